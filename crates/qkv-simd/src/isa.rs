@@ -1,0 +1,81 @@
+//! Which instruction set the kernels run with. An [`Isa`] can only be had for what this CPU has, so holding one is the
+//! proof that its kernels may be called.
+
+use std::fmt;
+use std::sync::OnceLock;
+
+/// The levels that kernels are compiled for, from the one that runs anywhere to the widest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Level {
+    Portable,
+    Avx2,
+    Avx512,
+}
+
+/// An instruction set that this CPU has been seen to have.
+///
+/// ```
+/// use qkv_simd::Isa;
+/// let isa = Isa::best();
+/// assert!(Isa::available().contains(&isa));
+/// assert!(Isa::named("portable").is_some());
+/// assert!(Isa::named("abacus").is_none());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Isa(Level);
+
+impl Isa {
+    /// The fastest instruction set here, or the one that the environment variable `QKV_ISA` names
+    /// (`portable`, `avx2`, `avx512`). A name that this CPU does not have is passed over. Decided once per process.
+    pub fn best() -> Isa {
+        static BEST: OnceLock<Isa> = OnceLock::new();
+        *BEST.get_or_init(|| {
+            let forced = std::env::var("QKV_ISA").ok().and_then(|name| Isa::named(&name));
+            forced.unwrap_or_else(|| *Isa::available().last().expect("portable is always there"))
+        })
+    }
+
+    /// Every instruction set that this CPU has, narrowest first.
+    pub fn available() -> Vec<Isa> {
+        let mut found = vec![Isa(Level::Portable)];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                found.push(Isa(Level::Avx2));
+            }
+            if is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("fma")
+            {
+                found.push(Isa(Level::Avx512));
+            }
+        }
+        found
+    }
+
+    /// The instruction set of that name, if this CPU has it.
+    pub fn named(name: &str) -> Option<Isa> {
+        Isa::available().into_iter().find(|isa| isa.name() == name)
+    }
+
+    /// Its name: `portable`, `avx2` or `avx512`.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Level::Portable => "portable",
+            Level::Avx2 => "avx2",
+            Level::Avx512 => "avx512",
+        }
+    }
+
+    pub(crate) fn level(self) -> Level {
+        self.0
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -1,0 +1,48 @@
+//! How one generic kernel becomes one compiled kernel for each instruction set.
+
+use crate::isa::{Isa, Level};
+use crate::lanes::Lanes;
+use crate::number::Real;
+
+/// A kernel with its arguments: what runs once the instruction set is known.
+pub(crate) trait Kernel<A: Real> {
+    type Output;
+
+    /// Runs over vectors of type `V`. Implementations are `#[inline(always)]`, so that they are compiled inside the
+    /// function that has the instruction set switched on.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `V`.
+    unsafe fn run<V: Lanes<Scalar = A>>(self) -> Self::Output;
+}
+
+/// Runs the kernel with the vectors of `isa`.
+#[inline]
+pub(crate) fn dispatch<A: Real, K: Kernel<A>>(isa: Isa, kernel: K) -> K::Output {
+    match isa.level() {
+        // SAFETY: portable lanes need nothing of the CPU.
+        Level::Portable => unsafe { kernel.run::<A::Portable>() },
+        // SAFETY: an `Isa` of this level exists only where the CPU was seen to have it.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => unsafe { avx2(kernel) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => unsafe { avx512(kernel) },
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => unreachable!("only the portable level is found on this architecture"),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn avx2<A: Real, K: Kernel<A>>(kernel: K) -> K::Output {
+    // SAFETY: this function's own target features are those of the lanes.
+    unsafe { kernel.run::<A::Avx2>() }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn avx512<A: Real, K: Kernel<A>>(kernel: K) -> K::Output {
+    // SAFETY: this function's own target features are those of the lanes.
+    unsafe { kernel.run::<A::Avx512>() }
+}

@@ -1,0 +1,61 @@
+//! A panel's worth of numbers in registers: 16 `f32` or 8 `f64`, whatever the instruction set. Kernels are written over
+//! [`Lanes`] and never name an intrinsic.
+//!
+//! The number of lanes is the same everywhere, so the order of every sum is too; only the fused multiply-add, which the
+//! portable lanes do not have, makes their bits differ from the others'.
+
+// SAFETY, for the whole module: every method of `Lanes` asks its caller for the instruction set that its intrinsics
+// need; `load` and `store` also ask for `LANES` valid elements. Nothing else is unsafe about them.
+#![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
+
+#[cfg(target_arch = "x86_64")]
+pub mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub mod avx512;
+pub mod portable;
+
+use crate::number::Real;
+
+/// A panel's worth of numbers in registers.
+///
+/// # Safety
+/// Every method may be called only where the CPU has the instruction set of the implementing type.
+pub trait Lanes: Copy {
+    /// What a lane holds.
+    type Scalar: Real;
+    /// Rows of a register tile of the matrix product that this instruction set has registers for.
+    const TILE_ROWS: usize;
+    /// Panels of a register tile likewise: 1, 2 or 4.
+    const TILE_PANELS: usize;
+
+    /// `x` in every lane.
+    unsafe fn splat(x: Self::Scalar) -> Self;
+    /// From memory, unaligned.
+    unsafe fn load(from: *const Self::Scalar) -> Self;
+    /// To memory, unaligned.
+    unsafe fn store(self, to: *mut Self::Scalar);
+    /// `self + b`.
+    unsafe fn add(self, b: Self) -> Self;
+    /// `self − b`.
+    unsafe fn sub(self, b: Self) -> Self;
+    /// `self · b`.
+    unsafe fn mul(self, b: Self) -> Self;
+    /// `self / b`.
+    unsafe fn div(self, b: Self) -> Self;
+    /// `self · b + c`, rounded once where the instruction set can.
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self;
+    /// `self > b ? self : b`; where `self` is NaN, `b`.
+    unsafe fn max(self, b: Self) -> Self;
+    /// Where `self < limit`: `then`, elsewhere (NaN too) `otherwise`.
+    unsafe fn where_less(self, limit: Self, then: Self, otherwise: Self) -> Self;
+    /// Where `self == value`: `then`, elsewhere (NaN too) `otherwise`.
+    unsafe fn where_equal(self, value: Self, then: Self, otherwise: Self) -> Self;
+    /// Lane `l` of `self` where bit `l` is set, elsewhere of `otherwise`.
+    unsafe fn keep(self, bits: u32, otherwise: Self) -> Self;
+    /// For `self = MAGIC + k` with a whole `k`, as the range reduction of the exponential leaves it: `2^k`.
+    unsafe fn power_of_two(self) -> Self;
+    /// The sum of the lanes, as a tree: halves added, then their halves.
+    unsafe fn sum(self) -> Self::Scalar;
+    /// The largest lane.
+    unsafe fn greatest(self) -> Self::Scalar;
+}

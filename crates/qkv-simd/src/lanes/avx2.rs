@@ -1,0 +1,203 @@
+//! Lanes as two 256-bit registers.
+
+use super::Lanes;
+use std::arch::x86_64::*;
+
+/// Sixteen `f32` in two registers.
+#[derive(Clone, Copy)]
+pub struct F32x16(__m256, __m256);
+
+/// Eight `f64` in two registers.
+#[derive(Clone, Copy)]
+pub struct F64x8(__m256d, __m256d);
+
+/// The sum of eight lanes as a tree. Needs AVX.
+#[inline(always)]
+pub(super) unsafe fn sum_of_8(x: __m256) -> f32 {
+    let four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+}
+
+/// The sum of four lanes as a tree. Needs AVX.
+#[inline(always)]
+pub(super) unsafe fn sum_of_4(x: __m256d) -> f64 {
+    let two = _mm_add_pd(_mm256_castpd256_pd128(x), _mm256_extractf128_pd::<1>(x));
+    _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)))
+}
+
+/// All ones in lane `l` where bit `l` is set.
+#[inline(always)]
+unsafe fn mask_of_8(bits: u32) -> __m256 {
+    let lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    let set = _mm256_and_si256(_mm256_set1_epi32(bits as i32), lane);
+    _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, lane))
+}
+
+/// All ones in lane `l` where bit `l` is set.
+#[inline(always)]
+unsafe fn mask_of_4(bits: u32) -> __m256d {
+    let lane = _mm256_setr_epi64x(1, 2, 4, 8);
+    let set = _mm256_and_si256(_mm256_set1_epi64x(bits as i64), lane);
+    _mm256_castsi256_pd(_mm256_cmpeq_epi64(set, lane))
+}
+
+impl Lanes for F32x16 {
+    type Scalar = f32;
+    // 12 accumulators, two halves of B and one broadcast: 15 of 16 registers.
+    const TILE_ROWS: usize = 6;
+    const TILE_PANELS: usize = 1;
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        F32x16(_mm256_set1_ps(x), _mm256_set1_ps(x))
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        F32x16(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8)))
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        _mm256_storeu_ps(to, self.0);
+        _mm256_storeu_ps(to.add(8), self.1);
+    }
+    #[inline(always)]
+    unsafe fn add(self, b: Self) -> Self {
+        F32x16(_mm256_add_ps(self.0, b.0), _mm256_add_ps(self.1, b.1))
+    }
+    #[inline(always)]
+    unsafe fn sub(self, b: Self) -> Self {
+        F32x16(_mm256_sub_ps(self.0, b.0), _mm256_sub_ps(self.1, b.1))
+    }
+    #[inline(always)]
+    unsafe fn mul(self, b: Self) -> Self {
+        F32x16(_mm256_mul_ps(self.0, b.0), _mm256_mul_ps(self.1, b.1))
+    }
+    #[inline(always)]
+    unsafe fn div(self, b: Self) -> Self {
+        F32x16(_mm256_div_ps(self.0, b.0), _mm256_div_ps(self.1, b.1))
+    }
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        F32x16(_mm256_fmadd_ps(self.0, b.0, c.0), _mm256_fmadd_ps(self.1, b.1, c.1))
+    }
+    #[inline(always)]
+    unsafe fn max(self, b: Self) -> Self {
+        F32x16(_mm256_max_ps(self.0, b.0), _mm256_max_ps(self.1, b.1))
+    }
+    #[inline(always)]
+    unsafe fn where_less(self, limit: Self, then: Self, otherwise: Self) -> Self {
+        let low = _mm256_cmp_ps::<_CMP_LT_OQ>(self.0, limit.0);
+        let high = _mm256_cmp_ps::<_CMP_LT_OQ>(self.1, limit.1);
+        F32x16(_mm256_blendv_ps(otherwise.0, then.0, low), _mm256_blendv_ps(otherwise.1, then.1, high))
+    }
+    #[inline(always)]
+    unsafe fn where_equal(self, value: Self, then: Self, otherwise: Self) -> Self {
+        let low = _mm256_cmp_ps::<_CMP_EQ_OQ>(self.0, value.0);
+        let high = _mm256_cmp_ps::<_CMP_EQ_OQ>(self.1, value.1);
+        F32x16(_mm256_blendv_ps(otherwise.0, then.0, low), _mm256_blendv_ps(otherwise.1, then.1, high))
+    }
+    #[inline(always)]
+    unsafe fn keep(self, bits: u32, otherwise: Self) -> Self {
+        F32x16(
+            _mm256_blendv_ps(otherwise.0, self.0, mask_of_8(bits)),
+            _mm256_blendv_ps(otherwise.1, self.1, mask_of_8(bits >> 8)),
+        )
+    }
+    #[inline(always)]
+    unsafe fn power_of_two(self) -> Self {
+        let one = _mm256_set1_epi32(0x3f80_0000);
+        let low = _mm256_slli_epi32::<23>(_mm256_castps_si256(self.0));
+        let high = _mm256_slli_epi32::<23>(_mm256_castps_si256(self.1));
+        F32x16(_mm256_castsi256_ps(_mm256_add_epi32(low, one)), _mm256_castsi256_ps(_mm256_add_epi32(high, one)))
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        sum_of_8(_mm256_add_ps(self.0, self.1))
+    }
+    #[inline(always)]
+    unsafe fn greatest(self) -> f32 {
+        let eight = _mm256_max_ps(self.0, self.1);
+        let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+        let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<1>(two, two)))
+    }
+}
+
+impl Lanes for F64x8 {
+    type Scalar = f64;
+    const TILE_ROWS: usize = 6;
+    const TILE_PANELS: usize = 1;
+    #[inline(always)]
+    unsafe fn splat(x: f64) -> Self {
+        F64x8(_mm256_set1_pd(x), _mm256_set1_pd(x))
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f64) -> Self {
+        F64x8(_mm256_loadu_pd(from), _mm256_loadu_pd(from.add(4)))
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f64) {
+        _mm256_storeu_pd(to, self.0);
+        _mm256_storeu_pd(to.add(4), self.1);
+    }
+    #[inline(always)]
+    unsafe fn add(self, b: Self) -> Self {
+        F64x8(_mm256_add_pd(self.0, b.0), _mm256_add_pd(self.1, b.1))
+    }
+    #[inline(always)]
+    unsafe fn sub(self, b: Self) -> Self {
+        F64x8(_mm256_sub_pd(self.0, b.0), _mm256_sub_pd(self.1, b.1))
+    }
+    #[inline(always)]
+    unsafe fn mul(self, b: Self) -> Self {
+        F64x8(_mm256_mul_pd(self.0, b.0), _mm256_mul_pd(self.1, b.1))
+    }
+    #[inline(always)]
+    unsafe fn div(self, b: Self) -> Self {
+        F64x8(_mm256_div_pd(self.0, b.0), _mm256_div_pd(self.1, b.1))
+    }
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        F64x8(_mm256_fmadd_pd(self.0, b.0, c.0), _mm256_fmadd_pd(self.1, b.1, c.1))
+    }
+    #[inline(always)]
+    unsafe fn max(self, b: Self) -> Self {
+        F64x8(_mm256_max_pd(self.0, b.0), _mm256_max_pd(self.1, b.1))
+    }
+    #[inline(always)]
+    unsafe fn where_less(self, limit: Self, then: Self, otherwise: Self) -> Self {
+        let low = _mm256_cmp_pd::<_CMP_LT_OQ>(self.0, limit.0);
+        let high = _mm256_cmp_pd::<_CMP_LT_OQ>(self.1, limit.1);
+        F64x8(_mm256_blendv_pd(otherwise.0, then.0, low), _mm256_blendv_pd(otherwise.1, then.1, high))
+    }
+    #[inline(always)]
+    unsafe fn where_equal(self, value: Self, then: Self, otherwise: Self) -> Self {
+        let low = _mm256_cmp_pd::<_CMP_EQ_OQ>(self.0, value.0);
+        let high = _mm256_cmp_pd::<_CMP_EQ_OQ>(self.1, value.1);
+        F64x8(_mm256_blendv_pd(otherwise.0, then.0, low), _mm256_blendv_pd(otherwise.1, then.1, high))
+    }
+    #[inline(always)]
+    unsafe fn keep(self, bits: u32, otherwise: Self) -> Self {
+        F64x8(
+            _mm256_blendv_pd(otherwise.0, self.0, mask_of_4(bits)),
+            _mm256_blendv_pd(otherwise.1, self.1, mask_of_4(bits >> 4)),
+        )
+    }
+    #[inline(always)]
+    unsafe fn power_of_two(self) -> Self {
+        let one = _mm256_set1_epi64x(0x3ff0_0000_0000_0000);
+        let low = _mm256_slli_epi64::<52>(_mm256_castpd_si256(self.0));
+        let high = _mm256_slli_epi64::<52>(_mm256_castpd_si256(self.1));
+        F64x8(_mm256_castsi256_pd(_mm256_add_epi64(low, one)), _mm256_castsi256_pd(_mm256_add_epi64(high, one)))
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f64 {
+        sum_of_4(_mm256_add_pd(self.0, self.1))
+    }
+    #[inline(always)]
+    unsafe fn greatest(self) -> f64 {
+        let four = _mm256_max_pd(self.0, self.1);
+        let two = _mm_max_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd::<1>(four));
+        _mm_cvtsd_f64(_mm_max_sd(two, _mm_unpackhi_pd(two, two)))
+    }
+}

@@ -1,0 +1,155 @@
+//! Lanes as one 512-bit register.
+
+use super::Lanes;
+use std::arch::x86_64::*;
+
+/// Sixteen `f32` in one register.
+#[derive(Clone, Copy)]
+pub struct F32x16(__m512);
+
+/// Eight `f64` in one register.
+#[derive(Clone, Copy)]
+pub struct F64x8(__m512d);
+
+impl Lanes for F32x16 {
+    type Scalar = f32;
+    // 24 accumulators, four panels of B and one broadcast: 29 of 32 registers.
+    const TILE_ROWS: usize = 6;
+    const TILE_PANELS: usize = 4;
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        F32x16(_mm512_set1_ps(x))
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        F32x16(_mm512_loadu_ps(from))
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        _mm512_storeu_ps(to, self.0)
+    }
+    #[inline(always)]
+    unsafe fn add(self, b: Self) -> Self {
+        F32x16(_mm512_add_ps(self.0, b.0))
+    }
+    #[inline(always)]
+    unsafe fn sub(self, b: Self) -> Self {
+        F32x16(_mm512_sub_ps(self.0, b.0))
+    }
+    #[inline(always)]
+    unsafe fn mul(self, b: Self) -> Self {
+        F32x16(_mm512_mul_ps(self.0, b.0))
+    }
+    #[inline(always)]
+    unsafe fn div(self, b: Self) -> Self {
+        F32x16(_mm512_div_ps(self.0, b.0))
+    }
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        F32x16(_mm512_fmadd_ps(self.0, b.0, c.0))
+    }
+    #[inline(always)]
+    unsafe fn max(self, b: Self) -> Self {
+        F32x16(_mm512_max_ps(self.0, b.0))
+    }
+    #[inline(always)]
+    unsafe fn where_less(self, limit: Self, then: Self, otherwise: Self) -> Self {
+        let mask = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, limit.0);
+        F32x16(_mm512_mask_blend_ps(mask, otherwise.0, then.0))
+    }
+    #[inline(always)]
+    unsafe fn where_equal(self, value: Self, then: Self, otherwise: Self) -> Self {
+        let mask = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(self.0, value.0);
+        F32x16(_mm512_mask_blend_ps(mask, otherwise.0, then.0))
+    }
+    #[inline(always)]
+    unsafe fn keep(self, bits: u32, otherwise: Self) -> Self {
+        F32x16(_mm512_mask_blend_ps(bits as u16, otherwise.0, self.0))
+    }
+    #[inline(always)]
+    unsafe fn power_of_two(self) -> Self {
+        let shifted = _mm512_slli_epi32::<23>(_mm512_castps_si512(self.0));
+        F32x16(_mm512_castsi512_ps(_mm512_add_epi32(shifted, _mm512_set1_epi32(0x3f80_0000))))
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        let low = _mm512_castps512_ps256(self.0);
+        let high = _mm512_extractf32x8_ps::<1>(self.0);
+        super::avx2::sum_of_8(_mm256_add_ps(low, high))
+    }
+    #[inline(always)]
+    unsafe fn greatest(self) -> f32 {
+        _mm512_reduce_max_ps(self.0)
+    }
+}
+
+impl Lanes for F64x8 {
+    type Scalar = f64;
+    const TILE_ROWS: usize = 6;
+    const TILE_PANELS: usize = 4;
+    #[inline(always)]
+    unsafe fn splat(x: f64) -> Self {
+        F64x8(_mm512_set1_pd(x))
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f64) -> Self {
+        F64x8(_mm512_loadu_pd(from))
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f64) {
+        _mm512_storeu_pd(to, self.0)
+    }
+    #[inline(always)]
+    unsafe fn add(self, b: Self) -> Self {
+        F64x8(_mm512_add_pd(self.0, b.0))
+    }
+    #[inline(always)]
+    unsafe fn sub(self, b: Self) -> Self {
+        F64x8(_mm512_sub_pd(self.0, b.0))
+    }
+    #[inline(always)]
+    unsafe fn mul(self, b: Self) -> Self {
+        F64x8(_mm512_mul_pd(self.0, b.0))
+    }
+    #[inline(always)]
+    unsafe fn div(self, b: Self) -> Self {
+        F64x8(_mm512_div_pd(self.0, b.0))
+    }
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        F64x8(_mm512_fmadd_pd(self.0, b.0, c.0))
+    }
+    #[inline(always)]
+    unsafe fn max(self, b: Self) -> Self {
+        F64x8(_mm512_max_pd(self.0, b.0))
+    }
+    #[inline(always)]
+    unsafe fn where_less(self, limit: Self, then: Self, otherwise: Self) -> Self {
+        let mask = _mm512_cmp_pd_mask::<_CMP_LT_OQ>(self.0, limit.0);
+        F64x8(_mm512_mask_blend_pd(mask, otherwise.0, then.0))
+    }
+    #[inline(always)]
+    unsafe fn where_equal(self, value: Self, then: Self, otherwise: Self) -> Self {
+        let mask = _mm512_cmp_pd_mask::<_CMP_EQ_OQ>(self.0, value.0);
+        F64x8(_mm512_mask_blend_pd(mask, otherwise.0, then.0))
+    }
+    #[inline(always)]
+    unsafe fn keep(self, bits: u32, otherwise: Self) -> Self {
+        F64x8(_mm512_mask_blend_pd(bits as u8, otherwise.0, self.0))
+    }
+    #[inline(always)]
+    unsafe fn power_of_two(self) -> Self {
+        let shifted = _mm512_slli_epi64::<52>(_mm512_castpd_si512(self.0));
+        F64x8(_mm512_castsi512_pd(_mm512_add_epi64(shifted, _mm512_set1_epi64(0x3ff0_0000_0000_0000))))
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f64 {
+        let low = _mm512_castpd512_pd256(self.0);
+        let high = _mm512_extractf64x4_pd::<1>(self.0);
+        super::avx2::sum_of_4(_mm256_add_pd(low, high))
+    }
+    #[inline(always)]
+    unsafe fn greatest(self) -> f64 {
+        _mm512_reduce_max_pd(self.0)
+    }
+}

@@ -1,0 +1,44 @@
+//! The ground that [`qkv`](https://docs.rs/qkv) stands on: numbers, strided views, micro-kernels by instruction set, and
+//! the few pieces of shared memory that a parallel, deterministic engine needs.
+//!
+//! All unsafe CPU code of the project is in this crate, behind safe functions that check their slices first. What
+//! attention *is* stays in `qkv`; nothing here knows of queries, masks or softmax beyond "a tile of numbers".
+//!
+//! | module | owns |
+//! | --- | --- |
+//! | [`number`] | the element types (f32, f64, bf16, f16) and the types sums are made in |
+//! | [`view`] | `[batch, heads, length, width]` over borrowed memory, any strides |
+//! | [`isa`] | which instruction set runs, found once, forced by `QKV_ISA` |
+//! | [`product`](mod@product) | the one matrix product: `C += A · B` over panels |
+//! | [`tile`] | passes over a tile of scores: softmax, its gradient, masks, scales |
+//! | [`pairwise`] | scores that are no product: additive and squared distance |
+//! | [`philox`] | the counter-based random bits of dropout |
+//! | [`shared`] | tasks in order, blocks filled once, regions entered in turn, rows written once |
+//!
+//! Every kernel is written once, over [`lanes::Lanes`], and compiled for each instruction set. A sum over the width has
+//! one order in all of them, so a score is a pure function of its query and its key.
+
+#![warn(missing_docs)]
+
+pub mod isa;
+mod kernel;
+#[doc(hidden)]
+pub mod lanes;
+mod math;
+pub mod number;
+pub mod pairwise;
+pub mod philox;
+pub mod product;
+pub mod shared;
+pub mod tile;
+pub mod view;
+
+pub use isa::Isa;
+pub use number::{Element, Real};
+pub use product::{Matrix, Panels, product, product_skipping_zeros};
+pub use view::{View, ViewError, ViewMut};
+
+/// `width` rounded up to whole panels of `A`: what a row of a padded tile holds.
+pub const fn padded<A: Real>(width: usize) -> usize {
+    width.div_ceil(A::LANES) * A::LANES
+}

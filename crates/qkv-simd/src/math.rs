@@ -1,0 +1,140 @@
+//! The exponential and the hyperbolic tangent over lanes, right to the last bits and without a branch.
+//!
+//! Both stand on one range reduction: `x = k·ln 2 + r` with `|r| ≤ ln 2 / 2`, so that `eˣ = 2ᵏ·(1 + p)` with
+//! `p = eʳ − 1` by its series. `tanh` takes `eˣ − 1 = 2ᵏ·p + (2ᵏ − 1)` from the same parts, which is exact near zero where
+//! subtracting one from the exponential would not be.
+
+use crate::lanes::Lanes;
+use crate::number::Real;
+
+/// The constants of the range reduction, by type.
+#[doc(hidden)]
+pub trait Constants: Sized + 'static {
+    /// `1.5 · 2^(bits of the mantissa)`: adding it rounds to a whole number, which then sits in the low bits.
+    const MAGIC: Self;
+    /// log₂ e.
+    const LOG2_E: Self;
+    /// ln 2 in two parts; the first has so few bits that its product with any `k` is exact.
+    const LN_2_HIGH: Self;
+    /// The rest of ln 2.
+    const LN_2_LOW: Self;
+    /// Below it the exponential is 0 (it would be subnormal), above [`Self::HIGHEST`] infinite.
+    const LOWEST: Self;
+    /// See [`Self::LOWEST`].
+    const HIGHEST: Self;
+    /// Beyond it `tanh` is ±1 to the last bit.
+    const TANH_IS_ONE: Self;
+    /// `1/k!` from the highest power down to `1/2!`. One more term would be below half a unit in the last place.
+    const SERIES: &'static [Self];
+}
+
+const fn inverse_factorials<const N: usize>() -> [f64; N] {
+    let (mut out, mut k, mut factorial) = ([0.0; N], 2, 2.0);
+    while k < N + 2 {
+        out[N + 1 - k] = 1.0 / factorial;
+        k += 1;
+        factorial *= k as f64;
+    }
+    out
+}
+
+const fn narrowed<const N: usize>(wide: [f64; N]) -> [f32; N] {
+    let (mut out, mut k) = ([0.0; N], 0);
+    while k < N {
+        out[k] = wide[k] as f32;
+        k += 1;
+    }
+    out
+}
+
+impl Constants for f32 {
+    const MAGIC: f32 = 12_582_912.0;
+    const LOG2_E: f32 = std::f32::consts::LOG2_E;
+    const LN_2_HIGH: f32 = 0.693_359_4; // 355/512
+    const LN_2_LOW: f32 = (std::f64::consts::LN_2 - 0.693_359_375) as f32;
+    const LOWEST: f32 = -87.336_54; // ln of the smallest normal number
+    const HIGHEST: f32 = 88.376; // (127.5) · ln 2
+    const TANH_IS_ONE: f32 = 10.0;
+    const SERIES: &'static [f32] = &narrowed(inverse_factorials::<6>());
+}
+
+impl Constants for f64 {
+    const MAGIC: f64 = 6_755_399_441_055_744.0;
+    const LOG2_E: f64 = std::f64::consts::LOG2_E;
+    const LN_2_HIGH: f64 = f64::from_bits(0x3fe6_2e42_fee0_0000); // ln 2 with its low 21 bits cleared
+    const LN_2_LOW: f64 = f64::from_bits(0x3dea_39ef_3579_3c76); // ln 2 − the above
+    const LOWEST: f64 = -708.396_418_532_264;
+    const HIGHEST: f64 = 709.4;
+    const TANH_IS_ONE: f64 = 20.0;
+    const SERIES: &'static [f64] = &inverse_factorials::<12>();
+}
+
+/// `(2ᵏ, eʳ − 1)` of `x = k·ln 2 + r`, for `x` between the limits. NaN gives NaN in the second.
+///
+/// # Safety
+/// The CPU has the instruction set of `V`.
+#[inline(always)]
+unsafe fn parts<V: Lanes>(x: V) -> (V, V) {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe {
+        let magic = V::splat(V::Scalar::MAGIC);
+        let shifted = x.mul_add(V::splat(V::Scalar::LOG2_E), magic);
+        let k = shifted.sub(magic);
+        let r = k.mul_add(V::splat(-V::Scalar::LN_2_HIGH), x);
+        let r = k.mul_add(V::splat(-V::Scalar::LN_2_LOW), r);
+        let series = V::Scalar::SERIES;
+        let mut q = V::splat(series[0]);
+        for &c in &series[1..] {
+            q = q.mul_add(r, V::splat(c));
+        }
+        (shifted.power_of_two(), q.mul(r).mul_add(r, r))
+    }
+}
+
+/// `eˣ`, within two units in the last place; 0 where the result would be subnormal, NaN for NaN.
+///
+/// # Safety
+/// The CPU has the instruction set of `V`.
+#[inline(always)]
+pub(crate) unsafe fn exp<V: Lanes>(x: V) -> V {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe {
+        let (lowest, highest) = (V::splat(V::Scalar::LOWEST), V::splat(V::Scalar::HIGHEST));
+        let inside = x.where_less(lowest, lowest, x);
+        let inside = highest.where_less(inside, highest, inside);
+        let (power, p) = parts(inside);
+        let y = p.mul_add(power, power);
+        let y = highest.where_less(x, V::splat(V::Scalar::from_f64(f64::INFINITY)), y);
+        x.where_less(lowest, V::splat(V::Scalar::ZERO), y)
+    }
+}
+
+/// `tanh x`, within three units in the last place everywhere; NaN for NaN.
+///
+/// # Safety
+/// The CPU has the instruction set of `V`.
+#[inline(always)]
+pub(crate) unsafe fn tanh<V: Lanes>(x: V) -> V {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe {
+        let zero = V::splat(V::Scalar::ZERO);
+        let size = x.where_less(zero, zero.sub(x), x);
+        let limit = V::splat(V::Scalar::TANH_IS_ONE);
+        let size = limit.where_less(size, limit, size);
+        let (power, p) = parts(size.add(size));
+        let one = V::splat(V::Scalar::ONE);
+        let less_one = p.mul_add(power, power.sub(one)); // e^(2|x|) − 1
+        let t = less_one.div(less_one.add(one.add(one)));
+        x.where_less(zero, zero.sub(t), t)
+    }
+}
+
+/// `eˣ` of one number, with the bits that every lane would give.
+///
+/// # Safety
+/// The CPU has the instruction set of `V`.
+#[inline(always)]
+pub(crate) unsafe fn exp_one<V: Lanes>(x: V::Scalar) -> V::Scalar {
+    // SAFETY: the caller vouches for the instruction set; all lanes hold the same number, so the largest is each.
+    unsafe { exp(V::splat(x)).greatest() }
+}

@@ -1,0 +1,175 @@
+//! The numbers of attention: what tensors hold ([`Element`]) and what sums are made in ([`Real`]).
+
+use crate::lanes::Lanes;
+use half::{bf16, f16};
+use std::fmt;
+use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub};
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for f64 {}
+    impl Sealed for half::bf16 {}
+    impl Sealed for half::f16 {}
+}
+
+/// A type that sums are made in: `f32` or `f64`.
+pub trait Real:
+    Element<Acc = Self>
+    + crate::math::Constants
+    + PartialOrd
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+    + AddAssign
+    + MulAssign
+    + std::iter::Sum
+{
+    /// How many of them a panel is wide. The same for every instruction set, so that sums have one order.
+    const LANES: usize;
+    /// Zero.
+    const ZERO: Self;
+    /// One.
+    const ONE: Self;
+    /// Minus infinity: the score of a pair that is absent.
+    const NEG_INFINITY: Self;
+
+    #[doc(hidden)]
+    type Portable: Lanes<Scalar = Self>;
+    #[doc(hidden)]
+    #[cfg(target_arch = "x86_64")]
+    type Avx2: Lanes<Scalar = Self>;
+    #[doc(hidden)]
+    #[cfg(target_arch = "x86_64")]
+    type Avx512: Lanes<Scalar = Self>;
+
+    /// From an `f64`, rounded.
+    fn from_f64(x: f64) -> Self;
+    /// The natural logarithm.
+    fn ln(self) -> Self;
+    /// The exponential.
+    fn exp(self) -> Self;
+    /// The hyperbolic tangent.
+    fn tanh(self) -> Self;
+    /// The square root.
+    fn sqrt(self) -> Self;
+    /// The absolute value.
+    fn abs(self) -> Self;
+    /// Not a number.
+    fn is_nan(self) -> bool {
+        self.partial_cmp(&self).is_none()
+    }
+}
+
+/// A type that tensors hold: `f32`, `f64`, [`bf16`] or [`f16`].
+pub trait Element:
+    sealed::Sealed + Copy + Default + PartialEq + PartialOrd + fmt::Debug + Send + Sync + 'static
+{
+    /// The type its sums are made in: `f32`, or `f64` for itself.
+    type Acc: Real;
+    /// Its name: `"f32"`, `"f64"`, `"bf16"`, `"f16"`.
+    const NAME: &'static str;
+    /// The distance from 1 to the next larger number.
+    const EPSILON: f64;
+
+    /// Without loss, to the type that sums are made in.
+    fn widen(self) -> Self::Acc;
+    /// Rounded to nearest even.
+    fn narrow(x: Self::Acc) -> Self;
+    /// As `f64`, without loss.
+    fn to_f64(self) -> f64;
+    /// Rounded from `f64`, by way of the type that sums are made in.
+    fn of_f64(x: f64) -> Self {
+        Self::narrow(Self::Acc::from_f64(x))
+    }
+    /// Neither infinite nor NaN.
+    fn is_finite(self) -> bool;
+}
+
+macro_rules! real {
+    ($t:ident, $lanes:literal, $portable:ty, $avx2:ident, $avx512:ident) => {
+        impl Real for $t {
+            const LANES: usize = $lanes;
+            const ZERO: Self = 0.0;
+            const ONE: Self = 1.0;
+            const NEG_INFINITY: Self = $t::NEG_INFINITY;
+            type Portable = $portable;
+            #[cfg(target_arch = "x86_64")]
+            type Avx2 = crate::lanes::avx2::$avx2;
+            #[cfg(target_arch = "x86_64")]
+            type Avx512 = crate::lanes::avx512::$avx512;
+            fn from_f64(x: f64) -> Self {
+                x as $t
+            }
+            fn ln(self) -> Self {
+                self.ln()
+            }
+            fn exp(self) -> Self {
+                self.exp()
+            }
+            fn tanh(self) -> Self {
+                self.tanh()
+            }
+            fn sqrt(self) -> Self {
+                self.sqrt()
+            }
+            fn abs(self) -> Self {
+                self.abs()
+            }
+        }
+
+        impl Element for $t {
+            type Acc = $t;
+            const NAME: &'static str = stringify!($t);
+            const EPSILON: f64 = $t::EPSILON as f64;
+            #[inline(always)]
+            fn widen(self) -> $t {
+                self
+            }
+            #[inline(always)]
+            fn narrow(x: $t) -> $t {
+                x
+            }
+            fn to_f64(self) -> f64 {
+                self as f64
+            }
+            #[inline(always)]
+            fn is_finite(self) -> bool {
+                self.is_finite()
+            }
+        }
+    };
+}
+
+real!(f32, 16, crate::lanes::portable::F32x16, F32x16, F32x16);
+real!(f64, 8, crate::lanes::portable::F64x8, F64x8, F64x8);
+
+macro_rules! half {
+    ($t:ident) => {
+        impl Element for $t {
+            type Acc = f32;
+            const NAME: &'static str = stringify!($t);
+            const EPSILON: f64 = $t::EPSILON.to_f64_const();
+            #[inline(always)]
+            fn widen(self) -> f32 {
+                self.to_f32()
+            }
+            #[inline(always)]
+            fn narrow(x: f32) -> $t {
+                $t::from_f32(x)
+            }
+            fn to_f64(self) -> f64 {
+                $t::to_f64(self)
+            }
+            #[inline(always)]
+            fn is_finite(self) -> bool {
+                $t::is_finite(self)
+            }
+        }
+    };
+}
+
+half!(bf16);
+half!(f16);

@@ -1,0 +1,74 @@
+//! Philox-4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011): random bits as a
+//! pure function of a counter and a key. Dropout draws from it on every device.
+//!
+//! **The map, once and for all.** The score of query `i` and key `j`, of query head `h` and sequence `b`, has 16 bits:
+//! with the counter `(⌊j/8⌋, i, h, b)` and the key `(low, high)` of the seed, the block's four words hold the keys
+//! `8⌊j/8⌋ …` in order, low half first: word `(j mod 8) / 2`, half `j mod 2`.
+
+const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
+const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
+
+/// One block: four words of random bits.
+///
+/// ```
+/// // The known answer for a zero counter and key.
+/// let words = qkv_simd::philox::block([0; 4], 0);
+/// assert_eq!(words, [0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8]);
+/// ```
+#[inline(always)]
+pub fn block(counter: [u32; 4], seed: u64) -> [u32; 4] {
+    let [mut a, mut b, mut c, mut d] = counter;
+    let mut key = [seed as u32, (seed >> 32) as u32];
+    for _ in 0..10 {
+        let first = a as u64 * MULTIPLIERS[0] as u64;
+        let second = c as u64 * MULTIPLIERS[1] as u64;
+        (a, b, c, d) =
+            ((second >> 32) as u32 ^ b ^ key[0], second as u32, (first >> 32) as u32 ^ d ^ key[1], first as u32);
+        key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
+    }
+    [a, b, c, d]
+}
+
+/// The 16 bits of one score.
+pub fn bits(seed: u64, sequence: usize, head: usize, i: usize, j: usize) -> u16 {
+    let words = block([(j / 8) as u32, i as u32, head as u32, sequence as u32], seed);
+    (words[j % 8 / 2] >> (j % 2 * 16)) as u16
+}
+
+/// Which of the keys `start .. start + 64·words.len()` a query keeps, when each is dropped if its bits are below
+/// `threshold` (0 ..= 65,536). `start` is a multiple of 8.
+pub fn keep(seed: u64, sequence: usize, head: usize, i: usize, start: usize, threshold: u32, words: &mut [u64]) {
+    debug_assert_eq!(start % 8, 0);
+    for (w, word) in words.iter_mut().enumerate() {
+        *word = 0;
+        for byte in 0..8 {
+            let group = (start + w * 64 + byte * 8) / 8;
+            let drawn = block([group as u32, i as u32, head as u32, sequence as u32], seed);
+            for lane in 0..8 {
+                let bits = drawn[lane / 2] >> (lane % 2 * 16) & 0xffff;
+                *word |= u64::from(bits >= threshold) << (byte * 8 + lane);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_answers_hold() {
+        assert_eq!(block([u32::MAX; 4], u64::MAX), [0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd]);
+        let digits = [0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344];
+        assert_eq!(block(digits, 0x299f31d0_a4093822), [0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1]);
+    }
+
+    #[test]
+    fn a_row_of_bits_agrees_with_each_bit() {
+        let mut words = [0; 3];
+        keep(7, 2, 3, 11, 64, 20_000, &mut words);
+        for j in 0..192 {
+            assert_eq!(words[j / 64] >> (j % 64) & 1 == 1, u32::from(bits(7, 2, 3, 11, 64 + j)) >= 20_000);
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Memory that several workers share without giving up determinism: tasks taken in order, blocks filled by whoever needs
+//! them first, regions entered in a fixed turn, rows written once.
+
+use crate::number::Element;
+use crate::view::{View, ViewMut};
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+
+/// Runs `body` for every task `0 .. tasks`, taken in ascending order by up to `threads` workers of the current rayon
+/// pool. Each worker makes its own state with `worker`. A body may wait for what an earlier task does (that one was taken
+/// before and never waits for a later one), but must not call into rayon.
+///
+/// ```
+/// use std::sync::atomic::{AtomicUsize, Ordering};
+/// let sum = AtomicUsize::new(0);
+/// qkv_simd::shared::for_each_task(2, 10, || (), |_, task| { sum.fetch_add(task, Ordering::Relaxed); });
+/// assert_eq!(sum.into_inner(), 45);
+/// ```
+pub fn for_each_task<W>(
+    threads: usize,
+    tasks: usize,
+    worker: impl Fn() -> W + Sync,
+    body: impl Fn(&mut W, usize) + Sync,
+) {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut state = None;
+        loop {
+            let task = next.fetch_add(1, Ordering::Relaxed);
+            if task >= tasks {
+                break;
+            }
+            body(state.get_or_insert_with(&worker), task);
+        }
+    };
+    match threads.min(tasks) {
+        0 => {}
+        1 => work(),
+        workers => rayon::in_place_scope(|scope| {
+            for _ in 1..workers {
+                scope.spawn(|_| work());
+            }
+            work();
+        }),
+    }
+}
+
+/// Waits a moment for another worker, politely.
+fn pause(waited: &mut u32) {
+    *waited += 1;
+    if *waited < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
+}
+
+fn cells<A>(data: &mut [A]) -> &[UnsafeCell<A>] {
+    // SAFETY: `UnsafeCell<A>` has the layout of `A`, and the exclusive borrow becomes the only way to the elements.
+    unsafe { &*(std::ptr::from_mut(data) as *const [UnsafeCell<A>]) }
+}
+
+const EMPTY: u8 = 0;
+const BUSY: u8 = 1;
+const READY: u8 = 2;
+const READY_NOT_FINITE: u8 = 3;
+
+/// A buffer cut into blocks of one size, each filled by the first worker that asks for it and then read by all.
+pub struct LazyBlocks<'a, A> {
+    data: &'a [UnsafeCell<A>],
+    states: Vec<AtomicU8>,
+    size: usize,
+}
+
+// SAFETY: a block is written by the one worker that moved its state from empty to busy, and read only once it is ready.
+unsafe impl<A: Send + Sync> Sync for LazyBlocks<'_, A> {}
+
+impl<'a, A> LazyBlocks<'a, A> {
+    /// `blocks` empty blocks of `size` over `data`.
+    ///
+    /// # Panics
+    /// Where `data` is shorter.
+    pub fn new(data: &'a mut [A], blocks: usize, size: usize) -> Self {
+        assert!(data.len() >= blocks * size);
+        LazyBlocks { data: cells(data), states: (0..blocks).map(|_| AtomicU8::new(EMPTY)).collect(), size }
+    }
+
+    /// The block and whether all in it is finite. `fill` makes it, if nobody has yet, and says whether it is finite.
+    ///
+    /// # Panics
+    /// Where there is no such block.
+    pub fn get(&self, block: usize, fill: impl Fn(&mut [A]) -> bool) -> (&[A], bool) {
+        let state = &self.states[block];
+        let cells = &self.data[block * self.size..][..self.size];
+        let mut waited = 0;
+        loop {
+            match state.load(Ordering::Acquire) {
+                EMPTY => {
+                    if state.compare_exchange(EMPTY, BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                        let release = Release(state, EMPTY);
+                        // SAFETY: the exchange made this worker the only one with access until the state changes.
+                        let block =
+                            unsafe { std::slice::from_raw_parts_mut(UnsafeCell::raw_get(cells.as_ptr()), self.size) };
+                        let finite = fill(block);
+                        release.with(if finite { READY } else { READY_NOT_FINITE });
+                    }
+                }
+                BUSY => pause(&mut waited),
+                ready => {
+                    // SAFETY: a ready block is never written again; the load above sees all that its writer wrote.
+                    let block = unsafe { std::slice::from_raw_parts(UnsafeCell::raw_get(cells.as_ptr()), self.size) };
+                    return (block, ready == READY);
+                }
+            }
+        }
+    }
+}
+
+/// Puts a state back when a fill panics, so that nobody waits for ever.
+struct Release<'a>(&'a AtomicU8, u8);
+
+impl Release<'_> {
+    fn with(mut self, state: u8) {
+        self.1 = state;
+    }
+}
+
+impl Drop for Release<'_> {
+    fn drop(&mut self) {
+        self.0.store(self.1, Ordering::Release);
+    }
+}
+
+const LOCKED: u64 = 1 << 63;
+const ABANDONED: u64 = u64::MAX;
+
+/// A buffer cut into regions, each entered by one worker at a time in the order of its turns: additions from many
+/// workers then have one order, whoever is faster.
+pub struct Turnstile<'a, A> {
+    data: &'a [UnsafeCell<A>],
+    turns: Vec<AtomicU64>,
+    size: usize,
+}
+
+// SAFETY: a region is touched only by the worker that moved its turn to locked.
+unsafe impl<A: Send> Sync for Turnstile<'_, A> {}
+
+impl<'a, A> Turnstile<'a, A> {
+    /// `regions` regions of `size` over `data`; `first` says which turn opens each.
+    ///
+    /// # Panics
+    /// Where `data` is shorter.
+    pub fn new(data: &'a mut [A], regions: usize, size: usize, first: impl Fn(usize) -> u64) -> Self {
+        assert!(data.len() >= regions * size);
+        Turnstile { data: cells(data), turns: (0..regions).map(|r| AtomicU64::new(first(r))).collect(), size }
+    }
+
+    /// Waits until it is `turn` for the region, and holds it.
+    ///
+    /// # Panics
+    /// Where there is no such region, or a worker that held it panicked.
+    pub fn enter(&self, region: usize, turn: u64) -> Region<'_, A> {
+        let state = &self.turns[region];
+        let cells = &self.data[region * self.size..][..self.size];
+        let mut waited = 0;
+        loop {
+            match state.compare_exchange_weak(turn, turn | LOCKED, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => break,
+                Err(ABANDONED) => panic!("another worker panicked in this region"),
+                Err(_) => pause(&mut waited),
+            }
+        }
+        // SAFETY: the exchange made this worker the only one with access until the region is left.
+        let data = unsafe { std::slice::from_raw_parts_mut(UnsafeCell::raw_get(cells.as_ptr()), self.size) };
+        Region { data, state, next: ABANDONED }
+    }
+}
+
+/// A region that is held.
+pub struct Region<'a, A> {
+    data: &'a mut [A],
+    state: &'a AtomicU64,
+    next: u64,
+}
+
+impl<A> Region<'_, A> {
+    /// Leaves the region and says whose turn is next.
+    pub fn leave(mut self, next: u64) {
+        self.next = next;
+    }
+}
+
+impl<A> Deref for Region<'_, A> {
+    type Target = [A];
+    fn deref(&self) -> &[A] {
+        self.data
+    }
+}
+
+impl<A> DerefMut for Region<'_, A> {
+    fn deref_mut(&mut self) -> &mut [A] {
+        self.data
+    }
+}
+
+impl<A> Drop for Region<'_, A> {
+    fn drop(&mut self) {
+        self.state.store(self.next, Ordering::Release);
+    }
+}
+
+/// An output that many workers write, each row once.
+pub struct Rows<'a, T> {
+    view: ViewMut<'a, T>,
+    written: Vec<AtomicU64>,
+}
+
+impl<'a, T: Element> Rows<'a, T> {
+    /// Over an output in which nothing has been written yet.
+    pub fn new(view: ViewMut<'a, T>) -> Self {
+        let [batch, heads, length, _] = view.shape();
+        let words = (batch * heads * length).div_ceil(64);
+        Rows { view, written: (0..words).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// Rounds a row of sums into place; what `row` holds beyond the width is left out.
+    ///
+    /// # Panics
+    /// Where the row was written before, or is not there.
+    pub fn write(&self, b: usize, h: usize, i: usize, row: &[T::Acc]) {
+        let [_, heads, length, _] = self.view.shape();
+        let at = (b * heads + h) * length + i;
+        let before = self.written[at / 64].fetch_or(1 << (at % 64), Ordering::Relaxed);
+        assert!(before >> (at % 64) & 1 == 0, "row [{b}, {h}, {i}] is written twice");
+        // SAFETY: the bit was clear, so this is the first and only access to the row.
+        unsafe { self.view.store_row(b, h, i, row) };
+    }
+
+    /// Shape `[batch, heads, length, width]`.
+    pub fn shape(&self) -> [usize; 4] {
+        self.view.shape()
+    }
+}
+
+/// Copies rows of any strides into sums' type, one after the other.
+pub fn widened<T: Element>(view: View<'_, T>) -> Vec<T::Acc> {
+    let [batch, heads, length, width] = view.shape();
+    let mut out = vec![T::Acc::of_f64(0.0); view.len()];
+    for (r, row) in out.chunks_exact_mut(width.max(1)).enumerate() {
+        let (b, h, i) = (r / (heads * length).max(1), r / length.max(1) % heads.max(1), r % length.max(1));
+        debug_assert!(b < batch);
+        view.load_row(b, h, i, row);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_is_filled_once_and_seen_by_all() {
+        let mut data = vec![0u32; 40];
+        let fills = AtomicUsize::new(0);
+        let blocks = LazyBlocks::new(&mut data, 4, 10);
+        for_each_task(
+            4,
+            100,
+            || (),
+            |_, task| {
+                let (block, finite) = blocks.get(task % 4, |block| {
+                    fills.fetch_add(1, Ordering::Relaxed);
+                    block.fill(task as u32 % 4 + 7);
+                    task % 4 != 3
+                });
+                assert!(block.iter().all(|&x| x == task as u32 % 4 + 7));
+                assert_eq!(finite, task % 4 != 3);
+            },
+        );
+        assert_eq!(fills.into_inner(), 4);
+    }
+
+    #[test]
+    fn turns_are_taken_in_order_whoever_comes_first() {
+        let mut data = vec![0u64; 3];
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(5).build().unwrap();
+        let gate = Turnstile::new(&mut data, 3, 1, |_| 0);
+        pool.install(|| {
+            for_each_task(
+                5,
+                60,
+                || (),
+                |_, task| {
+                    let turn = (task / 3) as u64;
+                    let mut region = gate.enter(task % 3, turn);
+                    region[0] = region[0].wrapping_mul(31).wrapping_add(turn);
+                    region.leave(turn + 1);
+                },
+            );
+        });
+        let expected = (0..20u64).fold(0u64, |x, turn| x.wrapping_mul(31).wrapping_add(turn));
+        assert_eq!(data, [expected; 3]);
+    }
+
+    #[test]
+    #[should_panic(expected = "written twice")]
+    fn a_row_cannot_be_written_twice() {
+        let mut data = vec![0.0f32; 4];
+        let rows = Rows::new(ViewMut::new(&mut data, [1, 1, 2, 2]).unwrap());
+        rows.write(0, 0, 1, &[1.0, 2.0]);
+        rows.write(0, 0, 1, &[1.0, 2.0]);
+    }
+}
