@@ -184,16 +184,17 @@ impl<A: Real> Kernel<A> for Gradient<'_, A> {
 
 struct Weights<'a, A> {
     scores: &'a mut [A],
+    scale: A,
     lse: A,
 }
 
-/// Turns a row of final scores into weights `exp(score − lse)`, in place.
+/// Turns a row of scores into weights `exp(scale·score − lse)`, in place.
 ///
 /// # Panics
 /// Where the row is not whole panels.
-pub fn weights<A: Real>(isa: Isa, scores: &mut [A], lse: A) {
+pub fn weights<A: Real>(isa: Isa, scores: &mut [A], scale: A, lse: A) {
     check(scores, scores.len(), 1, scores.len());
-    dispatch(isa, Weights { scores, lse });
+    dispatch(isa, Weights { scores, scale, lse });
 }
 
 impl<A: Real> Kernel<A> for Weights<'_, A> {
@@ -204,7 +205,7 @@ impl<A: Real> Kernel<A> for Weights<'_, A> {
         for panel in self.scores.chunks_exact_mut(A::LANES) {
             // SAFETY: the chunk is a whole panel; the caller vouches for the instruction set.
             unsafe {
-                let s = V::load(panel.as_ptr());
+                let s = V::load(panel.as_ptr()).mul(V::splat(self.scale));
                 let weight = math::exp(s.sub(V::splat(self.lse)));
                 s.where_equal(V::splat(A::NEG_INFINITY), V::splat(A::ZERO), weight).store(panel.as_mut_ptr());
             }
@@ -374,7 +375,7 @@ mod tests {
             while x < 88.0 {
                 let mut row: [f32; 16] = std::array::from_fn(|l| x + l as f32 * 1e-4);
                 let inputs = row;
-                weights(isa, &mut row, 0.0);
+                weights(isa, &mut row, 1.0, 0.0);
                 for (x, y) in inputs.into_iter().zip(row) {
                     let truth = (x as f64).exp();
                     let unit = (truth as f32).abs().max(f32::MIN_POSITIVE) as f64 * f32::EPSILON as f64;
@@ -387,7 +388,7 @@ mod tests {
             for step in 0..200_000 {
                 let mut row: [f64; 8] = std::array::from_fn(|l| -700.0 + step as f64 * 7e-3 + l as f64 * 1e-4);
                 let inputs = row;
-                weights(isa, &mut row, 0.0);
+                weights(isa, &mut row, 1.0, 0.0);
                 for (x, y) in inputs.into_iter().zip(row) {
                     worst = worst.max((y - x.exp()).abs() / (x.exp() * f64::EPSILON));
                 }
@@ -401,7 +402,7 @@ mod tests {
         for isa in Isa::available() {
             let mut row = [0.0f32; 16];
             row[..5].copy_from_slice(&[f32::NEG_INFINITY, f32::NAN, -200.0, 0.0, 200.0]);
-            weights(isa, &mut row, 0.0);
+            weights(isa, &mut row, 1.0, 0.0);
             assert_eq!(row[0], 0.0);
             assert!(row[1].is_nan());
             assert_eq!(row[2..5], [0.0, 1.0, f32::INFINITY]);

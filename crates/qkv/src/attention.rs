@@ -1,0 +1,401 @@
+//! [`Attention`]: the four choices in one description, and what can be asked of it.
+
+use crate::bias::Bias;
+use crate::decode::Decode;
+use crate::error::Result;
+use crate::exact;
+use crate::inputs::{Inputs, Upstream};
+use crate::mask::Mask;
+use crate::place::Place;
+use crate::problem::Problem;
+use crate::score::{Scale, Score};
+use crate::scratch::Scratch;
+use crate::select::Dropout;
+use crate::tensor::Tensor;
+use crate::weights::Weights;
+use qkv_simd::{Element, ViewMut};
+use serde::{Deserialize, Serialize};
+
+/// What attention is to be computed: a plain description, without tensors and without a device. It can be cloned,
+/// compared, written into a file and read back.
+///
+/// ```
+/// use qkv::{Attention, Bias, Inputs, Mask, Tensor, Upstream};
+/// let [q, k, v] = [1, 2, 3].map(|seed| Tensor::<f32, 4>::randn([1, 8, 256, 64], seed)); // [B, H, N, D]
+///
+/// let causal = Attention::scaled_dot().mask(Mask::causal() & Mask::window(128, 0)).bias(Bias::alibi());
+/// let out = causal.forward(Inputs::new(&q, &k, &v))?;                                  // out.values, out.lse
+/// let d_out = Tensor::<f32, 4>::randn([1, 8, 256, 64], 4);
+/// let grad = causal.backward(Inputs::new(&q, &k, &v), &out, Upstream::new(&d_out))?;   // grad.q, grad.k, grad.v
+/// let seen = causal.weights(Inputs::new(&q, &k, &v), &out)?.rows(0, 3, 40..48)?;       // exact, recomputed
+/// assert_eq!(seen.shape(), [8, 256]);
+/// # Ok::<(), qkv::Error>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Attention {
+    pub(crate) score: Score,
+    pub(crate) scale: Scale,
+    pub(crate) temperature: Option<f64>,
+    pub(crate) softcap: Option<f64>,
+    pub(crate) bias: Bias,
+    pub(crate) mask: Mask,
+    pub(crate) place: Place,
+    pub(crate) dropout: Option<Dropout>,
+    pub(crate) sinks: bool,
+    pub(crate) entropy: bool,
+}
+
+impl Attention {
+    /// Softmax attention with this score and nothing else.
+    pub fn new(score: Score) -> Attention {
+        Attention { score, ..Attention::default() }
+    }
+
+    /// `q·k`. See [`Score`].
+    pub fn dot() -> Attention {
+        Attention::new(Score::Dot)
+    }
+
+    /// `q·k / √d`, the Transformer's. See [`Score`].
+    pub fn scaled_dot() -> Attention {
+        Attention::new(Score::ScaledDot)
+    }
+
+    /// `qᵀ W k`, Luong's. See [`Score`].
+    pub fn general() -> Attention {
+        Attention::new(Score::General)
+    }
+
+    /// `vᵀ tanh(W₁q + W₂k)`, Bahdanau's. See [`Score`].
+    pub fn additive() -> Attention {
+        Attention::new(Score::Additive)
+    }
+
+    /// `q·k / (‖q‖ ‖k‖)`. See [`Score`].
+    pub fn cosine() -> Attention {
+        Attention::new(Score::Cosine)
+    }
+
+    /// `−‖q − k‖²`. See [`Score`].
+    pub fn distance() -> Attention {
+        Attention::new(Score::Distance)
+    }
+
+    /// Multiply scores by this instead of by the score's own scale.
+    pub fn scale(mut self, scale: f64) -> Attention {
+        self.scale = Scale::Fixed(scale);
+        self
+    }
+
+    /// Multiply scores by the input `scale`, which then has a gradient. See [`Scale`].
+    pub fn learned_scale(mut self) -> Attention {
+        self.scale = Scale::Learned;
+        self
+    }
+
+    /// Divide scores by this after the scale: above 1 the weights spread, below 1 they gather.
+    ///
+    /// ```
+    /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 9, 4], 1);
+    /// let entropy = |t: f64| {
+    ///     let attention = Attention::scaled_dot().temperature(t).with_entropy();
+    ///     Ok::<f32, qkv::Error>(attention.forward(Inputs::new(&x, &x, &x))?.entropy.unwrap()[[0, 0, 0]])
+    /// };
+    /// assert!(entropy(0.5)? < entropy(1.0)? && entropy(1.0)? < entropy(2.0)?);
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    pub fn temperature(mut self, temperature: f64) -> Attention {
+        self.temperature = Some(temperature);
+        self
+    }
+
+    /// Keep scores between −cap and cap, by `cap · tanh(score / cap)` (Gemma 2, arXiv:2408.00118).
+    ///
+    /// ```
+    /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 9, 4], 1);
+    /// Attention::scaled_dot().softcap(50.0).forward(Inputs::new(&x, &x, &x))?;
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    pub fn softcap(mut self, cap: f64) -> Attention {
+        self.softcap = Some(cap);
+        self
+    }
+
+    /// Add this bias to every score. Called twice, both are added.
+    pub fn bias(mut self, bias: Bias) -> Attention {
+        self.bias = self.bias + bias;
+        self
+    }
+
+    /// Let each query see only these keys. Called twice, both must allow a pair.
+    pub fn mask(mut self, mask: Mask) -> Attention {
+        self.mask = self.mask & mask;
+        self
+    }
+
+    /// Where the queries stand among the keys.
+    pub fn place(mut self, place: Place) -> Attention {
+        self.place = place;
+        self
+    }
+
+    /// Drop each weight with probability `p`, and scale up what is kept.
+    ///
+    /// ```
+    /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 9, 4], 1);
+    /// let training = Attention::scaled_dot().dropout(0.1, 42);
+    /// let once = training.forward(Inputs::new(&x, &x, &x))?;
+    /// assert_eq!(once, training.forward(Inputs::new(&x, &x, &x))?); // the same seed drops the same
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    pub fn dropout(mut self, p: f64, seed: u64) -> Attention {
+        self.dropout = Some(Dropout { p, seed });
+        self
+    }
+
+    /// Give every head a sink: a logit, from the input `sinks [Hq]`, that takes mass and gives no value (Xiao et al. 2023,
+    /// arXiv:2309.17453). The log-sum-exp counts it, and the weights of a row sum to less than 1.
+    ///
+    /// ```
+    /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 2, 9, 4], 1);
+    /// let sinking = Attention::scaled_dot().with_sinks();
+    /// let inputs = Inputs::new(&x, &x, &x).sinks(&[0.0, 3.0]);
+    /// let out = sinking.forward(inputs)?;
+    /// let row = sinking.weights(inputs, &out)?.rows(0, 1, 0..1)?;
+    /// assert!(row.data().iter().sum::<f32>() < 1.0);
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    pub fn with_sinks(mut self) -> Attention {
+        self.sinks = true;
+        self
+    }
+
+    /// Also return the entropy of each row of weights, `−Σ p ln p`, which takes a gradient in
+    /// [`Upstream::entropy`](crate::Upstream::entropy): a penalty on it keeps attention from collapsing or spreading.
+    pub fn with_entropy(mut self) -> Attention {
+        self.entropy = true;
+        self
+    }
+
+    /// Computes the attention, exactly and in linear memory, on the threads of the current rayon pool.
+    pub fn forward<T: Element>(&self, inputs: Inputs<'_, T>) -> Result<Output<T>> {
+        let problem = Problem::new(self, inputs)?;
+        let mut out = Output::zeros(&problem)?;
+        exact::forward(&problem, out.to_be_written(), &Scratch::new(), rayon::current_num_threads());
+        Ok(out)
+    }
+
+    /// [`forward`](Attention::forward) into memory of the caller's, with scratch that can be used again and a number of
+    /// threads: nothing is allocated beyond what the scratch already holds, save a few words a block.
+    ///
+    /// ```
+    /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 2, 9, 4], 1);
+    /// let attention = Attention::scaled_dot();
+    /// let scratch = Scratch::new();
+    /// let mut values = vec![0.0; 2 * 9 * 4];
+    /// let mut lse = vec![0.0; 2 * 9];
+    /// // Heads next to each other in memory: [B, N, H, D], as a layer after it may want them.
+    /// let into = OutputMut {
+    ///     values: ViewMut::strided(&mut values, 0, [1, 2, 9, 4], [72, 4, 8, 1])?,
+    ///     lse: ViewMut::new(&mut lse, [1, 2, 9, 1])?,
+    ///     entropy: None,
+    /// };
+    /// attention.forward_into(Inputs::new(&x, &x, &x), into, &scratch, 2)?;
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    pub fn forward_into<T: Element>(
+        &self,
+        inputs: Inputs<'_, T>,
+        into: OutputMut<'_, T>,
+        scratch: &Scratch<T::Acc>,
+        threads: usize,
+    ) -> Result<()> {
+        let problem = Problem::new(self, inputs)?;
+        into.check(&problem)?;
+        exact::forward(&problem, into, scratch, threads.max(1));
+        Ok(())
+    }
+
+    /// Computes the gradients of everything that was given, from what [`forward`](Attention::forward) returned and what
+    /// comes back from above: in one pass, in linear memory, the same bits for any number of threads.
+    pub fn backward<T: Element>(
+        &self,
+        inputs: Inputs<'_, T>,
+        out: &Output<T>,
+        upstream: Upstream<'_, T>,
+    ) -> Result<Gradients<T>> {
+        self.backward_with(inputs, out, upstream, &Scratch::new(), rayon::current_num_threads())
+    }
+
+    /// [`backward`](Attention::backward) with scratch that can be used again and a number of threads.
+    pub fn backward_with<T: Element>(
+        &self,
+        inputs: Inputs<'_, T>,
+        out: &Output<T>,
+        upstream: Upstream<'_, T>,
+        scratch: &Scratch<T::Acc>,
+        threads: usize,
+    ) -> Result<Gradients<T>> {
+        let problem = Problem::new(self, inputs)?;
+        out.check(&problem)?;
+        problem.check_upstream(&upstream, out.entropy.is_some())?;
+        exact::backward(&problem, out, &upstream, scratch, threads.max(1))
+    }
+
+    /// The weights, on demand: any rows, any rectangle, or pooled to a picture, recomputed exactly from `q`, `k` and what
+    /// [`forward`](Attention::forward) kept.
+    pub fn weights<'a, T: Element>(&'a self, inputs: Inputs<'a, T>, out: &'a Output<T>) -> Result<Weights<'a, T>> {
+        let problem = Problem::new(self, inputs)?;
+        out.check(&problem)?;
+        Ok(Weights::new(problem, out))
+    }
+
+    /// Attends from a few new queries, which stand at the end, to a growing cache of keys and values.
+    ///
+    /// ```
+    /// use qkv::{Attention, Cache, Decode, Inputs, Mask, Tensor};
+    /// let causal = Attention::scaled_dot().mask(Mask::causal());
+    /// let mut cache = Cache::<f32>::new(1, 2, 16, 16); // B, Hk, D, Dv
+    /// for step in 0..5 {
+    ///     let [q, k, v] = [1, 2, 3].map(|seed| Tensor::<f32, 4>::randn([1, 2, 1, 16], seed + 10 * step));
+    ///     cache.append(&k, &v)?;
+    ///     let out = causal.decode(Inputs::new(&q, cache.keys(), cache.values()), Decode::Fast)?;
+    ///     assert_eq!(out.values.shape(), [1, 2, 1, 16]);
+    /// }
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    pub fn decode<T: Element>(&self, inputs: Inputs<'_, T>, how: Decode) -> Result<Output<T>> {
+        let placed =
+            Attention { place: if inputs.positions.is_some() { Place::Given } else { Place::End }, ..self.clone() };
+        let problem = Problem::new(&placed, inputs)?;
+        let mut out = Output::zeros(&problem)?;
+        exact::decode(&problem, out.to_be_written(), how, &Scratch::new(), rayon::current_num_threads());
+        Ok(out)
+    }
+
+    /// How many tiles of each kind the mask leaves, in all sequences and heads: what the engine will touch.
+    ///
+    /// ```
+    /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 4096, 8], 1);
+    /// let tiles = Attention::scaled_dot().mask(Mask::window(64, 0)).tiles(Inputs::new(&x, &x, &x))?;
+    /// assert!(tiles.empty > 9 * (tiles.partial + tiles.full));
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    pub fn tiles<T: Element>(&self, inputs: Inputs<'_, T>) -> Result<Tiles> {
+        Ok(exact::tiles(&Problem::new(self, inputs)?))
+    }
+}
+
+/// How many tiles a mask leaves empty, partly kept and full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tiles {
+    /// Never touched.
+    pub empty: usize,
+    /// Masked bit by bit.
+    pub partial: usize,
+    /// Without a mask.
+    pub full: usize,
+}
+
+/// What the forward pass returns, and what backward needs of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Output<T: Element> {
+    /// The weighted sums of the values, `[B, Hq, N, Dv]`.
+    pub values: Tensor<T, 4>,
+    /// The natural log of the sum of exponentials of each row of scores, `[B, Hq, N]`; −∞ where a query sees nothing.
+    pub lse: Tensor<T::Acc, 3>,
+    /// The entropy of each row of weights, `[B, Hq, N]`, where it was asked for.
+    pub entropy: Option<Tensor<T::Acc, 3>>,
+}
+
+impl<T: Element> Output<T> {
+    pub(crate) fn zeros(problem: &Problem<'_, T>) -> Result<Self> {
+        let Problem { b, n, dv, heads, .. } = *problem;
+        let rows = [b, heads.query, n];
+        Ok(Output {
+            values: Tensor::zeros("out", [b, heads.query, n, dv])?,
+            lse: Tensor::zeros("lse", rows)?,
+            entropy: problem.attention.entropy.then(|| Tensor::zeros("entropy", rows)).transpose()?,
+        })
+    }
+
+    pub(crate) fn to_be_written(&mut self) -> OutputMut<'_, T> {
+        let [b, h, n] = self.lse.shape();
+        let column = |tensor| ViewMut::new(Tensor::data_mut(tensor), [b, h, n, 1]).expect("one number a row");
+        OutputMut {
+            values: ViewMut::from(&mut self.values),
+            lse: column(&mut self.lse),
+            entropy: self.entropy.as_mut().map(column),
+        }
+    }
+
+    /// Checks that this came out of the same problem.
+    fn check(&self, problem: &Problem<'_, T>) -> Result<()> {
+        let Problem { b, n, dv, heads, .. } = *problem;
+        check_shape("out", self.values.shape(), [b, heads.query, n, dv])?;
+        check_shape("lse", self.lse.shape(), [b, heads.query, n])?;
+        self.entropy.as_ref().map_or(Ok(()), |e| check_shape("entropy", e.shape(), [b, heads.query, n]))
+    }
+}
+
+fn check_shape<const R: usize>(tensor: &'static str, found: [usize; R], expected: [usize; R]) -> Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(crate::error::Error::shape(tensor, &found, format!("{expected:?}")))
+}
+
+/// Memory of the caller's for what the forward pass returns.
+#[derive(Debug)]
+pub struct OutputMut<'a, T: Element> {
+    /// `[B, Hq, N, Dv]`.
+    pub values: ViewMut<'a, T>,
+    /// `[B, Hq, N, 1]`.
+    pub lse: ViewMut<'a, T::Acc>,
+    /// `[B, Hq, N, 1]`, if the attention has [`with_entropy`](Attention::with_entropy).
+    pub entropy: Option<ViewMut<'a, T::Acc>>,
+}
+
+impl<T: Element> OutputMut<'_, T> {
+    fn check(&self, problem: &Problem<'_, T>) -> Result<()> {
+        let Problem { b, n, dv, heads, .. } = *problem;
+        check_shape("out", self.values.shape(), [b, heads.query, n, dv])?;
+        check_shape("lse", self.lse.shape(), [b, heads.query, n, 1])?;
+        match (&self.entropy, problem.attention.entropy) {
+            (Some(entropy), true) => check_shape("entropy", entropy.shape(), [b, heads.query, n, 1]),
+            (None, false) => Ok(()),
+            (None, true) => Err(crate::Error::Missing { tensor: "entropy", needed_by: "an attention with entropy" }),
+            (Some(_), false) => {
+                Err(crate::Error::Unused { tensor: "entropy", reason: "the attention was not asked for its entropy" })
+            }
+        }
+    }
+}
+
+/// The gradients of everything that was given, each with the shape of what it is the gradient of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gradients<T> {
+    /// Of the queries, `[B, Hq, N, D]`.
+    pub q: Tensor<T, 4>,
+    /// Of the keys, `[B, Hk, M, Dk]`.
+    pub k: Tensor<T, 4>,
+    /// Of the values, `[B, Hk, M, Dv]`.
+    pub v: Tensor<T, 4>,
+    /// Of the general score's matrix, `[1, 1 or Hq, D, Dk]`.
+    pub w: Option<Tensor<T, 4>>,
+    /// Of the additive score's query matrix, `[1, 1 or Hq, A, D]`.
+    pub w_q: Option<Tensor<T, 4>>,
+    /// Of the additive score's key matrix, `[1, 1 or Hk, A, Dk]`.
+    pub w_k: Option<Tensor<T, 4>>,
+    /// Of the additive score's vector, `[A]`.
+    pub v_score: Option<Vec<T>>,
+    /// Of the learned scale, `[1 or Hq]`.
+    pub scale: Option<Vec<T>>,
+    /// Of the bias tensor, in the shape in which it was given.
+    pub bias: Option<Tensor<T, 4>>,
+    /// Of the relative table, `[1, 1, 1 or Hq, 2·reach + 1]`.
+    pub table: Option<Tensor<T, 4>>,
+    /// Of the sinks, `[Hq]`.
+    pub sinks: Option<Vec<T>>,
+}

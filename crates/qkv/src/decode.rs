@@ -1,0 +1,117 @@
+//! Decoding: a cache that grows, and how a few new queries look at it.
+
+use crate::error::{Error, Result};
+use crate::tensor::checked_len;
+use qkv_simd::{Element, View};
+use serde::{Deserialize, Serialize};
+
+/// How decoding splits its work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Decode {
+    /// A long cache is cut into pieces of a fixed size, which several threads take; their results are merged in order.
+    #[default]
+    Fast,
+    /// Equal, bit for bit, to the same rows of a full pass over all keys. (Patterns that bring their own order of the keys,
+    /// strided and fixed, depend on the length of the sequence and are equal only to rounding.)
+    Exact,
+}
+
+/// Keys and values that grow by a few tokens at a time, `[B, Hk, length, width]`. Room is doubled when it runs out, so
+/// appending costs what is appended.
+#[derive(Clone, Debug)]
+pub struct Cache<T> {
+    batch: usize,
+    heads: usize,
+    length: usize,
+    room: usize,
+    widths: [usize; 2],
+    stores: [Vec<T>; 2],
+}
+
+impl<T: Element> Cache<T> {
+    /// An empty cache for `batch` sequences of `heads` key heads, with keys of `d` and values of `dv`.
+    pub fn new(batch: usize, heads: usize, d: usize, dv: usize) -> Self {
+        Cache { batch, heads, length: 0, room: 0, widths: [d, dv], stores: [Vec::new(), Vec::new()] }
+    }
+
+    /// How many tokens it holds.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether it holds none.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Adds the keys `[B, Hk, new, D]` and values `[B, Hk, new, Dv]` of new tokens.
+    pub fn append<'a>(&mut self, k: impl Into<View<'a, T>>, v: impl Into<View<'a, T>>) -> Result<()> {
+        let given = [k.into(), v.into()];
+        let new = given[0].shape()[2];
+        for (x, name) in ["k", "v"].into_iter().enumerate() {
+            let expected = [self.batch, self.heads, new, self.widths[x]];
+            if given[x].shape() != expected {
+                return Err(Error::shape(name, &given[x].shape(), format!("{expected:?}, to be appended")));
+            }
+        }
+        self.reserve(new)?;
+        for (x, view) in given.into_iter().enumerate() {
+            let width = self.widths[x];
+            for b in 0..self.batch {
+                for h in 0..self.heads {
+                    for i in 0..new {
+                        let at = ((b * self.heads + h) * self.room + self.length + i) * width;
+                        for (c, to) in self.stores[x][at..at + width].iter_mut().enumerate() {
+                            *to = view.at(b, h, i, c);
+                        }
+                    }
+                }
+            }
+        }
+        self.length += new;
+        Ok(())
+    }
+
+    /// Makes room for `new` more tokens.
+    pub fn reserve(&mut self, new: usize) -> Result<()> {
+        let too_large = || Error::TooLarge { tensor: "cache", shape: vec![self.batch, self.heads, self.length, new] };
+        let needed = self.length.checked_add(new).ok_or_else(too_large)?;
+        if needed <= self.room {
+            return Ok(());
+        }
+        let room = needed.max(self.room * 2).max(16);
+        for (x, store) in self.stores.iter_mut().enumerate() {
+            let width = self.widths[x];
+            let len = checked_len::<T>("cache", &[self.batch, self.heads, room, width])?;
+            let mut grown = vec![T::default(); len];
+            for head in 0..self.batch * self.heads {
+                let kept = self.length * width;
+                grown[head * room * width..][..kept].copy_from_slice(&store[head * self.room * width..][..kept]);
+            }
+            *store = grown;
+        }
+        self.room = room;
+        Ok(())
+    }
+
+    /// Forgets all but the first `length` tokens.
+    pub fn truncate(&mut self, length: usize) {
+        self.length = self.length.min(length);
+    }
+
+    /// The keys, `[B, Hk, length, D]`.
+    pub fn keys(&self) -> View<'_, T> {
+        self.view(0)
+    }
+
+    /// The values, `[B, Hk, length, Dv]`.
+    pub fn values(&self) -> View<'_, T> {
+        self.view(1)
+    }
+
+    fn view(&self, x: usize) -> View<'_, T> {
+        let shape = [self.batch, self.heads, self.room, self.widths[x]];
+        View::new(&self.stores[x], shape).expect("the store has its room").truncate(self.length)
+    }
+}

@@ -1,0 +1,314 @@
+//! The forward pass: for each tile of queries, the tiles of keys it touches, with an online softmax.
+//!
+//! A plan of one piece writes its rows as it goes. Of several pieces (scattered masks, a split cache) each leaves, for every
+//! row, its unnormalised sum with the maximum and the mass that belong to it; these are then merged in the order of the
+//! pieces.
+
+use super::operand::{KeyBlocks, Operand, Room};
+use super::plan::{Piece, Places, Plan};
+use super::projection::Compared;
+use super::tile::{Kept, RowAt, TileOps};
+use crate::attention::OutputMut;
+use crate::decode::Decode;
+use crate::problem::Problem;
+use crate::scratch::{Buffer, Scratch};
+use crate::tuning::{KEYS, QUERIES, SPLIT};
+use qkv_simd::shared::{Rows, for_each_task};
+use qkv_simd::tile::{RowOp, Running, row_op, softmax};
+use qkv_simd::{Element, Matrix, Panels, Real, ViewMut, padded, product, product_skipping_zeros};
+
+/// Computes the attention of a problem into `into`.
+pub(crate) fn forward<T: Element>(
+    problem: &Problem<'_, T>,
+    into: OutputMut<'_, T>,
+    scratch: &Scratch<T::Acc>,
+    threads: usize,
+) {
+    run(problem, Plan::new(problem), into, scratch, threads);
+}
+
+/// Computes the attention of a few queries at the end of many keys.
+pub(crate) fn decode<T: Element>(
+    problem: &Problem<'_, T>,
+    into: OutputMut<'_, T>,
+    how: Decode,
+    scratch: &Scratch<T::Acc>,
+    threads: usize,
+) {
+    let plan = Plan::new(problem);
+    let plan = if how == Decode::Fast && problem.n <= QUERIES { plan.split(SPLIT) } else { plan };
+    run(problem, plan, into, scratch, threads);
+}
+
+/// The state of a row between tiles, and between pieces: an unnormalised sum of values, the largest score so far, the mass
+/// relative to it, and the moment that the entropy needs.
+struct State<'a, A> {
+    values: &'a mut [A],
+    max: A,
+    sum: A,
+    moment: A,
+}
+
+/// What a piece leaves of its rows: their values, and their maximum, sum and moment.
+struct Partial<'s, A: Real> {
+    places: Places,
+    values: Buffer<'s, A>,
+    states: Buffer<'s, A>,
+    shape: [usize; 4],
+}
+
+/// Where finished rows go.
+struct Finished<'a, T: Element> {
+    values: Rows<'a, T>,
+    lse: Rows<'a, T::Acc>,
+    entropy: Option<Rows<'a, T::Acc>>,
+    sinks: Vec<T::Acc>,
+}
+
+impl<T: Element> Finished<'_, T> {
+    /// Counts the sink, normalises, and writes a row.
+    fn write(&self, row: &RowAt, isa: qkv_simd::Isa, state: State<'_, T::Acc>) {
+        let (zero, least) = (T::Acc::ZERO, T::Acc::NEG_INFINITY);
+        let sink = self.sinks.get(row.h).copied().unwrap_or(least);
+        let State { values, max, sum, moment } = state;
+        let top = if sink > max || sink.is_nan() { sink } else { max };
+        let (mut lse, mut entropy, mut factor) = (least, zero, zero);
+        if top != least {
+            let shrink = if max == top { T::Acc::ONE } else { (max - top).exp() };
+            let whole = sum * shrink + if sink == least { zero } else { (sink - top).exp() };
+            lse = top + whole.ln();
+            factor = shrink / whole;
+            if sum != zero {
+                entropy = sum * factor * (lse - max) - moment * factor;
+            }
+        }
+        row_op(isa, values, RowOp::Scale(factor));
+        self.values.write(row.b, row.h, row.i, values);
+        self.lse.write(row.b, row.h, row.i, &[lse]);
+        if let Some(out) = &self.entropy {
+            out.write(row.b, row.h, row.i, &[entropy]);
+        }
+    }
+}
+
+/// How the queries of a piece are cut into tiles: by head, or, where a few queries share keys, all heads of a group together.
+struct QueryTiles {
+    /// Heads that a tile belongs to, and how many of them it takes.
+    slots: usize,
+    heads: usize,
+    tiles: usize,
+}
+
+impl QueryTiles {
+    fn new<T: Element>(problem: &Problem<'_, T>, piece: &Piece) -> Self {
+        let group = problem.heads.group;
+        if group > 1 && piece.queries.len() * group <= QUERIES && !head_matters(problem) {
+            QueryTiles { slots: problem.heads.key, heads: group, tiles: piece.query_tiles() }
+        } else {
+            QueryTiles { slots: problem.heads.query, heads: 1, tiles: piece.query_tiles() }
+        }
+    }
+
+    /// The rows of a tile, in the order of the piece.
+    fn rows<T: Element>(
+        &self,
+        problem: &Problem<'_, T>,
+        piece: &Piece,
+        b: usize,
+        slot: usize,
+        tile: usize,
+        out: &mut Vec<RowAt>,
+    ) {
+        out.clear();
+        for h in slot * self.heads..(slot + 1) * self.heads {
+            out.extend(piece.query_range(tile).map(|at| {
+                let i = piece.queries.index(at);
+                RowAt { b, h, i, p: problem.scene.place(b, i) }
+            }));
+        }
+    }
+}
+
+/// Whether the mask can differ between the heads of a group, so that one verdict does not do for all.
+fn head_matters<T: Element>(problem: &Problem<'_, T>) -> bool {
+    problem.scene.bits.is_some_and(|bits| bits.strides()[1] != 0)
+}
+
+/// What a worker needs of its own.
+struct Worker<'s, A: Real> {
+    rows: Vec<RowAt>,
+    queries: Buffer<'s, A>,
+    scores: Buffer<'s, A>,
+    values: Buffer<'s, A>,
+    per_row: Buffer<'s, A>,
+}
+
+impl<'s, A: Real> Worker<'s, A> {
+    fn new(scratch: &'s Scratch<A>, query_row: usize, value_row: usize) -> Self {
+        Worker {
+            rows: Vec::with_capacity(QUERIES),
+            queries: scratch.take(QUERIES * query_row),
+            scores: scratch.take(QUERIES * KEYS),
+            values: scratch.take(QUERIES * value_row),
+            per_row: scratch.take(QUERIES * 4),
+        }
+    }
+}
+
+fn run<T: Element>(
+    problem: &Problem<'_, T>,
+    plan: Plan,
+    into: OutputMut<'_, T>,
+    scratch: &Scratch<T::Acc>,
+    threads: usize,
+) {
+    let finished = Finished {
+        values: Rows::new(into.values),
+        lse: Rows::new(into.lse),
+        entropy: into.entropy.map(Rows::new),
+        sinks: problem.inputs.sinks.unwrap_or_default().iter().map(|sink| sink.widen()).collect(),
+    };
+    let compared = Compared::new(problem, scratch, threads);
+    let ops = TileOps::new(problem);
+    let (queries, keys, values) = (compared.queries(problem), compared.keys(problem), Operand::Given(problem.inputs.v));
+    let heads = problem.heads.key;
+    if let [piece] = &plan.pieces[..] {
+        let mut room = Room::new(scratch, piece, problem.b * heads, problem.width, problem.dv);
+        let blocks = KeyBlocks::new(piece, keys, values, heads, &mut room);
+        each_tile(&ops, piece, queries, &blocks, scratch, threads, |_, row, state| finished.write(row, ops.isa, state));
+        return;
+    }
+    let value_row = padded::<T::Acc>(problem.dv);
+    let mut partials: Vec<Partial<'_, T::Acc>> = Vec::new();
+    for piece in &plan.pieces {
+        let shape = [problem.b, problem.heads.query, piece.queries.len(), value_row];
+        let rows = shape[..3].iter().product::<usize>();
+        let places = piece.places_of_queries(problem.n);
+        let mut partial =
+            Partial { places, values: scratch.take(rows * value_row), states: scratch.take(rows * 3), shape };
+        {
+            let [batch, heads_q, length, _] = shape;
+            let written = Rows::new(ViewMut::new(&mut partial.values, shape).expect("as long as its shape"));
+            let states = ViewMut::new(&mut partial.states, [batch, heads_q, length, 3]).expect("as long as its shape");
+            let states = Rows::new(states);
+            let mut room = Room::new(scratch, piece, problem.b * heads, problem.width, problem.dv);
+            let blocks = KeyBlocks::new(piece, keys, values, heads, &mut room);
+            each_tile(&ops, piece, queries, &blocks, scratch, threads, |place, row, state| {
+                let State { values, max, sum, moment } = state;
+                written.write(row.b, row.h, place, values);
+                states.write(row.b, row.h, place, &[max, sum, moment]);
+            });
+        }
+        partials.push(partial);
+    }
+    merge(problem, &partials, &finished, &ops, scratch, threads);
+}
+
+/// Runs every tile of queries of a piece, and hands each row's state to `done` with its place in the piece.
+fn each_tile<T: Element>(
+    ops: &TileOps<'_, T>,
+    piece: &Piece,
+    queries: Operand<'_, T>,
+    blocks: &KeyBlocks<'_, T>,
+    scratch: &Scratch<T::Acc>,
+    threads: usize,
+    done: impl Fn(usize, &RowAt, State<'_, T::Acc>) + Sync,
+) {
+    let problem = ops.problem;
+    let cut = QueryTiles::new(problem, piece);
+    let value_row = padded::<T::Acc>(problem.dv);
+    let tasks = problem.b * cut.slots * cut.tiles;
+    let worker = || Worker::new(scratch, ops.query_row, value_row);
+    for_each_task(threads, tasks, worker, |worker, task| {
+        // Last tiles first: under a causal mask they are the longest.
+        let (b, slot, tile) =
+            (task / (cut.slots * cut.tiles), task / cut.tiles % cut.slots, cut.tiles - 1 - task % cut.tiles);
+        let Worker { rows, queries: q, scores, values, per_row } = worker;
+        cut.rows(problem, piece, b, slot, tile, rows);
+        let count = rows.len();
+        for (r, row) in rows.iter().enumerate() {
+            queries.load_row(b, row.h, row.i, &mut q[r * ops.query_row..][..ops.query_row]);
+        }
+        values.fill(T::Acc::ZERO);
+        let (max, rest) = per_row.split_at_mut(QUERIES);
+        let (sum, rest) = rest.split_at_mut(QUERIES);
+        let (moment, factor) = rest.split_at_mut(QUERIES);
+        max.fill(T::Acc::NEG_INFINITY);
+        sum.fill(T::Acc::ZERO);
+        moment.fill(T::Acc::ZERO);
+        let (first, key_head) = (rows[0].h, rows[0].h / problem.heads.group);
+        for (key_tile, verdict) in piece.row(&problem.scene, b, first, tile, 0) {
+            let keys = piece.tile_keys(key_tile);
+            let width = padded::<T::Acc>(keys.len);
+            ops.raw(q, count, blocks.key_panels(b, key_head, key_tile), keys.len, scores);
+            let scale = ops.finish(piece, &keys, verdict, rows, scores, Kept::default());
+            let moment = if problem.attention.entropy { &mut *moment } else { &mut [] };
+            softmax(ops.isa, scores, KEYS, count, width, scale, Running { max, sum, moment, factor });
+            if let Some(dropout) = problem.attention.dropout {
+                ops.drop(dropout, rows, &keys, scores);
+            }
+            for (r, &factor) in factor[..count].iter().enumerate() {
+                if factor != T::Acc::ONE {
+                    row_op(ops.isa, &mut values[r * value_row..][..value_row], RowOp::Scale(factor));
+                }
+            }
+            let (value_rows, finite) = blocks.value_rows(b, key_head, key_tile);
+            let multiply = if finite { product } else { product_skipping_zeros };
+            let (p, v) = (Matrix::rows(scores, KEYS), Panels::rows(value_rows, value_row));
+            multiply(ops.isa, values, value_row, p, v, count, value_row / T::Acc::LANES, keys.len);
+        }
+        let per_head = piece.query_range(tile);
+        for (r, row) in rows.iter().enumerate() {
+            let place = per_head.start + r % per_head.len();
+            let values = &mut values[r * value_row..][..value_row];
+            done(place, row, State { values, max: max[r], sum: sum[r], moment: moment[r] });
+        }
+    });
+}
+
+/// Merges what the pieces left of each row, in their order.
+fn merge<T: Element>(
+    problem: &Problem<'_, T>,
+    partials: &[Partial<'_, T::Acc>],
+    finished: &Finished<'_, T>,
+    ops: &TileOps<'_, T>,
+    scratch: &Scratch<T::Acc>,
+    threads: usize,
+) {
+    let value_row = padded::<T::Acc>(problem.dv);
+    let blocks = problem.n.div_ceil(QUERIES);
+    let heads = problem.heads.query;
+    for_each_task(
+        threads,
+        problem.b * heads * blocks,
+        || scratch.take(value_row),
+        |values, task| {
+            let (b, h, block) = (task / (heads * blocks), task / blocks % heads, task % blocks);
+            for i in block * QUERIES..((block + 1) * QUERIES).min(problem.n) {
+                let (mut max, mut sum, mut moment) = (T::Acc::NEG_INFINITY, T::Acc::ZERO, T::Acc::ZERO);
+                values.fill(T::Acc::ZERO);
+                for partial in partials {
+                    let Some(place) = partial.places.of(i) else { continue };
+                    let at = (b * heads + h) * partial.shape[2] + place;
+                    let [part_max, part_sum, part_moment] = [0, 1, 2].map(|x| partial.states[at * 3 + x]);
+                    if part_max == T::Acc::NEG_INFINITY {
+                        continue;
+                    }
+                    let part = &partial.values[at * value_row..][..value_row];
+                    let top = if part_max > max || part_max.is_nan() { part_max } else { max };
+                    let shrink = |of: T::Acc| if of == top { T::Acc::ONE } else { (of - top).exp() };
+                    let (mine, theirs) = (shrink(max), shrink(part_max));
+                    let moved = |of: T::Acc, sum: T::Acc| if sum == T::Acc::ZERO { sum } else { (of - top) * sum };
+                    moment = mine * (moment + moved(max, sum)) + theirs * (part_moment + moved(part_max, part_sum));
+                    sum = mine * sum + theirs * part_sum;
+                    max = top;
+                    for (value, &part) in values.iter_mut().zip(part) {
+                        *value = mine * *value + theirs * part;
+                    }
+                }
+                let row = RowAt { b, h, i, p: 0 };
+                finished.write(&row, ops.isa, State { values, max, sum, moment });
+            }
+        },
+    );
+}

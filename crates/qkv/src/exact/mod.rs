@@ -1,0 +1,32 @@
+//! The exact engine: attention in tiles with an online softmax, forward and backward, in memory linear in the sequence.
+//!
+//! | module | owns |
+//! | --- | --- |
+//! | [`rule`] | a mask, compiled: verdicts and bits for whole tiles |
+//! | [`plan`] | which tiles are touched, in which order of the sequence |
+//! | [`operand`] | where rows come from, and how keys and values are packed |
+//! | [`projection`] | what general, additive and cosine scores do to rows before and after |
+//! | [`tile`] | the scores of one tile: raw, scaled, capped, biased, masked |
+//! | [`forward`](mod@forward), [`backward`](mod@backward) | the two passes |
+//! | [`bias_gradient`] | gradients of bias tensors and tables, added in a fixed order |
+//!
+//! What makes it deterministic, and has to hold in every change: a score is a pure function of its query and its key; key
+//! blocks have a fixed size and start at key 0; a row is rescaled because of that row alone; nothing that fixes an order
+//! depends on threads, batch or cache sizes.
+
+mod backward;
+mod bias_gradient;
+mod forward;
+mod operand;
+mod plan;
+mod projection;
+mod rule;
+mod tile;
+
+pub(crate) use backward::backward;
+pub(crate) use forward::{decode, forward};
+pub(crate) use operand::{KeyBlocks, Operand, Room};
+pub(crate) use plan::{Plan, TileKeys, tiles};
+pub(crate) use projection::Compared;
+pub(crate) use rule::{Rule, Verdict};
+pub(crate) use tile::{Kept, RowAt, TileOps};

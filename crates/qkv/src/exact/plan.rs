@@ -1,0 +1,498 @@
+//! Which tiles are touched, in which order of the sequence.
+//!
+//! A plan is a list of pieces that together keep every pair once. A piece has an order of the queries and of the keys in
+//! which what it keeps lies together: the natural one, or a list. Tiles are looked at lazily, row by row or column by
+//! column; one that keeps nothing is never touched.
+
+use super::rule::{Bits, Extent, Rule, Side, Spans, TileAt, Verdict};
+use super::tile::RowAt;
+use crate::attention::Tiles;
+use crate::mask::Scene;
+use crate::place::Place;
+use crate::problem::Problem;
+use crate::tuning::{GATHER_FROM, GATHER_GAIN, KEYS, QUERIES};
+use qkv_simd::Element;
+use std::ops::Range;
+
+/// The order in which one side of a piece is taken.
+#[derive(Clone, Debug)]
+pub(crate) enum Order {
+    /// As it is.
+    Natural(usize),
+    /// These, in this order: all or some.
+    List {
+        indices: Vec<u32>,
+        /// Their residues, where that is what orders them.
+        residues: Option<Vec<u32>>,
+        /// The extent of each tile.
+        extents: Vec<Extent>,
+    },
+}
+
+impl Order {
+    fn list(indices: Vec<u32>, stride: Option<i64>, tile: usize, place: impl Fn(u32) -> i64) -> Order {
+        let residues: Option<Vec<u32>> =
+            stride.map(|stride| indices.iter().map(|&at| place(at).rem_euclid(stride) as u32).collect());
+        let range = |of: &mut dyn Iterator<Item = i64>| {
+            of.fold((i64::MAX, i64::MIN), |(low, high), x| (low.min(x), high.max(x)))
+        };
+        let extents = (0..indices.len().div_ceil(tile))
+            .map(|t| {
+                let within = t * tile..((t + 1) * tile).min(indices.len());
+                let (low, high) = range(&mut indices[within.clone()].iter().map(|&at| place(at)));
+                let residues = residues.as_ref().map(|residues| {
+                    let (low, high) = range(&mut residues[within.clone()].iter().map(|&r| i64::from(r)));
+                    (low as u32, high as u32)
+                });
+                Extent { low, high, residues }
+            })
+            .collect();
+        Order::List { indices, residues, extents }
+    }
+
+    pub fn len(&self) -> usize {
+        match self {
+            Order::Natural(len) => *len,
+            Order::List { indices, .. } => indices.len(),
+        }
+    }
+
+    /// The index, in the natural order, of what stands at a place of this one.
+    #[inline]
+    pub fn index(&self, at: usize) -> usize {
+        match self {
+            Order::Natural(_) => at,
+            Order::List { indices, .. } => indices[at] as usize,
+        }
+    }
+
+    fn is_natural(&self) -> bool {
+        matches!(self, Order::Natural(_))
+    }
+}
+
+/// The keys of one tile.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TileKeys<'a> {
+    order: &'a Order,
+    /// Places of the order.
+    pub start: usize,
+    pub len: usize,
+}
+
+impl TileKeys<'_> {
+    /// The natural index of the tile's key `at`.
+    #[inline]
+    pub fn index(&self, at: usize) -> usize {
+        self.order.index(self.start + at)
+    }
+
+    /// Where the keys are in their natural order, the first of them.
+    pub fn natural(&self) -> Option<usize> {
+        self.order.is_natural().then_some(self.start)
+    }
+
+    pub(super) fn residues(&self) -> Option<&[u32]> {
+        match self.order {
+            Order::List { residues: Some(residues), .. } => Some(&residues[self.start..][..self.len]),
+            _ => None,
+        }
+    }
+
+    /// All bits, or none.
+    pub(super) fn fill(&self, bits: &mut Bits, value: bool) {
+        *bits = Bits::default();
+        if value {
+            set_range(bits, 0..self.len);
+        }
+    }
+
+    /// The bits of keys between `low` and `high`.
+    pub(super) fn interval(&self, bits: &mut Bits, low: i64, high: i64) {
+        match self.natural() {
+            Some(start) => {
+                let within = |x: i64| (x.saturating_sub(start as i64)).clamp(0, self.len as i64) as usize;
+                *bits = Bits::default();
+                set_range(bits, within(low)..within(high.saturating_add(1)));
+            }
+            None => self.each(bits, |_, j| (low..=high).contains(&(j as i64))),
+        }
+    }
+
+    /// The bits of keys for which `f`, given the place in the tile and the natural index, says yes.
+    pub(super) fn each(&self, bits: &mut Bits, f: impl Fn(usize, usize) -> bool) {
+        *bits = Bits::default();
+        for at in 0..self.len {
+            bits[at / 64] |= u64::from(f(at, self.index(at))) << (at % 64);
+        }
+    }
+}
+
+fn set_range(bits: &mut Bits, range: Range<usize>) {
+    for (w, word) in bits.iter_mut().enumerate() {
+        let (start, end) =
+            (range.start.clamp(w * 64, w * 64 + 64) - w * 64, range.end.clamp(w * 64, w * 64 + 64) - w * 64);
+        if start < end {
+            *word |= (u64::MAX >> (64 - (end - start))) << start;
+        }
+    }
+}
+
+/// A part of what the mask keeps, in an order in which it lies together.
+#[derive(Clone, Debug)]
+pub(crate) struct Piece {
+    pub queries: Order,
+    pub keys: Order,
+    rule: Rule,
+    /// The key tiles that belong to this piece; all of them but where a cache is split.
+    tiles: Range<usize>,
+}
+
+/// How a part of a mask wants the sequence ordered.
+#[derive(Clone, Debug)]
+enum Gather {
+    Residue(i64),
+    Only(Side, Vec<i64>),
+}
+
+impl Piece {
+    fn natural(rule: Rule, n: usize, m: usize) -> Piece {
+        Piece { queries: Order::Natural(n), keys: Order::Natural(m), rule, tiles: 0..m.div_ceil(KEYS) }
+    }
+
+    fn gathered(gather: Gather, rule: Rule, scene: &Scene<'_>) -> Piece {
+        let (n, m) = (scene.n, scene.m);
+        let (mut queries, mut keys) = (Order::Natural(n), Order::Natural(m));
+        let place = |i: u32| scene.place(0, i as usize);
+        match gather {
+            Gather::Residue(stride) => {
+                let sorted = |len: usize, place: &dyn Fn(u32) -> i64| {
+                    let mut list: Vec<u32> = (0..len as u32).collect();
+                    list.sort_by_key(|&at| (place(at).rem_euclid(stride), place(at)));
+                    list
+                };
+                queries = Order::list(sorted(n, &place), Some(stride), QUERIES, place);
+                keys = Order::list(sorted(m, &i64::from), Some(stride), KEYS, i64::from);
+            }
+            Gather::Only(Side::Keys, list) => {
+                keys = Order::list(list.iter().map(|&j| j as u32).collect(), None, KEYS, i64::from);
+            }
+            Gather::Only(Side::Queries, list) => {
+                let first = scene.place(0, 0);
+                let list = list.iter().map(|&p| (p - first) as u32).collect();
+                queries = Order::list(list, None, QUERIES, place);
+            }
+        }
+        let tiles = 0..keys.len().div_ceil(KEYS);
+        Piece { queries, keys, rule, tiles }
+    }
+
+    pub fn query_tiles(&self) -> usize {
+        self.queries.len().div_ceil(QUERIES)
+    }
+
+    pub fn key_tiles(&self) -> Range<usize> {
+        self.tiles.clone()
+    }
+
+    /// The places, in the piece's order, of the queries of a tile.
+    pub fn query_range(&self, tile: usize) -> Range<usize> {
+        tile * QUERIES..((tile + 1) * QUERIES).min(self.queries.len())
+    }
+
+    pub fn tile_keys(&self, tile: usize) -> TileKeys<'_> {
+        let start = tile * KEYS;
+        TileKeys { order: &self.keys, start, len: KEYS.min(self.keys.len() - start) }
+    }
+
+    fn query_extent(&self, scene: &Scene<'_>, b: usize, tile: usize) -> Extent {
+        match &self.queries {
+            Order::List { extents, .. } => extents[tile],
+            Order::Natural(_) => {
+                let range = self.query_range(tile);
+                let (low, high) = if scene.place == Place::Given {
+                    let places = range.map(|i| scene.place(b, i));
+                    places.fold((i64::MAX, i64::MIN), |(low, high), p| (low.min(p), high.max(p)))
+                } else {
+                    (scene.place(b, range.start), scene.place(b, range.end - 1))
+                };
+                Extent { low, high, residues: None }
+            }
+        }
+    }
+
+    fn key_extent(&self, tile: usize) -> Extent {
+        match &self.keys {
+            Order::List { extents, .. } => extents[tile],
+            Order::Natural(_) => {
+                let keys = self.tile_keys(tile);
+                Extent { low: keys.start as i64, high: (keys.start + keys.len - 1) as i64, residues: None }
+            }
+        }
+    }
+
+    /// What a tile of the piece keeps.
+    pub fn verdict(&self, scene: &Scene<'_>, b: usize, h: usize, query_tile: usize, key_tile: usize) -> Verdict {
+        let natural = (self.queries.is_natural() && self.keys.is_natural()).then(|| {
+            let (queries, keys) = (self.query_range(query_tile), self.tile_keys(key_tile));
+            [queries.start, queries.len(), keys.start, keys.len]
+        });
+        let (queries, keys) = (self.query_extent(scene, b, query_tile), self.key_extent(key_tile));
+        self.rule.verdict(scene, &TileAt { b, h, queries, keys, natural })
+    }
+
+    /// What a tile of the natural order keeps for these rows, which follow one another.
+    pub fn verdict_of_rows(&self, scene: &Scene<'_>, rows: &[RowAt], key_tile: usize) -> Verdict {
+        let (low, high) = rows.iter().fold((i64::MAX, i64::MIN), |(low, high), row| (low.min(row.p), high.max(row.p)));
+        let (queries, keys) = (Extent { low, high, residues: None }, self.tile_keys(key_tile));
+        let natural = Some([rows[0].i, rows.len(), keys.start, keys.len]);
+        let at = TileAt { b: rows[0].b, h: rows[0].h, queries, keys: self.key_extent(key_tile), natural };
+        self.rule.verdict(scene, &at)
+    }
+
+    /// The tiles, none before key tile `from`, that the queries of a tile touch, ascending by key.
+    pub fn row(
+        &self,
+        scene: &Scene<'_>,
+        b: usize,
+        h: usize,
+        query_tile: usize,
+        from: usize,
+    ) -> impl Iterator<Item = (usize, Verdict)> {
+        let extent = self.query_extent(scene, b, query_tile);
+        let Range { start, end } = self.tiles;
+        let (spans, tiles, m) = match &self.keys {
+            Order::Natural(m) => (self.rule.spans(scene, b, Side::Keys, extent), 0..0, *m),
+            Order::List { extents, .. } => (Spans::none(), by_residue(extents, extent, start..end), 0),
+        };
+        let natural = spans.blocks(0, m, KEYS, from.max(start)).take_while(move |&tile| tile < end);
+        natural.chain(tiles.start.max(from)..tiles.end).filter_map(move |tile| {
+            let verdict = self.verdict(scene, b, h, query_tile, tile);
+            (verdict != Verdict::Empty).then_some((tile, verdict))
+        })
+    }
+
+    /// The tiles that the keys of a tile touch, ascending by query.
+    pub fn column(
+        &self,
+        scene: &Scene<'_>,
+        b: usize,
+        h: usize,
+        key_tile: usize,
+    ) -> impl Iterator<Item = (usize, Verdict)> {
+        let extent = self.key_extent(key_tile);
+        let all = 0..self.query_tiles();
+        let (spans, tiles) = match &self.queries {
+            Order::Natural(n) if scene.place != Place::Given && *n > 0 => {
+                (self.rule.spans(scene, b, Side::Queries, extent), 0..0)
+            }
+            Order::Natural(_) => (Spans::none(), all),
+            Order::List { extents, .. } => (Spans::none(), by_residue(extents, extent, all)),
+        };
+        let first = if scene.n > 0 { scene.place(b, 0) } else { 0 };
+        spans.blocks(-first, scene.n, QUERIES, 0).chain(tiles).filter_map(move |tile| {
+            let verdict = self.verdict(scene, b, h, tile, key_tile);
+            (verdict != Verdict::Empty).then_some((tile, verdict))
+        })
+    }
+
+    /// The bits of one row of a tile.
+    pub fn bits(&self, scene: &Scene<'_>, row: &RowAt, keys: &TileKeys<'_>) -> Bits {
+        let mut bits = Bits::default();
+        self.rule.bits(scene, row, keys, &mut bits);
+        bits
+    }
+
+    /// For each query in its natural order, its place in this piece.
+    pub fn places_of_queries(&self, n: usize) -> Places {
+        Places::new(&self.queries, n)
+    }
+
+    /// For each key in its natural order, its place in this piece.
+    pub fn places_of_keys(&self, m: usize) -> Places {
+        match &self.keys {
+            Order::Natural(m) => Places::Range(self.tiles.start * KEYS..(self.tiles.end * KEYS).min(*m)),
+            order => Places::new(order, m),
+        }
+    }
+}
+
+/// Of tiles ordered by residue, those that share one with `extent`; where there are no residues, all.
+fn by_residue(extents: &[Extent], extent: Extent, all: Range<usize>) -> Range<usize> {
+    let Some((low, high)) = extent.residues else { return all };
+    let start = extents.partition_point(|e| e.residues.is_some_and(|(_, last)| last < low));
+    let end = extents.partition_point(|e| e.residues.is_none_or(|(first, _)| first <= high));
+    start..end
+}
+
+/// The way back from natural indices to the places of a piece.
+pub(crate) enum Places {
+    Range(Range<usize>),
+    List(Vec<u32>),
+}
+
+impl Places {
+    fn new(order: &Order, len: usize) -> Places {
+        match order {
+            Order::Natural(len) => Places::Range(0..*len),
+            Order::List { indices, .. } => {
+                let mut places = vec![u32::MAX; len];
+                for (place, &index) in indices.iter().enumerate() {
+                    places[index as usize] = place as u32;
+                }
+                Places::List(places)
+            }
+        }
+    }
+
+    pub fn of(&self, index: usize) -> Option<usize> {
+        match self {
+            Places::Range(range) => range.contains(&index).then_some(index),
+            Places::List(places) => Some(places[index] as usize).filter(|&place| place != u32::MAX as usize),
+        }
+    }
+}
+
+/// The pieces of a mask: disjoint, and together all that it keeps.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub pieces: Vec<Piece>,
+}
+
+impl Plan {
+    /// Everything in the natural order.
+    pub fn natural(rule: Rule, scene: &Scene<'_>) -> Plan {
+        Plan { pieces: vec![Piece::natural(rule, scene.n, scene.m)] }
+    }
+
+    /// Everything in the natural order, but only the key tiles that hold some of `keys`.
+    pub fn natural_over(rule: Rule, scene: &Scene<'_>, keys: &Range<usize>) -> Plan {
+        let tiles = if keys.is_empty() { 0..0 } else { keys.start / KEYS..keys.end.div_ceil(KEYS) };
+        Plan { pieces: vec![Piece { tiles, ..Piece::natural(rule, scene.n, scene.m) }] }
+    }
+
+    /// Scattered parts gathered, where that pays.
+    pub fn new<T: Element>(problem: &Problem<'_, T>) -> Plan {
+        let scene = &problem.scene;
+        let rule = Rule::new(&problem.attention.mask, scene);
+        let placed_alike = scene.place != Place::Given; // an order that differs by sequence is not worth its trouble
+        if scene.m < GATHER_FROM || scene.n == 0 || scene.m.max(scene.n) > u32::MAX as usize || !placed_alike {
+            return Plan::natural(rule, scene);
+        }
+        let mut pieces: Vec<Piece> = Vec::new();
+        let mut earlier: Vec<Rule> = Vec::new();
+        for Part { gather, rule, inside } in parts(rule, scene) {
+            let not_earlier = earlier.iter().map(|rule| Rule::Not(Box::new(rule.clone())));
+            let only_new = Rule::and(std::iter::once(inside).chain(not_earlier));
+            pieces.push(match gather {
+                None => Piece::natural(only_new, scene.n, scene.m),
+                Some(gather) => Piece::gathered(gather, only_new, scene),
+            });
+            earlier.push(rule);
+        }
+        Plan { pieces }
+    }
+
+    /// The only piece of the plan, cut into pieces of `size` keys. A plan of several pieces is left as it is.
+    pub fn split(mut self, size: usize) -> Plan {
+        if let [piece] = &self.pieces[..] {
+            let (per, tiles) = (size / KEYS, piece.key_tiles().end);
+            let cut = |at: usize| Piece { tiles: at * per..((at + 1) * per).min(tiles), ..piece.clone() };
+            if tiles > per {
+                self.pieces = (0..tiles.div_ceil(per)).map(cut).collect();
+            }
+        }
+        self
+    }
+}
+
+/// A part of a rule, and the order that it wants.
+#[derive(Clone)]
+struct Part {
+    gather: Option<Gather>,
+    /// What it keeps.
+    rule: Rule,
+    /// The same, among what is gathered.
+    inside: Rule,
+}
+
+impl Part {
+    fn natural(rule: Rule) -> Part {
+        Part { gather: None, inside: rule.clone(), rule }
+    }
+
+    /// The list alone, if that touches far fewer tiles than the natural order does.
+    fn listed(side: Side, list: Vec<i64>, rule: Rule, tile: usize) -> Part {
+        let mut touched: Vec<i64> = list.iter().map(|at| at.div_euclid(tile as i64)).collect();
+        touched.dedup();
+        if list.len().div_ceil(tile) * GATHER_GAIN <= touched.len() {
+            Part { gather: Some(Gather::Only(side, list)), rule, inside: Rule::All }
+        } else {
+            Part::natural(rule)
+        }
+    }
+}
+
+/// The parts of a rule: first what stays in the natural order, then what is to be gathered. They may overlap.
+fn parts(rule: Rule, scene: &Scene<'_>) -> Vec<Part> {
+    match rule {
+        Rule::Residue { stride } if stride > 1 && stride <= scene.m as i64 => {
+            vec![Part { gather: Some(Gather::Residue(stride)), inside: rule.clone(), rule }]
+        }
+        Rule::Summary { stride, summary } => {
+            let keys = (0..scene.m as i64).filter(|j| j.rem_euclid(stride) >= stride - summary).collect();
+            vec![Part::listed(Side::Keys, keys, rule, KEYS)]
+        }
+        Rule::OneOf { side: Side::Keys, ref set } => {
+            let keys = set.iter().copied().filter(|j| (0..scene.m as i64).contains(j)).collect();
+            vec![Part::listed(Side::Keys, keys, rule, KEYS)]
+        }
+        Rule::OneOf { side: Side::Queries, ref set } => {
+            let places = scene.place(0, 0)..=scene.place(0, scene.n - 1);
+            let queries = set.iter().copied().filter(|p| places.contains(p)).collect();
+            vec![Part::listed(Side::Queries, queries, rule, QUERIES)]
+        }
+        Rule::Or(rules) => {
+            let all = rules.into_iter().flat_map(|rule| parts(rule, scene));
+            let (natural, gathered): (Vec<Part>, Vec<Part>) = all.partition(|part| part.gather.is_none());
+            let natural: Vec<Rule> = natural.into_iter().map(|part| part.rule).collect();
+            let natural = (!natural.is_empty()).then(|| Part::natural(Rule::Or(natural)));
+            natural.into_iter().chain(gathered).collect()
+        }
+        Rule::And(rules) => {
+            let split: Vec<Vec<Part>> = rules.iter().map(|rule| parts(rule.clone(), scene)).collect();
+            // The first that wants an order gets it; the others become filters.
+            let Some(leader) = split.iter().position(|parts| parts.iter().any(|part| part.gather.is_some())) else {
+                return vec![Part::natural(Rule::And(rules))];
+            };
+            let filtered = |part: &Part| {
+                let others = rules.iter().enumerate().filter(|(at, _)| *at != leader).map(|(_, rule)| rule.clone());
+                let with = |rule: &Rule| Rule::and(std::iter::once(rule.clone()).chain(others.clone()));
+                Part { gather: part.gather.clone(), rule: with(&part.rule), inside: with(&part.inside) }
+            };
+            split[leader].iter().map(filtered).collect()
+        }
+        rule => vec![Part::natural(rule)],
+    }
+}
+
+/// Counts the tiles that a problem leaves, in all sequences and heads.
+pub(crate) fn tiles<T: Element>(problem: &Problem<'_, T>) -> Tiles {
+    let plan = Plan::new(problem);
+    let scene = &problem.scene;
+    let all = problem.n.div_ceil(QUERIES) * problem.m.div_ceil(KEYS) * problem.b * problem.heads.query;
+    let mut count = Tiles::default();
+    for piece in &plan.pieces {
+        for b in 0..problem.b {
+            for h in 0..problem.heads.query {
+                for tile in 0..piece.query_tiles() {
+                    for (_, verdict) in piece.row(scene, b, h, tile, 0) {
+                        if verdict == Verdict::Full { count.full += 1 } else { count.partial += 1 }
+                    }
+                }
+            }
+        }
+    }
+    count.empty = all.saturating_sub(count.partial + count.full);
+    count
+}

@@ -1,0 +1,314 @@
+//! What general, additive and cosine scores do to rows before they are compared, and to gradients afterwards: work that is
+//! linear in the sequence, done once, so that the engine itself knows only products, additive and distance.
+
+use super::operand::Operand;
+use crate::error::Result;
+use crate::problem::Problem;
+use crate::score::Score;
+use crate::scratch::{Buffer, Scratch};
+use crate::tensor::Tensor;
+use crate::tuning::QUERIES;
+use qkv_simd::shared::{Rows, for_each_task};
+use qkv_simd::{Element, Isa, Matrix, Panels, Real, View, ViewMut, padded, product};
+
+/// The rows as the score compares them.
+pub(crate) struct Compared<'s, T: Element> {
+    queries: Option<Made<'s, T::Acc>>,
+    keys: Option<Made<'s, T::Acc>>,
+}
+
+struct Made<'s, A: Real> {
+    data: Buffer<'s, A>,
+    shape: [usize; 4],
+}
+
+impl<A: Real> Made<'_, A> {
+    fn view(&self) -> View<'_, A> {
+        View::new(&self.data, self.shape).expect("made with its shape")
+    }
+}
+
+/// What happens to rows.
+#[derive(Clone, Copy)]
+enum Change<'a, T> {
+    /// Multiplied by a matrix, `row · W`, or by its transpose.
+    Matrix { w: View<'a, T>, transposed: bool },
+    /// Divided by its length.
+    Unit,
+}
+
+impl<'s, T: Element> Compared<'s, T> {
+    /// Projects or normalises, where the score asks for it.
+    pub fn new(problem: &Problem<'_, T>, scratch: &'s Scratch<T::Acc>, threads: usize) -> Self {
+        let inputs = &problem.inputs;
+        let make = |x: View<'_, T>, change: Option<Change<'_, T>>| {
+            change.map(|change| changed(Operand::Given(x), change, problem.width, scratch, threads))
+        };
+        let (queries, keys) = match problem.attention.score {
+            Score::General => (inputs.w.map(|w| Change::Matrix { w, transposed: false }), None),
+            Score::Additive => {
+                let transposed = |w| Change::Matrix { w, transposed: true };
+                (inputs.w_q.map(transposed), inputs.w_k.map(transposed))
+            }
+            Score::Cosine => (Some(Change::Unit), Some(Change::Unit)),
+            _ => (None, None),
+        };
+        Compared { queries: make(inputs.q, queries), keys: make(inputs.k, keys) }
+    }
+
+    pub fn queries<'a>(&'a self, problem: &Problem<'a, T>) -> Operand<'a, T> {
+        self.queries.as_ref().map_or(Operand::Given(problem.inputs.q), |made| Operand::Made(made.view()))
+    }
+
+    pub fn keys<'a>(&'a self, problem: &Problem<'a, T>) -> Operand<'a, T> {
+        self.keys.as_ref().map_or(Operand::Given(problem.inputs.k), |made| Operand::Made(made.view()))
+    }
+}
+
+/// A matrix of one head as padded rows, transposed if asked for.
+fn matrix_rows<T: Element>(w: View<'_, T>, head: usize, transposed: bool) -> (Vec<T::Acc>, usize) {
+    let [_, heads, r, c] = w.shape();
+    let (rows, cols) = if transposed { (c, r) } else { (r, c) };
+    let row = padded::<T::Acc>(cols);
+    let mut out = vec![T::Acc::ZERO; rows * row];
+    for i in 0..rows {
+        for j in 0..cols {
+            let (r, c) = if transposed { (j, i) } else { (i, j) };
+            out[i * row + j] = w.at(0, head % heads, r, c).widen();
+        }
+    }
+    (out, row)
+}
+
+/// Rows `[B, H, L, width]`, changed one block after the other.
+fn changed<'s, T: Element>(
+    x: Operand<'_, T>,
+    change: Change<'_, T>,
+    width: usize,
+    scratch: &'s Scratch<T::Acc>,
+    threads: usize,
+) -> Made<'s, T::Acc> {
+    let [b, h, len, from] = shape(x);
+    let to = [b, h, len, width];
+    let mut data = scratch.take(b * h * len * width);
+    {
+        let out = Rows::new(ViewMut::new(&mut data, to).expect("as long as its shape"));
+        through(x, change, &out, from, scratch, threads);
+    }
+    Made { data, shape: to }
+}
+
+fn shape<T: Element>(x: Operand<'_, T>) -> [usize; 4] {
+    match x {
+        Operand::Given(view) => view.shape(),
+        Operand::Made(view) => view.shape(),
+    }
+}
+
+/// Sends every row of `x` through a change and writes it.
+fn through<T: Element, U: Element<Acc = T::Acc>>(
+    x: Operand<'_, T>,
+    change: Change<'_, T>,
+    out: &Rows<'_, U>,
+    from: usize,
+    scratch: &Scratch<T::Acc>,
+    threads: usize,
+) {
+    let isa = Isa::best();
+    let [batch, heads, len, to] = out.shape();
+    let (from_row, to_row) = (padded::<T::Acc>(from), padded::<T::Acc>(to));
+    let blocks = len.div_ceil(QUERIES);
+    let matrices: Vec<(Vec<T::Acc>, usize)> = match change {
+        Change::Matrix { w, transposed } => {
+            (0..heads.min(w.shape()[1])).map(|h| matrix_rows(w, h, transposed)).collect()
+        }
+        Change::Unit => Vec::new(),
+    };
+    let worker = || (scratch.take(QUERIES * from_row), scratch.take(QUERIES * to_row));
+    for_each_task(threads, batch * heads * blocks, worker, |(rows, made), task| {
+        let (b, h, block) = (task / (heads * blocks), task / blocks % heads, task % blocks);
+        let range = block * QUERIES..((block + 1) * QUERIES).min(len);
+        for (r, i) in range.clone().enumerate() {
+            x.load_row(b, h, i, &mut rows[r * from_row..][..from_row]);
+        }
+        if let Change::Matrix { .. } = change {
+            let (w, row) = &matrices[h % matrices.len()];
+            made.fill(T::Acc::ZERO);
+            let panels = to_row / T::Acc::LANES;
+            product(isa, made, to_row, Matrix::rows(rows, from_row), Panels::rows(w, *row), range.len(), panels, from);
+        } else {
+            for r in 0..range.len() {
+                let row = &rows[r * from_row..][..from];
+                let length = norm(row);
+                for (to, &x) in made[r * to_row..].iter_mut().zip(row) {
+                    *to = if length == T::Acc::ZERO { T::Acc::ZERO } else { x / length };
+                }
+            }
+        }
+        for (r, i) in range.enumerate() {
+            out.write(b, h, i, &made[r * to_row..][..to_row]);
+        }
+    });
+}
+
+fn norm<A: Real>(row: &[A]) -> A {
+    row.iter().map(|&x| x * x).sum::<A>().sqrt()
+}
+
+/// The gradients of the inputs, from those of the rows that were compared: `(d_q, d_w_or_w_q)` or `(d_k, d_w_k)`.
+pub(crate) struct Back<T> {
+    pub rows: Tensor<T, 4>,
+    pub matrix: Option<Tensor<T, 4>>,
+}
+
+/// Which side goes back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum From {
+    Queries,
+    Keys,
+}
+
+/// Sends gradients back through what [`Compared`] did. `grads` are rows of the compared width.
+pub(crate) fn back<T: Element>(
+    problem: &Problem<'_, T>,
+    from: From,
+    grads: View<'_, T::Acc>,
+    scratch: &Scratch<T::Acc>,
+    threads: usize,
+) -> Result<Back<T>> {
+    let inputs = &problem.inputs;
+    let (x, name) = if from == From::Queries { (inputs.q, "d_q") } else { (inputs.k, "d_k") };
+    let mut rows = Tensor::zeros(name, x.shape())?;
+    let grads = Operand::<T>::Made(grads);
+    let mut matrix = None;
+    let through_matrix = |w: View<'_, T>, transposed: bool, rows: &mut Tensor<T, 4>| {
+        let out = Rows::new(ViewMut::from(rows));
+        through(grads, Change::Matrix { w, transposed }, &out, problem.width, scratch, threads);
+    };
+    match (problem.attention.score, from) {
+        (Score::General, From::Queries) => {
+            let w = inputs.w.expect("checked");
+            through_matrix(w, true, &mut rows);
+            matrix = Some(outer(Operand::Given(x), grads, w.shape(), scratch, threads)?);
+        }
+        (Score::Additive, _) => match if from == From::Queries { inputs.w_q } else { inputs.w_k } {
+            Some(w) => {
+                through_matrix(w, false, &mut rows);
+                matrix = Some(outer(grads, Operand::Given(x), w.shape(), scratch, threads)?);
+            }
+            None => copy(grads, &mut rows, scratch, threads),
+        },
+        (Score::Cosine, _) => back_through_norm(x, grads, &mut rows, scratch, threads),
+        _ => copy(grads, &mut rows, scratch, threads),
+    }
+    Ok(Back { rows, matrix })
+}
+
+/// Runs `f` for every row `(b, h, i)`, with room for two rows of `width`.
+fn for_each_row<A: Real>(
+    [batch, heads, len, width]: [usize; 4],
+    scratch: &Scratch<A>,
+    threads: usize,
+    f: impl Fn(usize, usize, usize, &mut [A], &mut [A]) + Sync,
+) {
+    let row = padded::<A>(width);
+    let blocks = len.div_ceil(QUERIES);
+    for_each_task(
+        threads,
+        batch * heads * blocks,
+        || (scratch.take(row), scratch.take(row)),
+        |(a, c), task| {
+            let (b, h, block) = (task / (heads * blocks), task / blocks % heads, task % blocks);
+            for i in block * QUERIES..((block + 1) * QUERIES).min(len) {
+                f(b, h, i, a, c);
+            }
+        },
+    );
+}
+
+fn copy<T: Element>(grads: Operand<'_, T>, to: &mut Tensor<T, 4>, scratch: &Scratch<T::Acc>, threads: usize) {
+    let out = Rows::new(ViewMut::from(&mut *to));
+    for_each_row(out.shape(), scratch, threads, |b, h, i, row, _| {
+        grads.load_row(b, h, i, row);
+        out.write(b, h, i, row);
+    });
+}
+
+/// Whether a gradient says that its row had no part in anything: then what the row holds, NaN included, has no effect.
+fn is_zero<A: Real>(row: &[A]) -> bool {
+    row.iter().all(|&x| x == A::ZERO)
+}
+
+/// `(d − (d·u)u) / ‖x‖` with the unit vector `u` of `x`; 0 for the zero vector.
+fn back_through_norm<T: Element>(
+    x: View<'_, T>,
+    grads: Operand<'_, T>,
+    to: &mut Tensor<T, 4>,
+    scratch: &Scratch<T::Acc>,
+    threads: usize,
+) {
+    let width = x.shape()[3];
+    let out = Rows::new(ViewMut::from(&mut *to));
+    for_each_row(out.shape(), scratch, threads, |b, h, i, x_row, d_row| {
+        x.load_row(b, h, i, x_row);
+        grads.load_row(b, h, i, d_row);
+        let length = norm(&x_row[..width]);
+        if length == T::Acc::ZERO || is_zero(d_row) {
+            d_row.fill(T::Acc::ZERO);
+        } else {
+            x_row.iter_mut().for_each(|x| *x = *x / length);
+            let along: T::Acc = x_row.iter().zip(&*d_row).map(|(&u, &d)| u * d).sum();
+            for (d, &u) in d_row.iter_mut().zip(&*x_row) {
+                *d = (*d - along * u) / length;
+            }
+        }
+        out.write(b, h, i, d_row);
+    });
+}
+
+/// `Σ aᵢ ⊗ bᵢ` over all rows, of shape `[1, heads or 1, A, B]`: the gradient of a matrix. One task owns a strip of rows of the
+/// result and goes through the whole sequence, so the order of the sum is fixed.
+fn outer<T: Element>(
+    a: Operand<'_, T>,
+    b: Operand<'_, T>,
+    of: [usize; 4],
+    scratch: &Scratch<T::Acc>,
+    threads: usize,
+) -> Result<Tensor<T, 4>> {
+    let isa = Isa::best();
+    let [batch, heads, len, _] = shape(a);
+    let [_, slots, rows, cols] = of;
+    let (a_row, b_row) = (padded::<T::Acc>(rows), padded::<T::Acc>(cols));
+    let strips = rows.div_ceil(QUERIES);
+    let mut out = Tensor::zeros("matrix gradient", of)?;
+    let written = Rows::new(ViewMut::from(&mut out));
+    let worker = || [QUERIES * a_row, QUERIES * b_row, QUERIES * b_row].map(|len| scratch.take(len));
+    for_each_task(threads, slots * strips, worker, |[xs, ys, sums], task| {
+        let (slot, strip) = (task / strips, task % strips);
+        let strip = strip * QUERIES..((strip + 1) * QUERIES).min(rows);
+        sums.fill(T::Acc::ZERO);
+        for seq in 0..batch {
+            for h in (0..heads).filter(|h| slots == 1 || *h == slot) {
+                for start in (0..len).step_by(QUERIES) {
+                    let count = QUERIES.min(len - start);
+                    for r in 0..count {
+                        let (x, y) = (&mut xs[r * a_row..][..a_row], &mut ys[r * b_row..][..b_row]);
+                        a.load_row(seq, h, start + r, x);
+                        b.load_row(seq, h, start + r, y);
+                        if is_zero(x) || is_zero(y) {
+                            x.fill(T::Acc::ZERO);
+                            y.fill(T::Acc::ZERO);
+                        }
+                    }
+                    let x = Matrix::transposed(&xs[strip.start..], a_row);
+                    product(isa, sums, b_row, x, Panels::rows(ys, b_row), strip.len(), b_row / T::Acc::LANES, count);
+                }
+            }
+        }
+        for (r, row) in strip.enumerate() {
+            written.write(0, slot, row, &sums[r * b_row..][..b_row]);
+        }
+    });
+    drop(written);
+    Ok(out)
+}

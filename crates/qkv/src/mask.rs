@@ -1,0 +1,413 @@
+//! **Mask**: which keys may a query see? A mask is a description, a tree of simple rules joined by `&`, `|` and `!`.
+//! What a rule needs of the data (lengths, segments, bits) comes with the inputs.
+//!
+//! Here is what each rule *means*, one pair at a time ([`Mask::allows`]); how the engine finds out for a whole tile at
+//! once is its own business, and is held to this.
+
+use crate::error::{Error, Result};
+use crate::place::Place;
+use qkv_simd::{View, philox};
+use serde::{Deserialize, Serialize};
+use std::ops::{BitAnd, BitOr, Not};
+
+/// Which keys a query may see. `p` is the query's [place](Place); no rule is causal by itself.
+///
+/// ```
+/// use qkv::{Attention, Inputs, Mask, Tensor};
+/// let x = Tensor::<f32, 4>::randn([1, 2, 300, 16], 1);
+/// // The 128 tokens before and the token itself, but always the first four as well.
+/// let mask = Mask::causal() & (Mask::window(128, 0) | Mask::longformer(0, [0, 1, 2, 3]));
+/// Attention::scaled_dot().mask(mask).forward(Inputs::new(&x, &x, &x))?;
+/// # Ok::<(), qkv::Error>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Mask {
+    /// Every key.
+    #[default]
+    Full,
+    /// See [`Mask::causal`].
+    Causal,
+    /// See [`Mask::lengths`].
+    Lengths,
+    /// See [`Mask::segments`].
+    Segments,
+    /// See [`Mask::bits`].
+    Bits,
+    /// See [`Mask::window`].
+    Window {
+        /// How many keys before its place.
+        left: usize,
+        /// How many after.
+        right: usize,
+    },
+    /// See [`Mask::strided`].
+    Strided {
+        /// The stride.
+        stride: usize,
+    },
+    /// See [`Mask::fixed`].
+    Fixed {
+        /// The length of a block.
+        stride: usize,
+        /// How many keys at the end of each block everyone sees.
+        summary: usize,
+    },
+    /// See [`Mask::longformer`].
+    Longformer {
+        /// The width of the window, both sides together.
+        window: usize,
+        /// Positions that see everything and are seen by all.
+        globals: Vec<usize>,
+    },
+    /// See [`Mask::bigbird`].
+    BigBird(BigBird),
+    /// See [`Mask::blocks`].
+    Blocks(Blocks),
+    /// Both.
+    And(Box<Mask>, Box<Mask>),
+    /// Either.
+    Or(Box<Mask>, Box<Mask>),
+    /// Not that one.
+    Not(Box<Mask>),
+}
+
+/// BigBird's numbers, in blocks. See [`Mask::bigbird`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BigBird {
+    /// Tokens in a block.
+    pub block: usize,
+    /// Blocks in the window, both sides and itself together.
+    pub window: usize,
+    /// Blocks at the start that see everything and are seen by all.
+    pub globals: usize,
+    /// Blocks drawn for each block of queries.
+    pub random: usize,
+    /// The seed of the draw.
+    pub seed: u64,
+}
+
+impl BigBird {
+    /// The blocks drawn for the queries of block `row`, out of `blocks` blocks of keys: ascending, each once.
+    pub fn drawn(&self, row: usize, blocks: usize) -> Vec<usize> {
+        // Floyd's way to draw without putting back: one number each, no rejection.
+        let mut drawn = Vec::with_capacity(self.random.min(blocks));
+        for last in blocks.saturating_sub(self.random)..blocks {
+            let [word, ..] = philox::block([last as u32, row as u32, 0x6269_6721, 0], self.seed);
+            let pick = (u64::from(word) * (last as u64 + 1) >> 32) as usize;
+            drawn.push(if drawn.contains(&pick) { last } else { pick });
+        }
+        drawn.sort_unstable();
+        drawn
+    }
+}
+
+/// A bit for each pair of blocks. See [`Mask::blocks`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blocks {
+    /// Tokens in a block.
+    pub size: usize,
+    /// One row for each block of queries, one entry for each block of keys.
+    pub seen: Vec<Vec<bool>>,
+}
+
+impl Mask {
+    /// Every key: no mask.
+    pub fn full() -> Mask {
+        Mask::Full
+    }
+
+    /// Keys at or before the query's place, `j ≤ p` (Vaswani et al. 2017, arXiv:1706.03762).
+    ///
+    /// ```
+    /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 3, 4], 1);
+    /// let causal = Attention::scaled_dot().mask(Mask::causal());
+    /// let out = causal.forward(Inputs::new(&x, &x, &x))?;
+    /// let seen = causal.weights(Inputs::new(&x, &x, &x), &out)?.rows(0, 0, 0..3)?;
+    /// assert_eq!(&seen.data()[..3], [1.0, 0.0, 0.0]); // the first token sees itself alone
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    pub fn causal() -> Mask {
+        Mask::Causal
+    }
+
+    /// Padding: keys before the length of their sequence, from the input `lengths [B]`.
+    ///
+    /// ```
+    /// # use qkv::*; let x = Tensor::<f32, 4>::randn([2, 1, 5, 4], 1);
+    /// let padded = Attention::scaled_dot().mask(Mask::lengths());
+    /// padded.forward(Inputs::new(&x, &x, &x).lengths(&[5, 3]))?;
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    pub fn lengths() -> Mask {
+        Mask::Lengths
+    }
+
+    /// Packed sequences: query and key of the same segment, from the inputs `segments_q [B, N]` and `segments_k [B, M]`.
+    /// Cumulative lengths, the convention of "varlen" kernels, become segments with [`segments_of`].
+    ///
+    /// ```
+    /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 2, 9, 4], 1);
+    /// let packed = Attention::scaled_dot().mask(Mask::causal() & Mask::segments());
+    /// let segments = segments_of(&[0, 4, 9])?; // two sequences, of four and five tokens
+    /// packed.forward(Inputs::new(&x, &x, &x).segments(&segments, &segments))?;
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    pub fn segments() -> Mask {
+        Mask::Segments
+    }
+
+    /// Any bits: pairs where the input `mask`, which broadcasts to `[B, Hq, N, M]`, is not 0.
+    ///
+    /// ```
+    /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 2, 3, 4], 1);
+    /// let bits = Tensor::from_fn([1, 1, 3, 3], |[_, _, i, j]| u8::from((i + j) % 2 == 0));
+    /// Attention::scaled_dot().mask(Mask::bits()).forward(Inputs::new(&x, &x, &x).mask(&bits))?;
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    pub fn bits() -> Mask {
+        Mask::Bits
+    }
+
+    /// Local attention: `p − left ≤ j ≤ p + right` (Luong et al. 2015, arXiv:1508.04025; Beltagy et al. 2020).
+    ///
+    /// ```
+    /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 500, 8], 1);
+    /// Attention::scaled_dot().mask(Mask::window(64, 64)).forward(Inputs::new(&x, &x, &x))?;
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    pub fn window(left: usize, right: usize) -> Mask {
+        Mask::Window { left, right }
+    }
+
+    /// Strided (Child et al. 2019, "Sparse Transformers", arXiv:1904.10509): `|p − j| < stride`, or `(p − j) mod stride = 0`.
+    ///
+    /// ```
+    /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 500, 8], 1);
+    /// Attention::scaled_dot().mask(Mask::causal() & Mask::strided(22)).forward(Inputs::new(&x, &x, &x))?;
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    pub fn strided(stride: usize) -> Mask {
+        Mask::Strided { stride }
+    }
+
+    /// Fixed (Child et al. 2019, arXiv:1904.10509): the same block of `stride`, or one of the last `summary` keys of any block.
+    ///
+    /// ```
+    /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 500, 8], 1);
+    /// Attention::scaled_dot().mask(Mask::causal() & Mask::fixed(32, 4)).forward(Inputs::new(&x, &x, &x))?;
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    pub fn fixed(stride: usize, summary: usize) -> Mask {
+        Mask::Fixed { stride, summary }
+    }
+
+    /// Longformer (Beltagy et al. 2020, arXiv:2004.05150): `|p − j| ≤ window/2`, or `j` a global position, or `p` one.
+    ///
+    /// ```
+    /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 500, 8], 1);
+    /// Attention::scaled_dot().mask(Mask::longformer(64, [0, 250])).forward(Inputs::new(&x, &x, &x))?;
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    pub fn longformer(window: usize, globals: impl IntoIterator<Item = usize>) -> Mask {
+        let mut globals: Vec<usize> = globals.into_iter().collect();
+        globals.sort_unstable();
+        globals.dedup();
+        Mask::Longformer { window, globals }
+    }
+
+    /// BigBird (Zaheer et al. 2020, arXiv:2007.14062), in blocks: a window of blocks, the first blocks for all, and a few
+    /// drawn at random for each block of queries. What is drawn depends on the number of keys: it is an encoder's mask.
+    ///
+    /// ```
+    /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 500, 8], 1);
+    /// let bigbird = BigBird { block: 32, window: 3, globals: 1, random: 2, seed: 7 };
+    /// Attention::scaled_dot().mask(Mask::bigbird(bigbird)).forward(Inputs::new(&x, &x, &x))?;
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    pub fn bigbird(pattern: BigBird) -> Mask {
+        Mask::BigBird(pattern)
+    }
+
+    /// Block-sparse (Gray et al. 2017): the bit of `(⌊i/size⌋, ⌊j/size⌋)`.
+    ///
+    /// ```
+    /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 96, 8], 1);
+    /// let diagonal_and_first = (0..3).map(|r| (0..3).map(|c| c == 0 || c == r).collect()).collect();
+    /// let blocks = Blocks { size: 32, seen: diagonal_and_first };
+    /// Attention::scaled_dot().mask(Mask::blocks(blocks)).forward(Inputs::new(&x, &x, &x))?;
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    pub fn blocks(blocks: Blocks) -> Mask {
+        Mask::Blocks(blocks)
+    }
+}
+
+impl BitAnd for Mask {
+    type Output = Mask;
+    fn bitand(self, other: Mask) -> Mask {
+        match (self, other) {
+            (Mask::Full, mask) | (mask, Mask::Full) => mask,
+            (a, b) => Mask::And(Box::new(a), Box::new(b)),
+        }
+    }
+}
+
+impl BitOr for Mask {
+    type Output = Mask;
+    fn bitor(self, other: Mask) -> Mask {
+        Mask::Or(Box::new(self), Box::new(other))
+    }
+}
+
+impl Not for Mask {
+    type Output = Mask;
+    fn not(self) -> Mask {
+        match self {
+            Mask::Not(mask) => *mask,
+            mask => Mask::Not(Box::new(mask)),
+        }
+    }
+}
+
+/// The segment of every token, from cumulative lengths: `[0, 4, 9]` gives four tokens of segment 0 and five of segment 1.
+///
+/// ```
+/// assert_eq!(qkv::segments_of(&[0, 2, 2, 5])?, [0, 0, 2, 2, 2]);
+/// assert!(qkv::segments_of(&[0, 5, 3]).is_err());
+/// # Ok::<(), qkv::Error>(())
+/// ```
+pub fn segments_of(cumulative: &[usize]) -> Result<Vec<i32>> {
+    let bad = |why: &str| Error::value("cumulative lengths", format!("{cumulative:?}"), why);
+    if cumulative.first() != Some(&0) {
+        return Err(bad("to start with 0"));
+    }
+    let mut segments = Vec::new();
+    for (segment, pair) in cumulative.windows(2).enumerate() {
+        let length = pair[1].checked_sub(pair[0]).ok_or_else(|| bad("to ascend"))?;
+        let id = i32::try_from(segment).map_err(|_| bad("fewer segments"))?;
+        segments.try_reserve(length).map_err(|_| bad("a total that fits in memory"))?;
+        segments.extend(std::iter::repeat_n(id, length));
+    }
+    Ok(segments)
+}
+
+/// What rules look at besides the description: the sizes, the places of the queries, and the data given for masks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scene<'a> {
+    pub n: usize,
+    pub m: usize,
+    pub place: Place,
+    pub positions: Option<&'a [i64]>,
+    pub lengths: Option<&'a [usize]>,
+    pub segments: Option<(&'a [i32], &'a [i32])>,
+    /// Broadcast to `[B, Hq, N, M]`.
+    pub bits: Option<View<'a, u8>>,
+}
+
+impl Scene<'_> {
+    /// `p(i)`.
+    #[inline]
+    pub fn place(&self, b: usize, i: usize) -> i64 {
+        match (self.place, self.positions) {
+            (Place::Given, Some(positions)) => positions[b * self.n + i],
+            (Place::Start | Place::Given, _) => i as i64,
+            (Place::End, _) => i as i64 + self.m as i64 - self.n as i64,
+            (Place::Offset(offset), _) => (i as i64).saturating_add(offset),
+        }
+    }
+}
+
+impl Mask {
+    /// Whether query `i` may see key `j`: the definition, one pair at a time.
+    pub(crate) fn allows(&self, scene: &Scene<'_>, b: usize, h: usize, i: usize, j: usize) -> bool {
+        let (p, k) = (scene.place(b, i), j as i64);
+        match self {
+            Mask::Full => true,
+            Mask::Causal => k <= p,
+            Mask::Lengths => scene.lengths.is_none_or(|lengths| j < lengths[b]),
+            Mask::Segments => scene.segments.is_none_or(|(q, k)| q[b * scene.n + i] == k[b * scene.m + j]),
+            Mask::Bits => scene.bits.is_none_or(|bits| bits.at(b, h, i, j) != 0),
+            Mask::Window { left, right } => p.saturating_sub(clamp(*left)) <= k && k <= p.saturating_add(clamp(*right)),
+            Mask::Strided { stride } => {
+                let stride = clamp(*stride);
+                (p - k).abs() < stride || (p - k).rem_euclid(stride) == 0
+            }
+            Mask::Fixed { stride, summary } => {
+                let (stride, summary) = (clamp(*stride), clamp(*summary));
+                k.div_euclid(stride) == p.div_euclid(stride) || k.rem_euclid(stride) >= stride - summary
+            }
+            Mask::Longformer { window, globals } => {
+                let global = |at: i64| at >= 0 && globals.binary_search(&(at as usize)).is_ok();
+                (p - k).abs() <= clamp(*window / 2) || global(k) || global(p)
+            }
+            Mask::BigBird(pattern) => {
+                let size = clamp(pattern.block);
+                let (row, col) = (p.div_euclid(size), k / size);
+                let drawn = || {
+                    row >= 0 && pattern.drawn(row as usize, scene.m.div_ceil(pattern.block)).contains(&(col as usize))
+                };
+                let globals = clamp(pattern.globals);
+                (row - col).abs() <= clamp(pattern.window / 2) || row < globals && row >= 0 || col < globals || drawn()
+            }
+            Mask::Blocks(blocks) => blocks.seen[i / blocks.size][j / blocks.size],
+            Mask::And(a, b_) => a.allows(scene, b, h, i, j) && b_.allows(scene, b, h, i, j),
+            Mask::Or(a, b_) => a.allows(scene, b, h, i, j) || b_.allows(scene, b, h, i, j),
+            Mask::Not(a) => !a.allows(scene, b, h, i, j),
+        }
+    }
+
+    /// Whether a rule of this kind is anywhere in the tree.
+    pub(crate) fn uses(&self, kind: &Mask) -> bool {
+        match self {
+            Mask::And(a, b) | Mask::Or(a, b) => a.uses(kind) || b.uses(kind),
+            Mask::Not(a) => a.uses(kind),
+            mask => mask == kind,
+        }
+    }
+
+    /// Refuses numbers that make no sense for `n` queries and `m` keys.
+    pub(crate) fn check(&self, n: usize, m: usize) -> Result<()> {
+        match self {
+            Mask::Strided { stride: 0 } => Err(Error::value("strided", 0, "a stride of at least 1")),
+            Mask::Fixed { stride, summary } if *summary == 0 || summary > stride => Err(Error::value(
+                "fixed",
+                format!("{stride},{summary}"),
+                "a summary of at least 1 and at most the stride",
+            )),
+            Mask::Longformer { globals, .. } => match globals.last() {
+                Some(&last) if last >= n.max(m) => Err(Error::value(
+                    "longformer",
+                    format!("global position {last}"),
+                    format!("a position below {}", n.max(m)),
+                )),
+                _ if !globals.is_sorted_by(|a, b| a < b) => {
+                    Err(Error::value("longformer", format!("{globals:?}"), "global positions in ascending order"))
+                }
+                _ => Ok(()),
+            },
+            Mask::BigBird(BigBird { block: 0, .. }) => {
+                Err(Error::value("bigbird", "a block of 0", "a block of at least 1"))
+            }
+            Mask::Blocks(Blocks { size: 0, .. }) => {
+                Err(Error::value("blocks", "a block of 0", "a block of at least 1"))
+            }
+            Mask::Blocks(Blocks { size, seen }) => {
+                let (rows, cols) = (n.div_ceil(*size), m.div_ceil(*size));
+                let found =
+                    format!("{} × {} blocks of {size}", seen.len(), seen.iter().map(Vec::len).min().unwrap_or(0));
+                let fits = seen.len() >= rows && seen.iter().all(|row| row.len() >= cols);
+                if fits { Ok(()) } else { Err(Error::value("blocks", found, format!("{rows} × {cols} at least"))) }
+            }
+            Mask::And(a, b) | Mask::Or(a, b) => a.check(n, m).and(b.check(n, m)),
+            Mask::Not(a) => a.check(n, m),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A size as a signed distance; a size beyond any sequence is "without limit".
+pub(crate) fn clamp(size: usize) -> i64 {
+    i64::try_from(size).unwrap_or(i64::MAX / 4).min(i64::MAX / 4)
+}

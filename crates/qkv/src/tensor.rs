@@ -1,0 +1,175 @@
+//! The tensors that results come in: a vector and a shape, rows one after the other. Inputs need not be these: any
+//! [`View`] will do.
+
+use crate::error::{Error, Result};
+use qkv_simd::{Element, View, ViewMut, philox};
+
+/// An owned tensor of `R` axes.
+///
+/// ```
+/// use qkv::Tensor;
+/// let t = Tensor::from_fn([1, 2, 3, 4], |[_, h, i, x]| (h * 100 + i * 10 + x) as f32);
+/// assert_eq!(t[[0, 1, 2, 3]], 123.0);
+/// assert_eq!(t.shape(), [1, 2, 3, 4]);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor<T, const R: usize> {
+    shape: [usize; R],
+    data: Vec<T>,
+}
+
+/// The number of elements of a shape, if this machine can address that many of `T`.
+pub(crate) fn checked_len<T>(tensor: &'static str, shape: &[usize]) -> Result<usize> {
+    let len = shape.iter().try_fold(1usize, |len, &axis| len.checked_mul(axis));
+    len.filter(|len| len.checked_mul(size_of::<T>().max(1)).is_some_and(|bytes| bytes <= isize::MAX as usize))
+        .ok_or_else(|| Error::TooLarge { tensor, shape: shape.to_vec() })
+}
+
+impl<T, const R: usize> Tensor<T, R> {
+    /// From a vector, row by row.
+    pub fn new(data: Vec<T>, shape: [usize; R]) -> Result<Self> {
+        let len = checked_len::<T>("tensor", &shape)?;
+        if len != data.len() {
+            return Err(Error::shape("tensor", &shape, format!("{} elements in all", data.len())));
+        }
+        Ok(Tensor { shape, data })
+    }
+
+    /// Its axes.
+    pub fn shape(&self) -> [usize; R] {
+        self.shape
+    }
+
+    /// Its elements, row by row.
+    pub fn data(&self) -> &[T] {
+        &self.data
+    }
+
+    /// Its elements, to be changed.
+    pub fn data_mut(&mut self) -> &mut [T] {
+        &mut self.data
+    }
+
+    /// Its elements, without the shape.
+    pub fn into_data(self) -> Vec<T> {
+        self.data
+    }
+
+    fn at(&self, index: [usize; R]) -> usize {
+        let mut at = 0;
+        for (axis, i) in index.into_iter().enumerate() {
+            assert!(i < self.shape[axis], "index {index:?} of shape {:?}", self.shape);
+            at = at * self.shape[axis] + i;
+        }
+        at
+    }
+
+    /// Every element changed by `f`.
+    pub fn map<U>(&self, f: impl FnMut(&T) -> U) -> Tensor<U, R> {
+        Tensor { shape: self.shape, data: self.data.iter().map(f).collect() }
+    }
+}
+
+impl<T: Clone + Default, const R: usize> Tensor<T, R> {
+    /// Zeros, or whatever the default is.
+    pub(crate) fn zeros(name: &'static str, shape: [usize; R]) -> Result<Self> {
+        let len = checked_len::<T>(name, &shape)?;
+        Ok(Tensor { shape, data: vec![T::default(); len] })
+    }
+}
+
+impl<T, const R: usize> Tensor<T, R> {
+    /// Each element from its index.
+    ///
+    /// # Panics
+    /// Where the shape is larger than memory.
+    pub fn from_fn(shape: [usize; R], mut f: impl FnMut([usize; R]) -> T) -> Self {
+        let len = shape.iter().product();
+        let data = (0..len).map(|at| {
+            let (mut rest, mut index) = (at, [0; R]);
+            for axis in (0..R).rev() {
+                index[axis] = rest % shape[axis];
+                rest /= shape[axis];
+            }
+            f(index)
+        });
+        Tensor { shape, data: data.collect() }
+    }
+}
+
+impl<T: Element, const R: usize> Tensor<T, R> {
+    /// Normally distributed numbers, the same for the same seed on every machine.
+    ///
+    /// ```
+    /// use qkv::Tensor;
+    /// let a = Tensor::<f32, 4>::randn([2, 8, 100, 64], 1);
+    /// let mean = a.data().iter().sum::<f32>() / a.data().len() as f32;
+    /// assert!(mean.abs() < 0.02);
+    /// ```
+    pub fn randn(shape: [usize; R], seed: u64) -> Self {
+        let mut at = 0u64;
+        let mut spare = None;
+        Tensor::from_fn(shape, |_| {
+            T::of_f64(spare.take().unwrap_or_else(|| {
+                let [a, b, c, d] = philox::block([at as u32, (at >> 32) as u32, 0x6e6f_726d, 0], seed);
+                at += 1;
+                let unit =
+                    |high: u32, low: u32| ((u64::from(high) << 32 | u64::from(low)) as f64 + 0.5) / 2f64.powi(64);
+                let (radius, angle) = ((-2.0 * unit(a, b).ln()).sqrt(), std::f64::consts::TAU * unit(c, d));
+                spare = Some(radius * angle.sin());
+                radius * angle.cos()
+            }))
+        })
+    }
+}
+
+impl<T, const R: usize> std::ops::Index<[usize; R]> for Tensor<T, R> {
+    type Output = T;
+    fn index(&self, index: [usize; R]) -> &T {
+        &self.data[self.at(index)]
+    }
+}
+
+impl<T, const R: usize> std::ops::IndexMut<[usize; R]> for Tensor<T, R> {
+    fn index_mut(&mut self, index: [usize; R]) -> &mut T {
+        let at = self.at(index);
+        &mut self.data[at]
+    }
+}
+
+fn padded_shape<const R: usize>(shape: [usize; R]) -> [usize; 4] {
+    const { assert!(R <= 4, "a view has four axes") };
+    let mut padded = [1; 4];
+    padded[4 - R..].copy_from_slice(&shape);
+    padded
+}
+
+/// Axes that are not there count as 1, in front.
+impl<'a, T, const R: usize> From<&'a Tensor<T, R>> for View<'a, T> {
+    fn from(tensor: &'a Tensor<T, R>) -> Self {
+        View::new(&tensor.data, padded_shape(tensor.shape)).expect("a tensor holds its shape")
+    }
+}
+
+/// Axes that are not there count as 1, in front.
+impl<'a, T, const R: usize> From<&'a mut Tensor<T, R>> for ViewMut<'a, T> {
+    fn from(tensor: &'a mut Tensor<T, R>) -> Self {
+        ViewMut::new(&mut tensor.data, padded_shape(tensor.shape)).expect("a tensor holds its shape")
+    }
+}
+
+#[cfg(feature = "ndarray")]
+mod with_ndarray {
+    use super::Tensor;
+    use ndarray::{Array, Dim, Dimension, IntoDimension};
+
+    impl<T, const R: usize> From<Tensor<T, R>> for Array<T, Dim<[usize; R]>>
+    where
+        [usize; R]: IntoDimension<Dim = Dim<[usize; R]>>,
+        Dim<[usize; R]>: Dimension,
+    {
+        fn from(tensor: Tensor<T, R>) -> Self {
+            Array::from_shape_vec(tensor.shape.into_dimension(), tensor.data).expect("a tensor holds its shape")
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! Every tile size and threshold of the engine, each with its reason.
+
+/// Keys in a block. Frozen: a row's sums are cut at these places, so another size is other bits. 128 keys of 64 numbers are
+/// 32 kB in `f32`, and a tile of scores with them fits the first-level cache beside a few rows of either side.
+pub const KEYS: usize = 128;
+
+/// Queries in a tile. Bits do not depend on it. With 128 keys the scores of a tile are 32 kB in `f32`.
+pub const QUERIES: usize = 64;
+
+/// Keys in a piece of a cache that one thread takes while decoding. Frozen for the same reason as [`KEYS`]; 4,096 keys are
+/// enough work to hide handing them out, and a cache of 131,072 still keeps 32 threads busy.
+pub const SPLIT: usize = 4096;
+
+/// Below this many keys a mask never brings its own order of the sequence: gathering costs more than it saves.
+pub const GATHER_FROM: usize = 4 * KEYS;
+
+/// Keys (or queries) that lie scattered are gathered if that touches at most one block in so many.
+pub const GATHER_GAIN: usize = 2;
+
+/// How many pairs of pattern blocks a verdict looks at before it settles for "partial".
+pub const PAIRS_LOOKED_AT: usize = 512;

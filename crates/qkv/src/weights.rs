@@ -1,0 +1,205 @@
+//! **Weights on demand**: any rows, any rectangle, or a picture of any size, recomputed exactly from q, k and the
+//! log-sum-exp. Nothing larger than what is asked for and its two sides is stored.
+
+use crate::attention::Output;
+use crate::error::{Error, Result};
+use crate::exact::{Compared, Kept, KeyBlocks, Operand, Plan, Room, RowAt, Rule, TileOps, Verdict};
+use crate::problem::Problem;
+use crate::scratch::Scratch;
+use crate::tensor::Tensor;
+use crate::tuning::{KEYS, QUERIES};
+use qkv_simd::shared::{Rows, for_each_task};
+use qkv_simd::tile::weights;
+use qkv_simd::{Element, Real, ViewMut, padded};
+use std::ops::Range;
+
+/// How a cell of a picture is made from the weights it covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pool {
+    /// The largest.
+    Max,
+    /// The mean; pairs that are absent count as 0.
+    Mean,
+}
+
+/// The weights of one call, to be asked for. See [`Attention::weights`](crate::Attention::weights).
+///
+/// They are what multiplied the values: after dropout, 0 where a pair is absent. Without dropout a row sums to 1, or to
+/// less if the head has a sink.
+///
+/// ```
+/// use qkv::{Attention, Inputs, Mask, Pool, Tensor};
+/// let x = Tensor::<f32, 4>::randn([1, 2, 1000, 16], 1);
+/// let causal = Attention::scaled_dot().mask(Mask::causal());
+/// let out = causal.forward(Inputs::new(&x, &x, &x))?;
+/// let weights = causal.weights(Inputs::new(&x, &x, &x), &out)?;
+///
+/// let rows = weights.rows(0, 1, 500..510)?;                                       // [10, 1000]
+/// let part = weights.rectangle(0, 1, 500..510, 490..500)?;                        // [10, 10]
+/// assert_eq!(rows[[3, 495]], part[[3, 5]]);
+/// let picture = weights.pooled(0, 1, 0..1000, 0..1000, [32, 32], Pool::Max)?;     // [32, 32]
+/// assert_eq!(picture[[0, 31]], 0.0);                                              // nobody sees the future
+/// # Ok::<(), qkv::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Weights<'a, T: Element> {
+    problem: Problem<'a, T>,
+    out: &'a Output<T>,
+}
+
+impl<'a, T: Element> Weights<'a, T> {
+    pub(crate) fn new(problem: Problem<'a, T>, out: &'a Output<T>) -> Self {
+        Weights { problem, out }
+    }
+
+    /// Whole rows of one head, `[rows, M]`.
+    pub fn rows(&self, b: usize, h: usize, rows: Range<usize>) -> Result<Tensor<T::Acc, 2>> {
+        self.rectangle(b, h, rows, 0..self.problem.m)
+    }
+
+    /// A rectangle of one head, `[rows, cols]`.
+    pub fn rectangle(&self, b: usize, h: usize, rows: Range<usize>, cols: Range<usize>) -> Result<Tensor<T::Acc, 2>> {
+        self.check(b, h, &rows, &cols)?;
+        let shape = [rows.len(), cols.len()];
+        let mut out = Tensor::zeros("weights", shape)?;
+        let written = Rows::new(ViewMut::from(&mut out));
+        let blocks = rows.len().div_ceil(QUERIES);
+        self.run(b, h, &cols, blocks, QUERIES * shape[1], |weigh, room, block| {
+            let range = rows.start + block * QUERIES..(rows.start + (block + 1) * QUERIES).min(rows.end);
+            room.fill(T::Acc::ZERO);
+            weigh(range.clone(), &mut |r, j, weight| room[r * shape[1] + j] = weight);
+            for (r, i) in range.enumerate() {
+                written.write(0, 0, i - rows.start, &room[r * shape[1]..][..shape[1]]);
+            }
+        });
+        drop(written);
+        Ok(out)
+    }
+
+    /// A rectangle of one head as a picture: a grid of `[height, width]` cells, each the largest or the mean of the weights
+    /// it covers. Where the grid is finer than the rectangle, weights repeat.
+    pub fn pooled(
+        &self,
+        b: usize,
+        h: usize,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        [height, width]: [usize; 2],
+        pool: Pool,
+    ) -> Result<Tensor<T::Acc, 2>> {
+        self.check(b, h, &rows, &cols)?;
+        let mut out = Tensor::zeros("picture", [height, width])?;
+        if rows.is_empty() || cols.is_empty() || height == 0 || width == 0 {
+            return Ok(out);
+        }
+        let written = Rows::new(ViewMut::from(&mut out));
+        // Numbers of one column of the rectangle, then cells.
+        self.run(b, h, &cols, height, cols.len(), |weigh, column, y| {
+            let covered = cell(y, rows.len(), height);
+            column.fill(T::Acc::ZERO);
+            for start in covered.clone().step_by(QUERIES) {
+                let range = rows.start + start..rows.start + (start + QUERIES).min(covered.end);
+                weigh(range, &mut |_, j, weight| match pool {
+                    Pool::Max if weight > column[j] || weight.is_nan() => column[j] = weight,
+                    Pool::Max => {}
+                    Pool::Mean => column[j] += weight,
+                });
+            }
+            let cells: Vec<T::Acc> = (0..width)
+                .map(|x| {
+                    let range = cell(x, cols.len(), width);
+                    let covers = T::Acc::from_f64((range.len() * covered.len()) as f64);
+                    let column = &column[range];
+                    match pool {
+                        Pool::Max => column.iter().fold(T::Acc::ZERO, |a, &b| if b > a || b.is_nan() { b } else { a }),
+                        Pool::Mean => column.iter().copied().sum::<T::Acc>() / covers,
+                    }
+                })
+                .collect();
+            written.write(0, 0, y, &cells);
+        });
+        drop(written);
+        Ok(out)
+    }
+
+    fn check(&self, b: usize, h: usize, rows: &Range<usize>, cols: &Range<usize>) -> Result<()> {
+        let Problem { b: batch, n, m, heads, .. } = self.problem;
+        let outside = |name, at: String, limit| Err(Error::value(name, at, format!("within 0..{limit}")));
+        match () {
+            () if b >= batch => outside("sequence", b.to_string(), batch),
+            () if h >= heads.query => outside("head", h.to_string(), heads.query),
+            () if rows.start > rows.end || rows.end > n => outside("rows", format!("{rows:?}"), n),
+            () if cols.start > cols.end || cols.end > m => outside("columns", format!("{cols:?}"), m),
+            () => Ok(()),
+        }
+    }
+
+    /// Runs tasks that weigh rows of one head against `cols`. A task gets a function that, for a range of at most [`QUERIES`]
+    /// rows, reports every weight by row and column from the corner; and room of its own.
+    fn run(
+        &self,
+        b: usize,
+        h: usize,
+        cols: &Range<usize>,
+        tasks: usize,
+        room: usize,
+        task: impl Fn(&mut Weigh<'_, T::Acc>, &mut [T::Acc], usize) + Sync,
+    ) {
+        let problem = &self.problem;
+        let scratch = Scratch::new();
+        let threads = rayon::current_num_threads();
+        let compared = Compared::new(problem, &scratch, threads);
+        let plan = Plan::natural_over(Rule::new(&problem.attention.mask, &problem.scene), &problem.scene, cols);
+        let piece = &plan.pieces[0];
+        let ops = TileOps::new(problem);
+        let (queries, keys) = (compared.queries(problem), compared.keys(problem));
+        let key_head = h / problem.heads.group;
+        let mut keys_room = Room::new(&scratch, piece, 1, problem.width, 0);
+        let blocks = KeyBlocks::new(piece, keys, Operand::Given(problem.inputs.v), problem.heads.key, &mut keys_room);
+        let blocks = blocks.starting_at(b, key_head);
+        let worker = || (scratch.take(QUERIES * ops.query_row), scratch.take(QUERIES * KEYS), scratch.take(room));
+        for_each_task(threads, tasks, worker, |(q, scores, room), at| {
+            let mut weigh = |range: Range<usize>, report: &mut dyn FnMut(usize, usize, T::Acc)| {
+                let rows: Vec<RowAt> = range.map(|i| RowAt { b, h, i, p: problem.scene.place(b, i) }).collect();
+                for (r, row) in rows.iter().enumerate() {
+                    queries.load_row(b, h, row.i, &mut q[r * ops.query_row..][..ops.query_row]);
+                }
+                for tile in piece.key_tiles() {
+                    let verdict = piece.verdict_of_rows(&problem.scene, &rows, tile);
+                    if verdict == Verdict::Empty {
+                        continue;
+                    }
+                    let keys = piece.tile_keys(tile);
+                    ops.raw(q, rows.len(), blocks.key_panels(b, key_head, tile), keys.len, scores);
+                    let scale = ops.finish(piece, &keys, verdict, &rows, scores, Kept::default());
+                    for (r, row) in rows.iter().enumerate() {
+                        let row_scores = &mut scores[r * KEYS..][..padded::<T::Acc>(keys.len)];
+                        weights(ops.isa, row_scores, scale, self.out.lse[[b, h, row.i]]);
+                    }
+                    if let Some(dropout) = problem.attention.dropout {
+                        ops.drop(dropout, &rows, &keys, scores);
+                    }
+                    for r in 0..rows.len() {
+                        for at in 0..keys.len {
+                            let j = keys.start + at;
+                            if cols.contains(&j) {
+                                report(r, j - cols.start, scores[r * KEYS + at]);
+                            }
+                        }
+                    }
+                }
+            };
+            task(&mut weigh, room, at);
+        });
+    }
+}
+
+/// Weighs a range of rows and reports each weight by row and column.
+type Weigh<'a, A> = dyn FnMut(Range<usize>, &mut dyn FnMut(usize, usize, A)) + 'a;
+
+/// The rows (or columns) of a rectangle of `len` that a cell of a grid of `cells` covers: at least one.
+fn cell(at: usize, len: usize, cells: usize) -> Range<usize> {
+    let start = (at as u128 * len as u128 / cells as u128) as usize;
+    let end = ((at as u128 + 1) * len as u128 / cells as u128) as usize;
+    start..end.max(start + 1)
+}
