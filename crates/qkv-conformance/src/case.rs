@@ -1,0 +1,261 @@
+//! One case: a description, sizes, and all the data that the description asks for.
+
+use qkv::{Attention, Bias, Element, Inputs, Mask, Place, Score, Tensor, Upstream};
+
+/// The sizes of a case.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Sequences.
+    pub b: usize,
+    /// Query heads.
+    pub hq: usize,
+    /// Key heads.
+    pub hk: usize,
+    /// Queries.
+    pub n: usize,
+    /// Keys.
+    pub m: usize,
+    /// The width of queries.
+    pub d: usize,
+    /// The width of keys; as `d` but for general and additive scores.
+    pub dk: usize,
+    /// The width of values.
+    pub dv: usize,
+}
+
+impl Sizes {
+    /// One sequence of one head, `n` queries and `m` keys, all of width `d`.
+    pub fn new(n: usize, m: usize, d: usize) -> Sizes {
+        Sizes { b: 1, hq: 1, hk: 1, n, m, d, dk: d, dv: d }
+    }
+
+    /// With this many sequences, query heads and key heads.
+    pub fn heads(self, b: usize, hq: usize, hk: usize) -> Sizes {
+        Sizes { b, hq, hk, ..self }
+    }
+
+    /// With these widths of keys and values.
+    pub fn widths(self, dk: usize, dv: usize) -> Sizes {
+        Sizes { dk, dv, ..self }
+    }
+}
+
+/// Which shape a bias tensor or a mask of bits has: `true` where an axis of `[B, Hq, N, M]` is as it is, `false` where it
+/// is 1.
+pub type Axes = [bool; 4];
+
+/// What a case asks for beyond its score.
+#[derive(Clone, Debug, Default)]
+pub struct Extras {
+    /// Multiplies q, to make scores large.
+    pub sharpness: Option<f64>,
+    /// A bias tensor with these axes.
+    pub bias: Option<Axes>,
+    /// A relative table of this reach, for each head or one for all.
+    pub table: Option<(usize, bool)>,
+    /// A learned scale, for each head or one for all.
+    pub scale: Option<bool>,
+    /// Sinks.
+    pub sinks: bool,
+    /// Key lengths.
+    pub lengths: bool,
+    /// Segments.
+    pub segments: bool,
+    /// A mask of bits with these axes.
+    pub bits: Option<Axes>,
+    /// Given places.
+    pub positions: bool,
+    /// Upstream gradients for the log-sum-exp and the entropy.
+    pub all_upstream: bool,
+    /// Keys of the additive score come projected.
+    pub projected: bool,
+    /// One matrix a head rather than one for all.
+    pub matrix_per_head: bool,
+}
+
+/// A description with its data, in `f64`; an element type rounds it.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// What a failure is called.
+    pub name: String,
+    /// The description.
+    pub attention: Attention,
+    /// The sizes.
+    pub sizes: Sizes,
+    /// What else there is.
+    pub extras: Extras,
+}
+
+impl Case {
+    /// A case of these parts. What the extras ask for is added to the description.
+    pub fn new(name: impl Into<String>, attention: Attention, sizes: Sizes, extras: Extras) -> Case {
+        let mut attention = attention;
+        if extras.bias.is_some() {
+            attention = attention.bias(Bias::tensor());
+        }
+        if let Some((reach, _)) = extras.table {
+            attention = attention.bias(Bias::relative(reach));
+        }
+        if extras.scale.is_some() {
+            attention = attention.learned_scale();
+        }
+        if extras.sinks {
+            attention = attention.with_sinks();
+        }
+        if extras.positions {
+            attention = attention.place(Place::Given);
+        }
+        for (asked, mask) in [
+            (extras.lengths, Mask::lengths()),
+            (extras.segments, Mask::segments()),
+            (extras.bits.is_some(), Mask::bits()),
+        ] {
+            if asked {
+                attention = attention.mask(mask);
+            }
+        }
+        Case { name: name.into(), attention: attention.with_entropy(), sizes, extras }
+    }
+
+    /// Whether a bias is added to whole rows of scores alike: softmax does not feel it, and its gradient is exactly 0.
+    pub fn shifts_whole_rows(&self) -> bool {
+        self.extras.bias.is_some_and(|axes| !axes[3]) || self.extras.table.is_some_and(|(reach, _)| reach == 0)
+    }
+
+    /// The data, rounded to `T`.
+    pub fn data<T: Element>(&self) -> Data<T> {
+        let Sizes { b, hq, hk, n, m, d, dk, dv } = self.sizes;
+        let extras = &self.extras;
+        let noise = |shape, seed| Tensor::<T, 4>::randn(shape, seed);
+        let half = |x: &T| T::of_f64(x.to_f64() * 0.5);
+        let axes = |axes: Axes| {
+            let full = [b, hq, n, m];
+            std::array::from_fn(|axis| if axes[axis] { full[axis] } else { 1 })
+        };
+        let vector = |len, seed| Tensor::<T, 1>::randn([len], seed).map(half).into_data();
+        let sharpness = extras.sharpness.unwrap_or(1.0);
+        let score = score_of(&self.attention);
+        let a = if extras.projected { dk } else { 5 };
+        let of_head = |heads: usize| if extras.matrix_per_head { heads } else { 1 };
+        // Matrices keep the size of what they multiply, as every initialisation does.
+        let matrix = |shape: [usize; 4], width: usize, seed| {
+            noise(shape, seed).map(|x| T::of_f64(x.to_f64() / (width.max(1) as f64).sqrt()))
+        };
+        Data {
+            q: noise([b, hq, n, d], 1).map(|x| T::of_f64(x.to_f64() * sharpness)),
+            k: noise([b, hk, m, dk], 2),
+            v: noise([b, hk, m, dv], 3),
+            d_out: noise([b, hq, n, dv], 4),
+            w: (score == Score::General).then(|| matrix([1, of_head(hq), d, dk], d, 5)),
+            w_q: (score == Score::Additive).then(|| matrix([1, of_head(hq), a, d], d, 6)),
+            w_k: (score == Score::Additive && !extras.projected).then(|| matrix([1, of_head(hk), a, dk], dk, 7)),
+            v_score: (score == Score::Additive).then(|| vector(a, 8)),
+            bias: extras.bias.map(|given| noise(axes(given), 9)),
+            table: extras
+                .table
+                .map(|(reach, per_head)| Tensor::randn([if per_head { hq } else { 1 }, 2 * reach + 1], 10)),
+            scale: extras.scale.map(|per_head| vector(if per_head { hq } else { 1 }, 11)),
+            sinks: extras.sinks.then(|| vector(hq, 12)),
+            lengths: extras.lengths.then(|| (0..b).map(|b| (m + b * 7).saturating_sub(m / 3) % (m + 1)).collect()),
+            segments: extras.segments.then(|| {
+                let cut =
+                    |len: usize| (0..b).flat_map(move |b| (0..len).map(move |i| (i / (3 + b) / 5) as i32)).collect();
+                (cut(n), cut(m))
+            }),
+            bits: extras.bits.map(|given| {
+                Tensor::from_fn(axes(given), |[b, h, i, j]| u8::from((b + 3 * h + 7 * i + 5 * j) % 4 != 0))
+            }),
+            positions: extras.positions.then(|| (0..b * n).map(|at| ((at * 7) % (m + 3)) as i64 - 1).collect()),
+            d_lse: extras.all_upstream.then(|| Tensor::<T::Acc, 1>::randn([b * hq * n], 13).into_data()),
+            d_entropy: extras.all_upstream.then(|| Tensor::<T::Acc, 1>::randn([b * hq * n], 14).into_data()),
+        }
+    }
+}
+
+/// The score of a description, as it writes itself.
+fn score_of(attention: &Attention) -> Score {
+    [Score::Dot, Score::ScaledDot, Score::General, Score::Additive, Score::Cosine, Score::Distance]
+        .into_iter()
+        .find(|&score| format!("{attention:?}").contains(&format!("score: {score:?},")))
+        .expect("one of these")
+}
+
+/// The data of a case in one element type.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)]
+pub struct Data<T: Element> {
+    pub q: Tensor<T, 4>,
+    pub k: Tensor<T, 4>,
+    pub v: Tensor<T, 4>,
+    pub d_out: Tensor<T, 4>,
+    pub w: Option<Tensor<T, 4>>,
+    pub w_q: Option<Tensor<T, 4>>,
+    pub w_k: Option<Tensor<T, 4>>,
+    pub v_score: Option<Vec<T>>,
+    pub bias: Option<Tensor<T, 4>>,
+    pub table: Option<Tensor<T, 2>>,
+    pub scale: Option<Vec<T>>,
+    pub sinks: Option<Vec<T>>,
+    pub lengths: Option<Vec<usize>>,
+    pub segments: Option<(Vec<i32>, Vec<i32>)>,
+    pub bits: Option<Tensor<u8, 4>>,
+    pub positions: Option<Vec<i64>>,
+    pub d_lse: Option<Vec<T::Acc>>,
+    pub d_entropy: Option<Vec<T::Acc>>,
+}
+
+impl<T: Element> Data<T> {
+    /// As the inputs of a call.
+    pub fn inputs(&self) -> Inputs<'_, T> {
+        let mut inputs = Inputs::new(&self.q, &self.k, &self.v);
+        if let Some(w) = &self.w {
+            inputs = inputs.w(w);
+        }
+        if let Some(w_q) = &self.w_q {
+            inputs = inputs.w_q(w_q);
+        }
+        if let Some(w_k) = &self.w_k {
+            inputs = inputs.w_k(w_k);
+        }
+        if let Some(v_score) = &self.v_score {
+            inputs = inputs.v_score(v_score);
+        }
+        if let Some(bias) = &self.bias {
+            inputs = inputs.bias(bias);
+        }
+        if let Some(table) = &self.table {
+            inputs = inputs.table(table);
+        }
+        if let Some(scale) = &self.scale {
+            inputs = inputs.scale(scale);
+        }
+        if let Some(sinks) = &self.sinks {
+            inputs = inputs.sinks(sinks);
+        }
+        if let Some(lengths) = &self.lengths {
+            inputs = inputs.lengths(lengths);
+        }
+        if let Some((queries, keys)) = &self.segments {
+            inputs = inputs.segments(queries, keys);
+        }
+        if let Some(bits) = &self.bits {
+            inputs = inputs.mask(bits);
+        }
+        if let Some(positions) = &self.positions {
+            inputs = inputs.positions(positions);
+        }
+        inputs
+    }
+
+    /// As what comes back from above.
+    pub fn upstream(&self) -> Upstream<'_, T> {
+        let mut upstream = Upstream::new(&self.d_out);
+        if let Some(d_lse) = &self.d_lse {
+            upstream = upstream.lse(d_lse);
+        }
+        if let Some(d_entropy) = &self.d_entropy {
+            upstream = upstream.entropy(d_entropy);
+        }
+        upstream
+    }
+}

@@ -1,0 +1,211 @@
+//! The cases: shapes that are odd, prime, 1, or larger than a tile; every score, mask, bias and sharing of heads.
+
+use crate::case::{Case, Extras, Sizes};
+use qkv::{Attention, Bias, BigBird, Blocks, Mask, Place, Score};
+
+const SCORES: [Score; 6] =
+    [Score::Dot, Score::ScaledDot, Score::General, Score::Additive, Score::Cosine, Score::Distance];
+
+/// Sizes small enough for the definition, large enough to cross tiles of 64 × 128.
+const ODD: [(usize, usize, usize); 9] = [
+    (1, 1, 1),
+    (1, 300, 16),
+    (3, 5, 7),
+    (65, 129, 16),
+    (17, 128, 33),
+    (64, 64, 64),
+    (131, 257, 5),
+    (2, 2, 512),
+    (70, 1, 3),
+];
+
+/// Plain attention over odd sizes, with every score.
+pub fn shapes() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (n, m, d) in ODD {
+        for score in SCORES {
+            let name = format!("{} {n}×{m}×{d}", score.name());
+            // Scores of a size near 1, as they are in practice: with two pairs, an error is a matter of luck otherwise.
+            let attention = Attention::new(score).scale(1.0 / (d as f64).sqrt());
+            cases.push(Case::new(name, attention, Sizes::new(n, m, d), Extras::default()));
+        }
+    }
+    for (n, m, d) in [(0, 5, 4), (5, 0, 4), (0, 0, 4), (4, 5, 0)] {
+        cases.push(Case::new(format!("empty {n}×{m}×{d}"), Attention::dot(), Sizes::new(n, m, d), Extras::default()));
+    }
+    cases
+}
+
+/// Two widths, shared heads, matrices for each head, keys projected beforehand.
+pub fn heads() -> Vec<Case> {
+    let sizes = Sizes::new(13, 31, 6);
+    let mut cases = Vec::new();
+    for (hq, hk) in [(4, 4), (4, 2), (6, 1)] {
+        for score in SCORES {
+            let sizes = sizes.heads(2, hq, hk).widths(6, 9);
+            cases.push(Case::new(
+                format!("{} heads {hq}/{hk}", score.name()),
+                Attention::new(score),
+                sizes,
+                Extras::default(),
+            ));
+        }
+    }
+    for score in [Score::General, Score::Additive] {
+        let sizes = sizes.heads(2, 4, 2).widths(11, 3);
+        let name = format!("{} of two widths", score.name());
+        cases.push(Case::new(name, Attention::new(score), sizes, Extras::default()));
+        let extras = Extras { matrix_per_head: true, ..Extras::default() };
+        cases.push(Case::new(format!("{} with a matrix a head", score.name()), Attention::new(score), sizes, extras));
+    }
+    let extras = Extras { projected: true, ..Extras::default() };
+    cases.push(Case::new(
+        "additive with projected keys",
+        Attention::additive(),
+        sizes.heads(2, 4, 2).widths(8, 3),
+        extras,
+    ));
+    // One query of many heads: the heads of a group share a tile.
+    let causal = Attention::scaled_dot().mask(Mask::causal()).place(Place::End);
+    cases.push(Case::new("packed group", causal, Sizes::new(2, 300, 16).heads(2, 8, 2), Extras::default()));
+    cases
+}
+
+/// Scale, temperature, cap and every bias, on every score.
+pub fn on_top() -> Vec<Case> {
+    let sizes = Sizes::new(19, 140, 8).heads(2, 4, 2);
+    let mut cases = Vec::new();
+    for score in SCORES {
+        let attention = Attention::new(score).scale(-0.7).temperature(1.7).softcap(2.0).bias(Bias::alibi());
+        let extras = Extras { bias: Some([true; 4]), table: Some((6, true)), all_upstream: true, ..Extras::default() };
+        cases.push(Case::new(format!("{} with everything on top", score.name()), attention, sizes, extras));
+        let extras = Extras { scale: Some(true), all_upstream: true, ..Extras::default() };
+        let attention = Attention::new(score).temperature(0.5).softcap(3.0);
+        cases.push(Case::new(format!("{} with learned scales", score.name()), attention, sizes, extras));
+    }
+    let extras = Extras { scale: Some(false), ..Extras::default() };
+    cases.push(Case::new("one learned scale", Attention::cosine(), sizes, extras));
+    for axes in 0..16 {
+        let axes = std::array::from_fn(|axis| axes >> axis & 1 == 1);
+        let extras = Extras { bias: Some(axes), ..Extras::default() };
+        let attention = Attention::scaled_dot().mask(Mask::window(60, 3));
+        let sizes = Sizes::new(70, 140, 8).heads(2, 4, 2);
+        cases.push(Case::new(format!("bias {axes:?}"), attention, sizes, extras));
+    }
+    for (reach, per_head) in [(0, false), (3, true), (200, false)] {
+        let extras = Extras { table: Some((reach, per_head)), ..Extras::default() };
+        let attention = Attention::scaled_dot().place(Place::End);
+        cases.push(Case::new(
+            format!("table {reach} {per_head}"),
+            attention,
+            Sizes::new(70, 140, 8).heads(2, 4, 2),
+            extras,
+        ));
+    }
+    cases.push(Case::new(
+        "alibi of 12 heads",
+        Attention::dot().bias(Bias::alibi()),
+        sizes.heads(1, 12, 3),
+        Extras::default(),
+    ));
+    let sharp = Extras { sharpness: Some(20.0), all_upstream: true, ..Extras::default() };
+    cases.push(Case::new("sharp", Attention::scaled_dot(), Sizes::new(70, 300, 16), sharp));
+    cases
+}
+
+/// Every mask, at every place, alone and joined.
+pub fn masks() -> Vec<Case> {
+    let blocks =
+        Blocks { size: 20, seen: (0..8).map(|r| (0..16).map(|c| (r * 5 + c * 3) % 4 == 0).collect()).collect() };
+    let bigbird = |block| BigBird { block, window: 3, globals: 1, random: 2, seed: 5 };
+    let named: Vec<(&str, Mask)> = vec![
+        ("causal", Mask::causal()),
+        ("window", Mask::window(20, 4)),
+        ("window of one", Mask::window(0, 0)),
+        ("wide window", Mask::window(usize::MAX, 3)),
+        ("strided", Mask::strided(9)),
+        ("strided by one", Mask::strided(1)),
+        ("fixed", Mask::fixed(16, 3)),
+        ("longformer", Mask::longformer(10, [0, 1, 77, 130])),
+        ("bigbird", Mask::bigbird(bigbird(8))),
+        ("blocks", Mask::blocks(blocks)),
+        ("not causal", !Mask::causal()),
+        ("nothing", Mask::causal() & !Mask::causal()),
+        ("joined", Mask::causal() & (Mask::window(8, 0) | Mask::strided(16)) & !Mask::window(2, 0)),
+        ("either", Mask::fixed(16, 2) | !Mask::window(100, 100) | Mask::longformer(0, [5, 60])),
+    ];
+    let mut cases = Vec::new();
+    for (name, mask) in named {
+        for place in [Place::Start, Place::End, Place::Offset(-20), Place::Offset(90)] {
+            let attention = Attention::scaled_dot().mask(mask.clone()).place(place);
+            let sizes = Sizes::new(140, 300, 8).heads(1, 2, 1);
+            cases.push(Case::new(format!("{name} {place:?}"), attention, sizes, Extras::default()));
+        }
+        let attention = Attention::scaled_dot().mask(mask);
+        let extras = Extras { positions: true, all_upstream: true, ..Extras::default() };
+        cases.push(Case::new(
+            format!("{name} at given places"),
+            attention,
+            Sizes::new(140, 300, 8).heads(2, 2, 1),
+            extras,
+        ));
+    }
+    let sizes = Sizes::new(140, 200, 8).heads(3, 4, 2);
+    let with = |extras: Extras| extras;
+    for (name, extras) in [
+        ("lengths", with(Extras { lengths: true, ..Extras::default() })),
+        ("segments", with(Extras { segments: true, ..Extras::default() })),
+        ("bits", with(Extras { bits: Some([true; 4]), ..Extras::default() })),
+        ("bits of keys", with(Extras { bits: Some([true, false, false, true]), ..Extras::default() })),
+        ("bits of queries", with(Extras { bits: Some([false, true, true, false]), ..Extras::default() })),
+        (
+            "all data masks",
+            with(Extras { lengths: true, segments: true, bits: Some([false, false, true, true]), ..Extras::default() }),
+        ),
+    ] {
+        cases.push(Case::new(name, Attention::scaled_dot(), sizes, extras.clone()));
+        cases.push(Case::new(format!("causal {name}"), Attention::scaled_dot().mask(Mask::causal()), sizes, extras));
+    }
+    cases
+}
+
+/// Masks that bring their own order of the sequence, long enough to do so.
+pub fn gathered() -> Vec<Case> {
+    let scattered: Vec<usize> = (0..600).step_by(97).collect();
+    let named = [
+        ("strided", Mask::strided(24)),
+        ("causal strided", Mask::causal() & Mask::strided(40)),
+        ("fixed", Mask::fixed(40, 2)),
+        ("causal fixed", Mask::causal() & Mask::fixed(40, 3)),
+        ("scattered longformer", Mask::longformer(16, scattered)),
+        ("strided or fixed", Mask::strided(30) | Mask::fixed(50, 1)),
+    ];
+    let mut cases = Vec::new();
+    for (name, mask) in named {
+        for place in [Place::Start, Place::End] {
+            let attention = Attention::scaled_dot().mask(mask.clone()).place(place);
+            let sizes = Sizes::new(530, 601, 4).heads(1, 2, 1);
+            let extras = Extras { all_upstream: true, sinks: true, table: Some((9, true)), ..Extras::default() };
+            cases.push(Case::new(format!("{name} gathered {place:?}"), attention, sizes, extras));
+        }
+    }
+    let attention = Attention::additive().mask(Mask::causal() & Mask::strided(24)).dropout(0.2, 3);
+    cases.push(Case::new("additive dropped gathered", attention, Sizes::new(530, 601, 4), Extras::default()));
+    cases
+}
+
+/// Dropout and sinks, with every score and with shared heads.
+pub fn selection() -> Vec<Case> {
+    let sizes = Sizes::new(37, 150, 8).heads(2, 4, 2);
+    let mut cases = Vec::new();
+    for score in SCORES {
+        let extras = Extras { sinks: true, all_upstream: true, ..Extras::default() };
+        let attention = Attention::new(score).dropout(0.3, 99).mask(Mask::causal()).place(Place::End);
+        cases.push(Case::new(format!("{} dropped into sinks", score.name()), attention, sizes, extras));
+    }
+    let extras = Extras { sinks: true, ..Extras::default() };
+    let nothing = Attention::scaled_dot().mask(!Mask::window(usize::MAX, usize::MAX));
+    cases.push(Case::new("all in the sink", nothing, sizes, extras));
+    cases.push(Case::new("dropout alone", Attention::scaled_dot().dropout(0.9, 1), sizes, Extras::default()));
+    cases
+}

@@ -1,0 +1,51 @@
+//! The exact engine against the definition: every case of the suite, in every element type.
+
+use half::{bf16, f16};
+use qkv_conformance::{Exact, case::Case, check::check, grid};
+
+fn holds(cases: Vec<Case>) {
+    let broken: Vec<String> = cases
+        .iter()
+        .flat_map(|case| {
+            let engine = Exact;
+            [
+                check::<f32>(&engine, case),
+                check::<f64>(&engine, case),
+                check::<bf16>(&engine, case),
+                check::<f16>(&engine, case),
+            ]
+        })
+        .flatten()
+        .collect();
+    assert!(broken.is_empty(), "{} results out of bounds:\n{}", broken.len(), broken.join("\n"));
+}
+
+#[test]
+fn every_score_holds_on_odd_shapes() {
+    holds(grid::shapes());
+}
+
+#[test]
+fn heads_are_shared_as_defined() {
+    holds(grid::heads());
+}
+
+#[test]
+fn scales_caps_and_biases_hold_on_every_score() {
+    holds(grid::on_top());
+}
+
+#[test]
+fn every_mask_holds_at_every_place() {
+    holds(grid::masks());
+}
+
+#[test]
+fn masks_that_bring_their_own_order_hold() {
+    holds(grid::gathered());
+}
+
+#[test]
+fn dropout_and_sinks_hold() {
+    holds(grid::selection());
+}
