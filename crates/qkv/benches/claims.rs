@@ -1,0 +1,141 @@
+//! The figures that the README claims, measured: `cargo bench -p qkv`. Times are the best of several; memory is what the
+//! process asked for beyond inputs and outputs, by a counting allocator.
+
+use qkv::reference::Reference;
+use qkv::{Attention, Inputs, Mask, Tensor, Upstream};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+struct Counting;
+
+static HELD: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is handed on to the system's allocator as it is.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let held = HELD.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        PEAK.fetch_max(held, Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `dealloc`.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Milliseconds, best of several, and MiB at the peak beyond what was held before and what is returned.
+fn measure<R>(rounds: usize, mut f: impl FnMut() -> R) -> (f64, f64) {
+    let (mut best, mut beyond) = (f64::INFINITY, 0);
+    for _ in 0..rounds {
+        let before = HELD.load(Ordering::Relaxed);
+        PEAK.store(before, Ordering::Relaxed);
+        let start = Instant::now();
+        let result = f();
+        best = best.min(start.elapsed().as_secs_f64() * 1e3);
+        let returned = HELD.load(Ordering::Relaxed) - before;
+        beyond = PEAK.load(Ordering::Relaxed) - before - returned;
+        drop(result);
+    }
+    (best, beyond as f64 / (1 << 20) as f64)
+}
+
+fn main() {
+    let only = std::env::args().skip(1).find(|arg| !arg.starts_with('-')).unwrap_or_default();
+    let asked = |name: &str| name.contains(&only);
+    let x = |n: usize, d: usize, seed| Tensor::<f32, 4>::randn([1, 1, n, d], seed);
+    println!("{} threads, {}\n", rayon::current_num_threads(), qkv::Isa::best());
+
+    if asked("gflops") {
+        println!("{:<28}{:>12}{:>12}{:>12}{:>12}", "b h n d", "fwd ms", "GFLOP/s", "bwd ms", "GFLOP/s");
+        for (b, h, n, d) in [(8, 8, 512, 64), (1, 8, 2048, 64), (1, 1, 8192, 64), (1, 8, 2048, 128), (32, 8, 128, 64)] {
+            for causal in [false, true] {
+                let [q, k, v, d_out] = [1, 2, 3, 4].map(|seed| Tensor::<f32, 4>::randn([b, h, n, d], seed));
+                let attention = Attention::scaled_dot().mask(if causal { Mask::causal() } else { Mask::full() });
+                let inputs = || Inputs::new(&q, &k, &v);
+                let out = attention.forward(inputs()).unwrap();
+                let (forward, _) = measure(5, || attention.forward(inputs()).unwrap());
+                let (backward, _) = measure(3, || attention.backward(inputs(), &out, Upstream::new(&d_out)).unwrap());
+                let flop = 4.0 * (b * h * n * n * d) as f64 / if causal { 2.0 } else { 1.0 };
+                println!(
+                    "{:<28}{forward:>12.2}{:>12.0}{backward:>12.2}{:>12.0}",
+                    format!("{b} {h} {n} {d}{}", if causal { " causal" } else { "" }),
+                    flop / forward / 1e6,
+                    2.5 * flop / backward / 1e6
+                );
+            }
+        }
+    }
+
+    if asked("memory") {
+        let (n, d) = (32_768, 64);
+        let [q, k, v, d_out] = [1, 2, 3, 4].map(|seed| x(n, d, seed));
+        let attention = Attention::scaled_dot();
+        let inputs = || Inputs::new(&q, &k, &v);
+        let (forward, forward_memory) = measure(1, || attention.forward(inputs()).unwrap());
+        let out = attention.forward(inputs()).unwrap();
+        let (backward, backward_memory) =
+            measure(1, || attention.backward(inputs(), &out, Upstream::new(&d_out)).unwrap());
+        println!("\nn = {n}, one head, d = {d}, f32");
+        println!("  forward  {forward:>9.0} ms  {forward_memory:>6.1} MiB beyond inputs and outputs");
+        println!("  backward {backward:>9.0} ms  {backward_memory:>6.1} MiB");
+    }
+
+    if asked("sparse") {
+        println!("\nsparse patterns, one head, d = 64, f32, forward (and backward)");
+        let mut last: Option<[f64; 4]> = None;
+        for n in [32_768, 65_536] {
+            let [q, k, v, d_out] = [1, 2, 3, 4].map(|seed| x(n, 64, seed));
+            let inputs = || Inputs::new(&q, &k, &v);
+            let stride = (n as f64).sqrt() as usize;
+            let mut times = [0.0; 4];
+            for (at, (name, mask)) in
+                [("longformer 512, 16 global", Mask::longformer(512, 0..16)), ("strided √n", Mask::strided(stride))]
+                    .into_iter()
+                    .enumerate()
+            {
+                let attention = Attention::scaled_dot().mask(mask);
+                let out = attention.forward(inputs()).unwrap();
+                let (forward, memory) = measure(5, || attention.forward(inputs()).unwrap());
+                let (backward, _) = measure(3, || attention.backward(inputs(), &out, Upstream::new(&d_out)).unwrap());
+                times[at * 2] = forward;
+                times[at * 2 + 1] = backward;
+                println!("  n = {n:<7} {name:<28}{forward:>9.1} ms {memory:>7.1} MiB   backward {backward:>9.1} ms");
+            }
+            if let Some(last) = last {
+                println!(
+                    "  twice the length costs: longformer {:.2} (backward {:.2}), strided {:.2} (backward {:.2})",
+                    times[0] / last[0],
+                    times[1] / last[1],
+                    times[2] / last[2],
+                    times[3] / last[3]
+                );
+            } else {
+                let full = Attention::scaled_dot();
+                let (forward, _) = measure(1, || full.forward(inputs()).unwrap());
+                println!("  n = {n:<7} {:<28}{forward:>9.1} ms", "full");
+                println!("  faster than full: longformer {:.1}, strided {:.1}", forward / times[0], forward / times[2]);
+            }
+            last = Some(times);
+        }
+    }
+
+    if asked("formula") {
+        let (n, d) = (4096, 64);
+        let [q, k, v] = [1, 2, 3].map(|seed| x(n, d, seed));
+        let attention = Attention::scaled_dot();
+        let (exact, exact_memory) = measure(3, || attention.forward(Inputs::new(&q, &k, &v)).unwrap());
+        let (formula, formula_memory) =
+            measure(1, || Reference::<f32>::exact().forward(&attention, Inputs::new(&q, &k, &v)).unwrap().output);
+        println!(
+            "\nn = {n}: exact engine {exact:.1} ms, {exact_memory:.2} MiB; materialised formula {formula:.0} ms, {formula_memory:.0} MiB"
+        );
+        println!("  {:.0} times faster, {:.0} times less memory", formula / exact, formula_memory / exact_memory);
+    }
+}
