@@ -1,1 +1,93 @@
-fn main() {}
+//! The project's chores, one command each: `cargo xtask test` is what CI runs.
+//!
+//! It needs nothing but the Rust toolchain; what else a step needs, the step brings.
+
+use std::env;
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+const USAGE: &str = "\
+usage: cargo xtask COMMAND
+
+  test    format, lints, tests, doc tests, docs, and the conformance suite on every instruction set of this CPU
+  bench   the figures that the README claims, measured on this machine";
+
+fn main() -> ExitCode {
+    let command = env::args().nth(1);
+    let steps: Vec<Step> = match command.as_deref() {
+        Some("test") => test(),
+        Some("bench") => vec![Step::cargo("claims", "bench -p qkv --bench claims")],
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    for step in steps {
+        eprintln!("\n── {}", step.name);
+        let start = Instant::now();
+        if !step.run() {
+            eprintln!("\nerror: `{}` failed", step.name);
+            eprintln!("hint: run it alone with `{}`", step.typed());
+            return ExitCode::FAILURE;
+        }
+        eprintln!("── {}: {:.0} s", step.name, start.elapsed().as_secs_f64());
+    }
+    ExitCode::SUCCESS
+}
+
+/// One command, with the environment it runs in.
+struct Step {
+    name: String,
+    arguments: &'static str,
+    environment: Vec<(&'static str, String)>,
+}
+
+impl Step {
+    fn cargo(name: &str, arguments: &'static str) -> Step {
+        Step { name: name.to_string(), arguments, environment: Vec::new() }
+    }
+
+    fn with(mut self, variable: &'static str, value: impl Into<String>) -> Step {
+        self.environment.push((variable, value.into()));
+        self
+    }
+
+    fn run(&self) -> bool {
+        let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+        let status = Command::new(cargo).args(self.arguments.split(' ')).envs(self.environment.clone()).status();
+        status.is_ok_and(|status| status.success())
+    }
+
+    /// As one would type it.
+    fn typed(&self) -> String {
+        let set: String = self.environment.iter().map(|(name, value)| format!("{name}='{value}' ")).collect();
+        format!("{set}cargo {}", self.arguments)
+    }
+}
+
+/// Cheapest first, so that a slip shows at once.
+fn test() -> Vec<Step> {
+    let mut steps = vec![
+        Step::cargo("format", "fmt --all --check"),
+        Step::cargo("lints", "clippy --workspace --all-targets -- -D warnings"),
+        Step::cargo("tests and doc tests", "test --workspace"),
+        Step::cargo("the library without ndarray", "check -p qkv --no-default-features"),
+        Step::cargo("docs", "doc --workspace --no-deps").with("RUSTDOCFLAGS", "-D warnings"),
+    ];
+    // The tests above ran with the best instruction set; every other one passes the same suite.
+    for isa in narrower() {
+        let step = Step::cargo(&format!("conformance on {isa}"), "test -p qkv --test conformance");
+        steps.push(step.with("QKV_ISA", isa));
+    }
+    steps
+}
+
+/// The instruction sets of this CPU but the best.
+fn narrower() -> Vec<&'static str> {
+    let mut found = vec!["portable"];
+    #[cfg(target_arch = "x86_64")]
+    if std::is_x86_feature_detected!("avx512f") {
+        found.push("avx2");
+    }
+    found
+}

@@ -13,6 +13,7 @@
 //! | [`tile`] | passes over a tile of scores: softmax, its gradient, masks, scales |
 //! | [`pairwise`] | scores that are no product: additive and squared distance |
 //! | [`philox`] | the counter-based random bits of dropout |
+//! | [`counting`] | an allocator that counts |
 //! | [`shared`] | tasks in order, blocks filled once, regions entered in turn, rows written once |
 //!
 //! Every kernel is written once, over [`lanes::Lanes`], and compiled for each instruction set. A sum over the width has
@@ -20,6 +21,7 @@
 
 #![warn(missing_docs)]
 
+pub mod counting;
 pub mod isa;
 mod kernel;
 #[doc(hidden)]

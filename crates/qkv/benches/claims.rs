@@ -3,45 +3,23 @@
 
 use qkv::reference::Reference;
 use qkv::{Attention, Inputs, Mask, Tensor, Upstream};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use qkv_simd::counting::Counting;
 use std::time::Instant;
 
-struct Counting;
-
-static HELD: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call is handed on to the system's allocator as it is.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let held = HELD.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(held, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `dealloc`.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Counting = Counting::new();
 
 /// Milliseconds, best of several, and MiB at the peak beyond what was held before and what is returned.
 fn measure<R>(rounds: usize, mut f: impl FnMut() -> R) -> (f64, f64) {
     let (mut best, mut beyond) = (f64::INFINITY, 0);
     for _ in 0..rounds {
-        let before = HELD.load(Ordering::Relaxed);
-        PEAK.store(before, Ordering::Relaxed);
         let start = Instant::now();
-        let result = f();
-        best = best.min(start.elapsed().as_secs_f64() * 1e3);
-        let returned = HELD.load(Ordering::Relaxed) - before;
-        beyond = PEAK.load(Ordering::Relaxed) - before - returned;
-        drop(result);
+        let (_, held) = ALLOCATOR.beyond(|| {
+            let result = f();
+            best = best.min(start.elapsed().as_secs_f64() * 1e3);
+            result
+        });
+        beyond = held;
     }
     (best, beyond as f64 / (1 << 20) as f64)
 }

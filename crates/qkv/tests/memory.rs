@@ -1,56 +1,26 @@
 //! Promise 2: memory is linear in the sequence. At n = 32,768 a matrix of n × n numbers would be 4 GiB.
 
 use qkv::{Attention, Inputs, Mask, Pool, Tensor, Upstream};
-use std::alloc::{GlobalAlloc, Layout, System};
+use qkv_simd::counting::Counting;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-struct Counting;
-
-static HELD: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call is handed on to the system's allocator as it is.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let held = HELD.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(held, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `dealloc`.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Counting = Counting::new();
 
 const MIB: usize = 1 << 20;
 
-/// What `f` held at its peak beyond what was there before and what it returned. One at a time: the count is the process's.
-fn beyond<R>(f: impl FnOnce() -> R) -> (R, usize) {
-    let before = HELD.load(Ordering::Relaxed);
-    PEAK.store(before, Ordering::Relaxed);
-    let result = f();
-    let returned = HELD.load(Ordering::Relaxed).saturating_sub(before);
-    (result, PEAK.load(Ordering::Relaxed) - before - returned)
-}
-
+/// The count is the process's, so one test at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 #[test]
 fn a_long_head_needs_at_most_64_mib_beyond_inputs_and_outputs() {
     let _guard = ONE_AT_A_TIME.lock();
     let [q, k, v, d_out] = [1, 2, 3, 4].map(|seed| Tensor::<f32, 4>::randn([1, 1, 32_768, 64], seed));
-    // A window keeps the test short; what is stored does not depend on what is kept.
-    let attention = Attention::scaled_dot().mask(Mask::window(2000, 2000));
+    let attention = Attention::scaled_dot();
     let inputs = || Inputs::new(&q, &k, &v);
-    let (out, forward) = beyond(|| attention.forward(inputs()).unwrap());
+    let (out, forward) = ALLOCATOR.beyond(|| attention.forward(inputs()).unwrap());
     assert!(forward <= 64 * MIB, "forward held {} MiB", forward / MIB);
-    let (_, backward) = beyond(|| attention.backward(inputs(), &out, Upstream::new(&d_out)).unwrap());
+    let (_, backward) = ALLOCATOR.beyond(|| attention.backward(inputs(), &out, Upstream::new(&d_out)).unwrap());
     assert!(backward <= 64 * MIB, "backward held {} MiB", backward / MIB);
 }
 
@@ -60,8 +30,8 @@ fn a_full_head_needs_no_more_than_a_windowed_one() {
     let [q, k, v, d_out] = [1, 2, 3, 4].map(|seed| Tensor::<f32, 4>::randn([1, 1, 8192, 16], seed));
     let inputs = || Inputs::new(&q, &k, &v);
     let held = |attention: Attention| {
-        let (out, forward) = beyond(|| attention.forward(inputs()).unwrap());
-        let (_, backward) = beyond(|| attention.backward(inputs(), &out, Upstream::new(&d_out)).unwrap());
+        let (out, forward) = ALLOCATOR.beyond(|| attention.forward(inputs()).unwrap());
+        let (_, backward) = ALLOCATOR.beyond(|| attention.backward(inputs(), &out, Upstream::new(&d_out)).unwrap());
         (forward, backward)
     };
     let full = held(Attention::scaled_dot());
@@ -76,8 +46,8 @@ fn gathered_patterns_are_linear_too() {
     let [q, k, v, d_out] = [1, 2, 3, 4].map(|seed| Tensor::<f32, 4>::randn([1, 1, 32_768, 16], seed));
     let attention = Attention::scaled_dot().mask(Mask::causal() & Mask::strided(181));
     let inputs = || Inputs::new(&q, &k, &v);
-    let (out, forward) = beyond(|| attention.forward(inputs()).unwrap());
-    let (_, backward) = beyond(|| attention.backward(inputs(), &out, Upstream::new(&d_out)).unwrap());
+    let (out, forward) = ALLOCATOR.beyond(|| attention.forward(inputs()).unwrap());
+    let (_, backward) = ALLOCATOR.beyond(|| attention.backward(inputs(), &out, Upstream::new(&d_out)).unwrap());
     assert!(forward.max(backward) <= 64 * MIB, "{} and {} MiB", forward / MIB, backward / MIB);
 }
 
@@ -90,7 +60,7 @@ fn a_picture_needs_memory_for_its_grid_and_sides_only() {
     let out = attention.forward(inputs()).unwrap();
     let weights = attention.weights(inputs(), &out).unwrap();
     let all = 0..16_384;
-    let (picture, held) = beyond(|| weights.pooled(0, 2, all.clone(), all, [64, 64], Pool::Max).unwrap());
+    let (picture, held) = ALLOCATOR.beyond(|| weights.pooled(0, 2, all.clone(), all, [64, 64], Pool::Max).unwrap());
     assert_eq!(picture.shape(), [64, 64]);
     assert!(held <= 8 * MIB, "the picture held {} KiB", held / 1024);
 }

@@ -4,7 +4,7 @@
 //! which what it keeps lies together: the natural one, or a list. Tiles are looked at lazily, row by row or column by
 //! column; one that keeps nothing is never touched.
 
-use super::rule::{Bits, Extent, Rule, Side, Spans, TileAt, Verdict};
+use super::rule::{Bits, Extent, Residues, Rule, Side, Spans, TileAt, Verdict};
 use super::tile::RowAt;
 use crate::attention::Tiles;
 use crate::mask::Scene;
@@ -22,8 +22,8 @@ pub(crate) enum Order {
     /// These, in this order: all or some.
     List {
         indices: Vec<u32>,
-        /// Their residues, where that is what orders them.
-        residues: Option<Vec<u32>>,
+        /// The stride and their residues, where these order them.
+        residues: Option<(i64, Vec<u32>)>,
         /// The extent of each tile.
         extents: Vec<Extent>,
     },
@@ -31,8 +31,8 @@ pub(crate) enum Order {
 
 impl Order {
     fn list(indices: Vec<u32>, stride: Option<i64>, tile: usize, place: impl Fn(u32) -> i64) -> Order {
-        let residues: Option<Vec<u32>> =
-            stride.map(|stride| indices.iter().map(|&at| place(at).rem_euclid(stride) as u32).collect());
+        let residue = |stride: i64| indices.iter().map(|&at| place(at).rem_euclid(stride) as u32).collect();
+        let residues: Option<(i64, Vec<u32>)> = stride.map(|stride| (stride, residue(stride)));
         let range = |of: &mut dyn Iterator<Item = i64>| {
             of.fold((i64::MAX, i64::MIN), |(low, high), x| (low.min(x), high.max(x)))
         };
@@ -40,9 +40,9 @@ impl Order {
             .map(|t| {
                 let within = t * tile..((t + 1) * tile).min(indices.len());
                 let (low, high) = range(&mut indices[within.clone()].iter().map(|&at| place(at)));
-                let residues = residues.as_ref().map(|residues| {
+                let residues = residues.as_ref().map(|(stride, residues)| {
                     let (low, high) = range(&mut residues[within.clone()].iter().map(|&r| i64::from(r)));
-                    (low as u32, high as u32)
+                    Residues { stride: *stride, low: low as u32, high: high as u32 }
                 });
                 Extent { low, high, residues }
             })
@@ -92,9 +92,12 @@ impl TileKeys<'_> {
         self.order.is_natural().then_some(self.start)
     }
 
-    pub(super) fn residues(&self) -> Option<&[u32]> {
+    /// The residues of the tile's keys by a stride, where these order them.
+    pub(super) fn residues(&self, stride: i64) -> Option<&[u32]> {
         match self.order {
-            Order::List { residues: Some(residues), .. } => Some(&residues[self.start..][..self.len]),
+            Order::List { residues: Some((by, residues)), .. } if *by == stride => {
+                Some(&residues[self.start..][..self.len])
+            }
             _ => None,
         }
     }
@@ -231,14 +234,22 @@ impl Piece {
         }
     }
 
-    /// What a tile of the piece keeps.
+    /// What a tile of the piece keeps. A tile that the spans of either side leave out is empty, so that rows and columns
+    /// agree on which tiles there are: the backward pass counts on it.
     pub fn verdict(&self, scene: &Scene<'_>, b: usize, h: usize, query_tile: usize, key_tile: usize) -> Verdict {
         let natural = (self.queries.is_natural() && self.keys.is_natural()).then(|| {
             let (queries, keys) = (self.query_range(query_tile), self.tile_keys(key_tile));
             [queries.start, queries.len(), keys.start, keys.len]
         });
         let (queries, keys) = (self.query_extent(scene, b, query_tile), self.key_extent(key_tile));
-        self.rule.verdict(scene, &TileAt { b, h, queries, keys, natural })
+        let verdict = self.rule.verdict(scene, &TileAt { b, h, queries, keys, natural });
+        let touches = |side, of: Extent, other: Extent| self.rule.spans(scene, b, side, other).touch(of.low, of.high);
+        match verdict {
+            Verdict::Partial if !touches(Side::Keys, keys, queries) || !touches(Side::Queries, queries, keys) => {
+                Verdict::Empty
+            }
+            verdict => verdict,
+        }
     }
 
     /// What a tile of the natural order keeps for these rows, which follow one another.
@@ -319,9 +330,9 @@ impl Piece {
 
 /// Of tiles ordered by residue, those that share one with `extent`; where there are no residues, all.
 fn by_residue(extents: &[Extent], extent: Extent, all: Range<usize>) -> Range<usize> {
-    let Some((low, high)) = extent.residues else { return all };
-    let start = extents.partition_point(|e| e.residues.is_some_and(|(_, last)| last < low));
-    let end = extents.partition_point(|e| e.residues.is_none_or(|(first, _)| first <= high));
+    let Some(Residues { low, high, .. }) = extent.residues else { return all };
+    let start = extents.partition_point(|e| e.residues.is_some_and(|of| of.high < low));
+    let end = extents.partition_point(|e| e.residues.is_none_or(|of| of.low <= high));
     start..end
 }
 
@@ -495,4 +506,126 @@ pub(crate) fn tiles<T: Element>(problem: &Problem<'_, T>) -> Tiles {
     }
     count.empty = all.saturating_sub(count.partial + count.full);
     count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Attention, BigBird, Blocks, Inputs, Mask, Tensor};
+    use proptest::prelude::*;
+
+    /// Every pair that the mask allows is kept by exactly one piece, no other is; a verdict agrees with the bits; rows and
+    /// columns list the same tiles.
+    fn holds(mask: &Mask, place: Place, n: usize, m: usize, positions: Option<&[i64]>) -> Result<(), TestCaseError> {
+        let (q, k) = (Tensor::<f32, 4>::randn([1, 1, n, 1], 1), Tensor::<f32, 4>::randn([1, 1, m, 1], 2));
+        let attention = Attention::dot().mask(mask.clone()).place(place);
+        let mut inputs = Inputs::new(&q, &k, &k);
+        if let Some(positions) = positions {
+            inputs = inputs.positions(positions);
+        }
+        let problem = Problem::new(&attention, inputs).unwrap();
+        let scene = &problem.scene;
+        let plans = [Plan::new(&problem), Plan::natural(Rule::new(mask, scene), scene), Plan::new(&problem).split(256)];
+        for plan in plans {
+            let mut times = vec![0; n * m];
+            for piece in &plan.pieces {
+                let mut by_row: Vec<(usize, usize)> = Vec::new();
+                for query_tile in 0..piece.query_tiles() {
+                    let touched: Vec<_> = piece.row(scene, 0, 0, query_tile, 0).collect();
+                    prop_assert!(touched.is_sorted_by(|a, b| a.0 < b.0));
+                    for key_tile in piece.key_tiles() {
+                        let keys = piece.tile_keys(key_tile);
+                        let verdict =
+                            touched.iter().find(|(tile, _)| *tile == key_tile).map_or(Verdict::Empty, |t| t.1);
+                        if verdict != Verdict::Empty {
+                            by_row.push((key_tile, query_tile));
+                        }
+                        for at in piece.query_range(query_tile) {
+                            let i = piece.queries.index(at);
+                            let bits = piece.bits(scene, &RowAt { b: 0, h: 0, i, p: scene.place(0, i) }, &keys);
+                            for at in 0..keys.len {
+                                let bit = bits[at / 64] >> (at % 64) & 1 == 1;
+                                prop_assert!(verdict != Verdict::Empty || !bit, "an empty tile keeps a pair");
+                                prop_assert!(verdict != Verdict::Full || bit, "a full tile leaves one out");
+                                times[i * m + keys.index(at)] += u8::from(bit);
+                            }
+                        }
+                    }
+                }
+                let columns = piece.key_tiles().flat_map(|key_tile| {
+                    piece.column(scene, 0, 0, key_tile).map(move |(query_tile, _)| (key_tile, query_tile))
+                });
+                by_row.sort_unstable();
+                prop_assert_eq!(by_row, columns.collect::<Vec<_>>());
+            }
+            for i in 0..n {
+                for j in 0..m {
+                    let allowed = mask.allows(scene, 0, 0, i, j);
+                    prop_assert_eq!(times[i * m + j], u8::from(allowed), "{:?} at ({}, {})", mask, i, j);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn masks() -> impl Strategy<Value = Mask> {
+        let leaf = prop_oneof![
+            Just(Mask::causal()),
+            (0usize..200, 0usize..200).prop_map(|(l, r)| Mask::window(l, r)),
+            (1usize..90).prop_map(Mask::strided),
+            (1usize..90).prop_flat_map(|s| (Just(s), 1..=s)).prop_map(|(s, c)| Mask::fixed(s, c)),
+            (0usize..100, prop::collection::vec(0usize..500, 0..9)).prop_map(|(w, g)| Mask::longformer(w, g)),
+            (1usize..90, 0usize..5, 0usize..3, 0usize..4).prop_map(|(block, window, globals, random)| {
+                Mask::bigbird(BigBird { block, window, globals, random, seed: 9 })
+            }),
+            (40usize..90).prop_map(|size| {
+                let seen = (0..20).map(|r| (0..20).map(|c| (r * 7 + c * 3) % 5 < 2).collect()).collect();
+                Mask::blocks(Blocks { size, seen })
+            }),
+        ];
+        leaf.prop_recursive(2, 5, 2, |inner| {
+            prop_oneof![
+                (inner.clone(), inner.clone()).prop_map(|(a, b)| a & b),
+                (inner.clone(), inner.clone()).prop_map(|(a, b)| a | b),
+                inner.prop_map(|a| !a),
+            ]
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+        #[test]
+        fn every_allowed_pair_is_kept_exactly_once(
+            mask in masks(),
+            place in prop_oneof![Just(Place::Start), Just(Place::End), (-300i64..300).prop_map(Place::Offset)],
+            n in 500usize..600,
+            m in 501usize..720,
+        ) {
+            holds(&mask, place, n, m, None)?;
+        }
+
+        #[test]
+        fn given_places_are_kept_exactly_once(mask in masks(), seed in 0i64..1000) {
+            let positions: Vec<i64> = (0..130).map(|i| (i * 37 + seed) % 700 - 60).collect();
+            holds(&mask, Place::Given, 130, 520, Some(&positions))?;
+        }
+    }
+
+    #[test]
+    fn what_lies_scattered_is_gathered() {
+        let x = Tensor::<f32, 4>::randn([1, 1, 4096, 1], 1);
+        let tiles = |mask: Mask| Attention::dot().mask(mask).tiles(Inputs::new(&x, &x, &x)).unwrap();
+        let kept = |mask: Mask| {
+            let tiles = tiles(mask);
+            tiles.partial + tiles.full
+        };
+        let all = kept(Mask::full());
+        assert_eq!(all, 64 * 32);
+        assert_eq!(tiles(Mask::causal()).empty, (0..64).map(|r| 32 - r / 2 - 1).sum::<usize>());
+        assert!(kept(Mask::strided(64)) < all / 6, "{}", kept(Mask::strided(64)));
+        assert!(kept(Mask::fixed(64, 2)) < all / 10, "{}", kept(Mask::fixed(64, 2)));
+        assert!(kept(Mask::longformer(32, (0..4096).step_by(300))) < all / 8);
+        assert!(kept(Mask::causal() & !Mask::causal()) <= 64, "only where the diagonal makes both sides partial");
+    }
 }

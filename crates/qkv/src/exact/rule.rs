@@ -33,7 +33,15 @@ impl Verdict {
 pub(crate) struct Extent {
     pub low: i64,
     pub high: i64,
-    pub residues: Option<(u32, u32)>,
+    pub residues: Option<Residues>,
+}
+
+/// The smallest and largest residue in a tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Residues {
+    pub stride: i64,
+    pub low: u32,
+    pub high: u32,
 }
 
 /// A tile as a rule sees it.
@@ -96,6 +104,9 @@ pub(crate) enum Rule {
     Or(Vec<Rule>),
     Not(Box<Rule>),
 }
+
+/// Up to how many positions of a set are worth listing one by one.
+const FEW_POINTS: usize = 64;
 
 /// No distance between places is as large as this.
 pub(crate) const FAR: i64 = i64::MAX / 4;
@@ -199,8 +210,10 @@ impl Rule {
                 _ => Verdict::Partial,
             },
             Rule::Residue { stride: 1 } => Verdict::Full,
-            Rule::Residue { .. } => match (q.residues, k.residues) {
-                (Some(q), Some(k)) => Verdict::of(q.1 < k.0 || k.1 < q.0, q.0 == q.1 && q == k),
+            Rule::Residue { stride } => match (q.residues, k.residues) {
+                (Some(q), Some(k)) if q.stride == *stride => {
+                    Verdict::of(q.high < k.low || k.high < q.low, q.low == q.high && q == k)
+                }
                 _ => Verdict::Partial,
             },
             Rule::SameBlock { size } => {
@@ -308,7 +321,8 @@ impl Rule {
                 let end = other.high.div_euclid(*size).saturating_add(1).saturating_mul(*size);
                 Spans::one(other.low.div_euclid(*size).saturating_mul(*size), end.saturating_sub(1))
             }
-            (Rule::OneOf { side: of, set }, side) if *of == side => Spans::points(set),
+            (Rule::OneOf { side: of, set }, side) if *of == side && set.len() <= FEW_POINTS => Spans::points(set),
+            (Rule::OneOf { side: of, .. }, side) if *of == side => Spans::all(),
             (Rule::OneOf { set, .. }, _) if members(set, other.low, other.high).is_empty() => Spans::none(),
             (Rule::And(rules), side) => {
                 let all = |spans: Spans, rule: &Rule| spans.intersect(&rule.spans(scene, b, side, other));
@@ -348,7 +362,7 @@ impl Rule {
             },
             Rule::Residue { stride } => {
                 let mine = row.p.rem_euclid(*stride);
-                match keys.residues() {
+                match keys.residues(*stride) {
                     Some(residues) => keys.each(bits, |at, _| i64::from(residues[at]) == mine),
                     None => keys.each(bits, |_, j| (j as i64).rem_euclid(*stride) == mine),
                 }
@@ -460,6 +474,12 @@ impl Spans {
             }
         }
         Spans(out)
+    }
+
+    /// Whether anything between `low` and `high` is inside.
+    pub fn touch(&self, low: i64, high: i64) -> bool {
+        let next = self.0.partition_point(|span| span.1 < low);
+        self.0.get(next).is_some_and(|span| span.0 <= high)
     }
 
     /// The blocks of `size` among `0 .. len`, none before `from`, that the intervals, moved by `shift`, touch: ascending,
