@@ -54,7 +54,7 @@ pub fn softmax<A: Real>(
 }
 
 fn check<A: Real>(tile: &[A], row: usize, rows: usize, width: usize) {
-    assert!(width % A::LANES == 0 && row >= width, "a tile is whole panels wide");
+    assert!(width.is_multiple_of(A::LANES) && row >= width, "a tile is whole panels wide");
     assert!(rows == 0 || tile.len() >= (rows - 1) * row + width, "the tile is too short");
 }
 

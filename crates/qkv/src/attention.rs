@@ -182,7 +182,7 @@ impl Attention {
     pub fn forward<T: Element>(&self, inputs: Inputs<'_, T>) -> Result<Output<T>> {
         let problem = Problem::new(self, inputs)?;
         let mut out = Output::zeros(&problem)?;
-        exact::forward(&problem, out.to_be_written(), &Scratch::new(), rayon::current_num_threads());
+        exact::forward(&problem, out.writable(), &Scratch::new(), rayon::current_num_threads());
         Ok(out)
     }
 
@@ -270,7 +270,7 @@ impl Attention {
             Attention { place: if inputs.positions.is_some() { Place::Given } else { Place::End }, ..self.clone() };
         let problem = Problem::new(&placed, inputs)?;
         let mut out = Output::zeros(&problem)?;
-        exact::decode(&problem, out.to_be_written(), how, &Scratch::new(), rayon::current_num_threads());
+        exact::decode(&problem, out.writable(), how, &Scratch::new(), rayon::current_num_threads());
         Ok(out)
     }
 
@@ -320,7 +320,7 @@ impl<T: Element> Output<T> {
         })
     }
 
-    pub(crate) fn to_be_written(&mut self) -> OutputMut<'_, T> {
+    pub(crate) fn writable(&mut self) -> OutputMut<'_, T> {
         let [b, h, n] = self.lse.shape();
         let column = |tensor| ViewMut::new(Tensor::data_mut(tensor), [b, h, n, 1]).expect("one number a row");
         OutputMut {

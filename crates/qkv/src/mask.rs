@@ -95,7 +95,7 @@ impl BigBird {
         let mut drawn = Vec::with_capacity(self.random.min(blocks));
         for last in blocks.saturating_sub(self.random)..blocks {
             let [word, ..] = philox::block([last as u32, row as u32, 0x6269_6721, 0], self.seed);
-            let pick = (u64::from(word) * (last as u64 + 1) >> 32) as usize;
+            let pick = ((u64::from(word) * (last as u64 + 1)) >> 32) as usize;
             drawn.push(if drawn.contains(&pick) { last } else { pick });
         }
         drawn.sort_unstable();

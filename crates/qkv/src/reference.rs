@@ -71,8 +71,8 @@ impl<F: Real> Reference<F> {
                     for j in 0..m {
                         let s = (self.round)(head.score(i, j).score);
                         scores[[b, h, i, j]] = s;
-                        if s > largest || s.is_nan() || largest.is_nan() {
-                            largest = if largest.is_nan() { largest } else { s };
+                        if s > largest || s.is_nan() {
+                            largest = s; // NaN stays: nothing is greater
                         }
                     }
                     if largest == F::NEG_INFINITY {
@@ -207,7 +207,7 @@ impl<F: Real> Reference<F> {
                         head.raw_gradient(i, j, d_raw, &mut d_query[i], &mut d_key[j], d_v);
                     }
                 }
-                head.into_inputs(&d_query, &d_key, &mut grad);
+                head.add_to_inputs(&d_query, &d_key, &mut grad);
             }
         }
         Ok(grad)
@@ -383,7 +383,7 @@ impl<F: Real, T: Element> Head<'_, F, T> {
     }
 
     /// Adds the gradients of the compared rows to those of the inputs: back through projections and norms.
-    fn into_inputs(&self, d_query: &[Vec<F>], d_key: &[Vec<F>], grad: &mut Gradients<F>) {
+    fn add_to_inputs(&self, d_query: &[Vec<F>], d_key: &[Vec<F>], grad: &mut Gradients<F>) {
         let Head { problem, b, h, .. } = *self;
         let (inputs, kh) = (&problem.inputs, h / problem.heads.group);
         match problem.attention.score {

@@ -18,8 +18,11 @@ fn loss(case: &Case, data: &Data<f64>) -> f64 {
 /// A parameter of a case, to be moved a little.
 type Part = fn(&mut Data<f64>) -> Option<&mut [f64]>;
 
+/// Its gradient.
+type Of = fn(&Gradients<f64>) -> Option<&[f64]>;
+
 /// Each parameter beside its gradient.
-const PARTS: [(&str, Part, fn(&Gradients<f64>) -> Option<&[f64]>); 11] = [
+const PARTS: [(&str, Part, Of); 11] = [
     ("q", |d| Some(d.q.data_mut()), |g| Some(g.q.data())),
     ("k", |d| Some(d.k.data_mut()), |g| Some(g.k.data())),
     ("v", |d| Some(d.v.data_mut()), |g| Some(g.v.data())),
