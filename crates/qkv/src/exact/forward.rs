@@ -218,11 +218,10 @@ fn each_tile<T: Element>(
     let cut = QueryTiles::new(problem, piece);
     let value_row = padded::<T::Acc>(problem.dv);
     let tasks = problem.b * cut.slots * cut.tiles;
+    let order = piece.longest_first(&problem.scene);
     let worker = || Worker::new(scratch, ops.query_row, value_row);
     for_each_task(threads, tasks, worker, |worker, task| {
-        // Last tiles first: under a causal mask they are the longest.
-        let (b, slot, tile) =
-            (task / (cut.slots * cut.tiles), task / cut.tiles % cut.slots, cut.tiles - 1 - task % cut.tiles);
+        let (b, slot, tile) = (task / (cut.slots * cut.tiles), task / cut.tiles % cut.slots, order[task % cut.tiles]);
         let Worker { rows, queries: q, scores, values, per_row } = worker;
         cut.rows(problem, piece, b, slot, tile, rows);
         let count = rows.len();

@@ -283,6 +283,19 @@ impl Piece {
         })
     }
 
+    /// The tiles of queries, those first that can see the most keys: a long task that starts last would be waited for.
+    pub fn longest_first(&self, scene: &Scene<'_>) -> Vec<usize> {
+        let keys_seen = |tile: &usize| {
+            let extent = self.query_extent(scene, 0, *tile);
+            self.rule.spans(scene, 0, Side::Keys, extent).size(scene.m as i64)
+        };
+        let mut tiles: Vec<usize> = (0..self.query_tiles()).collect();
+        if self.keys.is_natural() {
+            tiles.sort_by_cached_key(|tile| -keys_seen(tile));
+        }
+        tiles
+    }
+
     /// The tiles that the keys of a tile touch, ascending by query.
     pub fn column(
         &self,

@@ -371,7 +371,16 @@ impl Rule {
                 keys.each(bits, |_, j| (j as i64).rem_euclid(*stride) >= stride - summary)
             }
             Rule::OneOf { side: Side::Queries, set } => keys.fill(bits, set.binary_search(&row.p).is_ok()),
-            Rule::OneOf { set, .. } => keys.each(bits, |_, j| set.binary_search(&(j as i64)).is_ok()),
+            Rule::OneOf { set, .. } => match keys.natural() {
+                Some(start) => {
+                    keys.fill(bits, false);
+                    for j in members(set, start as i64, (start + keys.len) as i64 - 1) {
+                        let at = *j as usize - start;
+                        bits[at / 64] |= 1 << (at % 64);
+                    }
+                }
+                None => keys.each(bits, |_, j| set.binary_search(&(j as i64)).is_ok()),
+            },
             Rule::BigBird { pattern, .. } => {
                 let block = row.p.div_euclid(clamp(pattern.block));
                 keys.each(bits, |_, j| self.sees_block(block, (j / pattern.block) as i64));
@@ -474,6 +483,11 @@ impl Spans {
             }
         }
         Spans(out)
+    }
+
+    /// How many whole numbers between 0 and `last` are inside.
+    pub fn size(&self, last: i64) -> i64 {
+        self.0.iter().map(|&(low, high)| (high.min(last) - low.max(0) + 1).max(0)).sum()
     }
 
     /// Whether anything between `low` and `high` is inside.
