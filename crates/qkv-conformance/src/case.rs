@@ -1,6 +1,6 @@
 //! One case: a description, sizes, and all the data that the description asks for.
 
-use qkv::{Attention, Bias, Element, Inputs, Mask, Place, Score, Tensor, Upstream};
+use qkv::{Attention, Bias, Element, Inputs, Lsh, Mask, Place, Score, Select, Tensor, Upstream};
 
 /// The sizes of a case.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +71,8 @@ pub struct Extras {
     pub projected: bool,
     /// One matrix a head rather than one for all.
     pub matrix_per_head: bool,
+    /// Hash buckets.
+    pub lsh: Option<Lsh>,
 }
 
 /// A description with its data, in `f64`; an element type rounds it.
@@ -114,7 +116,13 @@ impl Case {
                 attention = attention.mask(mask);
             }
         }
-        Case { name: name.into(), attention: attention.with_entropy(), sizes, extras }
+        if let Some(lsh) = extras.lsh {
+            attention = attention.mask(Mask::lsh(lsh));
+        }
+        if matches!(attention.select, Select::Soft | Select::Hard(_)) {
+            attention = attention.with_entropy();
+        }
+        Case { name: name.into(), attention, sizes, extras }
     }
 
     /// Whether a bias is added to whole rows of scores alike: softmax does not feel it, and its gradient is exactly 0.
@@ -133,8 +141,9 @@ impl Case {
             std::array::from_fn(|axis| if axes[axis] { full[axis] } else { 1 })
         };
         let vector = |len, seed| Tensor::<T, 1>::randn([len], seed).map(half).into_data();
+        let of_rows = |seed| Tensor::<T::Acc, 1>::randn([b * hq * n], seed).into_data();
         let sharpness = extras.sharpness.unwrap_or(1.0);
-        let score = score_of(&self.attention);
+        let score = self.attention.score;
         let a = if extras.projected { dk } else { 5 };
         let of_head = |heads: usize| if extras.matrix_per_head { heads } else { 1 };
         // Matrices keep the size of what they multiply, as every initialisation does.
@@ -166,18 +175,20 @@ impl Case {
                 Tensor::from_fn(axes(given), |[b, h, i, j]| u8::from((b + 3 * h + 7 * i + 5 * j) % 4 != 0))
             }),
             positions: extras.positions.then(|| (0..b * n).map(|at| ((at * 7) % (m + 3)) as i64 - 1).collect()),
-            d_lse: extras.all_upstream.then(|| Tensor::<T::Acc, 1>::randn([b * hq * n], 13).into_data()),
-            d_entropy: extras.all_upstream.then(|| Tensor::<T::Acc, 1>::randn([b * hq * n], 14).into_data()),
+            d_lse: (extras.all_upstream && self.attention.select != Select::Sparsemax).then(|| of_rows(13)),
+            d_entropy: (extras.all_upstream && self.attention.entropy).then(|| of_rows(14)),
+            d_log_prob: (extras.all_upstream && matches!(self.attention.select, Select::Hard(_))).then(|| of_rows(15)),
+            center: self.attention.local.map(|_| {
+                // Anywhere among the keys and a little beyond, never on one.
+                let spread = |x: &f64| T::of_f64((x * 0.3 + 0.5) * m as f64 + 0.37);
+                Tensor::<f64, 1>::randn([b * hq * n], 16).map(spread).into_data()
+            }),
+            buckets: extras.lsh.map(|lsh| {
+                let hash = |t: &Tensor<f64, 4>| lsh.hash(t).expect("a case is well formed");
+                (hash(&Tensor::randn([b, hq, n, d], 1)), hash(&Tensor::randn([b, hk, m, dk], 2)))
+            }),
         }
     }
-}
-
-/// The score of a description, as it writes itself.
-fn score_of(attention: &Attention) -> Score {
-    [Score::Dot, Score::ScaledDot, Score::General, Score::Additive, Score::Cosine, Score::Distance]
-        .into_iter()
-        .find(|&score| format!("{attention:?}").contains(&format!("score: {score:?},")))
-        .expect("one of these")
 }
 
 /// The data of a case in one element type.
@@ -202,6 +213,9 @@ pub struct Data<T: Element> {
     pub positions: Option<Vec<i64>>,
     pub d_lse: Option<Vec<T::Acc>>,
     pub d_entropy: Option<Vec<T::Acc>>,
+    pub d_log_prob: Option<Vec<T::Acc>>,
+    pub center: Option<Vec<T>>,
+    pub buckets: Option<(Tensor<i32, 4>, Tensor<i32, 4>)>,
 }
 
 impl<T: Element> Data<T> {
@@ -244,6 +258,12 @@ impl<T: Element> Data<T> {
         if let Some(positions) = &self.positions {
             inputs = inputs.positions(positions);
         }
+        if let Some(center) = &self.center {
+            inputs = inputs.center(center);
+        }
+        if let Some((queries, keys)) = &self.buckets {
+            inputs = inputs.buckets(queries, keys);
+        }
         inputs
     }
 
@@ -255,6 +275,9 @@ impl<T: Element> Data<T> {
         }
         if let Some(d_entropy) = &self.d_entropy {
             upstream = upstream.entropy(d_entropy);
+        }
+        if let Some(d_log_prob) = &self.d_log_prob {
+            upstream = upstream.log_prob(d_log_prob);
         }
         upstream
     }

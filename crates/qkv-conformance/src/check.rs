@@ -61,7 +61,7 @@ fn error(of: &[f64], truth: &[f64]) -> f64 {
 
 /// Log-sum-exp, entropy and weights come in the type of sums; all else is rounded to the tensor's.
 fn epsilon<T: Element>(name: &str) -> f64 {
-    if matches!(name, "lse" | "entropy" | "weights") { <T::Acc as Element>::EPSILON } else { T::EPSILON }
+    if matches!(name, "lse" | "entropy" | "log_prob" | "weights") { <T::Acc as Element>::EPSILON } else { T::EPSILON }
 }
 
 /// The sum of the sizes of all gradients of scores: those of a bias that has all four axes.
@@ -101,6 +101,7 @@ fn run<T: Element>(engine: &impl Engine, case: &Case, data: &Data<T>) -> qkv::Re
         ("out", wide(out.values.data())),
         ("lse", wide(out.lse.data())),
         ("entropy", wide(out.entropy.as_ref().map_or(&[], |e| e.data()))),
+        ("log_prob", wide(out.log_prob.as_ref().map_or(&[], |p| p.data()))),
     ];
     let mut weights = Vec::new();
     for b in 0..case.sizes.b {
@@ -118,7 +119,8 @@ fn defined<T: Element, F: qkv::Real>(reference: &Reference<F>, case: &Case, data
     let mut got = vec![
         ("out", wide(forward.output.values.data())),
         ("lse", wide(forward.output.lse.data())),
-        ("entropy", wide(forward.output.entropy.as_ref().map_or(&[], |e| e.data()))),
+        ("entropy", wide(forward.output.entropy.as_ref().filter(|_| case.attention.entropy).map_or(&[], |e| e.data()))),
+        ("log_prob", wide(forward.output.log_prob.as_ref().map_or(&[], |p| p.data()))),
         ("weights", wide(forward.weights.data())),
     ];
     let upstream: Upstream<'_, T> = data.upstream();
@@ -138,7 +140,8 @@ fn gradients<T: Element>(grad: Gradients<T>) -> Vec<Named> {
         ("d_table", &grad.table),
     ];
     all.extend(tensors.into_iter().filter_map(|(name, t)| t.as_ref().map(|t| (name, wide(t.data())))));
-    let vectors = [("d_v_score", &grad.v_score), ("d_scale", &grad.scale), ("d_sinks", &grad.sinks)];
+    let vectors =
+        [("d_v_score", &grad.v_score), ("d_scale", &grad.scale), ("d_sinks", &grad.sinks), ("d_center", &grad.center)];
     all.extend(vectors.into_iter().filter_map(|(name, v)| v.as_ref().map(|v| (name, wide(v)))));
     all
 }

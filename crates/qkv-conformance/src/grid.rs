@@ -1,7 +1,7 @@
 //! The cases: shapes that are odd, prime, 1, or larger than a tile; every score, mask, bias and sharing of heads.
 
 use crate::case::{Case, Extras, Sizes};
-use qkv::{Attention, Bias, BigBird, Blocks, Mask, Place, Score};
+use qkv::{Attention, Bias, BigBird, Blocks, Lsh, Mask, Place, Score};
 
 const SCORES: [Score; 6] =
     [Score::Dot, Score::ScaledDot, Score::General, Score::Additive, Score::Cosine, Score::Distance];
@@ -207,5 +207,90 @@ pub fn selection() -> Vec<Case> {
     let nothing = Attention::scaled_dot().mask(!Mask::window(usize::MAX, usize::MAX));
     cases.push(Case::new("all in the sink", nothing, sizes, extras));
     cases.push(Case::new("dropout alone", Attention::scaled_dot().dropout(0.9, 1), sizes, Extras::default()));
+    cases
+}
+
+/// Hard, top-k and sparsemax, with every score; masks and all that comes on top go with them.
+pub fn choices() -> Vec<Case> {
+    let sizes = Sizes::new(37, 150, 8).heads(2, 4, 2);
+    let mut cases = Vec::new();
+    for score in SCORES {
+        // Scores of a size near 1 and far from ties.
+        let plain = || Attention::new(score).mask(Mask::causal()).place(Place::End);
+        for (name, attention) in [
+            ("hard", plain().hard()),
+            ("sampled", plain().sample(5)),
+            ("straight-through", plain().sample(6).straight_through()),
+            ("top 7", plain().top_k(7)),
+            ("top 1000", plain().top_k(1000)),
+            ("sparsemax", plain().sparsemax()),
+        ] {
+            let extras = Extras { all_upstream: true, ..Extras::default() };
+            cases.push(Case::new(format!("{name} {}", score.name()), attention, sizes, extras));
+        }
+    }
+    for attention in
+        [Attention::scaled_dot().sample(5), Attention::scaled_dot().top_k(9), Attention::scaled_dot().sparsemax()]
+    {
+        let extras = Extras {
+            bias: Some([false, true, true, true]),
+            table: Some((5, true)),
+            scale: Some(true),
+            ..Extras::default()
+        };
+        let name = format!("{:?} with everything on top", attention.select);
+        let attention = attention.softcap(3.0).bias(Bias::alibi()).mask(Mask::window(90, 20));
+        cases.push(Case::new(name, attention, sizes, extras));
+    }
+    for (n, m) in [(1, 1), (5, 0), (0, 5), (3, 700)] {
+        for attention in [Attention::dot().hard(), Attention::dot().top_k(3), Attention::dot().sparsemax()] {
+            let name = format!("{:?} {n}×{m}", attention.select);
+            cases.push(Case::new(name, attention, Sizes::new(n, m, 3), Extras::default()));
+        }
+    }
+    cases
+}
+
+/// Predictive local attention, with the scores that Luong gives it and the others.
+pub fn local() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for score in SCORES {
+        for (reach, n, m) in [(1, 9, 20), (10, 70, 300)] {
+            let extras = Extras { all_upstream: true, ..Extras::default() };
+            let sizes = Sizes::new(n, m, 6).heads(2, 4, 2);
+            cases.push(Case::new(
+                format!("local {reach} {}", score.name()),
+                Attention::new(score).local(reach),
+                sizes,
+                extras,
+            ));
+        }
+    }
+    let extras = Extras { lengths: true, sinks: true, ..Extras::default() };
+    let attention = Attention::scaled_dot().local(20).dropout(0.2, 4);
+    cases.push(Case::new(
+        "local with padding, dropout and sinks",
+        attention,
+        Sizes::new(40, 200, 8).heads(2, 2, 1),
+        extras,
+    ));
+    cases
+}
+
+/// Hash buckets, short and long enough to be gathered.
+pub fn hashed() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (n, m, lsh) in [
+        (70, 140, Lsh { buckets: 4, rounds: 1, seed: 1 }),
+        (530, 601, Lsh { buckets: 8, rounds: 3, seed: 2 }),
+        (601, 530, Lsh { buckets: 64, rounds: 2, seed: 3 }),
+    ] {
+        for mask in [Mask::full(), Mask::causal()] {
+            let name = format!("{lsh:?} {n}×{m} {mask:?}");
+            let extras = Extras { lsh: Some(lsh), all_upstream: true, ..Extras::default() };
+            let attention = Attention::scaled_dot().mask(mask);
+            cases.push(Case::new(name, attention, Sizes::new(n, m, 4).heads(2, 2, 1), extras));
+        }
+    }
     cases
 }

@@ -182,6 +182,43 @@ impl<A: Real> Kernel<A> for Gradient<'_, A> {
     }
 }
 
+struct SparsemaxGradient<'a, A> {
+    scores: &'a mut [A],
+    grads: &'a mut [A],
+    scale: A,
+    threshold: A,
+    delta: A,
+}
+
+/// In place, turns a row of scores into sparsemax weights `max(scale·score − threshold, 0)` and gradients of the weights into
+/// gradients of the scores: `grad − delta` where the weight is not 0.
+///
+/// # Panics
+/// Where the rows are not whole panels of one length.
+pub fn sparsemax_gradient<A: Real>(isa: Isa, scores: &mut [A], grads: &mut [A], scale: A, threshold: A, delta: A) {
+    check(scores, scores.len(), 1, scores.len());
+    assert_eq!(scores.len(), grads.len());
+    dispatch(isa, SparsemaxGradient { scores, grads, scale, threshold, delta });
+}
+
+impl<A: Real> Kernel<A> for SparsemaxGradient<'_, A> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes<Scalar = A>>(self) {
+        for (s, g) in self.scores.chunks_exact_mut(A::LANES).zip(self.grads.chunks_exact_mut(A::LANES)) {
+            // SAFETY: the chunks are whole panels; the caller vouches for the instruction set.
+            unsafe {
+                let zero = V::splat(A::ZERO);
+                let above = V::load(s.as_ptr()).mul(V::splat(self.scale)).sub(V::splat(self.threshold));
+                let grad = V::load(g.as_ptr()).sub(V::splat(self.delta));
+                zero.where_less(above, above, zero).store(s.as_mut_ptr());
+                zero.where_less(above, grad, zero).store(g.as_mut_ptr());
+            }
+        }
+    }
+}
+
 struct Weights<'a, A> {
     scores: &'a mut [A],
     scale: A,

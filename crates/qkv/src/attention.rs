@@ -10,7 +10,7 @@ use crate::place::Place;
 use crate::problem::Problem;
 use crate::score::{Scale, Score};
 use crate::scratch::Scratch;
-use crate::select::Dropout;
+use crate::select::{Choice, Dropout, Select};
 use crate::tensor::Tensor;
 use crate::weights::Weights;
 use qkv_simd::{Element, ViewMut};
@@ -33,17 +33,32 @@ use serde::{Deserialize, Serialize};
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct Attention {
-    pub(crate) score: Score,
-    pub(crate) scale: Scale,
-    pub(crate) temperature: Option<f64>,
-    pub(crate) softcap: Option<f64>,
-    pub(crate) bias: Bias,
-    pub(crate) mask: Mask,
-    pub(crate) place: Place,
-    pub(crate) dropout: Option<Dropout>,
-    pub(crate) sinks: bool,
-    pub(crate) entropy: bool,
+    /// How alike a query and a key are.
+    pub score: Score,
+    /// What scores are multiplied by.
+    pub scale: Scale,
+    /// What they are divided by afterwards.
+    pub temperature: Option<f64>,
+    /// The soft cap on scores.
+    pub softcap: Option<f64>,
+    /// What is added to scores.
+    pub bias: Bias,
+    /// Which keys a query may see.
+    pub mask: Mask,
+    /// Where the queries stand among the keys.
+    pub place: Place,
+    /// The half width of predictive local attention.
+    pub local: Option<usize>,
+    /// How scores become weights.
+    pub select: Select,
+    /// Attention dropout.
+    pub dropout: Option<Dropout>,
+    /// Whether every head has a sink.
+    pub sinks: bool,
+    /// Whether the forward pass returns the entropy of each row.
+    pub entropy: bool,
 }
 
 impl Attention {
@@ -140,6 +155,75 @@ impl Attention {
         self
     }
 
+    /// How scores become weights. See [`Select`].
+    pub fn select(mut self, select: Select) -> Attention {
+        self.select = select;
+        self
+    }
+
+    /// Attend to the one key with the largest score (Xu et al. 2015, arXiv:1502.03044).
+    pub fn hard(self) -> Attention {
+        self.select(Select::Hard(Choice::default()))
+    }
+
+    /// Attend to one key, drawn from the softmax. The log-probability of the draw comes out, and takes an upstream gradient.
+    ///
+    /// ```
+    /// use qkv::{Attention, Inputs, Tensor, Upstream};
+    /// let x = Tensor::<f32, 4>::randn([1, 1, 9, 4], 1);
+    /// let sampled = Attention::scaled_dot().sample(3);
+    /// let out = sampled.forward(Inputs::new(&x, &x, &x))?;
+    /// // REINFORCE: the gradient of reward · log-probability.
+    /// let reward = [1.0; 9];
+    /// let upstream = Upstream::new(&x).log_prob(&reward);
+    /// let grad = sampled.backward(Inputs::new(&x, &x, &x), &out, upstream)?;
+    /// assert!(grad.q.data().iter().any(|&g| g != 0.0));
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    pub fn sample(self, seed: u64) -> Attention {
+        self.select(Select::Hard(Choice { sample: Some(seed), straight_through: false }))
+    }
+
+    /// Let hard attention's scores learn from the output as if the weights had been soft. See [`Choice`].
+    pub fn straight_through(mut self) -> Attention {
+        if let Select::Hard(choice) = &mut self.select {
+            choice.straight_through = true;
+        }
+        self
+    }
+
+    /// Attend to the `k` keys with the largest scores.
+    pub fn top_k(self, k: usize) -> Attention {
+        self.select(Select::TopK(k))
+    }
+
+    /// Weigh keys by sparsemax.
+    pub fn sparsemax(self) -> Attention {
+        self.select(Select::Sparsemax)
+    }
+
+    /// Predictive local attention (local-p of Luong et al. 2015, arXiv:1508.04025): each query sees the keys within
+    /// `half_width` of its predicted centre, the input `center [B, Hq, N]`, and its weights are multiplied by
+    /// `exp(−(j − c)² / 2σ²)` with `σ = half_width / 2`, not normalised again. The centre has a gradient.
+    ///
+    /// Monotonic local attention (local-m) is [`Mask::window`](crate::Mask::window) around the query's own place.
+    ///
+    /// ```
+    /// use qkv::{Attention, Inputs, Tensor, Upstream};
+    /// let q = Tensor::<f32, 4>::randn([1, 1, 3, 4], 1);
+    /// let k = Tensor::<f32, 4>::randn([1, 1, 30, 4], 2);
+    /// let predictive = Attention::dot().local(4);
+    /// let inputs = Inputs::new(&q, &k, &k).center(&[3.5, 14.0, 22.25]);
+    /// let out = predictive.forward(inputs)?;
+    /// let grad = predictive.backward(inputs, &out, Upstream::new(&q))?;
+    /// assert_eq!(grad.center.unwrap().len(), 3);
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    pub fn local(mut self, half_width: usize) -> Attention {
+        self.local = Some(half_width);
+        self
+    }
+
     /// Drop each weight with probability `p`, and scale up what is kept.
     ///
     /// ```
@@ -182,7 +266,11 @@ impl Attention {
     pub fn forward<T: Element>(&self, inputs: Inputs<'_, T>) -> Result<Output<T>> {
         let problem = Problem::new(self, inputs)?;
         let mut out = Output::zeros(&problem)?;
-        exact::forward(&problem, out.writable(), &Scratch::new(), rayon::current_num_threads());
+        let (scratch, threads) = (Scratch::new(), rayon::current_num_threads());
+        match self.select {
+            Select::Soft => exact::forward(&problem, out.writable(), &scratch, threads),
+            _ => exact::select(&problem, &mut out, &scratch, threads)?,
+        }
         Ok(out)
     }
 
@@ -213,6 +301,13 @@ impl Attention {
     ) -> Result<()> {
         let problem = Problem::new(self, inputs)?;
         into.check(&problem)?;
+        if self.select != Select::Soft {
+            return Err(crate::Error::Conflict {
+                first: "output memory of the caller's",
+                second: "a selection other than softmax",
+                reason: "it returns more than values; use `forward`",
+            });
+        }
         exact::forward(&problem, into, scratch, threads.max(1));
         Ok(())
     }
@@ -237,17 +332,19 @@ impl Attention {
         scratch: &Scratch<T::Acc>,
         threads: usize,
     ) -> Result<Gradients<T>> {
-        let problem = Problem::new(self, inputs)?;
+        let problem = Problem::placed(self, inputs, out.place)?;
         out.check(&problem)?;
         problem.check_upstream(&upstream, out.entropy.is_some())?;
+        out.check_kept(self)?;
         exact::backward(&problem, out, &upstream, scratch, threads.max(1))
     }
 
     /// The weights, on demand: any rows, any rectangle, or pooled to a picture, recomputed exactly from `q`, `k` and what
     /// [`forward`](Attention::forward) kept.
     pub fn weights<'a, T: Element>(&'a self, inputs: Inputs<'a, T>, out: &'a Output<T>) -> Result<Weights<'a, T>> {
-        let problem = Problem::new(self, inputs)?;
+        let problem = Problem::placed(self, inputs, out.place)?;
         out.check(&problem)?;
+        out.check_kept(self)?;
         Ok(Weights::new(problem, out))
     }
 
@@ -266,11 +363,14 @@ impl Attention {
     /// # Ok::<(), qkv::Error>(())
     /// ```
     pub fn decode<T: Element>(&self, inputs: Inputs<'_, T>, how: Decode) -> Result<Output<T>> {
-        let placed =
-            Attention { place: if inputs.positions.is_some() { Place::Given } else { Place::End }, ..self.clone() };
-        let problem = Problem::new(&placed, inputs)?;
+        let place = if inputs.positions.is_some() { Place::Given } else { Place::End };
+        let problem = Problem::placed(self, inputs, place)?;
         let mut out = Output::zeros(&problem)?;
-        exact::decode(&problem, out.writable(), how, &Scratch::new(), rayon::current_num_threads());
+        let (scratch, threads) = (Scratch::new(), rayon::current_num_threads());
+        match self.select {
+            Select::Soft => exact::decode(&problem, out.writable(), how, &scratch, threads),
+            _ => exact::select(&problem, &mut out, &scratch, threads)?,
+        }
         Ok(out)
     }
 
@@ -303,10 +403,20 @@ pub struct Tiles {
 pub struct Output<T: Element> {
     /// The weighted sums of the values, `[B, Hq, N, Dv]`.
     pub values: Tensor<T, 4>,
-    /// The natural log of the sum of exponentials of each row of scores, `[B, Hq, N]`; −∞ where a query sees nothing.
+    /// The natural log of the sum of exponentials of each row of scores, `[B, Hq, N]`; −∞ where a query sees nothing. For
+    /// top-k over what was chosen; for sparsemax the threshold `τ` instead.
     pub lse: Tensor<T::Acc, 3>,
     /// The entropy of each row of weights, `[B, Hq, N]`, where it was asked for.
     pub entropy: Option<Tensor<T::Acc, 3>>,
+    /// The keys that hard attention or top-k chose, ascending, `[B, Hq, N, 1 or k]`; −1 where there was none to choose.
+    pub chosen: Option<Tensor<i64, 4>>,
+    /// The log-probability of what hard attention chose, `[B, Hq, N]`; 0 where there was nothing to choose.
+    pub log_prob: Option<Tensor<T::Acc, 3>>,
+    /// What backward needs besides, `[B, Hq, N, Dv]`: the soft output for straight-through, the mean of the values that
+    /// sparsemax keeps.
+    pub(crate) kept: Option<Tensor<T::Acc, 4>>,
+    /// Where the queries stood.
+    pub(crate) place: Place,
 }
 
 impl<T: Element> Output<T> {
@@ -317,6 +427,10 @@ impl<T: Element> Output<T> {
             values: Tensor::zeros("out", [b, heads.query, n, dv])?,
             lse: Tensor::zeros("lse", rows)?,
             entropy: problem.attention.entropy.then(|| Tensor::zeros("entropy", rows)).transpose()?,
+            chosen: None,
+            log_prob: None,
+            kept: None,
+            place: problem.scene.place,
         })
     }
 
@@ -336,6 +450,27 @@ impl<T: Element> Output<T> {
         check_shape("out", self.values.shape(), [b, heads.query, n, dv])?;
         check_shape("lse", self.lse.shape(), [b, heads.query, n])?;
         self.entropy.as_ref().map_or(Ok(()), |e| check_shape("entropy", e.shape(), [b, heads.query, n]))
+    }
+}
+
+impl<T: Element> Output<T> {
+    /// Checks that what a selection keeps for backward is there.
+    fn check_kept(&self, attention: &Attention) -> Result<()> {
+        let needs = |there: bool, tensor| match there {
+            true => Ok(()),
+            false => {
+                Err(crate::Error::Missing { tensor, needed_by: "this selection (an output of another attention?)" })
+            }
+        };
+        match attention.select {
+            Select::Soft => Ok(()),
+            Select::Hard(choice) => {
+                needs(self.chosen.is_some(), "chosen")?;
+                needs(!choice.straight_through || self.kept.is_some(), "the soft output")
+            }
+            Select::TopK(_) => needs(self.chosen.is_some(), "chosen"),
+            Select::Sparsemax => needs(self.kept.is_some(), "the mean of the values"),
+        }
     }
 }
 
@@ -398,4 +533,6 @@ pub struct Gradients<T> {
     pub table: Option<Tensor<T, 4>>,
     /// Of the sinks, `[Hq]`.
     pub sinks: Option<Vec<T>>,
+    /// Of the predicted centres, `[B, Hq, N]`.
+    pub center: Option<Vec<T>>,
 }

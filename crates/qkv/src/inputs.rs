@@ -1,5 +1,6 @@
 //! The data of a call: the tensors that a description asks for, and the gradients that come back from above.
 
+use crate::source::Source;
 use qkv_simd::{Element, View};
 
 /// Everything a call of an attention takes: q, k, v and what its choices ask for.
@@ -9,8 +10,8 @@ use qkv_simd::{Element, View};
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a, T: Element> {
     pub(crate) q: View<'a, T>,
-    pub(crate) k: View<'a, T>,
-    pub(crate) v: View<'a, T>,
+    pub(crate) k: Source<'a, T>,
+    pub(crate) v: Source<'a, T>,
     pub(crate) w: Option<View<'a, T>>,
     pub(crate) w_q: Option<View<'a, T>>,
     pub(crate) w_k: Option<View<'a, T>>,
@@ -23,11 +24,14 @@ pub struct Inputs<'a, T: Element> {
     pub(crate) segments: Option<(&'a [i32], &'a [i32])>,
     pub(crate) bits: Option<View<'a, u8>>,
     pub(crate) positions: Option<&'a [i64]>,
+    pub(crate) buckets: Option<(View<'a, i32>, View<'a, i32>)>,
+    pub(crate) center: Option<&'a [T]>,
 }
 
 impl<'a, T: Element> Inputs<'a, T> {
-    /// Queries `[B, Hq, N, D]`, keys `[B, Hk, M, Dk]` and values `[B, Hk, M, Dv]`.
-    pub fn new(q: impl Into<View<'a, T>>, k: impl Into<View<'a, T>>, v: impl Into<View<'a, T>>) -> Self {
+    /// Queries `[B, Hq, N, D]`, keys `[B, Hk, M, Dk]` and values `[B, Hk, M, Dv]`; keys and values may lie in
+    /// [pages](crate::Pages).
+    pub fn new(q: impl Into<View<'a, T>>, k: impl Into<Source<'a, T>>, v: impl Into<Source<'a, T>>) -> Self {
         Inputs {
             q: q.into(),
             k: k.into(),
@@ -44,6 +48,8 @@ impl<'a, T: Element> Inputs<'a, T> {
             segments: None,
             bits: None,
             positions: None,
+            buckets: None,
+            center: None,
         }
     }
 
@@ -120,20 +126,36 @@ impl<'a, T: Element> Inputs<'a, T> {
     }
 }
 
+impl<'a, T: Element> Inputs<'a, T> {
+    /// The hash buckets of queries, `[B, Hq, N, rounds]`, and of keys, `[B, Hk, M, rounds]`, for
+    /// [`Mask::lsh`](crate::Mask::lsh).
+    pub fn buckets(mut self, queries: impl Into<View<'a, i32>>, keys: impl Into<View<'a, i32>>) -> Self {
+        self.buckets = Some((queries.into(), keys.into()));
+        self
+    }
+
+    /// The predicted centre of each query among the keys, `[B, Hq, N]`, for [`Attention::local`](crate::Attention::local).
+    pub fn center(mut self, center: &'a [T]) -> Self {
+        self.center = Some(center);
+        self
+    }
+}
+
 /// The gradients of the loss that come back from above: with respect to the output, and, where the caller used them, to the
-/// log-sum-exp and the entropy.
+/// log-sum-exp, the entropy and the log-probability of a choice.
 #[derive(Clone, Copy, Debug)]
 pub struct Upstream<'a, T: Element> {
     pub(crate) values: View<'a, T>,
     pub(crate) lse: Option<&'a [T::Acc]>,
     pub(crate) entropy: Option<&'a [T::Acc]>,
+    pub(crate) log_prob: Option<&'a [T::Acc]>,
     pub(crate) for_bias: bool,
 }
 
 impl<'a, T: Element> Upstream<'a, T> {
     /// With respect to the output, `[B, Hq, N, Dv]`.
     pub fn new(d_out: impl Into<View<'a, T>>) -> Self {
-        Upstream { values: d_out.into(), lse: None, entropy: None, for_bias: true }
+        Upstream { values: d_out.into(), lse: None, entropy: None, log_prob: None, for_bias: true }
     }
 
     /// With respect to the log-sum-exp as well, `[B, Hq, N]`.
@@ -145,6 +167,12 @@ impl<'a, T: Element> Upstream<'a, T> {
     /// With respect to the entropy as well, `[B, Hq, N]`; the forward pass must have been asked for it.
     pub fn entropy(mut self, d_entropy: &'a [T::Acc]) -> Self {
         self.entropy = Some(d_entropy);
+        self
+    }
+
+    /// With respect to the log-probability of what hard attention chose as well, `[B, Hq, N]`: what REINFORCE needs.
+    pub fn log_prob(mut self, d_log_prob: &'a [T::Acc]) -> Self {
+        self.log_prob = Some(d_log_prob);
         self
     }
 

@@ -5,10 +5,12 @@
 //! once is its own business, and is held to this.
 
 use crate::error::{Error, Result};
+use crate::lsh::Lsh;
 use crate::place::Place;
 use qkv_simd::{View, philox};
 use serde::{Deserialize, Serialize};
 use std::ops::{BitAnd, BitOr, Not};
+use std::sync::Arc;
 
 /// Which keys a query may see. `p` is the query's [place](Place); no rule is causal by itself.
 ///
@@ -65,6 +67,8 @@ pub enum Mask {
     BigBird(BigBird),
     /// See [`Mask::blocks`].
     Blocks(Blocks),
+    /// See [`Mask::lsh`].
+    Lsh(Lsh),
     /// Both.
     And(Box<Mask>, Box<Mask>),
     /// Either.
@@ -242,6 +246,21 @@ impl Mask {
     pub fn blocks(blocks: Blocks) -> Mask {
         Mask::Blocks(blocks)
     }
+
+    /// Hash buckets (Reformer, Kitaev et al. 2020, arXiv:2001.04451): pairs in the same bucket in any round, counted once.
+    /// The buckets come with the inputs, from [`Lsh::hash`].
+    ///
+    /// ```
+    /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 2000, 8], 1);
+    /// let lsh = Lsh { buckets: 32, rounds: 2, seed: 7 };
+    /// let buckets = lsh.hash(&x)?;
+    /// let attention = Attention::scaled_dot().mask(Mask::lsh(lsh));
+    /// attention.forward(Inputs::new(&x, &x, &x).buckets(&buckets, &buckets))?;
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    pub fn lsh(lsh: Lsh) -> Mask {
+        Mask::Lsh(lsh)
+    }
 }
 
 impl BitAnd for Mask {
@@ -294,7 +313,7 @@ pub fn segments_of(cumulative: &[usize]) -> Result<Vec<i32>> {
 }
 
 /// What rules look at besides the description: the sizes, the places of the queries, and the data given for masks.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Scene<'a> {
     pub n: usize,
     pub m: usize,
@@ -304,9 +323,27 @@ pub(crate) struct Scene<'a> {
     pub segments: Option<(&'a [i32], &'a [i32])>,
     /// Broadcast to `[B, Hq, N, M]`.
     pub bits: Option<View<'a, u8>>,
+    /// Of queries, `[B, Hq, N, rounds]`, and of keys, `[B, Hk, M, rounds]`.
+    pub buckets: Option<(View<'a, i32>, View<'a, i32>)>,
+    /// Query heads for each key head, and query heads in all.
+    pub group: usize,
+    pub heads: usize,
+    /// The predicted centres of queries, `[B, Hq, N]`.
+    pub centers: Option<Arc<[f64]>>,
 }
 
 impl Scene<'_> {
+    /// Whether a query and a key share a bucket in this round.
+    #[inline]
+    pub fn share_bucket(&self, b: usize, h: usize, i: usize, j: usize, round: usize) -> bool {
+        self.buckets.is_none_or(|(q, k)| q.at(b, h, i, round) == k.at(b, h / self.group, j, round))
+    }
+
+    /// The predicted centres of a head's queries.
+    pub fn center(&self, b: usize, h: usize) -> Option<impl Fn(usize) -> f64> {
+        self.centers.as_ref().map(|centers| move |i: usize| centers[(b * self.heads + h) * self.n + i])
+    }
+
     /// `p(i)`.
     #[inline]
     pub fn place(&self, b: usize, i: usize) -> i64 {
@@ -352,6 +389,7 @@ impl Mask {
                 (row - col).abs() <= clamp(pattern.window / 2) || row < globals && row >= 0 || col < globals || drawn()
             }
             Mask::Blocks(blocks) => blocks.seen[i / blocks.size][j / blocks.size],
+            Mask::Lsh(lsh) => (0..lsh.rounds).any(|round| scene.share_bucket(b, h, i, j, round)),
             Mask::And(a, b_) => a.allows(scene, b, h, i, j) && b_.allows(scene, b, h, i, j),
             Mask::Or(a, b_) => a.allows(scene, b, h, i, j) || b_.allows(scene, b, h, i, j),
             Mask::Not(a) => !a.allows(scene, b, h, i, j),
@@ -367,6 +405,16 @@ impl Mask {
         }
     }
 
+    /// The hash that is anywhere in the tree; of several, the first.
+    pub(crate) fn hash(&self) -> Option<Lsh> {
+        match self {
+            Mask::Lsh(lsh) => Some(*lsh),
+            Mask::And(a, b) | Mask::Or(a, b) => a.hash().or(b.hash()),
+            Mask::Not(a) => a.hash(),
+            _ => None,
+        }
+    }
+
     /// Refuses numbers that make no sense for `n` queries and `m` keys.
     pub(crate) fn check(&self, n: usize, m: usize) -> Result<()> {
         match self {
@@ -376,17 +424,10 @@ impl Mask {
                 format!("{stride},{summary}"),
                 "a summary of at least 1 and at most the stride",
             )),
-            Mask::Longformer { globals, .. } => match globals.last() {
-                Some(&last) if last >= n.max(m) => Err(Error::value(
-                    "longformer",
-                    format!("global position {last}"),
-                    format!("a position below {}", n.max(m)),
-                )),
-                _ if !globals.is_sorted_by(|a, b| a < b) => {
-                    Err(Error::value("longformer", format!("{globals:?}"), "global positions in ascending order"))
-                }
-                _ => Ok(()),
-            },
+            // A position that is not there (yet) is no error: a cache that grows will reach it.
+            Mask::Longformer { globals, .. } if !globals.is_sorted_by(|a, b| a < b) => {
+                Err(Error::value("longformer", format!("{globals:?}"), "global positions in ascending order"))
+            }
             Mask::BigBird(BigBird { block: 0, .. }) => {
                 Err(Error::value("bigbird", "a block of 0", "a block of at least 1"))
             }
@@ -400,7 +441,15 @@ impl Mask {
                 let fits = seen.len() >= rows && seen.iter().all(|row| row.len() >= cols);
                 if fits { Ok(()) } else { Err(Error::value("blocks", found, format!("{rows} × {cols} at least"))) }
             }
-            Mask::And(a, b) | Mask::Or(a, b) => a.check(n, m).and(b.check(n, m)),
+            Mask::Lsh(lsh) => lsh.check(),
+            Mask::And(a, b) | Mask::Or(a, b) => match (a.hash(), b.hash()) {
+                (Some(x), Some(y)) if x != y => Err(Error::Conflict {
+                    first: "one hash",
+                    second: "another",
+                    reason: "only one set of buckets can be given",
+                }),
+                _ => a.check(n, m).and(b.check(n, m)),
+            },
             Mask::Not(a) => a.check(n, m),
             _ => Ok(()),
         }

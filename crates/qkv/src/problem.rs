@@ -9,6 +9,7 @@ use crate::inputs::{Inputs, Upstream};
 use crate::mask::{Mask, Scene};
 use crate::place::Place;
 use crate::score::{Scale, Score};
+use crate::select::Select;
 use crate::tensor::checked_len;
 use qkv_simd::{Element, View};
 
@@ -38,7 +39,13 @@ pub(crate) struct Problem<'a, T: Element> {
 }
 
 impl<'a, T: Element> Problem<'a, T> {
+    /// With the queries where the attention puts them.
     pub fn new(attention: &'a Attention, inputs: Inputs<'a, T>) -> Result<Self> {
+        Problem::placed(attention, inputs, attention.place)
+    }
+
+    /// With the queries somewhere else: at the end while decoding.
+    pub fn placed(attention: &'a Attention, inputs: Inputs<'a, T>, place: Place) -> Result<Self> {
         let [b, hq, n, d] = inputs.q.shape();
         let [bk, hk, m, dk] = inputs.k.shape();
         let [bv, hv, mv, dv] = inputs.v.shape();
@@ -57,17 +64,22 @@ impl<'a, T: Element> Problem<'a, T> {
         let scene = Scene {
             n,
             m,
-            place: attention.place,
+            place,
             positions: inputs.positions,
             lengths: inputs.lengths,
             segments: inputs.segments,
             bits: broadcast("mask", inputs.bits, [b, hq, n, m])?,
+            buckets: inputs.buckets,
+            group: heads.group,
+            heads: hq,
+            centers: inputs.center.map(|center| center.iter().map(|c| c.to_f64()).collect()),
         };
         let bias = broadcast("bias", inputs.bias, [b, hq, n, m])?;
         let problem = Problem { attention, inputs, heads, b, n, m, d, dk, dv, width, scene, bias, slopes };
         problem.check_numbers()?;
         problem.check_mask()?;
         problem.check_bias()?;
+        problem.check_selection()?;
         Ok(problem)
     }
 
@@ -124,13 +136,24 @@ impl<'a, T: Element> Problem<'a, T> {
                 return Err(Error::shape("segments_k", &[keys.len()], format!("[{b}, {m}], one a key")));
             }
         }
+        given_if(mask.hash().is_some(), inputs.buckets.is_some(), "buckets", "a mask of hash buckets", unused)?;
+        if let (Some(lsh), Some((queries, keys))) = (mask.hash(), inputs.buckets) {
+            for (tensor, found, expected) in [
+                ("buckets of queries", queries.shape(), [b, self.heads.query, n, lsh.rounds]),
+                ("buckets of keys", keys.shape(), [b, self.heads.key, m, lsh.rounds]),
+            ] {
+                if found != expected {
+                    return Err(Error::shape(tensor, &found, format!("{expected:?}")));
+                }
+            }
+        }
         let far = |at: i64| Error::value("place", at, format!("between −{FARTHEST} and {FARTHEST}"));
-        if let Place::Offset(offset) = self.attention.place
+        if let Place::Offset(offset) = self.scene.place
             && offset.saturating_abs() > FARTHEST
         {
             return Err(far(offset));
         }
-        let placed = self.attention.place == Place::Given;
+        let placed = self.scene.place == Place::Given;
         given_if(placed, inputs.positions.is_some(), "positions", "a given place", "the place is not taken from it")?;
         match inputs.positions {
             Some(positions) if positions.len() != b * n => {
@@ -158,6 +181,49 @@ impl<'a, T: Element> Problem<'a, T> {
             }
         }
         Ok(())
+    }
+
+    /// Selections other than softmax, and predicted centres: what goes with what.
+    fn check_selection(&self) -> Result<()> {
+        let Attention { select, dropout, sinks, entropy, local, .. } = self.attention;
+        let conflict = |first, second, reason| Err(Error::Conflict { first, second, reason });
+        if *select != Select::Soft {
+            let other = "a selection other than softmax";
+            if dropout.is_some_and(|dropout| dropout.p > 0.0) {
+                return conflict("dropout", other, "it drops weights of a softmax");
+            }
+            if *sinks {
+                return conflict("a sink", other, "it takes its share of a softmax");
+            }
+            if local.is_some() {
+                return conflict("predictive local attention", other, "its Gaussian weighs a softmax");
+            }
+        }
+        match select {
+            Select::TopK(0) => return Err(Error::value("top-k", 0, "at least 1 key")),
+            Select::TopK(_) | Select::Sparsemax if *entropy => {
+                return conflict("entropy", "top-k or sparsemax", "it is that of a softmax over all keys");
+            }
+            _ => {}
+        }
+        given_if(
+            local.is_some(),
+            self.inputs.center.is_some(),
+            "center",
+            "local attention",
+            "the attention is not local",
+        )?;
+        match (local, self.inputs.center) {
+            (Some(0), _) => Err(Error::value("local", 0, "a half width of at least 1")),
+            (_, Some(center)) if center.len() != self.b * self.heads.query * self.n => {
+                let expected = format!("[{}, {}, {}], one a query", self.b, self.heads.query, self.n);
+                Err(Error::shape("center", &[center.len()], expected))
+            }
+            (_, Some(center)) if center.iter().any(|c| !c.is_finite()) => {
+                Err(Error::value("center", "not finite", "a place among the keys"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// What the raw scores of a query head are multiplied by, and what the gradient of a learned scale is.
@@ -188,10 +254,19 @@ impl<'a, T: Element> Problem<'a, T> {
         if upstream.values.shape() != expected {
             return Err(Error::shape("d_out", &upstream.values.shape(), format!("{expected:?}, as the output has")));
         }
-        for (tensor, given) in [("d_lse", upstream.lse), ("d_entropy", upstream.entropy)] {
+        for (tensor, given) in
+            [("d_lse", upstream.lse), ("d_entropy", upstream.entropy), ("d_log_prob", upstream.log_prob)]
+        {
             if let Some(given) = given.filter(|given| given.len() != b * heads.query * n) {
                 return Err(Error::shape(tensor, &[given.len()], format!("[{b}, {}, {n}]", heads.query)));
             }
+        }
+        let hard = matches!(self.attention.select, Select::Hard(_));
+        if upstream.log_prob.is_some() && !hard {
+            return Err(Error::Unused { tensor: "d_log_prob", reason: "only hard attention has a log-probability" });
+        }
+        if upstream.lse.is_some() && self.attention.select == Select::Sparsemax {
+            return Err(Error::Unused { tensor: "d_lse", reason: "sparsemax has a threshold in its place" });
         }
         if upstream.entropy.is_some() && !entropy_kept {
             return Err(Error::Missing {

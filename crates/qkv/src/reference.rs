@@ -4,11 +4,16 @@
 //! truth. In a tensor's own precision, rounding scores, weights and their gradients to the tensor's type, it is the
 //! *plain formula* whose error sets the bound for every engine.
 
+mod selection;
+
+use self::selection::select;
 use crate::attention::{Attention, Gradients, Output};
 use crate::error::Result;
 use crate::inputs::{Inputs, Upstream};
 use crate::problem::Problem;
 use crate::score::Score;
+use crate::select::{Choice, Select};
+use crate::source::Source;
 use crate::tensor::Tensor;
 use qkv_simd::{Element, Real, View, philox};
 
@@ -56,47 +61,48 @@ impl<F: Real> Reference<F> {
         let rows = [batch, heads.query, n];
         let mut scores = Tensor::zeros("scores", [batch, heads.query, n, m])?;
         let mut weights = Tensor::zeros("weights", [batch, heads.query, n, m])?;
+        let per_row = match attention.select {
+            Select::TopK(k) => k.min(m.max(1)),
+            _ => 1,
+        };
+        let chooses = matches!(attention.select, Select::Hard(_) | Select::TopK(_));
         let mut output = Output {
             values: Tensor::zeros("out", [batch, heads.query, n, dv])?,
             lse: Tensor::zeros("lse", rows)?,
             entropy: Some(Tensor::zeros("entropy", rows)?),
+            chosen: chooses.then(|| Tensor::from_fn([batch, heads.query, n, per_row], |_| -1)),
+            log_prob: matches!(attention.select, Select::Hard(_))
+                .then(|| Tensor::zeros("log_prob", rows))
+                .transpose()?,
+            kept: None,
+            place: attention.place,
         };
-        let entropy = output.entropy.as_mut().expect("just made");
         for b in 0..batch {
             for h in 0..heads.query {
                 let head = Head::<F, T>::new(&problem, b, h);
                 let sink = problem.inputs.sinks.map_or(F::NEG_INFINITY, |sinks| wide(sinks[h]));
                 for i in 0..n {
-                    let mut largest = sink;
+                    let mut of_row: Vec<F> = (0..m).map(|j| (self.round)(head.score(i, j).score)).collect();
+                    let noise = |j| match attention.select {
+                        Select::Hard(choice) => choice.noise(b, h, i, j),
+                        _ => 0.0,
+                    };
+                    let row = select(attention.select, &mut of_row, sink, self.round, noise);
+                    output.lse[[b, h, i]] = row.lse;
+                    if let Some(log_prob) = &mut output.log_prob {
+                        log_prob[[b, h, i]] = row.log_prob;
+                    }
+                    for (at, &j) in row.chosen.iter().enumerate() {
+                        let chosen = output.chosen.as_mut().expect("as it chooses");
+                        chosen[[b, h, i, per_row - row.chosen.len() + at]] = j as i64;
+                    }
                     for j in 0..m {
-                        let s = (self.round)(head.score(i, j).score);
+                        let (s, p) = (of_row[j], row.p[j]);
                         scores[[b, h, i, j]] = s;
-                        if s > largest || s.is_nan() {
-                            largest = s; // NaN stays: nothing is greater
+                        if p != F::ZERO && attention.select != Select::Sparsemax {
+                            output.entropy.as_mut().expect("just made")[[b, h, i]] += -(p * (s - row.lse));
                         }
-                    }
-                    if largest == F::NEG_INFINITY {
-                        output.lse[[b, h, i]] = F::NEG_INFINITY;
-                        continue;
-                    }
-                    let mut sum = if sink == F::NEG_INFINITY { F::ZERO } else { (sink - largest).exp() };
-                    for j in 0..m {
-                        if scores[[b, h, i, j]] != F::NEG_INFINITY {
-                            sum += (scores[[b, h, i, j]] - largest).exp();
-                        }
-                    }
-                    let lse = largest + sum.ln();
-                    output.lse[[b, h, i]] = lse;
-                    for j in 0..m {
-                        let s = scores[[b, h, i, j]];
-                        if s == F::NEG_INFINITY {
-                            continue;
-                        }
-                        let p = (self.round)((s - largest).exp() / sum);
-                        if p != F::ZERO {
-                            entropy[[b, h, i]] += -(p * (s - lse));
-                        }
-                        let weight = p * head.kept(i, j);
+                        let weight = row.weights[j] * head.modulation(i, j);
                         weights[[b, h, i, j]] = weight;
                         if weight != F::ZERO {
                             for x in 0..dv {
@@ -136,7 +142,9 @@ impl<F: Real> Reference<F> {
             bias: given(inputs.bias.filter(|_| upstream.for_bias))?,
             table: given(inputs.table)?,
             sinks: numbers(inputs.sinks),
+            center: numbers(inputs.center),
         };
+        let straight_through = !matches!(attention.select, Select::Hard(Choice { straight_through: false, .. }));
         for b in 0..batch {
             for h in 0..heads.query {
                 let head = Head::<F, T>::new(&problem, b, h);
@@ -147,6 +155,7 @@ impl<F: Real> Reference<F> {
                     let at = (b * heads.query + h) * n + i;
                     let d_lse = upstream.lse.map_or(F::ZERO, |d| wide(d[at]));
                     let d_entropy = upstream.entropy.map_or(F::ZERO, |d| wide(d[at]));
+                    let d_log_prob = upstream.log_prob.map_or(F::ZERO, |d| wide(d[at]));
                     let lse = forward.output.lse[[b, h, i]];
                     let (mut delta, mut mass, mut entropy) = (F::ZERO, F::ZERO, F::ZERO);
                     let mut d_weights = vec![F::ZERO; m];
@@ -156,7 +165,10 @@ impl<F: Real> Reference<F> {
                         if s == F::NEG_INFINITY {
                             continue;
                         }
-                        p[j] = (self.round)((s - lse).exp());
+                        p[j] = match attention.select {
+                            Select::Sparsemax => forward.weights[[b, h, i, j]],
+                            _ => (self.round)((s - lse).exp()),
+                        };
                         let mut d_weight = F::ZERO;
                         for x in 0..dv {
                             let d_out: F = wide(upstream.values.at(b, h, i, x));
@@ -166,14 +178,23 @@ impl<F: Real> Reference<F> {
                                 grad.v[[b, kh, j, x]] += weight * d_out;
                             }
                         }
-                        d_weights[j] = (self.round)(d_weight * head.kept(i, j));
+                        d_weights[j] = (self.round)(d_weight * head.modulation(i, j));
+                        if let Some(center) = &mut grad.center {
+                            center[at] += p[j] * d_weights[j] * head.pull(i, j);
+                        }
+                        if !straight_through {
+                            d_weights[j] = F::ZERO;
+                        }
                         delta += p[j] * d_weights[j];
                         mass += p[j];
                         if p[j] != F::ZERO {
                             entropy += -(p[j] * (s - lse));
                         }
                     }
-                    let row = delta - d_lse + d_entropy * (entropy - mass);
+                    let row = delta - d_lse + d_log_prob + d_entropy * (entropy - mass);
+                    // Sparsemax: the mean over the keys that it keeps.
+                    let kept = (0..m).filter(|&j| p[j] != F::ZERO);
+                    let mean = kept.clone().map(|j| d_weights[j]).sum::<F>() / F::from_f64(kept.count().max(1) as f64);
                     if let (Some(sinks), Some(logits)) = (&mut grad.sinks, problem.inputs.sinks) {
                         let sink: F = wide(logits[h]);
                         if sink != F::NEG_INFINITY {
@@ -186,7 +207,14 @@ impl<F: Real> Reference<F> {
                             continue;
                         }
                         let of_entropy = if d_entropy == F::ZERO { F::ZERO } else { d_entropy * (s - lse + F::ONE) };
-                        let d_score = (self.round)(p[j] * (d_weights[j] - row - of_entropy));
+                        let d_score = (self.round)(match attention.select {
+                            Select::Sparsemax if p[j] == F::ZERO => F::ZERO,
+                            Select::Sparsemax => d_weights[j] - mean,
+                            Select::Hard(_) if forward.weights[[b, h, i, j]] != F::ZERO => {
+                                p[j] * (d_weights[j] - row - of_entropy) + d_log_prob
+                            }
+                            _ => p[j] * (d_weights[j] - row - of_entropy),
+                        });
                         if let Some(bias) = &mut grad.bias {
                             let [bb, bh, bn, bm] = bias.shape();
                             bias[[b % bb, h % bh, i % bn, j % bm]] += d_score;
@@ -256,11 +284,11 @@ struct Made<F> {
 impl<'a, F: Real, T: Element> Head<'a, F, T> {
     fn new(problem: &'a Problem<'a, T>, b: usize, h: usize) -> Self {
         let (heads, inputs) = (problem.heads, &problem.inputs);
-        let rows = |view: View<'_, T>, head: usize| -> Vec<Vec<F>> {
+        let rows = |view: Source<'_, T>, head: usize| -> Vec<Vec<F>> {
             let [_, _, length, width] = view.shape();
             (0..length).map(|i| (0..width).map(|x| wide(view.at(b, head, i, x))).collect()).collect()
         };
-        let (q, k) = (rows(inputs.q, h), rows(inputs.k, h / heads.group));
+        let (q, k) = (rows(inputs.q.into(), h), rows(inputs.k, h / heads.group));
         let (query, key) = match problem.attention.score {
             Score::General => {
                 let w = projection(inputs.w, h).expect("checked");
@@ -296,8 +324,13 @@ fn sum<F: Real>(n: usize, f: impl Fn(usize) -> F) -> F {
     (0..n).map(f).sum()
 }
 
+/// The length of a row, relative to its largest number, so that squares neither vanish nor overflow.
 fn norm<F: Real>(row: &[F]) -> F {
-    sum(row.len(), |x| row[x] * row[x]).sqrt()
+    let largest = row.iter().fold(F::ZERO, |a, &x| if x.abs() > a || x.is_nan() { x.abs() } else { a });
+    if largest == F::ZERO || !largest.is_finite() {
+        return largest;
+    }
+    sum(row.len(), |x| (row[x] / largest) * (row[x] / largest)).sqrt() * largest
 }
 
 /// The row divided by its length; the zero vector stays.
@@ -336,19 +369,34 @@ impl<F: Real, T: Element> Head<'_, F, T> {
         if let Some(table) = problem.inputs.table {
             score += wide(table.at(0, 0, h % table.shape()[2], problem.table_entry(p, j)));
         }
-        if !problem.attention.mask.allows(&problem.scene, b, h, i, j) {
+        let near = self.apart(i, j).is_none_or(|(apart, sigma)| apart.abs() <= 2.0 * sigma);
+        if !near || !problem.attention.mask.allows(&problem.scene, b, h, i, j) {
             score = F::NEG_INFINITY;
         }
         Made { raw, slope, score }
     }
 
-    /// What dropout multiplies a weight by: 0, or a little more than 1.
-    fn kept(&self, i: usize, j: usize) -> F {
-        match self.problem.attention.dropout {
-            None => F::ONE,
-            Some(d) if u32::from(philox::bits(d.seed, self.b, self.h, i, j)) < d.threshold() => F::ZERO,
-            Some(d) => F::from_f64(d.kept_scale()),
-        }
+    /// What a weight is multiplied by after the softmax: by dropout 0 or a little more than 1, by predictive local attention
+    /// its Gaussian.
+    fn modulation(&self, i: usize, j: usize) -> F {
+        let kept = match self.problem.attention.dropout {
+            None => 1.0,
+            Some(d) if u32::from(philox::bits(d.seed, self.b, self.h, i, j)) < d.threshold() => 0.0,
+            Some(d) => d.kept_scale(),
+        };
+        let gaussian = self.apart(i, j).map_or(1.0, |(apart, sigma)| (-apart * apart / (2.0 * sigma * sigma)).exp());
+        F::from_f64(kept * gaussian)
+    }
+
+    /// How far a key is from the query's predicted centre, and the width of the Gaussian around that.
+    fn apart(&self, i: usize, j: usize) -> Option<(f64, f64)> {
+        let center = self.problem.scene.center(self.b, self.h)?(i);
+        Some((j as f64 - center, self.problem.attention.local? as f64 / 2.0))
+    }
+
+    /// The derivative of the log of the Gaussian with respect to the centre.
+    fn pull(&self, i: usize, j: usize) -> F {
+        F::from_f64(self.apart(i, j).map_or(0.0, |(apart, sigma)| apart / (sigma * sigma)))
     }
 
     /// Adds the gradient of a raw score to those of the rows it was made of.

@@ -1,7 +1,71 @@
-//! **Select**: how do scores become weights? By softmax, with dropout and sinks where they are asked for.
+//! **Select**: how do scores become weights? By softmax, with dropout and sinks where they are asked for; or by choosing one
+//! key, a few, or as many as sparsemax finds.
 
 use crate::error::{Error, Result};
+use qkv_simd::philox;
 use serde::{Deserialize, Serialize};
+
+/// How the scores of a row become weights.
+///
+/// | selection | weights | memory | gradients | paper |
+/// | --- | --- | --- | --- | --- |
+/// | [`Soft`](Select::Soft) | softmax | O(n) | exact | Bahdanau et al. 2014, arXiv:1409.0473 |
+/// | [`Hard`](Select::Hard) | 1 for one key | O(n) | exact for v; for scores by the log-probability, or straight-through | Xu et al. 2015, arXiv:1502.03044 |
+/// | [`TopK`](Select::TopK) | softmax over the k largest scores | O(n·k) | exact | Gupta et al. 2021, arXiv:2106.06899 |
+/// | [`Sparsemax`](Select::Sparsemax) | the nearest point of the simplex | O(n) | exact | Martins and Astudillo 2016, arXiv:1602.02068 |
+///
+/// All but softmax look at whole rows of scores at a time, a few rows a worker.
+///
+/// ```
+/// use qkv::{Attention, Inputs, Tensor};
+/// let x = Tensor::<f32, 4>::randn([1, 1, 50, 8], 1);
+/// let weights = |attention: Attention| {
+///     let out = attention.forward(Inputs::new(&x, &x, &x))?;
+///     let row = attention.weights(Inputs::new(&x, &x, &x), &out)?.rows(0, 0, 7..8)?;
+///     Ok::<usize, qkv::Error>(row.data().iter().filter(|&&w| w > 0.0).count())
+/// };
+/// assert_eq!(weights(Attention::scaled_dot())?, 50);
+/// assert_eq!(weights(Attention::scaled_dot().hard())?, 1);
+/// assert_eq!(weights(Attention::scaled_dot().sample(42))?, 1);
+/// assert_eq!(weights(Attention::scaled_dot().top_k(5))?, 5);
+/// assert!(weights(Attention::scaled_dot().sparsemax())? < 25);
+/// # Ok::<(), qkv::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Select {
+    /// Softmax: every key that is seen, weighted by the exponential of its score.
+    #[default]
+    Soft,
+    /// One key: the one with the largest score (the lowest on a tie), or one drawn from the softmax.
+    Hard(Choice),
+    /// Softmax over the `k` keys with the largest scores (the lowest on ties).
+    TopK(usize),
+    /// The weights nearest to the scores: `max(score − τ, 0)` with the `τ` for which they sum to 1.
+    Sparsemax,
+}
+
+/// How hard attention chooses, and what it tells the scores.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Choice {
+    /// Draw from the softmax with this seed; without, take the largest.
+    pub sample: Option<u64>,
+    /// Let the gradient of the output reach the scores as if the weights had been soft (Bengio et al. 2013,
+    /// arXiv:1308.3432). Without, only the gradient of the log-probability does.
+    pub straight_through: bool,
+}
+
+impl Choice {
+    /// What is added to a score before the largest is taken: nothing, or Gumbel noise, whose largest is then a draw from the
+    /// softmax (Gumbel 1954; Maddison et al. 2014). Always in f64, so that every engine adds the same.
+    pub(crate) fn noise(self, b: usize, h: usize, i: usize, j: usize) -> f64 {
+        self.sample.map_or(0.0, |seed| {
+            let uniform = (f64::from(philox::word(seed, b, h, i, j)) + 0.5) / 4_294_967_296.0;
+            -(-uniform.ln()).ln()
+        })
+    }
+}
 
 /// Attention dropout (Srivastava et al. 2014; Vaswani et al. 2017): each weight is dropped with probability `p` and what
 /// is kept is scaled up. Which are dropped is a pure function of seed, sequence, query head, query and key: the map is

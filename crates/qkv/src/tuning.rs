@@ -19,3 +19,7 @@ pub const GATHER_GAIN: usize = 2;
 
 /// How many pairs of pattern blocks a verdict looks at before it settles for "partial".
 pub const PAIRS_LOOKED_AT: usize = 512;
+
+/// Numbers that whole rows of scores may take in a worker's cache, for selections that look at whole rows: 1 MiB in `f32`,
+/// half a second-level cache. A row that is longer is looked at alone.
+pub const WHOLE_ROWS: usize = 1 << 18;

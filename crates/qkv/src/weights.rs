@@ -3,14 +3,13 @@
 
 use crate::attention::Output;
 use crate::error::{Error, Result};
-use crate::exact::{Compared, Kept, KeyBlocks, Operand, Plan, Room, RowAt, Rule, TileOps, Verdict};
+use crate::exact::{Compared, Kept, KeyBlocks, Operand, Plan, Room, RowAt, Rule, TileOps, Verdict, Weighing};
 use crate::problem::Problem;
 use crate::scratch::Scratch;
 use crate::tensor::Tensor;
 use crate::tuning::{KEYS, QUERIES};
 use qkv_simd::shared::{Rows, for_each_task};
-use qkv_simd::tile::weights;
-use qkv_simd::{Element, Real, ViewMut, padded};
+use qkv_simd::{Element, Real, ViewMut};
 use std::ops::Range;
 
 /// How a cell of a picture is made from the weights it covers.
@@ -149,9 +148,10 @@ impl<'a, T: Element> Weights<'a, T> {
         let scratch = Scratch::new();
         let threads = rayon::current_num_threads();
         let compared = Compared::new(problem, &scratch, threads);
-        let plan = Plan::natural_over(Rule::new(&problem.attention.mask, &problem.scene), &problem.scene, cols);
+        let plan = Plan::natural_over(Rule::of(problem), &problem.scene, cols);
         let piece = &plan.pieces[0];
-        let ops = TileOps::new(problem);
+        let ops = TileOps::after(problem, self.out);
+        let weighing = Weighing { ops: &ops, out: self.out };
         let (queries, keys) = (compared.queries(problem), compared.keys(problem));
         let key_head = h / problem.heads.group;
         let mut keys_room = Room::new(&scratch, piece, 1, problem.width, 0);
@@ -169,16 +169,10 @@ impl<'a, T: Element> Weights<'a, T> {
                     if verdict == Verdict::Empty {
                         continue;
                     }
-                    let keys = piece.tile_keys(tile);
+                    let keys = piece.tile_keys(b, key_head, tile);
                     ops.raw(q, rows.len(), blocks.key_panels(b, key_head, tile), keys.len, scores);
                     let scale = ops.finish(piece, &keys, verdict, &rows, scores, Kept::default());
-                    for (r, row) in rows.iter().enumerate() {
-                        let row_scores = &mut scores[r * KEYS..][..padded::<T::Acc>(keys.len)];
-                        weights(ops.isa, row_scores, scale, self.out.lse[[b, h, row.i]]);
-                    }
-                    if let Some(dropout) = problem.attention.dropout {
-                        ops.drop(dropout, &rows, &keys, scores);
-                    }
+                    weighing.apply(&rows, &keys, scale, scores);
                     for r in 0..rows.len() {
                         for at in 0..keys.len {
                             let j = keys.start + at;

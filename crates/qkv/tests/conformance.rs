@@ -49,3 +49,18 @@ fn masks_that_bring_their_own_order_hold() {
 fn dropout_and_sinks_hold() {
     holds(grid::selection());
 }
+
+#[test]
+fn hard_top_k_and_sparsemax_hold() {
+    holds(grid::choices());
+}
+
+#[test]
+fn predictive_local_attention_holds() {
+    holds(grid::local());
+}
+
+#[test]
+fn hash_buckets_hold() {
+    holds(grid::hashed());
+}

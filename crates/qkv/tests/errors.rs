@@ -64,7 +64,8 @@ fn patterns_that_make_no_sense_are_named() {
     assert_eq!(mask(Mask::strided(0)), "`strided` is 0, expected a stride of at least 1");
     assert!(mask(Mask::fixed(4, 5)).starts_with("`fixed` is 4,5, expected"));
     assert!(mask(Mask::fixed(4, 0)).starts_with("`fixed` is 4,0, expected"));
-    assert_eq!(mask(Mask::longformer(2, [6])), "`longformer` is global position 6, expected a position below 6");
+    let unordered = Mask::Longformer { window: 2, globals: vec![3, 1] };
+    assert_eq!(mask(unordered), "`longformer` is [3, 1], expected global positions in ascending order");
     let bigbird = BigBird { block: 0, window: 1, globals: 1, random: 1, seed: 1 };
     assert_eq!(mask(Mask::bigbird(bigbird)), "`bigbird` is a block of 0, expected a block of at least 1");
     let blocks = Blocks { size: 2, seen: vec![vec![true; 2]; 3] };

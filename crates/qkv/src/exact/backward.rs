@@ -10,16 +10,18 @@ use super::operand::Operand;
 use super::plan::{Piece, Places, Plan};
 use super::projection::{Compared, From, back};
 use super::rule::{Rule, Verdict};
+use super::select::{chosen_in, one_hot};
 use super::tile::{Kept, RowAt, TileOps};
 use crate::attention::{Gradients, Output};
 use crate::error::Result;
 use crate::inputs::Upstream;
 use crate::problem::Problem;
 use crate::scratch::{Buffer, Scratch};
+use crate::select::{Choice, Select};
 use crate::tensor::Tensor;
 use crate::tuning::{KEYS, QUERIES};
 use qkv_simd::shared::{Rows, Turnstile, for_each_task};
-use qkv_simd::tile::{RowGradient, RowOp, dot, row_op, softmax_gradient};
+use qkv_simd::tile::{RowGradient, RowOp, dot, row_op, softmax_gradient, sparsemax_gradient};
 use qkv_simd::{Element, Matrix, Panels, Real, View, ViewMut, padded, pairwise, product, product_skipping_zeros};
 
 /// Computes the gradients of everything that was given.
@@ -32,19 +34,22 @@ pub(crate) fn backward<T: Element>(
 ) -> Result<Gradients<T>> {
     let inputs = &problem.inputs;
     let bias_shape = inputs.bias.filter(|_| upstream.for_bias).map(|bias| bias.shape());
-    // The gradient of a bias is as large as the natural order of things: nothing is gained by another.
+    // The gradient of a bias is as large as the natural order of things: nothing is gained by another. What a selection
+    // chose is known by its natural index.
     let plan = match bias_shape {
-        Some(_) => Plan::natural(Rule::new(&problem.attention.mask, &problem.scene), &problem.scene),
-        None => Plan::new(problem),
+        None if problem.attention.select == Select::Soft => Plan::new(problem),
+        _ => Plan::natural(Rule::of(problem), &problem.scene),
     };
     let compared = Compared::new(problem, scratch, threads);
     let rows = RowTerms::new(problem, out, upstream, scratch, threads);
     let pass = Pass {
-        ops: TileOps::new(problem),
+        ops: TileOps::after(problem, out),
         queries: compared.queries(problem),
         keys: compared.keys(problem),
         values: Operand::Given(inputs.v),
-        upstream: Operand::Given(upstream.values),
+        upstream: Operand::Given(upstream.values.into()),
+        out,
+        log_prob: upstream.log_prob.unwrap_or_default(),
         rows: &rows,
         scratch,
         threads,
@@ -98,7 +103,9 @@ pub(crate) fn backward<T: Element>(
     let sinks = inputs.sinks.map(|sinks| narrowed(rows.sink_gradient(problem, sinks)));
     let additive = problem.attention.score == crate::score::Score::Additive;
     let (w, w_q) = if additive { (None, d_q.matrix) } else { (d_q.matrix, None) };
-    Ok(Gradients { q: d_q.rows, k: d_k.rows, v: d_v, w, w_q, w_k: d_k.matrix, v_score, scale, bias, table, sinks })
+    let center = inputs.center.map(|_| narrowed(center_gradient(problem, &parts)));
+    let (q, k, v) = (d_q.rows, d_k.rows, d_v);
+    Ok(Gradients { q, k, v, w, w_q, w_k: d_k.matrix, v_score, scale, bias, table, sinks, center })
 }
 
 /// What the gradient needs to know of every row, one number each, `[B, Hq, N]`.
@@ -124,6 +131,7 @@ impl<'s, A: Real> RowTerms<'s, A> {
         let count = problem.b * heads * n;
         let (mut delta, mut sink) = (scratch.take(count), scratch.take(count));
         let values = View::from(&out.values);
+        let kept = out.kept.as_ref().map(View::from);
         let isa = qkv_simd::Isa::best();
         {
             let shape = [problem.b, heads, n, 1];
@@ -144,9 +152,15 @@ impl<'s, A: Real> RowTerms<'s, A> {
                             to_sink.write(b, h, i, &[A::ZERO]);
                             continue;
                         }
-                        values.load_row(b, h, i, a);
+                        // What the gradients of weights are relative to: the output that they made, if they did.
+                        match (problem.attention.select, &kept) {
+                            (_, Some(kept)) => _ = kept.load_row(b, h, i, a),
+                            (Select::Hard(_), None) => a.fill(A::ZERO),
+                            _ => _ = values.load_row(b, h, i, a),
+                        }
                         upstream.values.load_row(b, h, i, c);
                         let mut share = dot(isa, a, c) - upstream.lse.map_or(A::ZERO, |d| d[at]);
+                        share += upstream.log_prob.map_or(A::ZERO, |d| d[at]);
                         let mut delta = share;
                         if let (Some(d), Some(entropy)) = (upstream.entropy, &out.entropy) {
                             let mass = A::ONE - if logit == A::NEG_INFINITY { A::ZERO } else { (logit - lse).exp() };
@@ -190,6 +204,14 @@ struct Part<'s, A: Real> {
     /// For each task: the gradient of the additive vector, then that of the scale of each head of the group.
     small: Buffer<'s, A>,
     small_len: usize,
+    /// The gradients of centres, one a query of each tile; empty where there are none.
+    centers: Buffer<'s, A>,
+}
+
+/// What is added in turn, a tile of queries at a time.
+struct Turns<'a, A> {
+    queries: Turnstile<'a, A>,
+    centers: Turnstile<'a, A>,
 }
 
 /// What is the same for every piece.
@@ -199,6 +221,8 @@ struct Pass<'a, T: Element> {
     keys: Operand<'a, T>,
     values: Operand<'a, T>,
     upstream: Operand<'a, T>,
+    out: &'a Output<T>,
+    log_prob: &'a [T::Acc],
     rows: &'a RowTerms<'a, T::Acc>,
     scratch: &'a Scratch<T::Acc>,
     threads: usize,
@@ -215,6 +239,8 @@ struct Worker<'s, A: Real> {
     grads: Buffer<'s, A>,
     raw: Buffer<'s, A>,
     slopes: Buffer<'s, A>,
+    /// The gradients of weights, where centres need them.
+    d_weights: Buffer<'s, A>,
     key_panels: Buffer<'s, A>,
     key_rows: Buffer<'s, A>,
     value_panels: Buffer<'s, A>,
@@ -241,6 +267,7 @@ impl<'a, T: Element> Pass<'a, T> {
             grads: take(QUERIES * KEYS),
             raw: if_needed(problem.inputs.scale.is_some(), QUERIES * KEYS),
             slopes: if_needed(problem.attention.softcap.is_some(), QUERIES * KEYS),
+            d_weights: if_needed(problem.attention.local.is_some(), QUERIES * KEYS),
             key_panels: take(KEYS * ops.width),
             key_rows: take(KEYS * query_row),
             value_panels: take(KEYS * problem.dv),
@@ -287,6 +314,7 @@ impl<'a, T: Element> Pass<'a, T> {
         let (query_row, value_row) = (ops.query_row, padded::<T::Acc>(problem.dv));
         let (query_tiles, key_tiles, key_count) = (piece.query_tiles(), piece.key_tiles(), piece.keys.len());
         let tasks = batch * heads.key * key_tiles.len();
+        let regions = batch * heads.query * query_tiles;
         let mut part = Part {
             query_places: piece.places_of_queries(problem.n),
             key_places: piece.places_of_keys(problem.m),
@@ -298,13 +326,18 @@ impl<'a, T: Element> Pass<'a, T> {
             key_count,
             small: scratch.zeros(tasks * self.small_len()),
             small_len: self.small_len(),
+            centers: scratch.zeros(if problem.attention.local.is_some() { regions * QUERIES } else { 0 }),
         };
         let first = |region: usize| {
             let (b, h, tile) =
                 (region / (heads.query * query_tiles), region / query_tiles % heads.query, region % query_tiles);
             next_turn(problem, piece, b, h, tile, 0)
         };
-        let turns = Turnstile::new(&mut part.queries, batch * heads.query * query_tiles, QUERIES * query_row, first);
+        let per_center = if problem.attention.local.is_some() { QUERIES } else { 0 };
+        let turns = Turns {
+            queries: Turnstile::new(&mut part.queries, regions, QUERIES * query_row, first),
+            centers: Turnstile::new(&mut part.centers, regions, per_center, first),
+        };
         let rows_of = |data, width| {
             Rows::new(ViewMut::new(data, [batch, heads.key, key_count, width]).expect("as long as its shape"))
         };
@@ -321,7 +354,7 @@ impl<'a, T: Element> Pass<'a, T> {
                     (task / per_sequence, task % per_sequence / key_tiles.len(), task % key_tiles.len());
                 let step = Step { b, key_head, key_tile, g: 0, query_tile: 0 };
                 self.task(piece, step, worker, &turns, bias, table);
-                let keys = piece.tile_keys(key_tile);
+                let keys = piece.tile_keys(b, key_head, key_tile);
                 if ops.pairwise().is_some() {
                     unpack(&worker.d_keys, ops.width, keys.len, query_row, &mut worker.key_rows);
                     std::mem::swap(&mut worker.d_keys, &mut worker.key_rows);
@@ -343,13 +376,13 @@ impl<'a, T: Element> Pass<'a, T> {
         piece: &Piece,
         step: Step,
         worker: &mut Worker<'_, T::Acc>,
-        turns: &Turnstile<'_, T::Acc>,
+        turns: &Turns<'_, T::Acc>,
         bias: Option<&BiasGradient<'_, T::Acc>>,
         table: Option<&TableGradient<'_, T::Acc>>,
     ) {
         let (ops, problem) = (&self.ops, self.ops.problem);
         let Step { b, key_head, key_tile, .. } = step;
-        let (scene, keys, heads) = (&problem.scene, piece.tile_keys(key_tile), problem.heads);
+        let (scene, keys, heads) = (&problem.scene, piece.tile_keys(b, key_head, key_tile), problem.heads);
         let Worker { row, key_panels, key_rows, value_panels, d_keys, d_values, small, .. } = worker;
         self.keys.load_panels(b, key_head, &keys, &mut row[..ops.width], key_panels);
         let keys_finite = self.keys.load_rows(b, key_head, &keys, key_rows);
@@ -388,11 +421,11 @@ impl<'a, T: Element> Pass<'a, T> {
         verdict: Verdict,
         keys_finite: bool,
         worker: &mut Worker<'_, T::Acc>,
-        turns: &Turnstile<'_, T::Acc>,
+        turns: &Turns<'_, T::Acc>,
         bias: Option<&BiasGradient<'_, T::Acc>>,
     ) {
         let (ops, problem) = (&self.ops, self.ops.problem);
-        let (isa, heads, keys) = (ops.isa, problem.heads, piece.tile_keys(step.key_tile));
+        let (isa, heads, keys) = (ops.isa, problem.heads, piece.tile_keys(step.b, step.key_head, step.key_tile));
         let (b, h) = (step.b, step.key_head * heads.group + step.g);
         let (query_row, value_row) = (ops.query_row, padded::<T::Acc>(problem.dv));
         let (width, lanes) = (padded::<T::Acc>(keys.len), T::Acc::LANES);
@@ -404,6 +437,7 @@ impl<'a, T: Element> Pass<'a, T> {
             grads,
             raw,
             slopes,
+            d_weights,
             key_panels,
             key_rows,
             value_panels,
@@ -416,7 +450,7 @@ impl<'a, T: Element> Pass<'a, T> {
         } = worker;
         rows.clear();
         rows.extend(piece.query_range(step.query_tile).map(|at| {
-            let i = piece.queries.index(at);
+            let i = piece.queries.index(b, h, at);
             RowAt { b, h, i, p: problem.scene.place(b, i) }
         }));
         let count = rows.len();
@@ -442,16 +476,45 @@ impl<'a, T: Element> Pass<'a, T> {
         ops.raw(queries, count, key_panels, keys.len, scores);
         let scale =
             ops.finish(piece, &keys, verdict, rows, scores, Kept { raw: &mut raw[..], slopes: &mut slopes[..] });
+        let select = problem.attention.select;
         grads[..count * KEYS].fill(T::Acc::ZERO);
-        let (d_out, v) = (Matrix::rows(upstream, value_row), Panels::packed(value_panels, problem.dv));
-        product(isa, grads, KEYS, d_out, v, count, width / lanes, problem.dv);
-        if let Some(dropout) = problem.attention.dropout {
-            ops.drop(dropout, rows, &keys, grads);
+        if !matches!(select, Select::Hard(Choice { straight_through: false, .. })) {
+            let (d_out, v) = (Matrix::rows(upstream, value_row), Panels::packed(value_panels, problem.dv));
+            product(isa, grads, KEYS, d_out, v, count, width / lanes, problem.dv);
         }
-        softmax_gradient(isa, scores, grads, KEYS, count, width, scale, of);
-        if let Some(dropout) = problem.attention.dropout {
-            ops.drop(dropout, rows, &keys, scores);
+        ops.modulate(rows, &keys, grads);
+        if !d_weights.is_empty() {
+            d_weights[..count * KEYS].copy_from_slice(&grads[..count * KEYS]);
         }
+        if select == Select::Sparsemax {
+            for r in 0..count {
+                let at = r * KEYS..r * KEYS + width;
+                sparsemax_gradient(isa, &mut scores[at.clone()], &mut grads[at], scale, lse[r], delta[r]);
+            }
+        } else {
+            softmax_gradient(isa, scores, grads, KEYS, count, width, scale, of);
+        }
+        if let (Select::Hard(_), Some(chosen)) = (select, &self.out.chosen) {
+            for (r, row) in rows.iter().enumerate() {
+                if let Some(at) = chosen_in(chosen, row, &keys) {
+                    let of_row = (b * heads.query + h) * problem.n + row.i;
+                    grads[r * KEYS + at] += self.log_prob.get(of_row).copied().unwrap_or(T::Acc::ZERO);
+                }
+                one_hot(chosen, row, &keys, &mut scores[r * KEYS..][..width]);
+            }
+        }
+        let region = (b * heads.query + h) * piece.query_tiles() + step.query_tile;
+        let turn = step.key_tile as u64;
+        let next = next_turn(problem, piece, b, h, step.query_tile, step.key_tile + 1);
+        if !d_weights.is_empty() {
+            let mut to = turns.centers.enter(region, turn);
+            for (r, row) in rows.iter().enumerate() {
+                let at = r * KEYS..r * KEYS + keys.len;
+                to[r] += ops.center_gradient(row, &keys, &scores[at.clone()], &d_weights[at]);
+            }
+            to.leave(next);
+        }
+        ops.modulate(rows, &keys, scores);
 
         // dV += Pᵀ · dO.
         let multiply = if upstream_finite { product } else { product_skipping_zeros };
@@ -477,14 +540,11 @@ impl<'a, T: Element> Pass<'a, T> {
         }
 
         // dK += dSᵀ · Q and dQ += dS · K, the latter when it is this tile's turn.
-        let region = (b * heads.query + h) * piece.query_tiles() + step.query_tile;
-        let turn = step.key_tile as u64;
-        let next = next_turn(problem, piece, b, h, step.query_tile, step.key_tile + 1);
         if let Some(of) = ops.pairwise() {
             d_queries.fill(T::Acc::ZERO);
             let into = pairwise::Into { queries: d_queries, keys: d_keys, v: small };
             pairwise::gradients(isa, of, ops.sides(queries, count, key_panels, keys.len), grads, KEYS, into);
-            let mut to = turns.enter(region, turn);
+            let mut to = turns.queries.enter(region, turn);
             to.iter_mut().zip(&d_queries[..]).for_each(|(to, &x)| *to += x);
             to.leave(next);
         } else {
@@ -492,7 +552,7 @@ impl<'a, T: Element> Pass<'a, T> {
             let (ds, q) = (Matrix::transposed(grads, KEYS), Panels::rows(queries, query_row));
             multiply(isa, d_keys, query_row, ds, q, keys.len, query_row / lanes, count);
             let multiply = if keys_finite { product } else { product_skipping_zeros };
-            let mut to = turns.enter(region, turn);
+            let mut to = turns.queries.enter(region, turn);
             let (ds, k) = (Matrix::rows(grads, KEYS), Panels::rows(key_rows, query_row));
             multiply(isa, &mut to, query_row, ds, k, count, query_row / lanes, keys.len);
             to.leave(next);
@@ -511,6 +571,20 @@ fn next_turn<T: Element>(
 ) -> u64 {
     let next = piece.row(&problem.scene, b, h, query_tile, from).next();
     next.map_or(u64::MAX >> 2, |(tile, _)| tile as u64)
+}
+
+/// The gradients of centres in the natural order, `[B, Hq, N]`: the pieces added up.
+fn center_gradient<T: Element>(problem: &Problem<'_, T>, parts: &[Part<'_, T::Acc>]) -> Vec<T::Acc> {
+    let (heads, n) = (problem.heads.query, problem.n);
+    let of = |at: usize| {
+        let (b, h, i) = (at / (heads * n), at / n % heads, at % n);
+        let part = |part: &Part<'_, T::Acc>| {
+            let place = part.query_places.of(b, h, i)?;
+            Some(part.centers[(b * heads + h) * part.query_tiles * QUERIES + place])
+        };
+        parts.iter().filter_map(part).sum()
+    };
+    (0..problem.b * heads * n).map(of).collect()
 }
 
 /// `Σ grad · raw` over the pairs that are there: the gradient of one that is absent is exactly 0.
@@ -604,7 +678,7 @@ fn gathered<'a, T: Element>(
                 for i in 0..len {
                     total.fill(T::Acc::ZERO);
                     for (per_head, data, places) in parts.iter().map(of) {
-                        if let Some(place) = places.of(i) {
+                        if let Some(place) = places.of(task / heads, task % heads, i) {
                             let from = &data[(task * per_head + place) * row..][..row];
                             total.iter_mut().zip(from).for_each(|(total, &x)| *total += x);
                         }

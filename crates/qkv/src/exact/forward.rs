@@ -102,7 +102,8 @@ struct QueryTiles {
 impl QueryTiles {
     fn new<T: Element>(problem: &Problem<'_, T>, piece: &Piece) -> Self {
         let group = problem.heads.group;
-        if group > 1 && piece.queries.len() * group <= QUERIES && !head_matters(problem) {
+        let shared = piece.queries.is_shared() && !head_matters(problem);
+        if group > 1 && piece.queries.len() * group <= QUERIES && shared {
             QueryTiles { slots: problem.heads.key, heads: group, tiles: piece.query_tiles() }
         } else {
             QueryTiles { slots: problem.heads.query, heads: 1, tiles: piece.query_tiles() }
@@ -122,7 +123,7 @@ impl QueryTiles {
         out.clear();
         for h in slot * self.heads..(slot + 1) * self.heads {
             out.extend(piece.query_range(tile).map(|at| {
-                let i = piece.queries.index(at);
+                let i = piece.queries.index(b, h, at);
                 RowAt { b, h, i, p: problem.scene.place(b, i) }
             }));
         }
@@ -132,6 +133,8 @@ impl QueryTiles {
 /// Whether the mask can differ between the heads of a group, so that one verdict does not do for all.
 fn head_matters<T: Element>(problem: &Problem<'_, T>) -> bool {
     problem.scene.bits.is_some_and(|bits| bits.strides()[1] != 0)
+        || problem.scene.buckets.is_some()
+        || problem.scene.centers.is_some()
 }
 
 /// What a worker needs of its own.
@@ -237,15 +240,13 @@ fn each_tile<T: Element>(
         moment.fill(T::Acc::ZERO);
         let (first, key_head) = (rows[0].h, rows[0].h / problem.heads.group);
         for (key_tile, verdict) in piece.row(&problem.scene, b, first, tile, 0) {
-            let keys = piece.tile_keys(key_tile);
+            let keys = piece.tile_keys(b, key_head, key_tile);
             let width = padded::<T::Acc>(keys.len);
             ops.raw(q, count, blocks.key_panels(b, key_head, key_tile), keys.len, scores);
             let scale = ops.finish(piece, &keys, verdict, rows, scores, Kept::default());
             let moment = if problem.attention.entropy { &mut *moment } else { &mut [] };
             softmax(ops.isa, scores, KEYS, count, width, scale, Running { max, sum, moment, factor });
-            if let Some(dropout) = problem.attention.dropout {
-                ops.drop(dropout, rows, &keys, scores);
-            }
+            ops.modulate(rows, &keys, scores);
             for (r, &factor) in factor[..count].iter().enumerate() {
                 if factor != T::Acc::ONE {
                     row_op(ops.isa, &mut values[r * value_row..][..value_row], RowOp::Scale(factor));
@@ -287,7 +288,7 @@ fn merge<T: Element>(
                 let (mut max, mut sum, mut moment) = (T::Acc::NEG_INFINITY, T::Acc::ZERO, T::Acc::ZERO);
                 values.fill(T::Acc::ZERO);
                 for partial in partials {
-                    let Some(place) = partial.places.of(i) else { continue };
+                    let Some(place) = partial.places.of(b, h, i) else { continue };
                     let at = (b * heads + h) * partial.shape[2] + place;
                     let [part_max, part_sum, part_moment] = [0, 1, 2].map(|x| partial.states[at * 3 + x]);
                     if part_max == T::Acc::NEG_INFINITY {

@@ -8,6 +8,7 @@
 //! | [`projection`] | what general, additive and cosine scores do to rows before and after |
 //! | [`tile`] | the scores of one tile: raw, scaled, capped, biased, masked |
 //! | [`forward`](mod@forward), [`backward`](mod@backward) | the two passes |
+//! | [`select`](mod@select) | selections other than softmax, forward |
 //! | [`bias_gradient`] | gradients of bias tensors and tables, added in a fixed order |
 //!
 //! What makes it deterministic, and has to hold in every change: a score is a pure function of its query and its key; key
@@ -21,6 +22,7 @@ mod operand;
 mod plan;
 mod projection;
 mod rule;
+mod select;
 mod tile;
 
 pub(crate) use backward::backward;
@@ -29,4 +31,5 @@ pub(crate) use operand::{KeyBlocks, Operand, Room};
 pub(crate) use plan::{Plan, TileKeys, tiles};
 pub(crate) use projection::Compared;
 pub(crate) use rule::{Rule, Verdict};
+pub(crate) use select::{Weighing, select};
 pub(crate) use tile::{Kept, RowAt, TileOps};

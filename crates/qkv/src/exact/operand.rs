@@ -2,6 +2,7 @@
 
 use super::plan::{Piece, TileKeys};
 use crate::scratch::{Buffer, Scratch};
+use crate::source::Source;
 use crate::tuning::KEYS;
 use qkv_simd::shared::LazyBlocks;
 use qkv_simd::{Element, Real, View, padded};
@@ -9,23 +10,28 @@ use qkv_simd::{Element, Real, View, padded};
 /// Rows as they were given, or as a projection made them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Operand<'a, T: Element> {
-    Given(View<'a, T>),
+    Given(Source<'a, T>),
     Made(View<'a, T::Acc>),
 }
 
 impl<T: Element> Operand<'_, T> {
-    pub fn width(&self) -> usize {
+    /// `[B, H, length, width]`.
+    pub fn shape(&self) -> [usize; 4] {
         match self {
-            Operand::Given(view) => view.shape()[3],
-            Operand::Made(view) => view.shape()[3],
+            Operand::Given(source) => source.shape(),
+            Operand::Made(view) => view.shape(),
         }
+    }
+
+    pub fn width(&self) -> usize {
+        self.shape()[3]
     }
 
     /// Copies a row, pads it with zeros, and says whether all of it was finite.
     #[inline]
     pub fn load_row(&self, b: usize, h: usize, i: usize, out: &mut [T::Acc]) -> bool {
         match self {
-            Operand::Given(view) => view.load_row(b, h, i, out),
+            Operand::Given(source) => source.load_row(b, h, i, out),
             Operand::Made(view) => view.load_row(b, h, i, out),
         }
     }
@@ -119,7 +125,7 @@ impl<'a, T: Element> KeyBlocks<'a, T> {
 
     /// The keys of a tile as packed panels.
     pub fn key_panels(&self, b: usize, h: usize, tile: usize) -> &[T::Acc] {
-        let keys = self.piece.tile_keys(tile);
+        let keys = self.piece.tile_keys(b, h, tile);
         let pack = |out: &mut [T::Acc]| {
             let mut row = vec![T::Acc::ZERO; self.keys.width()];
             self.keys.load_panels(b, h, &keys, &mut row, out)
@@ -129,7 +135,7 @@ impl<'a, T: Element> KeyBlocks<'a, T> {
 
     /// The values of a tile as padded rows, and whether all are finite.
     pub fn value_rows(&self, b: usize, h: usize, tile: usize) -> (&[T::Acc], bool) {
-        let keys = self.piece.tile_keys(tile);
+        let keys = self.piece.tile_keys(b, h, tile);
         self.rows.get(self.block(b, h, tile), |out| self.values.load_rows(b, h, &keys, out))
     }
 }

@@ -4,14 +4,14 @@
 //! which what it keeps lies together: the natural one, or a list. Tiles are looked at lazily, row by row or column by
 //! column; one that keeps nothing is never touched.
 
-use super::rule::{Bits, Extent, Residues, Rule, Side, Spans, TileAt, Verdict};
+use super::rule::{Bits, ClassOf, Classes, Extent, Rule, Side, Spans, TileAt, Verdict};
 use super::tile::RowAt;
 use crate::attention::Tiles;
 use crate::mask::Scene;
 use crate::place::Place;
 use crate::problem::Problem;
 use crate::tuning::{GATHER_FROM, GATHER_GAIN, KEYS, QUERIES};
-use qkv_simd::Element;
+use qkv_simd::{Element, View};
 use std::ops::Range;
 
 /// The order in which one side of a piece is taken.
@@ -19,20 +19,31 @@ use std::ops::Range;
 pub(crate) enum Order {
     /// As it is.
     Natural(usize),
-    /// These, in this order: all or some.
-    List {
-        indices: Vec<u32>,
-        /// The stride and their residues, where these order them.
-        residues: Option<(i64, Vec<u32>)>,
-        /// The extent of each tile.
-        extents: Vec<Extent>,
-    },
+    /// The same list for every head.
+    List(List),
+    /// A list for each head of each sequence: `[B, heads]`.
+    Heads { lists: Vec<List>, heads: usize },
 }
 
-impl Order {
-    fn list(indices: Vec<u32>, stride: Option<i64>, tile: usize, place: impl Fn(u32) -> i64) -> Order {
-        let residue = |stride: i64| indices.iter().map(|&at| place(at).rem_euclid(stride) as u32).collect();
-        let residues: Option<(i64, Vec<u32>)> = stride.map(|stride| (stride, residue(stride)));
+/// Some indices, or all, in an order of their own.
+#[derive(Clone, Debug)]
+pub(crate) struct List {
+    indices: Vec<u32>,
+    /// What orders them, and the class of each.
+    classes: Option<(ClassOf, Vec<u32>)>,
+    /// The extent of each tile.
+    extents: Vec<Extent>,
+}
+
+impl List {
+    fn new(
+        indices: Vec<u32>,
+        tile: usize,
+        place: impl Fn(u32) -> i64,
+        class: Option<(ClassOf, &dyn Fn(u32) -> u32)>,
+    ) -> List {
+        let classes: Option<(ClassOf, Vec<u32>)> =
+            class.map(|(of, class)| (of, indices.iter().map(|&at| class(at)).collect()));
         let range = |of: &mut dyn Iterator<Item = i64>| {
             of.fold((i64::MAX, i64::MIN), |(low, high), x| (low.min(x), high.max(x)))
         };
@@ -40,41 +51,67 @@ impl Order {
             .map(|t| {
                 let within = t * tile..((t + 1) * tile).min(indices.len());
                 let (low, high) = range(&mut indices[within.clone()].iter().map(|&at| place(at)));
-                let residues = residues.as_ref().map(|(stride, residues)| {
-                    let (low, high) = range(&mut residues[within.clone()].iter().map(|&r| i64::from(r)));
-                    Residues { stride: *stride, low: low as u32, high: high as u32 }
+                let classes = classes.as_ref().map(|(of, classes)| {
+                    let (low, high) = range(&mut classes[within.clone()].iter().map(|&class| i64::from(class)));
+                    Classes { of: *of, low: low as u32, high: high as u32 }
                 });
-                Extent { low, high, residues }
+                Extent { low, high, classes }
             })
             .collect();
-        Order::List { indices, residues, extents }
+        List { indices, classes, extents }
     }
 
+    /// All of `0 .. len`, sorted by class and within a class as they are.
+    fn by_class(
+        len: usize,
+        tile: usize,
+        place: impl Fn(u32) -> i64,
+        (of, class): (ClassOf, &dyn Fn(u32) -> u32),
+    ) -> List {
+        let mut indices: Vec<u32> = (0..len as u32).collect();
+        indices.sort_by_key(|&at| class(at));
+        List::new(indices, tile, place, Some((of, class)))
+    }
+}
+
+impl Order {
     pub fn len(&self) -> usize {
         match self {
             Order::Natural(len) => *len,
-            Order::List { indices, .. } => indices.len(),
+            Order::List(list) => list.indices.len(),
+            Order::Heads { lists, .. } => lists.first().map_or(0, |list| list.indices.len()),
+        }
+    }
+
+    /// The list of a head, where there is one.
+    fn list(&self, b: usize, h: usize) -> Option<&List> {
+        match self {
+            Order::Natural(_) => None,
+            Order::List(list) => Some(list),
+            Order::Heads { lists, heads } => Some(&lists[b * heads + h]),
         }
     }
 
     /// The index, in the natural order, of what stands at a place of this one.
     #[inline]
-    pub fn index(&self, at: usize) -> usize {
-        match self {
-            Order::Natural(_) => at,
-            Order::List { indices, .. } => indices[at] as usize,
-        }
+    pub fn index(&self, b: usize, h: usize, at: usize) -> usize {
+        self.list(b, h).map_or(at, |list| list.indices[at] as usize)
     }
 
     fn is_natural(&self) -> bool {
         matches!(self, Order::Natural(_))
+    }
+
+    /// Whether it is the same for every head.
+    pub fn is_shared(&self) -> bool {
+        !matches!(self, Order::Heads { .. })
     }
 }
 
 /// The keys of one tile.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TileKeys<'a> {
-    order: &'a Order,
+    list: Option<&'a List>,
     /// Places of the order.
     pub start: usize,
     pub len: usize,
@@ -84,20 +121,18 @@ impl TileKeys<'_> {
     /// The natural index of the tile's key `at`.
     #[inline]
     pub fn index(&self, at: usize) -> usize {
-        self.order.index(self.start + at)
+        self.list.map_or(self.start + at, |list| list.indices[self.start + at] as usize)
     }
 
     /// Where the keys are in their natural order, the first of them.
     pub fn natural(&self) -> Option<usize> {
-        self.order.is_natural().then_some(self.start)
+        self.list.is_none().then_some(self.start)
     }
 
-    /// The residues of the tile's keys by a stride, where these order them.
-    pub(super) fn residues(&self, stride: i64) -> Option<&[u32]> {
-        match self.order {
-            Order::List { residues: Some((by, residues)), .. } if *by == stride => {
-                Some(&residues[self.start..][..self.len])
-            }
+    /// The classes of the tile's keys, where these order them.
+    pub(super) fn classes(&self, of: ClassOf) -> Option<&[u32]> {
+        match self.list?.classes.as_ref()? {
+            (by, classes) if *by == of => Some(&classes[self.start..][..self.len]),
             _ => None,
         }
     }
@@ -155,6 +190,7 @@ pub(crate) struct Piece {
 #[derive(Clone, Debug)]
 enum Gather {
     Residue(i64),
+    Bucket(usize),
     Only(Side, Vec<i64>),
 }
 
@@ -169,21 +205,33 @@ impl Piece {
         let place = |i: u32| scene.place(0, i as usize);
         match gather {
             Gather::Residue(stride) => {
-                let sorted = |len: usize, place: &dyn Fn(u32) -> i64| {
-                    let mut list: Vec<u32> = (0..len as u32).collect();
-                    list.sort_by_key(|&at| (place(at).rem_euclid(stride), place(at)));
-                    list
+                let of = ClassOf::Stride(stride);
+                let query_class = |i: u32| place(i).rem_euclid(stride) as u32;
+                let key_class = |j: u32| i64::from(j).rem_euclid(stride) as u32;
+                queries = Order::List(List::by_class(n, QUERIES, place, (of, &query_class)));
+                keys = Order::List(List::by_class(m, KEYS, i64::from, (of, &key_class)));
+            }
+            Gather::Bucket(round) => {
+                let (of, Some((q, k))) = (ClassOf::Round(round), scene.buckets) else { unreachable!("checked") };
+                let per_head = |buckets: View<'_, i32>, len, tile, place: &dyn Fn(u32) -> i64| {
+                    let [batch, heads, ..] = buckets.shape();
+                    let list = |at: usize| {
+                        // Any integers can be buckets: flipping the sign bit makes their order that of the classes.
+                        let class = |i: u32| (buckets.at(at / heads, at % heads, i as usize, round) as u32) ^ (1 << 31);
+                        List::by_class(len, tile, place, (of, &class))
+                    };
+                    Order::Heads { lists: (0..batch * heads).map(list).collect(), heads }
                 };
-                queries = Order::list(sorted(n, &place), Some(stride), QUERIES, place);
-                keys = Order::list(sorted(m, &i64::from), Some(stride), KEYS, i64::from);
+                queries = per_head(q, n, QUERIES, &place);
+                keys = per_head(k, m, KEYS, &i64::from);
             }
             Gather::Only(Side::Keys, list) => {
-                keys = Order::list(list.iter().map(|&j| j as u32).collect(), None, KEYS, i64::from);
+                keys = Order::List(List::new(list.iter().map(|&j| j as u32).collect(), KEYS, i64::from, None));
             }
             Gather::Only(Side::Queries, list) => {
                 let first = scene.place(0, 0);
                 let list = list.iter().map(|&p| (p - first) as u32).collect();
-                queries = Order::list(list, None, QUERIES, place);
+                queries = Order::List(List::new(list, QUERIES, place, None));
             }
         }
         let tiles = 0..keys.len().div_ceil(KEYS);
@@ -203,15 +251,16 @@ impl Piece {
         tile * QUERIES..((tile + 1) * QUERIES).min(self.queries.len())
     }
 
-    pub fn tile_keys(&self, tile: usize) -> TileKeys<'_> {
+    /// The keys of a tile, of a key head.
+    pub fn tile_keys(&self, b: usize, key_head: usize, tile: usize) -> TileKeys<'_> {
         let start = tile * KEYS;
-        TileKeys { order: &self.keys, start, len: KEYS.min(self.keys.len() - start) }
+        TileKeys { list: self.keys.list(b, key_head), start, len: KEYS.min(self.keys.len() - start) }
     }
 
-    fn query_extent(&self, scene: &Scene<'_>, b: usize, tile: usize) -> Extent {
-        match &self.queries {
-            Order::List { extents, .. } => extents[tile],
-            Order::Natural(_) => {
+    fn query_extent(&self, scene: &Scene<'_>, b: usize, h: usize, tile: usize) -> Extent {
+        match self.queries.list(b, h) {
+            Some(list) => list.extents[tile],
+            None => {
                 let range = self.query_range(tile);
                 let (low, high) = if scene.place == Place::Given {
                     let places = range.map(|i| scene.place(b, i));
@@ -219,18 +268,16 @@ impl Piece {
                 } else {
                     (scene.place(b, range.start), scene.place(b, range.end - 1))
                 };
-                Extent { low, high, residues: None }
+                Extent { low, high, classes: None }
             }
         }
     }
 
-    fn key_extent(&self, tile: usize) -> Extent {
-        match &self.keys {
-            Order::List { extents, .. } => extents[tile],
-            Order::Natural(_) => {
-                let keys = self.tile_keys(tile);
-                Extent { low: keys.start as i64, high: (keys.start + keys.len - 1) as i64, residues: None }
-            }
+    fn key_extent(&self, scene: &Scene<'_>, b: usize, h: usize, tile: usize) -> Extent {
+        let keys = self.tile_keys(b, h / scene.group, tile);
+        match keys.list {
+            Some(list) => list.extents[tile],
+            None => Extent { low: keys.start as i64, high: (keys.start + keys.len - 1) as i64, classes: None },
         }
     }
 
@@ -238,10 +285,10 @@ impl Piece {
     /// agree on which tiles there are: the backward pass counts on it.
     pub fn verdict(&self, scene: &Scene<'_>, b: usize, h: usize, query_tile: usize, key_tile: usize) -> Verdict {
         let natural = (self.queries.is_natural() && self.keys.is_natural()).then(|| {
-            let (queries, keys) = (self.query_range(query_tile), self.tile_keys(key_tile));
+            let (queries, keys) = (self.query_range(query_tile), self.tile_keys(b, 0, key_tile));
             [queries.start, queries.len(), keys.start, keys.len]
         });
-        let (queries, keys) = (self.query_extent(scene, b, query_tile), self.key_extent(key_tile));
+        let (queries, keys) = (self.query_extent(scene, b, h, query_tile), self.key_extent(scene, b, h, key_tile));
         let verdict = self.rule.verdict(scene, &TileAt { b, h, queries, keys, natural });
         let touches = |side, of: Extent, other: Extent| self.rule.spans(scene, b, side, other).touch(of.low, of.high);
         match verdict {
@@ -255,9 +302,10 @@ impl Piece {
     /// What a tile of the natural order keeps for these rows, which follow one another.
     pub fn verdict_of_rows(&self, scene: &Scene<'_>, rows: &[RowAt], key_tile: usize) -> Verdict {
         let (low, high) = rows.iter().fold((i64::MAX, i64::MIN), |(low, high), row| (low.min(row.p), high.max(row.p)));
-        let (queries, keys) = (Extent { low, high, residues: None }, self.tile_keys(key_tile));
+        let (b, h) = (rows[0].b, rows[0].h);
+        let (queries, keys) = (Extent { low, high, classes: None }, self.tile_keys(b, h / scene.group, key_tile));
         let natural = Some([rows[0].i, rows.len(), keys.start, keys.len]);
-        let at = TileAt { b: rows[0].b, h: rows[0].h, queries, keys: self.key_extent(key_tile), natural };
+        let at = TileAt { b, h, queries, keys: self.key_extent(scene, b, h, key_tile), natural };
         self.rule.verdict(scene, &at)
     }
 
@@ -270,11 +318,11 @@ impl Piece {
         query_tile: usize,
         from: usize,
     ) -> impl Iterator<Item = (usize, Verdict)> {
-        let extent = self.query_extent(scene, b, query_tile);
+        let extent = self.query_extent(scene, b, h, query_tile);
         let Range { start, end } = self.tiles;
-        let (spans, tiles, m) = match &self.keys {
-            Order::Natural(m) => (self.rule.spans(scene, b, Side::Keys, extent), 0..0, *m),
-            Order::List { extents, .. } => (Spans::none(), by_residue(extents, extent, start..end), 0),
+        let (spans, tiles, m) = match self.keys.list(b, h / scene.group) {
+            None => (self.rule.spans(scene, b, Side::Keys, extent), 0..0, self.keys.len()),
+            Some(list) => (Spans::none(), by_class(&list.extents, extent, start..end), 0),
         };
         let natural = spans.blocks(0, m, KEYS, from.max(start)).take_while(move |&tile| tile < end);
         natural.chain(tiles.start.max(from)..tiles.end).filter_map(move |tile| {
@@ -286,7 +334,7 @@ impl Piece {
     /// The tiles of queries, those first that can see the most keys: a long task that starts last would be waited for.
     pub fn longest_first(&self, scene: &Scene<'_>) -> Vec<usize> {
         let keys_seen = |tile: &usize| {
-            let extent = self.query_extent(scene, 0, *tile);
+            let extent = self.query_extent(scene, 0, 0, *tile);
             self.rule.spans(scene, 0, Side::Keys, extent).size(scene.m as i64)
         };
         let mut tiles: Vec<usize> = (0..self.query_tiles()).collect();
@@ -304,14 +352,14 @@ impl Piece {
         h: usize,
         key_tile: usize,
     ) -> impl Iterator<Item = (usize, Verdict)> {
-        let extent = self.key_extent(key_tile);
+        let extent = self.key_extent(scene, b, h, key_tile);
         let all = 0..self.query_tiles();
-        let (spans, tiles) = match &self.queries {
-            Order::Natural(n) if scene.place != Place::Given && *n > 0 => {
+        let (spans, tiles) = match self.queries.list(b, h) {
+            None if scene.place != Place::Given && scene.n > 0 => {
                 (self.rule.spans(scene, b, Side::Queries, extent), 0..0)
             }
-            Order::Natural(_) => (Spans::none(), all),
-            Order::List { extents, .. } => (Spans::none(), by_residue(extents, extent, all)),
+            None => (Spans::none(), all),
+            Some(list) => (Spans::none(), by_class(&list.extents, extent, all)),
         };
         let first = if scene.n > 0 { scene.place(b, 0) } else { 0 };
         spans.blocks(-first, scene.n, QUERIES, 0).chain(tiles).filter_map(move |tile| {
@@ -341,38 +389,49 @@ impl Piece {
     }
 }
 
-/// Of tiles ordered by residue, those that share one with `extent`; where there are no residues, all.
-fn by_residue(extents: &[Extent], extent: Extent, all: Range<usize>) -> Range<usize> {
-    let Some(Residues { low, high, .. }) = extent.residues else { return all };
-    let start = extents.partition_point(|e| e.residues.is_some_and(|of| of.high < low));
-    let end = extents.partition_point(|e| e.residues.is_none_or(|of| of.low <= high));
-    start..end
+/// Of tiles ordered by class, those that share one with `extent`; where there are no classes, all.
+fn by_class(extents: &[Extent], extent: Extent, all: Range<usize>) -> Range<usize> {
+    let Some(Classes { low, high, .. }) = extent.classes else { return all };
+    let start = extents.partition_point(|e| e.classes.is_some_and(|of| of.high < low));
+    let end = extents.partition_point(|e| e.classes.is_none_or(|of| of.low <= high));
+    start..end.max(start)
 }
 
 /// The way back from natural indices to the places of a piece.
 pub(crate) enum Places {
     Range(Range<usize>),
-    List(Vec<u32>),
+    /// For each list: one for all heads, or one for each.
+    Lists {
+        places: Vec<Vec<u32>>,
+        heads: usize,
+    },
 }
 
 impl Places {
     fn new(order: &Order, len: usize) -> Places {
+        let inverse = |list: &List| {
+            let mut places = vec![u32::MAX; len];
+            for (place, &index) in list.indices.iter().enumerate() {
+                places[index as usize] = place as u32;
+            }
+            places
+        };
         match order {
             Order::Natural(len) => Places::Range(0..*len),
-            Order::List { indices, .. } => {
-                let mut places = vec![u32::MAX; len];
-                for (place, &index) in indices.iter().enumerate() {
-                    places[index as usize] = place as u32;
-                }
-                Places::List(places)
+            Order::List(list) => Places::Lists { places: vec![inverse(list)], heads: 0 },
+            Order::Heads { lists, heads } => {
+                Places::Lists { places: lists.iter().map(inverse).collect(), heads: *heads }
             }
         }
     }
 
-    pub fn of(&self, index: usize) -> Option<usize> {
+    pub fn of(&self, b: usize, h: usize, index: usize) -> Option<usize> {
         match self {
             Places::Range(range) => range.contains(&index).then_some(index),
-            Places::List(places) => Some(places[index] as usize).filter(|&place| place != u32::MAX as usize),
+            Places::Lists { places, heads } => {
+                let place = places[if *heads == 0 { 0 } else { b * heads + h }][index];
+                (place != u32::MAX).then_some(place as usize)
+            }
         }
     }
 }
@@ -398,7 +457,7 @@ impl Plan {
     /// Scattered parts gathered, where that pays.
     pub fn new<T: Element>(problem: &Problem<'_, T>) -> Plan {
         let scene = &problem.scene;
-        let rule = Rule::new(&problem.attention.mask, scene);
+        let rule = Rule::of(problem);
         let placed_alike = scene.place != Place::Given; // an order that differs by sequence is not worth its trouble
         if scene.m < GATHER_FROM || scene.n == 0 || scene.m.max(scene.n) > u32::MAX as usize || !placed_alike {
             return Plan::natural(rule, scene);
@@ -462,6 +521,15 @@ fn parts(rule: Rule, scene: &Scene<'_>) -> Vec<Part> {
     match rule {
         Rule::Residue { stride } if stride > 1 && stride <= scene.m as i64 => {
             vec![Part { gather: Some(Gather::Residue(stride)), inside: rule.clone(), rule }]
+        }
+        // A pair that meets in several rounds is kept by the first: each piece leaves out what earlier ones keep.
+        Rule::AnyBucket { rounds } => {
+            let part = |round| Part {
+                gather: Some(Gather::Bucket(round)),
+                rule: Rule::Bucket { round },
+                inside: Rule::Bucket { round },
+            };
+            (0..rounds).map(part).collect()
         }
         Rule::Summary { stride, summary } => {
             let keys = (0..scene.m as i64).filter(|j| j.rem_euclid(stride) >= stride - summary).collect();
@@ -547,14 +615,14 @@ mod tests {
                     let touched: Vec<_> = piece.row(scene, 0, 0, query_tile, 0).collect();
                     prop_assert!(touched.is_sorted_by(|a, b| a.0 < b.0));
                     for key_tile in piece.key_tiles() {
-                        let keys = piece.tile_keys(key_tile);
+                        let keys = piece.tile_keys(0, 0, key_tile);
                         let verdict =
                             touched.iter().find(|(tile, _)| *tile == key_tile).map_or(Verdict::Empty, |t| t.1);
                         if verdict != Verdict::Empty {
                             by_row.push((key_tile, query_tile));
                         }
                         for at in piece.query_range(query_tile) {
-                            let i = piece.queries.index(at);
+                            let i = piece.queries.index(0, 0, at);
                             let bits = piece.bits(scene, &RowAt { b: 0, h: 0, i, p: scene.place(0, i) }, &keys);
                             for at in 0..keys.len {
                                 let bit = bits[at / 64] >> (at % 64) & 1 == 1;

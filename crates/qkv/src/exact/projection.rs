@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::{Buffer, Scratch};
+use crate::source::Source;
 use crate::tensor::Tensor;
 use crate::tuning::QUERIES;
 use qkv_simd::shared::{Rows, for_each_task};
@@ -41,7 +42,7 @@ impl<'s, T: Element> Compared<'s, T> {
     /// Projects or normalises, where the score asks for it.
     pub fn new(problem: &Problem<'_, T>, scratch: &'s Scratch<T::Acc>, threads: usize) -> Self {
         let inputs = &problem.inputs;
-        let make = |x: View<'_, T>, change: Option<Change<'_, T>>| {
+        let make = |x: Source<'_, T>, change: Option<Change<'_, T>>| {
             change.map(|change| changed(Operand::Given(x), change, problem.width, scratch, threads))
         };
         let (queries, keys) = match problem.attention.score {
@@ -53,11 +54,11 @@ impl<'s, T: Element> Compared<'s, T> {
             Score::Cosine => (Some(Change::Unit), Some(Change::Unit)),
             _ => (None, None),
         };
-        Compared { queries: make(inputs.q, queries), keys: make(inputs.k, keys) }
+        Compared { queries: make(inputs.q.into(), queries), keys: make(inputs.k, keys) }
     }
 
     pub fn queries<'a>(&'a self, problem: &Problem<'a, T>) -> Operand<'a, T> {
-        self.queries.as_ref().map_or(Operand::Given(problem.inputs.q), |made| Operand::Made(made.view()))
+        self.queries.as_ref().map_or(Operand::Given(problem.inputs.q.into()), |made| Operand::Made(made.view()))
     }
 
     pub fn keys<'a>(&'a self, problem: &Problem<'a, T>) -> Operand<'a, T> {
@@ -88,7 +89,7 @@ fn changed<'s, T: Element>(
     scratch: &'s Scratch<T::Acc>,
     threads: usize,
 ) -> Made<'s, T::Acc> {
-    let [b, h, len, from] = shape(x);
+    let [b, h, len, from] = x.shape();
     let to = [b, h, len, width];
     let mut data = scratch.take(b * h * len * width);
     {
@@ -96,13 +97,6 @@ fn changed<'s, T: Element>(
         through(x, change, &out, from, scratch, threads);
     }
     Made { data, shape: to }
-}
-
-fn shape<T: Element>(x: Operand<'_, T>) -> [usize; 4] {
-    match x {
-        Operand::Given(view) => view.shape(),
-        Operand::Made(view) => view.shape(),
-    }
 }
 
 /// Sends every row of `x` through a change and writes it.
@@ -151,8 +145,13 @@ fn through<T: Element, U: Element<Acc = T::Acc>>(
     });
 }
 
+/// The length of a row, without under- or overflow on the way: relative to its largest number.
 fn norm<A: Real>(row: &[A]) -> A {
-    row.iter().map(|&x| x * x).sum::<A>().sqrt()
+    let largest = row.iter().fold(A::ZERO, |a, &x| if x.abs() > a || x.is_nan() { x.abs() } else { a });
+    if largest == A::ZERO || !largest.is_finite() {
+        return largest;
+    }
+    row.iter().map(|&x| (x / largest) * (x / largest)).sum::<A>().sqrt() * largest
 }
 
 /// The gradients of the inputs, from those of the rows that were compared: `(d_q, d_w_or_w_q)` or `(d_k, d_w_k)`.
@@ -177,7 +176,7 @@ pub(crate) fn back<T: Element>(
     threads: usize,
 ) -> Result<Back<T>> {
     let inputs = &problem.inputs;
-    let (x, name) = if from == From::Queries { (inputs.q, "d_q") } else { (inputs.k, "d_k") };
+    let (x, name) = if from == From::Queries { (Source::Rows(inputs.q), "d_q") } else { (inputs.k, "d_k") };
     let mut rows = Tensor::zeros(name, x.shape())?;
     let grads = Operand::<T>::Made(grads);
     let mut matrix = None;
@@ -241,7 +240,7 @@ fn is_zero<A: Real>(row: &[A]) -> bool {
 
 /// `(d − (d·u)u) / ‖x‖` with the unit vector `u` of `x`; 0 for the zero vector.
 fn back_through_norm<T: Element>(
-    x: View<'_, T>,
+    x: Source<'_, T>,
     grads: Operand<'_, T>,
     to: &mut Tensor<T, 4>,
     scratch: &Scratch<T::Acc>,
@@ -276,7 +275,7 @@ fn outer<T: Element>(
     threads: usize,
 ) -> Result<Tensor<T, 4>> {
     let isa = Isa::best();
-    let [batch, heads, len, _] = shape(a);
+    let [batch, heads, len, _] = a.shape();
     let [_, slots, rows, cols] = of;
     let (a_row, b_row) = (padded::<T::Acc>(rows), padded::<T::Acc>(cols));
     let strips = rows.div_ceil(QUERIES);

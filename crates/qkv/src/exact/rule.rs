@@ -4,7 +4,9 @@
 use super::plan::TileKeys;
 use super::tile::RowAt;
 use crate::mask::{BigBird, Blocks, Mask, Scene, clamp};
+use crate::problem::Problem;
 use crate::tuning::{KEYS, PAIRS_LOOKED_AT};
+use qkv_simd::Element;
 
 /// Bits of one row of a tile.
 pub(crate) type Bits = [u64; KEYS / 64];
@@ -27,19 +29,26 @@ impl Verdict {
     }
 }
 
-/// The smallest and largest place (of queries) or index (of keys) in a tile, and of their residues where it is ordered by
+/// The smallest and largest place (of queries) or index (of keys) in a tile, and of their classes where it is ordered by
 /// those.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Extent {
     pub low: i64,
     pub high: i64,
-    pub residues: Option<Residues>,
+    pub classes: Option<Classes>,
 }
 
-/// The smallest and largest residue in a tile.
+/// What a list is ordered by: residues by a stride, or the hash buckets of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Residues {
-    pub stride: i64,
+pub(crate) enum ClassOf {
+    Stride(i64),
+    Round(usize),
+}
+
+/// The smallest and largest class in a tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Classes {
+    pub of: ClassOf,
     pub low: u32,
     pub high: u32,
 }
@@ -77,6 +86,18 @@ pub(crate) enum Rule {
     /// `(p − j) mod stride = 0`.
     Residue {
         stride: i64,
+    },
+    /// The same hash bucket in this round.
+    Bucket {
+        round: usize,
+    },
+    /// The same hash bucket in any of the first so many rounds.
+    AnyBucket {
+        rounds: usize,
+    },
+    /// Within `reach` of the query's predicted centre.
+    Around {
+        reach: usize,
     },
     /// `⌊p/size⌋ = ⌊j/size⌋`.
     SameBlock {
@@ -122,6 +143,12 @@ impl Rule {
         }
     }
 
+    /// The rule of a problem: its mask, and the windows of predicted centres.
+    pub fn of<T: Element>(problem: &Problem<'_, T>) -> Rule {
+        let around = problem.attention.local.map(|reach| Rule::Around { reach });
+        Rule::and(std::iter::once(Rule::new(&problem.attention.mask, &problem.scene)).chain(around))
+    }
+
     /// Compiles a mask for the sizes and places of a scene.
     pub fn new(mask: &Mask, scene: &Scene<'_>) -> Rule {
         let symmetric = |distance: i64| Rule::Near { left: distance, right: distance };
@@ -152,6 +179,7 @@ impl Rule {
                 Rule::BigBird { pattern: *pattern, blocks, drawn }
             }
             Mask::Blocks(blocks) => Rule::Blocks(blocks.clone()),
+            Mask::Lsh(lsh) => Rule::AnyBucket { rounds: lsh.rounds },
             Mask::And(a, b) => Rule::And(vec![Rule::new(a, scene), Rule::new(b, scene)]),
             Mask::Or(a, b) => Rule::Or(vec![Rule::new(a, scene), Rule::new(b, scene)]),
             Mask::Not(a) => Rule::Not(Box::new(Rule::new(a, scene))),
@@ -210,9 +238,17 @@ impl Rule {
                 _ => Verdict::Partial,
             },
             Rule::Residue { stride: 1 } => Verdict::Full,
-            Rule::Residue { stride } => match (q.residues, k.residues) {
-                (Some(q), Some(k)) if q.stride == *stride => {
-                    Verdict::of(q.high < k.low || k.high < q.low, q.low == q.high && q == k)
+            Rule::Residue { stride } => same_class(at, ClassOf::Stride(*stride)),
+            Rule::Bucket { round } => same_class(at, ClassOf::Round(*round)),
+            Rule::AnyBucket { .. } => Verdict::Partial,
+            Rule::Around { reach } => match (at.natural, scene.center(at.b, at.h)) {
+                (Some([i, rows, ..]), Some(center)) => {
+                    let centers = (i..i + rows).map(center);
+                    let (low, high) = centers.fold((f64::MAX, f64::MIN), |(low, high), c| (low.min(c), high.max(c)));
+                    let reach = *reach as f64;
+                    let (first, last) = (k.low as f64, k.high as f64);
+                    let all = first >= high - reach && last <= low + reach;
+                    Verdict::of(last < low - reach || first > high + reach, all)
                 }
                 _ => Verdict::Partial,
             },
@@ -362,11 +398,23 @@ impl Rule {
             },
             Rule::Residue { stride } => {
                 let mine = row.p.rem_euclid(*stride);
-                match keys.residues(*stride) {
+                match keys.classes(ClassOf::Stride(*stride)) {
                     Some(residues) => keys.each(bits, |at, _| i64::from(residues[at]) == mine),
                     None => keys.each(bits, |_, j| (j as i64).rem_euclid(*stride) == mine),
                 }
             }
+            Rule::Bucket { round } => keys.each(bits, |_, j| scene.share_bucket(row.b, row.h, row.i, j, *round)),
+            Rule::AnyBucket { rounds } => {
+                keys.each(bits, |_, j| (0..*rounds).any(|round| scene.share_bucket(row.b, row.h, row.i, j, round)))
+            }
+            Rule::Around { reach } => match scene.center(row.b, row.h) {
+                Some(center) => {
+                    let center = center(row.i);
+                    let reach = *reach as f64;
+                    keys.interval(bits, (center - reach).ceil() as i64, (center + reach).floor() as i64);
+                }
+                None => keys.fill(bits, true),
+            },
             Rule::Summary { stride, summary } => {
                 keys.each(bits, |_, j| (j as i64).rem_euclid(*stride) >= stride - summary)
             }
@@ -406,6 +454,16 @@ impl Rule {
                 }
             }
         }
+    }
+}
+
+/// Whether the classes of a tile's two sides meet, where both are ordered by them.
+fn same_class(at: &TileAt, of: ClassOf) -> Verdict {
+    match (at.queries.classes, at.keys.classes) {
+        (Some(q), Some(k)) if q.of == of && k.of == of => {
+            Verdict::of(q.high < k.low || k.high < q.low, q.low == q.high && q == k)
+        }
+        _ => Verdict::Partial,
     }
 }
 

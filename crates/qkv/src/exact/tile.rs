@@ -3,9 +3,11 @@
 
 use super::plan::{Piece, TileKeys};
 use super::rule::{Bits, Verdict};
+use crate::attention::Output;
 use crate::problem::Problem;
 use crate::score::Score;
-use crate::select::Dropout;
+use crate::select::{Dropout, Select};
+use crate::tensor::Tensor;
 use crate::tuning::KEYS;
 use qkv_simd::pairwise::{self, Pairwise, Sides};
 use qkv_simd::tile::{RowOp, keep_bits, row_op, soft_cap};
@@ -33,6 +35,8 @@ pub(crate) struct TileOps<'a, T: Element> {
     slopes: Vec<T::Acc>,
     cap: Option<T::Acc>,
     biased: bool,
+    /// The keys that top-k chose, `[B, Hq, N, k]`: all others are absent.
+    chosen: Option<&'a Tensor<i64, 4>>,
 }
 
 /// Copies kept for the gradients of what happens between raw scores and the softmax; empty where not needed.
@@ -57,7 +61,14 @@ impl<'a, T: Element> TileOps<'a, T> {
             slopes: problem.slopes.iter().map(|&slope| real(slope)).collect(),
             cap: problem.attention.softcap.map(real),
             biased: !problem.slopes.is_empty() || problem.bias.is_some() || problem.inputs.table.is_some(),
+            chosen: None,
         }
+    }
+
+    /// With what the forward pass selected: after top-k, all keys but the chosen ones are absent.
+    pub fn after(problem: &'a Problem<'a, T>, out: &'a Output<T>) -> Self {
+        let top_k = matches!(problem.attention.select, Select::TopK(_));
+        TileOps { chosen: out.chosen.as_ref().filter(|_| top_k), ..TileOps::new(problem) }
     }
 
     /// The score that is no product, if it is one.
@@ -107,7 +118,7 @@ impl<'a, T: Element> TileOps<'a, T> {
         let width = padded::<T::Acc>(keys.len);
         let scale = self.scales[rows[0].h];
         let one_scale = rows.iter().all(|row| self.scales[row.h] == scale);
-        let whole = verdict == Verdict::Full && keys.len == width;
+        let whole = verdict == Verdict::Full && keys.len == width && self.chosen.is_none();
         if whole && one_scale && self.cap.is_none() && !self.biased && kept.raw.is_empty() {
             return scale;
         }
@@ -127,14 +138,32 @@ impl<'a, T: Element> TileOps<'a, T> {
                 self.bias_row(row, keys, &mut bias[..width]);
                 row_op(self.isa, scores, RowOp::Add(&bias[..width]));
             }
-            if verdict == Verdict::Partial {
-                let bits = piece.bits(&self.problem.scene, row, keys);
+            if verdict == Verdict::Partial || self.chosen.is_some() {
+                let mut bits = piece.bits(&self.problem.scene, row, keys);
+                if let Some(chosen) = self.chosen {
+                    keep_chosen(chosen, row, keys, &mut bits);
+                }
                 keep_bits(self.isa, scores, &bits, T::Acc::ONE, T::Acc::NEG_INFINITY);
             } else {
                 scores[keys.len..].fill(T::Acc::NEG_INFINITY);
             }
         }
         T::Acc::ONE
+    }
+
+    /// [`finish`](TileOps::finish), with nothing left to do.
+    pub fn finish_all(
+        &self,
+        piece: &Piece,
+        keys: &TileKeys<'_>,
+        verdict: Verdict,
+        rows: &[RowAt],
+        scores: &mut [T::Acc],
+    ) {
+        let scale = self.finish(piece, keys, verdict, rows, scores, Kept::default());
+        if scale != T::Acc::ONE {
+            row_op(self.isa, &mut scores[..rows.len() * KEYS], RowOp::Scale(scale));
+        }
     }
 
     /// All biases of one row of a tile, added up.
@@ -178,8 +207,36 @@ impl<'a, T: Element> TileOps<'a, T> {
         }
     }
 
+    /// Multiplies weights, or the gradients of weights, by what comes after the softmax: what dropout keeps, and the Gaussian
+    /// of predictive local attention.
+    pub fn modulate(&self, rows: &[RowAt], keys: &TileKeys<'_>, weights: &mut [T::Acc]) {
+        if let Some(dropout) = self.problem.attention.dropout {
+            self.drop(dropout, rows, keys, weights);
+        }
+        if let Some(reach) = self.problem.attention.local {
+            for (r, row) in rows.iter().enumerate() {
+                let (center, inverse) = (self.center(row), inverse_variance(reach));
+                for (at, weight) in weights[r * KEYS..][..keys.len].iter_mut().enumerate() {
+                    let apart = keys.index(at) as f64 - center;
+                    *weight *= T::Acc::from_f64((-0.5 * apart * apart * inverse).exp());
+                }
+            }
+        }
+    }
+
+    fn center(&self, row: &RowAt) -> f64 {
+        self.problem.scene.center(row.b, row.h).map_or(0.0, |center| center(row.i))
+    }
+
+    /// The gradient of a row's centre: `Σ weight · grad · (j − c)/σ²`, with `grads` those of the weights after the Gaussian.
+    pub fn center_gradient(&self, row: &RowAt, keys: &TileKeys<'_>, weights: &[T::Acc], grads: &[T::Acc]) -> T::Acc {
+        let (center, inverse) = (self.center(row), inverse_variance(self.problem.attention.local.unwrap_or(1)));
+        let part = |at: usize| weights[at] * grads[at] * T::Acc::from_f64((keys.index(at) as f64 - center) * inverse);
+        (0..keys.len).filter(|&at| weights[at] != T::Acc::ZERO).map(part).sum()
+    }
+
     /// Drops weights, or the gradients of weights, and scales up what is kept.
-    pub fn drop(&self, dropout: Dropout, rows: &[RowAt], keys: &TileKeys<'_>, weights: &mut [T::Acc]) {
+    fn drop(&self, dropout: Dropout, rows: &[RowAt], keys: &TileKeys<'_>, weights: &mut [T::Acc]) {
         let width = padded::<T::Acc>(keys.len);
         let kept = T::Acc::from_f64(dropout.kept_scale());
         for (r, row) in rows.iter().enumerate() {
@@ -193,4 +250,27 @@ impl<'a, T: Element> TileOps<'a, T> {
             keep_bits(self.isa, &mut weights[r * KEYS..][..width], &bits, kept, T::Acc::ZERO);
         }
     }
+}
+
+/// The keys that a row chose, ascending; −1, where fewer were there to choose, comes first.
+pub(crate) fn chosen_by<'a>(chosen: &'a Tensor<i64, 4>, row: &RowAt) -> &'a [i64] {
+    let [_, heads, n, k] = chosen.shape();
+    &chosen.data()[((row.b * heads + row.h) * n + row.i) * k..][..k]
+}
+
+/// Clears the bits of keys that were not chosen.
+fn keep_chosen(chosen: &Tensor<i64, 4>, row: &RowAt, keys: &TileKeys<'_>, bits: &mut Bits) {
+    let chosen = chosen_by(chosen, row);
+    let first = chosen.partition_point(|&j| j < keys.start as i64);
+    let mut kept = Bits::default();
+    for &j in chosen[first..].iter().take_while(|&&j| j < (keys.start + keys.len) as i64) {
+        let at = j as usize - keys.start;
+        kept[at / 64] |= 1 << (at % 64);
+    }
+    bits.iter_mut().zip(kept).for_each(|(bits, kept)| *bits &= kept);
+}
+
+/// One over σ², with Luong's `σ = D/2`.
+fn inverse_variance(reach: usize) -> f64 {
+    4.0 / (reach as f64 * reach as f64)
 }

@@ -1,0 +1,362 @@
+//! Selections other than softmax, forward: hard, top-k and sparsemax look at whole rows of scores, a few rows a worker, so
+//! memory stays linear in the keys. Backward they go through the same tiles as softmax; what they need for it (the keys
+//! chosen, the mean of the values kept) is in the output.
+
+use super::operand::{KeyBlocks, Operand, Room};
+use super::plan::{Piece, Plan, TileKeys};
+use super::projection::Compared;
+use super::rule::Rule;
+use super::tile::{RowAt, TileOps, chosen_by};
+use crate::attention::Output;
+use crate::error::Result;
+use crate::problem::Problem;
+use crate::scratch::{Buffer, Scratch};
+use crate::select::{Choice, Select};
+use crate::source::Source;
+use crate::tensor::Tensor;
+use crate::tuning::{KEYS, QUERIES, WHOLE_ROWS};
+use qkv_simd::shared::{Rows, for_each_task};
+use qkv_simd::tile::{RowOp, Running, row_op, softmax, weights};
+use qkv_simd::{Element, Matrix, Panels, Real, ViewMut, padded, product, product_skipping_zeros};
+
+/// Computes the attention of a problem with a selection other than softmax.
+pub(crate) fn select<T: Element>(
+    problem: &Problem<'_, T>,
+    out: &mut Output<T>,
+    scratch: &Scratch<T::Acc>,
+    threads: usize,
+) -> Result<()> {
+    let Problem { b: batch, n, m, dv, heads, .. } = *problem;
+    let rows = [batch, heads.query, n];
+    let per_row = match problem.attention.select {
+        Select::TopK(k) => k.min(m.max(1)),
+        _ => 1,
+    };
+    let hard = matches!(problem.attention.select, Select::Hard(_));
+    let chooses = problem.attention.select != Select::Sparsemax;
+    let keeps =
+        matches!(problem.attention.select, Select::Hard(Choice { straight_through: true, .. }) | Select::Sparsemax);
+    let mut chosen = chooses.then(|| Tensor::zeros("chosen", [batch, heads.query, n, per_row])).transpose()?;
+    out.log_prob = hard.then(|| Tensor::zeros("log_prob", rows)).transpose()?;
+    out.kept = keeps.then(|| Tensor::zeros("kept", [batch, heads.query, n, dv])).transpose()?;
+    {
+        // Keys as numbers that `Rows` can write: a key below 2⁵³ is exact in f64.
+        let mut keys_chosen = chosen.as_ref().map(|chosen| vec![0.0f64; chosen.data().len()]);
+        {
+            let to = Selected {
+                values: Rows::new(ViewMut::from(&mut out.values)),
+                lse: column(&mut out.lse),
+                entropy: out.entropy.as_mut().map(column),
+                log_prob: out.log_prob.as_mut().map(column),
+                kept: out.kept.as_mut().map(|kept| Rows::new(ViewMut::from(kept))),
+                chosen: keys_chosen.as_mut().map(|keys| {
+                    Rows::new(ViewMut::new(keys, [batch, heads.query, n, per_row]).expect("as long as its shape"))
+                }),
+            };
+            run(problem, &to, scratch, threads);
+        }
+        if let (Some(chosen), Some(keys)) = (&mut chosen, keys_chosen) {
+            chosen.data_mut().iter_mut().zip(keys).for_each(|(to, key)| *to = key as i64);
+        }
+    }
+    out.chosen = chosen;
+    Ok(())
+}
+
+/// One number a row.
+fn column<A: Real>(tensor: &mut Tensor<A, 3>) -> Rows<'_, A> {
+    let [b, h, n] = tensor.shape();
+    Rows::new(ViewMut::new(tensor.data_mut(), [b, h, n, 1]).expect("as long as its shape"))
+}
+
+/// Where results go.
+struct Selected<'a, T: Element> {
+    values: Rows<'a, T>,
+    lse: Rows<'a, T::Acc>,
+    entropy: Option<Rows<'a, T::Acc>>,
+    log_prob: Option<Rows<'a, T::Acc>>,
+    kept: Option<Rows<'a, T::Acc>>,
+    chosen: Option<Rows<'a, f64>>,
+}
+
+/// What a worker needs of its own.
+struct Worker<'s, A: Real> {
+    queries: Buffer<'s, A>,
+    tile: Buffer<'s, A>,
+    /// Whole rows of scores.
+    scores: Buffer<'s, A>,
+    /// A second copy of one row.
+    copy: Buffer<'s, A>,
+    values: Buffer<'s, A>,
+    kept: Buffer<'s, A>,
+    key: Buffer<'s, A>,
+}
+
+fn run<T: Element>(problem: &Problem<'_, T>, to: &Selected<'_, T>, scratch: &Scratch<T::Acc>, threads: usize) {
+    let compared = Compared::new(problem, scratch, threads);
+    let ops = TileOps::new(problem);
+    let plan = Plan::natural(Rule::of(problem), &problem.scene);
+    let piece = &plan.pieces[0];
+    let heads = problem.heads;
+    let mut room = Room::new(scratch, piece, problem.b * heads.key, problem.width, problem.dv);
+    let values = Operand::Given(problem.inputs.v);
+    let blocks = KeyBlocks::new(piece, compared.keys(problem), values, heads.key, &mut room);
+    let (row, value_row) = (padded::<T::Acc>(problem.m).max(T::Acc::LANES), padded::<T::Acc>(problem.dv));
+    // As many rows at once as keep their scores in the second-level cache.
+    let at_once = (WHOLE_ROWS / row).clamp(1, QUERIES);
+    let groups = problem.n.div_ceil(at_once);
+    let worker = || Worker {
+        queries: scratch.take(at_once * ops.query_row),
+        tile: scratch.take(at_once * KEYS),
+        scores: scratch.take(at_once * row),
+        copy: scratch.take(row),
+        values: scratch.take(value_row),
+        kept: scratch.take(value_row),
+        key: scratch.take(value_row),
+    };
+    for_each_task(threads, problem.b * heads.query * groups, worker, |worker, task| {
+        let (b, h, group) = (task / (heads.query * groups), task / groups % heads.query, task % groups);
+        let rows: Vec<RowAt> = (group * at_once..((group + 1) * at_once).min(problem.n))
+            .map(|i| RowAt { b, h, i, p: problem.scene.place(b, i) })
+            .collect();
+        score_rows(&ops, piece, compared.queries(problem), &blocks, &rows, row, worker);
+        for (r, at) in rows.iter().enumerate() {
+            let Worker { scores, copy, values, kept, key, .. } = &mut *worker;
+            let scores = &mut scores[r * row..][..row];
+            let reader = Reader { source: problem.inputs.v, b, head: h / heads.group, key };
+            values.fill(T::Acc::ZERO);
+            kept.fill(T::Acc::ZERO);
+            match problem.attention.select {
+                Select::Hard(choice) => hard(&ops, choice, at, scores, reader, &blocks, piece, values, kept, to),
+                Select::TopK(_) => top_k(&ops, at, scores, copy, reader, values, to),
+                Select::Sparsemax => sparsemax(at, scores, reader, values, kept, to),
+                Select::Soft => unreachable!("softmax has its own pass"),
+            }
+            to.values.write(b, h, at.i, values);
+            if let Some(to) = &to.kept {
+                to.write(b, h, at.i, kept);
+            }
+        }
+    });
+}
+
+/// The final scores of some rows against all keys; −∞ where a pair is absent.
+fn score_rows<T: Element>(
+    ops: &TileOps<'_, T>,
+    piece: &Piece,
+    queries: Operand<'_, T>,
+    blocks: &KeyBlocks<'_, T>,
+    rows: &[RowAt],
+    row: usize,
+    worker: &mut Worker<'_, T::Acc>,
+) {
+    let Worker { queries: q, tile, scores, .. } = worker;
+    let (b, key_head) = (rows[0].b, rows[0].h / ops.problem.heads.group);
+    scores.fill(T::Acc::NEG_INFINITY);
+    for (r, at) in rows.iter().enumerate() {
+        queries.load_row(b, at.h, at.i, &mut q[r * ops.query_row..][..ops.query_row]);
+    }
+    for key_tile in piece.key_tiles() {
+        let verdict = piece.verdict_of_rows(&ops.problem.scene, rows, key_tile);
+        if verdict == super::Verdict::Empty {
+            continue;
+        }
+        let keys = piece.tile_keys(b, key_head, key_tile);
+        ops.raw(q, rows.len(), blocks.key_panels(b, key_head, key_tile), keys.len, tile);
+        ops.finish_all(piece, &keys, verdict, rows, tile);
+        for r in 0..rows.len() {
+            scores[r * row + keys.start..][..keys.len].copy_from_slice(&tile[r * KEYS..][..keys.len]);
+        }
+    }
+}
+
+/// Reads values one key at a time.
+struct Reader<'a, 'b, T: Element> {
+    source: Source<'a, T>,
+    b: usize,
+    head: usize,
+    key: &'b mut [T::Acc],
+}
+
+impl<T: Element> Reader<'_, '_, T> {
+    /// Adds `weight` times the value of a key.
+    fn add(&mut self, j: usize, weight: T::Acc, to: &mut [T::Acc]) {
+        self.source.load_row(self.b, self.head, j, self.key);
+        to.iter_mut().zip(&*self.key).for_each(|(to, &value)| *to += weight * value);
+    }
+}
+
+/// The maximum, sum and moment of a whole row of scores, which become `exp(score − max)`.
+fn soften<A: Real>(isa: qkv_simd::Isa, scores: &mut [A]) -> [A; 3] {
+    let (mut max, mut sum, mut moment, mut factor) = ([A::NEG_INFINITY], [A::ZERO], [A::ZERO], [A::ONE]);
+    let running = Running { max: &mut max, sum: &mut sum, moment: &mut moment, factor: &mut factor };
+    let width = scores.len();
+    softmax(isa, scores, width, 1, width, A::ONE, running);
+    [max[0], sum[0], moment[0]]
+}
+
+#[allow(clippy::too_many_arguments)]
+fn hard<T: Element>(
+    ops: &TileOps<'_, T>,
+    choice: Choice,
+    at: &RowAt,
+    scores: &mut [T::Acc],
+    mut reader: Reader<'_, '_, T>,
+    blocks: &KeyBlocks<'_, T>,
+    piece: &Piece,
+    values: &mut [T::Acc],
+    kept: &mut [T::Acc],
+    to: &Selected<'_, T>,
+) {
+    let mut best: Option<(f64, usize)> = None;
+    for (j, &score) in scores.iter().enumerate() {
+        if score != T::Acc::NEG_INFINITY {
+            let noisy = score.to_f64() + choice.noise(at.b, at.h, at.i, j);
+            if best.is_none_or(|(most, _)| noisy > most || noisy.is_nan() && !most.is_nan()) {
+                best = Some((noisy, j));
+            }
+        }
+    }
+    let picked = best.map(|(_, j)| (j, scores[j]));
+    let [max, sum, moment] = soften(ops.isa, scores);
+    let lse = if picked.is_none() { T::Acc::NEG_INFINITY } else { max + sum.ln() };
+    if let Some((j, _)) = picked {
+        reader.add(j, T::Acc::ONE, values);
+    }
+    if choice.straight_through && picked.is_some() {
+        let row = padded::<T::Acc>(ops.problem.dv);
+        for tile in piece.key_tiles() {
+            let keys: TileKeys<'_> = piece.tile_keys(at.b, reader.head, tile);
+            let (value_rows, finite) = blocks.value_rows(at.b, reader.head, tile);
+            let multiply = if finite { product } else { product_skipping_zeros };
+            let (p, v) = (Matrix::rows(&scores[keys.start..], scores.len()), Panels::rows(value_rows, row));
+            multiply(ops.isa, kept, row, p, v, 1, row / T::Acc::LANES, keys.len);
+        }
+        row_op(ops.isa, kept, RowOp::Scale(T::Acc::ONE / sum));
+    }
+    let key = picked.map_or(-1.0, |(j, _)| j as f64);
+    to.chosen.as_ref().expect("hard attention chooses").write(at.b, at.h, at.i, &[key]);
+    let log_prob = picked.map_or(T::Acc::ZERO, |(_, score)| score - lse);
+    to.log_prob.as_ref().expect("and says how likely that was").write(at.b, at.h, at.i, &[log_prob]);
+    to.lse.write(at.b, at.h, at.i, &[lse]);
+    if let Some(entropy) = &to.entropy {
+        let of_row = if sum == T::Acc::ZERO { sum } else { (lse - max) - moment / sum };
+        entropy.write(at.b, at.h, at.i, &[of_row]);
+    }
+}
+
+fn top_k<T: Element>(
+    ops: &TileOps<'_, T>,
+    at: &RowAt,
+    scores: &mut [T::Acc],
+    copy: &mut [T::Acc],
+    mut reader: Reader<'_, '_, T>,
+    values: &mut [T::Acc],
+    to: &Selected<'_, T>,
+) {
+    let chosen = to.chosen.as_ref().expect("top-k chooses");
+    let k = chosen.shape()[3];
+    // The k-th largest score, then every key above it, then the lowest keys that equal it. NaN counts as the largest.
+    let rank = |a: &T::Acc, b: &T::Acc| b.to_f64().total_cmp(&a.to_f64());
+    let place = |score: T::Acc| if score.is_nan() { T::Acc::from_f64(f64::NAN) } else { score };
+    copy.iter_mut().zip(&*scores).for_each(|(copy, &score)| *copy = place(score));
+    let limit = *copy.select_nth_unstable_by(k - 1, rank).1;
+    let mut ties = k - copy[..k].iter().filter(|score| rank(score, &limit).is_lt()).count();
+    let mut keys: Vec<f64> = Vec::with_capacity(k);
+    for (j, score) in scores.iter_mut().enumerate() {
+        let order = rank(&place(*score), &limit);
+        let kept = *score != T::Acc::NEG_INFINITY && (order.is_lt() || order.is_eq() && ties > 0);
+        if !kept {
+            *score = T::Acc::NEG_INFINITY;
+            continue;
+        }
+        ties -= usize::from(order.is_eq());
+        keys.push(j as f64);
+    }
+    let [max, sum, _] = soften(ops.isa, scores);
+    for &j in &keys {
+        reader.add(j as usize, scores[j as usize] / sum, values);
+    }
+    let lse = if keys.is_empty() { T::Acc::NEG_INFINITY } else { max + sum.ln() };
+    to.lse.write(at.b, at.h, at.i, &[lse]);
+    let missing = vec![-1.0; k - keys.len()];
+    chosen.write(at.b, at.h, at.i, &[missing, keys].concat());
+}
+
+fn sparsemax<T: Element>(
+    at: &RowAt,
+    scores: &mut [T::Acc],
+    mut reader: Reader<'_, '_, T>,
+    values: &mut [T::Acc],
+    kept: &mut [T::Acc],
+    to: &Selected<'_, T>,
+) {
+    let one = T::Acc::ONE;
+    let most = scores.iter().fold(T::Acc::NEG_INFINITY, |a, &s| if s > a || s.is_nan() { s } else { a });
+    if most == T::Acc::NEG_INFINITY {
+        to.lse.write(at.b, at.h, at.i, &[most]);
+        return;
+    }
+    // The threshold lies within 1 of the largest score, and grows with each look at what is above it (Michelot 1986) until
+    // nothing more falls below. Scores relative to the largest, so that nothing cancels.
+    let mut support: Vec<(usize, T::Acc)> =
+        scores.iter().enumerate().map(|(j, &s)| (j, s - most)).filter(|(_, s)| *s > -one || s.is_nan()).collect();
+    let tau = loop {
+        let sum: T::Acc = support.iter().map(|(_, s)| *s).sum();
+        let tau = (sum - one) / T::Acc::from_f64(support.len() as f64);
+        let before = support.len();
+        support.retain(|(_, s)| *s > tau || s.is_nan());
+        if support.len() == before {
+            break tau;
+        }
+    };
+    let share = one / T::Acc::from_f64(support.len() as f64);
+    for &(j, score) in &support {
+        reader.add(j, score - tau, values);
+        reader.add(j, share, kept);
+    }
+    to.lse.write(at.b, at.h, at.i, &[most + tau]);
+}
+
+/// How final scores become the weights that are looked at.
+pub(crate) struct Weighing<'a, T: Element> {
+    pub ops: &'a TileOps<'a, T>,
+    pub out: &'a Output<T>,
+}
+
+impl<T: Element> Weighing<'_, T> {
+    /// Turns a tile of scores, still to be multiplied by `scale`, into weights.
+    pub fn apply(&self, rows: &[RowAt], keys: &TileKeys<'_>, scale: T::Acc, scores: &mut [T::Acc]) {
+        let width = padded::<T::Acc>(keys.len);
+        for (r, row) in rows.iter().enumerate() {
+            let scores = &mut scores[r * KEYS..][..width];
+            let lse = self.out.lse[[row.b, row.h, row.i]];
+            match (self.ops.problem.attention.select, &self.out.chosen) {
+                (Select::Hard(_), Some(chosen)) => one_hot(chosen, row, keys, scores),
+                (Select::Sparsemax, _) => {
+                    for score in scores {
+                        let above = *score * scale - lse;
+                        *score =
+                            if *score == T::Acc::NEG_INFINITY || above < T::Acc::ZERO { T::Acc::ZERO } else { above };
+                    }
+                }
+                _ => weights(self.ops.isa, scores, scale, lse),
+            }
+        }
+        self.ops.modulate(rows, keys, scores);
+    }
+}
+
+/// 1 for the key that hard attention chose, if it is in the tile, and 0 for all others.
+pub(crate) fn one_hot<A: Real>(chosen: &Tensor<i64, 4>, row: &RowAt, keys: &TileKeys<'_>, weights: &mut [A]) {
+    weights.fill(A::ZERO);
+    if let Some(at) = chosen_in(chosen, row, keys) {
+        weights[at] = A::ONE;
+    }
+}
+
+/// Where in a tile the key is that hard attention chose.
+pub(crate) fn chosen_in(chosen: &Tensor<i64, 4>, row: &RowAt, keys: &TileKeys<'_>) -> Option<usize> {
+    let j = usize::try_from(chosen_by(chosen, row)[0]).ok()?;
+    (keys.start..keys.start + keys.len).contains(&j).then(|| j - keys.start)
+}

@@ -1,0 +1,123 @@
+//! Where keys and values lie: rows with strides, or pages of a paged cache. Everything that reads a key or a value reads it
+//! from a [`Source`], so whatever works on rows works on pages, with the same bits.
+
+use crate::error::{Error, Result};
+use qkv_simd::{Element, View};
+
+/// Keys or values, `[B, Hk, M, width]`.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a, T> {
+    /// Rows in memory, with any strides.
+    Rows(View<'a, T>),
+    /// Pages (Kwon et al. 2023, "PagedAttention", arXiv:2309.06180).
+    Pages(Pages<'a, T>),
+}
+
+impl<'a, T, V: Into<View<'a, T>>> From<V> for Source<'a, T> {
+    fn from(view: V) -> Self {
+        Source::Rows(view.into())
+    }
+}
+
+impl<'a, T> From<Pages<'a, T>> for Source<'a, T> {
+    fn from(pages: Pages<'a, T>) -> Self {
+        Source::Pages(pages)
+    }
+}
+
+/// Keys (or values) in pages of one size that lie anywhere in a pool; a table says which page holds what.
+///
+/// ```
+/// use qkv::{Pages, Tensor, View};
+/// // A pool of four pages of two tokens; the sequence is in pages 3 and 0.
+/// let pool = Tensor::from_fn([4, 1, 2, 1], |[page, _, i, _]| (page * 10 + i) as f32); // [pages, Hk, size, width]
+/// let keys = Pages::new(&pool, &[3, 0], 1, 3)?;                                       // one sequence, three tokens
+/// assert_eq!([0, 1, 2].map(|j| keys.at(0, 0, j, 0)), [30.0, 31.0, 0.0]);
+/// # Ok::<(), qkv::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Pages<'a, T> {
+    pool: View<'a, T>,
+    table: &'a [u32],
+    batch: usize,
+    length: usize,
+}
+
+impl<'a, T> Pages<'a, T> {
+    /// A pool `[pages, Hk, size, width]`, a table `[batch, pages of a sequence]`, and the length of the longest sequence.
+    /// Every entry that the length reaches must name a page of the pool; shorter sequences are told by
+    /// [`Inputs::lengths`](crate::Inputs::lengths), and may name any page for what they do not have.
+    pub fn new(pool: impl Into<View<'a, T>>, table: &'a [u32], batch: usize, length: usize) -> Result<Self> {
+        let pool = pool.into();
+        let [pages, _, size, _] = pool.shape();
+        let per_sequence = table.len().checked_div(batch).unwrap_or(0);
+        if per_sequence.checked_mul(batch) != Some(table.len()) {
+            return Err(Error::shape("page table", &[table.len()], format!("[{batch}, pages of a sequence]")));
+        }
+        if batch > 0 && length > 0 && (size == 0 || length.div_ceil(size) > per_sequence) {
+            let found = format!("{per_sequence} pages of {size} a sequence");
+            return Err(Error::value("page table", found, format!("room for {length} tokens")));
+        }
+        let reached = if length == 0 { 0 } else { length.div_ceil(size) };
+        for row in table.chunks_exact(per_sequence.max(1)) {
+            if let Some(page) = row[..reached].iter().find(|&&page| page as usize >= pages) {
+                return Err(Error::value("page table", format!("page {page}"), format!("a page below {pages}")));
+            }
+        }
+        Ok(Pages { pool, table, batch, length })
+    }
+
+    /// `[B, Hk, M, width]`.
+    pub fn shape(&self) -> [usize; 4] {
+        let [_, heads, _, width] = self.pool.shape();
+        [self.batch, heads, self.length, width]
+    }
+
+    /// The page and the row in it of a token.
+    #[inline]
+    fn place(&self, b: usize, j: usize) -> (usize, usize) {
+        let size = self.pool.shape()[2];
+        (self.table[b * (self.table.len() / self.batch) + j / size] as usize, j % size)
+    }
+}
+
+impl<T: Copy> Pages<'_, T> {
+    /// One element.
+    ///
+    /// # Panics
+    /// Where the index is outside the shape.
+    pub fn at(&self, b: usize, h: usize, j: usize, x: usize) -> T {
+        assert!(b < self.batch && j < self.length, "token {j} of sequence {b} in {:?}", self.shape());
+        let (page, row) = self.place(b, j);
+        self.pool.at(page, h, row, x)
+    }
+}
+
+impl<T: Element> Source<'_, T> {
+    /// `[B, Hk, M, width]`.
+    pub(crate) fn shape(&self) -> [usize; 4] {
+        match self {
+            Source::Rows(view) => view.shape(),
+            Source::Pages(pages) => pages.shape(),
+        }
+    }
+
+    pub(crate) fn at(&self, b: usize, h: usize, j: usize, x: usize) -> T {
+        match self {
+            Source::Rows(view) => view.at(b, h, j, x),
+            Source::Pages(pages) => pages.at(b, h, j, x),
+        }
+    }
+
+    /// Copies a row, pads it with zeros, and says whether all of it was finite.
+    #[inline]
+    pub(crate) fn load_row(&self, b: usize, h: usize, j: usize, out: &mut [T::Acc]) -> bool {
+        match self {
+            Source::Rows(view) => view.load_row(b, h, j, out),
+            Source::Pages(pages) => {
+                let (page, row) = pages.place(b, j);
+                pages.pool.load_row(page, h, row, out)
+            }
+        }
+    }
+}
