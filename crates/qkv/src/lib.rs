@@ -38,3 +38,13 @@ pub use select::{Choice, Dropout, Select};
 pub use source::{Pages, Source};
 pub use tensor::Tensor;
 pub use weights::{Pool, Weights};
+
+/// The code of the pages in `docs/`, run as tests.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../../../docs/coming-from-pytorch.md")]
+    struct ComingFromPyTorch;
+
+    #[doc = include_str!("../../../docs/guide/what-attention-does.md")]
+    struct WhatAttentionDoes;
+}
