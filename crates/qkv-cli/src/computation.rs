@@ -58,10 +58,11 @@ pub(crate) fn compute<T: Element>(
     }
 }
 
+/// A result, and how many milliseconds it took, to the microsecond.
 fn timed<R>(what: impl FnOnce() -> Result<R, qkv::Error>) -> Result<(f64, R), qkv::Error> {
     let start = Instant::now();
     let result = what()?;
-    Ok((start.elapsed().as_secs_f64() * 1e3, result))
+    Ok(((start.elapsed().as_secs_f64() * 1e6).round() / 1e3, result))
 }
 
 /// Every weight, one head after the other.
