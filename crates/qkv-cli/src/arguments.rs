@@ -1,0 +1,219 @@
+//! From what was typed to what was meant: the command line that `clap` reads is made from the table in `choices`, and
+//! what comes out is [`Choices`], where every value has its type and no two contradict each other.
+
+use crate::choices::{CHOICES, Choice, EXAMPLES, INPUTS, Kind, OUTPUTS, TensorRow};
+use crate::number::Precision;
+use crate::pattern::Pattern;
+use crate::place::{PlaceOf, Window};
+use clap::builder::{PossibleValuesParser, ValueParser};
+use clap::error::{Error, ErrorKind};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use qkv::{Place, Score};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// More threads than any machine has cores; what a pool of more would cost nobody means to pay.
+const MOST_THREADS: u64 = 1024;
+
+/// What the program was asked to do.
+#[derive(Debug)]
+pub(crate) enum Asked {
+    /// `qkv run`.
+    Run(Box<Choices>),
+    /// `qkv page`, which is hidden: the page of the guide about `qkv run`.
+    Page,
+}
+
+/// What computes the attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Engine {
+    Reference,
+    Exact,
+}
+
+impl Engine {
+    pub fn name(self) -> &'static str {
+        match self {
+            Engine::Reference => "reference",
+            Engine::Exact => "exact",
+        }
+    }
+}
+
+/// The choices of `qkv run`, one field for each in the table.
+#[derive(Debug)]
+pub(crate) struct Choices {
+    pub input: Option<PathBuf>,
+    pub output: Option<PathBuf>,
+    pub weights: bool,
+    pub score: Score,
+    pub scale: Option<f64>,
+    pub temperature: Option<f64>,
+    pub softcap: Option<f64>,
+    pub alibi: bool,
+    pub causal: bool,
+    pub window: Option<Window>,
+    pub pattern: Option<Pattern>,
+    pub place: Place,
+    pub dropout: Option<f64>,
+    pub seed: u64,
+    pub engine: Engine,
+    pub dtype: Option<Precision>,
+    pub threads: Option<usize>,
+    pub json: bool,
+}
+
+/// Reads a command line. The error is help that was asked for, or misuse; it knows which, and its exit code.
+pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Asked, Error> {
+    let mut command = command();
+    let matches = command.try_get_matches_from_mut(arguments)?;
+    match matches.subcommand() {
+        Some(("run", matches)) => choices(matches).map(|choices| Asked::Run(Box::new(choices))).map_err(|conflict| {
+            let run = command.find_subcommand_mut("run").expect("just matched");
+            run.error(ErrorKind::ArgumentConflict, conflict)
+        }),
+        _ => Ok(Asked::Page),
+    }
+}
+
+fn command() -> Command {
+    let run = Command::new("run")
+        .about("Computes attention, forward and backward, from a file of tensors")
+        .next_line_help(true)
+        .after_help("`qkv run --help` says what each value means, and which tensors the files hold")
+        .after_long_help(after_help());
+    let arguments = CHOICES.iter().flat_map(|(heading, choices)| choices.iter().map(move |choice| (heading, choice)));
+    let run = arguments.fold(run, |run, (heading, choice)| run.arg(argument(choice).help_heading(*heading)));
+    Command::new("qkv")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Attention: every mechanism, forward and backward, exact, in linear memory")
+        .after_help("Exit codes: 0 done, 1 an expected failure, 2 misuse")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(run)
+        .subcommand(Command::new("page").hide(true).about("Prints the guide's page about `qkv run`, `docs/run.md`"))
+}
+
+fn argument(choice: &Choice) -> Arg {
+    // Defaults are told here and applied in `choices`, so that "was it given?" keeps its meaning.
+    let default = choice.default.map_or(String::new(), |default| format!(" [default: {default}]"));
+    let short = format!("{}{default}", choice.about);
+    let width = choice.values.iter().map(|(value, _)| value.len()).max().unwrap_or(0);
+    let long = choice.values.iter().fold(short.clone(), |long, (value, meaning)| {
+        format!("{long}\n  {value:width$}  {meaning}") // one line a value
+    });
+    let argument = Arg::new(choice.name).long(choice.name).help(short).long_help(long);
+    let argument = choice.needs.into_iter().fold(argument, |argument, other| argument.requires(other));
+    if choice.kind == Kind::Switch {
+        return argument.action(ArgAction::SetTrue);
+    }
+    let argument = argument.value_name(choice.typed()).value_parser(parser(choice)).hide_possible_values(true);
+    // A minus sign begins a scale, a place, or a mistake that deserves the value's own message.
+    argument.allow_negative_numbers(choice.kind != Kind::Path)
+}
+
+fn parser(choice: &Choice) -> ValueParser {
+    match choice.kind {
+        Kind::Switch | Kind::Path => value_parser!(PathBuf),
+        Kind::Word => PossibleValuesParser::new(choice.values.iter().map(|(word, _)| *word)).into(),
+        Kind::Finite => ValueParser::new(|typed: &str| number(typed, "a finite number", f64::is_finite)),
+        Kind::Positive => {
+            ValueParser::new(|typed: &str| number(typed, "a finite number above 0", |x| x.is_finite() && x > 0.0))
+        }
+        Kind::Probability => ValueParser::new(|typed: &str| {
+            number(typed, "a probability, at least 0 and less than 1", |p| (0.0..1.0).contains(&p))
+        }),
+        Kind::Seed => value_parser!(u64).into(),
+        Kind::Threads => value_parser!(u64).range(1..=MOST_THREADS).into(),
+        Kind::Window => value_parser!(Window).into(),
+        Kind::Place => value_parser!(PlaceOf).into(),
+        Kind::Pattern => value_parser!(Pattern).into(),
+    }
+}
+
+fn number(typed: &str, expected: &str, fits: impl Fn(f64) -> bool) -> Result<f64, String> {
+    typed.parse().ok().filter(|&x| fits(x)).ok_or_else(|| format!("expected {expected}"))
+}
+
+fn choices(matches: &ArgMatches) -> Result<Choices, String> {
+    let number = |name: &str| matches.get_one::<f64>(name).copied();
+    let word = |name: &str| matches.get_one::<String>(name).map(String::as_str);
+    let path = |name: &str| matches.get_one::<PathBuf>(name).cloned();
+    let scores = [Score::Dot, Score::ScaledDot, Score::General, Score::Additive, Score::Cosine, Score::Distance];
+    let causal = word("causal");
+    Ok(Choices {
+        input: path("input"),
+        output: path("output"),
+        weights: matches.get_flag("weights"),
+        score: scores.into_iter().find(|score| word("score") == Some(score.name())).unwrap_or_default(),
+        scale: number("scale"),
+        temperature: number("temperature"),
+        softcap: number("softcap"),
+        alibi: matches.get_flag("alibi"),
+        causal: causal.is_some(),
+        window: matches.get_one("window").copied(),
+        pattern: matches.get_one("pattern").copied(),
+        place: place(causal, matches.get_one("place").map(|&PlaceOf(place)| place))?,
+        dropout: number("dropout"),
+        seed: matches.get_one("seed").copied().unwrap_or(0),
+        engine: if word("engine") == Some("reference") { Engine::Reference } else { Engine::Exact },
+        dtype: word("dtype").and_then(Precision::named),
+        threads: matches.get_one::<u64>("threads").and_then(|&threads| usize::try_from(threads).ok()),
+        json: matches.get_flag("json"),
+    })
+}
+
+/// The place that `--causal` and `--place` agree on. An offset counts from the start, so it goes with `--causal start`.
+fn place(causal: Option<&str>, place: Option<Place>) -> Result<Place, String> {
+    let clash = |causal, place| {
+        Err(format!("`--causal {causal}` cannot go with `--place {place}`: each says where the queries stand"))
+    };
+    match (causal, place) {
+        (Some("end"), None | Some(Place::End)) => Ok(Place::End),
+        (Some("end"), Some(Place::Offset(offset))) => clash("end", offset.to_string()),
+        (Some("end"), Some(_)) => clash("end", "start".into()),
+        (Some(_), Some(Place::End)) => clash("start", "end".into()),
+        (_, place) => Ok(place.unwrap_or_default()),
+    }
+}
+
+fn after_help() -> String {
+    let mut help = String::new();
+    for (heading, rows) in [("Tensors that are read", INPUTS), ("Tensors that are written", OUTPUTS)] {
+        help += &format!("{heading}:\n{}\n", tensors(rows));
+    }
+    help += "  B sequences, Hq and Hk query and key heads, N queries, M keys, D, Dk and Dv widths.\n";
+    help += "  Float tensors may be F32, F64, BF16 or F16, integers of any type. A tensor that is there is used.\n\n";
+    help += "Examples:\n";
+    for (command, what) in EXAMPLES {
+        help += &format!("  # {what}\n  {command}\n");
+    }
+    help + "\nExit codes: 0 done, 1 an expected failure (a file, a shape), 2 misuse"
+}
+
+fn tensors(rows: &[TensorRow]) -> String {
+    rows.iter().map(|(name, shape, what)| format!("  {name:13}  {shape:17}  {what}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_makes_a_command_line_that_holds_together() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn causal_and_place_agree_or_are_refused() {
+        assert_eq!(place(None, None), Ok(Place::Start));
+        assert_eq!(place(Some("start"), None), Ok(Place::Start));
+        assert_eq!(place(Some("start"), Some(Place::Offset(3))), Ok(Place::Offset(3)));
+        assert_eq!(place(Some("end"), None), Ok(Place::End));
+        assert_eq!(place(Some("end"), Some(Place::End)), Ok(Place::End));
+        assert_eq!(place(None, Some(Place::End)), Ok(Place::End));
+        assert!(place(Some("end"), Some(Place::Start)).is_err());
+        assert!(place(Some("end"), Some(Place::Offset(0))).is_err());
+        assert!(place(Some("start"), Some(Place::End)).is_err());
+    }
+}

@@ -1,0 +1,208 @@
+//! The one table of what `qkv run` can be asked and of the tensors that it reads and writes. Help (`arguments`), the
+//! page of the guide (`page`), the parser and the warning about unknown tensors all come from here; what a choice does
+//! is in `description` and `computation`.
+
+/// How the value of a choice is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// No value: there or not.
+    Switch,
+    /// The name of a file.
+    Path,
+    /// One of the words in `values`.
+    Word,
+    /// A finite number.
+    Finite,
+    /// A finite number above 0.
+    Positive,
+    /// At least 0 and less than 1.
+    Probability,
+    /// A whole number of 64 bits.
+    Seed,
+    /// How many threads.
+    Threads,
+    /// `LEFT,RIGHT`.
+    Window,
+    /// `start`, `end` or a whole number.
+    Place,
+    /// One of the forms in `values`.
+    Pattern,
+}
+
+/// One choice of `qkv run`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Choice {
+    /// Its name, without the dashes.
+    pub name: &'static str,
+    /// What help calls its value, where no list of `values` says more.
+    value: &'static str,
+    /// How the value is read.
+    pub kind: Kind,
+    /// What it is about, in a line.
+    pub about: &'static str,
+    /// Its value where it is left out.
+    pub default: Option<&'static str>,
+    /// What each value means.
+    pub values: &'static [(&'static str, &'static str)],
+    /// Another choice without which it means nothing.
+    pub needs: Option<&'static str>,
+}
+
+impl Choice {
+    const fn new(name: &'static str, kind: Kind, about: &'static str) -> Choice {
+        Choice { name, value: "", kind, about, default: None, values: &[], needs: None }
+    }
+
+    const fn value(self, value: &'static str) -> Choice {
+        Choice { value, ..self }
+    }
+
+    const fn default(self, default: &'static str) -> Choice {
+        Choice { default: Some(default), ..self }
+    }
+
+    const fn values(self, values: &'static [(&'static str, &'static str)]) -> Choice {
+        Choice { values, ..self }
+    }
+
+    const fn needs(self, needs: &'static str) -> Choice {
+        Choice { needs: Some(needs), ..self }
+    }
+
+    /// Its value, as help writes it; empty for a switch.
+    pub fn typed(&self) -> String {
+        let words: Vec<&str> = self.values.iter().map(|(value, _)| *value).collect();
+        if words.is_empty() { self.value.into() } else { words.join("|") }
+    }
+}
+
+/// Every choice, under the heading that help and the page give it.
+pub(crate) const CHOICES: &[(&str, &[Choice])] = &[
+    (
+        "Files",
+        &[
+            Choice::new("input", Kind::Path, "Read the tensors from here; without it, a small example is shown")
+                .value("FILE"),
+            Choice::new("output", Kind::Path, "Write the results here; without it, only the report is printed")
+                .value("FILE"),
+            Choice::new("weights", Kind::Switch, "Write the weights too, all [B, Hq, N, M] of them").needs("output"),
+        ],
+    ),
+    (
+        "Score, how alike a query and a key are",
+        &[
+            Choice::new("score", Kind::Word, "How a query and a key are compared").default("scaled-dot").values(&[
+                ("dot", "q·k"),
+                ("scaled-dot", "q·k / √D"),
+                ("general", "qᵀ w k (Luong), with the tensor `w`"),
+                ("additive", "v_scoreᵀ tanh(w_q q + w_k k) (Bahdanau), with the tensors of these names"),
+                ("cosine", "q·k / (‖q‖ ‖k‖)"),
+                ("distance", "−‖q − k‖²"),
+            ]),
+            Choice::new("scale", Kind::Finite, "Multiply scores by X instead of by the score's own scale").value("X"),
+            Choice::new(
+                "temperature",
+                Kind::Positive,
+                "Then divide them by T: above 1 weights spread, below they gather",
+            )
+            .value("T"),
+            Choice::new("softcap", Kind::Positive, "Then keep them between −C and C, by C·tanh(score / C)").value("C"),
+            Choice::new("alibi", Kind::Switch, "Then add ALiBi's bias, −slope·|p − j| with the paper's slopes"),
+        ],
+    ),
+    (
+        "Mask, which keys a query may see: a key has to pass every rule",
+        &[
+            Choice::new("causal", Kind::Word, "Only keys at or before the query's place").values(&[
+                ("start", "with the first query at the first key, or at the key that `--place OFFSET` says"),
+                ("end", "with the last query at the last key; implies `--place end`"),
+            ]),
+            Choice::new("window", Kind::Window, "Only keys from p − LEFT to p + RIGHT").value("LEFT,RIGHT"),
+            Choice::new("pattern", Kind::Pattern, "Only keys of a sparse pattern; none is causal by itself").values(&[
+                ("strided:S", "|p − j| < S, or (p − j) mod S = 0 (Sparse Transformer)"),
+                ("fixed:S,C", "the same block of S, or the last C keys of any block (Sparse Transformer)"),
+                ("longformer:W,G", "|p − j| ≤ W/2, or p or j among the first G positions"),
+                ("bigbird:B,W,G,R,SEED", "in blocks of B: W around, the first G, and R drawn at random for each"),
+            ]),
+            Choice::new("place", Kind::Place, "Where query i stands among the keys, its place p")
+                .default("start")
+                .values(&[("start", "p = i"), ("end", "p = i + M − N"), ("OFFSET", "p = i + OFFSET, a whole number")]),
+        ],
+    ),
+    (
+        "Select, how scores become weights",
+        &[
+            Choice::new("dropout", Kind::Probability, "Drop each weight with probability P, and scale up the others")
+                .value("P"),
+            Choice::new("seed", Kind::Seed, "Which weights are dropped: the same seed drops the same")
+                .value("SEED")
+                .default("0")
+                .needs("dropout"),
+        ],
+    ),
+    (
+        "Computation",
+        &[
+            Choice::new("engine", Kind::Word, "What computes it").default("auto").values(&[
+                ("auto", "the best there is for the call; now always `exact`"),
+                ("reference", "the definition in plain loops, in f64, rounded at the end; takes memory for N × M"),
+                ("exact", "tiles with an online softmax, in memory linear in N and M"),
+            ]),
+            Choice::new("dtype", Kind::Word, "Compute in this type, and write it; left out, the type of `q`").values(
+                &[
+                    ("f32", "32 bits"),
+                    ("f64", "64 bits"),
+                    ("bf16", "16 bits with the range of f32; sums in f32"),
+                    ("f16", "16 bits, IEEE; sums in f32"),
+                ],
+            ),
+            Choice::new(
+                "threads",
+                Kind::Threads,
+                "Use N threads; left out, every core. The result is the same, bit for bit",
+            )
+            .value("N"),
+            Choice::new("json", Kind::Switch, "Report as one JSON object: shapes, engine, tiles, milliseconds, memory"),
+        ],
+    ),
+];
+
+/// A tensor that a file may hold: its name, its shape and what it is.
+pub(crate) type TensorRow = (&'static str, &'static str, &'static str);
+
+/// Every tensor that is read.
+pub(crate) const INPUTS: &[TensorRow] = &[
+    ("q", "[B, Hq, N, D]", "queries"),
+    ("k", "[B, Hk, M, Dk]", "keys; Hk divides Hq, and Dk = D unless the score is general or additive"),
+    ("v", "[B, Hk, M, Dv]", "values"),
+    ("d_out", "[B, Hq, N, Dv]", "the gradient of `out`: with it, gradients are written too"),
+    ("bias", "1 to 4 axes", "added to scores; broadcasts to [B, Hq, N, M] as in NumPy"),
+    ("table", "[1 or Hq, 2R + 1]", "relative bias: entry clamp(j − p, −R, R) + R is added to a score"),
+    ("scale", "[1 or Hq]", "learned scale, in place of the score's own"),
+    ("sinks", "[Hq]", "one logit a head that takes weight and gives no value"),
+    ("mask", "1 to 4 axes", "bool or u8, 1 = may see; broadcasts to [B, Hq, N, M] as in NumPy"),
+    ("key_lengths", "[B]", "integers: how many keys of each sequence are there, the rest is padding"),
+    ("segments_q", "[B, N]", "integers: queries see keys of their own segment only"),
+    ("segments_k", "[B, M]", "integers: the segments of the keys"),
+    ("w", "[D, Dk]", "the general score's matrix; [Hq, D, Dk] for one a head"),
+    ("w_q", "[A, D]", "the additive score's query matrix; left out, queries count as projected"),
+    ("w_k", "[A, Dk]", "the additive score's key matrix; left out, keys count as projected"),
+    ("v_score", "[A]", "the additive score's vector"),
+];
+
+/// Every tensor that is written.
+pub(crate) const OUTPUTS: &[TensorRow] = &[
+    ("out", "[B, Hq, N, Dv]", "the weighted sums of the values"),
+    ("lse", "[B, Hq, N]", "the log-sum-exp of each row of scores, natural log, in f32 (f64 for f64)"),
+    ("weights", "[B, Hq, N, M]", "with `--weights`: what multiplied the values"),
+    ("d_q, d_k, d_v", "as q, k, v", "with `d_out`: their gradients"),
+    ("d_NAME", "as NAME", "with `d_out`: the gradient of each other float tensor that was given"),
+];
+
+/// Commands to start from, each with what it does.
+pub(crate) const EXAMPLES: &[(&str, &str)] = &[
+    ("qkv run", "Two small sentences: see how context changes what a word means"),
+    ("qkv run --input in.safetensors --output out.safetensors --causal start", "A decoder's self-attention"),
+    ("qkv run --input in.safetensors --causal end --window 255,0 --json", "How much a local window saves"),
+    ("qkv run --input in.safetensors --output out.safetensors --engine reference --dtype f64", "The definition"),
+];

@@ -1,0 +1,107 @@
+//! The call itself, by either engine: forward, weights, backward, each with its time. What is computed comes from
+//! `description`, what it is computed from is `given`'s, what becomes of it is `results`'.
+
+use crate::arguments::Engine;
+use crate::given::Given;
+use qkv::reference::Reference;
+use qkv::{Attention, Element, Gradients, Inputs, Output, Tensor, Tiles, Upstream};
+use std::time::Instant;
+
+/// What a call gave.
+#[derive(Debug)]
+pub(crate) struct Computed<T: Element> {
+    pub out: Output<T>,
+    /// `[B, Hq, N, M]`, if they were asked for.
+    pub weights: Option<Tensor<T, 4>>,
+    /// If there was an upstream gradient.
+    pub gradients: Option<Gradients<T>>,
+    pub tiles: Tiles,
+    pub forward_ms: f64,
+    pub backward_ms: Option<f64>,
+}
+
+/// Computes an attention.
+pub(crate) fn compute<T: Element>(
+    engine: Engine,
+    attention: &Attention,
+    given: &Given<T>,
+    with_weights: bool,
+) -> Result<Computed<T>, qkv::Error> {
+    let inputs = given.inputs()?;
+    let tiles = attention.tiles(inputs)?;
+    let upstream = given.d_out.as_ref().map(|d_out| d_out.view().map(Upstream::new)).transpose()?;
+    match engine {
+        Engine::Exact => {
+            let (forward_ms, out) = timed(|| attention.forward(inputs))?;
+            let weights = with_weights.then(|| all_weights(attention, inputs, &out, given.k.axes()[2])).transpose()?;
+            let backward = upstream.map(|upstream| timed(|| attention.backward(inputs, &out, upstream))).transpose()?;
+            let (backward_ms, gradients) = backward.unzip();
+            Ok(Computed { out, weights, gradients, tiles, forward_ms, backward_ms })
+        }
+        Engine::Reference => {
+            let definition = Reference::<f64>::exact();
+            let (forward_ms, forward) = timed(|| definition.forward(attention, inputs))?;
+            let backward = upstream
+                .map(|upstream| timed(|| definition.backward(attention, inputs, &forward, upstream)))
+                .transpose()?;
+            let (backward_ms, gradients) = backward.unzip();
+            let lse = forward.output.lse.map(|x| <T::Acc as Element>::of_f64(*x));
+            Ok(Computed {
+                out: Output { values: rounded(&forward.output.values), lse, entropy: None },
+                weights: with_weights.then(|| rounded(&forward.weights)),
+                gradients: gradients.map(|gradients| rounded_gradients(&gradients)),
+                tiles,
+                forward_ms,
+                backward_ms,
+            })
+        }
+    }
+}
+
+/// A result, and how many milliseconds it took, to the microsecond.
+fn timed<R>(what: impl FnOnce() -> Result<R, qkv::Error>) -> Result<(f64, R), qkv::Error> {
+    let start = Instant::now();
+    let result = what()?;
+    Ok(((start.elapsed().as_secs_f64() * 1e6).round() / 1e3, result))
+}
+
+/// Every weight, one head after the other.
+fn all_weights<T: Element>(
+    attention: &Attention,
+    inputs: Inputs<'_, T>,
+    out: &Output<T>,
+    m: usize,
+) -> Result<Tensor<T, 4>, qkv::Error> {
+    let weights = attention.weights(inputs, out)?;
+    let [batch, heads, n] = out.lse.shape();
+    let mut all = Vec::new();
+    for b in 0..batch {
+        for h in 0..heads {
+            let head = weights.rows(b, h, 0..n)?;
+            all.extend(head.data().iter().map(|&weight| T::narrow(weight)));
+        }
+    }
+    Tensor::new(all, [batch, heads, n, m])
+}
+
+fn rounded<T: Element, const R: usize>(tensor: &Tensor<f64, R>) -> Tensor<T, R> {
+    tensor.map(|&x| T::of_f64(x))
+}
+
+fn rounded_gradients<T: Element>(gradients: &Gradients<f64>) -> Gradients<T> {
+    let tensor = |given: &Option<Tensor<f64, 4>>| given.as_ref().map(rounded);
+    let numbers = |given: &Option<Vec<f64>>| given.as_ref().map(|given| given.iter().map(|&x| T::of_f64(x)).collect());
+    Gradients {
+        q: rounded(&gradients.q),
+        k: rounded(&gradients.k),
+        v: rounded(&gradients.v),
+        w: tensor(&gradients.w),
+        w_q: tensor(&gradients.w_q),
+        w_k: tensor(&gradients.w_k),
+        v_score: numbers(&gradients.v_score),
+        scale: numbers(&gradients.scale),
+        bias: tensor(&gradients.bias),
+        table: tensor(&gradients.table),
+        sinks: numbers(&gradients.sinks),
+    }
+}

@@ -1,0 +1,273 @@
+//! The tensors of a call: read from a file, checked as far as their names ask for, and handed to the library as its
+//! inputs. Whether shapes go together is the library's to say; here stands only what it cannot see, because it takes
+//! flat slices or calls a tensor by another name.
+
+use crate::failure::Failure;
+use crate::number::{NotIntegers, Precision, floats, integers};
+use crate::report::Shapes;
+use crate::source::{Raw, Source};
+use qkv::{Element, Inputs, View, ViewError};
+use safetensors::Dtype;
+use std::ops::RangeInclusive;
+
+/// A tensor as it was given.
+#[derive(Clone, Debug)]
+pub(crate) struct Array<T> {
+    pub shape: Vec<usize>,
+    pub data: Vec<T>,
+}
+
+impl<T> Array<T> {
+    /// With axes of 1 in front, up to four.
+    pub fn view(&self) -> Result<View<'_, T>, ViewError> {
+        let mut shape = [1; 4];
+        shape[4 - self.shape.len()..].copy_from_slice(&self.shape);
+        View::new(&self.data, shape)
+    }
+
+    /// Its shape, where it has four axes.
+    pub fn axes(&self) -> [usize; 4] {
+        self.shape[..].try_into().expect("read with four axes")
+    }
+}
+
+/// The segments of queries, `[B, N]`, and of keys, `[B, M]`.
+pub(crate) type Segments = (Vec<i32>, Vec<i32>);
+
+/// Everything that a file gave.
+#[derive(Clone, Debug)]
+pub(crate) struct Given<T> {
+    pub q: Array<T>,
+    pub k: Array<T>,
+    pub v: Array<T>,
+    pub d_out: Option<Array<T>>,
+    pub bias: Option<Array<T>>,
+    pub table: Option<Array<T>>,
+    pub scale: Option<Array<T>>,
+    pub sinks: Option<Array<T>>,
+    pub w: Option<Array<T>>,
+    pub w_q: Option<Array<T>>,
+    pub w_k: Option<Array<T>>,
+    pub v_score: Option<Array<T>>,
+    pub mask: Option<Array<u8>>,
+    pub key_lengths: Option<Vec<usize>>,
+    pub segments: Option<Segments>,
+}
+
+impl<T: Element> Given<T> {
+    /// Queries, keys and values alone.
+    pub fn new(q: Array<T>, k: Array<T>, v: Array<T>) -> Given<T> {
+        Given {
+            q,
+            k,
+            v,
+            d_out: None,
+            bias: None,
+            table: None,
+            scale: None,
+            sinks: None,
+            w: None,
+            w_q: None,
+            w_k: None,
+            v_score: None,
+            mask: None,
+            key_lengths: None,
+            segments: None,
+        }
+    }
+
+    /// All tensors of a file that have a meaning.
+    pub fn read(source: &mut Source) -> Result<Given<T>, Failure> {
+        let [q, k, v] = [required(source, "q")?, required(source, "k")?, required(source, "v")?];
+        let ([batch, _, n, _], [_, _, m, _]) = (q.axes(), k.axes());
+        Ok(Given {
+            d_out: float(source, "d_out", 4..=4)?,
+            bias: float(source, "bias", 1..=4)?,
+            table: table(source)?,
+            scale: float(source, "scale", 0..=1)?,
+            sinks: float(source, "sinks", 1..=1)?,
+            w: float(source, "w", 2..=3)?,
+            w_q: float(source, "w_q", 2..=3)?,
+            w_k: float(source, "w_k", 2..=3)?,
+            v_score: float(source, "v_score", 1..=1)?,
+            mask: bits(source, "mask", 1..=4)?,
+            key_lengths: key_lengths(source, batch, m)?,
+            segments: segments(source, batch, n, m)?,
+            ..Given::new(q, k, v)
+        })
+    }
+
+    /// The names and shapes of what is there.
+    pub fn shapes(&self) -> Shapes {
+        let [batch, _, n, _] = self.q.axes();
+        let m = self.k.axes()[2];
+        let integers = [
+            ("mask", self.mask.as_ref().map(|mask| mask.shape.clone())),
+            ("key_lengths", self.key_lengths.as_ref().map(|_| vec![batch])),
+            ("segments_q", self.segments.as_ref().map(|_| vec![batch, n])),
+            ("segments_k", self.segments.as_ref().map(|_| vec![batch, m])),
+        ];
+        let floats = [
+            ("q", Some(&self.q)),
+            ("k", Some(&self.k)),
+            ("v", Some(&self.v)),
+            ("d_out", self.d_out.as_ref()),
+            ("bias", self.bias.as_ref()),
+            ("table", self.table.as_ref()),
+            ("scale", self.scale.as_ref()),
+            ("sinks", self.sinks.as_ref()),
+            ("w", self.w.as_ref()),
+            ("w_q", self.w_q.as_ref()),
+            ("w_k", self.w_k.as_ref()),
+            ("v_score", self.v_score.as_ref()),
+        ];
+        let floats = floats.into_iter().map(|(name, array)| (name, array.map(|array| array.shape.clone())));
+        floats.chain(integers).filter_map(|(name, shape)| Some((name.to_string(), shape?))).collect()
+    }
+
+    /// As the library takes them.
+    pub fn inputs(&self) -> Result<Inputs<'_, T>, qkv::Error> {
+        let mut inputs = Inputs::new(self.q.view()?, self.k.view()?, self.v.view()?);
+        if let Some(bias) = &self.bias {
+            inputs = inputs.bias(bias.view()?);
+        }
+        if let Some(table) = &self.table {
+            inputs = inputs.table(table.view()?);
+        }
+        if let Some(scale) = &self.scale {
+            inputs = inputs.scale(&scale.data);
+        }
+        if let Some(sinks) = &self.sinks {
+            inputs = inputs.sinks(&sinks.data);
+        }
+        if let Some(w) = &self.w {
+            inputs = inputs.w(w.view()?);
+        }
+        if let Some(w_q) = &self.w_q {
+            inputs = inputs.w_q(w_q.view()?);
+        }
+        if let Some(w_k) = &self.w_k {
+            inputs = inputs.w_k(w_k.view()?);
+        }
+        if let Some(v_score) = &self.v_score {
+            inputs = inputs.v_score(&v_score.data);
+        }
+        if let Some(mask) = &self.mask {
+            inputs = inputs.mask(mask.view()?);
+        }
+        if let Some(lengths) = &self.key_lengths {
+            inputs = inputs.lengths(lengths);
+        }
+        if let Some((queries, keys)) = &self.segments {
+            inputs = inputs.segments(queries, keys);
+        }
+        Ok(inputs)
+    }
+}
+
+/// A tensor of that name with so many axes, none of them absurd.
+fn raw(source: &mut Source, name: &str, axes: RangeInclusive<usize>) -> Result<Option<Raw>, Failure> {
+    if let Some(info) = source.info(name) {
+        let (found, (least, most)) = (info.shape.len(), axes.clone().into_inner());
+        if !axes.contains(&found) {
+            let expected = if least == most { format!("{least}") } else { format!("{least} to {most}") };
+            return Err(source.refuse(name, format!("has shape {:?}, expected {expected} axes", info.shape)));
+        }
+        // An empty tensor may claim any shape; strides over it have to fit a machine word all the same.
+        let reach = info.shape.iter().try_fold(1isize, |reach, &axis| reach.checked_mul(axis.max(1).try_into().ok()?));
+        if reach.is_none() {
+            return Err(source.refuse(name, format!("has shape {:?}, which is too large", info.shape)));
+        }
+    }
+    source.read(name)
+}
+
+fn float<T: Element>(
+    source: &mut Source,
+    name: &str,
+    axes: RangeInclusive<usize>,
+) -> Result<Option<Array<T>>, Failure> {
+    let Some(Raw { dtype, shape, bytes }) = raw(source, name, axes)? else { return Ok(None) };
+    match floats(dtype, &bytes) {
+        Some(data) => Ok(Some(Array { shape, data })),
+        None => Err(source.refuse(name, format!("is of type {dtype}, expected F32, F64, BF16 or F16"))),
+    }
+}
+
+fn required<T: Element>(source: &mut Source, name: &str) -> Result<Array<T>, Failure> {
+    float(source, name, 4..=4)?.ok_or_else(|| missing(source, name))
+}
+
+/// Its reach is read off its shape.
+fn table<T: Element>(source: &mut Source) -> Result<Option<Array<T>>, Failure> {
+    let table = float(source, "table", 2..=2)?;
+    match &table {
+        Some(Array { shape, .. }) if shape[1] % 2 == 0 => {
+            Err(source.refuse("table", format!("has shape {shape:?}, expected an odd number of columns, 2R + 1")))
+        }
+        _ => Ok(table),
+    }
+}
+
+fn missing(source: &Source, name: &str) -> Failure {
+    let names: Vec<String> = source.names().iter().take(12).map(|name| format!("`{name}`")).collect();
+    let there = if names.is_empty() { "no tensors".into() } else { names.join(", ") };
+    source.refuse(name, "is missing").hint(format!("the file holds {there}"))
+}
+
+fn bits(source: &mut Source, name: &str, axes: RangeInclusive<usize>) -> Result<Option<Array<u8>>, Failure> {
+    match raw(source, name, axes)? {
+        None => Ok(None),
+        Some(Raw { dtype: Dtype::BOOL | Dtype::U8, shape, bytes }) => Ok(Some(Array { shape, data: bytes })),
+        Some(Raw { dtype, .. }) => Err(source
+            .refuse(name, format!("is of type {dtype}, expected BOOL or U8"))
+            .hint("a float mask that is added to scores goes by the name `bias`")),
+    }
+}
+
+/// Integers of exactly this shape: the library takes them as a flat slice, and would not see `[N, B]` for `[B, N]`.
+fn whole<I: TryFrom<i128>>(
+    source: &mut Source,
+    name: &str,
+    expected: &[usize],
+    range: &str,
+) -> Result<Option<Vec<I>>, Failure> {
+    let Some(Raw { dtype, shape, bytes }) = raw(source, name, expected.len()..=expected.len())? else {
+        return Ok(None);
+    };
+    if shape != expected {
+        return Err(source.refuse(name, format!("has shape {shape:?}, expected {expected:?}, as `q` and `k` have")));
+    }
+    integers(dtype, &bytes).map(Some).map_err(|error| match error {
+        NotIntegers::Type => source.refuse(name, format!("is of type {dtype}, expected integers")),
+        NotIntegers::Range(found) => source.refuse(name, format!("holds {found}, expected {range}")),
+    })
+}
+
+fn key_lengths(source: &mut Source, batch: usize, m: usize) -> Result<Option<Vec<usize>>, Failure> {
+    let range = format!("lengths from 0 to {m}, the number of keys");
+    let lengths = whole::<usize>(source, "key_lengths", &[batch], &range)?;
+    match lengths.iter().flatten().find(|&&length| length > m) {
+        Some(length) => Err(source.refuse("key_lengths", format!("holds {length}, expected {range}"))),
+        None => Ok(lengths),
+    }
+}
+
+fn segments(source: &mut Source, batch: usize, n: usize, m: usize) -> Result<Option<Segments>, Failure> {
+    let range = "segments that fit 32 bits";
+    let queries = whole(source, "segments_q", &[batch, n], range)?;
+    let keys = whole(source, "segments_k", &[batch, m], range)?;
+    match (queries, keys) {
+        (Some(queries), Some(keys)) => Ok(Some((queries, keys))),
+        (None, None) => Ok(None),
+        (Some(_), None) => Err(source.refuse("segments_k", "is missing: `segments_q` needs it")),
+        (None, Some(_)) => Err(source.refuse("segments_q", "is missing: `segments_k` needs it")),
+    }
+}
+
+/// The type that the file's queries are in.
+pub(crate) fn precision_of(source: &Source) -> Result<Precision, Failure> {
+    let q = source.info("q").ok_or_else(|| missing(source, "q"))?;
+    Precision::of(q.dtype)
+        .ok_or_else(|| source.refuse("q", format!("is of type {}, expected F32, F64, BF16 or F16", q.dtype)))
+}

@@ -1,0 +1,113 @@
+//! What this machine has, and whether a call can fit: a file of a few bytes may claim shapes that no memory holds (an
+//! axis of 0 makes any shape free to store), and such a call is refused before it allocates. Linux says what there is;
+//! elsewhere only shapes that are beyond any machine are refused.
+
+use crate::failure::Failure;
+use qkv::tuning::{KEYS, QUERIES};
+use std::fs;
+use std::path::Path;
+
+/// Where the system does not say what it has.
+const BEYOND_ANY_MACHINE: u128 = 1 << 42;
+
+/// The most memory that this process has had, in bytes.
+pub(crate) fn peak() -> Option<u64> {
+    field("/proc/self/status", "VmHWM:")
+}
+
+fn available() -> u128 {
+    field("/proc/meminfo", "MemAvailable:").map_or(BEYOND_ANY_MACHINE, u128::from)
+}
+
+fn field(file: &str, name: &str) -> Option<u64> {
+    let text = fs::read_to_string(file).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// What a call is about, as far as its memory goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Demand {
+    /// `[B, Hq, N, D]`.
+    pub q: [usize; 4],
+    /// `[B, Hk, M, Dk]`.
+    pub k: [usize; 4],
+    /// `[B, Hk, M, Dv]`.
+    pub v: [usize; 4],
+    /// The width of the additive score, or 0.
+    pub a: usize,
+    /// Bytes of the tensors in the file.
+    pub file: u64,
+    /// Whether there is a backward pass.
+    pub backward: bool,
+    /// How many matrices of `[B, Hq, N, M]` are stored, in bytes a pair.
+    pub pair: usize,
+}
+
+impl Demand {
+    /// Refuses a call that this machine cannot hold.
+    pub fn check(&self, path: &Path) -> Result<(), Failure> {
+        let (needed, available) = (self.bytes(), available());
+        if needed <= available {
+            return Ok(());
+        }
+        let gib = |bytes: u128| bytes as f64 / f64::from(1 << 30);
+        let (q, k, needed, available) = (self.q, self.k, gib(needed), gib(available));
+        let shapes = format!("`q` of shape {q:?} with `k` of shape {k:?}");
+        let why = format!("needs some {needed:.1} GiB of memory, and this machine has {available:.1}");
+        let failure = Failure::in_file(path, format!("{shapes} {why}"));
+        Err(if self.pair > 0 {
+            failure.hint("`--engine exact` without `--weights` needs no memory for N × M")
+        } else {
+            failure
+        })
+    }
+
+    /// A rough count, at least what is sure to be allocated. Axes of 0 count as 1 and sequences as whole tiles, because
+    /// loops, lists of rows and scratch go over the other axes all the same.
+    fn bytes(&self) -> u128 {
+        let widest = self.q[3].max(self.k[3]).max(self.v[3]).max(self.a);
+        let volume = |axes: [usize; 4]| axes.into_iter().fold(1u128, |v, axis| v.saturating_mul(axis.max(1) as u128));
+        let queries = volume([self.q[0], self.q[1], self.q[2].max(QUERIES), widest]);
+        let keys = volume([self.k[0], self.k[1], self.k[2].max(KEYS), widest]);
+        let pairs = volume([self.q[0], self.q[1], self.q[2], self.k[2]]);
+        let passes = if self.backward { 2 } else { 1 };
+        queries
+            .saturating_add(keys)
+            .saturating_mul(4 * passes)
+            .saturating_add(pairs.saturating_mul(self.pair as u128))
+            .saturating_add(self.file.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn demand(q: [usize; 4], k: [usize; 4]) -> Demand {
+        Demand { q, k, v: k, a: 0, file: 0, backward: true, pair: 0 }
+    }
+
+    #[test]
+    fn an_ordinary_call_fits() {
+        assert!(demand([2, 8, 512, 64], [2, 8, 512, 64]).check(Path::new("in")).is_ok());
+        assert!(demand([0, 0, 0, 0], [0, 0, 0, 0]).check(Path::new("in")).is_ok());
+    }
+
+    #[test]
+    fn shapes_that_are_free_to_store_but_not_to_compute_are_refused() {
+        let huge = 1 << 44;
+        for axis in 0..4 {
+            let mut q = [0; 4];
+            q[axis] = huge;
+            assert!(demand(q, [0; 4]).check(Path::new("in")).is_err());
+            assert!(demand([0; 4], q).check(Path::new("in")).is_err());
+        }
+        assert!(demand([usize::MAX; 4], [usize::MAX; 4]).check(Path::new("in")).is_err());
+    }
+
+    #[test]
+    fn the_peak_is_known_where_the_system_tells_it() {
+        assert_eq!(peak().is_some(), Path::new("/proc/self/status").exists());
+    }
+}

@@ -1,0 +1,136 @@
+//! The numbers of a file: which types there are, and how their bytes become the numbers that are computed with and the
+//! other way round. Where the bytes lie is `source`'s and `target`'s.
+
+use half::{bf16, f16};
+use qkv::Element;
+use safetensors::Dtype;
+
+/// A type to compute in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Precision {
+    F32,
+    F64,
+    Bf16,
+    F16,
+}
+
+impl Precision {
+    const ALL: [Precision; 4] = [Precision::F32, Precision::F64, Precision::Bf16, Precision::F16];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Precision::F32 => f32::NAME,
+            Precision::F64 => f64::NAME,
+            Precision::Bf16 => bf16::NAME,
+            Precision::F16 => f16::NAME,
+        }
+    }
+
+    pub fn named(name: &str) -> Option<Precision> {
+        Precision::ALL.into_iter().find(|precision| precision.name() == name)
+    }
+
+    /// The type of a tensor in a file, if it is one to compute in.
+    pub fn of(dtype: Dtype) -> Option<Precision> {
+        match dtype {
+            Dtype::F32 => Some(Precision::F32),
+            Dtype::F64 => Some(Precision::F64),
+            Dtype::BF16 => Some(Precision::Bf16),
+            Dtype::F16 => Some(Precision::F16),
+            _ => None,
+        }
+    }
+}
+
+/// A number that a file can hold.
+pub(crate) trait Stored: Element {
+    /// What a file calls its type.
+    const DTYPE: Dtype;
+
+    /// Appends its bytes.
+    fn put(self, bytes: &mut Vec<u8>);
+}
+
+macro_rules! stored {
+    ($($t:ident $dtype:ident),*) => {$(
+        impl Stored for $t {
+            const DTYPE: Dtype = Dtype::$dtype;
+            fn put(self, bytes: &mut Vec<u8>) {
+                bytes.extend_from_slice(&self.to_le_bytes());
+            }
+        }
+    )*};
+}
+
+stored!(f32 F32, f64 F64, bf16 BF16, f16 F16);
+
+/// A type to compute in whose sums, too, a file can hold.
+pub(crate) trait Number: Stored<Acc: Stored> {}
+impl<T: Stored<Acc: Stored>> Number for T {}
+
+/// The floats that these bytes are, rounded to `T`; `None` if they are none.
+pub(crate) fn floats<T: Element>(dtype: Dtype, bytes: &[u8]) -> Option<Vec<T>> {
+    Some(match dtype {
+        Dtype::F32 => bytes.as_chunks().0.iter().map(|x| T::of_f64(f32::from_le_bytes(*x).into())).collect(),
+        Dtype::F64 => bytes.as_chunks().0.iter().map(|x| T::of_f64(f64::from_le_bytes(*x))).collect(),
+        Dtype::BF16 => bytes.as_chunks().0.iter().map(|x| T::of_f64(bf16::from_le_bytes(*x).to_f64())).collect(),
+        Dtype::F16 => bytes.as_chunks().0.iter().map(|x| T::of_f64(f16::from_le_bytes(*x).to_f64())).collect(),
+        _ => return None,
+    })
+}
+
+/// Why bytes are not the integers that were asked for.
+#[derive(Debug, PartialEq)]
+pub(crate) enum NotIntegers {
+    /// They are of another type.
+    Type,
+    /// One is out of range.
+    Range(i128),
+}
+
+/// The integers that these bytes are, if each has room in `I`.
+pub(crate) fn integers<I: TryFrom<i128>>(dtype: Dtype, bytes: &[u8]) -> Result<Vec<I>, NotIntegers> {
+    let fit = |x: i128| I::try_from(x).map_err(|_| NotIntegers::Range(x));
+    match dtype {
+        Dtype::U8 => bytes.iter().map(|&x| fit(x.into())).collect(),
+        Dtype::I8 => bytes.iter().map(|&x| fit((x as i8).into())).collect(),
+        Dtype::U16 => bytes.as_chunks().0.iter().map(|x| fit(u16::from_le_bytes(*x).into())).collect(),
+        Dtype::I16 => bytes.as_chunks().0.iter().map(|x| fit(i16::from_le_bytes(*x).into())).collect(),
+        Dtype::U32 => bytes.as_chunks().0.iter().map(|x| fit(u32::from_le_bytes(*x).into())).collect(),
+        Dtype::I32 => bytes.as_chunks().0.iter().map(|x| fit(i32::from_le_bytes(*x).into())).collect(),
+        Dtype::U64 => bytes.as_chunks().0.iter().map(|x| fit(u64::from_le_bytes(*x).into())).collect(),
+        Dtype::I64 => bytes.as_chunks().0.iter().map(|x| fit(i64::from_le_bytes(*x).into())).collect(),
+        _ => Err(NotIntegers::Type),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_float_type_comes_back_as_it_was_put() {
+        fn round<T: Stored>() {
+            let mut bytes = Vec::new();
+            let numbers = [0.5, -2.0, 0.0, f64::INFINITY].map(T::of_f64);
+            numbers.into_iter().for_each(|x| x.put(&mut bytes));
+            assert_eq!(floats::<T>(T::DTYPE, &bytes), Some(numbers.to_vec()));
+            assert_eq!(floats::<f64>(T::DTYPE, &bytes), Some(vec![0.5, -2.0, 0.0, f64::INFINITY]));
+        }
+        round::<f32>();
+        round::<f64>();
+        round::<bf16>();
+        round::<f16>();
+        assert_eq!(floats::<f32>(Dtype::I32, &[0; 4]), None);
+    }
+
+    #[test]
+    fn integers_of_any_type_are_read_and_never_wrapped() {
+        assert_eq!(integers::<i32>(Dtype::I8, &[255, 1]), Ok(vec![-1, 1]));
+        assert_eq!(integers::<usize>(Dtype::U16, &[1, 1]), Ok(vec![257]));
+        assert_eq!(integers::<usize>(Dtype::I64, &(-3i64).to_le_bytes()), Err(NotIntegers::Range(-3)));
+        assert_eq!(integers::<i32>(Dtype::U64, &u64::MAX.to_le_bytes()), Err(NotIntegers::Range(u64::MAX.into())));
+        assert_eq!(integers::<i32>(Dtype::F32, &[0; 4]), Err(NotIntegers::Type));
+    }
+}

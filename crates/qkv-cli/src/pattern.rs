@@ -1,0 +1,98 @@
+//! `--pattern`: the sparse patterns as they are typed. What each keeps is `qkv::Mask`'s.
+
+use crate::failure::Failure;
+use crate::place::numbers;
+use qkv::{BigBird, Mask};
+use std::str::FromStr;
+
+/// A sparse pattern, its numbers checked as far as they can be without the tensors.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Pattern {
+    Strided { stride: usize },
+    Fixed { stride: usize, summary: usize },
+    Longformer { window: usize, globals: usize },
+    BigBird(BigBird),
+}
+
+impl Pattern {
+    /// As a mask, where the longer of queries and keys is `longest`.
+    pub fn mask(self, longest: usize) -> Result<Mask, Failure> {
+        match self {
+            Pattern::Strided { stride } => Ok(Mask::strided(stride)),
+            Pattern::Fixed { stride, summary } => Ok(Mask::fixed(stride, summary)),
+            // Asked before the positions are listed: the list would be as long as any number that can be typed.
+            Pattern::Longformer { globals, .. } if globals > longest => Err(Failure::new(format!(
+                "`--pattern longformer` has {globals} global positions, expected at most {longest}, the number of \
+                 queries or keys"
+            ))),
+            Pattern::Longformer { window, globals } => Ok(Mask::longformer(window, 0..globals)),
+            Pattern::BigBird(bigbird) => Ok(Mask::bigbird(bigbird)),
+        }
+    }
+}
+
+impl FromStr for Pattern {
+    type Err = String;
+    fn from_str(typed: &str) -> Result<Pattern, String> {
+        const FORMS: &str = "expected `strided:S`, `fixed:S,C`, `longformer:W,G` or `bigbird:B,W,G,R,SEED`";
+        let (name, rest) = typed.split_once(':').ok_or(FORMS)?;
+        if !["strided", "fixed", "longformer", "bigbird"].contains(&name) {
+            return Err(FORMS.into());
+        }
+        match (name, &numbers(rest)?[..]) {
+            ("strided", &[stride]) if stride > 0 => Ok(Pattern::Strided { stride }),
+            ("strided", [_]) => Err("the stride must be at least 1".into()),
+            ("fixed", &[stride, summary]) if (1..=stride).contains(&summary) => Ok(Pattern::Fixed { stride, summary }),
+            ("fixed", [_, _]) => Err("C must be at least 1 and at most S".into()),
+            ("longformer", &[window, globals]) => Ok(Pattern::Longformer { window, globals }),
+            ("bigbird", &[block, window, globals, random, seed]) if block > 0 => {
+                Ok(Pattern::BigBird(BigBird { block, window, globals, random, seed: seed as u64 }))
+            }
+            ("bigbird", [_, _, _, _, _]) => Err("a block must have at least 1 token".into()),
+            _ => Err(FORMS.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_of_the_help_is_understood() {
+        assert_eq!("strided:8".parse(), Ok(Pattern::Strided { stride: 8 }));
+        assert_eq!("fixed:8,2".parse(), Ok(Pattern::Fixed { stride: 8, summary: 2 }));
+        assert_eq!("longformer:8,2".parse(), Ok(Pattern::Longformer { window: 8, globals: 2 }));
+        let bigbird = BigBird { block: 4, window: 3, globals: 1, random: 2, seed: 7 };
+        assert_eq!("bigbird:4,3,1,2,7".parse(), Ok(Pattern::BigBird(bigbird)));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for bad in [
+            "",
+            "strided",
+            "strided:",
+            "strided:0",
+            "strided:1,2",
+            "strided:-1",
+            "fixed:8",
+            "fixed:8,0",
+            "fixed:8,9",
+            "longformer:8",
+            "longformer:8,x",
+            "bigbird:0,3,1,2,7",
+            "bigbird:4,3,1,2",
+            "dilated:3",
+        ] {
+            assert!(bad.parse::<Pattern>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn more_global_positions_than_positions_are_refused_before_they_are_listed() {
+        let endless = Pattern::Longformer { window: 2, globals: usize::MAX };
+        assert!(endless.mask(12).is_err());
+        assert!(Pattern::Longformer { window: 2, globals: 12 }.mask(12).is_ok());
+    }
+}

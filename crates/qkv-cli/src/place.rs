@@ -1,0 +1,73 @@
+//! Values of two choices that say where: `--place start|end|OFFSET` and `--window LEFT,RIGHT`. What a place means is
+//! `qkv::Place`'s; whether it goes with `--causal` is `arguments`'.
+
+use qkv::{Mask, Place};
+use std::str::FromStr;
+
+/// `--place`, as typed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct PlaceOf(pub Place);
+
+impl FromStr for PlaceOf {
+    type Err = String;
+    fn from_str(typed: &str) -> Result<PlaceOf, String> {
+        match typed {
+            "start" => Ok(PlaceOf(Place::Start)),
+            "end" => Ok(PlaceOf(Place::End)),
+            offset => match offset.parse() {
+                Ok(offset) => Ok(PlaceOf(Place::Offset(offset))),
+                Err(_) => Err("expected `start`, `end` or a whole number".into()),
+            },
+        }
+    }
+}
+
+/// `--window`, as typed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Window {
+    left: usize,
+    right: usize,
+}
+
+impl Window {
+    pub fn mask(self) -> Mask {
+        Mask::window(self.left, self.right)
+    }
+}
+
+impl FromStr for Window {
+    type Err = String;
+    fn from_str(typed: &str) -> Result<Window, String> {
+        match numbers(typed)?[..] {
+            [left, right] => Ok(Window { left, right }),
+            _ => Err("expected two whole numbers, `LEFT,RIGHT`".into()),
+        }
+    }
+}
+
+/// Whole numbers between commas.
+pub(crate) fn numbers(typed: &str) -> Result<Vec<usize>, String> {
+    let number = |part: &str| part.trim().parse().map_err(|_| format!("`{part}` is not a whole number of 0 or more"));
+    typed.split(',').map(number).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_a_word_or_a_whole_number() {
+        assert_eq!("end".parse(), Ok(PlaceOf(Place::End)));
+        assert_eq!("-3".parse(), Ok(PlaceOf(Place::Offset(-3))));
+        assert!("middle".parse::<PlaceOf>().is_err());
+        assert!("1.5".parse::<PlaceOf>().is_err());
+    }
+
+    #[test]
+    fn a_window_has_two_sides() {
+        assert_eq!("3, 0".parse(), Ok(Window { left: 3, right: 0 }));
+        for bad in ["3", "3,0,1", "-1,0", "3,", "", "99999999999999999999,0"] {
+            assert!(bad.parse::<Window>().is_err(), "{bad}");
+        }
+    }
+}

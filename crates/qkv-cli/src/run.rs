@@ -1,0 +1,114 @@
+//! The command `qkv run`: from choices to a report. It only puts the parts in order: open, check, read, describe,
+//! compute, write, tell.
+
+use crate::arguments::{Choices, Engine};
+use crate::choices::INPUTS;
+use crate::computation::{Computed, compute};
+use crate::description::describe;
+use crate::example;
+use crate::failure::Failure;
+use crate::given::{Given, precision_of};
+use crate::memory::{self, Demand};
+use crate::number::{Number, Precision};
+use crate::report::{Milliseconds, Report};
+use crate::results::results;
+use crate::source::Source;
+use crate::target::Target;
+use half::{bf16, f16};
+use std::io::Write;
+
+/// Does it, and returns what goes to stdout.
+pub(crate) fn run(choices: &Choices) -> Result<String, Failure> {
+    let source = choices.input.as_deref().map(Source::open).transpose()?;
+    let target = choices.output.as_deref().map(|path| Target::new(path, choices.input.as_deref())).transpose()?;
+    let precision = match (choices.dtype, &source) {
+        (Some(asked), _) => asked,
+        (None, Some(source)) => precision_of(source)?,
+        (None, None) => Precision::F32,
+    };
+    if let Some(source) = &source {
+        warn_of_unknown_tensors(source);
+        demand(choices, source).check(source.path())?;
+    }
+    let call = move || match precision {
+        Precision::F32 => run_in::<f32>(choices, source, target),
+        Precision::F64 => run_in::<f64>(choices, source, target),
+        Precision::Bf16 => run_in::<bf16>(choices, source, target),
+        Precision::F16 => run_in::<f16>(choices, source, target),
+    };
+    let Some(threads) = choices.threads else { return call() };
+    match rayon::ThreadPoolBuilder::new().num_threads(threads).build() {
+        Ok(pool) => pool.install(call),
+        Err(error) => Err(Failure::new(format!("{threads} threads could not be started: {error}"))),
+    }
+}
+
+fn run_in<T: Number>(choices: &Choices, source: Option<Source>, target: Option<Target>) -> Result<String, Failure> {
+    let (given, input) = match source {
+        Some(mut source) => (Given::<T>::read(&mut source)?, Some(source.path().to_path_buf())),
+        None => (example::given(), None),
+    };
+    let attention = describe(choices, &given)?;
+    let with_weights = choices.weights || input.is_none(); // the example draws them
+    let mut computed = compute(choices.engine, &attention, &given, with_weights)
+        .map_err(|error| Failure::refused(&error, input.as_deref()))?;
+    let drawing = (input.is_none() && !choices.json).then(|| example::drawing(&computed));
+    if !choices.weights {
+        computed.weights = None;
+    }
+    let Computed { tiles, forward_ms, backward_ms, .. } = computed;
+    let mut shapes = given.shapes();
+    let results = results(&given, computed);
+    shapes.extend(results.iter().map(|result| (result.name.clone(), result.shape.clone())));
+    if let Some(target) = &target {
+        target.write(results)?;
+    }
+    let report = Report {
+        input: input.map(|path| path.display().to_string()),
+        output: target.map(|target| target.path().display().to_string()),
+        dtype: T::NAME,
+        engine: choices.engine.name(),
+        isa: qkv::Isa::best().name(),
+        threads: rayon::current_num_threads(),
+        shapes,
+        tiles,
+        milliseconds: Milliseconds { forward: forward_ms, backward: backward_ms },
+        peak_memory_bytes: memory::peak(),
+        attention,
+    };
+    Ok(match drawing {
+        _ if choices.json => report.json(),
+        Some(drawing) => {
+            format!("{drawing}\n{report}\nNext: `qkv run --causal start`, or `qkv run --help` for files of your own\n")
+        }
+        None => report.to_string(),
+    })
+}
+
+fn warn_of_unknown_tensors(source: &Source) {
+    let known = |name: &String| INPUTS.iter().any(|(known, ..)| known == name);
+    let unknown: Vec<String> =
+        source.names().into_iter().filter(|name| !known(name)).map(|name| format!("`{name}`")).collect();
+    if !unknown.is_empty() {
+        let (path, unknown) = (source.path().display(), unknown.join(", "));
+        let _ =
+            writeln!(std::io::stderr(), "warning: `{path}`: not used, because `qkv run` has no such tensor: {unknown}");
+    }
+}
+
+/// What the call will take, from the header alone. Shapes that are wrong count for nothing here: reading them says so.
+fn demand(choices: &Choices, source: &Source) -> Demand {
+    let axes = |name| source.info(name).and_then(|info| info.shape[..].try_into().ok()).unwrap_or([0; 4]);
+    let bytes = |(name, ..): &(&str, &str, &str)| {
+        source.info(name).map_or(0, |info| info.data_offsets.1 - info.data_offsets.0) as u64
+    };
+    Demand {
+        q: axes("q"),
+        k: axes("k"),
+        v: axes("v"),
+        a: source.info("v_score").and_then(|info| info.shape.first().copied()).unwrap_or(0),
+        file: 2 * INPUTS.iter().map(bytes).sum::<u64>(), // as it lies in the file, and as it is computed with
+        backward: source.info("d_out").is_some(),
+        pair: if choices.engine == Engine::Reference { 16 } else { 0 } + if choices.weights { 8 } else { 0 },
+    }
+}

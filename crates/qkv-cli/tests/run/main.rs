@@ -1,0 +1,11 @@
+//! `qkv run` as a user types it: whole commands, in a folder, on files.
+
+mod choices;
+mod files;
+mod gradients;
+mod misuse;
+mod precision;
+mod program;
+mod report;
+mod shapes;
+mod tensors;
