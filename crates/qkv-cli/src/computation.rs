@@ -45,11 +45,10 @@ pub(crate) fn compute<T: Element>(
                 .map(|upstream| timed(|| definition.backward(attention, inputs, &forward, upstream)))
                 .transpose()?;
             let (backward_ms, gradients) = backward.unzip();
-            let lse = forward.output.lse.map(|x| <T::Acc as Element>::of_f64(*x));
             Ok(Computed {
-                out: Output { values: rounded(&forward.output.values), lse, entropy: None },
-                weights: with_weights.then(|| rounded(&forward.weights)),
-                gradients: gradients.map(|gradients| rounded_gradients(&gradients)),
+                out: forward.output.rounded(),
+                weights: with_weights.then(|| forward.weights.rounded()),
+                gradients: gradients.map(|gradients| gradients.rounded()),
                 tiles,
                 forward_ms,
                 backward_ms,
@@ -82,26 +81,4 @@ fn all_weights<T: Element>(
         }
     }
     Tensor::new(all, [batch, heads, n, m])
-}
-
-fn rounded<T: Element, const R: usize>(tensor: &Tensor<f64, R>) -> Tensor<T, R> {
-    tensor.map(|&x| T::of_f64(x))
-}
-
-fn rounded_gradients<T: Element>(gradients: &Gradients<f64>) -> Gradients<T> {
-    let tensor = |given: &Option<Tensor<f64, 4>>| given.as_ref().map(rounded);
-    let numbers = |given: &Option<Vec<f64>>| given.as_ref().map(|given| given.iter().map(|&x| T::of_f64(x)).collect());
-    Gradients {
-        q: rounded(&gradients.q),
-        k: rounded(&gradients.k),
-        v: rounded(&gradients.v),
-        w: tensor(&gradients.w),
-        w_q: tensor(&gradients.w_q),
-        w_k: tensor(&gradients.w_k),
-        v_score: numbers(&gradients.v_score),
-        scale: numbers(&gradients.scale),
-        bias: tensor(&gradients.bias),
-        table: tensor(&gradients.table),
-        sinks: numbers(&gradients.sinks),
-    }
 }

@@ -420,6 +420,20 @@ pub struct Output<T: Element> {
 }
 
 impl<T: Element> Output<T> {
+    /// Every number rounded to another type.
+    pub fn rounded<U: Element>(&self) -> Output<U> {
+        let column = |t: &Tensor<T::Acc, 3>| t.map(|x| U::Acc::of_f64(x.to_f64()));
+        Output {
+            values: self.values.rounded(),
+            lse: column(&self.lse),
+            entropy: self.entropy.as_ref().map(column),
+            chosen: self.chosen.clone(),
+            log_prob: self.log_prob.as_ref().map(column),
+            kept: self.kept.as_ref().map(Tensor::rounded),
+            place: self.place,
+        }
+    }
+
     pub(crate) fn zeros(problem: &Problem<'_, T>) -> Result<Self> {
         let Problem { b, n, dv, heads, .. } = *problem;
         let rows = [b, heads.query, n];
@@ -535,4 +549,27 @@ pub struct Gradients<T> {
     pub sinks: Option<Vec<T>>,
     /// Of the predicted centres, `[B, Hq, N]`.
     pub center: Option<Vec<T>>,
+}
+
+impl<T: Element> Gradients<T> {
+    /// Every number rounded to another type.
+    pub fn rounded<U: Element>(&self) -> Gradients<U> {
+        let tensor = |given: &Option<Tensor<T, 4>>| given.as_ref().map(Tensor::rounded);
+        let numbers =
+            |given: &Option<Vec<T>>| given.as_ref().map(|given| given.iter().map(|x| U::of_f64(x.to_f64())).collect());
+        Gradients {
+            q: self.q.rounded(),
+            k: self.k.rounded(),
+            v: self.v.rounded(),
+            w: tensor(&self.w),
+            w_q: tensor(&self.w_q),
+            w_k: tensor(&self.w_k),
+            v_score: numbers(&self.v_score),
+            scale: numbers(&self.scale),
+            bias: tensor(&self.bias),
+            table: tensor(&self.table),
+            sinks: numbers(&self.sinks),
+            center: numbers(&self.center),
+        }
+    }
 }

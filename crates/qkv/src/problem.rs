@@ -57,8 +57,10 @@ impl<'a, T: Element> Problem<'a, T> {
             return Err(Error::shape("v", &inputs.v.shape(), expected));
         }
         let heads = Heads::new(hq, hk)?;
-        checked_len::<f64>("out", &[b, hq, n, dv.max(1)])?;
-        checked_len::<f64>("k", &[b, hk, m, dk.max(dv).max(1)])?;
+        // Axes of 0 count as 1, so that no product of sizes below can overflow, whatever is multiplied with what.
+        let at_least_one = |shape: [usize; 4]| shape.map(|axis| axis.max(1));
+        checked_len::<f64>("out", &at_least_one([b, hq, n, dv.max(d)]))?;
+        checked_len::<f64>("k", &at_least_one([b, hk, m, dk.max(dv)]))?;
         let width = score_width(attention.score, &inputs, heads, d, dk)?;
         let slopes = if attention.bias.alibi { alibi_slopes(hq) } else { Vec::new() };
         let scene = Scene {

@@ -74,6 +74,9 @@ impl<T: Clone + Default, const R: usize> Tensor<T, R> {
     /// Zeros, or whatever the default is.
     pub(crate) fn zeros(name: &'static str, shape: [usize; R]) -> Result<Self> {
         let len = checked_len::<T>(name, &shape)?;
+        // Asked for once to see whether it can be had, then as zeros that the system need not write.
+        let too_large = |_| Error::TooLarge { tensor: name, shape: shape.to_vec() };
+        Vec::<T>::new().try_reserve_exact(len).map_err(too_large)?;
         Ok(Tensor { shape, data: vec![T::default(); len] })
     }
 }
@@ -98,6 +101,11 @@ impl<T, const R: usize> Tensor<T, R> {
 }
 
 impl<T: Element, const R: usize> Tensor<T, R> {
+    /// Every number rounded to another type.
+    pub fn rounded<U: Element>(&self) -> Tensor<U, R> {
+        self.map(|x| U::of_f64(x.to_f64()))
+    }
+
     /// Normally distributed numbers, the same for the same seed on every machine.
     ///
     /// ```

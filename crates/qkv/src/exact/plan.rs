@@ -572,7 +572,8 @@ fn parts(rule: Rule, scene: &Scene<'_>) -> Vec<Part> {
 pub(crate) fn tiles<T: Element>(problem: &Problem<'_, T>) -> Tiles {
     let plan = Plan::new(problem);
     let scene = &problem.scene;
-    let all = problem.n.div_ceil(QUERIES) * problem.m.div_ceil(KEYS) * problem.b * problem.heads.query;
+    let heads = problem.b * problem.heads.query;
+    let all = problem.n.div_ceil(QUERIES).saturating_mul(problem.m.div_ceil(KEYS)).saturating_mul(heads);
     let mut count = Tiles::default();
     for piece in &plan.pieces {
         for b in 0..problem.b {
