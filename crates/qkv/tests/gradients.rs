@@ -13,6 +13,7 @@ fn loss(case: &Case, data: &Data<f64>) -> f64 {
     dot(out.values.data(), data.d_out.data())
         + data.d_lse.as_ref().map_or(0.0, |d| dot(out.lse.data(), d))
         + data.d_entropy.as_ref().map_or(0.0, |d| dot(out.entropy.as_ref().unwrap().data(), d))
+        + data.d_log_prob.as_ref().map_or(0.0, |d| dot(out.log_prob.as_ref().unwrap().data(), d))
 }
 
 /// A parameter of a case, to be moved a little.
@@ -22,7 +23,7 @@ type Part = fn(&mut Data<f64>) -> Option<&mut [f64]>;
 type Of = fn(&Gradients<f64>) -> Option<&[f64]>;
 
 /// Each parameter beside its gradient.
-const PARTS: [(&str, Part, Of); 11] = [
+const PARTS: [(&str, Part, Of); 12] = [
     ("q", |d| Some(d.q.data_mut()), |g| Some(g.q.data())),
     ("k", |d| Some(d.k.data_mut()), |g| Some(g.k.data())),
     ("v", |d| Some(d.v.data_mut()), |g| Some(g.v.data())),
@@ -34,6 +35,7 @@ const PARTS: [(&str, Part, Of); 11] = [
     ("bias", |d| d.bias.as_mut().map(|t| t.data_mut()), |g| g.bias.as_ref().map(|t| t.data())),
     ("table", |d| d.table.as_mut().map(|t| t.data_mut()), |g| g.table.as_ref().map(|t| t.data())),
     ("sinks", |d| d.sinks.as_deref_mut(), |g| g.sinks.as_deref()),
+    ("center", |d| d.center.as_deref_mut(), |g| g.center.as_deref()),
 ];
 
 fn gradients_are_differences(case: &Case) {
@@ -117,4 +119,22 @@ fn gradients_go_through_masks_that_bring_their_own_order() {
     let attention = Attention::scaled_dot().mask(Mask::causal() & Mask::strided(24));
     let extras = Extras { table: Some((4, false)), all_upstream: true, ..Extras::default() };
     gradients_are_differences(&Case::new("strided", attention, Sizes::new(520, 520, 3), extras));
+}
+
+#[test]
+fn selections_and_centres_have_the_gradients_of_what_they_return() {
+    let sizes = Sizes::new(9, 140, 5).heads(2, 4, 2).widths(5, 3);
+    for score in SCORES {
+        let extras = Extras { bias: Some([false, true, true, true]), all_upstream: true, ..Extras::default() };
+        let attention = Attention::new(score).softcap(6.0).mask(Mask::causal()).place(Place::End);
+        for (name, attention) in [
+            ("hard", attention.clone().hard()),
+            ("sampled", attention.clone().sample(7)),
+            ("top-k", attention.clone().top_k(6)),
+            ("sparsemax", attention.clone().sparsemax()),
+            ("local", attention.clone().local(11)),
+        ] {
+            gradients_are_differences(&Case::new(format!("{score:?} {name}"), attention, sizes, extras.clone()));
+        }
+    }
 }
