@@ -35,10 +35,11 @@ pub fn bits(seed: u64, sequence: usize, head: usize, i: usize, j: usize) -> u16 
     (words[j % 8 / 2] >> (j % 2 * 16)) as u16
 }
 
-/// The 32 bits of one score that a sampled choice draws from: another stream, with the counter `(⌊j/4⌋, i, h, b)` and the
-/// seed's high word inverted; word `j mod 4`.
-pub fn word(seed: u64, sequence: usize, head: usize, i: usize, j: usize) -> u32 {
-    block([(j / 4) as u32, i as u32, head as u32, sequence as u32], seed ^ (0xffff_ffff << 32))[j % 4]
+/// The 32 bits each of four scores that a sampled choice draws from, the keys `4·group …` in order: another stream, with the
+/// counter `(group, i, h, b)` and the high word of the seed inverted.
+#[inline]
+pub fn words(seed: u64, sequence: usize, head: usize, i: usize, group: usize) -> [u32; 4] {
+    block([group as u32, i as u32, head as u32, sequence as u32], seed ^ (0xffff_ffff << 32))
 }
 
 /// Which of the keys `start .. start + 64·words.len()` a query keeps, when each is dropped if its bits are below

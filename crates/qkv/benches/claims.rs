@@ -2,7 +2,7 @@
 //! process asked for beyond inputs and outputs, by a counting allocator.
 
 use qkv::reference::Reference;
-use qkv::{Attention, Inputs, Mask, Tensor, Upstream};
+use qkv::{Attention, Inputs, Lsh, Mask, Tensor, Upstream};
 use qkv_simd::counting::Counting;
 use std::time::Instant;
 
@@ -101,6 +101,50 @@ fn main() {
                 println!("  faster than full: longformer {:.1}, strided {:.1}", forward / times[0], forward / times[2]);
             }
             last = Some(times);
+        }
+    }
+
+    if asked("selections") {
+        let (n, d) = (4096, 64);
+        let [q, k, v, d_out] = [1, 2, 3, 4].map(|seed| x(n, d, seed));
+        let inputs = || Inputs::new(&q, &k, &v);
+        println!("\nselections at n = {n}, one head, d = {d}, f32");
+        let mut soft = [0.0; 2];
+        for (name, attention) in [
+            ("softmax", Attention::scaled_dot()),
+            ("hard", Attention::scaled_dot().hard()),
+            ("sampled", Attention::scaled_dot().sample(1)),
+            ("top-k, k = 32", Attention::scaled_dot().top_k(32)),
+            ("sparsemax", Attention::scaled_dot().sparsemax()),
+        ] {
+            let out = attention.forward(inputs()).unwrap();
+            let (forward, memory) = measure(3, || attention.forward(inputs()).unwrap());
+            let (backward, _) = measure(3, || attention.backward(inputs(), &out, Upstream::new(&d_out)).unwrap());
+            if name == "softmax" {
+                soft = [forward, backward];
+            }
+            let times = [forward / soft[0], backward / soft[1]];
+            println!(
+                "  {name:<16}{forward:>9.1} ms {:>6.2} × softmax {memory:>7.1} MiB   backward {backward:>9.1} ms {:>6.2} ×",
+                times[0], times[1]
+            );
+        }
+    }
+
+    if asked("hashing") {
+        println!("\nhash buckets of about 64, 2 rounds, one head, d = 64, f32, hashing included");
+        let mut first = None;
+        for n in [16_384, 65_536, 262_144] {
+            let [qk, v] = [1, 2].map(|seed| x(n, 64, seed));
+            let lsh = Lsh { buckets: n / 64, rounds: 2, seed: 1 };
+            let attention = Attention::scaled_dot().mask(Mask::lsh(lsh));
+            let (time, memory) = measure(3, || {
+                let buckets = lsh.hash(&qk).unwrap();
+                attention.forward(Inputs::new(&qk, &qk, &v).buckets(&buckets, &buckets)).unwrap()
+            });
+            let per_token = time * 1e3 / n as f64;
+            let relative = per_token / *first.get_or_insert(per_token);
+            println!("  n = {n:<8}{time:>9.1} ms {per_token:>7.2} µs a token ({relative:.2}) {memory:>7.1} MiB");
         }
     }
 

@@ -60,11 +60,18 @@ impl Choice {
     /// What is added to a score before the largest is taken: nothing, or Gumbel noise, whose largest is then a draw from the
     /// softmax (Gumbel 1954; Maddison et al. 2014). Always in f64, so that every engine adds the same.
     pub(crate) fn noise(self, b: usize, h: usize, i: usize, j: usize) -> f64 {
-        self.sample.map_or(0.0, |seed| {
-            let uniform = (f64::from(philox::word(seed, b, h, i, j)) + 0.5) / 4_294_967_296.0;
-            -(-uniform.ln()).ln()
-        })
+        self.sample.map_or(0.0, |seed| gumbel(philox::words(seed, b, h, i, j / 4)[j % 4]))
     }
+}
+
+/// 32 random bits as a number between 0 and 1, neither of them.
+pub(crate) fn uniform(word: u32) -> f64 {
+    (f64::from(word) + 0.5) / 4_294_967_296.0
+}
+
+/// 32 random bits as Gumbel noise.
+pub(crate) fn gumbel(word: u32) -> f64 {
+    -(-uniform(word).ln()).ln()
 }
 
 /// Attention dropout (Srivastava et al. 2014; Vaswani et al. 2017): each weight is dropped with probability `p` and what

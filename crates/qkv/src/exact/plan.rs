@@ -4,7 +4,7 @@
 //! which what it keeps lies together: the natural one, or a list. Tiles are looked at lazily, row by row or column by
 //! column; one that keeps nothing is never touched.
 
-use super::rule::{Bits, ClassOf, Classes, Extent, Rule, Side, Spans, TileAt, Verdict};
+use super::rule::{Bits, ClassOf, Classes, Extent, Rule, Side, Spans, TileAt, Verdict, class_of_bucket};
 use super::tile::RowAt;
 use crate::attention::Tiles;
 use crate::mask::Scene;
@@ -69,7 +69,7 @@ impl List {
         (of, class): (ClassOf, &dyn Fn(u32) -> u32),
     ) -> List {
         let mut indices: Vec<u32> = (0..len as u32).collect();
-        indices.sort_by_key(|&at| class(at));
+        indices.sort_by_cached_key(|&at| class(at));
         List::new(indices, tile, place, Some((of, class)))
     }
 }
@@ -216,8 +216,7 @@ impl Piece {
                 let per_head = |buckets: View<'_, i32>, len, tile, place: &dyn Fn(u32) -> i64| {
                     let [batch, heads, ..] = buckets.shape();
                     let list = |at: usize| {
-                        // Any integers can be buckets: flipping the sign bit makes their order that of the classes.
-                        let class = |i: u32| (buckets.at(at / heads, at % heads, i as usize, round) as u32) ^ (1 << 31);
+                        let class = |i: u32| class_of_bucket(buckets.at(at / heads, at % heads, i as usize, round));
                         List::by_class(len, tile, place, (of, &class))
                     };
                     Order::Heads { lists: (0..batch * heads).map(list).collect(), heads }

@@ -403,7 +403,18 @@ impl Rule {
                     None => keys.each(bits, |_, j| (j as i64).rem_euclid(*stride) == mine),
                 }
             }
-            Rule::Bucket { round } => keys.each(bits, |_, j| scene.share_bucket(row.b, row.h, row.i, j, *round)),
+            Rule::Bucket { round } => match scene.buckets {
+                Some((queries, of_keys)) => {
+                    let mine = queries.at(row.b, row.h, row.i, *round);
+                    let class = class_of_bucket(mine);
+                    let head = row.h / scene.group;
+                    match keys.classes(ClassOf::Round(*round)) {
+                        Some(classes) => keys.each(bits, |at, _| classes[at] == class),
+                        None => keys.each(bits, |_, j| of_keys.at(row.b, head, j, *round) == mine),
+                    }
+                }
+                None => keys.fill(bits, true),
+            },
             Rule::AnyBucket { rounds } => {
                 keys.each(bits, |_, j| (0..*rounds).any(|round| scene.share_bucket(row.b, row.h, row.i, j, round)))
             }
@@ -455,6 +466,11 @@ impl Rule {
             }
         }
     }
+}
+
+/// The class of a hash bucket. Any integer can be one: flipping the sign bit makes the order of buckets that of classes.
+pub(crate) fn class_of_bucket(bucket: i32) -> u32 {
+    bucket as u32 ^ (1 << 31)
 }
 
 /// Whether the classes of a tile's two sides meet, where both are ordered by them.

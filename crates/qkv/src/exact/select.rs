@@ -11,13 +11,13 @@ use crate::attention::Output;
 use crate::error::Result;
 use crate::problem::Problem;
 use crate::scratch::{Buffer, Scratch};
-use crate::select::{Choice, Select};
+use crate::select::{Choice, Select, gumbel, uniform};
 use crate::source::Source;
 use crate::tensor::Tensor;
 use crate::tuning::{KEYS, QUERIES, WHOLE_ROWS};
 use qkv_simd::shared::{Rows, for_each_task};
 use qkv_simd::tile::{RowOp, Running, row_op, softmax, weights};
-use qkv_simd::{Element, Matrix, Panels, Real, ViewMut, padded, product, product_skipping_zeros};
+use qkv_simd::{Element, Matrix, Panels, Real, ViewMut, padded, philox, product, product_skipping_zeros};
 
 /// Computes the attention of a problem with a selection other than softmax.
 pub(crate) fn select<T: Element>(
@@ -127,7 +127,7 @@ fn run<T: Element>(problem: &Problem<'_, T>, to: &Selected<'_, T>, scratch: &Scr
             values.fill(T::Acc::ZERO);
             kept.fill(T::Acc::ZERO);
             match problem.attention.select {
-                Select::Hard(choice) => hard(&ops, choice, at, scores, reader, &blocks, piece, values, kept, to),
+                Select::Hard(choice) => hard(&ops, choice, at, scores, copy, reader, &blocks, piece, values, kept, to),
                 Select::TopK(_) => top_k(&ops, at, scores, copy, reader, values, to),
                 Select::Sparsemax => sparsemax(at, scores, reader, values, kept, to),
                 Select::Soft => unreachable!("softmax has its own pass"),
@@ -195,12 +195,41 @@ fn soften<A: Real>(isa: qkv_simd::Isa, scores: &mut [A]) -> [A; 3] {
     [max[0], sum[0], moment[0]]
 }
 
+/// The key with the largest score, noise included; `powers` are the scores as `exp(score − max)`.
+///
+/// The noise of a key is `−ln(−ln u)`. Since `−ln u ≥ 1 − u`, a key can only win if `1 − u` is below its power times
+/// `exp(max − best)`: most are passed over without a logarithm.
+fn pick<A: Real>(choice: Choice, at: &RowAt, scores: &[A], powers: &[A], max: A) -> Option<usize> {
+    let mut best: Option<(f64, usize)> = None;
+    let mut limit = f64::INFINITY;
+    for (group, some) in scores.chunks(4).enumerate() {
+        let words = choice.sample.map(|seed| philox::words(seed, at.b, at.h, at.i, group));
+        for (x, &score) in some.iter().enumerate() {
+            let j = group * 4 + x;
+            let hopeless = words.is_some_and(|words| {
+                let missing = 1.0 - uniform(words[x]);
+                missing > powers[j].to_f64() * limit * (1.0 + 1e-5) + 1e-30
+            });
+            if score == A::NEG_INFINITY || hopeless {
+                continue;
+            }
+            let noisy = score.to_f64() + words.map_or(0.0, |words| gumbel(words[x]));
+            if best.is_none_or(|(most, _)| noisy > most || noisy.is_nan() && !most.is_nan()) {
+                best = Some((noisy, j));
+                limit = (max.to_f64() - noisy).exp();
+            }
+        }
+    }
+    best.map(|(_, j)| j)
+}
+
 #[allow(clippy::too_many_arguments)]
 fn hard<T: Element>(
     ops: &TileOps<'_, T>,
     choice: Choice,
     at: &RowAt,
     scores: &mut [T::Acc],
+    copy: &mut [T::Acc],
     mut reader: Reader<'_, '_, T>,
     blocks: &KeyBlocks<'_, T>,
     piece: &Piece,
@@ -208,17 +237,9 @@ fn hard<T: Element>(
     kept: &mut [T::Acc],
     to: &Selected<'_, T>,
 ) {
-    let mut best: Option<(f64, usize)> = None;
-    for (j, &score) in scores.iter().enumerate() {
-        if score != T::Acc::NEG_INFINITY {
-            let noisy = score.to_f64() + choice.noise(at.b, at.h, at.i, j);
-            if best.is_none_or(|(most, _)| noisy > most || noisy.is_nan() && !most.is_nan()) {
-                best = Some((noisy, j));
-            }
-        }
-    }
-    let picked = best.map(|(_, j)| (j, scores[j]));
+    copy.copy_from_slice(scores);
     let [max, sum, moment] = soften(ops.isa, scores);
+    let picked = pick(choice, at, copy, scores, max).map(|j| (j, copy[j]));
     let lse = if picked.is_none() { T::Acc::NEG_INFINITY } else { max + sum.ln() };
     if let Some((j, _)) = picked {
         reader.add(j, T::Acc::ONE, values);
