@@ -3,20 +3,31 @@
 //! It needs nothing but the Rust toolchain; what else a step needs, the step brings.
 
 use std::env;
-use std::process::{Command, ExitCode};
+use std::fs;
+use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
   test    format, lints, tests, doc tests, docs, and the conformance suite on every instruction set of this CPU
-  bench   the figures that the README claims, measured on this machine";
+  bench   the figures that the README claims, measured on this machine
+  docs    the pages and pictures that commands make: docs/run.md, docs/patterns.svg
+  mechanisms   the table of every mechanism against length, docs/mechanisms.md (minutes)";
 
 fn main() -> ExitCode {
     let command = env::args().nth(1);
     let steps: Vec<Step> = match command.as_deref() {
         Some("test") => test(),
         Some("bench") => vec![Step::cargo("claims", "bench -p qkv --bench claims")],
+        Some("docs") => vec![
+            Step::cargo("the page of qkv run", "run --quiet -p qkv-cli -- page").into("docs/run.md"),
+            Step::cargo("the picture of masks", "run --quiet -p qkv --example patterns").into("docs/patterns.svg"),
+        ],
+        Some("mechanisms") => {
+            let command = "run --quiet --release -p qkv --example mechanisms";
+            vec![Step::cargo("every mechanism against length", command).into("docs/mechanisms.md")]
+        }
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);
@@ -40,11 +51,13 @@ struct Step {
     name: String,
     arguments: &'static str,
     environment: Vec<(&'static str, String)>,
+    /// The file that its output becomes.
+    file: Option<&'static str>,
 }
 
 impl Step {
     fn cargo(name: &str, arguments: &'static str) -> Step {
-        Step { name: name.to_string(), arguments, environment: Vec::new() }
+        Step { name: name.to_string(), arguments, environment: Vec::new(), file: None }
     }
 
     fn with(mut self, variable: &'static str, value: impl Into<String>) -> Step {
@@ -52,10 +65,23 @@ impl Step {
         self
     }
 
+    /// Its output becomes this file, whole or not at all.
+    fn into(mut self, file: &'static str) -> Step {
+        self.file = Some(file);
+        self
+    }
+
     fn run(&self) -> bool {
         let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-        let status = Command::new(cargo).args(self.arguments.split(' ')).envs(self.environment.clone()).status();
-        status.is_ok_and(|status| status.success())
+        let mut command = Command::new(cargo);
+        command.args(self.arguments.split(' ')).envs(self.environment.clone());
+        match self.file {
+            None => command.status().is_ok_and(|status| status.success()),
+            Some(file) => match command.stderr(Stdio::inherit()).output() {
+                Ok(output) => output.status.success() && fs::write(file, output.stdout).is_ok(),
+                Err(_) => false,
+            },
+        }
     }
 
     /// As one would type it.

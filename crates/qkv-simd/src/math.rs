@@ -109,6 +109,21 @@ pub(crate) unsafe fn exp<V: Lanes>(x: V) -> V {
     }
 }
 
+/// `eˣ` for an `x` of at most a little above 0, as everything relative to a maximum or a log-sum-exp is: [`exp`] without the
+/// guard above. 0 for −∞.
+///
+/// # Safety
+/// The CPU has the instruction set of `V`.
+#[inline(always)]
+pub(crate) unsafe fn exp_below_one<V: Lanes>(x: V) -> V {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe {
+        let lowest = V::splat(V::Scalar::LOWEST);
+        let (power, p) = parts(x.where_less(lowest, lowest, x));
+        x.where_less(lowest, V::splat(V::Scalar::ZERO), p.mul_add(power, power))
+    }
+}
+
 /// `tanh x`, within three units in the last place everywhere; NaN for NaN.
 ///
 /// # Safety

@@ -86,17 +86,22 @@ impl<A: Real> Kernel<A> for Softmax<'_, A> {
                 }
                 let shrink = if old == new { A::ONE } else { math::exp_one::<V>(old - new) };
                 factor[r] = shrink;
-                let (least, shift, zero) = (V::splat(A::NEG_INFINITY), V::splat(new), V::splat(A::ZERO));
-                let mut sums = [zero; 2];
-                let mut moments = [zero; 2];
-                for (p, panel) in scores.chunks_exact_mut(A::LANES).enumerate() {
-                    let s = V::load(panel.as_ptr()).mul(scale);
-                    let x = s.sub(shift);
-                    let weight = s.where_equal(least, zero, math::exp(x));
-                    weight.store(panel.as_mut_ptr());
-                    sums[p % 2] = sums[p % 2].add(weight);
-                    if !moment.is_empty() {
-                        moments[p % 2] = moments[p % 2].add(weight.where_equal(zero, zero, weight.mul(x)));
+                // Two sums, by turns, so that one addition need not wait for the last. −∞ stays −∞ and becomes exactly 0.
+                let (shift, zero) = (V::splat(new), V::splat(A::ZERO));
+                let (mut sums, mut moments) = ([zero; 2], [zero; 2]);
+                for pair in scores.chunks_mut(2 * A::LANES) {
+                    for (turn, panel) in pair.chunks_exact_mut(A::LANES).enumerate() {
+                        let x = V::load(panel.as_ptr()).mul(scale).sub(shift);
+                        let weight = math::exp_below_one(x);
+                        weight.store(panel.as_mut_ptr());
+                        let (sum, of_entropy) = match turn {
+                            0 => (&mut sums[0], &mut moments[0]),
+                            _ => (&mut sums[1], &mut moments[1]),
+                        };
+                        *sum = sum.add(weight);
+                        if !moment.is_empty() {
+                            *of_entropy = of_entropy.add(weight.where_equal(zero, zero, weight.mul(x)));
+                        }
                     }
                 }
                 if !moment.is_empty() {
@@ -169,7 +174,7 @@ impl<A: Real> Kernel<A> for Gradient<'_, A> {
                 for (s, g) in scores.chunks_exact_mut(A::LANES).zip(grads.chunks_exact_mut(A::LANES)) {
                     let score = V::load(s.as_ptr()).mul(scale);
                     let x = score.sub(lse);
-                    let weight = score.where_equal(least, zero, math::exp(x));
+                    let weight = score.where_equal(least, zero, math::exp_below_one(x));
                     let mut grad = V::load(g.as_ptr()).sub(delta);
                     if let Some(entropy) = entropy {
                         grad = x.mul_add(entropy, grad);
