@@ -114,12 +114,19 @@ impl Case {
                 attention = attention.mask(mask);
             }
         }
-        Case { name: name.into(), attention: attention.with_entropy(), sizes, extras }
+        // Linear attention makes no weight, so it has no entropy to give.
+        let attention = if is_linear(&attention) { attention } else { attention.with_entropy() };
+        Case { name: name.into(), attention, sizes, extras }
     }
 
     /// Whether a bias is added to whole rows of scores alike: softmax does not feel it, and its gradient is exactly 0.
     pub fn shifts_whole_rows(&self) -> bool {
         self.extras.bias.is_some_and(|axes| !axes[3]) || self.extras.table.is_some_and(|(reach, _)| reach == 0)
+    }
+
+    /// Whether the attention gives an entropy: all but the linear does.
+    pub fn keeps_entropy(&self) -> bool {
+        !is_linear(&self.attention)
     }
 
     /// The data, rounded to `T`.
@@ -167,7 +174,8 @@ impl Case {
             }),
             positions: extras.positions.then(|| (0..b * n).map(|at| ((at * 7) % (m + 3)) as i64 - 1).collect()),
             d_lse: extras.all_upstream.then(|| Tensor::<T::Acc, 1>::randn([b * hq * n], 13).into_data()),
-            d_entropy: extras.all_upstream.then(|| Tensor::<T::Acc, 1>::randn([b * hq * n], 14).into_data()),
+            d_entropy: (extras.all_upstream && !is_linear(&self.attention))
+                .then(|| Tensor::<T::Acc, 1>::randn([b * hq * n], 14).into_data()),
         }
     }
 }
@@ -177,7 +185,11 @@ fn score_of(attention: &Attention) -> Score {
     [Score::Dot, Score::ScaledDot, Score::General, Score::Additive, Score::Cosine, Score::Distance]
         .into_iter()
         .find(|&score| format!("{attention:?}").contains(&format!("score: {score:?},")))
-        .expect("one of these")
+        .unwrap_or(Score::ScaledDot) // linear scores ask for no more than these two
+}
+
+fn is_linear(attention: &Attention) -> bool {
+    format!("{attention:?}").contains("score: Linear(")
 }
 
 /// The data of a case in one element type.

@@ -118,7 +118,7 @@ fn defined<T: Element, F: qkv::Real>(reference: &Reference<F>, case: &Case, data
     let mut got = vec![
         ("out", wide(forward.output.values.data())),
         ("lse", wide(forward.output.lse.data())),
-        ("entropy", wide(forward.output.entropy.as_ref().map_or(&[], |e| e.data()))),
+        ("entropy", wide(forward.output.entropy.as_ref().filter(|_| case.keeps_entropy()).map_or(&[], |e| e.data()))),
         ("weights", wide(forward.weights.data())),
     ];
     let upstream: Upstream<'_, T> = data.upstream();

@@ -4,6 +4,7 @@ use crate::bias::Bias;
 use crate::decode::Decode;
 use crate::error::Result;
 use crate::exact;
+use crate::feature::{self, Features};
 use crate::inputs::{Inputs, Upstream};
 use crate::mask::Mask;
 use crate::place::Place;
@@ -80,6 +81,11 @@ impl Attention {
     /// `−‖q − k‖²`. See [`Score`].
     pub fn distance() -> Attention {
         Attention::new(Score::Distance)
+    }
+
+    /// Linear attention with these features. See [`Features`].
+    pub fn linear(features: Features) -> Attention {
+        Attention::new(Score::Linear(features))
     }
 
     /// Multiply scores by this instead of by the score's own scale.
@@ -182,7 +188,7 @@ impl Attention {
     pub fn forward<T: Element>(&self, inputs: Inputs<'_, T>) -> Result<Output<T>> {
         let problem = Problem::new(self, inputs)?;
         let mut out = Output::zeros(&problem)?;
-        exact::forward(&problem, out.writable(), &Scratch::new(), rayon::current_num_threads());
+        self.run(&problem, out.writable(), &Scratch::new(), rayon::current_num_threads());
         Ok(out)
     }
 
@@ -213,8 +219,22 @@ impl Attention {
     ) -> Result<()> {
         let problem = Problem::new(self, inputs)?;
         into.check(&problem)?;
-        exact::forward(&problem, into, scratch, threads.max(1));
+        self.run(&problem, into, scratch, threads.max(1));
         Ok(())
+    }
+
+    /// Runs the engine that the score belongs to.
+    fn run<T: Element>(
+        &self,
+        problem: &Problem<'_, T>,
+        into: OutputMut<'_, T>,
+        scratch: &Scratch<T::Acc>,
+        threads: usize,
+    ) {
+        match self.score {
+            Score::Linear(_) => feature::forward(problem, into, scratch, threads),
+            _ => exact::forward(problem, into, scratch, threads),
+        }
     }
 
     /// Computes the gradients of everything that was given, from what [`forward`](Attention::forward) returned and what
@@ -240,7 +260,10 @@ impl Attention {
         let problem = Problem::new(self, inputs)?;
         out.check(&problem)?;
         problem.check_upstream(&upstream, out.entropy.is_some())?;
-        exact::backward(&problem, out, &upstream, scratch, threads.max(1))
+        match self.score {
+            Score::Linear(_) => feature::backward(&problem, out, &upstream, scratch, threads.max(1)),
+            _ => exact::backward(&problem, out, &upstream, scratch, threads.max(1)),
+        }
     }
 
     /// The weights, on demand: any rows, any rectangle, or pooled to a picture, recomputed exactly from `q`, `k` and what
@@ -270,11 +293,16 @@ impl Attention {
             Attention { place: if inputs.positions.is_some() { Place::Given } else { Place::End }, ..self.clone() };
         let problem = Problem::new(&placed, inputs)?;
         let mut out = Output::zeros(&problem)?;
-        exact::decode(&problem, out.writable(), how, &Scratch::new(), rayon::current_num_threads());
+        let (scratch, threads) = (Scratch::new(), rayon::current_num_threads());
+        match self.score {
+            Score::Linear(_) => feature::forward(&problem, out.writable(), &scratch, threads),
+            _ => exact::decode(&problem, out.writable(), how, &scratch, threads),
+        }
         Ok(out)
     }
 
-    /// How many tiles of each kind the mask leaves, in all sequences and heads: what the engine will touch.
+    /// How many tiles of each kind the mask leaves, in all sequences and heads: what the engine will touch. Linear attention
+    /// touches none.
     ///
     /// ```
     /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 4096, 8], 1);
@@ -283,7 +311,8 @@ impl Attention {
     /// # Ok::<(), qkv::Error>(())
     /// ```
     pub fn tiles<T: Element>(&self, inputs: Inputs<'_, T>) -> Result<Tiles> {
-        Ok(exact::tiles(&Problem::new(self, inputs)?))
+        let problem = Problem::new(self, inputs)?;
+        Ok(if let Score::Linear(_) = self.score { Tiles::default() } else { exact::tiles(&problem) })
     }
 }
 

@@ -19,3 +19,11 @@ pub const GATHER_GAIN: usize = 2;
 
 /// How many pairs of pattern blocks a verdict looks at before it settles for "partial".
 pub const PAIRS_LOOKED_AT: usize = 512;
+
+/// Keys in a chunk of linear attention. Frozen: the state is rounded at these places. With 64 features and values of 64, a
+/// chunk's own products then cost as much as bringing the state forward, which is where the sum of both is least.
+pub const CHUNK: usize = 64;
+
+/// Chunks in a span of linear attention, whose states are made in parallel. Frozen for the same reason. 1,024 keys are
+/// enough work to hide handing them out; a state for every span of 64 features and values of 64 is 4 numbers a key.
+pub const SPAN: usize = 16;

@@ -49,3 +49,8 @@ fn masks_that_bring_their_own_order_hold() {
 fn dropout_and_sinks_hold() {
     holds(grid::selection());
 }
+
+#[test]
+fn linear_attention_holds_with_every_map_and_mask() {
+    holds(grid::linear());
+}
