@@ -36,3 +36,8 @@ pub use scratch::Scratch;
 pub use select::Dropout;
 pub use tensor::Tensor;
 pub use weights::{Pool, Weights};
+
+/// The pages of the guide, whose code is run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guide/linear-attention.md")]
+mod guide_to_linear_attention {}
