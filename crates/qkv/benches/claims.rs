@@ -2,7 +2,7 @@
 //! process asked for beyond inputs and outputs, by a counting allocator.
 
 use qkv::reference::Reference;
-use qkv::{Attention, Inputs, Lsh, Mask, Tensor, Upstream};
+use qkv::{Attention, Features, Inputs, Lsh, Mask, Tensor, Upstream};
 use qkv_simd::counting::Counting;
 use std::time::Instant;
 
@@ -145,6 +145,37 @@ fn main() {
             let per_token = time * 1e3 / n as f64;
             let relative = per_token / *first.get_or_insert(per_token);
             println!("  n = {n:<8}{time:>9.1} ms {per_token:>7.2} µs a token ({relative:.2}) {memory:>7.1} MiB");
+        }
+    }
+
+    if asked("linear") {
+        println!("\nlinear attention, one head, d = 64, f32: ns a token, and the longer over the shorter");
+        for (name, features) in [("elu", Features::Elu), ("favor:64", Features::Favor { count: 64, seed: 1 })] {
+            for causal in [false, true] {
+                let attention = Attention::linear(features).mask(if causal { Mask::causal() } else { Mask::full() });
+                let each = [16_384, 262_144].map(|n| {
+                    let [q, k, v, d_out] = [1, 2, 3, 4].map(|seed| x(n, 64, seed));
+                    let inputs = || Inputs::new(&q, &k, &v);
+                    let out = attention.forward(inputs()).unwrap();
+                    let rounds = 4_194_304 / n; // the same work for both, so that neither is luckier
+                    let (forward, memory) = measure(rounds, || attention.forward(inputs()).unwrap());
+                    let (backward, _) =
+                        measure(rounds / 4, || attention.backward(inputs(), &out, Upstream::new(&d_out)).unwrap());
+                    [forward, backward].map(|ms| ms * 1e6 / n as f64).into_iter().chain([memory]).collect::<Vec<f64>>()
+                });
+                println!(
+                    "  {:<18}forward {:>6.0} → {:>6.0} ({:.2})   backward {:>6.0} → {:>6.0} ({:.2})   {:>5.1} → {:>6.1} MiB",
+                    format!("{name}{}", if causal { " causal" } else { "" }),
+                    each[0][0],
+                    each[1][0],
+                    each[1][0] / each[0][0],
+                    each[0][1],
+                    each[1][1],
+                    each[1][1] / each[0][1],
+                    each[0][2],
+                    each[1][2],
+                );
+            }
         }
     }
 

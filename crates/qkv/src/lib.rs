@@ -7,6 +7,7 @@ mod bias;
 mod decode;
 mod error;
 mod exact;
+mod feature;
 mod heads;
 mod inputs;
 mod lsh;
@@ -27,6 +28,7 @@ pub use attention::{Attention, Gradients, Output, OutputMut, Tiles};
 pub use bias::{Bias, alibi_slopes};
 pub use decode::{Cache, Decode};
 pub use error::{Error, Result};
+pub use feature::{Features, LinearState};
 pub use heads::Heads;
 pub use inputs::{Inputs, Upstream};
 pub use lsh::Lsh;
@@ -52,4 +54,7 @@ mod pages {
 
     #[doc = include_str!("../../../docs/guide/choosing.md")]
     struct Choosing;
+
+    #[doc = include_str!("../../../docs/guide/linear-attention.md")]
+    struct LinearAttention;
 }
