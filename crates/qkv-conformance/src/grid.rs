@@ -138,7 +138,7 @@ pub fn masks() -> Vec<Case> {
     for (name, mask) in named {
         for place in [Place::Start, Place::End, Place::Offset(-20), Place::Offset(90)] {
             let attention = Attention::scaled_dot().mask(mask.clone()).place(place);
-            let sizes = Sizes::new(140, 300, 8).heads(1, 2, 1);
+            let sizes = Sizes::new(100, 200, 6).heads(1, 2, 1);
             cases.push(Case::new(format!("{name} {place:?}"), attention, sizes, Extras::default()));
         }
         let attention = Attention::scaled_dot().mask(mask);
@@ -146,7 +146,7 @@ pub fn masks() -> Vec<Case> {
         cases.push(Case::new(
             format!("{name} at given places"),
             attention,
-            Sizes::new(140, 300, 8).heads(2, 2, 1),
+            Sizes::new(100, 200, 6).heads(2, 2, 1),
             extras,
         ));
     }
@@ -184,7 +184,7 @@ pub fn gathered() -> Vec<Case> {
     for (name, mask) in named {
         for place in [Place::Start, Place::End] {
             let attention = Attention::scaled_dot().mask(mask.clone()).place(place);
-            let sizes = Sizes::new(530, 601, 4).heads(1, 2, 1);
+            let sizes = Sizes::new(520, 540, 3).heads(1, 2, 1);
             let extras = Extras { all_upstream: true, sinks: true, table: Some((9, true)), ..Extras::default() };
             cases.push(Case::new(format!("{name} gathered {place:?}"), attention, sizes, extras));
         }
@@ -325,7 +325,7 @@ pub fn linear() -> Vec<Case> {
             let name = format!("empty {name} {n}×{m}×{d}");
             cases.push(Case::new(name, linear(), Sizes::new(n, m, d), Extras::default()));
         }
-        let sizes = Sizes::new(140, 300, 8).heads(1, 2, 1);
+        let sizes = Sizes::new(100, 200, 6).heads(1, 2, 1);
         for place in [Place::Start, Place::End, Place::Offset(-20), Place::Offset(90), Place::Offset(400)] {
             let name = format!("causal {name} {place:?}");
             cases.push(Case::new(name, causal().place(place), sizes, both.clone()));
@@ -343,7 +343,7 @@ pub fn linear() -> Vec<Case> {
             cases.push(Case::new(format!("causal {name} {what}"), causal(), sizes, extras));
         }
         // More than one span of keys.
-        let long = Sizes::new(20, 2_200, 4).heads(1, 2, 1);
+        let long = Sizes::new(6, 2_200, 3);
         cases.push(Case::new(format!("long {name}"), linear(), long, both.clone()));
         let places = Extras { positions: true, ..both.clone() };
         cases.push(Case::new(format!("long causal {name}"), causal(), long, places));
