@@ -63,7 +63,7 @@ pub trait Real:
     }
 }
 
-/// A type that tensors hold: `f32`, `f64`, [`bf16`] or [`f16`].
+/// A type that tensors hold: `f32`, `f64`, `bf16` or `f16`.
 pub trait Element:
     sealed::Sealed + Copy + Default + PartialEq + PartialOrd + fmt::Debug + Send + Sync + 'static
 {

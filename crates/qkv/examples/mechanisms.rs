@@ -4,7 +4,7 @@
 //! softmax attention on the same inputs, relative to it: for random inputs, where every key matters a little, it says how
 //! much a mechanism leaves out, not how well a trained model would do with it.
 
-use qkv::{Attention, Bias, BigBird, Inputs, Lsh, Mask, Output, Tensor};
+use qkv::{Attention, Bias, BigBird, Features, Inputs, Lsh, Mask, Output, Tensor};
 use qkv_simd::counting::Counting;
 use std::time::Instant;
 
@@ -88,6 +88,9 @@ fn mechanisms(n: usize) -> Vec<(&'static str, &'static str, Attention)> {
         ("select", "top-k 32", plain().top_k(32)),
         ("select", "sparsemax", plain().sparsemax()),
         ("local", "predictive, D = 256", plain().local(256)),
+        ("linear", "elu + 1", Attention::linear(Features::Elu)),
+        ("linear", "elu + 1, causal", Attention::linear(Features::Elu).mask(Mask::causal())),
+        ("linear", "FAVOR+ of 256", Attention::linear(Features::Favor { count: 256, seed: 1 })),
     ]
 }
 
@@ -135,10 +138,10 @@ fn main() -> qkv::Result<()> {
             let (out, milliseconds, memory, touched) = best;
             let error = truth.as_ref().map_or(0.0, |truth| relative_error(&out, truth));
             rows[at].push(format!(
-                "| {kind} | {name} | {} | {milliseconds:.1} | {:.1} | {:.1} % | {error:.2} |",
+                "| {kind} | {name} | {} | {milliseconds:.1} | {:.1} | {} | {error:.2} |",
                 given.n,
                 memory as f64 / (1 << 20) as f64,
-                100.0 * touched
+                if touched.is_nan() { "no tiles".into() } else { format!("{:.1} %", 100.0 * touched) }
             ));
             truth.get_or_insert(out);
             eprintln!("{}", rows[at].last().expect("just pushed"));

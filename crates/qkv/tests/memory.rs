@@ -1,6 +1,6 @@
 //! Promise 2: memory is linear in the sequence. At n = 32,768 a matrix of n × n numbers would be 4 GiB.
 
-use qkv::{Attention, Inputs, Mask, Pool, Tensor, Upstream};
+use qkv::{Attention, Features, Inputs, Mask, Pool, Tensor, Upstream};
 use qkv_simd::counting::Counting;
 use std::sync::Mutex;
 
@@ -49,6 +49,17 @@ fn gathered_patterns_are_linear_too() {
     let (out, forward) = ALLOCATOR.beyond(|| attention.forward(inputs()).unwrap());
     let (_, backward) = ALLOCATOR.beyond(|| attention.backward(inputs(), &out, Upstream::new(&d_out)).unwrap());
     assert!(forward.max(backward) <= 64 * MIB, "{} and {} MiB", forward / MIB, backward / MIB);
+}
+
+#[test]
+fn linear_attention_holds_a_state_for_every_span_and_no_more() {
+    let _guard = ONE_AT_A_TIME.lock();
+    let [q, k, v, d_out] = [1, 2, 3, 4].map(|seed| Tensor::<f32, 4>::randn([1, 1, 65_536, 16], seed));
+    let attention = Attention::linear(Features::Elu).mask(Mask::causal());
+    let inputs = || Inputs::new(&q, &k, &v);
+    let (out, forward) = ALLOCATOR.beyond(|| attention.forward(inputs()).unwrap());
+    let (_, backward) = ALLOCATOR.beyond(|| attention.backward(inputs(), &out, Upstream::new(&d_out)).unwrap());
+    assert!(forward.max(backward) <= 16 * MIB, "{} and {} KiB", forward / 1024, backward / 1024);
 }
 
 #[test]
