@@ -27,6 +27,8 @@ pub(crate) enum Kind {
     Place,
     /// One of the forms in `values`.
     Pattern,
+    /// One of the forms in `values`.
+    Selection,
 }
 
 /// One choice of `qkv run`.
@@ -44,13 +46,18 @@ pub(crate) struct Choice {
     pub default: Option<&'static str>,
     /// What each value means.
     pub values: &'static [(&'static str, &'static str)],
-    /// Another choice without which it means nothing.
-    pub needs: Option<&'static str>,
+    /// Other choices of which one has to be there, or it means nothing.
+    pub needs: &'static [Other],
+    /// Other choices that it cannot go with.
+    pub clashes: &'static [Other],
 }
+
+/// Another choice, without the dashes, as it is typed: `"output"`, or `"select top-k:K"` where it is about one value.
+pub(crate) type Other = &'static str;
 
 impl Choice {
     const fn new(name: &'static str, kind: Kind, about: &'static str) -> Choice {
-        Choice { name, value: "", kind, about, default: None, values: &[], needs: None }
+        Choice { name, value: "", kind, about, default: None, values: &[], needs: &[], clashes: &[] }
     }
 
     const fn value(self, value: &'static str) -> Choice {
@@ -65,14 +72,42 @@ impl Choice {
         Choice { values, ..self }
     }
 
-    const fn needs(self, needs: &'static str) -> Choice {
-        Choice { needs: Some(needs), ..self }
+    const fn needs(self, needs: &'static [Other]) -> Choice {
+        Choice { needs, ..self }
+    }
+
+    const fn clashes(self, clashes: &'static [Other]) -> Choice {
+        Choice { clashes, ..self }
+    }
+
+    /// What it is about, what it is where it is left out, and which other choices it needs or cannot go with.
+    pub fn told(&self) -> String {
+        let mut told = self.about.to_string();
+        if let Some(default) = self.default {
+            told += &format!("; left out, `{default}`");
+        }
+        if !self.needs.is_empty() {
+            told += &format!("; needs {}", any_of(self.needs));
+        }
+        if !self.clashes.is_empty() {
+            told += &format!("; not with {}", any_of(self.clashes));
+        }
+        told
     }
 
     /// Its value, as help writes it; empty for a switch.
     pub fn typed(&self) -> String {
         let words: Vec<&str> = self.values.iter().map(|(value, _)| *value).collect();
         if words.is_empty() { self.value.into() } else { words.join("|") }
+    }
+}
+
+/// Other choices as a sentence has them.
+pub(crate) fn any_of(others: &[Other]) -> String {
+    let typed: Vec<String> = others.iter().map(|other| format!("`--{other}`")).collect();
+    match &typed[..] {
+        [first @ .., last] if !first.is_empty() => format!("{} or {last}", first.join(", ")),
+        _ => typed.concat(),
     }
 }
 
@@ -85,7 +120,7 @@ pub(crate) const CHOICES: &[(&str, &[Choice])] = &[
                 .value("FILE"),
             Choice::new("output", Kind::Path, "Write the results here; without it, only the report is printed")
                 .value("FILE"),
-            Choice::new("weights", Kind::Switch, "Write the weights too, all [B, Hq, N, M] of them").needs("output"),
+            Choice::new("weights", Kind::Switch, "Write the weights too, all [B, Hq, N, M] of them").needs(&["output"]),
         ],
     ),
     (
@@ -132,12 +167,22 @@ pub(crate) const CHOICES: &[(&str, &[Choice])] = &[
     (
         "Select, how scores become weights",
         &[
+            Choice::new("select", Kind::Selection, "Which keys get weight, and how much").default("soft").values(&[
+                ("soft", "softmax: every key, by the exponential of its score"),
+                ("hard", "1 for the key with the largest score"),
+                ("sample", "1 for one key, drawn from the softmax with `--seed`"),
+                ("top-k:K", "softmax over the K keys with the largest scores"),
+                ("sparsemax", "max(score − τ, 0), with the threshold τ for which the weights sum to 1"),
+            ]),
+            Choice::new("straight-through", Kind::Switch, "Let scores learn from `d_out` as if the weights were soft")
+                .needs(&["select hard", "select sample"]),
             Choice::new("dropout", Kind::Probability, "Drop each weight with probability P, and scale up the others")
-                .value("P"),
-            Choice::new("seed", Kind::Seed, "Which weights are dropped: the same seed drops the same")
+                .value("P")
+                .clashes(&["select hard", "select sample", "select top-k:K", "select sparsemax"]),
+            Choice::new("seed", Kind::Seed, "What is dropped, or drawn: the same seed gives the same")
                 .value("SEED")
                 .default("0")
-                .needs("dropout"),
+                .needs(&["dropout", "select sample"]),
         ],
     ),
     (
@@ -176,6 +221,8 @@ pub(crate) const INPUTS: &[TensorRow] = &[
     ("k", "[B, Hk, M, Dk]", "keys; Hk divides Hq, and Dk = D unless the score is general or additive"),
     ("v", "[B, Hk, M, Dv]", "values"),
     ("d_out", "[B, Hq, N, Dv]", "the gradient of `out`: with it, gradients are written too"),
+    ("d_lse", "[B, Hq, N]", "the gradient of `lse`, where the loss looks at it too; goes with `d_out`"),
+    ("d_log_prob", "[B, Hq, N]", "the gradient of `log_prob`, which REINFORCE needs; goes with `d_out`"),
     ("bias", "1 to 4 axes", "added to scores; broadcasts to [B, Hq, N, M] as in NumPy"),
     ("table", "[1 or Hq, 2R + 1]", "relative bias: entry clamp(j − p, −R, R) + R is added to a score"),
     ("scale", "[1 or Hq]", "learned scale, in place of the score's own"),
@@ -193,7 +240,13 @@ pub(crate) const INPUTS: &[TensorRow] = &[
 /// Every tensor that is written.
 pub(crate) const OUTPUTS: &[TensorRow] = &[
     ("out", "[B, Hq, N, Dv]", "the weighted sums of the values"),
-    ("lse", "[B, Hq, N]", "the log-sum-exp of each row of scores, natural log, in f32 (f64 for f64)"),
+    (
+        "lse",
+        "[B, Hq, N]",
+        "the log-sum-exp of each row of scores (top-k: of those chosen; sparsemax: τ), natural log, in f32 (f64 for f64)",
+    ),
+    ("chosen", "[B, Hq, N, 1 or K]", "for hard, sample and top-k: the keys chosen, ascending, as I64; −1 where none"),
+    ("log_prob", "[B, Hq, N]", "for hard and sample: the log-probability of the choice, in the type of `lse`"),
     ("weights", "[B, Hq, N, M]", "with `--weights`: what multiplied the values"),
     ("d_q, d_k, d_v", "as q, k, v", "with `d_out`: their gradients"),
     ("d_NAME", "as NAME", "with `d_out`: the gradient of each other float tensor that was given"),

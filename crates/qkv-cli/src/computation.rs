@@ -4,7 +4,7 @@
 use crate::arguments::Engine;
 use crate::given::Given;
 use qkv::reference::Reference;
-use qkv::{Attention, Element, Gradients, Inputs, Output, Tensor, Tiles, Upstream};
+use qkv::{Attention, Element, Gradients, Inputs, Output, Tensor, Tiles};
 use std::time::Instant;
 
 /// What a call gave.
@@ -29,7 +29,7 @@ pub(crate) fn compute<T: Element>(
 ) -> Result<Computed<T>, qkv::Error> {
     let inputs = given.inputs()?;
     let tiles = attention.tiles(inputs)?;
-    let upstream = given.d_out.as_ref().map(|d_out| d_out.view().map(Upstream::new)).transpose()?;
+    let upstream = given.upstream()?;
     match engine {
         Engine::Exact => {
             let (forward_ms, out) = timed(|| attention.forward(inputs))?;

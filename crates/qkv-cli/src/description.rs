@@ -9,7 +9,7 @@ use qkv::{Attention, Bias, Element, Mask};
 /// Describes the attention of a call.
 pub(crate) fn describe<T: Element>(choices: &Choices, given: &Given<T>) -> Result<Attention, Failure> {
     let mut attention = Attention::new(choices.score).place(choices.place).bias(bias(choices, given));
-    attention = attention.mask(mask(choices, given)?);
+    attention = attention.mask(mask(choices, given)?).select(choices.select);
     attention = match (choices.scale, &given.scale) {
         (Some(scale), _) => attention.scale(scale),
         (None, Some(_)) => attention.learned_scale(),
@@ -30,7 +30,7 @@ pub(crate) fn describe<T: Element>(choices: &Choices, given: &Given<T>) -> Resul
     Ok(attention)
 }
 
-fn bias<T>(choices: &Choices, given: &Given<T>) -> Bias {
+fn bias<T: Element>(choices: &Choices, given: &Given<T>) -> Bias {
     let alibi = choices.alibi.then(Bias::alibi);
     let tensor = given.bias.is_some().then(Bias::tensor);
     let relative = given.table.as_ref().map(|table| Bias::relative(table.shape[1] / 2)); // [.., 2R + 1]

@@ -55,6 +55,12 @@ fn hint(error: &qkv::Error, from_file: bool) -> Option<String> {
         qkv::Error::Unused { tensor: "scale", .. } => {
             Some("leave out either `--scale` or the tensor `scale`: each replaces the score's own scale".into())
         }
+        qkv::Error::Unused { tensor: "d_log_prob", .. } => {
+            Some("`d_log_prob` goes with `--select hard` and `--select sample`".into())
+        }
+        qkv::Error::Conflict { first: "a sink", .. } => {
+            Some("leave out either the tensor `sinks` or `--select`".into())
+        }
         qkv::Error::TooLarge { .. } => Some("a sequence at a time needs less memory".into()),
         _ => None,
     }

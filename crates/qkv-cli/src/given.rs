@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::number::{NotIntegers, Precision, floats, integers};
 use crate::report::Shapes;
 use crate::source::{Raw, Source};
-use qkv::{Element, Inputs, View, ViewError};
+use qkv::{Element, Inputs, Upstream, View, ViewError};
 use safetensors::Dtype;
 use std::ops::RangeInclusive;
 
@@ -36,11 +36,13 @@ pub(crate) type Segments = (Vec<i32>, Vec<i32>);
 
 /// Everything that a file gave.
 #[derive(Clone, Debug)]
-pub(crate) struct Given<T> {
+pub(crate) struct Given<T: Element> {
     pub q: Array<T>,
     pub k: Array<T>,
     pub v: Array<T>,
     pub d_out: Option<Array<T>>,
+    pub d_lse: Option<Array<T::Acc>>,
+    pub d_log_prob: Option<Array<T::Acc>>,
     pub bias: Option<Array<T>>,
     pub table: Option<Array<T>>,
     pub scale: Option<Array<T>>,
@@ -62,6 +64,8 @@ impl<T: Element> Given<T> {
             k,
             v,
             d_out: None,
+            d_lse: None,
+            d_log_prob: None,
             bias: None,
             table: None,
             scale: None,
@@ -79,9 +83,12 @@ impl<T: Element> Given<T> {
     /// All tensors of a file that have a meaning.
     pub fn read(source: &mut Source) -> Result<Given<T>, Failure> {
         let [q, k, v] = [required(source, "q")?, required(source, "k")?, required(source, "v")?];
-        let ([batch, _, n, _], [_, _, m, _]) = (q.axes(), k.axes());
+        let ([batch, heads, n, _], [_, _, m, _]) = (q.axes(), k.axes());
+        let rows = [batch, heads, n];
         Ok(Given {
             d_out: float(source, "d_out", 4..=4)?,
+            d_lse: upstream(source, "d_lse", rows)?,
+            d_log_prob: upstream(source, "d_log_prob", rows)?,
             bias: float(source, "bias", 1..=4)?,
             table: table(source)?,
             scale: float(source, "scale", 0..=1)?,
@@ -107,6 +114,8 @@ impl<T: Element> Given<T> {
             ("segments_q", self.segments.as_ref().map(|_| vec![batch, n])),
             ("segments_k", self.segments.as_ref().map(|_| vec![batch, m])),
         ];
+        let sums = [("d_lse", &self.d_lse), ("d_log_prob", &self.d_log_prob)];
+        let sums = sums.map(|(name, array)| (name, array.as_ref().map(|array| array.shape.clone())));
         let floats = [
             ("q", Some(&self.q)),
             ("k", Some(&self.k)),
@@ -122,7 +131,7 @@ impl<T: Element> Given<T> {
             ("v_score", self.v_score.as_ref()),
         ];
         let floats = floats.into_iter().map(|(name, array)| (name, array.map(|array| array.shape.clone())));
-        floats.chain(integers).filter_map(|(name, shape)| Some((name.to_string(), shape?))).collect()
+        floats.chain(sums).chain(integers).filter_map(|(name, shape)| Some((name.to_string(), shape?))).collect()
     }
 
     /// As the library takes them.
@@ -163,6 +172,19 @@ impl<T: Element> Given<T> {
         }
         Ok(inputs)
     }
+
+    /// What comes back from above, if anything does.
+    pub fn upstream(&self) -> Result<Option<Upstream<'_, T>>, qkv::Error> {
+        let Some(d_out) = &self.d_out else { return Ok(None) };
+        let mut upstream = Upstream::new(d_out.view()?);
+        if let Some(d_lse) = &self.d_lse {
+            upstream = upstream.lse(&d_lse.data);
+        }
+        if let Some(d_log_prob) = &self.d_log_prob {
+            upstream = upstream.log_prob(&d_log_prob.data);
+        }
+        Ok(Some(upstream))
+    }
 }
 
 /// A tensor of that name with so many axes, none of them absurd.
@@ -196,6 +218,26 @@ fn float<T: Element>(
 
 fn required<T: Element>(source: &mut Source, name: &str) -> Result<Array<T>, Failure> {
     float(source, name, 4..=4)?.ok_or_else(|| missing(source, name))
+}
+
+/// One number a query, of exactly this shape: the library takes a flat slice, and would not see `[B, N, Hq]`.
+fn per_query<T: Element>(source: &mut Source, name: &str, rows: [usize; 3]) -> Result<Option<Array<T>>, Failure> {
+    let found = float(source, name, 3..=3)?;
+    match &found {
+        Some(Array { shape, .. }) if shape[..] != rows => {
+            Err(source.refuse(name, format!("has shape {shape:?}, expected {rows:?}, as `q` has")))
+        }
+        _ => Ok(found),
+    }
+}
+
+/// A gradient that comes back from above beside that of the output.
+fn upstream<T: Element>(source: &mut Source, name: &str, rows: [usize; 3]) -> Result<Option<Array<T>>, Failure> {
+    let found = per_query(source, name, rows)?;
+    if found.is_some() && source.info("d_out").is_none() {
+        return Err(source.refuse("d_out", format!("is missing: `{name}` needs it")));
+    }
+    Ok(found)
 }
 
 /// Its reach is read off its shape.

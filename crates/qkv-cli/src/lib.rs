@@ -3,7 +3,7 @@
 //! | module | owns |
 //! | --- | --- |
 //! | `choices` | the one table of choices and tensors that help, page and parser come from |
-//! | `arguments`, `place`, `pattern` | from what was typed to what was meant |
+//! | `arguments`, `place`, `pattern`, `selection` | from what was typed to what was meant |
 //! | `page` | the table as Markdown, `docs/run.md` |
 //! | `failure` | an expected failure: one sentence and a hint |
 //! | `source`, `number`, `target` | tensors from a file, their numbers, tensors into a file |
@@ -31,6 +31,7 @@ mod place;
 mod report;
 mod results;
 mod run;
+mod selection;
 mod source;
 mod target;
 

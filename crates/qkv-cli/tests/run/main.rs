@@ -7,5 +7,6 @@ mod misuse;
 mod precision;
 mod program;
 mod report;
+mod selection;
 mod shapes;
 mod tensors;
