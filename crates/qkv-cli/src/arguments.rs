@@ -4,7 +4,7 @@
 use crate::choices::{CHOICES, Choice, EXAMPLES, INPUTS, Kind, OUTPUTS, Other, TensorRow, any_of};
 use crate::number::Precision;
 use crate::pattern::Pattern;
-use crate::place::{PlaceOf, Window};
+use crate::place::{Local, PlaceOf, Window};
 use crate::selection::Selection;
 use clap::builder::{PossibleValuesParser, ValueParser};
 use clap::error::{Error, ErrorKind};
@@ -56,6 +56,7 @@ pub(crate) struct Choices {
     pub causal: bool,
     pub window: Option<Window>,
     pub pattern: Option<Pattern>,
+    pub local: Option<usize>,
     pub place: Place,
     pub select: Select,
     pub dropout: Option<f64>,
@@ -132,6 +133,7 @@ fn parser(choice: &Choice) -> ValueParser {
         Kind::Window => value_parser!(Window).into(),
         Kind::Place => value_parser!(PlaceOf).into(),
         Kind::Pattern => value_parser!(Pattern).into(),
+        Kind::Local => value_parser!(Local).into(),
         Kind::Selection => value_parser!(Selection).into(),
     }
 }
@@ -184,6 +186,7 @@ fn choices(matches: &ArgMatches) -> Result<Choices, String> {
         causal: causal.is_some(),
         window: matches.get_one("window").copied(),
         pattern: matches.get_one("pattern").copied(),
+        local: matches.get_one("local").map(|&Local(half_width)| half_width),
         place: place(causal, matches.get_one("place").map(|&PlaceOf(place)| place))?,
         select: selection.select(seed, matches.get_flag("straight-through")),
         dropout: number("dropout"),

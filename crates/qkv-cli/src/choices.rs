@@ -27,6 +27,8 @@ pub(crate) enum Kind {
     Place,
     /// One of the forms in `values`.
     Pattern,
+    /// `predictive:D`.
+    Local,
     /// One of the forms in `values`.
     Selection,
 }
@@ -158,7 +160,14 @@ pub(crate) const CHOICES: &[(&str, &[Choice])] = &[
                 ("fixed:S,C", "the same block of S, or the last C keys of any block (Sparse Transformer)"),
                 ("longformer:W,G", "|p − j| ≤ W/2, or p or j among the first G positions"),
                 ("bigbird:B,W,G,R,SEED", "in blocks of B: W around, the first G, and R drawn at random for each"),
+                (
+                    "lsh:BUCKETS,ROUNDS,SEED",
+                    "the same hash bucket in any round (Reformer); `q` and `k` are hashed here",
+                ),
             ]),
+            Choice::new("local", Kind::Local, "Only keys around the query's predicted centre c, the tensor `center`")
+                .values(&[("predictive:D", "|j − c| ≤ D, and weights times exp(−(j − c)²/2σ²) with σ = D/2 (Luong)")])
+                .clashes(&["select hard", "select sample", "select top-k:K", "select sparsemax"]),
             Choice::new("place", Kind::Place, "Where query i stands among the keys, its place p")
                 .default("start")
                 .values(&[("start", "p = i"), ("end", "p = i + M − N"), ("OFFSET", "p = i + OFFSET, a whole number")]),
@@ -227,6 +236,7 @@ pub(crate) const INPUTS: &[TensorRow] = &[
     ("table", "[1 or Hq, 2R + 1]", "relative bias: entry clamp(j − p, −R, R) + R is added to a score"),
     ("scale", "[1 or Hq]", "learned scale, in place of the score's own"),
     ("sinks", "[Hq]", "one logit a head that takes weight and gives no value"),
+    ("center", "[B, Hq, N]", "the predicted centres of `--local predictive:D`, places among the keys"),
     ("mask", "1 to 4 axes", "bool or u8, 1 = may see; broadcasts to [B, Hq, N, M] as in NumPy"),
     ("key_lengths", "[B]", "integers: how many keys of each sequence are there, the rest is padding"),
     ("segments_q", "[B, N]", "integers: queries see keys of their own segment only"),
@@ -245,7 +255,11 @@ pub(crate) const OUTPUTS: &[TensorRow] = &[
         "[B, Hq, N]",
         "the log-sum-exp of each row of scores (top-k: of those chosen; sparsemax: τ), natural log, in f32 (f64 for f64)",
     ),
-    ("chosen", "[B, Hq, N, 1 or K]", "for hard, sample and top-k: the keys chosen, ascending, as I64; −1 where none"),
+    (
+        "chosen",
+        "[B, Hq, N, 1 or K]",
+        "for hard, sample and top-k (K at most M): the keys chosen, ascending, I64; −1 for none",
+    ),
     ("log_prob", "[B, Hq, N]", "for hard and sample: the log-probability of the choice, in the type of `lse`"),
     ("weights", "[B, Hq, N, M]", "with `--weights`: what multiplied the values"),
     ("d_q, d_k, d_v", "as q, k, v", "with `d_out`: their gradients"),
@@ -257,5 +271,7 @@ pub(crate) const EXAMPLES: &[(&str, &str)] = &[
     ("qkv run", "Two small sentences: see how context changes what a word means"),
     ("qkv run --input in.safetensors --output out.safetensors --causal start", "A decoder's self-attention"),
     ("qkv run --input in.safetensors --causal end --window 255,0 --json", "How much a local window saves"),
+    ("qkv run --input in.safetensors --pattern lsh:64,2,0 --json", "How much hash buckets save"),
+    ("qkv run --input in.safetensors --output out.safetensors --select sample --seed 7", "One key for each query"),
     ("qkv run --input in.safetensors --output out.safetensors --engine reference --dtype f64", "The definition"),
 ];

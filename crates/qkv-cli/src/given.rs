@@ -47,6 +47,7 @@ pub(crate) struct Given<T: Element> {
     pub table: Option<Array<T>>,
     pub scale: Option<Array<T>>,
     pub sinks: Option<Array<T>>,
+    pub center: Option<Array<T>>,
     pub w: Option<Array<T>>,
     pub w_q: Option<Array<T>>,
     pub w_k: Option<Array<T>>,
@@ -70,6 +71,7 @@ impl<T: Element> Given<T> {
             table: None,
             scale: None,
             sinks: None,
+            center: None,
             w: None,
             w_q: None,
             w_k: None,
@@ -93,6 +95,7 @@ impl<T: Element> Given<T> {
             table: table(source)?,
             scale: float(source, "scale", 0..=1)?,
             sinks: float(source, "sinks", 1..=1)?,
+            center: per_query(source, "center", rows)?,
             w: float(source, "w", 2..=3)?,
             w_q: float(source, "w_q", 2..=3)?,
             w_k: float(source, "w_k", 2..=3)?,
@@ -125,6 +128,7 @@ impl<T: Element> Given<T> {
             ("table", self.table.as_ref()),
             ("scale", self.scale.as_ref()),
             ("sinks", self.sinks.as_ref()),
+            ("center", self.center.as_ref()),
             ("w", self.w.as_ref()),
             ("w_q", self.w_q.as_ref()),
             ("w_k", self.w_k.as_ref()),
@@ -148,6 +152,9 @@ impl<T: Element> Given<T> {
         }
         if let Some(sinks) = &self.sinks {
             inputs = inputs.sinks(&sinks.data);
+        }
+        if let Some(center) = &self.center {
+            inputs = inputs.center(&center.data);
         }
         if let Some(w) = &self.w {
             inputs = inputs.w(w.view()?);

@@ -3,6 +3,7 @@
 //! elsewhere only shapes that are beyond any machine are refused.
 
 use crate::failure::Failure;
+use qkv::Lsh;
 use qkv::tuning::{KEYS, QUERIES};
 use std::fs;
 use std::path::Path;
@@ -42,11 +43,15 @@ pub(crate) struct Demand {
     pub backward: bool,
     /// How many matrices of `[B, Hq, N, M]` are stored, in bytes a pair.
     pub pair: usize,
+    /// How many keys are chosen for each query.
+    pub chosen: usize,
+    /// Whether queries and keys are hashed, and how.
+    pub hash: Option<Lsh>,
 }
 
 impl Demand {
     /// Refuses a call that this machine cannot hold.
-    pub fn check(&self, path: &Path) -> Result<(), Failure> {
+    pub fn check(&self, path: Option<&Path>) -> Result<(), Failure> {
         let (needed, available) = (self.bytes(), available());
         if needed <= available {
             return Ok(());
@@ -55,11 +60,15 @@ impl Demand {
         let (q, k, needed, available) = (self.q, self.k, gib(needed), gib(available));
         let shapes = format!("`q` of shape {q:?} with `k` of shape {k:?}");
         let why = format!("needs some {needed:.1} GiB of memory, and this machine has {available:.1}");
-        let failure = Failure::in_file(path, format!("{shapes} {why}"));
-        Err(if self.pair > 0 {
-            failure.hint("`--engine exact` without `--weights` needs no memory for N × M")
-        } else {
-            failure
+        let failure = match path {
+            Some(path) => Failure::in_file(path, format!("{shapes} {why}")),
+            None => Failure::new(format!("{shapes} {why}")),
+        };
+        Err(match self {
+            Demand { pair: 1.., .. } => failure.hint("`--engine exact` without `--weights` needs no memory for N × M"),
+            Demand { hash: Some(_), .. } => failure.hint("fewer buckets and fewer rounds need less"),
+            Demand { chosen: 2.., .. } => failure.hint("a smaller K of `--select top-k:K` needs less"),
+            _ => failure,
         })
     }
 
@@ -71,12 +80,20 @@ impl Demand {
         let queries = volume([self.q[0], self.q[1], self.q[2].max(QUERIES), widest]);
         let keys = volume([self.k[0], self.k[1], self.k[2].max(KEYS), widest]);
         let pairs = volume([self.q[0], self.q[1], self.q[2], self.k[2]]);
+        let rows = |axes: [usize; 4]| volume([axes[0], axes[1], axes[2], 1]);
+        let chosen = rows(self.q).saturating_mul(16 * self.chosen as u128); // as keys, and as they are collected
+        let hash = self.hash.map_or(0, |Lsh { buckets, rounds, .. }| {
+            let rotations = volume([self.q[3], rounds, buckets / 2, 8]); // at most: many buckets are made of fewer
+            rows(self.q).saturating_add(rows(self.k)).saturating_mul(4 * rounds as u128).saturating_add(rotations)
+        });
         let passes = if self.backward { 2 } else { 1 };
         queries
             .saturating_add(keys)
             .saturating_mul(4 * passes)
             .saturating_add(pairs.saturating_mul(self.pair as u128))
             .saturating_add(self.file.into())
+            .saturating_add(chosen)
+            .saturating_add(hash)
     }
 }
 
@@ -85,13 +102,13 @@ mod tests {
     use super::*;
 
     fn demand(q: [usize; 4], k: [usize; 4]) -> Demand {
-        Demand { q, k, v: k, a: 0, file: 0, backward: true, pair: 0 }
+        Demand { q, k, v: k, a: 0, file: 0, backward: true, pair: 0, chosen: 0, hash: None }
     }
 
     #[test]
     fn an_ordinary_call_fits() {
-        assert!(demand([2, 8, 512, 64], [2, 8, 512, 64]).check(Path::new("in")).is_ok());
-        assert!(demand([0, 0, 0, 0], [0, 0, 0, 0]).check(Path::new("in")).is_ok());
+        assert!(demand([2, 8, 512, 64], [2, 8, 512, 64]).check(Some(Path::new("in"))).is_ok());
+        assert!(demand([0, 0, 0, 0], [0, 0, 0, 0]).check(Some(Path::new("in"))).is_ok());
     }
 
     #[test]
@@ -100,10 +117,21 @@ mod tests {
         for axis in 0..4 {
             let mut q = [0; 4];
             q[axis] = huge;
-            assert!(demand(q, [0; 4]).check(Path::new("in")).is_err());
-            assert!(demand([0; 4], q).check(Path::new("in")).is_err());
+            assert!(demand(q, [0; 4]).check(Some(Path::new("in"))).is_err());
+            assert!(demand([0; 4], q).check(Some(Path::new("in"))).is_err());
         }
-        assert!(demand([usize::MAX; 4], [usize::MAX; 4]).check(Path::new("in")).is_err());
+        assert!(demand([usize::MAX; 4], [usize::MAX; 4]).check(Some(Path::new("in"))).is_err());
+    }
+
+    #[test]
+    fn choices_that_take_more_than_any_memory_are_refused() {
+        let small = demand([1, 1, 6, 4], [1, 1, 6, 4]);
+        let hashed = |buckets, rounds| Demand { hash: Some(Lsh { buckets, rounds, seed: 0 }), ..small }.check(None);
+        assert!(hashed(64, 8).is_ok());
+        assert!(hashed(2, usize::MAX).is_err());
+        assert!(hashed(2, 1 << 44).is_err());
+        let long = demand([1, 1, 1 << 24, 4], [1, 1, 1 << 24, 4]);
+        assert!(Demand { chosen: 1 << 24, ..long }.check(None).is_err());
     }
 
     #[test]

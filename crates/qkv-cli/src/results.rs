@@ -22,6 +22,7 @@ pub(crate) fn results<T: Number>(given: &Given<T>, computed: Computed<T>) -> Vec
         ("d_table", &given.table, numbers(d.table)),
         ("d_scale", &given.scale, d.scale),
         ("d_sinks", &given.sinks, d.sinks),
+        ("d_center", &given.center, d.center),
         ("d_w", &given.w, numbers(d.w)),
         ("d_w_q", &given.w_q, numbers(d.w_q)),
         ("d_w_k", &given.w_k, numbers(d.w_k)),

@@ -3,6 +3,8 @@
 mod choices;
 mod files;
 mod gradients;
+mod hash;
+mod local;
 mod misuse;
 mod precision;
 mod program;

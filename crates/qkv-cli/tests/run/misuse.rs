@@ -51,6 +51,11 @@ fn windows_and_patterns_without_meaning_are_misuse() {
     misused("--pattern fixed:4,5", &["--pattern", "C must be at least 1 and at most S"]);
     misused("--pattern bigbird:0,1,1,1,1", &["--pattern", "at least 1 token"]);
     misused("--pattern dilated:3", &["--pattern", "`strided:S`, `fixed:S,C`"]);
+    misused("--pattern lsh:3,1,0", &["--pattern", "an even number of at least 2"]);
+    misused("--pattern lsh:4,0,0", &["--pattern", "at least 1 round"]);
+    misused("--pattern lsh:4,1", &["--pattern", "`lsh:BUCKETS,ROUNDS,SEED`"]);
+    misused("--local predictive:0", &["--local", "D must be a whole number of at least 1"]);
+    misused("--local monotonic", &["--local", "expected `predictive:D`"]);
 }
 
 #[test]
@@ -65,6 +70,8 @@ fn what_goes_with_softmax_alone_is_misuse_with_another_selection() {
     for (typed, told) in [("hard", "hard"), ("sample", "sample"), ("top-k:2", "top-k:K"), ("sparsemax", "sparsemax")] {
         let told = format!("`--dropout` cannot go with `--select {told}`");
         misused(&format!("--select {typed} --dropout 0.1"), &[&told]);
+        let told = told.replace("dropout", "local");
+        misused(&format!("--select {typed} --local predictive:2"), &[&told]);
     }
     Folder::new().qkv("run --select soft --dropout 0.1").well();
 }

@@ -108,6 +108,7 @@ fn help_tells_every_choice_and_every_tensor() {
         "--causal",
         "--window",
         "--pattern",
+        "--local",
         "--place",
         "--select",
         "--straight-through",
@@ -126,14 +127,32 @@ fn help_tells_every_choice_and_every_tensor() {
             assert!(text.contains(choice), "no {choice} in: {text}");
         }
     }
-    for value in
-        ["strided:S", "fixed:S,C", "longformer:W,G", "bigbird:B,W,G,R,SEED", "start|end|OFFSET", "top-k:K", "bf16"]
-    {
+    for value in [
+        "strided:S",
+        "fixed:S,C",
+        "longformer:W,G",
+        "bigbird:B,W,G,R,SEED",
+        "start|end|OFFSET",
+        "top-k:K",
+        "lsh:BUCKETS,ROUNDS,SEED",
+        "predictive:D",
+        "bf16",
+    ] {
         assert!(help.contains(value) && short.contains(value), "{value}");
     }
-    for tensor in
-        ["d_out", "d_lse", "d_log_prob", "chosen", "log_prob", "key_lengths", "segments_q", "v_score", "sinks", "table"]
-    {
+    for tensor in [
+        "d_out",
+        "d_lse",
+        "d_log_prob",
+        "chosen",
+        "log_prob",
+        "center",
+        "key_lengths",
+        "segments_q",
+        "v_score",
+        "sinks",
+        "table",
+    ] {
         assert!(help.contains(tensor) && page.contains(tensor), "{tensor}");
     }
     assert!(Folder::new().qkv("--help").well().contains("run"));
