@@ -119,7 +119,9 @@ impl Case {
         if let Some(lsh) = extras.lsh {
             attention = attention.mask(Mask::lsh(lsh));
         }
-        if matches!(attention.select, Select::Soft | Select::Hard(_)) {
+        // Linear attention makes no weight, so it has no entropy to give.
+        let linear = matches!(attention.score, Score::Linear(_));
+        if matches!(attention.select, Select::Soft | Select::Hard(_)) && !linear {
             attention = attention.with_entropy();
         }
         Case { name: name.into(), attention, sizes, extras }

@@ -1,7 +1,7 @@
 //! The cases: shapes that are odd, prime, 1, or larger than a tile; every score, mask, bias and sharing of heads.
 
 use crate::case::{Case, Extras, Sizes};
-use qkv::{Attention, Bias, BigBird, Blocks, Lsh, Mask, Place, Score};
+use qkv::{Attention, Bias, BigBird, Blocks, Features, Lsh, Mask, Place, Score};
 
 const SCORES: [Score; 6] =
     [Score::Dot, Score::ScaledDot, Score::General, Score::Additive, Score::Cosine, Score::Distance];
@@ -292,5 +292,64 @@ pub fn hashed() -> Vec<Case> {
             cases.push(Case::new(name, attention, Sizes::new(n, m, 4).heads(2, 2, 1), extras));
         }
     }
+    cases
+}
+
+/// The feature maps of linear attention, by name.
+fn maps() -> [(&'static str, Features); 3] {
+    [("elu", Features::Elu), ("relu", Features::Relu), ("favor", Features::Favor { count: 21, seed: 5 })]
+}
+
+/// Linear attention: odd shapes, every mask that goes with it at every place, shared heads, chunks and spans crossed.
+pub fn linear() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let both = Extras { all_upstream: true, ..Extras::default() };
+    for (name, features) in maps() {
+        let linear = || Attention::linear(features);
+        let causal = || linear().mask(Mask::causal());
+        for (n, m, d) in ODD {
+            let sizes = Sizes::new(n, m, d);
+            // Exponents of a size near 1, as for the scores above.
+            let scaled =
+                |attention: Attention| if name == "favor" { attention.scale(1.0 / d as f64) } else { attention };
+            let (linear, causal) = (|| scaled(linear()), || scaled(causal()));
+            cases.push(Case::new(format!("{name} {n}×{m}×{d}"), linear(), sizes, both.clone()));
+            cases.push(Case::new(
+                format!("causal {name} {n}×{m}×{d}"),
+                causal().place(Place::End),
+                sizes,
+                both.clone(),
+            ));
+        }
+        for (n, m, d) in [(0, 5, 4), (5, 0, 4), (0, 0, 4), (4, 5, 0)] {
+            let name = format!("empty {name} {n}×{m}×{d}");
+            cases.push(Case::new(name, linear(), Sizes::new(n, m, d), Extras::default()));
+        }
+        let sizes = Sizes::new(140, 300, 8).heads(1, 2, 1);
+        for place in [Place::Start, Place::End, Place::Offset(-20), Place::Offset(90), Place::Offset(400)] {
+            let name = format!("causal {name} {place:?}");
+            cases.push(Case::new(name, causal().place(place), sizes, both.clone()));
+        }
+        let sizes = Sizes::new(100, 150, 8).heads(2, 4, 2).widths(8, 5);
+        for (what, extras) in [
+            ("heads", both.clone()),
+            ("lengths", Extras { lengths: true, ..both.clone() }),
+            ("segments", Extras { segments: true, ..both.clone() }),
+            ("lengths and segments", Extras { lengths: true, segments: true, ..both.clone() }),
+            ("places", Extras { positions: true, ..both.clone() }),
+            ("everything", Extras { lengths: true, segments: true, positions: true, ..both.clone() }),
+        ] {
+            cases.push(Case::new(format!("{name} {what}"), linear(), sizes, extras.clone()));
+            cases.push(Case::new(format!("causal {name} {what}"), causal(), sizes, extras));
+        }
+        // More than one span of keys.
+        let long = Sizes::new(20, 2_200, 4).heads(1, 2, 1);
+        cases.push(Case::new(format!("long {name}"), linear(), long, both.clone()));
+        let places = Extras { positions: true, ..both.clone() };
+        cases.push(Case::new(format!("long causal {name}"), causal(), long, places));
+    }
+    let favor = |count, scale| Attention::linear(Features::Favor { count, seed: 9 }).scale(scale).mask(Mask::causal());
+    cases.push(Case::new("one feature", favor(1, 0.5), Sizes::new(90, 90, 6), both.clone()));
+    cases.push(Case::new("more features than width", favor(50, 0.3), Sizes::new(90, 90, 6), both));
     cases
 }

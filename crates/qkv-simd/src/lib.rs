@@ -11,6 +11,7 @@
 //! | [`isa`] | which instruction set runs, found once, forced by `QKV_ISA` |
 //! | [`product`](mod@product) | the one matrix product: `C += A · B` over panels |
 //! | [`tile`] | passes over a tile of scores: softmax, its gradient, masks, scales |
+//! | [`features`] | passes over rows of features: the maps of linear attention, their slopes, states |
 //! | [`pairwise`] | scores that are no product: additive and squared distance |
 //! | [`philox`] | the counter-based random bits of dropout |
 //! | [`counting`] | an allocator that counts |
@@ -22,6 +23,7 @@
 #![warn(missing_docs)]
 
 pub mod counting;
+pub mod features;
 pub mod isa;
 mod kernel;
 #[doc(hidden)]

@@ -4,6 +4,7 @@ use crate::bias::Bias;
 use crate::decode::Decode;
 use crate::error::Result;
 use crate::exact;
+use crate::feature::{self, Features};
 use crate::inputs::{Inputs, Upstream};
 use crate::mask::Mask;
 use crate::place::Place;
@@ -95,6 +96,11 @@ impl Attention {
     /// `−‖q − k‖²`. See [`Score`].
     pub fn distance() -> Attention {
         Attention::new(Score::Distance)
+    }
+
+    /// Linear attention with these features. See [`Features`].
+    pub fn linear(features: Features) -> Attention {
+        Attention::new(Score::Linear(features))
     }
 
     /// Multiply scores by this instead of by the score's own scale.
@@ -268,7 +274,7 @@ impl Attention {
         let mut out = Output::zeros(&problem)?;
         let (scratch, threads) = (Scratch::new(), rayon::current_num_threads());
         match self.select {
-            Select::Soft => exact::forward(&problem, out.writable(), &scratch, threads),
+            Select::Soft => self.run(&problem, out.writable(), &scratch, threads),
             _ => exact::select(&problem, &mut out, &scratch, threads)?,
         }
         Ok(out)
@@ -308,8 +314,22 @@ impl Attention {
                 reason: "it returns more than values; use `forward`",
             });
         }
-        exact::forward(&problem, into, scratch, threads.max(1));
+        self.run(&problem, into, scratch, threads.max(1));
         Ok(())
+    }
+
+    /// Runs the engine that the score belongs to.
+    fn run<T: Element>(
+        &self,
+        problem: &Problem<'_, T>,
+        into: OutputMut<'_, T>,
+        scratch: &Scratch<T::Acc>,
+        threads: usize,
+    ) {
+        match self.score {
+            Score::Linear(_) => feature::forward(problem, into, scratch, threads),
+            _ => exact::forward(problem, into, scratch, threads),
+        }
     }
 
     /// Computes the gradients of everything that was given, from what [`forward`](Attention::forward) returned and what
@@ -336,7 +356,10 @@ impl Attention {
         out.check(&problem)?;
         problem.check_upstream(&upstream, out.entropy.is_some())?;
         out.check_kept(self)?;
-        exact::backward(&problem, out, &upstream, scratch, threads.max(1))
+        match self.score {
+            Score::Linear(_) => feature::backward(&problem, out, &upstream, scratch, threads.max(1)),
+            _ => exact::backward(&problem, out, &upstream, scratch, threads.max(1)),
+        }
     }
 
     /// The weights, on demand: any rows, any rectangle, or pooled to a picture, recomputed exactly from `q`, `k` and what
@@ -367,14 +390,16 @@ impl Attention {
         let problem = Problem::placed(self, inputs, place)?;
         let mut out = Output::zeros(&problem)?;
         let (scratch, threads) = (Scratch::new(), rayon::current_num_threads());
-        match self.select {
-            Select::Soft => exact::decode(&problem, out.writable(), how, &scratch, threads),
+        match (self.score, self.select) {
+            (Score::Linear(_), _) => feature::forward(&problem, out.writable(), &scratch, threads),
+            (_, Select::Soft) => exact::decode(&problem, out.writable(), how, &scratch, threads),
             _ => exact::select(&problem, &mut out, &scratch, threads)?,
         }
         Ok(out)
     }
 
-    /// How many tiles of each kind the mask leaves, in all sequences and heads: what the engine will touch.
+    /// How many tiles of each kind the mask leaves, in all sequences and heads: what the engine will touch. Linear attention
+    /// touches none.
     ///
     /// ```
     /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 4096, 8], 1);
@@ -383,7 +408,8 @@ impl Attention {
     /// # Ok::<(), qkv::Error>(())
     /// ```
     pub fn tiles<T: Element>(&self, inputs: Inputs<'_, T>) -> Result<Tiles> {
-        Ok(exact::tiles(&Problem::new(self, inputs)?))
+        let problem = Problem::new(self, inputs)?;
+        Ok(if let Score::Linear(_) = self.score { Tiles::default() } else { exact::tiles(&problem) })
     }
 }
 

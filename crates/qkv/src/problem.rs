@@ -4,6 +4,7 @@
 use crate::attention::Attention;
 use crate::bias::alibi_slopes;
 use crate::error::{Error, Result};
+use crate::feature;
 use crate::heads::Heads;
 use crate::inputs::{Inputs, Upstream};
 use crate::mask::{Mask, Scene};
@@ -78,6 +79,7 @@ impl<'a, T: Element> Problem<'a, T> {
         };
         let bias = broadcast("bias", inputs.bias, [b, hq, n, m])?;
         let problem = Problem { attention, inputs, heads, b, n, m, d, dk, dv, width, scene, bias, slopes };
+        feature::check(attention, d, dv)?;
         problem.check_numbers()?;
         problem.check_mask()?;
         problem.check_bias()?;
@@ -230,6 +232,9 @@ impl<'a, T: Element> Problem<'a, T> {
 
     /// What the raw scores of a query head are multiplied by, and what the gradient of a learned scale is.
     pub fn scale(&self, h: usize) -> f64 {
+        if let Score::Linear(_) = self.attention.score {
+            return 1.0; // its scale is within its features
+        }
         let scale = match (self.attention.scale, self.inputs.scale) {
             (Scale::Fixed(scale), _) => scale,
             (Scale::Learned, Some(given)) => given[h % given.len()].to_f64(),
@@ -352,6 +357,7 @@ fn score_width<T: Element>(score: Score, inputs: &Inputs<'_, T>, heads: Heads, d
             let expected = format!("a width of {d}, as `q` has (only general and additive scores take two widths)");
             Err(Error::shape("k", &inputs.k.shape(), expected))
         }
+        Score::Linear(features) => Ok(features.count(d)),
         _ => Ok(d),
     }
 }

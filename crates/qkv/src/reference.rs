@@ -4,6 +4,7 @@
 //! truth. In a tensor's own precision, rounding scores, weights and their gradients to the tensor's type, it is the
 //! *plain formula* whose error sets the bound for every engine.
 
+mod linear;
 mod selection;
 
 use self::selection::select;
@@ -310,6 +311,9 @@ impl<'a, F: Real, T: Element> Head<'a, F, T> {
                 (apply(projection(inputs.w_q, h), &q), apply(projection(inputs.w_k, h / heads.group), &k))
             }
             Score::Cosine => (q.iter().map(|row| unit(row)).collect(), k.iter().map(|row| unit(row)).collect()),
+            Score::Linear(features) => {
+                (linear::compared(problem, features, &q), linear::compared(problem, features, &k))
+            }
             _ => (q.clone(), k.clone()),
         };
         Head { problem, b, h, scale: F::from_f64(problem.scale(h)), q, k, query, key }
@@ -350,6 +354,7 @@ impl<F: Real, T: Element> Head<'_, F, T> {
                 sum(width, |x| wide::<T, F>(v[x]) * (query[x] + key[x]).tanh())
             }
             Score::Distance => -sum(width, |x| (query[x] - key[x]) * (query[x] - key[x])),
+            Score::Linear(features) => linear::score(features, query, key),
             _ => sum(width, |x| query[x] * key[x]),
         };
         let mut score = raw * self.scale;
@@ -414,6 +419,7 @@ impl<F: Real, T: Element> Head<'_, F, T> {
                     d_v[x] += d_raw * t;
                 }
             }
+            Score::Linear(features) => linear::gradient(features, query, key, d_raw, d_query, d_key),
             Score::Distance => {
                 for x in 0..width {
                     let d = d_raw * F::from_f64(-2.0) * (query[x] - key[x]);
@@ -481,6 +487,10 @@ impl<F: Real, T: Element> Head<'_, F, T> {
                 let d_k: Vec<Vec<F>> = self.k.iter().zip(d_key).map(|(row, d)| back(row, d)).collect();
                 add_rows(&mut grad.q, b, h, &d_q);
                 add_rows(&mut grad.k, b, kh, &d_k);
+            }
+            Score::Linear(features) => {
+                add_rows(&mut grad.q, b, h, &linear::back(problem, features, &self.q, d_query));
+                add_rows(&mut grad.k, b, kh, &linear::back(problem, features, &self.k, d_key));
             }
             _ => {
                 add_rows(&mut grad.q, b, h, d_query);

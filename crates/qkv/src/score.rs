@@ -1,5 +1,6 @@
 //! **Score**: how alike are a query and a key? What comes on top of any score, its scale, is here too.
 
+use crate::feature::Features;
 use serde::{Deserialize, Serialize};
 
 /// How alike a query and a key are, before scale, cap, bias and mask.
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 /// | [`Additive`](Score::Additive) | `vᵀ tanh(W₁q + W₂k)` | any | `w_q [A, D]`, `w_k [A, Dk]`, `v_score [A]` | Bahdanau et al. 2014, arXiv:1409.0473 |
 /// | [`Cosine`](Score::Cosine) | `q·k / (‖q‖ ‖k‖)` | equal | | Graves et al. 2014, arXiv:1410.5401 |
 /// | [`Distance`](Score::Distance) | `−‖q − k‖²` | equal | | Kim et al. 2021, arXiv:2006.04710 |
+/// | [`Linear`](Score::Linear) | `ln φ(q)·φ(k)` | equal | | Katharopoulos et al. 2020, arXiv:2006.16236; see [`Features`] |
 ///
 /// ```
 /// use qkv::{Attention, Inputs, Tensor};
@@ -48,6 +50,9 @@ pub enum Score {
     Cosine,
     /// `−‖q − k‖²`.
     Distance,
+    /// `ln φ(q)·φ(k)`, so that the weight is a product of features: linear attention, in linear time. See [`Features`] for
+    /// the maps and for what goes with it.
+    Linear(Features),
 }
 
 impl Score {
@@ -60,6 +65,7 @@ impl Score {
             Score::Additive => "additive",
             Score::Cosine => "cosine",
             Score::Distance => "distance",
+            Score::Linear(_) => "linear",
         }
     }
 }

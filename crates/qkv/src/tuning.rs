@@ -23,3 +23,11 @@ pub const PAIRS_LOOKED_AT: usize = 512;
 /// Numbers that whole rows of scores may take in a worker's cache, for selections that look at whole rows: 1 MiB in `f32`,
 /// half a second-level cache. A row that is longer is looked at alone.
 pub const WHOLE_ROWS: usize = 1 << 18;
+
+/// Keys in a chunk of linear attention. Frozen: the state is rounded at these places. With 64 features and values of 64, a
+/// chunk's own products then cost as much as bringing the state forward, which is where the sum of both is least.
+pub const CHUNK: usize = 64;
+
+/// Chunks in a span of linear attention, whose states are made in parallel. Frozen for the same reason. 1,024 keys are
+/// enough work to hide handing them out; a state for every span of 64 features and values of 64 is 4 numbers a key.
+pub const SPAN: usize = 16;

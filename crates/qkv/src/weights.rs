@@ -4,7 +4,9 @@
 use crate::attention::Output;
 use crate::error::{Error, Result};
 use crate::exact::{Compared, Kept, KeyBlocks, Operand, Plan, Room, RowAt, Rule, TileOps, Verdict, Weighing};
+use crate::feature::{self, Weigher};
 use crate::problem::Problem;
+use crate::score::Score;
 use crate::scratch::Scratch;
 use crate::tensor::Tensor;
 use crate::tuning::{KEYS, QUERIES};
@@ -147,6 +149,13 @@ impl<'a, T: Element> Weights<'a, T> {
         let problem = &self.problem;
         let scratch = Scratch::new();
         let threads = rayon::current_num_threads();
+        if let Score::Linear(_) = problem.attention.score {
+            let sizes = feature::sizes_of(problem);
+            let worker = || (Weigher::new(problem, &sizes, &scratch), scratch.take(room));
+            return for_each_task(threads, tasks, worker, |(weigher, room), at| {
+                task(&mut |range, report| weigher.weigh(self.out, [b, h], range, cols, report), room, at);
+            });
+        }
         let compared = Compared::new(problem, &scratch, threads);
         let plan = Plan::natural_over(Rule::of(problem), &problem.scene, cols);
         let piece = &plan.pieces[0];

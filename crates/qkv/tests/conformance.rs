@@ -64,3 +64,8 @@ fn predictive_local_attention_holds() {
 fn hash_buckets_hold() {
     holds(grid::hashed());
 }
+
+#[test]
+fn linear_attention_holds_with_every_map_and_mask() {
+    holds(grid::linear());
+}

@@ -1,0 +1,194 @@
+//! A chunk of rows and the state that chunks are summed into.
+//!
+//! A [`Block`] is up to [`CHUNK`] rows: features with their logs, and beside each what it carries: for a key its value and
+//! a 1, so that the denominator is one more column of the numerator; for a query, in the backward pass, what comes back
+//! from above. A [`State`] is the sum over rows of features times what they carry, relative to the largest log so far,
+//! exactly as the online softmax keeps its sum: when the largest log grows, the state shrinks.
+
+use super::map::Map;
+use crate::scratch::{Buffer, Scratch};
+use crate::source::Source;
+use crate::tuning::CHUNK;
+use qkv_simd::features::blend;
+use qkv_simd::tile::{RowOp, row_op, weights};
+use qkv_simd::{Element, Matrix, Panels, Real, padded, product};
+
+/// The sizes of a pass: its map, and the width of what rows carry.
+#[derive(Clone, Debug)]
+pub(crate) struct Sizes<A: Real> {
+    pub map: Map<A>,
+    pub dv: usize,
+    /// Of a padded row of values with their 1.
+    pub v_row: usize,
+}
+
+impl<A: Real> Sizes<A> {
+    pub fn new(map: Map<A>, dv: usize) -> Self {
+        Sizes { map, dv, v_row: padded::<A>(dv + 1) }
+    }
+}
+
+/// Up to [`CHUNK`] rows with their features and what they carry.
+pub(super) struct Block<'s, A: Real> {
+    pub len: usize,
+    /// `[CHUNK, d_row]`
+    pub x: Buffer<'s, A>,
+    /// `[CHUNK, row]`
+    pub features: Buffer<'s, A>,
+    /// `[CHUNK]`
+    pub logs: Buffer<'s, A>,
+    /// `[CHUNK, v_row]`
+    pub values: Buffer<'s, A>,
+    /// Whether all of `x`, and all of `values`, is finite.
+    pub finite: [bool; 2],
+}
+
+impl<'s, A: Real> Block<'s, A> {
+    pub fn new(sizes: &Sizes<A>, scratch: &'s Scratch<A>) -> Self {
+        Block {
+            len: 0,
+            x: scratch.take(CHUNK * sizes.map.d_row),
+            features: scratch.take(CHUNK * sizes.map.row),
+            logs: scratch.take(CHUNK),
+            values: scratch.take(CHUNK * sizes.v_row),
+            finite: [true; 2],
+        }
+    }
+
+    /// Loads rows and their features.
+    pub fn load<'a, T: Element<Acc = A>>(
+        &mut self,
+        sizes: &Sizes<A>,
+        from: impl Into<Source<'a, T>>,
+        head: [usize; 2],
+        indices: impl ExactSizeIterator<Item = usize>,
+    ) {
+        self.len = indices.len();
+        self.finite[0] = sizes.map.load(from.into(), head, indices, &mut self.x, &mut self.features, &mut self.logs);
+        self.logs[self.len..].fill(A::ZERO); // whole panels are read of them
+    }
+
+    /// Loads what the rows carry, with a 1 at the end of each.
+    pub fn load_values<'a, T: Element<Acc = A>>(
+        &mut self,
+        sizes: &Sizes<A>,
+        from: impl Into<Source<'a, T>>,
+        [b, h]: [usize; 2],
+        indices: impl Iterator<Item = usize>,
+    ) {
+        let from = from.into();
+        self.finite[1] = true;
+        for (i, row) in indices.zip(self.values.chunks_exact_mut(sizes.v_row)) {
+            self.finite[1] &= from.load_row(b, h, i, row);
+            row[sizes.dv] = A::ONE;
+        }
+    }
+}
+
+/// Rows side by side, `LANES` to a panel, number by number of the depth; zeros where the last panel has no row.
+pub(super) fn pack<A: Real>(rows: &[A], row: usize, len: usize, depth: usize, out: &mut [A]) {
+    for (panel, out) in out.chunks_exact_mut((depth * A::LANES).max(1)).take(len.div_ceil(A::LANES)).enumerate() {
+        let first = panel * A::LANES;
+        let lanes = A::LANES.min(len - first);
+        if lanes < A::LANES {
+            out.fill(A::ZERO);
+        }
+        for lane in 0..lanes {
+            let row = &rows[(first + lane) * row..][..depth];
+            for (x, &value) in row.iter().enumerate() {
+                out[x * A::LANES + lane] = value;
+            }
+        }
+    }
+}
+
+/// Which way a state lies: what its rows are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Facing {
+    /// `[F, v_row]`: features times it are values.
+    Values,
+    /// `[Dv + 1, row]`: values times it are features.
+    Features,
+}
+
+/// Sums over rows, as slices of `size` numbers: the sums, and the log that they are relative to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct State {
+    facing: Facing,
+    rows: usize,
+    row: usize,
+}
+
+impl State {
+    pub fn new<A: Real>(sizes: &Sizes<A>, facing: Facing) -> State {
+        let (rows, row) = match facing {
+            Facing::Values => (sizes.map.count, sizes.v_row),
+            Facing::Features => (sizes.dv + 1, sizes.map.row),
+        };
+        State { facing, rows, row }
+    }
+
+    pub fn size(&self) -> usize {
+        self.rows * self.row + 1
+    }
+
+    /// Sums over nothing.
+    pub fn clear<A: Real>(&self, state: &mut [A]) {
+        let (log, sums) = state.split_last_mut().expect("at least its log");
+        sums.fill(A::ZERO);
+        *log = A::NEG_INFINITY;
+    }
+
+    /// The log that a state is relative to; −∞ for sums over nothing.
+    pub fn log<A: Real>(&self, state: &[A]) -> A {
+        state[self.rows * self.row]
+    }
+
+    /// Adds the rows of a block, whose values it uses up.
+    pub fn absorb<A: Real>(&self, sizes: &Sizes<A>, state: &mut [A], block: &mut Block<'_, A>) {
+        let (map, len) = (&sizes.map, block.len);
+        let (log, sums) = state.split_last_mut().expect("at least its log");
+        let top = block.logs[..len].iter().fold(*log, |top, &log| larger(top, log));
+        if top == A::NEG_INFINITY {
+            return;
+        }
+        if *log != top {
+            row_op(map.isa, sums, RowOp::Scale(shrink(*log, top)));
+            *log = top;
+        }
+        let mut factors = [A::NEG_INFINITY; CHUNK];
+        factors[..len].copy_from_slice(&block.logs[..len]);
+        weights(map.isa, &mut factors, A::ONE, top);
+        for (row, &factor) in block.values.chunks_exact_mut(sizes.v_row).zip(&factors[..len]) {
+            if factor != A::ONE {
+                row_op(map.isa, row, RowOp::Scale(factor));
+            }
+        }
+        let (features, values) = (&block.features, &block.values);
+        let (a, b) = match self.facing {
+            Facing::Values => (Matrix::transposed(features, map.row), Panels::rows(values, sizes.v_row)),
+            Facing::Features => (Matrix::transposed(values, sizes.v_row), Panels::rows(features, map.row)),
+        };
+        product(map.isa, sums, self.row, a, b, self.rows, self.row / A::LANES, len);
+    }
+
+    /// `out = a + b`. The order of the two matters to the last bit: what comes first in the sequence is `a`.
+    pub fn combine<A: Real>(&self, sizes: &Sizes<A>, out: &mut [A], a: &[A], b: &[A]) {
+        let numbers = self.rows * self.row;
+        let (log_a, log_b) = (self.log(a), self.log(b));
+        let top = larger(log_a, log_b);
+        let factors = [log_a, log_b].map(|log| shrink(log, top));
+        blend(sizes.map.isa, &mut out[..numbers], (&a[..numbers], factors[0]), (&b[..numbers], factors[1]));
+        out[numbers] = top;
+    }
+}
+
+/// The larger of two, or NaN.
+pub(super) fn larger<A: Real>(a: A, b: A) -> A {
+    if b > a || b.is_nan() { b } else { a }
+}
+
+/// What sums relative to `log` are multiplied by to be relative to `top`.
+pub(super) fn shrink<A: Real>(log: A, top: A) -> A {
+    if log == top { A::ONE } else { (log - top).exp() }
+}

@@ -1,0 +1,236 @@
+//! What a mask leaves of each sequence: keys in order, and for each query how many of them it sees, from the first. Full,
+//! causal, lengths and segments, and any `&` of these, all come to that.
+//!
+//! Keys are cut into *chunks*, at whose borders the state is known, and chunks into *spans*, whose states are made in
+//! parallel. Queries are cut into *pieces*, the tasks of a pass. All cuts depend on shapes and places alone.
+
+use crate::error::{Error, Result};
+use crate::mask::Mask;
+use crate::problem::Problem;
+use crate::tuning::{CHUNK, SPAN};
+use qkv_simd::Element;
+use std::ops::Range;
+
+/// Which of the masks that go with linear attention are on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Rules {
+    pub causal: bool,
+    lengths: bool,
+    segments: bool,
+}
+
+impl Rules {
+    /// What the mask comes to, or why it does not go with linear attention.
+    pub fn new(mask: &Mask) -> Result<Rules> {
+        let refused = |second| {
+            let reason = "only full, causal, lengths, segments and `&` of these leave each query the first keys of a \
+                          sequence";
+            Err(Error::Conflict { first: "linear attention", second, reason })
+        };
+        let on = Rules::default();
+        match mask {
+            Mask::Full => Ok(on),
+            Mask::Causal => Ok(Rules { causal: true, ..on }),
+            Mask::Lengths => Ok(Rules { lengths: true, ..on }),
+            Mask::Segments => Ok(Rules { segments: true, ..on }),
+            Mask::And(a, b) => {
+                let (a, b) = (Rules::new(a)?, Rules::new(b)?);
+                Ok(Rules {
+                    causal: a.causal || b.causal,
+                    lengths: a.lengths || b.lengths,
+                    segments: a.segments || b.segments,
+                })
+            }
+            Mask::Or(..) => refused("masks joined by `|`"),
+            Mask::Not(_) => refused("a mask turned round by `!`"),
+            Mask::Bits => refused("a mask of bits"),
+            Mask::Window { .. } => refused("a window"),
+            Mask::Strided { .. } => refused("a strided mask"),
+            Mask::Fixed { .. } => refused("a fixed mask"),
+            Mask::Longformer { .. } => refused("a longformer mask"),
+            Mask::BigBird(_) => refused("a bigbird mask"),
+            Mask::Blocks(_) => refused("a mask of blocks"),
+            #[allow(unreachable_patterns)] // a mask that is added elsewhere is refused here
+            _ => refused("this mask"),
+        }
+    }
+}
+
+/// A query, and how many keys of its sequence it sees: at least one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Query {
+    pub i: usize,
+    pub seen: usize,
+}
+
+/// The keys of a sequence, in ascending order.
+#[derive(Clone, Debug)]
+enum Keys {
+    First(usize),
+    These(Vec<usize>),
+}
+
+/// One sequence: a sequence of the batch, or a segment of one.
+#[derive(Clone, Debug)]
+pub(super) struct Sequence {
+    pub b: usize,
+    pub causal: bool,
+    keys: Keys,
+    /// Ascending in what they see.
+    pub queries: Vec<Query>,
+}
+
+impl Sequence {
+    /// How many keys it has.
+    pub fn len(&self) -> usize {
+        match &self.keys {
+            Keys::First(len) => *len,
+            Keys::These(keys) => keys.len(),
+        }
+    }
+
+    /// The index of its key `at`.
+    pub fn key(&self, at: usize) -> usize {
+        match &self.keys {
+            Keys::First(_) => at,
+            Keys::These(keys) => keys[at],
+        }
+    }
+
+    pub fn chunks(&self) -> usize {
+        self.len().div_ceil(CHUNK)
+    }
+
+    pub fn spans(&self) -> usize {
+        self.chunks().div_ceil(SPAN)
+    }
+
+    /// The keys of a chunk.
+    pub fn chunk(&self, chunk: usize) -> Range<usize> {
+        chunk * CHUNK..((chunk + 1) * CHUNK).min(self.len())
+    }
+
+    /// The chunks of a span.
+    pub fn span(&self, span: usize) -> Range<usize> {
+        span * SPAN..((span + 1) * SPAN).min(self.chunks())
+    }
+
+    /// The queries of a causal sequence whose last key lies in one of these chunks.
+    pub fn queries_in(&self, chunks: Range<usize>) -> Range<usize> {
+        let from = |chunk: usize| self.queries.partition_point(|query| (query.seen - 1) / CHUNK < chunk);
+        from(chunks.start)..from(chunks.end)
+    }
+}
+
+/// Some queries of a sequence. In a causal one their last keys lie in one span; otherwise all see everything.
+#[derive(Clone, Debug)]
+pub(super) struct Piece {
+    pub sequence: usize,
+    pub span: usize,
+    pub queries: Range<usize>,
+}
+
+/// All sequences of a problem, cut into pieces.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Plan {
+    pub sequences: Vec<Sequence>,
+    pub pieces: Vec<Piece>,
+    /// Queries that see nothing, by sequence of the batch.
+    pub blind: Vec<(usize, usize)>,
+}
+
+impl Plan {
+    pub fn new<T: Element>(problem: &Problem<'_, T>) -> Plan {
+        let rules = Rules::new(&problem.attention.mask).expect("checked");
+        let (scene, &Problem { n, m, .. }) = (&problem.scene, problem);
+        let mut plan = Plan::default();
+        for b in 0..problem.b {
+            let length = scene.lengths.filter(|_| rules.lengths).map_or(m, |lengths| lengths[b]);
+            match scene.segments.filter(|_| rules.segments) {
+                None => plan.add(problem, rules, b, Keys::First(length), 0..n),
+                Some((queries, keys)) => {
+                    let (queries, keys) = (&queries[b * n..][..n], &keys[b * m..][..length]);
+                    let (queries, keys) = (Gathered::new(queries), Gathered::new(keys));
+                    for (id, indices) in queries.segments() {
+                        plan.add(problem, rules, b, Keys::These(keys.of(id).to_vec()), indices.iter().copied());
+                    }
+                }
+            }
+        }
+        let most = (SPAN * CHUNK / problem.heads.group).max(CHUNK);
+        for (at, sequence) in plan.sequences.iter().enumerate() {
+            let spans = if sequence.causal { sequence.spans() } else { 1 };
+            for span in 0..spans {
+                let queries =
+                    if sequence.causal { sequence.queries_in(sequence.span(span)) } else { 0..sequence.queries.len() };
+                for start in queries.clone().step_by(most) {
+                    let queries = start..(start + most).min(queries.end);
+                    plan.pieces.push(Piece { sequence: at, span, queries });
+                }
+            }
+        }
+        plan
+    }
+
+    /// The pieces of a sequence.
+    pub fn pieces_of(&self, sequence: usize) -> &[Piece] {
+        let from = |sequence: usize| self.pieces.partition_point(|piece| piece.sequence < sequence);
+        &self.pieces[from(sequence)..from(sequence + 1)]
+    }
+
+    fn add<T: Element>(
+        &mut self,
+        problem: &Problem<'_, T>,
+        rules: Rules,
+        b: usize,
+        keys: Keys,
+        queries: impl Iterator<Item = usize>,
+    ) {
+        let mut sequence = Sequence { b, causal: rules.causal, keys, queries: Vec::new() };
+        for i in queries {
+            let seen = if rules.causal {
+                let before = (problem.scene.place(b, i) + 1).clamp(0, problem.m as i64) as usize; // keys at or before it
+                match &sequence.keys {
+                    Keys::First(len) => before.min(*len),
+                    Keys::These(keys) => keys.partition_point(|&j| j < before),
+                }
+            } else {
+                sequence.len()
+            };
+            match seen {
+                0 => self.blind.push((b, i)),
+                seen => sequence.queries.push(Query { i, seen }),
+            }
+        }
+        if !sequence.queries.is_sorted_by_key(|query| query.seen) {
+            sequence.queries.sort_by_key(|query| query.seen);
+        }
+        if !sequence.queries.is_empty() {
+            self.sequences.push(sequence);
+        }
+    }
+}
+
+/// Indices in the order of their segments.
+struct Gathered<'a> {
+    ids: &'a [i32],
+    order: Vec<usize>,
+}
+
+impl<'a> Gathered<'a> {
+    fn new(ids: &'a [i32]) -> Self {
+        let mut order: Vec<usize> = (0..ids.len()).collect();
+        order.sort_by_key(|&at| ids[at]); // stable: ascending within a segment
+        Gathered { ids, order }
+    }
+
+    fn segments(&self) -> impl Iterator<Item = (i32, &[usize])> {
+        self.order.chunk_by(|&a, &b| self.ids[a] == self.ids[b]).map(|chunk| (self.ids[chunk[0]], chunk))
+    }
+
+    fn of(&self, id: i32) -> &[usize] {
+        let start = self.order.partition_point(|&at| self.ids[at] < id);
+        let end = self.order.partition_point(|&at| self.ids[at] <= id);
+        &self.order[start..end]
+    }
+}
