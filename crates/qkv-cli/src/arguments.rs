@@ -2,6 +2,7 @@
 //! what comes out is [`Choices`], where every value has its type and no two contradict each other.
 
 use crate::choices::{CHOICES, Choice, EXAMPLES, INPUTS, Kind, OUTPUTS, Other, TensorRow, any_of};
+use crate::features::FeatureMap;
 use crate::number::Precision;
 use crate::pattern::Pattern;
 use crate::place::{Local, PlaceOf, Window};
@@ -31,6 +32,8 @@ pub(crate) enum Asked {
 pub(crate) enum Engine {
     Reference,
     Exact,
+    /// That of linear attention.
+    Feature,
 }
 
 impl Engine {
@@ -38,6 +41,7 @@ impl Engine {
         match self {
             Engine::Reference => "reference",
             Engine::Exact => "exact",
+            Engine::Feature => "feature",
         }
     }
 }
@@ -135,6 +139,7 @@ fn parser(choice: &Choice) -> ValueParser {
         Kind::Pattern => value_parser!(Pattern).into(),
         Kind::Local => value_parser!(Local).into(),
         Kind::Selection => value_parser!(Selection).into(),
+        Kind::Features => value_parser!(FeatureMap).into(),
     }
 }
 
@@ -171,14 +176,16 @@ fn choices(matches: &ArgMatches) -> Result<Choices, String> {
     let word = |name: &str| matches.get_one::<String>(name).map(String::as_str);
     let path = |name: &str| matches.get_one::<PathBuf>(name).cloned();
     let scores = [Score::Dot, Score::ScaledDot, Score::General, Score::Additive, Score::Cosine, Score::Distance];
+    let score = scores.into_iter().find(|score| word("score") == Some(score.name())).unwrap_or_default();
     let causal = word("causal");
     let seed = matches.get_one("seed").copied().unwrap_or(0);
+    let features = matches.get_one("features").map(|map: &FeatureMap| map.features(seed));
     let selection: Selection = matches.get_one("select").copied().unwrap_or_default();
     Ok(Choices {
         input: path("input"),
         output: path("output"),
         weights: matches.get_flag("weights"),
-        score: scores.into_iter().find(|score| word("score") == Some(score.name())).unwrap_or_default(),
+        score: features.map_or(score, Score::Linear),
         scale: number("scale"),
         temperature: number("temperature"),
         softcap: number("softcap"),
@@ -191,7 +198,11 @@ fn choices(matches: &ArgMatches) -> Result<Choices, String> {
         select: selection.select(seed, matches.get_flag("straight-through")),
         dropout: number("dropout"),
         seed,
-        engine: if word("engine") == Some("reference") { Engine::Reference } else { Engine::Exact },
+        engine: match features {
+            _ if word("engine") == Some("reference") => Engine::Reference,
+            Some(_) => Engine::Feature,
+            None => Engine::Exact,
+        },
         dtype: word("dtype").and_then(Precision::named),
         threads: matches.get_one::<u64>("threads").and_then(|&threads| usize::try_from(threads).ok()),
         json: matches.get_flag("json"),

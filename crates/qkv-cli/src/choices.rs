@@ -31,6 +31,8 @@ pub(crate) enum Kind {
     Local,
     /// One of the forms in `values`.
     Selection,
+    /// One of the forms in `values`.
+    Features,
 }
 
 /// One choice of `qkv run`.
@@ -136,7 +138,9 @@ pub(crate) const CHOICES: &[(&str, &[Choice])] = &[
                 ("cosine", "q·k / (‖q‖ ‖k‖)"),
                 ("distance", "−‖q − k‖²"),
             ]),
-            Choice::new("scale", Kind::Finite, "Multiply scores by X instead of by the score's own scale").value("X"),
+            Choice::new("scale", Kind::Finite, "Multiply scores by X instead of by the score's own scale")
+                .value("X")
+                .clashes(&["features elu", "features relu"]),
             Choice::new(
                 "temperature",
                 Kind::Positive,
@@ -145,6 +149,23 @@ pub(crate) const CHOICES: &[(&str, &[Choice])] = &[
             .value("T"),
             Choice::new("softcap", Kind::Positive, "Then keep them between −C and C, by C·tanh(score / C)").value("C"),
             Choice::new("alibi", Kind::Switch, "Then add ALiBi's bias, −slope·|p − j| with the paper's slopes"),
+            Choice::new("features", Kind::Features, "Linear attention: weights φ(q)·φ(k), in time linear in N and M")
+                .values(&[
+                    ("elu", "φ(x) = elu(x) + 1"),
+                    ("relu", "φ(x) = max(x, 0)"),
+                    ("favor:COUNT", "FAVOR+ (Performer): COUNT random features, drawn with `--seed`, near softmax"),
+                ])
+                .clashes(&[
+                    "score",
+                    "temperature",
+                    "softcap",
+                    "alibi",
+                    "window",
+                    "pattern",
+                    "local",
+                    "select",
+                    "dropout",
+                ]),
         ],
     ),
     (
@@ -191,7 +212,7 @@ pub(crate) const CHOICES: &[(&str, &[Choice])] = &[
             Choice::new("seed", Kind::Seed, "What is dropped, or drawn: the same seed gives the same")
                 .value("SEED")
                 .default("0")
-                .needs(&["dropout", "select sample"]),
+                .needs(&["dropout", "select sample", "features favor:COUNT"]),
         ],
     ),
     (
@@ -200,7 +221,10 @@ pub(crate) const CHOICES: &[(&str, &[Choice])] = &[
             Choice::new("engine", Kind::Word, "What computes it").default("auto").values(&[
                 ("auto", "the best there is for the call; now always `exact`"),
                 ("reference", "the definition in plain loops, in f64, rounded at the end; takes memory for N × M"),
-                ("exact", "tiles with an online softmax, in memory linear in N and M"),
+                (
+                    "exact",
+                    "tiles with an online softmax, in memory linear in N and M; for `--features` sums of features",
+                ),
             ]),
             Choice::new("dtype", Kind::Word, "Compute in this type, and write it; left out, the type of `q`").values(
                 &[
@@ -253,7 +277,7 @@ pub(crate) const OUTPUTS: &[TensorRow] = &[
     (
         "lse",
         "[B, Hq, N]",
-        "the log-sum-exp of each row of scores (top-k: of those chosen; sparsemax: τ), natural log, in f32 (f64 for f64)",
+        "the log-sum-exp of each row of scores (top-k: of those chosen; sparsemax: τ; `--features`: the log of the sum of weights), natural log, in f32 (f64 for f64)",
     ),
     (
         "chosen",
@@ -271,6 +295,7 @@ pub(crate) const EXAMPLES: &[(&str, &str)] = &[
     ("qkv run", "Two small sentences: see how context changes what a word means"),
     ("qkv run --input in.safetensors --output out.safetensors --causal start", "A decoder's self-attention"),
     ("qkv run --input in.safetensors --causal end --window 255,0 --json", "How much a local window saves"),
+    ("qkv run --input in.safetensors --features favor:256 --causal start --json", "A Performer's, in linear time"),
     ("qkv run --input in.safetensors --pattern lsh:64,2,0 --json", "How much hash buckets save"),
     ("qkv run --input in.safetensors --output out.safetensors --select sample --seed 7", "One key for each query"),
     ("qkv run --input in.safetensors --output out.safetensors --engine reference --dtype f64", "The definition"),

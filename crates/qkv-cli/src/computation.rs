@@ -37,7 +37,8 @@ pub(crate) fn compute<T: Element>(
     let tiles = attention.tiles(inputs)?;
     let upstream = given.upstream()?;
     let mut computed = match engine {
-        Engine::Exact => {
+        // The library takes the engine that the score belongs to.
+        Engine::Exact | Engine::Feature => {
             let (forward_ms, out) = timed(|| attention.forward(inputs))?;
             let weights = with_weights.then(|| all_weights(attention, inputs, &out, given.k.axes()[2])).transpose()?;
             let backward = upstream.map(|upstream| timed(|| attention.backward(inputs, &out, upstream))).transpose()?;

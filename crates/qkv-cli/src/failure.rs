@@ -65,6 +65,16 @@ fn hint(error: &qkv::Error, from_file: bool) -> Option<String> {
         qkv::Error::Conflict { first: "a sink", .. } => {
             Some("leave out either the tensor `sinks` or `--select`".into())
         }
+        qkv::Error::Conflict { first: "linear attention", second, .. } => {
+            let tensor = match *second {
+                "a bias" => "`bias` or `table`",
+                "a mask of bits" => "`mask`",
+                "a learned scale" => "`scale`",
+                "sinks" => "`sinks`",
+                _ => return None,
+            };
+            Some(format!("leave out either `--features` or the tensor {tensor}"))
+        }
         qkv::Error::TooLarge { .. } => Some("a sequence at a time needs less memory".into()),
         _ => None,
     }

@@ -16,7 +16,7 @@ use crate::results::results;
 use crate::source::Source;
 use crate::target::Target;
 use half::{bf16, f16};
-use qkv::Select;
+use qkv::{Features, Score, Select};
 use std::io::Write;
 
 /// Does it, and returns what goes to stdout.
@@ -114,12 +114,19 @@ fn demand(choices: &Choices, source: Option<&Source>) -> Demand {
         a: info("v_score").and_then(|info| info.shape.first().copied()).unwrap_or(0),
         file: 2 * INPUTS.iter().map(bytes).sum::<u64>(), // as it lies in the file, and as it is computed with
         backward: info("d_out").is_some(),
-        pair: if choices.engine == Engine::Reference { 16 } else { 0 } + if choices.weights { 8 } else { 0 },
+        reference: choices.engine == Engine::Reference,
+        weights: choices.weights,
         chosen: match choices.select {
             Select::Hard(_) => 1,
             Select::TopK(k) => k.min(axes("k")[2]),
             _ => 0,
         },
         hash: choices.pattern.and_then(Pattern::hash),
+        features: match choices.score {
+            Score::Linear(Features::Favor { count, .. }) => count,
+            Score::Linear(_) => axes("q")[3],
+            _ => 0,
+        },
+        threads: choices.threads.unwrap_or_else(rayon::current_num_threads),
     }
 }

@@ -1,6 +1,7 @@
 //! `qkv run` as a user types it: whole commands, in a folder, on files.
 
 mod choices;
+mod features;
 mod files;
 mod gradients;
 mod hash;

@@ -85,7 +85,7 @@ fn selections_without_meaning_are_misuse() {
 
 #[test]
 fn choices_that_need_another_say_which() {
-    misused("--seed 3", &["`--seed` needs `--dropout` or `--select sample`"]);
+    misused("--seed 3", &["`--seed` needs `--dropout`, `--select sample` or `--features favor:COUNT`"]);
     misused("--seed 3 --select hard", &["`--seed` needs"]);
     misused("--straight-through", &["`--straight-through` needs `--select hard` or `--select sample`"]);
     misused("--straight-through --select soft", &["`--straight-through` needs"]);

@@ -23,6 +23,12 @@ fn tensors_without_elements_work() {
                 assert_eq!(written["weights"].shape, [b, h, n, m]);
                 assert_eq!(written["d_k"].shape, [b, h, m, d]);
             }
+            for features in ["elu", "relu", "favor:5"] {
+                let written = file(sizes).folder().run(&format!("--features {features} --weights --engine {engine}"));
+                assert_eq!(written["out"].shape, [b, h, n, d]);
+                assert_eq!(written["weights"].shape, [b, h, n, m]);
+                assert_eq!(written["d_k"].shape, [b, h, m, d]);
+            }
         }
     }
 }
