@@ -2,7 +2,7 @@
 //! process asked for beyond inputs and outputs, by a counting allocator.
 
 use qkv::reference::Reference;
-use qkv::{Attention, Inputs, Mask, Tensor, Upstream};
+use qkv::{Attention, Features, Inputs, Mask, Output, OutputMut, Scratch, Tensor, Upstream, ViewMut};
 use qkv_simd::counting::Counting;
 use std::time::Instant;
 
@@ -104,6 +104,37 @@ fn main() {
         }
     }
 
+    if asked("linear") {
+        println!(
+            "\nlinear attention, one head, d = 64, f32, outputs given: ns a token, and the longer over the shorter"
+        );
+        for (name, features) in [("elu", Features::Elu), ("favor:64", Features::Favor { count: 64, seed: 1 })] {
+            for causal in [false, true] {
+                let attention = Attention::linear(features).mask(if causal { Mask::causal() } else { Mask::full() });
+                let mut runs = [16_384, 262_144].map(|n| LinearRun::new(&attention, n));
+                // In turns, and as much work with either, so that neither is luckier.
+                for _ in 0..12 {
+                    for run in &mut runs {
+                        run.round(&attention);
+                    }
+                }
+                let [short, long] = runs.map(|run| (run.forward, run.backward, run.memory));
+                println!(
+                    "  {:<18}forward {:>5.0} → {:>5.0} ({:.2})   backward {:>5.0} → {:>5.0} ({:.2})   {:.1} → {:.1} MiB",
+                    format!("{name}{}", if causal { " causal" } else { "" }),
+                    short.0,
+                    long.0,
+                    long.0 / short.0,
+                    short.1,
+                    long.1,
+                    long.1 / short.1,
+                    short.2,
+                    long.2,
+                );
+            }
+        }
+    }
+
     if asked("formula") {
         let (n, d) = (4096, 64);
         let [q, k, v] = [1, 2, 3].map(|seed| x(n, d, seed));
@@ -115,5 +146,42 @@ fn main() {
             "\nn = {n}: exact engine {exact:.1} ms, {exact_memory:.2} MiB; materialised formula {formula:.0} ms, {formula_memory:.0} MiB"
         );
         println!("  {:.0} times faster, {:.0} times less memory", formula / exact, formula_memory / exact_memory);
+    }
+}
+
+/// Linear attention over one length: its data, and the best ns a token so far.
+struct LinearRun {
+    n: usize,
+    tensors: [Tensor<f32, 4>; 4],
+    out: Output<f32>,
+    scratch: Scratch<f32>,
+    forward: f64,
+    backward: f64,
+    memory: f64,
+}
+
+impl LinearRun {
+    fn new(attention: &Attention, n: usize) -> Self {
+        let tensors = [1, 2, 3, 4].map(|seed| Tensor::<f32, 4>::randn([1, 1, n, 64], seed));
+        let out = attention.forward(Inputs::new(&tensors[0], &tensors[1], &tensors[2])).unwrap();
+        let best = f64::INFINITY;
+        LinearRun { n, tensors, out, scratch: Scratch::new(), forward: best, backward: best, memory: 0.0 }
+    }
+
+    fn round(&mut self, attention: &Attention) {
+        let LinearRun { n, tensors: [q, k, v, d_out], out, scratch, .. } = self;
+        let (n, threads) = (*n, rayon::current_num_threads());
+        let inputs = || Inputs::new(&*q, &*k, &*v);
+        let (forward, memory) = measure(262_144 / n, || {
+            let lse = ViewMut::new(out.lse.data_mut(), [1, 1, n, 1]).unwrap();
+            let into = OutputMut { values: ViewMut::from(&mut out.values), lse, entropy: None };
+            attention.forward_into(inputs(), into, scratch, threads).unwrap();
+        });
+        let (backward, _) = measure((65_536 / n).max(1), || {
+            attention.backward_with(inputs(), out, Upstream::new(&*d_out), scratch, threads).unwrap()
+        });
+        self.forward = self.forward.min(forward * 1e6 / n as f64);
+        self.backward = self.backward.min(backward * 1e6 / n as f64);
+        self.memory = self.memory.max(memory);
     }
 }

@@ -49,4 +49,7 @@ mod pages {
 
     #[doc = include_str!("../../../docs/guide/what-attention-does.md")]
     struct WhatAttentionDoes;
+
+    #[doc = include_str!("../../../docs/guide/linear-attention.md")]
+    struct LinearAttention;
 }

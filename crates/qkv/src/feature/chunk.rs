@@ -31,7 +31,7 @@ impl<A: Real> Sizes<A> {
 /// Up to [`CHUNK`] rows with their features and what they carry.
 pub(super) struct Block<'s, A: Real> {
     pub len: usize,
-    /// `[CHUNK, d_row]`
+    /// `[CHUNK, d_row]`, where the map needs it
     pub x: Buffer<'s, A>,
     /// `[CHUNK, row]`
     pub features: Buffer<'s, A>,
