@@ -1,14 +1,17 @@
 //! From what was typed to what was meant: the command line that `clap` reads is made from the table in `choices`, and
 //! what comes out is [`Choices`], where every value has its type and no two contradict each other.
 
-use crate::choices::{CHOICES, Choice, EXAMPLES, INPUTS, Kind, OUTPUTS, TensorRow};
+use crate::choices::{CHOICES, Choice, EXAMPLES, INPUTS, Kind, OUTPUTS, Other, TensorRow, any_of};
+use crate::features::FeatureMap;
 use crate::number::Precision;
 use crate::pattern::Pattern;
-use crate::place::{PlaceOf, Window};
+use crate::place::{Local, PlaceOf, Window};
+use crate::selection::Selection;
 use clap::builder::{PossibleValuesParser, ValueParser};
 use clap::error::{Error, ErrorKind};
+use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use qkv::{Place, Score};
+use qkv::{Place, Score, Select};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -29,6 +32,8 @@ pub(crate) enum Asked {
 pub(crate) enum Engine {
     Reference,
     Exact,
+    /// That of linear attention.
+    Feature,
 }
 
 impl Engine {
@@ -36,6 +41,7 @@ impl Engine {
         match self {
             Engine::Reference => "reference",
             Engine::Exact => "exact",
+            Engine::Feature => "feature",
         }
     }
 }
@@ -54,7 +60,9 @@ pub(crate) struct Choices {
     pub causal: bool,
     pub window: Option<Window>,
     pub pattern: Option<Pattern>,
+    pub local: Option<usize>,
     pub place: Place,
+    pub select: Select,
     pub dropout: Option<f64>,
     pub seed: u64,
     pub engine: Engine,
@@ -68,10 +76,13 @@ pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Aske
     let mut command = command();
     let matches = command.try_get_matches_from_mut(arguments)?;
     match matches.subcommand() {
-        Some(("run", matches)) => choices(matches).map(|choices| Asked::Run(Box::new(choices))).map_err(|conflict| {
-            let run = command.find_subcommand_mut("run").expect("just matched");
-            run.error(ErrorKind::ArgumentConflict, conflict)
-        }),
+        Some(("run", matches)) => {
+            let choices = go_together(matches).and_then(|()| choices(matches));
+            choices.map(|choices| Asked::Run(Box::new(choices))).map_err(|conflict| {
+                let run = command.find_subcommand_mut("run").expect("just matched");
+                run.error(ErrorKind::ArgumentConflict, conflict)
+            })
+        }
         _ => Ok(Asked::Page),
     }
 }
@@ -96,14 +107,12 @@ fn command() -> Command {
 
 fn argument(choice: &Choice) -> Arg {
     // Defaults are told here and applied in `choices`, so that "was it given?" keeps its meaning.
-    let default = choice.default.map_or(String::new(), |default| format!(" [default: {default}]"));
-    let short = format!("{}{default}", choice.about);
+    let short = choice.told();
     let width = choice.values.iter().map(|(value, _)| value.len()).max().unwrap_or(0);
     let long = choice.values.iter().fold(short.clone(), |long, (value, meaning)| {
         format!("{long}\n  {value:width$}  {meaning}") // one line a value
     });
     let argument = Arg::new(choice.name).long(choice.name).help(short).long_help(long);
-    let argument = choice.needs.into_iter().fold(argument, |argument, other| argument.requires(other));
     if choice.kind == Kind::Switch {
         return argument.action(ArgAction::SetTrue);
     }
@@ -128,6 +137,9 @@ fn parser(choice: &Choice) -> ValueParser {
         Kind::Window => value_parser!(Window).into(),
         Kind::Place => value_parser!(PlaceOf).into(),
         Kind::Pattern => value_parser!(Pattern).into(),
+        Kind::Local => value_parser!(Local).into(),
+        Kind::Selection => value_parser!(Selection).into(),
+        Kind::Features => value_parser!(FeatureMap).into(),
     }
 }
 
@@ -135,17 +147,45 @@ fn number(typed: &str, expected: &str, fits: impl Fn(f64) -> bool) -> Result<f64
     typed.parse().ok().filter(|&x| fits(x)).ok_or_else(|| format!("expected {expected}"))
 }
 
+/// Checks that every choice that was typed has what it needs, and nothing that it cannot go with.
+fn go_together(matches: &ArgMatches) -> Result<(), String> {
+    let typed = |choice: &&Choice| matches.value_source(choice.name) == Some(ValueSource::CommandLine);
+    let is_there = |other: &&Other| is_there(matches, other);
+    for Choice { name, needs, clashes, .. } in CHOICES.iter().flat_map(|(_, choices)| *choices).filter(typed) {
+        if !needs.is_empty() && !needs.iter().any(|other| is_there(&other)) {
+            return Err(format!("`--{name}` needs {}", any_of(needs)));
+        }
+        if let Some(other) = clashes.iter().find(is_there) {
+            return Err(format!("`--{name}` cannot go with `--{other}`"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether another choice was typed, with the value that it is about if it is about one.
+fn is_there(matches: &ArgMatches, other: Other) -> bool {
+    let (name, value) = other.split_once(' ').map_or((other, None), |(name, value)| (name, Some(value)));
+    let word = |form: &str| form.split(':').next().map(str::to_string);
+    let typed = matches.get_raw(name).and_then(|mut raw| raw.next()).and_then(|raw| raw.to_str());
+    matches.value_source(name) == Some(ValueSource::CommandLine)
+        && value.is_none_or(|value| typed.and_then(word) == word(value))
+}
+
 fn choices(matches: &ArgMatches) -> Result<Choices, String> {
     let number = |name: &str| matches.get_one::<f64>(name).copied();
     let word = |name: &str| matches.get_one::<String>(name).map(String::as_str);
     let path = |name: &str| matches.get_one::<PathBuf>(name).cloned();
     let scores = [Score::Dot, Score::ScaledDot, Score::General, Score::Additive, Score::Cosine, Score::Distance];
+    let score = scores.into_iter().find(|score| word("score") == Some(score.name())).unwrap_or_default();
     let causal = word("causal");
+    let seed = matches.get_one("seed").copied().unwrap_or(0);
+    let features = matches.get_one("features").map(|map: &FeatureMap| map.features(seed));
+    let selection: Selection = matches.get_one("select").copied().unwrap_or_default();
     Ok(Choices {
         input: path("input"),
         output: path("output"),
         weights: matches.get_flag("weights"),
-        score: scores.into_iter().find(|score| word("score") == Some(score.name())).unwrap_or_default(),
+        score: features.map_or(score, Score::Linear),
         scale: number("scale"),
         temperature: number("temperature"),
         softcap: number("softcap"),
@@ -153,10 +193,16 @@ fn choices(matches: &ArgMatches) -> Result<Choices, String> {
         causal: causal.is_some(),
         window: matches.get_one("window").copied(),
         pattern: matches.get_one("pattern").copied(),
+        local: matches.get_one("local").map(|&Local(half_width)| half_width),
         place: place(causal, matches.get_one("place").map(|&PlaceOf(place)| place))?,
+        select: selection.select(seed, matches.get_flag("straight-through")),
         dropout: number("dropout"),
-        seed: matches.get_one("seed").copied().unwrap_or(0),
-        engine: if word("engine") == Some("reference") { Engine::Reference } else { Engine::Exact },
+        seed,
+        engine: match features {
+            _ if word("engine") == Some("reference") => Engine::Reference,
+            Some(_) => Engine::Feature,
+            None => Engine::Exact,
+        },
         dtype: word("dtype").and_then(Precision::named),
         threads: matches.get_one::<u64>("threads").and_then(|&threads| usize::try_from(threads).ok()),
         json: matches.get_flag("json"),
@@ -192,7 +238,7 @@ fn after_help() -> String {
 }
 
 fn tensors(rows: &[TensorRow]) -> String {
-    rows.iter().map(|(name, shape, what)| format!("  {name:13}  {shape:17}  {what}\n")).collect()
+    rows.iter().map(|(name, shape, what)| format!("  {name:13}  {shape:18}  {what}\n")).collect()
 }
 
 #[cfg(test)]
@@ -202,6 +248,17 @@ mod tests {
     #[test]
     fn the_table_makes_a_command_line_that_holds_together() {
         command().debug_assert();
+    }
+
+    #[test]
+    fn choices_need_and_clash_with_choices_and_values_that_there_are() {
+        let all = || CHOICES.iter().flat_map(|(_, choices)| *choices);
+        for other in all().flat_map(|choice| choice.needs.iter().chain(choice.clashes)) {
+            let (name, value) = other.split_once(' ').map_or((*other, None), |(name, value)| (name, Some(value)));
+            let found = all().find(|choice| choice.name == name).unwrap_or_else(|| panic!("no `--{name}`"));
+            let known = |value: &str| found.values.iter().any(|(known, _)| *known == value);
+            assert!(value.is_none_or(known), "`--{other}`");
+        }
     }
 
     #[test]

@@ -27,6 +27,12 @@ pub(crate) enum Kind {
     Place,
     /// One of the forms in `values`.
     Pattern,
+    /// `predictive:D`.
+    Local,
+    /// One of the forms in `values`.
+    Selection,
+    /// One of the forms in `values`.
+    Features,
 }
 
 /// One choice of `qkv run`.
@@ -44,13 +50,18 @@ pub(crate) struct Choice {
     pub default: Option<&'static str>,
     /// What each value means.
     pub values: &'static [(&'static str, &'static str)],
-    /// Another choice without which it means nothing.
-    pub needs: Option<&'static str>,
+    /// Other choices of which one has to be there, or it means nothing.
+    pub needs: &'static [Other],
+    /// Other choices that it cannot go with.
+    pub clashes: &'static [Other],
 }
+
+/// Another choice, without the dashes, as it is typed: `"output"`, or `"select top-k:K"` where it is about one value.
+pub(crate) type Other = &'static str;
 
 impl Choice {
     const fn new(name: &'static str, kind: Kind, about: &'static str) -> Choice {
-        Choice { name, value: "", kind, about, default: None, values: &[], needs: None }
+        Choice { name, value: "", kind, about, default: None, values: &[], needs: &[], clashes: &[] }
     }
 
     const fn value(self, value: &'static str) -> Choice {
@@ -65,14 +76,42 @@ impl Choice {
         Choice { values, ..self }
     }
 
-    const fn needs(self, needs: &'static str) -> Choice {
-        Choice { needs: Some(needs), ..self }
+    const fn needs(self, needs: &'static [Other]) -> Choice {
+        Choice { needs, ..self }
+    }
+
+    const fn clashes(self, clashes: &'static [Other]) -> Choice {
+        Choice { clashes, ..self }
+    }
+
+    /// What it is about, what it is where it is left out, and which other choices it needs or cannot go with.
+    pub fn told(&self) -> String {
+        let mut told = self.about.to_string();
+        if let Some(default) = self.default {
+            told += &format!("; left out, `{default}`");
+        }
+        if !self.needs.is_empty() {
+            told += &format!("; needs {}", any_of(self.needs));
+        }
+        if !self.clashes.is_empty() {
+            told += &format!("; not with {}", any_of(self.clashes));
+        }
+        told
     }
 
     /// Its value, as help writes it; empty for a switch.
     pub fn typed(&self) -> String {
         let words: Vec<&str> = self.values.iter().map(|(value, _)| *value).collect();
         if words.is_empty() { self.value.into() } else { words.join("|") }
+    }
+}
+
+/// Other choices as a sentence has them.
+pub(crate) fn any_of(others: &[Other]) -> String {
+    let typed: Vec<String> = others.iter().map(|other| format!("`--{other}`")).collect();
+    match &typed[..] {
+        [first @ .., last] if !first.is_empty() => format!("{} or {last}", first.join(", ")),
+        _ => typed.concat(),
     }
 }
 
@@ -85,7 +124,7 @@ pub(crate) const CHOICES: &[(&str, &[Choice])] = &[
                 .value("FILE"),
             Choice::new("output", Kind::Path, "Write the results here; without it, only the report is printed")
                 .value("FILE"),
-            Choice::new("weights", Kind::Switch, "Write the weights too, all [B, Hq, N, M] of them").needs("output"),
+            Choice::new("weights", Kind::Switch, "Write the weights too, all [B, Hq, N, M] of them").needs(&["output"]),
         ],
     ),
     (
@@ -99,7 +138,9 @@ pub(crate) const CHOICES: &[(&str, &[Choice])] = &[
                 ("cosine", "q·k / (‖q‖ ‖k‖)"),
                 ("distance", "−‖q − k‖²"),
             ]),
-            Choice::new("scale", Kind::Finite, "Multiply scores by X instead of by the score's own scale").value("X"),
+            Choice::new("scale", Kind::Finite, "Multiply scores by X instead of by the score's own scale")
+                .value("X")
+                .clashes(&["features elu", "features relu"]),
             Choice::new(
                 "temperature",
                 Kind::Positive,
@@ -108,6 +149,23 @@ pub(crate) const CHOICES: &[(&str, &[Choice])] = &[
             .value("T"),
             Choice::new("softcap", Kind::Positive, "Then keep them between −C and C, by C·tanh(score / C)").value("C"),
             Choice::new("alibi", Kind::Switch, "Then add ALiBi's bias, −slope·|p − j| with the paper's slopes"),
+            Choice::new("features", Kind::Features, "Linear attention: weights φ(q)·φ(k), in time linear in N and M")
+                .values(&[
+                    ("elu", "φ(x) = elu(x) + 1"),
+                    ("relu", "φ(x) = max(x, 0)"),
+                    ("favor:COUNT", "FAVOR+ (Performer): COUNT random features, drawn with `--seed`, near softmax"),
+                ])
+                .clashes(&[
+                    "score",
+                    "temperature",
+                    "softcap",
+                    "alibi",
+                    "window",
+                    "pattern",
+                    "local",
+                    "select",
+                    "dropout",
+                ]),
         ],
     ),
     (
@@ -123,7 +181,14 @@ pub(crate) const CHOICES: &[(&str, &[Choice])] = &[
                 ("fixed:S,C", "the same block of S, or the last C keys of any block (Sparse Transformer)"),
                 ("longformer:W,G", "|p − j| ≤ W/2, or p or j among the first G positions"),
                 ("bigbird:B,W,G,R,SEED", "in blocks of B: W around, the first G, and R drawn at random for each"),
+                (
+                    "lsh:BUCKETS,ROUNDS,SEED",
+                    "the same hash bucket in any round (Reformer); `q` and `k` are hashed here",
+                ),
             ]),
+            Choice::new("local", Kind::Local, "Only keys around the query's predicted centre c, the tensor `center`")
+                .values(&[("predictive:D", "|j − c| ≤ D, and weights times exp(−(j − c)²/2σ²) with σ = D/2 (Luong)")])
+                .clashes(&["select hard", "select sample", "select top-k:K", "select sparsemax"]),
             Choice::new("place", Kind::Place, "Where query i stands among the keys, its place p")
                 .default("start")
                 .values(&[("start", "p = i"), ("end", "p = i + M − N"), ("OFFSET", "p = i + OFFSET, a whole number")]),
@@ -132,12 +197,22 @@ pub(crate) const CHOICES: &[(&str, &[Choice])] = &[
     (
         "Select, how scores become weights",
         &[
+            Choice::new("select", Kind::Selection, "Which keys get weight, and how much").default("soft").values(&[
+                ("soft", "softmax: every key, by the exponential of its score"),
+                ("hard", "1 for the key with the largest score"),
+                ("sample", "1 for one key, drawn from the softmax with `--seed`"),
+                ("top-k:K", "softmax over the K keys with the largest scores"),
+                ("sparsemax", "max(score − τ, 0), with the threshold τ for which the weights sum to 1"),
+            ]),
+            Choice::new("straight-through", Kind::Switch, "Let scores learn from `d_out` as if the weights were soft")
+                .needs(&["select hard", "select sample"]),
             Choice::new("dropout", Kind::Probability, "Drop each weight with probability P, and scale up the others")
-                .value("P"),
-            Choice::new("seed", Kind::Seed, "Which weights are dropped: the same seed drops the same")
+                .value("P")
+                .clashes(&["select hard", "select sample", "select top-k:K", "select sparsemax"]),
+            Choice::new("seed", Kind::Seed, "What is dropped, or drawn: the same seed gives the same")
                 .value("SEED")
                 .default("0")
-                .needs("dropout"),
+                .needs(&["dropout", "select sample", "features favor:COUNT"]),
         ],
     ),
     (
@@ -146,7 +221,10 @@ pub(crate) const CHOICES: &[(&str, &[Choice])] = &[
             Choice::new("engine", Kind::Word, "What computes it").default("auto").values(&[
                 ("auto", "the best there is for the call; now always `exact`"),
                 ("reference", "the definition in plain loops, in f64, rounded at the end; takes memory for N × M"),
-                ("exact", "tiles with an online softmax, in memory linear in N and M"),
+                (
+                    "exact",
+                    "tiles with an online softmax, in memory linear in N and M; for `--features` sums of features",
+                ),
             ]),
             Choice::new("dtype", Kind::Word, "Compute in this type, and write it; left out, the type of `q`").values(
                 &[
@@ -176,10 +254,13 @@ pub(crate) const INPUTS: &[TensorRow] = &[
     ("k", "[B, Hk, M, Dk]", "keys; Hk divides Hq, and Dk = D unless the score is general or additive"),
     ("v", "[B, Hk, M, Dv]", "values"),
     ("d_out", "[B, Hq, N, Dv]", "the gradient of `out`: with it, gradients are written too"),
+    ("d_lse", "[B, Hq, N]", "the gradient of `lse`, where the loss looks at it too; goes with `d_out`"),
+    ("d_log_prob", "[B, Hq, N]", "the gradient of `log_prob`, which REINFORCE needs; goes with `d_out`"),
     ("bias", "1 to 4 axes", "added to scores; broadcasts to [B, Hq, N, M] as in NumPy"),
     ("table", "[1 or Hq, 2R + 1]", "relative bias: entry clamp(j − p, −R, R) + R is added to a score"),
     ("scale", "[1 or Hq]", "learned scale, in place of the score's own"),
     ("sinks", "[Hq]", "one logit a head that takes weight and gives no value"),
+    ("center", "[B, Hq, N]", "the predicted centres of `--local predictive:D`, places among the keys"),
     ("mask", "1 to 4 axes", "bool or u8, 1 = may see; broadcasts to [B, Hq, N, M] as in NumPy"),
     ("key_lengths", "[B]", "integers: how many keys of each sequence are there, the rest is padding"),
     ("segments_q", "[B, N]", "integers: queries see keys of their own segment only"),
@@ -193,7 +274,17 @@ pub(crate) const INPUTS: &[TensorRow] = &[
 /// Every tensor that is written.
 pub(crate) const OUTPUTS: &[TensorRow] = &[
     ("out", "[B, Hq, N, Dv]", "the weighted sums of the values"),
-    ("lse", "[B, Hq, N]", "the log-sum-exp of each row of scores, natural log, in f32 (f64 for f64)"),
+    (
+        "lse",
+        "[B, Hq, N]",
+        "the log-sum-exp of each row of scores (top-k: of those chosen; sparsemax: τ; `--features`: the log of the sum of weights), natural log, in f32 (f64 for f64)",
+    ),
+    (
+        "chosen",
+        "[B, Hq, N, 1 or K]",
+        "for hard, sample and top-k (K at most M): the keys chosen, ascending, I64; −1 for none",
+    ),
+    ("log_prob", "[B, Hq, N]", "for hard and sample: the log-probability of the choice, in the type of `lse`"),
     ("weights", "[B, Hq, N, M]", "with `--weights`: what multiplied the values"),
     ("d_q, d_k, d_v", "as q, k, v", "with `d_out`: their gradients"),
     ("d_NAME", "as NAME", "with `d_out`: the gradient of each other float tensor that was given"),
@@ -204,5 +295,8 @@ pub(crate) const EXAMPLES: &[(&str, &str)] = &[
     ("qkv run", "Two small sentences: see how context changes what a word means"),
     ("qkv run --input in.safetensors --output out.safetensors --causal start", "A decoder's self-attention"),
     ("qkv run --input in.safetensors --causal end --window 255,0 --json", "How much a local window saves"),
+    ("qkv run --input in.safetensors --features favor:256 --causal start --json", "A Performer's, in linear time"),
+    ("qkv run --input in.safetensors --pattern lsh:64,2,0 --json", "How much hash buckets save"),
+    ("qkv run --input in.safetensors --output out.safetensors --select sample --seed 7", "One key for each query"),
     ("qkv run --input in.safetensors --output out.safetensors --engine reference --dtype f64", "The definition"),
 ];

@@ -4,7 +4,7 @@
 use crate::arguments::Engine;
 use crate::given::Given;
 use qkv::reference::Reference;
-use qkv::{Attention, Element, Gradients, Inputs, Output, Tensor, Tiles, Upstream};
+use qkv::{Attention, Element, Gradients, Inputs, Lsh, Output, Tensor, Tiles};
 use std::time::Instant;
 
 /// What a call gave.
@@ -20,23 +20,30 @@ pub(crate) struct Computed<T: Element> {
     pub backward_ms: Option<f64>,
 }
 
-/// Computes an attention.
+/// Computes an attention. Where it sees hash buckets, hashing is part of the forward pass and of its time.
 pub(crate) fn compute<T: Element>(
     engine: Engine,
     attention: &Attention,
+    hash: Option<Lsh>,
     given: &Given<T>,
     with_weights: bool,
 ) -> Result<Computed<T>, qkv::Error> {
-    let inputs = given.inputs()?;
+    let hashed = |lsh: Lsh| timed(|| Ok((lsh.hash(given.q.view()?)?, lsh.hash(given.k.view()?)?)));
+    let (hash_ms, buckets) = hash.map(hashed).transpose()?.unzip();
+    let inputs = match &buckets {
+        Some((queries, keys)) => given.inputs()?.buckets(queries, keys),
+        None => given.inputs()?,
+    };
     let tiles = attention.tiles(inputs)?;
-    let upstream = given.d_out.as_ref().map(|d_out| d_out.view().map(Upstream::new)).transpose()?;
-    match engine {
-        Engine::Exact => {
+    let upstream = given.upstream()?;
+    let mut computed = match engine {
+        // The library takes the engine that the score belongs to.
+        Engine::Exact | Engine::Feature => {
             let (forward_ms, out) = timed(|| attention.forward(inputs))?;
             let weights = with_weights.then(|| all_weights(attention, inputs, &out, given.k.axes()[2])).transpose()?;
             let backward = upstream.map(|upstream| timed(|| attention.backward(inputs, &out, upstream))).transpose()?;
             let (backward_ms, gradients) = backward.unzip();
-            Ok(Computed { out, weights, gradients, tiles, forward_ms, backward_ms })
+            Computed { out, weights, gradients, tiles, forward_ms, backward_ms }
         }
         Engine::Reference => {
             let definition = Reference::<f64>::exact();
@@ -45,23 +52,30 @@ pub(crate) fn compute<T: Element>(
                 .map(|upstream| timed(|| definition.backward(attention, inputs, &forward, upstream)))
                 .transpose()?;
             let (backward_ms, gradients) = backward.unzip();
-            Ok(Computed {
+            Computed {
                 out: forward.output.rounded(),
                 weights: with_weights.then(|| forward.weights.rounded()),
                 gradients: gradients.map(|gradients| gradients.rounded()),
                 tiles,
                 forward_ms,
                 backward_ms,
-            })
+            }
         }
-    }
+    };
+    computed.forward_ms = to_the_microsecond(computed.forward_ms + hash_ms.unwrap_or(0.0));
+    Ok(computed)
 }
 
-/// A result, and how many milliseconds it took, to the microsecond.
+/// A result, and how many milliseconds it took.
 fn timed<R>(what: impl FnOnce() -> Result<R, qkv::Error>) -> Result<(f64, R), qkv::Error> {
     let start = Instant::now();
     let result = what()?;
-    Ok(((start.elapsed().as_secs_f64() * 1e6).round() / 1e3, result))
+    Ok((to_the_microsecond(start.elapsed().as_secs_f64() * 1e3), result))
+}
+
+/// Milliseconds with as many digits as a clock can mean.
+fn to_the_microsecond(ms: f64) -> f64 {
+    (ms * 1e3).round() / 1e3
 }
 
 /// Every weight, one head after the other.

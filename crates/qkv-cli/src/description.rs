@@ -9,7 +9,7 @@ use qkv::{Attention, Bias, Element, Mask};
 /// Describes the attention of a call.
 pub(crate) fn describe<T: Element>(choices: &Choices, given: &Given<T>) -> Result<Attention, Failure> {
     let mut attention = Attention::new(choices.score).place(choices.place).bias(bias(choices, given));
-    attention = attention.mask(mask(choices, given)?);
+    attention = attention.mask(mask(choices, given)?).select(choices.select);
     attention = match (choices.scale, &given.scale) {
         (Some(scale), _) => attention.scale(scale),
         (None, Some(_)) => attention.learned_scale(),
@@ -21,6 +21,9 @@ pub(crate) fn describe<T: Element>(choices: &Choices, given: &Given<T>) -> Resul
     if let Some(cap) = choices.softcap {
         attention = attention.softcap(cap);
     }
+    if let Some(half_width) = choices.local {
+        attention = attention.local(half_width);
+    }
     if let Some(p) = choices.dropout {
         attention = attention.dropout(p, choices.seed);
     }
@@ -30,7 +33,7 @@ pub(crate) fn describe<T: Element>(choices: &Choices, given: &Given<T>) -> Resul
     Ok(attention)
 }
 
-fn bias<T>(choices: &Choices, given: &Given<T>) -> Bias {
+fn bias<T: Element>(choices: &Choices, given: &Given<T>) -> Bias {
     let alibi = choices.alibi.then(Bias::alibi);
     let tensor = given.bias.is_some().then(Bias::tensor);
     let relative = given.table.as_ref().map(|table| Bias::relative(table.shape[1] / 2)); // [.., 2R + 1]
@@ -40,6 +43,12 @@ fn bias<T>(choices: &Choices, given: &Given<T>) -> Bias {
 /// Every rule that was given: a key has to pass them all.
 fn mask<T: Element>(choices: &Choices, given: &Given<T>) -> Result<Mask, Failure> {
     let longest = given.q.axes()[2].max(given.k.axes()[2]);
+    let (width, key_width) = (given.q.axes()[3], given.k.axes()[3]);
+    if choices.pattern.is_some_and(|pattern| pattern.hash().is_some()) && width != key_width {
+        return Err(Failure::new(format!(
+            "`--pattern lsh` rotates queries and keys alike, but `q` has a width of {width} and `k` of {key_width}"
+        )));
+    }
     let pattern = choices.pattern.map(|pattern| pattern.mask(longest)).transpose()?;
     let rules = [
         choices.causal.then(Mask::causal),

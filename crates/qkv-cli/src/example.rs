@@ -30,10 +30,13 @@ fn vector(word: &str) -> [f64; WIDTH] {
     }
 }
 
+/// The shape of queries, keys and values.
+pub(crate) const SHAPE: [usize; 4] = [SENTENCES.len(), 1, WORDS, WIDTH];
+
 /// The two sentences as a batch, each word looking at the words of its own sentence: q = k = v.
 pub(crate) fn given<T: Element>() -> Given<T> {
     let words = SENTENCES.iter().flatten().flat_map(|word| vector(word));
-    let x = Array { shape: vec![SENTENCES.len(), 1, WORDS, WIDTH], data: words.map(T::of_f64).collect() };
+    let x = Array { shape: SHAPE.to_vec(), data: words.map(T::of_f64).collect() };
     Given::new(x.clone(), x.clone(), x)
 }
 
@@ -89,7 +92,7 @@ mod tests {
 
     #[test]
     fn context_changes_what_the_word_means() {
-        let computed = compute(Engine::Exact, &qkv::Attention::scaled_dot(), &given::<f32>(), true).unwrap();
+        let computed = compute(Engine::Exact, &qkv::Attention::scaled_dot(), None, &given::<f32>(), true).unwrap();
         let [money, water] = [0, 1].map(|x| [0, 1].map(|b| computed.out.values[[b, 0, WORDS - 1, x]]));
         assert!(water[0] > 2.0 * money[0], "near the river it is about water");
         assert!(money[1] > 2.0 * water[1], "near cash it is about money");

@@ -44,6 +44,9 @@ impl Failure {
 /// How to mend what the library refused, in words of the command line.
 fn hint(error: &qkv::Error, from_file: bool) -> Option<String> {
     match error {
+        qkv::Error::Missing { tensor: "center", .. } if from_file => {
+            Some("put `center` into the file, a place among the keys for each query".into())
+        }
         qkv::Error::Missing { tensor, .. } if from_file => {
             Some(format!("put `{tensor}` into the file, or choose another `--score`"))
         }
@@ -54,6 +57,23 @@ fn hint(error: &qkv::Error, from_file: bool) -> Option<String> {
         }
         qkv::Error::Unused { tensor: "scale", .. } => {
             Some("leave out either `--scale` or the tensor `scale`: each replaces the score's own scale".into())
+        }
+        qkv::Error::Unused { tensor: "center", .. } => Some("`center` goes with `--local predictive:D`".into()),
+        qkv::Error::Unused { tensor: "d_log_prob", .. } => {
+            Some("`d_log_prob` goes with `--select hard` and `--select sample`".into())
+        }
+        qkv::Error::Conflict { first: "a sink", .. } => {
+            Some("leave out either the tensor `sinks` or `--select`".into())
+        }
+        qkv::Error::Conflict { first: "linear attention", second, .. } => {
+            let tensor = match *second {
+                "a bias" => "`bias` or `table`",
+                "a mask of bits" => "`mask`",
+                "a learned scale" => "`scale`",
+                "sinks" => "`sinks`",
+                _ => return None,
+            };
+            Some(format!("leave out either `--features` or the tensor {tensor}"))
         }
         qkv::Error::TooLarge { .. } => Some("a sequence at a time needs less memory".into()),
         _ => None,

@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::number::{NotIntegers, Precision, floats, integers};
 use crate::report::Shapes;
 use crate::source::{Raw, Source};
-use qkv::{Element, Inputs, View, ViewError};
+use qkv::{Element, Inputs, Upstream, View, ViewError};
 use safetensors::Dtype;
 use std::ops::RangeInclusive;
 
@@ -36,15 +36,18 @@ pub(crate) type Segments = (Vec<i32>, Vec<i32>);
 
 /// Everything that a file gave.
 #[derive(Clone, Debug)]
-pub(crate) struct Given<T> {
+pub(crate) struct Given<T: Element> {
     pub q: Array<T>,
     pub k: Array<T>,
     pub v: Array<T>,
     pub d_out: Option<Array<T>>,
+    pub d_lse: Option<Array<T::Acc>>,
+    pub d_log_prob: Option<Array<T::Acc>>,
     pub bias: Option<Array<T>>,
     pub table: Option<Array<T>>,
     pub scale: Option<Array<T>>,
     pub sinks: Option<Array<T>>,
+    pub center: Option<Array<T>>,
     pub w: Option<Array<T>>,
     pub w_q: Option<Array<T>>,
     pub w_k: Option<Array<T>>,
@@ -62,10 +65,13 @@ impl<T: Element> Given<T> {
             k,
             v,
             d_out: None,
+            d_lse: None,
+            d_log_prob: None,
             bias: None,
             table: None,
             scale: None,
             sinks: None,
+            center: None,
             w: None,
             w_q: None,
             w_k: None,
@@ -79,13 +85,17 @@ impl<T: Element> Given<T> {
     /// All tensors of a file that have a meaning.
     pub fn read(source: &mut Source) -> Result<Given<T>, Failure> {
         let [q, k, v] = [required(source, "q")?, required(source, "k")?, required(source, "v")?];
-        let ([batch, _, n, _], [_, _, m, _]) = (q.axes(), k.axes());
+        let ([batch, heads, n, _], [_, _, m, _]) = (q.axes(), k.axes());
+        let rows = [batch, heads, n];
         Ok(Given {
             d_out: float(source, "d_out", 4..=4)?,
+            d_lse: upstream(source, "d_lse", rows)?,
+            d_log_prob: upstream(source, "d_log_prob", rows)?,
             bias: float(source, "bias", 1..=4)?,
             table: table(source)?,
             scale: float(source, "scale", 0..=1)?,
             sinks: float(source, "sinks", 1..=1)?,
+            center: per_query(source, "center", rows)?,
             w: float(source, "w", 2..=3)?,
             w_q: float(source, "w_q", 2..=3)?,
             w_k: float(source, "w_k", 2..=3)?,
@@ -107,6 +117,8 @@ impl<T: Element> Given<T> {
             ("segments_q", self.segments.as_ref().map(|_| vec![batch, n])),
             ("segments_k", self.segments.as_ref().map(|_| vec![batch, m])),
         ];
+        let sums = [("d_lse", &self.d_lse), ("d_log_prob", &self.d_log_prob)];
+        let sums = sums.map(|(name, array)| (name, array.as_ref().map(|array| array.shape.clone())));
         let floats = [
             ("q", Some(&self.q)),
             ("k", Some(&self.k)),
@@ -116,13 +128,14 @@ impl<T: Element> Given<T> {
             ("table", self.table.as_ref()),
             ("scale", self.scale.as_ref()),
             ("sinks", self.sinks.as_ref()),
+            ("center", self.center.as_ref()),
             ("w", self.w.as_ref()),
             ("w_q", self.w_q.as_ref()),
             ("w_k", self.w_k.as_ref()),
             ("v_score", self.v_score.as_ref()),
         ];
         let floats = floats.into_iter().map(|(name, array)| (name, array.map(|array| array.shape.clone())));
-        floats.chain(integers).filter_map(|(name, shape)| Some((name.to_string(), shape?))).collect()
+        floats.chain(sums).chain(integers).filter_map(|(name, shape)| Some((name.to_string(), shape?))).collect()
     }
 
     /// As the library takes them.
@@ -139,6 +152,9 @@ impl<T: Element> Given<T> {
         }
         if let Some(sinks) = &self.sinks {
             inputs = inputs.sinks(&sinks.data);
+        }
+        if let Some(center) = &self.center {
+            inputs = inputs.center(&center.data);
         }
         if let Some(w) = &self.w {
             inputs = inputs.w(w.view()?);
@@ -162,6 +178,19 @@ impl<T: Element> Given<T> {
             inputs = inputs.segments(queries, keys);
         }
         Ok(inputs)
+    }
+
+    /// What comes back from above, if anything does.
+    pub fn upstream(&self) -> Result<Option<Upstream<'_, T>>, qkv::Error> {
+        let Some(d_out) = &self.d_out else { return Ok(None) };
+        let mut upstream = Upstream::new(d_out.view()?);
+        if let Some(d_lse) = &self.d_lse {
+            upstream = upstream.lse(&d_lse.data);
+        }
+        if let Some(d_log_prob) = &self.d_log_prob {
+            upstream = upstream.log_prob(&d_log_prob.data);
+        }
+        Ok(Some(upstream))
     }
 }
 
@@ -196,6 +225,26 @@ fn float<T: Element>(
 
 fn required<T: Element>(source: &mut Source, name: &str) -> Result<Array<T>, Failure> {
     float(source, name, 4..=4)?.ok_or_else(|| missing(source, name))
+}
+
+/// One number a query, of exactly this shape: the library takes a flat slice, and would not see `[B, N, Hq]`.
+fn per_query<T: Element>(source: &mut Source, name: &str, rows: [usize; 3]) -> Result<Option<Array<T>>, Failure> {
+    let found = float(source, name, 3..=3)?;
+    match &found {
+        Some(Array { shape, .. }) if shape[..] != rows => {
+            Err(source.refuse(name, format!("has shape {shape:?}, expected {rows:?}, as `q` has")))
+        }
+        _ => Ok(found),
+    }
+}
+
+/// A gradient that comes back from above beside that of the output.
+fn upstream<T: Element>(source: &mut Source, name: &str, rows: [usize; 3]) -> Result<Option<Array<T>>, Failure> {
+    let found = per_query(source, name, rows)?;
+    if found.is_some() && source.info("d_out").is_none() {
+        return Err(source.refuse("d_out", format!("is missing: `{name}` needs it")));
+    }
+    Ok(found)
 }
 
 /// Its reach is read off its shape.

@@ -3,7 +3,7 @@
 //! | module | owns |
 //! | --- | --- |
 //! | `choices` | the one table of choices and tensors that help, page and parser come from |
-//! | `arguments`, `place`, `pattern` | from what was typed to what was meant |
+//! | `arguments`, `place`, `pattern`, `selection`, `features` | from what was typed to what was meant |
 //! | `page` | the table as Markdown, `docs/run.md` |
 //! | `failure` | an expected failure: one sentence and a hint |
 //! | `source`, `number`, `target` | tensors from a file, their numbers, tensors into a file |
@@ -22,6 +22,7 @@ mod computation;
 mod description;
 mod example;
 mod failure;
+mod features;
 mod given;
 mod memory;
 mod number;
@@ -31,6 +32,7 @@ mod place;
 mod report;
 mod results;
 mod run;
+mod selection;
 mod source;
 mod target;
 

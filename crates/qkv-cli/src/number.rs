@@ -44,7 +44,7 @@ impl Precision {
 }
 
 /// A number that a file can hold.
-pub(crate) trait Stored: Element {
+pub(crate) trait Stored: Copy + 'static {
     /// What a file calls its type.
     const DTYPE: Dtype;
 
@@ -63,11 +63,11 @@ macro_rules! stored {
     )*};
 }
 
-stored!(f32 F32, f64 F64, bf16 BF16, f16 F16);
+stored!(f32 F32, f64 F64, bf16 BF16, f16 F16, i64 I64);
 
 /// A type to compute in whose sums, too, a file can hold.
-pub(crate) trait Number: Stored<Acc: Stored> {}
-impl<T: Stored<Acc: Stored>> Number for T {}
+pub(crate) trait Number: Stored + Element<Acc: Stored> {}
+impl<T: Stored + Element<Acc: Stored>> Number for T {}
 
 /// The floats that these bytes are, rounded to `T`; `None` if they are none.
 pub(crate) fn floats<T: Element>(dtype: Dtype, bytes: &[u8]) -> Option<Vec<T>> {
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn every_float_type_comes_back_as_it_was_put() {
-        fn round<T: Stored>() {
+        fn round<T: Stored + Element>() {
             let mut bytes = Vec::new();
             let numbers = [0.5, -2.0, 0.0, f64::INFINITY].map(T::of_f64);
             numbers.into_iter().for_each(|x| x.put(&mut bytes));

@@ -43,10 +43,7 @@ fn tensors(rows: &[TensorRow]) -> String {
 }
 
 fn row(choice: &Choice) -> String {
-    let mut cell = choice.about.to_string();
-    if let Some(default) = choice.default {
-        cell += &format!("; left out, `{default}`");
-    }
+    let mut cell = choice.told();
     for (value, meaning) in choice.values {
         cell += &format!("<br>`{value}`: {meaning}");
     }

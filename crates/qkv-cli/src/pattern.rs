@@ -2,8 +2,11 @@
 
 use crate::failure::Failure;
 use crate::place::numbers;
-use qkv::{BigBird, Mask};
+use qkv::{BigBird, Lsh, Mask};
 use std::str::FromStr;
+
+/// A bucket is an integer of 32 bits.
+const MOST_BUCKETS: usize = i32::MAX as usize;
 
 /// A sparse pattern, its numbers checked as far as they can be without the tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -12,6 +15,7 @@ pub(crate) enum Pattern {
     Fixed { stride: usize, summary: usize },
     Longformer { window: usize, globals: usize },
     BigBird(BigBird),
+    Lsh(Lsh),
 }
 
 impl Pattern {
@@ -27,6 +31,15 @@ impl Pattern {
             ))),
             Pattern::Longformer { window, globals } => Ok(Mask::longformer(window, 0..globals)),
             Pattern::BigBird(bigbird) => Ok(Mask::bigbird(bigbird)),
+            Pattern::Lsh(lsh) => Ok(Mask::lsh(lsh)),
+        }
+    }
+
+    /// The hash that queries and keys have to go through, if it is a pattern of hash buckets.
+    pub fn hash(self) -> Option<Lsh> {
+        match self {
+            Pattern::Lsh(lsh) => Some(lsh),
+            _ => None,
         }
     }
 }
@@ -34,9 +47,10 @@ impl Pattern {
 impl FromStr for Pattern {
     type Err = String;
     fn from_str(typed: &str) -> Result<Pattern, String> {
-        const FORMS: &str = "expected `strided:S`, `fixed:S,C`, `longformer:W,G` or `bigbird:B,W,G,R,SEED`";
+        const FORMS: &str = "expected `strided:S`, `fixed:S,C`, `longformer:W,G`, `bigbird:B,W,G,R,SEED` or \
+                             `lsh:BUCKETS,ROUNDS,SEED`";
         let (name, rest) = typed.split_once(':').ok_or(FORMS)?;
-        if !["strided", "fixed", "longformer", "bigbird"].contains(&name) {
+        if !["strided", "fixed", "longformer", "bigbird", "lsh"].contains(&name) {
             return Err(FORMS.into());
         }
         match (name, &numbers(rest)?[..]) {
@@ -49,6 +63,11 @@ impl FromStr for Pattern {
                 Ok(Pattern::BigBird(BigBird { block, window, globals, random, seed: seed as u64 }))
             }
             ("bigbird", [_, _, _, _, _]) => Err("a block must have at least 1 token".into()),
+            ("lsh", [_, 0, _]) => Err("there must be at least 1 round".into()),
+            ("lsh", &[buckets, rounds, seed]) if (2..=MOST_BUCKETS).contains(&buckets) && buckets % 2 == 0 => {
+                Ok(Pattern::Lsh(Lsh { buckets, rounds, seed: seed as u64 }))
+            }
+            ("lsh", [_, _, _]) => Err("the buckets must be an even number of at least 2, within 32 bits".into()),
             _ => Err(FORMS.into()),
         }
     }
@@ -65,6 +84,7 @@ mod tests {
         assert_eq!("longformer:8,2".parse(), Ok(Pattern::Longformer { window: 8, globals: 2 }));
         let bigbird = BigBird { block: 4, window: 3, globals: 1, random: 2, seed: 7 };
         assert_eq!("bigbird:4,3,1,2,7".parse(), Ok(Pattern::BigBird(bigbird)));
+        assert_eq!("lsh:8,2,7".parse(), Ok(Pattern::Lsh(Lsh { buckets: 8, rounds: 2, seed: 7 })));
     }
 
     #[test]
@@ -83,6 +103,12 @@ mod tests {
             "longformer:8,x",
             "bigbird:0,3,1,2,7",
             "bigbird:4,3,1,2",
+            "lsh:8",
+            "lsh:8,2",
+            "lsh:0,2,7",
+            "lsh:7,2,7",
+            "lsh:8,0,7",
+            "lsh:4294967296,1,0",
             "dilated:3",
         ] {
             assert!(bad.parse::<Pattern>().is_err(), "{bad}");

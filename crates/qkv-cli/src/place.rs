@@ -1,5 +1,5 @@
-//! Values of two choices that say where: `--place start|end|OFFSET` and `--window LEFT,RIGHT`. What a place means is
-//! `qkv::Place`'s; whether it goes with `--causal` is `arguments`'.
+//! Values of choices that say where: `--place start|end|OFFSET`, `--window LEFT,RIGHT` and `--local predictive:D`. What a
+//! place means is `qkv::Place`'s; whether it goes with `--causal` is `arguments`'.
 
 use qkv::{Mask, Place};
 use std::str::FromStr;
@@ -45,6 +45,21 @@ impl FromStr for Window {
     }
 }
 
+/// `--local`, as typed: how far a query sees around its predicted centre.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Local(pub usize);
+
+impl FromStr for Local {
+    type Err = String;
+    fn from_str(typed: &str) -> Result<Local, String> {
+        match typed.strip_prefix("predictive:").map(str::parse) {
+            Some(Ok(half_width)) if half_width > 0 => Ok(Local(half_width)),
+            Some(_) => Err("D must be a whole number of at least 1".into()),
+            None => Err("expected `predictive:D`".into()),
+        }
+    }
+}
+
 /// Whole numbers between commas.
 pub(crate) fn numbers(typed: &str) -> Result<Vec<usize>, String> {
     let number = |part: &str| part.trim().parse().map_err(|_| format!("`{part}` is not a whole number of 0 or more"));
@@ -68,6 +83,14 @@ mod tests {
         assert_eq!("3, 0".parse(), Ok(Window { left: 3, right: 0 }));
         for bad in ["3", "3,0,1", "-1,0", "3,", "", "99999999999999999999,0"] {
             assert!(bad.parse::<Window>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn local_attention_has_a_half_width() {
+        assert_eq!("predictive:4".parse(), Ok(Local(4)));
+        for bad in ["", "4", "predictive", "predictive:", "predictive:0", "predictive:-1", "monotonic:3"] {
+            assert!(bad.parse::<Local>().is_err(), "{bad}");
         }
     }
 }

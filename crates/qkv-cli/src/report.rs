@@ -1,5 +1,6 @@
 //! What `qkv run` says about a call: the same facts as one JSON object or as a few lines for a person.
 
+use crate::arguments::Engine;
 use qkv::{Attention, Tiles};
 use serde::{Serialize, Serializer};
 use std::fmt::{self, Display};
@@ -59,7 +60,10 @@ impl Display for Report {
             let line: Vec<String> = line.iter().map(|(name, shape)| format!("{name} {shape:?}")).collect();
             writeln!(f, "{:9}{}", if at == 0 { "shapes" } else { "" }, line.join(" · "))?;
         }
-        writeln!(f, "tiles    {} empty · {} partial · {} full", tiles.empty, tiles.partial, tiles.full)?;
+        if *engine != Engine::Feature.name() {
+            // Linear attention has none.
+            writeln!(f, "tiles    {} empty · {} partial · {} full", tiles.empty, tiles.partial, tiles.full)?;
+        }
         write!(f, "time     {:.3} ms forward", milliseconds.forward)?;
         if let Some(backward) = milliseconds.backward {
             write!(f, " · {backward:.3} ms backward")?;

@@ -11,6 +11,8 @@ use qkv::Tensor;
 pub(crate) fn results<T: Number>(given: &Given<T>, computed: Computed<T>) -> Vec<Named> {
     let Computed { out, weights, gradients, .. } = computed;
     let mut all = vec![tensor("out", out.values), tensor("lse", out.lse)];
+    all.extend(out.chosen.map(|chosen| tensor("chosen", chosen)));
+    all.extend(out.log_prob.map(|log_prob| tensor("log_prob", log_prob)));
     all.extend(weights.map(|weights| tensor("weights", weights)));
     let Some(d) = gradients else { return all };
     all.extend([tensor("d_q", d.q), tensor("d_k", d.k), tensor("d_v", d.v)]);
@@ -20,6 +22,7 @@ pub(crate) fn results<T: Number>(given: &Given<T>, computed: Computed<T>) -> Vec
         ("d_table", &given.table, numbers(d.table)),
         ("d_scale", &given.scale, d.scale),
         ("d_sinks", &given.sinks, d.sinks),
+        ("d_center", &given.center, d.center),
         ("d_w", &given.w, numbers(d.w)),
         ("d_w_q", &given.w_q, numbers(d.w_q)),
         ("d_w_k", &given.w_k, numbers(d.w_k)),

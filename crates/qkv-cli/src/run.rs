@@ -2,7 +2,7 @@
 //! compute, write, tell.
 
 use crate::arguments::{Choices, Engine};
-use crate::choices::INPUTS;
+use crate::choices::{INPUTS, TensorRow};
 use crate::computation::{Computed, compute};
 use crate::description::describe;
 use crate::example;
@@ -10,11 +10,13 @@ use crate::failure::Failure;
 use crate::given::{Given, precision_of};
 use crate::memory::{self, Demand};
 use crate::number::{Number, Precision};
+use crate::pattern::Pattern;
 use crate::report::{Milliseconds, Report};
 use crate::results::results;
 use crate::source::Source;
 use crate::target::Target;
 use half::{bf16, f16};
+use qkv::{Features, Score, Select};
 use std::io::Write;
 
 /// Does it, and returns what goes to stdout.
@@ -28,8 +30,8 @@ pub(crate) fn run(choices: &Choices) -> Result<String, Failure> {
     };
     if let Some(source) = &source {
         warn_of_unknown_tensors(source);
-        demand(choices, source).check(source.path())?;
     }
+    demand(choices, source.as_ref()).check(choices.input.as_deref())?;
     let call = move || match precision {
         Precision::F32 => run_in::<f32>(choices, source, target),
         Precision::F64 => run_in::<f64>(choices, source, target),
@@ -50,7 +52,8 @@ fn run_in<T: Number>(choices: &Choices, source: Option<Source>, target: Option<T
     };
     let attention = describe(choices, &given)?;
     let with_weights = choices.weights || input.is_none(); // the example draws them
-    let mut computed = compute(choices.engine, &attention, &given, with_weights)
+    let hash = choices.pattern.and_then(Pattern::hash);
+    let mut computed = compute(choices.engine, &attention, hash, &given, with_weights)
         .map_err(|error| Failure::refused(&error, input.as_deref()))?;
     let drawing = (input.is_none() && !choices.json).then(|| example::drawing(&computed));
     if !choices.weights {
@@ -97,18 +100,33 @@ fn warn_of_unknown_tensors(source: &Source) {
 }
 
 /// What the call will take, from the header alone. Shapes that are wrong count for nothing here: reading them says so.
-fn demand(choices: &Choices, source: &Source) -> Demand {
-    let axes = |name| source.info(name).and_then(|info| info.shape[..].try_into().ok()).unwrap_or([0; 4]);
-    let bytes = |(name, ..): &(&str, &str, &str)| {
-        source.info(name).map_or(0, |info| info.data_offsets.1 - info.data_offsets.0) as u64
+fn demand(choices: &Choices, source: Option<&Source>) -> Demand {
+    let info = |name: &'static str| source.and_then(|source| source.info(name));
+    let axes = |name: &'static str| match source {
+        Some(_) => info(name).and_then(|info| info.shape[..].try_into().ok()).unwrap_or([0; 4]),
+        None => example::SHAPE,
     };
+    let bytes = |(name, ..): &TensorRow| info(name).map_or(0, |info| info.data_offsets.1 - info.data_offsets.0) as u64;
     Demand {
         q: axes("q"),
         k: axes("k"),
         v: axes("v"),
-        a: source.info("v_score").and_then(|info| info.shape.first().copied()).unwrap_or(0),
+        a: info("v_score").and_then(|info| info.shape.first().copied()).unwrap_or(0),
         file: 2 * INPUTS.iter().map(bytes).sum::<u64>(), // as it lies in the file, and as it is computed with
-        backward: source.info("d_out").is_some(),
-        pair: if choices.engine == Engine::Reference { 16 } else { 0 } + if choices.weights { 8 } else { 0 },
+        backward: info("d_out").is_some(),
+        reference: choices.engine == Engine::Reference,
+        weights: choices.weights,
+        chosen: match choices.select {
+            Select::Hard(_) => 1,
+            Select::TopK(k) => k.min(axes("k")[2]),
+            _ => 0,
+        },
+        hash: choices.pattern.and_then(Pattern::hash),
+        features: match choices.score {
+            Score::Linear(Features::Favor { count, .. }) => count,
+            Score::Linear(_) => axes("q")[3],
+            _ => 0,
+        },
+        threads: choices.threads.unwrap_or_else(rayon::current_num_threads),
     }
 }

@@ -191,21 +191,33 @@ fn an_old_output_is_replaced_and_nothing_else_is_left_behind() {
 fn no_change_to_a_file_makes_the_program_fall() {
     let (q, k) = (noise::<f32, 4>([1, 2, 3, 4], 1), noise::<f32, 4>([1, 1, 5, 4], 2));
     let file = Input::of(&q, &k, &k).tensor("d_out", &q).numbers("key_lengths", &[1], &[4u8]);
-    let whole = file.numbers("bias", &[5], &[0.5f32; 5]).bytes();
-    let header = usize::from(whole[0]) + 256 * usize::from(whole[1]) + 8;
+    let file = file.numbers("d_lse", &[1, 2, 3], &[0.5f32; 6]);
+    let biased = file.clone().numbers("bias", &[5], &[0.5f32; 5]);
+    let centred = file.clone().numbers("center", &[1, 2, 3], &[1.5f32; 6]);
+    let chosen = file.clone().numbers("d_log_prob", &[1, 2, 3], &[0.5f32; 6]);
+    let calls = [
+        ("", biased.bytes()),
+        ("--local predictive:2", centred.bytes()),
+        ("--select sample --straight-through", chosen.bytes()),
+        ("--select top-k:3", file.bytes()),
+        ("--pattern lsh:4,2,0", file.bytes()),
+        ("--features elu", file.bytes()),
+        ("--features favor:5", file.bytes()),
+    ];
     let folder = Folder::new();
     let mut state = 1u64;
     let mut random = |below: usize| {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (state >> 33) as usize % below
     };
-    for _ in 0..150 {
-        let mut bytes = whole.clone();
+    for _ in 0..200 {
+        let (choices, mut bytes) = calls[random(calls.len())].clone();
+        let header = usize::from(bytes[0]) + 256 * usize::from(bytes[1]) + 8;
         for _ in 0..=random(2) {
             bytes[random(header)] = b"0123456789[]{},:\"FBIU"[random(21)];
         }
         folder.put("in.safetensors", &bytes);
-        let ran = folder.qkv("run --input in.safetensors --threads 1");
+        let ran = folder.qkv(&format!("run --input in.safetensors --threads 1 {choices}"));
         assert!(matches!(ran.code, Some(0 | 1)), "{:?}: {ran:?}", String::from_utf8_lossy(&bytes[..header]));
     }
 }

@@ -51,6 +51,11 @@ fn windows_and_patterns_without_meaning_are_misuse() {
     misused("--pattern fixed:4,5", &["--pattern", "C must be at least 1 and at most S"]);
     misused("--pattern bigbird:0,1,1,1,1", &["--pattern", "at least 1 token"]);
     misused("--pattern dilated:3", &["--pattern", "`strided:S`, `fixed:S,C`"]);
+    misused("--pattern lsh:3,1,0", &["--pattern", "an even number of at least 2"]);
+    misused("--pattern lsh:4,0,0", &["--pattern", "at least 1 round"]);
+    misused("--pattern lsh:4,1", &["--pattern", "`lsh:BUCKETS,ROUNDS,SEED`"]);
+    misused("--local predictive:0", &["--local", "D must be a whole number of at least 1"]);
+    misused("--local monotonic", &["--local", "expected `predictive:D`"]);
 }
 
 #[test]
@@ -61,9 +66,31 @@ fn choices_that_contradict_each_other_are_misuse() {
 }
 
 #[test]
+fn what_goes_with_softmax_alone_is_misuse_with_another_selection() {
+    for (typed, told) in [("hard", "hard"), ("sample", "sample"), ("top-k:2", "top-k:K"), ("sparsemax", "sparsemax")] {
+        let told = format!("`--dropout` cannot go with `--select {told}`");
+        misused(&format!("--select {typed} --dropout 0.1"), &[&told]);
+        let told = told.replace("dropout", "local");
+        misused(&format!("--select {typed} --local predictive:2"), &[&told]);
+    }
+    Folder::new().qkv("run --select soft --dropout 0.1").well();
+}
+
+#[test]
+fn selections_without_meaning_are_misuse() {
+    misused("--select argmax", &["--select", "`soft`, `hard`, `sample`, `top-k:K` or `sparsemax`"]);
+    misused("--select top-k:0", &["--select", "K must be a whole number of at least 1"]);
+    misused("--select top-k", &["--select", "expected `soft`"]);
+}
+
+#[test]
 fn choices_that_need_another_say_which() {
-    misused("--seed 3", &["--dropout <P>"]);
-    misused("--weights", &["--output <FILE>"]);
+    misused("--seed 3", &["`--seed` needs `--dropout`, `--select sample` or `--features favor:COUNT`"]);
+    misused("--seed 3 --select hard", &["`--seed` needs"]);
+    misused("--straight-through", &["`--straight-through` needs `--select hard` or `--select sample`"]);
+    misused("--straight-through --select soft", &["`--straight-through` needs"]);
+    misused("--straight-through --select top-k:2", &["`--straight-through` needs"]);
+    misused("--weights", &["`--weights` needs `--output`"]);
 }
 
 #[test]

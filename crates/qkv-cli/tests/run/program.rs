@@ -113,6 +113,7 @@ impl Found {
             Dtype::F64 => bytes.as_chunks().0.iter().map(|x| f64::from_le_bytes(*x)).collect(),
             Dtype::BF16 => bytes.as_chunks().0.iter().map(|x| bf16::from_le_bytes(*x).to_f64()).collect(),
             Dtype::F16 => bytes.as_chunks().0.iter().map(|x| f16::from_le_bytes(*x).to_f64()).collect(),
+            Dtype::I64 => bytes.as_chunks().0.iter().map(|x| i64::from_le_bytes(*x) as f64).collect(),
             other => panic!("{other} is not written"),
         };
         Found { dtype: view.dtype(), shape: view.shape().to_vec(), data }

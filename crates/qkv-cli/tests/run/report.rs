@@ -105,10 +105,14 @@ fn help_tells_every_choice_and_every_tensor() {
         "--temperature",
         "--softcap",
         "--alibi",
+        "--features",
         "--causal",
         "--window",
         "--pattern",
+        "--local",
         "--place",
+        "--select",
+        "--straight-through",
         "--dropout",
         "--seed",
         "--engine",
@@ -124,10 +128,33 @@ fn help_tells_every_choice_and_every_tensor() {
             assert!(text.contains(choice), "no {choice} in: {text}");
         }
     }
-    for value in ["strided:S", "fixed:S,C", "longformer:W,G", "bigbird:B,W,G,R,SEED", "start|end|OFFSET", "bf16"] {
+    for value in [
+        "strided:S",
+        "fixed:S,C",
+        "longformer:W,G",
+        "bigbird:B,W,G,R,SEED",
+        "start|end|OFFSET",
+        "top-k:K",
+        "favor:COUNT",
+        "lsh:BUCKETS,ROUNDS,SEED",
+        "predictive:D",
+        "bf16",
+    ] {
         assert!(help.contains(value) && short.contains(value), "{value}");
     }
-    for tensor in ["d_out", "key_lengths", "segments_q", "v_score", "sinks", "table"] {
+    for tensor in [
+        "d_out",
+        "d_lse",
+        "d_log_prob",
+        "chosen",
+        "log_prob",
+        "center",
+        "key_lengths",
+        "segments_q",
+        "v_score",
+        "sinks",
+        "table",
+    ] {
         assert!(help.contains(tensor) && page.contains(tensor), "{tensor}");
     }
     assert!(Folder::new().qkv("--help").well().contains("run"));

@@ -14,10 +14,21 @@ fn tensors_without_elements_work() {
     for sizes in [[0, 2, 3, 4, 5], [1, 0, 3, 4, 5], [1, 2, 0, 4, 5], [1, 2, 3, 0, 5], [1, 2, 3, 4, 0], [0; 5]] {
         let [b, h, n, m, d] = sizes;
         for engine in ["exact", "reference"] {
-            let written = file(sizes).folder().run(&format!("--causal end --alibi --weights --engine {engine}"));
-            assert_eq!(written["out"].shape, [b, h, n, d]);
-            assert_eq!(written["weights"].shape, [b, h, n, m]);
-            assert_eq!(written["d_k"].shape, [b, h, m, d]);
+            for select in
+                ["soft", "hard", "sample --straight-through", "top-k:2", "sparsemax", "soft --pattern lsh:4,2,0"]
+            {
+                let choices = format!("--causal end --alibi --weights --engine {engine} --select {select}");
+                let written = file(sizes).folder().run(&choices);
+                assert_eq!(written["out"].shape, [b, h, n, d]);
+                assert_eq!(written["weights"].shape, [b, h, n, m]);
+                assert_eq!(written["d_k"].shape, [b, h, m, d]);
+            }
+            for features in ["elu", "relu", "favor:5"] {
+                let written = file(sizes).folder().run(&format!("--features {features} --weights --engine {engine}"));
+                assert_eq!(written["out"].shape, [b, h, n, d]);
+                assert_eq!(written["weights"].shape, [b, h, n, m]);
+                assert_eq!(written["d_k"].shape, [b, h, m, d]);
+            }
         }
     }
 }

@@ -1,0 +1,69 @@
+//! `--select`: how scores become weights, as it is typed. What each selection means is `qkv::Select`'s.
+
+use qkv::{Choice, Select};
+use std::str::FromStr;
+
+/// A selection, before it is known whether anything is drawn and how gradients go through a choice.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) enum Selection {
+    #[default]
+    Soft,
+    Hard,
+    Sample,
+    TopK(usize),
+    Sparsemax,
+}
+
+impl Selection {
+    /// As the library has it, with the seed of a draw.
+    pub fn select(self, seed: u64, straight_through: bool) -> Select {
+        match self {
+            Selection::Soft => Select::Soft,
+            Selection::Hard => Select::Hard(Choice { sample: None, straight_through }),
+            Selection::Sample => Select::Hard(Choice { sample: Some(seed), straight_through }),
+            Selection::TopK(k) => Select::TopK(k),
+            Selection::Sparsemax => Select::Sparsemax,
+        }
+    }
+}
+
+impl FromStr for Selection {
+    type Err = String;
+    fn from_str(typed: &str) -> Result<Selection, String> {
+        match typed {
+            "soft" => Ok(Selection::Soft),
+            "hard" => Ok(Selection::Hard),
+            "sample" => Ok(Selection::Sample),
+            "sparsemax" => Ok(Selection::Sparsemax),
+            other => match other.strip_prefix("top-k:").map(str::parse) {
+                Some(Ok(k)) if k > 0 => Ok(Selection::TopK(k)),
+                Some(_) => Err("K must be a whole number of at least 1".into()),
+                None => Err("expected `soft`, `hard`, `sample`, `top-k:K` or `sparsemax`".into()),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_of_the_help_is_understood() {
+        assert_eq!("soft".parse(), Ok(Selection::Soft));
+        assert_eq!("hard".parse(), Ok(Selection::Hard));
+        assert_eq!("sample".parse(), Ok(Selection::Sample));
+        assert_eq!("top-k:5".parse(), Ok(Selection::TopK(5)));
+        assert_eq!("sparsemax".parse(), Ok(Selection::Sparsemax));
+        for bad in ["", "Hard", "top-k", "top-k:", "top-k:0", "top-k:-1", "top-k:1,2", "hard:1", "argmax"] {
+            assert!(bad.parse::<Selection>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn only_a_sample_takes_the_seed() {
+        assert_eq!(Selection::Hard.select(3, true), Select::Hard(Choice { sample: None, straight_through: true }));
+        let drawn = Choice { sample: Some(3), straight_through: false };
+        assert_eq!(Selection::Sample.select(3, false), Select::Hard(drawn));
+    }
+}
