@@ -24,6 +24,9 @@ pub struct Lsh {
 /// does, so that hashing costs n·log(buckets) and not n·buckets.
 const DIRECTIONS: usize = 16;
 
+/// Directions of all rounds together: far beyond any use, and still little memory.
+const MOST_DIRECTIONS: usize = 1 << 16;
+
 /// Rows hashed at a time.
 const BLOCK: usize = 64;
 
@@ -105,6 +108,15 @@ impl Lsh {
         }
         if self.rounds == 0 {
             return Err(Error::value("lsh", "0 rounds", "at least 1"));
+        }
+        let directions = self.factors().iter().map(|buckets| buckets / 2).sum::<usize>();
+        if directions.checked_mul(self.rounds).is_none_or(|all| all > MOST_DIRECTIONS) {
+            let found = format!("{} buckets in {} rounds", self.buckets, self.rounds);
+            return Err(Error::value(
+                "lsh",
+                found,
+                "fewer rounds, or a number of buckets that is a product of small ones",
+            ));
         }
         Ok(())
     }

@@ -189,8 +189,10 @@ fn vectors_that_point_the_same_way_share_a_bucket() {
     assert!(same(&buckets, &lsh.hash(&randn::<f64>([1, 1, 500, 16], 2)).unwrap()) < 0.05);
     // Element types see the buckets they are given, not their own.
     assert_ne!(lsh.hash(&x).unwrap(), Lsh { seed: 6, ..lsh }.hash(&x).unwrap());
-    for bad in [Lsh { buckets: 7, ..lsh }, Lsh { buckets: 0, ..lsh }, Lsh { rounds: 0, ..lsh }] {
-        assert!(bad.hash(&x).is_err());
+    let absurd = Lsh { rounds: usize::MAX / 2, ..lsh };
+    let prime = Lsh { buckets: 200_000_006, ..lsh };
+    for bad in [Lsh { buckets: 7, ..lsh }, Lsh { buckets: 0, ..lsh }, Lsh { rounds: 0, ..lsh }, absurd, prime] {
+        assert!(bad.hash(&x).is_err(), "{bad:?}");
     }
     let attention = Attention::dot().mask(Mask::lsh(lsh));
     assert_eq!(
