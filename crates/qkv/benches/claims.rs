@@ -132,16 +132,28 @@ fn main() {
     }
 
     if asked("hashing") {
-        println!("\nhash buckets of about 64, 2 rounds, one head, d = 64, f32, hashing included");
+        println!(
+            "\nhash buckets of about 64, 2 rounds, one head, d = 64, f32, hashing included, scratch and outputs given"
+        );
         let mut first = None;
         for n in [16_384, 65_536, 262_144] {
             let [qk, v] = [1, 2].map(|seed| x(n, 64, seed));
             let lsh = Lsh { buckets: n / 64, rounds: 2, seed: 1 };
             let attention = Attention::scaled_dot().mask(Mask::lsh(lsh));
-            let (time, memory) = measure(3, || {
+            let (scratch, mut values, mut lse) = (Scratch::new(), vec![0.0; n * 64], vec![0.0; n]);
+            let (time, _) = measure(2_097_152 / n, || {
                 let buckets = lsh.hash(&qk).unwrap();
-                attention.forward(Inputs::new(&qk, &qk, &v).buckets(&buckets, &buckets)).unwrap()
+                let into = OutputMut {
+                    values: ViewMut::new(&mut values, [1, 1, n, 64]).unwrap(),
+                    lse: ViewMut::new(&mut lse, [1, 1, n, 1]).unwrap(),
+                    entropy: None,
+                };
+                let inputs = Inputs::new(&qk, &qk, &v).buckets(&buckets, &buckets);
+                attention.forward_into(inputs, into, &scratch, rayon::current_num_threads()).unwrap();
             });
+            let buckets = lsh.hash(&qk).unwrap();
+            let inputs = || Inputs::new(&qk, &qk, &v).buckets(&buckets, &buckets);
+            let (_, memory) = measure(1, || attention.forward(inputs()).unwrap());
             let per_token = time * 1e3 / n as f64;
             let relative = per_token / *first.get_or_insert(per_token);
             println!("  n = {n:<8}{time:>9.1} ms {per_token:>7.2} µs a token ({relative:.2}) {memory:>7.1} MiB");

@@ -118,7 +118,7 @@ fn main() -> qkv::Result<()> {
     println!(
         "to it; for random inputs every key matters a little, so it says how much is left out or done otherwise, not how"
     );
-    println!("well a trained model would do with it.\n");
+    println!("well a trained model would do with it. Other scores and biases are other attentions: they have none.\n");
     println!("| | mechanism | n | ms | MiB | touched | error |");
     println!("| --- | --- | ---: | ---: | ---: | ---: | ---: |");
     let lengths = [1024, 4096, 16_384, 65_536];
@@ -136,9 +136,13 @@ fn main() -> qkv::Result<()> {
                 }
             }
             let (out, milliseconds, memory, touched) = best;
-            let error = truth.as_ref().map_or(0.0, |truth| relative_error(&out, truth));
+            let error = match (&truth, kind) {
+                (None, _) => "0.00".into(),
+                (Some(_), "score" | "bias") => "—".into(),
+                (Some(truth), _) => format!("{:.2}", relative_error(&out, truth)),
+            };
             rows[at].push(format!(
-                "| {kind} | {name} | {} | {milliseconds:.1} | {:.1} | {} | {error:.2} |",
+                "| {kind} | {name} | {} | {milliseconds:.1} | {:.1} | {} | {error} |",
                 given.n,
                 memory as f64 / (1 << 20) as f64,
                 if touched.is_nan() { "no tiles".into() } else { format!("{:.1} %", 100.0 * touched) }
