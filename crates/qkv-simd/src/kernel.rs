@@ -22,11 +22,11 @@ pub(crate) fn dispatch<A: Real, K: Kernel<A>>(isa: Isa, kernel: K) -> K::Output 
     match isa.level() {
         // SAFETY: portable lanes need nothing of the CPU.
         Level::Portable => unsafe { kernel.run::<A::Portable>() },
+        #[cfg(target_arch = "x86_64")]
         // SAFETY: an `Isa` of this level exists only where the CPU was seen to have it.
-        #[cfg(target_arch = "x86_64")]
         Level::Avx2 => unsafe { avx2(kernel) },
-        // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
         Level::Avx512 => unsafe { avx512(kernel) },
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("only the portable level is found on this architecture"),

@@ -95,9 +95,9 @@ impl<'a, A> LazyBlocks<'a, A> {
                 EMPTY => {
                     if state.compare_exchange(EMPTY, BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                         let release = Release(state, EMPTY);
+                        let first = UnsafeCell::raw_get(cells.as_ptr());
                         // SAFETY: the exchange made this worker the only one with access until the state changes.
-                        let block =
-                            unsafe { std::slice::from_raw_parts_mut(UnsafeCell::raw_get(cells.as_ptr()), self.size) };
+                        let block = unsafe { std::slice::from_raw_parts_mut(first, self.size) };
                         let finite = fill(block);
                         release.with(if finite { READY } else { READY_NOT_FINITE });
                     }

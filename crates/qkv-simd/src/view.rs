@@ -222,10 +222,12 @@ impl<'a, T: Copy> View<'a, T> {
     #[inline]
     pub fn row(&self, b: usize, h: usize, i: usize) -> Option<&'a [T]> {
         let row = self.offset(b, h, i);
+        if self.strides[3] != 1 && self.shape[3] != 1 {
+            return None;
+        }
         // SAFETY: with a stride of 1 (or one element) the row's elements are contiguous, inside the borrowed memory, and
         // live as long as the borrow.
-        (self.strides[3] == 1 || self.shape[3] == 1)
-            .then(|| unsafe { std::slice::from_raw_parts(self.data.offset(row), self.shape[3]) })
+        Some(unsafe { std::slice::from_raw_parts(self.data.offset(row), self.shape[3]) })
     }
 
     /// Every element, row by row.

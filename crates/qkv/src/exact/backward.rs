@@ -7,7 +7,8 @@
 
 use super::bias_gradient::{BiasGradient, Step, Steps, TableGradient};
 use super::operand::Operand;
-use super::plan::{Piece, Places, Plan};
+use super::order::Places;
+use super::plan::{Piece, Plan};
 use super::projection::{Compared, From, back};
 use super::rule::{Rule, Verdict};
 use super::select::{chosen_in, one_hot};

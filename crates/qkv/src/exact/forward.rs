@@ -5,7 +5,8 @@
 //! pieces.
 
 use super::operand::{KeyBlocks, Operand, Room};
-use super::plan::{Piece, Places, Plan};
+use super::order::Places;
+use super::plan::{Piece, Plan};
 use super::projection::Compared;
 use super::tile::{Kept, RowAt, TileOps};
 use crate::attention::OutputMut;

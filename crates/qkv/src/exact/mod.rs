@@ -3,6 +3,7 @@
 //! | module | owns |
 //! | --- | --- |
 //! | [`rule`] | a mask, compiled: verdicts and bits for whole tiles |
+//! | [`order`] | the orders of a sequence, and the keys of a tile in them |
 //! | [`plan`] | which tiles are touched, in which order of the sequence |
 //! | [`operand`] | where rows come from, and how keys and values are packed |
 //! | [`projection`] | what general, additive and cosine scores do to rows before and after |
@@ -19,6 +20,7 @@ mod backward;
 mod bias_gradient;
 mod forward;
 mod operand;
+mod order;
 mod plan;
 mod projection;
 mod rule;
@@ -28,7 +30,8 @@ mod tile;
 pub(crate) use backward::backward;
 pub(crate) use forward::{decode, forward};
 pub(crate) use operand::{KeyBlocks, Operand, Room};
-pub(crate) use plan::{Plan, TileKeys, tiles};
+pub(crate) use order::TileKeys;
+pub(crate) use plan::{Plan, tiles};
 pub(crate) use projection::Compared;
 pub(crate) use rule::{Rule, Verdict};
 pub(crate) use select::{Weighing, select};

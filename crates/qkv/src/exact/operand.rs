@@ -1,6 +1,7 @@
 //! Where the rows of a tile come from, and how keys and values are packed for the products.
 
-use super::plan::{Piece, TileKeys};
+use super::order::TileKeys;
+use super::plan::Piece;
 use crate::scratch::{Buffer, Scratch};
 use crate::source::Source;
 use crate::tuning::KEYS;

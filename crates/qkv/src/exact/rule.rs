@@ -1,7 +1,7 @@
 //! A mask, compiled into a few simple rules that can be asked about whole tiles: is it empty, full or partial, where can
 //! something be kept at all, and which bits of a row are set. [`Mask::allows`] says what is meant; this only says it faster.
 
-use super::plan::TileKeys;
+use super::order::TileKeys;
 use super::tile::RowAt;
 use crate::mask::{BigBird, Blocks, Mask, Scene, clamp};
 use crate::problem::Problem;

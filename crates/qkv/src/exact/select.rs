@@ -3,7 +3,8 @@
 //! chosen, the mean of the values kept) is in the output.
 
 use super::operand::{KeyBlocks, Operand, Room};
-use super::plan::{Piece, Plan, TileKeys};
+use super::order::TileKeys;
+use super::plan::{Piece, Plan};
 use super::projection::Compared;
 use super::rule::Rule;
 use super::tile::{RowAt, TileOps, chosen_by};

@@ -1,7 +1,8 @@
 //! The scores of one tile: computed raw, then scaled, capped, biased and masked in passes over memory that lies in the
 //! first-level cache. Everything that is not needed is skipped for the whole tile, not decided number by number.
 
-use super::plan::{Piece, TileKeys};
+use super::order::TileKeys;
+use super::plan::Piece;
 use super::rule::{Bits, Verdict};
 use crate::attention::Output;
 use crate::problem::Problem;

@@ -1,0 +1,214 @@
+//! The order in which a sequence is taken: as it is, or as lists that bring together what a mask keeps; the keys of one tile
+//! in that order; and the way back.
+
+use super::rule::{Bits, ClassOf, Classes, Extent};
+use std::ops::Range;
+
+/// The order in which one side of a piece is taken.
+#[derive(Clone, Debug)]
+pub(crate) enum Order {
+    /// As it is.
+    Natural(usize),
+    /// The same list for every head.
+    List(List),
+    /// A list for each head of each sequence: `[B, heads]`.
+    Heads { lists: Vec<List>, heads: usize },
+}
+
+/// Some indices, or all, in an order of their own.
+#[derive(Clone, Debug)]
+pub(crate) struct List {
+    pub(super) indices: Vec<u32>,
+    /// What orders them, and the class of each.
+    classes: Option<(ClassOf, Vec<u32>)>,
+    /// The extent of each tile.
+    pub(super) extents: Vec<Extent>,
+}
+
+impl List {
+    pub(super) fn new(
+        indices: Vec<u32>,
+        tile: usize,
+        place: impl Fn(u32) -> i64,
+        class: Option<(ClassOf, &dyn Fn(u32) -> u32)>,
+    ) -> List {
+        let classes: Option<(ClassOf, Vec<u32>)> =
+            class.map(|(of, class)| (of, indices.iter().map(|&at| class(at)).collect()));
+        let range = |of: &mut dyn Iterator<Item = i64>| {
+            of.fold((i64::MAX, i64::MIN), |(low, high), x| (low.min(x), high.max(x)))
+        };
+        let extents = (0..indices.len().div_ceil(tile))
+            .map(|t| {
+                let within = t * tile..((t + 1) * tile).min(indices.len());
+                let (low, high) = range(&mut indices[within.clone()].iter().map(|&at| place(at)));
+                let classes = classes.as_ref().map(|(of, classes)| {
+                    let (low, high) = range(&mut classes[within.clone()].iter().map(|&class| i64::from(class)));
+                    Classes { of: *of, low: low as u32, high: high as u32 }
+                });
+                Extent { low, high, classes }
+            })
+            .collect();
+        List { indices, classes, extents }
+    }
+
+    /// All of `0 .. len`, sorted by class and within a class as they are.
+    pub(super) fn by_class(
+        len: usize,
+        tile: usize,
+        place: impl Fn(u32) -> i64,
+        (of, class): (ClassOf, &dyn Fn(u32) -> u32),
+    ) -> List {
+        let mut indices: Vec<u32> = (0..len as u32).collect();
+        indices.sort_by_cached_key(|&at| class(at));
+        List::new(indices, tile, place, Some((of, class)))
+    }
+}
+
+impl Order {
+    pub fn len(&self) -> usize {
+        match self {
+            Order::Natural(len) => *len,
+            Order::List(list) => list.indices.len(),
+            Order::Heads { lists, .. } => lists.first().map_or(0, |list| list.indices.len()),
+        }
+    }
+
+    /// The list of a head, where there is one.
+    pub(super) fn list(&self, b: usize, h: usize) -> Option<&List> {
+        match self {
+            Order::Natural(_) => None,
+            Order::List(list) => Some(list),
+            Order::Heads { lists, heads } => Some(&lists[b * heads + h]),
+        }
+    }
+
+    /// The index, in the natural order, of what stands at a place of this one.
+    #[inline]
+    pub fn index(&self, b: usize, h: usize, at: usize) -> usize {
+        self.list(b, h).map_or(at, |list| list.indices[at] as usize)
+    }
+
+    pub(super) fn is_natural(&self) -> bool {
+        matches!(self, Order::Natural(_))
+    }
+
+    /// Whether it is the same for every head.
+    pub fn is_shared(&self) -> bool {
+        !matches!(self, Order::Heads { .. })
+    }
+}
+
+/// The keys of one tile.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TileKeys<'a> {
+    pub(super) list: Option<&'a List>,
+    /// Places of the order.
+    pub start: usize,
+    pub len: usize,
+}
+
+impl TileKeys<'_> {
+    /// The natural index of the tile's key `at`.
+    #[inline]
+    pub fn index(&self, at: usize) -> usize {
+        self.list.map_or(self.start + at, |list| list.indices[self.start + at] as usize)
+    }
+
+    /// Where the keys are in their natural order, the first of them.
+    pub fn natural(&self) -> Option<usize> {
+        self.list.is_none().then_some(self.start)
+    }
+
+    /// The classes of the tile's keys, where these order them.
+    pub(super) fn classes(&self, of: ClassOf) -> Option<&[u32]> {
+        match self.list?.classes.as_ref()? {
+            (by, classes) if *by == of => Some(&classes[self.start..][..self.len]),
+            _ => None,
+        }
+    }
+
+    /// All bits, or none.
+    pub(super) fn fill(&self, bits: &mut Bits, value: bool) {
+        *bits = Bits::default();
+        if value {
+            set_range(bits, 0..self.len);
+        }
+    }
+
+    /// The bits of keys between `low` and `high`.
+    pub(super) fn interval(&self, bits: &mut Bits, low: i64, high: i64) {
+        match self.natural() {
+            Some(start) => {
+                let within = |x: i64| (x.saturating_sub(start as i64)).clamp(0, self.len as i64) as usize;
+                *bits = Bits::default();
+                set_range(bits, within(low)..within(high.saturating_add(1)));
+            }
+            None => self.each(bits, |_, j| (low..=high).contains(&(j as i64))),
+        }
+    }
+
+    /// The bits of keys for which `f`, given the place in the tile and the natural index, says yes.
+    pub(super) fn each(&self, bits: &mut Bits, f: impl Fn(usize, usize) -> bool) {
+        *bits = Bits::default();
+        for at in 0..self.len {
+            bits[at / 64] |= u64::from(f(at, self.index(at))) << (at % 64);
+        }
+    }
+}
+
+fn set_range(bits: &mut Bits, range: Range<usize>) {
+    for (w, word) in bits.iter_mut().enumerate() {
+        let (start, end) =
+            (range.start.clamp(w * 64, w * 64 + 64) - w * 64, range.end.clamp(w * 64, w * 64 + 64) - w * 64);
+        if start < end {
+            *word |= (u64::MAX >> (64 - (end - start))) << start;
+        }
+    }
+}
+
+/// Of tiles ordered by class, those that share one with `extent`; where there are no classes, all.
+pub(super) fn by_class(extents: &[Extent], extent: Extent, all: Range<usize>) -> Range<usize> {
+    let Some(Classes { low, high, .. }) = extent.classes else { return all };
+    let start = extents.partition_point(|e| e.classes.is_some_and(|of| of.high < low));
+    let end = extents.partition_point(|e| e.classes.is_none_or(|of| of.low <= high));
+    start..end.max(start)
+}
+
+/// The way back from natural indices to the places of a piece.
+pub(crate) enum Places {
+    Range(Range<usize>),
+    /// For each list: one for all heads, or one for each.
+    Lists {
+        places: Vec<Vec<u32>>,
+        heads: usize,
+    },
+}
+
+impl Places {
+    pub(super) fn new(order: &Order, len: usize) -> Places {
+        let inverse = |list: &List| {
+            let mut places = vec![u32::MAX; len];
+            for (place, &index) in list.indices.iter().enumerate() {
+                places[index as usize] = place as u32;
+            }
+            places
+        };
+        match order {
+            Order::Natural(len) => Places::Range(0..*len),
+            Order::List(list) => Places::Lists { places: vec![inverse(list)], heads: 0 },
+            Order::Heads { lists, heads } => {
+                Places::Lists { places: lists.iter().map(inverse).collect(), heads: *heads }
+            }
+        }
+    }
+
+    pub fn of(&self, b: usize, h: usize, index: usize) -> Option<usize> {
+        match self {
+            Places::Range(range) => range.contains(&index).then_some(index),
+            Places::Lists { places, heads } => {
+                let place = places[if *heads == 0 { 0 } else { b * heads + h }][index];
+                (place != u32::MAX).then_some(place as usize)
+            }
+        }
+    }
+}
