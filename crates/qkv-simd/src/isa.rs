@@ -10,6 +10,10 @@ pub(crate) enum Level {
     Portable,
     Avx2,
     Avx512,
+    /// AVX-512 with products of bf16 pairs.
+    Avx512Bf16,
+    /// The above and the tile unit.
+    Amx,
 }
 
 /// An instruction set that this CPU has been seen to have.
@@ -26,7 +30,7 @@ pub struct Isa(Level);
 
 impl Isa {
     /// The fastest instruction set here, or the one that the environment variable `QKV_ISA` names
-    /// (`portable`, `avx2`, `avx512`). A name that this CPU does not have is passed over. Decided once per process.
+    /// (`portable`, `avx2`, `avx512`, `avx512bf16`, `amx`). A name that this CPU does not have is passed over. Decided once per process.
     pub fn best() -> Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| {
@@ -50,6 +54,12 @@ impl Isa {
                 && is_x86_feature_detected!("fma")
             {
                 found.push(Isa(Level::Avx512));
+                if is_x86_feature_detected!("avx512bf16") {
+                    found.push(Isa(Level::Avx512Bf16));
+                    if crate::pairs::tiles_allowed() {
+                        found.push(Isa(Level::Amx));
+                    }
+                }
             }
         }
         found
@@ -60,12 +70,14 @@ impl Isa {
         Isa::available().into_iter().find(|isa| isa.name() == name)
     }
 
-    /// Its name: `portable`, `avx2` or `avx512`.
+    /// Its name: `portable`, `avx2`, `avx512`, `avx512bf16` or `amx`.
     pub fn name(self) -> &'static str {
         match self.0 {
             Level::Portable => "portable",
             Level::Avx2 => "avx2",
             Level::Avx512 => "avx512",
+            Level::Avx512Bf16 => "avx512bf16",
+            Level::Amx => "amx",
         }
     }
 

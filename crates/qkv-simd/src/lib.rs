@@ -10,6 +10,7 @@
 //! | [`view`] | `[batch, heads, length, width]` over borrowed memory, any strides |
 //! | [`isa`] | which instruction set runs, found once, forced by `QKV_ISA` |
 //! | [`product`](mod@product) | the one matrix product: `C += A · B` over panels |
+//! | [`pairs`] | products of bf16 with sums in f32, on the tile unit or by pair products |
 //! | [`tile`] | passes over a tile of scores: softmax, its gradient, masks, scales |
 //! | [`features`] | passes over rows of features: the maps of linear attention, their slopes, states |
 //! | [`pairwise`] | scores that are no product: additive and squared distance |
@@ -30,6 +31,7 @@ mod kernel;
 pub mod lanes;
 mod math;
 pub mod number;
+pub mod pairs;
 pub mod pairwise;
 pub mod philox;
 pub mod product;
@@ -39,7 +41,7 @@ pub mod view;
 
 pub use isa::Isa;
 pub use number::{Element, Real};
-pub use product::{Matrix, Panels, product, product_skipping_zeros};
+pub use product::{Matrix, Panels, Target, product, product_skipping_zeros};
 pub use view::{View, ViewError, ViewMut};
 
 /// `width` rounded up to whole panels of `A`: what a row of a padded tile holds.

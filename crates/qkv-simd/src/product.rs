@@ -56,9 +56,31 @@ impl<'a, A: Real> Panels<'a, A> {
     }
 }
 
+/// Rows of sums at distance `row`, to be extended or begun.
+#[derive(Debug)]
+pub struct Target<'a, A> {
+    /// The numbers.
+    pub data: &'a mut [A],
+    /// From one row to the next.
+    pub row: usize,
+    /// Whether to begin from what is there, or from zero.
+    pub add: bool,
+}
+
+impl<'a, A> Target<'a, A> {
+    /// Extends what is there.
+    pub fn onto(data: &'a mut [A], row: usize) -> Self {
+        Target { data, row, add: true }
+    }
+
+    /// Begins from zero, whatever is there.
+    pub fn anew(data: &'a mut [A], row: usize) -> Self {
+        Target { data, row, add: false }
+    }
+}
+
 struct Product<'a, A> {
-    c: &'a mut [A],
-    c_row: usize,
+    c: Target<'a, A>,
     a: Matrix<'a, A>,
     b: Panels<'a, A>,
     rows: usize,
@@ -66,16 +88,16 @@ struct Product<'a, A> {
     depth: usize,
 }
 
-/// `C += A · B`, with `C` of `rows` rows at distance `c_row` and `panels` panels wide, over `depth`.
+/// `C += A · B` or `C = A · B`, with `C` of `rows` rows and `panels` panels wide, over `depth`.
 ///
 /// ```
-/// use qkv_simd::{product, Isa, Matrix, Panels, Real};
+/// use qkv_simd::{product, Isa, Matrix, Panels, Real, Target};
 /// let a = [1.0f32, 2.0];                       // one row of two
 /// let mut b = vec![0.0f32; 2 * f32::LANES];    // two rows, one panel
 /// b[0] = 10.0;
 /// b[f32::LANES] = 100.0;
-/// let mut c = vec![0.0f32; f32::LANES];
-/// product(Isa::best(), &mut c, f32::LANES, Matrix::rows(&a, 2), Panels::packed(&b, 2), 1, 1, 2);
+/// let mut c = vec![7.0f32; f32::LANES];
+/// product(Isa::best(), Target::anew(&mut c, f32::LANES), Matrix::rows(&a, 2), Panels::packed(&b, 2), 1, 1, 2);
 /// assert_eq!(c[0], 210.0);
 /// ```
 ///
@@ -84,22 +106,25 @@ struct Product<'a, A> {
 #[allow(clippy::too_many_arguments)]
 pub fn product<A: Real>(
     isa: Isa,
-    c: &mut [A],
-    c_row: usize,
+    c: Target<'_, A>,
     a: Matrix<'_, A>,
     b: Panels<'_, A>,
     rows: usize,
     panels: usize,
     depth: usize,
 ) {
-    if rows == 0 || panels == 0 || depth == 0 {
+    if rows == 0 || panels == 0 || depth == 0 && c.add {
         return;
     }
     let width = panels * A::LANES;
-    assert!(c_row >= width && c.len() >= (rows - 1) * c_row + width, "C is too short");
+    assert!(c.row >= width && c.data.len() >= (rows - 1) * c.row + width, "C is too short");
+    if depth == 0 {
+        c.data.chunks_mut(c.row).take(rows).for_each(|row| row[..width].fill(A::ZERO));
+        return;
+    }
     assert!(a.data.len() > (rows - 1) * a.row + (depth - 1) * a.col, "A is too short");
     assert!(b.data.len() >= (panels - 1) * b.panel + (depth - 1) * b.row + A::LANES, "B is too short");
-    dispatch(isa, Product { c, c_row, a, b, rows, panels, depth });
+    dispatch(isa, Product { c, a, b, rows, panels, depth });
 }
 
 impl<A: Real> Kernel<A> for Product<'_, A> {
@@ -159,13 +184,15 @@ impl<A: Real> Product<'_, A> {
     unsafe fn tile<V: Lanes<Scalar = A>, const ROWS: usize, const PANELS: usize>(&self, row: usize, panel: usize) {
         // SAFETY: as in `run`; the pointer into C is the only one to it for the length of the call.
         unsafe {
-            let c = self.c.as_ptr().cast_mut().add(row * self.c_row + panel * A::LANES);
+            let c = self.c.data.as_ptr().cast_mut().add(row * self.c.row + panel * A::LANES);
             let mut a = self.a.data.as_ptr().add(row * self.a.row);
             let mut b = self.b.data.as_ptr().add(panel * self.b.panel);
             let mut acc = [[V::splat(A::ZERO); PANELS]; ROWS];
-            for (r, acc) in acc.iter_mut().enumerate() {
-                for (p, acc) in acc.iter_mut().enumerate() {
-                    *acc = V::load(c.add(r * self.c_row + p * A::LANES));
+            if self.c.add {
+                for (r, acc) in acc.iter_mut().enumerate() {
+                    for (p, acc) in acc.iter_mut().enumerate() {
+                        *acc = V::load(c.add(r * self.c.row + p * A::LANES));
+                    }
                 }
             }
             for _ in 0..self.depth {
@@ -184,7 +211,7 @@ impl<A: Real> Product<'_, A> {
             }
             for (r, acc) in acc.iter().enumerate() {
                 for (p, acc) in acc.iter().enumerate() {
-                    acc.store(c.add(r * self.c_row + p * A::LANES));
+                    acc.store(c.add(r * self.c.row + p * A::LANES));
                 }
             }
         }
@@ -199,8 +226,7 @@ impl<A: Real> Product<'_, A> {
 #[allow(clippy::too_many_arguments)]
 pub fn product_skipping_zeros<A: Real>(
     isa: Isa,
-    c: &mut [A],
-    c_row: usize,
+    c: Target<'_, A>,
     a: Matrix<'_, A>,
     b: Panels<'_, A>,
     rows: usize,
@@ -208,11 +234,15 @@ pub fn product_skipping_zeros<A: Real>(
     depth: usize,
 ) {
     for r in 0..rows {
+        let row = &mut c.data[r * c.row..];
+        if !c.add {
+            row[..panels * A::LANES].fill(A::ZERO);
+        }
         for k in 0..depth {
             let at = r * a.row + k * a.col;
             if a.data[at] != A::ZERO {
                 let step = Panels { data: &b.data[k * b.row..], ..b };
-                product(isa, &mut c[r * c_row..], c_row, Matrix::rows(&a.data[at..=at], 1), step, 1, panels, 1);
+                product(isa, Target::onto(row, c.row), Matrix::rows(&a.data[at..=at], 1), step, 1, panels, 1);
             }
         }
     }

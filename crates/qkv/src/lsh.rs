@@ -5,7 +5,7 @@
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use qkv_simd::shared::for_each_task;
-use qkv_simd::{Element, Isa, Matrix, Panels, Real, View, padded, product};
+use qkv_simd::{Element, Isa, Matrix, Panels, Real, Target, View, padded, product};
 use serde::{Deserialize, Serialize};
 use std::sync::Mutex;
 
@@ -75,7 +75,7 @@ impl Lsh {
                     }
                     along.fill(0.0);
                     let (a, b) = (Matrix::rows(rows, width), Panels::rows(rotations.data(), row));
-                    product(Isa::best(), along, row, a, b, count, row / f64::LANES, width);
+                    product(Isa::best(), Target::onto(along, row), a, b, count, row / f64::LANES, width);
                     for (r, to) in to.chunks_exact_mut(self.rounds).enumerate() {
                         let mut along = &along[r * row..][..directions];
                         for to in to {

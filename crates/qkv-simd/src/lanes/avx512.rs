@@ -11,6 +11,35 @@ pub struct F32x16(__m512);
 #[derive(Clone, Copy)]
 pub struct F64x8(__m512d);
 
+/// The transpose of sixteen rows of sixteen numbers of 32 bits. Needs AVX-512.
+#[inline(always)]
+pub(crate) unsafe fn transpose(r: [__m512i; 16]) -> [__m512i; 16] {
+    // Within each quarter: pairs of rows, then fours; then the quarters change places.
+    let mut pairs = r;
+    for i in (0..16).step_by(2) {
+        pairs[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        pairs[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    let mut fours = pairs;
+    for i in (0..16).step_by(4) {
+        fours[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
+        fours[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
+        fours[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
+        fours[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
+    }
+    let mut out = fours;
+    for i in 0..4 {
+        let [a, b, c, d] = [fours[i], fours[i + 4], fours[i + 8], fours[i + 12]];
+        let low = [_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0x88>(c, d)];
+        let high = [_mm512_shuffle_i32x4::<0xdd>(a, b), _mm512_shuffle_i32x4::<0xdd>(c, d)];
+        out[i] = _mm512_shuffle_i32x4::<0x88>(low[0], low[1]);
+        out[i + 4] = _mm512_shuffle_i32x4::<0x88>(high[0], high[1]);
+        out[i + 8] = _mm512_shuffle_i32x4::<0xdd>(low[0], low[1]);
+        out[i + 12] = _mm512_shuffle_i32x4::<0xdd>(high[0], high[1]);
+    }
+    out
+}
+
 impl Lanes for F32x16 {
     type Scalar = f32;
     // 24 accumulators, four panels of B and one broadcast: 29 of 32 registers.

@@ -23,7 +23,9 @@ use crate::tensor::Tensor;
 use crate::tuning::{KEYS, QUERIES};
 use qkv_simd::shared::{Rows, Turnstile, for_each_task};
 use qkv_simd::tile::{RowGradient, RowOp, dot, row_op, softmax_gradient, sparsemax_gradient};
-use qkv_simd::{Element, Matrix, Panels, Real, View, ViewMut, padded, pairwise, product, product_skipping_zeros};
+use qkv_simd::{
+    Element, Matrix, Panels, Real, Target, View, ViewMut, padded, pairwise, product, product_skipping_zeros,
+};
 
 /// Computes the gradients of everything that was given.
 pub(crate) fn backward<T: Element>(
@@ -481,7 +483,7 @@ impl<'a, T: Element> Pass<'a, T> {
         grads[..count * KEYS].fill(T::Acc::ZERO);
         if !matches!(select, Select::Hard(Choice { straight_through: false, .. })) {
             let (d_out, v) = (Matrix::rows(upstream, value_row), Panels::packed(value_panels, problem.dv));
-            product(isa, grads, KEYS, d_out, v, count, width / lanes, problem.dv);
+            product(isa, Target::onto(grads, KEYS), d_out, v, count, width / lanes, problem.dv);
         }
         ops.modulate(rows, &keys, grads);
         if !d_weights.is_empty() {
@@ -520,7 +522,7 @@ impl<'a, T: Element> Pass<'a, T> {
         // dV += Pᵀ · dO.
         let multiply = if upstream_finite { product } else { product_skipping_zeros };
         let (p, d_out) = (Matrix::transposed(scores, KEYS), Panels::rows(upstream, value_row));
-        multiply(isa, d_values, value_row, p, d_out, keys.len, value_row / lanes, count);
+        multiply(isa, Target::onto(d_values, value_row), p, d_out, keys.len, value_row / lanes, count);
 
         if let Some(bias) = bias {
             bias.add(step, Some(grads), count, keys.len);
@@ -551,11 +553,11 @@ impl<'a, T: Element> Pass<'a, T> {
         } else {
             let multiply = if queries_finite { product } else { product_skipping_zeros };
             let (ds, q) = (Matrix::transposed(grads, KEYS), Panels::rows(queries, query_row));
-            multiply(isa, d_keys, query_row, ds, q, keys.len, query_row / lanes, count);
+            multiply(isa, Target::onto(d_keys, query_row), ds, q, keys.len, query_row / lanes, count);
             let multiply = if keys_finite { product } else { product_skipping_zeros };
             let mut to = turns.queries.enter(region, turn);
             let (ds, k) = (Matrix::rows(grads, KEYS), Panels::rows(key_rows, query_row));
-            multiply(isa, &mut to, query_row, ds, k, count, query_row / lanes, keys.len);
+            multiply(isa, Target::onto(&mut to, query_row), ds, k, count, query_row / lanes, keys.len);
             to.leave(next);
         }
     }

@@ -16,7 +16,7 @@ use crate::scratch::{Buffer, Scratch};
 use crate::tuning::{KEYS, QUERIES, SPLIT};
 use qkv_simd::shared::{Rows, for_each_task};
 use qkv_simd::tile::{RowOp, Running, row_op, softmax};
-use qkv_simd::{Element, Matrix, Panels, Real, ViewMut, padded, product, product_skipping_zeros};
+use qkv_simd::{Element, Matrix, Panels, Real, Target, ViewMut, padded, product, product_skipping_zeros};
 
 /// Computes the attention of a problem into `into`.
 pub(crate) fn forward<T: Element>(
@@ -256,7 +256,7 @@ fn each_tile<T: Element>(
             let (value_rows, finite) = blocks.value_rows(b, key_head, key_tile);
             let multiply = if finite { product } else { product_skipping_zeros };
             let (p, v) = (Matrix::rows(scores, KEYS), Panels::rows(value_rows, value_row));
-            multiply(ops.isa, values, value_row, p, v, count, value_row / T::Acc::LANES, keys.len);
+            multiply(ops.isa, Target::onto(values, value_row), p, v, count, value_row / T::Acc::LANES, keys.len);
         }
         let per_head = piece.query_range(tile);
         for (r, row) in rows.iter().enumerate() {

@@ -10,7 +10,7 @@ use crate::source::Source;
 use crate::tensor::Tensor;
 use crate::tuning::QUERIES;
 use qkv_simd::shared::{Rows, for_each_task};
-use qkv_simd::{Element, Isa, Matrix, Panels, Real, View, ViewMut, padded, product};
+use qkv_simd::{Element, Isa, Matrix, Panels, Real, Target, View, ViewMut, padded, product};
 
 /// The rows as the score compares them.
 pub(crate) struct Compared<'s, T: Element> {
@@ -129,7 +129,15 @@ fn through<T: Element, U: Element<Acc = T::Acc>>(
             let (w, row) = &matrices[h % matrices.len()];
             made.fill(T::Acc::ZERO);
             let panels = to_row / T::Acc::LANES;
-            product(isa, made, to_row, Matrix::rows(rows, from_row), Panels::rows(w, *row), range.len(), panels, from);
+            product(
+                isa,
+                Target::onto(made, to_row),
+                Matrix::rows(rows, from_row),
+                Panels::rows(w, *row),
+                range.len(),
+                panels,
+                from,
+            );
         } else {
             for r in 0..range.len() {
                 let row = &rows[r * from_row..][..from];
@@ -300,7 +308,15 @@ fn outer<T: Element>(
                         }
                     }
                     let x = Matrix::transposed(&xs[strip.start..], a_row);
-                    product(isa, sums, b_row, x, Panels::rows(ys, b_row), strip.len(), b_row / T::Acc::LANES, count);
+                    product(
+                        isa,
+                        Target::onto(sums, b_row),
+                        x,
+                        Panels::rows(ys, b_row),
+                        strip.len(),
+                        b_row / T::Acc::LANES,
+                        count,
+                    );
                 }
             }
         }

@@ -18,7 +18,7 @@ use crate::tensor::Tensor;
 use crate::tuning::{KEYS, QUERIES, WHOLE_ROWS};
 use qkv_simd::shared::{Rows, for_each_task};
 use qkv_simd::tile::{RowOp, Running, row_op, softmax, weights};
-use qkv_simd::{Element, Matrix, Panels, Real, ViewMut, padded, philox, product, product_skipping_zeros};
+use qkv_simd::{Element, Matrix, Panels, Real, Target, ViewMut, padded, philox, product, product_skipping_zeros};
 
 /// Computes the attention of a problem with a selection other than softmax.
 pub(crate) fn select<T: Element>(
@@ -252,7 +252,7 @@ fn hard<T: Element>(
             let (value_rows, finite) = blocks.value_rows(at.b, reader.head, tile);
             let multiply = if finite { product } else { product_skipping_zeros };
             let (p, v) = (Matrix::rows(&scores[keys.start..], scores.len()), Panels::rows(value_rows, row));
-            multiply(ops.isa, kept, row, p, v, 1, row / T::Acc::LANES, keys.len);
+            multiply(ops.isa, Target::onto(kept, row), p, v, 1, row / T::Acc::LANES, keys.len);
         }
         row_op(ops.isa, kept, RowOp::Scale(T::Acc::ONE / sum));
     }

@@ -12,7 +12,7 @@ use crate::tensor::Tensor;
 use crate::tuning::KEYS;
 use qkv_simd::pairwise::{self, Pairwise, Sides};
 use qkv_simd::tile::{RowOp, keep_bits, row_op, soft_cap};
-use qkv_simd::{Element, Isa, Matrix, Panels, Real, padded, philox, product};
+use qkv_simd::{Element, Isa, Matrix, Panels, Real, Target, padded, philox, product};
 
 /// One query: its sequence, its head, its index and its place among the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +100,7 @@ impl<'a, T: Element> TileOps<'a, T> {
             None => {
                 scores[..rows * KEYS].fill(T::Acc::ZERO);
                 let (q, k) = (Matrix::rows(queries, self.query_row), Panels::packed(panels, self.width));
-                product(self.isa, scores, KEYS, q, k, rows, keys.div_ceil(T::Acc::LANES), self.width);
+                product(self.isa, Target::onto(scores, KEYS), q, k, rows, keys.div_ceil(T::Acc::LANES), self.width);
             }
         }
     }

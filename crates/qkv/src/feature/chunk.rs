@@ -11,7 +11,7 @@ use crate::source::Source;
 use crate::tuning::CHUNK;
 use qkv_simd::features::blend;
 use qkv_simd::tile::{RowOp, row_op, weights};
-use qkv_simd::{Element, Matrix, Panels, Real, padded, product};
+use qkv_simd::{Element, Matrix, Panels, Real, Target, padded, product};
 
 /// The sizes of a pass: its map, and the width of what rows carry.
 #[derive(Clone, Debug)]
@@ -168,7 +168,7 @@ impl State {
             Facing::Values => (Matrix::transposed(features, map.row), Panels::rows(values, sizes.v_row)),
             Facing::Features => (Matrix::transposed(values, sizes.v_row), Panels::rows(features, map.row)),
         };
-        product(map.isa, sums, self.row, a, b, self.rows, self.row / A::LANES, len);
+        product(map.isa, Target::onto(sums, self.row), a, b, self.rows, self.row / A::LANES, len);
     }
 
     /// `out = a + b`. The order of the two matters to the last bit: what comes first in the sequence is `a`.

@@ -6,7 +6,7 @@ use crate::problem::Problem;
 use crate::scratch::{Buffer, Scratch};
 use crate::tuning::CHUNK;
 use qkv_simd::features::{Decay, decay};
-use qkv_simd::{Element, Matrix, Panels, Real, product};
+use qkv_simd::{Element, Matrix, Panels, Real, Target, product};
 use std::ops::Range;
 
 /// What a worker needs to weigh keys.
@@ -54,7 +54,15 @@ impl<'a, T: Element> Weigher<'a, T> {
             pack(&self.keys.features, map.row, keys.len(), map.count, &mut self.panels);
             self.tile.fill(T::Acc::ZERO);
             let (a, k) = (Matrix::rows(&self.queries.features, map.row), Panels::packed(&self.panels, map.count));
-            product(map.isa, &mut self.tile, CHUNK, a, k, count, keys.len().div_ceil(T::Acc::LANES), map.count);
+            product(
+                map.isa,
+                Target::onto(&mut self.tile, CHUNK),
+                a,
+                k,
+                count,
+                keys.len().div_ceil(T::Acc::LANES),
+                map.count,
+            );
             let of = Decay { seen: &[CHUNK; CHUNK], rows: &self.queries.logs, columns: &self.keys.logs };
             decay(map.isa, &mut self.tile, CHUNK, count, CHUNK, of);
             for (r, i) in rows.clone().enumerate() {

@@ -1,0 +1,344 @@
+//! Products of bf16 with sums in f32: `C += A · B` on the tile unit (AMX), or by the pair products of AVX-512.
+//!
+//! Both take two numbers of the depth at a time, so the right operand lies in *blocks*: [`DEPTH`] numbers deep and
+//! [`SIDE`] wide, pairs of the depth side by side. The left operand is plain rows. Four ways lead there, all from plain rows
+//! of bf16 or from a tile of f32: as they are, transposed, and either of the two for the other side.
+//!
+//! An element of `C` is a function of its row of `A`, its column of `B` and the chunks of the depth alone: its bits do not
+//! depend on how rows and panels were blocked. They do depend on the unit, as those of f32 do on the instruction set.
+
+use crate::isa::{Isa, Level};
+use crate::number::Real;
+use crate::product::Target;
+use half::bf16;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+/// Numbers of the depth in a block: what the tile unit takes in one step.
+pub const DEPTH: usize = 32;
+
+/// Columns of a block, and rows of `C` that are computed together.
+pub const SIDE: usize = 16;
+
+/// Numbers in a block.
+pub const BLOCK: usize = DEPTH * SIDE;
+
+/// Memory of sums, seen as bf16: two for each 32 bits.
+pub fn halves<A: Real>(data: &[A]) -> &[bf16] {
+    // SAFETY: any bits are a bf16, its alignment is less, and the length is that of the same bytes.
+    unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data) / 2) }
+}
+
+/// Memory of sums to be written as bf16.
+pub fn halves_mut<A: Real>(data: &mut [A]) -> &mut [bf16] {
+    // SAFETY: as in `halves`; any bits that are written are numbers of the type of sums as well.
+    unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(data) / 2) }
+}
+
+/// `depth` rounded up to whole blocks.
+pub const fn deep(depth: usize) -> usize {
+    depth.div_ceil(DEPTH) * DEPTH
+}
+
+/// The numbers that a right operand of that depth and width takes.
+pub const fn right_len(depth: usize, width: usize) -> usize {
+    deep(depth) * width.div_ceil(SIDE) * SIDE
+}
+
+/// Rows at distance `row`, zeros from the end of the depth to the end of its last chunk.
+#[derive(Clone, Copy, Debug)]
+pub struct Left<'a> {
+    /// The numbers.
+    pub data: &'a [bf16],
+    /// From one row to the next.
+    pub row: usize,
+}
+
+/// Blocks, all of the first panel and then of the next.
+#[derive(Clone, Copy, Debug)]
+pub struct Right<'a> {
+    /// The numbers.
+    pub data: &'a [bf16],
+    /// Blocks in a panel.
+    pub chunks: usize,
+}
+
+/// The unit that multiplies pairs, ready on this thread for as long as this lives.
+#[derive(Debug)]
+pub struct Pairs {
+    unit: Unit,
+    /// The tile unit is set up for one thread.
+    here: PhantomData<*const ()>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unit {
+    Dots,
+    Tiles,
+}
+
+#[cfg(target_arch = "x86_64")]
+thread_local! {
+    /// How many `Pairs` of this thread hold the tile unit.
+    static HOLDERS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+impl Drop for Pairs {
+    fn drop(&mut self) {
+        #[cfg(target_arch = "x86_64")]
+        if self.unit == Unit::Tiles {
+            let left = HOLDERS.get() - 1;
+            HOLDERS.set(left);
+            if left == 0 {
+                // SAFETY: the unit was set up on this thread, and nobody here relies on it any more.
+                unsafe { x86::release() };
+            }
+        }
+    }
+}
+
+/// Whether this CPU has the tile unit and the system lets this process use it. Asks the system, which is what it wants.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn tiles_allowed() -> bool {
+    x86::allowed()
+}
+
+impl Pairs {
+    /// Whether the instruction set multiplies pairs at all.
+    pub fn possible(isa: Isa) -> bool {
+        cfg!(target_arch = "x86_64") && isa.level() >= Level::Avx512Bf16
+    }
+
+    /// Makes the unit of the instruction set ready on this thread, if it has one.
+    pub fn new(isa: Isa) -> Option<Pairs> {
+        let unit = if isa.level() == Level::Amx { Unit::Tiles } else { Unit::Dots };
+        #[cfg(target_arch = "x86_64")]
+        if unit == Unit::Tiles {
+            if HOLDERS.get() == 0 {
+                // SAFETY: an `Isa` of this level exists only where the CPU has the unit and the system allowed it.
+                unsafe { x86::configure() };
+            }
+            HOLDERS.set(HOLDERS.get() + 1);
+        }
+        Pairs::possible(isa).then_some(Pairs { unit, here: PhantomData })
+    }
+
+    /// `C = A · B` or `C += A · B` over some panels of `C` and some chunks of the depth. Rows are computed in whole
+    /// [`SIDE`]s: `A` and `C` have memory for these, and what `C` holds beyond the last row that is asked for may be
+    /// overwritten with anything.
+    ///
+    /// # Panics
+    /// Where a slice is too short for what is asked.
+    pub fn product(
+        &self,
+        c: Target<'_, f32>,
+        a: Left<'_>,
+        b: Right<'_>,
+        rows: usize,
+        panels: Range<usize>,
+        chunks: Range<usize>,
+    ) {
+        if rows == 0 || panels.is_empty() {
+            return;
+        }
+        let rows = rows.div_ceil(SIDE) * SIDE;
+        let width = panels.end * SIDE;
+        assert!(c.row >= width && c.data.len() >= (rows - 1) * c.row + width, "C is too short");
+        assert!(
+            a.row >= chunks.end * DEPTH && a.data.len() >= (rows - 1) * a.row + chunks.end * DEPTH,
+            "A is too short"
+        );
+        assert!(chunks.end <= b.chunks && b.data.len() >= panels.end * b.chunks * BLOCK, "B is too short");
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: every row, panel and chunk lies inside its slice, as just checked; `self` exists only where the unit does,
+        // and is set up on this thread, which it cannot leave.
+        unsafe {
+            match self.unit {
+                Unit::Tiles => x86::tiles(c, a, b, rows, panels, chunks),
+                Unit::Dots => x86::dots(c, a, b, rows, panels, chunks),
+            }
+        }
+    }
+
+    /// The right operand whose columns are these rows: `count` rows at distance `row`, `width` wide, are its depth.
+    /// Everything beyond the last row or the width becomes zero.
+    ///
+    /// # Panics
+    /// Where a slice is too short, or rows are not whole chunks.
+    pub fn right_of_columns(&self, rows: &[bf16], row: usize, count: usize, out: &mut [bf16]) {
+        assert!(row.is_multiple_of(DEPTH) && rows.len() >= count * row, "the rows are too short");
+        assert!(out.len() >= right_len(row, count), "no room for the blocks");
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
+        unsafe {
+            x86::right_of_columns(rows, row, count, out);
+        }
+    }
+
+    /// The right operand whose rows are these: `count` rows at distance `row` are its depth, `panels` panels of them its
+    /// width.
+    ///
+    /// # Panics
+    /// Where a slice is too short.
+    pub fn right_of_rows(&self, rows: &[bf16], row: usize, count: usize, panels: usize, out: &mut [bf16]) {
+        assert!(row >= panels * SIDE && rows.len() >= count * row, "the rows are too short");
+        assert!(out.len() >= right_len(count, panels * SIDE), "no room for the blocks");
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
+        unsafe {
+            x86::right_of_rows(rows, row, count, panels, out);
+        }
+    }
+
+    /// The left operand whose columns are these rows: its rows, `panels` panels of them, lie at distance `deep(count)`.
+    ///
+    /// # Panics
+    /// Where a slice is too short.
+    pub fn left_of_columns(&self, rows: &[bf16], row: usize, count: usize, panels: usize, out: &mut [bf16]) {
+        assert!(row >= panels * SIDE && rows.len() >= count * row, "the rows are too short");
+        assert!(out.len() >= panels * SIDE * deep(count), "no room for the rows");
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
+        unsafe {
+            x86::left_of_columns(rows, row, count, panels, out);
+        }
+    }
+
+    /// Rounds rows of f32 in place: afterwards each row is `width` bf16 at the start of its memory, and zeros to the end of
+    /// the chunk.
+    ///
+    /// # Panics
+    /// Where the tile is too short, or the width is not whole panels.
+    pub fn narrow_rows(&self, tile: &mut [f32], row: usize, rows: usize, width: usize) {
+        assert!(width.is_multiple_of(SIDE) && row >= deep(width) && tile.len() >= rows * row, "the tile is too short");
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
+        unsafe {
+            x86::narrow_rows(tile, row, rows, width);
+        }
+    }
+
+    /// Rounds rows of f32 into a right operand whose rows they are.
+    ///
+    /// # Panics
+    /// Where a slice is too short.
+    pub fn narrow_right(&self, tile: &[f32], row: usize, rows: usize, panels: usize, out: &mut [bf16]) {
+        assert!(row >= panels * SIDE && tile.len() >= rows * row, "the tile is too short");
+        assert!(out.len() >= right_len(rows, panels * SIDE), "no room for the blocks");
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
+        unsafe {
+            x86::narrow_right(tile, row, rows, panels, out);
+        }
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+
+    fn units() -> Vec<(Isa, Pairs)> {
+        Isa::available().into_iter().filter_map(|isa| Some((isa, Pairs::new(isa)?))).collect()
+    }
+
+    fn number(i: usize, j: usize) -> f32 {
+        ((i * 37 + j * 101) % 61) as f32 / 16.0 - 1.9
+    }
+
+    /// Rows of bf16 with zeros after the width, and what they are in f32.
+    fn rows(count: usize, width: usize, row: usize) -> Vec<bf16> {
+        let at = |x: usize| if x % row < width { bf16::from_f32(number(x / row, x % row)) } else { bf16::ZERO };
+        (0..count * row).map(at).collect()
+    }
+
+    #[test]
+    fn every_way_to_an_operand_gives_the_same_product() {
+        for (isa, pairs) in units() {
+            for (m, n, k) in [(1, 1, 1), (16, 16, 32), (5, 40, 64), (64, 128, 20), (33, 17, 130), (48, 96, 96)] {
+                let side = |x: usize| x.div_ceil(SIDE) * SIDE;
+                let (a, b) = (rows(side(m), k, deep(k)), rows(n, k, deep(k)));
+                let expected = |i: usize, j: usize| -> f32 {
+                    (0..k).map(|x| a[i * deep(k) + x].to_f32() * b[j * deep(k) + x].to_f32()).sum()
+                };
+                // B from rows that are its columns, and from rows that are its own.
+                let mut columns = vec![bf16::ONE; right_len(k, n)];
+                pairs.right_of_columns(&b, deep(k), n, &mut columns);
+                let turned: Vec<bf16> = (0..k * side(n))
+                    .map(|x| if x % side(n) < n { b[x % side(n) * deep(k) + x / side(n)] } else { bf16::ZERO })
+                    .collect();
+                let mut straight = vec![bf16::ONE; right_len(k, n)];
+                pairs.right_of_rows(&turned, side(n), k, side(n) / SIDE, &mut straight);
+                assert_eq!(columns, straight, "{isa} {m} {n} {k}");
+                // The same from f32.
+                let wide: Vec<f32> = turned.iter().map(|x| x.to_f32()).collect();
+                let mut narrowed = vec![bf16::ONE; right_len(k, n)];
+                pairs.narrow_right(&wide, side(n), k, side(n) / SIDE, &mut narrowed);
+                assert_eq!(columns, narrowed, "{isa} {m} {n} {k}");
+                // A from rows that are its columns.
+                let across: Vec<bf16> = (0..k * side(m)).map(|x| a[x % side(m) * deep(k) + x / side(m)]).collect();
+                let mut left = vec![bf16::ONE; side(m) * deep(k)];
+                pairs.left_of_columns(&across, side(m), k, side(m) / SIDE, &mut left);
+                assert_eq!(a, left, "{isa} {m} {n} {k}");
+
+                let (row, chunks) = (side(n) + 16, deep(k) / DEPTH);
+                let mut c = vec![1.0f32; side(m) * row];
+                let right = Right { data: &columns, chunks };
+                let left = Left { data: &a, row: deep(k) };
+                pairs.product(Target { data: &mut c, row, add: true }, left, right, m, 0..side(n) / SIDE, 0..chunks);
+                for i in 0..m {
+                    for j in 0..n {
+                        let (found, expected) = (c[i * row + j], expected(i, j) + 1.0);
+                        assert!((found - expected).abs() < 1e-3 * (k as f32), "{isa} {i} {j}: {found} {expected}");
+                    }
+                    assert_eq!(c[i * row + side(n)..(i + 1) * row], [1.0; 16]);
+                }
+                // Chunk by chunk and panel by panel, the bits are the same.
+                let mut whole = vec![0.0f32; side(m) * row];
+                pairs.product(
+                    Target { data: &mut whole, row, add: false },
+                    left,
+                    right,
+                    m,
+                    0..side(n) / SIDE,
+                    0..chunks,
+                );
+                let mut parts = vec![7.0f32; side(m) * row];
+                for panel in 0..side(n) / SIDE {
+                    for chunk in 0..chunks {
+                        let add = chunk > 0;
+                        pairs.product(
+                            Target { data: &mut parts, row, add },
+                            left,
+                            right,
+                            m,
+                            panel..panel + 1,
+                            chunk..chunk + 1,
+                        );
+                    }
+                }
+                for i in 0..m {
+                    assert_eq!(whole[i * row..][..n], parts[i * row..][..n], "{isa} {m} {n} {k}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_rounded_in_place() {
+        for (_, pairs) in units() {
+            let mut tile: Vec<f32> = (0..3 * 64).map(|x| 1.0 + x as f32 * 1.1).collect();
+            let before = tile.clone();
+            pairs.narrow_rows(&mut tile, 64, 3, 48);
+            for r in 0..3 {
+                let row = &halves(&tile[r * 64..])[..64];
+                for x in 0..48 {
+                    assert_eq!(row[x], bf16::from_f32(before[r * 64 + x]));
+                }
+                assert_eq!(row[48..], [bf16::ZERO; 16]);
+            }
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! The kernels of the parent module in instructions of x86-64.
+
+// SAFETY, for the whole module: every function asks its caller for the instruction set that it uses, and for slices that
+// hold what the parent module checks before it calls.
+#![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
+
+use super::{BLOCK, DEPTH, Left, Right, SIDE};
+use crate::lanes::avx512::transpose;
+use crate::product::Target;
+use half::bf16;
+use std::arch::asm;
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+/// Bytes of a block.
+const BYTES: usize = 2 * BLOCK;
+
+/// Whether the CPU has bf16 tiles and the system grants them, which Linux does for each process that asks.
+pub(super) fn allowed() -> bool {
+    const AMX_BF16: u32 = 1 << 22;
+    const AMX_TILE: u32 = 1 << 24;
+    let features = __cpuid_count(7, 0).edx;
+    features & AMX_BF16 != 0 && features & AMX_TILE != 0 && granted()
+}
+
+/// Asks Linux for the state of the tiles.
+#[cfg(target_os = "linux")]
+fn granted() -> bool {
+    const ARCH_PRCTL: isize = 158;
+    const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
+    const TILE_DATA: usize = 18;
+    let mut answer = ARCH_PRCTL;
+    // SAFETY: a system call that reads two numbers and changes nothing but what this process may do.
+    unsafe {
+        asm!("syscall", inlateout("rax") answer, in("rdi") ARCH_REQ_XCOMP_PERM, in("rsi") TILE_DATA,
+             lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    answer == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn granted() -> bool {
+    false
+}
+
+/// Eight tiles of 16 rows of 64 bytes.
+#[repr(C, align(64))]
+struct Palette {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+static PALETTE: Palette = Palette {
+    palette: 1,
+    start_row: 0,
+    reserved: [0; 14],
+    bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+    rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
+};
+
+/// Sets up the tile unit on this thread.
+pub(super) unsafe fn configure() {
+    asm!("ldtilecfg [{0}]", in(reg) &raw const PALETTE, options(nostack, readonly));
+}
+
+/// Gives the tile unit back.
+pub(super) unsafe fn release() {
+    asm!("tilerelease", options(nostack, nomem));
+}
+
+/// `C += A · B`, two by two tiles at a time.
+pub(super) unsafe fn tiles(
+    c: Target<'_, f32>,
+    a: Left<'_>,
+    b: Right<'_>,
+    rows: usize,
+    panels: Range<usize>,
+    chunks: Range<usize>,
+) {
+    let steps = chunks.len();
+    let (c_row, a_row) = (c.row * 4, a.row * 2);
+    for row in (0..rows).step_by(2 * SIDE) {
+        let two_rows = row + SIDE < rows;
+        let left = a.data.as_ptr().cast::<u8>().add(row * a_row + chunks.start * 2 * DEPTH);
+        for panel in panels.clone().step_by(2) {
+            let two_panels = panel + 1 < panels.end;
+            let to = c.data.as_mut_ptr().cast::<u8>().add(row * c_row + panel * 4 * SIDE);
+            let right = b.data.as_ptr().cast::<u8>().add((panel * b.chunks + chunks.start) * BYTES);
+            let at = Tile { to, c_row, left, a_row, right, panel: b.chunks * BYTES, steps, add: c.add };
+            match (two_rows, two_panels) {
+                (true, true) => at.two_by_two(),
+                (true, false) => at.two_by_one(),
+                (false, true) => at.one_by_two(),
+                (false, false) => at.one_by_one(),
+            }
+        }
+    }
+}
+
+/// Where up to two by two tiles of `C` and their operands begin, with distances in bytes.
+struct Tile {
+    to: *mut u8,
+    c_row: usize,
+    left: *const u8,
+    a_row: usize,
+    right: *const u8,
+    /// From one panel of B to the next.
+    panel: usize,
+    steps: usize,
+    add: bool,
+}
+
+/// Loads or clears the tiles of C, walks the depth, stores them.
+macro_rules! walk {
+    ($self:ident, load: $($load:literal)*; clear: $($clear:literal)*; step: $($step:literal)*; store: $($store:literal)*) => {
+        asm!(
+            "/* one tile high needs no {c2} */",
+            "test {add:e}, {add:e}",
+            "jz 2f",
+            $($load,)*
+            "jmp 3f",
+            "2:",
+            $($clear,)*
+            "3:",
+            "test {steps}, {steps}",
+            "jz 5f",
+            "4:",
+            $($step,)*
+            "add {a}, 64",
+            "add {a2}, 64",
+            "add {b}, 1024",
+            "add {b2}, 1024",
+            "dec {steps}",
+            "jnz 4b",
+            "5:",
+            $($store,)*
+            add = in(reg) $self.add as u32,
+            c = in(reg) $self.to,
+            c2 = in(reg) $self.to.wrapping_add(SIDE * $self.c_row),
+            cs = in(reg) $self.c_row,
+            a = inout(reg) $self.left => _,
+            a2 = inout(reg) $self.left.wrapping_add(SIDE * $self.a_row) => _,
+            as_ = in(reg) $self.a_row,
+            b = inout(reg) $self.right => _,
+            b2 = inout(reg) $self.right.wrapping_add($self.panel) => _,
+            bs = in(reg) 64usize,
+            steps = inout(reg) $self.steps => _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        )
+    };
+}
+
+impl Tile {
+    #[inline(always)]
+    unsafe fn two_by_two(self) {
+        walk!(self,
+            load: "tileloadd tmm0, [{c} + {cs}]" "tileloadd tmm1, [{c} + {cs} + 64]"
+                  "tileloadd tmm2, [{c2} + {cs}]" "tileloadd tmm3, [{c2} + {cs} + 64]";
+            clear: "tilezero tmm0" "tilezero tmm1" "tilezero tmm2" "tilezero tmm3";
+            step: "tileloadd tmm4, [{a} + {as_}]" "tileloadd tmm6, [{b} + {bs}]" "tdpbf16ps tmm0, tmm4, tmm6"
+                  "tileloadd tmm7, [{b2} + {bs}]" "tdpbf16ps tmm1, tmm4, tmm7"
+                  "tileloadd tmm5, [{a2} + {as_}]" "tdpbf16ps tmm2, tmm5, tmm6" "tdpbf16ps tmm3, tmm5, tmm7";
+            store: "tilestored [{c} + {cs}], tmm0" "tilestored [{c} + {cs} + 64], tmm1"
+                   "tilestored [{c2} + {cs}], tmm2" "tilestored [{c2} + {cs} + 64], tmm3")
+    }
+
+    #[inline(always)]
+    unsafe fn two_by_one(self) {
+        walk!(self,
+            load: "tileloadd tmm0, [{c} + {cs}]" "tileloadd tmm2, [{c2} + {cs}]";
+            clear: "tilezero tmm0" "tilezero tmm2";
+            step: "tileloadd tmm4, [{a} + {as_}]" "tileloadd tmm6, [{b} + {bs}]" "tdpbf16ps tmm0, tmm4, tmm6"
+                  "tileloadd tmm5, [{a2} + {as_}]" "tdpbf16ps tmm2, tmm5, tmm6";
+            store: "tilestored [{c} + {cs}], tmm0" "tilestored [{c2} + {cs}], tmm2")
+    }
+
+    #[inline(always)]
+    unsafe fn one_by_two(self) {
+        walk!(self,
+            load: "tileloadd tmm0, [{c} + {cs}]" "tileloadd tmm1, [{c} + {cs} + 64]";
+            clear: "tilezero tmm0" "tilezero tmm1";
+            step: "tileloadd tmm4, [{a} + {as_}]" "tileloadd tmm6, [{b} + {bs}]" "tdpbf16ps tmm0, tmm4, tmm6"
+                  "tileloadd tmm7, [{b2} + {bs}]" "tdpbf16ps tmm1, tmm4, tmm7";
+            store: "tilestored [{c} + {cs}], tmm0" "tilestored [{c} + {cs} + 64], tmm1")
+    }
+
+    #[inline(always)]
+    unsafe fn one_by_one(self) {
+        walk!(self,
+            load: "tileloadd tmm0, [{c} + {cs}]";
+            clear: "tilezero tmm0";
+            step: "tileloadd tmm4, [{a} + {as_}]" "tileloadd tmm6, [{b} + {bs}]" "tdpbf16ps tmm0, tmm4, tmm6";
+            store: "tilestored [{c} + {cs}], tmm0")
+    }
+}
+
+/// `C += A · B` by pair products, six rows and four panels at a time.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn dots(
+    c: Target<'_, f32>,
+    a: Left<'_>,
+    b: Right<'_>,
+    rows: usize,
+    panels: Range<usize>,
+    chunks: Range<usize>,
+) {
+    let mut row = 0;
+    while row < rows {
+        let count = (rows - row).min(6);
+        let mut panel = panels.start;
+        while panel < panels.end {
+            let wide = (panels.end - panel).min(4);
+            let at = (row, panel);
+            match (count, wide) {
+                (6, 4) => dot_tile::<6, 4>(&c, a, b, at, &chunks),
+                (6, _) => (0..wide).for_each(|p| dot_tile::<6, 1>(&c, a, b, (row, panel + p), &chunks)),
+                (_, 4) => (0..count).for_each(|r| dot_tile::<1, 4>(&c, a, b, (row + r, panel), &chunks)),
+                _ => (0..count).for_each(|r| {
+                    (0..wide).for_each(|p| dot_tile::<1, 1>(&c, a, b, (row + r, panel + p), &chunks));
+                }),
+            }
+            panel += wide;
+        }
+        row += count;
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn dot_tile<const ROWS: usize, const PANELS: usize>(
+    c: &Target<'_, f32>,
+    a: Left<'_>,
+    b: Right<'_>,
+    (row, panel): (usize, usize),
+    chunks: &Range<usize>,
+) {
+    let to = c.data.as_ptr().cast_mut().add(row * c.row + panel * SIDE);
+    let left = a.data.as_ptr().add(row * a.row).cast::<i32>();
+    let right = b.data.as_ptr().add(panel * b.chunks * BLOCK).cast::<i32>();
+    let mut acc = [[_mm512_setzero_ps(); PANELS]; ROWS];
+    if c.add {
+        for (r, acc) in acc.iter_mut().enumerate() {
+            for (p, acc) in acc.iter_mut().enumerate() {
+                *acc = _mm512_loadu_ps(to.add(r * c.row + p * SIDE));
+            }
+        }
+    }
+    for pair in chunks.start * SIDE..chunks.end * SIDE {
+        let mut columns = [_mm512_setzero_si512(); PANELS];
+        for (p, column) in columns.iter_mut().enumerate() {
+            *column = _mm512_loadu_si512(right.add((p * b.chunks * DEPTH / 2 + pair) * SIDE).cast());
+        }
+        for (r, acc) in acc.iter_mut().enumerate() {
+            let x = _mm512_set1_epi32(left.add(r * a.row / 2 + pair).read_unaligned());
+            for (acc, &column) in acc.iter_mut().zip(&columns) {
+                *acc = _mm512_dpbf16_ps(*acc, as_pairs(x), as_pairs(column));
+            }
+        }
+    }
+    for (r, acc) in acc.iter().enumerate() {
+        for (p, acc) in acc.iter().enumerate() {
+            _mm512_storeu_ps(to.add(r * c.row + p * SIDE), *acc);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn as_pairs(x: __m512i) -> __m512bh {
+    std::mem::transmute(x)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn right_of_columns(rows: &[bf16], row: usize, count: usize, out: &mut [bf16]) {
+    let (chunks, zero) = (row / DEPTH, _mm512_setzero_si512());
+    for panel in 0..count.div_ceil(SIDE) {
+        for chunk in 0..chunks {
+            let mut columns = [zero; SIDE];
+            for (at, column) in columns.iter_mut().enumerate().take(count - panel * SIDE) {
+                let from = (panel * SIDE + at) * row + chunk * DEPTH;
+                *column = _mm512_loadu_si512(rows.as_ptr().add(from).cast());
+            }
+            let to = out.as_mut_ptr().add((panel * chunks + chunk) * BLOCK);
+            for (pair, x) in transpose(columns).into_iter().enumerate() {
+                _mm512_storeu_si512(to.add(pair * DEPTH).cast(), x);
+            }
+        }
+    }
+}
+
+/// A block's row: the numbers of two rows side by side, pair by pair.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn side_by_side(first: __m256i, second: __m256i) -> __m512i {
+    let low = _mm512_cvtepu16_epi32(first);
+    let high = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(second));
+    _mm512_or_si512(low, high)
+}
+
+/// The block of some columns of up to [`DEPTH`] rows, zeros beyond.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn block_of_rows(from: *const bf16, row: usize, count: usize) -> [__m512i; SIDE] {
+    let load = |at: usize| {
+        if at < count { _mm256_loadu_si256(from.add(at * row).cast()) } else { _mm256_setzero_si256() }
+    };
+    let mut block = [_mm512_setzero_si512(); SIDE];
+    for (pair, to) in block.iter_mut().enumerate() {
+        *to = side_by_side(load(2 * pair), load(2 * pair + 1));
+    }
+    block
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn right_of_rows(rows: &[bf16], row: usize, count: usize, panels: usize, out: &mut [bf16]) {
+    let chunks = count.div_ceil(DEPTH);
+    for chunk in 0..chunks {
+        for panel in 0..panels {
+            let from = rows.as_ptr().add(chunk * DEPTH * row + panel * SIDE);
+            let to = out.as_mut_ptr().add((panel * chunks + chunk) * BLOCK);
+            for (pair, x) in block_of_rows(from, row, count - chunk * DEPTH).into_iter().enumerate() {
+                _mm512_storeu_si512(to.add(pair * DEPTH).cast(), x);
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn left_of_columns(rows: &[bf16], row: usize, count: usize, panels: usize, out: &mut [bf16]) {
+    let chunks = count.div_ceil(DEPTH);
+    for chunk in 0..chunks {
+        for panel in 0..panels {
+            let from = rows.as_ptr().add(chunk * DEPTH * row + panel * SIDE);
+            let block = transpose(block_of_rows(from, row, count - chunk * DEPTH));
+            for (x, pairs) in block.into_iter().enumerate() {
+                let to = out.as_mut_ptr().add((panel * SIDE + x) * chunks * DEPTH + chunk * DEPTH);
+                _mm512_storeu_si512(to.cast(), pairs);
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn narrow_rows(tile: &mut [f32], row: usize, rows: usize, width: usize) {
+    for r in 0..rows {
+        let from = tile.as_mut_ptr().add(r * row);
+        let to = from.cast::<bf16>();
+        let mut at = 0;
+        while at < width {
+            let low = _mm512_loadu_ps(from.add(at));
+            let high = if at + SIDE < width { _mm512_loadu_ps(from.add(at + SIDE)) } else { _mm512_setzero_ps() };
+            let both: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
+            _mm512_storeu_si512(to.add(at).cast(), both);
+            at += DEPTH;
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn narrow_right(tile: &[f32], row: usize, rows: usize, panels: usize, out: &mut [bf16]) {
+    let chunks = rows.div_ceil(DEPTH);
+    // Of two rows, one after the other, to pairs of both.
+    let mut order = [0u16; DEPTH];
+    for (at, x) in order.iter_mut().enumerate() {
+        *x = (at / 2 + at % 2 * SIDE) as u16;
+    }
+    let order = _mm512_loadu_si512(order.as_ptr().cast());
+    for pair in 0..chunks * DEPTH / 2 {
+        let from = tile.as_ptr().add(2 * pair * row);
+        let to = out.as_mut_ptr().add(pair / SIDE * BLOCK + pair % SIDE * DEPTH);
+        for panel in 0..panels {
+            let load = |r: usize| {
+                let there = 2 * pair + r < rows;
+                if there { _mm512_loadu_ps(from.add(r * row + panel * SIDE)) } else { _mm512_setzero_ps() }
+            };
+            let both: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(load(1), load(0)));
+            let mixed = _mm512_permutexvar_epi16(order, both);
+            _mm512_storeu_si512(to.add(panel * chunks * BLOCK).cast(), mixed);
+        }
+    }
+}
