@@ -48,14 +48,34 @@ pub trait Lanes: Copy {
     unsafe fn max(self, b: Self) -> Self;
     /// Where `self < limit`: `then`, elsewhere (NaN too) `otherwise`.
     unsafe fn where_less(self, limit: Self, then: Self, otherwise: Self) -> Self;
+    /// 0 where `x < limit`, elsewhere (NaN too) `self`.
+    #[inline(always)]
+    unsafe fn zero_where_less(self, x: Self, limit: Self) -> Self {
+        x.where_less(limit, Self::splat(Self::Scalar::ZERO), self)
+    }
     /// Where `self == value`: `then`, elsewhere (NaN too) `otherwise`.
     unsafe fn where_equal(self, value: Self, then: Self, otherwise: Self) -> Self;
     /// Lane `l` of `self` where bit `l` is set, elsewhere of `otherwise`.
     unsafe fn keep(self, bits: u32, otherwise: Self) -> Self;
     /// For `self = MAGIC + k` with a whole `k`, as the range reduction of the exponential leaves it: `2^k`.
     unsafe fn power_of_two(self) -> Self;
+    /// `self · 2^k`, given `k` both by itself and as such a `MAGIC + k`. NaN stays NaN.
+    #[inline(always)]
+    unsafe fn times_power(self, _k: Self, shifted: Self) -> Self {
+        self.mul(shifted.power_of_two())
+    }
     /// The sum of the lanes, as a tree: halves added, then their halves.
     unsafe fn sum(self) -> Self::Scalar;
     /// The largest lane.
     unsafe fn greatest(self) -> Self::Scalar;
+    /// Transposes as many rows of lanes as there are lanes, each side with its own distance between rows.
+    #[inline(always)]
+    unsafe fn transpose(from: *const Self::Scalar, row: usize, to: *mut Self::Scalar, to_row: usize) {
+        let lanes = Self::Scalar::LANES;
+        for r in 0..lanes {
+            for x in 0..lanes {
+                *to.add(x * to_row + r) = *from.add(r * row + x);
+            }
+        }
+    }
 }

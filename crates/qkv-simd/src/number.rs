@@ -86,6 +86,11 @@ pub trait Element:
     }
     /// Neither infinite nor NaN.
     fn is_finite(self) -> bool;
+    /// Rounded to bf16, which changes nothing where it is one.
+    #[inline(always)]
+    fn to_bf16(self) -> bf16 {
+        bf16::from_f64(self.to_f64())
+    }
 }
 
 macro_rules! real {
@@ -147,7 +152,7 @@ real!(f32, 16, crate::lanes::portable::F32x16, F32x16, F32x16);
 real!(f64, 8, crate::lanes::portable::F64x8, F64x8, F64x8);
 
 macro_rules! half {
-    ($t:ident) => {
+    ($t:ident, $to_bf16:expr) => {
         impl Element for $t {
             type Acc = f32;
             const NAME: &'static str = stringify!($t);
@@ -167,9 +172,13 @@ macro_rules! half {
             fn is_finite(self) -> bool {
                 $t::is_finite(self)
             }
+            #[inline(always)]
+            fn to_bf16(self) -> bf16 {
+                $to_bf16(self)
+            }
         }
     };
 }
 
-half!(bf16);
-half!(f16);
+half!(bf16, std::convert::identity);
+half!(f16, |x: f16| bf16::from_f32(x.to_f32()));

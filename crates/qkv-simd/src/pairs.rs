@@ -38,6 +38,26 @@ pub fn halves_mut<A: Real>(data: &mut [A]) -> &mut [bf16] {
     unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(data) / 2) }
 }
 
+/// Memory of sums that are f32, as what they are.
+///
+/// # Panics
+/// Where sums are made in another type.
+pub fn singles<A: Real>(data: &mut [A]) -> &mut [f32] {
+    assert_eq!(size_of::<A>(), size_of::<f32>(), "sums of pairs are made in f32");
+    // SAFETY: of the two types of sums, f32 is the one of this size.
+    unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), data.len()) }
+}
+
+/// [`singles`] to be read.
+///
+/// # Panics
+/// Where sums are made in another type.
+pub fn singles_of<A: Real>(data: &[A]) -> &[f32] {
+    assert_eq!(size_of::<A>(), size_of::<f32>(), "sums of pairs are made in f32");
+    // SAFETY: as in `singles`.
+    unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), data.len()) }
+}
+
 /// `depth` rounded up to whole blocks.
 pub const fn deep(depth: usize) -> usize {
     depth.div_ceil(DEPTH) * DEPTH

@@ -62,10 +62,14 @@ const BUSY: u8 = 1;
 const READY: u8 = 2;
 const READY_NOT_FINITE: u8 = 3;
 
+/// The memory in which [`LazyBlocks`] note what is filled; keep it to use it again.
+#[derive(Debug, Default)]
+pub struct BlockStates(Vec<AtomicU8>);
+
 /// A buffer cut into blocks of one size, each filled by the first worker that asks for it and then read by all.
 pub struct LazyBlocks<'a, A> {
     data: &'a [UnsafeCell<A>],
-    states: Vec<AtomicU8>,
+    states: &'a [AtomicU8],
     size: usize,
 }
 
@@ -77,19 +81,21 @@ impl<'a, A> LazyBlocks<'a, A> {
     ///
     /// # Panics
     /// Where `data` is shorter.
-    pub fn new(data: &'a mut [A], blocks: usize, size: usize) -> Self {
+    pub fn new(data: &'a mut [A], states: &'a mut BlockStates, blocks: usize, size: usize) -> Self {
         assert!(data.len() >= blocks * size);
-        LazyBlocks { data: cells(data), states: (0..blocks).map(|_| AtomicU8::new(EMPTY)).collect(), size }
+        states.0.clear();
+        states.0.resize_with(blocks, || AtomicU8::new(EMPTY));
+        LazyBlocks { data: cells(data), states: &states.0, size }
     }
 
     /// The block and whether all in it is finite. `fill` makes it, if nobody has yet, and says whether it is finite.
     ///
     /// # Panics
     /// Where there is no such block.
-    pub fn get(&self, block: usize, fill: impl Fn(&mut [A]) -> bool) -> (&[A], bool) {
+    pub fn get(&self, block: usize, fill: impl FnOnce(&mut [A]) -> bool) -> (&[A], bool) {
         let state = &self.states[block];
         let cells = &self.data[block * self.size..][..self.size];
-        let mut waited = 0;
+        let (mut waited, mut fill) = (0, Some(fill));
         loop {
             match state.load(Ordering::Acquire) {
                 EMPTY => {
@@ -98,7 +104,7 @@ impl<'a, A> LazyBlocks<'a, A> {
                         let first = UnsafeCell::raw_get(cells.as_ptr());
                         // SAFETY: the exchange made this worker the only one with access until the state changes.
                         let block = unsafe { std::slice::from_raw_parts_mut(first, self.size) };
-                        let finite = fill(block);
+                        let finite = fill.take().expect("a block is filled once")(block);
                         release.with(if finite { READY } else { READY_NOT_FINITE });
                     }
                 }
@@ -259,7 +265,8 @@ mod tests {
     fn a_block_is_filled_once_and_seen_by_all() {
         let mut data = vec![0u32; 40];
         let fills = AtomicUsize::new(0);
-        let blocks = LazyBlocks::new(&mut data, 4, 10);
+        let mut states = BlockStates::default();
+        let blocks = LazyBlocks::new(&mut data, &mut states, 4, 10);
         for_each_task(
             4,
             100,

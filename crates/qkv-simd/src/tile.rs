@@ -23,12 +23,62 @@ pub struct Running<'a, A> {
     pub factor: &'a mut [A],
 }
 
+/// The panels of a row, `start .. end`, outside of which every score is absent and may hold anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    /// The first panel.
+    pub start: u16,
+    /// The panel after the last.
+    pub end: u16,
+}
+
+impl Span {
+    /// All panels of rows of `width` numbers.
+    pub fn all<A: Real>(width: usize) -> Span {
+        Span { start: 0, end: (width / A::LANES) as u16 }
+    }
+
+    /// The smallest span that holds both.
+    pub fn join(self, other: Span) -> Span {
+        match (self.start == self.end, other.start == other.end) {
+            (true, _) => other,
+            (_, true) => self,
+            _ => Span { start: self.start.min(other.start), end: self.end.max(other.end) },
+        }
+    }
+}
+
+/// How scores become weights.
+#[derive(Clone, Copy, Debug)]
+pub struct Exponential<'a, A> {
+    /// What scores are multiplied by first.
+    pub scale: A,
+    /// Where each row has scores; empty where all are everywhere.
+    pub spans: &'a [Span],
+    /// Right to the last bits, or to the 17 that weights in bf16 cannot tell from them.
+    pub sharp: bool,
+}
+
+impl<A: Real> Exponential<'_, A> {
+    /// The span of a row.
+    #[inline(always)]
+    fn span(&self, r: usize, width: usize) -> (usize, usize) {
+        match self.spans.get(r) {
+            None => (0, width),
+            Some(span) => {
+                let end = (span.end as usize * A::LANES).min(width);
+                ((span.start as usize * A::LANES).min(end), end)
+            }
+        }
+    }
+}
+
 struct Softmax<'a, A> {
     tile: &'a mut [A],
     row: usize,
     rows: usize,
     width: usize,
-    scale: A,
+    how: Exponential<'a, A>,
     running: Running<'a, A>,
 }
 
@@ -42,15 +92,16 @@ pub fn softmax<A: Real>(
     row: usize,
     rows: usize,
     width: usize,
-    scale: A,
+    how: Exponential<'_, A>,
     running: Running<'_, A>,
 ) {
     check(tile, row, rows, width);
+    assert!(how.spans.is_empty() || how.spans.len() >= rows);
     let Running { max, sum, moment, factor } = &running;
     assert!(
         max.len() >= rows && sum.len() >= rows && factor.len() >= rows && (moment.is_empty() || moment.len() >= rows)
     );
-    dispatch(isa, Softmax { tile, row, rows, width, scale, running });
+    dispatch(isa, Softmax { tile, row, rows, width, how, running });
 }
 
 fn check<A: Real>(tile: &[A], row: usize, rows: usize, width: usize) {
@@ -63,55 +114,105 @@ impl<A: Real> Kernel<A> for Softmax<'_, A> {
 
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = A>>(self) {
-        let Running { max, sum, moment, factor } = self.running;
-        for r in 0..self.rows {
-            let scores = &mut self.tile[r * self.row..][..self.width];
-            // SAFETY: the slice is whole panels long; the caller vouches for the instruction set.
-            unsafe {
-                let scale = V::splat(self.scale);
-                let mut most = V::splat(A::NEG_INFINITY);
-                for panel in scores.chunks_exact(A::LANES) {
-                    most = V::load(panel.as_ptr()).mul(scale).max(most);
-                }
-                let mut most = most.greatest();
-                if most == A::NEG_INFINITY && scores.iter().any(|&s| s.is_nan()) {
-                    most = A::from_f64(f64::NAN);
-                }
-                let (old, new) = (max[r], if most > max[r] || most.is_nan() { most } else { max[r] });
-                max[r] = new;
-                if new == A::NEG_INFINITY {
-                    scores.fill(A::ZERO);
-                    factor[r] = A::ONE;
-                    continue;
-                }
-                let shrink = if old == new { A::ONE } else { math::exp_one::<V>(old - new) };
-                factor[r] = shrink;
-                // Two sums, by turns, so that one addition need not wait for the last. −∞ stays −∞ and becomes exactly 0.
-                let (shift, zero) = (V::splat(new), V::splat(A::ZERO));
-                let (mut sums, mut moments) = ([zero; 2], [zero; 2]);
-                for pair in scores.chunks_mut(2 * A::LANES) {
-                    for (turn, panel) in pair.chunks_exact_mut(A::LANES).enumerate() {
-                        let x = V::load(panel.as_ptr()).mul(scale).sub(shift);
-                        let weight = math::exp_below_one(x);
-                        weight.store(panel.as_mut_ptr());
-                        let (sum, of_entropy) = match turn {
-                            0 => (&mut sums[0], &mut moments[0]),
-                            _ => (&mut sums[1], &mut moments[1]),
-                        };
-                        *sum = sum.add(weight);
-                        if !moment.is_empty() {
-                            *of_entropy = of_entropy.add(weight.where_equal(zero, zero, weight.mul(x)));
-                        }
-                    }
-                }
-                if !moment.is_empty() {
-                    let moved = if old == new || old == A::NEG_INFINITY { A::ZERO } else { (old - new) * sum[r] };
-                    let kept = if old == A::NEG_INFINITY { A::ZERO } else { shrink * (moment[r] + moved) };
-                    moment[r] = kept + moments[0].add(moments[1]).sum();
-                }
-                sum[r] = sum[r] * shrink + sums[0].add(sums[1]).sum();
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            match (self.how.sharp, self.running.moment.is_empty()) {
+                (true, true) => self.rows::<V, true, false>(),
+                (true, false) => self.rows::<V, true, true>(),
+                (false, true) => self.rows::<V, false, false>(),
+                (false, false) => self.rows::<V, false, true>(),
             }
         }
+    }
+}
+
+impl<A: Real> Softmax<'_, A> {
+    /// As many rows at a time as there are lanes: first their maxima, then their weights, so that no row's exponentials wait
+    /// for its own maximum.
+    #[inline(always)]
+    unsafe fn rows<V: Lanes<Scalar = A>, const SHARP: bool, const ENTROPY: bool>(self) {
+        let Running { max, sum, moment, factor } = self.running;
+        for first in (0..self.rows).step_by(A::LANES) {
+            let rows = first..(first + A::LANES).min(self.rows);
+            let [mut before, mut top, mut shrink] = [[A::NEG_INFINITY; MOST_LANES]; 3];
+            before[..rows.len()].copy_from_slice(&max[rows.clone()]);
+            // SAFETY: the arrays are as long as there are lanes; rows are whole panels; the caller vouches for the rest.
+            unsafe {
+                for r in rows.clone() {
+                    let (start, end) = self.how.span(r, self.width);
+                    let most = greatest::<V>(&self.tile[r * self.row..][start..end], self.how.scale);
+                    top[r - first] = if most > max[r] || most.is_nan() { most } else { max[r] };
+                }
+                // Nothing moves where the maximum stays, −∞ included.
+                let (old, new, one) = (V::load(before.as_ptr()), V::load(top.as_ptr()), V::splat(A::ONE));
+                old.where_equal(new, one, math::exp(old.sub(new))).store(shrink.as_mut_ptr());
+                max[rows.clone()].copy_from_slice(&top[..rows.len()]);
+                factor[rows.clone()].copy_from_slice(&shrink[..rows.len()]);
+                for r in rows {
+                    let whole = &mut self.tile[r * self.row..][..self.width];
+                    let (start, end) = self.how.span(r, self.width);
+                    whole[..start].fill(A::ZERO);
+                    whole[end..].fill(A::ZERO);
+                    let (scores, old, new, shrink) =
+                        (&mut whole[start..end], before[r - first], top[r - first], shrink[r - first]);
+                    if new == A::NEG_INFINITY {
+                        scores.fill(A::ZERO);
+                        continue;
+                    }
+                    // Two sums, by turns, so that one addition need not wait for the last. −∞ becomes exactly 0.
+                    let (scale, shift, zero) = (V::splat(self.how.scale), V::splat(new), V::splat(A::ZERO));
+                    let (mut sums, mut moments) = ([zero; 2], [zero; 2]);
+                    for pair in scores.chunks_mut(2 * A::LANES) {
+                        let both = sums.iter_mut().zip(moments.iter_mut());
+                        for (panel, (sum, moment)) in pair.chunks_exact_mut(A::LANES).zip(both) {
+                            // Rounded before it is subtracted: the largest becomes exactly 0.
+                            let x = V::load(panel.as_ptr()).mul(scale).sub(shift);
+                            let weight = math::exp_below_one::<V, SHARP>(x);
+                            weight.store(panel.as_mut_ptr());
+                            *sum = sum.add(weight);
+                            if ENTROPY {
+                                *moment = moment.add(weight.where_equal(zero, zero, weight.mul(x)));
+                            }
+                        }
+                    }
+                    if ENTROPY {
+                        let moved = if old == new || old == A::NEG_INFINITY { A::ZERO } else { (old - new) * sum[r] };
+                        let kept = if old == A::NEG_INFINITY { A::ZERO } else { shrink * (moment[r] + moved) };
+                        moment[r] = kept + moments[0].add(moments[1]).sum();
+                    }
+                    sum[r] = sum[r] * shrink + sums[0].add(sums[1]).sum();
+                }
+            }
+        }
+    }
+}
+
+/// The most lanes that any type has.
+const MOST_LANES: usize = 16;
+
+/// The largest of `scale·score`; NaN where there is nothing else but NaN and −∞ and there is a NaN.
+///
+/// # Safety
+/// The CPU has the instruction set of `V`.
+#[inline(always)]
+unsafe fn greatest<V: Lanes>(scores: &[V::Scalar], scale: V::Scalar) -> V::Scalar {
+    // SAFETY: the slice is whole panels long; the caller vouches for the instruction set.
+    unsafe {
+        let (lanes, least) = (V::Scalar::LANES, V::splat(V::Scalar::NEG_INFINITY));
+        // Rounding keeps the order, so the scale can wait for the largest, unless it turns the order round.
+        let turned = scale < V::Scalar::ZERO;
+        let mut most = [least; 2];
+        for pair in scores.chunks(2 * lanes) {
+            for (panel, most) in pair.chunks_exact(lanes).zip(&mut most) {
+                let x = V::load(panel.as_ptr());
+                *most = if turned { x.mul(V::splat(scale)) } else { x }.max(*most);
+            }
+        }
+        let most = most[0].max(most[1]).greatest();
+        if most == V::Scalar::NEG_INFINITY {
+            return if scores.iter().any(|&s| s.is_nan()) { V::Scalar::from_f64(f64::NAN) } else { most };
+        }
+        if turned { most } else { most * scale }
     }
 }
 
@@ -124,6 +225,8 @@ pub struct RowGradient<'a, A> {
     pub delta: &'a [A],
     /// The gradient of the row's entropy; empty where there is none.
     pub entropy: &'a [A],
+    /// What the gradients of the scores are multiplied by in the end.
+    pub scale: A,
 }
 
 struct Gradient<'a, A> {
@@ -132,12 +235,12 @@ struct Gradient<'a, A> {
     row: usize,
     rows: usize,
     width: usize,
-    scale: A,
+    how: Exponential<'a, A>,
     of: RowGradient<'a, A>,
 }
 
 /// In place, turns scores into weights `p = exp(scale·score − lse)` and gradients of the weights into gradients of the
-/// scores `p · (grad − delta − entropy·(score − lse))`.
+/// scores `p · (grad − delta − entropy·(score − lse))`, times a last scale.
 ///
 /// # Panics
 /// Where a slice is too short for `rows`, or the width is not whole panels.
@@ -149,13 +252,14 @@ pub fn softmax_gradient<A: Real>(
     row: usize,
     rows: usize,
     width: usize,
-    scale: A,
+    how: Exponential<'_, A>,
     of: RowGradient<'_, A>,
 ) {
     check(scores, row, rows, width);
     check(grads, row, rows, width);
+    assert!(how.spans.is_empty() || how.spans.len() >= rows);
     assert!(of.lse.len() >= rows && of.delta.len() >= rows && (of.entropy.is_empty() || of.entropy.len() >= rows));
-    dispatch(isa, Gradient { scores, grads, row, rows, width, scale, of });
+    dispatch(isa, Gradient { scores, grads, row, rows, width, how, of });
 }
 
 impl<A: Real> Kernel<A> for Gradient<'_, A> {
@@ -163,24 +267,45 @@ impl<A: Real> Kernel<A> for Gradient<'_, A> {
 
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = A>>(self) {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            match (self.how.sharp, self.of.entropy.is_empty()) {
+                (true, true) => self.rows::<V, true, false>(),
+                (true, false) => self.rows::<V, true, true>(),
+                (false, true) => self.rows::<V, false, false>(),
+                (false, false) => self.rows::<V, false, true>(),
+            }
+        }
+    }
+}
+
+impl<A: Real> Gradient<'_, A> {
+    #[inline(always)]
+    unsafe fn rows<V: Lanes<Scalar = A>, const SHARP: bool, const ENTROPY: bool>(self) {
         for r in 0..self.rows {
-            let scores = &mut self.scores[r * self.row..][..self.width];
-            let grads = &mut self.grads[r * self.row..][..self.width];
+            let (start, end) = self.how.span(r, self.width);
+            let [scores, grads] = [&mut *self.scores, &mut *self.grads].map(|tile| {
+                let row = &mut tile[r * self.row..][..self.width];
+                row[..start].fill(A::ZERO);
+                row[end..].fill(A::ZERO);
+                &mut row[start..end]
+            });
             // SAFETY: the slices are whole panels long; the caller vouches for the instruction set.
             unsafe {
-                let (least, zero, scale) = (V::splat(A::NEG_INFINITY), V::splat(A::ZERO), V::splat(self.scale));
+                let (least, zero) = (V::splat(A::NEG_INFINITY), V::splat(A::ZERO));
+                let (scale, after) = (V::splat(self.how.scale), V::splat(self.of.scale));
                 let (lse, delta) = (V::splat(self.of.lse[r]), V::splat(self.of.delta[r]));
-                let entropy = self.of.entropy.get(r).map(|&e| V::splat(-e));
+                let entropy = V::splat(if ENTROPY { -self.of.entropy[r] } else { A::ZERO });
                 for (s, g) in scores.chunks_exact_mut(A::LANES).zip(grads.chunks_exact_mut(A::LANES)) {
-                    let score = V::load(s.as_ptr()).mul(scale);
-                    let x = score.sub(lse);
-                    let weight = score.where_equal(least, zero, math::exp_below_one(x));
+                    let score = V::load(s.as_ptr());
+                    let x = score.mul(scale).sub(lse);
+                    let weight = score.where_equal(least, zero, math::exp_below_one::<V, SHARP>(x));
                     let mut grad = V::load(g.as_ptr()).sub(delta);
-                    if let Some(entropy) = entropy {
+                    if ENTROPY {
                         grad = x.mul_add(entropy, grad);
                     }
                     weight.store(s.as_mut_ptr());
-                    score.where_equal(least, zero, weight.mul(grad)).store(g.as_mut_ptr());
+                    score.where_equal(least, zero, weight.mul(grad).mul(after)).store(g.as_mut_ptr());
                 }
             }
         }
@@ -226,17 +351,16 @@ impl<A: Real> Kernel<A> for SparsemaxGradient<'_, A> {
 
 struct Weights<'a, A> {
     scores: &'a mut [A],
-    scale: A,
     lse: A,
 }
 
-/// Turns a row of scores into weights `exp(scale·score − lse)`, in place.
+/// Turns a row of scores into weights `exp(score − lse)`, in place.
 ///
 /// # Panics
 /// Where the row is not whole panels.
-pub fn weights<A: Real>(isa: Isa, scores: &mut [A], scale: A, lse: A) {
+pub fn weights<A: Real>(isa: Isa, scores: &mut [A], lse: A) {
     check(scores, scores.len(), 1, scores.len());
-    dispatch(isa, Weights { scores, scale, lse });
+    dispatch(isa, Weights { scores, lse });
 }
 
 impl<A: Real> Kernel<A> for Weights<'_, A> {
@@ -247,7 +371,7 @@ impl<A: Real> Kernel<A> for Weights<'_, A> {
         for panel in self.scores.chunks_exact_mut(A::LANES) {
             // SAFETY: the chunk is a whole panel; the caller vouches for the instruction set.
             unsafe {
-                let s = V::load(panel.as_ptr()).mul(V::splat(self.scale));
+                let s = V::load(panel.as_ptr());
                 let weight = math::exp(s.sub(V::splat(self.lse)));
                 s.where_equal(V::splat(A::NEG_INFINITY), V::splat(A::ZERO), weight).store(panel.as_mut_ptr());
             }
@@ -293,19 +417,20 @@ impl<A: Real> Kernel<A> for Cap<'_, A> {
 
 struct KeepBits<'a, A> {
     row: &'a mut [A],
+    first: usize,
     bits: &'a [u64],
     kept: A,
     otherwise: A,
 }
 
-/// Where bit `j` is set, `row[j] · kept`; elsewhere `otherwise`.
+/// Where bit `first + j` is set, `row[j] · kept`; elsewhere `otherwise`.
 ///
 /// # Panics
-/// Where the row is not whole panels, or there are fewer bits than numbers.
-pub fn keep_bits<A: Real>(isa: Isa, row: &mut [A], bits: &[u64], kept: A, otherwise: A) {
+/// Where the row or what comes before it is not whole panels, or there are fewer bits than numbers.
+pub fn keep_bits<A: Real>(isa: Isa, row: &mut [A], first: usize, bits: &[u64], kept: A, otherwise: A) {
     check(row, row.len(), 1, row.len());
-    assert!(bits.len() * 64 >= row.len(), "too few bits");
-    dispatch(isa, KeepBits { row, bits, kept, otherwise });
+    assert!(first.is_multiple_of(A::LANES) && bits.len() * 64 >= first + row.len(), "too few bits");
+    dispatch(isa, KeepBits { row, first, bits, kept, otherwise });
 }
 
 impl<A: Real> Kernel<A> for KeepBits<'_, A> {
@@ -314,7 +439,7 @@ impl<A: Real> Kernel<A> for KeepBits<'_, A> {
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = A>>(self) {
         for (p, panel) in self.row.chunks_exact_mut(A::LANES).enumerate() {
-            let at = p * A::LANES;
+            let at = self.first + p * A::LANES;
             let bits = (self.bits[at / 64] >> (at % 64)) as u32;
             // SAFETY: the chunk is a whole panel; the caller vouches for the instruction set.
             unsafe {
@@ -373,33 +498,143 @@ impl<A: Real> Kernel<A> for Elementwise<'_, A> {
     }
 }
 
-struct Dot<'a, A> {
-    a: &'a [A],
-    b: &'a [A],
+struct ToPanels<'a, A> {
+    rows: &'a [A],
+    row: usize,
+    count: usize,
+    width: usize,
+    out: &'a mut [A],
 }
 
-/// The sum of products of two rows: the very chain of multiply-adds that [`product`](crate::product()) makes, so that where
-/// the two sums are equal in exact arithmetic term by term, they are equal to the last bit.
+/// Packs rows as panels: `LANES` rows side by side, number by number of the width; zeros where the last panel has no row.
+/// The rows lie at distance `row`, whole panels, and there is memory for whole panels of them.
 ///
 /// # Panics
-/// Where they are not of one length.
-pub fn dot<A: Real>(isa: Isa, a: &[A], b: &[A]) -> A {
-    assert_eq!(a.len(), b.len());
-    dispatch(isa, Dot { a, b })
+/// Where a slice is too short, or the distance is not whole panels.
+pub fn to_panels<A: Real>(isa: Isa, rows: &[A], row: usize, count: usize, width: usize, out: &mut [A]) {
+    let panels = count.div_ceil(A::LANES);
+    assert!(
+        row.is_multiple_of(A::LANES) && row >= width && rows.len() >= panels * A::LANES * row,
+        "the rows are too short"
+    );
+    assert!(out.len() >= panels * A::LANES * width, "no room for the panels");
+    dispatch(isa, ToPanels { rows, row, count, width, out });
 }
 
-impl<A: Real> Kernel<A> for Dot<'_, A> {
-    type Output = A;
+impl<A: Real> Kernel<A> for ToPanels<'_, A> {
+    type Output = ();
 
     #[inline(always)]
-    unsafe fn run<V: Lanes<Scalar = A>>(self) -> A {
-        // SAFETY: the caller vouches for the instruction set; nothing is loaded but by index.
-        unsafe {
-            let mut sum = V::splat(A::ZERO);
-            for (&a, &b) in self.a.iter().zip(self.b) {
-                sum = V::splat(a).mul_add(V::splat(b), sum);
+    unsafe fn run<V: Lanes<Scalar = A>>(self) {
+        let (lanes, width) = (A::LANES, self.width);
+        for panel in 0..self.count.div_ceil(lanes) {
+            let from = &self.rows[panel * lanes * self.row..][..lanes * self.row];
+            let out = &mut self.out[panel * lanes * width..][..lanes * width];
+            let mut chunks = out.chunks_exact_mut(lanes * lanes);
+            for (x, out) in (&mut chunks).enumerate() {
+                // SAFETY: `lanes` rows of `row` numbers each hold the lanes from `x` on, and `out` holds as many rows of
+                // lanes; the caller vouches for the instruction set.
+                unsafe { V::transpose(from[x * lanes..].as_ptr(), self.row, out.as_mut_ptr(), lanes) };
             }
-            sum.greatest()
+            let done = width / lanes * lanes;
+            for (x, out) in chunks.into_remainder().chunks_exact_mut(lanes).enumerate() {
+                for (r, out) in out.iter_mut().enumerate() {
+                    *out = from[r * self.row + done + x];
+                }
+            }
+            let there = self.count - panel * lanes;
+            if there < lanes {
+                out.chunks_exact_mut(lanes).for_each(|out| out[there..].fill(A::ZERO));
+            }
+        }
+    }
+}
+
+struct Transpose<'a, A> {
+    from: &'a [A],
+    from_row: usize,
+    rows: usize,
+    panels: usize,
+    to: &'a mut [A],
+    to_row: usize,
+}
+
+/// Writes the transpose of `rows` rows, `panels` panels wide, each at its own distance; rows are whole panels too.
+///
+/// # Panics
+/// Where a slice is too short, or the rows are not whole panels.
+pub fn transpose<A: Real>(
+    isa: Isa,
+    from: &[A],
+    from_row: usize,
+    rows: usize,
+    panels: usize,
+    to: &mut [A],
+    to_row: usize,
+) {
+    let width = panels * A::LANES;
+    check(from, from_row, rows, width);
+    check(to, to_row, width, rows);
+    dispatch(isa, Transpose { from, from_row, rows, panels, to, to_row });
+}
+
+impl<A: Real> Kernel<A> for Transpose<'_, A> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes<Scalar = A>>(self) {
+        let lanes = A::LANES;
+        for r in (0..self.rows).step_by(lanes) {
+            for panel in 0..self.panels {
+                let from = self.from[r * self.from_row + panel * lanes..].as_ptr();
+                let to = self.to[panel * lanes * self.to_row + r..].as_mut_ptr();
+                // SAFETY: both squares of lanes lie inside, as `transpose` checked; the caller vouches for the instruction
+                // set.
+                unsafe { V::transpose(from, self.from_row, to, self.to_row) };
+            }
+        }
+    }
+}
+
+struct Dots<'a, A> {
+    a: &'a [A],
+    b: &'a [A],
+    row: usize,
+    out: &'a mut [A],
+}
+
+/// The sums of products of pairs of rows at distance `row`: the very chain of multiply-adds that
+/// [`product`](crate::product()) makes, so that where the two sums are equal in exact arithmetic term by term, they are equal
+/// to the last bit.
+///
+/// # Panics
+/// Where there are fewer rows than results.
+pub fn dots<A: Real>(isa: Isa, a: &[A], b: &[A], row: usize, out: &mut [A]) {
+    assert!(a.len() >= out.len() * row && b.len() >= out.len() * row, "the rows are too short");
+    dispatch(isa, Dots { a, b, row, out });
+}
+
+impl<A: Real> Kernel<A> for Dots<'_, A> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes<Scalar = A>>(self) {
+        // Several chains side by side, since each step of one waits for the last.
+        const CHAINS: usize = 8;
+        for (first, out) in self.out.chunks_mut(CHAINS).enumerate().map(|(at, out)| (at * CHAINS, out)) {
+            // SAFETY: the caller vouches for the instruction set; nothing is loaded but by index.
+            unsafe {
+                let mut sums = [V::splat(A::ZERO); CHAINS];
+                for x in 0..self.row {
+                    for (r, sum) in sums.iter_mut().enumerate().take(out.len()) {
+                        let at = (first + r) * self.row + x;
+                        *sum = V::splat(self.a[at]).mul_add(V::splat(self.b[at]), *sum);
+                    }
+                }
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    *out = sum.greatest();
+                }
+            }
         }
     }
 }
@@ -417,7 +652,7 @@ mod tests {
             while x < 88.0 {
                 let mut row: [f32; 16] = std::array::from_fn(|l| x + l as f32 * 1e-4);
                 let inputs = row;
-                weights(isa, &mut row, 1.0, 0.0);
+                weights(isa, &mut row, 0.0);
                 for (x, y) in inputs.into_iter().zip(row) {
                     let truth = (x as f64).exp();
                     let unit = (truth as f32).abs().max(f32::MIN_POSITIVE) as f64 * f32::EPSILON as f64;
@@ -430,7 +665,7 @@ mod tests {
             for step in 0..200_000 {
                 let mut row: [f64; 8] = std::array::from_fn(|l| -700.0 + step as f64 * 7e-3 + l as f64 * 1e-4);
                 let inputs = row;
-                weights(isa, &mut row, 1.0, 0.0);
+                weights(isa, &mut row, 0.0);
                 for (x, y) in inputs.into_iter().zip(row) {
                     worst = worst.max((y - x.exp()).abs() / (x.exp() * f64::EPSILON));
                 }
@@ -444,7 +679,7 @@ mod tests {
         for isa in Isa::available() {
             let mut row = [0.0f32; 16];
             row[..5].copy_from_slice(&[f32::NEG_INFINITY, f32::NAN, -200.0, 0.0, 200.0]);
-            weights(isa, &mut row, 1.0, 0.0);
+            weights(isa, &mut row, 0.0);
             assert_eq!(row[0], 0.0);
             assert!(row[1].is_nan());
             assert_eq!(row[2..5], [0.0, 1.0, f32::INFINITY]);

@@ -2,6 +2,7 @@
 //! Zero strides broadcast; negative ones are fine. Made from slices here, from `ndarray` with the feature of that name.
 
 use crate::number::Element;
+use half::bf16;
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -272,6 +273,21 @@ impl<T: Element> View<'_, T> {
             }
         }
         finite
+    }
+
+    /// Copies a row as bf16, pads it with zeros, and says whether all of it was finite.
+    ///
+    /// # Panics
+    /// Where the row is not there, or `out` is shorter.
+    #[inline]
+    pub fn load_halves(&self, b: usize, h: usize, i: usize, out: &mut [bf16]) -> bool {
+        let (to, rest) = out.split_at_mut(self.shape[3]);
+        rest.fill(bf16::ZERO);
+        match self.row(b, h, i) {
+            Some(row) => to.iter_mut().zip(row).for_each(|(to, from)| *to = from.to_bf16()),
+            None => to.iter_mut().enumerate().for_each(|(x, to)| *to = self.at(b, h, i, x).to_bf16()),
+        }
+        to.iter().fold(true, |finite, x| finite & x.is_finite())
     }
 }
 

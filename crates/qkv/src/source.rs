@@ -2,6 +2,7 @@
 //! from a [`Source`], so whatever works on rows works on pages, with the same bits.
 
 use crate::error::{Error, Result};
+use half::bf16;
 use qkv_simd::{Element, View};
 
 /// Keys or values, `[B, Hk, M, width]`.
@@ -117,6 +118,18 @@ impl<T: Element> Source<'_, T> {
             Source::Pages(pages) => {
                 let (page, row) = pages.place(b, j);
                 pages.pool.load_row(page, h, row, out)
+            }
+        }
+    }
+
+    /// Copies a row as bf16, pads it with zeros, and says whether all of it was finite.
+    #[inline]
+    pub(crate) fn load_halves(&self, b: usize, h: usize, j: usize, out: &mut [bf16]) -> bool {
+        match self {
+            Source::Rows(view) => view.load_halves(b, h, j, out),
+            Source::Pages(pages) => {
+                let (page, row) = pages.place(b, j);
+                pages.pool.load_halves(page, h, row, out)
             }
         }
     }

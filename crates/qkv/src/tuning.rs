@@ -7,6 +7,18 @@ pub const KEYS: usize = 128;
 /// Queries in a tile. Bits do not depend on it. With 128 keys the scores of a tile are 32 kB in `f32`.
 pub const QUERIES: usize = 64;
 
+/// Queries that go through a tile together where products are made from pairs of bf16: two tiles of the matrix unit high.
+/// Their scores against a block of keys are 16 kB and stay in the first-level cache from one product to the next.
+pub const PAIR_ROWS: usize = 32;
+
+/// Queries that share one span of keys in the products of a tile that is kept in part: two strips of a register tile. Fewer
+/// would follow a diagonal more closely and pay more often for beginning.
+pub const SPAN_ROWS: usize = 12;
+
+/// With so many heads for each thread, a worker takes whole heads, packs their keys for itself and uses the memory again:
+/// short sequences then stay in its caches.
+pub const WHOLE_HEADS: usize = 8;
+
 /// Keys in a piece of a cache that one thread takes while decoding. Frozen for the same reason as [`KEYS`]; 4,096 keys are
 /// enough work to hide handing them out, and a cache of 131,072 still keeps 32 threads busy.
 pub const SPLIT: usize = 4096;

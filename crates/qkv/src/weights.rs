@@ -3,7 +3,7 @@
 
 use crate::attention::Output;
 use crate::error::{Error, Result};
-use crate::exact::{Compared, Kept, KeyBlocks, Operand, Plan, Room, RowAt, Rule, TileOps, Verdict, Weighing};
+use crate::exact::{Compared, KeyBlocks, Live, Operand, Plan, Room, RowAt, Rule, TileOps, Verdict, Weighing};
 use crate::feature::{self, Weigher};
 use crate::problem::Problem;
 use crate::score::Score;
@@ -163,25 +163,26 @@ impl<'a, T: Element> Weights<'a, T> {
         let weighing = Weighing { ops: &ops, out: self.out };
         let (queries, keys) = (compared.queries(problem), compared.keys(problem));
         let key_head = h / problem.heads.group;
-        let mut keys_room = Room::new(&scratch, piece, 1, problem.width, 0);
+        let mut keys_room = Room::new(&scratch, ops.arithmetic, piece, 1, problem.width, 0);
         let blocks = KeyBlocks::new(piece, keys, Operand::Given(problem.inputs.v), problem.heads.key, &mut keys_room);
         let blocks = blocks.starting_at(b, key_head);
-        let worker = || (scratch.take(QUERIES * ops.query_row), scratch.take(QUERIES * KEYS), scratch.take(room));
-        for_each_task(threads, tasks, worker, |(q, scores, room), at| {
+        let tile = || (scratch.take(QUERIES * ops.query_row), scratch.take(QUERIES * KEYS), Live::default());
+        let worker = || (ops.desk(&scratch), tile(), scratch.take(room));
+        for_each_task(threads, tasks, worker, |(desk, (q, scores, live), room), at| {
             let mut weigh = |range: Range<usize>, report: &mut dyn FnMut(usize, usize, T::Acc)| {
                 let rows: Vec<RowAt> = range.map(|i| RowAt { b, h, i, p: problem.scene.place(b, i) }).collect();
-                for (r, row) in rows.iter().enumerate() {
-                    queries.load_row(b, h, row.i, &mut q[r * ops.query_row..][..ops.query_row]);
-                }
+                desk.load_left(queries, rows.iter().map(|row| (b, h, row.i)), q);
                 for tile in piece.key_tiles() {
                     let verdict = piece.verdict_of_rows(&problem.scene, &rows, tile);
                     if verdict == Verdict::Empty {
                         continue;
                     }
                     let keys = piece.tile_keys(b, key_head, tile);
-                    ops.raw(q, rows.len(), blocks.key_panels(b, key_head, tile), keys.len, scores);
-                    let scale = ops.finish(piece, &keys, verdict, &rows, scores, Kept::default());
-                    weighing.apply(&rows, &keys, scale, scores);
+                    ops.live(piece, &keys, verdict, &rows, live);
+                    let columns = blocks.keys(b, key_head, tile, desk);
+                    ops.raw(desk, q, columns, keys.len, (live, 0..rows.len()), scores);
+                    ops.finish_all(&keys, live, &rows, scores);
+                    weighing.apply(&rows, &keys, scores);
                     for r in 0..rows.len() {
                         for at in 0..keys.len {
                             let j = keys.start + at;

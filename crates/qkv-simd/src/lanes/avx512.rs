@@ -87,6 +87,11 @@ impl Lanes for F32x16 {
         F32x16(_mm512_mask_blend_ps(mask, otherwise.0, then.0))
     }
     #[inline(always)]
+    unsafe fn zero_where_less(self, x: Self, limit: Self) -> Self {
+        let mask = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x.0, limit.0);
+        F32x16(_mm512_maskz_mov_ps(mask, self.0))
+    }
+    #[inline(always)]
     unsafe fn where_equal(self, value: Self, then: Self, otherwise: Self) -> Self {
         let mask = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(self.0, value.0);
         F32x16(_mm512_mask_blend_ps(mask, otherwise.0, then.0))
@@ -99,6 +104,20 @@ impl Lanes for F32x16 {
     unsafe fn power_of_two(self) -> Self {
         let shifted = _mm512_slli_epi32::<23>(_mm512_castps_si512(self.0));
         F32x16(_mm512_castsi512_ps(_mm512_add_epi32(shifted, _mm512_set1_epi32(0x3f80_0000))))
+    }
+    #[inline(always)]
+    unsafe fn times_power(self, k: Self, _shifted: Self) -> Self {
+        F32x16(_mm512_scalef_ps(self.0, k.0))
+    }
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, row: usize, to: *mut f32, to_row: usize) {
+        let mut rows = [_mm512_setzero_si512(); 16];
+        for (r, lanes) in rows.iter_mut().enumerate() {
+            *lanes = _mm512_loadu_si512(from.add(r * row).cast());
+        }
+        for (x, lanes) in transpose(rows).into_iter().enumerate() {
+            _mm512_storeu_si512(to.add(x * to_row).cast(), lanes);
+        }
     }
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
@@ -158,6 +177,11 @@ impl Lanes for F64x8 {
         F64x8(_mm512_mask_blend_pd(mask, otherwise.0, then.0))
     }
     #[inline(always)]
+    unsafe fn zero_where_less(self, x: Self, limit: Self) -> Self {
+        let mask = _mm512_cmp_pd_mask::<_CMP_NLT_UQ>(x.0, limit.0);
+        F64x8(_mm512_maskz_mov_pd(mask, self.0))
+    }
+    #[inline(always)]
     unsafe fn where_equal(self, value: Self, then: Self, otherwise: Self) -> Self {
         let mask = _mm512_cmp_pd_mask::<_CMP_EQ_OQ>(self.0, value.0);
         F64x8(_mm512_mask_blend_pd(mask, otherwise.0, then.0))
@@ -170,6 +194,10 @@ impl Lanes for F64x8 {
     unsafe fn power_of_two(self) -> Self {
         let shifted = _mm512_slli_epi64::<52>(_mm512_castpd_si512(self.0));
         F64x8(_mm512_castsi512_pd(_mm512_add_epi64(shifted, _mm512_set1_epi64(0x3ff0_0000_0000_0000))))
+    }
+    #[inline(always)]
+    unsafe fn times_power(self, k: Self, _shifted: Self) -> Self {
+        F64x8(_mm512_scalef_pd(self.0, k.0))
     }
     #[inline(always)]
     unsafe fn sum(self) -> f64 {

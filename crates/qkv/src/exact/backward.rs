@@ -7,25 +7,26 @@
 
 use super::bias_gradient::{BiasGradient, Step, Steps, TableGradient};
 use super::operand::Operand;
-use super::order::Places;
+use super::parts::{Part, Which, center_gradient, gathered};
 use super::plan::{Piece, Plan};
+use super::products::{Desk, Gathering, Weighed};
 use super::projection::{Compared, From, back};
+use super::row_terms::RowTerms;
 use super::rule::{Rule, Verdict};
 use super::select::{chosen_in, one_hot};
-use super::tile::{Kept, RowAt, TileOps};
+use super::tile::{Kept, Live, RowAt, TileOps};
 use crate::attention::{Gradients, Output};
 use crate::error::Result;
 use crate::inputs::Upstream;
 use crate::problem::Problem;
+use crate::score::Score;
 use crate::scratch::{Buffer, Scratch};
 use crate::select::{Choice, Select};
 use crate::tensor::Tensor;
-use crate::tuning::{KEYS, QUERIES};
-use qkv_simd::shared::{Rows, Turnstile, for_each_task};
-use qkv_simd::tile::{RowGradient, RowOp, dot, row_op, softmax_gradient, sparsemax_gradient};
-use qkv_simd::{
-    Element, Matrix, Panels, Real, Target, View, ViewMut, padded, pairwise, product, product_skipping_zeros,
-};
+use crate::tuning::{KEYS, QUERIES, WHOLE_HEADS};
+use qkv_simd::shared::{BlockStates, LazyBlocks, Rows, Turnstile, for_each_task};
+use qkv_simd::tile::{RowGradient, RowOp, row_op, softmax_gradient, sparsemax_gradient};
+use qkv_simd::{Element, Real, ViewMut, padded, pairwise};
 
 /// Computes the gradients of everything that was given.
 pub(crate) fn backward<T: Element>(
@@ -36,6 +37,7 @@ pub(crate) fn backward<T: Element>(
     threads: usize,
 ) -> Result<Gradients<T>> {
     let inputs = &problem.inputs;
+    let narrowed = |numbers: Vec<T::Acc>| numbers.into_iter().map(T::narrow).collect::<Vec<T>>();
     let bias_shape = inputs.bias.filter(|_| upstream.for_bias).map(|bias| bias.shape());
     // The gradient of a bias is as large as the natural order of things: nothing is gained by another. What a selection
     // chose is known by its natural index.
@@ -44,9 +46,10 @@ pub(crate) fn backward<T: Element>(
         _ => Plan::natural(Rule::of(problem), &problem.scene),
     };
     let compared = Compared::new(problem, scratch, threads);
-    let rows = RowTerms::new(problem, out, upstream, scratch, threads);
+    let ops = TileOps::after(problem, out);
+    let rows = RowTerms::new(&ops, out, upstream, scratch, threads);
     let pass = Pass {
-        ops: TileOps::after(problem, out),
+        ops,
         queries: compared.queries(problem),
         keys: compared.keys(problem),
         values: Operand::Given(inputs.v),
@@ -57,6 +60,13 @@ pub(crate) fn backward<T: Element>(
         scratch,
         threads,
     };
+    let sinks = || inputs.sinks.map(|sinks| narrowed(rows.sink_gradient(problem, sinks)));
+    if let Some(piece) = pass.whole_heads(&plan, bias_shape.is_some()) {
+        let [q, k, v] = pass.heads(piece)?;
+        let (w, w_q, w_k, bias, table) = (None, None, None, None, None);
+        let (v_score, scale, center, sinks) = (None, None, None, sinks());
+        return Ok(Gradients { q, k, v, w, w_q, w_k, v_score, scale, bias, table, sinks, center });
+    }
     let mut bias_room = scratch.zeros(bias_shape.map_or(0, BiasGradient::<T::Acc>::room));
     let table_shape = inputs.table.map(|table| table.shape());
     let mut table_room = scratch.zeros(table_shape.map_or(0, |shape| shape[2] * shape[3]));
@@ -86,7 +96,6 @@ pub(crate) fn backward<T: Element>(
     let mut d_v = Tensor::zeros("d_v", inputs.v.shape())?;
     gathered(problem, &parts, Which::Values, scratch, threads).write(&mut d_v, threads);
 
-    let narrowed = |numbers: Vec<T::Acc>| numbers.into_iter().map(T::narrow).collect::<Vec<T>>();
     let small = |range: std::ops::Range<usize>| {
         let mut sum = vec![T::Acc::ZERO; range.len()];
         for part in &parts {
@@ -103,7 +112,7 @@ pub(crate) fn backward<T: Element>(
         BiasGradient::read(shape, &bias_room, bias);
     }
     let table = table_shape.map(|shape| Tensor::new(narrowed(table_room.to_vec()), shape)).transpose()?;
-    let sinks = inputs.sinks.map(|sinks| narrowed(rows.sink_gradient(problem, sinks)));
+    let sinks = sinks();
     let additive = problem.attention.score == crate::score::Score::Additive;
     let (w, w_q) = if additive { (None, d_q.matrix) } else { (d_q.matrix, None) };
     let center = inputs.center.map(|_| narrowed(center_gradient(problem, &parts)));
@@ -111,110 +120,27 @@ pub(crate) fn backward<T: Element>(
     Ok(Gradients { q, k, v, w, w_q, w_k: d_k.matrix, v_score, scale, bias, table, sinks, center })
 }
 
-/// What the gradient needs to know of every row, one number each, `[B, Hq, N]`.
-struct RowTerms<'s, A: Real> {
-    lse: Vec<A>,
-    /// Subtracted from the gradient of each weight.
-    delta: Buffer<'s, A>,
-    /// The gradient of the entropy; empty where there is none.
-    entropy: Vec<A>,
-    /// `delta` without what only kept pairs feel: the gradient of a sink's share.
-    sink: Buffer<'s, A>,
+/// The gradients of queries and centres while they are summed up.
+enum Sums<'t, 'a, A> {
+    /// Shared between tasks and entered in turn, a tile of queries at a time.
+    Turns { queries: &'t Turnstile<'a, A>, centers: &'t Turnstile<'a, A> },
+    /// A worker's own: the tiles, of some size, of all query heads of one key head.
+    Own { tiles: &'t mut [A], size: usize },
 }
 
-impl<'s, A: Real> RowTerms<'s, A> {
-    fn new<T: Element<Acc = A>>(
-        problem: &Problem<'_, T>,
-        out: &Output<T>,
-        upstream: &Upstream<'_, T>,
-        scratch: &'s Scratch<A>,
-        threads: usize,
-    ) -> Self {
-        let (heads, n, row) = (problem.heads.query, problem.n, padded::<A>(problem.dv));
-        let count = problem.b * heads * n;
-        let (mut delta, mut sink) = (scratch.take(count), scratch.take(count));
-        let values = View::from(&out.values);
-        let kept = out.kept.as_ref().map(View::from);
-        let isa = qkv_simd::Isa::best();
-        {
-            let shape = [problem.b, heads, n, 1];
-            let to_delta = Rows::new(ViewMut::new(&mut delta, shape).expect("one number a row"));
-            let to_sink = Rows::new(ViewMut::new(&mut sink, shape).expect("one number a row"));
-            for_each_task(
-                threads,
-                problem.b * heads,
-                || (scratch.take(row), scratch.take(row)),
-                |(a, c), task| {
-                    let (b, h) = (task / heads, task % heads);
-                    let logit = problem.inputs.sinks.map_or(A::NEG_INFINITY, |sinks| sinks[h].widen());
-                    for i in 0..n {
-                        let at = task * n + i;
-                        let lse = out.lse.data()[at];
-                        if lse == A::NEG_INFINITY {
-                            to_delta.write(b, h, i, &[A::ZERO]);
-                            to_sink.write(b, h, i, &[A::ZERO]);
-                            continue;
-                        }
-                        // What the gradients of weights are relative to: the output that they made, if they did.
-                        match (problem.attention.select, &kept) {
-                            (_, Some(kept)) => _ = kept.load_row(b, h, i, a),
-                            (Select::Hard(_), None) => a.fill(A::ZERO),
-                            _ => _ = values.load_row(b, h, i, a),
-                        }
-                        upstream.values.load_row(b, h, i, c);
-                        let mut share = dot(isa, a, c) - upstream.lse.map_or(A::ZERO, |d| d[at]);
-                        share += upstream.log_prob.map_or(A::ZERO, |d| d[at]);
-                        let mut delta = share;
-                        if let (Some(d), Some(entropy)) = (upstream.entropy, &out.entropy) {
-                            let mass = A::ONE - if logit == A::NEG_INFINITY { A::ZERO } else { (logit - lse).exp() };
-                            share += d[at] * (entropy.data()[at] - mass);
-                            delta = share + d[at];
-                        }
-                        to_delta.write(b, h, i, &[delta]);
-                        to_sink.write(b, h, i, &[share]);
-                    }
-                },
-            );
+impl<A: Real> Sums<'_, '_, A> {
+    /// Adds to the gradients of a tile of queries, when it is its turn: region `of.0` of all or `of.1` of a key head's own.
+    fn add(&mut self, of: (usize, usize), turn: u64, next: impl Fn() -> u64, add: impl FnOnce(&mut [A])) {
+        match self {
+            Sums::Turns { queries, .. } => {
+                let next = next();
+                let mut to = queries.enter(of.0, turn);
+                add(&mut to);
+                to.leave(next);
+            }
+            Sums::Own { tiles, size } => add(&mut tiles[of.1 * *size..][..*size]),
         }
-        let entropy = upstream.entropy.map_or(Vec::new(), |d| d.to_vec());
-        RowTerms { lse: out.lse.data().to_vec(), delta, entropy, sink }
     }
-
-    /// `−Σ p_sink · share` over the rows of each head.
-    fn sink_gradient<T: Element<Acc = A>>(&self, problem: &Problem<'_, T>, sinks: &[T]) -> Vec<A> {
-        let (heads, n) = (problem.heads.query, problem.n);
-        let of_head = |h: usize| -> A {
-            let rows = (0..problem.b).flat_map(|b| (0..n).map(move |i| (b * heads + h) * n + i));
-            let seen = rows.filter(|&at| self.lse[at] != A::NEG_INFINITY && sinks[h].widen() != A::NEG_INFINITY);
-            seen.map(|at| -((sinks[h].widen() - self.lse[at]).exp() * self.sink[at])).sum()
-        };
-        (0..heads).map(of_head).collect()
-    }
-}
-
-/// What one piece leaves: the gradients of its queries, keys and values in its own order, and small sums of its tasks.
-struct Part<'s, A: Real> {
-    query_places: Places,
-    key_places: Places,
-    /// Tiles of queries, each of [`QUERIES`] padded rows.
-    queries: Buffer<'s, A>,
-    query_tiles: usize,
-    query_row: usize,
-    /// Padded rows, one a key of the piece.
-    keys: Buffer<'s, A>,
-    values: Buffer<'s, A>,
-    key_count: usize,
-    /// For each task: the gradient of the additive vector, then that of the scale of each head of the group.
-    small: Buffer<'s, A>,
-    small_len: usize,
-    /// The gradients of centres, one a query of each tile; empty where there are none.
-    centers: Buffer<'s, A>,
-}
-
-/// What is added in turn, a tile of queries at a time.
-struct Turns<'a, A> {
-    queries: Turnstile<'a, A>,
-    centers: Turnstile<'a, A>,
 }
 
 /// What is the same for every piece.
@@ -233,22 +159,22 @@ struct Pass<'a, T: Element> {
 
 /// What a worker needs of its own.
 struct Worker<'s, A: Real> {
+    desk: Desk<'s, A>,
     rows: Vec<RowAt>,
-    /// One padded row.
-    row: Buffer<'s, A>,
-    queries: Buffer<'s, A>,
-    upstream: Buffer<'s, A>,
+    live: Live,
     scores: Buffer<'s, A>,
     grads: Buffer<'s, A>,
     raw: Buffer<'s, A>,
     slopes: Buffer<'s, A>,
     /// The gradients of weights, where centres need them.
     d_weights: Buffer<'s, A>,
-    key_panels: Buffer<'s, A>,
+    key_columns: Buffer<'s, A>,
     key_rows: Buffer<'s, A>,
-    value_panels: Buffer<'s, A>,
+    value_columns: Buffer<'s, A>,
     d_keys: Buffer<'s, A>,
     d_values: Buffer<'s, A>,
+    /// Gradients of keys or values on their way out.
+    turned: Buffer<'s, A>,
     d_queries: Buffer<'s, A>,
     table: Buffer<'s, A>,
     small: Buffer<'s, A>,
@@ -258,28 +184,108 @@ impl<'a, T: Element> Pass<'a, T> {
     fn worker(&self) -> Worker<'a, T::Acc> {
         let (ops, take) = (&self.ops, |len: usize| self.scratch.take(len));
         let problem = ops.problem;
-        let (query_row, value_row) = (ops.query_row, padded::<T::Acc>(problem.dv));
+        let (row, value_row) = (padded::<T::Acc>(problem.width), padded::<T::Acc>(problem.dv));
         let if_needed = |needed: bool, len: usize| take(if needed { len } else { 0 });
         let table = problem.inputs.table.map_or(0, |table| table.shape()[3]);
         Worker {
+            desk: ops.desk(self.scratch),
             rows: Vec::with_capacity(QUERIES),
-            row: take(query_row.max(value_row)),
-            queries: take(QUERIES * query_row),
-            upstream: take(QUERIES * value_row),
+            live: Live::default(),
             scores: take(QUERIES * KEYS),
             grads: take(QUERIES * KEYS),
             raw: if_needed(problem.inputs.scale.is_some(), QUERIES * KEYS),
             slopes: if_needed(problem.attention.softcap.is_some(), QUERIES * KEYS),
             d_weights: if_needed(problem.attention.local.is_some(), QUERIES * KEYS),
-            key_panels: take(KEYS * ops.width),
-            key_rows: take(KEYS * query_row),
-            value_panels: take(KEYS * problem.dv),
-            d_keys: take(KEYS * query_row),
+            key_columns: take(ops.arithmetic.columns_len::<T::Acc>(KEYS, ops.width)),
+            key_rows: take(ops.arithmetic.rows_len::<T::Acc>(KEYS, ops.width)),
+            value_columns: take(ops.arithmetic.columns_len::<T::Acc>(KEYS, problem.dv)),
+            d_keys: take(KEYS * row),
             d_values: take(KEYS * value_row),
-            d_queries: if_needed(ops.pairwise().is_some(), QUERIES * query_row),
+            turned: take(KEYS * row.max(value_row)),
+            d_queries: if_needed(ops.pairwise().is_some(), QUERIES * row),
             table: take(table),
             small: take(self.small_len()),
         }
+    }
+
+    /// The piece of a plan whose heads are so many that a worker takes each as a whole, if nothing but the gradients of
+    /// queries, keys and values is asked for and they need no more than to be written.
+    fn whole_heads<'p>(&self, plan: &'p Plan, for_bias: bool) -> Option<&'p Piece> {
+        let problem = self.ops.problem;
+        let inputs = &problem.inputs;
+        let as_they_are = matches!(problem.attention.score, Score::Dot | Score::ScaledDot | Score::Distance);
+        let more = for_bias || inputs.table.is_some() || inputs.center.is_some() || self.small_len() > 0;
+        match &plan.pieces[..] {
+            [piece] if as_they_are && !more && piece.is_natural() => {
+                (problem.b * problem.heads.key >= WHOLE_HEADS * self.threads).then_some(piece)
+            }
+            _ => None,
+        }
+    }
+
+    /// Runs the backward pass head by head: all that a head needs is used again for the next.
+    fn heads(&self, piece: &Piece) -> Result<[Tensor<T, 4>; 3]> {
+        let (ops, scratch) = (&self.ops, self.scratch);
+        let problem = ops.problem;
+        let (heads, query_tiles) = (problem.heads, piece.query_tiles());
+        let row = padded::<T::Acc>(problem.width);
+        let mut d_q = Tensor::zeros("d_q", problem.inputs.q.shape())?;
+        let mut d_k = Tensor::zeros("d_k", problem.inputs.k.shape())?;
+        let mut d_v = Tensor::zeros("d_v", problem.inputs.v.shape())?;
+        let to_queries = Rows::new(ViewMut::from(&mut d_q));
+        let (to_keys, to_values) = (Rows::new(ViewMut::from(&mut d_k)), Rows::new(ViewMut::from(&mut d_v)));
+        let tiles = heads.group * query_tiles;
+        let worker = || (self.worker(), QueryRoom::new(scratch, self, tiles), scratch.take(tiles * QUERIES * row));
+        for_each_task(self.threads, problem.b * heads.key, worker, |(worker, room, sums), task| {
+            let (b, key_head) = (task / heads.key, task % heads.key);
+            let blocks = QueryBlocks::new(self, piece, room, b * heads.query + key_head * heads.group);
+            sums.fill(T::Acc::ZERO);
+            let mut own = Sums::Own { tiles: sums, size: QUERIES * row };
+            for key_tile in piece.key_tiles() {
+                let step = Step { b, key_head, key_tile, g: 0, query_tile: 0 };
+                self.task(piece, step, &blocks, worker, &mut own, None, None);
+                self.write(
+                    piece,
+                    step,
+                    worker,
+                    |at, row| to_keys.write(b, key_head, at, row),
+                    |at, row| to_values.write(b, key_head, at, row),
+                );
+            }
+            for g in 0..heads.group {
+                for (i, grad) in
+                    sums[g * query_tiles * QUERIES * row..].chunks_exact(row.max(1)).enumerate().take(problem.n)
+                {
+                    to_queries.write(b, key_head * heads.group + g, i, grad);
+                }
+            }
+        });
+        drop((to_queries, to_keys, to_values));
+        Ok([d_q, d_k, d_v])
+    }
+
+    /// Hands out the gradients of the keys and values of a tile, row by row.
+    fn write(
+        &self,
+        piece: &Piece,
+        step: Step,
+        worker: &mut Worker<'_, T::Acc>,
+        keys_to: impl Fn(usize, &[T::Acc]),
+        values_to: impl Fn(usize, &[T::Acc]),
+    ) {
+        let (ops, problem) = (&self.ops, self.ops.problem);
+        let keys = piece.tile_keys(step.b, step.key_head, step.key_tile);
+        let (row, value_row) = (padded::<T::Acc>(problem.width), padded::<T::Acc>(problem.dv));
+        let Worker { desk, d_keys, d_values, turned, .. } = worker;
+        let rows = if ops.pairwise().is_some() {
+            unpack(d_keys, ops.width, keys.len, row, turned);
+            &**turned
+        } else {
+            desk.key_rows(d_keys, problem.width, turned)
+        };
+        (0..keys.len).for_each(|at| keys_to(keys.start + at, &rows[at * row..][..row]));
+        let rows = desk.key_rows(d_values, problem.dv, turned);
+        (0..keys.len).for_each(|at| values_to(keys.start + at, &rows[at * value_row..][..value_row]));
     }
 
     fn small_len(&self) -> usize {
@@ -311,10 +317,10 @@ impl<'a, T: Element> Pass<'a, T> {
         bias: Option<&BiasGradient<'_, T::Acc>>,
         table: Option<&TableGradient<'_, T::Acc>>,
     ) -> Part<'a, T::Acc> {
-        let (ops, scratch) = (&self.ops, self.scratch);
-        let problem = ops.problem;
+        let scratch = self.scratch;
+        let problem = self.ops.problem;
         let (batch, heads) = (problem.b, problem.heads);
-        let (query_row, value_row) = (ops.query_row, padded::<T::Acc>(problem.dv));
+        let (query_row, value_row) = (padded::<T::Acc>(problem.width), padded::<T::Acc>(problem.dv));
         let (query_tiles, key_tiles, key_count) = (piece.query_tiles(), piece.key_tiles(), piece.keys.len());
         let tasks = batch * heads.key * key_tiles.len();
         let regions = batch * heads.query * query_tiles;
@@ -337,16 +343,16 @@ impl<'a, T: Element> Pass<'a, T> {
             next_turn(problem, piece, b, h, tile, 0)
         };
         let per_center = if problem.attention.local.is_some() { QUERIES } else { 0 };
-        let turns = Turns {
-            queries: Turnstile::new(&mut part.queries, regions, QUERIES * query_row, first),
-            centers: Turnstile::new(&mut part.centers, regions, per_center, first),
-        };
+        let queries = Turnstile::new(&mut part.queries, regions, QUERIES * query_row, first);
+        let centers = Turnstile::new(&mut part.centers, regions, per_center, first);
         let rows_of = |data, width| {
             Rows::new(ViewMut::new(data, [batch, heads.key, key_count, width]).expect("as long as its shape"))
         };
         let (to_keys, to_values) = (rows_of(&mut part.keys, query_row), rows_of(&mut part.values, value_row));
         let small_shape = [1, 1, tasks, self.small_len()];
         let to_small = Rows::new(ViewMut::new(&mut part.small, small_shape).expect("as long as its shape"));
+        let mut room = QueryRoom::new(scratch, self, regions);
+        let blocks = QueryBlocks::new(self, piece, &mut room, 0);
         for_each_task(
             self.threads,
             tasks,
@@ -356,40 +362,37 @@ impl<'a, T: Element> Pass<'a, T> {
                 let (b, key_head, key_tile) =
                     (task / per_sequence, task % per_sequence / key_tiles.len(), task % key_tiles.len());
                 let step = Step { b, key_head, key_tile, g: 0, query_tile: 0 };
-                self.task(piece, step, worker, &turns, bias, table);
-                let keys = piece.tile_keys(b, key_head, key_tile);
-                if ops.pairwise().is_some() {
-                    unpack(&worker.d_keys, ops.width, keys.len, query_row, &mut worker.key_rows);
-                    std::mem::swap(&mut worker.d_keys, &mut worker.key_rows);
-                }
-                for at in 0..keys.len {
-                    to_keys.write(b, key_head, keys.start + at, &worker.d_keys[at * query_row..][..query_row]);
-                    to_values.write(b, key_head, keys.start + at, &worker.d_values[at * value_row..][..value_row]);
-                }
+                let mut turns = Sums::Turns { queries: &queries, centers: &centers };
+                self.task(piece, step, &blocks, worker, &mut turns, bias, table);
+                let to_keys = |at: usize, row: &[T::Acc]| to_keys.write(b, key_head, at, row);
+                let to_values = |at: usize, row: &[T::Acc]| to_values.write(b, key_head, at, row);
+                self.write(piece, step, worker, to_keys, to_values);
                 to_small.write(0, 0, task, &worker.small);
             },
         );
-        drop((turns, to_keys, to_values, to_small));
+        drop((queries, centers, to_keys, to_values, to_small));
         part
     }
 
     /// One tile of keys against all the queries that see it.
+    #[allow(clippy::too_many_arguments)]
     fn task(
         &self,
         piece: &Piece,
         step: Step,
+        blocks: &QueryBlocks<'_, T>,
         worker: &mut Worker<'_, T::Acc>,
-        turns: &Turns<'_, T::Acc>,
+        sums: &mut Sums<'_, '_, T::Acc>,
         bias: Option<&BiasGradient<'_, T::Acc>>,
         table: Option<&TableGradient<'_, T::Acc>>,
     ) {
-        let (ops, problem) = (&self.ops, self.ops.problem);
         let Step { b, key_head, key_tile, .. } = step;
+        let problem = self.ops.problem;
         let (scene, keys, heads) = (&problem.scene, piece.tile_keys(b, key_head, key_tile), problem.heads);
-        let Worker { row, key_panels, key_rows, value_panels, d_keys, d_values, small, .. } = worker;
-        self.keys.load_panels(b, key_head, &keys, &mut row[..ops.width], key_panels);
-        let keys_finite = self.keys.load_rows(b, key_head, &keys, key_rows);
-        self.values.load_panels(b, key_head, &keys, &mut row[..problem.dv], value_panels);
+        let Worker { desk, key_columns, key_rows, value_columns, d_keys, d_values, small, .. } = worker;
+        desk.load_columns(self.keys, (b, key_head), &keys, key_columns);
+        let keys_finite = desk.load_rows(self.keys, (b, key_head), &keys, key_rows);
+        desk.load_columns(self.values, (b, key_head), &keys, value_columns);
         d_keys.fill(T::Acc::ZERO);
         d_values.fill(T::Acc::ZERO);
         small.fill(T::Acc::ZERO);
@@ -406,7 +409,7 @@ impl<'a, T: Element> Pass<'a, T> {
                 pass_turns(passed, query_tile);
                 passed = query_tile + 1;
                 let at = Step { g, query_tile, ..step };
-                self.tile(piece, at, verdict, keys_finite, worker, turns, bias);
+                self.tile(piece, at, verdict, blocks, keys_finite, worker, sums, bias);
             }
             pass_turns(passed, piece.query_tiles());
             if let Some(table) = table {
@@ -422,28 +425,28 @@ impl<'a, T: Element> Pass<'a, T> {
         piece: &Piece,
         step: Step,
         verdict: Verdict,
+        blocks: &QueryBlocks<'_, T>,
         keys_finite: bool,
         worker: &mut Worker<'_, T::Acc>,
-        turns: &Turns<'_, T::Acc>,
+        sums: &mut Sums<'_, '_, T::Acc>,
         bias: Option<&BiasGradient<'_, T::Acc>>,
     ) {
         let (ops, problem) = (&self.ops, self.ops.problem);
         let (isa, heads, keys) = (ops.isa, problem.heads, piece.tile_keys(step.b, step.key_head, step.key_tile));
         let (b, h) = (step.b, step.key_head * heads.group + step.g);
-        let (query_row, value_row) = (ops.query_row, padded::<T::Acc>(problem.dv));
-        let (width, lanes) = (padded::<T::Acc>(keys.len), T::Acc::LANES);
+        let width = padded::<T::Acc>(keys.len);
         let Worker {
+            desk,
             rows,
-            queries,
-            upstream,
+            live,
             scores,
             grads,
             raw,
             slopes,
             d_weights,
-            key_panels,
+            key_columns,
             key_rows,
-            value_panels,
+            value_columns,
             d_keys,
             d_values,
             d_queries,
@@ -457,11 +460,12 @@ impl<'a, T: Element> Pass<'a, T> {
             RowAt { b, h, i, p: problem.scene.place(b, i) }
         }));
         let count = rows.len();
+        ops.live(piece, &keys, verdict, rows, live);
+        let extent = live.extent(0..count);
+        let (queries, queries_finite) = blocks.queries(step, rows, desk);
+        let (upstream, upstream_finite) = blocks.upstream(step, rows, desk);
         let [mut lse, mut delta, mut entropy] = [[T::Acc::ZERO; QUERIES]; 3];
-        let (mut queries_finite, mut upstream_finite) = (true, true);
         for (r, row) in rows.iter().enumerate() {
-            queries_finite &= self.queries.load_row(b, h, row.i, &mut queries[r * query_row..][..query_row]);
-            upstream_finite &= self.upstream.load_row(b, h, row.i, &mut upstream[r * value_row..][..value_row]);
             let at = (b * heads.query + h) * problem.n + row.i;
             lse[r] = self.rows.lse[at];
             delta[r] = self.rows.delta[at];
@@ -469,34 +473,40 @@ impl<'a, T: Element> Pass<'a, T> {
                 entropy[r] = of_row;
             }
         }
-        let of = RowGradient {
-            lse: &lse,
-            delta: &delta,
-            entropy: if self.rows.entropy.is_empty() { &[] } else { &entropy },
-        };
+        // What goes on between the gradients of scores and those of raw scores; mostly nothing but a scale.
+        let more = bias.is_some() || !table.is_empty() || !slopes.is_empty() || !raw.is_empty();
+        let select = problem.attention.select;
+        let scaled = select == Select::Soft && !more;
 
         // S, then P and dS: dP = dO · Vᵀ, dS = P ∘ (dP − δ).
-        ops.raw(queries, count, key_panels, keys.len, scores);
-        let scale =
-            ops.finish(piece, &keys, verdict, rows, scores, Kept { raw: &mut raw[..], slopes: &mut slopes[..] });
-        let select = problem.attention.select;
-        grads[..count * KEYS].fill(T::Acc::ZERO);
-        if !matches!(select, Select::Hard(Choice { straight_through: false, .. })) {
-            let (d_out, v) = (Matrix::rows(upstream, value_row), Panels::packed(value_panels, problem.dv));
-            product(isa, Target::onto(grads, KEYS), d_out, v, count, width / lanes, problem.dv);
+        ops.raw(desk, queries, key_columns, keys.len, (live, 0..count), scores);
+        let kept = Kept { raw: &mut raw[..], slopes: &mut slopes[..] };
+        let mut scale = ops.finish(&keys, (live, 0), rows, scores, kept);
+        if matches!(select, Select::Hard(Choice { straight_through: false, .. })) {
+            grads[..count * KEYS].fill(T::Acc::ZERO);
+        } else {
+            desk.scores(upstream, count, value_columns, problem.dv, extent, grads);
         }
         ops.modulate(rows, &keys, grads);
         if !d_weights.is_empty() {
             d_weights[..count * KEYS].copy_from_slice(&grads[..count * KEYS]);
         }
         if select == Select::Sparsemax {
+            ops.fill_absent(live, count, scores);
             for r in 0..count {
                 let at = r * KEYS..r * KEYS + width;
                 sparsemax_gradient(isa, &mut scores[at.clone()], &mut grads[at], scale, lse[r], delta[r]);
             }
         } else {
-            softmax_gradient(isa, scores, grads, KEYS, count, width, scale, of);
+            let of = RowGradient {
+                lse: &lse,
+                delta: &delta,
+                entropy: if self.rows.entropy.is_empty() { &[] } else { &entropy },
+                scale: if scaled { ops.scales[h] } else { T::Acc::ONE },
+            };
+            softmax_gradient(isa, scores, grads, KEYS, count, width, ops.exponential(scale, extent), of);
         }
+        scale = ops.scales[h];
         if let (Select::Hard(_), Some(chosen)) = (select, &self.out.chosen) {
             for (r, row) in rows.iter().enumerate() {
                 if let Some(at) = chosen_in(chosen, row, &keys) {
@@ -507,22 +517,23 @@ impl<'a, T: Element> Pass<'a, T> {
             }
         }
         let region = (b * heads.query + h) * piece.query_tiles() + step.query_tile;
+        let own = step.g * piece.query_tiles() + step.query_tile;
         let turn = step.key_tile as u64;
-        let next = next_turn(problem, piece, b, h, step.query_tile, step.key_tile + 1);
-        if !d_weights.is_empty() {
-            let mut to = turns.centers.enter(region, turn);
+        let next = || next_turn(problem, piece, b, h, step.query_tile, step.key_tile + 1);
+        if let (Sums::Turns { centers, .. }, false) = (&*sums, d_weights.is_empty()) {
+            let mut to = centers.enter(region, turn);
             for (r, row) in rows.iter().enumerate() {
                 let at = r * KEYS..r * KEYS + keys.len;
                 to[r] += ops.center_gradient(row, &keys, &scores[at.clone()], &d_weights[at]);
             }
-            to.leave(next);
+            to.leave(next());
         }
         ops.modulate(rows, &keys, scores);
 
         // dV += Pᵀ · dO.
-        let multiply = if upstream_finite { product } else { product_skipping_zeros };
-        let (p, d_out) = (Matrix::transposed(scores, KEYS), Panels::rows(upstream, value_row));
-        multiply(isa, Target::onto(d_values, value_row), p, d_out, keys.len, value_row / lanes, count);
+        let gathering =
+            Gathering { packed: upstream, finite: upstream_finite, from: self.upstream, rows, keys: keys.len };
+        desk.gather(scores, gathering, extent, d_values);
 
         if let Some(bias) = bias {
             bias.add(step, Some(grads), count, keys.len);
@@ -530,35 +541,36 @@ impl<'a, T: Element> Pass<'a, T> {
         if !table.is_empty() {
             TableGradient::gather(problem, rows, &keys, grads, table);
         }
-        for r in 0..count {
-            let grads = &mut grads[r * KEYS..][..width];
-            if !slopes.is_empty() {
-                row_op(isa, grads, RowOp::Multiply(&slopes[r * KEYS..][..width]));
+        if !scaled {
+            for r in 0..count {
+                let span = live.row::<T::Acc>(r);
+                let at = r * KEYS + span.start..r * KEYS + span.end;
+                let grads = &mut grads[at.clone()];
+                if !slopes.is_empty() {
+                    row_op(isa, grads, RowOp::Multiply(&slopes[at.clone()]));
+                }
+                if !raw.is_empty() {
+                    let to = problem.inputs.v_score.map_or(0, |v| v.len()) + step.g;
+                    small[to] += dot_of_kept(grads, &raw[at]) / T::Acc::from_f64(problem.temperature());
+                }
+                row_op(isa, grads, RowOp::Scale(scale));
             }
-            if !raw.is_empty() {
-                let at = problem.inputs.v_score.map_or(0, |v| v.len()) + step.g;
-                small[at] += dot_of_kept(grads, &raw[r * KEYS..][..width]) / T::Acc::from_f64(problem.temperature());
-            }
-            row_op(isa, grads, RowOp::Scale(ops.scales[h]));
         }
 
         // dK += dSᵀ · Q and dQ += dS · K, the latter when it is this tile's turn.
         if let Some(of) = ops.pairwise() {
             d_queries.fill(T::Acc::ZERO);
             let into = pairwise::Into { queries: d_queries, keys: d_keys, v: small };
-            pairwise::gradients(isa, of, ops.sides(queries, count, key_panels, keys.len), grads, KEYS, into);
-            let mut to = turns.queries.enter(region, turn);
-            to.iter_mut().zip(&d_queries[..]).for_each(|(to, &x)| *to += x);
-            to.leave(next);
+            pairwise::gradients(isa, of, ops.sides(queries, count, key_columns, keys.len), grads, KEYS, into);
+            sums.add((region, own), turn, next, |to| {
+                to.iter_mut().zip(&d_queries[..]).for_each(|(to, &x)| *to += x);
+            });
         } else {
-            let multiply = if queries_finite { product } else { product_skipping_zeros };
-            let (ds, q) = (Matrix::transposed(grads, KEYS), Panels::rows(queries, query_row));
-            multiply(isa, Target::onto(d_keys, query_row), ds, q, keys.len, query_row / lanes, count);
-            let multiply = if keys_finite { product } else { product_skipping_zeros };
-            let mut to = turns.queries.enter(region, turn);
-            let (ds, k) = (Matrix::rows(grads, KEYS), Panels::rows(key_rows, query_row));
-            multiply(isa, Target::onto(&mut to, query_row), ds, k, count, query_row / lanes, keys.len);
-            to.leave(next);
+            let gathering =
+                Gathering { packed: queries, finite: queries_finite, from: self.queries, rows, keys: keys.len };
+            desk.gather(grads, gathering, extent, d_keys);
+            let of = Weighed { rows: key_rows, finite: keys_finite, from: self.keys, b, h: step.key_head, keys: &keys };
+            sums.add((region, own), turn, next, |to| desk.weigh(grads, count, of, extent, to));
         }
     }
 }
@@ -576,18 +588,62 @@ fn next_turn<T: Element>(
     next.map_or(u64::MAX >> 2, |(tile, _)| tile as u64)
 }
 
-/// The gradients of centres in the natural order, `[B, Hq, N]`: the pieces added up.
-fn center_gradient<T: Element>(problem: &Problem<'_, T>, parts: &[Part<'_, T::Acc>]) -> Vec<T::Acc> {
-    let (heads, n) = (problem.heads.query, problem.n);
-    let of = |at: usize| {
-        let (b, h, i) = (at / (heads * n), at / n % heads, at % n);
-        let part = |part: &Part<'_, T::Acc>| {
-            let place = part.query_places.of(b, h, i)?;
-            Some(part.centers[(b * heads + h) * part.query_tiles * QUERIES + place])
-        };
-        parts.iter().filter_map(part).sum()
-    };
-    (0..problem.b * heads * n).map(of).collect()
+/// The rows of queries and of upstream gradients, packed tile by tile when first needed and shared by all tiles of keys.
+struct QueryBlocks<'a, T: Element> {
+    queries: Operand<'a, T>,
+    upstream: Operand<'a, T>,
+    packed: [LazyBlocks<'a, T::Acc>; 2],
+    /// The first head that there is room for, counted over all sequences, and the tiles of a head.
+    first: usize,
+    tiles: usize,
+    heads: usize,
+}
+
+/// The room that [`QueryBlocks`] needs for some tiles.
+struct QueryRoom<'s, A: Real> {
+    packed: [Buffer<'s, A>; 2],
+    states: [BlockStates; 2],
+    sizes: [usize; 2],
+    tiles: usize,
+}
+
+impl<'s, A: Real> QueryRoom<'s, A> {
+    fn new<T: Element<Acc = A>>(scratch: &'s Scratch<A>, pass: &Pass<'_, T>, tiles: usize) -> Self {
+        let sizes = [pass.queries, pass.upstream].map(|of| Desk::<A>::both_ways_len(pass.ops.arithmetic, of.width()));
+        QueryRoom { packed: sizes.map(|size| scratch.take(tiles * size)), states: Default::default(), sizes, tiles }
+    }
+}
+
+impl<'a, T: Element> QueryBlocks<'a, T> {
+    fn new(pass: &Pass<'a, T>, piece: &Piece, room: &'a mut QueryRoom<'_, T::Acc>, first: usize) -> Self {
+        let QueryRoom { packed: [q, o], states: [q_states, o_states], sizes, tiles } = room;
+        let packed = [LazyBlocks::new(q, q_states, *tiles, sizes[0]), LazyBlocks::new(o, o_states, *tiles, sizes[1])];
+        let heads = pass.ops.problem.heads.query;
+        QueryBlocks { queries: pass.queries, upstream: pass.upstream, packed, first, tiles: piece.query_tiles(), heads }
+    }
+
+    fn block(
+        &self,
+        of: Operand<'_, T>,
+        at: usize,
+        step: Step,
+        rows: &[RowAt],
+        desk: &mut Desk<'_, T::Acc>,
+    ) -> (&[T::Acc], bool) {
+        let head = step.b * self.heads + rows[0].h - self.first;
+        let pack = |out: &mut [T::Acc]| desk.load_both_ways(of, rows.iter().map(|row| (row.b, row.h, row.i)), out);
+        self.packed[at].get(head * self.tiles + step.query_tile, pack)
+    }
+
+    /// The queries of a tile, and whether all are finite.
+    fn queries(&self, step: Step, rows: &[RowAt], desk: &mut Desk<'_, T::Acc>) -> (&[T::Acc], bool) {
+        self.block(self.queries, 0, step, rows, desk)
+    }
+
+    /// The upstream gradients of a tile, and whether all are finite.
+    fn upstream(&self, step: Step, rows: &[RowAt], desk: &mut Desk<'_, T::Acc>) -> (&[T::Acc], bool) {
+        self.block(self.upstream, 1, step, rows, desk)
+    }
 }
 
 /// `Σ grad · raw` over the pairs that are there: the gradient of one that is absent is exactly 0.
@@ -604,92 +660,4 @@ fn unpack<A: Real>(panels: &[A], width: usize, keys: usize, row: usize, out: &mu
             out[key * row + x] = panel[x * A::LANES + key % A::LANES];
         }
     }
-}
-
-/// Which gradient is put together from the parts.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Which {
-    Queries,
-    Keys,
-    Values,
-}
-
-/// A gradient in the natural order: the only part's own memory, or the sum of several.
-struct Gathered<'a, A: Real> {
-    one: Option<&'a [A]>,
-    sum: Buffer<'a, A>,
-    shape: [usize; 4],
-    strides: [isize; 4],
-}
-
-impl<A: Real> Gathered<'_, A> {
-    fn view(&self) -> View<'_, A> {
-        View::strided(self.one.unwrap_or(&self.sum), 0, self.shape, self.strides).expect("as long as its shape")
-    }
-
-    fn write<T: Element<Acc = A>>(&self, to: &mut Tensor<T, 4>, threads: usize) {
-        let out = Rows::new(ViewMut::from(to));
-        let ([batch, heads, len, _], view) = (self.shape, self.view());
-        for_each_task(
-            threads,
-            batch * heads,
-            || (),
-            |(), task| {
-                for i in 0..len {
-                    let (b, h) = (task / heads, task % heads);
-                    out.write(b, h, i, view.row(b, h, i).expect("rows are contiguous"));
-                }
-            },
-        );
-    }
-}
-
-/// Adds up the parts of a gradient, row by row, in the order of the pieces.
-fn gathered<'a, T: Element>(
-    problem: &Problem<'_, T>,
-    parts: &'a [Part<'_, T::Acc>],
-    which: Which,
-    scratch: &'a Scratch<T::Acc>,
-    threads: usize,
-) -> Gathered<'a, T::Acc> {
-    let heads = if which == Which::Queries { problem.heads.query } else { problem.heads.key };
-    let len = if which == Which::Queries { problem.n } else { problem.m };
-    let width = if which == Which::Values { problem.dv } else { problem.width };
-    let row = padded::<T::Acc>(width);
-    let shape = [problem.b, heads, len, width];
-    // Where rows lie in a part: how many a head has, and which memory.
-    let of = |part: &'a Part<'_, T::Acc>| match which {
-        Which::Queries => (part.query_tiles * QUERIES, &part.queries[..], &part.query_places),
-        Which::Keys => (part.key_count, &part.keys[..], &part.key_places),
-        Which::Values => (part.key_count, &part.values[..], &part.key_places),
-    };
-    let strides = |per_head: usize| [heads * per_head * row, per_head * row, row, 1].map(|x| x as isize);
-    if let [part] = parts {
-        let (per_head, data, _) = of(part);
-        debug_assert!(which != Which::Queries || part.query_row == row);
-        return Gathered { one: Some(data), sum: scratch.take(0), shape, strides: strides(per_head) };
-    }
-    let mut sum = scratch.zeros(problem.b * heads * len * row);
-    {
-        let padded_shape = [problem.b, heads, len, row];
-        let out = Rows::new(ViewMut::new(&mut sum, padded_shape).expect("as long as its shape"));
-        for_each_task(
-            threads,
-            problem.b * heads,
-            || scratch.take(row),
-            |total, task| {
-                for i in 0..len {
-                    total.fill(T::Acc::ZERO);
-                    for (per_head, data, places) in parts.iter().map(of) {
-                        if let Some(place) = places.of(task / heads, task % heads, i) {
-                            let from = &data[(task * per_head + place) * row..][..row];
-                            total.iter_mut().zip(from).for_each(|(total, &x)| *total += x);
-                        }
-                    }
-                    out.write(task / heads, task % heads, i, total);
-                }
-            },
-        );
-    }
-    Gathered { one: None, sum, shape, strides: strides(len) }
 }

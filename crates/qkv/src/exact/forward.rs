@@ -7,16 +7,17 @@
 use super::operand::{KeyBlocks, Operand, Room};
 use super::order::Places;
 use super::plan::{Piece, Plan};
+use super::products::{Desk, Weighed};
 use super::projection::Compared;
-use super::tile::{Kept, RowAt, TileOps};
+use super::tile::{Kept, Live, RowAt, TileOps};
 use crate::attention::OutputMut;
 use crate::decode::Decode;
 use crate::problem::Problem;
 use crate::scratch::{Buffer, Scratch};
-use crate::tuning::{KEYS, QUERIES, SPLIT};
+use crate::tuning::{KEYS, QUERIES, SPLIT, WHOLE_HEADS};
 use qkv_simd::shared::{Rows, for_each_task};
 use qkv_simd::tile::{RowOp, Running, row_op, softmax};
-use qkv_simd::{Element, Matrix, Panels, Real, Target, ViewMut, padded, product, product_skipping_zeros};
+use qkv_simd::{Element, Real, ViewMut, padded};
 
 /// Computes the attention of a problem into `into`.
 pub(crate) fn forward<T: Element>(
@@ -140,7 +141,9 @@ fn head_matters<T: Element>(problem: &Problem<'_, T>) -> bool {
 
 /// What a worker needs of its own.
 struct Worker<'s, A: Real> {
+    desk: Desk<'s, A>,
     rows: Vec<RowAt>,
+    live: Live,
     queries: Buffer<'s, A>,
     scores: Buffer<'s, A>,
     values: Buffer<'s, A>,
@@ -148,12 +151,14 @@ struct Worker<'s, A: Real> {
 }
 
 impl<'s, A: Real> Worker<'s, A> {
-    fn new(scratch: &'s Scratch<A>, query_row: usize, value_row: usize) -> Self {
+    fn new<T: Element<Acc = A>>(scratch: &'s Scratch<A>, ops: &TileOps<'_, T>) -> Self {
         Worker {
+            desk: ops.desk(scratch),
             rows: Vec::with_capacity(QUERIES),
-            queries: scratch.take(QUERIES * query_row),
-            scores: scratch.take(QUERIES * KEYS),
-            values: scratch.take(QUERIES * value_row),
+            live: Live::default(),
+            queries: scratch.take(QUERIES * ops.query_row),
+            scores: scratch.take(ops.arithmetic.rows_at_once() * KEYS),
+            values: scratch.take(QUERIES * padded::<A>(ops.problem.dv)),
             per_row: scratch.take(QUERIES * 4),
         }
     }
@@ -174,12 +179,16 @@ fn run<T: Element>(
     };
     let compared = Compared::new(problem, scratch, threads);
     let ops = TileOps::new(problem);
-    let (queries, keys, values) = (compared.queries(problem), compared.keys(problem), Operand::Given(problem.inputs.v));
-    let heads = problem.heads.key;
+    let pass = Pass {
+        ops: &ops,
+        queries: compared.queries(problem),
+        keys: compared.keys(problem),
+        values: Operand::Given(problem.inputs.v),
+        scratch,
+        threads,
+    };
     if let [piece] = &plan.pieces[..] {
-        let mut room = Room::new(scratch, piece, problem.b * heads, problem.width, problem.dv);
-        let blocks = KeyBlocks::new(piece, keys, values, heads, &mut room);
-        each_tile(&ops, piece, queries, &blocks, scratch, threads, |_, row, state| finished.write(row, ops.isa, state));
+        pass.piece(piece, |_, row, state| finished.write(row, ops.isa, state));
         return;
     }
     let value_row = padded::<T::Acc>(problem.dv);
@@ -195,9 +204,7 @@ fn run<T: Element>(
             let written = Rows::new(ViewMut::new(&mut partial.values, shape).expect("as long as its shape"));
             let states = ViewMut::new(&mut partial.states, [batch, heads_q, length, 3]).expect("as long as its shape");
             let states = Rows::new(states);
-            let mut room = Room::new(scratch, piece, problem.b * heads, problem.width, problem.dv);
-            let blocks = KeyBlocks::new(piece, keys, values, heads, &mut room);
-            each_tile(&ops, piece, queries, &blocks, scratch, threads, |place, row, state| {
+            pass.piece(piece, |place, row, state| {
                 let State { values, max, sum, moment } = state;
                 written.write(row.b, row.h, place, values);
                 states.write(row.b, row.h, place, &[max, sum, moment]);
@@ -208,30 +215,63 @@ fn run<T: Element>(
     merge(problem, &partials, &finished, &ops, scratch, threads);
 }
 
-/// Runs every tile of queries of a piece, and hands each row's state to `done` with its place in the piece.
-fn each_tile<T: Element>(
-    ops: &TileOps<'_, T>,
-    piece: &Piece,
-    queries: Operand<'_, T>,
-    blocks: &KeyBlocks<'_, T>,
-    scratch: &Scratch<T::Acc>,
+/// What is the same for every piece.
+struct Pass<'a, T: Element> {
+    ops: &'a TileOps<'a, T>,
+    queries: Operand<'a, T>,
+    keys: Operand<'a, T>,
+    values: Operand<'a, T>,
+    scratch: &'a Scratch<T::Acc>,
     threads: usize,
-    done: impl Fn(usize, &RowAt, State<'_, T::Acc>) + Sync,
-) {
-    let problem = ops.problem;
-    let cut = QueryTiles::new(problem, piece);
-    let value_row = padded::<T::Acc>(problem.dv);
-    let tasks = problem.b * cut.slots * cut.tiles;
-    let order = piece.longest_first(&problem.scene);
-    let worker = || Worker::new(scratch, ops.query_row, value_row);
-    for_each_task(threads, tasks, worker, |worker, task| {
-        let (b, slot, tile) = (task / (cut.slots * cut.tiles), task / cut.tiles % cut.slots, order[task % cut.tiles]);
-        let Worker { rows, queries: q, scores, values, per_row } = worker;
-        cut.rows(problem, piece, b, slot, tile, rows);
-        let count = rows.len();
-        for (r, row) in rows.iter().enumerate() {
-            queries.load_row(b, row.h, row.i, &mut q[r * ops.query_row..][..ops.query_row]);
+}
+
+impl<T: Element> Pass<'_, T> {
+    /// Runs every tile of queries of a piece, and hands each row's state to `done` with its place in the piece.
+    fn piece(&self, piece: &Piece, done: impl Fn(usize, &RowAt, State<'_, T::Acc>) + Sync) {
+        let (ops, scratch, problem) = (self.ops, self.scratch, self.ops.problem);
+        let cut = QueryTiles::new(problem, piece);
+        let order = piece.longest_first(&problem.scene);
+        let (key_heads, heads) = (problem.heads.key, problem.b * problem.heads.key);
+        let room = |heads| Room::new(scratch, ops.arithmetic, piece, heads, problem.width, problem.dv);
+        if heads >= WHOLE_HEADS * self.threads {
+            let worker = || (Worker::new(scratch, ops), room(1));
+            for_each_task(self.threads, heads, worker, |(worker, room), task| {
+                let (b, key_head, slots) = (task / key_heads, task % key_heads, cut.slots / key_heads);
+                let blocks = KeyBlocks::new(piece, self.keys, self.values, key_heads, room).starting_at(b, key_head);
+                for slot in key_head * slots..(key_head + 1) * slots {
+                    for tile in 0..cut.tiles {
+                        cut.rows(problem, piece, b, slot, tile, &mut worker.rows);
+                        self.tile(piece, &blocks, tile, worker, &done);
+                    }
+                }
+            });
+        } else {
+            let mut room = room(heads);
+            let blocks = KeyBlocks::new(piece, self.keys, self.values, key_heads, &mut room);
+            let per_sequence = cut.slots * cut.tiles;
+            let worker = || Worker::new(scratch, ops);
+            for_each_task(self.threads, problem.b * per_sequence, worker, |worker, task| {
+                let (b, slot, tile) = (task / per_sequence, task / cut.tiles % cut.slots, order[task % cut.tiles]);
+                cut.rows(problem, piece, b, slot, tile, &mut worker.rows);
+                self.tile(piece, &blocks, tile, worker, &done);
+            });
         }
+    }
+
+    /// The worker's rows, a tile of queries, against every tile of keys that they touch.
+    fn tile(
+        &self,
+        piece: &Piece,
+        blocks: &KeyBlocks<'_, T>,
+        tile: usize,
+        worker: &mut Worker<'_, T::Acc>,
+        done: &impl Fn(usize, &RowAt, State<'_, T::Acc>),
+    ) {
+        let (ops, problem) = (self.ops, self.ops.problem);
+        let Worker { desk, rows, live, queries: q, scores, values, per_row } = worker;
+        let (value_row, count, at_once) = (padded::<T::Acc>(problem.dv), rows.len(), ops.arithmetic.rows_at_once());
+        let (b, first, key_head) = (rows[0].b, rows[0].h, rows[0].h / problem.heads.group);
+        desk.load_left(self.queries, rows.iter().map(|row| (b, row.h, row.i)), q);
         values.fill(T::Acc::ZERO);
         let (max, rest) = per_row.split_at_mut(QUERIES);
         let (sum, rest) = rest.split_at_mut(QUERIES);
@@ -239,24 +279,34 @@ fn each_tile<T: Element>(
         max.fill(T::Acc::NEG_INFINITY);
         sum.fill(T::Acc::ZERO);
         moment.fill(T::Acc::ZERO);
-        let (first, key_head) = (rows[0].h, rows[0].h / problem.heads.group);
         for (key_tile, verdict) in piece.row(&problem.scene, b, first, tile, 0) {
             let keys = piece.tile_keys(b, key_head, key_tile);
             let width = padded::<T::Acc>(keys.len);
-            ops.raw(q, count, blocks.key_panels(b, key_head, key_tile), keys.len, scores);
-            let scale = ops.finish(piece, &keys, verdict, rows, scores, Kept::default());
-            let moment = if problem.attention.entropy { &mut *moment } else { &mut [] };
-            softmax(ops.isa, scores, KEYS, count, width, scale, Running { max, sum, moment, factor });
-            ops.modulate(rows, &keys, scores);
-            for (r, &factor) in factor[..count].iter().enumerate() {
-                if factor != T::Acc::ONE {
-                    row_op(ops.isa, &mut values[r * value_row..][..value_row], RowOp::Scale(factor));
+            ops.live(piece, &keys, verdict, rows, live);
+            let columns = blocks.keys(b, key_head, key_tile, desk);
+            let (value_rows, finite) = blocks.values(b, key_head, key_tile, desk);
+            let weighed = Weighed { rows: value_rows, finite, from: self.values, b, h: key_head, keys: &keys };
+            for start in (0..count).step_by(at_once) {
+                let some = start..(start + at_once).min(count);
+                let (extent, len) = (live.extent(some.clone()), some.len());
+                ops.raw(desk, &q[start * ops.query_row..], columns, keys.len, (live, some.clone()), scores);
+                let scale = ops.finish(&keys, (live, start), &rows[some.clone()], scores, Kept::default());
+                let running = Running {
+                    max: &mut max[some.clone()],
+                    sum: &mut sum[some.clone()],
+                    moment: if problem.attention.entropy { &mut moment[some.clone()] } else { &mut [] },
+                    factor: &mut factor[some.clone()],
+                };
+                softmax(ops.isa, scores, KEYS, len, width, ops.exponential(scale, extent), running);
+                ops.modulate(&rows[some.clone()], &keys, scores);
+                let values = &mut values[start * value_row..];
+                for (values, &factor) in values.chunks_exact_mut(value_row.max(1)).zip(&factor[some]) {
+                    if factor != T::Acc::ONE {
+                        row_op(ops.isa, values, RowOp::Scale(factor));
+                    }
                 }
+                desk.weigh(scores, len, weighed, extent, values);
             }
-            let (value_rows, finite) = blocks.value_rows(b, key_head, key_tile);
-            let multiply = if finite { product } else { product_skipping_zeros };
-            let (p, v) = (Matrix::rows(scores, KEYS), Panels::rows(value_rows, value_row));
-            multiply(ops.isa, Target::onto(values, value_row), p, v, count, value_row / T::Acc::LANES, keys.len);
         }
         let per_head = piece.query_range(tile);
         for (r, row) in rows.iter().enumerate() {
@@ -264,7 +314,7 @@ fn each_tile<T: Element>(
             let values = &mut values[r * value_row..][..value_row];
             done(place, row, State { values, max: max[r], sum: sum[r], moment: moment[r] });
         }
-    });
+    }
 }
 
 /// Merges what the pieces left of each row, in their order.

@@ -6,10 +6,12 @@
 //! | [`order`] | the orders of a sequence, and the keys of a tile in them |
 //! | [`plan`] | which tiles are touched, in which order of the sequence |
 //! | [`operand`] | where rows come from, and how keys and values are packed |
+//! | [`products`] | the products of a tile, in f32 or from pairs of bf16 |
 //! | [`projection`] | what general, additive and cosine scores do to rows before and after |
 //! | [`tile`] | the scores of one tile: raw, scaled, capped, biased, masked |
 //! | [`forward`](mod@forward), [`backward`](mod@backward) | the two passes |
 //! | [`select`](mod@select) | selections other than softmax, forward |
+//! | [`row_terms`], [`parts`] | before the backward pass, one number a row; after it, gradients put together |
 //! | [`bias_gradient`] | gradients of bias tensors and tables, added in a fixed order |
 //!
 //! What makes it deterministic, and has to hold in every change: a score is a pure function of its query and its key; key
@@ -21,8 +23,11 @@ mod bias_gradient;
 mod forward;
 mod operand;
 mod order;
+mod parts;
 mod plan;
+mod products;
 mod projection;
+mod row_terms;
 mod rule;
 mod select;
 mod tile;
@@ -35,4 +40,4 @@ pub(crate) use plan::{Plan, tiles};
 pub(crate) use projection::Compared;
 pub(crate) use rule::{Rule, Verdict};
 pub(crate) use select::{Weighing, select};
-pub(crate) use tile::{Kept, RowAt, TileOps};
+pub(crate) use tile::{Live, RowAt, TileOps};

@@ -76,6 +76,11 @@ impl Piece {
         Piece { queries, keys, rule, tiles }
     }
 
+    /// Whether both sides are in their natural order.
+    pub fn is_natural(&self) -> bool {
+        self.queries.is_natural() && self.keys.is_natural()
+    }
+
     pub fn query_tiles(&self) -> usize {
         self.queries.len().div_ceil(QUERIES)
     }
@@ -122,7 +127,7 @@ impl Piece {
     /// What a tile of the piece keeps. A tile that the spans of either side leave out is empty, so that rows and columns
     /// agree on which tiles there are: the backward pass counts on it.
     pub fn verdict(&self, scene: &Scene<'_>, b: usize, h: usize, query_tile: usize, key_tile: usize) -> Verdict {
-        let natural = (self.queries.is_natural() && self.keys.is_natural()).then(|| {
+        let natural = self.is_natural().then(|| {
             let (queries, keys) = (self.query_range(query_tile), self.tile_keys(b, 0, key_tile));
             [queries.start, queries.len(), keys.start, keys.len]
         });

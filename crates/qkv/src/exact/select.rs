@@ -5,9 +5,10 @@
 use super::operand::{KeyBlocks, Operand, Room};
 use super::order::TileKeys;
 use super::plan::{Piece, Plan};
+use super::products::Desk;
 use super::projection::Compared;
 use super::rule::Rule;
-use super::tile::{RowAt, TileOps, chosen_by};
+use super::tile::{Live, RowAt, TileOps, chosen_by};
 use crate::attention::Output;
 use crate::error::Result;
 use crate::problem::Problem;
@@ -17,7 +18,7 @@ use crate::source::Source;
 use crate::tensor::Tensor;
 use crate::tuning::{KEYS, QUERIES, WHOLE_ROWS};
 use qkv_simd::shared::{Rows, for_each_task};
-use qkv_simd::tile::{RowOp, Running, row_op, softmax, weights};
+use qkv_simd::tile::{Exponential, RowOp, Running, row_op, softmax, weights};
 use qkv_simd::{Element, Matrix, Panels, Real, Target, ViewMut, padded, philox, product, product_skipping_zeros};
 
 /// Computes the attention of a problem with a selection other than softmax.
@@ -82,6 +83,8 @@ struct Selected<'a, T: Element> {
 
 /// What a worker needs of its own.
 struct Worker<'s, A: Real> {
+    desk: Desk<'s, A>,
+    live: Live,
     queries: Buffer<'s, A>,
     tile: Buffer<'s, A>,
     /// Whole rows of scores.
@@ -99,7 +102,7 @@ fn run<T: Element>(problem: &Problem<'_, T>, to: &Selected<'_, T>, scratch: &Scr
     let plan = Plan::natural(Rule::of(problem), &problem.scene);
     let piece = &plan.pieces[0];
     let heads = problem.heads;
-    let mut room = Room::new(scratch, piece, problem.b * heads.key, problem.width, problem.dv);
+    let mut room = Room::new(scratch, ops.arithmetic, piece, problem.b * heads.key, problem.width, problem.dv);
     let values = Operand::Given(problem.inputs.v);
     let blocks = KeyBlocks::new(piece, compared.keys(problem), values, heads.key, &mut room);
     let (row, value_row) = (padded::<T::Acc>(problem.m).max(T::Acc::LANES), padded::<T::Acc>(problem.dv));
@@ -107,6 +110,8 @@ fn run<T: Element>(problem: &Problem<'_, T>, to: &Selected<'_, T>, scratch: &Scr
     let at_once = (WHOLE_ROWS / row).clamp(1, QUERIES);
     let groups = problem.n.div_ceil(at_once);
     let worker = || Worker {
+        desk: ops.desk(scratch),
+        live: Live::default(),
         queries: scratch.take(at_once * ops.query_row),
         tile: scratch.take(at_once * KEYS),
         scores: scratch.take(at_once * row),
@@ -122,13 +127,15 @@ fn run<T: Element>(problem: &Problem<'_, T>, to: &Selected<'_, T>, scratch: &Scr
             .collect();
         score_rows(&ops, piece, compared.queries(problem), &blocks, &rows, row, worker);
         for (r, at) in rows.iter().enumerate() {
-            let Worker { scores, copy, values, kept, key, .. } = &mut *worker;
+            let Worker { desk, scores, copy, values, kept, key, .. } = &mut *worker;
             let scores = &mut scores[r * row..][..row];
             let reader = Reader { source: problem.inputs.v, b, head: h / heads.group, key };
             values.fill(T::Acc::ZERO);
             kept.fill(T::Acc::ZERO);
             match problem.attention.select {
-                Select::Hard(choice) => hard(&ops, choice, at, scores, copy, reader, &blocks, piece, values, kept, to),
+                Select::Hard(choice) => {
+                    hard(&ops, desk, choice, at, scores, copy, reader, &blocks, piece, values, kept, to)
+                }
                 Select::TopK(_) => top_k(&ops, at, scores, copy, reader, values, to),
                 Select::Sparsemax => sparsemax(at, scores, reader, values, kept, to),
                 Select::Soft => unreachable!("softmax has its own pass"),
@@ -151,20 +158,20 @@ fn score_rows<T: Element>(
     row: usize,
     worker: &mut Worker<'_, T::Acc>,
 ) {
-    let Worker { queries: q, tile, scores, .. } = worker;
+    let Worker { desk, live, queries: q, tile, scores, .. } = worker;
     let (b, key_head) = (rows[0].b, rows[0].h / ops.problem.heads.group);
     scores.fill(T::Acc::NEG_INFINITY);
-    for (r, at) in rows.iter().enumerate() {
-        queries.load_row(b, at.h, at.i, &mut q[r * ops.query_row..][..ops.query_row]);
-    }
+    desk.load_left(queries, rows.iter().map(|at| (b, at.h, at.i)), q);
     for key_tile in piece.key_tiles() {
         let verdict = piece.verdict_of_rows(&ops.problem.scene, rows, key_tile);
         if verdict == super::Verdict::Empty {
             continue;
         }
         let keys = piece.tile_keys(b, key_head, key_tile);
-        ops.raw(q, rows.len(), blocks.key_panels(b, key_head, key_tile), keys.len, tile);
-        ops.finish_all(piece, &keys, verdict, rows, tile);
+        ops.live(piece, &keys, verdict, rows, live);
+        let columns = blocks.keys(b, key_head, key_tile, desk);
+        ops.raw(desk, q, columns, keys.len, (live, 0..rows.len()), tile);
+        ops.finish_all(&keys, live, rows, tile);
         for r in 0..rows.len() {
             scores[r * row + keys.start..][..keys.len].copy_from_slice(&tile[r * KEYS..][..keys.len]);
         }
@@ -192,7 +199,7 @@ fn soften<A: Real>(isa: qkv_simd::Isa, scores: &mut [A]) -> [A; 3] {
     let (mut max, mut sum, mut moment, mut factor) = ([A::NEG_INFINITY], [A::ZERO], [A::ZERO], [A::ONE]);
     let running = Running { max: &mut max, sum: &mut sum, moment: &mut moment, factor: &mut factor };
     let width = scores.len();
-    softmax(isa, scores, width, 1, width, A::ONE, running);
+    softmax(isa, scores, width, 1, width, Exponential { scale: A::ONE, spans: &[], sharp: true }, running);
     [max[0], sum[0], moment[0]]
 }
 
@@ -227,6 +234,7 @@ fn pick<A: Real>(choice: Choice, at: &RowAt, scores: &[A], powers: &[A], max: A)
 #[allow(clippy::too_many_arguments)]
 fn hard<T: Element>(
     ops: &TileOps<'_, T>,
+    desk: &mut Desk<'_, T::Acc>,
     choice: Choice,
     at: &RowAt,
     scores: &mut [T::Acc],
@@ -249,7 +257,7 @@ fn hard<T: Element>(
         let row = padded::<T::Acc>(ops.problem.dv);
         for tile in piece.key_tiles() {
             let keys: TileKeys<'_> = piece.tile_keys(at.b, reader.head, tile);
-            let (value_rows, finite) = blocks.value_rows(at.b, reader.head, tile);
+            let (value_rows, finite) = blocks.values(at.b, reader.head, tile, desk);
             let multiply = if finite { product } else { product_skipping_zeros };
             let (p, v) = (Matrix::rows(&scores[keys.start..], scores.len()), Panels::rows(value_rows, row));
             multiply(ops.isa, Target::onto(kept, row), p, v, 1, row / T::Acc::LANES, keys.len);
@@ -347,8 +355,8 @@ pub(crate) struct Weighing<'a, T: Element> {
 }
 
 impl<T: Element> Weighing<'_, T> {
-    /// Turns a tile of scores, still to be multiplied by `scale`, into weights.
-    pub fn apply(&self, rows: &[RowAt], keys: &TileKeys<'_>, scale: T::Acc, scores: &mut [T::Acc]) {
+    /// Turns a tile of finished scores into weights.
+    pub fn apply(&self, rows: &[RowAt], keys: &TileKeys<'_>, scores: &mut [T::Acc]) {
         let width = padded::<T::Acc>(keys.len);
         for (r, row) in rows.iter().enumerate() {
             let scores = &mut scores[r * KEYS..][..width];
@@ -357,12 +365,12 @@ impl<T: Element> Weighing<'_, T> {
                 (Select::Hard(_), Some(chosen)) => one_hot(chosen, row, keys, scores),
                 (Select::Sparsemax, _) => {
                     for score in scores {
-                        let above = *score * scale - lse;
+                        let above = *score - lse;
                         *score =
                             if *score == T::Acc::NEG_INFINITY || above < T::Acc::ZERO { T::Acc::ZERO } else { above };
                     }
                 }
-                _ => weights(self.ops.isa, scores, scale, lse),
+                _ => weights(self.ops.isa, scores, lse),
             }
         }
         self.ops.modulate(rows, keys, scores);

@@ -3,16 +3,19 @@
 
 use super::order::TileKeys;
 use super::plan::Piece;
+use super::products::{Arithmetic, Desk, Extent};
 use super::rule::{Bits, Verdict};
 use crate::attention::Output;
 use crate::problem::Problem;
 use crate::score::Score;
+use crate::scratch::Scratch;
 use crate::select::{Dropout, Select};
 use crate::tensor::Tensor;
-use crate::tuning::KEYS;
+use crate::tuning::{KEYS, QUERIES};
 use qkv_simd::pairwise::{self, Pairwise, Sides};
-use qkv_simd::tile::{RowOp, keep_bits, row_op, soft_cap};
-use qkv_simd::{Element, Isa, Matrix, Panels, Real, Target, padded, philox, product};
+use qkv_simd::tile::{Exponential, RowOp, Span, keep_bits, row_op, soft_cap};
+use qkv_simd::{Element, Isa, Real, padded, philox};
+use std::ops::Range;
 
 /// One query: its sequence, its head, its index and its place among the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,8 +29,9 @@ pub(crate) struct RowAt {
 /// What is the same for every tile of a problem.
 pub(crate) struct TileOps<'a, T: Element> {
     pub isa: Isa,
+    pub arithmetic: Arithmetic,
     pub problem: &'a Problem<'a, T>,
-    /// The width in which scores are computed, and the same in whole panels.
+    /// The width in which scores are computed, and the numbers that a query of it takes.
     pub width: usize,
     pub query_row: usize,
     /// What the scores of each query head are multiplied by.
@@ -49,14 +53,56 @@ pub(crate) struct Kept<'a, A> {
     pub slopes: &'a mut [A],
 }
 
+/// Which keys of a tile each of its rows sees.
+pub(crate) struct Live {
+    panels: usize,
+    /// Whether some see less than all.
+    partly: bool,
+    bits: [Bits; QUERIES],
+    spans: [Span; QUERIES],
+}
+
+impl Default for Live {
+    fn default() -> Self {
+        Live { panels: 0, partly: false, bits: [Bits::default(); QUERIES], spans: [Span::default(); QUERIES] }
+    }
+}
+
+impl Live {
+    /// The keys of the tile, whole panels of them, that a row sees any of.
+    pub fn row<A: Real>(&self, r: usize) -> Range<usize> {
+        let all = Span { start: 0, end: self.panels as u16 };
+        let span = if self.partly { self.spans[r] } else { all };
+        span.start as usize * A::LANES..span.end as usize * A::LANES
+    }
+
+    /// The panels that there are, and those that some rows see.
+    pub fn extent(&self, rows: Range<usize>) -> Extent<'_> {
+        Extent { panels: self.panels, spans: if self.partly { &self.spans[rows] } else { &[] } }
+    }
+}
+
+/// The panels that hold any of these bits.
+fn span<A: Real>(bits: &Bits) -> Span {
+    let first = bits.iter().position(|&word| word != 0);
+    let last = bits.iter().rposition(|&word| word != 0);
+    let (Some(first), Some(last)) = (first, last) else { return Span::default() };
+    let start = first * 64 + bits[first].trailing_zeros() as usize;
+    let end = last * 64 + 64 - bits[last].leading_zeros() as usize;
+    Span { start: (start / A::LANES) as u16, end: end.div_ceil(A::LANES) as u16 }
+}
+
 impl<'a, T: Element> TileOps<'a, T> {
     pub fn new(problem: &'a Problem<'a, T>) -> Self {
         let real = |x: f64| T::Acc::from_f64(x);
+        let isa = Isa::best();
+        let arithmetic = Arithmetic::of(problem, isa);
         TileOps {
-            isa: Isa::best(),
+            isa,
+            arithmetic,
             problem,
             width: problem.width,
-            query_row: padded::<T::Acc>(problem.width),
+            query_row: arithmetic.left_row::<T::Acc>(problem.width),
             scales: (0..problem.heads.query).map(|h| real(problem.scale(h))).collect(),
             v_score: problem.inputs.v_score.unwrap_or_default().iter().map(|x| x.widen()).collect(),
             slopes: problem.slopes.iter().map(|&slope| real(slope)).collect(),
@@ -70,6 +116,16 @@ impl<'a, T: Element> TileOps<'a, T> {
     pub fn after(problem: &'a Problem<'a, T>, out: &'a Output<T>) -> Self {
         let top_k = matches!(problem.attention.select, Select::TopK(_));
         TileOps { chosen: out.chosen.as_ref().filter(|_| top_k), ..TileOps::new(problem) }
+    }
+
+    /// What a worker packs and multiplies with.
+    pub fn desk<'s>(&self, scratch: &'s Scratch<T::Acc>) -> Desk<'s, T::Acc> {
+        Desk::new(scratch, self.isa, self.arithmetic, self.width.max(self.problem.dv))
+    }
+
+    /// How the scores of some rows become weights, once they are scaled by `scale`.
+    pub fn exponential<'b>(&self, scale: T::Acc, extent: Extent<'b>) -> Exponential<'b, T::Acc> {
+        Exponential { scale, spans: extent.spans, sharp: self.arithmetic == Arithmetic::Sums }
     }
 
     /// The score that is no product, if it is one.
@@ -93,25 +149,50 @@ impl<'a, T: Element> TileOps<'a, T> {
         Sides { queries, query_row: self.query_row, keys: panels, rows, panels: panel_count, depth: self.width }
     }
 
-    /// Writes the raw scores of a tile: rows of [`KEYS`], whole panels of keys.
-    pub fn raw(&self, queries: &[T::Acc], rows: usize, panels: &[T::Acc], keys: usize, scores: &mut [T::Acc]) {
-        match self.pairwise() {
-            Some(of) => pairwise::scores(self.isa, of, self.sides(queries, rows, panels, keys), scores, KEYS),
-            None => {
-                scores[..rows * KEYS].fill(T::Acc::ZERO);
-                let (q, k) = (Matrix::rows(queries, self.query_row), Panels::packed(panels, self.width));
-                product(self.isa, Target::onto(scores, KEYS), q, k, rows, keys.div_ceil(T::Acc::LANES), self.width);
+    /// Which keys of a tile each row sees.
+    pub fn live(&self, piece: &Piece, keys: &TileKeys<'_>, verdict: Verdict, rows: &[RowAt], live: &mut Live) {
+        let width = padded::<T::Acc>(keys.len);
+        live.panels = width / T::Acc::LANES;
+        live.partly = verdict != Verdict::Full || keys.len < width || self.chosen.is_some();
+        if !live.partly {
+            return;
+        }
+        for (r, row) in rows.iter().enumerate() {
+            let bits = &mut live.bits[r];
+            *bits = piece.bits(&self.problem.scene, row, keys);
+            if let Some(chosen) = self.chosen {
+                keep_chosen(chosen, row, keys, bits);
             }
+            live.spans[r] = span::<T::Acc>(bits);
         }
     }
 
-    /// Scales, caps, biases and masks the raw scores of a tile. Where only a scale is left to do, it is returned for the
-    /// next pass to apply; otherwise 1.
+    /// Writes the raw scores of some rows of a tile, `rows` of those that `live` was made for: rows of [`KEYS`], whole panels
+    /// of keys, where the rows see any.
+    pub fn raw(
+        &self,
+        desk: &Desk<'_, T::Acc>,
+        queries: &[T::Acc],
+        columns: &[T::Acc],
+        keys: usize,
+        (live, rows): (&Live, Range<usize>),
+        scores: &mut [T::Acc],
+    ) {
+        match self.pairwise() {
+            Some(of) => {
+                let sides = self.sides(queries, rows.len(), columns, keys);
+                pairwise::scores(self.isa, of, sides, scores, KEYS)
+            }
+            None => desk.scores(queries, rows.len(), columns, self.width, live.extent(rows), scores),
+        }
+    }
+
+    /// Scales, caps, biases and masks the raw scores of some rows of a tile. Where only a scale is left to do, it is returned
+    /// for the next pass to apply; otherwise 1.
     pub fn finish(
         &self,
-        piece: &Piece,
         keys: &TileKeys<'_>,
-        verdict: Verdict,
+        (live, first): (&Live, usize),
         rows: &[RowAt],
         scores: &mut [T::Acc],
         kept: Kept<'_, T::Acc>,
@@ -119,51 +200,54 @@ impl<'a, T: Element> TileOps<'a, T> {
         let width = padded::<T::Acc>(keys.len);
         let scale = self.scales[rows[0].h];
         let one_scale = rows.iter().all(|row| self.scales[row.h] == scale);
-        let whole = verdict == Verdict::Full && keys.len == width && self.chosen.is_none();
-        if whole && one_scale && self.cap.is_none() && !self.biased && kept.raw.is_empty() {
+        // An absent score stays −∞ under a positive scale, so that one can wait.
+        let later = one_scale && scale > T::Acc::ZERO && self.cap.is_none() && !self.biased && kept.raw.is_empty();
+        if later && !live.partly {
             return scale;
         }
         let mut bias = [T::Acc::ZERO; KEYS];
         for (r, row) in rows.iter().enumerate() {
-            let at = r * KEYS..r * KEYS + width;
+            let span = live.row::<T::Acc>(first + r);
+            let at = r * KEYS + span.start..r * KEYS + span.end;
             let scores = &mut scores[at.clone()];
-            if !kept.raw.is_empty() {
-                kept.raw[at.clone()].copy_from_slice(scores);
-            }
-            row_op(self.isa, scores, RowOp::Scale(self.scales[row.h]));
-            if let Some(cap) = self.cap {
-                let slopes = (!kept.slopes.is_empty()).then(|| &mut kept.slopes[at.clone()]);
-                soft_cap(self.isa, scores, slopes, cap);
-            }
-            if self.biased {
-                self.bias_row(row, keys, &mut bias[..width]);
-                row_op(self.isa, scores, RowOp::Add(&bias[..width]));
-            }
-            if verdict == Verdict::Partial || self.chosen.is_some() {
-                let mut bits = piece.bits(&self.problem.scene, row, keys);
-                if let Some(chosen) = self.chosen {
-                    keep_chosen(chosen, row, keys, &mut bits);
+            if !later {
+                if !kept.raw.is_empty() {
+                    kept.raw[at.clone()].copy_from_slice(scores);
                 }
-                keep_bits(self.isa, scores, &bits, T::Acc::ONE, T::Acc::NEG_INFINITY);
-            } else {
-                scores[keys.len..].fill(T::Acc::NEG_INFINITY);
+                row_op(self.isa, scores, RowOp::Scale(self.scales[row.h]));
+                if let Some(cap) = self.cap {
+                    let slopes = (!kept.slopes.is_empty()).then(|| &mut kept.slopes[at.clone()]);
+                    soft_cap(self.isa, scores, slopes, cap);
+                }
+                if self.biased {
+                    self.bias_row(row, keys, &mut bias[..width]);
+                    row_op(self.isa, scores, RowOp::Add(&bias[span.clone()]));
+                }
+            }
+            if live.partly {
+                keep_bits(self.isa, scores, span.start, &live.bits[first + r], T::Acc::ONE, T::Acc::NEG_INFINITY);
             }
         }
-        T::Acc::ONE
+        if later { scale } else { T::Acc::ONE }
     }
 
-    /// [`finish`](TileOps::finish), with nothing left to do.
-    pub fn finish_all(
-        &self,
-        piece: &Piece,
-        keys: &TileKeys<'_>,
-        verdict: Verdict,
-        rows: &[RowAt],
-        scores: &mut [T::Acc],
-    ) {
-        let scale = self.finish(piece, keys, verdict, rows, scores, Kept::default());
+    /// [`finish`](TileOps::finish) for those who look at whole rows: nothing is left to do, and what no row sees is −∞.
+    pub fn finish_all(&self, keys: &TileKeys<'_>, live: &Live, rows: &[RowAt], scores: &mut [T::Acc]) {
+        let scale = self.finish(keys, (live, 0), rows, scores, Kept::default());
+        self.fill_absent(live, rows.len(), scores);
         if scale != T::Acc::ONE {
-            row_op(self.isa, &mut scores[..rows.len() * KEYS], RowOp::Scale(scale));
+            for scores in scores.chunks_exact_mut(KEYS).take(rows.len()) {
+                row_op(self.isa, &mut scores[..padded::<T::Acc>(keys.len)], RowOp::Scale(scale));
+            }
+        }
+    }
+
+    /// Makes the scores −∞ that no row sees, for those who look at whole rows.
+    pub fn fill_absent(&self, live: &Live, rows: usize, scores: &mut [T::Acc]) {
+        for (r, scores) in scores.chunks_exact_mut(KEYS).enumerate().take(rows) {
+            let span = live.row::<T::Acc>(r);
+            scores[..span.start].fill(T::Acc::NEG_INFINITY);
+            scores[span.end..].fill(T::Acc::NEG_INFINITY);
         }
     }
 
@@ -248,7 +332,7 @@ impl<'a, T: Element> TileOps<'a, T> {
                     u32::from(philox::bits(dropout.seed, row.b, row.h, row.i, j)) >= dropout.threshold()
                 }),
             }
-            keep_bits(self.isa, &mut weights[r * KEYS..][..width], &bits, kept, T::Acc::ZERO);
+            keep_bits(self.isa, &mut weights[r * KEYS..][..width], 0, &bits, kept, T::Acc::ZERO);
         }
     }
 }

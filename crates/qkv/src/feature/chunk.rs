@@ -157,7 +157,7 @@ impl State {
         }
         let mut factors = [A::NEG_INFINITY; CHUNK];
         factors[..len].copy_from_slice(&block.logs[..len]);
-        weights(map.isa, &mut factors, A::ONE, top);
+        weights(map.isa, &mut factors, top);
         for (row, &factor) in block.values.chunks_exact_mut(sizes.v_row).zip(&factors[..len]) {
             if factor != A::ONE {
                 row_op(map.isa, row, RowOp::Scale(factor));

@@ -1,0 +1,130 @@
+//! What the pieces of a plan leave of the gradients, and the gradients put together from it.
+
+use super::order::Places;
+use crate::problem::Problem;
+use crate::scratch::{Buffer, Scratch};
+use crate::tensor::Tensor;
+use crate::tuning::QUERIES;
+use qkv_simd::shared::{Rows, for_each_task};
+use qkv_simd::{Element, Real, View, ViewMut, padded};
+
+/// What one piece leaves: the gradients of its queries, keys and values in its own order, and small sums of its tasks.
+pub(super) struct Part<'s, A: Real> {
+    pub query_places: Places,
+    pub key_places: Places,
+    /// Tiles of queries, each of [`QUERIES`] padded rows.
+    pub queries: Buffer<'s, A>,
+    pub query_tiles: usize,
+    pub query_row: usize,
+    /// Padded rows, one a key of the piece.
+    pub keys: Buffer<'s, A>,
+    pub values: Buffer<'s, A>,
+    pub key_count: usize,
+    /// For each task: the gradient of the additive vector, then that of the scale of each head of the group.
+    pub small: Buffer<'s, A>,
+    pub small_len: usize,
+    /// The gradients of centres, one a query of each tile; empty where there are none.
+    pub centers: Buffer<'s, A>,
+}
+
+/// The gradients of centres in the natural order, `[B, Hq, N]`: the pieces added up.
+pub(super) fn center_gradient<T: Element>(problem: &Problem<'_, T>, parts: &[Part<'_, T::Acc>]) -> Vec<T::Acc> {
+    let (heads, n) = (problem.heads.query, problem.n);
+    let of = |at: usize| {
+        let (b, h, i) = (at / (heads * n), at / n % heads, at % n);
+        let part = |part: &Part<'_, T::Acc>| {
+            let place = part.query_places.of(b, h, i)?;
+            Some(part.centers[(b * heads + h) * part.query_tiles * QUERIES + place])
+        };
+        parts.iter().filter_map(part).sum()
+    };
+    (0..problem.b * heads * n).map(of).collect()
+}
+
+/// Which gradient is put together from the parts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Which {
+    Queries,
+    Keys,
+    Values,
+}
+
+/// A gradient in the natural order: the only part's own memory, or the sum of several.
+pub(super) struct Gathered<'a, A: Real> {
+    one: Option<&'a [A]>,
+    sum: Buffer<'a, A>,
+    shape: [usize; 4],
+    strides: [isize; 4],
+}
+
+impl<A: Real> Gathered<'_, A> {
+    pub fn view(&self) -> View<'_, A> {
+        View::strided(self.one.unwrap_or(&self.sum), 0, self.shape, self.strides).expect("as long as its shape")
+    }
+
+    pub fn write<T: Element<Acc = A>>(&self, to: &mut Tensor<T, 4>, threads: usize) {
+        let out = Rows::new(ViewMut::from(to));
+        let ([batch, heads, len, _], view) = (self.shape, self.view());
+        for_each_task(
+            threads,
+            batch * heads,
+            || (),
+            |(), task| {
+                for i in 0..len {
+                    let (b, h) = (task / heads, task % heads);
+                    out.write(b, h, i, view.row(b, h, i).expect("rows are contiguous"));
+                }
+            },
+        );
+    }
+}
+
+/// Adds up the parts of a gradient, row by row, in the order of the pieces.
+pub(super) fn gathered<'a, T: Element>(
+    problem: &Problem<'_, T>,
+    parts: &'a [Part<'_, T::Acc>],
+    which: Which,
+    scratch: &'a Scratch<T::Acc>,
+    threads: usize,
+) -> Gathered<'a, T::Acc> {
+    let heads = if which == Which::Queries { problem.heads.query } else { problem.heads.key };
+    let len = if which == Which::Queries { problem.n } else { problem.m };
+    let width = if which == Which::Values { problem.dv } else { problem.width };
+    let row = padded::<T::Acc>(width);
+    let shape = [problem.b, heads, len, width];
+    // Where rows lie in a part: how many a head has, and which memory.
+    let of = |part: &'a Part<'_, T::Acc>| match which {
+        Which::Queries => (part.query_tiles * QUERIES, &part.queries[..], &part.query_places),
+        Which::Keys => (part.key_count, &part.keys[..], &part.key_places),
+        Which::Values => (part.key_count, &part.values[..], &part.key_places),
+    };
+    let strides = |per_head: usize| [heads * per_head * row, per_head * row, row, 1].map(|x| x as isize);
+    if let [part] = parts {
+        let (per_head, data, _) = of(part);
+        debug_assert!(which != Which::Queries || part.query_row == row);
+        return Gathered { one: Some(data), sum: scratch.take(0), shape, strides: strides(per_head) };
+    }
+    let mut sum = scratch.zeros(problem.b * heads * len * row);
+    {
+        let padded_shape = [problem.b, heads, len, row];
+        let out = Rows::new(ViewMut::new(&mut sum, padded_shape).expect("as long as its shape"));
+        for_each_task(
+            threads,
+            problem.b * heads,
+            || scratch.take(row),
+            |total, task| {
+                for i in 0..len {
+                    total.fill(T::Acc::ZERO);
+                    for (per_head, data, places) in parts.iter().map(of) {
+                        if let Some(place) = places.of(task / heads, task % heads, i) {
+                            let from = &data[(task * per_head + place) * row..][..row];
+                            total.iter_mut().zip(from).for_each(|(total, &x)| *total += x);
+                        }
+                    }
+                    out.write(task / heads, task % heads, i, total);
+                }
+            },
+        );
+    }
+    Gathered { one: None, sum, shape, strides: strides(len) }
+}

@@ -1,0 +1,471 @@
+//! The products of a tile, in the arithmetic that its numbers and the CPU give.
+//!
+//! Either everything is made in the type of sums, or, where the inputs are bf16 and the CPU multiplies pairs of them, the
+//! operands stay bf16 and only sums are f32. A tile of scores is rows of f32 (or f64) in both, so whatever happens between
+//! two products does not know which it is.
+
+use super::operand::Operand;
+use super::order::TileKeys;
+use super::tile::RowAt;
+use crate::problem::Problem;
+use crate::score::Score;
+use crate::scratch::{Buffer, Scratch};
+use crate::select::Select;
+use crate::tuning::{KEYS, PAIR_ROWS, QUERIES, SPAN_ROWS};
+use half::bf16;
+use qkv_simd::pairs::{self, DEPTH, Left, Pairs, Right, SIDE, deep, halves, halves_mut, singles, singles_of};
+use qkv_simd::tile::{Span, dots, to_panels, transpose};
+use qkv_simd::{Element, Isa, Matrix, Panels, Real, Target, padded, product, product_skipping_zeros};
+use std::ops::Range;
+
+/// How products are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arithmetic {
+    /// In the type of sums.
+    Sums,
+    /// From pairs of bf16, summed in f32.
+    Pairs,
+}
+
+impl Arithmetic {
+    /// Pairs where rows of bf16 are compared as they are; what a projection made is not rounded again.
+    pub fn of<T: Element>(problem: &Problem<'_, T>, isa: Isa) -> Arithmetic {
+        let as_they_are = matches!(problem.attention.score, Score::Dot | Score::ScaledDot);
+        let bf16 = T::NAME == bf16::NAME;
+        if bf16 && as_they_are && problem.attention.select == Select::Soft && Pairs::possible(isa) {
+            Arithmetic::Pairs
+        } else {
+            Arithmetic::Sums
+        }
+    }
+
+    /// The numbers of sums that a row takes as a left operand.
+    pub fn left_row<A: Real>(self, width: usize) -> usize {
+        match self {
+            Arithmetic::Sums => padded::<A>(width),
+            Arithmetic::Pairs => deep(width) / 2,
+        }
+    }
+
+    /// The numbers of sums that `rows` rows take as the columns of a right operand.
+    pub fn columns_len<A: Real>(self, rows: usize, width: usize) -> usize {
+        match self {
+            Arithmetic::Sums => padded::<A>(rows) * width,
+            Arithmetic::Pairs => pairs::right_len(width, rows) / 2,
+        }
+    }
+
+    /// The numbers of sums that `rows` rows take as the rows of a right operand.
+    pub fn rows_len<A: Real>(self, rows: usize, width: usize) -> usize {
+        match self {
+            Arithmetic::Sums => rows * padded::<A>(width),
+            Arithmetic::Pairs => pairs::right_len(rows, width) / 2,
+        }
+    }
+
+    /// Rows of a tile that are taken through all its passes at once.
+    pub fn rows_at_once(self) -> usize {
+        match self {
+            Arithmetic::Sums => QUERIES,
+            Arithmetic::Pairs => PAIR_ROWS,
+        }
+    }
+}
+
+/// What a worker packs and multiplies with.
+pub(crate) struct Desk<'s, A: Real> {
+    isa: Isa,
+    pub arithmetic: Arithmetic,
+    pairs: Option<Pairs>,
+    /// Rows of one tile on their way into an operand.
+    stage: Buffer<'s, A>,
+}
+
+impl<'s, A: Real> Desk<'s, A> {
+    /// For operands of up to `width` numbers a row.
+    pub fn new(scratch: &'s Scratch<A>, isa: Isa, arithmetic: Arithmetic, width: usize) -> Self {
+        let pairs = if arithmetic == Arithmetic::Pairs { Pairs::new(isa) } else { None };
+        // Rows of a tile, or its weights rounded.
+        let rows = KEYS.max(QUERIES) * arithmetic.left_row::<A>(width);
+        Desk { isa, arithmetic, pairs, stage: scratch.take(rows.max(pairs::right_len(QUERIES, KEYS) / 2)) }
+    }
+
+    fn pairs(&self) -> &Pairs {
+        self.pairs.as_ref().expect("made with the desk of this arithmetic")
+    }
+
+    /// Copies rows as a left operand, and says whether all are finite.
+    pub fn load_left<T: Element<Acc = A>>(
+        &self,
+        from: Operand<'_, T>,
+        rows: impl Iterator<Item = (usize, usize, usize)>,
+        out: &mut [A],
+    ) -> bool {
+        load(self.arithmetic, from, rows, out)
+    }
+
+    /// The sums of products of up to [`QUERIES`] pairs of rows, by the very sums that [`scores`](Desk::scores) makes: where two
+    /// are equal in exact arithmetic term by term, they are equal to the last bit.
+    pub fn dots<T: Element<Acc = A>>(
+        &self,
+        a: Operand<'_, T>,
+        b: Operand<'_, T>,
+        rows: impl Iterator<Item = (usize, usize, usize)> + Clone,
+        room: &mut [A],
+        out: &mut [A],
+    ) {
+        let row = self.arithmetic.left_row::<A>(a.width());
+        let (left, rest) = room.split_at_mut(QUERIES * row);
+        let (right, rest) = rest.split_at_mut(QUERIES * row);
+        self.load_left(a, rows.clone(), left);
+        self.load_left(b, rows, right);
+        match self.arithmetic {
+            Arithmetic::Sums => dots(self.isa, left, right, row, out),
+            Arithmetic::Pairs => {
+                let (columns, sums) = rest.split_at_mut(SIDE * row);
+                let (pairs, chunks) = (self.pairs(), 2 * row / DEPTH);
+                for (at, out) in out.chunks_mut(SIDE).enumerate() {
+                    pairs.right_of_columns(
+                        &halves(right)[at * SIDE * 2 * row..],
+                        2 * row,
+                        out.len(),
+                        halves_mut(columns),
+                    );
+                    let left = Left { data: &halves(left)[at * SIDE * 2 * row..], row: 2 * row };
+                    let right = Right { data: halves(columns), chunks };
+                    pairs.product(Target::anew(singles(sums), SIDE), left, right, SIDE, 0..1, 0..chunks);
+                    out.iter_mut().enumerate().for_each(|(r, out)| *out = sums[r * SIDE + r]);
+                }
+            }
+        }
+    }
+
+    /// The room that [`dots`](Desk::dots) needs.
+    pub fn dots_len(arithmetic: Arithmetic, width: usize) -> usize {
+        (2 * QUERIES + SIDE) * arithmetic.left_row::<A>(width) + SIDE * SIDE
+    }
+
+    /// Packs keys as the columns of a right operand.
+    pub fn load_columns<T: Element<Acc = A>>(
+        &mut self,
+        from: Operand<'_, T>,
+        (b, h): (usize, usize),
+        keys: &TileKeys<'_>,
+        out: &mut [A],
+    ) {
+        let width = from.width();
+        let row = self.arithmetic.left_row::<A>(width);
+        self.stage_rows(from, (b, h), keys);
+        match self.arithmetic {
+            Arithmetic::Sums => to_panels(self.isa, &self.stage, row, keys.len, width, out),
+            Arithmetic::Pairs => {
+                self.pairs().right_of_columns(halves(&self.stage), 2 * row, keys.len, halves_mut(out));
+            }
+        }
+    }
+
+    /// Packs keys as the rows of a right operand, and says whether all are finite. In pairs, what is not becomes zero: see
+    /// [`weigh`](Desk::weigh).
+    pub fn load_rows<T: Element<Acc = A>>(
+        &mut self,
+        from: Operand<'_, T>,
+        (b, h): (usize, usize),
+        keys: &TileKeys<'_>,
+        out: &mut [A],
+    ) -> bool {
+        match self.arithmetic {
+            Arithmetic::Sums => self.load_left(from, (0..keys.len).map(|at| (b, h, keys.index(at))), out),
+            Arithmetic::Pairs => {
+                let row = 2 * self.arithmetic.left_row::<A>(from.width());
+                let finite = self.stage_rows(from, (b, h), keys);
+                if !finite {
+                    clear_what_is_not_finite(halves_mut(&mut self.stage), keys.len * row);
+                }
+                let panels = from.width().div_ceil(SIDE);
+                self.pairs().right_of_rows(halves(&self.stage), row, keys.len, panels, halves_mut(out));
+                finite
+            }
+        }
+    }
+
+    fn stage_rows<T: Element<Acc = A>>(
+        &mut self,
+        from: Operand<'_, T>,
+        (b, h): (usize, usize),
+        keys: &TileKeys<'_>,
+    ) -> bool {
+        load(self.arithmetic, from, (0..keys.len).map(|at| (b, h, keys.index(at))), &mut self.stage)
+    }
+
+    /// Raw scores, rows of [`KEYS`]: left rows against the columns of a tile of keys, whole panels, where the rows' spans are.
+    pub fn scores(&self, left: &[A], rows: usize, columns: &[A], width: usize, extent: Extent<'_>, out: &mut [A]) {
+        let row = self.arithmetic.left_row::<A>(width);
+        for (strip, span) in extent.strips::<A>(rows, self.arithmetic) {
+            let (left, out) = (&left[strip.start * row..], &mut out[strip.start * KEYS..]);
+            let (start, panels) = (span.start as usize, span.start as usize..span.end as usize);
+            match self.arithmetic {
+                Arithmetic::Sums => {
+                    let columns = Panels::packed(&columns[start * width * A::LANES..], width);
+                    let out = Target::anew(&mut out[start * A::LANES..], KEYS);
+                    product(self.isa, out, Matrix::rows(left, row), columns, strip.len(), panels.len(), width);
+                }
+                Arithmetic::Pairs => {
+                    let chunks = deep(width) / DEPTH;
+                    let (left, right) =
+                        (Left { data: halves(left), row: 2 * row }, Right { data: halves(columns), chunks });
+                    self.pairs().product(Target::anew(singles(out), KEYS), left, right, strip.len(), panels, 0..chunks);
+                }
+            }
+        }
+    }
+
+    /// Adds weights, rows of [`KEYS`], times the rows of a tile of keys. In pairs the weights are rounded where they lie.
+    ///
+    /// A weight of zero means that the pair is absent, whatever its row holds.
+    pub fn weigh<T: Element<Acc = A>>(
+        &mut self,
+        weights: &mut [A],
+        rows: usize,
+        of: Weighed<'_, T>,
+        extent: Extent<'_>,
+        out: &mut [A],
+    ) {
+        let row = padded::<A>(of.from.width());
+        let panels = row / A::LANES;
+        for (strip, span) in extent.strips::<A>(rows, self.arithmetic) {
+            let (weights, out) = (&mut weights[strip.start * KEYS..], &mut out[strip.start * row..]);
+            match self.arithmetic {
+                Arithmetic::Sums => {
+                    let (start, end) =
+                        (span.start as usize * A::LANES, (span.end as usize * A::LANES).min(of.keys.len));
+                    let multiply = if of.finite { product } else { product_skipping_zeros };
+                    let (weights, rows) =
+                        (Matrix::rows(&weights[start..], KEYS), Panels::rows(&of.rows[start * row..], row));
+                    multiply(self.isa, Target::onto(out, row), weights, rows, strip.len(), panels, end - start);
+                }
+                Arithmetic::Pairs => {
+                    self.pairs().narrow_rows(singles(weights), KEYS, strip.len(), span.end as usize * SIDE);
+                    let chunks = of.keys.len.div_ceil(DEPTH);
+                    let some = span.start as usize * SIDE / DEPTH..(span.end as usize * SIDE).div_ceil(DEPTH);
+                    let right = Right { data: halves(of.rows), chunks };
+                    let left = Left { data: halves(weights), row: 2 * KEYS };
+                    self.pairs().product(Target::onto(singles(out), row), left, right, strip.len(), 0..panels, some);
+                    if !of.finite {
+                        self.add_what_is_not_finite(weights, strip.len(), &of, out);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Packs the rows of a tile of queries for a backward pass: as a left operand, and, where that cannot be read both ways, as
+    /// one whose columns they are. Says whether all are finite; in the latter, what is not becomes zero.
+    pub fn load_both_ways<T: Element<Acc = A>>(
+        &mut self,
+        from: Operand<'_, T>,
+        rows: impl ExactSizeIterator<Item = (usize, usize, usize)>,
+        out: &mut [A],
+    ) -> bool {
+        let (count, left) = (rows.len(), QUERIES * self.arithmetic.left_row::<A>(from.width()));
+        let (to, across) = out.split_at_mut(left);
+        let finite = self.load_left(from, rows, to);
+        if self.arithmetic == Arithmetic::Pairs {
+            let row = 2 * self.arithmetic.left_row::<A>(from.width());
+            let mut from_rows = &*to;
+            if !finite {
+                self.stage[..left].copy_from_slice(to);
+                clear_what_is_not_finite(halves_mut(&mut self.stage), count * row);
+                from_rows = &self.stage[..left];
+            }
+            let panels = from.width().div_ceil(SIDE);
+            self.pairs().left_of_columns(halves(from_rows), row, count, panels, halves_mut(across));
+        }
+        finite
+    }
+
+    /// The memory of [`load_both_ways`](Desk::load_both_ways).
+    pub fn both_ways_len(arithmetic: Arithmetic, width: usize) -> usize {
+        let across = if arithmetic == Arithmetic::Pairs { pairs::right_len(QUERIES, width) / 2 } else { 0 };
+        QUERIES * arithmetic.left_row::<A>(width) + across
+    }
+
+    /// Adds the transpose of weights, rows of [`KEYS`], times rows of queries that were loaded both ways, to sums for each
+    /// key. In pairs these lie transposed until [`key_rows`](Desk::key_rows) turns them.
+    ///
+    /// A weight of zero means that the pair is absent, whatever the query's row holds.
+    pub fn gather<T: Element<Acc = A>>(
+        &mut self,
+        weights: &[A],
+        of: Gathering<'_, T>,
+        extent: Extent<'_>,
+        out: &mut [A],
+    ) {
+        let (width, count) = (of.from.width(), of.rows.len());
+        let row = padded::<A>(width);
+        match self.arithmetic {
+            Arithmetic::Sums => {
+                let multiply = if of.finite { product } else { product_skipping_zeros };
+                for (keys, queries) in extent.columns::<A>(count, of.keys) {
+                    let weights = Matrix::transposed(&weights[queries.start * KEYS + keys.start..], KEYS);
+                    let rows = Panels::rows(&of.packed[queries.start * row..], row);
+                    let out = Target::onto(&mut out[keys.start * row..], row);
+                    multiply(self.isa, out, weights, rows, keys.len(), row / A::LANES, queries.len());
+                }
+            }
+            Arithmetic::Pairs => {
+                let span = extent.whole(count);
+                let (chunks, panels) = (count.div_ceil(DEPTH), span.start as usize..span.end as usize);
+                let across = &of.packed[QUERIES * self.arithmetic.left_row::<A>(width)..];
+                let pairs = self.pairs.as_ref().expect("made with the desk of this arithmetic");
+                let blocks = halves_mut(&mut self.stage);
+                pairs.narrow_right(singles_of(weights), KEYS, count, panels.end, blocks);
+                let (left, right) = (Left { data: halves(across), row: deep(count) }, Right { data: blocks, chunks });
+                pairs.product(Target::onto(singles(out), KEYS), left, right, width, panels, 0..chunks);
+                if !of.finite {
+                    self.gather_what_is_not_finite(weights, &of, out);
+                }
+            }
+        }
+    }
+
+    /// Adds what was left out when queries were loaded both ways.
+    fn gather_what_is_not_finite<T: Element<Acc = A>>(&mut self, weights: &[A], of: &Gathering<'_, T>, out: &mut [A]) {
+        let row = padded::<A>(of.from.width());
+        for (r, at) in of.rows.iter().enumerate() {
+            if of.from.load_row(at.b, at.h, at.i, &mut self.stage[..row]) {
+                continue;
+            }
+            for (x, &value) in self.stage[..row].iter().enumerate().filter(|(_, x)| !x.is_finite()) {
+                for key in (0..of.keys).filter(|key| weights[r * KEYS + key] != A::ZERO) {
+                    out[x * KEYS + key] += weights[r * KEYS + key] * value;
+                }
+            }
+        }
+    }
+
+    /// What was gathered, as padded rows, one a key.
+    pub fn key_rows<'b>(&self, gathered: &'b [A], width: usize, room: &'b mut [A]) -> &'b [A] {
+        match self.arithmetic {
+            Arithmetic::Sums => gathered,
+            Arithmetic::Pairs => {
+                let row = padded::<A>(width);
+                transpose(self.isa, gathered, KEYS, row, KEYS / A::LANES, room, row);
+                room
+            }
+        }
+    }
+
+    /// Adds what [`load_rows`](Desk::load_rows) left out: numbers that are not finite, where their weight is not zero.
+    fn add_what_is_not_finite<T: Element<Acc = A>>(
+        &mut self,
+        weights: &[A],
+        rows: usize,
+        of: &Weighed<'_, T>,
+        out: &mut [A],
+    ) {
+        let row = padded::<A>(of.from.width());
+        for at in 0..of.keys.len {
+            if of.from.load_row(of.b, of.h, of.keys.index(at), &mut self.stage[..row]) {
+                continue;
+            }
+            for r in 0..rows {
+                let weight = A::of_f64(halves(&weights[r * KEYS..])[at].to_f64());
+                if weight != A::ZERO {
+                    for (out, &x) in out[r * row..].iter_mut().zip(&self.stage[..row]).filter(|(_, x)| !x.is_finite()) {
+                        *out += weight * x;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Copies rows one after the other, and says whether all are finite.
+fn load<T: Element>(
+    arithmetic: Arithmetic,
+    from: Operand<'_, T>,
+    rows: impl Iterator<Item = (usize, usize, usize)>,
+    out: &mut [T::Acc],
+) -> bool {
+    let row = arithmetic.left_row::<T::Acc>(from.width());
+    let mut finite = true;
+    for ((b, h, i), out) in rows.zip(out.chunks_exact_mut(row.max(1))) {
+        finite &= match arithmetic {
+            Arithmetic::Sums => from.load_row(b, h, i, out),
+            Arithmetic::Pairs => from.load_halves(b, h, i, halves_mut(out)),
+        };
+    }
+    finite
+}
+
+fn clear_what_is_not_finite(stage: &mut [bf16], len: usize) {
+    stage[..len].iter_mut().filter(|x| !x.is_finite()).for_each(|x| *x = bf16::ZERO);
+}
+
+/// Rows that are weighed and added up: packed, and where they came from.
+#[derive(Clone, Copy)]
+pub(crate) struct Weighed<'a, T: Element> {
+    pub rows: &'a [T::Acc],
+    pub finite: bool,
+    pub from: Operand<'a, T>,
+    pub b: usize,
+    pub h: usize,
+    pub keys: &'a TileKeys<'a>,
+}
+
+/// Rows of queries that are gathered by key: packed, and where they came from.
+#[derive(Clone, Copy)]
+pub(crate) struct Gathering<'a, T: Element> {
+    pub packed: &'a [T::Acc],
+    pub finite: bool,
+    pub from: Operand<'a, T>,
+    pub rows: &'a [RowAt],
+    /// Keys in the tile.
+    pub keys: usize,
+}
+
+/// Which panels of a tile there are, and which of them each row sees; no spans means all.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent<'a> {
+    pub panels: usize,
+    pub spans: &'a [Span],
+}
+
+impl<'a> Extent<'a> {
+    /// The panels that any row sees.
+    fn whole(self, rows: usize) -> Span {
+        let all = Span { start: 0, end: self.panels as u16 };
+        if self.spans.is_empty() { all } else { self.spans[..rows].iter().copied().fold(Span::default(), Span::join) }
+    }
+
+    /// Strips of keys with the rows that any of them is seen by.
+    fn columns<A: Real>(self, rows: usize, keys: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + 'a {
+        let size = if self.spans.is_empty() { keys.max(1) } else { A::LANES };
+        (0..keys).step_by(size).filter_map(move |start| {
+            let strip = start..(start + size).min(keys);
+            let panel = (start / A::LANES) as u16;
+            let sees = |r: &usize| self.spans.is_empty() || (self.spans[*r].start..self.spans[*r].end).contains(&panel);
+            let first = (0..rows).find(sees)?;
+            let last = (0..rows).rfind(sees)?;
+            Some((strip, first..last + 1))
+        })
+    }
+
+    /// Strips of rows with the panels that any of them sees.
+    fn strips<A: Real>(self, rows: usize, arithmetic: Arithmetic) -> impl Iterator<Item = (Range<usize>, Span)> + 'a {
+        let all = Span { start: 0, end: self.panels as u16 };
+        let size = match arithmetic {
+            _ if self.spans.is_empty() => rows.max(1),
+            Arithmetic::Sums => SPAN_ROWS,
+            Arithmetic::Pairs => PAIR_ROWS,
+        };
+        (0..rows).step_by(size).filter_map(move |start| {
+            let strip = start..(start + size).min(rows);
+            let span = match self.spans.get(strip.clone()) {
+                Some(spans) => spans.iter().copied().reduce(Span::join).unwrap_or_default(),
+                None => all,
+            };
+            (span.start < span.end).then_some((strip, span))
+        })
+    }
+}
