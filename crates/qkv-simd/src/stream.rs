@@ -3,8 +3,8 @@
 //! their sums are widened in registers.
 //!
 //! Rows come as a table of slices: one after the other, at any distance, in pages or gathered, it is the same kernel.
-//! While a row is used, one that comes a few kilobytes later is fetched, also across the end of a table into `ahead`, the
-//! table that will be asked for next.
+//! While a row is used, one that comes a few kilobytes later is fetched, also across the end of a table into what
+//! will be asked for next.
 //!
 //! A sum has one order: a dot product is one chain of multiply-adds a lane and then the tree of [`Lanes::sum`]; a weighted
 //! sum is one chain over the rows, ascending. Neither depends on what else is computed beside it.
@@ -19,13 +19,13 @@ use crate::padded;
 /// the third-level cache alike.
 const AHEAD: usize = 4096;
 
-/// Rows of one width, and those that will be asked for next.
+/// Rows of one width, where they lie.
 #[derive(Clone, Copy, Debug)]
 pub struct Table<'a, T> {
-    /// The rows.
+    /// The rows, and after them those that will be asked for next, of any width.
     pub rows: &'a [&'a [T]],
-    /// What comes after them.
-    pub ahead: &'a [&'a [T]],
+    /// How many of them are meant.
+    pub len: usize,
     /// Numbers in a row.
     pub width: usize,
 }
@@ -33,7 +33,7 @@ pub struct Table<'a, T> {
 impl<T: Element> Table<'_, T> {
     /// Checks the rows, so that all of each can be read.
     fn check(&self) {
-        assert!(self.rows.iter().all(|row| row.len() == self.width), "rows of {} numbers", self.width);
+        assert!(self.rows[..self.len].iter().all(|row| row.len() == self.width), "rows of {} numbers", self.width);
     }
 
     /// How many rows ahead to fetch.
@@ -41,12 +41,10 @@ impl<T: Element> Table<'_, T> {
         AHEAD.div_ceil((self.width * size_of::<T>()).max(1))
     }
 
-    /// A row from here on, or from what is ahead; the row itself where that ends.
+    /// The row that comes `distance` later, or the last.
     #[inline(always)]
     fn later(&self, at: usize, distance: usize) -> *const T {
-        let after = at + distance;
-        let found = self.rows.get(after).or_else(|| self.ahead.get(after.wrapping_sub(self.rows.len())));
-        found.unwrap_or(&self.rows[at]).as_ptr()
+        self.rows[(at + distance).min(self.rows.len() - 1)].as_ptr()
     }
 }
 
@@ -81,7 +79,7 @@ struct Dots<'a, T: Element> {
 /// query[..2].copy_from_slice(&[1.0, 2.0]);
 /// let keys: [&[f32]; 2] = [&[10.0, 1.0], &[0.0, 3.0]];
 /// let mut out = [f32::NAN; f32::LANES];
-/// let table = Table { rows: &keys, ahead: &[], width: 2 };
+/// let table = Table { rows: &keys, len: 2, width: 2 };
 /// dots(Isa::best(), &mut out, f32::LANES, &query, f32::LANES, 1, table);
 /// assert_eq!(out[..3], [12.0, 6.0, 0.0]);
 /// ```
@@ -100,7 +98,7 @@ pub fn dots<T: Element>(
     if count == 0 {
         return;
     }
-    let (width, across) = (padded::<T::Acc>(keys.width), padded::<T::Acc>(keys.rows.len()));
+    let (width, across) = (padded::<T::Acc>(keys.width), padded::<T::Acc>(keys.len));
     keys.check();
     assert!(query_row >= width && queries.len() >= (count - 1) * query_row + width, "the queries are too short");
     assert!(out_row >= across && out.len() >= (count - 1) * out_row + across, "the output is too short");
@@ -112,7 +110,7 @@ impl<T: Element> Kernel<T::Acc> for Dots<'_, T> {
 
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = T::Acc>>(mut self) {
-        let (keys, distance) = (self.keys.rows.len(), self.keys.distance());
+        let (keys, distance) = (self.keys.len, self.keys.distance());
         // SAFETY: `dots` checked every row and both sides; the caller vouches for the instruction set.
         unsafe {
             for key in (0..keys / 4 * 4).step_by(4) {
@@ -228,7 +226,7 @@ struct Weigh<'a, T: Element> {
 /// let mut weights = [0.0f32; f32::LANES];
 /// (weights[0], weights[2]) = (1.0, 0.5);
 /// let mut sums = [0.0f32; f32::LANES];
-/// let table = Table { rows: &values, ahead: &[], width: 2 };
+/// let table = Table { rows: &values, len: 3, width: 2 };
 /// weigh(Isa::best(), &mut sums, f32::LANES, &weights, f32::LANES, 1, table);
 /// assert_eq!(sums[..3], [6.0, 12.0, 0.0]);
 /// ```
@@ -247,34 +245,30 @@ pub fn weigh<T: Element>(
     if count == 0 {
         return;
     }
-    let (width, across) = (padded::<T::Acc>(values.width), padded::<T::Acc>(values.rows.len()));
+    let (width, across) = (padded::<T::Acc>(values.width), padded::<T::Acc>(values.len));
     values.check();
     assert!(sum_row >= width && sums.len() >= (count - 1) * sum_row + width, "the sums are too short");
     assert!(weight_row >= across && weights.len() >= (count - 1) * weight_row + across, "the weights are too short");
     dispatch(isa, Weigh { sums, sum_row, weights, weight_row, count, values });
 }
 
-/// The rows of values that a block of keys adds: where they lie, where later ones do, and their places among the weights.
-struct Live<T> {
-    rows: [*const T; 16],
-    later: [*const T; 16],
-    at: [usize; 16],
+/// The rows that a block of weights is for, of which those count that are there: up to 16 places in the table.
+struct Live {
+    at: [u8; 16],
     count: usize,
 }
 
-impl<T: Element> Live<T> {
-    /// Those of `LANES` rows from `start` whose bit is set.
+impl Live {
+    /// Those whose bit is set.
     #[inline(always)]
-    fn new(values: &Table<'_, T>, start: usize, bits: u32, distance: usize) -> Self {
-        let mut live = Live { rows: [std::ptr::null(); 16], later: [std::ptr::null(); 16], at: [0; 16], count: 0 };
-        let mut left = bits;
-        while left != 0 {
-            let at = start + left.trailing_zeros() as usize;
-            left &= left - 1;
-            live.rows[live.count] = values.rows[at].as_ptr();
-            live.later[live.count] = values.later(at, distance);
-            live.at[live.count] = at;
-            live.count += 1;
+    fn new(bits: u32) -> Self {
+        let mut live = Live { at: std::array::from_fn(|at| at as u8), count: bits.count_ones() as usize };
+        if bits & (bits + 1) != 0 {
+            let mut left = bits;
+            for at in &mut live.at[..live.count] {
+                *at = left.trailing_zeros() as u8;
+                left &= left - 1;
+            }
         }
         live
     }
@@ -286,8 +280,8 @@ impl<T: Element> Kernel<T::Acc> for Weigh<'_, T> {
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = T::Acc>>(mut self) {
         let (lanes, distance) = (T::Acc::LANES, self.values.distance());
-        for start in (0..self.values.rows.len()).step_by(lanes) {
-            let there = u32::MAX >> (32 - lanes.min(self.values.rows.len() - start));
+        for start in (0..self.values.len).step_by(lanes) {
+            let there = u32::MAX >> (32 - lanes.min(self.values.len - start));
             // SAFETY: `weigh` checked every row and both sides, padded to whole panels; the caller vouches for the
             // instruction set.
             unsafe {
@@ -306,12 +300,10 @@ impl<T: Element> Kernel<T::Acc> for Weigh<'_, T> {
                 // of sums goes its own way.
                 if any != all && !self.finite::<V>(start, any & !all) {
                     for r in 0..self.count {
-                        let live = Live::new(&self.values, start, bits(r), distance);
-                        self.strip::<V, 1>(r, &live, true);
+                        self.strip::<V, 1>(r, start, &Live::new(bits(r)), distance);
                     }
                 } else {
-                    let live = Live::new(&self.values, start, any, distance);
-                    self.strips::<V>(&live);
+                    self.strips::<V>(start, &Live::new(any), distance);
                 }
             }
         }
@@ -340,29 +332,36 @@ impl<T: Element> Weigh<'_, T> {
 
     /// All rows of sums.
     #[inline(always)]
-    unsafe fn strips<V: Lanes<Scalar = T::Acc>>(&mut self, live: &Live<T>) {
-        let mut row = 0;
+    unsafe fn strips<V: Lanes<Scalar = T::Acc>>(&mut self, start: usize, live: &Live, distance: usize) {
+        let (mut row, mut distance) = (0, distance);
         while row < self.count {
             let left = self.count - row;
             // SAFETY: as in `run`.
             unsafe {
                 if V::TILE_ROWS >= 4 && left >= 4 {
-                    self.strip::<V, 4>(row, live, row == 0);
+                    self.strip::<V, 4>(row, start, live, distance);
                     row += 4;
                 } else if left >= 2 {
-                    self.strip::<V, 2>(row, live, row == 0);
+                    self.strip::<V, 2>(row, start, live, distance);
                     row += 2;
                 } else {
-                    self.strip::<V, 1>(row, live, row == 0);
+                    self.strip::<V, 1>(row, start, live, distance);
                     row += 1;
                 }
             }
+            distance = 0;
         }
     }
 
     /// `ROWS` rows of sums, all their panels.
     #[inline(always)]
-    unsafe fn strip<V: Lanes<Scalar = T::Acc>, const ROWS: usize>(&mut self, row: usize, live: &Live<T>, first: bool) {
+    unsafe fn strip<V: Lanes<Scalar = T::Acc>, const ROWS: usize>(
+        &mut self,
+        row: usize,
+        start: usize,
+        live: &Live,
+        distance: usize,
+    ) {
         let lanes = T::Acc::LANES;
         let (whole, left) = (self.values.width / lanes, self.values.width % lanes);
         let mut panel = 0;
@@ -370,48 +369,50 @@ impl<T: Element> Weigh<'_, T> {
         unsafe {
             while panel < whole {
                 if V::TILE_PANELS >= 4 && whole - panel >= 4 {
-                    self.tile::<V, ROWS, 4>(row, panel, lanes, live, first);
+                    self.tile::<V, ROWS, 4>(row, [start, panel, lanes], live, distance);
                     panel += 4;
                 } else {
-                    self.tile::<V, ROWS, 1>(row, panel, lanes, live, first);
+                    self.tile::<V, ROWS, 1>(row, [start, panel, lanes], live, distance);
                     panel += 1;
                 }
             }
             if left > 0 {
-                self.tile::<V, ROWS, 1>(row, whole, left, live, first);
+                self.tile::<V, ROWS, 1>(row, [start, whole, left], live, distance);
             }
         }
     }
 
-    /// One register tile of sums: loaded, extended by every live row, stored. `count` numbers of its last panel are there.
+    /// One register tile of sums: loaded, extended by every live row of the block from `start`, stored. `count` numbers of
+    /// its last panel are there.
     #[inline(always)]
     unsafe fn tile<V: Lanes<Scalar = T::Acc>, const ROWS: usize, const PANELS: usize>(
         &mut self,
         row: usize,
-        panel: usize,
-        count: usize,
-        live: &Live<T>,
-        first: bool,
+        [start, panel, count]: [usize; 3],
+        live: &Live,
+        distance: usize,
     ) {
         let lanes = T::Acc::LANES;
         // SAFETY: as in `run`.
         unsafe {
             let to = self.sums.as_mut_ptr().add(row * self.sum_row + panel * lanes);
-            let weights = self.weights.as_ptr().add(row * self.weight_row);
+            let weights = self.weights.as_ptr().add(row * self.weight_row + start);
             let mut sums = [[V::splat(T::Acc::ZERO); PANELS]; ROWS];
             for (r, sums) in sums.iter_mut().enumerate() {
                 for (p, sum) in sums.iter_mut().enumerate() {
                     *sum = V::load(to.add(r * self.sum_row + p * lanes));
                 }
             }
-            for l in 0..live.count {
-                let at = live.at[l];
+            for &at in &live.at[..live.count] {
+                let at = usize::from(at);
+                let from = self.values.rows.get_unchecked(start + at).as_ptr();
+                let later = self.values.later(start + at, distance);
                 let values: [V; PANELS] = std::array::from_fn(|p| {
-                    let from = (panel + p) * lanes;
-                    if first {
-                        fetch(live.later[l].wrapping_add(from));
+                    let at = (panel + p) * lanes;
+                    if distance > 0 {
+                        fetch(later.wrapping_add(at));
                     }
-                    T::lanes::<V>(live.rows[l].add(from), count)
+                    T::lanes::<V>(from.add(at), count)
                 });
                 for (r, sums) in sums.iter_mut().enumerate() {
                     let weight = V::splat(*weights.add(r * self.weight_row + at));
@@ -465,7 +466,7 @@ mod tests {
                         }
                         let rows = table(&lying);
                         let mut out = vec![T::Acc::from_f64(f64::NAN); count * out_row];
-                        let keys_of = Table { rows: &rows, ahead: &rows, width };
+                        let keys_of = Table { rows: &rows, len: keys, width };
                         dots(isa, &mut out, out_row, &queries, row, count, keys_of);
                         for r in 0..count {
                             for j in 0..padded::<T::Acc>(keys) {
@@ -525,7 +526,7 @@ mod tests {
                                 weights,
                                 row,
                                 count,
-                                Table { rows: &rows, ahead: &[], width },
+                                Table { rows: &rows, len: rows.len(), width },
                             );
                             sums
                         };
@@ -575,7 +576,7 @@ mod tests {
                     let x = of(high);
                     let rows: [&[T]; 1] = [&[x; 17]];
                     let (mut sums, weights) = ([0.0f32; 32], [1.0f32; 16]);
-                    weigh(isa, &mut sums, 32, &weights, 16, 1, Table { rows: &rows, ahead: &[], width: 17 });
+                    weigh(isa, &mut sums, 32, &weights, 16, 1, Table { rows: &rows, len: 1, width: 17 });
                     for sum in &sums[..17] {
                         assert!(*sum == x.widen() || x.widen().is_nan() && sum.is_nan(), "{isa}: {sum} of {x:?}");
                     }
