@@ -37,7 +37,10 @@ impl Lanes for F32x16 {
     }
     #[inline(always)]
     unsafe fn load_bf16(from: *const bf16, count: usize) -> Self {
-        let high = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves(from.cast(), count)));
+        // Each to the upper half of its lane, in one instruction where widening and shifting are two.
+        let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        let halves = _mm512_castsi256_si512(halves(from.cast(), count));
+        let high = _mm512_maskz_permutexvar_epi16(0xaaaa_aaaa, _mm512_slli_epi32::<16>(lanes), halves);
         F32x16(_mm512_castsi512_ps(high))
     }
     #[inline(always)]
