@@ -113,12 +113,12 @@ pub fn on_top() -> Vec<Case> {
     cases
 }
 
-/// Every mask, at every place, alone and joined.
-pub fn masks() -> Vec<Case> {
+/// Every mask that needs no data, alone and joined.
+fn named_masks() -> Vec<(&'static str, Mask)> {
     let blocks =
-        Blocks { size: 20, seen: (0..8).map(|r| (0..16).map(|c| (r * 5 + c * 3) % 4 == 0).collect()).collect() };
+        Blocks { size: 20, seen: (0..8).map(|r| (0..40).map(|c| (r * 5 + c * 3) % 4 == 0).collect()).collect() };
     let bigbird = |block| BigBird { block, window: 3, globals: 1, random: 2, seed: 5 };
-    let named: Vec<(&str, Mask)> = vec![
+    vec![
         ("causal", Mask::causal()),
         ("window", Mask::window(20, 4)),
         ("window of one", Mask::window(0, 0)),
@@ -133,9 +133,13 @@ pub fn masks() -> Vec<Case> {
         ("nothing", Mask::causal() & !Mask::causal()),
         ("joined", Mask::causal() & (Mask::window(8, 0) | Mask::strided(16)) & !Mask::window(2, 0)),
         ("either", Mask::fixed(16, 2) | !Mask::window(100, 100) | Mask::longformer(0, [5, 60])),
-    ];
+    ]
+}
+
+/// Every mask, at every place, alone and joined.
+pub fn masks() -> Vec<Case> {
     let mut cases = Vec::new();
-    for (name, mask) in named {
+    for (name, mask) in named_masks() {
         for place in [Place::Start, Place::End, Place::Offset(-20), Place::Offset(90)] {
             let attention = Attention::scaled_dot().mask(mask.clone()).place(place);
             let sizes = Sizes::new(100, 200, 6).heads(1, 2, 1);
@@ -292,6 +296,56 @@ pub fn hashed() -> Vec<Case> {
             cases.push(Case::new(name, attention, Sizes::new(n, m, 4).heads(2, 2, 1), extras));
         }
     }
+    cases
+}
+
+/// A few queries at the end of the keys: what is decoded. Odd widths and lengths, shared heads, several pieces of a cache,
+/// and everything that can be asked of a score or a mask.
+pub fn decoding() -> Vec<Case> {
+    let at_end = |score| Attention::new(score).place(Place::End);
+    let scaled = || at_end(Score::ScaledDot);
+    let plain = Extras::default;
+    let mut cases = Vec::new();
+    for (at, d) in [1, 7, 16, 20, 65, 130].into_iter().enumerate() {
+        for (n, m) in [(1, 0), (1, 1), (2, 127), (3, 128), (4, 131), (5, 300)] {
+            let (hq, hk) = [(1, 1), (8, 2), (6, 1), (4, 4)][(at + n) % 4];
+            let sizes = Sizes::new(n, m, d).heads(2, hq, hk).widths(d, [d, 33, 1][n % 3]);
+            cases.push(Case::new(format!("decoding {n}×{m}×{d} of {hq}/{hk}"), scaled(), sizes, plain()));
+        }
+    }
+    let sizes = Sizes::new(2, 300, 20).heads(2, 8, 2);
+    for score in SCORES {
+        let attention = at_end(score).scale(0.2).mask(Mask::causal());
+        cases.push(Case::new(format!("decoding {}", score.name()), attention, sizes, plain()));
+    }
+    for (name, mask) in named_masks() {
+        let sizes = Sizes::new(3, 200, 6).heads(2, 4, 2);
+        cases.push(Case::new(format!("decoding {name}"), scaled().mask(mask.clone()), sizes, plain()));
+        let long = Sizes::new(2, 700, 6).heads(1, 4, 1);
+        cases.push(Case::new(format!("decoding long {name}"), scaled().mask(mask.clone()), long, plain()));
+        let extras = Extras { positions: true, ..plain() };
+        cases.push(Case::new(format!("decoding {name} at given places"), scaled().mask(mask), sizes, extras));
+    }
+    for (name, extras) in [
+        ("lengths", Extras { lengths: true, ..plain() }),
+        ("segments", Extras { segments: true, ..plain() }),
+        ("bits", Extras { bits: Some([true; 4]), ..plain() }),
+        ("bits of keys", Extras { bits: Some([true, false, false, true]), ..plain() }),
+        ("hash buckets", Extras { lsh: Some(Lsh { buckets: 4, rounds: 2, seed: 1 }), ..plain() }),
+        ("everything on top", Extras { bias: Some([true; 4]), table: Some((6, true)), sinks: true, ..plain() }),
+        ("a bias of keys", Extras { bias: Some([false, false, false, true]), ..plain() }),
+        ("learned scales", Extras { scale: Some(true), ..plain() }),
+    ] {
+        let sizes = Sizes::new(3, 300, 9).heads(3, 4, 2);
+        cases.push(Case::new(format!("decoding {name}"), scaled(), sizes, extras.clone()));
+        let all = scaled().mask(Mask::causal()).softcap(3.0).bias(Bias::alibi()).dropout(0.3, 7).temperature(0.7);
+        cases.push(Case::new(format!("decoding {name} with the rest"), all, sizes, extras));
+    }
+    cases.push(Case::new("decoding local", scaled().local(20), Sizes::new(3, 300, 9).heads(2, 4, 2), plain()));
+    let long = Sizes::new(2, 9_001, 3).heads(1, 4, 2);
+    cases.push(Case::new("decoding many pieces", scaled().mask(Mask::causal()), long, plain()));
+    let extras = Extras { sinks: true, lengths: true, ..plain() };
+    cases.push(Case::new("decoding many pieces with less", scaled().dropout(0.2, 3), long, extras));
     cases
 }
 

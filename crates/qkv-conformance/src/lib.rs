@@ -10,7 +10,7 @@ pub mod case;
 pub mod check;
 pub mod grid;
 
-use qkv::{Attention, Element, Gradients, Inputs, Output, Result, Tensor, Upstream};
+use qkv::{Attention, Decode, Element, Gradients, Inputs, Output, Result, Tensor, Upstream};
 
 /// What is held to the definition.
 pub trait Engine {
@@ -66,5 +66,36 @@ impl Engine for Exact {
     ) -> Result<Tensor<T::Acc, 2>> {
         let n = out.lse.shape()[2];
         attention.weights(inputs, out)?.rows(b, h, 0..n)
+    }
+}
+
+/// The exact engine, decoding: the queries stand at the end of the keys, or where they are given.
+#[derive(Clone, Copy, Debug)]
+pub struct Decoding(pub Decode);
+
+impl Engine for Decoding {
+    fn forward<T: Element>(&self, attention: &Attention, inputs: Inputs<'_, T>) -> Result<Output<T>> {
+        attention.decode(inputs, self.0)
+    }
+
+    fn backward<T: Element>(
+        &self,
+        attention: &Attention,
+        inputs: Inputs<'_, T>,
+        out: &Output<T>,
+        upstream: Upstream<'_, T>,
+    ) -> Result<Gradients<T>> {
+        Exact.backward(attention, inputs, out, upstream)
+    }
+
+    fn weights<T: Element>(
+        &self,
+        attention: &Attention,
+        inputs: Inputs<'_, T>,
+        out: &Output<T>,
+        b: usize,
+        h: usize,
+    ) -> Result<Tensor<T::Acc, 2>> {
+        Exact.weights(attention, inputs, out, b, h)
     }
 }

@@ -44,7 +44,8 @@ impl Isa {
         let mut found = vec![Isa(Level::Portable)];
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            let halves = is_x86_feature_detected!("f16c");
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && halves {
                 found.push(Isa(Level::Avx2));
             }
             if is_x86_feature_detected!("avx512f")
@@ -52,6 +53,7 @@ impl Isa {
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("fma")
+                && halves
             {
                 found.push(Isa(Level::Avx512));
                 if is_x86_feature_detected!("avx512bf16") {

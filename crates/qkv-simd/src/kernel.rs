@@ -34,14 +34,14 @@ pub(crate) fn dispatch<A: Real, K: Kernel<A>>(isa: Isa, kernel: K) -> K::Output 
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn avx2<A: Real, K: Kernel<A>>(kernel: K) -> K::Output {
     // SAFETY: this function's own target features are those of the lanes.
     unsafe { kernel.run::<A::Avx2>() }
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn avx512<A: Real, K: Kernel<A>>(kernel: K) -> K::Output {
     // SAFETY: this function's own target features are those of the lanes.
     unsafe { kernel.run::<A::Avx512>() }

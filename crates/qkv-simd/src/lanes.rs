@@ -5,7 +5,7 @@
 //! portable lanes do not have, makes their bits differ from the others'.
 
 // SAFETY, for the whole module: every method of `Lanes` asks its caller for the instruction set that its intrinsics
-// need; `load` and `store` also ask for `LANES` valid elements. Nothing else is unsafe about them.
+// need; `load` and `store` also ask for `LANES` valid elements, the loads of a count for that many. Nothing else is unsafe about them.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
 #[cfg(target_arch = "x86_64")]
@@ -14,7 +14,8 @@ pub mod avx2;
 pub mod avx512;
 pub mod portable;
 
-use crate::number::Real;
+use crate::number::{Element, Real};
+use half::{bf16, f16};
 
 /// A panel's worth of numbers in registers.
 ///
@@ -32,6 +33,21 @@ pub trait Lanes: Copy {
     unsafe fn splat(x: Self::Scalar) -> Self;
     /// From memory, unaligned.
     unsafe fn load(from: *const Self::Scalar) -> Self;
+    /// The first `count` lanes from memory, zeros in the others. Nothing else is read.
+    #[inline(always)]
+    unsafe fn load_first(from: *const Self::Scalar, count: usize) -> Self {
+        one_by_one(from, count)
+    }
+    /// Likewise from `bf16`, of which every lane holds one without loss.
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const bf16, count: usize) -> Self {
+        one_by_one(from, count)
+    }
+    /// Likewise from `f16`.
+    #[inline(always)]
+    unsafe fn load_f16(from: *const f16, count: usize) -> Self {
+        one_by_one(from, count)
+    }
     /// To memory, unaligned.
     unsafe fn store(self, to: *mut Self::Scalar);
     /// `self + b`.
@@ -66,6 +82,11 @@ pub trait Lanes: Copy {
     }
     /// The sum of the lanes, as a tree: halves added, then their halves.
     unsafe fn sum(self) -> Self::Scalar;
+    /// The sums of four, each the tree that [`sum`](Lanes::sum) makes.
+    #[inline(always)]
+    unsafe fn sums(of: [Self; 4]) -> [Self::Scalar; 4] {
+        of.map(|lanes| lanes.sum())
+    }
     /// The largest lane.
     unsafe fn greatest(self) -> Self::Scalar;
     /// Transposes as many rows of lanes as there are lanes, each side with its own distance between rows.
@@ -78,4 +99,16 @@ pub trait Lanes: Copy {
             }
         }
     }
+    /// Bit `l` is set where lane `l` is not zero; a NaN is not.
+    unsafe fn not_zero(self) -> u32;
+}
+
+/// Lanes widened one after the other: for what an instruction set has no instruction for.
+#[inline(always)]
+unsafe fn one_by_one<V: Lanes, T: Element>(from: *const T, count: usize) -> V {
+    let mut lanes = [V::Scalar::ZERO; 16];
+    for (l, lane) in lanes.iter_mut().enumerate().take(count) {
+        *lane = V::Scalar::from_f64((*from.add(l)).to_f64());
+    }
+    V::load(lanes.as_ptr())
 }

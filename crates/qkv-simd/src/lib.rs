@@ -11,6 +11,7 @@
 //! | [`isa`] | which instruction set runs, found once, forced by `QKV_ISA` |
 //! | [`product`](mod@product) | the one matrix product: `C += A · B` over panels |
 //! | [`pairs`] | products of bf16 with sums in f32, on the tile unit or by pair products |
+//! | [`stream`] | products with rows as they lie, read once: what decoding needs |
 //! | [`tile`] | passes over a tile of scores: softmax, its gradient, masks, scales |
 //! | [`features`] | passes over rows of features: the maps of linear attention, their slopes, states |
 //! | [`pairwise`] | scores that are no product: additive and squared distance |
@@ -36,6 +37,7 @@ pub mod pairwise;
 pub mod philox;
 pub mod product;
 pub mod shared;
+pub mod stream;
 pub mod tile;
 pub mod view;
 

@@ -91,6 +91,12 @@ pub trait Element:
     fn to_bf16(self) -> bf16 {
         bf16::from_f64(self.to_f64())
     }
+    /// `count` of them, from memory, widened: zeros in the lanes beyond.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `V`, and `count` elements, at most as many as there are lanes, can be read.
+    #[doc(hidden)]
+    unsafe fn lanes<V: Lanes<Scalar = Self::Acc>>(from: *const Self, count: usize) -> V;
 }
 
 macro_rules! real {
@@ -144,6 +150,11 @@ macro_rules! real {
             fn is_finite(self) -> bool {
                 self.is_finite()
             }
+            #[inline(always)]
+            unsafe fn lanes<V: Lanes<Scalar = $t>>(from: *const $t, count: usize) -> V {
+                // SAFETY: the caller vouches for the elements and the instruction set.
+                unsafe { if count >= $lanes { V::load(from) } else { V::load_first(from, count) } }
+            }
         }
     };
 }
@@ -152,7 +163,7 @@ real!(f32, 16, crate::lanes::portable::F32x16, F32x16, F32x16);
 real!(f64, 8, crate::lanes::portable::F64x8, F64x8, F64x8);
 
 macro_rules! half {
-    ($t:ident, $to_bf16:expr) => {
+    ($t:ident, $load:ident, $to_bf16:expr) => {
         impl Element for $t {
             type Acc = f32;
             const NAME: &'static str = stringify!($t);
@@ -176,9 +187,14 @@ macro_rules! half {
             fn to_bf16(self) -> bf16 {
                 $to_bf16(self)
             }
+            #[inline(always)]
+            unsafe fn lanes<V: Lanes<Scalar = f32>>(from: *const $t, count: usize) -> V {
+                // SAFETY: the caller vouches for the elements and the instruction set.
+                unsafe { V::$load(from, count) }
+            }
         }
     };
 }
 
-half!(bf16, std::convert::identity);
-half!(f16, |x: f16| bf16::from_f32(x.to_f32()));
+half!(bf16, load_bf16, std::convert::identity);
+half!(f16, load_f16, |x: f16| bf16::from_f32(x.to_f32()));

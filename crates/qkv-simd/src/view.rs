@@ -231,6 +231,26 @@ impl<'a, T: Copy> View<'a, T> {
         Some(unsafe { std::slice::from_raw_parts(self.data.offset(row), self.shape[3]) })
     }
 
+    /// Rows as slices, those from `i` on, one for each place of `out`; `false` where their elements lie apart.
+    ///
+    /// # Panics
+    /// Where there are fewer.
+    pub fn rows(&self, b: usize, h: usize, i: usize, out: &mut [&'a [T]]) -> bool {
+        let Some(last) = out.len().checked_sub(1) else { return true };
+        let (first, _) = (self.offset(b, h, i), self.offset(b, h, i + last));
+        if self.strides[3] != 1 && self.shape[3] != 1 {
+            return false;
+        }
+        for (at, row) in out.iter_mut().enumerate() {
+            // SAFETY: as in `row`; every row between the first and the last is inside the shape.
+            *row = unsafe {
+                let start = self.data.offset(first + at as isize * self.strides[2]);
+                std::slice::from_raw_parts(start, self.shape[3])
+            };
+        }
+        true
+    }
+
     /// Every element, row by row.
     pub fn to_vec(&self) -> Vec<T> {
         let [batch, heads, length, width] = self.shape;

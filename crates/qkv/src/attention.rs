@@ -307,13 +307,7 @@ impl Attention {
     ) -> Result<()> {
         let problem = Problem::new(self, inputs)?;
         into.check(&problem)?;
-        if self.select != Select::Soft {
-            return Err(crate::Error::Conflict {
-                first: "output memory of the caller's",
-                second: "a selection other than softmax",
-                reason: "it returns more than values; use `forward`",
-            });
-        }
+        self.check_into()?;
         self.run(&problem, into, scratch, threads.max(1));
         Ok(())
     }
@@ -396,6 +390,54 @@ impl Attention {
             _ => exact::select(&problem, &mut out, &scratch, threads)?,
         }
         Ok(out)
+    }
+
+    /// [`decode`](Attention::decode) into memory of the caller's, with scratch that can be used again and a number of
+    /// threads, as [`forward_into`](Attention::forward_into) is to [`forward`](Attention::forward).
+    ///
+    /// ```
+    /// # use qkv::*;
+    /// let q = Tensor::<f32, 4>::randn([1, 8, 1, 16], 1);
+    /// let [k, v] = [2, 3].map(|seed| Tensor::<f32, 4>::randn([1, 2, 300, 16], seed));
+    /// let (mut values, mut lse) = (vec![0.0; 8 * 16], vec![0.0; 8]);
+    /// let into = OutputMut {
+    ///     values: ViewMut::new(&mut values, [1, 8, 1, 16])?,
+    ///     lse: ViewMut::new(&mut lse, [1, 8, 1, 1])?,
+    ///     entropy: None,
+    /// };
+    /// let scratch = Scratch::new(); // kept from token to token
+    /// Attention::scaled_dot().decode_into(Inputs::new(&q, &k, &v), into, Decode::Fast, &scratch, 2)?;
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    pub fn decode_into<T: Element>(
+        &self,
+        inputs: Inputs<'_, T>,
+        into: OutputMut<'_, T>,
+        how: Decode,
+        scratch: &Scratch<T::Acc>,
+        threads: usize,
+    ) -> Result<()> {
+        let place = if inputs.positions.is_some() { Place::Given } else { Place::End };
+        let problem = Problem::placed(self, inputs, place)?;
+        into.check(&problem)?;
+        self.check_into()?;
+        match self.score {
+            Score::Linear(_) => feature::forward(&problem, into, scratch, threads.max(1)),
+            _ => exact::decode(&problem, into, how, scratch, threads.max(1)),
+        }
+        Ok(())
+    }
+
+    /// Refuses what returns more than memory of the caller's has room for.
+    fn check_into(&self) -> Result<()> {
+        if self.select == Select::Soft {
+            return Ok(());
+        }
+        Err(crate::Error::Conflict {
+            first: "output memory of the caller's",
+            second: "a selection other than softmax",
+            reason: "it returns more than values; use the call that allocates",
+        })
     }
 
     /// How many tiles of each kind the mask leaves, in all sequences and heads: what the engine will touch. Linear attention

@@ -94,7 +94,32 @@ impl<T: Copy> Pages<'_, T> {
     }
 }
 
-impl<T: Element> Source<'_, T> {
+impl<'a, T: Element> Source<'a, T> {
+    /// Whether the numbers of a row lie next to each other.
+    pub(crate) fn rows_are_slices(&self) -> bool {
+        let (Source::Rows(view) | Source::Pages(Pages { pool: view, .. })) = self;
+        view.strides()[3] == 1 || view.shape()[3] <= 1
+    }
+
+    /// The rows from `j` on, where they lie, one for each place of `out`; they must [be slices](Source::rows_are_slices).
+    pub(crate) fn rows(&self, b: usize, h: usize, j: usize, out: &mut [&'a [T]]) {
+        let slices = match self {
+            Source::Rows(view) => view.rows(b, h, j, out),
+            Source::Pages(pages) => {
+                let size = pages.pool.shape()[2];
+                let (mut slices, mut done) = (true, 0);
+                while done < out.len() {
+                    let (page, row) = pages.place(b, j + done);
+                    let end = out.len().min(done + size - row);
+                    slices &= pages.pool.rows(page, h, row, &mut out[done..end]);
+                    done = end;
+                }
+                slices
+            }
+        };
+        assert!(slices, "rows that are slices");
+    }
+
     /// `[B, Hk, M, width]`.
     pub(crate) fn shape(&self) -> [usize; 4] {
         match self {

@@ -23,6 +23,10 @@ pub const WHOLE_HEADS: usize = 8;
 /// enough work to hide handing them out, and a cache of 131,072 still keeps 32 threads busy.
 pub const SPLIT: usize = 4096;
 
+/// Rows of queries (those of a group's heads together) up to which decoding reads keys and values as they lie. Memory is
+/// what such a pass waits for; with more rows the products are, and packing pays.
+pub const STREAM_ROWS: usize = 16;
+
 /// Below this many keys a mask never brings its own order of the sequence: gathering costs more than it saves.
 pub const GATHER_FROM: usize = 4 * KEYS;
 

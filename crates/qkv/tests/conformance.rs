@@ -1,19 +1,23 @@
 //! The engines of this CPU against the definition: every case of the suite.
 
 use half::{bf16, f16};
-use qkv_conformance::{Exact, case::Case, check::check, grid};
+use qkv::Decode;
+use qkv_conformance::{Decoding, Engine, Exact, case::Case, check::check, grid};
 
 /// Every case in every element type.
 fn holds(cases: Vec<Case>) {
+    holds_by(&Exact, cases);
+}
+
+fn holds_by(engine: &impl Engine, cases: Vec<Case>) {
     let broken: Vec<String> = cases
         .iter()
         .flat_map(|case| {
-            let engine = Exact;
             [
-                check::<f32>(&engine, case),
-                check::<f64>(&engine, case),
-                check::<bf16>(&engine, case),
-                check::<f16>(&engine, case),
+                check::<f32>(engine, case),
+                check::<f64>(engine, case),
+                check::<bf16>(engine, case),
+                check::<f16>(engine, case),
             ]
         })
         .flatten()
@@ -54,6 +58,12 @@ fn dropout_and_sinks_hold() {
 #[test]
 fn hard_top_k_and_sparsemax_hold() {
     holds(grid::choices());
+}
+
+#[test]
+fn decoding_holds_fast_and_exact() {
+    holds_by(&Decoding(Decode::Fast), grid::decoding());
+    holds_by(&Decoding(Decode::Exact), grid::decoding());
 }
 
 #[test]

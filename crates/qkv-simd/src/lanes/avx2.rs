@@ -1,6 +1,7 @@
 //! Lanes as two 256-bit registers.
 
 use super::Lanes;
+use half::{bf16, f16};
 use std::arch::x86_64::*;
 
 /// Sixteen `f32` in two registers.
@@ -42,6 +43,17 @@ unsafe fn mask_of_4(bits: u32) -> __m256d {
     _mm256_castsi256_pd(_mm256_cmpeq_epi64(set, lane))
 }
 
+/// The first `count` of sixteen 16-bit numbers, zeros in the others, eight in each register.
+#[inline(always)]
+unsafe fn halves(from: *const i16, count: usize) -> [__m128i; 2] {
+    if count >= 16 {
+        return [_mm_loadu_si128(from.cast()), _mm_loadu_si128(from.add(8).cast())];
+    }
+    let mut some = [0i16; 16];
+    std::ptr::copy_nonoverlapping(from, some.as_mut_ptr(), count);
+    [_mm_loadu_si128(some.as_ptr().cast()), _mm_loadu_si128(some.as_ptr().add(8).cast())]
+}
+
 impl Lanes for F32x16 {
     type Scalar = f32;
     // 12 accumulators, two halves of B and one broadcast: 15 of 16 registers.
@@ -54,6 +66,23 @@ impl Lanes for F32x16 {
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
         F32x16(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8)))
+    }
+    #[inline(always)]
+    unsafe fn load_first(from: *const f32, count: usize) -> Self {
+        let bits = (1u32 << count) - 1;
+        let masks = [bits, bits >> 8].map(|bits| _mm256_castps_si256(mask_of_8(bits)));
+        F32x16(_mm256_maskload_ps(from, masks[0]), _mm256_maskload_ps(from.wrapping_add(8), masks[1]))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const bf16, count: usize) -> Self {
+        let wide = |x| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(x)));
+        let [low, high] = halves(from.cast(), count);
+        F32x16(wide(low), wide(high))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const f16, count: usize) -> Self {
+        let [low, high] = halves(from.cast(), count);
+        F32x16(_mm256_cvtph_ps(low), _mm256_cvtph_ps(high))
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
@@ -115,6 +144,27 @@ impl Lanes for F32x16 {
         sum_of_8(_mm256_add_ps(self.0, self.1))
     }
     #[inline(always)]
+    unsafe fn sums(of: [Self; 4]) -> [f32; 4] {
+        let [a, b, c, d] = of.map(|x| _mm256_add_ps(x.0, x.1));
+        let half = |x, y| {
+            _mm256_add_ps(_mm256_permute2f128_ps::<0b10_00_00>(x, y), _mm256_permute2f128_ps::<0b11_00_01>(x, y))
+        };
+        let (ab, cd) = (half(a, b), half(c, d));
+        let low = _mm256_shuffle_ps::<0b01_00_01_00>(ab, cd);
+        let two = _mm256_add_ps(low, _mm256_shuffle_ps::<0b11_10_11_10>(ab, cd));
+        let one = _mm256_add_ps(two, _mm256_permute_ps::<0b10_11_00_01>(two));
+        // a a c c, b b d d.
+        let (ac, bd) = (_mm256_castps256_ps128(one), _mm256_extractf128_ps::<1>(one));
+        let mut sums = [0.0; 4];
+        _mm_storeu_ps(sums.as_mut_ptr(), _mm_movelh_ps(_mm_unpacklo_ps(ac, bd), _mm_unpackhi_ps(ac, bd)));
+        sums
+    }
+    #[inline(always)]
+    unsafe fn not_zero(self) -> u32 {
+        let bits = |x| _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_NEQ_UQ>(x, _mm256_setzero_ps())) as u32;
+        bits(self.0) | bits(self.1) << 8
+    }
+    #[inline(always)]
     unsafe fn greatest(self) -> f32 {
         let eight = _mm256_max_ps(self.0, self.1);
         let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
@@ -134,6 +184,12 @@ impl Lanes for F64x8 {
     #[inline(always)]
     unsafe fn load(from: *const f64) -> Self {
         F64x8(_mm256_loadu_pd(from), _mm256_loadu_pd(from.add(4)))
+    }
+    #[inline(always)]
+    unsafe fn load_first(from: *const f64, count: usize) -> Self {
+        let bits = (1u32 << count) - 1;
+        let masks = [bits, bits >> 4].map(|bits| _mm256_castpd_si256(mask_of_4(bits)));
+        F64x8(_mm256_maskload_pd(from, masks[0]), _mm256_maskload_pd(from.wrapping_add(4), masks[1]))
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f64) {
@@ -193,6 +249,11 @@ impl Lanes for F64x8 {
     #[inline(always)]
     unsafe fn sum(self) -> f64 {
         sum_of_4(_mm256_add_pd(self.0, self.1))
+    }
+    #[inline(always)]
+    unsafe fn not_zero(self) -> u32 {
+        let bits = |x| _mm256_movemask_pd(_mm256_cmp_pd::<_CMP_NEQ_UQ>(x, _mm256_setzero_pd())) as u32;
+        bits(self.0) | bits(self.1) << 4
     }
     #[inline(always)]
     unsafe fn greatest(self) -> f64 {

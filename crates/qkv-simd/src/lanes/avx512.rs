@@ -1,6 +1,7 @@
 //! Lanes as one 512-bit register.
 
 use super::Lanes;
+use half::{bf16, f16};
 use std::arch::x86_64::*;
 
 /// Sixteen `f32` in one register.
@@ -40,6 +41,12 @@ pub(crate) unsafe fn transpose(r: [__m512i; 16]) -> [__m512i; 16] {
     out
 }
 
+/// The first `count` of sixteen 16-bit numbers, zeros in the others. Needs AVX-512 BW and VL.
+#[inline(always)]
+unsafe fn halves(from: *const i16, count: usize) -> __m256i {
+    if count >= 16 { _mm256_loadu_si256(from.cast()) } else { _mm256_maskz_loadu_epi16((1 << count) - 1, from) }
+}
+
 impl Lanes for F32x16 {
     type Scalar = f32;
     // 24 accumulators, four panels of B and one broadcast: 29 of 32 registers.
@@ -52,6 +59,22 @@ impl Lanes for F32x16 {
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
         F32x16(_mm512_loadu_ps(from))
+    }
+    #[inline(always)]
+    unsafe fn load_first(from: *const f32, count: usize) -> Self {
+        F32x16(_mm512_maskz_loadu_ps((1 << count) - 1, from))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const bf16, count: usize) -> Self {
+        // Each to the upper half of its lane, in one instruction where widening and shifting are two.
+        let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        let halves = _mm512_castsi256_si512(halves(from.cast(), count));
+        let high = _mm512_maskz_permutexvar_epi16(0xaaaa_aaaa, _mm512_slli_epi32::<16>(lanes), halves);
+        F32x16(_mm512_castsi512_ps(high))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const f16, count: usize) -> Self {
+        F32x16(_mm512_cvtph_ps(halves(from.cast(), count)))
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
@@ -126,8 +149,28 @@ impl Lanes for F32x16 {
         super::avx2::sum_of_8(_mm256_add_ps(low, high))
     }
     #[inline(always)]
+    unsafe fn sums([a, b, c, d]: [Self; 4]) -> [f32; 4] {
+        // Halves of a and b, of c and d; then quarters of all four, a block each; then within the blocks.
+        let half = |x: Self, y: Self| {
+            let low = _mm512_shuffle_f32x4::<0b01_00_01_00>(x.0, y.0);
+            _mm512_add_ps(low, _mm512_shuffle_f32x4::<0b11_10_11_10>(x.0, y.0))
+        };
+        let (ab, cd) = (half(a, b), half(c, d));
+        let low = _mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd);
+        let four = _mm512_add_ps(low, _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd));
+        let two = _mm512_add_ps(four, _mm512_permute_ps::<0b01_00_11_10>(four));
+        let one = _mm512_add_ps(two, _mm512_permute_ps::<0b10_11_00_01>(two));
+        let mut sums = [0.0; 4];
+        _mm_storeu_ps(sums.as_mut_ptr(), _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, one)));
+        sums
+    }
+    #[inline(always)]
     unsafe fn greatest(self) -> f32 {
         _mm512_reduce_max_ps(self.0)
+    }
+    #[inline(always)]
+    unsafe fn not_zero(self) -> u32 {
+        u32::from(_mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(self.0, _mm512_setzero_ps()))
     }
 }
 
@@ -142,6 +185,10 @@ impl Lanes for F64x8 {
     #[inline(always)]
     unsafe fn load(from: *const f64) -> Self {
         F64x8(_mm512_loadu_pd(from))
+    }
+    #[inline(always)]
+    unsafe fn load_first(from: *const f64, count: usize) -> Self {
+        F64x8(_mm512_maskz_loadu_pd((1 << count) - 1, from))
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f64) {
@@ -208,5 +255,9 @@ impl Lanes for F64x8 {
     #[inline(always)]
     unsafe fn greatest(self) -> f64 {
         _mm512_reduce_max_pd(self.0)
+    }
+    #[inline(always)]
+    unsafe fn not_zero(self) -> u32 {
+        u32::from(_mm512_cmp_pd_mask::<_CMP_NEQ_UQ>(self.0, _mm512_setzero_pd()))
     }
 }

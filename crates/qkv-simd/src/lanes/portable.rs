@@ -86,6 +86,10 @@ macro_rules! portable {
             unsafe fn greatest(self) -> $t {
                 self.0.into_iter().fold($t::NEG_INFINITY, |a, b| if a > b { a } else { b })
             }
+            #[inline(always)]
+            unsafe fn not_zero(self) -> u32 {
+                (0..$n).fold(0, |bits, l| bits | u32::from(self.0[l] != 0.0) << l)
+            }
         }
     };
 }

@@ -11,10 +11,9 @@ use super::products::{Desk, Weighed};
 use super::projection::Compared;
 use super::tile::{Kept, Live, RowAt, TileOps};
 use crate::attention::OutputMut;
-use crate::decode::Decode;
 use crate::problem::Problem;
 use crate::scratch::{Buffer, Scratch};
-use crate::tuning::{KEYS, QUERIES, SPLIT, WHOLE_HEADS};
+use crate::tuning::{KEYS, QUERIES, WHOLE_HEADS};
 use qkv_simd::shared::{Rows, for_each_task};
 use qkv_simd::tile::{RowOp, Running, row_op, softmax};
 use qkv_simd::{Element, Real, ViewMut, padded};
@@ -29,47 +28,43 @@ pub(crate) fn forward<T: Element>(
     run(problem, Plan::new(problem), into, scratch, threads);
 }
 
-/// Computes the attention of a few queries at the end of many keys.
-pub(crate) fn decode<T: Element>(
-    problem: &Problem<'_, T>,
-    into: OutputMut<'_, T>,
-    how: Decode,
-    scratch: &Scratch<T::Acc>,
-    threads: usize,
-) {
-    let plan = Plan::new(problem);
-    let plan = if how == Decode::Fast && problem.n <= QUERIES { plan.split(SPLIT) } else { plan };
-    run(problem, plan, into, scratch, threads);
-}
-
 /// The state of a row between tiles, and between pieces: an unnormalised sum of values, the largest score so far, the mass
 /// relative to it, and the moment that the entropy needs.
-struct State<'a, A> {
-    values: &'a mut [A],
-    max: A,
-    sum: A,
-    moment: A,
+pub(super) struct State<'a, A> {
+    pub values: &'a mut [A],
+    pub max: A,
+    pub sum: A,
+    pub moment: A,
 }
 
 /// What a piece leaves of its rows: their values, and their maximum, sum and moment.
-struct Partial<'s, A: Real> {
-    places: Places,
-    values: Buffer<'s, A>,
-    states: Buffer<'s, A>,
-    shape: [usize; 4],
+pub(super) struct Partial<'s, A: Real> {
+    pub places: Places,
+    pub values: Buffer<'s, A>,
+    pub states: Buffer<'s, A>,
+    pub shape: [usize; 4],
 }
 
 /// Where finished rows go.
-struct Finished<'a, T: Element> {
+pub(super) struct Finished<'a, T: Element> {
     values: Rows<'a, T>,
     lse: Rows<'a, T::Acc>,
     entropy: Option<Rows<'a, T::Acc>>,
     sinks: Vec<T::Acc>,
 }
 
-impl<T: Element> Finished<'_, T> {
+impl<'a, T: Element> Finished<'a, T> {
+    pub fn new(problem: &Problem<'_, T>, into: OutputMut<'a, T>) -> Self {
+        Finished {
+            values: Rows::new(into.values),
+            lse: Rows::new(into.lse),
+            entropy: into.entropy.map(Rows::new),
+            sinks: problem.inputs.sinks.unwrap_or_default().iter().map(|sink| sink.widen()).collect(),
+        }
+    }
+
     /// Counts the sink, normalises, and writes a row.
-    fn write(&self, row: &RowAt, isa: qkv_simd::Isa, state: State<'_, T::Acc>) {
+    pub fn write(&self, row: &RowAt, isa: qkv_simd::Isa, state: State<'_, T::Acc>) {
         let (zero, least) = (T::Acc::ZERO, T::Acc::NEG_INFINITY);
         let sink = self.sinks.get(row.h).copied().unwrap_or(least);
         let State { values, max, sum, moment } = state;
@@ -94,15 +89,15 @@ impl<T: Element> Finished<'_, T> {
 }
 
 /// How the queries of a piece are cut into tiles: by head, or, where a few queries share keys, all heads of a group together.
-struct QueryTiles {
+pub(super) struct QueryTiles {
     /// Heads that a tile belongs to, and how many of them it takes.
-    slots: usize,
-    heads: usize,
-    tiles: usize,
+    pub slots: usize,
+    pub heads: usize,
+    pub tiles: usize,
 }
 
 impl QueryTiles {
-    fn new<T: Element>(problem: &Problem<'_, T>, piece: &Piece) -> Self {
+    pub fn new<T: Element>(problem: &Problem<'_, T>, piece: &Piece) -> Self {
         let group = problem.heads.group;
         let shared = piece.queries.is_shared() && !head_matters(problem);
         if group > 1 && piece.queries.len() * group <= QUERIES && shared {
@@ -113,7 +108,7 @@ impl QueryTiles {
     }
 
     /// The rows of a tile, in the order of the piece.
-    fn rows<T: Element>(
+    pub fn rows<T: Element>(
         &self,
         problem: &Problem<'_, T>,
         piece: &Piece,
@@ -164,19 +159,14 @@ impl<'s, A: Real> Worker<'s, A> {
     }
 }
 
-fn run<T: Element>(
+pub(super) fn run<T: Element>(
     problem: &Problem<'_, T>,
     plan: Plan,
     into: OutputMut<'_, T>,
     scratch: &Scratch<T::Acc>,
     threads: usize,
 ) {
-    let finished = Finished {
-        values: Rows::new(into.values),
-        lse: Rows::new(into.lse),
-        entropy: into.entropy.map(Rows::new),
-        sinks: problem.inputs.sinks.unwrap_or_default().iter().map(|sink| sink.widen()).collect(),
-    };
+    let finished = Finished::new(problem, into);
     let compared = Compared::new(problem, scratch, threads);
     let ops = TileOps::new(problem);
     let pass = Pass {
@@ -318,7 +308,7 @@ impl<T: Element> Pass<'_, T> {
 }
 
 /// Merges what the pieces left of each row, in their order.
-fn merge<T: Element>(
+pub(super) fn merge<T: Element>(
     problem: &Problem<'_, T>,
     partials: &[Partial<'_, T::Acc>],
     finished: &Finished<'_, T>,

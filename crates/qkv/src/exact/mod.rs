@@ -10,6 +10,7 @@
 //! | [`projection`] | what general, additive and cosine scores do to rows before and after |
 //! | [`tile`] | the scores of one tile: raw, scaled, capped, biased, masked |
 //! | [`forward`](mod@forward), [`backward`](mod@backward) | the two passes |
+//! | [`decode`](mod@decode) | a few queries against a long cache, read as it lies |
 //! | [`select`](mod@select) | selections other than softmax, forward |
 //! | [`row_terms`], [`parts`] | before the backward pass, one number a row; after it, gradients put together |
 //! | [`bias_gradient`] | gradients of bias tensors and tables, added in a fixed order |
@@ -20,6 +21,7 @@
 
 mod backward;
 mod bias_gradient;
+mod decode;
 mod forward;
 mod operand;
 mod order;
@@ -33,7 +35,8 @@ mod select;
 mod tile;
 
 pub(crate) use backward::backward;
-pub(crate) use forward::{decode, forward};
+pub(crate) use decode::decode;
+pub(crate) use forward::forward;
 pub(crate) use operand::{KeyBlocks, Operand, Room};
 pub(crate) use order::TileKeys;
 pub(crate) use plan::{Plan, tiles};

@@ -1,0 +1,240 @@
+//! Decoding: a few queries against a long cache.
+//!
+//! What it waits for is memory, so each row of keys and of values is read once, where it lies, for all queries of a group's
+//! heads: nothing is packed or copied. The cache is cut into pieces of a fixed size, which are tasks beside sequences and
+//! heads; what they leave is merged in the order of the pieces.
+//!
+//! Scores of more than a few rows, scores that are no product of rows as they were given, rows whose numbers lie apart, and
+//! [`Decode::Exact`], which has the bits of the full pass, go through [`forward`](super::forward) itself.
+
+use super::forward::{Finished, Partial, QueryTiles, State, merge, run};
+use super::operand::Operand;
+use super::order::TileKeys;
+use super::plan::{Piece, Plan};
+use super::projection::Compared;
+use super::tile::{Kept, Live, RowAt, TileOps};
+use crate::attention::OutputMut;
+use crate::decode::Decode;
+use crate::problem::Problem;
+use crate::score::Score;
+use crate::scratch::{Buffer, Scratch};
+use crate::source::Source;
+use crate::tuning::{KEYS, QUERIES, SPLIT, STREAM_ROWS};
+use qkv_simd::shared::{Rows, for_each_task};
+use qkv_simd::stream::{Table, dots, weigh};
+use qkv_simd::tile::{RowOp, Running, row_op, softmax};
+use qkv_simd::{Element, Real, ViewMut, padded};
+
+/// Computes the attention of a few queries at the end of many keys.
+pub(crate) fn decode<T: Element>(
+    problem: &Problem<'_, T>,
+    into: OutputMut<'_, T>,
+    how: Decode,
+    scratch: &Scratch<T::Acc>,
+    threads: usize,
+) {
+    let plan = Plan::new(problem);
+    if how == Decode::Exact || problem.n > QUERIES {
+        return run(problem, plan, into, scratch, threads);
+    }
+    let plan = plan.split(SPLIT);
+    let cuts: Vec<QueryTiles> = plan.pieces.iter().map(|piece| QueryTiles::new(problem, piece)).collect();
+    let few = |(piece, cut): (&Piece, &QueryTiles)| piece.queries.len() * cut.heads <= STREAM_ROWS;
+    if lie_as_they_are_used(problem) && plan.pieces.iter().zip(&cuts).all(few) {
+        stream(problem, &plan, &cuts, into, scratch, threads)
+    } else {
+        run(problem, plan, into, scratch, threads)
+    }
+}
+
+/// Whether scores are products with the keys as they were given, and rows of keys and values are slices.
+fn lie_as_they_are_used<T: Element>(problem: &Problem<'_, T>) -> bool {
+    let products = matches!(problem.attention.score, Score::Dot | Score::ScaledDot | Score::General);
+    products && problem.inputs.k.rows_are_slices() && problem.inputs.v.rows_are_slices()
+}
+
+fn stream<T: Element>(
+    problem: &Problem<'_, T>,
+    plan: &Plan,
+    cuts: &[QueryTiles],
+    into: OutputMut<'_, T>,
+    scratch: &Scratch<T::Acc>,
+    threads: usize,
+) {
+    let finished = Finished::new(problem, into);
+    let compared = Compared::new(problem, scratch, threads);
+    let ops = TileOps::new(problem);
+    let pass = Pass { ops: &ops, plan, cuts, queries: compared.queries(problem), scratch, threads };
+    if plan.pieces.len() == 1 {
+        return pass.run(|_, _, row, state| finished.write(row, ops.isa, state));
+    }
+    let value_row = padded::<T::Acc>(problem.dv);
+    let partial = |piece: &Piece| {
+        let shape = [problem.b, problem.heads.query, piece.queries.len(), value_row];
+        let rows = shape[..3].iter().product::<usize>();
+        let places = piece.places_of_queries(problem.n);
+        Partial { places, values: scratch.take(rows * value_row), states: scratch.take(rows * 3), shape }
+    };
+    let mut partials: Vec<Partial<'_, T::Acc>> = plan.pieces.iter().map(partial).collect();
+    {
+        let written: Vec<(Rows<'_, T::Acc>, Rows<'_, T::Acc>)> = partials.iter_mut().map(writable).collect();
+        pass.run(|piece, place, row, state| {
+            let State { values, max, sum, moment } = state;
+            written[piece].0.write(row.b, row.h, place, values);
+            written[piece].1.write(row.b, row.h, place, &[max, sum, moment]);
+        });
+    }
+    merge(problem, &partials, &finished, &ops, scratch, threads);
+}
+
+/// The values and the states of a partial result, as rows that are written once.
+fn writable<'a, A: Real>(partial: &'a mut Partial<'_, A>) -> (Rows<'a, A>, Rows<'a, A>) {
+    let [batch, heads, length, _] = partial.shape;
+    let values = ViewMut::new(&mut partial.values, partial.shape).expect("as long as its shape");
+    let states = ViewMut::new(&mut partial.states, [batch, heads, length, 3]).expect("as long as its shape");
+    (Rows::new(values), Rows::new(states))
+}
+
+/// What a worker needs of its own.
+struct Worker<'s, A: Real> {
+    rows: Vec<RowAt>,
+    live: Live,
+    queries: Buffer<'s, A>,
+    scores: Buffer<'s, A>,
+    values: Buffer<'s, A>,
+}
+
+/// Rows where they lie: those of the keys of a tile, then those of its values, then those of the keys of the next.
+struct Lying<'a, T> {
+    rows: [&'a [T]; 3 * KEYS],
+    len: usize,
+}
+
+impl<'a, T: Element> Lying<'a, T> {
+    fn new() -> Self {
+        Lying { rows: [&[]; 3 * KEYS], len: 0 }
+    }
+
+    fn push(&mut self, source: Source<'a, T>, b: usize, key_head: usize, keys: &TileKeys<'_>) {
+        let rows = &mut self.rows[self.len..][..keys.len];
+        self.len += keys.len;
+        match keys.natural() {
+            Some(start) => source.rows(b, key_head, start, rows),
+            None => {
+                for (at, row) in rows.iter_mut().enumerate() {
+                    source.rows(b, key_head, keys.index(at), std::slice::from_mut(row));
+                }
+            }
+        }
+    }
+
+    /// `len` rows after the first `skipped`, of `width` numbers, with all that comes after them.
+    fn table(&self, skipped: usize, len: usize, width: usize) -> Table<'_, T> {
+        Table { rows: &self.rows[skipped..self.len], len, width }
+    }
+
+    /// Forgets the first rows.
+    fn pop(&mut self, rows: usize) {
+        self.rows.copy_within(rows..self.len, 0);
+        self.len -= rows;
+    }
+}
+
+/// One pass over all pieces.
+struct Pass<'a, T: Element> {
+    ops: &'a TileOps<'a, T>,
+    plan: &'a Plan,
+    cuts: &'a [QueryTiles],
+    queries: Operand<'a, T>,
+    scratch: &'a Scratch<T::Acc>,
+    threads: usize,
+}
+
+impl<T: Element> Pass<'_, T> {
+    /// Runs every tile of queries of every piece, and hands each row's state to `done` with its piece and its place there.
+    fn run(&self, done: impl Fn(usize, usize, &RowAt, State<'_, T::Acc>) + Sync) {
+        let problem = self.ops.problem;
+        let value_row = padded::<T::Acc>(problem.dv);
+        let worker = || Worker {
+            rows: Vec::with_capacity(STREAM_ROWS),
+            live: Live::default(),
+            queries: self.scratch.take(STREAM_ROWS * padded::<T::Acc>(self.ops.width)),
+            scores: self.scratch.take(STREAM_ROWS * KEYS),
+            values: self.scratch.take(STREAM_ROWS * value_row),
+        };
+        // The tasks of a piece follow those of the one before.
+        let mut tasks = 0;
+        let end = |cut: &QueryTiles| {
+            tasks += problem.b * cut.slots * cut.tiles;
+            tasks
+        };
+        let ends: Vec<usize> = self.cuts.iter().map(end).collect();
+        for_each_task(self.threads, tasks, worker, |worker, task| {
+            let piece = ends.partition_point(|&end| end <= task);
+            let cut = &self.cuts[piece];
+            let task = task + problem.b * cut.slots * cut.tiles - ends[piece];
+            let (b, slot, tile) = (task / (cut.slots * cut.tiles), task / cut.tiles % cut.slots, task % cut.tiles);
+            let of = &self.plan.pieces[piece];
+            cut.rows(problem, of, b, slot, tile, &mut worker.rows);
+            self.tile(worker, of, b, tile, |place, row, state| done(piece, place, row, state));
+        });
+    }
+
+    /// One tile of queries against all keys of a piece that it sees.
+    fn tile(
+        &self,
+        worker: &mut Worker<'_, T::Acc>,
+        piece: &Piece,
+        b: usize,
+        tile: usize,
+        done: impl Fn(usize, &RowAt, State<'_, T::Acc>),
+    ) {
+        let (ops, problem) = (self.ops, self.ops.problem);
+        let Worker { rows, live, queries, scores, values } = worker;
+        let (count, query_row, value_row) = (rows.len(), padded::<T::Acc>(ops.width), padded::<T::Acc>(problem.dv));
+        for (r, row) in rows.iter().enumerate() {
+            self.queries.load_row(b, row.h, row.i, &mut queries[r * query_row..][..query_row]);
+        }
+        values.fill(T::Acc::ZERO);
+        let (mut max, mut sum) = ([T::Acc::NEG_INFINITY; STREAM_ROWS], [T::Acc::ZERO; STREAM_ROWS]);
+        let (mut moment, mut factor) = ([T::Acc::ZERO; STREAM_ROWS], [T::Acc::ONE; STREAM_ROWS]);
+        let (first, key_head) = (rows[0].h, rows[0].h / problem.heads.group);
+        let mut lying = Lying::new();
+        let mut tiles = piece.row(&problem.scene, b, first, tile, 0);
+        // The next tile is known while the values of this one are read, so that its keys can be fetched.
+        let mut next = tiles.next();
+        if let Some((key_tile, _)) = next {
+            lying.push(problem.inputs.k, b, key_head, &piece.tile_keys(b, key_head, key_tile));
+        }
+        while let Some((key_tile, verdict)) = next {
+            let keys = piece.tile_keys(b, key_head, key_tile);
+            lying.push(problem.inputs.v, b, key_head, &keys);
+            dots(ops.isa, scores, KEYS, queries, query_row, count, lying.table(0, keys.len, ops.width));
+            ops.live(piece, &keys, verdict, rows, live);
+            let scale = ops.finish(&keys, (live, 0), rows, scores, Kept::default());
+            let moment = if problem.attention.entropy { &mut moment[..] } else { &mut [] };
+            let running = Running { max: &mut max, sum: &mut sum, moment, factor: &mut factor };
+            let how = ops.exponential(scale, live.extent(0..count));
+            softmax(ops.isa, scores, KEYS, count, padded::<T::Acc>(keys.len), how, running);
+            ops.modulate(rows, &keys, scores);
+            for (r, &factor) in factor[..count].iter().enumerate() {
+                if factor != T::Acc::ONE {
+                    row_op(ops.isa, &mut values[r * value_row..][..value_row], RowOp::Scale(factor));
+                }
+            }
+            next = tiles.next();
+            if let Some((key_tile, _)) = next {
+                lying.push(problem.inputs.k, b, key_head, &piece.tile_keys(b, key_head, key_tile));
+            }
+            let table = lying.table(keys.len, keys.len, problem.dv);
+            weigh(ops.isa, values, value_row, scores, KEYS, count, table);
+            lying.pop(2 * keys.len);
+        }
+        let per_head = piece.query_range(tile);
+        for (r, row) in rows.iter().enumerate() {
+            let place = per_head.start + r % per_head.len();
+            let values = &mut values[r * value_row..][..value_row];
+            done(place, row, State { values, max: max[r], sum: sum[r], moment: moment[r] });
+        }
+    }
+}
