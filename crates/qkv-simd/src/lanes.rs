@@ -50,6 +50,21 @@ pub trait Lanes: Copy {
     }
     /// To memory, unaligned.
     unsafe fn store(self, to: *mut Self::Scalar);
+    /// The first `count` lanes to memory, rounded to nearest even. Nothing else is written.
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut bf16, count: usize) {
+        store_one_by_one(self, to, count)
+    }
+    /// Likewise to `f16`.
+    #[inline(always)]
+    unsafe fn store_f16(self, to: *mut f16, count: usize) {
+        store_one_by_one(self, to, count)
+    }
+    /// Likewise as they are.
+    #[inline(always)]
+    unsafe fn store_first(self, to: *mut Self::Scalar, count: usize) {
+        store_one_by_one(self, to, count)
+    }
     /// `self + b`.
     unsafe fn add(self, b: Self) -> Self;
     /// `self − b`.
@@ -111,4 +126,14 @@ unsafe fn one_by_one<V: Lanes, T: Element>(from: *const T, count: usize) -> V {
         *lane = V::Scalar::from_f64((*from.add(l)).to_f64());
     }
     V::load(lanes.as_ptr())
+}
+
+/// Lanes rounded one after the other, likewise.
+#[inline(always)]
+unsafe fn store_one_by_one<V: Lanes, T: Element>(lanes: V, to: *mut T, count: usize) {
+    let mut all = [V::Scalar::ZERO; 16];
+    lanes.store(all.as_mut_ptr());
+    for (l, lane) in all.into_iter().enumerate().take(count) {
+        *to.add(l) = T::of_f64(lane.to_f64());
+    }
 }

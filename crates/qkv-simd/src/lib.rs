@@ -36,6 +36,7 @@ pub mod pairs;
 pub mod pairwise;
 pub mod philox;
 pub mod product;
+mod rows;
 pub mod shared;
 pub mod stream;
 pub mod tile;
@@ -44,7 +45,7 @@ pub mod view;
 pub use isa::Isa;
 pub use number::{Element, Real};
 pub use product::{Matrix, Panels, Target, product, product_skipping_zeros};
-pub use view::{View, ViewError, ViewMut};
+pub use view::{Unwritten, View, ViewError, ViewMut};
 
 /// `width` rounded up to whole panels of `A`: what a row of a padded tile holds.
 pub const fn padded<A: Real>(width: usize) -> usize {

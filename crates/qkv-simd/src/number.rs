@@ -97,6 +97,12 @@ pub trait Element:
     /// The CPU has the instruction set of `V`, and `count` elements, at most as many as there are lanes, can be read.
     #[doc(hidden)]
     unsafe fn lanes<V: Lanes<Scalar = Self::Acc>>(from: *const Self, count: usize) -> V;
+    /// The first `count` lanes to memory, rounded.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `V`, and `count` elements, at most as many as there are lanes, can be written.
+    #[doc(hidden)]
+    unsafe fn store_lanes<V: Lanes<Scalar = Self::Acc>>(lanes: V, to: *mut Self, count: usize);
 }
 
 macro_rules! real {
@@ -155,6 +161,11 @@ macro_rules! real {
                 // SAFETY: the caller vouches for the elements and the instruction set.
                 unsafe { if count >= $lanes { V::load(from) } else { V::load_first(from, count) } }
             }
+            #[inline(always)]
+            unsafe fn store_lanes<V: Lanes<Scalar = $t>>(lanes: V, to: *mut $t, count: usize) {
+                // SAFETY: the caller vouches for the elements and the instruction set.
+                unsafe { if count >= $lanes { lanes.store(to) } else { lanes.store_first(to, count) } }
+            }
         }
     };
 }
@@ -163,7 +174,7 @@ real!(f32, 16, crate::lanes::portable::F32x16, F32x16, F32x16);
 real!(f64, 8, crate::lanes::portable::F64x8, F64x8, F64x8);
 
 macro_rules! half {
-    ($t:ident, $load:ident, $to_bf16:expr) => {
+    ($t:ident, $load:ident, $store:ident, $to_bf16:expr) => {
         impl Element for $t {
             type Acc = f32;
             const NAME: &'static str = stringify!($t);
@@ -192,9 +203,14 @@ macro_rules! half {
                 // SAFETY: the caller vouches for the elements and the instruction set.
                 unsafe { V::$load(from, count) }
             }
+            #[inline(always)]
+            unsafe fn store_lanes<V: Lanes<Scalar = f32>>(lanes: V, to: *mut $t, count: usize) {
+                // SAFETY: the caller vouches for the elements and the instruction set.
+                unsafe { lanes.$store(to, count) }
+            }
         }
     };
 }
 
-half!(bf16, load_bf16, std::convert::identity);
-half!(f16, load_f16, |x: f16| bf16::from_f32(x.to_f32()));
+half!(bf16, load_bf16, store_bf16, std::convert::identity);
+half!(f16, load_f16, store_f16, |x: f16| bf16::from_f32(x.to_f32()));

@@ -231,17 +231,46 @@ impl<'a, T: Element> Rows<'a, T> {
     /// # Panics
     /// Where the row was written before, or is not there.
     pub fn write(&self, b: usize, h: usize, i: usize, row: &[T::Acc]) {
-        let [_, heads, length, _] = self.view.shape();
-        let at = (b * heads + h) * length + i;
-        let before = self.written[at / 64].fetch_or(1 << (at % 64), Ordering::Relaxed);
-        assert!(before >> (at % 64) & 1 == 0, "row [{b}, {h}, {i}] is written twice");
-        // SAFETY: the bit was clear, so this is the first and only access to the row.
-        unsafe { self.view.store_row(b, h, i, row) };
+        self.write_all(b, h, i, 1, row, row.len());
+    }
+
+    /// Rounds some rows of sums into place, those from `i` on; they lie at distance `row` in `data`.
+    ///
+    /// # Panics
+    /// Where one of the rows was written before, or is not there.
+    pub fn write_all(&self, b: usize, h: usize, i: usize, count: usize, data: &[T::Acc], row: usize) {
+        let [batch, heads, length, width] = self.view.shape();
+        let there = b < batch && h < heads && i + count <= length;
+        assert!(
+            there && row >= width && data.len() >= count * row,
+            "rows [{b}, {h}, {i}..] of {:?}",
+            self.view.shape()
+        );
+        let (start, end) = ((b * heads + h) * length + i, (b * heads + h) * length + i + count);
+        for word in start / 64..end.div_ceil(64) {
+            let (from, to) = (start.max(word * 64) - word * 64, end.min(word * 64 + 64) - word * 64);
+            let bits = (u64::MAX >> (64 - (to - from))) << from;
+            let before = self.written[word].fetch_or(bits, Ordering::Relaxed);
+            assert!(before & bits == 0, "a row of [{b}, {h}, {i}..] is written twice");
+        }
+        for r in 0..count {
+            // SAFETY: the bits were clear, so this is the first and only access to the rows.
+            unsafe { self.view.store_row(b, h, i + r, &data[r * row..][..row]) };
+        }
     }
 
     /// Shape `[batch, heads, length, width]`.
     pub fn shape(&self) -> [usize; 4] {
         self.view.shape()
+    }
+}
+
+impl<T> Drop for Rows<'_, T> {
+    fn drop(&mut self) {
+        if let Some(count) = self.view.count {
+            let written = self.written.iter().map(|word| word.load(Ordering::Relaxed).count_ones() as usize);
+            count.fetch_add(written.sum(), Ordering::Relaxed);
+        }
     }
 }
 

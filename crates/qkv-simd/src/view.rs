@@ -1,10 +1,13 @@
 //! `[batch, heads, length, width]` over memory that someone else owns: a pointer, a shape and strides, nothing more.
 //! Zero strides broadcast; negative ones are fine. Made from slices here, from `ndarray` with the feature of that name.
 
+use crate::isa::Isa;
 use crate::number::Element;
+use crate::rows;
 use half::bf16;
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::atomic::AtomicUsize;
 
 /// Why a slice cannot be seen as the shape that was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -281,10 +284,7 @@ impl<T: Element> View<'_, T> {
         rest.fill(T::Acc::of_f64(0.0));
         let mut finite = true;
         if let Some(row) = self.row(b, h, i) {
-            for (to, from) in to.iter_mut().zip(row) {
-                *to = from.widen();
-                finite &= from.is_finite();
-            }
+            finite = rows::widen(Isa::best(), row, to);
         } else {
             for (x, to) in to.iter_mut().enumerate() {
                 let from = self.at(b, h, i, x);
@@ -323,6 +323,8 @@ pub struct ViewMut<'a, T> {
     data: *mut T,
     shape: [usize; 4],
     strides: [isize; 4],
+    /// Where to count the rows that are written, if anybody asks.
+    pub(crate) count: Option<&'a AtomicUsize>,
     borrowed: PhantomData<&'a mut [T]>,
 }
 
@@ -356,12 +358,62 @@ impl<'a, T> ViewMut<'a, T> {
         if !disjoint(shape, strides) {
             return Err(ViewError::Overlapping { shape, strides });
         }
-        Ok(ViewMut { data: data.as_mut_ptr().wrapping_add(offset), shape, strides, borrowed: PhantomData })
+        Ok(ViewMut { data: data.as_mut_ptr().wrapping_add(offset), shape, strides, count: None, borrowed: PhantomData })
     }
 
     /// `[batch, heads, length, width]`.
     pub fn shape(&self) -> [usize; 4] {
         self.shape
+    }
+}
+
+/// Memory for a tensor that is still to be written, row by row, through its view: nothing has to be cleared first.
+///
+/// ```
+/// use qkv_simd::{Unwritten, shared::Rows};
+/// let mut memory = Unwritten::<f32>::new([1, 1, 2, 3]).unwrap();
+/// let rows = Rows::new(memory.view());
+/// rows.write(0, 0, 1, &[4.0, 5.0, 6.0]);
+/// rows.write(0, 0, 0, &[1.0, 2.0, 3.0]);
+/// drop(rows);
+/// assert_eq!(memory.written(), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+/// ```
+#[derive(Debug)]
+pub struct Unwritten<T> {
+    data: Vec<T>,
+    shape: [usize; 4],
+    rows: AtomicUsize,
+}
+
+impl<T: Copy> Unwritten<T> {
+    /// Memory for this shape, or `None` where there is not as much.
+    pub fn new(shape: [usize; 4]) -> Option<Self> {
+        let len = shape.iter().try_fold(1usize, |len, &axis| len.checked_mul(axis))?;
+        let mut data = Vec::new();
+        data.try_reserve_exact(len).ok()?;
+        Some(Unwritten { data, shape, rows: AtomicUsize::new(0) })
+    }
+
+    /// The view through which it is written.
+    pub fn view(&mut self) -> ViewMut<'_, T> {
+        let [_, h, n, d] = self.shape;
+        let strides = [h * n * d, n * d, d, 1].map(|stride| stride as isize);
+        *self.rows.get_mut() = 0;
+        // Nobody reads through a `ViewMut`; its rows are written through `shared::Rows`, which counts them.
+        let data = self.data.as_mut_ptr();
+        ViewMut { data, shape: self.shape, strides, count: Some(&self.rows), borrowed: PhantomData }
+    }
+
+    /// What was written.
+    ///
+    /// # Panics
+    /// Where a row was not.
+    pub fn written(mut self) -> Vec<T> {
+        let [b, h, n, d] = self.shape;
+        assert!(d == 0 || *self.rows.get_mut() == b * h * n, "a row was not written");
+        // SAFETY: there is memory for as many elements, and every row of them was written, each once.
+        unsafe { self.data.set_len(b * h * n * d) };
+        self.data
     }
 }
 
@@ -374,10 +426,15 @@ impl<T: Element> ViewMut<'_, T> {
         let [batch, heads, length, width] = self.shape;
         assert!(b < batch && h < heads && i < length && row.len() >= width, "row [{b}, {h}, {i}] of {:?}", self.shape);
         let start = b as isize * self.strides[0] + h as isize * self.strides[1] + i as isize * self.strides[2];
-        for (x, &value) in row[..width].iter().enumerate() {
-            // SAFETY: the index is inside the shape, which was checked to lie inside the borrowed memory, and the caller
-            // vouches that nobody else touches the row.
-            unsafe { *self.data.offset(start + x as isize * self.strides[3]) = T::narrow(value) };
+        // SAFETY: every index is inside the shape, which was checked to lie inside the borrowed memory, and the caller vouches
+        // that nobody else touches the row.
+        unsafe {
+            if self.strides[3] == 1 || width == 1 {
+                return rows::narrow(Isa::best(), &row[..width], self.data.offset(start));
+            }
+            for (x, &value) in row[..width].iter().enumerate() {
+                self.data.offset(start + x as isize * self.strides[3]).write(T::narrow(value));
+            }
         }
     }
 }
@@ -417,7 +474,7 @@ mod from_ndarray {
         fn from(array: &'a mut ArrayBase<S, Ix4>) -> Self {
             let (b, h, n, d) = array.dim();
             let strides: [isize; 4] = array.strides().try_into().expect("four axes");
-            ViewMut { data: array.as_mut_ptr(), shape: [b, h, n, d], strides, borrowed: PhantomData }
+            ViewMut { data: array.as_mut_ptr(), shape: [b, h, n, d], strides, count: None, borrowed: PhantomData }
         }
     }
 }

@@ -271,12 +271,12 @@ impl Attention {
     /// Computes the attention, exactly and in linear memory, on the threads of the current rayon pool.
     pub fn forward<T: Element>(&self, inputs: Inputs<'_, T>) -> Result<Output<T>> {
         let problem = Problem::new(self, inputs)?;
-        let mut out = Output::zeros(&problem)?;
         let (scratch, threads) = (Scratch::new(), rayon::current_num_threads());
-        match self.select {
-            Select::Soft => self.run(&problem, out.writable(), &scratch, threads),
-            _ => exact::select(&problem, &mut out, &scratch, threads)?,
+        if self.select == Select::Soft {
+            return Output::written(&problem, |into| self.run(&problem, into, &scratch, threads));
         }
+        let mut out = Output::zeros(&problem)?;
+        exact::select(&problem, &mut out, &scratch, threads)?;
         Ok(out)
     }
 
@@ -511,9 +511,15 @@ impl<T: Element> Output<T> {
 
     pub(crate) fn zeros(problem: &Problem<'_, T>) -> Result<Self> {
         let Problem { b, n, dv, heads, .. } = *problem;
+        Ok(Output { values: Tensor::zeros("out", [b, heads.query, n, dv])?, ..Output::but_values(problem)? })
+    }
+
+    /// All but the values, as zeros.
+    fn but_values(problem: &Problem<'_, T>) -> Result<Self> {
+        let Problem { b, n, heads, .. } = *problem;
         let rows = [b, heads.query, n];
         Ok(Output {
-            values: Tensor::zeros("out", [b, heads.query, n, dv])?,
+            values: Tensor::zeros("out", [0; 4])?,
             lse: Tensor::zeros("lse", rows)?,
             entropy: problem.attention.entropy.then(|| Tensor::zeros("entropy", rows)).transpose()?,
             chosen: None,
@@ -521,6 +527,16 @@ impl<T: Element> Output<T> {
             kept: None,
             place: problem.scene.place,
         })
+    }
+
+    /// What `write` makes of it: every row of values has to be written.
+    pub(crate) fn written(problem: &Problem<'_, T>, write: impl FnOnce(OutputMut<'_, T>)) -> Result<Self> {
+        let Problem { b, n, dv, heads, .. } = *problem;
+        let mut out = Output::but_values(problem)?;
+        let mut values = Tensor::unwritten("out", [b, heads.query, n, dv])?;
+        write(OutputMut { values: values.view(), ..out.writable() });
+        out.values = Tensor::new(values.written(), [b, heads.query, n, dv])?;
+        Ok(out)
     }
 
     pub(crate) fn writable(&mut self) -> OutputMut<'_, T> {

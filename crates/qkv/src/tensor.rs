@@ -2,7 +2,7 @@
 //! [`View`] will do.
 
 use crate::error::{Error, Result};
-use qkv_simd::{Element, View, ViewMut, philox};
+use qkv_simd::{Element, Unwritten, View, ViewMut, philox};
 
 /// An owned tensor of `R` axes.
 ///
@@ -78,6 +78,14 @@ impl<T: Clone + Default, const R: usize> Tensor<T, R> {
         let too_large = |_| Error::TooLarge { tensor: name, shape: shape.to_vec() };
         Vec::<T>::new().try_reserve_exact(len).map_err(too_large)?;
         Ok(Tensor { shape, data: vec![T::default(); len] })
+    }
+}
+
+impl<T: Copy> Tensor<T, 4> {
+    /// Memory for a tensor of which every row will be written.
+    pub(crate) fn unwritten(name: &'static str, shape: [usize; 4]) -> Result<Unwritten<T>> {
+        checked_len::<T>(name, &shape)?;
+        Unwritten::new(shape).ok_or(Error::TooLarge { tensor: name, shape: shape.to_vec() })
     }
 }
 

@@ -47,6 +47,16 @@ unsafe fn halves(from: *const i16, count: usize) -> __m256i {
     if count >= 16 { _mm256_loadu_si256(from.cast()) } else { _mm256_maskz_loadu_epi16((1 << count) - 1, from) }
 }
 
+/// The first `count` of sixteen 16-bit numbers. Needs AVX-512 BW and VL.
+#[inline(always)]
+unsafe fn store_halves(to: *mut i16, halves: __m256i, count: usize) {
+    if count >= 16 {
+        _mm256_storeu_si256(to.cast(), halves)
+    } else {
+        _mm256_mask_storeu_epi16(to, (1 << count) - 1, halves)
+    }
+}
+
 impl Lanes for F32x16 {
     type Scalar = f32;
     // 24 accumulators, four panels of B and one broadcast: 29 of 32 registers.
@@ -79,6 +89,26 @@ impl Lanes for F32x16 {
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
         _mm512_storeu_ps(to, self.0)
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut bf16, count: usize) {
+        // Half of the last bit that stays, less one, and that bit itself: ties go to even. A NaN only has to stay one.
+        let bits = _mm512_castps_si512(self.0);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0);
+        let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
+        let kept = _mm512_srli_epi32::<16>(_mm512_mask_mov_epi32(rounded, nan, quiet));
+        store_halves(to.cast(), _mm512_cvtepi32_epi16(kept), count);
+    }
+    #[inline(always)]
+    unsafe fn store_f16(self, to: *mut f16, count: usize) {
+        let halves = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0);
+        store_halves(to.cast(), halves, count);
+    }
+    #[inline(always)]
+    unsafe fn store_first(self, to: *mut f32, count: usize) {
+        _mm512_mask_storeu_ps(to, (1 << count) - 1, self.0)
     }
     #[inline(always)]
     unsafe fn add(self, b: Self) -> Self {
@@ -193,6 +223,10 @@ impl Lanes for F64x8 {
     #[inline(always)]
     unsafe fn store(self, to: *mut f64) {
         _mm512_storeu_pd(to, self.0)
+    }
+    #[inline(always)]
+    unsafe fn store_first(self, to: *mut f64, count: usize) {
+        _mm512_mask_storeu_pd(to, (1 << count) - 1, self.0)
     }
     #[inline(always)]
     unsafe fn add(self, b: Self) -> Self {

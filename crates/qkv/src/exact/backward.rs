@@ -229,11 +229,11 @@ impl<'a, T: Element> Pass<'a, T> {
         let problem = ops.problem;
         let (heads, query_tiles) = (problem.heads, piece.query_tiles());
         let row = padded::<T::Acc>(problem.width);
-        let mut d_q = Tensor::zeros("d_q", problem.inputs.q.shape())?;
-        let mut d_k = Tensor::zeros("d_k", problem.inputs.k.shape())?;
-        let mut d_v = Tensor::zeros("d_v", problem.inputs.v.shape())?;
-        let to_queries = Rows::new(ViewMut::from(&mut d_q));
-        let (to_keys, to_values) = (Rows::new(ViewMut::from(&mut d_k)), Rows::new(ViewMut::from(&mut d_v)));
+        let shapes = [problem.inputs.q.shape(), problem.inputs.k.shape(), problem.inputs.v.shape()];
+        let mut d_q = Tensor::unwritten("d_q", shapes[0])?;
+        let mut d_k = Tensor::unwritten("d_k", shapes[1])?;
+        let mut d_v = Tensor::unwritten("d_v", shapes[2])?;
+        let [to_queries, to_keys, to_values] = [&mut d_q, &mut d_k, &mut d_v].map(|d| Rows::new(d.view()));
         let tiles = heads.group * query_tiles;
         let worker = || (self.worker(), QueryRoom::new(scratch, self, tiles), scratch.take(tiles * QUERIES * row));
         for_each_task(self.threads, problem.b * heads.key, worker, |(worker, room, sums), task| {
@@ -244,34 +244,26 @@ impl<'a, T: Element> Pass<'a, T> {
             for key_tile in piece.key_tiles() {
                 let step = Step { b, key_head, key_tile, g: 0, query_tile: 0 };
                 self.task(piece, step, &blocks, worker, &mut own, None, None);
-                self.write(
-                    piece,
-                    step,
-                    worker,
-                    |at, row| to_keys.write(b, key_head, at, row),
-                    |at, row| to_values.write(b, key_head, at, row),
-                );
+                self.write(piece, step, worker, &to_keys, &to_values);
             }
             for g in 0..heads.group {
-                for (i, grad) in
-                    sums[g * query_tiles * QUERIES * row..].chunks_exact(row.max(1)).enumerate().take(problem.n)
-                {
-                    to_queries.write(b, key_head * heads.group + g, i, grad);
-                }
+                let of_head = &sums[g * query_tiles * QUERIES * row..];
+                to_queries.write_all(b, key_head * heads.group + g, 0, problem.n, of_head, row);
             }
         });
         drop((to_queries, to_keys, to_values));
-        Ok([d_q, d_k, d_v])
+        let [q, k, v] = shapes;
+        Ok([Tensor::new(d_q.written(), q)?, Tensor::new(d_k.written(), k)?, Tensor::new(d_v.written(), v)?])
     }
 
-    /// Hands out the gradients of the keys and values of a tile, row by row.
-    fn write(
+    /// Writes the gradients of the keys and values of a tile.
+    fn write<U: Element<Acc = T::Acc>>(
         &self,
         piece: &Piece,
         step: Step,
         worker: &mut Worker<'_, T::Acc>,
-        keys_to: impl Fn(usize, &[T::Acc]),
-        values_to: impl Fn(usize, &[T::Acc]),
+        to_keys: &Rows<'_, U>,
+        to_values: &Rows<'_, U>,
     ) {
         let (ops, problem) = (&self.ops, self.ops.problem);
         let keys = piece.tile_keys(step.b, step.key_head, step.key_tile);
@@ -283,9 +275,9 @@ impl<'a, T: Element> Pass<'a, T> {
         } else {
             desk.key_rows(d_keys, problem.width, turned)
         };
-        (0..keys.len).for_each(|at| keys_to(keys.start + at, &rows[at * row..][..row]));
+        to_keys.write_all(step.b, step.key_head, keys.start, keys.len, rows, row);
         let rows = desk.key_rows(d_values, problem.dv, turned);
-        (0..keys.len).for_each(|at| values_to(keys.start + at, &rows[at * value_row..][..value_row]));
+        to_values.write_all(step.b, step.key_head, keys.start, keys.len, rows, value_row);
     }
 
     fn small_len(&self) -> usize {
@@ -364,9 +356,7 @@ impl<'a, T: Element> Pass<'a, T> {
                 let step = Step { b, key_head, key_tile, g: 0, query_tile: 0 };
                 let mut turns = Sums::Turns { queries: &queries, centers: &centers };
                 self.task(piece, step, &blocks, worker, &mut turns, bias, table);
-                let to_keys = |at: usize, row: &[T::Acc]| to_keys.write(b, key_head, at, row);
-                let to_values = |at: usize, row: &[T::Acc]| to_values.write(b, key_head, at, row);
-                self.write(piece, step, worker, to_keys, to_values);
+                self.write(piece, step, worker, &to_keys, &to_values);
                 to_small.write(0, 0, task, &worker.small);
             },
         );

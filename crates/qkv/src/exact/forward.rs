@@ -17,6 +17,7 @@ use crate::tuning::{KEYS, QUERIES, WHOLE_HEADS};
 use qkv_simd::shared::{Rows, for_each_task};
 use qkv_simd::tile::{RowOp, Running, row_op, softmax};
 use qkv_simd::{Element, Real, ViewMut, padded};
+use std::ops::Range;
 
 /// Computes the attention of a problem into `into`.
 pub(crate) fn forward<T: Element>(
@@ -35,6 +36,15 @@ pub(super) struct State<'a, A> {
     pub max: A,
     pub sum: A,
     pub moment: A,
+}
+
+/// The states of a tile's rows: values at distance `row`, and the rest one a row.
+struct Tile<'a, A> {
+    values: &'a mut [A],
+    row: usize,
+    max: &'a [A],
+    sum: &'a [A],
+    moment: &'a [A],
 }
 
 /// What a piece leaves of its rows: their values, and their maximum, sum and moment.
@@ -65,26 +75,52 @@ impl<'a, T: Element> Finished<'a, T> {
 
     /// Counts the sink, normalises, and writes a row.
     pub fn write(&self, row: &RowAt, isa: qkv_simd::Isa, state: State<'_, T::Acc>) {
-        let (zero, least) = (T::Acc::ZERO, T::Acc::NEG_INFINITY);
-        let sink = self.sinks.get(row.h).copied().unwrap_or(least);
         let State { values, max, sum, moment } = state;
-        let top = if sink > max || sink.is_nan() { sink } else { max };
-        let (mut lse, mut entropy, mut factor) = (least, zero, zero);
-        if top != least {
-            let shrink = if max == top { T::Acc::ONE } else { (max - top).exp() };
-            let whole = sum * shrink + if sink == least { zero } else { (sink - top).exp() };
-            lse = top + whole.ln();
-            factor = shrink / whole;
-            if sum != zero {
-                entropy = sum * factor * (lse - max) - moment * factor;
-            }
-        }
+        let (factor, lse, entropy) = self.normal(row, max, sum, moment);
         row_op(isa, values, RowOp::Scale(factor));
         self.values.write(row.b, row.h, row.i, values);
         self.lse.write(row.b, row.h, row.i, &[lse]);
         if let Some(out) = &self.entropy {
             out.write(row.b, row.h, row.i, &[entropy]);
         }
+    }
+
+    /// The same for a tile of rows. Where they follow one another, they are written together.
+    fn write_tile(&self, rows: &[RowAt], isa: qkv_simd::Isa, tile: Tile<'_, T::Acc>) {
+        let Tile { values, row: size, max, sum, moment } = tile;
+        let (first, count) = (rows[0], rows.len());
+        if rows.iter().enumerate().any(|(r, row)| row.h != first.h || row.i != first.i + r) {
+            for (r, row) in rows.iter().enumerate() {
+                let values = &mut values[r * size..][..size];
+                self.write(row, isa, State { values, max: max[r], sum: sum[r], moment: moment[r] });
+            }
+            return;
+        }
+        let [mut lses, mut entropies] = [[T::Acc::ZERO; QUERIES]; 2];
+        for (r, row) in rows.iter().enumerate() {
+            let (factor, lse, entropy) = self.normal(row, max[r], sum[r], moment[r]);
+            row_op(isa, &mut values[r * size..][..size], RowOp::Scale(factor));
+            (lses[r], entropies[r]) = (lse, entropy);
+        }
+        self.values.write_all(first.b, first.h, first.i, count, values, size);
+        self.lse.write_all(first.b, first.h, first.i, count, &lses, 1);
+        if let Some(out) = &self.entropy {
+            out.write_all(first.b, first.h, first.i, count, &entropies, 1);
+        }
+    }
+
+    /// What a row is multiplied by, its lse and its entropy, the sink counted.
+    fn normal(&self, row: &RowAt, max: T::Acc, sum: T::Acc, moment: T::Acc) -> (T::Acc, T::Acc, T::Acc) {
+        let (zero, least) = (T::Acc::ZERO, T::Acc::NEG_INFINITY);
+        let sink = self.sinks.get(row.h).copied().unwrap_or(least);
+        let top = if sink > max || sink.is_nan() { sink } else { max };
+        if top == least {
+            return (zero, least, zero);
+        }
+        let shrink = if max == top { T::Acc::ONE } else { (max - top).exp() };
+        let whole = sum * shrink + if sink == least { zero } else { (sink - top).exp() };
+        let (lse, factor) = (top + whole.ln(), shrink / whole);
+        (factor, lse, if sum == zero { zero } else { sum * factor * (lse - max) - moment * factor })
     }
 }
 
@@ -178,7 +214,7 @@ pub(super) fn run<T: Element>(
         threads,
     };
     if let [piece] = &plan.pieces[..] {
-        pass.piece(piece, |_, row, state| finished.write(row, ops.isa, state));
+        pass.piece(piece, |_, rows, tile| finished.write_tile(rows, ops.isa, tile));
         return;
     }
     let value_row = padded::<T::Acc>(problem.dv);
@@ -194,10 +230,13 @@ pub(super) fn run<T: Element>(
             let written = Rows::new(ViewMut::new(&mut partial.values, shape).expect("as long as its shape"));
             let states = ViewMut::new(&mut partial.states, [batch, heads_q, length, 3]).expect("as long as its shape");
             let states = Rows::new(states);
-            pass.piece(piece, |place, row, state| {
-                let State { values, max, sum, moment } = state;
-                written.write(row.b, row.h, place, values);
-                states.write(row.b, row.h, place, &[max, sum, moment]);
+            pass.piece(piece, |places, rows, tile| {
+                let Tile { values, row: size, max, sum, moment } = tile;
+                for (r, row) in rows.iter().enumerate() {
+                    let place = places.start + r % places.len();
+                    written.write(row.b, row.h, place, &values[r * size..][..size]);
+                    states.write(row.b, row.h, place, &[max[r], sum[r], moment[r]]);
+                }
             });
         }
         partials.push(partial);
@@ -216,8 +255,8 @@ struct Pass<'a, T: Element> {
 }
 
 impl<T: Element> Pass<'_, T> {
-    /// Runs every tile of queries of a piece, and hands each row's state to `done` with its place in the piece.
-    fn piece(&self, piece: &Piece, done: impl Fn(usize, &RowAt, State<'_, T::Acc>) + Sync) {
+    /// Runs every tile of queries of a piece, and hands each to `done` with its places in the piece.
+    fn piece(&self, piece: &Piece, done: impl Fn(Range<usize>, &[RowAt], Tile<'_, T::Acc>) + Sync) {
         let (ops, scratch, problem) = (self.ops, self.scratch, self.ops.problem);
         let cut = QueryTiles::new(problem, piece);
         let order = piece.longest_first(&problem.scene);
@@ -255,7 +294,7 @@ impl<T: Element> Pass<'_, T> {
         blocks: &KeyBlocks<'_, T>,
         tile: usize,
         worker: &mut Worker<'_, T::Acc>,
-        done: &impl Fn(usize, &RowAt, State<'_, T::Acc>),
+        done: &impl Fn(Range<usize>, &[RowAt], Tile<'_, T::Acc>),
     ) {
         let (ops, problem) = (self.ops, self.ops.problem);
         let Worker { desk, rows, live, queries: q, scores, values, per_row } = worker;
@@ -298,12 +337,7 @@ impl<T: Element> Pass<'_, T> {
                 desk.weigh(scores, len, weighed, extent, values);
             }
         }
-        let per_head = piece.query_range(tile);
-        for (r, row) in rows.iter().enumerate() {
-            let place = per_head.start + r % per_head.len();
-            let values = &mut values[r * value_row..][..value_row];
-            done(place, row, State { values, max: max[r], sum: sum[r], moment: moment[r] });
-        }
+        done(piece.query_range(tile), rows, Tile { values, row: value_row, max, sum, moment });
     }
 }
 

@@ -1,0 +1,109 @@
+//! Rows on their way in and out: widened to the type of sums, rounded from it.
+
+use crate::isa::Isa;
+use crate::kernel::{Kernel, dispatch};
+use crate::lanes::Lanes;
+use crate::number::{Element, Real};
+
+struct Widen<'a, T: Element> {
+    from: &'a [T],
+    to: &'a mut [T::Acc],
+}
+
+/// Copies a row into the type of sums, and says whether all of it was finite.
+///
+/// # Panics
+/// Where the rows differ in length.
+pub(crate) fn widen<T: Element>(isa: Isa, from: &[T], to: &mut [T::Acc]) -> bool {
+    assert_eq!(from.len(), to.len());
+    dispatch(isa, Widen { from, to })
+}
+
+impl<T: Element> Kernel<T::Acc> for Widen<'_, T> {
+    type Output = bool;
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes<Scalar = T::Acc>>(self) -> bool {
+        let lanes = T::Acc::LANES;
+        // SAFETY: both rows hold what is loaded and stored; the caller vouches for the instruction set.
+        unsafe {
+            // Zero times what is finite is zero; times anything else, NaN.
+            let zero = V::splat(T::Acc::ZERO);
+            let mut finite = zero;
+            for (from, to) in self.from.chunks(lanes).zip(self.to.chunks_mut(lanes)) {
+                let x = T::lanes::<V>(from.as_ptr(), from.len());
+                finite = x.mul_add(zero, finite);
+                T::Acc::store_lanes(x, to.as_mut_ptr(), to.len());
+            }
+            finite.sum() == T::Acc::ZERO
+        }
+    }
+}
+
+struct Narrow<'a, T: Element> {
+    from: &'a [T::Acc],
+    to: *mut T,
+}
+
+/// Rounds a row of sums into place.
+///
+/// # Safety
+/// There is memory for as many elements at `to`, which nobody else touches at the same time.
+pub(crate) unsafe fn narrow<T: Element>(isa: Isa, from: &[T::Acc], to: *mut T) {
+    dispatch(isa, Narrow { from, to })
+}
+
+impl<T: Element> Kernel<T::Acc> for Narrow<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes<Scalar = T::Acc>>(self) {
+        let lanes = T::Acc::LANES;
+        for (at, from) in self.from.chunks(lanes).enumerate() {
+            // SAFETY: the row holds what is loaded; the caller of `narrow` vouches for the memory, and that of the kernel for
+            // the instruction set.
+            unsafe {
+                let x = T::Acc::lanes::<V>(from.as_ptr(), from.len());
+                T::store_lanes(x, self.to.add(at * lanes), from.len());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+
+    /// Round trips over numbers of every size, ties and limits included, in rows of odd lengths.
+    fn rounds_as_one_by_one<T: Element>() {
+        let limits = [0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 1e-40, 6e-8, 65519.0, 65520.0, 3.4e38];
+        let ties = (0..400).map(|x| 1.0 + f64::from(x) / 1024.0);
+        let sizes = (0..400).map(|x| (f64::from(x) - 200.0).exp2() * if x % 2 == 0 { 1.3 } else { -1.7 });
+        let numbers: Vec<T::Acc> = limits.into_iter().chain(ties).chain(sizes).map(T::Acc::from_f64).collect();
+        for isa in Isa::available() {
+            for len in [1, 7, 8, 15, 16, 17, 33, numbers.len()] {
+                let mut rounded = vec![T::default(); len];
+                // SAFETY: there is memory for as many, and it is ours.
+                unsafe { narrow(isa, &numbers[..len], rounded.as_mut_ptr()) };
+                let expected: Vec<T> = numbers[..len].iter().map(|&x| T::narrow(x)).collect();
+                let mut wide = vec![T::Acc::ZERO; len];
+                let finite = widen(isa, &rounded, &mut wide);
+                assert_eq!(finite, expected.iter().all(|x| x.is_finite()), "{isa} {} {len}", T::NAME);
+                for ((&found, &expected), &wide) in rounded.iter().zip(&expected).zip(&wide) {
+                    let same = |a: f64, b: f64| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+                    assert!(same(found.to_f64(), expected.to_f64()), "{isa} {}: {found:?} {expected:?}", T::NAME);
+                    assert!(same(found.to_f64(), wide.to_f64()), "{isa} {}: {found:?} {wide:?}", T::NAME);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_type_is_rounded_and_widened_as_one_number_would_be() {
+        rounds_as_one_by_one::<f32>();
+        rounds_as_one_by_one::<f64>();
+        rounds_as_one_by_one::<bf16>();
+        rounds_as_one_by_one::<f16>();
+    }
+}
