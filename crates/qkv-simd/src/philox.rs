@@ -5,6 +5,10 @@
 //! with the counter `(⌊j/8⌋, i, h, b)` and the key `(low, high)` of the seed, the block's four words hold the keys
 //! `8⌊j/8⌋ …` in order, low half first: word `(j mod 8) / 2`, half `j mod 2`.
 
+use crate::isa::Isa;
+use crate::kernel::{Kernel, dispatch};
+use crate::lanes::Lanes;
+
 const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
 const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 
@@ -17,16 +21,20 @@ const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 /// ```
 #[inline(always)]
 pub fn block(counter: [u32; 4], seed: u64) -> [u32; 4] {
-    let [mut a, mut b, mut c, mut d] = counter;
-    let mut key = [seed as u32, (seed >> 32) as u32];
+    let (mut words, mut key) = (counter, [seed as u32, (seed >> 32) as u32]);
     for _ in 0..10 {
-        let first = a as u64 * MULTIPLIERS[0] as u64;
-        let second = c as u64 * MULTIPLIERS[1] as u64;
-        (a, b, c, d) =
-            ((second >> 32) as u32 ^ b ^ key[0], second as u32, (first >> 32) as u32 ^ d ^ key[1], first as u32);
+        words = round(words, key);
         key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
     }
-    [a, b, c, d]
+    words
+}
+
+/// One of its ten rounds.
+#[inline(always)]
+fn round([a, b, c, d]: [u32; 4], key: [u32; 2]) -> [u32; 4] {
+    let first = a as u64 * MULTIPLIERS[0] as u64;
+    let second = c as u64 * MULTIPLIERS[1] as u64;
+    [(second >> 32) as u32 ^ b ^ key[0], second as u32, (first >> 32) as u32 ^ d ^ key[1], first as u32]
 }
 
 /// The 16 bits of one score.
@@ -42,18 +50,52 @@ pub fn words(seed: u64, sequence: usize, head: usize, i: usize, group: usize) ->
     block([group as u32, i as u32, head as u32, sequence as u32], seed ^ (0xffff_ffff << 32))
 }
 
+/// Groups of eight keys that are drawn side by side.
+const GROUPS: usize = 16;
+
+struct Keep<'a> {
+    seed: u64,
+    /// Sequence, head and query.
+    row: [u32; 3],
+    start: usize,
+    threshold: u32,
+    words: &'a mut [u64],
+}
+
 /// Which of the keys `start .. start + 64·words.len()` a query keeps, when each is dropped if its bits are below
-/// `threshold` (0 ..= 65,536). `start` is a multiple of 8.
-pub fn keep(seed: u64, sequence: usize, head: usize, i: usize, start: usize, threshold: u32, words: &mut [u64]) {
+/// `threshold` (0 ..= 65,536). `start` is a multiple of 8; `row` is the sequence, the head and the query.
+pub fn keep(isa: Isa, seed: u64, row: [usize; 3], start: usize, threshold: u32, words: &mut [u64]) {
     debug_assert_eq!(start % 8, 0);
-    for (w, word) in words.iter_mut().enumerate() {
-        *word = 0;
-        for byte in 0..8 {
-            let group = (start + w * 64 + byte * 8) / 8;
-            let drawn = block([group as u32, i as u32, head as u32, sequence as u32], seed);
-            for lane in 0..8 {
-                let bits = drawn[lane / 2] >> (lane % 2 * 16) & 0xffff;
-                *word |= u64::from(bits >= threshold) << (byte * 8 + lane);
+    dispatch(isa, Keep { seed, row: row.map(|x| x as u32), start, threshold, words });
+}
+
+impl Kernel<f32> for Keep<'_> {
+    type Output = ();
+
+    /// Plain loops over arrays, which the compiler turns into vectors of the instruction set.
+    #[inline(always)]
+    unsafe fn run<V: Lanes<Scalar = f32>>(self) {
+        let [sequence, head, i] = self.row;
+        for (at, words) in self.words.chunks_mut(GROUPS / 8).enumerate() {
+            let first = (self.start / 8 + at * GROUPS) as u32;
+            let mut a: [u32; GROUPS] = std::array::from_fn(|g| first.wrapping_add(g as u32));
+            let [mut b, mut c, mut d] = [[i; GROUPS], [head; GROUPS], [sequence; GROUPS]];
+            let mut key = [self.seed as u32, (self.seed >> 32) as u32];
+            for _ in 0..10 {
+                for g in 0..GROUPS {
+                    [a[g], b[g], c[g], d[g]] = round([a[g], b[g], c[g], d[g]], key);
+                }
+                key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
+            }
+            let mut kept = [0u32; GROUPS];
+            for (word, drawn) in [a, b, c, d].into_iter().enumerate() {
+                for g in 0..GROUPS {
+                    kept[g] |= u32::from(drawn[g] & 0xffff >= self.threshold) << (2 * word);
+                    kept[g] |= u32::from(drawn[g] >> 16 >= self.threshold) << (2 * word + 1);
+                }
+            }
+            for (word, kept) in words.iter_mut().zip(kept.chunks_exact(8)) {
+                *word = kept.iter().enumerate().fold(0, |word, (g, &byte)| word | u64::from(byte) << (8 * g));
             }
         }
     }
@@ -72,10 +114,12 @@ mod tests {
 
     #[test]
     fn a_row_of_bits_agrees_with_each_bit() {
-        let mut words = [0; 3];
-        keep(7, 2, 3, 11, 64, 20_000, &mut words);
-        for j in 0..192 {
-            assert_eq!(words[j / 64] >> (j % 64) & 1 == 1, u32::from(bits(7, 2, 3, 11, 64 + j)) >= 20_000);
+        for isa in Isa::available() {
+            let mut words = [0; 3];
+            keep(isa, 7, [2, 3, 11], 64, 20_000, &mut words);
+            for j in 0..192 {
+                assert_eq!(words[j / 64] >> (j % 64) & 1 == 1, u32::from(bits(7, 2, 3, 11, 64 + j)) >= 20_000);
+            }
         }
     }
 }

@@ -450,6 +450,41 @@ impl<A: Real> Kernel<A> for KeepBits<'_, A> {
     }
 }
 
+struct Ramp<'a, A> {
+    row: &'a mut [A],
+    slope: A,
+    from: A,
+}
+
+/// Subtracts `slope · |from − j|` from number `j` of a row.
+///
+/// # Panics
+/// Where the row is not whole panels.
+pub fn ramp<A: Real>(isa: Isa, row: &mut [A], slope: A, from: A) {
+    check(row, row.len(), 1, row.len());
+    dispatch(isa, Ramp { row, slope, from });
+}
+
+impl<A: Real> Kernel<A> for Ramp<'_, A> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes<Scalar = A>>(self) {
+        let mut numbers = [A::ZERO; MOST_LANES];
+        numbers.iter_mut().enumerate().for_each(|(l, x)| *x = A::from_f64(l as f64));
+        // SAFETY: the array and each chunk hold whole panels; the caller vouches for the instruction set.
+        unsafe {
+            let (slope, zero) = (V::splat(self.slope), V::splat(A::ZERO));
+            let mut apart = V::splat(self.from).sub(V::load(numbers.as_ptr()));
+            for panel in self.row.chunks_exact_mut(A::LANES) {
+                let distance = apart.where_less(zero, zero.sub(apart), apart);
+                V::load(panel.as_ptr()).sub(slope.mul(distance)).store(panel.as_mut_ptr());
+                apart = apart.sub(V::splat(A::from_f64(A::LANES as f64)));
+            }
+        }
+    }
+}
+
 /// What [`row_op`] does to a row, number by number.
 #[derive(Clone, Copy, Debug)]
 pub enum RowOp<'a, A> {

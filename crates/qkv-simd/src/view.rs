@@ -295,6 +295,17 @@ impl<T: Element> View<'_, T> {
         finite
     }
 
+    /// Copies a part of a row, from `start` on, into sums' type.
+    ///
+    /// # Panics
+    /// Where the row is shorter.
+    pub fn load_part(&self, b: usize, h: usize, i: usize, start: usize, out: &mut [T::Acc]) {
+        match self.row(b, h, i) {
+            Some(row) => _ = rows::widen(Isa::best(), &row[start..][..out.len()], out),
+            None => out.iter_mut().enumerate().for_each(|(x, out)| *out = self.at(b, h, i, start + x).widen()),
+        }
+    }
+
     /// Copies a row as bf16, pads it with zeros, and says whether all of it was finite.
     ///
     /// # Panics

@@ -13,7 +13,7 @@ use crate::select::{Dropout, Select};
 use crate::tensor::Tensor;
 use crate::tuning::{KEYS, QUERIES};
 use qkv_simd::pairwise::{self, Pairwise, Sides};
-use qkv_simd::tile::{Exponential, RowOp, Span, keep_bits, row_op, soft_cap};
+use qkv_simd::tile::{Exponential, RowOp, Span, keep_bits, ramp, row_op, soft_cap};
 use qkv_simd::{Element, Isa, Real, padded, philox};
 use std::ops::Range;
 
@@ -197,7 +197,6 @@ impl<'a, T: Element> TileOps<'a, T> {
         scores: &mut [T::Acc],
         kept: Kept<'_, T::Acc>,
     ) -> T::Acc {
-        let width = padded::<T::Acc>(keys.len);
         let scale = self.scales[rows[0].h];
         let one_scale = rows.iter().all(|row| self.scales[row.h] == scale);
         // An absent score stays −∞ under a positive scale, so that one can wait.
@@ -205,7 +204,6 @@ impl<'a, T: Element> TileOps<'a, T> {
         if later && !live.partly {
             return scale;
         }
-        let mut bias = [T::Acc::ZERO; KEYS];
         for (r, row) in rows.iter().enumerate() {
             let span = live.row::<T::Acc>(first + r);
             let at = r * KEYS + span.start..r * KEYS + span.end;
@@ -220,8 +218,7 @@ impl<'a, T: Element> TileOps<'a, T> {
                     soft_cap(self.isa, scores, slopes, cap);
                 }
                 if self.biased {
-                    self.bias_row(row, keys, &mut bias[..width]);
-                    row_op(self.isa, scores, RowOp::Add(&bias[span.clone()]));
+                    self.add_bias(row, keys, span.clone(), scores);
                 }
             }
             if live.partly {
@@ -251,43 +248,43 @@ impl<'a, T: Element> TileOps<'a, T> {
         }
     }
 
-    /// All biases of one row of a tile, added up.
-    fn bias_row(&self, row: &RowAt, keys: &TileKeys<'_>, out: &mut [T::Acc]) {
+    /// Adds all biases of one row of a tile, over a span of it that is whole panels.
+    fn add_bias(&self, row: &RowAt, keys: &TileKeys<'_>, span: Range<usize>, scores: &mut [T::Acc]) {
         let problem = self.problem;
-        out.fill(T::Acc::ZERO);
-        let out = &mut out[..keys.len];
+        let there = span.start..span.end.min(keys.len);
         if let Some(&slope) = self.slopes.get(row.h) {
-            match keys.natural() {
-                Some(start) => {
-                    for (at, out) in out.iter_mut().enumerate() {
-                        *out += -(slope * T::Acc::from_f64((row.p - (start + at) as i64).abs() as f64));
-                    }
+            // Whole numbers of this size are exact, so that the distances of a run can be counted down from the first.
+            let exact = 1 << (if size_of::<T::Acc>() == 4 { 23 } else { 51 });
+            match keys.natural().map(|start| row.p - (start + span.start) as i64) {
+                Some(from) if from.abs() < exact => {
+                    ramp(self.isa, scores, slope, T::Acc::from_f64(from as f64));
                 }
-                None => {
-                    for (at, out) in out.iter_mut().enumerate() {
-                        *out += -(slope * T::Acc::from_f64((row.p - keys.index(at) as i64).abs() as f64));
+                _ => {
+                    for (at, score) in there.clone().zip(&mut *scores) {
+                        *score += -(slope * T::Acc::from_f64((row.p - keys.index(at) as i64).abs() as f64));
                     }
                 }
             }
         }
+        let mut added = [T::Acc::ZERO; KEYS];
         if let Some(bias) = problem.bias {
-            match (bias.row(row.b, row.h, row.i), keys.natural()) {
-                (Some(bias), Some(start)) => {
-                    for (out, bias) in out.iter_mut().zip(&bias[start..]) {
-                        *out += bias.widen();
-                    }
+            match keys.natural() {
+                Some(start) => {
+                    let to = &mut added[..there.len()];
+                    bias.load_part(row.b, row.h, row.i, start + there.start, to);
                 }
-                _ => {
-                    for (at, out) in out.iter_mut().enumerate() {
-                        *out += bias.at(row.b, row.h, row.i, keys.index(at)).widen();
+                None => {
+                    for (at, added) in there.clone().zip(&mut added) {
+                        *added = bias.at(row.b, row.h, row.i, keys.index(at)).widen();
                     }
                 }
             }
+            row_op(self.isa, scores, RowOp::Add(&added[..span.len()]));
         }
         if let Some(table) = problem.inputs.table {
             let head = row.h % table.shape()[2];
-            for (at, out) in out.iter_mut().enumerate() {
-                *out += table.at(0, 0, head, problem.table_entry(row.p, keys.index(at))).widen();
+            for (at, score) in there.zip(scores) {
+                *score += table.at(0, 0, head, problem.table_entry(row.p, keys.index(at))).widen();
             }
         }
     }
@@ -327,7 +324,10 @@ impl<'a, T: Element> TileOps<'a, T> {
         for (r, row) in rows.iter().enumerate() {
             let mut bits = Bits::default();
             match keys.natural() {
-                Some(start) => philox::keep(dropout.seed, row.b, row.h, row.i, start, dropout.threshold(), &mut bits),
+                Some(start) => {
+                    let row = [row.b, row.h, row.i];
+                    philox::keep(self.isa, dropout.seed, row, start, dropout.threshold(), &mut bits)
+                }
                 None => keys.each(&mut bits, |_, j| {
                     u32::from(philox::bits(dropout.seed, row.b, row.h, row.i, j)) >= dropout.threshold()
                 }),
