@@ -77,7 +77,7 @@ fn stream<T: Element>(
     };
     let mut partials: Vec<Partial<'_, T::Acc>> = plan.pieces.iter().map(partial).collect();
     {
-        let written: Vec<(Rows<'_, T::Acc>, Rows<'_, T::Acc>)> = partials.iter_mut().map(writable).collect();
+        let written: Vec<_> = partials.iter_mut().map(writable).collect();
         pass.run(|piece, place, row, state| {
             let State { values, max, sum, moment } = state;
             written[piece].0.write(row.b, row.h, place, values);
