@@ -9,7 +9,7 @@ use std::time::Instant;
 
 /// What a call gave.
 #[derive(Debug)]
-pub(crate) struct Computed<T: Element> {
+pub(crate) struct Computed<T: qkv::Number> {
     pub out: Output<T>,
     /// `[B, Hq, N, M]`, if they were asked for.
     pub weights: Option<Tensor<T, 4>>,

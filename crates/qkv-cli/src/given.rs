@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::number::{NotIntegers, Precision, floats, integers};
 use crate::report::Shapes;
 use crate::source::{Raw, Source};
-use qkv::{Element, Inputs, Upstream, View, ViewError};
+use qkv::{Inputs, Upstream, View, ViewError};
 use safetensors::Dtype;
 use std::ops::RangeInclusive;
 
@@ -36,7 +36,7 @@ pub(crate) type Segments = (Vec<i32>, Vec<i32>);
 
 /// Everything that a file gave.
 #[derive(Clone, Debug)]
-pub(crate) struct Given<T: Element> {
+pub(crate) struct Given<T: qkv::Number> {
     pub q: Array<T>,
     pub k: Array<T>,
     pub v: Array<T>,
@@ -57,7 +57,7 @@ pub(crate) struct Given<T: Element> {
     pub segments: Option<Segments>,
 }
 
-impl<T: Element> Given<T> {
+impl<T: qkv::Number> Given<T> {
     /// Queries, keys and values alone.
     pub fn new(q: Array<T>, k: Array<T>, v: Array<T>) -> Given<T> {
         Given {
@@ -211,7 +211,7 @@ fn raw(source: &mut Source, name: &str, axes: RangeInclusive<usize>) -> Result<O
     source.read(name)
 }
 
-fn float<T: Element>(
+fn float<T: qkv::Number>(
     source: &mut Source,
     name: &str,
     axes: RangeInclusive<usize>,
@@ -223,12 +223,12 @@ fn float<T: Element>(
     }
 }
 
-fn required<T: Element>(source: &mut Source, name: &str) -> Result<Array<T>, Failure> {
+fn required<T: qkv::Number>(source: &mut Source, name: &str) -> Result<Array<T>, Failure> {
     float(source, name, 4..=4)?.ok_or_else(|| missing(source, name))
 }
 
 /// One number a query, of exactly this shape: the library takes a flat slice, and would not see `[B, N, Hq]`.
-fn per_query<T: Element>(source: &mut Source, name: &str, rows: [usize; 3]) -> Result<Option<Array<T>>, Failure> {
+fn per_query<T: qkv::Number>(source: &mut Source, name: &str, rows: [usize; 3]) -> Result<Option<Array<T>>, Failure> {
     let found = float(source, name, 3..=3)?;
     match &found {
         Some(Array { shape, .. }) if shape[..] != rows => {
@@ -239,7 +239,7 @@ fn per_query<T: Element>(source: &mut Source, name: &str, rows: [usize; 3]) -> R
 }
 
 /// A gradient that comes back from above beside that of the output.
-fn upstream<T: Element>(source: &mut Source, name: &str, rows: [usize; 3]) -> Result<Option<Array<T>>, Failure> {
+fn upstream<T: qkv::Number>(source: &mut Source, name: &str, rows: [usize; 3]) -> Result<Option<Array<T>>, Failure> {
     let found = per_query(source, name, rows)?;
     if found.is_some() && source.info("d_out").is_none() {
         return Err(source.refuse("d_out", format!("is missing: `{name}` needs it")));
@@ -248,7 +248,7 @@ fn upstream<T: Element>(source: &mut Source, name: &str, rows: [usize; 3]) -> Re
 }
 
 /// Its reach is read off its shape.
-fn table<T: Element>(source: &mut Source) -> Result<Option<Array<T>>, Failure> {
+fn table<T: qkv::Number>(source: &mut Source) -> Result<Option<Array<T>>, Failure> {
     let table = float(source, "table", 2..=2)?;
     match &table {
         Some(Array { shape, .. }) if shape[1] % 2 == 0 => {

@@ -3,7 +3,7 @@
 use crate::Engine;
 use crate::case::{Case, Data, Sizes};
 use qkv::reference::Reference;
-use qkv::{Bias, Element, Gradients, Tensor, Upstream};
+use qkv::{Bias, Element, Gradients, Number, Tensor, Upstream};
 
 /// How many ε of the largest true value are added to twice the plain formula's own error.
 const FEW: f64 = 16.0;
@@ -61,7 +61,7 @@ fn error(of: &[f64], truth: &[f64]) -> f64 {
 
 /// Log-sum-exp, entropy and weights come in the type of sums; all else is rounded to the tensor's.
 fn epsilon<T: Element>(name: &str) -> f64 {
-    if matches!(name, "lse" | "entropy" | "log_prob" | "weights") { <T::Acc as Element>::EPSILON } else { T::EPSILON }
+    if matches!(name, "lse" | "entropy" | "log_prob" | "weights") { <T::Acc as Number>::EPSILON } else { T::EPSILON }
 }
 
 /// The sum of the sizes of all gradients of scores: those of a bias that has all four axes.
@@ -88,7 +88,7 @@ fn plain_errors<T: Element>(case: &Case) -> Vec<f64> {
     let truth = defined::<T, f64>(&Reference::exact(), case, &data);
     let plain = defined::<T, T::Acc>(&Reference::rounding_to::<T>(), case, &data);
     let errors = plain.iter().zip(&truth).map(|((name, plain), (_, truth))| {
-        let kept = epsilon::<T>(name) == <T::Acc as Element>::EPSILON;
+        let kept = epsilon::<T>(name) == <T::Acc as Number>::EPSILON;
         let rounded = plain.iter().map(|&x| if kept { x } else { T::of_f64(x).to_f64() });
         error(&rounded.collect::<Vec<f64>>(), truth)
     });
@@ -130,7 +130,7 @@ fn defined<T: Element, F: qkv::Real>(reference: &Reference<F>, case: &Case, data
     got
 }
 
-fn gradients<T: Element>(grad: Gradients<T>) -> Vec<Named> {
+fn gradients<T: Number>(grad: Gradients<T>) -> Vec<Named> {
     let mut all = vec![("d_q", wide(grad.q.data())), ("d_k", wide(grad.k.data())), ("d_v", wide(grad.v.data()))];
     let tensors = [
         ("d_w", &grad.w),
@@ -146,6 +146,6 @@ fn gradients<T: Element>(grad: Gradients<T>) -> Vec<Named> {
     all
 }
 
-fn wide<T: Element>(data: &[T]) -> Vec<f64> {
+fn wide<T: Number>(data: &[T]) -> Vec<f64> {
     data.iter().map(|x| x.to_f64()).collect()
 }

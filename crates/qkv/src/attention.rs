@@ -2,9 +2,10 @@
 
 use crate::bias::Bias;
 use crate::decode::Decode;
+use crate::element::Element;
 use crate::error::Result;
 use crate::exact;
-use crate::feature::{self, Features};
+use crate::feature::Features;
 use crate::inputs::{Inputs, Upstream};
 use crate::mask::Mask;
 use crate::place::Place;
@@ -14,7 +15,7 @@ use crate::scratch::Scratch;
 use crate::select::{Choice, Dropout, Select};
 use crate::tensor::Tensor;
 use crate::weights::Weights;
-use qkv_simd::{Element, ViewMut};
+use qkv_simd::{Element as _, ViewMut};
 use serde::{Deserialize, Serialize};
 
 /// What attention is to be computed: a plain description, without tensors and without a device. It can be cloned,
@@ -273,10 +274,10 @@ impl Attention {
         let problem = Problem::new(self, inputs)?;
         let (scratch, threads) = (Scratch::new(), rayon::current_num_threads());
         if self.select == Select::Soft {
-            return Output::written(&problem, |into| self.run(&problem, into, &scratch, threads));
+            return Output::written(&problem, |into| T::forward(&problem, into, &scratch, threads));
         }
         let mut out = Output::zeros(&problem)?;
-        exact::select(&problem, &mut out, &scratch, threads)?;
+        T::select(&problem, &mut out, &scratch, threads)?;
         Ok(out)
     }
 
@@ -308,22 +309,8 @@ impl Attention {
         let problem = Problem::new(self, inputs)?;
         into.check(&problem)?;
         self.check_into()?;
-        self.run(&problem, into, scratch, threads.max(1));
+        T::forward(&problem, into, scratch, threads.max(1));
         Ok(())
-    }
-
-    /// Runs the engine that the score belongs to.
-    fn run<T: Element>(
-        &self,
-        problem: &Problem<'_, T>,
-        into: OutputMut<'_, T>,
-        scratch: &Scratch<T::Acc>,
-        threads: usize,
-    ) {
-        match self.score {
-            Score::Linear(_) => feature::forward(problem, into, scratch, threads),
-            _ => exact::forward(problem, into, scratch, threads),
-        }
     }
 
     /// Computes the gradients of everything that was given, from what [`forward`](Attention::forward) returned and what
@@ -350,10 +337,7 @@ impl Attention {
         out.check(&problem)?;
         problem.check_upstream(&upstream, out.entropy.is_some())?;
         out.check_kept(self)?;
-        match self.score {
-            Score::Linear(_) => feature::backward(&problem, out, &upstream, scratch, threads.max(1)),
-            _ => exact::backward(&problem, out, &upstream, scratch, threads.max(1)),
-        }
+        T::backward(&problem, out, &upstream, scratch, threads.max(1))
     }
 
     /// The weights, on demand: any rows, any rectangle, or pooled to a picture, recomputed exactly from `q`, `k` and what
@@ -382,13 +366,12 @@ impl Attention {
     pub fn decode<T: Element>(&self, inputs: Inputs<'_, T>, how: Decode) -> Result<Output<T>> {
         let place = if inputs.positions.is_some() { Place::Given } else { Place::End };
         let problem = Problem::placed(self, inputs, place)?;
-        let mut out = Output::zeros(&problem)?;
         let (scratch, threads) = (Scratch::new(), rayon::current_num_threads());
-        match (self.score, self.select) {
-            (Score::Linear(_), _) => feature::forward(&problem, out.writable(), &scratch, threads),
-            (_, Select::Soft) => exact::decode(&problem, out.writable(), how, &scratch, threads),
-            _ => exact::select(&problem, &mut out, &scratch, threads)?,
+        if self.select == Select::Soft {
+            return Output::written(&problem, |into| T::decode(&problem, into, how, &scratch, threads));
         }
+        let mut out = Output::zeros(&problem)?;
+        T::select(&problem, &mut out, &scratch, threads)?;
         Ok(out)
     }
 
@@ -421,10 +404,7 @@ impl Attention {
         let problem = Problem::placed(self, inputs, place)?;
         into.check(&problem)?;
         self.check_into()?;
-        match self.score {
-            Score::Linear(_) => feature::forward(&problem, into, scratch, threads.max(1)),
-            _ => exact::decode(&problem, into, how, scratch, threads.max(1)),
-        }
+        T::decode(&problem, into, how, scratch, threads.max(1));
         Ok(())
     }
 
@@ -468,7 +448,7 @@ pub struct Tiles {
 
 /// What the forward pass returns, and what backward needs of it. Two are equal if all that they return is.
 #[derive(Clone, Debug)]
-pub struct Output<T: Element> {
+pub struct Output<T: qkv_simd::Element> {
     /// The weighted sums of the values, `[B, Hq, N, Dv]`.
     pub values: Tensor<T, 4>,
     /// The natural log of the sum of exponentials of each row of scores, `[B, Hq, N]`; −∞ where a query sees nothing. For
@@ -487,16 +467,16 @@ pub struct Output<T: Element> {
     pub(crate) place: Place,
 }
 
-impl<T: Element> PartialEq for Output<T> {
+impl<T: qkv_simd::Element> PartialEq for Output<T> {
     fn eq(&self, other: &Self) -> bool {
         (&self.values, &self.lse, &self.entropy) == (&other.values, &other.lse, &other.entropy)
             && (&self.chosen, &self.log_prob, &self.kept) == (&other.chosen, &other.log_prob, &other.kept)
     }
 }
 
-impl<T: Element> Output<T> {
+impl<T: qkv_simd::Element> Output<T> {
     /// Every number rounded to another type.
-    pub fn rounded<U: Element>(&self) -> Output<U> {
+    pub fn rounded<U: qkv_simd::Element>(&self) -> Output<U> {
         let column = |t: &Tensor<T::Acc, 3>| t.map(|x| U::Acc::of_f64(x.to_f64()));
         Output {
             values: self.values.rounded(),
@@ -558,7 +538,7 @@ impl<T: Element> Output<T> {
     }
 }
 
-impl<T: Element> Output<T> {
+impl<T: qkv_simd::Element> Output<T> {
     /// Checks that what a selection keeps for backward is there.
     fn check_kept(&self, attention: &Attention) -> Result<()> {
         let needs = |there: bool, tensor| match there {
@@ -588,7 +568,7 @@ fn check_shape<const R: usize>(tensor: &'static str, found: [usize; R], expected
 
 /// Memory of the caller's for what the forward pass returns.
 #[derive(Debug)]
-pub struct OutputMut<'a, T: Element> {
+pub struct OutputMut<'a, T: qkv_simd::Element> {
     /// `[B, Hq, N, Dv]`.
     pub values: ViewMut<'a, T>,
     /// `[B, Hq, N, 1]`.
@@ -597,7 +577,7 @@ pub struct OutputMut<'a, T: Element> {
     pub entropy: Option<ViewMut<'a, T::Acc>>,
 }
 
-impl<T: Element> OutputMut<'_, T> {
+impl<T: qkv_simd::Element> OutputMut<'_, T> {
     fn check(&self, problem: &Problem<'_, T>) -> Result<()> {
         let Problem { b, n, dv, heads, .. } = *problem;
         check_shape("out", self.values.shape(), [b, heads.query, n, dv])?;
@@ -642,9 +622,9 @@ pub struct Gradients<T> {
     pub center: Option<Vec<T>>,
 }
 
-impl<T: Element> Gradients<T> {
+impl<T: qkv_simd::Element> Gradients<T> {
     /// Every number rounded to another type.
-    pub fn rounded<U: Element>(&self) -> Gradients<U> {
+    pub fn rounded<U: qkv_simd::Element>(&self) -> Gradients<U> {
         let tensor = |given: &Option<Tensor<T, 4>>| given.as_ref().map(Tensor::rounded);
         let numbers =
             |given: &Option<Vec<T>>| given.as_ref().map(|given| given.iter().map(|x| U::of_f64(x.to_f64())).collect());

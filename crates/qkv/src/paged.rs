@@ -199,7 +199,7 @@ impl<T: Element> PagedBatch<'_, T> {
 impl Attention {
     /// [`decode`](Attention::decode) against sequences of different lengths in a [`PagedCache`]: each sequence's queries,
     /// one or a chunk of a prompt, stand at the end of that sequence.
-    pub fn decode_paged<'a, T: Element>(
+    pub fn decode_paged<'a, T: crate::Element>(
         &self,
         q: impl Into<View<'a, T>>,
         batch: &PagedBatch<'_, T>,

@@ -2,6 +2,7 @@
 //! log-sum-exp. Nothing larger than what is asked for and its two sides is stored.
 
 use crate::attention::Output;
+use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::exact::{Compared, KeyBlocks, Live, Operand, Plan, Room, RowAt, Rule, TileOps, Verdict, Weighing};
 use crate::feature::{self, Weigher};
@@ -11,7 +12,7 @@ use crate::scratch::Scratch;
 use crate::tensor::Tensor;
 use crate::tuning::{KEYS, QUERIES};
 use qkv_simd::shared::{Rows, for_each_task};
-use qkv_simd::{Element, Real, ViewMut};
+use qkv_simd::{Real, ViewMut};
 use std::ops::Range;
 
 /// How a cell of a picture is made from the weights it covers.
@@ -43,7 +44,7 @@ pub enum Pool {
 /// # Ok::<(), qkv::Error>(())
 /// ```
 #[derive(Debug)]
-pub struct Weights<'a, T: Element> {
+pub struct Weights<'a, T: qkv_simd::Element> {
     problem: Problem<'a, T>,
     out: &'a Output<T>,
 }
@@ -65,7 +66,8 @@ impl<'a, T: Element> Weights<'a, T> {
         let mut out = Tensor::zeros("weights", shape)?;
         let written = Rows::new(ViewMut::from(&mut out));
         let blocks = rows.len().div_ceil(QUERIES);
-        self.run(b, h, &cols, blocks, QUERIES * shape[1], |weigh, room, block| {
+        let asked = Asked { b, h, cols: &cols, tasks: blocks, room: QUERIES * shape[1] };
+        T::weigh(self, asked, &|weigh, room, block| {
             let range = rows.start + block * QUERIES..(rows.start + (block + 1) * QUERIES).min(rows.end);
             room.fill(T::Acc::ZERO);
             weigh(range.clone(), &mut |r, j, weight| room[r * shape[1] + j] = weight);
@@ -95,7 +97,8 @@ impl<'a, T: Element> Weights<'a, T> {
         }
         let written = Rows::new(ViewMut::from(&mut out));
         // Numbers of one column of the rectangle, then cells.
-        self.run(b, h, &cols, height, cols.len(), |weigh, column, y| {
+        let asked = Asked { b, h, cols: &cols, tasks: height, room: cols.len() };
+        T::weigh(self, asked, &|weigh, column, y| {
             let covered = cell(y, rows.len(), height);
             column.fill(T::Acc::ZERO);
             for start in covered.clone().step_by(QUERIES) {
@@ -134,17 +137,25 @@ impl<'a, T: Element> Weights<'a, T> {
             () => Ok(()),
         }
     }
+}
 
-    /// Runs tasks that weigh rows of one head against `cols`. A task gets a function that, for a range of at most [`QUERIES`]
-    /// rows, reports every weight by row and column from the corner; and room of its own.
-    fn run(
+/// What is asked of the weights of one head: some columns, in so many tasks, with so much room for each.
+#[derive(Clone, Copy)]
+pub(crate) struct Asked<'a> {
+    b: usize,
+    h: usize,
+    cols: &'a Range<usize>,
+    tasks: usize,
+    room: usize,
+}
+
+impl<T: qkv_simd::Element> Weights<'_, T> {
+    /// Runs tasks that weigh rows of one head against some columns. A task gets a function that, for a range of at most
+    /// [`QUERIES`] rows, reports every weight by row and column from the corner; and room of its own.
+    pub(crate) fn run(
         &self,
-        b: usize,
-        h: usize,
-        cols: &Range<usize>,
-        tasks: usize,
-        room: usize,
-        task: impl Fn(&mut Weigh<'_, T::Acc>, &mut [T::Acc], usize) + Sync,
+        Asked { b, h, cols, tasks, room }: Asked<'_>,
+        task: &(dyn Fn(&mut Weigh<'_, T::Acc>, &mut [T::Acc], usize) + Sync),
     ) {
         let problem = &self.problem;
         let scratch = Scratch::new();
@@ -199,7 +210,7 @@ impl<'a, T: Element> Weights<'a, T> {
 }
 
 /// Weighs a range of rows and reports each weight by row and column.
-type Weigh<'a, A> = dyn FnMut(Range<usize>, &mut dyn FnMut(usize, usize, A)) + 'a;
+pub(crate) type Weigh<'a, A> = dyn FnMut(Range<usize>, &mut dyn FnMut(usize, usize, A)) + 'a;
 
 /// The rows (or columns) of a rectangle of `len` that a cell of a grid of `cells` covers: at least one.
 fn cell(at: usize, len: usize, cells: usize) -> Range<usize> {

@@ -122,7 +122,7 @@ impl<T: Element> Given<T> {
 }
 
 /// Everything that came out, by the name it has in the file.
-fn results<F: Real>(out: Output<F>, weights: Vec<F>, grad: Gradients<F>) -> BTreeMap<&'static str, Vec<F>> {
+fn results<F: Real + Element>(out: Output<F>, weights: Vec<F>, grad: Gradients<F>) -> BTreeMap<&'static str, Vec<F>> {
     let tensor = |grad: Option<Tensor<F, 4>>| grad.map(Tensor::into_data);
     let found = [
         ("out", Some(out.values.into_data())),
@@ -144,7 +144,10 @@ fn results<F: Real>(out: Output<F>, weights: Vec<F>, grad: Gradients<F>) -> BTre
     found.into_iter().filter_map(|(name, data)| Some((name, data?))).collect()
 }
 
-fn by_the_engine<F: Real>(attention: &Attention, given: &Given<F>) -> qkv::Result<BTreeMap<&'static str, Vec<F>>> {
+fn by_the_engine<F: Real + Element>(
+    attention: &Attention,
+    given: &Given<F>,
+) -> qkv::Result<BTreeMap<&'static str, Vec<F>>> {
     let out = attention.forward(given.inputs())?;
     let [b, hq, n] = out.lse.shape();
     let asked = attention.weights(given.inputs(), &out)?;
@@ -165,7 +168,7 @@ fn by_the_definition(attention: &Attention, given: &Given<f64>) -> qkv::Result<B
 
 /// How far a result is from PyTorch's, relative to the largest number of PyTorch's; infinite where one of them is not
 /// finite and the other is not the same.
-fn error<F: Real>(found: &[F], expected: &[f64], every: usize) -> f64 {
+fn error<F: Real + Element>(found: &[F], expected: &[f64], every: usize) -> f64 {
     let found: Vec<f64> = found.iter().step_by(every).map(|x| x.to_f64()).collect();
     assert_eq!(found.len(), expected.len(), "as many numbers as PyTorch gives");
     let largest = expected.iter().filter(|x| x.is_finite()).fold(0.0f64, |largest, x| largest.max(x.abs()));
@@ -177,7 +180,7 @@ fn error<F: Real>(found: &[F], expected: &[f64], every: usize) -> f64 {
     found.iter().zip(expected).map(apart).fold(0.0, f64::max)
 }
 
-fn hold<F: Real>(
+fn hold<F: Real + Element>(
     group: &str,
     tolerance: f64,
     compute: impl Fn(&Attention, &Given<F>) -> qkv::Result<BTreeMap<&'static str, Vec<F>>>,

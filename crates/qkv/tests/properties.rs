@@ -1,7 +1,9 @@
 //! What is true of attention, whatever the numbers: properties, checked on random cases.
 
 use proptest::prelude::*;
-use qkv::{Attention, Bias, BigBird, Element, Inputs, Mask, Output, Place, Pool, Score, Tensor, View, segments_of};
+use qkv::{
+    Attention, Bias, BigBird, Element, Inputs, Mask, Number, Output, Place, Pool, Score, Tensor, View, segments_of,
+};
 
 fn randn(shape: [usize; 4], seed: u64) -> Tensor<f64, 4> {
     Tensor::randn(shape, seed)
@@ -281,5 +283,5 @@ fn dropout_keeps_the_mean_and_drops_its_share() {
     assert!((sum - 1.0).abs() < 0.02, "{sum}");
     let other = attention.clone().dropout(p, 12).forward(Inputs::new(q, &x, &x)).unwrap();
     assert_eq!(other.lse, out.lse);
-    assert_eq!(f32::EPSILON as f64, <f32 as Element>::EPSILON);
+    assert_eq!(f32::EPSILON as f64, <f32 as Number>::EPSILON);
 }

@@ -3,7 +3,7 @@
 use crate::program::{Input, Stored, noise, qkv};
 use half::{bf16, f16};
 use qkv::reference::Reference;
-use qkv::{Attention, Element, Inputs};
+use qkv::{Attention, Element, Inputs, Number as _};
 use safetensors::Dtype;
 
 fn is_computed_in_its_own_type<T: Element + Stored>(lse: Dtype) {

@@ -1,0 +1,124 @@
+//! The types that attention is computed in, and the engines compiled for each of them, here and once: whoever calls a
+//! generic method finds them ready instead of compiling them again.
+
+use crate::attention::{Gradients, Output, OutputMut};
+use crate::decode::Decode;
+use crate::error::Result;
+use crate::exact;
+use crate::feature;
+use crate::inputs::Upstream;
+use crate::problem::Problem;
+use crate::score::Score;
+use crate::scratch::Scratch;
+use crate::select::Select;
+use crate::weights::{Asked, Weigh, Weights};
+use half::{bf16, f16};
+
+/// A type that attention is computed in: `f32`, `f64`, `bf16` or `f16`. Sums are made in `f32`, or `f64` for itself.
+#[allow(private_bounds)]
+pub trait Element: qkv_simd::Element + Engines {}
+
+/// What is computed of a problem, by the engine that its score and its selection belong to.
+pub(crate) trait Engines: qkv_simd::Element {
+    /// Writes the output of a softmax.
+    fn forward(problem: &Problem<'_, Self>, into: OutputMut<'_, Self>, scratch: &Scratch<Self::Acc>, threads: usize);
+
+    /// The same for a few queries at the end of many keys.
+    fn decode(
+        problem: &Problem<'_, Self>,
+        into: OutputMut<'_, Self>,
+        how: Decode,
+        scratch: &Scratch<Self::Acc>,
+        threads: usize,
+    );
+
+    /// Writes the output of another selection.
+    fn select(
+        problem: &Problem<'_, Self>,
+        out: &mut Output<Self>,
+        scratch: &Scratch<Self::Acc>,
+        threads: usize,
+    ) -> Result<()>;
+
+    /// The gradients of everything that was given.
+    fn backward(
+        problem: &Problem<'_, Self>,
+        out: &Output<Self>,
+        upstream: &Upstream<'_, Self>,
+        scratch: &Scratch<Self::Acc>,
+        threads: usize,
+    ) -> Result<Gradients<Self>>;
+
+    /// Runs tasks over recomputed weights.
+    fn weigh(
+        weights: &Weights<'_, Self>,
+        asked: Asked<'_>,
+        task: &(dyn Fn(&mut Weigh<'_, Self::Acc>, &mut [Self::Acc], usize) + Sync),
+    );
+}
+
+macro_rules! element {
+    ($($t:ident)*) => {$(
+        impl Element for $t {}
+
+        impl Engines for $t {
+            fn forward(
+                problem: &Problem<'_, $t>,
+                into: OutputMut<'_, $t>,
+                scratch: &Scratch<<$t as qkv_simd::Element>::Acc>,
+                threads: usize,
+            ) {
+                match problem.attention.score {
+                    Score::Linear(_) => feature::forward(problem, into, scratch, threads),
+                    _ => exact::forward(problem, into, scratch, threads),
+                }
+            }
+
+            fn decode(
+                problem: &Problem<'_, $t>,
+                into: OutputMut<'_, $t>,
+                how: Decode,
+                scratch: &Scratch<<$t as qkv_simd::Element>::Acc>,
+                threads: usize,
+            ) {
+                match problem.attention.score {
+                    Score::Linear(_) => feature::forward(problem, into, scratch, threads),
+                    _ => exact::decode(problem, into, how, scratch, threads),
+                }
+            }
+
+            fn select(
+                problem: &Problem<'_, $t>,
+                out: &mut Output<$t>,
+                scratch: &Scratch<<$t as qkv_simd::Element>::Acc>,
+                threads: usize,
+            ) -> Result<()> {
+                debug_assert_ne!(problem.attention.select, Select::Soft);
+                exact::select(problem, out, scratch, threads)
+            }
+
+            fn backward(
+                problem: &Problem<'_, $t>,
+                out: &Output<$t>,
+                upstream: &Upstream<'_, $t>,
+                scratch: &Scratch<<$t as qkv_simd::Element>::Acc>,
+                threads: usize,
+            ) -> Result<Gradients<$t>> {
+                match problem.attention.score {
+                    Score::Linear(_) => feature::backward(problem, out, upstream, scratch, threads),
+                    _ => exact::backward(problem, out, upstream, scratch, threads),
+                }
+            }
+
+            fn weigh(
+                weights: &Weights<'_, $t>,
+                asked: Asked<'_>,
+                task: &(dyn Fn(&mut Weigh<'_, Self::Acc>, &mut [Self::Acc], usize) + Sync),
+            ) {
+                weights.run(asked, task);
+            }
+        }
+    )*};
+}
+
+element! { f32 f64 bf16 f16 }
