@@ -1,9 +1,7 @@
 //! What is true of attention, whatever the numbers: properties, checked on random cases.
 
 use proptest::prelude::*;
-use qkv::{
-    Attention, Bias, BigBird, Element, Inputs, Mask, Number, Output, Place, Pool, Score, Tensor, View, segments_of,
-};
+use qkv::{Attention, Bias, BigBird, Inputs, Mask, Number, Output, Place, Pool, Score, Tensor, View, segments_of};
 
 fn randn(shape: [usize; 4], seed: u64) -> Tensor<f64, 4> {
     Tensor::randn(shape, seed)

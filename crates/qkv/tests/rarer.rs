@@ -3,8 +3,8 @@
 
 use half::bf16;
 use qkv::{
-    Attention, Cache, Choice, Decode, Element, Inputs, Lsh, Mask, Output, PagedCache, Pages, Select, Tensor, Upstream,
-    View,
+    Attention, Cache, Choice, Decode, Element, Inputs, Lsh, Mask, Number as _, Output, PagedCache, Pages, Select,
+    Tensor, Upstream, View,
 };
 
 fn randn<T: Element>(shape: [usize; 4], seed: u64) -> Tensor<T, 4> {
