@@ -6,6 +6,7 @@ use super::held::Held;
 use super::ours::Call;
 use super::plot::{self, Line};
 use super::progress::Progress;
+use super::row::to_ten_nanoseconds;
 use super::table::{Column, Table, time};
 use super::timing::Timing;
 use super::{Say, formula, machine, ours, pause};
@@ -93,7 +94,7 @@ pub(crate) fn lengths(asked: &Asked, threads: usize, say: Say<'_>) -> Result<(),
         for (engine, timing) in here.into_iter().zip(timings) {
             progress.show(at, &format!("n = {n}, memory of {}", engine.name()));
             let beyond_bytes = beyond(asked, engine, n, threads)?;
-            let Timing { best_ms, median_ms } = timing;
+            let [best_ms, median_ms] = [timing.best_ms, timing.median_ms].map(to_ten_nanoseconds);
             let point = Point { n, engine: engine.name(), best_ms, median_ms, beyond_bytes };
             progress.clear();
             if !say(&told(&point, &table, asked.form))? {

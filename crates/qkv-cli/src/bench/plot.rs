@@ -17,11 +17,13 @@ const TOP: f64 = 118.0;
 const BOTTOM: f64 = HEIGHT - 58.0;
 const STYLE: &str = "\
 .ground{fill:#ffffff}text{fill:#1f2933}.quiet{fill:#52606d}.grid{stroke:#e4e7eb}.axis{stroke:#9aa5b1}\
-.line{fill:none;stroke-width:2.2;stroke-linejoin:round}\
-.c0{--c:#2f6fde}.c1{--c:#d9822b}.c2{--c:#b3336b}\
-@media(prefers-color-scheme:dark){.ground{fill:#0d1117}text{fill:#e6edf3}.quiet{fill:#9da7b3}.grid{stroke:#2a313a}\
-.axis{stroke:#6b7480}.c0{--c:#6ea0ff}.c1{--c:#f0a35c}.c2{--c:#e884b0}}\
-.line{stroke:var(--c)}.dot{fill:var(--c)}";
+.line{fill:none;stroke-width:2.2;stroke-linejoin:round}.c2 .line{stroke-dasharray:7 4}\
+.c0 .line{stroke:#2f6fde}.c0 .dot{fill:#2f6fde}.c1 .line{stroke:#d9822b}.c1 .dot{fill:#d9822b}\
+.c2 .line{stroke:#b3336b}.c2 .dot{fill:#b3336b}\
+@media(prefers-color-scheme:dark){\
+.ground{fill:#0d1117}text{fill:#e6edf3}.quiet{fill:#9da7b3}.grid{stroke:#2a313a}.axis{stroke:#6b7480}\
+.c0 .line{stroke:#6ea0ff}.c0 .dot{fill:#6ea0ff}.c1 .line{stroke:#f0a35c}.c1 .dot{fill:#f0a35c}\
+.c2 .line{stroke:#e884b0}.c2 .dot{fill:#e884b0}}";
 
 /// The picture, as SVG.
 pub(crate) fn draw(lines: &[Line], about: &str) -> String {

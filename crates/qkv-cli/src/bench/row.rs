@@ -54,8 +54,8 @@ impl Row {
             dtype: case.precision.name(),
             causal: case.causal,
             direction: case.direction.name(),
-            best_ms: digits(ours.best_ms, 5),
-            median_ms: digits(ours.median_ms, 5),
+            best_ms: to_ten_nanoseconds(ours.best_ms),
+            median_ms: to_ten_nanoseconds(ours.median_ms),
             gflops: a_second(case.flops()),
             peak_share: digits(peak.share(ours.best_ms), 4),
             gbs: (case.direction == Direction::Decode).then(|| a_second(case.bytes())),
@@ -69,15 +69,15 @@ impl Row {
 
     /// With the anchor's time, and the median of its time over ours.
     pub fn against(mut self, torch: Timing, ratio: f64) -> Row {
-        self.torch_ms = Some(digits(torch.best_ms, 5));
-        self.torch_median_ms = Some(digits(torch.median_ms, 5));
+        self.torch_ms = Some(to_ten_nanoseconds(torch.best_ms));
+        self.torch_median_ms = Some(to_ten_nanoseconds(torch.median_ms));
         self.ratio = Some(digits(ratio, 4));
         self
     }
 
     /// With the best time of the materialised formula.
     pub fn beside_formula(mut self, formula: Timing) -> Row {
-        self.formula_ms = Some(digits(formula.best_ms, 5));
+        self.formula_ms = Some(to_ten_nanoseconds(formula.best_ms));
         self
     }
 
@@ -85,6 +85,11 @@ impl Row {
     pub fn json(&self) -> String {
         serde_json::to_string(self).expect("a row is plain data") + "\n"
     }
+}
+
+/// Milliseconds with as many digits as a clock can mean.
+pub(crate) fn to_ten_nanoseconds(ms: f64) -> f64 {
+    digits(ms, 5)
 }
 
 /// Rounded to as many digits behind the point as mean something.
