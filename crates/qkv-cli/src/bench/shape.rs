@@ -59,7 +59,7 @@ impl FromStr for Shape {
             return Err("expected six whole numbers of at least 1, `B,Hq,Hk,N,M,D`".into());
         };
         let shape = Shape::new(axes);
-        if shape.hq % shape.hk != 0 {
+        if !shape.hq.is_multiple_of(shape.hk) {
             return Err(format!("Hq must be a multiple of Hk, and {} is none of {}", shape.hq, shape.hk));
         }
         Ok(shape)
