@@ -6,7 +6,7 @@ use super::statistics::geometric_mean;
 use super::table::{Column, Table};
 use crate::number::Precision;
 
-/// Where bf16 gradients begin to count: in shorter sequences PyTorch takes another, far slower way.
+/// Where bf16 gradients begin to count: in shorter sequences PyTorch is several times slower, which would flatter the mean.
 const LONG_ENOUGH: usize = 512;
 
 /// A group of cases that are told together.
