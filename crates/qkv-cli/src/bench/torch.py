@@ -118,6 +118,8 @@ def main():
                 answer(**measure(call, request["seconds"]))
             elif request["do"] == "memory":
                 answer(**memory(request))
+            else:
+                answer(error=f"unknown request {request['do']!r}")
         except Exception as error:
             answer(error=f"{type(error).__name__}: {error}")
 
