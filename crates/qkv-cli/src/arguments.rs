@@ -1,7 +1,8 @@
 //! From what was typed to what was meant: the command line that `clap` reads is made from the table in `choices`, and
 //! what comes out is [`Choices`], where every value has its type and no two contradict each other.
 
-use crate::choices::{CHOICES, Choice, EXAMPLES, INPUTS, Kind, OUTPUTS, Other, TensorRow, any_of};
+use crate::bench::{self, Shape};
+use crate::choices::{CHOICES, Choice, EXAMPLES, INPUTS, Kind, OUTPUTS, Other, Table, TensorRow, any_of};
 use crate::features::FeatureMap;
 use crate::number::Precision;
 use crate::pattern::Pattern;
@@ -23,6 +24,10 @@ const MOST_THREADS: u64 = 1024;
 pub(crate) enum Asked {
     /// `qkv run`.
     Run(Box<Choices>),
+    /// `qkv bench`.
+    Bench(Box<bench::Asked>),
+    /// `qkv bench-memory`, which is hidden: what one call takes, for a process that does nothing else.
+    BenchMemory(bench::Held),
     /// `qkv page`, which is hidden: the page of the guide about `qkv run`.
     Page,
 }
@@ -76,33 +81,49 @@ pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Aske
     let mut command = command();
     let matches = command.try_get_matches_from_mut(arguments)?;
     match matches.subcommand() {
-        Some(("run", matches)) => {
-            let choices = go_together(matches).and_then(|()| choices(matches));
-            choices.map(|choices| Asked::Run(Box::new(choices))).map_err(|conflict| {
-                let run = command.find_subcommand_mut("run").expect("just matched");
-                run.error(ErrorKind::ArgumentConflict, conflict)
-            })
-        }
+        Some((name @ "run", matches)) => go_together(CHOICES, matches)
+            .and_then(|()| choices(matches))
+            .map(|choices| Asked::Run(Box::new(choices)))
+            .map_err(|conflict| misuse(&mut command, name, conflict)),
+        Some((name @ "bench", matches)) => go_together(bench::CHOICES, matches)
+            .map(|()| Asked::Bench(Box::new(bench::Asked::read(matches))))
+            .map_err(|conflict| misuse(&mut command, name, conflict)),
+        Some(("bench-memory", matches)) => Ok(Asked::BenchMemory(bench::Held::read(matches))),
         _ => Ok(Asked::Page),
     }
+}
+
+fn misuse(command: &mut Command, name: &str, conflict: String) -> Error {
+    command.find_subcommand_mut(name).expect("just matched").error(ErrorKind::ArgumentConflict, conflict)
 }
 
 fn command() -> Command {
     let run = Command::new("run")
         .about("Computes attention, forward and backward, from a file of tensors")
-        .next_line_help(true)
         .after_help("`qkv run --help` says what each value means, and which tensors the files hold")
         .after_long_help(after_help());
-    let arguments = CHOICES.iter().flat_map(|(heading, choices)| choices.iter().map(move |choice| (heading, choice)));
-    let run = arguments.fold(run, |run, (heading, choice)| run.arg(argument(choice).help_heading(*heading)));
+    let bench = Command::new("bench")
+        .about("Measures attention on this machine, beside its peak and beside PyTorch")
+        .after_help("`qkv bench --help` says what each value means, and what is measured")
+        .after_long_help(bench::after_help());
     Command::new("qkv")
         .version(env!("CARGO_PKG_VERSION"))
         .about("Attention: every mechanism, forward and backward, exact, in linear memory")
         .after_help("Exit codes: 0 done, 1 an expected failure, 2 misuse")
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommand(run)
+        .subcommand(with(run, CHOICES))
+        .subcommand(with(bench, bench::CHOICES))
+        .subcommand(bench::Held::command())
         .subcommand(Command::new("page").hide(true).about("Prints the guide's page about `qkv run`, `docs/run.md`"))
+}
+
+/// The command with the choices of a table.
+fn with(command: Command, table: Table) -> Command {
+    let choices = table.iter().flat_map(|(heading, choices)| choices.iter().map(move |choice| (heading, choice)));
+    choices.fold(command.next_line_help(true), |command, (heading, choice)| {
+        command.arg(argument(choice).help_heading(*heading))
+    })
 }
 
 fn argument(choice: &Choice) -> Arg {
@@ -117,6 +138,7 @@ fn argument(choice: &Choice) -> Arg {
         return argument.action(ArgAction::SetTrue);
     }
     let argument = argument.value_name(choice.typed()).value_parser(parser(choice)).hide_possible_values(true);
+    let argument = if choice.many { argument.action(ArgAction::Append) } else { argument };
     // A minus sign begins a scale, a place, or a mistake that deserves the value's own message.
     argument.allow_negative_numbers(choice.kind != Kind::Path)
 }
@@ -140,6 +162,9 @@ fn parser(choice: &Choice) -> ValueParser {
         Kind::Local => value_parser!(Local).into(),
         Kind::Selection => value_parser!(Selection).into(),
         Kind::Features => value_parser!(FeatureMap).into(),
+        Kind::Shape => value_parser!(Shape).into(),
+        Kind::Rounds => value_parser!(u64).range(bench::FEWEST_ROUNDS..=1000).into(),
+        Kind::Length => value_parser!(u64).range(bench::SHORTEST..=1 << 20).into(),
     }
 }
 
@@ -148,10 +173,10 @@ fn number(typed: &str, expected: &str, fits: impl Fn(f64) -> bool) -> Result<f64
 }
 
 /// Checks that every choice that was typed has what it needs, and nothing that it cannot go with.
-fn go_together(matches: &ArgMatches) -> Result<(), String> {
+fn go_together(table: Table, matches: &ArgMatches) -> Result<(), String> {
     let typed = |choice: &&Choice| matches.value_source(choice.name) == Some(ValueSource::CommandLine);
     let is_there = |other: &&Other| is_there(matches, other);
-    for Choice { name, needs, clashes, .. } in CHOICES.iter().flat_map(|(_, choices)| *choices).filter(typed) {
+    for Choice { name, needs, clashes, .. } in table.iter().flat_map(|(_, choices)| *choices).filter(typed) {
         if !needs.is_empty() && !needs.iter().any(|other| is_there(&other)) {
             return Err(format!("`--{name}` needs {}", any_of(needs)));
         }
@@ -252,12 +277,14 @@ mod tests {
 
     #[test]
     fn choices_need_and_clash_with_choices_and_values_that_there_are() {
-        let all = || CHOICES.iter().flat_map(|(_, choices)| *choices);
-        for other in all().flat_map(|choice| choice.needs.iter().chain(choice.clashes)) {
-            let (name, value) = other.split_once(' ').map_or((*other, None), |(name, value)| (name, Some(value)));
-            let found = all().find(|choice| choice.name == name).unwrap_or_else(|| panic!("no `--{name}`"));
-            let known = |value: &str| found.values.iter().any(|(known, _)| *known == value);
-            assert!(value.is_none_or(known), "`--{other}`");
+        for table in [CHOICES, bench::CHOICES] {
+            let all = || table.iter().flat_map(|(_, choices)| *choices);
+            for other in all().flat_map(|choice| choice.needs.iter().chain(choice.clashes)) {
+                let (name, value) = other.split_once(' ').map_or((*other, None), |(name, value)| (name, Some(value)));
+                let found = all().find(|choice| choice.name == name).unwrap_or_else(|| panic!("no `--{name}`"));
+                let known = |value: &str| found.values.iter().any(|(known, _)| *known == value);
+                assert!(value.is_none_or(known), "`--{other}`");
+            }
         }
     }
 

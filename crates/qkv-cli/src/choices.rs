@@ -33,9 +33,15 @@ pub(crate) enum Kind {
     Selection,
     /// One of the forms in `values`.
     Features,
+    /// `B,Hq,Hk,N,M,D`.
+    Shape,
+    /// How many rounds.
+    Rounds,
+    /// A length of sequences.
+    Length,
 }
 
-/// One choice of `qkv run`.
+/// One choice of a command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Choice {
     /// Its name, without the dashes.
@@ -54,39 +60,51 @@ pub(crate) struct Choice {
     pub needs: &'static [Other],
     /// Other choices that it cannot go with.
     pub clashes: &'static [Other],
+    /// Whether it may be given more than once.
+    pub many: bool,
 }
+
+/// Choices under the heading that help and the page give them.
+pub(crate) type Table = &'static [(&'static str, &'static [Choice])];
 
 /// Another choice, without the dashes, as it is typed: `"output"`, or `"select top-k:K"` where it is about one value.
 pub(crate) type Other = &'static str;
 
 impl Choice {
-    const fn new(name: &'static str, kind: Kind, about: &'static str) -> Choice {
-        Choice { name, value: "", kind, about, default: None, values: &[], needs: &[], clashes: &[] }
+    pub const fn new(name: &'static str, kind: Kind, about: &'static str) -> Choice {
+        Choice { name, value: "", kind, about, default: None, values: &[], needs: &[], clashes: &[], many: false }
     }
 
-    const fn value(self, value: &'static str) -> Choice {
+    pub const fn value(self, value: &'static str) -> Choice {
         Choice { value, ..self }
     }
 
-    const fn default(self, default: &'static str) -> Choice {
+    pub const fn default(self, default: &'static str) -> Choice {
         Choice { default: Some(default), ..self }
     }
 
-    const fn values(self, values: &'static [(&'static str, &'static str)]) -> Choice {
+    pub const fn values(self, values: &'static [(&'static str, &'static str)]) -> Choice {
         Choice { values, ..self }
     }
 
-    const fn needs(self, needs: &'static [Other]) -> Choice {
+    pub const fn needs(self, needs: &'static [Other]) -> Choice {
         Choice { needs, ..self }
     }
 
-    const fn clashes(self, clashes: &'static [Other]) -> Choice {
+    pub const fn clashes(self, clashes: &'static [Other]) -> Choice {
         Choice { clashes, ..self }
+    }
+
+    pub const fn many(self) -> Choice {
+        Choice { many: true, ..self }
     }
 
     /// What it is about, what it is where it is left out, and which other choices it needs or cannot go with.
     pub fn told(&self) -> String {
         let mut told = self.about.to_string();
+        if self.many {
+            told += "; can be given several times";
+        }
         if let Some(default) = self.default {
             told += &format!("; left out, `{default}`");
         }
@@ -115,8 +133,8 @@ pub(crate) fn any_of(others: &[Other]) -> String {
     }
 }
 
-/// Every choice, under the heading that help and the page give it.
-pub(crate) const CHOICES: &[(&str, &[Choice])] = &[
+/// Every choice of `qkv run`.
+pub(crate) const CHOICES: Table = &[
     (
         "Files",
         &[

@@ -11,12 +11,14 @@
 //! | `given`, `description` | the tensors of a call, and the attention that they and the choices ask for |
 //! | `computation`, `results` | the call itself, and the tensors that come out of it |
 //! | `run`, `report`, `example` | the command `qkv run`, what it says, and what it shows without a file |
+//! | `bench` | the command `qkv bench`: this machine measured, beside its peak and beside PyTorch |
 //!
 //! Exit codes: 0 done, 1 an expected failure (a file, a shape), 2 misuse of the command line.
 
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod bench;
 mod choices;
 mod computation;
 mod description;
@@ -53,6 +55,8 @@ pub use page::page;
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let said = match arguments::read(arguments) {
         Ok(Asked::Run(choices)) => run::run(&choices),
+        Ok(Asked::Bench(asked)) => bench::bench(&asked, &mut say).map(|()| String::new()),
+        Ok(Asked::BenchMemory(held)) => held.measure(),
         Ok(Asked::Page) => Ok(page()),
         Err(misuse_or_help) => {
             // Help goes to stdout, misuse to stderr; whoever closed either does not want to read it.
@@ -61,7 +65,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
     };
     match said.and_then(|words| say(&words)) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::SUCCESS,
         Err(failure) => {
             let _ = write!(io::stderr(), "{failure}");
             ExitCode::FAILURE
@@ -69,13 +73,13 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Writes to stdout. A reader that has gone away has seen enough, which is no failure.
-fn say(words: &str) -> Result<(), Failure> {
+/// Writes to stdout, and tells whether anyone reads on. A reader that has gone away has seen enough, which is no failure.
+fn say(words: &str) -> Result<bool, Failure> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(words.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(Failure::new(format!("the report could not be written: {error}")))
         }
-        _ => Ok(()),
+        written => Ok(written.is_ok()),
     }
 }

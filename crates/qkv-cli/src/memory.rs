@@ -16,11 +16,13 @@ pub(crate) fn peak() -> Option<u64> {
     field("/proc/self/status", "VmHWM:")
 }
 
-fn available() -> u128 {
+/// What the system could still give, in bytes.
+pub(crate) fn available() -> u128 {
     field("/proc/meminfo", "MemAvailable:").map_or(BEYOND_ANY_MACHINE, u128::from)
 }
 
-fn field(file: &str, name: &str) -> Option<u64> {
+/// A number of kB that a file of the system gives this name to, in bytes.
+pub(crate) fn field(file: &str, name: &str) -> Option<u64> {
     let text = fs::read_to_string(file).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)

@@ -15,7 +15,7 @@ pub(crate) enum Precision {
 }
 
 impl Precision {
-    const ALL: [Precision; 4] = [Precision::F32, Precision::F64, Precision::Bf16, Precision::F16];
+    pub const ALL: [Precision; 4] = [Precision::F32, Precision::F64, Precision::Bf16, Precision::F16];
 
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
@@ -24,6 +24,15 @@ impl Precision {
             Precision::F64 => f64::NAME,
             Precision::Bf16 => bf16::NAME,
             Precision::F16 => f16::NAME,
+        }
+    }
+
+    /// Bytes of a number.
+    pub fn size(self) -> usize {
+        match self {
+            Precision::F64 => 8,
+            Precision::F32 => 4,
+            Precision::Bf16 | Precision::F16 => 2,
         }
     }
 

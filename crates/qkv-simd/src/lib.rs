@@ -17,6 +17,7 @@
 //! | [`pairwise`] | scores that are no product: additive and squared distance |
 //! | [`philox`] | the counter-based random bits of dropout |
 //! | [`counting`] | an allocator that counts |
+//! | [`peak`] | what this machine can do at most, measured |
 //! | [`shared`] | tasks in order, blocks filled once, regions entered in turn, rows written once |
 //!
 //! Every kernel is written once, over [`lanes::Lanes`], and compiled for each instruction set. A sum over the width has
@@ -34,6 +35,7 @@ mod math;
 pub mod number;
 pub mod pairs;
 pub mod pairwise;
+pub mod peak;
 pub mod philox;
 pub mod product;
 mod rows;

@@ -1,0 +1,57 @@
+//! How long a call takes, called for a while.
+
+use super::statistics::median;
+use serde::Deserialize;
+use std::time::Instant;
+
+/// Calls that do not count: the first pays for memory, the second for threads that slept.
+const WARM_UP: usize = 2;
+
+/// Of many calls, in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+pub(crate) struct Timing {
+    pub best_ms: f64,
+    pub median_ms: f64,
+}
+
+impl Timing {
+    /// Calls it for so many seconds, at least once.
+    pub fn of(seconds: f64, mut call: impl FnMut()) -> Timing {
+        (0..WARM_UP).for_each(|_| call());
+        let (begin, mut times) = (Instant::now(), Vec::new());
+        while times.is_empty() || begin.elapsed().as_secs_f64() < seconds {
+            let start = Instant::now();
+            call();
+            times.push(start.elapsed().as_secs_f64() * 1e3);
+        }
+        let best_ms = times.iter().copied().fold(f64::INFINITY, f64::min);
+        Timing { best_ms, median_ms: median(times).expect("at least one call") }
+    }
+
+    /// Of several rounds: the best of all, and the median of their medians. Nothing of none.
+    pub fn over(rounds: &[Timing]) -> Option<Timing> {
+        let best_ms = rounds.iter().map(|round| round.best_ms).fold(f64::INFINITY, f64::min);
+        median(rounds.iter().map(|round| round.median_ms)).map(|median_ms| Timing { best_ms, median_ms })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn at_least_one_call_counts_and_two_do_not() {
+        let mut calls = 0;
+        let timing = Timing::of(1e-9, || calls += 1);
+        assert_eq!(calls, WARM_UP + 1);
+        assert!(timing.best_ms <= timing.median_ms);
+    }
+
+    #[test]
+    fn rounds_give_the_best_of_all_and_the_median_of_medians() {
+        let round = |best_ms, median_ms| Timing { best_ms, median_ms };
+        let over = Timing::over(&[round(3.0, 4.0), round(1.0, 9.0), round(2.0, 5.0)]);
+        assert_eq!(over, Some(round(1.0, 5.0)));
+        assert_eq!(Timing::over(&[]), None);
+    }
+}

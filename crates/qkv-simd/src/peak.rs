@@ -1,0 +1,185 @@
+//! What this machine can do at most, measured: multiply-adds that wait for nothing, and numbers read once from memory. A
+//! speed means something beside these, taken in the same second; on a shared machine they move by a third within minutes.
+//!
+//! Each takes a few milliseconds and returns the best of several short runs.
+
+use crate::isa::Isa;
+use crate::kernel::{Kernel, dispatch};
+use crate::lanes::Lanes;
+use crate::number::Real;
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::thread;
+use std::time::Instant;
+
+/// Short runs of which the best counts.
+const RUNS: usize = 5;
+/// Steps of each chain in a run: about a millisecond where a step of all chains takes eight cycles.
+const STEPS: usize = 400_000;
+
+/// Billions of floating-point operations a second that `threads` threads reach together with multiply-adds on registers
+/// alone, a multiply-add counting as two.
+///
+/// ```
+/// use qkv_simd::{Isa, peak};
+/// assert!(peak::fma::<f32>(Isa::best(), 1) > 0.0);
+/// ```
+pub fn fma<A: Real>(isa: Isa, threads: usize) -> f64 {
+    best_of(threads, || dispatch(isa, Chains::<A>(std::marker::PhantomData)))
+}
+
+/// Billions of floating-point operations a second of the CPU's bf16 matrix tiles; nothing where it has none.
+///
+/// ```
+/// use qkv_simd::{Isa, peak};
+/// assert!(peak::tiles(Isa::named("portable").unwrap(), 1).is_none());
+/// ```
+pub fn tiles(_isa: Isa, _threads: usize) -> Option<f64> {
+    None
+}
+
+/// Billions of bytes a second that `threads` threads read together when they sum these numbers once. Whether they come
+/// from memory or from a cache depends on how many there are: as many as the work that is compared reads is the fair number.
+///
+/// ```
+/// use qkv_simd::{Isa, peak};
+/// assert!(peak::read(Isa::best(), &vec![1.0; 1 << 16], 1) > 0.0);
+/// ```
+pub fn read(isa: Isa, numbers: &[f32], threads: usize) -> f64 {
+    let piece = numbers.len().div_ceil(threads.max(1)).max(1);
+    let mut pieces: Vec<&[f32]> = numbers.chunks(piece).collect();
+    pieces.resize(threads.max(1), &[]); // of few numbers there are fewer pieces than threads
+    together(pieces, |piece| {
+        black_box(dispatch(isa, Sum(black_box(piece))));
+        size_of_val(piece) as f64
+    })
+}
+
+/// The best rate of `threads` threads that each do this.
+fn best_of(threads: usize, work: impl Fn() -> f64 + Sync) -> f64 {
+    together(vec![(); threads.max(1)], |()| work())
+}
+
+/// A thread for each share, all starting at once; the best of several runs of what they did together, in billions a second
+/// from the first start to the last end.
+fn together<S: Copy + Send>(shares: Vec<S>, work: impl Fn(S) -> f64 + Sync) -> f64 {
+    let barrier = Barrier::new(shares.len());
+    let (barrier, work) = (&barrier, &work);
+    let runs: Vec<Vec<(Instant, Instant, f64)>> = thread::scope(|scope| {
+        let run = move |share: S| {
+            let once = |_| {
+                barrier.wait();
+                let start = Instant::now();
+                let done = work(share);
+                (start, Instant::now(), done)
+            };
+            (0..RUNS).map(once).collect()
+        };
+        let workers: Vec<_> = shares.into_iter().map(|share| scope.spawn(move || run(share))).collect();
+        workers.into_iter().map(|worker| worker.join().expect("nothing in it panics")).collect()
+    });
+    let rate = |run: usize| {
+        let of_run = || runs.iter().map(|worker| worker[run]);
+        let start = of_run().map(|(start, ..)| start).min().expect("at least one thread");
+        let end = of_run().map(|(_, end, _)| end).max().expect("at least one thread");
+        of_run().map(|(.., done)| done).sum::<f64>() / end.duration_since(start).as_secs_f64() / 1e9
+    };
+    (0..RUNS).map(rate).fold(0.0, f64::max)
+}
+
+/// Chains of multiply-adds, each independent of the others; the number of operations comes out.
+struct Chains<A>(std::marker::PhantomData<A>);
+
+impl<A: Real> Kernel<A> for Chains<A> {
+    type Output = f64;
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes<Scalar = A>>(self) -> f64 {
+        // As many chains as hide the latency and fit the registers: 16 of one register each where a panel is a register,
+        // else 6 or 3 of several.
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            if V::TILE_PANELS >= 4 {
+                chains::<V, 16>()
+            } else if V::TILE_ROWS >= 6 {
+                chains::<V, 6>()
+            } else {
+                chains::<V, 3>()
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn chains<V: Lanes, const CHAINS: usize>() -> f64 {
+    // SAFETY: the caller vouches for the instruction set; stores go into an array of the lanes' length.
+    unsafe {
+        // Each chain runs towards b / (1 − a) = 1, far from infinities and from denormal numbers.
+        let a = V::splat(black_box(V::Scalar::from_f64(0.5)));
+        let b = V::splat(black_box(V::Scalar::from_f64(0.5)));
+        let mut chains = [V::splat(V::Scalar::ZERO); CHAINS];
+        for _ in 0..STEPS {
+            for chain in &mut chains {
+                *chain = chain.mul_add(a, b);
+            }
+        }
+        let sum = chains.into_iter().fold(V::splat(V::Scalar::ZERO), |sum, chain| sum.add(chain));
+        black_box(sum.sum());
+    }
+    (2 * STEPS * CHAINS * V::Scalar::LANES) as f64
+}
+
+/// The sum of numbers, in chains that wait for nothing but memory.
+struct Sum<'a>(&'a [f32]);
+
+impl Kernel<f32> for Sum<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes<Scalar = f32>>(self) -> f32 {
+        const CHAINS: usize = 4;
+        // SAFETY: each chunk is whole panels; the caller vouches for the instruction set.
+        unsafe {
+            let mut sums = [V::splat(0.0); CHAINS];
+            let chunks = self.0.chunks_exact(CHAINS * f32::LANES);
+            let rest: f32 = chunks.remainder().iter().sum();
+            for chunk in chunks {
+                for (sum, panel) in sums.iter_mut().zip(chunk.chunks_exact(f32::LANES)) {
+                    *sum = sum.add(V::load(panel.as_ptr()));
+                }
+            }
+            sums.into_iter().fold(V::splat(0.0), |all, sum| all.add(sum)).sum() + rest
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_instruction_set_has_a_peak_in_both_types() {
+        for isa in Isa::available() {
+            for peak in [fma::<f32>(isa, 1), fma::<f64>(isa, 2)] {
+                assert!(peak.is_finite() && peak > 0.0, "{isa}: {peak}");
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_are_all_read_whatever_their_count() {
+        for isa in Isa::available() {
+            for len in [0, 1, 15, 64, 65, 1000] {
+                let numbers: Vec<f32> = (0..len).map(|x| x as f32).collect();
+                assert_eq!(dispatch(isa, Sum(&numbers)), numbers.iter().sum::<f32>());
+            }
+            assert!(read(isa, &[1.0; 5], 8).is_finite());
+        }
+    }
+
+    #[test]
+    fn no_threads_count_as_one() {
+        assert!(fma::<f32>(Isa::best(), 0) > 0.0);
+        assert!(read(Isa::best(), &[1.0; 100], 0) > 0.0);
+    }
+}
