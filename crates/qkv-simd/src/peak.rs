@@ -7,6 +7,9 @@ use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
 use crate::lanes::Lanes;
 use crate::number::Real;
+use crate::pairs::{self, DEPTH, Left, Pairs, Right, SIDE};
+use crate::product::Target;
+use half::bf16;
 use std::hint::black_box;
 use std::sync::Barrier;
 use std::thread;
@@ -34,8 +37,22 @@ pub fn fma<A: Real>(isa: Isa, threads: usize) -> f64 {
 /// use qkv_simd::{Isa, peak};
 /// assert!(peak::tiles(Isa::named("portable").unwrap(), 1).is_none());
 /// ```
-pub fn tiles(_isa: Isa, _threads: usize) -> Option<f64> {
-    None
+pub fn tiles(isa: Isa, threads: usize) -> Option<f64> {
+    // Two by two tiles, over a depth that lies in the first-level cache and is long enough to forget how it began.
+    const CHUNKS: usize = 10;
+    const TIMES: usize = 1000;
+    Pairs::new(isa)?;
+    Some(best_of(threads, || {
+        let pairs = Pairs::new(isa).expect("as on the thread that asked");
+        let (side, depth) = (2 * SIDE, CHUNKS * DEPTH);
+        let (a, b) = (vec![bf16::ONE; side * depth], vec![bf16::ONE; pairs::right_len(depth, side)]);
+        let (left, right) = (Left { data: &a, row: depth }, Right { data: &b, chunks: CHUNKS });
+        let mut c = vec![0.0; side * side];
+        for _ in 0..TIMES {
+            pairs.product(Target::anew(black_box(&mut c), side), left, right, side, 0..2, 0..CHUNKS);
+        }
+        (2 * side * side * depth * TIMES) as f64
+    }))
 }
 
 /// Billions of bytes a second that `threads` threads read together when they sum these numbers once. Whether they come

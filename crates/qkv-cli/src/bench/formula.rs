@@ -7,8 +7,8 @@ use super::ours::{Call, noise};
 use super::shape::Shape;
 use crate::failure::Failure;
 use crate::number::Precision;
-use qkv_simd::tile::{self, RowOp, Running};
-use qkv_simd::{Isa, Matrix, Panels, Real, padded, product};
+use qkv_simd::tile::{self, Exponential, RowOp, Running};
+use qkv_simd::{Isa, Matrix, Panels, Real, Target, padded, product};
 use rayon::prelude::*;
 use std::hint::black_box;
 
@@ -57,19 +57,27 @@ fn formula(shape: Shape, causal: bool, q: &[f32], k: &[f32], v: &[f32]) -> Vec<f
         let (rows, queries) = (block.len() / wide, Matrix::rows(&q[(head * n + first) * d..], d));
         for at in (0..wide).step_by(KEYS) {
             let panels = (wide - at).min(KEYS) / LANES;
-            product(isa, &mut block[at..], wide, queries, Panels::packed(&keys[at * d..], d), rows, panels, d);
+            product(
+                isa,
+                Target::anew(&mut block[at..], wide),
+                queries,
+                Panels::packed(&keys[at * d..], d),
+                rows,
+                panels,
+                d,
+            );
         }
     });
 
     // Weights = softmax of each row.
-    let scale = 1.0 / (d as f32).sqrt();
+    let how = Exponential { scale: 1.0 / (d as f32).sqrt(), spans: &[], sharp: true };
     for_blocks(&mut scores, n * wide, wide, |_, first, block| {
         for (row, scores) in block.chunks_exact_mut(wide).enumerate() {
             let seen = if causal { (first + row + 1).min(m) } else { m };
             scores[seen..].fill(f32::NEG_INFINITY);
             let (mut max, mut sum, mut factor) = ([f32::NEG_INFINITY], [0.0], [0.0]);
             let running = Running { max: &mut max, sum: &mut sum, moment: &mut [], factor: &mut factor };
-            tile::softmax(isa, scores, wide, 1, wide, scale, running);
+            tile::softmax(isa, scores, wide, 1, wide, how, running);
             tile::row_op(isa, scores, RowOp::Scale(1.0 / sum[0]));
         }
     });
@@ -83,7 +91,7 @@ fn formula(shape: Shape, causal: bool, q: &[f32], k: &[f32], v: &[f32]) -> Vec<f
         for at in (0..m).step_by(KEYS) {
             let (depth, weights) = ((m - at).min(KEYS), Matrix::rows(&weights[at..], wide));
             let values = Panels::rows(&values[at * width..], width);
-            product(isa, block, width, weights, values, rows, width / LANES, depth);
+            product(isa, Target::onto(block, width), weights, values, rows, width / LANES, depth);
         }
     });
     if width == d { out } else { out.chunks_exact(width).flat_map(|row| &row[..d]).copied().collect() }
