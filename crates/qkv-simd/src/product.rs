@@ -132,24 +132,22 @@ impl<A: Real> Kernel<A> for Product<'_, A> {
 
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = A>>(self) {
+        // A few panels of B against all rows, so that they stay in the first-level cache while A goes by.
         // SAFETY: `product` checked that every row, panel and step below lies inside its slice; the caller vouches for
         // the instruction set.
         unsafe {
-            let mut row = 0;
-            while row < self.rows {
-                let left = self.rows - row;
-                if V::TILE_ROWS >= 6 && left >= 6 {
-                    self.strip::<V, 6>(row);
-                    row += 6;
-                } else if V::TILE_ROWS >= 4 && left >= 4 {
-                    self.strip::<V, 4>(row);
-                    row += 4;
-                } else if left >= 2 {
-                    self.strip::<V, 2>(row);
-                    row += 2;
+            let mut panel = 0;
+            while panel < self.panels {
+                let left = self.panels - panel;
+                if V::TILE_PANELS >= 4 && left >= 4 {
+                    self.column::<V, 4>(panel);
+                    panel += 4;
+                } else if V::TILE_PANELS >= 2 && left >= 2 {
+                    self.column::<V, 2>(panel);
+                    panel += 2;
                 } else {
-                    self.strip::<V, 1>(row);
-                    row += 1;
+                    self.column::<V, 1>(panel);
+                    panel += 1;
                 }
             }
         }
@@ -157,23 +155,26 @@ impl<A: Real> Kernel<A> for Product<'_, A> {
 }
 
 impl<A: Real> Product<'_, A> {
-    /// `ROWS` rows of C, all their panels.
+    /// `PANELS` panels of C, all their rows.
     #[inline(always)]
-    unsafe fn strip<V: Lanes<Scalar = A>, const ROWS: usize>(&self, row: usize) {
+    unsafe fn column<V: Lanes<Scalar = A>, const PANELS: usize>(&self, panel: usize) {
         // SAFETY: as in `run`.
         unsafe {
-            let mut panel = 0;
-            while panel < self.panels {
-                let left = self.panels - panel;
-                if V::TILE_PANELS >= 4 && left >= 4 {
-                    self.tile::<V, ROWS, 4>(row, panel);
-                    panel += 4;
-                } else if V::TILE_PANELS >= 2 && left >= 2 {
-                    self.tile::<V, ROWS, 2>(row, panel);
-                    panel += 2;
+            let mut row = 0;
+            while row < self.rows {
+                let left = self.rows - row;
+                if V::TILE_ROWS >= 6 && left >= 6 {
+                    self.tile::<V, 6, PANELS>(row, panel);
+                    row += 6;
+                } else if V::TILE_ROWS >= 4 && left >= 4 {
+                    self.tile::<V, 4, PANELS>(row, panel);
+                    row += 4;
+                } else if left >= 2 {
+                    self.tile::<V, 2, PANELS>(row, panel);
+                    row += 2;
                 } else {
-                    self.tile::<V, ROWS, 1>(row, panel);
-                    panel += 1;
+                    self.tile::<V, 1, PANELS>(row, panel);
+                    row += 1;
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use qkv_simd::Real;
 use std::fmt;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::Mutex;
 
 /// A pool of buffers. Keep one and pass it to every call: after the first, calls of the same shape find what they need.
@@ -37,18 +37,22 @@ impl<A> Scratch<A> {
     }
 }
 
+/// Bytes to which buffers are aligned: a line of the cache, so that no vector and no row of a tile lies across two.
+const LINE: usize = 64;
+
 impl<A: Real> Scratch<A> {
     /// A buffer of `len` numbers, whatever they are.
     pub(crate) fn take(&self, len: usize) -> Buffer<'_, A> {
+        let room = if len == 0 { 0 } else { len + LINE / size_of::<A>() };
         let mut list = self.list();
-        let best = (0..list.len()).filter(|&at| list[at].capacity() >= len).min_by_key(|&at| list[at].capacity());
+        let best = (0..list.len()).filter(|&at| list[at].len() >= room).min_by_key(|&at| list[at].len());
         let mut data = best.map(|at| list.swap_remove(at)).unwrap_or_default();
         drop(list);
-        if data.capacity() < len {
-            data = vec![A::ZERO; len];
+        if data.len() < room {
+            data = vec![A::ZERO; room];
         }
-        data.resize(len, A::ZERO);
-        Buffer { data, pool: self }
+        let start = if len == 0 { 0 } else { data.as_ptr().align_offset(LINE) };
+        Buffer { data, used: start..start + len, pool: self }
     }
 
     /// A buffer of `len` zeros.
@@ -62,19 +66,20 @@ impl<A: Real> Scratch<A> {
 /// A buffer on loan from a [`Scratch`].
 pub(crate) struct Buffer<'a, A> {
     data: Vec<A>,
+    used: Range<usize>,
     pool: &'a Scratch<A>,
 }
 
 impl<A> Deref for Buffer<'_, A> {
     type Target = [A];
     fn deref(&self) -> &[A] {
-        &self.data
+        &self.data[self.used.clone()]
     }
 }
 
 impl<A> DerefMut for Buffer<'_, A> {
     fn deref_mut(&mut self) -> &mut [A] {
-        &mut self.data
+        &mut self.data[self.used.clone()]
     }
 }
 
@@ -82,5 +87,23 @@ impl<A> Drop for Buffer<'_, A> {
     fn drop(&mut self) {
         let data = std::mem::take(&mut self.data);
         self.pool.list().push(data);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_aligned_and_used_again() {
+        let scratch = Scratch::<f32>::new();
+        for len in [0, 1, 7, 1000] {
+            let buffer = scratch.take(len);
+            assert_eq!(buffer.len(), len);
+            assert!(len == 0 || (buffer.as_ptr() as usize).is_multiple_of(LINE));
+        }
+        let first = scratch.take(1000).as_ptr();
+        assert_eq!(scratch.take(1000).as_ptr(), first);
+        assert!(scratch.zeros(1000).iter().all(|&x| x == 0.0));
     }
 }

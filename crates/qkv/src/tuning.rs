@@ -15,6 +15,10 @@ pub const PAIR_ROWS: usize = 32;
 /// would follow a diagonal more closely and pay more often for beginning.
 pub const SPAN_ROWS: usize = 12;
 
+/// Tiles of queries that a worker takes past the keys together, so that a block of keys and values comes from far away once for
+/// 256 queries: with pairs of bf16 a stream for 64 of them would be all that the third-level cache can give.
+pub const TOGETHER: usize = 4;
+
 /// With so many heads for each thread, a worker takes whole heads, packs their keys for itself and uses the memory again:
 /// short sequences then stay in its caches.
 pub const WHOLE_HEADS: usize = 8;

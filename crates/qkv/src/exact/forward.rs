@@ -9,14 +9,16 @@ use super::order::Places;
 use super::plan::{Piece, Plan};
 use super::products::{Desk, Weighed};
 use super::projection::Compared;
+use super::rule::Verdict;
 use super::tile::{Kept, Live, RowAt, TileOps};
 use crate::attention::OutputMut;
 use crate::problem::Problem;
 use crate::scratch::{Buffer, Scratch};
-use crate::tuning::{KEYS, QUERIES, WHOLE_HEADS};
+use crate::tuning::{KEYS, QUERIES, TOGETHER, WHOLE_HEADS};
 use qkv_simd::shared::{Rows, for_each_task};
 use qkv_simd::tile::{RowOp, Running, row_op, softmax};
 use qkv_simd::{Element, Real, ViewMut, padded};
+use std::iter::Peekable;
 use std::ops::Range;
 
 /// Computes the attention of a problem into `into`.
@@ -173,24 +175,37 @@ fn head_matters<T: Element>(problem: &Problem<'_, T>) -> bool {
 /// What a worker needs of its own.
 struct Worker<'s, A: Real> {
     desk: Desk<'s, A>,
-    rows: Vec<RowAt>,
     live: Live,
-    queries: Buffer<'s, A>,
     scores: Buffer<'s, A>,
+    /// The tiles of queries that it takes past the keys together.
+    lanes: Vec<Lane<'s, A>>,
+}
+
+/// A tile of queries on its way past the keys.
+struct Lane<'s, A: Real> {
+    rows: Vec<RowAt>,
+    queries: Buffer<'s, A>,
     values: Buffer<'s, A>,
-    per_row: Buffer<'s, A>,
+    max: [A; QUERIES],
+    sum: [A; QUERIES],
+    moment: [A; QUERIES],
 }
 
 impl<'s, A: Real> Worker<'s, A> {
-    fn new<T: Element<Acc = A>>(scratch: &'s Scratch<A>, ops: &TileOps<'_, T>) -> Self {
+    fn new<T: Element<Acc = A>>(scratch: &'s Scratch<A>, ops: &TileOps<'_, T>, lanes: usize) -> Self {
+        let lane = |_| Lane {
+            rows: Vec::with_capacity(QUERIES),
+            queries: scratch.take(QUERIES * ops.query_row),
+            values: scratch.take(QUERIES * padded::<A>(ops.problem.dv)),
+            max: [A::NEG_INFINITY; QUERIES],
+            sum: [A::ZERO; QUERIES],
+            moment: [A::ZERO; QUERIES],
+        };
         Worker {
             desk: ops.desk(scratch),
-            rows: Vec::with_capacity(QUERIES),
             live: Live::default(),
-            queries: scratch.take(QUERIES * ops.query_row),
             scores: scratch.take(ops.arithmetic.rows_at_once() * KEYS),
-            values: scratch.take(QUERIES * padded::<A>(ops.problem.dv)),
-            per_row: scratch.take(QUERIES * 4),
+            lanes: (0..lanes).map(lane).collect(),
         }
     }
 }
@@ -263,81 +278,113 @@ impl<T: Element> Pass<'_, T> {
         let (key_heads, heads) = (problem.heads.key, problem.b * problem.heads.key);
         let room = |heads| Room::new(scratch, ops.arithmetic, piece, heads, problem.width, problem.dv);
         if heads >= WHOLE_HEADS * self.threads {
-            let worker = || (Worker::new(scratch, ops), room(1));
+            let worker = || (Worker::new(scratch, ops, TOGETHER.min(cut.tiles)), room(1));
             for_each_task(self.threads, heads, worker, |(worker, room), task| {
                 let (b, key_head, slots) = (task / key_heads, task % key_heads, cut.slots / key_heads);
                 let blocks = KeyBlocks::new(piece, self.keys, self.values, key_heads, room).starting_at(b, key_head);
                 for slot in key_head * slots..(key_head + 1) * slots {
-                    for tile in 0..cut.tiles {
-                        cut.rows(problem, piece, b, slot, tile, &mut worker.rows);
-                        self.tile(piece, &blocks, tile, worker, &done);
+                    for tiles in order.chunks(TOGETHER) {
+                        self.tiles(piece, &cut, &blocks, (b, slot, tiles), worker, &done);
                     }
                 }
             });
         } else {
             let mut room = room(heads);
             let blocks = KeyBlocks::new(piece, self.keys, self.values, key_heads, &mut room);
-            let per_sequence = cut.slots * cut.tiles;
-            let worker = || Worker::new(scratch, ops);
-            for_each_task(self.threads, problem.b * per_sequence, worker, |worker, task| {
-                let (b, slot, tile) = (task / per_sequence, task / cut.tiles % cut.slots, order[task % cut.tiles]);
-                cut.rows(problem, piece, b, slot, tile, &mut worker.rows);
-                self.tile(piece, &blocks, tile, worker, &done);
+            // Fewer together where there would not be enough to hand out.
+            let together = (problem.b * cut.slots * cut.tiles / (4 * self.threads)).clamp(1, TOGETHER);
+            let per_slot = cut.tiles.div_ceil(together);
+            let worker = || Worker::new(scratch, ops, together);
+            for_each_task(self.threads, problem.b * cut.slots * per_slot, worker, |worker, task| {
+                let (b, slot) = (task / (cut.slots * per_slot), task / per_slot % cut.slots);
+                let from = task % per_slot * together;
+                let tiles = &order[from..(from + together).min(cut.tiles)];
+                self.tiles(piece, &cut, &blocks, (b, slot, tiles), worker, &done);
             });
         }
     }
 
-    /// The worker's rows, a tile of queries, against every tile of keys that they touch.
+    /// Some tiles of queries of a slot against every tile of keys that any of them touches, one after the other.
+    fn tiles(
+        &self,
+        piece: &Piece,
+        cut: &QueryTiles,
+        blocks: &KeyBlocks<'_, T>,
+        (b, slot, tiles): (usize, usize, &[usize]),
+        worker: &mut Worker<'_, T::Acc>,
+        done: &impl Fn(Range<usize>, &[RowAt], Tile<'_, T::Acc>),
+    ) {
+        let scene = &self.ops.problem.scene;
+        let Worker { desk, live, scores, lanes } = worker;
+        for (lane, &tile) in lanes.iter_mut().zip(tiles) {
+            cut.rows(self.ops.problem, piece, b, slot, tile, &mut lane.rows);
+            desk.load_left(self.queries, lane.rows.iter().map(|row| (b, row.h, row.i)), &mut lane.queries);
+            lane.values.fill(T::Acc::ZERO);
+            lane.max.fill(T::Acc::NEG_INFINITY);
+            lane.sum.fill(T::Acc::ZERO);
+            lane.moment.fill(T::Acc::ZERO);
+        }
+        let first = slot * cut.heads;
+        let mut touched: [_; TOGETHER] =
+            std::array::from_fn(|at| tiles.get(at).map(|&tile| piece.row(scene, b, first, tile, 0).peekable()));
+        let next = |touched: &mut [Option<Peekable<_>>]| {
+            touched.iter_mut().flatten().filter_map(|tiles| tiles.peek().map(|&(tile, _)| tile)).min()
+        };
+        while let Some(key_tile) = next(&mut touched) {
+            for (lane, touched) in lanes.iter_mut().zip(touched.iter_mut().flatten()) {
+                if let Some((_, verdict)) = touched.next_if(|&(tile, _)| tile == key_tile) {
+                    self.tile(piece, blocks, (key_tile, verdict), lane, (desk, live, scores));
+                }
+            }
+        }
+        for (lane, &tile) in lanes.iter_mut().zip(tiles) {
+            let Lane { rows, values, max, sum, moment, .. } = lane;
+            let row = padded::<T::Acc>(self.ops.problem.dv);
+            done(piece.query_range(tile), rows, Tile { values, row, max, sum, moment });
+        }
+    }
+
+    /// One tile of queries against one tile of keys.
     fn tile(
         &self,
         piece: &Piece,
         blocks: &KeyBlocks<'_, T>,
-        tile: usize,
-        worker: &mut Worker<'_, T::Acc>,
-        done: &impl Fn(Range<usize>, &[RowAt], Tile<'_, T::Acc>),
+        (key_tile, verdict): (usize, Verdict),
+        lane: &mut Lane<'_, T::Acc>,
+        (desk, live, scores): (&mut Desk<'_, T::Acc>, &mut Live, &mut [T::Acc]),
     ) {
         let (ops, problem) = (self.ops, self.ops.problem);
-        let Worker { desk, rows, live, queries: q, scores, values, per_row } = worker;
+        let Lane { rows, queries, values, max, sum, moment } = lane;
         let (value_row, count, at_once) = (padded::<T::Acc>(problem.dv), rows.len(), ops.arithmetic.rows_at_once());
-        let (b, first, key_head) = (rows[0].b, rows[0].h, rows[0].h / problem.heads.group);
-        desk.load_left(self.queries, rows.iter().map(|row| (b, row.h, row.i)), q);
-        values.fill(T::Acc::ZERO);
-        let (max, rest) = per_row.split_at_mut(QUERIES);
-        let (sum, rest) = rest.split_at_mut(QUERIES);
-        let (moment, factor) = rest.split_at_mut(QUERIES);
-        max.fill(T::Acc::NEG_INFINITY);
-        sum.fill(T::Acc::ZERO);
-        moment.fill(T::Acc::ZERO);
-        for (key_tile, verdict) in piece.row(&problem.scene, b, first, tile, 0) {
-            let keys = piece.tile_keys(b, key_head, key_tile);
-            let width = padded::<T::Acc>(keys.len);
-            ops.live(piece, &keys, verdict, rows, live);
-            let columns = blocks.keys(b, key_head, key_tile, desk);
-            let (value_rows, finite) = blocks.values(b, key_head, key_tile, desk);
-            let weighed = Weighed { rows: value_rows, finite, from: self.values, b, h: key_head, keys: &keys };
-            for start in (0..count).step_by(at_once) {
-                let some = start..(start + at_once).min(count);
-                let (extent, len) = (live.extent(some.clone()), some.len());
-                ops.raw(desk, &q[start * ops.query_row..], columns, keys.len, (live, some.clone()), scores);
-                let scale = ops.finish(&keys, (live, start), &rows[some.clone()], scores, Kept::default());
-                let running = Running {
-                    max: &mut max[some.clone()],
-                    sum: &mut sum[some.clone()],
-                    moment: if problem.attention.entropy { &mut moment[some.clone()] } else { &mut [] },
-                    factor: &mut factor[some.clone()],
-                };
-                softmax(ops.isa, scores, KEYS, len, width, ops.exponential(scale, extent), running);
-                ops.modulate(&rows[some.clone()], &keys, scores);
-                let values = &mut values[start * value_row..];
-                for (values, &factor) in values.chunks_exact_mut(value_row.max(1)).zip(&factor[some]) {
-                    if factor != T::Acc::ONE {
-                        row_op(ops.isa, values, RowOp::Scale(factor));
-                    }
+        let (b, key_head) = (rows[0].b, rows[0].h / problem.heads.group);
+        let keys = piece.tile_keys(b, key_head, key_tile);
+        let width = padded::<T::Acc>(keys.len);
+        ops.live(piece, &keys, verdict, rows, live);
+        let columns = blocks.keys(b, key_head, key_tile, desk);
+        let (value_rows, finite) = blocks.values(b, key_head, key_tile, desk);
+        let weighed = Weighed { rows: value_rows, finite, from: self.values, b, h: key_head, keys: &keys };
+        for start in (0..count).step_by(at_once) {
+            let some = start..(start + at_once).min(count);
+            let (extent, len) = (live.extent(some.clone()), some.len());
+            ops.raw(desk, &queries[start * ops.query_row..], columns, keys.len, (live, some.clone()), scores);
+            let scale = ops.finish(&keys, (live, start), &rows[some.clone()], scores, Kept::default());
+            let mut factor = [T::Acc::ONE; QUERIES];
+            let running = Running {
+                max: &mut max[some.clone()],
+                sum: &mut sum[some.clone()],
+                moment: if problem.attention.entropy { &mut moment[some.clone()] } else { &mut [] },
+                factor: &mut factor,
+            };
+            softmax(ops.isa, scores, KEYS, len, width, ops.exponential(scale, extent), running);
+            ops.modulate(&rows[some], &keys, scores);
+            let values = &mut values[start * value_row..];
+            for (values, &factor) in values.chunks_exact_mut(value_row.max(1)).zip(&factor[..len]) {
+                if factor != T::Acc::ONE {
+                    row_op(ops.isa, values, RowOp::Scale(factor));
                 }
-                desk.weigh(scores, len, weighed, extent, values);
             }
+            desk.weigh(scores, len, weighed, extent, values);
         }
-        done(piece.query_range(tile), rows, Tile { values, row: value_row, max, sum, moment });
     }
 }
 
