@@ -91,6 +91,11 @@ pub trait Element:
     fn to_bf16(self) -> bf16 {
         bf16::from_f64(self.to_f64())
     }
+    /// These very elements, where they are bf16.
+    #[inline(always)]
+    fn as_bf16(_row: &[Self]) -> Option<&[bf16]> {
+        None
+    }
     /// `count` of them, from memory, widened: zeros in the lanes beyond.
     ///
     /// # Safety
@@ -174,7 +179,7 @@ real!(f32, 16, crate::lanes::portable::F32x16, F32x16, F32x16);
 real!(f64, 8, crate::lanes::portable::F64x8, F64x8, F64x8);
 
 macro_rules! half {
-    ($t:ident, $load:ident, $store:ident, $to_bf16:expr) => {
+    ($t:ident, $load:ident, $store:ident, $to_bf16:expr, $as_bf16:expr) => {
         impl Element for $t {
             type Acc = f32;
             const NAME: &'static str = stringify!($t);
@@ -199,6 +204,10 @@ macro_rules! half {
                 $to_bf16(self)
             }
             #[inline(always)]
+            fn as_bf16(row: &[$t]) -> Option<&[bf16]> {
+                $as_bf16(row)
+            }
+            #[inline(always)]
             unsafe fn lanes<V: Lanes<Scalar = f32>>(from: *const $t, count: usize) -> V {
                 // SAFETY: the caller vouches for the elements and the instruction set.
                 unsafe { V::$load(from, count) }
@@ -212,5 +221,5 @@ macro_rules! half {
     };
 }
 
-half!(bf16, load_bf16, store_bf16, std::convert::identity);
-half!(f16, load_f16, store_f16, |x: f16| bf16::from_f32(x.to_f32()));
+half!(bf16, load_bf16, store_bf16, std::convert::identity, Some);
+half!(f16, load_f16, store_f16, |x: f16| bf16::from_f32(x.to_f32()), |_| None);

@@ -183,19 +183,31 @@ impl Pairs {
         }
     }
 
-    /// The right operand whose columns are these rows: `count` rows at distance `row`, `width` wide, are its depth.
-    /// Everything beyond the last row or the width becomes zero.
+    /// The right operand whose columns are these rows: `count` rows at distance `row`, of which `chunks` whole chunks are its
+    /// depth. Columns beyond the last row become zero.
     ///
     /// # Panics
-    /// Where a slice is too short, or rows are not whole chunks.
-    pub fn right_of_columns(&self, rows: &[bf16], row: usize, count: usize, out: &mut [bf16]) {
-        assert!(row.is_multiple_of(DEPTH) && rows.len() >= count * row, "the rows are too short");
-        assert!(out.len() >= right_len(row, count), "no room for the blocks");
+    /// Where a slice is too short.
+    pub fn right_of_columns(&self, rows: &[bf16], row: usize, count: usize, chunks: usize, out: &mut [bf16]) {
+        let depth = chunks * DEPTH;
+        assert!(row >= depth && (count == 0 || rows.len() >= (count - 1) * row + depth), "the rows are too short");
+        assert!(out.len() >= right_len(depth, count), "no room for the blocks");
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
         unsafe {
-            x86::right_of_columns(rows, row, count, out);
+            x86::right_of_columns(rows, row, count, chunks, out);
         }
+    }
+
+    /// Whether all of these are finite.
+    pub fn finite(&self, numbers: &[bf16]) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `self` exists only where the instruction set does.
+        unsafe {
+            x86::finite(numbers)
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        numbers.iter().all(|x| x.is_finite())
     }
 
     /// The right operand whose rows are these: `count` rows at distance `row` are its depth, `panels` panels of them its
@@ -204,7 +216,10 @@ impl Pairs {
     /// # Panics
     /// Where a slice is too short.
     pub fn right_of_rows(&self, rows: &[bf16], row: usize, count: usize, panels: usize, out: &mut [bf16]) {
-        assert!(row >= panels * SIDE && rows.len() >= count * row, "the rows are too short");
+        assert!(
+            row >= panels * SIDE && (count == 0 || rows.len() >= (count - 1) * row + panels * SIDE),
+            "the rows are too short"
+        );
         assert!(out.len() >= right_len(count, panels * SIDE), "no room for the blocks");
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
@@ -218,7 +233,10 @@ impl Pairs {
     /// # Panics
     /// Where a slice is too short.
     pub fn left_of_columns(&self, rows: &[bf16], row: usize, count: usize, panels: usize, out: &mut [bf16]) {
-        assert!(row >= panels * SIDE && rows.len() >= count * row, "the rows are too short");
+        assert!(
+            row >= panels * SIDE && (count == 0 || rows.len() >= (count - 1) * row + panels * SIDE),
+            "the rows are too short"
+        );
         assert!(out.len() >= panels * SIDE * deep(count), "no room for the rows");
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
@@ -285,7 +303,7 @@ mod tests {
                 };
                 // B from rows that are its columns, and from rows that are its own.
                 let mut columns = vec![bf16::ONE; right_len(k, n)];
-                pairs.right_of_columns(&b, deep(k), n, &mut columns);
+                pairs.right_of_columns(&b, deep(k), n, deep(k) / DEPTH, &mut columns);
                 let turned: Vec<bf16> = (0..k * side(n))
                     .map(|x| if x % side(n) < n { b[x % side(n) * deep(k) + x / side(n)] } else { bf16::ZERO })
                     .collect();

@@ -165,8 +165,14 @@ impl<A: Real> Softmax<'_, A> {
                     for pair in scores.chunks_mut(2 * A::LANES) {
                         let both = sums.iter_mut().zip(moments.iter_mut());
                         for (panel, (sum, moment)) in pair.chunks_exact_mut(A::LANES).zip(both) {
-                            // Rounded before it is subtracted: the largest becomes exactly 0.
-                            let x = V::load(panel.as_ptr()).mul(scale).sub(shift);
+                            // Rounded before it is subtracted, the largest becomes exactly 0; where weights are rounded to
+                            // bf16 it may as well become a little more or less.
+                            let score = V::load(panel.as_ptr());
+                            let x = if SHARP || ENTROPY {
+                                score.mul(scale).sub(shift)
+                            } else {
+                                score.mul_add(scale, V::splat(A::ZERO).sub(shift))
+                            };
                             let weight = math::exp_below_one::<V, SHARP>(x);
                             weight.store(panel.as_mut_ptr());
                             *sum = sum.add(weight);

@@ -234,6 +234,20 @@ impl<'a, T: Copy> View<'a, T> {
         Some(unsafe { std::slice::from_raw_parts(self.data.offset(row), self.shape[3]) })
     }
 
+    /// Rows from `i` on as one slice and the distance between them, where their elements lie next to each other and the rows
+    /// one after the other.
+    pub fn slab(&self, b: usize, h: usize, i: usize, count: usize) -> Option<(&'a [T], usize)> {
+        let [.., width] = self.shape;
+        let row = usize::try_from(self.strides[2]).ok()?;
+        if count == 0 || width == 0 || self.strides[3] != 1 || row < width {
+            return None;
+        }
+        let (first, _) = (self.offset(b, h, i), self.offset(b, h, i + count - 1));
+        // SAFETY: the first and the last row are inside the shape, and with them all that lies between the first element of
+        // the one and the last of the other, which lives as long as the borrow.
+        Some((unsafe { std::slice::from_raw_parts(self.data.offset(first), (count - 1) * row + width) }, row))
+    }
+
     /// Rows as slices, those from `i` on, one for each place of `out`; `false` where their elements lie apart.
     ///
     /// # Panics
@@ -315,10 +329,14 @@ impl<T: Element> View<'_, T> {
         let (to, rest) = out.split_at_mut(self.shape[3]);
         rest.fill(bf16::ZERO);
         match self.row(b, h, i) {
-            Some(row) => to.iter_mut().zip(row).for_each(|(to, from)| *to = from.to_bf16()),
+            Some(row) => match T::as_bf16(row) {
+                Some(row) => to.copy_from_slice(row),
+                None => to.iter_mut().zip(row).for_each(|(to, from)| *to = from.to_bf16()),
+            },
             None => to.iter_mut().enumerate().for_each(|(x, to)| *to = self.at(b, h, i, x).to_bf16()),
         }
-        to.iter().fold(true, |finite, x| finite & x.is_finite())
+        // The exponent alone, without a branch: the compiler makes vectors of this.
+        to.iter().fold(0, |full, x| full | u16::from(x.to_bits() & 0x7f80 == 0x7f80)) == 0
     }
 }
 

@@ -147,6 +147,14 @@ impl<'a, T: Element> Source<'a, T> {
         }
     }
 
+    /// Rows from `j` on as one slice and the distance between them, where they lie so.
+    pub(crate) fn slab(&self, b: usize, h: usize, j: usize, count: usize) -> Option<(&[T], usize)> {
+        match self {
+            Source::Rows(view) => view.slab(b, h, j, count),
+            Source::Pages(_) => None,
+        }
+    }
+
     /// Copies a row as bf16, pads it with zeros, and says whether all of it was finite.
     #[inline]
     pub(crate) fn load_halves(&self, b: usize, h: usize, j: usize, out: &mut [bf16]) -> bool {

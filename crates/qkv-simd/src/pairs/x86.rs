@@ -275,8 +275,8 @@ unsafe fn as_pairs(x: __m512i) -> __m512bh {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn right_of_columns(rows: &[bf16], row: usize, count: usize, out: &mut [bf16]) {
-    let (chunks, zero) = (row / DEPTH, _mm512_setzero_si512());
+pub(super) unsafe fn right_of_columns(rows: &[bf16], row: usize, count: usize, chunks: usize, out: &mut [bf16]) {
+    let zero = _mm512_setzero_si512();
     for panel in 0..count.div_ceil(SIDE) {
         for chunk in 0..chunks {
             let mut columns = [zero; SIDE];
@@ -290,6 +290,18 @@ pub(super) unsafe fn right_of_columns(rows: &[bf16], row: usize, count: usize, o
             }
         }
     }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn finite(numbers: &[bf16]) -> bool {
+    let exponent = _mm512_set1_epi16(0x7f80);
+    let mut full = 0;
+    let mut chunks = numbers.chunks_exact(DEPTH);
+    for chunk in &mut chunks {
+        let bits = _mm512_and_si512(_mm512_loadu_si512(chunk.as_ptr().cast()), exponent);
+        full |= _mm512_cmpeq_epi16_mask(bits, exponent);
+    }
+    full == 0 && chunks.remainder().iter().all(|x| x.is_finite())
 }
 
 /// A block's row: the numbers of two rows side by side, pair by pair.

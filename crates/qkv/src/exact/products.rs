@@ -129,6 +129,7 @@ impl<'s, A: Real> Desk<'s, A> {
                         &halves(right)[at * SIDE * 2 * row..],
                         2 * row,
                         out.len(),
+                        chunks,
                         halves_mut(columns),
                     );
                     let left = Left { data: &halves(left)[at * SIDE * 2 * row..], row: 2 * row };
@@ -155,11 +156,19 @@ impl<'s, A: Real> Desk<'s, A> {
     ) {
         let width = from.width();
         let row = self.arithmetic.left_row::<A>(width);
-        self.stage_rows(from, (b, h), keys);
         match self.arithmetic {
-            Arithmetic::Sums => to_panels(self.isa, &self.stage, row, keys.len, width, out),
+            Arithmetic::Sums => {
+                self.stage_rows(from, (b, h), keys);
+                to_panels(self.isa, &self.stage, row, keys.len, width, out);
+            }
             Arithmetic::Pairs => {
-                self.pairs().right_of_columns(halves(&self.stage), 2 * row, keys.len, halves_mut(out));
+                let (chunks, out) = (deep(width) / DEPTH, halves_mut(out));
+                // Rows of whole chunks that lie one after the other are read where they lie.
+                if let Some((rows, row)) = lying(&from, (b, h), keys).filter(|_| width == deep(width)) {
+                    return self.pairs().right_of_columns(rows, row, keys.len, chunks, out);
+                }
+                self.stage_rows(from, (b, h), keys);
+                self.pairs().right_of_columns(halves(&self.stage), 2 * row, keys.len, chunks, out);
             }
         }
     }
@@ -176,13 +185,20 @@ impl<'s, A: Real> Desk<'s, A> {
         match self.arithmetic {
             Arithmetic::Sums => self.load_left(from, (0..keys.len).map(|at| (b, h, keys.index(at))), out),
             Arithmetic::Pairs => {
+                let (panels, out) = (from.width().div_ceil(SIDE), halves_mut(out));
+                let whole = |&(rows, row): &(&[bf16], usize)| {
+                    panels * SIDE == row && row == from.width() && self.pairs().finite(rows)
+                };
+                if let Some((rows, row)) = lying(&from, (b, h), keys).filter(whole) {
+                    self.pairs().right_of_rows(rows, row, keys.len, panels, out);
+                    return true;
+                }
                 let row = 2 * self.arithmetic.left_row::<A>(from.width());
                 let finite = self.stage_rows(from, (b, h), keys);
                 if !finite {
                     clear_what_is_not_finite(halves_mut(&mut self.stage), keys.len * row);
                 }
-                let panels = from.width().div_ceil(SIDE);
-                self.pairs().right_of_rows(halves(&self.stage), row, keys.len, panels, halves_mut(out));
+                self.pairs().right_of_rows(halves(&self.stage), row, keys.len, panels, out);
                 finite
             }
         }
@@ -378,6 +394,17 @@ impl<'s, A: Real> Desk<'s, A> {
             }
         }
     }
+}
+
+/// The keys of a tile as bf16 where they lie: one slice, and the distance between rows.
+fn lying<'b, T: Element>(
+    from: &'b Operand<'_, T>,
+    (b, h): (usize, usize),
+    keys: &TileKeys<'_>,
+) -> Option<(&'b [bf16], usize)> {
+    let Operand::Given(source) = from else { return None };
+    let (rows, row) = source.slab(b, h, keys.natural()?, keys.len)?;
+    Some((T::as_bf16(rows)?, row))
 }
 
 /// Copies rows one after the other, and says whether all are finite.
