@@ -23,6 +23,9 @@ pub const TOGETHER: usize = 4;
 /// short sequences then stay in its caches.
 pub const WHOLE_HEADS: usize = 8;
 
+/// The same for the backward pass, where whole heads also spare the workers waiting for each other's turns.
+pub const WHOLE_HEADS_BACKWARD: usize = 4;
+
 /// Keys in a piece of a cache that one thread takes while decoding. Frozen for the same reason as [`KEYS`]; 4,096 keys are
 /// enough work to hide handing them out, and a cache of 131,072 still keeps 32 threads busy.
 pub const SPLIT: usize = 4096;

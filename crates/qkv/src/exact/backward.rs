@@ -23,7 +23,7 @@ use crate::score::Score;
 use crate::scratch::{Buffer, Scratch};
 use crate::select::{Choice, Select};
 use crate::tensor::Tensor;
-use crate::tuning::{KEYS, QUERIES, WHOLE_HEADS};
+use crate::tuning::{KEYS, QUERIES, WHOLE_HEADS_BACKWARD};
 use qkv_simd::shared::{BlockStates, LazyBlocks, Rows, Turnstile, for_each_task};
 use qkv_simd::tile::{RowGradient, RowOp, row_op, softmax_gradient, sparsemax_gradient};
 use qkv_simd::{Element, Real, ViewMut, padded, pairwise};
@@ -217,7 +217,7 @@ impl<'a, T: Element> Pass<'a, T> {
         let more = for_bias || inputs.table.is_some() || inputs.center.is_some() || self.small_len() > 0;
         match &plan.pieces[..] {
             [piece] if as_they_are && !more && piece.is_natural() => {
-                (problem.b * problem.heads.key >= WHOLE_HEADS * self.threads).then_some(piece)
+                (problem.b * problem.heads.key >= WHOLE_HEADS_BACKWARD * self.threads).then_some(piece)
             }
             _ => None,
         }
@@ -343,6 +343,15 @@ impl<'a, T: Element> Pass<'a, T> {
         let (to_keys, to_values) = (rows_of(&mut part.keys, query_row), rows_of(&mut part.values, value_row));
         let small_shape = [1, 1, tasks, self.small_len()];
         let to_small = Rows::new(ViewMut::new(&mut part.small, small_shape).expect("as long as its shape"));
+        // Tasks of one head wait for each other's turns, so as many heads as there are threads go side by side; gradients that
+        // all heads share take their turns head by head.
+        let (all, per_head) = (batch * heads.key, key_tiles.len());
+        let abreast = if bias.is_some() || table.is_some() { 1 } else { self.threads.clamp(1, all.max(1)) };
+        let order = |task: usize| {
+            let (first, rest) = (task / (abreast * per_head) * abreast, task % (abreast * per_head));
+            let width = abreast.min(all - first);
+            (first + rest % width, rest / width)
+        };
         let mut room = QueryRoom::new(scratch, self, regions);
         let blocks = QueryBlocks::new(self, piece, &mut room, 0);
         for_each_task(
@@ -350,14 +359,13 @@ impl<'a, T: Element> Pass<'a, T> {
             tasks,
             || self.worker(),
             |worker, task| {
-                let per_sequence = heads.key * key_tiles.len();
-                let (b, key_head, key_tile) =
-                    (task / per_sequence, task % per_sequence / key_tiles.len(), task % key_tiles.len());
+                let (head, key_tile) = order(task);
+                let (b, key_head) = (head / heads.key, head % heads.key);
                 let step = Step { b, key_head, key_tile, g: 0, query_tile: 0 };
                 let mut turns = Sums::Turns { queries: &queries, centers: &centers };
                 self.task(piece, step, &blocks, worker, &mut turns, bias, table);
                 self.write(piece, step, worker, &to_keys, &to_values);
-                to_small.write(0, 0, task, &worker.small);
+                to_small.write(0, 0, head * key_tiles.len() + key_tile, &worker.small);
             },
         );
         drop((queries, centers, to_keys, to_values, to_small));
