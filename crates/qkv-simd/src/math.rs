@@ -62,7 +62,7 @@ impl Constants for f32 {
     const TANH_IS_ONE: f32 = 10.0;
     const SERIES: &'static [f32] = &narrowed(inverse_factorials::<6>());
     const SHARP: &'static [f32] = &[0.001_381_454, 0.008_368_745, 0.041_668_39, 0.166_665_2, 0.499_999_93];
-    const SHORT: &'static [f32] = &[0.041_277_37, 0.167_536_01, 0.500_051_26];
+    const SHORT: &'static [f32] = &[0.041_277_37, 0.167_536, 0.500_051_26];
 }
 
 impl Constants for f64 {

@@ -11,7 +11,7 @@ use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::Scratch;
 use crate::select::Select;
-use crate::weights::{Asked, Weigh, Weights};
+use crate::weights::{Asked, Task, Weights};
 use half::{bf16, f16};
 
 /// A type that attention is computed in: `f32`, `f64`, `bf16` or `f16`. Sums are made in `f32`, or `f64` for itself.
@@ -50,11 +50,7 @@ pub(crate) trait Engines: qkv_simd::Element {
     ) -> Result<Gradients<Self>>;
 
     /// Runs tasks over recomputed weights.
-    fn weigh(
-        weights: &Weights<'_, Self>,
-        asked: Asked<'_>,
-        task: &(dyn Fn(&mut Weigh<'_, Self::Acc>, &mut [Self::Acc], usize) + Sync),
-    );
+    fn weigh(weights: &Weights<'_, Self>, asked: Asked<'_>, task: &Task<'_, Self::Acc>);
 }
 
 macro_rules! element {
@@ -113,7 +109,7 @@ macro_rules! element {
             fn weigh(
                 weights: &Weights<'_, $t>,
                 asked: Asked<'_>,
-                task: &(dyn Fn(&mut Weigh<'_, Self::Acc>, &mut [Self::Acc], usize) + Sync),
+                task: &Task<'_, Self::Acc>,
             ) {
                 weights.run(asked, task);
             }

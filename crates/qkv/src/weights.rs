@@ -152,11 +152,7 @@ pub(crate) struct Asked<'a> {
 impl<T: qkv_simd::Element> Weights<'_, T> {
     /// Runs tasks that weigh rows of one head against some columns. A task gets a function that, for a range of at most
     /// [`QUERIES`] rows, reports every weight by row and column from the corner; and room of its own.
-    pub(crate) fn run(
-        &self,
-        Asked { b, h, cols, tasks, room }: Asked<'_>,
-        task: &(dyn Fn(&mut Weigh<'_, T::Acc>, &mut [T::Acc], usize) + Sync),
-    ) {
+    pub(crate) fn run(&self, Asked { b, h, cols, tasks, room }: Asked<'_>, task: &Task<'_, T::Acc>) {
         let problem = &self.problem;
         let scratch = Scratch::new();
         let threads = rayon::current_num_threads();
@@ -208,6 +204,9 @@ impl<T: qkv_simd::Element> Weights<'_, T> {
         });
     }
 }
+
+/// A task: it gets a function that weighs rows, room of its own, and its number.
+pub(crate) type Task<'a, A> = dyn Fn(&mut Weigh<'_, A>, &mut [A], usize) + Sync + 'a;
 
 /// Weighs a range of rows and reports each weight by row and column.
 pub(crate) type Weigh<'a, A> = dyn FnMut(Range<usize>, &mut dyn FnMut(usize, usize, A)) + 'a;

@@ -216,7 +216,7 @@ impl<'s, A: Real> Desk<'s, A> {
     /// Raw scores, rows of [`KEYS`]: left rows against the columns of a tile of keys, whole panels, where the rows' spans are.
     pub fn scores(&self, left: &[A], rows: usize, columns: &[A], width: usize, extent: Extent<'_>, out: &mut [A]) {
         let row = self.arithmetic.left_row::<A>(width);
-        for (strip, span) in extent.strips::<A>(rows, self.arithmetic) {
+        for (strip, span) in extent.strips(rows, self.arithmetic) {
             let (left, out) = (&left[strip.start * row..], &mut out[strip.start * KEYS..]);
             let (start, panels) = (span.start as usize, span.start as usize..span.end as usize);
             match self.arithmetic {
@@ -248,7 +248,7 @@ impl<'s, A: Real> Desk<'s, A> {
     ) {
         let row = padded::<A>(of.from.width());
         let panels = row / A::LANES;
-        for (strip, span) in extent.strips::<A>(rows, self.arithmetic) {
+        for (strip, span) in extent.strips(rows, self.arithmetic) {
             let (weights, out) = (&mut weights[strip.start * KEYS..], &mut out[strip.start * row..]);
             match self.arithmetic {
                 Arithmetic::Sums => {
@@ -479,7 +479,7 @@ impl<'a> Extent<'a> {
     }
 
     /// Strips of rows with the panels that any of them sees.
-    fn strips<A: Real>(self, rows: usize, arithmetic: Arithmetic) -> impl Iterator<Item = (Range<usize>, Span)> + 'a {
+    fn strips(self, rows: usize, arithmetic: Arithmetic) -> impl Iterator<Item = (Range<usize>, Span)> + 'a {
         let all = Span { start: 0, end: self.panels as u16 };
         let size = match arithmetic {
             _ if self.spans.is_empty() => rows.max(1),
