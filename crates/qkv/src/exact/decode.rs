@@ -20,10 +20,10 @@ use crate::score::Score;
 use crate::scratch::{Buffer, Scratch};
 use crate::source::Source;
 use crate::tuning::{KEYS, QUERIES, SPLIT, STREAM_ROWS};
-use qkv_simd::shared::{Rows, for_each_task};
+use qkv_simd::shared::for_each_task;
 use qkv_simd::stream::{Table, dots, weigh};
 use qkv_simd::tile::{RowOp, Running, row_op, softmax};
-use qkv_simd::{Element, Real, ViewMut, padded};
+use qkv_simd::{Element, Real, padded};
 
 /// Computes the attention of a few queries at the end of many keys.
 pub(crate) fn decode<T: Element>(
@@ -68,16 +68,10 @@ fn stream<T: Element>(
     if plan.pieces.len() == 1 {
         return pass.run(|_, _, row, state| finished.write(row, ops.isa, state));
     }
-    let value_row = padded::<T::Acc>(problem.dv);
-    let partial = |piece: &Piece| {
-        let shape = [problem.b, problem.heads.query, piece.queries.len(), value_row];
-        let rows = shape[..3].iter().product::<usize>();
-        let places = piece.places_of_queries(problem.n);
-        Partial { places, values: scratch.take(rows * value_row), states: scratch.take(rows * 3), shape }
-    };
-    let mut partials: Vec<Partial<'_, T::Acc>> = plan.pieces.iter().map(partial).collect();
+    let mut partials: Vec<Partial<'_, T::Acc>> =
+        plan.pieces.iter().map(|piece| Partial::new(problem, piece, scratch)).collect();
     {
-        let written: Vec<_> = partials.iter_mut().map(writable).collect();
+        let written: Vec<_> = partials.iter_mut().map(Partial::writable).collect();
         pass.run(|piece, place, row, state| {
             let State { values, max, sum, moment } = state;
             written[piece].0.write(row.b, row.h, place, values);
@@ -85,14 +79,6 @@ fn stream<T: Element>(
         });
     }
     merge(problem, &partials, &finished, &ops, scratch, threads);
-}
-
-/// The values and the states of a partial result, as rows that are written once.
-fn writable<'a, A: Real>(partial: &'a mut Partial<'_, A>) -> (Rows<'a, A>, Rows<'a, A>) {
-    let [batch, heads, length, _] = partial.shape;
-    let values = ViewMut::new(&mut partial.values, partial.shape).expect("as long as its shape");
-    let states = ViewMut::new(&mut partial.states, [batch, heads, length, 3]).expect("as long as its shape");
-    (Rows::new(values), Rows::new(states))
 }
 
 /// What a worker needs of its own.

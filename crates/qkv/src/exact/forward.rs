@@ -57,6 +57,24 @@ pub(super) struct Partial<'s, A: Real> {
     pub shape: [usize; 4],
 }
 
+impl<'s, A: Real> Partial<'s, A> {
+    /// Room for what a piece leaves.
+    pub fn new<T: Element<Acc = A>>(problem: &Problem<'_, T>, piece: &Piece, scratch: &'s Scratch<A>) -> Self {
+        let shape = [problem.b, problem.heads.query, piece.queries.len(), padded::<A>(problem.dv)];
+        let rows = shape[..3].iter().product::<usize>();
+        let (values, states) = (scratch.take(rows * shape[3]), scratch.take(rows * 3));
+        Partial { places: piece.places_of_queries(problem.n), values, states, shape }
+    }
+
+    /// Its values and its states, as rows that are written once.
+    pub fn writable(&mut self) -> (Rows<'_, A>, Rows<'_, A>) {
+        let [batch, heads, length, _] = self.shape;
+        let values = ViewMut::new(&mut self.values, self.shape).expect("as long as its shape");
+        let states = ViewMut::new(&mut self.states, [batch, heads, length, 3]).expect("as long as its shape");
+        (Rows::new(values), Rows::new(states))
+    }
+}
+
 /// Where finished rows go.
 pub(super) struct Finished<'a, T: Element> {
     values: Rows<'a, T>,
@@ -232,19 +250,11 @@ pub(super) fn run<T: Element>(
         pass.piece(piece, |_, rows, tile| finished.write_tile(rows, ops.isa, tile));
         return;
     }
-    let value_row = padded::<T::Acc>(problem.dv);
     let mut partials: Vec<Partial<'_, T::Acc>> = Vec::new();
     for piece in &plan.pieces {
-        let shape = [problem.b, problem.heads.query, piece.queries.len(), value_row];
-        let rows = shape[..3].iter().product::<usize>();
-        let places = piece.places_of_queries(problem.n);
-        let mut partial =
-            Partial { places, values: scratch.take(rows * value_row), states: scratch.take(rows * 3), shape };
+        let mut partial = Partial::new(problem, piece, scratch);
         {
-            let [batch, heads_q, length, _] = shape;
-            let written = Rows::new(ViewMut::new(&mut partial.values, shape).expect("as long as its shape"));
-            let states = ViewMut::new(&mut partial.states, [batch, heads_q, length, 3]).expect("as long as its shape");
-            let states = Rows::new(states);
+            let (written, states) = partial.writable();
             pass.piece(piece, |places, rows, tile| {
                 let Tile { values, row: size, max, sum, moment } = tile;
                 for (r, row) in rows.iter().enumerate() {
