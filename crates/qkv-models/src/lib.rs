@@ -1,0 +1,2 @@
+//! Attention models that train and translate.
+#![forbid(unsafe_code)]
