@@ -16,6 +16,8 @@
 //! | [`features`] | passes over rows of features: the maps of linear attention, their slopes, states |
 //! | [`pairwise`] | scores that are no product: additive and squared distance |
 //! | [`philox`] | the counter-based random bits of dropout |
+//! | [`pass`] | plain loops over rows, compiled for the instruction set: what layers do besides products |
+//! | `matmul` | products of whole matrices (feature `matmul`), for the layers of a model |
 //! | [`counting`] | an allocator that counts |
 //! | [`peak`] | what this machine can do at most, measured |
 //! | [`shared`] | tasks in order, blocks filled once, regions entered in turn, rows written once |
@@ -32,9 +34,12 @@ mod kernel;
 #[doc(hidden)]
 pub mod lanes;
 mod math;
+#[cfg(feature = "matmul")]
+pub mod matmul;
 pub mod number;
 pub mod pairs;
 pub mod pairwise;
+pub mod pass;
 pub mod peak;
 pub mod philox;
 pub mod product;

@@ -1,0 +1,333 @@
+//! Products of whole matrices, for the layers of a model: in the type itself by the `gemm` crate, or of numbers rounded to
+//! bf16 with sums in f32 by [`pairs`](crate::pairs). Either way the bits do not depend on the number of threads.
+
+use crate::isa::Isa;
+use crate::number::Real;
+use crate::pairs::{DEPTH, Left, Pairs, Right, SIDE, deep, right_len};
+use crate::pass::{self, Pass};
+use crate::product::Target;
+use crate::shared::for_each_task;
+use half::bf16;
+use rayon::prelude::*;
+
+/// A matrix in memory: rows one after the other, or the transpose of such rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Operand<'a, T> {
+    data: &'a [T],
+    /// From one stored row to the next.
+    pitch: usize,
+    rows: usize,
+    columns: usize,
+    transposed: bool,
+}
+
+impl<'a, T> Operand<'a, T> {
+    /// Rows of `columns` numbers, one after the other.
+    ///
+    /// # Panics
+    /// Where the slice is too short.
+    pub fn rows(data: &'a [T], rows: usize, columns: usize) -> Self {
+        Operand::pitched(data, rows, columns, columns)
+    }
+
+    /// Rows of `columns` numbers at distance `pitch`.
+    ///
+    /// # Panics
+    /// Where the slice is too short, or rows overlap.
+    pub fn pitched(data: &'a [T], rows: usize, columns: usize, pitch: usize) -> Self {
+        let needed = if rows == 0 { 0 } else { (rows - 1) * pitch + columns };
+        assert!(pitch >= columns && data.len() >= needed, "{rows} × {columns} at {pitch} of {} numbers", data.len());
+        Operand { data, pitch, rows, columns, transposed: false }
+    }
+
+    /// The transpose.
+    pub fn transposed(self) -> Self {
+        Operand { rows: self.columns, columns: self.rows, transposed: !self.transposed, ..self }
+    }
+
+    /// How far apart two numbers of a column, and two of a row, lie.
+    fn strides(&self) -> (isize, isize) {
+        let pitch = self.pitch as isize;
+        if self.transposed { (1, pitch) } else { (pitch, 1) }
+    }
+}
+
+/// `C = A · B` or, with `add`, `C += A · B`, for rows of `C` one after the other.
+///
+/// ```
+/// use qkv_simd::matmul::{Operand, matmul};
+/// let (a, b) = ([1.0f32, 2.0], [10.0f32, 20.0]);
+/// let mut c = [0.0];
+/// matmul(&mut c, Operand::rows(&a, 1, 2), Operand::rows(&b, 1, 2).transposed(), false, 1);
+/// assert_eq!(c, [50.0]);
+/// ```
+///
+/// # Panics
+/// Where the shapes do not fit.
+pub fn matmul<T: Real>(c: &mut [T], a: Operand<'_, T>, b: Operand<'_, T>, add: bool, threads: usize) {
+    let (m, n, k) = check(c.len(), &a, &b);
+    if m == 0 || n == 0 {
+        return;
+    }
+    let ((a_row, a_column), (b_row, b_column)) = (a.strides(), b.strides());
+    // Below this, waking another thread costs more than it brings.
+    let parallel =
+        if threads > 1 && m * n * k > 1 << 18 { gemm::Parallelism::Rayon(threads) } else { gemm::Parallelism::None };
+    let beta = T::ONE;
+    let alpha = if add { T::ONE } else { T::ZERO };
+    // SAFETY: `check` saw that the shapes fit and that C holds m × n numbers; the operands were checked when they were made.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            c.as_mut_ptr(),
+            1,
+            n as isize,
+            add,
+            a.data.as_ptr(),
+            a_column,
+            a_row,
+            b.data.as_ptr(),
+            b_column,
+            b_row,
+            alpha,
+            beta,
+            false,
+            false,
+            false,
+            parallel,
+        );
+    }
+}
+
+fn check<T>(c: usize, a: &Operand<'_, T>, b: &Operand<'_, T>) -> (usize, usize, usize) {
+    assert_eq!(a.columns, b.rows, "A is {} × {}, B {} × {}", a.rows, a.columns, b.rows, b.columns);
+    assert_eq!(c, a.rows * b.columns, "C is not {} × {}", a.rows, b.columns);
+    (a.rows, b.columns, a.columns)
+}
+
+/// Rows of `C` in one task: four times what the tile unit computes at once, so that a panel of `B` is loaded for many rows.
+const ROWS: usize = 8 * SIDE;
+
+/// Panels of `B` that a task takes at a time: at a depth of 256, 64 KiB, which stay in the second-level cache.
+const PANELS: usize = 8;
+
+/// The memory of [`matmul_of_pairs`], used again from call to call.
+#[derive(Debug, Default)]
+pub struct Packed {
+    right: Vec<bf16>,
+}
+
+/// [`matmul`] of numbers rounded to bf16, with sums in f32; `false`, and nothing done, where this CPU has no products of
+/// pairs.
+///
+/// # Panics
+/// Where the shapes do not fit.
+pub fn matmul_of_pairs(
+    isa: Isa,
+    c: &mut [f32],
+    a: Operand<'_, f32>,
+    b: Operand<'_, f32>,
+    add: bool,
+    packed: &mut Packed,
+    threads: usize,
+) -> bool {
+    if !Pairs::possible(isa) {
+        return false;
+    }
+    let (m, n, k) = check(c.len(), &a, &b);
+    if m == 0 || n == 0 {
+        return true;
+    }
+    if k == 0 {
+        if !add {
+            c.fill(0.0);
+        }
+        return true;
+    }
+    let threads = if m * n * k > 1 << 20 { threads } else { 1 };
+    pack_right(isa, &b, &mut packed.right, threads);
+    let (chunks, panels) = (deep(k) / DEPTH, n.div_ceil(SIDE));
+    let right = Right { data: &packed.right[..right_len(k, n)], chunks };
+    // Several tasks a thread, but not so small that B is read for a few rows.
+    let rows = (m.div_ceil(4 * threads).div_ceil(SIDE) * SIDE).clamp(2 * SIDE, ROWS);
+    let tasks = m.div_ceil(rows);
+    let blocks: Vec<std::sync::Mutex<&mut [f32]>> = c.chunks_mut(rows * n).map(std::sync::Mutex::new).collect();
+    let worker = || (vec![bf16::ZERO; rows * deep(k)], Vec::new(), Vec::new());
+    for_each_task(threads, tasks, worker, |(left, narrow, tile): &mut (Vec<bf16>, Vec<bf16>, Vec<f32>), task| {
+        let mut c = blocks[task].lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let count = c.len() / n;
+        let pairs = Pairs::new(isa).expect("just seen to be possible");
+        pack_left(isa, &pairs, &a, task * rows, count, left, narrow);
+        let left = Left { data: left, row: deep(k) };
+        let whole = n.is_multiple_of(SIDE) && count.is_multiple_of(SIDE);
+        for from in (0..panels).step_by(PANELS) {
+            let to = (from + PANELS).min(panels);
+            if whole {
+                pairs.product(Target { data: &mut c, row: n, add }, left, right, count, from..to, 0..chunks);
+                continue;
+            }
+            // An edge: into a tile of whole panels first.
+            let width = (to - from) * SIDE;
+            tile.resize(rows * width, 0.0);
+            let right = Right { data: &right.data[from * chunks * DEPTH * SIDE..], chunks };
+            pairs.product(Target::anew(tile, width), left, right, count, 0..to - from, 0..chunks);
+            let kept = width.min(n - from * SIDE);
+            for (row, tile) in c.chunks_exact_mut(n).zip(tile.chunks_exact(width)) {
+                let row = &mut row[from * SIDE..][..kept];
+                if add {
+                    row.iter_mut().zip(tile).for_each(|(c, x)| *c += x);
+                } else {
+                    row.copy_from_slice(&tile[..kept]);
+                }
+            }
+        }
+    });
+    true
+}
+
+/// Rows `start ..` of A, rounded.
+fn pack_left(
+    isa: Isa,
+    pairs: &Pairs,
+    a: &Operand<'_, f32>,
+    start: usize,
+    count: usize,
+    out: &mut [bf16],
+    narrow: &mut Vec<bf16>,
+) {
+    let k = a.columns;
+    if !a.transposed {
+        for r in 0..count {
+            let row = &mut out[r * deep(k)..][..deep(k)];
+            pass::run(isa, Narrow(&a.data[(start + r) * a.pitch..][..k], row));
+        }
+        return;
+    }
+    let panels = count.div_ceil(SIDE);
+    narrow.resize(k * panels * SIDE, bf16::ZERO);
+    for (x, row) in narrow.chunks_exact_mut(panels * SIDE).enumerate() {
+        pass::run(isa, Narrow(&a.data[x * a.pitch + start..][..count], row));
+    }
+    pairs.left_of_columns(narrow, panels * SIDE, k, panels, out);
+}
+
+/// All of B, in blocks.
+fn pack_right(isa: Isa, b: &Operand<'_, f32>, out: &mut Vec<bf16>, threads: usize) {
+    let (k, n) = (b.rows, b.columns);
+    let chunks = deep(k) / DEPTH;
+    if out.len() < right_len(k, n) {
+        out.resize(right_len(k, n), bf16::ZERO);
+    }
+    let group = |(at, out): (usize, &mut [bf16])| {
+        let (from, panels) = (at * PANELS * SIDE, out.len() / (deep(k) * SIDE));
+        let pairs = Pairs::new(isa).expect("seen to be possible");
+        let count = (panels * SIDE).min(n - from);
+        if b.transposed {
+            // The columns of B are rows in memory.
+            let mut narrow = vec![bf16::ZERO; count * deep(k)];
+            for (j, row) in narrow.chunks_exact_mut(deep(k)).enumerate() {
+                pass::run(isa, Narrow(&b.data[(from + j) * b.pitch..][..k], row));
+            }
+            pairs.right_of_columns(&narrow, deep(k), count, chunks, out);
+        } else {
+            let mut narrow = vec![bf16::ZERO; k * panels * SIDE];
+            for (x, row) in narrow.chunks_exact_mut(panels * SIDE).enumerate() {
+                pass::run(isa, Narrow(&b.data[x * b.pitch + from..][..count], row));
+            }
+            pairs.right_of_rows(&narrow, panels * SIDE, k, panels, out);
+        }
+    };
+    let groups = out[..right_len(k, n)].chunks_mut(PANELS * SIDE * deep(k)).enumerate();
+    if threads > 1 { groups.par_bridge().for_each(group) } else { groups.for_each(group) }
+}
+
+/// Rounds a row to bf16, zeros after its end.
+struct Narrow<'a>(&'a [f32], &'a mut [bf16]);
+
+impl Pass for Narrow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let (row, rest) = self.1.split_at_mut(self.0.len());
+        for (to, x) in row.iter_mut().zip(self.0) {
+            let bits = x.to_bits();
+            let rounded = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
+            let quiet = (bits >> 16) as u16 | 0x40;
+            *to = bf16::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { quiet } else { rounded });
+        }
+        rest.fill(bf16::ZERO);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(count: usize, seed: usize) -> Vec<f32> {
+        (0..count).map(|x| ((x * 37 + seed * 101) % 127) as f32 / 32.0 - 2.0).collect()
+    }
+
+    fn expected(a: &Operand<'_, f32>, b: &Operand<'_, f32>, i: usize, j: usize) -> f32 {
+        let at = |m: &Operand<'_, f32>, i: usize, j: usize| {
+            let (row, column) = m.strides();
+            m.data[i * row as usize + j * column as usize]
+        };
+        (0..a.columns).map(|x| at(a, i, x) * at(b, x, j)).sum()
+    }
+
+    #[test]
+    fn products_are_right_for_any_shape_order_and_threads() {
+        for (m, n, k) in
+            [(1, 1, 1), (3, 5, 7), (16, 16, 32), (33, 70, 65), (130, 48, 100), (300, 200, 64), (5, 0, 3), (4, 4, 0)]
+        {
+            for turned in 0..4 {
+                let (a, b) = (numbers(m * k, 1), numbers(k * n, 2));
+                let a = if turned & 1 == 0 { Operand::rows(&a, m, k) } else { Operand::rows(&a, k, m).transposed() };
+                let b = if turned & 2 == 0 { Operand::rows(&b, k, n) } else { Operand::rows(&b, n, k).transposed() };
+                let before = numbers(m * n, 3);
+                for add in [false, true] {
+                    let right = |c: &[f32], what: &str| {
+                        for (at, &found) in c.iter().enumerate() {
+                            let x = expected(&a, &b, at / n, at % n) + if add { before[at] } else { 0.0 };
+                            assert!(
+                                (found - x).abs() <= 1e-4 * (k as f32 + 1.0),
+                                "{what} {m} {n} {k} {turned} {add}: {found} {x}"
+                            );
+                        }
+                    };
+                    let mut c = before.clone();
+                    matmul(&mut c, a, b, add, 2);
+                    right(&c, "gemm");
+                    for isa in Isa::available() {
+                        let mut c = before.clone();
+                        // These numbers are exact in bf16, so the bound is the same.
+                        if matmul_of_pairs(isa, &mut c, a, b, add, &mut Packed::default(), 1) {
+                            right(&c, isa.name());
+                            let mut other = before.clone();
+                            matmul_of_pairs(isa, &mut other, a, b, add, &mut Packed::default(), 3);
+                            assert_eq!(c, other, "threads change nothing");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rounding_to_bf16_is_that_of_one_number() {
+        let mut numbers: Vec<f32> = (0..70_000u32).map(|x| f32::from_bits(x.wrapping_mul(61_681) ^ x << 13)).collect();
+        numbers.extend([f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -0.0, f32::MAX]);
+        for isa in Isa::available() {
+            let mut out = vec![bf16::ONE; numbers.len() + 3];
+            pass::run(isa, Narrow(&numbers, &mut out));
+            for (x, found) in numbers.iter().zip(&out) {
+                let expected = bf16::from_f32(*x);
+                assert!(found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(), "{x}");
+            }
+            assert_eq!(out[numbers.len()..], [bf16::ZERO; 3]);
+        }
+    }
+}
