@@ -122,6 +122,7 @@ macro_rules! real {
             type Avx2 = crate::lanes::avx2::$avx2;
             #[cfg(target_arch = "x86_64")]
             type Avx512 = crate::lanes::avx512::$avx512;
+            #[inline(always)]
             fn from_f64(x: f64) -> Self {
                 x as $t
             }
@@ -134,9 +135,11 @@ macro_rules! real {
             fn tanh(self) -> Self {
                 self.tanh()
             }
+            #[inline(always)]
             fn sqrt(self) -> Self {
                 self.sqrt()
             }
+            #[inline(always)]
             fn abs(self) -> Self {
                 self.abs()
             }

@@ -13,6 +13,16 @@ pub struct Bias {
 }
 
 impl Bias {
+    /// Whether it takes the input `bias`.
+    pub fn wants_tensor(self) -> bool {
+        self.tensor
+    }
+
+    /// How far its relative table reaches, if it has one.
+    pub fn reach(self) -> Option<usize> {
+        self.relative
+    }
+
     /// Nothing.
     pub fn none() -> Bias {
         Bias::default()

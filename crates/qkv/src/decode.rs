@@ -96,6 +96,39 @@ impl<T: Element> Cache<T> {
         Ok(())
     }
 
+    /// Keeps these sequences, in this order; one may be kept several times, as the beams of a search do.
+    ///
+    /// ```
+    /// # use qkv::*;
+    /// let mut cache = Cache::<f32>::new(2, 1, 1, 1);
+    /// cache.append(&Tensor::new(vec![1.0, 2.0], [2, 1, 1, 1])?, &Tensor::new(vec![3.0, 4.0], [2, 1, 1, 1])?)?;
+    /// cache.select(&[1, 1, 0]);
+    /// assert_eq!(cache.keys().shape(), [3, 1, 1, 1]);
+    /// assert_eq!(cache.keys().at(1, 0, 0, 0), 2.0);
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Panics
+    /// Where there is no such sequence.
+    pub fn select(&mut self, sequences: &[usize]) {
+        assert!(sequences.iter().all(|&b| b < self.batch), "a sequence beyond the {} there are", self.batch);
+        if sequences.iter().copied().eq(0..self.batch) {
+            return;
+        }
+        for (x, store) in self.stores.iter_mut().enumerate() {
+            let (head, kept) = (self.room * self.widths[x], self.length * self.widths[x]);
+            let mut chosen = vec![T::default(); sequences.len() * self.heads * head];
+            for (to, &from) in sequences.iter().enumerate() {
+                for h in 0..self.heads {
+                    let (to, from) = ((to * self.heads + h) * head, (from * self.heads + h) * head);
+                    chosen[to..to + kept].copy_from_slice(&store[from..from + kept]);
+                }
+            }
+            *store = chosen;
+        }
+        self.batch = sequences.len();
+    }
+
     /// Forgets all but the first `length` tokens.
     pub fn truncate(&mut self, length: usize) {
         self.length = self.length.min(length);

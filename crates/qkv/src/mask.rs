@@ -396,8 +396,13 @@ impl Mask {
         }
     }
 
-    /// Whether a rule of this kind is anywhere in the tree.
-    pub(crate) fn uses(&self, kind: &Mask) -> bool {
+    /// Whether this very rule is anywhere in the tree.
+    ///
+    /// ```
+    /// # use qkv::Mask;
+    /// assert!((Mask::causal() & !Mask::window(3, 0)).uses(&Mask::Causal));
+    /// ```
+    pub fn uses(&self, kind: &Mask) -> bool {
         match self {
             Mask::And(a, b) | Mask::Or(a, b) => a.uses(kind) || b.uses(kind),
             Mask::Not(a) => a.uses(kind),
@@ -406,7 +411,7 @@ impl Mask {
     }
 
     /// The hash that is anywhere in the tree; of several, the first.
-    pub(crate) fn hash(&self) -> Option<Lsh> {
+    pub fn hash(&self) -> Option<Lsh> {
         match self {
             Mask::Lsh(lsh) => Some(*lsh),
             Mask::And(a, b) | Mask::Or(a, b) => a.hash().or(b.hash()),

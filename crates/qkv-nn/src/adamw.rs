@@ -1,0 +1,123 @@
+//! The step that training takes: Adam with decoupled weight decay (Loshchilov and Hutter 2017, arXiv:1711.05101).
+
+use crate::float::Float;
+use crate::machine::Machine;
+use crate::parameters::{Gradients, Param, Parameters};
+use qkv_simd::pass::Pass;
+use serde::{Deserialize, Serialize};
+
+/// The numbers of the step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AdamW {
+    /// How much of the mean of gradients stays.
+    pub beta1: f64,
+    /// How much of the mean of their squares stays.
+    pub beta2: f64,
+    /// Added to the root of the squares.
+    pub epsilon: f64,
+    /// How much of a matrix decays with a step of size 1; biases and norms do not.
+    pub decay: f64,
+}
+
+impl Default for AdamW {
+    fn default() -> Self {
+        AdamW { beta1: 0.9, beta2: 0.98, epsilon: 1e-9, decay: 0.0 }
+    }
+}
+
+/// The running means that a step extends, and how many steps there were.
+#[derive(Clone, Debug)]
+pub struct Moments<T> {
+    /// Of the gradients, parameter by parameter.
+    pub first: Vec<Vec<T>>,
+    /// Of their squares.
+    pub second: Vec<Vec<T>>,
+    /// Steps so far.
+    pub steps: u64,
+}
+
+impl<T: Float> Moments<T> {
+    /// Of parameters that have not moved yet.
+    pub fn of(parameters: &Parameters<T>) -> Self {
+        let zeros = || parameters.all().map(|param| vec![T::ZERO; parameters.get(param).len()]).collect();
+        Moments { first: zeros(), second: zeros(), steps: 0 }
+    }
+}
+
+/// Numbers that a task takes.
+const PART: usize = 1 << 14;
+
+impl AdamW {
+    /// One step of size `rate` along the gradients times `factor` (for clipping).
+    pub fn step<T: Float>(
+        &self,
+        parameters: &mut Parameters<T>,
+        gradients: &Gradients<T>,
+        moments: &mut Moments<T>,
+        rate: f64,
+        factor: f64,
+        machine: &Machine,
+    ) {
+        moments.steps += 1;
+        let power = i32::try_from(moments.steps).unwrap_or(i32::MAX);
+        let (mean, square) = (1.0 - self.beta1.powi(power), 1.0 - self.beta2.powi(power));
+        let all: Vec<Param> = parameters.all().collect();
+        for (at, param) in all.into_iter().enumerate() {
+            let decay = if parameters.shape(param).len() > 1 { self.decay } else { 0.0 };
+            let step = Step {
+                keep: T::of_f64(1.0 - rate * decay),
+                rate: T::of_f64(rate / mean),
+                root: T::of_f64(1.0 / square.sqrt()),
+                beta1: T::of_f64(self.beta1),
+                beta2: T::of_f64(self.beta2),
+                epsilon: T::of_f64(self.epsilon),
+                factor: T::of_f64(factor),
+            };
+            let values = parameters.get_mut(param).chunks_mut(PART).zip(gradients.get(param).chunks(PART));
+            let means = moments.first[at].chunks_mut(PART).zip(moments.second[at].chunks_mut(PART));
+            let parts = values.zip(means).collect();
+            #[allow(clippy::type_complexity)]
+            machine.each(parts, |_, ((value, gradient), (first, second)): ((&mut [T], &[T]), (&mut [T], &mut [T]))| {
+                machine.run(Part { step, value, gradient, first, second });
+            });
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Step<T> {
+    keep: T,
+    rate: T,
+    root: T,
+    beta1: T,
+    beta2: T,
+    epsilon: T,
+    factor: T,
+}
+
+struct Part<'a, T> {
+    step: Step<T>,
+    value: &'a mut [T],
+    gradient: &'a [T],
+    first: &'a mut [T],
+    second: &'a mut [T],
+}
+
+impl<T: Float> Pass for Part<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Step { keep, rate, root, beta1, beta2, epsilon, factor } = self.step;
+        let (new1, new2) = (T::ONE - beta1, T::ONE - beta2);
+        for j in 0..self.value.len() {
+            let g = self.gradient[j] * factor;
+            let m = self.first[j] * beta1 + g * new1;
+            let v = self.second[j] * beta2 + g * g * new2;
+            self.first[j] = m;
+            self.second[j] = v;
+            self.value[j] = self.value[j] * keep - rate * m / (v.sqrt() * root + epsilon);
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Layers: parameters with a way to use them. A layer holds handles, not numbers, and is cheap to clone; the numbers are in
+//! [`Parameters`](crate::Parameters), under the name that the layer gave them.
+//!
+//! ```
+//! use qkv::{Attention, Mask};
+//! use qkv_nn::layers::{AttentionConfig, Builder, MultiHead};
+//! use qkv_nn::{Heads, Machine, Parameters, Pool, Tape, Tensor};
+//! let mut parameters = Parameters::<f32>::new();
+//! let config = AttentionConfig::new(Attention::scaled_dot().mask(Mask::causal()), Heads { query: 4, key: 2 });
+//! let layer = MultiHead::new(&mut Builder::new(&mut parameters, 1).at("self_attn"), 64, &config)?;
+//! assert!(parameters.find("self_attn.q_proj.weight").is_some());
+//!
+//! let (pool, machine) = (Pool::new(), Machine::new(1));
+//! let mut tape = Tape::inference(&parameters, &pool, &machine);
+//! let x = tape.constant(Tensor::new(vec![0.1; 2 * 7 * 64], &[2, 7, 64])); // (B, N, C)
+//! let y = layer.forward(&mut tape, &x, &x, None, None)?;
+//! assert_eq!(y.shape(), [2, 7, 64]);
+//! # Ok::<(), qkv::Error>(())
+//! ```
+
+mod block;
+mod builder;
+mod embedding;
+mod feed_forward;
+mod gru;
+mod linear;
+mod multi_head;
+mod norm;
+mod recurrent_attention;
+
+pub use block::{Block, BlockConfig, NormPlace};
+pub use builder::Builder;
+pub use embedding::{Embedding, PositionKind};
+pub use feed_forward::FeedForward;
+pub use gru::Gru;
+pub use linear::Linear;
+pub use multi_head::{AttentionConfig, KeysValues, MultiHead};
+pub use norm::LayerNorm;
+pub use recurrent_attention::{AttentionStyle, RecurrentAttention, RecurrentMemory};

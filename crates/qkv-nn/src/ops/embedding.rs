@@ -1,0 +1,81 @@
+//! Rows of a table by number, with a scale and the positions' vectors on top.
+
+use crate::float::Float;
+use crate::parameters::Param;
+use crate::tape::{Back, Backward, Tape, Var};
+use crate::tensor::Tensor;
+use std::sync::Arc;
+
+/// What stands at each position, to be added to the embedding of the token there.
+#[derive(Clone, Copy, Debug)]
+pub enum Positions<'a, T> {
+    /// Nothing.
+    None,
+    /// Constants, `[positions, C]`.
+    Fixed(&'a [T]),
+    /// A parameter, `[positions, C]`.
+    Learned(Param),
+}
+
+struct EmbeddingBack<T> {
+    ids: Arc<[u32]>,
+    table: Param,
+    scale: T,
+    positions: Option<(Param, usize, usize)>,
+}
+
+impl<T: Float> Tape<'_, T> {
+    /// `scale · table[id] + positions[start + n]` for `ids [B, N]`: a tensor `[B, N, C]`.
+    ///
+    /// # Panics
+    /// Where an id or a position is not in its table.
+    pub fn embedding(
+        &mut self,
+        ids: &[u32],
+        length: usize,
+        table: Param,
+        scale: f64,
+        positions: Positions<'_, T>,
+        start: usize,
+    ) -> Var<T> {
+        let &[entries, width] = self.parameters.shape(table) else { panic!("a table of embeddings is a matrix") };
+        assert!(ids.iter().all(|&id| (id as usize) < entries), "an id beyond the {entries} of the table");
+        let scale = T::of_f64(scale);
+        let data = self.parameters.get(table);
+        let (at, learned) = match positions {
+            Positions::None => (None, None),
+            Positions::Fixed(at) => (Some(at), None),
+            Positions::Learned(param) => (Some(self.parameters.get(param)), Some((param, length, start))),
+        };
+        let mut y = Tensor::unwritten(self.pool, &[ids.len() / length.max(1), length, width]);
+        for (r, (row, &id)) in y.data_mut().chunks_exact_mut(width).zip(ids).enumerate() {
+            let entry = &data[id as usize * width..][..width];
+            match at {
+                Some(at) => {
+                    let at = &at[(start + r % length) * width..][..width];
+                    row.iter_mut().zip(entry).zip(at).for_each(|((y, &x), &p)| *y = x * scale + p);
+                }
+                None => row.iter_mut().zip(entry).for_each(|(y, &x)| *y = x * scale),
+            }
+        }
+        self.record(y, || EmbeddingBack { ids: ids.into(), table, scale, positions: learned })
+    }
+}
+
+impl<T: Float> Backward<T> for EmbeddingBack<T> {
+    fn backward(self: Box<Self>, upstream: Tensor<T>, back: &mut Back<'_, T>) {
+        let width = upstream.width();
+        let sums = back.gradients.get_mut(self.table);
+        for (&id, g) in self.ids.iter().zip(upstream.data().chunks_exact(width)) {
+            let sum = &mut sums[id as usize * width..][..width];
+            sum.iter_mut().zip(g).for_each(|(sum, &g)| *sum += g * self.scale);
+        }
+        if let Some((param, length, start)) = self.positions {
+            let sums = back.gradients.get_mut(param);
+            for (r, g) in upstream.data().chunks_exact(width).enumerate() {
+                let sum = &mut sums[(start + r % length) * width..][..width];
+                sum.iter_mut().zip(g).for_each(|(sum, &g)| *sum += g);
+            }
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! The gated recurrent unit (Cho et al. 2014, arXiv:1406.1078), in the form that PyTorch has it: the reset gate comes after the
+//! recurrent product.
+//!
+//! ```text
+//! r = σ(x_r + W_r h + b_r)      z = σ(x_z + W_z h + b_z)      n = tanh(x_n + r ∘ (W_n h + b_n))      h' = (1 − z) ∘ n + z ∘ h
+//! ```
+//!
+//! The parts that come from the input, `x_r x_z x_n`, are a linear map of the whole sequence, made before. A sequence that has
+//! ended keeps its state, and what comes out of it is zero.
+
+use crate::float::Float;
+use crate::machine::Machine;
+use crate::parameters::Param;
+use crate::tape::{Back, Backward, Tape, Var};
+use crate::tensor::Tensor;
+use qkv_simd::matmul::Operand;
+use qkv_simd::pass::Pass;
+use std::sync::Arc;
+
+struct GruBack<T: Float> {
+    x: Option<usize>,
+    h: Option<usize>,
+    w: Param,
+    b: Param,
+    lengths: Option<Arc<[usize]>>,
+    reverse: bool,
+    /// The state before each step, in the order of the steps `[N, B, C]`.
+    states: Tensor<T>,
+    /// `r`, `z`, `n` and `W_n h + b_n` of each step, `[N, B, 4C]`.
+    gates: Tensor<T>,
+}
+
+impl<T: Float> Tape<'_, T> {
+    /// Runs over `x [B, N, 3C]` from the state `h [B, 1, C]`: the states after each step, `[B, N, C]`. `W [3C, C]`, `b [3C]`.
+    ///
+    /// # Panics
+    /// Where the shapes do not fit.
+    pub fn gru(
+        &mut self,
+        x: &Var<T>,
+        h: &Var<T>,
+        w: Param,
+        b: Param,
+        lengths: Option<&[usize]>,
+        reverse: bool,
+    ) -> Var<T> {
+        let &[batch, steps, wide] = x.shape() else { panic!("sequences have three axes, not {:?}", x.shape()) };
+        let width = wide / 3;
+        assert_eq!(h.shape(), [batch, 1, width], "the state of a gated unit");
+        assert_eq!(self.parameters.shape(w), [3 * width, width], "`{}`", self.parameters.name(w));
+        let (weight, bias) = (self.parameters.get(w), self.parameters.get(b));
+        let mut states = Tensor::unwritten(self.pool, &[steps + 1, batch, width]);
+        let mut gates = Tensor::unwritten(self.pool, &[steps, batch, 4 * width]);
+        let mut y = Tensor::unwritten(self.pool, &[batch, steps, width]);
+        let mut recurrent = Tensor::unwritten(self.pool, &[batch, wide]);
+        states.data_mut()[..batch * width].copy_from_slice(h.value.data());
+        for step in 0..steps {
+            let at = if reverse { steps - 1 - step } else { step };
+            let (before, after) = states.data_mut()[step * batch * width..].split_at_mut(batch * width);
+            let weight = Operand::rows(weight, wide, width).transposed();
+            self.machine.product(recurrent.data_mut(), Operand::rows(before, batch, width), weight, false);
+            let gates = &mut gates.data_mut()[step * batch * 4 * width..][..batch * 4 * width];
+            for (b, gates) in gates.chunks_exact_mut(4 * width).enumerate() {
+                let (before, after) = (&before[b * width..][..width], &mut after[b * width..][..width]);
+                let out = &mut y.data_mut()[(b * steps + at) * width..][..width];
+                if lengths.is_some_and(|lengths| at >= lengths[b]) {
+                    after.copy_from_slice(before);
+                    out.fill(T::ZERO);
+                    continue;
+                }
+                let x = &x.value.data()[(b * steps + at) * wide..][..wide];
+                let recurrent = &recurrent.data()[b * wide..][..wide];
+                self.machine.run(Cell { x, recurrent, bias, before, gates, after });
+                out.copy_from_slice(after);
+            }
+        }
+        let (slot, from) = (x.slot, h.slot);
+        let lengths = lengths.map(Into::into);
+        self.record(y, || GruBack { x: slot, h: from, w, b, lengths, reverse, states, gates })
+    }
+}
+
+/// One step of one sequence.
+struct Cell<'a, T> {
+    x: &'a [T],
+    recurrent: &'a [T],
+    bias: &'a [T],
+    before: &'a [T],
+    gates: &'a mut [T],
+    after: &'a mut [T],
+}
+
+impl<T: Float> Pass for Cell<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let width = self.before.len();
+        let (x, h, b) = (self.x, self.recurrent, self.bias);
+        let (x_r, x_z, x_n) = (&x[..width], &x[width..2 * width], &x[2 * width..]);
+        let (h_r, h_z, h_n) = (&h[..width], &h[width..2 * width], &h[2 * width..]);
+        let (b_r, b_z, b_n) = (&b[..width], &b[width..2 * width], &b[2 * width..]);
+        let (r, rest) = self.gates.split_at_mut(width);
+        let (z, rest) = rest.split_at_mut(width);
+        let (n, inner) = rest.split_at_mut(width);
+        for j in 0..width {
+            r[j] = (x_r[j] + h_r[j] + b_r[j]).sigmoid();
+            z[j] = (x_z[j] + h_z[j] + b_z[j]).sigmoid();
+            inner[j] = h_n[j] + b_n[j];
+            n[j] = (x_n[j] + r[j] * inner[j]).hyperbolic_tangent();
+            self.after[j] = (T::ONE - z[j]) * n[j] + z[j] * self.before[j];
+        }
+    }
+}
+
+/// The way back through one step of one sequence.
+struct CellBack<'a, T> {
+    d_after: &'a [T],
+    before: &'a [T],
+    gates: &'a [T],
+    /// Of the input's parts.
+    d_x: &'a mut [T],
+    /// Of the recurrent product.
+    d_recurrent: &'a mut [T],
+    /// Of the state before, but for what comes through the product.
+    d_before: &'a mut [T],
+}
+
+impl<T: Float> Pass for CellBack<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let width = self.before.len();
+        let (r, z) = (&self.gates[..width], &self.gates[width..2 * width]);
+        let (n, inner) = (&self.gates[2 * width..3 * width], &self.gates[3 * width..]);
+        let (d_xr, rest) = self.d_x.split_at_mut(width);
+        let (d_xz, d_xn) = rest.split_at_mut(width);
+        for j in 0..width {
+            let d = self.d_after[j];
+            let d_n = d * (T::ONE - z[j]) * (T::ONE - n[j] * n[j]);
+            d_xn[j] = d_n;
+            d_xr[j] = d_n * inner[j] * r[j] * (T::ONE - r[j]);
+            d_xz[j] = d * (self.before[j] - n[j]) * z[j] * (T::ONE - z[j]);
+            self.d_before[j] = d * z[j];
+        }
+        let (d_hr, rest) = self.d_recurrent.split_at_mut(width);
+        let (d_hz, d_hn) = rest.split_at_mut(width);
+        for j in 0..width {
+            d_hr[j] = d_xr[j];
+            d_hz[j] = d_xz[j];
+            d_hn[j] = d_xn[j] * r[j];
+        }
+    }
+}
+
+impl<T: Float> Backward<T> for GruBack<T> {
+    fn backward(self: Box<Self>, upstream: Tensor<T>, back: &mut Back<'_, T>) {
+        let machine: &Machine = back.machine;
+        let &[steps, batch, four] = self.gates.shape() else { unreachable!("made by forward") };
+        let (width, wide) = (four / 4, four / 4 * 3);
+        let mut d_x = Tensor::unwritten(back.pool, &[batch, steps, wide]);
+        let mut d_h = Tensor::zeros(back.pool, &[batch, 1, width]);
+        let mut d_after = Tensor::unwritten(back.pool, &[batch, width]);
+        let mut d_recurrent = Tensor::unwritten(back.pool, &[steps, batch, wide]);
+        for step in (0..steps).rev() {
+            let at = if self.reverse { steps - 1 - step } else { step };
+            let before = &self.states.data()[step * batch * width..][..batch * width];
+            let gates = &self.gates.data()[step * batch * four..][..batch * four];
+            let d_recurrent = &mut d_recurrent.data_mut()[step * batch * wide..][..batch * wide];
+            d_after.data_mut().copy_from_slice(d_h.data());
+            for b in 0..batch {
+                let d_x = &mut d_x.data_mut()[(b * steps + at) * wide..][..wide];
+                let d_recurrent = &mut d_recurrent[b * wide..][..wide];
+                if self.lengths.as_ref().is_some_and(|lengths| at >= lengths[b]) {
+                    d_x.fill(T::ZERO);
+                    d_recurrent.fill(T::ZERO);
+                    continue; // the state went through as it was
+                }
+                let d_after = &mut d_after.data_mut()[b * width..][..width];
+                let above = &upstream.data()[(b * steps + at) * width..][..width];
+                d_after.iter_mut().zip(above).for_each(|(sum, &g)| *sum += g);
+                machine.run(CellBack {
+                    d_after,
+                    before: &before[b * width..][..width],
+                    gates: &gates[b * four..][..four],
+                    d_x,
+                    d_recurrent,
+                    d_before: &mut d_h.data_mut()[b * width..][..width],
+                });
+            }
+            let weight = Operand::rows(back.parameters.get(self.w), wide, width);
+            machine.product(d_h.data_mut(), Operand::rows(d_recurrent, batch, wide), weight, true);
+        }
+        // All steps at once: (3C, N·B) · (N·B, C).
+        let rows = steps * batch;
+        machine.add_columns(d_recurrent.data(), back.gradients.get_mut(self.b));
+        let d_recurrent = Operand::rows(d_recurrent.data(), rows, wide);
+        let states = Operand::rows(&self.states.data()[..rows * width], rows, width);
+        machine.product(back.gradients.get_mut(self.w), d_recurrent.transposed(), states, true);
+        back.add(self.x, d_x);
+        back.add(self.h, d_h);
+    }
+}

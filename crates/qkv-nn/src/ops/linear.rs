@@ -1,0 +1,252 @@
+//! A linear map with its bias, its activation and its dropout: `y = dropout(activation(x Wᵀ + b))`.
+
+use super::dropout::Drop;
+use crate::float::Float;
+use crate::machine::Machine;
+use crate::parameters::Param;
+use crate::tape::{Back, Backward, Tape, Var};
+use crate::tensor::Tensor;
+use qkv_simd::matmul::Operand;
+use qkv_simd::pass::Pass;
+use serde::{Deserialize, Serialize};
+
+/// What follows a linear map.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Activation {
+    /// Nothing.
+    #[default]
+    None,
+    /// `max(x, 0)`.
+    Relu,
+    /// `x Φ(x)` by the error function (Hendrycks and Gimpel 2016).
+    Gelu,
+    /// The hyperbolic tangent.
+    Tanh,
+    /// `1 / (1 + e⁻ˣ)`.
+    Sigmoid,
+}
+
+/// What backward needs of the activation.
+enum Kept<T: Float> {
+    /// The slope is 1.
+    Nothing,
+    /// What came out, dropout included: its zeros are where nothing flows back (ReLU), or the slope is a function of it.
+    Output(Tensor<T>),
+    /// What went in.
+    Input(Tensor<T>),
+}
+
+struct LinearBack<T: Float> {
+    x: Option<usize>,
+    input: Tensor<T>,
+    w: Param,
+    b: Option<Param>,
+    activation: Activation,
+    kept: Kept<T>,
+    drop: Option<Drop>,
+}
+
+impl<T: Float> Tape<'_, T> {
+    /// `dropout(activation(x Wᵀ + b))` with `x [.., I]`, `W [O, I]`, `b [O]`: a tensor `[.., O]`.
+    ///
+    /// # Panics
+    /// Where the shapes do not fit.
+    pub fn linear(&mut self, x: &Var<T>, w: Param, b: Option<Param>, activation: Activation, dropout: f64) -> Var<T> {
+        let (rows, width) = (x.value.rows(), x.value.width());
+        let &[out, inner] = self.parameters.shape(w) else { panic!("`{}` is no matrix", self.parameters.name(w)) };
+        assert_eq!(width, inner, "the width of the input and of `{}`", self.parameters.name(w));
+        let shape = [&x.shape()[..x.shape().len() - 1], &[out]].concat();
+        let mut y = Tensor::unwritten(self.pool, &shape); // (R, O)
+        let weight = Operand::rows(self.parameters.get(w), out, inner).transposed();
+        self.machine.product(y.data_mut(), Operand::rows(x.value.data(), rows, inner), weight, false);
+        let bias = b.map(|b| self.parameters.get(b));
+
+        let drop = Drop::new(self, dropout);
+        let before = if activation == Activation::Gelu && self.is_training() {
+            // The slope of GELU is a function of what goes in: keep that, and write what comes out elsewhere.
+            let mut out = Tensor::unwritten(self.pool, &shape);
+            activate(self.machine, y.data_mut(), Some(out.data_mut()), bias, shape[shape.len() - 1], activation, drop);
+            Some(std::mem::replace(&mut y, out))
+        } else {
+            activate(self.machine, y.data_mut(), None, bias, shape[shape.len() - 1], activation, drop);
+            None
+        };
+        let kept = match (activation, before) {
+            (Activation::None, _) => Kept::Nothing,
+            (_, Some(before)) => Kept::Input(before),
+            _ => Kept::Output(y.clone()),
+        };
+        let (slot, input) = (x.slot, x.value.clone());
+        self.record(y, || LinearBack { x: slot, input, w, b, activation, kept, drop })
+    }
+}
+
+/// Adds the bias and applies activation and dropout to rows, in place or into `out`; `rows` then hold what went in.
+fn activate<T: Float>(
+    machine: &Machine,
+    rows: &mut [T],
+    out: Option<&mut [T]>,
+    bias: Option<&[T]>,
+    width: usize,
+    activation: Activation,
+    drop: Option<Drop>,
+) {
+    if bias.is_none() && activation == Activation::None && drop.is_none() || width == 0 {
+        return;
+    }
+    let each = machine.rows_each(rows.len() / width, width) * width;
+    let outs: Vec<Option<&mut [T]>> = match out {
+        Some(out) => out.chunks_mut(each).map(Some).collect(),
+        None => rows.chunks(each).map(|_| None).collect(),
+    };
+    let parts = rows.chunks_mut(each).zip(outs).collect();
+    machine.each(parts, |at, (rows, mut out): (&mut [T], Option<&mut [T]>)| {
+        let mut words = vec![u64::MAX; width.div_ceil(64)];
+        for (r, row) in rows.chunks_exact_mut(width).enumerate() {
+            let mut scale = T::ONE;
+            if let Some(drop) = drop {
+                drop.bits(machine.isa(), at * each / width + r, &mut words);
+                scale = drop.scale();
+            }
+            let out = out.as_deref_mut().map(|out| &mut out[r * width..][..width]);
+            machine.run(Activate { row, out, bias, activation, words: drop.map(|_| &words[..]), scale });
+        }
+    });
+}
+
+struct Activate<'a, T> {
+    row: &'a mut [T],
+    out: Option<&'a mut [T]>,
+    bias: Option<&'a [T]>,
+    activation: Activation,
+    words: Option<&'a [u64]>,
+    scale: T,
+}
+
+impl<T: Float> Pass for Activate<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        if let Some(bias) = self.bias {
+            for (x, &b) in self.row.iter_mut().zip(bias) {
+                *x += b;
+            }
+        }
+        let row = match self.out {
+            Some(out) => {
+                out.copy_from_slice(self.row);
+                out
+            }
+            None => self.row,
+        };
+        match self.activation {
+            Activation::None => {}
+            Activation::Relu => {
+                for x in row.iter_mut() {
+                    *x = if *x > T::ZERO { *x } else { T::ZERO };
+                }
+            }
+            Activation::Gelu => {
+                let (half, root) = (T::of_f64(0.5), T::of_f64(std::f64::consts::FRAC_1_SQRT_2));
+                for x in row.iter_mut() {
+                    *x = *x * half * (T::ONE + (*x * root).error_function());
+                }
+            }
+            Activation::Tanh => {
+                for x in row.iter_mut() {
+                    *x = x.hyperbolic_tangent();
+                }
+            }
+            Activation::Sigmoid => {
+                for x in row.iter_mut() {
+                    *x = x.sigmoid();
+                }
+            }
+        }
+        if let Some(words) = self.words {
+            for (part, &word) in row.chunks_mut(64).zip(words) {
+                for (j, x) in part.iter_mut().enumerate() {
+                    *x = if word >> j & 1 == 1 { *x * self.scale } else { T::ZERO };
+                }
+            }
+        }
+    }
+}
+
+/// Turns the gradient of what came out into that of what went in, in place.
+struct Slope<'a, T> {
+    gradient: &'a mut [T],
+    kept: &'a [T],
+    activation: Activation,
+    /// What dropout let the kept numbers grow by.
+    scale: T,
+}
+
+impl<T: Float> Pass for Slope<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let pairs = self.gradient.iter_mut().zip(self.kept);
+        match self.activation {
+            Activation::None => {}
+            Activation::Relu => {
+                for (g, &y) in pairs {
+                    *g = if y > T::ZERO { *g * self.scale } else { T::ZERO };
+                }
+            }
+            Activation::Gelu => {
+                let (half, root) = (T::of_f64(0.5), T::of_f64(std::f64::consts::FRAC_1_SQRT_2));
+                let density = T::of_f64(1.0 / std::f64::consts::TAU.sqrt());
+                for (g, &x) in pairs {
+                    let below = half * (T::ONE + (x * root).error_function());
+                    *g = *g * (below + x * density * (-(half * x * x)).exponential());
+                }
+            }
+            Activation::Tanh => {
+                for (g, &y) in pairs {
+                    *g = *g * (T::ONE - y * y);
+                }
+            }
+            Activation::Sigmoid => {
+                for (g, &y) in pairs {
+                    *g = *g * y * (T::ONE - y);
+                }
+            }
+        }
+    }
+}
+
+impl<T: Float> Backward<T> for LinearBack<T> {
+    fn backward(self: Box<Self>, mut upstream: Tensor<T>, back: &mut Back<'_, T>) {
+        let machine = back.machine;
+        let (rows, inner) = (self.input.rows(), self.input.width());
+        let out = back.parameters.shape(self.w)[0];
+        // Where ReLU's output is kept its zeros say what was dropped; elsewhere the bits are drawn again.
+        if let (Some(drop), false) = (self.drop, self.activation == Activation::Relu) {
+            upstream = super::dropout::dropped(machine, upstream.reshaped(&[rows, out]), drop);
+        }
+        if let Kept::Output(kept) | Kept::Input(kept) = &self.kept {
+            let scale = self.drop.map_or(T::ONE, Drop::scale);
+            let each = machine.rows_each(rows, out) * out.max(1);
+            let parts = upstream.data_mut().chunks_mut(each).zip(kept.data().chunks(each)).collect();
+            machine.each(parts, |_, (gradient, kept): (&mut [T], &[T])| {
+                machine.run(Slope { gradient, kept, activation: self.activation, scale });
+            });
+        }
+        let d_y = Operand::rows(upstream.data(), rows, out);
+        if let Some(b) = self.b {
+            machine.add_columns(upstream.data(), back.gradients.get_mut(b));
+        }
+        let x = Operand::rows(self.input.data(), rows, inner);
+        machine.product(back.gradients.get_mut(self.w), d_y.transposed(), x, true); // (O, I)
+        if self.x.is_some() {
+            let mut d_x = Tensor::unwritten(back.pool, self.input.shape());
+            let weight = Operand::rows(back.parameters.get(self.w), out, inner);
+            machine.product(d_x.data_mut(), d_y, weight, false); // (R, I)
+            back.add(self.x, d_x);
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Layer normalisation (Ba et al. 2016): each row with its mean taken away and divided by its deviation.
+
+use super::sum_over;
+use crate::float::Float;
+use crate::parameters::Param;
+use crate::tape::{Back, Backward, Tape, Var};
+use crate::tensor::Tensor;
+use qkv_simd::pass::Pass;
+
+struct NormBack<T: Float> {
+    x: Option<usize>,
+    input: Tensor<T>,
+    gain: Param,
+    bias: Param,
+    /// Mean and one over the deviation of each row.
+    moments: Tensor<T>,
+}
+
+/// Rows normalised together, so that the sums for gain and bias have few parts and one order: a function of the width alone.
+const ROWS: usize = 64;
+
+impl<T: Float> Tape<'_, T> {
+    /// `(x − mean) / √(variance + ε) · gain + bias`, row by row.
+    ///
+    /// # Panics
+    /// Where the shapes do not fit.
+    pub fn layer_norm(&mut self, x: &Var<T>, gain: Param, bias: Param, epsilon: f64) -> Var<T> {
+        let (rows, width) = (x.value.rows(), x.value.width());
+        let (g, b) = (self.parameters.get(gain), self.parameters.get(bias));
+        assert_eq!((g.len(), b.len()), (width, width), "the width of `{}`", self.parameters.name(gain));
+        let mut y = Tensor::unwritten(self.pool, x.shape());
+        let mut moments = Tensor::unwritten(self.pool, &[rows, 2]);
+        let each = self.machine.rows_each(rows, width);
+        let epsilon = T::of_f64(epsilon);
+        let parts = x.value.data().chunks(each * width).zip(y.data_mut().chunks_mut(each * width));
+        let parts = parts.zip(moments.data_mut().chunks_mut(each * 2)).collect();
+        self.machine.each(parts, |_, ((x, y), moments): ((&[T], &mut [T]), &mut [T])| {
+            self.machine.run(Normalise { x, y, moments, gain: g, bias: b, epsilon });
+        });
+        let (slot, input) = (x.slot, x.value.clone());
+        self.record(y, || NormBack { x: slot, input, gain, bias, moments })
+    }
+}
+
+struct Normalise<'a, T> {
+    x: &'a [T],
+    y: &'a mut [T],
+    moments: &'a mut [T],
+    gain: &'a [T],
+    bias: &'a [T],
+    epsilon: T,
+}
+
+impl<T: Float> Pass for Normalise<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let width = self.gain.len();
+        let count = T::of_f64(width as f64);
+        let rows = self.x.chunks_exact(width).zip(self.y.chunks_exact_mut(width)).zip(self.moments.chunks_exact_mut(2));
+        for ((x, y), moments) in rows {
+            let mean = sum_over!(T, x, x, |a, _b| a) / count;
+            let variance = sum_over!(T, x, x, |a, _b| (a - mean) * (a - mean)) / count;
+            let inverse = T::ONE / (variance + self.epsilon).sqrt();
+            for j in 0..width {
+                y[j] = (x[j] - mean) * inverse * self.gain[j] + self.bias[j];
+            }
+            moments[0] = mean;
+            moments[1] = inverse;
+        }
+    }
+}
+
+struct NormaliseBack<'a, T> {
+    x: &'a [T],
+    d_y: &'a [T],
+    d_x: &'a mut [T],
+    moments: &'a [T],
+    gain: &'a [T],
+    /// Sums for the gain, then for the bias.
+    sums: &'a mut [T],
+}
+
+impl<T: Float> Pass for NormaliseBack<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let width = self.gain.len();
+        let count = T::of_f64(width as f64);
+        let (d_gain, d_bias) = self.sums.split_at_mut(width);
+        d_gain.fill(T::ZERO);
+        d_bias.fill(T::ZERO);
+        let rows = self.x.chunks_exact(width).zip(self.d_y.chunks_exact(width)).zip(self.d_x.chunks_exact_mut(width));
+        for (((x, d_y), d_x), moments) in rows.zip(self.moments.chunks_exact(2)) {
+            let (mean, inverse) = (moments[0], moments[1]);
+            for j in 0..width {
+                let normal = (x[j] - mean) * inverse;
+                d_gain[j] += d_y[j] * normal;
+                d_bias[j] += d_y[j];
+                d_x[j] = d_y[j] * self.gain[j];
+            }
+            let flat = sum_over!(T, d_x, x, |g, _x| g) / count;
+            let tilt = sum_over!(T, d_x, x, |g, x| g * ((x - mean) * inverse)) / count;
+            for j in 0..width {
+                d_x[j] = (d_x[j] - flat - (x[j] - mean) * inverse * tilt) * inverse;
+            }
+        }
+    }
+}
+
+impl<T: Float> Backward<T> for NormBack<T> {
+    fn backward(self: Box<Self>, upstream: Tensor<T>, back: &mut Back<'_, T>) {
+        let (rows, width) = (self.input.rows(), self.input.width());
+        let gain = back.parameters.get(self.gain);
+        let mut d_x = Tensor::unwritten(back.pool, self.input.shape());
+        let blocks = rows.div_ceil(ROWS);
+        let mut sums = Tensor::unwritten(back.pool, &[blocks, 2 * width]);
+        let inputs = self.input.data().chunks(ROWS * width).zip(upstream.data().chunks(ROWS * width));
+        let outputs = d_x.data_mut().chunks_mut(ROWS * width).zip(sums.data_mut().chunks_mut(2 * width));
+        let parts = inputs.zip(outputs).zip(self.moments.data().chunks(ROWS * 2)).collect();
+        #[allow(clippy::type_complexity)]
+        let body = |_, (((x, d_y), (d_x, sums)), moments): (((&[T], &[T]), (&mut [T], &mut [T])), &[T])| {
+            back.machine.run(NormaliseBack { x, d_y, d_x, moments, gain, sums });
+        };
+        back.machine.each(parts, body);
+        for sums in sums.data().chunks_exact(2 * width) {
+            back.gradients.get_mut(self.gain).iter_mut().zip(&sums[..width]).for_each(|(sum, &x)| *sum += x);
+            back.gradients.get_mut(self.bias).iter_mut().zip(&sums[width..]).for_each(|(sum, &x)| *sum += x);
+        }
+        back.add(self.x, d_x);
+    }
+}

@@ -1,0 +1,223 @@
+//! Every operation's way back, against finite differences in f64.
+
+use qkv::{Attention, Bias, Features, Mask};
+use qkv_nn::{
+    Activation, Attend, Gradients, Heads, Init, Machine, Parameters, Pool, Positions, Scoring, Tape, Target, Tensor,
+    Var,
+};
+
+fn numbers(shape: &[usize], seed: u64) -> Tensor<f64> {
+    Tensor::new(qkv::Tensor::<f64, 1>::randn([shape.iter().product()], seed).into_data(), shape)
+}
+
+fn parameters(shapes: &[&[usize]]) -> Parameters<f64> {
+    let mut parameters = Parameters::new();
+    for (at, shape) in shapes.iter().enumerate() {
+        parameters.add(&format!("p{at}"), shape, Init::Normal(0.6), 3);
+    }
+    parameters
+}
+
+/// What a test computes: values whose sum with fixed weights is the loss, and what losses there are besides.
+type Body<'a> = &'a dyn Fn(&mut Tape<'_, f64>, &[Var<f64>]) -> (Option<Var<f64>>, f64);
+
+fn loss_of(parameters: &Parameters<f64>, inputs: &[Tensor<f64>], body: Body<'_>) -> f64 {
+    let (pool, machine, mut gradients) = (Pool::new(), Machine::new(2), Gradients::of(parameters));
+    let mut tape = Tape::training(parameters, &mut gradients, &pool, &machine, 5);
+    let vars: Vec<_> = inputs.iter().map(|x| tape.input(x.clone())).collect();
+    let (out, extra) = body(&mut tape, &vars);
+    let weighted = out.map_or(0.0, |out| {
+        let weights = numbers(out.shape(), 99);
+        out.value().data().iter().zip(weights.data()).map(|(x, w)| x * w).sum()
+    });
+    weighted + extra + tape.penalty()
+}
+
+fn check(name: &str, parameters: &Parameters<f64>, inputs: &[Tensor<f64>], body: Body<'_>) {
+    let (pool, machine, mut gradients) = (Pool::new(), Machine::new(2), Gradients::of(parameters));
+    let mut tape = Tape::training(parameters, &mut gradients, &pool, &machine, 5);
+    let vars: Vec<_> = inputs.iter().map(|x| tape.input(x.clone())).collect();
+    if let (Some(out), _) = body(&mut tape, &vars) {
+        tape.seed(&out, numbers(out.shape(), 99));
+    }
+    tape.backward();
+    let of_inputs: Vec<Vec<f64>> = vars
+        .iter()
+        .map(|var| tape.gradient(var).map_or_else(|| vec![0.0; var.value().len()], |g| g.data().to_vec()))
+        .collect();
+    drop(tape);
+    let (step, mut checked) = (1e-5, 0);
+    let mut compare = |what: &str, at: usize, found: f64, up: f64, down: f64| {
+        let expected = (up - down) / (2.0 * step);
+        assert!(
+            (found - expected).abs() <= 1e-7 + 2e-6 * expected.abs(),
+            "{name}: gradient of {what}[{at}] is {found}, differences say {expected}"
+        );
+        checked += 1;
+    };
+    for (x, found) in of_inputs.iter().enumerate() {
+        for at in (0..found.len()).step_by((found.len() / 40).max(1)) {
+            let moved = |by: f64| {
+                let mut inputs = inputs.to_vec();
+                inputs[x].data_mut()[at] += by;
+                loss_of(parameters, &inputs, body)
+            };
+            compare(&format!("input {x}"), at, found[at], moved(step), moved(-step));
+        }
+    }
+    for param in parameters.all() {
+        let found = gradients.get(param);
+        for at in (0..found.len()).step_by((found.len() / 40).max(1)) {
+            let moved = |by: f64| {
+                let mut parameters = parameters.clone();
+                parameters.get_mut(param)[at] += by;
+                loss_of(&parameters, inputs, body)
+            };
+            compare(parameters.name(param), at, found[at], moved(step), moved(-step));
+        }
+    }
+    assert!(checked > 0);
+}
+
+#[test]
+fn linear_maps_with_every_activation_and_dropout() {
+    let p = parameters(&[&[7, 5], &[7]]);
+    let [w, b] = [p.find("p0").unwrap(), p.find("p1").unwrap()];
+    for activation in [Activation::None, Activation::Relu, Activation::Gelu, Activation::Tanh, Activation::Sigmoid] {
+        let drops = if matches!(activation, Activation::Tanh | Activation::Sigmoid) { &[0.0][..] } else { &[0.0, 0.4] };
+        for &dropout in drops {
+            check(&format!("{activation:?} {dropout}"), &p, &[numbers(&[2, 3, 5], 1)], &|tape, x| {
+                (Some(tape.linear(&x[0], w, Some(b), activation, dropout)), 0.0)
+            });
+        }
+    }
+}
+
+#[test]
+fn a_linear_map_without_bias_used_twice() {
+    let p = parameters(&[&[5, 5]]);
+    let w = p.find("p0").unwrap();
+    check("twice", &p, &[numbers(&[4, 5], 1)], &|tape, x| {
+        let y = tape.linear(&x[0], w, None, Activation::Tanh, 0.0);
+        let z = tape.linear(&y, w, None, Activation::None, 0.0);
+        (Some(tape.residual(&y, z, 0.3)), 0.0)
+    });
+}
+
+#[test]
+fn sums_and_dropout() {
+    let p = parameters(&[]);
+    check("sums", &p, &[numbers(&[3, 70], 1), numbers(&[3, 70], 2)], &|tape, x| {
+        let sum = tape.add(&x[0], x[1].clone());
+        let dropped = tape.dropout(sum, 0.5);
+        (Some(tape.residual(&x[0], dropped, 0.2)), 0.0)
+    });
+}
+
+#[test]
+fn layer_norm() {
+    let p = parameters(&[&[37], &[37]]);
+    let [gain, bias] = [p.find("p0").unwrap(), p.find("p1").unwrap()];
+    check("norm", &p, &[numbers(&[70, 37], 1)], &|tape, x| (Some(tape.layer_norm(&x[0], gain, bias, 1e-5)), 0.0));
+}
+
+#[test]
+fn embeddings_with_learned_positions() {
+    let p = parameters(&[&[6, 4], &[9, 4]]);
+    let [table, at] = [p.find("p0").unwrap(), p.find("p1").unwrap()];
+    check("embedding", &p, &[], &|tape, _| {
+        (Some(tape.embedding(&[1, 5, 1, 0, 3, 3], 3, table, 2.0, Positions::Learned(at), 2)), 0.0)
+    });
+}
+
+#[test]
+fn a_tied_embedding_under_cross_entropy() {
+    let p = parameters(&[&[11, 6], &[11]]);
+    let [table, bias] = [p.find("p0").unwrap(), p.find("p1").unwrap()];
+    for smoothing in [0.0, 0.1] {
+        check("loss", &p, &[numbers(&[1, 5, 6], 1)], &|tape, x| {
+            let seen = tape.embedding(&[4, 9, 4, 2, 7], 5, table, 1.5, Positions::None, 0);
+            let x = tape.add(&x[0], seen);
+            let target = Target { ids: &[3, 10, 0, 5, 0], ignore: Some(0), smoothing, scale: 0.7 };
+            let loss = tape.cross_entropy(&x, table, Some(bias), target);
+            assert_eq!(loss.rows, 3);
+            (None, loss.smoothed * 0.7)
+        });
+    }
+}
+
+#[test]
+fn moving_numbers_about() {
+    let p = parameters(&[]);
+    check("shapes", &p, &[numbers(&[2, 3, 4], 1), numbers(&[2, 3, 2], 2)], &|tape, x| {
+        let both = tape.concat(&[&x[0], &x[1], &x[0]]);
+        let steps: Vec<_> = [2, 0, 2, 1].map(|step| tape.step(&both, step)).into();
+        let stacked = tape.stack(&steps);
+        (Some(tape.scale(stacked, &[0.5, -2.0])), 0.0)
+    });
+}
+
+#[test]
+fn gated_units_in_both_directions_with_sequences_that_end() {
+    let p = parameters(&[&[15, 5], &[15]]);
+    let [w, b] = [p.find("p0").unwrap(), p.find("p1").unwrap()];
+    for reverse in [false, true] {
+        for lengths in [None, Some(&[4usize, 2, 0][..])] {
+            check(
+                &format!("gru {reverse} {lengths:?}"),
+                &p,
+                &[numbers(&[3, 4, 15], 1), numbers(&[3, 1, 5], 2)],
+                &|tape, x| (Some(tape.gru(&x[0], &x[1], w, b, lengths, reverse)), 0.0),
+            );
+        }
+    }
+}
+
+#[test]
+fn attention_with_everything_a_model_gives_it() {
+    let p = parameters(&[&[3, 3], &[3], &[1], &[4, 7], &[4]]);
+    let named = |name: &str| p.find(name);
+    let causal = Attention::scaled_dot().mask(Mask::causal());
+    let cases: Vec<(&str, Attention, Scoring)> = vec![
+        ("causal", causal.clone(), Scoring::default()),
+        ("dropout", causal.clone().dropout(0.3, 0), Scoring::default()),
+        ("general", Attention::general(), Scoring { w: named("p0"), ..Scoring::default() }),
+        ("additive", Attention::additive(), Scoring { v: named("p1"), ..Scoring::default() }),
+        ("scale", Attention::dot().learned_scale(), Scoring { scale: named("p2"), ..Scoring::default() }),
+        ("table", Attention::dot().bias(Bias::relative(3)), Scoring { table: named("p3"), ..Scoring::default() }),
+        ("sinks", Attention::dot().with_sinks(), Scoring { sinks: named("p4"), ..Scoring::default() }),
+        ("linear", Attention::linear(Features::Elu), Scoring::default()),
+        ("sparsemax", Attention::scaled_dot().sparsemax(), Scoring::default()),
+        ("window", Attention::cosine().mask(Mask::window(1, 1)), Scoring::default()),
+    ];
+    for (name, attention, scoring) in cases {
+        for lengths in [None, Some(&[5usize, 3][..])] {
+            let heads = Heads { query: 4, key: if scoring.w.is_some() { 4 } else { 2 } };
+            let keys = [2, 5, heads.key * 3];
+            let penalised = !matches!(name, "linear" | "sparsemax");
+            let inputs = [numbers(&[2, 5, 12], 1), numbers(&keys, 2), numbers(&keys, 3)];
+            check(name, &p, &inputs, &|tape, x| {
+                let how = Attend {
+                    heads,
+                    scoring,
+                    lengths,
+                    queries: lengths,
+                    entropy: if penalised { 0.3 } else { 0.0 },
+                    ..Attend::new(&attention)
+                };
+                (Some(tape.attend(&x[0], &x[1], &x[2], None, &how).unwrap()), 0.0)
+            });
+        }
+    }
+}
+
+#[test]
+fn predictive_local_attention_moves_its_centre() {
+    let p = parameters(&[]);
+    let attention = Attention::scaled_dot().local(2);
+    let center = Tensor::new(vec![1.3, 2.6, 0.4, 3.7], &[2, 2, 1]);
+    let inputs = [numbers(&[2, 2, 4], 1), numbers(&[2, 6, 4], 2), numbers(&[2, 6, 4], 3), center];
+    check("local", &p, &inputs, &|tape, x| {
+        (Some(tape.attend(&x[0], &x[1], &x[2], Some(&x[3]), &Attend::new(&attention)).unwrap()), 0.0)
+    });
+}
