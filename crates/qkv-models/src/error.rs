@@ -1,0 +1,133 @@
+//! What can go wrong between a file and a model: the errors of this crate. Each names the file, and the line, tensor or
+//! field in it; the program turns one into `error: …` and, where there is a way out, `hint: …`. Nothing here is a panic.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why something was refused.
+///
+/// ```
+/// use qkv_models::Error;
+///
+/// let error = Error::line("pairs.tsv", 12, "the line has no tab");
+/// assert_eq!(error.to_string(), "pairs.tsv:12: the line has no tab");
+/// assert_eq!(error.hint(), None);
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The system refused to open, read or write a file.
+    #[error("cannot {action} `{}`: {source}", path.display())]
+    File {
+        /// What was tried: `open`, `read`, `write`, `rename`.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A line of a text file is not what it should be.
+    #[error("{}:{line}: {what}", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// The line, counted from 1.
+        line: usize,
+        /// What is wrong with it.
+        what: String,
+        /// A way out.
+        hint: Option<String>,
+    },
+    /// The bytes of a file are not what its format asks for.
+    #[error("`{}`: {part}: {what}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// Where in it: a tensor, a field, the header.
+        part: String,
+        /// What is wrong there.
+        what: String,
+    },
+    /// A setting, or two of them together, make no sense.
+    #[error("{what}")]
+    Invalid {
+        /// What is wrong.
+        what: String,
+        /// A way out.
+        hint: Option<String>,
+    },
+    /// An attention was refused.
+    #[error(transparent)]
+    Attention(#[from] qkv::Error),
+}
+
+impl Error {
+    /// A file that the system refused.
+    pub fn file(action: &'static str, path: impl AsRef<Path>, source: io::Error) -> Self {
+        Error::File { action, path: path.as_ref().to_owned(), source }
+    }
+
+    /// A line that is wrong.
+    pub fn line(path: impl AsRef<Path>, line: usize, what: impl Into<String>) -> Self {
+        Error::Line { path: path.as_ref().to_owned(), line, what: what.into(), hint: None }
+    }
+
+    /// Bytes that are wrong, and where.
+    pub fn format(path: impl AsRef<Path>, part: impl Into<String>, what: impl Into<String>) -> Self {
+        Error::Format { path: path.as_ref().to_owned(), part: part.into(), what: what.into() }
+    }
+
+    /// A setting that is wrong.
+    pub fn invalid(what: impl Into<String>) -> Self {
+        Error::Invalid { what: what.into(), hint: None }
+    }
+
+    /// The same error with a way out: one sentence, commands and names in backticks, no full stop.
+    ///
+    /// ```
+    /// let error = qkv_models::Error::invalid("a vocabulary of 3 is too small").with_hint("use at least `300`");
+    /// assert_eq!(error.hint().as_deref(), Some("use at least `300`"));
+    /// ```
+    pub fn with_hint(mut self, words: impl Into<String>) -> Self {
+        if let Error::Line { hint, .. } | Error::Invalid { hint, .. } = &mut self {
+            *hint = Some(words.into());
+        }
+        self
+    }
+
+    /// A way out, where there is one.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Error::Line { hint, .. } | Error::Invalid { hint, .. } => hint.clone(),
+            Error::File { path, source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                let relative = if path.is_relative() { ", counted from the folder the program runs in" } else { "" };
+                Some(format!("check the path{relative}"))
+            }
+            Error::Format { .. } => Some("the file may be cut off or of another kind; write or fetch it again".into()),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_missing_is_named_and_has_a_hint() {
+        let source = std::fs::File::open("no/such/file").expect_err("it does not exist");
+        let error = Error::file("open", "no/such/file", source);
+        assert!(error.to_string().starts_with("cannot open `no/such/file`: "), "{error}");
+        assert_eq!(error.hint().as_deref(), Some("check the path, counted from the folder the program runs in"));
+    }
+
+    #[test]
+    fn a_hint_has_no_full_stop() {
+        for error in [Error::format("a", "header", "b"), Error::invalid("c").with_hint("d `e`")] {
+            assert!(!error.hint().expect("a hint").ends_with('.'));
+        }
+    }
+}

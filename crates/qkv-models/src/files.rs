@@ -1,0 +1,3 @@
+//! Files as the ecosystem has them, written whole or not at all and read with suspicion.
+
+pub mod atomic;

@@ -1,0 +1,189 @@
+//! Text as numbers and back. A [`Tokenizer`] is a `tokenizer.json`, the format of the Hugging Face library, trained here from
+//! a corpus or read from anyone's file; one serves both languages of a model. How the text is cut is said in
+//! [`training`], what a hostile file is refused for in `checks`, and how pieces are shown in [`pieces`].
+
+mod checks;
+pub mod pieces;
+pub mod training;
+
+pub use pieces::Piece;
+pub use training::Kind;
+
+use crate::{Error, Result};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+/// Names of the special tokens, in the order of their numbers in a tokenizer that was trained here.
+const SPECIALS: [&str; 4] = ["<pad>", "<s>", "</s>", "<unk>"];
+/// What others call them, most telling first. A tokenizer without padding pads with its end, one without a start begins
+/// with its end.
+const PAD: &[&str] = &["<pad>", "[PAD]", "<|pad|>"];
+const START: &[&str] = &["<s>", "[CLS]", "<bos>", "<|startoftext|>", "<|im_start|>", "<|begin_of_text|>"];
+const END: &[&str] = &["</s>", "[SEP]", "<eos>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>"];
+const UNKNOWN: &[&str] = &["<unk>", "[UNK]"];
+
+/// Cuts text into pieces with numbers, and puts it together again.
+///
+/// ```
+/// use qkv_models::text::tokenizer::{Kind, Tokenizer};
+///
+/// let texts = ["好久不见。", "Long time, no see.", "Long ago, a long time."];
+/// let tokenizer = Tokenizer::train(texts, Kind::Bpe { size: 320 })?;
+/// let ids = tokenizer.encode("好久不见, long time!");
+/// assert_eq!(tokenizer.decode(&ids), "好久不见, long time!");
+/// assert_eq!((tokenizer.pad(), tokenizer.bos(), tokenizer.eos(), tokenizer.unk()), (0, 1, 2, Some(3)));
+/// # Ok::<(), qkv_models::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    len: usize,
+    pad: u32,
+    bos: u32,
+    eos: u32,
+    unk: Option<u32>,
+}
+
+impl Tokenizer {
+    /// Trains a tokenizer: the same texts in the same order give the same file, byte for byte.
+    pub fn train<S: AsRef<str>>(texts: impl IntoIterator<Item = S>, kind: Kind) -> Result<Self> {
+        let json = training::train(texts, kind)?;
+        Tokenizer::from_bytes(json.as_bytes(), "tokenizer.json")
+    }
+
+    /// Reads a `tokenizer.json`.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let bytes = checks::read(path)?;
+        Tokenizer::from_bytes(&bytes, path)
+    }
+
+    /// A tokenizer from the bytes of a `tokenizer.json`; `path` is what errors call it.
+    ///
+    /// ```
+    /// let error = qkv_models::text::tokenizer::Tokenizer::from_bytes(b"{}", "my.json").expect_err("it is empty");
+    /// assert_eq!(error.to_string(), "`my.json`: field `model`: it is missing");
+    /// ```
+    pub fn from_bytes(bytes: &[u8], path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        checks::check(bytes, path)?;
+        let whole = |what: String| Error::format(path, "tokenizer", what);
+        // The checks refuse what is known to make the library panic; should there be more, it is still an error.
+        let mut inner = catch_unwind(|| tokenizers::Tokenizer::from_bytes(bytes))
+            .map_err(|_| whole("it cannot be built".into()))?
+            .map_err(|e| whole(e.to_string()))?;
+        // Text is text: a sentence that contains `</s>` does not end there.
+        inner.set_encode_special_tokens(true);
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|e| whole(e.to_string()))?;
+
+        let vocabulary = inner.get_vocab(true);
+        let highest = vocabulary.values().max().copied().ok_or_else(|| whole("it has no tokens".into()))?;
+        if highest as usize >= checks::MOST_TOKENS {
+            return Err(whole(format!("a token has number {highest}, expected less than {}", checks::MOST_TOKENS)));
+        }
+        let find = |names: &[&str]| names.iter().find_map(|&name| vocabulary.get(name).copied());
+        let eos = find(END).ok_or_else(|| whole("it has no token that ends a sentence".into()))?;
+        let (pad, bos, unk) = (find(PAD).unwrap_or(eos), find(START).unwrap_or(eos), find(UNKNOWN));
+        Ok(Tokenizer { inner, len: highest as usize + 1, pad, bos, eos, unk })
+    }
+
+    /// The `tokenizer.json` of this tokenizer.
+    pub fn to_json(&self) -> String {
+        self.inner.to_string(true).expect("a tokenizer is strings and numbers")
+    }
+
+    /// Writes the `tokenizer.json`, whole or not at all.
+    ///
+    /// ```
+    /// # use qkv_models::text::tokenizer::{Kind, Tokenizer};
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// let tokenizer = Tokenizer::train(["3 1 2"], Kind::Characters)?;
+    /// tokenizer.save(folder.path().join("tokenizer.json"))?;
+    /// let again = Tokenizer::open(folder.path().join("tokenizer.json"))?;
+    /// assert_eq!(again.encode("1 2 3"), tokenizer.encode("1 2 3"));
+    /// # Ok::<(), qkv_models::Error>(())
+    /// ```
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        crate::files::atomic::write(path, self.to_json().as_bytes())
+    }
+
+    /// The numbers of a text's pieces, with no start or end added.
+    ///
+    /// Special tokens that stand in the text are text. A text that the tokenizer cannot cut, which only a file from
+    /// elsewhere can cause, is unknown as a whole.
+    pub fn encode(&self, text: &str) -> Vec<u32> {
+        let encoded = catch_unwind(AssertUnwindSafe(|| self.inner.encode_fast(text, false)));
+        match encoded {
+            Ok(Ok(encoding)) => encoding.get_ids().to_vec(),
+            _ => self.unk.into_iter().collect(),
+        }
+    }
+
+    /// The text of pieces, special tokens left out; numbers that are no token are left out too.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        catch_unwind(AssertUnwindSafe(|| self.inner.decode(ids, true))).ok().and_then(Result::ok).unwrap_or_default()
+    }
+
+    /// The text that `decode(encode(text))` gives back where nothing is unknown: one form for each character (NFC), one
+    /// space where there was any white space, none at the ends.
+    ///
+    /// ```
+    /// # use qkv_models::text::tokenizer::{Kind, Tokenizer};
+    /// let tokenizer = Tokenizer::train(["a cafe"], Kind::Bpe { size: 300 })?;
+    /// assert_eq!(tokenizer.normalise("  a\u{3000}\tcafe\u{301} "), "a café");
+    /// # Ok::<(), qkv_models::Error>(())
+    /// ```
+    pub fn normalise(&self, text: &str) -> String {
+        use tokenizers::{NormalizedString, Normalizer};
+        let mut normalised = NormalizedString::from(text);
+        if let Some(normaliser) = self.inner.get_normalizer()
+            && normaliser.normalize(&mut normalised).is_err()
+        {
+            return text.to_owned();
+        }
+        let text = normalised.get();
+        text.strip_prefix(' ').unwrap_or(text).to_owned()
+    }
+
+    /// The pieces behind numbers, as a person reads them.
+    ///
+    /// ```
+    /// # use qkv_models::text::tokenizer::{Kind, Tokenizer};
+    /// let tokenizer = Tokenizer::train(["no see. no see. 不见"; 2], Kind::Bpe { size: 300 })?;
+    /// let pieces = tokenizer.pieces(&tokenizer.encode("no see. 不见"));
+    /// let shown: Vec<(&str, bool)> = pieces.iter().map(|p| (p.text.as_str(), p.begins_word)).collect();
+    /// assert_eq!(shown, [("no", true), ("see", true), (".", true), ("", true), ("不", false), ("见", true)]);
+    /// # Ok::<(), qkv_models::Error>(())
+    /// ```
+    pub fn pieces(&self, ids: &[u32]) -> Vec<Piece> {
+        let tokens: Vec<String> = ids.iter().map(|&id| self.inner.id_to_token(id).unwrap_or_default()).collect();
+        pieces::pieces(&tokens)
+    }
+
+    /// How many numbers there are: the rows of an embedding.
+    #[expect(clippy::len_without_is_empty, reason = "a tokenizer has at least its special tokens")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The number that fills the end of shorter sentences in a batch.
+    pub fn pad(&self) -> u32 {
+        self.pad
+    }
+
+    /// The number a sentence begins with.
+    pub fn bos(&self) -> u32 {
+        self.bos
+    }
+
+    /// The number a sentence ends with.
+    pub fn eos(&self) -> u32 {
+        self.eos
+    }
+
+    /// The number of what has none, where there is such a number: a tokenizer of bytes needs none.
+    pub fn unk(&self) -> Option<u32> {
+        self.unk
+    }
+}
