@@ -47,7 +47,7 @@ pub use adamw::{AdamW, Moments};
 pub use device::Device;
 pub use float::Float;
 pub use machine::{Machine, Precision};
-pub use ops::attention::{Attend, Heads, Scoring};
+pub use ops::attention::{Attend, Captured, Heads, Scoring};
 pub use ops::embedding::Positions;
 pub use ops::linear::Activation;
 pub use ops::loss::{Loss, Target};

@@ -2,6 +2,7 @@
 
 use crate::float::Float;
 use crate::machine::Machine;
+use crate::ops::attention::Captured;
 use crate::parameters::{Gradients, Parameters};
 use crate::pool::Pool;
 use crate::tensor::Tensor;
@@ -60,6 +61,7 @@ pub struct Tape<'a, T: Float> {
     seed: u64,
     streams: u64,
     penalty: f64,
+    pub(crate) captured: Option<Vec<Captured<T>>>,
 }
 
 /// What the way back works with.
@@ -97,7 +99,18 @@ impl<'a, T: Float> Tape<'a, T> {
             seed: 0,
             streams: 0,
             penalty: 0.0,
+            captured: None,
         }
+    }
+
+    /// From here on, keeps what is needed to look at each attention later, in the order in which they are computed.
+    pub fn capture(&mut self) {
+        self.captured = Some(Vec::new());
+    }
+
+    /// What was captured so far.
+    pub fn captured(&mut self) -> Vec<Captured<T>> {
+        self.captured.take().unwrap_or_default()
     }
 
     /// Whether this tape remembers the way back.

@@ -119,6 +119,19 @@ impl<T: Float> Tensor<T> {
         self.shape[..self.shape.len().saturating_sub(1)].iter().product()
     }
 
+    /// These entries of the first axis, in this order; one may be taken several times.
+    ///
+    /// # Panics
+    /// Where there is no such entry.
+    pub fn select(&self, entries: &[usize]) -> Self {
+        let each = self.len() / self.shape[0].max(1);
+        let mut data = Vec::with_capacity(entries.len() * each);
+        entries.iter().for_each(|&entry| data.extend_from_slice(&self.data()[entry * each..][..each]));
+        let mut shape = self.shape.clone();
+        shape[0] = entries.len();
+        Tensor::new(data, &shape)
+    }
+
     /// The same numbers with other axes.
     ///
     /// # Panics

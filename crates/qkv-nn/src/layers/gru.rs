@@ -58,19 +58,24 @@ impl Gru {
         self.layers.iter().map(|_| tape.constant(zero())).collect()
     }
 
-    /// Runs over `x [B, N, I]` from zeros: `[B, N, C]`, or `[B, N, 2C]` both ways. What comes out of a sequence that has ended is
-    /// zero.
-    pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, x: Var<T>, lengths: Option<&[usize]>) -> Var<T> {
-        let start = self.zeros(tape, x.shape()[0]).remove(0);
+    /// Runs over `x [B, N, I]` from the state of each layer: `[B, N, C]`, or `[B, N, 2C]` both ways. What comes out of a sequence
+    /// that has ended is zero.
+    pub fn forward<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        x: Var<T>,
+        states: &[Var<T>],
+        lengths: Option<&[usize]>,
+    ) -> Var<T> {
         let mut x = x;
-        for (at, layer) in self.layers.iter().enumerate() {
+        for (at, (layer, start)) in self.layers.iter().zip(states).enumerate() {
             if at > 0 {
                 x = tape.dropout(x, self.dropout);
             }
             let mut ways = Vec::with_capacity(2);
             for (way, direction) in layer.iter().enumerate() {
                 let parts = direction.input.forward(tape, &x); // (B, N, 3C)
-                ways.push(tape.gru(&parts, &start, direction.weight, direction.bias, lengths, way == 1));
+                ways.push(tape.gru(&parts, start, direction.weight, direction.bias, lengths, way == 1));
             }
             x = if ways.len() == 1 { ways.remove(0) } else { tape.concat(&ways.iter().collect::<Vec<_>>()) };
         }

@@ -47,6 +47,15 @@ impl<T: Float> RecurrentMemory<T> {
         &self.values
     }
 
+    /// Keeps these sequences, in this order, for inference.
+    pub fn select(&mut self, tape: &Tape<'_, T>, sequences: &[usize]) {
+        self.keys = tape.constant(self.keys.value().select(sequences));
+        self.values = tape.constant(self.values.value().select(sequences));
+        if let Some(lengths) = &mut self.lengths {
+            *lengths = sequences.iter().map(|&b| lengths[b]).collect();
+        }
+    }
+
     /// How many of its tokens count.
     pub fn lengths(&self) -> Option<&[usize]> {
         self.lengths.as_deref()

@@ -140,8 +140,48 @@ impl<T: Float> Call<T> {
     }
 }
 
+/// One attention of a run, with what is needed to look at its weights later: nothing as large as the weights themselves.
+#[derive(Clone)]
+pub struct Captured<T: Float> {
+    call: Arc<Call<T>>,
+    out: Output<T>,
+}
+
+impl<T: Float> std::fmt::Debug for Captured<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Captured({:?})", self.call.attention)
+    }
+}
+
+impl<T: Float> Captured<T> {
+    /// What was computed, with the lengths in its mask and without its noise.
+    pub fn attention(&self) -> &Attention {
+        &self.call.attention
+    }
+
+    /// Sequences, heads, queries and keys.
+    pub fn shape(&self) -> [usize; 4] {
+        let [batch, heads, queries, _] = self.out.values.shape();
+        [batch, heads, queries, self.call.k.shape()[1]]
+    }
+
+    /// The weights of one head for some queries, `[queries, M]`, recomputed exactly.
+    ///
+    /// # Errors
+    /// Where there is no such sequence, head or query.
+    pub fn weights(
+        &self,
+        parameters: &Parameters<T>,
+        sequence: usize,
+        head: usize,
+        queries: std::ops::Range<usize>,
+    ) -> qkv::Result<qkv::Tensor<T, 2>> {
+        self.call.attention.weights(self.call.inputs(parameters), &self.out)?.rows(sequence, head, queries)
+    }
+}
+
 struct AttendBack<T: Float> {
-    call: Call<T>,
+    call: Arc<Call<T>>,
     slots: [Option<usize>; 3],
     center: Option<usize>,
     out: Output<T>,
@@ -212,6 +252,10 @@ impl<T: Float> Tape<'_, T> {
             let each = T::of_f64(how.entropy / rows as f64);
             (0..entropy.data().len()).map(|row| if live(row) { each } else { T::ZERO }).collect()
         });
+        let call = Arc::new(call);
+        if let Some(captured) = &mut self.captured {
+            captured.push(Captured { call: call.clone(), out: out.clone() });
+        }
         let slots = [q.slot, k.slot, v.slot];
         let center = center.and_then(|center| center.slot);
         Ok(self.record(values, || AttendBack { call, slots, center, out, d_entropy }))

@@ -1,0 +1,231 @@
+//! A model of either kind, behind one face: what training and search need of it.
+
+use crate::batch::{Batch, Rows, Specials};
+use crate::recurrent::{Recurrent, RecurrentConfig, RecurrentState};
+use crate::transformer::{Transformer, TransformerConfig, TransformerState};
+use crate::{Error, Result};
+use qkv_nn::layers::Builder;
+use qkv_nn::{Activation, Float, Loss, Parameters, Tape, Target, Var};
+use serde::{Deserialize, Serialize};
+
+/// What kind of model, with its sizes: the table `[model]` of a recipe.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Architecture {
+    /// See [`Transformer`].
+    Transformer(TransformerConfig),
+    /// See [`Recurrent`].
+    Recurrent(RecurrentConfig),
+}
+
+/// All that is needed to make a model: its `config.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModelConfig {
+    /// Who reads it: always `qkv`.
+    pub model_type: String,
+    /// The number of tokens.
+    pub vocab_size: usize,
+    /// Fills up a shorter sentence.
+    pub pad_token_id: u32,
+    /// Starts a translation.
+    pub bos_token_id: u32,
+    /// Ends a sentence.
+    pub eos_token_id: u32,
+    /// What is built.
+    pub architecture: Architecture,
+}
+
+impl ModelConfig {
+    /// Of an architecture over a vocabulary.
+    pub fn new(architecture: Architecture, vocab_size: usize, specials: Specials) -> Self {
+        let Specials { pad, bos, eos } = specials;
+        let (pad_token_id, bos_token_id, eos_token_id) = (pad, bos, eos);
+        ModelConfig { model_type: "qkv".into(), vocab_size, pad_token_id, bos_token_id, eos_token_id, architecture }
+    }
+
+    /// The special tokens.
+    pub fn specials(&self) -> Specials {
+        Specials { pad: self.pad_token_id, bos: self.bos_token_id, eos: self.eos_token_id }
+    }
+
+    /// Refuses numbers that make no model, or one that no machine could hold.
+    fn check(&self) -> Result<()> {
+        let sizes: Vec<(&str, usize, usize)> = match &self.architecture {
+            Architecture::Transformer(config) => vec![
+                ("d_model", config.d_model, 1 << 16),
+                ("ffn_dim", config.ffn_dim, 1 << 18),
+                ("heads", config.heads, 1 << 10),
+                ("encoder_layers", config.encoder_layers, 1 << 10),
+                ("decoder_layers", config.decoder_layers, 1 << 10),
+                ("max_positions", config.max_positions, 1 << 22),
+            ],
+            Architecture::Recurrent(config) => vec![
+                ("d_model", config.d_model, 1 << 16),
+                ("hidden", config.hidden, 1 << 16),
+                ("layers", config.layers, 1 << 10),
+                ("attention_width", config.attention_width, 1 << 16),
+            ],
+        };
+        for (name, found, most) in sizes.into_iter().chain([("vocab_size", self.vocab_size, 1 << 24)]) {
+            if found == 0 || found > most {
+                return Err(Error::invalid(format!("`{name}` is {found}, expected between 1 and {most}")));
+            }
+        }
+        let parts = match &self.architecture {
+            Architecture::Transformer(c) => {
+                vec![("dropout", c.dropout), ("attention_dropout", c.attention_dropout), ("ffn_dropout", c.ffn_dropout)]
+            }
+            Architecture::Recurrent(c) => vec![("dropout", c.dropout)],
+        };
+        for (name, found) in parts {
+            if !(0.0..1.0).contains(&found) {
+                return Err(Error::invalid(format!("`{name}` is {found}, expected at least 0 and less than 1")));
+            }
+        }
+        let specials = [self.pad_token_id, self.bos_token_id, self.eos_token_id];
+        if specials.iter().any(|&id| id as usize >= self.vocab_size) {
+            return Err(Error::invalid(format!(
+                "special tokens {specials:?} go beyond `vocab_size` {}",
+                self.vocab_size
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// A model: handles to parameters, and what to do with them.
+#[derive(Clone, Debug)]
+pub struct Model {
+    config: ModelConfig,
+    built: Built,
+}
+
+#[derive(Clone, Debug)]
+enum Built {
+    Transformer(Transformer),
+    Recurrent(Recurrent),
+}
+
+/// What step-by-step decoding remembers.
+#[derive(Clone, Debug)]
+pub struct State<T: Float>(Inner<T>);
+
+#[derive(Clone, Debug)]
+enum Inner<T: Float> {
+    Transformer(TransformerState<T>),
+    Recurrent(RecurrentState<T>),
+}
+
+impl Model {
+    /// A new model and its parameters, drawn from the seed.
+    ///
+    /// # Errors
+    /// Where sizes and choices do not fit.
+    pub fn new<T: Float>(config: &ModelConfig, seed: u64) -> Result<(Model, Parameters<T>)> {
+        config.check()?;
+        let mut parameters = Parameters::new();
+        let mut at = Builder::new(&mut parameters, seed);
+        let built = match &config.architecture {
+            Architecture::Transformer(sizes) => {
+                Built::Transformer(Transformer::new(&mut at, sizes, config.vocab_size)?)
+            }
+            Architecture::Recurrent(sizes) => Built::Recurrent(Recurrent::new(&mut at, sizes, config.vocab_size)?),
+        };
+        Ok((Model { config: config.clone(), built }, parameters))
+    }
+
+    /// What it was made from.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The longest sequence it takes, ends included.
+    pub fn most(&self) -> usize {
+        match &self.built {
+            Built::Transformer(model) => model.most(),
+            Built::Recurrent(_) => usize::MAX,
+        }
+    }
+
+    /// Reads the source.
+    ///
+    /// # Errors
+    /// What `qkv` refuses.
+    pub fn encode<T: Float>(&self, tape: &mut Tape<'_, T>, source: &Rows) -> Result<Var<T>> {
+        match &self.built {
+            Built::Transformer(model) => model.encode(tape, source),
+            Built::Recurrent(model) => Ok(model.encode(tape, source)),
+        }
+    }
+
+    /// What the decoder gives at every position at once, `[B, N, C]`.
+    fn given<T: Float>(&self, tape: &mut Tape<'_, T>, source: &Rows, shown: &Rows) -> Result<Var<T>> {
+        let memory = self.encode(tape, source)?;
+        match &self.built {
+            Built::Transformer(model) => model.decode(tape, &memory, source, shown),
+            Built::Recurrent(model) => model.decode(tape, &memory, source, shown),
+        }
+    }
+
+    fn output(&self) -> qkv_nn::Param {
+        match &self.built {
+            Built::Transformer(model) => model.output(),
+            Built::Recurrent(model) => model.output(),
+        }
+    }
+
+    /// Scores for every next token at every position, `[B, N, V]`: the parallel pass.
+    ///
+    /// # Errors
+    /// What `qkv` refuses.
+    pub fn scores<T: Float>(&self, tape: &mut Tape<'_, T>, source: &Rows, shown: &Rows) -> Result<Var<T>> {
+        let given = self.given(tape, source, shown)?;
+        Ok(tape.linear(&given, self.output(), None, Activation::None, 0.0))
+    }
+
+    /// The loss of a batch; `scale` is what each token's gradient is multiplied by.
+    ///
+    /// # Errors
+    /// What `qkv` refuses.
+    pub fn loss<T: Float>(&self, tape: &mut Tape<'_, T>, batch: &Batch, smoothing: f64, scale: f64) -> Result<Loss> {
+        let given = self.given(tape, &batch.source, &batch.shown)?;
+        let ignore = Some(self.config.pad_token_id);
+        let target = Target { ids: &batch.wanted, ignore, smoothing, scale };
+        Ok(tape.cross_entropy(&given, self.output(), None, target))
+    }
+
+    /// Ready for the first step after `memory`, which [`encode`](Model::encode) gave.
+    ///
+    /// # Errors
+    /// What `qkv` refuses.
+    pub fn start<T: Float>(&self, tape: &mut Tape<'_, T>, memory: &Var<T>, source: &Rows) -> Result<State<T>> {
+        Ok(State(match &self.built {
+            Built::Transformer(model) => Inner::Transformer(model.start(tape, memory, source)?),
+            Built::Recurrent(model) => Inner::Recurrent(model.start(tape, memory, source)),
+        }))
+    }
+
+    /// Scores for the token after `last [B]`, `[B, 1, V]`.
+    ///
+    /// # Errors
+    /// What `qkv` refuses.
+    pub fn step<T: Float>(&self, tape: &mut Tape<'_, T>, last: &[u32], state: &mut State<T>) -> Result<Var<T>> {
+        let given = match (&self.built, &mut state.0) {
+            (Built::Transformer(model), Inner::Transformer(state)) => model.step(tape, last, state)?,
+            (Built::Recurrent(model), Inner::Recurrent(state)) => model.step(tape, last, state)?,
+            _ => return Err(Error::invalid("this state belongs to a model of another kind")),
+        };
+        Ok(tape.linear(&given, self.output(), None, Activation::None, 0.0))
+    }
+}
+
+impl<T: Float> State<T> {
+    /// Takes the sequences in another order; one may be taken several times. With `same_sources` each only changes places with
+    /// others of the same source, which costs less.
+    pub fn select(&mut self, tape: &Tape<'_, T>, sequences: &[usize], same_sources: bool) {
+        match &mut self.0 {
+            Inner::Transformer(state) => state.select(sequences, same_sources),
+            Inner::Recurrent(state) => state.select(tape, sequences, same_sources),
+        }
+    }
+}

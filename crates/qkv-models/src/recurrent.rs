@@ -1,0 +1,208 @@
+//! Sequence to sequence with attention: an encoder of gated units that runs both ways, and a decoder that attends at every step
+//! (Bahdanau et al. 2014, arXiv:1409.0473; Luong et al. 2015, arXiv:1508.04025).
+
+use crate::Result;
+use crate::batch::Rows;
+use qkv::Attention;
+use qkv_nn::layers::{
+    AttentionStyle, Builder, Embedding, Gru, Linear, PositionKind, RecurrentAttention, RecurrentMemory,
+};
+use qkv_nn::{Activation, Float, Param, Tape, Var};
+use serde::{Deserialize, Serialize};
+
+/// The sizes and choices of a recurrent model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RecurrentConfig {
+    /// The width of embeddings and of what the decoder gives.
+    pub d_model: usize,
+    /// The width of the states, each way.
+    pub hidden: usize,
+    /// Layers of the encoder and of the decoder.
+    pub layers: usize,
+    /// Which state asks.
+    pub style: AttentionStyle,
+    /// What it asks: additive, general, dot or scaled-dot scores; a window or `local` for local attention; a hard selection.
+    pub attention: Attention,
+    /// The width in which the additive score compares.
+    pub attention_width: usize,
+    /// One table for both sides and the output, instead of three.
+    pub tied: bool,
+    /// Dropped from embeddings, between layers, and from what the decoder gives.
+    pub dropout: f64,
+    /// Added to the loss: this times the mean entropy of the weights.
+    pub entropy: f64,
+}
+
+impl Default for RecurrentConfig {
+    fn default() -> Self {
+        RecurrentConfig {
+            d_model: 256,
+            hidden: 256,
+            layers: 1,
+            style: AttentionStyle::Bahdanau,
+            attention: Attention::additive(),
+            attention_width: 256,
+            tied: true,
+            dropout: 0.2,
+            entropy: 0.0,
+        }
+    }
+}
+
+/// A recurrent model: handles to its parameters.
+#[derive(Clone, Debug)]
+pub struct Recurrent {
+    source: Embedding,
+    target: Embedding,
+    output: Param,
+    encoder: Gru,
+    bridge: Vec<Linear>,
+    decoder: Gru,
+    attention: RecurrentAttention,
+    combine: Linear,
+    style: AttentionStyle,
+    dropout: f64,
+}
+
+/// What step-by-step decoding remembers.
+#[derive(Clone, Debug)]
+pub struct RecurrentState<T: Float> {
+    states: Vec<Var<T>>,
+    memory: RecurrentMemory<T>,
+    step: usize,
+}
+
+impl Recurrent {
+    /// Adds its parameters.
+    ///
+    /// # Errors
+    /// Where the attention asks for data that a layer has not.
+    pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &RecurrentConfig, vocabulary: usize) -> Result<Self> {
+        let RecurrentConfig { d_model, hidden, layers, style, attention_width, dropout, entropy, .. } = *config;
+        let table = |at: &mut Builder<'_, T>, name: &str| {
+            Embedding::new(&mut at.at(name), vocabulary, d_model, PositionKind::None, 0)
+        };
+        let (source, target, output) = if config.tied {
+            let shared = table(at, "shared");
+            (shared.clone(), shared.clone(), shared.weight)
+        } else {
+            let (source, target) = (table(at, "encoder.embed_tokens"), table(at, "decoder.embed_tokens"));
+            (source, target, Linear::new(&mut at.at("lm_head"), d_model, vocabulary, false).weight)
+        };
+        let encoder = Gru::new(&mut at.at("encoder.rnn"), d_model, hidden, layers, true, dropout);
+        let bridge = (0..layers)
+            .map(|layer| Linear::new(&mut at.at(&format!("bridge.{layer}")), 2 * hidden, hidden, true))
+            .collect();
+        let inputs = if style == AttentionStyle::Bahdanau { d_model + 2 * hidden } else { d_model };
+        let decoder = Gru::new(&mut at.at("decoder.rnn"), inputs, hidden, layers, false, dropout);
+        let mut place = at.at("decoder.attention");
+        let attention =
+            RecurrentAttention::new(&mut place, &config.attention, hidden, 2 * hidden, attention_width, entropy)?;
+        let combine = Linear::new(&mut at.at("decoder.combine"), 3 * hidden, d_model, true);
+        Ok(Recurrent { source, target, output, encoder, bridge, decoder, attention, combine, style, dropout })
+    }
+
+    /// The matrix that turns what the decoder gives into scores for the vocabulary, `[V, C]`.
+    pub fn output(&self) -> Param {
+        self.output
+    }
+
+    /// Reads the source: `[B, S, 2H]`.
+    pub fn encode<T: Float>(&self, tape: &mut Tape<'_, T>, source: &Rows) -> Var<T> {
+        let x = self.source.forward(tape, &source.ids, source.length, 0);
+        let x = tape.dropout(x, self.dropout);
+        let zeros = self.encoder.zeros(tape, source.len());
+        self.encoder.forward(tape, x, &zeros, source.ragged())
+    }
+
+    /// Ready for the first step: the decoder's states from what the encoder gives at the first token, where the way back has
+    /// seen everything.
+    pub fn start<T: Float>(&self, tape: &mut Tape<'_, T>, encoded: &Var<T>, source: &Rows) -> RecurrentState<T> {
+        let first = tape.step(encoded, 0);
+        let states = self.bridge.iter().map(|map| map.activated(tape, &first, Activation::Tanh, 0.0)).collect();
+        let memory = self.attention.remember(tape, encoded.clone(), source.ragged());
+        RecurrentState { states, memory, step: 0 }
+    }
+
+    /// State and context joined: what the decoder gives.
+    fn combined<T: Float>(&self, tape: &mut Tape<'_, T>, state: &Var<T>, context: &Var<T>) -> Var<T> {
+        let both = tape.concat(&[state, context]);
+        let y = self.combine.activated(tape, &both, Activation::Tanh, 0.0);
+        tape.dropout(y, self.dropout)
+    }
+
+    /// One step from an embedded token `x [B, 1, C]`.
+    fn advance<T: Float>(&self, tape: &mut Tape<'_, T>, x: &Var<T>, state: &mut RecurrentState<T>) -> Result<Var<T>> {
+        let RecurrentState { states, memory, step } = state;
+        let top = states.last().expect("a unit has a layer").clone();
+        let (hidden, context) = match self.style {
+            AttentionStyle::Bahdanau => {
+                let context = self.attention.forward(tape, &top, memory, *step)?;
+                let x = tape.concat(&[x, &context]);
+                (self.decoder.step(tape, &x, states), context)
+            }
+            AttentionStyle::Luong => {
+                let hidden = self.decoder.step(tape, x, states);
+                let context = self.attention.forward(tape, &hidden, memory, *step)?;
+                (hidden, context)
+            }
+        };
+        *step += 1;
+        Ok(self.combined(tape, &hidden, &context))
+    }
+
+    /// What the decoder gives at every position when it is shown all of `shown`: `[B, N, C]`. Luong's attention runs over all
+    /// positions at once; Bahdanau's has to go step by step.
+    ///
+    /// # Errors
+    /// What `qkv` refuses.
+    pub fn decode<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        encoded: &Var<T>,
+        source: &Rows,
+        shown: &Rows,
+    ) -> Result<Var<T>> {
+        let mut state = self.start(tape, encoded, source);
+        let x = self.target.forward(tape, &shown.ids, shown.length, 0);
+        let x = tape.dropout(x, self.dropout);
+        if self.style == AttentionStyle::Luong {
+            let hidden = self.decoder.forward(tape, x, &state.states, None);
+            let context = self.attention.forward(tape, &hidden, &state.memory, 0)?;
+            return Ok(self.combined(tape, &hidden, &context));
+        }
+        let mut given = Vec::with_capacity(shown.length);
+        for step in 0..shown.length {
+            let x = tape.step(&x, step);
+            given.push(self.advance(tape, &x, &mut state)?);
+        }
+        Ok(tape.stack(&given))
+    }
+
+    /// One more token for each sequence: what the decoder gives, `[B, 1, C]`.
+    ///
+    /// # Errors
+    /// What `qkv` refuses.
+    pub fn step<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        last: &[u32],
+        state: &mut RecurrentState<T>,
+    ) -> Result<Var<T>> {
+        let x = self.target.forward(tape, last, 1, 0);
+        self.advance(tape, &x, state)
+    }
+}
+
+impl<T: Float> RecurrentState<T> {
+    /// Takes the sequences in another order. With `same_sources` each only changes places with others of the same source.
+    pub fn select(&mut self, tape: &Tape<'_, T>, sequences: &[usize], same_sources: bool) {
+        for state in &mut self.states {
+            *state = tape.constant(state.value().select(sequences));
+        }
+        if !same_sources {
+            self.memory.select(tape, sequences);
+        }
+    }
+}

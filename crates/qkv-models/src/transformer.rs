@@ -1,0 +1,260 @@
+//! The Transformer, encoder and decoder (Vaswani et al. 2017, arXiv:1706.03762), with any attention of the library in each of
+//! its three places.
+
+use crate::Result;
+use crate::batch::Rows;
+use qkv::{Attention, Dropout, Mask, Select};
+use qkv_nn::layers::{
+    AttentionConfig, Block, BlockConfig, Builder, Embedding, KeysValues, LayerNorm, Linear, NormPlace, PositionKind,
+};
+use qkv_nn::{Activation, Float, Heads, Param, Tape, Var};
+use serde::{Deserialize, Serialize};
+
+/// The sizes and choices of a Transformer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TransformerConfig {
+    /// The width of the model.
+    pub d_model: usize,
+    /// The inner width of the feed-forward parts.
+    pub ffn_dim: usize,
+    /// Heads of the queries.
+    pub heads: usize,
+    /// Heads of keys and values, where queries share them (grouped-query attention).
+    pub key_heads: Option<usize>,
+    /// Layers of the encoder.
+    pub encoder_layers: usize,
+    /// Layers of the decoder.
+    pub decoder_layers: usize,
+    /// Where the norms stand.
+    pub norm: NormPlace,
+    /// How tokens know where they stand.
+    pub positions: PositionKind,
+    /// The longest sequence.
+    pub max_positions: usize,
+    /// One table for both sides and the output, instead of three.
+    pub tied: bool,
+    /// The activation of the feed-forward parts.
+    pub activation: Activation,
+    /// Dropped from embeddings and from what each part adds.
+    pub dropout: f64,
+    /// Dropped from the weights of attention.
+    pub attention_dropout: f64,
+    /// Dropped from the inner rows of the feed-forward parts.
+    pub ffn_dropout: f64,
+    /// Added to the loss: this times the mean entropy of the weights. Above 0 it keeps attention from spreading, below 0 from
+    /// collapsing.
+    pub entropy: f64,
+    /// Self-attention of the encoder.
+    pub encoder_attention: Attention,
+    /// Self-attention of the decoder; causal whatever its mask says besides.
+    pub decoder_attention: Attention,
+    /// Attention of the decoder to the encoder.
+    pub cross_attention: Attention,
+}
+
+impl Default for TransformerConfig {
+    fn default() -> Self {
+        TransformerConfig {
+            d_model: 256,
+            ffn_dim: 1024,
+            heads: 4,
+            key_heads: None,
+            encoder_layers: 3,
+            decoder_layers: 3,
+            norm: NormPlace::Pre,
+            positions: PositionKind::Sinusoidal,
+            max_positions: 1024,
+            tied: true,
+            activation: Activation::Relu,
+            dropout: 0.1,
+            attention_dropout: 0.0,
+            ffn_dropout: 0.0,
+            entropy: 0.0,
+            encoder_attention: Attention::scaled_dot(),
+            decoder_attention: Attention::scaled_dot(),
+            cross_attention: Attention::scaled_dot(),
+        }
+    }
+}
+
+/// A Transformer: handles to its parameters.
+#[derive(Clone, Debug)]
+pub struct Transformer {
+    source: Embedding,
+    target: Embedding,
+    output: Param,
+    encoder: Vec<Block>,
+    encoder_norm: Option<LayerNorm>,
+    decoder: Vec<Block>,
+    decoder_norm: Option<LayerNorm>,
+    dropout: f64,
+}
+
+/// What step-by-step decoding remembers.
+#[derive(Clone, Debug)]
+pub struct TransformerState<T: Float> {
+    caches: Vec<[Option<KeysValues<T>>; 2]>,
+    lengths: Option<Vec<usize>>,
+    position: usize,
+}
+
+impl Transformer {
+    /// Adds its parameters.
+    ///
+    /// # Errors
+    /// Where heads and widths do not fit, or an attention asks for data that a layer has not.
+    pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &TransformerConfig, vocabulary: usize) -> Result<Self> {
+        let TransformerConfig { d_model, ffn_dim, heads, key_heads, norm, positions, max_positions, dropout, .. } =
+            *config;
+        let table = |at: &mut Builder<'_, T>, name: &str| {
+            Embedding::new(&mut at.at(name), vocabulary, d_model, positions, max_positions)
+        };
+        let (source, target, output) = if config.tied {
+            let shared = table(at, "shared");
+            (shared.clone(), shared.clone(), shared.weight)
+        } else {
+            let (source, target) = (table(at, "encoder.embed_tokens"), table(at, "decoder.embed_tokens"));
+            (source, target, Linear::new(&mut at.at("lm_head"), d_model, vocabulary, false).weight)
+        };
+        let attention = |attention: &Attention| {
+            let mut attention = attention.clone();
+            let drops = config.attention_dropout > 0.0 && attention.select == Select::Soft;
+            let linear = matches!(attention.score, qkv::Score::Linear(_));
+            if drops && !linear && attention.dropout.is_none() {
+                attention.dropout = Some(Dropout { p: config.attention_dropout, seed: 0 });
+            }
+            let heads = Heads { query: heads, key: key_heads.unwrap_or(heads) };
+            let entropy = if attention.select == Select::Soft && !linear { config.entropy } else { 0.0 };
+            AttentionConfig { entropy, ..AttentionConfig::new(attention, heads) }
+        };
+        let causal = |attention: &Attention| {
+            let mask =
+                if attention.mask == Mask::Full { Mask::causal() } else { Mask::causal() & attention.mask.clone() };
+            attention.clone().mask(mask)
+        };
+        let block = |own, cross| BlockConfig {
+            width: d_model,
+            inner: ffn_dim,
+            activation: config.activation,
+            norm,
+            dropout,
+            inner_dropout: config.ffn_dropout,
+            own,
+            cross,
+        };
+        let encoder_block = block(attention(&config.encoder_attention), None);
+        let decoder_own = attention(&causal(&config.decoder_attention));
+        let decoder_block = block(decoder_own, Some(attention(&config.cross_attention)));
+        let mut blocks = |side: &str, layers: usize, config: &BlockConfig| -> Result<Vec<Block>> {
+            (0..layers).map(|layer| Ok(Block::new(&mut at.at(&format!("{side}.layers.{layer}")), config)?)).collect()
+        };
+        let encoder = blocks("encoder", config.encoder_layers, &encoder_block)?;
+        let decoder = blocks("decoder", config.decoder_layers, &decoder_block)?;
+        let mut last = |name: &str| (norm == NormPlace::Pre).then(|| LayerNorm::new(&mut at.at(name), d_model));
+        let (encoder_norm, decoder_norm) = (last("encoder.layer_norm"), last("decoder.layer_norm"));
+        Ok(Transformer { source, target, output, encoder, encoder_norm, decoder, decoder_norm, dropout })
+    }
+
+    /// The matrix that turns what the decoder gives into scores for the vocabulary, `[V, C]`.
+    pub fn output(&self) -> Param {
+        self.output
+    }
+
+    /// The longest sequence it takes.
+    pub fn most(&self) -> usize {
+        self.target.most()
+    }
+
+    /// Reads the source: `[B, S, C]`.
+    ///
+    /// # Errors
+    /// What `qkv` refuses.
+    pub fn encode<T: Float>(&self, tape: &mut Tape<'_, T>, source: &Rows) -> Result<Var<T>> {
+        let x = self.source.forward(tape, &source.ids, source.length, 0);
+        let mut x = tape.dropout(x, self.dropout);
+        for block in &self.encoder {
+            x = block.forward(tape, x, source.ragged(), None)?;
+        }
+        Ok(match &self.encoder_norm {
+            Some(norm) => norm.forward(tape, &x),
+            None => x,
+        })
+    }
+
+    /// What the decoder gives at every position at once, when it is shown all of `shown`: `[B, N, C]`.
+    ///
+    /// # Errors
+    /// What `qkv` refuses.
+    pub fn decode<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        memory: &Var<T>,
+        source: &Rows,
+        shown: &Rows,
+    ) -> Result<Var<T>> {
+        let x = self.target.forward(tape, &shown.ids, shown.length, 0);
+        let mut x = tape.dropout(x, self.dropout);
+        for block in &self.decoder {
+            x = block.forward(tape, x, shown.ragged(), Some((memory, source.ragged())))?;
+        }
+        Ok(match &self.decoder_norm {
+            Some(norm) => norm.forward(tape, &x),
+            None => x,
+        })
+    }
+
+    /// Ready for the first step.
+    ///
+    /// # Errors
+    /// What `qkv` refuses.
+    pub fn start<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        memory: &Var<T>,
+        source: &Rows,
+    ) -> Result<TransformerState<T>> {
+        let batch = memory.shape()[0];
+        let caches = self.decoder.iter().map(|block| block.caches(tape, batch, Some(memory)));
+        let caches = caches.collect::<qkv::Result<_>>()?;
+        Ok(TransformerState { caches, lengths: source.ragged().map(<[_]>::to_vec), position: 0 })
+    }
+
+    /// One more token for each sequence: what the decoder gives, `[B, 1, C]`.
+    ///
+    /// # Errors
+    /// What `qkv` refuses.
+    pub fn step<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        last: &[u32],
+        state: &mut TransformerState<T>,
+    ) -> Result<Var<T>> {
+        let mut x = self.target.forward(tape, last, 1, state.position);
+        for (block, caches) in self.decoder.iter().zip(&mut state.caches) {
+            x = block.step(tape, x, caches, state.lengths.as_deref())?;
+        }
+        state.position += 1;
+        Ok(match &self.decoder_norm {
+            Some(norm) => norm.forward(tape, &x),
+            None => x,
+        })
+    }
+}
+
+impl<T: Float> TransformerState<T> {
+    /// Takes the sequences in another order. With `same_sources` each only changes places with others of the same source.
+    pub fn select(&mut self, sequences: &[usize], same_sources: bool) {
+        for [own, other] in &mut self.caches {
+            if let Some(own) = own {
+                own.select(sequences);
+            }
+            if let (Some(other), false) = (other, same_sources) {
+                other.select(sequences);
+            }
+        }
+        if let (Some(lengths), false) = (&mut self.lengths, same_sources) {
+            *lengths = sequences.iter().map(|&b| lengths[b]).collect();
+        }
+    }
+}

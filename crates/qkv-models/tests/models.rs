@@ -1,0 +1,170 @@
+//! What is true of every model: the parallel pass and the steps agree, gradients flow, threads change nothing.
+
+use qkv::{Attention, Bias, Features, Mask};
+use qkv_models::{Architecture, Batch, Model, ModelConfig, RecurrentConfig, Rows, Specials, TransformerConfig};
+use qkv_nn::layers::{AttentionStyle, NormPlace, PositionKind};
+use qkv_nn::{AdamW, Gradients, Machine, Moments, Parameters, Pool, Precision, Tape};
+
+const SPECIALS: Specials = Specials { pad: 0, bos: 1, eos: 2 };
+
+fn small() -> TransformerConfig {
+    TransformerConfig { d_model: 24, ffn_dim: 40, heads: 4, encoder_layers: 2, decoder_layers: 2, ..Default::default() }
+}
+
+fn small_recurrent() -> RecurrentConfig {
+    RecurrentConfig { d_model: 20, hidden: 16, attention_width: 12, ..Default::default() }
+}
+
+fn transformers() -> Vec<(&'static str, Architecture)> {
+    let own = |attention: Attention| TransformerConfig {
+        encoder_attention: attention.clone(),
+        decoder_attention: attention,
+        ..small()
+    };
+    [
+        ("plain", small()),
+        (
+            "post-norm, learned, untied",
+            TransformerConfig { norm: NormPlace::Post, positions: PositionKind::Learned, tied: false, ..small() },
+        ),
+        ("grouped", TransformerConfig { key_heads: Some(2), ..small() }),
+        ("window", own(Attention::scaled_dot().mask(Mask::window(2, 2)))),
+        ("linear", own(Attention::linear(Features::Elu))),
+        (
+            "alibi",
+            TransformerConfig {
+                positions: PositionKind::None,
+                ..own(Attention::scaled_dot().bias(Bias::alibi()).temperature(1.5))
+            },
+        ),
+        ("relative, additive", own(Attention::additive().bias(Bias::relative(3)))),
+        ("general, sinks", own(Attention::general().with_sinks())),
+        (
+            "top-k, sparsemax",
+            TransformerConfig {
+                cross_attention: Attention::scaled_dot().sparsemax(),
+                ..own(Attention::scaled_dot().top_k(3))
+            },
+        ),
+    ]
+    .map(|(name, config)| (name, Architecture::Transformer(config)))
+    .into()
+}
+
+fn recurrents() -> Vec<(&'static str, Architecture)> {
+    let with = |style, attention| RecurrentConfig { style, attention, ..small_recurrent() };
+    [
+        ("bahdanau additive", small_recurrent()),
+        (
+            "bahdanau general, two layers",
+            RecurrentConfig { layers: 2, ..with(AttentionStyle::Bahdanau, Attention::general()) },
+        ),
+        ("luong dot", with(AttentionStyle::Luong, Attention::dot())),
+        ("luong scaled dot, window", with(AttentionStyle::Luong, Attention::scaled_dot().mask(Mask::window(2, 2)))),
+        ("luong local", with(AttentionStyle::Luong, Attention::general().local(2))),
+        ("hard", with(AttentionStyle::Bahdanau, Attention::additive().hard().straight_through())),
+    ]
+    .map(|(name, config)| (name, Architecture::Recurrent(config)))
+    .into()
+}
+
+fn model(architecture: Architecture) -> (Model, Parameters<f32>) {
+    Model::new(&ModelConfig::new(architecture, 30, SPECIALS), 1).unwrap()
+}
+
+fn batch() -> Batch {
+    let pairs: [(&[u32], &[u32]); 3] =
+        [(&[5, 6, 7, 8, 9, 4, 3], &[12, 13, 14]), (&[9, 8], &[20, 21, 22, 23, 24]), (&[11], &[28])];
+    Batch::new(pairs, SPECIALS)
+}
+
+#[test]
+fn the_parallel_pass_and_the_steps_give_the_same_scores() {
+    let (pool, machine) = (Pool::new(), Machine::new(2));
+    for (name, architecture) in transformers().into_iter().chain(recurrents()) {
+        let (model, parameters) = model(architecture);
+        let batch = batch();
+        let mut tape = Tape::inference(&parameters, &pool, &machine);
+        let all = model.scores(&mut tape, &batch.source, &batch.shown).unwrap(); // (B, N, V)
+        let memory = model.encode(&mut tape, &batch.source).unwrap();
+        let mut state = model.start(&mut tape, &memory, &batch.source).unwrap();
+        let (length, classes) = (batch.shown.length, 30);
+        for step in 0..length {
+            let last: Vec<u32> = (0..3).map(|b| batch.shown.ids[b * length + step]).collect();
+            let scores = model.step(&mut tape, &last, &mut state).unwrap();
+            // Without the cache: everything so far, from the start.
+            let so_far: Vec<Vec<u32>> = (0..3).map(|b| batch.shown.ids[b * length..][..=step].to_vec()).collect();
+            let uncached = model.scores(&mut tape, &batch.source, &Rows::new(&so_far, 0)).unwrap();
+            for b in (0..3).filter(|&b| step < batch.shown.lengths[b]) {
+                let probabilities = |scores: &[f32]| -> Vec<f32> {
+                    let sum: f32 = scores.iter().map(|x| x.exp()).sum();
+                    scores.iter().map(|x| x.exp() / sum).collect()
+                };
+                let expected = probabilities(&all.value().data()[(b * length + step) * classes..][..classes]);
+                let found = probabilities(&scores.value().data()[b * classes..][..classes]);
+                let again = probabilities(&uncached.value().data()[(b * (step + 1) + step) * classes..][..classes]);
+                for ((expected, found), again) in expected.iter().zip(found).zip(again) {
+                    assert!((expected - found).abs() < 1e-5, "{name}, step {step}: {found} {expected}");
+                    assert!((expected - again).abs() < 1e-5, "{name}, step {step}: {again} {expected}");
+                }
+            }
+        }
+    }
+}
+
+/// Losses of some steps of training, and the parameters after them.
+fn train(
+    architecture: Architecture,
+    steps: usize,
+    threads: usize,
+    precision: Precision,
+) -> (Vec<f64>, Parameters<f32>) {
+    let (model, mut parameters) = model(architecture);
+    let (pool, machine) = (Pool::new(), Machine::new(threads).precision(precision));
+    let workers = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+    let (mut gradients, mut moments) = (Gradients::of(&parameters), Moments::of(&parameters));
+    let batch = batch();
+    let losses = workers.install(|| {
+        (0..steps)
+            .map(|step| {
+                gradients.clear();
+                let mut tape = Tape::training(&parameters, &mut gradients, &pool, &machine, step as u64);
+                let loss = model.loss(&mut tape, &batch, 0.1, 1.0 / batch.tokens() as f64).unwrap();
+                tape.backward();
+                drop(tape);
+                AdamW::default().step(&mut parameters, &gradients, &mut moments, 0.01, 1.0, &machine);
+                loss.smoothed / loss.rows as f64
+            })
+            .collect()
+    });
+    (losses, parameters)
+}
+
+#[test]
+fn every_model_learns_a_few_sentences() {
+    for (name, architecture) in transformers().into_iter().chain(recurrents()) {
+        let (losses, _) = train(architecture, 60, 2, Precision::F32);
+        assert!(losses[59] < 0.7 * losses[0], "{name}: {} to {}", losses[0], losses[59]);
+    }
+}
+
+#[test]
+fn products_in_bf16_learn_as_well() {
+    let (full, _) = train(Architecture::Transformer(small()), 60, 2, Precision::F32);
+    let (narrow, _) = train(Architecture::Transformer(small()), 60, 2, Precision::Bf16);
+    assert!((full[59] - narrow[59]).abs() < 0.1, "{} and {}", full[59], narrow[59]);
+}
+
+#[test]
+fn the_number_of_threads_changes_no_bit() {
+    for architecture in [Architecture::Transformer(small()), Architecture::Recurrent(small_recurrent())] {
+        for precision in [Precision::F32, Precision::Bf16] {
+            let (losses, parameters) = train(architecture.clone(), 5, 1, precision);
+            let (other, others) = train(architecture.clone(), 5, 3, precision);
+            assert_eq!(losses, other);
+            for param in parameters.all() {
+                assert_eq!(parameters.get(param), others.get(param), "{}", parameters.name(param));
+            }
+        }
+    }
+}
