@@ -6,6 +6,7 @@ mod error;
 pub mod files;
 mod model;
 mod recurrent;
+mod search;
 pub mod text;
 mod transformer;
 
@@ -13,4 +14,5 @@ pub use batch::{Batch, Rows, Specials};
 pub use error::{Error, Result};
 pub use model::{Architecture, Model, ModelConfig, State};
 pub use recurrent::{Recurrent, RecurrentConfig, RecurrentState};
+pub use search::{Found, Sampling, Search};
 pub use transformer::{Transformer, TransformerConfig, TransformerState};

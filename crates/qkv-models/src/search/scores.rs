@@ -1,0 +1,172 @@
+//! Scores of the next token: made probabilities, bent by what was said, and looked through for the best or drawn from.
+
+use super::Sampling;
+use qkv_simd::pass::{Pass, Smooth};
+use qkv_simd::philox;
+use std::collections::BTreeSet;
+
+/// `ln Σ eˣ` of a row.
+pub(super) struct LogSumExp<'a>(pub &'a [f32]);
+
+impl Pass for LogSumExp<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run(self) -> f32 {
+        let chunks = self.0.chunks_exact(16);
+        let rest = chunks.remainder();
+        let mut highest = [f32::NEG_INFINITY; 16];
+        for chunk in chunks.clone() {
+            for l in 0..16 {
+                highest[l] = if chunk[l] > highest[l] { chunk[l] } else { highest[l] };
+            }
+        }
+        let mut most = f32::NEG_INFINITY;
+        for &x in highest.iter().chain(rest) {
+            most = if x > most { x } else { most };
+        }
+        if most == f32::NEG_INFINITY {
+            return most;
+        }
+        let mut sums = [0.0f32; 16];
+        for chunk in chunks {
+            for l in 0..16 {
+                sums[l] += (chunk[l] - most).exponential();
+            }
+        }
+        let mut sum = 0.0;
+        for &x in rest {
+            sum += (x - most).exponential();
+        }
+        for x in sums {
+            sum += x;
+        }
+        most + sum.ln()
+    }
+}
+
+/// The `count` highest scores, best first; of equals the lower token first.
+pub(super) fn best(scores: &[f32], count: usize) -> Vec<(u32, f32)> {
+    let mut best: Vec<(u32, f32)> = Vec::with_capacity(count + 1);
+    let mut least = f32::NEG_INFINITY;
+    // Most blocks hold nothing of interest, which is seen without looking at each score.
+    for (at, block) in scores.chunks(64).enumerate() {
+        let highest = block.iter().fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a });
+        if best.len() == count && highest <= least {
+            continue;
+        }
+        for (x, &score) in block.iter().enumerate() {
+            if best.len() == count && score <= least || score == f32::NEG_INFINITY {
+                continue;
+            }
+            let place = best.partition_point(|&(_, other)| other >= score);
+            best.insert(place, ((at * 64 + x) as u32, score));
+            best.truncate(count);
+            least = best[best.len() - 1].1;
+        }
+    }
+    best
+}
+
+/// Tokens that were said count for less.
+pub(super) fn penalise(scores: &mut [f32], said: &[u32], penalty: f64) {
+    if penalty == 1.0 {
+        return;
+    }
+    for &token in &said.iter().copied().collect::<BTreeSet<u32>>() {
+        let score = &mut scores[token as usize];
+        *score = if *score > 0.0 { *score / penalty as f32 } else { *score * penalty as f32 };
+    }
+}
+
+/// Tokens that would repeat a sequence of `length` are out.
+pub(super) fn forbid_repeats(scores: &mut [f32], said: &[u32], length: usize) {
+    if length == 0 || said.len() + 1 < length {
+        return;
+    }
+    let (before, end) = (length - 1, &said[said.len() + 1 - length..]);
+    for window in said.windows(length) {
+        if window[..before] == *end {
+            scores[window[before] as usize] = f32::NEG_INFINITY;
+        }
+    }
+}
+
+/// Draws a token; `place` says which of all draws this is.
+pub(super) fn draw(scores: &[f32], sampling: &Sampling, place: [u32; 3]) -> Option<u32> {
+    let count = if sampling.top_k == 0 { scores.len() } else { sampling.top_k.min(scores.len()) };
+    let mut kept = best(scores, count);
+    let highest = kept.first()?.1;
+    let weight = |score: f32| (f64::from(score - highest) / sampling.temperature).exp();
+    let total: f64 = kept.iter().map(|&(_, score)| weight(score)).sum();
+    let mut mass = 0.0;
+    let enough = kept.iter().position(|&(_, score)| {
+        mass += weight(score);
+        mass >= sampling.top_p * total
+    });
+    kept.truncate(enough.map_or(kept.len(), |at| at + 1));
+    kept.retain(|&(_, score)| weight(score) >= sampling.min_p);
+    let total: f64 = kept.iter().map(|&(_, score)| weight(score)).sum();
+    let [word, ..] = philox::block([place[0], place[1], place[2], 0x7361_6d70], sampling.seed);
+    let mut left = (f64::from(word) + 0.5) / 4_294_967_296.0 * total;
+    for &(token, score) in &kept {
+        left -= weight(score);
+        if left <= 0.0 {
+            return Some(token);
+        }
+    }
+    kept.last().map(|&(token, _)| token)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_are_found_in_order() {
+        let scores: Vec<f32> = (0..1000).map(|x| ((x * 7919) % 1009) as f32).collect();
+        let mut expected: Vec<(u32, f32)> = scores.iter().enumerate().map(|(x, &s)| (x as u32, s)).collect();
+        expected.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        assert_eq!(best(&scores, 7), expected[..7]);
+        assert_eq!(best(&[f32::NEG_INFINITY, 1.0], 5), [(1, 1.0)]);
+    }
+
+    #[test]
+    fn a_sequence_is_not_said_twice() {
+        let mut scores = vec![0.0; 5];
+        forbid_repeats(&mut scores, &[1, 2, 3, 1, 2], 3);
+        assert_eq!(scores, [0.0, 0.0, 0.0, f32::NEG_INFINITY, 0.0]);
+        let mut scores = vec![0.0; 5];
+        forbid_repeats(&mut scores, &[4, 2], 1);
+        assert_eq!(scores.iter().filter(|x| x.is_finite()).count(), 3);
+    }
+
+    #[test]
+    fn draws_follow_the_probabilities_and_the_cuts() {
+        let scores = [0.0, 1.0, 2.0, -1.0f32];
+        let share = |sampling: &Sampling| {
+            let mut counts = [0usize; 4];
+            for at in 0..20_000 {
+                counts[draw(&scores, sampling, [at, 0, 0]).unwrap() as usize] += 1;
+            }
+            counts.map(|count| count as f64 / 20_000.0)
+        };
+        let all = share(&Sampling::default());
+        let total: f64 = scores.iter().map(|&x| f64::from(x).exp()).sum();
+        for (found, score) in all.into_iter().zip(scores) {
+            assert!((found - f64::from(score).exp() / total).abs() < 0.015, "{found} {score}");
+        }
+        assert_eq!(share(&Sampling { top_k: 2, ..Sampling::default() })[0], 0.0);
+        assert_eq!(share(&Sampling { top_p: 0.5, ..Sampling::default() })[2], 1.0);
+        assert_eq!(share(&Sampling { min_p: 0.2, ..Sampling::default() })[0], 0.0);
+        assert!(share(&Sampling { temperature: 0.1, ..Sampling::default() })[2] > 0.99);
+    }
+
+    #[test]
+    fn the_sum_of_exponentials_is_right() {
+        let scores: Vec<f32> = (0..100).map(|x| (x as f32).sin() * 5.0).collect();
+        let expected = scores.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln();
+        let found = qkv_simd::pass::run(qkv_simd::Isa::best(), LogSumExp(&scores));
+        assert!((f64::from(found) - expected).abs() < 1e-5);
+    }
+}
