@@ -5,6 +5,7 @@ pub mod draws;
 mod error;
 pub mod files;
 pub mod metrics;
+pub mod tasks;
 pub mod text;
 
 pub use error::{Error, Result};
