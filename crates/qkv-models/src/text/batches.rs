@@ -8,14 +8,15 @@
 //!
 //! **How an epoch is drawn**: the pairs are shuffled, taken in pools of some batches, sorted by length within the pool, cut
 //! into batches, and the batches are shuffled. Sorting everything would pad least, but then the same pairs would meet in
-//! every epoch; a pool of 16 pads hardly more.
+//! every epoch. Over 27,000 sentences from Chinese to English in batches of 4,096, pools of 32 batches pad the source by
+//! 6 % and the target by 15 %; sorting everything, by 3 % and 9 %.
 
 use crate::draws::Draws;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 /// The budgets that a pool holds.
-const POOL: usize = 16;
+const POOL: usize = 32;
 /// What the draws are for.
 const PURPOSE: u32 = 1;
 
