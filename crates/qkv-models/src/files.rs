@@ -1,3 +1,4 @@
 //! Files as the ecosystem has them, written whole or not at all and read with suspicion.
 
 pub mod atomic;
+pub mod tensors;

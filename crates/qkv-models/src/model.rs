@@ -48,6 +48,22 @@ impl ModelConfig {
         Specials { pad: self.pad_token_id, bos: self.bos_token_id, eos: self.eos_token_id }
     }
 
+    /// Refuses a model whose table of tokens alone would be larger than a file of so many numbers.
+    pub(crate) fn check_size(&self, numbers: usize) -> Result<()> {
+        let (width, layers) = match &self.architecture {
+            Architecture::Transformer(config) => (config.d_model, config.encoder_layers + config.decoder_layers),
+            Architecture::Recurrent(config) => (config.d_model, config.layers),
+        };
+        let least =
+            self.vocab_size.saturating_mul(width).saturating_add(layers.saturating_mul(width).saturating_mul(width));
+        if least > numbers {
+            return Err(Error::invalid(format!(
+                "the configuration asks for {least} numbers or more, the file has {numbers}"
+            )));
+        }
+        Ok(())
+    }
+
     /// Refuses numbers that make no model, or one that no machine could hold.
     fn check(&self) -> Result<()> {
         let sizes: Vec<(&str, usize, usize)> = match &self.architecture {
@@ -192,6 +208,21 @@ impl Model {
         let ignore = Some(self.config.pad_token_id);
         let target = Target { ids: &batch.wanted, ignore, smoothing, scale };
         Ok(tape.cross_entropy(&given, self.output(), None, target))
+    }
+
+    /// Which of the attentions that one parallel pass computes, `count` of them, align a target with its source, and from which
+    /// of its `steps` each starts.
+    pub(crate) fn alignment_layers(&self, count: usize, steps: usize) -> Vec<(usize, usize)> {
+        match &self.config.architecture {
+            Architecture::Transformer(config) => {
+                // Self- and cross-attention of each layer take turns after the encoder's.
+                let layer = config.decoder_layers.saturating_sub(2);
+                vec![(config.encoder_layers + 2 * layer + 1, 0)]
+            }
+            // All steps at once, or one after the other.
+            Architecture::Recurrent(_) if count == 1 => vec![(0, 0)],
+            Architecture::Recurrent(_) => (0..steps).map(|step| (step, step)).collect(),
+        }
     }
 
     /// Ready for the first step after `memory`, which [`encode`](Model::encode) gave.

@@ -1,4 +1,5 @@
 //! Text on its way to a model and back: pairs of sentences from files, pieces of words as numbers, and batches of them.
 
+pub mod batches;
 pub mod corpus;
 pub mod tokenizer;

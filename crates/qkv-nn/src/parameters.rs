@@ -2,6 +2,7 @@
 
 use crate::float::Float;
 use crate::machine::Machine;
+use qkv_simd::pass::Pass;
 use qkv_simd::philox;
 use std::collections::HashMap;
 
@@ -93,6 +94,21 @@ impl<T: Float> Parameters<T> {
         self.entries.iter().map(|entry| entry.data.len()).sum()
     }
 
+    /// Moves every number towards that of `others`, keeping the part `kept` of its own: a running average.
+    ///
+    /// # Panics
+    /// Where the others have other shapes.
+    pub fn follow(&mut self, others: &Parameters<T>, kept: f64, machine: &Machine) {
+        let (kept, new) = (T::of_f64(kept), T::of_f64(1.0 - kept));
+        let entries = self.entries.iter_mut().zip(&others.entries);
+        let parts = entries.flat_map(|(own, other)| {
+            assert_eq!(own.shape, other.shape, "`{}`", own.name);
+            own.data.chunks_mut(BLOCK).zip(other.data.chunks(BLOCK))
+        });
+        let parts: Vec<_> = parts.collect();
+        machine.each(parts, |_, (own, other): (&mut [T], &[T])| machine.run(Follow { own, other, kept, new }));
+    }
+
     /// Every number in another type.
     pub fn rounded<U: Float>(&self) -> Parameters<U> {
         let round = |x: &T| U::of_f64(x.to_f64());
@@ -102,6 +118,24 @@ impl<T: Float> Parameters<T> {
             data: entry.data.iter().map(round).collect(),
         };
         Parameters { entries: self.entries.iter().map(entry).collect(), names: self.names.clone() }
+    }
+}
+
+struct Follow<'a, T> {
+    own: &'a mut [T],
+    other: &'a [T],
+    kept: T,
+    new: T,
+}
+
+impl<T: Float> Pass for Follow<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (own, &other) in self.own.iter_mut().zip(self.other) {
+            *own = *own * self.kept + other * self.new;
+        }
     }
 }
 
@@ -136,7 +170,7 @@ pub struct Gradients<T> {
 }
 
 /// Numbers whose squares are summed at a time: the order of a norm does not depend on the threads.
-const BLOCK: usize = 1 << 12;
+const BLOCK: usize = 1 << 13;
 
 impl<T: Float> Gradients<T> {
     /// Zeros in the shapes of the parameters.

@@ -1,0 +1,266 @@
+//! Named tensors in `.safetensors` files. Everything is `f32` here: half precisions are widened as they are read, and the
+//! 8-bit rows of small shipped models are multiplied out.
+//!
+//! **Eight bits a weight** ([`Storage::Rows8`]): a matrix `name` of `[rows, cols]` is stored as whole numbers from −127 to
+//! 127, and beside it `name.scale` of `[rows]`: a value is its number times its row's scale. Everything that is not a matrix
+//! stays `f32`. The error of a value is at most half its row's scale, 0.4 % of the row's largest value.
+//!
+//! A file is checked before a tensor is believed: offsets have to cover the bytes, once and in order, and shapes have to
+//! agree with them. What is allocated is bounded by the bytes that are there, not by what the header says there are.
+
+mod rows;
+
+use crate::files::atomic;
+use crate::{Error, Result};
+use half::{bf16, f16};
+use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors, TensorInfo, TensorView};
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::Read;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// What follows a matrix's name in the name of its scales.
+const SCALE: &str = ".scale";
+
+/// How numbers are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Storage {
+    /// As they are: reading gives the same bits.
+    #[default]
+    F32,
+    /// In IEEE half precision.
+    F16,
+    /// In bfloat16.
+    Bf16,
+    /// Matrices in 8-bit rows, the rest as `f32`.
+    Rows8,
+}
+
+/// A tensor that is to be written.
+#[derive(Clone, Copy, Debug)]
+pub struct Named<'a> {
+    /// Its name in the file.
+    pub name: &'a str,
+    /// Its shape.
+    pub shape: &'a [usize],
+    /// Its values, the last axis fastest.
+    pub values: &'a [f32],
+}
+
+/// The bytes of a file with these tensors: the same tensors give the same bytes, in whatever order they come.
+///
+/// ```
+/// use qkv_models::files::tensors::{Named, Storage, TensorFile, to_bytes};
+///
+/// let weight = Named { name: "weight", shape: &[2, 2], values: &[1.0, -0.5, 0.0, 8.0] };
+/// let bytes = to_bytes(&[weight], Storage::Rows8)?;
+/// let file = TensorFile::from_bytes(bytes, "model.safetensors")?;
+/// assert_eq!(file.read("weight")?, [1.0, -64.0 / 127.0, 0.0, 8.0]);
+/// # Ok::<(), qkv_models::Error>(())
+/// ```
+pub fn to_bytes(tensors: &[Named], storage: Storage) -> Result<Vec<u8>> {
+    let mut parts: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)> = BTreeMap::new();
+    for Named { name, shape, values } in tensors {
+        let wrong = |what: String| Error::invalid(format!("tensor `{name}` {what}"));
+        let size = shape.iter().try_fold(1usize, |size, &axis| size.checked_mul(axis));
+        if size != Some(values.len()) {
+            return Err(wrong(format!("has shape {shape:?} and {} values", values.len())));
+        }
+        let mut put = |name: String, dtype: Dtype, shape: &[usize], bytes: Vec<u8>| match parts
+            .insert(name.clone(), (dtype, shape.to_vec(), bytes))
+        {
+            Some(_) => Err(Error::invalid(format!("tensor `{name}` is there twice"))),
+            None => Ok(()),
+        };
+        let plain = || values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let name = name.to_string();
+        match (storage, *shape) {
+            (Storage::F16, _) => {
+                let bytes = values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect();
+                put(name, Dtype::F16, shape, bytes)?;
+            }
+            (Storage::Bf16, _) => {
+                let bytes = values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect();
+                put(name, Dtype::BF16, shape, bytes)?;
+            }
+            (Storage::Rows8, &[count, width]) => {
+                let (bytes, scales) = rows::narrow(values, count, width)
+                    .map_err(|row| wrong(format!("has a value in row {row} that is not finite")))?;
+                let scales = scales.iter().flat_map(|x| x.to_le_bytes()).collect();
+                put(format!("{name}{SCALE}"), Dtype::F32, &[count], scales)?;
+                put(name, Dtype::I8, shape, bytes)?;
+            }
+            (Storage::F32 | Storage::Rows8, _) => put(name, Dtype::F32, shape, plain())?,
+        }
+    }
+    let broken = |e: SafeTensorError| Error::invalid(format!("the tensors cannot be written: {e}"));
+    let views = parts.iter().map(|(name, (dtype, shape, bytes))| {
+        Ok((name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).map_err(broken)?))
+    });
+    let views = views.collect::<Result<Vec<_>>>()?;
+    // One entry only: a map with more would be written in another order each time.
+    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    safetensors::serialize(views, Some(format)).map_err(broken)
+}
+
+/// Writes a file with these tensors, whole or not at all.
+pub fn write(path: impl AsRef<Path>, tensors: &[Named], storage: Storage) -> Result<()> {
+    atomic::write(path, &to_bytes(tensors, storage)?)
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Range<usize>,
+}
+
+/// A file of tensors that has been checked. Tensors are read from it one by one.
+#[derive(Clone, Debug)]
+pub struct TensorFile {
+    path: PathBuf,
+    bytes: Cow<'static, [u8]>,
+    entries: BTreeMap<String, Entry>,
+}
+
+impl TensorFile {
+    /// Opens and checks a file.
+    ///
+    /// ```
+    /// # use qkv_models::files::tensors::{Named, Storage, TensorFile, write};
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// let path = folder.path().join("model.safetensors");
+    /// write(&path, &[Named { name: "bias", shape: &[2], values: &[0.5, 1.5] }], Storage::F32)?;
+    /// let file = TensorFile::open(&path)?;
+    /// assert_eq!(file.shape("bias"), Some(&[2][..]));
+    /// assert_eq!(file.read_shaped("bias", &[2])?, [0.5, 1.5]);
+    /// # Ok::<(), qkv_models::Error>(())
+    /// ```
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let file = File::open(path).map_err(|e| Error::file("open", path, e))?;
+        let length = file.metadata().map_err(|e| Error::file("read", path, e))?.len();
+        let mut bytes = Vec::new();
+        file.take(length).read_to_end(&mut bytes).map_err(|e| Error::file("read", path, e))?;
+        TensorFile::from_bytes(bytes, path)
+    }
+
+    /// Checks the bytes of a file; `path` is what errors call it.
+    pub fn from_bytes(bytes: impl Into<Cow<'static, [u8]>>, path: impl AsRef<Path>) -> Result<Self> {
+        let (bytes, path) = (bytes.into(), path.as_ref().to_owned());
+        check_ends(&bytes, &path)?;
+        let (header, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| refusal(&bytes, &path, e))?;
+        let start = size_of::<u64>() + header;
+        let entries = metadata.tensors().into_iter().map(|(name, info)| {
+            let (from, to) = info.data_offsets;
+            (name, Entry { dtype: info.dtype, shape: info.shape.clone(), bytes: start + from..start + to })
+        });
+        Ok(TensorFile { entries: entries.collect(), path, bytes })
+    }
+
+    /// The names of the tensors, in their order. Scales of 8-bit rows are part of their matrix and have no name here.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str).filter(|name| !self.is_scale(name))
+    }
+
+    fn is_scale(&self, name: &str) -> bool {
+        let matrix = name.strip_suffix(SCALE).and_then(|matrix| self.entries.get(matrix));
+        matrix.is_some_and(|matrix| matrix.dtype == Dtype::I8)
+    }
+
+    /// The shape of a tensor, where there is one of that name.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.entries.get(name).map(|entry| &entry.shape[..])
+    }
+
+    fn wrong(&self, name: &str, what: impl Into<String>) -> Error {
+        Error::format(&self.path, format!("tensor `{name}`"), what)
+    }
+
+    /// The values of a tensor, the last axis fastest.
+    pub fn read(&self, name: &str) -> Result<Vec<f32>> {
+        let entry = self.entries.get(name).ok_or_else(|| self.wrong(name, "it is missing"))?;
+        let bytes = &self.bytes[entry.bytes.clone()];
+        let halves = || bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
+        match entry.dtype {
+            Dtype::F32 => Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()),
+            Dtype::F16 => Ok(halves().map(|b| f16::from_le_bytes(b).to_f32()).collect()),
+            Dtype::BF16 => Ok(halves().map(|b| bf16::from_le_bytes(b).to_f32()).collect()),
+            Dtype::I8 => {
+                let [count, width] = entry.shape[..] else {
+                    return Err(
+                        self.wrong(name, format!("its 8-bit rows have shape {:?}, expected a matrix", entry.shape))
+                    );
+                };
+                let scale = format!("{name}{SCALE}");
+                if self.entries.get(&scale).is_some_and(|entry| entry.dtype == Dtype::I8) {
+                    return Err(self.wrong(&scale, "it is I8, expected F32, F16 or BF16"));
+                }
+                Ok(rows::widen(bytes, &self.read_shaped(&scale, &[count])?, width))
+            }
+            other => Err(self.wrong(name, format!("it is {other}, expected F32, F16, BF16 or 8-bit rows"))),
+        }
+    }
+
+    /// The values of a tensor that has to have this shape.
+    pub fn read_shaped(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        match self.shape(name) {
+            Some(found) if found != shape => {
+                Err(self.wrong(name, format!("its shape is {found:?}, expected {shape:?}")))
+            }
+            _ => self.read(name),
+        }
+    }
+}
+
+/// What the header says of each tensor, where it can be read; where not, the library that reads it says why.
+fn outline(bytes: &[u8]) -> Option<(BTreeMap<String, TensorInfo>, usize)> {
+    let length = usize::try_from(u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?)).ok()?;
+    let header = bytes.get(8..length.checked_add(8)?)?;
+    let entries: BTreeMap<String, serde_json::Value> = serde_json::from_slice(header).ok()?;
+    let infos = entries.into_iter().filter_map(|(name, value)| Some((name, serde_json::from_value(value).ok()?)));
+    Some((infos.collect(), bytes.len() - 8 - length))
+}
+
+/// Refuses a tensor that ends beyond the file. The library only looks at the sum, which can be so large that it wraps
+/// around to the right one.
+fn check_ends(bytes: &[u8], path: &Path) -> Result<()> {
+    let Some((infos, length)) = outline(bytes) else { return Ok(()) };
+    match infos.iter().find(|(_, info)| info.data_offsets.1 > length) {
+        Some((name, info)) => {
+            let what = format!("its bytes end at {}, the data at {length}", info.data_offsets.1);
+            Err(Error::format(path, format!("tensor `{name}`"), what))
+        }
+        None => Ok(()),
+    }
+}
+
+/// What was wrong, and with which tensor: the library does not say that for a shape.
+fn refusal(bytes: &[u8], path: &Path, error: SafeTensorError) -> Error {
+    match &error {
+        SafeTensorError::InvalidOffset(name) => {
+            Error::format(path, format!("tensor `{name}`"), "its bytes overlap another's, or leave a gap")
+        }
+        SafeTensorError::TensorInvalidInfo | SafeTensorError::ValidationOverflow => {
+            let part = culprit(bytes).map_or("header".into(), |name| format!("tensor `{name}`"));
+            Error::format(path, part, "its shape does not agree with its bytes")
+        }
+        SafeTensorError::MetadataIncompleteBuffer => {
+            Error::format(path, "header", "the file goes on after the last tensor")
+        }
+        _ => Error::format(path, "header", error.to_string()),
+    }
+}
+
+/// The first tensor, by its offset, whose shape does not agree with its bytes.
+fn culprit(bytes: &[u8]) -> Option<String> {
+    let wrong = outline(bytes)?.0.into_iter().filter(|(_, info)| {
+        let bits = info.shape.iter().try_fold(info.dtype.bitsize(), |bits, &axis| bits.checked_mul(axis));
+        bits.is_none_or(|bits| Some(bits / 8) != info.data_offsets.1.checked_sub(info.data_offsets.0))
+    });
+    wrong.min_by_key(|(_, info)| info.data_offsets).map(|(name, _)| name)
+}

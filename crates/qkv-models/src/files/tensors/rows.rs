@@ -1,0 +1,27 @@
+//! Rows of eight bits: each row of a matrix as whole numbers from −127 to 127 and one scale.
+
+/// The largest of the whole numbers.
+const LARGEST: f32 = 127.0;
+
+/// The numbers and the scales of a matrix, or the row that has a value which is not finite.
+pub(super) fn narrow(values: &[f32], count: usize, width: usize) -> Result<(Vec<u8>, Vec<f32>), usize> {
+    let (mut bytes, mut scales) = (Vec::with_capacity(values.len()), Vec::with_capacity(count));
+    for row in 0..count {
+        let values = &values[row * width..][..width];
+        if values.iter().any(|x| !x.is_finite()) {
+            return Err(row);
+        }
+        let scale = values.iter().fold(0f32, |most, x| most.max(x.abs())) / LARGEST;
+        // A row of zeros, or of values so small that they have no scale, is zero.
+        let number = |x: f32| if scale > 0.0 { (x / scale).round().clamp(-LARGEST, LARGEST) as i8 } else { 0 };
+        bytes.extend(values.iter().map(|&x| number(x) as u8));
+        scales.push(scale);
+    }
+    Ok((bytes, scales))
+}
+
+/// The values of a matrix from its numbers and its scales.
+pub(super) fn widen(bytes: &[u8], scales: &[f32], width: usize) -> Vec<f32> {
+    let rows = bytes.chunks_exact(width.max(1)).zip(scales);
+    rows.flat_map(|(row, scale)| row.iter().map(move |&b| f32::from(b as i8) * scale)).collect()
+}

@@ -1,0 +1,36 @@
+//! How good an output is: BLEU and chrF as sacrebleu computes them, exact match, perplexity. Each looks at whole corpora,
+//! one reference a line; what is decoded, and when, is the business of training.
+
+pub mod bleu;
+pub mod chrf;
+pub mod exact;
+pub mod words;
+
+use crate::{Error, Result};
+
+/// The perplexity of a mean loss a token, in nats: how many tokens, equally likely, would be as hard to choose from.
+///
+/// ```
+/// let loss = 8f64.ln();
+/// assert!((qkv_models::metrics::perplexity(loss) - 8.0).abs() < 1e-12);
+/// ```
+pub fn perplexity(loss: f64) -> f64 {
+    loss.exp()
+}
+
+/// Refuses corpora that cannot be compared line by line.
+fn same_length(outputs: usize, references: usize) -> Result<()> {
+    if outputs != references {
+        return Err(Error::invalid(format!("there are {outputs} outputs and {references} references"))
+            .with_hint("both need one line for each sentence"));
+    }
+    if outputs == 0 {
+        return Err(Error::invalid("there is nothing to score"));
+    }
+    Ok(())
+}
+
+/// White space as Python's `str.split` has it: Unicode's, and the four separators of ASCII.
+fn is_space(c: char) -> bool {
+    c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}')
+}

@@ -1,0 +1,43 @@
+//! Exact match: how many outputs are their references, character by character. The metric of tasks that have one answer.
+
+use super::same_length;
+use crate::Result;
+use std::fmt;
+
+/// The exact match of a corpus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exact {
+    /// How many outputs are right.
+    pub right: usize,
+    /// How many there are.
+    pub all: usize,
+}
+
+impl Exact {
+    /// Counts outputs that equal their reference, white space at the ends aside.
+    ///
+    /// ```
+    /// use qkv_models::metrics::exact::Exact;
+    ///
+    /// let exact = Exact::of(&["2026-11-15", "2026-11-16"], &["2026-11-15", "2026-11-17"])?;
+    /// assert_eq!(exact.to_string(), "50.00 % (1 of 2)");
+    /// # Ok::<(), qkv_models::Error>(())
+    /// ```
+    pub fn of<A: AsRef<str>, B: AsRef<str>>(outputs: &[A], references: &[B]) -> Result<Self> {
+        same_length(outputs.len(), references.len())?;
+        let right = outputs.iter().zip(references).filter(|(a, b)| a.as_ref().trim() == b.as_ref().trim()).count();
+        Ok(Exact { right, all: outputs.len() })
+    }
+
+    /// How many in a hundred are right.
+    pub fn score(&self) -> f64 {
+        100.0 * self.right as f64 / self.all as f64
+    }
+}
+
+/// The score and the counts.
+impl fmt::Display for Exact {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{:.2} % ({} of {})", self.score(), self.right, self.all)
+    }
+}

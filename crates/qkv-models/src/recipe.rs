@@ -1,0 +1,340 @@
+//! A recipe: all that a training is made of, in one TOML file. What it leaves out has a default; what it misspells is refused;
+//! anything can be changed from the command line by its path, `train.lr=3e-4`.
+
+use crate::model::Architecture;
+use crate::schedule::Schedule;
+use crate::search::Search;
+use crate::tasks::Task;
+use crate::text::tokenizer::Kind;
+use crate::{Error, Result, TransformerConfig};
+use qkv_nn::{AdamW, Precision};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// A recipe.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recipe {
+    /// What the run is called; its folder too, unless another is given.
+    pub name: String,
+    /// The seed of everything that is drawn.
+    #[serde(default = "one")]
+    pub seed: u64,
+    /// What to learn from.
+    pub data: Data,
+    /// How text is cut.
+    #[serde(default)]
+    pub tokenizer: Pieces,
+    /// What is trained.
+    #[serde(default = "transformer")]
+    pub model: Architecture,
+    /// How.
+    #[serde(default)]
+    pub train: Training,
+    /// How sentences are searched for, in validation and afterwards.
+    #[serde(default)]
+    pub search: Search,
+}
+
+fn one() -> u64 {
+    1
+}
+
+fn transformer() -> Architecture {
+    Architecture::Transformer(TransformerConfig::default())
+}
+
+/// What to learn from: files of pairs, or a task whose pairs are made.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged, deny_unknown_fields)]
+pub enum Data {
+    /// Two files of lines `source ⇥ target`.
+    Files {
+        /// To learn from.
+        train: PathBuf,
+        /// To measure on.
+        dev: PathBuf,
+    },
+    /// A task of which the program makes as many pairs as are asked for.
+    Task {
+        /// Which.
+        task: Task,
+        /// Pairs to learn from.
+        pairs: usize,
+        /// Pairs to measure on.
+        dev_pairs: usize,
+    },
+}
+
+/// How text is cut into pieces.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, deny_unknown_fields)]
+pub enum Pieces {
+    /// As a file says.
+    File {
+        /// A `tokenizer.json`.
+        file: PathBuf,
+    },
+    /// As is found in the training data, both sides together.
+    Train(Kind),
+}
+
+impl Default for Pieces {
+    fn default() -> Self {
+        Pieces::Train(Kind::Bpe { size: 8000 })
+    }
+}
+
+/// What decides which weights are best.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Metric {
+    /// BLEU as sacrebleu computes it.
+    #[default]
+    Bleu,
+    /// chrF as sacrebleu computes it.
+    Chrf,
+    /// The share of sentences that are right in every character.
+    Exact,
+    /// The loss on the dev set; less is better.
+    Loss,
+}
+
+/// How a model is trained.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Training {
+    /// Steps in all.
+    pub steps: u64,
+    /// The budget of a batch: pairs × the longest side among them, in tokens.
+    pub tokens: usize,
+    /// Pairs with a longer side are left out.
+    pub longest: usize,
+    /// Batches whose gradients make one step.
+    pub accumulate: usize,
+    /// The highest learning rate.
+    pub lr: f64,
+    /// Steps until it is reached.
+    pub warmup: u64,
+    /// What it does then.
+    pub schedule: Schedule,
+    /// Adam's numbers.
+    pub adam: AdamW,
+    /// Gradients longer than this are shortened to it; 0 leaves them.
+    pub clip: f64,
+    /// Label smoothing.
+    pub smoothing: f64,
+    /// How much of the running average of the weights, with which sentences are translated, stays at each step; 0 takes the
+    /// weights as they are.
+    pub average: f64,
+    /// What products are made of.
+    pub precision: Precision,
+    /// Steps between validations.
+    pub validate: u64,
+    /// Sentences that are translated in a validation.
+    pub validate_sentences: usize,
+    /// What decides which weights are best.
+    pub metric: Metric,
+    /// Validations without a better one until training stops; 0 never stops early.
+    pub patience: u64,
+    /// Steps between checkpoints.
+    pub save: u64,
+    /// Checkpoints that are kept.
+    pub keep: usize,
+    /// Steps between lines of progress.
+    pub log: u64,
+}
+
+impl Default for Training {
+    fn default() -> Self {
+        Training {
+            steps: 10_000,
+            tokens: 4096,
+            longest: 128,
+            accumulate: 1,
+            lr: 1e-3,
+            warmup: 1000,
+            schedule: Schedule::InverseSqrt,
+            adam: AdamW::default(),
+            clip: 1.0,
+            smoothing: 0.1,
+            average: 0.999,
+            precision: Precision::F32,
+            validate: 500,
+            validate_sentences: 500,
+            metric: Metric::Bleu,
+            patience: 0,
+            save: 500,
+            keep: 2,
+            log: 50,
+        }
+    }
+}
+
+impl Recipe {
+    /// Reads a file, with changes from outside, each `path=value`.
+    ///
+    /// # Errors
+    /// Names the file, and the line or the setting.
+    pub fn read(path: impl AsRef<Path>, changes: &[String]) -> Result<Recipe> {
+        let path = path.as_ref();
+        let text = std::fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
+        Recipe::parse(&text, path, changes)
+    }
+
+    /// From text; `path` is for errors.
+    ///
+    /// ```
+    /// use qkv_models::Recipe;
+    /// let text = "name = 'copy'\n[data]\ntask = 'copy'\npairs = 1000\ndev_pairs = 100\n";
+    /// let recipe = Recipe::parse(text, "copy.toml".as_ref(), &["train.steps=50".into()])?;
+    /// assert_eq!(recipe.train.steps, 50);
+    /// let error = Recipe::parse(text, "copy.toml".as_ref(), &["train.stpes=50".into()]).unwrap_err();
+    /// assert!(error.to_string().contains("stpes"));
+    /// # Ok::<(), qkv_models::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`read`](Recipe::read).
+    pub fn parse(text: &str, path: &Path, changes: &[String]) -> Result<Recipe> {
+        let at = |error: &toml::de::Error, what: &str| match error.span() {
+            Some(span) => {
+                let line = text[..span.start.min(text.len())].matches('\n').count() + 1;
+                Error::line(path, line, what)
+            }
+            None => Error::format(path, "recipe", what),
+        };
+        let mut table: toml::Table = toml::from_str(text).map_err(|e| at(&e, e.message()))?;
+        for change in changes {
+            set(&mut table, change)?;
+        }
+        // Settings that are wrong are named by their place in the file, unless one was changed from outside.
+        let recipe: Recipe = if changes.is_empty() {
+            toml::from_str(text).map_err(|e| at(&e, e.message()))?
+        } else {
+            toml::Value::Table(table)
+                .try_into()
+                .map_err(|e: toml::de::Error| Error::format(path, "recipe with changes", e.message()))?
+        };
+        recipe.check()?;
+        Ok(recipe)
+    }
+
+    /// As a file that gives the same recipe.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("a recipe is made of tables and plain values")
+    }
+
+    /// Refuses numbers that make no sense.
+    ///
+    /// # Errors
+    /// Names the setting and what it may be.
+    pub fn check(&self) -> Result<()> {
+        let refuse = |name: &str, found: String, expected: &str| {
+            Err(Error::invalid(format!("`{name}` is {found}, expected {expected}")))
+        };
+        let train = &self.train;
+        let name_is_plain =
+            self.name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c)) && !self.name.is_empty();
+        if !name_is_plain || self.name.starts_with('.') {
+            return refuse("name", format!("`{}`", self.name), "letters, digits, `-`, `_`");
+        }
+        for (name, found) in
+            [("train.steps", train.steps), ("train.validate", train.validate), ("train.save", train.save)]
+        {
+            if found == 0 {
+                return refuse(name, "0".into(), "at least 1");
+            }
+        }
+        for (name, found) in
+            [("train.tokens", train.tokens), ("train.longest", train.longest), ("train.accumulate", train.accumulate)]
+        {
+            if found == 0 || found > 1 << 24 {
+                return refuse(name, found.to_string(), "between 1 and 16777216");
+            }
+        }
+        if !(train.lr > 0.0 && train.lr.is_finite()) {
+            return refuse("train.lr", train.lr.to_string(), "above 0");
+        }
+        for (name, found) in [("train.smoothing", train.smoothing), ("train.average", train.average)] {
+            if !(0.0..1.0).contains(&found) {
+                return refuse(name, found.to_string(), "at least 0 and less than 1");
+            }
+        }
+        if !(train.clip >= 0.0 && train.clip.is_finite()) {
+            return refuse("train.clip", train.clip.to_string(), "at least 0");
+        }
+        self.search.check()
+    }
+}
+
+/// Puts `a.b.c=value` into a table. The value is TOML, or else a string.
+fn set(table: &mut toml::Table, change: &str) -> Result<()> {
+    let wrong = || Error::invalid(format!("`{change}` is no change")).with_hint("write it as `train.lr=3e-4`");
+    let (path, value) = change.split_once('=').ok_or_else(wrong)?;
+    let value = value.trim();
+    let parsed: Result<toml::Table, _> = toml::from_str(&format!("value = {value}"));
+    let value = match parsed {
+        Ok(mut parsed) => parsed.remove("value").ok_or_else(wrong)?,
+        Err(_) => toml::Value::String(value.to_owned()),
+    };
+    let keys: Vec<&str> = path.trim().split('.').collect();
+    if keys.iter().any(|key| key.is_empty()) {
+        return Err(wrong());
+    }
+    let (last, above) = keys.split_last().ok_or_else(wrong)?;
+    let mut table = table;
+    for key in above {
+        let entry = table.entry(*key).or_insert_with(|| toml::Value::Table(toml::Table::new()));
+        table = entry
+            .as_table_mut()
+            .ok_or_else(|| Error::invalid(format!("`{key}` in `{change}` is a value, not a table of settings")))?;
+    }
+    table.insert((*last).to_owned(), value);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COPY: &str = "name = 'copy'\n\n[data]\ntask = 'copy'\npairs = 10\ndev_pairs = 2\n";
+
+    #[test]
+    fn a_recipe_comes_back_from_its_own_file() {
+        let text = format!(
+            "{COPY}\n[model]\nkind = 'recurrent'\nattention = {{ score = 'general', mask = {{ window = {{ left = 2, right = 2 }} }} }}\n[search.sample]\ntop_k = 5\n"
+        );
+        let recipe = Recipe::parse(&text, Path::new("a.toml"), &[]).unwrap();
+        let again = Recipe::parse(&recipe.to_toml(), Path::new("b.toml"), &[]).unwrap();
+        assert_eq!(recipe, again);
+        assert!(
+            matches!(&recipe.model, Architecture::Recurrent(model) if model.attention.score == qkv::Score::General)
+        );
+    }
+
+    #[test]
+    fn what_is_misspelled_is_refused_with_its_line() {
+        let error = Recipe::parse(&format!("{COPY}[train]\nstpes = 4\n"), Path::new("a.toml"), &[]).unwrap_err();
+        let said = error.to_string();
+        assert!(said.starts_with("a.toml:8") && said.contains("stpes"), "{said}");
+        let error = Recipe::parse(&format!("{COPY}[train]\nsteps = 'many'\n"), Path::new("a.toml"), &[]).unwrap_err();
+        assert!(error.to_string().starts_with("a.toml:8"), "{error}");
+        let error = Recipe::parse("name = ", Path::new("a.toml"), &[]).unwrap_err();
+        assert!(error.to_string().starts_with("a.toml:1"), "{error}");
+    }
+
+    #[test]
+    fn changes_reach_any_depth_and_wrong_ones_are_refused() {
+        let changes = |changes: &[&str]| {
+            let changes: Vec<String> = changes.iter().map(|&x| x.to_owned()).collect();
+            Recipe::parse(COPY, Path::new("a.toml"), &changes)
+        };
+        let recipe =
+            changes(&["train.adam.beta2=0.95", "name=other", "model.kind=recurrent", "train.lr = 3e-4"]).unwrap();
+        assert_eq!((recipe.train.adam.beta2, recipe.name.as_str(), recipe.train.lr), (0.95, "other", 3e-4));
+        for wrong in ["lr", "=3", "name.x=3", "train.lr=-1", "train..lr=1", "name=../up", "train.steps=0"] {
+            assert!(changes(&[wrong]).is_err(), "{wrong}");
+        }
+    }
+}

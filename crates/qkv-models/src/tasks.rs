@@ -1,0 +1,125 @@
+//! Tasks whose data the program makes itself, so that training works on any machine with nothing to fetch. The pairs are a
+//! function of the seed. Each has one right answer, so exact match is its metric; each is solved by looking at the right
+//! place, so its alignments can be read.
+
+mod dates;
+
+use crate::draws::Draws;
+use crate::text::corpus::Pair;
+use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+
+/// What the draws are for.
+const TRAIN: u32 = 2;
+const DEV: u32 = 3;
+/// The symbols that are sorted and copied, in their order.
+const SYMBOLS: &[u8] = b"0123456789abcdefghijklmnopqrstuvwxyz";
+/// How many of them a sequence has at least and at most.
+const SHORTEST: usize = 4;
+const LONGEST: usize = 16;
+
+/// A synthetic task.
+///
+/// ```
+/// use qkv_models::tasks::Task;
+///
+/// let pairs = Task::Sort.pairs(1, 3);
+/// for pair in &pairs {
+///     let mut symbols: Vec<char> = pair.source.chars().collect();
+///     symbols.sort();
+///     assert_eq!(pair.target, symbols.into_iter().collect::<String>());
+/// }
+/// assert_eq!(Task::Sort.pairs(1, 2), pairs[..2]);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Task {
+    /// A date as people write it, in English or Chinese, becomes `2026-11-15`.
+    Dates,
+    /// Letters and digits, none twice, become the same in their order.
+    Sort,
+    /// Letters and digits become themselves.
+    Copy,
+}
+
+impl Task {
+    /// The first pairs of a seed.
+    pub fn pairs(self, seed: u64, count: usize) -> Vec<Pair> {
+        (0..count as u64).map(|at| self.pair(seed, TRAIN, at)).collect()
+    }
+
+    /// Pairs to train on and pairs to validate with: no source of the second is among the first, and none is there twice.
+    ///
+    /// ```
+    /// let (train, dev) = qkv_models::tasks::Task::Dates.split(7, 1000, 100);
+    /// assert_eq!((train.len(), dev.len()), (1000, 100));
+    /// assert!(dev.iter().all(|pair| !train.contains(pair)));
+    /// ```
+    pub fn split(self, seed: u64, train: usize, dev: usize) -> (Vec<Pair>, Vec<Pair>) {
+        let mut apart = HashSet::new();
+        let kept = (0u64..).map(|at| self.pair(seed, DEV, at)).filter(|pair| apart.insert(pair.source.clone()));
+        let dev: Vec<Pair> = kept.take(dev).collect();
+        let others = (0u64..).map(|at| self.pair(seed, TRAIN, at)).filter(|pair| !apart.contains(&pair.source));
+        (others.take(train).collect(), dev)
+    }
+
+    fn pair(self, seed: u64, purpose: u32, at: u64) -> Pair {
+        let mut draws = Draws::new(seed, [purpose, at as u32, (at >> 32) as u32]);
+        match self {
+            Task::Dates => dates::pair(&mut draws),
+            Task::Sort => {
+                let mut symbols = SYMBOLS.to_vec();
+                draws.shuffle(&mut symbols);
+                symbols.truncate(SHORTEST + draws.below(LONGEST - SHORTEST + 1));
+                let source = symbols.iter().map(|&s| s as char).collect::<String>();
+                symbols.sort();
+                Pair::new(source, symbols.iter().map(|&s| s as char).collect::<String>())
+            }
+            Task::Copy => {
+                let length = SHORTEST + draws.below(LONGEST - SHORTEST + 1);
+                let text: String = (0..length).map(|_| SYMBOLS[draws.below(SYMBOLS.len())] as char).collect();
+                Pair::new(text.clone(), text)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Task; 3] = [Task::Dates, Task::Sort, Task::Copy];
+
+    #[test]
+    fn a_seed_gives_its_pairs_and_another_seed_others() {
+        for task in ALL {
+            assert_eq!(task.pairs(1, 50), task.pairs(1, 50));
+            let (one, two) = (task.pairs(1, 50), task.pairs(2, 50));
+            assert!(one.iter().zip(&two).all(|(a, b)| a != b));
+        }
+    }
+
+    #[test]
+    fn what_is_validated_was_not_trained_on() {
+        for task in ALL {
+            let (train, dev) = task.split(3, 20_000, 500);
+            let train: HashSet<&str> = train.iter().map(|pair| pair.source.as_str()).collect();
+            let dev: HashSet<&str> = dev.iter().map(|pair| pair.source.as_str()).collect();
+            assert_eq!((dev.len(), train.intersection(&dev).count()), (500, 0));
+        }
+    }
+
+    #[test]
+    fn a_source_has_one_target() {
+        let mut targets = std::collections::HashMap::new();
+        for pair in Task::Dates.pairs(5, 50_000) {
+            let before = targets.insert(pair.source.clone(), pair.target.clone());
+            assert!(before.is_none_or(|before| before == pair.target), "{}", pair.source);
+        }
+    }
+
+    #[test]
+    fn a_task_has_its_name_in_a_recipe() {
+        assert_eq!(serde_json::to_string(&ALL).expect("names"), r#"["dates","sort","copy"]"#);
+    }
+}

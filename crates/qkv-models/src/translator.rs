@@ -1,0 +1,214 @@
+//! A model with its tokenizer, ready to translate: a folder in the Hugging Face layout, read and written.
+
+use crate::batch::{Rows, Specials};
+use crate::files::atomic;
+use crate::files::tensors::{Named, Storage, TensorFile, to_bytes};
+use crate::search::Search;
+use crate::text::tokenizer::Tokenizer;
+use crate::{Batch, Error, Model, ModelConfig, Result};
+use qkv_nn::{Machine, Parameters, Pool, Tape};
+use std::borrow::Cow;
+use std::path::Path;
+
+/// A model that translates.
+#[derive(Debug)]
+pub struct Translator {
+    /// The model.
+    pub model: Model,
+    /// Its numbers.
+    pub parameters: Parameters<f32>,
+    /// How text is cut.
+    pub tokenizer: Tokenizer,
+    /// How sentences are searched for, unless asked otherwise.
+    pub search: Search,
+}
+
+/// A sentence that was found, as text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Translation {
+    /// What it says.
+    pub text: String,
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// What it was ranked by.
+    pub score: f64,
+    /// Its log-probability.
+    pub log_probability: f64,
+}
+
+/// Which source tokens each target token looked at.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Alignment {
+    /// The source, cut; its end last.
+    pub source: Vec<u32>,
+    /// The target, cut; its end last.
+    pub target: Vec<u32>,
+    /// One row for each target token, one weight for each source token.
+    pub weights: Vec<Vec<f32>>,
+}
+
+/// The files of a model's folder.
+const CONFIG: &str = "config.json";
+const MODEL: &str = "model.safetensors";
+const TOKENIZER: &str = "tokenizer.json";
+const GENERATION: &str = "generation_config.json";
+
+/// Parameters from a file of tensors: all of them, in their shapes, and no others.
+pub(crate) fn read_parameters(parameters: &mut Parameters<f32>, file: &TensorFile, path: &Path) -> Result<()> {
+    let all: Vec<_> = parameters.all().collect();
+    for param in &all {
+        let values = file.read_shaped(parameters.name(*param), parameters.shape(*param))?;
+        parameters.get_mut(*param).copy_from_slice(&values);
+    }
+    if let Some(name) = file.names().find(|name| parameters.find(name).is_none()) {
+        return Err(Error::format(path, format!("tensor `{name}`"), "the model has no such parameter"));
+    }
+    Ok(())
+}
+
+/// The bytes of a file with all parameters.
+pub(crate) fn parameter_bytes(parameters: &Parameters<f32>, storage: Storage) -> Result<Vec<u8>> {
+    let named: Vec<Named<'_>> = parameters
+        .all()
+        .map(|param| Named {
+            name: parameters.name(param),
+            shape: parameters.shape(param),
+            values: parameters.get(param),
+        })
+        .collect();
+    to_bytes(&named, storage)
+}
+
+impl Translator {
+    /// From a folder with `config.json`, `model.safetensors`, `tokenizer.json` and, if it is there, `generation_config.json`.
+    ///
+    /// # Errors
+    /// Names the file and what is wrong with it.
+    pub fn open(folder: impl AsRef<Path>) -> Result<Self> {
+        let folder = folder.as_ref();
+        let read = |name: &str| {
+            let path = folder.join(name);
+            std::fs::read(&path).map_err(|e| Error::file("read", &path, e))
+        };
+        let generation = if folder.join(GENERATION).exists() { Some(read(GENERATION)?) } else { None };
+        Translator::from_bytes(folder, &read(CONFIG)?, &read(TOKENIZER)?, read(MODEL)?, generation.as_deref())
+    }
+
+    /// From the bytes of those files; `folder` is for errors.
+    ///
+    /// # Errors
+    /// As [`open`](Translator::open).
+    pub fn from_bytes(
+        folder: &Path,
+        config: &[u8],
+        tokenizer: &[u8],
+        model: impl Into<Cow<'static, [u8]>>,
+        generation: Option<&[u8]>,
+    ) -> Result<Self> {
+        let json = |name: &str, e: serde_json::Error| Error::line(folder.join(name), e.line().max(1), e.to_string());
+        let config: ModelConfig = serde_json::from_slice(config).map_err(|e| json(CONFIG, e))?;
+        let tokenizer = Tokenizer::from_bytes(tokenizer, folder.join(TOKENIZER))?;
+        let search = match generation {
+            Some(bytes) => serde_json::from_slice(bytes).map_err(|e| json(GENERATION, e))?,
+            None => Search::default(),
+        };
+        search.check()?;
+        if tokenizer.len() != config.vocab_size || Specials::of(&tokenizer) != config.specials() {
+            let what = format!("`vocab_size` is {}, the tokenizer has {} tokens", config.vocab_size, tokenizer.len());
+            return Err(Error::format(folder.join(CONFIG), "vocab_size", what));
+        }
+        let path = folder.join(MODEL);
+        let file = TensorFile::from_bytes(model, &path)?;
+        // The file is there: a model that claims to be larger than it is refused before memory is asked for.
+        let numbers: usize =
+            file.names().filter_map(|name| file.shape(name)).map(|s| s.iter().product::<usize>()).sum();
+        config.check_size(numbers)?;
+        let (model, mut parameters) = Model::new(&config, 0)?;
+        read_parameters(&mut parameters, &file, &path)?;
+        Ok(Translator { model, parameters, tokenizer, search })
+    }
+
+    /// Writes the folder: each file whole or not at all.
+    ///
+    /// # Errors
+    /// Where the system refuses.
+    pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
+        let folder = folder.as_ref();
+        std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
+        let json = |value: serde_json::Result<String>| value.expect("plain values") + "\n";
+        atomic::write(folder.join(MODEL), &parameter_bytes(&self.parameters, storage)?)?;
+        self.tokenizer.save(folder.join(TOKENIZER))?;
+        atomic::write(folder.join(CONFIG), json(serde_json::to_string_pretty(self.model.config())).as_bytes())?;
+        atomic::write(folder.join(GENERATION), json(serde_json::to_string_pretty(&self.search)).as_bytes())
+    }
+
+    /// Translates lines: for each, what was found, best first. An empty line has an empty translation.
+    ///
+    /// # Errors
+    /// Where a line is longer than the model takes.
+    pub fn translate<S: AsRef<str>>(
+        &self,
+        lines: &[S],
+        search: &Search,
+        machine: &Machine,
+    ) -> Result<Vec<Vec<Translation>>> {
+        let sources: Vec<Vec<u32>> = lines.iter().map(|line| self.tokenizer.encode(line.as_ref())).collect();
+        let full: Vec<Vec<u32>> = sources.iter().filter(|source| !source.is_empty()).cloned().collect();
+        let pool = Pool::new();
+        let mut found = search.run(&self.model, &self.parameters, &pool, machine, &full)?.into_iter();
+        let empty = Translation { text: String::new(), tokens: Vec::new(), score: 0.0, log_probability: 0.0 };
+        Ok(sources
+            .iter()
+            .map(|source| match source.is_empty() {
+                true => vec![empty.clone()],
+                false => (found.next().into_iter().flatten())
+                    .map(|found| Translation {
+                        text: self.tokenizer.decode(&found.tokens),
+                        tokens: found.tokens,
+                        score: found.score,
+                        log_probability: found.log_probability,
+                    })
+                    .collect(),
+            })
+            .collect())
+    }
+
+    /// Where each token of a target looked in its source: the weights of the decoder's attention to the encoder, averaged over
+    /// the heads of the layer that aligns best (the last but one where there are several).
+    ///
+    /// # Errors
+    /// Where a side is longer than the model takes.
+    pub fn align(&self, source: &[u32], target: &[u32], machine: &Machine) -> Result<Alignment> {
+        let specials = self.model.config().specials();
+        let batch = Batch::new([(source, target)], specials);
+        if batch.source.length.max(batch.shown.length) > self.model.most() {
+            return Err(Error::invalid(format!("the model takes at most {} tokens", self.model.most())));
+        }
+        let pool = Pool::new();
+        let mut tape = Tape::inference(&self.parameters, &pool, machine);
+        tape.capture();
+        self.model.scores(&mut tape, &batch.source, &batch.shown)?;
+        let captured = tape.captured();
+        let (steps, keys) = (batch.shown.length, batch.source.length);
+        let mut weights = vec![vec![0.0f32; keys]; steps];
+        for (layer, from) in self.model.alignment_layers(captured.len(), steps) {
+            let [_, heads, queries, _] = captured[layer].shape();
+            for head in 0..heads {
+                let seen = captured[layer].weights(&self.parameters, 0, head, 0..queries)?;
+                for (i, row) in seen.data().chunks_exact(keys).enumerate() {
+                    weights[from + i].iter_mut().zip(row).for_each(|(sum, &w)| *sum += w / heads as f32);
+                }
+            }
+        }
+        let ended = |tokens: &[u32]| crate::batch::ended(tokens, specials.eos);
+        Ok(Alignment { source: ended(source), target: ended(target), weights })
+    }
+
+    /// What a batch of sources looks like to the model.
+    pub fn rows<S: AsRef<str>>(&self, lines: &[S]) -> Rows {
+        let specials = self.model.config().specials();
+        let rows: Vec<Vec<u32>> =
+            lines.iter().map(|line| crate::batch::ended(&self.tokenizer.encode(line.as_ref()), specials.eos)).collect();
+        Rows::new(&rows, specials.pad)
+    }
+}
