@@ -42,6 +42,7 @@ pub struct Tokenizer {
     bos: u32,
     eos: u32,
     unk: Option<u32>,
+    marks: pieces::Marks,
 }
 
 impl Tokenizer {
@@ -85,7 +86,8 @@ impl Tokenizer {
         let find = |names: &[&str]| names.iter().find_map(|&name| vocabulary.get(name).copied());
         let eos = find(END).ok_or_else(|| whole("it has no token that ends a sentence".into()))?;
         let (pad, bos, unk) = (find(PAD).unwrap_or(eos), find(START).unwrap_or(eos), find(UNKNOWN));
-        Ok(Tokenizer { inner, len: highest as usize + 1, pad, bos, eos, unk })
+        let marks = pieces::Marks::of(vocabulary.keys());
+        Ok(Tokenizer { inner, len: highest as usize + 1, pad, bos, eos, unk, marks })
     }
 
     /// The `tokenizer.json` of this tokenizer.
@@ -158,7 +160,7 @@ impl Tokenizer {
     /// ```
     pub fn pieces(&self, ids: &[u32]) -> Vec<Piece> {
         let tokens: Vec<String> = ids.iter().map(|&id| self.inner.id_to_token(id).unwrap_or_default()).collect();
-        pieces::pieces(&tokens)
+        pieces::pieces(&tokens, self.marks)
     }
 
     /// How many numbers there are: the rows of an embedding.
