@@ -172,7 +172,7 @@ impl Run {
             }
             let step = self.place.step + 1;
             let tokens: usize = batches.iter().map(Batch::tokens).sum();
-            gradients.clear();
+            gradients.clear(&self.machine);
             let mut loss = Loss::default();
             let mut penalty = 0.0;
             for (at, batch) in batches.iter().enumerate() {

@@ -127,7 +127,7 @@ fn train(
     let losses = workers.install(|| {
         (0..steps)
             .map(|step| {
-                gradients.clear();
+                gradients.clear(&machine);
                 let mut tape = Tape::training(&parameters, &mut gradients, &pool, &machine, step as u64);
                 let loss = model.loss(&mut tape, &batch, 0.1, 1.0 / batch.tokens() as f64).unwrap();
                 tape.backward();

@@ -188,8 +188,9 @@ impl<T: Float> Gradients<T> {
     }
 
     /// Back to zeros.
-    pub fn clear(&mut self) {
-        self.sums.iter_mut().for_each(|sums| sums.fill(T::ZERO));
+    pub fn clear(&mut self, machine: &Machine) {
+        let parts = self.sums.iter_mut().flat_map(|sums| sums.chunks_mut(1 << 18)).collect();
+        machine.each(parts, |_, part: &mut [T]| part.fill(T::ZERO));
     }
 
     /// The length of all of them as one vector.

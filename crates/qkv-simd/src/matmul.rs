@@ -107,7 +107,7 @@ fn check<T>(c: usize, a: &Operand<'_, T>, b: &Operand<'_, T>) -> (usize, usize, 
     (a.rows, b.columns, a.columns)
 }
 
-/// Rows of `C` in one task: four times what the tile unit computes at once, so that a panel of `B` is loaded for many rows.
+/// Rows of `C` in one task, so that a panel of `B` is loaded for many rows.
 const ROWS: usize = 8 * SIDE;
 
 /// Panels of `B` that a task takes at a time: at a depth of 256, 64 KiB, which stay in the second-level cache.
@@ -116,6 +116,7 @@ const PANELS: usize = 8;
 /// The memory of [`matmul_of_pairs`], used again from call to call.
 #[derive(Debug, Default)]
 pub struct Packed {
+    left: Vec<bf16>,
     right: Vec<bf16>,
 }
 
@@ -148,38 +149,35 @@ pub fn matmul_of_pairs(
     }
     let threads = if m * n * k > 1 << 20 { threads } else { 1 };
     pack_right(isa, &b, &mut packed.right, threads);
+    pack_left(isa, &a, &mut packed.left, threads);
     let (chunks, panels) = (deep(k) / DEPTH, n.div_ceil(SIDE));
+    let left = Left { data: &packed.left, row: deep(k) };
     let right = Right { data: &packed.right[..right_len(k, n)], chunks };
-    // Several tasks a thread, but not so small that B is read for a few rows.
-    let rows = (m.div_ceil(4 * threads).div_ceil(SIDE) * SIDE).clamp(2 * SIDE, ROWS);
-    let tasks = m.div_ceil(rows);
-    let blocks: Vec<std::sync::Mutex<&mut [f32]>> = c.chunks_mut(rows * n).map(std::sync::Mutex::new).collect();
-    let worker = || (vec![bf16::ZERO; rows * deep(k)], Vec::new(), Vec::new());
-    for_each_task(threads, tasks, worker, |(left, narrow, tile): &mut (Vec<bf16>, Vec<bf16>, Vec<f32>), task| {
-        let mut c = blocks[task].lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let count = c.len() / n;
+    // Whole rows of blocks while there are enough of them for all threads; else their columns are shared out too.
+    let row_blocks = m.div_ceil(ROWS);
+    let across = (3 * threads).div_ceil(row_blocks).clamp(1, panels.div_ceil(PANELS));
+    let wide = panels.div_ceil(across).div_ceil(PANELS) * PANELS;
+    let across = panels.div_ceil(wide);
+    let c = Shared::new(c);
+    for_each_task(threads, row_blocks * across, Vec::new, |tile: &mut Vec<f32>, task| {
+        let (row, from) = (task / across * ROWS, task % across * wide);
+        let count = ROWS.min(m - row);
         let pairs = Pairs::new(isa).expect("just seen to be possible");
-        pack_left(isa, &pairs, &a, task * rows, count, left, narrow);
-        let left = Left { data: left, row: deep(k) };
-        let whole = n.is_multiple_of(SIDE) && count.is_multiple_of(SIDE);
-        for from in (0..panels).step_by(PANELS) {
-            let to = (from + PANELS).min(panels);
-            if whole {
-                pairs.product(Target { data: &mut c, row: n, add }, left, right, count, from..to, 0..chunks);
-                continue;
-            }
-            // An edge: into a tile of whole panels first.
-            let width = (to - from) * SIDE;
-            tile.resize(rows * width, 0.0);
+        let left = Left { data: &left.data[row * left.row..], ..left };
+        for from in (from..(from + wide).min(panels)).step_by(PANELS) {
+            let to = (from + PANELS).min((task % across + 1) * wide).min(panels);
+            let (width, kept) = ((to - from) * SIDE, ((to - from) * SIDE).min(n - from * SIDE));
             let right = Right { data: &right.data[from * chunks * DEPTH * SIDE..], chunks };
+            // By way of a tile that stays in the cache: rows of C may end anywhere.
+            tile.resize(ROWS * width, 0.0);
             pairs.product(Target::anew(tile, width), left, right, count, 0..to - from, 0..chunks);
-            let kept = width.min(n - from * SIDE);
-            for (row, tile) in c.chunks_exact_mut(n).zip(tile.chunks_exact(width)) {
-                let row = &mut row[from * SIDE..][..kept];
+            for (r, tile) in tile.chunks_exact(width).take(count).enumerate() {
+                // SAFETY: the columns `from ..` of the rows `row ..` belong to this task alone.
+                let out = unsafe { c.part((row + r) * n + from * SIDE, kept) };
                 if add {
-                    row.iter_mut().zip(tile).for_each(|(c, x)| *c += x);
+                    out.iter_mut().zip(tile).for_each(|(c, x)| *c += x);
                 } else {
-                    row.copy_from_slice(&tile[..kept]);
+                    out.copy_from_slice(&tile[..kept]);
                 }
             }
         }
@@ -187,30 +185,60 @@ pub fn matmul_of_pairs(
     true
 }
 
-/// Rows `start ..` of A, rounded.
-fn pack_left(
-    isa: Isa,
-    pairs: &Pairs,
-    a: &Operand<'_, f32>,
-    start: usize,
-    count: usize,
-    out: &mut [bf16],
-    narrow: &mut Vec<bf16>,
-) {
-    let k = a.columns;
-    if !a.transposed {
-        for r in 0..count {
-            let row = &mut out[r * deep(k)..][..deep(k)];
-            pass::run(isa, Narrow(&a.data[(start + r) * a.pitch..][..k], row));
+/// A slice whose parts are written by several threads.
+struct Shared<'a> {
+    data: *mut f32,
+    len: usize,
+    borrowed: std::marker::PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: whoever takes a part vouches that nobody else has it.
+unsafe impl Sync for Shared<'_> {}
+
+impl<'a> Shared<'a> {
+    fn new(data: &'a mut [f32]) -> Self {
+        Shared { data: data.as_mut_ptr(), len: data.len(), borrowed: std::marker::PhantomData }
+    }
+
+    /// # Safety
+    /// No other part that is in use overlaps this one.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn part(&self, from: usize, count: usize) -> &mut [f32] {
+        assert!(from + count <= self.len);
+        // SAFETY: inside the slice, as just checked, and nobody else's, as the caller vouches.
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(from), count) }
+    }
+}
+
+/// All of A, in rows of whole chunks and blocks of whole rows.
+fn pack_left(isa: Isa, a: &Operand<'_, f32>, out: &mut Vec<bf16>, threads: usize) {
+    let (m, k) = (a.rows, a.columns);
+    let len = m.div_ceil(SIDE) * SIDE * deep(k);
+    if out.len() < len {
+        out.resize(len, bf16::ZERO);
+    }
+    let block = |(at, out): (usize, &mut [bf16])| {
+        let (start, count) = (at * ROWS, ROWS.min(m - at * ROWS));
+        if !a.transposed {
+            for (r, row) in out.chunks_exact_mut(deep(k)).take(count).enumerate() {
+                pass::run(isa, Narrow(&a.data[(start + r) * a.pitch..][..k], row));
+            }
+            return;
         }
-        return;
+        let panels = count.div_ceil(SIDE);
+        let pairs = Pairs::new(isa).expect("seen to be possible");
+        let mut narrow = vec![bf16::ZERO; k * panels * SIDE];
+        for (x, row) in narrow.chunks_exact_mut(panels * SIDE).enumerate() {
+            pass::run(isa, Narrow(&a.data[x * a.pitch + start..][..count], row));
+        }
+        pairs.left_of_columns(&narrow, panels * SIDE, k, panels, out);
+    };
+    let blocks = out[..len].chunks_mut(ROWS * deep(k)).enumerate();
+    if threads > 1 {
+        blocks.collect::<Vec<_>>().into_par_iter().with_max_len(1).for_each(block);
+    } else {
+        blocks.for_each(block);
     }
-    let panels = count.div_ceil(SIDE);
-    narrow.resize(k * panels * SIDE, bf16::ZERO);
-    for (x, row) in narrow.chunks_exact_mut(panels * SIDE).enumerate() {
-        pass::run(isa, Narrow(&a.data[x * a.pitch + start..][..count], row));
-    }
-    pairs.left_of_columns(narrow, panels * SIDE, k, panels, out);
 }
 
 /// All of B, in blocks.
@@ -220,8 +248,10 @@ fn pack_right(isa: Isa, b: &Operand<'_, f32>, out: &mut Vec<bf16>, threads: usiz
     if out.len() < right_len(k, n) {
         out.resize(right_len(k, n), bf16::ZERO);
     }
+    // A panel at a time where there are few, so that every thread gets some.
+    let each = (n.div_ceil(SIDE) / (2 * threads)).clamp(1, PANELS);
     let group = |(at, out): (usize, &mut [bf16])| {
-        let (from, panels) = (at * PANELS * SIDE, out.len() / (deep(k) * SIDE));
+        let (from, panels) = (at * each * SIDE, out.len() / (deep(k) * SIDE));
         let pairs = Pairs::new(isa).expect("seen to be possible");
         let count = (panels * SIDE).min(n - from);
         if b.transposed {
@@ -239,8 +269,12 @@ fn pack_right(isa: Isa, b: &Operand<'_, f32>, out: &mut Vec<bf16>, threads: usiz
             pairs.right_of_rows(&narrow, panels * SIDE, k, panels, out);
         }
     };
-    let groups = out[..right_len(k, n)].chunks_mut(PANELS * SIDE * deep(k)).enumerate();
-    if threads > 1 { groups.par_bridge().for_each(group) } else { groups.for_each(group) }
+    let groups = out[..right_len(k, n)].chunks_mut(each * SIDE * deep(k)).enumerate();
+    if threads > 1 {
+        groups.collect::<Vec<_>>().into_par_iter().with_max_len(1).for_each(group);
+    } else {
+        groups.for_each(group);
+    }
 }
 
 /// Rounds a row to bf16, zeros after its end.

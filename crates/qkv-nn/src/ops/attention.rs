@@ -1,6 +1,7 @@
 //! Attention on the tape: `qkv` itself, over heads that lie side by side in a row.
 
 use crate::float::Float;
+use crate::machine::Machine;
 use crate::parameters::{Gradients, Param, Parameters};
 use crate::tape::{Back, Backward, Tape, Var};
 use crate::tensor::Tensor;
@@ -71,15 +72,19 @@ pub(crate) fn heads_of<T: Float>(tensor: &Tensor<T>, heads: usize) -> View<'_, T
 }
 
 /// `[B, H, L, D]` back to heads side by side.
-fn side_by_side<T: Float>(tape: &crate::Pool<T>, from: &qkv::Tensor<T, 4>) -> Tensor<T> {
+fn side_by_side<T: Float>(pool: &crate::Pool<T>, machine: &Machine, from: &qkv::Tensor<T, 4>) -> Tensor<T> {
     let [batch, heads, length, d] = from.shape();
-    let mut to = Tensor::unwritten(tape, &[batch, length, heads * d]);
-    let rows = from.data().chunks_exact(d.max(1));
-    let data = to.data_mut();
-    for (at, row) in rows.enumerate() {
-        let (b, h, i) = (at / (heads * length), at / length % heads, at % length);
-        data[((b * length + i) * heads + h) * d..][..d].copy_from_slice(row);
-    }
+    let mut to = Tensor::unwritten(pool, &[batch, length, heads * d]);
+    let (each, size) = (machine.rows_each(batch, length * heads * d), length * heads * d);
+    let parts = to.data_mut().chunks_mut((each * size).max(1)).zip(from.data().chunks((each * size).max(1))).collect();
+    machine.each(parts, |_, (to, from): (&mut [T], &[T])| {
+        for (to, from) in to.chunks_exact_mut(size).zip(from.chunks_exact(size)) {
+            for (at, row) in from.chunks_exact(d).enumerate() {
+                let (h, i) = (at / length, at % length);
+                to[(i * heads + h) * d..][..d].copy_from_slice(row);
+            }
+        }
+    });
     to
 }
 
@@ -242,7 +247,7 @@ impl<T: Float> Tape<'_, T> {
             call.buckets = Some([lsh.hash(q)?, lsh.hash(k)?]);
         }
         let out = call.attention.forward(call.inputs(self.parameters))?;
-        let values = side_by_side(self.pool, &out.values);
+        let values = side_by_side(self.pool, self.machine, &out.values);
         let d_entropy = out.entropy.as_ref().map(|entropy| {
             let [_, heads, length] = entropy.shape();
             let live = |row: usize| how.queries.is_none_or(|queries| row % length < queries[row / (heads * length)]);
@@ -273,7 +278,7 @@ impl<T: Float> Tape<'_, T> {
         }
         let inputs = call.inputs_over(self.parameters, cache.keys(), cache.values());
         let out = call.attention.decode(inputs, Decode::Fast)?;
-        let value = side_by_side(self.pool, &out.values);
+        let value = side_by_side(self.pool, self.machine, &out.values);
         Ok(self.constant(value))
     }
 }
@@ -298,7 +303,7 @@ impl<T: Float> Backward<T> for AttendBack<T> {
         let found = found.expect("what forward took, backward takes");
         for (slot, gradient) in slots.into_iter().zip([&found.q, &found.k, &found.v]) {
             if slot.is_some() {
-                back.add(slot, side_by_side(back.pool, gradient));
+                back.add(slot, side_by_side(back.pool, back.machine, gradient));
             }
         }
         if let (Some(slot), Some(gradient)) = (center, found.center) {

@@ -1,6 +1,7 @@
 //! Rows of a table by number, with a scale and the positions' vectors on top.
 
 use crate::float::Float;
+use crate::machine::Machine;
 use crate::parameters::Param;
 use crate::tape::{Back, Backward, Tape, Var};
 use crate::tensor::Tensor;
@@ -48,34 +49,58 @@ impl<T: Float> Tape<'_, T> {
             Positions::Learned(param) => (Some(self.parameters.get(param)), Some((param, length, start))),
         };
         let mut y = Tensor::unwritten(self.pool, &[ids.len() / length.max(1), length, width]);
-        for (r, (row, &id)) in y.data_mut().chunks_exact_mut(width).zip(ids).enumerate() {
-            let entry = &data[id as usize * width..][..width];
-            match at {
-                Some(at) => {
-                    let at = &at[(start + r % length) * width..][..width];
-                    row.iter_mut().zip(entry).zip(at).for_each(|((y, &x), &p)| *y = x * scale + p);
+        let each = self.machine.rows_each(ids.len(), width);
+        let parts = y.data_mut().chunks_mut((each * width).max(1)).zip(ids.chunks(each)).collect();
+        self.machine.each(parts, |part, (rows, ids): (&mut [T], &[u32])| {
+            for (r, (row, &id)) in rows.chunks_exact_mut(width).zip(ids).enumerate() {
+                let entry = &data[id as usize * width..][..width];
+                match at {
+                    Some(at) => {
+                        let at = &at[(start + (part * each + r) % length) * width..][..width];
+                        row.iter_mut().zip(entry).zip(at).for_each(|((y, &x), &p)| *y = x * scale + p);
+                    }
+                    None => row.iter_mut().zip(entry).for_each(|(y, &x)| *y = x * scale),
                 }
-                None => row.iter_mut().zip(entry).for_each(|(y, &x)| *y = x * scale),
             }
-        }
+        });
         self.record(y, || EmbeddingBack { ids: ids.into(), table, scale, positions: learned })
     }
 }
+
+/// Adds each row of `rows`, times `scale`, to the row of `sums` that `at` names. Tables are wide and rows many: each thread takes
+/// some columns, so that every sum has one order.
+fn scatter<T: Float>(
+    machine: &Machine,
+    sums: &mut [T],
+    rows: &[T],
+    width: usize,
+    scale: T,
+    at: impl Fn(usize) -> usize + Sync,
+) {
+    let columns = width.div_ceil(machine.threads()).next_multiple_of(COLUMNS).min(width.max(1));
+    let mut parts: Vec<Vec<&mut [T]>> = (0..width.div_ceil(columns)).map(|_| Vec::new()).collect();
+    for row in sums.chunks_exact_mut(width) {
+        row.chunks_mut(columns).zip(&mut parts).for_each(|(row, part)| part.push(row));
+    }
+    machine.each(parts, |part, mut sums: Vec<&mut [T]>| {
+        for (r, row) in rows.chunks_exact(width).enumerate() {
+            let sum = &mut *sums[at(r)];
+            sum.iter_mut().zip(&row[part * columns..]).for_each(|(sum, &g)| *sum += g * scale);
+        }
+    });
+}
+
+/// Columns that a thread takes at least: a few lines of the cache.
+const COLUMNS: usize = 64;
 
 impl<T: Float> Backward<T> for EmbeddingBack<T> {
     fn backward(self: Box<Self>, upstream: Tensor<T>, back: &mut Back<'_, T>) {
         let width = upstream.width();
         let sums = back.gradients.get_mut(self.table);
-        for (&id, g) in self.ids.iter().zip(upstream.data().chunks_exact(width)) {
-            let sum = &mut sums[id as usize * width..][..width];
-            sum.iter_mut().zip(g).for_each(|(sum, &g)| *sum += g * self.scale);
-        }
+        scatter(back.machine, sums, upstream.data(), width, self.scale, |r| self.ids[r] as usize);
         if let Some((param, length, start)) = self.positions {
             let sums = back.gradients.get_mut(param);
-            for (r, g) in upstream.data().chunks_exact(width).enumerate() {
-                let sum = &mut sums[(start + r % length) * width..][..width];
-                sum.iter_mut().zip(g).for_each(|(sum, &g)| *sum += g);
-            }
+            scatter(back.machine, sums, upstream.data(), width, T::ONE, |r| start + r % length);
         }
     }
 }

@@ -47,7 +47,7 @@ impl std::ops::AddAssign for Loss {
 }
 
 /// Rows whose scores exist at the same time.
-const ROWS: usize = 256;
+const ROWS: usize = 1024;
 
 impl<T: Float> Tape<'_, T> {
     /// The loss of `x Wᵀ + b` against the target, `x [.., C]`, `W [V, C]`, `b [V]`. On a tape that trains, the gradient starts
@@ -63,9 +63,10 @@ impl<T: Float> Tape<'_, T> {
         let (weight, bias) = (self.parameters.get(w), b.map(|b| self.parameters.get(b)));
         let training = self.is_training();
         let mut d_x = training.then(|| Tensor::zeros(self.pool, x.shape()));
-        let mut scores = Tensor::unwritten(self.pool, &[ROWS, classes]);
-        let mut inputs = Tensor::unwritten(self.pool, &[ROWS, width]);
-        let mut found = vec![Row::default(); ROWS];
+        let most = ROWS.min(counted.len());
+        let mut scores = Tensor::unwritten(self.pool, &[most, classes]);
+        let mut inputs = Tensor::unwritten(self.pool, &[most, width]);
+        let mut found = vec![Row::default(); most];
         let mut loss = Loss { rows: counted.len(), ..Loss::default() };
         for rows in counted.chunks(ROWS) {
             let count = rows.len();
