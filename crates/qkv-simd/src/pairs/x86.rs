@@ -6,7 +6,7 @@
 
 use super::{BLOCK, DEPTH, Left, Right, SIDE};
 use crate::lanes::avx512::transpose;
-use crate::product::Target;
+use crate::product::{Begin, Target};
 use half::bf16;
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -80,12 +80,12 @@ pub(super) unsafe fn tiles(
     panels: Range<usize>,
     chunks: Range<usize>,
 ) {
-    let steps = chunks.len();
+    let (steps, add) = (chunks.len(), c.begin == Begin::Onto);
     let (c_row, a_row) = (c.row * 4, a.row * 2);
     for row in (0..rows).step_by(2 * SIDE) {
         let two_rows = row + SIDE < rows;
         let left = a.data.as_ptr().cast::<u8>().add(row * a_row + chunks.start * 2 * DEPTH);
-        if two_rows && steps == 2 && !c.add {
+        if two_rows && steps == 2 && !add {
             let to = c.data.as_mut_ptr().cast::<u8>().add(row * c_row + panels.start * 4 * SIDE);
             let right = b.data.as_ptr().cast::<u8>().add((panels.start * b.chunks + chunks.start) * BYTES);
             let panel = b.chunks * BYTES;
@@ -97,7 +97,7 @@ pub(super) unsafe fn tiles(
             let two_panels = panel + 1 < panels.end;
             let to = c.data.as_mut_ptr().cast::<u8>().add(row * c_row + panel * 4 * SIDE);
             let right = b.data.as_ptr().cast::<u8>().add((panel * b.chunks + chunks.start) * BYTES);
-            let at = Tile { to, c_row, left, a_row, right, panel: b.chunks * BYTES, steps, add: c.add };
+            let at = Tile { to, c_row, left, a_row, right, panel: b.chunks * BYTES, steps, add };
             match (two_rows, two_panels) {
                 (true, true) => at.two_by_two(),
                 (true, false) => at.two_by_one(),
@@ -282,7 +282,7 @@ unsafe fn dot_tile<const ROWS: usize, const PANELS: usize>(
     let left = a.data.as_ptr().add(row * a.row).cast::<i32>();
     let right = b.data.as_ptr().add(panel * b.chunks * BLOCK).cast::<i32>();
     let mut acc = [[_mm512_setzero_ps(); PANELS]; ROWS];
-    if c.add {
+    if c.begin == Begin::Onto {
         for (r, acc) in acc.iter_mut().enumerate() {
             for (p, acc) in acc.iter_mut().enumerate() {
                 *acc = _mm512_loadu_ps(to.add(r * c.row + p * SIDE));

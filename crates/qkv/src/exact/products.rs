@@ -11,7 +11,7 @@ use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::{Buffer, Scratch};
 use crate::select::Select;
-use crate::tuning::{KEYS, PAIR_ROWS, QUERIES, SPAN_ROWS};
+use crate::tuning::{GATHERED, KEYS, PAIR_ROWS, QUERIES, SPAN_ROWS};
 use half::bf16;
 use qkv_simd::pairs::{self, DEPTH, Left, Pairs, Right, SIDE, deep, halves, halves_mut, singles, singles_of};
 use qkv_simd::tile::{Span, dots, to_panels, transpose};
@@ -257,7 +257,7 @@ impl<'s, A: Real> Desk<'s, A> {
                     let multiply = if of.finite { product } else { product_skipping_zeros };
                     let (weights, rows) =
                         (Matrix::rows(&weights[start..], KEYS), Panels::rows(&of.rows[start * row..], row));
-                    multiply(self.isa, Target::onto(out, row), weights, rows, strip.len(), panels, end - start);
+                    multiply(self.isa, Target::plus(out, row), weights, rows, strip.len(), panels, end - start);
                 }
                 Arithmetic::Pairs => {
                     self.pairs().narrow_rows(singles(weights), KEYS, strip.len(), span.end as usize * SIDE);
@@ -322,10 +322,15 @@ impl<'s, A: Real> Desk<'s, A> {
             Arithmetic::Sums => {
                 let multiply = if of.finite { product } else { product_skipping_zeros };
                 for (keys, queries) in extent.columns::<A>(count, of.keys) {
-                    let weights = Matrix::transposed(&weights[queries.start * KEYS + keys.start..], KEYS);
-                    let rows = Panels::rows(&of.packed[queries.start * row..], row);
-                    let out = Target::onto(&mut out[keys.start * row..], row);
-                    multiply(self.isa, out, weights, rows, keys.len(), row / A::LANES, queries.len());
+                    let mut start = queries.start;
+                    while start < queries.end {
+                        let end = (start / GATHERED * GATHERED + GATHERED).min(queries.end);
+                        let weights = Matrix::transposed(&weights[start * KEYS + keys.start..], KEYS);
+                        let rows = Panels::rows(&of.packed[start * row..], row);
+                        let out = Target::plus(&mut out[keys.start * row..], row);
+                        multiply(self.isa, out, weights, rows, keys.len(), row / A::LANES, end - start);
+                        start = end;
+                    }
                 }
             }
             Arithmetic::Pairs => {
