@@ -10,10 +10,13 @@
 use crate::isa::{Isa, Level};
 use crate::number::Real;
 use crate::product::{Begin, Target};
+use crate::tile::{Exponential, Running, check_softmax};
 use half::bf16;
 use std::marker::PhantomData;
 use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
+mod soften;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -257,6 +260,33 @@ impl Pairs {
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
         unsafe {
             x86::narrow_rows(tile, row, rows, width);
+        }
+    }
+
+    /// The [`softmax`](crate::tile::softmax) of a tile whose weights are then a left operand: each row becomes `width` bf16 at the
+    /// start of its memory, and zeros to the end of the chunk. The exponential is good to 18 bits, of which a bf16 keeps 8.
+    ///
+    /// # Panics
+    /// Where a slice is too short, the width is not whole panels, or the scale is not positive.
+    pub fn softmax(
+        &self,
+        tile: &mut [f32],
+        row: usize,
+        rows: usize,
+        width: usize,
+        how: Exponential<'_, f32>,
+        running: Running<'_, f32>,
+    ) {
+        check_softmax(tile, row, rows, width, &how, &running);
+        assert!(row >= deep(width) && how.scale > 0.0, "room for whole chunks, and a positive scale");
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
+        unsafe {
+            if running.moment.is_empty() {
+                soften::soften::<false>(tile, row, rows, width, how, running);
+            } else {
+                soften::soften::<true>(tile, row, rows, width, how, running);
+            }
         }
     }
 

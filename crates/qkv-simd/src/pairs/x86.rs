@@ -352,16 +352,23 @@ unsafe fn side_by_side(first: __m256i, second: __m256i) -> __m512i {
     _mm512_or_si512(low, high)
 }
 
+/// Two rows of a block, from the rows `at` and `at + 1` of which those below `count` are there.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn pair_of_rows(from: *const bf16, row: usize, at: usize, count: usize) -> __m512i {
+    let none = _mm256_setzero_si256();
+    let first = if at < count { _mm256_loadu_si256(from.add(at * row).cast()) } else { none };
+    let second = if at + 1 < count { _mm256_loadu_si256(from.add((at + 1) * row).cast()) } else { none };
+    side_by_side(first, second)
+}
+
 /// The block of some columns of up to [`DEPTH`] rows, zeros beyond.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn block_of_rows(from: *const bf16, row: usize, count: usize) -> [__m512i; SIDE] {
-    let load = |at: usize| {
-        if at < count { _mm256_loadu_si256(from.add(at * row).cast()) } else { _mm256_setzero_si256() }
-    };
     let mut block = [_mm512_setzero_si512(); SIDE];
     for (pair, to) in block.iter_mut().enumerate() {
-        *to = side_by_side(load(2 * pair), load(2 * pair + 1));
+        *to = pair_of_rows(from, row, 2 * pair, count);
     }
     block
 }
@@ -373,7 +380,8 @@ pub(super) unsafe fn right_of_rows(rows: &[bf16], row: usize, count: usize, pane
         for panel in 0..panels {
             let from = rows.as_ptr().add(chunk * DEPTH * row + panel * SIDE);
             let to = out.as_mut_ptr().add((panel * chunks + chunk) * BLOCK);
-            for (pair, x) in block_of_rows(from, row, count - chunk * DEPTH).into_iter().enumerate() {
+            for pair in 0..SIDE {
+                let x = pair_of_rows(from, row, 2 * pair, count - chunk * DEPTH);
                 _mm512_storeu_si512(to.add(pair * DEPTH).cast(), x);
             }
         }

@@ -59,7 +59,7 @@ pub struct Exponential<'a, A> {
 impl<A: Real> Exponential<'_, A> {
     /// The span of a row.
     #[inline(always)]
-    fn span(&self, r: usize, width: usize) -> (usize, usize) {
+    pub(crate) fn span(&self, r: usize, width: usize) -> (usize, usize) {
         match self.spans.get(r) {
             None => (0, width),
             Some(span) => {
@@ -92,13 +92,25 @@ pub fn softmax<A: Real>(
     how: Exponential<'_, A>,
     running: Running<'_, A>,
 ) {
+    check_softmax(tile, row, rows, width, &how, &running);
+    dispatch(isa, Softmax { tile, row, rows, width, how, running });
+}
+
+/// Checks the slices of a softmax.
+pub(crate) fn check_softmax<A: Real>(
+    tile: &[A],
+    row: usize,
+    rows: usize,
+    width: usize,
+    how: &Exponential<'_, A>,
+    running: &Running<'_, A>,
+) {
     check(tile, row, rows, width);
     assert!(how.spans.is_empty() || how.spans.len() >= rows);
-    let Running { max, sum, moment, factor } = &running;
+    let Running { max, sum, moment, factor } = running;
     assert!(
         max.len() >= rows && sum.len() >= rows && factor.len() >= rows && (moment.is_empty() || moment.len() >= rows)
     );
-    dispatch(isa, Softmax { tile, row, rows, width, how, running });
 }
 
 impl<A: Real> Kernel<A> for Softmax<'_, A> {
