@@ -51,7 +51,7 @@ pub mod view;
 
 pub use isa::Isa;
 pub use number::{Element, Real};
-pub use product::{Matrix, Panels, Target, product, product_skipping_zeros};
+pub use product::{Begin, Matrix, Panels, Target, product, product_skipping_zeros};
 pub use view::{Unwritten, View, ViewError, ViewMut};
 
 /// `width` rounded up to whole panels of `A`: what a row of a padded tile holds.

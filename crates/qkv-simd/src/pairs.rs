@@ -9,11 +9,14 @@
 
 use crate::isa::{Isa, Level};
 use crate::number::Real;
-use crate::product::Target;
+use crate::product::{Begin, Target};
+use crate::tile::{Exponential, Running, check_softmax};
 use half::bf16;
 use std::marker::PhantomData;
 use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
+mod soften;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -151,7 +154,7 @@ impl Pairs {
     /// overwritten with anything.
     ///
     /// # Panics
-    /// Where a slice is too short for what is asked.
+    /// Where a slice is too short for what is asked, or a sum from zero is to be added, which the tile unit has no way for.
     pub fn product(
         &self,
         c: Target<'_, f32>,
@@ -164,6 +167,7 @@ impl Pairs {
         if rows == 0 || panels.is_empty() {
             return;
         }
+        assert!(c.begin != Begin::Plus, "sums of pairs begin anew or with what is there");
         let rows = rows.div_ceil(SIDE) * SIDE;
         let width = panels.end * SIDE;
         assert!(c.row >= width && c.data.len() >= (rows - 1) * c.row + width, "C is too short");
@@ -259,6 +263,33 @@ impl Pairs {
         }
     }
 
+    /// The [`softmax`](crate::tile::softmax) of a tile whose weights are then a left operand: each row becomes `width` bf16 at the
+    /// start of its memory, and zeros to the end of the chunk. The exponential is good to 18 bits, of which a bf16 keeps 8.
+    ///
+    /// # Panics
+    /// Where a slice is too short, the width is not whole panels, or the scale is not positive.
+    pub fn softmax(
+        &self,
+        tile: &mut [f32],
+        row: usize,
+        rows: usize,
+        width: usize,
+        how: Exponential<'_, f32>,
+        running: Running<'_, f32>,
+    ) {
+        check_softmax(tile, row, rows, width, &how, &running);
+        assert!(row >= deep(width) && how.scale > 0.0, "room for whole chunks, and a positive scale");
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
+        unsafe {
+            if running.moment.is_empty() {
+                soften::soften::<false>(tile, row, rows, width, how, running);
+            } else {
+                soften::soften::<true>(tile, row, rows, width, how, running);
+            }
+        }
+    }
+
     /// Rounds rows of f32 into a right operand whose rows they are.
     ///
     /// # Panics
@@ -327,7 +358,7 @@ mod tests {
                 let mut c = vec![1.0f32; side(m) * row];
                 let right = Right { data: &columns, chunks };
                 let left = Left { data: &a, row: deep(k) };
-                pairs.product(Target { data: &mut c, row, add: true }, left, right, m, 0..side(n) / SIDE, 0..chunks);
+                pairs.product(Target::onto(&mut c, row), left, right, m, 0..side(n) / SIDE, 0..chunks);
                 for i in 0..m {
                     for j in 0..n {
                         let (found, expected) = (c[i * row + j], expected(i, j) + 1.0);
@@ -337,20 +368,13 @@ mod tests {
                 }
                 // Chunk by chunk and panel by panel, the bits are the same.
                 let mut whole = vec![0.0f32; side(m) * row];
-                pairs.product(
-                    Target { data: &mut whole, row, add: false },
-                    left,
-                    right,
-                    m,
-                    0..side(n) / SIDE,
-                    0..chunks,
-                );
+                pairs.product(Target::anew(&mut whole, row), left, right, m, 0..side(n) / SIDE, 0..chunks);
                 let mut parts = vec![7.0f32; side(m) * row];
                 for panel in 0..side(n) / SIDE {
                     for chunk in 0..chunks {
-                        let add = chunk > 0;
+                        let begin = if chunk > 0 { Begin::Onto } else { Begin::Anew };
                         pairs.product(
-                            Target { data: &mut parts, row, add },
+                            Target { data: &mut parts, row, begin },
                             left,
                             right,
                             m,

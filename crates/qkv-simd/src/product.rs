@@ -2,8 +2,8 @@
 //!
 //! `B` comes in panels of `LANES` columns, either packed panel by panel or as the columns of padded rows: both are the
 //! same two strides. `A` is read one number at a time and may be strided any way, so its transpose costs nothing. Every
-//! element of `C` is loaded, extended by one chain of multiply-adds over `k` in ascending order, and stored: its bits do
-//! not depend on how rows and panels were blocked.
+//! element of `C` is one chain of multiply-adds over `k` in ascending order: its bits do not depend on how rows and panels
+//! were blocked. The chain begins with what is there, or from zero; in the latter case it may be added to what is there.
 
 use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
@@ -56,26 +56,43 @@ impl<'a, A: Real> Panels<'a, A> {
     }
 }
 
-/// Rows of sums at distance `row`, to be extended or begun.
+/// What becomes of the sums that are there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begin {
+    /// Nothing: the chain begins from zero and takes their place.
+    Anew,
+    /// The chain begins with them, so that a depth may be cut anywhere without a change of bits.
+    Onto,
+    /// The chain begins from zero and is added to them at its end. Where a long sum is cut into many products this rounds far
+    /// less: a chain of `n` steps has an error of about √n roundings of the whole, of `b` blocks only that of √(n/b) + √b.
+    Plus,
+}
+
+/// Rows of sums at distance `row`.
 #[derive(Debug)]
 pub struct Target<'a, A> {
     /// The numbers.
     pub data: &'a mut [A],
     /// From one row to the next.
     pub row: usize,
-    /// Whether to begin from what is there, or from zero.
-    pub add: bool,
+    /// What becomes of them.
+    pub begin: Begin,
 }
 
 impl<'a, A> Target<'a, A> {
     /// Extends what is there.
     pub fn onto(data: &'a mut [A], row: usize) -> Self {
-        Target { data, row, add: true }
+        Target { data, row, begin: Begin::Onto }
+    }
+
+    /// Adds to what is there a sum that begins from zero.
+    pub fn plus(data: &'a mut [A], row: usize) -> Self {
+        Target { data, row, begin: Begin::Plus }
     }
 
     /// Begins from zero, whatever is there.
     pub fn anew(data: &'a mut [A], row: usize) -> Self {
-        Target { data, row, add: false }
+        Target { data, row, begin: Begin::Anew }
     }
 }
 
@@ -113,18 +130,29 @@ pub fn product<A: Real>(
     panels: usize,
     depth: usize,
 ) {
-    if rows == 0 || panels == 0 || depth == 0 && c.add {
-        return;
+    let mut product = Product { c, a, b, rows, panels, depth };
+    if product.is_any() {
+        dispatch(isa, product);
     }
-    let width = panels * A::LANES;
-    assert!(c.row >= width && c.data.len() >= (rows - 1) * c.row + width, "C is too short");
-    if depth == 0 {
-        c.data.chunks_mut(c.row).take(rows).for_each(|row| row[..width].fill(A::ZERO));
-        return;
+}
+
+impl<A: Real> Product<'_, A> {
+    /// Checks the slices, and whether anything is to be multiplied; clears what is begun anew and gets nothing.
+    fn is_any(&mut self) -> bool {
+        let &mut Product { ref mut c, a, b, rows, panels, depth } = self;
+        if rows == 0 || panels == 0 || depth == 0 && c.begin != Begin::Anew {
+            return false;
+        }
+        let width = panels * A::LANES;
+        assert!(c.row >= width && c.data.len() >= (rows - 1) * c.row + width, "C is too short");
+        if depth == 0 {
+            c.data.chunks_mut(c.row).take(rows).for_each(|row| row[..width].fill(A::ZERO));
+            return false;
+        }
+        assert!(a.data.len() > (rows - 1) * a.row + (depth - 1) * a.col, "A is too short");
+        assert!(b.data.len() >= (panels - 1) * b.panel + (depth - 1) * b.row + A::LANES, "B is too short");
+        true
     }
-    assert!(a.data.len() > (rows - 1) * a.row + (depth - 1) * a.col, "A is too short");
-    assert!(b.data.len() >= (panels - 1) * b.panel + (depth - 1) * b.row + A::LANES, "B is too short");
-    dispatch(isa, Product { c, a, b, rows, panels, depth });
 }
 
 impl<A: Real> Kernel<A> for Product<'_, A> {
@@ -180,7 +208,7 @@ impl<A: Real> Product<'_, A> {
         }
     }
 
-    /// One register tile: loaded, extended over the whole depth, stored.
+    /// One register tile over the whole depth.
     #[inline(always)]
     unsafe fn tile<V: Lanes<Scalar = A>, const ROWS: usize, const PANELS: usize>(&self, row: usize, panel: usize) {
         // SAFETY: as in `run`; the pointer into C is the only one to it for the length of the call.
@@ -189,7 +217,7 @@ impl<A: Real> Product<'_, A> {
             let mut a = self.a.data.as_ptr().add(row * self.a.row);
             let mut b = self.b.data.as_ptr().add(panel * self.b.panel);
             let mut acc = [[V::splat(A::ZERO); PANELS]; ROWS];
-            if self.c.add {
+            if self.c.begin == Begin::Onto {
                 for (r, acc) in acc.iter_mut().enumerate() {
                     for (p, acc) in acc.iter_mut().enumerate() {
                         *acc = V::load(c.add(r * self.c.row + p * A::LANES));
@@ -209,6 +237,13 @@ impl<A: Real> Product<'_, A> {
                 }
                 a = a.wrapping_add(self.a.col);
                 b = b.wrapping_add(self.b.row);
+            }
+            if self.c.begin == Begin::Plus {
+                for (r, acc) in acc.iter_mut().enumerate() {
+                    for (p, acc) in acc.iter_mut().enumerate() {
+                        *acc = V::load(c.add(r * self.c.row + p * A::LANES)).add(*acc);
+                    }
+                }
             }
             for (r, acc) in acc.iter().enumerate() {
                 for (p, acc) in acc.iter().enumerate() {
@@ -234,16 +269,76 @@ pub fn product_skipping_zeros<A: Real>(
     panels: usize,
     depth: usize,
 ) {
-    for r in 0..rows {
-        let row = &mut c.data[r * c.row..];
-        if !c.add {
-            row[..panels * A::LANES].fill(A::ZERO);
+    let mut product = Product { c, a, b, rows, panels, depth };
+    if product.is_any() {
+        dispatch(isa, Skipping(product));
+    }
+}
+
+struct Skipping<'a, A>(Product<'a, A>);
+
+impl<A: Real> Kernel<A> for Skipping<'_, A> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes<Scalar = A>>(self) {
+        let Skipping(Product { c, a, b, rows, panels, depth }) = self;
+        for r in 0..rows {
+            for p in 0..panels {
+                let c_at = &mut c.data[r * c.row + p * A::LANES..][..A::LANES];
+                // SAFETY: as many lanes as are loaded and stored lie in `c_at`, and from each step of `b` on, as
+                // `product_skipping_zeros` checked; the caller vouches for the instruction set.
+                unsafe {
+                    let there = V::load(c_at.as_ptr());
+                    let mut sum = if c.begin == Begin::Onto { there } else { V::splat(A::ZERO) };
+                    for k in 0..depth {
+                        let x = a.data[r * a.row + k * a.col];
+                        if x != A::ZERO {
+                            sum = V::splat(x).mul_add(V::load(b.data[p * b.panel + k * b.row..].as_ptr()), sum);
+                        }
+                    }
+                    if c.begin == Begin::Plus { there.add(sum) } else { sum }.store(c_at.as_mut_ptr());
+                }
+            }
         }
-        for k in 0..depth {
-            let at = r * a.row + k * a.col;
-            if a.data[at] != A::ZERO {
-                let step = Panels { data: &b.data[k * b.row..], ..b };
-                product(isa, Target::onto(row, c.row), Matrix::rows(&a.data[at..=at], 1), step, 1, panels, 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_begin_as_asked_and_skipping_zeros_changes_no_bit_of_what_is_finite() {
+        let (rows, depth) = (7, 33);
+        for isa in Isa::available() {
+            for panels in [1, 2, 3, 5] {
+                let row = panels * f32::LANES + 3;
+                let number = |x: usize| ((x * 2_654_435_761) % 1009) as f32 / 317.0 - 1.6;
+                let a: Vec<f32> =
+                    (0..rows * depth).map(|x: usize| if x.is_multiple_of(3) { 0.0 } else { number(x) }).collect();
+                let b: Vec<f32> = (0..depth * panels * f32::LANES).map(|x| number(x + 7)).collect();
+                let c: Vec<f32> = (0..rows * row).map(|x| number(x + 31)).collect();
+                let run = |skipping: bool, begin: Begin| {
+                    let mut c = c.clone();
+                    let multiply = if skipping { product_skipping_zeros } else { product };
+                    let target = Target { data: &mut c, row, begin };
+                    multiply(isa, target, Matrix::rows(&a, depth), Panels::packed(&b, depth), rows, panels, depth);
+                    c
+                };
+                let [anew, onto, plus] = [Begin::Anew, Begin::Onto, Begin::Plus].map(|begin| run(false, begin));
+                for (r, x) in (0..rows).flat_map(|r| (0..row).map(move |x| (r, x))) {
+                    let at = r * row + x;
+                    if x < panels * f32::LANES {
+                        assert_eq!(plus[at], c[at] + anew[at], "{isa}");
+                        assert!((plus[at] - onto[at]).abs() < 1e-4, "{isa}");
+                    } else {
+                        assert_eq!([anew[at], onto[at], plus[at]], [c[at]; 3], "{isa}");
+                    }
+                }
+                for (begin, expected) in [(Begin::Anew, anew), (Begin::Onto, onto), (Begin::Plus, plus)] {
+                    assert_eq!(run(true, begin), expected, "{isa} {begin:?}");
+                }
             }
         }
     }

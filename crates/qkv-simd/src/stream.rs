@@ -7,7 +7,8 @@
 //! will be asked for next.
 //!
 //! A sum has one order: a dot product is one chain of multiply-adds a lane and then the tree of [`Lanes::sum`]; a weighted
-//! sum is one chain over the rows, ascending. Neither depends on what else is computed beside it.
+//! sum is one chain over as many rows as there are lanes, added to those before. Neither depends on what else is computed
+//! beside it.
 
 use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
@@ -382,8 +383,8 @@ impl<T: Element> Weigh<'_, T> {
         }
     }
 
-    /// One register tile of sums: loaded, extended by every live row of the block from `start`, stored. `count` numbers of
-    /// its last panel are there.
+    /// One register tile of sums: from zero over every live row of the block from `start`, then added to what is there.
+    /// `count` numbers of its last panel are there.
     #[inline(always)]
     unsafe fn tile<V: Lanes<Scalar = T::Acc>, const ROWS: usize, const PANELS: usize>(
         &mut self,
@@ -398,11 +399,6 @@ impl<T: Element> Weigh<'_, T> {
             let to = self.sums.as_mut_ptr().add(row * self.sum_row + panel * lanes);
             let weights = self.weights.as_ptr().add(row * self.weight_row + start);
             let mut sums = [[V::splat(T::Acc::ZERO); PANELS]; ROWS];
-            for (r, sums) in sums.iter_mut().enumerate() {
-                for (p, sum) in sums.iter_mut().enumerate() {
-                    *sum = V::load(to.add(r * self.sum_row + p * lanes));
-                }
-            }
             for &at in &live.at[..live.count] {
                 let at = usize::from(at);
                 let from = self.values.rows.get_unchecked(start + at).as_ptr();
@@ -423,7 +419,8 @@ impl<T: Element> Weigh<'_, T> {
             }
             for (r, sums) in sums.iter().enumerate() {
                 for (p, sum) in sums.iter().enumerate() {
-                    sum.store(to.add(r * self.sum_row + p * lanes));
+                    let to = to.add(r * self.sum_row + p * lanes);
+                    V::load(to).add(*sum).store(to);
                 }
             }
         }

@@ -12,6 +12,7 @@ use crate::number::Real;
 
 mod softmax;
 
+pub(crate) use softmax::check_softmax;
 pub use softmax::{Exponential, RowGradient, Running, Span, softmax, softmax_gradient};
 
 /// The most lanes that any type has.
@@ -190,6 +191,38 @@ impl<A: Real> Kernel<A> for Ramp<'_, A> {
                 let distance = apart.where_less(zero, zero.sub(apart), apart);
                 V::load(panel.as_ptr()).sub(slope.mul(distance)).store(panel.as_mut_ptr());
                 apart = apart.sub(V::splat(A::from_f64(A::LANES as f64)));
+            }
+        }
+    }
+}
+
+struct ScaleRows<'a, A> {
+    tile: &'a mut [A],
+    row: usize,
+    factors: &'a [A],
+}
+
+/// Multiplies each row of a tile, all of it, by a factor of its own. A factor of 1 costs a look.
+///
+/// # Panics
+/// Where a row is not whole panels, or there are fewer rows than factors.
+pub fn scale_rows<A: Real>(isa: Isa, tile: &mut [A], row: usize, factors: &[A]) {
+    check(tile, row, factors.len(), row);
+    dispatch(isa, ScaleRows { tile, row, factors });
+}
+
+impl<A: Real> Kernel<A> for ScaleRows<'_, A> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes<Scalar = A>>(self) {
+        for (r, &factor) in self.factors.iter().enumerate() {
+            if factor == A::ONE {
+                continue;
+            }
+            for panel in self.tile[r * self.row..][..self.row].chunks_exact_mut(A::LANES) {
+                // SAFETY: the chunk is a whole panel; the caller vouches for the instruction set.
+                unsafe { V::load(panel.as_ptr()).mul(V::splat(factor)).store(panel.as_mut_ptr()) };
             }
         }
     }

@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 
 /// Sixteen `f32` in one register.
 #[derive(Clone, Copy)]
-pub struct F32x16(__m512);
+pub struct F32x16(pub(crate) __m512);
 
 /// Eight `f64` in one register.
 #[derive(Clone, Copy)]

@@ -6,7 +6,7 @@
 
 use super::{BLOCK, DEPTH, Left, Right, SIDE};
 use crate::lanes::avx512::transpose;
-use crate::product::Target;
+use crate::product::{Begin, Target};
 use half::bf16;
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -80,12 +80,12 @@ pub(super) unsafe fn tiles(
     panels: Range<usize>,
     chunks: Range<usize>,
 ) {
-    let steps = chunks.len();
+    let (steps, add) = (chunks.len(), c.begin == Begin::Onto);
     let (c_row, a_row) = (c.row * 4, a.row * 2);
     for row in (0..rows).step_by(2 * SIDE) {
         let two_rows = row + SIDE < rows;
         let left = a.data.as_ptr().cast::<u8>().add(row * a_row + chunks.start * 2 * DEPTH);
-        if two_rows && steps == 2 && !c.add {
+        if two_rows && steps == 2 && !add {
             let to = c.data.as_mut_ptr().cast::<u8>().add(row * c_row + panels.start * 4 * SIDE);
             let right = b.data.as_ptr().cast::<u8>().add((panels.start * b.chunks + chunks.start) * BYTES);
             let panel = b.chunks * BYTES;
@@ -97,7 +97,7 @@ pub(super) unsafe fn tiles(
             let two_panels = panel + 1 < panels.end;
             let to = c.data.as_mut_ptr().cast::<u8>().add(row * c_row + panel * 4 * SIDE);
             let right = b.data.as_ptr().cast::<u8>().add((panel * b.chunks + chunks.start) * BYTES);
-            let at = Tile { to, c_row, left, a_row, right, panel: b.chunks * BYTES, steps, add: c.add };
+            let at = Tile { to, c_row, left, a_row, right, panel: b.chunks * BYTES, steps, add };
             match (two_rows, two_panels) {
                 (true, true) => at.two_by_two(),
                 (true, false) => at.two_by_one(),
@@ -282,7 +282,7 @@ unsafe fn dot_tile<const ROWS: usize, const PANELS: usize>(
     let left = a.data.as_ptr().add(row * a.row).cast::<i32>();
     let right = b.data.as_ptr().add(panel * b.chunks * BLOCK).cast::<i32>();
     let mut acc = [[_mm512_setzero_ps(); PANELS]; ROWS];
-    if c.add {
+    if c.begin == Begin::Onto {
         for (r, acc) in acc.iter_mut().enumerate() {
             for (p, acc) in acc.iter_mut().enumerate() {
                 *acc = _mm512_loadu_ps(to.add(r * c.row + p * SIDE));
@@ -352,16 +352,23 @@ unsafe fn side_by_side(first: __m256i, second: __m256i) -> __m512i {
     _mm512_or_si512(low, high)
 }
 
+/// Two rows of a block, from the rows `at` and `at + 1` of which those below `count` are there.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn pair_of_rows(from: *const bf16, row: usize, at: usize, count: usize) -> __m512i {
+    let none = _mm256_setzero_si256();
+    let first = if at < count { _mm256_loadu_si256(from.add(at * row).cast()) } else { none };
+    let second = if at + 1 < count { _mm256_loadu_si256(from.add((at + 1) * row).cast()) } else { none };
+    side_by_side(first, second)
+}
+
 /// The block of some columns of up to [`DEPTH`] rows, zeros beyond.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn block_of_rows(from: *const bf16, row: usize, count: usize) -> [__m512i; SIDE] {
-    let load = |at: usize| {
-        if at < count { _mm256_loadu_si256(from.add(at * row).cast()) } else { _mm256_setzero_si256() }
-    };
     let mut block = [_mm512_setzero_si512(); SIDE];
     for (pair, to) in block.iter_mut().enumerate() {
-        *to = side_by_side(load(2 * pair), load(2 * pair + 1));
+        *to = pair_of_rows(from, row, 2 * pair, count);
     }
     block
 }
@@ -373,7 +380,8 @@ pub(super) unsafe fn right_of_rows(rows: &[bf16], row: usize, count: usize, pane
         for panel in 0..panels {
             let from = rows.as_ptr().add(chunk * DEPTH * row + panel * SIDE);
             let to = out.as_mut_ptr().add((panel * chunks + chunk) * BLOCK);
-            for (pair, x) in block_of_rows(from, row, count - chunk * DEPTH).into_iter().enumerate() {
+            for pair in 0..SIDE {
+                let x = pair_of_rows(from, row, 2 * pair, count - chunk * DEPTH);
                 _mm512_storeu_si512(to.add(pair * DEPTH).cast(), x);
             }
         }

@@ -59,7 +59,7 @@ pub struct Exponential<'a, A> {
 impl<A: Real> Exponential<'_, A> {
     /// The span of a row.
     #[inline(always)]
-    fn span(&self, r: usize, width: usize) -> (usize, usize) {
+    pub(crate) fn span(&self, r: usize, width: usize) -> (usize, usize) {
         match self.spans.get(r) {
             None => (0, width),
             Some(span) => {
@@ -92,13 +92,25 @@ pub fn softmax<A: Real>(
     how: Exponential<'_, A>,
     running: Running<'_, A>,
 ) {
+    check_softmax(tile, row, rows, width, &how, &running);
+    dispatch(isa, Softmax { tile, row, rows, width, how, running });
+}
+
+/// Checks the slices of a softmax.
+pub(crate) fn check_softmax<A: Real>(
+    tile: &[A],
+    row: usize,
+    rows: usize,
+    width: usize,
+    how: &Exponential<'_, A>,
+    running: &Running<'_, A>,
+) {
     check(tile, row, rows, width);
     assert!(how.spans.is_empty() || how.spans.len() >= rows);
-    let Running { max, sum, moment, factor } = &running;
+    let Running { max, sum, moment, factor } = running;
     assert!(
         max.len() >= rows && sum.len() >= rows && factor.len() >= rows && (moment.is_empty() || moment.len() >= rows)
     );
-    dispatch(isa, Softmax { tile, row, rows, width, how, running });
 }
 
 impl<A: Real> Kernel<A> for Softmax<'_, A> {
@@ -143,35 +155,33 @@ impl<A: Real> Softmax<'_, A> {
                 for r in rows {
                     let whole = &mut self.tile[r * self.row..][..self.width];
                     let (start, end) = self.how.span(r, self.width);
-                    whole[..start].fill(A::ZERO);
-                    whole[end..].fill(A::ZERO);
+                    if start > 0 || end < self.width {
+                        whole[..start].fill(A::ZERO);
+                        whole[end..].fill(A::ZERO);
+                    }
                     let (scores, old, new, shrink) =
                         (&mut whole[start..end], before[r - first], top[r - first], shrink[r - first]);
                     if new == A::NEG_INFINITY {
                         scores.fill(A::ZERO);
                         continue;
                     }
-                    // Two sums, by turns, so that one addition need not wait for the last. −∞ becomes exactly 0.
-                    let (scale, shift, zero) = (V::splat(self.how.scale), V::splat(new), V::splat(A::ZERO));
+                    // Two sums, by turns, so that one addition need not wait for the last.
+                    let zero = V::splat(A::ZERO);
                     let (mut sums, mut moments) = ([zero; 2], [zero; 2]);
-                    for pair in scores.chunks_mut(2 * A::LANES) {
-                        let both = sums.iter_mut().zip(moments.iter_mut());
-                        for (panel, (sum, moment)) in pair.chunks_exact_mut(A::LANES).zip(both) {
-                            // Rounded before it is subtracted, the largest becomes exactly 0; where weights are rounded to
-                            // bf16 it may as well become a little more or less.
-                            let score = V::load(panel.as_ptr());
-                            let x = if SHARP || ENTROPY {
-                                score.mul(scale).sub(shift)
-                            } else {
-                                score.mul_add(scale, V::splat(A::ZERO).sub(shift))
-                            };
-                            let weight = math::exp_below_one::<V, SHARP>(x);
-                            weight.store(panel.as_mut_ptr());
-                            *sum = sum.add(weight);
-                            if ENTROPY {
-                                *moment = moment.add(weight.where_equal(zero, zero, weight.mul(x)));
-                            }
-                        }
+                    let mut pairs = scores.chunks_exact_mut(2 * A::LANES);
+                    for pair in &mut pairs {
+                        let at = pair.as_mut_ptr();
+                        weigh::<V, SHARP, ENTROPY>(at, self.how.scale, new, &mut sums[0], &mut moments[0]);
+                        weigh::<V, SHARP, ENTROPY>(
+                            at.add(A::LANES),
+                            self.how.scale,
+                            new,
+                            &mut sums[1],
+                            &mut moments[1],
+                        );
+                    }
+                    if let [at, ..] = pairs.into_remainder() {
+                        weigh::<V, SHARP, ENTROPY>(at, self.how.scale, new, &mut sums[0], &mut moments[0]);
                     }
                     if ENTROPY {
                         let moved = if old == new || old == A::NEG_INFINITY { A::ZERO } else { (old - new) * sum[r] };
@@ -181,6 +191,33 @@ impl<A: Real> Softmax<'_, A> {
                     sum[r] = sum[r] * shrink + sums[0].add(sums[1]).sum();
                 }
             }
+        }
+    }
+}
+
+/// Turns a panel of scores into `exp(scale·score − top)`, and adds them up. −∞ becomes exactly 0.
+///
+/// # Safety
+/// There is a panel at `at`, and the CPU has the instruction set of `V`.
+#[inline(always)]
+unsafe fn weigh<V: Lanes, const SHARP: bool, const ENTROPY: bool>(
+    at: *mut V::Scalar,
+    scale: V::Scalar,
+    top: V::Scalar,
+    sum: &mut V,
+    moment: &mut V,
+) {
+    // SAFETY: the caller vouches for both.
+    unsafe {
+        let (score, scale, top, zero) = (V::load(at), V::splat(scale), V::splat(top), V::splat(V::Scalar::ZERO));
+        // Rounded before it is subtracted, the largest becomes exactly 0; where weights are rounded to bf16 it may as well
+        // become a little more or less.
+        let x = if SHARP || ENTROPY { score.mul(scale).sub(top) } else { score.mul_add(scale, zero.sub(top)) };
+        let weight = math::exp_below_one::<V, SHARP>(x);
+        weight.store(at);
+        *sum = sum.add(weight);
+        if ENTROPY {
+            *moment = moment.add(weight.where_equal(zero, zero, weight.mul(x)));
         }
     }
 }
@@ -196,12 +233,15 @@ unsafe fn greatest<V: Lanes>(scores: &[V::Scalar], scale: V::Scalar) -> V::Scala
         let (lanes, least) = (V::Scalar::LANES, V::splat(V::Scalar::NEG_INFINITY));
         // Rounding keeps the order, so the scale can wait for the largest, unless it turns the order round.
         let turned = scale < V::Scalar::ZERO;
+        let by = V::splat(if turned { scale } else { V::Scalar::ONE });
         let mut most = [least; 2];
-        for pair in scores.chunks(2 * lanes) {
-            for (panel, most) in pair.chunks_exact(lanes).zip(&mut most) {
-                let x = V::load(panel.as_ptr());
-                *most = if turned { x.mul(V::splat(scale)) } else { x }.max(*most);
-            }
+        let mut pairs = scores.chunks_exact(2 * lanes);
+        for pair in &mut pairs {
+            most[0] = V::load(pair.as_ptr()).mul(by).max(most[0]);
+            most[1] = V::load(pair.as_ptr().add(lanes)).mul(by).max(most[1]);
+        }
+        if let [at, ..] = pairs.remainder() {
+            most[0] = V::load(at).mul(by).max(most[0]);
         }
         let most = most[0].max(most[1]).greatest();
         if most == V::Scalar::NEG_INFINITY {

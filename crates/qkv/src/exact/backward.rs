@@ -567,6 +567,7 @@ impl<'a, T: Element> Pass<'a, T> {
             let gathering =
                 Gathering { packed: queries, finite: queries_finite, from: self.queries, rows, keys: keys.len };
             desk.gather(grads, gathering, extent, d_keys);
+            desk.round(grads, count, keys.len);
             let of = Weighed { rows: key_rows, finite: keys_finite, from: self.keys, b, h: step.key_head, keys: &keys };
             sums.add((region, own), turn, next, |to| desk.weigh(grads, count, of, extent, to));
         }

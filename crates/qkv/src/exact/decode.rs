@@ -22,7 +22,7 @@ use crate::source::Source;
 use crate::tuning::{KEYS, QUERIES, SPLIT, STREAM_ROWS};
 use qkv_simd::shared::for_each_task;
 use qkv_simd::stream::{Table, dots, weigh};
-use qkv_simd::tile::{RowOp, Running, row_op, softmax};
+use qkv_simd::tile::{Running, scale_rows, softmax};
 use qkv_simd::{Element, Real, padded};
 
 /// Computes the attention of a few queries at the end of many keys.
@@ -203,11 +203,7 @@ impl<T: Element> Pass<'_, T> {
             let how = ops.exponential(scale, live.extent(0..count));
             softmax(ops.isa, scores, KEYS, count, padded::<T::Acc>(keys.len), how, running);
             ops.modulate(rows, &keys, scores);
-            for (r, &factor) in factor[..count].iter().enumerate() {
-                if factor != T::Acc::ONE {
-                    row_op(ops.isa, &mut values[r * value_row..][..value_row], RowOp::Scale(factor));
-                }
-            }
+            scale_rows(ops.isa, values, value_row, &factor[..count]);
             next = tiles.next();
             if let Some((key_tile, _)) = next {
                 lying.push(problem.inputs.k, b, key_head, &piece.tile_keys(b, key_head, key_tile));

@@ -16,7 +16,7 @@ use crate::problem::Problem;
 use crate::scratch::{Buffer, Scratch};
 use crate::tuning::{KEYS, QUERIES, TOGETHER, WHOLE_HEADS};
 use qkv_simd::shared::{Rows, for_each_task};
-use qkv_simd::tile::{RowOp, Running, row_op, softmax};
+use qkv_simd::tile::{RowOp, Running, row_op, scale_rows};
 use qkv_simd::{Element, Real, ViewMut, padded};
 use std::iter::Peekable;
 use std::ops::Range;
@@ -368,7 +368,6 @@ impl<T: Element> Pass<'_, T> {
         let (value_row, count, at_once) = (padded::<T::Acc>(problem.dv), rows.len(), ops.arithmetic.rows_at_once());
         let (b, key_head) = (rows[0].b, rows[0].h / problem.heads.group);
         let keys = piece.tile_keys(b, key_head, key_tile);
-        let width = padded::<T::Acc>(keys.len);
         ops.live(piece, &keys, verdict, rows, live);
         let columns = blocks.keys(b, key_head, key_tile, desk);
         let (value_rows, finite) = blocks.values(b, key_head, key_tile, desk);
@@ -385,14 +384,11 @@ impl<T: Element> Pass<'_, T> {
                 moment: if problem.attention.entropy { &mut moment[some.clone()] } else { &mut [] },
                 factor: &mut factor,
             };
-            softmax(ops.isa, scores, KEYS, len, width, ops.exponential(scale, extent), running);
-            ops.modulate(&rows[some], &keys, scores);
+            let modulate = |scores: &mut [T::Acc]| ops.modulate(&rows[some.clone()], &keys, scores);
+            let modulate = ops.modulates().then_some(modulate);
+            desk.soften(scores, len, keys.len, ops.exponential(scale, extent), running, modulate);
             let values = &mut values[start * value_row..];
-            for (values, &factor) in values.chunks_exact_mut(value_row.max(1)).zip(&factor[..len]) {
-                if factor != T::Acc::ONE {
-                    row_op(ops.isa, values, RowOp::Scale(factor));
-                }
-            }
+            scale_rows(ops.isa, values, value_row, &factor[..len]);
             desk.weigh(scores, len, weighed, extent, values);
         }
     }

@@ -11,10 +11,10 @@ use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::{Buffer, Scratch};
 use crate::select::Select;
-use crate::tuning::{KEYS, PAIR_ROWS, QUERIES, SPAN_ROWS};
+use crate::tuning::{GATHERED, KEYS, PAIR_ROWS, QUERIES, SPAN_ROWS};
 use half::bf16;
 use qkv_simd::pairs::{self, DEPTH, Left, Pairs, Right, SIDE, deep, halves, halves_mut, singles, singles_of};
-use qkv_simd::tile::{Span, dots, to_panels, transpose};
+use qkv_simd::tile::{Exponential, Running, Span, dots, softmax, to_panels, transpose};
 use qkv_simd::{Element, Isa, Matrix, Panels, Real, Target, padded, product, product_skipping_zeros};
 use std::ops::Range;
 
@@ -235,12 +235,49 @@ impl<'s, A: Real> Desk<'s, A> {
         }
     }
 
-    /// Adds weights, rows of [`KEYS`], times the rows of a tile of keys. In pairs the weights are rounded where they lie.
+    /// Turns finished scores, rows of [`KEYS`], into weights for [`weigh`](Desk::weigh), and brings the state of their rows
+    /// forward. `modulate` is what comes between, if anything does.
+    pub fn soften(
+        &self,
+        scores: &mut [A],
+        rows: usize,
+        keys: usize,
+        how: Exponential<'_, A>,
+        running: Running<'_, A>,
+        modulate: Option<impl FnOnce(&mut [A])>,
+    ) {
+        let width = padded::<A>(keys);
+        match (self.arithmetic, modulate) {
+            (Arithmetic::Pairs, None) => {
+                let Running { max, sum, moment, factor } = running;
+                let how = Exponential { scale: how.scale.to_f64() as f32, spans: how.spans, sharp: how.sharp };
+                let [max, sum, moment, factor] = [max, sum, moment, factor].map(|of| singles(of));
+                let running = Running { max, sum, moment, factor };
+                self.pairs().softmax(singles(scores), KEYS, rows, width, how, running);
+            }
+            (_, modulate) => {
+                softmax(self.isa, scores, KEYS, rows, width, how, running);
+                if let Some(modulate) = modulate {
+                    modulate(scores);
+                }
+                self.round(scores, rows, keys);
+            }
+        }
+    }
+
+    /// Rounds rows of [`KEYS`] where they lie, as [`weigh`](Desk::weigh) takes them.
+    pub fn round(&self, weights: &mut [A], rows: usize, keys: usize) {
+        if self.arithmetic == Arithmetic::Pairs {
+            self.pairs().narrow_rows(singles(weights), KEYS, rows, padded::<A>(keys));
+        }
+    }
+
+    /// Adds weights, rows of [`KEYS`], times the rows of a tile of keys. In pairs the weights are rounded already.
     ///
     /// A weight of zero means that the pair is absent, whatever its row holds.
     pub fn weigh<T: Element<Acc = A>>(
         &mut self,
-        weights: &mut [A],
+        weights: &[A],
         rows: usize,
         of: Weighed<'_, T>,
         extent: Extent<'_>,
@@ -249,7 +286,7 @@ impl<'s, A: Real> Desk<'s, A> {
         let row = padded::<A>(of.from.width());
         let panels = row / A::LANES;
         for (strip, span) in extent.strips(rows, self.arithmetic) {
-            let (weights, out) = (&mut weights[strip.start * KEYS..], &mut out[strip.start * row..]);
+            let (weights, out) = (&weights[strip.start * KEYS..], &mut out[strip.start * row..]);
             match self.arithmetic {
                 Arithmetic::Sums => {
                     let (start, end) =
@@ -257,10 +294,9 @@ impl<'s, A: Real> Desk<'s, A> {
                     let multiply = if of.finite { product } else { product_skipping_zeros };
                     let (weights, rows) =
                         (Matrix::rows(&weights[start..], KEYS), Panels::rows(&of.rows[start * row..], row));
-                    multiply(self.isa, Target::onto(out, row), weights, rows, strip.len(), panels, end - start);
+                    multiply(self.isa, Target::plus(out, row), weights, rows, strip.len(), panels, end - start);
                 }
                 Arithmetic::Pairs => {
-                    self.pairs().narrow_rows(singles(weights), KEYS, strip.len(), span.end as usize * SIDE);
                     let chunks = of.keys.len.div_ceil(DEPTH);
                     let some = span.start as usize * SIDE / DEPTH..(span.end as usize * SIDE).div_ceil(DEPTH);
                     let right = Right { data: halves(of.rows), chunks };
@@ -322,10 +358,15 @@ impl<'s, A: Real> Desk<'s, A> {
             Arithmetic::Sums => {
                 let multiply = if of.finite { product } else { product_skipping_zeros };
                 for (keys, queries) in extent.columns::<A>(count, of.keys) {
-                    let weights = Matrix::transposed(&weights[queries.start * KEYS + keys.start..], KEYS);
-                    let rows = Panels::rows(&of.packed[queries.start * row..], row);
-                    let out = Target::onto(&mut out[keys.start * row..], row);
-                    multiply(self.isa, out, weights, rows, keys.len(), row / A::LANES, queries.len());
+                    let mut start = queries.start;
+                    while start < queries.end {
+                        let end = (start / GATHERED * GATHERED + GATHERED).min(queries.end);
+                        let weights = Matrix::transposed(&weights[start * KEYS + keys.start..], KEYS);
+                        let rows = Panels::rows(&of.packed[start * row..], row);
+                        let out = Target::plus(&mut out[keys.start * row..], row);
+                        multiply(self.isa, out, weights, rows, keys.len(), row / A::LANES, end - start);
+                        start = end;
+                    }
                 }
             }
             Arithmetic::Pairs => {

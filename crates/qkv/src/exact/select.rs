@@ -260,7 +260,7 @@ fn hard<T: Element>(
             let (value_rows, finite) = blocks.values(at.b, reader.head, tile, desk);
             let multiply = if finite { product } else { product_skipping_zeros };
             let (p, v) = (Matrix::rows(&scores[keys.start..], scores.len()), Panels::rows(value_rows, row));
-            multiply(ops.isa, Target::onto(kept, row), p, v, 1, row / T::Acc::LANES, keys.len);
+            multiply(ops.isa, Target::plus(kept, row), p, v, 1, row / T::Acc::LANES, keys.len);
         }
         row_op(ops.isa, kept, RowOp::Scale(T::Acc::ONE / sum));
     }

@@ -36,6 +36,8 @@ pub(crate) struct TileOps<'a, T: Element> {
     pub query_row: usize,
     /// What the scores of each query head are multiplied by.
     pub scales: Vec<T::Acc>,
+    /// Whether they are all the same.
+    one_scale: bool,
     v_score: Vec<T::Acc>,
     slopes: Vec<T::Acc>,
     cap: Option<T::Acc>,
@@ -97,13 +99,15 @@ impl<'a, T: Element> TileOps<'a, T> {
         let real = |x: f64| T::Acc::from_f64(x);
         let isa = Isa::best();
         let arithmetic = Arithmetic::of(problem, isa);
+        let scales: Vec<T::Acc> = (0..problem.heads.query).map(|h| real(problem.scale(h))).collect();
         TileOps {
             isa,
             arithmetic,
             problem,
             width: problem.width,
             query_row: arithmetic.left_row::<T::Acc>(problem.width),
-            scales: (0..problem.heads.query).map(|h| real(problem.scale(h))).collect(),
+            one_scale: scales.windows(2).all(|pair| pair[0] == pair[1]),
+            scales,
             v_score: problem.inputs.v_score.unwrap_or_default().iter().map(|x| x.widen()).collect(),
             slopes: problem.slopes.iter().map(|&slope| real(slope)).collect(),
             cap: problem.attention.softcap.map(real),
@@ -198,7 +202,7 @@ impl<'a, T: Element> TileOps<'a, T> {
         kept: Kept<'_, T::Acc>,
     ) -> T::Acc {
         let scale = self.scales[rows[0].h];
-        let one_scale = rows.iter().all(|row| self.scales[row.h] == scale);
+        let one_scale = self.one_scale || rows.iter().all(|row| self.scales[row.h] == scale);
         // An absent score stays −∞ under a positive scale, so that one can wait.
         let later = one_scale && scale > T::Acc::ZERO && self.cap.is_none() && !self.biased && kept.raw.is_empty();
         if later && !live.partly {
@@ -287,6 +291,11 @@ impl<'a, T: Element> TileOps<'a, T> {
                 *score += table.at(0, 0, head, problem.table_entry(row.p, keys.index(at))).widen();
             }
         }
+    }
+
+    /// Whether anything comes after the softmax.
+    pub fn modulates(&self) -> bool {
+        self.problem.attention.dropout.is_some() || self.problem.attention.local.is_some()
     }
 
     /// Multiplies weights, or the gradients of weights, by what comes after the softmax: what dropout keeps, and the Gaussian

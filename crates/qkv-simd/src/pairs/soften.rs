@@ -1,0 +1,218 @@
+//! The online softmax whose weights are rounded to bf16 as they are made: what the tile unit takes next.
+//!
+//! It is bound by the two ports that add and multiply, so everything is counted: scores are turned into powers of two by one
+//! multiply-add with the maximum, a fraction and a polynomial of four steps follow, and the whole part of the exponent is
+//! applied by an instruction that also makes what is absent, −∞, exactly zero. Maxima and sums of sixteen rows are reduced
+//! together, by half as many shuffles as a transpose takes.
+
+// SAFETY, for the whole module: every function asks its caller for AVX-512 with bf16, and for slices that hold what the
+// parent module checks before it calls.
+#![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
+
+use super::{DEPTH, SIDE};
+use crate::lanes::avx512::F32x16;
+use crate::math;
+use crate::tile::{Exponential, Running};
+use half::bf16;
+use std::arch::x86_64::*;
+
+/// The coefficients of `2ʳ` for `r` from 0 to 1, from the highest power down to `r`; the last is 1. Its largest relative error
+/// is 2⁻¹⁸, and none at either end, so that a score a little below or above the largest has a weight of 1 as that has.
+const POWER: [f32; 4] = [0.013_555_747, 0.052_032_37, 0.241_379_77, 0.693_032_15];
+
+/// `2ˣ`, to 18 bits; 0 for −∞, NaN for NaN.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+unsafe fn power_of_two(x: __m512) -> __m512 {
+    // What is left of x above the whole number below it, without a word on what was rounded.
+    const ABOVE_THE_WHOLE: i32 = 0b1001;
+    let r = _mm512_reduce_ps::<ABOVE_THE_WHOLE>(x);
+    let mut y = _mm512_set1_ps(POWER[0]);
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(POWER[1]));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(POWER[2]));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(POWER[3]));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.0));
+    _mm512_scalef_ps(y, x)
+}
+
+/// Lane `l` of the result is row `l` reduced to one number: the largest lane, or the sum of all as a tree.
+macro_rules! of_each {
+    ($rows:expr, $op:ident) => {{
+        let rows: &[__m512; SIDE] = $rows;
+        // Halves of two rows beside each other, then quarters of four: a quarter of the register for each row.
+        let mut fours = [_mm512_setzero_ps(); 4];
+        for (four, rows) in fours.iter_mut().zip(rows.chunks_exact(4)) {
+            let ab = $op(
+                _mm512_shuffle_f32x4::<0b01_00_01_00>(rows[0], rows[1]),
+                _mm512_shuffle_f32x4::<0b11_10_11_10>(rows[0], rows[1]),
+            );
+            let cd = $op(
+                _mm512_shuffle_f32x4::<0b01_00_01_00>(rows[2], rows[3]),
+                _mm512_shuffle_f32x4::<0b11_10_11_10>(rows[2], rows[3]),
+            );
+            *four = $op(_mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd), _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd));
+        }
+        // Then within the quarters, where row 4j + i ends up as number j of quarter i.
+        let [a, b, c, d] = fours;
+        let ab = $op(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+        let cd = $op(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+        let all = $op(_mm512_shuffle_ps::<0b01_00_01_00>(ab, cd), _mm512_shuffle_ps::<0b11_10_11_10>(ab, cd));
+        let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        _mm512_permutexvar_ps(order, all)
+    }};
+}
+
+/// Rows of scores become bf16 weights at the start of their memory, zeros to the end of the chunk.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) unsafe fn soften<const ENTROPY: bool>(
+    tile: &mut [f32],
+    row: usize,
+    rows: usize,
+    width: usize,
+    how: Exponential<'_, f32>,
+    running: Running<'_, f32>,
+) {
+    let Running { max, sum, moment, factor } = running;
+    let (least, zero) = (_mm512_set1_ps(f32::NEG_INFINITY), _mm512_setzero_ps());
+    for first in (0..rows).step_by(SIDE) {
+        let count = (rows - first).min(SIDE);
+        let there = (u16::MAX as u32 >> (SIDE - count)) as u16;
+        let mut each = [least; SIDE];
+        for (r, most) in each.iter_mut().enumerate().take(count) {
+            let (start, end) = how.span(first + r, width);
+            *most = greatest(tile.as_ptr().add((first + r) * row), start / SIDE, end / SIDE);
+        }
+        let old = _mm512_mask_loadu_ps(least, there, max.as_ptr().add(first));
+        let mut most = _mm512_mul_ps(of_each!(&each, _mm512_max_ps), _mm512_set1_ps(how.scale));
+        // A row of nothing but NaN and what is absent is NaN.
+        let mut none = _mm512_mask_cmp_ps_mask::<_CMP_EQ_OQ>(there, most, least);
+        while none != 0 {
+            let r = none.trailing_zeros() as usize;
+            none &= none - 1;
+            let (start, end) = how.span(first + r, width);
+            if tile[(first + r) * row..][start..end].iter().any(|s| s.is_nan()) {
+                most = _mm512_mask_mov_ps(most, 1 << r, _mm512_set1_ps(f32::NAN));
+            }
+        }
+        let moved = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(most, old) | _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(most, most);
+        let top = _mm512_mask_mov_ps(old, moved, most);
+        // Nothing moves where the maximum stays, −∞ included.
+        let same = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(old, top);
+        let shrink = math::exp(F32x16(_mm512_sub_ps(old, top))).0;
+        let shrink = _mm512_mask_mov_ps(shrink, same, _mm512_set1_ps(1.0));
+        _mm512_mask_storeu_ps(max.as_mut_ptr().add(first), there, top);
+        _mm512_mask_storeu_ps(factor.as_mut_ptr().add(first), there, shrink);
+
+        // Where nothing is there yet, −∞ less 0 stays what it is.
+        let mut tops = [0.0f32; SIDE];
+        let absent = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(top, least);
+        _mm512_storeu_ps(tops.as_mut_ptr(), _mm512_mask_mov_ps(top, absent, zero));
+        let (mut sums, mut moments) = ([zero; SIDE], [zero; SIDE]);
+        for r in 0..count {
+            let (start, end) = how.span(first + r, width);
+            let at = Row { data: tile.as_mut_ptr().add((first + r) * row), top: tops[r], scale: how.scale };
+            (sums[r], moments[r]) = at.weights::<ENTROPY>(start / SIDE, end / SIDE, width.div_ceil(DEPTH));
+        }
+        let before = _mm512_maskz_loadu_ps(there, sum.as_ptr().add(first));
+        let after = _mm512_add_ps(_mm512_mul_ps(before, shrink), of_each!(&sums, _mm512_add_ps));
+        if ENTROPY {
+            let [mut olds, mut befores, mut found] = [[0.0f32; SIDE]; 3];
+            _mm512_storeu_ps(olds.as_mut_ptr(), old);
+            _mm512_storeu_ps(tops.as_mut_ptr(), top);
+            _mm512_storeu_ps(befores.as_mut_ptr(), before);
+            _mm512_storeu_ps(found.as_mut_ptr(), of_each!(&moments, _mm512_add_ps));
+            for (r, moment) in moment[first..][..count].iter_mut().enumerate() {
+                let moved = if olds[r] == tops[r] { 0.0 } else { (olds[r] - tops[r]) * befores[r] };
+                let kept = if olds[r] == f32::NEG_INFINITY { 0.0 } else { factor[first + r] * (*moment + moved) };
+                *moment = kept + found[r];
+            }
+        }
+        _mm512_mask_storeu_ps(sum.as_mut_ptr().add(first), there, after);
+    }
+}
+
+/// The largest of some panels of a row, lane by lane; what is NaN does not count.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn greatest(row: *const f32, start: usize, end: usize) -> __m512 {
+    let least = _mm512_set1_ps(f32::NEG_INFINITY);
+    let (mut even, mut odd) = (least, least);
+    let mut panel = start;
+    while panel + 1 < end {
+        even = _mm512_max_ps(_mm512_loadu_ps(row.add(panel * SIDE)), even);
+        odd = _mm512_max_ps(_mm512_loadu_ps(row.add((panel + 1) * SIDE)), odd);
+        panel += 2;
+    }
+    if panel < end {
+        even = _mm512_max_ps(_mm512_loadu_ps(row.add(panel * SIDE)), even);
+    }
+    _mm512_max_ps(even, odd)
+}
+
+/// A row of scores, and what turns them into weights: `exp(score · scale − top)`.
+struct Row {
+    data: *mut f32,
+    top: f32,
+    scale: f32,
+}
+
+impl Row {
+    /// Writes the weights of the panels `start..end`, zeros elsewhere in `chunks` chunks. Returns their sum and their
+    /// moment, lane by lane: panels of even and of odd number are summed apart, so that no addition waits for the last.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    unsafe fn weights<const ENTROPY: bool>(&self, start: usize, end: usize, chunks: usize) -> (__m512, __m512) {
+        let zero = _mm512_setzero_ps();
+        let (mut sums, mut moments) = ([zero; 2], [zero; 2]);
+        let to = self.data.cast::<bf16>();
+        let mut chunk = 0;
+        if start == 0 {
+            while 2 * chunk + 1 < end {
+                let low = self.weight::<ENTROPY>(2 * chunk, &mut sums[0], &mut moments[0]);
+                let high = self.weight::<ENTROPY>(2 * chunk + 1, &mut sums[1], &mut moments[1]);
+                store(to.add(chunk * DEPTH), low, high);
+                chunk += 1;
+            }
+        }
+        while chunk < chunks {
+            let (mut low, mut high) = (zero, zero);
+            if (start..end).contains(&(2 * chunk)) {
+                low = self.weight::<ENTROPY>(2 * chunk, &mut sums[0], &mut moments[0]);
+            }
+            if (start..end).contains(&(2 * chunk + 1)) {
+                high = self.weight::<ENTROPY>(2 * chunk + 1, &mut sums[1], &mut moments[1]);
+            }
+            store(to.add(chunk * DEPTH), low, high);
+            chunk += 1;
+        }
+        (_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(moments[0], moments[1]))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512dq")]
+    unsafe fn weight<const ENTROPY: bool>(&self, panel: usize, sum: &mut __m512, moment: &mut __m512) -> __m512 {
+        let (score, log2_e) = (_mm512_loadu_ps(self.data.add(panel * SIDE)), std::f32::consts::LOG2_E);
+        if ENTROPY {
+            // Rounded before it is subtracted, the largest becomes exactly 0, and so does the entropy of a row with one key.
+            let scaled = _mm512_mul_ps(score, _mm512_set1_ps(self.scale));
+            let x = _mm512_sub_ps(scaled, _mm512_set1_ps(self.top));
+            let weight = power_of_two(_mm512_mul_ps(x, _mm512_set1_ps(log2_e)));
+            let there = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(weight, _mm512_setzero_ps());
+            *moment = _mm512_mask3_fmadd_ps(weight, x, *moment, there);
+            *sum = _mm512_add_ps(*sum, weight);
+            return weight;
+        }
+        let scale = _mm512_set1_ps(self.scale * log2_e);
+        let weight = power_of_two(_mm512_fmsub_ps(score, scale, _mm512_set1_ps(self.top * log2_e)));
+        *sum = _mm512_add_ps(*sum, weight);
+        weight
+    }
+}
+
+/// Two panels, rounded, as a chunk.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn store(to: *mut bf16, low: __m512, high: __m512) {
+    let both: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
+    _mm512_storeu_si512(to.cast(), both);
+}
