@@ -1,0 +1,170 @@
+//! One training step of two models, found by a process that does nothing else: the hidden command `qkv bench-step`. What it
+//! takes is the whole process: the memory of a training is what the system sees.
+
+use super::timing::Timing;
+use crate::failure::Failure;
+use crate::memory;
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgMatches, Command, value_parser};
+use qkv::{Attention, Mask};
+use qkv_models::{Architecture, Batch, Model, ModelConfig, Rows, Specials, TransformerConfig};
+use qkv_nn::layers::{
+    AttentionConfig, Block, BlockConfig, Builder, Embedding, LayerNorm, Linear, NormPlace, PositionKind,
+};
+use qkv_nn::{Activation, AdamW, Gradients, Heads, Machine, Moments, Parameters, Pool, Precision, Tape, Target};
+use serde::{Deserialize, Serialize};
+
+/// The models: 7.3 M parameters in the shape of a GPT, 7.6 M in that of a translator.
+pub(crate) const MODELS: [(&str, &str); 2] = [
+    ("gpt", "7.3 M parameters: vocabulary 8,000, width 256, 4 layers, 4 heads; 16 sequences of 128 tokens; GELU, AdamW"),
+    ("translate", "7.6 M parameters: vocabulary 8,000, width 256, 3 + 3 layers, 4 heads; 128 pairs of 16 tokens; dropout 0.3"),
+];
+pub(crate) const PRECISIONS: [&str; 2] = ["f32", "bf16"];
+
+/// The vocabulary, the width and the heads of both.
+const V: usize = 8000;
+const C: usize = 256;
+const HEADS: Heads = Heads { query: 4, key: 4 };
+
+/// What is asked of a process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    pub model: &'static str,
+    pub precision: &'static str,
+    pub threads: usize,
+    pub seconds: f64,
+}
+
+/// What it finds.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Found {
+    pub best_ms: f64,
+    pub median_ms: f64,
+    /// The most memory that the process had, where the system tells.
+    pub peak_bytes: Option<u64>,
+}
+
+impl Step {
+    pub fn command() -> Command {
+        let word = |name, words: &'static [&str]| Arg::new(name).required(true).value_parser(PossibleValuesParser::new(words));
+        Command::new("bench-step")
+            .hide(true)
+            .about("Times training steps and prints what the process took, for `qkv bench --train`")
+            .args([word("model", &["gpt", "translate"]), word("precision", &PRECISIONS)])
+            .arg(Arg::new("threads").required(true).value_parser(value_parser!(u64).range(1..=1024)))
+            .arg(Arg::new("seconds").required(true).value_parser(value_parser!(f64)))
+    }
+
+    pub fn read(matches: &ArgMatches) -> Step {
+        let word = |name: &str, words: &[&'static str]| {
+            let typed = matches.get_one::<String>(name).map(String::as_str);
+            words.iter().copied().find(|&word| Some(word) == typed).unwrap_or(words[0])
+        };
+        Step {
+            model: word("model", &MODELS.map(|(name, _)| name)),
+            precision: word("precision", &PRECISIONS),
+            threads: matches.get_one::<u64>("threads").map_or(1, |&x| x as usize), // at most 1024
+            seconds: matches.get_one("seconds").copied().unwrap_or(1.0),
+        }
+    }
+
+    /// Measures it, in this process.
+    pub fn measure(self) -> Result<String, Failure> {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(self.threads).build();
+        let pool = pool.map_err(|error| Failure::new(format!("no threads could be started: {error}")))?;
+        let timing = pool.install(|| match self.model {
+            "gpt" => gpt(self),
+            _ => translator(self),
+        })?;
+        let found = Found { best_ms: timing.best_ms, median_ms: timing.median_ms, peak_bytes: memory::peak() };
+        Ok(serde_json::to_string(&found).expect("plain numbers") + "\n")
+    }
+
+    fn machine(self) -> Machine {
+        let precision = if self.precision == "bf16" { Precision::Bf16 } else { Precision::F32 };
+        Machine::new(self.threads).precision(precision)
+    }
+
+    /// Times whole steps: gradients to zero, forward, backward, Adam.
+    fn time(
+        self,
+        parameters: &mut Parameters<f32>,
+        adam: AdamW,
+        mut loss: impl FnMut(&mut Tape<'_, f32>) -> Result<(), Failure>,
+    ) -> Result<Timing, Failure> {
+        let (pool, machine) = (Pool::new(), self.machine());
+        let (mut gradients, mut moments) = (Gradients::of(parameters), Moments::of(parameters));
+        let (mut seed, mut outcome) = (0, Ok(()));
+        let timing = Timing::of(self.seconds, || {
+            seed += 1;
+            gradients.clear(&machine);
+            let mut tape = Tape::training(parameters, &mut gradients, &pool, &machine, seed);
+            if let Err(failure) = loss(&mut tape) {
+                outcome = Err(failure);
+            }
+            tape.backward();
+            drop(tape);
+            adam.step(parameters, &gradients, &mut moments, 1e-3, 1.0, &machine);
+        });
+        outcome.map(|()| timing)
+    }
+}
+
+fn refused(error: impl std::fmt::Display) -> Failure {
+    Failure::new(format!("the model was refused: {error}"))
+}
+
+/// Token numbers that are not all the same, as the anchor makes them.
+fn tokens(count: usize, step: usize, first: usize) -> Vec<u32> {
+    (0..count).map(|at| ((at * step + first) % V) as u32).collect()
+}
+
+fn gpt(step: Step) -> Result<Timing, Failure> {
+    let (batch, length, layers) = (16, 128, 4);
+    let mut parameters = Parameters::new();
+    let mut at = Builder::new(&mut parameters, 1);
+    let embedding = Embedding::new(&mut at.at("tok"), V, C, PositionKind::Learned, length).unscaled();
+    let config = BlockConfig {
+        width: C,
+        inner: 4 * C,
+        activation: Activation::Gelu,
+        norm: NormPlace::Pre,
+        dropout: 0.0,
+        inner_dropout: 0.0,
+        own: AttentionConfig::new(Attention::scaled_dot().mask(Mask::causal()), HEADS),
+        cross: None,
+    };
+    let blocks: qkv::Result<Vec<Block>> =
+        (0..layers).map(|layer| Block::new(&mut at.at(&format!("layers.{layer}")), &config)).collect();
+    let blocks = blocks.map_err(refused)?;
+    let norm = LayerNorm::new(&mut at.at("norm"), C);
+    let head = Linear::new(&mut at.at("head"), C, V, false);
+    let (shown, wanted) = (tokens(batch * length, 7919, 13), tokens(batch * length, 104_729, 7));
+    let adam = AdamW { beta2: 0.999, epsilon: 1e-8, decay: 0.01, ..AdamW::default() };
+    step.time(&mut parameters, adam, |tape| {
+        let mut x = embedding.forward(tape, &shown, length, 0); // (B, N, C)
+        for block in &blocks {
+            x = block.forward(tape, x, None, None).map_err(refused)?;
+        }
+        let x = norm.forward(tape, &x);
+        let target = Target { ids: &wanted, ignore: None, smoothing: 0.0, scale: 1.0 / wanted.len() as f64 };
+        tape.cross_entropy(&x, head.weight, None, target);
+        Ok(())
+    })
+}
+
+fn translator(step: Step) -> Result<Timing, Failure> {
+    let (batch, length) = (128, 16);
+    let sizes = TransformerConfig { dropout: 0.3, attention_dropout: 0.3, ffn_dropout: 0.3, ..Default::default() };
+    // No token of the data fills up: all of them count.
+    let specials = Specials { pad: V as u32, bos: 1, eos: 2 };
+    let config = ModelConfig::new(Architecture::Transformer(sizes), V + 1, specials);
+    let (model, mut parameters) = Model::new(&config, 1).map_err(refused)?;
+    let rows = |step, first| {
+        let ids = tokens(batch * length, step, first);
+        Rows { ids, lengths: vec![length; batch], length }
+    };
+    let batch = Batch { source: rows(7919, 13), shown: rows(104_729, 7), wanted: rows(15_485_863, 5).ids };
+    let scale = 1.0 / batch.wanted.len() as f64;
+    step.time(&mut parameters, AdamW::default(), |tape| model.loss(tape, &batch, 0.1, scale).map(drop).map_err(refused))
+}
