@@ -3,15 +3,18 @@
 
 use crate::bench::{self, Shape};
 use crate::choices::{CHOICES, Choice, EXAMPLES, INPUTS, Kind, OUTPUTS, Other, Table, TensorRow, any_of};
+use crate::doctor::Health;
 use crate::features::FeatureMap;
 use crate::number::Precision;
 use crate::pattern::Pattern;
 use crate::place::{Local, PlaceOf, Window};
 use crate::selection::Selection;
+use crate::{eval, train, translate};
 use clap::builder::{PossibleValuesParser, ValueParser};
 use clap::error::{Error, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap_complete::Shell;
 use qkv::{Place, Score, Select};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -28,8 +31,15 @@ pub(crate) enum Asked {
     Bench(Box<bench::Asked>),
     /// `qkv bench-memory`, which is hidden: what one call takes, for a process that does nothing else.
     BenchMemory(bench::Held),
-    /// `qkv page`, which is hidden: the page of the guide about `qkv run`.
-    Page,
+    /// `qkv train`.
+    Train(Box<train::Asked>),
+    /// `qkv translate`.
+    Translate(Box<translate::Asked>),
+    /// `qkv eval`.
+    Eval(Box<eval::Asked>),
+    /// Words that are known at once: `qkv doctor`, `qkv completions`, `qkv man`, and `qkv page`, which is hidden, the page of
+    /// the guide about `qkv run`.
+    Words(String),
 }
 
 /// What computes the attention.
@@ -80,18 +90,34 @@ pub(crate) struct Choices {
 pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Asked, Error> {
     let mut command = command();
     let matches = command.try_get_matches_from_mut(arguments)?;
-    match matches.subcommand() {
-        Some((name @ "run", matches)) => go_together(CHOICES, matches)
-            .and_then(|()| choices(matches))
-            .map(|choices| Asked::Run(Box::new(choices)))
-            .map_err(|conflict| misuse(&mut command, name, conflict)),
-        Some((name @ "bench", matches)) => go_together(bench::CHOICES, matches)
-            .map(|()| Asked::Bench(Box::new(bench::Asked::read(matches))))
-            .map_err(|conflict| misuse(&mut command, name, conflict)),
-        Some(("bench-memory", matches)) => Ok(Asked::BenchMemory(bench::Held::read(matches))),
-        _ => Ok(Asked::Page),
-    }
+    let Some((name, matches)) = matches.subcommand() else { unreachable!("a command is required") };
+    let table = TABLES.iter().find(|(command, _)| *command == name).map_or(&[][..], |(_, table)| table);
+    let asked = go_together(table, matches).and_then(|()| match name {
+        "run" => choices(matches).map(|choices| Asked::Run(Box::new(choices))),
+        "bench" => Ok(Asked::Bench(Box::new(bench::Asked::read(matches)))),
+        "bench-memory" => Ok(Asked::BenchMemory(bench::Held::read(matches))),
+        "train" => train::Asked::read(matches).map(|asked| Asked::Train(Box::new(asked))),
+        "translate" => Ok(Asked::Translate(Box::new(translate::Asked::read(matches)))),
+        "eval" => eval::Asked::read(matches).map(|asked| Asked::Eval(Box::new(asked))),
+        "doctor" => {
+            let health = Health::of_this_machine();
+            Ok(Asked::Words(if matches.get_flag("json") { health.json() } else { health.to_string() }))
+        }
+        "completions" => Ok(Asked::Words(completions(*matches.get_one("shell").expect("it is required")))),
+        "man" => man(matches.get_one("command")).map(Asked::Words),
+        _ => Ok(Asked::Words(crate::page())),
+    });
+    asked.map_err(|conflict| misuse(&mut command, name, conflict))
 }
+
+/// The choices of each command that has a table of them.
+const TABLES: &[(&str, Table)] = &[
+    ("run", CHOICES),
+    ("bench", bench::CHOICES),
+    ("train", train::CHOICES),
+    ("translate", translate::CHOICES),
+    ("eval", eval::CHOICES),
+];
 
 fn misuse(command: &mut Command, name: &str, conflict: String) -> Error {
     command.find_subcommand_mut(name).expect("just matched").error(ErrorKind::ArgumentConflict, conflict)
@@ -106,16 +132,86 @@ fn command() -> Command {
         .about("Measures attention on this machine, beside its peak and beside PyTorch")
         .after_help("`qkv bench --help` says what each value means, and what is measured")
         .after_long_help(bench::after_help());
+    let train = Command::new("train")
+        .about("Trains a model from a recipe, or goes on training it")
+        .after_help("`qkv train --help` says what each value means, and has examples")
+        .after_long_help(train::after_help());
+    let translate = Command::new("translate")
+        .about("Translates lines, and draws what the model looked at")
+        .after_help("`qkv translate --help` says what each value means, and has examples")
+        .after_long_help(translate::after_help());
+    let eval = Command::new("eval")
+        .about("Measures translations: BLEU, chrF, exact match, perplexity")
+        .after_help("`qkv eval --help` says what each value means, and has examples")
+        .after_long_help(eval::after_help());
+    let shell = Arg::new("shell").required(true).value_parser(value_parser!(Shell)).help("The shell");
+    let name = Arg::new("command").value_name("COMMAND").help("The page of this command; left out, the program's");
+    let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("One JSON object");
     Command::new("qkv")
         .version(env!("CARGO_PKG_VERSION"))
-        .about("Attention: every mechanism, forward and backward, exact, in linear memory")
-        .after_help("Exit codes: 0 done, 1 an expected failure, 2 misuse")
+        .about("Attention: every mechanism, forward and backward, exact, in linear memory; and models that train and translate")
+        .after_help("Exit codes: 0 done, 1 an expected failure, 2 misuse, 130 interrupted after saving")
         .subcommand_required(true)
         .arg_required_else_help(true)
+        .subcommand(with(translate, translate::CHOICES))
+        .subcommand(with(train, train::CHOICES))
+        .subcommand(with(eval, eval::CHOICES))
         .subcommand(with(run, CHOICES))
         .subcommand(with(bench, bench::CHOICES))
         .subcommand(bench::Held::command())
+        .subcommand(
+            Command::new("doctor")
+                .about("Says what this machine has: CPU features, kernels, threads, the embedded model")
+                .after_help(examples(&[("qkv doctor", "Everything"), ("qkv doctor --json", "For programs")]))
+                .arg(json),
+        )
+        .subcommand(
+            Command::new("completions")
+                .about("Prints completions for a shell")
+                .after_help(examples(&[(
+                    "qkv completions bash > ~/.local/share/bash-completion/completions/qkv",
+                    "For one user of bash",
+                )]))
+                .arg(shell),
+        )
+        .subcommand(
+            Command::new("man")
+                .about("Prints a page of the manual")
+                .after_help(examples(&[("qkv man translate | man -l -", "Read it")]))
+                .arg(name),
+        )
         .subcommand(Command::new("page").hide(true).about("Prints the guide's page about `qkv run`, `docs/run.md`"))
+}
+
+/// Completions, from the same table as help.
+fn completions(shell: Shell) -> String {
+    let mut bytes = Vec::new();
+    clap_complete::generate(shell, &mut command(), "qkv", &mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// A page of the manual, from the same table as help.
+fn man(name: Option<&String>) -> Result<String, String> {
+    let mut command = command();
+    command.build();
+    let command = match name {
+        None => command,
+        Some(name) => {
+            let found = command.get_subcommands().find(|command| command.get_name() == name && !command.is_hide_set());
+            found.cloned().ok_or_else(|| format!("there is no command `{name}`"))?
+        }
+    };
+    let title = command.get_display_name().unwrap_or("qkv").to_owned();
+    let mut bytes = Vec::new();
+    let page = clap_mangen::Man::new(command.name(title)).render(&mut bytes);
+    page.map_err(|error| error.to_string())?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Examples and exit codes, as help ends with them.
+pub(crate) fn examples(examples: &[(&str, &str)]) -> String {
+    let lines: String = examples.iter().map(|(command, what)| format!("  # {what}\n  {command}\n")).collect();
+    format!("Examples:\n{lines}\nExit codes: 0 done, 1 an expected failure, 2 misuse, 130 interrupted after saving")
 }
 
 /// The command with the choices of a table.
@@ -133,14 +229,19 @@ fn argument(choice: &Choice) -> Arg {
     let long = choice.values.iter().fold(short.clone(), |long, (value, meaning)| {
         format!("{long}\n  {value:width$}  {meaning}") // one line a value
     });
-    let argument = Arg::new(choice.name).long(choice.name).help(short).long_help(long);
+    let argument = Arg::new(choice.name).help(short).long_help(long);
+    let argument = if choice.bare { argument } else { argument.long(choice.name) };
     if choice.kind == Kind::Switch {
         return argument.action(ArgAction::SetTrue);
     }
     let argument = argument.value_name(choice.typed()).value_parser(parser(choice)).hide_possible_values(true);
     let argument = if choice.many { argument.action(ArgAction::Append) } else { argument };
+    let argument = match choice.alone {
+        Some(value) => argument.num_args(0..=1).require_equals(true).default_missing_value(value),
+        None => argument,
+    };
     // A minus sign begins a scale, a place, or a mistake that deserves the value's own message.
-    argument.allow_negative_numbers(choice.kind != Kind::Path)
+    argument.allow_negative_numbers(!matches!(choice.kind, Kind::Path | Kind::Text))
 }
 
 fn parser(choice: &Choice) -> ValueParser {
@@ -163,6 +264,13 @@ fn parser(choice: &Choice) -> ValueParser {
         Kind::Selection => value_parser!(Selection).into(),
         Kind::Features => value_parser!(FeatureMap).into(),
         Kind::Shape => value_parser!(Shape).into(),
+        Kind::Text => ValueParser::string(),
+        Kind::Count => value_parser!(u64).range(1..=1000).into(),
+        Kind::Whole => value_parser!(u64).range(..=1 << 30).into(),
+        Kind::Tokens => value_parser!(u64).range(1..=1 << 20).into(),
+        Kind::Share => {
+            ValueParser::new(|typed: &str| number(typed, "a number between 0 and 1", |p| (0.0..=1.0).contains(&p)))
+        }
         Kind::Rounds => value_parser!(u64).range(bench::FEWEST_ROUNDS..=1000).into(),
         Kind::Length => value_parser!(u64).range(bench::SHORTEST..=1 << 20).into(),
     }
@@ -277,7 +385,7 @@ mod tests {
 
     #[test]
     fn choices_need_and_clash_with_choices_and_values_that_there_are() {
-        for table in [CHOICES, bench::CHOICES] {
+        for (_, table) in TABLES {
             let all = || table.iter().flat_map(|(_, choices)| *choices);
             for other in all().flat_map(|choice| choice.needs.iter().chain(choice.clashes)) {
                 let (name, value) = other.split_once(' ').map_or((*other, None), |(name, value)| (name, Some(value)));

@@ -32,9 +32,12 @@ mod timing;
 
 pub(crate) use asked::{Asked, CHOICES, FEWEST_ROUNDS, SHORTEST, after_help};
 pub(crate) use held::Held;
+pub(crate) use machine::cpu;
 pub(crate) use shape::Shape;
 
 use crate::failure::Failure;
+use crate::say::Say;
+use crate::threads;
 use anchor::{Anchor, How};
 use asked::Form;
 use case::{Case, Direction};
@@ -47,20 +50,12 @@ use std::time::Duration;
 use table::{Column, Table, share, speed, time};
 use timing::Timing;
 
-/// Writes to stdout, and tells whether anyone reads on.
-pub(crate) type Say<'a> = &'a mut (dyn FnMut(&str) -> Result<bool, Failure> + Send);
-
 /// Measures what was asked, and tells each case when it is measured.
 pub(crate) fn bench(asked: &Asked, say: Say<'_>) -> Result<(), Failure> {
-    let work = |say: Say<'_>| match asked.lengths {
+    threads::on(asked.threads, || match asked.lengths {
         Some(_) => lengths::lengths(asked, rayon::current_num_threads(), say),
         None => measure(asked, rayon::current_num_threads(), say),
-    };
-    let Some(threads) = asked.threads else { return work(say) };
-    match rayon::ThreadPoolBuilder::new().num_threads(threads).build() {
-        Ok(pool) => pool.install(|| work(say)),
-        Err(error) => Err(Failure::new(format!("{threads} threads could not be started: {error}"))),
-    }
+    })
 }
 
 fn measure(asked: &Asked, threads: usize, say: Say<'_>) -> Result<(), Failure> {

@@ -39,6 +39,16 @@ pub(crate) enum Kind {
     Rounds,
     /// A length of sequences.
     Length,
+    /// Any text.
+    Text,
+    /// A whole number from 1 to 1000.
+    Count,
+    /// A whole number.
+    Whole,
+    /// A whole number of tokens, at least 1.
+    Tokens,
+    /// At least 0 and at most 1.
+    Share,
 }
 
 /// One choice of a command.
@@ -62,6 +72,10 @@ pub(crate) struct Choice {
     pub clashes: &'static [Other],
     /// Whether it may be given more than once.
     pub many: bool,
+    /// Whether it is known by its place, without a name.
+    pub bare: bool,
+    /// The value that its name alone stands for; others follow a `=`.
+    pub alone: Option<&'static str>,
 }
 
 /// Choices under the heading that help and the page give them.
@@ -72,7 +86,19 @@ pub(crate) type Other = &'static str;
 
 impl Choice {
     pub const fn new(name: &'static str, kind: Kind, about: &'static str) -> Choice {
-        Choice { name, value: "", kind, about, default: None, values: &[], needs: &[], clashes: &[], many: false }
+        Choice {
+            name,
+            value: "",
+            kind,
+            about,
+            default: None,
+            values: &[],
+            needs: &[],
+            clashes: &[],
+            many: false,
+            bare: false,
+            alone: None,
+        }
     }
 
     pub const fn value(self, value: &'static str) -> Choice {
@@ -99,11 +125,22 @@ impl Choice {
         Choice { many: true, ..self }
     }
 
+    pub const fn bare(self) -> Choice {
+        Choice { bare: true, ..self }
+    }
+
+    pub const fn alone(self, value: &'static str) -> Choice {
+        Choice { alone: Some(value), ..self }
+    }
+
     /// What it is about, what it is where it is left out, and which other choices it needs or cannot go with.
     pub fn told(&self) -> String {
         let mut told = self.about.to_string();
         if self.many {
             told += "; can be given several times";
+        }
+        if let Some(alone) = self.alone {
+            told += &format!("; without a value, `{alone}`");
         }
         if let Some(default) = self.default {
             told += &format!("; left out, `{default}`");

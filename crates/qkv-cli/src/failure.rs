@@ -41,6 +41,13 @@ impl Failure {
     }
 }
 
+/// What the models' side refused: it names file and line itself, and often knows a way out.
+impl From<qkv_models::Error> for Failure {
+    fn from(error: qkv_models::Error) -> Failure {
+        Failure { message: error.to_string(), hint: error.hint() }
+    }
+}
+
 /// How to mend what the library refused, in words of the command line.
 fn hint(error: &qkv::Error, from_file: bool) -> Option<String> {
     match error {

@@ -11,17 +11,28 @@
 //! | `given`, `description` | the tensors of a call, and the attention that they and the choices ask for |
 //! | `computation`, `results` | the call itself, and the tensors that come out of it |
 //! | `run`, `report`, `example` | the command `qkv run`, what it says, and what it shows without a file |
+//! | `train` | the command `qkv train`: a recipe becomes a model, watched and interrupted |
+//! | `translate`, `searching` | the command `qkv translate`: lines in, lines out; how they are searched for |
+//! | `eval` | the command `qkv eval`: how good translations are |
+//! | `embedded` | the model that is used where none is named |
+//! | `alignment`, `terminal` | where each word looked, drawn; how wide and how colourful |
+//! | `doctor` | the command `qkv doctor`: what this machine has |
+//! | `say`, `threads` | where words go; on how many threads work is done |
 //! | `bench` | the command `qkv bench`: this machine measured, beside its peak and beside PyTorch |
 //!
-//! Exit codes: 0 done, 1 an expected failure (a file, a shape), 2 misuse of the command line.
+//! Exit codes: 0 done, 1 an expected failure (a file, a shape), 2 misuse of the command line, 130 interrupted after saving.
 
 #![forbid(unsafe_code)]
 
+mod alignment;
 mod arguments;
 mod bench;
 mod choices;
 mod computation;
 mod description;
+mod doctor;
+mod embedded;
+mod eval;
 mod example;
 mod failure;
 mod features;
@@ -34,12 +45,19 @@ mod place;
 mod report;
 mod results;
 mod run;
+mod say;
+mod searching;
 mod selection;
 mod source;
 mod target;
+mod terminal;
+mod threads;
+mod train;
+mod translate;
 
 use arguments::Asked;
-use failure::Failure;
+use qkv_models::train::Outcome;
+use say::say;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -53,33 +71,28 @@ pub use page::page;
 /// assert_eq!(code, std::process::ExitCode::SUCCESS);
 /// ```
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let said = match arguments::read(arguments) {
-        Ok(Asked::Run(choices)) => run::run(&choices),
-        Ok(Asked::Bench(asked)) => bench::bench(&asked, &mut say).map(|()| String::new()),
-        Ok(Asked::BenchMemory(held)) => held.measure(),
-        Ok(Asked::Page) => Ok(page()),
+    let done = match arguments::read(arguments) {
+        Ok(Asked::Run(choices)) => run::run(&choices).and_then(|words| say(&words)).map(drop),
+        Ok(Asked::Bench(asked)) => bench::bench(&asked, &mut say),
+        Ok(Asked::BenchMemory(held)) => held.measure().and_then(|words| say(&words)).map(drop),
+        Ok(Asked::Train(asked)) => match train::train(&asked, &mut say) {
+            Ok(Outcome::Interrupted) => return ExitCode::from(train::INTERRUPTED),
+            ended => ended.map(drop),
+        },
+        Ok(Asked::Translate(asked)) => translate::translate(&asked, &mut say),
+        Ok(Asked::Eval(asked)) => eval::eval(&asked, &mut say),
+        Ok(Asked::Words(words)) => say(&words).map(drop),
         Err(misuse_or_help) => {
             // Help goes to stdout, misuse to stderr; whoever closed either does not want to read it.
             let _ = misuse_or_help.print();
             return ExitCode::from(u8::try_from(misuse_or_help.exit_code()).unwrap_or(2));
         }
     };
-    match said.and_then(|words| say(&words)) {
-        Ok(_) => ExitCode::SUCCESS,
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             let _ = write!(io::stderr(), "{failure}");
             ExitCode::FAILURE
         }
-    }
-}
-
-/// Writes to stdout, and tells whether anyone reads on. A reader that has gone away has seen enough, which is no failure.
-fn say(words: &str) -> Result<bool, Failure> {
-    let mut stdout = io::stdout().lock();
-    match stdout.write_all(words.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Failure::new(format!("the report could not be written: {error}")))
-        }
-        written => Ok(written.is_ok()),
     }
 }

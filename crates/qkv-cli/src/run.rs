@@ -15,6 +15,7 @@ use crate::report::{Milliseconds, Report};
 use crate::results::results;
 use crate::source::Source;
 use crate::target::Target;
+use crate::threads;
 use half::{bf16, f16};
 use qkv::{Features, Score, Select};
 use std::io::Write;
@@ -38,11 +39,7 @@ pub(crate) fn run(choices: &Choices) -> Result<String, Failure> {
         Precision::Bf16 => run_in::<bf16>(choices, source, target),
         Precision::F16 => run_in::<f16>(choices, source, target),
     };
-    let Some(threads) = choices.threads else { return call() };
-    match rayon::ThreadPoolBuilder::new().num_threads(threads).build() {
-        Ok(pool) => pool.install(call),
-        Err(error) => Err(Failure::new(format!("{threads} threads could not be started: {error}"))),
-    }
+    threads::on(choices.threads, call)
 }
 
 fn run_in<T: Number>(choices: &Choices, source: Option<Source>, target: Option<Target>) -> Result<String, Failure> {

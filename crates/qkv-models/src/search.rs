@@ -24,6 +24,8 @@ pub struct Search {
     pub no_repeat: usize,
     /// Tokens that were said have their score divided (or, below 0, multiplied) by this.
     pub repetition_penalty: f64,
+    /// A translation ends before the first of these texts. It is cut when it is found, so its score is that of the whole.
+    pub stop: Vec<String>,
     /// Draw instead of searching.
     pub sample: Option<Sampling>,
     /// Whether keys and values are kept from step to step: without, every step computes everything again.
@@ -39,6 +41,7 @@ impl Default for Search {
             length_extra: 10,
             no_repeat: 0,
             repetition_penalty: 1.0,
+            stop: Vec::new(),
             sample: None,
             cache: true,
         }
@@ -59,11 +62,14 @@ pub struct Sampling {
     pub min_p: f64,
     /// The seed: the same gives the same sentences, whatever else is in the batch.
     pub seed: u64,
+    /// How many sentences came before the first that is given: the same text in parts draws what it draws as a whole.
+    #[serde(skip)]
+    pub before: usize,
 }
 
 impl Default for Sampling {
     fn default() -> Self {
-        Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 1 }
+        Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 1, before: 0 }
     }
 }
 

@@ -82,15 +82,32 @@ impl Run {
     /// # Errors
     /// Where there is no run, or its files are not what they should be.
     pub fn resume(folder: impl AsRef<Path>, threads: usize) -> Result<Run> {
+        Run::resume_changed(folder, &[], threads)
+    }
+
+    /// The same with changes to its recipe, each `path=value`, which are kept: more steps, say. What is changed no longer
+    /// gives what the run without the change would have.
+    ///
+    /// # Errors
+    /// As [`resume`](Run::resume), and where a change makes no sense.
+    pub fn resume_changed(folder: impl AsRef<Path>, changes: &[String], threads: usize) -> Result<Run> {
         let folder = folder.as_ref();
-        let recipe = Recipe::read(folder.join(RECIPE), &[])?;
-        let kept = crate::text::tokenizer::Tokenizer::open(folder.join("tokenizer.json"))?;
-        let (data, tokenizer) = Prepared::new(&recipe, Some(kept))?;
+        let recipe = Recipe::read(folder.join(RECIPE), changes)?;
+        let path = folder.join("tokenizer.json");
+        // A run that was killed in its first moments has none yet.
+        let kept = path.exists().then(|| crate::text::tokenizer::Tokenizer::open(&path)).transpose()?;
+        let (data, tokenizer) = Prepared::new(&recipe, kept)?;
+        if !path.exists() {
+            tokenizer.save(&path)?;
+        }
         let mut run = Run::start(recipe, folder, threads, data, tokenizer)?;
         if let Some(saved) = Saved::latest(folder)? {
             run.place = saved.read(&mut run.translator.parameters, run.average.as_mut(), &mut run.moments)?;
         }
         run.metrics.cut(run.place.metrics_bytes)?;
+        if !changes.is_empty() {
+            atomic::write(folder.join(RECIPE), run.recipe.to_toml().as_bytes())?;
+        }
         Ok(run)
     }
 
@@ -115,6 +132,16 @@ impl Run {
     /// Its recipe, resolved.
     pub fn recipe(&self) -> &Recipe {
         &self.recipe
+    }
+
+    /// Where it lies.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The best score so far of the metric that the recipe chose, and the step it was reached at. A loss counts below 0.
+    pub fn best(&self) -> Option<(f64, u64)> {
+        self.place.best.map(|best| (best, self.place.best_step))
     }
 
     /// Steps taken so far.

@@ -4,9 +4,11 @@ use crate::batch::{Rows, Specials};
 use crate::files::atomic;
 use crate::files::tensors::{Named, Storage, TensorFile, to_bytes};
 use crate::search::Search;
+use crate::text::batches::{Batching, Lengths};
+use crate::text::corpus::Pair;
 use crate::text::tokenizer::Tokenizer;
 use crate::{Batch, Error, Model, ModelConfig, Result};
-use qkv_nn::{Machine, Parameters, Pool, Tape};
+use qkv_nn::{Loss, Machine, Parameters, Pool, Tape};
 use std::borrow::Cow;
 use std::path::Path;
 
@@ -46,6 +48,9 @@ pub struct Alignment {
     /// One row for each target token, one weight for each source token.
     pub weights: Vec<Vec<f32>>,
 }
+
+/// Tokens that go through the model together where only their loss is wanted.
+const TOKENS: usize = 4096;
 
 /// The files of a model's folder.
 const CONFIG: &str = "config.json";
@@ -162,15 +167,52 @@ impl Translator {
             .map(|source| match source.is_empty() {
                 true => vec![empty.clone()],
                 false => (found.next().into_iter().flatten())
-                    .map(|found| Translation {
-                        text: self.tokenizer.decode(&found.tokens),
-                        tokens: found.tokens,
-                        score: found.score,
-                        log_probability: found.log_probability,
+                    .map(|found| {
+                        let (text, tokens) = self.until(&search.stop, found.tokens);
+                        Translation { text, tokens, score: found.score, log_probability: found.log_probability }
                     })
                     .collect(),
             })
             .collect())
+    }
+
+    /// Tokens as text, up to the first of the texts that end it.
+    fn until(&self, stop: &[String], mut tokens: Vec<u32>) -> (String, Vec<u32>) {
+        let mut text = self.tokenizer.decode(&tokens);
+        let stop = stop.iter().filter(|stop| !stop.is_empty());
+        if let Some(end) = stop.filter_map(|stop| text.find(stop.as_str())).min() {
+            text.truncate(end);
+            text.truncate(text.trim_end().len());
+            let enough = |&count: &usize| self.tokenizer.decode(&tokens[..count]).len() >= text.len();
+            tokens.truncate((0..tokens.len()).find(enough).unwrap_or(tokens.len()));
+        }
+        (text, tokens)
+    }
+
+    /// The loss of pairs that are given, without label smoothing: what a model that knows the words so far makes of each next
+    /// one.
+    ///
+    /// # Errors
+    /// Where a side is longer than the model takes.
+    pub fn loss(&self, pairs: &[Pair], machine: &Machine, pool: &Pool<f32>) -> Result<Loss> {
+        let encode = |pair: &Pair| (self.tokenizer.encode(&pair.source), self.tokenizer.encode(&pair.target));
+        let pairs: Vec<(Vec<u32>, Vec<u32>)> = pairs.iter().map(encode).collect();
+        let lengths: Vec<Lengths> = (pairs.iter())
+            .map(|(source, target)| Lengths { source: source.len() + 1, target: target.len() + 1 })
+            .collect();
+        if let Some(at) = lengths.iter().position(|pair| pair.source.max(pair.target) > self.model.most()) {
+            let most = self.model.most() - 1;
+            return Err(Error::invalid(format!("pair {} has a side of more than {most} tokens", at + 1)));
+        }
+        let batching = Batching { tokens: TOKENS, longest: usize::MAX };
+        let mut loss = Loss::default();
+        for batch in batching.sorted(&lengths) {
+            let sides = batch.iter().map(|&at| (&pairs[at].0[..], &pairs[at].1[..]));
+            let batch = Batch::new(sides, self.model.config().specials());
+            let mut tape = Tape::inference(&self.parameters, pool, machine);
+            loss += self.model.loss(&mut tape, &batch, 0.0, 1.0)?;
+        }
+        Ok(loss)
     }
 
     /// Where each token of a target looked in its source: the weights of the decoder's attention to the encoder, averaged over

@@ -104,7 +104,7 @@ pub(crate) fn lengths(asked: &Asked, threads: usize, say: Say<'_>) -> Result<(),
         }
     }
     let lines: Vec<Line> = engines.iter().map(|&engine| line(engine, &points)).collect();
-    let svg = plot::draw(&lines, &format!("One head of width 64, f32, forward, {}", machine::threads(threads)));
+    let svg = plot::draw(&lines, &format!("One head of width 64, f32, forward, {}", crate::threads::told(threads)));
     fs::write(file, svg).map_err(|error| Failure::in_file(file, format!("cannot be written: {error}")))
 }
 

@@ -8,17 +8,12 @@ pub(crate) fn told(threads: usize, torch: Option<&str>) -> String {
     parts.extend(torch.map(|version| format!("PyTorch {version}")));
     parts.extend(cpu());
     parts.push(qkv::Isa::best().name().into());
-    parts.push(self::threads(threads));
+    parts.push(crate::threads::told(threads));
     parts.join(", ")
 }
 
-/// How many, in words.
-pub(crate) fn threads(threads: usize) -> String {
-    format!("{threads} thread{}", if threads == 1 { "" } else { "s" })
-}
-
 /// What the CPU calls itself, where the system tells.
-fn cpu() -> Option<String> {
+pub(crate) fn cpu() -> Option<String> {
     let text = fs::read_to_string("/proc/cpuinfo").ok()?;
     let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'))?.1;
     Some(name.trim().to_string())

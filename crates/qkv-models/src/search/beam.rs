@@ -141,7 +141,7 @@ fn candidates(search: &Search, sentence: &Sentence, scores: &[f32], classes: usi
         let total = f64::from(pass::run(Isa::best(), LogSumExp(scores)));
         let probability = |token: u32| live.log_probability + f64::from(scores[token as usize]) - total;
         if let Some(sampling) = &search.sample {
-            let place = [sentence.at as u32, row as u32, live.tokens.len() as u32];
+            let place = [(sampling.before + sentence.at) as u32, row as u32, live.tokens.len() as u32];
             all.extend(draw(scores, sampling, place).map(|token| (row, token, probability(token))));
             continue;
         }

@@ -1,0 +1,28 @@
+//! What is known of the terminal: whether there is one, how wide it is, whether it wants colour.
+
+use console::Term;
+use std::env;
+use std::io::{self, IsTerminal};
+
+/// How wide a drawing may be where nobody says.
+const WIDTH: usize = 100;
+
+/// How something may be drawn on stdout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Paper {
+    /// Columns.
+    pub width: usize,
+    pub colour: bool,
+}
+
+impl Paper {
+    /// As stdout has it: the width of the terminal (or of `COLUMNS`), colour only on a terminal and not with `NO_COLOR`.
+    pub fn of_stdout() -> Paper {
+        let asked = env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).filter(|&columns| columns > 0);
+        let found = || Term::stdout().size_checked().map(|(_, columns)| usize::from(columns));
+        let width = asked.or_else(|| io::stdout().is_terminal().then(found).flatten()).unwrap_or(WIDTH);
+        let plain = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
+            || env::var_os("TERM").is_some_and(|name| name == "dumb");
+        Paper { width, colour: io::stdout().is_terminal() && !plain }
+    }
+}
