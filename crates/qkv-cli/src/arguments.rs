@@ -31,6 +31,8 @@ pub(crate) enum Asked {
     Bench(Box<bench::Asked>),
     /// `qkv bench-memory`, which is hidden: what one call takes, for a process that does nothing else.
     BenchMemory(bench::Held),
+    /// `qkv bench-step`, which is hidden: training steps, likewise.
+    BenchStep(bench::Step),
     /// `qkv train`.
     Train(Box<train::Asked>),
     /// `qkv translate`.
@@ -96,6 +98,7 @@ pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Aske
         "run" => choices(matches).map(|choices| Asked::Run(Box::new(choices))),
         "bench" => Ok(Asked::Bench(Box::new(bench::Asked::read(matches)))),
         "bench-memory" => Ok(Asked::BenchMemory(bench::Held::read(matches))),
+        "bench-step" => Ok(Asked::BenchStep(bench::Step::read(matches))),
         "train" => train::Asked::read(matches).map(|asked| Asked::Train(Box::new(asked))),
         "translate" => Ok(Asked::Translate(Box::new(translate::Asked::read(matches)))),
         "eval" => eval::Asked::read(matches).map(|asked| Asked::Eval(Box::new(asked))),
@@ -159,6 +162,7 @@ fn command() -> Command {
         .subcommand(with(run, CHOICES))
         .subcommand(with(bench, bench::CHOICES))
         .subcommand(bench::Held::command())
+        .subcommand(bench::Step::command())
         .subcommand(
             Command::new("doctor")
                 .about("Says what this machine has: CPU features, kernels, threads, the embedded model")

@@ -10,6 +10,7 @@
 //! | `peaks` | what the machine can do at most |
 //! | `row`, `table`, `summary`, `machine`, `progress` | what is told, and while it is measured |
 //! | `lengths`, `held`, `plot` | time and memory against length, and their picture |
+//! | `train`, `steps` | whole training steps of two models, and PyTorch's (`step.py`) |
 
 mod anchor;
 mod asked;
@@ -26,14 +27,17 @@ mod progress;
 mod row;
 mod shape;
 mod statistics;
+mod steps;
 mod summary;
 mod table;
 mod timing;
+mod train;
 
 pub(crate) use asked::{Asked, CHOICES, FEWEST_ROUNDS, SHORTEST, after_help};
 pub(crate) use held::Held;
 pub(crate) use machine::cpu;
 pub(crate) use shape::Shape;
+pub(crate) use steps::Step;
 
 use crate::failure::Failure;
 use crate::say::Say;
@@ -53,6 +57,7 @@ use timing::Timing;
 /// Measures what was asked, and tells each case when it is measured.
 pub(crate) fn bench(asked: &Asked, say: Say<'_>) -> Result<(), Failure> {
     threads::on(asked.threads, || match asked.lengths {
+        _ if asked.train => train::train(asked, rayon::current_num_threads(), say),
         Some(_) => lengths::lengths(asked, rayon::current_num_threads(), say),
         None => measure(asked, rayon::current_num_threads(), say),
     })

@@ -75,6 +75,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(Asked::Run(choices)) => run::run(&choices).and_then(|words| say(&words)).map(drop),
         Ok(Asked::Bench(asked)) => bench::bench(&asked, &mut say),
         Ok(Asked::BenchMemory(held)) => held.measure().and_then(|words| say(&words)).map(drop),
+        Ok(Asked::BenchStep(step)) => step.measure().and_then(|words| say(&words)).map(drop),
         Ok(Asked::Train(asked)) => match train::train(&asked, &mut say) {
             Ok(Outcome::Interrupted) => return ExitCode::from(train::INTERRUPTED),
             ended => ended.map(drop),

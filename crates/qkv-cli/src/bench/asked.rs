@@ -16,77 +16,80 @@ const LONGEST: u64 = 32_768;
 const SECONDS: f64 = 1.2;
 
 /// Every choice of `qkv bench`.
-pub(crate) const CHOICES: Table = &[
-    (
-        "What is measured; left out, a grid of shapes, types, masks and directions",
-        &[
-            Choice::new(
-                "shape",
-                Kind::Shape,
-                "Just this shape: B sequences, Hq and Hk heads, N queries, M keys, width D",
-            )
-            .value("B,Hq,Hk,N,M,D")
-            .many(),
-            Choice::new("dtype", Kind::Word, "In this type; left out, f32, and for the grid bf16 too")
-                .values(&[
-                    ("f32", "32 bits"),
-                    ("f64", "64 bits"),
-                    ("bf16", "16 bits with the range of f32; sums in f32"),
-                    ("f16", "16 bits, IEEE; sums in f32"),
-                ])
+pub(crate) const CHOICES: Table =
+    &[
+        (
+            "What is measured; left out, a grid of shapes, types, masks and directions",
+            &[
+                Choice::new(
+                    "shape",
+                    Kind::Shape,
+                    "Just this shape: B sequences, Hq and Hk heads, N queries, M keys, width D",
+                )
+                .value("B,Hq,Hk,N,M,D")
                 .many(),
-            Choice::new("causal", Kind::Switch, "Causal; left out, every key, and for the grid both"),
-            Choice::new("direction", Kind::Word, "In this direction; left out, forward, and for the grid all")
-                .values(&[
-                    ("forward", "`Attention::forward`, with what it allocates"),
-                    ("backward", "`Attention::backward`, given the output of forward"),
-                    ("decode", "`Attention::decode`: N queries at the end of M keys"),
-                ])
-                .many(),
-            Choice::new(
-                "lengths",
-                Kind::Path,
-                "Time and memory of one head against its length instead, drawn here as SVG",
-            )
-            .value("FILE")
-            .clashes(&["shape", "dtype", "causal", "direction"]),
-            Choice::new("longest", Kind::Length, "Draw lengths from 512 up to N, each twice the last")
-                .value("N")
-                .default("32768")
-                .needs(&["lengths"]),
-        ],
-    ),
-    (
-        "How",
-        &[
-            Choice::new("threads", Kind::Threads, "Use N threads; left out, every core").value("N"),
-            Choice::new(
-                "seconds",
-                Kind::Positive,
-                "Each measurement takes S seconds, after two calls that do not count",
-            )
-            .value("S")
-            .default("1.2"),
-            Choice::new("against", Kind::Word, "Measure another library in the same run, in turns")
-                .values(&[("torch", "PyTorch's `scaled_dot_product_attention`, by the Python of `--python`")]),
-            Choice::new("python", Kind::Path, "The Python to ask for PyTorch")
-                .value("PATH")
-                .default("python3")
-                .needs(&["against"]),
-            Choice::new("rounds", Kind::Rounds, "Take turns N times, at least 5")
-                .value("N")
-                .default("5")
-                .needs(&["against"]),
-        ],
-    ),
-    (
-        "Report",
-        &[
-            Choice::new("json", Kind::Switch, "One JSON object a line instead of a table").clashes(&["markdown"]),
-            Choice::new("markdown", Kind::Switch, "Tables in Markdown"),
-        ],
-    ),
-];
+                Choice::new("dtype", Kind::Word, "In this type; left out, f32, and for the grid bf16 too")
+                    .values(&[
+                        ("f32", "32 bits"),
+                        ("f64", "64 bits"),
+                        ("bf16", "16 bits with the range of f32; sums in f32"),
+                        ("f16", "16 bits, IEEE; sums in f32"),
+                    ])
+                    .many(),
+                Choice::new("causal", Kind::Switch, "Causal; left out, every key, and for the grid both"),
+                Choice::new("direction", Kind::Word, "In this direction; left out, forward, and for the grid all")
+                    .values(&[
+                        ("forward", "`Attention::forward`, with what it allocates"),
+                        ("backward", "`Attention::backward`, given the output of forward"),
+                        ("decode", "`Attention::decode`: N queries at the end of M keys"),
+                    ])
+                    .many(),
+                Choice::new(
+                    "lengths",
+                    Kind::Path,
+                    "Time and memory of one head against its length instead, drawn here as SVG",
+                )
+                .value("FILE")
+                .clashes(&["shape", "dtype", "causal", "direction"]),
+                Choice::new("train", Kind::Switch, "Whole training steps of two models instead, f32 and bf16")
+                    .clashes(&["shape", "dtype", "causal", "direction", "lengths"]),
+                Choice::new("longest", Kind::Length, "Draw lengths from 512 up to N, each twice the last")
+                    .value("N")
+                    .default("32768")
+                    .needs(&["lengths"]),
+            ],
+        ),
+        (
+            "How",
+            &[
+                Choice::new("threads", Kind::Threads, "Use N threads; left out, every core").value("N"),
+                Choice::new(
+                    "seconds",
+                    Kind::Positive,
+                    "Each measurement takes S seconds, after two calls that do not count",
+                )
+                .value("S")
+                .default("1.2"),
+                Choice::new("against", Kind::Word, "Measure another library in the same run, in turns")
+                    .values(&[("torch", "PyTorch's `scaled_dot_product_attention`, by the Python of `--python`")]),
+                Choice::new("python", Kind::Path, "The Python to ask for PyTorch")
+                    .value("PATH")
+                    .default("python3")
+                    .needs(&["against"]),
+                Choice::new("rounds", Kind::Rounds, "Take turns N times, at least 5")
+                    .value("N")
+                    .default("5")
+                    .needs(&["against"]),
+            ],
+        ),
+        (
+            "Report",
+            &[
+                Choice::new("json", Kind::Switch, "One JSON object a line instead of a table").clashes(&["markdown"]),
+                Choice::new("markdown", Kind::Switch, "Tables in Markdown"),
+            ],
+        ),
+    ];
 
 /// How a report looks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +111,8 @@ pub(crate) struct Asked {
     pub directions: Vec<Direction>,
     /// Where to draw time and memory against length, and up to which.
     pub lengths: Option<(PathBuf, usize)>,
+    /// Training steps instead of calls of attention.
+    pub train: bool,
     pub threads: Option<usize>,
     pub seconds: f64,
     /// The Python that runs the anchor, and in how many rounds.
@@ -130,6 +135,7 @@ impl Asked {
             causal: matches.get_flag("causal"),
             directions: once(words("direction").filter_map(Direction::named)),
             lengths: path("lengths").map(|file| (file, count("longest", LONGEST))),
+            train: matches.get_flag("train"),
             threads: matches.contains_id("threads").then(|| count("threads", 1)),
             seconds: matches.get_one("seconds").copied().unwrap_or(SECONDS),
             against: matches
@@ -161,6 +167,7 @@ pub(crate) fn after_help() -> String {
         ("qkv bench --shape 1,8,8,2048,2048,64 --causal --direction backward --json", "Just that"),
         ("qkv bench --shape 1,32,8,1,4096,128 --direction decode --dtype bf16", "A token of a grouped-query model"),
         ("qkv bench --threads 2 --against torch --python venv/bin/python --markdown", "docs/performance.md"),
+        ("qkv bench --train --seconds 5 --threads 2 --against torch --python venv/bin/python", "Training steps"),
         ("qkv bench --lengths docs/lengths.svg --against torch --python venv/bin/python", "Its picture"),
     ];
     let mut help = String::from(

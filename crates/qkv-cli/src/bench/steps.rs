@@ -16,8 +16,14 @@ use serde::{Deserialize, Serialize};
 
 /// The models: 7.3 M parameters in the shape of a GPT, 7.6 M in that of a translator.
 pub(crate) const MODELS: [(&str, &str); 2] = [
-    ("gpt", "7.3 M parameters: vocabulary 8,000, width 256, 4 layers, 4 heads; 16 sequences of 128 tokens; GELU, AdamW"),
-    ("translate", "7.6 M parameters: vocabulary 8,000, width 256, 3 + 3 layers, 4 heads; 128 pairs of 16 tokens; dropout 0.3"),
+    (
+        "gpt",
+        "7.3 M parameters: vocabulary 8,000, width 256, 4 layers, 4 heads; 16 sequences of 128 tokens; GELU, AdamW",
+    ),
+    (
+        "translate",
+        "7.6 M parameters: vocabulary 8,000, width 256, 3 + 3 layers, 4 heads; 128 pairs of 16 tokens; dropout 0.3",
+    ),
 ];
 pub(crate) const PRECISIONS: [&str; 2] = ["f32", "bf16"];
 
@@ -46,7 +52,8 @@ pub(crate) struct Found {
 
 impl Step {
     pub fn command() -> Command {
-        let word = |name, words: &'static [&str]| Arg::new(name).required(true).value_parser(PossibleValuesParser::new(words));
+        let word =
+            |name, words: &'static [&str]| Arg::new(name).required(true).value_parser(PossibleValuesParser::new(words));
         Command::new("bench-step")
             .hide(true)
             .about("Times training steps and prints what the process took, for `qkv bench --train`")
