@@ -2,7 +2,7 @@
 //! written in Pharaoh format. Data in, words out; who prints them decides how wide they may be.
 
 use qkv_models::Alignment;
-use qkv_models::text::tokenizer::Tokenizer;
+use qkv_models::text::tokenizer::{Piece, Tokenizer};
 use serde::Serialize;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
@@ -96,14 +96,20 @@ impl Words {
     }
 }
 
-/// The words of a side, its end left out, and which of them each piece belongs to.
+/// The words of a side, its end left out, and which of them each piece belongs to. A piece that is only a space belongs to
+/// the word behind it.
 fn words(tokenizer: &Tokenizer, tokens: &[u32]) -> (Vec<String>, Vec<usize>) {
     let tokens = &tokens[..tokens.len().saturating_sub(1)];
+    join(tokenizer.pieces(tokens))
+}
+
+fn join(pieces: Vec<Piece>) -> (Vec<String>, Vec<usize>) {
     let (mut words, mut owners): (Vec<String>, Vec<usize>) = (Vec::new(), Vec::new());
-    for piece in tokenizer.pieces(tokens) {
-        match words.last_mut().filter(|_| !piece.begins_word) {
-            Some(word) => word.push_str(&piece.text),
-            None => words.push(piece.text),
+    for Piece { text, begins_word } in pieces {
+        let text = text.trim();
+        match words.last_mut() {
+            Some(word) if !begins_word || word.is_empty() => word.push_str(text),
+            _ => words.push(text.to_owned()),
         }
         owners.push(words.len() - 1);
     }
@@ -212,6 +218,15 @@ mod tests {
         assert_eq!(shown("a\x1b[2Jb"), "a·[2Jb");
         let long = shown(&"长".repeat(30));
         assert!(long.width() <= LONGEST && long.ends_with('…'), "{long}");
+    }
+
+    #[test]
+    fn pieces_become_words_and_a_space_belongs_to_the_word_behind_it() {
+        let pieces =
+            [("Nov", true), ("ember", false), (" ", true), ("1", true), ("5", false), ("", true), ("日", false)];
+        let pieces = pieces.map(|(text, begins_word)| Piece { text: text.into(), begins_word });
+        let (words, owners) = join(pieces.to_vec());
+        assert_eq!((words, owners), (["November", "15", "日"].map(String::from).to_vec(), vec![0, 0, 1, 1, 1, 2, 2]));
     }
 
     #[test]

@@ -288,12 +288,12 @@ fn number(typed: &str, expected: &str, fits: impl Fn(f64) -> bool) -> Result<f64
 fn go_together(table: Table, matches: &ArgMatches) -> Result<(), String> {
     let typed = |choice: &&Choice| matches.value_source(choice.name) == Some(ValueSource::CommandLine);
     let is_there = |other: &&Other| is_there(matches, other);
-    for Choice { name, needs, clashes, .. } in table.iter().flat_map(|(_, choices)| *choices).filter(typed) {
-        if !needs.is_empty() && !needs.iter().any(|other| is_there(&other)) {
-            return Err(format!("`--{name}` needs {}", any_of(needs)));
+    for choice in table.iter().flat_map(|(_, choices)| *choices).filter(typed) {
+        if !choice.needs.is_empty() && !choice.needs.iter().any(|other| is_there(&other)) {
+            return Err(format!("`{}` needs {}", choice.called(), any_of(choice.needs)));
         }
-        if let Some(other) = clashes.iter().find(is_there) {
-            return Err(format!("`--{name}` cannot go with `--{other}`"));
+        if let Some(other) = choice.clashes.iter().find(is_there) {
+            return Err(format!("`{}` cannot go with `--{other}`", choice.called()));
         }
     }
     Ok(())

@@ -154,6 +154,11 @@ impl Choice {
         told
     }
 
+    /// What it is called in a sentence: `--beam`, or `TEXT` where it is known by its place.
+    pub fn called(&self) -> String {
+        if self.bare { self.value.into() } else { format!("--{}", self.name) }
+    }
+
     /// Its value, as help writes it; empty for a switch.
     pub fn typed(&self) -> String {
         let words: Vec<&str> = self.values.iter().map(|(value, _)| *value).collect();

@@ -12,7 +12,7 @@ const SAMPLE: &[&str] = &["sample"];
 pub(crate) const SEARCH: &[Choice] = &[
     Choice::new("beam", Kind::Count, "Follow N translations side by side; left out, as the model says, mostly 5")
         .value("N"),
-    Choice::new("greedy", Kind::Switch, "Take the likeliest token at each step").clashes(&["beam", "sample", "n-best"]),
+    Choice::new("greedy", Kind::Switch, "Take the likeliest token at each step").clashes(&["beam", "sample"]),
     Choice::new(
         "length-penalty",
         Kind::Finite,

@@ -66,8 +66,9 @@ impl<'a> Desk<'a> {
     fn new(asked: &'a Asked, translator: &'a Translator) -> Self {
         let search = asked.searching.over(&translator.search, asked.n_best);
         // Whoever types a sentence at a terminal sees where the model looked.
-        let alone = asked.texts.is_empty() || asked.json || asked.scores || asked.n_best > 1 || asked.output.is_some();
-        let align = asked.align.unwrap_or(match !alone && io::stdout().is_terminal() {
+        let otherwise =
+            asked.texts.is_empty() || asked.json || asked.scores || asked.n_best > 1 || asked.output.is_some();
+        let align = asked.align.unwrap_or(match !otherwise && io::stdout().is_terminal() {
             true => Align::Draw,
             false => Align::None,
         });
@@ -78,7 +79,8 @@ impl<'a> Desk<'a> {
     /// What is told of some lines; `before` counts those that were translated.
     fn answer(&self, lines: &[Line], before: &mut usize) -> Result<String, Failure> {
         let most = self.translator.model.most().saturating_sub(1);
-        let sources: Vec<Vec<u32>> = lines.iter().map(|line| self.translator.tokenizer.encode(&line.text)).collect();
+        let texts: Vec<&str> = lines.iter().map(|line| line.text.trim()).collect();
+        let sources: Vec<Vec<u32>> = texts.iter().map(|text| self.translator.tokenizer.encode(text)).collect();
         if let Some(at) = sources.iter().position(|source| source.len() > most) {
             let count = sources[at].len();
             return Err(Failure::new(format!(
@@ -92,7 +94,6 @@ impl<'a> Desk<'a> {
             sample.before = *before;
         }
         *before += sources.iter().filter(|source| !source.is_empty()).count();
-        let texts: Vec<&str> = lines.iter().map(|line| &line.text[..]).collect();
         let found = self.translator.translate(&texts, &search, &self.machine)?;
         let mut told = String::new();
         for ((line, source), found) in lines.iter().zip(&sources).zip(&found) {

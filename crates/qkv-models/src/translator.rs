@@ -117,7 +117,14 @@ impl Translator {
             Some(bytes) => serde_json::from_slice(bytes).map_err(|e| json(GENERATION, e))?,
             None => Search::default(),
         };
-        search.check()?;
+        // What is wrong with a number is said with the file that it stands in.
+        let in_file = |name: &str, error: Error| match error {
+            Error::Invalid { .. } | Error::Attention(_) => {
+                Error::format(folder.join(name), "settings", error.to_string())
+            }
+            error => error,
+        };
+        search.check().map_err(|e| in_file(GENERATION, e))?;
         if tokenizer.len() != config.vocab_size || Specials::of(&tokenizer) != config.specials() {
             let what = format!("`vocab_size` is {}, the tokenizer has {} tokens", config.vocab_size, tokenizer.len());
             return Err(Error::format(folder.join(CONFIG), "vocab_size", what));
@@ -127,8 +134,8 @@ impl Translator {
         // The file is there: a model that claims to be larger than it is refused before memory is asked for.
         let numbers: usize =
             file.names().filter_map(|name| file.shape(name)).map(|s| s.iter().product::<usize>()).sum();
-        config.check_size(numbers)?;
-        let (model, mut parameters) = Model::new(&config, 0)?;
+        config.check_size(numbers).map_err(|e| in_file(CONFIG, e))?;
+        let (model, mut parameters) = Model::new(&config, 0).map_err(|e| in_file(CONFIG, e))?;
         read_parameters(&mut parameters, &file, &path)?;
         Ok(Translator { model, parameters, tokenizer, search })
     }

@@ -24,7 +24,7 @@ pub(crate) const CHOICES: Table = &[
     (
         "What is told: one line for each line, an empty one for an empty one",
         &[
-            Choice::new("n-best", Kind::Count, "The N best, each as `LINE⇥SCORE⇥TEXT`").value("N").default("1"),
+            Choice::new("n-best", Kind::Count, "The N best, each as `LINE⇥SCORE⇥TEXT`").value("N").default("1").clashes(&["greedy"]),
             Choice::new("scores", Kind::Switch, "The score before each translation, as `SCORE⇥TEXT`"),
             Choice::new("align", Kind::Word, "Where each word looked; at a terminal it is drawn for TEXT")
                 .values(&[
