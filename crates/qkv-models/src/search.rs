@@ -135,6 +135,18 @@ impl Search {
         sources: &[Vec<u32>],
     ) -> Result<Vec<Vec<Found>>> {
         self.check()?;
+        // Inside the pool: a step hands out work dozens of times, and from outside each would wait for a thread to wake.
+        rayon::scope(|_| self.batches(model, parameters, pool, machine, sources))
+    }
+
+    fn batches(
+        &self,
+        model: &Model,
+        parameters: &Parameters<f32>,
+        pool: &Pool<f32>,
+        machine: &Machine,
+        sources: &[Vec<u32>],
+    ) -> Result<Vec<Vec<Found>>> {
         let specials = model.config().specials();
         let mut order: Vec<usize> = (0..sources.len()).collect();
         order.sort_by_key(|&at| (sources[at].len(), at));

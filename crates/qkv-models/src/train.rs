@@ -179,6 +179,11 @@ impl Run {
     /// # Errors
     /// Where a loss is no number, or the system refuses to write.
     pub fn train(&mut self, watcher: &mut dyn Watcher, stop: &AtomicBool) -> Result<Outcome> {
+        // Inside the pool: a step hands out work a thousand times, and from outside each would wait for a thread to wake.
+        rayon::scope(|_| self.steps(watcher, stop))
+    }
+
+    fn steps(&mut self, watcher: &mut dyn Watcher, stop: &AtomicBool) -> Result<Outcome> {
         let train = self.recipe.train.clone();
         let mut gradients = Gradients::of(&self.translator.parameters);
         let batching = Batching { tokens: train.tokens, longest: train.longest };

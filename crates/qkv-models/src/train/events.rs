@@ -49,7 +49,7 @@ pub struct Validation {
 }
 
 /// Someone who watches a run. Every method may be left as it is.
-pub trait Watcher {
+pub trait Watcher: Send {
     /// After every step.
     fn step(&mut self, _event: &Event) {}
     /// After a step whose numbers went into `metrics.jsonl`.
