@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 /// What kind of model, with its sizes: the table `[model]` of a recipe.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
+// One of them exists in a process, and is read by everyone: a box would be in everyone's way.
+#[allow(clippy::large_enum_variant)]
 pub enum Architecture {
     /// See [`Transformer`].
     Transformer(TransformerConfig),
@@ -118,8 +120,8 @@ pub struct Model {
 
 #[derive(Clone, Debug)]
 enum Built {
-    Transformer(Transformer),
-    Recurrent(Recurrent),
+    Transformer(Box<Transformer>),
+    Recurrent(Box<Recurrent>),
 }
 
 /// What step-by-step decoding remembers.
@@ -143,9 +145,11 @@ impl Model {
         let mut at = Builder::new(&mut parameters, seed);
         let built = match &config.architecture {
             Architecture::Transformer(sizes) => {
-                Built::Transformer(Transformer::new(&mut at, sizes, config.vocab_size)?)
+                Built::Transformer(Box::new(Transformer::new(&mut at, sizes, config.vocab_size)?))
             }
-            Architecture::Recurrent(sizes) => Built::Recurrent(Recurrent::new(&mut at, sizes, config.vocab_size)?),
+            Architecture::Recurrent(sizes) => {
+                Built::Recurrent(Box::new(Recurrent::new(&mut at, sizes, config.vocab_size)?))
+            }
         };
         Ok((Model { config: config.clone(), built }, parameters))
     }

@@ -80,6 +80,7 @@ mod tests {
             causal: false,
             directions: vec![],
             lengths: None,
+            train: false,
             threads: None,
             seconds: 1.0,
             against: None,

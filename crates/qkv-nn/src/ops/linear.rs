@@ -202,12 +202,12 @@ impl<T: Float> Pass for Slope<'_, T> {
                 let density = T::of_f64(1.0 / std::f64::consts::TAU.sqrt());
                 for (g, &x) in pairs {
                     let below = half * (T::ONE + (x * root).error_function());
-                    *g = *g * (below + x * density * (-(half * x * x)).exponential());
+                    *g *= below + x * density * (-(half * x * x)).exponential();
                 }
             }
             Activation::Tanh => {
                 for (g, &y) in pairs {
-                    *g = *g * (T::ONE - y * y);
+                    *g *= T::ONE - y * y;
                 }
             }
             Activation::Sigmoid => {
