@@ -44,7 +44,7 @@ impl Lines {
     /// Texts from the command line, each a line.
     pub fn given(texts: &[String]) -> Lines {
         let reader: Box<dyn Read> = Box::new(io::empty());
-        Lines { reader: BufReader::new(reader), given: texts.to_vec().into_iter(), name: None, number: 0 }
+        Lines { reader: BufReader::new(reader), given: Vec::from(texts).into_iter(), name: None, number: 0 }
     }
 
     /// What is written to stdin.
