@@ -401,6 +401,17 @@ mod tests {
     }
 
     #[test]
+    fn every_choice_is_on_its_page() {
+        let train = include_str!("../../../docs/train.md");
+        let translate = include_str!("../../../docs/translate.md");
+        for (table, page) in [(train::CHOICES, train), (translate::CHOICES, translate), (eval::CHOICES, translate)] {
+            for choice in table.iter().flat_map(|(_, choices)| *choices).filter(|choice| !choice.bare) {
+                assert!(page.contains(&format!("`--{}", choice.name)), "no `--{}`", choice.name);
+            }
+        }
+    }
+
+    #[test]
     fn causal_and_place_agree_or_are_refused() {
         assert_eq!(place(None, None), Ok(Place::Start));
         assert_eq!(place(Some("start"), None), Ok(Place::Start));

@@ -1,6 +1,6 @@
 //! The command `qkv doctor`: what this machine has, and what the program makes of it.
 
-use crate::{bench, embedded, threads};
+use crate::{bench, embedded};
 use qkv::Isa;
 use qkv_simd::pairs::Pairs;
 use serde::Serialize;
@@ -60,21 +60,24 @@ impl Health {
             _ if Pairs::possible(isa) => "pair products, sums in f32",
             _ => "widened to f32",
         };
+        let mut features: Vec<&'static str> = features!(
+            "sse4.2",
+            "avx",
+            "avx2",
+            "fma",
+            "f16c",
+            "avx512f",
+            "avx512bw",
+            "avx512dq",
+            "avx512vl",
+            "avx512bf16"
+        );
+        // The tile unit is not only there: the system has to allow it.
+        features.extend(Isa::named("amx").map(Isa::name));
         Health {
             version: env!("CARGO_PKG_VERSION"),
             cpu: bench::cpu(),
-            features: features!(
-                "sse4.2",
-                "avx",
-                "avx2",
-                "fma",
-                "f16c",
-                "avx512f",
-                "avx512bw",
-                "avx512dq",
-                "avx512vl",
-                "avx512bf16"
-            ),
+            features,
             isa: isa.name(),
             available: Isa::available().into_iter().map(Isa::name).collect(),
             asked: env::var("QKV_ISA").ok(),
@@ -108,7 +111,7 @@ impl fmt::Display for Health {
             None => "the best here; `QKV_ISA` chooses another".into(),
         };
         writeln!(f, "isa        {isa} of {} ({why})", available.join(", "))?;
-        writeln!(f, "threads    {}", threads::told(self.threads))?;
+        writeln!(f, "threads    {}", self.threads)?;
         writeln!(
             f,
             "kernels    f32 {} · f64 {} · bf16 {} · f16 {}",

@@ -16,11 +16,12 @@ pub(crate) struct Paper {
 }
 
 impl Paper {
-    /// As stdout has it: the width of the terminal (or of `COLUMNS`), colour only on a terminal and not with `NO_COLOR`.
+    /// As stdout has it: the width of the terminal, or else of `COLUMNS`; colour only on a terminal and not with `NO_COLOR`.
     pub fn of_stdout() -> Paper {
-        let asked = env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).filter(|&columns| columns > 0);
-        let found = || Term::stdout().size_checked().map(|(_, columns)| usize::from(columns));
-        let width = asked.or_else(|| io::stdout().is_terminal().then(found).flatten()).unwrap_or(WIDTH);
+        let found = Term::stdout().size_checked().map(|(_, columns)| usize::from(columns));
+        let asked = || env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+        let wide = |&columns: &usize| columns > 0;
+        let width = found.filter(wide).or_else(asked).filter(wide).unwrap_or(WIDTH);
         let plain = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
             || env::var_os("TERM").is_some_and(|name| name == "dumb");
         Paper { width, colour: io::stdout().is_terminal() && !plain }
