@@ -4,26 +4,38 @@
 use crate::float::Float;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-type Free<T> = BTreeMap<usize, Vec<Vec<T>>>;
+/// What a pool holds, in numbers of `T`.
+struct Held<T> {
+    /// Buffers that wait, by their length.
+    free: BTreeMap<usize, Vec<Vec<T>>>,
+    waiting: usize,
+    used: usize,
+    /// The most that was ever used at a time.
+    most: usize,
+}
 
-/// A pool of buffers, shared by all that is made from it.
+/// A pool of buffers, shared by all that is made from it. Batches of many shapes would each leave buffers of their own behind, so
+/// what it holds stays within a quarter of the most that was in use at a time.
 #[derive(Clone)]
 pub struct Pool<T> {
-    free: Arc<Mutex<Free<T>>>,
+    held: Arc<Mutex<Held<T>>>,
 }
 
 impl<T> Default for Pool<T> {
     fn default() -> Self {
-        Pool { free: Arc::default() }
+        Pool { held: Arc::new(Mutex::new(Held { free: BTreeMap::new(), waiting: 0, used: 0, most: 0 })) }
     }
 }
 
+/// A pool holds at most the most that was in use, and one part in so many more.
+const SPARE: usize = 4;
+
 impl<T> fmt::Debug for Pool<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let held: usize = self.list().iter().map(|(len, buffers)| len * buffers.len() * size_of::<T>()).sum();
-        write!(f, "Pool({held} bytes free)")
+        write!(f, "Pool({} bytes free)", self.held().waiting * size_of::<T>())
     }
 }
 
@@ -33,15 +45,39 @@ impl<T> Pool<T> {
         Self::default()
     }
 
-    fn list(&self) -> MutexGuard<'_, Free<T>> {
+    fn held(&self) -> MutexGuard<'_, Held<T>> {
         // A panic elsewhere leaves whole vectors, nothing half done.
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Takes back what was taken or adopted.
     pub(crate) fn give(&self, buffer: Vec<T>) {
+        let mut held = self.held();
+        held.used -= buffer.len();
+        held.waiting += buffer.len();
         if !buffer.is_empty() {
-            self.list().entry(buffer.len()).or_default().push(buffer);
+            held.free.entry(buffer.len()).or_default().push(buffer);
         }
+    }
+
+    /// Counts numbers that come from elsewhere and will be given.
+    pub(crate) fn adopt(&self, len: usize) {
+        let mut held = self.held();
+        held.used += len;
+        held.most = held.most.max(held.used);
+    }
+}
+
+impl<T> Held<T> {
+    /// A buffer that waits, of a length within these.
+    fn take(&mut self, lengths: RangeInclusive<usize>) -> Option<Vec<T>> {
+        let (&len, buffers) = self.free.range_mut(lengths).next()?;
+        let buffer = buffers.pop().expect("no empty list is kept");
+        if buffers.is_empty() {
+            self.free.remove(&len);
+        }
+        self.waiting -= len;
+        Some(buffer)
     }
 }
 
@@ -56,16 +92,22 @@ impl<T: Float> Pool<T> {
     /// At least `len` numbers, whatever they are.
     pub(crate) fn take(&self, len: usize) -> Vec<T> {
         let len = class(len);
-        let mut list = self.list();
+        let mut held = self.held();
         // A little more than needed will do; much more would be missed elsewhere.
-        if let Some((&found, buffers)) = list.range_mut(len..=len + len / 4).next() {
-            let buffer = buffers.pop().expect("no empty list is kept");
-            if buffers.is_empty() {
-                list.remove(&found);
-            }
+        let found = held.take(len..=len + len / 4);
+        held.used += found.as_ref().map_or(len, Vec::len);
+        held.most = held.most.max(held.used);
+        if let Some(buffer) = found {
             return buffer;
         }
-        drop(list);
+        // Before the system is asked for more, it gets back what waits for shapes that may not come again.
+        let mut gone = Vec::new();
+        while held.used + held.waiting > held.most + held.most / SPARE {
+            let Some(largest) = held.free.keys().next_back().copied() else { break };
+            gone.extend(held.take(largest..=largest));
+        }
+        drop(held);
+        drop(gone);
         vec![T::ZERO; len]
     }
 }
@@ -83,6 +125,18 @@ mod tests {
         let (small, large) = (pool.take(10), pool.take(990));
         assert_ne!(small.as_ptr(), at, "far too large for ten numbers");
         assert_eq!(large.as_ptr(), at);
+    }
+
+    #[test]
+    fn what_waits_stays_within_a_part_of_what_was_used() {
+        let pool = Pool::<f32>::new();
+        for len in (1..60).map(|x| 1000 * x) {
+            let both = [pool.take(len), pool.take(len / 2)];
+            both.into_iter().for_each(|buffer| pool.give(buffer));
+            let held = pool.held();
+            assert_eq!(held.used, 0);
+            assert!(held.waiting <= held.most + held.most / SPARE, "{} of {}", held.waiting, held.most);
+        }
     }
 
     #[test]

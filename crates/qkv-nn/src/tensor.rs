@@ -58,6 +58,7 @@ impl<T: Float> Tensor<T> {
     /// Numbers that come from elsewhere, which the pool gets in the end.
     pub(crate) fn adopted(pool: &Pool<T>, data: Vec<T>, shape: &[usize]) -> Self {
         assert_eq!(data.len(), shape.iter().product::<usize>(), "shape {shape:?}");
+        pool.adopt(data.len());
         Tensor { shape: shape.to_vec(), numbers: Arc::new(Numbers { data, pool: Some(pool.clone()) }) }
     }
 
