@@ -111,6 +111,36 @@ impl ModelConfig {
     }
 }
 
+/// Which part of a model an attention belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// The source to itself.
+    Encoder,
+    /// The target to what came before.
+    Decoder,
+    /// The target to the source.
+    Cross,
+}
+
+impl Group {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Group::Encoder => "encoder",
+            Group::Decoder => "decoder",
+            Group::Cross => "cross",
+        }
+    }
+}
+
+/// Where attention is computed in a model, and which of the captured ones of a pass are its: one, or one a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Site {
+    pub group: Group,
+    pub layer: usize,
+    pub captured: std::ops::Range<usize>,
+}
+
 /// A model: handles to parameters, and what to do with them.
 #[derive(Clone, Debug)]
 pub struct Model {
@@ -214,18 +244,32 @@ impl Model {
         Ok(tape.cross_entropy(&given, self.output(), None, target))
     }
 
-    /// Which of the attentions that one parallel pass computes, `count` of them, align a target with its source, and from which
-    /// of its `steps` each starts.
-    pub(crate) fn alignment_layers(&self, count: usize, steps: usize) -> Vec<(usize, usize)> {
+    /// The attentions of one parallel pass over `steps` positions, in a reader's order: encoder, decoder, cross.
+    pub(crate) fn sites(&self, count: usize, steps: usize) -> Vec<Site> {
+        let one = |group, layer, at: usize| Site { group, layer, captured: at..at + 1 };
         match &self.config.architecture {
             Architecture::Transformer(config) => {
                 // Self- and cross-attention of each layer take turns after the encoder's.
-                let layer = config.decoder_layers.saturating_sub(2);
-                vec![(config.encoder_layers + 2 * layer + 1, 0)]
+                let (encoder, decoder) = (config.encoder_layers, config.decoder_layers);
+                let reading = (0..encoder).map(|layer| one(Group::Encoder, layer, layer));
+                let writing = (0..decoder).map(|layer| one(Group::Decoder, layer, encoder + 2 * layer));
+                let looking = (0..decoder).map(|layer| one(Group::Cross, layer, encoder + 2 * layer + 1));
+                reading.chain(writing).chain(looking).collect()
             }
             // All steps at once, or one after the other.
-            Architecture::Recurrent(_) if count == 1 => vec![(0, 0)],
-            Architecture::Recurrent(_) => (0..steps).map(|step| (step, step)).collect(),
+            Architecture::Recurrent(_) => {
+                let captured = if count == 1 { 0..1 } else { 0..steps };
+                vec![Site { group: Group::Cross, layer: 0, captured }]
+            }
+        }
+    }
+
+    /// The layer whose attention from the target to the source is the best alignment: the last but one, where there are
+    /// several.
+    pub fn alignment_layer(&self) -> usize {
+        match &self.config.architecture {
+            Architecture::Transformer(config) => config.decoder_layers.saturating_sub(2),
+            Architecture::Recurrent(_) => 0,
         }
     }
 

@@ -38,17 +38,6 @@ pub struct Translation {
     pub log_probability: f64,
 }
 
-/// Which source tokens each target token looked at.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Alignment {
-    /// The source, cut; its end last.
-    pub source: Vec<u32>,
-    /// The target, cut; its end last.
-    pub target: Vec<u32>,
-    /// One row for each target token, one weight for each source token.
-    pub weights: Vec<Vec<f32>>,
-}
-
 /// Tokens that go through the model together where only their loss is wanted.
 const TOKENS: usize = 4096;
 
@@ -220,37 +209,6 @@ impl Translator {
             loss += self.model.loss(&mut tape, &batch, 0.0, 1.0)?;
         }
         Ok(loss)
-    }
-
-    /// Where each token of a target looked in its source: the weights of the decoder's attention to the encoder, averaged over
-    /// the heads of the layer that aligns best (the last but one where there are several).
-    ///
-    /// # Errors
-    /// Where a side is longer than the model takes.
-    pub fn align(&self, source: &[u32], target: &[u32], machine: &Machine) -> Result<Alignment> {
-        let specials = self.model.config().specials();
-        let batch = Batch::new([(source, target)], specials);
-        if batch.source.length.max(batch.shown.length) > self.model.most() {
-            return Err(Error::invalid(format!("the model takes at most {} tokens", self.model.most())));
-        }
-        let pool = Pool::new();
-        let mut tape = Tape::inference(&self.parameters, &pool, machine);
-        tape.capture();
-        self.model.scores(&mut tape, &batch.source, &batch.shown)?;
-        let captured = tape.captured();
-        let (steps, keys) = (batch.shown.length, batch.source.length);
-        let mut weights = vec![vec![0.0f32; keys]; steps];
-        for (layer, from) in self.model.alignment_layers(captured.len(), steps) {
-            let [_, heads, queries, _] = captured[layer].shape();
-            for head in 0..heads {
-                let seen = captured[layer].weights(&self.parameters, 0, head, 0..queries)?;
-                for (i, row) in seen.data().chunks_exact(keys).enumerate() {
-                    weights[from + i].iter_mut().zip(row).for_each(|(sum, &w)| *sum += w / heads as f32);
-                }
-            }
-        }
-        let ended = |tokens: &[u32]| crate::batch::ended(tokens, specials.eos);
-        Ok(Alignment { source: ended(source), target: ended(target), weights })
     }
 
     /// What a batch of sources looks like to the model.

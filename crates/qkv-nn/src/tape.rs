@@ -61,6 +61,7 @@ pub struct Tape<'a, T: Float> {
     seed: u64,
     streams: u64,
     penalty: f64,
+    noise: bool,
     pub(crate) captured: Option<Vec<Captured<T>>>,
 }
 
@@ -83,7 +84,7 @@ impl<'a, T: Float> Tape<'a, T> {
         machine: &'a Machine,
         seed: u64,
     ) -> Self {
-        Tape { gradients: Some(gradients), seed, ..Tape::inference(parameters, pool, machine) }
+        Tape { gradients: Some(gradients), seed, noise: true, ..Tape::inference(parameters, pool, machine) }
     }
 
     /// A tape that keeps nothing: values only, no noise.
@@ -99,6 +100,7 @@ impl<'a, T: Float> Tape<'a, T> {
             seed: 0,
             streams: 0,
             penalty: 0.0,
+            noise: false,
             captured: None,
         }
     }
@@ -111,6 +113,16 @@ impl<'a, T: Float> Tape<'a, T> {
     /// What was captured so far.
     pub fn captured(&mut self) -> Vec<Captured<T>> {
         self.captured.take().unwrap_or_default()
+    }
+
+    /// The same tape without noise: what the loss of a finished model depends on.
+    pub fn quiet(self) -> Self {
+        Tape { noise: false, ..self }
+    }
+
+    /// Whether dropout and sampling are on.
+    pub(crate) fn has_noise(&self) -> bool {
+        self.noise
     }
 
     /// Whether this tape remembers the way back.

@@ -475,6 +475,29 @@ impl<T: qkv_simd::Element> PartialEq for Output<T> {
 }
 
 impl<T: qkv_simd::Element> Output<T> {
+    /// What a softmax leaves behind, from a file, say: its log-sum-exp `[B, Hq, N]` is all that the weights need. Values are
+    /// as wide as `dv` says, and 0.
+    ///
+    /// ```
+    /// use qkv::{Attention, Inputs, Output, Place, Tensor};
+    /// let x = Tensor::<f32, 4>::randn([1, 1, 5, 8], 1);
+    /// let nothing = Tensor::new(vec![], [1, 1, 5, 0])?; // no values: only the weights are wanted
+    /// let attention = Attention::scaled_dot();
+    /// let lse = attention.forward(Inputs::new(&x, &x, &x))?.lse;
+    /// let out = Output::of_lse(lse, 0, Place::Start)?;
+    /// let row = attention.weights(Inputs::new(&x, &x, &nothing), &out)?.rows(0, 0, 2..3)?;
+    /// assert!((row.data().iter().sum::<f32>() - 1.0).abs() < 1e-6);
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Where there is no memory for the values.
+    pub fn of_lse(lse: Tensor<T::Acc, 3>, dv: usize, place: Place) -> Result<Self> {
+        let [b, h, n] = lse.shape();
+        let values = Tensor::zeros("out", [b, h, n, dv])?;
+        Ok(Output { values, lse, entropy: None, chosen: None, log_prob: None, kept: None, place })
+    }
+
     /// Every number rounded to another type.
     pub fn rounded<U: qkv_simd::Element>(&self) -> Output<U> {
         let column = |t: &Tensor<T::Acc, 3>| t.map(|x| U::Acc::of_f64(x.to_f64()));

@@ -5,7 +5,10 @@
 //! *plain formula* whose error sets the bound for every engine.
 
 mod linear;
+mod pair;
 mod selection;
+
+pub use self::pair::{Pair, Step};
 
 use self::selection::select;
 use crate::attention::{Attention, Gradients, Output};
@@ -17,6 +20,7 @@ use crate::select::{Choice, Select};
 use crate::source::Source;
 use crate::tensor::Tensor;
 use qkv_simd::{Element, Real, View, philox};
+use std::ops::Range;
 
 /// The definition, computed in `F`.
 ///
@@ -265,6 +269,8 @@ struct Head<'a, F, T: Element> {
     b: usize,
     h: usize,
     scale: F,
+    /// The first query and the first key that are here.
+    first: [usize; 2],
     /// Queries and keys as given.
     q: Vec<Vec<F>>,
     k: Vec<Vec<F>>,
@@ -284,12 +290,17 @@ struct Made<F> {
 
 impl<'a, F: Real, T: Element> Head<'a, F, T> {
     fn new(problem: &'a Problem<'a, T>, b: usize, h: usize) -> Self {
-        let (heads, inputs) = (problem.heads, &problem.inputs);
-        let rows = |view: Source<'_, T>, head: usize| -> Vec<Vec<F>> {
-            let [_, _, length, width] = view.shape();
-            (0..length).map(|i| (0..width).map(|x| wide(view.at(b, head, i, x))).collect()).collect()
+        Head::over(problem, b, h, 0..problem.n, 0..problem.m)
+    }
+
+    /// Of some queries and some keys only.
+    fn over(problem: &'a Problem<'a, T>, b: usize, h: usize, queries: Range<usize>, keys: Range<usize>) -> Self {
+        let (heads, inputs, first) = (problem.heads, &problem.inputs, [queries.start, keys.start]);
+        let rows = |view: Source<'_, T>, head: usize, range: Range<usize>| -> Vec<Vec<F>> {
+            let [_, _, _, width] = view.shape();
+            range.map(|i| (0..width).map(|x| wide(view.at(b, head, i, x))).collect()).collect()
         };
-        let (q, k) = (rows(inputs.q.into(), h), rows(inputs.k, h / heads.group));
+        let (q, k) = (rows(inputs.q.into(), h, queries), rows(inputs.k, h / heads.group, keys));
         let (query, key) = match problem.attention.score {
             Score::General => {
                 let w = projection(inputs.w, h).expect("checked");
@@ -316,7 +327,7 @@ impl<'a, F: Real, T: Element> Head<'a, F, T> {
             }
             _ => (q.clone(), k.clone()),
         };
-        Head { problem, b, h, scale: F::from_f64(problem.scale(h)), q, k, query, key }
+        Head { problem, b, h, scale: F::from_f64(problem.scale(h)), first, q, k, query, key }
     }
 }
 
@@ -345,17 +356,12 @@ fn unit<F: Real>(row: &[F]) -> Vec<F> {
 
 impl<F: Real, T: Element> Head<'_, F, T> {
     fn score(&self, i: usize, j: usize) -> Made<F> {
-        let Head { problem, b, h, .. } = *self;
-        let (query, key) = (&self.query[i], &self.key[j]);
-        let width = problem.width;
+        let Head { problem, first: [i0, j0], .. } = *self;
+        let (query, key) = (&self.query[i - i0], &self.key[j - j0]);
         let raw = match problem.attention.score {
-            Score::Additive => {
-                let v = problem.inputs.v_score.expect("checked");
-                sum(width, |x| wide::<T, F>(v[x]) * (query[x] + key[x]).tanh())
-            }
-            Score::Distance => -sum(width, |x| (query[x] - key[x]) * (query[x] - key[x])),
+            Score::Distance => -sum(problem.width, |x| (query[x] - key[x]) * (query[x] - key[x])),
             Score::Linear(features) => linear::score(features, query, key),
-            _ => sum(width, |x| query[x] * key[x]),
+            _ => sum(problem.width, |x| self.part(query, key, x)),
         };
         let mut score = raw * self.scale;
         let mut slope = F::ONE;
@@ -364,21 +370,47 @@ impl<F: Real, T: Element> Head<'_, F, T> {
             score = F::from_f64(cap) * t;
             slope = F::ONE - t * t;
         }
-        let p = problem.scene.place(b, i);
-        if let Some(&m) = problem.slopes.get(h) {
-            score += F::from_f64(-m) * F::from_f64((p - j as i64).abs() as f64);
+        for added in [self.alibi(i, j), self.bias(i, j), self.relative(i, j)].into_iter().flatten() {
+            score += added;
         }
-        if let Some(bias) = problem.bias {
-            score += wide(bias.at(b, h, i, j));
-        }
-        if let Some(table) = problem.inputs.table {
-            score += wide(table.at(0, 0, h % table.shape()[2], problem.table_entry(p, j)));
-        }
-        let near = self.apart(i, j).is_none_or(|(apart, sigma)| apart.abs() <= 2.0 * sigma);
-        if !near || !problem.attention.mask.allows(&problem.scene, b, h, i, j) {
+        if !self.sees(i, j) {
             score = F::NEG_INFINITY;
         }
         Made { raw, slope, score }
+    }
+
+    /// What one number of a query and of a key adds to the raw score, where that is a sum of products.
+    fn part(&self, query: &[F], key: &[F], x: usize) -> F {
+        match self.problem.attention.score {
+            Score::Additive => {
+                wide::<T, F>(self.problem.inputs.v_score.expect("checked")[x]) * (query[x] + key[x]).tanh()
+            }
+            _ => query[x] * key[x],
+        }
+    }
+
+    /// What ALiBi adds.
+    fn alibi(&self, i: usize, j: usize) -> Option<F> {
+        let p = self.problem.scene.place(self.b, i);
+        let &m = self.problem.slopes.get(self.h)?;
+        Some(F::from_f64(-m) * F::from_f64((p - j as i64).abs() as f64))
+    }
+
+    /// What the bias tensor adds.
+    fn bias(&self, i: usize, j: usize) -> Option<F> {
+        self.problem.bias.map(|bias| wide(bias.at(self.b, self.h, i, j)))
+    }
+
+    /// What the relative table adds.
+    fn relative(&self, i: usize, j: usize) -> Option<F> {
+        let (p, table) = (self.problem.scene.place(self.b, i), self.problem.inputs.table?);
+        Some(wide(table.at(0, 0, self.h % table.shape()[2], self.problem.table_entry(p, j))))
+    }
+
+    /// Whether the mask, and predictive local attention, leave the pair.
+    fn sees(&self, i: usize, j: usize) -> bool {
+        let near = self.apart(i, j).is_none_or(|(apart, sigma)| apart.abs() <= 2.0 * sigma);
+        near && self.problem.attention.mask.allows(&self.problem.scene, self.b, self.h, i, j)
     }
 
     /// What a weight is multiplied by after the softmax: by dropout 0 or a little more than 1, by predictive local attention

@@ -70,7 +70,7 @@ impl<'a, T: Element> Weights<'a, T> {
         T::weigh(self, asked, &|weigh, room, block| {
             let range = rows.start + block * QUERIES..(rows.start + (block + 1) * QUERIES).min(rows.end);
             room.fill(T::Acc::ZERO);
-            weigh(range.clone(), &mut |r, j, weight| room[r * shape[1] + j] = weight);
+            weigh(range.clone(), &mut |r, j, seen| room[r * shape[1] + j..][..seen.len()].copy_from_slice(seen));
             for (r, i) in range.enumerate() {
                 written.write(0, 0, i - rows.start, &room[r * shape[1]..][..shape[1]]);
             }
@@ -103,10 +103,12 @@ impl<'a, T: Element> Weights<'a, T> {
             column.fill(T::Acc::ZERO);
             for start in covered.clone().step_by(QUERIES) {
                 let range = rows.start + start..rows.start + (start + QUERIES).min(covered.end);
-                weigh(range, &mut |_, j, weight| match pool {
-                    Pool::Max if weight > column[j] || weight.is_nan() => column[j] = weight,
-                    Pool::Max => {}
-                    Pool::Mean => column[j] += weight,
+                weigh(range, &mut |_, j, seen| {
+                    let column = column[j..][..seen.len()].iter_mut().zip(seen);
+                    match pool {
+                        Pool::Max => column.for_each(|(most, &w)| *most = larger(*most, w)),
+                        Pool::Mean => column.for_each(|(sum, &w)| *sum += w),
+                    }
                 });
             }
             let cells: Vec<T::Acc> = (0..width)
@@ -115,7 +117,7 @@ impl<'a, T: Element> Weights<'a, T> {
                     let covers = T::Acc::from_f64((range.len() * covered.len()) as f64);
                     let column = &column[range];
                     match pool {
-                        Pool::Max => column.iter().fold(T::Acc::ZERO, |a, &b| if b > a || b.is_nan() { b } else { a }),
+                        Pool::Max => column.iter().copied().fold(T::Acc::ZERO, larger),
                         Pool::Mean => column.iter().copied().sum::<T::Acc>() / covers,
                     }
                 })
@@ -151,7 +153,7 @@ pub(crate) struct Asked<'a> {
 
 impl<T: qkv_simd::Element> Weights<'_, T> {
     /// Runs tasks that weigh rows of one head against some columns. A task gets a function that, for a range of at most
-    /// [`QUERIES`] rows, reports every weight by row and column from the corner; and room of its own.
+    /// [`QUERIES`] rows, reports their weights; and room of its own.
     pub(crate) fn run(&self, Asked { b, h, cols, tasks, room }: Asked<'_>, task: &Task<'_, T::Acc>) {
         let problem = &self.problem;
         let scratch = Scratch::new();
@@ -176,7 +178,7 @@ impl<T: qkv_simd::Element> Weights<'_, T> {
         let tile = || (scratch.take(QUERIES * ops.query_row), scratch.take(QUERIES * KEYS), Live::default());
         let worker = || (ops.desk(&scratch), tile(), scratch.take(room));
         for_each_task(threads, tasks, worker, |(desk, (q, scores, live), room), at| {
-            let mut weigh = |range: Range<usize>, report: &mut dyn FnMut(usize, usize, T::Acc)| {
+            let mut weigh = |range: Range<usize>, report: &mut Report<'_, T::Acc>| {
                 let rows: Vec<RowAt> = range.map(|i| RowAt { b, h, i, p: problem.scene.place(b, i) }).collect();
                 desk.load_left(queries, rows.iter().map(|row| (b, h, row.i)), q);
                 for tile in piece.key_tiles() {
@@ -190,13 +192,13 @@ impl<T: qkv_simd::Element> Weights<'_, T> {
                     ops.raw(desk, q, columns, keys.len, (live, 0..rows.len()), scores);
                     ops.finish_all(&keys, live, &rows, scores);
                     weighing.apply(&rows, &keys, scores);
+                    let asked = keys.start.max(cols.start)..(keys.start + keys.len).min(cols.end);
+                    if asked.is_empty() {
+                        continue;
+                    }
                     for r in 0..rows.len() {
-                        for at in 0..keys.len {
-                            let j = keys.start + at;
-                            if cols.contains(&j) {
-                                report(r, j - cols.start, scores[r * KEYS + at]);
-                            }
-                        }
+                        let seen = &scores[r * KEYS..][asked.start - keys.start..asked.end - keys.start];
+                        report(r, asked.start - cols.start, seen);
                     }
                 }
             };
@@ -208,8 +210,18 @@ impl<T: qkv_simd::Element> Weights<'_, T> {
 /// A task: it gets a function that weighs rows, room of its own, and its number.
 pub(crate) type Task<'a, A> = dyn Fn(&mut Weigh<'_, A>, &mut [A], usize) + Sync + 'a;
 
-/// Weighs a range of rows and reports each weight by row and column.
-pub(crate) type Weigh<'a, A> = dyn FnMut(Range<usize>, &mut dyn FnMut(usize, usize, A)) + 'a;
+/// Weighs a range of rows and reports them.
+pub(crate) type Weigh<'a, A> = dyn FnMut(Range<usize>, &mut Report<'_, A>) + 'a;
+
+/// Takes neighbouring weights of one row: the row and the first column, both from the corner, and the weights. What is not
+/// reported is 0.
+pub(crate) type Report<'a, A> = dyn FnMut(usize, usize, &[A]) + 'a;
+
+/// The larger of two weights; NaN is not lost.
+#[inline]
+fn larger<A: Real>(a: A, b: A) -> A {
+    if b > a || b.is_nan() { b } else { a }
+}
 
 /// The rows (or columns) of a rectangle of `len` that a cell of a grid of `cells` covers: at least one.
 fn cell(at: usize, len: usize, cells: usize) -> Range<usize> {

@@ -5,8 +5,8 @@ use crate::machine::Machine;
 use crate::parameters::{Gradients, Param, Parameters};
 use crate::tape::{Back, Backward, Tape, Var};
 use crate::tensor::Tensor;
-use qkv::{Attention, Cache, Choice, Decode, Dropout, Inputs, Mask, Output, Select, Upstream, View};
-use std::sync::Arc;
+use qkv::{Attention, Cache, Choice, Decode, Dropout, Inputs, Mask, Output, Owned, Select, Upstream, View};
+use std::sync::{Arc, OnceLock};
 
 /// How many heads the queries have, and how many the keys and values that they share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,7 +150,11 @@ impl<T: Float> Call<T> {
 pub struct Captured<T: Float> {
     call: Arc<Call<T>>,
     out: Output<T>,
+    gates: Gates,
 }
+
+/// The gradient of the loss with respect to a gate of 1 on what each head gives: known after the way back.
+type Gates = Arc<OnceLock<Vec<f64>>>;
 
 impl<T: Float> std::fmt::Debug for Captured<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -183,6 +187,22 @@ impl<T: Float> Captured<T> {
     ) -> qkv::Result<qkv::Tensor<T, 2>> {
         self.call.attention.weights(self.call.inputs(parameters), &self.out)?.rows(sequence, head, queries)
     }
+
+    /// The tensors of the call, to keep beyond this run and its parameters.
+    pub fn inputs(&self, parameters: &Parameters<T>) -> Owned<T> {
+        Owned::of(self.call.inputs(parameters))
+    }
+
+    /// What it gave, `values [B, H, N, Dv]` and the log-sum-exp with them.
+    pub fn output(&self) -> &Output<T> {
+        &self.out
+    }
+
+    /// The gradient of the loss with respect to a gate of 1 on what each head gives, over the whole batch: how much the loss
+    /// would change if the head were turned down (Michel et al. 2019, arXiv:1905.10650). `None` before the way back.
+    pub fn gates(&self) -> Option<&[f64]> {
+        self.gates.get().map(Vec::as_slice)
+    }
 }
 
 struct AttendBack<T: Float> {
@@ -192,13 +212,15 @@ struct AttendBack<T: Float> {
     out: Output<T>,
     /// The gradient of each row's entropy.
     d_entropy: Option<Vec<T>>,
+    /// Where someone looks.
+    gates: Option<Gates>,
 }
 
 impl<T: Float> Tape<'_, T> {
     /// The call, with noise from this tape or none.
     fn call(&mut self, q: &Var<T>, k: &Tensor<T>, v: &Tensor<T>, center: Option<&Var<T>>, how: &Attend<'_>) -> Call<T> {
         let mut attention = how.attention.clone();
-        let training = self.is_training();
+        let training = self.has_noise();
         attention.dropout =
             attention.dropout.filter(|_| training).map(|dropout| Dropout { seed: self.stream(), ..dropout });
         if let Select::Hard(choice) = attention.select {
@@ -208,7 +230,7 @@ impl<T: Float> Tape<'_, T> {
         if how.lengths.is_some() {
             attention.mask = attention.mask & Mask::lengths();
         }
-        attention.entropy = training && how.entropy != 0.0;
+        attention.entropy = self.is_training() && how.entropy != 0.0;
         let &[batch, length, _] = q.shape() else { panic!("attention takes [B, L, H·D], not {:?}", q.shape()) };
         let positions = (how.from > 0).then(|| {
             attention.place = qkv::Place::Given;
@@ -258,12 +280,14 @@ impl<T: Float> Tape<'_, T> {
             (0..entropy.data().len()).map(|row| if live(row) { each } else { T::ZERO }).collect()
         });
         let call = Arc::new(call);
-        if let Some(captured) = &mut self.captured {
-            captured.push(Captured { call: call.clone(), out: out.clone() });
-        }
+        let gates = self.captured.as_mut().map(|captured| {
+            let gates = Gates::default();
+            captured.push(Captured { call: call.clone(), out: out.clone(), gates: gates.clone() });
+            gates
+        });
         let slots = [q.slot, k.slot, v.slot];
         let center = center.and_then(|center| center.slot);
-        Ok(self.record(values, || AttendBack { call, slots, center, out, d_entropy }))
+        Ok(self.record(values, || AttendBack { call, slots, center, out, d_entropy, gates }))
     }
 
     /// Attention from new queries, which stand at the end, to a cache: for inference, without a way back.
@@ -291,9 +315,19 @@ fn add_to<T: Float>(gradients: &mut Gradients<T>, param: Option<Param>, found: O
 
 impl<T: Float> Backward<T> for AttendBack<T> {
     fn backward(self: Box<Self>, upstream: Tensor<T>, back: &mut Back<'_, T>) {
-        let AttendBack { call, slots, center, out, d_entropy } = *self;
+        let AttendBack { call, slots, center, out, d_entropy, gates } = *self;
         let [batch, heads, length, d] = out.values.shape();
         let upstream = upstream.reshaped(&[batch, length, heads * d]);
+        if let Some(gates) = gates {
+            let view = heads_of(&upstream, heads);
+            let mut of_heads = vec![0.0; heads];
+            for (at, value) in out.values.data().iter().enumerate() {
+                let (row, x) = (at / d, at % d);
+                let (b, h, i) = (row / (heads * length), row / length % heads, row % length);
+                of_heads[h] += value.to_f64() * view.at(b, h, i, x).to_f64();
+            }
+            gates.set(of_heads).expect("the way back is walked once");
+        }
         let mut from_above = Upstream::new(heads_of(&upstream, heads));
         if let Some(d_entropy) = &d_entropy {
             from_above = from_above.entropy(d_entropy);

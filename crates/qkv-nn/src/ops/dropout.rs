@@ -19,7 +19,7 @@ impl Drop {
     /// None where nothing is dropped.
     pub fn new<T: Float>(tape: &mut Tape<'_, T>, p: f64) -> Option<Drop> {
         let threshold = (p * 65536.0).round().clamp(0.0, 65535.0) as u32;
-        (tape.is_training() && threshold > 0).then(|| Drop { threshold, stream: tape.stream() })
+        (tape.has_noise() && threshold > 0).then(|| Drop { threshold, stream: tape.stream() })
     }
 
     /// What is kept grows by this.

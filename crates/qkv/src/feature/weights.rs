@@ -5,6 +5,7 @@ use crate::attention::Output;
 use crate::problem::Problem;
 use crate::scratch::{Buffer, Scratch};
 use crate::tuning::CHUNK;
+use crate::weights::Report;
 use qkv_simd::features::{Decay, decay};
 use qkv_simd::{Element, Matrix, Panels, Real, Target, product};
 use std::ops::Range;
@@ -31,14 +32,14 @@ impl<'a, T: Element> Weigher<'a, T> {
         }
     }
 
-    /// Reports every weight of up to [`CHUNK`] rows of one head against `cols`, by row and column from the corner.
+    /// Reports the weights of up to [`CHUNK`] rows of one head against `cols`.
     pub fn weigh(
         &mut self,
         out: &Output<T>,
         [b, h]: [usize; 2],
         rows: Range<usize>,
         cols: &Range<usize>,
-        report: &mut dyn FnMut(usize, usize, T::Acc),
+        report: &mut Report<'_, T::Acc>,
     ) {
         let (problem, Sizes { map, .. }) = (self.problem, self.sizes);
         let (mask, scene, count) = (&problem.attention.mask, &problem.scene, rows.len());
@@ -66,11 +67,13 @@ impl<'a, T: Element> Weigher<'a, T> {
             let of = Decay { seen: &[CHUNK; CHUNK], rows: &self.queries.logs, columns: &self.keys.logs };
             decay(map.isa, &mut self.tile, CHUNK, count, CHUNK, of);
             for (r, i) in rows.clone().enumerate() {
-                for (at, j) in keys.clone().enumerate() {
-                    if mask.allows(scene, b, h, i, j) {
-                        report(r, j - cols.start, self.tile[r * CHUNK + at]);
+                let seen = &mut self.tile[r * CHUNK..][..keys.len()];
+                for (weight, j) in seen.iter_mut().zip(keys.clone()) {
+                    if !mask.allows(scene, b, h, i, j) {
+                        *weight = T::Acc::ZERO;
                     }
                 }
+                report(r, start - cols.start, seen);
             }
         }
     }

@@ -1,0 +1,153 @@
+//! From a run of a model to a [`Recording`]: the tokens as a person reads them, and every attention that was computed.
+
+use crate::layer::{Computed, Layer, Seen};
+use crate::recording::{Candidate, Recording, Side, Step, Token};
+use qkv_models::text::tokenizer::{Piece, Tokenizer};
+use qkv_models::{Attended, Error, Group, Observed, Result, Translator};
+use qkv_nn::Machine;
+
+/// How many tokens that might have been written are kept for each step.
+const CANDIDATES: usize = 8;
+
+/// Where the sides of a translation stand.
+const SOURCE: usize = 0;
+const READ: usize = 1;
+const WRITTEN: usize = 2;
+
+/// Translates a text, or takes the translation that is given, and records what the model attended to on the way.
+///
+/// # Errors
+/// Where there is nothing to translate, or more than the model takes.
+pub fn translation(translator: &Translator, text: &str, target: Option<&str>, machine: &Machine) -> Result<Recording> {
+    let source = translator.tokenizer.encode(text);
+    if source.is_empty() {
+        return Err(Error::invalid("there is no text to look at").with_hint("give a sentence"));
+    }
+    let target = match target {
+        Some(target) => translator.tokenizer.encode(target),
+        None => {
+            let found = translator.translate(&[text], &translator.search, machine)?;
+            found.into_iter().flatten().next().map(|best| best.tokens).unwrap_or_default()
+        }
+    };
+    let observed = translator.observe(&source, &target, machine)?;
+    let tokenizer = &translator.tokenizer;
+    let recurrent = observed.attentions.iter().all(|seen| seen.group == Group::Cross);
+    Ok(Recording {
+        text: text.to_owned(),
+        output: Some(tokenizer.decode(&target)),
+        steps: steps(&observed, tokenizer),
+        sides: vec![
+            side("source", &observed.source, tokenizer),
+            side("read", &observed.read, tokenizer),
+            side("written", &observed.written, tokenizer),
+        ],
+        layers: observed.attentions.into_iter().map(|seen| layer(seen, recurrent)).collect(),
+    })
+}
+
+/// How much the loss of the recorded translation depends on each head of each layer.
+///
+/// # Errors
+/// Where the recording is of no translation with numbered tokens.
+pub fn importance(translator: &Translator, recording: &Recording, machine: &Machine) -> Result<Vec<Vec<f64>>> {
+    let ids = |side: usize| -> Option<Vec<u32>> {
+        let tokens = &recording.sides.get(side)?.tokens;
+        tokens[..tokens.len().checked_sub(1)?].iter().map(|token| token.id).collect()
+    };
+    let (Some(source), Some(target)) = (ids(SOURCE), ids(WRITTEN)) else {
+        return Err(Error::invalid("only a translation that was recorded here has the importance of its heads"));
+    };
+    translator.importance(&source, &target, machine)
+}
+
+fn layer(seen: Attended, recurrent: bool) -> Layer {
+    let Attended { group, layer, attention, inputs, output } = seen;
+    let (queries, keys) = match group {
+        Group::Encoder => (SOURCE, SOURCE),
+        Group::Decoder => (READ, READ),
+        Group::Cross => (WRITTEN, SOURCE),
+    };
+    let name = match group {
+        Group::Encoder => format!("encoder.layers.{layer}.self_attn"),
+        Group::Decoder => format!("decoder.layers.{layer}.self_attn"),
+        Group::Cross if recurrent => "decoder.attention".to_owned(),
+        Group::Cross => format!("decoder.layers.{layer}.encoder_attn"),
+    };
+    let seen = Seen::Computed(Box::new(Computed { attention, inputs, output }));
+    Layer { name, group: group.name().to_owned(), queries, keys, seen, importance: None }
+}
+
+/// Tokens as a person reads them, put together to words.
+pub(crate) fn side(name: &str, ids: &[u32], tokenizer: &Tokenizer) -> Side {
+    let special = |id: u32| [tokenizer.pad(), tokenizer.bos(), tokenizer.eos()].contains(&id);
+    let text: Vec<u32> = ids.iter().copied().filter(|&id| !special(id)).collect();
+    let mut pieces = words(tokenizer.pieces(&text)).into_iter();
+    let token = |&id: &u32| match special(id) {
+        true => Token { text: name_of(id, tokenizer).into(), word: None, special: true, id: Some(id) },
+        false => {
+            let (text, word) = pieces.next().unwrap_or_default();
+            Token { text, word: Some(word), special: false, id: Some(id) }
+        }
+    };
+    Side { name: name.into(), tokens: ids.iter().map(token).collect() }
+}
+
+fn name_of(id: u32, tokenizer: &Tokenizer) -> &'static str {
+    match id {
+        id if id == tokenizer.eos() => "⏹",
+        id if id == tokenizer.bos() => "▶",
+        _ => "·",
+    }
+}
+
+/// What each piece says, and which word it belongs to. A piece that is only a space belongs to the word behind it.
+fn words(pieces: Vec<Piece>) -> Vec<(String, usize)> {
+    let (mut count, mut empty) = (0, true);
+    let place = |Piece { text, begins_word }: Piece| {
+        let text = text.trim().to_owned();
+        if count == 0 || (begins_word && !empty) {
+            (count, empty) = (count + 1, true);
+        }
+        empty &= text.is_empty();
+        (text, count - 1)
+    };
+    pieces.into_iter().map(place).collect()
+}
+
+fn steps(observed: &Observed, tokenizer: &Tokenizer) -> Vec<Step> {
+    let [_, width] = observed.log_probabilities.shape();
+    let rows = observed.log_probabilities.data().chunks_exact(width.max(1));
+    let said = |id: u32| match side("", &[id], tokenizer).tokens.pop() {
+        Some(token) => token.text,
+        None => String::new(),
+    };
+    let step = |(row, &written): (&[f32], &u32)| {
+        let mut order: Vec<u32> = (0..width as u32).collect();
+        let likelier = |a: &u32, b: &u32| row[*b as usize].total_cmp(&row[*a as usize]).then(a.cmp(b));
+        let kept = CANDIDATES.min(width);
+        if kept < width {
+            order.select_nth_unstable_by(kept, likelier);
+        }
+        order.truncate(kept);
+        order.sort_by(likelier);
+        let probability = |id: u32| f64::from(row[id as usize]).exp();
+        let candidates = order.iter().map(|&id| Candidate { text: said(id), probability: probability(id) }).collect();
+        Step { text: said(written), probability: probability(written), candidates }
+    };
+    rows.zip(&observed.written).map(step).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_become_words_and_a_space_belongs_to_the_word_behind_it() {
+        let pieces =
+            [("Nov", true), ("ember", false), (" ", true), ("1", true), ("5", false), ("", true), ("日", false)];
+        let pieces = pieces.map(|(text, begins_word)| Piece { text: text.into(), begins_word });
+        let words: Vec<usize> = words(pieces.to_vec()).into_iter().map(|(_, word)| word).collect();
+        assert_eq!(words, [0, 0, 1, 1, 1, 2, 2]);
+    }
+}

@@ -1,0 +1,18 @@
+//! What a model attended to: captured, measured, drawn.
+#![forbid(unsafe_code)]
+
+mod agreement;
+pub mod capture;
+mod layer;
+pub mod measures;
+mod pair;
+mod recording;
+mod rollout;
+mod words;
+
+pub use agreement::{Agreement, Links, pharaoh};
+pub use layer::{Computed, Layer, Seen};
+pub use pair::{Explained, Parts, Term, Value, explain};
+pub use recording::{Candidate, Group, Recording, Side, Step, Token};
+pub use rollout::rollout;
+pub use words::{Cut, Matrix};

@@ -1,0 +1,125 @@
+//! A **recording**: what was kept of one run of a model, or read from a file of anyone's. Tokens, and for every attention the
+//! few tensors from which any of its weights is recomputed; nothing of the size of the weights, unless a file brought them.
+
+use crate::layer::Layer;
+use serde::{Deserialize, Serialize};
+
+/// One run, kept for looking at.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recording {
+    /// What went in, as text.
+    pub text: String,
+    /// What came out, as text, where the model writes.
+    pub output: Option<String>,
+    /// The sequences that rows and columns stand for.
+    pub sides: Vec<Side>,
+    /// The attentions, in a reader's order; those of one group stand together.
+    pub layers: Vec<Layer>,
+    /// What was written at each step, and what the model thought of writing, where it writes.
+    pub steps: Vec<Step>,
+}
+
+/// A sequence of tokens that queries or keys stand for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Side {
+    /// What it is: `source`, `read`, `written`, `tokens`.
+    pub name: String,
+    /// Its tokens.
+    pub tokens: Vec<Token>,
+}
+
+/// A token, as a person reads it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Token {
+    /// What it says.
+    pub text: String,
+    /// The word that it is a part of, counted from 0; none for what is no text.
+    pub word: Option<usize>,
+    /// Whether it stands for no text: a start, an end, filling.
+    pub special: bool,
+    /// Its number in the vocabulary, where it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<u32>,
+}
+
+/// One step of writing.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    /// What was written.
+    pub text: String,
+    /// How likely the model held it.
+    pub probability: f64,
+    /// The likeliest tokens, and how likely each was.
+    pub candidates: Vec<Candidate>,
+}
+
+/// A token that might have been written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Candidate {
+    /// What it says.
+    pub text: String,
+    /// How likely it was.
+    pub probability: f64,
+}
+
+/// The layers of one part of a model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Group {
+    /// Its name: `encoder`, `decoder`, `cross`.
+    pub name: String,
+    /// Its layers, as places in the recording, from the first to the last.
+    pub layers: Vec<usize>,
+}
+
+impl Side {
+    /// Tokens that nobody gave: their numbers, from 0.
+    pub fn numbered(name: &str, count: usize) -> Side {
+        let token = |at: usize| Token { text: at.to_string(), word: Some(at), ..Token::default() };
+        Side { name: name.into(), tokens: (0..count).map(token).collect() }
+    }
+
+    /// Tokens that are words of their own.
+    pub fn of_words<S: Into<String>>(name: &str, words: impl IntoIterator<Item = S>) -> Side {
+        let token = |(at, text): (usize, S)| Token { text: text.into(), word: Some(at), ..Token::default() };
+        Side { name: name.into(), tokens: words.into_iter().enumerate().map(token).collect() }
+    }
+
+    /// How many tokens.
+    pub fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+}
+
+impl Recording {
+    /// The parts of the model, in the order of their first layers.
+    pub fn groups(&self) -> Vec<Group> {
+        let mut groups: Vec<Group> = Vec::new();
+        for (at, layer) in self.layers.iter().enumerate() {
+            match groups.iter_mut().find(|group| group.name == layer.group) {
+                Some(group) => group.layers.push(at),
+                None => groups.push(Group { name: layer.group.clone(), layers: vec![at] }),
+            }
+        }
+        groups
+    }
+
+    /// The sequence that the rows of a layer stand for.
+    pub fn queries(&self, layer: usize) -> &Side {
+        &self.sides[self.layers[layer].queries]
+    }
+
+    /// The sequence that its columns stand for.
+    pub fn keys(&self, layer: usize) -> &Side {
+        &self.sides[self.layers[layer].keys]
+    }
+
+    /// Whether the rows and columns of a layer stand for the same tokens.
+    pub fn is_own(&self, layer: usize) -> bool {
+        self.layers[layer].queries == self.layers[layer].keys
+    }
+}

@@ -1,0 +1,106 @@
+//! Weights between words: pieces put together, columns by their sum, rows by their mean.
+
+use crate::recording::{Recording, Side};
+use qkv::Tensor;
+use qkv_models::Result;
+use serde::Serialize;
+use std::ops::Range;
+
+/// Weights with the labels of their rows and columns: what is drawn and written.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Matrix {
+    /// Row by row: what asks.
+    pub rows: Vec<String>,
+    /// Column by column: what is looked at.
+    pub columns: Vec<String>,
+    /// One row for each query, one weight for each key.
+    pub weights: Vec<Vec<f32>>,
+}
+
+/// What of a layer is wanted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cut {
+    /// One head, or the mean of all.
+    pub head: Option<usize>,
+    /// Some rows, or all.
+    pub rows: Option<Range<usize>>,
+    /// Some columns, or all.
+    pub columns: Option<Range<usize>>,
+    /// Pieces put together to words.
+    pub words: bool,
+    /// Without what stands for no text.
+    pub text_only: bool,
+}
+
+impl Matrix {
+    /// The weights of a layer, cut as asked.
+    ///
+    /// # Errors
+    /// Where there is no such head, row or column.
+    pub fn of(recording: &Recording, layer: usize, cut: &Cut) -> Result<Matrix> {
+        let of = &recording.layers[layer];
+        let [n, m] = of.size();
+        let (rows, cols) = (cut.rows.clone().unwrap_or(0..n), cut.columns.clone().unwrap_or(0..m));
+        let weights = match cut.head {
+            Some(head) => of.rectangle(head, rows.clone(), cols.clone())?,
+            None => {
+                let mut mean: Tensor<f32, 2> = Tensor::from_fn([rows.len(), cols.len()], |_| 0.0);
+                for head in 0..of.heads() {
+                    let one = of.rectangle(head, rows.clone(), cols.clone())?;
+                    let share = 1.0 / of.heads() as f32;
+                    mean.data_mut().iter_mut().zip(one.data()).for_each(|(sum, &w)| *sum += w * share);
+                }
+                mean
+            }
+        };
+        let (down, across) = (recording.queries(layer), recording.keys(layer));
+        let down = Labels::of(down, rows, cut);
+        let across = Labels::of(across, cols, cut);
+        Ok(down.merged(&across, &weights))
+    }
+}
+
+/// The lines of a side that are shown, and which tokens each stands for.
+struct Labels {
+    names: Vec<String>,
+    /// For each token of the range, the line that it belongs to.
+    owners: Vec<Option<usize>>,
+}
+
+impl Labels {
+    fn of(side: &Side, range: Range<usize>, cut: &Cut) -> Labels {
+        let (mut names, mut owners): (Vec<String>, Vec<Option<usize>>) = (Vec::new(), Vec::new());
+        let mut last = None;
+        for token in &side.tokens[range] {
+            if token.special && cut.text_only {
+                owners.push(None);
+                continue;
+            }
+            match token.word.filter(|_| cut.words) {
+                Some(word) if last == Some(word) => names.last_mut().expect("of this word").push_str(&token.text),
+                word => {
+                    names.push(token.text.clone());
+                    last = word;
+                }
+            }
+            owners.push(Some(names.len() - 1));
+        }
+        Labels { names, owners }
+    }
+
+    /// The weight on a line of columns is the sum over its tokens, that of a line of rows the mean.
+    fn merged(self, across: &Labels, weights: &Tensor<f32, 2>) -> Matrix {
+        let mut merged = vec![vec![0.0; across.names.len()]; self.names.len()];
+        let mut pieces = vec![0usize; self.names.len()];
+        self.owners.iter().flatten().for_each(|&row| pieces[row] += 1);
+        for (i, &row) in self.owners.iter().enumerate() {
+            let Some(row) = row else { continue };
+            for (j, &column) in across.owners.iter().enumerate() {
+                if let Some(column) = column {
+                    merged[row][column] += weights[[i, j]] / pieces[row] as f32;
+                }
+            }
+        }
+        Matrix { rows: self.names, columns: across.names.clone(), weights: merged }
+    }
+}

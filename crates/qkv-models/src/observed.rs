@@ -1,0 +1,174 @@
+//! One pass of a model over a sentence and its translation, kept for looking at: every attention, and what the model expected
+//! next at each step.
+
+use crate::batch::ended;
+use crate::model::{Group, Site};
+use crate::{Batch, Error, Result, Translator};
+use qkv::{Attention, Output, Owned, Place, Tensor};
+use qkv_nn::{Captured, Gradients, Machine, Parameters, Pool, Tape};
+
+/// What was kept of one pass. Nothing in it is as large as the weights.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    /// The source, cut; its end last.
+    pub source: Vec<u32>,
+    /// What the decoder was shown: a start, then the target.
+    pub read: Vec<u32>,
+    /// What it wrote at each of those steps: the target, then its end.
+    pub written: Vec<u32>,
+    /// Every attention: encoder, decoder, cross.
+    pub attentions: Vec<Attended>,
+    /// The log-probability of every token at every step, `[steps, V]`.
+    pub log_probabilities: Tensor<f32, 2>,
+}
+
+/// One attention of a pass.
+#[derive(Clone, Debug)]
+pub struct Attended {
+    /// Which part of the model it belongs to.
+    pub group: Group,
+    /// Which layer of that part.
+    pub layer: usize,
+    /// What was computed.
+    pub attention: Attention,
+    /// From what.
+    pub inputs: Owned<f32>,
+    /// And what came out.
+    pub output: Output<f32>,
+}
+
+impl Attended {
+    /// The weights of one head, `[N, M]`, recomputed exactly.
+    ///
+    /// # Errors
+    /// Where there is no such head.
+    pub fn weights(&self, head: usize) -> Result<Tensor<f32, 2>> {
+        let rows = 0..self.inputs.q.shape()[2];
+        Ok(self.attention.weights(self.inputs.inputs(), &self.output)?.rows(0, head, rows)?)
+    }
+}
+
+/// Which source tokens each target token looked at.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Alignment {
+    /// The source, cut; its end last.
+    pub source: Vec<u32>,
+    /// The target, cut; its end last.
+    pub target: Vec<u32>,
+    /// One row for each target token, one weight for each source token.
+    pub weights: Vec<Vec<f32>>,
+}
+
+impl Translator {
+    fn observed_batch(&self, source: &[u32], target: &[u32]) -> Result<Batch> {
+        let batch = Batch::new([(source, target)], self.model.config().specials());
+        let most = self.model.most();
+        if batch.source.length.max(batch.shown.length) > most {
+            let (side, length) = match batch.source.length > batch.shown.length {
+                true => ("source", batch.source.length),
+                false => ("target", batch.shown.length),
+            };
+            return Err(Error::invalid(format!("the {side} has {length} tokens, the model takes at most {most}")));
+        }
+        Ok(batch)
+    }
+
+    /// Runs the model over a source and a target, without special tokens, and keeps what it attended to.
+    ///
+    /// # Errors
+    /// Where a side is longer than the model takes.
+    pub fn observe(&self, source: &[u32], target: &[u32], machine: &Machine) -> Result<Observed> {
+        let batch = self.observed_batch(source, target)?;
+        let pool = Pool::new();
+        let mut tape = Tape::inference(&self.parameters, &pool, machine);
+        tape.capture();
+        let scores = self.model.scores(&mut tape, &batch.source, &batch.shown)?;
+        let captured = tape.captured();
+        let sites = self.model.sites(captured.len(), batch.shown.length);
+        let attentions = sites.into_iter().map(|site| attended(site, &captured, &self.parameters));
+        let specials = self.model.config().specials();
+        Ok(Observed {
+            source: ended(source, specials.eos),
+            read: [&[specials.bos], target].concat(),
+            written: ended(target, specials.eos),
+            attentions: attentions.collect::<Result<_>>()?,
+            log_probabilities: log_softmax(scores.value().data(), batch.shown.length)?,
+        })
+    }
+
+    /// How much the loss of a target depends on each head of each attention, in the order of [`observe`](Translator::observe):
+    /// the size of the gradient of the mean loss with respect to a gate on the head (Michel et al. 2019, arXiv:1905.10650).
+    ///
+    /// # Errors
+    /// As [`observe`](Translator::observe).
+    pub fn importance(&self, source: &[u32], target: &[u32], machine: &Machine) -> Result<Vec<Vec<f64>>> {
+        let batch = self.observed_batch(source, target)?;
+        let (pool, mut gradients) = (Pool::new(), Gradients::of(&self.parameters));
+        let mut tape = Tape::training(&self.parameters, &mut gradients, &pool, machine, 0).quiet();
+        tape.capture();
+        self.model.loss(&mut tape, &batch, 0.0, 1.0 / batch.tokens() as f64)?;
+        let captured = tape.captured();
+        tape.backward();
+        let sites = self.model.sites(captured.len(), batch.shown.length);
+        let gates = |site: &Site| {
+            let heads = captured[site.captured.start].shape()[1];
+            let gate = |at: usize, head: usize| captured[at].gates().map_or(0.0, |gates| gates[head]);
+            (0..heads).map(|head| site.captured.clone().map(|at| gate(at, head)).sum::<f64>().abs()).collect()
+        };
+        Ok(sites.iter().map(gates).collect())
+    }
+
+    /// Where each token of a target looked in its source: the weights of the decoder's attention to the encoder, averaged over
+    /// the heads of the layer that aligns best (the last but one where there are several).
+    ///
+    /// # Errors
+    /// As [`observe`](Translator::observe).
+    pub fn align(&self, source: &[u32], target: &[u32], machine: &Machine) -> Result<Alignment> {
+        let Observed { source, written, attentions, .. } = self.observe(source, target, machine)?;
+        let aligns = |seen: &&Attended| seen.group == Group::Cross && seen.layer == self.model.alignment_layer();
+        let mut weights = vec![vec![0.0f32; source.len()]; written.len()];
+        for seen in attentions.iter().filter(aligns) {
+            let heads = seen.inputs.q.shape()[1];
+            for head in 0..heads {
+                let of_head = seen.weights(head)?;
+                for (sums, row) in weights.iter_mut().zip(of_head.data().chunks_exact(source.len())) {
+                    sums.iter_mut().zip(row).for_each(|(sum, &w)| *sum += w / heads as f32);
+                }
+            }
+        }
+        Ok(Alignment { source, target: written, weights })
+    }
+}
+
+/// The attention of a site: as it was captured, or, where a model takes step after step, the steps as the queries of one.
+fn attended(site: Site, captured: &[Captured<f32>], parameters: &Parameters<f32>) -> Result<Attended> {
+    let Site { group, layer, captured: range } = site;
+    let first = &captured[range.start];
+    let (mut attention, mut inputs) = (first.attention().clone(), first.inputs(parameters));
+    if range.len() == 1 {
+        return Ok(Attended { group, layer, attention, inputs, output: first.output().clone() });
+    }
+    // The queries of the steps side by side, [1, H, steps, D]; each stands where its step does.
+    let steps: Vec<Owned<f32>> = captured[range].iter().map(|step| step.inputs(parameters)).collect();
+    let [_, heads, _, width] = inputs.q.shape();
+    inputs.q = Tensor::from_fn([1, heads, steps.len(), width], |[_, h, step, x]| steps[step].q[[0, h, 0, x]]);
+    inputs.positions = Some((0..steps.len() as i64).collect());
+    let places = (0..heads).flat_map(|h| (0..steps.len()).map(move |step| (h, step)));
+    inputs.center = places.map(|(h, step)| steps[step].center.as_ref().map(|center| center[h])).collect();
+    attention.place = Place::Given;
+    let output = attention.forward(inputs.inputs())?;
+    Ok(Attended { group, layer, attention, inputs, output })
+}
+
+/// Scores as log-probabilities, `[steps, V]`.
+fn log_softmax(scores: &[f32], steps: usize) -> Result<Tensor<f32, 2>> {
+    let width = scores.len() / steps.max(1);
+    let mut rows = scores.to_vec();
+    for row in rows.chunks_exact_mut(width.max(1)) {
+        let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = row.iter().map(|&x| f64::from(x - most).exp()).sum();
+        let lse = most + sum.ln() as f32;
+        row.iter_mut().for_each(|x| *x -= lse);
+    }
+    Ok(Tensor::new(rows, [steps, width])?)
+}
