@@ -127,25 +127,74 @@ impl Layer {
         self.rows(head, 0..self.size()[0])
     }
 
-    /// A rectangle as a picture of `[height, width]` cells, each the largest or the mean of the weights it covers.
+    /// The weights of the queries that are listed, `[rows, M]`.
     ///
     /// # Errors
     /// As [`rectangle`](Layer::rectangle).
-    pub fn pooled(
+    pub fn rows_at(&self, head: usize, rows: &[usize]) -> Result<Tensor<f32, 2>> {
+        self.check(head, &(0..rows.iter().max().map_or(0, |most| most + 1)), &(0..0))?;
+        match &self.seen {
+            Seen::Computed(call) => {
+                Ok(call.attention.weights(call.inputs.inputs(), &call.output)?.rows_at(0, head, rows)?)
+            }
+            Seen::Given(weights) => {
+                Ok(Tensor::from_fn([rows.len(), self.size()[1]], |[r, j]| weights[[head, rows[r], j]]))
+            }
+        }
+    }
+
+    /// A rectangle as a picture whose cells each cover `each` weights both ways, the last ones what is left. With `most`, no
+    /// more than so many rows of a cell are looked at: quick, and not exact.
+    ///
+    /// # Errors
+    /// As [`rectangle`](Layer::rectangle).
+    pub fn map(
         &self,
         head: usize,
         rows: Range<usize>,
         cols: Range<usize>,
-        size: [usize; 2],
+        each: [usize; 2],
         pool: Pool,
+        most: Option<usize>,
     ) -> Result<Tensor<f32, 2>> {
         self.check(head, &rows, &cols)?;
         match &self.seen {
             Seen::Computed(call) => {
                 let weights = call.attention.weights(call.inputs.inputs(), &call.output)?;
-                Ok(weights.pooled(0, head, rows, cols, size, pool)?)
+                Ok(weights.map(0, head, rows, cols, each, pool, most)?)
             }
-            Seen::Given(weights) => Ok(pooled(weights, head, rows, cols, size, pool)),
+            Seen::Given(weights) => {
+                let (down, across, [n, m]) = (each[0].max(1), each[1].max(1), [rows.len(), cols.len()]);
+                let covered: [&dyn Fn(usize) -> Range<usize>; 2] =
+                    [&|y| y * down..((y + 1) * down).min(n), &|x| x * across..((x + 1) * across).min(m)];
+                let size = [n.div_ceil(down), m.div_ceil(across)];
+                Ok(pictured(weights, [head, rows.start, cols.start], size, covered, pool))
+            }
+        }
+    }
+
+    /// All of a head as a picture of `[height, width]` cells, each the largest or the mean of the weights it covers; where the
+    /// picture is finer than the weights, they repeat.
+    ///
+    /// # Errors
+    /// As [`rectangle`](Layer::rectangle).
+    pub fn pooled(&self, head: usize, [height, width]: [usize; 2], pool: Pool) -> Result<Tensor<f32, 2>> {
+        let [n, m] = self.size();
+        self.check(head, &(0..n), &(0..m))?;
+        match &self.seen {
+            Seen::Computed(call) => {
+                let weights = call.attention.weights(call.inputs.inputs(), &call.output)?;
+                Ok(weights.pooled(0, head, 0..n, 0..m, [height, width], pool)?)
+            }
+            Seen::Given(weights) => {
+                let cell = |at: usize, of: usize, cells: usize| {
+                    let edge = |at: usize| (at as u128 * of as u128 / cells as u128) as usize;
+                    edge(at)..edge(at + 1).max(edge(at) + 1)
+                };
+                let covered: [&dyn Fn(usize) -> Range<usize>; 2] = [&|y| cell(y, n, height), &|x| cell(x, m, width)];
+                let size = if n == 0 || m == 0 { [0; 2] } else { [height, width] };
+                Ok(pictured(weights, [head, 0, 0], size, covered, pool))
+            }
         }
     }
 
@@ -168,27 +217,18 @@ impl Layer {
     }
 }
 
-/// Weights that were given, as a picture.
-fn pooled(
+/// Weights that were given, as a picture: which of them a cell covers, counted from the corner, is said for both ways.
+fn pictured(
     weights: &Tensor<f32, 3>,
-    head: usize,
-    rows: Range<usize>,
-    cols: Range<usize>,
-    [height, width]: [usize; 2],
+    [head, top, left]: [usize; 3],
+    size: [usize; 2],
+    covered: [&dyn Fn(usize) -> Range<usize>; 2],
     pool: Pool,
 ) -> Tensor<f32, 2> {
-    // At least one row (or column) for each cell.
-    let covered = |at: usize, of: &Range<usize>, cells: usize| {
-        let edge = |at: usize| of.start + (at as u128 * of.len() as u128 / cells as u128) as usize;
-        edge(at)..edge(at + 1).max(edge(at) + 1)
-    };
-    Tensor::from_fn([height, width], |[y, x]| {
-        if rows.is_empty() || cols.is_empty() {
-            return 0.0;
-        }
-        let (rows, cols) = (covered(y, &rows, height), covered(x, &cols, width));
+    Tensor::from_fn(size, |[y, x]| {
+        let (rows, cols) = (covered[0](y), covered[1](x));
         let count = (rows.len() * cols.len()) as f32;
-        let all = rows.flat_map(|i| cols.clone().map(move |j| [head, i, j])).map(|at| weights[at]);
+        let all = rows.flat_map(|i| cols.clone().map(move |j| [head, top + i, left + j])).map(|at| weights[at]);
         match pool {
             Pool::Max => all.fold(0.0, f32::max),
             Pool::Mean => all.sum::<f32>() / count,

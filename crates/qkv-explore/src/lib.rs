@@ -3,6 +3,7 @@
 
 mod agreement;
 pub mod capture;
+pub mod file;
 mod layer;
 pub mod measures;
 mod pair;

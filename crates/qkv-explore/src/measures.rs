@@ -22,7 +22,7 @@ use std::collections::HashMap;
 /// Queries that are looked at, at most.
 const MOST: usize = 2048;
 /// Rows that are recomputed at a time.
-const BLOCK: usize = 64;
+const BLOCK: usize = 256;
 /// From which weight on a key counts as looked at, unless asked otherwise.
 pub const THRESHOLD: f32 = 0.1;
 
@@ -150,14 +150,9 @@ fn one(
     let [n, m] = of.size();
     let mut means = [Mean::default(); 7];
     let chosen = queries(n);
-    // Neighbouring queries are computed together; of a long sequence each alone.
-    let blocks: Vec<std::ops::Range<usize>> = match chosen.len() == n {
-        true => (0..n).step_by(BLOCK).map(|at| at..(at + BLOCK).min(n)).collect(),
-        false => chosen.iter().map(|&at| at..at + 1).collect(),
-    };
-    for block in blocks {
-        let weights = of.rows(head, block.clone())?; // [block, M]
-        for (i, row) in block.zip(weights.data().chunks_exact(m.max(1))) {
+    for block in chosen.chunks(BLOCK) {
+        let weights = of.rows_at(head, block)?; // [block, M]
+        for (&i, row) in block.iter().zip(weights.data().chunks_exact(m.max(1))) {
             let entropy = -row.iter().filter(|&&w| w > 0.0).map(|&w| f64::from(w) * f64::from(w).ln()).sum::<f64>();
             means[0].add(entropy);
             means[1].add(f64::from(row[0]));

@@ -59,20 +59,32 @@ impl<'a, T: Element> Weights<'a, T> {
         self.rectangle(b, h, rows, 0..self.problem.m)
     }
 
+    /// Whole rows of one head, those that are listed, `[rows, M]`.
+    pub fn rows_at(&self, b: usize, h: usize, rows: &[usize]) -> Result<Tensor<T::Acc, 2>> {
+        let end = rows.iter().max().map_or(0, |most| most + 1);
+        self.check(b, h, &(0..end), &(0..0))?;
+        self.listed(b, h, rows, 0..self.problem.m)
+    }
+
     /// A rectangle of one head, `[rows, cols]`.
     pub fn rectangle(&self, b: usize, h: usize, rows: Range<usize>, cols: Range<usize>) -> Result<Tensor<T::Acc, 2>> {
         self.check(b, h, &rows, &cols)?;
-        let shape = [rows.len(), cols.len()];
-        let mut out = Tensor::zeros("weights", shape)?;
+        let rows: Vec<usize> = rows.collect();
+        self.listed(b, h, &rows, cols)
+    }
+
+    fn listed(&self, b: usize, h: usize, rows: &[usize], cols: Range<usize>) -> Result<Tensor<T::Acc, 2>> {
+        let width = cols.len();
+        let mut out = Tensor::zeros("weights", [rows.len(), width])?;
         let written = Rows::new(ViewMut::from(&mut out));
-        let blocks = rows.len().div_ceil(QUERIES);
-        let asked = Asked { b, h, cols: &cols, tasks: blocks, room: QUERIES * shape[1] };
+        let asked = Asked { b, h, cols: &cols, tasks: rows.len().div_ceil(QUERIES), room: QUERIES * width };
         T::weigh(self, asked, &|weigh, room, block| {
-            let range = rows.start + block * QUERIES..(rows.start + (block + 1) * QUERIES).min(rows.end);
+            let first = block * QUERIES;
+            let rows = &rows[first..(first + QUERIES).min(rows.len())];
             room.fill(T::Acc::ZERO);
-            weigh(range.clone(), &mut |r, j, seen| room[r * shape[1] + j..][..seen.len()].copy_from_slice(seen));
-            for (r, i) in range.enumerate() {
-                written.write(0, 0, i - rows.start, &room[r * shape[1]..][..shape[1]]);
+            weigh(rows, &mut |r, j, seen| room[r * width + j..][..seen.len()].copy_from_slice(seen));
+            for r in 0..rows.len() {
+                written.write(0, 0, first + r, &room[r * width..][..width]);
             }
         });
         drop(written);
@@ -90,20 +102,83 @@ impl<'a, T: Element> Weights<'a, T> {
         [height, width]: [usize; 2],
         pool: Pool,
     ) -> Result<Tensor<T::Acc, 2>> {
+        let (down, across) = (rows.len(), cols.len());
+        let grid = Grid {
+            size: if down == 0 || across == 0 { [0; 2] } else { [height, width] },
+            rows: &|y| cell(y, down, height),
+            cols: &|x| cell(x, across, width),
+            most: usize::MAX,
+        };
+        let found = self.gridded(b, h, rows, cols, grid, pool)?;
+        if found.shape() == [height, width] { Ok(found) } else { Tensor::zeros("picture", [height, width]) }
+    }
+
+    /// A rectangle of one head as a picture whose cells each cover `[down, across]` weights, the last ones what is left: the
+    /// tiles of a map, which fit together whatever rectangle they were cut from. With `most`, no more than so many rows of a
+    /// cell are looked at, spread evenly: quick, and not exact.
+    ///
+    /// ```
+    /// # use qkv::{Attention, Inputs, Pool, Tensor};
+    /// # let x = Tensor::<f32, 4>::randn([1, 1, 100, 16], 1);
+    /// # let attention = Attention::scaled_dot();
+    /// # let out = attention.forward(Inputs::new(&x, &x, &x))?;
+    /// let weights = attention.weights(Inputs::new(&x, &x, &x), &out)?;
+    /// let whole = weights.map(0, 0, 0..100, 0..100, [8, 8], Pool::Max, None)?;
+    /// let corner = weights.map(0, 0, 64..100, 64..100, [8, 8], Pool::Max, None)?;
+    /// assert_eq!((whole.shape(), corner.shape()), ([13, 13], [5, 5]));
+    /// assert_eq!(whole[[12, 9]], corner[[4, 1]]);
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    #[expect(clippy::too_many_arguments, reason = "a place, a rectangle, and how it is pooled")]
+    pub fn map(
+        &self,
+        b: usize,
+        h: usize,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        [down, across]: [usize; 2],
+        pool: Pool,
+        most: Option<usize>,
+    ) -> Result<Tensor<T::Acc, 2>> {
+        if down == 0 || across == 0 {
+            return Err(Error::value("cells", format!("{:?}", [down, across]), "at least one weight each way"));
+        }
+        let (n, m) = (rows.len(), cols.len());
+        let grid = Grid {
+            size: [n.div_ceil(down), m.div_ceil(across)],
+            rows: &|y| y * down..((y + 1) * down).min(n),
+            cols: &|x| x * across..((x + 1) * across).min(m),
+            most: most.unwrap_or(usize::MAX).max(1),
+        };
+        self.gridded(b, h, rows, cols, grid, pool)
+    }
+
+    fn gridded(
+        &self,
+        b: usize,
+        h: usize,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        grid: Grid<'_>,
+        pool: Pool,
+    ) -> Result<Tensor<T::Acc, 2>> {
         self.check(b, h, &rows, &cols)?;
-        let mut out = Tensor::zeros("picture", [height, width])?;
-        if rows.is_empty() || cols.is_empty() || height == 0 || width == 0 {
+        let [height, width] = grid.size;
+        let mut out = Tensor::zeros("picture", grid.size)?;
+        if height == 0 || width == 0 {
             return Ok(out);
         }
         let written = Rows::new(ViewMut::from(&mut out));
         // Numbers of one column of the rectangle, then cells.
         let asked = Asked { b, h, cols: &cols, tasks: height, room: cols.len() };
         T::weigh(self, asked, &|weigh, column, y| {
-            let covered = cell(y, rows.len(), height);
+            let covered = (grid.rows)(y);
+            let looked = covered.len().min(grid.most);
+            let listed: Vec<usize> =
+                (0..looked).map(|at| rows.start + covered.start + at * covered.len() / looked).collect();
             column.fill(T::Acc::ZERO);
-            for start in covered.clone().step_by(QUERIES) {
-                let range = rows.start + start..rows.start + (start + QUERIES).min(covered.end);
-                weigh(range, &mut |_, j, seen| {
+            for rows in listed.chunks(QUERIES) {
+                weigh(rows, &mut |_, j, seen| {
                     let column = column[j..][..seen.len()].iter_mut().zip(seen);
                     match pool {
                         Pool::Max => column.for_each(|(most, &w)| *most = larger(*most, w)),
@@ -113,8 +188,8 @@ impl<'a, T: Element> Weights<'a, T> {
             }
             let cells: Vec<T::Acc> = (0..width)
                 .map(|x| {
-                    let range = cell(x, cols.len(), width);
-                    let covers = T::Acc::from_f64((range.len() * covered.len()) as f64);
+                    let range = (grid.cols)(x);
+                    let covers = T::Acc::from_f64((range.len() * looked) as f64);
                     let column = &column[range];
                     match pool {
                         Pool::Max => column.iter().copied().fold(T::Acc::ZERO, larger),
@@ -141,6 +216,15 @@ impl<'a, T: Element> Weights<'a, T> {
     }
 }
 
+/// A grid over a rectangle: which rows and columns of it, counted from its corner, a cell covers, and how many rows of a cell
+/// are looked at.
+struct Grid<'a> {
+    size: [usize; 2],
+    rows: &'a (dyn Fn(usize) -> Range<usize> + Sync),
+    cols: &'a (dyn Fn(usize) -> Range<usize> + Sync),
+    most: usize,
+}
+
 /// What is asked of the weights of one head: some columns, in so many tasks, with so much room for each.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked<'a> {
@@ -152,7 +236,7 @@ pub(crate) struct Asked<'a> {
 }
 
 impl<T: qkv_simd::Element> Weights<'_, T> {
-    /// Runs tasks that weigh rows of one head against some columns. A task gets a function that, for a range of at most
+    /// Runs tasks that weigh rows of one head against some columns. A task gets a function that, for at most
     /// [`QUERIES`] rows, reports their weights; and room of its own.
     pub(crate) fn run(&self, Asked { b, h, cols, tasks, room }: Asked<'_>, task: &Task<'_, T::Acc>) {
         let problem = &self.problem;
@@ -162,7 +246,16 @@ impl<T: qkv_simd::Element> Weights<'_, T> {
             let sizes = feature::sizes_of(problem);
             let worker = || (Weigher::new(problem, &sizes, &scratch), scratch.take(room));
             return for_each_task(threads, tasks, worker, |(weigher, room), at| {
-                task(&mut |range, report| weigher.weigh(self.out, [b, h], range, cols, report), room, at);
+                let mut weigh = |rows: &[usize], report: &mut Report<'_, T::Acc>| {
+                    // Neighbours together.
+                    let mut first = 0;
+                    for run in rows.chunk_by(|a, b| a + 1 == *b) {
+                        let range = run[0]..run[0] + run.len();
+                        weigher.weigh(self.out, [b, h], range, cols, &mut |r, j, seen| report(first + r, j, seen));
+                        first += run.len();
+                    }
+                };
+                task(&mut weigh, room, at);
             });
         }
         let compared = Compared::new(problem, &scratch, threads);
@@ -178,8 +271,9 @@ impl<T: qkv_simd::Element> Weights<'_, T> {
         let tile = || (scratch.take(QUERIES * ops.query_row), scratch.take(QUERIES * KEYS), Live::default());
         let worker = || (ops.desk(&scratch), tile(), scratch.take(room));
         for_each_task(threads, tasks, worker, |(desk, (q, scores, live), room), at| {
-            let mut weigh = |range: Range<usize>, report: &mut Report<'_, T::Acc>| {
-                let rows: Vec<RowAt> = range.map(|i| RowAt { b, h, i, p: problem.scene.place(b, i) }).collect();
+            let mut weigh = |rows: &[usize], report: &mut Report<'_, T::Acc>| {
+                let at = |&i: &usize| RowAt { b, h, i, p: problem.scene.place(b, i) };
+                let rows: Vec<RowAt> = rows.iter().map(at).collect();
                 desk.load_left(queries, rows.iter().map(|row| (b, h, row.i)), q);
                 for tile in piece.key_tiles() {
                     let verdict = piece.verdict_of_rows(&problem.scene, &rows, tile);
@@ -210,10 +304,10 @@ impl<T: qkv_simd::Element> Weights<'_, T> {
 /// A task: it gets a function that weighs rows, room of its own, and its number.
 pub(crate) type Task<'a, A> = dyn Fn(&mut Weigh<'_, A>, &mut [A], usize) + Sync + 'a;
 
-/// Weighs a range of rows and reports them.
-pub(crate) type Weigh<'a, A> = dyn FnMut(Range<usize>, &mut Report<'_, A>) + 'a;
+/// Weighs some rows and reports them.
+pub(crate) type Weigh<'a, A> = dyn FnMut(&[usize], &mut Report<'_, A>) + 'a;
 
-/// Takes neighbouring weights of one row: the row and the first column, both from the corner, and the weights. What is not
+/// Takes neighbouring weights of one row: which of the rows, the first column from the corner, and the weights. What is not
 /// reported is 0.
 pub(crate) type Report<'a, A> = dyn FnMut(usize, usize, &[A]) + 'a;
 

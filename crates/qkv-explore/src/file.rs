@@ -1,0 +1,277 @@
+//! Recordings as files: `.safetensors`, ours with all that was recorded, or anyone's with queries and keys, or with weights.
+//!
+//! **Ours** has the key `recording` in its metadata (JSON: text, sides, steps, and for each layer its name, group, sides and
+//! description) and the tensors of layer `i` as `layers.i.q`, `layers.i.k`, `layers.i.lse` and what else its attention asks for.
+//!
+//! **Anyone's** has `q` and `k`, each `[B, H, N, D]`, `[H, N, D]` or `[N, D]`, and if it can `v` and `lse` (`[B, H, N]`, natural
+//! logarithm); or `weights`, `[B, H, N, M]`, `[H, N, M]` or `[N, M]`; for several layers each name with something in front
+//! (`layers.0.q`, `layers.1.q`). The metadata may hold `tokens`, or `query_tokens` and `key_tokens` (JSON lists of strings), and
+//! `attention` (a description as `qkv` writes it; scaled dot product without it).
+
+mod header;
+mod others;
+
+use self::header::File;
+use crate::layer::{Computed, Layer, Seen};
+use crate::recording::{Recording, Side, Step};
+use qkv::{Attention, Output, Owned, Select, Tensor};
+use qkv_models::files::atomic;
+use qkv_models::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// What a file does not say by itself.
+#[derive(Clone, Debug, Default)]
+pub struct Asked {
+    /// The tokens of both sides.
+    pub tokens: Option<Vec<String>>,
+    /// Which sequence of a batch.
+    pub sequence: usize,
+    /// What was computed, where the file has no description.
+    pub attention: Option<Attention>,
+}
+
+/// The key of the metadata under which a recording of ours lies.
+const RECORDING: &str = "recording";
+
+/// What is not tensors.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    text: String,
+    output: Option<String>,
+    sides: Vec<Side>,
+    steps: Vec<Step>,
+    layers: Vec<WrittenLayer>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenLayer {
+    name: String,
+    group: String,
+    queries: usize,
+    keys: usize,
+    /// None where weights are given.
+    attention: Option<Attention>,
+    importance: Option<Vec<f64>>,
+}
+
+/// The names of what an attention may ask for, as tensors of floats with four axes.
+const FLOATS: [&str; 5] = ["w", "w_q", "w_k", "bias", "table"];
+/// And as lists of floats.
+const LISTS: [&str; 4] = ["v_score", "scale", "sinks", "center"];
+
+fn floats<'o>(inputs: &'o Owned<f32>, name: &str) -> Option<&'o Tensor<f32, 4>> {
+    match name {
+        "w" => inputs.w.as_ref(),
+        "w_q" => inputs.w_q.as_ref(),
+        "w_k" => inputs.w_k.as_ref(),
+        "bias" => inputs.bias.as_ref(),
+        _ => inputs.table.as_ref(),
+    }
+}
+
+fn list<'o>(inputs: &'o Owned<f32>, name: &str) -> Option<&'o Vec<f32>> {
+    match name {
+        "v_score" => inputs.v_score.as_ref(),
+        "scale" => inputs.scale.as_ref(),
+        "sinks" => inputs.sinks.as_ref(),
+        _ => inputs.center.as_ref(),
+    }
+}
+
+/// Writes a recording, whole or not at all.
+///
+/// # Errors
+/// Where the system refuses.
+pub fn save(recording: &Recording, path: impl AsRef<Path>) -> Result<()> {
+    let mut to = header::Writer::default();
+    for (at, layer) in recording.layers.iter().enumerate() {
+        let name = |part: &str| format!("layers.{at}.{part}");
+        let call = match &layer.seen {
+            Seen::Given(weights) => {
+                to.floats(name("weights"), &weights.shape(), weights.data());
+                continue;
+            }
+            Seen::Computed(call) => call,
+        };
+        let Computed { inputs, output, .. } = &**call;
+        for (part, tensor) in [("q", &inputs.q), ("k", &inputs.k), ("v", &inputs.v)] {
+            to.floats(name(part), &tensor.shape(), tensor.data());
+        }
+        to.floats(name("lse"), &output.lse.shape(), output.lse.data());
+        for part in FLOATS {
+            if let Some(tensor) = floats(inputs, part) {
+                to.floats(name(part), &tensor.shape(), tensor.data());
+            }
+        }
+        for part in LISTS {
+            if let Some(values) = list(inputs, part) {
+                to.floats(name(part), &[values.len()], values);
+            }
+        }
+        if let Some(lengths) = &inputs.lengths {
+            to.integers(name("lengths"), &[lengths.len()], lengths.iter().map(|&x| x as i64));
+        }
+        if let Some(positions) = &inputs.positions {
+            to.integers(name("positions"), &[positions.len()], positions.iter().copied());
+        }
+        if let Some([q, k]) = &inputs.segments {
+            to.integers(name("q_segments"), &[q.len()], q.iter().map(|&x| i64::from(x)));
+            to.integers(name("k_segments"), &[k.len()], k.iter().map(|&x| i64::from(x)));
+        }
+        if let Some([q, k]) = &inputs.buckets {
+            to.integers(name("q_buckets"), &q.shape(), q.data().iter().map(|&x| i64::from(x)));
+            to.integers(name("k_buckets"), &k.shape(), k.data().iter().map(|&x| i64::from(x)));
+        }
+        if let Some(bits) = &inputs.bits {
+            to.integers(name("mask"), &bits.shape(), bits.data().iter().map(|&x| i64::from(x)));
+        }
+    }
+    let layers = recording.layers.iter().map(|layer| WrittenLayer {
+        name: layer.name.clone(),
+        group: layer.group.clone(),
+        queries: layer.queries,
+        keys: layer.keys,
+        attention: layer.computed().map(|call| call.attention.clone()),
+        importance: layer.importance.clone(),
+    });
+    let written = Written {
+        text: recording.text.clone(),
+        output: recording.output.clone(),
+        sides: recording.sides.clone(),
+        steps: recording.steps.clone(),
+        layers: layers.collect(),
+    };
+    let json = serde_json::to_string(&written).expect("plain values");
+    atomic::write(path, &to.bytes(&[(RECORDING, &json)]))
+}
+
+/// Reads a recording, ours or anyone's.
+///
+/// # Errors
+/// Names the file, the tensor and what is wrong with it.
+pub fn open(path: impl AsRef<Path>, asked: &Asked) -> Result<Recording> {
+    let mut file = File::open(path.as_ref())?;
+    let recording = match file.metadata(RECORDING) {
+        Some(json) => ours(&mut file, &json)?,
+        None => others::read(&mut file, asked)?,
+    };
+    check(&recording, path.as_ref())?;
+    Ok(recording)
+}
+
+fn ours(file: &mut File, json: &str) -> Result<Recording> {
+    let written: Written = serde_json::from_str(json).map_err(|e| file.wrong("metadata `recording`", e.to_string()))?;
+    let mut layers = Vec::with_capacity(written.layers.len().min(1024));
+    for (at, layer) in written.layers.into_iter().enumerate() {
+        let seen = match layer.attention {
+            None => Seen::Given(file.three(&format!("layers.{at}.weights"), 0)?),
+            Some(attention) => Seen::Computed(Box::new(computed(file, &format!("layers.{at}."), attention)?)),
+        };
+        let WrittenLayer { name, group, queries, keys, importance, .. } = layer;
+        layers.push(Layer { name, group, queries, keys, seen, importance });
+    }
+    let Written { text, output, sides, steps, .. } = written;
+    Ok(Recording { text, output, sides, layers, steps })
+}
+
+/// The call of a layer whose tensors have `prefix` in front of their names.
+fn computed(file: &mut File, prefix: &str, attention: Attention) -> Result<Computed> {
+    let name = |part: &str| format!("{prefix}{part}");
+    let mut inputs = Owned::new(file.four(&name("q"), 0)?, file.four(&name("k"), 0)?, file.four(&name("v"), 0)?);
+    for part in FLOATS {
+        let found = file.has(&name(part)).then(|| file.four(&name(part), usize::MAX)).transpose()?;
+        match part {
+            "w" => inputs.w = found,
+            "w_q" => inputs.w_q = found,
+            "w_k" => inputs.w_k = found,
+            "bias" => inputs.bias = found,
+            _ => inputs.table = found,
+        }
+    }
+    for part in LISTS {
+        let found = file.has(&name(part)).then(|| file.floats(&name(part))).transpose()?;
+        match part {
+            "v_score" => inputs.v_score = found,
+            "scale" => inputs.scale = found,
+            "sinks" => inputs.sinks = found,
+            _ => inputs.center = found,
+        }
+    }
+    let whole = |file: &mut File, part: &str| -> Result<Option<Vec<i64>>> {
+        file.has(&name(part)).then(|| file.integers(&name(part))).transpose()
+    };
+    inputs.positions = whole(file, "positions")?;
+    inputs.lengths = whole(file, "lengths")?.map(|all| all.into_iter().map(|x| x.max(0) as usize).collect());
+    let small = |all: Vec<i64>| all.into_iter().map(|x| x as i32).collect::<Vec<i32>>();
+    if let (Some(q), Some(k)) = (whole(file, "q_segments")?, whole(file, "k_segments")?) {
+        inputs.segments = Some([small(q), small(k)]);
+    }
+    if let (Some(q), Some(k)) = (whole(file, "q_buckets")?, whole(file, "k_buckets")?) {
+        let shaped = |file: &File, part: &str, all| Ok::<_, Error>(Tensor::new(small(all), file.axes(&name(part))?)?);
+        inputs.buckets = Some([shaped(file, "q_buckets", q)?, shaped(file, "k_buckets", k)?]);
+    }
+    if let Some(bits) = whole(file, "mask")? {
+        let bits = bits.into_iter().map(|x| u8::from(x != 0)).collect();
+        inputs.bits = Some(Tensor::new(bits, file.axes(&name("mask"))?)?);
+    }
+    let lse = file.has(&name("lse")).then(|| file.floats(&name("lse"))).transpose()?;
+    finished(file, prefix, attention, inputs, lse)
+}
+
+/// With the log-sum-exp that was kept, or computed again.
+fn finished(
+    file: &File,
+    prefix: &str,
+    attention: Attention,
+    inputs: Owned<f32>,
+    lse: Option<Vec<f32>>,
+) -> Result<Computed> {
+    let refused = |e: qkv::Error| file.wrong(&format!("the tensors `{prefix}…`"), e.to_string());
+    let ([_, heads, n, _], [_, _, _, dv]) = (inputs.q.shape(), inputs.v.shape());
+    let output = match lse {
+        // Whatever it says about the values, weights need no more than this.
+        Some(lse) if attention.select == Select::Soft => {
+            let lse = Tensor::new(lse, [1, heads, n]).map_err(refused)?;
+            Output::of_lse(lse, dv, attention.place).map_err(refused)?
+        }
+        _ => attention.forward(inputs.inputs()).map_err(refused)?,
+    };
+    attention.weights(inputs.inputs(), &output).map_err(refused)?;
+    Ok(Computed { attention, inputs, output })
+}
+
+/// What a recording promises: that sides exist and are as long as the tensors say.
+fn check(recording: &Recording, path: &Path) -> Result<()> {
+    let wrong = |what: String| Error::format(path, "recording", what);
+    if recording.layers.is_empty() {
+        return Err(wrong("it has no attention to look at".into()));
+    }
+    for layer in &recording.layers {
+        let [n, m] = layer.size();
+        for (side, length) in [(layer.queries, n), (layer.keys, m)] {
+            let Some(side) = recording.sides.get(side) else {
+                return Err(wrong(format!("`{}` has no side {side}", layer.name)));
+            };
+            if side.len() != length {
+                let found = side.len();
+                return Err(wrong(format!("`{}` has {length} tokens, side `{}` has {found}", layer.name, side.name)));
+            }
+        }
+        if layer.importance.as_ref().is_some_and(|all| all.len() != layer.heads()) {
+            return Err(wrong(format!(
+                "`{}` has {} heads, its importance has another number",
+                layer.name,
+                layer.heads()
+            )));
+        }
+        if let Seen::Given(weights) = &layer.seen
+            && let Some(bad) = weights.data().iter().find(|w| !(w.is_finite() && **w >= 0.0))
+        {
+            return Err(wrong(format!("`{}` has a weight of {bad}", layer.name)));
+        }
+    }
+    Ok(())
+}
