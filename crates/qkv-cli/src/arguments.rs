@@ -9,7 +9,7 @@ use crate::number::Precision;
 use crate::pattern::Pattern;
 use crate::place::{Local, PlaceOf, Window};
 use crate::selection::Selection;
-use crate::{eval, train, translate};
+use crate::{eval, explore, train, translate};
 use clap::builder::{PossibleValuesParser, ValueParser};
 use clap::error::{Error, ErrorKind};
 use clap::parser::ValueSource;
@@ -39,6 +39,8 @@ pub(crate) enum Asked {
     Translate(Box<translate::Asked>),
     /// `qkv eval`.
     Eval(Box<eval::Asked>),
+    /// `qkv explore`.
+    Explore(Box<explore::Asked>),
     /// Words that are known at once: `qkv doctor`, `qkv completions`, `qkv man`, and `qkv page`, which is hidden, the page of
     /// the guide about `qkv run`.
     Words(String),
@@ -102,6 +104,7 @@ pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Aske
         "train" => train::Asked::read(matches).map(|asked| Asked::Train(Box::new(asked))),
         "translate" => Ok(Asked::Translate(Box::new(translate::Asked::read(matches)))),
         "eval" => eval::Asked::read(matches).map(|asked| Asked::Eval(Box::new(asked))),
+        "explore" => explore::Asked::read(matches).map(|asked| Asked::Explore(Box::new(asked))),
         "doctor" => {
             let health = Health::of_this_machine();
             Ok(Asked::Words(if matches.get_flag("json") { health.json() } else { health.to_string() }))
@@ -120,6 +123,7 @@ const TABLES: &[(&str, Table)] = &[
     ("train", train::CHOICES),
     ("translate", translate::CHOICES),
     ("eval", eval::CHOICES),
+    ("explore", explore::CHOICES),
 ];
 
 fn misuse(command: &mut Command, name: &str, conflict: String) -> Error {
@@ -147,6 +151,10 @@ fn command() -> Command {
         .about("Measures translations: BLEU, chrF, exact match, perplexity")
         .after_help("`qkv eval --help` says what each value means, and has examples")
         .after_long_help(eval::after_help());
+    let explore = Command::new("explore")
+        .about("Serves a page that shows what a model attends to")
+        .after_help("`qkv explore --help` says what each value means, and has examples")
+        .after_long_help(explore::after_help());
     let shell = Arg::new("shell").required(true).value_parser(value_parser!(Shell)).help("The shell");
     let name = Arg::new("command").value_name("COMMAND").help("The page of this command; left out, the program's");
     let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("One JSON object");
@@ -157,6 +165,7 @@ fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(with(translate, translate::CHOICES))
+        .subcommand(with(explore, explore::CHOICES))
         .subcommand(with(train, train::CHOICES))
         .subcommand(with(eval, eval::CHOICES))
         .subcommand(with(run, CHOICES))

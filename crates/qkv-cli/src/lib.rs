@@ -14,6 +14,7 @@
 //! | `train` | the command `qkv train`: a recipe becomes a model, watched and interrupted |
 //! | `translate`, `searching` | the command `qkv translate`: lines in, lines out; how they are searched for |
 //! | `eval` | the command `qkv eval`: how good translations are |
+//! | `explore` | the command `qkv explore`: a page that shows what a model attends to |
 //! | `embedded` | the model that is used where none is named |
 //! | `alignment`, `terminal` | where each word looked, drawn; how wide and how colourful |
 //! | `doctor` | the command `qkv doctor`: what this machine has |
@@ -34,6 +35,7 @@ mod doctor;
 mod embedded;
 mod eval;
 mod example;
+mod explore;
 mod failure;
 mod features;
 mod given;
@@ -82,6 +84,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         },
         Ok(Asked::Translate(asked)) => translate::translate(&asked, &mut say),
         Ok(Asked::Eval(asked)) => eval::eval(&asked, &mut say),
+        Ok(Asked::Explore(asked)) => explore::explore(&asked, &mut say),
         Ok(Asked::Words(words)) => say(&words).map(drop),
         Err(misuse_or_help) => {
             // Help goes to stdout, misuse to stderr; whoever closed either does not want to read it.

@@ -14,6 +14,13 @@ pub(crate) fn on<T: Send>(
     }
 }
 
+/// From here on, all of the program works on `threads` threads, or on every core.
+pub(crate) fn everywhere(threads: Option<usize>) -> Result<(), Failure> {
+    let Some(threads) = threads else { return Ok(()) };
+    let failed = |error| Failure::new(format!("{threads} threads could not be started: {error}"));
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().map_err(failed)
+}
+
 /// How many, in words.
 pub(crate) fn told(threads: usize) -> String {
     format!("{threads} thread{}", if threads == 1 { "" } else { "s" })

@@ -9,6 +9,7 @@ pub mod measures;
 mod pair;
 mod recording;
 mod rollout;
+pub mod server;
 mod words;
 
 pub use agreement::{Agreement, Links, pharaoh};

@@ -90,6 +90,13 @@ pub fn measure(recording: &Recording, threshold: f32) -> Result<Vec<Measured>> {
     Ok(all)
 }
 
+/// Adds the importance of heads, by layer and head.
+pub fn with_importance(measured: &mut [Measured], importance: &[Vec<f64>]) {
+    for one in measured {
+        one.values[7] = importance.get(one.layer).and_then(|layer| layer.get(one.head)).copied();
+    }
+}
+
 /// For each token, the places right behind its occurrences.
 struct Followers {
     /// The class of each token: equal tokens have equal classes.

@@ -1,0 +1,91 @@
+//! The command `qkv explore`: a page, served by the program itself, that shows what a model attends to.
+
+mod asked;
+
+pub(crate) use asked::{Asked, CHOICES, after_help};
+
+use crate::failure::Failure;
+use crate::say::Say;
+use crate::{embedded, threads};
+use qkv_explore::file;
+use qkv_explore::server::{Served, Server, Settings};
+use qkv_nn::Machine;
+use std::path::Path;
+
+/// What the embedded model starts from: the first is shown at once.
+const EXAMPLES: &[&str] = &[
+    "好久不见",
+    "我昨天在图书馆遇到了一个老朋友。",
+    "你能告诉我怎么去火车站吗？",
+    "她说她明天不来。",
+    "如果下雨，我们就待在家里。",
+];
+
+/// Serves the page until the program is ended.
+pub(crate) fn explore(asked: &Asked, say: Say<'_>) -> Result<(), Failure> {
+    // Requests are answered on threads of their own, which are in no pool but the first.
+    threads::everywhere(asked.threads)?;
+    let mut settings = Settings::new(Machine::new(rayon::current_num_threads()));
+    (settings.address, settings.port) = (asked.address, asked.port);
+    match &asked.recording {
+        Some(path) => {
+            settings.recording = Some(file::open(path, &asked.file()?)?);
+            if !asked.models.is_empty() || !asked.text.is_empty() {
+                settings.models = models(&asked.models)?;
+            }
+        }
+        None => settings.models = models(&asked.models)?,
+    }
+    let own = asked.models.is_empty() && asked.text.is_empty();
+    settings.examples = match own {
+        true => EXAMPLES.iter().map(|&text| text.to_owned()).collect(),
+        false if asked.text.is_empty() => vec![EXAMPLES[0].to_owned()],
+        false => asked.text.clone(),
+    };
+    let server = Server::bind(settings)?;
+    let url = server.url();
+    say(&format!("{url}\nCtrl-C ends it.\n"))?;
+    if !server.address().ip().is_loopback() {
+        say("Whoever has this address can use the model: it is served beyond this machine.\n")?;
+    }
+    if asked.open {
+        open(&url)?;
+    }
+    Ok(server.run(std::future::pending())?)
+}
+
+/// The models in these folders, or the embedded one.
+fn models(folders: &[std::path::PathBuf]) -> Result<Vec<Served>, Failure> {
+    if folders.is_empty() {
+        let translator = embedded::translator(None)?;
+        let note = "the embedded model, Chinese to English".to_owned();
+        return Ok(vec![Served { name: embedded::NAME.to_owned(), note, translator }]);
+    }
+    let served = |folder: &std::path::PathBuf| {
+        let name = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned();
+        let note = folder.display().to_string();
+        Ok(Served { name, note, translator: embedded::translator(Some(folder))? })
+    };
+    folders.iter().map(served).collect()
+}
+
+/// Opens a page with whatever this system opens pages with.
+fn open(url: &str) -> Result<(), Failure> {
+    let program = if cfg!(target_os = "macos") {
+        "open"
+    } else if cfg!(target_os = "windows") {
+        "explorer"
+    } else {
+        "xdg-open"
+    };
+    let quiet = std::process::Stdio::null;
+    let started = std::process::Command::new(program).arg(url).stdin(quiet()).stdout(quiet()).stderr(quiet()).spawn();
+    let failed = |e| Failure::new(format!("`{program}` cannot be started: {e}")).hint(format!("open {url} by hand"));
+    started.map(drop).map_err(failed)
+}
+
+/// The lines of a file as tokens.
+fn lines(path: &Path) -> Result<Vec<String>, Failure> {
+    let text = std::fs::read_to_string(path).map_err(|e| qkv_models::Error::file("read", path, e))?;
+    Ok(text.lines().map(str::to_owned).collect())
+}

@@ -1,0 +1,70 @@
+// Owns the controls of how things are shown. Each writes a choice; none draws.
+
+import { fill, h, place } from 'qkv/element';
+import { percent } from 'qkv/number';
+import { names } from 'qkv/palette';
+import { at, fits } from 'qkv/run';
+import { unpick } from 'qkv/selection';
+import { chosen, choose } from 'qkv/state';
+
+const followers = [];
+
+/** A row of buttons of which one is on. */
+function segments(label, name, options) {
+  const buttons = options.map(([value, text, title]) => h('button', { type: 'button', title, onclick: () => choose({ [name]: value }) }, text));
+  followers.push((state) => buttons.forEach((button, i) => button.setAttribute('aria-pressed', String(state[name] === options[i][0]))));
+  return h('div', { class: 'control' }, h('span', { class: 'control-name' }, label), h('span', { class: 'segments', role: 'group', 'aria-label': label }, buttons));
+}
+
+/** A box to tick. `flips`: ticked means off. */
+function box(label, name, { flips = false, title } = {}) {
+  const input = h('input', { type: 'checkbox', onchange: () => choose({ [name]: input.checked !== flips }) });
+  followers.push((state) => { input.checked = state[name] !== flips; });
+  return h('label', { class: 'box', title }, input, label);
+}
+
+/** How much of each row's weight is drawn. */
+function massSlider() {
+  const said = h('output', {});
+  const input = h('input', { type: 'range', min: 0.05, max: 1, step: 0.01, 'aria-label': 'Share of each row that is kept', oninput: () => choose({ mass: Number(input.value) }) });
+  followers.push((state) => {
+    input.value = state.mass;
+    said.textContent = state.mass < 1 ? percent(state.mass) : 'all';
+    input.setAttribute('aria-valuetext', said.textContent);
+  });
+  return h('label', { class: 'control', title: 'keeps the fewest largest weights of each row that sum to this share' }, h('span', { class: 'control-name' }, 'Keep of each row ', said), input);
+}
+
+/** Builds the panel once. */
+export function buildDisplay() {
+  const picked = h('div', { class: 'picked', hidden: true });
+  const count = h('span', {});
+  picked.append(count, segments('together', 'fold', [['mean', 'mean', 'the mean of the picked tokens'], ['sum', 'sum', 'the sum of the picked tokens']]),
+    h('button', { type: 'button', class: 'link', onclick: unpick }, 'pick none'));
+  const pool = segments('Pool', 'pool', [['max', 'max', 'a pixel shows the largest weight it covers'], ['mean', 'mean', 'a pixel shows the mean of the weights it covers']]);
+  const tokens = h('fieldset', {}, h('legend', {}, 'Tokens'),
+    box('join subwords to words', 'words', { title: 'a weight to a word is the sum over its tokens; a word’s row is the mean of its tokens’ rows' }),
+    box('hide special tokens', 'special', { flips: true }),
+    box('hide the first key (sink)', 'sink', { flips: true, title: 'the first token often takes what a head does not want to give to any other' }),
+    box('rows sum to 1 again', 'renormalise', { title: 'what is left of each row is divided by its sum: no longer the weights that the model used' }),
+    massSlider());
+  const layout = segments('Lines', 'layout', [['auto', 'auto', 'across for Chinese, Japanese and Korean'], ['across', 'across', 'two rows'], ['down', 'down', 'two columns']]);
+  followers.push((state, run) => { // only what does something to what is shown
+    const long = !fits(at(run, state).layer);
+    pool.hidden = !long || !['heatmap', 'grid'].includes(state.view);
+    layout.hidden = state.view !== 'lines';
+    tokens.hidden = (long && state.view === 'heatmap') || state.view === 'grid';
+    picked.hidden = !state.rows.length && !state.cols.length;
+    count.textContent = [state.rows.length ? `${state.rows.length} of the rows` : '', state.cols.length ? `${state.cols.length} of the columns` : ''].filter(Boolean).join(', ');
+  });
+  const open = window.matchMedia('(min-width: 1180px)').matches;
+  fill(place('display'), h('details', { open }, h('summary', {}, 'Display'),
+    h('div', { class: 'controls' },
+      segments('Scale', 'scale', [['linear', 'linear', 'as it is'], ['log', 'log', 'four decades: small weights show beside large ones'], ['rank', 'rank', 'order alone']]),
+      segments('Colours', 'palette', names.map((name) => [name, name, `the palette “${name}”`])),
+      pool,
+      layout, tokens, picked)));
+}
+
+/** Sets every control to what is chosen. */
+export const showDisplay = (run, state = chosen()) => followers.forEach((follow) => follow(state, run));

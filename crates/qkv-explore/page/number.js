@@ -1,0 +1,24 @@
+// Owns how numbers are written. A weight is shown to six places, or with an exponent when that would show nothing.
+
+/** A weight: `0.512346`, `3.21e-7`, `0`. */
+export function weight(value) {
+  if (Number.isNaN(value)) return '–';
+  if (value === 0) return '0';
+  return Math.abs(value) < 1e-4 ? value.toExponential(2) : value.toFixed(6);
+}
+
+/** Any other number: four significant digits. */
+export function plain(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return '–';
+  if (value === 0) return '0';
+  const size = Math.abs(value);
+  if (!Number.isFinite(value)) return value > 0 ? '∞' : '−∞';
+  if (size < 1e-3 || size >= 1e6) return value.toExponential(2).replace('-', '−');
+  return value.toFixed(size >= 100 ? 1 : size >= 10 ? 2 : size >= 1 ? 3 : 4).replace('-', '−');
+}
+
+/** A probability as per cent. */
+export const percent = (value) => `${(100 * value).toFixed(value < 0.0995 ? 1 : 0)} %`;
+
+/** A whole number with its thousands apart: `100,000`. */
+export const count = (value) => value.toLocaleString('en');

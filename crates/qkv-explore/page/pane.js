@@ -1,0 +1,75 @@
+// Owns one picture with its run: which view is open in it, whether it waits, what went wrong, which colours mean what. There are two of
+// them when two runs stand side by side.
+
+import { h } from 'qkv/element';
+import { onPoint } from 'qkv/hover';
+import { legend } from 'qkv/legend';
+import { at } from 'qkv/run';
+import { tabs, viewFor } from 'qkv/views';
+
+export class Pane {
+  /** `side` is "a" or "b": whose pointer it is. */
+  constructor(host, run, side) {
+    Object.assign(this, { run, side, view: null, open: null });
+    this.title = h('p', { class: 'pane-title', hidden: true });
+    this.body = h('div', { class: 'view' });
+    this.strip = h('div', { class: 'legend', hidden: true, 'aria-hidden': 'true' });
+    this.fault = h('p', { class: 'refusal', role: 'alert', hidden: true });
+    this.element = h('article', { class: 'pane', 'aria-label': side === 'a' ? 'First run' : 'Second run' }, this.title, this.fault, this.body, this.strip);
+    host.append(this.element);
+    this.stop = onPoint((cell) => this.open?.mark?.(cell));
+  }
+
+  /** Shows what is chosen, in the view that suits it. */
+  async show(state) {
+    const { layer } = at(this.run, state);
+    const view = viewFor(state.view, this.run, layer) ?? viewFor(tabs()[0].tab, this.run, layer);
+    if (view !== this.view) {
+      this.open?.close();
+      this.body.replaceChildren();
+      this.body.dataset.view = view.tab;
+      this.legend(null);
+      this.view = view;
+      this.open = view.open(this.body, this);
+    }
+    const { open } = this;
+    this.fault.hidden = true;
+    try {
+      await open.show(state);
+    } catch (error) {
+      if (open === this.open) this.refuse(error);
+    }
+  }
+
+  /** The text above the picture, where there are two. */
+  name(text) {
+    this.title.hidden = !text;
+    this.title.textContent = text ?? '';
+  }
+
+  /** Dims the old picture when the new one lets itself be waited for. */
+  busy(waits) {
+    clearTimeout(this.waiting);
+    if (waits) this.waiting = setTimeout(() => this.element.classList.add('busy'), 120);
+    else this.element.classList.remove('busy');
+  }
+
+  refuse(error) {
+    this.busy(false);
+    this.fault.hidden = false;
+    this.fault.textContent = error.hint ? `${error.message}: ${error.hint}` : error.message;
+  }
+
+  /** Says which colour is which weight; null where colours mean nothing. */
+  legend(scale, palette) {
+    this.strip.hidden = !scale;
+    if (scale) legend(this.strip, scale, palette);
+  }
+
+  close() {
+    this.stop();
+    this.open?.close();
+    clearTimeout(this.waiting);
+    this.element.remove();
+  }
+}

@@ -1,0 +1,89 @@
+// Owns the line where a sentence is typed and what the model made of it. The same line, once more, asks for the run to compare with.
+
+import { fill, h } from 'qkv/element';
+import { first } from 'qkv/source';
+import { chosen, choose } from 'qkv/state';
+
+const models = first.models ?? [];
+const model = (id) => models.find((one) => one.id === id);
+
+/** What the button says: a model with cross-attention translates, others just run. */
+const verb = (run) => (run.groups.some(({ name }) => name === 'cross') ? 'Translate' : 'Run');
+
+/** What can be looked at: the models, and the recording that the program was started with. */
+const offered = first.run.model === null && models.length ? [{ id: null, name: 'the recording' }, ...models] : models;
+
+/** A choice of model, where there are several. */
+function chooser(run, pick) {
+  if (offered.length < 2) return null;
+  return h('select', { 'aria-label': 'Model', onchange: (event) => pick(offered[event.target.selectedIndex]) },
+    offered.map(({ id, name, note }) => h('option', { selected: id === run.model, title: note ?? '' }, name)));
+}
+
+/** The line for the first run ("a") or the one to compare with ("b"). */
+export class Prompt {
+  constructor(host, side) {
+    Object.assign(this, { host, side, giving: false });
+  }
+
+  ask(patch) {
+    const renamed = this.side === 'a' ? patch : Object.fromEntries(Object.entries(patch).flatMap(([key, value]) => (key === 'target' ? [] : [[`${key}2`, value]])));
+    choose({ ...renamed, cell: null, step: null, rows: [], cols: [] }, { push: true });
+  }
+
+  show(run, state) {
+    if (this.run === run) return;
+    this.giving = Boolean(state.target);
+    this.build(run, state);
+  }
+
+  build(run, state) {
+    this.run = run;
+    const takes = !first.standalone && (model(run.model)?.takes_text ?? false);
+    const words = () => this.input?.value.trim() || run.text || first.examples?.[0] || '';
+    const pick = chooser(run, ({ id, takes_text: types }) => this.ask({ model: id, text: id === null ? null : types ? words() : '', target: null }));
+    this.input = this.target = null;
+    fill(this.host, takes ? this.form(run, state, pick) : h('div', { class: 'ask' }, h('p', { class: 'given' }, run.text || model(run.model)?.name || 'a captured run'), pick),
+      h('div', { class: 'reply' }, run.output ? h('p', { class: run.output.length > 90 ? 'answer long' : 'answer', id: this.side === 'a' ? 'output' : undefined }, run.output) : null,
+        takes && this.side === 'a' ? this.examples(run) : null));
+  }
+
+  form(run, state, pick) {
+    this.input = h('input', { type: 'text', value: run.text, 'aria-label': this.side === 'a' ? 'Text' : 'Text to compare with', spellcheck: 'false', autocomplete: 'off', placeholder: 'Type a sentence', id: this.side === 'a' ? 'text' : 'text2', enterkeyhint: 'go' });
+    if (this.giving) {
+      this.target = h('input', { type: 'text', value: state.target ?? run.output ?? '', 'aria-label': 'The output to force', placeholder: 'An output of your own', spellcheck: 'false', autocomplete: 'off' });
+    }
+    // Enter that ends the composition of a Chinese word is not meant for the model.
+    const compose = (event) => { if (event.key === 'Enter' && event.isComposing) event.preventDefault(); };
+    const submit = (event) => {
+      event.preventDefault();
+      this.ask({ model: run.model, text: this.input.value.trim(), target: this.target?.value.trim() || null });
+    };
+    return h('form', { class: 'ask', onsubmit: submit, onkeydown: compose }, this.input, pick, h('button', { type: 'submit', class: 'go' }, verb(run)),
+      this.target && this.side === 'a' ? h('div', { class: 'target' }, this.target) : null);
+  }
+
+  examples(run) {
+    const give = () => {
+      this.giving = !this.giving;
+      if (this.giving || !chosen().target) this.build(run, { target: chosen().target ?? run.output }); else this.ask({ target: null });
+      this.target?.focus();
+    };
+    const others = (first.examples ?? []).filter((text) => text !== run.text).slice(0, 4);
+    return h('p', { class: 'examples' },
+      others.length ? h('span', { class: 'quiet' }, 'try ') : null,
+      others.map((text) => h('button', { type: 'button', class: 'link', onclick: () => this.ask({ model: run.model, text, target: null }) }, text)),
+      run.output ? h('button', { type: 'button', class: 'link quiet', 'aria-pressed': String(this.giving), onclick: give, title: 'see what the model attends to when it is made to write this' }, this.giving ? 'let the model write' : 'give the output') : null);
+  }
+
+  /** Shows that an answer is on its way, or why there is none. */
+  waits(on) {
+    this.host.classList.toggle('busy', on);
+    this.host.querySelector('.refusal')?.remove();
+  }
+
+  refuse(error) {
+    this.waits(false);
+    this.host.append(h('p', { class: 'refusal', role: 'alert' }, error.hint ? `${error.message}: ${error.hint}` : error.message));
+  }
+}

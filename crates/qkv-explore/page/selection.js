@@ -1,0 +1,27 @@
+// Owns which tokens are picked: a click picks one, with Ctrl or ⌘ one more or one fewer, with Shift all from the last to this one.
+
+import { chosen, choose } from 'qkv/state';
+
+const last = { rows: null, cols: null };
+
+/** Picks a unit of a side ("rows" or "cols") as the event says. */
+export function pick(side, index, units, event) {
+  const members = units[index].members;
+  const now = new Set(chosen()[side]);
+  const has = members.every((member) => now.has(member));
+  if (event.shiftKey && last[side] !== null && last[side] < units.length) {
+    const [from, to] = [Math.min(last[side], index), Math.max(last[side], index)];
+    for (const unit of units.slice(from, to + 1)) for (const member of unit.members) now.add(member);
+  } else if (event.ctrlKey || event.metaKey) {
+    for (const member of members) if (has) now.delete(member); else now.add(member);
+  } else {
+    const alone = has && now.size === members.length;
+    now.clear();
+    if (!alone) for (const member of members) now.add(member);
+  }
+  last[side] = index;
+  choose({ [side]: [...now].sort((a, b) => a - b) });
+}
+
+/** Picks nothing. */
+export const unpick = () => choose({ rows: [], cols: [] });

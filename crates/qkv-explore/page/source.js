@@ -1,0 +1,108 @@
+// Owns where runs and weights come from: a server (served.js), or the file itself (embedded.js). Both answer the same questions, so no
+// view asks which it is; what a source cannot do, `run.can` says.
+
+import { embedded } from 'qkv/embedded';
+import { served } from 'qkv/served';
+
+/** What index.html carries: enough for the first paint without asking anyone. */
+export const first = JSON.parse(document.getElementById('qkv-first').textContent);
+
+export const source = first.standalone ? embedded(first) : served();
+
+/** A small memory of what was fetched: the oldest goes first, what is used stays. Values are promises or what they became. */
+export class Memory {
+  constructor(room) {
+    this.room = room;
+    this.kept = new Map();
+  }
+
+  get(key) {
+    const value = this.kept.get(key);
+    if (value !== undefined) {
+      this.kept.delete(key);
+      this.kept.set(key, value);
+    }
+    return value;
+  }
+
+  set(key, value) {
+    this.kept.delete(key);
+    this.kept.set(key, value);
+    for (const old of this.kept.keys()) {
+      if (this.kept.size <= this.room) break;
+      this.kept.delete(old);
+    }
+    return value;
+  }
+
+  /** What is kept under the key, or what `make` promises; a promise that fails is forgotten. */
+  async ask(key, make) {
+    const known = this.get(key);
+    if (known !== undefined) return known;
+    const promise = make();
+    this.set(key, promise);
+    try {
+      return this.set(key, await promise);
+    } catch (error) {
+      if (this.kept.get(key) === promise) this.kept.delete(key);
+      throw error;
+    }
+  }
+
+  /** What is kept and has arrived. */
+  held(key) {
+    const value = this.get(key);
+    return value instanceof Promise ? undefined : value;
+  }
+}
+
+const matrices = new Memory(96);
+const answers = new Memory(64);
+
+/** All weights of a head, f32 [n, m]; of head "mean", the mean of all heads. */
+export function weightsOf(run, layer, head) {
+  const { n, m, heads } = run.layers[layer];
+  return matrices.ask(`${run.id}/${layer}/${head}`, async () => {
+    if (head !== 'mean') return source.weights(run, layer, head, [0, n], [0, m]);
+    const all = await Promise.all(Array.from({ length: heads }, (_, one) => weightsOf(run, layer, one)));
+    return all[0].map((_, i) => all.reduce((sum, weights) => sum + weights[i], 0) / heads);
+  });
+}
+
+/** The same, if it is here already: then there is nothing to wait for. */
+export const heldWeights = (run, layer, head) => matrices.held(`${run.id}/${layer}/${head}`);
+
+/** Some weights of a head. */
+export const part = (run, layer, head, rows, cols) =>
+  answers.ask(`part/${run.id}/${layer}/${head}/${rows}/${cols}`, () => source.weights(run, layer, head, rows, cols));
+
+/** A run by what was asked for; the same question is asked once. */
+export const ask = (model, text, target) => answers.ask(`run/${model}/${text}/${target ?? ''}`, () => source.ask(model, text, target));
+
+/** The thumbnails of all heads: { values: f32 [heads, size, size], sampled }. */
+export const gridOf = (run, size, pool) => answers.ask(`grid/${run.id}/${size}/${pool}`, () => source.grid(run, size, pool));
+
+/** The measures of all heads. */
+export const headsOf = (run) => answers.ask(`heads/${run.id}`, () => source.heads(run));
+
+/** How a weight came about. */
+export const pairOf = (run, layer, head, query, key) =>
+  answers.ask(`pair/${run.id}/${layer}/${head}/${query}/${key}`, () => source.pair(run, layer, head, query, key));
+
+/** Attention through the first `depth` layers of a group, f32 [rows, m]. */
+export const rolloutOf = (run, group, depth, rows) =>
+  answers.ask(`rollout/${run.id}/${group}/${depth}/${rows}`, () => source.rollout(run, group, depth, rows));
+
+const page = 256;
+
+/** The tokens from…to of a side. Those of a long side come a page at a time. */
+export async function tokensOf(run, side, from, to) {
+  const { tokens, count } = run.sides[side];
+  if (tokens) return tokens.slice(from, to);
+  const pages = [];
+  for (let start = Math.floor(from / page) * page; start < to; start += page) {
+    pages.push(answers.ask(`tokens/${run.id}/${side}/${start}`, () => source.tokens(run, side, start, Math.min(count, start + page))));
+  }
+  const start = Math.floor(from / page) * page;
+  return (await Promise.all(pages)).flat().slice(from - start, to - start);
+}

@@ -1,0 +1,74 @@
+// Owns the tiles of a map: which are here, which are on their way. Four are asked for at once, the nearest first; what has scrolled away
+// is called back. A tile that came sampled is shown, and asked for again exactly.
+
+import { Memory, source } from 'qkv/source';
+
+export const side = 256; // cells of a tile, each way
+const atOnce = 4;
+const slow = 2; // of them, those that ask for exact tiles: they may take seconds
+
+/** The deepest level of a matrix: there a cell is one weight. */
+export const deepest = ({ n, m }) => Math.max(0, Math.ceil(Math.log2(Math.max(n, m) / side)));
+
+const name = ({ layer, head, zoom, x, y, pool }) => `${layer}/${head}/${pool}/${zoom}/${x}/${y}`;
+
+export class Tiles {
+  /** `arrived` is called when a tile has come, `failed` with an error that is not our own doing. */
+  constructor(run, arrived, failed) {
+    Object.assign(this, { run, arrived, failed, here: new Memory(192), way: new Map(), wanted: [], rough: [], refused: new Set() });
+  }
+
+  /** The tile, if it is here: { values: f32 [256, 256], sampled, most }. */
+  get(tile) {
+    return this.here.get(name(tile));
+  }
+
+  /** Says which tiles are wanted now, the most urgent first; of those in `rough` a sample will do. Others on their way are called back. */
+  want(tiles, rough = []) {
+    Object.assign(this, { wanted: tiles, rough });
+    const names = new Set([...tiles, ...rough].map(name));
+    for (const [key, { controller }] of this.way) if (!names.has(key)) controller.abort();
+    this.next();
+  }
+
+  next() {
+    for (const exact of [false, true]) {
+      for (const tile of exact ? this.wanted : [...this.wanted, ...this.rough]) {
+        if (this.way.size >= atOnce || (exact && [...this.way.values()].filter((one) => one.exact).length >= slow)) return;
+        const key = name(tile);
+        const known = this.here.get(key);
+        const needed = exact ? known?.sampled : !known;
+        if (needed && !this.way.has(key) && !this.refused.has(`${key}/${exact}`)) this.fetch(tile, key, exact);
+      }
+    }
+  }
+
+  async fetch(tile, key, exact) {
+    const controller = new AbortController();
+    this.way.set(key, { controller, exact });
+    try {
+      const { values, sampled } = await source.tile(this.run, { ...tile, exact }, controller.signal);
+      let most = 0;
+      for (let i = 0; i < values.length; i++) if (values[i] > most) most = values[i];
+      this.here.set(key, { values, sampled: sampled && !exact, most });
+      this.arrived(tile);
+    } catch (error) {
+      if (error.name !== 'AbortError') {
+        this.refused.add(`${key}/${exact}`); // not asked for again: a server that says no is not hammered
+        this.failed(error);
+      }
+    } finally {
+      if (this.way.get(key)?.controller === controller) this.way.delete(key);
+      this.next();
+    }
+  }
+
+  /** Whether any wanted tile shows only a sample. */
+  sampled(tiles) {
+    return tiles.some((tile) => this.here.get(name(tile))?.sampled);
+  }
+
+  close() {
+    this.want([]);
+  }
+}

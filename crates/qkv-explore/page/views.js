@@ -1,0 +1,15 @@
+// Owns the list of views. A model that needs another picture (shaded text, an image) adds a view here, not a page.
+//
+// A view is { tab, name, hint, suits(run, layer), open(host, pane) }. A tab shows the first of its views that suits the chosen layer.
+// `open` gives back { show(state), close() } and may give mark(cell), picture() → canvas, numbers() → { rows, cols, values }.
+
+const views = [];
+
+/** Adds a view. */
+export const addView = (view) => views.push(view);
+
+/** The tabs, in the order in which their first views came. */
+export const tabs = () => views.filter((view, i) => views.findIndex(({ tab }) => tab === view.tab) === i);
+
+/** The view that a tab shows for a layer; undefined where none suits. */
+export const viewFor = (tab, run, layer) => views.find((view) => view.tab === tab && view.suits(run, layer));
