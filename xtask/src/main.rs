@@ -1,6 +1,9 @@
 //! The project's chores, one command each: `cargo xtask test` is what CI runs.
 //!
-//! It needs nothing but the Rust toolchain; what else a step needs, the step brings.
+//! It needs nothing but the Rust toolchain; what else a step needs, the step brings: the tests of the page need a browser, which
+//! comes from the system's packages.
+
+mod browser;
 
 use std::env;
 use std::fs;
@@ -10,7 +13,8 @@ use std::time::Instant;
 const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
-  test    format, lints, tests, doc tests, docs, and the conformance suite on every instruction set of this CPU
+  test    format, lints, tests, doc tests, docs, and the conformance suite on every instruction set of this CPU;
+          installs a browser from the system's packages where there is none
   bench   the figures that the README claims, measured on this machine
   docs    the pages and pictures that commands make: docs/run.md, docs/patterns.svg
   mechanisms   the table of every mechanism against length, docs/mechanisms.md (minutes)";
@@ -33,6 +37,12 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    if command.as_deref() == Some("test")
+        && let Err(error) = browser::installed()
+    {
+        eprintln!("{error}");
+        return ExitCode::FAILURE;
+    }
     for step in steps {
         eprintln!("\n── {}", step.name);
         let start = Instant::now();

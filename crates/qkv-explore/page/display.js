@@ -60,7 +60,7 @@ export function buildDisplay() {
   const open = window.matchMedia('(min-width: 1180px)').matches;
   fill(place('display'), h('details', { open }, h('summary', {}, 'Display'),
     h('div', { class: 'controls' },
-      segments('Scale', 'scale', [['linear', 'linear', 'as it is'], ['log', 'log', 'four decades: small weights show beside large ones'], ['rank', 'rank', 'order alone']]),
+      segments('Scale', 'scale', [['linear', 'linear', 'as it is'], ['log', 'log', 'small weights show beside large ones'], ['rank', 'rank', 'order alone']]),
       segments('Colours', 'palette', names.map((name) => [name, name, `the palette “${name}”`])),
       pool,
       layout, tokens, picked)));

@@ -54,7 +54,8 @@ export function drawEdges(context, camera, tokens) {
 export function drawScaleBar(context, camera) {
   const ink = inks();
   const long = round.findLast((each) => each * camera.pixels <= 110) ?? 1;
-  const [x, y, width] = [edge.left + 18, edge.top + camera.height - 16, long * camera.pixels];
+  const left = Math.max(edge.left, camera.xOf(0));
+  const [x, y, width] = [left + 18, edge.top + camera.height - 16, long * camera.pixels];
   const text = `${count(long)} token${long === 1 ? '' : 's'}`;
   context.fillStyle = ink.paper;
   context.globalAlpha = 0.85;

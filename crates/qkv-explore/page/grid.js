@@ -3,8 +3,8 @@
 
 import { fill, h, rove, sized } from 'qkv/element';
 import { palette } from 'qkv/palette';
-import { at, groupName, headName, headsIn, layerName } from 'qkv/run';
-import { pixelsOf, scale, stamp, tint } from 'qkv/scale';
+import { at, fits, groupName, headName, headsIn, layerName } from 'qkv/run';
+import { evenly, pixelsOf, scale, stamp, tint } from 'qkv/scale';
 import { gridOf } from 'qkv/source';
 import { choose } from 'qkv/state';
 import { theme } from 'qkv/theme';
@@ -115,7 +115,7 @@ export class Grid {
       headsIn(layer).forEach((head, c) => {
         const values = this.thumbnail(index, head);
         const [cols, rows] = [Math.min(pixels, layer.m), Math.min(pixels, layer.n)];
-        const image = stamp(tint(thinned(values, pixels, rows, cols), cols, rows, scale(state.scale, values), shades), small);
+        const image = stamp(tint(thinned(values, pixels, rows, cols), cols, rows, scale(state.scale, values, { floor: fits(layer) ? undefined : evenly(layer.m) }), shades), small);
         context.imageSmoothingEnabled = layer.n > pixels || layer.m > pixels;
         context.imageSmoothingQuality = 'high';
         context.drawImage(image, margin + c * step, r * step, size, size);

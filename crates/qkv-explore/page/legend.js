@@ -7,8 +7,8 @@ import { css } from 'qkv/palette';
 const [width, height] = [180, 8];
 
 const ends = {
-  linear: (top) => ['0', plain(top / 2), plain(top)],
-  log: (top) => [`≤ ${plain(top / 1e4)}`, plain(top / 100), plain(top)],
+  linear: ({ top }) => ['0', plain(top / 2), plain(top)],
+  log: ({ top, floor }) => [`≤ ${plain(floor)}`, plain(Math.sqrt(floor * top)), plain(top)],
   rank: () => ['least', 'by rank', 'most'],
 };
 
@@ -24,6 +24,6 @@ export function legend(host, scale, palette) {
     context.fillStyle = css(palette(x / (width - 1)));
     context.fillRect(x, 0, 1, height);
   }
-  const words = ends[scale.kind](scale.top);
+  const words = ends[scale.kind](scale);
   host.querySelectorAll('span').forEach((span, i) => { span.textContent = words[i]; });
 }

@@ -91,12 +91,16 @@ async function openOther(state) {
   }
 }
 
+/** Whether there is anything to compare with: a model that can be asked. */
+const comparable = !first.standalone && (first.models ?? []).length > 0;
+
 function toggleCompare() {
   if (compares(chosen())) { choose({ text2: null, model2: null }, { push: true }); return; }
   const models = first.models ?? [];
   const next = models.find(({ id }) => id !== run.model) ?? models[0];
   const example = (first.examples ?? []).find((text) => text !== run.text) ?? run.text;
-  choose(models.length > 1 ? { model2: next.id, text2: next.takes_text ? run.text : '' } : { model2: run.model, text2: example }, { push: true });
+  const text = next.takes_text ? (next.id !== run.model && run.text) || example : ''; // another model reads the same, the same one another
+  choose({ model2: next.id, text2: text }, { push: true });
   place('text2')?.focus();
 }
 
@@ -171,7 +175,7 @@ function buildTools() {
   const flip = () => choose({ theme: theme() === 'dark' ? 'light' : 'dark' });
   const tool = (text, title, act, id) => h('button', { type: 'button', title, onclick: act, id }, text);
   fill(place('tools'),
-    first.standalone ? null : tool('Compare', 'two models or two sentences side by side (c)', toggleCompare, 'compare'),
+    !comparable ? null : tool('Compare', 'two models or two sentences side by side (c)', toggleCompare, 'compare'),
     exporter(() => panes.a, () => settled(chosen())),
     tool('Dark', 'light or dark (d)', flip, 'theme'),
     tool('Keys', 'the keys (?)', toggleHelp, 'keys'));
@@ -194,7 +198,7 @@ function buildTools() {
   addKey(['['], '[ ]', 'step before, after', () => stepBy(-1));
   addKey([']'], '', '', () => stepBy(1));
   addKey(['/'], '/', 'type a text', () => { place('text')?.focus(); place('text')?.select(); });
-  addKey(['c'], 'c', 'compare', () => { if (!first.standalone) toggleCompare(); });
+  addKey(['c'], 'c', 'compare', () => { if (comparable) toggleCompare(); });
   addKey(['e'], 'e', 'export', () => { const menu = place('export'); menu.open = !menu.open; menu.querySelector('summary').focus(); });
   addKey(['d'], 'd', 'light or dark', flip);
   addKey(['?'], '?', 'this list', toggleHelp);

@@ -10,7 +10,7 @@ import { count, weight } from 'qkv/number';
 import { palette } from 'qkv/palette';
 import { at, headName, headsIn, layerName, written } from 'qkv/run';
 import { say } from 'qkv/say';
-import { colours, paint, scale, stamp } from 'qkv/scale';
+import { colours, evenly, paint, scale, stamp } from 'qkv/scale';
 import { part, tokensOf } from 'qkv/source';
 import { choose } from 'qkv/state';
 import { inks, theme } from 'qkv/theme';
@@ -83,7 +83,7 @@ function open(host, pane) {
     const most = Math.max(before, ...known.map((tile) => tile.most));
     if (colour?.key === key && most <= before * 1.001) return;
     const sample = state.scale !== 'rank' ? [] : (state.pool === 'mean' ? known[0] : tiles.get(whole()) ?? known[0])?.values ?? [];
-    const measure = scale(state.scale, sample, { most });
+    const measure = scale(state.scale, sample, { most, floor: evenly(layer.m) });
     const shades = palette(state.palette, theme());
     colour = { key, most, table: colours(measure, shades) };
     painted = new Map();

@@ -13,8 +13,8 @@ export function plain(value) {
   if (value === 0) return '0';
   const size = Math.abs(value);
   if (!Number.isFinite(value)) return value > 0 ? '∞' : '−∞';
-  if (size < 1e-3 || size >= 1e6) return value.toExponential(2).replace('-', '−');
-  return value.toFixed(size >= 100 ? 1 : size >= 10 ? 2 : size >= 1 ? 3 : 4).replace('-', '−');
+  if (size < 1e-4 || size >= 1e6) return value.toExponential(2).replace('-', '−');
+  return value.toFixed(size >= 100 ? 1 : size >= 10 ? 2 : size >= 1 ? 3 : size >= 0.01 ? 4 : 5).replace('-', '−');
 }
 
 /** A probability as per cent. */

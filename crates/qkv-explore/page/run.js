@@ -41,12 +41,15 @@ export const layerName = (layer) => `${groupName(layer.group)}, layer ${layer.in
 export const headName = (layer, head) => (head === 'mean' ? `mean of ${layer.heads} heads` : `head ${head}`);
 
 /** What a group of layers is called. */
-export const groupName = (group) => ({ encoder: 'encoder', decoder: 'decoder', cross: 'cross-attention' })[group] ?? group;
+export const groupName = (group) => ({ encoder: 'encoder', decoder: 'decoder', cross: 'cross-attention', layers: 'attention' })[group] ?? group;
 
 const marks = /^[▁Ġ]|^##/u;
 
+const signs = { '▶': '‹start›', '⏹': '‹end›' }; // few fonts have these
+
 /** A token as a reader knows it: no marks of the tokenizer, spaces and line ends made visible. */
 export function written(token) {
+  if (signs[token.text]) return signs[token.text];
   const text = token.text.replace(marks, '').replaceAll('\n', '⏎').replaceAll('\t', '⇥');
   return text.trim() === '' ? (text === '' ? '␣' : text.replaceAll(' ', '␣')) : text.replace(/^ /, '');
 }

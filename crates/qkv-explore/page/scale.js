@@ -2,14 +2,15 @@
 // weights beside a sink that swallows nearly all; rank shows order alone.
 // A colour is looked up by the upper half of a float's bits: 32,768 colours made once paint any number of weights without arithmetic.
 
-const decades = 4;
+/** Where a log scale over long rows begins: a tenth of what each key gets when a head looks everywhere alike. */
+export const evenly = (keys) => 0.1 / keys;
 
 /** A scale over some weights. For rank it keeps a sorted sample of them; otherwise only the largest counts. */
-export function scale(kind, values, { most = largest(values) } = {}) {
+export function scale(kind, values, { most = largest(values), floor = Infinity } = {}) {
   const top = most > 0 ? most : 1;
   if (kind === 'log') {
-    const floor = top * 10 ** -decades;
-    return { kind, top, at: (v) => (v <= floor ? 0 : Math.min(1, 1 + Math.log10(v / top) / decades)) };
+    const low = floor < Infinity ? Math.min(floor, top / 10) : top / 1e4; // four decades, unless told otherwise
+    return { kind, top, floor: low, at: (v) => (v <= low ? 0 : Math.min(1, Math.log(v / low) / Math.log(top / low))) };
   }
   if (kind === 'rank') {
     const order = sample(values);

@@ -68,9 +68,6 @@ export function choose(patch, { push = false } = {}) {
 /** Calls back after each change, with the new choices and the old ones. */
 export const onChoice = (listener) => listeners.add(listener);
 
-/** The address that shows just this. */
-export const address = () => location.href;
-
 window.addEventListener('popstate', () => {
   const before = now;
   now = read(location.hash);

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 
 /// Cells of a tile, each way.
 pub(super) const SIDE: usize = 256;
-/// Pairs that are computed without asking whether the page can wait: a fraction of a second.
-const AT_ONCE: usize = 1 << 28;
+/// Pairs that are computed without asking whether the page can wait: up to about a second on two cores.
+const AT_ONCE: usize = 1 << 30;
 /// Pairs of a sampled tile.
 const SAMPLED: usize = 1 << 26;
 /// Pairs between two chances for others.

@@ -1,0 +1,58 @@
+//! Records an attention of your own, of any length, for `qkv explore --recording`:
+//!
+//! ```text
+//! cargo run --release -p qkv-explore --example record -- 20000 8 long.safetensors
+//! ```
+//!
+//! Queries and keys are made so that each head looks somewhere else: near itself, some distance back, at one token in so many.
+//! What a recording needs of a real model is the same: `q`, `k`, the log-sum-exp that `forward` gives anyway, and tokens.
+
+use qkv::{Attention, Inputs, Mask, Output, Owned, Place, Tensor};
+use qkv_explore::{Computed, Layer, Recording, Seen, Side, file};
+use std::error::Error;
+
+const WIDTH: usize = 64;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let mut number = |otherwise| arguments.next().map_or(Ok(otherwise), |text| text.parse::<usize>());
+    let (tokens, heads) = (number(20_000)?, number(8)?);
+    let path = arguments.next().unwrap_or("long.safetensors".into());
+
+    let attention = Attention::scaled_dot().mask(Mask::causal());
+    let noise = |seed| Tensor::<f32, 4>::randn([1, heads, tokens, WIDTH], seed);
+    let (mut q, mut k) = (noise(1), noise(2)); // [1, H, N, D]
+    for h in 0..heads {
+        for i in 0..tokens {
+            for pair in 0..WIDTH / 4 {
+                // Waves of places: q_i and k_j agree where i − j is near the head's distance.
+                let wave = (40.0f32).powf(-(pair as f32) / 8.0) / (1 << h.min(6)) as f32;
+                let back = (h * h * 7) as f32;
+                let (at, from) = (wave * i as f32, wave * (i as f32 - back));
+                (q[[0, h, i, 2 * pair]], q[[0, h, i, 2 * pair + 1]]) = (3.0 * from.cos(), 3.0 * from.sin());
+                (k[[0, h, i, 2 * pair]], k[[0, h, i, 2 * pair + 1]]) = (3.0 * at.cos(), 3.0 * at.sin());
+            }
+        }
+    }
+    let nothing = Tensor::new(Vec::new(), [1, heads, tokens, 0])?; // no values: weights need none
+    let lse = attention.forward(Inputs::new(&q, &k, &nothing))?.lse; // [1, H, N]
+    let call = Computed { attention, inputs: Owned::new(q, k, nothing), output: Output::of_lse(lse, 0, Place::Start)? };
+    let layer = Layer {
+        name: "layers.0".into(),
+        group: "layers".into(),
+        queries: 0,
+        keys: 0,
+        seen: Seen::Computed(Box::new(call)),
+        importance: None,
+    };
+    let recording = Recording {
+        text: format!("{tokens} tokens"),
+        output: None,
+        sides: vec![Side::numbered("tokens", tokens)],
+        layers: vec![layer],
+        steps: Vec::new(),
+    };
+    file::save(&recording, &path)?;
+    println!("{path}: {tokens} tokens, {heads} heads; `qkv explore --recording {path}` shows it");
+    Ok(())
+}

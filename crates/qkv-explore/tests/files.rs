@@ -1,0 +1,145 @@
+//! Recordings as files: what is written is read again, what others wrote is understood, and what lies is refused.
+
+use qkv::{Attention, Bias, Inputs, Mask, Owned, Tensor};
+use qkv_explore::file::{self, Asked};
+use qkv_explore::{Computed, Layer, Recording, Seen, Side, explain};
+use std::path::Path;
+
+/// A layer of causal attention over `n` tokens with what its description asks for.
+fn layer(attention: Attention, mut inputs: Owned<f32>) -> Layer {
+    let heads = inputs.q.shape()[1];
+    if attention.sinks {
+        inputs.sinks = Some(vec![0.5; heads]);
+    }
+    let output = attention.forward(inputs.inputs()).expect("it holds together");
+    let seen = Seen::Computed(Box::new(Computed { attention, inputs, output }));
+    Layer { name: "layers.0".into(), group: "layers".into(), queries: 0, keys: 0, seen, importance: None }
+}
+
+fn recording(layers: Vec<Layer>) -> Recording {
+    let n = layers[0].size()[0];
+    let sides = vec![Side::numbered("tokens", n)];
+    Recording { text: "a text".into(), output: None, sides, layers, steps: Vec::new() }
+}
+
+fn random(heads: usize, n: usize) -> Owned<f32> {
+    let [q, k, v] = [1, 2, 3].map(|seed| Tensor::<f32, 4>::randn([1, heads, n, 8], seed));
+    Owned::new(q, k, v)
+}
+
+#[test]
+fn what_is_written_is_read_again_to_the_bit() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("run.safetensors");
+    let causal = Attention::scaled_dot().mask(Mask::causal()).bias(Bias::alibi());
+    let mut sunk = Attention::scaled_dot();
+    sunk.sinks = true;
+    let mut lengths = random(2, 9);
+    lengths.lengths = Some(vec![7]);
+    let layers = vec![
+        layer(causal, random(2, 9)),
+        layer(sunk, random(2, 9)),
+        layer(Attention::scaled_dot().mask(Mask::lengths()), lengths),
+        layer(Attention::scaled_dot().select(qkv::Select::TopK(3)), random(1, 9)),
+    ];
+    let before = recording(layers);
+    file::save(&before, &path).expect("it can be written");
+    let after = file::open(&path, &Asked::default()).expect("it can be read");
+    assert_eq!((&after.text, &after.sides), (&before.text, &before.sides));
+    for (before, after) in before.layers.iter().zip(&after.layers) {
+        for head in 0..before.heads() {
+            assert_eq!(before.weights(head).expect("weights"), after.weights(head).expect("weights"));
+        }
+        assert_eq!(explain(before, 0, 3, 2).expect("a pair"), explain(after, 0, 3, 2).expect("a pair"));
+    }
+}
+
+/// A file as other programs write it.
+fn foreign(path: &Path, tensors: &[(&str, &[usize], &[f32])], metadata: &[(&str, &str)]) {
+    let mut header = serde_json::Map::new();
+    let mut data: Vec<u8> = Vec::new();
+    let metadata: std::collections::BTreeMap<_, _> = metadata.iter().copied().collect();
+    header.insert("__metadata__".into(), serde_json::to_value(metadata).expect("plain"));
+    for (name, shape, values) in tensors {
+        let start = data.len();
+        data.extend(values.iter().flat_map(|x| x.to_le_bytes()));
+        let entry = serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": [start, data.len()] });
+        header.insert((*name).into(), entry);
+    }
+    let json = serde_json::to_vec(&header).expect("plain");
+    let bytes = [&(json.len() as u64).to_le_bytes()[..], &json, &data].concat();
+    std::fs::write(path, bytes).expect("it can be written");
+}
+
+#[test]
+fn queries_and_keys_of_others_give_the_weights_of_the_library() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("theirs.safetensors");
+    let [q, k] = [1, 2].map(|seed| Tensor::<f32, 4>::randn([2, 3, 5, 4], seed));
+    let shape: &[usize] = &[2, 3, 5, 4];
+    let tokens = r#"["a","b","c","d","e"]"#;
+    foreign(&path, &[("q", shape, q.data()), ("k", shape, k.data())], &[("tokens", tokens)]);
+    let asked = Asked { sequence: 1, ..Asked::default() };
+    let read = file::open(&path, &asked).expect("it can be read");
+    let attention = Attention::scaled_dot();
+    let out = attention.forward(Inputs::new(&q, &k, &k)).expect("it holds together");
+    let expected = attention.weights(Inputs::new(&q, &k, &k), &out).expect("weights").rows(1, 2, 0..5).expect("rows");
+    assert_eq!(read.layers[0].weights(2).expect("weights"), expected);
+    assert_eq!(read.sides[0].tokens[4].text, "e");
+    let none = file::open(&path, &Asked { sequence: 2, ..Asked::default() }).expect_err("there are two");
+    assert!(none.to_string().contains("2 sequences"), "{none}");
+}
+
+#[test]
+fn weights_of_others_are_taken_as_they_are_layer_by_layer() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("theirs.safetensors");
+    let weights = [0.5f32, 0.5, 0.25, 0.75];
+    let names: Vec<String> = (0..11).map(|layer| format!("model.layers.{layer}.weights")).collect();
+    let shape: &[usize] = &[1, 1, 2, 2];
+    let tensors: Vec<_> = names.iter().map(|name| (name.as_str(), shape, &weights[..])).collect();
+    foreign(&path, &tensors, &[]);
+    let read = file::open(&path, &Asked::default()).expect("it can be read");
+    assert_eq!(read.layers.len(), 11);
+    assert_eq!((read.layers[2].name.as_str(), read.layers[10].name.as_str()), ("model.layers.2", "model.layers.10"));
+    assert_eq!(read.layers[3].weights(0).expect("weights").data(), weights);
+    assert!(explain(&read.layers[0], 0, 0, 0).expect_err("nobody knows").to_string().contains("given"));
+}
+
+#[test]
+fn what_lies_is_refused_with_the_tensor_that_does() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("bad.safetensors");
+    let refused = |asked: &Asked| file::open(&path, asked).expect_err("it lies").to_string();
+    let (four, eight): (&[usize], &[usize]) = (&[1, 1, 2, 2], &[1, 1, 2, 4]);
+
+    foreign(&path, &[("q", four, &[0.0; 4]), ("k", eight, &[0.0; 8])], &[]);
+    assert!(refused(&Asked::default()).contains("`k`"), "{}", refused(&Asked::default()));
+    foreign(&path, &[("other", four, &[0.0; 4])], &[]);
+    assert!(refused(&Asked::default()).contains("neither `q` and `k` nor `weights`"));
+    foreign(&path, &[("q", four, &[0.0; 4])], &[]);
+    assert!(refused(&Asked::default()).contains("tensor `k`: it is missing"));
+    foreign(&path, &[("weights", four, &[0.5, f32::NAN, 0.5, 0.5])], &[]);
+    assert!(refused(&Asked::default()).contains("a weight of NaN"));
+    foreign(&path, &[("weights", four, &[0.5; 4])], &[("tokens", "[\"a\"]")]);
+    assert!(refused(&Asked::default()).contains("1 tokens for 2 positions"));
+    foreign(&path, &[("weights", four, &[0.5; 4])], &[("recording", "{}")]);
+    assert!(refused(&Asked::default()).contains("metadata `recording`"));
+
+    // Bytes that claim what they do not have.
+    let good = {
+        foreign(&path, &[("weights", four, &[0.5; 4])], &[]);
+        std::fs::read(&path).expect("just written")
+    };
+    for cut in [0, 4, 8, 20, good.len() - 1] {
+        std::fs::write(&path, &good[..cut]).expect("it can be written");
+        refused(&Asked::default());
+    }
+    let mut claims = good.clone();
+    claims[..8].copy_from_slice(&u64::MAX.to_le_bytes());
+    std::fs::write(&path, &claims).expect("it can be written");
+    assert!(refused(&Asked::default()).contains("claims"));
+    let text = String::from_utf8_lossy(&good).replace("[1,1,2,2]", "[1,1,9,9]");
+    std::fs::write(&path, text.as_bytes()).expect("it can be written");
+    assert!(refused(&Asked::default()).contains("do not hold"));
+}
