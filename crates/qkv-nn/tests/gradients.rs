@@ -221,3 +221,32 @@ fn predictive_local_attention_moves_its_centre() {
         (Some(tape.attend(&x[0], &x[1], &x[2], Some(&x[3]), &Attend::new(&attention)).unwrap()), 0.0)
     });
 }
+
+#[test]
+fn a_gate_on_a_head_is_a_factor_on_its_values() {
+    // What a head gives is linear in its values: turning its gate is scaling them.
+    let (attention, parameters) = (Attention::scaled_dot().mask(Mask::causal()), parameters(&[]));
+    let how = Attend { heads: Heads { query: 2, key: 2 }, ..Attend::new(&attention) };
+    let inputs = [numbers(&[2, 5, 8], 1), numbers(&[2, 5, 8], 2), numbers(&[2, 5, 8], 3)];
+    let body =
+        |tape: &mut Tape<'_, f64>, x: &[Var<f64>]| (Some(tape.attend(&x[0], &x[1], &x[2], None, &how).unwrap()), 0.0);
+    let (pool, machine, mut gradients) = (Pool::new(), Machine::new(2), Gradients::of(&parameters));
+    let mut tape = Tape::training(&parameters, &mut gradients, &pool, &machine, 5).quiet();
+    tape.capture();
+    let vars: Vec<_> = inputs.iter().map(|x| tape.input(x.clone())).collect();
+    let out = body(&mut tape, &vars).0.unwrap();
+    let captured = tape.captured();
+    assert!(captured[0].gates().is_none(), "before the way back");
+    tape.seed(&out, numbers(out.shape(), 99));
+    tape.backward();
+    for (head, &found) in captured[0].gates().unwrap().iter().enumerate() {
+        let turned = |gate: f64| {
+            let mut inputs = inputs.clone();
+            let scaled = inputs[2].data_mut().iter_mut().enumerate().filter(|(at, _)| at % 8 / 4 == head);
+            scaled.for_each(|(_, x)| *x *= gate);
+            loss_of(&parameters, &inputs, &body)
+        };
+        let expected = (turned(1.0 + 1e-5) - turned(1.0 - 1e-5)) / 2e-5;
+        assert!((found - expected).abs() < 1e-7, "head {head}: {found}, differences say {expected}");
+    }
+}

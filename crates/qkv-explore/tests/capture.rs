@@ -1,0 +1,132 @@
+//! What is recorded of a model's run is what the model computed: weights that sum to 1 and give its outputs, in every kind of
+//! model, with labels that stand where they belong.
+
+use qkv::Attention;
+use qkv_explore::{Cut, Matrix, Recording, capture, explain};
+use qkv_models::text::tokenizer::{Kind, Tokenizer};
+use qkv_models::{Architecture, Model, ModelConfig, RecurrentConfig, Search, Specials, TransformerConfig, Translator};
+use qkv_nn::Machine;
+use qkv_nn::layers::AttentionStyle;
+
+fn translator(architecture: Architecture) -> Translator {
+    let texts = ["好久不见。", "Long time, no see.", "Recordings of long times."];
+    let tokenizer = Tokenizer::train(texts, Kind::Bpe { size: 300 }).expect("a tokenizer");
+    let config = ModelConfig::new(architecture, tokenizer.len(), Specials::of(&tokenizer));
+    let (model, parameters) = Model::new(&config, 7).expect("a model");
+    Translator { model, parameters, tokenizer, search: Search::default() }
+}
+
+fn transformer() -> Architecture {
+    let sizes = TransformerConfig {
+        d_model: 16,
+        ffn_dim: 24,
+        heads: 2,
+        encoder_layers: 2,
+        decoder_layers: 2,
+        ..TransformerConfig::default()
+    };
+    Architecture::Transformer(sizes)
+}
+
+fn recurrent(style: AttentionStyle, attention: Attention) -> Architecture {
+    let sizes = RecurrentConfig {
+        d_model: 16,
+        hidden: 12,
+        attention_width: 10,
+        style,
+        attention,
+        ..RecurrentConfig::default()
+    };
+    Architecture::Recurrent(sizes)
+}
+
+fn recorded(architecture: Architecture) -> (Translator, Recording) {
+    let translator = translator(architecture);
+    let recording =
+        capture::translation(&translator, "好久不见。", Some("Long time, no see."), &Machine::new(2)).expect("a run");
+    (translator, recording)
+}
+
+#[test]
+fn the_weights_of_every_layer_sum_to_one_and_give_what_the_layer_gave() {
+    let kinds = [
+        transformer(),
+        recurrent(AttentionStyle::Bahdanau, Attention::additive()),
+        recurrent(AttentionStyle::Luong, Attention::general()),
+        recurrent(AttentionStyle::Bahdanau, Attention::dot().local(3)),
+    ];
+    for kind in kinds {
+        let name = format!("{kind:?}");
+        let local = name.contains("local: Some");
+        let (_, recording) = recorded(kind);
+        for (at, layer) in recording.layers.iter().enumerate() {
+            let [n, m] = layer.size();
+            assert_eq!((recording.queries(at).len(), recording.keys(at).len()), (n, m), "{}", layer.name);
+            let call = layer.computed().expect("a model computes");
+            for head in 0..layer.heads() {
+                let weights = layer.weights(head).expect("weights");
+                for (i, row) in weights.data().chunks_exact(m).enumerate() {
+                    let sum: f32 = row.iter().sum();
+                    // Predictive local attention does not normalise again.
+                    assert!(local || (sum - 1.0).abs() < 1e-5, "{}: row {i} sums to {sum}", layer.name);
+                    let out: f32 = (0..m).map(|j| row[j] * call.inputs.v[[0, head, j, 1]]).sum();
+                    assert!((out - call.output.values[[0, head, i, 1]]).abs() < 1e-5, "{}: row {i}", layer.name);
+                }
+                let pair = explain(layer, head, n - 1, 0).expect("a pair");
+                assert_eq!(pair.weight, weights[[n - 1, 0]]);
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_of_cross_attention_are_what_was_written_and_those_of_the_decoder_what_was_read() {
+    let (_, recording) = recorded(transformer());
+    let groups: Vec<(String, usize)> =
+        recording.groups().into_iter().map(|group| (group.name, group.layers.len())).collect();
+    assert_eq!(groups, [("encoder".into(), 2), ("decoder".into(), 2), ("cross".into(), 2)]);
+    let said = |side: &qkv_explore::Side| side.tokens.iter().map(|token| token.text.clone()).collect::<Vec<_>>();
+    let (read, written) = (said(recording.queries(2)), said(recording.queries(4)));
+    assert_eq!((read[0].as_str(), written.last().map(String::as_str)), ("<s>", Some("</s>")));
+    assert_eq!(read[1..], written[..written.len() - 1]);
+    let words = Matrix::of(&recording, 5, &Cut { words: true, text_only: true, ..Cut::default() }).expect("weights");
+    assert_eq!(words.columns.join(" "), "好 久 不 见 。");
+    assert_eq!(words.rows.join(" "), "Long time , no see .");
+    // The decoder cannot look ahead.
+    let own = recording.layers[2].weights(0).expect("weights");
+    let n = read.len();
+    assert!((0..n).all(|i| (i + 1..n).all(|j| own[[i, j]] == 0.0)));
+}
+
+#[test]
+fn steps_tell_how_likely_each_token_was() {
+    let (_, recording) = recorded(transformer());
+    assert_eq!(recording.steps.len(), recording.sides[2].len());
+    for step in &recording.steps {
+        assert!(step.candidates.windows(2).all(|two| two[0].probability >= two[1].probability));
+        assert!(step.probability > 0.0 && step.candidates[0].probability <= 1.0);
+    }
+}
+
+#[test]
+fn importance_is_known_for_every_head() {
+    for kind in [transformer(), recurrent(AttentionStyle::Bahdanau, Attention::additive())] {
+        let (translator, recording) = recorded(kind);
+        let importance = capture::importance(&translator, &recording, &Machine::new(2)).expect("gradients");
+        assert_eq!(importance.len(), recording.layers.len());
+        for (layer, of) in recording.layers.iter().zip(&importance) {
+            assert_eq!(of.len(), layer.heads());
+            assert!(of.iter().all(|x| x.is_finite() && *x >= 0.0) && of.iter().any(|x| *x > 0.0), "{of:?}");
+        }
+    }
+}
+
+#[test]
+fn nothing_to_look_at_is_said_so() {
+    let translator = translator(transformer());
+    let error = capture::translation(&translator, "  ", None, &Machine::new(1)).expect_err("no text");
+    assert_eq!(error.to_string(), "there is no text to look at");
+    let long = "long ".repeat(2000);
+    let error = capture::translation(&translator, &long, Some("a"), &Machine::new(1)).expect_err("too long");
+    assert!(error.to_string().contains("takes at most"), "{error}");
+}
