@@ -1,6 +1,7 @@
 //! What is true of attention, whatever the numbers: properties, checked on random cases.
 
 use proptest::prelude::*;
+use qkv::reference::Reference;
 use qkv::{Attention, Bias, BigBird, Inputs, Mask, Number, Output, Place, Pool, Score, Tensor, View, segments_of};
 
 fn randn(shape: [usize; 4], seed: u64) -> Tensor<f64, 4> {
@@ -73,6 +74,51 @@ proptest! {
             let values: Vec<f64> = (0..3).map(|x| out.values[[0, 1, i, x]]).collect();
             close(&product, &values, 1e-12)?;
         }
+    }
+
+    #[test]
+    fn one_pair_taken_apart_is_the_score_of_the_definition(
+        mask in masks(), place in places(), n in 2usize..20, m in 2usize..40, cap in prop::option::of(1.0f64..20.0), seed: u64,
+    ) {
+        let (q, k) = (randn([1, 2, n, 6], seed), randn([1, 1, m, 6], seed ^ 1));
+        let mut attention = Attention::scaled_dot().mask(mask).place(place).bias(Bias::alibi());
+        attention.softcap = cap;
+        let inputs = Inputs::new(&q, &k, &k);
+        let whole = Reference::<f64>::exact().forward(&attention, inputs).unwrap();
+        for at in [[0, 1, 0, 0], [0, 0, n - 1, m - 1], [0, 1, n / 2, m / 2]] {
+            let pair = Reference::<f64>::exact().pair(&attention, inputs, at).unwrap();
+            prop_assert_eq!(pair.score, whole.scores[at]);
+            prop_assert_eq!(pair.seen, whole.scores[at] != f64::NEG_INFINITY);
+        }
+        prop_assert!(Reference::<f64>::exact().pair(&attention, inputs, [0, 0, n, 0]).is_err());
+    }
+
+    #[test]
+    fn cells_of_a_map_are_the_largest_and_the_mean_of_what_they_cover(
+        mask in masks(), n in 20usize..150, m in 20usize..300, each in 1usize..40, across in 1usize..40, seed: u64,
+    ) {
+        let (q, k) = (randn([1, 1, n, 6], seed), randn([1, 1, m, 6], seed ^ 1));
+        let attention = Attention::scaled_dot().mask(mask);
+        let out = attention.forward(Inputs::new(&q, &k, &k)).unwrap();
+        let weights = attention.weights(Inputs::new(&q, &k, &k), &out).unwrap();
+        let (rows, cols) = (n / 5..n, m / 7..m - 3);
+        let part = weights.rectangle(0, 0, rows.clone(), cols.clone()).unwrap();
+        let map = |pool, most| weights.map(0, 0, rows.clone(), cols.clone(), [each, across], pool, most).unwrap();
+        let (largest, mean, some) = (map(Pool::Max, None), map(Pool::Mean, None), map(Pool::Max, Some(1)));
+        let [height, width] = largest.shape();
+        prop_assert_eq!([height, width], [rows.len().div_ceil(each), cols.len().div_ceil(across)]);
+        for (y, x) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
+            let down = y * each..((y + 1) * each).min(rows.len());
+            let over = x * across..((x + 1) * across).min(cols.len());
+            let covered: Vec<f64> = down.clone().flat_map(|i| over.clone().map(move |j| [i, j])).map(|at| part[at]).collect();
+            prop_assert_eq!(largest[[y, x]], covered.iter().copied().fold(0.0, f64::max));
+            let expected = covered.iter().sum::<f64>() / covered.len() as f64;
+            prop_assert!((mean[[y, x]] - expected).abs() < 1e-12);
+            prop_assert_eq!(some[[y, x]], over.map(|j| part[[down.start, j]]).fold(0.0, f64::max));
+        }
+        let listed = weights.rows_at(0, 0, &[n - 1, 0, n / 2]).unwrap();
+        let alone = weights.rows(0, 0, n / 2..n / 2 + 1).unwrap();
+        prop_assert_eq!(&listed.data()[2 * m..], alone.data());
     }
 
     #[test]
