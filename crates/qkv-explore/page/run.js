@@ -45,11 +45,8 @@ export const groupName = (group) => ({ encoder: 'encoder', decoder: 'decoder', c
 
 const marks = /^[▁Ġ]|^##/u;
 
-const signs = { '▶': '‹start›', '⏹': '‹end›' }; // few fonts have these
-
 /** A token as a reader knows it: no marks of the tokenizer, spaces and line ends made visible. */
 export function written(token) {
-  if (signs[token.text]) return signs[token.text];
   const text = token.text.replace(marks, '').replaceAll('\n', '⏎').replaceAll('\t', '⇥');
   return text.trim() === '' ? (text === '' ? '␣' : text.replaceAll(' ', '␣')) : text.replace(/^ /, '');
 }

@@ -95,9 +95,9 @@ pub(crate) fn side(name: &str, ids: &[u32], tokenizer: &Tokenizer) -> Side {
 
 fn name_of(id: u32, tokenizer: &Tokenizer) -> &'static str {
     match id {
-        id if id == tokenizer.eos() => "</s>",
-        id if id == tokenizer.bos() => "<s>",
-        _ => "<pad>",
+        id if id == tokenizer.eos() => "‹end›",
+        id if id == tokenizer.bos() => "‹start›",
+        _ => "‹pad›",
     }
 }
 

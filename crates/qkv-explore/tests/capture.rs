@@ -87,7 +87,7 @@ fn rows_of_cross_attention_are_what_was_written_and_those_of_the_decoder_what_wa
     assert_eq!(groups, [("encoder".into(), 2), ("decoder".into(), 2), ("cross".into(), 2)]);
     let said = |side: &qkv_explore::Side| side.tokens.iter().map(|token| token.text.clone()).collect::<Vec<_>>();
     let (read, written) = (said(recording.queries(2)), said(recording.queries(4)));
-    assert_eq!((read[0].as_str(), written.last().map(String::as_str)), ("<s>", Some("</s>")));
+    assert_eq!((read[0].as_str(), written.last().map(String::as_str)), ("‹start›", Some("‹end›")));
     assert_eq!(read[1..], written[..written.len() - 1]);
     let words = Matrix::of(&recording, 5, &Cut { words: true, text_only: true, ..Cut::default() }).expect("weights");
     assert_eq!(words.columns.join(" "), "好 久 不 见 。");
