@@ -413,7 +413,14 @@ mod tests {
     fn every_choice_is_on_its_page() {
         let train = include_str!("../../../docs/train.md");
         let translate = include_str!("../../../docs/translate.md");
-        for (table, page) in [(train::CHOICES, train), (translate::CHOICES, translate), (eval::CHOICES, translate)] {
+        let explore = include_str!("../../../docs/explore.md");
+        let pages = [
+            (train::CHOICES, train),
+            (translate::CHOICES, translate),
+            (eval::CHOICES, translate),
+            (explore::CHOICES, explore),
+        ];
+        for (table, page) in pages {
             for choice in table.iter().flat_map(|(_, choices)| *choices).filter(|choice| !choice.bare) {
                 assert!(page.contains(&format!("`--{}", choice.name)), "no `--{}`", choice.name);
             }
