@@ -15,7 +15,7 @@
 //! | `translate`, `searching` | the command `qkv translate`: lines in, lines out; how they are searched for |
 //! | `eval` | the command `qkv eval`: how good translations are |
 //! | `embedded` | the model that is used where none is named |
-//! | `alignment`, `terminal` | where each word looked, drawn; how wide and how colourful |
+//! | `aligned`, `terminal` | where each word looked, as JSON; how wide and how colourful drawings are |
 //! | `doctor` | the command `qkv doctor`: what this machine has |
 //! | `say`, `threads` | where words go; on how many threads work is done |
 //! | `bench` | the command `qkv bench`: this machine measured, beside its peak and beside PyTorch |
@@ -24,7 +24,7 @@
 
 #![forbid(unsafe_code)]
 
-mod alignment;
+mod aligned;
 mod arguments;
 mod bench;
 mod choices;

@@ -1,0 +1,1 @@
+//! Pictures and files of weights, from outside.
