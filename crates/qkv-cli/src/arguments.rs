@@ -9,7 +9,7 @@ use crate::number::Precision;
 use crate::pattern::Pattern;
 use crate::place::{Local, PlaceOf, Window};
 use crate::selection::Selection;
-use crate::{eval, train, translate};
+use crate::{eval, show, train, translate};
 use clap::builder::{PossibleValuesParser, ValueParser};
 use clap::error::{Error, ErrorKind};
 use clap::parser::ValueSource;
@@ -37,6 +37,8 @@ pub(crate) enum Asked {
     Train(Box<train::Asked>),
     /// `qkv translate`.
     Translate(Box<translate::Asked>),
+    /// `qkv show`.
+    Show(Box<show::Asked>),
     /// `qkv eval`.
     Eval(Box<eval::Asked>),
     /// Words that are known at once: `qkv doctor`, `qkv completions`, `qkv man`, and `qkv page`, which is hidden, the page of
@@ -101,6 +103,7 @@ pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Aske
         "bench-step" => Ok(Asked::BenchStep(bench::Step::read(matches))),
         "train" => train::Asked::read(matches).map(|asked| Asked::Train(Box::new(asked))),
         "translate" => Ok(Asked::Translate(Box::new(translate::Asked::read(matches)))),
+        "show" => show::Asked::read(matches).map(|asked| Asked::Show(Box::new(asked))),
         "eval" => eval::Asked::read(matches).map(|asked| Asked::Eval(Box::new(asked))),
         "doctor" => {
             let health = Health::of_this_machine();
@@ -119,6 +122,7 @@ const TABLES: &[(&str, Table)] = &[
     ("bench", bench::CHOICES),
     ("train", train::CHOICES),
     ("translate", translate::CHOICES),
+    ("show", show::CHOICES),
     ("eval", eval::CHOICES),
 ];
 
@@ -143,6 +147,10 @@ fn command() -> Command {
         .about("Translates lines, and draws what the model looked at")
         .after_help("`qkv translate --help` says what each value means, and has examples")
         .after_long_help(translate::after_help());
+    let show = Command::new("show")
+        .about("Shows what a model attended to: drawn, printed, measured, as data")
+        .after_help("`qkv show --help` says what each value means, and has examples")
+        .after_long_help(show::after_help());
     let eval = Command::new("eval")
         .about("Measures translations: BLEU, chrF, exact match, perplexity")
         .after_help("`qkv eval --help` says what each value means, and has examples")
@@ -157,6 +165,7 @@ fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(with(translate, translate::CHOICES))
+        .subcommand(with(show, show::CHOICES))
         .subcommand(with(train, train::CHOICES))
         .subcommand(with(eval, eval::CHOICES))
         .subcommand(with(run, CHOICES))
@@ -404,7 +413,14 @@ mod tests {
     fn every_choice_is_on_its_page() {
         let train = include_str!("../../../docs/train.md");
         let translate = include_str!("../../../docs/translate.md");
-        for (table, page) in [(train::CHOICES, train), (translate::CHOICES, translate), (eval::CHOICES, translate)] {
+        let show = include_str!("../../../docs/show.md");
+        let pages = [
+            (train::CHOICES, train),
+            (translate::CHOICES, translate),
+            (eval::CHOICES, translate),
+            (show::CHOICES, show),
+        ];
+        for (table, page) in pages {
             for choice in table.iter().flat_map(|(_, choices)| *choices).filter(|choice| !choice.bare) {
                 assert!(page.contains(&format!("`--{}", choice.name)), "no `--{}`", choice.name);
             }

@@ -13,6 +13,7 @@
 //! | `run`, `report`, `example` | the command `qkv run`, what it says, and what it shows without a file |
 //! | `train` | the command `qkv train`: a recipe becomes a model, watched and interrupted |
 //! | `translate`, `searching` | the command `qkv translate`: lines in, lines out; how they are searched for |
+//! | `show` | the command `qkv show`: what a model attended to, drawn and written |
 //! | `eval` | the command `qkv eval`: how good translations are |
 //! | `embedded` | the model that is used where none is named |
 //! | `aligned`, `terminal` | where each word looked, as JSON; how wide and how colourful drawings are |
@@ -48,6 +49,7 @@ mod run;
 mod say;
 mod searching;
 mod selection;
+mod show;
 mod source;
 mod target;
 mod terminal;
@@ -81,6 +83,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             ended => ended.map(drop),
         },
         Ok(Asked::Translate(asked)) => translate::translate(&asked, &mut say),
+        Ok(Asked::Show(asked)) => show::show(&asked, &mut say),
         Ok(Asked::Eval(asked)) => eval::eval(&asked, &mut say),
         Ok(Asked::Words(words)) => say(&words).map(drop),
         Err(misuse_or_help) => {

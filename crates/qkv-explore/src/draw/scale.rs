@@ -29,10 +29,10 @@ impl Scale {
     /// ```
     /// use qkv_explore::draw::Scale;
     /// let weights = [0.0, 0.002, 0.02, 0.2];
-    /// let places = |scale: Scale| weights.map(|w| scale.over(weights.into_iter()).place(w));
-    /// assert_eq!(places(Scale::Linear), [0.0, 0.01, 0.1, 1.0]);
-    /// assert_eq!(places(Scale::Log), [0.0, 0.5, 0.75, 1.0]);
-    /// assert_eq!(places(Scale::Rank), [0.0, 1.0 / 3.0, 2.0 / 3.0, 1.0]);
+    /// let places = |scale: Scale| weights.map(|w| format!("{:.2}", scale.over(weights.into_iter()).place(w)));
+    /// assert_eq!(places(Scale::Linear), ["0.00", "0.01", "0.10", "1.00"]);
+    /// assert_eq!(places(Scale::Log), ["0.00", "0.50", "0.75", "1.00"]);
+    /// assert_eq!(places(Scale::Rank), ["0.00", "0.33", "0.67", "1.00"]);
     /// ```
     pub fn over(self, weights: impl Iterator<Item = f32>) -> Scaled {
         let mut order: Vec<f32> = weights.filter(|w| *w > 0.0 && w.is_finite()).collect();

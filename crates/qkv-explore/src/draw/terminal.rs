@@ -85,7 +85,7 @@ impl Picture {
     ///    Good ░░░░ ██
     /// morning ████ ▒▒
     ///
-    /// ░ 0.025  ▒ 0.075  ▓ 0.18  █ 0.30  largest 0.50
+    /// ░ 0.025  ▒ 0.075  ▓ 0.17  █ 0.30  largest 0.50
     /// ".trim_start_matches('\n'));
     /// ```
     pub fn terminal(&self, width: usize, colours: Colours) -> String {
