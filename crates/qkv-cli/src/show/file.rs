@@ -31,7 +31,7 @@ pub(crate) const FORMS: &[(&str, Form, &str)] = &[
     (".svg", Form::Svg, "a picture for print"),
     (".png", Form::Png, "a picture for screens, with the fonts of this machine"),
     (".npy", Form::Npy, "the weights, f32, [rows, columns]"),
-    (".safetensors", Form::Safetensors, "`weights`, F32, [rows, columns], with the labels in the metadata"),
+    (".safetensors", Form::Safetensors, "`weights`, F32, [rows, columns], with `query_tokens` and `key_tokens`"),
     (".json", Form::Json, "what `--json` tells"),
     (".csv", Form::Csv, "labels and weights"),
     (".pharaoh", Form::Pharaoh, "links between words, `0-0 1-2 …`: column and row, counted from 0"),

@@ -60,7 +60,7 @@ pub(crate) fn heads(recording: &Recording, json: bool) -> Result<String, Failure
     }
     let mut rows = vec![["layer", "head"].into_iter().chain(MEASURES.map(|m| m.id)).map(String::from).collect()];
     for head in &measured {
-        let number = |value: Option<f64>| value.map_or("–".into(), |value| format!("{value:.3}"));
+        let number = |value: Option<f64>| value.map_or("–".into(), |value| format!("{value:.4}"));
         let mut row = vec![short(recording, head.layer), head.head.to_string()];
         row.extend(head.values.map(number));
         rows.push(row);

@@ -27,7 +27,7 @@ pub(crate) const PLAIN: &str = "\x1b[0m";
 /// assert_eq!(draw::alignment(&alignment, 80, false), "        早上 好\n   Good ░░░░ ██\nmorning ████ ▒▒\n");
 /// ```
 pub fn alignment(matrix: &Matrix, width: usize, colour: bool) -> String {
-    let grid = Grid::of(matrix);
+    let grid = Grid::of(matrix, LONGEST);
     let mut drawing = String::new();
     for (band, range) in grid.bands(width).into_iter().enumerate() {
         if band > 0 {
@@ -58,10 +58,11 @@ pub(crate) struct Grid {
 }
 
 impl Grid {
-    pub fn of(matrix: &Matrix) -> Grid {
-        let rows: Vec<String> = matrix.rows.iter().map(|word| shown(word, LONGEST)).collect();
+    /// With labels of at most so many columns.
+    pub fn of(matrix: &Matrix, longest: usize) -> Grid {
+        let rows: Vec<String> = matrix.rows.iter().map(|word| shown(word, longest)).collect();
         let columns = matrix.columns.iter().map(|word| {
-            let word = shown(word, LONGEST);
+            let word = shown(word, longest);
             let width = word.width().max(2);
             (word, width)
         });

@@ -3,8 +3,7 @@
 
 use crate::words::Matrix;
 use qkv_models::{Error, Result};
-use safetensors::tensor::{Dtype, TensorView};
-use std::collections::HashMap;
+use serde_json::json;
 
 /// Where `.npy` has its numbers begin.
 const ALIGNED: usize = 64;
@@ -41,18 +40,26 @@ impl Matrix {
         Ok([b"\x93NUMPY\x01\x00", &length.to_le_bytes()[..], header.as_bytes(), &data].concat())
     }
 
-    /// As `.safetensors`: `weights` `[rows, columns]`, F32, and the labels as JSON lists in the metadata `rows` and `columns`.
+    /// As `.safetensors`: `weights` `[rows, columns]`, F32, and the labels as JSON lists in the metadata, `query_tokens` for the
+    /// rows and `key_tokens` for the columns. The same weights give the same bytes.
     ///
     /// # Errors
     /// Where there is not one weight for each row and column.
     pub fn safetensors(&self) -> Result<Vec<u8>> {
         let data = self.flat()?;
-        let refused = |error: safetensors::SafeTensorError| Error::invalid(format!("cannot be written: {error}"));
-        let view = TensorView::new(Dtype::F32, vec![self.rows.len(), self.columns.len()], &data).map_err(refused)?;
         let labels = |labels: &[String]| serde_json::to_string(labels).expect("texts are plain data");
-        let metadata =
-            HashMap::from([("rows".to_owned(), labels(&self.rows)), ("columns".to_owned(), labels(&self.columns))]);
-        safetensors::serialize([("weights", view)], Some(metadata)).map_err(refused)
+        // Written here, since the crate `safetensors` writes metadata in an order that changes from run to run.
+        let mut header = json!({
+            "__metadata__": { "key_tokens": labels(&self.columns), "query_tokens": labels(&self.rows) },
+            "weights": {
+                "dtype": "F32",
+                "shape": [self.rows.len(), self.columns.len()],
+                "data_offsets": [0, data.len()],
+            },
+        })
+        .to_string();
+        header += &" ".repeat(header.len().next_multiple_of(8) - header.len());
+        Ok([&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat())
     }
 
     /// As JSON: `rows`, `columns` and `weights`, one list for each row.

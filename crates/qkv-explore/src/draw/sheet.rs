@@ -167,3 +167,64 @@ impl Sheet {
         Ok(Sheet { width, height, paper, colours, marks })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::words::Matrix;
+
+    type Corner = (f64, f64);
+
+    /// Where a text lies: its corners, turned.
+    fn corners(mark: &Mark) -> Option<[Corner; 4]> {
+        let Mark::Text { x, y, size, anchor, turn, text, .. } = mark else { return None };
+        let length = printed(text) * size;
+        let start = match anchor {
+            Anchor::Start => 0.0,
+            Anchor::Middle => -length / 2.0,
+            Anchor::End => -length,
+        };
+        let (sin, cos) = turn.to_radians().sin_cos();
+        // From a little below the line to the top of a capital.
+        let flat = [(start, -0.75), (start + length, -0.75), (start + length, 0.2), (start, 0.2)];
+        Some(flat.map(|(along, down)| (x + along * cos - down * size * sin, y + along * sin + down * size * cos)))
+    }
+
+    /// Whether two boxes have a line between them that follows one of their sides.
+    fn apart(a: &[Corner; 4], b: &[Corner; 4]) -> bool {
+        [a, b].into_iter().any(|of| {
+            [(of[0], of[1]), (of[1], of[2])].into_iter().any(|(from, to)| {
+                let along = |corner: &Corner| corner.0 * (to.0 - from.0) + corner.1 * (to.1 - from.1);
+                let least = |of: &[Corner; 4]| of.iter().map(along).fold(f64::INFINITY, f64::min);
+                let most = |of: &[Corner; 4]| of.iter().map(along).fold(f64::NEG_INFINITY, f64::max);
+                most(a) <= least(b) + 1e-6 || most(b) <= least(a) + 1e-6
+            })
+        })
+    }
+
+    #[test]
+    fn no_text_lies_on_another_or_beyond_the_paper() {
+        let names = ["好", "a", "internationalisation", "WWWWWW", "很长很长很长很长很长很长的标签在这里", "it"];
+        for (rows, columns) in [(1, 1), (1, 40), (40, 1), (7, 7), (25, 18), (64, 64), (150, 90), (299, 300), (900, 2)] {
+            for shift in 0..names.len() {
+                let labels =
+                    |count: usize| (0..count).map(|at| names[(at / 2 + shift) % names.len()].to_owned()).collect();
+                let matrix =
+                    Matrix { rows: labels(rows), columns: labels(columns), weights: vec![vec![0.3; columns]; rows] };
+                for title in [None, Some("A title that says what this is, at some length".repeat(shift))] {
+                    let sheet = Sheet::of(&Picture { title, ..Picture::from(matrix.clone()) }).unwrap();
+                    let texts: Vec<_> = sheet.marks.iter().filter_map(|mark| Some((mark, corners(mark)?))).collect();
+                    for (at, (mark, corners)) in texts.iter().enumerate() {
+                        for &(x, y) in corners {
+                            let inside = (0.0..=sheet.width).contains(&x) && (0.0..=sheet.height).contains(&y);
+                            assert!(inside, "{rows} × {columns}: {mark:?}");
+                        }
+                        for (other, beside) in &texts[..at] {
+                            assert!(apart(corners, beside), "{rows} × {columns}: {mark:?} lies on {other:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -7,6 +7,7 @@ use super::palette::{Colour, Theme};
 use super::picture::{Picture, Pooled};
 use super::scale::{Scale, Scaled};
 use super::ticks::number;
+use std::ops::Range;
 use unicode_width::UnicodeWidthStr;
 
 /// The most bands and rows of a drawing with labels; what is larger becomes a map.
@@ -92,24 +93,36 @@ impl Picture {
         if self.check().is_err() {
             return String::new();
         }
-        let (grid, scaled) = (Grid::of(&self.matrix), self.scaled());
-        let bands = grid.bands(width);
+        let scaled = self.scaled();
         let mut drawing = String::new();
-        if bands.len() > BANDS || self.matrix.rows.len() > ROWS {
-            self.map(&mut drawing, &scaled, width, colours);
-        } else {
-            for (band, range) in bands.into_iter().enumerate() {
-                if band > 0 {
-                    drawing.push('\n');
+        match self.grid(width) {
+            None => self.map(&mut drawing, &scaled, width, colours),
+            Some((grid, bands)) => {
+                for (band, range) in bands.into_iter().enumerate() {
+                    if band > 0 {
+                        drawing.push('\n');
+                    }
+                    grid.write(&mut drawing, &self.matrix, range, |row, at| {
+                        self.cell(&scaled, &self.matrix.weights[row], at, colours)
+                    });
                 }
-                grid.write(&mut drawing, &self.matrix, range, |row, at| {
-                    self.cell(&scaled, &self.matrix.weights[row], at, colours)
-                });
             }
         }
         drawing.push('\n');
         push_line(&mut drawing, &self.legend(&scaled, colours));
         drawing
+    }
+
+    /// A grid with labels, and its bands: with the longest labels of which it is not too large.
+    fn grid(&self, width: usize) -> Option<(Grid, Vec<Range<usize>>)> {
+        if self.matrix.rows.len() > ROWS {
+            return None;
+        }
+        let grids = [LONGEST, LONGEST / 2, LONGEST / 4].map(|longest| Grid::of(&self.matrix, longest));
+        grids.into_iter().find_map(|grid| {
+            let bands = grid.bands(width);
+            (bands.len() <= BANDS).then_some((grid, bands))
+        })
     }
 
     fn painted(&self, place: f32) -> Colour {
@@ -159,8 +172,9 @@ impl Picture {
             push_line(drawing, &line);
         }
         let columns = &self.matrix.columns;
+        let longest = LONGEST.min((room - 1) / 2);
         let ends =
-            [columns.first(), columns.last()].map(|name| name.map_or(String::new(), |name| shown(name, LONGEST)));
+            [columns.first(), columns.last()].map(|name| name.map_or(String::new(), |name| shown(name, longest)));
         let across = pooled.matrix.columns.len();
         let between = " ".repeat(across.saturating_sub(ends[0].width() + ends[1].width()).max(1));
         push_line(drawing, &format!("{} {}{between}{}", " ".repeat(label), ends[0], ends[1]));
