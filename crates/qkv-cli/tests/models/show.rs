@@ -197,7 +197,7 @@ fn misuse_is_told_as_misuse() {
     let folder = Folder::new();
     let misused = |words: &str, said: &[&str]| folder.qkv(&format!("show --model m {words}")).misused(said);
     misused("--head first a", &["`--head first`", "a number from 0, or `mean`"]);
-    misused("--head -1 a", &["--head"]);
+    misused("--head=-1 a", &["`--head -1`"]);
     misused("--scale cubic a", &["--scale", "linear, log, rank"]);
     misused("--palette rainbow a", &["sea, ember, grey"]);
     misused("--dark a", &["`--dark` needs `--out`"]);
