@@ -46,7 +46,7 @@ pub(crate) fn number(x: f64, step: f64) -> String {
     let digits = -step.log10().floor();
     match digits {
         _ if x == 0.0 => "0".into(),
-        digits if digits > 4.0 || digits < -6.0 => format!("{x:.0e}"),
+        digits if !(-6.0..=4.0).contains(&digits) => format!("{x:.0e}"),
         digits => format!("{x:.*}", digits.max(0.0) as usize),
     }
 }
