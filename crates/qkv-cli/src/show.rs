@@ -128,7 +128,9 @@ impl Desk<'_> {
         let paper = Paper::of_stdout();
         let drawn = chosen.picture(asked).terminal(paper.width, paper.colours());
         let output = recording.output.as_deref().unwrap_or("");
-        let line = format!("{} → {output}", recording.text).replace(['\n', '\r', '\t'], " ");
+        // Neither a text nor a model moves the cursor.
+        let calm = |c: char| if c.is_control() { '·' } else { c };
+        let line: String = format!("{} → {output}", recording.text).chars().map(calm).collect();
         Ok(format!("{line}\n{}\n\n{drawn}", chosen.title))
     }
 }

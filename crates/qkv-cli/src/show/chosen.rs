@@ -73,7 +73,7 @@ impl Chosen {
         }
         let head = match (asked.head, heads) {
             (Some(head), _) => format!("head {head}"),
-            (None, 1) => "its one head".into(),
+            (None, 1) => "one head".into(),
             (None, heads) => format!("mean of {heads} heads"),
         };
         let title = format!("{short} · {head} · {}", of.description());

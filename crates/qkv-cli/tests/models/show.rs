@@ -32,6 +32,12 @@ fn a_text_is_translated_and_its_alignment_drawn() {
 }
 
 #[test]
+fn a_text_moves_no_cursor() {
+    let out = Folder::new().typed(&["show", "--model", model(), "--target", "\x1b[2Jx", "a\x1b[2Jb\tc"], "").quietly();
+    assert!(out.starts_with("a·[2Jb·c → ") && out.chars().all(|c| c == '\n' || !c.is_control()), "{out:?}");
+}
+
+#[test]
 fn the_alignment_is_that_of_translate() {
     let shown = object("--target xyz ab1");
     let folder = Folder::new();

@@ -143,7 +143,8 @@ mod tests {
             assert!(strokes(c).is_some(), "{c}");
         }
         for (c, strokes) in LETTERS {
-            let whole = |stroke: &str| stroke.len() % 2 == 0 && stroke.bytes().all(|byte| byte.is_ascii_digit());
+            let whole =
+                |stroke: &str| stroke.len().is_multiple_of(2) && stroke.bytes().all(|byte| byte.is_ascii_digit());
             assert!(strokes.split_whitespace().all(whole), "{c}");
         }
     }
