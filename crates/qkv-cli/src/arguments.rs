@@ -9,7 +9,7 @@ use crate::number::Precision;
 use crate::pattern::Pattern;
 use crate::place::{Local, PlaceOf, Window};
 use crate::selection::Selection;
-use crate::{eval, explore, train, translate};
+use crate::{eval, explore, show, train, translate};
 use clap::builder::{PossibleValuesParser, ValueParser};
 use clap::error::{Error, ErrorKind};
 use clap::parser::ValueSource;
@@ -37,6 +37,8 @@ pub(crate) enum Asked {
     Train(Box<train::Asked>),
     /// `qkv translate`.
     Translate(Box<translate::Asked>),
+    /// `qkv show`.
+    Show(Box<show::Asked>),
     /// `qkv eval`.
     Eval(Box<eval::Asked>),
     /// `qkv explore`.
@@ -103,6 +105,7 @@ pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Aske
         "bench-step" => Ok(Asked::BenchStep(bench::Step::read(matches))),
         "train" => train::Asked::read(matches).map(|asked| Asked::Train(Box::new(asked))),
         "translate" => Ok(Asked::Translate(Box::new(translate::Asked::read(matches)))),
+        "show" => show::Asked::read(matches).map(|asked| Asked::Show(Box::new(asked))),
         "eval" => eval::Asked::read(matches).map(|asked| Asked::Eval(Box::new(asked))),
         "explore" => explore::Asked::read(matches).map(|asked| Asked::Explore(Box::new(asked))),
         "doctor" => {
@@ -122,6 +125,7 @@ const TABLES: &[(&str, Table)] = &[
     ("bench", bench::CHOICES),
     ("train", train::CHOICES),
     ("translate", translate::CHOICES),
+    ("show", show::CHOICES),
     ("eval", eval::CHOICES),
     ("explore", explore::CHOICES),
 ];
@@ -147,6 +151,10 @@ fn command() -> Command {
         .about("Translates lines, and draws what the model looked at")
         .after_help("`qkv translate --help` says what each value means, and has examples")
         .after_long_help(translate::after_help());
+    let show = Command::new("show")
+        .about("Shows what a model attended to: drawn, printed, measured, as data")
+        .after_help("`qkv show --help` says what each value means, and has examples")
+        .after_long_help(show::after_help());
     let eval = Command::new("eval")
         .about("Measures translations: BLEU, chrF, exact match, perplexity")
         .after_help("`qkv eval --help` says what each value means, and has examples")
@@ -166,6 +174,7 @@ fn command() -> Command {
         .arg_required_else_help(true)
         .subcommand(with(translate, translate::CHOICES))
         .subcommand(with(explore, explore::CHOICES))
+        .subcommand(with(show, show::CHOICES))
         .subcommand(with(train, train::CHOICES))
         .subcommand(with(eval, eval::CHOICES))
         .subcommand(with(run, CHOICES))
@@ -414,11 +423,13 @@ mod tests {
         let train = include_str!("../../../docs/train.md");
         let translate = include_str!("../../../docs/translate.md");
         let explore = include_str!("../../../docs/explore.md");
+        let show = include_str!("../../../docs/show.md");
         let pages = [
             (train::CHOICES, train),
             (translate::CHOICES, translate),
             (eval::CHOICES, translate),
             (explore::CHOICES, explore),
+            (show::CHOICES, show),
         ];
         for (table, page) in pages {
             for choice in table.iter().flat_map(|(_, choices)| *choices).filter(|choice| !choice.bare) {

@@ -13,10 +13,11 @@
 //! | `run`, `report`, `example` | the command `qkv run`, what it says, and what it shows without a file |
 //! | `train` | the command `qkv train`: a recipe becomes a model, watched and interrupted |
 //! | `translate`, `searching` | the command `qkv translate`: lines in, lines out; how they are searched for |
+//! | `show` | the command `qkv show`: what a model attended to, drawn and written |
 //! | `eval` | the command `qkv eval`: how good translations are |
 //! | `explore` | the command `qkv explore`: a page that shows what a model attends to |
 //! | `embedded` | the model that is used where none is named |
-//! | `alignment`, `terminal` | where each word looked, drawn; how wide and how colourful |
+//! | `aligned`, `terminal` | where each word looked, as JSON; how wide and how colourful drawings are |
 //! | `doctor` | the command `qkv doctor`: what this machine has |
 //! | `say`, `threads` | where words go; on how many threads work is done |
 //! | `bench` | the command `qkv bench`: this machine measured, beside its peak and beside PyTorch |
@@ -25,7 +26,7 @@
 
 #![forbid(unsafe_code)]
 
-mod alignment;
+mod aligned;
 mod arguments;
 mod bench;
 mod choices;
@@ -50,6 +51,7 @@ mod run;
 mod say;
 mod searching;
 mod selection;
+mod show;
 mod source;
 mod target;
 mod terminal;
@@ -83,6 +85,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             ended => ended.map(drop),
         },
         Ok(Asked::Translate(asked)) => translate::translate(&asked, &mut say),
+        Ok(Asked::Show(asked)) => show::show(&asked, &mut say),
         Ok(Asked::Eval(asked)) => eval::eval(&asked, &mut say),
         Ok(Asked::Explore(asked)) => explore::explore(&asked, &mut say),
         Ok(Asked::Words(words)) => say(&words).map(drop),

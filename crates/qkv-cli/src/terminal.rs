@@ -1,6 +1,7 @@
 //! What is known of the terminal: whether there is one, how wide it is, whether it wants colour.
 
 use console::Term;
+use qkv_explore::draw::Colours;
 use std::env;
 use std::io::{self, IsTerminal};
 
@@ -25,5 +26,17 @@ impl Paper {
         let plain = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
             || env::var_os("TERM").is_some_and(|name| name == "dumb");
         Paper { width, colour: io::stdout().is_terminal() && !plain }
+    }
+
+    /// How many colours there are, as `COLORTERM` and `TERM` say.
+    pub fn colours(self) -> Colours {
+        let said = |name| env::var(name).unwrap_or_default();
+        let (depth, term) = (said("COLORTERM"), said("TERM"));
+        match self.colour {
+            false => Colours::None,
+            true if depth == "truecolor" || depth == "24bit" => Colours::All,
+            true if !depth.is_empty() || term.contains("256color") => Colours::Cube,
+            true => Colours::Few,
+        }
     }
 }

@@ -2,7 +2,9 @@
 #![forbid(unsafe_code)]
 
 mod agreement;
+mod aligned;
 pub mod capture;
+pub mod draw;
 pub mod file;
 mod layer;
 pub mod measures;

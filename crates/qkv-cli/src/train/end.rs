@@ -1,12 +1,13 @@
 //! What is told when a run is done: how good it got, where the model is, how to use it, and what it looks at.
 
-use crate::alignment::Words;
+use crate::aligned::Aligned;
 use crate::failure::Failure;
 use crate::terminal::Paper;
+use qkv_explore::{Matrix, draw};
 use qkv_models::train::{Outcome, Run};
 use qkv_models::{Metric, Translator};
 use qkv_nn::Machine;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 /// A sentence that fits on a screen has at most so many tokens.
 const SHORT: usize = 24;
@@ -30,7 +31,12 @@ struct Example {
     source: String,
     translation: String,
     reference: String,
-    alignment: Words,
+    #[serde(serialize_with = "aligned")]
+    alignment: Matrix,
+}
+
+fn aligned<S: Serializer>(matrix: &Matrix, to: S) -> Result<S::Ok, S::Error> {
+    Aligned::new(matrix).serialize(to)
 }
 
 impl End {
@@ -78,7 +84,7 @@ impl End {
         let quoted = example.source.replace('\'', r"'\''");
         told += &format!("try      qkv translate --model {} '{quoted}'\n\n", self.model);
         let paper = Paper::of_stdout();
-        let drawn = example.alignment.drawn(paper.width, paper.colour);
+        let drawn = draw::alignment(&example.alignment, paper.width, paper.colour);
         told + &format!("{} → {}\n\n{drawn}", example.source, example.translation)
     }
 }
@@ -94,7 +100,7 @@ impl Example {
             source: source.to_owned(),
             translation,
             reference: reference.to_owned(),
-            alignment: Words::of(&alignment, &translator.tokenizer),
+            alignment: Matrix::aligned(&alignment, &translator.tokenizer)?,
         })
     }
 }

@@ -2,9 +2,10 @@
 
 use super::asked::{Align, Asked};
 use super::lines::Line;
-use crate::alignment::Words;
+use crate::aligned::Aligned;
 use crate::failure::Failure;
 use crate::terminal::Paper;
+use qkv_explore::{Matrix, draw};
 use qkv_models::{Translation, Translator};
 use qkv_nn::Machine;
 use serde::Serialize;
@@ -16,7 +17,7 @@ pub(crate) struct Answer<'a> {
     source: &'a [u32],
     found: &'a [Translation],
     /// Where the best looked, if that was asked for.
-    words: Option<Words>,
+    words: Option<Matrix>,
 }
 
 /// The same as JSON.
@@ -43,13 +44,6 @@ struct Alternative<'a> {
     tokens: Vec<String>,
 }
 
-#[derive(Serialize)]
-struct Aligned<'a> {
-    #[serde(flatten)]
-    words: &'a Words,
-    pharaoh: String,
-}
-
 impl<'a> Answer<'a> {
     pub fn new(
         translator: &'a Translator,
@@ -62,7 +56,7 @@ impl<'a> Answer<'a> {
         let words = match found.first() {
             Some(best) if align != Align::None && !source.is_empty() => {
                 let alignment = translator.align(source, &best.tokens, machine)?;
-                Some(Words::of(&alignment, &translator.tokenizer))
+                Some(Matrix::aligned(&alignment, &translator.tokenizer)?)
             }
             _ => None,
         };
@@ -89,7 +83,7 @@ impl<'a> Answer<'a> {
                     tokens: self.pieces(&found.tokens),
                 })
                 .collect(),
-            alignment: self.words.as_ref().map(|words| Aligned { words, pharaoh: words.pharaoh() }),
+            alignment: self.words.as_ref().map(Aligned::linked),
         };
         serde_json::to_string(&object).expect("plain data") + "\n"
     }
@@ -115,7 +109,7 @@ impl<'a> Answer<'a> {
             told += &found.text.replace(['\n', '\r', '\t'], " ");
             if asked.align == Some(Align::Pharaoh) {
                 told.push('\t');
-                told += &self.words.as_ref().filter(|_| at == 0).map(Words::pharaoh).unwrap_or_default();
+                told += &self.words.as_ref().filter(|_| at == 0).map(Matrix::pharaoh).unwrap_or_default();
             }
             told.push('\n');
         }
@@ -124,7 +118,7 @@ impl<'a> Answer<'a> {
         }
         match &self.words {
             Some(words) if asked.align != Some(Align::Pharaoh) => {
-                told + "\n" + &words.drawn(paper.width, paper.colour) + "\n"
+                told + "\n" + &draw::alignment(words, paper.width, paper.colour) + "\n"
             }
             _ => told,
         }

@@ -1,0 +1,136 @@
+//! The command `qkv show`: a text is translated, and what the model attended to on the way is drawn, measured or written. It puts
+//! the parts in order: which model, which text, which attention, in which form.
+//!
+//! | module | owns |
+//! | --- | --- |
+//! | `asked` | the choices of the command, and what was chosen |
+//! | `chosen` | which layer and heads were meant |
+//! | `file` | what a file becomes, by the end of its name |
+//! | `table` | layers and heads as lines and as JSON |
+
+mod asked;
+mod chosen;
+mod file;
+mod table;
+
+pub(crate) use asked::{Asked, CHOICES, after_help};
+
+use crate::failure::Failure;
+use crate::say::Say;
+use crate::terminal::Paper;
+use crate::translate::Lines;
+use crate::{embedded, threads};
+use asked::What;
+use chosen::Chosen;
+use file::Form;
+use qkv_explore::{Recording, capture};
+use qkv_models::Translator;
+use qkv_nn::Machine;
+use std::io::{self, IsTerminal, Write};
+
+/// What names of layers are asked of, where no text was given.
+const ANY: &str = "1";
+
+/// Shows what was asked.
+pub(crate) fn show(asked: &Asked, say: Say<'_>) -> Result<(), Failure> {
+    // Before anything is computed: a name that nothing can be written to.
+    let form = asked.out.as_deref().map(Form::of).transpose()?;
+    threads::on(asked.threads, || {
+        let translator = embedded::translator(asked.model.as_deref())?;
+        let desk = Desk { asked, translator, machine: Machine::new(rayon::current_num_threads()), form };
+        match &asked.text {
+            Some(text) => say(&desk.shown(text)?).map(drop),
+            None if asked.what == What::List => say(&desk.shown(ANY)?).map(drop),
+            None if form.is_some() => say(&desk.shown(&only_line()?)?).map(drop),
+            None => lines(&desk, say),
+        }
+    })
+}
+
+/// The one line of stdin that has text.
+fn only_line() -> Result<String, Failure> {
+    let (mut lines, mut texts) = (Lines::stdin(), Vec::new());
+    loop {
+        let portion = lines.next(usize::MAX)?;
+        if portion.is_empty() {
+            break;
+        }
+        texts.extend(portion.into_iter().map(|line| line.text).filter(|text| !text.trim().is_empty()));
+    }
+    match texts.len() {
+        1 => Ok(texts.remove(0)),
+        0 => Err(Failure::new("there is no text to look at").hint("give a sentence")),
+        count => Err(Failure::new(format!("stdin has {count} lines, a file shows one"))
+            .hint("give one line, or draw in the terminal without `--out`")),
+    }
+}
+
+/// Shows each line of stdin that has text.
+fn lines(desk: &Desk<'_>, say: Say<'_>) -> Result<(), Failure> {
+    if io::stdin().is_terminal() {
+        let _ = writeln!(io::stderr(), "A line is drawn when it is entered; Ctrl-D ends.");
+    }
+    let (mut lines, mut some) = (Lines::stdin(), false);
+    loop {
+        let portion = lines.next(1)?;
+        let Some(line) = portion.first() else { break };
+        if line.text.trim().is_empty() {
+            continue;
+        }
+        let parting = if some && !desk.asked.json { "\n" } else { "" };
+        some = true;
+        if !say(&format!("{parting}{}", desk.shown(&line.text)?))? {
+            return Ok(());
+        }
+    }
+    if some { Ok(()) } else { Err(Failure::new("there is no text to look at").hint("give a sentence")) }
+}
+
+/// A model with all that a text needs.
+struct Desk<'a> {
+    asked: &'a Asked,
+    translator: Translator,
+    machine: Machine,
+    form: Option<Form>,
+}
+
+impl Desk<'_> {
+    fn recorded(&self, text: &str) -> Result<Recording, Failure> {
+        let target = match self.asked.what {
+            What::List if self.asked.text.is_none() => Some(ANY),
+            _ => self.asked.target.as_deref(),
+        };
+        Ok(capture::translation(&self.translator, text.trim(), target, &self.machine)?)
+    }
+
+    /// What is told of a text; a file is written on the way.
+    fn shown(&self, text: &str) -> Result<String, Failure> {
+        let asked = self.asked;
+        let mut recording = self.recorded(text)?;
+        match asked.what {
+            What::List => return Ok(table::layers(&recording, asked)),
+            What::Heads => {
+                let importance = capture::importance(&self.translator, &recording, &self.machine)?;
+                for (layer, importance) in recording.layers.iter_mut().zip(importance) {
+                    layer.importance = Some(importance);
+                }
+                return table::heads(&recording, asked.json);
+            }
+            What::Picture => {}
+        }
+        let chosen = Chosen::of(&recording, &self.translator, asked)?;
+        if let (Some(form), Some(path)) = (self.form, &asked.out) {
+            return form.write(path, &recording, &chosen, asked).map(|()| String::new());
+        }
+        if asked.json {
+            return Ok(chosen.json(&recording));
+        }
+        let paper = Paper::of_stdout();
+        let drawn = chosen.picture(asked).terminal(paper.width, paper.colours());
+        let output = recording.output.as_deref().unwrap_or("");
+        // Neither a text nor a model moves the cursor.
+        let calm = |c: char| if c.is_control() { '·' } else { c };
+        let line: String = format!("{} → {output}", recording.text).chars().map(calm).collect();
+        Ok(format!("{line}\n{}\n\n{drawn}", chosen.title))
+    }
+}

@@ -1,0 +1,203 @@
+//! `qkv show`: what a model attended to, drawn, printed, measured and as data.
+
+use crate::program::{Folder, Ran, json, model};
+use serde_json::Value;
+
+fn show(folder: &Folder, words: &str) -> Ran {
+    folder.qkv(&format!("show --model {} {words}", model()))
+}
+
+fn told(words: &str) -> String {
+    show(&Folder::new(), words).quietly()
+}
+
+fn object(words: &str) -> Value {
+    serde_json::from_str(&told(&format!("--json {words}"))).unwrap()
+}
+
+fn rows(object: &Value) -> Vec<Vec<f64>> {
+    serde_json::from_value(object["weights"].clone()).unwrap()
+}
+
+#[test]
+fn a_text_is_translated_and_its_alignment_drawn() {
+    let out = told("--tokens abc");
+    let lines: Vec<&str> = out.lines().collect();
+    let translation = Folder::new().qkv(&format!("translate --model {} abc", model())).quietly();
+    assert_eq!(lines[0], format!("abc → {}", translation.trim_end()));
+    assert_eq!((lines[1], lines[2]), ("cross.0 · mean of 2 heads · scaled dot", ""));
+    assert!(lines[3].trim_start().starts_with("a  b  c"), "{out}");
+    assert!(out.contains(['░', '▒', '▓', '█']) && !out.contains('\x1b'), "{out}");
+    assert!(lines.last().unwrap().starts_with("░ ") && lines.last().unwrap().contains("  largest 0."), "{out}");
+}
+
+#[test]
+fn a_text_moves_no_cursor() {
+    let out = Folder::new().typed(&["show", "--model", model(), "--target", "\x1b[2Jx", "a\x1b[2Jb\tc"], "").quietly();
+    assert!(out.starts_with("a·[2Jb·c → ") && out.chars().all(|c| c == '\n' || !c.is_control()), "{out:?}");
+}
+
+#[test]
+fn the_alignment_is_that_of_translate() {
+    let shown = object("--target xyz ab1");
+    let folder = Folder::new();
+    let translated = json(&folder.qkv(&format!("translate --model {} --json --align ab1", model())).quietly());
+    let own = object("ab1");
+    let aligned = &translated[0]["alignment"];
+    assert_eq!((&own["rows"], &own["columns"]), (&aligned["target"], &aligned["source"]));
+    let theirs: Vec<Vec<f64>> = serde_json::from_value(aligned["weights"].clone()).unwrap();
+    for (ours, theirs) in rows(&own).iter().flatten().zip(theirs.iter().flatten()) {
+        assert!((ours - theirs).abs() < 1e-6, "{ours} and {theirs}");
+    }
+    assert_eq!((&own["pharaoh"], &own["output"]), (&aligned["pharaoh"], &translated[0]["translation"]));
+    assert_eq!(shown["output"], "xyz");
+    let words: Vec<String> = serde_json::from_value(shown["rows"].clone()).unwrap();
+    assert_eq!(words.concat(), "xyz");
+}
+
+#[test]
+fn layers_heads_and_tokens_are_chosen() {
+    let causal = object("--layer decoder.0 --head 1 --tokens --special --target xyz abc");
+    assert_eq!((&causal["layer"], &causal["head"]), (&"decoder.0".into(), &1.into()));
+    assert_eq!(causal["rows"], serde_json::json!(["‹start›", "x", "y", "z"]));
+    for (i, row) in rows(&causal).iter().enumerate() {
+        let sum: f64 = row.iter().sum();
+        assert!((sum - 1.0).abs() < 1e-5, "all tokens are there: {row:?}");
+        assert!(row[i + 1..].iter().all(|&weight| weight == 0.0), "none looks ahead: {row:?}");
+    }
+    let whole = object("--layer decoder.layers.0.self_attn --head 1 --tokens --special --target xyz abc");
+    assert_eq!(whole, causal);
+    assert_eq!(object("--layer decoder --head 1 --tokens --special --target xyz abc"), causal, "the only one");
+    let heads: Vec<Vec<Vec<f64>>> =
+        (0..2).map(|head| rows(&object(&format!("--head {head} --target xyz abc")))).collect();
+    let mean = rows(&object("--target xyz abc"));
+    for (i, row) in mean.iter().enumerate() {
+        for (j, weight) in row.iter().enumerate() {
+            assert!((weight - (heads[0][i][j] + heads[1][i][j]) / 2.0).abs() < 1e-6);
+        }
+    }
+    assert_eq!(object("--head mean --target xyz abc"), object("--target xyz abc"));
+    let encoder = object("--layer encoder.0 --tokens abc");
+    assert_eq!(encoder["rows"], serde_json::json!(["a", "b", "c"]), "without its end");
+}
+
+#[test]
+fn every_file_says_what_its_name_asks_for() {
+    let folder = Folder::new();
+    let expected = object("abc");
+    for end in ["svg", "npy", "safetensors", "json", "csv", "pharaoh", "txt"] {
+        assert_eq!(show(&folder, &format!("--out a.{end} abc")).quietly(), "");
+    }
+    // What a font lacks is a hint and no failure.
+    assert_eq!(show(&folder, "--out a.png abc").well(), "");
+    assert!(folder.text("a.svg").starts_with("<svg ") && folder.text("a.svg").contains(">cross.0 · mean of 2 heads"));
+    assert_eq!(folder.bytes("a.png")[..8], *b"\x89PNG\r\n\x1a\n");
+    let written: Value = serde_json::from_str(&folder.text("a.json")).unwrap();
+    assert_eq!(written, expected);
+    let weights: Vec<f32> = rows(&expected).concat().iter().map(|&weight| weight as f32).collect();
+    let numbers = |bytes: &[u8]| -> Vec<f32> {
+        bytes.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+    };
+    assert_eq!(numbers(&folder.bytes("a.npy")[128..]), weights);
+    let bytes = folder.bytes("a.safetensors");
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(numbers(file.tensor("weights").unwrap().data()), weights);
+    assert_eq!(folder.text("a.csv").lines().count(), rows(&expected).len() + 1);
+    assert_eq!(folder.text("a.pharaoh"), format!("{}\n", expected["pharaoh"].as_str().unwrap()));
+    assert_eq!(folder.text("a.txt"), folder.text("a.pharaoh"));
+}
+
+#[test]
+fn pictures_change_with_scale_palette_paper_and_size() {
+    let folder = Folder::new();
+    show(&folder, "--out a.svg abc").quietly();
+    for (at, choice) in
+        ["--scale log", "--scale rank", "--palette ember", "--palette grey", "--dark"].iter().enumerate()
+    {
+        show(&folder, &format!("--out {at}.svg {choice} abc")).quietly();
+        assert_ne!(folder.text(&format!("{at}.svg")), folder.text("a.svg"), "{choice}");
+    }
+    let width = |name: &str| u32::from_be_bytes(folder.bytes(name)[16..20].try_into().unwrap());
+    show(&folder, "--out two.png abc").well();
+    show(&folder, "--out four.png --magnify 4 abc").well();
+    assert_eq!(width("four.png"), 2 * width("two.png"));
+    show(&folder, "--out a.png --magnify 1e6 abc").fails(&["cannot be drawn", "hint: magnify it by at most "]);
+    assert!(!folder.has("a.png"));
+}
+
+#[test]
+fn heads_are_measured() {
+    let out = told("--heads abcab");
+    let lines: Vec<Vec<&str>> = out.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0][..4], ["layer", "head", "entropy", "first"]);
+    assert_eq!(lines[1][..2], ["encoder.0", "0"]);
+    assert_eq!(lines[6][..2], ["cross.0", "1"]);
+    assert_eq!(lines[6][4..8], ["–"; 4], "from one side to another nothing is itself: {out}");
+    let widths: Vec<usize> = out.lines().take(7).map(|line| line.chars().count()).collect();
+    assert!(widths.iter().all(|&width| width == widths[0]), "{out}");
+    let heads = object("--heads abcab");
+    let heads = heads["heads"].as_array().unwrap();
+    assert_eq!(heads.len(), 6);
+    for head in heads {
+        assert!(head["entropy"].as_f64().unwrap() > 0.0 && head["importance"].as_f64().unwrap() > 0.0, "{head}");
+    }
+    assert!(heads[0]["itself"].is_f64() && heads[5]["itself"].is_null());
+}
+
+#[test]
+fn layers_are_listed_with_and_without_a_text() {
+    let out = told("--list");
+    assert_eq!(out.lines().count(), 4);
+    assert!(out.contains("decoder.0  decoder.layers.0.self_attn"), "{out}");
+    assert!(out.contains("scaled dot · causal") && !out.contains('×'), "{out}");
+    assert!(told("--list abc").contains("4 × 4"));
+    let layers = object("--list abc");
+    assert_eq!(layers["layers"][2]["layer"], "cross.0");
+    assert_eq!(layers["layers"][0]["size"], serde_json::json!([4, 4]));
+    assert!(object("--list")["layers"][0]["size"].is_null());
+}
+
+#[test]
+fn lines_of_stdin_are_drawn_one_after_the_other() {
+    let folder = Folder::new();
+    let typed = format!("show --model {}", model());
+    let both = folder.qkv_on(&typed, "abc\n\n xy\n").quietly();
+    assert_eq!(both, format!("{}\n{}", told("abc"), told("xy")));
+    assert_eq!(json(&folder.qkv_on(&format!("{typed} --json"), "abc\nxy\n").quietly()).len(), 2);
+    folder.qkv_on(&format!("{typed} --out a.svg"), "abc\n\n").quietly();
+    assert!(folder.has("a.svg"));
+    folder.qkv_on(&format!("{typed} --out b.svg"), "abc\nxy\n").fails(&["stdin has 2 lines", "hint: give one line"]);
+    folder.qkv_on(&typed, "\n").fails(&["there is no text to look at", "hint: give a sentence"]);
+    assert!(!folder.has("b.svg"));
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    let folder = Folder::new();
+    let fails = |words: &str, said: &[&str]| show(&folder, words).fails(said);
+    fails(
+        "--layer middle.0 abc",
+        &["there is no layer `middle.0`", "hint: the layers are encoder.0, decoder.0, cross.0"],
+    );
+    fails("--layer encoder.1 abc", &["there is no layer `encoder.1`"]);
+    fails("--head 2 abc", &["`cross.0` has no head 2", "hint: its heads are 0 to 1, or `mean`"]);
+    fails("--out a.gif abc", &["`a.gif`: its name does not say what to write", "hint: names end in `.svg`"]);
+    fails("--out none/a.svg abc", &["cannot write `none/a.svg`"]);
+    fails(&"a".repeat(60), &["the model takes at most"]);
+    folder.typed(&["show", "--model", model(), "--target", "", "abc"], "").fails(&["no words to draw", "`--special`"]);
+    folder.qkv("show --model none abc").fails(&["`none` is no folder"]);
+}
+
+#[test]
+fn misuse_is_told_as_misuse() {
+    let folder = Folder::new();
+    let misused = |words: &str, said: &[&str]| folder.qkv(&format!("show --model m {words}")).misused(said);
+    misused("--head first a", &["`--head first`", "a number from 0, or `mean`"]);
+    misused("--head=-1 a", &["`--head -1`"]);
+    misused("--scale cubic a", &["--scale", "linear, log, rank"]);
+    misused("--palette rainbow a", &["sea, ember, grey"]);
+    misused("--dark a", &["`--dark` needs `--out`"]);
+    misused("--heads --out a.svg a", &["`--out` cannot go with `--heads`"]);
+    misused("--list --heads a", &["cannot go with"]);
+    misused("a b", &["unexpected argument 'b'"]);
+}

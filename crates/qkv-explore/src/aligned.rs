@@ -1,0 +1,37 @@
+//! From the alignment that a model gives to weights between words.
+
+use crate::capture;
+use crate::layer::{Layer, Seen};
+use crate::recording::Recording;
+use crate::words::{Cut, Matrix};
+use qkv::Tensor;
+use qkv_models::text::tokenizer::Tokenizer;
+use qkv_models::{Alignment, Result};
+
+impl Matrix {
+    /// An alignment between words: pieces put together, the ends of both sides left out.
+    ///
+    /// # Errors
+    /// Where the weights do not have the shape of the tokens.
+    pub fn aligned(alignment: &Alignment, tokenizer: &Tokenizer) -> Result<Matrix> {
+        let Alignment { source, target, weights } = alignment;
+        let weights = Tensor::new(weights.concat(), [1, target.len(), source.len()])?;
+        let layer = Layer {
+            name: String::new(),
+            group: String::new(),
+            queries: 1,
+            keys: 0,
+            seen: Seen::Given(weights),
+            importance: None,
+        };
+        let sides = [("source", source), ("written", target)];
+        let recording = Recording {
+            text: String::new(),
+            output: None,
+            sides: sides.map(|(name, ids)| capture::side(name, ids, tokenizer)).into(),
+            layers: vec![layer],
+            steps: Vec::new(),
+        };
+        Matrix::of(&recording, 0, &Cut { words: true, text_only: true, ..Cut::default() })
+    }
+}
