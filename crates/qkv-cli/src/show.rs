@@ -36,8 +36,14 @@ pub(crate) fn show(asked: &Asked, say: Say<'_>) -> Result<(), Failure> {
     // Before anything is computed: a name that nothing can be written to.
     let form = asked.out.as_deref().map(Form::of).transpose()?;
     threads::on(asked.threads, || {
-        let translator = embedded::translator(asked.model.as_deref())?;
-        let desk = Desk { asked, translator, machine: Machine::new(rayon::current_num_threads()), form };
+        let machine = Machine::new(rayon::current_num_threads());
+        if let Some(path) = &asked.recording {
+            let recording = qkv_explore::file::open(path, &qkv_explore::file::Asked::default())?;
+            let desk = Desk { asked, translator: None, machine, form };
+            return say(&desk.told(recording)?).map(drop);
+        }
+        let translator = Some(embedded::translator(asked.model.as_deref())?);
+        let desk = Desk { asked, translator, machine, form };
         match &asked.text {
             Some(text) => say(&desk.shown(text)?).map(drop),
             None if asked.what == What::List => say(&desk.shown(ANY)?).map(drop),
@@ -89,48 +95,53 @@ fn lines(desk: &Desk<'_>, say: Say<'_>) -> Result<(), Failure> {
 /// A model with all that a text needs.
 struct Desk<'a> {
     asked: &'a Asked,
-    translator: Translator,
+    /// None where a recording is shown.
+    translator: Option<Translator>,
     machine: Machine,
     form: Option<Form>,
 }
 
 impl Desk<'_> {
-    fn recorded(&self, text: &str) -> Result<Recording, Failure> {
+    /// What is told of a text; a file is written on the way.
+    fn shown(&self, text: &str) -> Result<String, Failure> {
+        let Some(translator) = &self.translator else { unreachable!("a text is shown by a model") };
         let target = match self.asked.what {
             What::List if self.asked.text.is_none() => Some(ANY),
             _ => self.asked.target.as_deref(),
         };
-        Ok(capture::translation(&self.translator, text.trim(), target, &self.machine)?)
+        self.told(capture::translation(translator, text.trim(), target, &self.machine)?)
     }
 
-    /// What is told of a text; a file is written on the way.
-    fn shown(&self, text: &str) -> Result<String, Failure> {
+    fn told(&self, mut recording: Recording) -> Result<String, Failure> {
         let asked = self.asked;
-        let mut recording = self.recorded(text)?;
         match asked.what {
             What::List => return Ok(table::layers(&recording, asked)),
             What::Heads => {
-                let importance = capture::importance(&self.translator, &recording, &self.machine)?;
-                for (layer, importance) in recording.layers.iter_mut().zip(importance) {
-                    layer.importance = Some(importance);
+                if let Some(translator) = &self.translator {
+                    let importance = capture::importance(translator, &recording, &self.machine)?;
+                    for (layer, importance) in recording.layers.iter_mut().zip(importance) {
+                        layer.importance = Some(importance);
+                    }
                 }
                 return table::heads(&recording, asked.json);
             }
             What::Picture => {}
         }
-        let chosen = Chosen::of(&recording, &self.translator, asked)?;
         if let (Some(form), Some(path)) = (self.form, &asked.out) {
-            return form.write(path, &recording, &chosen, asked).map(|()| String::new());
+            return form.write(path, &recording, asked).map(|()| String::new());
         }
+        let chosen = Chosen::of(&recording, asked)?;
         if asked.json {
             return Ok(chosen.json(&recording));
         }
         let paper = Paper::of_stdout();
         let drawn = chosen.picture(asked).terminal(paper.width, paper.colours());
-        let output = recording.output.as_deref().unwrap_or("");
         // Neither a text nor a model moves the cursor.
-        let calm = |c: char| if c.is_control() { '·' } else { c };
-        let line: String = format!("{} → {output}", recording.text).chars().map(calm).collect();
-        Ok(format!("{line}\n{}\n\n{drawn}", chosen.title))
+        let calm = |text: String| -> String { text.chars().map(|c| if c.is_control() { '·' } else { c }).collect() };
+        let heading = match &recording.output {
+            Some(output) => calm(format!("{} → {output}", recording.text)) + "\n",
+            None => String::new(),
+        };
+        Ok(format!("{heading}{}\n\n{drawn}", chosen.title))
     }
 }

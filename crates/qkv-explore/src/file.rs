@@ -11,6 +11,8 @@
 mod header;
 mod others;
 
+pub(crate) use self::header::Writer;
+
 use self::header::File;
 use crate::layer::{Computed, Layer, Seen};
 use crate::recording::{Recording, Side, Step};
@@ -86,7 +88,7 @@ fn list<'o>(inputs: &'o Owned<f32>, name: &str) -> Option<&'o Vec<f32>> {
 /// # Errors
 /// Where the system refuses.
 pub fn save(recording: &Recording, path: impl AsRef<Path>) -> Result<()> {
-    let mut to = header::Writer::default();
+    let mut to = Writer::default();
     for (at, layer) in recording.layers.iter().enumerate() {
         let name = |part: &str| format!("layers.{at}.{part}");
         let call = match &layer.seen {

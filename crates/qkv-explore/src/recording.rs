@@ -108,6 +108,13 @@ impl Recording {
         groups
     }
 
+    /// The layer that tells the most at first sight: of a translation the one that aligns words best, the last but one from the
+    /// target to the source; else the first.
+    pub fn first_to_look_at(&self) -> usize {
+        let cross = self.groups().into_iter().find(|group| group.name == "cross");
+        cross.map_or(0, |group| group.layers[group.layers.len().saturating_sub(2)])
+    }
+
     /// The sequence that the rows of a layer stand for.
     pub fn queries(&self, layer: usize) -> &Side {
         &self.sides[self.layers[layer].queries]

@@ -60,6 +60,30 @@ impl Matrix {
     }
 }
 
+impl Matrix {
+    /// A long layer from afar: cells of `each` weights both ways, each the largest that it covers, of one head or of the mean of
+    /// those of all; a cell is called after its first token.
+    ///
+    /// # Errors
+    /// Where there is no such head.
+    pub fn from_afar(recording: &Recording, layer: usize, head: Option<usize>, each: usize) -> Result<Matrix> {
+        let of = &recording.layers[layer];
+        let [n, m] = of.size();
+        let each = each.max(1);
+        let heads = head.map_or(0..of.heads(), |head| head..head + 1);
+        let share = 1.0 / heads.len().max(1) as f32;
+        let mut weights = vec![vec![0.0; m.div_ceil(each)]; n.div_ceil(each)];
+        for head in heads {
+            let cells = of.map(head, 0..n, 0..m, [each, each], qkv::Pool::Max, None)?;
+            for (sums, row) in weights.iter_mut().zip(cells.data().chunks_exact(cells.shape()[1].max(1))) {
+                sums.iter_mut().zip(row).for_each(|(sum, &w)| *sum += share * w);
+            }
+        }
+        let names = |side: &Side| side.tokens.iter().step_by(each).map(|token| token.text.clone()).collect();
+        Ok(Matrix { rows: names(recording.queries(layer)), columns: names(recording.keys(layer)), weights })
+    }
+}
+
 /// The lines of a side that are shown, and which tokens each stands for.
 struct Labels {
     names: Vec<String>,

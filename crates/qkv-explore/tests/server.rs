@@ -187,6 +187,28 @@ fn a_large_tile_comes_sampled_at_once_and_exactly_when_asked_again() {
 }
 
 #[test]
+fn what_is_shown_can_be_kept_in_every_form() {
+    let server = Running::of(recording(8));
+    for (form, begins) in [
+        ("svg", &b"<svg"[..]),
+        ("png", b"\x89PNG"),
+        ("npy", b"\x93NUMPY"),
+        ("csv", b"\"\",\"0\""),
+        ("json", b"{\"rows\":"),
+        ("pharaoh", b"0-0 "),
+        ("html", b"<!doctype html>"),
+    ] {
+        let file = server.get(&format!("/api/runs/0/export?format={form}&layer=0&head=1&scale=log&theme=dark"));
+        assert_eq!(file.status, 200, "{form}: {}", file.text());
+        assert!(file.body.starts_with(begins), "{form}: {:?}", &file.body[..20.min(file.body.len())]);
+        assert!(file.head.contains("content-disposition: attachment"), "{form}");
+    }
+    server.get("/api/runs/0/export?format=svg&layer=0&scale=square").refused(400);
+    server.get("/api/runs/0/export?format=svg&layer=0&palette=rainbow").refused(400);
+    server.get("/api/runs/0/export?format=svg&layer=0&rows=0..9").refused(400);
+}
+
+#[test]
 fn only_pages_of_this_server_are_answered() {
     let server = Running::of(recording(6));
     let address = server.address;

@@ -15,6 +15,9 @@ pub(crate) const CHOICES: Table = &[
         &[
             Choice::new("text", Kind::Text, "Translate this; left out, the lines of stdin").value("TEXT").bare(),
             Choice::new("model", Kind::Path, "Use the model in this folder; left out, the embedded one").value("DIR"),
+            Choice::new("recording", Kind::Path, "Look at this recording instead: one that `--out` wrote, or a file with `q` and `k`, or with `weights`")
+                .value("FILE.safetensors")
+                .clashes(&["text", "model", "target"]),
             Choice::new("target", Kind::Text, "Look at this translation instead of the model's own").value("TEXT"),
         ],
     ),
@@ -85,6 +88,7 @@ pub(crate) struct Asked {
     pub text: Option<String>,
     pub model: Option<PathBuf>,
     pub target: Option<String>,
+    pub recording: Option<PathBuf>,
     pub layer: Option<String>,
     /// Nothing for the mean of all.
     pub head: Option<usize>,
@@ -118,6 +122,7 @@ impl Asked {
             text: text("text"),
             model: path("model"),
             target: text("target"),
+            recording: path("recording"),
             layer: text("layer"),
             head,
             tokens: matches.get_flag("tokens"),

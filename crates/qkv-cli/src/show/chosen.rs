@@ -4,8 +4,11 @@ use super::asked::Asked;
 use crate::failure::Failure;
 use qkv_explore::draw::{Picture, Theme};
 use qkv_explore::{Cut, Matrix, Recording};
-use qkv_models::Translator;
 use serde::Serialize;
+
+/// Weights that are drawn one by one; of more, cells of a picture, so many each way.
+const MOST: usize = 4 << 20;
+const CELLS: usize = 256;
 
 /// The attention that is shown.
 pub(crate) struct Chosen {
@@ -55,10 +58,10 @@ fn layer(recording: &Recording, name: &str) -> Result<usize, Failure> {
 }
 
 impl Chosen {
-    pub fn of(recording: &Recording, translator: &Translator, asked: &Asked) -> Result<Chosen, Failure> {
+    pub fn of(recording: &Recording, asked: &Asked) -> Result<Chosen, Failure> {
         let layer = match &asked.layer {
             Some(name) => layer(recording, name)?,
-            None => layer(recording, &format!("cross.{}", translator.model.alignment_layer()))?,
+            None => recording.first_to_look_at(),
         };
         let (of, short) = (&recording.layers[layer], short(recording, layer));
         let heads = of.heads();
@@ -67,7 +70,13 @@ impl Chosen {
                 .hint(format!("its heads are 0 to {}, or `mean`", heads - 1)));
         }
         let cut = Cut { head: asked.head, words: !asked.tokens, text_only: !asked.special, ..Cut::default() };
-        let matrix = Matrix::of(recording, layer, &cut)?;
+        let (matrix, each) = match of.size() {
+            [n, m] if n.saturating_mul(m) <= MOST => (Matrix::of(recording, layer, &cut)?, 1),
+            [n, m] => {
+                let each = n.max(m).div_ceil(CELLS);
+                (Matrix::from_afar(recording, layer, asked.head, each)?, each)
+            }
+        };
         if matrix.rows.is_empty() || matrix.columns.is_empty() {
             return Err(Failure::new("one side has no words to draw").hint("`--special` draws starts and ends too"));
         }
@@ -76,7 +85,10 @@ impl Chosen {
             (None, 1) => "one head".into(),
             (None, heads) => format!("mean of {heads} heads"),
         };
-        let title = format!("{short} · {head} · {}", of.description());
+        let mut title = format!("{short} · {head} · {}", of.description());
+        if each > 1 {
+            title += &format!(" · each cell the largest of {each} × {each} weights");
+        }
         Ok(Chosen { layer, head: asked.head, matrix, title })
     }
 

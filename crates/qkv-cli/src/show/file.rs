@@ -6,6 +6,7 @@ use super::chosen::Chosen;
 use crate::failure::Failure;
 use qkv_explore::Recording;
 use qkv_explore::draw::Fonts;
+use qkv_explore::server::stand_alone;
 use qkv_models::files::atomic;
 use std::io::{self, Write};
 use std::path::Path;
@@ -19,6 +20,8 @@ const NAMED: usize = 8;
 pub(crate) enum Form {
     Svg,
     Png,
+    Html,
+    Recording,
     Npy,
     Safetensors,
     Json,
@@ -30,6 +33,8 @@ pub(crate) enum Form {
 pub(crate) const FORMS: &[(&str, Form, &str)] = &[
     (".svg", Form::Svg, "a picture for print"),
     (".png", Form::Png, "a picture for screens, with the fonts of this machine"),
+    (".html", Form::Html, "a page that stands alone, with every head; it opens from disk, with no network"),
+    (".qkv.safetensors", Form::Recording, "the whole recording, for `qkv explore --recording`"),
     (".npy", Form::Npy, "the weights, f32, [rows, columns]"),
     (".safetensors", Form::Safetensors, "`weights`, F32, [rows, columns], with `query_tokens` and `key_tokens`"),
     (".json", Form::Json, "what `--json` tells"),
@@ -50,8 +55,15 @@ impl Form {
         })
     }
 
-    /// Writes the file, whole or not at all.
-    pub fn write(self, path: &Path, recording: &Recording, chosen: &Chosen, asked: &Asked) -> Result<(), Failure> {
+    /// Writes what was asked for, whole or not at all.
+    pub fn write(self, path: &Path, recording: &Recording, asked: &Asked) -> Result<(), Failure> {
+        // These hold every layer.
+        match self {
+            Form::Html => return Ok(atomic::write(path, stand_alone(recording)?.as_bytes())?),
+            Form::Recording => return Ok(qkv_explore::file::save(recording, path)?),
+            _ => {}
+        }
+        let chosen = Chosen::of(recording, asked)?;
         let matrix = &chosen.matrix;
         let bytes = match self {
             Form::Svg => chosen.picture(asked).svg()?.into_bytes(),
@@ -66,7 +78,7 @@ impl Form {
             Form::Safetensors => matrix.safetensors()?,
             Form::Json => chosen.json(recording).into_bytes(),
             Form::Csv => matrix.csv().into_bytes(),
-            Form::Pharaoh => (matrix.pharaoh() + "\n").into_bytes(),
+            Form::Html | Form::Recording | Form::Pharaoh => (matrix.pharaoh() + "\n").into_bytes(),
         };
         Ok(atomic::write(path, &bytes)?)
     }

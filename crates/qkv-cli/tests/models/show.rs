@@ -201,3 +201,25 @@ fn misuse_is_told_as_misuse() {
     misused("--list --heads a", &["cannot go with"]);
     misused("a b", &["unexpected argument 'b'"]);
 }
+
+#[test]
+fn a_recording_is_drawn_as_the_text_that_it_was_made_from() {
+    let folder = Folder::new();
+    show(&folder, "--out run.qkv.safetensors abc").quietly();
+    for choices in ["", "--layer decoder.0 --head 1 --tokens --special", "--json"] {
+        let again = folder.qkv(&format!("show --recording run.qkv.safetensors {choices}")).quietly();
+        assert_eq!(again, show(&folder, &format!("{choices} abc")).quietly());
+    }
+    folder.qkv("show --recording run.qkv.safetensors --heads").quietly();
+    folder.qkv("show --recording none.safetensors").fails(&["cannot open `none.safetensors`"]);
+    folder.qkv("show --recording run.qkv.safetensors abc").misused(&["--recording"]);
+}
+
+#[test]
+fn a_page_stands_alone_in_one_file() {
+    let folder = Folder::new();
+    show(&folder, "--out page.html abc").quietly();
+    let page = std::fs::read_to_string(folder.path().join("page.html")).unwrap();
+    assert!(page.starts_with("<!doctype html>") && page.contains("\"standalone\":true"));
+    assert!(!page.contains("src=\"/") && !page.contains("<!--qkv:"));
+}

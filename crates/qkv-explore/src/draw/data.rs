@@ -1,9 +1,9 @@
 //! Weights as data, for other programs: `.npy`, `.safetensors`, JSON and CSV. Pharaoh links are the matrix's own
 //! ([`Matrix::pharaoh`]).
 
+use crate::file::Writer;
 use crate::words::Matrix;
 use qkv_models::{Error, Result};
-use serde_json::json;
 
 /// Where `.npy` has its numbers begin.
 const ALIGNED: usize = 64;
@@ -46,20 +46,11 @@ impl Matrix {
     /// # Errors
     /// Where there is not one weight for each row and column.
     pub fn safetensors(&self) -> Result<Vec<u8>> {
-        let data = self.flat()?;
+        self.flat()?;
         let labels = |labels: &[String]| serde_json::to_string(labels).expect("texts are plain data");
-        // Written here, since the crate `safetensors` writes metadata in an order that changes from run to run.
-        let mut header = json!({
-            "__metadata__": { "key_tokens": labels(&self.columns), "query_tokens": labels(&self.rows) },
-            "weights": {
-                "dtype": "F32",
-                "shape": [self.rows.len(), self.columns.len()],
-                "data_offsets": [0, data.len()],
-            },
-        })
-        .to_string();
-        header += &" ".repeat(header.len().next_multiple_of(8) - header.len());
-        Ok([&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat())
+        let mut to = Writer::default();
+        to.floats("weights".into(), &[self.rows.len(), self.columns.len()], &self.weights.concat());
+        Ok(to.bytes(&[("key_tokens", &labels(&self.columns)), ("query_tokens", &labels(&self.rows))]))
     }
 
     /// As JSON: `rows`, `columns` and `weights`, one list for each row.

@@ -212,9 +212,9 @@ fn integer(dtype: &str, bytes: &[u8]) -> Option<i64> {
     })
 }
 
-/// Collects tensors to write.
+/// Collects tensors to write: the same give the same bytes, which the crate `safetensors` does not promise of metadata.
 #[derive(Default)]
-pub(super) struct Writer {
+pub(crate) struct Writer {
     entries: BTreeMap<String, Entry>,
     data: Vec<u8>,
 }

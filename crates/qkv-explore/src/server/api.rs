@@ -30,15 +30,15 @@ const THUMBNAILS: usize = 16 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Computes beside everything else, when it is its turn.
-async fn beside<T: Send + 'static>(
+pub(super) async fn beside<T: Send + 'static>(
     turn: &Semaphore,
-    compute: impl FnOnce() -> qkv_models::Result<T> + Send + 'static,
+    compute: impl FnOnce() -> Answer<T> + Send + 'static,
 ) -> Answer<T> {
     let busy = |_| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "too much is being computed").hint("try again");
     let _turn = tokio::time::timeout(PATIENCE, turn.acquire()).await.map_err(busy)?;
     let done = tokio::task::spawn_blocking(compute).await;
     let failed = |_| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the computation broke off");
-    Ok(done.map_err(failed)??)
+    done.map_err(failed)?
 }
 
 pub(super) fn find(state: &State, id: &str) -> Answer<Arc<Run>> {
@@ -109,7 +109,8 @@ pub(super) async fn new_run(
     let (text, target) = (one_line(text), target.map(one_line));
     let all = state.clone();
     let recording = beside(&state.light, move || {
-        crate::capture::translation(&all.models[model].translator, &text, target.as_deref(), &all.machine)
+        let translator = &all.models[model].translator;
+        Ok(crate::capture::translation(translator, &text, target.as_deref(), &all.machine)?)
     })
     .await?;
     Ok(Json(state.runs.add(recording, Some(model)).told()))
@@ -160,7 +161,7 @@ pub(super) async fn weights(
         let what = format!("{} × {} weights are too many at once", rows.len(), cols.len());
         return Err(Refusal::bad(what).hint("ask for tiles"));
     }
-    let found = beside(&state.light, move || run.recording.layers[asked.layer].rectangle(asked.head, rows, cols));
+    let found = beside(&state.light, move || Ok(run.recording.layers[asked.layer].rectangle(asked.head, rows, cols)?));
     Ok(numbers(found.await?.data(), false))
 }
 
@@ -271,7 +272,7 @@ pub(super) async fn tile(
         return Ok(numbers(&beside(&state.light, move || exactly(&run)).await?, false));
     }
     if exact == 0 {
-        let cells = beside(&state.light, move || tile.sampled(&run.recording.layers[at])).await?;
+        let cells = beside(&state.light, move || Ok(tile.sampled(&run.recording.layers[at])?)).await?;
         return Ok(numbers(&cells, true));
     }
     Ok(numbers(&beside(&state.heavy, move || exactly(&run)).await?, false))
@@ -292,7 +293,7 @@ pub(super) async fn pair(
 ) -> Answer<Json<crate::Explained>> {
     let run = find(&state, &id)?;
     layer(&run, at)?;
-    let found = beside(&state.light, move || crate::explain(&run.recording.layers[at], head, query, key));
+    let found = beside(&state.light, move || Ok(crate::explain(&run.recording.layers[at], head, query, key)?));
     Ok(Json(found.await?))
 }
 
@@ -354,6 +355,6 @@ pub(super) async fn rollout(
     if rows.len().saturating_mul(m) > NUMBERS {
         return Err(Refusal::bad("the rollout is too large to show at once").hint("ask for fewer rows"));
     }
-    let found = beside(&state.light, move || crate::rollout(&run.recording, &layers, rows)).await?;
+    let found = beside(&state.light, move || Ok(crate::rollout(&run.recording, &layers, rows)?)).await?;
     Ok::<Response, _>(numbers(found.data(), false))
 }

@@ -2,7 +2,9 @@
 
 use super::State;
 use super::answer::{Answer, Refusal, download};
-use super::api::{find, range};
+use super::api::{beside, find, range};
+use super::runs::Run;
+use crate::draw::{Fonts, Palette, Picture, Scale, Theme};
 use crate::words::{Cut, Matrix};
 use axum::extract::{Path, Query};
 use serde::Deserialize;
@@ -21,6 +23,18 @@ pub(super) struct Asked {
     /// Whether what stands for no text is in it.
     #[serde(default = "one")]
     special: u8,
+    scale: Option<String>,
+    palette: Option<String>,
+    theme: Option<String>,
+}
+
+/// One of some names; the first without any.
+fn named<T: Copy>(all: &[(&str, T)], name: Option<&str>) -> Answer<T> {
+    let found = name.map_or(all.first(), |name| all.iter().find(|(known, _)| *known == name));
+    let names = || all.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+    found
+        .map(|(_, value)| *value)
+        .ok_or_else(|| Refusal::bad(format!("`{}` is none of {}", name.unwrap_or(""), names())))
 }
 
 fn one() -> u8 {
@@ -36,6 +50,10 @@ pub(super) async fn export(
     Query(asked): Query<Asked>,
 ) -> Answer {
     let run = find(&state, &id)?;
+    beside(&state.light, move || written(&run, &asked)).await
+}
+
+fn written(run: &Run, asked: &Asked) -> Answer {
     let missing = || Refusal::missing(format!("there is no layer {}", asked.layer));
     let [n, m] = run.recording.layers.get(asked.layer).ok_or_else(missing)?.size();
     let (rows, columns) = (range(asked.rows.as_deref(), n)?, range(asked.cols.as_deref(), m)?);
@@ -56,13 +74,25 @@ pub(super) async fn export(
     if asked.format == "html" {
         return Ok(download(&name("html"), "text/html; charset=utf-8", super::stand_alone(&run.recording)?.into()));
     }
+    let (scale, palette) =
+        (named(&Scale::ALL, asked.scale.as_deref())?, named(&Palette::ALL, asked.palette.as_deref())?);
+    let theme = named(&[("light", Theme::Light), ("dark", Theme::Dark)], asked.theme.as_deref())?;
     let matrix = Matrix::of(&run.recording, asked.layer, &cut)?;
+    let layer = &run.recording.layers[asked.layer];
+    let title = match asked.head {
+        Some(head) => format!("{} · head {head}", layer.name),
+        None => format!("{} · mean of {} heads", layer.name, layer.heads()),
+    };
+    let picture = |matrix: Matrix| Picture { matrix, title: Some(title), scale, palette, theme };
+    let text = |end: &str, kind, text: String| Ok(download(&name(end), kind, text.into()));
     match asked.format.as_str() {
-        "json" => {
-            let json = serde_json::to_vec(&matrix).expect("plain values");
-            Ok(download(&name("json"), "application/json", json))
-        }
-        "pharaoh" => Ok(download(&name("txt"), "text/plain; charset=utf-8", (matrix.pharaoh() + "\n").into())),
+        "svg" => text("svg", "image/svg+xml", picture(matrix).svg()?),
+        "png" => Ok(download(&name("png"), "image/png", picture(matrix).png(2.0, &Fonts::of_system())?.bytes)),
+        "json" => text("json", "application/json", matrix.json()),
+        "csv" => text("csv", "text/csv; charset=utf-8", matrix.csv()),
+        "npy" => Ok(download(&name("npy"), "application/octet-stream", matrix.npy()?)),
+        "safetensors" => Ok(download(&name("safetensors"), "application/octet-stream", matrix.safetensors()?)),
+        "pharaoh" => text("txt", "text/plain; charset=utf-8", matrix.pharaoh() + "\n"),
         other => Err(Refusal::bad(format!("`{other}` is no kind of file that can be written"))),
     }
 }
