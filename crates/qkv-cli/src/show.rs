@@ -23,7 +23,7 @@ use crate::{embedded, threads};
 use asked::What;
 use chosen::Chosen;
 use file::Form;
-use qkv_explore::{Recording, capture};
+use qkv_explore::{Agreement, Recording, capture};
 use qkv_models::Translator;
 use qkv_nn::Machine;
 use std::io::{self, IsTerminal, Write};
@@ -132,7 +132,7 @@ impl Desk<'_> {
         }
         let chosen = Chosen::of(&recording, asked)?;
         if asked.json {
-            return Ok(chosen.json(&recording));
+            return Ok(chosen.json(&recording, asked));
         }
         let paper = Paper::of_stdout();
         let drawn = chosen.picture(asked).terminal(paper.width, paper.colours());
@@ -142,6 +142,10 @@ impl Desk<'_> {
             Some(output) => calm(format!("{} → {output}", recording.text)) + "\n",
             None => String::new(),
         };
-        Ok(format!("{heading}{}\n\n{drawn}", chosen.title))
+        let agreement = chosen.agreement(asked).map_or(String::new(), |found| {
+            let Agreement { precision, recall, error_rate } = found;
+            format!("\nagreement  precision {precision:.3} · recall {recall:.3} · error rate {error_rate:.3}\n")
+        });
+        Ok(format!("{heading}{}\n\n{drawn}{agreement}", chosen.title))
     }
 }

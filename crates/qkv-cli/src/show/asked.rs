@@ -3,6 +3,7 @@
 use crate::choices::{Choice, Kind, Table};
 use clap::ArgMatches;
 use qkv_explore::draw::{Palette, Scale};
+use qkv_explore::{Links, pharaoh};
 use std::path::PathBuf;
 
 /// How many times the size of the SVG a PNG has.
@@ -68,6 +69,9 @@ pub(crate) const CHOICES: Table = &[
             Choice::new("heads", Kind::Switch, "Every head in numbers: entropy, where it looks, how much it matters")
                 .clashes(&["list", "layer", "head"]),
             Choice::new("list", Kind::Switch, "The layers and their heads").clashes(&["heads", "layer", "head"]),
+            Choice::new("links", Kind::Text, "How well the attention that is shown agrees with these links between words, `0-0 1-2 …`: source and target word, counted from 0")
+                .value("LINKS")
+                .clashes(&["heads", "list", "out", "tokens", "special"]),
             Choice::new("json", Kind::Switch, "One JSON object for each text"),
         ],
     ),
@@ -89,6 +93,8 @@ pub(crate) struct Asked {
     pub model: Option<PathBuf>,
     pub target: Option<String>,
     pub recording: Option<PathBuf>,
+    /// What the attention is compared with.
+    pub links: Option<Links>,
     pub layer: Option<String>,
     /// Nothing for the mean of all.
     pub head: Option<usize>,
@@ -123,6 +129,7 @@ impl Asked {
             model: path("model"),
             target: text("target"),
             recording: path("recording"),
+            links: text("links").map(|text| pharaoh(&text)).transpose().map_err(|e| format!("`--links`: {e}"))?,
             layer: text("layer"),
             head,
             tokens: matches.get_flag("tokens"),

@@ -3,7 +3,7 @@
 use super::asked::Asked;
 use crate::failure::Failure;
 use qkv_explore::draw::{Picture, Theme};
-use qkv_explore::{Cut, Matrix, Recording};
+use qkv_explore::{Agreement, Cut, Matrix, Recording};
 use serde::Serialize;
 
 /// Weights that are drawn one by one; of more, cells of a picture, so many each way.
@@ -32,6 +32,8 @@ struct Object<'a> {
     #[serde(flatten)]
     matrix: &'a Matrix,
     pharaoh: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    agreement: Option<Agreement>,
 }
 
 /// A layer as people type it: `cross.2`.
@@ -103,8 +105,13 @@ impl Chosen {
         }
     }
 
+    /// How well it agrees with the links that were given.
+    pub fn agreement(&self, asked: &Asked) -> Option<Agreement> {
+        asked.links.as_ref().map(|links| self.matrix.agreement(links))
+    }
+
     /// As one JSON object on a line.
-    pub fn json(&self, recording: &Recording) -> String {
+    pub fn json(&self, recording: &Recording, asked: &Asked) -> String {
         let object = Object {
             text: &recording.text,
             output: recording.output.as_deref(),
@@ -113,6 +120,7 @@ impl Chosen {
             head: self.head,
             matrix: &self.matrix,
             pharaoh: self.matrix.pharaoh(),
+            agreement: self.agreement(asked),
         };
         serde_json::to_string(&object).expect("plain data") + "\n"
     }

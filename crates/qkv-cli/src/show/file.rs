@@ -76,7 +76,7 @@ impl Form {
             }
             Form::Npy => matrix.npy()?,
             Form::Safetensors => matrix.safetensors()?,
-            Form::Json => chosen.json(recording).into_bytes(),
+            Form::Json => chosen.json(recording, asked).into_bytes(),
             Form::Csv => matrix.csv().into_bytes(),
             Form::Html | Form::Recording | Form::Pharaoh => (matrix.pharaoh() + "\n").into_bytes(),
         };

@@ -223,3 +223,16 @@ fn a_page_stands_alone_in_one_file() {
     assert!(page.starts_with("<!doctype html>") && page.contains("\"standalone\":true"));
     assert!(!page.contains("src=\"/") && !page.contains("<!--qkv:"));
 }
+
+#[test]
+fn links_of_someone_else_are_compared() {
+    let own = object("abc")["pharaoh"].as_str().unwrap().to_owned();
+    let folder = Folder::new();
+    let typed = ["show", "--model", model(), "--links", &own, "abc"];
+    let out = folder.typed(&typed, "").quietly();
+    assert!(out.ends_with("\nagreement  precision 1.000 · recall 1.000 · error rate 0.000\n"), "{out}");
+    let other = folder.typed(&["show", "--model", model(), "--json", "--links", "90-90", "abc"], "").quietly();
+    let other: Value = serde_json::from_str(&other).unwrap();
+    assert_eq!((&other["agreement"]["precision"], &other["agreement"]["error_rate"]), (&0.0.into(), &1.0.into()));
+    folder.typed(&["show", "--model", model(), "--links", "0:0", "abc"], "").misused(&["`0:0` is no link"]);
+}
