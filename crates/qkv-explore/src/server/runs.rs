@@ -21,9 +21,11 @@ pub(super) struct Run {
     pub model: Option<usize>,
     pub tiles: Tiles,
     pub heads: OnceLock<Vec<Measured>>,
-    /// Thumbnails of all heads, by size and pooling.
-    pub grids: Mutex<HashMap<(usize, bool), Arc<[f32]>>>,
+    pub grids: Grids,
 }
+
+/// Thumbnails of all heads, by their size and by whether cells are means.
+pub(super) type Grids = Mutex<HashMap<(usize, bool), Arc<[f32]>>>;
 
 /// All of them.
 #[derive(Debug, Default)]
