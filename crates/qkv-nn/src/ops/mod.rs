@@ -3,10 +3,14 @@
 pub(crate) mod attention;
 mod dropout;
 pub(crate) mod embedding;
+mod gate;
 mod gru;
 pub(crate) mod linear;
 pub(crate) mod loss;
+mod mean;
 mod norm;
+mod rms_norm;
+pub(crate) mod rotary;
 mod shape;
 
 use crate::float::Float;
