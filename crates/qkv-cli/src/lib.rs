@@ -13,6 +13,10 @@
 //! | `run`, `report`, `example` | the command `qkv run`, what it says, and what it shows without a file |
 //! | `train` | the command `qkv train`: a recipe becomes a model, watched and interrupted |
 //! | `translate`, `searching` | the command `qkv translate`: lines in, lines out; how they are searched for |
+//! | `generate` | the command `qkv generate`: a model goes on with a text, or answers |
+//! | `embed` | the command `qkv embed`: sentences as vectors |
+//! | `reading` | the commands `qkv classify`, `qkv tag` and `qkv answer` |
+//! | `inspect` | the commands `qkv inspect` and `qkv convert`: what is in a checkpoint, and the same in another file |
 //! | `eval` | the command `qkv eval`: how good translations are |
 //! | `embedded` | the model that is used where none is named |
 //! | `alignment`, `terminal` | where each word looked, drawn; how wide and how colourful |
@@ -31,17 +35,21 @@ mod choices;
 mod computation;
 mod description;
 mod doctor;
+mod embed;
 mod embedded;
 mod eval;
 mod example;
 mod failure;
 mod features;
+mod generate;
 mod given;
+mod inspect;
 mod memory;
 mod number;
 mod page;
 mod pattern;
 mod place;
+mod reading;
 mod report;
 mod results;
 mod run;
@@ -82,6 +90,11 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         },
         Ok(Asked::Translate(asked)) => translate::translate(&asked, &mut say),
         Ok(Asked::Eval(asked)) => eval::eval(&asked, &mut say),
+        Ok(Asked::Generate(asked)) => generate::generate(&asked, &mut say),
+        Ok(Asked::Embed(asked)) => embed::embed(&asked, &mut say),
+        Ok(Asked::Read(asked)) => reading::read(&asked, &mut say),
+        Ok(Asked::Inspect(asked)) => inspect::inspect(&asked, &mut say),
+        Ok(Asked::Convert(asked)) => inspect::convert(&asked, &mut say),
         Ok(Asked::Words(words)) => say(&words).map(drop),
         Err(misuse_or_help) => {
             // Help goes to stdout, misuse to stderr; whoever closed either does not want to read it.

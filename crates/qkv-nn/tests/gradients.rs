@@ -200,6 +200,18 @@ fn a_tied_embedding_under_cross_entropy() {
 }
 
 #[test]
+fn where_something_begins_and_ends() {
+    let p = parameters(&[&[2, 6]]);
+    let w = p.find("p0").unwrap();
+    check("span", &p, &[numbers(&[2, 5, 6], 1)], &|tape, x| {
+        let scores = tape.linear(&x[0], w, None, Activation::None, 0.0);
+        let loss = tape.span_loss(&scores, &[[1, 4], [2, 2]], &[5, 3], 0.7);
+        assert_eq!(loss.rows, 2);
+        (None, loss.nll * 0.7)
+    });
+}
+
+#[test]
 fn moving_numbers_about() {
     let p = parameters(&[]);
     check("shapes", &p, &[numbers(&[2, 3, 4], 1), numbers(&[2, 3, 2], 2)], &|tape, x| {

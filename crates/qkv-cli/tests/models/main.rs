@@ -2,6 +2,7 @@
 //! models so small that they train in a second. How good a model gets, no test here says.
 
 mod eval;
+mod generate;
 mod hostile;
 mod program;
 mod resume;

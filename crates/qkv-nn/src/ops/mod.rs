@@ -12,6 +12,7 @@ mod norm;
 mod rms_norm;
 pub(crate) mod rotary;
 mod shape;
+mod span;
 
 use crate::float::Float;
 use crate::machine::Machine;
