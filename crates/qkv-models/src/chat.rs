@@ -41,6 +41,7 @@ impl Message {
 #[derive(Clone, Debug)]
 pub struct Template {
     environment: Environment<'static>,
+    source: String,
     place: String,
 }
 
@@ -63,7 +64,12 @@ impl Template {
         let place = path.as_ref().display().to_string();
         let wrong = |e: minijinja::Error| Error::format(&place, "chat template", e.to_string());
         environment.add_template_owned(NAME, source.to_owned()).map_err(wrong)?;
-        Ok(Template { environment, place })
+        Ok(Template { environment, source: source.to_owned(), place })
+    }
+
+    /// What it was made from.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// A conversation as text, up to where the model speaks next.

@@ -2,6 +2,7 @@
 //! GPT-2 or a Llama, in one file or in several, or a GGUF file.
 
 use crate::chat::{self, Template};
+use crate::files::atomic;
 use crate::files::gguf::{Gguf, Value};
 use crate::files::weights::Weights;
 use crate::layout::{Dialect, Layout, llama};
@@ -14,6 +15,31 @@ use std::path::Path;
 pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 pub(crate) const GENERATION: &str = "generation_config.json";
+
+/// Settings of the tokenizer that others look for.
+const TOKENIZER_SETTINGS: &str = "tokenizer_config.json";
+
+/// Writes the tokenizer, and beside it that it is to be used as it stands: by the name of the model alone others would take one
+/// of their own.
+pub(crate) fn write_tokenizer(tokenizer: &Tokenizer, template: Option<&Template>, folder: &Path) -> Result<()> {
+    tokenizer.save(folder.join(TOKENIZER))?;
+    let name = |id: u32| tokenizer.name(id);
+    let mut settings = serde_json::json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": name(tokenizer.bos()),
+        "eos_token": name(tokenizer.eos()),
+        "pad_token": name(tokenizer.pad()),
+        "clean_up_tokenization_spaces": false,
+    });
+    if let Some(unknown) = tokenizer.unk().and_then(name) {
+        settings["unk_token"] = unknown.into();
+    }
+    if let Some(template) = template {
+        settings["chat_template"] = template.source().into();
+    }
+    let text = serde_json::to_string_pretty(&settings).expect("plain values") + "\n";
+    atomic::write(folder.join(TOKENIZER_SETTINGS), text.as_bytes())
+}
 
 /// A model that was read.
 #[derive(Debug)]

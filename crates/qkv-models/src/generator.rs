@@ -5,7 +5,7 @@ mod voice;
 
 use crate::batch::Rows;
 use crate::chat::{Message, Template};
-use crate::checkpoint::{Checkpoint, GENERATION};
+use crate::checkpoint::{Checkpoint, GENERATION, write_tokenizer};
 use crate::files::atomic;
 use crate::files::tensors::Storage;
 use crate::files::weights::SINGLE;
@@ -226,7 +226,7 @@ impl Generator {
         let folder = folder.as_ref();
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
         write_model(&self.model, &self.parameters, folder, storage)?;
-        self.tokenizer.save(folder.join(crate::checkpoint::TOKENIZER))?;
+        write_tokenizer(&self.tokenizer, self.template.as_ref(), folder)?;
         let config = self.model.config();
         let mut json = json!({ "bos_token_id": config.bos_token_id, "eos_token_id": self.ends });
         if let Some(Sampling { temperature, top_k, top_p, min_p, .. }) = self.generation.sample {

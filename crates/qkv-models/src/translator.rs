@@ -1,6 +1,7 @@
 //! A model with its tokenizer, ready to translate: a folder in the Hugging Face layout, read and written.
 
 use crate::batch::{Rows, Specials};
+use crate::checkpoint::write_tokenizer;
 use crate::files::atomic;
 use crate::files::tensors::{Named, Storage, TensorFile, to_bytes};
 use crate::files::weights::Weights;
@@ -156,7 +157,7 @@ impl Translator {
         self.tokenizer.save(folder.join(TOKENIZER))?;
         write_model(&self.model, &self.parameters, folder, storage)?;
         if Dialect::of(self.model.config()) != Dialect::Own {
-            return Ok(());
+            return write_tokenizer(&self.tokenizer, None, folder);
         }
         atomic::write(folder.join(GENERATION), json(serde_json::to_string_pretty(&self.search)).as_bytes())
     }

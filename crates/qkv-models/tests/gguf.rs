@@ -176,6 +176,19 @@ fn a_small_model_speaks_and_its_cache_changes_nothing() {
 }
 
 #[test]
+fn a_model_written_as_a_folder_is_the_same_model_and_chats() {
+    let generator = opened(&small().bytes()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    generator.save(folder.path(), qkv_models::files::tensors::Storage::F32).unwrap();
+    let again = Generator::open(folder.path()).unwrap();
+    let messages = [Message::new("user", "he")];
+    let ids = generator.conversation(&messages).unwrap();
+    assert_eq!(ids, again.conversation(&messages).unwrap());
+    let machine = Machine::new(1);
+    assert_eq!(generator.scores(&ids, &machine).unwrap(), again.scores(&ids, &machine).unwrap());
+}
+
+#[test]
 fn rows_of_queries_and_keys_are_put_in_our_order() {
     let generator = opened(&small().bytes()).unwrap();
     let file = Gguf::from_bytes(small().bytes(), "m.gguf").unwrap();

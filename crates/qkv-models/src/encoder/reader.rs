@@ -3,7 +3,7 @@
 
 use super::{Bert, EncoderConfig, Head};
 use crate::batch::Rows;
-use crate::checkpoint::{CONFIG, TOKENIZER, bytes};
+use crate::checkpoint::{CONFIG, TOKENIZER, bytes, write_tokenizer};
 use crate::files::atomic;
 use crate::files::tensors::Storage;
 use crate::files::weights::{SINGLE, Weights};
@@ -128,7 +128,7 @@ impl Encoder {
         let folder = folder.as_ref();
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
         atomic::write(folder.join(SINGLE), &bert::layout(&self.config).bytes(&self.parameters, storage)?)?;
-        self.tokenizer.save(folder.join(TOKENIZER))?;
+        write_tokenizer(&self.tokenizer, None, folder)?;
         let json = serde_json::to_string_pretty(&bert::json(&self.config)).expect("plain values") + "\n";
         atomic::write(folder.join(CONFIG), json.as_bytes())
     }
