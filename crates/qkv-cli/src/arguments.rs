@@ -9,7 +9,7 @@ use crate::number::Precision;
 use crate::pattern::Pattern;
 use crate::place::{Local, PlaceOf, Window};
 use crate::selection::Selection;
-use crate::{eval, explore, show, train, translate};
+use crate::{embed, eval, explore, generate, inspect, reading, show, train, translate};
 use clap::builder::{PossibleValuesParser, ValueParser};
 use clap::error::{Error, ErrorKind};
 use clap::parser::ValueSource;
@@ -43,6 +43,16 @@ pub(crate) enum Asked {
     Eval(Box<eval::Asked>),
     /// `qkv explore`.
     Explore(Box<explore::Asked>),
+    /// `qkv generate`.
+    Generate(Box<generate::Asked>),
+    /// `qkv embed`.
+    Embed(embed::Asked),
+    /// `qkv classify`, `qkv tag` or `qkv answer`.
+    Read(reading::Asked),
+    /// `qkv inspect`.
+    Inspect(inspect::Asked),
+    /// `qkv convert`.
+    Convert(inspect::Conversion),
     /// Words that are known at once: `qkv doctor`, `qkv completions`, `qkv man`, and `qkv page`, which is hidden, the page of
     /// the guide about `qkv run`.
     Words(String),
@@ -108,6 +118,13 @@ pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Aske
         "show" => show::Asked::read(matches).map(|asked| Asked::Show(Box::new(asked))),
         "eval" => eval::Asked::read(matches).map(|asked| Asked::Eval(Box::new(asked))),
         "explore" => explore::Asked::read(matches).map(|asked| Asked::Explore(Box::new(asked))),
+        "generate" => generate::Asked::read(matches).map(|asked| Asked::Generate(Box::new(asked))),
+        "embed" => embed::Asked::read(matches).map(Asked::Embed),
+        "classify" => reading::Asked::read(reading::Task::Classify, matches).map(Asked::Read),
+        "tag" => reading::Asked::read(reading::Task::Tag, matches).map(Asked::Read),
+        "answer" => reading::Asked::read(reading::Task::Answer, matches).map(Asked::Read),
+        "inspect" => inspect::Asked::read(matches).map(Asked::Inspect),
+        "convert" => inspect::Conversion::read(matches).map(Asked::Convert),
         "doctor" => {
             let health = Health::of_this_machine();
             Ok(Asked::Words(if matches.get_flag("json") { health.json() } else { health.to_string() }))
@@ -128,6 +145,13 @@ const TABLES: &[(&str, Table)] = &[
     ("show", show::CHOICES),
     ("eval", eval::CHOICES),
     ("explore", explore::CHOICES),
+    ("generate", generate::CHOICES),
+    ("embed", embed::CHOICES),
+    ("classify", reading::CLASSIFY),
+    ("tag", reading::TAG),
+    ("answer", reading::ANSWER),
+    ("inspect", inspect::CHOICES),
+    ("convert", inspect::CONVERT),
 ];
 
 fn misuse(command: &mut Command, name: &str, conflict: String) -> Error {
@@ -163,6 +187,29 @@ fn command() -> Command {
         .about("Serves a page that shows what a model attends to")
         .after_help("`qkv explore --help` says what each value means, and has examples")
         .after_long_help(explore::after_help());
+    let generate = Command::new("generate")
+        .about("Goes on with a text, or holds a conversation, and is heard as it speaks")
+        .after_help("`qkv generate --help` says what each value means, and has examples")
+        .after_long_help(generate::after_help());
+    let embed = Command::new("embed")
+        .about("Turns sentences into vectors: near ones mean alike")
+        .after_help("`qkv embed --help` says what each value means, and has examples")
+        .after_long_help(embed::after_help());
+    let reading = [
+        ("classify", "Says which class a text belongs to", reading::after_classify_help(), reading::CLASSIFY),
+        ("tag", "Gives each word of a text a tag: names, places", reading::after_tag_help(), reading::TAG),
+        ("answer", "Finds the words of a text that answer a question", reading::after_answer_help(), reading::ANSWER),
+    ];
+    let reading = reading.map(|(name, about, help, table)| {
+        let hint = format!("`qkv {name} --help` says what each value means, and has examples");
+        with(Command::new(name).about(about).after_help(hint).after_long_help(help), table)
+    });
+    let inspect = Command::new("inspect")
+        .about("Lists the tensors of a checkpoint, and what does not fit")
+        .after_long_help(inspect::after_help());
+    let convert = Command::new("convert")
+        .about("Writes a model as a folder that Python's `transformers` reads")
+        .after_long_help(inspect::after_convert_help());
     let shell = Arg::new("shell").required(true).value_parser(value_parser!(Shell)).help("The shell");
     let name = Arg::new("command").value_name("COMMAND").help("The page of this command; left out, the program's");
     let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("One JSON object");
@@ -175,8 +222,13 @@ fn command() -> Command {
         .subcommand(with(translate, translate::CHOICES))
         .subcommand(with(explore, explore::CHOICES))
         .subcommand(with(show, show::CHOICES))
+        .subcommand(with(generate, generate::CHOICES))
+        .subcommand(with(embed, embed::CHOICES))
+        .subcommands(reading)
         .subcommand(with(train, train::CHOICES))
         .subcommand(with(eval, eval::CHOICES))
+        .subcommand(with(inspect, inspect::CHOICES))
+        .subcommand(with(convert, inspect::CONVERT))
         .subcommand(with(run, CHOICES))
         .subcommand(with(bench, bench::CHOICES))
         .subcommand(bench::Held::command())
@@ -424,12 +476,20 @@ mod tests {
         let translate = include_str!("../../../docs/translate.md");
         let explore = include_str!("../../../docs/explore.md");
         let show = include_str!("../../../docs/show.md");
+        let generate = include_str!("../../../docs/generate.md");
         let pages = [
             (train::CHOICES, train),
             (translate::CHOICES, translate),
             (eval::CHOICES, translate),
             (explore::CHOICES, explore),
             (show::CHOICES, show),
+            (generate::CHOICES, generate),
+            (embed::CHOICES, generate),
+            (reading::CLASSIFY, generate),
+            (reading::TAG, generate),
+            (reading::ANSWER, generate),
+            (inspect::CHOICES, generate),
+            (inspect::CONVERT, generate),
         ];
         for (table, page) in pages {
             for choice in table.iter().flat_map(|(_, choices)| *choices).filter(|choice| !choice.bare) {

@@ -14,6 +14,10 @@
 //! | `train` | the command `qkv train`: a recipe becomes a model, watched and interrupted |
 //! | `translate`, `searching` | the command `qkv translate`: lines in, lines out; how they are searched for |
 //! | `show` | the command `qkv show`: what a model attended to, drawn and written |
+//! | `generate` | the command `qkv generate`: a model goes on with a text, or answers |
+//! | `embed` | the command `qkv embed`: sentences as vectors |
+//! | `reading` | the commands `qkv classify`, `qkv tag` and `qkv answer` |
+//! | `inspect` | the commands `qkv inspect` and `qkv convert`: what is in a checkpoint, and the same in another file |
 //! | `eval` | the command `qkv eval`: how good translations are |
 //! | `explore` | the command `qkv explore`: a page that shows what a model attends to |
 //! | `embedded` | the model that is used where none is named |
@@ -33,18 +37,22 @@ mod choices;
 mod computation;
 mod description;
 mod doctor;
+mod embed;
 mod embedded;
 mod eval;
 mod example;
 mod explore;
 mod failure;
 mod features;
+mod generate;
 mod given;
+mod inspect;
 mod memory;
 mod number;
 mod page;
 mod pattern;
 mod place;
+mod reading;
 mod report;
 mod results;
 mod run;
@@ -88,6 +96,11 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(Asked::Show(asked)) => show::show(&asked, &mut say),
         Ok(Asked::Eval(asked)) => eval::eval(&asked, &mut say),
         Ok(Asked::Explore(asked)) => explore::explore(&asked, &mut say),
+        Ok(Asked::Generate(asked)) => generate::generate(&asked, &mut say),
+        Ok(Asked::Embed(asked)) => embed::embed(&asked, &mut say),
+        Ok(Asked::Read(asked)) => reading::read(&asked, &mut say),
+        Ok(Asked::Inspect(asked)) => inspect::inspect(&asked, &mut say),
+        Ok(Asked::Convert(asked)) => inspect::convert(&asked, &mut say),
         Ok(Asked::Words(words)) => say(&words).map(drop),
         Err(misuse_or_help) => {
             // Help goes to stdout, misuse to stderr; whoever closed either does not want to read it.

@@ -43,6 +43,25 @@ impl Rows {
         Rows { ids, lengths: rows.iter().map(Vec::len).collect(), length }
     }
 
+    /// As many rows of nothing.
+    pub fn none(count: usize) -> Self {
+        Rows { ids: Vec::new(), lengths: vec![0; count], length: 0 }
+    }
+
+    /// The tokens of a row that count.
+    pub fn row(&self, at: usize) -> &[u32] {
+        &self.ids[at * self.length..][..self.lengths[at]]
+    }
+
+    /// Each of these rows and the one of `others` behind it, as one.
+    pub fn joined(&self, others: &Rows, pad: u32) -> Rows {
+        if self.length == 0 {
+            return others.clone();
+        }
+        let rows: Vec<Vec<u32>> = (0..self.len()).map(|at| [self.row(at), others.row(at)].concat()).collect();
+        Rows::new(&rows, pad)
+    }
+
     /// How many rows.
     pub fn len(&self) -> usize {
         self.lengths.len()
@@ -83,6 +102,31 @@ impl Batch {
         Batch { source: Rows::new(&source, pad), shown: Rows::new(&shown, pad), wanted: Rows::new(&wanted, pad).ids }
     }
 
+    /// Rows of a text that goes on: each token is wanted after those before it, and there is no source.
+    ///
+    /// # Panics
+    /// Where a row has fewer than two tokens, or they differ in length.
+    pub fn of_text<'a>(rows: impl IntoIterator<Item = &'a [u32]>) -> Self {
+        let (mut shown, mut wanted, mut count, mut length) = (Vec::new(), Vec::new(), 0, 0);
+        for row in rows {
+            let (_, after) = row.split_first().expect("a row has tokens");
+            assert!(!after.is_empty() && (count == 0 || after.len() == length), "rows of one length");
+            (count, length) = (count + 1, after.len());
+            shown.extend_from_slice(&row[..length]);
+            wanted.extend_from_slice(after);
+        }
+        Batch { source: Rows::none(count), shown: Rows { ids: shown, lengths: vec![length; count], length }, wanted }
+    }
+
+    /// What is wanted where source and target are one row: nothing of the source, then the target and its end.
+    pub(crate) fn wanted_behind_source(&self, pad: u32) -> Vec<u32> {
+        let row = |at: usize| {
+            let wanted = &self.wanted[at * self.shown.length..][..self.shown.lengths[at]];
+            [&vec![pad; self.source.lengths[at]][..], wanted].concat()
+        };
+        Rows::new(&(0..self.shown.len()).map(row).collect::<Vec<_>>(), pad).ids
+    }
+
     /// How many target tokens count.
     pub fn tokens(&self) -> usize {
         self.shown.lengths.iter().sum()
@@ -108,6 +152,23 @@ mod tests {
         assert_eq!(batch.wanted, [5, 2, 0, 0, 5, 6, 4, 2]);
         assert_eq!(batch.tokens(), 6);
         assert_eq!(batch.source.ragged(), Some(&[3, 2][..]));
+    }
+
+    #[test]
+    fn a_source_and_its_target_as_one_row_want_the_target_alone() {
+        let specials = Specials { pad: 0, bos: 1, eos: 2 };
+        let batch = Batch::new([(&[7u32, 8][..], &[5u32][..]), (&[9][..], &[5, 6, 4][..])], specials);
+        let joined = batch.source.joined(&batch.shown, 0);
+        assert_eq!(joined.ids, [7, 8, 2, 1, 5, 0, 9, 2, 1, 5, 6, 4]);
+        assert_eq!(joined.lengths, [5, 6]);
+        assert_eq!(batch.wanted_behind_source(0), [0, 0, 0, 5, 2, 0, 0, 0, 5, 6, 4, 2]);
+    }
+
+    #[test]
+    fn in_a_text_each_token_is_wanted_after_the_one_before() {
+        let batch = Batch::of_text([&[3u32, 4, 5][..], &[6, 7, 8][..]]);
+        assert_eq!((batch.shown.ids, batch.wanted), (vec![3, 4, 6, 7], vec![4, 5, 7, 8]));
+        assert_eq!(batch.source.joined(&Rows::new(&[vec![1]], 0), 0).ids, [1]);
     }
 
     #[test]

@@ -1,4 +1,6 @@
 //! Files as the ecosystem has them, written whole or not at all and read with suspicion.
 
 pub mod atomic;
+pub mod gguf;
 pub mod tensors;
+pub mod weights;

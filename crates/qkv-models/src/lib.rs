@@ -1,10 +1,18 @@
-//! Attention models that train and translate.
+//! Attention models that train, translate, go on with text and read it.
 #![forbid(unsafe_code)]
 
 mod batch;
+pub mod chat;
+mod checkpoint;
 pub mod draws;
+mod encoder;
 mod error;
 pub mod files;
+mod generator;
+mod gpt;
+mod inspection;
+pub mod labelled;
+mod layout;
 pub mod metrics;
 mod model;
 mod observed;
@@ -19,7 +27,12 @@ mod transformer;
 mod translator;
 
 pub use batch::{Batch, Rows, Specials};
+pub use encoder::{Answer, Encoder, EncoderConfig, Head, Pooling};
 pub use error::{Error, Result};
+pub use generator::{Ended, Generated, Generation, Generator};
+pub use gpt::{Gpt, GptConfig, GptState};
+pub use inspection::{Inspection, Listed};
+pub use layout::Dialect;
 pub use model::{Architecture, Group, Model, ModelConfig, State};
 pub use observed::{Alignment, Attended, Observed};
 pub use recipe::{Data, Metric, Pieces, Recipe, Training};

@@ -1,8 +1,10 @@
-//! How good an output is: BLEU and chrF as sacrebleu computes them, exact match, perplexity. Each looks at whole corpora,
+//! How good an output is: BLEU and chrF as sacrebleu computes them, exact match, perplexity, entities, answers. Each looks at whole corpora,
 //! one reference a line; what is decoded, and when, is the business of training.
 
+pub mod answers;
 pub mod bleu;
 pub mod chrf;
+pub mod entities;
 pub mod exact;
 pub mod words;
 
@@ -28,6 +30,11 @@ fn same_length(outputs: usize, references: usize) -> Result<()> {
         return Err(Error::invalid("there is nothing to score"));
     }
     Ok(())
+}
+
+/// How many in a hundred; of none, none.
+fn share(part: usize, all: usize) -> f64 {
+    100.0 * part as f64 / all.max(1) as f64
 }
 
 /// White space as Python's `str.split` has it: Unicode's, and the four separators of ASCII.

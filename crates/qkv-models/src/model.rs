@@ -1,11 +1,13 @@
-//! A model of either kind, behind one face: what training and search need of it.
+//! A model of any kind that makes text, behind one face: what training and search need of it.
 
 use crate::batch::{Batch, Rows, Specials};
+use crate::encoder::EncoderConfig;
+use crate::gpt::{Gpt, GptConfig, GptState};
 use crate::recurrent::{Recurrent, RecurrentConfig, RecurrentState};
 use crate::transformer::{Transformer, TransformerConfig, TransformerState};
 use crate::{Error, Result};
-use qkv_nn::layers::Builder;
-use qkv_nn::{Activation, Float, Loss, Parameters, Tape, Target, Var};
+use qkv_nn::layers::{Builder, PositionKind};
+use qkv_nn::{Activation, Float, Loss, Parameters, Tape, Target, Tensor, Var};
 use serde::{Deserialize, Serialize};
 
 /// What kind of model, with its sizes: the table `[model]` of a recipe.
@@ -18,6 +20,22 @@ pub enum Architecture {
     Transformer(TransformerConfig),
     /// See [`Recurrent`].
     Recurrent(RecurrentConfig),
+    /// See [`Gpt`].
+    Gpt(GptConfig),
+    /// See [`Encoder`](crate::Encoder): it reads text and makes none.
+    Encoder(EncoderConfig),
+}
+
+impl Architecture {
+    /// Its name in a recipe.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Architecture::Transformer(_) => "transformer",
+            Architecture::Recurrent(_) => "recurrent",
+            Architecture::Gpt(_) => "gpt",
+            Architecture::Encoder(_) => "encoder",
+        }
+    }
 }
 
 /// All that is needed to make a model: its `config.json`.
@@ -55,6 +73,8 @@ impl ModelConfig {
         let (width, layers) = match &self.architecture {
             Architecture::Transformer(config) => (config.d_model, config.encoder_layers + config.decoder_layers),
             Architecture::Recurrent(config) => (config.d_model, config.layers),
+            Architecture::Gpt(config) => (config.d_model, config.layers),
+            Architecture::Encoder(config) => (config.d_model, config.layers),
         };
         let least =
             self.vocab_size.saturating_mul(width).saturating_add(layers.saturating_mul(width).saturating_mul(width));
@@ -83,6 +103,16 @@ impl ModelConfig {
                 ("layers", config.layers, 1 << 10),
                 ("attention_width", config.attention_width, 1 << 16),
             ],
+            Architecture::Gpt(config) => vec![
+                ("d_model", config.d_model, 1 << 16),
+                ("ffn_dim", config.ffn_dim, 1 << 18),
+                ("heads", config.heads, 1 << 10),
+                ("key_heads", config.key_heads(), 1 << 10),
+                ("head_width", config.head_width(), 1 << 16),
+                ("layers", config.layers, 1 << 10),
+                ("max_positions", config.max_positions, 1 << 22),
+            ],
+            Architecture::Encoder(_) => return Err(Error::invalid("an encoder reads text and makes none")),
         };
         for (name, found, most) in sizes.into_iter().chain([("vocab_size", self.vocab_size, 1 << 24)]) {
             if found == 0 || found > most {
@@ -94,11 +124,16 @@ impl ModelConfig {
                 vec![("dropout", c.dropout), ("attention_dropout", c.attention_dropout), ("ffn_dropout", c.ffn_dropout)]
             }
             Architecture::Recurrent(c) => vec![("dropout", c.dropout)],
+            Architecture::Gpt(c) => vec![("dropout", c.dropout), ("attention_dropout", c.attention_dropout)],
+            Architecture::Encoder(_) => Vec::new(),
         };
         for (name, found) in parts {
             if !(0.0..1.0).contains(&found) {
                 return Err(Error::invalid(format!("`{name}` is {found}, expected at least 0 and less than 1")));
             }
+        }
+        if matches!(&self.architecture, Architecture::Transformer(c) if c.positions == PositionKind::Rotary) {
+            return Err(Error::invalid("`positions` is rotary, which only `kind = \"gpt\"` has"));
         }
         let specials = [self.pad_token_id, self.bos_token_id, self.eos_token_id];
         if specials.iter().any(|&id| id as usize >= self.vocab_size) {
@@ -152,6 +187,7 @@ pub struct Model {
 enum Built {
     Transformer(Box<Transformer>),
     Recurrent(Box<Recurrent>),
+    Gpt(Box<Gpt>),
 }
 
 /// What step-by-step decoding remembers.
@@ -162,6 +198,7 @@ pub struct State<T: Float>(Inner<T>);
 enum Inner<T: Float> {
     Transformer(TransformerState<T>),
     Recurrent(RecurrentState<T>),
+    Gpt(GptState<T>),
 }
 
 impl Model {
@@ -170,18 +207,32 @@ impl Model {
     /// # Errors
     /// Where sizes and choices do not fit.
     pub fn new<T: Float>(config: &ModelConfig, seed: u64) -> Result<(Model, Parameters<T>)> {
-        config.check()?;
         let mut parameters = Parameters::new();
-        let mut at = Builder::new(&mut parameters, seed);
+        let model = Model::build(config, &mut Builder::new(&mut parameters, seed))?;
+        Ok((model, parameters))
+    }
+
+    /// The same with parameters that are all zero, to be read from a file.
+    ///
+    /// # Errors
+    /// As [`new`](Model::new).
+    pub fn blank<T: Float>(config: &ModelConfig) -> Result<(Model, Parameters<T>)> {
+        let mut parameters = Parameters::new();
+        let model = Model::build(config, &mut Builder::blank(&mut parameters))?;
+        Ok((model, parameters))
+    }
+
+    fn build<T: Float>(config: &ModelConfig, at: &mut Builder<'_, T>) -> Result<Model> {
+        config.check()?;
         let built = match &config.architecture {
             Architecture::Transformer(sizes) => {
-                Built::Transformer(Box::new(Transformer::new(&mut at, sizes, config.vocab_size)?))
+                Built::Transformer(Box::new(Transformer::new(at, sizes, config.vocab_size)?))
             }
-            Architecture::Recurrent(sizes) => {
-                Built::Recurrent(Box::new(Recurrent::new(&mut at, sizes, config.vocab_size)?))
-            }
+            Architecture::Recurrent(sizes) => Built::Recurrent(Box::new(Recurrent::new(at, sizes, config.vocab_size)?)),
+            Architecture::Gpt(sizes) => Built::Gpt(Box::new(Gpt::new(at, sizes, config.vocab_size)?)),
+            Architecture::Encoder(_) => return Err(Error::invalid("an encoder reads text and makes none")),
         };
-        Ok((Model { config: config.clone(), built }, parameters))
+        Ok(Model { config: config.clone(), built })
     }
 
     /// What it was made from.
@@ -194,10 +245,28 @@ impl Model {
         match &self.built {
             Built::Transformer(model) => model.most(),
             Built::Recurrent(_) => usize::MAX,
+            Built::Gpt(model) => model.most(),
         }
     }
 
-    /// Reads the source.
+    /// How many target tokens, the start included, it takes after a source of so many, its end included.
+    pub fn room(&self, source: usize) -> usize {
+        match &self.built {
+            Built::Gpt(model) => model.most().saturating_sub(source),
+            _ => self.most(),
+        }
+    }
+
+    /// The model, where it is a decoder alone: source and target are one sequence to it.
+    pub fn gpt(&self) -> Option<&Gpt> {
+        match &self.built {
+            Built::Gpt(model) => Some(model),
+            _ => None,
+        }
+    }
+
+    /// Reads the source. A decoder alone has nothing to read it with, and gives no rows: it reads when it
+    /// [starts](Model::start).
     ///
     /// # Errors
     /// What `qkv` refuses.
@@ -205,15 +274,17 @@ impl Model {
         match &self.built {
             Built::Transformer(model) => model.encode(tape, source),
             Built::Recurrent(model) => Ok(model.encode(tape, source)),
+            Built::Gpt(_) => Ok(tape.constant(Tensor::new(Vec::new(), &[source.len(), 0, 1]))),
         }
     }
 
-    /// What the decoder gives at every position at once, `[B, N, C]`.
+    /// What the decoder gives at every position at once, `[B, N, C]`; a decoder alone is shown both sides as one, `[B, S + N, C]`.
     fn given<T: Float>(&self, tape: &mut Tape<'_, T>, source: &Rows, shown: &Rows) -> Result<Var<T>> {
         let memory = self.encode(tape, source)?;
         match &self.built {
             Built::Transformer(model) => model.decode(tape, &memory, source, shown),
             Built::Recurrent(model) => model.decode(tape, &memory, source, shown),
+            Built::Gpt(model) => model.forward(tape, &source.joined(shown, self.config.pad_token_id)),
         }
     }
 
@@ -221,15 +292,24 @@ impl Model {
         match &self.built {
             Built::Transformer(model) => model.output(),
             Built::Recurrent(model) => model.output(),
+            Built::Gpt(model) => model.output(),
         }
     }
 
-    /// Scores for every next token at every position, `[B, N, V]`: the parallel pass.
+    /// Scores for every next token at every position, `[B, N, V]`: the parallel pass, for inference.
     ///
     /// # Errors
     /// What `qkv` refuses.
     pub fn scores<T: Float>(&self, tape: &mut Tape<'_, T>, source: &Rows, shown: &Rows) -> Result<Var<T>> {
-        let given = self.given(tape, source, shown)?;
+        let mut given = self.given(tape, source, shown)?;
+        if self.gpt().is_some() && source.length > 0 {
+            // Only what stands behind the source is asked for.
+            let (length, width) = (given.shape()[1], given.value().width());
+            let row = |b: usize, n: usize| (b * length + (source.lengths[b] + n).min(length - 1)) * width;
+            let rows = (0..shown.len()).flat_map(|b| (0..shown.length).map(move |n| (b, n)));
+            let kept = rows.flat_map(|(b, n)| given.value().data()[row(b, n)..][..width].to_vec()).collect();
+            given = tape.constant(Tensor::new(kept, &[shown.len(), shown.length, width]));
+        }
         Ok(tape.linear(&given, self.output(), None, Activation::None, 0.0))
     }
 
@@ -239,8 +319,11 @@ impl Model {
     /// What `qkv` refuses.
     pub fn loss<T: Float>(&self, tape: &mut Tape<'_, T>, batch: &Batch, smoothing: f64, scale: f64) -> Result<Loss> {
         let given = self.given(tape, &batch.source, &batch.shown)?;
-        let ignore = Some(self.config.pad_token_id);
-        let target = Target { ids: &batch.wanted, ignore, smoothing, scale };
+        let pad = self.config.pad_token_id;
+        // Nothing is wanted of a source.
+        let joined = (self.gpt().is_some() && batch.source.length > 0).then(|| batch.wanted_behind_source(pad));
+        let ids = joined.as_deref().unwrap_or(&batch.wanted);
+        let target = Target { ids, ignore: Some(pad), smoothing, scale };
         Ok(tape.cross_entropy(&given, self.output(), None, target))
     }
 
@@ -261,6 +344,10 @@ impl Model {
                 let captured = if count == 1 { 0..1 } else { 0..steps };
                 vec![Site { group: Group::Cross, layer: 0, captured }]
             }
+            Architecture::Gpt(config) => (0..config.layers).map(|layer| one(Group::Decoder, layer, layer)).collect(),
+            Architecture::Encoder(config) => {
+                (0..config.layers).map(|layer| one(Group::Encoder, layer, layer)).collect()
+            }
         }
     }
 
@@ -270,6 +357,9 @@ impl Model {
         match &self.config.architecture {
             Architecture::Transformer(config) => config.decoder_layers.saturating_sub(2),
             Architecture::Recurrent(_) => 0,
+            // Both sides are one sequence to it.
+            Architecture::Gpt(config) => config.layers / 2,
+            Architecture::Encoder(_) => 0,
         }
     }
 
@@ -281,6 +371,16 @@ impl Model {
         Ok(State(match &self.built {
             Built::Transformer(model) => Inner::Transformer(model.start(tape, memory, source)?),
             Built::Recurrent(model) => Inner::Recurrent(model.start(tape, memory, source)),
+            Built::Gpt(model) => {
+                if source.ragged().is_some() {
+                    return Err(Error::invalid("a decoder alone starts from sources of one length"));
+                }
+                let mut state = model.start(tape, source.len())?;
+                if source.length > 0 {
+                    model.step(tape, &source.ids, source.length, &mut state)?;
+                }
+                Inner::Gpt(state)
+            }
         }))
     }
 
@@ -292,6 +392,7 @@ impl Model {
         let given = match (&self.built, &mut state.0) {
             (Built::Transformer(model), Inner::Transformer(state)) => model.step(tape, last, state)?,
             (Built::Recurrent(model), Inner::Recurrent(state)) => model.step(tape, last, state)?,
+            (Built::Gpt(model), Inner::Gpt(state)) => model.step(tape, last, 1, state)?,
             _ => return Err(Error::invalid("this state belongs to a model of another kind")),
         };
         Ok(tape.linear(&given, self.output(), None, Activation::None, 0.0))
@@ -305,6 +406,7 @@ impl<T: Float> State<T> {
         match &mut self.0 {
             Inner::Transformer(state) => state.select(sequences, same_sources),
             Inner::Recurrent(state) => state.select(tape, sequences, same_sources),
+            Inner::Gpt(state) => state.select(sequences),
         }
     }
 }

@@ -12,7 +12,7 @@ use qkv_nn::{Captured, Gradients, Machine, Parameters, Pool, Tape};
 pub struct Observed {
     /// The source, cut; its end last.
     pub source: Vec<u32>,
-    /// What the decoder was shown: a start, then the target.
+    /// What the decoder was shown: a start, then the target; to a model without an encoder, after the source.
     pub read: Vec<u32>,
     /// What it wrote at each of those steps: the target, then its end.
     pub written: Vec<u32>,
@@ -87,9 +87,11 @@ impl Translator {
         let sites = self.model.sites(captured.len(), batch.shown.length);
         let attentions = sites.into_iter().map(|site| attended(site, &captured, &self.parameters));
         let specials = self.model.config().specials();
+        let shown = [&[specials.bos], target].concat();
+        let source = ended(source, specials.eos);
         Ok(Observed {
-            source: ended(source, specials.eos),
-            read: [&[specials.bos], target].concat(),
+            read: if self.model.gpt().is_some() { [&source[..], &shown].concat() } else { shown },
+            source,
             written: ended(target, specials.eos),
             attentions: attentions.collect::<Result<_>>()?,
             log_probabilities: log_softmax(scores.value().data(), batch.shown.length)?,
@@ -125,13 +127,17 @@ impl Translator {
     /// As [`observe`](Translator::observe).
     pub fn align(&self, source: &[u32], target: &[u32], machine: &Machine) -> Result<Alignment> {
         let Observed { source, written, attentions, .. } = self.observe(source, target, machine)?;
-        let aligns = |seen: &&Attended| seen.group == Group::Cross && seen.layer == self.model.alignment_layer();
+        // A decoder alone sees both sides as one sequence: the target's rows, the source's columns.
+        let (group, first) =
+            if self.model.gpt().is_some() { (Group::Decoder, source.len()) } else { (Group::Cross, 0) };
+        let aligns = |seen: &&Attended| seen.group == group && seen.layer == self.model.alignment_layer();
         let mut weights = vec![vec![0.0f32; source.len()]; written.len()];
         for seen in attentions.iter().filter(aligns) {
-            let heads = seen.inputs.q.shape()[1];
+            let [_, heads, _, _] = seen.inputs.q.shape();
+            let keys = seen.inputs.k.shape()[2];
             for head in 0..heads {
                 let of_head = seen.weights(head)?;
-                for (sums, row) in weights.iter_mut().zip(of_head.data().chunks_exact(source.len())) {
+                for (sums, row) in weights.iter_mut().zip(of_head.data().chunks_exact(keys).skip(first)) {
                     sums.iter_mut().zip(row).for_each(|(sum, &w)| *sum += w / heads as f32);
                 }
             }

@@ -44,7 +44,7 @@ fn transformer() -> Architecture {
     Architecture::Transformer(TransformerConfig::default())
 }
 
-/// What to learn from: files of pairs, or a task whose pairs are made.
+/// What to learn from: files of pairs, a text that goes on, texts with labels, or a task whose pairs are made.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 pub enum Data {
@@ -52,6 +52,34 @@ pub enum Data {
     Files {
         /// To learn from.
         train: PathBuf,
+        /// To measure on.
+        dev: PathBuf,
+    },
+    /// Two files of plain text, for a model that continues it.
+    Text {
+        /// To learn from.
+        text: PathBuf,
+        /// To measure on.
+        dev: PathBuf,
+    },
+    /// Two files of lines `label ⇥ text`, for an encoder.
+    Classes {
+        /// To learn from.
+        classes: PathBuf,
+        /// To measure on.
+        dev: PathBuf,
+    },
+    /// Two files of CoNLL columns, for an encoder.
+    Tags {
+        /// To learn from.
+        tags: PathBuf,
+        /// To measure on.
+        dev: PathBuf,
+    },
+    /// Two files of questions in SQuAD's JSON, for an encoder.
+    Answers {
+        /// To learn from.
+        answers: PathBuf,
         /// To measure on.
         dev: PathBuf,
     },
@@ -94,8 +122,10 @@ pub enum Metric {
     Bleu,
     /// chrF as sacrebleu computes it.
     Chrf,
-    /// The share of sentences that are right in every character.
+    /// The share of sentences that are right in every character, or of labels that are right.
     Exact,
+    /// The F1 of classes, entities or answers.
+    F1,
     /// The loss on the dev set; less is better.
     Loss,
 }
@@ -252,6 +282,11 @@ impl Recipe {
             if found == 0 || found > 1 << 24 {
                 return refuse(name, found.to_string(), "between 1 and 16777216");
             }
+        }
+        if matches!(self.data, Data::Text { .. }) && train.metric != Metric::Loss {
+            return Err(
+                Error::invalid("a text is measured by its loss alone").with_hint("set `train.metric` to `loss`")
+            );
         }
         if !(train.lr > 0.0 && train.lr.is_finite()) {
             return refuse("train.lr", train.lr.to_string(), "above 0");

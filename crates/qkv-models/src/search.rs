@@ -3,6 +3,8 @@
 mod beam;
 mod scores;
 
+pub(crate) use scores::{best, draw, forbid_repeats, penalise};
+
 use crate::batch::{Rows, ended};
 use crate::{Error, Model, Result};
 use qkv_nn::{Machine, Parameters, Pool, Tape};
@@ -153,7 +155,8 @@ impl Search {
         let mut found = vec![Vec::new(); sources.len()];
         let mut rest = &order[..];
         while let Some(&first) = rest.first() {
-            let most = model.most().saturating_sub(1);
+            // Room for the source's end, and for the start and one token of the target where both are one sequence.
+            let most = model.most().saturating_sub(if model.gpt().is_some() { 3 } else { 1 });
             if let Some(&long) = rest.iter().find(|&&at| sources[at].len() > most) {
                 return Err(Error::invalid(format!(
                     "sentence {} has {} tokens, the model takes at most {most}",
@@ -164,8 +167,13 @@ impl Search {
             }
             // As many as fill the machine without filling its caches.
             let count = |length: usize| (TOKENS / (length + 1) / self.beam).max(1);
+            // A decoder alone reads sources of one length side by side.
+            let fits = |at: usize| model.gpt().is_none() || sources[at].len() == sources[first].len();
             let mut take = 1;
-            while take < rest.len() && take < count(sources[rest[take]].len().max(sources[first].len())) {
+            while take < rest.len()
+                && fits(rest[take])
+                && take < count(sources[rest[take]].len().max(sources[first].len()))
+            {
                 take += 1;
             }
             let (now, later) = rest.split_at(take);

@@ -7,22 +7,21 @@
 mod checkpoint;
 mod data;
 mod events;
+mod subject;
 mod validation;
 
-pub use events::{Event, Validation, Watcher};
+pub use events::{Event, Measured, Validation, Watcher};
 
-use crate::batch::{Batch, Specials};
 use crate::files::atomic;
-use crate::files::tensors::Storage;
-use crate::text::batches::Batching;
 use crate::translator::Translator;
-use crate::{Error, Metric, Model, ModelConfig, Recipe, Result};
+use crate::{Error, Metric, Recipe, Result};
 use checkpoint::{Place, Saved};
-use data::Prepared;
+use data::{Prepared, Step};
 use qkv_nn::{Gradients, Loss, Machine, Moments, Parameters, Pool, Tape};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
+use subject::Subject;
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +39,7 @@ pub struct Run {
     folder: PathBuf,
     recipe: Recipe,
     data: Prepared,
-    translator: Translator,
+    subject: Subject,
     /// The running average of the weights; `None` where they are used as they are.
     average: Option<Parameters<f32>>,
     moments: Moments<f32>,
@@ -102,7 +101,7 @@ impl Run {
         }
         let mut run = Run::start(recipe, folder, threads, data, tokenizer)?;
         if let Some(saved) = Saved::latest(folder)? {
-            run.place = saved.read(&mut run.translator.parameters, run.average.as_mut(), &mut run.moments)?;
+            run.place = saved.read(run.subject.parameters_mut(), run.average.as_mut(), &mut run.moments)?;
         }
         run.metrics.cut(run.place.metrics_bytes)?;
         if !changes.is_empty() {
@@ -118,15 +117,29 @@ impl Run {
         data: Prepared,
         tokenizer: crate::text::tokenizer::Tokenizer,
     ) -> Result<Run> {
-        let config = ModelConfig::new(recipe.model.clone(), tokenizer.len(), Specials::of(&tokenizer));
-        let (model, parameters) = Model::new(&config, recipe.seed)?;
-        let average = (recipe.train.average > 0.0).then(|| parameters.clone());
-        let moments = Moments::of(&parameters);
+        let subject = Subject::new(&recipe, tokenizer, data.source())?;
+        let mut data = data;
+        match (&subject, &mut data) {
+            (Subject::Reader(encoder), data) => data.cut(encoder)?,
+            (Subject::Writer(translator), Prepared::Text(text)) => {
+                let model = &translator.model;
+                if model.gpt().is_none() {
+                    return Err(Error::invalid(format!("a {} cannot go on with a text", recipe.model.name()))
+                        .with_hint("set `model.kind` to `gpt`, or learn from pairs"));
+                }
+                if text.block > model.most() {
+                    let what = format!("`train.longest` is {}, the model takes {} tokens", text.block, model.most());
+                    return Err(Error::invalid(what).with_hint("raise `model.max_positions`"));
+                }
+            }
+            _ => {}
+        }
+        let average = (recipe.train.average > 0.0).then(|| subject.parameters().clone());
+        let moments = Moments::of(subject.parameters());
         let machine = Machine::new(threads).precision(recipe.train.precision);
-        let translator = Translator { model, parameters, tokenizer, search: recipe.search.clone() };
         let metrics = checkpoint::Metrics::open(folder)?;
         let (folder, place) = (folder.to_owned(), Place::default());
-        Ok(Run { folder, recipe, data, translator, average, moments, place, metrics, machine, pool: Pool::new() })
+        Ok(Run { folder, recipe, data, subject, average, moments, place, metrics, machine, pool: Pool::new() })
     }
 
     /// Its recipe, resolved.
@@ -151,27 +164,30 @@ impl Run {
 
     /// Numbers that are trained.
     pub fn parameters(&self) -> usize {
-        self.translator.parameters.count()
+        self.subject.parameters().count()
     }
 
     /// The model as it would be used now, with averaged weights where the recipe asks for them.
-    pub fn translator(&self) -> Translator {
-        Translator {
-            model: self.translator.model.clone(),
-            parameters: self.average.as_ref().unwrap_or(&self.translator.parameters).clone(),
-            tokenizer: self.translator.tokenizer.clone(),
-            search: self.recipe.search.clone(),
+    fn used(&self) -> Subject {
+        self.subject.with(self.average.as_ref().unwrap_or(self.subject.parameters()).clone())
+    }
+
+    /// The same, where it makes text.
+    pub fn translator(&self) -> Option<Translator> {
+        match self.used() {
+            Subject::Writer(translator) => Some(translator),
+            Subject::Reader(_) => None,
         }
     }
 
     /// The pairs that the model is measured on.
     pub fn dev(&self) -> &[crate::text::corpus::Pair] {
-        &self.data.dev
+        self.data.dev()
     }
 
     /// What was read, for the first lines of a log.
     pub fn summary(&self) -> String {
-        self.data.summary(self.translator.tokenizer.len())
+        self.data.summary(self.subject.tokenizer().len())
     }
 
     /// Takes steps until the recipe is done, or `stop` is set.
@@ -185,8 +201,7 @@ impl Run {
 
     fn steps(&mut self, watcher: &mut dyn Watcher, stop: &AtomicBool) -> Result<Outcome> {
         let train = self.recipe.train.clone();
-        let mut gradients = Gradients::of(&self.translator.parameters);
-        let batching = Batching { tokens: train.tokens, longest: train.longest };
+        let mut gradients = Gradients::of(self.subject.parameters());
         let mut epoch = None;
         let (mut since, mut clock) = (Since::default(), Instant::now());
         while self.place.step < train.steps {
@@ -200,19 +215,19 @@ impl Run {
             }
             let mut batches = Vec::with_capacity(train.accumulate);
             for _ in 0..train.accumulate {
-                batches.push(self.next_batch(&batching, &mut epoch)?);
+                batches.push(self.next_batch(&mut epoch)?);
             }
             let step = self.place.step + 1;
-            let tokens: usize = batches.iter().map(Batch::tokens).sum();
+            let tokens: usize = batches.iter().map(Step::wanted).sum();
             gradients.clear(&self.machine);
             let mut loss = Loss::default();
             let mut penalty = 0.0;
             for (at, batch) in batches.iter().enumerate() {
                 let noise = crate::draws::Draws::new(self.recipe.seed, [NOISE, step as u32, at as u32]).word();
                 let noise = u64::from(noise) << 32 | step;
-                let parameters = &self.translator.parameters;
-                let mut tape = Tape::training(parameters, &mut gradients, &self.pool, &self.machine, noise);
-                loss += self.translator.model.loss(&mut tape, batch, train.smoothing, 1.0 / tokens as f64)?;
+                let mut tape =
+                    Tape::training(self.subject.parameters(), &mut gradients, &self.pool, &self.machine, noise);
+                loss += self.subject.loss(&mut tape, batch, train.smoothing, 1.0 / tokens.max(1) as f64)?;
                 penalty += tape.penalty();
                 tape.backward();
             }
@@ -225,7 +240,7 @@ impl Run {
             }
             let rate = train.lr * train.schedule.factor(step, train.warmup, train.steps);
             let factor = if train.clip > 0.0 && norm > train.clip { train.clip / norm } else { 1.0 };
-            let parameters = &mut self.translator.parameters;
+            let parameters = self.subject.parameters_mut();
             train.adam.step(parameters, &gradients, &mut self.moments, rate, factor, &self.machine);
             if let Some(average) = &mut self.average {
                 // Young averages follow faster.
@@ -266,20 +281,15 @@ impl Run {
     }
 
     /// The batch that comes next: a function of seed, epoch and place in the epoch.
-    fn next_batch(&mut self, batching: &Batching, epoch: &mut Option<(u64, Vec<Vec<usize>>)>) -> Result<Batch> {
+    fn next_batch(&mut self, epoch: &mut Option<(u64, Vec<Vec<usize>>)>) -> Result<Step> {
         loop {
             if epoch.as_ref().is_none_or(|(number, _)| *number != self.place.epoch) {
-                let batches = batching.epoch(&self.data.lengths, self.recipe.seed, self.place.epoch)?.batches;
-                *epoch = Some((self.place.epoch, batches));
+                *epoch = Some((self.place.epoch, self.data.epoch(self.recipe.seed, self.place.epoch)?));
             }
             let (_, batches) = epoch.as_ref().expect("just made");
-            if let Some(pairs) = batches.get(self.place.batch as usize) {
+            if let Some(entries) = batches.get(self.place.batch as usize) {
                 self.place.batch += 1;
-                let tokens = pairs.iter().map(|&at| {
-                    let (source, target) = &self.data.train[at];
-                    (&source[..], &target[..])
-                });
-                return Ok(Batch::new(tokens, self.translator.model.config().specials()));
+                return Ok(self.data.batch(entries, self.subject.specials()));
             }
             (self.place.epoch, self.place.batch) = (self.place.epoch + 1, 0);
         }
@@ -288,13 +298,14 @@ impl Run {
     /// Measures on the dev set, and keeps the weights if they are the best so far.
     fn validate(&mut self, watcher: &mut dyn Watcher) -> Result<()> {
         watcher.validating(self.place.step);
-        let translator = self.translator();
+        let subject = self.used();
         let found =
-            validation::validate(&translator, &self.data, &self.recipe, &self.machine, &self.pool, self.place.step)?;
+            validation::validate(&subject, &self.data, &self.recipe, &self.machine, &self.pool, self.place.step)?;
         let score = match self.recipe.train.metric {
             Metric::Bleu => found.bleu,
             Metric::Chrf => found.chrf,
             Metric::Exact => found.exact,
+            Metric::F1 => found.f1,
             Metric::Loss => -found.loss,
         };
         self.metrics.write(&found)?;
@@ -303,7 +314,7 @@ impl Run {
             self.place.best = Some(score);
             self.place.best_step = self.place.step;
             self.place.stale = 0;
-            translator.save(&self.folder, Storage::F32)?;
+            subject.save(&self.folder)?;
         } else {
             self.place.stale += 1;
         }
@@ -317,7 +328,7 @@ impl Run {
         Saved::write(
             &self.folder,
             &self.place,
-            &self.translator.parameters,
+            self.subject.parameters(),
             self.average.as_ref(),
             &self.moments,
             self.recipe.train.keep.max(1),
@@ -329,7 +340,7 @@ impl Run {
     /// The last checkpoint, and a model in any case.
     fn finish(&mut self, watcher: &mut dyn Watcher) -> Result<()> {
         if self.place.best.is_none() {
-            self.translator().save(&self.folder, Storage::F32)?;
+            self.used().save(&self.folder)?;
         }
         self.save(watcher)
     }

@@ -5,9 +5,10 @@ use crate::Result;
 use crate::batch::Rows;
 use qkv::{Attention, Dropout, Mask, Select};
 use qkv_nn::layers::{
-    AttentionConfig, Block, BlockConfig, Builder, Embedding, KeysValues, LayerNorm, Linear, NormPlace, PositionKind,
+    AttentionConfig, Block, BlockConfig, Builder, Embedding, FeedKind, KeysValues, Linear, Norm, NormKind, NormPlace,
+    PositionKind,
 };
-use qkv_nn::{Activation, Float, Heads, Param, Tape, Var};
+use qkv_nn::{Float, Heads, Param, Tape, Var};
 use serde::{Deserialize, Serialize};
 
 /// The sizes and choices of a Transformer.
@@ -35,7 +36,7 @@ pub struct TransformerConfig {
     /// One table for both sides and the output, instead of three.
     pub tied: bool,
     /// The activation of the feed-forward parts.
-    pub activation: Activation,
+    pub activation: FeedKind,
     /// Dropped from embeddings and from what each part adds.
     pub dropout: f64,
     /// Dropped from the weights of attention.
@@ -66,7 +67,7 @@ impl Default for TransformerConfig {
             positions: PositionKind::Sinusoidal,
             max_positions: 1024,
             tied: true,
-            activation: Activation::Relu,
+            activation: FeedKind::Relu,
             dropout: 0.1,
             attention_dropout: 0.0,
             ffn_dropout: 0.0,
@@ -85,9 +86,9 @@ pub struct Transformer {
     target: Embedding,
     output: Param,
     encoder: Vec<Block>,
-    encoder_norm: Option<LayerNorm>,
+    encoder_norm: Option<Norm>,
     decoder: Vec<Block>,
-    decoder_norm: Option<LayerNorm>,
+    decoder_norm: Option<Norm>,
     dropout: f64,
 }
 
@@ -134,14 +135,12 @@ impl Transformer {
             attention.clone().mask(mask)
         };
         let block = |own, cross| BlockConfig {
-            width: d_model,
-            inner: ffn_dim,
-            activation: config.activation,
+            feed: config.activation,
             norm,
             dropout,
             inner_dropout: config.ffn_dropout,
-            own,
             cross,
+            ..BlockConfig::new(d_model, ffn_dim, own)
         };
         let encoder_block = block(attention(&config.encoder_attention), None);
         let decoder_own = attention(&causal(&config.decoder_attention));
@@ -151,7 +150,9 @@ impl Transformer {
         };
         let encoder = blocks("encoder", config.encoder_layers, &encoder_block)?;
         let decoder = blocks("decoder", config.decoder_layers, &decoder_block)?;
-        let mut last = |name: &str| (norm == NormPlace::Pre).then(|| LayerNorm::new(&mut at.at(name), d_model));
+        let mut last = |name: &str| {
+            (norm == NormPlace::Pre).then(|| Norm::new(&mut at.at(name), d_model, NormKind::Layer, Norm::EPSILON))
+        };
         let (encoder_norm, decoder_norm) = (last("encoder.layer_norm"), last("decoder.layer_norm"));
         Ok(Transformer { source, target, output, encoder, encoder_norm, decoder, decoder_norm, dropout })
     }
@@ -174,7 +175,7 @@ impl Transformer {
         let x = self.source.forward(tape, &source.ids, source.length, 0);
         let mut x = tape.dropout(x, self.dropout);
         for block in &self.encoder {
-            x = block.forward(tape, x, source.ragged(), None)?;
+            x = block.forward(tape, x, source.ragged(), None, None)?;
         }
         Ok(match &self.encoder_norm {
             Some(norm) => norm.forward(tape, &x),
@@ -196,7 +197,7 @@ impl Transformer {
         let x = self.target.forward(tape, &shown.ids, shown.length, 0);
         let mut x = tape.dropout(x, self.dropout);
         for block in &self.decoder {
-            x = block.forward(tape, x, shown.ragged(), Some((memory, source.ragged())))?;
+            x = block.forward(tape, x, shown.ragged(), None, Some((memory, source.ragged())))?;
         }
         Ok(match &self.decoder_norm {
             Some(norm) => norm.forward(tape, &x),
@@ -232,7 +233,7 @@ impl Transformer {
     ) -> Result<Var<T>> {
         let mut x = self.target.forward(tape, last, 1, state.position);
         for (block, caches) in self.decoder.iter().zip(&mut state.caches) {
-            x = block.step(tape, x, caches, state.lengths.as_deref())?;
+            x = block.step(tape, x, caches, state.lengths.as_deref(), None)?;
         }
         state.position += 1;
         Ok(match &self.decoder_norm {

@@ -1,13 +1,17 @@
 //! A model with its tokenizer, ready to translate: a folder in the Hugging Face layout, read and written.
 
 use crate::batch::{Rows, Specials};
+use crate::checkpoint::write_tokenizer;
 use crate::files::atomic;
 use crate::files::tensors::{Named, Storage, TensorFile, to_bytes};
+use crate::files::weights::Weights;
+use crate::generator::write_model;
+use crate::layout::{Dialect, Layout};
 use crate::search::Search;
 use crate::text::batches::{Batching, Lengths};
 use crate::text::corpus::Pair;
 use crate::text::tokenizer::Tokenizer;
-use crate::{Batch, Error, Model, ModelConfig, Result};
+use crate::{Batch, Error, Model, Result};
 use qkv_nn::{Loss, Machine, Parameters, Pool, Tape};
 use std::borrow::Cow;
 use std::path::Path;
@@ -100,11 +104,12 @@ impl Translator {
         generation: Option<&[u8]>,
     ) -> Result<Self> {
         let json = |name: &str, e: serde_json::Error| Error::line(folder.join(name), e.line().max(1), e.to_string());
-        let config: ModelConfig = serde_json::from_slice(config).map_err(|e| json(CONFIG, e))?;
+        let (config, dialect) = Dialect::read(config, &folder.join(CONFIG))?;
         let tokenizer = Tokenizer::from_bytes(tokenizer, folder.join(TOKENIZER))?;
         let search = match generation {
-            Some(bytes) => serde_json::from_slice(bytes).map_err(|e| json(GENERATION, e))?,
-            None => Search::default(),
+            // What others write there is not about searching.
+            Some(bytes) if dialect == Dialect::Own => serde_json::from_slice(bytes).map_err(|e| json(GENERATION, e))?,
+            _ => Search::default(),
         };
         // What is wrong with a number is said with the file that it stands in.
         let in_file = |name: &str, error: Error| match error {
@@ -124,8 +129,9 @@ impl Translator {
         let numbers: usize =
             file.names().filter_map(|name| file.shape(name)).map(|s| s.iter().product::<usize>()).sum();
         config.check_size(numbers).map_err(|e| in_file(CONFIG, e))?;
-        let (model, mut parameters) = Model::new(&config, 0).map_err(|e| in_file(CONFIG, e))?;
-        read_parameters(&mut parameters, &file, &path)?;
+        let (model, mut parameters) = Model::blank(&config).map_err(|e| in_file(CONFIG, e))?;
+        let layout = dialect.layout(&config).unwrap_or_else(|| Layout::own(&parameters));
+        layout.fill(&mut parameters, &Weights::File(file))?;
         Ok(Translator { model, parameters, tokenizer, search })
     }
 
@@ -137,9 +143,11 @@ impl Translator {
         let folder = folder.as_ref();
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
         let json = |value: serde_json::Result<String>| value.expect("plain values") + "\n";
-        atomic::write(folder.join(MODEL), &parameter_bytes(&self.parameters, storage)?)?;
         self.tokenizer.save(folder.join(TOKENIZER))?;
-        atomic::write(folder.join(CONFIG), json(serde_json::to_string_pretty(self.model.config())).as_bytes())?;
+        write_model(&self.model, &self.parameters, folder, storage)?;
+        if Dialect::of(self.model.config()) != Dialect::Own {
+            return write_tokenizer(&self.tokenizer, None, folder);
+        }
         atomic::write(folder.join(GENERATION), json(serde_json::to_string_pretty(&self.search)).as_bytes())
     }
 

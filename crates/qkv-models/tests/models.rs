@@ -1,8 +1,10 @@
 //! What is true of every model: the parallel pass and the steps agree, gradients flow, threads change nothing.
 
 use qkv::{Attention, Bias, Features, Mask};
-use qkv_models::{Architecture, Batch, Model, ModelConfig, RecurrentConfig, Rows, Specials, TransformerConfig};
-use qkv_nn::layers::{AttentionStyle, NormPlace, PositionKind};
+use qkv_models::{
+    Architecture, Batch, GptConfig, Model, ModelConfig, RecurrentConfig, Rows, Specials, TransformerConfig,
+};
+use qkv_nn::layers::{AttentionStyle, FeedKind, NormKind, NormPlace, PositionKind};
 use qkv_nn::{AdamW, Gradients, Machine, Moments, Parameters, Pool, Precision, Tape};
 
 const SPECIALS: Specials = Specials { pad: 0, bos: 1, eos: 2 };
@@ -68,6 +70,33 @@ fn recurrents() -> Vec<(&'static str, Architecture)> {
     .into()
 }
 
+fn small_gpt() -> GptConfig {
+    GptConfig { d_model: 24, ffn_dim: 40, heads: 4, layers: 2, max_positions: 24, ..Default::default() }
+}
+
+fn gpts() -> Vec<(&'static str, Architecture)> {
+    let llama = GptConfig {
+        positions: PositionKind::Rotary,
+        norm: NormKind::Rms,
+        activation: FeedKind::SwiGlu,
+        key_heads: Some(2),
+        bias: false,
+        ..small_gpt()
+    };
+    [
+        ("gpt", small_gpt()),
+        ("llama", llama.clone()),
+        ("llama, untied, wide heads", GptConfig { tied: false, head_width: Some(10), ..llama }),
+        ("gpt, window", GptConfig { attention: Attention::scaled_dot().mask(Mask::window(3, 0)), ..small_gpt() }),
+    ]
+    .map(|(name, config)| (name, Architecture::Gpt(config)))
+    .into()
+}
+
+fn all() -> impl Iterator<Item = (&'static str, Architecture)> {
+    transformers().into_iter().chain(recurrents()).chain(gpts())
+}
+
 fn model(architecture: Architecture) -> (Model, Parameters<f32>) {
     Model::new(&ModelConfig::new(architecture, 30, SPECIALS), 1).unwrap()
 }
@@ -78,12 +107,19 @@ fn batch() -> Batch {
     Batch::new(pairs, SPECIALS)
 }
 
+/// The same with sources of one length, as a decoder alone reads them side by side.
+fn even_batch() -> Batch {
+    let pairs: [(&[u32], &[u32]); 3] =
+        [(&[5, 6, 7, 8], &[12, 13, 14]), (&[9, 8, 11, 4], &[20, 21, 22, 23, 24]), (&[11, 3, 8, 9], &[28])];
+    Batch::new(pairs, SPECIALS)
+}
+
 #[test]
 fn the_parallel_pass_and_the_steps_give_the_same_scores() {
     let (pool, machine) = (Pool::new(), Machine::new(2));
-    for (name, architecture) in transformers().into_iter().chain(recurrents()) {
+    for (name, architecture) in all() {
         let (model, parameters) = model(architecture);
-        let batch = batch();
+        let batch = if model.gpt().is_some() { even_batch() } else { batch() };
         let mut tape = Tape::inference(&parameters, &pool, &machine);
         let all = model.scores(&mut tape, &batch.source, &batch.shown).unwrap(); // (B, N, V)
         let memory = model.encode(&mut tape, &batch.source).unwrap();
@@ -142,7 +178,7 @@ fn train(
 
 #[test]
 fn every_model_learns_a_few_sentences() {
-    for (name, architecture) in transformers().into_iter().chain(recurrents()) {
+    for (name, architecture) in all() {
         let (losses, _) = train(architecture, 60, 2, Precision::F32);
         assert!(losses[59] < 0.7 * losses[0], "{name}: {} to {}", losses[0], losses[59]);
     }
@@ -157,7 +193,8 @@ fn products_in_bf16_learn_as_well() {
 
 #[test]
 fn the_number_of_threads_changes_no_bit() {
-    for architecture in [Architecture::Transformer(small()), Architecture::Recurrent(small_recurrent())] {
+    let some = [Architecture::Transformer(small()), Architecture::Recurrent(small_recurrent())];
+    for architecture in some.into_iter().chain(gpts().into_iter().map(|(_, gpt)| gpt)) {
         for precision in [Precision::F32, Precision::Bf16] {
             let (losses, parameters) = train(architecture.clone(), 5, 1, precision);
             let (other, others) = train(architecture.clone(), 5, 3, precision);

@@ -182,7 +182,7 @@ fn search_finds_what_it_promises() {
     let place = tempfile::tempdir().unwrap();
     let mut run = Run::new(&recipe(&[]), place.path().join("run"), 2).unwrap();
     run.train(&mut (), &AtomicBool::new(false)).unwrap();
-    let translator = run.translator();
+    let translator = run.translator().expect("it makes text");
     let machine = Machine::new(2);
     let lines: Vec<&str> = run.dev().iter().map(|pair| pair.source.as_str()).collect();
     let search = Search { beam: 4, ..Search::default() };

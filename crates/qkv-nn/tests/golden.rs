@@ -1,9 +1,11 @@
 //! Layers held to PyTorch's on the same weights, outputs and gradients, in f64. `golden/make.py` made the values and says how.
 
 use qkv::{Attention, Mask};
-use qkv_nn::layers::{AttentionConfig, Block, BlockConfig, Builder, Gru, MultiHead, NormPlace, RecurrentAttention};
+use qkv_nn::layers::{
+    AttentionConfig, Block, BlockConfig, Builder, FeedKind, Gru, MultiHead, NormKind, NormPlace, RecurrentAttention,
+};
 use qkv_nn::{
-    Activation, AdamW, Gradients, Heads, Init, Machine, Moments, Parameters, Pool, Tape, Target, Tensor, Var,
+    Activation, AdamW, Angles, Gradients, Heads, Init, Machine, Moments, Parameters, Pool, Tape, Target, Tensor, Var,
 };
 use serde_json::Value;
 use std::sync::LazyLock;
@@ -106,38 +108,64 @@ fn multi_head_attention_is_that_of_pytorch() {
     };
     let (causal, parameters) = layer(Attention::scaled_dot().mask(Mask::causal()));
     check("attention self causal", &parameters, &[("x", &[2, 5, 12])], |tape, x| {
-        causal.forward(tape, &x[0], &x[0], None, None).unwrap()
+        causal.forward(tape, &x[0], &x[0], None, None, None).unwrap()
     });
     let (cross, parameters) = layer(Attention::scaled_dot());
     check("attention cross padded", &parameters, &[("x", &[2, 4, 12]), ("y", &[2, 6, 12])], |tape, x| {
-        cross.forward(tape, &x[0], &x[1], Some(&[6, 3]), None).unwrap()
+        cross.forward(tape, &x[0], &x[1], Some(&[6, 3]), None, None).unwrap()
     });
 }
 
 #[test]
 fn a_decoder_layer_is_that_of_pytorch() {
-    for (name, norm, activation) in [
-        ("decoder layer pre relu", NormPlace::Pre, Activation::Relu),
-        ("decoder layer post gelu", NormPlace::Post, Activation::Gelu),
+    for (name, norm, feed) in [
+        ("decoder layer pre relu", NormPlace::Pre, FeedKind::Relu),
+        ("decoder layer post gelu", NormPlace::Post, FeedKind::Gelu),
     ] {
         let attention = |attention| AttentionConfig::new(attention, Heads { query: 3, key: 3 });
-        let config = BlockConfig {
-            width: 12,
-            inner: 20,
-            activation,
-            norm,
-            dropout: 0.0,
-            inner_dropout: 0.0,
-            own: attention(Attention::scaled_dot().mask(Mask::causal())),
-            cross: Some(attention(Attention::scaled_dot())),
-        };
+        let own = attention(Attention::scaled_dot().mask(Mask::causal()));
+        let cross = Some(attention(Attention::scaled_dot()));
+        let config = BlockConfig { feed, norm, cross, ..BlockConfig::new(12, 20, own) };
         let mut parameters = Parameters::new();
         let block = Block::new(&mut Builder::new(&mut parameters, 1).at("b"), &config).unwrap();
         let parameters = filled(parameters);
         check(name, &parameters, &[("x", &[2, 5, 12]), ("y", &[2, 4, 12])], |tape, x| {
-            block.forward(tape, x[0].clone(), None, Some((&x[1], None))).unwrap()
+            block.forward(tape, x[0].clone(), None, None, Some((&x[1], None))).unwrap()
         });
     }
+}
+
+#[test]
+fn a_layer_with_rotary_positions_shared_keys_and_a_gate_is_that_of_pytorch() {
+    let own = AttentionConfig {
+        bias: false,
+        ..AttentionConfig::new(Attention::scaled_dot().mask(Mask::causal()), Heads { query: 4, key: 2 })
+    };
+    let config = BlockConfig {
+        feed: FeedKind::SwiGlu,
+        feed_bias: false,
+        norm_kind: NormKind::Rms,
+        epsilon: 1e-6,
+        ..BlockConfig::new(16, 20, own)
+    };
+    let mut parameters = Parameters::new();
+    let block = Block::new(&mut Builder::new(&mut parameters, 1).at("b"), &config).unwrap();
+    let parameters = filled(parameters);
+    check("llama layer", &parameters, &[("x", &[2, 5, 16])], |tape, x| {
+        let angles = Angles::new(4, 100.0, 3, 5);
+        block.forward(tape, x[0].clone(), None, Some(&angles), None).unwrap()
+    });
+}
+
+#[test]
+fn gelu_by_the_hyperbolic_tangent_is_that_of_pytorch() {
+    let mut parameters = Parameters::new();
+    let w = parameters.add("l.weight", &[7, 6], Init::Zeros, 1);
+    let b = parameters.add("l.bias", &[7], Init::Zeros, 1);
+    let parameters = filled(parameters);
+    check("gelu tanh", &parameters, &[("x", &[3, 6])], |tape, x| {
+        tape.linear(&x[0], w, Some(b), Activation::GeluTanh, 0.0)
+    });
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use qkv::{Attention, Bias, Features, Mask};
 use qkv_nn::{
-    Activation, Attend, Gradients, Heads, Init, Machine, Parameters, Pool, Positions, Scoring, Tape, Target, Tensor,
-    Var,
+    Activation, Angles, Attend, Gradients, Heads, Init, Machine, Parameters, Pool, Positions, Scoring, Tape, Target,
+    Tensor, Var,
 };
 
 fn numbers(shape: &[usize], seed: u64) -> Tensor<f64> {
@@ -83,7 +83,14 @@ fn check(name: &str, parameters: &Parameters<f64>, inputs: &[Tensor<f64>], body:
 fn linear_maps_with_every_activation_and_dropout() {
     let p = parameters(&[&[7, 5], &[7]]);
     let [w, b] = [p.find("p0").unwrap(), p.find("p1").unwrap()];
-    for activation in [Activation::None, Activation::Relu, Activation::Gelu, Activation::Tanh, Activation::Sigmoid] {
+    for activation in [
+        Activation::None,
+        Activation::Relu,
+        Activation::Gelu,
+        Activation::GeluTanh,
+        Activation::Tanh,
+        Activation::Sigmoid,
+    ] {
         let drops = if matches!(activation, Activation::Tanh | Activation::Sigmoid) { &[0.0][..] } else { &[0.0, 0.4] };
         for &dropout in drops {
             check(&format!("{activation:?} {dropout}"), &p, &[numbers(&[2, 3, 5], 1)], &|tape, x| {
@@ -122,6 +129,52 @@ fn layer_norm() {
 }
 
 #[test]
+fn rms_norm() {
+    let p = parameters(&[&[37]]);
+    let gain = p.find("p0").unwrap();
+    check("rms", &p, &[numbers(&[70, 37], 1)], &|tape, x| (Some(tape.rms_norm(&x[0], gain, 1e-5)), 0.0));
+}
+
+#[test]
+fn rotary_positions() {
+    let p = parameters(&[]);
+    let angles = Angles::new(6, 50.0, 2, 4);
+    check("rotary", &p, &[numbers(&[2, 4, 12], 1)], &|tape, x| (Some(tape.rotary(x[0].clone(), &angles)), 0.0));
+}
+
+#[test]
+fn rotary_scores_depend_on_the_distance_alone() {
+    let (p, pool, machine) = (parameters(&[]), Pool::new(), Machine::new(1));
+    let mut tape = Tape::inference(&p, &pool, &machine);
+    let mut dot = |at: usize, from: usize| -> f64 {
+        let mut turned = |seed, start| {
+            let x = tape.constant(numbers(&[1, 1, 8], seed));
+            tape.rotary(x, &Angles::new(8, 1e4, start, 1)).value().data().to_vec()
+        };
+        turned(1, at).iter().zip(turned(2, from)).map(|(a, b)| a * b).sum()
+    };
+    assert!((dot(7, 3) - dot(104, 100)).abs() < 1e-12);
+    assert!((dot(7, 3) - dot(7, 4)).abs() > 1e-3);
+}
+
+#[test]
+fn a_gate() {
+    let p = parameters(&[]);
+    check("gate", &p, &[numbers(&[3, 70], 1), numbers(&[3, 70], 2)], &|tape, x| {
+        let y = tape.gate(&x[0], &x[1]);
+        (Some(tape.gate(&y, &x[0])), 0.0)
+    });
+}
+
+#[test]
+fn means_of_sequences_that_end() {
+    let p = parameters(&[]);
+    for lengths in [None, Some(&[4usize, 2, 0][..])] {
+        check("mean", &p, &[numbers(&[3, 4, 5], 1)], &|tape, x| (Some(tape.mean(&x[0], lengths)), 0.0));
+    }
+}
+
+#[test]
 fn embeddings_with_learned_positions() {
     let p = parameters(&[&[6, 4], &[9, 4]]);
     let [table, at] = [p.find("p0").unwrap(), p.find("p1").unwrap()];
@@ -144,6 +197,18 @@ fn a_tied_embedding_under_cross_entropy() {
             (None, loss.smoothed * 0.7)
         });
     }
+}
+
+#[test]
+fn where_something_begins_and_ends() {
+    let p = parameters(&[&[2, 6]]);
+    let w = p.find("p0").unwrap();
+    check("span", &p, &[numbers(&[2, 5, 6], 1)], &|tape, x| {
+        let scores = tape.linear(&x[0], w, None, Activation::None, 0.0);
+        let loss = tape.span_loss(&scores, &[[1, 4], [2, 2]], &[5, 3], 0.7);
+        assert_eq!(loss.rows, 2);
+        (None, loss.nll * 0.7)
+    });
 }
 
 #[test]

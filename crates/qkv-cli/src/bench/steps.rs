@@ -9,9 +9,9 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 use qkv::{Attention, Mask};
 use qkv_models::{Architecture, Batch, Model, ModelConfig, Rows, Specials, TransformerConfig};
 use qkv_nn::layers::{
-    AttentionConfig, Block, BlockConfig, Builder, Embedding, LayerNorm, Linear, NormPlace, PositionKind,
+    AttentionConfig, Block, BlockConfig, Builder, Embedding, FeedKind, Linear, Norm, NormKind, PositionKind,
 };
-use qkv_nn::{Activation, AdamW, Gradients, Heads, Machine, Moments, Parameters, Pool, Precision, Tape, Target};
+use qkv_nn::{AdamW, Gradients, Heads, Machine, Moments, Parameters, Pool, Precision, Tape, Target};
 use serde::{Deserialize, Serialize};
 
 /// The models: 7.3 M parameters in the shape of a GPT, 7.6 M in that of a translator.
@@ -131,27 +131,19 @@ fn gpt(step: Step) -> Result<Timing, Failure> {
     let mut parameters = Parameters::new();
     let mut at = Builder::new(&mut parameters, 1);
     let embedding = Embedding::new(&mut at.at("tok"), V, C, PositionKind::Learned, length).unscaled();
-    let config = BlockConfig {
-        width: C,
-        inner: 4 * C,
-        activation: Activation::Gelu,
-        norm: NormPlace::Pre,
-        dropout: 0.0,
-        inner_dropout: 0.0,
-        own: AttentionConfig::new(Attention::scaled_dot().mask(Mask::causal()), HEADS),
-        cross: None,
-    };
+    let own = AttentionConfig::new(Attention::scaled_dot().mask(Mask::causal()), HEADS);
+    let config = BlockConfig { feed: FeedKind::Gelu, ..BlockConfig::new(C, 4 * C, own) };
     let blocks: qkv::Result<Vec<Block>> =
         (0..layers).map(|layer| Block::new(&mut at.at(&format!("layers.{layer}")), &config)).collect();
     let blocks = blocks.map_err(refused)?;
-    let norm = LayerNorm::new(&mut at.at("norm"), C);
+    let norm = Norm::new(&mut at.at("norm"), C, NormKind::Layer, Norm::EPSILON);
     let head = Linear::new(&mut at.at("head"), C, V, false);
     let (shown, wanted) = (tokens(batch * length, 7919, 13), tokens(batch * length, 104_729, 7));
     let adam = AdamW { beta2: 0.999, epsilon: 1e-8, decay: 0.01, ..AdamW::default() };
     step.time(&mut parameters, adam, |tape| {
         let mut x = embedding.forward(tape, &shown, length, 0); // (B, N, C)
         for block in &blocks {
-            x = block.forward(tape, x, None, None).map_err(refused)?;
+            x = block.forward(tape, x, None, None, None).map_err(refused)?;
         }
         let x = norm.forward(tape, &x);
         let target = Target { ids: &wanted, ignore: None, smoothing: 0.0, scale: 1.0 / wanted.len() as f64 };

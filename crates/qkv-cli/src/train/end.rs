@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::terminal::Paper;
 use qkv_explore::{Matrix, draw};
 use qkv_models::train::{Outcome, Run};
-use qkv_models::{Metric, Translator};
+use qkv_models::{Data, Metric, Translator};
 use qkv_nn::Machine;
 use serde::{Serialize, Serializer};
 
@@ -22,6 +22,9 @@ pub(crate) struct End {
     best: Option<f64>,
     best_step: Option<u64>,
     model: String,
+    /// The command that uses it.
+    #[serde(skip)]
+    command: &'static str,
     /// A sentence of the dev set.
     example: Option<Example>,
 }
@@ -44,9 +47,15 @@ impl End {
     pub fn new(run: &Run, outcome: Outcome) -> Result<End, Failure> {
         let metric = run.recipe().train.metric;
         let best = run.best().map(|(score, _)| if metric == Metric::Loss { -score } else { score });
-        let translator = Translator::open(run.folder())?;
-        let fits = |text: &str| (2..=SHORT).contains(&translator.tokenizer.encode(text).len());
-        let pair = run.dev().iter().find(|pair| fits(&pair.source)).or(run.dev().first());
+        let example = match run.dev() {
+            [] => None,
+            pairs => {
+                let translator = Translator::open(run.folder())?;
+                let fits = |text: &str| (2..=SHORT).contains(&translator.tokenizer.encode(text).len());
+                let pair = pairs.iter().find(|pair| fits(&pair.source)).unwrap_or(&pairs[0]);
+                Some(Example::new(&translator, &pair.source, &pair.target)?)
+            }
+        };
         Ok(End {
             outcome: if outcome == Outcome::NoBetter { "no better" } else { "finished" },
             step: run.step(),
@@ -54,10 +63,14 @@ impl End {
             best,
             best_step: run.best().map(|(_, step)| step),
             model: run.folder().display().to_string(),
-            example: match pair {
-                Some(pair) => Some(Example::new(&translator, &pair.source, &pair.target)?),
-                None => None,
+            command: match run.recipe().data {
+                Data::Files { .. } | Data::Task { .. } => "translate",
+                Data::Text { .. } => "generate",
+                Data::Classes { .. } => "classify",
+                Data::Tags { .. } => "tag",
+                Data::Answers { .. } => "answer",
             },
+            example,
         })
     }
 
@@ -74,13 +87,16 @@ impl End {
                 Metric::Bleu => format!("BLEU {best:.2}"),
                 Metric::Chrf => format!("chrF {best:.2}"),
                 Metric::Exact => format!("exact match {best:.2} %"),
+                Metric::F1 => format!("F1 {best:.2}"),
                 Metric::Loss => format!("loss {best:.4}"),
             };
             told += &format!("best     {best} on the dev set, at step {step}");
             told += if self.outcome == "no better" { "; nothing got better since\n" } else { "\n" };
         }
         told += &format!("model    {}\n", self.model);
-        let Some(example) = &self.example else { return told };
+        let Some(example) = &self.example else {
+            return told + &format!("try      qkv {} --model {}\n", self.command, self.model);
+        };
         let quoted = example.source.replace('\'', r"'\''");
         told += &format!("try      qkv translate --model {} '{quoted}'\n\n", self.model);
         let paper = Paper::of_stdout();

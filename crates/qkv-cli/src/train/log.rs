@@ -4,7 +4,6 @@
 use super::asked::Form;
 use super::end::End;
 use indicatif::{ProgressBar, ProgressStyle};
-use qkv_models::Architecture;
 use qkv_models::train::{Event, Run, Validation, Watcher};
 use serde::Serialize;
 use std::io::{self, IsTerminal, Write};
@@ -72,10 +71,7 @@ impl Log {
     /// What is trained, where and how.
     pub fn begin(&self, run: &Run) {
         let recipe = run.recipe();
-        let model = match recipe.model {
-            Architecture::Transformer(_) => "transformer",
-            Architecture::Recurrent(_) => "recurrent",
-        };
+        let model = recipe.model.name();
         let folder = run.folder().display().to_string();
         let begin = Begin {
             version: env!("CARGO_PKG_VERSION"),
@@ -182,10 +178,11 @@ impl Watcher for Log {
         if self.form == Form::Json {
             return self.json("validation", Measured { validation, better });
         }
-        let Validation { step, loss, perplexity, bleu, chrf, exact, .. } = validation;
+        let Validation { step, loss, perplexity, .. } = validation;
         let best = if better { " · best so far" } else { "" };
-        let scores = format!("BLEU {bleu:.2} · chrF {chrf:.2} · exact match {exact:.1} %");
-        self.line(&format!("dev at step {step} · loss {loss:.4} · perplexity {perplexity:.3} · {scores}{best}"));
+        let scores = Some(validation.told()).filter(|told| !told.is_empty()).map(|told| format!(" · {told}"));
+        let scores = scores.unwrap_or_default();
+        self.line(&format!("dev at step {step} · loss {loss:.4} · perplexity {perplexity:.3}{scores}{best}"));
         for [source, output, reference] in &validation.samples {
             let wrong = if output == reference { String::new() } else { format!("   (reference: {reference})") };
             self.line(&format!("    {source} → {output}{wrong}"));

@@ -45,7 +45,22 @@ fn completions_and_the_manual_come_from_the_same_table() {
 #[test]
 fn every_command_has_help_with_examples_and_exit_codes() {
     let folder = Folder::new();
-    for command in ["train", "translate", "show", "eval", "run", "bench", "doctor", "completions", "man"] {
+    for command in [
+        "train",
+        "translate",
+        "show",
+        "explore",
+        "eval",
+        "generate",
+        "embed",
+        "inspect",
+        "convert",
+        "run",
+        "bench",
+        "doctor",
+        "completions",
+        "man",
+    ] {
         let out = folder.qkv(&format!("{command} --help")).quietly();
         assert!(out.contains("Examples:\n") && out.contains("Exit codes: 0 done, 1 "), "{out}");
         assert!(out.contains(&format!("  qkv {command}")), "{out}");

@@ -177,6 +177,16 @@ impl TensorFile {
         self.entries.get(name).map(|entry| &entry.shape[..])
     }
 
+    /// How a tensor is stored, in words.
+    pub fn storage(&self, name: &str) -> Option<String> {
+        self.entries.get(name).map(|entry| entry.dtype.to_string())
+    }
+
+    /// What errors call it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     fn wrong(&self, name: &str, what: impl Into<String>) -> Error {
         Error::format(&self.path, format!("tensor `{name}`"), what)
     }

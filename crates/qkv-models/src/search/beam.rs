@@ -44,7 +44,7 @@ pub(super) fn search(
     drop(memory);
     let limit = |length: usize| {
         let most = (length as f64 * search.length_ratio) as usize + search.length_extra;
-        most.min(model.most().saturating_sub(1)).max(1)
+        most.min(model.room(length + 1).saturating_sub(1)).max(1)
     };
     let mut sentences: Vec<Sentence> = places
         .iter()

@@ -46,7 +46,7 @@ impl Pass for LogSumExp<'_> {
 }
 
 /// The `count` highest scores, best first; of equals the lower token first.
-pub(super) fn best(scores: &[f32], count: usize) -> Vec<(u32, f32)> {
+pub(crate) fn best(scores: &[f32], count: usize) -> Vec<(u32, f32)> {
     let mut best: Vec<(u32, f32)> = Vec::with_capacity(count + 1);
     let mut least = f32::NEG_INFINITY;
     // Most blocks hold nothing of interest, which is seen without looking at each score.
@@ -69,7 +69,7 @@ pub(super) fn best(scores: &[f32], count: usize) -> Vec<(u32, f32)> {
 }
 
 /// Tokens that were said count for less.
-pub(super) fn penalise(scores: &mut [f32], said: &[u32], penalty: f64) {
+pub(crate) fn penalise(scores: &mut [f32], said: &[u32], penalty: f64) {
     if penalty == 1.0 {
         return;
     }
@@ -80,7 +80,7 @@ pub(super) fn penalise(scores: &mut [f32], said: &[u32], penalty: f64) {
 }
 
 /// Tokens that would repeat a sequence of `length` are out.
-pub(super) fn forbid_repeats(scores: &mut [f32], said: &[u32], length: usize) {
+pub(crate) fn forbid_repeats(scores: &mut [f32], said: &[u32], length: usize) {
     if length == 0 || said.len() + 1 < length {
         return;
     }
@@ -93,7 +93,7 @@ pub(super) fn forbid_repeats(scores: &mut [f32], said: &[u32], length: usize) {
 }
 
 /// Draws a token; `place` says which of all draws this is.
-pub(super) fn draw(scores: &[f32], sampling: &Sampling, place: [u32; 3]) -> Option<u32> {
+pub(crate) fn draw(scores: &[f32], sampling: &Sampling, place: [u32; 3]) -> Option<u32> {
     let count = if sampling.top_k == 0 { scores.len() } else { sampling.top_k.min(scores.len()) };
     let mut kept = best(scores, count);
     let highest = kept.first()?.1;

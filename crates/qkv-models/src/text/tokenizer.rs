@@ -3,6 +3,7 @@
 //! [`training`], what a hostile file is refused for in `checks`, and how pieces are shown in [`pieces`].
 
 mod checks;
+mod of_gguf;
 pub mod pieces;
 pub mod training;
 
@@ -90,6 +91,73 @@ impl Tokenizer {
         Ok(Tokenizer { inner, len: highest as usize + 1, pad, bos, eos, unk, marks })
     }
 
+    /// The tokenizer inside a GGUF file.
+    ///
+    /// # Errors
+    /// Names the value of the file that is missing or not supported.
+    pub fn of_gguf(file: &crate::files::gguf::Gguf) -> Result<Self> {
+        Tokenizer::from_bytes(of_gguf::json(file)?.as_bytes(), file.path())
+    }
+
+    /// The special tokens, by name, longest first.
+    pub fn specials(&self) -> Vec<(String, u32)> {
+        let added = self.inner.get_added_tokens_decoder();
+        let special = added.iter().filter(|(_, token)| token.special && !token.content.is_empty());
+        let mut specials: Vec<(String, u32)> = special.map(|(&id, token)| (token.content.clone(), id)).collect();
+        specials.sort_by(|a, b| b.0.len().cmp(&a.0.len()).then_with(|| a.cmp(b)));
+        specials
+    }
+
+    /// The name of a token.
+    pub fn name(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    /// The numbers of one or two texts between the special tokens that the file puts around them, and which of the two each
+    /// belongs to: what an encoder reads.
+    pub fn encode_framed(&self, first: &str, second: Option<&str>) -> (Vec<u32>, Vec<u32>) {
+        let encoded = catch_unwind(AssertUnwindSafe(|| match second {
+            Some(second) => self.inner.encode_fast((first, second), true),
+            None => self.inner.encode_fast(first, true),
+        }));
+        match encoded {
+            Ok(Ok(encoding)) => (encoding.get_ids().to_vec(), encoding.get_type_ids().to_vec()),
+            _ => self.unk.map_or_else(Default::default, |unk| (vec![unk], vec![0])),
+        }
+    }
+
+    /// A question and a text as one: their numbers, which of the two each belongs to, and where in the text, in characters,
+    /// each of the text stands.
+    #[allow(clippy::type_complexity)]
+    pub fn encode_asked(&self, question: &str, text: &str) -> (Vec<u32>, Vec<u32>, Vec<Option<(usize, usize)>>) {
+        let encoded = catch_unwind(AssertUnwindSafe(|| self.inner.encode_char_offsets((question, text), true)));
+        let Ok(Ok(encoding)) = encoded else { return Default::default() };
+        let sides = encoding.get_sequence_ids();
+        let places =
+            encoding.get_offsets().iter().zip(&sides).map(|(&place, side)| (*side == Some(1)).then_some(place));
+        (encoding.get_ids().to_vec(), encoding.get_type_ids().to_vec(), places.collect())
+    }
+
+    /// The same tokenizer, which puts its start and its end around what an encoder reads, and its end between two texts.
+    ///
+    /// # Errors
+    /// Where it has no names for them.
+    pub fn framed(&self) -> Result<Self> {
+        let name = |id| self.name(id).ok_or_else(|| Error::invalid("the tokenizer does not name its special tokens"));
+        let (start, end) = (name(self.bos)?, name(self.eos)?);
+        let mut file: serde_json::Value = serde_json::from_str(&self.to_json()).expect("just written");
+        let special = |id: &str, text: u32| serde_json::json!({ "SpecialToken": { "id": id, "type_id": text } });
+        let all = |id: &str, text: u32| serde_json::json!({ "Sequence": { "id": id, "type_id": text } });
+        let named = |name: &str, id: u32| serde_json::json!({ "id": name, "ids": [id], "tokens": [name] });
+        file["post_processor"] = serde_json::json!({
+            "type": "TemplateProcessing",
+            "single": [special(&start, 0), all("A", 0), special(&end, 0)],
+            "pair": [special(&start, 0), all("A", 0), special(&end, 0), all("B", 1), special(&end, 1)],
+            "special_tokens": { &start: named(&start, self.bos), &end: named(&end, self.eos) },
+        });
+        Tokenizer::from_bytes(file.to_string().as_bytes(), "tokenizer.json")
+    }
+
     /// The `tokenizer.json` of this tokenizer.
     pub fn to_json(&self) -> String {
         self.inner.to_string(true).expect("a tokenizer is strings and numbers")
@@ -120,6 +188,15 @@ impl Tokenizer {
             Ok(Ok(encoding)) => encoding.get_ids().to_vec(),
             _ => self.unk.into_iter().collect(),
         }
+    }
+
+    /// The numbers of a text of many lines. Where lines are cut alike whatever stands around them they are cut one by one,
+    /// which takes time that grows with the text and no faster.
+    pub fn encode_text(&self, text: &str) -> Vec<u32> {
+        if self.inner.get_pre_tokenizer().is_some() {
+            return self.encode(text);
+        }
+        text.split_inclusive('\n').flat_map(|line| self.encode(line)).collect()
     }
 
     /// The text of pieces, special tokens left out; numbers that are no token are left out too.

@@ -1,57 +1,254 @@
-//! The data of a run: pairs from files or from a task, cut into tokens once.
+//! The data of a run, cut into tokens once: pairs from files or from a task, a text that goes on, or texts with labels.
 
+use crate::batch::{Batch, Specials};
+use crate::draws::Draws;
+use crate::encoder::{Example, Examples};
+use crate::labelled::{self, Source};
+use crate::model::Architecture;
 use crate::recipe::{Data, Pieces};
-use crate::text::batches::Lengths;
+use crate::text::batches::{Batching, Lengths};
 use crate::text::corpus::{Corpus, Pair};
 use crate::text::tokenizer::Tokenizer;
-use crate::{Recipe, Result};
+use crate::{Encoder, Error, Recipe, Result};
+use std::path::Path;
 
 /// Data that is ready to be trained on.
-pub(super) struct Prepared {
+pub(super) enum Prepared {
+    Pairs(Pairs),
+    Text(Text),
+    Labelled(Labelled),
+}
+
+/// What a step learns from.
+pub(super) enum Step {
+    Text(Batch),
+    Examples(Examples),
+}
+
+impl Step {
+    /// How many tokens or labels are wanted.
+    pub fn wanted(&self) -> usize {
+        match self {
+            Step::Text(batch) => batch.tokens(),
+            Step::Examples(examples) => examples.wanted(),
+        }
+    }
+}
+
+/// Texts with labels.
+pub(super) struct Labelled {
+    pub train: Source,
+    /// To measure on.
+    pub dev: Source,
+    /// Those to learn from as the model reads them, once it is there.
+    examples: Vec<Example>,
+    lengths: Vec<Lengths>,
+    batching: Batching,
+}
+
+/// Pairs of sentences.
+pub(super) struct Pairs {
     /// Source and target tokens of each training pair.
-    pub train: Vec<(Vec<u32>, Vec<u32>)>,
+    train: Vec<(Vec<u32>, Vec<u32>)>,
     /// Their lengths, as the model sees them.
-    pub lengths: Vec<Lengths>,
+    lengths: Vec<Lengths>,
     /// Pairs to measure on.
     pub dev: Vec<Pair>,
-    longest: usize,
+    batching: Batching,
+}
+
+/// A text, of which a batch takes rows that begin anywhere.
+pub(super) struct Text {
+    train: Vec<u32>,
+    /// The text to measure on.
+    pub dev: Vec<u32>,
+    /// Tokens that a row shows.
+    pub block: usize,
+    /// Rows of a batch.
+    pub rows: usize,
 }
 
 /// What the pairs of a task are drawn from, besides the seed.
 const TASK: u64 = 0x7461_736b;
+/// What the places in a text are drawn for.
+const PLACES: u32 = 5;
 
 impl Prepared {
-    /// Reads or makes the pairs, and finds the tokenizer unless one is given.
+    /// Reads or makes the data, and finds the tokenizer unless one is given.
     pub fn new(recipe: &Recipe, tokenizer: Option<Tokenizer>) -> Result<(Prepared, Tokenizer)> {
         let (train, dev) = match &recipe.data {
-            Data::Files { train, dev } => (Corpus::read(train)?, Corpus::read(dev)?),
             Data::Task { task, pairs, dev_pairs } => task.split(recipe.seed ^ TASK, *pairs, *dev_pairs),
-        };
-        let tokenizer = match (tokenizer, &recipe.tokenizer) {
-            (Some(tokenizer), _) => tokenizer,
-            (None, Pieces::File { file }) => Tokenizer::open(file)?,
-            (None, Pieces::Train(kind)) => {
-                Tokenizer::train(train.iter().flat_map(|pair| [&pair.source, &pair.target]), *kind)?
+            Data::Files { train, dev } => (Corpus::read(train)?, Corpus::read(dev)?),
+            Data::Text { text, dev } => return Prepared::text(recipe, tokenizer, text, dev),
+            Data::Classes { classes, dev } => {
+                let read = |path: &Path| labelled::classes(path).map(Source::Classes);
+                return Prepared::labelled(recipe, tokenizer, read(classes)?, read(dev)?);
+            }
+            Data::Tags { tags, dev } => {
+                let read = |path: &Path| labelled::tags(path).map(Source::Tags);
+                return Prepared::labelled(recipe, tokenizer, read(tags)?, read(dev)?);
+            }
+            Data::Answers { answers, dev } => {
+                let read = |path: &Path| labelled::answers(path).map(Source::Answers);
+                return Prepared::labelled(recipe, tokenizer, read(answers)?, read(dev)?);
             }
         };
+        let texts = || train.iter().flat_map(|pair| [&pair.source, &pair.target]);
+        let tokenizer = found(recipe, tokenizer, texts)?;
         let train: Vec<_> =
             train.iter().map(|pair| (tokenizer.encode(&pair.source), tokenizer.encode(&pair.target))).collect();
-        let lengths =
-            |(source, target): &(Vec<u32>, Vec<u32>)| Lengths { source: source.len() + 1, target: target.len() + 1 };
+        // To a decoder alone both sides are one sequence.
+        let one = matches!(recipe.model, Architecture::Gpt(_));
+        let lengths = |(source, target): &(Vec<u32>, Vec<u32>)| {
+            let (source, target) = (source.len() + 1, target.len() + 1);
+            Lengths { source, target: if one { source + target } else { target } }
+        };
         let lengths = train.iter().map(lengths).collect();
-        Ok((Prepared { train, lengths, dev, longest: recipe.train.longest }, tokenizer))
+        let batching = Batching { tokens: recipe.train.tokens, longest: recipe.train.longest };
+        Ok((Prepared::Pairs(Pairs { train, lengths, dev, batching }), tokenizer))
+    }
+
+    fn text(recipe: &Recipe, tokenizer: Option<Tokenizer>, train: &Path, dev: &Path) -> Result<(Self, Tokenizer)> {
+        let read = |path: &Path| std::fs::read_to_string(path).map_err(|e| Error::file("read", path, e));
+        let (train_text, dev_text) = (read(train)?, read(dev)?);
+        let tokenizer = found(recipe, tokenizer, || train_text.split_inclusive('\n'))?;
+        let block = recipe.train.longest;
+        let cut = |text: &str, path: &Path| {
+            let tokens = tokenizer.encode_text(text);
+            let few = || Error::invalid(format!("`{}` has {} tokens", path.display(), tokens.len()));
+            if tokens.len() < block + 2 {
+                return Err(few().with_hint(format!("a row takes {} of them: lower `train.longest`", block + 1)));
+            }
+            Ok(tokens)
+        };
+        let (train, dev) = (cut(&train_text, train)?, cut(&dev_text, dev)?);
+        let rows = (recipe.train.tokens / block).max(1);
+        Ok((Prepared::Text(Text { train, dev, block, rows }), tokenizer))
+    }
+
+    fn labelled(
+        recipe: &Recipe,
+        tokenizer: Option<Tokenizer>,
+        train: Source,
+        dev: Source,
+    ) -> Result<(Self, Tokenizer)> {
+        if train.len() == 0 || dev.len() == 0 {
+            return Err(Error::invalid("there is nothing to learn from, or nothing to measure on"));
+        }
+        let mut tokenizer = found(recipe, tokenizer, || train.texts())?;
+        if tokenizer.encode_framed("", None).0.len() < 2 {
+            tokenizer = tokenizer.framed()?;
+        }
+        let batching = Batching { tokens: recipe.train.tokens, longest: usize::MAX };
+        let (examples, lengths) = (Vec::new(), Vec::new());
+        Ok((Prepared::Labelled(Labelled { train, dev, examples, lengths, batching }), tokenizer))
+    }
+
+    /// Cuts texts with labels as an encoder reads them.
+    pub fn cut(&mut self, encoder: &Encoder) -> Result<()> {
+        let Prepared::Labelled(data) = self else { return Ok(()) };
+        data.examples = match &data.train {
+            Source::Classes(texts) => {
+                texts.iter().filter_map(|text| encoder.classed(&text.text, &text.label)).collect()
+            }
+            Source::Tags(sentences) => sentences.iter().map(|s| encoder.tagged(&s.words, &s.tags)).collect(),
+            Source::Answers(asked) => {
+                let windows = asked.iter().map(|question| encoder.asked(question)).collect::<Result<Vec<_>>>()?;
+                windows.into_iter().flatten().collect()
+            }
+        };
+        let length = |example: &Example| Lengths { source: example.ids.len(), target: example.ids.len() };
+        data.lengths = data.examples.iter().map(length).collect();
+        Ok(())
+    }
+
+    /// The texts to learn from, where they have labels.
+    pub fn source(&self) -> Option<&Source> {
+        match self {
+            Prepared::Labelled(data) => Some(&data.train),
+            _ => None,
+        }
+    }
+
+    /// The batches of a pass over the data, each a list of pairs or of places in the text: a function of seed and epoch.
+    pub fn epoch(&self, seed: u64, epoch: u64) -> Result<Vec<Vec<usize>>> {
+        match self {
+            Prepared::Pairs(pairs) => Ok(pairs.batching.epoch(&pairs.lengths, seed, epoch)?.batches),
+            Prepared::Labelled(data) => Ok(data.batching.epoch(&data.lengths, seed, epoch)?.batches),
+            Prepared::Text(Text { train, block, rows, .. }) => {
+                let mut draws = Draws::new(seed, [PLACES, epoch as u32, (epoch >> 32) as u32]);
+                let batches = (train.len() / (block * rows)).max(1);
+                let mut batch = || (0..*rows).map(|_| draws.below(train.len() - block)).collect();
+                Ok((0..batches).map(|_| batch()).collect())
+            }
+        }
+    }
+
+    /// One of those batches, as the model takes it.
+    pub fn batch(&self, entries: &[usize], specials: Specials) -> Step {
+        match self {
+            Prepared::Labelled(data) => {
+                Step::Examples(Examples(entries.iter().map(|&at| data.examples[at].clone()).collect()))
+            }
+            Prepared::Pairs(pairs) => {
+                let sides = entries.iter().map(|&at| {
+                    let (source, target) = &pairs.train[at];
+                    (&source[..], &target[..])
+                });
+                Step::Text(Batch::new(sides, specials))
+            }
+            Prepared::Text(Text { train, block, .. }) => {
+                Step::Text(Batch::of_text(entries.iter().map(|&at| &train[at..at + block + 1])))
+            }
+        }
+    }
+
+    /// The pairs to measure on; other data has none.
+    pub fn dev(&self) -> &[Pair] {
+        match self {
+            Prepared::Pairs(pairs) => &pairs.dev,
+            Prepared::Text(_) | Prepared::Labelled(_) => &[],
+        }
     }
 
     /// In words.
     pub fn summary(&self, vocabulary: usize) -> String {
-        let longest = |lengths: &&Lengths| lengths.source.max(lengths.target) > self.longest;
-        let long = self.lengths.iter().filter(longest).count();
-        let left_out = if long > 0 { format!(" ({long} too long are left out)") } else { String::new() };
-        let tokens: usize = self.lengths.iter().map(|lengths| lengths.target).sum();
-        format!(
-            "{} training pairs{left_out} with {tokens} target tokens, {} to measure on, {vocabulary} pieces",
-            self.train.len(),
-            self.dev.len()
-        )
+        match self {
+            Prepared::Pairs(Pairs { train, lengths, dev, batching }) => {
+                let longest = |lengths: &&Lengths| lengths.source.max(lengths.target) > batching.longest;
+                let long = lengths.iter().filter(longest).count();
+                let left_out = if long > 0 { format!(" ({long} too long are left out)") } else { String::new() };
+                let tokens: usize = train.iter().map(|(_, target)| target.len() + 1).sum();
+                let (train, dev) = (train.len(), dev.len());
+                format!(
+                    "{train} training pairs{left_out} with {tokens} target tokens, {dev} to measure on, {vocabulary} pieces"
+                )
+            }
+            Prepared::Labelled(Labelled { train, dev, examples, .. }) => {
+                let labels = match train.labels().len() {
+                    0 => String::new(),
+                    count => format!(" with {count} labels"),
+                };
+                let (cut, dev) = (examples.len(), dev.len());
+                format!("{} texts{labels}, cut into {cut}, {dev} to measure on, {vocabulary} pieces", train.len())
+            }
+            Prepared::Text(Text { train, dev, block, rows }) => {
+                let (train, dev) = (train.len(), dev.len());
+                format!("{train} tokens, {dev} to measure on, {vocabulary} pieces; {rows} rows of {block} a batch")
+            }
+        }
+    }
+}
+
+/// The tokenizer that is given, that the recipe names, or that is trained on these texts.
+fn found<S: AsRef<str>, I: IntoIterator<Item = S>>(
+    recipe: &Recipe,
+    given: Option<Tokenizer>,
+    texts: impl FnOnce() -> I,
+) -> Result<Tokenizer> {
+    match (given, &recipe.tokenizer) {
+        (Some(tokenizer), _) => Ok(tokenizer),
+        (None, Pieces::File { file }) => Tokenizer::open(file),
+        (None, Pieces::Train(kind)) => Tokenizer::train(texts(), *kind),
     }
 }

@@ -27,8 +27,24 @@ pub struct Event {
     pub seconds: f64,
 }
 
+/// What is measured besides the loss.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Measured {
+    /// Nothing.
+    #[default]
+    Loss,
+    /// Translations.
+    Translations,
+    /// Classes of texts.
+    Classes,
+    /// Tags of words.
+    Tags,
+    /// Answers to questions.
+    Answers,
+}
+
 /// What a validation found.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Validation {
     /// After how many steps.
     pub step: u64,
@@ -40,12 +56,31 @@ pub struct Validation {
     pub bleu: f64,
     /// Their chrF.
     pub chrf: f64,
-    /// The share of them that is right in every character, in percent.
+    /// The share of them that is right in every character, in percent; of classes and tags, the share that is right.
     pub exact: f64,
+    /// The F1 of classes (their mean), of entities, or of the words of answers, in percent.
+    pub f1: f64,
     /// How many they were.
     pub sentences: usize,
     /// A few of them: source, translation, reference.
     pub samples: Vec<[String; 3]>,
+    /// What was measured.
+    #[serde(skip)]
+    pub measured: Measured,
+}
+
+impl Validation {
+    /// The scores besides the loss, in words.
+    pub fn told(&self) -> String {
+        let Validation { bleu, chrf, exact, f1, .. } = self;
+        match self.measured {
+            Measured::Loss => String::new(),
+            Measured::Translations => format!("BLEU {bleu:.2} · chrF {chrf:.2} · exact match {exact:.1} %"),
+            Measured::Classes => format!("accuracy {exact:.2} % · F1 {f1:.2}"),
+            Measured::Tags => format!("entity F1 {f1:.2} · tags right {exact:.2} %"),
+            Measured::Answers => format!("exact match {exact:.2} % · F1 {f1:.2}"),
+        }
+    }
 }
 
 /// Someone who watches a run. Every method may be left as it is.

@@ -1,32 +1,44 @@
-//! Measuring on the dev set: the loss of all of it, and translations of some of it.
+//! Measuring on the dev set: the loss of all of it, and translations of some of it, or the labels of all of it.
 
-use super::data::Prepared;
-use super::events::Validation;
+use super::data::{Labelled, Prepared, Text};
+use super::events::{Measured, Validation};
+use super::subject::Subject;
+use crate::batch::Batch;
+use crate::encoder::{Examples, highest};
+use crate::labelled::Source;
+use crate::metrics::answers::Answers;
 use crate::metrics::bleu::Bleu;
 use crate::metrics::chrf::Chrf;
+use crate::metrics::entities::Entities;
 use crate::metrics::exact::Exact;
 use crate::metrics::perplexity;
 use crate::metrics::words::Words;
 use crate::search::Search;
 use crate::translator::Translator;
-use crate::{Recipe, Result};
-use qkv_nn::{Machine, Pool};
+use crate::{Encoder, Error, Recipe, Result};
+use qkv_nn::{Loss, Machine, Pool, Tape};
 
 /// Sentences that are shown.
 const SAMPLES: usize = 3;
 
 pub(super) fn validate(
-    translator: &Translator,
+    subject: &Subject,
     data: &Prepared,
     recipe: &Recipe,
     machine: &Machine,
     pool: &Pool<f32>,
     step: u64,
 ) -> Result<Validation> {
-    let loss = translator.loss(&data.dev, machine, pool)?;
-    let count = recipe.train.validate_sentences.min(data.dev.len());
-    let sources: Vec<&str> = data.dev[..count].iter().map(|pair| pair.source.as_str()).collect();
-    let references: Vec<&str> = data.dev[..count].iter().map(|pair| pair.target.as_str()).collect();
+    let (translator, dev) = match (subject, data) {
+        (Subject::Writer(translator), Prepared::Pairs(pairs)) => (translator, &pairs.dev),
+        (Subject::Writer(translator), Prepared::Text(text)) => return of_text(translator, text, machine, pool, step),
+        (Subject::Reader(encoder), Prepared::Labelled(data)) => return of_labels(encoder, data, machine, pool, step),
+        _ => return Err(Error::invalid("this data is for a model of another kind")),
+    };
+    let loss = translator.loss(dev, machine, pool)?;
+    let count = recipe.train.validate_sentences.min(dev.len());
+    let sources: Vec<&str> = dev[..count].iter().map(|pair| pair.source.as_str()).collect();
+    let references: Vec<&str> = dev[..count].iter().map(|pair| pair.target.as_str()).collect();
     // Greedy: quick, and what is better greedily is better with a beam.
     let search = Search { beam: 1, sample: None, ..recipe.search.clone() };
     let found = translator.translate(&sources, &search, machine)?;
@@ -41,5 +53,78 @@ pub(super) fn validate(
     let sample = |at: usize| [sources[at], outputs[at], references[at]].map(str::to_owned);
     let samples = (0..outputs.len()).step_by((outputs.len() / SAMPLES).max(1)).take(SAMPLES).map(sample).collect();
     let (perplexity, sentences) = (perplexity(nll), outputs.len());
-    Ok(Validation { step, loss: nll, perplexity, bleu, chrf, exact, sentences, samples })
+    let (measured, f1) = (Measured::Translations, 0.0);
+    Ok(Validation { step, loss: nll, perplexity, bleu, chrf, exact, f1, sentences, samples, measured })
+}
+
+/// Tokens that go through the model together.
+const TOKENS: usize = 4096;
+
+/// The loss of a text in rows that follow each other, each token but the first of a row after those before it in the row.
+fn of_text(translator: &Translator, text: &Text, machine: &Machine, pool: &Pool<f32>, step: u64) -> Result<Validation> {
+    let mut loss = Loss::default();
+    let rows: Vec<&[u32]> =
+        (0..(text.dev.len() - 1) / text.block).map(|row| &text.dev[row * text.block..][..text.block + 1]).collect();
+    for rows in rows.chunks((TOKENS / text.block).max(1)) {
+        let mut tape = Tape::inference(&translator.parameters, pool, machine);
+        loss += translator.model.loss(&mut tape, &Batch::of_text(rows.iter().copied()), 0.0, 1.0)?;
+    }
+    let nll = loss.nll / loss.rows.max(1) as f64;
+    Ok(Validation { step, loss: nll, perplexity: perplexity(nll), ..Validation::default() })
+}
+
+/// The loss of texts with labels, and what the model makes of them.
+fn of_labels(encoder: &Encoder, data: &Labelled, machine: &Machine, pool: &Pool<f32>, step: u64) -> Result<Validation> {
+    let (examples, exact, f1, measured) = match &data.dev {
+        Source::Classes(texts) => {
+            let found = encoder.classify(&texts.iter().map(|text| &text.text).collect::<Vec<_>>(), machine)?;
+            let found: Vec<&String> = found.iter().map(|row| &encoder.config.labels[highest(row)]).collect();
+            let right = found.iter().zip(texts).filter(|(found, text)| **found == &text.label).count();
+            let examples = texts.iter().filter_map(|text| encoder.classed(&text.text, &text.label)).collect();
+            (examples, 100.0 * right as f64 / texts.len() as f64, mean_f1(&found, texts), Measured::Classes)
+        }
+        Source::Tags(sentences) => {
+            let words: Vec<Vec<&String>> = sentences.iter().map(|sentence| sentence.words.iter().collect()).collect();
+            let found = encoder.tag(&words, machine)?;
+            let there: Vec<Vec<String>> = sentences.iter().map(|sentence| sentence.tags.clone()).collect();
+            let entities = Entities::of(&found, &there)?;
+            let (found, there) = (found.concat(), there.concat());
+            let exact = Exact::of(&found, &there)?.score();
+            let examples = sentences.iter().map(|sentence| encoder.tagged(&sentence.words, &sentence.tags)).collect();
+            (examples, exact, entities.f1(), Measured::Tags)
+        }
+        Source::Answers(asked) => {
+            let answer = |asked: &crate::labelled::Question| encoder.answer(&asked.question, &asked.context, machine);
+            let found = asked.iter().map(|asked| Ok(answer(asked)?.text)).collect::<Result<Vec<String>>>()?;
+            let text = |asked: &crate::labelled::Question| asked.answers.iter().map(|(_, text)| text.clone()).collect();
+            let answers = Answers::of(&found, &asked.iter().map(text).collect::<Vec<Vec<String>>>())?;
+            let windows = asked.iter().map(|asked| encoder.asked(asked)).collect::<Result<Vec<_>>>()?;
+            (windows.concat(), answers.exact, answers.f1, Measured::Answers)
+        }
+    };
+    let mut loss = Loss::default();
+    for examples in examples.chunks(TOGETHER) {
+        let mut tape = Tape::inference(&encoder.parameters, pool, machine);
+        loss += encoder.loss(&mut tape, &Examples(examples.to_vec()), 1.0)?;
+    }
+    let nll = loss.nll / loss.rows.max(1) as f64;
+    let sentences = data.dev.len();
+    let whole =
+        Validation { step, loss: nll, perplexity: perplexity(nll), exact, f1, sentences, ..Validation::default() };
+    Ok(Validation { measured, ..whole })
+}
+
+/// Texts whose loss is computed together.
+const TOGETHER: usize = 16;
+
+/// The mean over the classes of their F1.
+fn mean_f1(found: &[&String], texts: &[crate::labelled::Labelled]) -> f64 {
+    let names: std::collections::BTreeSet<&String> = texts.iter().map(|text| &text.label).collect();
+    let of = |name: &String| {
+        let right = found.iter().zip(texts).filter(|(found, text)| **found == name && &text.label == name).count();
+        let both = found.iter().filter(|found| **found == name).count()
+            + texts.iter().filter(|text| &text.label == name).count();
+        200.0 * right as f64 / both.max(1) as f64
+    };
+    names.iter().map(|name| of(name)).sum::<f64>() / names.len().max(1) as f64
 }

@@ -8,13 +8,19 @@ use crate::parameters::{Init, Param, Parameters};
 pub struct Builder<'a, T> {
     parameters: &'a mut Parameters<T>,
     prefix: String,
-    seed: u64,
+    /// `None` where the numbers come from elsewhere.
+    seed: Option<u64>,
 }
 
 impl<'a, T: Float> Builder<'a, T> {
     /// At the top.
     pub fn new(parameters: &'a mut Parameters<T>, seed: u64) -> Self {
-        Builder { parameters, prefix: String::new(), seed }
+        Builder { parameters, prefix: String::new(), seed: Some(seed) }
+    }
+
+    /// At the top, for numbers that are read from a file: nothing is drawn, all begin as zeros.
+    pub fn blank(parameters: &'a mut Parameters<T>) -> Self {
+        Builder { parameters, prefix: String::new(), seed: None }
     }
 
     /// Below: `at("encoder")` adds `encoder.…`.
@@ -25,6 +31,7 @@ impl<'a, T: Float> Builder<'a, T> {
 
     /// Adds a parameter here.
     pub fn add(&mut self, name: &str, shape: &[usize], init: Init) -> Param {
-        self.parameters.add(&format!("{}{name}", self.prefix), shape, init, self.seed)
+        let init = if self.seed.is_some() { init } else { Init::Zeros };
+        self.parameters.add(&format!("{}{name}", self.prefix), shape, init, self.seed.unwrap_or(0))
     }
 }

@@ -17,6 +17,8 @@ pub enum PositionKind {
     Sinusoidal,
     /// A vector for each position, trained.
     Learned,
+    /// Queries and keys are turned by angles that grow with the position (Su et al. 2021): nothing is added here.
+    Rotary,
     /// Not at all: for recurrent models, or where attention's bias tells (ALiBi, relative).
     None,
 }

@@ -4,33 +4,71 @@ use super::{Builder, Linear};
 use crate::float::Float;
 use crate::ops::linear::Activation;
 use crate::tape::{Tape, Var};
+use serde::{Deserialize, Serialize};
+
+/// What stands between the two maps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FeedKind {
+    /// `max(x, 0)`.
+    #[default]
+    Relu,
+    /// GELU by the error function.
+    Gelu,
+    /// GELU by the hyperbolic tangent.
+    GeluTanh,
+    /// A gate: `silu(W_g x) · W₁ x` (Shazeer 2020, arXiv:2002.05202).
+    #[serde(rename = "swiglu")]
+    SwiGlu,
+}
+
+impl FeedKind {
+    fn activation(self) -> Activation {
+        match self {
+            FeedKind::Relu => Activation::Relu,
+            FeedKind::Gelu => Activation::Gelu,
+            FeedKind::GeluTanh => Activation::GeluTanh,
+            FeedKind::SwiGlu => Activation::None,
+        }
+    }
+}
 
 /// `W₂ dropout(activation(W₁ x + b₁)) + b₂`.
 #[derive(Clone, Copy, Debug)]
 pub struct FeedForward {
     fc1: Linear,
+    gate: Option<Linear>,
     fc2: Linear,
     activation: Activation,
     dropout: f64,
 }
 
 impl FeedForward {
-    /// From `width` to `inner` and back.
+    /// From `width` to `inner` and back. Parameters: `fc1`, `fc2`, and `gate` where there is one.
     pub fn new<T: Float>(
         at: &mut Builder<'_, T>,
         width: usize,
         inner: usize,
-        activation: Activation,
+        kind: FeedKind,
+        bias: bool,
         dropout: f64,
     ) -> Self {
-        let fc1 = Linear::new(&mut at.at("fc1"), width, inner, true);
-        let fc2 = Linear::new(&mut at.at("fc2"), inner, width, true);
-        FeedForward { fc1, fc2, activation, dropout }
+        let fc1 = Linear::new(&mut at.at("fc1"), width, inner, bias);
+        let gate = (kind == FeedKind::SwiGlu).then(|| Linear::new(&mut at.at("gate"), width, inner, bias));
+        let fc2 = Linear::new(&mut at.at("fc2"), inner, width, bias);
+        FeedForward { fc1, gate, fc2, activation: kind.activation(), dropout }
     }
 
     /// `[.., C]` to `[.., C]`.
     pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, x: &Var<T>) -> Var<T> {
-        let inner = self.fc1.activated(tape, x, self.activation, self.dropout);
+        let inner = match self.gate {
+            None => self.fc1.activated(tape, x, self.activation, self.dropout),
+            Some(gate) => {
+                let (gate, up) = (gate.forward(tape, x), self.fc1.forward(tape, x)); // (.., I)
+                let inner = tape.gate(&gate, &up);
+                tape.dropout(inner, self.dropout)
+            }
+        };
         self.fc2.forward(tape, &inner)
     }
 }

@@ -13,7 +13,7 @@
 //! let (pool, machine) = (Pool::new(), Machine::new(1));
 //! let mut tape = Tape::inference(&parameters, &pool, &machine);
 //! let x = tape.constant(Tensor::new(vec![0.1; 2 * 7 * 64], &[2, 7, 64])); // (B, N, C)
-//! let y = layer.forward(&mut tape, &x, &x, None, None)?;
+//! let y = layer.forward(&mut tape, &x, &x, None, None, None)?;
 //! assert_eq!(y.shape(), [2, 7, 64]);
 //! # Ok::<(), qkv::Error>(())
 //! ```
@@ -31,9 +31,9 @@ mod recurrent_attention;
 pub use block::{Block, BlockConfig, NormPlace};
 pub use builder::Builder;
 pub use embedding::{Embedding, PositionKind};
-pub use feed_forward::FeedForward;
+pub use feed_forward::{FeedForward, FeedKind};
 pub use gru::Gru;
 pub use linear::Linear;
 pub use multi_head::{AttentionConfig, KeysValues, MultiHead};
-pub use norm::LayerNorm;
+pub use norm::{Norm, NormKind};
 pub use recurrent_attention::{AttentionStyle, RecurrentAttention, RecurrentMemory};

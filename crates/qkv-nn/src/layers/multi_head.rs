@@ -4,6 +4,7 @@
 use super::{Builder, Linear};
 use crate::float::Float;
 use crate::ops::attention::{Attend, Heads, Scoring};
+use crate::ops::rotary::Angles;
 use crate::parameters::Init;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
@@ -123,7 +124,7 @@ impl MultiHead {
     }
 
     /// Attends from `x [B, N, C]` to `memory [B, M, C]`, which is `x` itself in self-attention. `lengths` says how many tokens of
-    /// each memory count, `queries` how many of `x`.
+    /// each memory count, `queries` how many of `x`. With `angles`, queries and keys are turned by their positions.
     ///
     /// # Errors
     /// What `qkv` refuses.
@@ -134,9 +135,10 @@ impl MultiHead {
         memory: &Var<T>,
         lengths: Option<&[usize]>,
         queries: Option<&[usize]>,
+        angles: Option<&Angles<T>>,
     ) -> qkv::Result<Var<T>> {
-        let q = self.q.forward(tape, x);
-        let k = self.k.forward(tape, memory);
+        let q = turned(tape, self.q, x, angles);
+        let k = turned(tape, self.k, memory, angles);
         let v = self.v.forward(tape, memory);
         let seen = tape.attend(&q, &k, &v, None, &self.how(lengths, queries))?;
         drop((q, k, v));
@@ -163,6 +165,33 @@ impl MultiHead {
         cache.cache.append(split(k.value(), heads), split(v.value(), heads))
     }
 
+    /// New tokens `x [B, new, C]` after those that the cache holds: their keys and values are added to it, and they attend to
+    /// all that it then holds. The angles are those of the new positions.
+    ///
+    /// # Errors
+    /// What `qkv` refuses.
+    pub fn step<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        x: &Var<T>,
+        cache: &mut KeysValues<T>,
+        angles: Option<&Angles<T>>,
+    ) -> qkv::Result<Var<T>> {
+        let from = cache.len();
+        let q = turned(tape, self.q, x, angles);
+        let k = turned(tape, self.k, x, angles);
+        let v = self.v.forward(tape, x);
+        let heads = self.config.heads.key;
+        cache.cache.append(split(k.value(), heads), split(v.value(), heads))?;
+        // Nothing came before and much comes now: a full pass, in tiles.
+        let seen = if from == 0 && x.shape()[1] > 1 {
+            tape.attend(&q, &k, &v, None, &self.how(None, None))?
+        } else {
+            tape.attend_cached(&q, &cache.cache, &Attend { from, ..self.how(None, None) })?
+        };
+        Ok(self.out.forward(tape, &seen))
+    }
+
     /// Attends from new tokens `x [B, new, C]`, the first of which stands at `from`, to what the cache holds.
     ///
     /// # Errors
@@ -178,6 +207,15 @@ impl MultiHead {
         let q = self.q.forward(tape, x);
         let seen = tape.attend_cached(&q, &cache.cache, &Attend { from, ..self.how(lengths, None) })?;
         Ok(self.out.forward(tape, &seen))
+    }
+}
+
+/// A map of `x`, turned where there are angles.
+fn turned<T: Float>(tape: &mut Tape<'_, T>, map: Linear, x: &Var<T>, angles: Option<&Angles<T>>) -> Var<T> {
+    let y = map.forward(tape, x);
+    match angles {
+        Some(angles) => tape.rotary(y, angles),
+        None => y,
     }
 }
 

@@ -1,28 +1,47 @@
-//! Layer normalisation as a layer.
+//! Normalisation as a layer, of either kind.
 
 use super::Builder;
 use crate::float::Float;
 use crate::parameters::{Init, Param};
 use crate::tape::{Tape, Var};
+use serde::{Deserialize, Serialize};
 
-/// Layer normalisation with gain and bias (Ba et al. 2016, arXiv:1607.06450).
+/// How rows are normalised.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NormKind {
+    /// Mean taken away, divided by the deviation, with gain and bias (Ba et al. 2016, arXiv:1607.06450).
+    #[default]
+    Layer,
+    /// Divided by the root of the mean square, with a gain (Zhang and Sennrich 2019, arXiv:1910.07467).
+    Rms,
+}
+
+/// A norm.
 #[derive(Clone, Copy, Debug)]
-pub struct LayerNorm {
+pub struct Norm {
     weight: Param,
-    bias: Param,
+    /// Only layer normalisation has one.
+    bias: Option<Param>,
     epsilon: f64,
 }
 
-impl LayerNorm {
-    /// Of rows of that width; `ε` is PyTorch's 1e-5.
-    pub fn new<T: Float>(at: &mut Builder<'_, T>, width: usize) -> Self {
-        let [weight, bias] =
-            [("weight", Init::Ones), ("bias", Init::Zeros)].map(|(name, init)| at.add(name, &[width], init));
-        LayerNorm { weight, bias, epsilon: 1e-5 }
+impl Norm {
+    /// PyTorch's `ε`.
+    pub const EPSILON: f64 = 1e-5;
+
+    /// Of rows of that width.
+    pub fn new<T: Float>(at: &mut Builder<'_, T>, width: usize, kind: NormKind, epsilon: f64) -> Self {
+        let weight = at.add("weight", &[width], Init::Ones);
+        let bias = (kind == NormKind::Layer).then(|| at.add("bias", &[width], Init::Zeros));
+        Norm { weight, bias, epsilon }
     }
 
     /// Each row normalised.
     pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, x: &Var<T>) -> Var<T> {
-        tape.layer_norm(x, self.weight, self.bias, self.epsilon)
+        match self.bias {
+            Some(bias) => tape.layer_norm(x, self.weight, bias, self.epsilon),
+            None => tape.rms_norm(x, self.weight, self.epsilon),
+        }
     }
 }

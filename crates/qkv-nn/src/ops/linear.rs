@@ -21,6 +21,9 @@ pub enum Activation {
     Relu,
     /// `x Φ(x)` by the error function (Hendrycks and Gimpel 2016).
     Gelu,
+    /// The same by the hyperbolic tangent: `x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`, as GPT-2 has it.
+    #[serde(rename = "gelu-tanh")]
+    GeluTanh,
     /// The hyperbolic tangent.
     Tanh,
     /// `1 / (1 + e⁻ˣ)`.
@@ -63,7 +66,8 @@ impl<T: Float> Tape<'_, T> {
         let bias = b.map(|b| self.parameters.get(b));
 
         let drop = Drop::new(self, dropout);
-        let before = if activation == Activation::Gelu && self.is_training() {
+        let of_input = matches!(activation, Activation::Gelu | Activation::GeluTanh);
+        let before = if of_input && self.is_training() {
             // The slope of GELU is a function of what goes in: keep that, and write what comes out elsewhere.
             let mut out = Tensor::unwritten(self.pool, &shape);
             activate(self.machine, y.data_mut(), Some(out.data_mut()), bias, shape[shape.len() - 1], activation, drop);
@@ -115,6 +119,15 @@ fn activate<T: Float>(
     });
 }
 
+/// `√(2/π)` and the factor of the cube in GELU by the hyperbolic tangent.
+const ROOT: f64 = 0.797_884_560_802_865_4;
+const CUBE: f64 = 0.044_715;
+
+#[inline(always)]
+fn bent<T: Float>(x: T) -> T {
+    T::of_f64(ROOT) * (x + T::of_f64(CUBE) * x * x * x)
+}
+
 struct Activate<'a, T> {
     row: &'a mut [T],
     out: Option<&'a mut [T]>,
@@ -152,6 +165,12 @@ impl<T: Float> Pass for Activate<'_, T> {
                 let (half, root) = (T::of_f64(0.5), T::of_f64(std::f64::consts::FRAC_1_SQRT_2));
                 for x in row.iter_mut() {
                     *x = *x * half * (T::ONE + (*x * root).error_function());
+                }
+            }
+            Activation::GeluTanh => {
+                let half = T::of_f64(0.5);
+                for x in row.iter_mut() {
+                    *x = *x * half * (T::ONE + bent(*x).hyperbolic_tangent());
                 }
             }
             Activation::Tanh => {
@@ -203,6 +222,14 @@ impl<T: Float> Pass for Slope<'_, T> {
                 for (g, &x) in pairs {
                     let below = half * (T::ONE + (x * root).error_function());
                     *g *= below + x * density * (-(half * x * x)).exponential();
+                }
+            }
+            Activation::GeluTanh => {
+                let (half, root) = (T::of_f64(0.5), T::of_f64(ROOT));
+                let cube = T::of_f64(3.0 * CUBE);
+                for (g, &x) in pairs {
+                    let y = bent(x).hyperbolic_tangent();
+                    *g = *g * half * (T::ONE + y + x * (T::ONE - y * y) * root * (T::ONE + cube * x * x));
                 }
             }
             Activation::Tanh => {

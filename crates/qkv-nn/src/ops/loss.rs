@@ -58,8 +58,8 @@ impl<T: Float> Tape<'_, T> {
     pub fn cross_entropy(&mut self, x: &Var<T>, w: Param, b: Option<Param>, target: Target<'_>) -> Loss {
         let &[classes, width] = self.parameters.shape(w) else { panic!("`{}` is no matrix", self.parameters.name(w)) };
         assert_eq!((x.value.rows(), x.value.width()), (target.ids.len(), width), "a class for each row");
-        assert!(target.ids.iter().all(|&id| (id as usize) < classes), "a class beyond the {classes} of the vocabulary");
         let counted: Vec<usize> = (0..target.ids.len()).filter(|&r| Some(target.ids[r]) != target.ignore).collect();
+        assert!(counted.iter().all(|&r| (target.ids[r] as usize) < classes), "a class beyond the {classes} there are");
         let (weight, bias) = (self.parameters.get(w), b.map(|b| self.parameters.get(b)));
         let training = self.is_training();
         let mut d_x = training.then(|| Tensor::zeros(self.pool, x.shape()));

@@ -3,11 +3,16 @@
 pub(crate) mod attention;
 mod dropout;
 pub(crate) mod embedding;
+mod gate;
 mod gru;
 pub(crate) mod linear;
 pub(crate) mod loss;
+mod mean;
 mod norm;
+mod rms_norm;
+pub(crate) mod rotary;
 mod shape;
+mod span;
 
 use crate::float::Float;
 use crate::machine::Machine;

@@ -90,6 +90,28 @@ for norm_first, act in [(True, "relu"), (False, "gelu")]:
     grads |= {n: g.flatten().tolist() for n, g in zip(["x", "y"] + list(plain), rest)}
     cases[f"decoder layer {'pre' if norm_first else 'post'} {act}"] = {"out": out.flatten().tolist(), "grad": grads}
 
+# A layer of Llama, written out: RMS norm, rotary positions from 3 on, four heads over two of keys, a gate.
+names = {"b.self_attn.q_proj.weight": (16, 16), "b.self_attn.k_proj.weight": (8, 16), "b.self_attn.v_proj.weight": (8, 16),
+         "b.self_attn.out_proj.weight": (16, 16), "b.self_attn_layer_norm.weight": (16,), "b.fc1.weight": (20, 16),
+         "b.gate.weight": (20, 16), "b.fc2.weight": (16, 20), "b.final_layer_norm.weight": (16,)}
+p = {name: made(name, *shape, scale=0.3).requires_grad_() for name, shape in names.items()}
+x = made("x", 2, 5, 16).requires_grad_()
+angle = torch.arange(3, 8)[:, None] * 100.0 ** (-torch.arange(0, 4, 2) / 4)
+cos, sin = torch.cat([angle.cos()] * 2, -1), torch.cat([angle.sin()] * 2, -1)
+heads = lambda t, h: t.view(2, 5, h, 4).transpose(1, 2)
+turn = lambda t: t * cos + torch.cat([-t[..., 2:], t[..., :2]], -1) * sin
+y = F.rms_norm(x, (16,), p["b.self_attn_layer_norm.weight"], 1e-6)
+q, k, v = (heads(y @ p[f"b.self_attn.{n}_proj.weight"].T, h) for n, h in (("q", 4), ("k", 2), ("v", 2)))
+seen = F.scaled_dot_product_attention(turn(q), turn(k), v, is_causal=True, enable_gqa=True).transpose(1, 2).reshape(2, 5, 16)
+z = x + seen @ p["b.self_attn.out_proj.weight"].T
+y = F.rms_norm(z, (16,), p["b.final_layer_norm.weight"], 1e-6)
+out = z + (F.silu(y @ p["b.gate.weight"].T) * (y @ p["b.fc1.weight"].T)) @ p["b.fc2.weight"].T
+cases["llama layer"] = result(out, {"x": x}, p)
+
+# GELU by the hyperbolic tangent.
+x, w, b = made("x", 3, 6).requires_grad_(), made("l.weight", 7, 6, scale=0.3).requires_grad_(), made("l.bias", 7, scale=0.3).requires_grad_()
+cases["gelu tanh"] = result(F.gelu(x @ w.T + b, approximate="tanh"), {"x": x}, {"l.weight": w, "l.bias": b})
+
 # Gated units: two layers, both ways, sequences of different lengths.
 layer = nn.GRU(5, 4, 2, batch_first=True, bidirectional=True)
 fill({f"rnn.{n}": p for n, p in layer.named_parameters()})

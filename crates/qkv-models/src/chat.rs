@@ -1,0 +1,179 @@
+//! Conversations as a model was taught to read them: its chat template, written in Jinja's language, rendered and cut into
+//! tokens. Special tokens are those of the template alone: what a person writes stays text, whatever it says.
+
+use crate::text::tokenizer::Tokenizer;
+use crate::{Error, Result};
+use minijinja::{Environment, ErrorKind, context};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// Steps that a template may take: those of real models take some hundreds for each message.
+const FUEL: u64 = 1_000_000;
+/// What stands in the rendered text for what a message says: characters that nobody has given a meaning to.
+const OPEN: char = '\u{f0000}';
+const CLOSE: char = '\u{f0001}';
+
+/// Something that was said.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// Who said it: `system`, `user` or `assistant`.
+    pub role: String,
+    /// What.
+    pub content: String,
+}
+
+impl Message {
+    /// Said by somebody.
+    pub fn new(role: &str, content: impl Into<String>) -> Self {
+        Message { role: role.to_owned(), content: content.into() }
+    }
+}
+
+/// A chat template.
+///
+/// ```
+/// use qkv_models::chat::{Message, Template};
+/// let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+/// let template = Template::new(source, "tokenizer_config.json")?;
+/// assert_eq!(template.render(&[Message::new("user", "Hello!")], "<s>", "</s>")?, "<user>Hello!<assistant>");
+/// # Ok::<(), qkv_models::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Template {
+    environment: Environment<'static>,
+    source: String,
+    place: String,
+}
+
+const NAME: &str = "chat";
+
+impl Template {
+    /// Reads a template; `path` is what errors call it.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    pub fn new(source: &str, path: impl AsRef<Path>) -> Result<Self> {
+        let mut environment = Environment::new();
+        environment.set_trim_blocks(true);
+        environment.set_lstrip_blocks(true);
+        environment.set_fuel(Some(FUEL));
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function("raise_exception", |what: String| -> Result<String, minijinja::Error> {
+            Err(minijinja::Error::new(ErrorKind::InvalidOperation, what))
+        });
+        let place = path.as_ref().display().to_string();
+        let wrong = |e: minijinja::Error| Error::format(&place, "chat template", e.to_string());
+        environment.add_template_owned(NAME, source.to_owned()).map_err(wrong)?;
+        Ok(Template { environment, source: source.to_owned(), place })
+    }
+
+    /// What it was made from.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// A conversation as text, up to where the model speaks next.
+    ///
+    /// # Errors
+    /// What the template refuses: two messages of one person in a row, say.
+    pub fn render(&self, messages: &[Message], bos: &str, eos: &str) -> Result<String> {
+        let wrong = |e: minijinja::Error| Error::format(&self.place, "chat template", e.to_string());
+        let template = self.environment.get_template(NAME).map_err(wrong)?;
+        let around = context! { messages, add_generation_prompt => true, bos_token => bos, eos_token => eos };
+        template.render(around).map_err(wrong)
+    }
+
+    /// A conversation as tokens, up to where the model speaks next.
+    ///
+    /// # Errors
+    /// As [`render`](Template::render).
+    pub fn encode(&self, messages: &[Message], tokenizer: &Tokenizer, bos: u32, eos: u32) -> Result<Vec<u32>> {
+        // What people say is put in after the special tokens have been found.
+        let stand_ins: Vec<Message> = (messages.iter().enumerate())
+            .map(|(at, message)| Message::new(&message.role, format!("{OPEN}{at}{CLOSE}")))
+            .collect();
+        let name = |id| tokenizer.name(id).unwrap_or_default();
+        let rendered = self.render(&stand_ins, &name(bos), &name(eos))?;
+        let specials = tokenizer.specials();
+        let (mut ids, mut text, mut rest) = (Vec::new(), String::new(), &rendered[..]);
+        while let Some(next) = rest.chars().next() {
+            if let Some((special, id)) = specials.iter().find(|(special, _)| rest.starts_with(special.as_str())) {
+                ids.extend(tokenizer.encode(&std::mem::take(&mut text)));
+                ids.push(*id);
+                rest = &rest[special.len()..];
+                continue;
+            }
+            let said = rest.strip_prefix(OPEN).and_then(|rest| rest.split_once(CLOSE));
+            if let Some((at, after)) = said
+                && let Some(message) = at.parse().ok().and_then(|at: usize| messages.get(at))
+            {
+                text += &message.content;
+                rest = after;
+                continue;
+            }
+            text.push(next);
+            rest = &rest[next.len_utf8()..];
+        }
+        ids.extend(tokenizer.encode(&text));
+        Ok(ids)
+    }
+}
+
+/// The template of a model's folder, where it has one: in a file of its own, or among the settings of its tokenizer.
+pub(crate) fn of_folder(folder: &Path) -> Result<Option<Template>> {
+    #[derive(Deserialize)]
+    struct Settings {
+        chat_template: Option<Templates>,
+    }
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Templates {
+        One(String),
+        Named(Vec<Named>),
+    }
+    #[derive(Deserialize)]
+    struct Named {
+        name: String,
+        template: String,
+    }
+    let alone = folder.join("chat_template.jinja");
+    if alone.exists() {
+        let source = std::fs::read_to_string(&alone).map_err(|e| Error::file("read", &alone, e))?;
+        return Template::new(&source, alone).map(Some);
+    }
+    let path = folder.join("tokenizer_config.json");
+    if !path.exists() {
+        return Ok(None);
+    }
+    let bytes = std::fs::read(&path).map_err(|e| Error::file("read", &path, e))?;
+    let settings: Settings =
+        serde_json::from_slice(&bytes).map_err(|e| Error::line(&path, e.line().max(1), e.to_string()))?;
+    let source = match settings.chat_template {
+        Some(Templates::One(source)) => Some(source),
+        Some(Templates::Named(all)) => all.into_iter().find(|one| one.name == "default").map(|one| one.template),
+        None => None,
+    };
+    source.map(|source| Template::new(&source, &path)).transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_template_that_never_ends_is_stopped() {
+        let source = "{% for a in range(9999) %}{% for b in range(9999) %}x{% endfor %}{% endfor %}";
+        let error = Template::new(source, "t").unwrap().render(&[], "", "").unwrap_err();
+        assert!(error.to_string().contains("fuel"), "{error}");
+    }
+
+    #[test]
+    fn a_template_can_refuse_and_python_methods_are_known() {
+        let template = Template::new("{{ messages[0]['content'].strip() }}{% if messages|length > 1 %}{{ raise_exception('one at a time') }}{% endif %}", "t").unwrap();
+        let one = [Message::new("user", " a ")];
+        assert_eq!(template.render(&one, "", "").unwrap(), "a");
+        let two = [one[0].clone(), one[0].clone()];
+        assert!(template.render(&two, "", "").unwrap_err().to_string().contains("one at a time"));
+        assert!(Template::new("{% for %}", "t").unwrap_err().to_string().starts_with("`t`: chat template: "));
+    }
+}

@@ -1,0 +1,214 @@
+//! An encoder alone (Devlin et al. 2018, arXiv:1810.04805): it reads a text both ways and gives a row for each token. Token,
+//! position and segment are added up and normalised; norms stand behind each part. What stands on top decides what it is for:
+//! a class for the text, a tag for each token, where an answer begins and ends, or the text as one vector.
+
+mod heads;
+mod reader;
+
+pub use heads::Answer;
+pub(crate) use heads::{Example, Examples, highest};
+pub use reader::{Encoder, Pooling};
+pub(crate) use reader::{is_one, looked_at};
+
+use crate::batch::Rows;
+use crate::{Error, Result};
+use qkv::{Attention, Dropout, Select};
+use qkv_nn::layers::{
+    AttentionConfig, Block, BlockConfig, Builder, Embedding, FeedKind, Linear, Norm, NormKind, NormPlace, PositionKind,
+};
+use qkv_nn::{Activation, Float, Heads, Init, Param, Positions, Tape, Var};
+use serde::{Deserialize, Serialize};
+
+/// What an encoder is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Head {
+    /// Rows and vectors alone.
+    #[default]
+    None,
+    /// A class for each text.
+    Classes,
+    /// A tag for each token.
+    Tags,
+    /// Where an answer begins and where it ends.
+    Span,
+}
+
+/// The sizes and choices of an encoder.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct EncoderConfig {
+    /// The number of tokens.
+    pub vocab_size: usize,
+    /// The width of the model.
+    pub d_model: usize,
+    /// The inner width of the feed-forward parts.
+    pub ffn_dim: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Layers.
+    pub layers: usize,
+    /// The longest text, special tokens included.
+    pub max_positions: usize,
+    /// Texts that can stand in one sequence.
+    pub segments: usize,
+    /// What stands between the maps of the feed-forward parts.
+    pub activation: FeedKind,
+    /// The norms' `ε`.
+    pub epsilon: f64,
+    /// Dropped from embeddings, from what each part adds, and in front of the head.
+    pub dropout: f64,
+    /// Dropped from the weights of attention.
+    pub attention_dropout: f64,
+    /// Fills up a shorter text.
+    pub pad_token_id: u32,
+    /// Whether the first token's row goes through a map of its own, as BERT's does.
+    pub pooler: bool,
+    /// What stands on top.
+    pub head: Head,
+    /// The names of the classes or tags.
+    pub labels: Vec<String>,
+    /// Self-attention.
+    pub attention: Attention,
+}
+
+impl Default for EncoderConfig {
+    fn default() -> Self {
+        EncoderConfig {
+            vocab_size: 0,
+            d_model: 256,
+            ffn_dim: 1024,
+            heads: 4,
+            layers: 4,
+            max_positions: 512,
+            segments: 2,
+            activation: FeedKind::Gelu,
+            epsilon: 1e-12,
+            dropout: 0.1,
+            attention_dropout: 0.1,
+            pad_token_id: 0,
+            pooler: false,
+            head: Head::None,
+            labels: Vec::new(),
+            attention: Attention::scaled_dot(),
+        }
+    }
+}
+
+impl EncoderConfig {
+    /// Refuses numbers that make no model, or one that no machine could hold.
+    pub(crate) fn check(&self) -> Result<()> {
+        let sizes = [
+            ("vocab_size", self.vocab_size, 1 << 24),
+            ("d_model", self.d_model, 1 << 16),
+            ("ffn_dim", self.ffn_dim, 1 << 18),
+            ("heads", self.heads, 1 << 10),
+            ("layers", self.layers, 1 << 10),
+            ("max_positions", self.max_positions, 1 << 22),
+            ("segments", self.segments, 1 << 10),
+        ];
+        for (name, found, most) in sizes {
+            if found == 0 || found > most {
+                return Err(Error::invalid(format!("`{name}` is {found}, expected between 1 and {most}")));
+            }
+        }
+        for (name, found) in [("dropout", self.dropout), ("attention_dropout", self.attention_dropout)] {
+            if !(0.0..1.0).contains(&found) {
+                return Err(Error::invalid(format!("`{name}` is {found}, expected at least 0 and less than 1")));
+            }
+        }
+        if matches!(self.head, Head::Classes | Head::Tags) && self.labels.is_empty() {
+            return Err(Error::invalid("there are no labels to choose from"));
+        }
+        Ok(())
+    }
+
+    /// Numbers that it has at least.
+    pub(crate) fn least(&self) -> usize {
+        let layers = self.layers.saturating_mul(self.d_model).saturating_mul(self.d_model);
+        self.vocab_size.saturating_mul(self.d_model).saturating_add(layers)
+    }
+}
+
+/// An encoder: handles to its parameters.
+#[derive(Clone, Debug)]
+pub(crate) struct Bert {
+    tokens: Embedding,
+    segments: Param,
+    norm: Norm,
+    layers: Vec<Block>,
+    pooler: Option<Linear>,
+    head: Option<Linear>,
+    kind: Head,
+    dropout: f64,
+}
+
+impl Bert {
+    /// Adds its parameters: `tokens`, `segments`, `embed_norm`, `layers.N`, `pooler`, `head`.
+    pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &EncoderConfig) -> Result<Self> {
+        config.check()?;
+        let EncoderConfig { d_model, ffn_dim, heads, dropout, epsilon, .. } = *config;
+        let positions = PositionKind::Learned;
+        let tokens = Embedding::new(&mut at.at("tokens"), config.vocab_size, d_model, positions, config.max_positions)
+            .unscaled();
+        let segments = at.add("segments.weight", &[config.segments, d_model], Init::Normal(0.02));
+        let norm = Norm::new(&mut at.at("embed_norm"), d_model, NormKind::Layer, epsilon);
+        let mut attention = config.attention.clone();
+        let linear = matches!(attention.score, qkv::Score::Linear(_));
+        if config.attention_dropout > 0.0 && attention.select == Select::Soft && !linear {
+            attention.dropout.get_or_insert(Dropout { p: config.attention_dropout, seed: 0 });
+        }
+        let block = BlockConfig {
+            feed: config.activation,
+            norm: NormPlace::Post,
+            epsilon,
+            dropout,
+            ..BlockConfig::new(d_model, ffn_dim, AttentionConfig::new(attention, Heads { query: heads, key: heads }))
+        };
+        let layers = (0..config.layers).map(|layer| Ok(Block::new(&mut at.at(&format!("layers.{layer}")), &block)?));
+        let layers = layers.collect::<Result<_>>()?;
+        let pooler = config.pooler.then(|| Linear::new(&mut at.at("pooler"), d_model, d_model, true));
+        let outputs = match config.head {
+            Head::None => 0,
+            Head::Classes | Head::Tags => config.labels.len(),
+            Head::Span => 2,
+        };
+        let head = (outputs > 0).then(|| Linear::new(&mut at.at("head"), d_model, outputs, true));
+        Ok(Bert { tokens, segments, norm, layers, pooler, head, kind: config.head, dropout })
+    }
+
+    /// The longest text it takes.
+    pub fn most(&self) -> usize {
+        self.tokens.most()
+    }
+
+    /// A row for each token, `[B, N, C]`; `segments [B, N]` says which of the texts each belongs to.
+    pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, rows: &Rows, segments: &[u32]) -> Result<Var<T>> {
+        let x = self.tokens.forward(tape, &rows.ids, rows.length, 0);
+        let texts = tape.embedding(segments, rows.length, self.segments, 1.0, Positions::None, 0);
+        let x = tape.add(&x, texts);
+        let x = self.norm.forward(tape, &x);
+        let mut x = tape.dropout(x, self.dropout);
+        for layer in &self.layers {
+            x = layer.forward(tape, x, rows.ragged(), None, None)?;
+        }
+        Ok(x)
+    }
+
+    /// What the head looks at: a row for each text, `[B, 1, C]`, where it is about texts, or all of them.
+    pub fn looked_at<T: Float>(&self, tape: &mut Tape<'_, T>, rows: &Rows, segments: &[u32]) -> Result<Var<T>> {
+        let mut x = self.forward(tape, rows, segments)?;
+        if self.kind == Head::Classes {
+            x = tape.step(&x, 0);
+            if let Some(pooler) = self.pooler {
+                x = pooler.activated(tape, &x, Activation::Tanh, 0.0);
+            }
+        }
+        Ok(tape.dropout(x, self.dropout))
+    }
+
+    /// The head's map.
+    pub fn head(&self) -> Option<Linear> {
+        self.head
+    }
+}

@@ -1,0 +1,268 @@
+//! What the heads are for: a class for a text, a tag for each word, an answer to a question. How texts go in, what is wanted of
+//! them in training, and how what comes out is read.
+
+use super::{Encoder, Head};
+use crate::batch::Rows;
+use crate::labelled::Question;
+use crate::{Error, Result};
+use qkv_nn::{Loss, Machine, Tape, Target};
+
+/// Where no label is wanted.
+pub(crate) const IGNORE: u32 = u32::MAX;
+/// The longest answer, in tokens.
+const LONGEST_ANSWER: usize = 30;
+
+/// What should come out of a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// A class.
+    Class(u32),
+    /// A tag for each token, or [`IGNORE`].
+    Tags(Vec<u32>),
+    /// The first and the last token of the answer.
+    Span([u32; 2]),
+}
+
+/// A text as the model reads it, and what should come out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Example {
+    pub ids: Vec<u32>,
+    pub segments: Vec<u32>,
+    pub wanted: Wanted,
+}
+
+/// Examples side by side.
+pub(crate) struct Examples(pub Vec<Example>);
+
+impl Examples {
+    /// How many labels are wanted.
+    pub fn wanted(&self) -> usize {
+        let count = |example: &Example| match &example.wanted {
+            Wanted::Tags(tags) => tags.iter().filter(|&&tag| tag != IGNORE).count(),
+            _ => 1,
+        };
+        self.0.iter().map(count).sum()
+    }
+}
+
+/// An answer that was found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// What it says.
+    pub text: String,
+    /// Where it begins in the text, in characters.
+    pub start: usize,
+    /// How sure the model is: the scores of its beginning and its end, added up.
+    pub score: f64,
+}
+
+/// A piece of a text that a question was asked about, and where each of its tokens stands.
+struct Window {
+    ids: Vec<u32>,
+    segments: Vec<u32>,
+    /// The place in the text of each token that is of the text, in characters.
+    places: Vec<Option<(usize, usize)>>,
+}
+
+impl Encoder {
+    /// The loss of some examples; `scale` is what each label's gradient is multiplied by.
+    pub(crate) fn loss(&self, tape: &mut Tape<'_, f32>, examples: &Examples, scale: f64) -> Result<Loss> {
+        let head = self.model.head().ok_or_else(|| Error::invalid("the model has no head"))?;
+        let pad = self.config.pad_token_id;
+        let rows: Vec<Vec<u32>> = examples.0.iter().map(|example| example.ids.clone()).collect();
+        let rows = Rows::new(&rows, pad);
+        let segments: Vec<Vec<u32>> = examples.0.iter().map(|example| example.segments.clone()).collect();
+        let x = self.model.looked_at(tape, &rows, &Rows::new(&segments, 0).ids)?;
+        if self.config.head == Head::Span {
+            let scores = head.forward(tape, &x); // (B, N, 2)
+            let spans: Vec<[u32; 2]> = (examples.0.iter())
+                .map(|example| if let Wanted::Span(span) = example.wanted { span } else { [0, 0] })
+                .collect();
+            return Ok(tape.span_loss(&scores, &spans, &rows.lengths, scale));
+        }
+        let ids: Vec<u32> = (examples.0.iter())
+            .flat_map(|example| match &example.wanted {
+                Wanted::Class(class) => vec![*class],
+                Wanted::Tags(tags) => [&tags[..], &vec![IGNORE; rows.length - tags.len()]].concat(),
+                Wanted::Span(_) => Vec::new(),
+            })
+            .collect();
+        let target = Target { ids: &ids, ignore: Some(IGNORE), smoothing: 0.0, scale };
+        Ok(tape.cross_entropy(&x, head.weight, head.bias, target))
+    }
+
+    /// The probability of each class, for each text, in the order of [`labels`](super::EncoderConfig::labels).
+    ///
+    /// # Errors
+    /// Where the model was not trained for classes.
+    pub fn classify<S: AsRef<str>>(&self, texts: &[S], machine: &Machine) -> Result<Vec<Vec<f32>>> {
+        self.is_for(Head::Classes)?;
+        let tokens: Vec<_> = texts.iter().map(|text| self.tokens(text.as_ref(), None, usize::MAX)).collect();
+        let mut scores = self.scores(&tokens, machine)?;
+        for row in &mut scores {
+            let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            row.iter_mut().for_each(|x| *x = (*x - most).exp());
+            let total: f32 = row.iter().sum();
+            row.iter_mut().for_each(|x| *x /= total);
+        }
+        Ok(scores)
+    }
+
+    /// A tag for each word of each sentence; words beyond the longest text have `O`.
+    ///
+    /// # Errors
+    /// Where the model was not trained for tags.
+    pub fn tag<S: AsRef<str>>(&self, sentences: &[Vec<S>], machine: &Machine) -> Result<Vec<Vec<String>>> {
+        self.is_for(Head::Tags)?;
+        let cut: Vec<_> = sentences.iter().map(|words| self.words(words)).collect();
+        let tokens: Vec<_> = cut.iter().map(|(ids, _)| (ids.clone(), vec![0; ids.len()])).collect();
+        let scores = self.scores(&tokens, machine)?;
+        let classes = self.config.labels.len();
+        let name = |scores: &[f32], at: usize| self.config.labels[highest(&scores[at * classes..][..classes])].clone();
+        let tags = |((_, firsts), scores): (&(Vec<u32>, Vec<Option<usize>>), &Vec<f32>)| {
+            firsts.iter().map(|first| first.map_or("O".into(), |at| name(scores, at))).collect()
+        };
+        Ok(cut.iter().zip(&scores).map(tags).collect())
+    }
+
+    /// The answer to a question that a text gives; longer texts are read in windows that overlap.
+    ///
+    /// # Errors
+    /// Where the model was not trained for answers, or the question leaves no room for the text.
+    pub fn answer(&self, question: &str, context: &str, machine: &Machine) -> Result<Answer> {
+        self.is_for(Head::Span)?;
+        let windows = self.windows(question, context)?;
+        let tokens: Vec<_> = windows.iter().map(|window| (window.ids.clone(), window.segments.clone())).collect();
+        let scores = self.scores(&tokens, machine)?;
+        let mut best: Option<(f64, usize, usize)> = None;
+        for (window, scores) in windows.iter().zip(&scores) {
+            for (first, place) in window.places.iter().enumerate() {
+                let Some((start, _)) = *place else { continue };
+                let lasts = window.places.iter().enumerate().skip(first).take(LONGEST_ANSWER);
+                for (last, place) in lasts.filter_map(|(last, place)| place.map(|(_, end)| (last, end))) {
+                    let score = f64::from(scores[first * 2]) + f64::from(scores[last * 2 + 1]);
+                    if best.is_none_or(|(other, ..)| score > other) {
+                        best = Some((score, start, place));
+                    }
+                }
+            }
+        }
+        let (score, start, end) = best.unwrap_or((f64::NEG_INFINITY, 0, 0));
+        Ok(Answer { text: context.chars().skip(start).take(end.saturating_sub(start)).collect(), start, score })
+    }
+
+    fn is_for(&self, head: Head) -> Result<()> {
+        if self.config.head == head {
+            return Ok(());
+        }
+        let word = |head| match head {
+            Head::None => "vectors alone",
+            Head::Classes => "classes",
+            Head::Tags => "tags",
+            Head::Span => "answers",
+        };
+        let what = format!("the model was trained for {}, not for {}", word(self.config.head), word(head));
+        Err(Error::invalid(what).with_hint("`qkv train` trains one from a recipe"))
+    }
+
+    /// The tokens of words, with the special ones around them, and the first token of each word that is there.
+    fn words<S: AsRef<str>>(&self, words: &[S]) -> (Vec<u32>, Vec<Option<usize>>) {
+        let (frame, _) = self.tokenizer.encode_framed("", None);
+        let (mut ids, end) = match &frame[..] {
+            [first, .., last] => (vec![*first], Some(*last)),
+            _ => (Vec::new(), None),
+        };
+        let most = self.model.most().saturating_sub(usize::from(end.is_some()));
+        let firsts = words.iter().map(|word| {
+            let pieces = self.tokenizer.encode(word.as_ref());
+            let fits = !pieces.is_empty() && ids.len() + pieces.len() <= most;
+            let first = fits.then_some(ids.len());
+            ids.extend(pieces.into_iter().filter(|_| fits));
+            first
+        });
+        let firsts = firsts.collect();
+        ids.extend(end);
+        if ids.is_empty() {
+            ids.push(self.config.pad_token_id);
+        }
+        (ids, firsts)
+    }
+
+    /// A sentence with its tags, to learn from.
+    pub(crate) fn tagged(&self, words: &[String], tags: &[String]) -> Example {
+        let (ids, firsts) = self.words(words);
+        let mut wanted = vec![IGNORE; ids.len()];
+        for (first, tag) in firsts.iter().zip(tags) {
+            if let (Some(first), Some(label)) = (first, self.label(tag)) {
+                wanted[*first] = label;
+            }
+        }
+        Example { segments: vec![0; ids.len()], ids, wanted: Wanted::Tags(wanted) }
+    }
+
+    /// A text with its class, to learn from; nothing where no such class is known.
+    pub(crate) fn classed(&self, text: &str, label: &str) -> Option<Example> {
+        let (ids, segments) = self.tokens(text, None, usize::MAX);
+        Some(Example { ids, segments, wanted: Wanted::Class(self.label(label)?) })
+    }
+
+    /// The windows of a question's text that hold its first answer whole, to learn from.
+    pub(crate) fn asked(&self, question: &Question) -> Result<Vec<Example>> {
+        let Some((start, text)) = question.answers.first() else { return Ok(Vec::new()) };
+        let (start, end) = (*start, start + text.chars().count());
+        let windows = self.windows(&question.question, &question.context)?;
+        Ok(windows
+            .into_iter()
+            .filter_map(|Window { ids, segments, places }| {
+                let at =
+                    |fits: &dyn Fn((usize, usize)) -> bool| places.iter().position(|place| place.is_some_and(fits));
+                let first = at(&|(from, to)| from <= start && start < to)?;
+                let last = at(&|(from, to)| from < end && end <= to)?;
+                Some(Example { ids, segments, wanted: Wanted::Span([first as u32, last as u32]) })
+            })
+            .collect())
+    }
+
+    fn label(&self, name: &str) -> Option<u32> {
+        self.config.labels.iter().position(|label| label == name).map(|at| at as u32)
+    }
+
+    /// A question and its text, in as many pieces as it takes.
+    fn windows(&self, question: &str, context: &str) -> Result<Vec<Window>> {
+        let (ids, segments, places) = self.tokenizer.encode_asked(question, context);
+        let first = places.iter().position(Option::is_some).unwrap_or(places.len());
+        let last = places.iter().rposition(Option::is_some).map_or(first, |at| at + 1);
+        let (before, after) = (first, ids.len() - last);
+        let room = self.model.most().saturating_sub(before + after);
+        if room < 2 {
+            return Err(Error::invalid("the question is as long as the text may be").with_hint("ask in fewer words"));
+        }
+        let mut windows = Vec::new();
+        let mut from = first;
+        loop {
+            let to = (from + room).min(last);
+            let part = |all: &[u32]| [&all[..before], &all[from..to], &all[last..]].concat();
+            let mut kept = vec![None; before];
+            kept.extend_from_slice(&places[from..to]);
+            kept.resize(before + to - from + after, None);
+            let segments = part(&segments).into_iter().map(|s| s.min(self.config.segments as u32 - 1)).collect();
+            windows.push(Window { ids: part(&ids), segments, places: kept });
+            if to == last {
+                return Ok(windows);
+            }
+            // Half of a window is seen again, so that an answer at its edge is seen whole.
+            from += (room / 2).max(1);
+        }
+    }
+}
+
+/// The place of the highest score, the first of equals.
+pub(crate) fn highest(scores: &[f32]) -> usize {
+    let mut best = 0;
+    for (at, score) in scores.iter().enumerate() {
+        if *score > scores[best] {
+            best = at;
+        }
+    }
+    best
+}

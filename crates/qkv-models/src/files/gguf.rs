@@ -1,0 +1,327 @@
+//! GGUF files (version 2 and 3): a model, what is known of it and its tokenizer in one file, mostly with weights in blocks of
+//! few bits. Everything is widened to `f32` as it is read.
+//!
+//! Nothing in a header is believed before the bytes that it speaks of are seen to be there: lengths are held to what is left
+//! of the file, shapes to the bytes of their tensor, and lists grow as they are read.
+
+mod blocks;
+
+use crate::{Error, Result};
+use blocks::Storage;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// `GGUF` as its bytes are read.
+const MAGIC: &[u8; 4] = b"GGUF";
+/// More axes than any tensor has.
+const MOST_AXES: u32 = 4;
+/// Where tensors begin, unless the file says otherwise.
+const ALIGNMENT: u64 = 32;
+
+/// Something that a file says of its model.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// A number of any type.
+    Number(f64),
+    /// Yes or no.
+    Bool(bool),
+    /// A text.
+    Text(String),
+    /// Numbers, or yes and no as 1 and 0.
+    Numbers(Vec<f64>),
+    /// Texts.
+    Texts(Vec<String>),
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    /// The last axis fastest, which is the other way round from the file.
+    shape: Vec<usize>,
+    storage: Storage,
+    from: usize,
+    bytes: usize,
+}
+
+/// A file that has been checked. Tensors are read from it one by one.
+#[derive(Clone, Debug)]
+pub struct Gguf {
+    path: PathBuf,
+    bytes: Vec<u8>,
+    values: BTreeMap<String, Value>,
+    entries: BTreeMap<String, Entry>,
+}
+
+/// What is left to read.
+struct Cursor<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    path: &'a Path,
+    /// What is being read, for errors.
+    part: String,
+}
+
+impl<'a> Cursor<'a> {
+    fn wrong(&self, what: impl Into<String>) -> Error {
+        Error::format(self.path, self.part.clone(), what)
+    }
+
+    fn take(&mut self, count: u64) -> Result<&'a [u8]> {
+        let left = self.bytes.len() - self.at;
+        match usize::try_from(count).ok().filter(|&count| count <= left) {
+            Some(count) => {
+                self.at += count;
+                Ok(&self.bytes[self.at - count..self.at])
+            }
+            None => Err(self.wrong(format!("{count} bytes are announced where {left} are left"))),
+        }
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        Ok(self.take(N as u64)?.try_into().expect("just so many were taken"))
+    }
+
+    fn u32(&mut self) -> Result<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn text(&mut self) -> Result<String> {
+        let length = self.u64()?;
+        let bytes = self.take(length)?;
+        std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| self.wrong("a text is not UTF-8"))
+    }
+
+    /// A number of that type; `None` where the type is no number.
+    fn number(&mut self, kind: u32) -> Result<Option<f64>> {
+        Ok(Some(match kind {
+            0 => f64::from(u8::from_le_bytes(self.array()?)),
+            1 => f64::from(i8::from_le_bytes(self.array()?)),
+            2 => f64::from(u16::from_le_bytes(self.array()?)),
+            3 => f64::from(i16::from_le_bytes(self.array()?)),
+            4 => f64::from(self.u32()?),
+            5 => f64::from(i32::from_le_bytes(self.array()?)),
+            6 => f64::from(f32::from_le_bytes(self.array()?)),
+            7 => f64::from(u8::from(u8::from_le_bytes(self.array()?) != 0)),
+            10 => self.u64()? as f64,
+            11 => i64::from_le_bytes(self.array()?) as f64,
+            12 => f64::from_le_bytes(self.array()?),
+            _ => return Ok(None),
+        }))
+    }
+
+    fn value(&mut self) -> Result<Value> {
+        match self.u32()? {
+            8 => Ok(Value::Text(self.text()?)),
+            9 => {
+                let (kind, count) = (self.u32()?, self.u64()?);
+                // Every element takes a byte at least: what is not there is noticed before it is asked for.
+                let (mut numbers, mut texts) = (Vec::new(), Vec::new());
+                for _ in 0..count {
+                    match kind {
+                        8 => texts.push(self.text()?),
+                        kind => match self.number(kind)? {
+                            Some(number) => numbers.push(number),
+                            None => return Err(self.wrong(format!("a list of values of type {kind}"))),
+                        },
+                    }
+                }
+                Ok(if kind == 8 { Value::Texts(texts) } else { Value::Numbers(numbers) })
+            }
+            7 => Ok(Value::Bool(self.array::<1>()? != [0])),
+            kind => match self.number(kind)? {
+                Some(number) => Ok(Value::Number(number)),
+                None => Err(self.wrong(format!("a value of type {kind}, which there is not"))),
+            },
+        }
+    }
+}
+
+impl Gguf {
+    /// Opens and checks a file.
+    ///
+    /// # Errors
+    /// Names the file, and the value or tensor that is wrong.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let file = File::open(path).map_err(|e| Error::file("open", path, e))?;
+        let length = file.metadata().map_err(|e| Error::file("read", path, e))?.len();
+        let mut bytes = Vec::new();
+        file.take(length).read_to_end(&mut bytes).map_err(|e| Error::file("read", path, e))?;
+        Gguf::from_bytes(bytes, path)
+    }
+
+    /// Checks the bytes of a file; `path` is what errors call it.
+    ///
+    /// ```
+    /// let error = qkv_models::files::gguf::Gguf::from_bytes(b"GGUF\x09\0\0\0".to_vec(), "m.gguf").unwrap_err();
+    /// assert_eq!(error.to_string(), "`m.gguf`: header: version 9, expected 2 or 3");
+    /// ```
+    ///
+    /// # Errors
+    /// As [`open`](Gguf::open).
+    pub fn from_bytes(bytes: Vec<u8>, path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let mut cursor = Cursor { bytes: &bytes, at: 0, path, part: "header".into() };
+        if cursor.take(4)? != MAGIC {
+            return Err(cursor.wrong("it does not begin with `GGUF`"));
+        }
+        match cursor.u32()? {
+            2 | 3 => {}
+            other => return Err(cursor.wrong(format!("version {other}, expected 2 or 3"))),
+        }
+        let (tensors, count) = (cursor.u64()?, cursor.u64()?);
+        let mut values = BTreeMap::new();
+        for at in 0..count {
+            cursor.part = format!("value {at}");
+            let name = cursor.text()?;
+            cursor.part = format!("value `{name}`");
+            let value = cursor.value()?;
+            if values.insert(name, value).is_some() {
+                return Err(cursor.wrong("it is there twice"));
+            }
+        }
+        let alignment = match values.get("general.alignment") {
+            None => ALIGNMENT,
+            Some(&Value::Number(x)) if (8.0..=65536.0).contains(&x) && (x as u64).is_power_of_two() => x as u64,
+            Some(_) => return Err(Error::format(path, "value `general.alignment`", "expected a power of two")),
+        };
+        let mut listed = Vec::new();
+        for at in 0..tensors {
+            cursor.part = format!("tensor {at}");
+            let name = cursor.text()?;
+            cursor.part = format!("tensor `{name}`");
+            let axes = cursor.u32()?;
+            if axes > MOST_AXES {
+                return Err(cursor.wrong(format!("it has {axes} axes")));
+            }
+            let mut shape = Vec::new();
+            for _ in 0..axes {
+                let axis = cursor.u64()?;
+                shape.push(usize::try_from(axis).map_err(|_| cursor.wrong(format!("an axis of {axis}")))?);
+            }
+            let kind = cursor.u32()?;
+            let Some(storage) = Storage::of(kind) else {
+                let known = "F32, F16, BF16, Q4_0, Q4_1 or Q8_0";
+                return Err(cursor.wrong(format!("it is stored as type {kind}, expected {known}")));
+            };
+            let offset = cursor.u64()?;
+            if !offset.is_multiple_of(alignment) {
+                return Err(cursor.wrong(format!("it begins at {offset}, which is no multiple of {alignment}")));
+            }
+            let width = shape.first().copied().unwrap_or(1);
+            let numbers = shape.iter().try_fold(1usize, |count, &axis| count.checked_mul(axis));
+            let bytes = numbers.filter(|_| width.is_multiple_of(storage.together())).and_then(|n| storage.bytes(n));
+            let Some(bytes) = bytes else {
+                return Err(cursor.wrong(format!("its shape {shape:?} cannot be stored as {storage}")));
+            };
+            shape.reverse();
+            listed.push((name, shape, storage, offset, bytes));
+        }
+        let start = (cursor.at as u64).next_multiple_of(alignment);
+        let mut entries = BTreeMap::new();
+        for (name, shape, storage, offset, size) in listed {
+            let part = format!("tensor `{name}`");
+            let from = start.checked_add(offset).and_then(|from| usize::try_from(from).ok());
+            let from = from.filter(|&from| from.checked_add(size).is_some_and(|end| end <= bytes.len()));
+            let Some(from) = from else {
+                let what = format!("its {size} bytes at {offset} go beyond the file of {} bytes", bytes.len());
+                return Err(Error::format(path, part, what));
+            };
+            if entries.insert(name, Entry { shape, storage, from, bytes: size }).is_some() {
+                return Err(Error::format(path, part, "it is there twice"));
+            }
+        }
+        Ok(Gguf { path: path.to_owned(), values, entries, bytes })
+    }
+
+    /// What errors call it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// All that it says of its model, by name.
+    pub fn values(&self) -> &BTreeMap<String, Value> {
+        &self.values
+    }
+
+    /// The names of the tensors, in their order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
+    /// The shape of a tensor, the last axis fastest.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.entries.get(name).map(|entry| &entry.shape[..])
+    }
+
+    /// How a tensor is stored, in words.
+    pub fn storage(&self, name: &str) -> Option<String> {
+        self.entries.get(name).map(|entry| entry.storage.to_string())
+    }
+
+    /// The values of a tensor, the last axis fastest.
+    ///
+    /// # Errors
+    /// Where there is none of that name.
+    pub fn read(&self, name: &str) -> Result<Vec<f32>> {
+        match self.entries.get(name) {
+            Some(entry) => Ok(entry.storage.widen(&self.bytes[entry.from..][..entry.bytes])),
+            None => Err(Error::format(&self.path, format!("tensor `{name}`"), "it is missing")),
+        }
+    }
+
+    fn missing(&self, name: &str, expected: &str) -> Error {
+        let what =
+            if self.values.contains_key(name) { format!("it is not {expected}") } else { "it is missing".into() };
+        Error::format(&self.path, format!("value `{name}`"), what)
+    }
+
+    /// A whole number that has to be there.
+    ///
+    /// # Errors
+    /// Where it is not.
+    pub fn whole(&self, name: &str) -> Result<usize> {
+        match self.values.get(name) {
+            Some(&Value::Number(x)) if x >= 0.0 && x <= 9e15 && x.fract() == 0.0 => Ok(x as usize),
+            _ => Err(self.missing(name, "a whole number")),
+        }
+    }
+
+    /// A number that has to be there.
+    ///
+    /// # Errors
+    /// Where it is not.
+    pub fn number(&self, name: &str) -> Result<f64> {
+        match self.values.get(name) {
+            Some(&Value::Number(x)) => Ok(x),
+            _ => Err(self.missing(name, "a number")),
+        }
+    }
+
+    /// A text that has to be there.
+    ///
+    /// # Errors
+    /// Where it is not.
+    pub fn text(&self, name: &str) -> Result<&str> {
+        match self.values.get(name) {
+            Some(Value::Text(text)) => Ok(text),
+            _ => Err(self.missing(name, "a text")),
+        }
+    }
+
+    /// Texts that have to be there.
+    ///
+    /// # Errors
+    /// Where they are not.
+    pub fn texts(&self, name: &str) -> Result<&[String]> {
+        match self.values.get(name) {
+            Some(Value::Texts(texts)) => Ok(texts),
+            _ => Err(self.missing(name, "a list of texts")),
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The tensors of a checkpoint, wherever they lie: one `.safetensors` file, several with an index, or a GGUF file.
+
+use super::gguf::Gguf;
+use super::tensors::TensorFile;
+use crate::{Error, Result};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::{Component, Path};
+
+/// The file of a checkpoint that has one.
+pub const SINGLE: &str = "model.safetensors";
+/// Which tensor lies in which file of a checkpoint that has several.
+pub const INDEX: &str = "model.safetensors.index.json";
+/// More files than any checkpoint has.
+const MOST_FILES: usize = 4096;
+
+/// The tensors of a checkpoint.
+#[derive(Clone, Debug)]
+pub enum Weights {
+    /// In one file.
+    File(TensorFile),
+    /// In several; each tensor with the file that has it.
+    Shards(Vec<TensorFile>, BTreeMap<String, usize>),
+    /// In a GGUF file.
+    Gguf(Gguf),
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Weights {
+    /// Those of a folder: its one file, or those that its index names.
+    ///
+    /// # Errors
+    /// Names the file, and the tensor that is missing or wrong.
+    pub fn of_folder(folder: &Path) -> Result<Weights> {
+        let index = folder.join(INDEX);
+        if folder.join(SINGLE).exists() || !index.exists() {
+            return Ok(Weights::File(TensorFile::open(folder.join(SINGLE))?));
+        }
+        let text = std::fs::read(&index).map_err(|e| Error::file("read", &index, e))?;
+        let Index { weight_map } =
+            serde_json::from_slice(&text).map_err(|e| Error::line(&index, e.line().max(1), e.to_string()))?;
+        let (mut files, mut opened, mut places) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
+        for (tensor, name) in weight_map {
+            let wrong = |what: String| Error::format(&index, format!("tensor `{tensor}`"), what);
+            // A name that leads elsewhere, or to a file of another kind, is no part of this checkpoint.
+            let plain = matches!(Path::new(&name).components().collect::<Vec<_>>()[..], [Component::Normal(_)]);
+            if !plain || !name.ends_with(".safetensors") {
+                return Err(wrong(format!("it lies in `{name}`, which is no `.safetensors` file beside the index")));
+            }
+            let at = match opened.get(&name) {
+                Some(&at) => at,
+                None if files.len() >= MOST_FILES => return Err(wrong(format!("more than {MOST_FILES} files"))),
+                None => {
+                    let path = folder.join(&name);
+                    if !path.is_file() {
+                        return Err(wrong(format!("its file `{name}` is missing")));
+                    }
+                    files.push(TensorFile::open(path)?);
+                    opened.insert(name.clone(), files.len() - 1);
+                    files.len() - 1
+                }
+            };
+            if files[at].shape(&tensor).is_none() {
+                return Err(wrong(format!("`{name}` does not have it")));
+            }
+            places.insert(tensor, at);
+        }
+        if places.is_empty() {
+            return Err(Error::format(&index, "field `weight_map`", "it names no tensor"));
+        }
+        Ok(Weights::Shards(files, places))
+    }
+
+    /// The names of the tensors, in their order.
+    pub fn names(&self) -> Vec<&str> {
+        match self {
+            Weights::File(file) => file.names().collect(),
+            Weights::Shards(_, places) => places.keys().map(String::as_str).collect(),
+            Weights::Gguf(file) => file.names().collect(),
+        }
+    }
+
+    /// The file that has a tensor, or the first.
+    fn file(&self, name: &str) -> Option<&TensorFile> {
+        match self {
+            Weights::File(file) => Some(file),
+            Weights::Shards(files, places) => places.get(name).map(|&at| &files[at]).or(files.first()),
+            Weights::Gguf(_) => None,
+        }
+    }
+
+    /// Whether there is a tensor of that name.
+    pub fn has(&self, name: &str) -> bool {
+        self.shape(name).is_some()
+    }
+
+    /// The shape of a tensor.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        match self {
+            Weights::Gguf(file) => file.shape(name),
+            _ => self.file(name).and_then(|file| file.shape(name)),
+        }
+    }
+
+    /// How a tensor is stored, in words.
+    pub fn storage(&self, name: &str) -> Option<String> {
+        match self {
+            Weights::Gguf(file) => file.storage(name),
+            _ => self.file(name).and_then(|file| file.storage(name)),
+        }
+    }
+
+    /// The values of a tensor that has to have this shape.
+    ///
+    /// # Errors
+    /// Names the file and the tensor.
+    pub fn read_shaped(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        if let Some(found) = self.shape(name)
+            && found != shape
+        {
+            return Err(self.wrong(name, format!("its shape is {found:?}, expected {shape:?}")));
+        }
+        match self {
+            Weights::Gguf(file) => file.read(name),
+            _ => self.file(name).map_or_else(|| Err(self.wrong(name, "it is missing")), |file| file.read(name)),
+        }
+    }
+
+    /// An error about a tensor.
+    pub fn wrong(&self, name: &str, what: impl Into<String>) -> Error {
+        let path = match self {
+            Weights::Gguf(file) => file.path(),
+            _ => self.file(name).map_or(Path::new(INDEX), TensorFile::path),
+        };
+        Error::format(path, format!("tensor `{name}`"), what)
+    }
+
+    /// How many numbers there are in all.
+    pub fn numbers(&self) -> usize {
+        let count = |name: &str| self.shape(name).map_or(0, |shape| shape.iter().product::<usize>());
+        self.names().into_iter().map(count).sum()
+    }
+}

@@ -1,0 +1,240 @@
+//! A decoder alone (Radford et al. 2018): it continues what it is shown. Learned or rotary positions, either norm, with a gate or
+//! without, queries that share keys or not: GPT-2 and Llama are two of its settings.
+//!
+//! What it was trained on decides what it does. Shown plain text, it goes on with it; shown pairs as one sequence, the source
+//! first, it translates, or makes a title of an article.
+
+use crate::batch::Rows;
+use crate::{Error, Result};
+use qkv::{Attention, Dropout, Mask, Select};
+use qkv_nn::layers::{
+    AttentionConfig, Block, BlockConfig, Builder, Embedding, FeedKind, KeysValues, Linear, Norm, NormKind, PositionKind,
+};
+use qkv_nn::{Angles, Float, Heads, Param, Tape, Var};
+use serde::{Deserialize, Serialize};
+
+/// The sizes and choices of a decoder.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GptConfig {
+    /// The width of the model.
+    pub d_model: usize,
+    /// The inner width of the feed-forward parts.
+    pub ffn_dim: usize,
+    /// Heads of the queries.
+    pub heads: usize,
+    /// Heads of keys and values, where queries share them (grouped-query attention).
+    pub key_heads: Option<usize>,
+    /// The width of a head, where the heads do not share out the width of the model.
+    pub head_width: Option<usize>,
+    /// Layers.
+    pub layers: usize,
+    /// How tokens know where they stand.
+    pub positions: PositionKind,
+    /// How slowly the last pair of a head turns, with rotary positions.
+    pub rotary_base: f64,
+    /// The longest sequence.
+    pub max_positions: usize,
+    /// How rows are normalised, in front of each part and at the end.
+    pub norm: NormKind,
+    /// The norms' `ε`.
+    pub epsilon: f64,
+    /// What stands between the maps of the feed-forward parts.
+    pub activation: FeedKind,
+    /// Whether maps have biases.
+    pub bias: bool,
+    /// One table for what goes in and what comes out, instead of two.
+    pub tied: bool,
+    /// Dropped from embeddings and from what each part adds.
+    pub dropout: f64,
+    /// Dropped from the weights of attention.
+    pub attention_dropout: f64,
+    /// Self-attention; causal whatever its mask says besides.
+    pub attention: Attention,
+}
+
+impl Default for GptConfig {
+    fn default() -> Self {
+        GptConfig {
+            d_model: 256,
+            ffn_dim: 1024,
+            heads: 4,
+            key_heads: None,
+            head_width: None,
+            layers: 4,
+            positions: PositionKind::Learned,
+            rotary_base: 10_000.0,
+            max_positions: 256,
+            norm: NormKind::Layer,
+            epsilon: Norm::EPSILON,
+            activation: FeedKind::GeluTanh,
+            bias: true,
+            tied: true,
+            dropout: 0.0,
+            attention_dropout: 0.0,
+            attention: Attention::scaled_dot(),
+        }
+    }
+}
+
+impl GptConfig {
+    /// The width of a head.
+    pub fn head_width(&self) -> usize {
+        self.head_width.unwrap_or(self.d_model / self.heads.max(1))
+    }
+
+    /// Heads of keys and values.
+    pub fn key_heads(&self) -> usize {
+        self.key_heads.unwrap_or(self.heads)
+    }
+}
+
+/// A decoder: handles to its parameters.
+#[derive(Clone, Debug)]
+pub struct Gpt {
+    tokens: Embedding,
+    output: Param,
+    layers: Vec<Block>,
+    norm: Norm,
+    dropout: f64,
+    /// The width of a head and the base, where positions are rotary.
+    rotary: Option<(usize, f64)>,
+    most: usize,
+}
+
+/// What step-by-step decoding remembers.
+#[derive(Clone, Debug)]
+pub struct GptState<T: Float> {
+    caches: Vec<[Option<KeysValues<T>>; 2]>,
+    position: usize,
+}
+
+impl Gpt {
+    /// Adds its parameters: `tokens`, `layers.N`, `norm`, and `lm_head` where the output has a table of its own.
+    ///
+    /// # Errors
+    /// Where heads and widths do not fit, or the attention asks for data that a layer has not.
+    pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &GptConfig, vocabulary: usize) -> Result<Self> {
+        let GptConfig { d_model, ffn_dim, heads, layers, positions, max_positions, dropout, .. } = *config;
+        let rotary = (positions == PositionKind::Rotary).then(|| (config.head_width(), config.rotary_base));
+        if let Some((width, base)) = rotary
+            && (!width.is_multiple_of(2) || !(base > 0.0 && base.is_finite()))
+        {
+            return Err(Error::invalid(format!(
+                "rotary positions cannot turn heads of {width} numbers by base {base}"
+            ))
+            .with_hint("the width of a head has to be even, the base above 0"));
+        }
+        let tokens = Embedding::new(&mut at.at("tokens"), vocabulary, d_model, positions, max_positions).unscaled();
+        let mut attention = config.attention.clone();
+        let mask = std::mem::replace(&mut attention.mask, Mask::causal());
+        if mask != Mask::Full {
+            attention.mask = Mask::causal() & mask;
+        }
+        let linear = matches!(attention.score, qkv::Score::Linear(_));
+        if config.attention_dropout > 0.0 && attention.select == Select::Soft && !linear {
+            attention.dropout.get_or_insert(Dropout { p: config.attention_dropout, seed: 0 });
+        }
+        let own = AttentionConfig {
+            head_width: config.head_width,
+            bias: config.bias,
+            ..AttentionConfig::new(attention, Heads { query: heads, key: config.key_heads() })
+        };
+        let block = BlockConfig {
+            feed: config.activation,
+            feed_bias: config.bias,
+            norm_kind: config.norm,
+            epsilon: config.epsilon,
+            dropout,
+            ..BlockConfig::new(d_model, ffn_dim, own)
+        };
+        let layers = (0..layers).map(|layer| Ok(Block::new(&mut at.at(&format!("layers.{layer}")), &block)?));
+        let layers = layers.collect::<Result<_>>()?;
+        let norm = Norm::new(&mut at.at("norm"), d_model, config.norm, config.epsilon);
+        let output = match config.tied {
+            true => tokens.weight,
+            false => Linear::new(&mut at.at("lm_head"), d_model, vocabulary, false).weight,
+        };
+        Ok(Gpt { tokens, output, layers, norm, dropout, rotary, most: max_positions })
+    }
+
+    /// The matrix that turns what it gives into scores for the vocabulary, `[V, C]`.
+    pub fn output(&self) -> Param {
+        self.output
+    }
+
+    /// The longest sequence it takes.
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
+    fn angles<T: Float>(&self, start: usize, length: usize) -> Option<Angles<T>> {
+        self.rotary.map(|(width, base)| Angles::new(width, base, start, length))
+    }
+
+    /// What it gives at every position at once: `[B, N, C]`.
+    ///
+    /// # Errors
+    /// What `qkv` refuses.
+    pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, shown: &Rows) -> Result<Var<T>> {
+        let x = self.tokens.forward(tape, &shown.ids, shown.length, 0);
+        let angles = self.angles(0, shown.length);
+        let mut x = tape.dropout(x, self.dropout);
+        for layer in &self.layers {
+            x = layer.forward(tape, x, shown.ragged(), angles.as_ref(), None)?;
+        }
+        Ok(self.norm.forward(tape, &x))
+    }
+
+    /// Ready for the first tokens of `batch` sequences.
+    ///
+    /// # Errors
+    /// What `qkv` refuses.
+    pub fn start<T: Float>(&self, tape: &mut Tape<'_, T>, batch: usize) -> Result<GptState<T>> {
+        let caches = self.layers.iter().map(|layer| layer.caches(tape, batch, None));
+        Ok(GptState { caches: caches.collect::<qkv::Result<_>>()?, position: 0 })
+    }
+
+    /// `new` more tokens for each sequence, `ids [B, new]`: what it gives for each of them, `[B, new, C]`.
+    ///
+    /// # Errors
+    /// Where there are more than the model takes.
+    pub fn step<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        ids: &[u32],
+        new: usize,
+        state: &mut GptState<T>,
+    ) -> Result<Var<T>> {
+        let end = state.position.saturating_add(new);
+        if end > self.most {
+            return Err(Error::invalid(format!("{end} tokens are more than the {} that the model takes", self.most)));
+        }
+        let angles = self.angles(state.position, new);
+        let mut x = self.tokens.forward(tape, ids, new, state.position);
+        for (layer, caches) in self.layers.iter().zip(&mut state.caches) {
+            x = layer.step(tape, x, caches, None, angles.as_ref())?;
+        }
+        state.position = end;
+        Ok(self.norm.forward(tape, &x))
+    }
+}
+
+impl<T: Float> GptState<T> {
+    /// How many tokens it has seen.
+    pub fn len(&self) -> usize {
+        self.position
+    }
+
+    /// Whether it has seen none.
+    pub fn is_empty(&self) -> bool {
+        self.position == 0
+    }
+
+    /// Takes the sequences in another order; one may be taken several times.
+    pub fn select(&mut self, sequences: &[usize]) {
+        for cache in self.caches.iter_mut().flatten().flatten() {
+            cache.select(sequences);
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! What is in a checkpoint: its tensors, their shapes and types, how many numbers they are, and what does not fit the model that
+//! its settings describe.
+
+use crate::checkpoint::{CONFIG, Found, is_gguf};
+use crate::encoder;
+use crate::files::tensors::TensorFile;
+use crate::files::weights::{INDEX, SINGLE, Weights};
+use crate::{Architecture, Error, Result};
+use serde::Serialize;
+use std::fmt;
+use std::path::Path;
+
+/// A checkpoint that was looked at.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Inspection {
+    /// Where it lies.
+    pub path: String,
+    /// What its settings say it is, in words; nothing where there are none.
+    pub model: Option<String>,
+    /// Its tensors, in their order.
+    pub tensors: Vec<Listed>,
+    /// How many numbers they are.
+    pub numbers: usize,
+    /// How many of them the model would have; nothing where there is none.
+    pub parameters: Option<usize>,
+    /// What does not fit, in words.
+    pub misfits: Vec<String>,
+}
+
+/// A tensor.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Listed {
+    /// Its name.
+    pub name: String,
+    /// Its shape, the last axis fastest.
+    pub shape: Vec<usize>,
+    /// How its numbers are stored.
+    pub storage: String,
+}
+
+impl Inspection {
+    /// Looks at a model's folder, a `.safetensors` file or a `.gguf` file. What does not fit is told, not refused; a file that
+    /// cannot be read is.
+    ///
+    /// # Errors
+    /// Names the file and what is wrong with it.
+    pub fn of(path: impl AsRef<Path>) -> Result<Inspection> {
+        let path = path.as_ref();
+        if path.is_file() && !is_gguf(path) {
+            return Ok(Inspection::listed(path, &Weights::File(TensorFile::open(path)?)));
+        }
+        if path.is_dir() && !path.join(CONFIG).exists() {
+            if !path.join(SINGLE).exists() && !path.join(INDEX).exists() {
+                return Err(Error::invalid(format!("`{}` holds no checkpoint", path.display()))
+                    .with_hint("a model is a folder with `config.json` and `model.safetensors`"));
+            }
+            let mut found = Inspection::listed(path, &Weights::of_folder(path)?);
+            found.misfits.push(format!("`{CONFIG}` is missing"));
+            return Ok(found);
+        }
+        if path.is_dir() && encoder::is_one(path)? {
+            let (words, parameters, misfits, weights) = encoder::looked_at(path)?;
+            return Ok(Inspection { model: Some(words), parameters, misfits, ..Inspection::listed(path, &weights) });
+        }
+        let found = Found::at(path)?;
+        let listed = Inspection::listed(path, &found.weights);
+        let model = Some(in_words(&found.config.architecture, found.config.vocab_size));
+        Ok(match found.build(path) {
+            Ok((_, parameters, layout)) => {
+                let misfits = layout.misfits(&parameters, &found.weights);
+                Inspection { model, parameters: Some(parameters.count()), misfits, ..listed }
+            }
+            Err(error) => Inspection { model, misfits: vec![error.to_string()], ..listed },
+        })
+    }
+
+    fn listed(path: &Path, weights: &Weights) -> Inspection {
+        let tensors = weights.names().into_iter().map(|name| Listed {
+            name: name.to_owned(),
+            shape: weights.shape(name).unwrap_or_default().to_vec(),
+            storage: weights.storage(name).unwrap_or_default(),
+        });
+        Inspection {
+            path: path.display().to_string(),
+            model: None,
+            tensors: tensors.collect(),
+            numbers: weights.numbers(),
+            parameters: None,
+            misfits: Vec::new(),
+        }
+    }
+}
+
+fn in_words(architecture: &Architecture, vocabulary: usize) -> String {
+    let (name, heads) = (architecture.name(), |query: usize, key: usize| {
+        if query == key { format!("{query} heads") } else { format!("{query} heads over {key} of keys") }
+    });
+    let sizes = match architecture {
+        Architecture::Gpt(c) => format!(
+            "{} layers, width {}, {}, feed-forward {}, {} positions",
+            c.layers,
+            c.d_model,
+            heads(c.heads, c.key_heads()),
+            c.ffn_dim,
+            c.max_positions
+        ),
+        Architecture::Transformer(c) => format!(
+            "{} + {} layers, width {}, {}, feed-forward {}",
+            c.encoder_layers,
+            c.decoder_layers,
+            c.d_model,
+            heads(c.heads, c.key_heads.unwrap_or(c.heads)),
+            c.ffn_dim
+        ),
+        Architecture::Encoder(c) => format!("{} layers, width {}", c.layers, c.d_model),
+        Architecture::Recurrent(c) => format!("{} layers, width {}, states of {}", c.layers, c.d_model, c.hidden),
+    };
+    format!("{name}: {sizes}, vocabulary {vocabulary}")
+}
+
+impl fmt::Display for Inspection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "path     {}", self.path)?;
+        if let Some(model) = &self.model {
+            writeln!(f, "model    {model}")?;
+        }
+        writeln!(f, "tensors  {} with {} numbers\n", self.tensors.len(), self.numbers)?;
+        let wide = |text: fn(&Listed) -> String| self.tensors.iter().map(|t| text(t).len()).max().unwrap_or(0);
+        let shape = |listed: &Listed| format!("{:?}", listed.shape);
+        let (name, axes) = (wide(|listed| listed.name.clone()), wide(shape));
+        for listed in &self.tensors {
+            writeln!(f, "  {:name$}  {:axes$}  {}", listed.name, shape(listed), listed.storage)?;
+        }
+        match self.parameters {
+            Some(count) => writeln!(f, "\nparameters  {count}")?,
+            None => writeln!(f)?,
+        }
+        match (&self.misfits[..], &self.model) {
+            ([], Some(_)) => writeln!(f, "fits        everything has its place"),
+            ([], None) => Ok(()),
+            (misfits, _) => misfits.iter().try_for_each(|misfit| writeln!(f, "does not fit: {misfit}")),
+        }
+    }
+}

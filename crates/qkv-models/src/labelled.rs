@@ -1,0 +1,171 @@
+//! Texts that somebody has read before: with a class, with a tag for each word, or with questions and where their answers stand.
+//! Each is read from the files that others keep them in, and a line or field that is wrong is named.
+//!
+//! | kind | file |
+//! | --- | --- |
+//! | classes | lines of `label ⇥ text` |
+//! | tags | CoNLL columns: a word a line, first its text, last its tag; an empty line between sentences |
+//! | answers | SQuAD's JSON |
+
+mod squad;
+
+pub use squad::Question;
+
+use crate::encoder::Head;
+use crate::text::corpus::Corpus;
+use crate::{Error, Result};
+use std::path::Path;
+
+/// A text and its class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Labelled {
+    /// The class.
+    pub label: String,
+    /// The text.
+    pub text: String,
+}
+
+/// Words and their tags.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sentence {
+    /// The words.
+    pub words: Vec<String>,
+    /// As many tags: `O`, or `B-` and `I-` before what an entity is.
+    pub tags: Vec<String>,
+}
+
+/// Lines of `label ⇥ text`.
+///
+/// # Errors
+/// Names the file and the line.
+pub fn classes(path: &Path) -> Result<Vec<Labelled>> {
+    let pairs = Corpus::read(path)?;
+    let blank = pairs.iter().position(|pair| pair.source.trim().is_empty());
+    if let Some(at) = blank {
+        return Err(Error::line(path, at + 1, "the label is empty"));
+    }
+    Ok(pairs.into_iter().map(|pair| Labelled { label: pair.source.trim().to_owned(), text: pair.target }).collect())
+}
+
+/// CoNLL columns.
+///
+/// ```
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = folder.path().join("a.conll");
+/// std::fs::write(&path, "Ada\tB-person\nsleeps\tO\n\nOslo\tB-location\n").unwrap();
+/// let sentences = qkv_models::labelled::tags(&path)?;
+/// assert_eq!((sentences.len(), &sentences[0].words[..]), (2, &["Ada".to_owned(), "sleeps".to_owned()][..]));
+/// # Ok::<(), qkv_models::Error>(())
+/// ```
+///
+/// # Errors
+/// Names the file and the line.
+pub fn tags(path: &Path) -> Result<Vec<Sentence>> {
+    let text = std::fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
+    let (mut sentences, mut sentence) = (Vec::new(), Sentence::default());
+    for (at, line) in text.lines().enumerate() {
+        if line.trim().is_empty() || line.starts_with("-DOCSTART-") {
+            if !sentence.words.is_empty() {
+                sentences.push(std::mem::take(&mut sentence));
+            }
+            continue;
+        }
+        let mut columns = line.split([' ', '\t']).filter(|column| !column.is_empty());
+        match (columns.next(), columns.next_back()) {
+            (Some(word), Some(tag)) => {
+                sentence.words.push(word.to_owned());
+                sentence.tags.push(tag.to_owned());
+            }
+            _ => {
+                return Err(Error::line(path, at + 1, "the line has one column")
+                    .with_hint("a word is followed by its tag, `O` where it has none"));
+            }
+        }
+    }
+    if !sentence.words.is_empty() {
+        sentences.push(sentence);
+    }
+    Ok(sentences)
+}
+
+/// Questions about texts, and their answers.
+///
+/// # Errors
+/// Names the file and what is wrong with it.
+pub fn answers(path: &Path) -> Result<Vec<Question>> {
+    squad::read(path)
+}
+
+/// Texts of one kind.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    Classes(Vec<Labelled>),
+    Tags(Vec<Sentence>),
+    Answers(Vec<Question>),
+}
+
+impl Source {
+    /// What reads them.
+    pub fn head(&self) -> Head {
+        match self {
+            Source::Classes(_) => Head::Classes,
+            Source::Tags(_) => Head::Tags,
+            Source::Answers(_) => Head::Span,
+        }
+    }
+
+    /// The names of classes or tags that occur, in their order.
+    pub fn labels(&self) -> Vec<String> {
+        match self {
+            Source::Classes(texts) => names(texts.iter().map(|text| &text.label)),
+            Source::Tags(sentences) => names(sentences.iter().flat_map(|sentence| &sentence.tags)),
+            Source::Answers(_) => Vec::new(),
+        }
+    }
+
+    /// The texts alone, for a tokenizer to learn from.
+    pub fn texts(&self) -> Vec<String> {
+        match self {
+            Source::Classes(texts) => texts.iter().map(|text| text.text.clone()).collect(),
+            Source::Tags(sentences) => sentences.iter().map(|sentence| sentence.words.join(" ")).collect(),
+            Source::Answers(asked) => {
+                let mut texts: Vec<String> = asked.iter().map(|asked| asked.question.clone()).collect();
+                texts.extend(names(asked.iter().map(|asked| &asked.context)));
+                texts
+            }
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match self {
+            Source::Classes(texts) => texts.len(),
+            Source::Tags(sentences) => sentences.len(),
+            Source::Answers(asked) => asked.len(),
+        }
+    }
+}
+
+/// All names that occur, in their order.
+fn names<'a>(all: impl Iterator<Item = &'a String>) -> Vec<String> {
+    let all: std::collections::BTreeSet<&String> = all.collect();
+    all.into_iter().cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_that_are_missing_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.conll");
+        std::fs::write(&path, "-DOCSTART- -X- O\n\nAda NNP B-NP B-PER\nsleeps\n").unwrap();
+        assert!(tags(&path).unwrap_err().to_string().ends_with("a.conll:4: the line has one column"));
+        std::fs::write(&path, "Ada NNP B-NP B-PER\n\t\n\nOslo NNP B-NP B-LOC").unwrap();
+        let found = tags(&path).unwrap();
+        assert_eq!((found.len(), &found[1].tags[0][..]), (2, "B-LOC"));
+        std::fs::write(&path, "pos\tgood\n\tbad\n").unwrap();
+        assert!(classes(&path).unwrap_err().to_string().contains(":2"));
+    }
+}

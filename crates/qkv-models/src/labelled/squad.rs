@@ -1,0 +1,97 @@
+//! Questions about texts as SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250) keeps them.
+
+use crate::{Error, Result};
+use serde::Deserialize;
+use std::path::Path;
+
+/// A question about a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// What is asked.
+    pub question: String,
+    /// The text that answers it.
+    pub context: String,
+    /// Answers that count as right: where each begins in the text, in characters, and what it says.
+    pub answers: Vec<(usize, String)>,
+}
+
+#[derive(Deserialize)]
+struct File {
+    data: Vec<Article>,
+}
+
+#[derive(Deserialize)]
+struct Article {
+    paragraphs: Vec<Paragraph>,
+}
+
+#[derive(Deserialize)]
+struct Paragraph {
+    context: String,
+    qas: Vec<Asked>,
+}
+
+#[derive(Deserialize)]
+struct Asked {
+    question: String,
+    #[serde(default)]
+    answers: Vec<Answer>,
+    #[serde(default)]
+    is_impossible: bool,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    text: String,
+    answer_start: usize,
+}
+
+/// All questions of a file that have an answer.
+pub(super) fn read(path: &Path) -> Result<Vec<Question>> {
+    let bytes = std::fs::read(path).map_err(|e| Error::file("read", path, e))?;
+    let file: File = serde_json::from_slice(&bytes).map_err(|e| Error::line(path, e.line().max(1), e.to_string()))?;
+    let mut found = Vec::new();
+    for paragraph in file.data.into_iter().flat_map(|article| article.paragraphs) {
+        for asked in paragraph.qas {
+            if asked.is_impossible || asked.answers.is_empty() {
+                continue;
+            }
+            let mut answers = Vec::with_capacity(asked.answers.len());
+            for Answer { text, answer_start } in asked.answers {
+                let there = paragraph.context.chars().skip(answer_start).take(text.chars().count()).eq(text.chars());
+                if !there || text.is_empty() {
+                    let what = format!("the answer `{text}` is not at character {answer_start} of its text");
+                    return Err(Error::format(path, format!("question `{}`", asked.question), what));
+                }
+                answers.push((answer_start, text));
+            }
+            found.push(Question { question: asked.question, context: paragraph.context.clone(), answers });
+        }
+    }
+    if found.is_empty() {
+        return Err(Error::format(path, "field `data`", "it has no question with an answer"));
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_that_is_not_where_it_should_be_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.json");
+        let file = |start: usize| {
+            format!(
+                r#"{{"data":[{{"paragraphs":[{{"context":"Ådas cat is in Oslo","qas":[{{"question":"Where?","answers":[{{"text":"Oslo","answer_start":{start}}}]}}]}}]}}]}}"#
+            )
+        };
+        std::fs::write(&path, file(15)).unwrap();
+        assert_eq!(read(&path).unwrap()[0].answers, [(15, "Oslo".to_owned())], "in characters, not bytes");
+        std::fs::write(&path, file(usize::MAX)).unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("question `Where?`"));
+        std::fs::write(&path, r#"{"data":[]}"#).unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("no question"));
+    }
+}

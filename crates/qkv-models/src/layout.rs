@@ -1,0 +1,259 @@
+//! How others name and lay out what our models are made of: GPT-2, Llama and BERT in the Hugging Face layout, Llama in GGUF.
+//! A layout is a table, read both ways: each tensor of theirs is some parameters of ours, one below the other, perhaps
+//! transposed, or with the rows of its heads in another order.
+//!
+//! | module | owns |
+//! | --- | --- |
+//! | `config` | a field of somebody's `config.json`, or why not |
+//! | `gpt2`, `llama`, `bert` | the table and the settings of each |
+
+pub(crate) mod bert;
+pub(crate) mod config;
+pub(crate) mod gpt2;
+pub(crate) mod llama;
+
+use crate::files::tensors::{Named, Storage, to_bytes};
+use crate::files::weights::Weights;
+use crate::{Architecture, Error, ModelConfig, Result};
+use qkv_nn::{Param, Parameters};
+use serde_json::Value;
+use std::path::Path;
+
+/// How a tensor of theirs is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// As ours.
+    Plain,
+    /// Inputs down, outputs across.
+    Transposed,
+    /// The two halves of each of so many heads, which rotary positions turn together, row by row in turns.
+    Paired(usize),
+}
+
+/// A tensor of theirs, and the parameters of ours that it is, one below the other.
+#[derive(Clone, Debug)]
+pub(crate) struct Mapped {
+    pub name: String,
+    pub parts: Vec<String>,
+    pub form: Form,
+}
+
+impl Mapped {
+    pub fn plain(name: impl Into<String>, part: impl Into<String>) -> Mapped {
+        Mapped { name: name.into(), parts: vec![part.into()], form: Form::Plain }
+    }
+}
+
+/// A table of tensors, and what stands in their files besides and is not read.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    /// What all names begin with.
+    pub prefix: &'static str,
+    pub tensors: Vec<Mapped>,
+    /// Ends of names, or with `^` their beginnings, that are no parameters of ours: masks, copies of what is shared, other heads.
+    pub ignored: &'static [&'static str],
+}
+
+/// Who reads and writes a model's folder besides us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// Ours alone.
+    Own,
+    /// `GPT2LMHeadModel`.
+    Gpt2,
+    /// `LlamaForCausalLM`.
+    Llama,
+}
+
+impl Dialect {
+    /// The one that says all there is to say about a model.
+    pub fn of(config: &ModelConfig) -> Dialect {
+        match &config.architecture {
+            Architecture::Gpt(sizes) if gpt2::fits(sizes) => Dialect::Gpt2,
+            Architecture::Gpt(sizes) if llama::fits(sizes) => Dialect::Llama,
+            _ => Dialect::Own,
+        }
+    }
+
+    /// What a `config.json` says: a model that makes text, and whose it is.
+    pub(crate) fn read(bytes: &[u8], path: &Path) -> Result<(ModelConfig, Dialect)> {
+        let wrong = |e: serde_json::Error| Error::line(path, e.line().max(1), e.to_string());
+        let json: Value = serde_json::from_slice(bytes).map_err(wrong)?;
+        match json.get("model_type").and_then(Value::as_str) {
+            Some("gpt2") => Ok((gpt2::config(&json, path)?, Dialect::Gpt2)),
+            Some("llama") => Ok((llama::config(&json, path)?, Dialect::Llama)),
+            Some("bert") => Err(Error::format(path, "field `model_type`", "a `bert` reads text and makes none")),
+            Some("qkv") | None => Ok((serde_json::from_slice(bytes).map_err(wrong)?, Dialect::Own)),
+            Some(other) => {
+                let what = format!("it is `{other}`, expected `gpt2`, `llama`, `bert` or `qkv`");
+                Err(Error::format(path, "field `model_type`", what))
+            }
+        }
+    }
+
+    /// The same, to be written.
+    pub(crate) fn write(self, config: &ModelConfig) -> Value {
+        match (&config.architecture, self) {
+            (Architecture::Gpt(sizes), Dialect::Gpt2) => gpt2::json(config, sizes),
+            (Architecture::Gpt(sizes), Dialect::Llama) => llama::json(config, sizes),
+            _ => serde_json::to_value(config).expect("plain values"),
+        }
+    }
+
+    /// The table for a model; `None` where names are our own.
+    pub(crate) fn layout(self, config: &ModelConfig) -> Option<Layout> {
+        match (&config.architecture, self) {
+            (Architecture::Gpt(sizes), Dialect::Gpt2) => Some(gpt2::layout(sizes)),
+            (Architecture::Gpt(sizes), Dialect::Llama) => Some(llama::layout(sizes)),
+            _ => None,
+        }
+    }
+}
+
+impl Layout {
+    /// Parameters that keep their names.
+    pub fn own(parameters: &Parameters<f32>) -> Layout {
+        let tensors = parameters.all().map(|param| {
+            let name = parameters.name(param);
+            Mapped::plain(name, name)
+        });
+        Layout { prefix: "", tensors: tensors.collect(), ignored: &[] }
+    }
+
+    /// The prefix that these weights have: some are written with the head, some without.
+    fn prefix_in(&self, weights: &Weights) -> &'static str {
+        let Some(first) = self.tensors.first() else { return "" };
+        let found = |prefix: &&&str| weights.has(&format!("{prefix}{}", first.name));
+        ["", "transformer.", "model.", "bert."].iter().find(found).copied().unwrap_or(self.prefix)
+    }
+
+    /// A tensor's full name; heads stand beside the model that has a prefix.
+    fn full(prefix: &str, name: &str) -> String {
+        let head = ["lm_head.", "classifier.", "qa_outputs."].iter().any(|head| name.starts_with(head));
+        if head { name.to_owned() } else { format!("{prefix}{name}") }
+    }
+
+    /// Fills the parameters: all of them, in their shapes; a tensor that is none of them is refused.
+    pub fn fill(&self, parameters: &mut Parameters<f32>, weights: &Weights) -> Result<()> {
+        let prefix = self.prefix_in(weights);
+        for mapped in &self.tensors {
+            let name = Layout::full(prefix, &mapped.name);
+            let parts = self.parts(parameters, mapped)?;
+            let (shape, rows, width) = shape_of(parameters, &parts, mapped.form);
+            let mut values = weights.read_shaped(&name, &shape)?;
+            match mapped.form {
+                Form::Plain => {}
+                Form::Transposed => values = transposed(&values, width, rows),
+                Form::Paired(heads) => values = unpaired(&values, rows, width, heads),
+            }
+            let mut rest = &values[..];
+            for part in parts {
+                let to = parameters.get_mut(part);
+                let (now, later) = rest.split_at(to.len());
+                to.copy_from_slice(now);
+                rest = later;
+            }
+        }
+        match self.strangers(weights).first() {
+            Some(name) => Err(weights.wrong(name, "the model has no such parameter")),
+            None => Ok(()),
+        }
+    }
+
+    /// Tensors that the table does not know.
+    pub fn strangers<'w>(&self, weights: &'w Weights) -> Vec<&'w str> {
+        let prefix = self.prefix_in(weights);
+        let known: std::collections::HashSet<String> =
+            self.tensors.iter().map(|mapped| Layout::full(prefix, &mapped.name)).collect();
+        let ignored = |name: &str| {
+            self.ignored.iter().any(|part| match part.strip_prefix('^') {
+                Some(start) => name.starts_with(start),
+                None => name.ends_with(part),
+            })
+        };
+        weights.names().into_iter().filter(|name| !known.contains(*name) && !ignored(name)).collect()
+    }
+
+    /// Tensors of the table that the file has not, or in another shape, in words.
+    pub fn misfits(&self, parameters: &Parameters<f32>, weights: &Weights) -> Vec<String> {
+        let prefix = self.prefix_in(weights);
+        let misfit = |mapped: &Mapped| {
+            let name = Layout::full(prefix, &mapped.name);
+            let parts = self.parts(parameters, mapped).ok()?;
+            let (expected, ..) = shape_of(parameters, &parts, mapped.form);
+            match weights.shape(&name) {
+                None => Some(format!("tensor `{name}` is missing, expected {expected:?}")),
+                Some(found) if found != expected => {
+                    Some(format!("tensor `{name}` has shape {found:?}, expected {expected:?}"))
+                }
+                Some(_) => None,
+            }
+        };
+        let strangers = self.strangers(weights);
+        let missing = self.tensors.iter().filter_map(misfit);
+        missing.chain(strangers.iter().map(|name| format!("tensor `{name}` has no place in the model"))).collect()
+    }
+
+    fn parts(&self, parameters: &Parameters<f32>, mapped: &Mapped) -> Result<Vec<Param>> {
+        let find = |part: &String| {
+            let missing = || Error::invalid(format!("the model has no parameter `{part}` for `{}`", mapped.name));
+            parameters.find(part).ok_or_else(missing)
+        };
+        mapped.parts.iter().map(find).collect()
+    }
+
+    /// The bytes of a file with all parameters, as the others have them.
+    pub fn bytes(&self, parameters: &Parameters<f32>, storage: Storage) -> Result<Vec<u8>> {
+        let mut tensors = Vec::with_capacity(self.tensors.len());
+        for mapped in &self.tensors {
+            let parts = self.parts(parameters, mapped)?;
+            let (shape, rows, width) = shape_of(parameters, &parts, mapped.form);
+            let mut values: Vec<f32> = parts.iter().flat_map(|&part| parameters.get(part)).copied().collect();
+            if mapped.form == Form::Transposed {
+                values = transposed(&values, rows, width);
+            }
+            tensors.push((Layout::full(self.prefix, &mapped.name), shape, values));
+        }
+        let named: Vec<Named<'_>> = tensors.iter().map(|(name, shape, values)| Named { name, shape, values }).collect();
+        to_bytes(&named, storage)
+    }
+}
+
+/// The shape of a tensor of theirs, and rows and width of ours.
+fn shape_of(parameters: &Parameters<f32>, parts: &[Param], form: Form) -> (Vec<usize>, usize, usize) {
+    let rows = parts.iter().map(|&part| parameters.shape(part)[0]).sum();
+    match (parameters.shape(parts[0]), form) {
+        (&[_, width], Form::Transposed) => (vec![width, rows], rows, width),
+        (&[_, width], _) => (vec![rows, width], rows, width),
+        _ => (vec![rows], rows, 1),
+    }
+}
+
+/// Rows of `width` numbers as columns.
+fn transposed(values: &[f32], rows: usize, width: usize) -> Vec<f32> {
+    (0..width).flat_map(|x| (0..rows).map(move |r| values[r * width + x])).collect()
+}
+
+/// Rows `(2i, 2i + 1)` of each head as rows `(i, i + D/2)`.
+fn unpaired(values: &[f32], rows: usize, width: usize, heads: usize) -> Vec<f32> {
+    let each = rows / heads.max(1);
+    let from = |row: usize| {
+        let (head, at) = (row / each * each, row % each);
+        head + at % (each / 2) * 2 + at / (each / 2)
+    };
+    (0..rows).flat_map(|row| values[from(row) * width..][..width].iter().copied()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_become_halves() {
+        assert_eq!(
+            unpaired(&[0.0, 1.0, 2.0, 3.0, 10.0, 11.0, 12.0, 13.0], 8, 1, 2),
+            [0.0, 2.0, 1.0, 3.0, 10.0, 12.0, 11.0, 13.0]
+        );
+        assert_eq!(transposed(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 2, 3), [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
+    }
+}

@@ -1,0 +1,103 @@
+//! Named entities: how many of those that are there were found, with their beginning, their end and their kind, as the CoNLL
+//! shared tasks count them.
+
+use super::{same_length, share};
+use crate::Result;
+use std::collections::HashSet;
+use std::fmt;
+
+/// The entities of a corpus.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Entities {
+    /// Found and right.
+    pub right: usize,
+    /// Found.
+    pub found: usize,
+    /// There.
+    pub there: usize,
+}
+
+/// An entity: its first word, the one after its last, what it is.
+type Entity<'a> = (usize, usize, &'a str);
+
+/// The entities of a sentence. An entity begins at `B-`, and at an `I-` that does not go on with the one before it.
+fn entities<S: AsRef<str>>(tags: &[S]) -> HashSet<Entity<'_>> {
+    let mut found = HashSet::new();
+    let mut open: Option<(usize, &str)> = None;
+    for (at, tag) in tags.iter().map(|tag| Some(tag.as_ref())).chain([None]).enumerate() {
+        let (mark, kind) = tag.and_then(|tag| tag.split_once('-')).unwrap_or(("O", ""));
+        if open.is_some_and(|(_, before)| mark != "I" || before != kind) {
+            let (from, kind) = open.take().expect("just seen");
+            found.insert((from, at, kind));
+        }
+        if mark != "O" && open.is_none() {
+            open = Some((at, kind));
+        }
+    }
+    found
+}
+
+impl Entities {
+    /// Counts the entities of sentences, one tag a word.
+    ///
+    /// ```
+    /// use qkv_models::metrics::entities::Entities;
+    /// let found = [vec!["B-person", "I-person", "O", "B-place"]];
+    /// let there = [vec!["B-person", "I-person", "O", "O"]];
+    /// let entities = Entities::of(&found, &there)?;
+    /// assert_eq!((entities.precision(), entities.recall()), (50.0, 100.0));
+    /// assert_eq!(entities.to_string(), "F1 66.67 (precision 50.00, recall 100.00; 1 of 1 entities)");
+    /// # Ok::<(), qkv_models::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Where there are not as many sentences on either side.
+    pub fn of<A: AsRef<str>, B: AsRef<str>>(outputs: &[Vec<A>], references: &[Vec<B>]) -> Result<Self> {
+        same_length(outputs.len(), references.len())?;
+        let mut all = Entities::default();
+        for (output, reference) in outputs.iter().zip(references) {
+            let (found, there) = (entities(output), entities(reference));
+            all.right += found.intersection(&there).count();
+            all.found += found.len();
+            all.there += there.len();
+        }
+        Ok(all)
+    }
+
+    /// How many in a hundred of those found are right.
+    pub fn precision(&self) -> f64 {
+        share(self.right, self.found)
+    }
+
+    /// How many in a hundred of those there were found.
+    pub fn recall(&self) -> f64 {
+        share(self.right, self.there)
+    }
+
+    /// The harmonic mean of both.
+    pub fn f1(&self) -> f64 {
+        share(2 * self.right, self.found + self.there)
+    }
+}
+
+impl fmt::Display for Entities {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let (precision, recall) = (self.precision(), self.recall());
+        write!(f, "F1 {:.2} (precision {precision:.2}, recall {recall:.2}; ", self.f1())?;
+        write!(f, "{} of {} entities)", self.right, self.there)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entities_end_where_another_begins() {
+        let tags = ["I-a", "I-a", "B-a", "I-b", "O", "I-b", "B-b"];
+        let found = entities(&tags);
+        let expected = [(0, 2, "a"), (2, 3, "a"), (3, 4, "b"), (5, 6, "b"), (6, 7, "b")];
+        assert_eq!(found, expected.into_iter().collect());
+        assert!(entities::<&str>(&[]).is_empty());
+    }
+}

@@ -1,0 +1,49 @@
+//! A sequence as one row: the mean of its tokens, those that fill up left out.
+
+use crate::float::Float;
+use crate::tape::{Back, Backward, Tape, Var};
+use crate::tensor::Tensor;
+
+struct MeanBack {
+    x: Option<usize>,
+    shape: [usize; 3],
+    lengths: Vec<usize>,
+}
+
+impl<T: Float> Backward<T> for MeanBack {
+    fn backward(self: Box<Self>, upstream: Tensor<T>, back: &mut Back<'_, T>) {
+        let [_, length, width] = self.shape;
+        let mut d_x = Tensor::zeros(back.pool, &self.shape);
+        let sequences = d_x.data_mut().chunks_exact_mut((length * width).max(1));
+        for ((sequence, g), &count) in sequences.zip(upstream.data().chunks_exact(width)).zip(&self.lengths) {
+            let share = T::ONE / T::of_f64(count.max(1) as f64);
+            for row in sequence.chunks_exact_mut(width).take(count) {
+                row.iter_mut().zip(g).for_each(|(d_x, &g)| *d_x = g * share);
+            }
+        }
+        back.add(self.x, d_x);
+    }
+}
+
+impl<T: Float> Tape<'_, T> {
+    /// The mean over the first `lengths[b]` tokens of each sequence `[B, N, C]`, or over all of them: `[B, 1, C]`.
+    ///
+    /// # Panics
+    /// Where a sequence has fewer tokens than its length.
+    pub fn mean(&mut self, x: &Var<T>, lengths: Option<&[usize]>) -> Var<T> {
+        let &[batch, length, width] = x.shape() else { panic!("sequences have three axes, not {:?}", x.shape()) };
+        let lengths = lengths.map_or_else(|| vec![length; batch], <[usize]>::to_vec);
+        assert!(lengths.len() == batch && lengths.iter().all(|&count| count <= length), "lengths within {length}");
+        let mut y = Tensor::zeros(self.pool, &[batch, 1, width]);
+        let sequences = x.value.data().chunks_exact((length * width).max(1));
+        for ((sequence, y), &count) in sequences.zip(y.data_mut().chunks_exact_mut(width)).zip(&lengths) {
+            for row in sequence.chunks_exact(width).take(count) {
+                y.iter_mut().zip(row).for_each(|(sum, &x)| *sum += x);
+            }
+            let share = T::ONE / T::of_f64(count.max(1) as f64);
+            y.iter_mut().for_each(|sum| *sum *= share);
+        }
+        let slot = x.slot;
+        self.record(y, || MeanBack { x: slot, shape: [batch, length, width], lengths })
+    }
+}
