@@ -7,8 +7,8 @@ pub(crate) use asked::{Asked, CHOICES, after_help};
 use crate::failure::Failure;
 use crate::say::Say;
 use crate::{embedded, threads};
-use qkv_explore::file;
 use qkv_explore::server::{Served, Server, Settings};
+use qkv_explore::{Observer, file};
 use qkv_nn::Machine;
 use std::path::Path;
 
@@ -57,14 +57,15 @@ pub(crate) fn explore(asked: &Asked, say: Say<'_>) -> Result<(), Failure> {
 /// The models in these folders, or the embedded one.
 fn models(folders: &[std::path::PathBuf]) -> Result<Vec<Served>, Failure> {
     if folders.is_empty() {
-        let translator = embedded::translator(None)?;
+        let model = embedded::translator(None)?.into();
         let note = "the embedded model, Chinese to English".to_owned();
-        return Ok(vec![Served { name: embedded::NAME.to_owned(), note, translator }]);
+        return Ok(vec![Served { name: embedded::NAME.to_owned(), note, model }]);
     }
     let served = |folder: &std::path::PathBuf| {
         let name = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned();
-        let note = folder.display().to_string();
-        Ok(Served { name, note, translator: embedded::translator(Some(folder))? })
+        let model = Observer::open(folder)?;
+        let note = format!("{}, {}", folder.display(), model.note());
+        Ok(Served { name, note, model })
     };
     folders.iter().map(served).collect()
 }

@@ -3,7 +3,7 @@
 use crate::layer::{Computed, Layer, Seen};
 use crate::recording::{Candidate, Recording, Side, Step, Token};
 use qkv_models::text::tokenizer::{Piece, Tokenizer};
-use qkv_models::{Attended, Error, Group, Observed, Result, Translator};
+use qkv_models::{Attended, Encoder, Error, Generation, Generator, Group, Observed, Result, Translator};
 use qkv_nn::Machine;
 
 /// How many tokens that might have been written are kept for each step.
@@ -46,6 +46,74 @@ pub fn translation(translator: &Translator, text: &str, target: Option<&str>, ma
     })
 }
 
+/// Goes on with a text, or takes what is said to have come after it, and records what each token attended to.
+///
+/// # Errors
+/// Where there is no text, or more than the model takes.
+pub fn continuation(
+    generator: &Generator,
+    text: &str,
+    target: Option<&str>,
+    how: &Generation,
+    machine: &Machine,
+) -> Result<Recording> {
+    let prompt = generator.tokenizer.encode_text(text);
+    if prompt.is_empty() {
+        return Err(Error::invalid("there is no text to look at").with_hint("give a sentence"));
+    }
+    let (said, output) = match target {
+        Some(target) => (generator.tokenizer.encode(target), target.to_owned()),
+        None => {
+            let found = generator.generate(&prompt, how, machine, &mut |_| true)?;
+            (found.tokens, found.text)
+        }
+    };
+    let mut tokens = [prompt, said].concat();
+    tokens.truncate(generator.model.most());
+    let observed = generator.observe(&tokens, machine)?;
+    Ok(alone(text, Some(output), &tokens, observed.attentions, &generator.tokenizer))
+}
+
+/// Reads a text, or two, and records what each token attended to.
+///
+/// # Errors
+/// Where there is no text.
+pub fn reading(encoder: &Encoder, first: &str, second: Option<&str>, machine: &Machine) -> Result<Recording> {
+    if first.trim().is_empty() {
+        return Err(Error::invalid("there is no text to look at").with_hint("give a sentence"));
+    }
+    let observed = encoder.observe(first, second, machine)?;
+    Ok(alone(first, None, &observed.source, observed.attentions, &encoder.tokenizer))
+}
+
+/// A run over one sequence.
+fn alone(
+    text: &str,
+    output: Option<String>,
+    tokens: &[u32],
+    attentions: Vec<Attended>,
+    tokenizer: &Tokenizer,
+) -> Recording {
+    let layers = attentions.into_iter().map(|seen| {
+        let Attended { group, layer, attention, inputs, output } = seen;
+        Layer {
+            name: format!("layers.{layer}.self_attn"),
+            group: group.name().to_owned(),
+            queries: 0,
+            keys: 0,
+            seen: Seen::Computed(Box::new(Computed { attention, inputs, output })),
+            importance: None,
+        }
+    });
+    Recording {
+        text: text.to_owned(),
+        output,
+        sides: vec![side("tokens", tokens, tokenizer)],
+        layers: layers.collect(),
+        steps: Vec::new(),
+    }
+}
+
 /// How much the loss of the recorded translation depends on each head of each layer.
 ///
 /// # Errors
@@ -80,11 +148,14 @@ fn layer(seen: Attended, recurrent: bool) -> Layer {
 
 /// Tokens as a person reads them, put together to words.
 pub(crate) fn side(name: &str, ids: &[u32], tokenizer: &Tokenizer) -> Side {
-    let special = |id: u32| [tokenizer.pad(), tokenizer.bos(), tokenizer.eos()].contains(&id);
+    let named = tokenizer.specials();
+    let special = |id: u32| {
+        [tokenizer.pad(), tokenizer.bos(), tokenizer.eos()].contains(&id) || named.iter().any(|(_, other)| *other == id)
+    };
     let text: Vec<u32> = ids.iter().copied().filter(|&id| !special(id)).collect();
     let mut pieces = words(tokenizer.pieces(&text)).into_iter();
     let token = |&id: &u32| match special(id) {
-        true => Token { text: name_of(id, tokenizer).into(), word: None, special: true, id: Some(id) },
+        true => Token { text: name_of(id, tokenizer), word: None, special: true, id: Some(id) },
         false => {
             let (text, word) = pieces.next().unwrap_or_default();
             Token { text, word: Some(word), special: false, id: Some(id) }
@@ -93,11 +164,14 @@ pub(crate) fn side(name: &str, ids: &[u32], tokenizer: &Tokenizer) -> Side {
     Side { name: name.into(), tokens: ids.iter().map(token).collect() }
 }
 
-fn name_of(id: u32, tokenizer: &Tokenizer) -> &'static str {
-    match id {
-        id if id == tokenizer.eos() => "‹end›",
-        id if id == tokenizer.bos() => "‹start›",
-        _ => "‹pad›",
+/// What a token that stands for no text is called: our own in words, others as their makers call them.
+fn name_of(id: u32, tokenizer: &Tokenizer) -> String {
+    let named = tokenizer.name(id).unwrap_or_default();
+    match named.as_str() {
+        "</s>" => "‹end›".into(),
+        "<s>" => "‹start›".into(),
+        "<pad>" => "‹pad›".into(),
+        _ => named,
     }
 }
 

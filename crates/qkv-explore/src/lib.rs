@@ -8,6 +8,7 @@ pub mod draw;
 pub mod file;
 mod layer;
 pub mod measures;
+mod observer;
 mod pair;
 mod recording;
 mod rollout;
@@ -16,6 +17,7 @@ mod words;
 
 pub use agreement::{Agreement, Links, pharaoh};
 pub use layer::{Computed, Layer, Seen};
+pub use observer::Observer;
 pub use pair::{Explained, Parts, Term, Value, explain};
 pub use recording::{Candidate, Group, Recording, Side, Step, Token};
 pub use rollout::rollout;

@@ -15,11 +15,12 @@ mod tiles;
 
 pub use page::stand_alone;
 
+use crate::observer::Observer;
 use crate::recording::Recording;
 use axum::Router;
 use axum::routing::{get, post};
 use guard::Guard;
-use qkv_models::{Error, Result, Translator};
+use qkv_models::{Error, Result};
 use qkv_nn::Machine;
 use runs::Runs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
@@ -33,7 +34,7 @@ pub struct Served {
     /// What it does, in a line.
     pub note: String,
     /// The model.
-    pub translator: Translator,
+    pub model: Observer,
 }
 
 /// What is shown, and where.
@@ -112,7 +113,7 @@ impl Server {
         match (recording, models.first(), examples.first()) {
             (Some(recording), _, _) => drop(runs.add(recording, None)),
             (None, Some(model), Some(text)) => {
-                let recording = crate::capture::translation(&model.translator, text, None, &machine)?;
+                let recording = model.model.record(text, None, &machine)?;
                 runs.add(recording, Some(0));
             }
             _ => return Err(Error::invalid("there is nothing to show").with_hint("give a model or a recording")),

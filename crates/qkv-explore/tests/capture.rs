@@ -2,9 +2,13 @@
 //! model, with labels that stand where they belong.
 
 use qkv::Attention;
-use qkv_explore::{Cut, Matrix, Recording, capture, explain};
+use qkv_explore::{Cut, Matrix, Observer, Recording, capture, explain};
+use qkv_models::files::tensors::Storage;
 use qkv_models::text::tokenizer::{Kind, Tokenizer};
-use qkv_models::{Architecture, Model, ModelConfig, RecurrentConfig, Search, Specials, TransformerConfig, Translator};
+use qkv_models::{
+    Architecture, Encoder, EncoderConfig, GptConfig, Model, ModelConfig, RecurrentConfig, Search, Specials,
+    TransformerConfig, Translator,
+};
 use qkv_nn::Machine;
 use qkv_nn::layers::AttentionStyle;
 
@@ -129,4 +133,48 @@ fn nothing_to_look_at_is_said_so() {
     let long = "long ".repeat(2000);
     let error = capture::translation(&translator, &long, Some("a"), &Machine::new(1)).expect_err("too long");
     assert!(error.to_string().contains("takes at most"), "{error}");
+}
+
+/// Rows that sum to 1, and outputs that are the weights times the values.
+fn holds(recording: &Recording) {
+    for layer in &recording.layers {
+        let ([n, m], call) = (layer.size(), layer.computed().expect("a model computes"));
+        let shared = layer.heads() / call.inputs.v.shape()[1];
+        assert_eq!(recording.sides[layer.queries].len(), n);
+        for head in 0..layer.heads() {
+            let weights = layer.weights(head).expect("weights");
+            for (i, row) in weights.data().chunks_exact(m).enumerate() {
+                assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-5, "{}: row {i}", layer.name);
+                let out: f32 = (0..m).map(|j| row[j] * call.inputs.v[[0, head / shared, j, 1]]).sum();
+                assert!((out - call.output.values[[0, head, i, 1]]).abs() < 1e-5, "{}: row {i}", layer.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_model_that_goes_on_with_text_is_recorded_with_what_it_wrote() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let sizes = GptConfig { d_model: 16, ffn_dim: 24, heads: 4, key_heads: Some(2), layers: 3, ..GptConfig::default() };
+    translator(Architecture::Gpt(sizes)).save(folder.path(), Storage::F32).expect("it can be written");
+    let model = Observer::open(folder.path()).expect("it can be read");
+    let recording = model.record("Long time", None, &Machine::new(2)).expect("a run");
+    holds(&recording);
+    let groups = recording.groups();
+    assert_eq!((groups.len(), groups[0].name.as_str(), groups[0].layers.len()), (1, "decoder", 3));
+    let forced = model.record("Long", Some(" time"), &Machine::new(2)).expect("a run");
+    assert_eq!(forced.output.as_deref(), Some(" time"));
+    assert!(model.record("", None, &Machine::new(1)).is_err());
+}
+
+#[test]
+fn a_model_that_reads_is_recorded_with_its_special_tokens() {
+    let texts = ["Long time, no see.", "Recordings of long times."];
+    let tokenizer = Tokenizer::train(texts, Kind::Bpe { size: 300 }).expect("a tokenizer").framed().expect("frames");
+    let sizes = EncoderConfig { d_model: 16, ffn_dim: 24, heads: 2, layers: 2, ..EncoderConfig::default() };
+    let model = Observer::Encoder(Box::new(Encoder::new(&sizes, tokenizer, 3).expect("a model")));
+    let recording = model.record("Long time, no see.", None, &Machine::new(2)).expect("a run");
+    holds(&recording);
+    let special = recording.sides[0].tokens.iter().filter(|token| token.special).count();
+    assert_eq!((special, recording.layers.len()), (2, 2));
 }

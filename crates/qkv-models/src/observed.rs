@@ -1,9 +1,9 @@
 //! One pass of a model over a sentence and its translation, kept for looking at: every attention, and what the model expected
 //! next at each step.
 
-use crate::batch::ended;
+use crate::batch::{Rows, ended};
 use crate::model::{Group, Site};
-use crate::{Batch, Error, Result, Translator};
+use crate::{Batch, Encoder, Error, Generator, Result, Translator};
 use qkv::{Attention, Output, Owned, Place, Tensor};
 use qkv_nn::{Captured, Gradients, Machine, Parameters, Pool, Tape};
 
@@ -143,6 +143,62 @@ impl Translator {
             }
         }
         Ok(Alignment { source, target: written, weights })
+    }
+}
+
+/// Every attention of a stack of layers that attend to their own sequence.
+fn stacked(group: Group, captured: &[Captured<f32>], parameters: &Parameters<f32>) -> Result<Vec<Attended>> {
+    let site = |layer: usize| Site { group, layer, captured: layer..layer + 1 };
+    (0..captured.len()).map(|layer| attended(site(layer), captured, parameters)).collect()
+}
+
+impl Generator {
+    /// Runs the model over tokens, and keeps what each attended to. The last step writes what the model holds likeliest.
+    ///
+    /// # Errors
+    /// Where there are none, or more than the model takes.
+    pub fn observe(&self, tokens: &[u32], machine: &Machine) -> Result<Observed> {
+        let most = self.model.most();
+        if tokens.is_empty() || tokens.len() > most {
+            return Err(Error::invalid(format!("the text has {} tokens, the model takes 1 to {most}", tokens.len())));
+        }
+        let pool = Pool::new();
+        let mut tape = Tape::inference(&self.parameters, &pool, machine);
+        tape.capture();
+        let shown = Rows::new(&[tokens.to_vec()], self.model.config().pad_token_id);
+        let scores = self.model.scores(&mut tape, &Rows::none(1), &shown)?;
+        let log_probabilities = log_softmax(scores.value().data(), tokens.len())?;
+        let width = log_probabilities.shape()[1];
+        let last = &log_probabilities.data()[(tokens.len() - 1) * width..];
+        let likeliest = (0..width).reduce(|most, at| if last[at] > last[most] { at } else { most }).unwrap_or(0);
+        Ok(Observed {
+            source: Vec::new(),
+            read: tokens.to_vec(),
+            written: [&tokens[1..], &[likeliest as u32]].concat(),
+            attentions: stacked(Group::Decoder, &tape.captured(), &self.parameters)?,
+            log_probabilities,
+        })
+    }
+}
+
+impl Encoder {
+    /// Runs the model over a text, or two, and keeps what each token attended to; nothing is written.
+    ///
+    /// # Errors
+    /// What `qkv` refuses.
+    pub fn observe(&self, first: &str, second: Option<&str>, machine: &Machine) -> Result<Observed> {
+        let (tokens, segments) = self.tokens(first, second, usize::MAX);
+        let pool = Pool::new();
+        let mut tape = Tape::inference(&self.parameters, &pool, machine);
+        tape.capture();
+        self.model.forward(&mut tape, &Rows::new(&[tokens.clone()], self.config.pad_token_id), &segments)?;
+        Ok(Observed {
+            source: tokens,
+            read: Vec::new(),
+            written: Vec::new(),
+            attentions: stacked(Group::Encoder, &tape.captured(), &self.parameters)?,
+            log_probabilities: Tensor::new(Vec::new(), [0, 0])?,
+        })
     }
 }
 

@@ -20,9 +20,9 @@ pub(crate) const CHOICES: Table = &[
             Choice::new(
                 "model",
                 Kind::Path,
-                "Ask the model in this folder; given twice, two side by side; left out, the embedded one",
+                "Ask the model in this folder, or in this GGUF file; given twice, two side by side; left out, the embedded one",
             )
-            .value("DIR")
+            .value("PATH")
             .many(),
             Choice::new(
                 "recording",

@@ -108,11 +108,9 @@ pub(super) async fn new_run(
     let one_line = |text: String| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let (text, target) = (one_line(text), target.map(one_line));
     let all = state.clone();
-    let recording = beside(&state.light, move || {
-        let translator = &all.models[model].translator;
-        Ok(crate::capture::translation(translator, &text, target.as_deref(), &all.machine)?)
-    })
-    .await?;
+    let recording =
+        beside(&state.light, move || Ok(all.models[model].model.record(&text, target.as_deref(), &all.machine)?))
+            .await?;
     Ok(Json(state.runs.add(recording, Some(model)).told()))
 }
 
@@ -306,9 +304,9 @@ pub(super) async fn heads(axum::extract::State(state): All, Path(id): Path<Strin
             None => {
                 let mut measured = measures::measure(&run.recording, measures::THRESHOLD)?;
                 if let Some(model) = run.model {
-                    let translator = &all.models[model].translator;
-                    let importance = crate::capture::importance(translator, &run.recording, &all.machine)?;
-                    measures::with_importance(&mut measured, &importance);
+                    if let Some(importance) = all.models[model].model.importance(&run.recording, &all.machine)? {
+                        measures::with_importance(&mut measured, &importance);
+                    }
                 }
                 run.heads.get_or_init(|| measured)
             }

@@ -114,7 +114,7 @@ impl Run {
         let mut told = described(&self.recording, true);
         told["id"] = json!(self.id);
         told["model"] = json!(self.model);
-        told["can"]["importance"] = json!(self.model.is_some());
+        told["can"]["importance"] = json!(self.model.is_some() && !self.recording.steps.is_empty());
         told
     }
 }
