@@ -215,7 +215,7 @@ impl Translator {
         let lengths: Vec<Lengths> = (pairs.iter())
             .map(|(source, target)| Lengths { source: source.len() + 1, target: target.len() + 1 })
             .collect();
-        if let Some(at) = lengths.iter().position(|pair| pair.source.max(pair.target) > self.model.most()) {
+        if let Some(at) = lengths.iter().position(|pair| !self.model.takes(pair.source, pair.target)) {
             let most = self.model.most() - 1;
             return Err(Error::invalid(format!("pair {} has a side of more than {most} tokens", at + 1)));
         }
@@ -238,7 +238,7 @@ impl Translator {
     pub fn align(&self, source: &[u32], target: &[u32], machine: &Machine) -> Result<Alignment> {
         let specials = self.model.config().specials();
         let batch = Batch::new([(source, target)], specials);
-        if batch.source.length.max(batch.shown.length) > self.model.most() {
+        if !self.model.takes(batch.source.length, batch.shown.length) {
             return Err(Error::invalid(format!("the model takes at most {} tokens", self.model.most())));
         }
         let pool = Pool::new();
