@@ -257,6 +257,14 @@ impl Model {
         }
     }
 
+    /// Whether it takes a source and a target of so many tokens, ends and start included.
+    pub fn takes(&self, source: usize, target: usize) -> bool {
+        match &self.built {
+            Built::Gpt(model) => source.saturating_add(target) <= model.most(),
+            _ => source.max(target) <= self.most(),
+        }
+    }
+
     /// The model, where it is a decoder alone: source and target are one sequence to it.
     pub fn gpt(&self) -> Option<&Gpt> {
         match &self.built {

@@ -62,13 +62,10 @@ pub struct Alignment {
 impl Translator {
     fn observed_batch(&self, source: &[u32], target: &[u32]) -> Result<Batch> {
         let batch = Batch::new([(source, target)], self.model.config().specials());
-        let most = self.model.most();
-        if batch.source.length.max(batch.shown.length) > most {
-            let (side, length) = match batch.source.length > batch.shown.length {
-                true => ("source", batch.source.length),
-                false => ("target", batch.shown.length),
-            };
-            return Err(Error::invalid(format!("the {side} has {length} tokens, the model takes at most {most}")));
+        if !self.model.takes(batch.source.length, batch.shown.length) {
+            let (source, shown, most) = (batch.source.length, batch.shown.length, self.model.most());
+            let what = format!("the source has {source} tokens and the target {shown}, the model takes at most {most}");
+            return Err(Error::invalid(what));
         }
         Ok(batch)
     }

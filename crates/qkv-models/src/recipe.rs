@@ -283,10 +283,15 @@ impl Recipe {
                 return refuse(name, found.to_string(), "between 1 and 16777216");
             }
         }
-        if matches!(self.data, Data::Text { .. }) && train.metric != Metric::Loss {
-            return Err(
-                Error::invalid("a text is measured by its loss alone").with_hint("set `train.metric` to `loss`")
-            );
+        let (fits, said) = match self.data {
+            Data::Text { .. } => (train.metric == Metric::Loss, "`loss`"),
+            Data::Files { .. } | Data::Task { .. } => (train.metric != Metric::F1, "`bleu`, `chrf`, `exact` or `loss`"),
+            _ => (!matches!(train.metric, Metric::Bleu | Metric::Chrf), "`f1`, `exact` or `loss`"),
+        };
+        if !fits {
+            let found = format!("{:?}", train.metric).to_lowercase();
+            return Err(Error::invalid(format!("`train.metric` is {found}, which such data has not"))
+                .with_hint(format!("set it to {said}")));
         }
         if !(train.lr > 0.0 && train.lr.is_finite()) {
             return refuse("train.lr", train.lr.to_string(), "above 0");

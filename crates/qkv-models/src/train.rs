@@ -132,7 +132,7 @@ impl Run {
                     return Err(Error::invalid(what).with_hint("raise `model.max_positions`"));
                 }
             }
-            _ => {}
+            (Subject::Writer(translator), pairs) => pairs.limit(translator.model.most()),
         }
         let average = (recipe.train.average > 0.0).then(|| subject.parameters().clone());
         let moments = Moments::of(subject.parameters());

@@ -204,7 +204,7 @@ impl Translator {
         let lengths: Vec<Lengths> = (pairs.iter())
             .map(|(source, target)| Lengths { source: source.len() + 1, target: target.len() + 1 })
             .collect();
-        if let Some(at) = lengths.iter().position(|pair| pair.source.max(pair.target) > self.model.most()) {
+        if let Some(at) = lengths.iter().position(|pair| !self.model.takes(pair.source, pair.target)) {
             let most = self.model.most() - 1;
             return Err(Error::invalid(format!("pair {} has a side of more than {most} tokens", at + 1)));
         }

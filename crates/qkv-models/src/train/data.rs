@@ -162,6 +162,13 @@ impl Prepared {
         Ok(())
     }
 
+    /// Leaves out pairs that are longer than a model takes.
+    pub fn limit(&mut self, most: usize) {
+        if let Prepared::Pairs(pairs) = self {
+            pairs.batching.longest = pairs.batching.longest.min(most);
+        }
+    }
+
     /// The texts to learn from, where they have labels.
     pub fn source(&self) -> Option<&Source> {
         match self {
