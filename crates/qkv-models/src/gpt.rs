@@ -118,7 +118,7 @@ impl Gpt {
         let GptConfig { d_model, ffn_dim, heads, layers, positions, max_positions, dropout, .. } = *config;
         let rotary = (positions == PositionKind::Rotary).then(|| (config.head_width(), config.rotary_base));
         if let Some((width, base)) = rotary
-            && (!width.is_multiple_of(2) || !(base > 0.0 && base.is_finite()))
+            && !(width.is_multiple_of(2) && base > 0.0 && base.is_finite())
         {
             return Err(Error::invalid(format!(
                 "rotary positions cannot turn heads of {width} numbers by base {base}"

@@ -188,7 +188,11 @@ impl Encoder {
         let pool = Pool::new();
         let mut tape = Tape::inference(&self.parameters, &pool, machine);
         tape.capture();
-        self.model.forward(&mut tape, &Rows::new(&[tokens.clone()], self.config.pad_token_id), &segments)?;
+        self.model.forward(
+            &mut tape,
+            &Rows::new(std::slice::from_ref(&tokens), self.config.pad_token_id),
+            &segments,
+        )?;
         Ok(Observed {
             source: tokens,
             read: Vec::new(),

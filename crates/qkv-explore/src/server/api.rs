@@ -303,10 +303,10 @@ pub(super) async fn heads(axum::extract::State(state): All, Path(id): Path<Strin
             Some(measured) => measured,
             None => {
                 let mut measured = measures::measure(&run.recording, measures::THRESHOLD)?;
-                if let Some(model) = run.model {
-                    if let Some(importance) = all.models[model].model.importance(&run.recording, &all.machine)? {
-                        measures::with_importance(&mut measured, &importance);
-                    }
+                let model = run.model.map(|model| &all.models[model].model);
+                let importance = model.map(|model| model.importance(&run.recording, &all.machine)).transpose()?;
+                if let Some(importance) = importance.flatten() {
+                    measures::with_importance(&mut measured, &importance);
                 }
                 run.heads.get_or_init(|| measured)
             }

@@ -119,10 +119,10 @@ impl Encoder {
         let scores = self.scores(&tokens, machine)?;
         let classes = self.config.labels.len();
         let name = |scores: &[f32], at: usize| self.config.labels[highest(&scores[at * classes..][..classes])].clone();
-        let tags = |((_, firsts), scores): (&(Vec<u32>, Vec<Option<usize>>), &Vec<f32>)| {
+        let tags = |firsts: &[Option<usize>], scores: &[f32]| {
             firsts.iter().map(|first| first.map_or("O".into(), |at| name(scores, at))).collect()
         };
-        Ok(cut.iter().zip(&scores).map(tags).collect())
+        Ok(cut.iter().zip(&scores).map(|((_, firsts), scores)| tags(firsts, scores)).collect())
     }
 
     /// The answer to a question that a text gives; longer texts are read in windows that overlap.

@@ -49,8 +49,11 @@ pub(crate) fn is_one(folder: &Path) -> Result<bool> {
     Ok(json.get("model_type").and_then(Value::as_str) == Some("bert"))
 }
 
+/// A model of zeros, and the table that fills it.
+type Blank = (Bert, Parameters<f32>, Layout);
+
 /// The settings, the weights, and a model of zeros with the table that fills it.
-fn found(folder: &Path) -> Result<(EncoderConfig, Weights, Result<(Bert, Parameters<f32>, Layout)>)> {
+fn found(folder: &Path) -> Result<(EncoderConfig, Weights, Result<Blank>)> {
     let path = folder.join(CONFIG);
     let json: Value = serde_json::from_slice(&bytes(folder, CONFIG)?)
         .map_err(|e| Error::line(&path, e.line().max(1), e.to_string()))?;

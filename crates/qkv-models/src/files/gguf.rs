@@ -287,7 +287,7 @@ impl Gguf {
     /// Where it is not.
     pub fn whole(&self, name: &str) -> Result<usize> {
         match self.values.get(name) {
-            Some(&Value::Number(x)) if x >= 0.0 && x <= 9e15 && x.fract() == 0.0 => Ok(x as usize),
+            Some(&Value::Number(x)) if (0.0..=9e15).contains(&x) && x.fract() == 0.0 => Ok(x as usize),
             _ => Err(self.missing(name, "a whole number")),
         }
     }
