@@ -14,7 +14,7 @@ typedef long long i64;
 #ifndef ELEMENT  // 0: bf16, 1: f16
 #define ELEMENT 0
 #endif
-#ifndef WATCHDOG  // 1: a wait that takes seconds traps instead of hanging
+#ifndef WATCHDOG  // 1: a wait that takes too long goes on, wrongly, instead of hanging: for checks only
 #define WATCHDOG 0
 #endif
 
@@ -68,8 +68,7 @@ struct Barrier {
     }
     INLINE void wait(u32 phase) const {
 #if WATCHDOG
-        for (u32 tries = 0; !ready(phase);)
-            if (++tries == 4000000) __trap();
+        for (u32 tries = 0; !ready(phase) && tries < 20000; tries++) {}
 #else
         while (!ready(phase)) {}
 #endif
@@ -372,17 +371,32 @@ INLINE void store_fragment(u16* to, i64 stride, const float (&x)[COUNT], float u
     }
 }
 
-// Writes a fragment, rounded to elements and still as it lies (a row of 64 elements for each of its 64 rows), into a
-// swizzled tile; COUNT / 32 columns of rows of a tile of ROWS rows, of which these are 64 at `to`.
-template <int COUNT, int ROWS> INLINE void store_tile(u32 to, const u32 (&x)[COUNT]) {
+// Writes a fragment that is rounded to elements into a swizzled tile of ROWS rows, from its group `first` of 8 columns on;
+// the fragment's 64 rows are those at `to`.
+template <int COUNT, int ROWS> INLINE void store_tile(u32 to, const u32 (&x)[COUNT], int first = 0) {
     int lane = lane_id(), warp = threadIdx.x >> 5 & 3;
-    // Matrix q of the four that one instruction writes: rows 8(q mod 2), columns 8(q / 2).
+    // Of the four matrices that one instruction writes, lanes 8q .. 8q + 8 name the rows of matrix q.
     int row = warp * 16 + (lane & 15), half = lane >> 4;
 #pragma unroll
     for (int c = 0; c < COUNT / 4; c++) {
-        int column = 2 * c + half;  // of 8 elements
-        u32 at = to + (c / 4) * ROWS * 128 + row * 128 + ((column & 7) ^ (row & 7)) * 16;
+        int column = first + 2 * c + half;  // of 8 elements
+        u32 at = to + (column >> 3) * ROWS * 128 + row * 128 + ((column & 7) ^ (row & 7)) * 16;
         asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                      ::"r"(at), "r"(x[4 * c]), "r"(x[4 * c + 1]), "r"(x[4 * c + 2]), "r"(x[4 * c + 3]) : "memory");
     }
+}
+
+INLINE void store_shared(u32 at, float a, float b, float c, float d) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
+INLINE void store_shared(u32 at, u8 x) { asm volatile("st.shared.u8 [%0], %1;" ::"r"(at), "r"((u32)x) : "memory"); }
+INLINE float2 load_shared2(u32 at) {
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at) : "memory");
+    return x;
+}
+INLINE u32 load_shared_u16(u32 at) {
+    u16 x;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(at) : "memory");
+    return x;
 }

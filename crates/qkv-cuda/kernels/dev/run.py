@@ -1,0 +1,269 @@
+"""Checks and times the Hopper kernels on the card: run.py SUITE [MODULES_DIR]. Each suite is a process of its own."""
+import sys, time, json, torch, torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+import host, reference
+from host import Module, Forward, Backward
+
+torch.backends.cuda.matmul.allow_tf32 = False
+here = sys.argv[2] if len(sys.argv) > 2 else "."
+_modules = {}
+
+
+def module(name, backward=False):
+    if name not in _modules:
+        _modules[name] = Module(f"{here}/{name}.cubin", "backward_sizes" if backward else "forward_sizes")
+    return _modules[name]
+
+
+def rand(*shape, dtype=torch.bfloat16, turned=False):
+    b, h, n, d = shape
+    if turned:
+        return torch.randn(b, n, h, d, device="cuda", dtype=dtype).transpose(1, 2)
+    return torch.randn(b, h, n, d, device="cuda", dtype=dtype)
+
+
+def plan_of(keep, M, N, turned=False):
+    """The plan of a [n, m] mask of booleans that all heads share; partial tiles by bits."""
+    n, m = keep.shape
+    tn, tm = -(-n // M), -(-m // N)
+    padded = torch.zeros(tn * M, tm * N, dtype=torch.bool)
+    padded[:n, :m] = keep.cpu()
+    tiles = padded.view(tn, M, tm, N).permute(0, 2, 1, 3)
+    some = tiles.flatten(2).any(-1)
+    inside = torch.zeros(tn * M, tm * N, dtype=torch.bool)
+    inside[:n, :] = True
+    whole = (tiles | ~inside.view(tn, M, tm, N).permute(0, 2, 1, 3)).flatten(2).all(-1)
+    turn = some.cumsum(1) - some.int()
+    rows, entries, bits = [0], [], []
+    weights = 1 << torch.arange(32, dtype=torch.int64)
+    order = [(i, [j for j in range(tm) if some[i, j]]) for i in range(tn)] if not turned else [(j, [i for i in reversed(range(tn)) if some[i, j]]) for j in range(tm)]
+    for a, others in order:
+        for b in others:
+            i, j = (a, b) if not turned else (b, a)
+            if whole[i, j]:
+                entries.append((b, 0xFFFFFFFF, int(turn[i, j]), 0))
+            else:
+                entries.append((b | 1 << 31, len(bits), int(turn[i, j]), 0))
+                bits.append((tiles[i, j].reshape(M, N // 32, 32).long() * weights).sum(-1))
+        rows.append(len(entries))
+    i32 = lambda x: (x & 0xFFFFFFFF).to(torch.int64).apply_(lambda y: y - (1 << 32) if y >= 1 << 31 else y).to(torch.int32) if x.numel() < 1 << 16 else torch.where((x & 0xFFFFFFFF) >= 1 << 31, (x & 0xFFFFFFFF) - (1 << 32), x & 0xFFFFFFFF).to(torch.int32)
+    out = [torch.tensor(rows, dtype=torch.int64), torch.tensor(entries or [(0, 0, 0, 0)], dtype=torch.int64), torch.stack(bits) if bits else torch.zeros(1, dtype=torch.int64)]
+    rows, entries, bits = (i32(x).contiguous().cuda() for x in out)
+    return dict(plan_rows=rows, plan_tiles=entries, plan_bits=bits)
+
+
+def error(x, y):
+    x, y = x.double(), y.double()
+    return float("nan") if not torch.isfinite(x).all() else ((x - y).norm() / y.norm().clamp_min(1e-30)).item()
+
+
+BAD = []
+
+
+def report(name, **errors):
+    bad = any(not (e < bound) for e, bound in errors.values())
+    if bad:
+        BAD.append(name)
+    print(("BAD  " if bad else "ok   ") + name, " ".join(f"{k} {e:.1e}" for k, (e, _) in errors.items()), flush=True)
+
+
+def lse_error(x, y):
+    same = (x == y.float()) | ((x.double() - y).abs() < 1e30)
+    return float("nan") if not same.all() else torch.nan_to_num((x.double() - y).abs(), nan=0.0).max().item()
+
+
+def options(name, b, hq, hk, n, m, kw):
+    """The parameters of the kernel and of the reference, from one description."""
+    mine, theirs = {}, {}
+    if "band" in kw:
+        left, right = kw["band"]
+        offset = kw.get("offset", 0)
+        mine.update(left=min(left, 1 << 29), right=min(right, 1 << 29), offset=offset, _band=True)
+        theirs.update(band=(left, right))
+    mine["offset"] = theirs["offset"] = kw.get("offset", 0)
+    if "lengths" in kw:
+        x = torch.tensor(kw["lengths"], device="cuda", dtype=torch.int32)
+        mine["lengths"], theirs["lengths"] = x, x
+    if kw.get("shape"):
+        slopes = torch.rand(hq, device="cuda") * 0.1
+        bias = torch.randn(b, hq, n, m, device="cuda", dtype=torch.bfloat16)
+        mine.update(softcap=3.0, alibi=slopes, bias=bias, bias_b=hq * n * m, bias_h=n * m, bias_i=m, bias_j=1)
+        theirs.update(softcap=3.0, slopes=slopes, bias=bias)
+    if kw.get("sinks"):
+        sinks = torch.randn(hq, device="cuda") * 2
+        mine["sinks"], theirs["sinks"] = sinks, sinks
+    if kw.get("bias32"):
+        bias = torch.randn(1, hq, n, m, device="cuda")
+        mine.update(bias=bias, bias_b=0, bias_h=n * m, bias_i=m, bias_j=1)
+        theirs.update(bias=bias)
+    if "drop" in kw:
+        threshold, seed = round(kw["drop"] * 65536), 0x123456789ABCDEF
+        mine.update(dropout_threshold=threshold, dropout_scale=65536 / (65536 - threshold), seed=seed)
+        theirs["dropout"] = (threshold, seed)
+    if kw.get("segments"):
+        pieces = kw["segments"]
+        ids = torch.repeat_interleave(torch.arange(len(pieces)), torch.tensor(pieces))
+        assert len(ids) == n == m
+        ids = ids.to("cuda", torch.int32).expand(b, n).contiguous()
+        mine.update(segments_q=ids, segments_k=ids)
+        theirs["segments"] = (ids, ids)
+    return mine, theirs
+
+
+def mask_plan(kw, mine, theirs, n, m, M, N, turned=False):
+    i, j = torch.arange(n)[:, None], torch.arange(m)[None, :]
+    if kw.get("bits"):
+        torch.manual_seed(n * m)
+        bits = (torch.rand(-(-n // 100), -(-m // 100)) < 0.4).repeat_interleave(100, 0).repeat_interleave(100, 1)[:n, :m]
+        bits = bits & (torch.rand(n, m) < 0.9) | ((i // 256) == (j // 256))
+        theirs["bits"] = bits.cuda()
+        mine.update(plan_of(bits, M, N, turned))
+    elif kw.get("segments"):
+        ids = mine["segments_q"][0].cpu()
+        keep = ids[:, None] == ids[None, :]
+        if "band" in kw:
+            keep = keep & (j <= i + kw.get("offset", 0) + kw["band"][1]) & (j >= i + kw.get("offset", 0) - kw["band"][0])
+        plan = plan_of(keep, M, N, turned)
+        plan["plan_tiles"][:, 1] = -1  # the kernel decides inside of a tile
+        mine.update(plan)
+
+
+BIG = 1 << 40
+PLAIN = [
+    dict(shape=(2, 4, 4, 256, 256)), dict(shape=(1, 2, 2, 100, 77)), dict(shape=(2, 4, 2, 333, 519)), dict(shape=(1, 8, 1, 64, 1000)),
+    dict(shape=(1, 1, 1, 1, 1)), dict(shape=(3, 5, 5, 300, 40)), dict(shape=(2, 96, 96, 512, 640)), dict(shape=(2, 6, 3, 400, 400), turned=True),
+]
+BANDS = [
+    dict(shape=(2, 4, 4, 256, 256), band=(BIG, 0)), dict(shape=(1, 4, 2, 333, 333), band=(BIG, 0)), dict(shape=(2, 4, 4, 200, 500), band=(BIG, 0), offset=300),
+    dict(shape=(2, 4, 4, 500, 200), band=(BIG, 0), offset=-300), dict(shape=(1, 2, 1, 700, 700), band=(30, 17)), dict(shape=(2, 70, 70, 800, 800), band=(200, 0)),
+    dict(shape=(1, 2, 2, 1000, 1000), band=(BIG, 5), offset=-7), dict(shape=(1, 3, 3, 300, 900), band=(100, 100), offset=400),
+]
+SPECIAL = {
+    "len": [dict(shape=(3, 4, 2, 400, 400), lengths=[400, 77, 0], band=(BIG, BIG)), dict(shape=(2, 4, 2, 300, 500), lengths=[129, 500], band=(BIG, 0), offset=200)],
+    "seg": [dict(shape=(2, 4, 2, 1000, 1000), segments=[100, 37, 263, 400, 200], band=(BIG, 0)), dict(shape=(2, 4, 2, 700, 700), segments=[128, 256, 200, 116], band=(BIG, BIG))],
+    "plan": [dict(shape=(2, 4, 2, 1000, 1000), bits=True), dict(shape=(1, 2, 2, 333, 517), bits=True)],
+    "shape": [dict(shape=(2, 4, 2, 300, 300), shape_=1, sinks=True, band=(BIG, 0)), dict(shape=(1, 4, 4, 130, 333), shape_=1, sinks=True, band=(BIG, BIG))],
+    "drop": [dict(shape=(2, 4, 2, 300, 333), drop=0.25, band=(BIG, BIG)), dict(shape=(2, 4, 2, 300, 300), drop=0.1, band=(BIG, 0))],
+    "half": [dict(shape=(2, 4, 2, 300, 333), bias32=True)],
+}
+for x in SPECIAL["shape"]:
+    x["shape_"] = True
+
+
+def cases(name):
+    """Cases of a module, by its name: cf128, cf128b, cf128seg … and the widths it is used for."""
+    for special, list in SPECIAL.items():
+        if name.endswith(special):
+            return [dict(x) for x in list]
+    return [dict(x) for x in (BANDS if "b" in name.split("_")[0][2:] else PLAIN)]
+
+
+def case_inputs(kw, d, dv, dtype):
+    b, hq, hk, n, m = kw["shape"]
+    turned = kw.get("turned", False)
+    q, k, v = rand(b, hq, n, d, dtype=dtype, turned=turned), rand(b, hk, m, d, dtype=dtype, turned=turned), rand(b, hk, m, dv, dtype=dtype, turned=turned)
+    return q, k, v
+
+
+def widths(name):
+    full = int("".join(c for c in name.split("_")[0] if c.isdigit()))
+    return {64: [(64, 64), (40, 24)], 128: [(128, 128), (72, 96)], 256: [(256, 256), (200, 136)]}[full]
+
+
+def check_forward(names):
+    for name in names:
+        mod = module(name)
+        dtype = torch.float16 if "half" in name else torch.bfloat16
+        for d, dv in widths(name):
+            for kw in cases(name):
+                b, hq, hk, n, m = kw["shape"]
+                q, k, v = case_inputs(kw, d, dv, dtype)
+                flags = dict(kw, shape=kw.get("shape_"))
+                mine, theirs = options(name, b, hq, hk, n, m, flags)
+                mask_plan(flags, mine, theirs, n, m, mod.M, mod.N)
+                out, lse = torch.full((b, hq, n, dv), float("nan"), device="cuda", dtype=dtype), torch.full((b, hq, n), float("nan"), device="cuda")
+                call = Forward(mod, q, k, v, out, lse, **mine)
+                call()
+                torch.cuda.synchronize()
+                first = out.clone()
+                out.fill_(float("nan"))
+                call()
+                torch.cuda.synchronize()
+                ref, ref_lse = reference.attention(q, k, v, **theirs)
+                report(f"{name} d{d},{dv} {kw['shape']} {kw.get('band', '')}{kw.get('offset', '')}", out=(error(out, ref), 6e-3),
+                       lse=(lse_error(lse, ref_lse), 2e-3), again=(float((out != first).sum()), 1))
+
+
+def grid(ds=(64, 128, 256), ns=(512, 2048, 8192, 16384)):
+    for d in ds:
+        for causal in (False, True):
+            for n in ns:
+                yield d, causal, n, max(1, 16384 // n), 2048 // d
+
+
+def measure(calls, rounds=5, budget=0.02):
+    """Median seconds of each call, the rounds alternating."""
+    times = {name: [] for name in calls}
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    count = {}
+    for name, call in calls.items():
+        call(), call()
+        torch.cuda.synchronize()
+        start.record(), call(), stop.record()
+        torch.cuda.synchronize()
+        count[name] = max(2, int(budget / (start.elapsed_time(stop) / 1e3 + 1e-9)))
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start.record()
+            for _ in range(count[name]):
+                call()
+            stop.record()
+            torch.cuda.synchronize()
+            times[name].append(start.elapsed_time(stop) / 1e3 / count[name])
+    return {name: sorted(x)[len(x) // 2] for name, x in times.items()}
+
+
+def time_forward(variants, anchors=("cudnn",), ns=(512, 2048, 8192, 16384), ds=(64, 128, 256)):
+    from math import exp, log
+    ratios = {}
+    for d, causal, n, b, h in grid(ds, ns):
+        q, k, v = (rand(b, h, n, d) for _ in range(3))
+        out, lse = torch.empty_like(q), torch.empty(b, h, n, device="cuda")
+        calls = {}
+        for anchor in anchors:
+            backend = SDPBackend.CUDNN_ATTENTION if anchor == "cudnn" else SDPBackend.FLASH_ATTENTION
+            def call(backend=backend):
+                with sdpa_kernel([backend]), torch.no_grad():
+                    return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+            calls[anchor] = call
+        prefix = f"f{d}b" if causal else f"f{d}"
+        want = calls[anchors[0]]()
+        for name in variants:
+            if name.split("_")[0] == prefix:
+                opts = dict(left=1 << 29, right=0, _band=True) if causal else {}
+                calls[name] = Forward(module(name), q, k, v, out, lse, **opts)
+                out.fill_(float("nan"))
+                calls[name]()
+                e = error(out, want)
+                if not e < 1e-2:
+                    print("BAD", name, n, "differs from cuDNN by", e)
+                    BAD.append(name)
+        flop = 4 * b * h * n * n * d / (2 if causal else 1)
+        t = measure(calls)
+        print(f"fwd d{d} {'causal' if causal else 'full  '} n{n:6d} ", " ".join(f"{name} {flop / s / 1e12:.0f}" for name, s in t.items()), flush=True)
+        for name in t:
+            ratios.setdefault(name, []).append(log(t["cudnn"] / t[name]))
+    for name, x in ratios.items():
+        print(f"{name}: cudnn time over its time, geometric mean {exp(sum(x) / len(x)):.3f} over {len(x)}")
+    return ratios
+
+
+if __name__ == "__main__":
+    torch.manual_seed(int(time.time()))
+    from variants import FORWARD, BACKWARD, CHECKS
+    suite = sys.argv[1]
+    if suite == "check_forward":
+        check_forward([x for x in CHECKS if x.startswith("cf") and (len(sys.argv) < 4 or any(x.startswith(y) for y in sys.argv[3:]))])
+    elif suite == "time_forward":
+        time_forward([x for x in FORWARD if x.startswith("f")], ns=[int(x) for x in sys.argv[3].split(",")] if len(sys.argv) > 3 else (512, 2048, 8192, 16384))
+    print("BAD:", BAD) if BAD else print(suite, "all well")

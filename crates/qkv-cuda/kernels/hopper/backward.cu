@@ -1,0 +1,634 @@
+// Attention backward on Hopper: three kernels. `prepare` takes Σ out·d_out of each row and clears what is added to; the main
+// one does the five products; `finish` rounds dq.
+//
+// In the main kernel a block owns BWD_N keys of a head and walks over the queries that see them, of every query head of
+// the group, from the last tile to the first. Scores are kept turned, [keys, queries], so that weights and their
+// gradients lie in registers as the left operands of dv and dk; only the gradient of the scores goes to shared memory,
+// for dq. A dq tile is summed over blocks in device memory by the copy engine: in the order of the key tiles, each
+// waiting for its turn, unless FREE_ORDER. Blocks take key tiles in ascending order, so no turn waits for work that has
+// not begun.
+#include "problem.cuh"
+
+#ifndef D_BIAS
+#define D_BIAS 0
+#endif
+#ifndef FREE_ORDER
+#define FREE_ORDER 0
+#endif
+#ifndef BWD_M
+#define BWD_M (HEAD_DIM == 64 ? 128 : 64)
+#endif
+#ifndef BWD_N
+#define BWD_N (HEAD_DIM == 256 ? 64 : 128)
+#endif
+#ifndef BWD_Q_STAGES
+#define BWD_Q_STAGES (HEAD_DIM == 256 ? 2 : 3)
+#endif
+#ifndef BWD_O_STAGES
+#define BWD_O_STAGES (HEAD_DIM == 256 ? 1 : 2)
+#endif
+
+constexpr int D = HEAD_DIM, M = BWD_M, N = BWD_N, GROUPS = 2, THREADS = 128 * (GROUPS + 1);
+constexpr bool HALVES = D == 256;  // each warpgroup has half of the columns of dk and dv, not half of the keys
+constexpr int COLUMNS = HALVES ? M / 2 : M;  // queries whose scores a warpgroup computes, for 64 keys
+constexpr int Q_STAGES = BWD_Q_STAGES, O_STAGES = BWD_O_STAGES;
+constexpr int PIECES = M * D / 4096;  // of a dq tile: 64 × 64 each
+constexpr int ROUNDS = PIECES / GROUPS;
+constexpr int KV_BYTES = N * D * 2, Q_BYTES = M * D * 2, S_BYTES = M * N * 2, ADD_BYTES = GROUPS * 4096 * 4;
+constexpr int K_AT = 0, V_AT = K_AT + KV_BYTES, Q_AT = V_AT + KV_BYTES, O_AT = Q_AT + Q_STAGES * Q_BYTES;
+constexpr int DS_AT = O_AT + O_STAGES * Q_BYTES, P_AT = DS_AT + 2 * S_BYTES, ADD_AT = P_AT + (HALVES ? 2 * S_BYTES : 0);
+constexpr int LSE_AT = ADD_AT + ADD_BYTES, DELTA_AT = LSE_AT + Q_STAGES * M * 4, DROP_AT = DELTA_AT + O_STAGES * M * 4;
+constexpr int BARRIERS_AT = DROP_AT + (DROPOUT ? GROUPS * COLUMNS * 8 : 0);
+constexpr int BARRIERS = 3 + 2 * Q_STAGES + 2 * O_STAGES + 2 + 4;
+constexpr int WORK_AT = BARRIERS_AT + BARRIERS * 8, SHARED = WORK_AT + 16 + 1024;
+static_assert(SHARED <= 232448, "shared memory of a block");
+
+extern "C" __device__ const int backward_sizes[5] = {M, N, THREADS, SHARED, 0};
+
+struct Shared {
+    u32 base;
+    INLINE u32 k() const { return base + K_AT; }
+    INLINE u32 v() const { return base + V_AT; }
+    INLINE u32 q(u32 place) const { return base + Q_AT + place * Q_BYTES; }
+    INLINE u32 o(u32 place) const { return base + O_AT + place * Q_BYTES; }
+    INLINE u32 ds(u32 place) const { return base + DS_AT + place * S_BYTES; }
+    INLINE u32 p(u32 place) const { return base + P_AT + place * S_BYTES; }
+    INLINE u32 add(int group) const { return base + ADD_AT + group * 4096 * 4; }
+    INLINE u32 lse(u32 place) const { return base + LSE_AT + place * M * 4; }
+    INLINE u32 delta(u32 place) const { return base + DELTA_AT + place * M * 4; }
+    INLINE u32 drop(int group) const { return base + DROP_AT + group * COLUMNS * 8; }
+    INLINE Barrier barrier(u32 index) const { return {base + BARRIERS_AT + index * 8}; }
+    INLINE Barrier k_full() const { return barrier(0); }
+    INLINE Barrier v_full() const { return barrier(1); }
+    INLINE Barrier kv_empty() const { return barrier(2); }
+    INLINE Barrier q_full(u32 i) const { return barrier(3 + i); }
+    INLINE Barrier q_empty(u32 i) const { return barrier(3 + Q_STAGES + i); }
+    INLINE Barrier o_full(u32 i) const { return barrier(3 + 2 * Q_STAGES + i); }
+    INLINE Barrier o_empty(u32 i) const { return barrier(3 + 2 * Q_STAGES + O_STAGES + i); }
+    INLINE Barrier add_full() const { return barrier(3 + 2 * Q_STAGES + 2 * O_STAGES); }
+    INLINE Barrier add_empty() const { return barrier(4 + 2 * Q_STAGES + 2 * O_STAGES); }
+    INLINE Barrier work_full(u32 i) const { return barrier(5 + 2 * Q_STAGES + 2 * O_STAGES + i); }
+    INLINE Barrier work_empty(u32 i) const { return barrier(7 + 2 * Q_STAGES + 2 * O_STAGES + i); }
+    INLINE void put_work(u32 i, int x) const { asm volatile("st.shared.s32 [%0], %1;" ::"r"(base + WORK_AT + i * 4), "r"(x) : "memory"); }
+    INLINE int get_work(u32 i) const {
+        int x;
+        asm volatile("ld.shared.s32 %0, [%1];" : "=r"(x) : "r"(base + WORK_AT + i * 4) : "memory");
+        return x;
+    }
+};
+
+// The query tiles that see a key tile: for each query head of the group, from the last tile to the first.
+struct Walk {
+    const Problem& p;
+    int batch, key_tile, head, last_head;  // heads: head .. last_head
+    int step, count, high;
+    const uint4* entries;
+    INLINE Walk(const Problem& p, const Work& w) : p(p), batch(w.batch), key_tile(w.tile) {
+        int group = p.heads_q / p.heads_k;
+        head = w.head * group, last_head = head + group - 1;
+        enter();
+    }
+    INLINE void enter() {
+        for (;; head++) {
+            step = 0;
+#if PLAN
+            PlanRow row(p, batch, head, key_tile);
+            count = row.count, entries = p.plan_tiles + row.from, high = 0;
+#else
+            int low = 0, end = p.m;
+            high = p.n;
+#if LENGTHS
+            end = min(end, p.lengths[batch]);
+#endif
+#if BAND
+            low = max(0, key_tile * N - p.offset - p.right), high = min(p.n, min(key_tile * N + N, end) - p.offset + p.left);
+#endif
+            if (key_tile * N >= end) high = 0;
+            count = high > low ? div_up(high, M) - low / M : 0, high = div_up(high, M), entries = nullptr;
+#endif
+            if (count > 0 || head >= last_head) return;
+        }
+    }
+    INLINE bool valid() const { return step < count; }
+    INLINE void next() {
+        if (++step == count && head < last_head) head++, enter();
+    }
+    INLINE int tile() const {
+#if PLAN
+        return entries[step].x & ~PARTIAL;
+#else
+        return high - 1 - step;
+#endif
+    }
+    // How many key tiles add to this query tile before this one does.
+    INLINE u32 turn() const {
+#if PLAN
+        return entries[step].z;
+#elif BAND
+        return key_tile - max(0, tile() * M + p.offset - p.left) / N;
+#else
+        return key_tile;
+#endif
+    }
+};
+
+INLINE void load(const Problem& p, const Shared& shared, const TensorMap& map_q, const TensorMap& map_k, const TensorMap& map_v,
+                 const TensorMap& map_o) {
+    int tiles = div_up(p.m, N), total = tiles * p.heads_k * p.batch, padded = div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD;
+    Ring<Q_STAGES> q;
+    Ring<O_STAGES> o;
+    Ring<2> next;
+    Ring<1> kv;
+    for (int index = blockIdx.x;;) {
+        shared.work_empty(next.place).wait(next.parity ^ 1);
+        shared.put_work(next.place, index);
+        shared.work_full(next.place).arrive();
+        next.next();
+        if (index >= total) break;
+        int following = atomicAdd(p.counter, 1) + gridDim.x;
+        Work w(index, tiles, p.heads_k, p.batch, p.section, false);
+        shared.kv_empty().wait(kv.parity ^ 1);
+        kv.next();
+        shared.k_full().expect(KV_BYTES);
+        load_tile<N, D>(shared.k(), map_k, shared.k_full(), w.tile * N, w.head, w.batch);
+        shared.v_full().expect(KV_BYTES);
+        load_tile<N, D>(shared.v(), map_v, shared.v_full(), w.tile * N, w.head, w.batch);
+#pragma unroll 1
+        for (Walk walk(p, w); walk.valid(); walk.next()) {
+            int row = walk.tile() * M;
+            i64 at = ((i64)w.batch * p.heads_q + walk.head) * padded + row;
+            shared.q_empty(q.place).wait(q.parity ^ 1);
+            shared.q_full(q.place).expect(Q_BYTES + M * 4);
+            load_tile<M, D>(shared.q(q.place), map_q, shared.q_full(q.place), row, walk.head, w.batch);
+            load_bytes(shared.lse(q.place), p.lse2 + at, M * 4, shared.q_full(q.place));
+            q.next();
+            shared.o_empty(o.place).wait(o.parity ^ 1);
+            shared.o_full(o.place).expect(Q_BYTES + M * 4);
+            load_tile<M, D>(shared.o(o.place), map_o, shared.o_full(o.place), row, walk.head, w.batch);
+            load_bytes(shared.delta(o.place), p.delta + at, M * 4, shared.o_full(o.place));
+            o.next();
+        }
+        index = following;
+    }
+    __threadfence();
+    if (atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = 0, p.counter[1] = 0;
+}
+
+// Adds the dq tiles to device memory, each in its turn.
+INLINE void add(const Problem& p, const Shared& shared) {
+    int tiles = div_up(p.m, N), total = tiles * p.heads_k * p.batch, query_tiles = div_up(p.n, M);
+    Ring<2> next;
+    Ring<1> ring;
+    for (;;) {
+        shared.work_full(next.place).wait(next.parity);
+        int index = shared.get_work(next.place);
+        shared.work_empty(next.place).arrive();
+        next.next();
+        if (index >= total) break;
+        Work w(index, tiles, p.heads_k, p.batch, p.section, false);
+#pragma unroll 1
+        for (Walk walk(p, w); walk.valid(); walk.next()) {
+            i64 tile = ((i64)w.batch * p.heads_q + walk.head) * query_tiles + walk.tile();
+            float* to = p.dq_sum + tile * (M * D);
+#if !FREE_ORDER
+            u32 turn = walk.turn();
+#if WATCHDOG
+            for (int tries = 0; read_acquire(p.turns + tile) != turn && tries < 200000; tries++) {}
+#else
+            while (read_acquire(p.turns + tile) != turn) {}
+#endif
+#endif
+#pragma unroll
+            for (int round = 0; round < ROUNDS; round++) {
+                shared.add_full().wait(ring.parity);
+                ring.next();
+                // Warpgroup g has the pieces g · ROUNDS ..
+#pragma unroll
+                for (int g = 0; g < GROUPS; g++) add_bytes(to + (g * ROUNDS + round) * 4096, shared.add(g), 4096 * 4);
+                commit_copies();
+                wait_copies_read();
+                shared.add_empty().arrive();
+            }
+#if !FREE_ORDER
+            wait_copies();
+            __threadfence();
+            add_release(p.turns + tile, 1);
+#endif
+        }
+    }
+}
+
+// One step of a warpgroup: 64 keys from `key` on, COLUMNS queries from `query` on.
+struct Tile {
+    const Problem& p;
+    int batch, head, key, query, query_tile, key_tile;
+    bool partial;
+    u32 bits_of;
+    INLINE Tile(const Problem& p, const Walk& walk, int group) : p(p), batch(walk.batch), head(walk.head) {
+        query_tile = walk.tile(), key_tile = walk.key_tile, bits_of = NO_BITS;
+        key = key_tile * N + (HALVES ? 0 : group * 64), query = query_tile * M + (HALVES ? group * COLUMNS : 0);
+#if PLAN
+        uint4 entry = walk.entries[walk.step];
+        partial = entry.x & PARTIAL, bits_of = entry.y;
+#else
+        int end = p.m;
+#if LENGTHS
+        end = min(end, p.lengths[batch]);
+#endif
+        partial = key + 64 > end;
+#if BAND
+        partial |= key + 63 > query + p.offset + p.right || key < query + COLUMNS - 1 + p.offset - p.left;
+#endif
+#endif
+    }
+
+    // Products become weights: exponentials of the shaped score against the log-sum, 0 where a pair is absent. `slope`
+    // gets what the cap lets through.
+    INLINE void weigh(float (&s)[COLUMNS / 2], float* slope, u32 lse) const {
+        int row = key + fragment_row(), column = query + fragment_column();
+        float unit = p.scale * LOG2E;
+#if SHAPED
+        Shape shape(p, batch, head);
+#endif
+#pragma unroll
+        for (int c = 0; c < COLUMNS / 8; c++) {
+            float2 against = load_shared2(lse + (column - query + 8 * c) * 4);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float& x = s[4 * c + e];
+                float y = e & 1 ? against.y : against.x;
+#if SHAPED
+                int i = column + 8 * c + (e & 1), j = row + (e & 2) * 4;
+                x = exp2_fast(shape(x, i, j, i < p.n && j < p.m, slope + 4 * c + e) - y);
+#else
+                x = exp2_fast(fmaf(x, unit, -y));
+#endif
+            }
+        }
+        if (partial) {
+            int end = p.m;
+#if LENGTHS
+            end = min(end, p.lengths[batch]);
+#endif
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                int j = row + 8 * r;
+                bool inside = j < end;
+#if BAND
+                int low = j - p.offset - p.right - column, high = j - p.offset + p.left - column;
+#endif
+#if SEGMENTS
+                int segment = inside ? p.segments_k[(i64)batch * p.m + j] : -1;
+                const int* segments = p.segments_q + (i64)batch * p.n + column;
+#endif
+#pragma unroll
+                for (int c = 0; c < COLUMNS / 8; c++) {
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        bool kept = inside;
+                        int i = 8 * c + e;
+                        (void)i;
+#if BAND
+                        kept = kept && i >= low && i <= high;
+#endif
+#if SEGMENTS
+                        kept = kept && column + i < p.n && segments[i] == segment;
+#endif
+#if PLAN
+                        if (bits_of != NO_BITS) {
+                            int of = j - key_tile * N;
+                            u32 word = p.plan_bits[((i64)bits_of * M + column + i - query_tile * M) * (N / 32) + of / 32];
+                            kept = kept && (word >> (of & 31) & 1);
+                        }
+#endif
+                        if (!kept) s[4 * c + 2 * r + e] = 0.f;
+                    }
+                }
+            }
+        }
+    }
+
+    // Draws which pairs dropout keeps: a byte for each query and 8 keys.
+    INLINE void draw(u32 to, int group) const {
+#if DROPOUT
+        int t = threadIdx.x & 127;
+#pragma unroll
+        for (int r = 0; r < COLUMNS * 8 / 128; r++) {
+            int at = r * 128 + t;
+            store_shared(to + at, (u8)dropout_keep(p.seed, batch, head, query + at / 8, key / 8 + at % 8, p.dropout_threshold));
+        }
+        named_sync(2 + group, 128);
+#endif
+    }
+    INLINE void drop(float (&x)[COLUMNS / 2], u32 from) const {
+#if DROPOUT
+#pragma unroll
+        for (int c = 0; c < COLUMNS / 8; c++) {
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                u32 kept = load_shared_u16(from + (fragment_column() + 8 * c + e) * 8 + (threadIdx.x >> 5 & 3) * 2) >> (threadIdx.x >> 2 & 7);
+                float &a = x[4 * c + e], &b = x[4 * c + 2 + e];
+                a = kept & 1 ? a * p.dropout_scale : 0.f, b = kept & 256 ? b * p.dropout_scale : 0.f;
+            }
+        }
+#endif
+    }
+
+    // The gradient of the bias is that of the scores.
+    INLINE void give_bias(const float (&ds)[COLUMNS / 2]) const {
+#if D_BIAS
+#pragma unroll
+        for (int x = 0; x < COLUMNS / 2; x++) {
+            int i = query + fragment_column() + (x / 4) * 8 + (x & 1), j = key + fragment_row() + (x & 2) * 4;
+            if (i < p.n && j < p.m) p.d_bias[batch * p.d_bias_b + head * p.d_bias_h + i * p.d_bias_i + j * p.d_bias_j] = ds[x];
+        }
+#endif
+    }
+};
+
+INLINE void consume(const Problem& p, const Shared& shared, int group) {
+    constexpr int WIDE = HALVES ? 128 : D;  // columns of dk and dv that a warpgroup has
+    int tiles = div_up(p.m, N), total = tiles * p.heads_k * p.batch;
+    bool speaks = lane_id() == 0;
+    Ring<Q_STAGES> q, q_ahead;
+    Ring<O_STAGES> o;
+    Ring<1> kv, adds;
+    Ring<2> next, ds_ring;
+    u32 keys = shared.k() + (HALVES ? 0 : group * 64 * 128), values = shared.v() + (HALVES ? 0 : group * 64 * 128);
+    u32 queries_from = HALVES ? group * COLUMNS * 128 : 0;
+    for (;;) {
+        shared.work_full(next.place).wait(next.parity);
+        int index = shared.get_work(next.place);
+        __syncwarp();
+        if (speaks) shared.work_empty(next.place).arrive();
+        next.next();
+        if (index >= total) break;
+        Work w(index, tiles, p.heads_k, p.batch, p.section, false);
+        Walk walk(p, w);
+        float dk[WIDE / 2], dv[WIDE / 2];                   // [64, WIDE]
+        float s[COLUMNS / 2], dp[COLUMNS / 2], dq[32];      // [64 keys, COLUMNS], [64, 64]
+        u32 weights[COLUMNS / 4], slopes[COLUMNS / 4];      // what s and dp are rounded to
+#pragma unroll
+        for (int i = 0; i < WIDE / 2; i++) dk[i] = dv[i] = 0.f;
+        shared.k_full().wait(kv.parity);
+        bool more = walk.valid();
+        if (more) {
+            shared.q_full(q_ahead.place).wait(q_ahead.parity);
+            pin(s);
+            products_begin();
+            product_rows<COLUMNS, D, N, M>(s, keys, shared.q(q_ahead.place) + queries_from);
+            products_commit();
+            q_ahead.next();
+        }
+        shared.v_full().wait(kv.parity);
+        kv.next();
+        bool first = true;
+#pragma unroll 1
+        while (more) {
+            Tile tile(p, walk, group);
+            walk.next();
+            more = walk.valid();
+            // dp = v · d_outᵀ, under which the scores of this step become weights.
+            shared.o_full(o.place).wait(o.parity);
+            pin(dp);
+            products_begin();
+            product_rows<COLUMNS, D, N, M>(dp, values, shared.o(o.place) + queries_from);
+            products_commit();
+            tile.draw(shared.drop(group), group);
+            products_wait<1>();
+            pin(s), pin(dk), pin(slopes);
+            if (!first) {
+                // dk of the step before is done with its queries.
+                if (speaks) shared.q_empty(q.place).arrive();
+                q.next();
+            }
+            first = false;
+#if SOFTCAP
+            float slope[COLUMNS / 2];
+#else
+            float* slope = nullptr;
+#endif
+            tile.weigh(s, slope, shared.lse(q.place) + (HALVES ? group * COLUMNS * 4 : 0));
+            u32 place = ds_ring.place;
+            if constexpr (HALVES) {
+#if DROPOUT
+                float kept[COLUMNS / 2];
+#pragma unroll
+                for (int i = 0; i < COLUMNS / 2; i++) kept[i] = s[i];
+                tile.drop(kept, shared.drop(group));
+                round_fragment(weights, kept);
+#else
+                round_fragment(weights, s);
+#endif
+                store_tile<COLUMNS / 4, N>(shared.p(place), weights, group * COLUMNS / 8);
+                products_wait<0>();
+                pin(dp);
+            } else {
+#if DROPOUT
+                float kept[COLUMNS / 2];
+#pragma unroll
+                for (int i = 0; i < COLUMNS / 2; i++) kept[i] = s[i];
+                tile.drop(kept, shared.drop(group));
+                round_fragment(weights, kept);
+#else
+                round_fragment(weights, s);
+#endif
+                pin(dv), pin(weights);
+                products_begin();
+                product_columns<WIDE, M>(dv, weights, shared.o(o.place));
+                products_commit();
+                products_wait<1>();
+                pin(dp);
+            }
+            // ds = p · (dp − Σ out · d_out), which is dp's own when nothing is dropped.
+            tile.drop(dp, shared.drop(group));
+            u32 delta = shared.delta(o.place) + (fragment_column() + (HALVES ? group * COLUMNS : 0)) * 4;
+#pragma unroll
+            for (int c = 0; c < COLUMNS / 8; c++) {
+                float2 less = load_shared2(delta + 8 * c * 4);
+#pragma unroll
+                for (int e = 0; e < 4; e++) dp[4 * c + e] = s[4 * c + e] * (dp[4 * c + e] - (e & 1 ? less.y : less.x));
+            }
+            tile.give_bias(dp);
+#if SOFTCAP
+#pragma unroll
+            for (int i = 0; i < COLUMNS / 2; i++) dp[i] *= slope[i];
+#endif
+            round_fragment(slopes, dp);
+            store_tile<COLUMNS / 4, N>(shared.ds(place) + (HALVES ? 0 : group * 64 * 128), slopes, HALVES ? group * COLUMNS / 8 : 0);
+            ds_ring.next();
+            fence_shared();
+            named_sync(1, 256);
+            if constexpr (HALVES) {
+                // dv, dk: this warpgroup's 128 columns; dq: two pieces of 64.
+                pin(dv), pin(dk), pin(dq);
+                products_begin();
+                product_mixed<WIDE, M, N>(dv, shared.p(place), shared.o(o.place) + group * 2 * M * 128, true);
+                products_commit();
+                product_turned<64, N>(dq, shared.ds(place), shared.k() + group * 2 * N * 128);
+                products_commit();
+                product_mixed<WIDE, M, N>(dk, shared.ds(place), shared.q(q.place) + group * 2 * M * 128, true);
+                products_commit();
+                products_wait<1>();
+            } else {
+                pin(dk), pin(dq), pin(slopes);
+                products_begin();
+                product_turned<64, N>(dq, shared.ds(place) + (M == 128 ? group * N * 128 : 0), shared.k() + (M == 128 ? 0 : group * N * 128));
+                products_commit();
+                product_columns<WIDE, M>(dk, slopes, shared.q(q.place));
+                products_commit();
+                products_wait<1>();
+            }
+            pin(dv), pin(weights), pin(dq);
+            if (speaks) shared.o_empty(o.place).arrive();
+            o.next();
+            if (more) {
+                shared.q_full(q_ahead.place).wait(q_ahead.parity);
+                pin(s);
+                products_begin();
+                product_rows<COLUMNS, D, N, M>(s, keys, shared.q(q_ahead.place) + queries_from);
+                products_commit();
+                q_ahead.next();
+            }
+#pragma unroll
+            for (int round = 0; round < ROUNDS; round++) {
+                if (round == 1) {
+                    pin(dq);
+                    products_begin();
+                    product_turned<64, N>(dq, shared.ds(place), shared.k() + (group * 2 + 1) * N * 128);
+                    products_commit();
+                    products_wait<0>();
+                    pin(dq);
+                }
+                shared.add_empty().wait(adds.parity ^ 1);
+                adds.next();
+                u32 to = shared.add(group) + (threadIdx.x & 127) * 16;
+#pragma unroll
+                for (int i = 0; i < 8; i++) store_shared(to + i * 2048, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+                fence_shared();
+                __syncwarp();
+                if (speaks) shared.add_full().arrive();
+            }
+        }
+        products_wait<0>();
+        pin(dk), pin(dv);
+        if (!first) {
+            if (speaks) shared.q_empty(q.place).arrive();
+            q.next();
+        }
+        if (speaks) shared.kv_empty().arrive();
+        int from = HALVES ? group * 128 : 0, key = w.tile * N + (HALVES ? 0 : group * 64);
+        bool wide_k = p.d % 8 == 0 && (p.dk_j | p.dk_h | p.dk_b) % 8 == 0 && ((u64)p.dk & 15) == 0;
+        bool wide_v = p.dv % 8 == 0 && (p.dv_j | p.dv_h | p.dv_b) % 8 == 0 && ((u64)p.dv_out & 15) == 0;
+        u16* to_k = p.dk + w.batch * p.dk_b + w.head * p.dk_h + key * p.dk_j + from;
+        u16* to_v = p.dv_out + w.batch * p.dv_b + w.head * p.dv_h + key * p.dv_j + from;
+        store_fragment(to_k, p.dk_j, dk, p.scale, p.scale, p.m - key, p.d - from, wide_k);
+        store_fragment(to_v, p.dv_j, dv, 1.f, 1.f, p.m - key, p.dv - from, wide_v);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+attention_backward(const __grid_constant__ Problem p, const __grid_constant__ TensorMap map_q, const __grid_constant__ TensorMap map_k,
+                   const __grid_constant__ TensorMap map_v, const __grid_constant__ TensorMap map_o) {
+    extern __shared__ u8 memory[];
+    Shared shared{(shared_address(memory) + 1023) & ~1023u};
+    if (threadIdx.x == 0) {
+        prefetch(map_q), prefetch(map_k), prefetch(map_v), prefetch(map_o);
+        shared.k_full().init(1), shared.v_full().init(1), shared.kv_empty().init(4 * GROUPS);
+        for (int i = 0; i < Q_STAGES; i++) shared.q_full(i).init(1), shared.q_empty(i).init(4 * GROUPS);
+        for (int i = 0; i < O_STAGES; i++) shared.o_full(i).init(1), shared.o_empty(i).init(4 * GROUPS);
+        shared.add_full().init(4 * GROUPS), shared.add_empty().init(1);
+        for (int i = 0; i < 2; i++) shared.work_full(i).init(1), shared.work_empty(i).init(4 * GROUPS + 1);
+        publish_barriers();
+    }
+    __syncthreads();
+    int warpgroup = warpgroup_id();
+    if (warpgroup == 0) {
+        give_registers<24>();
+        if (threadIdx.x == 0) load(p, shared, map_q, map_k, map_v, map_o);
+        else if (threadIdx.x == 32) add(p, shared);
+    } else {
+        take_registers<240>();
+        consume(p, shared, warpgroup - 1);
+    }
+}
+
+// Σ out · d_out of each row, less the gradient of its lse; the lse in units of log2, +∞ where a row saw nothing or is padding;
+// zeros to add dq to.
+extern "C" __global__ void __launch_bounds__(256) attention_backward_prepare(const __grid_constant__ Problem p) {
+    int bh = blockIdx.y, batch = bh / p.heads_q, head = bh - batch * p.heads_q;
+    int padded = div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD, lane = threadIdx.x & 15;
+    const u16* out = p.out + batch * p.out_b + head * p.out_h;
+    const u16* d_out = p.d_out + batch * p.d_out_b + head * p.d_out_h;
+    bool wide = p.dv % 8 == 0 && (p.out_i | p.out_h | p.out_b | p.d_out_i | p.d_out_h | p.d_out_b) % 8 == 0 && (((u64)p.out | (u64)p.d_out) & 15) == 0;
+#pragma unroll 2
+    for (int r = 0; r < STATISTICS_PAD / 16; r++) {
+        int i = blockIdx.x * STATISTICS_PAD + r * 16 + threadIdx.x / 16;
+        float sum = 0.f;
+        if (i < p.n) {
+            const u16 *a = out + i * p.out_i, *b = d_out + i * p.d_out_i;
+            if (wide) {
+                for (int c = lane * 8; c < p.dv; c += 128) {
+                    uint4 x = *(const uint4*)(a + c), y = *(const uint4*)(b + c);
+                    sum += widen_low(x.x) * widen_low(y.x) + widen_high(x.x) * widen_high(y.x);
+                    sum += widen_low(x.y) * widen_low(y.y) + widen_high(x.y) * widen_high(y.y);
+                    sum += widen_low(x.z) * widen_low(y.z) + widen_high(x.z) * widen_high(y.z);
+                    sum += widen_low(x.w) * widen_low(y.w) + widen_high(x.w) * widen_high(y.w);
+                }
+            } else {
+                for (int c = lane; c < p.dv; c += 16) sum += widen(a[c]) * widen(b[c]);
+            }
+        }
+#pragma unroll
+        for (int x = 8; x > 0; x /= 2) sum += __shfl_xor_sync(~0u, sum, x);
+        if (lane == 0) {
+            i64 at = (i64)bh * p.n + i, to = (i64)bh * padded + i;
+            float lse = i < p.n ? p.lse[at] : MINUS_INFINITY;
+            p.lse2[to] = lse == MINUS_INFINITY ? -MINUS_INFINITY : lse * LOG2E;
+            p.delta[to] = i < p.n ? sum - (p.d_lse ? p.d_lse[at] : 0.f) : 0.f;
+        }
+    }
+    int tiles = div_up(p.n, M), mine = STATISTICS_PAD / M;
+    for (int t = blockIdx.x * mine; t < min(tiles, (int)(blockIdx.x + 1) * mine); t++) {
+        i64 tile = (i64)bh * tiles + t;
+        if (threadIdx.x == 0) p.turns[tile] = 0;
+        float4* zero = (float4*)(p.dq_sum + tile * (M * D));
+        for (int x = threadIdx.x; x < M * D / 4; x += 256) zero[x] = make_float4(0.f, 0.f, 0.f, 0.f);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) attention_backward_finish(const __grid_constant__ Problem p) {
+    int bh = blockIdx.y, batch = bh / p.heads_q, head = bh - batch * p.heads_q, t = threadIdx.x & 127;
+    bool wide = p.d % 8 == 0 && (p.dq_i | p.dq_h | p.dq_b) % 8 == 0 && ((u64)p.dq & 15) == 0;
+    for (int piece = threadIdx.x / 128; piece < PIECES; piece += 2) {
+        const float4* from = (const float4*)(p.dq_sum + ((i64)bh * gridDim.x + blockIdx.x) * (M * D) + piece * 4096) + t;
+        float x[32];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            float4 y = from[i * 128];
+            x[4 * i] = y.x, x[4 * i + 1] = y.y, x[4 * i + 2] = y.z, x[4 * i + 3] = y.w;
+        }
+        int row = blockIdx.x * M + (M == 128 ? piece * 64 : 0), column = M == 128 ? 0 : piece * 64;
+        if (column < p.d || !wide)
+            store_fragment(p.dq + batch * p.dq_b + head * p.dq_h + row * p.dq_i + column, p.dq_i, x, p.scale, p.scale, p.n - row, p.d - column, wide);
+    }
+}
+
+// The sink of a head takes the mass exp(sink − lse) of each row.
+extern "C" __global__ void __launch_bounds__(256) sink_gradient(const __grid_constant__ Problem p) {
+    int head = blockIdx.x, padded = div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD;
+    float sink = p.sinks[head] * LOG2E, sum = 0.f;
+    for (int b = 0; b < p.batch; b++)
+        for (int i = threadIdx.x; i < p.n; i += 256) {
+            i64 at = ((i64)b * p.heads_q + head) * padded + i;
+            sum -= exp2_fast(sink - p.lse2[at]) * p.delta[at];
+        }
+    __shared__ float sums[256];
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    for (int x = 128; x > 0; x /= 2) {
+        if (threadIdx.x < x) sums[threadIdx.x] += sums[threadIdx.x + x];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) p.d_sinks[head] = sums[0];
+}

@@ -1,0 +1,423 @@
+// Attention forward on Hopper. A block takes tiles of FWD_M queries of one head, one after the other; a warp of its first
+// warpgroup brings queries, keys and values to shared memory, each other warpgroup owns 64 rows: scores, softmax and
+// output stay in its registers. The scores of the next keys are multiplied while the softmax of these runs, and the
+// warpgroups take turns, so that one multiplies while another is at its exponentials.
+#include "problem.cuh"
+
+#ifndef FWD_GROUPS  // warpgroups that compute
+#define FWD_GROUPS (HEAD_DIM == 64 ? 3 : 2)
+#endif
+#ifndef FWD_N
+#define FWD_N (HEAD_DIM == 256 ? (PLAN ? 64 : 80) : 128)
+#endif
+#ifndef FWD_STAGES
+#define FWD_STAGES 2
+#endif
+#ifndef FWD_Q_STAGES
+#define FWD_Q_STAGES (HEAD_DIM == 256 || FWD_N > 128 ? 1 : 2)
+#endif
+#ifndef FWD_TURNS  // warpgroups take turns at the matrix units
+#define FWD_TURNS 1
+#endif
+#ifndef FWD_OVERLAP  // a warpgroup's next scores are multiplied under its softmax
+#define FWD_OVERLAP 1
+#endif
+#ifndef FWD_LAZY  // an output is scaled anew only when its maximum grew by more than 2^8
+#define FWD_LAZY 1
+#endif
+
+constexpr int D = HEAD_DIM, GROUPS = FWD_GROUPS, M = GROUPS * 64, N = FWD_N;
+constexpr int STAGES = FWD_STAGES, Q_STAGES = FWD_Q_STAGES, THREADS = 128 * (GROUPS + 1);
+constexpr int Q_BYTES = M * D * 2, KV_BYTES = N * D * 2;
+constexpr int Q_AT = 0, K_AT = Q_AT + Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, BARRIERS_AT = V_AT + STAGES * KV_BYTES;
+constexpr int BARRIERS = 2 * Q_STAGES + 4 * STAGES + 4;
+constexpr int WORK_AT = BARRIERS_AT + BARRIERS * 8, SHARED = WORK_AT + 16 + 1024;
+static_assert(N % 16 == 0 && D % 64 == 0 && SHARED <= 232448, "shared memory of a block");
+
+extern "C" __device__ const int forward_sizes[5] = {M, N, THREADS, SHARED, 0};
+
+// The barriers, and the place where the index of the next work lies.
+struct Shared {
+    u32 base;
+    INLINE u32 q(u32 place) const { return base + Q_AT + place * Q_BYTES; }
+    INLINE u32 k(u32 place) const { return base + K_AT + place * KV_BYTES; }
+    INLINE u32 v(u32 place) const { return base + V_AT + place * KV_BYTES; }
+    INLINE Barrier barrier(u32 index) const { return {base + BARRIERS_AT + index * 8}; }
+    INLINE Barrier q_full(u32 i) const { return barrier(i); }
+    INLINE Barrier q_empty(u32 i) const { return barrier(Q_STAGES + i); }
+    INLINE Barrier k_full(u32 i) const { return barrier(2 * Q_STAGES + i); }
+    INLINE Barrier k_empty(u32 i) const { return barrier(2 * Q_STAGES + STAGES + i); }
+    INLINE Barrier v_full(u32 i) const { return barrier(2 * Q_STAGES + 2 * STAGES + i); }
+    INLINE Barrier v_empty(u32 i) const { return barrier(2 * Q_STAGES + 3 * STAGES + i); }
+    INLINE Barrier work_full(u32 i) const { return barrier(2 * Q_STAGES + 4 * STAGES + i); }
+    INLINE Barrier work_empty(u32 i) const { return barrier(2 * Q_STAGES + 4 * STAGES + 2 + i); }
+    INLINE void put_work(u32 i, int x) const { asm volatile("st.shared.s32 [%0], %1;" ::"r"(base + WORK_AT + i * 4), "r"(x) : "memory"); }
+    INLINE int get_work(u32 i) const {
+        int x;
+        asm volatile("ld.shared.s32 %0, [%1];" : "=r"(x) : "r"(base + WORK_AT + i * 4) : "memory");
+        return x;
+    }
+};
+
+// The key tiles that a query tile visits, and in which order: from the end, where the ragged and diagonal ones are.
+struct Visit {
+    int count, high;
+    const uint4* entries;
+    INLINE Visit(const Problem& p, const Work& w) {
+#if PLAN
+        PlanRow row(p, w.batch, w.head, w.tile);
+        count = row.count, entries = p.plan_tiles + row.from, high = 0;
+#else
+        Keys keys(p, w.batch, w.tile * M, min(w.tile * M + M, p.n) - 1);
+        high = div_up(keys.high, N), count = keys.high > keys.low ? high - keys.low / N : 0, entries = nullptr;
+#endif
+    }
+    INLINE int tile(int step) const {
+#if PLAN
+        return entries[step].x & ~PARTIAL;
+#else
+        return high - 1 - step;
+#endif
+    }
+};
+
+INLINE void produce(const Problem& p, const Shared& shared, const TensorMap& map_q, const TensorMap& map_k, const TensorMap& map_v) {
+    int tiles = div_up(p.n, M), total = tiles * p.heads_q * p.batch, group = p.heads_q / p.heads_k;
+    Ring<Q_STAGES> q;
+    Ring<STAGES> kv;
+    Ring<2> next;
+    for (int index = blockIdx.x;;) {
+        shared.work_empty(next.place).wait(next.parity ^ 1);
+        shared.put_work(next.place, index);
+        shared.work_full(next.place).arrive();
+        next.next();
+        if (index >= total) break;
+        int following = atomicAdd(p.counter, 1) + gridDim.x;
+        Work w(index, tiles, p.heads_q, p.batch, p.section, p.ordered);
+        Visit visit(p, w);
+        int head_k = w.head / group;
+        shared.q_empty(q.place).wait(q.parity ^ 1);
+        shared.q_full(q.place).expect(Q_BYTES);
+        load_tile<M, D>(shared.q(q.place), map_q, shared.q_full(q.place), w.tile * M, w.head, w.batch);
+        q.next();
+#pragma unroll 1
+        for (int step = 0; step < visit.count; step++) {
+            int row = visit.tile(step) * N;
+            shared.k_empty(kv.place).wait(kv.parity ^ 1);
+            shared.k_full(kv.place).expect(KV_BYTES);
+            load_tile<N, D>(shared.k(kv.place), map_k, shared.k_full(kv.place), row, head_k, w.batch);
+            shared.v_empty(kv.place).wait(kv.parity ^ 1);
+            shared.v_full(kv.place).expect(KV_BYTES);
+            load_tile<N, D>(shared.v(kv.place), map_v, shared.v_full(kv.place), row, head_k, w.batch);
+            kv.next();
+        }
+        index = following;
+    }
+    // The last block out leaves the counters as they were found.
+    __threadfence();
+    if (atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = 0, p.counter[1] = 0;
+}
+
+// The softmax of 64 rows as their keys pass by. `top` is what the exponents are taken against, in units of the scores.
+struct Softmax {
+    float top[2], sum[2], grown[2];
+    bool any;
+    float unit;  // from scores to log2
+    INLINE Softmax(float unit) : unit(unit) { top[0] = top[1] = MINUS_INFINITY, sum[0] = sum[1] = 0.f; }
+
+    // Turns scores into weights; `grown` is what the output and the sum so far have to be multiplied by.
+    INLINE void step(float (&s)[N / 2]) {
+        any = false;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float a = MINUS_INFINITY, b = MINUS_INFINITY;
+#pragma unroll
+            for (int c = 0; c < N / 8; c++) a = fmaxf(a, s[4 * c + 2 * r]), b = fmaxf(b, s[4 * c + 2 * r + 1]);
+            float peak = fmaxf(top[r], quad_max(fmaxf(a, b)));
+#if FWD_LAZY
+            bool grows = (peak - top[r]) * unit > 8.f;
+#else
+            bool grows = peak > top[r];
+#endif
+            grown[r] = grows ? exp2_fast((top[r] - peak) * unit) : 1.f;
+            if (grows) top[r] = peak;
+            any |= grows;
+            float against = top[r] == MINUS_INFINITY ? 0.f : top[r] * unit;
+            float x = 0.f, y = 0.f;
+#pragma unroll
+            for (int c = 0; c < N / 8; c++) {
+                float& u = s[4 * c + 2 * r];
+                float& v = s[4 * c + 2 * r + 1];
+                u = exp2_fast(fmaf(u, unit, -against)), v = exp2_fast(fmaf(v, unit, -against));
+                x += u, y += v;
+            }
+            sum[r] = fmaf(sum[r], grown[r], x + y);
+        }
+        any = __any_sync(~0u, any);
+    }
+    template <int COUNT> INLINE void rescale(float (&o)[COUNT]) const {
+        if (any) {
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) o[i] *= grown[i >> 1 & 1];
+        }
+    }
+};
+
+// The 64 rows of one warpgroup: what they are of, and what they keep of a tile of keys.
+struct Rows {
+    const Problem& p;
+    int batch, head, first, row, column;
+    Keys keys;
+    Shape shape;
+    INLINE Rows(const Problem& p, const Work& w, int group)
+        : p(p), batch(w.batch), head(w.head), first(w.tile * M + group * 64), row(first + fragment_row()), column(fragment_column()),
+          keys(p, w.batch, first, first + 63), shape(p, w.batch, w.head) {}
+
+    // Scores become what the softmax sees: shaped, and −∞ where a pair is absent.
+    INLINE void refine(float (&s)[N / 2], int tile, bool partial, u32 bits_of, int group) const {
+        int j0 = tile * N + column;
+#if SHAPED
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            int r = row + (i & 2) * 4, j = j0 + (i / 4) * 8 + (i & 1);
+            s[i] = shape(s[i], r, j, r < p.n && j < p.m);
+        }
+#endif
+        if (partial) {
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                int i = row + 8 * r, high = keys.end - j0;
+                (void)i;
+#if BAND
+                high = min(high, i + p.offset + p.right + 1 - j0);
+                int low = i + p.offset - p.left - j0;
+#endif
+#if SEGMENTS
+                int segment = i < p.n ? p.segments_q[(i64)batch * p.n + i] : -1;
+                const int* segments = p.segments_k + (i64)batch * p.m + j0;
+#endif
+#if PLAN
+                const u32* bits = p.plan_bits + ((i64)bits_of * M + group * 64 + fragment_row() + 8 * r) * (N / 32);
+                u32 word = ~0u;
+#endif
+#pragma unroll
+                for (int c = 0; c < N / 8; c++) {
+#if PLAN
+                    if (c % 4 == 0 && bits_of != NO_BITS) word = bits[c / 4];
+#endif
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        int j = 8 * c + e;
+                        bool kept = j < high;
+#if BAND
+                        kept = kept && j >= low;
+#endif
+#if SEGMENTS
+                        kept = kept && segments[j] == segment;
+#endif
+#if PLAN
+                        kept = kept && (word >> (c % 4 * 8 + column + e) & 1);
+#endif
+                        if (!kept) s[4 * c + 2 * r + e] = MINUS_INFINITY;
+                    }
+                }
+            }
+        }
+    }
+
+    // Weights that dropout leaves, grown by its scale.
+    INLINE void drop(float (&s)[N / 2], int tile) const {
+#if DROPOUT
+        int t = threadIdx.x & 3;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+#pragma unroll
+            for (int c = 0; c < N / 8; c += 4) {
+                // Each of the four threads of a row draws for 8 of 32 keys.
+                u32 mine = dropout_keep(p.seed, batch, head, row + 8 * r, tile * (N / 8) + c + t, p.dropout_threshold);
+#pragma unroll
+                for (int g = 0; g < 4; g++) {
+                    if (c + g >= N / 8) break;
+                    u32 kept = __shfl_sync(~0u, mine, g, 4) >> (2 * t);
+                    float* x = s + 4 * (c + g) + 2 * r;
+                    x[0] = kept & 1 ? x[0] * p.dropout_scale : 0.f, x[1] = kept & 2 ? x[1] * p.dropout_scale : 0.f;
+                }
+            }
+        }
+#endif
+    }
+
+    // One tile of scores through the softmax.
+    INLINE void soften(Softmax& softmax, float (&s)[N / 2], const Visit& visit, int step, int group) const {
+        u32 bits_of = NO_BITS;
+#if PLAN
+        uint4 entry = visit.entries[step];
+        int tile = entry.x & ~PARTIAL;
+        bool partial = entry.x & PARTIAL;
+        bits_of = entry.y;
+#else
+        int tile = visit.tile(step);
+        bool partial = tile * N < keys.all_low || tile * N + N > keys.all_high;
+#endif
+        refine(s, tile, partial, bits_of, group);
+        softmax.step(s);
+        drop(s, tile);
+    }
+
+    INLINE void finish(const Softmax& softmax, float (&o)[D / 2]) const {
+        float factor[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float sum = quad_sum(softmax.sum[r]), top = softmax.top[r] * softmax.unit, lse;
+#if SINKS
+            float sink = p.sinks[head] * LOG2E, peak = fmaxf(top, sink);
+            float shrink = exp2_fast(top - peak);
+            float total = sum == 0.f ? exp2_fast(sink - peak) : sum * shrink + exp2_fast(sink - peak);
+            bool none = peak == MINUS_INFINITY;
+            factor[r] = sum == 0.f || none ? 0.f : shrink / total;
+            lse = none ? MINUS_INFINITY : (peak + log2_fast(total)) * LN2;
+#else
+            factor[r] = sum == 0.f ? 0.f : 1.f / sum;
+            lse = sum == 0.f ? MINUS_INFINITY : (top + log2_fast(sum)) * LN2;
+#endif
+            int i = row + 8 * r;
+            if ((threadIdx.x & 3) == 0 && i < p.n) p.lse[((i64)batch * p.heads_q + head) * p.n + i] = lse;
+        }
+        u16* out = p.out + batch * p.out_b + head * p.out_h + first * p.out_i;
+        bool wide = p.dv % 8 == 0 && (p.out_i | p.out_h | p.out_b) % 8 == 0 && ((u64)p.out & 15) == 0;
+        store_fragment(out, p.out_i, o, factor[0], factor[1], p.n - first, p.dv, wide);
+    }
+};
+
+template <bool FIRST> INLINE void wait_turn(int group) {
+    if (FWD_TURNS) named_sync(1 + group, 256);
+}
+INLINE void pass_turn(int group) {
+    if (FWD_TURNS) named_arrive(1 + (group + 1 == GROUPS ? 0 : group + 1), 256);
+}
+
+INLINE void consume(const Problem& p, const Shared& shared, int group) {
+    int tiles = div_up(p.n, M), total = tiles * p.heads_q * p.batch;
+    bool speaks = lane_id() == 0;
+    float unit = SHAPED ? 1.f : p.scale * LOG2E;
+    Ring<Q_STAGES> q;
+    Ring<STAGES> k, v;
+    Ring<2> next;
+    if (group == GROUPS - 1) pass_turn(group);
+    for (;;) {
+        shared.work_full(next.place).wait(next.parity);
+        int index = shared.get_work(next.place);
+        __syncwarp();
+        if (speaks) shared.work_empty(next.place).arrive();
+        next.next();
+        if (index >= total) break;
+        Work w(index, tiles, p.heads_q, p.batch, p.section, p.ordered);
+        Visit visit(p, w);
+        Rows rows(p, w, group);
+        Softmax softmax(unit);
+        float o[D / 2], s[N / 2];  // [64, D], [64, N]
+        u32 weights[N / 4];
+#pragma unroll
+        for (int i = 0; i < D / 2; i++) o[i] = 0.f;
+        shared.q_full(q.place).wait(q.parity);
+        u32 mine = shared.q(q.place) + group * 64 * 128;
+        if (visit.count > 0) {
+            shared.k_full(k.place).wait(k.parity);
+            wait_turn<true>(group);
+            pin(s);
+            products_begin();
+            product_rows<N, D, M>(s, mine, shared.k(k.place));
+            products_commit();
+            pass_turn(group);
+            products_wait<0>();
+            pin(s);
+            if (speaks) shared.k_empty(k.place).arrive();
+            k.next();
+            rows.soften(softmax, s, visit, 0, group);
+            round_fragment(weights, s);
+#pragma unroll 1
+            for (int step = 1; step < visit.count; step++) {
+#if FWD_OVERLAP
+                shared.k_full(k.place).wait(k.parity);
+                wait_turn<false>(group);
+                pin(s), pin(o), pin(weights);
+                products_begin();
+                product_rows<N, D, M>(s, mine, shared.k(k.place));
+                products_commit();
+                shared.v_full(v.place).wait(v.parity);
+                product_columns<D, N>(o, weights, shared.v(v.place));
+                products_commit();
+                pass_turn(group);
+                products_wait<1>();
+                pin(s);
+                if (speaks) shared.k_empty(k.place).arrive();
+                k.next();
+                rows.soften(softmax, s, visit, step, group);
+                products_wait<0>();
+                pin(o), pin(weights);
+                if (speaks) shared.v_empty(v.place).arrive();
+                v.next();
+                softmax.rescale(o);
+                round_fragment(weights, s);
+#else
+                shared.v_full(v.place).wait(v.parity);
+                shared.k_full(k.place).wait(k.parity);
+                wait_turn<false>(group);
+                pin(s), pin(o), pin(weights);
+                products_begin();
+                product_columns<D, N>(o, weights, shared.v(v.place));
+                product_rows<N, D, M>(s, mine, shared.k(k.place));
+                products_commit();
+                pass_turn(group);
+                products_wait<0>();
+                pin(s), pin(o), pin(weights);
+                if (speaks) shared.k_empty(k.place).arrive(), shared.v_empty(v.place).arrive();
+                k.next(), v.next();
+                rows.soften(softmax, s, visit, step, group);
+                softmax.rescale(o);
+                round_fragment(weights, s);
+#endif
+            }
+            if (speaks) shared.q_empty(q.place).arrive();
+            shared.v_full(v.place).wait(v.parity);
+            pin(o), pin(weights);
+            products_begin();
+            product_columns<D, N>(o, weights, shared.v(v.place));
+            products_commit();
+            products_wait<0>();
+            pin(o);
+            if (speaks) shared.v_empty(v.place).arrive();
+            v.next();
+        } else if (speaks) {
+            shared.q_empty(q.place).arrive();
+        }
+        q.next();
+        rows.finish(softmax, o);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+attention_forward(const __grid_constant__ Problem p, const __grid_constant__ TensorMap map_q,
+                  const __grid_constant__ TensorMap map_k, const __grid_constant__ TensorMap map_v) {
+    extern __shared__ u8 memory[];
+    Shared shared{(shared_address(memory) + 1023) & ~1023u};
+    if (threadIdx.x == 0) {
+        prefetch(map_q), prefetch(map_k), prefetch(map_v);
+        for (int i = 0; i < Q_STAGES; i++) shared.q_full(i).init(1), shared.q_empty(i).init(4 * GROUPS);
+        for (int i = 0; i < STAGES; i++) {
+            shared.k_full(i).init(1), shared.k_empty(i).init(4 * GROUPS);
+            shared.v_full(i).init(1), shared.v_empty(i).init(4 * GROUPS);
+        }
+        for (int i = 0; i < 2; i++) shared.work_full(i).init(1), shared.work_empty(i).init(4 * GROUPS);
+        publish_barriers();
+    }
+    __syncthreads();
+    int warpgroup = warpgroup_id();
+    if (warpgroup == 0) {
+        give_registers<GROUPS == 3 ? 32 : 24>();
+        if (threadIdx.x == 0) produce(p, shared, map_q, map_k, map_v);
+    } else {
+        take_registers<GROUPS == 3 ? 160 : 240>();
+        consume(p, shared, warpgroup - 1);
+    }
+}
