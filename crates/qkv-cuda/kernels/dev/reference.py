@@ -51,8 +51,10 @@ def attention(q, k, v, scale=None, band=None, offset=0, lengths=None, segments=N
         keep = keep & bits
     s = s.masked_fill(~keep, float("-inf"))
     full = s if sinks is None else torch.cat([s, sinks.to(kind)[None, :, None, None].expand(b, hq, n, 1)], -1)
-    lse = torch.logsumexp(full, -1)
-    p = torch.exp(s - torch.where(lse.isinf(), torch.zeros_like(lse), lse)[..., None])
+    none = full.isinf().all(-1)
+    lse = torch.logsumexp(full.masked_fill(none[..., None], 0.0), -1)
+    p = torch.exp(s - lse[..., None])
+    lse = lse.masked_fill(none, float("-inf"))
     if dropout:
         threshold, seed = dropout
         p = p * philox_keep(seed, b, hq, n, m, threshold, q.device) * (65536 / (65536 - threshold))

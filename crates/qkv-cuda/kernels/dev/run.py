@@ -194,6 +194,62 @@ def check_forward(names):
                        lse=(lse_error(lse, ref_lse), 2e-3), again=(float((out != first).sum()), 1))
 
 
+def check_backward(names):
+    for name in names:
+        mod = module(name, True)
+        dtype = torch.float16 if "half" in name else torch.bfloat16
+        for d, dv in widths(name):
+            for kw in cases(name):
+                b, hq, hk, n, m = kw["shape"]
+                q, k, v = case_inputs(kw, d, dv, dtype)
+                d_out = rand(b, hq, n, dv, dtype=dtype, turned=kw.get("turned", False))
+                flags = dict(kw, shape=kw.get("shape_"))
+                mine, theirs = options(name, b, hq, hk, n, m, flags)
+                mask_plan(flags, mine, theirs, n, m, mod.M, mod.N, turned=True)
+                if kw.get("shape_"):
+                    d_bias = torch.full((b, hq, n, m), float("nan"), device="cuda")
+                    d_sinks = torch.full((hq,), float("nan"), device="cuda")
+                    mine.update(d_bias=d_bias, d_bias_b=hq * n * m, d_bias_h=n * m, d_bias_i=m, d_bias_j=1, d_sinks=d_sinks)
+                leaf = lambda x: x.detach().double().requires_grad_()
+                rq, rk, rv = leaf(q), leaf(k), leaf(v)
+                wanted = [rq, rk, rv]
+                for extra in ("bias", "sinks"):
+                    if extra in theirs and kw.get("shape_"):
+                        theirs[extra] = leaf(theirs[extra])
+                        wanted.append(theirs[extra])
+                ref, ref_lse = reference.attention(rq, rk, rv, **theirs)
+                use_lse = bool(kw.get("turned"))
+                d_lse = torch.randn_like(ref_lse).float()
+                total = (ref * d_out.double()).sum()
+                if use_lse:
+                    total = total + (ref_lse * d_lse.double()).sum()
+                    mine["d_lse"] = d_lse
+                grads = torch.autograd.grad(total, wanted, allow_unused=True)
+                grads = [torch.nan_to_num(g) for g in grads]
+                out, lse = ref.detach().to(dtype), ref_lse.detach().float()
+                nan = lambda x: torch.full_like(x.contiguous(), float("nan"))
+                dq, dk, dv_ = nan(q), nan(k), nan(v)
+                call = Backward(mod, q, k, v, out, lse, d_out, dq, dk, dv_, **mine)
+                call()
+                torch.cuda.synchronize()
+                first = dq.clone(), dk.clone(), dv_.clone()
+                for x in (dq, dk, dv_):
+                    x.fill_(float("nan"))
+                call()
+                if kw.get("shape_"):
+                    mod.launch("sink_gradient", (hq, 1), 256, 0, call.p)
+                torch.cuda.synchronize()
+                again = sum(float((x != y).sum()) for x, y in zip((dq, dk, dv_), first))
+                tops = [g.abs().max().item() for g in grads]
+                scaled = lambda x, g: error(x, g) if g.norm() > 0 else float(x.double().norm())
+                errors = dict(dq=(scaled(dq, grads[0]), 1.2e-2), dk=(scaled(dk, grads[1]), 1.2e-2), dv=(scaled(dv_, grads[2]), 1.2e-2))
+                if kw.get("shape_"):
+                    errors.update(bias=(error(torch.nan_to_num(d_bias), grads[3]), 1.2e-2), sinks=(error(d_sinks, grads[4]), 1.2e-2))
+                if "free" not in name:
+                    errors["again"] = (again, 1)
+                report(f"{name} d{d},{dv} {kw['shape']} {kw.get('band', '')}{kw.get('offset', '')}", **errors)
+
+
 def grid(ds=(64, 128, 256), ns=(512, 2048, 8192, 16384)):
     for d in ds:
         for causal in (False, True):
@@ -258,6 +314,48 @@ def time_forward(variants, anchors=("cudnn",), ns=(512, 2048, 8192, 16384), ds=(
     return ratios
 
 
+def time_backward(variants, anchors=("cudnn",), ns=(512, 2048, 8192, 16384), ds=(64, 128, 256), parts=False):
+    from math import exp, log
+    ratios = {}
+    for d, causal, n, b, h in grid(ds, ns):
+        q, k, v = (rand(b, h, n, d).requires_grad_() for _ in range(3))
+        d_out = rand(b, h, n, d)
+        calls = {}
+        opts = dict(left=1 << 29, right=0, _band=True) if causal else {}
+        out, lse = torch.empty_like(d_out), torch.empty(b, h, n, device="cuda")
+        Forward(module(f"f{d}b" if causal else f"f{d}"), q.detach(), k.detach(), v.detach(), out, lse, **opts)()
+        for anchor in anchors:
+            backend = SDPBackend.CUDNN_ATTENTION if anchor == "cudnn" else SDPBackend.FLASH_ATTENTION
+            with sdpa_kernel([backend]):
+                theirs = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+            calls[anchor] = lambda theirs=theirs: torch.autograd.grad(theirs, (q, k, v), d_out, retain_graph=True)
+        want = calls[anchors[0]]()
+        prefix = f"b{d}b" if causal else f"b{d}"
+        for name in variants:
+            if name.split("_")[0] == prefix:
+                dq, dk, dv = (torch.full_like(d_out, float("nan")) for _ in range(3))
+                call = Backward(module(name, True), q.detach(), k.detach(), v.detach(), out, lse, d_out, dq, dk, dv, **opts)
+                calls[name] = call
+                call()
+                e = max(error(x, y) for x, y in zip((dq, dk, dv), want))
+                if not e < 2e-2:
+                    print("BAD", name, n, "differs from cuDNN by", e)
+                    BAD.append(name)
+                if parts and name == prefix:
+                    calls["main"] = lambda call=call: call("main")
+                    calls["prepare"], calls["finish"] = (lambda call=call: call("prepare")), (lambda call=call: call("finish"))
+                    if "free" not in name:
+                        calls.pop("main")
+        flop = 10 * b * h * n * n * d / (2 if causal else 1)
+        t = measure(calls)
+        print(f"bwd d{d} {'causal' if causal else 'full  '} n{n:6d} ", " ".join(f"{name} {flop / s / 1e12:.0f}" if name not in ("prepare", "finish") else f"{name} {s * 1e6:.0f}us" for name, s in t.items()), f"cudnn {t['cudnn'] * 1e6:.0f}us", flush=True)
+        for name in t:
+            ratios.setdefault(name, []).append(log(t["cudnn"] / t[name]))
+    for name, x in ratios.items():
+        print(f"{name}: cudnn time over its time, geometric mean {exp(sum(x) / len(x)):.3f} over {len(x)}")
+    return ratios
+
+
 if __name__ == "__main__":
     torch.manual_seed(int(time.time()))
     from variants import FORWARD, BACKWARD, CHECKS
@@ -266,4 +364,8 @@ if __name__ == "__main__":
         check_forward([x for x in CHECKS if x.startswith("cf") and (len(sys.argv) < 4 or any(x.startswith(y) for y in sys.argv[3:]))])
     elif suite == "time_forward":
         time_forward([x for x in FORWARD if x.startswith("f")], ns=[int(x) for x in sys.argv[3].split(",")] if len(sys.argv) > 3 else (512, 2048, 8192, 16384))
+    elif suite == "check_backward":
+        check_backward([x for x in BACKWARD if x.startswith("cb") and (len(sys.argv) < 4 or any(x.startswith(y) for y in sys.argv[3:]))])
+    elif suite == "time_backward":
+        time_backward([x for x in BACKWARD if x.startswith("b")], ns=[int(x) for x in sys.argv[3].split(",")] if len(sys.argv) > 3 else (512, 2048, 8192, 16384), parts=True)
     print("BAD:", BAD) if BAD else print(suite, "all well")

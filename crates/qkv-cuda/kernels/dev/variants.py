@@ -32,4 +32,24 @@ for d in (64, 128, 256):
     CHECKS[f"cf{d}half"] = dict(w, ELEMENT=1, BIAS=2)
 FORWARD.update(CHECKS)
 BACKWARD = {}
+for d in (64, 128, 256):
+    BACKWARD[f"b{d}"] = dict(HEAD_DIM=d)
+    BACKWARD[f"b{d}b"] = dict(HEAD_DIM=d, BAND=1)
+    BACKWARD[f"b{d}_free"] = dict(HEAD_DIM=d, FREE_ORDER=1)
+    BACKWARD[f"b{d}b_free"] = dict(HEAD_DIM=d, BAND=1, FREE_ORDER=1)
+BACKWARD.update({
+    "b128_late": dict(HEAD_DIM=128, BWD_EARLY=0),
+    "b128_rounded": dict(HEAD_DIM=128, BWD_ROUNDED=1),
+})
+for d in (64, 128, 256):
+    w = dict(HEAD_DIM=d, WATCHDOG=1)
+    BACKWARD[f"cb{d}"] = dict(w)
+    BACKWARD[f"cb{d}b"] = dict(w, BAND=1)
+    BACKWARD[f"cb{d}b_free"] = dict(w, BAND=1, FREE_ORDER=1)
+    BACKWARD[f"cb{d}len"] = dict(w, LENGTHS=1, BAND=1)
+    BACKWARD[f"cb{d}seg"] = dict(w, SEGMENTS=1, PLAN=1, BAND=1)
+    BACKWARD[f"cb{d}plan"] = dict(w, PLAN=1)
+    BACKWARD[f"cb{d}shape"] = dict(w, SOFTCAP=1, ALIBI=1, BIAS=1, SINKS=1, BAND=1, D_BIAS=1)
+    BACKWARD[f"cb{d}drop"] = dict(w, DROPOUT=1, BAND=1)
+    BACKWARD[f"cb{d}half"] = dict(w, ELEMENT=1, BIAS=2)
 ALL = {name: ("forward.cu", x) for name, x in FORWARD.items()} | {name: ("backward.cu", x) for name, x in BACKWARD.items()}

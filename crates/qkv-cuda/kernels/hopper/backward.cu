@@ -22,10 +22,16 @@
 #define BWD_N (HEAD_DIM == 256 ? 64 : 128)
 #endif
 #ifndef BWD_Q_STAGES
-#define BWD_Q_STAGES (HEAD_DIM == 256 ? 2 : 3)
+#define BWD_Q_STAGES 2
 #endif
 #ifndef BWD_O_STAGES
 #define BWD_O_STAGES (HEAD_DIM == 256 ? 1 : 2)
+#endif
+#ifndef BWD_EARLY  // the next scores are multiplied before dq is handed on, which takes registers
+#define BWD_EARLY 1
+#endif
+#ifndef BWD_ROUNDED  // the gradient of a score from its rounded weight, which saves registers
+#define BWD_ROUNDED (HEAD_DIM == 64)
 #endif
 
 constexpr int D = HEAD_DIM, M = BWD_M, N = BWD_N, GROUPS = 2, THREADS = 128 * (GROUPS + 1);
@@ -38,10 +44,10 @@ constexpr int KV_BYTES = N * D * 2, Q_BYTES = M * D * 2, S_BYTES = M * N * 2, AD
 constexpr int K_AT = 0, V_AT = K_AT + KV_BYTES, Q_AT = V_AT + KV_BYTES, O_AT = Q_AT + Q_STAGES * Q_BYTES;
 constexpr int DS_AT = O_AT + O_STAGES * Q_BYTES, P_AT = DS_AT + 2 * S_BYTES, ADD_AT = P_AT + (HALVES ? 2 * S_BYTES : 0);
 constexpr int LSE_AT = ADD_AT + ADD_BYTES, DELTA_AT = LSE_AT + Q_STAGES * M * 4, DROP_AT = DELTA_AT + O_STAGES * M * 4;
-constexpr int BARRIERS_AT = DROP_AT + (DROPOUT ? GROUPS * COLUMNS * 8 : 0);
-constexpr int BARRIERS = 3 + 2 * Q_STAGES + 2 * O_STAGES + 2 + 4;
-constexpr int WORK_AT = BARRIERS_AT + BARRIERS * 8, SHARED = WORK_AT + 16 + 1024;
+constexpr int STEP_AT = DROP_AT + (DROPOUT ? GROUPS * COLUMNS * 8 : 0), WORK_AT = STEP_AT + Q_STAGES * 16, BARRIERS_AT = WORK_AT + 16;
+constexpr int BARRIERS = 3 + 2 * Q_STAGES + 2 * O_STAGES + 2 + 4, SHARED = BARRIERS_AT + BARRIERS * 8 + 1024;
 static_assert(SHARED <= 232448, "shared memory of a block");
+static_assert((Q_STAGES & (Q_STAGES - 1)) == 0 && (O_STAGES & (O_STAGES - 1)) == 0, "places are counted in bits");
 
 extern "C" __device__ const int backward_sizes[5] = {M, N, THREADS, SHARED, 0};
 
@@ -69,13 +75,29 @@ struct Shared {
     INLINE Barrier add_empty() const { return barrier(4 + 2 * Q_STAGES + 2 * O_STAGES); }
     INLINE Barrier work_full(u32 i) const { return barrier(5 + 2 * Q_STAGES + 2 * O_STAGES + i); }
     INLINE Barrier work_empty(u32 i) const { return barrier(7 + 2 * Q_STAGES + 2 * O_STAGES + i); }
-    INLINE void put_work(u32 i, int x) const { asm volatile("st.shared.s32 [%0], %1;" ::"r"(base + WORK_AT + i * 4), "r"(x) : "memory"); }
-    INLINE int get_work(u32 i) const {
-        int x;
-        asm volatile("ld.shared.s32 %0, [%1];" : "=r"(x) : "r"(base + WORK_AT + i * 4) : "memory");
+    // The next work: its index, and whether any query sees it.
+    INLINE void put_work(u32 i, int index, int seen) const {
+        asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(base + WORK_AT + i * 8), "r"(index), "r"(seen) : "memory");
+    }
+    INLINE int2 get_work(u32 i) const {
+        int2 x;
+        asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(base + WORK_AT + i * 8) : "memory");
+        return x;
+    }
+    // What the step is that a place of the queries holds: the query tile, its head, which tile of the bits, flags.
+    INLINE void put_step(u32 i, int tile, int head, u32 bits, u32 flags) const {
+        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
+                     ::"r"(base + STEP_AT + i * 16), "r"(tile), "r"(head), "r"(bits), "r"(flags) : "memory");
+    }
+    INLINE int4 get_step(u32 i) const {
+        int4 x;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(base + STEP_AT + i * 16) : "memory");
         return x;
     }
 };
+// Flags of a step: there is another; it is partial for the keys of warpgroup 0, 1.
+constexpr u32 MORE = 1, PARTLY = 2;
 
 // The query tiles that see a key tile: for each query head of the group, from the last tile to the first.
 struct Walk {
@@ -120,6 +142,29 @@ struct Walk {
         return high - 1 - step;
 #endif
     }
+    // Whether the step keeps only some pairs, for the keys of each warpgroup: flags.
+    INLINE u32 partial(u32& bits) const {
+#if PLAN
+        uint4 entry = entries[step];
+        bits = entry.y;
+        return entry.x & PARTIAL ? 3 * PARTLY : 0;
+#else
+        int end = p.m, query = tile() * M;
+        u32 flags = 0;
+#if LENGTHS
+        end = min(end, p.lengths[batch]);
+#endif
+        for (int g = 0; g < GROUPS; g++) {
+            int key = key_tile * N + (HALVES ? 0 : g * 64);
+            bool some = key + 64 > end;
+#if BAND
+            some |= key + 63 > query + p.offset + p.right || key < query + M - 1 + p.offset - p.left;
+#endif
+            flags |= some ? PARTLY << g : 0;
+        }
+        return flags;
+#endif
+    }
     // How many key tiles add to this query tile before this one does.
     INLINE u32 turn() const {
 #if PLAN
@@ -140,13 +185,14 @@ INLINE void load(const Problem& p, const Shared& shared, const TensorMap& map_q,
     Ring<2> next;
     Ring<1> kv;
     for (int index = blockIdx.x;;) {
+        Work w(min(index, total - 1), tiles, p.heads_k, p.batch, p.section, false);
+        Walk walk(p, w);
         shared.work_empty(next.place).wait(next.parity ^ 1);
-        shared.put_work(next.place, index);
+        shared.put_work(next.place, index, walk.valid());
         shared.work_full(next.place).arrive();
         next.next();
         if (index >= total) break;
         int following = atomicAdd(p.counter, 1) + gridDim.x;
-        Work w(index, tiles, p.heads_k, p.batch, p.section, false);
         shared.kv_empty().wait(kv.parity ^ 1);
         kv.next();
         shared.k_full().expect(KV_BYTES);
@@ -154,17 +200,21 @@ INLINE void load(const Problem& p, const Shared& shared, const TensorMap& map_q,
         shared.v_full().expect(KV_BYTES);
         load_tile<N, D>(shared.v(), map_v, shared.v_full(), w.tile * N, w.head, w.batch);
 #pragma unroll 1
-        for (Walk walk(p, w); walk.valid(); walk.next()) {
-            int row = walk.tile() * M;
-            i64 at = ((i64)w.batch * p.heads_q + walk.head) * padded + row;
+        for (bool more = walk.valid(); more;) {
+            int tile = walk.tile(), row = tile * M, head = walk.head;
+            u32 bits = NO_BITS, flags = walk.partial(bits);
+            walk.next();
+            more = walk.valid();
+            i64 at = ((i64)w.batch * p.heads_q + head) * padded + row;
             shared.q_empty(q.place).wait(q.parity ^ 1);
+            shared.put_step(q.place, tile, head, bits, flags | (more ? MORE : 0));
             shared.q_full(q.place).expect(Q_BYTES + M * 4);
-            load_tile<M, D>(shared.q(q.place), map_q, shared.q_full(q.place), row, walk.head, w.batch);
+            load_tile<M, D>(shared.q(q.place), map_q, shared.q_full(q.place), row, head, w.batch);
             load_bytes(shared.lse(q.place), p.lse2 + at, M * 4, shared.q_full(q.place));
             q.next();
             shared.o_empty(o.place).wait(o.parity ^ 1);
             shared.o_full(o.place).expect(Q_BYTES + M * 4);
-            load_tile<M, D>(shared.o(o.place), map_o, shared.o_full(o.place), row, walk.head, w.batch);
+            load_tile<M, D>(shared.o(o.place), map_o, shared.o_full(o.place), row, head, w.batch);
             load_bytes(shared.delta(o.place), p.delta + at, M * 4, shared.o_full(o.place));
             o.next();
         }
@@ -181,7 +231,7 @@ INLINE void add(const Problem& p, const Shared& shared) {
     Ring<1> ring;
     for (;;) {
         shared.work_full(next.place).wait(next.parity);
-        int index = shared.get_work(next.place);
+        int index = shared.get_work(next.place).x;
         shared.work_empty(next.place).arrive();
         next.next();
         if (index >= total) break;
@@ -224,22 +274,9 @@ struct Tile {
     int batch, head, key, query, query_tile, key_tile;
     bool partial;
     u32 bits_of;
-    INLINE Tile(const Problem& p, const Walk& walk, int group) : p(p), batch(walk.batch), head(walk.head) {
-        query_tile = walk.tile(), key_tile = walk.key_tile, bits_of = NO_BITS;
+    INLINE Tile(const Problem& p, const Work& w, int4 step, int group) : p(p), batch(w.batch), head(step.y) {
+        query_tile = step.x, key_tile = w.tile, bits_of = step.z, partial = step.w & (PARTLY << group);
         key = key_tile * N + (HALVES ? 0 : group * 64), query = query_tile * M + (HALVES ? group * COLUMNS : 0);
-#if PLAN
-        uint4 entry = walk.entries[walk.step];
-        partial = entry.x & PARTIAL, bits_of = entry.y;
-#else
-        int end = p.m;
-#if LENGTHS
-        end = min(end, p.lengths[batch]);
-#endif
-        partial = key + 64 > end;
-#if BAND
-        partial |= key + 63 > query + p.offset + p.right || key < query + COLUMNS - 1 + p.offset - p.left;
-#endif
-#endif
     }
 
     // Products become weights: exponentials of the shaped score against the log-sum, 0 where a pair is absent. `slope`
@@ -346,175 +383,152 @@ struct Tile {
     }
 };
 
+// Hands a piece of dq to the thread that adds it up.
+INLINE void put_dq(const Shared& shared, const float (&dq)[32], int group, u32 count, bool speaks) {
+    shared.add_empty().wait(count & 1 ^ 1);
+    u32 to = shared.add(group) + (threadIdx.x & 127) * 16;
+#pragma unroll
+    for (int i = 0; i < 8; i++) store_shared(to + i * 2048, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+    fence_shared();
+    __syncwarp();
+    if (speaks) shared.add_full().arrive();
+}
+
 INLINE void consume(const Problem& p, const Shared& shared, int group) {
     constexpr int WIDE = HALVES ? 128 : D;  // columns of dk and dv that a warpgroup has
     int tiles = div_up(p.m, N), total = tiles * p.heads_k * p.batch;
     bool speaks = lane_id() == 0;
-    Ring<Q_STAGES> q, q_ahead;
-    Ring<O_STAGES> o;
-    Ring<1> kv, adds;
-    Ring<2> next, ds_ring;
     u32 keys = shared.k() + (HALVES ? 0 : group * 64 * 128), values = shared.v() + (HALVES ? 0 : group * 64 * 128);
     u32 queries_from = HALVES ? group * COLUMNS * 128 : 0;
-    for (;;) {
-        shared.work_full(next.place).wait(next.parity);
-        int index = shared.get_work(next.place);
+    u32 works = 0, step = 0, adds = 0;  // counted since the beginning: they say which place of a ring, and its parity
+    for (;; works++) {
+        shared.work_full(works & 1).wait(works >> 1 & 1);
+        int2 work = shared.get_work(works & 1);
         __syncwarp();
-        if (speaks) shared.work_empty(next.place).arrive();
-        next.next();
-        if (index >= total) break;
-        Work w(index, tiles, p.heads_k, p.batch, p.section, false);
-        Walk walk(p, w);
-        float dk[WIDE / 2], dv[WIDE / 2];                   // [64, WIDE]
-        float s[COLUMNS / 2], dp[COLUMNS / 2], dq[32];      // [64 keys, COLUMNS], [64, 64]
-        u32 weights[COLUMNS / 4], slopes[COLUMNS / 4];      // what s and dp are rounded to
+        if (speaks) shared.work_empty(works & 1).arrive();
+        if (work.x >= total) break;
+        Work w(work.x, tiles, p.heads_k, p.batch, p.section, false);
+        float dk[WIDE / 2], dv[WIDE / 2];               // [64, WIDE]
+        float s[COLUMNS / 2], dp[COLUMNS / 2], dq[32];  // [64 keys, COLUMNS], [64, 64]
+        u32 weights[COLUMNS / 4], slopes[COLUMNS / 4];  // what s and dp are rounded to
 #pragma unroll
         for (int i = 0; i < WIDE / 2; i++) dk[i] = dv[i] = 0.f;
-        shared.k_full().wait(kv.parity);
-        bool more = walk.valid();
-        if (more) {
-            shared.q_full(q_ahead.place).wait(q_ahead.parity);
-            pin(s);
-            products_begin();
-            product_rows<COLUMNS, D, N, M>(s, keys, shared.q(q_ahead.place) + queries_from);
-            products_commit();
-            q_ahead.next();
-        }
-        shared.v_full().wait(kv.parity);
-        kv.next();
-        bool first = true;
-#pragma unroll 1
-        while (more) {
-            Tile tile(p, walk, group);
-            walk.next();
-            more = walk.valid();
-            // dp = v · d_outᵀ, under which the scores of this step become weights.
-            shared.o_full(o.place).wait(o.parity);
-            pin(dp);
-            products_begin();
-            product_rows<COLUMNS, D, N, M>(dp, values, shared.o(o.place) + queries_from);
-            products_commit();
-            tile.draw(shared.drop(group), group);
-            products_wait<1>();
-            pin(s), pin(dk), pin(slopes);
-            if (!first) {
-                // dk of the step before is done with its queries.
-                if (speaks) shared.q_empty(q.place).arrive();
-                q.next();
-            }
-            first = false;
-#if SOFTCAP
-            float slope[COLUMNS / 2];
-#else
-            float* slope = nullptr;
-#endif
-            tile.weigh(s, slope, shared.lse(q.place) + (HALVES ? group * COLUMNS * 4 : 0));
-            u32 place = ds_ring.place;
-            if constexpr (HALVES) {
-#if DROPOUT
-                float kept[COLUMNS / 2];
-#pragma unroll
-                for (int i = 0; i < COLUMNS / 2; i++) kept[i] = s[i];
-                tile.drop(kept, shared.drop(group));
-                round_fragment(weights, kept);
-#else
-                round_fragment(weights, s);
-#endif
-                store_tile<COLUMNS / 4, N>(shared.p(place), weights, group * COLUMNS / 8);
-                products_wait<0>();
-                pin(dp);
-            } else {
-#if DROPOUT
-                float kept[COLUMNS / 2];
-#pragma unroll
-                for (int i = 0; i < COLUMNS / 2; i++) kept[i] = s[i];
-                tile.drop(kept, shared.drop(group));
-                round_fragment(weights, kept);
-#else
-                round_fragment(weights, s);
-#endif
-                pin(dv), pin(weights);
-                products_begin();
-                product_columns<WIDE, M>(dv, weights, shared.o(o.place));
-                products_commit();
-                products_wait<1>();
-                pin(dp);
-            }
-            // ds = p · (dp − Σ out · d_out), which is dp's own when nothing is dropped.
-            tile.drop(dp, shared.drop(group));
-            u32 delta = shared.delta(o.place) + (fragment_column() + (HALVES ? group * COLUMNS : 0)) * 4;
-#pragma unroll
-            for (int c = 0; c < COLUMNS / 8; c++) {
-                float2 less = load_shared2(delta + 8 * c * 4);
-#pragma unroll
-                for (int e = 0; e < 4; e++) dp[4 * c + e] = s[4 * c + e] * (dp[4 * c + e] - (e & 1 ? less.y : less.x));
-            }
-            tile.give_bias(dp);
-#if SOFTCAP
-#pragma unroll
-            for (int i = 0; i < COLUMNS / 2; i++) dp[i] *= slope[i];
-#endif
-            round_fragment(slopes, dp);
-            store_tile<COLUMNS / 4, N>(shared.ds(place) + (HALVES ? 0 : group * 64 * 128), slopes, HALVES ? group * COLUMNS / 8 : 0);
-            ds_ring.next();
-            fence_shared();
-            named_sync(1, 256);
-            if constexpr (HALVES) {
-                // dv, dk: this warpgroup's 128 columns; dq: two pieces of 64.
-                pin(dv), pin(dk), pin(dq);
-                products_begin();
-                product_mixed<WIDE, M, N>(dv, shared.p(place), shared.o(o.place) + group * 2 * M * 128, true);
-                products_commit();
-                product_turned<64, N>(dq, shared.ds(place), shared.k() + group * 2 * N * 128);
-                products_commit();
-                product_mixed<WIDE, M, N>(dk, shared.ds(place), shared.q(q.place) + group * 2 * M * 128, true);
-                products_commit();
-                products_wait<1>();
-            } else {
-                pin(dk), pin(dq), pin(slopes);
-                products_begin();
-                product_turned<64, N>(dq, shared.ds(place) + (M == 128 ? group * N * 128 : 0), shared.k() + (M == 128 ? 0 : group * N * 128));
-                products_commit();
-                product_columns<WIDE, M>(dk, slopes, shared.q(q.place));
-                products_commit();
-                products_wait<1>();
-            }
-            pin(dv), pin(weights), pin(dq);
-            if (speaks) shared.o_empty(o.place).arrive();
-            o.next();
-            if (more) {
-                shared.q_full(q_ahead.place).wait(q_ahead.parity);
-                pin(s);
-                products_begin();
-                product_rows<COLUMNS, D, N, M>(s, keys, shared.q(q_ahead.place) + queries_from);
-                products_commit();
-                q_ahead.next();
-            }
-#pragma unroll
-            for (int round = 0; round < ROUNDS; round++) {
-                if (round == 1) {
-                    pin(dq);
-                    products_begin();
-                    product_turned<64, N>(dq, shared.ds(place), shared.k() + (group * 2 + 1) * N * 128);
-                    products_commit();
-                    products_wait<0>();
-                    pin(dq);
-                }
-                shared.add_empty().wait(adds.parity ^ 1);
-                adds.next();
-                u32 to = shared.add(group) + (threadIdx.x & 127) * 16;
-#pragma unroll
-                for (int i = 0; i < 8; i++) store_shared(to + i * 2048, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-                fence_shared();
-                __syncwarp();
-                if (speaks) shared.add_full().arrive();
-            }
-        }
-        products_wait<0>();
         pin(dk), pin(dv);
-        if (!first) {
-            if (speaks) shared.q_empty(q.place).arrive();
-            q.next();
+        shared.k_full().wait(works & 1);
+        shared.v_full().wait(works & 1);
+        if (work.y) {
+            shared.q_full(step % Q_STAGES).wait(step / Q_STAGES & 1);
+            products_begin();
+            product_rows<COLUMNS, D, N, M>(s, keys, shared.q(step % Q_STAGES) + queries_from);
+            products_commit();
+            products_wait<0>();
+            pin(s);
+            bool more;
+#pragma unroll 1
+            do {
+                // Nothing is multiplied yet; s has the scores of this step.
+                u32 at_q = step % Q_STAGES, at_o = step % O_STAGES, at_s = step & 1;
+                int4 about = shared.get_step(at_q);
+                Tile tile(p, w, about, group);
+                more = about.w & MORE;
+                // dp = v · d_outᵀ, under which the scores become weights.
+                shared.o_full(at_o).wait(step / O_STAGES & 1);
+                products_begin();
+                product_rows<COLUMNS, D, N, M>(dp, values, shared.o(at_o) + queries_from);
+                products_commit();
+                tile.draw(shared.drop(group), group);
+#if SOFTCAP
+                float slope[COLUMNS / 2];
+#else
+                float* slope = nullptr;
+#endif
+                tile.weigh(s, slope, shared.lse(at_q) + (HALVES ? group * COLUMNS * 4 : 0));
+#if DROPOUT
+                float kept[COLUMNS / 2];
+#pragma unroll
+                for (int i = 0; i < COLUMNS / 2; i++) kept[i] = s[i];
+                tile.drop(kept, shared.drop(group));
+                round_fragment(weights, kept);
+#else
+                round_fragment(weights, s);
+#endif
+                if constexpr (HALVES) {
+                    store_tile<COLUMNS / 4, N>(shared.p(at_s), weights, group * COLUMNS / 8);
+                    products_wait<0>();
+                } else {
+                    // dv += pᵀ · d_out, under which ds is made.
+                    pin(dv), pin(weights);
+                    products_begin();
+                    product_columns<WIDE, COLUMNS, M>(dv, weights, shared.o(at_o));
+                    products_commit();
+                    products_wait<1>();
+                }
+                pin(dp);
+                // ds = p · (dp − Σ out · d_out)
+                tile.drop(dp, shared.drop(group));
+                u32 delta = shared.delta(at_o) + (fragment_column() + (HALVES ? group * COLUMNS : 0)) * 4;
+#pragma unroll
+                for (int c = 0; c < COLUMNS / 8; c++) {
+                    float2 less = load_shared2(delta + 8 * c * 4);
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        float& x = dp[4 * c + e];
+                        float weight = s[4 * c + e];
+                        if (BWD_ROUNDED && !DROPOUT) weight = e & 1 ? widen_high(weights[2 * c + e / 2]) : widen_low(weights[2 * c + e / 2]);
+                        x = weight * (x - (e & 1 ? less.y : less.x));
+                    }
+                }
+                tile.give_bias(dp);
+#if SOFTCAP
+#pragma unroll
+                for (int i = 0; i < COLUMNS / 2; i++) dp[i] *= slope[i];
+#endif
+                round_fragment(slopes, dp);
+                store_tile<COLUMNS / 4, N>(shared.ds(at_s) + (HALVES ? 0 : group * 64 * 128), slopes, HALVES ? group * COLUMNS / 8 : 0);
+                fence_shared();
+                named_sync(1, 256);
+                // dq = ds · k; dk += dsᵀ · q; then the scores of the next step (after the last, of nothing new: the
+                // matrix units' pipeline keeps one shape).
+                if constexpr (HALVES) {
+                    pin(dv), pin(dk);
+                    products_begin();
+                    product_mixed<WIDE, M, N>(dv, shared.p(at_s), shared.o(at_o) + group * 2 * M * 128);
+                    product_turned<64, N>(dq, shared.ds(at_s), shared.k() + group * 2 * N * 128);
+                    products_commit();
+                    product_mixed<WIDE, M, N>(dk, shared.ds(at_s), shared.q(at_q) + group * 2 * M * 128);
+                    products_commit();
+                } else {
+                    pin(dk), pin(slopes);
+                    products_begin();
+                    product_turned<64, N>(dq, shared.ds(at_s) + (M == 128 ? group * N * 128 : 0), shared.k() + (M == 128 ? 0 : group * N * 128));
+                    products_commit();
+                    product_columns<WIDE, COLUMNS, M>(dk, slopes, shared.q(at_q));
+                    products_commit();
+                }
+                products_wait<1>();
+                pin(dv), pin(weights), pin(dq);
+                if (speaks) shared.o_empty(at_o).arrive();
+                if (!BWD_EARLY) put_dq(shared, dq, group, adds++, speaks);
+                u32 after = step + (more ? 1 : 0);
+                shared.q_full(after % Q_STAGES).wait(after / Q_STAGES & 1);
+                products_begin();
+                product_rows<COLUMNS, D, N, M>(s, keys, shared.q(after % Q_STAGES) + queries_from);
+                products_commit();
+                if (BWD_EARLY) put_dq(shared, dq, group, adds++, speaks);
+                if constexpr (ROUNDS == 2) {
+                    products_begin();
+                    product_turned<64, N>(dq, shared.ds(at_s), shared.k() + (group * 2 + 1) * N * 128);
+                    products_commit();
+                }
+                products_wait<0>();
+                pin(s), pin(dk), pin(slopes);
+                if (speaks) shared.q_empty(at_q).arrive();
+                if constexpr (ROUNDS == 2) {
+                    pin(dq);
+                    put_dq(shared, dq, group, adds++, speaks);
+                }
+                step++;
+            } while (more);
         }
         if (speaks) shared.kv_empty().arrive();
         int from = HALVES ? group * 128 : 0, key = w.tile * N + (HALVES ? 0 : group * 64);

@@ -324,7 +324,6 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
         if (visit.count > 0) {
             shared.k_full(k.place).wait(k.parity);
             wait_turn<true>(group);
-            pin(s);
             products_begin();
             product_rows<N, D, M>(s, mine, shared.k(k.place));
             products_commit();
@@ -340,7 +339,7 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
 #if FWD_OVERLAP
                 shared.k_full(k.place).wait(k.parity);
                 wait_turn<false>(group);
-                pin(s), pin(o), pin(weights);
+                pin(o), pin(weights);
                 products_begin();
                 product_rows<N, D, M>(s, mine, shared.k(k.place));
                 products_commit();
@@ -363,7 +362,7 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
                 shared.v_full(v.place).wait(v.parity);
                 shared.k_full(k.place).wait(k.parity);
                 wait_turn<false>(group);
-                pin(s), pin(o), pin(weights);
+                pin(o), pin(weights);
                 products_begin();
                 product_columns<D, N>(o, weights, shared.v(v.place));
                 product_rows<N, D, M>(s, mine, shared.k(k.place));

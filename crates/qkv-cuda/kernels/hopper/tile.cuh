@@ -241,74 +241,78 @@ template <int COUNT> INLINE void pin(u32 (&x)[COUNT]) {
 #define TEXT_128 \
     TEXT_96 "," TEXT_8(96, 97, 98, 99, 100, 101, 102, 103) "," TEXT_8(104, 105, 106, 107, 108, 109, 110, 111) "," \
     TEXT_8(112, 113, 114, 115, 116, 117, 118, 119) "," TEXT_8(120, 121, 122, 123, 124, 125, 126, 127)
-#define FLOATS_8(x, o) \
-    "+f"(x[o]), "+f"(x[o + 1]), "+f"(x[o + 2]), "+f"(x[o + 3]), "+f"(x[o + 4]), "+f"(x[o + 5]), "+f"(x[o + 6]), "+f"(x[o + 7])
-#define FLOATS_16(x) FLOATS_8(x, 0), FLOATS_8(x, 8)
-#define FLOATS_32(x) FLOATS_16(x), FLOATS_8(x, 16), FLOATS_8(x, 24)
-#define FLOATS_40(x) FLOATS_32(x), FLOATS_8(x, 32)
-#define FLOATS_48(x) FLOATS_40(x), FLOATS_8(x, 40)
-#define FLOATS_64(x) FLOATS_48(x), FLOATS_8(x, 48), FLOATS_8(x, 56)
-#define FLOATS_80(x) FLOATS_64(x), FLOATS_8(x, 64), FLOATS_8(x, 72)
-#define FLOATS_88(x) FLOATS_80(x), FLOATS_8(x, 80)
-#define FLOATS_96(x) FLOATS_88(x), FLOATS_8(x, 88)
-#define FLOATS_128(x) FLOATS_96(x), FLOATS_8(x, 96), FLOATS_8(x, 104), FLOATS_8(x, 112), FLOATS_8(x, 120)
+#define FLOATS_8(c, x, o) \
+    c(x[o]), c(x[o + 1]), c(x[o + 2]), c(x[o + 3]), c(x[o + 4]), c(x[o + 5]), c(x[o + 6]), c(x[o + 7])
+#define FLOATS_16(c, x) FLOATS_8(c, x, 0), FLOATS_8(c, x, 8)
+#define FLOATS_32(c, x) FLOATS_16(c, x), FLOATS_8(c, x, 16), FLOATS_8(c, x, 24)
+#define FLOATS_40(c, x) FLOATS_32(c, x), FLOATS_8(c, x, 32)
+#define FLOATS_48(c, x) FLOATS_40(c, x), FLOATS_8(c, x, 40)
+#define FLOATS_64(c, x) FLOATS_48(c, x), FLOATS_8(c, x, 48), FLOATS_8(c, x, 56)
+#define FLOATS_80(c, x) FLOATS_64(c, x), FLOATS_8(c, x, 64), FLOATS_8(c, x, 72)
+#define FLOATS_88(c, x) FLOATS_80(c, x), FLOATS_8(c, x, 80)
+#define FLOATS_96(c, x) FLOATS_88(c, x), FLOATS_8(c, x, 88)
+#define FLOATS_128(c, x) FLOATS_96(c, x), FLOATS_8(c, x, 96), FLOATS_8(c, x, 104), FLOATS_8(c, x, 112), FLOATS_8(c, x, 120)
 
 // One instruction: 64 rows times N columns, 16 deep. R = N / 2 registers; i0.. are the numbers of the operands after them.
+// `fresh` forgets what the accumulator held, so that its registers are free until then.
 template <int N> struct Product;
-#define PRODUCT(N, R, i0, i1, i2, i3, i4, i5, i6)                                                                       \
+#define PRODUCT(N, R, i0, i1, i2, i3, i4, i5)                                                                           \
     template <> struct Product<N> {                                                                                     \
-        template <int TURN_A, int TURN_B> INLINE static void shared(float (&x)[R], u64 a, u64 b, int add) {             \
-            asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #i2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N             \
-                         "k16." WGMMA_TYPES " {" TEXT_##R "}, %" #i0 ", %" #i1 ", p, 1, 1, %" #i3 ", %" #i4 "; }"      \
-                         : FLOATS_##R(x) : "l"(a), "l"(b), "r"(add), "n"(TURN_A), "n"(TURN_B));                         \
+        template <int TURN_A, int TURN_B> INLINE static void fresh(float (&x)[R], u64 a, u64 b) {                       \
+            asm volatile("{ .reg .pred p; setp.ne.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" #N                    \
+                         "k16." WGMMA_TYPES " {" TEXT_##R "}, %" #i0 ", %" #i1 ", p, 1, 1, %" #i2 ", %" #i3 "; }"      \
+                         : FLOATS_##R("=f", x) : "l"(a), "l"(b), "n"(TURN_A), "n"(TURN_B));                             \
         }                                                                                                               \
-        template <int TURN_B> INLINE static void registers(float (&x)[R], const u32* a, u64 b, int add) {               \
-            asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #i5 ", 0; wgmma.mma_async.sync.aligned.m64n" #N             \
+        template <int TURN_A, int TURN_B> INLINE static void shared(float (&x)[R], u64 a, u64 b) {                      \
+            asm volatile("{ .reg .pred p; setp.eq.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" #N                    \
+                         "k16." WGMMA_TYPES " {" TEXT_##R "}, %" #i0 ", %" #i1 ", p, 1, 1, %" #i2 ", %" #i3 "; }"      \
+                         : FLOATS_##R("+f", x) : "l"(a), "l"(b), "n"(TURN_A), "n"(TURN_B));                             \
+        }                                                                                                               \
+        template <int TURN_B> INLINE static void registers(float (&x)[R], const u32* a, u64 b) {                        \
+            asm volatile("{ .reg .pred p; setp.eq.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" #N                    \
                          "k16." WGMMA_TYPES " {" TEXT_##R "}, {%" #i0 ",%" #i1 ",%" #i2 ",%" #i3 "}, %" #i4            \
-                         ", p, 1, 1, %" #i6 "; }"                                                                      \
-                         : FLOATS_##R(x) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TURN_B)); \
+                         ", p, 1, 1, %" #i5 "; }"                                                                      \
+                         : FLOATS_##R("+f", x) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TURN_B));      \
         }                                                                                                               \
     };
-PRODUCT(32, 16, 16, 17, 18, 19, 20, 21, 22)
-PRODUCT(64, 32, 32, 33, 34, 35, 36, 37, 38)
-PRODUCT(80, 40, 40, 41, 42, 43, 44, 45, 46)
-PRODUCT(96, 48, 48, 49, 50, 51, 52, 53, 54)
-PRODUCT(128, 64, 64, 65, 66, 67, 68, 69, 70)
-PRODUCT(160, 80, 80, 81, 82, 83, 84, 85, 86)
-PRODUCT(176, 88, 88, 89, 90, 91, 92, 93, 94)
-PRODUCT(192, 96, 96, 97, 98, 99, 100, 101, 102)
-PRODUCT(256, 128, 128, 129, 130, 131, 132, 133, 134)
+PRODUCT(32, 16, 16, 17, 18, 19, 20, 21)
+PRODUCT(64, 32, 32, 33, 34, 35, 36, 37)
+PRODUCT(80, 40, 40, 41, 42, 43, 44, 45)
+PRODUCT(96, 48, 48, 49, 50, 51, 52, 53)
+PRODUCT(128, 64, 64, 65, 66, 67, 68, 69)
+PRODUCT(160, 80, 80, 81, 82, 83, 84, 85)
+PRODUCT(176, 88, 88, 89, 90, 91, 92, 93)
+PRODUCT(192, 96, 96, 97, 98, 99, 100, 101)
+PRODUCT(256, 128, 128, 129, 130, 131, 132, 133)
 
-// x = (add ? x : 0) + A · Bᵀ: A is 64 rows of a tile of A_ROWS rows, B a tile of N rows, both with the summed dimension
-// (DEPTH) along their rows' elements.
-template <int N, int DEPTH, int A_ROWS, int B_ROWS = N>
-INLINE void product_rows(float (&x)[N / 2], u32 a, u32 b, bool add = false) {
+// ADD: the product is added to what x holds; otherwise it replaces it.
+template <int N, bool ADD, int TURN_A, int TURN_B> INLINE void product_step(float (&x)[N / 2], u64 a, u64 b, int k) {
+    if (!ADD && k == 0) Product<N>::template fresh<TURN_A, TURN_B>(x, a, b);
+    else Product<N>::template shared<TURN_A, TURN_B>(x, a, b);
+}
+// x = A · Bᵀ: A is 64 rows of a tile of A_ROWS rows, B a tile of N rows, both with the summed dimension (DEPTH) along their
+// rows' elements.
+template <int N, int DEPTH, int A_ROWS, int B_ROWS = N> INLINE void product_rows(float (&x)[N / 2], u32 a, u32 b) {
 #pragma unroll
     for (int k = 0; k < DEPTH / 16; k++)
-        Product<N>::template shared<0, 0>(x, operand(a + (k / 4) * A_ROWS * 128 + k % 4 * 32),
-                                          operand(b + (k / 4) * B_ROWS * 128 + k % 4 * 32), add || k > 0);
+        product_step<N, false, 0, 0>(x, operand(a + (k / 4) * A_ROWS * 128 + k % 4 * 32), operand(b + (k / 4) * B_ROWS * 128 + k % 4 * 32), k);
 }
 // x += A · B: A in registers, B a tile whose DEPTH rows are summed over; N of its columns, from a multiple of 64.
-template <int N, int DEPTH, int B_ROWS = DEPTH>
-INLINE void product_columns(float (&x)[N / 2], const u32 (&a)[DEPTH / 4], u32 b) {
+template <int N, int DEPTH, int B_ROWS = DEPTH> INLINE void product_columns(float (&x)[N / 2], const u32 (&a)[DEPTH / 4], u32 b) {
 #pragma unroll
-    for (int k = 0; k < DEPTH / 16; k++)
-        Product<N>::template registers<1>(x, a + 4 * k, operand(b + k * 2048, B_ROWS * 128), 1);
+    for (int k = 0; k < DEPTH / 16; k++) Product<N>::template registers<1>(x, a + 4 * k, operand(b + k * 2048, B_ROWS * 128));
 }
-// x = (add ? x : 0) + Aᵀ · B, where the DEPTH rows of both tiles are summed over; 64 columns of A give the rows.
-template <int N, int DEPTH, int A_ROWS = DEPTH, int B_ROWS = DEPTH>
-INLINE void product_turned(float (&x)[N / 2], u32 a, u32 b, bool add = false) {
+// x = Aᵀ · B, where the DEPTH rows of both tiles are summed over; 64 columns of A give the rows.
+template <int N, int DEPTH, int A_ROWS = DEPTH, int B_ROWS = DEPTH> INLINE void product_turned(float (&x)[N / 2], u32 a, u32 b) {
 #pragma unroll
     for (int k = 0; k < DEPTH / 16; k++)
-        Product<N>::template shared<1, 1>(x, operand(a + k * 2048, A_ROWS * 128), operand(b + k * 2048, B_ROWS * 128), add || k > 0);
+        product_step<N, false, 1, 1>(x, operand(a + k * 2048, A_ROWS * 128), operand(b + k * 2048, B_ROWS * 128), k);
 }
-// x = (add ? x : 0) + A · B: A is 64 rows along whose elements is summed, B a tile whose DEPTH rows are.
-template <int N, int DEPTH, int A_ROWS, int B_ROWS = DEPTH>
-INLINE void product_mixed(float (&x)[N / 2], u32 a, u32 b, bool add = false) {
+// x += A · B: A is 64 rows along whose elements is summed, B a tile whose DEPTH rows are.
+template <int N, int DEPTH, int A_ROWS, int B_ROWS = DEPTH> INLINE void product_mixed(float (&x)[N / 2], u32 a, u32 b) {
 #pragma unroll
     for (int k = 0; k < DEPTH / 16; k++)
-        Product<N>::template shared<0, 1>(x, operand(a + (k / 4) * A_ROWS * 128 + k % 4 * 32),
-                                          operand(b + k * 2048, B_ROWS * 128), add || k > 0);
+        product_step<N, true, 0, 1>(x, operand(a + (k / 4) * A_ROWS * 128 + k % 4 * 32), operand(b + k * 2048, B_ROWS * 128), k);
 }
 
 // ---------------------------------------------------------------------------------------------- fragments
