@@ -2,7 +2,6 @@
 // barrier lets the next one run. Slow, and the same source: what is wrong in a kernel's logic is wrong here too.
 
 #define EMULATED 1
-#include <ucontext.h>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -36,12 +35,39 @@ static float4* const shared_tile = (float4*)shared_memory;
 static Index blockIdx, blockDim;
 static int current = 0, threads_here = 0;
 struct Fibre {
-    ucontext_t context;
+    void* at; // where its stack stands
     std::vector<char> stack;
     bool done;
 };
 static std::vector<Fibre> fibres;
-static ucontext_t scheduler;
+static void* scheduler;
+
+// From one stack to another: what a call must keep is kept on the stack that is left.
+#ifdef __x86_64__
+extern "C" void qkv_switch(void** from, void* to);
+asm(R"(
+.text
+.type qkv_switch, @function
+qkv_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+)");
+#else
+#error "fibres are written for x86-64"
+#endif
 struct ThreadIndex {
     struct {
         operator unsigned() const { return unsigned(current); }
@@ -49,7 +75,7 @@ struct ThreadIndex {
 };
 static ThreadIndex threadIdx;
 
-static void yield() { swapcontext(&fibres[current].context, &scheduler); }
+static void yield() { qkv_switch(&fibres[current].at, scheduler); }
 
 // A barrier of some fibres: a fibre waits until the round it came in with is over. Those that have ended count as come.
 struct Barrier {
@@ -136,7 +162,8 @@ static inline uint16_t emulated_to_half(float x) {
 static inline float __int_as_float(int x) { float y; std::memcpy(&y, &x, 4); return y; }
 static inline float __uint_as_float(unsigned x) { float y; std::memcpy(&y, &x, 4); return y; }
 static inline unsigned __float_as_uint(float x) { unsigned y; std::memcpy(&y, &x, 4); return y; }
-static inline float __expf(float x) { return expf(x); }
+// The C library has a name like this too.
+#define __expf expf
 static inline int __ffs(int x) { return __builtin_ffs(x); }
 static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned by) {
     unsigned long long both = x | (unsigned long long)y << 32;
@@ -163,7 +190,7 @@ static void run_fibre() {
         block_barrier.value = 0;
         block_barrier.round++;
     }
-    swapcontext(&fibres[current].context, &scheduler);
+    yield();
 }
 
 static void run_block(int threads) {
@@ -181,16 +208,17 @@ static void run_block(int threads) {
         Fibre& fibre = fibres[at];
         fibre.stack.resize(stack);
         fibre.done = false;
-        getcontext(&fibre.context);
-        fibre.context.uc_stack.ss_sp = fibre.stack.data();
-        fibre.context.uc_stack.ss_size = stack;
-        fibre.context.uc_link = nullptr;
-        makecontext(&fibre.context, run_fibre, 0);
+        // As if it had left: a place to go on at, and six registers.
+        void** top = (void**)((uintptr_t)(fibre.stack.data() + stack) / 16 * 16);
+        top[-1] = nullptr;
+        top[-2] = (void*)run_fibre;
+        for (int at = 3; at <= 8; at++) top[-at] = nullptr;
+        fibre.at = top - 8;
     }
     for (int left = threads; left > 0;)
         for (current = 0; current < threads; current++) {
             if (fibres[current].done) continue;
-            swapcontext(&scheduler, &fibres[current].context);
+            qkv_switch(&scheduler, fibres[current].at);
             if (fibres[current].done) left--;
         }
 }

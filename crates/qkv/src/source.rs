@@ -87,6 +87,7 @@ impl<T: Copy> Pages<'_, T> {
     ///
     /// # Panics
     /// Where the index is outside the shape.
+    /// One element.
     pub fn at(&self, b: usize, h: usize, j: usize, x: usize) -> T {
         assert!(b < self.batch && j < self.length, "token {j} of sequence {b} in {:?}", self.shape());
         let (page, row) = self.place(b, j);
@@ -121,14 +122,15 @@ impl<'a, T: Element> Source<'a, T> {
     }
 
     /// `[B, Hk, M, width]`.
-    pub(crate) fn shape(&self) -> [usize; 4] {
+    pub fn shape(&self) -> [usize; 4] {
         match self {
             Source::Rows(view) => view.shape(),
             Source::Pages(pages) => pages.shape(),
         }
     }
 
-    pub(crate) fn at(&self, b: usize, h: usize, j: usize, x: usize) -> T {
+    /// One element.
+    pub fn at(&self, b: usize, h: usize, j: usize, x: usize) -> T {
         match self {
             Source::Rows(view) => view.at(b, h, j, x),
             Source::Pages(pages) => pages.at(b, h, j, x),

@@ -26,27 +26,38 @@ __device__ __forceinline__ float score_gradient(const Row& row, float p, float s
 }
 
 #ifdef BACKWARD_ROWS
-// One number a row: Σ dO·O, less the gradients of lse and entropy. And each row's part of the gradient of its sink.
-extern "C" __global__ void __launch_bounds__(128) row_terms(const __grid_constant__ Job job) {
-    i64 rows = i64(job.batch) * job.heads * job.n, row = i64(blockIdx.x) * 4 + threadIdx.x / 32;
-    if (row >= rows) return;
-    int lane = threadIdx.x % 32, i = int(row % job.n), h = int(row / job.n % job.heads), b = int(row / job.n / job.heads);
-    const T* out = job.out.at + b * job.out.batch + h * job.out.head + i * job.out.row;
-    const T* d_out = job.d_out.at + b * job.d_out.batch + h * job.d_out.head + i * job.d_out.row;
-    float lse = job.lse[row], term = 0.0f;
-    if (lse != -INFINITE) // a row that sees nothing takes no gradient, whatever comes from above
-        for (int c = lane; c < job.dv; c += 32) term += widen(out[c * job.out.col]) * widen(d_out[c * job.d_out.col]);
-    for (int by = 16; by > 0; by /= 2) term += __shfl_xor_sync(FULL_WARP, term, by);
-    if (lane != 0) return;
+// One number a row: Σ dO·O, less the gradients of lse and entropy. And each row's part of the gradient of its sink. The sum
+// is made as dO·Vᵀ is made in the other kernels, bit for bit: a row that sees one key alone must get exactly 0.
+extern "C" __global__ void __launch_bounds__(THREADS) row_terms(const __grid_constant__ Job job) {
+    SHARED(shared);
+    T* out = (T*)shared;        // [ROWS, LD]
+    T* d_out = out + ROWS * LD; // [ROWS, LD]
+    int tiles = query_tiles(job), tile = int(blockIdx.x % tiles), bh = int(blockIdx.x / tiles);
+    int b = bh / job.heads, h = bh % job.heads, first = tile * ROWS;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    load_rows(out, ROWS, job.out, b, h, first, job.n, job.dv, job.vectors >> 3 & 1);
+    load_rows(d_out, ROWS, job.d_out, b, h, first, job.n, job.dv, job.vectors >> 4 & 1);
+    __syncthreads();
+    float acc[2][4];
+    clear(acc);
+    rows_by_rows(acc, d_out + warp * 16 * LD, out + warp * 16 * LD, padded(job.dv));
+    if (t != g / 2) return; // who holds the diagonal
     float sink = job.sinks ? widen(job.sinks[h]) : -INFINITE;
-    float of_sink = sink == -INFINITE || lse == -INFINITE ? 0.0f : expf(sink - lse);
-    if (job.d_lse && lse != -INFINITE) term -= job.d_lse[row];
-    if (job.d_entropy && lse != -INFINITE) {
-        float mass = 1.0f - of_sink;
-        term += job.d_entropy[row] * (job.entropy[row] - mass);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int i = first + warp * 16 + g + half * 8;
+        if (i >= job.n) continue;
+        i64 row = (i64(b) * job.heads + h) * job.n + i;
+        float lse = job.lse[row], term = 0.0f;
+        float of_sink = sink == -INFINITE || lse == -INFINITE ? 0.0f : expf(sink - lse);
+        if (lse != -INFINITE) { // a row that sees nothing takes no gradient, whatever comes from above
+            term = half ? (g % 2 ? acc[1][3] : acc[1][2]) : (g % 2 ? acc[0][1] : acc[0][0]);
+            if (job.d_lse) term -= job.d_lse[row];
+            if (job.d_entropy) term += job.d_entropy[row] * (job.entropy[row] - (1.0f - of_sink));
+        }
+        job.row_terms[row] = term;
+        if (job.sinks) job.sink_rows[row] = of_sink == 0.0f ? 0.0f : -of_sink * term;
     }
-    job.row_terms[row] = term;
-    if (job.sinks) job.sink_rows[row] = of_sink == 0.0f ? 0.0f : -of_sink * term;
 }
 #endif
 
