@@ -20,11 +20,11 @@ class Problem(C.Structure):
         + [("plan_b", C.c_int), ("plan_h", C.c_int)]
         + [(x, C.c_int64) for x in (
             "bias bias_b bias_h bias_i bias_j alibi sinks counter d_out d_out_b d_out_h d_out_i d_lse dq dq_b dq_h dq_i "
-            "dk dk_b dk_h dk_j dv_out dv_b dv_h dv_j delta lse2 dq_sum turns d_bias d_bias_b d_bias_h d_bias_i d_bias_j d_sinks").split()]
+            "dk dk_b dk_h dk_j dv_out dv_b dv_h dv_j delta lse2 dq_sum grain d_bias d_bias_b d_bias_h d_bias_i d_bias_j d_sinks limits k k_b k_h k_j v v_b v_h v_j").split()]
     )
 
 
-assert C.sizeof(Problem) == 448
+assert C.sizeof(Problem) == 520
 SMS = None
 
 
@@ -39,7 +39,7 @@ class Module:
         at, size, got = C.c_uint64(), C.c_size_t(), (C.c_int * 5)()
         check(cuda.cuModuleGetGlobal_v2(C.byref(at), C.byref(size), self.module, sizes.encode()), sizes)
         check(cuda.cuMemcpyDtoH_v2(got, at, C.c_size_t(20)), "sizes")
-        self.M, self.N, self.threads, self.shared, _ = got
+        self.M, self.N, self.threads, self.shared, self.ordered = got
         self.functions = {}
 
     def function(self, name, shared=0):
@@ -142,14 +142,18 @@ class Backward:
         nan = float("nan")
         self.work_space = [torch.full((heads * pad,), nan, **f32), torch.full((heads * pad,), nan, **f32),
                            torch.full((heads * tiles * module.M * wide,), nan, **f32),
-                           torch.full((heads * tiles,), 77, device="cuda", dtype=torch.int32)]
-        p.lse2, p.delta, p.dq_sum, p.turns = (x.data_ptr() for x in self.work_space)
+                           torch.full((heads * pad,), nan, **f32), torch.full((p.batch * p.heads_k * -(-p.m // 128) * 2,), nan, **f32)]
+        strided(p, ("k", "k_"), k, "bhj")
+        strided(p, ("v", "v_"), v, "bhj")
+        p.lse2, p.delta, p.dq_sum, p.grain, p.limits = (x.data_ptr() for x in self.work_space)
         self.maps = [tensor_map(q, module.M), tensor_map(k, module.N), tensor_map(v, module.N), tensor_map(d_out, module.M)]
         self.work = p.batch * p.heads_k * -(-p.m // module.N)
         self.tiles, self.heads = tiles, heads
 
     def __call__(self, only=None):
         m = self.module
+        if only in (None, "measure") and m.ordered:
+            m.launch("attention_backward_measure", (-(-self.p.m // 128), self.p.batch * self.p.heads_k), 256, 0, self.p)
         if only in (None, "prepare"):
             m.launch("attention_backward_prepare", (-(-self.p.n // 128), self.heads), 256, 0, self.p)
         if only in (None, "main"):

@@ -244,7 +244,7 @@ def check_backward(names):
                 scaled = lambda x, g: error(x, g) if g.norm() > 0 else float(x.double().norm())
                 errors = dict(dq=(scaled(dq, grads[0]), 1.2e-2), dk=(scaled(dk, grads[1]), 1.2e-2), dv=(scaled(dv_, grads[2]), 1.2e-2))
                 if kw.get("shape_"):
-                    errors.update(bias=(error(torch.nan_to_num(d_bias), grads[3]), 1.2e-2), sinks=(error(d_sinks, grads[4]), 1.2e-2))
+                    errors.update(bias=(error(torch.nan_to_num(d_bias), grads[3]), 1.2e-2), sinks=(error(d_sinks, grads[4]), 5e-2))
                 if "free" not in name:
                     errors["again"] = (again, 1)
                 report(f"{name} d{d},{dv} {kw['shape']} {kw.get('band', '')}{kw.get('offset', '')}", **errors)
@@ -343,12 +343,11 @@ def time_backward(variants, anchors=("cudnn",), ns=(512, 2048, 8192, 16384), ds=
                     BAD.append(name)
                 if parts and name == prefix:
                     calls["main"] = lambda call=call: call("main")
+                    calls["measure"] = lambda call=call: call("measure")
                     calls["prepare"], calls["finish"] = (lambda call=call: call("prepare")), (lambda call=call: call("finish"))
-                    if "free" not in name:
-                        calls.pop("main")
         flop = 10 * b * h * n * n * d / (2 if causal else 1)
         t = measure(calls)
-        print(f"bwd d{d} {'causal' if causal else 'full  '} n{n:6d} ", " ".join(f"{name} {flop / s / 1e12:.0f}" if name not in ("prepare", "finish") else f"{name} {s * 1e6:.0f}us" for name, s in t.items()), f"cudnn {t['cudnn'] * 1e6:.0f}us", flush=True)
+        print(f"bwd d{d} {'causal' if causal else 'full  '} n{n:6d} ", " ".join(f"{name} {flop / s / 1e12:.0f}" if name not in ("prepare", "finish", "measure") else f"{name} {s * 1e6:.0f}us" for name, s in t.items()), f"cudnn {t['cudnn'] * 1e6:.0f}us", flush=True)
         for name in t:
             ratios.setdefault(name, []).append(log(t["cudnn"] / t[name]))
     for name, x in ratios.items():

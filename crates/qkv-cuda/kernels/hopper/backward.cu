@@ -4,9 +4,11 @@
 // In the main kernel a block owns BWD_N keys of a head and walks over the queries that see them, of every query head of
 // the group, from the last tile to the first. Scores are kept turned, [keys, queries], so that weights and their
 // gradients lie in registers as the left operands of dv and dk; only the gradient of the scores goes to shared memory,
-// for dq. A dq tile is summed over blocks in device memory by the copy engine: in the order of the key tiles, each
-// waiting for its turn, unless FREE_ORDER. Blocks take key tiles in ascending order, so no turn waits for work that has
-// not begun.
+// for dq. A dq tile is summed over blocks in device memory by the copy engine, in whatever order the blocks come.
+//
+// The result is the same bit for bit all the same, because what is added are whole numbers: dq in grains of a power of two
+// that `prepare` gives each row. |dq| ≤ Σ|ds| · max|k| and Σ|ds| ≤ 2 · |d_out| · max|v| (+ |d_lse|), so a grain of 2^−30 of
+// that never overflows, and is 2^−20 of the error that rounding a single weight to 16 bits makes. FREE_ORDER adds floats.
 #include "problem.cuh"
 
 #ifndef D_BIAS
@@ -43,13 +45,13 @@ constexpr int ROUNDS = PIECES / GROUPS;
 constexpr int KV_BYTES = N * D * 2, Q_BYTES = M * D * 2, S_BYTES = M * N * 2, ADD_BYTES = GROUPS * 4096 * 4;
 constexpr int K_AT = 0, V_AT = K_AT + KV_BYTES, Q_AT = V_AT + KV_BYTES, O_AT = Q_AT + Q_STAGES * Q_BYTES;
 constexpr int DS_AT = O_AT + O_STAGES * Q_BYTES, P_AT = DS_AT + 2 * S_BYTES, ADD_AT = P_AT + (HALVES ? 2 * S_BYTES : 0);
-constexpr int LSE_AT = ADD_AT + ADD_BYTES, DELTA_AT = LSE_AT + Q_STAGES * M * 4, DROP_AT = DELTA_AT + O_STAGES * M * 4;
+constexpr int LSE_AT = ADD_AT + ADD_BYTES, GRAIN_AT = LSE_AT + Q_STAGES * M * 4, DELTA_AT = GRAIN_AT + Q_STAGES * M * 4, DROP_AT = DELTA_AT + O_STAGES * M * 4;
 constexpr int STEP_AT = DROP_AT + (DROPOUT ? GROUPS * COLUMNS * 8 : 0), WORK_AT = STEP_AT + Q_STAGES * 16, BARRIERS_AT = WORK_AT + 16;
 constexpr int BARRIERS = 3 + 2 * Q_STAGES + 2 * O_STAGES + 2 + 4, SHARED = BARRIERS_AT + BARRIERS * 8 + 1024;
 static_assert(SHARED <= 232448, "shared memory of a block");
 static_assert((Q_STAGES & (Q_STAGES - 1)) == 0 && (O_STAGES & (O_STAGES - 1)) == 0, "places are counted in bits");
 
-extern "C" __device__ const int backward_sizes[5] = {M, N, THREADS, SHARED, 0};
+extern "C" __device__ const int backward_sizes[5] = {M, N, THREADS, SHARED, !FREE_ORDER};
 
 struct Shared {
     u32 base;
@@ -61,6 +63,7 @@ struct Shared {
     INLINE u32 p(u32 place) const { return base + P_AT + place * S_BYTES; }
     INLINE u32 add(int group) const { return base + ADD_AT + group * 4096 * 4; }
     INLINE u32 lse(u32 place) const { return base + LSE_AT + place * M * 4; }
+    INLINE u32 grain(u32 place) const { return base + GRAIN_AT + place * M * 4; }
     INLINE u32 delta(u32 place) const { return base + DELTA_AT + place * M * 4; }
     INLINE u32 drop(int group) const { return base + DROP_AT + group * COLUMNS * 8; }
     INLINE Barrier barrier(u32 index) const { return {base + BARRIERS_AT + index * 8}; }
@@ -165,16 +168,6 @@ struct Walk {
         return flags;
 #endif
     }
-    // How many key tiles add to this query tile before this one does.
-    INLINE u32 turn() const {
-#if PLAN
-        return entries[step].z;
-#elif BAND
-        return key_tile - max(0, tile() * M + p.offset - p.left) / N;
-#else
-        return key_tile;
-#endif
-    }
 };
 
 INLINE void load(const Problem& p, const Shared& shared, const TensorMap& map_q, const TensorMap& map_k, const TensorMap& map_v,
@@ -208,9 +201,10 @@ INLINE void load(const Problem& p, const Shared& shared, const TensorMap& map_q,
             i64 at = ((i64)w.batch * p.heads_q + head) * padded + row;
             shared.q_empty(q.place).wait(q.parity ^ 1);
             shared.put_step(q.place, tile, head, bits, flags | (more ? MORE : 0));
-            shared.q_full(q.place).expect(Q_BYTES + M * 4);
+            shared.q_full(q.place).expect(Q_BYTES + 2 * M * 4);
             load_tile<M, D>(shared.q(q.place), map_q, shared.q_full(q.place), row, head, w.batch);
             load_bytes(shared.lse(q.place), p.lse2 + at, M * 4, shared.q_full(q.place));
+            load_bytes(shared.grain(q.place), p.grain + at, M * 4, shared.q_full(q.place));
             q.next();
             shared.o_empty(o.place).wait(o.parity ^ 1);
             shared.o_full(o.place).expect(Q_BYTES + M * 4);
@@ -224,11 +218,11 @@ INLINE void load(const Problem& p, const Shared& shared, const TensorMap& map_q,
     if (atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = 0, p.counter[1] = 0;
 }
 
-// Adds the dq tiles to device memory, each in its turn.
+// Adds the dq tiles up in device memory.
 INLINE void add(const Problem& p, const Shared& shared) {
     int tiles = div_up(p.m, N), total = tiles * p.heads_k * p.batch, query_tiles = div_up(p.n, M);
     Ring<2> next;
-    Ring<1> ring;
+    u32 count = 0;
     for (;;) {
         shared.work_full(next.place).wait(next.parity);
         int index = shared.get_work(next.place).x;
@@ -238,32 +232,20 @@ INLINE void add(const Problem& p, const Shared& shared) {
         Work w(index, tiles, p.heads_k, p.batch, p.section, false);
 #pragma unroll 1
         for (Walk walk(p, w); walk.valid(); walk.next()) {
-            i64 tile = ((i64)w.batch * p.heads_q + walk.head) * query_tiles + walk.tile();
-            float* to = p.dq_sum + tile * (M * D);
-#if !FREE_ORDER
-            u32 turn = walk.turn();
-#if WATCHDOG
-            for (int tries = 0; read_acquire(p.turns + tile) != turn && tries < 200000; tries++) {}
-#else
-            while (read_acquire(p.turns + tile) != turn) {}
-#endif
-#endif
+            float* to = p.dq_sum + (((i64)w.batch * p.heads_q + walk.head) * query_tiles + walk.tile()) * (M * D);
 #pragma unroll
             for (int round = 0; round < ROUNDS; round++) {
-                shared.add_full().wait(ring.parity);
-                ring.next();
+                shared.add_full().wait(count++ & 1);
                 // Warpgroup g has the pieces g · ROUNDS ..
 #pragma unroll
-                for (int g = 0; g < GROUPS; g++) add_bytes(to + (g * ROUNDS + round) * 4096, shared.add(g), 4096 * 4);
+                for (int g = 0; g < GROUPS; g++) {
+                    if (FREE_ORDER) add_floats(to + (g * ROUNDS + round) * 4096, shared.add(g), 4096 * 4);
+                    else add_integers(to + (g * ROUNDS + round) * 4096, shared.add(g), 4096 * 4);
+                }
                 commit_copies();
                 wait_copies_read();
                 shared.add_empty().arrive();
             }
-#if !FREE_ORDER
-            wait_copies();
-            __threadfence();
-            add_release(p.turns + tile, 1);
-#endif
         }
     }
 }
@@ -383,12 +365,20 @@ struct Tile {
     }
 };
 
-// Hands a piece of dq to the thread that adds it up.
-INLINE void put_dq(const Shared& shared, const float (&dq)[32], int group, u32 count, bool speaks) {
+// Hands a piece of dq to the thread that adds it up, in the grains of its rows.
+INLINE void put_dq(const Shared& shared, const float (&dq)[32], u32 grain, int group, u32 count, bool speaks) {
+    int row = fragment_row() + (M == 128 ? group * 64 : 0);
+    float upper = load_shared(grain + row * 4), lower = load_shared(grain + (row + 8) * 4);
     shared.add_empty().wait(count & 1 ^ 1);
     u32 to = shared.add(group) + (threadIdx.x & 127) * 16;
 #pragma unroll
-    for (int i = 0; i < 8; i++) store_shared(to + i * 2048, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+    for (int i = 0; i < 8; i++) {
+        const float* x = dq + 4 * i;
+        if (FREE_ORDER) store_shared(to + i * 2048, x[0], x[1], x[2], x[3]);
+        else
+            store_shared(to + i * 2048, __float2int_rn(x[0] * upper), __float2int_rn(x[1] * upper), __float2int_rn(x[2] * lower),
+                         __float2int_rn(x[3] * lower));
+    }
     fence_shared();
     __syncwarp();
     if (speaks) shared.add_full().arrive();
@@ -508,13 +498,13 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
                 products_wait<1>();
                 pin(dv), pin(weights), pin(dq);
                 if (speaks) shared.o_empty(at_o).arrive();
-                if (!BWD_EARLY) put_dq(shared, dq, group, adds++, speaks);
+                if (!BWD_EARLY) put_dq(shared, dq, shared.grain(at_q), group, adds++, speaks);
                 u32 after = step + (more ? 1 : 0);
                 shared.q_full(after % Q_STAGES).wait(after / Q_STAGES & 1);
                 products_begin();
                 product_rows<COLUMNS, D, N, M>(s, keys, shared.q(after % Q_STAGES) + queries_from);
                 products_commit();
-                if (BWD_EARLY) put_dq(shared, dq, group, adds++, speaks);
+                if (BWD_EARLY) put_dq(shared, dq, shared.grain(at_q), group, adds++, speaks);
                 if constexpr (ROUNDS == 2) {
                     products_begin();
                     product_turned<64, N>(dq, shared.ds(at_s), shared.k() + (group * 2 + 1) * N * 128);
@@ -522,11 +512,12 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
                 }
                 products_wait<0>();
                 pin(s), pin(dk), pin(slopes);
-                if (speaks) shared.q_empty(at_q).arrive();
                 if constexpr (ROUNDS == 2) {
                     pin(dq);
-                    put_dq(shared, dq, group, adds++, speaks);
+                    put_dq(shared, dq, shared.grain(at_q), group, adds++, speaks);
                 }
+                __syncwarp();
+                if (speaks) shared.q_empty(at_q).arrive();
                 step++;
             } while (more);
         }
@@ -567,47 +558,99 @@ attention_backward(const __grid_constant__ Problem p, const __grid_constant__ Te
     }
 }
 
+// The largest absolute value of rows 128 · blockIdx.x .. of a matrix, for the whole block; ∞ where one is not a number.
+INLINE float largest(const u16* x, i64 stride, int columns, int rows) {
+    int first = blockIdx.x * 128, lane = threadIdx.x & 15;
+    u32 most = 0;
+    bool wide = columns % 8 == 0 && stride % 8 == 0 && ((u64)x & 15) == 0;
+#pragma unroll 4
+    for (int r = 0; r < 8; r++) {
+        int row = first + r * 16 + threadIdx.x / 16;
+        if (row >= rows) continue;
+        if (wide) {
+            for (int c = lane * 8; c < columns; c += 128) {
+                uint4 y = *(const uint4*)(x + row * stride + c);
+                // Magnitudes of 16-bit floats compare as integers.
+                auto take = [&](u32 two) { most = max(most, max(two & 0x7fffu, two >> 16 & 0x7fffu)); };
+                take(y.x), take(y.y), take(y.z), take(y.w);
+            }
+        } else {
+            for (int c = lane; c < columns; c += 16) most = max(most, (u32)x[row * stride + c] & 0x7fffu);
+        }
+    }
+    __shared__ u32 seen[8];
+    for (int s = 16; s > 0; s /= 2) most = max(most, __shfl_xor_sync(~0u, most, s));
+    __syncthreads();
+    if ((threadIdx.x & 31) == 0) seen[threadIdx.x / 32] = most;
+    __syncthreads();
+    for (int w = 0; w < 8; w++) most = max(most, seen[w]);
+    return widen((u16)min(most, ELEMENT == 0 ? 0x7f80u : 0x7c00u));
+}
+
+// The largest |k| and |v| of 128 keys of a head.
+extern "C" __global__ void __launch_bounds__(256) attention_backward_measure(const __grid_constant__ Problem p) {
+    int bh = blockIdx.y, batch = bh / p.heads_k, head = bh - batch * p.heads_k, end = p.m;
+#if LENGTHS
+    end = min(end, p.lengths[batch]);
+#endif
+    float2 most;
+    most.x = largest(p.k + batch * p.k_b + head * p.k_h, p.k_j, p.d, end);
+    most.y = largest(p.v + batch * p.v_b + head * p.v_h, p.v_j, p.dv, end);
+    if (threadIdx.x == 0) p.limits[(i64)bh * gridDim.x + blockIdx.x] = most;
+}
+
 // Σ out · d_out of each row, less the gradient of its lse; the lse in units of log2, +∞ where a row saw nothing or is padding;
-// zeros to add dq to.
+// the grain of its dq; zeros to add dq to.
 extern "C" __global__ void __launch_bounds__(256) attention_backward_prepare(const __grid_constant__ Problem p) {
     int bh = blockIdx.y, batch = bh / p.heads_q, head = bh - batch * p.heads_q;
     int padded = div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD, lane = threadIdx.x & 15;
+    int tiles = div_up(p.n, M), mine = STATISTICS_PAD / M;
+    for (int t = blockIdx.x * mine; t < min(tiles, (int)(blockIdx.x + 1) * mine); t++) {
+        float4* zero = (float4*)(p.dq_sum + ((i64)bh * tiles + t) * (M * D));
+        for (int x = threadIdx.x; x < M * D / 4; x += 256) zero[x] = make_float4(0.f, 0.f, 0.f, 0.f);
+    }
+    float2 most = make_float2(0.f, 0.f);
+#if !FREE_ORDER
+    int parts = div_up(p.m, 128);
+    const float2* limits = p.limits + ((i64)batch * p.heads_k + head / (p.heads_q / p.heads_k)) * parts;
+    for (int x = threadIdx.x & 31; x < parts; x += 32) most.x = fmaxf(most.x, limits[x].x), most.y = fmaxf(most.y, limits[x].y);
+    for (int x = 16; x > 0; x /= 2)
+        most.x = fmaxf(most.x, __shfl_xor_sync(~0u, most.x, x)), most.y = fmaxf(most.y, __shfl_xor_sync(~0u, most.y, x));
+#endif
     const u16* out = p.out + batch * p.out_b + head * p.out_h;
     const u16* d_out = p.d_out + batch * p.d_out_b + head * p.d_out_h;
     bool wide = p.dv % 8 == 0 && (p.out_i | p.out_h | p.out_b | p.d_out_i | p.d_out_h | p.d_out_b) % 8 == 0 && (((u64)p.out | (u64)p.d_out) & 15) == 0;
-#pragma unroll 2
+#pragma unroll 4
     for (int r = 0; r < STATISTICS_PAD / 16; r++) {
         int i = blockIdx.x * STATISTICS_PAD + r * 16 + threadIdx.x / 16;
-        float sum = 0.f;
+        float sum = 0.f, square = 0.f;
+        auto both = [&](u32 x, u32 y) {
+            float a = widen_low(y), b = widen_high(y);
+            sum += widen_low(x) * a + widen_high(x) * b, square += a * a + b * b;
+        };
         if (i < p.n) {
             const u16 *a = out + i * p.out_i, *b = d_out + i * p.d_out_i;
             if (wide) {
                 for (int c = lane * 8; c < p.dv; c += 128) {
                     uint4 x = *(const uint4*)(a + c), y = *(const uint4*)(b + c);
-                    sum += widen_low(x.x) * widen_low(y.x) + widen_high(x.x) * widen_high(y.x);
-                    sum += widen_low(x.y) * widen_low(y.y) + widen_high(x.y) * widen_high(y.y);
-                    sum += widen_low(x.z) * widen_low(y.z) + widen_high(x.z) * widen_high(y.z);
-                    sum += widen_low(x.w) * widen_low(y.w) + widen_high(x.w) * widen_high(y.w);
+                    both(x.x, y.x), both(x.y, y.y), both(x.z, y.z), both(x.w, y.w);
                 }
             } else {
-                for (int c = lane; c < p.dv; c += 16) sum += widen(a[c]) * widen(b[c]);
+                for (int c = lane; c < p.dv; c += 16) both(a[c], b[c]);
             }
         }
 #pragma unroll
-        for (int x = 8; x > 0; x /= 2) sum += __shfl_xor_sync(~0u, sum, x);
+        for (int x = 8; x > 0; x /= 2) sum += __shfl_xor_sync(~0u, sum, x), square += __shfl_xor_sync(~0u, square, x);
         if (lane == 0) {
             i64 at = (i64)bh * p.n + i, to = (i64)bh * padded + i;
-            float lse = i < p.n ? p.lse[at] : MINUS_INFINITY;
+            float lse = i < p.n ? p.lse[at] : MINUS_INFINITY, d_lse = p.d_lse && i < p.n ? p.d_lse[at] : 0.f;
             p.lse2[to] = lse == MINUS_INFINITY ? -MINUS_INFINITY : lse * LOG2E;
-            p.delta[to] = i < p.n ? sum - (p.d_lse ? p.d_lse[at] : 0.f) : 0.f;
+            p.delta[to] = sum - d_lse;
+            float largest = most.x * (2.f * (DROPOUT ? p.dropout_scale : 1.f) * sqrtf(square * p.dv) * most.y + fabsf(d_lse));
+            // 2^(30 − ⌈log2 largest⌉), from the exponent of `largest`; a row without a bound has no numbers either.
+            int exponent = (int)(__float_as_uint(fmaxf(largest, 1e-30f)) >> 23) - 126;
+            p.grain[to] = largest < 1e37f ? __uint_as_float((u32)(min(30 - exponent, 126) + 127) << 23) : __uint_as_float(0x7fc00000);
         }
-    }
-    int tiles = div_up(p.n, M), mine = STATISTICS_PAD / M;
-    for (int t = blockIdx.x * mine; t < min(tiles, (int)(blockIdx.x + 1) * mine); t++) {
-        i64 tile = (i64)bh * tiles + t;
-        if (threadIdx.x == 0) p.turns[tile] = 0;
-        float4* zero = (float4*)(p.dq_sum + tile * (M * D));
-        for (int x = threadIdx.x; x < M * D / 4; x += 256) zero[x] = make_float4(0.f, 0.f, 0.f, 0.f);
     }
 }
 
@@ -616,15 +659,22 @@ extern "C" __global__ void __launch_bounds__(256) attention_backward_finish(cons
     bool wide = p.d % 8 == 0 && (p.dq_i | p.dq_h | p.dq_b) % 8 == 0 && ((u64)p.dq & 15) == 0;
     for (int piece = threadIdx.x / 128; piece < PIECES; piece += 2) {
         const float4* from = (const float4*)(p.dq_sum + ((i64)bh * gridDim.x + blockIdx.x) * (M * D) + piece * 4096) + t;
-        float x[32];
+        int row = blockIdx.x * M + (M == 128 ? piece * 64 : 0), column = M == 128 ? 0 : piece * 64;
+        float x[32], upper = p.scale, lower = p.scale;
+#if !FREE_ORDER
+        const float* grain = p.grain + (i64)bh * (div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD) + row + fragment_row();
+        upper /= grain[0], lower /= grain[8];
+#endif
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             float4 y = from[i * 128];
             x[4 * i] = y.x, x[4 * i + 1] = y.y, x[4 * i + 2] = y.z, x[4 * i + 3] = y.w;
         }
-        int row = blockIdx.x * M + (M == 128 ? piece * 64 : 0), column = M == 128 ? 0 : piece * 64;
-        if (column < p.d || !wide)
-            store_fragment(p.dq + batch * p.dq_b + head * p.dq_h + row * p.dq_i + column, p.dq_i, x, p.scale, p.scale, p.n - row, p.d - column, wide);
+#if !FREE_ORDER
+#pragma unroll
+        for (int i = 0; i < 32; i++) x[i] = __int2float_rn(__float_as_int(x[i]));
+#endif
+        store_fragment(p.dq + batch * p.dq_b + head * p.dq_h + row * p.dq_i + column, p.dq_i, x, upper, lower, p.n - row, p.d - column, wide);
     }
 }
 

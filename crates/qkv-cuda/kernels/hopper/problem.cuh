@@ -67,12 +67,17 @@ struct Problem {
     i64 dv_b, dv_h, dv_j;                              // 344
     float *delta, *lse2;                               // 368  [batch · heads_q, padded n]
     float* dq_sum;                                     // 384  [batch · heads_q, query tiles, tile · HEAD_DIM]
-    u32* turns;                                        // 392  [batch · heads_q, query tiles]
+    float* grain;                                      // 392  [batch · heads_q, padded n]
     float* d_bias;                                     // 400
     i64 d_bias_b, d_bias_h, d_bias_i, d_bias_j;        // 408
     float* d_sinks;                                    // 440  [heads_q]
-};                                                     // 448
-static_assert(sizeof(Problem) == 448, "the host counts on it");
+    float2* limits;                                    // 448  [batch · heads_k, key tiles of 128]
+    const u16* k;                                      // 456
+    i64 k_b, k_h, k_j;                                 // 464
+    const u16* v;                                      // 488
+    i64 v_b, v_h, v_j;                                 // 496
+};                                                     // 520
+static_assert(sizeof(Problem) == 520, "the host counts on it");
 
 // Rows of the statistics of the backward pass are padded to this.
 constexpr int STATISTICS_PAD = 128;
@@ -119,7 +124,7 @@ struct PlanRow {
         from = row[0], count = row[1] - row[0];
     }
 };
-// x: the tile; bit 31 set where it is not kept whole. y: which tile of the bits, or NO_BITS. z: its turn (backward).
+// x: the tile; bit 31 set where it is not kept whole. y: which tile of the bits, or NO_BITS. z, w: free.
 constexpr u32 PARTIAL = 1u << 31, NO_BITS = ~0u;
 
 // Scores as they enter the softmax, in units of log2, from raw products: scale, cap, bias.

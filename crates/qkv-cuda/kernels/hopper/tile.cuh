@@ -104,21 +104,17 @@ INLINE void load_bytes(u32 to, const void* from, int bytes, Barrier done) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  ::"r"(to), "l"(from), "r"(bytes), "r"(done.at) : "memory");
 }
-// Adds floats in shared memory to floats in device memory.
-INLINE void add_bytes(float* to, u32 from, int bytes) {
+// Adds words in shared memory to words in device memory.
+INLINE void add_floats(float* to, u32 from, int bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+                 ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+INLINE void add_integers(float* to, u32 from, int bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%0], [%1], %2;"
                  ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
 INLINE void commit_copies() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 INLINE void wait_copies_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-INLINE void wait_copies() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-
-INLINE u32 read_acquire(const u32* p) {
-    u32 x;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
-    return x;
-}
-INLINE void add_release(u32* p, u32 x) { asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory"); }
 
 // ---------------------------------------------------------------------------------------------- numbers
 
@@ -392,6 +388,14 @@ template <int COUNT, int ROWS> INLINE void store_tile(u32 to, const u32 (&x)[COU
 
 INLINE void store_shared(u32 at, float a, float b, float c, float d) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
+INLINE void store_shared(u32 at, int a, int b, int c, int d) {
+    asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+INLINE float load_shared(u32 at) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
+    return x;
 }
 INLINE void store_shared(u32 at, u8 x) { asm volatile("st.shared.u8 [%0], %1;" ::"r"(at), "r"((u32)x) : "memory"); }
 INLINE float2 load_shared2(u32 at) {
