@@ -10,6 +10,16 @@
 
 __device__ __forceinline__ u32 word(const Sixteen& x, int at) { return x.words[at]; }
 
+// Whether a query sees every key of a piece.
+__device__ __forceinline__ bool sees_all(const Job& job, int b, int i, int first) {
+    Extent extent;
+    extent.query_tiles = extent.key_tiles = 1;
+    extent.query_tile = extent.key_tile = 0;
+    places_of(job, b, i, 1, extent);
+    keys_of(job, first, PIECE, extent);
+    return !job.segments_q && verdict(job, b, extent) == FULL;
+}
+
 extern "C" __global__ void __launch_bounds__(128) decode(const __grid_constant__ Job job) {
     SHARED(shared);
     float* most_of = (float*)shared;   // [4, 16]
@@ -48,6 +58,7 @@ extern "C" __global__ void __launch_bounds__(128) decode(const __grid_constant__
     float acc[SUMS][4];
     clear(acc);
     float most0 = -INFINITE, most1 = -INFINITE, sum0 = 0.0f, sum1 = 0.0f, inner0 = 0.0f, inner1 = 0.0f;
+    bool unmasked = job.ops == 0 || sees_all(job, b, i0 < job.n ? i0 : 0, piece * PIECE);
     int start = piece * PIECE, end = start + PIECE < job.m ? start + PIECE : job.m;
     Sixteen k[2][CHUNKS], v[4][STEPS];
     for (int j0 = start + warp * 16; j0 < end; j0 += 64) {
@@ -73,6 +84,7 @@ extern "C" __global__ void __launch_bounds__(128) decode(const __grid_constant__
 #pragma unroll
                 for (int half = 0; half < 2; half++)
                     mma(s[part], q[chunk][half], word(k[part][chunk], 2 * half), word(k[part][chunk], 2 * half + 1));
+        bool plain = unmasked && job.plain && j0 + 16 <= end;
         float tile_most0 = -INFINITE, tile_most1 = -INFINITE;
         bool odd = false;
 #pragma unroll
@@ -81,11 +93,13 @@ extern "C" __global__ void __launch_bounds__(128) decode(const __grid_constant__
             for (int x = 0; x < 4; x++) {
                 int j = j0 + part * 8 + 2 * t + x % 2;
                 float score = -INFINITE;
-                if (j < end) score = finish(job, x < 2 ? head0 : head1, s[part][x], x < 2 ? i0 : i1, j, x < 2 ? p0 : p1, false).score;
+                bool there = (x < 2 ? i0 : i1) < job.n; // a row of the 16 that stands for a query
+                if (there && plain) score = s[part][x] * (x < 2 ? head0 : head1).scale;
+                else if (there && j < end) score = finish(job, x < 2 ? head0 : head1, s[part][x], x < 2 ? i0 : i1, j, x < 2 ? p0 : p1, unmasked).score;
                 s[part][x] = score;
                 if (x < 2) tile_most0 = fmaxf(tile_most0, score);
                 else tile_most1 = fmaxf(tile_most1, score);
-                odd |= score == -INFINITE;
+                odd |= there && score == -INFINITE;
             }
         // Where a pair is absent, its value may be anything: NaN must not come in through a weight of 0.
         if (__ballot_sync(FULL_WARP, odd)) {

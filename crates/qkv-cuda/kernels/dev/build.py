@@ -1,4 +1,4 @@
-"""Builds modules for sm_90a: build.py OUT_DIR [NAME-PREFIX ...]. Prints registers, spills and warnings of each."""
+"""Builds modules for sm_90a: build.py OUT_DIR [NAME-PREFIX ... | missing]. Prints registers, spills and warnings of each."""
 import os, subprocess, sys
 from concurrent.futures import ThreadPoolExecutor
 from variants import ALL
@@ -18,7 +18,8 @@ def build(name):
     return name, r.returncode, words
 
 
-names = [n for n in ALL if len(sys.argv) < 3 or any(n.startswith(p) for p in sys.argv[2:])]
-with ThreadPoolExecutor(2) as pool:
+fresh = lambda n: os.path.exists(f"{out}/{n}.cubin")
+names = [n for n in ALL if not fresh(n)] if sys.argv[2:] == ["missing"] else [n for n in ALL if len(sys.argv) < 3 or any(n.startswith(p) for p in sys.argv[2:])]
+with ThreadPoolExecutor(os.cpu_count()) as pool:
     for name, code, words in pool.map(build, names):
         print(name, "ok" if code == 0 else "FAILED", *words, sep="\n    " if code or any("spill" in w or "C75" in w for w in words) else " | ", flush=True)

@@ -6,22 +6,20 @@ for d in (64, 128, 256):
 # Variants to be timed beside the first choice.
 TRIALS = {
     "f128_n176": dict(HEAD_DIM=128, FWD_N=176),
+    "f128_n160": dict(HEAD_DIM=128, FWD_N=160),
     "f128_noturn": dict(HEAD_DIM=128, FWD_TURNS=0),
-    "f128_simple": dict(HEAD_DIM=128, FWD_OVERLAP=0),
-    "f128_eager": dict(HEAD_DIM=128, FWD_LAZY=0),
-    "f128b_noturn": dict(HEAD_DIM=128, FWD_TURNS=0, BAND=1),
+    "f128_behind": dict(HEAD_DIM=128, FWD_AHEAD=0),
     "f128b_n176": dict(HEAD_DIM=128, FWD_N=176, BAND=1),
-    "f64_noturn": dict(HEAD_DIM=64, FWD_TURNS=0),
-    "f64_2n192": dict(HEAD_DIM=64, FWD_GROUPS=2, FWD_N=192),
-    "f64_2n128": dict(HEAD_DIM=64, FWD_GROUPS=2, FWD_N=128),
-    "f64b_noturn": dict(HEAD_DIM=64, FWD_TURNS=0, BAND=1),
-    "f64b_2n128": dict(HEAD_DIM=64, FWD_GROUPS=2, FWD_N=128, BAND=1),
-    "f256_noturn": dict(HEAD_DIM=256, FWD_TURNS=0),
-    "f256b_noturn": dict(HEAD_DIM=256, FWD_TURNS=0, BAND=1),
-    "f256_n64": dict(HEAD_DIM=256, FWD_N=64),
+    "f128b_n160": dict(HEAD_DIM=128, FWD_N=160, BAND=1),
+    "f128b_behind": dict(HEAD_DIM=128, FWD_AHEAD=0, BAND=1),
+    "f64_behind": dict(HEAD_DIM=64, FWD_AHEAD=0),
+    "f64b_behind": dict(HEAD_DIM=64, FWD_AHEAD=0, BAND=1),
+    "f64_s3": dict(HEAD_DIM=64, FWD_STAGES=3),
+    "f64_n192": dict(HEAD_DIM=64, FWD_GROUPS=2, FWD_N=192),
+    "f256_turn": dict(HEAD_DIM=256, FWD_TURNS=1),
 }
 FORWARD.update(TRIALS)
-CHECKS = {"c" + name: dict(x, WATCHDOG=1) for name, x in FORWARD.items() if "_" not in name or "n176" in name or "_3" in name or "simple" in name}
+CHECKS = {"c" + name: dict(x, WATCHDOG=1) for name, x in FORWARD.items() if "_" not in name or "n176" in name or "n160" in name}
 for d in (64, 128, 256):
     w = dict(HEAD_DIM=d, WATCHDOG=1)
     CHECKS[f"cf{d}len"] = dict(w, LENGTHS=1, BAND=1)

@@ -103,6 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_queries(const __g
             clear(d);
             rows_by_rows(s, q + warp * 16 * LD, k, padded(job.d));
             rows_by_rows(d, d_out + warp * 16 * LD, v, padded(job.dv));
+            bool plain = is_plain(job, whole, first, ROWS, j0, COLS);
 #pragma unroll
             for (int part = 0; part < PARTS; part++)
 #pragma unroll
@@ -110,7 +111,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_queries(const __g
                     int i = row + x / 2 * 8, j = j0 + 8 * part + 2 * t + x % 2;
                     float raw = s[part][x];
                     const Row& of_row = x < 2 ? row0 : row1;
-                    Made made = finish(job, head, raw, i, j, x < 2 ? p0 : p1, whole);
+                    Made made = {raw * head.scale, 1.0f};
+                    if (!plain) made = finish(job, head, raw, i, j, x < 2 ? p0 : p1, whole);
                     float p = weight_of(made.score, of_row.lse);
                     float d_weight = d[part][x];
                     if (job.threshold) d_weight = made.score == -INFINITE ? 0.0f : d_weight * modulation(job, head, i, j);
@@ -192,13 +194,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_keys(const __grid
                 clear(d);
                 rows_by_rows(d, v + warp * 16 * LD, d_out, padded(job.dv));
 #endif
+                bool plain = is_plain(job, whole, i0, COLS, first, ROWS);
 #pragma unroll
                 for (int part = 0; part < PARTS; part++)
 #pragma unroll
                     for (int x = 0; x < 4; x++) {
                         int at = 8 * part + 2 * t + x % 2, i = i0 + at, j = key + x / 2 * 8;
                         Row of_row = rows[at];
-                        Made made = finish(job, head, s[part][x], i, j, places[at], whole);
+                        Made made = {s[part][x] * head.scale, 1.0f};
+                        if (!plain) made = finish(job, head, s[part][x], i, j, places[at], whole);
                         float p = weight_of(made.score, of_row.lse);
                         float kept = 1.0f;
                         if (job.threshold && made.score != -INFINITE) kept = modulation(job, head, i, j);

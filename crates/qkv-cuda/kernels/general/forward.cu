@@ -46,13 +46,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_const
             float s[PARTS][4];
             clear(s);
             rows_by_rows(s, q + warp * 16 * LD, k, padded(job.d));
+            if (is_plain(job, whole, first, ROWS, j0, COLS)) {
+#pragma unroll
+                for (int part = 0; part < PARTS; part++)
+#pragma unroll
+                    for (int x = 0; x < 4; x++) s[part][x] *= head.scale;
+            } else {
+#pragma unroll
+                for (int part = 0; part < PARTS; part++)
+#pragma unroll
+                    for (int x = 0; x < 4; x++) {
+                        int j = j0 + 8 * part + 2 * t + x % 2;
+                        s[part][x] = finish(job, head, s[part][x], row + x / 2 * 8, j, x < 2 ? p0 : p1, whole).score;
+                    }
+            }
             float tile_most0 = -INFINITE, tile_most1 = -INFINITE;
 #pragma unroll
             for (int part = 0; part < PARTS; part++)
 #pragma unroll
                 for (int x = 0; x < 4; x++) {
-                    int j = j0 + 8 * part + 2 * t + x % 2;
-                    s[part][x] = finish(job, head, s[part][x], row + x / 2 * 8, j, x < 2 ? p0 : p1, whole).score;
                     // NaN goes on to the weights, and with them into the output.
                     if (x < 2) tile_most0 = fmaxf(tile_most0, s[part][x]);
                     else tile_most1 = fmaxf(tile_most1, s[part][x]);
@@ -90,9 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_const
 #pragma unroll
                     for (int r = 0; r < 2; r++) {
                         // The four lanes of a row draw the same block, and each has its own word of it.
-                        u32 words[4] = {u32(j0 / 8 + part), u32(row + r * 8), u32(h), u32(b)};
-                        philox(words, job.seed);
-                        u32 word = t == 0 ? words[0] : t == 1 ? words[1] : t == 2 ? words[2] : words[3];
+                        u32 word = random_word(job.seed, j0 / 8 + part, row + r * 8, h, b, t);
                         s[part][2 * r] *= (word & 0xffff) < job.threshold ? 0.0f : job.kept_scale;
                         s[part][2 * r + 1] *= (word >> 16) < job.threshold ? 0.0f : job.kept_scale;
                     }

@@ -63,5 +63,6 @@ struct Job {
     int parts;
     int vectors; // bit t: tensor t of the list above can be read 16 bytes at a time
     int ops;
+    int plain; // a score is a scaled product: no cap, no bias
     Op mask[MOST_OPS];
 };

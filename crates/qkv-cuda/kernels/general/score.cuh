@@ -26,8 +26,9 @@ __device__ __forceinline__ i64 table_entry(const Job& job, i64 p, int j) {
     return most(-job.reach, least(job.reach, j - p)) + job.reach;
 }
 
-// `full`: the tile keeps every pair that is there.
-__device__ __forceinline__ Made finish(const Job& job, const Head& head, float raw, int i, int j, i64 p, bool full) {
+// `full`: the tile keeps every pair that is there. Called, not put in place: it is long, and where speed counts a tile is
+// whole and its scores are plain.
+__device__ __noinline__ Made finish(const Job& job, const Head& head, float raw, int i, int j, i64 p, bool full) {
     Made made;
     made.slope = 1.0f;
     made.score = raw * head.scale;
@@ -51,7 +52,7 @@ __device__ __forceinline__ Made finish(const Job& job, const Head& head, float r
 
 // What a weight is multiplied by: 1, or by dropout 0 or a little more than 1. The map is that of the library's Philox: the
 // score of query i and key j has 16 bits, word (j mod 8) / 2 of the block (⌊j/8⌋, i, h, b), low half first.
-__device__ __forceinline__ float modulation(const Job& job, const Head& head, int i, int j) {
+__device__ __noinline__ float modulation(const Job& job, const Head& head, int i, int j) {
     if (job.threshold == 0) return 1.0f;
     u32 words[4] = {u32(j / 8), u32(i), u32(head.h), u32(head.b)};
     philox(words, job.seed);
@@ -62,6 +63,18 @@ __device__ __forceinline__ float modulation(const Job& job, const Head& head, in
 
 __device__ __forceinline__ float weight_of(float score, float lse) {
     return score == -INFINITE ? 0.0f : exponential(score - lse);
+}
+
+// Word `at` of the block of random bits for eight keys of a query.
+__device__ __noinline__ u32 random_word(u64 seed, int group, int i, int h, int b, int at) {
+    u32 words[4] = {u32(group), u32(i), u32(h), u32(b)};
+    philox(words, seed);
+    return at == 0 ? words[0] : at == 1 ? words[1] : at == 2 ? words[2] : words[3];
+}
+
+// Whether a tile needs no look at single pairs: the mask keeps all of it, none of it lies outside, and scores are plain.
+__device__ __forceinline__ bool is_plain(const Job& job, bool whole, int first, int queries, int j0, int keys) {
+    return whole && job.plain && first + queries <= job.n && j0 + keys <= job.m;
 }
 
 // The places of queries `first …`, at most `count` of them: the smallest and the largest.

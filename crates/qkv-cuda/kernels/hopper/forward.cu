@@ -1,7 +1,8 @@
 // Attention forward on Hopper. A block takes tiles of FWD_M queries of one head, one after the other; a warp of its first
 // warpgroup brings queries, keys and values to shared memory, each other warpgroup owns 64 rows: scores, softmax and
-// output stay in its registers. The scores of the next keys are multiplied while the softmax of these runs, and the
-// warpgroups take turns, so that one multiplies while another is at its exponentials.
+// output stay in its registers. The scores of the next keys are multiplied while the softmax of these runs, those of the
+// next tile while this one is written, and the warpgroups take turns, so that one multiplies while another is at its
+// exponentials.
 #include "problem.cuh"
 
 #ifndef FWD_GROUPS  // warpgroups that compute
@@ -14,13 +15,13 @@
 #define FWD_STAGES 2
 #endif
 #ifndef FWD_Q_STAGES
-#define FWD_Q_STAGES (HEAD_DIM == 256 || FWD_N > 128 ? 1 : 2)
+#define FWD_Q_STAGES (HEAD_DIM == 256 || FWD_N > 160 ? 1 : 2)
 #endif
 #ifndef FWD_TURNS  // warpgroups take turns at the matrix units
-#define FWD_TURNS 1
+#define FWD_TURNS (HEAD_DIM != 256)
 #endif
-#ifndef FWD_OVERLAP  // a warpgroup's next scores are multiplied under its softmax
-#define FWD_OVERLAP 1
+#ifndef FWD_AHEAD  // the next tile's first scores are multiplied while this one is written, which takes registers
+#define FWD_AHEAD (HEAD_DIM != 256)
 #endif
 #ifndef FWD_LAZY  // an output is scaled anew only when its maximum grew by more than 2^8
 #define FWD_LAZY 1
@@ -289,7 +290,7 @@ struct Rows {
     }
 };
 
-template <bool FIRST> INLINE void wait_turn(int group) {
+INLINE void wait_turn(int group) {
     if (FWD_TURNS) named_sync(1 + group, 256);
 }
 INLINE void pass_turn(int group) {
@@ -299,99 +300,105 @@ INLINE void pass_turn(int group) {
 INLINE void consume(const Problem& p, const Shared& shared, int group) {
     int tiles = div_up(p.n, M), total = tiles * p.heads_q * p.batch;
     bool speaks = lane_id() == 0;
-    float unit = SHAPED ? 1.f : p.scale * LOG2E;
     Ring<Q_STAGES> q;
     Ring<STAGES> k, v;
     Ring<2> next;
-    if (group == GROUPS - 1) pass_turn(group);
-    for (;;) {
+    auto take_work = [&]() {
         shared.work_full(next.place).wait(next.parity);
         int index = shared.get_work(next.place);
         __syncwarp();
         if (speaks) shared.work_empty(next.place).arrive();
         next.next();
-        if (index >= total) break;
-        Work w(index, tiles, p.heads_q, p.batch, p.section, p.ordered);
-        Visit visit(p, w);
+        return index;
+    };
+    float o[D / 2], s[N / 2];  // [64, D], [64, N]
+    u32 weights[N / 4];
+    if (group == GROUPS - 1) pass_turn(group);
+    int index = take_work();
+    if (index >= total) return;
+    Work w(index, tiles, p.heads_q, p.batch, p.section, p.ordered);
+    Visit visit(p, w);
+    // The first scores of the first tile; those of every other tile are multiplied while the one before it is written.
+    shared.q_full(q.place).wait(q.parity);
+    if (visit.count > 0) shared.k_full(k.place).wait(k.parity);
+    products_begin();
+    product_rows<N, D, M>(s, shared.q(q.place) + group * 64 * 128, shared.k(k.place));
+    products_commit();
+    products_wait<0>();
+    pin(s);
+    for (;;) {
+        bool some = visit.count > 0;
         Rows rows(p, w, group);
-        Softmax softmax(unit);
-        float o[D / 2], s[N / 2];  // [64, D], [64, N]
-        u32 weights[N / 4];
+        Softmax softmax(SHAPED ? 1.f : p.scale * LOG2E);
 #pragma unroll
         for (int i = 0; i < D / 2; i++) o[i] = 0.f;
-        shared.q_full(q.place).wait(q.parity);
-        u32 mine = shared.q(q.place) + group * 64 * 128;
-        if (visit.count > 0) {
-            shared.k_full(k.place).wait(k.parity);
-            wait_turn<true>(group);
-            products_begin();
-            product_rows<N, D, M>(s, mine, shared.k(k.place));
-            products_commit();
-            pass_turn(group);
-            products_wait<0>();
-            pin(s);
+        if (some) {
             if (speaks) shared.k_empty(k.place).arrive();
             k.next();
             rows.soften(softmax, s, visit, 0, group);
-            round_fragment(weights, s);
+        }
+        round_fragment(weights, s);
+        u32 mine = shared.q(q.place) + group * 64 * 128;
 #pragma unroll 1
-            for (int step = 1; step < visit.count; step++) {
-#if FWD_OVERLAP
-                shared.k_full(k.place).wait(k.parity);
-                wait_turn<false>(group);
-                pin(o), pin(weights);
-                products_begin();
-                product_rows<N, D, M>(s, mine, shared.k(k.place));
-                products_commit();
-                shared.v_full(v.place).wait(v.parity);
-                product_columns<D, N>(o, weights, shared.v(v.place));
-                products_commit();
-                pass_turn(group);
-                products_wait<1>();
-                pin(s);
-                if (speaks) shared.k_empty(k.place).arrive();
-                k.next();
-                rows.soften(softmax, s, visit, step, group);
-                products_wait<0>();
-                pin(o), pin(weights);
-                if (speaks) shared.v_empty(v.place).arrive();
-                v.next();
-                softmax.rescale(o);
-                round_fragment(weights, s);
-#else
-                shared.v_full(v.place).wait(v.parity);
-                shared.k_full(k.place).wait(k.parity);
-                wait_turn<false>(group);
-                pin(o), pin(weights);
-                products_begin();
-                product_columns<D, N>(o, weights, shared.v(v.place));
-                product_rows<N, D, M>(s, mine, shared.k(k.place));
-                products_commit();
-                pass_turn(group);
-                products_wait<0>();
-                pin(s), pin(o), pin(weights);
-                if (speaks) shared.k_empty(k.place).arrive(), shared.v_empty(v.place).arrive();
-                k.next(), v.next();
-                rows.soften(softmax, s, visit, step, group);
-                softmax.rescale(o);
-                round_fragment(weights, s);
-#endif
-            }
-            if (speaks) shared.q_empty(q.place).arrive();
-            shared.v_full(v.place).wait(v.parity);
+        for (int step = 1; step < visit.count; step++) {
+            shared.k_full(k.place).wait(k.parity);
+            wait_turn(group);
             pin(o), pin(weights);
             products_begin();
+            product_rows<N, D, M>(s, mine, shared.k(k.place));
+            products_commit();
+            shared.v_full(v.place).wait(v.parity);
             product_columns<D, N>(o, weights, shared.v(v.place));
             products_commit();
+            pass_turn(group);
+            products_wait<1>();
+            pin(s);
+            if (speaks) shared.k_empty(k.place).arrive();
+            k.next();
+            rows.soften(softmax, s, visit, step, group);
             products_wait<0>();
-            pin(o);
+            pin(o), pin(weights);
             if (speaks) shared.v_empty(v.place).arrive();
             v.next();
-        } else if (speaks) {
-            shared.q_empty(q.place).arrive();
+            softmax.rescale(o);
+            round_fragment(weights, s);
         }
+        if (speaks) shared.q_empty(q.place).arrive();
         q.next();
+        // The last values of this tile and the first scores of the next; where there are none of either, of nothing new, so
+        // that the matrix units' pipeline has one shape.
+        if (some) shared.v_full(v.place).wait(v.parity);
+        wait_turn(group);
+        pin(o), pin(weights);
+        products_begin();
+        product_columns<D, N>(o, weights, shared.v(v.place));
+        products_commit();
+        pass_turn(group);
+        bool more;
+        auto go_on = [&]() {
+            index = take_work();
+            more = index < total;
+            w = Work(more ? index : 0, tiles, p.heads_q, p.batch, p.section, p.ordered);
+            visit = Visit(p, w);
+            if (!more) visit.count = 0;
+            if (more) shared.q_full(q.place).wait(q.parity);
+            if (visit.count > 0) shared.k_full(k.place).wait(k.parity);
+            products_begin();
+            product_rows<N, D, M>(s, shared.q(q.place) + group * 64 * 128, shared.k(k.place));
+            products_commit();
+        };
+        if (FWD_AHEAD) go_on();
+        products_wait<FWD_AHEAD>();
+        pin(o), pin(weights);
+        if (some) {
+            if (speaks) shared.v_empty(v.place).arrive();
+            v.next();
+        }
         rows.finish(softmax, o);
+        if (!FWD_AHEAD) go_on();
+        products_wait<0>();
+        pin(s);
+        if (!more) break;
     }
 }
 

@@ -340,7 +340,7 @@ INLINE uint4 gather_quad(const u32 (&mine)[4]) {
     return make_uint4(from(0), from(1), from(2), from(3));
 }
 
-// Writes a fragment times a factor for each of the thread's two rows, as elements: rows below `rows`, columns below
+// Writes a fragment times a factor for each of the thread's two rows (0 whatever it holds, where that is 0), as elements: rows below `rows`, columns below
 // `columns`, which is a multiple of 8 with rows of 16-byte alignment; any other goes element by element.
 template <int COUNT>
 INLINE void store_fragment(u16* to, i64 stride, const float (&x)[COUNT], float upper, float lower, int rows, int columns, bool wide) {
@@ -352,7 +352,7 @@ INLINE void store_fragment(u16* to, i64 stride, const float (&x)[COUNT], float u
 #pragma unroll
             for (int g = 0; g < 4; g++) {
                 const float* y = x + 16 * c + 4 * g;
-                high[g] = pack(y[0] * upper, y[1] * upper), low[g] = pack(y[2] * lower, y[3] * lower);
+                high[g] = upper == 0.f ? 0 : pack(y[0] * upper, y[1] * upper), low[g] = lower == 0.f ? 0 : pack(y[2] * lower, y[3] * lower);
             }
             uint4 a = gather_quad(high), b = gather_quad(low);
             int column = 32 * c + 8 * t;
@@ -365,7 +365,7 @@ INLINE void store_fragment(u16* to, i64 stride, const float (&x)[COUNT], float u
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             int r = row + (i & 2) * 4, column = (i / 4) * 8 + 2 * t + (i & 1);
-            float y = x[i] * (i & 2 ? lower : upper);
+            float factor = i & 2 ? lower : upper, y = factor == 0.f ? 0.f : x[i] * factor;
             if (r < rows && column < columns) to[r * stride + column] = (u16)pack(y, y);
         }
     }
