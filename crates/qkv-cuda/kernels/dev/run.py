@@ -355,6 +355,54 @@ def time_backward(variants, anchors=("cudnn",), ns=(512, 2048, 8192, 16384), ds=
     return ratios
 
 
+def kept_tiles(keep, M, N):
+    n, m = keep.shape
+    return keep.view(n // M, M, m // N, N).permute(0, 2, 1, 3).flatten(2).any(-1).sum().item()
+
+
+def time_masks(ds=(64, 128), n=6144):
+    for d in ds:
+        b, h = 2, 2048 // d
+        q, k, v, d_out = (rand(b, h, n, d) for _ in range(4))
+        out, lse = torch.empty_like(q), torch.empty(b, h, n, device="cuda")
+        dq, dk, dv = (torch.empty_like(q) for _ in range(3))
+        i, j = torch.arange(n)[:, None], torch.arange(n)[None, :]
+        cuts = torch.cat([torch.zeros(1), torch.sort(torch.randperm(n - 1)[:11] + 1)[0], torch.tensor([n])]).long()
+        ids = torch.repeat_interleave(torch.arange(12), cuts.diff())
+        ids_cuda = ids.to("cuda", torch.int32).expand(b, n).contiguous()
+        same = ids[:, None] == ids[None, :]
+        tf, tb = 4 * b * h * d, 10 * b * h * d
+        base = {}
+        cases = {
+            "full": ("", torch.ones(n, n, dtype=torch.bool), {}),
+            "causal": ("band", i >= j, dict(left=1 << 29, right=0, _band=True)),
+            "window 512, 512": ("band", (i - j).abs() <= 512, dict(left=512, right=512, _band=True)),
+            "window 1024, 0": ("band", (i >= j) & (i - j <= 1024), dict(left=1024, right=0, _band=True)),
+            "12 segments": ("seg", same, dict(left=1 << 29, right=1 << 29, segments_q=ids_cuda, segments_k=ids_cuda)),
+            "12 segments, causal": ("seg", same & (i >= j), dict(left=1 << 29, right=0, segments_q=ids_cuda, segments_k=ids_cuda)),
+            "blocks of 384, a quarter": ("plan", (torch.rand(n // 384, n // 384) < 0.25).repeat_interleave(384, 0).repeat_interleave(384, 1), {}),
+            "blocks of 100": ("plan", (torch.rand(n // 100 + 1, n // 100 + 1) < 0.1).repeat_interleave(100, 0).repeat_interleave(100, 1)[:n, :n], {}),
+        }
+        for name, (kind, keep, opts) in cases.items():
+            fm = module(f"mf{d}{kind}" if kind else f"f{d}")
+            bm = module(f"mb{d}{kind}" if kind else f"b{d}", True)
+            fo, bo = dict(opts), dict(opts)
+            if kind in ("seg", "plan"):
+                for o, mod, turned in ((fo, fm, False), (bo, bm, True)):
+                    o.update(plan_of(keep, mod.M, mod.N, turned))
+                    if kind == "seg":
+                        o["plan_tiles"][:, 1] = -1
+            forward = Forward(fm, q, k, v, out, lse, **fo)
+            forward()
+            backward = Backward(bm, q, k, v, out, lse, d_out, dq, dk, dv, **bo)
+            t = measure({"f": forward, "b": backward, "m": lambda: backward("main")}, rounds=3)
+            rates = [tf * kept_tiles(keep, fm.M, fm.N) * fm.M * fm.N / t["f"] / 1e12, tb * kept_tiles(keep, bm.M, bm.N) * bm.M * bm.N / t["b"] / 1e12,
+                     tb * kept_tiles(keep, bm.M, bm.N) * bm.M * bm.N / t["m"] / 1e12]
+            base = base or rates
+            print(f"masks d{d} {name:26s} keeps {keep.float().mean():.3f}  per kept tile: forward {rates[0]:.0f} ({rates[0] / base[0]:.2f} of full)"
+                  f"  backward {rates[1]:.0f} ({rates[1] / base[1]:.2f})  its main kernel {rates[2]:.0f} ({rates[2] / base[2]:.2f})", flush=True)
+
+
 if __name__ == "__main__":
     torch.manual_seed(int(time.time()))
     from variants import FORWARD, BACKWARD, CHECKS
@@ -367,4 +415,6 @@ if __name__ == "__main__":
         check_backward([x for x in BACKWARD if x.startswith("cb") and (len(sys.argv) < 4 or any(x.startswith(y) for y in sys.argv[3:]))])
     elif suite == "time_backward":
         time_backward([x for x in BACKWARD if x.startswith("b")], ns=[int(x) for x in sys.argv[3].split(",")] if len(sys.argv) > 3 else (512, 2048, 8192, 16384), parts=True)
+    elif suite == "time_masks":
+        time_masks()
     print("BAD:", BAD) if BAD else print(suite, "all well")

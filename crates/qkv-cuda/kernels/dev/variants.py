@@ -7,16 +7,13 @@ for d in (64, 128, 256):
 TRIALS = {
     "f128_n176": dict(HEAD_DIM=128, FWD_N=176),
     "f128_n160": dict(HEAD_DIM=128, FWD_N=160),
-    "f128_noturn": dict(HEAD_DIM=128, FWD_TURNS=0),
     "f128_behind": dict(HEAD_DIM=128, FWD_AHEAD=0),
-    "f128b_n176": dict(HEAD_DIM=128, FWD_N=176, BAND=1),
     "f128b_n160": dict(HEAD_DIM=128, FWD_N=160, BAND=1),
     "f128b_behind": dict(HEAD_DIM=128, FWD_AHEAD=0, BAND=1),
     "f64_behind": dict(HEAD_DIM=64, FWD_AHEAD=0),
     "f64b_behind": dict(HEAD_DIM=64, FWD_AHEAD=0, BAND=1),
-    "f64_s3": dict(HEAD_DIM=64, FWD_STAGES=3),
-    "f64_n192": dict(HEAD_DIM=64, FWD_GROUPS=2, FWD_N=192),
     "f256_turn": dict(HEAD_DIM=256, FWD_TURNS=1),
+    "f256b_turn": dict(HEAD_DIM=256, FWD_TURNS=1, BAND=1),
 }
 FORWARD.update(TRIALS)
 CHECKS = {"c" + name: dict(x, WATCHDOG=1) for name, x in FORWARD.items() if "_" not in name or "n176" in name or "n160" in name}
@@ -36,8 +33,10 @@ for d in (64, 128, 256):
     BACKWARD[f"b{d}_free"] = dict(HEAD_DIM=d, FREE_ORDER=1)
     BACKWARD[f"b{d}b_free"] = dict(HEAD_DIM=d, BAND=1, FREE_ORDER=1)
 BACKWARD.update({
-    "b128_late": dict(HEAD_DIM=128, BWD_EARLY=0),
     "b128_rounded": dict(HEAD_DIM=128, BWD_ROUNDED=1),
+    "b64_late": dict(HEAD_DIM=64, BWD_EARLY=0),
+    "b256_late": dict(HEAD_DIM=256, BWD_EARLY=0),
+    "b64b_late": dict(HEAD_DIM=64, BWD_EARLY=0, BAND=1),
 })
 for d in (64, 128, 256):
     w = dict(HEAD_DIM=d, WATCHDOG=1)
@@ -50,4 +49,9 @@ for d in (64, 128, 256):
     BACKWARD[f"cb{d}shape"] = dict(w, SOFTCAP=1, ALIBI=1, BIAS=1, SINKS=1, BAND=1, D_BIAS=1)
     BACKWARD[f"cb{d}drop"] = dict(w, DROPOUT=1, BAND=1)
     BACKWARD[f"cb{d}half"] = dict(w, ELEMENT=1, BIAS=2)
+# Masks, timed per kept tile.
+MASKS = {"band": dict(BAND=1), "seg": dict(SEGMENTS=1, PLAN=1, BAND=1), "plan": dict(PLAN=1)}
+for d in (64, 128):
+    for mask, defines in MASKS.items():
+        FORWARD[f"mf{d}{mask}"] = BACKWARD[f"mb{d}{mask}"] = dict(defines, HEAD_DIM=d)
 ALL = {name: ("forward.cu", x) for name, x in FORWARD.items()} | {name: ("backward.cu", x) for name, x in BACKWARD.items()}

@@ -30,7 +30,7 @@
 #define BWD_O_STAGES (HEAD_DIM == 256 ? 1 : 2)
 #endif
 #ifndef BWD_EARLY  // the next scores are multiplied before dq is handed on, which takes registers
-#define BWD_EARLY 1
+#define BWD_EARLY (HEAD_DIM != 128 || FREE_ORDER)
 #endif
 #ifndef BWD_ROUNDED  // the gradient of a score from its rounded weight, which saves registers
 #define BWD_ROUNDED (HEAD_DIM == 64)
@@ -558,24 +558,28 @@ attention_backward(const __grid_constant__ Problem p, const __grid_constant__ Te
     }
 }
 
+// Threads that share a row of the statistics: 16 bytes each.
+constexpr int LANES = HEAD_DIM / 8;
+
 // The largest absolute value of rows 128 · blockIdx.x .. of a matrix, for the whole block; ∞ where one is not a number.
 INLINE float largest(const u16* x, i64 stride, int columns, int rows) {
-    int first = blockIdx.x * 128, lane = threadIdx.x & 15;
+    int first = blockIdx.x * 128, lane = threadIdx.x % LANES;
     u32 most = 0;
     bool wide = columns % 8 == 0 && stride % 8 == 0 && ((u64)x & 15) == 0;
-#pragma unroll 4
-    for (int r = 0; r < 8; r++) {
-        int row = first + r * 16 + threadIdx.x / 16;
+#pragma unroll
+    for (int r = 0; r < LANES / 2; r++) {
+        int row = first + r * (256 / LANES) + threadIdx.x / LANES;
         if (row >= rows) continue;
         if (wide) {
-            for (int c = lane * 8; c < columns; c += 128) {
+            int c = lane * 8;
+            if (c < columns) {
                 uint4 y = *(const uint4*)(x + row * stride + c);
                 // Magnitudes of 16-bit floats compare as integers.
                 auto take = [&](u32 two) { most = max(most, max(two & 0x7fffu, two >> 16 & 0x7fffu)); };
                 take(y.x), take(y.y), take(y.z), take(y.w);
             }
         } else {
-            for (int c = lane; c < columns; c += 16) most = max(most, (u32)x[row * stride + c] & 0x7fffu);
+            for (int c = lane; c < columns; c += LANES) most = max(most, (u32)x[row * stride + c] & 0x7fffu);
         }
     }
     __shared__ u32 seen[8];
@@ -603,7 +607,7 @@ extern "C" __global__ void __launch_bounds__(256) attention_backward_measure(con
 // the grain of its dq; zeros to add dq to.
 extern "C" __global__ void __launch_bounds__(256) attention_backward_prepare(const __grid_constant__ Problem p) {
     int bh = blockIdx.y, batch = bh / p.heads_q, head = bh - batch * p.heads_q;
-    int padded = div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD, lane = threadIdx.x & 15;
+    int padded = div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD, lane = threadIdx.x % LANES;
     int tiles = div_up(p.n, M), mine = STATISTICS_PAD / M;
     for (int t = blockIdx.x * mine; t < min(tiles, (int)(blockIdx.x + 1) * mine); t++) {
         float4* zero = (float4*)(p.dq_sum + ((i64)bh * tiles + t) * (M * D));
@@ -621,8 +625,8 @@ extern "C" __global__ void __launch_bounds__(256) attention_backward_prepare(con
     const u16* d_out = p.d_out + batch * p.d_out_b + head * p.d_out_h;
     bool wide = p.dv % 8 == 0 && (p.out_i | p.out_h | p.out_b | p.d_out_i | p.d_out_h | p.d_out_b) % 8 == 0 && (((u64)p.out | (u64)p.d_out) & 15) == 0;
 #pragma unroll 4
-    for (int r = 0; r < STATISTICS_PAD / 16; r++) {
-        int i = blockIdx.x * STATISTICS_PAD + r * 16 + threadIdx.x / 16;
+    for (int r = 0; r < STATISTICS_PAD * LANES / 256; r++) {
+        int i = blockIdx.x * STATISTICS_PAD + r * (256 / LANES) + threadIdx.x / LANES;
         float sum = 0.f, square = 0.f;
         auto both = [&](u32 x, u32 y) {
             float a = widen_low(y), b = widen_high(y);
@@ -631,16 +635,17 @@ extern "C" __global__ void __launch_bounds__(256) attention_backward_prepare(con
         if (i < p.n) {
             const u16 *a = out + i * p.out_i, *b = d_out + i * p.d_out_i;
             if (wide) {
-                for (int c = lane * 8; c < p.dv; c += 128) {
+                int c = lane * 8;
+                if (c < p.dv) {
                     uint4 x = *(const uint4*)(a + c), y = *(const uint4*)(b + c);
                     both(x.x, y.x), both(x.y, y.y), both(x.z, y.z), both(x.w, y.w);
                 }
             } else {
-                for (int c = lane; c < p.dv; c += 16) both(a[c], b[c]);
+                for (int c = lane; c < p.dv; c += LANES) both(a[c], b[c]);
             }
         }
 #pragma unroll
-        for (int x = 8; x > 0; x /= 2) sum += __shfl_xor_sync(~0u, sum, x), square += __shfl_xor_sync(~0u, square, x);
+        for (int x = LANES / 2; x > 0; x /= 2) sum += __shfl_xor_sync(~0u, sum, x), square += __shfl_xor_sync(~0u, square, x);
         if (lane == 0) {
             i64 at = (i64)bh * p.n + i, to = (i64)bh * padded + i;
             float lse = i < p.n ? p.lse[at] : MINUS_INFINITY, d_lse = p.d_lse && i < p.n ? p.d_lse[at] : 0.f;

@@ -32,7 +32,7 @@ constexpr int STAGES = FWD_STAGES, Q_STAGES = FWD_Q_STAGES, THREADS = 128 * (GRO
 constexpr int Q_BYTES = M * D * 2, KV_BYTES = N * D * 2;
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, BARRIERS_AT = V_AT + STAGES * KV_BYTES;
 constexpr int BARRIERS = 2 * Q_STAGES + 4 * STAGES + 4;
-constexpr int WORK_AT = BARRIERS_AT + BARRIERS * 8, SHARED = WORK_AT + 16 + 1024;
+constexpr int WORK_AT = (BARRIERS_AT + BARRIERS * 8 + 15) / 16 * 16, SHARED = WORK_AT + 2 * 32 + 1024;
 static_assert(N % 16 == 0 && D % 64 == 0 && SHARED <= 232448, "shared memory of a block");
 
 extern "C" __device__ const int forward_sizes[5] = {M, N, THREADS, SHARED, 0};
@@ -52,32 +52,37 @@ struct Shared {
     INLINE Barrier v_empty(u32 i) const { return barrier(2 * Q_STAGES + 3 * STAGES + i); }
     INLINE Barrier work_full(u32 i) const { return barrier(2 * Q_STAGES + 4 * STAGES + i); }
     INLINE Barrier work_empty(u32 i) const { return barrier(2 * Q_STAGES + 4 * STAGES + 2 + i); }
-    INLINE void put_work(u32 i, int x) const { asm volatile("st.shared.s32 [%0], %1;" ::"r"(base + WORK_AT + i * 4), "r"(x) : "memory"); }
-    INLINE int get_work(u32 i) const {
-        int x;
-        asm volatile("ld.shared.s32 %0, [%1];" : "=r"(x) : "r"(base + WORK_AT + i * 4) : "memory");
-        return x;
+    // The next work, as the producer found it: the tile, and the visit.
+    INLINE void put_work(u32 i, int4 tile, int2 visit) const {
+        u32 at = base + WORK_AT + i * 32;
+        asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(tile.x), "r"(tile.y), "r"(tile.z), "r"(tile.w) : "memory");
+        asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(at + 16), "r"(visit.x), "r"(visit.y) : "memory");
+    }
+    INLINE void get_work(u32 i, int4& tile, int2& visit) const {
+        u32 at = base + WORK_AT + i * 32;
+        asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(tile.x), "=r"(tile.y), "=r"(tile.z), "=r"(tile.w) : "r"(at) : "memory");
+        asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(visit.x), "=r"(visit.y) : "r"(at + 16) : "memory");
     }
 };
 
 // The key tiles that a query tile visits, and in which order: from the end, where the ragged and diagonal ones are.
 struct Visit {
-    int count, high;
-    const uint4* entries;
+    int count, from;  // from: the last tile, or the first entry of the plan
+    INLINE Visit(int count, int from) : count(count), from(from) {}
     INLINE Visit(const Problem& p, const Work& w) {
 #if PLAN
         PlanRow row(p, w.batch, w.head, w.tile);
-        count = row.count, entries = p.plan_tiles + row.from, high = 0;
+        count = row.count, from = row.from;
 #else
         Keys keys(p, w.batch, w.tile * M, min(w.tile * M + M, p.n) - 1);
-        high = div_up(keys.high, N), count = keys.high > keys.low ? high - keys.low / N : 0, entries = nullptr;
+        from = div_up(keys.high, N) - 1, count = keys.high > keys.low ? from + 1 - keys.low / N : 0;
 #endif
     }
-    INLINE int tile(int step) const {
+    INLINE int tile(const Problem& p, int step) const {
 #if PLAN
-        return entries[step].x & ~PARTIAL;
+        return p.plan_tiles[from + step].x & ~PARTIAL;
 #else
-        return high - 1 - step;
+        return from - step;
 #endif
     }
 };
@@ -88,14 +93,16 @@ INLINE void produce(const Problem& p, const Shared& shared, const TensorMap& map
     Ring<STAGES> kv;
     Ring<2> next;
     for (int index = blockIdx.x;;) {
+        bool more = index < total;
+        Work w(more ? index : 0, tiles, p.heads_q, p.batch, p.section, p.ordered);
+        Visit visit(p, w);
+        if (!more) visit.count = 0;
         shared.work_empty(next.place).wait(next.parity ^ 1);
-        shared.put_work(next.place, index);
+        shared.put_work(next.place, make_int4(w.tile, w.head, w.batch, more), make_int2(visit.count, visit.from));
         shared.work_full(next.place).arrive();
         next.next();
-        if (index >= total) break;
+        if (!more) break;
         int following = atomicAdd(p.counter, 1) + gridDim.x;
-        Work w(index, tiles, p.heads_q, p.batch, p.section, p.ordered);
-        Visit visit(p, w);
         int head_k = w.head / group;
         shared.q_empty(q.place).wait(q.parity ^ 1);
         shared.q_full(q.place).expect(Q_BYTES);
@@ -103,7 +110,7 @@ INLINE void produce(const Problem& p, const Shared& shared, const TensorMap& map
         q.next();
 #pragma unroll 1
         for (int step = 0; step < visit.count; step++) {
-            int row = visit.tile(step) * N;
+            int row = visit.tile(p, step) * N;
             shared.k_empty(kv.place).wait(kv.parity ^ 1);
             shared.k_full(kv.place).expect(KV_BYTES);
             load_tile<N, D>(shared.k(kv.place), map_k, shared.k_full(kv.place), row, head_k, w.batch);
@@ -252,12 +259,12 @@ struct Rows {
     INLINE void soften(Softmax& softmax, float (&s)[N / 2], const Visit& visit, int step, int group) const {
         u32 bits_of = NO_BITS;
 #if PLAN
-        uint4 entry = visit.entries[step];
+        uint4 entry = p.plan_tiles[visit.from + step];
         int tile = entry.x & ~PARTIAL;
         bool partial = entry.x & PARTIAL;
         bits_of = entry.y;
 #else
-        int tile = visit.tile(step);
+        int tile = visit.tile(p, step);
         bool partial = tile * N < keys.all_low || tile * N + N > keys.all_high;
 #endif
         refine(s, tile, partial, bits_of, group);
@@ -298,35 +305,48 @@ INLINE void pass_turn(int group) {
 }
 
 INLINE void consume(const Problem& p, const Shared& shared, int group) {
-    int tiles = div_up(p.n, M), total = tiles * p.heads_q * p.batch;
     bool speaks = lane_id() == 0;
     Ring<Q_STAGES> q;
     Ring<STAGES> k, v;
     Ring<2> next;
-    auto take_work = [&]() {
+    float o[D / 2], s[N / 2];  // [64, D], [64, N]
+    u32 weights[N / 4];
+    Work w;
+    Visit visit(0, 0);
+    bool more;
+    // Takes the next tile and multiplies its first scores: where there is none, of nothing new, so that the matrix units'
+    // pipeline has one shape.
+    auto go_on = [&](bool in_turn) {
+        int4 tile;
+        int2 tiles;
         shared.work_full(next.place).wait(next.parity);
-        int index = shared.get_work(next.place);
+        shared.get_work(next.place, tile, tiles);
         __syncwarp();
         if (speaks) shared.work_empty(next.place).arrive();
         next.next();
-        return index;
+        w.tile = tile.x, w.head = tile.y, w.batch = tile.z, more = tile.w;
+        visit = Visit(tiles.x, tiles.y);
+        if (more) shared.q_full(q.place).wait(q.parity);
+        if (visit.count > 0) shared.k_full(k.place).wait(k.parity);
+        if (in_turn) wait_turn(group);
+        products_begin();
+        product_rows<N, D, M>(s, shared.q(q.place) + group * 64 * 128, shared.k(k.place));
+        products_commit();
+        if (in_turn) pass_turn(group);
     };
-    float o[D / 2], s[N / 2];  // [64, D], [64, N]
-    u32 weights[N / 4];
     if (group == GROUPS - 1) pass_turn(group);
-    int index = take_work();
-    if (index >= total) return;
-    Work w(index, tiles, p.heads_q, p.batch, p.section, p.ordered);
-    Visit visit(p, w);
-    // The first scores of the first tile; those of every other tile are multiplied while the one before it is written.
-    shared.q_full(q.place).wait(q.parity);
-    if (visit.count > 0) shared.k_full(k.place).wait(k.parity);
-    products_begin();
-    product_rows<N, D, M>(s, shared.q(q.place) + group * 64 * 128, shared.k(k.place));
-    products_commit();
-    products_wait<0>();
-    pin(s);
+    if (FWD_AHEAD) {
+        go_on(false);
+        products_wait<0>();
+        pin(s);
+    }
     for (;;) {
+        if (!FWD_AHEAD) {
+            go_on(true);
+            products_wait<0>();
+            pin(s);
+        }
+        if (!more) break;
         bool some = visit.count > 0;
         Rows rows(p, w, group);
         Softmax softmax(SHAPED ? 1.f : p.scale * LOG2E);
@@ -365,29 +385,16 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
         }
         if (speaks) shared.q_empty(q.place).arrive();
         q.next();
-        // The last values of this tile and the first scores of the next; where there are none of either, of nothing new, so
-        // that the matrix units' pipeline has one shape.
         if (some) shared.v_full(v.place).wait(v.parity);
-        wait_turn(group);
+        if (FWD_AHEAD) wait_turn(group);
         pin(o), pin(weights);
         products_begin();
         product_columns<D, N>(o, weights, shared.v(v.place));
         products_commit();
-        pass_turn(group);
-        bool more;
-        auto go_on = [&]() {
-            index = take_work();
-            more = index < total;
-            w = Work(more ? index : 0, tiles, p.heads_q, p.batch, p.section, p.ordered);
-            visit = Visit(p, w);
-            if (!more) visit.count = 0;
-            if (more) shared.q_full(q.place).wait(q.parity);
-            if (visit.count > 0) shared.k_full(k.place).wait(k.parity);
-            products_begin();
-            product_rows<N, D, M>(s, shared.q(q.place) + group * 64 * 128, shared.k(k.place));
-            products_commit();
-        };
-        if (FWD_AHEAD) go_on();
+        if (FWD_AHEAD) {
+            pass_turn(group);
+            go_on(false);
+        }
         products_wait<FWD_AHEAD>();
         pin(o), pin(weights);
         if (some) {
@@ -395,10 +402,10 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
             v.next();
         }
         rows.finish(softmax, o);
-        if (!FWD_AHEAD) go_on();
-        products_wait<0>();
-        pin(s);
-        if (!more) break;
+        if (FWD_AHEAD) {
+            products_wait<0>();
+            pin(s);
+        }
     }
 }
 

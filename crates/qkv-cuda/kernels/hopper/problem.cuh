@@ -88,6 +88,7 @@ INLINE int div_up(int a, int b) { return (a + b - 1) / b; }
 // section one after the other with its heads inside, so that what a section reads stays in the cache.
 struct Work {
     int tile, head, batch;
+    INLINE Work() {}
     INLINE Work(int index, int tiles, int heads, int batches, int section, bool last_first) {
         int of_section = section * tiles, at = index / of_section, rest = index - at * of_section;
         int inside = min(section, heads * batches - at * section);
