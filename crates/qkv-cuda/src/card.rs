@@ -167,8 +167,8 @@ impl Driver for OnCard {
 
     fn module(&self, program: &Program) -> Result<Arc<dyn Module>> {
         let name = program.name();
-        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(module) = modules.get(&name) {
+        let modules = || self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(module) = modules().get(&name) {
             return Ok(module.clone());
         }
         let (compiler, architecture) = (Compiler::find(), self.card.architecture());
@@ -183,9 +183,9 @@ impl Driver for OnCard {
         // SAFETY: the code is an image made by the compiler, whole, and lives through the call.
         let module = unsafe { result::module::load_data(code.as_ptr().cast::<c_void>()) }
             .map_err(doing(|| format!("loading kernel `{name}` for {architecture}")))?;
+        // Threads may have compiled the same at once, which is better than one waiting for all: the first stays.
         let module: Arc<dyn Module> = Arc::new(Loaded(module as usize));
-        modules.insert(name, module.clone());
-        Ok(module)
+        Ok(modules().entry(name).or_insert(module).clone())
     }
 
     fn kernel(&self, module: &Arc<dyn Module>, name: &'static str, threads: u32, shared: u32) -> Result<Kernel> {

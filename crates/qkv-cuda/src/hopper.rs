@@ -23,7 +23,9 @@ pub(crate) fn source(forward: bool) -> String {
     let tile = include_str!("../kernels/hopper/tile.cuh").replace("#pragma once", "");
     let problem = include_str!("../kernels/hopper/problem.cuh").replace("#pragma once", "");
     let problem = problem.replace("#include \"tile.cuh\"", &tile);
-    text.replace("#include \"problem.cuh\"", &problem)
+    // NVRTC knows this constant by another name.
+    let infinity = "#define __builtin_huge_valf() __builtin_bit_cast(float, 0x7f800000)\n";
+    format!("{infinity}{}", text.replace("#include \"problem.cuh\"", &problem))
 }
 
 /// The parameter block: laid out as `problem.cuh` lays it out.
@@ -75,10 +77,15 @@ struct Parameters {
     delta: u64,
     lse2: u64,
     dq_sum: u64,
-    turns: u64,
+    grain: u64,
     d_bias: u64,
     d_bias_strides: [i64; 4],
     d_sinks: u64,
+    limits: u64,
+    k: u64,
+    k_strides: [i64; 3],
+    v: u64,
+    v_strides: [i64; 3],
 }
 
 /// The keys a query may see, as far as these kernels know masks.
@@ -120,6 +127,8 @@ struct Pass {
     main: Kernel,
     /// Before and after, backward.
     around: Option<[Kernel; 2]>,
+    /// Before all, where sums are made of whole grains.
+    measure: Option<Kernel>,
     sinks: Option<Kernel>,
     tile_m: usize,
     tile_n: usize,
@@ -232,14 +241,15 @@ impl Hopper {
 
     /// Lays the backward pass out.
     pub fn backward_layout(&self, plan: &Plan, layout: &mut Layout) {
-        let (Some(backward), Sizes { b, hq, n, dv, .. }) = (&self.backward, plan.sizes) else { return };
+        let (Some(backward), Sizes { b, hq, hk, n, m, dv, .. }) = (&self.backward, plan.sizes) else { return };
         self.forward_layout(plan, layout);
         layout.take(b * hq * n * dv.next_multiple_of(8), 2);
         let tiles = n.div_ceil(backward.tile_m);
         layout.take(b * hq * n.next_multiple_of(128), 4);
         layout.take(b * hq * n.next_multiple_of(128), 4);
         layout.take(b * hq * tiles * backward.tile_m * self.head_dim, 4);
-        layout.take(b * hq * tiles, 4);
+        layout.take(b * hq * n.next_multiple_of(128), 4);
+        layout.take(2 * b * hk * m.div_ceil(128), 4);
         layout.take(hq, 4);
     }
 
@@ -284,7 +294,7 @@ impl Hopper {
         layout: &mut Layout,
         stream: Stream,
     ) -> Result<()> {
-        let Some(Pass { main, around: Some([prepare, finish]), sinks, tile_m, tile_n, .. }) = &self.backward else {
+        let Some(Pass { main, around: Some([prepare, finish]), measure, sinks, tile_m, tile_n, .. }) = &self.backward else {
             return Err(Error::memory("plan", "has no backward kernel"));
         };
         let Sizes { b, hq, hk, n, m, .. } = plan.sizes;
@@ -303,7 +313,10 @@ impl Hopper {
         parameters.delta = layout.take(b * hq * n.next_multiple_of(128), 4);
         parameters.lse2 = layout.take(b * hq * n.next_multiple_of(128), 4);
         parameters.dq_sum = layout.take(b * hq * tiles * tile_m * self.head_dim, 4);
-        parameters.turns = layout.take(b * hq * tiles, 4);
+        parameters.grain = layout.take(b * hq * n.next_multiple_of(128), 4);
+        parameters.limits = layout.take(2 * b * hk * m.div_ceil(128), 4);
+        (parameters.k, parameters.v) = (k.at, v.at);
+        (parameters.k_strides, parameters.v_strides) = (unit_rows("k", &k)?, unit_rows("v", &v)?);
         parameters.d_sinks = layout.take(hq, 4);
         let maps = [
             self.map(plan, &q, *tile_m)?,
@@ -317,6 +330,9 @@ impl Hopper {
         let heads = (b * hq) as u32;
         // SAFETY: these are the parameters of the interface, and their pointers are what the caller promises.
         unsafe {
+            if let Some(measure) = measure {
+                told(plan.driver.launch(measure, [m.div_ceil(128) as u32, (b * hk) as u32], stream, &alone), plan)?;
+            }
             told(plan.driver.launch(prepare, [n.div_ceil(128) as u32, heads], stream, &alone), plan)?;
             told(plan.driver.launch(main, [blocks, 1], stream, &given), plan)?;
             told(plan.driver.launch(finish, [tiles as u32, heads], stream, &alone), plan)?;
@@ -424,6 +440,7 @@ fn pass(plan: &Plan, forward: bool, defines: Vec<(&'static str, u32)>) -> Result
     Ok(Pass {
         main: kernel(main, size(2) as u32, size(3) as u32)?,
         around,
+        measure: (!forward && size(4) == 1).then(|| kernel("attention_backward_measure", 256, 0)).transpose()?,
         sinks: (!forward && has_sinks).then(|| kernel("sink_gradient", 256, 0)).transpose()?,
         tile_m: size(0).max(1),
         tile_n: size(1).max(1),
@@ -471,7 +488,8 @@ mod tests {
 
     #[test]
     fn parameters_lie_where_the_kernels_look_for_them() {
-        assert_eq!(size_of::<Parameters>(), 448);
+        assert_eq!(size_of::<Parameters>(), 520);
+        assert_eq!((offset_of!(Parameters, limits), offset_of!(Parameters, v)), (448, 488));
         assert_eq!((offset_of!(Parameters, seed), offset_of!(Parameters, lse)), (64, 104));
         assert_eq!((offset_of!(Parameters, bias), offset_of!(Parameters, counter)), (168, 224));
         assert_eq!((offset_of!(Parameters, dq), offset_of!(Parameters, d_v)), (272, 336));

@@ -109,6 +109,7 @@ pub(crate) struct Job {
     pub parts: i32,
     pub vectors: i32,
     pub ops: i32,
+    pub plain: i32,
     pub mask: [Op; MOST_OPS],
 }
 
@@ -135,7 +136,7 @@ mod tests {
         assert_eq!(offset_of!(Job, learned), 10 * 40);
         assert_eq!(offset_of!(Job, bits_strides), 400 + 29 * 8);
         assert_eq!(offset_of!(Job, batch), 632 + 9 * 8);
-        assert_eq!(offset_of!(Job, mask), 704 + 4 * 33 + 4);
+        assert_eq!(offset_of!(Job, mask), 704 + 4 * 34);
         assert_eq!((size_of::<Op>(), size_of::<Job>()), (40, 840 + 32 * 40));
     }
 }

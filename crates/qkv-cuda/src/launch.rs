@@ -53,7 +53,7 @@ impl Plan {
         (job.lse, job.entropy) = (out.lse.at, at(out.entropy));
         self.general_forward(&mut job, &mut layout);
         let Sizes { b, hq, hk, n, .. } = self.sizes;
-        let merged = self.sizes.rows().div_ceil(4);
+        let merged = self.sizes.rows();
         match &self.forward {
             Forward::General { forward, merge, pieces } => {
                 self.extents(forward, &job, stream)?;

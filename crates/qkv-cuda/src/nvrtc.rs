@@ -16,6 +16,8 @@ type Handle = *mut std::ffi::c_void;
 #[derive(Debug)]
 pub struct Compiler {
     library: Library,
+    /// What it looks for by name when it compiles, loaded from beside it.
+    _beside: Vec<Library>,
     path: String,
     version: (i32, i32),
 }
@@ -35,6 +37,11 @@ impl Compiler {
         let mut looked_for = Vec::new();
         for path in candidates {
             looked_for.push(format!("`{}`", path.display()));
+            let builtins = path.parent().filter(|folder| folder.is_absolute()).map_or(Vec::new(), |folder| {
+                entries(folder, "libnvrtc-builtins.so")
+            });
+            // SAFETY: as below.
+            let beside = builtins.iter().filter_map(|path| unsafe { Library::new(path) }.ok()).collect();
             // SAFETY: NVRTC has no initialiser with preconditions; a file that is no library is an error.
             let Ok(library) = (unsafe { Library::new(&path) }) else { continue };
             let (mut major, mut minor) = (0, 0);
@@ -45,7 +52,7 @@ impl Compiler {
                     .is_ok_and(|version| version(&mut major, &mut minor) == 0)
             };
             if answered {
-                return Ok(Compiler { library, path: path.display().to_string(), version: (major, minor) });
+                return Ok(Compiler { library, _beside: beside, path: path.display().to_string(), version: (major, minor) });
             }
         }
         Err(Error::NoCompiler { looked_for })

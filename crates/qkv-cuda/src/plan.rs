@@ -249,6 +249,9 @@ impl Plan {
             pieces: 1,
             vectors: reads(&tensors.q, 0) | reads(&tensors.k, 1) | reads(&tensors.v, 2),
             ops: self.ops.len() as i32,
+            plain: i32::from(
+                attention.softcap.is_none() && !attention.bias.has_alibi() && bias.is_none() && tensors.table.is_none(),
+            ),
             mask,
             ..Job::default()
         })
@@ -320,10 +323,10 @@ impl Kernels<'_> {
                 Program::General { what: General::Decode, dtype: self.dtype, width: d, rows: 64, cols: 64 };
             let module = self.driver.module(&program)?;
             let decode = self.driver.kernel(&module, "decode", program.threads(), program.shared())?;
-            return Ok(Forward::Decode { decode, merge: self.driver.kernel(&module, "merge", 128, 0)?, pieces });
+            return Ok(Forward::Decode { decode, merge: self.driver.kernel(&module, "merge", 128, 2048)?, pieces });
         }
         let forward = self.tiled(General::Forward, "forward")?;
-        let merge = self.driver.kernel(&forward.kernel.module, "merge", 128, 0)?;
+        let merge = self.driver.kernel(&forward.kernel.module, "merge", 128, 2048)?;
         Ok(Forward::General { forward, merge, pieces })
     }
 

@@ -214,3 +214,87 @@ impl Program {
         text
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nvrtc::Compiler;
+
+    const SHARED: usize = 166_912; // of an A100
+    const ALL: [General; 9] = [
+        General::Forward,
+        General::Rows,
+        General::Queries,
+        General::Keys { k: true, v: true },
+        General::Keys { k: false, v: true },
+        General::Bias,
+        General::Table,
+        General::Weights,
+        General::Border,
+    ];
+
+    #[test]
+    fn tiles_shrink_until_they_fit_and_no_further() {
+        let tiles = |width, shared| Program::general(General::Queries, Dtype::F32, width, width, shared).map(|p| p.tiles());
+        assert_eq!(tiles(64, SHARED), Some((64, 64)));
+        assert_eq!(tiles(256, 232_448), Some((64, 32)));
+        assert_eq!(tiles(256, SHARED), Some((32, 32)));
+        assert_eq!(tiles(256, 101_376), Some((16, 16)));
+        assert_eq!(tiles(257, SHARED), None);
+        for width in [1, 64, 100, 256] {
+            for what in ALL {
+                let program = Program::general(what, Dtype::F32, width, 1, SHARED).unwrap();
+                assert!(program.shared() as usize <= SHARED, "{}", program.name());
+            }
+        }
+    }
+
+    #[test]
+    fn a_program_without_tiles_of_its_own_kind_names_its_kernels() {
+        for what in ALL {
+            let program = Program::general(what, Dtype::Bf16, 64, 64, SHARED).unwrap();
+            for kernel in program.kernels() {
+                assert!(program.source().contains(&format!(" {kernel}(const __grid_constant__ Job job)")), "{kernel}");
+            }
+        }
+    }
+
+    /// With a compiler from PyPI or a toolkit, every program is compiled, for the oldest cards and for Hopper: in one type
+    /// and width each, all of them with `QKV_EVERY_CASE=1`. Without one, it says so.
+    #[test]
+    fn every_program_compiles_where_there_is_a_compiler() {
+        let compiler = match Compiler::find() {
+            Ok(compiler) => compiler,
+            Err(error) => return eprintln!("skipped: {error}"),
+        };
+        let every = std::env::var_os("QKV_EVERY_CASE").is_some();
+        let mut programs = Vec::new();
+        for (dtype, width) in [(Dtype::Bf16, 128), (Dtype::F32, 64), (Dtype::F16, 256), (Dtype::F32, 256), (Dtype::Bf16, 32)] {
+            programs.extend(ALL.map(|what| Program::general(what, dtype, width, width, SHARED).unwrap()));
+            if !every {
+                break;
+            }
+        }
+        for width in [64, 128, 256] {
+            programs.push(Program::General { what: General::Decode, dtype: Dtype::Bf16, width, rows: 64, cols: 64 });
+        }
+        for program in &programs {
+            for architecture in ["sm_80", "sm_90a"] {
+                let code = compiler.compile(&program.name(), &program.source(), architecture, &program.options());
+                assert!(code.is_ok_and(|code| code.starts_with(b"\x7fELF")), "{} for {architecture}", program.name());
+            }
+        }
+        let choices = ["BAND", "LENGTHS", "SOFTCAP", "ALIBI", "BIAS", "SINKS", "DROPOUT"];
+        let mut hopper = vec![vec![("ELEMENT", 0), ("HEAD_DIM", 128)], vec![("ELEMENT", 1), ("HEAD_DIM", 64), ("BAND", 1)]];
+        if every {
+            hopper.extend([64, 128, 256].map(|width| vec![("ELEMENT", 0), ("HEAD_DIM", width), ("BAND", 1)]));
+            hopper.extend(choices.map(|choice| vec![("ELEMENT", 0), ("HEAD_DIM", 128), (choice, 1)]));
+        }
+        for defines in hopper {
+            for forward in [true, false] {
+                let program = Program::Hopper { forward, defines: defines.clone() };
+                compiler.compile(&program.name(), &program.source(), "sm_90a", &program.options()).unwrap();
+            }
+        }
+    }
+}

@@ -87,7 +87,6 @@ impl<T: Copy> Pages<'_, T> {
     ///
     /// # Panics
     /// Where the index is outside the shape.
-    /// One element.
     pub fn at(&self, b: usize, h: usize, j: usize, x: usize) -> T {
         assert!(b < self.batch && j < self.length, "token {j} of sequence {b} in {:?}", self.shape());
         let (page, row) = self.place(b, j);

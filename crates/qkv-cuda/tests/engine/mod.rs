@@ -6,6 +6,7 @@ use qkv::{Bias, Mask, Place};
 use qkv_conformance::case::{Extras, Sizes};
 use qkv_conformance::{Engine, case::Case, check::check};
 use qkv_cuda::{Cuda, Error};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A card, asked with host tensors.
 #[derive(Clone, Debug)]
@@ -71,8 +72,21 @@ pub fn holds(engine: &OnCard, cases: Vec<Case>, each: usize, types: &str) {
         "f16" => check::<f16>(engine, case),
         other => panic!("QKV_TYPES names {other:?}, which is no type of a card"),
     };
-    let broken: Vec<String> =
-        cases.iter().flat_map(|case| types.split(',').flat_map(|name| in_type(name, case)).collect::<Vec<_>>()).collect();
+    // Most of the time goes into compiling kernels: on all cores.
+    let all: Vec<(&Case, &str)> = cases.iter().flat_map(|case| types.split(',').map(move |name| (case, name))).collect();
+    let workers = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(all.len()));
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut broken = Vec::new();
+        while let Some((case, name)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+            broken.extend(in_type(name, case));
+        }
+        broken
+    };
+    let broken: Vec<String> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().flat_map(|worker| worker.join().expect("a case does not panic")).collect()
+    });
     assert!(broken.is_empty(), "{} results out of bounds:\n{}", broken.len(), broken.join("\n"));
 }
 
