@@ -47,9 +47,22 @@ def plan_of(keep, M, N, turned=False):
                 bits.append((tiles[i, j].reshape(M, N // 32, 32).long() * weights).sum(-1))
         rows.append(len(entries))
     i32 = lambda x: (x & 0xFFFFFFFF).to(torch.int64).apply_(lambda y: y - (1 << 32) if y >= 1 << 31 else y).to(torch.int32) if x.numel() < 1 << 16 else torch.where((x & 0xFFFFFFFF) >= 1 << 31, (x & 0xFFFFFFFF) - (1 << 32), x & 0xFFFFFFFF).to(torch.int32)
+    rows = [(a, b - a) for a, b in zip(rows, rows[1:])]
     out = [torch.tensor(rows, dtype=torch.int64), torch.tensor(entries or [(0, 0, 0, 0)], dtype=torch.int64), torch.stack(bits) if bits else torch.zeros(1, dtype=torch.int64)]
     rows, entries, bits = (i32(x).contiguous().cuda() for x in out)
     return dict(plan_rows=rows, plan_tiles=entries, plan_bits=bits)
+
+
+def segment_room(b, n, m, M, N, turned):
+    """Room for the plan of packed sequences, which `segment_plan` fills."""
+    rows, others = (-(-m // N), -(-n // M)) if turned else (-(-n // M), -(-m // N))
+    room = lambda *s: torch.full(s, 0x55, device="cuda", dtype=torch.int32)
+    return dict(plan_rows=room(b * rows, 2), plan_tiles=room(b * rows * others, 4), plan_bits=room(1), plan_b=rows, _plan=(rows, b))
+
+
+def make_plan(mod, call, opts):
+    if "_plan" in opts:
+        mod.launch("segment_plan", opts["_plan"], 128, 0, call.p)
 
 
 def error(x, y):
@@ -119,13 +132,7 @@ def mask_plan(kw, mine, theirs, n, m, M, N, turned=False):
         theirs["bits"] = bits.cuda()
         mine.update(plan_of(bits, M, N, turned))
     elif kw.get("segments"):
-        ids = mine["segments_q"][0].cpu()
-        keep = ids[:, None] == ids[None, :]
-        if "band" in kw:
-            keep = keep & (j <= i + kw.get("offset", 0) + kw["band"][1]) & (j >= i + kw.get("offset", 0) - kw["band"][0])
-        plan = plan_of(keep, M, N, turned)
-        plan["plan_tiles"][:, 1] = -1  # the kernel decides inside of a tile
-        mine.update(plan)
+        mine.update(segment_room(mine["segments_q"].shape[0], n, m, M, N, turned))
 
 
 BIG = 1 << 40
@@ -183,6 +190,7 @@ def check_forward(names):
                 mask_plan(flags, mine, theirs, n, m, mod.M, mod.N)
                 out, lse = torch.full((b, hq, n, dv), float("nan"), device="cuda", dtype=dtype), torch.full((b, hq, n), float("nan"), device="cuda")
                 call = Forward(mod, q, k, v, out, lse, **mine)
+                make_plan(mod, call, mine)
                 call()
                 torch.cuda.synchronize()
                 first = out.clone()
@@ -230,6 +238,7 @@ def check_backward(names):
                 nan = lambda x: torch.full_like(x.contiguous(), float("nan"))
                 dq, dk, dv_ = nan(q), nan(k), nan(v)
                 call = Backward(mod, q, k, v, out, lse, d_out, dq, dk, dv_, **mine)
+                make_plan(mod, call, mine)
                 call()
                 torch.cuda.synchronize()
                 first = dq.clone(), dk.clone(), dv_.clone()
@@ -268,8 +277,10 @@ def measure(calls, rounds=5, budget=0.02):
         start.record(), call(), stop.record()
         torch.cuda.synchronize()
         count[name] = max(2, int(budget / (start.elapsed_time(stop) / 1e3 + 1e-9)))
+    import random
     for _ in range(rounds):
-        for name, call in calls.items():
+        # A call runs slower after one that heats the card: the order is drawn anew each round.
+        for name, call in random.sample(list(calls.items()), len(calls)):
             start.record()
             for _ in range(count[name]):
                 call()
@@ -387,14 +398,16 @@ def time_masks(ds=(64, 128), n=6144):
             fm = module(f"mf{d}{kind}" if kind else f"f{d}")
             bm = module(f"mb{d}{kind}" if kind else f"b{d}", True)
             fo, bo = dict(opts), dict(opts)
-            if kind in ("seg", "plan"):
-                for o, mod, turned in ((fo, fm, False), (bo, bm, True)):
+            for o, mod, turned in ((fo, fm, False), (bo, bm, True)):
+                if kind == "plan":
                     o.update(plan_of(keep, mod.M, mod.N, turned))
-                    if kind == "seg":
-                        o["plan_tiles"][:, 1] = -1
+                elif kind == "seg":
+                    o.update(segment_room(b, n, n, mod.M, mod.N, turned))
             forward = Forward(fm, q, k, v, out, lse, **fo)
+            make_plan(fm, forward, fo)
             forward()
             backward = Backward(bm, q, k, v, out, lse, d_out, dq, dk, dv, **bo)
+            make_plan(bm, backward, bo)
             t = measure({"f": forward, "b": backward, "m": lambda: backward("main")}, rounds=3)
             rates = [tf * kept_tiles(keep, fm.M, fm.N) * fm.M * fm.N / t["f"] / 1e12, tb * kept_tiles(keep, bm.M, bm.N) * bm.M * bm.N / t["b"] / 1e12,
                      tb * kept_tiles(keep, bm.M, bm.N) * bm.M * bm.N / t["m"] / 1e12]

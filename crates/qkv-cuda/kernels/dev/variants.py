@@ -7,13 +7,11 @@ for d in (64, 128, 256):
 TRIALS = {
     "f128_n176": dict(HEAD_DIM=128, FWD_N=176),
     "f128_n160": dict(HEAD_DIM=128, FWD_N=160),
-    "f128_behind": dict(HEAD_DIM=128, FWD_AHEAD=0),
+    "f128_noturn": dict(HEAD_DIM=128, FWD_TURNS=0),
     "f128b_n160": dict(HEAD_DIM=128, FWD_N=160, BAND=1),
-    "f128b_behind": dict(HEAD_DIM=128, FWD_AHEAD=0, BAND=1),
-    "f64_behind": dict(HEAD_DIM=64, FWD_AHEAD=0),
-    "f64b_behind": dict(HEAD_DIM=64, FWD_AHEAD=0, BAND=1),
+    "f128b_n176": dict(HEAD_DIM=128, FWD_N=176, BAND=1),
+    "f128b_noturn": dict(HEAD_DIM=128, FWD_TURNS=0, BAND=1),
     "f256_turn": dict(HEAD_DIM=256, FWD_TURNS=1),
-    "f256b_turn": dict(HEAD_DIM=256, FWD_TURNS=1, BAND=1),
 }
 FORWARD.update(TRIALS)
 CHECKS = {"c" + name: dict(x, WATCHDOG=1) for name, x in FORWARD.items() if "_" not in name or "n176" in name or "n160" in name}
@@ -35,8 +33,9 @@ for d in (64, 128, 256):
 BACKWARD.update({
     "b128_rounded": dict(HEAD_DIM=128, BWD_ROUNDED=1),
     "b64_late": dict(HEAD_DIM=64, BWD_EARLY=0),
-    "b256_late": dict(HEAD_DIM=256, BWD_EARLY=0),
-    "b64b_late": dict(HEAD_DIM=64, BWD_EARLY=0, BAND=1),
+    "b128b_rounded": dict(HEAD_DIM=128, BWD_ROUNDED=1, BAND=1),
+    "b128_early": dict(HEAD_DIM=128, BWD_EARLY=1),
+    "b256_early": dict(HEAD_DIM=256, BWD_EARLY=1),
 })
 for d in (64, 128, 256):
     w = dict(HEAD_DIM=d, WATCHDOG=1)

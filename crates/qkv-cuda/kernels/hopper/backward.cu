@@ -30,7 +30,7 @@
 #define BWD_O_STAGES (HEAD_DIM == 256 ? 1 : 2)
 #endif
 #ifndef BWD_EARLY  // the next scores are multiplied before dq is handed on, which takes registers
-#define BWD_EARLY (HEAD_DIM != 128 || FREE_ORDER)
+#define BWD_EARLY (HEAD_DIM == 64 || FREE_ORDER)
 #endif
 #ifndef BWD_ROUNDED  // the gradient of a score from its rounded weight, which saves registers
 #define BWD_ROUNDED (HEAD_DIM == 64)
@@ -261,9 +261,54 @@ struct Tile {
         key = key_tile * N + (HALVES ? 0 : group * 64), query = query_tile * M + (HALVES ? group * COLUMNS : 0);
     }
 
+    // What a partial step needs from device memory, asked for one step ahead: each lane has the bits, or the segments, of
+    // the queries `lane`, `lane + 32` …, for the 16 keys of its warp.
+    struct Look {
+        u32 bits[PLAN ? COLUMNS / 32 : 1];
+        int of_query[SEGMENTS ? COLUMNS / 32 : 1], of_key;
+    };
+    INLINE void look(Look& look) const {
+#if PLAN
+        int lane = lane_id(), of = key - key_tile * N + (threadIdx.x >> 5 & 3) * 16;
+        if (!partial) return;
+#pragma unroll
+        for (int x = 0; x < COLUMNS / 32; x++) {
+            int i = query + lane + 32 * x;
+            look.bits[x] = bits_of == NO_BITS ? ~0u : p.plan_bits[((i64)bits_of * M + i - query_tile * M) * (N / 32) + of / 32];
+#if SEGMENTS
+            look.of_query[x] = p.segments_q[(i64)batch * p.n + min(i, p.n - 1)];
+#endif
+        }
+#if SEGMENTS
+        look.of_key = p.segments_k[(i64)batch * p.m + min(key_tile * N + of + (lane & 15), p.m - 1)];
+#endif
+#endif
+    }
+    // Bit r of a lane's word: whether its query sees key r of the warp's 16.
+    INLINE void settle(Look& look) const {
+#if PLAN
+        int of = key - key_tile * N + (threadIdx.x >> 5 & 3) * 16;
+#pragma unroll
+        for (int x = 0; x < COLUMNS / 32; x++) look.bits[x] >>= of & 31;
+#if SEGMENTS
+        u32 same[COLUMNS / 32];
+#pragma unroll
+        for (int x = 0; x < COLUMNS / 32; x++) same[x] = 0;
+#pragma unroll
+        for (int r = 0; r < 16; r++) {
+            int segment = __shfl_sync(~0u, look.of_key, r);
+#pragma unroll
+            for (int x = 0; x < COLUMNS / 32; x++) same[x] |= (u32)(look.of_query[x] == segment) << r;
+        }
+#pragma unroll
+        for (int x = 0; x < COLUMNS / 32; x++) look.bits[x] &= same[x];
+#endif
+#endif
+    }
+
     // Products become weights: exponentials of the shaped score against the log-sum, 0 where a pair is absent. `slope`
     // gets what the cap lets through.
-    INLINE void weigh(float (&s)[COLUMNS / 2], float* slope, u32 lse) const {
+    INLINE void weigh(float (&s)[COLUMNS / 2], float* slope, u32 lse, Look& look) const {
         int row = key + fragment_row(), column = query + fragment_column();
         float unit = p.scale * LOG2E;
 #if SHAPED
@@ -285,6 +330,7 @@ struct Tile {
             }
         }
         if (partial) {
+            settle(look);
             int end = p.m;
 #if LENGTHS
             end = min(end, p.lengths[batch]);
@@ -296,10 +342,6 @@ struct Tile {
 #if BAND
                 int low = j - p.offset - p.right - column, high = j - p.offset + p.left - column;
 #endif
-#if SEGMENTS
-                int segment = inside ? p.segments_k[(i64)batch * p.m + j] : -1;
-                const int* segments = p.segments_q + (i64)batch * p.n + column;
-#endif
 #pragma unroll
                 for (int c = 0; c < COLUMNS / 8; c++) {
 #pragma unroll
@@ -310,15 +352,9 @@ struct Tile {
 #if BAND
                         kept = kept && i >= low && i <= high;
 #endif
-#if SEGMENTS
-                        kept = kept && column + i < p.n && segments[i] == segment;
-#endif
 #if PLAN
-                        if (bits_of != NO_BITS) {
-                            int of = j - key_tile * N;
-                            u32 word = p.plan_bits[((i64)bits_of * M + column + i - query_tile * M) * (N / 32) + of / 32];
-                            kept = kept && (word >> (of & 31) & 1);
-                        }
+                        u32 word = __shfl_sync(~0u, look.bits[c / 4], c % 4 * 8 + fragment_column() + e);
+                        kept = kept && (word >> ((threadIdx.x >> 2 & 7) + 8 * r) & 1);
 #endif
                         if (!kept) s[4 * c + 2 * r + e] = 0.f;
                     }
@@ -414,6 +450,8 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
             products_wait<0>();
             pin(s);
             bool more;
+            Tile::Look look;
+            Tile(p, w, shared.get_step(step % Q_STAGES), group).look(look);
 #pragma unroll 1
             do {
                 // Nothing is multiplied yet; s has the scores of this step.
@@ -432,7 +470,7 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
 #else
                 float* slope = nullptr;
 #endif
-                tile.weigh(s, slope, shared.lse(at_q) + (HALVES ? group * COLUMNS * 4 : 0));
+                tile.weigh(s, slope, shared.lse(at_q) + (HALVES ? group * COLUMNS * 4 : 0), look);
 #if DROPOUT
                 float kept[COLUMNS / 2];
 #pragma unroll
@@ -504,6 +542,9 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
                 products_begin();
                 product_rows<COLUMNS, D, N, M>(s, keys, shared.q(after % Q_STAGES) + queries_from);
                 products_commit();
+#if PLAN
+                if (more) Tile(p, w, shared.get_step(after % Q_STAGES), group).look(look);
+#endif
                 if (BWD_EARLY) put_dq(shared, dq, shared.grain(at_q), group, adds++, speaks);
                 if constexpr (ROUNDS == 2) {
                     products_begin();
@@ -701,3 +742,7 @@ extern "C" __global__ void __launch_bounds__(256) sink_gradient(const __grid_con
     }
     if (threadIdx.x == 0) p.d_sinks[head] = sums[0];
 }
+
+#if PLAN && SEGMENTS
+extern "C" __global__ void __launch_bounds__(128) segment_plan(const __grid_constant__ Problem p) { plan_segments<M, N, true>(p); }
+#endif

@@ -32,7 +32,7 @@ constexpr int STAGES = FWD_STAGES, Q_STAGES = FWD_Q_STAGES, THREADS = 128 * (GRO
 constexpr int Q_BYTES = M * D * 2, KV_BYTES = N * D * 2;
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, BARRIERS_AT = V_AT + STAGES * KV_BYTES;
 constexpr int BARRIERS = 2 * Q_STAGES + 4 * STAGES + 4;
-constexpr int WORK_AT = (BARRIERS_AT + BARRIERS * 8 + 15) / 16 * 16, SHARED = WORK_AT + 2 * 32 + 1024;
+constexpr int WORK_AT = (BARRIERS_AT + BARRIERS * 8 + 15) / 16 * 16, STEP_AT = WORK_AT + 2 * 32, SHARED = STEP_AT + STAGES * 8 + 1024;
 static_assert(N % 16 == 0 && D % 64 == 0 && SHARED <= 232448, "shared memory of a block");
 
 extern "C" __device__ const int forward_sizes[5] = {M, N, THREADS, SHARED, 0};
@@ -63,6 +63,15 @@ struct Shared {
         asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(tile.x), "=r"(tile.y), "=r"(tile.z), "=r"(tile.w) : "r"(at) : "memory");
         asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(visit.x), "=r"(visit.y) : "r"(at + 16) : "memory");
     }
+    // What the plan says of the tile that a place of the keys holds.
+    INLINE void put_step(u32 i, u32 tile, u32 bits) const {
+        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(base + STEP_AT + i * 8), "r"(tile), "r"(bits) : "memory");
+    }
+    INLINE uint2 get_step(u32 i) const {
+        uint2 x;
+        asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(base + STEP_AT + i * 8) : "memory");
+        return x;
+    }
 };
 
 // The key tiles that a query tile visits, and in which order: from the end, where the ragged and diagonal ones are.
@@ -76,13 +85,6 @@ struct Visit {
 #else
         Keys keys(p, w.batch, w.tile * M, min(w.tile * M + M, p.n) - 1);
         from = div_up(keys.high, N) - 1, count = keys.high > keys.low ? from + 1 - keys.low / N : 0;
-#endif
-    }
-    INLINE int tile(const Problem& p, int step) const {
-#if PLAN
-        return p.plan_tiles[from + step].x & ~PARTIAL;
-#else
-        return from - step;
 #endif
     }
 };
@@ -108,10 +110,23 @@ INLINE void produce(const Problem& p, const Shared& shared, const TensorMap& map
         shared.q_full(q.place).expect(Q_BYTES);
         load_tile<M, D>(shared.q(q.place), map_q, shared.q_full(q.place), w.tile * M, w.head, w.batch);
         q.next();
+#if PLAN
+        const uint4* entries = p.plan_tiles + visit.from;
+        uint4 entry = visit.count > 0 ? entries[0] : make_uint4(0, 0, 0, 0);
+#endif
 #pragma unroll 1
         for (int step = 0; step < visit.count; step++) {
-            int row = visit.tile(p, step) * N;
+#if PLAN
+            uint4 now = entry;
+            if (step + 1 < visit.count) entry = entries[step + 1];
+            int row = (now.x & ~PARTIAL) * N;
+#else
+            int row = (visit.from - step) * N;
+#endif
             shared.k_empty(kv.place).wait(kv.parity ^ 1);
+#if PLAN
+            shared.put_step(kv.place, now.x, now.y);
+#endif
             shared.k_full(kv.place).expect(KV_BYTES);
             load_tile<N, D>(shared.k(kv.place), map_k, shared.k_full(kv.place), row, head_k, w.batch);
             shared.v_empty(kv.place).wait(kv.parity ^ 1);
@@ -133,35 +148,34 @@ struct Softmax {
     float unit;  // from scores to log2
     INLINE Softmax(float unit) : unit(unit) { top[0] = top[1] = MINUS_INFINITY, sum[0] = sum[1] = 0.f; }
 
-    // Turns scores into weights; `grown` is what the output and the sum so far have to be multiplied by.
+    // Turns scores into weights; `grown` is what the output and the sum so far have to be multiplied by. Both rows go side
+    // by side, and each in two chains: it is latency that this takes, not work.
     INLINE void step(float (&s)[N / 2]) {
-        any = false;
+        float peak[4] = {s[0], s[1], s[2], s[3]}, against[2], part[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+        for (int i = 4; i < N / 2; i++) peak[i & 3] = fmaxf(peak[i & 3], s[i]);
+        float high[2] = {fmaxf(peak[0], peak[1]), fmaxf(peak[2], peak[3])};
+#pragma unroll
+        for (int x = 1; x <= 2; x *= 2) {
+            float other[2] = {__shfl_xor_sync(~0u, high[0], x), __shfl_xor_sync(~0u, high[1], x)};
+            high[0] = fmaxf(high[0], other[0]), high[1] = fmaxf(high[1], other[1]);
+        }
+        bool grows[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float a = MINUS_INFINITY, b = MINUS_INFINITY;
-#pragma unroll
-            for (int c = 0; c < N / 8; c++) a = fmaxf(a, s[4 * c + 2 * r]), b = fmaxf(b, s[4 * c + 2 * r + 1]);
-            float peak = fmaxf(top[r], quad_max(fmaxf(a, b)));
-#if FWD_LAZY
-            bool grows = (peak - top[r]) * unit > 8.f;
-#else
-            bool grows = peak > top[r];
-#endif
-            grown[r] = grows ? exp2_fast((top[r] - peak) * unit) : 1.f;
-            if (grows) top[r] = peak;
-            any |= grows;
-            float against = top[r] == MINUS_INFINITY ? 0.f : top[r] * unit;
-            float x = 0.f, y = 0.f;
-#pragma unroll
-            for (int c = 0; c < N / 8; c++) {
-                float& u = s[4 * c + 2 * r];
-                float& v = s[4 * c + 2 * r + 1];
-                u = exp2_fast(fmaf(u, unit, -against)), v = exp2_fast(fmaf(v, unit, -against));
-                x += u, y += v;
-            }
-            sum[r] = fmaf(sum[r], grown[r], x + y);
+            high[r] = fmaxf(top[r], high[r]);
+            grows[r] = FWD_LAZY ? (high[r] - top[r]) * unit > 8.f : high[r] > top[r];
+            grown[r] = grows[r] ? exp2_fast((top[r] - high[r]) * unit) : 1.f;
+            if (grows[r]) top[r] = high[r];
+            against[r] = top[r] == MINUS_INFINITY ? 0.f : top[r] * unit;
         }
-        any = __any_sync(~0u, any);
+        any = __any_sync(~0u, grows[0] || grows[1]);
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            s[i] = exp2_fast(fmaf(s[i], unit, -against[i >> 1 & 1]));
+            part[i & 3] += s[i];
+        }
+        sum[0] = fmaf(sum[0], grown[0], part[0] + part[1]), sum[1] = fmaf(sum[1], grown[1], part[2] + part[3]);
     }
     template <int COUNT> INLINE void rescale(float (&o)[COUNT]) const {
         if (any) {
@@ -181,9 +195,60 @@ struct Rows {
         : p(p), batch(w.batch), head(w.head), first(w.tile * M + group * 64), row(first + fragment_row()), column(fragment_column()),
           keys(p, w.batch, first, first + 63), shape(p, w.batch, w.head) {}
 
+    // What is known of a tile before its scores are there; bits are on their way by then.
+    struct Look {
+        int tile;
+        bool partial;
+#if PLAN
+        u32 bits[2][N / 32];  // of the thread's two rows
+#endif
+    };
+    INLINE Look look(const Shared& shared, u32 place, const Visit& visit, int step, int group) const {
+        Look look;
+#if PLAN
+        uint2 entry = shared.get_step(place);
+        look.tile = entry.x & ~PARTIAL, look.partial = entry.x & PARTIAL;
+        if (look.partial) {
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const uint2* bits = (const uint2*)(p.plan_bits + ((i64)entry.y * M + group * 64 + fragment_row() + 8 * r) * (N / 32));
+#pragma unroll
+                for (int x = 0; x < N / 64; x++) {
+                    uint2 two = entry.y == NO_BITS ? make_uint2(~0u, ~0u) : bits[x];
+                    look.bits[r][2 * x] = two.x, look.bits[r][2 * x + 1] = two.y;
+                }
+            }
+        }
+#else
+        look.tile = visit.from - step;
+        look.partial = look.tile * N < keys.all_low || look.tile * N + N > keys.all_high;
+#endif
+        return look;
+    }
+
+#if SEGMENTS
+    // Leaves the bits of keys of the rows' own segments: a warp compares its 16 rows with 32 keys at a time.
+    INLINE void keep_segments(Look& look) const {
+        int lane = lane_id(), i = first + (threadIdx.x >> 5 & 3) * 16 + (lane & 15), of_key[N / 32];
+        int of_row = p.segments_q[(i64)batch * p.n + min(i, p.n - 1)];
+#pragma unroll
+        for (int x = 0; x < N / 32; x++) of_key[x] = p.segments_k[(i64)batch * p.m + min(look.tile * N + 32 * x + lane, p.m - 1)];
+#pragma unroll
+        for (int r = 0; r < 16; r++) {
+            int segment = __shfl_sync(~0u, of_row, r);
+            bool mine = (lane >> 2) == (r & 7);
+#pragma unroll
+            for (int x = 0; x < N / 32; x++) {
+                u32 same = __ballot_sync(~0u, of_key[x] == segment);
+                if (mine) look.bits[r / 8][x] &= same;
+            }
+        }
+    }
+#endif
+
     // Scores become what the softmax sees: shaped, and −∞ where a pair is absent.
-    INLINE void refine(float (&s)[N / 2], int tile, bool partial, u32 bits_of, int group) const {
-        int j0 = tile * N + column;
+    INLINE void refine(float (&s)[N / 2], Look& look) const {
+        int j0 = look.tile * N + column;
 #if SHAPED
 #pragma unroll
         for (int i = 0; i < N / 2; i++) {
@@ -191,7 +256,10 @@ struct Rows {
             s[i] = shape(s[i], r, j, r < p.n && j < p.m);
         }
 #endif
-        if (partial) {
+        if (look.partial) {
+#if SEGMENTS
+            keep_segments(look);
+#endif
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 int i = row + 8 * r, high = keys.end - j0;
@@ -200,18 +268,10 @@ struct Rows {
                 high = min(high, i + p.offset + p.right + 1 - j0);
                 int low = i + p.offset - p.left - j0;
 #endif
-#if SEGMENTS
-                int segment = i < p.n ? p.segments_q[(i64)batch * p.n + i] : -1;
-                const int* segments = p.segments_k + (i64)batch * p.m + j0;
-#endif
-#if PLAN
-                const u32* bits = p.plan_bits + ((i64)bits_of * M + group * 64 + fragment_row() + 8 * r) * (N / 32);
-                u32 word = ~0u;
-#endif
 #pragma unroll
                 for (int c = 0; c < N / 8; c++) {
 #if PLAN
-                    if (c % 4 == 0 && bits_of != NO_BITS) word = bits[c / 4];
+                    u32 word = look.bits[r][c / 4] >> column;
 #endif
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
@@ -220,11 +280,8 @@ struct Rows {
 #if BAND
                         kept = kept && j >= low;
 #endif
-#if SEGMENTS
-                        kept = kept && segments[j] == segment;
-#endif
 #if PLAN
-                        kept = kept && (word >> (c % 4 * 8 + column + e) & 1);
+                        kept = kept && (word >> (c % 4 * 8 + e) & 1);
 #endif
                         if (!kept) s[4 * c + 2 * r + e] = MINUS_INFINITY;
                     }
@@ -256,20 +313,10 @@ struct Rows {
     }
 
     // One tile of scores through the softmax.
-    INLINE void soften(Softmax& softmax, float (&s)[N / 2], const Visit& visit, int step, int group) const {
-        u32 bits_of = NO_BITS;
-#if PLAN
-        uint4 entry = p.plan_tiles[visit.from + step];
-        int tile = entry.x & ~PARTIAL;
-        bool partial = entry.x & PARTIAL;
-        bits_of = entry.y;
-#else
-        int tile = visit.tile(p, step);
-        bool partial = tile * N < keys.all_low || tile * N + N > keys.all_high;
-#endif
-        refine(s, tile, partial, bits_of, group);
+    INLINE void soften(Softmax& softmax, float (&s)[N / 2], Look& look) const {
+        refine(s, look);
         softmax.step(s);
-        drop(s, tile);
+        drop(s, look.tile);
     }
 
     INLINE void finish(const Softmax& softmax, float (&o)[D / 2]) const {
@@ -353,9 +400,11 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
 #pragma unroll
         for (int i = 0; i < D / 2; i++) o[i] = 0.f;
         if (some) {
+            Rows::Look look = rows.look(shared, k.place, visit, 0, group);
+            __syncwarp();
             if (speaks) shared.k_empty(k.place).arrive();
             k.next();
-            rows.soften(softmax, s, visit, 0, group);
+            rows.soften(softmax, s, look);
         }
         round_fragment(weights, s);
         u32 mine = shared.q(q.place) + group * 64 * 128;
@@ -371,11 +420,12 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
             product_columns<D, N>(o, weights, shared.v(v.place));
             products_commit();
             pass_turn(group);
+            Rows::Look look = rows.look(shared, k.place, visit, step, group);
             products_wait<1>();
             pin(s);
             if (speaks) shared.k_empty(k.place).arrive();
             k.next();
-            rows.soften(softmax, s, visit, step, group);
+            rows.soften(softmax, s, look);
             products_wait<0>();
             pin(o), pin(weights);
             if (speaks) shared.v_empty(v.place).arrive();
@@ -434,3 +484,7 @@ attention_forward(const __grid_constant__ Problem p, const __grid_constant__ Ten
         consume(p, shared, warpgroup - 1);
     }
 }
+
+#if PLAN && SEGMENTS
+extern "C" __global__ void __launch_bounds__(128) segment_plan(const __grid_constant__ Problem p) { plan_segments<M, N, false>(p); }
+#endif

@@ -47,7 +47,7 @@ struct Problem {
     float* lse;                                        // 104  [batch, heads_q, n]
     const int* lengths;                                // 112  [batch]
     const int *segments_q, *segments_k;                // 120  [batch, n], [batch, m]
-    const u32* plan_rows;                              // 136
+    const uint2* plan_rows;                            // 136
     const uint4* plan_tiles;                           // 144
     const u32* plan_bits;                              // 152
     int plan_b, plan_h;                                // 160  rows of the plan from one sequence, head to the next
@@ -121,8 +121,8 @@ struct Keys {
 struct PlanRow {
     int from, count;
     INLINE PlanRow(const Problem& p, int batch, int head, int tile) {
-        const u32* row = p.plan_rows + (i64)batch * p.plan_b + (i64)head * p.plan_h + tile;
-        from = row[0], count = row[1] - row[0];
+        uint2 row = p.plan_rows[(i64)batch * p.plan_b + (i64)head * p.plan_h + tile];
+        from = row.x, count = row.y;
     }
 };
 // x: the tile; bit 31 set where it is not kept whole. y: which tile of the bits, or NO_BITS. z, w: free.
@@ -162,3 +162,41 @@ struct Shape {
         return x * LOG2E;
     }
 };
+
+#if PLAN && SEGMENTS
+// The lowest and the highest segment of some positions.
+INLINE int2 segment_extent(const int* segments, int from, int to) {
+    int2 x = make_int2(0x7fffffff, -0x7fffffff - 1);
+    for (int i = from; i < to; i++) x.x = min(x.x, segments[i]), x.y = max(x.y, segments[i]);
+    return x;
+}
+// A row of the plan of packed sequences, by one block of 128 threads: the tiles of M queries (of N keys where BY_KEYS) are the
+// rows, blockIdx.x; those of the other side that share a segment with it, or may, are listed. A sequence is blockIdx.y.
+template <int M, int N, bool BY_KEYS> INLINE void plan_segments(const Problem& p) {
+    __shared__ int ends[4];
+    int batch = blockIdx.y, tile = blockIdx.x, row = batch * gridDim.x + tile, thread = threadIdx.x;
+    int others = BY_KEYS ? div_up(p.n, M) : div_up(p.m, N), count = 0;
+    const int *of_q = p.segments_q + (i64)batch * p.n, *of_k = p.segments_k + (i64)batch * p.m;
+    uint4* to = (uint4*)p.plan_tiles + (i64)row * others;
+    int2 mine = BY_KEYS ? segment_extent(of_k, tile * N, min(tile * N + N, p.m)) : segment_extent(of_q, tile * M, min(tile * M + M, p.n));
+    for (int base = 0; base < others; base += 128) {
+        int other = base + thread;
+        bool kept = other < others, whole = false;
+        if (kept) {
+            int q = (BY_KEYS ? other : tile) * M, k = (BY_KEYS ? tile : other) * N;
+            Keys keys(p, batch, q, min(q + M, p.n) - 1);
+            int2 its = BY_KEYS ? segment_extent(of_q, q, min(q + M, p.n)) : segment_extent(of_k, k, min(k + N, p.m));
+            kept = k < keys.high && k + N > keys.low && max(mine.x, its.x) <= min(mine.y, its.y);
+            whole = k >= keys.all_low && k + N <= keys.all_high && mine.x == mine.y && its.x == its.y;
+        }
+        u32 votes = __ballot_sync(~0u, kept);
+        __syncthreads();
+        if ((thread & 31) == 0) ends[thread / 32] = __popc(votes);
+        __syncthreads();
+        int at = count + __popc(votes & ((1u << (thread & 31)) - 1));
+        for (int w = 0; w < 4; w++) at += w < thread / 32 ? ends[w] : 0, count += ends[w];
+        if (kept) to[at] = make_uint4(other | (whole ? 0 : PARTIAL), NO_BITS, 0, 0);
+    }
+    if (thread == 0) ((uint2*)p.plan_rows)[row] = make_uint2(row * others, count);
+}
+#endif

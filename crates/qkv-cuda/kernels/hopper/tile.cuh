@@ -21,7 +21,7 @@ typedef long long i64;
 #define INLINE __device__ __forceinline__
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LN2 = 0.6931471805599453f;
-constexpr float MINUS_INFINITY = -__builtin_huge_valf();
+#define MINUS_INFINITY __uint_as_float(0xff800000u)
 
 struct alignas(64) TensorMap {
     u64 opaque[16];
