@@ -423,11 +423,11 @@ if __name__ == "__main__":
     if suite == "check_forward":
         check_forward([x for x in CHECKS if x.startswith("cf") and (len(sys.argv) < 4 or any(x.startswith(y) for y in sys.argv[3:]))])
     elif suite == "time_forward":
-        time_forward([x for x in FORWARD if x.startswith("f")], ns=[int(x) for x in sys.argv[3].split(",")] if len(sys.argv) > 3 else (512, 2048, 8192, 16384))
+        time_forward([x for x in FORWARD if x.startswith("f")], anchors=("cudnn", "fa2"), ns=[int(x) for x in sys.argv[3].split(",")] if len(sys.argv) > 3 else (512, 2048, 8192, 16384))
     elif suite == "check_backward":
         check_backward([x for x in BACKWARD if x.startswith("cb") and (len(sys.argv) < 4 or any(x.startswith(y) for y in sys.argv[3:]))])
     elif suite == "time_backward":
-        time_backward([x for x in BACKWARD if x.startswith("b")], ns=[int(x) for x in sys.argv[3].split(",")] if len(sys.argv) > 3 else (512, 2048, 8192, 16384), parts=True)
+        time_backward([x for x in BACKWARD if x.startswith("b")], anchors=("cudnn", "fa2"), ns=[int(x) for x in sys.argv[3].split(",")] if len(sys.argv) > 3 else (512, 2048, 8192, 16384), parts=True)
     elif suite == "time_masks":
         time_masks()
     print("BAD:", BAD) if BAD else print(suite, "all well")

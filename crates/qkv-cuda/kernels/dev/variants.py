@@ -9,8 +9,7 @@ TRIALS = {
     "f128_n160": dict(HEAD_DIM=128, FWD_N=160),
     "f128_noturn": dict(HEAD_DIM=128, FWD_TURNS=0),
     "f128b_n160": dict(HEAD_DIM=128, FWD_N=160, BAND=1),
-    "f128b_n176": dict(HEAD_DIM=128, FWD_N=176, BAND=1),
-    "f128b_noturn": dict(HEAD_DIM=128, FWD_TURNS=0, BAND=1),
+    "f64_noturn": dict(HEAD_DIM=64, FWD_TURNS=0),
     "f256_turn": dict(HEAD_DIM=256, FWD_TURNS=1),
 }
 FORWARD.update(TRIALS)
@@ -31,11 +30,7 @@ for d in (64, 128, 256):
     BACKWARD[f"b{d}_free"] = dict(HEAD_DIM=d, FREE_ORDER=1)
     BACKWARD[f"b{d}b_free"] = dict(HEAD_DIM=d, BAND=1, FREE_ORDER=1)
 BACKWARD.update({
-    "b128_rounded": dict(HEAD_DIM=128, BWD_ROUNDED=1),
     "b64_late": dict(HEAD_DIM=64, BWD_EARLY=0),
-    "b128b_rounded": dict(HEAD_DIM=128, BWD_ROUNDED=1, BAND=1),
-    "b128_early": dict(HEAD_DIM=128, BWD_EARLY=1),
-    "b256_early": dict(HEAD_DIM=256, BWD_EARLY=1),
 })
 for d in (64, 128, 256):
     w = dict(HEAD_DIM=d, WATCHDOG=1)

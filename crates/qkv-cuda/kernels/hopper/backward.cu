@@ -47,7 +47,7 @@ constexpr int K_AT = 0, V_AT = K_AT + KV_BYTES, Q_AT = V_AT + KV_BYTES, O_AT = Q
 constexpr int DS_AT = O_AT + O_STAGES * Q_BYTES, P_AT = DS_AT + 2 * S_BYTES, ADD_AT = P_AT + (HALVES ? 2 * S_BYTES : 0);
 constexpr int LSE_AT = ADD_AT + ADD_BYTES, GRAIN_AT = LSE_AT + Q_STAGES * M * 4, DELTA_AT = GRAIN_AT + Q_STAGES * M * 4, DROP_AT = DELTA_AT + O_STAGES * M * 4;
 constexpr int STEP_AT = DROP_AT + (DROPOUT ? GROUPS * COLUMNS * 8 : 0), WORK_AT = STEP_AT + Q_STAGES * 16, BARRIERS_AT = WORK_AT + 16;
-constexpr int BARRIERS = 3 + 2 * Q_STAGES + 2 * O_STAGES + 2 + 4, SHARED = BARRIERS_AT + BARRIERS * 8 + 1024;
+constexpr int BARRIERS = 4 + 2 * Q_STAGES + 2 * O_STAGES + 2 + 4, SHARED = BARRIERS_AT + BARRIERS * 8 + 1024;
 static_assert(SHARED <= 232448, "shared memory of a block");
 static_assert((Q_STAGES & (Q_STAGES - 1)) == 0 && (O_STAGES & (O_STAGES - 1)) == 0, "places are counted in bits");
 
@@ -69,15 +69,16 @@ struct Shared {
     INLINE Barrier barrier(u32 index) const { return {base + BARRIERS_AT + index * 8}; }
     INLINE Barrier k_full() const { return barrier(0); }
     INLINE Barrier v_full() const { return barrier(1); }
-    INLINE Barrier kv_empty() const { return barrier(2); }
-    INLINE Barrier q_full(u32 i) const { return barrier(3 + i); }
-    INLINE Barrier q_empty(u32 i) const { return barrier(3 + Q_STAGES + i); }
-    INLINE Barrier o_full(u32 i) const { return barrier(3 + 2 * Q_STAGES + i); }
-    INLINE Barrier o_empty(u32 i) const { return barrier(3 + 2 * Q_STAGES + O_STAGES + i); }
-    INLINE Barrier add_full() const { return barrier(3 + 2 * Q_STAGES + 2 * O_STAGES); }
-    INLINE Barrier add_empty() const { return barrier(4 + 2 * Q_STAGES + 2 * O_STAGES); }
-    INLINE Barrier work_full(u32 i) const { return barrier(5 + 2 * Q_STAGES + 2 * O_STAGES + i); }
-    INLINE Barrier work_empty(u32 i) const { return barrier(7 + 2 * Q_STAGES + 2 * O_STAGES + i); }
+    INLINE Barrier k_empty() const { return barrier(2); }
+    INLINE Barrier v_empty() const { return barrier(3); }
+    INLINE Barrier q_full(u32 i) const { return barrier(4 + i); }
+    INLINE Barrier q_empty(u32 i) const { return barrier(4 + Q_STAGES + i); }
+    INLINE Barrier o_full(u32 i) const { return barrier(4 + 2 * Q_STAGES + i); }
+    INLINE Barrier o_empty(u32 i) const { return barrier(4 + 2 * Q_STAGES + O_STAGES + i); }
+    INLINE Barrier add_full() const { return barrier(4 + 2 * Q_STAGES + 2 * O_STAGES); }
+    INLINE Barrier add_empty() const { return barrier(5 + 2 * Q_STAGES + 2 * O_STAGES); }
+    INLINE Barrier work_full(u32 i) const { return barrier(6 + 2 * Q_STAGES + 2 * O_STAGES + i); }
+    INLINE Barrier work_empty(u32 i) const { return barrier(8 + 2 * Q_STAGES + 2 * O_STAGES + i); }
     // The next work: its index, and whether any query sees it.
     INLINE void put_work(u32 i, int index, int seen) const {
         asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(base + WORK_AT + i * 8), "r"(index), "r"(seen) : "memory");
@@ -186,12 +187,19 @@ INLINE void load(const Problem& p, const Shared& shared, const TensorMap& map_q,
         next.next();
         if (index >= total) break;
         int following = atomicAdd(p.counter, 1) + gridDim.x;
-        shared.kv_empty().wait(kv.parity ^ 1);
-        kv.next();
+        shared.k_empty().wait(kv.parity ^ 1);
         shared.k_full().expect(KV_BYTES);
         load_tile<N, D>(shared.k(), map_k, shared.k_full(), w.tile * N, w.head, w.batch);
-        shared.v_full().expect(KV_BYTES);
-        load_tile<N, D>(shared.v(), map_v, shared.v_full(), w.tile * N, w.head, w.batch);
+        bool values = false;
+        // The values come after the first queries: their place is free later than that of the keys.
+        auto load_values = [&]() {
+            if (values) return;
+            values = true;
+            shared.v_empty().wait(kv.parity ^ 1);
+            kv.next();
+            shared.v_full().expect(KV_BYTES);
+            load_tile<N, D>(shared.v(), map_v, shared.v_full(), w.tile * N, w.head, w.batch);
+        };
 #pragma unroll 1
         for (bool more = walk.valid(); more;) {
             int tile = walk.tile(), row = tile * M, head = walk.head;
@@ -206,12 +214,14 @@ INLINE void load(const Problem& p, const Shared& shared, const TensorMap& map_q,
             load_bytes(shared.lse(q.place), p.lse2 + at, M * 4, shared.q_full(q.place));
             load_bytes(shared.grain(q.place), p.grain + at, M * 4, shared.q_full(q.place));
             q.next();
+            load_values();
             shared.o_empty(o.place).wait(o.parity ^ 1);
             shared.o_full(o.place).expect(Q_BYTES + M * 4);
             load_tile<M, D>(shared.o(o.place), map_o, shared.o_full(o.place), row, head, w.batch);
             load_bytes(shared.delta(o.place), p.delta + at, M * 4, shared.o_full(o.place));
             o.next();
         }
+        load_values();
         index = following;
     }
     __threadfence();
@@ -441,7 +451,6 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
         for (int i = 0; i < WIDE / 2; i++) dk[i] = dv[i] = 0.f;
         pin(dk), pin(dv);
         shared.k_full().wait(works & 1);
-        shared.v_full().wait(works & 1);
         if (work.y) {
             shared.q_full(step % Q_STAGES).wait(step / Q_STAGES & 1);
             products_begin();
@@ -449,6 +458,7 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
             products_commit();
             products_wait<0>();
             pin(s);
+            shared.v_full().wait(works & 1);
             bool more;
             Tile::Look look;
             Tile(p, w, shared.get_step(step % Q_STAGES), group).look(look);
@@ -561,15 +571,25 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
                 if (speaks) shared.q_empty(at_q).arrive();
                 step++;
             } while (more);
+        } else {
+            shared.v_full().wait(works & 1);
         }
-        if (speaks) shared.kv_empty().arrive();
+        if (speaks) shared.k_empty().arrive();
         int from = HALVES ? group * 128 : 0, key = w.tile * N + (HALVES ? 0 : group * 64);
         bool wide_k = p.d % 8 == 0 && (p.dk_j | p.dk_h | p.dk_b) % 8 == 0 && ((u64)p.dk & 15) == 0;
         bool wide_v = p.dv % 8 == 0 && (p.dv_j | p.dv_h | p.dv_b) % 8 == 0 && ((u64)p.dv_out & 15) == 0;
         u16* to_k = p.dk + w.batch * p.dk_b + w.head * p.dk_h + key * p.dk_j + from;
         u16* to_v = p.dv_out + w.batch * p.dv_b + w.head * p.dv_h + key * p.dv_j + from;
-        store_fragment(to_k, p.dk_j, dk, p.scale, p.scale, p.m - key, p.d - from, wide_k);
-        store_fragment(to_v, p.dv_j, dv, 1.f, 1.f, p.m - key, p.dv - from, wide_v);
+        // By way of the values' place, of which a warpgroup is the only reader, or else both have read.
+        if (HALVES) named_sync(1, 256);
+        else named_sync(4 + group, 128);
+        u32 room = HALVES ? shared.v() + group * 2 * N * 128 : values;
+        write_fragment<N>(room, to_k, p.dk_j, dk, p.scale, p.scale, p.m - key, p.d - from, wide_k);
+        __syncwarp();
+        write_fragment<N>(room, to_v, p.dv_j, dv, 1.f, 1.f, p.m - key, p.dv - from, wide_v);
+        fence_shared();
+        __syncwarp();
+        if (speaks) shared.v_empty().arrive();
     }
 }
 
@@ -580,7 +600,7 @@ attention_backward(const __grid_constant__ Problem p, const __grid_constant__ Te
     Shared shared{(shared_address(memory) + 1023) & ~1023u};
     if (threadIdx.x == 0) {
         prefetch(map_q), prefetch(map_k), prefetch(map_v), prefetch(map_o);
-        shared.k_full().init(1), shared.v_full().init(1), shared.kv_empty().init(4 * GROUPS);
+        shared.k_full().init(1), shared.v_full().init(1), shared.k_empty().init(4 * GROUPS), shared.v_empty().init(4 * GROUPS);
         for (int i = 0; i < Q_STAGES; i++) shared.q_full(i).init(1), shared.q_empty(i).init(4 * GROUPS);
         for (int i = 0; i < O_STAGES; i++) shared.o_full(i).init(1), shared.o_empty(i).init(4 * GROUPS);
         shared.add_full().init(4 * GROUPS), shared.add_empty().init(1);

@@ -17,11 +17,11 @@
 #ifndef FWD_Q_STAGES
 #define FWD_Q_STAGES (HEAD_DIM == 256 || FWD_N > 160 ? 1 : 2)
 #endif
-#ifndef FWD_TURNS  // warpgroups take turns at the matrix units
-#define FWD_TURNS (HEAD_DIM != 256)
+#ifndef FWD_TURNS  // warpgroups take turns at the matrix units: as measured, LADDER.md
+#define FWD_TURNS (HEAD_DIM == 64 || (HEAD_DIM == 128 ? BAND || PLAN : !BAND && !PLAN))
 #endif
 #ifndef FWD_AHEAD  // the next tile's first scores are multiplied while this one is written, which takes registers
-#define FWD_AHEAD (HEAD_DIM != 256)
+#define FWD_AHEAD (FWD_Q_STAGES == 2)
 #endif
 #ifndef FWD_LAZY  // an output is scaled anew only when its maximum grew by more than 2^8
 #define FWD_LAZY 1
@@ -33,6 +33,7 @@ constexpr int Q_BYTES = M * D * 2, KV_BYTES = N * D * 2;
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, BARRIERS_AT = V_AT + STAGES * KV_BYTES;
 constexpr int BARRIERS = 2 * Q_STAGES + 4 * STAGES + 4;
 constexpr int WORK_AT = (BARRIERS_AT + BARRIERS * 8 + 15) / 16 * 16, STEP_AT = WORK_AT + 2 * 32, SHARED = STEP_AT + STAGES * 8 + 1024;
+static_assert(!FWD_AHEAD || Q_STAGES == 2, "the next queries need a place of their own");
 static_assert(N % 16 == 0 && D % 64 == 0 && SHARED <= 232448, "shared memory of a block");
 
 extern "C" __device__ const int forward_sizes[5] = {M, N, THREADS, SHARED, 0};
@@ -319,7 +320,8 @@ struct Rows {
         drop(s, look.tile);
     }
 
-    INLINE void finish(const Softmax& softmax, float (&o)[D / 2]) const {
+    // `tile`: where the rows' queries were, which nobody reads any more.
+    INLINE void finish(const Softmax& softmax, float (&o)[D / 2], u32 tile, int group) const {
         float factor[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -340,7 +342,8 @@ struct Rows {
         }
         u16* out = p.out + batch * p.out_b + head * p.out_h + first * p.out_i;
         bool wide = p.dv % 8 == 0 && (p.out_i | p.out_h | p.out_b) % 8 == 0 && ((u64)p.out & 15) == 0;
-        store_fragment(out, p.out_i, o, factor[0], factor[1], p.n - first, p.dv, wide);
+        named_sync(4 + group, 128);
+        write_fragment<M>(tile, out, p.out_i, o, factor[0], factor[1], p.n - first, p.dv, wide);
     }
 };
 
@@ -433,7 +436,7 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
             softmax.rescale(o);
             round_fragment(weights, s);
         }
-        if (speaks) shared.q_empty(q.place).arrive();
+        u32 at_q = q.place;
         q.next();
         if (some) shared.v_full(v.place).wait(v.parity);
         if (FWD_AHEAD) wait_turn(group);
@@ -451,7 +454,10 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
             if (speaks) shared.v_empty(v.place).arrive();
             v.next();
         }
-        rows.finish(softmax, o);
+        rows.finish(softmax, o, mine, group);
+        fence_shared();
+        __syncwarp();
+        if (speaks) shared.q_empty(at_q).arrive();
         if (FWD_AHEAD) {
             products_wait<0>();
             pin(s);

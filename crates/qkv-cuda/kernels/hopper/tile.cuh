@@ -386,6 +386,42 @@ template <int COUNT, int ROWS> INLINE void store_tile(u32 to, const u32 (&x)[COU
     }
 }
 
+// Writes a fragment times a factor for each of the thread's two rows (0 whatever it holds, where that is 0), as elements, by
+// way of a tile in shared memory that nobody else uses: the fragment's 64 rows of a tile of ROWS are those at `tile`. Few
+// instructions, in a loop: a kernel's end is not in the instruction cache, and straight code runs at the pace of its
+// misses. Rows below `rows` and columns below `columns` are written; `wide` where they may be, 16 bytes at a time.
+template <int ROWS, int COUNT>
+INLINE void write_fragment(u32 tile, u16* to, i64 stride, const float (&x)[COUNT], float upper, float lower, int rows, int columns, bool wide) {
+    u32 packed[COUNT / 2];
+#pragma unroll
+    for (int i = 0; i < COUNT / 2; i++) {
+        float factor = i & 1 ? lower : upper;
+        packed[i] = factor == 0.f ? 0 : pack(x[2 * i] * factor, x[2 * i + 1] * factor);
+    }
+    store_tile<COUNT / 2, ROWS>(tile, packed);
+    __syncwarp();
+    constexpr int LANES = COUNT / 4;  // that share a row
+    int column = threadIdx.x % LANES, row = (threadIdx.x >> 5 & 3) * 16 + (threadIdx.x & 31) / LANES;
+    tile += (column >> 3) * ROWS * 128;
+    to += column * 8;
+#pragma unroll 4
+    for (int i = 0; i < LANES / 2; i++, row += 32 / LANES) {
+        uint4 y;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(y.x), "=r"(y.y), "=r"(y.z), "=r"(y.w) : "r"(tile + row * 128 + ((column & 7) ^ (row & 7)) * 16) : "memory");
+        if (row >= rows) continue;
+        u16* at = to + row * stride;
+        if (wide) {
+            if (column * 8 < columns) *(uint4*)at = y;
+        } else {
+            u32 words[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                if (column * 8 + e < columns) at[e] = (u16)(words[e / 2] >> (e & 1) * 16);
+        }
+    }
+}
+
 INLINE void store_shared(u32 at, float a, float b, float c, float d) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
