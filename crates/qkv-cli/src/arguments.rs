@@ -51,6 +51,8 @@ pub(crate) enum Engine {
     Exact,
     /// That of linear attention.
     Feature,
+    /// A GPU's.
+    Cuda,
 }
 
 impl Engine {
@@ -59,6 +61,7 @@ impl Engine {
             Engine::Reference => "reference",
             Engine::Exact => "exact",
             Engine::Feature => "feature",
+            Engine::Cuda => "cuda",
         }
     }
 }
@@ -336,6 +339,12 @@ fn choices(matches: &ArgMatches) -> Result<Choices, String> {
         dropout: number("dropout"),
         seed,
         engine: match features {
+            _ if word("device") == Some("cuda") && word("engine") == Some("reference") => {
+                return Err(
+                    "`--engine reference` cannot go with `--device cuda`: the definition is computed on the CPU".into(),
+                );
+            }
+            _ if word("device") == Some("cuda") => Engine::Cuda,
             _ if word("engine") == Some("reference") => Engine::Reference,
             Some(_) => Engine::Feature,
             None => Engine::Exact,

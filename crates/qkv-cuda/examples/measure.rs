@@ -39,7 +39,10 @@ fn main() -> Result<(), Error> {
                     true => measured.plan().backward_kernel().unwrap_or_default(),
                     false => measured.plan().forward_kernel(),
                 };
-                println!("{dtype} n {n} d {d} {name} backward {backward}: {ms:.3} ms, {:.1} TFLOP/s, {kernel}", work / ms / 1e9);
+                println!(
+                    "{dtype} n {n} d {d} {name} backward {backward}: {ms:.3} ms, {:.1} TFLOP/s, {kernel}",
+                    work / ms / 1e9
+                );
             }
         }
     }

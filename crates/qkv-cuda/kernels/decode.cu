@@ -1,12 +1,36 @@
 // Decoding: a few queries against many keys, limited by memory. A block takes one piece of 512 keys of a key head, for all
 // the query rows that share it: the heads of a group and the queries are packed as up to 16 rows of one tensor-core tile.
-// Keys and values go from memory to registers 16 bytes at a time and nowhere else: a product does not mind in which order
-// the width is summed, nor the columns of the result where they lie, so each lane takes what is contiguous for it.
+// A product does not mind in which order the width is summed, nor the columns of the result where they lie, so each lane
+// takes what is contiguous for it, 16 bytes at a time, into slots of shared memory that it alone reads: copies for the next
+// keys are under way while these are computed with, and no lane waits for another.
 // For bf16 and f16, widths WIDTH = D = DV of 64, 128 or 256. Masks, bias and the rest are those of score.cuh.
 
 #define PIECE 512
 #define CHUNKS (WIDTH / 32) // 16-byte loads of a lane for 8 keys
 #define STEPS (WIDTH / 64)  // 16-byte loads of a lane for one row of values
+#define SLOTS (2 * CHUNKS + 4 * STEPS)        // of a lane, for 16 keys and values
+#define STAGES (WIDTH >= 256 ? 2 : WIDTH >= 128 ? 3 : 4) // 16 keys each, under way at once
+
+__device__ __forceinline__ void copy_sixteen(Sixteen* to, const T* from) {
+#ifdef EMULATED
+    *to = *(const Sixteen*)from;
+#else
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(u32(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+#endif
+}
+
+__device__ __forceinline__ void copies_end() {
+#ifndef EMULATED
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Until all but the last `left` groups of copies are there.
+template <int LEFT> __device__ __forceinline__ void copies_wait() {
+#ifndef EMULATED
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+#endif
+}
 
 __device__ __forceinline__ u32 word(const Sixteen& x, int at) { return x.words[at]; }
 
@@ -35,6 +59,7 @@ extern "C" __global__ void __launch_bounds__(128) decode(const __grid_constant__
     int i0 = r0 < rows ? r0 % job.n : job.n, i1 = r1 < rows ? r1 % job.n : job.n;
     int h0 = key_head * job.group + (r0 < rows ? r0 / job.n : 0), h1 = key_head * job.group + (r1 < rows ? r1 / job.n : 0);
     Head head0 = head_of(job, b, h0), head1 = head_of(job, b, h1);
+    float scale0 = head0.scale, scale1 = head1.scale; // in registers, whoever is called with the heads
     i64 p0 = place_of(job, b, i0 < job.n ? i0 : 0), p1 = place_of(job, b, i1 < job.n ? i1 : 0);
 
     // The queries, in the order in which a lane's 16 bytes of a key are summed.
@@ -60,30 +85,52 @@ extern "C" __global__ void __launch_bounds__(128) decode(const __grid_constant__
     float most0 = -INFINITE, most1 = -INFINITE, sum0 = 0.0f, sum1 = 0.0f, inner0 = 0.0f, inner1 = 0.0f;
     bool unmasked = job.ops == 0 || sees_all(job, b, i0 < job.n ? i0 : 0, piece * PIECE);
     int start = piece * PIECE, end = start + PIECE < job.m ? start + PIECE : job.m;
-    Sixteen k[2][CHUNKS], v[4][STEPS];
+    // [STAGES][SLOTS][32 lanes] of this warp: keys first, then values.
+    Sixteen* ring = (Sixteen*)shared + warp * STAGES * SLOTS * 32 + lane;
+    auto copy = [&](int j0, int stage) {
+        Sixteen* to = ring + stage * SLOTS * 32;
+        if (j0 < end) {
+#pragma unroll
+            for (int part = 0; part < 2; part++) {
+                int j = j0 + part * 8 + g < end ? j0 + part * 8 + g : end - 1;
+#pragma unroll
+                for (int chunk = 0; chunk < CHUNKS; chunk++)
+                    copy_sixteen(to + (part * CHUNKS + chunk) * 32, keys + j * job.k.row + chunk * 32);
+            }
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+                int j = j0 + 2 * t + r % 2 + r / 2 * 8;
+                j = j < end ? j : end - 1;
+#pragma unroll
+                for (int step = 0; step < STEPS; step++)
+                    copy_sixteen(to + (2 * CHUNKS + r * STEPS + step) * 32, values + j * job.v.row + step * 64);
+            }
+        }
+        copies_end();
+    };
+    int stage = 0;
+#pragma unroll
+    for (int ahead = 0; ahead < STAGES - 1; ahead++) copy(start + warp * 16 + ahead * 64, ahead);
     for (int j0 = start + warp * 16; j0 < end; j0 += 64) {
-#pragma unroll
-        for (int part = 0; part < 2; part++) {
-            int j = j0 + part * 8 + g < end ? j0 + part * 8 + g : end - 1;
-#pragma unroll
-            for (int chunk = 0; chunk < CHUNKS; chunk++) k[part][chunk] = *(const Sixteen*)(keys + j * job.k.row + chunk * 32);
-        }
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-            int j = j0 + 2 * t + r % 2 + r / 2 * 8;
-            j = j < end ? j : end - 1;
-#pragma unroll
-            for (int step = 0; step < STEPS; step++) v[r][step] = *(const Sixteen*)(values + j * job.v.row + step * 64);
-        }
+        copy(j0 + (STAGES - 1) * 64, stage == 0 ? STAGES - 1 : stage - 1);
+        copies_wait<STAGES - 1>();
+        const Sixteen* here = ring + stage * SLOTS * 32;
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        Sixteen v[4][STEPS];
         float s[2][4];
         clear(s);
 #pragma unroll
         for (int part = 0; part < 2; part++)
 #pragma unroll
-            for (int chunk = 0; chunk < CHUNKS; chunk++)
+            for (int chunk = 0; chunk < CHUNKS; chunk++) {
+                Sixteen k = here[(part * CHUNKS + chunk) * 32];
 #pragma unroll
-                for (int half = 0; half < 2; half++)
-                    mma(s[part], q[chunk][half], word(k[part][chunk], 2 * half), word(k[part][chunk], 2 * half + 1));
+                for (int half = 0; half < 2; half++) mma(s[part], q[chunk][half], word(k, 2 * half), word(k, 2 * half + 1));
+            }
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+#pragma unroll
+            for (int step = 0; step < STEPS; step++) v[r][step] = here[(2 * CHUNKS + r * STEPS + step) * 32];
         bool plain = unmasked && job.plain && j0 + 16 <= end;
         float tile_most0 = -INFINITE, tile_most1 = -INFINITE;
         bool odd = false;
@@ -94,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(128) decode(const __grid_constant__
                 int j = j0 + part * 8 + 2 * t + x % 2;
                 float score = -INFINITE;
                 bool there = (x < 2 ? i0 : i1) < job.n; // a row of the 16 that stands for a query
-                if (there && plain) score = s[part][x] * (x < 2 ? head0 : head1).scale;
+                if (there && plain) score = s[part][x] * (x < 2 ? scale0 : scale1);
                 else if (there && j < end) score = finish(job, x < 2 ? head0 : head1, s[part][x], x < 2 ? i0 : i1, j, x < 2 ? p0 : p1, unmasked).score;
                 s[part][x] = score;
                 if (x < 2) tile_most0 = fmaxf(tile_most0, score);
@@ -176,6 +223,7 @@ extern "C" __global__ void __launch_bounds__(128) decode(const __grid_constant__
                 mma(c, a, b0, b1);
             }
     }
+    __syncthreads(); // the slots become room for what the warps found
     sum0 = quad_sum(sum0);
     sum1 = quad_sum(sum1);
     inner0 = quad_sum(inner0);

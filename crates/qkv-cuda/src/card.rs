@@ -176,9 +176,8 @@ impl Driver for OnCard {
         // Without a compiler, what an earlier one left in the cache will do.
         let version = compiler.as_ref().map_or((0, 0), |compiler| compiler.version());
         let key = Key::new(&source, &options, &architecture, version);
-        let code = self.cache.get(program.file(), &key, || {
-            compiler?.compile(&name, &source, &architecture, &options)
-        })?;
+        let code =
+            self.cache.get(program.file(), &key, || compiler?.compile(&name, &source, &architecture, &options))?;
         self.current()?;
         // SAFETY: the code is an image made by the compiler, whole, and lives through the call.
         let module = unsafe { result::module::load_data(code.as_ptr().cast::<c_void>()) }

@@ -89,7 +89,9 @@ impl Error {
     /// How to mend it.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Error::NoDriver { .. } => Some("install NVIDIA's driver, or leave out `--device cuda` to compute on the CPU"),
+            Error::NoDriver { .. } => {
+                Some("install NVIDIA's driver, or leave out `--device cuda` to compute on the CPU")
+            }
             Error::NoCompiler { .. } => Some(
                 "install the CUDA toolkit, or `pip install nvidia-cuda-nvrtc`, and name the library in `QKV_NVRTC` if it is not found by itself",
             ),

@@ -19,7 +19,11 @@ const FEW_QUERIES: usize = 16;
 
 /// The text of a program, its headers put in where they are included.
 pub(crate) fn source(forward: bool) -> String {
-    let text = if forward { include_str!("../kernels/hopper/forward.cu") } else { include_str!("../kernels/hopper/backward.cu") };
+    let text = if forward {
+        include_str!("../kernels/hopper/forward.cu")
+    } else {
+        include_str!("../kernels/hopper/backward.cu")
+    };
     let tile = include_str!("../kernels/hopper/tile.cuh").replace("#pragma once", "");
     let problem = include_str!("../kernels/hopper/problem.cuh").replace("#pragma once", "");
     let problem = problem.replace("#include \"tile.cuh\"", &tile);
@@ -160,7 +164,8 @@ fn fits(attention: &Attention, place: Place, sizes: &Sizes, dtype: Dtype) -> Opt
         Place::Offset(offset) => offset.abs() < FAR,
         Place::Given => false,
     };
-    let sizes_fit = sizes.n > FEW_QUERIES && sizes.m > 0 && sizes.d > 0 && sizes.dv > 0 && (sizes.n.max(sizes.m) as i64) < FAR;
+    let sizes_fit =
+        sizes.n > FEW_QUERIES && sizes.m > 0 && sizes.d > 0 && sizes.dv > 0 && (sizes.n.max(sizes.m) as i64) < FAR;
     let plain = !attention.entropy && attention.bias.reach().is_none();
     (dtype != Dtype::F32 && scale && placed && sizes_fit && plain).then_some(seen)
 }
@@ -272,10 +277,13 @@ impl Hopper {
             let pairs = if heads == 0 { 0 } else { 1 << heads.ilog2() } * (hq / hk);
             (parameters.section, parameters.ordered) = (pairs.clamp(1, b * hq) as i32, 1);
         }
-        let maps = [self.map(plan, &q, pass.tile_m)?, self.map(plan, &k, pass.tile_n)?, self.map(plan, &v, pass.tile_n)?];
+        let maps =
+            [self.map(plan, &q, pass.tile_m)?, self.map(plan, &k, pass.tile_n)?, self.map(plan, &v, pass.tile_n)?];
         let work = b * hq * n.div_ceil(pass.tile_m);
-        let given: Vec<*const u8> =
-            [(&raw const parameters).cast()].into_iter().chain(maps.iter().map(|map| (&raw const *map).cast())).collect();
+        let given: Vec<*const u8> = [(&raw const parameters).cast()]
+            .into_iter()
+            .chain(maps.iter().map(|map| (&raw const *map).cast()))
+            .collect();
         let blocks = work.min(plan.driver.card().processors as usize) as u32;
         // SAFETY: these are the parameters of the interface, and their pointers are what the caller promises.
         told(unsafe { plan.driver.launch(&pass.main, [blocks, 1], stream, &given) }, plan)
@@ -294,7 +302,8 @@ impl Hopper {
         layout: &mut Layout,
         stream: Stream,
     ) -> Result<()> {
-        let Some(Pass { main, around: Some([prepare, finish]), measure, sinks, tile_m, tile_n, .. }) = &self.backward else {
+        let Some(Pass { main, around: Some([prepare, finish]), measure, sinks, tile_m, tile_n, .. }) = &self.backward
+        else {
             return Err(Error::memory("plan", "has no backward kernel"));
         };
         let Sizes { b, hq, hk, n, m, .. } = plan.sizes;
@@ -339,7 +348,15 @@ impl Hopper {
             if let (Some(kernel), Some(d_sinks)) = (sinks, into.sinks) {
                 told(plan.driver.launch(kernel, [hq as u32, 1], stream, &alone), plan)?;
                 let job = Job { heads: hq as i32, picture: parameters.d_sinks, d_sinks: d_sinks.at, ..Job::default() };
-                told(plan.driver.launch(&self.narrow_sinks, [hq.div_ceil(128) as u32, 1], stream, &[(&raw const job).cast()]), plan)?;
+                told(
+                    plan.driver.launch(
+                        &self.narrow_sinks,
+                        [hq.div_ceil(128) as u32, 1],
+                        stream,
+                        &[(&raw const job).cast()],
+                    ),
+                    plan,
+                )?;
             }
         }
         Ok(())
@@ -403,9 +420,18 @@ impl Hopper {
         }
         let [b, h, n, d] = tensor.shape;
         let row = d.next_multiple_of(8) as i64;
-        let copy = Strided { at: room, shape: tensor.shape, strides: [h as i64 * n as i64 * row, n as i64 * row, row, 1] };
+        let copy =
+            Strided { at: room, shape: tensor.shape, strides: [h as i64 * n as i64 * row, n as i64 * row, row, 1] };
         let axes = [b, h, n, d].map(|axis| axis as i32);
-        let job = Job { q: tensor.into(), d_q: copy.into(), batch: axes[0], heads: axes[1], n: axes[2], d: axes[3], ..Job::default() };
+        let job = Job {
+            q: tensor.into(),
+            d_q: copy.into(),
+            batch: axes[0],
+            heads: axes[1],
+            n: axes[2],
+            d: axes[3],
+            ..Job::default()
+        };
         let grid = [(b * h * n * d).div_ceil(256) as u32, 1];
         // SAFETY: the room was laid out for this tensor, with its rows padded.
         told(unsafe { plan.driver.launch(&self.pack, grid, stream, &[(&raw const job).cast()]) }, plan)?;
@@ -457,7 +483,10 @@ pub(crate) fn takes(tensor: &Strided) -> bool {
 /// The strides of rows, heads and sequences of what a kernel writes row by row.
 fn unit_rows(name: &'static str, tensor: &Strided) -> Result<[i64; 3]> {
     if tensor.strides[3] != 1 && tensor.shape[3] > 1 {
-        return Err(Error::memory(name, "has rows with gaps: give it as the kernel writes it, elements next to each other"));
+        return Err(Error::memory(
+            name,
+            "has rows with gaps: give it as the kernel writes it, elements next to each other",
+        ));
     }
     let [b, h, i, _] = tensor.strides;
     Ok([b, h, i])

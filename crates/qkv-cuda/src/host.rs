@@ -1,13 +1,13 @@
 //! Host tensors on a card: for tests, the program, and whoever has a few. Everything is copied in and out, so this is no
 //! way to be fast; [`Plan`] on device memory is.
 
+use crate::Cuda;
 use crate::driver::Stream;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Dtype, Strided};
 use crate::plan::{Plan, Uses};
 use crate::tensors::{Gradients, Outputs, Tensors, Upstreams, Vector};
 use crate::workspace::Workspace;
-use crate::Cuda;
 use qkv::engine::{self, Problem};
 use qkv::{Attention, Element, Inputs, Output, Place, Pool, Real, Tensor, Upstream, View};
 use std::ops::Range;
@@ -171,7 +171,8 @@ impl<T: Element> Session<'_, T> {
         let (_held, workspace) = self.workspace(self.plan.forward_workspace())?;
         let (plan, tensors, out) = (&self.plan, &self.tensors, self.outputs());
         // SAFETY: all of it is memory of this session's, sized by the plan, and read back before it is freed.
-        let ms = self.cuda.driver.timed(Stream(0), &mut || unsafe { plan.forward(tensors, &out, workspace, Stream(0)) })?;
+        let ms =
+            self.cuda.driver.timed(Stream(0), &mut || unsafe { plan.forward(tensors, &out, workspace, Stream(0)) })?;
         self.milliseconds = Some(ms);
         let crate::plan::Sizes { b, hq, n, dv, .. } = self.plan.sizes;
         let values = self.values.read_elements::<T>(b * hq * n * dv)?;
@@ -193,7 +194,8 @@ impl<T: Element> Session<'_, T> {
             return wrong("lse", &out.lse.shape(), &[b, hq, n]);
         }
         self.values.write(out.values.data(), Stream(0))?;
-        let floats = |t: &Tensor<T::Acc, 3>| t.data().iter().map(|x| qkv::Number::to_f64(*x) as f32).collect::<Vec<f32>>();
+        let floats =
+            |t: &Tensor<T::Acc, 3>| t.data().iter().map(|x| qkv::Number::to_f64(*x) as f32).collect::<Vec<f32>>();
         self.lse.write(&floats(&out.lse), Stream(0))?;
         match (&self.entropy, &out.entropy) {
             (Some(to), Some(from)) => to.write(&floats(from), Stream(0)),
@@ -221,11 +223,18 @@ impl<T: Element> Session<'_, T> {
         let room = |shape: [usize; 4]| Buffer::new(driver, shape.iter().product::<usize>() * size);
         let shapes = [self.tensors.q.shape, self.tensors.k.shape, self.tensors.v.shape];
         let [q, k, v] = [room(shapes[0])?, room(shapes[1])?, room(shapes[2])?];
-        let bias = self.tensors.bias.filter(|_| upstream.for_bias).map(|bias| Ok::<_, Error>((room(bias.shape)?, bias.shape))).transpose()?;
+        let bias = self
+            .tensors
+            .bias
+            .filter(|_| upstream.for_bias)
+            .map(|bias| Ok::<_, Error>((room(bias.shape)?, bias.shape)))
+            .transpose()?;
         let table = self.tensors.table.map(|table| Ok::<_, Error>((room(table.shape)?, table.shape))).transpose()?;
-        let numbers = |vector: Option<Vector>| vector.map(|v| Ok::<_, Error>((room([1, 1, 1, v.len])?, v.len))).transpose();
+        let numbers =
+            |vector: Option<Vector>| vector.map(|v| Ok::<_, Error>((room([1, 1, 1, v.len])?, v.len))).transpose();
         let (scale, sinks) = (numbers(self.tensors.scale)?, numbers(self.tensors.sinks)?);
-        let vector = |given: &Option<(Buffer, usize)>| given.as_ref().map(|(buffer, len)| Vector::new(buffer.at(), *len));
+        let vector =
+            |given: &Option<(Buffer, usize)>| given.as_ref().map(|(buffer, len)| Vector::new(buffer.at(), *len));
         let into = Gradients {
             q: Strided::contiguous(q.at(), shapes[0]),
             k: Strided::contiguous(k.at(), shapes[1]),
@@ -318,6 +327,9 @@ impl Buffer {
         }
         let raw = self.read::<u8>(bytes, Stream(0))?;
         // SAFETY: elements are the library's sealed types of numbers, of which every pattern of bits is one.
-        Ok(raw.chunks_exact(size_of::<T>()).map(|chunk| unsafe { chunk.as_ptr().cast::<T>().read_unaligned() }).collect())
+        Ok(raw
+            .chunks_exact(size_of::<T>())
+            .map(|chunk| unsafe { chunk.as_ptr().cast::<T>().read_unaligned() })
+            .collect())
     }
 }

@@ -259,7 +259,8 @@ impl Plan {
         job.sink_rows = layout.take(if self.attention.sinks { rows } else { 0 }, 4);
         if backward.queries.extents.is_some() {
             // The smallest tiles of all have the most of them; the passes take turns with this.
-            let all = [Some(&backward.queries), backward.bias.as_ref(), backward.table.as_ref().map(|(tiled, _)| tiled)];
+            let all =
+                [Some(&backward.queries), backward.bias.as_ref(), backward.table.as_ref().map(|(tiled, _)| tiled)];
             let tiles = all.into_iter().flatten().chain(&backward.keys).map(|tiled| tiled.tiles);
             let smallest = tiles.fold((usize::MAX, usize::MAX), |a, b| (a.0.min(b.0), a.1.min(b.1)));
             self.lay_extents(smallest, job, layout);
@@ -288,7 +289,8 @@ impl Plan {
             return Ok(());
         }
         // SAFETY: the job is what a general kernel takes, and its pointers are what the callers of the passes promise.
-        let launched = unsafe { self.driver.launch(kernel, grid.map(|axis| axis as u32), stream, &[(&raw const *job).cast()]) };
+        let launched =
+            unsafe { self.driver.launch(kernel, grid.map(|axis| axis as u32), stream, &[(&raw const *job).cast()]) };
         launched.map_err(|error| match error {
             Error::Driver { doing, words } => Error::Driver { doing: format!("{doing}, for {}", self.sizes), words },
             error => error,
@@ -311,7 +313,9 @@ impl Plan {
         match (out.entropy, self.attention.entropy) {
             (Some(entropy), true) => check_len("entropy", entropy, self.sizes.rows()),
             (None, false) => Ok(()),
-            (None, true) => Err(qkv::Error::Missing { tensor: "entropy", needed_by: "an attention with entropy" }.into()),
+            (None, true) => {
+                Err(qkv::Error::Missing { tensor: "entropy", needed_by: "an attention with entropy" }.into())
+            }
             (Some(_), false) => {
                 let reason = "the attention was not asked for its entropy";
                 Err(qkv::Error::Unused { tensor: "entropy", reason }.into())
@@ -355,7 +359,10 @@ impl Plan {
         for tensor in [Some(into.q), Some(into.k), Some(into.v), into.bias].into_iter().flatten() {
             let dense = Strided::contiguous(tensor.at, tensor.shape);
             if dense.strides != tensor.strides && tensor.span() > 0 {
-                return Err(Error::memory("a gradient", "of an attention without keys or queries has to be without gaps"));
+                return Err(Error::memory(
+                    "a gradient",
+                    "of an attention without keys or queries has to be without gaps",
+                ));
             }
             self.driver.zero(tensor.at, tensor.span() * size, stream)?;
         }

@@ -86,7 +86,14 @@ impl Cuda {
 
     /// Plans an attention over tensors in device memory: finds and compiles its kernels, and puts what its mask needs on
     /// the card. The tensors' shapes, strides and alignment count; what they hold does not.
-    pub fn plan(&self, attention: &Attention, dtype: Dtype, place: Place, tensors: &Tensors, uses: Uses) -> Result<Plan> {
+    pub fn plan(
+        &self,
+        attention: &Attention,
+        dtype: Dtype,
+        place: Place,
+        tensors: &Tensors,
+        uses: Uses,
+    ) -> Result<Plan> {
         Plan::new(&self.driver, attention, dtype, place, tensors, uses)
     }
 

@@ -80,7 +80,11 @@ impl Cuda {
         let tensors =
             Tensors::new(Strided::contiguous(at[0], q), Strided::contiguous(at[1], k), Strided::contiguous(at[2], k));
         let plan = self.plan(attention, dtype, place, &tensors, uses)?;
-        let out = Outputs { values: Strided::contiguous(room(bytes(q))?, q), lse: Vector::new(room(rows * 4)?, rows), entropy: None };
+        let out = Outputs {
+            values: Strided::contiguous(room(bytes(q))?, q),
+            lse: Vector::new(room(rows * 4)?, rows),
+            entropy: None,
+        };
         let upstream = Upstreams { values: Strided::contiguous(at[3], q), lse: None, entropy: None };
         let grads = if uses.backward { [bytes(q), bytes(k), bytes(k)] } else { [0; 3] };
         let into = Gradients {
@@ -97,8 +101,7 @@ impl Cuda {
         let flushed = room(FLUSHED)?;
         let cuda = self.clone();
         let backward = uses.backward;
-        let measured =
-            Measured { cuda, plan, tensors, out, upstream, into, workspace, backward, flushed, _held: held };
+        let measured = Measured { cuda, plan, tensors, out, upstream, into, workspace, backward, flushed, _held: held };
         measured.forward()?;
         self.wait(Stream(0))?;
         Ok(measured)

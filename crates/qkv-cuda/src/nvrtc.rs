@@ -37,9 +37,10 @@ impl Compiler {
         let mut looked_for = Vec::new();
         for path in candidates {
             looked_for.push(format!("`{}`", path.display()));
-            let builtins = path.parent().filter(|folder| folder.is_absolute()).map_or(Vec::new(), |folder| {
-                entries(folder, "libnvrtc-builtins.so")
-            });
+            let builtins = path
+                .parent()
+                .filter(|folder| folder.is_absolute())
+                .map_or(Vec::new(), |folder| entries(folder, "libnvrtc-builtins.so"));
             // SAFETY: as below.
             let beside = builtins.iter().filter_map(|path| unsafe { Library::new(path) }.ok()).collect();
             // SAFETY: NVRTC has no initialiser with preconditions; a file that is no library is an error.
@@ -52,7 +53,12 @@ impl Compiler {
                     .is_ok_and(|version| version(&mut major, &mut minor) == 0)
             };
             if answered {
-                return Ok(Compiler { library, _beside: beside, path: path.display().to_string(), version: (major, minor) });
+                return Ok(Compiler {
+                    library,
+                    _beside: beside,
+                    path: path.display().to_string(),
+                    version: (major, minor),
+                });
             }
         }
         Err(Error::NoCompiler { looked_for })
@@ -80,12 +86,20 @@ impl Compiler {
         // SAFETY: the symbols have these types in every version; all pointers are to memory that outlives the calls, and
         // the program is destroyed once.
         unsafe {
-            let create = self.symbol::<unsafe extern "C" fn(*mut Handle, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> c_int>(b"nvrtcCreateProgram\0", failed)?;
+            let create = self.symbol::<unsafe extern "C" fn(
+                *mut Handle,
+                *const c_char,
+                *const c_char,
+                c_int,
+                *const *const c_char,
+                *const *const c_char,
+            ) -> c_int>(b"nvrtcCreateProgram\0", failed)?;
             let compile = self.symbol::<unsafe extern "C" fn(Handle, c_int, *const *const c_char) -> c_int>(
                 b"nvrtcCompileProgram\0",
                 failed,
             )?;
-            let destroy = self.symbol::<unsafe extern "C" fn(*mut Handle) -> c_int>(b"nvrtcDestroyProgram\0", failed)?;
+            let destroy =
+                self.symbol::<unsafe extern "C" fn(*mut Handle) -> c_int>(b"nvrtcDestroyProgram\0", failed)?;
             let said = create(&mut handle, source.as_ptr(), name.as_ptr(), 0, ptr::null(), ptr::null());
             if said != 0 {
                 return Err(failed(self.words(said)));

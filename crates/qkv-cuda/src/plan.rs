@@ -281,7 +281,8 @@ fn check_sizes(sizes: &Sizes) -> Result<()> {
         return Err(Error::on_the_cpu(format!("a head width of {} (at most 256)", d.max(dv))));
     }
     let fits = |x: usize| i32::try_from(x).is_ok_and(|x| x < 1 << 30);
-    let rows = b.saturating_mul(hq).saturating_mul(n.div_ceil(16)).max(b.saturating_mul(hk).saturating_mul(m.div_ceil(16)));
+    let rows =
+        b.saturating_mul(hq).saturating_mul(n.div_ceil(16)).max(b.saturating_mul(hk).saturating_mul(m.div_ceil(16)));
     if fits(n) && fits(m) && fits(b.saturating_mul(hq)) && fits(rows) {
         return Ok(());
     }
@@ -299,8 +300,9 @@ struct Kernels<'a> {
 impl Kernels<'_> {
     fn program(&self, what: General) -> Result<Program> {
         let (d, dv, shared) = (self.sizes.d, self.sizes.dv, self.driver.card().shared_bytes);
-        Program::general(what, self.dtype, d, dv, shared)
-            .ok_or_else(|| Error::on_the_cpu(format!("a head width of {} in {shared} bytes of shared memory", d.max(dv))))
+        Program::general(what, self.dtype, d, dv, shared).ok_or_else(|| {
+            Error::on_the_cpu(format!("a head width of {} in {shared} bytes of shared memory", d.max(dv)))
+        })
     }
 
     fn tiled(&self, what: General, name: &'static str) -> Result<Tiled> {
@@ -319,12 +321,18 @@ impl Kernels<'_> {
         let alike = tensors.bits.is_none_or(|bits| bits.shape[1] == 1) && attention.mask.hash().is_none();
         let whole = [tensors.q, tensors.k, tensors.v].iter().all(|tensor| tensor.reads_sixteen(self.dtype));
         if n == 1 && m > 0 && self.dtype != Dtype::F32 && d == dv && [64, 128, 256].contains(&d) && whole && alike {
-            let program =
-                Program::General { what: General::Decode, dtype: self.dtype, width: d, rows: 64, cols: 64 };
+            let program = Program::General { what: General::Decode, dtype: self.dtype, width: d, rows: 64, cols: 64 };
+            if program.shared() as usize > self.driver.card().shared_bytes {
+                return self.general_forward(pieces);
+            }
             let module = self.driver.module(&program)?;
             let decode = self.driver.kernel(&module, "decode", program.threads(), program.shared())?;
             return Ok(Forward::Decode { decode, merge: self.driver.kernel(&module, "merge", 128, 2048)?, pieces });
         }
+        self.general_forward(pieces)
+    }
+
+    fn general_forward(&self, pieces: usize) -> Result<Forward> {
         let forward = self.tiled(General::Forward, "forward")?;
         let merge = self.driver.kernel(&forward.kernel.module, "merge", 128, 2048)?;
         Ok(Forward::General { forward, merge, pieces })

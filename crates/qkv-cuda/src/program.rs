@@ -60,7 +60,8 @@ impl Program {
     pub fn general(what: General, dtype: Dtype, d: usize, dv: usize, shared: usize) -> Option<Program> {
         let width = [32, 64, 128, 256].into_iter().find(|&width| width >= d.max(dv))?;
         // Sums of wide rows take the registers: fewer columns leave room for them.
-        let most_cols = if width >= 256 || matches!(what, General::Keys { k: true, v: true }) && width >= 128 { 32 } else { 64 };
+        let most_cols =
+            if width >= 256 || matches!(what, General::Keys { k: true, v: true }) && width >= 128 { 32 } else { 64 };
         let fits = TILES.into_iter().filter(|&(_, cols)| cols <= most_cols);
         let mut programs = fits.map(|(rows, cols)| Program::General { what, dtype, width, rows, cols });
         programs.find(|program| program.shared() as usize <= shared)
@@ -84,7 +85,17 @@ impl Program {
         let floats = rows * (cols + 1) * 4;
         let bytes = match what {
             General::Forward => (rows + 2 * cols) * row + weights,
-            General::Decode => 3 * 64 * 4 + 64 * (width + 4) * 4,
+            // Four warps' slots for the copies under way; later room for what the warps found.
+            General::Decode => {
+                let stages = if width >= 256 {
+                    2
+                } else if width >= 128 {
+                    3
+                } else {
+                    4
+                };
+                (4 * stages * (width / 8) * 512).max(3 * 64 * 4 + 64 * (width + 4) * 4)
+            }
             General::Rows => 2 * rows * row,
             General::Queries => 2 * (rows + cols) * row + weights,
             General::Keys { .. } => 2 * (rows + cols) * row + weights + cols * (12 + 8) + 16,
@@ -120,7 +131,9 @@ impl Program {
                 General::Border => &["pack", "widen_sinks", "narrow_sinks"],
             },
             Program::Hopper { forward: true, .. } => &["attention_forward"],
-            Program::Hopper { .. } => &["attention_backward_prepare", "attention_backward", "attention_backward_finish"],
+            Program::Hopper { .. } => {
+                &["attention_backward_prepare", "attention_backward", "attention_backward_finish"]
+            }
         }
     }
 
@@ -235,7 +248,8 @@ mod tests {
 
     #[test]
     fn tiles_shrink_until_they_fit_and_no_further() {
-        let tiles = |width, shared| Program::general(General::Queries, Dtype::F32, width, width, shared).map(|p| p.tiles());
+        let tiles =
+            |width, shared| Program::general(General::Queries, Dtype::F32, width, width, shared).map(|p| p.tiles());
         assert_eq!(tiles(64, SHARED), Some((64, 64)));
         assert_eq!(tiles(256, 232_448), Some((64, 32)));
         assert_eq!(tiles(256, SHARED), Some((32, 32)));
@@ -269,7 +283,9 @@ mod tests {
         };
         let every = std::env::var_os("QKV_EVERY_CASE").is_some();
         let mut programs = Vec::new();
-        for (dtype, width) in [(Dtype::Bf16, 128), (Dtype::F32, 64), (Dtype::F16, 256), (Dtype::F32, 256), (Dtype::Bf16, 32)] {
+        for (dtype, width) in
+            [(Dtype::Bf16, 128), (Dtype::F32, 64), (Dtype::F16, 256), (Dtype::F32, 256), (Dtype::Bf16, 32)]
+        {
             programs.extend(ALL.map(|what| Program::general(what, dtype, width, width, SHARED).unwrap()));
             if !every {
                 break;
@@ -285,7 +301,8 @@ mod tests {
             }
         }
         let choices = ["BAND", "LENGTHS", "SOFTCAP", "ALIBI", "BIAS", "SINKS", "DROPOUT"];
-        let mut hopper = vec![vec![("ELEMENT", 0), ("HEAD_DIM", 128)], vec![("ELEMENT", 1), ("HEAD_DIM", 64), ("BAND", 1)]];
+        let mut hopper =
+            vec![vec![("ELEMENT", 0), ("HEAD_DIM", 128)], vec![("ELEMENT", 1), ("HEAD_DIM", 64), ("BAND", 1)]];
         if every {
             hopper.extend([64, 128, 256].map(|width| vec![("ELEMENT", 0), ("HEAD_DIM", width), ("BAND", 1)]));
             hopper.extend(choices.map(|choice| vec![("ELEMENT", 0), ("HEAD_DIM", 128), (choice, 1)]));

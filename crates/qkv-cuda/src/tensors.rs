@@ -109,9 +109,13 @@ impl Tensors {
             (attention.mask.hash().map_or(1, |lsh| lsh.rounds), self.q.shape, self.k.shape);
         if let Some((queries, keys)) = &self.buckets {
             let shapes = [[b, hq, n, rounds], [b, hk, m, rounds]];
-            for (tensor, vector, shape) in [("buckets of queries", queries, shapes[0]), ("buckets of keys", keys, shapes[1])] {
+            for (tensor, vector, shape) in
+                [("buckets of queries", queries, shapes[0]), ("buckets of keys", keys, shapes[1])]
+            {
                 if vector.len != shape.iter().product::<usize>() {
-                    return Err(qkv::Error::Shape { tensor, found: vec![vector.len], expected: format!("{shape:?}") }.into());
+                    return Err(
+                        qkv::Error::Shape { tensor, found: vec![vector.len], expected: format!("{shape:?}") }.into()
+                    );
                 }
             }
             inputs = inputs.buckets(hollow(&[0], shapes[0])?, hollow(&[0], shapes[1])?);

@@ -2,7 +2,7 @@
 //! anything.
 
 use qkv::{Attention, Inputs, Mask, Place, Tensor};
-use qkv_cuda::{Cuda, Dtype, Error, Outputs, Strided, Stream, Tensors, Uses, Vector, Workspace};
+use qkv_cuda::{Cuda, Dtype, Error, Outputs, Stream, Strided, Tensors, Uses, Vector, Workspace};
 
 /// A stand-in for a card, or nothing with a word why.
 fn emulated() -> Option<Cuda> {
@@ -70,11 +70,7 @@ fn a_plan_says_how_much_workspace_it_needs_and_takes_no_less() {
     let plan = cuda.plan(&Attention::scaled_dot(), Dtype::F32, Place::End, &given, Uses::default()).unwrap();
     assert_eq!(plan.forward_kernel(), "general f32 in 4 pieces");
     assert!(plan.forward_workspace() >= 4 * 2 * 16 * 4);
-    let out = Outputs {
-        values: Strided::contiguous(4096, [1, 2, 1, 16]),
-        lse: Vector::new(4096, 2),
-        entropy: None,
-    };
+    let out = Outputs { values: Strided::contiguous(4096, [1, 2, 1, 16]), lse: Vector::new(4096, 2), entropy: None };
     let none = Workspace { at: 0, bytes: 0 };
     // SAFETY: it is refused before anything is touched.
     let refused = unsafe { plan.forward(&given, &out, none, Stream(0)) }.unwrap_err();

@@ -73,7 +73,8 @@ pub fn holds(engine: &OnCard, cases: Vec<Case>, each: usize, types: &str) {
         other => panic!("QKV_TYPES names {other:?}, which is no type of a card"),
     };
     // Most of the time goes into compiling kernels: on all cores.
-    let all: Vec<(&Case, &str)> = cases.iter().flat_map(|case| types.split(',').map(move |name| (case, name))).collect();
+    let all: Vec<(&Case, &str)> =
+        cases.iter().flat_map(|case| types.split(',').map(move |name| (case, name))).collect();
     let workers = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(all.len()));
     let next = AtomicUsize::new(0);
     let work = || {
