@@ -99,18 +99,20 @@ struct Seen {
     left: i64,
     right: i64,
     lengths: bool,
+    segments: bool,
 }
 
 impl Seen {
-    /// Of a mask, if it is causal, a window, padding, or several of these at once.
+    /// Of a mask, if it is causal, a window, padding, segments, or several of these at once.
     fn of(mask: &Mask) -> Option<Seen> {
-        let all = Seen { band: false, left: FAR, right: FAR, lengths: false };
+        let all = Seen { band: false, left: FAR, right: FAR, lengths: false, segments: false };
         let far = |size: usize| i64::try_from(size).unwrap_or(FAR).min(FAR);
         match mask {
             Mask::Full => Some(all),
             Mask::Causal => Some(Seen { band: true, right: 0, ..all }),
             Mask::Window { left, right } => Some(Seen { band: true, left: far(*left), right: far(*right), ..all }),
             Mask::Lengths => Some(Seen { lengths: true, ..all }),
+            Mask::Segments => Some(Seen { segments: true, ..all }),
             Mask::And(a, b) => {
                 let (a, b) = (Seen::of(a)?, Seen::of(b)?);
                 Some(Seen {
@@ -118,6 +120,7 @@ impl Seen {
                     left: a.left.min(b.left),
                     right: a.right.min(b.right),
                     lengths: a.lengths || b.lengths,
+                    segments: a.segments || b.segments,
                 })
             }
             _ => None,
@@ -134,6 +137,8 @@ struct Pass {
     /// Before all, where sums are made of whole grains.
     measure: Option<Kernel>,
     sinks: Option<Kernel>,
+    /// Lists the tiles that share a segment.
+    segments: Option<Kernel>,
     tile_m: usize,
     tile_n: usize,
     name: String,
@@ -182,7 +187,9 @@ impl Hopper {
         let dropout = attention.dropout.is_some_and(|dropout| dropout.threshold() > 0);
         let mut defines = vec![("ELEMENT", u32::from(*dtype == Dtype::F16)), ("HEAD_DIM", head_dim as u32)];
         for (define, on) in [
-            ("BAND", seen.band),
+            ("BAND", seen.band || seen.segments),
+            ("SEGMENTS", seen.segments),
+            ("PLAN", seen.segments),
             ("LENGTHS", seen.lengths),
             ("SOFTCAP", attention.softcap.is_some()),
             ("ALIBI", attention.bias.has_alibi()),
@@ -242,6 +249,31 @@ impl Hopper {
         for (h, len, width) in [(hq, n, d), (hk, m, d), (hk, m, dv)] {
             layout.take(b * h * len * width.next_multiple_of(8), 2);
         }
+        if let (true, Some(forward)) = (self.seen.segments, &self.forward) {
+            let (rows, others) = (n.div_ceil(forward.tile_m), m.div_ceil(forward.tile_n));
+            layout.take(b * rows, 8);
+            layout.take(b * rows * others, 16);
+        }
+    }
+
+    /// Lists the tiles that share a segment, on the card: a row for each of `rows` tiles of a sequence, with as much room
+    /// as there are tiles on the other side.
+    fn list_segments(
+        &self,
+        plan: &Plan,
+        kernel: &Kernel,
+        [rows, others]: [usize; 2],
+        parameters: &mut Parameters,
+        layout: &mut Layout,
+        stream: Stream,
+    ) -> Result<()> {
+        let b = plan.sizes.b;
+        parameters.plan_rows = layout.take(b * rows, 8);
+        parameters.plan_tiles = layout.take(b * rows * others, 16);
+        parameters.plan_b = rows as i32;
+        let alone: [*const u8; 1] = [(&raw const *parameters).cast()];
+        // SAFETY: the room was laid out for as many rows and tiles.
+        told(unsafe { plan.driver.launch(kernel, [rows as u32, b as u32], stream, &alone) }, plan)
     }
 
     /// Lays the backward pass out.
@@ -256,6 +288,11 @@ impl Hopper {
         layout.take(b * hq * n.next_multiple_of(128), 4);
         layout.take(2 * b * hk * m.div_ceil(128), 4);
         layout.take(hq, 4);
+        if self.seen.segments {
+            let (rows, others) = (m.div_ceil(backward.tile_n), n.div_ceil(backward.tile_m));
+            layout.take(b * rows, 8);
+            layout.take(b * rows * others, 16);
+        }
     }
 
     /// # Safety
@@ -276,6 +313,10 @@ impl Hopper {
             let heads = (32usize << 20) / (m * (d + dv) * 2).max(1);
             let pairs = if heads == 0 { 0 } else { 1 << heads.ilog2() } * (hq / hk);
             (parameters.section, parameters.ordered) = (pairs.clamp(1, b * hq) as i32, 1);
+        }
+        if let Some(kernel) = &pass.segments {
+            let (rows, others) = (n.div_ceil(pass.tile_m), m.div_ceil(pass.tile_n));
+            self.list_segments(plan, kernel, [rows, others], &mut parameters, layout, stream)?;
         }
         let maps =
             [self.map(plan, &q, pass.tile_m)?, self.map(plan, &k, pass.tile_n)?, self.map(plan, &v, pass.tile_n)?];
@@ -302,7 +343,8 @@ impl Hopper {
         layout: &mut Layout,
         stream: Stream,
     ) -> Result<()> {
-        let Some(Pass { main, around: Some([prepare, finish]), measure, sinks, tile_m, tile_n, .. }) = &self.backward
+        let Some(Pass { main, around: Some([prepare, finish]), measure, sinks, segments, tile_m, tile_n, .. }) =
+            &self.backward
         else {
             return Err(Error::memory("plan", "has no backward kernel"));
         };
@@ -327,6 +369,9 @@ impl Hopper {
         (parameters.k, parameters.v) = (k.at, v.at);
         (parameters.k_strides, parameters.v_strides) = (unit_rows("k", &k)?, unit_rows("v", &v)?);
         parameters.d_sinks = layout.take(hq, 4);
+        if let Some(kernel) = segments {
+            self.list_segments(plan, kernel, [m.div_ceil(*tile_n), tiles], &mut parameters, layout, stream)?;
+        }
         let maps = [
             self.map(plan, &q, *tile_m)?,
             self.map(plan, &k, *tile_n)?,
@@ -380,6 +425,7 @@ impl Hopper {
         parameters.out_strides = unit_rows("out", &out.values)?;
         parameters.lse = out.lse.at;
         parameters.lengths = job.lengths;
+        (parameters.segments_q, parameters.segments_k) = (job.segments_q, job.segments_k);
         (parameters.bias, parameters.bias_strides) = (job.bias.at, job.bias.strides);
         parameters.alibi = job.slopes;
         Ok(parameters)
@@ -451,7 +497,7 @@ impl Hopper {
 /// Compiles one direction and asks its module for its sizes.
 fn pass(plan: &Plan, forward: bool, defines: Vec<(&'static str, u32)>) -> Result<Pass> {
     let driver = &plan.driver;
-    let has_sinks = defines.contains(&("SINKS", 1));
+    let (has_sinks, has_segments) = (defines.contains(&("SINKS", 1)), defines.contains(&("SEGMENTS", 1)));
     let program = Program::Hopper { forward, defines };
     let module = driver.module(&program)?;
     let mut bytes = [0; 20];
@@ -467,6 +513,7 @@ fn pass(plan: &Plan, forward: bool, defines: Vec<(&'static str, u32)>) -> Result
         main: kernel(main, size(2) as u32, size(3) as u32)?,
         around,
         measure: (!forward && size(4) == 1).then(|| kernel("attention_backward_measure", 256, 0)).transpose()?,
+        segments: has_segments.then(|| kernel("segment_plan", 128, 0)).transpose()?,
         sinks: (!forward && has_sinks).then(|| kernel("sink_gradient", 256, 0)).transpose()?,
         tile_m: size(0).max(1),
         tile_n: size(1).max(1),
@@ -528,9 +575,10 @@ mod tests {
     #[test]
     fn masks_that_are_bands_and_lengths_fit_and_others_do_not() {
         let causal = Seen::of(&(Mask::causal() & Mask::window(256, 9) & Mask::lengths())).unwrap();
-        assert_eq!(causal, Seen { band: true, left: 256, right: 0, lengths: true });
+        assert_eq!(causal, Seen { band: true, left: 256, right: 0, lengths: true, segments: false });
+        assert!(Seen::of(&(Mask::segments() & Mask::causal())).unwrap().segments);
         assert_eq!(Seen::of(&Mask::causal()).unwrap().left, FAR);
-        for mask in [Mask::segments(), Mask::bits(), Mask::causal() | Mask::window(1, 1), !Mask::causal()] {
+        for mask in [Mask::bits(), Mask::causal() | Mask::window(1, 1), !Mask::causal()] {
             assert_eq!(Seen::of(&mask), None, "{mask:?}");
         }
     }

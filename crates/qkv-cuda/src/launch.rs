@@ -146,6 +146,7 @@ impl Plan {
     ///
     /// # Safety
     /// As for [`forward`](Plan::forward); `lse` is what the forward pass wrote, and `into` has room.
+    #[allow(clippy::too_many_arguments)]
     pub unsafe fn rectangle(
         &self,
         tensors: &Tensors,

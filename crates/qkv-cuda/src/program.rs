@@ -305,6 +305,8 @@ mod tests {
             vec![vec![("ELEMENT", 0), ("HEAD_DIM", 128)], vec![("ELEMENT", 1), ("HEAD_DIM", 64), ("BAND", 1)]];
         if every {
             hopper.extend([64, 128, 256].map(|width| vec![("ELEMENT", 0), ("HEAD_DIM", width), ("BAND", 1)]));
+            let segments = [("ELEMENT", 0), ("HEAD_DIM", 128), ("BAND", 1), ("SEGMENTS", 1), ("PLAN", 1)];
+            hopper.push(segments.to_vec());
             hopper.extend(choices.map(|choice| vec![("ELEMENT", 0), ("HEAD_DIM", 128), (choice, 1)]));
         }
         for defines in hopper {

@@ -81,6 +81,7 @@ fn for_hopper() -> Vec<Case> {
     {
         let sizes = Sizes::new(n, m, d).heads(2, hq, hk).widths(d, dv);
         let lengths = Extras { lengths: true, ..plain() };
+        let segments = Extras { segments: true, ..plain() };
         let lse = Extras { all_upstream: true, ..plain() };
         let sinks = Extras { sinks: true, ..plain() };
         let bias = Extras { bias: Some([true, true, true, true]), ..plain() };
@@ -94,6 +95,8 @@ fn for_hopper() -> Vec<Case> {
             ("causal window", scaled().mask(Mask::causal() & Mask::window(70, 0)), plain()),
             ("lengths", scaled(), lengths.clone()),
             ("causal lengths", scaled().mask(Mask::causal()), lengths),
+            ("segments", scaled(), segments.clone()),
+            ("causal segments", scaled().mask(Mask::causal()), segments),
             ("soft-cap", scaled().softcap(2.0).scale(0.3), plain()),
             ("alibi", scaled().bias(Bias::alibi()).mask(Mask::causal()), plain()),
             ("sinks", scaled(), sinks),
