@@ -65,6 +65,8 @@ pub(crate) enum Engine {
     Exact,
     /// That of linear attention.
     Feature,
+    /// A GPU's.
+    Cuda,
 }
 
 impl Engine {
@@ -73,6 +75,7 @@ impl Engine {
             Engine::Reference => "reference",
             Engine::Exact => "exact",
             Engine::Feature => "feature",
+            Engine::Cuda => "cuda",
         }
     }
 }
@@ -406,6 +409,12 @@ fn choices(matches: &ArgMatches) -> Result<Choices, String> {
         dropout: number("dropout"),
         seed,
         engine: match features {
+            _ if word("device") == Some("cuda") && word("engine") == Some("reference") => {
+                return Err(
+                    "`--engine reference` cannot go with `--device cuda`: the definition is computed on the CPU".into(),
+                );
+            }
+            _ if word("device") == Some("cuda") => Engine::Cuda,
             _ if word("engine") == Some("reference") => Engine::Reference,
             Some(_) => Engine::Feature,
             None => Engine::Exact,

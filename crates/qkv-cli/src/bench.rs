@@ -10,6 +10,7 @@
 //! | `peaks` | what the machine can do at most |
 //! | `row`, `table`, `summary`, `machine`, `progress` | what is told, and while it is measured |
 //! | `lengths`, `held`, `plot` | time and memory against length, and their picture |
+//! | `on_card` | the same on a GPU |
 //! | `train`, `steps` | whole training steps of two models, and PyTorch's (`step.py`) |
 
 mod anchor;
@@ -20,6 +21,7 @@ mod grid;
 mod held;
 mod lengths;
 mod machine;
+mod on_card;
 mod ours;
 mod peaks;
 mod plot;
@@ -57,6 +59,7 @@ use timing::Timing;
 /// Measures what was asked, and tells each case when it is measured.
 pub(crate) fn bench(asked: &Asked, say: Say<'_>) -> Result<(), Failure> {
     threads::on(asked.threads, || match asked.lengths {
+        _ if asked.on_card => on_card::measure(asked, rayon::current_num_threads(), say),
         _ if asked.train => train::train(asked, rayon::current_num_threads(), say),
         Some(_) => lengths::lengths(asked, rayon::current_num_threads(), say),
         None => measure(asked, rayon::current_num_threads(), say),

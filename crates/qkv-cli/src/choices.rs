@@ -286,6 +286,13 @@ pub(crate) const CHOICES: Table = &[
                     "tiles with an online softmax, in memory linear in N and M; for `--features` sums of features",
                 ),
             ]),
+            Choice::new("device", Kind::Word, "Where it is computed").default("cpu").values(&[
+                ("cpu", "every mechanism, in every type"),
+                (
+                    "cuda",
+                    "the first NVIDIA GPU: dot products and softmax with every mask and bias, in f32, bf16 and f16",
+                ),
+            ]),
             Choice::new("dtype", Kind::Word, "Compute in this type, and write it; left out, the type of `q`").values(
                 &[
                     ("f32", "32 bits"),
@@ -359,4 +366,5 @@ pub(crate) const EXAMPLES: &[(&str, &str)] = &[
     ("qkv run --input in.safetensors --pattern lsh:64,2,0 --json", "How much hash buckets save"),
     ("qkv run --input in.safetensors --output out.safetensors --select sample --seed 7", "One key for each query"),
     ("qkv run --input in.safetensors --output out.safetensors --engine reference --dtype f64", "The definition"),
+    ("qkv run --input in.safetensors --output out.safetensors --device cuda --json", "On a GPU, and which kernel ran"),
 ];

@@ -23,7 +23,7 @@ pub(crate) struct Health {
     threads: usize,
     kernels: Kernels,
     memory_bytes: Option<u64>,
-    gpu: &'static str,
+    gpu: qkv_cuda::Health,
     embedded_model: bool,
 }
 
@@ -84,7 +84,7 @@ impl Health {
             threads: rayon::current_num_threads(),
             kernels: Kernels { f32: plain, f64: plain, bf16, f16: "widened to f32" },
             memory_bytes: crate::memory::field("/proc/meminfo", "MemTotal:"),
-            gpu: "not used in this build",
+            gpu: qkv_cuda::Health::of_this_machine(),
             embedded_model: embedded::THERE,
         }
     }
@@ -120,7 +120,37 @@ impl fmt::Display for Health {
         if let Some(bytes) = self.memory_bytes {
             writeln!(f, "memory     {:.1} GiB", bytes as f64 / f64::from(1 << 30))?;
         }
-        writeln!(f, "gpu        {gpu}")?;
+        match &gpu.cards {
+            Ok(cards) if cards.is_empty() => writeln!(f, "gpu        none: there is a driver, but no card")?,
+            Ok(cards) => {
+                for card in cards {
+                    let ((major, minor), (newest, tenth)) = (card.capability, card.driver);
+                    writeln!(
+                        f,
+                        "gpu        {}, compute {major}.{minor}, {:.0} GiB, {} multiprocessors, driver for CUDA {newest}.{tenth}",
+                        card.name,
+                        card.memory_bytes as f64 / f64::from(1 << 30),
+                        card.processors
+                    )?;
+                }
+            }
+            Err(why) => writeln!(f, "gpu        none: {why}")?,
+        }
+        match &gpu.compiler {
+            Ok(found) => writeln!(f, "nvrtc      {found}")?,
+            Err(_) if gpu.cards.is_err() => {}
+            Err(why) => writeln!(f, "nvrtc      none: {why}")?,
+        }
+        if gpu.cards.is_ok() {
+            let (count, bytes) = gpu.kernels;
+            let problem = gpu.cache_problem.as_ref().map_or(String::new(), |why| format!(" ({why})"));
+            writeln!(
+                f,
+                "cubins     {count} compiled, {:.1} MiB in {}{problem}",
+                bytes as f64 / f64::from(1 << 20),
+                gpu.cache
+            )?;
+        }
         let there = if self.embedded_model { "there" } else { "none in this build: `--model DIR` names one" };
         writeln!(f, "model      {there}")
     }

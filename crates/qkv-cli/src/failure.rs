@@ -41,6 +41,19 @@ impl Failure {
     }
 }
 
+/// What a GPU refused, or what is missing for one.
+impl From<qkv_cuda::Error> for Failure {
+    fn from(error: qkv_cuda::Error) -> Failure {
+        match &error {
+            qkv_cuda::Error::Refused(refused) => Failure::refused(refused, None),
+            qkv_cuda::Error::OnTheCpu { what, .. } => {
+                Failure::new(format!("{what} runs on the CPU alone")).hint("leave out `--device cuda`")
+            }
+            _ => Failure { message: error.to_string(), hint: error.hint().map(Into::into) },
+        }
+    }
+}
+
 /// What the models' side refused: it names file and line itself, and often knows a way out.
 impl From<qkv_models::Error> for Failure {
     fn from(error: qkv_models::Error) -> Failure {

@@ -1,6 +1,7 @@
 //! What `qkv run` says about a call: the same facts as one JSON object or as a few lines for a person.
 
 use crate::arguments::Engine;
+use crate::computation::Ran;
 use qkv::{Attention, Tiles};
 use serde::{Serialize, Serializer};
 use std::fmt::{self, Display};
@@ -15,6 +16,9 @@ pub(crate) struct Report {
     /// The type that was computed in.
     pub dtype: &'static str,
     pub engine: &'static str,
+    /// The kernels that ran on a GPU, if any did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ran: Option<Ran>,
     /// The instruction set that kernels were picked for.
     pub isa: &'static str,
     pub threads: usize,
@@ -56,6 +60,10 @@ impl Display for Report {
         let Report { engine, isa, dtype, threads, tiles, milliseconds, .. } = self;
         let many = if *threads == 1 { "" } else { "s" };
         writeln!(f, "engine   {engine}, {dtype}, {isa}, {threads} thread{many}")?;
+        if let Some(Ran { card, forward, backward }) = &self.ran {
+            let backward = backward.as_ref().map_or(String::new(), |kernel| format!(" · backward `{kernel}`"));
+            writeln!(f, "kernels  forward `{forward}`{backward} on {card}")?;
+        }
         for (at, line) in self.shapes.chunks(4).enumerate() {
             let line: Vec<String> = line.iter().map(|(name, shape)| format!("{name} {shape:?}")).collect();
             writeln!(f, "{:9}{}", if at == 0 { "shapes" } else { "" }, line.join(" · "))?;

@@ -50,13 +50,13 @@ fn run_in<T: Number>(choices: &Choices, source: Option<Source>, target: Option<T
     let attention = describe(choices, &given)?;
     let with_weights = choices.weights || input.is_none(); // the example draws them
     let hash = choices.pattern.and_then(Pattern::hash);
-    let mut computed = compute(choices.engine, &attention, hash, &given, with_weights)
-        .map_err(|error| Failure::refused(&error, input.as_deref()))?;
+    let mut computed = compute(choices.engine, &attention, hash, &given, with_weights, input.as_deref())?;
     let drawing = (input.is_none() && !choices.json).then(|| example::drawing(&computed));
     if !choices.weights {
         computed.weights = None;
     }
     let Computed { tiles, forward_ms, backward_ms, .. } = computed;
+    let ran = computed.ran.take();
     let mut shapes = given.shapes();
     let results = results(&given, computed);
     shapes.extend(results.iter().map(|result| (result.name.clone(), result.shape.clone())));
@@ -68,6 +68,7 @@ fn run_in<T: Number>(choices: &Choices, source: Option<Source>, target: Option<T
         output: target.map(|target| target.path().display().to_string()),
         dtype: T::NAME,
         engine: choices.engine.name(),
+        ran,
         isa: qkv::Isa::best().name(),
         threads: rayon::current_num_threads(),
         shapes,

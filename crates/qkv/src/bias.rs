@@ -13,6 +13,11 @@ pub struct Bias {
 }
 
 impl Bias {
+    /// Whether it has ALiBi's.
+    pub fn has_alibi(self) -> bool {
+        self.alibi
+    }
+
     /// Whether it takes the input `bias`.
     pub fn wants_tensor(self) -> bool {
         self.tensor

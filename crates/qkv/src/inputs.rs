@@ -8,24 +8,42 @@ use qkv_simd::{Element, View};
 /// Letters, here and everywhere: `B` sequences, `Hq` query heads, `Hk` key heads, `N` queries, `M` keys, `D` and `Dk` the
 /// widths of queries and keys, `Dv` that of values, `A` that of the additive score.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Inputs<'a, T: Element> {
-    pub(crate) q: View<'a, T>,
-    pub(crate) k: Source<'a, T>,
-    pub(crate) v: Source<'a, T>,
-    pub(crate) w: Option<View<'a, T>>,
-    pub(crate) w_q: Option<View<'a, T>>,
-    pub(crate) w_k: Option<View<'a, T>>,
-    pub(crate) v_score: Option<&'a [T]>,
-    pub(crate) scale: Option<&'a [T]>,
-    pub(crate) bias: Option<View<'a, T>>,
-    pub(crate) table: Option<View<'a, T>>,
-    pub(crate) sinks: Option<&'a [T]>,
-    pub(crate) lengths: Option<&'a [usize]>,
-    pub(crate) segments: Option<(&'a [i32], &'a [i32])>,
-    pub(crate) bits: Option<View<'a, u8>>,
-    pub(crate) positions: Option<&'a [i64]>,
-    pub(crate) buckets: Option<(View<'a, i32>, View<'a, i32>)>,
-    pub(crate) center: Option<&'a [T]>,
+    /// Queries, `[B, Hq, N, D]`.
+    pub q: View<'a, T>,
+    /// Keys, `[B, Hk, M, Dk]`.
+    pub k: Source<'a, T>,
+    /// Values, `[B, Hk, M, Dv]`.
+    pub v: Source<'a, T>,
+    /// See [`Inputs::w`].
+    pub w: Option<View<'a, T>>,
+    /// See [`Inputs::w_q`].
+    pub w_q: Option<View<'a, T>>,
+    /// See [`Inputs::w_k`].
+    pub w_k: Option<View<'a, T>>,
+    /// See [`Inputs::v_score`].
+    pub v_score: Option<&'a [T]>,
+    /// See [`Inputs::scale`].
+    pub scale: Option<&'a [T]>,
+    /// See [`Inputs::bias`].
+    pub bias: Option<View<'a, T>>,
+    /// See [`Inputs::table`].
+    pub table: Option<View<'a, T>>,
+    /// See [`Inputs::sinks`].
+    pub sinks: Option<&'a [T]>,
+    /// See [`Inputs::lengths`].
+    pub lengths: Option<&'a [usize]>,
+    /// See [`Inputs::segments`].
+    pub segments: Option<(&'a [i32], &'a [i32])>,
+    /// See [`Inputs::mask`].
+    pub bits: Option<View<'a, u8>>,
+    /// See [`Inputs::positions`].
+    pub positions: Option<&'a [i64]>,
+    /// See [`Inputs::buckets`].
+    pub buckets: Option<(View<'a, i32>, View<'a, i32>)>,
+    /// See [`Inputs::center`].
+    pub center: Option<&'a [T]>,
 }
 
 impl<'a, T: Element> Inputs<'a, T> {
@@ -144,12 +162,18 @@ impl<'a, T: Element> Inputs<'a, T> {
 /// The gradients of the loss that come back from above: with respect to the output, and, where the caller used them, to the
 /// log-sum-exp, the entropy and the log-probability of a choice.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Upstream<'a, T: Element> {
-    pub(crate) values: View<'a, T>,
-    pub(crate) lse: Option<&'a [T::Acc]>,
-    pub(crate) entropy: Option<&'a [T::Acc]>,
-    pub(crate) log_prob: Option<&'a [T::Acc]>,
-    pub(crate) for_bias: bool,
+    /// See [`Upstream::new`].
+    pub values: View<'a, T>,
+    /// See [`Upstream::lse`].
+    pub lse: Option<&'a [T::Acc]>,
+    /// See [`Upstream::entropy`].
+    pub entropy: Option<&'a [T::Acc]>,
+    /// See [`Upstream::log_prob`].
+    pub log_prob: Option<&'a [T::Acc]>,
+    /// Whether the gradient of a bias tensor is computed: see [`Upstream::constant_bias`].
+    pub for_bias: bool,
 }
 
 impl<'a, T: Element> Upstream<'a, T> {

@@ -6,6 +6,7 @@ mod attention;
 mod bias;
 mod decode;
 mod element;
+pub mod engine;
 mod error;
 mod exact;
 mod feature;

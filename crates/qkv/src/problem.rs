@@ -17,22 +17,31 @@ use qkv_simd::{Element, View};
 /// The largest place a query may have, either way: far beyond any sequence, far from overflow.
 const FARTHEST: i64 = 1 << 52;
 
+/// A description and its inputs that go together.
 #[derive(Clone, Debug)]
-pub(crate) struct Problem<'a, T: Element> {
+#[non_exhaustive]
+pub struct Problem<'a, T: Element> {
+    /// The description.
     pub attention: &'a Attention,
+    /// The inputs.
     pub inputs: Inputs<'a, T>,
+    /// Query and key heads.
     pub heads: Heads,
-    /// Sequences, queries, keys.
+    /// Sequences.
     pub b: usize,
+    /// Queries.
     pub n: usize,
+    /// Keys.
     pub m: usize,
-    /// Widths of queries, keys and values as given.
+    /// The width of queries as given.
     pub d: usize,
+    /// The width of keys as given.
     pub dk: usize,
+    /// The width of values.
     pub dv: usize,
     /// The width in which scores are computed: `D`, `Dk` for the general score, `A` for the additive.
     pub width: usize,
-    pub scene: Scene<'a>,
+    pub(crate) scene: Scene<'a>,
     /// The bias tensor, broadcast to `[B, Hq, N, M]`.
     pub bias: Option<View<'a, T>>,
     /// The ALiBi slope of each query head; empty without.
@@ -230,6 +239,11 @@ impl<'a, T: Element> Problem<'a, T> {
         }
     }
 
+    /// Where the queries stand.
+    pub fn place(&self) -> Place {
+        self.scene.place
+    }
+
     /// What the raw scores of a query head are multiplied by, and what the gradient of a learned scale is.
     pub fn scale(&self, h: usize) -> f64 {
         if let Score::Linear(_) = self.attention.score {
@@ -244,6 +258,7 @@ impl<'a, T: Element> Problem<'a, T> {
         scale / self.temperature()
     }
 
+    /// What scores are divided by after their scale.
     pub fn temperature(&self) -> f64 {
         self.attention.temperature.unwrap_or(1.0)
     }

@@ -87,12 +87,12 @@ pub struct Dropout {
 
 impl Dropout {
     /// A weight whose 16 random bits are below this is dropped.
-    pub(crate) fn threshold(self) -> u32 {
+    pub fn threshold(self) -> u32 {
         (self.p * 65536.0).round().min(65535.0) as u32
     }
 
     /// What a kept weight is multiplied by: one over the probability, as the threshold has it, of being kept.
-    pub(crate) fn kept_scale(self) -> f64 {
+    pub fn kept_scale(self) -> f64 {
         65536.0 / (65536.0 - f64::from(self.threshold()))
     }
 

@@ -121,14 +121,15 @@ impl<'a, T: Element> Source<'a, T> {
     }
 
     /// `[B, Hk, M, width]`.
-    pub(crate) fn shape(&self) -> [usize; 4] {
+    pub fn shape(&self) -> [usize; 4] {
         match self {
             Source::Rows(view) => view.shape(),
             Source::Pages(pages) => pages.shape(),
         }
     }
 
-    pub(crate) fn at(&self, b: usize, h: usize, j: usize, x: usize) -> T {
+    /// One element.
+    pub fn at(&self, b: usize, h: usize, j: usize, x: usize) -> T {
         match self {
             Source::Rows(view) => view.at(b, h, j, x),
             Source::Pages(pages) => pages.at(b, h, j, x),

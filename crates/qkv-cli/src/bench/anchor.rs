@@ -46,8 +46,13 @@ pub(crate) struct Memory {
 impl Anchor {
     /// Starts it with so many threads.
     pub fn start(python: &Path, threads: usize) -> Result<Anchor, Failure> {
+        Anchor::start_on(python, threads, "cpu")
+    }
+
+    /// Starts it with so many threads, to compute on this device.
+    pub fn start_on(python: &Path, threads: usize, device: &str) -> Result<Anchor, Failure> {
         let mut command = Command::new(python);
-        command.args(["-c", SCRIPT]).arg(threads.to_string());
+        command.args(["-c", SCRIPT]).arg(threads.to_string()).arg(device);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|error| {
             Failure::in_file(python, format!("this Python cannot be started: {error}"))

@@ -50,9 +50,9 @@ pub(crate) const CHOICES: Table =
                     "Time and memory of one head against its length instead, drawn here as SVG",
                 )
                 .value("FILE")
-                .clashes(&["shape", "dtype", "causal", "direction"]),
+                .clashes(&["shape", "dtype", "causal", "direction", "device"]),
                 Choice::new("train", Kind::Switch, "Whole training steps of two models instead, f32 and bf16")
-                    .clashes(&["shape", "dtype", "causal", "direction", "lengths"]),
+                    .clashes(&["shape", "dtype", "causal", "direction", "lengths", "device"]),
                 Choice::new("longest", Kind::Length, "Draw lengths from 512 up to N, each twice the last")
                     .value("N")
                     .default("32768")
@@ -62,6 +62,13 @@ pub(crate) const CHOICES: Table =
         (
             "How",
             &[
+                Choice::new("device", Kind::Word, "Where it is measured").default("cpu").values(&[
+                    ("cpu", "here"),
+                    (
+                        "cuda",
+                        "on the first NVIDIA GPU, by its clock and with a cold cache; left out, bf16 over another grid",
+                    ),
+                ]),
                 Choice::new("threads", Kind::Threads, "Use N threads; left out, every core").value("N"),
                 Choice::new(
                     "seconds",
@@ -113,6 +120,8 @@ pub(crate) struct Asked {
     pub lengths: Option<(PathBuf, usize)>,
     /// Training steps instead of calls of attention.
     pub train: bool,
+    /// On a GPU.
+    pub on_card: bool,
     pub threads: Option<usize>,
     pub seconds: f64,
     /// The Python that runs the anchor, and in how many rounds.
@@ -136,6 +145,7 @@ impl Asked {
             directions: once(words("direction").filter_map(Direction::named)),
             lengths: path("lengths").map(|file| (file, count("longest", LONGEST))),
             train: matches.get_flag("train"),
+            on_card: words("device").any(|word| word == "cuda"),
             threads: matches.contains_id("threads").then(|| count("threads", 1)),
             seconds: matches.get_one("seconds").copied().unwrap_or(SECONDS),
             against: matches
@@ -166,6 +176,7 @@ pub(crate) fn after_help() -> String {
         ("qkv bench", "The grid on this machine, in a minute or two"),
         ("qkv bench --shape 1,8,8,2048,2048,64 --causal --direction backward --json", "Just that"),
         ("qkv bench --shape 1,32,8,1,4096,128 --direction decode --dtype bf16", "A token of a grouped-query model"),
+        ("qkv bench --device cuda --against torch", "On a GPU, beside PyTorch's cuDNN"),
         ("qkv bench --threads 2 --against torch --python venv/bin/python --markdown", "docs/performance.md"),
         ("qkv bench --train --seconds 5 --threads 2 --against torch --python venv/bin/python", "Training steps"),
         ("qkv bench --lengths docs/lengths.svg --against torch --python venv/bin/python", "Its picture"),

@@ -81,6 +81,7 @@ mod tests {
             directions: vec![],
             lengths: None,
             train: false,
+            on_card: false,
             threads: None,
             seconds: 1.0,
             against: None,

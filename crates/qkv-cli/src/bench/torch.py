@@ -1,6 +1,6 @@
 """PyTorch's side of `qkv bench --against torch`.
 
-Started with the number of threads; then one JSON object a line comes in, and one goes out for each. It sleeps while it
+Started with the number of threads and the device, `cpu` or `cuda`; then one JSON object a line comes in, and one goes out for each. It sleeps while it
 waits, and ends when its input does.
 
     {"do": "prepare", "how": "sdpa" | "formula", "b": .., "hq": .., "hk": .., "n": .., "m": .., "d": ..,
@@ -28,6 +28,7 @@ except Exception as error:
     answer(error=f"{type(error).__name__}: {error}", missing=True)
     sys.exit(1)
 
+DEVICE = sys.argv[2] if len(sys.argv) > 2 else "cpu"
 TYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -45,19 +46,19 @@ def call_of(case):
     causal, direction = case["causal"], case["direction"]
 
     def noise(*shape):
-        return torch.randn(*shape, dtype=TYPES[case["dtype"]])
+        return torch.randn(*shape, dtype=TYPES[case["dtype"]], device=DEVICE)
 
     q, k, v = noise(b, hq, n, d), noise(b, hk, m, d), noise(b, hk, m, d)
     if case["how"] == "formula":
         return without_gradients(lambda: torch.softmax(q @ k.transpose(-2, -1) * d**-0.5, dim=-1) @ v)
-    if direction == "decode" and n == 1:
+    if direction == "decode" and n == 1 and DEVICE == "cpu":
         # The query heads of a group as rows, so that each key is read once for all of them.
         rows = q.view(b, hk, hq // hk, d)
         return without_gradients(lambda: scaled_dot_product_attention(rows, k, v))
     options = {"enable_gqa": True} if hq != hk else {}
     if causal and direction == "decode":
         # `is_causal` would put the first query at the first key.
-        options["attn_mask"] = torch.ones(n, m, dtype=torch.bool).tril(m - n)
+        options["attn_mask"] = torch.ones(n, m, dtype=torch.bool, device=DEVICE).tril(m - n)
     else:
         options["is_causal"] = causal
     if direction != "backward":
@@ -67,6 +68,39 @@ def call_of(case):
     out, d_out = scaled_dot_product_attention(q, k, v, **options), noise(b, hq, n, d)
     # The gradients themselves: `backward()` would also add them to those of the leaves.
     return lambda: torch.autograd.grad(out, (q, k, v), d_out, retain_graph=True)
+
+
+def by_cudnn(call):
+    """On a GPU, by cuDNN's kernels where it has some for the call, and the best that PyTorch finds otherwise."""
+    if DEVICE == "cpu":
+        return call
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+    def chosen():
+        with sdpa_kernel(order, set_priority=True):
+            return call()
+
+    return chosen
+
+
+def measure_on_card(call, seconds):
+    """By the card's clock, call by call, with a cache that holds nothing of the call's."""
+    for _ in range(5):
+        call()
+    cache = torch.empty(256 << 20, dtype=torch.int8, device=DEVICE)
+    times = []
+    begin = time.perf_counter()
+    while len(times) < 3 or time.perf_counter() - begin < seconds:
+        cache.zero_()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return {"best_ms": min(times), "median_ms": statistics.median(times)}
 
 
 def measure(call, seconds):
@@ -112,10 +146,11 @@ def main():
         try:
             if request["do"] == "prepare":
                 call = None  # the data of the last case goes first
-                call = call_of(request)
+                call = by_cudnn(lambda: call_of(request))()
                 answer(done=True)
             elif request["do"] == "measure":
-                answer(**measure(call, request["seconds"]))
+                timed = by_cudnn(call)
+                answer(**(measure if DEVICE == "cpu" else measure_on_card)(timed, request["seconds"]))
             elif request["do"] == "memory":
                 answer(**memory(request))
             else:

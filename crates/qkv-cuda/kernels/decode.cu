@@ -1,0 +1,293 @@
+// Decoding: a few queries against many keys, limited by memory. A block takes one piece of 512 keys of a key head, for all
+// the query rows that share it: the heads of a group and the queries are packed as up to 16 rows of one tensor-core tile.
+// A product does not mind in which order the width is summed, nor the columns of the result where they lie, so each lane
+// takes what is contiguous for it, 16 bytes at a time, into slots of shared memory that it alone reads: copies for the next
+// keys are under way while these are computed with, and no lane waits for another.
+// For bf16 and f16, widths WIDTH = D = DV of 64, 128 or 256. Masks, bias and the rest are those of score.cuh.
+
+#define PIECE 512
+#define CHUNKS (WIDTH / 32) // 16-byte loads of a lane for 8 keys
+#define STEPS (WIDTH / 64)  // 16-byte loads of a lane for one row of values
+#define SLOTS (2 * CHUNKS + 4 * STEPS)        // of a lane, for 16 keys and values
+#define STAGES (WIDTH >= 256 ? 2 : WIDTH >= 128 ? 3 : 4) // 16 keys each, under way at once
+
+__device__ __forceinline__ void copy_sixteen(Sixteen* to, const T* from) {
+#ifdef EMULATED
+    *to = *(const Sixteen*)from;
+#else
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(u32(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+#endif
+}
+
+__device__ __forceinline__ void copies_end() {
+#ifndef EMULATED
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Until all but the last `left` groups of copies are there.
+template <int LEFT> __device__ __forceinline__ void copies_wait() {
+#ifndef EMULATED
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+#endif
+}
+
+__device__ __forceinline__ u32 word(const Sixteen& x, int at) { return x.words[at]; }
+
+// Whether a query sees every key of a piece.
+__device__ __forceinline__ bool sees_all(const Job& job, int b, int i, int first) {
+    Extent extent;
+    extent.query_tiles = extent.key_tiles = 1;
+    extent.query_tile = extent.key_tile = 0;
+    places_of(job, b, i, 1, extent);
+    keys_of(job, first, PIECE, extent);
+    return !job.segments_q && verdict(job, b, extent) == FULL;
+}
+
+extern "C" __global__ void __launch_bounds__(128) decode(const __grid_constant__ Job job) {
+    SHARED(shared);
+    float* most_of = (float*)shared;   // [4, 16]
+    float* sum_of = most_of + 64;      // [4, 16]
+    float* inner_of = sum_of + 64;     // [4, 16]
+    float* out_of = inner_of + 64;     // [4, 16, WIDTH + 4]
+    int row_tiles = (job.group * job.n + 15) / 16;
+    int at = int(blockIdx.x), piece = int(blockIdx.y);
+    int row_tile = at % row_tiles, key_head = at / row_tiles % job.key_heads, b = at / row_tiles / job.key_heads;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    int rows = job.group * job.n, r0 = row_tile * 16 + g, r1 = r0 + 8;
+    // Row r is query r mod N of head r / N of the group.
+    int i0 = r0 < rows ? r0 % job.n : job.n, i1 = r1 < rows ? r1 % job.n : job.n;
+    int h0 = key_head * job.group + (r0 < rows ? r0 / job.n : 0), h1 = key_head * job.group + (r1 < rows ? r1 / job.n : 0);
+    Head head0 = head_of(job, b, h0), head1 = head_of(job, b, h1);
+    float scale0 = head0.scale, scale1 = head1.scale; // in registers, whoever is called with the heads
+    i64 p0 = place_of(job, b, i0 < job.n ? i0 : 0), p1 = place_of(job, b, i1 < job.n ? i1 : 0);
+
+    // The queries, in the order in which a lane's 16 bytes of a key are summed.
+    u32 q[CHUNKS][2][4];
+    const T* q0 = job.q.at + b * job.q.batch + h0 * job.q.head + (i0 < job.n ? i0 : 0) * job.q.row;
+    const T* q1 = job.q.at + b * job.q.batch + h1 * job.q.head + (i1 < job.n ? i1 : 0) * job.q.row;
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        Sixteen x = *(const Sixteen*)(q0 + chunk * 32 + t * 8), y = *(const Sixteen*)(q1 + chunk * 32 + t * 8);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            q[chunk][half][0] = i0 < job.n ? word(x, 2 * half) : 0;
+            q[chunk][half][1] = i1 < job.n ? word(y, 2 * half) : 0;
+            q[chunk][half][2] = i0 < job.n ? word(x, 2 * half + 1) : 0;
+            q[chunk][half][3] = i1 < job.n ? word(y, 2 * half + 1) : 0;
+        }
+    }
+    const T* keys = job.k.at + b * job.k.batch + key_head * job.k.head + t * 8;
+    const T* values = job.v.at + b * job.v.batch + key_head * job.v.head + g * 8;
+
+    float acc[SUMS][4];
+    clear(acc);
+    float most0 = -INFINITE, most1 = -INFINITE, sum0 = 0.0f, sum1 = 0.0f, inner0 = 0.0f, inner1 = 0.0f;
+    bool unmasked = job.ops == 0 || sees_all(job, b, i0 < job.n ? i0 : 0, piece * PIECE);
+    int start = piece * PIECE, end = start + PIECE < job.m ? start + PIECE : job.m;
+    // [STAGES][SLOTS][32 lanes] of this warp: keys first, then values.
+    Sixteen* ring = (Sixteen*)shared + warp * STAGES * SLOTS * 32 + lane;
+    auto copy = [&](int j0, int stage) {
+        Sixteen* to = ring + stage * SLOTS * 32;
+        if (j0 < end) {
+#pragma unroll
+            for (int part = 0; part < 2; part++) {
+                int j = j0 + part * 8 + g < end ? j0 + part * 8 + g : end - 1;
+#pragma unroll
+                for (int chunk = 0; chunk < CHUNKS; chunk++)
+                    copy_sixteen(to + (part * CHUNKS + chunk) * 32, keys + j * job.k.row + chunk * 32);
+            }
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+                int j = j0 + 2 * t + r % 2 + r / 2 * 8;
+                j = j < end ? j : end - 1;
+#pragma unroll
+                for (int step = 0; step < STEPS; step++)
+                    copy_sixteen(to + (2 * CHUNKS + r * STEPS + step) * 32, values + j * job.v.row + step * 64);
+            }
+        }
+        copies_end();
+    };
+    int stage = 0;
+#pragma unroll
+    for (int ahead = 0; ahead < STAGES - 1; ahead++) copy(start + warp * 16 + ahead * 64, ahead);
+    for (int j0 = start + warp * 16; j0 < end; j0 += 64) {
+        copy(j0 + (STAGES - 1) * 64, stage == 0 ? STAGES - 1 : stage - 1);
+        copies_wait<STAGES - 1>();
+        const Sixteen* here = ring + stage * SLOTS * 32;
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        Sixteen v[4][STEPS];
+        float s[2][4];
+        clear(s);
+#pragma unroll
+        for (int part = 0; part < 2; part++)
+#pragma unroll
+            for (int chunk = 0; chunk < CHUNKS; chunk++) {
+                Sixteen k = here[(part * CHUNKS + chunk) * 32];
+#pragma unroll
+                for (int half = 0; half < 2; half++) mma(s[part], q[chunk][half], word(k, 2 * half), word(k, 2 * half + 1));
+            }
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+#pragma unroll
+            for (int step = 0; step < STEPS; step++) v[r][step] = here[(2 * CHUNKS + r * STEPS + step) * 32];
+        bool plain = unmasked && job.plain && j0 + 16 <= end;
+        float tile_most0 = -INFINITE, tile_most1 = -INFINITE;
+        bool odd = false;
+#pragma unroll
+        for (int part = 0; part < 2; part++)
+#pragma unroll
+            for (int x = 0; x < 4; x++) {
+                int j = j0 + part * 8 + 2 * t + x % 2;
+                float score = -INFINITE;
+                bool there = (x < 2 ? i0 : i1) < job.n; // a row of the 16 that stands for a query
+                if (there && plain) score = s[part][x] * (x < 2 ? scale0 : scale1);
+                else if (there && j < end) score = finish(job, x < 2 ? head0 : head1, s[part][x], x < 2 ? i0 : i1, j, x < 2 ? p0 : p1, unmasked).score;
+                s[part][x] = score;
+                if (x < 2) tile_most0 = fmaxf(tile_most0, score);
+                else tile_most1 = fmaxf(tile_most1, score);
+                odd |= there && score == -INFINITE;
+            }
+        // Where a pair is absent, its value may be anything: NaN must not come in through a weight of 0.
+        if (__ballot_sync(FULL_WARP, odd)) {
+            bool bad = false;
+#pragma unroll
+            for (int r = 0; r < 4; r++)
+#pragma unroll
+                for (int step = 0; step < STEPS; step++)
+#pragma unroll
+                    for (int x = 0; x < 8; x++) {
+                        T value;
+                        value.bits = u16(v[r][step].words[x / 2] >> (x % 2 * 16));
+                        bad |= !all_finite(value);
+                    }
+            if (__ballot_sync(FULL_WARP, bad)) {
+                // Rare, so one key at a time: those that no row sees are taken out whole.
+#pragma unroll
+                for (int r = 0; r < 4; r++) {
+                    // Does any row see the key of this lane's row r of values? Its scores lie in the lanes with the same t.
+                    float seen0 = r / 2 == 0 ? s[0][r % 2] : s[1][r % 2], seen1 = r / 2 == 0 ? s[0][2 + r % 2] : s[1][2 + r % 2];
+                    float largest = fmaxf(seen0, seen1);
+                    bool nan = seen0 != seen0 || seen1 != seen1;
+                    float any = nan ? 0.0f : largest;
+                    for (int by = 4; by < 32; by *= 2) any = fmaxf(any, __shfl_xor_sync(FULL_WARP, any, by));
+                    if (any == -INFINITE)
+#pragma unroll
+                        for (int step = 0; step < STEPS; step++)
+#pragma unroll
+                            for (int x = 0; x < 4; x++) v[r][step].words[x] = 0;
+                }
+            }
+        }
+        float new0 = fmaxf(most0, quad_max(tile_most0)), new1 = fmaxf(most1, quad_max(tile_most1));
+        float by0 = most0 == -INFINITE ? 0.0f : exponential(most0 - new0);
+        float by1 = most1 == -INFINITE ? 0.0f : exponential(most1 - new1);
+        if (job.entropy) {
+            if (most0 != -INFINITE) inner0 = by0 * (inner0 + (most0 - new0) * sum0);
+            if (most1 != -INFINITE) inner1 = by1 * (inner1 + (most1 - new1) * sum1);
+        }
+        sum0 *= by0;
+        sum1 *= by1;
+        most0 = new0;
+        most1 = new1;
+#pragma unroll
+        for (int part = 0; part < 2; part++)
+#pragma unroll
+            for (int x = 0; x < 4; x++) {
+                float from = s[part][x] - (x < 2 ? most0 : most1);
+                float e = s[part][x] == -INFINITE ? 0.0f : exponential(from);
+                if (x < 2) sum0 += e;
+                else sum1 += e;
+                if (job.entropy && e != 0.0f) {
+                    if (x < 2) inner0 += e * from;
+                    else inner1 += e * from;
+                }
+                if (job.threshold && e != 0.0f)
+                    e *= modulation(job, x < 2 ? head0 : head1, x < 2 ? i0 : i1, j0 + part * 8 + 2 * t + x % 2);
+                s[part][x] = e;
+            }
+        u32 a[4] = {pair_of(s[0][0], s[0][1]), pair_of(s[0][2], s[0][3]), pair_of(s[1][0], s[1][1]), pair_of(s[1][2], s[1][3])};
+#pragma unroll
+        for (int step = 0; step < STEPS; step++)
+#pragma unroll
+            for (int x = 0; x < 8; x++) {
+                // Column 64·step + 8g + x of the values is column g of part 8·step + x.
+                float(&c)[4] = acc[8 * step + x];
+                c[0] *= by0;
+                c[1] *= by0;
+                c[2] *= by1;
+                c[3] *= by1;
+                u32 low = x % 2 ? 0x7632 : 0x5410; // the high or the low halves of two words
+                u32 b0 = __byte_perm(word(v[0][step], x / 2), word(v[1][step], x / 2), low);
+                u32 b1 = __byte_perm(word(v[2][step], x / 2), word(v[3][step], x / 2), low);
+                mma(c, a, b0, b1);
+            }
+    }
+    __syncthreads(); // the slots become room for what the warps found
+    sum0 = quad_sum(sum0);
+    sum1 = quad_sum(sum1);
+    inner0 = quad_sum(inner0);
+    inner1 = quad_sum(inner1);
+    if (t == 0) {
+        most_of[warp * 16 + g] = most0;
+        most_of[warp * 16 + g + 8] = most1;
+        sum_of[warp * 16 + g] = sum0;
+        sum_of[warp * 16 + g + 8] = sum1;
+        inner_of[warp * 16 + g] = inner0;
+        inner_of[warp * 16 + g + 8] = inner1;
+    }
+    const int ld = WIDTH + 4;
+#pragma unroll
+    for (int part = 0; part < SUMS; part++)
+#pragma unroll
+        for (int x = 0; x < 4; x++) {
+            // Column 2t + x mod 2 of part 8·step + y is column 64·step + 8·(2t + x mod 2) + y of the values.
+            int column = part / 8 * 64 + 8 * (2 * t + x % 2) + part % 8;
+            out_of[(warp * 16 + g + x / 2 * 8) * ld + column] = acc[part][x];
+        }
+    __syncthreads();
+    // The four warps' parts, always in their order.
+    i64 in_all = i64(job.batch) * job.heads * job.n;
+    for (int cell = threadIdx.x; cell < 16 * WIDTH; cell += 128) {
+        int r = cell / WIDTH, c = cell % WIDTH, row = row_tile * 16 + r;
+        if (row >= rows) continue;
+        float most = fmaxf(fmaxf(most_of[r], most_of[16 + r]), fmaxf(most_of[32 + r], most_of[48 + r]));
+        float sum = 0.0f, x = 0.0f, inner = 0.0f;
+        for (int w = 0; w < 4; w++) {
+            float of_warp = most_of[w * 16 + r];
+            if (of_warp == -INFINITE && sum_of[w * 16 + r] == 0.0f) continue;
+            float share = expf(of_warp - most);
+            sum += share * sum_of[w * 16 + r];
+            x += share * out_of[(w * 16 + r) * ld + c];
+            inner += share * (inner_of[w * 16 + r] + (of_warp - most) * sum_of[w * 16 + r]);
+        }
+        i64 at_row = (i64(b) * job.heads + key_head * job.group + row / job.n) * job.n + row % job.n;
+        float by = sum == 0.0f ? 0.0f : 1.0f / sum;
+        if (job.pieces > 1) {
+            job.piece_out[(piece * in_all + at_row) * WIDTH + c] = x * by;
+        } else {
+            // One piece: the sink, if there is one, joins here.
+            int h = key_head * job.group + row / job.n;
+            if (job.sinks) {
+                float sink = widen(job.sinks[h]), larger = fmaxf(most, sink);
+                float total = (sum == 0.0f ? 0.0f : sum * expf(most - larger)) + (sink == -INFINITE ? 0.0f : expf(sink - larger));
+                by = total == 0.0f || sum == 0.0f ? 0.0f : expf(most - larger) / total;
+                if (c == 0) {
+                    float lse = total == 0.0f ? -INFINITE : larger + logf(total);
+                    job.lse[at_row] = lse;
+                    // −Σ p (s − lse), with s − lse = (s − most) + (most − lse)
+                    if (job.entropy) job.entropy[at_row] = sum == 0.0f ? 0.0f : by * (-inner - (most - lse) * sum);
+                }
+            }
+            job.out.at[b * job.out.batch + h * job.out.head + row % job.n * job.out.row + c * job.out.col] = narrow(x * by);
+            if (job.sinks) continue;
+        }
+        if (c == 0) {
+            float lse = sum == 0.0f ? -INFINITE : most + logf(sum);
+            (job.pieces > 1 ? job.piece_lse + piece * in_all : job.lse)[at_row] = lse;
+            if (job.entropy)
+                (job.pieces > 1 ? job.piece_entropy + piece * in_all : job.entropy)[at_row] =
+                    sum == 0.0f ? 0.0f : logf(sum) - inner * by;
+        }
+    }
+}

@@ -1,0 +1,162 @@
+"""Launches the Hopper kernels on torch tensors through the driver's C interface: modules, tensor maps, the parameter block."""
+import ctypes as C, torch
+
+cuda = C.CDLL("libcuda.so.1")
+
+
+def check(code, what=""):
+    if code != 0:
+        text = C.c_char_p()
+        cuda.cuGetErrorString(code, C.byref(text))
+        raise RuntimeError(f"{what}: {code} {text.value}")
+
+
+class Problem(C.Structure):
+    _fields_ = (
+        [(x, C.c_int) for x in "batch heads_q heads_k n m d dv offset left right section ordered".split()]
+        + [(x, C.c_float) for x in "scale softcap dropout_scale".split()]
+        + [("dropout_threshold", C.c_uint), ("seed", C.c_uint64)]
+        + [(x, C.c_int64) for x in "out out_b out_h out_i lse lengths segments_q segments_k plan_rows plan_tiles plan_bits".split()]
+        + [("plan_b", C.c_int), ("plan_h", C.c_int)]
+        + [(x, C.c_int64) for x in (
+            "bias bias_b bias_h bias_i bias_j alibi sinks counter d_out d_out_b d_out_h d_out_i d_lse dq dq_b dq_h dq_i "
+            "dk dk_b dk_h dk_j dv_out dv_b dv_h dv_j delta lse2 dq_sum grain d_bias d_bias_b d_bias_h d_bias_i d_bias_j d_sinks limits k k_b k_h k_j v v_b v_h v_j").split()]
+    )
+
+
+assert C.sizeof(Problem) == 520
+SMS = None
+
+
+class Module:
+    def __init__(self, path, sizes):
+        global SMS
+        torch.zeros(1, device="cuda")
+        SMS = torch.cuda.get_device_properties(0).multi_processor_count
+        self.module = C.c_void_p()
+        data = open(path, "rb").read()
+        check(cuda.cuModuleLoadData(C.byref(self.module), data), path)
+        at, size, got = C.c_uint64(), C.c_size_t(), (C.c_int * 5)()
+        check(cuda.cuModuleGetGlobal_v2(C.byref(at), C.byref(size), self.module, sizes.encode()), sizes)
+        check(cuda.cuMemcpyDtoH_v2(got, at, C.c_size_t(20)), "sizes")
+        self.M, self.N, self.threads, self.shared, self.ordered = got
+        self.functions = {}
+
+    def function(self, name, shared=0):
+        if name not in self.functions:
+            f = C.c_void_p()
+            check(cuda.cuModuleGetFunction(C.byref(f), self.module, name.encode()), name)
+            if shared:
+                check(cuda.cuFuncSetAttribute(f, 8, shared), "shared memory")
+            self.functions[name] = f
+        return self.functions[name]
+
+    def launch(self, name, grid, block, shared, *params):
+        f = self.function(name, shared)
+        pointers = (C.c_void_p * len(params))(*[p if isinstance(p, int) else C.addressof(p) for p in params])
+        stream = C.c_void_p(torch.cuda.current_stream().cuda_stream)
+        check(cuda.cuLaunchKernel(f, grid[0], grid[1], 1, block, 1, 1, shared, stream, pointers, None), name)
+
+
+_KEEP = []
+
+
+def tensor_map(x, rows):
+    """x: [batch, head, row, column], any strides of the first three."""
+    buffer = (C.c_uint8 * 256)()
+    at = (C.addressof(buffer) + 63) & ~63
+    b, h, n, d = x.shape
+    dims = (C.c_uint64 * 4)(d, n, h, b)
+    stride = lambda axis: x.stride(axis) * x.element_size() if x.shape[axis] > 1 else 16
+    strides = (C.c_uint64 * 3)(stride(2), stride(1), stride(0))
+    box = (C.c_uint32 * 4)(64, rows, 1, 1)
+    ones = (C.c_uint32 * 4)(1, 1, 1, 1)
+    kind = 9 if x.dtype == torch.bfloat16 else 6
+    check(cuda.cuTensorMapEncodeTiled(C.c_void_p(at), kind, 4, C.c_void_p(x.data_ptr()), dims, strides, box, ones, 0, 3, 3, 0), "tensor map")
+    return at, buffer
+
+
+def pow2floor(x):
+    return 1 << max(0, int(x).bit_length() - 1)
+
+
+COUNTER = None
+
+
+def problem(q, k, v, **more):
+    global COUNTER
+    if COUNTER is None:
+        COUNTER = torch.zeros(2, device="cuda", dtype=torch.int32)
+    b, hq, n, d = q.shape
+    _, hk, m, dv = v.shape
+    p = Problem(batch=b, heads_q=hq, heads_k=hk, n=n, m=m, d=d, dv=dv, left=1 << 29, right=1 << 29, section=1, scale=d ** -0.5)
+    p.counter = COUNTER.data_ptr()
+    for name, x in more.items():
+        if name.startswith("_"):
+            continue
+        setattr(p, name, x.data_ptr() if isinstance(x, torch.Tensor) else x)
+    return p
+
+
+def strided(p, prefix, x, names):
+    setattr(p, prefix[0], x.data_ptr())
+    for axis, name in enumerate(names):
+        setattr(p, prefix[1] + name, x.stride(axis))
+
+
+class Forward:
+    """One forward call, ready to be launched many times."""
+
+    def __init__(self, module, q, k, v, out, lse, **more):
+        self.module, self.held = module, (q, k, v, out, lse, more)
+        p = self.p = problem(q, k, v, **more)
+        strided(p, ("out", "out_"), out, "bhi")
+        p.lse = lse.data_ptr()
+        if more.get("_band"):
+            p.ordered = 1
+            group = p.heads_q // p.heads_k
+            p.section = min(max(1, pow2floor((32 << 20) // (p.m * (p.d + p.dv) * 2)) * group), p.batch * p.heads_q)
+        if "section" in more:
+            p.section = more["section"]
+        self.maps = [tensor_map(q, module.M), tensor_map(k, module.N), tensor_map(v, module.N)]
+        self.work = p.batch * p.heads_q * -(-p.n // module.M)
+
+    def __call__(self):
+        m = self.module
+        m.launch("attention_forward", (min(SMS, self.work), 1), m.threads, m.shared, self.p, *[a for a, _ in self.maps])
+
+
+class Backward:
+    def __init__(self, module, q, k, v, out, lse, d_out, dq, dk, dv, **more):
+        self.module, self.held = module, (q, k, v, out, lse, d_out, dq, dk, dv, more)
+        p = self.p = problem(q, k, v, **more)
+        strided(p, ("out", "out_"), out, "bhi")
+        strided(p, ("d_out", "d_out_"), d_out, "bhi")
+        strided(p, ("dq", "dq_"), dq, "bhi")
+        strided(p, ("dk", "dk_"), dk, "bhj")
+        strided(p, ("dv_out", "dv_"), dv, "bhj")
+        p.lse = lse.data_ptr()
+        heads, pad, tiles = p.batch * p.heads_q, -(-p.n // 128) * 128, -(-p.n // module.M)
+        wide = 64 if max(p.d, p.dv) <= 64 else 128 if max(p.d, p.dv) <= 128 else 256
+        f32 = dict(device="cuda", dtype=torch.float32)
+        nan = float("nan")
+        self.work_space = [torch.full((heads * pad,), nan, **f32), torch.full((heads * pad,), nan, **f32),
+                           torch.full((heads * tiles * module.M * wide,), nan, **f32),
+                           torch.full((heads * pad,), nan, **f32), torch.full((p.batch * p.heads_k * -(-p.m // 128) * 2,), nan, **f32)]
+        strided(p, ("k", "k_"), k, "bhj")
+        strided(p, ("v", "v_"), v, "bhj")
+        p.lse2, p.delta, p.dq_sum, p.grain, p.limits = (x.data_ptr() for x in self.work_space)
+        self.maps = [tensor_map(q, module.M), tensor_map(k, module.N), tensor_map(v, module.N), tensor_map(d_out, module.M)]
+        self.work = p.batch * p.heads_k * -(-p.m // module.N)
+        self.tiles, self.heads = tiles, heads
+
+    def __call__(self, only=None):
+        m = self.module
+        if only in (None, "measure") and m.ordered:
+            m.launch("attention_backward_measure", (-(-self.p.m // 128), self.p.batch * self.p.heads_k), 256, 0, self.p)
+        if only in (None, "prepare"):
+            m.launch("attention_backward_prepare", (-(-self.p.n // 128), self.heads), 256, 0, self.p)
+        if only in (None, "main"):
+            m.launch("attention_backward", (min(SMS, self.work), 1), m.threads, m.shared, self.p, *[a for a, _ in self.maps])
+        if only in (None, "finish"):
+            m.launch("attention_backward_finish", (self.tiles, self.heads), 256, 0, self.p)

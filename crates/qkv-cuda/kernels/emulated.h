@@ -1,0 +1,245 @@
+// The kernels as plain C++, for a machine without a card: each thread of a block is a fibre, and a fibre that waits at a
+// barrier lets the next one run. Slow, and the same source: what is wrong in a kernel's logic is wrong here too.
+
+#define EMULATED 1
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __noinline__
+#define __grid_constant__
+#define __launch_bounds__(...)
+
+struct Index {
+    unsigned x, y, z;
+};
+struct float2 {
+    float x, y;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+static inline float2 make_float2(float x, float y) { return {x, y}; }
+
+static const int SHARED_BYTES = 232448;
+alignas(128) static unsigned char shared_memory[SHARED_BYTES];
+// `extern __shared__ float4 shared[]` in a kernel becomes a use of this.
+#define __shared__
+static float4* const shared_tile = (float4*)shared_memory;
+
+static Index blockIdx, blockDim;
+static int current = 0, threads_here = 0;
+struct Fibre {
+    void* at; // where its stack stands
+    std::vector<char> stack;
+    bool done;
+};
+static std::vector<Fibre> fibres;
+static void* scheduler;
+
+// From one stack to another: what a call must keep is kept on the stack that is left.
+#ifdef __x86_64__
+extern "C" void qkv_switch(void** from, void* to);
+asm(R"(
+.text
+.type qkv_switch, @function
+qkv_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+)");
+#else
+#error "fibres are written for x86-64"
+#endif
+struct ThreadIndex {
+    struct {
+        operator unsigned() const { return unsigned(current); }
+    } x;
+};
+static ThreadIndex threadIdx;
+
+static void yield() { qkv_switch(&fibres[current].at, scheduler); }
+
+// A barrier of some fibres: a fibre waits until the round it came in with is over. Those that have ended count as come.
+struct Barrier {
+    int came = 0;
+    unsigned long round = 0;
+    int value = 0, result = 0;
+};
+static Barrier block_barrier, warp_barriers[64];
+static int ended_in_warp[64], ended_in_block;
+
+static void arrive(Barrier& barrier, int members) {
+    unsigned long mine = barrier.round;
+    barrier.came++;
+    if (barrier.came == members) {
+        barrier.came = 0;
+        barrier.result = barrier.value;
+        barrier.value = 0;
+        barrier.round++;
+        return;
+    }
+    while (barrier.round == mine) yield();
+}
+static int warp_size() { return threads_here - current / 32 * 32 < 32 ? threads_here - current / 32 * 32 : 32; }
+static void __syncthreads() { arrive(block_barrier, threads_here - ended_in_block); }
+static int __syncthreads_or(int x) {
+    block_barrier.value |= x;
+    arrive(block_barrier, threads_here - ended_in_block);
+    return block_barrier.result;
+}
+static void __syncwarp() { arrive(warp_barriers[current / 32], warp_size() - ended_in_warp[current / 32]); }
+
+static float exchanged[64][32];
+template <class X> static X __shfl_xor_sync(unsigned, X x, int by) {
+    int warp = current / 32, lane = current % 32;
+    std::memcpy(&exchanged[warp][lane], &x, 4);
+    __syncwarp();
+    X got;
+    std::memcpy(&got, &exchanged[warp][lane ^ by], 4);
+    __syncwarp();
+    return got;
+}
+static unsigned balloted[64][32];
+static unsigned __ballot_sync(unsigned, int x) {
+    int warp = current / 32, lane = current % 32;
+    balloted[warp][lane] = x != 0;
+    __syncwarp();
+    unsigned bits = 0;
+    for (int at = 0; at < 32; at++) bits |= balloted[warp][at] << at;
+    __syncwarp();
+    return bits;
+}
+static unsigned fragments[64][32][6];
+template <class Widen> static void emulated_mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, Widen widen) {
+    int warp = current / 32, lane = current % 32, g = lane / 4, t = lane % 4;
+    unsigned* mine = fragments[warp][lane];
+    for (int x = 0; x < 4; x++) mine[x] = a[x];
+    mine[4] = b0;
+    mine[5] = b1;
+    __syncwarp();
+    for (int x = 0; x < 4; x++) {
+        int row = g + x / 2 * 8, column = 2 * t + x % 2;
+        float sum = c[x];
+        for (int k = 0; k < 16; k++) {
+            unsigned left = fragments[warp][row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+            unsigned right = fragments[warp][column * 4 + k % 8 / 2][4 + k / 8];
+            sum += widen(uint16_t(left >> (k % 2 * 16))) * widen(uint16_t(right >> (k % 2 * 16)));
+        }
+        c[x] = sum;
+    }
+    __syncwarp();
+}
+
+static inline float emulated_from_half(uint16_t bits) {
+    _Float16 half;
+    std::memcpy(&half, &bits, 2);
+    return float(half);
+}
+static inline uint16_t emulated_to_half(float x) {
+    _Float16 half = _Float16(x);
+    uint16_t bits;
+    std::memcpy(&bits, &half, 2);
+    return bits;
+}
+static inline float __int_as_float(int x) { float y; std::memcpy(&y, &x, 4); return y; }
+static inline float __uint_as_float(unsigned x) { float y; std::memcpy(&y, &x, 4); return y; }
+static inline unsigned __float_as_uint(float x) { unsigned y; std::memcpy(&y, &x, 4); return y; }
+// The C library has a name like this too.
+#define __expf expf
+static inline int __ffs(int x) { return __builtin_ffs(x); }
+static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned by) {
+    unsigned long long both = x | (unsigned long long)y << 32;
+    unsigned out = 0;
+    for (int at = 0; at < 4; at++) out |= unsigned(both >> ((by >> (4 * at) & 7) * 8) & 0xff) << (8 * at);
+    return out;
+}
+
+static void (*body)(const void*);
+static const void* argument;
+static void run_fibre() {
+    body(argument);
+    fibres[current].done = true;
+    ended_in_warp[current / 32]++;
+    ended_in_block++;
+    // Whoever waits for this fibre waits for one fewer.
+    Barrier& warp = warp_barriers[current / 32];
+    int left = warp_size() - ended_in_warp[current / 32];
+    if (warp.came && warp.came == left) { warp.came = 0; warp.result = warp.value; warp.value = 0; warp.round++; }
+    left = threads_here - ended_in_block;
+    if (block_barrier.came && block_barrier.came == left) {
+        block_barrier.came = 0;
+        block_barrier.result = block_barrier.value;
+        block_barrier.value = 0;
+        block_barrier.round++;
+    }
+    yield();
+}
+
+static void run_block(int threads) {
+    const size_t stack = 256 * 1024;
+    if (int(fibres.size()) < threads) fibres.resize(threads);
+    threads_here = threads;
+    block_barrier = Barrier();
+    ended_in_block = 0;
+    for (int warp = 0; warp < 64; warp++) {
+        warp_barriers[warp] = Barrier();
+        ended_in_warp[warp] = 0;
+    }
+    std::memset(shared_memory, 0xff, SHARED_BYTES); // what nobody wrote reads as NaN
+    for (int at = 0; at < threads; at++) {
+        Fibre& fibre = fibres[at];
+        fibre.stack.resize(stack);
+        fibre.done = false;
+        // As if it had left: a place to go on at, and six registers.
+        void** top = (void**)((uintptr_t)(fibre.stack.data() + stack) / 16 * 16);
+        top[-1] = nullptr;
+        top[-2] = (void*)run_fibre;
+        for (int at = 3; at <= 8; at++) top[-at] = nullptr;
+        fibre.at = top - 8;
+    }
+    for (int left = threads; left > 0;)
+        for (current = 0; current < threads; current++) {
+            if (fibres[current].done) continue;
+            qkv_switch(&scheduler, fibres[current].at);
+            if (fibres[current].done) left--;
+        }
+}
+
+// What the host calls: 0 where there is no such kernel.
+#define EMULATED_LAUNCH(...)                                                                              \
+    extern "C" int emulated_launch(const char* name, const unsigned* grid, unsigned threads, const void* job) { \
+        struct Named { const char* name; void (*call)(const void*); };                                     \
+        static const Named all[] = {__VA_ARGS__};                                                          \
+        for (const Named& one : all)                                                                       \
+            if (!std::strcmp(one.name, name)) {                                                            \
+                body = one.call;                                                                           \
+                argument = job;                                                                            \
+                blockDim = {threads, 1, 1};                                                                \
+                for (unsigned y = 0; y < grid[1]; y++)                                                     \
+                    for (unsigned x = 0; x < grid[0]; x++) {                                               \
+                        blockIdx = {x, y, 0};                                                              \
+                        run_block(int(threads));                                                           \
+                    }                                                                                      \
+                return 1;                                                                                  \
+            }                                                                                              \
+        return 0;                                                                                          \
+    }
+#define EMULATED_KERNEL(name) {#name, [](const void* job) { name(*(const Job*)job); }}

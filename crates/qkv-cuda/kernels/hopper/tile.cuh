@@ -1,0 +1,446 @@
+// The vocabulary that the Hopper kernels are written in: barriers, bulk copies, matrix products of a warpgroup, and the
+// fragments that they leave in registers. Everything here is one instruction or a few; no kernel writes PTX of its own.
+//
+// A tile in shared memory holds rows of 64 elements (128 bytes, swizzled as the copy engine does it); a wider tile is
+// several of these columns of rows, one after the other: [width / 64][rows][64].
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#ifndef ELEMENT  // 0: bf16, 1: f16
+#define ELEMENT 0
+#endif
+#ifndef WATCHDOG  // 1: a wait that takes too long goes on, wrongly, instead of hanging: for checks only
+#define WATCHDOG 0
+#endif
+
+#define INLINE __device__ __forceinline__
+constexpr float LOG2E = 1.4426950408889634f;
+constexpr float LN2 = 0.6931471805599453f;
+#define MINUS_INFINITY __uint_as_float(0xff800000u)
+
+struct alignas(64) TensorMap {
+    u64 opaque[16];
+};
+
+// ---------------------------------------------------------------------------------------------- threads
+
+INLINE int lane_id() { return threadIdx.x & 31; }
+INLINE int warp_id() { return __shfl_sync(~0u, threadIdx.x >> 5, 0); }
+// The same for all threads of a warpgroup, and known to be so.
+INLINE int warpgroup_id() { return __shfl_sync(~0u, threadIdx.x >> 7, 0); }
+
+template <int REGISTERS> INLINE void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+template <int REGISTERS> INLINE void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+INLINE void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+INLINE void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+// ---------------------------------------------------------------------------------------------- barriers
+
+INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// Shared memory written by plain stores becomes visible to the matrix units and the copy engine.
+INLINE void fence_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// A barrier of the copy engine, by its address in shared memory.
+struct Barrier {
+    u32 at;
+    INLINE void init(int arrivals) const { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals)); }
+    INLINE void arrive() const { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory"); }
+    // One arrival, and so many bytes that the copy engine will bring.
+    INLINE void expect(int bytes) const {
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+    }
+    INLINE bool ready(u32 phase) const {
+        u32 done;
+        asm volatile(
+            "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+            : "=r"(done) : "r"(at), "r"(phase) : "memory");
+        return done;
+    }
+    INLINE void wait(u32 phase) const {
+#if WATCHDOG
+        for (u32 tries = 0; !ready(phase) && tries < 20000; tries++) {}
+#else
+        while (!ready(phase)) {}
+#endif
+    }
+};
+INLINE void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// A ring of STAGES places: the place and its parity for the n-th use.
+template <int STAGES> struct Ring {
+    u32 place = 0, parity = 0;
+    INLINE void next() {
+        if (++place == STAGES) place = 0, parity ^= 1;
+    }
+};
+
+// ---------------------------------------------------------------------------------------------- copies
+
+INLINE void prefetch(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
+
+// A box of a [batch, head, row, column] tensor.
+INLINE void load_box(u32 to, const TensorMap& map, Barrier done, int column, int row, int head, int batch) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+        ::"r"(to), "l"(&map), "r"(done.at), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
+}
+// All columns of a tile of rows: one box for each 64.
+template <int ROWS, int WIDTH>
+INLINE void load_tile(u32 to, const TensorMap& map, Barrier done, int row, int head, int batch) {
+#pragma unroll
+    for (int c = 0; c < WIDTH / 64; c++) load_box(to + c * ROWS * 128, map, done, c * 64, row, head, batch);
+}
+INLINE void load_bytes(u32 to, const void* from, int bytes, Barrier done) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(done.at) : "memory");
+}
+// Adds words in shared memory to words in device memory.
+INLINE void add_floats(float* to, u32 from, int bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+                 ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+INLINE void add_integers(float* to, u32 from, int bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%0], [%1], %2;"
+                 ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+INLINE void commit_copies() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+INLINE void wait_copies_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+// ---------------------------------------------------------------------------------------------- numbers
+
+INLINE float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+INLINE float log2_fast(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+INLINE float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+// tanh from one exponential and one reciprocal: exact to 1e-7 of the largest value, unlike the instruction.
+INLINE float tanh_exact(float x) { return 1.f - 2.f * reciprocal(1.f + exp2_fast(2.f * LOG2E * x)); }
+
+// Two floats as two elements, the first in the low half.
+INLINE u32 pack(float low, float high) {
+    u32 x;
+#if ELEMENT == 0
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+#endif
+    return x;
+}
+INLINE float widen(u16 bits) {
+#if ELEMENT == 0
+    return __uint_as_float((u32)bits << 16);
+#else
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+#endif
+}
+INLINE float widen_low(u32 two) { return widen((u16)two); }
+INLINE float widen_high(u32 two) {
+#if ELEMENT == 0
+    return __uint_as_float(two & 0xffff0000u);
+#else
+    return widen((u16)(two >> 16));
+#endif
+}
+
+// Over the four threads that share a row of a fragment.
+INLINE float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+INLINE float quad_sum(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// Philox-4x32-10: four words of random bits for a counter.
+INLINE void philox(u32 (&word)[4], u64 seed) {
+    u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        u64 first = (u64)word[0] * 0xd2511f53u, second = (u64)word[2] * 0xcd9e8d57u;
+        u32 a = (u32)(second >> 32) ^ word[1] ^ k0, c = (u32)(first >> 32) ^ word[3] ^ k1;
+        word[1] = (u32)second, word[3] = (u32)first, word[0] = a, word[2] = c;
+        k0 += 0x9e3779b9u, k1 += 0xbb67ae85u;
+    }
+}
+// One bit for each of the keys 8·group .. 8·group + 8 of a query: set where it is kept.
+INLINE u32 dropout_keep(u64 seed, int sequence, int head, int i, int group, u32 threshold) {
+    u32 word[4] = {(u32)group, (u32)i, (u32)head, (u32)sequence}, kept = 0;
+    philox(word, seed);
+#pragma unroll
+    for (int w = 0; w < 4; w++) {
+        kept |= (u32)((word[w] & 0xffff) >= threshold) << (2 * w);
+        kept |= (u32)((word[w] >> 16) >= threshold) << (2 * w + 1);
+    }
+    return kept;
+}
+
+// ---------------------------------------------------------------------------------------------- matrix products
+
+// What the matrix units know of an operand in shared memory. `across` is the distance in bytes between columns of 64
+// elements, which matters where rows run along the summed dimension.
+INLINE u64 operand(u32 at, int across = 16) {
+    return (u64)(at >> 4 & 0x3fff) | (u64)(across >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+}
+
+INLINE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+INLINE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most PENDING committed groups are still running.
+template <int PENDING> INLINE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
+// Registers that a product reads or writes stay where they are across this point.
+template <int COUNT> INLINE void pin(float (&x)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(x[i])::"memory");
+}
+template <int COUNT> INLINE void pin(u32 (&x)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) asm volatile("" : "+r"(x[i])::"memory");
+}
+
+#if ELEMENT == 0
+#define WGMMA_TYPES "f32.bf16.bf16"
+#else
+#define WGMMA_TYPES "f32.f16.f16"
+#endif
+// The registers of an accumulator, as text and as operands, eight at a time.
+#define TEXT_8(a, b, c, d, e, f, g, h) "%" #a ",%" #b ",%" #c ",%" #d ",%" #e ",%" #f ",%" #g ",%" #h
+#define TEXT_16 TEXT_8(0, 1, 2, 3, 4, 5, 6, 7) "," TEXT_8(8, 9, 10, 11, 12, 13, 14, 15)
+#define TEXT_32 TEXT_16 "," TEXT_8(16, 17, 18, 19, 20, 21, 22, 23) "," TEXT_8(24, 25, 26, 27, 28, 29, 30, 31)
+#define TEXT_40 TEXT_32 "," TEXT_8(32, 33, 34, 35, 36, 37, 38, 39)
+#define TEXT_48 TEXT_40 "," TEXT_8(40, 41, 42, 43, 44, 45, 46, 47)
+#define TEXT_64 TEXT_48 "," TEXT_8(48, 49, 50, 51, 52, 53, 54, 55) "," TEXT_8(56, 57, 58, 59, 60, 61, 62, 63)
+#define TEXT_80 TEXT_64 "," TEXT_8(64, 65, 66, 67, 68, 69, 70, 71) "," TEXT_8(72, 73, 74, 75, 76, 77, 78, 79)
+#define TEXT_88 TEXT_80 "," TEXT_8(80, 81, 82, 83, 84, 85, 86, 87)
+#define TEXT_96 TEXT_88 "," TEXT_8(88, 89, 90, 91, 92, 93, 94, 95)
+#define TEXT_128 \
+    TEXT_96 "," TEXT_8(96, 97, 98, 99, 100, 101, 102, 103) "," TEXT_8(104, 105, 106, 107, 108, 109, 110, 111) "," \
+    TEXT_8(112, 113, 114, 115, 116, 117, 118, 119) "," TEXT_8(120, 121, 122, 123, 124, 125, 126, 127)
+#define FLOATS_8(c, x, o) \
+    c(x[o]), c(x[o + 1]), c(x[o + 2]), c(x[o + 3]), c(x[o + 4]), c(x[o + 5]), c(x[o + 6]), c(x[o + 7])
+#define FLOATS_16(c, x) FLOATS_8(c, x, 0), FLOATS_8(c, x, 8)
+#define FLOATS_32(c, x) FLOATS_16(c, x), FLOATS_8(c, x, 16), FLOATS_8(c, x, 24)
+#define FLOATS_40(c, x) FLOATS_32(c, x), FLOATS_8(c, x, 32)
+#define FLOATS_48(c, x) FLOATS_40(c, x), FLOATS_8(c, x, 40)
+#define FLOATS_64(c, x) FLOATS_48(c, x), FLOATS_8(c, x, 48), FLOATS_8(c, x, 56)
+#define FLOATS_80(c, x) FLOATS_64(c, x), FLOATS_8(c, x, 64), FLOATS_8(c, x, 72)
+#define FLOATS_88(c, x) FLOATS_80(c, x), FLOATS_8(c, x, 80)
+#define FLOATS_96(c, x) FLOATS_88(c, x), FLOATS_8(c, x, 88)
+#define FLOATS_128(c, x) FLOATS_96(c, x), FLOATS_8(c, x, 96), FLOATS_8(c, x, 104), FLOATS_8(c, x, 112), FLOATS_8(c, x, 120)
+
+// One instruction: 64 rows times N columns, 16 deep. R = N / 2 registers; i0.. are the numbers of the operands after them.
+// `fresh` forgets what the accumulator held, so that its registers are free until then.
+template <int N> struct Product;
+#define PRODUCT(N, R, i0, i1, i2, i3, i4, i5)                                                                           \
+    template <> struct Product<N> {                                                                                     \
+        template <int TURN_A, int TURN_B> INLINE static void fresh(float (&x)[R], u64 a, u64 b) {                       \
+            asm volatile("{ .reg .pred p; setp.ne.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" #N                    \
+                         "k16." WGMMA_TYPES " {" TEXT_##R "}, %" #i0 ", %" #i1 ", p, 1, 1, %" #i2 ", %" #i3 "; }"      \
+                         : FLOATS_##R("=f", x) : "l"(a), "l"(b), "n"(TURN_A), "n"(TURN_B));                             \
+        }                                                                                                               \
+        template <int TURN_A, int TURN_B> INLINE static void shared(float (&x)[R], u64 a, u64 b) {                      \
+            asm volatile("{ .reg .pred p; setp.eq.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" #N                    \
+                         "k16." WGMMA_TYPES " {" TEXT_##R "}, %" #i0 ", %" #i1 ", p, 1, 1, %" #i2 ", %" #i3 "; }"      \
+                         : FLOATS_##R("+f", x) : "l"(a), "l"(b), "n"(TURN_A), "n"(TURN_B));                             \
+        }                                                                                                               \
+        template <int TURN_B> INLINE static void registers(float (&x)[R], const u32* a, u64 b) {                        \
+            asm volatile("{ .reg .pred p; setp.eq.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" #N                    \
+                         "k16." WGMMA_TYPES " {" TEXT_##R "}, {%" #i0 ",%" #i1 ",%" #i2 ",%" #i3 "}, %" #i4            \
+                         ", p, 1, 1, %" #i5 "; }"                                                                      \
+                         : FLOATS_##R("+f", x) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TURN_B));      \
+        }                                                                                                               \
+    };
+PRODUCT(32, 16, 16, 17, 18, 19, 20, 21)
+PRODUCT(64, 32, 32, 33, 34, 35, 36, 37)
+PRODUCT(80, 40, 40, 41, 42, 43, 44, 45)
+PRODUCT(96, 48, 48, 49, 50, 51, 52, 53)
+PRODUCT(128, 64, 64, 65, 66, 67, 68, 69)
+PRODUCT(160, 80, 80, 81, 82, 83, 84, 85)
+PRODUCT(176, 88, 88, 89, 90, 91, 92, 93)
+PRODUCT(192, 96, 96, 97, 98, 99, 100, 101)
+PRODUCT(256, 128, 128, 129, 130, 131, 132, 133)
+
+// ADD: the product is added to what x holds; otherwise it replaces it.
+template <int N, bool ADD, int TURN_A, int TURN_B> INLINE void product_step(float (&x)[N / 2], u64 a, u64 b, int k) {
+    if (!ADD && k == 0) Product<N>::template fresh<TURN_A, TURN_B>(x, a, b);
+    else Product<N>::template shared<TURN_A, TURN_B>(x, a, b);
+}
+// x = A · Bᵀ: A is 64 rows of a tile of A_ROWS rows, B a tile of N rows, both with the summed dimension (DEPTH) along their
+// rows' elements.
+template <int N, int DEPTH, int A_ROWS, int B_ROWS = N> INLINE void product_rows(float (&x)[N / 2], u32 a, u32 b) {
+#pragma unroll
+    for (int k = 0; k < DEPTH / 16; k++)
+        product_step<N, false, 0, 0>(x, operand(a + (k / 4) * A_ROWS * 128 + k % 4 * 32), operand(b + (k / 4) * B_ROWS * 128 + k % 4 * 32), k);
+}
+// x += A · B: A in registers, B a tile whose DEPTH rows are summed over; N of its columns, from a multiple of 64.
+template <int N, int DEPTH, int B_ROWS = DEPTH> INLINE void product_columns(float (&x)[N / 2], const u32 (&a)[DEPTH / 4], u32 b) {
+#pragma unroll
+    for (int k = 0; k < DEPTH / 16; k++) Product<N>::template registers<1>(x, a + 4 * k, operand(b + k * 2048, B_ROWS * 128));
+}
+// x = Aᵀ · B, where the DEPTH rows of both tiles are summed over; 64 columns of A give the rows.
+template <int N, int DEPTH, int A_ROWS = DEPTH, int B_ROWS = DEPTH> INLINE void product_turned(float (&x)[N / 2], u32 a, u32 b) {
+#pragma unroll
+    for (int k = 0; k < DEPTH / 16; k++)
+        product_step<N, false, 1, 1>(x, operand(a + k * 2048, A_ROWS * 128), operand(b + k * 2048, B_ROWS * 128), k);
+}
+// x += A · B: A is 64 rows along whose elements is summed, B a tile whose DEPTH rows are.
+template <int N, int DEPTH, int A_ROWS, int B_ROWS = DEPTH> INLINE void product_mixed(float (&x)[N / 2], u32 a, u32 b) {
+#pragma unroll
+    for (int k = 0; k < DEPTH / 16; k++)
+        product_step<N, true, 0, 1>(x, operand(a + (k / 4) * A_ROWS * 128 + k % 4 * 32), operand(b + k * 2048, B_ROWS * 128), k);
+}
+
+// ---------------------------------------------------------------------------------------------- fragments
+
+// A fragment of 64 rows × N columns: thread t of the warpgroup holds, for each 8 columns c, x[4c], x[4c + 1] of row
+// `fragment_row()` and columns 8c + 2(t mod 4), + 1, and x[4c + 2], x[4c + 3] of the row 8 further down.
+INLINE int fragment_row() { return (threadIdx.x >> 5 & 3) * 16 + (threadIdx.x >> 2 & 7); }
+INLINE int fragment_column() { return (threadIdx.x & 3) * 2; }
+
+// The fragment rounded to elements, as the left operand of a product over its columns.
+template <int COUNT> INLINE void round_fragment(u32 (&to)[COUNT / 2], const float (&x)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT / 2; i++) to[i] = pack(x[2 * i], x[2 * i + 1]);
+}
+
+// Four threads that hold two neighbouring columns of each of four groups of eight leave with one group each.
+INLINE uint4 gather_quad(const u32 (&mine)[4]) {
+    int t = threadIdx.x & 3;
+    u32 got[4];
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        // Thread t gives group t ^ r to thread t ^ r and gets its own from there.
+        int to = t ^ r;
+        u32 give = to == 0 ? mine[0] : to == 1 ? mine[1] : to == 2 ? mine[2] : mine[3];
+        got[r] = r == 0 ? give : __shfl_xor_sync(~0u, give, r);
+    }
+    // got[r] came from thread t ^ r: put them in the order of the columns.
+    auto from = [&](int s) { int r = t ^ s; return r == 0 ? got[0] : r == 1 ? got[1] : r == 2 ? got[2] : got[3]; };
+    return make_uint4(from(0), from(1), from(2), from(3));
+}
+
+// Writes a fragment times a factor for each of the thread's two rows (0 whatever it holds, where that is 0), as elements: rows below `rows`, columns below
+// `columns`, which is a multiple of 8 with rows of 16-byte alignment; any other goes element by element.
+template <int COUNT>
+INLINE void store_fragment(u16* to, i64 stride, const float (&x)[COUNT], float upper, float lower, int rows, int columns, bool wide) {
+    int row = fragment_row(), t = threadIdx.x & 3;
+    if (wide) {
+#pragma unroll
+        for (int c = 0; c < COUNT / 16; c++) {
+            u32 high[4], low[4];
+#pragma unroll
+            for (int g = 0; g < 4; g++) {
+                const float* y = x + 16 * c + 4 * g;
+                high[g] = upper == 0.f ? 0 : pack(y[0] * upper, y[1] * upper), low[g] = lower == 0.f ? 0 : pack(y[2] * lower, y[3] * lower);
+            }
+            uint4 a = gather_quad(high), b = gather_quad(low);
+            int column = 32 * c + 8 * t;
+            if (column < columns) {
+                if (row < rows) *(uint4*)(to + row * stride + column) = a;
+                if (row + 8 < rows) *(uint4*)(to + (row + 8) * stride + column) = b;
+            }
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            int r = row + (i & 2) * 4, column = (i / 4) * 8 + 2 * t + (i & 1);
+            float factor = i & 2 ? lower : upper, y = factor == 0.f ? 0.f : x[i] * factor;
+            if (r < rows && column < columns) to[r * stride + column] = (u16)pack(y, y);
+        }
+    }
+}
+
+// Writes a fragment that is rounded to elements into a swizzled tile of ROWS rows, from its group `first` of 8 columns on;
+// the fragment's 64 rows are those at `to`.
+template <int COUNT, int ROWS> INLINE void store_tile(u32 to, const u32 (&x)[COUNT], int first = 0) {
+    int lane = lane_id(), warp = threadIdx.x >> 5 & 3;
+    // Of the four matrices that one instruction writes, lanes 8q .. 8q + 8 name the rows of matrix q.
+    int row = warp * 16 + (lane & 15), half = lane >> 4;
+#pragma unroll
+    for (int c = 0; c < COUNT / 4; c++) {
+        int column = first + 2 * c + half;  // of 8 elements
+        u32 at = to + (column >> 3) * ROWS * 128 + row * 128 + ((column & 7) ^ (row & 7)) * 16;
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                     ::"r"(at), "r"(x[4 * c]), "r"(x[4 * c + 1]), "r"(x[4 * c + 2]), "r"(x[4 * c + 3]) : "memory");
+    }
+}
+
+// Writes a fragment times a factor for each of the thread's two rows (0 whatever it holds, where that is 0), as elements, by
+// way of a tile in shared memory that nobody else uses: the fragment's 64 rows of a tile of ROWS are those at `tile`. Few
+// instructions, in a loop: a kernel's end is not in the instruction cache, and straight code runs at the pace of its
+// misses. Rows below `rows` and columns below `columns` are written; `wide` where they may be, 16 bytes at a time.
+template <int ROWS, int COUNT>
+INLINE void write_fragment(u32 tile, u16* to, i64 stride, const float (&x)[COUNT], float upper, float lower, int rows, int columns, bool wide) {
+    u32 packed[COUNT / 2];
+#pragma unroll
+    for (int i = 0; i < COUNT / 2; i++) {
+        float factor = i & 1 ? lower : upper;
+        packed[i] = factor == 0.f ? 0 : pack(x[2 * i] * factor, x[2 * i + 1] * factor);
+    }
+    store_tile<COUNT / 2, ROWS>(tile, packed);
+    __syncwarp();
+    constexpr int LANES = COUNT / 4;  // that share a row
+    int column = threadIdx.x % LANES, row = (threadIdx.x >> 5 & 3) * 16 + (threadIdx.x & 31) / LANES;
+    tile += (column >> 3) * ROWS * 128;
+    to += column * 8;
+#pragma unroll 4
+    for (int i = 0; i < LANES / 2; i++, row += 32 / LANES) {
+        uint4 y;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(y.x), "=r"(y.y), "=r"(y.z), "=r"(y.w) : "r"(tile + row * 128 + ((column & 7) ^ (row & 7)) * 16) : "memory");
+        if (row >= rows) continue;
+        u16* at = to + row * stride;
+        if (wide) {
+            if (column * 8 < columns) *(uint4*)at = y;
+        } else {
+            u32 words[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                if (column * 8 + e < columns) at[e] = (u16)(words[e / 2] >> (e & 1) * 16);
+        }
+    }
+}
+
+INLINE void store_shared(u32 at, float a, float b, float c, float d) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
+INLINE void store_shared(u32 at, int a, int b, int c, int d) {
+    asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+INLINE float load_shared(u32 at) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
+    return x;
+}
+INLINE void store_shared(u32 at, u8 x) { asm volatile("st.shared.u8 [%0], %1;" ::"r"(at), "r"((u32)x) : "memory"); }
+INLINE float2 load_shared2(u32 at) {
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at) : "memory");
+    return x;
+}
+INLINE u32 load_shared_u16(u32 at) {
+    u16 x;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(at) : "memory");
+    return x;
+}

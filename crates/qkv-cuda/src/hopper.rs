@@ -1,0 +1,606 @@
+//! Hopper's own kernels: which descriptions they take, and how they are launched. `kernels/hopper/INTERFACE.md` is the
+//! border: the parameter block, the maps of the copy engine, grids and workspace. Whatever does not fit runs in the general
+//! kernels.
+
+use crate::driver::{Kernel, Stream, TensorMap};
+use crate::error::{Error, Result};
+use crate::job::Job;
+use crate::memory::{Dtype, Strided};
+use crate::plan::{Plan, Sizes};
+use crate::program::{General, Program};
+use crate::tensors::{Gradients, Outputs, Tensors, Upstreams};
+use crate::workspace::Layout;
+use qkv::{Attention, Mask, Place, Scale, Score};
+
+/// Without limit: further than any key.
+const FAR: i64 = 1 << 29;
+/// Up to so many queries the keys are shared out in pieces, which these kernels do not do.
+const FEW_QUERIES: usize = 16;
+
+/// The text of a program, its headers put in where they are included.
+pub(crate) fn source(forward: bool) -> String {
+    let text = if forward {
+        include_str!("../kernels/hopper/forward.cu")
+    } else {
+        include_str!("../kernels/hopper/backward.cu")
+    };
+    let tile = include_str!("../kernels/hopper/tile.cuh").replace("#pragma once", "");
+    let problem = include_str!("../kernels/hopper/problem.cuh").replace("#pragma once", "");
+    let problem = problem.replace("#include \"tile.cuh\"", &tile);
+    // NVRTC knows this constant by another name.
+    let infinity = "#define __builtin_huge_valf() __builtin_bit_cast(float, 0x7f800000)\n";
+    format!("{infinity}{}", text.replace("#include \"problem.cuh\"", &problem))
+}
+
+/// The parameter block: laid out as `problem.cuh` lays it out.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct Parameters {
+    batch: i32,
+    heads_q: i32,
+    heads_k: i32,
+    n: i32,
+    m: i32,
+    d: i32,
+    dv: i32,
+    offset: i32,
+    left: i32,
+    right: i32,
+    section: i32,
+    ordered: i32,
+    scale: f32,
+    softcap: f32,
+    dropout_scale: f32,
+    dropout_threshold: u32,
+    seed: u64,
+    out: u64,
+    out_strides: [i64; 3],
+    lse: u64,
+    lengths: u64,
+    segments_q: u64,
+    segments_k: u64,
+    plan_rows: u64,
+    plan_tiles: u64,
+    plan_bits: u64,
+    plan_b: i32,
+    plan_h: i32,
+    bias: u64,
+    bias_strides: [i64; 4],
+    alibi: u64,
+    sinks: u64,
+    counter: u64,
+    d_out: u64,
+    d_out_strides: [i64; 3],
+    d_lse: u64,
+    dq: u64,
+    dq_strides: [i64; 3],
+    dk: u64,
+    dk_strides: [i64; 3],
+    d_v: u64,
+    d_v_strides: [i64; 3],
+    delta: u64,
+    lse2: u64,
+    dq_sum: u64,
+    grain: u64,
+    d_bias: u64,
+    d_bias_strides: [i64; 4],
+    d_sinks: u64,
+    limits: u64,
+    k: u64,
+    k_strides: [i64; 3],
+    v: u64,
+    v_strides: [i64; 3],
+}
+
+/// The keys a query may see, as far as these kernels know masks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seen {
+    band: bool,
+    left: i64,
+    right: i64,
+    lengths: bool,
+    segments: bool,
+}
+
+impl Seen {
+    /// Of a mask, if it is causal, a window, padding, segments, or several of these at once.
+    fn of(mask: &Mask) -> Option<Seen> {
+        let all = Seen { band: false, left: FAR, right: FAR, lengths: false, segments: false };
+        let far = |size: usize| i64::try_from(size).unwrap_or(FAR).min(FAR);
+        match mask {
+            Mask::Full => Some(all),
+            Mask::Causal => Some(Seen { band: true, right: 0, ..all }),
+            Mask::Window { left, right } => Some(Seen { band: true, left: far(*left), right: far(*right), ..all }),
+            Mask::Lengths => Some(Seen { lengths: true, ..all }),
+            Mask::Segments => Some(Seen { segments: true, ..all }),
+            Mask::And(a, b) => {
+                let (a, b) = (Seen::of(a)?, Seen::of(b)?);
+                Some(Seen {
+                    band: a.band || b.band,
+                    left: a.left.min(b.left),
+                    right: a.right.min(b.right),
+                    lengths: a.lengths || b.lengths,
+                    segments: a.segments || b.segments,
+                })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Kernels of one direction, with the sizes that their module tells.
+#[derive(Clone, Debug)]
+struct Pass {
+    main: Kernel,
+    /// Before and after, backward.
+    around: Option<[Kernel; 2]>,
+    /// Before all, where sums are made of whole grains.
+    measure: Option<Kernel>,
+    sinks: Option<Kernel>,
+    /// Lists the tiles that share a segment.
+    segments: Option<Kernel>,
+    tile_m: usize,
+    tile_n: usize,
+    name: String,
+}
+
+/// The kernels of a plan.
+#[derive(Debug)]
+pub(crate) struct Hopper {
+    forward: Option<Pass>,
+    backward: Option<Pass>,
+    seen: Seen,
+    head_dim: usize,
+    pack: Kernel,
+    widen_sinks: Kernel,
+    narrow_sinks: Kernel,
+}
+
+/// Whether the forward kernel takes a description of these sizes.
+fn fits(attention: &Attention, place: Place, sizes: &Sizes, dtype: Dtype) -> Option<Seen> {
+    let seen = Seen::of(&attention.mask)?;
+    let scale = match attention.scale {
+        Scale::Own => attention.score == Score::ScaledDot || attention.score == Score::Dot,
+        Scale::Fixed(scale) => scale > 0.0,
+        Scale::Learned => false,
+    };
+    let placed = match place {
+        Place::Start | Place::End => true,
+        Place::Offset(offset) => offset.abs() < FAR,
+        Place::Given => false,
+    };
+    let sizes_fit =
+        sizes.n > FEW_QUERIES && sizes.m > 0 && sizes.d > 0 && sizes.dv > 0 && (sizes.n.max(sizes.m) as i64) < FAR;
+    let plain = !attention.entropy && attention.bias.reach().is_none();
+    (dtype != Dtype::F32 && scale && placed && sizes_fit && plain).then_some(seen)
+}
+
+impl Hopper {
+    /// The kernels for a plan, where the card is a Hopper and the choices fit.
+    pub fn of(plan: &Plan, tensors: &Tensors) -> Result<Option<Hopper>> {
+        let Plan { driver, attention, sizes, dtype, uses, .. } = plan;
+        if !driver.card().is_hopper() || uses.general_only {
+            return Ok(None);
+        }
+        let Some(seen) = fits(attention, plan.place, sizes, *dtype) else { return Ok(None) };
+        let head_dim = [64, 128, 256].into_iter().find(|&width| width >= sizes.d.max(sizes.dv)).unwrap_or(256);
+        let dropout = attention.dropout.is_some_and(|dropout| dropout.threshold() > 0);
+        let mut defines = vec![("ELEMENT", u32::from(*dtype == Dtype::F16)), ("HEAD_DIM", head_dim as u32)];
+        for (define, on) in [
+            ("BAND", seen.band || seen.segments),
+            ("SEGMENTS", seen.segments),
+            ("PLAN", seen.segments),
+            ("LENGTHS", seen.lengths),
+            ("SOFTCAP", attention.softcap.is_some()),
+            ("ALIBI", attention.bias.has_alibi()),
+            ("BIAS", tensors.bias.is_some()),
+            ("SINKS", attention.sinks),
+            ("DROPOUT", dropout),
+        ] {
+            if on {
+                defines.push((define, 1));
+            }
+        }
+        let border = Program::General { what: General::Border, dtype: *dtype, width: 64, rows: 64, cols: 64 };
+        let border = driver.module(&border)?;
+        let forward = pass(plan, true, defines.clone())?;
+        // The gradient of a bias tensor is the general kernels' alone.
+        let backward = if uses.backward && tensors.bias.is_none() {
+            if uses.any_order {
+                defines.push(("FREE_ORDER", 1));
+            }
+            Some(pass(plan, false, defines)?)
+        } else {
+            None
+        };
+        Ok(Some(Hopper {
+            forward: Some(forward),
+            backward,
+            seen,
+            head_dim,
+            pack: driver.kernel(&border, "pack", 256, 0)?,
+            widen_sinks: driver.kernel(&border, "widen_sinks", 128, 0)?,
+            narrow_sinks: driver.kernel(&border, "narrow_sinks", 128, 0)?,
+        }))
+    }
+
+    pub fn forward_fits(&self) -> bool {
+        self.forward.is_some()
+    }
+
+    pub fn backward_fits(&self) -> bool {
+        self.backward.is_some()
+    }
+
+    pub fn forward_name(&self) -> String {
+        self.forward.as_ref().map_or(String::new(), |pass| pass.name.clone())
+    }
+
+    pub fn backward_name(&self) -> String {
+        self.backward.as_ref().map_or(String::new(), |pass| pass.name.clone())
+    }
+
+    /// Lays the forward pass out.
+    pub fn forward_layout(&self, plan: &Plan, layout: &mut Layout) {
+        let Sizes { b, hq, hk, n, m, d, dv } = plan.sizes;
+        layout.take(2, 4);
+        layout.take(hq, 4);
+        // Room for copies of what the copy engine cannot take.
+        for (h, len, width) in [(hq, n, d), (hk, m, d), (hk, m, dv)] {
+            layout.take(b * h * len * width.next_multiple_of(8), 2);
+        }
+        if let (true, Some(forward)) = (self.seen.segments, &self.forward) {
+            let (rows, others) = (n.div_ceil(forward.tile_m), m.div_ceil(forward.tile_n));
+            layout.take(b * rows, 8);
+            layout.take(b * rows * others, 16);
+        }
+    }
+
+    /// Lists the tiles that share a segment, on the card: a row for each of `rows` tiles of a sequence, with as much room
+    /// as there are tiles on the other side.
+    fn list_segments(
+        &self,
+        plan: &Plan,
+        kernel: &Kernel,
+        [rows, others]: [usize; 2],
+        parameters: &mut Parameters,
+        layout: &mut Layout,
+        stream: Stream,
+    ) -> Result<()> {
+        let b = plan.sizes.b;
+        parameters.plan_rows = layout.take(b * rows, 8);
+        parameters.plan_tiles = layout.take(b * rows * others, 16);
+        parameters.plan_b = rows as i32;
+        let alone: [*const u8; 1] = [(&raw const *parameters).cast()];
+        // SAFETY: the room was laid out for as many rows and tiles.
+        told(unsafe { plan.driver.launch(kernel, [rows as u32, b as u32], stream, &alone) }, plan)
+    }
+
+    /// Lays the backward pass out.
+    pub fn backward_layout(&self, plan: &Plan, layout: &mut Layout) {
+        let (Some(backward), Sizes { b, hq, hk, n, m, dv, .. }) = (&self.backward, plan.sizes) else { return };
+        self.forward_layout(plan, layout);
+        layout.take(b * hq * n * dv.next_multiple_of(8), 2);
+        let tiles = n.div_ceil(backward.tile_m);
+        layout.take(b * hq * n.next_multiple_of(128), 4);
+        layout.take(b * hq * n.next_multiple_of(128), 4);
+        layout.take(b * hq * tiles * backward.tile_m * self.head_dim, 4);
+        layout.take(b * hq * n.next_multiple_of(128), 4);
+        layout.take(2 * b * hk * m.div_ceil(128), 4);
+        layout.take(hq, 4);
+        if self.seen.segments {
+            let (rows, others) = (m.div_ceil(backward.tile_n), n.div_ceil(backward.tile_m));
+            layout.take(b * rows, 8);
+            layout.take(b * rows * others, 16);
+        }
+    }
+
+    /// # Safety
+    /// As for [`Plan::forward`].
+    pub unsafe fn forward(
+        &self,
+        plan: &Plan,
+        tensors: &Tensors,
+        out: &Outputs,
+        layout: &mut Layout,
+        stream: Stream,
+    ) -> Result<()> {
+        let Some(pass) = &self.forward else { return Err(Error::memory("plan", "has no forward kernel")) };
+        let mut parameters = self.parameters(plan, tensors, out)?;
+        let [q, k, v] = self.begin(plan, tensors, &mut parameters, layout, stream)?;
+        let Sizes { b, hq, hk, n, m, d, dv } = plan.sizes;
+        if self.seen.band {
+            let heads = (32usize << 20) / (m * (d + dv) * 2).max(1);
+            let pairs = if heads == 0 { 0 } else { 1 << heads.ilog2() } * (hq / hk);
+            (parameters.section, parameters.ordered) = (pairs.clamp(1, b * hq) as i32, 1);
+        }
+        if let Some(kernel) = &pass.segments {
+            let (rows, others) = (n.div_ceil(pass.tile_m), m.div_ceil(pass.tile_n));
+            self.list_segments(plan, kernel, [rows, others], &mut parameters, layout, stream)?;
+        }
+        let maps =
+            [self.map(plan, &q, pass.tile_m)?, self.map(plan, &k, pass.tile_n)?, self.map(plan, &v, pass.tile_n)?];
+        let work = b * hq * n.div_ceil(pass.tile_m);
+        let given: Vec<*const u8> = [(&raw const parameters).cast()]
+            .into_iter()
+            .chain(maps.iter().map(|map| (&raw const *map).cast()))
+            .collect();
+        let blocks = work.min(plan.driver.card().processors as usize) as u32;
+        // SAFETY: these are the parameters of the interface, and their pointers are what the caller promises.
+        told(unsafe { plan.driver.launch(&pass.main, [blocks, 1], stream, &given) }, plan)
+    }
+
+    /// # Safety
+    /// As for [`Plan::backward`].
+    #[allow(clippy::too_many_arguments)]
+    pub unsafe fn backward(
+        &self,
+        plan: &Plan,
+        tensors: &Tensors,
+        out: &Outputs,
+        upstream: &Upstreams,
+        into: &Gradients,
+        layout: &mut Layout,
+        stream: Stream,
+    ) -> Result<()> {
+        let Some(Pass { main, around: Some([prepare, finish]), measure, sinks, segments, tile_m, tile_n, .. }) =
+            &self.backward
+        else {
+            return Err(Error::memory("plan", "has no backward kernel"));
+        };
+        let Sizes { b, hq, hk, n, m, .. } = plan.sizes;
+        let mut parameters = self.parameters(plan, tensors, out)?;
+        let [q, k, v] = self.begin(plan, tensors, &mut parameters, layout, stream)?;
+        let room = layout.take(b * hq * n * plan.sizes.dv.next_multiple_of(8), 2);
+        let d_out = self.takeable(plan, upstream.values, room, stream)?;
+        parameters.d_out = upstream.values.at;
+        parameters.d_out_strides = rows_of("d_out", &upstream.values, &mut [&d_out], &mut parameters.d_out)?;
+        parameters.d_lse = upstream.lse.map_or(0, |lse| lse.at);
+        (parameters.dq, parameters.dk, parameters.d_v) = (into.q.at, into.k.at, into.v.at);
+        parameters.dq_strides = unit_rows("d_q", &into.q)?;
+        parameters.dk_strides = unit_rows("d_k", &into.k)?;
+        parameters.d_v_strides = unit_rows("d_v", &into.v)?;
+        let tiles = n.div_ceil(*tile_m);
+        parameters.delta = layout.take(b * hq * n.next_multiple_of(128), 4);
+        parameters.lse2 = layout.take(b * hq * n.next_multiple_of(128), 4);
+        parameters.dq_sum = layout.take(b * hq * tiles * tile_m * self.head_dim, 4);
+        parameters.grain = layout.take(b * hq * n.next_multiple_of(128), 4);
+        parameters.limits = layout.take(2 * b * hk * m.div_ceil(128), 4);
+        (parameters.k, parameters.v) = (k.at, v.at);
+        (parameters.k_strides, parameters.v_strides) = (unit_rows("k", &k)?, unit_rows("v", &v)?);
+        parameters.d_sinks = layout.take(hq, 4);
+        if let Some(kernel) = segments {
+            self.list_segments(plan, kernel, [m.div_ceil(*tile_n), tiles], &mut parameters, layout, stream)?;
+        }
+        let maps = [
+            self.map(plan, &q, *tile_m)?,
+            self.map(plan, &k, *tile_n)?,
+            self.map(plan, &v, *tile_n)?,
+            self.map(plan, &d_out, *tile_m)?,
+        ];
+        let alone: [*const u8; 1] = [(&raw const parameters).cast()];
+        let given: Vec<*const u8> = alone.into_iter().chain(maps.iter().map(|map| (&raw const *map).cast())).collect();
+        let blocks = (b * hk * m.div_ceil(*tile_n)).min(plan.driver.card().processors as usize) as u32;
+        let heads = (b * hq) as u32;
+        // SAFETY: these are the parameters of the interface, and their pointers are what the caller promises.
+        unsafe {
+            if let Some(measure) = measure {
+                told(plan.driver.launch(measure, [m.div_ceil(128) as u32, (b * hk) as u32], stream, &alone), plan)?;
+            }
+            told(plan.driver.launch(prepare, [n.div_ceil(128) as u32, heads], stream, &alone), plan)?;
+            told(plan.driver.launch(main, [blocks, 1], stream, &given), plan)?;
+            told(plan.driver.launch(finish, [tiles as u32, heads], stream, &alone), plan)?;
+            if let (Some(kernel), Some(d_sinks)) = (sinks, into.sinks) {
+                told(plan.driver.launch(kernel, [hq as u32, 1], stream, &alone), plan)?;
+                let job = Job { heads: hq as i32, picture: parameters.d_sinks, d_sinks: d_sinks.at, ..Job::default() };
+                told(
+                    plan.driver.launch(
+                        &self.narrow_sinks,
+                        [hq.div_ceil(128) as u32, 1],
+                        stream,
+                        &[(&raw const job).cast()],
+                    ),
+                    plan,
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What both passes are told alike.
+    fn parameters(&self, plan: &Plan, tensors: &Tensors, out: &Outputs) -> Result<Parameters> {
+        let Sizes { b, hq, hk, n, m, d, dv } = plan.sizes;
+        // SAFETY: every field is a number, for which zeros are one.
+        let mut parameters: Parameters = unsafe { std::mem::zeroed() };
+        let job = plan.job(tensors)?;
+        (parameters.batch, parameters.heads_q, parameters.heads_k) = (b as i32, hq as i32, hk as i32);
+        (parameters.n, parameters.m, parameters.d, parameters.dv) = (n as i32, m as i32, d as i32, dv as i32);
+        (parameters.offset, parameters.left, parameters.right) =
+            (job.offset as i32, self.seen.left as i32, self.seen.right as i32);
+        parameters.section = 1;
+        (parameters.scale, parameters.softcap) = (job.scale, job.cap);
+        (parameters.dropout_scale, parameters.dropout_threshold, parameters.seed) =
+            (job.kept_scale, job.threshold, job.seed);
+        parameters.out = out.values.at;
+        parameters.out_strides = unit_rows("out", &out.values)?;
+        parameters.lse = out.lse.at;
+        parameters.lengths = job.lengths;
+        (parameters.segments_q, parameters.segments_k) = (job.segments_q, job.segments_k);
+        (parameters.bias, parameters.bias_strides) = (job.bias.at, job.bias.strides);
+        parameters.alibi = job.slopes;
+        Ok(parameters)
+    }
+
+    /// The counter at zero, the sinks as f32, and q, k and v where the copy engine can take them.
+    fn begin(
+        &self,
+        plan: &Plan,
+        tensors: &Tensors,
+        parameters: &mut Parameters,
+        layout: &mut Layout,
+        stream: Stream,
+    ) -> Result<[Strided; 3]> {
+        let Sizes { b, hq, hk, n, m, d, dv } = plan.sizes;
+        parameters.counter = layout.take(2, 4);
+        plan.driver.zero(parameters.counter, 8, stream)?;
+        parameters.sinks = layout.take(hq, 4);
+        if let Some(sinks) = tensors.sinks {
+            let job = Job { heads: hq as i32, picture: parameters.sinks, sinks: sinks.at, ..Job::default() };
+            let grid = [hq.div_ceil(128) as u32, 1];
+            // SAFETY: one number a head on either side.
+            unsafe { plan.driver.launch(&self.widen_sinks, grid, stream, &[(&raw const job).cast()]) }?;
+        }
+        let mut room = |h: usize, len: usize, width: usize| layout.take(b * h * len * width.next_multiple_of(8), 2);
+        let rooms = [room(hq, n, d), room(hk, m, d), room(hk, m, dv)];
+        Ok([
+            self.takeable(plan, tensors.q, rooms[0], stream)?,
+            self.takeable(plan, tensors.k, rooms[1], stream)?,
+            self.takeable(plan, tensors.v, rooms[2], stream)?,
+        ])
+    }
+
+    /// A tensor as the copy engine can take it: itself, or a copy in the workspace.
+    fn takeable(&self, plan: &Plan, tensor: Strided, room: u64, stream: Stream) -> Result<Strided> {
+        if takes(&tensor) {
+            return Ok(tensor);
+        }
+        let [b, h, n, d] = tensor.shape;
+        let row = d.next_multiple_of(8) as i64;
+        let copy =
+            Strided { at: room, shape: tensor.shape, strides: [h as i64 * n as i64 * row, n as i64 * row, row, 1] };
+        let axes = [b, h, n, d].map(|axis| axis as i32);
+        let job = Job {
+            q: tensor.into(),
+            d_q: copy.into(),
+            batch: axes[0],
+            heads: axes[1],
+            n: axes[2],
+            d: axes[3],
+            ..Job::default()
+        };
+        let grid = [(b * h * n * d).div_ceil(256) as u32, 1];
+        // SAFETY: the room was laid out for this tensor, with its rows padded.
+        told(unsafe { plan.driver.launch(&self.pack, grid, stream, &[(&raw const job).cast()]) }, plan)?;
+        Ok(copy)
+    }
+
+    fn map(&self, plan: &Plan, tensor: &Strided, rows: usize) -> Result<TensorMap> {
+        let [b, h, n, d] = tensor.shape;
+        let axes = [d, n, h, b].map(|axis| axis as u64);
+        // An axis of one is never stepped along.
+        let stride = |axis: usize| if tensor.shape[axis] <= 1 { 16 } else { tensor.strides[axis] as u64 * 2 };
+        let strides = [stride(2), stride(1), stride(0)];
+        plan.driver.tensor_map(tensor.at, plan.dtype == Dtype::Bf16, axes, strides, rows as u32)
+    }
+}
+
+/// Compiles one direction and asks its module for its sizes.
+fn pass(plan: &Plan, forward: bool, defines: Vec<(&'static str, u32)>) -> Result<Pass> {
+    let driver = &plan.driver;
+    let (has_sinks, has_segments) = (defines.contains(&("SINKS", 1)), defines.contains(&("SEGMENTS", 1)));
+    let program = Program::Hopper { forward, defines };
+    let module = driver.module(&program)?;
+    let mut bytes = [0; 20];
+    driver.global(&module, if forward { "forward_sizes" } else { "backward_sizes" }, &mut bytes)?;
+    let size = |at: usize| i32::from_le_bytes(std::array::from_fn(|x| bytes[4 * at + x])).max(0) as usize;
+    let kernel = |name, threads, shared| driver.kernel(&module, name, threads, shared);
+    let main = if forward { "attention_forward" } else { "attention_backward" };
+    let around = match forward {
+        true => None,
+        false => Some([kernel("attention_backward_prepare", 256, 0)?, kernel("attention_backward_finish", 256, 0)?]),
+    };
+    Ok(Pass {
+        main: kernel(main, size(2) as u32, size(3) as u32)?,
+        around,
+        measure: (!forward && size(4) == 1).then(|| kernel("attention_backward_measure", 256, 0)).transpose()?,
+        segments: has_segments.then(|| kernel("segment_plan", 128, 0)).transpose()?,
+        sinks: (!forward && has_sinks).then(|| kernel("sink_gradient", 256, 0)).transpose()?,
+        tile_m: size(0).max(1),
+        tile_n: size(1).max(1),
+        name: format!("hopper {} {}", plan.dtype, program.name().split_once("HEAD_DIM=").map_or("", |(_, rest)| rest)),
+    })
+}
+
+/// Whether the copy engine takes a tensor's strides: rows without gaps, all else in steps of 16 bytes.
+pub(crate) fn takes(tensor: &Strided) -> bool {
+    let step = |axis: usize| tensor.shape[axis] <= 1 || tensor.strides[axis] > 0 && tensor.strides[axis] % 8 == 0;
+    tensor.at.is_multiple_of(16) && (tensor.strides[3] == 1 || tensor.shape[3] <= 1) && (0..3).all(step)
+}
+
+/// The strides of rows, heads and sequences of what a kernel writes row by row.
+fn unit_rows(name: &'static str, tensor: &Strided) -> Result<[i64; 3]> {
+    if tensor.strides[3] != 1 && tensor.shape[3] > 1 {
+        return Err(Error::memory(
+            name,
+            "has rows with gaps: give it as the kernel writes it, elements next to each other",
+        ));
+    }
+    let [b, h, i, _] = tensor.strides;
+    Ok([b, h, i])
+}
+
+/// As [`unit_rows`], but where rows have gaps, those of the copy.
+fn rows_of(name: &'static str, tensor: &Strided, copies: &mut [&Strided], at: &mut u64) -> Result<[i64; 3]> {
+    unit_rows(name, tensor).or_else(|error| match copies.first() {
+        Some(copy) => {
+            *at = copy.at;
+            unit_rows(name, copy)
+        }
+        None => Err(error),
+    })
+}
+
+fn told(result: Result<()>, plan: &Plan) -> Result<()> {
+    result.map_err(|error| match error {
+        Error::Driver { doing, words } => Error::Driver { doing: format!("{doing}, for {}", plan.sizes), words },
+        error => error,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::offset_of;
+
+    #[test]
+    fn parameters_lie_where_the_kernels_look_for_them() {
+        assert_eq!(size_of::<Parameters>(), 520);
+        assert_eq!((offset_of!(Parameters, limits), offset_of!(Parameters, v)), (448, 488));
+        assert_eq!((offset_of!(Parameters, seed), offset_of!(Parameters, lse)), (64, 104));
+        assert_eq!((offset_of!(Parameters, bias), offset_of!(Parameters, counter)), (168, 224));
+        assert_eq!((offset_of!(Parameters, dq), offset_of!(Parameters, d_v)), (272, 336));
+        assert_eq!((offset_of!(Parameters, delta), offset_of!(Parameters, d_sinks)), (368, 440));
+    }
+
+    #[test]
+    fn masks_that_are_bands_and_lengths_fit_and_others_do_not() {
+        let causal = Seen::of(&(Mask::causal() & Mask::window(256, 9) & Mask::lengths())).unwrap();
+        assert_eq!(causal, Seen { band: true, left: 256, right: 0, lengths: true, segments: false });
+        assert!(Seen::of(&(Mask::segments() & Mask::causal())).unwrap().segments);
+        assert_eq!(Seen::of(&Mask::causal()).unwrap().left, FAR);
+        for mask in [Mask::bits(), Mask::causal() | Mask::window(1, 1), !Mask::causal()] {
+            assert_eq!(Seen::of(&mask), None, "{mask:?}");
+        }
+    }
+
+    #[test]
+    fn strides_that_the_copy_engine_cannot_take_are_seen() {
+        let dense = Strided::contiguous(4096, [2, 4, 100, 64]);
+        assert!(takes(&dense));
+        assert!(!takes(&Strided { at: 4098, ..dense }));
+        assert!(!takes(&Strided::contiguous(4096, [2, 4, 100, 33])));
+        assert!(!takes(&Strided { strides: [1, 100, 200, 2], ..dense }));
+        // Heads next to each other, as a layer leaves them.
+        assert!(takes(&Strided { strides: [100 * 256, 64, 256, 1], ..dense }));
+        assert!(!takes(&Strided { strides: [0, 6400, 64, 1], ..dense }), "a broadcast axis is copied");
+    }
+
+    #[test]
+    fn headers_are_put_where_they_are_included() {
+        for forward in [true, false] {
+            let text = source(forward);
+            assert!(!text.contains("#include \"") && !text.contains("#pragma once"));
+            assert!(text.contains("struct Problem"));
+        }
+    }
+}

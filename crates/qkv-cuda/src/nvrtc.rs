@@ -1,0 +1,215 @@
+//! NVRTC, the compiler in a library: found at run time where the toolkit, the system or a Python package has put it. Only
+//! what is needed of it is bound, so that every version from 11 on will do.
+
+use crate::error::{Error, Result};
+use libloading::Library;
+use std::env;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::OnceLock;
+
+type Handle = *mut std::ffi::c_void;
+
+/// The compiler, loaded.
+#[derive(Debug)]
+pub struct Compiler {
+    library: Library,
+    /// What it looks for by name when it compiles, loaded from beside it.
+    _beside: Vec<Library>,
+    path: String,
+    version: (i32, i32),
+}
+
+/// Names that a system may know it by, newest first.
+const NAMES: [&str; 5] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so", "nvrtc64_130_0.dll", "nvrtc64_120_0.dll"];
+
+impl Compiler {
+    /// The compiler of this machine, found once.
+    pub fn find() -> Result<&'static Compiler> {
+        static FOUND: OnceLock<Result<Compiler>> = OnceLock::new();
+        FOUND.get_or_init(|| Compiler::among(candidates())).as_ref().map_err(Clone::clone)
+    }
+
+    /// The first of these that loads and answers.
+    pub(crate) fn among(candidates: Vec<PathBuf>) -> Result<Compiler> {
+        let mut looked_for = Vec::new();
+        for path in candidates {
+            looked_for.push(format!("`{}`", path.display()));
+            let builtins = path
+                .parent()
+                .filter(|folder| folder.is_absolute())
+                .map_or(Vec::new(), |folder| entries(folder, "libnvrtc-builtins.so"));
+            // SAFETY: as below.
+            let beside = builtins.iter().filter_map(|path| unsafe { Library::new(path) }.ok()).collect();
+            // SAFETY: NVRTC has no initialiser with preconditions; a file that is no library is an error.
+            let Ok(library) = (unsafe { Library::new(&path) }) else { continue };
+            let (mut major, mut minor) = (0, 0);
+            // SAFETY: the symbol has this type in every version.
+            let answered = unsafe {
+                library
+                    .get::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>(b"nvrtcVersion\0")
+                    .is_ok_and(|version| version(&mut major, &mut minor) == 0)
+            };
+            if answered {
+                return Ok(Compiler {
+                    library,
+                    _beside: beside,
+                    path: path.display().to_string(),
+                    version: (major, minor),
+                });
+            }
+        }
+        Err(Error::NoCompiler { looked_for })
+    }
+
+    /// Where it was found.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Its version.
+    pub fn version(&self) -> (i32, i32) {
+        self.version
+    }
+
+    /// Machine code for one architecture, `sm_80` say, from a source and options.
+    pub fn compile(&self, program: &str, source: &str, architecture: &str, options: &[String]) -> Result<Vec<u8>> {
+        let failed = |log: String| Error::Compile { program: program.into(), architecture: architecture.into(), log };
+        let text = |s: &str| CString::new(s).map_err(|_| failed("a zero byte in it".into()));
+        let (source, name) = (text(source)?, text(&format!("{program}.cu"))?);
+        let mut options = options.iter().map(|option| text(option)).collect::<Result<Vec<_>>>()?;
+        options.push(text(&format!("-arch={architecture}"))?);
+        let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        let mut handle: Handle = ptr::null_mut();
+        // SAFETY: the symbols have these types in every version; all pointers are to memory that outlives the calls, and
+        // the program is destroyed once.
+        unsafe {
+            let create = self.symbol::<unsafe extern "C" fn(
+                *mut Handle,
+                *const c_char,
+                *const c_char,
+                c_int,
+                *const *const c_char,
+                *const *const c_char,
+            ) -> c_int>(b"nvrtcCreateProgram\0", failed)?;
+            let compile = self.symbol::<unsafe extern "C" fn(Handle, c_int, *const *const c_char) -> c_int>(
+                b"nvrtcCompileProgram\0",
+                failed,
+            )?;
+            let destroy =
+                self.symbol::<unsafe extern "C" fn(*mut Handle) -> c_int>(b"nvrtcDestroyProgram\0", failed)?;
+            let said = create(&mut handle, source.as_ptr(), name.as_ptr(), 0, ptr::null(), ptr::null());
+            if said != 0 {
+                return Err(failed(self.words(said)));
+            }
+            let said = compile(handle, options.len() as c_int, options.as_ptr());
+            let result = if said == 0 {
+                self.bytes(handle, b"nvrtcGetCUBINSize\0", b"nvrtcGetCUBIN\0", failed)
+            } else {
+                let log = self.bytes(handle, b"nvrtcGetProgramLogSize\0", b"nvrtcGetProgramLog\0", failed);
+                let log = log.map(|log| String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_owned());
+                Err(failed(format!("{}: {}", self.words(said), log.unwrap_or_default())))
+            };
+            destroy(&mut handle);
+            match result {
+                Ok(code) if code.is_empty() => Err(failed("the compiler made no machine code".into())),
+                result => result,
+            }
+        }
+    }
+
+    /// What an error number means.
+    fn words(&self, said: c_int) -> String {
+        // SAFETY: the symbol has this type, and what it returns is a static text.
+        let words = unsafe {
+            self.library
+                .get::<unsafe extern "C" fn(c_int) -> *const c_char>(b"nvrtcGetErrorString\0")
+                .map(|words| CStr::from_ptr(words(said)).to_string_lossy().into_owned())
+        };
+        words.unwrap_or_else(|_| format!("error {said}"))
+    }
+
+    /// # Safety
+    /// The symbol has the type `F`.
+    unsafe fn symbol<F: Copy>(&self, name: &[u8], failed: impl Fn(String) -> Error) -> Result<F> {
+        // SAFETY: as the caller promises.
+        unsafe { self.library.get::<F>(name).map(|symbol| *symbol).map_err(|error| failed(error.to_string())) }
+    }
+
+    /// # Safety
+    /// `handle` is a program, and the two symbols give the size and the bytes of something of it.
+    unsafe fn bytes(
+        &self,
+        handle: Handle,
+        size: &[u8],
+        get: &[u8],
+        failed: impl Fn(String) -> Error + Copy,
+    ) -> Result<Vec<u8>> {
+        // SAFETY: as the caller promises; the buffer has the size that the library asked for.
+        unsafe {
+            let size = self.symbol::<unsafe extern "C" fn(Handle, *mut usize) -> c_int>(size, failed)?;
+            let get = self.symbol::<unsafe extern "C" fn(Handle, *mut c_char) -> c_int>(get, failed)?;
+            let mut len = 0;
+            let said = size(handle, &mut len);
+            let mut bytes = vec![0u8; len];
+            let said = if said == 0 { get(handle, bytes.as_mut_ptr().cast()) } else { said };
+            if said == 0 { Ok(bytes) } else { Err(failed(self.words(said))) }
+        }
+    }
+}
+
+/// Where it may lie: where `QKV_NVRTC` says, where the loader looks, in a toolkit, in a Python environment.
+fn candidates() -> Vec<PathBuf> {
+    let mut all: Vec<PathBuf> = env::var_os("QKV_NVRTC").map(PathBuf::from).into_iter().collect();
+    all.extend(NAMES.map(PathBuf::from));
+    let roots = ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"].into_iter().filter_map(env::var_os).map(PathBuf::from);
+    for root in roots.chain(["/usr/local/cuda".into(), "/opt/cuda".into()]) {
+        for folder in ["lib64", "lib", "targets/x86_64-linux/lib"] {
+            all.extend(libraries_in(&root.join(folder)));
+        }
+    }
+    let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(env::var_os).map(PathBuf::from);
+    for environment in environments {
+        for python in entries(&environment.join("lib"), "python3") {
+            for package in ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"] {
+                all.extend(libraries_in(&python.join("site-packages").join(package)));
+            }
+        }
+    }
+    all
+}
+
+fn libraries_in(folder: &Path) -> Vec<PathBuf> {
+    let mut found = entries(folder, "libnvrtc.so");
+    found.sort_by_key(|path| std::cmp::Reverse(path.clone()));
+    found
+}
+
+fn entries(folder: &Path, prefix: &str) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let starts = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix));
+    let mut found: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(starts).collect();
+    found.sort();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_nvrtc_is_told_where_it_was_looked_for_and_where_to_get_it() {
+        let missing = Compiler::among(vec!["no-such-nvrtc.so".into()]).unwrap_err();
+        assert!(missing.to_string().contains("no-such-nvrtc.so"), "{missing}");
+        assert!(missing.hint().unwrap().contains("pip install nvidia-cuda-nvrtc"));
+    }
+
+    #[test]
+    fn a_library_that_is_something_else_is_passed_over() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), b"not a library").unwrap();
+        assert!(matches!(Compiler::among(vec![file.path().into()]), Err(Error::NoCompiler { .. })));
+    }
+}

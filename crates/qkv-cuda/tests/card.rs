@@ -1,0 +1,170 @@
+//! A card of this machine held to the definition: every case of the suite that cards compute, in every type, through the
+//! general kernels; and through Hopper's own where there is one. Without a card, each test says so and is done.
+
+mod engine;
+
+use engine::{OnCard, TYPES, holds};
+use qkv::{Attention, Bias, Inputs, Mask, Place, Pool, Tensor};
+use qkv_conformance::case::{Case, Extras, Sizes};
+use qkv_conformance::grid;
+use qkv_cuda::{Cuda, Error, Uses};
+
+/// The first card, or nothing with a word why.
+fn card() -> Option<Cuda> {
+    match Cuda::new(0) {
+        Ok(cuda) => Some(cuda),
+        Err(error @ (Error::NoDriver { .. } | Error::NoCard { .. } | Error::TooOld { .. })) => {
+            eprintln!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("there is a card, but: {error}"),
+    }
+}
+
+fn group(cases: Vec<Case>, decoding: bool) {
+    if let Some(cuda) = card() {
+        holds(&OnCard { cuda, decoding }, cases, 1, TYPES);
+    }
+}
+
+#[test]
+fn odd_shapes_hold() {
+    group(grid::shapes(), false);
+}
+
+#[test]
+fn heads_are_shared_as_defined() {
+    group(grid::heads(), false);
+}
+
+#[test]
+fn scales_caps_and_biases_hold() {
+    group(grid::on_top(), false);
+}
+
+#[test]
+fn every_mask_holds_at_every_place() {
+    group(grid::masks(), false);
+}
+
+#[test]
+fn scattered_masks_hold() {
+    group(grid::gathered(), false);
+}
+
+#[test]
+fn dropout_and_sinks_hold() {
+    group(grid::selection(), false);
+}
+
+#[test]
+fn hash_buckets_hold() {
+    group(grid::hashed(), false);
+}
+
+#[test]
+fn decoding_holds() {
+    group(grid::decoding(), true);
+}
+
+#[test]
+fn decoding_one_token_of_whole_widths_holds() {
+    group(engine::one_token(), true);
+}
+
+/// What Hopper's kernels are for: no entropy, more than a few queries.
+fn for_hopper() -> Vec<Case> {
+    let plain = Extras::default;
+    let mut cases = Vec::new();
+    for (n, m, d, dv, hq, hk) in
+        [(130, 257, 64, 64, 2, 1), (300, 300, 128, 128, 2, 2), (200, 150, 256, 256, 2, 1), (90, 400, 80, 40, 4, 2)]
+    {
+        let sizes = Sizes::new(n, m, d).heads(2, hq, hk).widths(d, dv);
+        let lengths = Extras { lengths: true, ..plain() };
+        let segments = Extras { segments: true, ..plain() };
+        let lse = Extras { all_upstream: true, ..plain() };
+        let sinks = Extras { sinks: true, ..plain() };
+        let bias = Extras { bias: Some([true, true, true, true]), ..plain() };
+        let shared = Extras { bias: Some([false, true, false, true]), ..plain() };
+        let scaled = Attention::scaled_dot;
+        for (name, attention, extras) in [
+            ("full", scaled(), lse.clone()),
+            ("causal", scaled().mask(Mask::causal()), lse),
+            ("causal at the end", scaled().mask(Mask::causal()).place(Place::End), plain()),
+            ("window", scaled().mask(Mask::window(40, 9)), plain()),
+            ("causal window", scaled().mask(Mask::causal() & Mask::window(70, 0)), plain()),
+            ("lengths", scaled(), lengths.clone()),
+            ("causal lengths", scaled().mask(Mask::causal()), lengths),
+            ("segments", scaled(), segments.clone()),
+            ("causal segments", scaled().mask(Mask::causal()), segments),
+            ("soft-cap", scaled().softcap(2.0).scale(0.3), plain()),
+            ("alibi", scaled().bias(Bias::alibi()).mask(Mask::causal()), plain()),
+            ("sinks", scaled(), sinks),
+            ("bias", scaled(), bias),
+            ("shared bias", scaled(), shared),
+            ("dropout", scaled().dropout(0.2, 5), plain()),
+            ("temperature", scaled().temperature(1.7), plain()),
+        ] {
+            let mut case = Case::new(format!("{name} {n}×{m}×{d}/{dv}"), attention, sizes, extras);
+            case.attention.entropy = false;
+            cases.push(case);
+        }
+    }
+    cases
+}
+
+#[test]
+fn what_hopper_kernels_are_for_holds() {
+    if let Some(cuda) = card() {
+        holds(&OnCard { cuda, decoding: false }, for_hopper(), 1, "bf16,f16");
+    }
+}
+
+#[test]
+fn two_runs_give_the_same_bits() {
+    let Some(cuda) = card() else { return };
+    let x = Tensor::<half::bf16, 4>::randn([2, 4, 777, 64], 1);
+    let attention = Attention::scaled_dot().mask(Mask::causal());
+    let inputs = || Inputs::new(&x, &x, &x);
+    let run = || {
+        let out = cuda.forward(&attention, inputs()).unwrap();
+        let grad = cuda.backward(&attention, inputs(), &out, qkv::Upstream::new(&x)).unwrap();
+        (out, grad)
+    };
+    let first = run();
+    for _ in 0..5 {
+        assert_eq!(run(), first);
+    }
+}
+
+#[test]
+fn a_picture_is_pooled_from_the_weights() {
+    let Some(cuda) = card() else { return };
+    picture_holds(&cuda);
+}
+
+fn picture_holds(cuda: &Cuda) {
+    let x = Tensor::<f32, 4>::randn([1, 2, 130, 16], 1);
+    let attention = Attention::scaled_dot().mask(Mask::causal());
+    let inputs = Inputs::new(&x, &x, &x);
+    let uses = Uses { weights: true, ..Uses::default() };
+    let mut session = cuda.session(&attention, inputs, Place::Start, uses).unwrap();
+    let out = session.forward().unwrap();
+    let weights = attention.weights(inputs, &out).unwrap();
+    for pool in [Pool::Max, Pool::Mean] {
+        for (rows, cols, shape) in [(0..130, 0..130, [7, 9]), (20..101, 3..80, [100, 5]), (5..5, 0..10, [2, 2])] {
+            let ours = session.pooled([0, 1], rows.clone(), cols.clone(), shape, pool).unwrap();
+            let theirs = weights.pooled(0, 1, rows, cols, shape, pool).unwrap();
+            let apart = ours.data().iter().zip(theirs.data()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(apart < 1e-5, "{pool:?} {shape:?}: {apart}");
+        }
+    }
+}
+
+#[test]
+fn a_picture_is_pooled_without_a_card_too() {
+    match Cuda::emulated() {
+        Ok(cuda) => picture_holds(&cuda),
+        Err(error) => eprintln!("skipped: {error}"),
+    }
+}

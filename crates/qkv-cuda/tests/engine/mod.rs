@@ -1,0 +1,107 @@
+//! A card as one more engine of the conformance suite.
+
+use half::{bf16, f16};
+use qkv::{Attention, Element, Gradients, Inputs, Output, Result, Score, Select, Tensor, Upstream};
+use qkv::{Bias, Mask, Place};
+use qkv_conformance::case::{Extras, Sizes};
+use qkv_conformance::{Engine, case::Case, check::check};
+use qkv_cuda::{Cuda, Error};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A card, asked with host tensors.
+#[derive(Clone, Debug)]
+pub struct OnCard {
+    pub cuda: Cuda,
+    /// Queries stand at the end of the keys.
+    pub decoding: bool,
+}
+
+fn told<T>(result: qkv_cuda::Result<T>) -> Result<T> {
+    result.map_err(|error| match error {
+        Error::Refused(error) => error,
+        error => qkv::Error::Value { name: "the card", found: error.to_string(), expected: "a result".into() },
+    })
+}
+
+impl Engine for OnCard {
+    fn forward<T: Element>(&self, attention: &Attention, inputs: Inputs<'_, T>) -> Result<Output<T>> {
+        told(if self.decoding { self.cuda.decode(attention, inputs) } else { self.cuda.forward(attention, inputs) })
+    }
+
+    fn backward<T: Element>(
+        &self,
+        attention: &Attention,
+        inputs: Inputs<'_, T>,
+        out: &Output<T>,
+        upstream: Upstream<'_, T>,
+    ) -> Result<Gradients<T>> {
+        told(self.cuda.backward(attention, inputs, out, upstream))
+    }
+
+    fn weights<T: Element>(
+        &self,
+        attention: &Attention,
+        inputs: Inputs<'_, T>,
+        out: &Output<T>,
+        b: usize,
+        h: usize,
+    ) -> Result<Tensor<T::Acc, 2>> {
+        told(self.cuda.weights(attention, inputs, out, [b, h], 0..out.lse.shape()[2]))
+    }
+}
+
+/// Whether a card computes this case at all; what it does not is refused, with the CPU named.
+pub fn is_for_cards(case: &Case) -> bool {
+    matches!(case.attention.score, Score::Dot | Score::ScaledDot)
+        && case.attention.select == Select::Soft
+        && case.attention.local.is_none()
+        && case.sizes.d.max(case.sizes.dv) <= 256
+}
+
+/// Every type that cards compute in.
+pub const TYPES: &str = "f32,bf16,f16";
+
+/// Holds a card to these cases, in the types that `QKV_TYPES` names or in these. `each` thins the cases out.
+pub fn holds(engine: &OnCard, cases: Vec<Case>, each: usize, types: &str) {
+    let types = std::env::var("QKV_TYPES").unwrap_or(types.into());
+    let cases: Vec<Case> = cases.into_iter().filter(is_for_cards).step_by(each.max(1)).collect();
+    assert!(!cases.is_empty(), "no case of this group is for cards");
+    let in_type = |name: &str, case: &Case| match name {
+        "f32" => check::<f32>(engine, case),
+        "bf16" => check::<bf16>(engine, case),
+        "f16" => check::<f16>(engine, case),
+        other => panic!("QKV_TYPES names {other:?}, which is no type of a card"),
+    };
+    // Most of the time goes into compiling kernels: on all cores.
+    let all: Vec<(&Case, &str)> =
+        cases.iter().flat_map(|case| types.split(',').map(move |name| (case, name))).collect();
+    let workers = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(all.len()));
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut broken = Vec::new();
+        while let Some((case, name)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+            broken.extend(in_type(name, case));
+        }
+        broken
+    };
+    let broken: Vec<String> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().flat_map(|worker| worker.join().expect("a case does not panic")).collect()
+    });
+    assert!(broken.is_empty(), "{} results out of bounds:\n{}", broken.len(), broken.join("\n"));
+}
+
+/// One query of widths that the decoding kernel is made for: with everything that can come on top.
+pub fn one_token() -> Vec<Case> {
+    let scaled = || Attention::scaled_dot().place(Place::End);
+    let plain = Extras::default;
+    let mut cases = Vec::new();
+    for (d, m, hq, hk) in [(64, 700, 8, 2), (128, 1030, 4, 4), (64, 5, 20, 1), (256, 530, 3, 1), (128, 512, 32, 2)] {
+        let sizes = Sizes::new(1, m, d).heads(2, hq, hk);
+        cases.push(Case::new(format!("one token {m}×{d} of {hq}/{hk}"), scaled(), sizes, plain()));
+        let all = scaled().softcap(3.0).bias(Bias::alibi()).dropout(0.3, 7).mask(Mask::causal() & Mask::window(600, 0));
+        let extras = Extras { sinks: true, lengths: true, table: Some((9, true)), all_upstream: true, ..plain() };
+        cases.push(Case::new(format!("one token {m}×{d} of {hq}/{hk} with the rest"), all, sizes, extras));
+    }
+    cases
+}
