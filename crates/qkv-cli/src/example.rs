@@ -92,7 +92,8 @@ mod tests {
 
     #[test]
     fn context_changes_what_the_word_means() {
-        let computed = compute(Engine::Exact, &qkv::Attention::scaled_dot(), None, &given::<f32>(), true, None).unwrap();
+        let computed =
+            compute(Engine::Exact, &qkv::Attention::scaled_dot(), None, &given::<f32>(), true, None).unwrap();
         let [money, water] = [0, 1].map(|x| [0, 1].map(|b| computed.out.values[[b, 0, WORDS - 1, x]]));
         assert!(water[0] > 2.0 * money[0], "near the river it is about water");
         assert!(money[1] > 2.0 * water[1], "near cash it is about money");
