@@ -45,6 +45,9 @@ pub(crate) fn explore(asked: &Asked, say: Say<'_>) -> Result<(), Failure> {
     let server = Server::bind(settings)?;
     let url = server.url();
     say(&format!("{url}\nCtrl-C ends it.\n"))?;
+    if server.address().ip().is_unspecified() {
+        say("From elsewhere, put this machine's name or address in its place.\n")?;
+    }
     if !server.address().ip().is_loopback() {
         say("Whoever has this address can use the model: it is served beyond this machine.\n")?;
     }

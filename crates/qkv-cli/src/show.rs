@@ -38,7 +38,7 @@ pub(crate) fn show(asked: &Asked, say: Say<'_>) -> Result<(), Failure> {
     threads::on(asked.threads, || {
         let machine = Machine::new(rayon::current_num_threads());
         if let Some(path) = &asked.recording {
-            let recording = qkv_explore::file::open(path, &qkv_explore::file::Asked::default())?;
+            let recording = qkv_explore::file::open(path, &asked.file())?;
             let desk = Desk { asked, translator: None, machine, form };
             return say(&desk.told(recording)?).map(drop);
         }
@@ -132,7 +132,7 @@ impl Desk<'_> {
         }
         let chosen = Chosen::of(&recording, asked)?;
         if asked.json {
-            return Ok(chosen.json(&recording, asked));
+            return chosen.json(&recording, asked);
         }
         let paper = Paper::of_stdout();
         let drawn = chosen.picture(asked).terminal(paper.width, paper.colours());
@@ -142,7 +142,7 @@ impl Desk<'_> {
             Some(output) => calm(format!("{} → {output}", recording.text)) + "\n",
             None => String::new(),
         };
-        let agreement = chosen.agreement(asked).map_or(String::new(), |found| {
+        let agreement = chosen.agreement(asked)?.map_or(String::new(), |found| {
             let Agreement { precision, recall, error_rate } = found;
             format!("\nagreement  precision {precision:.3} · recall {recall:.3} · error rate {error_rate:.3}\n")
         });

@@ -58,6 +58,7 @@ export class Memory {
 
 const matrices = new Memory(96);
 const answers = new Memory(64);
+const runs = new Memory(8); // fewer than the server keeps
 
 /** All weights of a head, f32 [n, m]; of head "mean", the mean of all heads. */
 export function weightsOf(run, layer, head) {
@@ -77,7 +78,7 @@ export const part = (run, layer, head, rows, cols) =>
   answers.ask(`part/${run.id}/${layer}/${head}/${rows}/${cols}`, () => source.weights(run, layer, head, rows, cols));
 
 /** A run by what was asked for; the same question is asked once. */
-export const ask = (model, text, target) => answers.ask(`run/${model}/${text}/${target ?? ''}`, () => source.ask(model, text, target));
+export const ask = (model, text, target) => runs.ask(`run/${model}/${text}/${target ?? ''}`, () => source.ask(model, text, target));
 
 /** The thumbnails of all heads: { values: f32 [heads, size, size], sampled }. */
 export const gridOf = (run, size, pool) => answers.ask(`grid/${run.id}/${size}/${pool}`, () => source.grid(run, size, pool));

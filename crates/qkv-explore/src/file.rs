@@ -156,10 +156,19 @@ pub fn save(recording: &Recording, path: impl AsRef<Path>) -> Result<()> {
 /// Names the file, the tensor and what is wrong with it.
 pub fn open(path: impl AsRef<Path>, asked: &Asked) -> Result<Recording> {
     let mut file = File::open(path.as_ref())?;
-    let recording = match file.metadata(RECORDING) {
+    let mut recording = match file.metadata(RECORDING) {
+        Some(_) if asked.tokens.is_some() || asked.sequence > 0 || asked.attention.is_some() => {
+            return Err(Error::invalid("the recording says by itself what its tokens and its attention are")
+                .with_hint("leave out what says so besides"));
+        }
         Some(json) => ours(&mut file, &json)?,
         None => others::read(&mut file, asked)?,
     };
+    // Names are printed: they move no cursor.
+    let names = recording.layers.iter_mut().flat_map(|layer| [&mut layer.name, &mut layer.group]);
+    for name in names.chain(recording.sides.iter_mut().map(|side| &mut side.name)) {
+        *name = name.chars().map(|c| if c.is_control() { '·' } else { c }).collect();
+    }
     check(&recording, path.as_ref())?;
     Ok(recording)
 }
@@ -207,12 +216,15 @@ fn computed(file: &mut File, prefix: &str, attention: Attention) -> Result<Compu
     };
     inputs.positions = whole(file, "positions")?;
     inputs.lengths = whole(file, "lengths")?.map(|all| all.into_iter().map(|x| x.max(0) as usize).collect());
-    let small = |all: Vec<i64>| all.into_iter().map(|x| x as i32).collect::<Vec<i32>>();
+    let small = |all: Vec<i64>| {
+        let fits = |x: i64| i32::try_from(x).map_err(|_| Error::invalid(format!("{x} is no segment and no bucket")));
+        all.into_iter().map(fits).collect::<Result<Vec<i32>>>()
+    };
     if let (Some(q), Some(k)) = (whole(file, "q_segments")?, whole(file, "k_segments")?) {
-        inputs.segments = Some([small(q), small(k)]);
+        inputs.segments = Some([small(q)?, small(k)?]);
     }
     if let (Some(q), Some(k)) = (whole(file, "q_buckets")?, whole(file, "k_buckets")?) {
-        let shaped = |file: &File, part: &str, all| Ok::<_, Error>(Tensor::new(small(all), file.axes(&name(part))?)?);
+        let shaped = |file: &File, part: &str, all| Ok::<_, Error>(Tensor::new(small(all)?, file.axes(&name(part))?)?);
         inputs.buckets = Some([shaped(file, "q_buckets", q)?, shaped(file, "k_buckets", k)?]);
     }
     if let Some(bits) = whole(file, "mask")? {
@@ -268,6 +280,19 @@ fn check(recording: &Recording, path: &Path) -> Result<()> {
                 layer.name,
                 layer.heads()
             )));
+        }
+        // A log-sum-exp of another attention, or in another base, shows here.
+        let rows: Vec<usize> = [0, n / 2, n.saturating_sub(1)].into_iter().filter(|&row| row < n).collect();
+        if layer.computed().is_some() {
+            let weights = layer.rows_at(0, &rows)?;
+            for (row, of_row) in rows.iter().zip(weights.data().chunks_exact(m.max(1))) {
+                let sum: f32 = of_row.iter().sum();
+                if !(sum.is_finite() && sum < 1.01) {
+                    let what = format!("the weights of query {row} of `{}` sum to {sum}", layer.name);
+                    return Err(Error::invalid(what)
+                        .with_hint("`lse` is the natural logarithm, of this very attention: was it causal?"));
+                }
+            }
         }
         if let Seen::Given(weights) = &layer.seen
             && let Some(bad) = weights.data().iter().find(|w| !(w.is_finite() && **w >= 0.0))

@@ -119,9 +119,15 @@ pub fn explain(layer: &Layer, head: usize, query: usize, key: usize) -> Result<E
             term("threshold of the row", "τ, so that the weights sum to 1".into(), Value::of(lse));
             term("weight", "max(score − τ, 0)".into(), Value::of(f64::from(weight)));
         }
+        Select::TopK(k) => {
+            term("log-sum-exp of the row", format!("ln Σⱼ exp(scoreⱼ) over the {k} largest"), Value::of(lse));
+            term("weight", "exp(score − log-sum-exp) of those, 0 of all others".into(), Value::of(f64::from(weight)));
+        }
         Select::Hard(_) => term("weight", "1 for the key that was chosen".into(), Value::of(f64::from(weight))),
         _ => {
-            term("log-sum-exp of the row", "ln Σⱼ exp(scoreⱼ)".into(), Value::of(lse));
+            let formula =
+                if attention.sinks { "ln (exp(sink) + Σⱼ exp(scoreⱼ))" } else { "ln Σⱼ exp(scoreⱼ)" };
+            term("log-sum-exp of the row", formula.into(), Value::of(lse));
             if pair.modulation != 1.0 {
                 term("modulation", format!("× {:.6} after the softmax", pair.modulation), Value::of(pair.modulation));
             }

@@ -44,14 +44,16 @@ pub fn rollout(recording: &Recording, layers: &[usize], rows: Range<usize>) -> R
             if !(0..rows.len()).any(used) {
                 continue;
             }
+            let mut mean = vec![0.0; block.len() * n]; // half the mean over the heads, [block, N]
             for head in 0..of.heads() {
-                let weights = of.rows(head, block.clone())?; // [block, N]
-                for (at, out) in next.data_mut().chunks_exact_mut(n).enumerate() {
-                    for (i, row) in block.clone().zip(weights.data().chunks_exact(n)) {
-                        let factor = share * r[[at, i]];
-                        if factor != 0.0 {
-                            out.iter_mut().zip(row).for_each(|(sum, &w)| *sum += factor * w);
-                        }
+                let weights = of.rows(head, block.clone())?;
+                mean.iter_mut().zip(weights.data()).for_each(|(sum, &w)| *sum += share * w);
+            }
+            for (at, out) in next.data_mut().chunks_exact_mut(n).enumerate() {
+                for (i, row) in block.clone().zip(mean.chunks_exact(n)) {
+                    let factor = r[[at, i]];
+                    if factor != 0.0 {
+                        out.iter_mut().zip(row).for_each(|(sum, &w)| *sum += factor * w);
                     }
                 }
             }

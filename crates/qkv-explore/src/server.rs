@@ -70,9 +70,9 @@ struct State {
     machine: Machine,
     runs: Runs,
     /// Whole matrices of long sequences, one at a time.
-    heavy: tokio::sync::Semaphore,
+    heavy: Arc<tokio::sync::Semaphore>,
     /// Everything else that computes.
-    light: tokio::sync::Semaphore,
+    light: Arc<tokio::sync::Semaphore>,
 }
 
 /// A server that is bound and has not started to answer.
@@ -118,7 +118,7 @@ impl Server {
             }
             _ => return Err(Error::invalid("there is nothing to show").with_hint("give a model or a recording")),
         }
-        let (heavy, light) = (tokio::sync::Semaphore::new(1), tokio::sync::Semaphore::new(LIGHT));
+        let [heavy, light] = [1, LIGHT].map(|turns| Arc::new(tokio::sync::Semaphore::new(turns)));
         let guard = Guard::new(address);
         let state = Arc::new(State { guard, models, examples, machine, runs, heavy, light });
         Ok(Server { listener, state, address })

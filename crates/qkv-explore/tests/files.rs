@@ -143,3 +143,53 @@ fn what_lies_is_refused_with_the_tensor_that_does() {
     std::fs::write(&path, text.as_bytes()).expect("it can be written");
     assert!(refused(&Asked::default()).contains("do not hold"));
 }
+
+#[test]
+fn shapes_with_nothing_in_them_and_bytes_that_are_shared_are_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("bad.safetensors");
+    let refused = || file::open(&path, &Asked::default()).expect_err("it lies").to_string();
+    for shape in [&[1usize << 40, 0][..], &[0, 4, 4], &[4, 0]] {
+        foreign(&path, &[("weights", shape, &[])], &[]);
+        assert!(refused().contains("with nothing in it"), "{}", refused());
+    }
+    let shape: &[usize] = &[2, 2];
+    foreign(&path, &[("a.weights", shape, &[0.5; 4]), ("b.weights", shape, &[0.5; 4])], &[]);
+    let mut bytes = std::fs::read(&path).expect("just written");
+    let place = bytes.windows(7).position(|seven| seven == b"[16,32]").expect("the second tensor's place");
+    bytes[place..place + 7].copy_from_slice(b"[ 8,24]");
+    std::fs::write(&path, bytes).expect("it can be written");
+    assert!(refused().contains("share bytes"), "{}", refused());
+}
+
+#[test]
+fn a_log_sum_exp_of_another_attention_is_found_out() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("theirs.safetensors");
+    let [q, k] = [1, 2].map(|seed| Tensor::<f32, 4>::randn([1, 1, 6, 4], seed));
+    let causal = Attention::scaled_dot().mask(Mask::causal());
+    let lse = causal.forward(Inputs::new(&q, &k, &k)).expect("it holds together").lse;
+    let (four, three): (&[usize], &[usize]) = (&[1, 1, 6, 4], &[1, 1, 6]);
+    let tensors = [("q", four, q.data()), ("k", four, k.data()), ("lse", three, lse.data())];
+    foreign(&path, &tensors, &[]);
+    let error = file::open(&path, &Asked::default()).expect_err("the future was not summed");
+    assert!(error.hint().is_some_and(|hint| hint.contains("causal")), "{error}");
+    let asked = Asked { attention: Some(causal.clone()), ..Asked::default() };
+    file::open(&path, &asked).expect("told so, it fits");
+    // What the file says counts for more than what is asked.
+    let described = serde_json::to_string(&causal).expect("plain");
+    foreign(&path, &tensors, &[("attention", &described)]);
+    file::open(&path, &Asked { attention: Some(Attention::dot()), ..Asked::default() }).expect("as it is described");
+}
+
+#[test]
+fn names_move_no_cursor_and_a_recording_is_not_told_what_it_is() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("run.safetensors");
+    let mut named = recording(vec![layer(Attention::scaled_dot(), random(1, 4))]);
+    named.layers[0].group = "\u{1b}[2Jx".into();
+    file::save(&named, &path).expect("it can be written");
+    assert_eq!(file::open(&path, &Asked::default()).expect("it can be read").layers[0].group, "·[2Jx");
+    let asked = Asked { sequence: 1, ..Asked::default() };
+    assert!(file::open(&path, &asked).expect_err("it has one").to_string().contains("by itself"));
+}

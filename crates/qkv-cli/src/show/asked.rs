@@ -19,6 +19,12 @@ pub(crate) const CHOICES: Table = &[
             Choice::new("recording", Kind::Path, "Look at this recording instead: one that `--out` wrote, or a file with `q` and `k`, or with `weights`")
                 .value("FILE.safetensors")
                 .clashes(&["text", "model", "target"]),
+            Choice::new("sequence", Kind::Seed, "Which sequence of the recording, counted from 0")
+                .value("N")
+                .default("0")
+                .needs(&["recording"]),
+            Choice::new("causal", Kind::Switch, "The recording's attention was causal, where its file does not say")
+                .needs(&["recording"]),
             Choice::new("target", Kind::Text, "Look at this translation instead of the model's own").value("TEXT"),
         ],
     ),
@@ -93,6 +99,8 @@ pub(crate) struct Asked {
     pub model: Option<PathBuf>,
     pub target: Option<String>,
     pub recording: Option<PathBuf>,
+    pub sequence: usize,
+    pub causal: bool,
     /// What the attention is compared with.
     pub links: Option<Links>,
     pub layer: Option<String>,
@@ -111,6 +119,12 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
+    /// What the file of the recording does not say by itself.
+    pub fn file(&self) -> qkv_explore::file::Asked {
+        let attention = self.causal.then(|| qkv::Attention::scaled_dot().mask(qkv::Mask::causal()));
+        qkv_explore::file::Asked { tokens: None, sequence: self.sequence, attention }
+    }
+
     /// From a command line that holds together; the error says what is no head.
     pub fn read(matches: &ArgMatches) -> Result<Asked, String> {
         let text = |name| matches.get_one::<String>(name).cloned();
@@ -129,6 +143,8 @@ impl Asked {
             model: path("model"),
             target: text("target"),
             recording: path("recording"),
+            sequence: matches.get_one::<u64>("sequence").and_then(|&n| usize::try_from(n).ok()).unwrap_or(0),
+            causal: matches.get_flag("causal"),
             links: text("links").map(|text| pharaoh(&text)).transpose().map_err(|e| format!("`--links`: {e}"))?,
             layer: text("layer"),
             head,

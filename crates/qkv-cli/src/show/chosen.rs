@@ -16,6 +16,8 @@ pub(crate) struct Chosen {
     layer: usize,
     head: Option<usize>,
     pub matrix: Matrix,
+    /// Weights that a cell covers each way; above 1 it is a picture, and no data.
+    each: usize,
     /// In a few words: which layer, which heads.
     pub title: String,
 }
@@ -89,9 +91,19 @@ impl Chosen {
         };
         let mut title = format!("{short} · {head} · {}", of.description());
         if each > 1 {
-            title += &format!(" · each cell the largest of {each} × {each} weights");
+            let of = if asked.head.is_some() || heads == 1 { "largest" } else { "mean over heads of the largest" };
+            title += &format!(" · each cell the {of} of {each} × {each} weights");
         }
-        Ok(Chosen { layer, head: asked.head, matrix, title })
+        Ok(Chosen { layer, head: asked.head, matrix, each, title })
+    }
+
+    /// The weights themselves: where there are too many, there is a picture alone.
+    pub fn weights(&self) -> Result<&Matrix, Failure> {
+        match self.each {
+            1 => Ok(&self.matrix),
+            _ => Err(Failure::new(format!("these are more than the {MOST} weights that are told one by one"))
+                .hint("draw a picture: in the terminal, or as `.svg` or `.png`")),
+        }
     }
 
     /// As it is drawn.
@@ -106,22 +118,22 @@ impl Chosen {
     }
 
     /// How well it agrees with the links that were given.
-    pub fn agreement(&self, asked: &Asked) -> Option<Agreement> {
-        asked.links.as_ref().map(|links| self.matrix.agreement(links))
+    pub fn agreement(&self, asked: &Asked) -> Result<Option<Agreement>, Failure> {
+        asked.links.as_ref().map(|links| Ok(self.weights()?.agreement(links))).transpose()
     }
 
     /// As one JSON object on a line.
-    pub fn json(&self, recording: &Recording, asked: &Asked) -> String {
+    pub fn json(&self, recording: &Recording, asked: &Asked) -> Result<String, Failure> {
         let object = Object {
             text: &recording.text,
             output: recording.output.as_deref(),
             layer: short(recording, self.layer),
             name: &recording.layers[self.layer].name,
             head: self.head,
-            matrix: &self.matrix,
+            matrix: self.weights()?,
             pharaoh: self.matrix.pharaoh(),
-            agreement: self.agreement(asked),
+            agreement: self.agreement(asked)?,
         };
-        serde_json::to_string(&object).expect("plain data") + "\n"
+        Ok(serde_json::to_string(&object).expect("plain data") + "\n")
     }
 }

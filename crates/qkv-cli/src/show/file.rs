@@ -64,7 +64,7 @@ impl Form {
             _ => {}
         }
         let chosen = Chosen::of(recording, asked)?;
-        let matrix = &chosen.matrix;
+        let matrix = if matches!(self, Form::Svg | Form::Png) { &chosen.matrix } else { chosen.weights()? };
         let bytes = match self {
             Form::Svg => chosen.picture(asked).svg()?.into_bytes(),
             Form::Png => {
@@ -76,7 +76,7 @@ impl Form {
             }
             Form::Npy => matrix.npy()?,
             Form::Safetensors => matrix.safetensors()?,
-            Form::Json => chosen.json(recording, asked).into_bytes(),
+            Form::Json => chosen.json(recording, asked)?.into_bytes(),
             Form::Csv => matrix.csv().into_bytes(),
             Form::Html | Form::Recording | Form::Pharaoh => (matrix.pharaoh() + "\n").into_bytes(),
         };

@@ -4,7 +4,7 @@ use super::asked::Asked;
 use super::chosen::short;
 use crate::failure::Failure;
 use qkv_explore::Recording;
-use qkv_explore::measures::{MEASURES, THRESHOLD, measure};
+use qkv_explore::measures::{MEASURES, THRESHOLD, is_sampled, measure};
 use serde_json::{Map, Value, json};
 
 /// The layers of a model: what they are called, how many heads they have, what they compute; and, of a text, their size.
@@ -55,7 +55,8 @@ pub(crate) fn heads(recording: &Recording, json: bool) -> Result<String, Failure
             Value::Object(object)
         };
         let heads: Vec<Value> = measured.iter().map(one).collect();
-        let object = json!({ "text": recording.text, "output": recording.output, "heads": heads });
+        let sampled = is_sampled(recording);
+        let object = json!({ "text": recording.text, "output": recording.output, "sampled": sampled, "heads": heads });
         return Ok(object.to_string() + "\n");
     }
     let mut rows = vec![["layer", "head"].into_iter().chain(MEASURES.map(|m| m.id)).map(String::from).collect()];
@@ -66,6 +67,9 @@ pub(crate) fn heads(recording: &Recording, json: bool) -> Result<String, Failure
         rows.push(row);
     }
     let mut told = aligned(&rows, |column| column > 0);
+    if is_sampled(recording) {
+        told += "\nsampled: of a long input some queries, spread evenly, were looked at\n";
+    }
     told.push('\n');
     for measure in MEASURES {
         let unit = if measure.unit.is_empty() { String::new() } else { format!(", in {}", measure.unit) };

@@ -71,6 +71,13 @@ impl File {
             }
             entries.insert(name, entry);
         }
+        let mut places: Vec<([u64; 2], &String)> =
+            entries.iter().map(|(name, entry)| (entry.data_offsets, name)).collect();
+        places.sort();
+        let shared = places.windows(2).find(|two| two[1].0[0] < two[0].0[1]);
+        if let Some([(_, one), (_, other)]) = shared {
+            return Err(wrong(format!("`{one}` and `{other}` share bytes")));
+        }
         Ok(File { path: path.to_owned(), file, start, entries, metadata })
     }
 
@@ -155,6 +162,11 @@ impl File {
     /// One entry of the first of four axes; `usize::MAX` for all of them.
     fn entry(&mut self, name: &str, at: usize) -> Result<(Vec<f32>, [usize; 4])> {
         let [batch, heads, length, width] = self.axes(name)?;
+        // Only values may have no width: where weights alone are wanted.
+        let is_values = name == "v" || name.ends_with(".v") || name.ends_with("/v");
+        if [batch, heads, length].contains(&0) || (width == 0 && !is_values) {
+            return Err(self.wrong_tensor(name, format!("its shape is {:?}, with nothing in it", self.shape(name)?)));
+        }
         if at == usize::MAX {
             return Ok((self.floats(name)?, [batch, heads, length, width]));
         }

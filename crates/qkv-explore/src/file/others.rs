@@ -42,10 +42,8 @@ pub(super) fn read(file: &mut File, asked: &Asked) -> Result<Recording> {
 
 fn described(file: &File, asked: &Asked) -> Result<Attention> {
     match (&asked.attention, file.metadata("attention")) {
-        (Some(attention), _) => Ok(attention.clone()),
-        (None, Some(json)) => {
-            serde_json::from_str(&json).map_err(|e| file.wrong("metadata `attention`", e.to_string()))
-        }
+        (_, Some(json)) => serde_json::from_str(&json).map_err(|e| file.wrong("metadata `attention`", e.to_string())),
+        (Some(attention), None) => Ok(attention.clone()),
         (None, None) => Ok(Attention::scaled_dot()),
     }
 }

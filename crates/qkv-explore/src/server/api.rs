@@ -26,17 +26,26 @@ const NUMBERS: usize = 1 << 20;
 /// Pixels of a thumbnail, each way, at most; and of all thumbnails.
 const THUMBNAIL: usize = 256;
 const THUMBNAILS: usize = 16 << 20;
+/// Sizes of thumbnails that are kept of a run.
+const GRIDS: usize = 6;
+/// Weights that a rollout looks at, at most: some seconds.
+const ROLLED: usize = 1 << 33;
 /// How long a request waits for its turn.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Computes beside everything else, when it is its turn.
 pub(super) async fn beside<T: Send + 'static>(
-    turn: &Semaphore,
+    turn: &Arc<Semaphore>,
     compute: impl FnOnce() -> Answer<T> + Send + 'static,
 ) -> Answer<T> {
     let busy = |_| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "too much is being computed").hint("try again");
-    let _turn = tokio::time::timeout(PATIENCE, turn.acquire()).await.map_err(busy)?;
-    let done = tokio::task::spawn_blocking(compute).await;
+    let turn = tokio::time::timeout(PATIENCE, turn.clone().acquire_owned()).await.map_err(busy)?;
+    // The turn ends with the work, not with who asked for it: whoever leaves makes no room for more.
+    let done = tokio::task::spawn_blocking(move || {
+        let _turn = turn;
+        compute()
+    })
+    .await;
     let failed = |_| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the computation broke off");
     done.map_err(failed)?
 }
@@ -202,7 +211,11 @@ pub(super) async fn grid(
                     }
                 }
                 let cells: Arc<[f32]> = all.into();
-                run.grids.lock().expect("nobody panics while holding it").insert((size, mean), cells.clone());
+                let mut grids = run.grids.lock().expect("nobody panics while holding it");
+                if grids.len() >= GRIDS {
+                    grids.clear();
+                }
+                grids.insert((size, mean), cells.clone());
                 Ok(cells)
             })
             .await?
@@ -257,13 +270,16 @@ pub(super) async fn tile(
     if let Some(cells) = run.tiles.get(&tile) {
         return Ok(numbers(&cells, false));
     }
+    // Whoever scrolls on does not wait for the rest.
+    let waits = Arc::new(());
+    let waiting = Arc::downgrade(&waits);
     let exactly = move |run: &Run| {
         // Someone may have asked for it while this one waited.
         if let Some(cells) = run.tiles.get(&tile) {
             return Ok(cells);
         }
-        let cells: Arc<[f32]> = tile.exact(&run.recording.layers[at])?.into();
-        run.tiles.keep(tile, cells.clone());
+        let cells: Arc<[f32]> = tile.exact(&run.recording.layers[at], &|| waiting.strong_count() > 0)?.into();
+        run.tiles.keep(tile, cells.clone(), !quick);
         Ok(cells)
     };
     if quick {
@@ -273,7 +289,9 @@ pub(super) async fn tile(
         let cells = beside(&state.light, move || Ok(tile.sampled(&run.recording.layers[at])?)).await?;
         return Ok(numbers(&cells, true));
     }
-    Ok(numbers(&beside(&state.heavy, move || exactly(&run)).await?, false))
+    let cells = beside(&state.heavy, move || exactly(&run)).await?;
+    drop(waits);
+    Ok(numbers(&cells, false))
 }
 
 #[derive(Deserialize)]
@@ -349,7 +367,13 @@ pub(super) async fn rollout(
     }
     let layers = group.layers[..count].to_vec();
     let [n, m] = run.recording.layers[layers[0]].size();
+    // Of all layers but the last, every row is computed.
+    let heads: usize = layers[..count - 1].iter().map(|&layer| run.recording.layers[layer].heads()).sum();
     let rows = range(asked.rows.as_deref(), n)?;
+    let work = n.saturating_mul(m).saturating_mul(heads + rows.len().saturating_mul(count - 1));
+    if work > ROLLED {
+        return Err(Refusal::bad("the rollout of so long an input takes minutes").hint("ask for fewer layers or rows"));
+    }
     if rows.len().saturating_mul(m) > NUMBERS {
         return Err(Refusal::bad("the rollout is too large to show at once").hint("ask for fewer rows"));
     }

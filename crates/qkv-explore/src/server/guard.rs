@@ -19,6 +19,8 @@ pub(super) const BODY: usize = 64 << 10;
 pub(super) struct Guard {
     address: SocketAddr,
     token: Option<String>,
+    /// Cookies know no ports: each server has its own.
+    cookie: String,
     /// The scripts that stand in the page itself carry this.
     pub nonce: String,
 }
@@ -32,7 +34,7 @@ fn secret() -> String {
 impl Guard {
     pub fn new(address: SocketAddr) -> Guard {
         let token = (!address.ip().is_loopback()).then(secret);
-        Guard { address, token, nonce: secret() }
+        Guard { address, token, cookie: format!("qkv-token-{}=", address.port()), nonce: secret() }
     }
 
     pub fn token(&self) -> Option<&str> {
@@ -45,6 +47,10 @@ impl Guard {
         let mut names = vec![self.address.to_string()];
         if self.address.ip().is_loopback() {
             names.extend([format!("localhost:{port}"), format!("127.0.0.1:{port}"), format!("[::1]:{port}")]);
+        }
+        // Browsers leave out the port that everyone knows.
+        if port == 80 {
+            names.extend(["localhost", "127.0.0.1", "[::1]"].map(String::from));
         }
         // With a token the name matters no more.
         self.token.is_some() || names.iter().any(|name| name.eq_ignore_ascii_case(host))
@@ -60,7 +66,7 @@ impl Guard {
         };
         let in_query = query.unwrap_or("").split('&').filter_map(|pair| pair.strip_prefix("token=")).any(same);
         let cookies = headers.get(header::COOKIE).and_then(|value| value.to_str().ok()).unwrap_or("");
-        in_query || cookies.split(';').filter_map(|pair| pair.trim().strip_prefix("qkv-token=")).any(same)
+        in_query || cookies.split(';').filter_map(|pair| pair.trim().strip_prefix(&self.cookie[..])).any(same)
     }
 }
 
@@ -114,7 +120,7 @@ pub(super) async fn check(
     set(header::REFERRER_POLICY, "no-referrer");
     set(HeaderName::from_static("cross-origin-resource-policy"), "same-origin");
     if let Some(token) = guard.token().filter(|_| opened) {
-        set(header::SET_COOKIE, &format!("qkv-token={token}; HttpOnly; SameSite=Strict; Path=/"));
+        set(header::SET_COOKIE, &format!("{}{token}; HttpOnly; SameSite=Strict; Path=/", guard.cookie));
     }
     response
 }
@@ -122,5 +128,35 @@ pub(super) async fn check(
 impl std::fmt::Debug for Guard {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Guard({})", self.address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beyond_this_machine_every_request_brings_the_token() {
+        let guard = Guard::new("192.0.2.7:8000".parse().expect("an address"));
+        let token = guard.token().expect("a token").to_owned();
+        let with = |cookie: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::COOKIE, HeaderValue::from_str(cookie).expect("plain"));
+            headers
+        };
+        assert!(guard.admits(Some(&format!("a=1&token={token}")), &HeaderMap::new()));
+        assert!(guard.admits(None, &with(&format!("other=1; qkv-token-8000={token}"))));
+        assert!(!guard.admits(None, &HeaderMap::new()));
+        assert!(!guard.admits(Some("token="), &with(&format!("qkv-token-9000={token}"))));
+        assert!(!guard.admits(Some(&format!("token={token}0")), &HeaderMap::new()));
+        assert_ne!(Guard::new("192.0.2.7:8000".parse().expect("an address")).token(), Some(&token[..]));
+        assert_eq!(Guard::new("127.0.0.1:8000".parse().expect("an address")).token(), None);
+    }
+
+    #[test]
+    fn on_loopback_only_its_own_names_are_known() {
+        let guard = Guard::new("127.0.0.1:80".parse().expect("an address"));
+        assert!(guard.knows("127.0.0.1") && guard.knows("LOCALHOST:80") && guard.knows("[::1]:80"));
+        assert!(!guard.knows("evil.example") && !guard.knows("127.0.0.1:81") && !guard.knows(""));
     }
 }

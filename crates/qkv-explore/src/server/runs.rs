@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// Runs that are kept; the oldest goes first, the very first stays.
-const KEPT: usize = 64;
+/// Runs that are kept, some tens of megabytes each where texts are long; what was asked for longest ago goes first, the very
+/// first stays.
+const KEPT: usize = 32;
 /// Tokens that are told with a run; of longer sides the page asks for what it shows.
 const TOLD: usize = 4096;
 
@@ -34,7 +35,8 @@ pub(super) struct Runs(Mutex<Kept>);
 #[derive(Debug, Default)]
 struct Kept {
     next: u64,
-    runs: BTreeMap<u64, Arc<Run>>,
+    used: u64,
+    runs: BTreeMap<u64, (u64, Arc<Run>)>,
 }
 
 impl Runs {
@@ -43,18 +45,25 @@ impl Runs {
         let id = kept.next;
         kept.next += 1;
         if kept.runs.len() >= KEPT
-            && let Some(oldest) = kept.runs.keys().copied().find(|&id| id != 0)
+            && let Some((&oldest, _)) = kept.runs.iter().filter(|(id, _)| **id != 0).min_by_key(|(_, (used, _))| *used)
         {
             kept.runs.remove(&oldest);
         }
         let (heads, grids) = (OnceLock::new(), Mutex::default());
         let run = Arc::new(Run { id, recording, model, tiles: Tiles::default(), heads, grids });
-        kept.runs.insert(id, run.clone());
+        kept.used += 1;
+        let now = kept.used;
+        kept.runs.insert(id, (now, run.clone()));
         run
     }
 
     pub fn get(&self, id: u64) -> Option<Arc<Run>> {
-        self.0.lock().expect("nobody panics while holding it").runs.get(&id).cloned()
+        let mut kept = self.0.lock().expect("nobody panics while holding it");
+        kept.used += 1;
+        let now = kept.used;
+        let (used, run) = kept.runs.get_mut(&id)?;
+        *used = now;
+        Some(run.clone())
     }
 }
 

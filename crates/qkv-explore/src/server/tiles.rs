@@ -18,8 +18,8 @@ const AT_ONCE: usize = 1 << 30;
 const SAMPLED: usize = 1 << 26;
 /// Pairs between two chances for others.
 const BAND: usize = 1 << 29;
-/// Tiles that are kept: 64 MiB.
-const KEPT: usize = 256;
+/// Tiles that are kept of a run: 32 MiB.
+const KEPT: usize = 128;
 
 /// Which tile of a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,8 +38,17 @@ pub(super) struct Tiles(Mutex<Kept>);
 
 #[derive(Debug, Default)]
 struct Kept {
-    tiles: HashMap<Tile, (u64, Arc<[f32]>)>,
+    tiles: HashMap<Tile, Cells>,
     used: u64,
+}
+
+/// A tile that was computed.
+#[derive(Debug)]
+struct Cells {
+    cells: Arc<[f32]>,
+    used: u64,
+    /// It took long, and stays.
+    dear: bool,
 }
 
 impl Tiles {
@@ -47,24 +56,24 @@ impl Tiles {
         let mut kept = self.0.lock().expect("nobody panics while holding it");
         kept.used += 1;
         let now = kept.used;
-        kept.tiles.get_mut(tile).map(|(used, cells)| {
-            *used = now;
-            cells.clone()
+        kept.tiles.get_mut(tile).map(|kept| {
+            kept.used = now;
+            kept.cells.clone()
         })
     }
 
-    pub fn keep(&self, tile: Tile, cells: Arc<[f32]>) {
+    /// Keeps a tile; a dear one goes only after all others.
+    pub fn keep(&self, tile: Tile, cells: Arc<[f32]>, dear: bool) {
         let mut kept = self.0.lock().expect("nobody panics while holding it");
         kept.used += 1;
         let now = kept.used;
-        // The whole matrix took the longest: it stays.
-        let oldest = kept.tiles.iter().filter(|(tile, _)| tile.zoom > 1).min_by_key(|(_, (used, _))| *used);
+        let oldest = kept.tiles.iter().min_by_key(|(_, kept)| (kept.dear, kept.used));
         if kept.tiles.len() >= KEPT
             && let Some(oldest) = oldest.map(|(tile, _)| *tile)
         {
             kept.tiles.remove(&oldest);
         }
-        kept.tiles.insert(tile, (now, cells));
+        kept.tiles.insert(tile, Cells { cells, used: now, dear });
     }
 }
 
@@ -121,13 +130,16 @@ impl Tile {
         Ok(placed(cells))
     }
 
-    /// From all of them.
-    pub fn exact(&self, layer: &Layer) -> Result<Vec<f32>> {
+    /// From all of them, as long as someone waits.
+    pub fn exact(&self, layer: &Layer, waits: &dyn Fn() -> bool) -> Result<Vec<f32>> {
         let Cover { rows, cols, each } = self.cover(layer)?;
         // Whole cells.
         let band = (BAND / cols.len().max(1) / each).max(1) * each;
         let mut all = vec![f32::NAN; SIDE * SIDE];
         for start in rows.clone().step_by(band) {
+            if !waits() {
+                return Err(Error::invalid("nobody waits for this tile any more"));
+            }
             let part = start..(start + band).min(rows.end);
             let cells = layer.map(self.head, part, cols.clone(), [each, each], self.pool(), None)?;
             let [height, width] = cells.shape();
