@@ -175,9 +175,11 @@ impl<T: Element> Session<'_, T> {
     pub fn forward(&mut self) -> Result<Output<T>> {
         let (_held, workspace) = self.workspace(self.plan.forward_workspace())?;
         let (plan, tensors, out) = (&self.plan, &self.tensors, self.outputs());
-        // SAFETY: all of it is memory of this session's, sized by the plan, and read back before it is freed.
-        let ms =
-            self.cuda.driver.timed(Stream(0), &mut || unsafe { plan.forward(tensors, &out, workspace, Stream(0)) })?;
+        let mut pass = || {
+            // SAFETY: all of it is memory of this session's, sized by the plan, and read back before it is freed.
+            unsafe { plan.forward(tensors, &out, workspace, Stream(0)) }
+        };
+        let ms = self.cuda.driver.timed(Stream(0), &mut pass)?;
         self.milliseconds = Some(ms);
         let crate::plan::Sizes { b, hq, n, dv, .. } = self.plan.sizes;
         let values = self.values.read_elements::<T>(b * hq * n * dv)?;
@@ -340,10 +342,10 @@ impl Buffer {
             return Err(Error::memory("buffer", format!("has {} bytes, and {bytes} were to be read", self.bytes())));
         }
         let raw = self.read::<u8>(bytes, Stream(0))?;
-        // SAFETY: elements are the library's sealed types of numbers, of which every pattern of bits is one.
-        Ok(raw
-            .chunks_exact(size_of::<T>())
-            .map(|chunk| unsafe { chunk.as_ptr().cast::<T>().read_unaligned() })
-            .collect())
+        let element = |chunk: &[u8]| {
+            // SAFETY: elements are the library's sealed types of numbers, of which every pattern of bits is one.
+            unsafe { chunk.as_ptr().cast::<T>().read_unaligned() }
+        };
+        Ok(raw.chunks_exact(size_of::<T>()).map(element).collect())
     }
 }

@@ -289,9 +289,9 @@ impl Plan {
         if grid.contains(&0) {
             return Ok(());
         }
+        let (grid, job) = (grid.map(|axis| axis as u32), &raw const *job);
         // SAFETY: the job is what a general kernel takes, and its pointers are what the callers of the passes promise.
-        let launched =
-            unsafe { self.driver.launch(kernel, grid.map(|axis| axis as u32), stream, &[(&raw const *job).cast()]) };
+        let launched = unsafe { self.driver.launch(kernel, grid, stream, &[job.cast()]) };
         launched.map_err(|error| match error {
             Error::Driver { doing, words } => Error::Driver { doing: format!("{doing}, for {}", self.sizes), words },
             error => error,

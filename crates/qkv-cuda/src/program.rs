@@ -279,7 +279,10 @@ mod tests {
     fn every_program_compiles_where_there_is_a_compiler() {
         let compiler = match Compiler::find() {
             Ok(compiler) => compiler,
-            Err(error) => return eprintln!("skipped: {error}"),
+            // Past the harness, which keeps back what a passing test prints.
+            Err(error) => {
+                return drop(std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("skipped: {error}\n")));
+            }
         };
         let every = std::env::var_os("QKV_EVERY_CASE").is_some();
         let mut programs = Vec::new();

@@ -4,11 +4,14 @@
 use half::bf16;
 use qkv::{Attention, Element, Inputs, Mask, Tensor, Upstream};
 use qkv_cuda::Cuda;
+use std::io::Write;
 
 /// Everything that can compute here.
 fn cards() -> Vec<Cuda> {
     let all = [Cuda::emulated(), Cuda::new(0)];
-    all.into_iter().filter_map(|cuda| cuda.map_err(|error| eprintln!("skipped: {error}")).ok()).collect()
+    all.into_iter()
+        .filter_map(|cuda| cuda.map_err(|error| drop(writeln!(std::io::stderr(), "skipped: {error}"))).ok())
+        .collect()
 }
 
 /// Normal noise, with `odd` in every row from `from` on.

@@ -7,6 +7,7 @@ use engine::{OnCard, TYPES, holds};
 use qkv_conformance::case::Case;
 use qkv_conformance::grid;
 use qkv_cuda::Cuda;
+use std::io::Write;
 
 /// Runs one in so many of a group, or says why not.
 fn group(cases: Vec<Case>, each: usize, types: &str, decoding: bool) {
@@ -16,7 +17,8 @@ fn group(cases: Vec<Case>, each: usize, types: &str, decoding: bool) {
             let (each, types) = if every { (1, TYPES) } else { (each, types) };
             holds(&OnCard { cuda, decoding }, cases, each, types);
         }
-        Err(error) => eprintln!("skipped: {error}"),
+        // Past the harness, which keeps back what a passing test prints.
+        Err(error) => drop(writeln!(std::io::stderr(), "skipped: {error}")),
     }
 }
 
