@@ -90,6 +90,22 @@ struct Parameters {
     k_strides: [i64; 3],
     v: u64,
     v_strides: [i64; 3],
+    broken: u64,
+    broken_q: u64,
+    broken_k: u64,
+    ranges: u64,
+    extents: u64,
+}
+
+/// Where Hopper's kernels say which tiles have to be computed again: on the card, as the general kernels read it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Broken {
+    /// Whether there are any.
+    pub any: u64,
+    /// `[B, Hq, tiles of 64 queries]`.
+    pub queries: u64,
+    /// `[B, Hk, tiles of 64 keys]`.
+    pub keys: u64,
 }
 
 /// The keys a query may see, as far as these kernels know masks.
@@ -137,8 +153,8 @@ struct Pass {
     /// Before all, where sums are made of whole grains.
     measure: Option<Kernel>,
     sinks: Option<Kernel>,
-    /// Lists the tiles that share a segment.
-    segments: Option<Kernel>,
+    /// Finds the range of keys of each query's segment, or of queries of each key's.
+    ranges: Option<Kernel>,
     tile_m: usize,
     tile_n: usize,
     name: String,
@@ -187,9 +203,8 @@ impl Hopper {
         let dropout = attention.dropout.is_some_and(|dropout| dropout.threshold() > 0);
         let mut defines = vec![("ELEMENT", u32::from(*dtype == Dtype::F16)), ("HEAD_DIM", head_dim as u32)];
         for (define, on) in [
-            ("BAND", seen.band || seen.segments),
+            ("BAND", seen.band),
             ("SEGMENTS", seen.segments),
-            ("PLAN", seen.segments),
             ("LENGTHS", seen.lengths),
             ("SOFTCAP", attention.softcap.is_some()),
             ("ALIBI", attention.bias.has_alibi()),
@@ -204,8 +219,7 @@ impl Hopper {
         let border = Program::General { what: General::Border, dtype: *dtype, width: 64, rows: 64, cols: 64 };
         let border = driver.module(&border)?;
         let forward = pass(plan, true, defines.clone())?;
-        // The gradient of a bias tensor is the general kernels' alone.
-        let backward = if uses.backward && tensors.bias.is_none() {
+        let backward = if uses.backward {
             if uses.any_order {
                 defines.push(("FREE_ORDER", 1));
             }
@@ -240,46 +254,61 @@ impl Hopper {
         self.backward.as_ref().map_or(String::new(), |pass| pass.name.clone())
     }
 
+    /// Whether some pairs may be absent: then results may have to be computed again.
+    fn masked(&self) -> bool {
+        self.seen.band || self.seen.lengths || self.seen.segments
+    }
+
+    /// Numbers that begin at zero: two counters, whether anything is broken, and which tiles of queries and of keys are.
+    fn zeros(&self, plan: &Plan, backward: bool) -> usize {
+        let Sizes { b, hq, hk, n, m, .. } = plan.sizes;
+        let keys = if backward { b * hk * m.div_ceil(64) } else { 0 };
+        if self.masked() { 3 + b * hq * n.div_ceil(64) + keys } else { 2 }
+    }
+
     /// Lays the forward pass out.
     pub fn forward_layout(&self, plan: &Plan, layout: &mut Layout) {
+        self.lay(plan, false, layout);
+    }
+
+    fn lay(&self, plan: &Plan, backward: bool, layout: &mut Layout) {
         let Sizes { b, hq, hk, n, m, d, dv } = plan.sizes;
-        layout.take(2, 4);
+        layout.take(self.zeros(plan, backward), 4);
         layout.take(hq, 4);
         // Room for copies of what the copy engine cannot take.
         for (h, len, width) in [(hq, n, d), (hk, m, d), (hk, m, dv)] {
             layout.take(b * h * len * width.next_multiple_of(8), 2);
         }
-        if let (true, Some(forward)) = (self.seen.segments, &self.forward) {
-            let (rows, others) = (n.div_ceil(forward.tile_m), m.div_ceil(forward.tile_n));
+        if self.seen.segments {
+            let rows = if backward { m } else { n };
             layout.take(b * rows, 8);
-            layout.take(b * rows * others, 16);
+            layout.take(b * rows.div_ceil(64), 16);
         }
     }
 
-    /// Lists the tiles that share a segment, on the card: a row for each of `rows` tiles of a sequence, with as much room
-    /// as there are tiles on the other side.
-    fn list_segments(
+    /// Finds the ranges of `rows` rows of each sequence, on the card.
+    fn find_ranges(
         &self,
         plan: &Plan,
         kernel: &Kernel,
-        [rows, others]: [usize; 2],
+        rows: usize,
         parameters: &mut Parameters,
         layout: &mut Layout,
         stream: Stream,
     ) -> Result<()> {
         let b = plan.sizes.b;
-        parameters.plan_rows = layout.take(b * rows, 8);
-        parameters.plan_tiles = layout.take(b * rows * others, 16);
-        parameters.plan_b = rows as i32;
+        parameters.ranges = layout.take(b * rows, 8);
+        parameters.extents = layout.take(b * rows.div_ceil(64), 16);
         let alone: [*const u8; 1] = [(&raw const *parameters).cast()];
-        // SAFETY: the room was laid out for as many rows and tiles.
-        told(unsafe { plan.driver.launch(kernel, [rows as u32, b as u32], stream, &alone) }, plan)
+        let grid = [rows.div_ceil(256) as u32, b as u32];
+        // SAFETY: the room was laid out for as many rows.
+        told(unsafe { plan.driver.launch(kernel, grid, stream, &alone) }, plan)
     }
 
     /// Lays the backward pass out.
     pub fn backward_layout(&self, plan: &Plan, layout: &mut Layout) {
         let (Some(backward), Sizes { b, hq, hk, n, m, dv, .. }) = (&self.backward, plan.sizes) else { return };
-        self.forward_layout(plan, layout);
+        self.lay(plan, true, layout);
         layout.take(b * hq * n * dv.next_multiple_of(8), 2);
         let tiles = n.div_ceil(backward.tile_m);
         layout.take(b * hq * n.next_multiple_of(128), 4);
@@ -288,11 +317,6 @@ impl Hopper {
         layout.take(b * hq * n.next_multiple_of(128), 4);
         layout.take(2 * b * hk * m.div_ceil(128), 4);
         layout.take(hq, 4);
-        if self.seen.segments {
-            let (rows, others) = (m.div_ceil(backward.tile_n), n.div_ceil(backward.tile_m));
-            layout.take(b * rows, 8);
-            layout.take(b * rows * others, 16);
-        }
     }
 
     /// # Safety
@@ -304,19 +328,18 @@ impl Hopper {
         out: &Outputs,
         layout: &mut Layout,
         stream: Stream,
-    ) -> Result<()> {
+    ) -> Result<Option<Broken>> {
         let Some(pass) = &self.forward else { return Err(Error::memory("plan", "has no forward kernel")) };
         let mut parameters = self.parameters(plan, tensors, out)?;
-        let [q, k, v] = self.begin(plan, tensors, &mut parameters, layout, stream)?;
+        let [q, k, v] = self.begin(plan, tensors, false, &mut parameters, layout, stream)?;
         let Sizes { b, hq, hk, n, m, d, dv } = plan.sizes;
         if self.seen.band {
             let heads = (32usize << 20) / (m * (d + dv) * 2).max(1);
             let pairs = if heads == 0 { 0 } else { 1 << heads.ilog2() } * (hq / hk);
             (parameters.section, parameters.ordered) = (pairs.clamp(1, b * hq) as i32, 1);
         }
-        if let Some(kernel) = &pass.segments {
-            let (rows, others) = (n.div_ceil(pass.tile_m), m.div_ceil(pass.tile_n));
-            self.list_segments(plan, kernel, [rows, others], &mut parameters, layout, stream)?;
+        if let Some(kernel) = &pass.ranges {
+            self.find_ranges(plan, kernel, n, &mut parameters, layout, stream)?;
         }
         let maps =
             [self.map(plan, &q, pass.tile_m)?, self.map(plan, &k, pass.tile_n)?, self.map(plan, &v, pass.tile_n)?];
@@ -327,7 +350,13 @@ impl Hopper {
             .collect();
         let blocks = work.min(plan.driver.card().processors as usize) as u32;
         // SAFETY: these are the parameters of the interface, and their pointers are what the caller promises.
-        told(unsafe { plan.driver.launch(&pass.main, [blocks, 1], stream, &given) }, plan)
+        told(unsafe { plan.driver.launch(&pass.main, [blocks, 1], stream, &given) }, plan)?;
+        Ok(self.broken(&parameters))
+    }
+
+    fn broken(&self, parameters: &Parameters) -> Option<Broken> {
+        let Parameters { broken, broken_q, broken_k, .. } = *parameters;
+        self.masked().then_some(Broken { any: broken, queries: broken_q, keys: broken_k })
     }
 
     /// # Safety
@@ -342,15 +371,18 @@ impl Hopper {
         into: &Gradients,
         layout: &mut Layout,
         stream: Stream,
-    ) -> Result<()> {
-        let Some(Pass { main, around: Some([prepare, finish]), measure, sinks, segments, tile_m, tile_n, .. }) =
+    ) -> Result<Option<Broken>> {
+        let Some(Pass { main, around: Some([prepare, finish]), measure, sinks, ranges, tile_m, tile_n, .. }) =
             &self.backward
         else {
             return Err(Error::memory("plan", "has no backward kernel"));
         };
         let Sizes { b, hq, hk, n, m, .. } = plan.sizes;
         let mut parameters = self.parameters(plan, tensors, out)?;
-        let [q, k, v] = self.begin(plan, tensors, &mut parameters, layout, stream)?;
+        let [q, k, v] = self.begin(plan, tensors, true, &mut parameters, layout, stream)?;
+        if let Some(kernel) = ranges {
+            self.find_ranges(plan, kernel, m, &mut parameters, layout, stream)?;
+        }
         let room = layout.take(b * hq * n * plan.sizes.dv.next_multiple_of(8), 2);
         let d_out = self.takeable(plan, upstream.values, room, stream)?;
         parameters.d_out = upstream.values.at;
@@ -369,9 +401,6 @@ impl Hopper {
         (parameters.k, parameters.v) = (k.at, v.at);
         (parameters.k_strides, parameters.v_strides) = (unit_rows("k", &k)?, unit_rows("v", &v)?);
         parameters.d_sinks = layout.take(hq, 4);
-        if let Some(kernel) = segments {
-            self.list_segments(plan, kernel, [m.div_ceil(*tile_n), tiles], &mut parameters, layout, stream)?;
-        }
         let maps = [
             self.map(plan, &q, *tile_m)?,
             self.map(plan, &k, *tile_n)?,
@@ -404,7 +433,7 @@ impl Hopper {
                 )?;
             }
         }
-        Ok(())
+        Ok(self.broken(&parameters))
     }
 
     /// What both passes are told alike.
@@ -431,18 +460,23 @@ impl Hopper {
         Ok(parameters)
     }
 
-    /// The counter at zero, the sinks as f32, and q, k and v where the copy engine can take them.
+    /// What begins at zero, the sinks as f32, and q, k and v where the copy engine can take them.
     fn begin(
         &self,
         plan: &Plan,
         tensors: &Tensors,
+        backward: bool,
         parameters: &mut Parameters,
         layout: &mut Layout,
         stream: Stream,
     ) -> Result<[Strided; 3]> {
         let Sizes { b, hq, hk, n, m, d, dv } = plan.sizes;
-        parameters.counter = layout.take(2, 4);
-        plan.driver.zero(parameters.counter, 8, stream)?;
+        let zeros = self.zeros(plan, backward);
+        parameters.counter = layout.take(zeros, 4);
+        plan.driver.zero(parameters.counter, 4 * zeros, stream)?;
+        parameters.broken = parameters.counter + 8;
+        parameters.broken_q = parameters.broken + 4;
+        parameters.broken_k = parameters.broken_q + 4 * (b * hq * n.div_ceil(64)) as u64;
         parameters.sinks = layout.take(hq, 4);
         if let Some(sinks) = tensors.sinks {
             let job = Job { heads: hq as i32, picture: parameters.sinks, sinks: sinks.at, ..Job::default() };
@@ -497,7 +531,7 @@ impl Hopper {
 /// Compiles one direction and asks its module for its sizes.
 fn pass(plan: &Plan, forward: bool, defines: Vec<(&'static str, u32)>) -> Result<Pass> {
     let driver = &plan.driver;
-    let (has_sinks, has_segments) = (defines.contains(&("SINKS", 1)), defines.contains(&("SEGMENTS", 1)));
+    let (has_sinks, by_ranges) = (defines.contains(&("SINKS", 1)), defines.contains(&("SEGMENTS", 1)));
     let program = Program::Hopper { forward, defines };
     let module = driver.module(&program)?;
     let mut bytes = [0; 20];
@@ -513,7 +547,7 @@ fn pass(plan: &Plan, forward: bool, defines: Vec<(&'static str, u32)>) -> Result
         main: kernel(main, size(2) as u32, size(3) as u32)?,
         around,
         measure: (!forward && size(4) == 1).then(|| kernel("attention_backward_measure", 256, 0)).transpose()?,
-        segments: has_segments.then(|| kernel("segment_plan", 128, 0)).transpose()?,
+        ranges: by_ranges.then(|| kernel("segment_ranges", 256, 0)).transpose()?,
         sinks: (!forward && has_sinks).then(|| kernel("sink_gradient", 256, 0)).transpose()?,
         tile_m: size(0).max(1),
         tile_n: size(1).max(1),
@@ -551,10 +585,7 @@ fn rows_of(name: &'static str, tensor: &Strided, copies: &mut [&Strided], at: &m
 }
 
 fn told(result: Result<()>, plan: &Plan) -> Result<()> {
-    result.map_err(|error| match error {
-        Error::Driver { doing, words } => Error::Driver { doing: format!("{doing}, for {}", plan.sizes), words },
-        error => error,
-    })
+    plan.told(result)
 }
 
 #[cfg(test)]
@@ -564,8 +595,9 @@ mod tests {
 
     #[test]
     fn parameters_lie_where_the_kernels_look_for_them() {
-        assert_eq!(size_of::<Parameters>(), 520);
+        assert_eq!(size_of::<Parameters>(), 560);
         assert_eq!((offset_of!(Parameters, limits), offset_of!(Parameters, v)), (448, 488));
+        assert_eq!((offset_of!(Parameters, broken), offset_of!(Parameters, extents)), (520, 552));
         assert_eq!((offset_of!(Parameters, seed), offset_of!(Parameters, lse)), (64, 104));
         assert_eq!((offset_of!(Parameters, bias), offset_of!(Parameters, counter)), (168, 224));
         assert_eq!((offset_of!(Parameters, dq), offset_of!(Parameters, d_v)), (272, 336));

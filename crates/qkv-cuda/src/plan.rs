@@ -1,7 +1,7 @@
 //! A plan: which kernels a description takes on a card, for tensors of these shapes, and how much device memory beside
 //! them. Everything that takes time or memory happens here; what is launched later allocates and compiles nothing.
 
-use crate::driver::{Card, Driver, Kernel, Stream};
+use crate::driver::{Card, Driver, Kernel, Module, Stream};
 use crate::error::{Error, Result};
 use crate::hopper::Hopper;
 use crate::job::{Job, MOST_OPS, Op, Tensor};
@@ -327,14 +327,19 @@ impl Kernels<'_> {
             }
             let module = self.driver.module(&program)?;
             let decode = self.driver.kernel(&module, "decode", program.threads(), program.shared())?;
-            return Ok(Forward::Decode { decode, merge: self.driver.kernel(&module, "merge", 128, 2048)?, pieces });
+            return Ok(Forward::Decode { decode, merge: self.merge(&module)?, pieces });
         }
         self.general_forward(pieces)
     }
 
+    /// Eight groups of 32 threads: their sums, the shares of 256 pieces, and a number for each group.
+    fn merge(&self, module: &Arc<dyn Module>) -> Result<Kernel> {
+        self.driver.kernel(module, "merge", 256, 8 * 64 * 16 + (256 + 8) * 4)
+    }
+
     fn general_forward(&self, pieces: usize) -> Result<Forward> {
         let forward = self.tiled(General::Forward, "forward")?;
-        let merge = self.driver.kernel(&forward.kernel.module, "merge", 128, 2048)?;
+        let merge = self.merge(&forward.kernel.module)?;
         Ok(Forward::General { forward, merge, pieces })
     }
 

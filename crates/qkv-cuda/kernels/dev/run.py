@@ -290,6 +290,24 @@ def measure(calls, rounds=5, budget=0.02):
     return {name: sorted(x)[len(x) // 2] for name, x in times.items()}
 
 
+def measure_cold(calls, rounds=5, each=12):
+    """Median seconds of single calls, each after the cache was swept, the rounds in an order drawn anew."""
+    import random
+    sweep = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
+    times = {name: [] for name in calls}
+    for call in calls.values():
+        call(), call()
+    for _ in range(rounds):
+        for name, call in random.sample(list(calls.items()), len(calls)):
+            events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(each)]
+            for start, stop in events:
+                sweep.zero_()
+                start.record(), call(), stop.record()
+            torch.cuda.synchronize()
+            times[name] += [start.elapsed_time(stop) / 1e3 for start, stop in events]
+    return {name: sorted(x)[len(x) // 2] for name, x in times.items()}
+
+
 def time_forward(variants, anchors=("cudnn",), ns=(512, 2048, 8192, 16384), ds=(64, 128, 256)):
     from math import exp, log
     ratios = {}

@@ -48,4 +48,7 @@ MASKS = {"band": dict(BAND=1), "seg": dict(SEGMENTS=1, PLAN=1, BAND=1), "plan": 
 for d in (64, 128):
     for mask, defines in MASKS.items():
         FORWARD[f"mf{d}{mask}"] = BACKWARD[f"mb{d}{mask}"] = dict(defines, HEAD_DIM=d)
-ALL = {name: ("forward.cu", x) for name, x in FORWARD.items()} | {name: ("backward.cu", x) for name, x in BACKWARD.items()}
+# Decoding: stages and pieces by name.
+GENERAL = dict(ELEMENT=1, WIDTH=128, ROWS=64, COLS=64, QUERY_TILE=64, KEY_TILE=64)
+DECODE = {"d128_s3": GENERAL, "d128_s2": dict(GENERAL, STAGES=2), "d128_s3_p256": dict(GENERAL, PIECE=256), "d128_s3_p1024": dict(GENERAL, PIECE=1024)}
+ALL = {name: ("forward.cu", x) for name, x in FORWARD.items()} | {name: ("backward.cu", x) for name, x in BACKWARD.items()} | {name: ("decode", x) for name, x in DECODE.items()}

@@ -79,9 +79,9 @@ struct Shared {
     INLINE Barrier add_empty() const { return barrier(5 + 2 * Q_STAGES + 2 * O_STAGES); }
     INLINE Barrier work_full(u32 i) const { return barrier(6 + 2 * Q_STAGES + 2 * O_STAGES + i); }
     INLINE Barrier work_empty(u32 i) const { return barrier(8 + 2 * Q_STAGES + 2 * O_STAGES + i); }
-    // The next work: its index, and whether any query sees it.
-    INLINE void put_work(u32 i, int index, int seen) const {
-        asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(base + WORK_AT + i * 8), "r"(index), "r"(seen) : "memory");
+    // The next work: its index, and its key tile, doubled, with a bit for whether any query sees it.
+    INLINE void put_work(u32 i, int index, int tile) const {
+        asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(base + WORK_AT + i * 8), "r"(index), "r"(tile) : "memory");
     }
     INLINE int2 get_work(u32 i) const {
         int2 x;
@@ -106,10 +106,10 @@ constexpr u32 MORE = 1, PARTLY = 2;
 // The query tiles that see a key tile: for each query head of the group, from the last tile to the first.
 struct Walk {
     const Problem& p;
-    int batch, key_tile, head, last_head;  // heads: head .. last_head
+    int batch, at, key_tile, head, last_head;  // heads: head .. last_head; at: the row of the plan
     int step, count, high;
     const uint4* entries;
-    INLINE Walk(const Problem& p, const Work& w) : p(p), batch(w.batch), key_tile(w.tile) {
+    INLINE Walk(const Problem& p, const Work& w) : p(p), batch(w.batch), at(w.tile), key_tile(w.tile) {
         int group = p.heads_q / p.heads_k;
         head = w.head * group, last_head = head + group - 1;
         enter();
@@ -117,16 +117,21 @@ struct Walk {
     INLINE void enter() {
         for (;; head++) {
             step = 0;
-#if PLAN
-            PlanRow row(p, batch, head, key_tile);
-            count = row.count, entries = p.plan_tiles + row.from, high = 0;
-#else
-            int low = 0, end = p.m;
-            high = p.n;
-#if LENGTHS
+            int end = p.m;
+#if LENGTHS && !SEGMENTS
             end = min(end, p.lengths[batch]);
 #endif
-#if BAND
+#if PLAN
+            PlanRow row(p, batch, head, at);
+            count = row.count, key_tile = row.tile, entries = p.plan_tiles + row.from, high = 0;
+            if (key_tile * N >= end) count = 0;
+#else
+            int low = 0;
+            high = p.n;
+#if SEGMENTS
+            Extent x(p, batch, key_tile * N / 64, N / 64, p.m);
+            low = x.low, high = x.high;
+#elif BAND
             low = max(0, key_tile * N - p.offset - p.right), high = min(p.n, min(key_tile * N + N, end) - p.offset + p.left);
 #endif
             if (key_tile * N >= end) high = 0;
@@ -146,15 +151,18 @@ struct Walk {
         return high - 1 - step;
 #endif
     }
-    // Whether the step keeps only some pairs, for the keys of each warpgroup: flags.
+    // Whether the step keeps only some pairs, for the keys of each warpgroup: flags. Of segments, the warpgroups know.
     INLINE u32 partial(u32& bits) const {
-#if PLAN
-        uint4 entry = entries[step];
-        bits = entry.y;
-        return entry.x & PARTIAL ? 3 * PARTLY : 0;
-#else
+#if SEGMENTS
+        return 0;
+#endif
         int end = p.m, query = tile() * M;
         u32 flags = 0;
+#if PLAN
+        uint4 entry = entries[step];
+        bits = entry.x & PARTIAL ? entry.y : NO_BITS;
+        if (entry.x & PARTIAL) return 3 * PARTLY;
+#endif
 #if LENGTHS
         end = min(end, p.lengths[batch]);
 #endif
@@ -167,7 +175,6 @@ struct Walk {
             flags |= some ? PARTLY << g : 0;
         }
         return flags;
-#endif
     }
 };
 
@@ -181,8 +188,9 @@ INLINE void load(const Problem& p, const Shared& shared, const TensorMap& map_q,
     for (int index = blockIdx.x;;) {
         Work w(min(index, total - 1), tiles, p.heads_k, p.batch, p.section, false);
         Walk walk(p, w);
+        w.tile = walk.key_tile;
         shared.work_empty(next.place).wait(next.parity ^ 1);
-        shared.put_work(next.place, index, walk.valid());
+        shared.put_work(next.place, index, w.tile * 2 + walk.valid());
         shared.work_full(next.place).arrive();
         next.next();
         if (index >= total) break;
@@ -260,22 +268,28 @@ INLINE void add(const Problem& p, const Shared& shared) {
     }
 }
 
+#if SEGMENTS
+// Up to which query all keys of a warpgroup are seen: none, where some of them are not there.
+INLINE int key_end(int all_high, int tile, int group, int m) { return tile * N + (HALVES ? 0 : group * 64) + 64 > m ? 0 : all_high; }
+#endif
+
 // One step of a warpgroup: 64 keys from `key` on, COLUMNS queries from `query` on.
 struct Tile {
     const Problem& p;
     int batch, head, key, query, query_tile, key_tile;
     bool partial;
     u32 bits_of;
-    INLINE Tile(const Problem& p, const Work& w, int4 step, int group) : p(p), batch(w.batch), head(step.y) {
+    // `whole`: the queries that see all keys of the warpgroup, where segments say so.
+    INLINE Tile(const Problem& p, const Work& w, int4 step, int group, int2 whole) : p(p), batch(w.batch), head(step.y) {
         query_tile = step.x, key_tile = w.tile, bits_of = step.z, partial = step.w & (PARTLY << group);
+        if (SEGMENTS) partial = query_tile * M < whole.x || min(query_tile * M + M, p.n) > whole.y;
         key = key_tile * N + (HALVES ? 0 : group * 64), query = query_tile * M + (HALVES ? group * COLUMNS : 0);
     }
 
-    // What a partial step needs from device memory, asked for one step ahead: each lane has the bits, or the segments, of
-    // the queries `lane`, `lane + 32` …, for the 16 keys of its warp.
+    // What a partial step needs from device memory, asked for one step ahead: each lane has the bits of the queries `lane`,
+    // `lane + 32` …, for the 16 keys of its warp.
     struct Look {
         u32 bits[PLAN ? COLUMNS / 32 : 1];
-        int of_query[SEGMENTS ? COLUMNS / 32 : 1], of_key;
     };
     INLINE void look(Look& look) const {
 #if PLAN
@@ -285,13 +299,7 @@ struct Tile {
         for (int x = 0; x < COLUMNS / 32; x++) {
             int i = query + lane + 32 * x;
             look.bits[x] = bits_of == NO_BITS ? ~0u : p.plan_bits[((i64)bits_of * M + i - query_tile * M) * (N / 32) + of / 32];
-#if SEGMENTS
-            look.of_query[x] = p.segments_q[(i64)batch * p.n + min(i, p.n - 1)];
-#endif
         }
-#if SEGMENTS
-        look.of_key = p.segments_k[(i64)batch * p.m + min(key_tile * N + of + (lane & 15), p.m - 1)];
-#endif
 #endif
     }
     // Bit r of a lane's word: whether its query sees key r of the warp's 16.
@@ -300,19 +308,6 @@ struct Tile {
         int of = key - key_tile * N + (threadIdx.x >> 5 & 3) * 16;
 #pragma unroll
         for (int x = 0; x < COLUMNS / 32; x++) look.bits[x] >>= of & 31;
-#if SEGMENTS
-        u32 same[COLUMNS / 32];
-#pragma unroll
-        for (int x = 0; x < COLUMNS / 32; x++) same[x] = 0;
-#pragma unroll
-        for (int r = 0; r < 16; r++) {
-            int segment = __shfl_sync(~0u, look.of_key, r);
-#pragma unroll
-            for (int x = 0; x < COLUMNS / 32; x++) same[x] |= (u32)(look.of_query[x] == segment) << r;
-        }
-#pragma unroll
-        for (int x = 0; x < COLUMNS / 32; x++) look.bits[x] &= same[x];
-#endif
 #endif
     }
 
@@ -342,14 +337,17 @@ struct Tile {
         if (partial) {
             settle(look);
             int end = p.m;
-#if LENGTHS
+#if LENGTHS && !SEGMENTS
             end = min(end, p.lengths[batch]);
 #endif
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 int j = row + 8 * r;
                 bool inside = j < end;
-#if BAND
+#if SEGMENTS
+                int2 range = p.ranges[(i64)batch * p.m + min(j, p.m - 1)];
+                int low = range.x - column, high = range.y - 1 - column;
+#elif BAND
                 int low = j - p.offset - p.right - column, high = j - p.offset + p.left - column;
 #endif
 #pragma unroll
@@ -359,7 +357,7 @@ struct Tile {
                         bool kept = inside;
                         int i = 8 * c + e;
                         (void)i;
-#if BAND
+#if BAND || SEGMENTS
                         kept = kept && i >= low && i <= high;
 #endif
 #if PLAN
@@ -444,6 +442,12 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
         if (speaks) shared.work_empty(works & 1).arrive();
         if (work.x >= total) break;
         Work w(work.x, tiles, p.heads_k, p.batch, p.section, false);
+        w.tile = work.y >> 1;
+        int2 whole = make_int2(0, 0);
+#if SEGMENTS
+        Extent of_keys(p, w.batch, w.tile * (N / 64) + (HALVES ? 0 : group), 1, p.m);
+        whole = make_int2(of_keys.all_low, key_end(of_keys.all_high, w.tile, group, p.m));
+#endif
         float dk[WIDE / 2], dv[WIDE / 2];               // [64, WIDE]
         float s[COLUMNS / 2], dp[COLUMNS / 2], dq[32];  // [64 keys, COLUMNS], [64, 64]
         u32 weights[COLUMNS / 4], slopes[COLUMNS / 4];  // what s and dp are rounded to
@@ -451,7 +455,7 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
         for (int i = 0; i < WIDE / 2; i++) dk[i] = dv[i] = 0.f;
         pin(dk), pin(dv);
         shared.k_full().wait(works & 1);
-        if (work.y) {
+        if (work.y & 1) {
             shared.q_full(step % Q_STAGES).wait(step / Q_STAGES & 1);
             products_begin();
             product_rows<COLUMNS, D, N, M>(s, keys, shared.q(step % Q_STAGES) + queries_from);
@@ -461,13 +465,13 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
             shared.v_full().wait(works & 1);
             bool more;
             Tile::Look look;
-            Tile(p, w, shared.get_step(step % Q_STAGES), group).look(look);
+            Tile(p, w, shared.get_step(step % Q_STAGES), group, whole).look(look);
 #pragma unroll 1
             do {
                 // Nothing is multiplied yet; s has the scores of this step.
                 u32 at_q = step % Q_STAGES, at_o = step % O_STAGES, at_s = step & 1;
                 int4 about = shared.get_step(at_q);
-                Tile tile(p, w, about, group);
+                Tile tile(p, w, about, group, whole);
                 more = about.w & MORE;
                 // dp = v · d_outᵀ, under which the scores become weights.
                 shared.o_full(at_o).wait(step / O_STAGES & 1);
@@ -553,7 +557,7 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
                 product_rows<COLUMNS, D, N, M>(s, keys, shared.q(after % Q_STAGES) + queries_from);
                 products_commit();
 #if PLAN
-                if (more) Tile(p, w, shared.get_step(after % Q_STAGES), group).look(look);
+                if (more) Tile(p, w, shared.get_step(after % Q_STAGES), group, whole).look(look);
 #endif
                 if (BWD_EARLY) put_dq(shared, dq, shared.grain(at_q), group, adds++, speaks);
                 if constexpr (ROUNDS == 2) {
@@ -584,9 +588,10 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
         if (HALVES) named_sync(1, 256);
         else named_sync(4 + group, 128);
         u32 room = HALVES ? shared.v() + group * 2 * N * 128 : values;
-        write_fragment<N>(room, to_k, p.dk_j, dk, p.scale, p.scale, p.m - key, p.d - from, wide_k);
+        bool odd = write_fragment<N>(room, to_k, p.dk_j, dk, p.scale, p.scale, p.m - key, p.d - from, wide_k);
         __syncwarp();
-        write_fragment<N>(room, to_v, p.dv_j, dv, 1.f, 1.f, p.m - key, p.dv - from, wide_v);
+        odd |= write_fragment<N>(room, to_v, p.dv_j, dv, 1.f, 1.f, p.m - key, p.dv - from, wide_v);
+        if (MASKED && odd) tell_broken(p, p.broken_k, w.batch * p.heads_k + w.head, div_up(p.m, 64), key / 64);
         fence_shared();
         __syncwarp();
         if (speaks) shared.v_empty().arrive();
@@ -621,9 +626,11 @@ attention_backward(const __grid_constant__ Problem p, const __grid_constant__ Te
 
 // Threads that share a row of the statistics: 16 bytes each.
 constexpr int LANES = HEAD_DIM / 8;
+constexpr u32 INFINITE_BITS = ELEMENT == 0 ? 0x7f80 : 0x7c00;
 
-// The largest absolute value of rows 128 · blockIdx.x .. of a matrix, for the whole block; ∞ where one is not a number.
-INLINE float largest(const u16* x, i64 stride, int columns, int rows) {
+// The largest absolute value of rows 128 · blockIdx.x .. of a matrix, for the whole block; ∞ where one is not a number. Rows
+// from `end` on, which are multiplied though they are masked, count only where they are not finite.
+INLINE float largest(const u16* x, i64 stride, int columns, int rows, int end) {
     int first = blockIdx.x * 128, lane = threadIdx.x % LANES;
     u32 most = 0;
     bool wide = columns % 8 == 0 && stride % 8 == 0 && ((u64)x & 15) == 0;
@@ -631,17 +638,19 @@ INLINE float largest(const u16* x, i64 stride, int columns, int rows) {
     for (int r = 0; r < LANES / 2; r++) {
         int row = first + r * (256 / LANES) + threadIdx.x / LANES;
         if (row >= rows) continue;
+        u32 here = 0;
         if (wide) {
             int c = lane * 8;
             if (c < columns) {
                 uint4 y = *(const uint4*)(x + row * stride + c);
                 // Magnitudes of 16-bit floats compare as integers.
-                auto take = [&](u32 two) { most = max(most, max(two & 0x7fffu, two >> 16 & 0x7fffu)); };
+                auto take = [&](u32 two) { here = max(here, max(two & 0x7fffu, two >> 16 & 0x7fffu)); };
                 take(y.x), take(y.y), take(y.z), take(y.w);
             }
         } else {
-            for (int c = lane; c < columns; c += LANES) most = max(most, (u32)x[row * stride + c] & 0x7fffu);
+            for (int c = lane; c < columns; c += LANES) here = max(here, (u32)x[row * stride + c] & 0x7fffu);
         }
+        if (row < end || here >= INFINITE_BITS) most = max(most, here);
     }
     __shared__ u32 seen[8];
     for (int s = 16; s > 0; s /= 2) most = max(most, __shfl_xor_sync(~0u, most, s));
@@ -649,7 +658,7 @@ INLINE float largest(const u16* x, i64 stride, int columns, int rows) {
     if ((threadIdx.x & 31) == 0) seen[threadIdx.x / 32] = most;
     __syncthreads();
     for (int w = 0; w < 8; w++) most = max(most, seen[w]);
-    return widen((u16)min(most, ELEMENT == 0 ? 0x7f80u : 0x7c00u));
+    return widen((u16)min(most, INFINITE_BITS));
 }
 
 // The largest |k| and |v| of 128 keys of a head.
@@ -659,8 +668,9 @@ extern "C" __global__ void __launch_bounds__(256) attention_backward_measure(con
     end = min(end, p.lengths[batch]);
 #endif
     float2 most;
-    most.x = largest(p.k + batch * p.k_b + head * p.k_h, p.k_j, p.d, end);
-    most.y = largest(p.v + batch * p.v_b + head * p.v_h, p.v_j, p.dv, end);
+    int rows = min(p.m, div_up(end, 128) * 128);
+    most.x = largest(p.k + batch * p.k_b + head * p.k_h, p.k_j, p.d, rows, end);
+    most.y = largest(p.v + batch * p.v_b + head * p.v_h, p.v_j, p.dv, rows, end);
     if (threadIdx.x == 0) p.limits[(i64)bh * gridDim.x + blockIdx.x] = most;
 }
 
@@ -740,6 +750,13 @@ extern "C" __global__ void __launch_bounds__(256) attention_backward_finish(cons
 #pragma unroll
         for (int i = 0; i < 32; i++) x[i] = __int2float_rn(__float_as_int(x[i]));
 #endif
+        if (MASKED) {
+            float sum = 0.f;  // not a number where one of them is not finite
+#pragma unroll
+            for (int i = 0; i < 32; i++) sum += x[i] * (i & 2 ? lower : upper) * 0.f;
+            // Rows from n on have grains like any other.
+            if (sum != 0.f && row < p.n) tell_broken(p, p.broken_q, bh, div_up(p.n, 64), row / 64);
+        }
         store_fragment(p.dq + batch * p.dq_b + head * p.dq_h + row * p.dq_i + column, p.dq_i, x, upper, lower, p.n - row, p.d - column, wide);
     }
 }
@@ -763,6 +780,6 @@ extern "C" __global__ void __launch_bounds__(256) sink_gradient(const __grid_con
     if (threadIdx.x == 0) p.d_sinks[head] = sums[0];
 }
 
-#if PLAN && SEGMENTS
-extern "C" __global__ void __launch_bounds__(128) segment_plan(const __grid_constant__ Problem p) { plan_segments<M, N, true>(p); }
+#if SEGMENTS
+extern "C" __global__ void __launch_bounds__(256) segment_ranges(const __grid_constant__ Problem p) { find_ranges<true>(p); }
 #endif
