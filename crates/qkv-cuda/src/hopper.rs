@@ -2,13 +2,14 @@
 //! border: the parameter block, the maps of the copy engine, grids and workspace. Whatever does not fit runs in the general
 //! kernels.
 
-use crate::driver::{Kernel, Stream, TensorMap};
+use crate::driver::{Kernel, Stream};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::memory::{Dtype, Strided};
 use crate::plan::{Plan, Sizes};
 use crate::program::{General, Program};
 use crate::tensors::{Gradients, Outputs, Tensors, Upstreams};
+use crate::tiles::{Tiles, without_data};
 use crate::workspace::Layout;
 use qkv::{Attention, Mask, Place, Scale, Score};
 
@@ -116,12 +117,14 @@ struct Seen {
     right: i64,
     lengths: bool,
     segments: bool,
+    /// By a list of tiles.
+    listed: bool,
 }
 
 impl Seen {
     /// Of a mask, if it is causal, a window, padding, segments, or several of these at once.
     fn of(mask: &Mask) -> Option<Seen> {
-        let all = Seen { band: false, left: FAR, right: FAR, lengths: false, segments: false };
+        let all = Seen { band: false, left: FAR, right: FAR, lengths: false, segments: false, listed: false };
         let far = |size: usize| i64::try_from(size).unwrap_or(FAR).min(FAR);
         match mask {
             Mask::Full => Some(all),
@@ -137,6 +140,7 @@ impl Seen {
                     right: a.right.min(b.right),
                     lengths: a.lengths || b.lengths,
                     segments: a.segments || b.segments,
+                    listed: false,
                 })
             }
             _ => None,
@@ -145,7 +149,7 @@ impl Seen {
 }
 
 /// Kernels of one direction, with the sizes that their module tells.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Pass {
     main: Kernel,
     /// Before and after, backward.
@@ -153,6 +157,8 @@ struct Pass {
     /// Before all, where sums are made of whole grains.
     measure: Option<Kernel>,
     sinks: Option<Kernel>,
+    /// The tiles to visit, where the mask is none of those that the kernels know.
+    list: Option<Tiles>,
     /// Finds the range of keys of each query's segment, or of queries of each key's.
     ranges: Option<Kernel>,
     tile_m: usize,
@@ -174,7 +180,11 @@ pub(crate) struct Hopper {
 
 /// Whether the forward kernel takes a description of these sizes.
 fn fits(attention: &Attention, place: Place, sizes: &Sizes, dtype: Dtype) -> Option<Seen> {
-    let seen = Seen::of(&attention.mask)?;
+    let listed = || {
+        let (lengths, _) = without_data(&attention.mask)?;
+        Some(Seen { lengths, listed: true, ..Seen::of(&Mask::Full)? })
+    };
+    let seen = Seen::of(&attention.mask).or_else(listed)?;
     let scale = match attention.scale {
         Scale::Own => attention.score == Score::ScaledDot || attention.score == Score::Dot,
         Scale::Fixed(scale) => scale > 0.0,
@@ -205,6 +215,7 @@ impl Hopper {
         for (define, on) in [
             ("BAND", seen.band),
             ("SEGMENTS", seen.segments),
+            ("PLAN", seen.listed),
             ("LENGTHS", seen.lengths),
             ("SOFTCAP", attention.softcap.is_some()),
             ("ALIBI", attention.bias.has_alibi()),
@@ -218,8 +229,8 @@ impl Hopper {
         }
         let border = Program::General { what: General::Border, dtype: *dtype, width: 64, rows: 64, cols: 64 };
         let border = driver.module(&border)?;
-        let forward = pass(plan, true, defines.clone())?;
-        let backward = if uses.backward {
+        let mut forward = pass(plan, true, defines.clone())?;
+        let mut backward = if uses.backward {
             if uses.any_order {
                 defines.push(("FREE_ORDER", 1));
             }
@@ -227,6 +238,17 @@ impl Hopper {
         } else {
             None
         };
+        if seen.listed {
+            let (_, mask) = without_data(&attention.mask).unwrap_or_default();
+            for (pass, by_keys) in [(Some(&mut forward), false), (backward.as_mut(), true)] {
+                let Some(pass) = pass else { continue };
+                let tiles = [pass.tile_m, pass.tile_n];
+                pass.list = Tiles::of(driver, &mask, plan.place, [sizes.n, sizes.m], tiles, by_keys)?;
+                if pass.list.is_none() {
+                    return Ok(None);
+                }
+            }
+        }
         Ok(Some(Hopper {
             forward: Some(forward),
             backward,
@@ -256,7 +278,7 @@ impl Hopper {
 
     /// Whether some pairs may be absent: then results may have to be computed again.
     fn masked(&self) -> bool {
-        self.seen.band || self.seen.lengths || self.seen.segments
+        self.seen.band || self.seen.lengths || self.seen.segments || self.seen.listed
     }
 
     /// Numbers that begin at zero: two counters, whether anything is broken, and which tiles of queries and of keys are.
@@ -333,16 +355,18 @@ impl Hopper {
         let mut parameters = self.parameters(plan, tensors, out)?;
         let [q, k, v] = self.begin(plan, tensors, false, &mut parameters, layout, stream)?;
         let Sizes { b, hq, hk, n, m, d, dv } = plan.sizes;
-        if self.seen.band {
+        if self.seen.band || self.seen.listed {
             let heads = (32usize << 20) / (m * (d + dv) * 2).max(1);
             let pairs = if heads == 0 { 0 } else { 1 << heads.ilog2() } * (hq / hk);
-            (parameters.section, parameters.ordered) = (pairs.clamp(1, b * hq) as i32, 1);
+            (parameters.section, parameters.ordered) =
+                (pairs.clamp(1, b * hq) as i32, i32::from(self.seen.band));
         }
+        put_list(pass.list.as_ref(), &mut parameters);
         if let Some(kernel) = &pass.ranges {
             self.find_ranges(plan, kernel, n, &mut parameters, layout, stream)?;
         }
         let maps =
-            [self.map(plan, &q, pass.tile_m)?, self.map(plan, &k, pass.tile_n)?, self.map(plan, &v, pass.tile_n)?];
+            [plan.tensor_map(&q, pass.tile_m)?, plan.tensor_map(&k, pass.tile_n)?, plan.tensor_map(&v, pass.tile_n)?];
         let work = b * hq * n.div_ceil(pass.tile_m);
         let given: Vec<*const u8> = [(&raw const parameters).cast()]
             .into_iter()
@@ -372,7 +396,7 @@ impl Hopper {
         layout: &mut Layout,
         stream: Stream,
     ) -> Result<Option<Broken>> {
-        let Some(Pass { main, around: Some([prepare, finish]), measure, sinks, ranges, tile_m, tile_n, .. }) =
+        let Some(Pass { main, around: Some([prepare, finish]), measure, sinks, ranges, list, tile_m, tile_n, .. }) =
             &self.backward
         else {
             return Err(Error::memory("plan", "has no backward kernel"));
@@ -380,6 +404,7 @@ impl Hopper {
         let Sizes { b, hq, hk, n, m, .. } = plan.sizes;
         let mut parameters = self.parameters(plan, tensors, out)?;
         let [q, k, v] = self.begin(plan, tensors, true, &mut parameters, layout, stream)?;
+        put_list(list.as_ref(), &mut parameters);
         if let Some(kernel) = ranges {
             self.find_ranges(plan, kernel, m, &mut parameters, layout, stream)?;
         }
@@ -402,10 +427,10 @@ impl Hopper {
         (parameters.k_strides, parameters.v_strides) = (unit_rows("k", &k)?, unit_rows("v", &v)?);
         parameters.d_sinks = layout.take(hq, 4);
         let maps = [
-            self.map(plan, &q, *tile_m)?,
-            self.map(plan, &k, *tile_n)?,
-            self.map(plan, &v, *tile_n)?,
-            self.map(plan, &d_out, *tile_m)?,
+            plan.tensor_map(&q, *tile_m)?,
+            plan.tensor_map(&k, *tile_n)?,
+            plan.tensor_map(&v, *tile_n)?,
+            plan.tensor_map(&d_out, *tile_m)?,
         ];
         let alone: [*const u8; 1] = [(&raw const parameters).cast()];
         let given: Vec<*const u8> = alone.into_iter().chain(maps.iter().map(|map| (&raw const *map).cast())).collect();
@@ -517,14 +542,12 @@ impl Hopper {
         told(unsafe { plan.driver.launch(&self.pack, grid, stream, &[(&raw const job).cast()]) }, plan)?;
         Ok(copy)
     }
+}
 
-    fn map(&self, plan: &Plan, tensor: &Strided, rows: usize) -> Result<TensorMap> {
-        let [b, h, n, d] = tensor.shape;
-        let axes = [d, n, h, b].map(|axis| axis as u64);
-        // An axis of one is never stepped along.
-        let stride = |axis: usize| if tensor.shape[axis] <= 1 { 16 } else { tensor.strides[axis] as u64 * 2 };
-        let strides = [stride(2), stride(1), stride(0)];
-        plan.driver.tensor_map(tensor.at, plan.dtype == Dtype::Bf16, axes, strides, rows as u32)
+/// The list of tiles, which all heads and sequences share.
+fn put_list(list: Option<&Tiles>, parameters: &mut Parameters) {
+    if let Some(Tiles { rows, entries, bits }) = list {
+        (parameters.plan_rows, parameters.plan_tiles, parameters.plan_bits) = (rows.at(), entries.at(), bits.at());
     }
 }
 
@@ -548,6 +571,7 @@ fn pass(plan: &Plan, forward: bool, defines: Vec<(&'static str, u32)>) -> Result
         around,
         measure: (!forward && size(4) == 1).then(|| kernel("attention_backward_measure", 256, 0)).transpose()?,
         ranges: by_ranges.then(|| kernel("segment_ranges", 256, 0)).transpose()?,
+        list: None,
         sinks: (!forward && has_sinks).then(|| kernel("sink_gradient", 256, 0)).transpose()?,
         tile_m: size(0).max(1),
         tile_n: size(1).max(1),
@@ -607,7 +631,7 @@ mod tests {
     #[test]
     fn masks_that_are_bands_and_lengths_fit_and_others_do_not() {
         let causal = Seen::of(&(Mask::causal() & Mask::window(256, 9) & Mask::lengths())).unwrap();
-        assert_eq!(causal, Seen { band: true, left: 256, right: 0, lengths: true, segments: false });
+        assert_eq!(causal, Seen { band: true, left: 256, right: 0, lengths: true, segments: false, listed: false });
         assert!(Seen::of(&(Mask::segments() & Mask::causal())).unwrap().segments);
         assert_eq!(Seen::of(&Mask::causal()).unwrap().left, FAR);
         for mask in [Mask::bits(), Mask::causal() | Mask::window(1, 1), !Mask::causal()] {

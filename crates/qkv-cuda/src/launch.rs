@@ -1,10 +1,11 @@
 //! What a plan does when it is called: launches on the caller's stream, in order, and nothing else. No allocation, no
 //! waiting, no copying to or from the host.
 
-use crate::driver::{Kernel, Stream};
+use crate::driver::{Kernel, Stream, TensorMap};
 use crate::error::{Error, Result};
 use crate::job::{Job, Tensor};
-use crate::memory::Strided;
+use crate::hopper::takes;
+use crate::memory::{Dtype, Strided};
 use crate::plan::{Backward, Forward, Plan, Sizes, TABLE_PARTS, Tiled};
 use crate::tensors::{Gradients, Outputs, Tensors, Upstreams, Vector};
 use crate::workspace::{Layout, Workspace};
@@ -75,9 +76,14 @@ impl Plan {
                 self.launch(&forward.kernel, [self.blocks(&job, b * hq * n.div_ceil(forward.tiles.0)), *pieces], &job, stream)?;
                 if *pieces > 1 { self.launch(merge, [merged, 1], &job, stream) } else { Ok(()) }
             }
-            Forward::Decode { decode, merge, pieces } => {
+            Forward::Decode { decode, merge, pieces, copied } => {
                 job.pieces = *pieces as i32;
-                self.launch(decode, [b * hk * (hq / hk * n).div_ceil(16), *pieces], &job, stream)?;
+                let tiles = b * hk * (hq / hk * n).div_ceil(16);
+                if *copied {
+                    self.decode_by_copies(decode, tensors, tiles * pieces, &job, stream)?;
+                } else {
+                    self.launch(decode, [tiles, *pieces], &job, stream)?;
+                }
                 if *pieces > 1 { self.launch_early(merge, [merged, 1], &job, stream) } else { Ok(()) }
             }
         }
@@ -331,6 +337,37 @@ impl Plan {
         let (grid, job) = (grid.map(|axis| axis as u32), &raw const *job);
         // SAFETY: the job is what a general kernel takes, and its pointers are what the callers of the passes promise.
         self.told(unsafe { self.driver.launch(kernel, grid, stream, &[job.cast()]) })
+    }
+
+    /// Decoding by the copy engine: as many blocks as the card holds at once, each with piece after piece.
+    fn decode_by_copies(
+        &self,
+        kernel: &Kernel,
+        tensors: &Tensors,
+        pieces: usize,
+        job: &Job,
+        stream: Stream,
+    ) -> Result<()> {
+        if !takes(&tensors.k) || !takes(&tensors.v) {
+            return Err(Error::memory("k, v", "have strides that the plan was not made for: the copy engine cannot take them"));
+        }
+        let maps = [self.tensor_map(&tensors.k, 64)?, self.tensor_map(&tensors.v, 64)?];
+        let on_each = if self.sizes.d > 128 { 1 } else { 2 };
+        let blocks = pieces.min(on_each * self.driver.card().processors as usize) as u32;
+        let given: [*const u8; 3] =
+            [(&raw const *job).cast(), (&raw const maps[0]).cast(), (&raw const maps[1]).cast()];
+        // SAFETY: these are the parameters of the kernel, and their pointers are what the callers of the passes promise.
+        self.told(unsafe { self.driver.launch(kernel, [blocks, 1], stream, &given) })
+    }
+
+    /// A map for the copy engine over a tensor, so many rows at a time.
+    pub(crate) fn tensor_map(&self, tensor: &Strided, rows: usize) -> Result<TensorMap> {
+        let [b, h, n, d] = tensor.shape;
+        let axes = [d, n, h, b].map(|axis| axis as u64);
+        // An axis of one is never stepped along.
+        let stride = |axis: usize| if tensor.shape[axis] <= 1 { 16 } else { tensor.strides[axis] as u64 * 2 };
+        let strides = [stride(2), stride(1), stride(0)];
+        self.driver.tensor_map(tensor.at, self.dtype == Dtype::Bf16, axes, strides, rows as u32)
     }
 
     /// As [`launch`](Plan::launch), for a kernel that waits by itself for what was launched before it.

@@ -3,7 +3,7 @@
 
 use crate::driver::{Card, Driver, Kernel, Module, Stream};
 use crate::error::{Error, Result};
-use crate::hopper::Hopper;
+use crate::hopper::{Hopper, takes};
 use crate::job::{Job, MOST_OPS, Op, Tensor};
 use crate::memory::{Buffer, Dtype};
 use crate::program::{General, Program};
@@ -76,7 +76,7 @@ pub(crate) struct Tiled {
 #[derive(Clone, Debug)]
 pub(crate) enum Forward {
     General { forward: Tiled, merge: Kernel, pieces: usize },
-    Decode { decode: Kernel, merge: Kernel, pieces: usize },
+    Decode { decode: Kernel, merge: Kernel, pieces: usize, copied: bool },
 }
 
 /// The backward pass: the first two always, the rest as asked for.
@@ -143,7 +143,8 @@ impl Plan {
         let constants = Buffer::holding(driver, &constants, Stream(0))?;
         driver.wait(Stream(0))?;
         let ops = rules.at(constants.at());
-        let kernels = Kernels { driver, dtype, sizes, segments: attention.mask.uses(&qkv::Mask::Segments) };
+        let segments = attention.mask.uses(&qkv::Mask::Segments);
+        let kernels = Kernels { driver, dtype, sizes, segments, place, general_only: uses.general_only };
         let forward = kernels.forward(tensors, attention)?;
         let backward = uses.backward.then(|| kernels.backward(attention)).transpose()?;
         let weights = uses.weights.then(|| kernels.weights()).transpose()?;
@@ -171,6 +172,7 @@ impl Plan {
     pub fn forward_kernel(&self) -> String {
         match (&self.hopper, &self.forward) {
             (Some(hopper), _) if hopper.forward_fits() => hopper.forward_name(),
+            (_, Forward::Decode { copied: true, .. }) => format!("hopper decode {}", self.dtype),
             (_, Forward::Decode { .. }) => format!("decode {}", self.dtype),
             (_, Forward::General { pieces: 1, .. }) => format!("general {}", self.dtype),
             (_, Forward::General { pieces, .. }) => format!("general {} in {pieces} pieces", self.dtype),
@@ -295,6 +297,8 @@ struct Kernels<'a> {
     dtype: Dtype,
     sizes: Sizes,
     segments: bool,
+    place: Place,
+    general_only: bool,
 }
 
 impl Kernels<'_> {
@@ -321,15 +325,26 @@ impl Kernels<'_> {
         let alike = tensors.bits.is_none_or(|bits| bits.shape[1] == 1) && attention.mask.hash().is_none();
         let whole = [tensors.q, tensors.k, tensors.v].iter().all(|tensor| tensor.reads_sixteen(self.dtype));
         if n == 1 && m > 0 && self.dtype != Dtype::F32 && d == dv && [64, 128, 256].contains(&d) && whole && alike {
-            let program = Program::General { what: General::Decode, dtype: self.dtype, width: d, rows: 64, cols: 64 };
+            let copied = self.driver.card().is_hopper() && !self.general_only && takes(&tensors.k) && takes(&tensors.v);
+            let what = if copied { General::DecodeHopper { plain: self.sees_all(tensors, attention) } } else { General::Decode };
+            let program = Program::General { what, dtype: self.dtype, width: d, rows: 64, cols: 64 };
             if program.shared() as usize > self.driver.card().shared_bytes {
                 return self.general_forward(pieces);
             }
             let module = self.driver.module(&program)?;
             let decode = self.driver.kernel(&module, "decode", program.threads(), program.shared())?;
-            return Ok(Forward::Decode { decode, merge: self.merge(&module)?, pieces });
+            return Ok(Forward::Decode { decode, merge: self.merge(&module)?, pieces, copied });
         }
         self.general_forward(pieces)
+    }
+
+    /// Whether one query sees every key, by scores that are scaled products, and nothing is asked for but the output.
+    fn sees_all(&self, tensors: &Tensors, attention: &Attention) -> bool {
+        let dropout = attention.dropout.is_some_and(|dropout| dropout.threshold() > 0);
+        let shaped = attention.softcap.is_some() || attention.bias.has_alibi() || tensors.table.is_some();
+        let at_the_end = self.place == Place::End && attention.mask == qkv::Mask::Causal;
+        let whole = attention.mask == qkv::Mask::Full || at_the_end;
+        whole && !shaped && !dropout && tensors.bias.is_none() && !attention.entropy
     }
 
     /// Eight groups of 32 threads: their sums, the shares of 256 pieces, and a number for each group.

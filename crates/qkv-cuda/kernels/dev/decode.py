@@ -62,7 +62,10 @@ class Decode:
             self.functions[name] = f
         b, hq, n, d = q.shape
         hk, m = k.shape[1:3]
+        self.hopper = os.path.basename(path)[0] == "h"
         self.shared = max(4 * stages * (d // 8) * 512, 3 * 64 * 4 + 64 * (d + 4) * 4)
+        if self.hopper:
+            self.shared = stages * 256 * d + 16 * (d + 4) * 4 + 3 * 64 * 4 + 16 * stages + 1024
         check(cuda.cuFuncSetAttribute(self.functions["decode"], 8, self.shared), "shared memory")
         pieces, rows = -(-m // piece), b * hq * n
         f32 = dict(device="cuda", dtype=torch.float32)
@@ -72,12 +75,20 @@ class Decode:
         j.q, j.k, j.v, j.out = tensor(q), tensor(k), tensor(v), tensor(out)
         j.lse, j.piece_out, j.piece_lse = lse.data_ptr(), self.held[5].data_ptr(), self.held[6].data_ptr()
         self.grid, self.rows, self.pieces, self.early = b * hk * -(-(hq // hk * n) // 16), rows, pieces, early
-        self.parameters = (C.c_void_p * 1)(C.addressof(j))
+        self.parameters = (C.c_void_p * 3)(C.addressof(j))
+        self.threads = 128
+        if self.hopper:
+            self.maps = [host.tensor_map(k, 64), host.tensor_map(v, 64)]
+            self.parameters[1], self.parameters[2] = self.maps[0][0], self.maps[1][0]
+            self.launched = (min(self.grid * pieces, 2 * torch.cuda.get_device_properties(0).multi_processor_count), 1)
+            self.threads = 160
+        else:
+            self.launched = (self.grid, pieces)
         self.attribute = Attribute(id=6, value=1)  # programmatic stream serialization
 
     def __call__(self):
         stream = torch.cuda.current_stream().cuda_stream
-        check(cuda.cuLaunchKernel(self.functions["decode"], self.grid, self.pieces, 1, 128, 1, 1, self.shared, C.c_void_p(stream), self.parameters, None), "decode")
+        check(cuda.cuLaunchKernel(self.functions["decode"], *self.launched, 1, self.threads, 1, 1, self.shared, C.c_void_p(stream), self.parameters, None), "decode")
         if self.pieces > 1:
             config = Config(self.rows, 1, 1, 256, 1, 1, 8 * 64 * 16 + 264 * 4, stream, C.addressof(self.attribute), 1 if self.early else 0)
             check(cuda.cuLaunchKernelEx(C.byref(config), self.functions["merge"], self.parameters, None), "merge")
@@ -88,7 +99,7 @@ CASES = ((1, 32, 32, 8192), (1, 32, 8, 8192), (8, 32, 8, 8192), (32, 32, 8, 8192
 if __name__ == "__main__":
     here = sys.argv[1]
     # Names: d128_s3 is width 128 with 3 stages; _p256 pieces of 256 keys; `late` merges after, not early.
-    names = sys.argv[2:] or sorted(os.path.basename(x)[:-6] for x in glob.glob(here + "/d128*.cubin"))
+    names = sys.argv[2:] or sorted(os.path.basename(x)[:-6] for x in glob.glob(here + "/[dh]128*.cubin"))
     rand = lambda *s: torch.randn(*s, device="cuda", dtype=torch.bfloat16)
     part = lambda name, letter, usual: next((int(x[1:]) for x in name.split("_")[1:] if x[0] == letter and x[1:].isdigit()), usual)
     ratios = {}

@@ -17,7 +17,7 @@ CHECKS = {"c" + name: dict(x, WATCHDOG=1) for name, x in FORWARD.items() if "_" 
 for d in (64, 128, 256):
     w = dict(HEAD_DIM=d, WATCHDOG=1)
     CHECKS[f"cf{d}len"] = dict(w, LENGTHS=1, BAND=1)
-    CHECKS[f"cf{d}seg"] = dict(w, SEGMENTS=1, PLAN=1, BAND=1)
+    CHECKS[f"cf{d}seg"] = dict(w, SEGMENTS=1, BAND=1)
     CHECKS[f"cf{d}plan"] = dict(w, PLAN=1)
     CHECKS[f"cf{d}shape"] = dict(w, SOFTCAP=1, ALIBI=1, BIAS=1, SINKS=1, BAND=1)
     CHECKS[f"cf{d}drop"] = dict(w, DROPOUT=1, BAND=1)
@@ -38,17 +38,18 @@ for d in (64, 128, 256):
     BACKWARD[f"cb{d}b"] = dict(w, BAND=1)
     BACKWARD[f"cb{d}b_free"] = dict(w, BAND=1, FREE_ORDER=1)
     BACKWARD[f"cb{d}len"] = dict(w, LENGTHS=1, BAND=1)
-    BACKWARD[f"cb{d}seg"] = dict(w, SEGMENTS=1, PLAN=1, BAND=1)
+    BACKWARD[f"cb{d}seg"] = dict(w, SEGMENTS=1, BAND=1)
     BACKWARD[f"cb{d}plan"] = dict(w, PLAN=1)
     BACKWARD[f"cb{d}shape"] = dict(w, SOFTCAP=1, ALIBI=1, BIAS=1, SINKS=1, BAND=1, D_BIAS=1)
     BACKWARD[f"cb{d}drop"] = dict(w, DROPOUT=1, BAND=1)
     BACKWARD[f"cb{d}half"] = dict(w, ELEMENT=1, BIAS=2)
 # Masks, timed per kept tile.
-MASKS = {"band": dict(BAND=1), "seg": dict(SEGMENTS=1, PLAN=1, BAND=1), "plan": dict(PLAN=1)}
+MASKS = {"band": dict(BAND=1), "seg": dict(SEGMENTS=1), "segb": dict(SEGMENTS=1, BAND=1), "plan": dict(PLAN=1)}
 for d in (64, 128):
     for mask, defines in MASKS.items():
         FORWARD[f"mf{d}{mask}"] = BACKWARD[f"mb{d}{mask}"] = dict(defines, HEAD_DIM=d)
 # Decoding: stages and pieces by name.
 GENERAL = dict(ELEMENT=1, WIDTH=128, ROWS=64, COLS=64, QUERY_TILE=64, KEY_TILE=64)
-DECODE = {"d128_s3": GENERAL, "d128_s2": dict(GENERAL, STAGES=2), "d128_s3_p256": dict(GENERAL, PIECE=256), "d128_s3_p1024": dict(GENERAL, PIECE=1024)}
-ALL = {name: ("forward.cu", x) for name, x in FORWARD.items()} | {name: ("backward.cu", x) for name, x in BACKWARD.items()} | {name: ("decode", x) for name, x in DECODE.items()}
+DECODE = {"d128_s3": GENERAL}
+DECODE_HOPPER = {"h128_s3": dict(GENERAL, PLAIN=1), "h128_s2": dict(GENERAL, PLAIN=1, STAGES=2), "h128_s3_p256": dict(GENERAL, PLAIN=1, PIECE=256), "h128_s3_p1024": dict(GENERAL, PLAIN=1, PIECE=1024), "h128_s3_any": GENERAL}
+ALL = {name: ("forward.cu", x) for name, x in FORWARD.items()} | {name: ("backward.cu", x) for name, x in BACKWARD.items()} | {name: ("decode", x) for name, x in DECODE.items()} | {name: ("hopper/decode", x) for name, x in DECODE_HOPPER.items()}

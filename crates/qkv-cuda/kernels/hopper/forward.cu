@@ -274,7 +274,7 @@ struct Rows {
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
                         int j = 8 * c + e;
-                        bool kept = j < high;
+                        bool kept = PLAN && !LENGTHS || j < high;  // bits end where the keys end
 #if BAND || SEGMENTS
                         kept = kept && j >= low;
 #endif
