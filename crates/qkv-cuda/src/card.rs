@@ -265,7 +265,9 @@ impl Driver for OnCard {
             .result()
             .map_err(doing(|| {
                 let Kernel { name, threads, shared, .. } = kernel;
-                format!("launching `{name}` over {grid:?} blocks of {threads} threads with {shared} bytes shared, early")
+                format!(
+                    "launching `{name}` over {grid:?} blocks of {threads} threads with {shared} bytes shared, early"
+                )
             }))
     }
 

@@ -356,10 +356,8 @@ impl Hopper {
         let [q, k, v] = self.begin(plan, tensors, false, &mut parameters, layout, stream)?;
         let Sizes { b, hq, hk, n, m, d, dv } = plan.sizes;
         if self.seen.band || self.seen.listed {
-            let heads = (32usize << 20) / (m * (d + dv) * 2).max(1);
-            let pairs = if heads == 0 { 0 } else { 1 << heads.ilog2() } * (hq / hk);
-            (parameters.section, parameters.ordered) =
-                (pairs.clamp(1, b * hq) as i32, i32::from(self.seen.band));
+            let pairs = heads_in_cache(m, d + dv) * (hq / hk);
+            (parameters.section, parameters.ordered) = (pairs.clamp(1, b * hq) as i32, i32::from(self.seen.band));
         }
         put_list(pass.list.as_ref(), &mut parameters);
         if let Some(kernel) = &pass.ranges {
@@ -405,6 +403,10 @@ impl Hopper {
         let mut parameters = self.parameters(plan, tensors, out)?;
         let [q, k, v] = self.begin(plan, tensors, true, &mut parameters, layout, stream)?;
         put_list(list.as_ref(), &mut parameters);
+        if list.is_some() {
+            // Long rows of as many heads as the cache holds come before the short ones.
+            parameters.section = heads_in_cache(n, plan.sizes.d + plan.sizes.dv).clamp(1, b * hk) as i32;
+        }
         if let Some(kernel) = ranges {
             self.find_ranges(plan, kernel, m, &mut parameters, layout, stream)?;
         }
@@ -542,6 +544,12 @@ impl Hopper {
         told(unsafe { plan.driver.launch(&self.pack, grid, stream, &[(&raw const job).cast()]) }, plan)?;
         Ok(copy)
     }
+}
+
+/// How many heads of so many rows of two tensors, of both widths together, the cache holds: a power of two, or none.
+fn heads_in_cache(rows: usize, widths: usize) -> usize {
+    let heads = (32usize << 20) / (rows * widths * 2).max(1);
+    if heads == 0 { 0 } else { 1 << heads.ilog2() }
 }
 
 /// The list of tiles, which all heads and sequences share.

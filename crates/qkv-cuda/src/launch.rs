@@ -3,8 +3,8 @@
 
 use crate::driver::{Kernel, Stream, TensorMap};
 use crate::error::{Error, Result};
-use crate::job::{Job, Tensor};
 use crate::hopper::takes;
+use crate::job::{Job, Tensor};
 use crate::memory::{Dtype, Strided};
 use crate::plan::{Backward, Forward, Plan, Sizes, TABLE_PARTS, Tiled};
 use crate::tensors::{Gradients, Outputs, Tensors, Upstreams, Vector};
@@ -73,12 +73,17 @@ impl Plan {
                 self.extents(forward, &job, stream)?;
                 job.pieces = *pieces as i32;
                 job.piece_tiles = (PIECE_KEYS / forward.tiles.1) as i32;
-                self.launch(&forward.kernel, [self.blocks(&job, b * hq * n.div_ceil(forward.tiles.0)), *pieces], &job, stream)?;
+                self.launch(
+                    &forward.kernel,
+                    [self.blocks(&job, b * hq * n.div_ceil(forward.tiles.0)), *pieces],
+                    &job,
+                    stream,
+                )?;
                 if *pieces > 1 { self.launch(merge, [merged, 1], &job, stream) } else { Ok(()) }
             }
-            Forward::Decode { decode, merge, pieces, copied } => {
+            Forward::Decode { decode, merge, pieces, rows, copied } => {
                 job.pieces = *pieces as i32;
-                let tiles = b * hk * (hq / hk * n).div_ceil(16);
+                let tiles = b * hk * (hq / hk * n).div_ceil(*rows);
                 if *copied {
                     self.decode_by_copies(decode, tensors, tiles * pieces, &job, stream)?;
                 } else {
@@ -349,10 +354,14 @@ impl Plan {
         stream: Stream,
     ) -> Result<()> {
         if !takes(&tensors.k) || !takes(&tensors.v) {
-            return Err(Error::memory("k, v", "have strides that the plan was not made for: the copy engine cannot take them"));
+            return Err(Error::memory(
+                "k, v",
+                "have strides that the plan was not made for: the copy engine cannot take them",
+            ));
         }
         let maps = [self.tensor_map(&tensors.k, 64)?, self.tensor_map(&tensors.v, 64)?];
-        let on_each = if self.sizes.d > 128 { 1 } else { 2 };
+        // As many blocks as the card holds at once.
+        let on_each = (233_472 / (kernel.shared as usize + 1024)).clamp(1, 3);
         let blocks = pieces.min(on_each * self.driver.card().processors as usize) as u32;
         let given: [*const u8; 3] =
             [(&raw const *job).cast(), (&raw const maps[0]).cast(), (&raw const maps[1]).cast()];

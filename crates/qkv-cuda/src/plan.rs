@@ -75,8 +75,19 @@ pub(crate) struct Tiled {
 /// The forward pass.
 #[derive(Clone, Debug)]
 pub(crate) enum Forward {
-    General { forward: Tiled, merge: Kernel, pieces: usize },
-    Decode { decode: Kernel, merge: Kernel, pieces: usize, copied: bool },
+    General {
+        forward: Tiled,
+        merge: Kernel,
+        pieces: usize,
+    },
+    /// `rows`: query heads that share a key head, of which so many at a time. `copied`: by the copy engine.
+    Decode {
+        decode: Kernel,
+        merge: Kernel,
+        pieces: usize,
+        rows: usize,
+        copied: bool,
+    },
 }
 
 /// The backward pass: the first two always, the rest as asked for.
@@ -326,14 +337,19 @@ impl Kernels<'_> {
         let whole = [tensors.q, tensors.k, tensors.v].iter().all(|tensor| tensor.reads_sixteen(self.dtype));
         if n == 1 && m > 0 && self.dtype != Dtype::F32 && d == dv && [64, 128, 256].contains(&d) && whole && alike {
             let copied = self.driver.card().is_hopper() && !self.general_only && takes(&tensors.k) && takes(&tensors.v);
-            let what = if copied { General::DecodeHopper { plain: self.sees_all(tensors, attention) } } else { General::Decode };
+            let heads = (self.sizes.hq / self.sizes.hk).div_ceil(8).min(2);
+            let (what, rows) = match (copied, self.sees_all(tensors, attention)) {
+                (false, _) => (General::Decode, 16),
+                (true, false) => (General::DecodeHopper, 16),
+                (true, true) => (General::DecodePlain { heads }, 8 * heads),
+            };
             let program = Program::General { what, dtype: self.dtype, width: d, rows: 64, cols: 64 };
             if program.shared() as usize > self.driver.card().shared_bytes {
                 return self.general_forward(pieces);
             }
             let module = self.driver.module(&program)?;
             let decode = self.driver.kernel(&module, "decode", program.threads(), program.shared())?;
-            return Ok(Forward::Decode { decode, merge: self.merge(&module)?, pieces, copied });
+            return Ok(Forward::Decode { decode, merge: self.merge(&module)?, pieces, rows, copied });
         }
         self.general_forward(pieces)
     }

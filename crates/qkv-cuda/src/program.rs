@@ -28,9 +28,11 @@ const PARAMETERS: &str = kernel!("general/parameters.cu");
 pub(crate) enum General {
     Forward,
     Decode,
-    /// The same by Hopper's copy engine; plain where every key is seen and a score is a scaled product.
-    DecodeHopper {
-        plain: bool,
+    /// The same by Hopper's copy engine.
+    DecodeHopper,
+    /// Where every key is seen and a score is a scaled product: for so many query heads of a group, in eights.
+    DecodePlain {
+        heads: usize,
     },
     /// What backward needs of each row, and sums over rows.
     Rows,
@@ -77,7 +79,7 @@ impl Program {
     pub fn threads(&self) -> u32 {
         match self {
             Program::General { what: General::Decode | General::Tiles, .. } => 128,
-            Program::General { what: General::DecodeHopper { .. }, .. } => 160,
+            Program::General { what: General::DecodeHopper | General::DecodePlain { .. }, .. } => 160,
             Program::General { rows, .. } => 2 * *rows as u32,
             Program::Hopper { .. } => 0, // the module says
         }
@@ -104,9 +106,14 @@ impl Program {
                 (4 * stages * (width / 8) * 512).max(3 * 64 * 4 + 64 * (width + 4) * 4)
             }
             // Stages of 64 keys and values, the sums of 16 rows, three numbers a row and warp, two barriers a stage.
-            General::DecodeHopper { .. } => {
+            General::DecodeHopper => {
                 let stages = if width >= 128 { 3 } else { 5 };
                 stages * 256 * width + 16 * (width + 4) * 4 + 3 * 64 * 4 + 16 * stages + 1024
+            }
+            // Likewise, with two numbers a row and warp, in as many blocks as a multiprocessor is to hold.
+            General::DecodePlain { heads } => {
+                let stages = if width >= 128 { 3 } else { 6 };
+                stages * 256 * width + 8 * heads * ((width + 4) * 4 + 32) + 16 * stages + 1024
             }
             General::Rows => 2 * rows * row,
             General::Queries => 2 * (rows + cols) * row + weights,
@@ -135,7 +142,7 @@ impl Program {
         match self {
             Program::General { what, .. } => match what {
                 General::Forward => &["forward", "merge", "segment_extents"],
-                General::Decode | General::DecodeHopper { .. } => &["decode", "merge"],
+                General::Decode | General::DecodeHopper | General::DecodePlain { .. } => &["decode", "merge"],
                 General::Rows => &["row_terms", "reduce_scale", "reduce_sinks"],
                 General::Queries => &["backward_queries", "segment_extents"],
                 General::Keys { .. } => &["backward_keys", "segment_extents"],
@@ -157,7 +164,9 @@ impl Program {
         match self {
             Program::Hopper { forward: true, .. } => "hopper-forward",
             Program::Hopper { .. } => "hopper-backward",
-            Program::General { what: General::Decode | General::DecodeHopper { .. }, .. } => "decode",
+            Program::General {
+                what: General::Decode | General::DecodeHopper | General::DecodePlain { .. }, ..
+            } => "decode",
             Program::General { .. } => "general",
         }
     }
@@ -170,8 +179,8 @@ impl Program {
                     General::Keys { k: true, v: true } => "keys and values".into(),
                     General::Keys { k: true, .. } => "keys".into(),
                     General::Keys { .. } => "values".into(),
-                    General::DecodeHopper { plain: true } => "plain decode by copies".into(),
-                    General::DecodeHopper { .. } => "decode by copies".into(),
+                    General::DecodePlain { heads } => format!("plain decode by copies for {} heads", 8 * heads),
+                    General::DecodeHopper => "decode by copies".into(),
                     what => format!("{what:?}").to_lowercase(),
                 };
                 format!("general {what} {dtype} width {width} tiles {rows}×{cols}")
@@ -212,11 +221,12 @@ impl Program {
                         define("FOR_K", usize::from(*k));
                         define("FOR_V", usize::from(*v));
                     }
-                    General::DecodeHopper { plain } => define("PLAIN", usize::from(*plain)),
+                    General::DecodePlain { heads } => define("HEADS", *heads),
                     General::Bias => define("BACKWARD_BIAS", 1),
                     General::Table => define("BACKWARD_TABLE", 1),
                     General::Forward
                     | General::Decode
+                    | General::DecodeHopper
                     | General::Weights
                     | General::Border
                     | General::Tiles => {}
@@ -238,9 +248,15 @@ impl Program {
                 match what {
                     General::Forward => text.extend([kernel!("general/forward.cu"), kernel!("general/merge.cu")]),
                     General::Decode => text.extend([kernel!("decode.cu"), kernel!("general/merge.cu")]),
-                    General::DecodeHopper { .. } => text.extend([
+                    General::DecodeHopper => text.extend([
                         kernel!("general/carefully.cuh"),
+                        kernel!("hopper/copies.cuh"),
                         kernel!("hopper/decode.cu"),
+                        kernel!("general/merge.cu"),
+                    ]),
+                    General::DecodePlain { .. } => text.extend([
+                        kernel!("hopper/copies.cuh"),
+                        kernel!("hopper/decode_plain.cu"),
                         kernel!("general/merge.cu"),
                     ]),
                     General::Weights => text.push_str(kernel!("general/weights.cu")),
@@ -332,8 +348,8 @@ mod tests {
                 assert!(code.is_ok_and(|code| code.starts_with(b"\x7fELF")), "{} for {architecture}", program.name());
             }
         }
-        for (width, plain) in [(64, true), (128, true), (128, false), (256, true)] {
-            let what = General::DecodeHopper { plain };
+        for (width, heads) in [(64, 1), (128, 2), (128, 0), (256, 1)] {
+            let what = if heads > 0 { General::DecodePlain { heads } } else { General::DecodeHopper };
             let program = Program::General { what, dtype: Dtype::Bf16, width, rows: 64, cols: 64 };
             compiler.compile(&program.name(), &program.source(), "sm_90a", &program.options()).unwrap();
         }

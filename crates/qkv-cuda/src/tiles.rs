@@ -44,7 +44,16 @@ pub(crate) fn without_data(mask: &Mask) -> Option<(bool, Mask)> {
         Mask::Lengths => Some((true, Mask::Full)),
         Mask::And(a, b) => {
             let ((long, a), (wide, b)) = (without_data(a)?, without_data(b)?);
-            Some((long || wide, if a == Mask::Full { b } else if b == Mask::Full { a } else { a & b }))
+            Some((
+                long || wide,
+                if a == Mask::Full {
+                    b
+                } else if b == Mask::Full {
+                    a
+                } else {
+                    a & b
+                },
+            ))
         }
         mask => (!asks(mask)).then(|| (false, mask.clone())),
     }
@@ -231,8 +240,7 @@ mod tests {
                 (row - col).unsigned_abs() as usize <= pattern.window / 2
                     || (0..pattern.globals as i64).contains(&row)
                     || (col as usize) < pattern.globals
-                    || row >= 0
-                        && pattern.drawn(row as usize, m.div_ceil(pattern.block)).contains(&(col as usize))
+                    || row >= 0 && pattern.drawn(row as usize, m.div_ceil(pattern.block)).contains(&(col as usize))
             }
             Mask::Blocks(blocks) => blocks.seen[i / blocks.size][j / blocks.size],
             Mask::And(a, b) => allows(a, p, i, j, m) && allows(b, p, i, j, m),

@@ -52,7 +52,7 @@ class Config(C.Structure):
 class Decode:
     """One decoding call over dense tensors, ready to be launched many times."""
 
-    def __init__(self, path, q, k, v, out, lse, stages, early=True, piece=PIECE):
+    def __init__(self, path, q, k, v, out, lse, stages, early=True, piece=PIECE, blocks=2):
         self.module = C.c_void_p()
         check(cuda.cuModuleLoadData(C.byref(self.module), open(path, "rb").read()), path)
         self.functions = {}
@@ -62,10 +62,13 @@ class Decode:
             self.functions[name] = f
         b, hq, n, d = q.shape
         hk, m = k.shape[1:3]
-        self.hopper = os.path.basename(path)[0] == "h"
+        kind = os.path.basename(path)[0]
+        self.hopper = kind in "hp"
         self.shared = max(4 * stages * (d // 8) * 512, 3 * 64 * 4 + 64 * (d + 4) * 4)
         if self.hopper:
             self.shared = stages * 256 * d + 16 * (d + 4) * 4 + 3 * 64 * 4 + 16 * stages + 1024
+        if kind == "p":
+            self.shared = stages * 256 * d + 8 * (d + 4) * 4 + 2 * 32 * 4 + 16 * stages + 1024
         check(cuda.cuFuncSetAttribute(self.functions["decode"], 8, self.shared), "shared memory")
         pieces, rows = -(-m // piece), b * hq * n
         f32 = dict(device="cuda", dtype=torch.float32)
@@ -80,7 +83,7 @@ class Decode:
         if self.hopper:
             self.maps = [host.tensor_map(k, 64), host.tensor_map(v, 64)]
             self.parameters[1], self.parameters[2] = self.maps[0][0], self.maps[1][0]
-            self.launched = (min(self.grid * pieces, 2 * torch.cuda.get_device_properties(0).multi_processor_count), 1)
+            self.launched = (min(self.grid * pieces, blocks * torch.cuda.get_device_properties(0).multi_processor_count), 1)
             self.threads = 160
         else:
             self.launched = (self.grid, pieces)
@@ -98,8 +101,8 @@ CASES = ((1, 32, 32, 8192), (1, 32, 8, 8192), (8, 32, 8, 8192), (32, 32, 8, 8192
 
 if __name__ == "__main__":
     here = sys.argv[1]
-    # Names: d128_s3 is width 128 with 3 stages; _p256 pieces of 256 keys; `late` merges after, not early.
-    names = sys.argv[2:] or sorted(os.path.basename(x)[:-6] for x in glob.glob(here + "/[dh]128*.cubin"))
+    # Names: d any card's, h Hopper's, p plain; _s3: 3 stages; _b2: 2 blocks a multiprocessor; _p256: pieces of 256 keys.
+    names = sys.argv[2:] or sorted(os.path.basename(x)[:-6] for x in glob.glob(here + "/[dhp]128*.cubin"))
     rand = lambda *s: torch.randn(*s, device="cuda", dtype=torch.bfloat16)
     part = lambda name, letter, usual: next((int(x[1:]) for x in name.split("_")[1:] if x[0] == letter and x[1:].isdigit()), usual)
     ratios = {}
@@ -113,7 +116,7 @@ if __name__ == "__main__":
 
         calls, want = {"cudnn": cudnn}, cudnn()
         for name in names:
-            call = Decode(f"{here}/{name}.cubin", q, k, v, out, lse, part(name, "s", 3), piece=part(name, "p", PIECE))
+            call = Decode(f"{here}/{name}.cubin", q, k, v, out, lse, part(name, "s", 3), piece=part(name, "p", PIECE), blocks=part(name, "b", 2))
             out.fill_(float("nan"))
             call()
             torch.cuda.synchronize()

@@ -51,5 +51,6 @@ for d in (64, 128):
 # Decoding: stages and pieces by name.
 GENERAL = dict(ELEMENT=1, WIDTH=128, ROWS=64, COLS=64, QUERY_TILE=64, KEY_TILE=64)
 DECODE = {"d128_s3": GENERAL}
-DECODE_HOPPER = {"h128_s3": dict(GENERAL, PLAIN=1), "h128_s2": dict(GENERAL, PLAIN=1, STAGES=2), "h128_s3_p256": dict(GENERAL, PLAIN=1, PIECE=256), "h128_s3_p1024": dict(GENERAL, PLAIN=1, PIECE=1024), "h128_s3_any": GENERAL}
-ALL = {name: ("forward.cu", x) for name, x in FORWARD.items()} | {name: ("backward.cu", x) for name, x in BACKWARD.items()} | {name: ("decode", x) for name, x in DECODE.items()} | {name: ("hopper/decode", x) for name, x in DECODE_HOPPER.items()}
+DECODE_HOPPER = {"h128_s3": GENERAL}
+DECODE_PLAIN = {f"p128_s{s}_b{b}_p{p}": dict(GENERAL, STAGES=s, BLOCKS=b, PIECE=p) for s, b, p in ((2, 3, 256), (2, 3, 512), (2, 3, 1024), (3, 2, 512), (6, 1, 512))}
+ALL = {name: ("forward.cu", x) for name, x in FORWARD.items()} | {name: ("backward.cu", x) for name, x in BACKWARD.items()} | {name: ("decode", x) for name, x in DECODE.items()} | {name: ("hopper/decode", x) for name, x in DECODE_HOPPER.items()} | {name: ("hopper/decode_plain", x) for name, x in DECODE_PLAIN.items()}

@@ -3,61 +3,12 @@
 // copy engine bring keys and values, 64 at a time, and never waits for the end of a piece; each of the other four computes
 // with 16 of the 64. Masks, bias and the rest are those of score.cuh. WIDTH = D = DV: 64, 128 or 256.
 
-#ifndef PIECE
-#define PIECE 512
-#endif
-#ifndef PLAIN // 1: every key is seen, and a score is a scaled product: nothing is called, and all of it stays in registers
-#define PLAIN 0
-#endif
-#define KEYS 64                             // that are brought at a time
 #ifndef STAGES
 #define STAGES (WIDTH >= 128 ? 3 : 5)
 #endif
-#define BLOCKS (WIDTH >= 256 ? 1 : 2)       // on a multiprocessor
-#define SIDE_BYTES (KEYS * WIDTH * 2)       // of a stage: keys, then values
+#define BLOCKS (WIDTH >= 256 ? 1 : 2) // on a multiprocessor
 #define RING_BYTES (STAGES * 2 * SIDE_BYTES)
 #define LD_OUT (WIDTH + 4)
-
-struct alignas(64) TensorMap {
-    u64 opaque[16];
-};
-
-// A barrier of the copy engine, by its address in shared memory.
-struct Gate {
-    u32 at;
-    __device__ __forceinline__ void init(int arrivals) const { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals)); }
-    __device__ __forceinline__ void arrive() const { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory"); }
-    __device__ __forceinline__ void expect(int bytes) const {
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
-    }
-    __device__ __forceinline__ void wait(u32 phase) const {
-        u32 done = 0;
-        while (!done)
-            asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                         : "=r"(done) : "r"(at), "r"(phase) : "memory");
-    }
-};
-
-__device__ __forceinline__ void bring(u32 to, const TensorMap& map, Gate done, int column, int row, int head, int batch) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
-                 ::"r"(to), "l"(&map), "r"(done.at), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
-}
-
-// Four 8 × 8 matrices of a swizzled tile, as the right operands of products: keys along the columns, or, turned, values.
-__device__ __forceinline__ void take(u32 (&x)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
-}
-__device__ __forceinline__ void take_turned(u32 (&x)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
-}
-// Sixteen bytes, `unit` of a row: rows of 128 bytes, the copy engine's swizzle, 64 columns after the other.
-__device__ __forceinline__ u32 place_in(u32 tile, int row, int unit) {
-    return tile + unit / 8 * (KEYS * 128) + row * 128 + ((unit % 8) ^ (row % 8)) * 16;
-}
-// The four warps that compute.
-__device__ __forceinline__ void meet() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
 
 // What a piece is about. Queries stand at place i0 of 1.
 struct Piece {
@@ -69,7 +20,7 @@ struct Piece {
         row_tile = at % row_tiles, key_head = at / row_tiles % job.key_heads, b = at / row_tiles / job.key_heads;
         start = number * PIECE, end = start + PIECE < job.m ? start + PIECE : job.m;
         whole = true;
-        if (!PLAIN && job.ops) {
+        if (job.ops) {
             Extent extent;
             extent.query_tiles = extent.key_tiles = 1;
             extent.query_tile = extent.key_tile = 0;
@@ -109,13 +60,7 @@ decode(const __grid_constant__ Job job, const __grid_constant__ TensorMap map_k,
             Piece piece(job, work);
             for (int j0 = piece.start; j0 < piece.end; j0 += KEYS) {
                 empty(stage).wait(parity ^ 1);
-                full(stage).expect(2 * SIDE_BYTES);
-                u32 to = ring + stage * 2 * SIDE_BYTES;
-#pragma unroll
-                for (int c = 0; c < WIDTH / 64; c++) {
-                    bring(to + c * KEYS * 128, map_k, full(stage), c * 64, j0, piece.key_head, piece.b);
-                    bring(to + SIDE_BYTES + c * KEYS * 128, map_v, full(stage), c * 64, j0, piece.key_head, piece.b);
-                }
+                bring_both(ring + stage * 2 * SIDE_BYTES, map_k, map_v, full(stage), j0, piece.key_head, piece.b);
                 if (++stage == STAGES) stage = 0, parity ^= 1;
             }
         }
@@ -161,15 +106,12 @@ decode(const __grid_constant__ Job job, const __grid_constant__ TensorMap map_k,
 #pragma unroll
                 for (int x = 0; x < 4; x++) s[part][x] += more[part][x];
             u32 kept[2] = {0xffffffffu, 0xffffffffu};
-            if (PLAIN || piece.whole && job.plain && j0 + 16 <= end) {
+            if (piece.whole && job.plain && j0 + 16 <= end) {
                 // Rows that stand for no query are computed with zeros, and never looked at.
 #pragma unroll
                 for (int part = 0; part < 2; part++)
 #pragma unroll
-                    for (int x = 0; x < 4; x++) {
-                        s[part][x] *= x < 2 ? scale0 : scale1;
-                        if (PLAIN && j0 + part * 8 + 2 * t + x % 2 >= end) s[part][x] = -INFINITE; // values there are zeros
-                    }
+                    for (int x = 0; x < 4; x++) s[part][x] *= x < 2 ? scale0 : scale1;
             } else {
                 Sixteens x;
                 u32 of_keys[2] = {kept[0], kept[1]};
@@ -193,7 +135,7 @@ decode(const __grid_constant__ Job job, const __grid_constant__ TensorMap map_k,
             float new0 = fmaxf(most0, quad_max(tile_most0)), new1 = fmaxf(most1, quad_max(tile_most1));
             float by0 = most0 == -INFINITE ? 0.0f : exponential(most0 - new0);
             float by1 = most1 == -INFINITE ? 0.0f : exponential(most1 - new1);
-            if (!PLAIN && job.entropy) {
+            if (job.entropy) {
                 if (most0 != -INFINITE) inner0 = by0 * (inner0 + (most0 - new0) * sum0);
                 if (most1 != -INFINITE) inner1 = by1 * (inner1 + (most1 - new1) * sum1);
             }
@@ -210,13 +152,11 @@ decode(const __grid_constant__ Job job, const __grid_constant__ TensorMap map_k,
                     float e = s[part][x] == -INFINITE ? 0.0f : exponential(from);
                     if (x < 2) sum0 += e;
                     else sum1 += e;
-                    if (!PLAIN) {
-                        if (x < 2) inner0 += e * (e != 0.0f ? from : 0.0f);
-                        else inner1 += e * (e != 0.0f ? from : 0.0f);
-                    }
+                    if (x < 2) inner0 += e * (e != 0.0f ? from : 0.0f);
+                    else inner1 += e * (e != 0.0f ? from : 0.0f);
                     s[part][x] = e;
                 }
-            if (!PLAIN && job.threshold) {
+            if (job.threshold) {
                 Sixteens x;
 #pragma unroll
                 for (int at = 0; at < 8; at++) x.s[at / 4][at % 4] = s[at / 4][at % 4];
@@ -238,8 +178,8 @@ decode(const __grid_constant__ Job job, const __grid_constant__ TensorMap map_k,
             for (int c = 0; c < SUMS; c += 2) {
                 u32 v[4];
                 take_turned(v, place_in(values, warp * 16 + lane % 16, c + lane / 16));
-                mma(acc[c], a, PLAIN ? v[0] : v[0] & kept[0], PLAIN ? v[1] : v[1] & kept[1]);
-                mma(acc[c + 1], a, PLAIN ? v[2] : v[2] & kept[0], PLAIN ? v[3] : v[3] & kept[1]);
+                mma(acc[c], a, v[0] & kept[0], v[1] & kept[1]);
+                mma(acc[c + 1], a, v[2] & kept[0], v[3] & kept[1]);
             }
             __syncwarp();
             if (lane == 0) empty(stage).arrive();
@@ -309,7 +249,7 @@ decode(const __grid_constant__ Job job, const __grid_constant__ TensorMap map_k,
                         float lse = total == 0.0f ? -INFINITE : larger + logf(total);
                         job.lse[at_row] = lse;
                         // −Σ p (s − lse), with s − lse = (s − most) + (most − lse)
-                        if (!PLAIN && job.entropy) job.entropy[at_row] = sum == 0.0f ? 0.0f : by * (-inner - (most - lse) * sum);
+                        if (job.entropy) job.entropy[at_row] = sum == 0.0f ? 0.0f : by * (-inner - (most - lse) * sum);
                     }
                 }
                 job.out.at[b * job.out.batch + h * job.out.head + c * job.out.col] = narrow(x * by);
@@ -318,7 +258,7 @@ decode(const __grid_constant__ Job job, const __grid_constant__ TensorMap map_k,
             if (c == 0) {
                 float lse = sum == 0.0f ? -INFINITE : most + logf(sum);
                 (job.pieces > 1 ? job.piece_lse + piece.number * in_all : job.lse)[at_row] = lse;
-                if (!PLAIN && job.entropy)
+                if (job.entropy)
                     (job.pieces > 1 ? job.piece_entropy + piece.number * in_all : job.entropy)[at_row] =
                         sum == 0.0f ? 0.0f : logf(sum) - inner * by;
             }
