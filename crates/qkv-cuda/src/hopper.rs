@@ -2,6 +2,9 @@
 //! border: the parameter block, the maps of the copy engine, grids and workspace. Whatever does not fit runs in the general
 //! kernels.
 
+mod parameters;
+mod seen;
+
 use crate::driver::{Kernel, Stream};
 use crate::error::{Error, Result};
 use crate::job::Job;
@@ -11,12 +14,8 @@ use crate::program::{General, Program};
 use crate::tensors::{Gradients, Outputs, Tensors, Upstreams};
 use crate::tiles::{Tiles, without_data};
 use crate::workspace::Layout;
-use qkv::{Attention, Mask, Place, Scale, Score};
-
-/// Without limit: further than any key.
-const FAR: i64 = 1 << 29;
-/// Up to so many queries the keys are shared out in pieces, which these kernels do not do.
-const FEW_QUERIES: usize = 16;
+use parameters::Parameters;
+use seen::{Seen, fits};
 
 /// The text of a program, its headers put in where they are included.
 pub(crate) fn source(forward: bool) -> String {
@@ -25,77 +24,19 @@ pub(crate) fn source(forward: bool) -> String {
     } else {
         include_str!("../kernels/hopper/backward.cu")
     };
-    let tile = include_str!("../kernels/hopper/tile.cuh").replace("#pragma once", "");
-    let problem = include_str!("../kernels/hopper/problem.cuh").replace("#pragma once", "");
-    let problem = problem.replace("#include \"tile.cuh\"", &tile);
+    let headers = [
+        ("problem.cuh", include_str!("../kernels/hopper/problem.cuh")),
+        ("tile.cuh", include_str!("../kernels/hopper/tile.cuh")),
+        ("walk.cuh", include_str!("../kernels/hopper/walk.cuh")),
+        ("step.cuh", include_str!("../kernels/hopper/step.cuh")),
+        ("rows.cuh", include_str!("../kernels/hopper/rows.cuh")),
+    ];
+    let text = headers.into_iter().fold(text.to_string(), |text, (name, header)| {
+        text.replace(&format!("#include \"{name}\""), &header.replace("#pragma once", ""))
+    });
     // NVRTC knows this constant by another name.
     let infinity = "#define __builtin_huge_valf() __builtin_bit_cast(float, 0x7f800000)\n";
-    format!("{infinity}{}", text.replace("#include \"problem.cuh\"", &problem))
-}
-
-/// The parameter block: laid out as `problem.cuh` lays it out.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-struct Parameters {
-    batch: i32,
-    heads_q: i32,
-    heads_k: i32,
-    n: i32,
-    m: i32,
-    d: i32,
-    dv: i32,
-    offset: i32,
-    left: i32,
-    right: i32,
-    section: i32,
-    ordered: i32,
-    scale: f32,
-    softcap: f32,
-    dropout_scale: f32,
-    dropout_threshold: u32,
-    seed: u64,
-    out: u64,
-    out_strides: [i64; 3],
-    lse: u64,
-    lengths: u64,
-    segments_q: u64,
-    segments_k: u64,
-    plan_rows: u64,
-    plan_tiles: u64,
-    plan_bits: u64,
-    plan_b: i32,
-    plan_h: i32,
-    bias: u64,
-    bias_strides: [i64; 4],
-    alibi: u64,
-    sinks: u64,
-    counter: u64,
-    d_out: u64,
-    d_out_strides: [i64; 3],
-    d_lse: u64,
-    dq: u64,
-    dq_strides: [i64; 3],
-    dk: u64,
-    dk_strides: [i64; 3],
-    d_v: u64,
-    d_v_strides: [i64; 3],
-    delta: u64,
-    lse2: u64,
-    dq_sum: u64,
-    grain: u64,
-    d_bias: u64,
-    d_bias_strides: [i64; 4],
-    d_sinks: u64,
-    limits: u64,
-    k: u64,
-    k_strides: [i64; 3],
-    v: u64,
-    v_strides: [i64; 3],
-    broken: u64,
-    broken_q: u64,
-    broken_k: u64,
-    ranges: u64,
-    extents: u64,
+    format!("{infinity}{text}")
 }
 
 /// Where Hopper's kernels say which tiles have to be computed again: on the card, as the general kernels read it.
@@ -107,45 +48,6 @@ pub(crate) struct Broken {
     pub queries: u64,
     /// `[B, Hk, tiles of 64 keys]`.
     pub keys: u64,
-}
-
-/// The keys a query may see, as far as these kernels know masks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Seen {
-    band: bool,
-    left: i64,
-    right: i64,
-    lengths: bool,
-    segments: bool,
-    /// By a list of tiles.
-    listed: bool,
-}
-
-impl Seen {
-    /// Of a mask, if it is causal, a window, padding, segments, or several of these at once.
-    fn of(mask: &Mask) -> Option<Seen> {
-        let all = Seen { band: false, left: FAR, right: FAR, lengths: false, segments: false, listed: false };
-        let far = |size: usize| i64::try_from(size).unwrap_or(FAR).min(FAR);
-        match mask {
-            Mask::Full => Some(all),
-            Mask::Causal => Some(Seen { band: true, right: 0, ..all }),
-            Mask::Window { left, right } => Some(Seen { band: true, left: far(*left), right: far(*right), ..all }),
-            Mask::Lengths => Some(Seen { lengths: true, ..all }),
-            Mask::Segments => Some(Seen { segments: true, ..all }),
-            Mask::And(a, b) => {
-                let (a, b) = (Seen::of(a)?, Seen::of(b)?);
-                Some(Seen {
-                    band: a.band || b.band,
-                    left: a.left.min(b.left),
-                    right: a.right.min(b.right),
-                    lengths: a.lengths || b.lengths,
-                    segments: a.segments || b.segments,
-                    listed: false,
-                })
-            }
-            _ => None,
-        }
-    }
 }
 
 /// Kernels of one direction, with the sizes that their module tells.
@@ -176,29 +78,6 @@ pub(crate) struct Hopper {
     pack: Kernel,
     widen_sinks: Kernel,
     narrow_sinks: Kernel,
-}
-
-/// Whether the forward kernel takes a description of these sizes.
-fn fits(attention: &Attention, place: Place, sizes: &Sizes, dtype: Dtype) -> Option<Seen> {
-    let listed = || {
-        let (lengths, _) = without_data(&attention.mask)?;
-        Some(Seen { lengths, listed: true, ..Seen::of(&Mask::Full)? })
-    };
-    let seen = Seen::of(&attention.mask).or_else(listed)?;
-    let scale = match attention.scale {
-        Scale::Own => attention.score == Score::ScaledDot || attention.score == Score::Dot,
-        Scale::Fixed(scale) => scale > 0.0,
-        Scale::Learned => false,
-    };
-    let placed = match place {
-        Place::Start | Place::End => true,
-        Place::Offset(offset) => offset.abs() < FAR,
-        Place::Given => false,
-    };
-    let sizes_fit =
-        sizes.n > FEW_QUERIES && sizes.m > 0 && sizes.d > 0 && sizes.dv > 0 && (sizes.n.max(sizes.m) as i64) < FAR;
-    let plain = !attention.entropy && attention.bias.reach().is_none();
-    (dtype != Dtype::F32 && scale && placed && sizes_fit && plain).then_some(seen)
 }
 
 impl Hopper {
@@ -466,8 +345,7 @@ impl Hopper {
     /// What both passes are told alike.
     fn parameters(&self, plan: &Plan, tensors: &Tensors, out: &Outputs) -> Result<Parameters> {
         let Sizes { b, hq, hk, n, m, d, dv } = plan.sizes;
-        // SAFETY: every field is a number, for which zeros are one.
-        let mut parameters: Parameters = unsafe { std::mem::zeroed() };
+        let mut parameters = Parameters::none();
         let job = plan.job(tensors)?;
         (parameters.batch, parameters.heads_q, parameters.heads_k) = (b as i32, hq as i32, hk as i32);
         (parameters.n, parameters.m, parameters.d, parameters.dv) = (n as i32, m as i32, d as i32, dv as i32);
@@ -623,29 +501,6 @@ fn told(result: Result<()>, plan: &Plan) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::mem::offset_of;
-
-    #[test]
-    fn parameters_lie_where_the_kernels_look_for_them() {
-        assert_eq!(size_of::<Parameters>(), 560);
-        assert_eq!((offset_of!(Parameters, limits), offset_of!(Parameters, v)), (448, 488));
-        assert_eq!((offset_of!(Parameters, broken), offset_of!(Parameters, extents)), (520, 552));
-        assert_eq!((offset_of!(Parameters, seed), offset_of!(Parameters, lse)), (64, 104));
-        assert_eq!((offset_of!(Parameters, bias), offset_of!(Parameters, counter)), (168, 224));
-        assert_eq!((offset_of!(Parameters, dq), offset_of!(Parameters, d_v)), (272, 336));
-        assert_eq!((offset_of!(Parameters, delta), offset_of!(Parameters, d_sinks)), (368, 440));
-    }
-
-    #[test]
-    fn masks_that_are_bands_and_lengths_fit_and_others_do_not() {
-        let causal = Seen::of(&(Mask::causal() & Mask::window(256, 9) & Mask::lengths())).unwrap();
-        assert_eq!(causal, Seen { band: true, left: 256, right: 0, lengths: true, segments: false, listed: false });
-        assert!(Seen::of(&(Mask::segments() & Mask::causal())).unwrap().segments);
-        assert_eq!(Seen::of(&Mask::causal()).unwrap().left, FAR);
-        for mask in [Mask::bits(), Mask::causal() | Mask::window(1, 1), !Mask::causal()] {
-            assert_eq!(Seen::of(&mask), None, "{mask:?}");
-        }
-    }
 
     #[test]
     fn strides_that_the_copy_engine_cannot_take_are_seen() {

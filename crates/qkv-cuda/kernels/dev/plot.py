@@ -8,7 +8,7 @@ for row in rows:
     if row.get("torch_median_ms"):
         row["torch"] = row["tflops"] * row["median_ms"] / row["torch_median_ms"]
 INK, GREY, LINE, OURS, THEIRS = "#1f2328", "#656d76", "#d0d7de", "#0969da", "#bc4c00"
-W, H, LEFT, TOP, GAP = 250, 150, 46, 64, 34
+W, H, LEFT, TOP, GAP = 250, 150, 46, 76, 34
 out = []
 text = lambda x, y, s, size=12, fill=INK, anchor="start", weight="normal": out.append(
     f'<text x="{x:.0f}" y="{y:.0f}" font-size="{size}" fill="{fill}" text-anchor="{anchor}" font-weight="{weight}">{s}</text>')

@@ -396,10 +396,13 @@ def time_masks(ds=(64, 128), n=6144):
         out, lse = torch.empty_like(q), torch.empty(b, h, n, device="cuda")
         dq, dk, dv = (torch.empty_like(q) for _ in range(3))
         i, j = torch.arange(n)[:, None], torch.arange(n)[None, :]
-        cuts = torch.cat([torch.zeros(1), torch.sort(torch.randperm(n - 1)[:11] + 1)[0], torch.tensor([n])]).long()
-        ids = torch.repeat_interleave(torch.arange(12), cuts.diff())
-        ids_cuda = ids.to("cuda", torch.int32).expand(b, n).contiguous()
-        same = ids[:, None] == ids[None, :]
+        def packed(count):
+            cuts = torch.cat([torch.zeros(1), torch.sort(torch.randperm(n - 1)[:count - 1] + 1)[0], torch.tensor([n])]).long()
+            ids = torch.repeat_interleave(torch.arange(count), cuts.diff())
+            return ids[:, None] == ids[None, :], ids.to("cuda", torch.int32).expand(b, n).contiguous()
+
+        same, ids = packed(12)
+        long, long_ids = packed(4)
         tf, tb = 4 * b * h * d, 10 * b * h * d
         base = {}
         cases = {
@@ -407,9 +410,12 @@ def time_masks(ds=(64, 128), n=6144):
             "causal": ("band", i >= j, dict(left=1 << 29, right=0, _band=True)),
             "window 512, 512": ("band", (i - j).abs() <= 512, dict(left=512, right=512, _band=True)),
             "window 1024, 0": ("band", (i >= j) & (i - j <= 1024), dict(left=1024, right=0, _band=True)),
-            "12 segments": ("seg", same, dict(left=1 << 29, right=1 << 29, segments_q=ids_cuda, segments_k=ids_cuda)),
-            "12 segments, causal": ("segb", same & (i >= j), dict(left=1 << 29, right=0, segments_q=ids_cuda, segments_k=ids_cuda)),
+            "12 segments": ("seg", same, dict(left=1 << 29, right=1 << 29, segments_q=ids, segments_k=ids)),
+            "12 segments, causal": ("segb", same & (i >= j), dict(left=1 << 29, right=0, segments_q=ids, segments_k=ids)),
             "blocks of 384, a quarter": ("plan", (torch.rand(n // 384, n // 384) < 0.25).repeat_interleave(384, 0).repeat_interleave(384, 1), {}),
+            "4 segments": ("seg", long, dict(left=1 << 29, right=1 << 29, segments_q=long_ids, segments_k=long_ids)),
+            "4 segments, causal": ("segb", long & (i >= j), dict(left=1 << 29, right=0, segments_q=long_ids, segments_k=long_ids)),
+            "longformer 2048, 1 global": ("plan", ((i - j).abs() <= 1024) | (i == 0) | (j == 0), {}),
             "longformer 512, 1 global": ("plan", ((i - j).abs() <= 256) | (i == 0) | (j == 0), {}),
             "blocks of 100": ("plan", (torch.rand(n // 100 + 1, n // 100 + 1) < 0.1).repeat_interleave(100, 0).repeat_interleave(100, 1)[:n, :n], {}),
         }
