@@ -305,6 +305,26 @@ impl<T: Element> Session<'_, T> {
         picture::<T>(&into, shape)
     }
 
+    /// A rectangle of the weights of one head as a map: cells that each cover `[down, across]` weights, the last ones what is
+    /// left.
+    pub fn map(
+        &self,
+        head: [usize; 2],
+        rows: Range<usize>,
+        cols: Range<usize>,
+        cells: [usize; 2],
+        pool: Pool,
+    ) -> Result<Tensor<T::Acc, 2>> {
+        let [down, across] = cells.map(|each| each.max(1));
+        let shape = [rows.len().div_ceil(down), cols.len().div_ceil(across)];
+        let into = Buffer::new(&self.cuda.driver, shape[0] * shape[1] * 4)?;
+        let (_held, workspace) = self.workspace(shape[0] * cols.len() * 4)?;
+        let (out, room) = (self.outputs(), Vector::new(into.at(), shape[0] * shape[1]));
+        // SAFETY: likewise.
+        unsafe { self.plan.map(&self.tensors, out.lse, head, rows, cols, cells, pool, room, workspace, Stream(0)) }?;
+        picture::<T>(&into, shape)
+    }
+
     /// The inputs, where they came from.
     pub fn inputs(&self) -> Inputs<'_, T> {
         self.inputs

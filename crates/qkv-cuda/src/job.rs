@@ -108,6 +108,8 @@ pub(crate) struct Job {
     pub height: i32,
     pub width: i32,
     pub pool: i32,
+    pub down: i32,
+    pub across: i32,
     pub parts: i32,
     pub vectors: i32,
     pub ops: i32,
@@ -138,7 +140,7 @@ mod tests {
         assert_eq!(offset_of!(Job, learned), 10 * 40);
         assert_eq!(offset_of!(Job, bits_strides), 400 + 31 * 8);
         assert_eq!(offset_of!(Job, batch), 648 + 9 * 8);
-        assert_eq!(offset_of!(Job, mask), 720 + 4 * 34);
-        assert_eq!((size_of::<Op>(), size_of::<Job>()), (40, 856 + 32 * 40));
+        assert_eq!(offset_of!(Job, mask), 720 + 4 * 36);
+        assert_eq!((size_of::<Op>(), size_of::<Job>()), (40, 864 + 32 * 40));
     }
 }

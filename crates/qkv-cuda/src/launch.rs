@@ -229,7 +229,60 @@ impl Plan {
         workspace: Workspace,
         stream: Stream,
     ) -> Result<()> {
-        let (weights, mut job) = self.looking(tensors, lse, [b, h], &rows, &cols, into, height * width)?;
+        let shape = [height, width];
+        // SAFETY: as the caller promises.
+        unsafe { self.picture(tensors, lse, [b, h], [rows, cols], shape, [0; 2], pool, into, workspace, stream) }
+    }
+
+    /// Puts a map of a rectangle of weights on a stream: as [`pooled`](Plan::pooled), of cells that each cover `[down, across]`
+    /// weights, the last ones what is left, so that maps fit together whatever rectangle they were cut from. `into` has room
+    /// for `[⌈rows / down⌉, ⌈cols / across⌉]` numbers, and the workspace for a row of cells of whole columns each.
+    ///
+    /// # Safety
+    /// As for [`rectangle`](Plan::rectangle).
+    #[allow(clippy::too_many_arguments)]
+    pub unsafe fn map(
+        &self,
+        tensors: &Tensors,
+        lse: Vector,
+        [b, h]: [usize; 2],
+        rows: Range<usize>,
+        cols: Range<usize>,
+        [down, across]: [usize; 2],
+        pool: Pool,
+        into: Vector,
+        workspace: Workspace,
+        stream: Stream,
+    ) -> Result<()> {
+        let fits = |each: usize| each > 0 && i32::try_from(each).is_ok();
+        if !fits(down) || !fits(across) {
+            let found = format!("{:?}", [down, across]);
+            let expected = "at least one weight each way".into();
+            return Err(qkv::Error::Value { name: "cells", found, expected }.into());
+        }
+        let shape = [rows.len().div_ceil(down), cols.len().div_ceil(across)];
+        // SAFETY: as the caller promises.
+        unsafe {
+            self.picture(tensors, lse, [b, h], [rows, cols], shape, [down, across], pool, into, workspace, stream)
+        }
+    }
+
+    /// A picture of `[height, width]` cells that cover so many weights each, or share them out.
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn picture(
+        &self,
+        tensors: &Tensors,
+        lse: Vector,
+        head: [usize; 2],
+        [rows, cols]: [Range<usize>; 2],
+        [height, width]: [usize; 2],
+        [down, across]: [usize; 2],
+        pool: Pool,
+        into: Vector,
+        workspace: Workspace,
+        stream: Stream,
+    ) -> Result<()> {
+        let (weights, mut job) = self.looking(tensors, lse, head, &rows, &cols, into, height * width)?;
         workspace.check(height * cols.len() * 4)?;
         if height == 0 || width == 0 {
             return Ok(());
@@ -238,6 +291,7 @@ impl Plan {
             return self.driver.zero(into.at, height * width * 4, stream);
         }
         (job.height, job.width, job.columns) = (height as i32, width as i32, workspace.at);
+        (job.down, job.across) = (down as i32, across as i32);
         job.pool = i32::from(matches!(pool, Pool::Mean));
         self.launch(&weights.columns, [height * cols.len().div_ceil(weights.tiles.1), 1], &job, stream)?;
         self.launch(&weights.cells, [(height * width).div_ceil(128), 1], &job, stream)

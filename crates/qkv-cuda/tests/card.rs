@@ -258,7 +258,16 @@ fn picture_holds(cuda: &Cuda) {
             let apart = ours.data().iter().zip(theirs.data()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
             assert!(apart < 1e-5, "{pool:?} {shape:?}: {apart}");
         }
+        for (rows, cols, cells) in [(0..130, 0..130, [8, 8]), (64..130, 3..80, [64, 1]), (20..20, 0..10, [2, 2])] {
+            let ours = session.map([0, 1], rows.clone(), cols.clone(), cells, pool).unwrap();
+            let theirs = weights.map(0, 1, rows, cols, cells, pool, None).unwrap();
+            assert_eq!(ours.shape(), theirs.shape());
+            let apart = ours.data().iter().zip(theirs.data()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(apart < 1e-5, "{pool:?} {cells:?}: {apart}");
+        }
     }
+    let refused = session.map([0, 0], 0..10, 0..10, [0, 3], Pool::Max).unwrap_err();
+    assert!(refused.to_string().contains("cells"), "{refused}");
 }
 
 #[test]

@@ -29,12 +29,12 @@ class Job(C.Structure):
         + [(x, C.c_float) for x in "scale inverse_temperature cap kept_scale".split()]
         + [(x, C.c_int) for x in "threshold pieces piece_tiles".split()]
         + [("bias_shape", C.c_int * 4)]
-        + [(x, C.c_int) for x in "at_batch at_head first_row rows first_col cols height width pool parts vectors ops plain".split()]
+        + [(x, C.c_int) for x in "at_batch at_head first_row rows first_col cols height width pool down across parts vectors ops plain".split()]
         + [("mask", Op * 32)]
     )
 
 
-assert C.sizeof(Job) == 856 + 32 * 40
+assert C.sizeof(Job) == 864 + 32 * 40
 
 
 def tensor(x):

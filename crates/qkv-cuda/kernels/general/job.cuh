@@ -62,6 +62,7 @@ struct Job {
     int pieces, piece_tiles;
     int bias_batch, bias_heads, bias_rows, bias_cols; // the bias as it was given
     int at_batch, at_head, first_row, rows, first_col, cols, height, width, pool;
+    int down, across; // weights that a cell of a picture covers; 0: the cells share them out
     int parts;
     int vectors; // bit t: tensor t of the list above can be read 16 bytes at a time
     int ops;

@@ -44,10 +44,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) weights(const __grid_const
         }
 }
 
-// The rows (or columns) of a rectangle of `len` that a cell of a grid of `cells` covers: at least one.
-__device__ __forceinline__ void cell_of(i64 at, i64 len, i64 cells, i64& start, i64& end) {
-    start = at * len / cells;
-    end = most((at + 1) * len / cells, start + 1);
+// The rows (or columns) of a rectangle of `len` that a cell of a grid of `cells` covers: `each`, the last what is left, or, where
+// that is 0, its share of them, at least one.
+__device__ __forceinline__ void cell_of(i64 at, i64 len, i64 cells, i64 each, i64& start, i64& end) {
+    start = each ? at * each : at * len / cells;
+    end = each ? least(start + each, len) : most((at + 1) * len / cells, start + 1);
 }
 
 __device__ __forceinline__ float larger(float a, float b) { return b > a || b != b ? b : a; }
@@ -64,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) weights_columns(const __gr
     Head head = head_of(job, job.at_batch, job.at_head);
     load_rows(k, COLS, job.k, head.b, head.key_head, j0, job.m, job.d, job.vectors >> 1 & 1);
     i64 start, end;
-    cell_of(y, job.rows, job.height, start, end);
+    cell_of(y, job.rows, job.height, job.down, start, end);
     float acc[PARTS][4];
     clear(acc);
     for (i64 at = start; at < end; at += ROWS) {
@@ -101,8 +102,8 @@ extern "C" __global__ void weights_cells(const __grid_constant__ Job job) {
     i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x;
     if (at >= i64(job.height) * job.width) return;
     i64 y = at / job.width, top, bottom, start, end;
-    cell_of(y, job.rows, job.height, top, bottom);
-    cell_of(at % job.width, job.cols, job.width, start, end);
+    cell_of(y, job.rows, job.height, job.down, top, bottom);
+    cell_of(at % job.width, job.cols, job.width, job.across, start, end);
     float x = 0.0f;
     for (i64 c = start; c < end; c++) {
         float of_column = job.columns[y * job.cols + c];
