@@ -1,16 +1,13 @@
 //! What a plan does when it is called: launches on the caller's stream, in order, and nothing else. No allocation, no
 //! waiting, no copying to or from the host.
 
-use crate::driver::{Kernel, Stream, TensorMap};
+use crate::driver::{Kernel, Stream};
 use crate::error::{Error, Result};
-use crate::hopper::takes;
 use crate::job::{Job, Tensor};
-use crate::memory::{Dtype, Strided};
+use crate::memory::Strided;
 use crate::plan::{Backward, Forward, Plan, Sizes, TABLE_PARTS, Tiled};
 use crate::tensors::{Gradients, Outputs, Tensors, Upstreams, Vector};
 use crate::workspace::{Layout, Workspace};
-use qkv::Pool;
-use std::ops::Range;
 
 impl Plan {
     /// Bytes of device memory that [`forward`](Plan::forward) needs beside the tensors.
@@ -187,152 +184,6 @@ impl Plan {
         }
     }
 
-    /// Puts the weights of a rectangle of one head, recomputed, on a stream: f32 `[rows, cols]`.
-    ///
-    /// # Safety
-    /// As for [`forward`](Plan::forward); `lse` is what the forward pass wrote, and `into` has room.
-    #[allow(clippy::too_many_arguments)]
-    pub unsafe fn rectangle(
-        &self,
-        tensors: &Tensors,
-        lse: Vector,
-        [b, h]: [usize; 2],
-        rows: Range<usize>,
-        cols: Range<usize>,
-        into: Vector,
-        stream: Stream,
-    ) -> Result<()> {
-        let (weights, job) = self.looking(tensors, lse, [b, h], &rows, &cols, into, rows.len() * cols.len())?;
-        if rows.is_empty() || cols.is_empty() {
-            return Ok(());
-        }
-        let (row, col) = weights.tiles;
-        self.launch(&weights.rectangle, [rows.len().div_ceil(row) * cols.len().div_ceil(col), 1], &job, stream)
-    }
-
-    /// Puts a picture of a rectangle of weights on a stream: f32 `[height, width]` cells, each the largest or the mean of
-    /// what it covers. The workspace holds `height · cols` numbers of f32.
-    ///
-    /// # Safety
-    /// As for [`rectangle`](Plan::rectangle).
-    #[allow(clippy::too_many_arguments)]
-    pub unsafe fn pooled(
-        &self,
-        tensors: &Tensors,
-        lse: Vector,
-        [b, h]: [usize; 2],
-        rows: Range<usize>,
-        cols: Range<usize>,
-        [height, width]: [usize; 2],
-        pool: Pool,
-        into: Vector,
-        workspace: Workspace,
-        stream: Stream,
-    ) -> Result<()> {
-        let shape = [height, width];
-        // SAFETY: as the caller promises.
-        unsafe { self.picture(tensors, lse, [b, h], [rows, cols], shape, [0; 2], pool, into, workspace, stream) }
-    }
-
-    /// Puts a map of a rectangle of weights on a stream: as [`pooled`](Plan::pooled), of cells that each cover `[down, across]`
-    /// weights, the last ones what is left, so that maps fit together whatever rectangle they were cut from. `into` has room
-    /// for `[⌈rows / down⌉, ⌈cols / across⌉]` numbers, and the workspace for a row of cells of whole columns each.
-    ///
-    /// # Safety
-    /// As for [`rectangle`](Plan::rectangle).
-    #[allow(clippy::too_many_arguments)]
-    pub unsafe fn map(
-        &self,
-        tensors: &Tensors,
-        lse: Vector,
-        [b, h]: [usize; 2],
-        rows: Range<usize>,
-        cols: Range<usize>,
-        [down, across]: [usize; 2],
-        pool: Pool,
-        into: Vector,
-        workspace: Workspace,
-        stream: Stream,
-    ) -> Result<()> {
-        let fits = |each: usize| each > 0 && i32::try_from(each).is_ok();
-        if !fits(down) || !fits(across) {
-            let found = format!("{:?}", [down, across]);
-            let expected = "at least one weight each way".into();
-            return Err(qkv::Error::Value { name: "cells", found, expected }.into());
-        }
-        let shape = [rows.len().div_ceil(down), cols.len().div_ceil(across)];
-        // SAFETY: as the caller promises.
-        unsafe {
-            self.picture(tensors, lse, [b, h], [rows, cols], shape, [down, across], pool, into, workspace, stream)
-        }
-    }
-
-    /// A picture of `[height, width]` cells that cover so many weights each, or share them out.
-    #[allow(clippy::too_many_arguments)]
-    unsafe fn picture(
-        &self,
-        tensors: &Tensors,
-        lse: Vector,
-        head: [usize; 2],
-        [rows, cols]: [Range<usize>; 2],
-        [height, width]: [usize; 2],
-        [down, across]: [usize; 2],
-        pool: Pool,
-        into: Vector,
-        workspace: Workspace,
-        stream: Stream,
-    ) -> Result<()> {
-        let (weights, mut job) = self.looking(tensors, lse, head, &rows, &cols, into, height * width)?;
-        workspace.check(height * cols.len() * 4)?;
-        if height == 0 || width == 0 {
-            return Ok(());
-        }
-        if rows.is_empty() || cols.is_empty() {
-            return self.driver.zero(into.at, height * width * 4, stream);
-        }
-        (job.height, job.width, job.columns) = (height as i32, width as i32, workspace.at);
-        (job.down, job.across) = (down as i32, across as i32);
-        job.pool = i32::from(matches!(pool, Pool::Mean));
-        self.launch(&weights.columns, [height * cols.len().div_ceil(weights.tiles.1), 1], &job, stream)?;
-        self.launch(&weights.cells, [(height * width).div_ceil(128), 1], &job, stream)
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    fn looking(
-        &self,
-        tensors: &Tensors,
-        lse: Vector,
-        [b, h]: [usize; 2],
-        rows: &Range<usize>,
-        cols: &Range<usize>,
-        into: Vector,
-        needed: usize,
-    ) -> Result<(&crate::plan::Weights, Job)> {
-        let Some(weights) = &self.weights else {
-            return Err(Error::memory("plan", "was not made for weights: ask for them in `Uses`"));
-        };
-        self.check_tensors(tensors)?;
-        check_len("lse", lse, self.sizes.rows())?;
-        check_len("weights", into, needed)?;
-        let outside = |name, found: String, limit| {
-            Err(qkv::Error::Value { name, found, expected: format!("within 0..{limit}") }.into())
-        };
-        let Sizes { b: batch, hq, n, m, .. } = self.sizes;
-        match () {
-            () if b >= batch => return outside("sequence", b.to_string(), batch),
-            () if h >= hq => return outside("head", h.to_string(), hq),
-            () if rows.start > rows.end || rows.end > n => return outside("rows", format!("{rows:?}"), n),
-            () if cols.start > cols.end || cols.end > m => return outside("columns", format!("{cols:?}"), m),
-            () => {}
-        }
-        let mut job = self.job(tensors)?;
-        (job.lse, job.picture) = (lse.at, into.at);
-        (job.at_batch, job.at_head) = (b as i32, h as i32);
-        (job.first_row, job.rows) = (rows.start as i32, rows.len() as i32);
-        (job.first_col, job.cols) = (cols.start as i32, cols.len() as i32);
-        Ok((weights, job))
-    }
-
     /// Lays the general forward pass out.
     fn general_forward(&self, job: &mut Job, layout: &mut Layout) {
         let (pieces, tiled) = match &self.forward {
@@ -389,48 +240,13 @@ impl Plan {
         if job.broken == 0 { tiles } else { tiles.min(2 * self.driver.card().processors as usize) }
     }
 
-    fn launch(&self, kernel: &Kernel, grid: [usize; 2], job: &Job, stream: Stream) -> Result<()> {
+    pub(crate) fn launch(&self, kernel: &Kernel, grid: [usize; 2], job: &Job, stream: Stream) -> Result<()> {
         if grid.contains(&0) {
             return Ok(());
         }
         let (grid, job) = (grid.map(|axis| axis as u32), &raw const *job);
         // SAFETY: the job is what a general kernel takes, and its pointers are what the callers of the passes promise.
         self.told(unsafe { self.driver.launch(kernel, grid, stream, &[job.cast()]) })
-    }
-
-    /// Decoding by the copy engine: as many blocks as the card holds at once, each with piece after piece.
-    fn decode_by_copies(
-        &self,
-        kernel: &Kernel,
-        tensors: &Tensors,
-        pieces: usize,
-        job: &Job,
-        stream: Stream,
-    ) -> Result<()> {
-        if !takes(&tensors.k) || !takes(&tensors.v) {
-            return Err(Error::memory(
-                "k, v",
-                "have strides that the plan was not made for: the copy engine cannot take them",
-            ));
-        }
-        let maps = [self.tensor_map(&tensors.k, 64)?, self.tensor_map(&tensors.v, 64)?];
-        // As many blocks as the card holds at once.
-        let on_each = (233_472 / (kernel.shared as usize + 1024)).clamp(1, 3);
-        let blocks = pieces.min(on_each * self.driver.card().processors as usize) as u32;
-        let given: [*const u8; 3] =
-            [(&raw const *job).cast(), (&raw const maps[0]).cast(), (&raw const maps[1]).cast()];
-        // SAFETY: these are the parameters of the kernel, and their pointers are what the callers of the passes promise.
-        self.told(unsafe { self.driver.launch(kernel, [blocks, 1], stream, &given) })
-    }
-
-    /// A map for the copy engine over a tensor, so many rows at a time.
-    pub(crate) fn tensor_map(&self, tensor: &Strided, rows: usize) -> Result<TensorMap> {
-        let [b, h, n, d] = tensor.shape;
-        let axes = [d, n, h, b].map(|axis| axis as u64);
-        // An axis of one is never stepped along.
-        let stride = |axis: usize| if tensor.shape[axis] <= 1 { 16 } else { tensor.strides[axis] as u64 * 2 };
-        let strides = [stride(2), stride(1), stride(0)];
-        self.driver.tensor_map(tensor.at, self.dtype == Dtype::Bf16, axes, strides, rows as u32)
     }
 
     /// As [`launch`](Plan::launch), for a kernel that waits by itself for what was launched before it.
@@ -448,7 +264,7 @@ impl Plan {
         })
     }
 
-    fn check_tensors(&self, tensors: &Tensors) -> Result<()> {
+    pub(crate) fn check_tensors(&self, tensors: &Tensors) -> Result<()> {
         let found = Sizes::of(tensors);
         if found != self.sizes {
             return Err(Error::memory("q, k, v", format!("are {found}, and the plan was made for {}", self.sizes)));
@@ -537,7 +353,7 @@ fn check_shape(tensor: &'static str, found: &Strided, expected: [usize; 4]) -> R
     Err(qkv::Error::Shape { tensor, found: found.shape.to_vec(), expected: format!("{expected:?}") }.into())
 }
 
-fn check_len(tensor: &'static str, found: Vector, expected: usize) -> Result<()> {
+pub(crate) fn check_len(tensor: &'static str, found: Vector, expected: usize) -> Result<()> {
     if found.len >= expected {
         return Ok(());
     }

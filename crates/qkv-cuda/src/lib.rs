@@ -3,6 +3,7 @@
 
 mod cache;
 mod card;
+mod copies;
 mod driver;
 mod emulated;
 mod error;
@@ -11,6 +12,7 @@ mod hopper;
 mod host;
 mod job;
 mod launch;
+mod looking;
 mod measure;
 mod memory;
 mod nvrtc;
