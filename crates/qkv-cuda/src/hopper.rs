@@ -515,6 +515,16 @@ mod tests {
     }
 
     #[test]
+    fn what_is_computed_again_comes_in_tiles_of_64_rows() {
+        let of = |what, width| Program::general(what, Dtype::Bf16, width, width, 232_448).unwrap().tiles();
+        for width in [16, 64, 128, 256] {
+            assert_eq!((of(General::Forward, width).0, of(General::Queries, width).0), (64, 64));
+            let (k, v) = (true, width <= 128);
+            assert_eq!(of(General::Keys { k, v }, width).1, 64);
+        }
+    }
+
+    #[test]
     fn headers_are_put_where_they_are_included() {
         for forward in [true, false] {
             let text = source(forward);

@@ -220,6 +220,34 @@ fn nan_under_a_mask_reaches_only_those_who_see_it() {
     }
 }
 
+/// Segments that are runs, runs of which one was put to the end, and no runs at all: the last are the general kernels'.
+#[test]
+fn segments_in_any_order_hold() {
+    let Some(cuda) = card() else { return };
+    let (n, d) = (300, 64);
+    let [q, k, v, d_out] = [1, 2, 3, 4].map(|seed| Tensor::<half::bf16, 4>::randn([2, 2, n, d], seed));
+    let attention = Attention::scaled_dot().mask(Mask::segments());
+    let run: Vec<i32> = (0..n as i32).map(|i| i / 70).collect();
+    let padded: Vec<i32> = (0..n as i32).map(|i| if i < 250 { 1 + i / 90 } else { 0 }).collect();
+    let mixed: Vec<i32> = (0..n as i32).map(|i| i / 10 % 4).collect();
+    for two in [[&run, &padded], [&run, &mixed], [&mixed, &mixed]] {
+        let ids: Vec<i32> = two.into_iter().flatten().copied().collect();
+        let inputs = Inputs::new(&q, &k, &v).segments(&ids, &ids);
+        let of = |general_only: bool| {
+            let uses = Uses { backward: true, general_only, ..Uses::default() };
+            let mut session = cuda.session(&attention, inputs, Place::Start, uses).unwrap();
+            let out = session.forward().unwrap();
+            let grad = session.backward(qkv::Upstream::new(&d_out)).unwrap();
+            [out.values, grad.q, grad.k, grad.v]
+        };
+        for (ours, general) in of(false).iter().zip(of(true).iter()) {
+            let apart = ours.data().iter().zip(general.data()).map(|(a, b)| (a.to_f32() - b.to_f32()).abs());
+            let worst = apart.fold(0.0, |a: f32, b| if b.is_nan() { f32::INFINITY } else { a.max(b) });
+            assert!(worst < 0.1, "{worst}");
+        }
+    }
+}
+
 #[test]
 fn two_runs_give_the_same_bits() {
     let Some(cuda) = card() else { return };
