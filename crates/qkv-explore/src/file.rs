@@ -88,6 +88,10 @@ fn list<'o>(inputs: &'o Owned<f32>, name: &str) -> Option<&'o Vec<f32>> {
 /// # Errors
 /// Where the system refuses.
 pub fn save(recording: &Recording, path: impl AsRef<Path>) -> Result<()> {
+    atomic::write(path, &bytes(recording))
+}
+
+fn bytes(recording: &Recording) -> Vec<u8> {
     let mut to = Writer::default();
     for (at, layer) in recording.layers.iter().enumerate() {
         let name = |part: &str| format!("layers.{at}.{part}");
@@ -147,7 +151,7 @@ pub fn save(recording: &Recording, path: impl AsRef<Path>) -> Result<()> {
         layers: layers.collect(),
     };
     let json = serde_json::to_string(&written).expect("plain values");
-    atomic::write(path, &to.bytes(&[(RECORDING, &json)]))
+    to.bytes(&[(RECORDING, &json)])
 }
 
 /// Reads a recording, ours or anyone's.
@@ -155,7 +159,11 @@ pub fn save(recording: &Recording, path: impl AsRef<Path>) -> Result<()> {
 /// # Errors
 /// Names the file, the tensor and what is wrong with it.
 pub fn open(path: impl AsRef<Path>, asked: &Asked) -> Result<Recording> {
-    let mut file = File::open(path.as_ref())?;
+    open_at(path.as_ref(), asked)
+}
+
+fn open_at(path: &Path, asked: &Asked) -> Result<Recording> {
+    let mut file = File::open(path)?;
     let mut recording = match file.metadata(RECORDING) {
         Some(_) if asked.tokens.is_some() || asked.sequence > 0 || asked.attention.is_some() => {
             return Err(Error::invalid("the recording says by itself what its tokens and its attention are")
@@ -169,7 +177,7 @@ pub fn open(path: impl AsRef<Path>, asked: &Asked) -> Result<Recording> {
     for name in names.chain(recording.sides.iter_mut().map(|side| &mut side.name)) {
         *name = name.chars().map(|c| if c.is_control() { '·' } else { c }).collect();
     }
-    check(&recording, path.as_ref())?;
+    check(&recording, path)?;
     Ok(recording)
 }
 

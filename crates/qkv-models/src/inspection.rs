@@ -45,7 +45,11 @@ impl Inspection {
     /// # Errors
     /// Names the file and what is wrong with it.
     pub fn of(path: impl AsRef<Path>) -> Result<Inspection> {
-        let path = path.as_ref();
+        Self::of_at(path.as_ref())
+    }
+
+    /// `of` for the one type of path: compiled here, once, and not again by every caller.
+    fn of_at(path: &Path) -> Result<Inspection> {
         if path.is_file() && !is_gguf(path) {
             return Ok(Inspection::listed(path, &Weights::File(TensorFile::open(path)?)));
         }

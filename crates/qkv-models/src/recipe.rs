@@ -207,7 +207,11 @@ impl Recipe {
     /// # Errors
     /// Names the file, and the line or the setting.
     pub fn read(path: impl AsRef<Path>, changes: &[String]) -> Result<Recipe> {
-        let path = path.as_ref();
+        Self::read_at(path.as_ref(), changes)
+    }
+
+    /// `read` for the one type of path: compiled here, once, and not again by every caller.
+    fn read_at(path: &Path, changes: &[String]) -> Result<Recipe> {
         let text = std::fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
         Recipe::parse(&text, path, changes)
     }

@@ -61,7 +61,11 @@ impl Run {
     /// # Errors
     /// Where the folder is taken, the data is not what it should be, or sizes do not fit.
     pub fn new(recipe: &Recipe, folder: impl AsRef<Path>, threads: usize) -> Result<Run> {
-        let folder = folder.as_ref();
+        Self::new_at(recipe, folder.as_ref(), threads)
+    }
+
+    /// `new` for the one type of path: compiled here, once, and not again by every caller.
+    fn new_at(recipe: &Recipe, folder: &Path, threads: usize) -> Result<Run> {
         let taken = std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
         if taken {
             let what = format!("`{}` is there already, and not empty", folder.display());
@@ -90,7 +94,11 @@ impl Run {
     /// # Errors
     /// As [`resume`](Run::resume), and where a change makes no sense.
     pub fn resume_changed(folder: impl AsRef<Path>, changes: &[String], threads: usize) -> Result<Run> {
-        let folder = folder.as_ref();
+        Self::resume_changed_at(folder.as_ref(), changes, threads)
+    }
+
+    /// `resume_changed` for the one type of path: compiled here, once, and not again by every caller.
+    fn resume_changed_at(folder: &Path, changes: &[String], threads: usize) -> Result<Run> {
         let recipe = Recipe::read(folder.join(RECIPE), changes)?;
         let path = folder.join("tokenizer.json");
         // A run that was killed in its first moments has none yet.

@@ -72,8 +72,7 @@ pub fn matmul<T: Real>(c: &mut [T], a: Operand<'_, T>, b: Operand<'_, T>, add: b
     }
     let ((a_row, a_column), (b_row, b_column)) = (a.strides(), b.strides());
     // Below this, waking another thread costs more than it brings.
-    let parallel =
-        if threads > 1 && m * n * k > 1 << 18 { Parallelism::Rayon(threads) } else { Parallelism::None };
+    let parallel = if threads > 1 && m * n * k > 1 << 18 { Parallelism::Rayon(threads) } else { Parallelism::None };
     let beta = T::ONE;
     let alpha = if add { T::ONE } else { T::ZERO };
     // Its kernels write columns, and ours are rows: Cᵀ = Bᵀ · Aᵀ, which is the same numbers with the strides swapped.

@@ -98,7 +98,11 @@ impl Encoder {
     /// # Errors
     /// Names the file, and the field or tensor that is wrong.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self> {
-        let folder = folder.as_ref();
+        Self::open_at(folder.as_ref())
+    }
+
+    /// `open` for the one type of path: compiled here, once, and not again by every caller.
+    fn open_at(folder: &Path) -> Result<Self> {
         let (config, weights, built) = found(folder)?;
         let (model, mut parameters, layout) = built?;
         let tokenizer = Tokenizer::open(folder.join(TOKENIZER))?;
@@ -128,7 +132,11 @@ impl Encoder {
     /// # Errors
     /// Where the system refuses.
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
-        let folder = folder.as_ref();
+        self.save_at(folder.as_ref(), storage)
+    }
+
+    /// `save` for the one type of path: compiled here, once, and not again by every caller.
+    fn save_at(&self, folder: &Path, storage: Storage) -> Result<()> {
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
         atomic::write(folder.join(SINGLE), &bert::layout(&self.config).bytes(&self.parameters, storage)?)?;
         write_tokenizer(&self.tokenizer, None, folder)?;

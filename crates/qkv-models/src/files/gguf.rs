@@ -147,7 +147,11 @@ impl Gguf {
     /// # Errors
     /// Names the file, and the value or tensor that is wrong.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
+        Self::open_at(path.as_ref())
+    }
+
+    /// `open` for the one type of path: compiled here, once, and not again by every caller.
+    fn open_at(path: &Path) -> Result<Self> {
         let file = File::open(path).map_err(|e| Error::file("open", path, e))?;
         let length = file.metadata().map_err(|e| Error::file("read", path, e))?.len();
         let mut bytes = Vec::new();
@@ -165,7 +169,11 @@ impl Gguf {
     /// # Errors
     /// As [`open`](Gguf::open).
     pub fn from_bytes(bytes: Vec<u8>, path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
+        Self::from_bytes_at(bytes, path.as_ref())
+    }
+
+    /// `from_bytes` for the one type of path: compiled here, once, and not again by every caller.
+    fn from_bytes_at(bytes: Vec<u8>, path: &Path) -> Result<Self> {
         let mut cursor = Cursor { bytes: &bytes, at: 0, path, part: "header".into() };
         if cursor.take(4)? != MAGIC {
             return Err(cursor.wrong("it does not begin with `GGUF`"));

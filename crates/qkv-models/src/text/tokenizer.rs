@@ -67,11 +67,16 @@ impl Tokenizer {
     /// assert_eq!(error.to_string(), "`my.json`: field `model`: it is missing");
     /// ```
     pub fn from_bytes(bytes: &[u8], path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
+        Self::from_bytes_at(bytes, path.as_ref())
+    }
+
+    /// `from_bytes` for the one type of path: compiled here, once, and not again by every caller.
+    fn from_bytes_at(bytes: &[u8], path: &Path) -> Result<Self> {
         checks::check(bytes, path)?;
         let whole = |what: String| Error::format(path, "tokenizer", what);
+        let text = std::str::from_utf8(bytes).map_err(|e| whole(e.to_string()))?;
         // The checks refuse what is known to make the library panic; should there be more, it is still an error.
-        let mut inner = catch_unwind(|| tokenizers::Tokenizer::from_bytes(bytes))
+        let mut inner = catch_unwind(|| text.parse::<tokenizers::Tokenizer>())
             .map_err(|_| whole("it cannot be built".into()))?
             .map_err(|e| whole(e.to_string()))?;
         // Text is text: a sentence that contains `</s>` does not end there.

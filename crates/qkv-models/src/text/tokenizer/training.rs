@@ -123,7 +123,7 @@ fn byte_pairs<S: AsRef<str>>(texts: impl IntoIterator<Item = S>, size: usize) ->
 /// The words of the texts as the file cuts them, and how often each occurs.
 fn words<S: AsRef<str>>(file: &Value, texts: impl IntoIterator<Item = S>) -> Result<BTreeMap<String, u64>> {
     let broken = |e: Box<dyn std::error::Error + Send + Sync>| Error::invalid(format!("the text cannot be cut: {e}"));
-    let empty = tokenizers::Tokenizer::from_bytes(file.to_string()).map_err(broken)?;
+    let empty = file.to_string().parse::<tokenizers::Tokenizer>().map_err(broken)?;
     let mut words: BTreeMap<String, u64> = BTreeMap::new();
     for text in texts {
         let mut normalised = NormalizedString::from(text.as_ref());
