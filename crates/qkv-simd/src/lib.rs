@@ -18,6 +18,7 @@
 //! | [`philox`] | the counter-based random bits of dropout |
 //! | [`pass`] | plain loops over rows, compiled for the instruction set: what layers do besides products |
 //! | `matmul` | products of whole matrices (feature `matmul`), for the layers of a model |
+//! | [`pages`] | large pages for large memory |
 //! | [`counting`] | an allocator that counts |
 //! | [`peak`] | what this machine can do at most, measured |
 //! | [`shared`] | tasks in order, blocks filled once, regions entered in turn, rows written once |
@@ -37,6 +38,7 @@ mod math;
 #[cfg(feature = "matmul")]
 pub mod matmul;
 pub mod number;
+pub mod pages;
 pub mod pairs;
 pub mod pairwise;
 pub mod pass;
