@@ -2,12 +2,24 @@
 //! grid, beside PyTorch, is `qkv bench --device cuda --against torch`.
 
 use qkv::{Attention, Mask, Place};
-use qkv_cuda::{Cuda, Dtype, Error, Shapes, Uses};
+use qkv_cuda::{Cuda, Dtype, Error, Shapes, Strided, Tensors, Uses};
+use std::time::Instant;
 
 fn main() -> Result<(), Error> {
+    let start = Instant::now();
     let cuda = Cuda::new(0)?;
-    println!("{}", cuda.card().name);
+    println!("{}, {:.0} ms until it can be used", cuda.card().name, start.elapsed().as_secs_f64() * 1e3);
     let scaled = Attention::scaled_dot;
+    // What a plan takes: seconds where kernels have to be compiled, little where they are on disk, nothing after that.
+    let room = cuda.buffer(2048 * 16 * 128 * 2)?;
+    let x = Strided::contiguous(room.at(), [1, 16, 2048, 128]);
+    for _ in 0..2 {
+        let start = Instant::now();
+        let uses = Uses { backward: true, ..Uses::default() };
+        let causal = scaled().mask(Mask::causal());
+        let plan = cuda.plan(&causal, Dtype::Bf16, Place::Start, &Tensors::new(x, x, x), uses)?;
+        println!("plan of {}: {:.1} ms", plan.forward_kernel(), start.elapsed().as_secs_f64() * 1e3);
+    }
     for [b, hk, m] in [[1, 32, 8192], [1, 8, 8192], [8, 8, 8192], [32, 8, 8192], [64, 8, 16_384], [1, 8, 131_072]] {
         let shapes = Shapes { q: [b, 32, 1, 128], k: [b, hk, m, 128] };
         let measured = cuda.measured(&scaled(), Dtype::Bf16, shapes, Place::End, Uses::default())?;
@@ -26,6 +38,7 @@ fn main() -> Result<(), Error> {
             ("full", Mask::full(), 1.0),
             ("causal", Mask::causal(), 0.5),
             ("window 1024", Mask::causal() & Mask::window(1024, 0), 1024.0 / n as f64),
+            ("longformer 1024", Mask::longformer(1024, [0]), 1024.0 / n as f64),
         ] {
             for backward in [false, true] {
                 let shape = [b, h, n, d];

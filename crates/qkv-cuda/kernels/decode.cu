@@ -5,11 +5,15 @@
 // keys are under way while these are computed with, and no lane waits for another.
 // For bf16 and f16, widths WIDTH = D = DV of 64, 128 or 256. Masks, bias and the rest are those of score.cuh.
 
+#ifndef PIECE
 #define PIECE 512
+#endif
 #define CHUNKS (WIDTH / 32) // 16-byte loads of a lane for 8 keys
 #define STEPS (WIDTH / 64)  // 16-byte loads of a lane for one row of values
 #define SLOTS (2 * CHUNKS + 4 * STEPS)        // of a lane, for 16 keys and values
-#define STAGES (WIDTH >= 256 ? 2 : WIDTH >= 128 ? 3 : 4) // 16 keys each, under way at once
+#ifndef STAGES // 16 keys of a warp each, under way at once
+#define STAGES (WIDTH >= 256 ? 2 : WIDTH >= 128 ? 3 : 4)
+#endif
 
 __device__ __forceinline__ void copy_sixteen(Sixteen* to, const T* from) {
 #ifdef EMULATED
@@ -58,32 +62,12 @@ extern "C" __global__ void __launch_bounds__(128) decode(const __grid_constant__
     // Row r is query r mod N of head r / N of the group.
     int i0 = r0 < rows ? r0 % job.n : job.n, i1 = r1 < rows ? r1 % job.n : job.n;
     int h0 = key_head * job.group + (r0 < rows ? r0 / job.n : 0), h1 = key_head * job.group + (r1 < rows ? r1 / job.n : 0);
-    Head head0 = head_of(job, b, h0), head1 = head_of(job, b, h1);
-    float scale0 = head0.scale, scale1 = head1.scale; // in registers, whoever is called with the heads
-    i64 p0 = place_of(job, b, i0 < job.n ? i0 : 0), p1 = place_of(job, b, i1 < job.n ? i1 : 0);
-
-    // The queries, in the order in which a lane's 16 bytes of a key are summed.
-    u32 q[CHUNKS][2][4];
-    const T* q0 = job.q.at + b * job.q.batch + h0 * job.q.head + (i0 < job.n ? i0 : 0) * job.q.row;
-    const T* q1 = job.q.at + b * job.q.batch + h1 * job.q.head + (i1 < job.n ? i1 : 0) * job.q.row;
-#pragma unroll
-    for (int chunk = 0; chunk < CHUNKS; chunk++) {
-        Sixteen x = *(const Sixteen*)(q0 + chunk * 32 + t * 8), y = *(const Sixteen*)(q1 + chunk * 32 + t * 8);
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            q[chunk][half][0] = i0 < job.n ? word(x, 2 * half) : 0;
-            q[chunk][half][1] = i1 < job.n ? word(y, 2 * half) : 0;
-            q[chunk][half][2] = i0 < job.n ? word(x, 2 * half + 1) : 0;
-            q[chunk][half][3] = i1 < job.n ? word(y, 2 * half + 1) : 0;
-        }
-    }
     const T* keys = job.k.at + b * job.k.batch + key_head * job.k.head + t * 8;
     const T* values = job.v.at + b * job.v.batch + key_head * job.v.head + g * 8;
 
     float acc[SUMS][4];
     clear(acc);
     float most0 = -INFINITE, most1 = -INFINITE, sum0 = 0.0f, sum1 = 0.0f, inner0 = 0.0f, inner1 = 0.0f;
-    bool unmasked = job.ops == 0 || sees_all(job, b, i0 < job.n ? i0 : 0, piece * PIECE);
     int start = piece * PIECE, end = start + PIECE < job.m ? start + PIECE : job.m;
     // [STAGES][SLOTS][32 lanes] of this warp: keys first, then values.
     Sixteen* ring = (Sixteen*)shared + warp * STAGES * SLOTS * 32 + lane;
@@ -111,6 +95,27 @@ extern "C" __global__ void __launch_bounds__(128) decode(const __grid_constant__
     int stage = 0;
 #pragma unroll
     for (int ahead = 0; ahead < STAGES - 1; ahead++) copy(start + warp * 16 + ahead * 64, ahead);
+    the_next_may_start();
+
+    // Copies are under way. The queries, in the order in which a lane's 16 bytes of a key are summed.
+    u32 q[CHUNKS][2][4];
+    const T* q0 = job.q.at + b * job.q.batch + h0 * job.q.head + (i0 < job.n ? i0 : 0) * job.q.row;
+    const T* q1 = job.q.at + b * job.q.batch + h1 * job.q.head + (i1 < job.n ? i1 : 0) * job.q.row;
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        Sixteen x = *(const Sixteen*)(q0 + chunk * 32 + t * 8), y = *(const Sixteen*)(q1 + chunk * 32 + t * 8);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            q[chunk][half][0] = i0 < job.n ? word(x, 2 * half) : 0;
+            q[chunk][half][1] = i1 < job.n ? word(y, 2 * half) : 0;
+            q[chunk][half][2] = i0 < job.n ? word(x, 2 * half + 1) : 0;
+            q[chunk][half][3] = i1 < job.n ? word(y, 2 * half + 1) : 0;
+        }
+    }
+    Head head0 = head_of(job, b, h0), head1 = head_of(job, b, h1);
+    float scale0 = head0.scale, scale1 = head1.scale; // in registers, whoever is called with the heads
+    i64 p0 = place_of(job, b, i0 < job.n ? i0 : 0), p1 = place_of(job, b, i1 < job.n ? i1 : 0);
+    bool unmasked = job.ops == 0 || sees_all(job, b, i0 < job.n ? i0 : 0, piece * PIECE);
     for (int j0 = start + warp * 16; j0 < end; j0 += 64) {
         copy(j0 + (STAGES - 1) * 64, stage == 0 ? STAGES - 1 : stage - 1);
         copies_wait<STAGES - 1>();

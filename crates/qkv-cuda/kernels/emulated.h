@@ -32,7 +32,7 @@ alignas(128) static unsigned char shared_memory[SHARED_BYTES];
 #define __shared__
 static float4* const shared_tile = (float4*)shared_memory;
 
-static Index blockIdx, blockDim;
+static Index blockIdx, blockDim, gridDim;
 static int current = 0, threads_here = 0;
 struct Fibre {
     void* at; // where its stack stands
@@ -233,6 +233,7 @@ static void run_block(int threads) {
                 body = one.call;                                                                           \
                 argument = job;                                                                            \
                 blockDim = {threads, 1, 1};                                                                \
+                gridDim = {grid[0], grid[1], 1};                                                           \
                 for (unsigned y = 0; y < grid[1]; y++)                                                     \
                     for (unsigned x = 0; x < grid[0]; x++) {                                               \
                         blockIdx = {x, y, 0};                                                              \

@@ -237,6 +237,40 @@ impl Driver for OnCard {
         }))
     }
 
+    unsafe fn launch_early(
+        &self,
+        kernel: &Kernel,
+        grid: [u32; 2],
+        stream: Stream,
+        parameters: &[*const u8],
+    ) -> Result<()> {
+        if self.card.capability < (9, 0) {
+            // SAFETY: as the caller promises.
+            return unsafe { self.launch(kernel, grid, stream, parameters) };
+        }
+        self.current()?;
+        let mut parameters: [*mut c_void; 8] =
+            std::array::from_fn(|at| parameters.get(at).map_or(std::ptr::null_mut(), |p| p.cast_mut().cast()));
+        // SAFETY: both are plain numbers and pointers, for which zeros are values.
+        let (mut attribute, mut config): (sys::CUlaunchAttribute, sys::CUlaunchConfig) = unsafe { std::mem::zeroed() };
+        attribute.id = sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attribute.value.programmaticStreamSerializationAllowed = 1;
+        (config.gridDimX, config.gridDimY, config.gridDimZ) = (grid[0], grid[1], 1);
+        (config.blockDimX, config.blockDimY, config.blockDimZ) = (kernel.threads, 1, 1);
+        (config.sharedMemBytes, config.hStream) = (kernel.shared, stream_of(stream));
+        (config.attrs, config.numAttrs) = (&raw mut attribute, 1);
+        let function = kernel.function as sys::CUfunction;
+        // SAFETY: as the caller promises; the driver copies the parameters and the attribute before it returns.
+        unsafe { sys::cuLaunchKernelEx(&raw const config, function, parameters.as_mut_ptr(), std::ptr::null_mut()) }
+            .result()
+            .map_err(doing(|| {
+                let Kernel { name, threads, shared, .. } = kernel;
+                format!(
+                    "launching `{name}` over {grid:?} blocks of {threads} threads with {shared} bytes shared, early"
+                )
+            }))
+    }
+
     fn tensor_map(&self, at: u64, bf16: bool, axes: [u64; 4], strides: [u64; 3], rows: u32) -> Result<TensorMap> {
         let mut map = TensorMap([0; 16]);
         let kind = match bf16 {

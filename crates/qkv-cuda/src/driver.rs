@@ -81,6 +81,21 @@ pub(crate) trait Driver: Send + Sync + Debug {
     /// The parameters are those that the kernel takes, and every pointer in them is to memory of the card that is as large
     /// as they say.
     unsafe fn launch(&self, kernel: &Kernel, grid: [u32; 2], stream: Stream, parameters: &[*const u8]) -> Result<()>;
+    /// Launches so that blocks may start while those of the last launch on this stream are still at work; the kernel itself
+    /// waits for them before it reads anything. Where a card cannot, it starts after them.
+    ///
+    /// # Safety
+    /// As for [`launch`](Driver::launch).
+    unsafe fn launch_early(
+        &self,
+        kernel: &Kernel,
+        grid: [u32; 2],
+        stream: Stream,
+        parameters: &[*const u8],
+    ) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.launch(kernel, grid, stream, parameters) }
+    }
     /// A map for the copy engine over a tensor of 16-bit elements: axes and strides (of all but the first, in bytes) from
     /// the innermost, and the box that one copy takes.
     fn tensor_map(&self, at: u64, bf16: bool, axes: [u64; 4], strides: [u64; 3], rows: u32) -> Result<TensorMap>;

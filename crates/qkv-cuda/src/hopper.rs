@@ -2,20 +2,20 @@
 //! border: the parameter block, the maps of the copy engine, grids and workspace. Whatever does not fit runs in the general
 //! kernels.
 
-use crate::driver::{Kernel, Stream, TensorMap};
+mod parameters;
+mod seen;
+
+use crate::driver::{Kernel, Stream};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::memory::{Dtype, Strided};
 use crate::plan::{Plan, Sizes};
 use crate::program::{General, Program};
 use crate::tensors::{Gradients, Outputs, Tensors, Upstreams};
+use crate::tiles::{Tiles, without_data};
 use crate::workspace::Layout;
-use qkv::{Attention, Mask, Place, Scale, Score};
-
-/// Without limit: further than any key.
-const FAR: i64 = 1 << 29;
-/// Up to so many queries the keys are shared out in pieces, which these kernels do not do.
-const FEW_QUERIES: usize = 16;
+use parameters::Parameters;
+use seen::{Seen, fits};
 
 /// The text of a program, its headers put in where they are included.
 pub(crate) fn source(forward: bool) -> String {
@@ -24,112 +24,34 @@ pub(crate) fn source(forward: bool) -> String {
     } else {
         include_str!("../kernels/hopper/backward.cu")
     };
-    let tile = include_str!("../kernels/hopper/tile.cuh").replace("#pragma once", "");
-    let problem = include_str!("../kernels/hopper/problem.cuh").replace("#pragma once", "");
-    let problem = problem.replace("#include \"tile.cuh\"", &tile);
+    let headers = [
+        ("problem.cuh", include_str!("../kernels/hopper/problem.cuh")),
+        ("tile.cuh", include_str!("../kernels/hopper/tile.cuh")),
+        ("walk.cuh", include_str!("../kernels/hopper/walk.cuh")),
+        ("step.cuh", include_str!("../kernels/hopper/step.cuh")),
+        ("rows.cuh", include_str!("../kernels/hopper/rows.cuh")),
+    ];
+    let text = headers.into_iter().fold(text.to_string(), |text, (name, header)| {
+        text.replace(&format!("#include \"{name}\""), &header.replace("#pragma once", ""))
+    });
     // NVRTC knows this constant by another name.
     let infinity = "#define __builtin_huge_valf() __builtin_bit_cast(float, 0x7f800000)\n";
-    format!("{infinity}{}", text.replace("#include \"problem.cuh\"", &problem))
+    format!("{infinity}{text}")
 }
 
-/// The parameter block: laid out as `problem.cuh` lays it out.
+/// Where Hopper's kernels say which tiles have to be computed again: on the card, as the general kernels read it.
 #[derive(Clone, Copy, Debug)]
-#[repr(C)]
-struct Parameters {
-    batch: i32,
-    heads_q: i32,
-    heads_k: i32,
-    n: i32,
-    m: i32,
-    d: i32,
-    dv: i32,
-    offset: i32,
-    left: i32,
-    right: i32,
-    section: i32,
-    ordered: i32,
-    scale: f32,
-    softcap: f32,
-    dropout_scale: f32,
-    dropout_threshold: u32,
-    seed: u64,
-    out: u64,
-    out_strides: [i64; 3],
-    lse: u64,
-    lengths: u64,
-    segments_q: u64,
-    segments_k: u64,
-    plan_rows: u64,
-    plan_tiles: u64,
-    plan_bits: u64,
-    plan_b: i32,
-    plan_h: i32,
-    bias: u64,
-    bias_strides: [i64; 4],
-    alibi: u64,
-    sinks: u64,
-    counter: u64,
-    d_out: u64,
-    d_out_strides: [i64; 3],
-    d_lse: u64,
-    dq: u64,
-    dq_strides: [i64; 3],
-    dk: u64,
-    dk_strides: [i64; 3],
-    d_v: u64,
-    d_v_strides: [i64; 3],
-    delta: u64,
-    lse2: u64,
-    dq_sum: u64,
-    grain: u64,
-    d_bias: u64,
-    d_bias_strides: [i64; 4],
-    d_sinks: u64,
-    limits: u64,
-    k: u64,
-    k_strides: [i64; 3],
-    v: u64,
-    v_strides: [i64; 3],
-}
-
-/// The keys a query may see, as far as these kernels know masks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Seen {
-    band: bool,
-    left: i64,
-    right: i64,
-    lengths: bool,
-    segments: bool,
-}
-
-impl Seen {
-    /// Of a mask, if it is causal, a window, padding, segments, or several of these at once.
-    fn of(mask: &Mask) -> Option<Seen> {
-        let all = Seen { band: false, left: FAR, right: FAR, lengths: false, segments: false };
-        let far = |size: usize| i64::try_from(size).unwrap_or(FAR).min(FAR);
-        match mask {
-            Mask::Full => Some(all),
-            Mask::Causal => Some(Seen { band: true, right: 0, ..all }),
-            Mask::Window { left, right } => Some(Seen { band: true, left: far(*left), right: far(*right), ..all }),
-            Mask::Lengths => Some(Seen { lengths: true, ..all }),
-            Mask::Segments => Some(Seen { segments: true, ..all }),
-            Mask::And(a, b) => {
-                let (a, b) = (Seen::of(a)?, Seen::of(b)?);
-                Some(Seen {
-                    band: a.band || b.band,
-                    left: a.left.min(b.left),
-                    right: a.right.min(b.right),
-                    lengths: a.lengths || b.lengths,
-                    segments: a.segments || b.segments,
-                })
-            }
-            _ => None,
-        }
-    }
+pub(crate) struct Broken {
+    /// Whether there are any.
+    pub any: u64,
+    /// `[B, Hq, tiles of 64 queries]`.
+    pub queries: u64,
+    /// `[B, Hk, tiles of 64 keys]`.
+    pub keys: u64,
 }
 
 /// Kernels of one direction, with the sizes that their module tells.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Pass {
     main: Kernel,
     /// Before and after, backward.
@@ -137,8 +59,10 @@ struct Pass {
     /// Before all, where sums are made of whole grains.
     measure: Option<Kernel>,
     sinks: Option<Kernel>,
-    /// Lists the tiles that share a segment.
-    segments: Option<Kernel>,
+    /// The tiles to visit, where the mask is none of those that the kernels know.
+    list: Option<Tiles>,
+    /// Finds the range of keys of each query's segment, or of queries of each key's.
+    ranges: Option<Kernel>,
     tile_m: usize,
     tile_n: usize,
     name: String,
@@ -156,25 +80,6 @@ pub(crate) struct Hopper {
     narrow_sinks: Kernel,
 }
 
-/// Whether the forward kernel takes a description of these sizes.
-fn fits(attention: &Attention, place: Place, sizes: &Sizes, dtype: Dtype) -> Option<Seen> {
-    let seen = Seen::of(&attention.mask)?;
-    let scale = match attention.scale {
-        Scale::Own => attention.score == Score::ScaledDot || attention.score == Score::Dot,
-        Scale::Fixed(scale) => scale > 0.0,
-        Scale::Learned => false,
-    };
-    let placed = match place {
-        Place::Start | Place::End => true,
-        Place::Offset(offset) => offset.abs() < FAR,
-        Place::Given => false,
-    };
-    let sizes_fit =
-        sizes.n > FEW_QUERIES && sizes.m > 0 && sizes.d > 0 && sizes.dv > 0 && (sizes.n.max(sizes.m) as i64) < FAR;
-    let plain = !attention.entropy && attention.bias.reach().is_none();
-    (dtype != Dtype::F32 && scale && placed && sizes_fit && plain).then_some(seen)
-}
-
 impl Hopper {
     /// The kernels for a plan, where the card is a Hopper and the choices fit.
     pub fn of(plan: &Plan, tensors: &Tensors) -> Result<Option<Hopper>> {
@@ -187,9 +92,9 @@ impl Hopper {
         let dropout = attention.dropout.is_some_and(|dropout| dropout.threshold() > 0);
         let mut defines = vec![("ELEMENT", u32::from(*dtype == Dtype::F16)), ("HEAD_DIM", head_dim as u32)];
         for (define, on) in [
-            ("BAND", seen.band || seen.segments),
+            ("BAND", seen.band),
             ("SEGMENTS", seen.segments),
-            ("PLAN", seen.segments),
+            ("PLAN", seen.listed),
             ("LENGTHS", seen.lengths),
             ("SOFTCAP", attention.softcap.is_some()),
             ("ALIBI", attention.bias.has_alibi()),
@@ -203,9 +108,8 @@ impl Hopper {
         }
         let border = Program::General { what: General::Border, dtype: *dtype, width: 64, rows: 64, cols: 64 };
         let border = driver.module(&border)?;
-        let forward = pass(plan, true, defines.clone())?;
-        // The gradient of a bias tensor is the general kernels' alone.
-        let backward = if uses.backward && tensors.bias.is_none() {
+        let mut forward = pass(plan, true, defines.clone())?;
+        let mut backward = if uses.backward {
             if uses.any_order {
                 defines.push(("FREE_ORDER", 1));
             }
@@ -213,6 +117,17 @@ impl Hopper {
         } else {
             None
         };
+        if seen.listed {
+            let (_, mask) = without_data(&attention.mask).unwrap_or_default();
+            for (pass, by_keys) in [(Some(&mut forward), false), (backward.as_mut(), true)] {
+                let Some(pass) = pass else { continue };
+                let tiles = [pass.tile_m, pass.tile_n];
+                pass.list = Tiles::of(driver, &mask, plan.place, [sizes.n, sizes.m], tiles, by_keys)?;
+                if pass.list.is_none() {
+                    return Ok(None);
+                }
+            }
+        }
         Ok(Some(Hopper {
             forward: Some(forward),
             backward,
@@ -240,46 +155,61 @@ impl Hopper {
         self.backward.as_ref().map_or(String::new(), |pass| pass.name.clone())
     }
 
+    /// Whether some pairs may be absent: then results may have to be computed again.
+    fn masked(&self) -> bool {
+        self.seen.band || self.seen.lengths || self.seen.segments || self.seen.listed
+    }
+
+    /// Numbers that begin at zero: two counters, whether anything is broken, and which tiles of queries and of keys are.
+    fn zeros(&self, plan: &Plan, backward: bool) -> usize {
+        let Sizes { b, hq, hk, n, m, .. } = plan.sizes;
+        let keys = if backward { b * hk * m.div_ceil(64) } else { 0 };
+        if self.masked() { 3 + b * hq * n.div_ceil(64) + keys } else { 2 }
+    }
+
     /// Lays the forward pass out.
     pub fn forward_layout(&self, plan: &Plan, layout: &mut Layout) {
+        self.lay(plan, false, layout);
+    }
+
+    fn lay(&self, plan: &Plan, backward: bool, layout: &mut Layout) {
         let Sizes { b, hq, hk, n, m, d, dv } = plan.sizes;
-        layout.take(2, 4);
+        layout.take(self.zeros(plan, backward), 4);
         layout.take(hq, 4);
         // Room for copies of what the copy engine cannot take.
         for (h, len, width) in [(hq, n, d), (hk, m, d), (hk, m, dv)] {
             layout.take(b * h * len * width.next_multiple_of(8), 2);
         }
-        if let (true, Some(forward)) = (self.seen.segments, &self.forward) {
-            let (rows, others) = (n.div_ceil(forward.tile_m), m.div_ceil(forward.tile_n));
+        if self.seen.segments {
+            let rows = if backward { m } else { n };
             layout.take(b * rows, 8);
-            layout.take(b * rows * others, 16);
+            layout.take(b * rows.div_ceil(64), 16);
         }
     }
 
-    /// Lists the tiles that share a segment, on the card: a row for each of `rows` tiles of a sequence, with as much room
-    /// as there are tiles on the other side.
-    fn list_segments(
+    /// Finds the ranges of `rows` rows of each sequence, on the card.
+    fn find_ranges(
         &self,
         plan: &Plan,
         kernel: &Kernel,
-        [rows, others]: [usize; 2],
+        rows: usize,
         parameters: &mut Parameters,
         layout: &mut Layout,
         stream: Stream,
     ) -> Result<()> {
         let b = plan.sizes.b;
-        parameters.plan_rows = layout.take(b * rows, 8);
-        parameters.plan_tiles = layout.take(b * rows * others, 16);
-        parameters.plan_b = rows as i32;
+        parameters.ranges = layout.take(b * rows, 8);
+        parameters.extents = layout.take(b * rows.div_ceil(64), 16);
         let alone: [*const u8; 1] = [(&raw const *parameters).cast()];
-        // SAFETY: the room was laid out for as many rows and tiles.
-        told(unsafe { plan.driver.launch(kernel, [rows as u32, b as u32], stream, &alone) }, plan)
+        let grid = [rows.div_ceil(256) as u32, b as u32];
+        // SAFETY: the room was laid out for as many rows.
+        told(unsafe { plan.driver.launch(kernel, grid, stream, &alone) }, plan)
     }
 
     /// Lays the backward pass out.
     pub fn backward_layout(&self, plan: &Plan, layout: &mut Layout) {
         let (Some(backward), Sizes { b, hq, hk, n, m, dv, .. }) = (&self.backward, plan.sizes) else { return };
-        self.forward_layout(plan, layout);
+        self.lay(plan, true, layout);
         layout.take(b * hq * n * dv.next_multiple_of(8), 2);
         let tiles = n.div_ceil(backward.tile_m);
         layout.take(b * hq * n.next_multiple_of(128), 4);
@@ -288,11 +218,6 @@ impl Hopper {
         layout.take(b * hq * n.next_multiple_of(128), 4);
         layout.take(2 * b * hk * m.div_ceil(128), 4);
         layout.take(hq, 4);
-        if self.seen.segments {
-            let (rows, others) = (m.div_ceil(backward.tile_n), n.div_ceil(backward.tile_m));
-            layout.take(b * rows, 8);
-            layout.take(b * rows * others, 16);
-        }
     }
 
     /// # Safety
@@ -304,22 +229,21 @@ impl Hopper {
         out: &Outputs,
         layout: &mut Layout,
         stream: Stream,
-    ) -> Result<()> {
+    ) -> Result<Option<Broken>> {
         let Some(pass) = &self.forward else { return Err(Error::memory("plan", "has no forward kernel")) };
         let mut parameters = self.parameters(plan, tensors, out)?;
-        let [q, k, v] = self.begin(plan, tensors, &mut parameters, layout, stream)?;
+        let [q, k, v] = self.begin(plan, tensors, false, &mut parameters, layout, stream)?;
         let Sizes { b, hq, hk, n, m, d, dv } = plan.sizes;
-        if self.seen.band {
-            let heads = (32usize << 20) / (m * (d + dv) * 2).max(1);
-            let pairs = if heads == 0 { 0 } else { 1 << heads.ilog2() } * (hq / hk);
-            (parameters.section, parameters.ordered) = (pairs.clamp(1, b * hq) as i32, 1);
+        if self.seen.band || self.seen.listed {
+            let pairs = heads_in_cache(m, d + dv) * (hq / hk);
+            (parameters.section, parameters.ordered) = (pairs.clamp(1, b * hq) as i32, i32::from(self.seen.band));
         }
-        if let Some(kernel) = &pass.segments {
-            let (rows, others) = (n.div_ceil(pass.tile_m), m.div_ceil(pass.tile_n));
-            self.list_segments(plan, kernel, [rows, others], &mut parameters, layout, stream)?;
+        put_list(pass.list.as_ref(), &mut parameters);
+        if let Some(kernel) = &pass.ranges {
+            self.find_ranges(plan, kernel, n, &mut parameters, layout, stream)?;
         }
         let maps =
-            [self.map(plan, &q, pass.tile_m)?, self.map(plan, &k, pass.tile_n)?, self.map(plan, &v, pass.tile_n)?];
+            [plan.tensor_map(&q, pass.tile_m)?, plan.tensor_map(&k, pass.tile_n)?, plan.tensor_map(&v, pass.tile_n)?];
         let work = b * hq * n.div_ceil(pass.tile_m);
         let given: Vec<*const u8> = [(&raw const parameters).cast()]
             .into_iter()
@@ -327,7 +251,13 @@ impl Hopper {
             .collect();
         let blocks = work.min(plan.driver.card().processors as usize) as u32;
         // SAFETY: these are the parameters of the interface, and their pointers are what the caller promises.
-        told(unsafe { plan.driver.launch(&pass.main, [blocks, 1], stream, &given) }, plan)
+        told(unsafe { plan.driver.launch(&pass.main, [blocks, 1], stream, &given) }, plan)?;
+        Ok(self.broken(&parameters))
+    }
+
+    fn broken(&self, parameters: &Parameters) -> Option<Broken> {
+        let Parameters { broken, broken_q, broken_k, .. } = *parameters;
+        self.masked().then_some(Broken { any: broken, queries: broken_q, keys: broken_k })
     }
 
     /// # Safety
@@ -342,15 +272,23 @@ impl Hopper {
         into: &Gradients,
         layout: &mut Layout,
         stream: Stream,
-    ) -> Result<()> {
-        let Some(Pass { main, around: Some([prepare, finish]), measure, sinks, segments, tile_m, tile_n, .. }) =
+    ) -> Result<Option<Broken>> {
+        let Some(Pass { main, around: Some([prepare, finish]), measure, sinks, ranges, list, tile_m, tile_n, .. }) =
             &self.backward
         else {
             return Err(Error::memory("plan", "has no backward kernel"));
         };
         let Sizes { b, hq, hk, n, m, .. } = plan.sizes;
         let mut parameters = self.parameters(plan, tensors, out)?;
-        let [q, k, v] = self.begin(plan, tensors, &mut parameters, layout, stream)?;
+        let [q, k, v] = self.begin(plan, tensors, true, &mut parameters, layout, stream)?;
+        put_list(list.as_ref(), &mut parameters);
+        if list.is_some() {
+            // Long rows of as many heads as the cache holds come before the short ones.
+            parameters.section = heads_in_cache(n, plan.sizes.d + plan.sizes.dv).clamp(1, b * hk) as i32;
+        }
+        if let Some(kernel) = ranges {
+            self.find_ranges(plan, kernel, m, &mut parameters, layout, stream)?;
+        }
         let room = layout.take(b * hq * n * plan.sizes.dv.next_multiple_of(8), 2);
         let d_out = self.takeable(plan, upstream.values, room, stream)?;
         parameters.d_out = upstream.values.at;
@@ -369,14 +307,11 @@ impl Hopper {
         (parameters.k, parameters.v) = (k.at, v.at);
         (parameters.k_strides, parameters.v_strides) = (unit_rows("k", &k)?, unit_rows("v", &v)?);
         parameters.d_sinks = layout.take(hq, 4);
-        if let Some(kernel) = segments {
-            self.list_segments(plan, kernel, [m.div_ceil(*tile_n), tiles], &mut parameters, layout, stream)?;
-        }
         let maps = [
-            self.map(plan, &q, *tile_m)?,
-            self.map(plan, &k, *tile_n)?,
-            self.map(plan, &v, *tile_n)?,
-            self.map(plan, &d_out, *tile_m)?,
+            plan.tensor_map(&q, *tile_m)?,
+            plan.tensor_map(&k, *tile_n)?,
+            plan.tensor_map(&v, *tile_n)?,
+            plan.tensor_map(&d_out, *tile_m)?,
         ];
         let alone: [*const u8; 1] = [(&raw const parameters).cast()];
         let given: Vec<*const u8> = alone.into_iter().chain(maps.iter().map(|map| (&raw const *map).cast())).collect();
@@ -404,14 +339,13 @@ impl Hopper {
                 )?;
             }
         }
-        Ok(())
+        Ok(self.broken(&parameters))
     }
 
     /// What both passes are told alike.
     fn parameters(&self, plan: &Plan, tensors: &Tensors, out: &Outputs) -> Result<Parameters> {
         let Sizes { b, hq, hk, n, m, d, dv } = plan.sizes;
-        // SAFETY: every field is a number, for which zeros are one.
-        let mut parameters: Parameters = unsafe { std::mem::zeroed() };
+        let mut parameters = Parameters::none();
         let job = plan.job(tensors)?;
         (parameters.batch, parameters.heads_q, parameters.heads_k) = (b as i32, hq as i32, hk as i32);
         (parameters.n, parameters.m, parameters.d, parameters.dv) = (n as i32, m as i32, d as i32, dv as i32);
@@ -431,18 +365,23 @@ impl Hopper {
         Ok(parameters)
     }
 
-    /// The counter at zero, the sinks as f32, and q, k and v where the copy engine can take them.
+    /// What begins at zero, the sinks as f32, and q, k and v where the copy engine can take them.
     fn begin(
         &self,
         plan: &Plan,
         tensors: &Tensors,
+        backward: bool,
         parameters: &mut Parameters,
         layout: &mut Layout,
         stream: Stream,
     ) -> Result<[Strided; 3]> {
         let Sizes { b, hq, hk, n, m, d, dv } = plan.sizes;
-        parameters.counter = layout.take(2, 4);
-        plan.driver.zero(parameters.counter, 8, stream)?;
+        let zeros = self.zeros(plan, backward);
+        parameters.counter = layout.take(zeros, 4);
+        plan.driver.zero(parameters.counter, 4 * zeros, stream)?;
+        parameters.broken = parameters.counter + 8;
+        parameters.broken_q = parameters.broken + 4;
+        parameters.broken_k = parameters.broken_q + 4 * (b * hq * n.div_ceil(64)) as u64;
         parameters.sinks = layout.take(hq, 4);
         if let Some(sinks) = tensors.sinks {
             let job = Job { heads: hq as i32, picture: parameters.sinks, sinks: sinks.at, ..Job::default() };
@@ -483,21 +422,25 @@ impl Hopper {
         told(unsafe { plan.driver.launch(&self.pack, grid, stream, &[(&raw const job).cast()]) }, plan)?;
         Ok(copy)
     }
+}
 
-    fn map(&self, plan: &Plan, tensor: &Strided, rows: usize) -> Result<TensorMap> {
-        let [b, h, n, d] = tensor.shape;
-        let axes = [d, n, h, b].map(|axis| axis as u64);
-        // An axis of one is never stepped along.
-        let stride = |axis: usize| if tensor.shape[axis] <= 1 { 16 } else { tensor.strides[axis] as u64 * 2 };
-        let strides = [stride(2), stride(1), stride(0)];
-        plan.driver.tensor_map(tensor.at, plan.dtype == Dtype::Bf16, axes, strides, rows as u32)
+/// How many heads of so many rows of two tensors, of both widths together, the cache holds: a power of two, or none.
+fn heads_in_cache(rows: usize, widths: usize) -> usize {
+    let heads = (32usize << 20) / (rows * widths * 2).max(1);
+    if heads == 0 { 0 } else { 1 << heads.ilog2() }
+}
+
+/// The list of tiles, which all heads and sequences share.
+fn put_list(list: Option<&Tiles>, parameters: &mut Parameters) {
+    if let Some(Tiles { rows, entries, bits }) = list {
+        (parameters.plan_rows, parameters.plan_tiles, parameters.plan_bits) = (rows.at(), entries.at(), bits.at());
     }
 }
 
 /// Compiles one direction and asks its module for its sizes.
 fn pass(plan: &Plan, forward: bool, defines: Vec<(&'static str, u32)>) -> Result<Pass> {
     let driver = &plan.driver;
-    let (has_sinks, has_segments) = (defines.contains(&("SINKS", 1)), defines.contains(&("SEGMENTS", 1)));
+    let (has_sinks, by_ranges) = (defines.contains(&("SINKS", 1)), defines.contains(&("SEGMENTS", 1)));
     let program = Program::Hopper { forward, defines };
     let module = driver.module(&program)?;
     let mut bytes = [0; 20];
@@ -513,7 +456,8 @@ fn pass(plan: &Plan, forward: bool, defines: Vec<(&'static str, u32)>) -> Result
         main: kernel(main, size(2) as u32, size(3) as u32)?,
         around,
         measure: (!forward && size(4) == 1).then(|| kernel("attention_backward_measure", 256, 0)).transpose()?,
-        segments: has_segments.then(|| kernel("segment_plan", 128, 0)).transpose()?,
+        ranges: by_ranges.then(|| kernel("segment_ranges", 256, 0)).transpose()?,
+        list: None,
         sinks: (!forward && has_sinks).then(|| kernel("sink_gradient", 256, 0)).transpose()?,
         tile_m: size(0).max(1),
         tile_n: size(1).max(1),
@@ -551,37 +495,12 @@ fn rows_of(name: &'static str, tensor: &Strided, copies: &mut [&Strided], at: &m
 }
 
 fn told(result: Result<()>, plan: &Plan) -> Result<()> {
-    result.map_err(|error| match error {
-        Error::Driver { doing, words } => Error::Driver { doing: format!("{doing}, for {}", plan.sizes), words },
-        error => error,
-    })
+    plan.told(result)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::mem::offset_of;
-
-    #[test]
-    fn parameters_lie_where_the_kernels_look_for_them() {
-        assert_eq!(size_of::<Parameters>(), 520);
-        assert_eq!((offset_of!(Parameters, limits), offset_of!(Parameters, v)), (448, 488));
-        assert_eq!((offset_of!(Parameters, seed), offset_of!(Parameters, lse)), (64, 104));
-        assert_eq!((offset_of!(Parameters, bias), offset_of!(Parameters, counter)), (168, 224));
-        assert_eq!((offset_of!(Parameters, dq), offset_of!(Parameters, d_v)), (272, 336));
-        assert_eq!((offset_of!(Parameters, delta), offset_of!(Parameters, d_sinks)), (368, 440));
-    }
-
-    #[test]
-    fn masks_that_are_bands_and_lengths_fit_and_others_do_not() {
-        let causal = Seen::of(&(Mask::causal() & Mask::window(256, 9) & Mask::lengths())).unwrap();
-        assert_eq!(causal, Seen { band: true, left: 256, right: 0, lengths: true, segments: false });
-        assert!(Seen::of(&(Mask::segments() & Mask::causal())).unwrap().segments);
-        assert_eq!(Seen::of(&Mask::causal()).unwrap().left, FAR);
-        for mask in [Mask::bits(), Mask::causal() | Mask::window(1, 1), !Mask::causal()] {
-            assert_eq!(Seen::of(&mask), None, "{mask:?}");
-        }
-    }
 
     #[test]
     fn strides_that_the_copy_engine_cannot_take_are_seen() {

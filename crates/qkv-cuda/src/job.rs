@@ -73,6 +73,8 @@ pub(crate) struct Job {
     pub table_parts: u64,
     pub picture: u64,
     pub columns: u64,
+    pub broken: u64,
+    pub broken_tiles: u64,
     pub bits_strides: [i64; 4],
     pub offset: i64,
     pub reach: i64,
@@ -132,11 +134,11 @@ mod tests {
 
     #[test]
     fn fields_lie_where_the_kernels_look_for_them() {
-        // Ten tensors of five words, 29 pointers, nine words, then numbers of four bytes.
+        // Ten tensors of five words, 31 pointers, nine words, then numbers of four bytes.
         assert_eq!(offset_of!(Job, learned), 10 * 40);
-        assert_eq!(offset_of!(Job, bits_strides), 400 + 29 * 8);
-        assert_eq!(offset_of!(Job, batch), 632 + 9 * 8);
-        assert_eq!(offset_of!(Job, mask), 704 + 4 * 34);
-        assert_eq!((size_of::<Op>(), size_of::<Job>()), (40, 840 + 32 * 40));
+        assert_eq!(offset_of!(Job, bits_strides), 400 + 31 * 8);
+        assert_eq!(offset_of!(Job, batch), 648 + 9 * 8);
+        assert_eq!(offset_of!(Job, mask), 720 + 4 * 34);
+        assert_eq!((size_of::<Op>(), size_of::<Job>()), (40, 856 + 32 * 40));
     }
 }

@@ -1,10 +1,11 @@
 //! What a plan does when it is called: launches on the caller's stream, in order, and nothing else. No allocation, no
 //! waiting, no copying to or from the host.
 
-use crate::driver::{Kernel, Stream};
+use crate::driver::{Kernel, Stream, TensorMap};
 use crate::error::{Error, Result};
+use crate::hopper::takes;
 use crate::job::{Job, Tensor};
-use crate::memory::Strided;
+use crate::memory::{Dtype, Strided};
 use crate::plan::{Backward, Forward, Plan, Sizes, TABLE_PARTS, Tiled};
 use crate::tensors::{Gradients, Outputs, Tensors, Upstreams, Vector};
 use crate::workspace::{Layout, Workspace};
@@ -16,7 +17,10 @@ impl Plan {
     pub fn forward_workspace(&self) -> usize {
         let mut layout = Layout::new(0);
         match &self.hopper {
-            Some(hopper) if hopper.forward_fits() => hopper.forward_layout(self, &mut layout),
+            Some(hopper) if hopper.forward_fits() => {
+                hopper.forward_layout(self, &mut layout);
+                self.general_forward(&mut Job::default(), &mut layout);
+            }
             _ => self.general_forward(&mut Job::default(), &mut layout),
         };
         layout.bytes()
@@ -26,7 +30,10 @@ impl Plan {
     pub fn backward_workspace(&self) -> usize {
         let mut layout = Layout::new(0);
         match &self.hopper {
-            Some(hopper) if hopper.backward_fits() => hopper.backward_layout(self, &mut layout),
+            Some(hopper) if hopper.backward_fits() => {
+                hopper.backward_layout(self, &mut layout);
+                self.general_backward(&mut Job::default(), &mut layout);
+            }
             _ => self.general_backward(&mut Job::default(), &mut layout),
         };
         layout.bytes()
@@ -44,13 +51,20 @@ impl Plan {
             return Ok(());
         }
         let mut layout = Layout::new(workspace.at);
+        let mut broken = None;
         if let Some(hopper) = self.hopper.as_ref().filter(|hopper| hopper.forward_fits()) {
             // SAFETY: as the caller promises.
-            return unsafe { hopper.forward(self, tensors, out, &mut layout, stream) };
+            broken = unsafe { hopper.forward(self, tensors, out, &mut layout, stream) }?;
+            if broken.is_none() {
+                return Ok(());
+            }
         }
         let mut job = self.job(tensors)?;
         job.out = out.values.into();
         (job.lse, job.entropy) = (out.lse.at, at(out.entropy));
+        if let Some(broken) = broken {
+            (job.broken, job.broken_tiles) = (broken.any, broken.queries);
+        }
         self.general_forward(&mut job, &mut layout);
         let Sizes { b, hq, hk, n, .. } = self.sizes;
         let merged = self.sizes.rows();
@@ -59,13 +73,23 @@ impl Plan {
                 self.extents(forward, &job, stream)?;
                 job.pieces = *pieces as i32;
                 job.piece_tiles = (PIECE_KEYS / forward.tiles.1) as i32;
-                self.launch(&forward.kernel, [b * hq * n.div_ceil(forward.tiles.0), *pieces], &job, stream)?;
+                self.launch(
+                    &forward.kernel,
+                    [self.blocks(&job, b * hq * n.div_ceil(forward.tiles.0)), *pieces],
+                    &job,
+                    stream,
+                )?;
                 if *pieces > 1 { self.launch(merge, [merged, 1], &job, stream) } else { Ok(()) }
             }
-            Forward::Decode { decode, merge, pieces } => {
+            Forward::Decode { decode, merge, pieces, rows, copied } => {
                 job.pieces = *pieces as i32;
-                self.launch(decode, [b * hk * (hq / hk * n).div_ceil(16), *pieces], &job, stream)?;
-                if *pieces > 1 { self.launch(merge, [merged, 1], &job, stream) } else { Ok(()) }
+                let tiles = b * hk * (hq / hk * n).div_ceil(*rows);
+                if *copied {
+                    self.decode_by_copies(decode, tensors, tiles * pieces, &job, stream)?;
+                } else {
+                    self.launch(decode, [tiles, *pieces], &job, stream)?;
+                }
+                if *pieces > 1 { self.launch_early(merge, [merged, 1], &job, stream) } else { Ok(()) }
             }
         }
     }
@@ -94,9 +118,14 @@ impl Plan {
             return self.clear(into, stream);
         }
         let mut layout = Layout::new(workspace.at);
+        let (mut broken, mut done) = (None, false);
         if let Some(hopper) = self.hopper.as_ref().filter(|hopper| hopper.backward_fits()) {
             // SAFETY: as the caller promises.
-            return unsafe { hopper.backward(self, tensors, out, upstream, into, &mut layout, stream) };
+            broken = unsafe { hopper.backward(self, tensors, out, upstream, into, &mut layout, stream) }?;
+            done = true;
+            if broken.is_none() && into.bias.is_none() {
+                return Ok(());
+            }
         }
         let mut job = self.job(tensors)?;
         job.out = out.values.into();
@@ -113,14 +142,34 @@ impl Plan {
             job.scale_rows = 0;
         }
         let Backward { row_terms, rows_tile, queries, keys, bias, table, scale, sinks } = backward;
-        self.launch(row_terms, [b * hq * n.div_ceil(*rows_tile), 1], &job, stream)?;
-        self.extents(queries, &job, stream)?;
-        self.launch(&queries.kernel, [b * hq * n.div_ceil(queries.tiles.0), 1], &job, stream)?;
+        // What Hopper's kernels did is done again only where they say so; a bias is for these alone.
+        let mut again = job;
+        if let Some(broken) = broken {
+            again.broken = broken.any;
+        }
+        let of_rows = if into.bias.is_some() { &job } else { &again };
+        let rows = b * hq * n.div_ceil(*rows_tile);
+        self.launch(row_terms, [self.blocks(of_rows, rows), 1], of_rows, stream)?;
+        if !done || broken.is_some() {
+            again.broken_tiles = broken.map_or(0, |broken| broken.queries);
+            self.extents(queries, &again, stream)?;
+            let tiles = b * hq * n.div_ceil(queries.tiles.0);
+            self.launch(&queries.kernel, [self.blocks(&again, tiles), 1], &again, stream)?;
+            again.broken_tiles = broken.map_or(0, |broken| broken.keys);
+            for tiled in keys {
+                self.extents(tiled, &again, stream)?;
+                let tiles = b * hk * m.div_ceil(tiled.tiles.1);
+                self.launch(&tiled.kernel, [self.blocks(&again, tiles), 1], &again, stream)?;
+            }
+        }
         if let (Some(bias), Some(_)) = (bias, into.bias) {
             self.extents(bias, &job, stream)?;
             let [bb, bh, bn, bm] = tensors.bias.map_or([1; 4], |bias| bias.shape);
             let tiles = |len: usize, tile: usize| if len == 1 { 1 } else { len.div_ceil(tile) };
             self.launch(&bias.kernel, [bb * bh * tiles(bn, bias.tiles.0) * tiles(bm, bias.tiles.1), 1], &job, stream)?;
+        }
+        if done {
+            return Ok(());
         }
         if let (Some((tiled, reduce)), Some(_)) = (table, into.table) {
             self.extents(tiled, &job, stream)?;
@@ -128,10 +177,6 @@ impl Plan {
             self.launch(&tiled.kernel, [TABLE_PARTS * job.table_rows as usize, 1], &job, stream)?;
             let entries = job.table_rows as usize * (2 * job.reach as usize + 1);
             self.launch(reduce, [entries.div_ceil(128), 1], &job, stream)?;
-        }
-        for tiled in keys {
-            self.extents(tiled, &job, stream)?;
-            self.launch(&tiled.kernel, [b * hk * m.div_ceil(tiled.tiles.1), 1], &job, stream)?;
         }
         if let Some(given) = into.scale {
             self.launch(scale, [given.len, 1], &job, stream)?;
@@ -285,14 +330,65 @@ impl Plan {
         self.launch(extents, [tiles.div_ceil(128).max(1), 1], job, stream)
     }
 
+    /// Blocks for so many tiles: one each, or, where most likely none is to be computed again, a few that look.
+    fn blocks(&self, job: &Job, tiles: usize) -> usize {
+        if job.broken == 0 { tiles } else { tiles.min(2 * self.driver.card().processors as usize) }
+    }
+
     fn launch(&self, kernel: &Kernel, grid: [usize; 2], job: &Job, stream: Stream) -> Result<()> {
         if grid.contains(&0) {
             return Ok(());
         }
         let (grid, job) = (grid.map(|axis| axis as u32), &raw const *job);
         // SAFETY: the job is what a general kernel takes, and its pointers are what the callers of the passes promise.
-        let launched = unsafe { self.driver.launch(kernel, grid, stream, &[job.cast()]) };
-        launched.map_err(|error| match error {
+        self.told(unsafe { self.driver.launch(kernel, grid, stream, &[job.cast()]) })
+    }
+
+    /// Decoding by the copy engine: as many blocks as the card holds at once, each with piece after piece.
+    fn decode_by_copies(
+        &self,
+        kernel: &Kernel,
+        tensors: &Tensors,
+        pieces: usize,
+        job: &Job,
+        stream: Stream,
+    ) -> Result<()> {
+        if !takes(&tensors.k) || !takes(&tensors.v) {
+            return Err(Error::memory(
+                "k, v",
+                "have strides that the plan was not made for: the copy engine cannot take them",
+            ));
+        }
+        let maps = [self.tensor_map(&tensors.k, 64)?, self.tensor_map(&tensors.v, 64)?];
+        // As many blocks as the card holds at once.
+        let on_each = (233_472 / (kernel.shared as usize + 1024)).clamp(1, 3);
+        let blocks = pieces.min(on_each * self.driver.card().processors as usize) as u32;
+        let given: [*const u8; 3] =
+            [(&raw const *job).cast(), (&raw const maps[0]).cast(), (&raw const maps[1]).cast()];
+        // SAFETY: these are the parameters of the kernel, and their pointers are what the callers of the passes promise.
+        self.told(unsafe { self.driver.launch(kernel, [blocks, 1], stream, &given) })
+    }
+
+    /// A map for the copy engine over a tensor, so many rows at a time.
+    pub(crate) fn tensor_map(&self, tensor: &Strided, rows: usize) -> Result<TensorMap> {
+        let [b, h, n, d] = tensor.shape;
+        let axes = [d, n, h, b].map(|axis| axis as u64);
+        // An axis of one is never stepped along.
+        let stride = |axis: usize| if tensor.shape[axis] <= 1 { 16 } else { tensor.strides[axis] as u64 * 2 };
+        let strides = [stride(2), stride(1), stride(0)];
+        self.driver.tensor_map(tensor.at, self.dtype == Dtype::Bf16, axes, strides, rows as u32)
+    }
+
+    /// As [`launch`](Plan::launch), for a kernel that waits by itself for what was launched before it.
+    fn launch_early(&self, kernel: &Kernel, grid: [usize; 2], job: &Job, stream: Stream) -> Result<()> {
+        let (grid, job) = (grid.map(|axis| axis as u32), &raw const *job);
+        // SAFETY: likewise.
+        self.told(unsafe { self.driver.launch_early(kernel, grid, stream, &[job.cast()]) })
+    }
+
+    /// A refusal of the driver's with the shapes it was about.
+    pub(crate) fn told(&self, result: Result<()>) -> Result<()> {
+        result.map_err(|error| match error {
             Error::Driver { doing, words } => Error::Driver { doing: format!("{doing}, for {}", self.sizes), words },
             error => error,
         })

@@ -18,6 +18,7 @@ mod plan;
 mod program;
 mod rules;
 mod tensors;
+mod tiles;
 mod workspace;
 
 pub use cache::{Cache, Key};

@@ -1,9 +1,9 @@
 //! A plan: which kernels a description takes on a card, for tensors of these shapes, and how much device memory beside
 //! them. Everything that takes time or memory happens here; what is launched later allocates and compiles nothing.
 
-use crate::driver::{Card, Driver, Kernel, Stream};
+use crate::driver::{Card, Driver, Kernel, Module, Stream};
 use crate::error::{Error, Result};
-use crate::hopper::Hopper;
+use crate::hopper::{Hopper, takes};
 use crate::job::{Job, MOST_OPS, Op, Tensor};
 use crate::memory::{Buffer, Dtype};
 use crate::program::{General, Program};
@@ -75,8 +75,19 @@ pub(crate) struct Tiled {
 /// The forward pass.
 #[derive(Clone, Debug)]
 pub(crate) enum Forward {
-    General { forward: Tiled, merge: Kernel, pieces: usize },
-    Decode { decode: Kernel, merge: Kernel, pieces: usize },
+    General {
+        forward: Tiled,
+        merge: Kernel,
+        pieces: usize,
+    },
+    /// `rows`: query heads that share a key head, of which so many at a time. `copied`: by the copy engine.
+    Decode {
+        decode: Kernel,
+        merge: Kernel,
+        pieces: usize,
+        rows: usize,
+        copied: bool,
+    },
 }
 
 /// The backward pass: the first two always, the rest as asked for.
@@ -143,7 +154,8 @@ impl Plan {
         let constants = Buffer::holding(driver, &constants, Stream(0))?;
         driver.wait(Stream(0))?;
         let ops = rules.at(constants.at());
-        let kernels = Kernels { driver, dtype, sizes, segments: attention.mask.uses(&qkv::Mask::Segments) };
+        let segments = attention.mask.uses(&qkv::Mask::Segments);
+        let kernels = Kernels { driver, dtype, sizes, segments, place, general_only: uses.general_only };
         let forward = kernels.forward(tensors, attention)?;
         let backward = uses.backward.then(|| kernels.backward(attention)).transpose()?;
         let weights = uses.weights.then(|| kernels.weights()).transpose()?;
@@ -171,6 +183,7 @@ impl Plan {
     pub fn forward_kernel(&self) -> String {
         match (&self.hopper, &self.forward) {
             (Some(hopper), _) if hopper.forward_fits() => hopper.forward_name(),
+            (_, Forward::Decode { copied: true, .. }) => format!("hopper decode {}", self.dtype),
             (_, Forward::Decode { .. }) => format!("decode {}", self.dtype),
             (_, Forward::General { pieces: 1, .. }) => format!("general {}", self.dtype),
             (_, Forward::General { pieces, .. }) => format!("general {} in {pieces} pieces", self.dtype),
@@ -295,6 +308,8 @@ struct Kernels<'a> {
     dtype: Dtype,
     sizes: Sizes,
     segments: bool,
+    place: Place,
+    general_only: bool,
 }
 
 impl Kernels<'_> {
@@ -321,20 +336,41 @@ impl Kernels<'_> {
         let alike = tensors.bits.is_none_or(|bits| bits.shape[1] == 1) && attention.mask.hash().is_none();
         let whole = [tensors.q, tensors.k, tensors.v].iter().all(|tensor| tensor.reads_sixteen(self.dtype));
         if n == 1 && m > 0 && self.dtype != Dtype::F32 && d == dv && [64, 128, 256].contains(&d) && whole && alike {
-            let program = Program::General { what: General::Decode, dtype: self.dtype, width: d, rows: 64, cols: 64 };
+            let copied = self.driver.card().is_hopper() && !self.general_only && takes(&tensors.k) && takes(&tensors.v);
+            let heads = (self.sizes.hq / self.sizes.hk).div_ceil(8).min(2);
+            let (what, rows) = match (copied, self.sees_all(tensors, attention)) {
+                (false, _) => (General::Decode, 16),
+                (true, false) => (General::DecodeHopper, 16),
+                (true, true) => (General::DecodePlain { heads }, 8 * heads),
+            };
+            let program = Program::General { what, dtype: self.dtype, width: d, rows: 64, cols: 64 };
             if program.shared() as usize > self.driver.card().shared_bytes {
                 return self.general_forward(pieces);
             }
             let module = self.driver.module(&program)?;
             let decode = self.driver.kernel(&module, "decode", program.threads(), program.shared())?;
-            return Ok(Forward::Decode { decode, merge: self.driver.kernel(&module, "merge", 128, 2048)?, pieces });
+            return Ok(Forward::Decode { decode, merge: self.merge(&module)?, pieces, rows, copied });
         }
         self.general_forward(pieces)
     }
 
+    /// Whether one query sees every key, by scores that are scaled products, and nothing is asked for but the output.
+    fn sees_all(&self, tensors: &Tensors, attention: &Attention) -> bool {
+        let dropout = attention.dropout.is_some_and(|dropout| dropout.threshold() > 0);
+        let shaped = attention.softcap.is_some() || attention.bias.has_alibi() || tensors.table.is_some();
+        let at_the_end = self.place == Place::End && attention.mask == qkv::Mask::Causal;
+        let whole = attention.mask == qkv::Mask::Full || at_the_end;
+        whole && !shaped && !dropout && tensors.bias.is_none() && !attention.entropy
+    }
+
+    /// Eight groups of 32 threads: their sums, the shares of 256 pieces, and a number for each group.
+    fn merge(&self, module: &Arc<dyn Module>) -> Result<Kernel> {
+        self.driver.kernel(module, "merge", 256, 8 * 64 * 16 + (256 + 8) * 4)
+    }
+
     fn general_forward(&self, pieces: usize) -> Result<Forward> {
         let forward = self.tiled(General::Forward, "forward")?;
-        let merge = self.driver.kernel(&forward.kernel.module, "merge", 128, 2048)?;
+        let merge = self.merge(&forward.kernel.module)?;
         Ok(Forward::General { forward, merge, pieces })
     }
 

@@ -28,6 +28,12 @@ const PARAMETERS: &str = kernel!("general/parameters.cu");
 pub(crate) enum General {
     Forward,
     Decode,
+    /// The same by Hopper's copy engine.
+    DecodeHopper,
+    /// Where every key is seen and a score is a scaled product: for so many query heads of a group, in eights.
+    DecodePlain {
+        heads: usize,
+    },
     /// What backward needs of each row, and sums over rows.
     Rows,
     Queries,
@@ -41,6 +47,8 @@ pub(crate) enum General {
     Weights,
     /// Copies and conversions.
     Border,
+    /// What a mask keeps of each tile.
+    Tiles,
 }
 
 /// A program of kernels.
@@ -70,7 +78,8 @@ impl Program {
     /// Threads of a block.
     pub fn threads(&self) -> u32 {
         match self {
-            Program::General { what: General::Decode, .. } => 128,
+            Program::General { what: General::Decode | General::Tiles, .. } => 128,
+            Program::General { what: General::DecodeHopper | General::DecodePlain { .. }, .. } => 160,
             Program::General { rows, .. } => 2 * *rows as u32,
             Program::Hopper { .. } => 0, // the module says
         }
@@ -96,6 +105,16 @@ impl Program {
                 };
                 (4 * stages * (width / 8) * 512).max(3 * 64 * 4 + 64 * (width + 4) * 4)
             }
+            // Stages of 64 keys and values, the sums of 16 rows, three numbers a row and warp, two barriers a stage.
+            General::DecodeHopper => {
+                let stages = if width >= 128 { 3 } else { 5 };
+                stages * 256 * width + 16 * (width + 4) * 4 + 3 * 64 * 4 + 16 * stages + 1024
+            }
+            // Likewise, with two numbers a row and warp, in as many blocks as a multiprocessor is to hold.
+            General::DecodePlain { heads } => {
+                let stages = if width >= 128 { 3 } else { 6 };
+                stages * 256 * width + 8 * heads * ((width + 4) * 4 + 32) + 16 * stages + 1024
+            }
             General::Rows => 2 * rows * row,
             General::Queries => 2 * (rows + cols) * row + weights,
             General::Keys { .. } => 2 * (rows + cols) * row + weights + cols * (12 + 8) + 16,
@@ -103,6 +122,8 @@ impl Program {
             General::Table => 2 * (rows + cols) * row + floats + rows * (4 + 4 + 8) + 16,
             General::Weights => (rows + cols) * row + floats,
             General::Border => 0,
+            // Two sums and a word for each thread.
+            General::Tiles => 128 * (16 + 4),
         };
         bytes as u32
     }
@@ -121,7 +142,7 @@ impl Program {
         match self {
             Program::General { what, .. } => match what {
                 General::Forward => &["forward", "merge", "segment_extents"],
-                General::Decode => &["decode", "merge"],
+                General::Decode | General::DecodeHopper | General::DecodePlain { .. } => &["decode", "merge"],
                 General::Rows => &["row_terms", "reduce_scale", "reduce_sinks"],
                 General::Queries => &["backward_queries", "segment_extents"],
                 General::Keys { .. } => &["backward_keys", "segment_extents"],
@@ -129,6 +150,7 @@ impl Program {
                 General::Table => &["backward_table", "reduce_table", "segment_extents"],
                 General::Weights => &["weights", "weights_columns", "weights_cells"],
                 General::Border => &["pack", "widen_sinks", "narrow_sinks"],
+                General::Tiles => &["classify", "fill"],
             },
             Program::Hopper { forward: true, .. } => &["attention_forward"],
             Program::Hopper { .. } => {
@@ -142,7 +164,9 @@ impl Program {
         match self {
             Program::Hopper { forward: true, .. } => "hopper-forward",
             Program::Hopper { .. } => "hopper-backward",
-            Program::General { what: General::Decode, .. } => "decode",
+            Program::General {
+                what: General::Decode | General::DecodeHopper | General::DecodePlain { .. }, ..
+            } => "decode",
             Program::General { .. } => "general",
         }
     }
@@ -155,6 +179,8 @@ impl Program {
                     General::Keys { k: true, v: true } => "keys and values".into(),
                     General::Keys { k: true, .. } => "keys".into(),
                     General::Keys { .. } => "values".into(),
+                    General::DecodePlain { heads } => format!("plain decode by copies for {} heads", 8 * heads),
+                    General::DecodeHopper => "decode by copies".into(),
                     what => format!("{what:?}").to_lowercase(),
                 };
                 format!("general {what} {dtype} width {width} tiles {rows}×{cols}")
@@ -195,9 +221,15 @@ impl Program {
                         define("FOR_K", usize::from(*k));
                         define("FOR_V", usize::from(*v));
                     }
+                    General::DecodePlain { heads } => define("HEADS", *heads),
                     General::Bias => define("BACKWARD_BIAS", 1),
                     General::Table => define("BACKWARD_TABLE", 1),
-                    General::Forward | General::Decode | General::Weights | General::Border => {}
+                    General::Forward
+                    | General::Decode
+                    | General::DecodeHopper
+                    | General::Weights
+                    | General::Border
+                    | General::Tiles => {}
                 }
             }
             Program::Hopper { defines, .. } => {
@@ -216,8 +248,20 @@ impl Program {
                 match what {
                     General::Forward => text.extend([kernel!("general/forward.cu"), kernel!("general/merge.cu")]),
                     General::Decode => text.extend([kernel!("decode.cu"), kernel!("general/merge.cu")]),
+                    General::DecodeHopper => text.extend([
+                        kernel!("general/carefully.cuh"),
+                        kernel!("hopper/copies.cuh"),
+                        kernel!("hopper/decode.cu"),
+                        kernel!("general/merge.cu"),
+                    ]),
+                    General::DecodePlain { .. } => text.extend([
+                        kernel!("hopper/copies.cuh"),
+                        kernel!("hopper/decode_plain.cu"),
+                        kernel!("general/merge.cu"),
+                    ]),
                     General::Weights => text.push_str(kernel!("general/weights.cu")),
                     General::Border => text.push_str(kernel!("general/border.cu")),
+                    General::Tiles => text.push_str(kernel!("general/tiles.cu")),
                     General::Queries | General::Keys { .. } => text.push_str(BACKWARD),
                     General::Rows | General::Bias | General::Table => text.extend([BACKWARD, PARAMETERS]),
                 }
@@ -234,7 +278,7 @@ mod tests {
     use crate::nvrtc::Compiler;
 
     const SHARED: usize = 166_912; // of an A100
-    const ALL: [General; 9] = [
+    const ALL: [General; 10] = [
         General::Forward,
         General::Rows,
         General::Queries,
@@ -244,6 +288,7 @@ mod tests {
         General::Table,
         General::Weights,
         General::Border,
+        General::Tiles,
     ];
 
     #[test]
@@ -303,13 +348,18 @@ mod tests {
                 assert!(code.is_ok_and(|code| code.starts_with(b"\x7fELF")), "{} for {architecture}", program.name());
             }
         }
+        for (width, heads) in [(64, 1), (128, 2), (128, 0), (256, 1)] {
+            let what = if heads > 0 { General::DecodePlain { heads } } else { General::DecodeHopper };
+            let program = Program::General { what, dtype: Dtype::Bf16, width, rows: 64, cols: 64 };
+            compiler.compile(&program.name(), &program.source(), "sm_90a", &program.options()).unwrap();
+        }
         let choices = ["BAND", "LENGTHS", "SOFTCAP", "ALIBI", "BIAS", "SINKS", "DROPOUT"];
         let mut hopper =
             vec![vec![("ELEMENT", 0), ("HEAD_DIM", 128)], vec![("ELEMENT", 1), ("HEAD_DIM", 64), ("BAND", 1)]];
         if every {
             hopper.extend([64, 128, 256].map(|width| vec![("ELEMENT", 0), ("HEAD_DIM", width), ("BAND", 1)]));
-            let segments = [("ELEMENT", 0), ("HEAD_DIM", 128), ("BAND", 1), ("SEGMENTS", 1), ("PLAN", 1)];
-            hopper.push(segments.to_vec());
+            hopper.push(vec![("ELEMENT", 0), ("HEAD_DIM", 128), ("BAND", 1), ("SEGMENTS", 1)]);
+            hopper.push(vec![("ELEMENT", 0), ("HEAD_DIM", 64), ("PLAN", 1), ("LENGTHS", 1)]);
             hopper.extend(choices.map(|choice| vec![("ELEMENT", 0), ("HEAD_DIM", 128), (choice, 1)]));
         }
         for defines in hopper {

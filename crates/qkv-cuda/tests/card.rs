@@ -4,7 +4,7 @@
 mod engine;
 
 use engine::{OnCard, TYPES, holds};
-use qkv::{Attention, Bias, Inputs, Mask, Place, Pool, Tensor};
+use qkv::{Attention, Bias, BigBird, Blocks, Inputs, Mask, Place, Pool, Tensor};
 use qkv_conformance::case::{Case, Extras, Sizes};
 use qkv_conformance::grid;
 use qkv_cuda::{Cuda, Error, Uses};
@@ -92,7 +92,21 @@ fn for_hopper() -> Vec<Case> {
         let bias = Extras { bias: Some([true, true, true, true]), ..plain() };
         let shared = Extras { bias: Some([false, true, false, true]), ..plain() };
         let scaled = Attention::scaled_dot;
+        let drawn = BigBird { block: 32, window: 3, globals: 1, random: 2, seed: 3 };
+        let seen =
+            (0..n.div_ceil(50)).map(|i| (0..m.div_ceil(50)).map(|j| (i * 7 + j * 3) % 4 != 1).collect()).collect();
         for (name, attention, extras) in [
+            ("longformer", scaled().mask(Mask::longformer(64, [0, 77])), plain()),
+            ("longformer with lengths", scaled().mask(Mask::longformer(90, [3])), lengths.clone()),
+            (
+                "causal longformer at the end",
+                scaled().mask(Mask::longformer(40, [1]) & Mask::causal()).place(Place::End),
+                sinks.clone(),
+            ),
+            ("bigbird", scaled().mask(Mask::bigbird(drawn)), lse.clone()),
+            ("strided", scaled().mask(Mask::strided(24) & Mask::causal()), plain()),
+            ("blocks", scaled().mask(Mask::blocks(Blocks { size: 50, seen })).dropout(0.1, 3), plain()),
+            ("all but a window", scaled().mask(!Mask::window(30, 30)).softcap(3.0), plain()),
             ("full", scaled(), lse.clone()),
             ("causal", scaled().mask(Mask::causal()), lse),
             ("causal at the end", scaled().mask(Mask::causal()).place(Place::End), plain()),
@@ -122,6 +136,87 @@ fn for_hopper() -> Vec<Case> {
 fn what_hopper_kernels_are_for_holds() {
     if let Some(cuda) = card() {
         holds(&OnCard { cuda, decoding: false }, for_hopper(), 1, "bf16,f16");
+    }
+}
+
+/// A number from 0 up to `below`, from a counter that goes on.
+fn draw(state: &mut u64, below: usize) -> usize {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    ((*state >> 33) as usize) % below
+}
+
+/// Sizes, masks and choices drawn from a seed, which `QKV_SEED` changes.
+fn at_random(count: usize) -> Vec<Case> {
+    let seed = std::env::var("QKV_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    let mut state: u64 = seed;
+    let mut cases = Vec::new();
+    for _ in 0..count {
+        let mut next = |below: usize| draw(&mut state, below);
+        let (n, m) = (17 + next(400), 1 + next(500));
+        let (d, dv) = (8 * (1 + next(32)), 8 * (1 + next(32)));
+        let (hk, group) = (1 + next(3), 1 + next(3));
+        let sizes = Sizes::new(n, m, d).heads(1 + next(2), hk * group, hk).widths(d, dv);
+        let mask = match next(7) {
+            0 => Mask::full(),
+            1 => Mask::causal(),
+            2 => Mask::window(next(200), next(100)),
+            3 => Mask::longformer(2 + next(120), [next(m), next(m)]),
+            4 => Mask::strided(1 + next(40)) & Mask::causal(),
+            5 => Mask::bigbird(BigBird { block: 8 + next(60), window: 3, globals: 1, random: 1, seed: 5 }),
+            _ => Mask::causal() | Mask::window(0, next(64)),
+        };
+        let place = [Place::Start, Place::End, Place::Offset(next(90) as i64 - 30)][next(3)];
+        let attention = Attention::scaled_dot().mask(mask.clone()).place(place);
+        let extras = Extras { lengths: next(3) == 0, segments: next(5) == 0, sinks: next(4) == 0, ..Extras::default() };
+        let name = format!("at random {n}×{m}×{d}/{dv} of {hk}·{group}, {mask:?}, {place:?}");
+        let mut case = Case::new(name, attention, sizes, extras);
+        case.attention.entropy = false;
+        cases.push(case);
+    }
+    cases
+}
+
+#[test]
+fn shapes_and_masks_at_random_hold() {
+    if let Some(cuda) = card() {
+        let count = if std::env::var_os("QKV_EVERY_CASE").is_some() { 400 } else { 60 };
+        holds(&OnCard { cuda, decoding: false }, at_random(count), 1, "bf16,f16");
+    }
+}
+
+/// NaN and ∞ in what *some* queries of a tile do not see: those that do are told, the others never know.
+#[test]
+fn nan_under_a_mask_reaches_only_those_who_see_it() {
+    let Some(cuda) = card() else { return };
+    let (n, d) = (400, 64);
+    let plain = |seed| Tensor::<half::bf16, 4>::randn([1, 2, n, d], seed);
+    let (q, d_out) = (plain(1), plain(4));
+    for (mask, from) in [(Mask::causal(), 150), (Mask::window(40, 20), 150), (Mask::longformer(32, []), 150)] {
+        let attention = Attention::scaled_dot().mask(mask.clone());
+        let run = |odd: f32| {
+            let (mut k, mut v) = (plain(2), plain(3));
+            for x in 0..d {
+                (k[[0, 0, from, x]], v[[0, 1, from, x]]) = (half::bf16::from_f32(odd), half::bf16::from_f32(odd));
+            }
+            let inputs = Inputs::new(&q, &k, &v);
+            let out = cuda.forward(&attention, inputs).unwrap();
+            let grad = cuda.backward(&attention, inputs, &out, qkv::Upstream::new(&d_out)).unwrap();
+            (out.values, grad.q)
+        };
+        let (clean, broken) = (run(0.0), run(f32::NAN));
+        for (clean, broken) in [(&clean.0, &broken.0), (&clean.1, &broken.1)] {
+            for (h, i) in (0..2).flat_map(|h| (0..n).map(move |i| (h, i))) {
+                let sees = match mask {
+                    Mask::Causal => from <= i,
+                    Mask::Window { left, right } => from + left >= i && from <= i + right,
+                    _ => from.abs_diff(i) <= 16,
+                };
+                let row = |of: &Tensor<half::bf16, 4>| (0..d).map(|x| of[[0, h, i, x]].to_f32()).collect::<Vec<_>>();
+                let apart = row(clean).iter().zip(row(broken)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert!(sees || apart < 0.05, "{mask:?}: row {i} of head {h} is {apart} apart");
+                assert!(!sees || row(broken).iter().any(|x| x.is_nan()), "{mask:?}: row {i} of head {h} saw nothing");
+            }
+        }
     }
 }
 

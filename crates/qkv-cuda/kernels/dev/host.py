@@ -20,11 +20,11 @@ class Problem(C.Structure):
         + [("plan_b", C.c_int), ("plan_h", C.c_int)]
         + [(x, C.c_int64) for x in (
             "bias bias_b bias_h bias_i bias_j alibi sinks counter d_out d_out_b d_out_h d_out_i d_lse dq dq_b dq_h dq_i "
-            "dk dk_b dk_h dk_j dv_out dv_b dv_h dv_j delta lse2 dq_sum grain d_bias d_bias_b d_bias_h d_bias_i d_bias_j d_sinks limits k k_b k_h k_j v v_b v_h v_j").split()]
+            "dk dk_b dk_h dk_j dv_out dv_b dv_h dv_j delta lse2 dq_sum grain d_bias d_bias_b d_bias_h d_bias_i d_bias_j d_sinks limits k k_b k_h k_j v v_b v_h v_j broken broken_q broken_k ranges extents").split()]
     )
 
 
-assert C.sizeof(Problem) == 520
+assert C.sizeof(Problem) == 560
 SMS = None
 
 
@@ -91,6 +91,10 @@ def problem(q, k, v, **more):
     _, hk, m, dv = v.shape
     p = Problem(batch=b, heads_q=hq, heads_k=hk, n=n, m=m, d=d, dv=dv, left=1 << 29, right=1 << 29, section=1, scale=d ** -0.5)
     p.counter = COUNTER.data_ptr()
+    tiles = b * hq * -(-n // 64), b * hk * -(-m // 64)
+    p._zeros = torch.zeros(1 + sum(tiles), device="cuda", dtype=torch.int32)
+    p.broken = p._zeros.data_ptr()
+    p.broken_q, p.broken_k = p.broken + 4, p.broken + 4 + 4 * tiles[0]
     for name, x in more.items():
         if name.startswith("_"):
             continue
@@ -112,8 +116,8 @@ class Forward:
         p = self.p = problem(q, k, v, **more)
         strided(p, ("out", "out_"), out, "bhi")
         p.lse = lse.data_ptr()
-        if more.get("_band"):
-            p.ordered = 1
+        if more.get("_band") or "plan_rows" in more:
+            p.ordered = 1 if more.get("_band") else 0
             group = p.heads_q // p.heads_k
             p.section = min(max(1, pow2floor((32 << 20) // (p.m * (p.d + p.dv) * 2)) * group), p.batch * p.heads_q)
         if "section" in more:
@@ -149,6 +153,8 @@ class Backward:
         self.maps = [tensor_map(q, module.M), tensor_map(k, module.N), tensor_map(v, module.N), tensor_map(d_out, module.M)]
         self.work = p.batch * p.heads_k * -(-p.m // module.N)
         self.tiles, self.heads = tiles, heads
+        if "plan_rows" in more:
+            p.section = min(max(1, pow2floor((32 << 20) // (p.n * (p.d + p.dv) * 2))), p.batch * p.heads_k)
 
     def __call__(self, only=None):
         m = self.module

@@ -47,22 +47,22 @@ def plan_of(keep, M, N, turned=False):
                 bits.append((tiles[i, j].reshape(M, N // 32, 32).long() * weights).sum(-1))
         rows.append(len(entries))
     i32 = lambda x: (x & 0xFFFFFFFF).to(torch.int64).apply_(lambda y: y - (1 << 32) if y >= 1 << 31 else y).to(torch.int32) if x.numel() < 1 << 16 else torch.where((x & 0xFFFFFFFF) >= 1 << 31, (x & 0xFFFFFFFF) - (1 << 32), x & 0xFFFFFFFF).to(torch.int32)
-    rows = [(a, b - a) for a, b in zip(rows, rows[1:])]
+    rows = sorted(((a, b - a, t, 0) for t, (a, b) in enumerate(zip(rows, rows[1:]))), key=lambda row: -row[1])
     out = [torch.tensor(rows, dtype=torch.int64), torch.tensor(entries or [(0, 0, 0, 0)], dtype=torch.int64), torch.stack(bits) if bits else torch.zeros(1, dtype=torch.int64)]
     rows, entries, bits = (i32(x).contiguous().cuda() for x in out)
     return dict(plan_rows=rows, plan_tiles=entries, plan_bits=bits)
 
 
-def segment_room(b, n, m, M, N, turned):
-    """Room for the plan of packed sequences, which `segment_plan` fills."""
-    rows, others = (-(-m // N), -(-n // M)) if turned else (-(-n // M), -(-m // N))
+def segment_room(b, n, m, turned):
+    """Room for the ranges of packed sequences, which `segment_ranges` fills."""
+    rows = m if turned else n
     room = lambda *s: torch.full(s, 0x55, device="cuda", dtype=torch.int32)
-    return dict(plan_rows=room(b * rows, 2), plan_tiles=room(b * rows * others, 4), plan_bits=room(1), plan_b=rows, _plan=(rows, b))
+    return dict(ranges=room(b * rows, 2), extents=room(b * -(-rows // 64), 4), _ranges=(-(-rows // 256), b))
 
 
 def make_plan(mod, call, opts):
-    if "_plan" in opts:
-        mod.launch("segment_plan", opts["_plan"], 128, 0, call.p)
+    if "_ranges" in opts:
+        mod.launch("segment_ranges", opts["_ranges"], 256, 0, call.p)
 
 
 def error(x, y):
@@ -115,7 +115,7 @@ def options(name, b, hq, hk, n, m, kw):
         theirs["dropout"] = (threshold, seed)
     if kw.get("segments"):
         pieces = kw["segments"]
-        ids = torch.repeat_interleave(torch.arange(len(pieces)), torch.tensor(pieces))
+        ids = torch.repeat_interleave(torch.arange(len(pieces)).roll(kw.get("turned_by", 0)), torch.tensor(pieces))
         assert len(ids) == n == m
         ids = ids.to("cuda", torch.int32).expand(b, n).contiguous()
         mine.update(segments_q=ids, segments_k=ids)
@@ -132,7 +132,7 @@ def mask_plan(kw, mine, theirs, n, m, M, N, turned=False):
         theirs["bits"] = bits.cuda()
         mine.update(plan_of(bits, M, N, turned))
     elif kw.get("segments"):
-        mine.update(segment_room(mine["segments_q"].shape[0], n, m, M, N, turned))
+        mine.update(segment_room(mine["segments_q"].shape[0], n, m, turned))
 
 
 BIG = 1 << 40
@@ -147,7 +147,7 @@ BANDS = [
 ]
 SPECIAL = {
     "len": [dict(shape=(3, 4, 2, 400, 400), lengths=[400, 77, 0], band=(BIG, BIG)), dict(shape=(2, 4, 2, 300, 500), lengths=[129, 500], band=(BIG, 0), offset=200)],
-    "seg": [dict(shape=(2, 4, 2, 1000, 1000), segments=[100, 37, 263, 400, 200], band=(BIG, 0)), dict(shape=(2, 4, 2, 700, 700), segments=[128, 256, 200, 116], band=(BIG, BIG))],
+    "seg": [dict(shape=(2, 4, 2, 1000, 1000), segments=[100, 37, 263, 400, 200], band=(BIG, 0)), dict(shape=(2, 4, 2, 900, 900), segments=[300, 37, 263, 300], turned_by=1, band=(BIG, BIG)), dict(shape=(2, 4, 2, 700, 700), segments=[128, 256, 200, 116], band=(BIG, BIG))],
     "plan": [dict(shape=(2, 4, 2, 1000, 1000), bits=True), dict(shape=(1, 2, 2, 333, 517), bits=True)],
     "shape": [dict(shape=(2, 4, 2, 300, 300), shape_=1, sinks=True, band=(BIG, 0)), dict(shape=(1, 4, 4, 130, 333), shape_=1, sinks=True, band=(BIG, BIG))],
     "drop": [dict(shape=(2, 4, 2, 300, 333), drop=0.25, band=(BIG, BIG)), dict(shape=(2, 4, 2, 300, 300), drop=0.1, band=(BIG, 0))],
@@ -290,6 +290,24 @@ def measure(calls, rounds=5, budget=0.02):
     return {name: sorted(x)[len(x) // 2] for name, x in times.items()}
 
 
+def measure_cold(calls, rounds=5, each=12):
+    """Median seconds of single calls, each after the cache was swept, the rounds in an order drawn anew."""
+    import random
+    sweep = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
+    times = {name: [] for name in calls}
+    for call in calls.values():
+        call(), call()
+    for _ in range(rounds):
+        for name, call in random.sample(list(calls.items()), len(calls)):
+            events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(each)]
+            for start, stop in events:
+                sweep.zero_()
+                start.record(), call(), stop.record()
+            torch.cuda.synchronize()
+            times[name] += [start.elapsed_time(stop) / 1e3 for start, stop in events]
+    return {name: sorted(x)[len(x) // 2] for name, x in times.items()}
+
+
 def time_forward(variants, anchors=("cudnn",), ns=(512, 2048, 8192, 16384), ds=(64, 128, 256)):
     from math import exp, log
     ratios = {}
@@ -378,10 +396,13 @@ def time_masks(ds=(64, 128), n=6144):
         out, lse = torch.empty_like(q), torch.empty(b, h, n, device="cuda")
         dq, dk, dv = (torch.empty_like(q) for _ in range(3))
         i, j = torch.arange(n)[:, None], torch.arange(n)[None, :]
-        cuts = torch.cat([torch.zeros(1), torch.sort(torch.randperm(n - 1)[:11] + 1)[0], torch.tensor([n])]).long()
-        ids = torch.repeat_interleave(torch.arange(12), cuts.diff())
-        ids_cuda = ids.to("cuda", torch.int32).expand(b, n).contiguous()
-        same = ids[:, None] == ids[None, :]
+        def packed(count):
+            cuts = torch.cat([torch.zeros(1), torch.sort(torch.randperm(n - 1)[:count - 1] + 1)[0], torch.tensor([n])]).long()
+            ids = torch.repeat_interleave(torch.arange(count), cuts.diff())
+            return ids[:, None] == ids[None, :], ids.to("cuda", torch.int32).expand(b, n).contiguous()
+
+        same, ids = packed(12)
+        long, long_ids = packed(4)
         tf, tb = 4 * b * h * d, 10 * b * h * d
         base = {}
         cases = {
@@ -389,9 +410,13 @@ def time_masks(ds=(64, 128), n=6144):
             "causal": ("band", i >= j, dict(left=1 << 29, right=0, _band=True)),
             "window 512, 512": ("band", (i - j).abs() <= 512, dict(left=512, right=512, _band=True)),
             "window 1024, 0": ("band", (i >= j) & (i - j <= 1024), dict(left=1024, right=0, _band=True)),
-            "12 segments": ("seg", same, dict(left=1 << 29, right=1 << 29, segments_q=ids_cuda, segments_k=ids_cuda)),
-            "12 segments, causal": ("seg", same & (i >= j), dict(left=1 << 29, right=0, segments_q=ids_cuda, segments_k=ids_cuda)),
+            "12 segments": ("seg", same, dict(left=1 << 29, right=1 << 29, segments_q=ids, segments_k=ids)),
+            "12 segments, causal": ("segb", same & (i >= j), dict(left=1 << 29, right=0, segments_q=ids, segments_k=ids)),
             "blocks of 384, a quarter": ("plan", (torch.rand(n // 384, n // 384) < 0.25).repeat_interleave(384, 0).repeat_interleave(384, 1), {}),
+            "4 segments": ("seg", long, dict(left=1 << 29, right=1 << 29, segments_q=long_ids, segments_k=long_ids)),
+            "4 segments, causal": ("segb", long & (i >= j), dict(left=1 << 29, right=0, segments_q=long_ids, segments_k=long_ids)),
+            "longformer 2048, 1 global": ("plan", ((i - j).abs() <= 1024) | (i == 0) | (j == 0), {}),
+            "longformer 512, 1 global": ("plan", ((i - j).abs() <= 256) | (i == 0) | (j == 0), {}),
             "blocks of 100": ("plan", (torch.rand(n // 100 + 1, n // 100 + 1) < 0.1).repeat_interleave(100, 0).repeat_interleave(100, 1)[:n, :n], {}),
         }
         for name, (kind, keep, opts) in cases.items():
@@ -401,19 +426,24 @@ def time_masks(ds=(64, 128), n=6144):
             for o, mod, turned in ((fo, fm, False), (bo, bm, True)):
                 if kind == "plan":
                     o.update(plan_of(keep, mod.M, mod.N, turned))
-                elif kind == "seg":
-                    o.update(segment_room(b, n, n, mod.M, mod.N, turned))
+                elif kind[:3] == "seg":
+                    o.update(segment_room(b, n, n, turned))
             forward = Forward(fm, q, k, v, out, lse, **fo)
             make_plan(fm, forward, fo)
             forward()
             backward = Backward(bm, q, k, v, out, lse, d_out, dq, dk, dv, **bo)
             make_plan(bm, backward, bo)
-            t = measure({"f": forward, "b": backward, "m": lambda: backward("main")}, rounds=3)
+            parts = {"f": lambda: (make_plan(fm, forward, fo), forward()), "b": lambda: (make_plan(bm, backward, bo), backward())}
+            for part in ("main", "measure", "prepare", "finish"):
+                parts[part] = lambda part=part: backward(part)
+            t = measure(parts, rounds=3)
+            t["m"] = t["main"]
             rates = [tf * kept_tiles(keep, fm.M, fm.N) * fm.M * fm.N / t["f"] / 1e12, tb * kept_tiles(keep, bm.M, bm.N) * bm.M * bm.N / t["b"] / 1e12,
                      tb * kept_tiles(keep, bm.M, bm.N) * bm.M * bm.N / t["m"] / 1e12]
             base = base or rates
+            small = " ".join(f"{x} {t[x] * 1e6:.0f}" for x in ("measure", "prepare", "finish"))
             print(f"masks d{d} {name:26s} keeps {keep.float().mean():.3f}  per kept tile: forward {rates[0]:.0f} ({rates[0] / base[0]:.2f} of full)"
-                  f"  backward {rates[1]:.0f} ({rates[1] / base[1]:.2f})  its main kernel {rates[2]:.0f} ({rates[2] / base[2]:.2f})", flush=True)
+                  f"  backward {rates[1]:.0f} ({rates[1] / base[1]:.2f})  its main kernel {rates[2]:.0f} ({rates[2] / base[2]:.2f})  us: forward {t['f'] * 1e6:.0f} backward {t['b'] * 1e6:.0f} {small}", flush=True)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ CHECKS = {"c" + name: dict(x, WATCHDOG=1) for name, x in FORWARD.items() if "_" 
 for d in (64, 128, 256):
     w = dict(HEAD_DIM=d, WATCHDOG=1)
     CHECKS[f"cf{d}len"] = dict(w, LENGTHS=1, BAND=1)
-    CHECKS[f"cf{d}seg"] = dict(w, SEGMENTS=1, PLAN=1, BAND=1)
+    CHECKS[f"cf{d}seg"] = dict(w, SEGMENTS=1, BAND=1)
     CHECKS[f"cf{d}plan"] = dict(w, PLAN=1)
     CHECKS[f"cf{d}shape"] = dict(w, SOFTCAP=1, ALIBI=1, BIAS=1, SINKS=1, BAND=1)
     CHECKS[f"cf{d}drop"] = dict(w, DROPOUT=1, BAND=1)
@@ -38,14 +38,19 @@ for d in (64, 128, 256):
     BACKWARD[f"cb{d}b"] = dict(w, BAND=1)
     BACKWARD[f"cb{d}b_free"] = dict(w, BAND=1, FREE_ORDER=1)
     BACKWARD[f"cb{d}len"] = dict(w, LENGTHS=1, BAND=1)
-    BACKWARD[f"cb{d}seg"] = dict(w, SEGMENTS=1, PLAN=1, BAND=1)
+    BACKWARD[f"cb{d}seg"] = dict(w, SEGMENTS=1, BAND=1)
     BACKWARD[f"cb{d}plan"] = dict(w, PLAN=1)
     BACKWARD[f"cb{d}shape"] = dict(w, SOFTCAP=1, ALIBI=1, BIAS=1, SINKS=1, BAND=1, D_BIAS=1)
     BACKWARD[f"cb{d}drop"] = dict(w, DROPOUT=1, BAND=1)
     BACKWARD[f"cb{d}half"] = dict(w, ELEMENT=1, BIAS=2)
 # Masks, timed per kept tile.
-MASKS = {"band": dict(BAND=1), "seg": dict(SEGMENTS=1, PLAN=1, BAND=1), "plan": dict(PLAN=1)}
+MASKS = {"band": dict(BAND=1), "seg": dict(SEGMENTS=1), "segb": dict(SEGMENTS=1, BAND=1), "plan": dict(PLAN=1)}
 for d in (64, 128):
     for mask, defines in MASKS.items():
         FORWARD[f"mf{d}{mask}"] = BACKWARD[f"mb{d}{mask}"] = dict(defines, HEAD_DIM=d)
-ALL = {name: ("forward.cu", x) for name, x in FORWARD.items()} | {name: ("backward.cu", x) for name, x in BACKWARD.items()}
+# Decoding: stages and pieces by name.
+GENERAL = dict(ELEMENT=1, WIDTH=128, ROWS=64, COLS=64, QUERY_TILE=64, KEY_TILE=64)
+DECODE = {"d128_s3": GENERAL}
+DECODE_HOPPER = {"h128_s3": GENERAL}
+DECODE_PLAIN = {f"p128_s{s}_b{b}_p{p}": dict(GENERAL, STAGES=s, BLOCKS=b, PIECE=p) for s, b, p in ((2, 3, 256), (2, 3, 512), (2, 3, 1024), (3, 2, 512), (6, 1, 512))}
+ALL = {name: ("forward.cu", x) for name, x in FORWARD.items()} | {name: ("backward.cu", x) for name, x in BACKWARD.items()} | {name: ("decode", x) for name, x in DECODE.items()} | {name: ("hopper/decode", x) for name, x in DECODE_HOPPER.items()} | {name: ("hopper/decode_plain", x) for name, x in DECODE_PLAIN.items()}

@@ -28,11 +28,10 @@ __device__ __forceinline__ float score_gradient(const Row& row, float p, float s
 #ifdef BACKWARD_ROWS
 // One number a row: Σ dO·O, less the gradients of lse and entropy. And each row's part of the gradient of its sink. The sum
 // is made as dO·Vᵀ is made in the other kernels, bit for bit: a row that sees one key alone must get exactly 0.
-extern "C" __global__ void __launch_bounds__(THREADS) row_terms(const __grid_constant__ Job job) {
+__device__ __forceinline__ void row_terms_tile(const Job& job, int tile, int bh) {
     SHARED(shared);
     T* out = (T*)shared;        // [ROWS, LD]
     T* d_out = out + ROWS * LD; // [ROWS, LD]
-    int tiles = query_tiles(job), tile = int(blockIdx.x % tiles), bh = int(blockIdx.x / tiles);
     int b = bh / job.heads, h = bh % job.heads, first = tile * ROWS;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     load_rows(out, ROWS, job.out, b, h, first, job.n, job.dv, job.vectors >> 3 & 1);
@@ -59,10 +58,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_terms(const __grid_con
         if (job.sinks) job.sink_rows[row] = of_sink == 0.0f ? 0.0f : -of_sink * term;
     }
 }
+
+extern "C" __global__ void __launch_bounds__(THREADS) row_terms(const __grid_constant__ Job job) {
+    each_tile(job, query_tiles(job), job.batch * job.heads, false, [&](int tile, int bh) { row_terms_tile(job, tile, bh); });
+}
 #endif
 
 #ifdef BACKWARD_QUERIES
-extern "C" __global__ void __launch_bounds__(THREADS) backward_queries(const __grid_constant__ Job job) {
+__device__ __forceinline__ void queries_tile(const Job& job, int tile, int bh) {
     SHARED(shared);
     T* q = (T*)shared;          // [ROWS, LD]
     T* d_out = q + ROWS * LD;   // [ROWS, LD]
@@ -70,8 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_queries(const __g
     T* v = k + COLS * LD;       // [COLS, LD]
     T* weights = v + COLS * LD; // [ROWS, LDP]
 
-    int tiles = query_tiles(job), at = int(blockIdx.x % tiles), bh = int(blockIdx.x / tiles);
-    int tile = tiles - 1 - at, b = bh / job.heads, h = bh % job.heads;
+    int tiles = query_tiles(job), b = bh / job.heads, h = bh % job.heads;
     int first = tile * ROWS, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int row = first + warp * 16 + g;
     Head head = head_of(job, b, h);
@@ -137,11 +139,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_queries(const __g
     if (t == 0 && row < job.n) job.scale_rows[in_all + row] = of_scale0;
     if (t == 0 && row + 8 < job.n) job.scale_rows[in_all + row + 8] = of_scale1;
 }
+
+extern "C" __global__ void __launch_bounds__(THREADS) backward_queries(const __grid_constant__ Job job) {
+    each_tile(job, query_tiles(job), job.batch * job.heads, true, [&](int tile, int bh) { queries_tile(job, tile, bh); });
+}
 #endif
 
 #ifdef BACKWARD_KEYS
 // FOR_K and FOR_V: which of the two gradients; both where the registers hold both.
-extern "C" __global__ void __launch_bounds__(THREADS) backward_keys(const __grid_constant__ Job job) {
+__device__ __forceinline__ void keys_tile(const Job& job, int tile, int bk) {
     SHARED(shared);
     T* k = (T*)shared;            // [ROWS, LD]
     T* v = k + ROWS * LD;         // [ROWS, LD]
@@ -151,8 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_keys(const __grid
     Row* rows = (Row*)(weights + ROWS * LDP); // [COLS]
     i64* places = (i64*)(rows + COLS);        // [COLS]
 
-    int tiles = key_tiles(job), tile = int(blockIdx.x % tiles), bk = int(blockIdx.x / tiles);
-    int b = bk / job.key_heads, key_head = bk % job.key_heads;
+    int tiles = key_tiles(job), b = bk / job.key_heads, key_head = bk % job.key_heads;
     int first = tile * ROWS, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int key = first + warp * 16 + g;
     Extent extent;
@@ -233,5 +238,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_keys(const __grid
 #if FOR_V
     store_rows(job.d_v, b, key_head, first + warp * 16, job.m, job.dv, of_v, 1.0f, 1.0f);
 #endif
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) backward_keys(const __grid_constant__ Job job) {
+    each_tile(job, key_tiles(job), job.batch * job.key_heads, false, [&](int tile, int bk) { keys_tile(job, tile, bk); });
 }
 #endif

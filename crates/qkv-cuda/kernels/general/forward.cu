@@ -1,15 +1,14 @@
 // The forward pass: a block takes ROWS queries of a head and goes over the key tiles that the mask leaves, with an online
 // softmax. One launch does it all, or, where there are pieces, each block one piece of the keys, for merge.cu.
 
-extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_constant__ Job job) {
+__device__ __forceinline__ void forward_tile(const Job& job, int tile, int bh) {
     SHARED(shared);
     T* q = (T*)shared;         // [ROWS, LD]
     T* k = q + ROWS * LD;      // [COLS, LD]
     T* v = k + COLS * LD;      // [COLS, LD]
     T* weights = v + COLS * LD; // [ROWS, LDP]
 
-    int tiles = query_tiles(job), at = int(blockIdx.x % tiles), bh = int(blockIdx.x / tiles);
-    int tile = tiles - 1 - at, b = bh / job.heads, h = bh % job.heads; // the longest causal tiles first
+    int tiles = query_tiles(job), b = bh / job.heads, h = bh % job.heads;
     int first = tile * ROWS, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int row = first + warp * 16 + g; // and row + 8
     Head head = head_of(job, b, h);
@@ -154,4 +153,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_const
         lse[in_all + row + 8] = sum1 == 0.0f ? -INFINITE : most1 + log1;
         if (job.entropy) entropy[in_all + row + 8] = sum1 == 0.0f ? 0.0f : (keys1 * log1 - inner1) * by1;
     }
+}
+
+// The longest causal tiles first.
+extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_constant__ Job job) {
+    each_tile(job, query_tiles(job), job.batch * job.heads, true, [&](int tile, int bh) { forward_tile(job, tile, bh); });
 }

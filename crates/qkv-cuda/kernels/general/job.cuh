@@ -48,6 +48,8 @@ struct Job {
     float* table_parts; // [parts, H or 1, 2·reach + 1]
     float* picture;     // weights or pictures of them
     float* columns;
+    const u32* broken;       // null, or whether there is anything to compute again
+    const u32* broken_tiles; // null, or which tiles: [B, H or Hk, tiles]
     i64 bits_batch, bits_head, bits_row, bits_col;
     i64 offset; // the place of query 0
     i64 reach;

@@ -120,3 +120,16 @@ __device__ __forceinline__ u32 tiles_touched(const Job& job, int b, Extent exten
 
 __device__ __forceinline__ int query_tiles(const Job& job) { return (job.n + QUERY_TILE - 1) / QUERY_TILE; }
 __device__ __forceinline__ int key_tiles(const Job& job) { return (job.m + KEY_TILE - 1) / KEY_TILE; }
+
+// Calls `work(tile, bh)` for the tiles of a block, one after the other: of `tiles` tiles of each of `heads` heads, all, or
+// those that another kernel says are to be computed again.
+template <class Work>
+__device__ __forceinline__ void each_tile(const Job& job, int tiles, int heads, bool last_first, Work work) {
+    if (job.broken && !*job.broken) return;
+    for (int at = int(blockIdx.x); at < tiles * heads; at += int(gridDim.x)) {
+        int bh = at / tiles, tile = last_first ? tiles - 1 - at % tiles : at % tiles;
+        if (job.broken_tiles && !job.broken_tiles[i64(bh) * tiles + tile]) continue;
+        __syncthreads();
+        work(tile, bh);
+    }
+}

@@ -53,382 +53,8 @@ static_assert((Q_STAGES & (Q_STAGES - 1)) == 0 && (O_STAGES & (O_STAGES - 1)) ==
 
 extern "C" __device__ const int backward_sizes[5] = {M, N, THREADS, SHARED, !FREE_ORDER};
 
-struct Shared {
-    u32 base;
-    INLINE u32 k() const { return base + K_AT; }
-    INLINE u32 v() const { return base + V_AT; }
-    INLINE u32 q(u32 place) const { return base + Q_AT + place * Q_BYTES; }
-    INLINE u32 o(u32 place) const { return base + O_AT + place * Q_BYTES; }
-    INLINE u32 ds(u32 place) const { return base + DS_AT + place * S_BYTES; }
-    INLINE u32 p(u32 place) const { return base + P_AT + place * S_BYTES; }
-    INLINE u32 add(int group) const { return base + ADD_AT + group * 4096 * 4; }
-    INLINE u32 lse(u32 place) const { return base + LSE_AT + place * M * 4; }
-    INLINE u32 grain(u32 place) const { return base + GRAIN_AT + place * M * 4; }
-    INLINE u32 delta(u32 place) const { return base + DELTA_AT + place * M * 4; }
-    INLINE u32 drop(int group) const { return base + DROP_AT + group * COLUMNS * 8; }
-    INLINE Barrier barrier(u32 index) const { return {base + BARRIERS_AT + index * 8}; }
-    INLINE Barrier k_full() const { return barrier(0); }
-    INLINE Barrier v_full() const { return barrier(1); }
-    INLINE Barrier k_empty() const { return barrier(2); }
-    INLINE Barrier v_empty() const { return barrier(3); }
-    INLINE Barrier q_full(u32 i) const { return barrier(4 + i); }
-    INLINE Barrier q_empty(u32 i) const { return barrier(4 + Q_STAGES + i); }
-    INLINE Barrier o_full(u32 i) const { return barrier(4 + 2 * Q_STAGES + i); }
-    INLINE Barrier o_empty(u32 i) const { return barrier(4 + 2 * Q_STAGES + O_STAGES + i); }
-    INLINE Barrier add_full() const { return barrier(4 + 2 * Q_STAGES + 2 * O_STAGES); }
-    INLINE Barrier add_empty() const { return barrier(5 + 2 * Q_STAGES + 2 * O_STAGES); }
-    INLINE Barrier work_full(u32 i) const { return barrier(6 + 2 * Q_STAGES + 2 * O_STAGES + i); }
-    INLINE Barrier work_empty(u32 i) const { return barrier(8 + 2 * Q_STAGES + 2 * O_STAGES + i); }
-    // The next work: its index, and whether any query sees it.
-    INLINE void put_work(u32 i, int index, int seen) const {
-        asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(base + WORK_AT + i * 8), "r"(index), "r"(seen) : "memory");
-    }
-    INLINE int2 get_work(u32 i) const {
-        int2 x;
-        asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(base + WORK_AT + i * 8) : "memory");
-        return x;
-    }
-    // What the step is that a place of the queries holds: the query tile, its head, which tile of the bits, flags.
-    INLINE void put_step(u32 i, int tile, int head, u32 bits, u32 flags) const {
-        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
-                     ::"r"(base + STEP_AT + i * 16), "r"(tile), "r"(head), "r"(bits), "r"(flags) : "memory");
-    }
-    INLINE int4 get_step(u32 i) const {
-        int4 x;
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(base + STEP_AT + i * 16) : "memory");
-        return x;
-    }
-};
-// Flags of a step: there is another; it is partial for the keys of warpgroup 0, 1.
-constexpr u32 MORE = 1, PARTLY = 2;
-
-// The query tiles that see a key tile: for each query head of the group, from the last tile to the first.
-struct Walk {
-    const Problem& p;
-    int batch, key_tile, head, last_head;  // heads: head .. last_head
-    int step, count, high;
-    const uint4* entries;
-    INLINE Walk(const Problem& p, const Work& w) : p(p), batch(w.batch), key_tile(w.tile) {
-        int group = p.heads_q / p.heads_k;
-        head = w.head * group, last_head = head + group - 1;
-        enter();
-    }
-    INLINE void enter() {
-        for (;; head++) {
-            step = 0;
-#if PLAN
-            PlanRow row(p, batch, head, key_tile);
-            count = row.count, entries = p.plan_tiles + row.from, high = 0;
-#else
-            int low = 0, end = p.m;
-            high = p.n;
-#if LENGTHS
-            end = min(end, p.lengths[batch]);
-#endif
-#if BAND
-            low = max(0, key_tile * N - p.offset - p.right), high = min(p.n, min(key_tile * N + N, end) - p.offset + p.left);
-#endif
-            if (key_tile * N >= end) high = 0;
-            count = high > low ? div_up(high, M) - low / M : 0, high = div_up(high, M), entries = nullptr;
-#endif
-            if (count > 0 || head >= last_head) return;
-        }
-    }
-    INLINE bool valid() const { return step < count; }
-    INLINE void next() {
-        if (++step == count && head < last_head) head++, enter();
-    }
-    INLINE int tile() const {
-#if PLAN
-        return entries[step].x & ~PARTIAL;
-#else
-        return high - 1 - step;
-#endif
-    }
-    // Whether the step keeps only some pairs, for the keys of each warpgroup: flags.
-    INLINE u32 partial(u32& bits) const {
-#if PLAN
-        uint4 entry = entries[step];
-        bits = entry.y;
-        return entry.x & PARTIAL ? 3 * PARTLY : 0;
-#else
-        int end = p.m, query = tile() * M;
-        u32 flags = 0;
-#if LENGTHS
-        end = min(end, p.lengths[batch]);
-#endif
-        for (int g = 0; g < GROUPS; g++) {
-            int key = key_tile * N + (HALVES ? 0 : g * 64);
-            bool some = key + 64 > end;
-#if BAND
-            some |= key + 63 > query + p.offset + p.right || key < query + M - 1 + p.offset - p.left;
-#endif
-            flags |= some ? PARTLY << g : 0;
-        }
-        return flags;
-#endif
-    }
-};
-
-INLINE void load(const Problem& p, const Shared& shared, const TensorMap& map_q, const TensorMap& map_k, const TensorMap& map_v,
-                 const TensorMap& map_o) {
-    int tiles = div_up(p.m, N), total = tiles * p.heads_k * p.batch, padded = div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD;
-    Ring<Q_STAGES> q;
-    Ring<O_STAGES> o;
-    Ring<2> next;
-    Ring<1> kv;
-    for (int index = blockIdx.x;;) {
-        Work w(min(index, total - 1), tiles, p.heads_k, p.batch, p.section, false);
-        Walk walk(p, w);
-        shared.work_empty(next.place).wait(next.parity ^ 1);
-        shared.put_work(next.place, index, walk.valid());
-        shared.work_full(next.place).arrive();
-        next.next();
-        if (index >= total) break;
-        int following = atomicAdd(p.counter, 1) + gridDim.x;
-        shared.k_empty().wait(kv.parity ^ 1);
-        shared.k_full().expect(KV_BYTES);
-        load_tile<N, D>(shared.k(), map_k, shared.k_full(), w.tile * N, w.head, w.batch);
-        bool values = false;
-        // The values come after the first queries: their place is free later than that of the keys.
-        auto load_values = [&]() {
-            if (values) return;
-            values = true;
-            shared.v_empty().wait(kv.parity ^ 1);
-            kv.next();
-            shared.v_full().expect(KV_BYTES);
-            load_tile<N, D>(shared.v(), map_v, shared.v_full(), w.tile * N, w.head, w.batch);
-        };
-#pragma unroll 1
-        for (bool more = walk.valid(); more;) {
-            int tile = walk.tile(), row = tile * M, head = walk.head;
-            u32 bits = NO_BITS, flags = walk.partial(bits);
-            walk.next();
-            more = walk.valid();
-            i64 at = ((i64)w.batch * p.heads_q + head) * padded + row;
-            shared.q_empty(q.place).wait(q.parity ^ 1);
-            shared.put_step(q.place, tile, head, bits, flags | (more ? MORE : 0));
-            shared.q_full(q.place).expect(Q_BYTES + 2 * M * 4);
-            load_tile<M, D>(shared.q(q.place), map_q, shared.q_full(q.place), row, head, w.batch);
-            load_bytes(shared.lse(q.place), p.lse2 + at, M * 4, shared.q_full(q.place));
-            load_bytes(shared.grain(q.place), p.grain + at, M * 4, shared.q_full(q.place));
-            q.next();
-            load_values();
-            shared.o_empty(o.place).wait(o.parity ^ 1);
-            shared.o_full(o.place).expect(Q_BYTES + M * 4);
-            load_tile<M, D>(shared.o(o.place), map_o, shared.o_full(o.place), row, head, w.batch);
-            load_bytes(shared.delta(o.place), p.delta + at, M * 4, shared.o_full(o.place));
-            o.next();
-        }
-        load_values();
-        index = following;
-    }
-    __threadfence();
-    if (atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = 0, p.counter[1] = 0;
-}
-
-// Adds the dq tiles up in device memory.
-INLINE void add(const Problem& p, const Shared& shared) {
-    int tiles = div_up(p.m, N), total = tiles * p.heads_k * p.batch, query_tiles = div_up(p.n, M);
-    Ring<2> next;
-    u32 count = 0;
-    for (;;) {
-        shared.work_full(next.place).wait(next.parity);
-        int index = shared.get_work(next.place).x;
-        shared.work_empty(next.place).arrive();
-        next.next();
-        if (index >= total) break;
-        Work w(index, tiles, p.heads_k, p.batch, p.section, false);
-#pragma unroll 1
-        for (Walk walk(p, w); walk.valid(); walk.next()) {
-            float* to = p.dq_sum + (((i64)w.batch * p.heads_q + walk.head) * query_tiles + walk.tile()) * (M * D);
-#pragma unroll
-            for (int round = 0; round < ROUNDS; round++) {
-                shared.add_full().wait(count++ & 1);
-                // Warpgroup g has the pieces g · ROUNDS ..
-#pragma unroll
-                for (int g = 0; g < GROUPS; g++) {
-                    if (FREE_ORDER) add_floats(to + (g * ROUNDS + round) * 4096, shared.add(g), 4096 * 4);
-                    else add_integers(to + (g * ROUNDS + round) * 4096, shared.add(g), 4096 * 4);
-                }
-                commit_copies();
-                wait_copies_read();
-                shared.add_empty().arrive();
-            }
-        }
-    }
-}
-
-// One step of a warpgroup: 64 keys from `key` on, COLUMNS queries from `query` on.
-struct Tile {
-    const Problem& p;
-    int batch, head, key, query, query_tile, key_tile;
-    bool partial;
-    u32 bits_of;
-    INLINE Tile(const Problem& p, const Work& w, int4 step, int group) : p(p), batch(w.batch), head(step.y) {
-        query_tile = step.x, key_tile = w.tile, bits_of = step.z, partial = step.w & (PARTLY << group);
-        key = key_tile * N + (HALVES ? 0 : group * 64), query = query_tile * M + (HALVES ? group * COLUMNS : 0);
-    }
-
-    // What a partial step needs from device memory, asked for one step ahead: each lane has the bits, or the segments, of
-    // the queries `lane`, `lane + 32` …, for the 16 keys of its warp.
-    struct Look {
-        u32 bits[PLAN ? COLUMNS / 32 : 1];
-        int of_query[SEGMENTS ? COLUMNS / 32 : 1], of_key;
-    };
-    INLINE void look(Look& look) const {
-#if PLAN
-        int lane = lane_id(), of = key - key_tile * N + (threadIdx.x >> 5 & 3) * 16;
-        if (!partial) return;
-#pragma unroll
-        for (int x = 0; x < COLUMNS / 32; x++) {
-            int i = query + lane + 32 * x;
-            look.bits[x] = bits_of == NO_BITS ? ~0u : p.plan_bits[((i64)bits_of * M + i - query_tile * M) * (N / 32) + of / 32];
-#if SEGMENTS
-            look.of_query[x] = p.segments_q[(i64)batch * p.n + min(i, p.n - 1)];
-#endif
-        }
-#if SEGMENTS
-        look.of_key = p.segments_k[(i64)batch * p.m + min(key_tile * N + of + (lane & 15), p.m - 1)];
-#endif
-#endif
-    }
-    // Bit r of a lane's word: whether its query sees key r of the warp's 16.
-    INLINE void settle(Look& look) const {
-#if PLAN
-        int of = key - key_tile * N + (threadIdx.x >> 5 & 3) * 16;
-#pragma unroll
-        for (int x = 0; x < COLUMNS / 32; x++) look.bits[x] >>= of & 31;
-#if SEGMENTS
-        u32 same[COLUMNS / 32];
-#pragma unroll
-        for (int x = 0; x < COLUMNS / 32; x++) same[x] = 0;
-#pragma unroll
-        for (int r = 0; r < 16; r++) {
-            int segment = __shfl_sync(~0u, look.of_key, r);
-#pragma unroll
-            for (int x = 0; x < COLUMNS / 32; x++) same[x] |= (u32)(look.of_query[x] == segment) << r;
-        }
-#pragma unroll
-        for (int x = 0; x < COLUMNS / 32; x++) look.bits[x] &= same[x];
-#endif
-#endif
-    }
-
-    // Products become weights: exponentials of the shaped score against the log-sum, 0 where a pair is absent. `slope`
-    // gets what the cap lets through.
-    INLINE void weigh(float (&s)[COLUMNS / 2], float* slope, u32 lse, Look& look) const {
-        int row = key + fragment_row(), column = query + fragment_column();
-        float unit = p.scale * LOG2E;
-#if SHAPED
-        Shape shape(p, batch, head);
-#endif
-#pragma unroll
-        for (int c = 0; c < COLUMNS / 8; c++) {
-            float2 against = load_shared2(lse + (column - query + 8 * c) * 4);
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                float& x = s[4 * c + e];
-                float y = e & 1 ? against.y : against.x;
-#if SHAPED
-                int i = column + 8 * c + (e & 1), j = row + (e & 2) * 4;
-                x = exp2_fast(shape(x, i, j, i < p.n && j < p.m, slope + 4 * c + e) - y);
-#else
-                x = exp2_fast(fmaf(x, unit, -y));
-#endif
-            }
-        }
-        if (partial) {
-            settle(look);
-            int end = p.m;
-#if LENGTHS
-            end = min(end, p.lengths[batch]);
-#endif
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                int j = row + 8 * r;
-                bool inside = j < end;
-#if BAND
-                int low = j - p.offset - p.right - column, high = j - p.offset + p.left - column;
-#endif
-#pragma unroll
-                for (int c = 0; c < COLUMNS / 8; c++) {
-#pragma unroll
-                    for (int e = 0; e < 2; e++) {
-                        bool kept = inside;
-                        int i = 8 * c + e;
-                        (void)i;
-#if BAND
-                        kept = kept && i >= low && i <= high;
-#endif
-#if PLAN
-                        u32 word = __shfl_sync(~0u, look.bits[c / 4], c % 4 * 8 + fragment_column() + e);
-                        kept = kept && (word >> ((threadIdx.x >> 2 & 7) + 8 * r) & 1);
-#endif
-                        if (!kept) s[4 * c + 2 * r + e] = 0.f;
-                    }
-                }
-            }
-        }
-    }
-
-    // Draws which pairs dropout keeps: a byte for each query and 8 keys.
-    INLINE void draw(u32 to, int group) const {
-#if DROPOUT
-        int t = threadIdx.x & 127;
-#pragma unroll
-        for (int r = 0; r < COLUMNS * 8 / 128; r++) {
-            int at = r * 128 + t;
-            store_shared(to + at, (u8)dropout_keep(p.seed, batch, head, query + at / 8, key / 8 + at % 8, p.dropout_threshold));
-        }
-        named_sync(2 + group, 128);
-#endif
-    }
-    INLINE void drop(float (&x)[COLUMNS / 2], u32 from) const {
-#if DROPOUT
-#pragma unroll
-        for (int c = 0; c < COLUMNS / 8; c++) {
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                u32 kept = load_shared_u16(from + (fragment_column() + 8 * c + e) * 8 + (threadIdx.x >> 5 & 3) * 2) >> (threadIdx.x >> 2 & 7);
-                float &a = x[4 * c + e], &b = x[4 * c + 2 + e];
-                a = kept & 1 ? a * p.dropout_scale : 0.f, b = kept & 256 ? b * p.dropout_scale : 0.f;
-            }
-        }
-#endif
-    }
-
-    // The gradient of the bias is that of the scores.
-    INLINE void give_bias(const float (&ds)[COLUMNS / 2]) const {
-#if D_BIAS
-#pragma unroll
-        for (int x = 0; x < COLUMNS / 2; x++) {
-            int i = query + fragment_column() + (x / 4) * 8 + (x & 1), j = key + fragment_row() + (x & 2) * 4;
-            if (i < p.n && j < p.m) p.d_bias[batch * p.d_bias_b + head * p.d_bias_h + i * p.d_bias_i + j * p.d_bias_j] = ds[x];
-        }
-#endif
-    }
-};
-
-// Hands a piece of dq to the thread that adds it up, in the grains of its rows.
-INLINE void put_dq(const Shared& shared, const float (&dq)[32], u32 grain, int group, u32 count, bool speaks) {
-    int row = fragment_row() + (M == 128 ? group * 64 : 0);
-    float upper = load_shared(grain + row * 4), lower = load_shared(grain + (row + 8) * 4);
-    shared.add_empty().wait(count & 1 ^ 1);
-    u32 to = shared.add(group) + (threadIdx.x & 127) * 16;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const float* x = dq + 4 * i;
-        if (FREE_ORDER) store_shared(to + i * 2048, x[0], x[1], x[2], x[3]);
-        else
-            store_shared(to + i * 2048, __float2int_rn(x[0] * upper), __float2int_rn(x[1] * upper), __float2int_rn(x[2] * lower),
-                         __float2int_rn(x[3] * lower));
-    }
-    fence_shared();
-    __syncwarp();
-    if (speaks) shared.add_full().arrive();
-}
+#include "walk.cuh"
+#include "step.cuh"
 
 INLINE void consume(const Problem& p, const Shared& shared, int group) {
     constexpr int WIDE = HALVES ? 128 : D;  // columns of dk and dv that a warpgroup has
@@ -444,6 +70,12 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
         if (speaks) shared.work_empty(works & 1).arrive();
         if (work.x >= total) break;
         Work w(work.x, tiles, p.heads_k, p.batch, p.section, false);
+        w.tile = work.y >> 1;
+        int2 whole = make_int2(0, 0);
+#if SEGMENTS
+        Extent of_keys(p, w.batch, w.tile * (N / 64) + (HALVES ? 0 : group), 1, p.m);
+        whole = make_int2(of_keys.all_low, key_end(of_keys.all_high, w.tile, group, p.m));
+#endif
         float dk[WIDE / 2], dv[WIDE / 2];               // [64, WIDE]
         float s[COLUMNS / 2], dp[COLUMNS / 2], dq[32];  // [64 keys, COLUMNS], [64, 64]
         u32 weights[COLUMNS / 4], slopes[COLUMNS / 4];  // what s and dp are rounded to
@@ -451,7 +83,7 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
         for (int i = 0; i < WIDE / 2; i++) dk[i] = dv[i] = 0.f;
         pin(dk), pin(dv);
         shared.k_full().wait(works & 1);
-        if (work.y) {
+        if (work.y & 1) {
             shared.q_full(step % Q_STAGES).wait(step / Q_STAGES & 1);
             products_begin();
             product_rows<COLUMNS, D, N, M>(s, keys, shared.q(step % Q_STAGES) + queries_from);
@@ -461,13 +93,13 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
             shared.v_full().wait(works & 1);
             bool more;
             Tile::Look look;
-            Tile(p, w, shared.get_step(step % Q_STAGES), group).look(look);
+            Tile(p, w, shared.get_step(step % Q_STAGES), group, whole).look(look);
 #pragma unroll 1
             do {
                 // Nothing is multiplied yet; s has the scores of this step.
                 u32 at_q = step % Q_STAGES, at_o = step % O_STAGES, at_s = step & 1;
                 int4 about = shared.get_step(at_q);
-                Tile tile(p, w, about, group);
+                Tile tile(p, w, about, group, whole);
                 more = about.w & MORE;
                 // dp = v · d_outᵀ, under which the scores become weights.
                 shared.o_full(at_o).wait(step / O_STAGES & 1);
@@ -553,7 +185,7 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
                 product_rows<COLUMNS, D, N, M>(s, keys, shared.q(after % Q_STAGES) + queries_from);
                 products_commit();
 #if PLAN
-                if (more) Tile(p, w, shared.get_step(after % Q_STAGES), group).look(look);
+                if (more) Tile(p, w, shared.get_step(after % Q_STAGES), group, whole).look(look);
 #endif
                 if (BWD_EARLY) put_dq(shared, dq, shared.grain(at_q), group, adds++, speaks);
                 if constexpr (ROUNDS == 2) {
@@ -584,9 +216,10 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
         if (HALVES) named_sync(1, 256);
         else named_sync(4 + group, 128);
         u32 room = HALVES ? shared.v() + group * 2 * N * 128 : values;
-        write_fragment<N>(room, to_k, p.dk_j, dk, p.scale, p.scale, p.m - key, p.d - from, wide_k);
+        bool odd = write_fragment<N>(room, to_k, p.dk_j, dk, p.scale, p.scale, p.m - key, p.d - from, wide_k);
         __syncwarp();
-        write_fragment<N>(room, to_v, p.dv_j, dv, 1.f, 1.f, p.m - key, p.dv - from, wide_v);
+        odd |= write_fragment<N>(room, to_v, p.dv_j, dv, 1.f, 1.f, p.m - key, p.dv - from, wide_v);
+        if (MASKED && odd) tell_broken(p, p.broken_k, w.batch * p.heads_k + w.head, div_up(p.m, 64), key / 64);
         fence_shared();
         __syncwarp();
         if (speaks) shared.v_empty().arrive();
@@ -619,150 +252,4 @@ attention_backward(const __grid_constant__ Problem p, const __grid_constant__ Te
     }
 }
 
-// Threads that share a row of the statistics: 16 bytes each.
-constexpr int LANES = HEAD_DIM / 8;
-
-// The largest absolute value of rows 128 · blockIdx.x .. of a matrix, for the whole block; ∞ where one is not a number.
-INLINE float largest(const u16* x, i64 stride, int columns, int rows) {
-    int first = blockIdx.x * 128, lane = threadIdx.x % LANES;
-    u32 most = 0;
-    bool wide = columns % 8 == 0 && stride % 8 == 0 && ((u64)x & 15) == 0;
-#pragma unroll
-    for (int r = 0; r < LANES / 2; r++) {
-        int row = first + r * (256 / LANES) + threadIdx.x / LANES;
-        if (row >= rows) continue;
-        if (wide) {
-            int c = lane * 8;
-            if (c < columns) {
-                uint4 y = *(const uint4*)(x + row * stride + c);
-                // Magnitudes of 16-bit floats compare as integers.
-                auto take = [&](u32 two) { most = max(most, max(two & 0x7fffu, two >> 16 & 0x7fffu)); };
-                take(y.x), take(y.y), take(y.z), take(y.w);
-            }
-        } else {
-            for (int c = lane; c < columns; c += LANES) most = max(most, (u32)x[row * stride + c] & 0x7fffu);
-        }
-    }
-    __shared__ u32 seen[8];
-    for (int s = 16; s > 0; s /= 2) most = max(most, __shfl_xor_sync(~0u, most, s));
-    __syncthreads();
-    if ((threadIdx.x & 31) == 0) seen[threadIdx.x / 32] = most;
-    __syncthreads();
-    for (int w = 0; w < 8; w++) most = max(most, seen[w]);
-    return widen((u16)min(most, ELEMENT == 0 ? 0x7f80u : 0x7c00u));
-}
-
-// The largest |k| and |v| of 128 keys of a head.
-extern "C" __global__ void __launch_bounds__(256) attention_backward_measure(const __grid_constant__ Problem p) {
-    int bh = blockIdx.y, batch = bh / p.heads_k, head = bh - batch * p.heads_k, end = p.m;
-#if LENGTHS
-    end = min(end, p.lengths[batch]);
-#endif
-    float2 most;
-    most.x = largest(p.k + batch * p.k_b + head * p.k_h, p.k_j, p.d, end);
-    most.y = largest(p.v + batch * p.v_b + head * p.v_h, p.v_j, p.dv, end);
-    if (threadIdx.x == 0) p.limits[(i64)bh * gridDim.x + blockIdx.x] = most;
-}
-
-// Σ out · d_out of each row, less the gradient of its lse; the lse in units of log2, +∞ where a row saw nothing or is padding;
-// the grain of its dq; zeros to add dq to.
-extern "C" __global__ void __launch_bounds__(256) attention_backward_prepare(const __grid_constant__ Problem p) {
-    int bh = blockIdx.y, batch = bh / p.heads_q, head = bh - batch * p.heads_q;
-    int padded = div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD, lane = threadIdx.x % LANES;
-    int tiles = div_up(p.n, M), mine = STATISTICS_PAD / M;
-    for (int t = blockIdx.x * mine; t < min(tiles, (int)(blockIdx.x + 1) * mine); t++) {
-        float4* zero = (float4*)(p.dq_sum + ((i64)bh * tiles + t) * (M * D));
-        for (int x = threadIdx.x; x < M * D / 4; x += 256) zero[x] = make_float4(0.f, 0.f, 0.f, 0.f);
-    }
-    float2 most = make_float2(0.f, 0.f);
-#if !FREE_ORDER
-    int parts = div_up(p.m, 128);
-    const float2* limits = p.limits + ((i64)batch * p.heads_k + head / (p.heads_q / p.heads_k)) * parts;
-    for (int x = threadIdx.x & 31; x < parts; x += 32) most.x = fmaxf(most.x, limits[x].x), most.y = fmaxf(most.y, limits[x].y);
-    for (int x = 16; x > 0; x /= 2)
-        most.x = fmaxf(most.x, __shfl_xor_sync(~0u, most.x, x)), most.y = fmaxf(most.y, __shfl_xor_sync(~0u, most.y, x));
-#endif
-    const u16* out = p.out + batch * p.out_b + head * p.out_h;
-    const u16* d_out = p.d_out + batch * p.d_out_b + head * p.d_out_h;
-    bool wide = p.dv % 8 == 0 && (p.out_i | p.out_h | p.out_b | p.d_out_i | p.d_out_h | p.d_out_b) % 8 == 0 && (((u64)p.out | (u64)p.d_out) & 15) == 0;
-#pragma unroll 4
-    for (int r = 0; r < STATISTICS_PAD * LANES / 256; r++) {
-        int i = blockIdx.x * STATISTICS_PAD + r * (256 / LANES) + threadIdx.x / LANES;
-        float sum = 0.f, square = 0.f;
-        auto both = [&](u32 x, u32 y) {
-            float a = widen_low(y), b = widen_high(y);
-            sum += widen_low(x) * a + widen_high(x) * b, square += a * a + b * b;
-        };
-        if (i < p.n) {
-            const u16 *a = out + i * p.out_i, *b = d_out + i * p.d_out_i;
-            if (wide) {
-                int c = lane * 8;
-                if (c < p.dv) {
-                    uint4 x = *(const uint4*)(a + c), y = *(const uint4*)(b + c);
-                    both(x.x, y.x), both(x.y, y.y), both(x.z, y.z), both(x.w, y.w);
-                }
-            } else {
-                for (int c = lane; c < p.dv; c += LANES) both(a[c], b[c]);
-            }
-        }
-#pragma unroll
-        for (int x = LANES / 2; x > 0; x /= 2) sum += __shfl_xor_sync(~0u, sum, x), square += __shfl_xor_sync(~0u, square, x);
-        if (lane == 0) {
-            i64 at = (i64)bh * p.n + i, to = (i64)bh * padded + i;
-            float lse = i < p.n ? p.lse[at] : MINUS_INFINITY, d_lse = p.d_lse && i < p.n ? p.d_lse[at] : 0.f;
-            p.lse2[to] = lse == MINUS_INFINITY ? -MINUS_INFINITY : lse * LOG2E;
-            p.delta[to] = sum - d_lse;
-            float largest = most.x * (2.f * (DROPOUT ? p.dropout_scale : 1.f) * sqrtf(square * p.dv) * most.y + fabsf(d_lse));
-            // 2^(30 − ⌈log2 largest⌉), from the exponent of `largest`; a row without a bound has no numbers either.
-            int exponent = (int)(__float_as_uint(fmaxf(largest, 1e-30f)) >> 23) - 126;
-            p.grain[to] = largest < 1e37f ? __uint_as_float((u32)(min(30 - exponent, 126) + 127) << 23) : __uint_as_float(0x7fc00000);
-        }
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(256) attention_backward_finish(const __grid_constant__ Problem p) {
-    int bh = blockIdx.y, batch = bh / p.heads_q, head = bh - batch * p.heads_q, t = threadIdx.x & 127;
-    bool wide = p.d % 8 == 0 && (p.dq_i | p.dq_h | p.dq_b) % 8 == 0 && ((u64)p.dq & 15) == 0;
-    for (int piece = threadIdx.x / 128; piece < PIECES; piece += 2) {
-        const float4* from = (const float4*)(p.dq_sum + ((i64)bh * gridDim.x + blockIdx.x) * (M * D) + piece * 4096) + t;
-        int row = blockIdx.x * M + (M == 128 ? piece * 64 : 0), column = M == 128 ? 0 : piece * 64;
-        float x[32], upper = p.scale, lower = p.scale;
-#if !FREE_ORDER
-        const float* grain = p.grain + (i64)bh * (div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD) + row + fragment_row();
-        upper /= grain[0], lower /= grain[8];
-#endif
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            float4 y = from[i * 128];
-            x[4 * i] = y.x, x[4 * i + 1] = y.y, x[4 * i + 2] = y.z, x[4 * i + 3] = y.w;
-        }
-#if !FREE_ORDER
-#pragma unroll
-        for (int i = 0; i < 32; i++) x[i] = __int2float_rn(__float_as_int(x[i]));
-#endif
-        store_fragment(p.dq + batch * p.dq_b + head * p.dq_h + row * p.dq_i + column, p.dq_i, x, upper, lower, p.n - row, p.d - column, wide);
-    }
-}
-
-// The sink of a head takes the mass exp(sink − lse) of each row.
-extern "C" __global__ void __launch_bounds__(256) sink_gradient(const __grid_constant__ Problem p) {
-    int head = blockIdx.x, padded = div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD;
-    float sink = p.sinks[head] * LOG2E, sum = 0.f;
-    for (int b = 0; b < p.batch; b++)
-        for (int i = threadIdx.x; i < p.n; i += 256) {
-            i64 at = ((i64)b * p.heads_q + head) * padded + i;
-            sum -= exp2_fast(sink - p.lse2[at]) * p.delta[at];
-        }
-    __shared__ float sums[256];
-    sums[threadIdx.x] = sum;
-    __syncthreads();
-    for (int x = 128; x > 0; x /= 2) {
-        if (threadIdx.x < x) sums[threadIdx.x] += sums[threadIdx.x + x];
-        __syncthreads();
-    }
-    if (threadIdx.x == 0) p.d_sinks[head] = sums[0];
-}
-
-#if PLAN && SEGMENTS
-extern "C" __global__ void __launch_bounds__(128) segment_plan(const __grid_constant__ Problem p) { plan_segments<M, N, true>(p); }
-#endif
+#include "rows.cuh"

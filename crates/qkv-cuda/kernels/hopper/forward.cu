@@ -18,7 +18,7 @@
 #define FWD_Q_STAGES (HEAD_DIM == 256 || FWD_N > 160 ? 1 : 2)
 #endif
 #ifndef FWD_TURNS  // warpgroups take turns at the matrix units: as measured, LADDER.md
-#define FWD_TURNS (HEAD_DIM == 64 || (HEAD_DIM == 128 ? BAND || PLAN : !BAND && !PLAN))
+#define FWD_TURNS (HEAD_DIM == 64 || (HEAD_DIM == 128 ? BAND || PLAN || SEGMENTS : !BAND && !PLAN && !SEGMENTS))
 #endif
 #ifndef FWD_AHEAD  // the next tile's first scores are multiplied while this one is written, which takes registers
 #define FWD_AHEAD (FWD_Q_STAGES == 2)
@@ -79,10 +79,19 @@ struct Shared {
 struct Visit {
     int count, from;  // from: the last tile, or the first entry of the plan
     INLINE Visit(int count, int from) : count(count), from(from) {}
-    INLINE Visit(const Problem& p, const Work& w) {
+    INLINE Visit(const Problem& p, Work& w) {
 #if PLAN
+        // Rows come in an order of their own, and say which tile they are.
         PlanRow row(p, w.batch, w.head, w.tile);
-        count = row.count, from = row.from;
+        count = row.count, from = row.from, w.tile = row.tile;
+#if LENGTHS
+        // Key tiles rise along a row: those beyond the sequence are left out.
+        for (int low = 0, end = p.lengths[w.batch]; low < count;) {
+            int middle = (low + count) / 2;
+            if ((int)(p.plan_tiles[from + middle].x & ~PARTIAL) * N < end) low = middle + 1;
+            else count = middle;
+        }
+#endif
 #else
         Keys keys(p, w.batch, w.tile * M, min(w.tile * M + M, p.n) - 1);
         from = div_up(keys.high, N) - 1, count = keys.high > keys.low ? from + 1 - keys.low / N : 0;
@@ -192,9 +201,17 @@ struct Rows {
     int batch, head, first, row, column;
     Keys keys;
     Shape shape;
+#if SEGMENTS
+    int2 range[2];
+#endif
     INLINE Rows(const Problem& p, const Work& w, int group)
         : p(p), batch(w.batch), head(w.head), first(w.tile * M + group * 64), row(first + fragment_row()), column(fragment_column()),
-          keys(p, w.batch, first, first + 63), shape(p, w.batch, w.head) {}
+          keys(p, w.batch, first, first + 63), shape(p, w.batch, w.head) {
+#if SEGMENTS
+#pragma unroll
+        for (int r = 0; r < 2; r++) range[r] = p.ranges[(i64)batch * p.n + min(row + 8 * r, p.n - 1)];
+#endif
+    }
 
     // What is known of a tile before its scores are there; bits are on their way by then.
     struct Look {
@@ -208,14 +225,14 @@ struct Rows {
         Look look;
 #if PLAN
         uint2 entry = shared.get_step(place);
-        look.tile = entry.x & ~PARTIAL, look.partial = entry.x & PARTIAL;
+        look.tile = entry.x & ~PARTIAL, look.partial = entry.x & PARTIAL || look.tile * N + N > keys.end;
         if (look.partial) {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const uint2* bits = (const uint2*)(p.plan_bits + ((i64)entry.y * M + group * 64 + fragment_row() + 8 * r) * (N / 32));
 #pragma unroll
                 for (int x = 0; x < N / 64; x++) {
-                    uint2 two = entry.y == NO_BITS ? make_uint2(~0u, ~0u) : bits[x];
+                    uint2 two = entry.x & PARTIAL ? bits[x] : make_uint2(~0u, ~0u);
                     look.bits[r][2 * x] = two.x, look.bits[r][2 * x + 1] = two.y;
                 }
             }
@@ -226,26 +243,6 @@ struct Rows {
 #endif
         return look;
     }
-
-#if SEGMENTS
-    // Leaves the bits of keys of the rows' own segments: a warp compares its 16 rows with 32 keys at a time.
-    INLINE void keep_segments(Look& look) const {
-        int lane = lane_id(), i = first + (threadIdx.x >> 5 & 3) * 16 + (lane & 15), of_key[N / 32];
-        int of_row = p.segments_q[(i64)batch * p.n + min(i, p.n - 1)];
-#pragma unroll
-        for (int x = 0; x < N / 32; x++) of_key[x] = p.segments_k[(i64)batch * p.m + min(look.tile * N + 32 * x + lane, p.m - 1)];
-#pragma unroll
-        for (int r = 0; r < 16; r++) {
-            int segment = __shfl_sync(~0u, of_row, r);
-            bool mine = (lane >> 2) == (r & 7);
-#pragma unroll
-            for (int x = 0; x < N / 32; x++) {
-                u32 same = __ballot_sync(~0u, of_key[x] == segment);
-                if (mine) look.bits[r / 8][x] &= same;
-            }
-        }
-    }
-#endif
 
     // Scores become what the softmax sees: shaped, and −∞ where a pair is absent.
     INLINE void refine(float (&s)[N / 2], Look& look) const {
@@ -258,14 +255,14 @@ struct Rows {
         }
 #endif
         if (look.partial) {
-#if SEGMENTS
-            keep_segments(look);
-#endif
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 int i = row + 8 * r, high = keys.end - j0;
                 (void)i;
-#if BAND
+#if SEGMENTS
+                high = range[r].y - j0;
+                int low = range[r].x - j0;
+#elif BAND
                 high = min(high, i + p.offset + p.right + 1 - j0);
                 int low = i + p.offset - p.left - j0;
 #endif
@@ -277,8 +274,8 @@ struct Rows {
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
                         int j = 8 * c + e;
-                        bool kept = j < high;
-#if BAND
+                        bool kept = PLAN && !LENGTHS || j < high;  // bits end where the keys end
+#if BAND || SEGMENTS
                         kept = kept && j >= low;
 #endif
 #if PLAN
@@ -343,7 +340,8 @@ struct Rows {
         u16* out = p.out + batch * p.out_b + head * p.out_h + first * p.out_i;
         bool wide = p.dv % 8 == 0 && (p.out_i | p.out_h | p.out_b) % 8 == 0 && ((u64)p.out & 15) == 0;
         named_sync(4 + group, 128);
-        write_fragment<M>(tile, out, p.out_i, o, factor[0], factor[1], p.n - first, p.dv, wide);
+        bool odd = write_fragment<M>(tile, out, p.out_i, o, factor[0], factor[1], p.n - first, p.dv, wide);
+        if (MASKED && odd) tell_broken(p, p.broken_q, batch * p.heads_q + head, div_up(p.n, 64), first / 64);
     }
 };
 
@@ -491,6 +489,6 @@ attention_forward(const __grid_constant__ Problem p, const __grid_constant__ Ten
     }
 }
 
-#if PLAN && SEGMENTS
-extern "C" __global__ void __launch_bounds__(128) segment_plan(const __grid_constant__ Problem p) { plan_segments<M, N, false>(p); }
+#if SEGMENTS
+extern "C" __global__ void __launch_bounds__(256) segment_ranges(const __grid_constant__ Problem p) { find_ranges<false>(p); }
 #endif

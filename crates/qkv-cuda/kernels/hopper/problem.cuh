@@ -12,10 +12,10 @@
 #ifndef LENGTHS  // keys before lengths[b]
 #define LENGTHS 0
 #endif
-#ifndef SEGMENTS  // query and key of one segment
+#ifndef SEGMENTS  // query and key of one segment, which are runs: a range of keys for each query
 #define SEGMENTS 0
 #endif
-#ifndef PLAN  // tiles from a list, some of them by bits
+#ifndef PLAN  // tiles from a list, some of them by bits; not with BAND or SEGMENTS
 #define PLAN 0
 #endif
 #ifndef SOFTCAP
@@ -35,6 +35,8 @@
 #endif
 // Scores are more than a scaled product.
 #define SHAPED (SOFTCAP || ALIBI || BIAS)
+// Some pairs may be absent.
+#define MASKED (BAND || LENGTHS || SEGMENTS || PLAN)
 
 struct Problem {
     int batch, heads_q, heads_k, n, m, d, dv, offset;  // 0
@@ -47,7 +49,7 @@ struct Problem {
     float* lse;                                        // 104  [batch, heads_q, n]
     const int* lengths;                                // 112  [batch]
     const int *segments_q, *segments_k;                // 120  [batch, n], [batch, m]
-    const uint2* plan_rows;                            // 136
+    const uint4* plan_rows;                            // 136
     const uint4* plan_tiles;                           // 144
     const u32* plan_bits;                              // 152
     int plan_b, plan_h;                                // 160  rows of the plan from one sequence, head to the next
@@ -76,8 +78,14 @@ struct Problem {
     i64 k_b, k_h, k_j;                                 // 464
     const u16* v;                                      // 488
     i64 v_b, v_h, v_j;                                 // 496
-};                                                     // 520
-static_assert(sizeof(Problem) == 520, "the host counts on it");
+    // Results that are not finite, though the mask may be why: what the general kernels compute again.
+    u32* broken;                                       // 520  [1]: whether there are any
+    u32* broken_q;                                     // 528  [batch · heads_q, tiles of 64 queries]
+    u32* broken_k;                                     // 536  [batch · heads_k, tiles of 64 keys]
+    int2* ranges;                                      // 544  [batch, n]: the keys of a query; backward [batch, m]
+    int4* extents;                                     // 552  [batch, tiles of 64]: of 64 ranges
+};                                                     // 560
+static_assert(sizeof(Problem) == 560, "the host counts on it");
 
 // Rows of the statistics of the backward pass are padded to this.
 constexpr int STATISTICS_PAD = 128;
@@ -99,18 +107,38 @@ struct Work {
     }
 };
 
-// The keys that the rows [first, last] of a sequence's queries may see, before plans and segments.
+#if SEGMENTS
+// What 64 ranges have in common: the lowest beginning and the highest end of those that are not empty, then the highest
+// beginning and the lowest end of all.
+struct Extent {
+    int low, high, all_low, all_high;
+    INLINE Extent() : low(0x7fffffff), high(0), all_low(0), all_high(0x7fffffff) {}
+    // Of the tiles of 64 from `tile` on, at most `count`.
+    INLINE Extent(const Problem& p, int batch, int tile, int count, int rows) : Extent() {
+        int tiles = div_up(rows, 64);
+        for (int t = tile; t < min(tile + count, tiles); t++) {
+            int4 x = p.extents[(i64)batch * tiles + t];
+            low = min(low, x.x), high = max(high, x.y), all_low = max(all_low, x.z), all_high = min(all_high, x.w);
+        }
+    }
+};
+#endif
+
+// The keys that the rows [first, last] of a sequence's queries may see, before plans.
 struct Keys {
     int end;              // keys of the sequence
     int low, high;        // seen by some row: [low, high)
     int all_low, all_high;  // seen by every row
     INLINE Keys(const Problem& p, int batch, int first, int last) {
         end = p.m;
-#if LENGTHS
+#if LENGTHS && !SEGMENTS
         end = min(end, p.lengths[batch]);
 #endif
         low = 0, high = end, all_low = 0, all_high = end;
-#if BAND
+#if SEGMENTS
+        Extent x(p, batch, first / 64, div_up(last + 1, 64) - first / 64, p.n);
+        low = x.low, high = x.high, all_low = x.all_low, all_high = x.all_high;
+#elif BAND
         low = max(0, first + p.offset - p.left), high = min(end, last + p.offset + p.right + 1);
         all_low = max(0, last + p.offset - p.left), all_high = min(end, first + p.offset + p.right + 1);
 #endif
@@ -119,10 +147,10 @@ struct Keys {
 
 // Tiles of the plan that one row of tiles keeps.
 struct PlanRow {
-    int from, count;
-    INLINE PlanRow(const Problem& p, int batch, int head, int tile) {
-        uint2 row = p.plan_rows[(i64)batch * p.plan_b + (i64)head * p.plan_h + tile];
-        from = row.x, count = row.y;
+    int from, count, tile;
+    INLINE PlanRow(const Problem& p, int batch, int head, int at) {
+        uint4 row = p.plan_rows[(i64)batch * p.plan_b + (i64)head * p.plan_h + at];
+        from = row.x, count = row.y, tile = row.z;
     }
 };
 // x: the tile; bit 31 set where it is not kept whole. y: which tile of the bits, or NO_BITS. z, w: free.
@@ -163,40 +191,86 @@ struct Shape {
     }
 };
 
-#if PLAN && SEGMENTS
-// The lowest and the highest segment of some positions.
-INLINE int2 segment_extent(const int* segments, int from, int to) {
-    int2 x = make_int2(0x7fffffff, -0x7fffffff - 1);
-    for (int i = from; i < to; i++) x.x = min(x.x, segments[i]), x.y = max(x.y, segments[i]);
-    return x;
+// Says of 64 rows of a head that the general kernels have to compute them again. `tiles`: as many rows as there are, in 64s.
+INLINE void tell_broken(const Problem& p, u32* of, int bh, int tiles, int tile) {
+    *p.broken = 1, of[(i64)bh * tiles + tile] = 1;
 }
-// A row of the plan of packed sequences, by one block of 128 threads: the tiles of M queries (of N keys where BY_KEYS) are the
-// rows, blockIdx.x; those of the other side that share a segment with it, or may, are listed. A sequence is blockIdx.y.
-template <int M, int N, bool BY_KEYS> INLINE void plan_segments(const Problem& p) {
-    __shared__ int ends[4];
-    int batch = blockIdx.y, tile = blockIdx.x, row = batch * gridDim.x + tile, thread = threadIdx.x;
-    int others = BY_KEYS ? div_up(p.n, M) : div_up(p.m, N), count = 0;
-    const int *of_q = p.segments_q + (i64)batch * p.n, *of_k = p.segments_k + (i64)batch * p.m;
-    uint4* to = (uint4*)p.plan_tiles + (i64)row * others;
-    int2 mine = BY_KEYS ? segment_extent(of_k, tile * N, min(tile * N + N, p.m)) : segment_extent(of_q, tile * M, min(tile * M + M, p.n));
-    for (int base = 0; base < others; base += 128) {
-        int other = base + thread;
-        bool kept = other < others, whole = false;
-        if (kept) {
-            int q = (BY_KEYS ? other : tile) * M, k = (BY_KEYS ? tile : other) * N;
-            Keys keys(p, batch, q, min(q + M, p.n) - 1);
-            int2 its = BY_KEYS ? segment_extent(of_q, q, min(q + M, p.n)) : segment_extent(of_k, k, min(k + N, p.m));
-            kept = k < keys.high && k + N > keys.low && max(mine.x, its.x) <= min(mine.y, its.y);
-            whole = k >= keys.all_low && k + N <= keys.all_high && mine.x == mine.y && its.x == its.y;
-        }
-        u32 votes = __ballot_sync(~0u, kept);
-        __syncthreads();
-        if ((thread & 31) == 0) ends[thread / 32] = __popc(votes);
-        __syncthreads();
-        int at = count + __popc(votes & ((1u << (thread & 31)) - 1));
-        for (int w = 0; w < 4; w++) at += w < thread / 32 ? ends[w] : 0, count += ends[w];
-        if (kept) to[at] = make_uint4(other | (whole ? 0 : PARTIAL), NO_BITS, 0, 0);
+
+#if SEGMENTS
+// Where the segments of a sequence begin anew, if they do so once: runs of rising numbers, of which a part may have been put
+// to the end (padding, mostly). More than one such place: −1, and nothing is said of the order.
+INLINE int turning(const int* x, int count) {
+    __shared__ int falls, where;
+    if (threadIdx.x == 0) falls = where = 0;
+    __syncthreads();
+    int mine = 0, at = 0;
+#pragma unroll 8
+    for (int i = threadIdx.x + 1; i < count; i += 256) {
+        bool falls_here = x[i] < x[i - 1];
+        mine += falls_here, at = falls_here ? i : at;
     }
-    if (thread == 0) ((uint2*)p.plan_rows)[row] = make_uint2(row * others, count);
+    if (mine) atomicAdd(&falls, mine), where = at;
+    __syncthreads();
+    int found = falls == 0 ? 0 : falls == 1 && x[count - 1] < x[0] ? where : -1;
+    __syncthreads();
+    return found;
+}
+// The first of x[from .. to), which rises, that is not below (or, OVER, that is above) a number.
+template <bool OVER> INLINE int first_from(const int* x, int from, int to, int number) {
+    while (from < to) {
+        int middle = (from + to) / 2;
+        if (OVER ? x[middle] <= number : x[middle] < number) from = middle + 1;
+        else to = middle;
+    }
+    return from;
+}
+// The range of keys that each query sees, by segment, band and length together, or, BY_KEYS, of queries that see each key;
+// and what 64 of them have in common. A block takes 256 rows, blockIdx.x, of a sequence, blockIdx.y. A sequence whose
+// segments are no runs has nothing here, and all of it is left to the general kernels.
+template <bool BY_KEYS> INLINE void find_ranges(const Problem& p) {
+    int batch = blockIdx.y, rows = BY_KEYS ? p.m : p.n, others = BY_KEYS ? p.n : p.m;
+    const int* mine = (BY_KEYS ? p.segments_k : p.segments_q) + (i64)batch * rows;
+    const int* its = (BY_KEYS ? p.segments_q : p.segments_k) + (i64)batch * others;
+    int turn = turning(its, others), tiles = div_up(rows, 64), row = blockIdx.x * 256 + threadIdx.x, end = p.m;
+    if (turn < 0) {
+        // Rows of both sides, a share for each block.
+        int of_q = div_up(p.n, 64), of_k = div_up(p.m, 64), all = gridDim.x * 256;
+        for (int t = row; t < of_q * p.heads_q; t += all) tell_broken(p, p.broken_q, batch * p.heads_q + t / of_q, of_q, t % of_q);
+        if (BY_KEYS)
+            for (int t = row; t < of_k * p.heads_k; t += all) tell_broken(p, p.broken_k, batch * p.heads_k + t / of_k, of_k, t % of_k);
+    }
+#if LENGTHS
+    end = min(end, p.lengths[batch]);
+#endif
+    int2 range = make_int2(0, 0);
+    if (row < rows && turn >= 0 && (!BY_KEYS || row < end)) {
+        int number = mine[row];
+        // Those from the turning on are below the first.
+        bool after = turn > 0 && number < its[0];
+        int from = after ? turn : 0, to = after || turn == 0 ? others : turn;
+        range.x = first_from<false>(its, from, to, number), range.y = first_from<true>(its, range.x, to, number);
+#if BAND
+        int low = BY_KEYS ? row - p.offset - p.right : row + p.offset - p.left;
+        int high = BY_KEYS ? row - p.offset + p.left + 1 : row + p.offset + p.right + 1;
+        range.x = max(range.x, low), range.y = min(range.y, high);
+#endif
+        if (!BY_KEYS) range.y = min(range.y, end);
+        if (range.x >= range.y) range = make_int2(0, 0);
+    }
+    if (row < rows) p.ranges[(i64)batch * rows + row] = range;
+    // Rows that are not there change nothing.
+    bool some = range.x < range.y, there = row < rows;
+    int4 x = make_int4(some ? range.x : 0x7fffffff, range.y, range.x, there ? range.y : 0x7fffffff);
+    for (int by = 16; by > 0; by /= 2) {
+        x.x = min(x.x, __shfl_xor_sync(~0u, x.x, by)), x.y = max(x.y, __shfl_xor_sync(~0u, x.y, by));
+        x.z = max(x.z, __shfl_xor_sync(~0u, x.z, by)), x.w = min(x.w, __shfl_xor_sync(~0u, x.w, by));
+    }
+    __shared__ int4 halves[8];
+    if ((threadIdx.x & 31) == 0) halves[threadIdx.x / 32] = x;
+    __syncthreads();
+    if (threadIdx.x < 4 && (int)(blockIdx.x * 4 + threadIdx.x) < tiles) {
+        int4 a = halves[2 * threadIdx.x], b = halves[2 * threadIdx.x + 1];
+        p.extents[(i64)batch * tiles + blockIdx.x * 4 + threadIdx.x] = make_int4(min(a.x, b.x), max(a.y, b.y), max(a.z, b.z), min(a.w, b.w));
+    }
 }
 #endif

@@ -164,6 +164,15 @@ INLINE float widen_high(u32 two) {
 #endif
 }
 
+// Of two elements, the top bit of each that is ∞ or not a number; the other bits mean nothing.
+INLINE u32 overflow(u32 two) {
+#if ELEMENT == 0
+    return (two & 0x7f807f80u) + 0x00800080u;
+#else
+    return (two & 0x7c007c00u) + 0x04000400u;
+#endif
+}
+
 // Over the four threads that share a row of a fragment.
 INLINE float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
@@ -390,8 +399,9 @@ template <int COUNT, int ROWS> INLINE void store_tile(u32 to, const u32 (&x)[COU
 // way of a tile in shared memory that nobody else uses: the fragment's 64 rows of a tile of ROWS are those at `tile`. Few
 // instructions, in a loop: a kernel's end is not in the instruction cache, and straight code runs at the pace of its
 // misses. Rows below `rows` and columns below `columns` are written; `wide` where they may be, 16 bytes at a time.
+// Says whether the thread wrote what is not finite.
 template <int ROWS, int COUNT>
-INLINE void write_fragment(u32 tile, u16* to, i64 stride, const float (&x)[COUNT], float upper, float lower, int rows, int columns, bool wide) {
+INLINE bool write_fragment(u32 tile, u16* to, i64 stride, const float (&x)[COUNT], float upper, float lower, int rows, int columns, bool wide) {
     u32 packed[COUNT / 2];
 #pragma unroll
     for (int i = 0; i < COUNT / 2; i++) {
@@ -404,12 +414,14 @@ INLINE void write_fragment(u32 tile, u16* to, i64 stride, const float (&x)[COUNT
     int column = threadIdx.x % LANES, row = (threadIdx.x >> 5 & 3) * 16 + (threadIdx.x & 31) / LANES;
     tile += (column >> 3) * ROWS * 128;
     to += column * 8;
+    u32 odd = 0;
 #pragma unroll 4
     for (int i = 0; i < LANES / 2; i++, row += 32 / LANES) {
         uint4 y;
         asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(y.x), "=r"(y.y), "=r"(y.z), "=r"(y.w) : "r"(tile + row * 128 + ((column & 7) ^ (row & 7)) * 16) : "memory");
         if (row >= rows) continue;
+        odd |= overflow(y.x) | overflow(y.y) | overflow(y.z) | overflow(y.w);
         u16* at = to + row * stride;
         if (wide) {
             if (column * 8 < columns) *(uint4*)at = y;
@@ -420,6 +432,7 @@ INLINE void write_fragment(u32 tile, u16* to, i64 stride, const float (&x)[COUNT
                 if (column * 8 + e < columns) at[e] = (u16)(words[e / 2] >> (e & 1) * 16);
         }
     }
+    return odd & 0x80008000u;
 }
 
 INLINE void store_shared(u32 at, float a, float b, float c, float d) {

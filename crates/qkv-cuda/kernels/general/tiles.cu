@@ -1,0 +1,71 @@
+// What a mask keeps of each tile, for kernels that walk over lists of tiles: made once, when a plan is made, from masks that
+// ask nothing of the data. A block takes one tile of QUERY_TILE queries and KEY_TILE keys, 128 threads.
+
+#define WORDS (QUERY_TILE * KEY_TILE / 32) // of a tile's bits: [QUERY_TILE, KEY_TILE / 32]
+
+// 32 pairs of a tile: bit x is set where its query sees key x of the word's 32.
+__device__ __forceinline__ u32 bits_at(const Job& job, int query_tile, int key_tile, int word) {
+    int i = query_tile * QUERY_TILE + word / (KEY_TILE / 32), j0 = key_tile * KEY_TILE + word % (KEY_TILE / 32) * 32;
+    u32 bits = 0;
+    if (i >= job.n) return 0;
+    for (int x = 0; x < 32; x++)
+        if (j0 + x < job.m && allowed(job, 0, 0, i, j0 + x, i + job.offset)) bits |= 1u << x;
+    return bits;
+}
+
+__device__ __forceinline__ u64 stirred(u64 x) {
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+    return x ^ x >> 31;
+}
+
+// picture [query tiles, key tiles]: two words of 64 bits a tile. Zeros where it keeps nothing, ones where it keeps everything,
+// else two sums by which tiles of the same bits are known. blockIdx: key tile, query tile.
+extern "C" __global__ void __launch_bounds__(128) classify(const __grid_constant__ Job job) {
+    SHARED(shared);
+    u64* sums = (u64*)shared;            // [128, 2]
+    int* found = (int*)(sums + 128 * 2); // [128]: 1 something is kept, 2 something is not
+    int key_tile = int(blockIdx.x), query_tile = int(blockIdx.y), thread = int(threadIdx.x);
+    Extent extent;
+    extent.query_tiles = extent.key_tiles = 1;
+    extent.query_tile = extent.key_tile = 0;
+    places_of(job, 0, query_tile * QUERY_TILE, QUERY_TILE, extent);
+    keys_of(job, key_tile * KEY_TILE, KEY_TILE, extent);
+    // A last tile of keys that is not whole is never full: what lies beyond has to be taken out.
+    bool ragged = (key_tile + 1) * KEY_TILE > job.m;
+    int said = verdict(job, 0, extent);
+    u64 first = 0, second = 0;
+    int here = said == EMPTY ? 2 : said == FULL && !ragged ? 1 : 0;
+    if (here == 0)
+        for (int word = thread; word < WORDS; word += 128) {
+            u32 bits = bits_at(job, query_tile, key_tile, word);
+            bool inside = query_tile * QUERY_TILE + word / (KEY_TILE / 32) < job.n; // a row beyond may be anything
+            here |= (bits ? 1 : 0) | (inside && bits != 0xffffffffu ? 2 : 0);
+            u64 both = u64(word) << 32 | bits;
+            first += stirred(both + 0x9e3779b97f4a7c15ull);
+            second += stirred(both * 0xd6e8feb86659fd93ull + 1);
+        }
+    sums[2 * thread] = first;
+    sums[2 * thread + 1] = second;
+    found[thread] = here;
+    __syncthreads();
+    if (thread != 0) return;
+    for (int at = 1; at < 128; at++) {
+        first += sums[2 * at];
+        second += sums[2 * at + 1];
+        here |= found[at];
+    }
+    // Sums that would read as something else are one off.
+    if (first == 0 && second == 0) first = 1;
+    if (~first == 0 && ~second == 0) first = 1;
+    u64* to = (u64*)job.picture + (i64(query_tile) * int(gridDim.x) + key_tile) * 2;
+    to[0] = here == 2 ? 0 : here == 1 ? ~0ull : first;
+    to[1] = here == 2 ? 0 : here == 1 ? ~0ull : second;
+}
+
+// picture [tiles, WORDS]: the bits of the tiles that `columns` lists by their numbers, query tile and key tile.
+extern "C" __global__ void __launch_bounds__(128) fill(const __grid_constant__ Job job) {
+    const int* tile = (const int*)job.columns + 2 * blockIdx.x;
+    u32* to = (u32*)job.picture + i64(blockIdx.x) * WORDS;
+    for (int word = int(threadIdx.x); word < WORDS; word += 128) to[word] = bits_at(job, tile[0], tile[1], word);
+}

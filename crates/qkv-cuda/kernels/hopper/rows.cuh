@@ -1,0 +1,163 @@
+// Backward's small kernels, linear in the sequence: before the main one, the largest key and value of each head, and of each row
+// Σ out · d_out, its log-sum and its grain; after it, dq rounded; and the gradient of the sinks.
+#pragma once
+
+// Threads that share a row of the statistics: 16 bytes each.
+constexpr int LANES = HEAD_DIM / 8;
+constexpr u32 INFINITE_BITS = ELEMENT == 0 ? 0x7f80 : 0x7c00;
+
+// The largest absolute value of rows 128 · blockIdx.x .. of a matrix, for the whole block; ∞ where one is not a number. Rows
+// from `end` on, which are multiplied though they are masked, count only where they are not finite.
+INLINE float largest(const u16* x, i64 stride, int columns, int rows, int end) {
+    int first = blockIdx.x * 128, lane = threadIdx.x % LANES;
+    u32 most = 0;
+    bool wide = columns % 8 == 0 && stride % 8 == 0 && ((u64)x & 15) == 0;
+#pragma unroll
+    for (int r = 0; r < LANES / 2; r++) {
+        int row = first + r * (256 / LANES) + threadIdx.x / LANES;
+        if (row >= rows) continue;
+        u32 here = 0;
+        if (wide) {
+            int c = lane * 8;
+            if (c < columns) {
+                uint4 y = *(const uint4*)(x + row * stride + c);
+                // Magnitudes of 16-bit floats compare as integers.
+                auto take = [&](u32 two) { here = max(here, max(two & 0x7fffu, two >> 16 & 0x7fffu)); };
+                take(y.x), take(y.y), take(y.z), take(y.w);
+            }
+        } else {
+            for (int c = lane; c < columns; c += LANES) here = max(here, (u32)x[row * stride + c] & 0x7fffu);
+        }
+        if (row < end || here >= INFINITE_BITS) most = max(most, here);
+    }
+    __shared__ u32 seen[8];
+    for (int s = 16; s > 0; s /= 2) most = max(most, __shfl_xor_sync(~0u, most, s));
+    __syncthreads();
+    if ((threadIdx.x & 31) == 0) seen[threadIdx.x / 32] = most;
+    __syncthreads();
+    for (int w = 0; w < 8; w++) most = max(most, seen[w]);
+    return widen((u16)min(most, INFINITE_BITS));
+}
+
+// The largest |k| and |v| of 128 keys of a head.
+extern "C" __global__ void __launch_bounds__(256) attention_backward_measure(const __grid_constant__ Problem p) {
+    int bh = blockIdx.y, batch = bh / p.heads_k, head = bh - batch * p.heads_k, end = p.m;
+#if LENGTHS
+    end = min(end, p.lengths[batch]);
+#endif
+    float2 most;
+    int rows = min(p.m, div_up(end, 128) * 128);
+    most.x = largest(p.k + batch * p.k_b + head * p.k_h, p.k_j, p.d, rows, end);
+    most.y = largest(p.v + batch * p.v_b + head * p.v_h, p.v_j, p.dv, rows, end);
+    if (threadIdx.x == 0) p.limits[(i64)bh * gridDim.x + blockIdx.x] = most;
+}
+
+// Σ out · d_out of each row, less the gradient of its lse; the lse in units of log2, +∞ where a row saw nothing or is padding;
+// the grain of its dq; zeros to add dq to.
+extern "C" __global__ void __launch_bounds__(256) attention_backward_prepare(const __grid_constant__ Problem p) {
+    int bh = blockIdx.y, batch = bh / p.heads_q, head = bh - batch * p.heads_q;
+    int padded = div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD, lane = threadIdx.x % LANES;
+    int tiles = div_up(p.n, M), mine = STATISTICS_PAD / M;
+    for (int t = blockIdx.x * mine; t < min(tiles, (int)(blockIdx.x + 1) * mine); t++) {
+        float4* zero = (float4*)(p.dq_sum + ((i64)bh * tiles + t) * (M * D));
+        for (int x = threadIdx.x; x < M * D / 4; x += 256) zero[x] = make_float4(0.f, 0.f, 0.f, 0.f);
+    }
+    float2 most = make_float2(0.f, 0.f);
+#if !FREE_ORDER
+    int parts = div_up(p.m, 128);
+    const float2* limits = p.limits + ((i64)batch * p.heads_k + head / (p.heads_q / p.heads_k)) * parts;
+    for (int x = threadIdx.x & 31; x < parts; x += 32) most.x = fmaxf(most.x, limits[x].x), most.y = fmaxf(most.y, limits[x].y);
+    for (int x = 16; x > 0; x /= 2)
+        most.x = fmaxf(most.x, __shfl_xor_sync(~0u, most.x, x)), most.y = fmaxf(most.y, __shfl_xor_sync(~0u, most.y, x));
+#endif
+    const u16* out = p.out + batch * p.out_b + head * p.out_h;
+    const u16* d_out = p.d_out + batch * p.d_out_b + head * p.d_out_h;
+    bool wide = p.dv % 8 == 0 && (p.out_i | p.out_h | p.out_b | p.d_out_i | p.d_out_h | p.d_out_b) % 8 == 0 && (((u64)p.out | (u64)p.d_out) & 15) == 0;
+#pragma unroll 4
+    for (int r = 0; r < STATISTICS_PAD * LANES / 256; r++) {
+        int i = blockIdx.x * STATISTICS_PAD + r * (256 / LANES) + threadIdx.x / LANES;
+        float sum = 0.f, square = 0.f;
+        auto both = [&](u32 x, u32 y) {
+            float a = widen_low(y), b = widen_high(y);
+            sum += widen_low(x) * a + widen_high(x) * b, square += a * a + b * b;
+        };
+        if (i < p.n) {
+            const u16 *a = out + i * p.out_i, *b = d_out + i * p.d_out_i;
+            if (wide) {
+                int c = lane * 8;
+                if (c < p.dv) {
+                    uint4 x = *(const uint4*)(a + c), y = *(const uint4*)(b + c);
+                    both(x.x, y.x), both(x.y, y.y), both(x.z, y.z), both(x.w, y.w);
+                }
+            } else {
+                for (int c = lane; c < p.dv; c += LANES) both(a[c], b[c]);
+            }
+        }
+#pragma unroll
+        for (int x = LANES / 2; x > 0; x /= 2) sum += __shfl_xor_sync(~0u, sum, x), square += __shfl_xor_sync(~0u, square, x);
+        if (lane == 0) {
+            i64 at = (i64)bh * p.n + i, to = (i64)bh * padded + i;
+            float lse = i < p.n ? p.lse[at] : MINUS_INFINITY, d_lse = p.d_lse && i < p.n ? p.d_lse[at] : 0.f;
+            p.lse2[to] = lse == MINUS_INFINITY ? -MINUS_INFINITY : lse * LOG2E;
+            p.delta[to] = sum - d_lse;
+            float largest = most.x * (2.f * (DROPOUT ? p.dropout_scale : 1.f) * sqrtf(square * p.dv) * most.y + fabsf(d_lse));
+            // 2^(30 − ⌈log2 largest⌉), from the exponent of `largest`; a row without a bound has no numbers either.
+            int exponent = (int)(__float_as_uint(fmaxf(largest, 1e-30f)) >> 23) - 126;
+            p.grain[to] = largest < 1e37f ? __uint_as_float((u32)(min(30 - exponent, 126) + 127) << 23) : __uint_as_float(0x7fc00000);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) attention_backward_finish(const __grid_constant__ Problem p) {
+    int bh = blockIdx.y, batch = bh / p.heads_q, head = bh - batch * p.heads_q, t = threadIdx.x & 127;
+    bool wide = p.d % 8 == 0 && (p.dq_i | p.dq_h | p.dq_b) % 8 == 0 && ((u64)p.dq & 15) == 0;
+    for (int piece = threadIdx.x / 128; piece < PIECES; piece += 2) {
+        const float4* from = (const float4*)(p.dq_sum + ((i64)bh * gridDim.x + blockIdx.x) * (M * D) + piece * 4096) + t;
+        int row = blockIdx.x * M + (M == 128 ? piece * 64 : 0), column = M == 128 ? 0 : piece * 64;
+        float x[32], upper = p.scale, lower = p.scale;
+#if !FREE_ORDER
+        const float* grain = p.grain + (i64)bh * (div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD) + row + fragment_row();
+        upper /= grain[0], lower /= grain[8];
+#endif
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            float4 y = from[i * 128];
+            x[4 * i] = y.x, x[4 * i + 1] = y.y, x[4 * i + 2] = y.z, x[4 * i + 3] = y.w;
+        }
+#if !FREE_ORDER
+#pragma unroll
+        for (int i = 0; i < 32; i++) x[i] = __int2float_rn(__float_as_int(x[i]));
+#endif
+        if (MASKED) {
+            float sum = 0.f;  // not a number where one of them is not finite
+#pragma unroll
+            for (int i = 0; i < 32; i++) sum += x[i] * (i & 2 ? lower : upper) * 0.f;
+            // Rows from n on have grains like any other.
+            if (sum != 0.f && row < p.n) tell_broken(p, p.broken_q, bh, div_up(p.n, 64), row / 64);
+        }
+        store_fragment(p.dq + batch * p.dq_b + head * p.dq_h + row * p.dq_i + column, p.dq_i, x, upper, lower, p.n - row, p.d - column, wide);
+    }
+}
+
+// The sink of a head takes the mass exp(sink − lse) of each row.
+extern "C" __global__ void __launch_bounds__(256) sink_gradient(const __grid_constant__ Problem p) {
+    int head = blockIdx.x, padded = div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD;
+    float sink = p.sinks[head] * LOG2E, sum = 0.f;
+    for (int b = 0; b < p.batch; b++)
+        for (int i = threadIdx.x; i < p.n; i += 256) {
+            i64 at = ((i64)b * p.heads_q + head) * padded + i;
+            sum -= exp2_fast(sink - p.lse2[at]) * p.delta[at];
+        }
+    __shared__ float sums[256];
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    for (int x = 128; x > 0; x /= 2) {
+        if (threadIdx.x < x) sums[threadIdx.x] += sums[threadIdx.x + x];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) p.d_sinks[head] = sums[0];
+}
+
+#if SEGMENTS
+extern "C" __global__ void __launch_bounds__(256) segment_ranges(const __grid_constant__ Problem p) { find_ranges<true>(p); }
+#endif

@@ -1,0 +1,162 @@
+// One step of backward's: what a warpgroup keeps of a tile of queries and keys, from scores to weights, and how it hands dq on.
+#pragma once
+
+#if SEGMENTS
+// Up to which query all keys of a warpgroup are seen: none, where some of them are not there.
+INLINE int key_end(int all_high, int tile, int group, int m) { return tile * N + (HALVES ? 0 : group * 64) + 64 > m ? 0 : all_high; }
+#endif
+
+// One step of a warpgroup: 64 keys from `key` on, COLUMNS queries from `query` on.
+struct Tile {
+    const Problem& p;
+    int batch, head, key, query, query_tile, key_tile;
+    bool partial;
+    u32 bits_of;
+    // `whole`: the queries that see all keys of the warpgroup, where segments say so.
+    INLINE Tile(const Problem& p, const Work& w, int4 step, int group, int2 whole) : p(p), batch(w.batch), head(step.y) {
+        query_tile = step.x, key_tile = w.tile, bits_of = step.z, partial = step.w & (PARTLY << group);
+        if (SEGMENTS) partial = query_tile * M < whole.x || min(query_tile * M + M, p.n) > whole.y;
+        key = key_tile * N + (HALVES ? 0 : group * 64), query = query_tile * M + (HALVES ? group * COLUMNS : 0);
+    }
+
+    // What a partial step needs from device memory, asked for one step ahead: each lane has the bits of the queries `lane`,
+    // `lane + 32` …, for the 16 keys of its warp.
+    struct Look {
+        u32 bits[PLAN ? COLUMNS / 32 : 1];
+    };
+    INLINE void look(Look& look) const {
+#if PLAN
+        int lane = lane_id(), of = key - key_tile * N + (threadIdx.x >> 5 & 3) * 16;
+        if (!partial) return;
+#pragma unroll
+        for (int x = 0; x < COLUMNS / 32; x++) {
+            int i = query + lane + 32 * x;
+            look.bits[x] = bits_of == NO_BITS ? ~0u : p.plan_bits[((i64)bits_of * M + i - query_tile * M) * (N / 32) + of / 32];
+        }
+#endif
+    }
+    // Bit r of a lane's word: whether its query sees key r of the warp's 16.
+    INLINE void settle(Look& look) const {
+#if PLAN
+        int of = key - key_tile * N + (threadIdx.x >> 5 & 3) * 16;
+#pragma unroll
+        for (int x = 0; x < COLUMNS / 32; x++) look.bits[x] >>= of & 31;
+#endif
+    }
+
+    // Products become weights: exponentials of the shaped score against the log-sum, 0 where a pair is absent. `slope`
+    // gets what the cap lets through.
+    INLINE void weigh(float (&s)[COLUMNS / 2], float* slope, u32 lse, Look& look) const {
+        int row = key + fragment_row(), column = query + fragment_column();
+        float unit = p.scale * LOG2E;
+#if SHAPED
+        Shape shape(p, batch, head);
+#endif
+#pragma unroll
+        for (int c = 0; c < COLUMNS / 8; c++) {
+            float2 against = load_shared2(lse + (column - query + 8 * c) * 4);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float& x = s[4 * c + e];
+                float y = e & 1 ? against.y : against.x;
+#if SHAPED
+                int i = column + 8 * c + (e & 1), j = row + (e & 2) * 4;
+                x = exp2_fast(shape(x, i, j, i < p.n && j < p.m, slope + 4 * c + e) - y);
+#else
+                x = exp2_fast(fmaf(x, unit, -y));
+#endif
+            }
+        }
+        if (partial) {
+            settle(look);
+            int end = p.m;
+#if LENGTHS && !SEGMENTS
+            end = min(end, p.lengths[batch]);
+#endif
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                int j = row + 8 * r;
+                bool inside = j < end;
+#if SEGMENTS
+                int2 range = p.ranges[(i64)batch * p.m + min(j, p.m - 1)];
+                int low = range.x - column, high = range.y - 1 - column;
+#elif BAND
+                int low = j - p.offset - p.right - column, high = j - p.offset + p.left - column;
+#endif
+#pragma unroll
+                for (int c = 0; c < COLUMNS / 8; c++) {
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        bool kept = inside;
+                        int i = 8 * c + e;
+                        (void)i;
+#if BAND || SEGMENTS
+                        kept = kept && i >= low && i <= high;
+#endif
+#if PLAN
+                        u32 word = __shfl_sync(~0u, look.bits[c / 4], c % 4 * 8 + fragment_column() + e);
+                        kept = kept && (word >> ((threadIdx.x >> 2 & 7) + 8 * r) & 1);
+#endif
+                        if (!kept) s[4 * c + 2 * r + e] = 0.f;
+                    }
+                }
+            }
+        }
+    }
+
+    // Draws which pairs dropout keeps: a byte for each query and 8 keys.
+    INLINE void draw(u32 to, int group) const {
+#if DROPOUT
+        int t = threadIdx.x & 127;
+#pragma unroll
+        for (int r = 0; r < COLUMNS * 8 / 128; r++) {
+            int at = r * 128 + t;
+            store_shared(to + at, (u8)dropout_keep(p.seed, batch, head, query + at / 8, key / 8 + at % 8, p.dropout_threshold));
+        }
+        named_sync(2 + group, 128);
+#endif
+    }
+    INLINE void drop(float (&x)[COLUMNS / 2], u32 from) const {
+#if DROPOUT
+#pragma unroll
+        for (int c = 0; c < COLUMNS / 8; c++) {
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                u32 kept = load_shared_u16(from + (fragment_column() + 8 * c + e) * 8 + (threadIdx.x >> 5 & 3) * 2) >> (threadIdx.x >> 2 & 7);
+                float &a = x[4 * c + e], &b = x[4 * c + 2 + e];
+                a = kept & 1 ? a * p.dropout_scale : 0.f, b = kept & 256 ? b * p.dropout_scale : 0.f;
+            }
+        }
+#endif
+    }
+
+    // The gradient of the bias is that of the scores.
+    INLINE void give_bias(const float (&ds)[COLUMNS / 2]) const {
+#if D_BIAS
+#pragma unroll
+        for (int x = 0; x < COLUMNS / 2; x++) {
+            int i = query + fragment_column() + (x / 4) * 8 + (x & 1), j = key + fragment_row() + (x & 2) * 4;
+            if (i < p.n && j < p.m) p.d_bias[batch * p.d_bias_b + head * p.d_bias_h + i * p.d_bias_i + j * p.d_bias_j] = ds[x];
+        }
+#endif
+    }
+};
+
+// Hands a piece of dq to the thread that adds it up, in the grains of its rows.
+INLINE void put_dq(const Shared& shared, const float (&dq)[32], u32 grain, int group, u32 count, bool speaks) {
+    int row = fragment_row() + (M == 128 ? group * 64 : 0);
+    float upper = load_shared(grain + row * 4), lower = load_shared(grain + (row + 8) * 4);
+    shared.add_empty().wait(count & 1 ^ 1);
+    u32 to = shared.add(group) + (threadIdx.x & 127) * 16;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float* x = dq + 4 * i;
+        if (FREE_ORDER) store_shared(to + i * 2048, x[0], x[1], x[2], x[3]);
+        else
+            store_shared(to + i * 2048, __float2int_rn(x[0] * upper), __float2int_rn(x[1] * upper), __float2int_rn(x[2] * lower),
+                         __float2int_rn(x[3] * lower));
+    }
+    fence_shared();
+    __syncwarp();
+    if (speaks) shared.add_full().arrive();
+}

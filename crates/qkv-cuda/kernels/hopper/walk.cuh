@@ -1,0 +1,218 @@
+// Backward's way through the tiles: what lies in shared memory, which query tiles a key tile visits, the thread that has the
+// copy engine bring them, and the one that has it add dq up. backward.cu says the sizes.
+#pragma once
+
+struct Shared {
+    u32 base;
+    INLINE u32 k() const { return base + K_AT; }
+    INLINE u32 v() const { return base + V_AT; }
+    INLINE u32 q(u32 place) const { return base + Q_AT + place * Q_BYTES; }
+    INLINE u32 o(u32 place) const { return base + O_AT + place * Q_BYTES; }
+    INLINE u32 ds(u32 place) const { return base + DS_AT + place * S_BYTES; }
+    INLINE u32 p(u32 place) const { return base + P_AT + place * S_BYTES; }
+    INLINE u32 add(int group) const { return base + ADD_AT + group * 4096 * 4; }
+    INLINE u32 lse(u32 place) const { return base + LSE_AT + place * M * 4; }
+    INLINE u32 grain(u32 place) const { return base + GRAIN_AT + place * M * 4; }
+    INLINE u32 delta(u32 place) const { return base + DELTA_AT + place * M * 4; }
+    INLINE u32 drop(int group) const { return base + DROP_AT + group * COLUMNS * 8; }
+    INLINE Barrier barrier(u32 index) const { return {base + BARRIERS_AT + index * 8}; }
+    INLINE Barrier k_full() const { return barrier(0); }
+    INLINE Barrier v_full() const { return barrier(1); }
+    INLINE Barrier k_empty() const { return barrier(2); }
+    INLINE Barrier v_empty() const { return barrier(3); }
+    INLINE Barrier q_full(u32 i) const { return barrier(4 + i); }
+    INLINE Barrier q_empty(u32 i) const { return barrier(4 + Q_STAGES + i); }
+    INLINE Barrier o_full(u32 i) const { return barrier(4 + 2 * Q_STAGES + i); }
+    INLINE Barrier o_empty(u32 i) const { return barrier(4 + 2 * Q_STAGES + O_STAGES + i); }
+    INLINE Barrier add_full() const { return barrier(4 + 2 * Q_STAGES + 2 * O_STAGES); }
+    INLINE Barrier add_empty() const { return barrier(5 + 2 * Q_STAGES + 2 * O_STAGES); }
+    INLINE Barrier work_full(u32 i) const { return barrier(6 + 2 * Q_STAGES + 2 * O_STAGES + i); }
+    INLINE Barrier work_empty(u32 i) const { return barrier(8 + 2 * Q_STAGES + 2 * O_STAGES + i); }
+    // The next work: its index, and its key tile, doubled, with a bit for whether any query sees it.
+    INLINE void put_work(u32 i, int index, int tile) const {
+        asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(base + WORK_AT + i * 8), "r"(index), "r"(tile) : "memory");
+    }
+    INLINE int2 get_work(u32 i) const {
+        int2 x;
+        asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(base + WORK_AT + i * 8) : "memory");
+        return x;
+    }
+    // What the step is that a place of the queries holds: the query tile, its head, which tile of the bits, flags.
+    INLINE void put_step(u32 i, int tile, int head, u32 bits, u32 flags) const {
+        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
+                     ::"r"(base + STEP_AT + i * 16), "r"(tile), "r"(head), "r"(bits), "r"(flags) : "memory");
+    }
+    INLINE int4 get_step(u32 i) const {
+        int4 x;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(base + STEP_AT + i * 16) : "memory");
+        return x;
+    }
+};
+// Flags of a step: there is another; it is partial for the keys of warpgroup 0, 1.
+constexpr u32 MORE = 1, PARTLY = 2;
+
+// The query tiles that see a key tile: for each query head of the group, from the last tile to the first.
+struct Walk {
+    const Problem& p;
+    int batch, at, key_tile, head, last_head;  // heads: head .. last_head; at: the row of the plan
+    int step, count, high;
+    const uint4* entries;
+    INLINE Walk(const Problem& p, const Work& w) : p(p), batch(w.batch), at(w.tile), key_tile(w.tile) {
+        int group = p.heads_q / p.heads_k;
+        head = w.head * group, last_head = head + group - 1;
+        enter();
+    }
+    INLINE void enter() {
+        for (;; head++) {
+            step = 0;
+            int end = p.m;
+#if LENGTHS && !SEGMENTS
+            end = min(end, p.lengths[batch]);
+#endif
+#if PLAN
+            PlanRow row(p, batch, head, at);
+            count = row.count, key_tile = row.tile, entries = p.plan_tiles + row.from, high = 0;
+            if (key_tile * N >= end) count = 0;
+#else
+            int low = 0;
+            high = p.n;
+#if SEGMENTS
+            Extent x(p, batch, key_tile * N / 64, N / 64, p.m);
+            low = x.low, high = x.high;
+#elif BAND
+            low = max(0, key_tile * N - p.offset - p.right), high = min(p.n, min(key_tile * N + N, end) - p.offset + p.left);
+#endif
+            if (key_tile * N >= end) high = 0;
+            count = high > low ? div_up(high, M) - low / M : 0, high = div_up(high, M), entries = nullptr;
+#endif
+            if (count > 0 || head >= last_head) return;
+        }
+    }
+    INLINE bool valid() const { return step < count; }
+    INLINE void next() {
+        if (++step == count && head < last_head) head++, enter();
+    }
+    INLINE int tile() const {
+#if PLAN
+        return entries[step].x & ~PARTIAL;
+#else
+        return high - 1 - step;
+#endif
+    }
+    // Whether the step keeps only some pairs, for the keys of each warpgroup: flags. Of segments, the warpgroups know.
+    INLINE u32 partial(u32& bits) const {
+#if SEGMENTS
+        return 0;
+#endif
+        int end = p.m, query = tile() * M;
+        u32 flags = 0;
+#if PLAN
+        uint4 entry = entries[step];
+        bits = entry.x & PARTIAL ? entry.y : NO_BITS;
+        if (entry.x & PARTIAL) return 3 * PARTLY;
+#endif
+#if LENGTHS
+        end = min(end, p.lengths[batch]);
+#endif
+        for (int g = 0; g < GROUPS; g++) {
+            int key = key_tile * N + (HALVES ? 0 : g * 64);
+            bool some = key + 64 > end;
+#if BAND
+            some |= key + 63 > query + p.offset + p.right || key < query + M - 1 + p.offset - p.left;
+#endif
+            flags |= some ? PARTLY << g : 0;
+        }
+        return flags;
+    }
+};
+
+INLINE void load(const Problem& p, const Shared& shared, const TensorMap& map_q, const TensorMap& map_k, const TensorMap& map_v,
+                 const TensorMap& map_o) {
+    int tiles = div_up(p.m, N), total = tiles * p.heads_k * p.batch, padded = div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD;
+    Ring<Q_STAGES> q;
+    Ring<O_STAGES> o;
+    Ring<2> next;
+    Ring<1> kv;
+    for (int index = blockIdx.x;;) {
+        Work w(min(index, total - 1), tiles, p.heads_k, p.batch, p.section, false);
+        Walk walk(p, w);
+        w.tile = walk.key_tile;
+        shared.work_empty(next.place).wait(next.parity ^ 1);
+        shared.put_work(next.place, index, w.tile * 2 + walk.valid());
+        shared.work_full(next.place).arrive();
+        next.next();
+        if (index >= total) break;
+        int following = atomicAdd(p.counter, 1) + gridDim.x;
+        shared.k_empty().wait(kv.parity ^ 1);
+        shared.k_full().expect(KV_BYTES);
+        load_tile<N, D>(shared.k(), map_k, shared.k_full(), w.tile * N, w.head, w.batch);
+        bool values = false;
+        // The values come after the first queries: their place is free later than that of the keys.
+        auto load_values = [&]() {
+            if (values) return;
+            values = true;
+            shared.v_empty().wait(kv.parity ^ 1);
+            kv.next();
+            shared.v_full().expect(KV_BYTES);
+            load_tile<N, D>(shared.v(), map_v, shared.v_full(), w.tile * N, w.head, w.batch);
+        };
+#pragma unroll 1
+        for (bool more = walk.valid(); more;) {
+            int tile = walk.tile(), row = tile * M, head = walk.head;
+            u32 bits = NO_BITS, flags = walk.partial(bits);
+            walk.next();
+            more = walk.valid();
+            i64 at = ((i64)w.batch * p.heads_q + head) * padded + row;
+            shared.q_empty(q.place).wait(q.parity ^ 1);
+            shared.put_step(q.place, tile, head, bits, flags | (more ? MORE : 0));
+            shared.q_full(q.place).expect(Q_BYTES + 2 * M * 4);
+            load_tile<M, D>(shared.q(q.place), map_q, shared.q_full(q.place), row, head, w.batch);
+            load_bytes(shared.lse(q.place), p.lse2 + at, M * 4, shared.q_full(q.place));
+            load_bytes(shared.grain(q.place), p.grain + at, M * 4, shared.q_full(q.place));
+            q.next();
+            load_values();
+            shared.o_empty(o.place).wait(o.parity ^ 1);
+            shared.o_full(o.place).expect(Q_BYTES + M * 4);
+            load_tile<M, D>(shared.o(o.place), map_o, shared.o_full(o.place), row, head, w.batch);
+            load_bytes(shared.delta(o.place), p.delta + at, M * 4, shared.o_full(o.place));
+            o.next();
+        }
+        load_values();
+        index = following;
+    }
+    __threadfence();
+    if (atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = 0, p.counter[1] = 0;
+}
+
+// Adds the dq tiles up in device memory.
+INLINE void add(const Problem& p, const Shared& shared) {
+    int tiles = div_up(p.m, N), total = tiles * p.heads_k * p.batch, query_tiles = div_up(p.n, M);
+    Ring<2> next;
+    u32 count = 0;
+    for (;;) {
+        shared.work_full(next.place).wait(next.parity);
+        int index = shared.get_work(next.place).x;
+        shared.work_empty(next.place).arrive();
+        next.next();
+        if (index >= total) break;
+        Work w(index, tiles, p.heads_k, p.batch, p.section, false);
+#pragma unroll 1
+        for (Walk walk(p, w); walk.valid(); walk.next()) {
+            float* to = p.dq_sum + (((i64)w.batch * p.heads_q + walk.head) * query_tiles + walk.tile()) * (M * D);
+#pragma unroll
+            for (int round = 0; round < ROUNDS; round++) {
+                shared.add_full().wait(count++ & 1);
+                // Warpgroup g has the pieces g · ROUNDS ..
+#pragma unroll
+                for (int g = 0; g < GROUPS; g++) {
+                    if (FREE_ORDER) add_floats(to + (g * ROUNDS + round) * 4096, shared.add(g), 4096 * 4);
+                    else add_integers(to + (g * ROUNDS + round) * 4096, shared.add(g), 4096 * 4);
+                }
+                commit_copies();
+                wait_copies_read();
+                shared.add_empty().arrive();
+            }
+        }
+    }
+}

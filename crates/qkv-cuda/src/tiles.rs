@@ -1,0 +1,274 @@
+//! Lists of tiles: which tiles a mask keeps, for kernels that visit those and no others. A mask that asks nothing of the data
+//! is looked at once, on the card, when a plan is made; what the card says of each tile is put in order here. Tiles kept in
+//! part have their bits, and tiles with the same bits share them.
+
+use crate::driver::{Driver, Stream};
+use crate::error::Result;
+use crate::job::{Job, MOST_OPS, Op};
+use crate::memory::{Buffer, Dtype};
+use crate::program::{General, Program};
+use crate::rules::Rules;
+use qkv::{Mask, Place};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The most tiles that are looked at: a quarter of a million tokens against as many.
+const MOST_TILES: usize = 1 << 22;
+/// The most bytes of bits that a list may have.
+const MOST_BITS: usize = 256 << 20;
+/// Set in an entry whose tile is kept in part.
+const PARTIAL: u32 = 1 << 31;
+const NO_BITS: u32 = u32::MAX;
+const EMPTY: [u64; 2] = [0; 2];
+const FULL: [u64; 2] = [u64::MAX; 2];
+
+/// A list on the card, as `INTERFACE.md` lays it out.
+#[derive(Debug)]
+pub(crate) struct Tiles {
+    pub rows: Buffer,
+    pub entries: Buffer,
+    pub bits: Buffer,
+}
+
+/// The part of a mask that asks for lengths, and the part that asks for nothing; none where there is more.
+pub(crate) fn without_data(mask: &Mask) -> Option<(bool, Mask)> {
+    fn asks(mask: &Mask) -> bool {
+        match mask {
+            Mask::Lengths | Mask::Segments | Mask::Bits | Mask::Lsh(_) => true,
+            Mask::And(a, b) | Mask::Or(a, b) => asks(a) || asks(b),
+            Mask::Not(a) => asks(a),
+            _ => false,
+        }
+    }
+    match mask {
+        Mask::Lengths => Some((true, Mask::Full)),
+        Mask::And(a, b) => {
+            let ((long, a), (wide, b)) = (without_data(a)?, without_data(b)?);
+            Some((
+                long || wide,
+                if a == Mask::Full {
+                    b
+                } else if b == Mask::Full {
+                    a
+                } else {
+                    a & b
+                },
+            ))
+        }
+        mask => (!asks(mask)).then(|| (false, mask.clone())),
+    }
+}
+
+impl Tiles {
+    /// Of a mask that asks nothing of the data, in tiles of `[queries, keys]`: a row for each tile of queries, or of keys.
+    /// None where the list would be too long.
+    pub fn of(
+        driver: &Arc<dyn Driver>,
+        mask: &Mask,
+        place: Place,
+        [n, m]: [usize; 2],
+        [queries, keys]: [usize; 2],
+        by_keys: bool,
+    ) -> Result<Option<Tiles>> {
+        let [query_tiles, key_tiles] = [n.div_ceil(queries), m.div_ceil(keys)];
+        if query_tiles.saturating_mul(key_tiles) > MOST_TILES || query_tiles > 65_535 {
+            return Ok(None);
+        }
+        let rules = Rules::of(mask, n, m, place)?;
+        let constants = Buffer::holding(driver, &rules.bytes, Stream(0))?;
+        let ops = rules.at(constants.at());
+        let mut steps = [Op::default(); MOST_OPS];
+        steps[..ops.len()].copy_from_slice(&ops);
+        let offset = match place {
+            Place::Start | Place::Given => 0,
+            Place::End => m as i64 - n as i64,
+            Place::Offset(offset) => offset,
+        };
+        let looked = Buffer::new(driver, query_tiles * key_tiles * 16)?;
+        let [count, others] = [n as i32, m as i32];
+        let mut job = Job { n: count, m: others, offset, ops: ops.len() as i32, mask: steps, ..Job::default() };
+        (job.batch, job.heads, job.key_heads, job.group) = (1, 1, 1, 1);
+        job.picture = looked.at();
+        let program =
+            Program::General { what: General::Tiles, dtype: Dtype::Bf16, width: 64, rows: queries, cols: keys };
+        let module = driver.module(&program)?;
+        let launch = |name, grid: [usize; 2], job: &Job| {
+            let kernel = driver.kernel(&module, name, program.threads(), program.shared())?;
+            let grid = grid.map(|axis| axis as u32);
+            // SAFETY: the job is what these kernels take, and every buffer in it is as large as they write.
+            unsafe { driver.launch(&kernel, grid, Stream(0), &[(&raw const *job).cast()]) }
+        };
+        launch("classify", [key_tiles, query_tiles], &job)?;
+        let words = looked.read::<u64>(query_tiles * key_tiles * 2, Stream(0))?;
+        let found: Vec<[u64; 2]> = words.chunks_exact(2).map(|two| [two[0], two[1]]).collect();
+        let list = List::of(&found, [query_tiles, key_tiles], by_keys);
+        let words = list.distinct.len() * queries * keys / 32;
+        if words * 4 > MOST_BITS {
+            return Ok(None);
+        }
+        let bits = Buffer::new(driver, words.max(1) * 4)?;
+        if !list.distinct.is_empty() {
+            let asked = Buffer::holding(driver, &list.distinct.concat(), Stream(0))?;
+            (job.picture, job.columns) = (bits.at(), asked.at());
+            launch("fill", [list.distinct.len(), 1], &job)?;
+            driver.wait(Stream(0))?;
+        }
+        // An empty list still needs an address.
+        let entries = if list.entries.is_empty() { vec![0; 4] } else { list.entries.concat() };
+        let rows = Buffer::holding(driver, &list.rows.concat(), Stream(0))?;
+        let entries = Buffer::holding(driver, &entries, Stream(0))?;
+        driver.wait(Stream(0))?;
+        Ok(Some(Tiles { rows, entries, bits }))
+    }
+}
+
+/// A list before it is put on the card.
+#[derive(Debug)]
+struct List {
+    /// First entry, how many, which tile: the longest first.
+    rows: Vec<[u32; 4]>,
+    /// The tile on the other side, rising, and which bits.
+    entries: Vec<[u32; 4]>,
+    /// One tile, of queries and of keys, for each set of bits.
+    distinct: Vec<[i32; 2]>,
+}
+
+impl List {
+    fn of(found: &[[u64; 2]], [query_tiles, key_tiles]: [usize; 2], by_keys: bool) -> List {
+        let mut list = List { rows: Vec::new(), entries: Vec::new(), distinct: Vec::new() };
+        let mut known: HashMap<[u64; 2], u32> = HashMap::new();
+        let (rows, others) = if by_keys { (key_tiles, query_tiles) } else { (query_tiles, key_tiles) };
+        for row in 0..rows {
+            let first = list.entries.len();
+            for other in 0..others {
+                let (i, j) = if by_keys { (other, row) } else { (row, other) };
+                let entry = match found[i * key_tiles + j] {
+                    EMPTY => continue,
+                    FULL => [other as u32, NO_BITS, 0, 0],
+                    sums => {
+                        let next = list.distinct.len() as u32;
+                        let at = *known.entry(sums).or_insert(next);
+                        if at == next {
+                            list.distinct.push([i as i32, j as i32]);
+                        }
+                        [other as u32 | PARTIAL, at, 0, 0]
+                    }
+                };
+                list.entries.push(entry);
+            }
+            list.rows.push([first as u32, (list.entries.len() - first) as u32, row as u32, 0]);
+        }
+        list.rows.sort_by_key(|row| std::cmp::Reverse(row[1]));
+        list
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::emulated::OnCpu;
+    use qkv::{BigBird, Blocks};
+    use std::io::Write;
+
+    #[test]
+    fn tiles_are_listed_longest_row_first_and_share_their_bits() {
+        let (e, f, a, b) = (EMPTY, FULL, [3, 4], [5, 6]);
+        let list = List::of(&[a, e, e, f, a, b], [2, 3], false);
+        assert_eq!(list.rows, [[1, 3, 1, 0], [0, 1, 0, 0]]);
+        assert_eq!(list.entries[0], [PARTIAL, 0, 0, 0]);
+        assert_eq!(list.entries[1..], [[0, NO_BITS, 0, 0], [1 | PARTIAL, 0, 0, 0], [2 | PARTIAL, 1, 0, 0]]);
+        assert_eq!(list.distinct, [[0, 0], [1, 2]]);
+        let turned = List::of(&[a, e, e, f, a, b], [2, 3], true);
+        assert_eq!(turned.rows[0], [0, 2, 0, 0]);
+        assert_eq!(turned.entries[1], [1, NO_BITS, 0, 0]);
+    }
+
+    #[test]
+    fn lengths_come_apart_from_what_asks_for_nothing() {
+        let both = Mask::longformer(64, [0]) & (Mask::lengths() & Mask::causal());
+        assert_eq!(without_data(&both), Some((true, Mask::longformer(64, [0]) & Mask::causal())));
+        assert_eq!(without_data(&Mask::strided(8)), Some((false, Mask::strided(8))));
+        for mask in [Mask::segments() & Mask::strided(8), Mask::lengths() | Mask::causal(), !Mask::bits()] {
+            assert_eq!(without_data(&mask), None, "{mask:?}");
+        }
+    }
+
+    /// What a list says of every pair, against the mask itself.
+    fn holds(driver: &Arc<dyn Driver>, mask: &Mask, place: Place, [n, m]: [usize; 2], by_keys: bool) {
+        let [queries, keys] = [64, 64];
+        let tiles = Tiles::of(driver, mask, place, [n, m], [queries, keys], by_keys).unwrap().unwrap();
+        let count = if by_keys { m.div_ceil(keys) } else { n.div_ceil(queries) };
+        let rows = tiles.rows.read::<u32>(count * 4, Stream(0)).unwrap();
+        let entries = tiles.entries.read::<u32>(tiles.entries.bytes() / 4, Stream(0)).unwrap();
+        let bits = tiles.bits.read::<u32>(tiles.bits.bytes() / 4, Stream(0)).unwrap();
+        let mut kept = vec![false; n * m];
+        for row in rows.chunks_exact(4) {
+            for entry in entries[4 * row[0] as usize..].chunks_exact(4).take(row[1] as usize) {
+                let [mine, other] = [row[2] as usize, (entry[0] & !PARTIAL) as usize];
+                let (query_tile, key_tile) = if by_keys { (other, mine) } else { (mine, other) };
+                for (i, j) in (0..queries).flat_map(|i| (0..keys).map(move |j| (i, j))) {
+                    let word = (entry[1] as usize * queries + i) * (keys / 32) + j / 32;
+                    let seen = entry[0] & PARTIAL == 0 || bits[word] >> (j % 32) & 1 == 1;
+                    let (i, j) = (query_tile * queries + i, key_tile * keys + j);
+                    assert!(!seen || j < m || i >= n, "a key beyond the last is seen: {mask:?}");
+                    if seen && i < n {
+                        assert!(!std::mem::replace(&mut kept[i * m + j], true), "a tile is listed twice: {mask:?}");
+                    }
+                }
+            }
+        }
+        let offset = if place == Place::End { m as i64 - n as i64 } else { 0 };
+        for (i, j) in (0..n).flat_map(|i| (0..m).map(move |j| (i, j))) {
+            let there = allows(mask, i as i64 + offset, i, j, m);
+            assert_eq!(kept[i * m + j], there, "{mask:?} at {i}, {j}");
+        }
+    }
+
+    /// A mask by its definition, as far as this test goes.
+    fn allows(mask: &Mask, p: i64, i: usize, j: usize, m: usize) -> bool {
+        let apart = (p - j as i64).unsigned_abs() as usize;
+        match mask {
+            Mask::Full => true,
+            Mask::Causal => j as i64 <= p,
+            Mask::Window { left, right } => j as i64 >= p - *left as i64 && j as i64 <= p + *right as i64,
+            Mask::Strided { stride } => apart < *stride || apart.is_multiple_of(*stride),
+            Mask::Longformer { window, globals } => {
+                apart <= window / 2 || globals.contains(&j) || globals.iter().any(|&at| at as i64 == p)
+            }
+            Mask::BigBird(pattern) => {
+                let (row, col) = (p.div_euclid(pattern.block as i64), (j / pattern.block) as i64);
+                (row - col).unsigned_abs() as usize <= pattern.window / 2
+                    || (0..pattern.globals as i64).contains(&row)
+                    || (col as usize) < pattern.globals
+                    || row >= 0 && pattern.drawn(row as usize, m.div_ceil(pattern.block)).contains(&(col as usize))
+            }
+            Mask::Blocks(blocks) => blocks.seen[i / blocks.size][j / blocks.size],
+            Mask::And(a, b) => allows(a, p, i, j, m) && allows(b, p, i, j, m),
+            Mask::Or(a, b) => allows(a, p, i, j, m) || allows(b, p, i, j, m),
+            Mask::Not(a) => !allows(a, p, i, j, m),
+            other => panic!("{other:?} is not for this test"),
+        }
+    }
+
+    #[test]
+    fn a_list_keeps_what_its_mask_keeps() {
+        let driver: Arc<dyn Driver> = match OnCpu::new((8, 0), 166_912) {
+            Ok(driver) => Arc::new(driver),
+            Err(error) => return drop(writeln!(std::io::stderr(), "skipped: {error}")),
+        };
+        let seen = vec![vec![true, false, false], vec![false, true, true], vec![true, true, false]];
+        let drawn = BigBird { block: 16, window: 3, globals: 1, random: 2, seed: 7 };
+        for (mask, place, sizes) in [
+            (Mask::longformer(64, [0, 150]), Place::Start, [200, 200]),
+            (Mask::longformer(32, [3]) & Mask::causal(), Place::End, [130, 200]),
+            (Mask::strided(24), Place::Start, [150, 190]),
+            (Mask::bigbird(drawn), Place::Start, [192, 200]),
+            (Mask::blocks(Blocks { size: 64, seen }), Place::Start, [180, 170]),
+            (!Mask::window(70, 70) | Mask::causal(), Place::Start, [100, 260]),
+        ] {
+            for by_keys in [false, true] {
+                holds(&driver, &mask, place, sizes, by_keys);
+            }
+        }
+    }
+}
