@@ -1,4 +1,4 @@
-//! Products of whole matrices, for the layers of a model: in the type itself by the `gemm` crate, or of numbers rounded to
+//! Products of whole matrices, for the layers of a model: in the type itself by the kernels of the `gemm` crate, or of numbers rounded to
 //! bf16 with sums in f32 by [`pairs`](crate::pairs). Either way the bits do not depend on the number of threads.
 
 use crate::isa::Isa;
@@ -7,6 +7,7 @@ use crate::pairs::{DEPTH, Left, Pairs, Right, SIDE, deep, right_len};
 use crate::pass::{self, Pass};
 use crate::product::Target;
 use crate::shared::for_each_task;
+use gemm_common::Parallelism;
 use half::bf16;
 use rayon::prelude::*;
 
@@ -72,25 +73,26 @@ pub fn matmul<T: Real>(c: &mut [T], a: Operand<'_, T>, b: Operand<'_, T>, add: b
     let ((a_row, a_column), (b_row, b_column)) = (a.strides(), b.strides());
     // Below this, waking another thread costs more than it brings.
     let parallel =
-        if threads > 1 && m * n * k > 1 << 18 { gemm::Parallelism::Rayon(threads) } else { gemm::Parallelism::None };
+        if threads > 1 && m * n * k > 1 << 18 { Parallelism::Rayon(threads) } else { Parallelism::None };
     let beta = T::ONE;
     let alpha = if add { T::ONE } else { T::ZERO };
+    // Its kernels write columns, and ours are rows: Cᵀ = Bᵀ · Aᵀ, which is the same numbers with the strides swapped.
     // SAFETY: `check` saw that the shapes fit and that C holds m × n numbers; the operands were checked when they were made.
     unsafe {
-        gemm::gemm(
-            m,
+        T::gemm()(
             n,
+            m,
             k,
             c.as_mut_ptr(),
-            1,
             n as isize,
+            1,
             add,
-            a.data.as_ptr(),
-            a_column,
-            a_row,
             b.data.as_ptr(),
-            b_column,
             b_row,
+            b_column,
+            a.data.as_ptr(),
+            a_row,
+            a_column,
             alpha,
             beta,
             false,
@@ -100,6 +102,30 @@ pub fn matmul<T: Real>(c: &mut [T], a: Operand<'_, T>, b: Operand<'_, T>, add: b
         );
     }
 }
+
+/// A kernel of the `gemm` crate: the shape; the target with its strides by column and by row, and whether it is read; the two
+/// factors likewise; what they are multiplied by; what is conjugated; how many threads.
+pub type Gemm<T> = unsafe fn(
+    usize,
+    usize,
+    usize,
+    *mut T,
+    isize,
+    isize,
+    bool,
+    *const T,
+    isize,
+    isize,
+    *const T,
+    isize,
+    isize,
+    T,
+    T,
+    bool,
+    bool,
+    bool,
+    Parallelism,
+);
 
 fn check<T>(c: usize, a: &Operand<'_, T>, b: &Operand<'_, T>) -> (usize, usize, usize) {
     assert_eq!(a.columns, b.rows, "A is {} × {}, B {} × {}", a.rows, a.columns, b.rows, b.columns);

@@ -45,6 +45,10 @@ pub trait Real:
     #[cfg(target_arch = "x86_64")]
     type Avx512: Lanes<Scalar = Self>;
 
+    /// The product of whole matrices in this type.
+    #[doc(hidden)]
+    #[cfg(feature = "matmul")]
+    fn gemm() -> crate::matmul::Gemm<Self>;
     /// From an `f64`, rounded.
     fn from_f64(x: f64) -> Self;
     /// The natural logarithm.
@@ -111,7 +115,7 @@ pub trait Element:
 }
 
 macro_rules! real {
-    ($t:ident, $lanes:literal, $portable:ty, $avx2:ident, $avx512:ident) => {
+    ($t:ident, $lanes:literal, $portable:ty, $avx2:ident, $avx512:ident, $gemm:ident) => {
         impl Real for $t {
             const LANES: usize = $lanes;
             const ZERO: Self = 0.0;
@@ -122,6 +126,10 @@ macro_rules! real {
             type Avx2 = crate::lanes::avx2::$avx2;
             #[cfg(target_arch = "x86_64")]
             type Avx512 = crate::lanes::avx512::$avx512;
+            #[cfg(feature = "matmul")]
+            fn gemm() -> crate::matmul::Gemm<$t> {
+                $gemm::gemm::$t::get_gemm_fn()
+            }
             #[inline(always)]
             fn from_f64(x: f64) -> Self {
                 x as $t
@@ -178,8 +186,8 @@ macro_rules! real {
     };
 }
 
-real!(f32, 16, crate::lanes::portable::F32x16, F32x16, F32x16);
-real!(f64, 8, crate::lanes::portable::F64x8, F64x8, F64x8);
+real!(f32, 16, crate::lanes::portable::F32x16, F32x16, F32x16, gemm_f32);
+real!(f64, 8, crate::lanes::portable::F64x8, F64x8, F64x8, gemm_f64);
 
 macro_rules! half {
     ($t:ident, $load:ident, $store:ident, $to_bf16:expr, $as_bf16:expr) => {
