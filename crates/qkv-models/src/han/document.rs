@@ -42,6 +42,21 @@ impl Document {
         self.sentences.iter().map(Vec::len).sum()
     }
 
+    /// How many words each sentence has.
+    pub fn lengths(&self) -> Vec<usize> {
+        self.sentences.iter().map(Vec::len).collect()
+    }
+
+    /// The bytes of each sentence in the text.
+    pub fn sentence_ranges(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        (0..self.sentences.len()).map(|at| self.sentence(at))
+    }
+
+    /// Every piece with its place in the text, and the sentence that it is in.
+    pub fn pieces(&self) -> impl Iterator<Item = (usize, &Placed)> + '_ {
+        self.places.iter().enumerate().flat_map(|(at, pieces)| pieces.iter().map(move |piece| (at, piece)))
+    }
+
     /// The bytes of a sentence in the text.
     pub(crate) fn sentence(&self, at: usize) -> Range<usize> {
         let places = &self.places[at];
