@@ -32,7 +32,7 @@ impl AttentionPool {
         width: usize,
     ) -> qkv::Result<Self> {
         super::multi_head::check(attention)?;
-        if attention.mask != Mask::Full || attention.bias != Bias::None {
+        if attention.mask != Mask::Full || attention.bias != Bias::none() {
             return Err(qkv::Error::Value {
                 name: "attention",
                 found: "one with a mask or a bias".into(),
