@@ -1,6 +1,6 @@
 // Owns the view of a document that a model read on two levels: its sentences one below the other, each with its share of the document,
-// and their words shaded by their share of the sentence. Words are drawn by √s · w (Yang et al. 2016), so that strong words of strong
-// sentences stand out, or by w alone.
+// and their words shaded by how far their share of the sentence lies above an even one: times √s (Yang et al. 2016), so that strong words of
+// strong sentences stand out, or alone.
 
 import { h } from 'qkv/element';
 import { weight } from 'qkv/number';
@@ -12,7 +12,7 @@ import { part } from 'qkv/source';
 import { choose } from 'qkv/state';
 import { theme } from 'qkv/theme';
 
-const ways = [['both', 'with their sentence', '√s · w: strong words of strong sentences'], ['words', 'within their sentence', 'w: the words of each sentence among themselves']];
+const ways = [['both', 'with their sentence', 'how far above an even share, times √s: strong words of strong sentences'], ['words', 'within their sentence', 'how far above an even share of the sentence']];
 
 /** Text that can be read on a colour. */
 const ink = ([red, green, blue]) => (0.299 * red + 0.587 * green + 0.114 * blue > 140 ? '#14161d' : '#f4f6fa');
@@ -37,7 +37,7 @@ function open(host, pane) {
   const how = h('span', { class: 'segments', role: 'group', 'aria-label': 'How words are shaded' });
   const told = h('p', { class: 'quiet told', 'aria-hidden': 'true' });
   host.append(h('div', { class: 'knobs' }, h('span', {}, 'words ', how), told), body);
-  const note = h('p', { class: 'quiet note' }, 'The bar beside a sentence is its share of the document; over all sentences they sum to 1, as the words of a sentence do.');
+  const note = h('p', { class: 'quiet note' }, 'The bar beside a sentence is its share of the document; over all sentences they sum to 1, as the words of a sentence do. Words are shaded by how far their share lies above an even one.');
   pane.element.append(note);
   let [shares, words, shown, lines] = [null, null, null, null];
 
@@ -67,7 +67,8 @@ function open(host, pane) {
 
   function draw(state) {
     const shades = palette(state.palette, theme());
-    const strength = (line, word) => (state.shade === 'words' ? word.weight : Math.sqrt(Math.max(0, line.share)) * word.weight);
+    const above = (share, of) => Math.max(0, share - 1 / of);
+    const strength = (line, word) => above(word.weight, line.words.length) * (state.shade === 'words' ? 1 : Math.sqrt(Math.max(0, line.share)));
     const measure = scale(state.scale, Float32Array.from(lines.flatMap((line) => line.words.map((word) => strength(line, word)))));
     const ofShares = scale(state.scale, Float32Array.from(lines.map(({ share }) => share)));
     how.replaceChildren(...ways.map(([id, name, title]) => h('button', { type: 'button', title, 'data-shade': id, 'aria-pressed': String(state.shade === id), onclick: () => choose({ shade: id }) }, name)));

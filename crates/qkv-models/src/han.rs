@@ -38,6 +38,8 @@ pub struct HanConfig {
     pub sentences: usize,
     /// How both levels attend.
     pub attention: Attention,
+    /// Added to the loss: this times the mean entropy of the weights, on both levels. Above 0 it keeps attention from spreading.
+    pub entropy: f64,
     /// Dropped from words, from sentences and from the document.
     pub dropout: f64,
     /// The names of the classes.
@@ -53,6 +55,7 @@ impl Default for HanConfig {
             words: 60,
             sentences: 100,
             attention: Attention::additive(),
+            entropy: 0.0,
             dropout: 0.5,
             labels: Vec::new(),
         }
@@ -78,6 +81,9 @@ impl HanConfig {
             let what = format!("`dropout` is {}, expected at least 0 and less than 1", self.dropout);
             return Err(Error::invalid(what));
         }
+        if !self.entropy.is_finite() {
+            return Err(Error::invalid(format!("`entropy` is {}, expected a number", self.entropy)));
+        }
         if self.labels.is_empty() {
             return Err(Error::invalid("there are no labels to choose from"));
         }
@@ -97,7 +103,7 @@ impl Level {
         let rnn = Gru::new(&mut at.at("rnn"), inputs, config.hidden, 1, true, 0.0);
         let place = &mut at.at("attention");
         let pool = AttentionPool::new(place, &config.attention, 2 * config.hidden, config.attention_width)?;
-        Ok(Level { rnn, pool })
+        Ok(Level { rnn, pool: pool.penalised(config.entropy) })
     }
 
     /// Sequences `x [B, N, C]`, of which `lengths` count, as one row each, `[B, 1, 2H]`.

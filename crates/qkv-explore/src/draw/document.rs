@@ -1,14 +1,15 @@
 //! A document in a terminal, shaded by what a model attended to on both levels: beside each sentence its share of the document,
-//! and its words by their share of the sentence. As in the paper (Yang et al. 2016) words are drawn by `√s · w`, so that strong
-//! words of strong sentences stand out. Where there are colours they lie behind the words; where there are none, shades stand
-//! in a line below them.
+//! and its words by their share of the sentence. What is drawn is how far a share lies above an even one, so that a model that
+//! spreads its attention is seen to do so; and as in the paper (Yang et al. 2016) that of a word is multiplied by `√s`, so that
+//! strong words of strong sentences stand out. Where there are colours they lie behind the words; where there are none, shades
+//! stand in a line below them.
 
 use super::alignment::{PLAIN, push_line, shade};
 use super::letters::tamed;
 use super::palette::{Palette, Theme};
 use super::scale::Scale;
 use super::terminal::Colours;
-use qkv_models::Reading;
+use qkv_models::{ReadSentence, Reading};
 use unicode_width::UnicodeWidthStr;
 
 /// Columns that a sentence's share takes, with the space behind it.
@@ -31,21 +32,25 @@ const PAINTED: f32 = 0.02;
 ///     left_out: 0,
 /// };
 /// assert_eq!(document(&read, 80, Colours::None), "
-/// ▒▒ 0.200 A film.
-///          ░ ▓▓▓▓▓
+///    0.200 A film.
+///            ▒▒▒▒▒
 /// ██ 0.800 So good!
-///          ░░ █████
+///             █████
 /// ".trim_start_matches('\n'));
 /// ```
 pub fn document(read: &Reading, width: usize, colours: Colours) -> String {
-    let strength = |sentence: f32, word: f32| sentence.max(0.0).sqrt() * word;
-    let words = read.sentences.iter().flat_map(|s| s.words.iter().map(move |w| strength(s.weight, w.weight)));
+    let above = |share: f32, of: usize| (share - 1.0 / of.max(1) as f32).max(0.0);
+    let strength = |sentence: &ReadSentence, word: f32| {
+        sentence.weight.max(0.0).sqrt() * above(word, sentence.words.len())
+    };
+    let words = read.sentences.iter().flat_map(|s| s.words.iter().map(move |w| strength(s, w.weight)));
     let of_words = Scale::Linear.over(words);
-    let of_sentences = Scale::Linear.over(read.sentences.iter().map(|sentence| sentence.weight));
+    let count = read.sentences.len();
+    let of_sentences = Scale::Linear.over(read.sentences.iter().map(|sentence| above(sentence.weight, count)));
     let room = width.saturating_sub(MARGIN).max(16);
     let mut drawing = String::new();
     for sentence in &read.sentences {
-        let place = of_sentences.place(sentence.weight);
+        let place = of_sentences.place(above(sentence.weight, count));
         let painted = paint(place, colours);
         let mark = match &painted {
             Some(before) => format!("{before}  {PLAIN}"),
@@ -60,7 +65,7 @@ pub fn document(read: &Reading, width: usize, colours: Colours) -> String {
                 line.write(&mut drawing, &margin, colours);
                 (line, margin) = (Line::default(), " ".repeat(MARGIN));
             }
-            line.push(&text, of_words.place(strength(sentence.weight, word.weight)), colours);
+            line.push(&text, of_words.place(strength(sentence, word.weight)), colours);
         }
         line.write(&mut drawing, &margin, colours);
     }
@@ -118,7 +123,7 @@ impl Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use qkv_models::{ReadSentence, ReadWord};
+    use qkv_models::ReadWord;
 
     fn read() -> Reading {
         let words: Vec<ReadWord> = (0..12)
@@ -132,7 +137,7 @@ mod tests {
     fn long_sentences_go_on_below_and_shades_stay_under_their_words() {
         let drawn = document(&read(), 40, Colours::None);
         let lines: Vec<&str> = drawn.lines().collect();
-        assert_eq!(lines[0], "██ 1.000 word0 word1 word2 word3 word4");
+        assert_eq!(lines[0], "   1.000 word0 word1 word2 word3 word4");
         let at = lines.iter().position(|line| line.contains("word7")).unwrap();
         assert_eq!(lines[at + 1].find('█'), lines[at].find("word7"));
         assert!(drawn.ends_with("3 more sentences were not read\n"), "{drawn}");

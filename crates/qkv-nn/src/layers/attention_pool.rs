@@ -16,6 +16,7 @@ pub struct AttentionPool {
     key: Linear,
     query: Param,
     scoring: Scoring,
+    entropy: f64,
 }
 
 impl AttentionPool {
@@ -52,7 +53,12 @@ impl AttentionPool {
             sinks: asked(attention.sinks, "score.sinks", &[1], Init::Zeros),
             table: None,
         };
-        Ok(AttentionPool { attention: attention.clone(), key, query, scoring })
+        Ok(AttentionPool { attention: attention.clone(), key, query, scoring, entropy: 0.0 })
+    }
+
+    /// With a penalty on weights that spread. See [`Attend::entropy`].
+    pub fn penalised(self, entropy: f64) -> Self {
+        AttentionPool { entropy, ..self }
     }
 
     /// What each sequence of `x [B, N, C]`, of which `lengths` count, comes to: `[B, 1, C]`. One without tokens is zeros.
@@ -68,7 +74,7 @@ impl AttentionPool {
         let keys = self.key.forward(tape, x); // (B, N, A)
         let asked = vec![0; x.shape()[0]];
         let query = tape.embedding(&asked, 1, self.query, 1.0, Positions::None, 0); // (B, 1, A)
-        let how = Attend { scoring: self.scoring, lengths, ..Attend::new(&self.attention) };
+        let how = Attend { scoring: self.scoring, lengths, entropy: self.entropy, ..Attend::new(&self.attention) };
         tape.attend(&query, &keys, x, None, &how)
     }
 }
