@@ -7,8 +7,8 @@ mod reader;
 
 pub use heads::Answer;
 pub(crate) use heads::{Example, Examples, highest};
+pub(crate) use reader::looked_at;
 pub use reader::{Encoder, Pooling};
-pub(crate) use reader::{is_one, looked_at};
 
 use crate::batch::Rows;
 use crate::{Error, Result};

@@ -44,7 +44,7 @@ fn transformer() -> Architecture {
     Architecture::Transformer(TransformerConfig::default())
 }
 
-/// What to learn from: files of pairs, a text that goes on, texts with labels, or a task whose pairs are made.
+/// What to learn from: files of pairs, a text that goes on, texts or images with labels, or a task whose pairs are made.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 pub enum Data {
@@ -62,7 +62,7 @@ pub enum Data {
         /// To measure on.
         dev: PathBuf,
     },
-    /// Two files of lines `label ⇥ text`, for an encoder.
+    /// Two files of lines `label ⇥ text`, for an encoder or a model that reads documents.
     Classes {
         /// To learn from.
         classes: PathBuf,
@@ -82,6 +82,20 @@ pub enum Data {
         answers: PathBuf,
         /// To measure on.
         dev: PathBuf,
+    },
+    /// Four files as MNIST has them (idx, plain or `.gz`), for a model that sees.
+    Images {
+        /// Images to learn from.
+        images: PathBuf,
+        /// Their classes.
+        labels: PathBuf,
+        /// Images to measure on.
+        dev_images: PathBuf,
+        /// Their classes.
+        dev_labels: PathBuf,
+        /// What the classes are called; left out, by their numbers.
+        #[serde(default)]
+        names: Vec<String>,
     },
     /// A task of which the program makes as many pairs as are asked for.
     Task {
@@ -154,6 +168,10 @@ pub struct Training {
     pub clip: f64,
     /// Label smoothing.
     pub smoothing: f64,
+    /// How many words of a document, which part of all, are taken for unknown while it is learned from.
+    pub word_dropout: f64,
+    /// By how many points images are moved, at most, each way, while they are learned from.
+    pub shift: usize,
     /// How much of the running average of the weights, with which sentences are translated, stays at each step; 0 takes the
     /// weights as they are.
     pub average: f64,
@@ -188,6 +206,8 @@ impl Default for Training {
             adam: AdamW::default(),
             clip: 1.0,
             smoothing: 0.1,
+            word_dropout: 0.0,
+            shift: 0,
             average: 0.999,
             precision: Precision::F32,
             validate: 500,
@@ -300,10 +320,18 @@ impl Recipe {
         if !(train.lr > 0.0 && train.lr.is_finite()) {
             return refuse("train.lr", train.lr.to_string(), "above 0");
         }
-        for (name, found) in [("train.smoothing", train.smoothing), ("train.average", train.average)] {
+        let shares = [
+            ("train.smoothing", train.smoothing),
+            ("train.average", train.average),
+            ("train.word_dropout", train.word_dropout),
+        ];
+        for (name, found) in shares {
             if !(0.0..1.0).contains(&found) {
                 return refuse(name, found.to_string(), "at least 0 and less than 1");
             }
+        }
+        if train.shift > 1 << 10 {
+            return refuse("train.shift", train.shift.to_string(), "at most 1024");
         }
         if !(train.clip >= 0.0 && train.clip.is_finite()) {
             return refuse("train.clip", train.clip.to_string(), "at least 0");

@@ -16,7 +16,7 @@ use crate::files::atomic;
 use crate::translator::Translator;
 use crate::{Error, Metric, Recipe, Result};
 use checkpoint::{Place, Saved};
-use data::{Prepared, Step};
+use data::{Disturbance, Prepared, Step};
 use qkv_nn::{Gradients, Loss, Machine, Moments, Parameters, Pool, Tape};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -76,7 +76,9 @@ impl Run {
         let (data, tokenizer) = Prepared::new(recipe, None)?;
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
         atomic::write(folder.join(RECIPE), recipe.to_toml().as_bytes())?;
-        tokenizer.save(folder.join("tokenizer.json"))?;
+        if let Some(tokenizer) = &tokenizer {
+            tokenizer.save(folder.join("tokenizer.json"))?;
+        }
         Run::start(recipe.clone(), folder, threads, data, tokenizer)
     }
 
@@ -104,7 +106,7 @@ impl Run {
         // A run that was killed in its first moments has none yet.
         let kept = path.exists().then(|| crate::text::tokenizer::Tokenizer::open(&path)).transpose()?;
         let (data, tokenizer) = Prepared::new(&recipe, kept)?;
-        if !path.exists() {
+        if let Some(tokenizer) = tokenizer.as_ref().filter(|_| !path.exists()) {
             tokenizer.save(&path)?;
         }
         let mut run = Run::start(recipe, folder, threads, data, tokenizer)?;
@@ -123,12 +125,14 @@ impl Run {
         folder: &Path,
         threads: usize,
         data: Prepared,
-        tokenizer: crate::text::tokenizer::Tokenizer,
+        tokenizer: Option<crate::text::tokenizer::Tokenizer>,
     ) -> Result<Run> {
-        let subject = Subject::new(&recipe, tokenizer, data.source())?;
+        let subject = Subject::new(&recipe, tokenizer, &data)?;
         let mut data = data;
         match (&subject, &mut data) {
             (Subject::Reader(encoder), data) => data.cut(encoder)?,
+            (Subject::Documents(han), data) => data.cut_documents(han),
+            (Subject::Images(vit), data) => data.prepare(vit)?,
             (Subject::Writer(translator), Prepared::Text(text)) => {
                 let model = &translator.model;
                 if model.gpt().is_none() {
@@ -184,7 +188,7 @@ impl Run {
     pub fn translator(&self) -> Option<Translator> {
         match self.used() {
             Subject::Writer(translator) => Some(translator),
-            Subject::Reader(_) => None,
+            _ => None,
         }
     }
 
@@ -195,7 +199,7 @@ impl Run {
 
     /// What was read, for the first lines of a log.
     pub fn summary(&self) -> String {
-        self.data.summary(self.subject.tokenizer().len())
+        self.data.summary(self.subject.tokenizer().map_or(0, crate::text::tokenizer::Tokenizer::len))
     }
 
     /// Takes steps until the recipe is done, or `stop` is set.
@@ -296,8 +300,11 @@ impl Run {
             }
             let (_, batches) = epoch.as_ref().expect("just made");
             if let Some(entries) = batches.get(self.place.batch as usize) {
+                let (epoch, batch) = (self.place.epoch as u32, self.place.batch as u32);
                 self.place.batch += 1;
-                return Ok(self.data.batch(entries, self.subject.specials()));
+                let draws = crate::draws::Draws::new(self.recipe.seed, [DISTURBANCE, epoch, batch]);
+                let (words, shift) = (self.recipe.train.word_dropout, self.recipe.train.shift);
+                return Ok(self.data.batch(entries, Disturbance { draws, words, shift }));
             }
             (self.place.epoch, self.place.batch) = (self.place.epoch + 1, 0);
         }
@@ -356,8 +363,9 @@ impl Run {
 
 /// The resolved recipe in a run's folder.
 const RECIPE: &str = "recipe.toml";
-/// What draws of noise are for.
+/// What draws of noise are for, and those that disturb the data.
 const NOISE: u32 = 4;
+const DISTURBANCE: u32 = 7;
 
 /// Sums since the last line of progress.
 #[derive(Default)]

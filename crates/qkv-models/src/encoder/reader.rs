@@ -43,12 +43,6 @@ pub struct Encoder {
     pub(crate) model: Bert,
 }
 
-/// Whether a folder holds an encoder.
-pub(crate) fn is_one(folder: &Path) -> Result<bool> {
-    let json: Value = serde_json::from_slice(&bytes(folder, CONFIG)?).unwrap_or_default();
-    Ok(json.get("model_type").and_then(Value::as_str) == Some("bert"))
-}
-
 /// A model of zeros, and the table that fills it.
 type Blank = (Bert, Parameters<f32>, Layout);
 

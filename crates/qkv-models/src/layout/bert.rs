@@ -56,7 +56,7 @@ pub(crate) fn config(json: &Value, path: &Path, weights: &Weights) -> Result<Enc
 }
 
 /// Names by their numbers; what is missing between them is called by its number.
-fn labels(names: &Map<String, Value>) -> Vec<String> {
+pub(super) fn labels(names: &Map<String, Value>) -> Vec<String> {
     (0..names.len())
         .map(|at| names.get(&at.to_string()).and_then(Value::as_str).map_or(format!("LABEL_{at}"), str::to_owned))
         .collect()

@@ -68,7 +68,7 @@ impl<T: Float> KeysValues<T> {
 }
 
 /// Refuses what a layer has no data for.
-fn check(attention: &Attention) -> qkv::Result<()> {
+pub(super) fn check(attention: &Attention) -> qkv::Result<()> {
     let needs = |tensor, needed_by| Err(qkv::Error::Missing { tensor, needed_by });
     if attention.bias.wants_tensor() {
         return needs("bias", "a bias tensor, which a layer has not (use `alibi` or `relative`)");

@@ -4,6 +4,7 @@ pub(crate) mod attention;
 mod dropout;
 pub(crate) mod embedding;
 mod gate;
+mod gather;
 mod gru;
 pub(crate) mod linear;
 pub(crate) mod loss;
