@@ -6,6 +6,7 @@ use crate::encoder::{Example, Examples};
 use crate::labelled::{self, Source};
 use crate::model::Architecture;
 use crate::recipe::{Data, Pieces};
+use crate::tasks;
 use crate::text::batches::{Batching, Lengths};
 use crate::text::corpus::{Corpus, Pair};
 use crate::text::tokenizer::Tokenizer;
@@ -87,6 +88,10 @@ impl Prepared {
             Data::Tags { tags, dev } => {
                 let read = |path: &Path| labelled::tags(path).map(Source::Tags);
                 return Prepared::labelled(recipe, tokenizer, read(tags)?, read(dev)?);
+            }
+            Data::Needles { needles, texts, dev_texts } => {
+                let (train, dev) = tasks::needles(recipe.seed ^ TASK, *needles, *texts, *dev_texts);
+                return Prepared::labelled(recipe, tokenizer, Source::Classes(train), Source::Classes(dev));
             }
             Data::Answers { answers, dev } => {
                 let read = |path: &Path| labelled::answers(path).map(Source::Answers);
