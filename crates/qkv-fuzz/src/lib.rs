@@ -59,6 +59,14 @@ pub struct Target {
 /// # Panics
 /// Where a case does what none may; the message says where its input was kept.
 pub fn fuzz(target: &Target, body: impl Fn(&[u8]) -> String) {
+    fuzz_few(target, CASES, body);
+}
+
+/// The same with another number of cases in an ordinary run, for a body that takes its time.
+///
+/// # Panics
+/// As [`fuzz`].
+pub fn fuzz_few(target: &Target, count: u64, body: impl Fn(&[u8]) -> String) {
     let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if let Some(path) = env::var_os("QKV_FUZZ_INPUT") {
         let bytes = std::fs::read(&path).expect("QKV_FUZZ_INPUT names a file");
@@ -74,7 +82,7 @@ pub fn fuzz(target: &Target, body: impl Fn(&[u8]) -> String) {
         seen.insert(kind(&checked(target, seed, &body)));
     }
     let mut cases = 0;
-    while seconds.map_or(cases < CASES, |most| start.elapsed() < most) {
+    while seconds.map_or(cases < count, |most| start.elapsed() < most) {
         let mut draws = Draws::new(seed, [purpose, cases as u32, (cases >> 32) as u32]);
         let mut input = mutation::mutated(&mut draws, &pool, target.words, target.shape);
         input.truncate(WIDEST);

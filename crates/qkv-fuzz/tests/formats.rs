@@ -161,11 +161,11 @@ fn index_of_shards() {
 #[test]
 fn a_run_that_is_resumed() {
     let folder = seeds::run();
-    let (place, kept) = ("checkpoints/4/state.json", folder.path().join("checkpoints/4/state.json"));
+    let (place, kept) = ("checkpoints/00000004/state.json", folder.path().join("checkpoints/00000004/state.json"));
     let whole = std::fs::read(&kept).unwrap();
     folder_of("resume-state", folder.path(), place, Shape::Json, |folder| told(Run::resume(folder, 1)));
     std::fs::write(&kept, whole).unwrap();
-    let moments = "checkpoints/4/moments.safetensors";
+    let moments = "checkpoints/00000004/moments.safetensors";
     folder_of("resume-moments", folder.path(), moments, Shape::Safetensors, |folder| told(Run::resume(folder, 1)));
 }
 

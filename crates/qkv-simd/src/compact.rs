@@ -129,14 +129,18 @@ impl Pass for Fours<'_> {
         let rows = self.bits.chunks_exact(each * HALVES).zip(self.scales.chunks_exact(each));
         for (y, (bits, scales)) in self.y.iter_mut().zip(rows) {
             let (mut wide, mut below) = ([0.0f32; SIDE], 0.0f32);
-            let blocks = bits.chunks_exact(HALVES).zip(scales).zip(self.x.chunks_exact(BLOCK)).zip(self.sums);
-            for (((bits, &[scale, least]), x), sum) in blocks {
-                let (bits, (low, high)) = (array::<u8, HALVES>(bits), x.split_at(HALVES));
-                let (low, high) = (array::<f32, SIDE>(low), array::<f32, SIDE>(high));
+            let (bits, x) = (bits.as_chunks::<HALVES>().0, self.x.as_chunks::<BLOCK>().0);
+            for (((bits, &[scale, least]), x), sum) in bits.iter().zip(scales).zip(x).zip(self.sums) {
+                // Each loop by itself becomes vectors; all in one did not.
+                let (mut lows, mut highs) = ([0.0f32; SIDE], [0.0f32; SIDE]);
                 for l in 0..SIDE {
-                    let byte = i32::from(bits[l]);
-                    let part = (byte & 15) as f32 * low[l] + (byte >> 4) as f32 * high[l];
-                    wide[l] += part * scale;
+                    lows[l] = f32::from(bits[l] & 15);
+                }
+                for l in 0..SIDE {
+                    highs[l] = f32::from(bits[l] >> 4);
+                }
+                for l in 0..SIDE {
+                    wide[l] += (lows[l] * x[l] + highs[l] * x[l + SIDE]) * scale;
                 }
                 below += least * sum;
             }
@@ -161,21 +165,19 @@ impl Pass for Eights<'_> {
         let rows = self.bits.chunks_exact(each * BLOCK).zip(self.scales.chunks_exact(each));
         for (y, (bits, scales)) in self.y.iter_mut().zip(rows) {
             let mut wide = [0.0f32; SIDE];
-            for ((bits, &scale), x) in bits.chunks_exact(BLOCK).zip(scales).zip(self.x.chunks_exact(BLOCK)) {
-                let (bits, x) = (array::<i8, BLOCK>(bits), array::<f32, BLOCK>(x));
+            let (bits, x) = (bits.as_chunks::<BLOCK>().0, self.x.as_chunks::<BLOCK>().0);
+            for ((bits, &scale), x) in bits.iter().zip(scales).zip(x) {
+                let mut numbers = [0.0f32; BLOCK];
+                for l in 0..BLOCK {
+                    numbers[l] = f32::from(bits[l]);
+                }
                 for l in 0..SIDE {
-                    let part = i32::from(bits[l]) as f32 * x[l] + i32::from(bits[l + SIDE]) as f32 * x[l + SIDE];
-                    wide[l] += part * scale;
+                    wide[l] += (numbers[l] * x[l] + numbers[l + SIDE] * x[l + SIDE]) * scale;
                 }
             }
             *y = added(wide);
         }
     }
-}
-
-#[inline(always)]
-fn array<A, const N: usize>(all: &[A]) -> &[A; N] {
-    all.try_into().expect("a chunk has its length")
 }
 
 #[inline(always)]
