@@ -46,7 +46,7 @@ impl Observer {
         match kind.as_str() {
             "han" => Ok(Observer::Han(Box::new(Han::open(path)?))),
             "vit" => Ok(Observer::Vit(Box::new(Vit::open(path)?), Vec::new())),
-            "bert" => Ok(Observer::Encoder(Box::new(Encoder::open(path)?))),
+            "encoder" => Ok(Observer::Encoder(Box::new(Encoder::open(path)?))),
             "transformer" | "recurrent" => Ok(Observer::Translator(Box::new(Translator::open(path)?))),
             _ => Ok(Observer::Generator(Box::new(Generator::open(path)?))),
         }
@@ -102,9 +102,8 @@ impl Observer {
             Observer::Encoder(model) => capture::reading(model, text, target, machine),
             Observer::Han(model) => capture::document(model, text, machine),
             Observer::Vit(model, images) => {
-                let missing = || {
-                    Error::invalid(format!("there is no image `{text}`")).with_hint("name one with `--image FILE`")
-                };
+                let missing =
+                    || Error::invalid(format!("there is no image `{text}`")).with_hint("name one with `--image FILE`");
                 let (name, image) = images.iter().find(|(name, _)| name == text).ok_or_else(missing)?;
                 capture::image(model, name, image, machine)
             }

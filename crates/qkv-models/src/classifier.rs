@@ -2,6 +2,7 @@
 //! images. What a folder holds, its `config.json` says.
 
 use crate::checkpoint::CONFIG;
+use crate::encoder;
 use crate::image::Image;
 use crate::{Encoder, Error, Han, Result, Vit};
 use qkv_nn::Machine;
@@ -28,7 +29,10 @@ pub fn kind(folder: &Path) -> Result<String> {
     let json: serde_json::Value =
         serde_json::from_slice(&bytes).map_err(|e| Error::line(&path, e.line().max(1), e.to_string()))?;
     let ours = json.pointer("/architecture/kind").or_else(|| json.get("model_type"));
-    Ok(ours.and_then(|kind| kind.as_str()).unwrap_or_default().to_owned())
+    Ok(match ours.and_then(|kind| kind.as_str()).unwrap_or_default() {
+        "bert" | encoder::OWN => "encoder".into(),
+        kind => kind.into(),
+    })
 }
 
 impl Classifier {

@@ -63,7 +63,7 @@ impl Inspection {
             return Ok(found);
         }
         let looked_at = match path.is_dir().then(|| kind(path)).transpose()?.as_deref() {
-            Some("bert") => Some(encoder::looked_at(path)?),
+            Some("encoder") => Some(encoder::looked_at(path)?),
             Some("han") => Some(han::looked_at(path)?),
             Some("vit") => Some(vit::looked_at(path)?),
             _ => None,

@@ -85,7 +85,7 @@ impl Dialect {
         match json.get("model_type").and_then(Value::as_str) {
             Some("gpt2") => Ok((gpt2::config(&json, path)?, Dialect::Gpt2)),
             Some("llama") => Ok((llama::config(&json, path)?, Dialect::Llama)),
-            Some(kind @ ("bert" | "vit")) => {
+            Some(kind @ ("bert" | crate::encoder::OWN | "vit")) => {
                 Err(Error::format(path, "field `model_type`", format!("a `{kind}` makes no text")))
             }
             Some("qkv") | None => Ok((serde_json::from_slice(bytes).map_err(wrong)?, Dialect::Own)),
@@ -152,11 +152,19 @@ impl Layout {
                 Form::Paired(heads) => values = unpaired(&values, rows, width, heads),
             }
             let mut rest = &values[..];
-            for part in parts {
+            for &part in &parts {
                 let to = parameters.get_mut(part);
                 let (now, later) = rest.split_at(to.len());
                 to.copy_from_slice(now);
                 rest = later;
+            }
+            // Blocks of few bits stay beside the widened numbers: decoding reads them.
+            if let (&[part], Some(compact)) = (&parts[..], weights.compact(&name)) {
+                match mapped.form {
+                    Form::Plain => parameters.set_compact(part, compact),
+                    Form::Transposed | Form::Axes(_) => {}
+                    Form::Paired(heads) => parameters.set_compact(part, compact.reordered(unpaired_row(rows, heads))),
+                }
             }
         }
         match self.strangers(weights).first() {
@@ -242,12 +250,17 @@ fn transposed(values: &[f32], rows: usize, width: usize) -> Vec<f32> {
 
 /// Rows `(2i, 2i + 1)` of each head as rows `(i, i + D/2)`.
 fn unpaired(values: &[f32], rows: usize, width: usize, heads: usize) -> Vec<f32> {
+    let from = unpaired_row(rows, heads);
+    (0..rows).flat_map(|row| values[from(row) * width..][..width].iter().copied()).collect()
+}
+
+/// Which row of theirs a row of ours is.
+fn unpaired_row(rows: usize, heads: usize) -> impl Fn(usize) -> usize {
     let each = rows / heads.max(1);
-    let from = |row: usize| {
+    move |row| {
         let (head, at) = (row / each * each, row % each);
         head + at % (each / 2) * 2 + at / (each / 2)
-    };
-    (0..rows).flat_map(|row| values[from(row) * width..][..width].iter().copied()).collect()
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use crate::model::Architecture;
 use crate::schedule::Schedule;
 use crate::search::Search;
-use crate::tasks::Task;
+use crate::tasks::{SHORTEST_NEEDLES, Task};
 use crate::text::tokenizer::Kind;
 use crate::{Error, Result, TransformerConfig};
 use qkv_nn::{AdamW, Precision};
@@ -96,6 +96,15 @@ pub enum Data {
         /// What the classes are called; left out, by their numbers.
         #[serde(default)]
         names: Vec<String>,
+    },
+    /// Texts with a class that the program makes, for an encoder: see [`needles`](crate::tasks::needles()).
+    Needles {
+        /// Letters of a text.
+        needles: usize,
+        /// Texts to learn from.
+        texts: usize,
+        /// Texts to measure on.
+        dev_texts: usize,
     },
     /// A task of which the program makes as many pairs as are asked for.
     Task {
@@ -306,6 +315,11 @@ impl Recipe {
             if found == 0 || found > 1 << 24 {
                 return refuse(name, found.to_string(), "between 1 and 16777216");
             }
+        }
+        if let Data::Needles { needles, .. } = self.data
+            && !(SHORTEST_NEEDLES..=1 << 24).contains(&needles)
+        {
+            return refuse("data.needles", needles.to_string(), "between 4 and 16777216");
         }
         let (fits, said) = match self.data {
             Data::Text { .. } => (train.metric == Metric::Loss, "`loss`"),

@@ -12,6 +12,7 @@
 //! | [`product`](mod@product) | the one matrix product: `C += A · B` over panels |
 //! | [`pairs`] | products of bf16 with sums in f32, on the tile unit or by pair products |
 //! | [`stream`] | products with rows as they lie, read once: what decoding needs |
+//! | [`compact`] | matrices of few bits a number, times a vector |
 //! | [`tile`] | passes over a tile of scores: softmax, its gradient, masks, scales |
 //! | [`features`] | passes over rows of features: the maps of linear attention, their slopes, states |
 //! | [`pairwise`] | scores that are no product: additive and squared distance |
@@ -28,6 +29,7 @@
 
 #![warn(missing_docs)]
 
+pub mod compact;
 pub mod counting;
 pub mod features;
 pub mod isa;

@@ -66,7 +66,7 @@ impl End {
             command: match run.recipe().data {
                 Data::Files { .. } | Data::Task { .. } => "translate",
                 Data::Text { .. } => "generate",
-                Data::Classes { .. } | Data::Images { .. } => "classify",
+                Data::Classes { .. } | Data::Needles { .. } | Data::Images { .. } => "classify",
                 Data::Tags { .. } => "tag",
                 Data::Answers { .. } => "answer",
             },

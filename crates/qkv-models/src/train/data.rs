@@ -7,6 +7,7 @@ use crate::image::{Image, idx};
 use crate::labelled::{self, Source};
 use crate::model::Architecture;
 use crate::recipe::{Data, Pieces};
+use crate::tasks;
 use crate::text::batches::{Batching, Lengths};
 use crate::text::corpus::{Corpus, Pair};
 use crate::text::sentences::sentences;
@@ -145,6 +146,10 @@ impl Prepared {
                 let read = |path: &Path| labelled::tags(path).map(Source::Tags);
                 return Prepared::labelled(recipe, tokenizer, read(tags)?, read(dev)?);
             }
+            Data::Needles { needles, texts, dev_texts } => {
+                let (train, dev) = tasks::needles(recipe.seed ^ TASK, *needles, *texts, *dev_texts);
+                return Prepared::labelled(recipe, tokenizer, Source::Classes(train), Source::Classes(dev));
+            }
             Data::Answers { answers, dev } => {
                 let read = |path: &Path| labelled::answers(path).map(Source::Answers);
                 return Prepared::labelled(recipe, tokenizer, read(answers)?, read(dev)?);
@@ -196,7 +201,8 @@ impl Prepared {
         }
         let sentences = |text: String| sentences(&text).into_iter().map(|range| text[range].to_owned()).collect();
         let in_sentences = matches!(recipe.model, Architecture::Han(_));
-        let texts = || train.texts().into_iter().flat_map(|text| if in_sentences { sentences(text) } else { vec![text] });
+        let texts =
+            || train.texts().into_iter().flat_map(|text| if in_sentences { sentences(text) } else { vec![text] });
         let mut tokenizer = found(recipe, tokenizer, texts)?;
         if !in_sentences && tokenizer.encode_framed("", None).0.len() < 2 {
             tokenizer = tokenizer.framed()?;
@@ -385,7 +391,10 @@ impl Images {
         let numbers = || (0..=highest).map(|class| class.to_string()).collect();
         let names: Vec<String> = if names.is_empty() { numbers() } else { names.clone() };
         if names.len() <= highest {
-            return Err(Error::invalid(format!("`data.names` has {} names, the highest class is {highest}", names.len())));
+            return Err(Error::invalid(format!(
+                "`data.names` has {} names, the highest class is {highest}",
+                names.len()
+            )));
         }
         Ok(Images { train, classes, dev, dev_classes, names, each: 1, tokens: recipe.train.tokens })
     }

@@ -10,6 +10,7 @@ pub(crate) mod linear;
 pub(crate) mod loss;
 mod mean;
 mod norm;
+mod packed;
 mod rms_norm;
 pub(crate) mod rotary;
 mod shape;
