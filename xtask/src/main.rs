@@ -4,6 +4,7 @@
 //! comes from the system's packages.
 
 mod browser;
+mod fuzz;
 
 use std::env;
 use std::fs;
@@ -17,10 +18,15 @@ usage: cargo xtask COMMAND
           installs a browser from the system's packages where there is none
   bench   the figures that the README claims, measured on this machine
   docs    the pages and pictures that commands make: docs/run.md, docs/patterns.svg
-  mechanisms   the table of every mechanism against length, docs/mechanisms.md (minutes)";
+  mechanisms   the table of every mechanism against length, docs/mechanisms.md (minutes)
+  fuzz [TARGET] [--seconds N]   hostile bytes for every format that is read, N seconds (60) a target; all targets, or one
+  long    the table of long documents, docs/long.md (most of an hour)";
 
 fn main() -> ExitCode {
     let command = env::args().nth(1);
+    if command.as_deref() == Some("fuzz") {
+        return fuzz::fuzz(&env::args().skip(2).collect::<Vec<_>>());
+    }
     let steps: Vec<Step> = match command.as_deref() {
         Some("test") => test(),
         Some("bench") => vec![Step::cargo("claims", "bench -p qkv --bench claims")],
@@ -31,6 +37,10 @@ fn main() -> ExitCode {
         Some("mechanisms") => {
             let command = "run --quiet --release -p qkv --example mechanisms";
             vec![Step::cargo("every mechanism against length", command).into("docs/mechanisms.md")]
+        }
+        Some("long") => {
+            let command = "run --quiet --release -p qkv-models --example long";
+            vec![Step::cargo("long documents", command).into("docs/long.md")]
         }
         _ => {
             eprintln!("{USAGE}");

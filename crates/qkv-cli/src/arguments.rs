@@ -486,6 +486,7 @@ mod tests {
         let explore = include_str!("../../../docs/explore.md");
         let show = include_str!("../../../docs/show.md");
         let generate = include_str!("../../../docs/generate.md");
+        let classify = include_str!("../../../docs/classify.md");
         let pages = [
             (train::CHOICES, train),
             (translate::CHOICES, translate),
@@ -494,7 +495,7 @@ mod tests {
             (show::CHOICES, show),
             (generate::CHOICES, generate),
             (embed::CHOICES, generate),
-            (reading::CLASSIFY, generate),
+            (reading::CLASSIFY, classify),
             (reading::TAG, generate),
             (reading::ANSWER, generate),
             (inspect::CHOICES, generate),

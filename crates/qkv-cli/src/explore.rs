@@ -9,6 +9,7 @@ use crate::say::Say;
 use crate::{embedded, threads};
 use qkv_explore::server::{Served, Server, Settings};
 use qkv_explore::{Observer, file};
+use qkv_models::image::Image;
 use qkv_nn::Machine;
 use std::path::Path;
 
@@ -31,14 +32,17 @@ pub(crate) fn explore(asked: &Asked, say: Say<'_>) -> Result<(), Failure> {
         Some(path) => {
             settings.recording = Some(file::open(path, &asked.file()?)?);
             if !asked.models.is_empty() || !asked.text.is_empty() {
-                settings.models = models(&asked.models)?;
+                settings.models = models(asked)?;
             }
         }
-        None => settings.models = models(&asked.models)?,
+        None => settings.models = models(asked)?,
     }
     let own = asked.models.is_empty() && asked.text.is_empty();
     settings.examples = match own {
         true => EXAMPLES.iter().map(|&text| text.to_owned()).collect(),
+        false if !asked.images.is_empty() => {
+            settings.models.iter().flat_map(|served| served.model.images()).map(str::to_owned).collect()
+        }
         false if asked.text.is_empty() => vec![EXAMPLES[0].to_owned()],
         false => asked.text.clone(),
     };
@@ -58,19 +62,37 @@ pub(crate) fn explore(asked: &Asked, say: Say<'_>) -> Result<(), Failure> {
 }
 
 /// The models in these folders, or the embedded one.
-fn models(folders: &[std::path::PathBuf]) -> Result<Vec<Served>, Failure> {
-    if folders.is_empty() {
+fn models(asked: &Asked) -> Result<Vec<Served>, Failure> {
+    if asked.models.is_empty() {
         let model = embedded::translator(None)?.into();
         let note = "the embedded model, Chinese to English".to_owned();
         return Ok(vec![Served { name: embedded::NAME.to_owned(), note, model }]);
     }
     let served = |folder: &std::path::PathBuf| {
         let name = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned();
-        let model = Observer::open(folder)?;
+        let model = Observer::open(folder)?.with_images(images(&asked.images)?)?;
+        if let (Observer::Vit(..), []) = (&model, &asked.images[..]) {
+            return Err(Failure::new(format!("the model in `{}` sees images", folder.display()))
+                .hint("name one with `--image FILE`"));
+        }
         let note = format!("{}, {}", folder.display(), model.note());
         Ok(Served { name, note, model })
     };
-    folders.iter().map(served).collect()
+    asked.models.iter().map(served).collect()
+}
+
+/// Images by the names of their files, told apart where two are called the same.
+fn images(paths: &[std::path::PathBuf]) -> Result<Vec<(String, Image)>, Failure> {
+    let mut images: Vec<(String, Image)> = Vec::with_capacity(paths.len());
+    for path in paths {
+        let short = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        let taken = images.iter().any(|(name, _)| *name == short);
+        let name = if taken { path.display().to_string() } else { short };
+        // The page writes a name in one line, whatever is in it.
+        let name = name.split_whitespace().collect::<Vec<_>>().join(" ");
+        images.push((name, Image::open(path)?));
+    }
+    Ok(images)
 }
 
 /// Opens a page with whatever this system opens pages with.

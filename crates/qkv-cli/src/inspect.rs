@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::say::Say;
 use clap::ArgMatches;
 use qkv_models::files::tensors::Storage;
-use qkv_models::{Generator, Inspection};
+use qkv_models::{Encoder, Generator, Han, Inspection, Vit};
 use std::path::PathBuf;
 
 /// Every choice of `qkv inspect`.
@@ -85,8 +85,13 @@ pub(crate) fn convert(asked: &Conversion, say: Say<'_>) -> Result<(), Failure> {
         return Err(Failure::new(format!("`{}` is there already, and not empty", asked.out.display()))
             .hint("choose another `--out`"));
     }
-    let generator = Generator::open(&asked.path)?;
-    generator.save(&asked.out, asked.storage)?;
+    let kind = if asked.path.is_dir() { qkv_models::kind(&asked.path)? } else { String::new() };
+    match kind.as_str() {
+        "encoder" => Encoder::open(&asked.path)?.save(&asked.out, asked.storage)?,
+        "han" => Han::open(&asked.path)?.save(&asked.out, asked.storage)?,
+        "vit" => Vit::open(&asked.path)?.save(&asked.out, asked.storage)?,
+        _ => Generator::open(&asked.path)?.save(&asked.out, asked.storage)?,
+    }
     say(&format!("written  {}\n", asked.out.display())).map(drop)
 }
 

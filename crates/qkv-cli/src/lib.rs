@@ -16,7 +16,7 @@
 //! | `show` | the command `qkv show`: what a model attended to, drawn and written |
 //! | `generate` | the command `qkv generate`: a model goes on with a text, or answers |
 //! | `embed` | the command `qkv embed`: sentences as vectors |
-//! | `reading` | the commands `qkv classify`, `qkv tag` and `qkv answer` |
+//! | `reading`, `classes` | the commands `qkv classify`, `qkv tag` and `qkv answer`; what a class is told with |
 //! | `inspect` | the commands `qkv inspect` and `qkv convert`: what is in a checkpoint, and the same in another file |
 //! | `eval` | the command `qkv eval`: how good translations are |
 //! | `explore` | the command `qkv explore`: a page that shows what a model attends to |
@@ -34,6 +34,7 @@ mod aligned;
 mod arguments;
 mod bench;
 mod choices;
+mod classes;
 mod computation;
 mod description;
 mod doctor;

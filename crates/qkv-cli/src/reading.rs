@@ -1,6 +1,8 @@
-//! The commands that read: `qkv classify`, `qkv tag` and `qkv answer`, each a model that was trained for it and lines of text.
+//! The commands that read: `qkv classify`, `qkv tag` and `qkv answer`, each a model that was trained for it and lines of text. What
+//! a class is told with is in `classes`.
 
 use crate::choices::{Choice, Kind, Table};
+use crate::classes::classify;
 use crate::failure::Failure;
 use crate::say::Say;
 use crate::threads;
@@ -28,12 +30,23 @@ pub(crate) const CLASSIFY: Table = &[
                 .value("TEXT")
                 .bare()
                 .many()
-                .clashes(&["input"]),
+                .clashes(&["input", "image"]),
             MODEL,
-            Choice::new("input", Kind::Path, "Read lines from here").value("FILE"),
+            Choice::new("input", Kind::Path, "Read lines from here").value("FILE").clashes(&["image"]),
+            Choice::new("image", Kind::Path, "See this image, PNG or JPEG").value("FILE").many(),
         ],
     ),
-    ("What is told: `LABEL⇥PROBABILITY` for each line", &[JSON]),
+    (
+        "What is told: `LABEL⇥PROBABILITY` for each line or image",
+        &[
+            Choice::new(
+                "weights",
+                Kind::Switch,
+                "And what was attended to: sentences and their words (a model of kind `han`), or patches (`vit`)",
+            ),
+            JSON,
+        ],
+    ),
     ("How", &[THREADS]),
 ];
 
@@ -89,13 +102,15 @@ pub(crate) enum Task {
 /// What a command that reads was asked.
 #[derive(Debug)]
 pub(crate) struct Asked {
-    task: Task,
-    texts: Vec<String>,
-    model: PathBuf,
-    input: Option<PathBuf>,
-    context: Option<String>,
-    json: bool,
-    threads: Option<usize>,
+    pub task: Task,
+    pub texts: Vec<String>,
+    pub model: PathBuf,
+    pub input: Option<PathBuf>,
+    pub context: Option<String>,
+    pub images: Vec<PathBuf>,
+    pub weights: bool,
+    pub json: bool,
+    pub threads: Option<usize>,
 }
 
 impl Asked {
@@ -118,9 +133,14 @@ impl Asked {
         if answer && texts.is_empty() && input.is_some() {
             return Err("`--input` needs a QUESTION".into());
         }
+        let classify = task == Task::Classify;
+        let images =
+            if classify { matches.get_many("image").into_iter().flatten().cloned().collect() } else { Vec::new() };
         Ok(Asked {
             task,
             texts,
+            images,
+            weights: classify && matches.get_flag("weights"),
             model: path("model").ok_or_else(|| format!("`qkv {name}` needs `--model DIR`"))?,
             input,
             context,
@@ -136,46 +156,35 @@ const TOGETHER: usize = 256;
 /// Reads what was asked.
 pub(crate) fn read(asked: &Asked, say: Say<'_>) -> Result<(), Failure> {
     threads::on(asked.threads, || {
-        let encoder = Encoder::open(&asked.model)?;
         let machine = Machine::new(rayon::current_num_threads());
+        if asked.task == Task::Classify {
+            return classify(asked, &machine, say);
+        }
+        let encoder = Encoder::open(&asked.model)?;
         if asked.task == Task::Answer {
             return answers(asked, &encoder, &machine, say);
         }
-        let mut lines = match (&asked.texts[..], &asked.input) {
-            ([], None) => Lines::stdin(),
-            ([], Some(path)) => Lines::open(path)?,
-            (texts, _) => Lines::given(texts),
-        };
-        loop {
-            let portion: Vec<String> = lines.next(TOGETHER)?.into_iter().map(|line| line.text).collect();
-            if portion.is_empty() {
-                return Ok(());
-            }
-            let told = match asked.task {
-                Task::Tag => tags(asked, &encoder, &machine, &portion)?,
-                _ => classes(asked, &encoder, &machine, &portion)?,
-            };
-            if !say(&told)? {
-                return Ok(());
-            }
-        }
+        each_portion(asked, say, |portion| tags(asked, &encoder, &machine, portion))
     })
 }
 
-fn classes(asked: &Asked, encoder: &Encoder, machine: &Machine, texts: &[String]) -> Result<String, Failure> {
-    let mut told = String::new();
-    for (text, row) in texts.iter().zip(encoder.classify(texts, machine)?) {
-        let mut all: Vec<(&String, f32)> = encoder.config.labels.iter().zip(row).collect();
-        all.sort_by(|a, b| b.1.total_cmp(&a.1));
-        told += &if asked.json {
-            let shares: serde_json::Map<_, _> =
-                all.iter().map(|(label, share)| ((*label).clone(), json!(share))).collect();
-            format!("{}\n", json!({ "text": text, "label": all[0].0, "probabilities": shares }))
-        } else {
-            format!("{}\t{:.4}\n", all[0].0, all[0].1)
-        };
+/// Tells what is made of each portion of the lines, from wherever they come.
+pub(crate) fn each_portion(
+    asked: &Asked,
+    say: Say<'_>,
+    mut told: impl FnMut(&[String]) -> Result<String, Failure>,
+) -> Result<(), Failure> {
+    let mut lines = match (&asked.texts[..], &asked.input) {
+        ([], None) => Lines::stdin(),
+        ([], Some(path)) => Lines::open(path)?,
+        (texts, _) => Lines::given(texts),
+    };
+    loop {
+        let portion: Vec<String> = lines.next(TOGETHER)?.into_iter().map(|line| line.text).collect();
+        if portion.is_empty() || !say(&told(&portion)?)? {
+            return Ok(());
+        }
     }
-    Ok(told)
 }
 
 fn tags(asked: &Asked, encoder: &Encoder, machine: &Machine, texts: &[String]) -> Result<String, Failure> {
@@ -229,6 +238,11 @@ pub(crate) fn after_classify_help() -> String {
     crate::arguments::examples(&[
         ("qkv classify --model runs/reviews 'a film to be seen twice'", "A text"),
         ("qkv classify --model runs/reviews --json < reviews.txt", "A file, line by line, with all probabilities"),
+        (
+            "qkv classify --model runs/han --weights 'Dull at first. Then it sings.'",
+            "With the sentences and words that counted",
+        ),
+        ("qkv classify --model runs/digits --image seven.png", "An image"),
     ])
 }
 

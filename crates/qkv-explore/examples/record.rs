@@ -51,6 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         sides: vec![Side::numbered("tokens", tokens)],
         layers: vec![layer],
         steps: Vec::new(),
+        form: None,
     };
     file::save(&recording, &path)?;
     println!("{path}: {tokens} tokens, {heads} heads; `qkv explore --recording {path}` shows it");

@@ -2,10 +2,12 @@
 
 import { go, showCaption } from 'qkv/caption';
 import { buildDisplay, showDisplay } from 'qkv/display';
+import { documentView } from 'qkv/document';
 import { fill, h, place, rove } from 'qkv/element';
 import { exporter } from 'qkv/export';
 import { Grid, grid } from 'qkv/grid';
 import { heatmap } from 'qkv/heatmap';
+import { imageView } from 'qkv/image';
 import { addKey, toggleHelp } from 'qkv/keys';
 import { lines } from 'qkv/lines';
 import { map } from 'qkv/map';
@@ -19,9 +21,9 @@ import { chosen, choose, onChoice } from 'qkv/state';
 import { buildSteps, showSteps, togglePlay } from 'qkv/steps';
 import { table } from 'qkv/table';
 import { dress, onSystemTheme, theme } from 'qkv/theme';
-import { addView, tabs, viewFor } from 'qkv/views';
+import { addView, firstView, tabs, viewFor } from 'qkv/views';
 
-for (const view of [heatmap, map, lines, grid, rollout, table]) addView(view);
+for (const view of [documentView, imageView, heatmap, map, lines, grid, rollout, table]) addView(view);
 
 let run = null; // what is looked at
 let other = null; // what it is compared with
@@ -60,7 +62,7 @@ function setRun(found) {
   panes.a?.close();
   panes.a = new Pane(place('panes'), run, 'a');
   if (panes.b) place('panes').append(panes.b.element);
-  heads = new Grid(place('heads'), run, { largest: 44, goesTo: () => (['heatmap', 'lines'].includes(chosen().view) ? {} : { view: 'heatmap' }) });
+  heads = new Grid(place('heads'), run, { largest: 44, goesTo: () => (['heatmap', 'lines', 'image'].includes(settled(chosen()).view) ? {} : { view: 'heatmap' }) });
   buildSteps(run);
   showAll(chosen());
 }
@@ -142,9 +144,11 @@ function told(which) {
   return run.model !== other.model || !words ? [name, words].filter(Boolean).join(' · ') : words;
 }
 
-/** What is chosen, with what was left open decided: long inputs are nearly empty to the eye on a linear scale. */
-function settled(state) {
-  return { ...state, scale: state.scale ?? (fits(at(run, state).layer) || state.view === 'lines' ? 'linear' : 'log') };
+/** What is chosen, with what was left open decided: what is more than a sequence is shown as what it is; long inputs are nearly empty to
+    the eye on a linear scale. */
+function settled(asked) {
+  const state = { ...asked, view: asked.view ?? firstView(run, at(run, asked).layer) };
+  return { ...state, scale: state.scale ?? (fits(at(run, state).layer) || ['lines', 'document', 'image'].includes(state.view) ? 'linear' : 'log') };
 }
 
 function showAll(asked, before = null) {
@@ -185,7 +189,11 @@ function buildTools() {
   addKey(['ArrowDown'], '', '', () => go(run, 1, 0));
   addKey(['ArrowLeft'], '← →', 'head before, after', () => go(run, 0, -1));
   addKey(['ArrowRight'], '', '', () => go(run, 0, 1));
-  tabs().forEach(({ tab, name }, i) => addKey([String(i + 1)], String(i + 1), name.toLowerCase(), () => choose({ view: tab }, { push: true })));
+  const nth = (i) => () => { // the tabs as they are seen: not every run has all
+    const view = tabs().filter(({ tab }) => viewFor(tab, run, at(run, chosen()).layer))[i];
+    if (view) choose({ view: view.tab }, { push: true });
+  };
+  tabs().forEach((_, i) => addKey([String(i + 1)], i ? '' : `1 … ${tabs().length}`, i ? '' : 'the views, as their tabs stand', nth(i)));
   addKey(['m'], 'm', 'mean of the heads', () => {
     if (headsIn(at(run, chosen()).layer).includes('mean')) choose({ head: 'mean' });
   });

@@ -5,7 +5,7 @@ import { h } from 'qkv/element';
 import { onPoint } from 'qkv/hover';
 import { legend } from 'qkv/legend';
 import { at } from 'qkv/run';
-import { tabs, viewFor } from 'qkv/views';
+import { firstView, viewFor } from 'qkv/views';
 
 export class Pane {
   /** `side` is "a" or "b": whose pointer it is. */
@@ -23,7 +23,7 @@ export class Pane {
   /** Shows what is chosen, in the view that suits it. */
   async show(state) {
     const { layer } = at(this.run, state);
-    const view = viewFor(state.view, this.run, layer) ?? viewFor(tabs()[0].tab, this.run, layer);
+    const view = viewFor(state.view, this.run, layer) ?? viewFor(firstView(this.run, layer), this.run, layer);
     if (view !== this.view) {
       this.open?.close();
       this.body.replaceChildren();

@@ -7,8 +7,8 @@ import { chosen, choose } from 'qkv/state';
 const models = first.models ?? [];
 const model = (id) => models.find((one) => one.id === id);
 
-/** What the button says: a model with cross-attention translates, others just run. */
-const verb = (run) => (run.groups.some(({ name }) => name === 'cross') ? 'Translate' : 'Run');
+/** What the button says: a model with cross-attention translates, one that reads or sees looks, others just run. */
+const verb = (run) => (run.form ? 'Look' : run.groups.some(({ name }) => name === 'cross') ? 'Translate' : 'Run');
 
 /** What can be looked at: the models, and the recording that the program was started with. */
 const offered = first.run.model === null && models.length ? [{ id: null, name: 'the recording' }, ...models] : models;
@@ -48,7 +48,16 @@ export class Prompt {
         takes && this.side === 'a' ? this.examples(run) : null));
   }
 
+  /** The choice of an image, for a model that sees. */
+  album(run, names, pick) {
+    const go = (event) => this.ask({ model: run.model, text: names[event.target.selectedIndex], target: null });
+    return h('div', { class: 'ask' }, h('select', { 'aria-label': 'Image', id: this.side === 'a' ? 'text' : 'text2', onchange: go },
+      names.map((name) => h('option', { selected: name === run.text }, name))), pick);
+  }
+
   form(run, state, pick) {
+    const names = model(run.model)?.images ?? [];
+    if (names.length) return this.album(run, names, pick);
     this.input = h('input', { type: 'text', value: run.text, 'aria-label': this.side === 'a' ? 'Text' : 'Text to compare with', spellcheck: 'false', autocomplete: 'off', placeholder: 'Type a sentence', id: this.side === 'a' ? 'text' : 'text2', enterkeyhint: 'go' });
     if (this.giving) {
       this.target = h('input', { type: 'text', value: state.target ?? run.output ?? '', 'aria-label': 'The output to force', placeholder: 'An output of your own', spellcheck: 'false', autocomplete: 'off' });
@@ -69,11 +78,12 @@ export class Prompt {
       if (this.giving || !chosen().target) this.build(run, { target: chosen().target ?? run.output }); else this.ask({ target: null });
       this.target?.focus();
     };
+    if (run.form?.kind === 'image') return null;
     const others = (first.examples ?? []).filter((text) => text !== run.text).slice(0, 4);
     return h('p', { class: 'examples' },
       others.length ? h('span', { class: 'quiet' }, 'try ') : null,
-      others.map((text) => h('button', { type: 'button', class: 'link', onclick: () => this.ask({ model: run.model, text, target: null }) }, text)),
-      run.output ? h('button', { type: 'button', class: 'link quiet', 'aria-pressed': String(this.giving), onclick: give, title: 'see what the model attends to when it is made to write this' }, this.giving ? 'let the model write' : 'give the output') : null);
+      others.map((text) => h('button', { type: 'button', class: 'link', title: text, onclick: () => this.ask({ model: run.model, text, target: null }) }, text.length > 60 ? `${text.slice(0, 60)}…` : text)),
+      run.output && !run.form ? h('button', { type: 'button', class: 'link quiet', 'aria-pressed': String(this.giving), onclick: give, title: 'see what the model attends to when it is made to write this' }, this.giving ? 'let the model write' : 'give the output') : null);
   }
 
   /** Shows that an answer is on its way, or why there is none. */

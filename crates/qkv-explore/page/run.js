@@ -41,7 +41,7 @@ export const layerName = (layer) => `${groupName(layer.group)}, layer ${layer.in
 export const headName = (layer, head) => (head === 'mean' ? `mean of ${layer.heads} heads` : `head ${head}`);
 
 /** What a group of layers is called. */
-export const groupName = (group) => ({ encoder: 'encoder', decoder: 'decoder', cross: 'cross-attention', layers: 'attention' })[group] ?? group;
+export const groupName = (group) => ({ encoder: 'encoder', decoder: 'decoder', cross: 'cross-attention', layers: 'attention', words: 'sentences to words', sentences: 'document to sentences' })[group] ?? group;
 
 const marks = /^[▁Ġ]|^##/u;
 

@@ -20,9 +20,10 @@ const choices = {
   // what is looked at
   model: [null, whole], text: [null, words], target: [null, words],
   model2: [null, whole], text2: [null, words],
-  view: ['heatmap', words], layer: [null, whole], head: [null, head],
+  view: [null, words], layer: [null, whole], head: [null, head],
   cell: [null, numbers(whole)], step: [null, whole], depth: [null, whole],
   rows: [[], numbers(whole)], cols: [[], numbers(whole)], fold: ['mean', among('mean', 'sum')],
+  shade: ['both', among('both', 'words')], followed: [false, flag],
   at: [null, numbers(fraction)], pool: ['max', among('max', 'mean')], sort: [null, words],
   // how it is shown
   scale: [null, among('linear', 'log', 'rank')], palette: ['sea', words], theme: ['auto', among('auto', 'light', 'dark')],

@@ -13,3 +13,6 @@ export const tabs = () => views.filter((view, i) => views.findIndex(({ tab }) =>
 
 /** The view that a tab shows for a layer; undefined where none suits. */
 export const viewFor = (tab, run, layer) => views.find((view) => view.tab === tab && view.suits(run, layer));
+
+/** The tab that a run is first seen in. */
+export const firstView = (run, layer) => tabs().find(({ tab }) => viewFor(tab, run, layer)).tab;

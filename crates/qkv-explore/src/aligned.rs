@@ -31,6 +31,7 @@ impl Matrix {
             sides: sides.map(|(name, ids)| capture::side(name, ids, tokenizer)).into(),
             layers: vec![layer],
             steps: Vec::new(),
+            form: None,
         };
         Matrix::of(&recording, 0, &Cut { words: true, text_only: true, ..Cut::default() })
     }

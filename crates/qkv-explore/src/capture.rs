@@ -1,9 +1,13 @@
 //! From a run of a model to a [`Recording`]: the tokens as a person reads them, and every attention that was computed.
 
 use crate::layer::{Computed, Layer, Seen};
-use crate::recording::{Candidate, Recording, Side, Step, Token};
+use crate::recording::{Candidate, Form, Recording, Side, Step, Token};
+use qkv_models::image::Image;
 use qkv_models::text::tokenizer::{Piece, Tokenizer};
-use qkv_models::{Attended, Encoder, Error, Generation, Generator, Group, Observed, Result, Translator};
+use qkv_models::{
+    Attended, Document, Encoder, Error, Generation, Generator, Group, Han, Observed, ObservedDocument, ObservedImage,
+    Result, Translator, Vit,
+};
 use qkv_nn::Machine;
 
 /// How many tokens that might have been written are kept for each step.
@@ -37,6 +41,7 @@ pub fn translation(translator: &Translator, text: &str, target: Option<&str>, ma
         text: text.to_owned(),
         output: Some(tokenizer.decode(&target)),
         steps: steps(&observed, tokenizer),
+        form: None,
         sides: vec![
             side("source", &observed.source, tokenizer),
             side("read", &observed.read, tokenizer),
@@ -95,15 +100,8 @@ fn alone(
     tokenizer: &Tokenizer,
 ) -> Recording {
     let layers = attentions.into_iter().map(|seen| {
-        let Attended { group, layer, attention, inputs, output } = seen;
-        Layer {
-            name: format!("layers.{layer}.self_attn"),
-            group: group.name().to_owned(),
-            queries: 0,
-            keys: 0,
-            seen: Seen::Computed(Box::new(Computed { attention, inputs, output })),
-            importance: None,
-        }
+        let name = format!("layers.{}.self_attn", seen.layer);
+        kept(seen, &name, [0, 0])
     });
     Recording {
         text: text.to_owned(),
@@ -111,6 +109,100 @@ fn alone(
         sides: vec![side("tokens", tokens, tokenizer)],
         layers: layers.collect(),
         steps: Vec::new(),
+        form: None,
+    }
+}
+
+/// Reads a document, and records what it attended to: its sentences, and each sentence its words.
+///
+/// # Errors
+/// Where there is no text.
+pub fn document(han: &Han, text: &str, machine: &Machine) -> Result<Recording> {
+    let ObservedDocument { document, probabilities, attentions } = han.observe(text, machine)?;
+    let Some([of_words, of_sentences]) = attentions else {
+        return Err(Error::invalid("there is no text to look at").with_hint("give a document of one or more sentences"));
+    };
+    let reading = Shown { document: &document, text };
+    let whole = Token { text: "‹document›".into(), word: None, special: true, id: None };
+    Ok(Recording {
+        text: text.to_owned(),
+        output: Some(likeliest(&probabilities, &han.config.labels)),
+        sides: vec![
+            Side { name: "document".into(), tokens: vec![whole] },
+            Side::of_words("sentences", reading.sentences()),
+            Side { name: "words".into(), tokens: reading.words() },
+        ],
+        layers: vec![kept(of_sentences, "sentences.attention", [0, 1]), kept(of_words, "words.attention", [1, 2])],
+        steps: Vec::new(),
+        form: Some(Form::Document { sentences: 0, words: 1, lengths: document.lengths() }),
+    })
+}
+
+/// Sees an image, and records what each of its patches attended to; `name` is what it is called.
+///
+/// # Errors
+/// What `qkv` refuses.
+pub fn image(vit: &Vit, name: &str, image: &Image, machine: &Machine) -> Result<Recording> {
+    let ObservedImage { image, probabilities, attentions } = vit.observe(image, machine)?;
+    let grid = vit.config.grid();
+    let patch = |at: usize| Token { text: format!("{}·{}", at / grid, at % grid), word: Some(at), ..Token::default() };
+    let class = Token { text: "‹class›".into(), word: None, special: true, id: None };
+    let tokens = std::iter::once(class).chain((0..grid * grid).map(patch)).collect();
+    let named = |seen: Attended| {
+        let name = format!("layers.{}.self_attn", seen.layer);
+        kept(seen, &name, [0, 0])
+    };
+    Ok(Recording {
+        text: name.to_owned(),
+        output: Some(likeliest(&probabilities, &vit.config.labels)),
+        sides: vec![Side { name: "patches".into(), tokens }],
+        layers: attentions.into_iter().map(named).collect(),
+        steps: Vec::new(),
+        form: Some(Form::Image {
+            grid: [grid, grid],
+            width: image.width(),
+            height: image.height(),
+            points: image.in_channels(3).points().to_vec(),
+        }),
+    })
+}
+
+/// The likeliest class, and how likely it is.
+fn likeliest(probabilities: &[f32], labels: &[String]) -> String {
+    let best = labels.iter().zip(probabilities).reduce(|best, other| if other.1 > best.1 { other } else { best });
+    best.map_or(String::new(), |(label, share)| format!("{label} {share:.4}"))
+}
+
+/// An attention as a layer from one side to another.
+fn kept(seen: Attended, name: &str, [queries, keys]: [usize; 2]) -> Layer {
+    let Attended { group, attention, inputs, output, .. } = seen;
+    let seen = Seen::Computed(Box::new(Computed { attention, inputs, output }));
+    Layer { name: name.to_owned(), group: group.name().to_owned(), queries, keys, seen, importance: None }
+}
+
+/// A document beside the text that it was cut from.
+struct Shown<'a> {
+    document: &'a Document,
+    text: &'a str,
+}
+
+impl Shown<'_> {
+    fn sentences(&self) -> Vec<String> {
+        self.document.sentence_ranges().map(|range| self.text[range].trim().to_owned()).collect()
+    }
+
+    /// Pieces, each with the word that it is a part of.
+    fn words(&self) -> Vec<Token> {
+        let (mut tokens, mut count): (Vec<Token>, usize) = (Vec::new(), 0);
+        let mut last = None;
+        for (sentence, piece) in self.document.pieces() {
+            if last.replace((sentence, piece.word)) != Some((sentence, piece.word)) {
+                count += 1;
+            }
+            let text = self.text[piece.place.clone()].trim().to_owned();
+            tokens.push(Token { text, word: Some(count - 1), special: false, id: Some(piece.id) });
+        }
+        tokens
     }
 }
 
@@ -130,20 +222,14 @@ pub fn importance(translator: &Translator, recording: &Recording, machine: &Mach
 }
 
 fn layer(seen: Attended, recurrent: bool) -> Layer {
-    let Attended { group, layer, attention, inputs, output } = seen;
-    let (queries, keys) = match group {
-        Group::Encoder => (SOURCE, SOURCE),
-        Group::Decoder => (READ, READ),
-        Group::Cross => (WRITTEN, SOURCE),
+    let layer = seen.layer;
+    let (name, sides) = match seen.group {
+        Group::Decoder => (format!("decoder.layers.{layer}.self_attn"), [READ, READ]),
+        Group::Cross if recurrent => ("decoder.attention".to_owned(), [WRITTEN, SOURCE]),
+        Group::Cross => (format!("decoder.layers.{layer}.encoder_attn"), [WRITTEN, SOURCE]),
+        _ => (format!("encoder.layers.{layer}.self_attn"), [SOURCE, SOURCE]),
     };
-    let name = match group {
-        Group::Encoder => format!("encoder.layers.{layer}.self_attn"),
-        Group::Decoder => format!("decoder.layers.{layer}.self_attn"),
-        Group::Cross if recurrent => "decoder.attention".to_owned(),
-        Group::Cross => format!("decoder.layers.{layer}.encoder_attn"),
-    };
-    let seen = Seen::Computed(Box::new(Computed { attention, inputs, output }));
-    Layer { name, group: group.name().to_owned(), queries, keys, seen, importance: None }
+    kept(seen, &name, sides)
 }
 
 /// Tokens as a person reads them, put together to words.

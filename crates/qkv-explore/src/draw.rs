@@ -7,6 +7,7 @@
 //! | `scale`, `palette`, `ticks` | from a weight to a place, from a place to a colour, and the numbers beside the colours |
 //! | `letters` | text that fits |
 //! | `alignment`, `terminal` | drawings of block characters |
+//! | `document`, `patches` | a text and an image, shaded |
 //! | `sheet` | where everything of a printed picture stands |
 //! | `svg`, `png` | the sheet as a file |
 //! | `fonts`, `strokes` | letters for PNG: this machine's, or a few of our own |
@@ -14,9 +15,11 @@
 
 mod alignment;
 mod data;
+mod document;
 mod fonts;
 mod letters;
 mod palette;
+mod patches;
 mod picture;
 mod png;
 mod scale;
@@ -27,8 +30,10 @@ mod terminal;
 mod ticks;
 
 pub use alignment::alignment;
+pub use document::document;
 pub use fonts::Fonts;
 pub use palette::{Colour, Palette, Theme};
+pub use patches::patches;
 pub use picture::Picture;
 pub use png::Png;
 pub use scale::{DECADES, Scale, Scaled};

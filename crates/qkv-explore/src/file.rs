@@ -1,6 +1,6 @@
 //! Recordings as files: `.safetensors`, ours with all that was recorded, or anyone's with queries and keys, or with weights.
 //!
-//! **Ours** has the key `recording` in its metadata (JSON: text, sides, steps, and for each layer its name, group, sides and
+//! **Ours** has the key `recording` in its metadata (JSON: text, sides, steps, what the tokens are parts of, and for each layer its name, group, sides and
 //! description) and the tensors of layer `i` as `layers.i.q`, `layers.i.k`, `layers.i.lse` and what else its attention asks for.
 //!
 //! **Anyone's** has `q` and `k`, each `[B, H, N, D]`, `[H, N, D]` or `[N, D]`, and if it can `v` and `lse` (`[B, H, N]`, natural
@@ -15,7 +15,7 @@ pub(crate) use self::header::Writer;
 
 use self::header::File;
 use crate::layer::{Computed, Layer, Seen};
-use crate::recording::{Recording, Side, Step};
+use crate::recording::{Form, Recording, Side, Step};
 use qkv::{Attention, Output, Owned, Select, Tensor};
 use qkv_models::files::atomic;
 use qkv_models::{Error, Result};
@@ -45,6 +45,8 @@ struct Written {
     sides: Vec<Side>,
     steps: Vec<Step>,
     layers: Vec<WrittenLayer>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    form: Option<Form>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -88,6 +90,10 @@ fn list<'o>(inputs: &'o Owned<f32>, name: &str) -> Option<&'o Vec<f32>> {
 /// # Errors
 /// Where the system refuses.
 pub fn save(recording: &Recording, path: impl AsRef<Path>) -> Result<()> {
+    atomic::write(path, &bytes(recording))
+}
+
+fn bytes(recording: &Recording) -> Vec<u8> {
     let mut to = Writer::default();
     for (at, layer) in recording.layers.iter().enumerate() {
         let name = |part: &str| format!("layers.{at}.{part}");
@@ -145,9 +151,10 @@ pub fn save(recording: &Recording, path: impl AsRef<Path>) -> Result<()> {
         sides: recording.sides.clone(),
         steps: recording.steps.clone(),
         layers: layers.collect(),
+        form: recording.form.clone(),
     };
     let json = serde_json::to_string(&written).expect("plain values");
-    atomic::write(path, &to.bytes(&[(RECORDING, &json)]))
+    to.bytes(&[(RECORDING, &json)])
 }
 
 /// Reads a recording, ours or anyone's.
@@ -155,7 +162,11 @@ pub fn save(recording: &Recording, path: impl AsRef<Path>) -> Result<()> {
 /// # Errors
 /// Names the file, the tensor and what is wrong with it.
 pub fn open(path: impl AsRef<Path>, asked: &Asked) -> Result<Recording> {
-    let mut file = File::open(path.as_ref())?;
+    open_at(path.as_ref(), asked)
+}
+
+fn open_at(path: &Path, asked: &Asked) -> Result<Recording> {
+    let mut file = File::open(path)?;
     let mut recording = match file.metadata(RECORDING) {
         Some(_) if asked.tokens.is_some() || asked.sequence > 0 || asked.attention.is_some() => {
             return Err(Error::invalid("the recording says by itself what its tokens and its attention are")
@@ -169,7 +180,7 @@ pub fn open(path: impl AsRef<Path>, asked: &Asked) -> Result<Recording> {
     for name in names.chain(recording.sides.iter_mut().map(|side| &mut side.name)) {
         *name = name.chars().map(|c| if c.is_control() { '·' } else { c }).collect();
     }
-    check(&recording, path.as_ref())?;
+    check(&recording, path)?;
     Ok(recording)
 }
 
@@ -184,8 +195,8 @@ fn ours(file: &mut File, json: &str) -> Result<Recording> {
         let WrittenLayer { name, group, queries, keys, importance, .. } = layer;
         layers.push(Layer { name, group, queries, keys, seen, importance });
     }
-    let Written { text, output, sides, steps, .. } = written;
-    Ok(Recording { text, output, sides, layers, steps })
+    let Written { text, output, sides, steps, form, .. } = written;
+    Ok(Recording { text, output, sides, layers, steps, form })
 }
 
 /// The call of a layer whose tensors have `prefix` in front of their names.
@@ -262,6 +273,9 @@ fn check(recording: &Recording, path: &Path) -> Result<()> {
     let wrong = |what: String| Error::format(path, "recording", what);
     if recording.layers.is_empty() {
         return Err(wrong("it has no attention to look at".into()));
+    }
+    if let Some(form) = &recording.form {
+        form.fits(recording).map_err(wrong)?;
     }
     for layer in &recording.layers {
         let [n, m] = layer.size();

@@ -19,6 +19,6 @@ pub use agreement::{Agreement, Links, pharaoh};
 pub use layer::{Computed, Layer, Seen};
 pub use observer::Observer;
 pub use pair::{Explained, Parts, Term, Value, explain};
-pub use recording::{Candidate, Group, Recording, Side, Step, Token};
+pub use recording::{Candidate, Form, Group, Recording, Side, Step, Token};
 pub use rollout::rollout;
 pub use words::{Cut, Matrix};

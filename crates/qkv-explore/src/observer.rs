@@ -1,9 +1,10 @@
-//! Any model that can be looked into: one that translates, one that goes on with text, one that reads. What it is asked with is
-//! text; what it gives is a [`Recording`].
+//! Any model that can be looked into: one that translates, one that goes on with text, one that reads, one that sees. What it is
+//! asked with is text, or the name of an image that it was given; what it gives is a [`Recording`].
 
 use crate::capture;
 use crate::recording::Recording;
-use qkv_models::{Encoder, Error, Generation, Generator, Result, Translator};
+use qkv_models::image::Image;
+use qkv_models::{Encoder, Error, Generation, Generator, Han, Result, Translator, Vit};
 use qkv_nn::Machine;
 use std::path::Path;
 
@@ -19,7 +20,15 @@ pub enum Observer {
     Generator(Box<Generator>),
     /// It reads a text.
     Encoder(Box<Encoder>),
+    /// It reads a document, sentence by sentence.
+    Han(Box<Han>),
+    /// It sees images: these, by their names.
+    Vit(Box<Vit>, Vec<(String, Image)>),
 }
+
+/// The longest text of a model that reads sentence after sentence, and of any other, in characters.
+const DOCUMENT: usize = 50_000;
+const TEXT: usize = 2000;
 
 impl From<Translator> for Observer {
     fn from(translator: Translator) -> Observer {
@@ -33,9 +42,11 @@ impl Observer {
     /// # Errors
     /// Names the file, and the field or tensor that is wrong.
     pub fn open(path: &Path) -> Result<Observer> {
-        let kind = if path.is_dir() { kind(&path.join("config.json"))? } else { String::new() };
+        let kind = if path.is_dir() { qkv_models::kind(path)? } else { String::new() };
         match kind.as_str() {
-            "bert" => Ok(Observer::Encoder(Box::new(Encoder::open(path)?))),
+            "han" => Ok(Observer::Han(Box::new(Han::open(path)?))),
+            "vit" => Ok(Observer::Vit(Box::new(Vit::open(path)?), Vec::new())),
+            "encoder" => Ok(Observer::Encoder(Box::new(Encoder::open(path)?))),
             "transformer" | "recurrent" => Ok(Observer::Translator(Box::new(Translator::open(path)?))),
             _ => Ok(Observer::Generator(Box::new(Generator::open(path)?))),
         }
@@ -47,7 +58,34 @@ impl Observer {
             Observer::Translator(_) => "translates",
             Observer::Generator(_) => "goes on with text",
             Observer::Encoder(_) => "reads text",
+            Observer::Han(_) => "reads documents",
+            Observer::Vit(..) => "sees images",
         }
+    }
+
+    /// The same with images to look at, each by a name of its own.
+    ///
+    /// # Errors
+    /// Where the model sees none.
+    pub fn with_images(self, images: Vec<(String, Image)>) -> Result<Observer> {
+        match self {
+            Observer::Vit(model, _) => Ok(Observer::Vit(model, images)),
+            _ if images.is_empty() => Ok(self),
+            _ => Err(Error::invalid("the model reads text and sees no images").with_hint("leave out `--image`")),
+        }
+    }
+
+    /// The names of the images that it can be asked about; none where it takes text.
+    pub fn images(&self) -> Vec<&str> {
+        match self {
+            Observer::Vit(_, images) => images.iter().map(|(name, _)| name.as_str()).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The longest text that it is asked with, in characters.
+    pub fn longest(&self) -> usize {
+        if matches!(self, Observer::Han(_)) { DOCUMENT } else { TEXT }
     }
 
     /// Runs the model on a text, and records what it attended to; `target` is what it is to have written, where it writes.
@@ -62,6 +100,13 @@ impl Observer {
                 capture::continuation(model, text, target, &how, machine)
             }
             Observer::Encoder(model) => capture::reading(model, text, target, machine),
+            Observer::Han(model) => capture::document(model, text, machine),
+            Observer::Vit(model, images) => {
+                let missing =
+                    || Error::invalid(format!("there is no image `{text}`")).with_hint("name one with `--image FILE`");
+                let (name, image) = images.iter().find(|(name, _)| name == text).ok_or_else(missing)?;
+                capture::image(model, name, image, machine)
+            }
         }
     }
 
@@ -75,13 +120,4 @@ impl Observer {
             _ => Ok(None),
         }
     }
-}
-
-/// What a folder says it holds.
-fn kind(path: &Path) -> Result<String> {
-    let bytes = std::fs::read(path).map_err(|e| Error::file("read", path, e))?;
-    let json: serde_json::Value =
-        serde_json::from_slice(&bytes).map_err(|e| Error::line(path, e.line().max(1), e.to_string()))?;
-    let ours = json.pointer("/architecture/kind").or_else(|| json.get("model_type"));
-    Ok(ours.and_then(|kind| kind.as_str()).unwrap_or_default().to_owned())
 }

@@ -17,6 +17,62 @@ pub struct Recording {
     pub layers: Vec<Layer>,
     /// What was written at each step, and what the model thought of writing, where it writes.
     pub steps: Vec<Step>,
+    /// What the tokens are parts of, where that is more than a sequence.
+    pub form: Option<Form>,
+}
+
+/// What tokens are parts of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum Form {
+    /// A document: its sentences look at their words, and it looks at its sentences.
+    Document {
+        /// The layer whose queries are sentences and whose keys are words, those of each sentence together.
+        words: usize,
+        /// The layer whose one query is the document and whose keys are sentences.
+        sentences: usize,
+        /// How many words each sentence has.
+        lengths: Vec<usize>,
+    },
+    /// An image: a token for the whole, then a token for each patch, row by row.
+    Image {
+        /// Patches each way: down, across.
+        grid: [usize; 2],
+        /// Points across.
+        width: usize,
+        /// Points down.
+        height: usize,
+        /// Red, green and blue of each point, row by row.
+        points: Vec<u8>,
+    },
+}
+
+impl Form {
+    /// Whether it is about the layers and sides that a recording has; else why not.
+    pub(crate) fn fits(&self, recording: &Recording) -> Result<(), String> {
+        match self {
+            Form::Document { words, sentences, lengths } => {
+                let size = |layer: usize| recording.layers.get(layer).map(crate::Layer::size);
+                let (Some([n, m]), Some([1, k])) = (size(*words), size(*sentences)) else {
+                    return Err(format!("a document has no layers {words} and {sentences} of words and sentences"));
+                };
+                let total = lengths.iter().try_fold(0usize, |sum, &length| sum.checked_add(length));
+                if (n, Some(m), k) != (lengths.len(), total, lengths.len()) {
+                    return Err("the sentences of the document are not those of its layers".into());
+                }
+            }
+            Form::Image { grid: [down, across], width, height, points } => {
+                let count = |a: usize, b: usize| a.checked_mul(b).and_then(|all| all.checked_add(0));
+                let tokens = count(*down, *across).and_then(|all| all.checked_add(1));
+                let places = count(*width, *height).and_then(|all| all.checked_mul(3));
+                let first = recording.layers.first().map(crate::Layer::size);
+                if places != Some(points.len()) || first.map(|[n, _]| n) != tokens || points.is_empty() {
+                    return Err("the image is not as large as it says, or has other patches than its layers".into());
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A sequence of tokens that queries or keys stand for.

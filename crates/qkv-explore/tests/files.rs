@@ -19,7 +19,7 @@ fn layer(attention: Attention, mut inputs: Owned<f32>) -> Layer {
 fn recording(layers: Vec<Layer>) -> Recording {
     let n = layers[0].size()[0];
     let sides = vec![Side::numbered("tokens", n)];
-    Recording { text: "a text".into(), output: None, sides, layers, steps: Vec::new() }
+    Recording { text: "a text".into(), output: None, sides, layers, steps: Vec::new(), form: None }
 }
 
 fn random(heads: usize, n: usize) -> Owned<f32> {

@@ -17,7 +17,7 @@ fn recording(words: &[&str], heads: &[&[&[f32]]]) -> Recording {
         importance: None,
     };
     let sides = vec![Side::of_words("tokens", words.iter().copied())];
-    Recording { text: String::new(), output: None, sides, layers: vec![layer], steps: Vec::new() }
+    Recording { text: String::new(), output: None, sides, layers: vec![layer], steps: Vec::new(), form: None }
 }
 
 fn value(measured: &Measured, id: &str) -> Option<f64> {

@@ -53,6 +53,10 @@ impl Template {
     /// # Errors
     /// Where it cannot be read.
     pub fn new(source: &str, path: impl AsRef<Path>) -> Result<Self> {
+        Self::called(source, path.as_ref().display().to_string())
+    }
+
+    fn called(source: &str, place: String) -> Result<Self> {
         let mut environment = Environment::new();
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
@@ -61,7 +65,6 @@ impl Template {
         environment.add_function("raise_exception", |what: String| -> Result<String, minijinja::Error> {
             Err(minijinja::Error::new(ErrorKind::InvalidOperation, what))
         });
-        let place = path.as_ref().display().to_string();
         let wrong = |e: minijinja::Error| Error::format(&place, "chat template", e.to_string());
         environment.add_template_owned(NAME, source.to_owned()).map_err(wrong)?;
         Ok(Template { environment, source: source.to_owned(), place })

@@ -3,12 +3,14 @@
 //! a class for the text, a tag for each token, where an answer begins and ends, or the text as one vector.
 
 mod heads;
+mod packed;
 mod reader;
 
 pub use heads::Answer;
 pub(crate) use heads::{Example, Examples, highest};
+use packed::Packed;
 pub use reader::{Encoder, Pooling};
-pub(crate) use reader::{is_one, looked_at};
+pub(crate) use reader::{OWN, looked_at};
 
 use crate::batch::Rows;
 use crate::{Error, Result};
@@ -186,25 +188,66 @@ impl Bert {
     pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, rows: &Rows, segments: &[u32]) -> Result<Var<T>> {
         let x = self.tokens.forward(tape, &rows.ids, rows.length, 0);
         let texts = tape.embedding(segments, rows.length, self.segments, 1.0, Positions::None, 0);
-        let x = tape.add(&x, texts);
+        self.through(tape, &x, texts, rows.ragged())
+    }
+
+    /// The same for texts one behind the other, `[1, T, C]`.
+    pub fn packed<T: Float>(&self, tape: &mut Tape<'_, T>, texts: &Packed) -> Result<Var<T>> {
+        let x = self.tokens.placed(tape, &texts.ids, &texts.places());
+        let segments = tape.embedding(&texts.segments, texts.ids.len(), self.segments, 1.0, Positions::None, 0);
+        self.through(tape, &x, segments, Some(&texts.lengths))
+    }
+
+    fn through<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        x: &Var<T>,
+        segments: Var<T>,
+        lengths: Option<&[usize]>,
+    ) -> Result<Var<T>> {
+        let x = tape.add(x, segments);
         let x = self.norm.forward(tape, &x);
         let mut x = tape.dropout(x, self.dropout);
         for layer in &self.layers {
-            x = layer.forward(tape, x, rows.ragged(), None, None)?;
+            x = layer.forward(tape, x, lengths, None, None)?;
         }
         Ok(x)
     }
 
     /// What the head looks at: a row for each text, `[B, 1, C]`, where it is about texts, or all of them.
     pub fn looked_at<T: Float>(&self, tape: &mut Tape<'_, T>, rows: &Rows, segments: &[u32]) -> Result<Var<T>> {
-        let mut x = self.forward(tape, rows, segments)?;
-        if self.kind == Head::Classes {
-            x = tape.step(&x, 0);
-            if let Some(pooler) = self.pooler {
-                x = pooler.activated(tape, &x, Activation::Tanh, 0.0);
+        let x = self.forward(tape, rows, segments)?;
+        let x = match self.kind {
+            Head::Classes => {
+                let first = tape.step(&x, 0);
+                self.pooled(tape, first)
             }
-        }
+            _ => x,
+        };
         Ok(tape.dropout(x, self.dropout))
+    }
+
+    /// What the head gives for texts one behind the other: a row of scores for each, `[B, 1, K]`, where it is about texts, or for
+    /// each token, `[1, T, K]`; `None` where there is no head.
+    pub fn scores<T: Float>(&self, tape: &mut Tape<'_, T>, texts: &Packed) -> Result<Option<Var<T>>> {
+        let Some(head) = self.head else { return Ok(None) };
+        let x = self.packed(tape, texts)?;
+        let x = match self.kind {
+            Head::Classes => {
+                let first = texts.firsts(tape, &x);
+                self.pooled(tape, first)
+            }
+            _ => x,
+        };
+        Ok(Some(head.forward(tape, &x)))
+    }
+
+    /// The first row of each text through the map of its own, where there is one.
+    fn pooled<T: Float>(&self, tape: &mut Tape<'_, T>, x: Var<T>) -> Var<T> {
+        match self.pooler {
+            Some(pooler) => pooler.activated(tape, &x, Activation::Tanh, 0.0),
+            None => x,
+        }
     }
 
     /// The head's map.

@@ -104,7 +104,11 @@ impl Generator {
     /// # Errors
     /// Names the file, and the field or tensor that is wrong.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
+        Self::open_at(path.as_ref())
+    }
+
+    /// `open` for the one type of path: compiled here, once, and not again by every caller.
+    fn open_at(path: &Path) -> Result<Self> {
         let Checkpoint { model, parameters, tokenizer, template, generation } = Checkpoint::open(path)?;
         if model.gpt().is_none() {
             let what = format!("`{}` holds a {}, which translates", path.display(), model.config().architecture.name());
@@ -223,7 +227,11 @@ impl Generator {
     /// # Errors
     /// Where the system refuses.
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
-        let folder = folder.as_ref();
+        self.save_at(folder.as_ref(), storage)
+    }
+
+    /// `save` for the one type of path: compiled here, once, and not again by every caller.
+    fn save_at(&self, folder: &Path, storage: Storage) -> Result<()> {
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
         write_model(&self.model, &self.parameters, folder, storage)?;
         write_tokenizer(&self.tokenizer, self.template.as_ref(), folder)?;

@@ -2,10 +2,10 @@
 //! its settings describe.
 
 use crate::checkpoint::{CONFIG, Found, is_gguf};
-use crate::encoder;
+use crate::classifier::kind;
 use crate::files::tensors::TensorFile;
 use crate::files::weights::{INDEX, SINGLE, Weights};
-use crate::{Architecture, Error, Result};
+use crate::{Architecture, Error, Result, encoder, han, vit};
 use serde::Serialize;
 use std::fmt;
 use std::path::Path;
@@ -45,7 +45,11 @@ impl Inspection {
     /// # Errors
     /// Names the file and what is wrong with it.
     pub fn of(path: impl AsRef<Path>) -> Result<Inspection> {
-        let path = path.as_ref();
+        Self::of_at(path.as_ref())
+    }
+
+    /// `of` for the one type of path: compiled here, once, and not again by every caller.
+    fn of_at(path: &Path) -> Result<Inspection> {
         if path.is_file() && !is_gguf(path) {
             return Ok(Inspection::listed(path, &Weights::File(TensorFile::open(path)?)));
         }
@@ -58,8 +62,13 @@ impl Inspection {
             found.misfits.push(format!("`{CONFIG}` is missing"));
             return Ok(found);
         }
-        if path.is_dir() && encoder::is_one(path)? {
-            let (words, parameters, misfits, weights) = encoder::looked_at(path)?;
+        let looked_at = match path.is_dir().then(|| kind(path)).transpose()?.as_deref() {
+            Some("encoder") => Some(encoder::looked_at(path)?),
+            Some("han") => Some(han::looked_at(path)?),
+            Some("vit") => Some(vit::looked_at(path)?),
+            _ => None,
+        };
+        if let Some((words, parameters, misfits, weights)) = looked_at {
             return Ok(Inspection { model: Some(words), parameters, misfits, ..Inspection::listed(path, &weights) });
         }
         let found = Found::at(path)?;
@@ -112,7 +121,7 @@ fn in_words(architecture: &Architecture, vocabulary: usize) -> String {
             heads(c.heads, c.key_heads.unwrap_or(c.heads)),
             c.ffn_dim
         ),
-        Architecture::Encoder(c) => format!("{} layers, width {}", c.layers, c.d_model),
+        Architecture::Encoder(_) | Architecture::Han(_) | Architecture::Vit(_) => "it makes no text".into(),
         Architecture::Recurrent(c) => format!("{} layers, width {}, states of {}", c.layers, c.d_model, c.hidden),
     };
     format!("{name}: {sizes}, vocabulary {vocabulary}")

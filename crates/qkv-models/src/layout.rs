@@ -1,16 +1,17 @@
-//! How others name and lay out what our models are made of: GPT-2, Llama and BERT in the Hugging Face layout, Llama in GGUF.
+//! How others name and lay out what our models are made of: GPT-2, Llama, BERT and ViT in the Hugging Face layout, Llama in GGUF.
 //! A layout is a table, read both ways: each tensor of theirs is some parameters of ours, one below the other, perhaps
 //! transposed, or with the rows of its heads in another order.
 //!
 //! | module | owns |
 //! | --- | --- |
 //! | `config` | a field of somebody's `config.json`, or why not |
-//! | `gpt2`, `llama`, `bert` | the table and the settings of each |
+//! | `gpt2`, `llama`, `bert`, `vit` | the table and the settings of each |
 
 pub(crate) mod bert;
 pub(crate) mod config;
 pub(crate) mod gpt2;
 pub(crate) mod llama;
+pub(crate) mod vit;
 
 use crate::files::tensors::{Named, Storage, to_bytes};
 use crate::files::weights::Weights;
@@ -28,6 +29,8 @@ pub(crate) enum Form {
     Transposed,
     /// The two halves of each of so many heads, which rotary positions turn together, row by row in turns.
     Paired(usize),
+    /// With these axes, in the same order of numbers; zeros in front stand for none.
+    Axes([usize; 4]),
 }
 
 /// A tensor of theirs, and the parameters of ours that it is, one below the other.
@@ -82,10 +85,12 @@ impl Dialect {
         match json.get("model_type").and_then(Value::as_str) {
             Some("gpt2") => Ok((gpt2::config(&json, path)?, Dialect::Gpt2)),
             Some("llama") => Ok((llama::config(&json, path)?, Dialect::Llama)),
-            Some("bert") => Err(Error::format(path, "field `model_type`", "a `bert` reads text and makes none")),
+            Some(kind @ ("bert" | crate::encoder::OWN | "vit")) => {
+                Err(Error::format(path, "field `model_type`", format!("a `{kind}` makes no text")))
+            }
             Some("qkv") | None => Ok((serde_json::from_slice(bytes).map_err(wrong)?, Dialect::Own)),
             Some(other) => {
-                let what = format!("it is `{other}`, expected `gpt2`, `llama`, `bert` or `qkv`");
+                let what = format!("it is `{other}`, expected `gpt2`, `llama`, `bert`, `vit` or `qkv`");
                 Err(Error::format(path, "field `model_type`", what))
             }
         }
@@ -124,7 +129,7 @@ impl Layout {
     fn prefix_in(&self, weights: &Weights) -> &'static str {
         let Some(first) = self.tensors.first() else { return "" };
         let found = |prefix: &&&str| weights.has(&format!("{prefix}{}", first.name));
-        ["", "transformer.", "model.", "bert."].iter().find(found).copied().unwrap_or(self.prefix)
+        ["", "transformer.", "model.", "bert.", "vit."].iter().find(found).copied().unwrap_or(self.prefix)
     }
 
     /// A tensor's full name; heads stand beside the model that has a prefix.
@@ -142,16 +147,24 @@ impl Layout {
             let (shape, rows, width) = shape_of(parameters, &parts, mapped.form);
             let mut values = weights.read_shaped(&name, &shape)?;
             match mapped.form {
-                Form::Plain => {}
+                Form::Plain | Form::Axes(_) => {}
                 Form::Transposed => values = transposed(&values, width, rows),
                 Form::Paired(heads) => values = unpaired(&values, rows, width, heads),
             }
             let mut rest = &values[..];
-            for part in parts {
+            for &part in &parts {
                 let to = parameters.get_mut(part);
                 let (now, later) = rest.split_at(to.len());
                 to.copy_from_slice(now);
                 rest = later;
+            }
+            // Blocks of few bits stay beside the widened numbers: decoding reads them.
+            if let (&[part], Some(compact)) = (&parts[..], weights.compact(&name)) {
+                match mapped.form {
+                    Form::Plain => parameters.set_compact(part, compact),
+                    Form::Transposed | Form::Axes(_) => {}
+                    Form::Paired(heads) => parameters.set_compact(part, compact.reordered(unpaired_row(rows, heads))),
+                }
             }
         }
         match self.strangers(weights).first() {
@@ -223,6 +236,7 @@ impl Layout {
 fn shape_of(parameters: &Parameters<f32>, parts: &[Param], form: Form) -> (Vec<usize>, usize, usize) {
     let rows = parts.iter().map(|&part| parameters.shape(part)[0]).sum();
     match (parameters.shape(parts[0]), form) {
+        (_, Form::Axes(axes)) => (axes.into_iter().filter(|&axis| axis > 0).collect(), rows, 1),
         (&[_, width], Form::Transposed) => (vec![width, rows], rows, width),
         (&[_, width], _) => (vec![rows, width], rows, width),
         _ => (vec![rows], rows, 1),
@@ -236,12 +250,17 @@ fn transposed(values: &[f32], rows: usize, width: usize) -> Vec<f32> {
 
 /// Rows `(2i, 2i + 1)` of each head as rows `(i, i + D/2)`.
 fn unpaired(values: &[f32], rows: usize, width: usize, heads: usize) -> Vec<f32> {
+    let from = unpaired_row(rows, heads);
+    (0..rows).flat_map(|row| values[from(row) * width..][..width].iter().copied()).collect()
+}
+
+/// Which row of theirs a row of ours is.
+fn unpaired_row(rows: usize, heads: usize) -> impl Fn(usize) -> usize {
     let each = rows / heads.max(1);
-    let from = |row: usize| {
+    move |row| {
         let (head, at) = (row / each * each, row % each);
         head + at % (each / 2) * 2 + at / (each / 2)
-    };
-    (0..rows).flat_map(|row| values[from(row) * width..][..width].iter().copied()).collect()
+    }
 }
 
 #[cfg(test)]

@@ -1,15 +1,18 @@
-//! Attention models that train, translate, go on with text and read it.
+//! Attention models that train, translate, go on with text, read it, and see.
 #![forbid(unsafe_code)]
 
 mod batch;
 pub mod chat;
 mod checkpoint;
+mod classifier;
 pub mod draws;
 mod encoder;
 mod error;
 pub mod files;
 mod generator;
 mod gpt;
+mod han;
+pub mod image;
 mod inspection;
 pub mod labelled;
 mod layout;
@@ -25,19 +28,23 @@ pub mod text;
 pub mod train;
 mod transformer;
 mod translator;
+mod vit;
 
 pub use batch::{Batch, Rows, Specials};
+pub use classifier::{Classifier, kind};
 pub use encoder::{Answer, Encoder, EncoderConfig, Head, Pooling};
 pub use error::{Error, Result};
 pub use generator::{Ended, Generated, Generation, Generator};
 pub use gpt::{Gpt, GptConfig, GptState};
+pub use han::{Document, Han, HanConfig, ReadSentence, ReadWord, Reading};
 pub use inspection::{Inspection, Listed};
 pub use layout::Dialect;
 pub use model::{Architecture, Group, Model, ModelConfig, State};
-pub use observed::{Alignment, Attended, Observed};
+pub use observed::{Alignment, Attended, Observed, ObservedDocument};
 pub use recipe::{Data, Metric, Pieces, Recipe, Training};
 pub use recurrent::{Recurrent, RecurrentConfig, RecurrentState};
 pub use schedule::Schedule;
 pub use search::{Found, Sampling, Search};
 pub use transformer::{Transformer, TransformerConfig, TransformerState};
 pub use translator::{Translation, Translator};
+pub use vit::{ObservedImage, Vit, VitConfig};

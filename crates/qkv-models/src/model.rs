@@ -3,8 +3,10 @@
 use crate::batch::{Batch, Rows, Specials};
 use crate::encoder::EncoderConfig;
 use crate::gpt::{Gpt, GptConfig, GptState};
+use crate::han::HanConfig;
 use crate::recurrent::{Recurrent, RecurrentConfig, RecurrentState};
 use crate::transformer::{Transformer, TransformerConfig, TransformerState};
+use crate::vit::VitConfig;
 use crate::{Error, Result};
 use qkv_nn::layers::{Builder, PositionKind};
 use qkv_nn::{Activation, Float, Loss, Parameters, Tape, Target, Tensor, Var};
@@ -24,6 +26,10 @@ pub enum Architecture {
     Gpt(GptConfig),
     /// See [`Encoder`](crate::Encoder): it reads text and makes none.
     Encoder(EncoderConfig),
+    /// See [`Han`](crate::Han): it reads documents and makes no text.
+    Han(HanConfig),
+    /// See [`Vit`](crate::Vit): it sees, and makes no text.
+    Vit(VitConfig),
 }
 
 impl Architecture {
@@ -34,6 +40,8 @@ impl Architecture {
             Architecture::Recurrent(_) => "recurrent",
             Architecture::Gpt(_) => "gpt",
             Architecture::Encoder(_) => "encoder",
+            Architecture::Han(_) => "han",
+            Architecture::Vit(_) => "vit",
         }
     }
 }
@@ -75,6 +83,8 @@ impl ModelConfig {
             Architecture::Recurrent(config) => (config.d_model, config.layers),
             Architecture::Gpt(config) => (config.d_model, config.layers),
             Architecture::Encoder(config) => (config.d_model, config.layers),
+            Architecture::Han(config) => (config.d_model, 0),
+            Architecture::Vit(config) => (config.d_model, config.layers),
         };
         let least =
             self.vocab_size.saturating_mul(width).saturating_add(layers.saturating_mul(width).saturating_mul(width));
@@ -84,6 +94,11 @@ impl ModelConfig {
             )));
         }
         Ok(())
+    }
+
+    /// Why it is no [`Model`].
+    fn makes_none(&self) -> Error {
+        Error::invalid(format!("a model of kind `{}` makes no text", self.architecture.name()))
     }
 
     /// Refuses numbers that make no model, or one that no machine could hold.
@@ -112,7 +127,7 @@ impl ModelConfig {
                 ("layers", config.layers, 1 << 10),
                 ("max_positions", config.max_positions, 1 << 22),
             ],
-            Architecture::Encoder(_) => return Err(Error::invalid("an encoder reads text and makes none")),
+            Architecture::Encoder(_) | Architecture::Han(_) | Architecture::Vit(_) => return Err(self.makes_none()),
         };
         for (name, found, most) in sizes.into_iter().chain([("vocab_size", self.vocab_size, 1 << 24)]) {
             if found == 0 || found > most {
@@ -125,7 +140,7 @@ impl ModelConfig {
             }
             Architecture::Recurrent(c) => vec![("dropout", c.dropout)],
             Architecture::Gpt(c) => vec![("dropout", c.dropout), ("attention_dropout", c.attention_dropout)],
-            Architecture::Encoder(_) => Vec::new(),
+            Architecture::Encoder(_) | Architecture::Han(_) | Architecture::Vit(_) => Vec::new(),
         };
         for (name, found) in parts {
             if !(0.0..1.0).contains(&found) {
@@ -155,6 +170,10 @@ pub enum Group {
     Decoder,
     /// The target to the source.
     Cross,
+    /// Each sentence of a document to its words.
+    Words,
+    /// A document to its sentences.
+    Sentences,
 }
 
 impl Group {
@@ -164,6 +183,8 @@ impl Group {
             Group::Encoder => "encoder",
             Group::Decoder => "decoder",
             Group::Cross => "cross",
+            Group::Words => "words",
+            Group::Sentences => "sentences",
         }
     }
 }
@@ -230,7 +251,7 @@ impl Model {
             }
             Architecture::Recurrent(sizes) => Built::Recurrent(Box::new(Recurrent::new(at, sizes, config.vocab_size)?)),
             Architecture::Gpt(sizes) => Built::Gpt(Box::new(Gpt::new(at, sizes, config.vocab_size)?)),
-            Architecture::Encoder(_) => return Err(Error::invalid("an encoder reads text and makes none")),
+            Architecture::Encoder(_) | Architecture::Han(_) | Architecture::Vit(_) => return Err(config.makes_none()),
         };
         Ok(Model { config: config.clone(), built })
     }
@@ -353,9 +374,7 @@ impl Model {
                 vec![Site { group: Group::Cross, layer: 0, captured }]
             }
             Architecture::Gpt(config) => (0..config.layers).map(|layer| one(Group::Decoder, layer, layer)).collect(),
-            Architecture::Encoder(config) => {
-                (0..config.layers).map(|layer| one(Group::Encoder, layer, layer)).collect()
-            }
+            Architecture::Encoder(_) | Architecture::Han(_) | Architecture::Vit(_) => Vec::new(),
         }
     }
 
@@ -367,7 +386,7 @@ impl Model {
             Architecture::Recurrent(_) => 0,
             // Both sides are one sequence to it.
             Architecture::Gpt(config) => config.layers / 2,
-            Architecture::Encoder(_) => 0,
+            Architecture::Encoder(_) | Architecture::Han(_) | Architecture::Vit(_) => 0,
         }
     }
 

@@ -2,9 +2,10 @@
 //! next at each step.
 
 use crate::batch::{Rows, ended};
+use crate::classifier::probabilities;
 use crate::model::{Group, Site};
-use crate::{Batch, Encoder, Error, Generator, Result, Translator};
-use qkv::{Attention, Output, Owned, Place, Tensor};
+use crate::{Batch, Document, Encoder, Error, Generator, Han, Result, Translator, han};
+use qkv::{Attention, Mask, Output, Owned, Place, Tensor};
 use qkv_nn::{Captured, Gradients, Machine, Parameters, Pool, Tape};
 
 /// What was kept of one pass. Nothing in it is as large as the weights.
@@ -144,7 +145,7 @@ impl Translator {
 }
 
 /// Every attention of a stack of layers that attend to their own sequence.
-fn stacked(group: Group, captured: &[Captured<f32>], parameters: &Parameters<f32>) -> Result<Vec<Attended>> {
+pub(crate) fn stacked(group: Group, captured: &[Captured<f32>], parameters: &Parameters<f32>) -> Result<Vec<Attended>> {
     let site = |layer: usize| Site { group, layer, captured: layer..layer + 1 };
     (0..captured.len()).map(|layer| attended(site(layer), captured, parameters)).collect()
 }
@@ -201,6 +202,84 @@ impl Encoder {
             log_probabilities: Tensor::new(Vec::new(), [0, 0])?,
         })
     }
+}
+
+/// What was kept of a document that was read.
+#[derive(Clone, Debug)]
+pub struct ObservedDocument {
+    /// The text, cut.
+    pub document: Document,
+    /// The probability of each class.
+    pub probabilities: Vec<f32>,
+    /// The attention of each sentence to its words, all words of the document side by side, and that of the document to its
+    /// sentences; nothing where it has no words.
+    pub attentions: Option<[Attended; 2]>,
+}
+
+impl Han {
+    /// Runs the model over a text, and keeps what was attended to on both levels.
+    ///
+    /// # Errors
+    /// What `qkv` refuses.
+    pub fn observe(&self, text: &str, machine: &Machine) -> Result<ObservedDocument> {
+        let document = self.cut(text);
+        let pool = Pool::new();
+        let mut tape = Tape::inference(&self.parameters, &pool, machine);
+        tape.capture();
+        let x = self.model.forward(&mut tape, &[&document], self.tokenizer.pad())?;
+        let captured = tape.captured();
+        let scores = self.model.head().forward(&mut tape, &x);
+        let probabilities = probabilities(scores.value().data(), scores.value().width()).remove(0);
+        let attentions = match captured.split_last() {
+            Some((of_sentences, of_words)) if !of_words.is_empty() => {
+                let site = Site { group: Group::Sentences, layer: 0, captured: 0..1 };
+                let of_sentences = attended(site, std::slice::from_ref(of_sentences), &self.parameters)?;
+                Some([words_side_by_side(&document, of_words, &self.parameters)?, of_sentences])
+            }
+            _ => None,
+        };
+        Ok(ObservedDocument { document, probabilities, attentions })
+    }
+}
+
+/// The attention of sentences to their words, which was computed for groups of sentences of about one length, as one: a query
+/// for each sentence, all words as keys, and of those each sees its own.
+fn words_side_by_side(
+    document: &Document,
+    captured: &[Captured<f32>],
+    parameters: &Parameters<f32>,
+) -> Result<Attended> {
+    let all: Vec<&Vec<u32>> = document.sentences.iter().collect();
+    let groups: Vec<Owned<f32>> = captured.iter().map(|group| group.inputs(parameters)).collect();
+    // Where each sentence was computed: the group, and its place there.
+    let mut places = vec![(0, 0); all.len()];
+    for (group, members) in han::grouped(&all).iter().enumerate() {
+        members.iter().enumerate().for_each(|(at, &sentence)| places[sentence] = (group, at));
+    }
+    let words: Vec<(usize, usize)> =
+        all.iter().enumerate().flat_map(|(sentence, ids)| (0..ids.len()).map(move |word| (sentence, word))).collect();
+    let rows = |pick: fn(&Owned<f32>) -> &Tensor<f32, 4>| {
+        let width = pick(&groups[0]).shape()[3];
+        Tensor::from_fn([1, 1, words.len(), width], |[_, _, at, x]| {
+            let (sentence, word) = words[at];
+            let (group, place) = places[sentence];
+            pick(&groups[group])[[place, 0, word, x]]
+        })
+    };
+    let mut attention = captured[0].attention().clone();
+    attention.mask = Mask::Segments;
+    let width = groups[0].q.shape()[3];
+    let q = Tensor::from_fn([1, 1, all.len(), width], |[_, _, _, x]| groups[0].q[[0, 0, 0, x]]);
+    let inputs = Owned {
+        segments: Some([(0..all.len() as i32).collect(), words.iter().map(|&(sentence, _)| sentence as i32).collect()]),
+        lengths: None,
+        k: rows(|inputs| &inputs.k),
+        v: rows(|inputs| &inputs.v),
+        q,
+        ..groups[0].clone()
+    };
+    let output = attention.forward(inputs.inputs())?;
+    Ok(Attended { group: Group::Words, layer: 0, attention, inputs, output })
 }
 
 /// The attention of a site: as it was captured, or, where a model takes step after step, the steps as the queries of one.

@@ -4,7 +4,7 @@
 use crate::model::Architecture;
 use crate::schedule::Schedule;
 use crate::search::Search;
-use crate::tasks::Task;
+use crate::tasks::{SHORTEST_NEEDLES, Task};
 use crate::text::tokenizer::Kind;
 use crate::{Error, Result, TransformerConfig};
 use qkv_nn::{AdamW, Precision};
@@ -44,7 +44,7 @@ fn transformer() -> Architecture {
     Architecture::Transformer(TransformerConfig::default())
 }
 
-/// What to learn from: files of pairs, a text that goes on, texts with labels, or a task whose pairs are made.
+/// What to learn from: files of pairs, a text that goes on, texts or images with labels, or a task whose pairs are made.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 pub enum Data {
@@ -62,7 +62,7 @@ pub enum Data {
         /// To measure on.
         dev: PathBuf,
     },
-    /// Two files of lines `label ⇥ text`, for an encoder.
+    /// Two files of lines `label ⇥ text`, for an encoder or a model that reads documents.
     Classes {
         /// To learn from.
         classes: PathBuf,
@@ -82,6 +82,29 @@ pub enum Data {
         answers: PathBuf,
         /// To measure on.
         dev: PathBuf,
+    },
+    /// Four files as MNIST has them (idx, plain or `.gz`), for a model that sees.
+    Images {
+        /// Images to learn from.
+        images: PathBuf,
+        /// Their classes.
+        labels: PathBuf,
+        /// Images to measure on.
+        dev_images: PathBuf,
+        /// Their classes.
+        dev_labels: PathBuf,
+        /// What the classes are called; left out, by their numbers.
+        #[serde(default)]
+        names: Vec<String>,
+    },
+    /// Texts with a class that the program makes, for an encoder: see [`needles`](crate::tasks::needles()).
+    Needles {
+        /// Letters of a text.
+        needles: usize,
+        /// Texts to learn from.
+        texts: usize,
+        /// Texts to measure on.
+        dev_texts: usize,
     },
     /// A task of which the program makes as many pairs as are asked for.
     Task {
@@ -154,6 +177,10 @@ pub struct Training {
     pub clip: f64,
     /// Label smoothing.
     pub smoothing: f64,
+    /// How many words of a document, which part of all, are taken for unknown while it is learned from.
+    pub word_dropout: f64,
+    /// By how many points images are moved, at most, each way, while they are learned from.
+    pub shift: usize,
     /// How much of the running average of the weights, with which sentences are translated, stays at each step; 0 takes the
     /// weights as they are.
     pub average: f64,
@@ -188,6 +215,8 @@ impl Default for Training {
             adam: AdamW::default(),
             clip: 1.0,
             smoothing: 0.1,
+            word_dropout: 0.0,
+            shift: 0,
             average: 0.999,
             precision: Precision::F32,
             validate: 500,
@@ -207,7 +236,11 @@ impl Recipe {
     /// # Errors
     /// Names the file, and the line or the setting.
     pub fn read(path: impl AsRef<Path>, changes: &[String]) -> Result<Recipe> {
-        let path = path.as_ref();
+        Self::read_at(path.as_ref(), changes)
+    }
+
+    /// `read` for the one type of path: compiled here, once, and not again by every caller.
+    fn read_at(path: &Path, changes: &[String]) -> Result<Recipe> {
         let text = std::fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
         Recipe::parse(&text, path, changes)
     }
@@ -283,6 +316,11 @@ impl Recipe {
                 return refuse(name, found.to_string(), "between 1 and 16777216");
             }
         }
+        if let Data::Needles { needles, .. } = self.data
+            && !(SHORTEST_NEEDLES..=1 << 24).contains(&needles)
+        {
+            return refuse("data.needles", needles.to_string(), "between 4 and 16777216");
+        }
         let (fits, said) = match self.data {
             Data::Text { .. } => (train.metric == Metric::Loss, "`loss`"),
             Data::Files { .. } | Data::Task { .. } => (train.metric != Metric::F1, "`bleu`, `chrf`, `exact` or `loss`"),
@@ -296,10 +334,18 @@ impl Recipe {
         if !(train.lr > 0.0 && train.lr.is_finite()) {
             return refuse("train.lr", train.lr.to_string(), "above 0");
         }
-        for (name, found) in [("train.smoothing", train.smoothing), ("train.average", train.average)] {
+        let shares = [
+            ("train.smoothing", train.smoothing),
+            ("train.average", train.average),
+            ("train.word_dropout", train.word_dropout),
+        ];
+        for (name, found) in shares {
             if !(0.0..1.0).contains(&found) {
                 return refuse(name, found.to_string(), "at least 0 and less than 1");
             }
+        }
+        if train.shift > 1 << 10 {
+            return refuse("train.shift", train.shift.to_string(), "at most 1024");
         }
         if !(train.clip >= 0.0 && train.clip.is_finite()) {
             return refuse("train.clip", train.clip.to_string(), "at least 0");

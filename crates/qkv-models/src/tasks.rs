@@ -1,8 +1,12 @@
 //! Tasks whose data the program makes itself, so that training works on any machine with nothing to fetch. The pairs are a
 //! function of the seed. Each has one right answer, so exact match is its metric; each is solved by looking at the right
-//! place, so its alignments can be read.
+//! place, so its alignments can be read. Beside them, texts with a class for models that read ([`needles()`]).
 
 mod dates;
+mod needles;
+
+pub(crate) use needles::SHORTEST as SHORTEST_NEEDLES;
+pub use needles::needles;
 
 use crate::draws::Draws;
 use crate::text::corpus::Pair;

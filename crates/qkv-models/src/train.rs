@@ -16,7 +16,7 @@ use crate::files::atomic;
 use crate::translator::Translator;
 use crate::{Error, Metric, Recipe, Result};
 use checkpoint::{Place, Saved};
-use data::{Prepared, Step};
+use data::{Disturbance, Prepared, Step};
 use qkv_nn::{Gradients, Loss, Machine, Moments, Parameters, Pool, Tape};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -61,7 +61,11 @@ impl Run {
     /// # Errors
     /// Where the folder is taken, the data is not what it should be, or sizes do not fit.
     pub fn new(recipe: &Recipe, folder: impl AsRef<Path>, threads: usize) -> Result<Run> {
-        let folder = folder.as_ref();
+        Self::new_at(recipe, folder.as_ref(), threads)
+    }
+
+    /// `new` for the one type of path: compiled here, once, and not again by every caller.
+    fn new_at(recipe: &Recipe, folder: &Path, threads: usize) -> Result<Run> {
         let taken = std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
         if taken {
             let what = format!("`{}` is there already, and not empty", folder.display());
@@ -72,7 +76,9 @@ impl Run {
         let (data, tokenizer) = Prepared::new(recipe, None)?;
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
         atomic::write(folder.join(RECIPE), recipe.to_toml().as_bytes())?;
-        tokenizer.save(folder.join("tokenizer.json"))?;
+        if let Some(tokenizer) = &tokenizer {
+            tokenizer.save(folder.join("tokenizer.json"))?;
+        }
         Run::start(recipe.clone(), folder, threads, data, tokenizer)
     }
 
@@ -90,13 +96,17 @@ impl Run {
     /// # Errors
     /// As [`resume`](Run::resume), and where a change makes no sense.
     pub fn resume_changed(folder: impl AsRef<Path>, changes: &[String], threads: usize) -> Result<Run> {
-        let folder = folder.as_ref();
+        Self::resume_changed_at(folder.as_ref(), changes, threads)
+    }
+
+    /// `resume_changed` for the one type of path: compiled here, once, and not again by every caller.
+    fn resume_changed_at(folder: &Path, changes: &[String], threads: usize) -> Result<Run> {
         let recipe = Recipe::read(folder.join(RECIPE), changes)?;
         let path = folder.join("tokenizer.json");
         // A run that was killed in its first moments has none yet.
         let kept = path.exists().then(|| crate::text::tokenizer::Tokenizer::open(&path)).transpose()?;
         let (data, tokenizer) = Prepared::new(&recipe, kept)?;
-        if !path.exists() {
+        if let Some(tokenizer) = tokenizer.as_ref().filter(|_| !path.exists()) {
             tokenizer.save(&path)?;
         }
         let mut run = Run::start(recipe, folder, threads, data, tokenizer)?;
@@ -115,12 +125,14 @@ impl Run {
         folder: &Path,
         threads: usize,
         data: Prepared,
-        tokenizer: crate::text::tokenizer::Tokenizer,
+        tokenizer: Option<crate::text::tokenizer::Tokenizer>,
     ) -> Result<Run> {
-        let subject = Subject::new(&recipe, tokenizer, data.source())?;
+        let subject = Subject::new(&recipe, tokenizer, &data)?;
         let mut data = data;
         match (&subject, &mut data) {
             (Subject::Reader(encoder), data) => data.cut(encoder)?,
+            (Subject::Documents(han), data) => data.cut_documents(han),
+            (Subject::Images(vit), data) => data.prepare(vit)?,
             (Subject::Writer(translator), Prepared::Text(text)) => {
                 let model = &translator.model;
                 if model.gpt().is_none() {
@@ -176,7 +188,7 @@ impl Run {
     pub fn translator(&self) -> Option<Translator> {
         match self.used() {
             Subject::Writer(translator) => Some(translator),
-            Subject::Reader(_) => None,
+            _ => None,
         }
     }
 
@@ -187,7 +199,7 @@ impl Run {
 
     /// What was read, for the first lines of a log.
     pub fn summary(&self) -> String {
-        self.data.summary(self.subject.tokenizer().len())
+        self.data.summary(self.subject.tokenizer().map_or(0, crate::text::tokenizer::Tokenizer::len))
     }
 
     /// Takes steps until the recipe is done, or `stop` is set.
@@ -288,8 +300,11 @@ impl Run {
             }
             let (_, batches) = epoch.as_ref().expect("just made");
             if let Some(entries) = batches.get(self.place.batch as usize) {
+                let (epoch, batch) = (self.place.epoch as u32, self.place.batch as u32);
                 self.place.batch += 1;
-                return Ok(self.data.batch(entries, self.subject.specials()));
+                let draws = crate::draws::Draws::new(self.recipe.seed, [DISTURBANCE, epoch, batch]);
+                let (words, shift) = (self.recipe.train.word_dropout, self.recipe.train.shift);
+                return Ok(self.data.batch(entries, Disturbance { draws, words, shift }));
             }
             (self.place.epoch, self.place.batch) = (self.place.epoch + 1, 0);
         }
@@ -348,8 +363,9 @@ impl Run {
 
 /// The resolved recipe in a run's folder.
 const RECIPE: &str = "recipe.toml";
-/// What draws of noise are for.
+/// What draws of noise are for, and those that disturb the data.
 const NOISE: u32 = 4;
+const DISTURBANCE: u32 = 7;
 
 /// Sums since the last line of progress.
 #[derive(Default)]

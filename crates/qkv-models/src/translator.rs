@@ -83,7 +83,11 @@ impl Translator {
     /// # Errors
     /// Names the file and what is wrong with it.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self> {
-        let folder = folder.as_ref();
+        Self::open_at(folder.as_ref())
+    }
+
+    /// `open` for the one type of path: compiled here, once, and not again by every caller.
+    fn open_at(folder: &Path) -> Result<Self> {
         let read = |name: &str| {
             let path = folder.join(name);
             std::fs::read(&path).map_err(|e| Error::file("read", &path, e))
@@ -140,7 +144,11 @@ impl Translator {
     /// # Errors
     /// Where the system refuses.
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
-        let folder = folder.as_ref();
+        self.save_at(folder.as_ref(), storage)
+    }
+
+    /// `save` for the one type of path: compiled here, once, and not again by every caller.
+    fn save_at(&self, folder: &Path, storage: Storage) -> Result<()> {
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
         let json = |value: serde_json::Result<String>| value.expect("plain values") + "\n";
         self.tokenizer.save(folder.join(TOKENIZER))?;

@@ -1,11 +1,12 @@
 //! Checkpoints of others, both ways: what is written is read as it was, in one file or in several, and what lies is refused with
 //! the file and the tensor named.
 
+use qkv::{Attention, Bias, Features, Mask};
 use qkv_models::files::tensors::{Named, Storage, TensorFile, write};
 use qkv_models::text::tokenizer::{Kind, Tokenizer};
 use qkv_models::{
-    Architecture, Dialect, Encoder, EncoderConfig, Generator, GptConfig, Inspection, Model, ModelConfig, Search,
-    Specials, Translator,
+    Architecture, Dialect, Encoder, EncoderConfig, Generator, GptConfig, Inspection, Model, ModelConfig, Pooling,
+    Search, Specials, Translator,
 };
 use qkv_nn::Machine;
 use qkv_nn::layers::{FeedKind, NormKind, PositionKind};
@@ -194,4 +195,38 @@ fn an_encoder_comes_back_from_its_folder() {
     assert_eq!(Inspection::of(folder.path()).unwrap().misfits.len(), 0);
     let long = "the fox ".repeat(200);
     assert_eq!(read.embed(&[long], &machine).unwrap()[0].len(), 16, "longer texts are cut");
+}
+
+#[test]
+fn an_encoder_with_another_attention_is_not_passed_off_as_a_bert() {
+    let machine = Machine::new(1);
+    let sizes = EncoderConfig { d_model: 16, ffn_dim: 24, heads: 2, layers: 2, ..Default::default() };
+    for attention in [
+        Attention::scaled_dot().mask(Mask::longformer(4, [0])),
+        Attention::linear(Features::Elu),
+        Attention::scaled_dot().bias(Bias::relative(3)),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let config = EncoderConfig { attention: attention.clone(), ..sizes.clone() };
+        let made = Encoder::new(&config, tokenizer(), 5).unwrap();
+        made.save(folder.path(), Storage::F32).unwrap();
+        let config = fs::read_to_string(folder.path().join("config.json")).unwrap();
+        assert!(config.contains("\"qkv-encoder\"") && !config.contains("\"bert\""), "{config}");
+        assert_eq!(qkv_models::kind(folder.path()).unwrap(), "encoder");
+        let read = Encoder::open(folder.path()).unwrap();
+        assert_eq!(read.config.attention, attention);
+        let texts = ["the lazy dog jumps over the quick brown fox"];
+        assert_eq!(made.embed(&texts, &machine).unwrap(), read.embed(&texts, &machine).unwrap());
+        assert_eq!(Inspection::of(folder.path()).unwrap().misfits.len(), 0);
+    }
+}
+
+#[test]
+fn how_a_text_becomes_a_vector_is_written_with_the_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = EncoderConfig { d_model: 16, ffn_dim: 24, heads: 2, layers: 1, ..Default::default() };
+    let mut made = Encoder::new(&config, tokenizer(), 5).unwrap();
+    made.pooling = Pooling { mean: false, normalised: false, longest: 7 };
+    made.save(folder.path(), Storage::F32).unwrap();
+    assert_eq!(Encoder::open(folder.path()).unwrap().pooling, made.pooling);
 }

@@ -252,8 +252,8 @@ fn tensors_that_do_not_fit_are_refused_by_name() {
     maker.tensors[1].1 = vec![u64::MAX, u64::MAX];
     refused(&maker.bytes(), "tensor `blk.0.attn_norm.weight`");
     let mut maker = small();
-    maker.tensors[2].2 = 14;
-    refused(&maker.bytes(), "it is stored as type 14");
+    maker.tensors[2].2 = 16;
+    refused(&maker.bytes(), "it is stored as type 16");
     let mut maker = small();
     maker.tensors[2].1 = vec![31, 32];
     refused(&maker.bytes(), "cannot be stored as Q8_0");
@@ -267,6 +267,18 @@ fn tensors_that_do_not_fit_are_refused_by_name() {
     let twice = maker.tensors[1].clone();
     maker.tensors.push(twice);
     refused(&maker.bytes(), "it is there twice");
+}
+
+#[test]
+fn few_tokens_read_blocks_and_many_the_widened_numbers_to_the_same_scores() {
+    let generator = opened(&small().bytes()).unwrap();
+    let (tokens, machine): (Vec<u32>, _) = ((0..12).map(|at| 3 + at * 7).collect(), Machine::new(2));
+    let many = generator.scores(&tokens, &machine).unwrap();
+    for count in 1..5 {
+        let few = generator.scores(&tokens[..count], &machine).unwrap();
+        let apart = few.iter().zip(&many).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(apart < 1e-5, "{count}: {apart}");
+    }
 }
 
 #[test]

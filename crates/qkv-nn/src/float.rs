@@ -1,6 +1,7 @@
 //! The types a tape computes in: `f32` to train, `f64` to check gradients.
 
 use qkv_simd::Isa;
+use qkv_simd::compact::Compact;
 use qkv_simd::matmul::{Operand, Packed, matmul_of_pairs};
 use qkv_simd::pass::Smooth;
 
@@ -18,6 +19,23 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
     ) -> bool {
         false
     }
+
+    /// `y = W x` for some rows of a matrix of few bits, where this type has that; `false`, and nothing done, elsewhere.
+    fn compact_product(
+        _matrix: &Compact,
+        _isa: Isa,
+        _from: usize,
+        _x: &[Self],
+        _sums: &[f32],
+        _y: &mut [Self],
+    ) -> bool {
+        false
+    }
+
+    /// The sums of blocks that such a product needs; `None` where this type has none.
+    fn block_sums(_matrix: &Compact, _x: &[Self]) -> Option<Vec<f32>> {
+        None
+    }
 }
 
 impl Float for f32 {
@@ -31,6 +49,15 @@ impl Float for f32 {
         threads: usize,
     ) -> bool {
         matmul_of_pairs(isa, c, a, b, add, packed, threads)
+    }
+
+    fn compact_product(matrix: &Compact, isa: Isa, from: usize, x: &[f32], sums: &[f32], y: &mut [f32]) -> bool {
+        matrix.times(isa, from, x, sums, y);
+        true
+    }
+
+    fn block_sums(matrix: &Compact, x: &[f32]) -> Option<Vec<f32>> {
+        Some(matrix.sums(x))
     }
 }
 

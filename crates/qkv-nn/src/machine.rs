@@ -2,6 +2,7 @@
 
 use crate::float::Float;
 use qkv_simd::Isa;
+use qkv_simd::compact::Compact;
 use qkv_simd::matmul::{Operand, Packed, matmul};
 use qkv_simd::pass::{self, Pass};
 use rayon::prelude::*;
@@ -62,6 +63,21 @@ impl Machine {
             }
         }
         matmul(c, a, b, add, self.threads);
+    }
+
+    /// `C = A · Wᵀ` for few rows `A [R, I]` and a matrix of few bits `W [O, I]`; `false`, and nothing done, where the type of the
+    /// numbers has no such product.
+    pub(crate) fn compact_product<T: Float>(&self, c: &mut [T], a: &[T], w: &Compact) -> bool {
+        let rows = a.chunks_exact(w.width()).zip(c.chunks_exact_mut(w.rows()));
+        for (x, y) in rows {
+            let Some(sums) = T::block_sums(w, x) else { return false };
+            let each = if self.threads == 1 { w.rows() } else { w.rows().div_ceil(self.threads) };
+            let parts = y.chunks_mut(each.max(1)).collect();
+            self.each(parts, |at, y: &mut [T]| {
+                T::compact_product(w, self.isa, at * each, x, &sums, y);
+            });
+        }
+        true
     }
 
     /// Compiled for the instruction set.

@@ -2,9 +2,11 @@
 
 use crate::float::Float;
 use crate::machine::Machine;
+use qkv_simd::compact::Compact;
 use qkv_simd::pass::Pass;
 use qkv_simd::philox;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// A handle to one parameter of one [`Parameters`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,6 +34,8 @@ struct Entry<T> {
     name: String,
     shape: Vec<usize>,
     data: Vec<T>,
+    /// The same numbers in few bits, where they come from such a file.
+    compact: Option<Arc<Compact>>,
 }
 
 /// Named tensors, in the order in which they were added.
@@ -55,7 +59,7 @@ impl<T: Float> Parameters<T> {
         let data = drawn(name, shape, init, seed);
         let at = self.entries.len();
         assert!(self.names.insert(name.to_owned(), at).is_none(), "two parameters are called `{name}`");
-        self.entries.push(Entry { name: name.to_owned(), shape: shape.to_vec(), data });
+        self.entries.push(Entry { name: name.to_owned(), shape: shape.to_vec(), data, compact: None });
         Param(at)
     }
 
@@ -69,9 +73,25 @@ impl<T: Float> Parameters<T> {
         &self.entries[param.0].data
     }
 
-    /// Its numbers, to be changed.
+    /// Its numbers, to be changed; a compact form of what they were is forgotten.
     pub fn get_mut(&mut self, param: Param) -> &mut [T] {
+        self.entries[param.0].compact = None;
         &mut self.entries[param.0].data
+    }
+
+    /// Says that a matrix has the same numbers in few bits: products with few rows read those, which is faster.
+    ///
+    /// # Panics
+    /// Where the shapes differ.
+    pub fn set_compact(&mut self, param: Param, compact: Compact) {
+        let entry = &mut self.entries[param.0];
+        assert_eq!(entry.shape, [compact.rows(), compact.width()], "`{}`", entry.name);
+        entry.compact = Some(Arc::new(compact));
+    }
+
+    /// Its numbers in few bits, where it has them.
+    pub(crate) fn compact(&self, param: Param) -> Option<&Compact> {
+        self.entries[param.0].compact.as_deref()
     }
 
     /// Its axes.
@@ -103,6 +123,7 @@ impl<T: Float> Parameters<T> {
         let entries = self.entries.iter_mut().zip(&others.entries);
         let parts = entries.flat_map(|(own, other)| {
             assert_eq!(own.shape, other.shape, "`{}`", own.name);
+            own.compact = None;
             own.data.chunks_mut(BLOCK).zip(other.data.chunks(BLOCK))
         });
         let parts: Vec<_> = parts.collect();
@@ -116,6 +137,7 @@ impl<T: Float> Parameters<T> {
             name: entry.name.clone(),
             shape: entry.shape.clone(),
             data: entry.data.iter().map(round).collect(),
+            compact: None,
         };
         Parameters { entries: self.entries.iter().map(entry).collect(), names: self.names.clone() }
     }

@@ -2,6 +2,7 @@
 //! size takes them.
 
 use crate::float::Float;
+use qkv_simd::pages::prefer_large;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -108,7 +109,9 @@ impl<T: Float> Pool<T> {
         }
         drop(held);
         drop(gone);
-        vec![T::ZERO; len]
+        let mut data = vec![T::ZERO; len];
+        prefer_large(&mut data);
+        data
     }
 }
 

@@ -1,6 +1,7 @@
 //! Every operation's way back, against finite differences in f64.
 
 use qkv::{Attention, Bias, Features, Mask};
+use qkv_nn::layers::{AttentionPool, Builder};
 use qkv_nn::{
     Activation, Angles, Attend, Gradients, Heads, Init, Machine, Parameters, Pool, Positions, Scoring, Tape, Target,
     Tensor, Var,
@@ -220,6 +221,48 @@ fn moving_numbers_about() {
         let stacked = tape.stack(&steps);
         (Some(tape.scale(stacked, &[0.5, -2.0])), 0.0)
     });
+}
+
+#[test]
+fn rows_of_several_tensors_in_their_places() {
+    let p = parameters(&[]);
+    check("gather", &p, &[numbers(&[2, 1, 4], 1), numbers(&[2, 3, 4], 2)], &|tape, x| {
+        // A row may be taken twice, or never; a place may be empty.
+        let places = [Some(0), Some(2), None, Some(7), Some(2), Some(5)];
+        (Some(tape.gather(&[&x[0], &x[1]], &places, [2, 3])), 0.0)
+    });
+}
+
+#[test]
+fn a_learned_query_that_asks_every_sequence() {
+    for attention in [Attention::additive(), Attention::scaled_dot(), Attention::additive().sparsemax()] {
+        let mut p = parameters(&[]);
+        let spread = if attention.select == qkv::Select::Soft { 0.3 } else { 0.0 };
+        let pool = AttentionPool::new(&mut Builder::new(&mut p, 3), &attention, 5, 4).unwrap().penalised(spread);
+        for lengths in [None, Some(&[4usize, 2, 0][..])] {
+            check("pool", &p, &[numbers(&[3, 4, 5], 1)], &|tape, x| {
+                (Some(pool.forward(tape, &x[0], lengths).unwrap()), 0.0)
+            });
+        }
+    }
+}
+
+#[test]
+fn what_fills_up_a_sequence_changes_nothing_in_its_pool() {
+    let mut p = Parameters::<f64>::new();
+    let pool = AttentionPool::new(&mut Builder::new(&mut p, 3), &Attention::additive(), 5, 4).unwrap();
+    let (memory, machine) = (Pool::new(), Machine::new(1));
+    let mut pooled = |x: Tensor<f64>, lengths: Option<&[usize]>| {
+        let mut tape = Tape::inference(&p, &memory, &machine);
+        let x = tape.constant(x);
+        pool.forward(&mut tape, &x, lengths).unwrap().value().data().to_vec()
+    };
+    let short = numbers(&[1, 3, 5], 1);
+    let mut long = [short.data(), &[f64::NAN; 10]].concat();
+    long.extend(numbers(&[1, 5, 5], 2).data());
+    let long = pooled(Tensor::new(long, &[2, 5, 5]), Some(&[3, 0]));
+    assert_eq!(long[..5], pooled(short, None)[..]);
+    assert_eq!(long[5..], [0.0; 5]);
 }
 
 #[test]

@@ -12,12 +12,14 @@
 //! | [`product`](mod@product) | the one matrix product: `C += A · B` over panels |
 //! | [`pairs`] | products of bf16 with sums in f32, on the tile unit or by pair products |
 //! | [`stream`] | products with rows as they lie, read once: what decoding needs |
+//! | [`compact`] | matrices of few bits a number, times a vector |
 //! | [`tile`] | passes over a tile of scores: softmax, its gradient, masks, scales |
 //! | [`features`] | passes over rows of features: the maps of linear attention, their slopes, states |
 //! | [`pairwise`] | scores that are no product: additive and squared distance |
 //! | [`philox`] | the counter-based random bits of dropout |
 //! | [`pass`] | plain loops over rows, compiled for the instruction set: what layers do besides products |
 //! | `matmul` | products of whole matrices (feature `matmul`), for the layers of a model |
+//! | [`pages`] | large pages for large memory |
 //! | [`counting`] | an allocator that counts |
 //! | [`peak`] | what this machine can do at most, measured |
 //! | [`shared`] | tasks in order, blocks filled once, regions entered in turn, rows written once |
@@ -27,6 +29,7 @@
 
 #![warn(missing_docs)]
 
+pub mod compact;
 pub mod counting;
 pub mod features;
 pub mod isa;
@@ -37,6 +40,7 @@ mod math;
 #[cfg(feature = "matmul")]
 pub mod matmul;
 pub mod number;
+pub mod pages;
 pub mod pairs;
 pub mod pairwise;
 pub mod pass;

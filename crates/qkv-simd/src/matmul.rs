@@ -72,8 +72,7 @@ pub fn matmul<T: Real>(c: &mut [T], a: Operand<'_, T>, b: Operand<'_, T>, add: b
     }
     let ((a_row, a_column), (b_row, b_column)) = (a.strides(), b.strides());
     // Below this, waking another thread costs more than it brings.
-    let parallel =
-        if threads > 1 && m * n * k > 1 << 18 { Parallelism::Rayon(threads) } else { Parallelism::None };
+    let parallel = if threads > 1 && m * n * k > 1 << 18 { Parallelism::Rayon(threads) } else { Parallelism::None };
     let beta = T::ONE;
     let alpha = if add { T::ONE } else { T::ZERO };
     // Its kernels write columns, and ours are rows: Cᵀ = Bᵀ · Aᵀ, which is the same numbers with the strides swapped.
@@ -194,6 +193,13 @@ pub fn matmul_of_pairs(
             let to = (from + PANELS).min((task % across + 1) * wide).min(panels);
             let (width, kept) = ((to - from) * SIDE, ((to - from) * SIDE).min(n - from * SIDE));
             let right = Right { data: &right.data[from * chunks * DEPTH * SIDE..], chunks };
+            if !add && across == 1 && n % SIDE == 0 && count % SIDE == 0 {
+                // SAFETY: whole rows belong to this task alone.
+                let out = unsafe { c.part(row * n, count * n) };
+                let out = Target::anew(&mut out[from * SIDE..], n);
+                pairs.product(out, left, right, count, 0..to - from, 0..chunks);
+                continue;
+            }
             // By way of a tile that stays in the cache: rows of C may end anywhere.
             tile.resize(ROWS * width, 0.0);
             pairs.product(Target::anew(tile, width), left, right, count, 0..to - from, 0..chunks);

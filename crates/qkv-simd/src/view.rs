@@ -420,6 +420,7 @@ impl<T: Copy> Unwritten<T> {
         let len = shape.iter().try_fold(1usize, |len, &axis| len.checked_mul(axis))?;
         let mut data = Vec::new();
         data.try_reserve_exact(len).ok()?;
+        crate::pages::prefer_large(&mut data);
         Some(Unwritten { data, shape, rows: AtomicUsize::new(0) })
     }
 

@@ -2,6 +2,7 @@
 //! [`View`] will do.
 
 use crate::error::{Error, Result};
+use qkv_simd::pages::prefer_large;
 use qkv_simd::{Element, Unwritten, View, ViewMut, philox};
 
 /// An owned tensor of `R` axes.
@@ -77,7 +78,9 @@ impl<T: Clone + Default, const R: usize> Tensor<T, R> {
         // Asked for once to see whether it can be had, then as zeros that the system need not write.
         let too_large = |_| Error::TooLarge { tensor: name, shape: shape.to_vec() };
         Vec::<T>::new().try_reserve_exact(len).map_err(too_large)?;
-        Ok(Tensor { shape, data: vec![T::default(); len] })
+        let mut data = vec![T::default(); len];
+        prefer_large(&mut data);
+        Ok(Tensor { shape, data })
     }
 }
 

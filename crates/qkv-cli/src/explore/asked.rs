@@ -24,6 +24,11 @@ pub(crate) const CHOICES: Table = &[
             )
             .value("PATH")
             .many(),
+            Choice::new("image", Kind::Path, "Show this image, PNG or JPEG, to a model that sees")
+                .value("FILE")
+                .many()
+                .needs(&["model"])
+                .clashes(&["text"]),
             Choice::new(
                 "recording",
                 Kind::Path,
@@ -62,6 +67,7 @@ pub(crate) const CHOICES: Table = &[
 pub(crate) struct Asked {
     pub text: Vec<String>,
     pub models: Vec<PathBuf>,
+    pub images: Vec<PathBuf>,
     pub recording: Option<PathBuf>,
     pub tokens: Option<PathBuf>,
     pub sequence: usize,
@@ -82,6 +88,7 @@ impl Asked {
         Ok(Asked {
             text: matches.get_many("text").into_iter().flatten().cloned().collect(),
             models: matches.get_many("model").into_iter().flatten().cloned().collect(),
+            images: matches.get_many("image").into_iter().flatten().cloned().collect(),
             recording: path("recording"),
             tokens: path("tokens"),
             sequence: whole("sequence").and_then(|n| usize::try_from(n).ok()).unwrap_or(0),
@@ -112,6 +119,7 @@ pub(crate) fn after_help() -> String {
         ("qkv explore 我们去年一起去过北京。", "Start with a sentence"),
         ("qkv explore --model runs/dates 'November 15th, 2026'", "A model of your own"),
         ("qkv explore --model runs/a --model runs/b", "Two models side by side"),
+        ("qkv explore --model runs/digits --image seven.png", "What a model that sees looked at"),
         ("qkv explore --recording long.safetensors", "A recorded run, of any length"),
     ])
 }

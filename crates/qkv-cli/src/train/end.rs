@@ -66,7 +66,7 @@ impl End {
             command: match run.recipe().data {
                 Data::Files { .. } | Data::Task { .. } => "translate",
                 Data::Text { .. } => "generate",
-                Data::Classes { .. } => "classify",
+                Data::Classes { .. } | Data::Needles { .. } | Data::Images { .. } => "classify",
                 Data::Tags { .. } => "tag",
                 Data::Answers { .. } => "answer",
             },
@@ -86,6 +86,7 @@ impl End {
             let best = match self.metric {
                 Metric::Bleu => format!("BLEU {best:.2}"),
                 Metric::Chrf => format!("chrF {best:.2}"),
+                Metric::Exact if self.command == "classify" => format!("accuracy {best:.2} %"),
                 Metric::Exact => format!("exact match {best:.2} %"),
                 Metric::F1 => format!("F1 {best:.2}"),
                 Metric::Loss => format!("loss {best:.4}"),

@@ -121,7 +121,7 @@ impl Browser {
         // From nowhere, so that an address that differs only behind `#` is loaded too.
         self.ask("Page.navigate", json!({ "url": "about:blank" }));
         self.ask("Page.navigate", json!({ "url": url }));
-        self.until("document.querySelector('#where') && document.querySelector('.view canvas')");
+        self.until("document.querySelector('#where') && document.querySelector('.view canvas, .view .sentence')");
     }
 
     /// What an expression is on the page. Promises are waited for.

@@ -6,3 +6,4 @@ mod browser;
 mod map;
 mod page;
 mod program;
+mod reading;

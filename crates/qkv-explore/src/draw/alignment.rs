@@ -117,7 +117,8 @@ pub(crate) fn strongest(row: &[f32]) -> Option<usize> {
     (0..row.len()).reduce(|most, at| if row[at] > row[most] { at } else { most })
 }
 
-fn shade(place: f32) -> char {
+/// The block for a place.
+pub(crate) fn shade(place: f32) -> char {
     SHADES.iter().find(|(least, _)| place >= *least).map_or(' ', |(_, shade)| *shade)
 }
 

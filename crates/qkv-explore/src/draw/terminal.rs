@@ -38,7 +38,7 @@ pub enum Colours {
 
 impl Colours {
     /// What paints the background; nothing where there are too few.
-    fn behind(self, [r, g, b]: Colour) -> Option<String> {
+    pub(crate) fn behind(self, [r, g, b]: Colour) -> Option<String> {
         match self {
             Colours::None | Colours::Few => None,
             Colours::Cube => Some(format!("\x1b[48;5;{}m", cube([r, g, b]))),
@@ -46,7 +46,7 @@ impl Colours {
         }
     }
 
-    fn before(self, [r, g, b]: Colour) -> Option<String> {
+    pub(crate) fn before(self, [r, g, b]: Colour) -> Option<String> {
         match self {
             Colours::None | Colours::Few => None,
             Colours::Cube => Some(format!("\x1b[38;5;{}m", cube([r, g, b]))),

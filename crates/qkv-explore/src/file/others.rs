@@ -37,7 +37,7 @@ pub(super) fn read(file: &mut File, asked: &Asked) -> Result<Recording> {
         layer.keys = side(file, asked, &mut sides, "key_tokens", m)?;
         layers.push(layer);
     }
-    Ok(Recording { text: String::new(), output: None, sides, layers, steps: Vec::new() })
+    Ok(Recording { text: String::new(), output: None, sides, layers, steps: Vec::new(), form: None })
 }
 
 fn described(file: &File, asked: &Asked) -> Result<Attention> {

@@ -1,9 +1,9 @@
 //! What the page asks for. Every number is the library's; nothing is computed here.
 
-use super::State;
 use super::answer::{Answer, Refusal, numbers};
 use super::runs::{self, Run};
 use super::tiles::Tile;
+use super::{Served, State};
 use crate::measures::{self, MEASURES};
 use axum::Json;
 use axum::extract::rejection::JsonRejection;
@@ -19,8 +19,6 @@ use tokio::sync::Semaphore;
 
 type All = axum::extract::State<Arc<State>>;
 
-/// The longest text that is run, in characters.
-const TEXT: usize = 2000;
 /// Numbers of one answer, at most.
 const NUMBERS: usize = 1 << 20;
 /// Pixels of a thumbnail, each way, at most; and of all thumbnails.
@@ -75,7 +73,9 @@ pub(super) fn everything(state: &State) -> Value {
         .models
         .iter()
         .enumerate()
-        .map(|(id, model)| json!({ "id": id, "name": model.name, "takes_text": true, "note": model.note }));
+        .map(|(id, Served { name, note, model })| {
+            json!({ "id": id, "name": name, "takes_text": true, "images": model.images(), "note": note })
+        });
     json!({
         "version": env!("CARGO_PKG_VERSION"),
         "models": models.collect::<Vec<_>>(),
@@ -108,9 +108,10 @@ pub(super) async fn new_run(
         return Err(Refusal::missing(format!("there is no model {model}")));
     }
     for (name, text) in [("text", Some(&text)), ("target", target.as_ref())] {
-        if let Some(text) = text.filter(|text| text.chars().nth(TEXT).is_some()) {
+        let most = state.models[model].model.longest();
+        if let Some(text) = text.filter(|text| text.chars().nth(most).is_some()) {
             let length = text.chars().count();
-            let what = format!("the {name} has {length} characters, at most {TEXT} are taken");
+            let what = format!("the {name} has {length} characters, at most {most} are taken");
             return Err(Refusal::bad(what).hint("give a sentence at a time"));
         }
     }

@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// The largest body of a request, in bytes.
-pub(super) const BODY: usize = 64 << 10;
+pub(super) const BODY: usize = 256 << 10;
 
 /// What is known of who may ask.
 pub(super) struct Guard {

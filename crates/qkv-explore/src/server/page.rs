@@ -105,7 +105,7 @@ pub fn stand_alone(recording: &Recording) -> Result<String> {
 }
 
 /// Bytes as text.
-fn base64(bytes: impl Iterator<Item = u8>) -> String {
+pub(super) fn base64(bytes: impl Iterator<Item = u8>) -> String {
     const SIGNS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let (mut text, mut three) = (String::new(), Vec::with_capacity(3));
     let mut push = |three: &[u8]| {

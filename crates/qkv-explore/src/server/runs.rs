@@ -1,8 +1,9 @@
 //! The runs that the page can look at: each a recording, with what was computed of it so far.
 
+use super::page::base64;
 use super::tiles::Tiles;
 use crate::measures::Measured;
-use crate::recording::{Recording, Token};
+use crate::recording::{Form, Recording, Token};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -73,6 +74,19 @@ pub(super) fn tokens(tokens: &[Token]) -> Value {
     tokens.iter().map(one).collect()
 }
 
+/// What the tokens are parts of, as the page reads it.
+fn form(form: &Form) -> Value {
+    match form {
+        Form::Document { words, sentences, lengths } => {
+            json!({ "kind": "document", "words": words, "sentences": sentences, "lengths": lengths })
+        }
+        Form::Image { grid, width, height, points } => {
+            let points = base64(points.iter().copied());
+            json!({ "kind": "image", "grid": grid, "width": width, "height": height, "points": points })
+        }
+    }
+}
+
 /// All that is told of a recording, by whatever name.
 pub(crate) fn described(recording: &Recording, server: bool) -> Value {
     let sides = recording.sides.iter().map(|side| {
@@ -107,6 +121,7 @@ pub(crate) fn described(recording: &Recording, server: bool) -> Value {
         "layers": layers.collect::<Vec<_>>(),
         "groups": groups,
         "steps": steps,
+        "form": recording.form.as_ref().map(form),
         "can": {
             "pair": server && recording.layers.iter().all(|layer| layer.computed().is_some()),
             "rollout": server && own,

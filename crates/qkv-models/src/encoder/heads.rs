@@ -3,6 +3,7 @@
 
 use super::{Encoder, Head};
 use crate::batch::Rows;
+use crate::classifier::probabilities;
 use crate::labelled::Question;
 use crate::{Error, Result};
 use qkv_nn::{Loss, Machine, Tape, Target};
@@ -98,14 +99,7 @@ impl Encoder {
     pub fn classify<S: AsRef<str>>(&self, texts: &[S], machine: &Machine) -> Result<Vec<Vec<f32>>> {
         self.is_for(Head::Classes)?;
         let tokens: Vec<_> = texts.iter().map(|text| self.tokens(text.as_ref(), None, usize::MAX)).collect();
-        let mut scores = self.scores(&tokens, machine)?;
-        for row in &mut scores {
-            let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            row.iter_mut().for_each(|x| *x = (*x - most).exp());
-            let total: f32 = row.iter().sum();
-            row.iter_mut().for_each(|x| *x /= total);
-        }
-        Ok(scores)
+        Ok(probabilities(&self.scores(&tokens, machine)?.concat(), self.config.labels.len()))
     }
 
     /// A tag for each word of each sentence; words beyond the longest text have `O`.

@@ -1,8 +1,8 @@
 //! An encoder with its numbers and its tokenizer: a folder that is read and written in the Hugging Face layout, and what can be
 //! asked of it.
 
+use super::packed::Packed;
 use super::{Bert, EncoderConfig, Head};
-use crate::batch::Rows;
 use crate::checkpoint::{CONFIG, TOKENIZER, bytes, write_tokenizer};
 use crate::files::atomic;
 use crate::files::tensors::Storage;
@@ -12,11 +12,8 @@ use crate::text::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use qkv_nn::layers::Builder;
 use qkv_nn::{Machine, Parameters, Pool, Tape};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::Path;
-
-/// Tokens that go through the model together: enough to fill the machine without filling its caches.
-const TOKENS: usize = 2048;
 
 /// How the rows of a text become one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,10 +40,25 @@ pub struct Encoder {
     pub(crate) model: Bert,
 }
 
-/// Whether a folder holds an encoder.
-pub(crate) fn is_one(folder: &Path) -> Result<bool> {
-    let json: Value = serde_json::from_slice(&bytes(folder, CONFIG)?).unwrap_or_default();
-    Ok(json.get("model_type").and_then(Value::as_str) == Some("bert"))
+/// What `model_type` says of an encoder that is no BERT: one with another attention, say. Its settings are ours, under `encoder`,
+/// and its tensors keep our names; under the name of BERT others would compute something else with it.
+pub(crate) const OWN: &str = "qkv-encoder";
+
+/// What a `config.json` says of an encoder, theirs or ours.
+fn settings(json: &Value, path: &Path, weights: &Weights) -> Result<EncoderConfig> {
+    if json.get("model_type").and_then(Value::as_str) != Some(OWN) {
+        return bert::config(json, path, weights);
+    }
+    let ours = json.get("encoder").cloned().unwrap_or_default();
+    serde_json::from_value(ours).map_err(|e| Error::format(path, "field `encoder`", e.to_string()))
+}
+
+/// How its tensors are named, and what its `config.json` says.
+fn written(config: &EncoderConfig, parameters: &Parameters<f32>) -> (Layout, Value) {
+    match bert::fits(config) {
+        true => (bert::layout(config), bert::json(config)),
+        false => (Layout::own(parameters), json!({ "model_type": OWN, "encoder": config })),
+    }
 }
 
 /// A model of zeros, and the table that fills it.
@@ -58,7 +70,7 @@ fn found(folder: &Path) -> Result<(EncoderConfig, Weights, Result<Blank>)> {
     let json: Value = serde_json::from_slice(&bytes(folder, CONFIG)?)
         .map_err(|e| Error::line(&path, e.line().max(1), e.to_string()))?;
     let weights = Weights::of_folder(folder)?;
-    let config = bert::config(&json, &path, &weights)?;
+    let config = settings(&json, &path, &weights)?;
     let wrong = |error: Error| match error {
         Error::Invalid { .. } | Error::Attention(_) => Error::format(&path, "settings", error.to_string()),
         error => error,
@@ -71,7 +83,7 @@ fn found(folder: &Path) -> Result<(EncoderConfig, Weights, Result<Blank>)> {
         }
         let mut parameters = Parameters::new();
         let model = Bert::new(&mut Builder::blank(&mut parameters), &config).map_err(wrong)?;
-        let layout = bert::layout(&config);
+        let (layout, _) = written(&config, &parameters);
         Ok((model, parameters, layout))
     };
     let built = built();
@@ -83,7 +95,8 @@ pub(crate) fn looked_at(folder: &Path) -> Result<(String, Option<usize>, Vec<Str
     let (config, weights, built) = found(folder)?;
     let EncoderConfig { layers, d_model, heads, ffn_dim, max_positions, vocab_size, .. } = config;
     let sizes = format!("{layers} layers, width {d_model}, {heads} heads, feed-forward {ffn_dim}");
-    let words = format!("bert: {sizes}, {max_positions} positions, vocabulary {vocab_size}");
+    let name = if bert::fits(&config) { "bert" } else { OWN };
+    let words = format!("{name}: {sizes}, {max_positions} positions, vocabulary {vocab_size}");
     Ok(match built {
         Ok((_, parameters, layout)) => {
             (words, Some(parameters.count()), layout.misfits(&parameters, &weights), weights)
@@ -98,7 +111,11 @@ impl Encoder {
     /// # Errors
     /// Names the file, and the field or tensor that is wrong.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self> {
-        let folder = folder.as_ref();
+        Self::open_at(folder.as_ref())
+    }
+
+    /// `open` for the one type of path: compiled here, once, and not again by every caller.
+    fn open_at(folder: &Path) -> Result<Self> {
         let (config, weights, built) = found(folder)?;
         let (model, mut parameters, layout) = built?;
         let tokenizer = Tokenizer::open(folder.join(TOKENIZER))?;
@@ -128,11 +145,19 @@ impl Encoder {
     /// # Errors
     /// Where the system refuses.
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
-        let folder = folder.as_ref();
+        self.save_at(folder.as_ref(), storage)
+    }
+
+    /// `save` for the one type of path: compiled here, once, and not again by every caller.
+    fn save_at(&self, folder: &Path, storage: Storage) -> Result<()> {
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
-        atomic::write(folder.join(SINGLE), &bert::layout(&self.config).bytes(&self.parameters, storage)?)?;
+        let (layout, json) = written(&self.config, &self.parameters);
+        atomic::write(folder.join(SINGLE), &layout.bytes(&self.parameters, storage)?)?;
         write_tokenizer(&self.tokenizer, None, folder)?;
-        let json = serde_json::to_string_pretty(&bert::json(&self.config)).expect("plain values") + "\n";
+        if self.config.head == Head::None {
+            write_pooling(self.pooling, self.config.d_model, folder)?;
+        }
+        let json = serde_json::to_string_pretty(&json).expect("plain values") + "\n";
         atomic::write(folder.join(CONFIG), json.as_bytes())
     }
 
@@ -155,31 +180,24 @@ impl Encoder {
         (ids, segments)
     }
 
-    /// Runs `body` on texts in batches of about one length; what it gives for each comes back in the order of the texts.
-    pub(crate) fn in_batches<R: Send>(
+    /// Runs `body` on texts in parts; what it gives for each comes back in the order of the texts.
+    fn in_parts<R: Send>(
         &self,
         texts: &[(Vec<u32>, Vec<u32>)],
         machine: &Machine,
-        body: impl Fn(&mut Tape<'_, f32>, &Rows, &[u32]) -> Result<Vec<R>> + Sync,
+        body: impl Fn(&mut Tape<'_, f32>, &Packed) -> Result<Vec<R>> + Sync,
     ) -> Result<Vec<R>> {
-        let mut order: Vec<usize> = (0..texts.len()).collect();
-        order.sort_by_key(|&at| (texts[at].0.len(), at));
-        let (pool, mut found, mut rest) = (Pool::new(), Vec::new(), &order[..]);
-        while !rest.is_empty() {
-            let mut take = 1;
-            while take < rest.len() && texts[rest[take]].0.len() * (take + 1) <= TOKENS {
-                take += 1;
+        // Inside the pool: a pass hands out work dozens of times, and from outside each would wait for a thread to wake.
+        rayon::scope(|_| {
+            let (pool, mut found) = (Pool::new(), Vec::new());
+            for part in Packed::parts(texts) {
+                let mut tape = Tape::inference(&self.parameters, &pool, machine);
+                let results = body(&mut tape, &part)?;
+                found.extend(part.order.into_iter().zip(results));
             }
-            let (now, later) = rest.split_at(take);
-            rest = later;
-            let ids: Vec<Vec<u32>> = now.iter().map(|&at| texts[at].0.clone()).collect();
-            let segments: Vec<Vec<u32>> = now.iter().map(|&at| texts[at].1.clone()).collect();
-            let rows = Rows::new(&ids, self.config.pad_token_id);
-            let mut tape = Tape::inference(&self.parameters, &pool, machine);
-            found.extend(now.iter().copied().zip(body(&mut tape, &rows, &Rows::new(&segments, 0).ids)?));
-        }
-        found.sort_by_key(|&(at, _)| at);
-        Ok(found.into_iter().map(|(_, result)| result).collect())
+            found.sort_by_key(|&(at, _)| at);
+            Ok(found.into_iter().map(|(_, result)| result).collect())
+        })
     }
 
     /// Each text as a vector.
@@ -189,19 +207,23 @@ impl Encoder {
     pub fn embed<S: AsRef<str>>(&self, texts: &[S], machine: &Machine) -> Result<Vec<Vec<f32>>> {
         let Pooling { mean, normalised, longest } = self.pooling;
         let tokens: Vec<_> = texts.iter().map(|text| self.tokens(text.as_ref(), None, longest)).collect();
-        rayon::scope(|_| {
-            self.in_batches(&tokens, machine, |tape, rows, segments| {
-                let x = self.model.forward(tape, rows, segments)?;
-                let x = if mean { tape.mean(&x, rows.ragged()) } else { tape.step(&x, 0) }; // (B, 1, C)
-                let width = x.value().width();
-                Ok((x.value().data().chunks_exact(width))
-                    .map(|row| {
-                        let length = row.iter().map(|x| x * x).sum::<f32>().sqrt();
-                        let scale = if normalised { 1.0 / length.max(1e-12) } else { 1.0 };
-                        row.iter().map(|x| x * scale).collect()
-                    })
-                    .collect())
-            })
+        self.in_parts(&tokens, machine, |tape, texts| {
+            let x = self.model.packed(tape, texts)?; // (1, T, C)
+            let width = x.value().width();
+            let vector = |rows: &[f32]| {
+                let mut vector = rows[..width].to_vec();
+                if mean {
+                    let count = (rows.len() / width) as f32;
+                    let rest = rows[width..].chunks_exact(width);
+                    rest.for_each(|row| vector.iter_mut().zip(row).for_each(|(sum, x)| *sum += x));
+                    vector.iter_mut().for_each(|x| *x /= count);
+                }
+                let length = vector.iter().map(|x| x * x).sum::<f32>().sqrt();
+                let scale = if normalised { 1.0 / length.max(1e-12) } else { 1.0 };
+                vector.iter_mut().for_each(|x| *x *= scale);
+                vector
+            };
+            Ok(texts.rows(&x).into_iter().map(vector).collect())
         })
     }
 
@@ -210,21 +232,16 @@ impl Encoder {
     /// # Errors
     /// Where there is no head.
     pub(crate) fn scores(&self, texts: &[(Vec<u32>, Vec<u32>)], machine: &Machine) -> Result<Vec<Vec<f32>>> {
-        let Some(head) = self.model.head() else {
-            return Err(Error::invalid("the model has no head: it was not trained for this")
-                .with_hint("`qkv train` trains one from a recipe"));
-        };
-        rayon::scope(|_| {
-            self.in_batches(texts, machine, |tape, rows, segments| {
-                let x = self.model.looked_at(tape, rows, segments)?;
-                let scores = head.forward(tape, &x); // (B, 1 or N, K)
-                let (each, classes) = (scores.shape()[1], scores.value().width());
-                Ok((0..rows.len())
-                    .map(|b| {
-                        let count = if self.config.head == Head::Classes { 1 } else { rows.lengths[b] };
-                        scores.value().data()[b * each * classes..][..count * classes].to_vec()
-                    })
-                    .collect())
+        self.in_parts(texts, machine, |tape, texts| {
+            let Some(scores) = self.model.scores(tape, texts)? else {
+                return Err(Error::invalid("the model has no head: it was not trained for this")
+                    .with_hint("`qkv train` trains one from a recipe"));
+            };
+            Ok(match self.config.head {
+                Head::Classes => {
+                    scores.value().data().chunks_exact(scores.value().width()).map(<[f32]>::to_vec).collect()
+                }
+                _ => texts.rows(&scores).into_iter().map(<[f32]>::to_vec).collect(),
             })
         })
     }
@@ -250,4 +267,31 @@ fn pooling(folder: &Path, most: usize) -> Result<Pooling> {
     let longest = read("sentence_bert_config.json")?.get("max_seq_length").and_then(Value::as_u64);
     let longest = longest.and_then(|x| usize::try_from(x).ok()).unwrap_or(most);
     Ok(Pooling { mean: !first, normalised, longest })
+}
+
+/// Writes how a text becomes a vector, as [`pooling`] reads it.
+fn write_pooling(how: Pooling, width: usize, folder: &Path) -> Result<()> {
+    let part = "1_Pooling";
+    std::fs::create_dir_all(folder.join(part)).map_err(|e| Error::file("write", folder.join(part), e))?;
+    let module = |at: usize, path: &str, kind: &str| json!({ "idx": at, "name": at.to_string(), "path": path, "type": format!("sentence_transformers.models.{kind}") });
+    let mut modules = vec![module(0, "", "Transformer"), module(1, part, "Pooling")];
+    if how.normalised {
+        modules.push(module(2, "2_Normalize", "Normalize"));
+    }
+    for (name, value) in [
+        (
+            "1_Pooling/config.json",
+            json!({
+                "word_embedding_dimension": width,
+                "pooling_mode_cls_token": !how.mean,
+                "pooling_mode_mean_tokens": how.mean,
+            }),
+        ),
+        ("modules.json", json!(modules)),
+        ("sentence_bert_config.json", json!({ "max_seq_length": how.longest, "do_lower_case": false })),
+    ] {
+        let text = serde_json::to_string_pretty(&value).expect("plain values") + "\n";
+        atomic::write(folder.join(name), text.as_bytes())?;
+    }
+    Ok(())
 }

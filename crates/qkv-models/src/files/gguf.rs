@@ -8,6 +8,7 @@ mod blocks;
 
 use crate::{Error, Result};
 use blocks::Storage;
+use qkv_simd::compact::Compact;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
@@ -147,7 +148,11 @@ impl Gguf {
     /// # Errors
     /// Names the file, and the value or tensor that is wrong.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
+        Self::open_at(path.as_ref())
+    }
+
+    /// `open` for the one type of path: compiled here, once, and not again by every caller.
+    fn open_at(path: &Path) -> Result<Self> {
         let file = File::open(path).map_err(|e| Error::file("open", path, e))?;
         let length = file.metadata().map_err(|e| Error::file("read", path, e))?.len();
         let mut bytes = Vec::new();
@@ -165,7 +170,11 @@ impl Gguf {
     /// # Errors
     /// As [`open`](Gguf::open).
     pub fn from_bytes(bytes: Vec<u8>, path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
+        Self::from_bytes_at(bytes, path.as_ref())
+    }
+
+    /// `from_bytes` for the one type of path: compiled here, once, and not again by every caller.
+    fn from_bytes_at(bytes: Vec<u8>, path: &Path) -> Result<Self> {
         let mut cursor = Cursor { bytes: &bytes, at: 0, path, part: "header".into() };
         if cursor.take(4)? != MAGIC {
             return Err(cursor.wrong("it does not begin with `GGUF`"));
@@ -206,7 +215,7 @@ impl Gguf {
             }
             let kind = cursor.u32()?;
             let Some(storage) = Storage::of(kind) else {
-                let known = "F32, F16, BF16, Q4_0, Q4_1 or Q8_0";
+                let known = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or one of Q2_K to Q8_K";
                 return Err(cursor.wrong(format!("it is stored as type {kind}, expected {known}")));
             };
             let offset = cursor.u64()?;
@@ -273,6 +282,13 @@ impl Gguf {
             Some(entry) => Ok(entry.storage.widen(&self.bytes[entry.from..][..entry.bytes])),
             None => Err(Error::format(&self.path, format!("tensor `{name}`"), "it is missing")),
         }
+    }
+
+    /// A matrix as products with few rows read it, where it is stored in blocks that are read so.
+    pub(crate) fn compact(&self, name: &str) -> Option<Compact> {
+        let entry = self.entries.get(name)?;
+        let &[_, width] = &entry.shape[..] else { return None };
+        entry.storage.compact(&self.bytes[entry.from..][..entry.bytes], width)
     }
 
     fn missing(&self, name: &str, expected: &str) -> Error {

@@ -141,7 +141,11 @@ impl TensorFile {
     /// # Ok::<(), qkv_models::Error>(())
     /// ```
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
+        Self::open_at(path.as_ref())
+    }
+
+    /// `open` for the one type of path: compiled here, once, and not again by every caller.
+    fn open_at(path: &Path) -> Result<Self> {
         let file = File::open(path).map_err(|e| Error::file("open", path, e))?;
         let length = file.metadata().map_err(|e| Error::file("read", path, e))?.len();
         let mut bytes = Vec::new();

@@ -130,6 +130,14 @@ impl Weights {
         }
     }
 
+    /// A matrix as products with few rows read it, where it is stored in blocks of few bits.
+    pub(crate) fn compact(&self, name: &str) -> Option<qkv_simd::compact::Compact> {
+        match self {
+            Weights::Gguf(file) => file.compact(name),
+            _ => None,
+        }
+    }
+
     /// An error about a tensor.
     pub fn wrong(&self, name: &str, what: impl Into<String>) -> Error {
         let path = match self {

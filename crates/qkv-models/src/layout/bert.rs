@@ -5,6 +5,7 @@ use super::{Layout, Mapped};
 use crate::Result;
 use crate::encoder::{EncoderConfig, Head};
 use crate::files::weights::Weights;
+use qkv::Attention;
 use qkv_nn::layers::FeedKind;
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -23,6 +24,13 @@ const HEADS: [(&str, Head); 4] = [
     ("BertForTokenClassification", Head::Tags),
     ("BertForQuestionAnswering", Head::Span),
 ];
+
+/// Whether BERT's words say all there is to say of an encoder.
+pub(crate) fn fits(config: &EncoderConfig) -> bool {
+    let mut attention = config.attention.clone();
+    attention.dropout = None;
+    attention == Attention::scaled_dot() && ACTIVATIONS.iter().any(|(_, kind)| *kind == config.activation)
+}
 
 pub(crate) fn config(json: &Value, path: &Path, weights: &Weights) -> Result<EncoderConfig> {
     let fields = Fields { json, path };
@@ -56,7 +64,7 @@ pub(crate) fn config(json: &Value, path: &Path, weights: &Weights) -> Result<Enc
 }
 
 /// Names by their numbers; what is missing between them is called by its number.
-fn labels(names: &Map<String, Value>) -> Vec<String> {
+pub(super) fn labels(names: &Map<String, Value>) -> Vec<String> {
     (0..names.len())
         .map(|at| names.get(&at.to_string()).and_then(Value::as_str).map_or(format!("LABEL_{at}"), str::to_owned))
         .collect()

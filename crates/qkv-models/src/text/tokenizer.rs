@@ -23,6 +23,17 @@ const START: &[&str] = &["<s>", "[CLS]", "<bos>", "<|startoftext|>", "<|im_start
 const END: &[&str] = &["</s>", "[SEP]", "<eos>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>"];
 const UNKNOWN: &[&str] = &["<unk>", "[UNK]"];
 
+/// A piece of a text, and where it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// Its number.
+    pub id: u32,
+    /// Its bytes in the text.
+    pub place: std::ops::Range<usize>,
+    /// The word that it is a part of, counted from 0.
+    pub word: usize,
+}
+
 /// Cuts text into pieces with numbers, and puts it together again.
 ///
 /// ```
@@ -67,11 +78,16 @@ impl Tokenizer {
     /// assert_eq!(error.to_string(), "`my.json`: field `model`: it is missing");
     /// ```
     pub fn from_bytes(bytes: &[u8], path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
+        Self::from_bytes_at(bytes, path.as_ref())
+    }
+
+    /// `from_bytes` for the one type of path: compiled here, once, and not again by every caller.
+    fn from_bytes_at(bytes: &[u8], path: &Path) -> Result<Self> {
         checks::check(bytes, path)?;
         let whole = |what: String| Error::format(path, "tokenizer", what);
+        let text = std::str::from_utf8(bytes).map_err(|e| whole(e.to_string()))?;
         // The checks refuse what is known to make the library panic; should there be more, it is still an error.
-        let mut inner = catch_unwind(|| tokenizers::Tokenizer::from_bytes(bytes))
+        let mut inner = catch_unwind(|| text.parse::<tokenizers::Tokenizer>())
             .map_err(|_| whole("it cannot be built".into()))?
             .map_err(|e| whole(e.to_string()))?;
         // Text is text: a sentence that contains `</s>` does not end there.
@@ -87,7 +103,10 @@ impl Tokenizer {
         let find = |names: &[&str]| names.iter().find_map(|&name| vocabulary.get(name).copied());
         let eos = find(END).ok_or_else(|| whole("it has no token that ends a sentence".into()))?;
         let (pad, bos, unk) = (find(PAD).unwrap_or(eos), find(START).unwrap_or(eos), find(UNKNOWN));
-        let marks = pieces::Marks::of(vocabulary.keys());
+        let marks = match inner.get_model() {
+            tokenizers::ModelWrapper::WordLevel(_) => pieces::Marks::None,
+            _ => pieces::Marks::of(vocabulary.keys()),
+        };
         Ok(Tokenizer { inner, len: highest as usize + 1, pad, bos, eos, unk, marks })
     }
 
@@ -136,6 +155,32 @@ impl Tokenizer {
         let places =
             encoding.get_offsets().iter().zip(&sides).map(|(&place, side)| (*side == Some(1)).then_some(place));
         (encoding.get_ids().to_vec(), encoding.get_type_ids().to_vec(), places.collect())
+    }
+
+    /// The numbers of a text's pieces, and where in the text each stands: what is unknown can still be shown.
+    ///
+    /// ```
+    /// # use qkv_models::text::tokenizer::{Kind, Tokenizer};
+    /// let tokenizer = Tokenizer::train(["a good film", "a good one"], Kind::Words { size: 100 })?;
+    /// let placed = tokenizer.encode_placed("A good opera!");
+    /// let said: Vec<&str> = placed.iter().map(|piece| &"A good opera!"[piece.place.clone()]).collect();
+    /// assert_eq!(said, ["A", "good", "opera", "!"]);
+    /// assert_eq!((Some(placed[2].id), placed[2].word), (tokenizer.unk(), 2));
+    /// # Ok::<(), qkv_models::Error>(())
+    /// ```
+    pub fn encode_placed(&self, text: &str) -> Vec<Placed> {
+        let encoded = catch_unwind(AssertUnwindSafe(|| self.inner.encode(text, false)));
+        let Ok(Ok(encoding)) = encoded else {
+            let whole = |id| Placed { id, place: 0..text.len(), word: 0 };
+            return self.unk.map(whole).into_iter().collect();
+        };
+        let pieces = encoding.get_ids().iter().zip(encoding.get_offsets()).zip(encoding.get_word_ids());
+        let placed = pieces.enumerate().map(|(at, ((&id, &(from, to)), word))| {
+            // A mark that stands for a space has no place of its own: what is cut out of a text is text.
+            let place = if text.get(from..to).is_some() { from..to } else { 0..0 };
+            Placed { id, place, word: word.map_or(at, |word| word as usize) }
+        });
+        placed.collect()
     }
 
     /// The same tokenizer, which puts its start and its end around what an encoder reads, and its end between two texts.

@@ -1,15 +1,18 @@
-//! The data of a run, cut into tokens once: pairs from files or from a task, a text that goes on, or texts with labels.
+//! The data of a run, cut into tokens once: pairs from files or from a task, a text that goes on, texts with labels, or images.
 
 use crate::batch::{Batch, Specials};
 use crate::draws::Draws;
 use crate::encoder::{Example, Examples};
+use crate::image::{Image, idx};
 use crate::labelled::{self, Source};
 use crate::model::Architecture;
 use crate::recipe::{Data, Pieces};
+use crate::tasks;
 use crate::text::batches::{Batching, Lengths};
 use crate::text::corpus::{Corpus, Pair};
+use crate::text::sentences::sentences;
 use crate::text::tokenizer::Tokenizer;
-use crate::{Encoder, Error, Recipe, Result};
+use crate::{Document, Encoder, Error, Han, Recipe, Result, Vit};
 use std::path::Path;
 
 /// Data that is ready to be trained on.
@@ -17,12 +20,24 @@ pub(super) enum Prepared {
     Pairs(Pairs),
     Text(Text),
     Labelled(Labelled),
+    Images(Images),
 }
 
 /// What a step learns from.
 pub(super) enum Step {
     Text(Batch),
     Examples(Examples),
+    Documents(Vec<(Document, u32)>),
+    Images(Vec<Image>, Vec<u32>),
+}
+
+/// What keeps a model from learning its data by heart, drawn for one batch.
+pub(super) struct Disturbance {
+    pub draws: Draws,
+    /// The part of the words that is taken for unknown.
+    pub words: f64,
+    /// By how many points images are moved, at most.
+    pub shift: usize,
 }
 
 impl Step {
@@ -31,6 +46,8 @@ impl Step {
         match self {
             Step::Text(batch) => batch.tokens(),
             Step::Examples(examples) => examples.wanted(),
+            Step::Documents(documents) => documents.len(),
+            Step::Images(images, _) => images.len(),
         }
     }
 }
@@ -41,9 +58,41 @@ pub(super) struct Labelled {
     /// To measure on.
     pub dev: Source,
     /// Those to learn from as the model reads them, once it is there.
-    examples: Vec<Example>,
+    cut: Cut,
     lengths: Vec<Lengths>,
     batching: Batching,
+    /// What a word that is not known has for a number.
+    unknown: u32,
+}
+
+/// Texts as a model reads them.
+enum Cut {
+    Examples(Vec<Example>),
+    Documents(Vec<(Document, u32)>),
+}
+
+impl Cut {
+    fn len(&self) -> usize {
+        match self {
+            Cut::Examples(examples) => examples.len(),
+            Cut::Documents(documents) => documents.len(),
+        }
+    }
+}
+
+/// Images with their classes.
+pub(super) struct Images {
+    /// To learn from; in the size that the model takes, once it is there.
+    train: Vec<Image>,
+    classes: Vec<u32>,
+    /// To measure on.
+    pub dev: Vec<Image>,
+    pub dev_classes: Vec<u32>,
+    /// What the classes are called.
+    pub names: Vec<String>,
+    /// Tokens of an image.
+    each: usize,
+    tokens: usize,
 }
 
 /// Pairs of sentences.
@@ -55,6 +104,7 @@ pub(super) struct Pairs {
     /// Pairs to measure on.
     pub dev: Vec<Pair>,
     batching: Batching,
+    specials: Specials,
 }
 
 /// A text, of which a batch takes rows that begin anywhere.
@@ -70,12 +120,20 @@ pub(super) struct Text {
 
 /// What the pairs of a task are drawn from, besides the seed.
 const TASK: u64 = 0x7461_736b;
-/// What the places in a text are drawn for.
+/// What the places in a text are drawn for, and the order of images.
 const PLACES: u32 = 5;
+const IMAGES: u32 = 6;
 
 impl Prepared {
     /// Reads or makes the data, and finds the tokenizer unless one is given.
-    pub fn new(recipe: &Recipe, tokenizer: Option<Tokenizer>) -> Result<(Prepared, Tokenizer)> {
+    pub fn new(recipe: &Recipe, tokenizer: Option<Tokenizer>) -> Result<(Prepared, Option<Tokenizer>)> {
+        if let Data::Images { .. } = recipe.data {
+            return Ok((Prepared::Images(Images::read(recipe)?), None));
+        }
+        Prepared::of_text(recipe, tokenizer).map(|(data, tokenizer)| (data, Some(tokenizer)))
+    }
+
+    fn of_text(recipe: &Recipe, tokenizer: Option<Tokenizer>) -> Result<(Prepared, Tokenizer)> {
         let (train, dev) = match &recipe.data {
             Data::Task { task, pairs, dev_pairs } => task.split(recipe.seed ^ TASK, *pairs, *dev_pairs),
             Data::Files { train, dev } => (Corpus::read(train)?, Corpus::read(dev)?),
@@ -88,10 +146,15 @@ impl Prepared {
                 let read = |path: &Path| labelled::tags(path).map(Source::Tags);
                 return Prepared::labelled(recipe, tokenizer, read(tags)?, read(dev)?);
             }
+            Data::Needles { needles, texts, dev_texts } => {
+                let (train, dev) = tasks::needles(recipe.seed ^ TASK, *needles, *texts, *dev_texts);
+                return Prepared::labelled(recipe, tokenizer, Source::Classes(train), Source::Classes(dev));
+            }
             Data::Answers { answers, dev } => {
                 let read = |path: &Path| labelled::answers(path).map(Source::Answers);
                 return Prepared::labelled(recipe, tokenizer, read(answers)?, read(dev)?);
             }
+            Data::Images { .. } => unreachable!("images are no text"),
         };
         let texts = || train.iter().flat_map(|pair| [&pair.source, &pair.target]);
         let tokenizer = found(recipe, tokenizer, texts)?;
@@ -105,7 +168,8 @@ impl Prepared {
         };
         let lengths = train.iter().map(lengths).collect();
         let batching = Batching { tokens: recipe.train.tokens, longest: recipe.train.longest };
-        Ok((Prepared::Pairs(Pairs { train, lengths, dev, batching }), tokenizer))
+        let specials = Specials::of(&tokenizer);
+        Ok((Prepared::Pairs(Pairs { train, lengths, dev, batching, specials }), tokenizer))
     }
 
     fn text(recipe: &Recipe, tokenizer: Option<Tokenizer>, train: &Path, dev: &Path) -> Result<(Self, Tokenizer)> {
@@ -135,19 +199,24 @@ impl Prepared {
         if train.len() == 0 || dev.len() == 0 {
             return Err(Error::invalid("there is nothing to learn from, or nothing to measure on"));
         }
-        let mut tokenizer = found(recipe, tokenizer, || train.texts())?;
-        if tokenizer.encode_framed("", None).0.len() < 2 {
+        let sentences = |text: String| sentences(&text).into_iter().map(|range| text[range].to_owned()).collect();
+        let in_sentences = matches!(recipe.model, Architecture::Han(_));
+        let texts =
+            || train.texts().into_iter().flat_map(|text| if in_sentences { sentences(text) } else { vec![text] });
+        let mut tokenizer = found(recipe, tokenizer, texts)?;
+        if !in_sentences && tokenizer.encode_framed("", None).0.len() < 2 {
             tokenizer = tokenizer.framed()?;
         }
         let batching = Batching { tokens: recipe.train.tokens, longest: usize::MAX };
-        let (examples, lengths) = (Vec::new(), Vec::new());
-        Ok((Prepared::Labelled(Labelled { train, dev, examples, lengths, batching }), tokenizer))
+        let unknown = tokenizer.unk().unwrap_or(tokenizer.pad());
+        let (cut, lengths) = (Cut::Examples(Vec::new()), Vec::new());
+        Ok((Prepared::Labelled(Labelled { train, dev, cut, lengths, batching, unknown }), tokenizer))
     }
 
     /// Cuts texts with labels as an encoder reads them.
     pub fn cut(&mut self, encoder: &Encoder) -> Result<()> {
         let Prepared::Labelled(data) = self else { return Ok(()) };
-        data.examples = match &data.train {
+        let examples: Vec<Example> = match &data.train {
             Source::Classes(texts) => {
                 texts.iter().filter_map(|text| encoder.classed(&text.text, &text.label)).collect()
             }
@@ -158,7 +227,27 @@ impl Prepared {
             }
         };
         let length = |example: &Example| Lengths { source: example.ids.len(), target: example.ids.len() };
-        data.lengths = data.examples.iter().map(length).collect();
+        data.lengths = examples.iter().map(length).collect();
+        data.cut = Cut::Examples(examples);
+        Ok(())
+    }
+
+    /// Cuts texts with classes into sentences of words.
+    pub fn cut_documents(&mut self, han: &Han) {
+        let Prepared::Labelled(data) = self else { return };
+        let Source::Classes(texts) = &data.train else { return };
+        let documents: Vec<(Document, u32)> =
+            texts.iter().filter_map(|text| Some((han.cut(&text.text), han.label(&text.label)?))).collect();
+        let length = |(document, _): &(Document, u32)| Lengths { source: document.words(), target: document.words() };
+        data.lengths = documents.iter().map(length).collect();
+        data.cut = Cut::Documents(documents);
+    }
+
+    /// Brings images to the size that a model takes.
+    pub fn prepare(&mut self, vit: &Vit) -> Result<()> {
+        let Prepared::Images(data) = self else { return Ok(()) };
+        data.train = data.train.iter().map(|image| vit.prepared(image)).collect::<Result<_>>()?;
+        data.each = vit.config.grid() * vit.config.grid() + 1;
         Ok(())
     }
 
@@ -177,11 +266,24 @@ impl Prepared {
         }
     }
 
+    /// The images, where there are any.
+    pub fn images(&self) -> Option<&Images> {
+        match self {
+            Prepared::Images(images) => Some(images),
+            _ => None,
+        }
+    }
+
     /// The batches of a pass over the data, each a list of pairs or of places in the text: a function of seed and epoch.
     pub fn epoch(&self, seed: u64, epoch: u64) -> Result<Vec<Vec<usize>>> {
         match self {
             Prepared::Pairs(pairs) => Ok(pairs.batching.epoch(&pairs.lengths, seed, epoch)?.batches),
             Prepared::Labelled(data) => Ok(data.batching.epoch(&data.lengths, seed, epoch)?.batches),
+            Prepared::Images(Images { train, each, tokens, .. }) => {
+                let mut order: Vec<usize> = (0..train.len()).collect();
+                Draws::new(seed, [IMAGES, epoch as u32, (epoch >> 32) as u32]).shuffle(&mut order);
+                Ok(order.chunks((tokens / each).max(1)).map(<[usize]>::to_vec).collect())
+            }
             Prepared::Text(Text { train, block, rows, .. }) => {
                 let mut draws = Draws::new(seed, [PLACES, epoch as u32, (epoch >> 32) as u32]);
                 let batches = (train.len() / (block * rows)).max(1);
@@ -192,17 +294,34 @@ impl Prepared {
     }
 
     /// One of those batches, as the model takes it.
-    pub fn batch(&self, entries: &[usize], specials: Specials) -> Step {
+    pub fn batch(&self, entries: &[usize], mut disturbance: Disturbance) -> Step {
         match self {
-            Prepared::Labelled(data) => {
-                Step::Examples(Examples(entries.iter().map(|&at| data.examples[at].clone()).collect()))
+            Prepared::Labelled(Labelled { cut: Cut::Examples(examples), .. }) => {
+                Step::Examples(Examples(entries.iter().map(|&at| examples[at].clone()).collect()))
+            }
+            Prepared::Labelled(Labelled { cut: Cut::Documents(documents), unknown, .. }) => {
+                let mut batch: Vec<(Document, u32)> = entries.iter().map(|&at| documents[at].clone()).collect();
+                if disturbance.words > 0.0 {
+                    for id in batch.iter_mut().flat_map(|(document, _)| document.sentences.iter_mut().flatten()) {
+                        if disturbance.draws.unit() < disturbance.words {
+                            *id = *unknown;
+                        }
+                    }
+                }
+                Step::Documents(batch)
+            }
+            Prepared::Images(Images { train, classes, .. }) => {
+                let shift = disturbance.shift;
+                let mut by = || disturbance.draws.below(2 * shift + 1) as isize - shift as isize;
+                let moved = |&at: &usize| if shift > 0 { train[at].moved(by(), by()) } else { train[at].clone() };
+                Step::Images(entries.iter().map(moved).collect(), entries.iter().map(|&at| classes[at]).collect())
             }
             Prepared::Pairs(pairs) => {
                 let sides = entries.iter().map(|&at| {
                     let (source, target) = &pairs.train[at];
                     (&source[..], &target[..])
                 });
-                Step::Text(Batch::new(sides, specials))
+                Step::Text(Batch::new(sides, pairs.specials))
             }
             Prepared::Text(Text { train, block, .. }) => {
                 Step::Text(Batch::of_text(entries.iter().map(|&at| &train[at..at + block + 1])))
@@ -214,14 +333,14 @@ impl Prepared {
     pub fn dev(&self) -> &[Pair] {
         match self {
             Prepared::Pairs(pairs) => &pairs.dev,
-            Prepared::Text(_) | Prepared::Labelled(_) => &[],
+            Prepared::Text(_) | Prepared::Labelled(_) | Prepared::Images(_) => &[],
         }
     }
 
     /// In words.
     pub fn summary(&self, vocabulary: usize) -> String {
         match self {
-            Prepared::Pairs(Pairs { train, lengths, dev, batching }) => {
+            Prepared::Pairs(Pairs { train, lengths, dev, batching, .. }) => {
                 let longest = |lengths: &&Lengths| lengths.source.max(lengths.target) > batching.longest;
                 let long = lengths.iter().filter(longest).count();
                 let left_out = if long > 0 { format!(" ({long} too long are left out)") } else { String::new() };
@@ -231,19 +350,60 @@ impl Prepared {
                     "{train} training pairs{left_out} with {tokens} target tokens, {dev} to measure on, {vocabulary} pieces"
                 )
             }
-            Prepared::Labelled(Labelled { train, dev, examples, .. }) => {
+            Prepared::Labelled(Labelled { train, dev, cut, .. }) => {
                 let labels = match train.labels().len() {
                     0 => String::new(),
                     count => format!(" with {count} labels"),
                 };
-                let (cut, dev) = (examples.len(), dev.len());
+                let (cut, dev) = (cut.len(), dev.len());
                 format!("{} texts{labels}, cut into {cut}, {dev} to measure on, {vocabulary} pieces", train.len())
+            }
+            Prepared::Images(Images { train, dev, names, .. }) => {
+                let size = train.first().map_or(String::new(), |image| format!("{image:?}"));
+                format!("{} images with {} labels, {} to measure on, each {size}", train.len(), names.len(), dev.len())
             }
             Prepared::Text(Text { train, dev, block, rows }) => {
                 let (train, dev) = (train.len(), dev.len());
                 format!("{train} tokens, {dev} to measure on, {vocabulary} pieces; {rows} rows of {block} a batch")
             }
         }
+    }
+}
+
+impl Images {
+    /// Those that a recipe names.
+    fn read(recipe: &Recipe) -> Result<Images> {
+        let Data::Images { images, labels, dev_images, dev_labels, names } = &recipe.data else {
+            return Err(Error::invalid("the recipe names no images"));
+        };
+        let read = |images: &Path, labels: &Path| {
+            let (found, classes) = (idx::images(images)?, idx::labels(labels)?);
+            if found.len() != classes.len() || found.is_empty() {
+                let (count, there) = (found.len(), classes.len());
+                let what = format!("it has {there} classes, `{}` has {count} images", images.display());
+                return Err(Error::format(labels, "idx", what));
+            }
+            Ok((found, classes.into_iter().map(u32::from).collect::<Vec<u32>>()))
+        };
+        let (train, classes) = read(images, labels)?;
+        let (dev, dev_classes) = read(dev_images, dev_labels)?;
+        let highest = classes.iter().chain(&dev_classes).max().map_or(0, |&class| class as usize);
+        let numbers = || (0..=highest).map(|class| class.to_string()).collect();
+        let names: Vec<String> = if names.is_empty() { numbers() } else { names.clone() };
+        if names.len() <= highest {
+            return Err(Error::invalid(format!(
+                "`data.names` has {} names, the highest class is {highest}",
+                names.len()
+            )));
+        }
+        Ok(Images { train, classes, dev, dev_classes, names, each: 1, tokens: recipe.train.tokens })
+    }
+
+    /// Points each way, where all images are squares of one size; else nothing.
+    pub fn side(&self) -> Option<usize> {
+        let side = self.train.first()?.width();
+        let square = |image: &Image| image.width() == side && image.height() == side;
+        self.train.iter().chain(&self.dev).all(square).then_some(side)
     }
 }
 

@@ -1,13 +1,13 @@
-//! What is trained: a model that makes text, or one that reads it.
+//! What is trained: a model that makes text, one that reads it, or one that sees.
 
-use super::data::Step;
+use super::data::{Prepared, Step};
 use crate::batch::Specials;
 use crate::files::tensors::Storage;
 use crate::labelled::Source;
 use crate::model::Architecture;
 use crate::text::tokenizer::Tokenizer;
 use crate::translator::Translator;
-use crate::{Encoder, EncoderConfig, Error, Model, ModelConfig, Recipe, Result};
+use crate::{Encoder, EncoderConfig, Error, Han, HanConfig, Model, ModelConfig, Recipe, Result, Vit, VitConfig};
 use qkv_nn::{Loss, Parameters, Tape};
 use std::path::Path;
 
@@ -17,20 +17,32 @@ use std::path::Path;
 pub(super) enum Subject {
     Writer(Translator),
     Reader(Encoder),
+    Documents(Han),
+    Images(Vit),
 }
 
 impl Subject {
     /// A new one, drawn from the recipe's seed.
-    pub fn new(recipe: &Recipe, tokenizer: Tokenizer, source: Option<&Source>) -> Result<Subject> {
-        match (&recipe.model, source) {
+    pub fn new(recipe: &Recipe, tokenizer: Option<Tokenizer>, data: &Prepared) -> Result<Subject> {
+        let kind = recipe.model.name();
+        let Some(tokenizer) = tokenizer else { return Subject::of_images(recipe, data) };
+        match (&recipe.model, data.source()) {
             (Architecture::Encoder(config), Some(source)) => {
                 let config = EncoderConfig { head: source.head(), labels: source.labels(), ..config.clone() };
                 Ok(Subject::Reader(Encoder::new(&config, tokenizer, recipe.seed)?))
             }
-            (model, Some(_)) => Err(Error::invalid(format!("a {} cannot learn to read labels", model.name()))
-                .with_hint("set `model.kind` to `encoder`")),
+            (Architecture::Han(config), Some(source @ Source::Classes(_))) => {
+                let config = HanConfig { labels: source.labels(), ..config.clone() };
+                Ok(Subject::Documents(Han::new(&config, tokenizer, recipe.seed)?))
+            }
             (Architecture::Encoder(_), None) => Err(Error::invalid("an encoder makes no text")
                 .with_hint("it learns from `classes`, `tags` or `answers` in `[data]`")),
+            (Architecture::Han(_), _) => Err(Error::invalid("a `han` learns the classes of documents alone")
+                .with_hint("it learns from `classes` in `[data]`")),
+            (Architecture::Vit(_), _) => Err(Error::invalid("a `vit` sees, and learns from no text")
+                .with_hint("it learns from `images` and `labels` in `[data]`")),
+            (_, Some(_)) => Err(Error::invalid(format!("a {kind} cannot learn to read labels"))
+                .with_hint("set `model.kind` to `encoder`, or for documents with classes to `han`")),
             (architecture, None) => {
                 let config = ModelConfig::new(architecture.clone(), tokenizer.len(), Specials::of(&tokenizer));
                 let (model, parameters) = Model::new(&config, recipe.seed)?;
@@ -39,11 +51,27 @@ impl Subject {
         }
     }
 
+    fn of_images(recipe: &Recipe, data: &Prepared) -> Result<Subject> {
+        let (Architecture::Vit(config), Some(images)) = (&recipe.model, data.images()) else {
+            return Err(Error::invalid(format!("a {} sees no images", recipe.model.name()))
+                .with_hint("set `model.kind` to `vit`"));
+        };
+        let side = images.side().ok_or_else(|| {
+            Error::invalid("the images are no squares of one size").with_hint("cut them before they are learned from")
+        })?;
+        let given = |found: usize, there: usize| if found == 0 { there } else { found };
+        let (image_size, channels) = (given(config.image_size, side), given(config.channels, 1));
+        let config = VitConfig { image_size, channels, labels: images.names.clone(), ..config.clone() };
+        Ok(Subject::Images(Vit::new(&config, recipe.seed)?))
+    }
+
     /// Its numbers.
     pub fn parameters(&self) -> &Parameters<f32> {
         match self {
             Subject::Writer(translator) => &translator.parameters,
             Subject::Reader(encoder) => &encoder.parameters,
+            Subject::Documents(han) => &han.parameters,
+            Subject::Images(vit) => &vit.parameters,
         }
     }
 
@@ -52,6 +80,8 @@ impl Subject {
         match self {
             Subject::Writer(translator) => &mut translator.parameters,
             Subject::Reader(encoder) => &mut encoder.parameters,
+            Subject::Documents(han) => &mut han.parameters,
+            Subject::Images(vit) => &mut vit.parameters,
         }
     }
 
@@ -66,22 +96,23 @@ impl Subject {
                 let (config, tokenizer, model) = (config.clone(), tokenizer.clone(), model.clone());
                 Subject::Reader(Encoder { config, parameters, tokenizer, pooling: *pooling, model })
             }
+            Subject::Documents(Han { config, tokenizer, model, .. }) => {
+                let (config, tokenizer, model) = (config.clone(), tokenizer.clone(), model.clone());
+                Subject::Documents(Han { config, parameters, tokenizer, model })
+            }
+            Subject::Images(Vit { config, model, .. }) => {
+                Subject::Images(Vit { config: config.clone(), parameters, model: model.clone() })
+            }
         }
     }
 
-    /// How text is cut.
-    pub fn tokenizer(&self) -> &Tokenizer {
+    /// How text is cut, where there is text.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
         match self {
-            Subject::Writer(translator) => &translator.tokenizer,
-            Subject::Reader(encoder) => &encoder.tokenizer,
-        }
-    }
-
-    /// The special tokens.
-    pub fn specials(&self) -> Specials {
-        match self {
-            Subject::Writer(translator) => translator.model.config().specials(),
-            Subject::Reader(encoder) => Specials::of(&encoder.tokenizer),
+            Subject::Writer(translator) => Some(&translator.tokenizer),
+            Subject::Reader(encoder) => Some(&encoder.tokenizer),
+            Subject::Documents(han) => Some(&han.tokenizer),
+            Subject::Images(_) => None,
         }
     }
 
@@ -90,6 +121,10 @@ impl Subject {
         match (self, step) {
             (Subject::Writer(translator), Step::Text(batch)) => translator.model.loss(tape, batch, smoothing, scale),
             (Subject::Reader(encoder), Step::Examples(examples)) => encoder.loss(tape, examples, scale),
+            (Subject::Documents(han), Step::Documents(documents)) => han.loss(tape, documents, smoothing, scale),
+            (Subject::Images(vit), Step::Images(images, classes)) => {
+                vit.loss(tape, (images, classes), smoothing, scale)
+            }
             _ => Err(Error::invalid("this data is for a model of another kind")),
         }
     }
@@ -99,6 +134,8 @@ impl Subject {
         match self {
             Subject::Writer(translator) => translator.save(folder, Storage::F32),
             Subject::Reader(encoder) => encoder.save(folder, Storage::F32),
+            Subject::Documents(han) => han.save(folder, Storage::F32),
+            Subject::Images(vit) => vit.save(folder, Storage::F32),
         }
     }
 }

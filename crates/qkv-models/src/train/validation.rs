@@ -33,6 +33,17 @@ pub(super) fn validate(
         (Subject::Writer(translator), Prepared::Pairs(pairs)) => (translator, &pairs.dev),
         (Subject::Writer(translator), Prepared::Text(text)) => return of_text(translator, text, machine, pool, step),
         (Subject::Reader(encoder), Prepared::Labelled(data)) => return of_labels(encoder, data, machine, pool, step),
+        (Subject::Documents(han), Prepared::Labelled(Labelled { dev: Source::Classes(texts), .. })) => {
+            let found = han.classify(&texts.iter().map(|text| &text.text).collect::<Vec<_>>(), machine)?;
+            let there: Vec<&str> = texts.iter().map(|text| text.label.as_str()).collect();
+            return Ok(of_classes(&found, &there, &han.config.labels, step));
+        }
+        (Subject::Images(vit), Prepared::Images(images)) => {
+            let found = vit.classify(&images.dev, machine)?;
+            let names = &vit.config.labels;
+            let there: Vec<&str> = images.dev_classes.iter().map(|&class| names[class as usize].as_str()).collect();
+            return Ok(of_classes(&found, &there, names, step));
+        }
         _ => return Err(Error::invalid("this data is for a model of another kind")),
     };
     let loss = translator.loss(dev, machine, pool)?;
@@ -73,15 +84,33 @@ fn of_text(translator: &Translator, text: &Text, machine: &Machine, pool: &Pool<
     Ok(Validation { step, loss: nll, perplexity: perplexity(nll), ..Validation::default() })
 }
 
+/// What the probabilities of classes come to, beside the classes that are right. A class that the model does not know counts as
+/// wrong, and in no loss.
+fn of_classes(found: &[Vec<f32>], there: &[&str], names: &[String], step: u64) -> Validation {
+    let said: Vec<&str> = found.iter().map(|row| names[highest(row)].as_str()).collect();
+    let right = said.iter().zip(there).filter(|(said, there)| said == there).count();
+    let known = found.iter().zip(there).filter_map(|(row, there)| Some(row[names.iter().position(|n| n == there)?]));
+    let losses: Vec<f64> = known.map(|share| -f64::from(share).max(1e-30).ln()).collect();
+    let nll = losses.iter().sum::<f64>() / losses.len().max(1) as f64;
+    Validation {
+        step,
+        loss: nll,
+        perplexity: perplexity(nll),
+        exact: 100.0 * right as f64 / there.len().max(1) as f64,
+        f1: mean_f1(&said, there),
+        sentences: there.len(),
+        measured: Measured::Classes,
+        ..Validation::default()
+    }
+}
+
 /// The loss of texts with labels, and what the model makes of them.
 fn of_labels(encoder: &Encoder, data: &Labelled, machine: &Machine, pool: &Pool<f32>, step: u64) -> Result<Validation> {
     let (examples, exact, f1, measured) = match &data.dev {
         Source::Classes(texts) => {
             let found = encoder.classify(&texts.iter().map(|text| &text.text).collect::<Vec<_>>(), machine)?;
-            let found: Vec<&String> = found.iter().map(|row| &encoder.config.labels[highest(row)]).collect();
-            let right = found.iter().zip(texts).filter(|(found, text)| **found == &text.label).count();
-            let examples = texts.iter().filter_map(|text| encoder.classed(&text.text, &text.label)).collect();
-            (examples, 100.0 * right as f64 / texts.len() as f64, mean_f1(&found, texts), Measured::Classes)
+            let there: Vec<&str> = texts.iter().map(|text| text.label.as_str()).collect();
+            return Ok(of_classes(&found, &there, &encoder.config.labels, step));
         }
         Source::Tags(sentences) => {
             let words: Vec<Vec<&String>> = sentences.iter().map(|sentence| sentence.words.iter().collect()).collect();
@@ -118,12 +147,11 @@ fn of_labels(encoder: &Encoder, data: &Labelled, machine: &Machine, pool: &Pool<
 const TOGETHER: usize = 16;
 
 /// The mean over the classes of their F1.
-fn mean_f1(found: &[&String], texts: &[crate::labelled::Labelled]) -> f64 {
-    let names: std::collections::BTreeSet<&String> = texts.iter().map(|text| &text.label).collect();
-    let of = |name: &String| {
-        let right = found.iter().zip(texts).filter(|(found, text)| **found == name && &text.label == name).count();
-        let both = found.iter().filter(|found| **found == name).count()
-            + texts.iter().filter(|text| &text.label == name).count();
+fn mean_f1(said: &[&str], there: &[&str]) -> f64 {
+    let names: std::collections::BTreeSet<&str> = there.iter().copied().collect();
+    let of = |name: &str| {
+        let right = said.iter().zip(there).filter(|(said, there)| **said == name && **there == name).count();
+        let both = said.iter().chain(there).filter(|other| **other == name).count();
         200.0 * right as f64 / both.max(1) as f64
     };
     names.iter().map(|name| of(name)).sum::<f64>() / names.len().max(1) as f64

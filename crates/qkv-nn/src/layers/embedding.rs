@@ -93,4 +93,27 @@ impl Embedding {
             _ => tape.embedding(ids, length, self.weight, self.scale, Positions::None, 0),
         }
     }
+
+    /// The vectors of tokens that stand at any positions, `[1, T, C]`: for inference.
+    ///
+    /// # Panics
+    /// Where a position goes beyond [`most`](Embedding::most).
+    pub fn placed<T: Float>(&self, tape: &mut Tape<'_, T>, ids: &[u32], places: &[u32]) -> Var<T> {
+        let length = ids.len();
+        let fixed: Option<Vec<T>> = self.fixed.as_ref().map(|table| {
+            let row = |&place: &u32| &table[place as usize * self.width..][..self.width];
+            places.iter().flat_map(row).map(|&x| T::of_f64(x)).collect()
+        });
+        if let Some(fixed) = &fixed {
+            return tape.embedding(ids, length, self.weight, self.scale, Positions::Fixed(fixed), 0);
+        }
+        let x = tape.embedding(ids, length, self.weight, self.scale, Positions::None, 0);
+        match self.learned {
+            Some(learned) => {
+                let places = tape.embedding(places, length, learned, 1.0, Positions::None, 0);
+                tape.add(&x, places)
+            }
+            None => x,
+        }
+    }
 }

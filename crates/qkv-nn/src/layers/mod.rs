@@ -18,6 +18,7 @@
 //! # Ok::<(), qkv::Error>(())
 //! ```
 
+mod attention_pool;
 mod block;
 mod builder;
 mod embedding;
@@ -28,6 +29,7 @@ mod multi_head;
 mod norm;
 mod recurrent_attention;
 
+pub use attention_pool::AttentionPool;
 pub use block::{Block, BlockConfig, NormPlace};
 pub use builder::Builder;
 pub use embedding::{Embedding, PositionKind};

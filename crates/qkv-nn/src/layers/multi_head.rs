@@ -68,7 +68,7 @@ impl<T: Float> KeysValues<T> {
 }
 
 /// Refuses what a layer has no data for.
-fn check(attention: &Attention) -> qkv::Result<()> {
+pub(super) fn check(attention: &Attention) -> qkv::Result<()> {
     let needs = |tensor, needed_by| Err(qkv::Error::Missing { tensor, needed_by });
     if attention.bias.wants_tensor() {
         return needs("bias", "a bias tensor, which a layer has not (use `alibi` or `relative`)");
@@ -124,7 +124,8 @@ impl MultiHead {
     }
 
     /// Attends from `x [B, N, C]` to `memory [B, M, C]`, which is `x` itself in self-attention. `lengths` says how many tokens of
-    /// each memory count, `queries` how many of `x`. With `angles`, queries and keys are turned by their positions.
+    /// each memory count, `queries` how many of `x`; or, where there are more of them than sequences, how long those are that lie
+    /// one behind the other in the one row that there is (see [`Tape::attend_packed`]). With `angles`, queries and keys are turned by their positions.
     ///
     /// # Errors
     /// What `qkv` refuses.
@@ -140,7 +141,12 @@ impl MultiHead {
         let q = turned(tape, self.q, x, angles);
         let k = turned(tape, self.k, memory, angles);
         let v = self.v.forward(tape, memory);
-        let seen = tape.attend(&q, &k, &v, None, &self.how(lengths, queries))?;
+        let seen = match lengths {
+            Some(packed) if packed.len() > x.shape()[0] => {
+                tape.attend_packed([&q, &k, &v], packed, &self.how(None, None))?
+            }
+            _ => tape.attend(&q, &k, &v, None, &self.how(lengths, queries))?,
+        };
         drop((q, k, v));
         Ok(self.out.forward(tape, &seen))
     }

@@ -75,8 +75,15 @@ pub(crate) fn heads_of<T: Float>(tensor: &Tensor<T>, heads: usize) -> View<'_, T
 fn side_by_side<T: Float>(pool: &crate::Pool<T>, machine: &Machine, from: &qkv::Tensor<T, 4>) -> Tensor<T> {
     let [batch, heads, length, d] = from.shape();
     let mut to = Tensor::unwritten(pool, &[batch, length, heads * d]);
+    put_side_by_side(machine, to.data_mut(), from);
+    to
+}
+
+/// The same into memory that is there.
+pub(super) fn put_side_by_side<T: Float>(machine: &Machine, to: &mut [T], from: &qkv::Tensor<T, 4>) {
+    let [batch, heads, length, d] = from.shape();
     let (each, size) = (machine.rows_each(batch, length * heads * d), length * heads * d);
-    let parts = to.data_mut().chunks_mut((each * size).max(1)).zip(from.data().chunks((each * size).max(1))).collect();
+    let parts = to.chunks_mut((each * size).max(1)).zip(from.data().chunks((each * size).max(1))).collect();
     machine.each(parts, |_, (to, from): (&mut [T], &[T])| {
         for (to, from) in to.chunks_exact_mut(size).zip(from.chunks_exact(size)) {
             for (at, row) in from.chunks_exact(d).enumerate() {
@@ -85,12 +92,11 @@ fn side_by_side<T: Float>(pool: &crate::Pool<T>, machine: &Machine, from: &qkv::
             }
         }
     });
-    to
 }
 
 /// What a call keeps.
-struct Call<T: Float> {
-    attention: Attention,
+pub(super) struct Call<T: Float> {
+    pub(super) attention: Attention,
     heads: Heads,
     scoring: Scoring,
     lengths: Option<Arc<[usize]>>,
@@ -99,17 +105,21 @@ struct Call<T: Float> {
     k: Tensor<T>,
     v: Tensor<T>,
     center: Option<Tensor<T>>,
-    buckets: Option<[qkv::Tensor<i32, 4>; 2]>,
+    pub(super) buckets: Option<[qkv::Tensor<i32, 4>; 2]>,
 }
 
 impl<T: Float> Call<T> {
     fn inputs<'c>(&'c self, parameters: &'c Parameters<T>) -> Inputs<'c, T> {
         let (k, v) = (heads_of(&self.k, self.heads.key), heads_of(&self.v, self.heads.key));
-        self.inputs_over(parameters, k, v)
+        self.inputs_over(parameters, [heads_of(&self.q, self.heads.query), k, v])
     }
 
-    fn inputs_over<'c>(&'c self, parameters: &'c Parameters<T>, k: View<'c, T>, v: View<'c, T>) -> Inputs<'c, T> {
-        let mut inputs = Inputs::new(heads_of(&self.q, self.heads.query), k, v);
+    pub(super) fn inputs_over<'c>(
+        &'c self,
+        parameters: &'c Parameters<T>,
+        [q, k, v]: [View<'c, T>; 3],
+    ) -> Inputs<'c, T> {
+        let mut inputs = Inputs::new(q, k, v);
         let view = |param: Param| {
             let &[rows, columns] = parameters.shape(param) else { panic!("`{}` is no matrix", parameters.name(param)) };
             View::new(parameters.get(param), [1, 1, rows, columns]).expect("a parameter holds its shape")
@@ -218,7 +228,14 @@ struct AttendBack<T: Float> {
 
 impl<T: Float> Tape<'_, T> {
     /// The call, with noise from this tape or none.
-    fn call(&mut self, q: &Var<T>, k: &Tensor<T>, v: &Tensor<T>, center: Option<&Var<T>>, how: &Attend<'_>) -> Call<T> {
+    pub(super) fn call(
+        &mut self,
+        q: &Var<T>,
+        k: &Tensor<T>,
+        v: &Tensor<T>,
+        center: Option<&Var<T>>,
+        how: &Attend<'_>,
+    ) -> Call<T> {
         let mut attention = how.attention.clone();
         let training = self.has_noise();
         attention.dropout =
@@ -300,7 +317,8 @@ impl<T: Float> Tape<'_, T> {
         if let Some(lsh) = call.attention.mask.hash() {
             call.buckets = Some([lsh.hash(heads_of(&call.q, how.heads.query))?, lsh.hash(cache.keys())?]);
         }
-        let inputs = call.inputs_over(self.parameters, cache.keys(), cache.values());
+        let q = heads_of(&call.q, how.heads.query);
+        let inputs = call.inputs_over(self.parameters, [q, cache.keys(), cache.values()]);
         let out = call.attention.decode(inputs, Decode::Fast)?;
         let value = side_by_side(self.pool, self.machine, &out.values);
         Ok(self.constant(value))

@@ -30,6 +30,9 @@ pub enum Activation {
     Sigmoid,
 }
 
+/// Rows for which a matrix of few bits is read once each; for more, one product of the widened matrix is faster.
+const FEW: usize = 4;
+
 /// What backward needs of the activation.
 enum Kept<T: Float> {
     /// The slope is 1.
@@ -61,8 +64,11 @@ impl<T: Float> Tape<'_, T> {
         assert_eq!(width, inner, "the width of the input and of `{}`", self.parameters.name(w));
         let shape = [&x.shape()[..x.shape().len() - 1], &[out]].concat();
         let mut y = Tensor::unwritten(self.pool, &shape); // (R, O)
-        let weight = Operand::rows(self.parameters.get(w), out, inner).transposed();
-        self.machine.product(y.data_mut(), Operand::rows(x.value.data(), rows, inner), weight, false);
+        let few = if rows <= FEW && !self.is_training() { self.parameters.compact(w) } else { None };
+        if !few.is_some_and(|w| self.machine.compact_product(y.data_mut(), x.value.data(), w)) {
+            let weight = Operand::rows(self.parameters.get(w), out, inner).transposed();
+            self.machine.product(y.data_mut(), Operand::rows(x.value.data(), rows, inner), weight, false);
+        }
         let bias = b.map(|b| self.parameters.get(b));
 
         let drop = Drop::new(self, dropout);

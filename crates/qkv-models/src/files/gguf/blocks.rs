@@ -1,7 +1,12 @@
-//! How GGUF stores numbers: as they are, or in blocks of 32 with a scale and, in some, a smallest value.
+//! How GGUF stores numbers: as they are; in blocks of 32 with a scale and, in some, a smallest value; or in blocks of 256 whose
+//! parts have scales of their own, themselves of few bits (`super_block`).
+
+mod super_block;
 
 use half::{bf16, f16};
+use qkv_simd::compact::Compact;
 use std::fmt;
+use super_block::SUPER;
 
 /// Numbers of a block.
 const BLOCK: usize = 32;
@@ -16,8 +21,24 @@ pub(super) enum Storage {
     Q4Scaled,
     /// Four bits from 0 to 15, times a scale, above a smallest value.
     Q4Above,
+    /// Five bits from −16 to 15, times a scale.
+    Q5Scaled,
+    /// Five bits from 0 to 31, times a scale, above a smallest value.
+    Q5Above,
     /// Eight bits, times a scale.
     Q8,
+    /// 256 numbers of two bits; each 16 of them have a scale and a smallest value of four bits.
+    Q2K,
+    /// 256 numbers of three bits; each 16 have a scale of six.
+    Q3K,
+    /// 256 numbers of four bits; each 32 have a scale and a smallest value of six.
+    Q4K,
+    /// The same with five bits.
+    Q5K,
+    /// 256 numbers of six bits; each 16 have a scale of eight.
+    Q6K,
+    /// 256 numbers of eight bits with one scale.
+    Q8K,
 }
 
 impl Storage {
@@ -28,7 +49,15 @@ impl Storage {
             1 => Storage::F16,
             2 => Storage::Q4Scaled,
             3 => Storage::Q4Above,
+            6 => Storage::Q5Scaled,
+            7 => Storage::Q5Above,
             8 => Storage::Q8,
+            10 => Storage::Q2K,
+            11 => Storage::Q3K,
+            12 => Storage::Q4K,
+            13 => Storage::Q5K,
+            14 => Storage::Q6K,
+            15 => Storage::Q8K,
             30 => Storage::Bf16,
             _ => return None,
         })
@@ -38,7 +67,8 @@ impl Storage {
     pub fn together(self) -> usize {
         match self {
             Storage::F32 | Storage::F16 | Storage::Bf16 => 1,
-            Storage::Q4Scaled | Storage::Q4Above | Storage::Q8 => BLOCK,
+            Storage::Q4Scaled | Storage::Q4Above | Storage::Q5Scaled | Storage::Q5Above | Storage::Q8 => BLOCK,
+            _ => SUPER,
         }
     }
 
@@ -49,7 +79,15 @@ impl Storage {
             Storage::F16 | Storage::Bf16 => 2,
             Storage::Q4Scaled => 2 + BLOCK / 2,
             Storage::Q4Above => 4 + BLOCK / 2,
+            Storage::Q5Scaled => 2 + BLOCK / 8 + BLOCK / 2,
+            Storage::Q5Above => 4 + BLOCK / 8 + BLOCK / 2,
             Storage::Q8 => 2 + BLOCK,
+            Storage::Q2K => SUPER / 16 + SUPER / 4 + 4,
+            Storage::Q3K => SUPER / 8 + SUPER / 4 + 12 + 2,
+            Storage::Q4K => 4 + 12 + SUPER / 2,
+            Storage::Q5K => 4 + 12 + SUPER / 8 + SUPER / 2,
+            Storage::Q6K => SUPER / 2 + SUPER / 4 + SUPER / 16 + 2,
+            Storage::Q8K => 4 + SUPER + SUPER / 16 * 2,
         }
     }
 
@@ -58,9 +96,29 @@ impl Storage {
         (numbers / self.together()).checked_mul(self.each())
     }
 
+    /// The same blocks as products with few rows read them, for rows of `width`; `None` where such blocks are not read so.
+    pub fn compact(self, bytes: &[u8], width: usize) -> Option<Compact> {
+        let blocks = bytes.chunks_exact(self.each());
+        match self {
+            Storage::Q4Scaled => {
+                let scales = blocks.clone().map(|block| [half(block), -8.0 * half(block)]).collect();
+                Compact::four(width, blocks.flat_map(|block| block[2..].to_vec()).collect(), scales)
+            }
+            Storage::Q4Above => {
+                let scales = blocks.clone().map(|block| [half(block), half(&block[2..])]).collect();
+                Compact::four(width, blocks.flat_map(|block| block[4..].to_vec()).collect(), scales)
+            }
+            Storage::Q8 => {
+                let scales = blocks.clone().map(half).collect();
+                let bits = blocks.flat_map(|block| block[2..].iter().map(|&x| x as i8)).collect();
+                Compact::eight(width, bits, scales)
+            }
+            _ => None,
+        }
+    }
+
     /// The numbers behind bytes.
     pub fn widen(self, bytes: &[u8]) -> Vec<f32> {
-        let half = |b: &[u8]| f16::from_le_bytes([b[0], b[1]]).to_f32();
         let blocks = bytes.chunks_exact(self.each());
         let mut out = Vec::with_capacity(blocks.len() * self.together());
         for block in blocks {
@@ -76,14 +134,42 @@ impl Storage {
                     let (scale, least) = (half(block), half(&block[2..]));
                     out.extend(nibbles(&block[4..]).map(|x| f32::from(x) * scale + least));
                 }
+                Storage::Q5Scaled => {
+                    let scale = half(block);
+                    let fifths = (0..BLOCK).map(|at| fifth(&block[2..6], at));
+                    out.extend(
+                        nibbles(&block[6..]).zip(fifths).map(|(x, fifth)| f32::from((x | fifth) as i8 - 16) * scale),
+                    );
+                }
+                Storage::Q5Above => {
+                    let (scale, least) = (half(block), half(&block[2..]));
+                    let fifths = (0..BLOCK).map(|at| fifth(&block[4..8], at));
+                    out.extend(nibbles(&block[8..]).zip(fifths).map(|(x, fifth)| f32::from(x | fifth) * scale + least));
+                }
                 Storage::Q8 => {
                     let scale = half(block);
                     out.extend(block[2..].iter().map(|&x| f32::from(x as i8) * scale));
                 }
+                Storage::Q2K => super_block::two(block, &mut out),
+                Storage::Q3K => super_block::three(block, &mut out),
+                Storage::Q4K => super_block::four(block, &mut out),
+                Storage::Q5K => super_block::five(block, &mut out),
+                Storage::Q6K => super_block::six(block, &mut out),
+                Storage::Q8K => super_block::eight(block, &mut out),
             }
         }
         out
     }
+}
+
+/// A number of half precision.
+fn half(bytes: &[u8]) -> f32 {
+    f16::from_le_bytes([bytes[0], bytes[1]]).to_f32()
+}
+
+/// The fifth bit of a number, in its place; those of a block lie together, the first number's lowest.
+fn fifth(bits: &[u8], at: usize) -> u8 {
+    (bits[at / 8] >> (at % 8) & 1) << 4
 }
 
 /// The low halves of all bytes, then the high ones.
@@ -99,7 +185,15 @@ impl fmt::Display for Storage {
             Storage::Bf16 => "BF16",
             Storage::Q4Scaled => "Q4_0",
             Storage::Q4Above => "Q4_1",
+            Storage::Q5Scaled => "Q5_0",
+            Storage::Q5Above => "Q5_1",
             Storage::Q8 => "Q8_0",
+            Storage::Q2K => "Q2_K",
+            Storage::Q3K => "Q3_K",
+            Storage::Q4K => "Q4_K",
+            Storage::Q5K => "Q5_K",
+            Storage::Q6K => "Q6_K",
+            Storage::Q8K => "Q8_K",
         })
     }
 }

@@ -20,6 +20,8 @@ pub(super) enum Marks {
     Bytes,
     /// A sign where there was no space, `##`: BERT.
     Joints,
+    /// None: every token is a word.
+    None,
 }
 
 impl Marks {
@@ -45,6 +47,7 @@ impl Marks {
                 let (space, rest) = token.strip_prefix('▁').map_or((false, token), |rest| (true, rest));
                 (space, byte(rest).map_or_else(|| rest.into(), |byte| vec![byte]))
             }
+            Marks::None => (true, token.into()),
             Marks::Joints => token.strip_prefix("##").map_or((true, token.into()), |rest| (false, rest.into())),
             Marks::Bytes => {
                 let (space, rest) = token.strip_prefix('Ġ').map_or((false, token), |rest| (true, rest));

@@ -11,6 +11,10 @@
 //! - A character that the corpus has only once, or that it has not, is spelled in bytes (`<0xE4>`): nothing is unknown, and
 //!   what was rare in training teaches the bytes.
 //!
+//! **Words** ([`Kind::Words`]), for models that look at each word as one: in small letters, cut at white space; signs of
+//! punctuation, Han characters and English contractions are words of their own. A word that the corpus has only once, or that
+//! there is no room for, is unknown.
+//!
 //! **Characters** ([`Kind::Characters`]), for the synthetic tasks: each character, spaces included, is a piece; one that the
 //! texts do not have is unknown.
 
@@ -39,6 +43,11 @@ pub enum Kind {
         /// How many pieces at most, special tokens and bytes included.
         size: usize,
     },
+    /// Whole words, the most frequent.
+    Words {
+        /// How many words at most, special tokens included.
+        size: usize,
+    },
     /// Single characters.
     Characters,
 }
@@ -47,6 +56,7 @@ pub enum Kind {
 pub(super) fn train<S: AsRef<str>>(texts: impl IntoIterator<Item = S>, kind: Kind) -> Result<String> {
     let file = match kind {
         Kind::Bpe { size } => byte_pairs(texts, size)?,
+        Kind::Words { size } => whole_words(texts, size)?,
         Kind::Characters => characters(texts)?,
     };
     Ok(file.to_string())
@@ -123,7 +133,7 @@ fn byte_pairs<S: AsRef<str>>(texts: impl IntoIterator<Item = S>, size: usize) ->
 /// The words of the texts as the file cuts them, and how often each occurs.
 fn words<S: AsRef<str>>(file: &Value, texts: impl IntoIterator<Item = S>) -> Result<BTreeMap<String, u64>> {
     let broken = |e: Box<dyn std::error::Error + Send + Sync>| Error::invalid(format!("the text cannot be cut: {e}"));
-    let empty = tokenizers::Tokenizer::from_bytes(file.to_string()).map_err(broken)?;
+    let empty = file.to_string().parse::<tokenizers::Tokenizer>().map_err(broken)?;
     let mut words: BTreeMap<String, u64> = BTreeMap::new();
     for text in texts {
         let mut normalised = NormalizedString::from(text.as_ref());
@@ -158,6 +168,36 @@ fn merged(words: &BTreeMap<&str, u64>, letters: HashSet<char>, size: usize) -> R
     let mut model = BPE::builder().unk_token(SPECIALS[3].into()).byte_fallback(true).build().map_err(broken)?;
     trainer.train(&mut model).map_err(broken)?;
     serde_json::to_value(&model).map_err(|e| Error::invalid(format!("the vocabulary cannot be written: {e}")))
+}
+
+fn whole_words<S: AsRef<str>>(texts: impl IntoIterator<Item = S>, size: usize) -> Result<Value> {
+    if size <= SPECIALS.len() {
+        return Err(Error::invalid(format!("a vocabulary of {size} words has no room beside special tokens"))
+            .with_hint("use some thousands"));
+    }
+    let normaliser = json!({ "type": "Sequence", "normalizers": [
+        replace(r"[\p{Cc}\x{200B}\x{FEFF}&&[^\s]]", ""),
+        { "type": "NFC" },
+        { "type": "Lowercase" },
+    ] });
+    let signs = format!(r"['’](?:s|t|re|ve|m|ll|d)\b|[{IDEOGRAPHS}]|[\p{{P}}\p{{S}}&&[^{IDEOGRAPHS}]]");
+    let cutting = json!({ "type": "Sequence", "pretokenizers": [
+        { "type": "WhitespaceSplit" },
+        { "type": "Split", "pattern": { "Regex": signs }, "behavior": "Isolated", "invert": false },
+    ] });
+    let model = |vocabulary: &serde_json::Map<String, Value>| json!({ "type": "WordLevel", "vocab": vocabulary, "unk_token": SPECIALS[3] });
+    let mut vocabulary: serde_json::Map<String, Value> =
+        SPECIALS.iter().enumerate().map(|(id, name)| (name.to_string(), json!(id))).collect();
+    let mut file = file(normaliser, cutting, Value::Null, model(&vocabulary));
+    let mut words: Vec<(String, u64)> = words(&file, texts)?.into_iter().filter(|&(_, count)| count >= RARE).collect();
+    words.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    words.truncate(size - SPECIALS.len());
+    for (word, _) in words {
+        let id = vocabulary.len();
+        vocabulary.entry(word).or_insert(json!(id));
+    }
+    file["model"] = model(&vocabulary);
+    Ok(file)
 }
 
 fn characters<S: AsRef<str>>(texts: impl IntoIterator<Item = S>) -> Result<Value> {

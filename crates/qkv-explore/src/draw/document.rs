@@ -1,0 +1,153 @@
+//! A document in a terminal, shaded by what a model attended to on both levels: beside each sentence its share of the document,
+//! and its words by their share of the sentence. What is drawn is how far a share lies above an even one, so that a model that
+//! spreads its attention is seen to do so; and as in the paper (Yang et al. 2016) that of a word is multiplied by `√s`, so that
+//! strong words of strong sentences stand out. Where there are colours they lie behind the words; where there are none, shades
+//! stand in a line below them.
+
+use super::alignment::{PLAIN, push_line, shade};
+use super::letters::tamed;
+use super::palette::{Palette, Theme};
+use super::scale::Scale;
+use super::terminal::Colours;
+use qkv_models::{ReadSentence, Reading};
+use unicode_width::UnicodeWidthStr;
+
+/// Columns that a sentence's share takes, with the space behind it.
+const MARGIN: usize = 9;
+/// Places below this are not painted.
+const PAINTED: f32 = 0.02;
+
+/// A document that was read, for a terminal of `width` columns.
+///
+/// ```
+/// use qkv_explore::draw::{Colours, document};
+/// use qkv_models::{ReadSentence, ReadWord, Reading};
+/// let word = |text: &str, weight| ReadWord { text: text.into(), weight };
+/// let read = Reading {
+///     probabilities: vec![0.1, 0.9],
+///     sentences: vec![
+///         ReadSentence { text: "A film.".into(), weight: 0.2, words: vec![word("A", 0.3), word("film.", 0.7)] },
+///         ReadSentence { text: "So good!".into(), weight: 0.8, words: vec![word("So", 0.1), word("good!", 0.9)] },
+///     ],
+///     left_out: 0,
+/// };
+/// assert_eq!(document(&read, 80, Colours::None), "
+///    0.200 A film.
+///            ▒▒▒▒▒
+/// ██ 0.800 So good!
+///             █████
+/// ".trim_start_matches('\n'));
+/// ```
+pub fn document(read: &Reading, width: usize, colours: Colours) -> String {
+    let above = |share: f32, of: usize| (share - 1.0 / of.max(1) as f32).max(0.0);
+    let strength =
+        |sentence: &ReadSentence, word: f32| sentence.weight.max(0.0).sqrt() * above(word, sentence.words.len());
+    let words = read.sentences.iter().flat_map(|s| s.words.iter().map(move |w| strength(s, w.weight)));
+    let of_words = Scale::Linear.over(words);
+    let count = read.sentences.len();
+    let of_sentences = Scale::Linear.over(read.sentences.iter().map(|sentence| above(sentence.weight, count)));
+    let room = width.saturating_sub(MARGIN).max(16);
+    let mut drawing = String::new();
+    for sentence in &read.sentences {
+        let place = of_sentences.place(above(sentence.weight, count));
+        let painted = paint(place, colours);
+        let mark = match &painted {
+            Some(before) => format!("{before}  {PLAIN}"),
+            None if coloured(colours) => "  ".into(),
+            None => shade(place).to_string().repeat(2),
+        };
+        let mut margin = format!("{mark} {:.3} ", sentence.weight);
+        let mut line = Line::default();
+        for word in &sentence.words {
+            let text = tamed(&word.text);
+            if line.columns > 0 && line.columns + 1 + text.width() > room {
+                line.write(&mut drawing, &margin, colours);
+                (line, margin) = (Line::default(), " ".repeat(MARGIN));
+            }
+            line.push(&text, of_words.place(strength(sentence, word.weight)), colours);
+        }
+        line.write(&mut drawing, &margin, colours);
+    }
+    if read.left_out > 0 {
+        push_line(&mut drawing, &format!("{}{} more sentences were not read", " ".repeat(MARGIN), read.left_out));
+    }
+    drawing
+}
+
+fn coloured(colours: Colours) -> bool {
+    matches!(colours, Colours::Cube | Colours::All)
+}
+
+/// What paints behind a place, where there are colours and something to paint.
+pub(super) fn paint(place: f32, colours: Colours) -> Option<String> {
+    colours.behind(Palette::Sea.colour(place, Theme::Dark)).filter(|_| place >= PAINTED)
+}
+
+/// A line of words, and the shades below it.
+#[derive(Default)]
+struct Line {
+    words: String,
+    shades: String,
+    columns: usize,
+}
+
+impl Line {
+    fn push(&mut self, text: &str, place: f32, colours: Colours) {
+        if self.columns > 0 {
+            self.words.push(' ');
+            self.shades.push(' ');
+            self.columns += 1;
+        }
+        match paint(place, colours) {
+            Some(before) => {
+                // Light words on dark colours, dark words on light ones.
+                let ink = if place > 0.6 { [16, 18, 24] } else { [244, 246, 250] };
+                let ink = colours.before(ink).unwrap_or_default();
+                self.words += &format!("{before}{ink}{text}{PLAIN}");
+            }
+            None => self.words += text,
+        }
+        self.shades.extend(std::iter::repeat_n(shade(place), text.width()));
+        self.columns += text.width();
+    }
+
+    fn write(&self, drawing: &mut String, margin: &str, colours: Colours) {
+        push_line(drawing, &format!("{margin}{}", self.words));
+        if !coloured(colours) && !self.shades.trim().is_empty() {
+            push_line(drawing, &format!("{}{}", " ".repeat(MARGIN), self.shades));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use qkv_models::ReadWord;
+
+    fn read() -> Reading {
+        let words: Vec<ReadWord> = (0..12)
+            .map(|at| ReadWord { text: format!("word{at}"), weight: if at == 7 { 0.9 } else { 0.01 } })
+            .collect();
+        let text = "…".into();
+        Reading { probabilities: vec![1.0], sentences: vec![ReadSentence { text, weight: 1.0, words }], left_out: 3 }
+    }
+
+    #[test]
+    fn long_sentences_go_on_below_and_shades_stay_under_their_words() {
+        let drawn = document(&read(), 40, Colours::None);
+        let lines: Vec<&str> = drawn.lines().collect();
+        assert_eq!(lines[0], "   1.000 word0 word1 word2 word3 word4");
+        let at = lines.iter().position(|line| line.contains("word7")).unwrap();
+        assert_eq!(lines[at + 1].find('█'), lines[at].find("word7"));
+        assert!(drawn.ends_with("3 more sentences were not read\n"), "{drawn}");
+    }
+
+    #[test]
+    fn colours_lie_behind_words_and_a_word_cannot_move_the_cursor() {
+        let mut read = read();
+        read.sentences[0].words[7].text = "a\x1b[2Jb".into();
+        let drawn = document(&read, 40, Colours::All);
+        assert!(drawn.contains("\x1b[48;2;") && !drawn.contains("[2J\x1b") && !drawn.contains("\x1b[2J"), "{drawn:?}");
+        assert!(!drawn.contains('█'));
+    }
+}

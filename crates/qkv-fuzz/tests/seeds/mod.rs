@@ -1,0 +1,180 @@
+//! Files that are right, made by the library itself where it writes the format, and by hand where it only reads it.
+
+mod gguf;
+
+pub use gguf::gguf;
+
+use qkv::{Attention, Features, Mask, Tensor};
+use qkv_models::files::tensors::{Named, Storage, TensorFile, to_bytes, write};
+use qkv_models::text::tokenizer::{Kind, Tokenizer};
+use qkv_models::train::{Run, Watcher};
+use qkv_models::{
+    Architecture, Encoder, EncoderConfig, Generator, GptConfig, Model, ModelConfig, Recipe, Search, Specials,
+    TransformerConfig, Translator,
+};
+use std::sync::atomic::AtomicBool;
+use tempfile::TempDir;
+
+const TEXT: &str = "the quick brown fox jumps over the lazy dog\n";
+const TEMPLATE: &str = "{% for m in messages %}{{ '<s>' + m['role'] + m.content | trim }}{% endfor %}{% if add_generation_prompt %}{{ bos_token }}{% endif %}";
+
+fn characters() -> Tokenizer {
+    Tokenizer::train([TEXT], Kind::Characters).unwrap()
+}
+
+pub fn safetensors() -> Vec<Vec<u8>> {
+    let tensors = [
+        Named { name: "a", shape: &[2, 3], values: &[1.0, -2.0, 0.5, 3.0, 0.0, 7.0] },
+        Named { name: "b.bias", shape: &[3], values: &[1.0, 2.0, 3.0] },
+        Named { name: "empty", shape: &[0, 4], values: &[] },
+    ];
+    [Storage::F32, Storage::F16, Storage::Bf16, Storage::Rows8]
+        .map(|storage| to_bytes(&tensors, storage).unwrap())
+        .to_vec()
+}
+
+pub fn tokenizers() -> Vec<Vec<u8>> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.json");
+    let saved = |tokenizer: &Tokenizer| {
+        tokenizer.save(&path).unwrap();
+        std::fs::read(&path).unwrap()
+    };
+    let pieces = Tokenizer::train([TEXT, "好久不见"], Kind::Bpe { size: 300 }).unwrap();
+    let words = r###"{"version":"1.0","added_tokens":[{"id":0,"content":"[PAD]","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true},{"id":2,"content":"[CLS]","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true},{"id":3,"content":"[SEP]","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],"normalizer":{"type":"BertNormalizer","clean_text":true,"handle_chinese_chars":true,"strip_accents":null,"lowercase":true},"pre_tokenizer":{"type":"BertPreTokenizer"},"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"[CLS]","type_id":0}},{"Sequence":{"id":"A","type_id":0}},{"SpecialToken":{"id":"[SEP]","type_id":0}}],"pair":[{"Sequence":{"id":"A","type_id":0}},{"Sequence":{"id":"B","type_id":1}}],"special_tokens":{"[CLS]":{"id":"[CLS]","ids":[2],"tokens":["[CLS]"]},"[SEP]":{"id":"[SEP]","ids":[3],"tokens":["[SEP]"]}}},"decoder":{"type":"WordPiece","prefix":"##","cleanup":true},"model":{"type":"WordPiece","unk_token":"[UNK]","continuing_subword_prefix":"##","max_input_chars_per_word":100,"vocab":{"[PAD]":0,"[UNK]":1,"[CLS]":2,"[SEP]":3,"the":4,"fox":5,"##es":6,"12":7}}}"###;
+    let unigram = r#"{"added_tokens":[],"pre_tokenizer":{"type":"Metaspace","replacement":"▁","prepend_scheme":"always","split":true},"model":{"type":"Unigram","unk_id":0,"vocab":[["<unk>",0.0],["</s>",-1.0],["▁the",-2.5],["fox",-3.0]],"byte_fallback":false}}"#;
+    vec![saved(&characters()), saved(&pieces), words.as_bytes().to_vec(), unigram.as_bytes().to_vec()]
+}
+
+pub fn templates() -> Vec<Vec<u8>> {
+    let second = "{% set x = namespace(n=0) %}{% for m in messages[1:] %}{% set x.n = x.n + 1 %}{% if m.role == 'user' %}{{ m.content|length }}{% else %}{{ raise_exception('no') }}{% endif %}{% endfor %}{% macro f(a, b=2) %}{{ a * b }}{% endmacro %}{{ f(3) }}";
+    vec![TEMPLATE.into(), second.into()]
+}
+
+/// One whole recipe.
+pub fn recipe() -> String {
+    "name = 'tiny'\n[data]\ntask = 'copy'\npairs = 30\ndev_pairs = 4\n[tokenizer]\nkind = 'characters'\n[model]\nkind = 'transformer'\nd_model = 16\nffn_dim = 16\nheads = 2\nencoder_layers = 1\ndecoder_layers = 1\n[train]\nsteps = 4\ntokens = 64\nvalidate = 4\nsave = 4\n".into()
+}
+
+pub fn recipes() -> Vec<Vec<u8>> {
+    let encoder = "name = 'long'\n[data]\nneedles = 64\ntexts = 10\ndev_texts = 2\n[model]\nkind = 'encoder'\nattention = { mask = { longformer = { window = 8, globals = [0] } } }\n[train]\nmetric = 'exact'\nadam = { beta2 = 0.99 }\n";
+    let gpt = "name = 'g'\nseed = 3\n[data]\ntext = 'a.txt'\ndev = 'b.txt'\n[tokenizer]\nfile = 't.json'\n[model]\nkind = 'gpt'\nattention = { score = { linear = 'elu' } }\n[train]\nmetric = 'loss'\n[search.sample]\ntop_k = 5\n";
+    [recipe(), encoder.into(), gpt.into(), "train.lr=3e-4\nmodel.kind=gpt".into()].map(String::into_bytes).to_vec()
+}
+
+fn writer(architecture: Architecture) -> Translator {
+    let tokenizer = characters();
+    let config = ModelConfig::new(architecture, tokenizer.len(), Specials::of(&tokenizer));
+    let (model, parameters) = Model::new(&config, 3).unwrap();
+    Translator { model, parameters, tokenizer, search: Search::default() }
+}
+
+/// A folder with a GPT-2 that chats.
+pub fn decoder() -> TempDir {
+    let (folder, again) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let sizes = GptConfig { d_model: 16, ffn_dim: 16, heads: 2, layers: 1, max_positions: 16, ..Default::default() };
+    writer(Architecture::Gpt(sizes)).save(folder.path(), Storage::F32).unwrap();
+    // Once more by way of a generator, which writes all the files there are.
+    Generator::open(folder.path()).unwrap().save(again.path(), Storage::F32).unwrap();
+    let path = again.path().join("tokenizer_config.json");
+    let mut settings: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    settings["chat_template"] = TEMPLATE.into();
+    std::fs::write(path, settings.to_string()).unwrap();
+    again
+}
+
+pub fn translator() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let sizes = TransformerConfig {
+        d_model: 16,
+        ffn_dim: 16,
+        heads: 2,
+        encoder_layers: 1,
+        decoder_layers: 1,
+        max_positions: 16,
+        ..Default::default()
+    };
+    writer(Architecture::Transformer(sizes)).save(folder.path(), Storage::F32).unwrap();
+    folder
+}
+
+/// A folder with a BERT, or with an encoder that is none.
+pub fn encoder(own: bool) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let attention = if own { Attention::scaled_dot().mask(Mask::longformer(4, [0])) } else { Attention::scaled_dot() };
+    let sizes = EncoderConfig {
+        d_model: 16,
+        ffn_dim: 16,
+        heads: 2,
+        layers: 1,
+        max_positions: 16,
+        attention,
+        ..Default::default()
+    };
+    Encoder::new(&sizes, characters(), 5).unwrap().save(folder.path(), Storage::F32).unwrap();
+    folder
+}
+
+/// A decoder in two files with an index.
+pub fn shards() -> TempDir {
+    let folder = decoder();
+    let path = folder.path().join("model.safetensors");
+    let file = TensorFile::open(&path).unwrap();
+    let mut map = serde_json::Map::new();
+    for part in 0..2 {
+        let name = format!("model-0000{}-of-00002.safetensors", part + 1);
+        let names: Vec<&str> =
+            file.names().enumerate().filter(|(at, _)| at % 2 == part).map(|(_, name)| name).collect();
+        let values: Vec<Vec<f32>> = names.iter().map(|name| file.read(name).unwrap()).collect();
+        let named: Vec<Named> = (names.iter().zip(&values))
+            .map(|(name, values)| Named { name, shape: file.shape(name).unwrap(), values })
+            .collect();
+        write(folder.path().join(&name), &named, Storage::F32).unwrap();
+        names.iter().for_each(|tensor| drop(map.insert(tensor.to_string(), name.clone().into())));
+    }
+    std::fs::remove_file(path).unwrap();
+    let index = serde_json::json!({ "metadata": {}, "weight_map": map });
+    std::fs::write(folder.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
+    folder
+}
+
+struct Quiet;
+
+impl Watcher for Quiet {}
+
+/// A run that has taken its four steps.
+pub fn run() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = Recipe::parse(&recipe(), "tiny.toml".as_ref(), &[]).unwrap();
+    Run::new(&recipe, folder.path(), 1).unwrap().train(&mut Quiet, &AtomicBool::new(false)).unwrap();
+    folder
+}
+
+pub fn questions() -> Vec<Vec<u8>> {
+    let one = r#"{"version":"1.1","data":[{"title":"t","paragraphs":[{"context":"Ådas cat is in Oslo","qas":[{"id":"1","question":"Where?","answers":[{"text":"Oslo","answer_start":15}]},{"id":"2","question":"Who?","is_impossible":true,"answers":[]}]}]}]}"#;
+    vec![one.into()]
+}
+
+pub fn recordings() -> Vec<Vec<u8>> {
+    let folder = tempfile::tempdir().unwrap();
+    let [q, k, v] = [1, 2, 3].map(|seed| Tensor::<f32, 4>::randn([1, 2, 5, 4], seed));
+    let named = |name, tensor: &Tensor<f32, 4>| (name, tensor.data().to_vec());
+    let all = [named("q", &q), named("k", &k), named("v", &v)];
+    let four: Vec<Named> = all.iter().map(|(name, values)| Named { name, shape: &[1, 2, 5, 4], values }).collect();
+    let plain = to_bytes(&four, Storage::F32).unwrap();
+    let weights =
+        to_bytes(&[Named { name: "weights", shape: &[2, 2], values: &[0.5, 0.5, 1.0, 0.0] }], Storage::F32).unwrap();
+    // Ours, of two attentions.
+    let path = folder.path().join("a.safetensors");
+    std::fs::write(&path, &plain).unwrap();
+    let mut seeds = vec![plain, weights];
+    for attention in [Attention::scaled_dot().mask(Mask::causal()), Attention::linear(Features::Elu)] {
+        let asked = qkv_explore::file::Asked { attention: Some(attention), ..Default::default() };
+        let Ok(recording) = qkv_explore::file::open(&path, &asked) else { continue };
+        let to = folder.path().join("b.safetensors");
+        qkv_explore::file::save(&recording, &to).unwrap();
+        seeds.push(std::fs::read(to).unwrap());
+    }
+    assert!(seeds.len() > 2);
+    seeds
+}

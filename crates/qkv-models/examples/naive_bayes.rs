@@ -1,0 +1,59 @@
+//! Naive Bayes over which words, or which pairs of neighbours, a text has: what any model of long texts has to be held against.
+//!
+//! `cargo run --release -p qkv-models --example naive_bayes -- data/movie-reviews/train.tsv data/movie-reviews/dev.tsv`
+//!
+//! Lines of `label ⇥ text`, cut at spaces, sentences at `<s>`; a feature counts once a text, and one more text of each class is
+//! taken to have it than there is (Laplace).
+
+use qkv_models::labelled::{Labelled, classes};
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// What a text has.
+type Features = fn(&str) -> HashSet<String>;
+
+fn words(text: &str) -> HashSet<String> {
+    text.split_whitespace().filter(|word| *word != "<s>").map(str::to_lowercase).collect()
+}
+
+fn pairs(text: &str) -> HashSet<String> {
+    let pairs = text.split("<s>").flat_map(|sentence| {
+        let words: Vec<String> = sentence.split_whitespace().map(str::to_lowercase).collect();
+        words.windows(2).map(|two| two.join(" ")).collect::<Vec<_>>()
+    });
+    pairs.collect()
+}
+
+/// The share of the second texts whose class is found by what the first have.
+fn accuracy(train: &[Labelled], dev: &[Labelled], features: Features) -> f64 {
+    let mut counts: BTreeMap<&str, (usize, HashMap<String, usize>)> = BTreeMap::new();
+    let mut known = HashSet::new();
+    for text in train {
+        let (texts, features_of) = counts.entry(&text.label).or_default();
+        *texts += 1;
+        for feature in features(&text.text) {
+            known.insert(feature.clone());
+            *features_of.entry(feature).or_default() += 1;
+        }
+    }
+    let score = |found: &HashSet<String>, (texts, counts): &(usize, HashMap<String, usize>)| -> f64 {
+        let all = (counts.values().sum::<usize>() + known.len()) as f64;
+        let share = |feature: &String| ((counts.get(feature).copied().unwrap_or(0) + 1) as f64 / all).ln();
+        (*texts as f64).ln() + found.iter().filter(|feature| known.contains(*feature)).map(share).sum::<f64>()
+    };
+    let right = dev.iter().filter(|text| {
+        let found = features(&text.text);
+        let best = counts.iter().map(|(label, of)| (score(&found, of), *label)).max_by(|a, b| a.0.total_cmp(&b.0));
+        best.is_some_and(|(_, label)| label == text.label)
+    });
+    100.0 * right.count() as f64 / dev.len().max(1) as f64
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let paths: Vec<String> = std::env::args().skip(1).collect();
+    let [train, dev] = &paths[..] else { return Err("give two files of lines `label ⇥ text`".into()) };
+    let (train, dev) = (classes(train.as_ref())?, classes(dev.as_ref())?);
+    println!("{} texts to learn from, {} to measure on", train.len(), dev.len());
+    println!("words  {:.1} %", accuracy(&train, &dev, words));
+    println!("pairs  {:.1} %", accuracy(&train, &dev, pairs));
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! Any model that gives classes, whatever it looks at: an encoder, one that reads documents sentence by sentence, one that sees
+//! images. What a folder holds, its `config.json` says.
+
+use crate::checkpoint::CONFIG;
+use crate::encoder;
+use crate::image::Image;
+use crate::{Encoder, Error, Han, Result, Vit};
+use qkv_nn::Machine;
+use std::path::Path;
+
+/// A model that gives classes.
+#[derive(Debug)]
+pub enum Classifier {
+    /// It reads a text.
+    Encoder(Box<Encoder>),
+    /// It reads a document, sentence by sentence.
+    Han(Box<Han>),
+    /// It sees an image.
+    Vit(Box<Vit>),
+}
+
+/// What a folder says it holds: the kind of one of our models, as a recipe has it, or else its `model_type`.
+///
+/// # Errors
+/// Names the file that is missing or no JSON.
+pub fn kind(folder: &Path) -> Result<String> {
+    let path = folder.join(CONFIG);
+    let bytes = std::fs::read(&path).map_err(|e| Error::file("read", &path, e))?;
+    let json: serde_json::Value =
+        serde_json::from_slice(&bytes).map_err(|e| Error::line(&path, e.line().max(1), e.to_string()))?;
+    let ours = json.pointer("/architecture/kind").or_else(|| json.get("model_type"));
+    Ok(match ours.and_then(|kind| kind.as_str()).unwrap_or_default() {
+        "bert" | encoder::OWN => "encoder".into(),
+        kind => kind.into(),
+    })
+}
+
+impl Classifier {
+    /// The model of a folder.
+    ///
+    /// # Errors
+    /// Names the file, and the field or tensor that is wrong.
+    pub fn open(folder: impl AsRef<Path>) -> Result<Classifier> {
+        let folder = folder.as_ref();
+        match kind(folder)?.as_str() {
+            "han" => Ok(Classifier::Han(Box::new(Han::open(folder)?))),
+            "vit" => Ok(Classifier::Vit(Box::new(Vit::open(folder)?))),
+            _ => Ok(Classifier::Encoder(Box::new(Encoder::open(folder)?))),
+        }
+    }
+
+    /// The names of its classes.
+    pub fn labels(&self) -> &[String] {
+        match self {
+            Classifier::Encoder(encoder) => &encoder.config.labels,
+            Classifier::Han(han) => &han.config.labels,
+            Classifier::Vit(vit) => &vit.config.labels,
+        }
+    }
+
+    /// The probability of each class, for each text.
+    ///
+    /// # Errors
+    /// Where the model was not trained for classes, or sees images.
+    pub fn texts<S: AsRef<str>>(&self, texts: &[S], machine: &Machine) -> Result<Vec<Vec<f32>>> {
+        match self {
+            Classifier::Encoder(encoder) => encoder.classify(texts, machine),
+            Classifier::Han(han) => han.classify(texts, machine),
+            Classifier::Vit(_) => {
+                Err(Error::invalid("the model sees images and reads no text").with_hint("name one with `--image FILE`"))
+            }
+        }
+    }
+
+    /// The probability of each class, for each image.
+    ///
+    /// # Errors
+    /// Where the model reads text.
+    pub fn images(&self, images: &[Image], machine: &Machine) -> Result<Vec<Vec<f32>>> {
+        match self {
+            Classifier::Vit(vit) => vit.classify(images, machine),
+            _ => Err(Error::invalid("the model reads text and sees no images")
+                .with_hint("`qkv train recipes/digits.toml` trains one that does")),
+        }
+    }
+}
+
+/// Scores of some classes, row by row, as probabilities.
+pub(crate) fn probabilities(scores: &[f32], classes: usize) -> Vec<Vec<f32>> {
+    let row = |row: &[f32]| {
+        let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let mut row: Vec<f32> = row.iter().map(|x| (x - most).exp()).collect();
+        let total: f32 = row.iter().sum();
+        row.iter_mut().for_each(|x| *x /= total);
+        row
+    };
+    scores.chunks_exact(classes.max(1)).map(row).collect()
+}

@@ -1,0 +1,81 @@
+//! Texts one behind the other, as an encoder reads them when nobody trains it: nothing is filled up.
+
+use qkv_nn::{Float, Tape, Tensor, Var};
+
+/// Tokens that go through the model together: enough to fill the machine without filling its caches.
+const TOKENS: usize = 2048;
+
+/// Texts one behind the other, those of one length beside each other.
+pub(crate) struct Packed {
+    pub ids: Vec<u32>,
+    /// Which of the texts in it each token belongs to.
+    pub segments: Vec<u32>,
+    pub lengths: Vec<usize>,
+    /// Where each stands in the list that they were taken from.
+    pub order: Vec<usize>,
+}
+
+impl Packed {
+    /// All texts, in as many parts as they need.
+    pub fn parts(texts: &[(Vec<u32>, Vec<u32>)]) -> Vec<Packed> {
+        let mut order: Vec<usize> = (0..texts.len()).collect();
+        order.sort_by_key(|&at| (texts[at].0.len(), at));
+        let mut parts: Vec<Packed> = Vec::new();
+        for at in order {
+            let (ids, segments) = &texts[at];
+            if parts.last().is_none_or(|part| part.ids.len() + ids.len() > TOKENS) {
+                let (ids, segments) = (Vec::new(), Vec::new());
+                parts.push(Packed { ids, segments, lengths: Vec::new(), order: Vec::new() });
+            }
+            let part = parts.last_mut().expect("just made, if there was none");
+            part.ids.extend(ids);
+            part.segments.extend(segments);
+            part.lengths.push(ids.len());
+            part.order.push(at);
+        }
+        parts
+    }
+
+    /// The position of each token in its text.
+    pub fn places(&self) -> Vec<u32> {
+        self.lengths.iter().flat_map(|&length| 0..length as u32).collect()
+    }
+
+    /// The rows of each text among `x [1, T, C]`.
+    pub fn rows<'x, T: Float>(&self, x: &'x Var<T>) -> Vec<&'x [T]> {
+        let (width, mut rest) = (x.value().width(), x.value().data());
+        let next = |&length: &usize| {
+            let (rows, later) = rest.split_at(length * width);
+            rest = later;
+            rows
+        };
+        self.lengths.iter().map(next).collect()
+    }
+
+    /// The first row of each text, `[B, 1, C]`.
+    pub fn firsts<T: Float>(&self, tape: &Tape<'_, T>, x: &Var<T>) -> Var<T> {
+        let width = x.value().width();
+        let rows = self.rows(x).into_iter().flat_map(|rows| rows[..width].to_vec()).collect();
+        tape.constant(Tensor::new(rows, &[self.lengths.len(), 1, width]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_text_is_in_one_part_and_parts_are_bounded() {
+        let lengths = [3, 1, 2000, 3, 2500, 40, 8, 1];
+        let texts: Vec<_> = lengths.iter().map(|&n| (vec![n as u32; n], vec![0; n])).collect();
+        let parts = Packed::parts(&texts);
+        let mut found: Vec<usize> = parts.iter().flat_map(|part| part.order.clone()).collect();
+        found.sort();
+        assert_eq!(found, (0..lengths.len()).collect::<Vec<_>>());
+        for part in &parts {
+            assert!(part.ids.len() <= TOKENS || part.lengths.len() == 1);
+            assert!(part.lengths.is_sorted() && part.ids.len() == part.segments.len());
+            assert_eq!(part.places().len(), part.ids.len());
+        }
+    }
+}

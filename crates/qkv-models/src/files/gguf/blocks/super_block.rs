@@ -1,0 +1,130 @@
+//! Blocks of 256 numbers, the "K" types of GGUF: parts of 16 or 32 numbers have scales of their own, which are whole numbers of
+//! few bits, times one scale of the whole block. Bits of one number may lie in two places: its low ones with those of others in
+//! one list, the rest in another.
+
+use super::half;
+
+/// Numbers of a block.
+pub(super) const SUPER: usize = 256;
+
+/// Two bits a number; parts of 16, each with a scale (low half of a byte) and a smallest value (high half).
+pub(super) fn two(block: &[u8], out: &mut Vec<f32>) {
+    let (parts, rest) = block.split_at(SUPER / 16);
+    let (bits, ends) = rest.split_at(SUPER / 4);
+    let (scale, least) = (half(ends), half(&ends[2..]));
+    for (at, &part) in parts.iter().enumerate() {
+        let (scale, least) = (scale * f32::from(part & 15), least * f32::from(part >> 4));
+        out.extend(quarters(bits, at).map(|x| scale * f32::from(x) - least));
+    }
+}
+
+/// Three bits a number, the third apart (clear: four less); parts of 16 with scales of six bits from −32 to 31.
+pub(super) fn three(block: &[u8], out: &mut Vec<f32>) {
+    let (thirds, rest) = block.split_at(SUPER / 8);
+    let (bits, rest) = rest.split_at(SUPER / 4);
+    let (parts, scale) = rest.split_at(12);
+    let scale = half(scale);
+    for at in 0..SUPER / 16 {
+        // The low four bits of the sixteen scales in eight bytes, their high two in the four after these.
+        let low = parts[at % 8] >> (at / 8 * 4) & 15;
+        let high = parts[8 + at % 4] >> (at / 4 * 2) & 3;
+        let scale = scale * f32::from((low | high << 4) as i8 - 32);
+        let thirds = thirds[at % 2 * 16..][..16].iter().map(|b| b >> (at / 2) & 1);
+        out.extend(quarters(bits, at).zip(thirds).map(|(x, third)| scale * f32::from((x | third << 2) as i8 - 4)));
+    }
+}
+
+/// Four bits a number; parts of 32 with scales and smallest values of six bits.
+pub(super) fn four(block: &[u8], out: &mut Vec<f32>) {
+    let (scale, least) = (half(block), half(&block[2..]));
+    for at in 0..SUPER / 32 {
+        let (part, below) = sixes(&block[4..16], at);
+        let (scale, least) = (scale * f32::from(part), least * f32::from(below));
+        out.extend(halves(&block[16..], at).map(|x| scale * f32::from(x) - least));
+    }
+}
+
+/// The same with a fifth bit apart.
+pub(super) fn five(block: &[u8], out: &mut Vec<f32>) {
+    let (scale, least) = (half(block), half(&block[2..]));
+    let fifths = &block[16..48];
+    for at in 0..SUPER / 32 {
+        let (part, below) = sixes(&block[4..16], at);
+        let (scale, least) = (scale * f32::from(part), least * f32::from(below));
+        let fifths = fifths.iter().map(|b| b >> at & 1);
+        out.extend(halves(&block[48..], at).zip(fifths).map(|(x, fifth)| scale * f32::from(x | fifth << 4) - least));
+    }
+}
+
+/// Six bits a number from −32 to 31, the high two apart; parts of 16 with scales of eight bits.
+pub(super) fn six(block: &[u8], out: &mut Vec<f32>) {
+    let (lows, rest) = block.split_at(SUPER / 2);
+    let (highs, rest) = rest.split_at(SUPER / 4);
+    let (parts, scale) = rest.split_at(SUPER / 16);
+    let scale = half(scale);
+    for at in 0..SUPER / 16 {
+        // In each half of the block: 32 numbers in low halves, 32 more, then the same bytes' high halves.
+        let (side, eighth, from) = (at / 8, at % 8 / 2, at % 2 * 16);
+        let lows = lows[side * 64 + eighth % 2 * 32 + from..][..16].iter().map(|b| b >> (eighth / 2 * 4) & 15);
+        let highs = highs[side * 32 + from..][..16].iter().map(|b| b >> (eighth * 2) & 3);
+        let scale = scale * f32::from(parts[at] as i8);
+        out.extend(lows.zip(highs).map(|(low, high)| scale * f32::from((low | high << 4) as i8 - 32)));
+    }
+}
+
+/// Eight bits a number with one scale of full precision; the sums behind them are for products and not needed here.
+pub(super) fn eight(block: &[u8], out: &mut Vec<f32>) {
+    let scale = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);
+    out.extend(block[4..4 + SUPER].iter().map(|&x| scale * f32::from(x as i8)));
+}
+
+/// The sixteen numbers of two bits of a part: 32 bytes hold 128 numbers, the first 32 of them in their lowest bits.
+fn quarters(bits: &[u8], part: usize) -> impl Iterator<Item = u8> {
+    let (side, eighth, from) = (part / 8, part % 8 / 2, part % 2 * 16);
+    bits[side * 32 + from..][..16].iter().map(move |b| b >> (eighth * 2) & 3)
+}
+
+/// The 32 numbers of four bits of a part: 32 bytes hold two parts, the first in their low halves.
+fn halves(bits: &[u8], part: usize) -> impl Iterator<Item = u8> {
+    bits[part / 2 * 32..][..32].iter().map(move |b| b >> (part % 2 * 4) & 15)
+}
+
+/// The scale and the smallest value of one of eight parts, six bits each, in twelve bytes: those of the first four parts lie in
+/// the low bits of the first eight bytes; the later ones have their low bits in the last four and their high ones above these.
+fn sixes(bytes: &[u8], part: usize) -> (u8, u8) {
+    if part < 4 {
+        return (bytes[part] & 63, bytes[part + 4] & 63);
+    }
+    let (low, first, second) = (bytes[part + 4], bytes[part - 4] >> 6, bytes[part] >> 6);
+    (low & 15 | first << 4, low >> 4 | second << 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Storage;
+    use super::*;
+
+    /// Blocks of every kind, and what the `gguf` package of Python makes of them.
+    #[test]
+    fn blocks_are_widened_as_others_do() {
+        let golden: Vec<(u32, Vec<u8>, Vec<f32>)> =
+            serde_json::from_str(include_str!("../../../../tests/golden/blocks.json")).unwrap();
+        assert_eq!(golden.len(), 11);
+        for (kind, bytes, expected) in golden {
+            let storage = Storage::of(kind).unwrap();
+            let found = storage.widen(&bytes);
+            assert_eq!(found.len(), expected.len(), "{storage}");
+            for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                assert_eq!(found.to_bits(), expected.to_bits(), "{storage} at {at}: {found} {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_part_has_its_own_six_bits() {
+        let bytes: Vec<u8> = (0..12).map(|x| x * 21 + 3).collect();
+        let found: Vec<(u8, u8)> = (0..8).map(|part| sixes(&bytes, part)).collect();
+        assert!(found.iter().all(|&(scale, least)| scale < 64 && least < 64), "{found:?}");
+        assert_eq!(found[0], (3 & 63, (4 * 21 + 3) & 63));
+    }
+}

@@ -1,0 +1,202 @@
+//! Hierarchical attention (Yang et al. 2016, "Hierarchical attention networks for document classification"): a gated unit reads
+//! the words of a sentence both ways and attention makes one row of them; another reads the sentences of a document, and
+//! attention makes one row of those, which the head looks at. Both attentions are the library's: a learned query asks, and the
+//! score is additive unless the recipe says otherwise.
+//!
+//! | module | owns |
+//! | --- | --- |
+//! | `document` | a text cut into sentences of words, within the model's limits |
+//! | `reader` | the model with its numbers and its tokenizer: a folder, and what can be asked of it |
+
+mod document;
+mod reader;
+
+pub use document::Document;
+pub(crate) use reader::looked_at;
+pub use reader::{Han, ReadSentence, ReadWord, Reading};
+
+use crate::batch::Rows;
+use crate::{Error, Result};
+use qkv::Attention;
+use qkv_nn::layers::{AttentionPool, Builder, Embedding, Gru, Linear, PositionKind};
+use qkv_nn::{Float, Tape, Var};
+use serde::{Deserialize, Serialize};
+
+/// The sizes and choices of a model with hierarchical attention.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HanConfig {
+    /// The width of words.
+    pub d_model: usize,
+    /// The width of the states, each way, of words and of sentences.
+    pub hidden: usize,
+    /// The width in which attention compares.
+    pub attention_width: usize,
+    /// Words of a sentence, at most: a longer one goes on as another.
+    pub words: usize,
+    /// Sentences of a document, at most: what comes behind them is not read.
+    pub sentences: usize,
+    /// How both levels attend.
+    pub attention: Attention,
+    /// Added to the loss: this times the mean entropy of the weights, on both levels. Above 0 it keeps attention from spreading.
+    pub entropy: f64,
+    /// Dropped from words, from sentences and from the document.
+    pub dropout: f64,
+    /// The names of the classes.
+    pub labels: Vec<String>,
+}
+
+impl Default for HanConfig {
+    fn default() -> Self {
+        HanConfig {
+            d_model: 100,
+            hidden: 50,
+            attention_width: 100,
+            words: 60,
+            sentences: 100,
+            attention: Attention::additive(),
+            entropy: 0.0,
+            dropout: 0.5,
+            labels: Vec::new(),
+        }
+    }
+}
+
+impl HanConfig {
+    /// Refuses numbers that make no model, or one that no machine could hold.
+    pub(crate) fn check(&self) -> Result<()> {
+        let sizes = [
+            ("d_model", self.d_model, 1 << 16),
+            ("hidden", self.hidden, 1 << 16),
+            ("attention_width", self.attention_width, 1 << 16),
+            ("words", self.words, 1 << 16),
+            ("sentences", self.sentences, 1 << 16),
+        ];
+        for (name, found, most) in sizes {
+            if found == 0 || found > most {
+                return Err(Error::invalid(format!("`{name}` is {found}, expected between 1 and {most}")));
+            }
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            let what = format!("`dropout` is {}, expected at least 0 and less than 1", self.dropout);
+            return Err(Error::invalid(what));
+        }
+        if !self.entropy.is_finite() {
+            return Err(Error::invalid(format!("`entropy` is {}, expected a number", self.entropy)));
+        }
+        if self.labels.is_empty() {
+            return Err(Error::invalid("there are no labels to choose from"));
+        }
+        Ok(())
+    }
+}
+
+/// One level: what stands in a sequence, read both ways, and the sequence as one row.
+#[derive(Clone, Debug)]
+struct Level {
+    rnn: Gru,
+    pool: AttentionPool,
+}
+
+impl Level {
+    fn new<T: Float>(at: &mut Builder<'_, T>, config: &HanConfig, inputs: usize) -> Result<Level> {
+        let rnn = Gru::new(&mut at.at("rnn"), inputs, config.hidden, 1, true, 0.0);
+        let place = &mut at.at("attention");
+        let pool = AttentionPool::new(place, &config.attention, 2 * config.hidden, config.attention_width)?;
+        Ok(Level { rnn, pool: pool.penalised(config.entropy) })
+    }
+
+    /// Sequences `x [B, N, C]`, of which `lengths` count, as one row each, `[B, 1, 2H]`.
+    fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, x: Var<T>, lengths: Option<&[usize]>) -> Result<Var<T>> {
+        let zeros = self.rnn.zeros(tape, x.shape()[0]);
+        let states = self.rnn.forward(tape, x, &zeros, lengths); // (B, N, 2H)
+        Ok(self.pool.forward(tape, &states, lengths)?)
+    }
+}
+
+/// Words that are read together: enough to fill the machine, and sentences of one length side by side.
+const WORDS: usize = 4096;
+
+/// The model: handles to its parameters.
+#[derive(Clone, Debug)]
+pub(crate) struct Network {
+    tokens: Embedding,
+    words: Level,
+    sentences: Level,
+    head: Linear,
+    dropout: f64,
+}
+
+impl Network {
+    /// Adds its parameters: `tokens`, `words`, `sentences`, `head`.
+    pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &HanConfig, vocabulary: usize) -> Result<Network> {
+        config.check()?;
+        let tokens = Embedding::new(&mut at.at("tokens"), vocabulary, config.d_model, PositionKind::None, 0).unscaled();
+        let words = Level::new(&mut at.at("words"), config, config.d_model)?;
+        let sentences = Level::new(&mut at.at("sentences"), config, 2 * config.hidden)?;
+        let head = Linear::new(&mut at.at("head"), 2 * config.hidden, config.labels.len(), true);
+        Ok(Network { tokens, words, sentences, head, dropout: config.dropout })
+    }
+
+    /// The head's map.
+    pub fn head(&self) -> Linear {
+        self.head
+    }
+
+    /// A row for each document, `[D, 1, 2H]`; one without words is zeros. Sentences of about one length are read side by side,
+    /// whatever document they are of, and go back to their places.
+    pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, documents: &[&Document], pad: u32) -> Result<Var<T>> {
+        let lengths: Vec<usize> = documents.iter().map(|document| document.sentences.len()).collect();
+        let all: Vec<&Vec<u32>> = documents.iter().flat_map(|document| &document.sentences).collect();
+        let mut rows = Vec::new();
+        let mut places = vec![0; all.len()];
+        let groups = grouped(&all);
+        for (at, &sentence) in groups.iter().flatten().enumerate() {
+            places[sentence] = at;
+        }
+        for group in &groups {
+            let ids: Vec<Vec<u32>> = group.iter().map(|&sentence| all[sentence].clone()).collect();
+            let ids = Rows::new(&ids, pad);
+            let x = self.tokens.forward(tape, &ids.ids, ids.length, 0); // (S, N, C)
+            let x = tape.dropout(x, self.dropout);
+            rows.push(self.words.forward(tape, x, ids.ragged())?); // (S, 1, 2H)
+        }
+        let longest = lengths.iter().copied().max().unwrap_or(0).max(1);
+        if rows.is_empty() {
+            rows.push(self.nothing(tape));
+        }
+        let mut from = 0;
+        let mut put = Vec::with_capacity(documents.len() * longest);
+        for &length in &lengths {
+            put.extend((0..longest).map(|at| (at < length).then(|| places[from + at])));
+            from += length;
+        }
+        let x = tape.gather(&rows.iter().collect::<Vec<_>>(), &put, [documents.len(), longest]); // (D, S, 2H)
+        drop(rows);
+        let x = tape.dropout(x, self.dropout);
+        let ragged = lengths.iter().any(|&length| length != longest);
+        let x = self.sentences.forward(tape, x, ragged.then_some(&lengths))?; // (D, 1, 2H)
+        Ok(tape.dropout(x, self.dropout))
+    }
+
+    /// A row that nobody takes: where no document has a word.
+    fn nothing<T: Float>(&self, tape: &Tape<'_, T>) -> Var<T> {
+        let states = self.words.rnn.zeros(tape, 1).remove(0); // (1, 1, H)
+        let width = 2 * states.value().width();
+        tape.constant(qkv_nn::Tensor::new(vec![T::ZERO; width], &[1, 1, width]))
+    }
+}
+
+/// Sentences in groups of about one length, by their place.
+pub(crate) fn grouped(sentences: &[&Vec<u32>]) -> Vec<Vec<usize>> {
+    let mut order: Vec<usize> = (0..sentences.len()).collect();
+    order.sort_by_key(|&at| (sentences[at].len(), at));
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for at in order {
+        match groups.last_mut() {
+            Some(group) if (group.len() + 1) * sentences[at].len() <= WORDS => group.push(at),
+            _ => groups.push(vec![at]),
+        }
+    }
+    groups
+}

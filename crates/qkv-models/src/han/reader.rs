@@ -1,0 +1,239 @@
+//! The model with its numbers and its tokenizer: a folder that is read and written, and what can be asked of it.
+
+use super::{Document, HanConfig, Network};
+use crate::batch::Specials;
+use crate::checkpoint::{CONFIG, TOKENIZER, bytes, write_tokenizer};
+use crate::classifier::probabilities;
+use crate::files::atomic;
+use crate::files::tensors::Storage;
+use crate::files::weights::{SINGLE, Weights};
+use crate::layout::Layout;
+use crate::text::tokenizer::Tokenizer;
+use crate::{Architecture, Error, ModelConfig, Result};
+use qkv_nn::layers::Builder;
+use qkv_nn::{Loss, Machine, Parameters, Pool, Tape, Target};
+use serde::Serialize;
+use std::path::Path;
+
+/// Words of documents that go through the model together.
+const WORDS: usize = 16 << 10;
+
+/// A model that reads documents, sentence by sentence.
+#[derive(Debug)]
+pub struct Han {
+    /// What it was made from.
+    pub config: HanConfig,
+    /// Its numbers.
+    pub parameters: Parameters<f32>,
+    /// How text is cut into words.
+    pub tokenizer: Tokenizer,
+    pub(crate) model: Network,
+}
+
+/// A document that was read: its class, and what the model attended to.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Reading {
+    /// The probability of each class, in the order of the model's labels.
+    pub probabilities: Vec<f32>,
+    /// Its sentences.
+    pub sentences: Vec<ReadSentence>,
+    /// Sentences behind the last that the model takes.
+    pub left_out: usize,
+}
+
+/// A sentence that was read.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ReadSentence {
+    /// What it says.
+    pub text: String,
+    /// What the document attended to it with; over all sentences they sum to 1.
+    pub weight: f32,
+    /// Its words.
+    pub words: Vec<ReadWord>,
+}
+
+/// A word that was read.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ReadWord {
+    /// What it says.
+    pub text: String,
+    /// What its sentence attended to it with; over all words of the sentence they sum to 1.
+    pub weight: f32,
+}
+
+/// A model of zeros, and the table that fills it.
+type Blank = (Network, Parameters<f32>, Layout);
+
+/// The settings, the weights, and a model of zeros with the table that fills it.
+fn found(folder: &Path) -> Result<(ModelConfig, HanConfig, Weights, Result<Blank>)> {
+    let path = folder.join(CONFIG);
+    let whole: ModelConfig = serde_json::from_slice(&bytes(folder, CONFIG)?)
+        .map_err(|e| Error::line(&path, e.line().max(1), e.to_string()))?;
+    let Architecture::Han(config) = whole.architecture.clone() else {
+        let what = format!("it is a {}, expected `han`", whole.architecture.name());
+        return Err(Error::format(&path, "field `architecture.kind`", what));
+    };
+    let weights = Weights::of_folder(folder)?;
+    let wrong = |error: Error| match error {
+        Error::Invalid { .. } | Error::Attention(_) => Error::format(&path, "settings", error.to_string()),
+        error => error,
+    };
+    let built = || {
+        whole.check_size(weights.numbers()).map_err(wrong)?;
+        let mut parameters = Parameters::new();
+        let model = Network::new(&mut Builder::blank(&mut parameters), &config, whole.vocab_size).map_err(wrong)?;
+        let layout = Layout::own(&parameters);
+        Ok((model, parameters, layout))
+    };
+    let built = built();
+    Ok((whole, config, weights, built))
+}
+
+/// What is told of such a folder: in words, how many parameters, what does not fit, and the tensors.
+pub(crate) fn looked_at(folder: &Path) -> Result<(String, Option<usize>, Vec<String>, Weights)> {
+    let (whole, config, weights, built) = found(folder)?;
+    let HanConfig { d_model, hidden, words, sentences, .. } = config;
+    let limits = format!("{sentences} sentences of {words} words");
+    let words = format!("han: width {d_model}, states of {hidden}, {limits}, vocabulary {}", whole.vocab_size);
+    Ok(match built {
+        Ok((_, parameters, layout)) => {
+            (words, Some(parameters.count()), layout.misfits(&parameters, &weights), weights)
+        }
+        Err(error) => (words, None, vec![error.to_string()], weights),
+    })
+}
+
+impl Han {
+    /// From a folder.
+    ///
+    /// # Errors
+    /// Names the file, and the field or tensor that is wrong.
+    pub fn open(folder: impl AsRef<Path>) -> Result<Han> {
+        let folder = folder.as_ref();
+        let (whole, config, weights, built) = found(folder)?;
+        let (model, mut parameters, layout) = built?;
+        let tokenizer = Tokenizer::open(folder.join(TOKENIZER))?;
+        if tokenizer.len() > whole.vocab_size {
+            let what = format!("the tokenizer has {} tokens, the model {}", tokenizer.len(), whole.vocab_size);
+            return Err(Error::format(folder.join(CONFIG), "field `vocab_size`", what));
+        }
+        layout.fill(&mut parameters, &weights)?;
+        Ok(Han { config, parameters, tokenizer, model })
+    }
+
+    /// A new one, its numbers drawn from the seed.
+    ///
+    /// ```
+    /// use qkv_models::text::tokenizer::{Kind, Tokenizer};
+    /// use qkv_models::{Han, HanConfig};
+    /// let tokenizer = Tokenizer::train(["a good film . <s> twice good"; 2], Kind::Words { size: 50 })?;
+    /// let config = HanConfig { d_model: 8, hidden: 4, labels: vec!["bad".into(), "good".into()], ..HanConfig::default() };
+    /// let han = Han::new(&config, tokenizer, 1)?;
+    /// let read = han.read("A good film. Twice!", &qkv_nn::Machine::new(1))?;
+    /// assert_eq!(read.sentences[1].words[0].text, "Twice");
+    /// assert!((read.sentences.iter().map(|sentence| sentence.weight).sum::<f32>() - 1.0).abs() < 1e-5);
+    /// # Ok::<(), qkv_models::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Where sizes and choices do not fit.
+    pub fn new(config: &HanConfig, tokenizer: Tokenizer, seed: u64) -> Result<Han> {
+        let mut parameters = Parameters::new();
+        let model = Network::new(&mut Builder::new(&mut parameters, seed), config, tokenizer.len())?;
+        Ok(Han { config: config.clone(), parameters, tokenizer, model })
+    }
+
+    /// Writes a folder.
+    ///
+    /// # Errors
+    /// Where the system refuses.
+    pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
+        let folder = folder.as_ref();
+        std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
+        atomic::write(folder.join(SINGLE), &Layout::own(&self.parameters).bytes(&self.parameters, storage)?)?;
+        write_tokenizer(&self.tokenizer, None, folder)?;
+        let architecture = Architecture::Han(self.config.clone());
+        let config = ModelConfig::new(architecture, self.tokenizer.len(), Specials::of(&self.tokenizer));
+        let json = serde_json::to_string_pretty(&config).expect("plain values") + "\n";
+        atomic::write(folder.join(CONFIG), json.as_bytes())
+    }
+
+    /// A text, cut as the model reads it.
+    pub fn cut(&self, text: &str) -> Document {
+        Document::new(text, &self.tokenizer, self.config.words, self.config.sentences)
+    }
+
+    /// The number of a class, where it is known.
+    pub(crate) fn label(&self, name: &str) -> Option<u32> {
+        self.config.labels.iter().position(|label| label == name).map(|at| at as u32)
+    }
+
+    /// The loss of some documents and their classes; `scale` is what each gradient is multiplied by.
+    pub(crate) fn loss(
+        &self,
+        tape: &mut Tape<'_, f32>,
+        documents: &[(Document, u32)],
+        smoothing: f64,
+        scale: f64,
+    ) -> Result<Loss> {
+        let read: Vec<&Document> = documents.iter().map(|(document, _)| document).collect();
+        let ids: Vec<u32> = documents.iter().map(|(_, class)| *class).collect();
+        let x = self.model.forward(tape, &read, self.tokenizer.pad())?; // (D, 1, 2H)
+        let head = self.model.head();
+        Ok(tape.cross_entropy(&x, head.weight, head.bias, Target { ids: &ids, ignore: None, smoothing, scale }))
+    }
+
+    /// The probability of each class, for each document, in the order of [`labels`](HanConfig::labels).
+    ///
+    /// # Errors
+    /// What `qkv` refuses.
+    pub fn classify<S: AsRef<str>>(&self, texts: &[S], machine: &Machine) -> Result<Vec<Vec<f32>>> {
+        let documents: Vec<Document> = texts.iter().map(|text| self.cut(text.as_ref())).collect();
+        rayon::scope(|_| self.classify_cut(&documents, machine))
+    }
+
+    fn classify_cut(&self, documents: &[Document], machine: &Machine) -> Result<Vec<Vec<f32>>> {
+        let (pool, mut found, mut rest) = (Pool::new(), Vec::with_capacity(documents.len()), documents);
+        while !rest.is_empty() {
+            let mut words = 0;
+            let fits = |document: &&Document| {
+                words += document.words();
+                words <= WORDS
+            };
+            let (now, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
+            rest = later;
+            let mut tape = Tape::inference(&self.parameters, &pool, machine);
+            let x = self.model.forward(&mut tape, &now.iter().collect::<Vec<_>>(), self.tokenizer.pad())?;
+            let scores = self.model.head().forward(&mut tape, &x); // (D, 1, K)
+            found.extend(probabilities(scores.value().data(), scores.value().width()));
+        }
+        Ok(found)
+    }
+
+    /// Reads a document, and says what was attended to on both levels.
+    ///
+    /// # Errors
+    /// What `qkv` refuses.
+    pub fn read(&self, text: &str, machine: &Machine) -> Result<Reading> {
+        let observed = self.observe(text, machine)?;
+        let document = &observed.document;
+        let mut sentences = Vec::with_capacity(document.sentences.len());
+        if let Some([of_words, of_sentences]) = &observed.attentions {
+            let (words, of_document) = (of_words.weights(0)?, of_sentences.weights(0)?);
+            let mut from = 0;
+            for (at, ids) in document.sentences.iter().enumerate() {
+                let word = |(bytes, pieces): (std::ops::Range<usize>, std::ops::Range<usize>)| ReadWord {
+                    text: text[bytes].trim().to_owned(),
+                    weight: pieces.map(|piece| words[[at, from + piece]]).sum(),
+                };
+                sentences.push(ReadSentence {
+                    text: text[document.sentence(at)].trim().to_owned(),
+                    weight: of_document[[0, at]],
+                    words: document.whole_words(at).into_iter().map(word).collect(),
+                });
+                from += ids.len();
+            }
+        }
+        Ok(Reading { probabilities: observed.probabilities, sentences, left_out: document.left_out })
+    }
+}

@@ -1,0 +1,91 @@
+//! PNG and JPEG. Every kind of either becomes 8 bits of grey or of red, green and blue: palettes are looked up, 16 bits lose
+//! their lower half, what is transparent lies on white, CMYK becomes what it looks like.
+
+use super::{Image, LONGEST_SIDE, MOST_POINTS};
+use png::{BitDepth, ColorType, Decoder, Limits, Transformations};
+use std::io::Cursor;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use zune_jpeg::JpegDecoder;
+use zune_jpeg::zune_core::bytestream::ZCursor;
+use zune_jpeg::zune_core::colorspace::ColorSpace;
+use zune_jpeg::zune_core::options::DecoderOptions;
+
+/// What a decoder may take besides the image itself, in bytes.
+const WORKING: usize = 64 << 20;
+/// Passes of a progressive JPEG, at most: each costs a walk over the whole image.
+const SCANS: usize = 100;
+
+const PNG: &[u8] = b"\x89PNG\r\n\x1a\n";
+const JPEG: &[u8] = b"\xff\xd8\xff";
+
+/// The image in some bytes; the error says what is wrong with them.
+pub(super) fn decode(bytes: &[u8]) -> Result<Image, String> {
+    // Decoders are tested against hostile files by their makers; should there be a panic left, it is still an error.
+    let decoded = catch_unwind(AssertUnwindSafe(|| match bytes {
+        [] => Err("the file is empty".into()),
+        _ if bytes.starts_with(PNG) => png(bytes),
+        _ if bytes.starts_with(JPEG) => jpeg(bytes),
+        _ => Err("it is neither PNG nor JPEG".into()),
+    }));
+    decoded.unwrap_or_else(|_| Err("it cannot be decoded".into()))
+}
+
+fn png(bytes: &[u8]) -> Result<Image, String> {
+    let wrong = |error: png::DecodingError| format!("the PNG is broken: {error}");
+    let mut decoder = Decoder::new_with_limits(Cursor::new(bytes), Limits { bytes: WORKING + 4 * MOST_POINTS });
+    decoder.set_transformations(Transformations::normalize_to_color8());
+    let mut reader = decoder.read_info().map_err(wrong)?;
+    let (width, height) = (reader.info().width as usize, reader.info().height as usize);
+    Image::fits(width, height)?;
+    let size = reader.output_buffer_size().ok_or("it is too large")?;
+    let mut points = vec![0; size];
+    let info = reader.next_frame(&mut points).map_err(wrong)?;
+    if (info.width as usize, info.height as usize, info.bit_depth) != (width, height, BitDepth::Eight) {
+        return Err("its first picture is not as large as it says".into());
+    }
+    points.truncate(info.buffer_size());
+    let on_white = |channels: usize| {
+        let over = |point: &[u8]| {
+            let alpha = u32::from(point[channels]);
+            let mix = move |&c: &u8| ((u32::from(c) * alpha + 255 * (255 - alpha) + 127) / 255) as u8;
+            point[..channels].iter().map(mix).collect::<Vec<u8>>()
+        };
+        points.chunks_exact(channels + 1).flat_map(over).collect::<Vec<u8>>()
+    };
+    let (channels, points) = match info.color_type {
+        ColorType::Grayscale => (1, points),
+        ColorType::Rgb => (3, points),
+        ColorType::GrayscaleAlpha => (1, on_white(1)),
+        ColorType::Rgba => (3, on_white(3)),
+        ColorType::Indexed => return Err("its palette was not looked up".into()),
+    };
+    Image::new(width, height, channels, points).map_err(|error| error.to_string())
+}
+
+fn jpeg(bytes: &[u8]) -> Result<Image, String> {
+    let wrong = |error: zune_jpeg::errors::DecodeErrors| format!("the JPEG is broken: {error:?}");
+    let options = |colours| {
+        DecoderOptions::default()
+            .set_max_width(LONGEST_SIDE)
+            .set_max_height(LONGEST_SIDE)
+            .set_strict_mode(true)
+            .jpeg_set_max_scans(SCANS)
+            .jpeg_set_out_colorspace(colours)
+    };
+    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options(ColorSpace::RGB));
+    decoder.decode_headers().map_err(wrong)?;
+    let info = decoder.info().ok_or("it has no header")?;
+    let (width, height) = (usize::from(info.width), usize::from(info.height));
+    Image::fits(width, height)?;
+    let (channels, colours) = match info.components {
+        1 => (1, ColorSpace::Luma),
+        _ => (3, ColorSpace::RGB),
+    };
+    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options(colours));
+    let points = decoder.decode().map_err(wrong)?;
+    // A file that ends early is told by its missing end: what was not there would be grey.
+    if !bytes.windows(2).any(|two| two == [0xff, 0xd9]) {
+        return Err("the JPEG is broken: it is cut off".into());
+    }
+    Image::new(width, height, channels, points).map_err(|error| error.to_string())
+}

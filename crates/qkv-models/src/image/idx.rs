@@ -1,0 +1,130 @@
+//! Files of many images and of their classes, as MNIST has them: a magic number that says what the numbers are and how many
+//! axes there are, the axes, and then the numbers, big-endian; plain or, by their first bytes, `.gz`.
+
+use super::Image;
+use crate::{Error, Result};
+use flate2::read::GzDecoder;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+/// The largest file, unpacked, in bytes: MNIST has 47 million.
+const LARGEST: u64 = 1 << 30;
+
+/// The bytes of a file, unpacked where they are packed.
+fn unpacked(path: &Path) -> Result<Vec<u8>> {
+    let refused = |e| Error::file("read", path, e);
+    let mut file = File::open(path).map_err(|e| Error::file("open", path, e))?;
+    let mut start = Vec::new();
+    (&mut file).take(2).read_to_end(&mut start).map_err(refused)?;
+    let packed = start == [0x1f, 0x8b];
+    let whole = std::io::Cursor::new(start).chain(file);
+    let mut bytes = Vec::new();
+    if packed {
+        GzDecoder::new(whole).take(LARGEST + 1).read_to_end(&mut bytes).map_err(refused)?;
+    } else {
+        whole.take(LARGEST + 1).read_to_end(&mut bytes).map_err(refused)?;
+    }
+    if bytes.len() as u64 > LARGEST {
+        return Err(Error::format(path, "idx", format!("it holds more than {LARGEST} bytes")));
+    }
+    Ok(bytes)
+}
+
+/// The axes of a file of bytes, and what comes behind them.
+fn opened<const AXES: usize>(bytes: &[u8], path: &Path) -> Result<([usize; AXES], usize)> {
+    let wrong = |what: String| Error::format(path, "idx header", what);
+    let [0, 0, kind, axes, ..] = *bytes else { return Err(wrong("it does not begin with two zeros".into())) };
+    if kind != 8 {
+        return Err(wrong(format!("its numbers are of kind {kind:#04x}, expected bytes, 0x08")));
+    }
+    if usize::from(axes) != AXES {
+        return Err(wrong(format!("it has {axes} axes, expected {AXES}")));
+    }
+    let start = 4 + 4 * AXES;
+    let Some(sizes) = bytes.get(4..start) else { return Err(wrong("it is cut off".into())) };
+    let mut found = [0; AXES];
+    for (axis, size) in found.iter_mut().zip(sizes.chunks_exact(4)) {
+        *axis = u32::from_be_bytes([size[0], size[1], size[2], size[3]]) as usize;
+    }
+    let numbers = found.iter().try_fold(1usize, |all, &axis| all.checked_mul(axis));
+    if numbers != Some(bytes.len() - start) {
+        return Err(wrong(format!("it says {found:?}, and {} bytes follow", bytes.len() - start)));
+    }
+    Ok((found, start))
+}
+
+/// The images of a file, in grey.
+///
+/// ```
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = folder.path().join("images.idx");
+/// // Two images of two points each.
+/// std::fs::write(&path, [0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 2, 10, 20, 30, 40]).unwrap();
+/// let images = qkv_models::image::idx::images(&path)?;
+/// assert_eq!((images.len(), images[1].points()), (2, &[30, 40][..]));
+/// # Ok::<(), qkv_models::Error>(())
+/// ```
+///
+/// # Errors
+/// Names the file and what is wrong with it.
+pub fn images(path: impl AsRef<Path>) -> Result<Vec<Image>> {
+    let path = path.as_ref();
+    let bytes = unpacked(path)?;
+    let ([count, height, width], start) = opened::<3>(&bytes, path)?;
+    Image::fits(width, height).map_err(|what| Error::format(path, "idx header", what))?;
+    let images: Vec<Image> = (bytes[start..].chunks_exact(width * height))
+        .map(|points| Image::new(width, height, 1, points.to_vec()))
+        .collect::<Result<_>>()?;
+    debug_assert_eq!(images.len(), count);
+    Ok(images)
+}
+
+/// The classes of a file, one for each image.
+///
+/// # Errors
+/// As [`images`].
+pub fn labels(path: impl AsRef<Path>) -> Result<Vec<u8>> {
+    let path = path.as_ref();
+    let mut bytes = unpacked(path)?;
+    let ([_], start) = opened::<1>(&bytes, path)?;
+    Ok(bytes.split_off(start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_that_lie_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.idx");
+        let said = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            images(&path).unwrap_err().to_string()
+        };
+        for (bytes, what) in [
+            (&[][..], "does not begin"),
+            (&[0, 0, 8, 3, 0, 0], "it is cut off"),
+            (&[0, 0, 8, 1, 0, 0, 0, 0], "it has 1 axes, expected 3"),
+            (&[0, 0, 13, 3, 0, 0, 0, 0], "kind 0x0d"),
+            (&[0, 0, 8, 3, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255], "0 bytes follow"),
+            (&[0, 0, 8, 3, 0, 0, 0, 0, 255, 255, 255, 255, 0, 0, 0, 1], "at most 16384 each way"),
+            (&[0, 0, 8, 3, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0], "with nothing in it"),
+            (&[0x1f, 0x8b, 8, 0], "cannot read"),
+        ] {
+            assert!(said(bytes).contains(what), "{what}: {}", said(bytes));
+        }
+    }
+
+    #[test]
+    fn what_is_packed_is_unpacked() {
+        use std::io::Write;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("labels.gz");
+        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        packed.write_all(&[0, 0, 8, 1, 0, 0, 0, 3, 7, 0, 9]).unwrap();
+        std::fs::write(&path, packed.finish().unwrap()).unwrap();
+        assert_eq!(labels(&path).unwrap(), [7, 0, 9]);
+    }
+}

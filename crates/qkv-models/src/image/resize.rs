@@ -1,0 +1,78 @@
+//! Another size: each new point is the mean of the old ones around it, those nearer weighing more (a triangle, as wide as a new
+//! point is of old ones, at least one each way), across and then down. It is what others call bilinear with antialiasing.
+
+use super::Image;
+
+/// For each new point, the first old one that counts and the weights from there on.
+fn weights(from: usize, to: usize) -> Vec<(usize, Vec<f32>)> {
+    let step = from as f64 / to as f64;
+    let reach = step.max(1.0);
+    (0..to)
+        .map(|at| {
+            let middle = (at as f64 + 0.5) * step;
+            let first = ((middle - reach + 0.5).floor().max(0.0)) as usize;
+            let last = ((middle + reach + 0.5).floor() as usize).min(from);
+            let near = |old: usize| (1.0 - ((old as f64 + 0.5 - middle) / reach).abs()).max(0.0);
+            let all: Vec<f64> = (first..last).map(near).collect();
+            let sum: f64 = all.iter().sum();
+            (first, all.into_iter().map(|weight| (weight / sum) as f32).collect())
+        })
+        .collect()
+}
+
+impl Image {
+    /// The same in another size; sides grow and shrink apart from each other.
+    ///
+    /// # Errors
+    /// Where the size is larger than any that is taken, or nothing.
+    pub fn resized(&self, width: usize, height: usize) -> crate::Result<Image> {
+        Image::fits(width, height).map_err(crate::Error::invalid)?;
+        if (width, height) == (self.width, self.height) {
+            return Ok(self.clone());
+        }
+        let channels = self.channels;
+        // Rows first shrink across, then the columns of what is left.
+        let across = weights(self.width, width);
+        let mut rows = vec![0f32; self.height * width * channels];
+        let lines = self.points.chunks_exact(self.width * channels).zip(rows.chunks_exact_mut(width * channels));
+        for (line, out) in lines {
+            for ((first, weights), point) in across.iter().zip(out.chunks_exact_mut(channels)) {
+                for (old, &weight) in line.chunks_exact(channels).skip(*first).zip(weights) {
+                    point.iter_mut().zip(old).for_each(|(sum, &x)| *sum += weight * f32::from(x));
+                }
+            }
+        }
+        let mut points = Vec::with_capacity(width * height * channels);
+        let mut sums = vec![0f32; width * channels];
+        for (first, weights) in weights(self.height, height) {
+            sums.fill(0.0);
+            for (row, weight) in rows.chunks_exact(width * channels).skip(first).zip(weights) {
+                sums.iter_mut().zip(row).for_each(|(sum, &x)| *sum += weight * x);
+            }
+            points.extend(sums.iter().map(|&x| x.round().clamp(0.0, 255.0) as u8));
+        }
+        Image::new(width, height, channels, points)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_the_size_is_the_mean_of_what_is_near() {
+        let flat = Image::new(9, 7, 3, vec![77; 9 * 7 * 3]).unwrap();
+        assert!(flat.resized(4, 20).unwrap().points().iter().all(|&x| x == 77));
+        let line = Image::new(4, 1, 1, vec![0, 0, 200, 200]).unwrap();
+        // Weights 3, 3, 1 of 7 and their mirror image.
+        assert_eq!(line.resized(2, 1).unwrap().points(), [29, 171]);
+        assert_eq!(line.resized(4, 1).unwrap(), line);
+        assert!(line.resized(0, 1).is_err() && line.resized(1 << 20, 1).is_err());
+    }
+
+    #[test]
+    fn twice_the_size_goes_evenly_from_point_to_point() {
+        let line = Image::new(2, 1, 1, vec![0, 100]).unwrap();
+        assert_eq!(line.resized(4, 1).unwrap().points(), [0, 25, 75, 100]);
+    }
+}

@@ -1,0 +1,161 @@
+//! Where sentences end. A text that marks its sentences, with `<s>` between them or each on a line of its own, is taken at its
+//! word; any other is cut behind full stops, question and exclamation marks, with the quotes and brackets that close there.
+//!
+//! It is a rule and not a model: behind `Dr.` or an initial nothing ends, nor before a small letter in a text that has capitals.
+
+use std::ops::Range;
+
+/// What some corpora put between sentences.
+const MARK: &str = "<s>";
+/// Words whose full stop ends no sentence, in small letters.
+const SHORT: &[&str] =
+    &["mr", "mrs", "ms", "dr", "prof", "st", "jr", "sr", "vs", "no", "vol", "fig", "e.g", "i.e", "etc", "cf", "approx"];
+
+/// Whether a sentence may end with this sign, before a space.
+fn ends(c: char) -> bool {
+    matches!(c, '.' | '!' | '?' | '…')
+}
+
+/// Whether one does end with this sign, space or none.
+fn ends_at_once(c: char) -> bool {
+    matches!(c, '。' | '！' | '？' | '｡')
+}
+
+/// What closes behind the end of a sentence, and belongs to it.
+fn closes(c: char) -> bool {
+    matches!(c, '"' | '\'' | ')' | ']' | '}' | '”' | '’' | '»' | '」' | '』' | '）' | '】')
+}
+
+/// The sentences of a text, as ranges of its bytes, none of them empty, without the space around them.
+///
+/// ```
+/// use qkv_models::text::sentences::sentences;
+///
+/// let text = "Dr. Ada slept. \"Why?\" asked nobody. 真的吗？是。";
+/// let found: Vec<&str> = sentences(text).into_iter().map(|range| &text[range]).collect();
+/// assert_eq!(found, ["Dr. Ada slept.", "\"Why?\" asked nobody.", "真的吗？", "是。"]);
+/// let marked: Vec<_> = sentences("a film . . . <s> twice !").into_iter().collect();
+/// assert_eq!(marked, [0..12, 17..24]);
+/// ```
+pub fn sentences(text: &str) -> Vec<Range<usize>> {
+    let mut found = Vec::new();
+    let marked = text.contains(MARK);
+    let capitals = text.chars().any(char::is_uppercase);
+    for line in lines(text) {
+        if marked {
+            split_at_marks(text, line, &mut found);
+        } else {
+            split_at_ends(text, line, capitals, &mut found);
+        }
+    }
+    found
+}
+
+/// The lines of a text.
+fn lines(text: &str) -> impl Iterator<Item = Range<usize>> + '_ {
+    let mut from = 0;
+    text.split_inclusive('\n').map(move |line| {
+        let range = from..from + line.len();
+        from = range.end;
+        range
+    })
+}
+
+/// A range without the space around it, unless that is all there is.
+fn push(text: &str, range: Range<usize>, found: &mut Vec<Range<usize>>) {
+    let part = &text[range.clone()];
+    let start = range.start + part.len() - part.trim_start().len();
+    let end = start + part.trim().len();
+    if start < end {
+        found.push(start..end);
+    }
+}
+
+fn split_at_marks(text: &str, line: Range<usize>, found: &mut Vec<Range<usize>>) {
+    let mut from = line.start;
+    for (at, mark) in text[line.clone()].match_indices(MARK) {
+        push(text, from..line.start + at, found);
+        from = line.start + at + mark.len();
+    }
+    push(text, from..line.end, found);
+}
+
+fn split_at_ends(text: &str, line: Range<usize>, capitals: bool, found: &mut Vec<Range<usize>>) {
+    let mut from = line.start;
+    let mut rest = text[line.clone()].char_indices().map(|(at, c)| (line.start + at, c)).peekable();
+    while let Some((at, c)) = rest.next() {
+        if !ends(c) && !ends_at_once(c) {
+            continue;
+        }
+        // All signs that stand together, and what closes there.
+        let (mut end, mut last) = (at + c.len_utf8(), c);
+        while let Some(&(next, c)) = rest.peek()
+            && (ends(c) || ends_at_once(c) || closes(c))
+        {
+            (end, last) = (next + c.len_utf8(), c);
+            rest.next();
+        }
+        let after = text[end..line.end].trim_start();
+        let spaced = after.len() < line.end - end || after.is_empty();
+        let next = after.chars().next();
+        let goes_on = next.is_some_and(|next| ends(next) || (capitals && next.is_lowercase()));
+        let done = ends_at_once(c) || ends_at_once(last);
+        if done || (spaced && !goes_on && !(c == '.' && is_short(&text[from..at]))) {
+            push(text, from..end, found);
+            from = end;
+        }
+    }
+    push(text, from..line.end, found);
+}
+
+/// Whether what stands before a full stop is a word that has one of its own: an abbreviation, or an initial.
+fn is_short(before: &str) -> bool {
+    let word = before.rsplit(char::is_whitespace).next().unwrap_or(before).trim_start_matches(['(', '"', '\'', '“']);
+    let mut letters = word.chars();
+    let initial = matches!((letters.next(), letters.next()), (Some(c), None) if c.is_uppercase());
+    initial || SHORT.contains(&word.to_lowercase().as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn cut(text: &str) -> Vec<&str> {
+        sentences(text).into_iter().map(|range| &text[range]).collect()
+    }
+
+    #[test]
+    fn a_sentence_ends_with_its_signs_and_what_closes_behind_them() {
+        assert_eq!(cut("He left (at last!) Then rain..."), ["He left (at last!)", "Then rain..."]);
+        assert_eq!(cut("What?! No. \"Yes.\" Fine"), ["What?!", "No.", "\"Yes.\"", "Fine"]);
+        assert_eq!(
+            cut("it cost 3.50 and a.b.c stayed. so did he ."),
+            ["it cost 3.50 and a.b.c stayed.", "so did he ."]
+        );
+    }
+
+    #[test]
+    fn initials_and_abbreviations_end_nothing() {
+        assert_eq!(cut("J. R. Smith met Mr. Jones. They spoke."), ["J. R. Smith met Mr. Jones.", "They spoke."]);
+        assert_eq!(cut("Apples, e.g. red ones. Pears"), ["Apples, e.g. red ones.", "Pears"]);
+    }
+
+    #[test]
+    fn lines_and_marks_are_taken_at_their_word() {
+        assert_eq!(cut("one\n\n two \r\nthree"), ["one", "two", "three"]);
+        assert_eq!(cut("a . b <s><s> c? d"), ["a . b", "c? d"]);
+        assert_eq!(cut(" \n "), [""; 0]);
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_but_space_and_marks_is_lost(text in "[a-cA-C .!?。<>s\n\"é]{0,60}") {
+            let ranges = sentences(&text);
+            prop_assert!(ranges.windows(2).all(|two| two[0].end <= two[1].start));
+            let kept: String = ranges.iter().map(|range| &text[range.clone()]).collect();
+            let bare = |text: &str| text.replace(MARK, "").split_whitespace().collect::<String>();
+            prop_assert_eq!(bare(&kept), bare(&text));
+        }
+    }
+}

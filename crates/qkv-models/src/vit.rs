@@ -1,0 +1,199 @@
+//! Vision (Dosovitskiy et al. 2020, arXiv:2010.11929): an image is cut into patches, each a token by a linear map; a class token
+//! stands in front of them, positions are learned, and the layers are those of the other models, norms in front. What the class
+//! token comes to is what the head looks at.
+
+mod reader;
+
+pub(crate) use reader::looked_at;
+pub use reader::{ObservedImage, Vit};
+
+use crate::{Error, Result};
+use qkv::{Attention, Dropout};
+use qkv_nn::layers::{AttentionConfig, Block, BlockConfig, Builder, FeedKind, Linear, Norm, NormKind};
+use qkv_nn::{Float, Heads, Init, Param, Positions, Tape, Tensor, Var};
+use serde::{Deserialize, Serialize};
+
+/// The sizes and choices of a model that sees.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct VitConfig {
+    /// Points of an image each way; in a recipe 0 stands for what the data has.
+    pub image_size: usize,
+    /// Points of a patch each way.
+    pub patch_size: usize,
+    /// 1 for grey, 3 for colour; in a recipe 0 stands for what the data has.
+    pub channels: usize,
+    /// The width of the model.
+    pub d_model: usize,
+    /// The inner width of the feed-forward parts.
+    pub ffn_dim: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Layers.
+    pub layers: usize,
+    /// What stands between the maps of the feed-forward parts.
+    pub activation: FeedKind,
+    /// The norms' `ε`.
+    pub epsilon: f64,
+    /// Dropped from patches and from what each part adds.
+    pub dropout: f64,
+    /// Dropped from the weights of attention.
+    pub attention_dropout: f64,
+    /// What each channel, from 0 to 1, has taken away.
+    pub mean: Vec<f64>,
+    /// And is divided by then.
+    pub deviation: Vec<f64>,
+    /// The names of the classes.
+    pub labels: Vec<String>,
+}
+
+impl Default for VitConfig {
+    fn default() -> Self {
+        VitConfig {
+            image_size: 0,
+            patch_size: 4,
+            channels: 0,
+            d_model: 64,
+            ffn_dim: 128,
+            heads: 4,
+            layers: 4,
+            activation: FeedKind::Gelu,
+            epsilon: 1e-12,
+            dropout: 0.1,
+            attention_dropout: 0.0,
+            mean: Vec::new(),
+            deviation: Vec::new(),
+            labels: Vec::new(),
+        }
+    }
+}
+
+impl VitConfig {
+    /// Refuses numbers that make no model, or one that no machine could hold.
+    pub(crate) fn check(&self) -> Result<()> {
+        let sizes = [
+            ("image_size", self.image_size, 1 << 13),
+            ("patch_size", self.patch_size, 1 << 10),
+            ("d_model", self.d_model, 1 << 16),
+            ("ffn_dim", self.ffn_dim, 1 << 18),
+            ("heads", self.heads, 1 << 10),
+            ("layers", self.layers, 1 << 10),
+        ];
+        for (name, found, most) in sizes {
+            if found == 0 || found > most {
+                return Err(Error::invalid(format!("`{name}` is {found}, expected between 1 and {most}")));
+            }
+        }
+        if !self.image_size.is_multiple_of(self.patch_size) {
+            let (image, patch) = (self.image_size, self.patch_size);
+            return Err(Error::invalid(format!("patches of {patch} do not fill images of {image} points each way"))
+                .with_hint("choose a `patch_size` that divides `image_size`"));
+        }
+        if !matches!(self.channels, 1 | 3) {
+            return Err(Error::invalid(format!("`channels` is {}, expected 1 or 3", self.channels)));
+        }
+        for (name, found) in [("mean", &self.mean), ("deviation", &self.deviation)] {
+            let good = |&x: &f64| x.is_finite() && (name == "mean" || x > 0.0);
+            if found.len() != self.channels || !found.iter().all(good) {
+                let what = format!("`{name}` is {found:?}, expected a number for each of {} channels", self.channels);
+                return Err(Error::invalid(what));
+            }
+        }
+        for (name, found) in [("dropout", self.dropout), ("attention_dropout", self.attention_dropout)] {
+            if !(0.0..1.0).contains(&found) {
+                return Err(Error::invalid(format!("`{name}` is {found}, expected at least 0 and less than 1")));
+            }
+        }
+        if self.activation == FeedKind::SwiGlu {
+            return Err(Error::invalid("`activation` is swiglu, which this model has not")
+                .with_hint("set it to `gelu`, `gelu-tanh` or `relu`"));
+        }
+        if self.labels.is_empty() {
+            return Err(Error::invalid("there are no labels to choose from"));
+        }
+        Ok(())
+    }
+
+    /// Patches each way.
+    pub fn grid(&self) -> usize {
+        self.image_size / self.patch_size.max(1)
+    }
+
+    /// Numbers of a patch.
+    pub(crate) fn patch(&self) -> usize {
+        self.channels * self.patch_size * self.patch_size
+    }
+
+    /// Numbers that it has at least.
+    pub(crate) fn least(&self) -> usize {
+        let layers = self.layers.saturating_mul(self.d_model).saturating_mul(self.d_model);
+        let positions = self.grid().saturating_mul(self.grid()).saturating_add(1);
+        positions.saturating_mul(self.d_model).saturating_add(layers)
+    }
+}
+
+/// The model: handles to its parameters.
+#[derive(Clone, Debug)]
+pub(crate) struct Network {
+    patches: Linear,
+    class: Param,
+    positions: Param,
+    layers: Vec<Block>,
+    norm: Norm,
+    head: Linear,
+    dropout: f64,
+    count: usize,
+}
+
+impl Network {
+    /// Adds its parameters: `patches`, `class_token`, `positions`, `layers.N`, `norm`, `head`.
+    pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &VitConfig) -> Result<Network> {
+        config.check()?;
+        let VitConfig { d_model, ffn_dim, heads, dropout, epsilon, .. } = *config;
+        let count = config.grid() * config.grid();
+        let patches = Linear::new(&mut at.at("patches"), config.patch(), d_model, true);
+        let class = at.add("class_token", &[1, d_model], Init::Normal(0.02));
+        let positions = at.add("positions.weight", &[count + 1, d_model], Init::Normal(0.02));
+        let mut attention = Attention::scaled_dot();
+        attention.dropout = (config.attention_dropout > 0.0).then(|| Dropout { p: config.attention_dropout, seed: 0 });
+        let block = BlockConfig {
+            feed: config.activation,
+            epsilon,
+            dropout,
+            ..BlockConfig::new(d_model, ffn_dim, AttentionConfig::new(attention, Heads { query: heads, key: heads }))
+        };
+        let layers = (0..config.layers).map(|layer| Ok(Block::new(&mut at.at(&format!("layers.{layer}")), &block)?));
+        let layers = layers.collect::<Result<_>>()?;
+        let norm = Norm::new(&mut at.at("norm"), d_model, NormKind::Layer, epsilon);
+        let head = Linear::new(&mut at.at("head"), d_model, config.labels.len(), true);
+        Ok(Network { patches, class, positions, layers, norm, head, dropout, count })
+    }
+
+    /// The head's map.
+    pub fn head(&self) -> Linear {
+        self.head
+    }
+
+    /// What the class token of each image comes to, `[B, 1, C]`, from patches `[B, P, patch]`.
+    pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, patches: Tensor<T>) -> Result<Var<T>> {
+        let (batch, count) = (patches.shape()[0], self.count);
+        let patches = tape.constant(patches);
+        let x = self.patches.forward(tape, &patches); // (B, P, C)
+        // The class token stands at the first position, the patches at those behind it.
+        let places: Vec<u32> = (0..batch).flat_map(|_| 1..=count as u32).collect();
+        let at = tape.embedding(&places, count, self.positions, 1.0, Positions::None, 0);
+        let x = tape.add(&x, at);
+        let class = tape.embedding(&vec![0; batch], 1, self.class, 1.0, Positions::Learned(self.positions), 0);
+        let rows = (0..batch).flat_map(|b| {
+            let patches = (0..count).map(move |n| Some(batch + b * count + n));
+            std::iter::once(Some(b)).chain(patches)
+        });
+        let x = tape.gather(&[&class, &x], &rows.collect::<Vec<_>>(), [batch, count + 1]); // (B, 1 + P, C)
+        let mut x = tape.dropout(x, self.dropout);
+        for layer in &self.layers {
+            x = layer.forward(tape, x, None, None, None)?;
+        }
+        let x = tape.step(&x, 0);
+        Ok(self.norm.forward(tape, &x))
+    }
+}

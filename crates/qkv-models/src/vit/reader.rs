@@ -1,0 +1,226 @@
+//! The model with its numbers: a folder in the Hugging Face layout of `ViTForImageClassification`, and what can be asked of it.
+
+use super::{Network, VitConfig};
+use crate::checkpoint::{CONFIG, bytes};
+use crate::classifier::probabilities;
+use crate::files::atomic;
+use crate::files::tensors::Storage;
+use crate::files::weights::{SINGLE, Weights};
+use crate::image::Image;
+use crate::layout::{Layout, vit};
+use crate::model::Group;
+use crate::observed::{Attended, stacked};
+use crate::{Error, Result};
+use qkv_nn::layers::Builder;
+use qkv_nn::{Loss, Machine, Parameters, Pool, Tape, Target, Tensor};
+use serde_json::Value;
+use std::path::Path;
+
+/// Tokens that go through the model together.
+const TOKENS: usize = 4096;
+
+/// How images are brought to the size and the numbers that the model takes.
+const PREPARATION: &str = "preprocessor_config.json";
+
+/// A model that sees.
+#[derive(Debug)]
+pub struct Vit {
+    /// What it was made from.
+    pub config: VitConfig,
+    /// Its numbers.
+    pub parameters: Parameters<f32>,
+    pub(crate) model: Network,
+}
+
+/// What was kept of an image that was seen.
+#[derive(Clone, Debug)]
+pub struct ObservedImage {
+    /// The image as the model took it.
+    pub image: Image,
+    /// The probability of each class.
+    pub probabilities: Vec<f32>,
+    /// Every attention: the class token first, then the patches, row by row.
+    pub attentions: Vec<Attended>,
+}
+
+/// A model of zeros, and the table that fills it.
+type Blank = (Network, Parameters<f32>, Layout);
+
+/// The settings, the weights, and a model of zeros with the table that fills it.
+fn found(folder: &Path) -> Result<(VitConfig, Weights, Result<Blank>)> {
+    let read = |name: &str| -> Result<Value> {
+        let path = folder.join(name);
+        serde_json::from_slice(&bytes(folder, name)?).map_err(|e| Error::line(&path, e.line().max(1), e.to_string()))
+    };
+    let (path, json) = (folder.join(CONFIG), read(CONFIG)?);
+    let prepared = if folder.join(PREPARATION).exists() { read(PREPARATION)? } else { Value::Null };
+    let config = vit::config(&json, &path, &prepared, &folder.join(PREPARATION))?;
+    let weights = Weights::of_folder(folder)?;
+    let wrong = |error: Error| match error {
+        Error::Invalid { .. } | Error::Attention(_) => Error::format(&path, "settings", error.to_string()),
+        error => error,
+    };
+    let built = || {
+        if config.least() > weights.numbers() {
+            let (least, there) = (config.least(), weights.numbers());
+            let what = format!("the configuration asks for {least} numbers or more, the file has {there}");
+            return Err(Error::format(&path, "settings", what));
+        }
+        let mut parameters = Parameters::new();
+        let model = Network::new(&mut Builder::blank(&mut parameters), &config).map_err(wrong)?;
+        let layout = vit::layout(&config);
+        Ok((model, parameters, layout))
+    };
+    let built = built();
+    Ok((config, weights, built))
+}
+
+/// What is told of such a folder: in words, how many parameters, what does not fit, and the tensors.
+pub(crate) fn looked_at(folder: &Path) -> Result<(String, Option<usize>, Vec<String>, Weights)> {
+    let (config, weights, built) = found(folder)?;
+    let VitConfig { image_size, patch_size, channels, d_model, ffn_dim, heads, layers, .. } = config;
+    let sizes = format!("{layers} layers, width {d_model}, {heads} heads, feed-forward {ffn_dim}");
+    let seen = format!("images of {image_size} × {image_size} × {channels} in patches of {patch_size}");
+    let words = format!("vit: {sizes}, {seen}, {} classes", config.labels.len());
+    Ok(match built {
+        Ok((_, parameters, layout)) => {
+            (words, Some(parameters.count()), layout.misfits(&parameters, &weights), weights)
+        }
+        Err(error) => (words, None, vec![error.to_string()], weights),
+    })
+}
+
+impl Vit {
+    /// From a folder in the Hugging Face layout.
+    ///
+    /// # Errors
+    /// Names the file, and the field or tensor that is wrong.
+    pub fn open(folder: impl AsRef<Path>) -> Result<Vit> {
+        let (config, weights, built) = found(folder.as_ref())?;
+        let (model, mut parameters, layout) = built?;
+        layout.fill(&mut parameters, &weights)?;
+        Ok(Vit { config, parameters, model })
+    }
+
+    /// A new one, its numbers drawn from the seed. Channels that have no mean and deviation get one half of each.
+    ///
+    /// ```
+    /// use qkv_models::image::Image;
+    /// use qkv_models::{Vit, VitConfig};
+    /// let labels = vec!["dark".into(), "light".into()];
+    /// let config = VitConfig { image_size: 4, patch_size: 2, channels: 1, d_model: 8, heads: 2, labels, ..VitConfig::default() };
+    /// let vit = Vit::new(&config, 1)?;
+    /// let found = vit.classify(&[Image::new(4, 4, 1, vec![200; 16])?], &qkv_nn::Machine::new(1))?;
+    /// assert!((found[0].iter().sum::<f32>() - 1.0).abs() < 1e-5);
+    /// # Ok::<(), qkv_models::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Where sizes and choices do not fit.
+    pub fn new(config: &VitConfig, seed: u64) -> Result<Vit> {
+        let mut config = config.clone();
+        for numbers in [&mut config.mean, &mut config.deviation] {
+            if numbers.is_empty() {
+                *numbers = vec![0.5; config.channels];
+            }
+        }
+        let mut parameters = Parameters::new();
+        let model = Network::new(&mut Builder::new(&mut parameters, seed), &config)?;
+        Ok(Vit { config, parameters, model })
+    }
+
+    /// Writes a folder that `transformers` reads.
+    ///
+    /// # Errors
+    /// Where the system refuses.
+    pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
+        let folder = folder.as_ref();
+        std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
+        atomic::write(folder.join(SINGLE), &vit::layout(&self.config).bytes(&self.parameters, storage)?)?;
+        for (name, json) in [(PREPARATION, vit::preparation(&self.config)), (CONFIG, vit::json(&self.config))] {
+            let text = serde_json::to_string_pretty(&json).expect("plain values") + "\n";
+            atomic::write(folder.join(name), text.as_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// An image in the size and the channels that the model takes.
+    ///
+    /// # Errors
+    /// Where the model takes images larger than any.
+    pub fn prepared(&self, image: &Image) -> Result<Image> {
+        image.in_channels(self.config.channels).resized(self.config.image_size, self.config.image_size)
+    }
+
+    /// Images that were [prepared](Vit::prepared) as patches, `[B, P, patch]`; the numbers of a patch are channel by channel, row
+    /// by row.
+    fn patches(&self, images: &[Image]) -> Tensor<f32> {
+        let VitConfig { image_size, patch_size, channels, .. } = self.config;
+        let (grid, each) = (self.config.grid(), self.config.patch());
+        let level = |channel: usize, x: u8| {
+            let (mean, deviation) = (self.config.mean[channel], self.config.deviation[channel]);
+            ((f64::from(x) / 255.0 - mean) / deviation) as f32
+        };
+        let mut data = Vec::with_capacity(images.len() * grid * grid * each);
+        for image in images {
+            for patch in 0..grid * grid {
+                let (top, left) = (patch / grid * patch_size, patch % grid * patch_size);
+                for at in 0..each {
+                    let (channel, y, x) =
+                        (at / (patch_size * patch_size), at / patch_size % patch_size, at % patch_size);
+                    let point = ((top + y) * image_size + left + x) * channels + channel;
+                    data.push(level(channel, image.points()[point]));
+                }
+            }
+        }
+        Tensor::new(data, &[images.len(), grid * grid, each])
+    }
+
+    /// The loss of some images, prepared, and their classes; `scale` is what each gradient is multiplied by.
+    pub(crate) fn loss(
+        &self,
+        tape: &mut Tape<'_, f32>,
+        (images, classes): (&[Image], &[u32]),
+        smoothing: f64,
+        scale: f64,
+    ) -> Result<Loss> {
+        let x = self.model.forward(tape, self.patches(images))?; // (B, 1, C)
+        let head = self.model.head();
+        Ok(tape.cross_entropy(&x, head.weight, head.bias, Target { ids: classes, ignore: None, smoothing, scale }))
+    }
+
+    /// The probability of each class, for each image, in the order of [`labels`](VitConfig::labels).
+    ///
+    /// # Errors
+    /// What `qkv` refuses.
+    pub fn classify(&self, images: &[Image], machine: &Machine) -> Result<Vec<Vec<f32>>> {
+        let images = images.iter().map(|image| self.prepared(image)).collect::<Result<Vec<_>>>()?;
+        let tokens = self.config.grid() * self.config.grid() + 1;
+        rayon::scope(|_| {
+            let (pool, mut found) = (Pool::new(), Vec::with_capacity(images.len()));
+            for images in images.chunks((TOKENS / tokens).max(1)) {
+                let mut tape = Tape::inference(&self.parameters, &pool, machine);
+                let x = self.model.forward(&mut tape, self.patches(images))?;
+                let scores = self.model.head().forward(&mut tape, &x); // (B, 1, K)
+                found.extend(probabilities(scores.value().data(), scores.value().width()));
+            }
+            Ok(found)
+        })
+    }
+
+    /// Runs the model over an image, and keeps what each patch attended to.
+    ///
+    /// # Errors
+    /// What `qkv` refuses.
+    pub fn observe(&self, image: &Image, machine: &Machine) -> Result<ObservedImage> {
+        let image = self.prepared(image)?;
+        let pool = Pool::new();
+        let mut tape = Tape::inference(&self.parameters, &pool, machine);
+        tape.capture();
+        let x = self.model.forward(&mut tape, self.patches(std::slice::from_ref(&image)))?;
+        let attentions = stacked(Group::Encoder, &tape.captured(), &self.parameters)?;
+        let scores = self.model.head().forward(&mut tape, &x);
+        let probabilities = probabilities(scores.value().data(), scores.value().width()).remove(0);
+        Ok(ObservedImage { image, probabilities, attentions })
+    }
+}

@@ -1,0 +1,60 @@
+//! Rows of several tensors, each put in its place: sentences back into their documents, a class token in front of patches.
+
+use crate::float::Float;
+use crate::tape::{Back, Backward, Tape, Var};
+use crate::tensor::Tensor;
+
+/// Where rows come from, in the order in which they are put down: part and row of it; nothing for a row of zeros.
+type Places = Vec<Option<(usize, usize)>>;
+
+struct GatherBack {
+    /// Slot and shape of each part.
+    parts: Vec<(Option<usize>, Vec<usize>)>,
+    places: Places,
+}
+
+impl<T: Float> Backward<T> for GatherBack {
+    fn backward(self: Box<Self>, upstream: Tensor<T>, back: &mut Back<'_, T>) {
+        let width = upstream.width();
+        for (part, (slot, shape)) in self.parts.iter().enumerate() {
+            let Some(sum) = back.sum(*slot, shape) else { continue };
+            let rows = self.places.iter().zip(upstream.data().chunks_exact(width));
+            for (row, g) in rows.filter_map(|(place, g)| Some((place.filter(|at| at.0 == part)?.1, g))) {
+                sum[row * width..][..width].iter_mut().zip(g).for_each(|(sum, &g)| *sum += g);
+            }
+        }
+    }
+}
+
+impl<T: Float> Tape<'_, T> {
+    /// Rows of some tensors as `shape [B, N]` of them: row `places[b · N + n]`, counted through all tensors in their order, or
+    /// zeros where that is nothing. Gives `[B, N, C]`.
+    ///
+    /// # Panics
+    /// Where the tensors have different widths, there are not as many places as the shape has, or a place is beyond the rows.
+    pub fn gather(&mut self, parts: &[&Var<T>], places: &[Option<usize>], [batch, length]: [usize; 2]) -> Var<T> {
+        let width = parts[0].value.width();
+        assert!(parts.iter().all(|part| part.value.width() == width), "rows of one width");
+        assert_eq!(places.len(), batch * length, "a place for each row");
+        let place = |place: &Option<usize>| {
+            let mut row = (*place)?;
+            for (at, part) in parts.iter().enumerate() {
+                match row.checked_sub(part.value.rows()) {
+                    None => return Some((at, row)),
+                    Some(later) => row = later,
+                }
+            }
+            panic!("row {place:?} is beyond those there are")
+        };
+        let places: Places = places.iter().map(place).collect();
+        let mut y = Tensor::unwritten(self.pool, &[batch, length, width]);
+        for (to, place) in y.data_mut().chunks_exact_mut(width.max(1)).zip(&places) {
+            match place {
+                Some((part, row)) => to.copy_from_slice(&parts[*part].value.data()[row * width..][..width]),
+                None => to.fill(T::ZERO),
+            }
+        }
+        let parts = parts.iter().map(|part| (part.slot, part.shape().to_vec())).collect();
+        self.record(y, || GatherBack { parts, places })
+    }
+}
