@@ -238,7 +238,10 @@ pub(crate) fn after_classify_help() -> String {
     crate::arguments::examples(&[
         ("qkv classify --model runs/reviews 'a film to be seen twice'", "A text"),
         ("qkv classify --model runs/reviews --json < reviews.txt", "A file, line by line, with all probabilities"),
-        ("qkv classify --model runs/han --weights 'Dull at first. Then it sings.'", "With the sentences and words that counted"),
+        (
+            "qkv classify --model runs/han --weights 'Dull at first. Then it sings.'",
+            "With the sentences and words that counted",
+        ),
         ("qkv classify --model runs/digits --image seven.png", "An image"),
     ])
 }

@@ -132,10 +132,7 @@ pub fn document(han: &Han, text: &str, machine: &Machine) -> Result<Recording> {
             Side::of_words("sentences", reading.sentences()),
             Side { name: "words".into(), tokens: reading.words() },
         ],
-        layers: vec![
-            kept(of_sentences, "sentences.attention", [0, 1]),
-            kept(of_words, "words.attention", [1, 2]),
-        ],
+        layers: vec![kept(of_sentences, "sentences.attention", [0, 1]), kept(of_words, "words.attention", [1, 2])],
         steps: Vec::new(),
         form: Some(Form::Document { sentences: 0, words: 1, lengths: document.lengths() }),
     })
@@ -148,11 +145,7 @@ pub fn document(han: &Han, text: &str, machine: &Machine) -> Result<Recording> {
 pub fn image(vit: &Vit, name: &str, image: &Image, machine: &Machine) -> Result<Recording> {
     let ObservedImage { image, probabilities, attentions } = vit.observe(image, machine)?;
     let grid = vit.config.grid();
-    let patch = |at: usize| Token {
-        text: format!("{}·{}", at / grid, at % grid),
-        word: Some(at),
-        ..Token::default()
-    };
+    let patch = |at: usize| Token { text: format!("{}·{}", at / grid, at % grid), word: Some(at), ..Token::default() };
     let class = Token { text: "‹class›".into(), word: None, special: true, id: None };
     let tokens = std::iter::once(class).chain((0..grid * grid).map(patch)).collect();
     let named = |seen: Attended| {

@@ -102,9 +102,8 @@ impl Observer {
             Observer::Encoder(model) => capture::reading(model, text, target, machine),
             Observer::Han(model) => capture::document(model, text, machine),
             Observer::Vit(model, images) => {
-                let missing = || {
-                    Error::invalid(format!("there is no image `{text}`")).with_hint("name one with `--image FILE`")
-                };
+                let missing =
+                    || Error::invalid(format!("there is no image `{text}`")).with_hint("name one with `--image FILE`");
                 let (name, image) = images.iter().find(|(name, _)| name == text).ok_or_else(missing)?;
                 capture::image(model, name, image, machine)
             }

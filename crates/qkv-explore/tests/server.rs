@@ -18,7 +18,14 @@ fn recording(n: usize) -> Recording {
     let seen = Seen::Computed(Box::new(Computed { attention, inputs: Owned::new(q, k, nothing), output }));
     let layer = Layer { name: "layers.0".into(), group: "layers".into(), queries: 0, keys: 0, seen, importance: None };
     let side = Side::of_words("tokens", (0..n).map(|at| if at == 1 { "</script><b>".into() } else { at.to_string() }));
-    Recording { text: "</script>".into(), output: None, sides: vec![side], layers: vec![layer], steps: Vec::new(), form: None }
+    Recording {
+        text: "</script>".into(),
+        output: None,
+        sides: vec![side],
+        layers: vec![layer],
+        steps: Vec::new(),
+        form: None,
+    }
 }
 
 /// A server that is running, and ends with the test.

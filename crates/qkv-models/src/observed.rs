@@ -271,10 +271,7 @@ fn words_side_by_side(
     let width = groups[0].q.shape()[3];
     let q = Tensor::from_fn([1, 1, all.len(), width], |[_, _, _, x]| groups[0].q[[0, 0, 0, x]]);
     let inputs = Owned {
-        segments: Some([
-            (0..all.len() as i32).collect(),
-            words.iter().map(|&(sentence, _)| sentence as i32).collect(),
-        ]),
+        segments: Some([(0..all.len() as i32).collect(), words.iter().map(|&(sentence, _)| sentence as i32).collect()]),
         lengths: None,
         k: rows(|inputs| &inputs.k),
         v: rows(|inputs| &inputs.v),

@@ -16,8 +16,16 @@ const TEXTS: [&str; 5] = [
 fn han(attention: qkv::Attention) -> Han {
     let tokenizer = Tokenizer::train(TEXTS.iter().chain(&TEXTS), Kind::Words { size: 100 }).unwrap();
     let labels = ["bad", "fair", "good"].map(String::from).to_vec();
-    let config =
-        HanConfig { d_model: 12, hidden: 6, attention_width: 5, words: 8, sentences: 9, attention, labels, ..HanConfig::default() };
+    let config = HanConfig {
+        d_model: 12,
+        hidden: 6,
+        attention_width: 5,
+        words: 8,
+        sentences: 9,
+        attention,
+        labels,
+        ..HanConfig::default()
+    };
     Han::new(&config, tokenizer, 7).unwrap()
 }
 

@@ -7,7 +7,16 @@ use qkv_nn::Machine;
 
 fn vit(channels: usize) -> Vit {
     let labels = ["dark", "light"].map(String::from).to_vec();
-    let sizes = VitConfig { image_size: 8, patch_size: 4, channels, d_model: 16, ffn_dim: 24, heads: 2, layers: 2, ..VitConfig::default() };
+    let sizes = VitConfig {
+        image_size: 8,
+        patch_size: 4,
+        channels,
+        d_model: 16,
+        ffn_dim: 24,
+        heads: 2,
+        layers: 2,
+        ..VitConfig::default()
+    };
     Vit::new(&VitConfig { labels, ..sizes }, 3).unwrap()
 }
 

@@ -88,8 +88,7 @@ fn weights_lie_over_the_image() {
         encoder.write_header().unwrap().write_image_data(&points(right)).unwrap();
     }
     let path = |name: &str| folder.path().join(name).display().to_string();
-    let serving =
-        Serving::start(&["--model", &path("m"), "--image", &path("left.png"), "--image", &path("right.png")]);
+    let serving = Serving::start(&["--model", &path("m"), "--image", &path("left.png"), "--image", &path("right.png")]);
     let mut browser = Browser::open(&serving.url);
     assert!(browser.text("#output").starts_with("left "), "{}", browser.text("#output"));
     // What the class token gives each patch is told when it is pointed at, and is what the server says.
@@ -98,7 +97,10 @@ fn weights_lie_over_the_image() {
     browser.point([middle[0] + 4.0, middle[1] + 4.0]); // the patch in row 2, column 2
     browser.until("document.querySelector('.told').textContent.includes('patch 2·2')");
     let told = browser.text(".told");
-    assert!(told.starts_with("the class token looks at") && told.ends_with(&crate::program::shown(weights[11])), "{told}");
+    assert!(
+        told.starts_with("the class token looks at") && told.ends_with(&crate::program::shown(weights[11])),
+        "{told}"
+    );
     // Every head has a small picture; one that is clicked is shown.
     browser.until("document.querySelectorAll('.one').length === 6");
     browser.click(".one:nth-child(5)");

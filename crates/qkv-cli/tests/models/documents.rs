@@ -90,7 +90,9 @@ fn a_run_that_was_stopped_ends_the_same_with_words_that_are_dropped() {
     folder.qkv("train r.toml --out whole --quiet --threads 1 --set train.steps=40").quietly();
     let weights = "checkpoints/00000040/weights.safetensors";
     assert!(folder.bytes(&format!("parts/{weights}")) == folder.bytes(&format!("whole/{weights}")), "{weights}");
-    assert!(folder.qkv("inspect whole").quietly().contains("model    han: width 16, states of 8, 5 sentences of 12 words"));
+    assert!(
+        folder.qkv("inspect whole").quietly().contains("model    han: width 16, states of 8, 5 sentences of 12 words")
+    );
 }
 
 #[test]

@@ -33,7 +33,9 @@ save = 20
 
 /// An image of 8 × 8 that is light on one side.
 fn points(right: bool, noise: usize) -> Vec<u8> {
-    (0..64).map(|at| if (at % 8 >= 4) == right { 200 + (at * noise % 50) as u8 } else { (at * noise % 50) as u8 }).collect()
+    (0..64)
+        .map(|at| if (at % 8 >= 4) == right { 200 + (at * noise % 50) as u8 } else { (at * noise % 50) as u8 })
+        .collect()
 }
 
 /// Files of images and their classes as MNIST has them.

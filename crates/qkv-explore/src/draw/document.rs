@@ -40,9 +40,8 @@ const PAINTED: f32 = 0.02;
 /// ```
 pub fn document(read: &Reading, width: usize, colours: Colours) -> String {
     let above = |share: f32, of: usize| (share - 1.0 / of.max(1) as f32).max(0.0);
-    let strength = |sentence: &ReadSentence, word: f32| {
-        sentence.weight.max(0.0).sqrt() * above(word, sentence.words.len())
-    };
+    let strength =
+        |sentence: &ReadSentence, word: f32| sentence.weight.max(0.0).sqrt() * above(word, sentence.words.len());
     let words = read.sentences.iter().flat_map(|s| s.words.iter().map(move |w| strength(s, w.weight)));
     let of_words = Scale::Linear.over(words);
     let count = read.sentences.len();

@@ -1,9 +1,9 @@
 //! What the page asks for. Every number is the library's; nothing is computed here.
 
-use super::{Served, State};
 use super::answer::{Answer, Refusal, numbers};
 use super::runs::{self, Run};
 use super::tiles::Tile;
+use super::{Served, State};
 use crate::measures::{self, MEASURES};
 use axum::Json;
 use axum::extract::rejection::JsonRejection;

@@ -81,8 +81,7 @@ fn found(folder: &Path) -> Result<(ModelConfig, HanConfig, Weights, Result<Blank
     let built = || {
         whole.check_size(weights.numbers()).map_err(wrong)?;
         let mut parameters = Parameters::new();
-        let model =
-            Network::new(&mut Builder::blank(&mut parameters), &config, whole.vocab_size).map_err(wrong)?;
+        let model = Network::new(&mut Builder::blank(&mut parameters), &config, whole.vocab_size).map_err(wrong)?;
         let layout = Layout::own(&parameters);
         Ok((model, parameters, layout))
     };

@@ -8,9 +8,8 @@ use std::ops::Range;
 /// What some corpora put between sentences.
 const MARK: &str = "<s>";
 /// Words whose full stop ends no sentence, in small letters.
-const SHORT: &[&str] = &[
-    "mr", "mrs", "ms", "dr", "prof", "st", "jr", "sr", "vs", "no", "vol", "fig", "e.g", "i.e", "etc", "cf", "approx",
-];
+const SHORT: &[&str] =
+    &["mr", "mrs", "ms", "dr", "prof", "st", "jr", "sr", "vs", "no", "vol", "fig", "e.g", "i.e", "etc", "cf", "approx"];
 
 /// Whether a sentence may end with this sign, before a space.
 fn ends(c: char) -> bool {
@@ -130,7 +129,10 @@ mod tests {
     fn a_sentence_ends_with_its_signs_and_what_closes_behind_them() {
         assert_eq!(cut("He left (at last!) Then rain..."), ["He left (at last!)", "Then rain..."]);
         assert_eq!(cut("What?! No. \"Yes.\" Fine"), ["What?!", "No.", "\"Yes.\"", "Fine"]);
-        assert_eq!(cut("it cost 3.50 and a.b.c stayed. so did he ."), ["it cost 3.50 and a.b.c stayed.", "so did he ."]);
+        assert_eq!(
+            cut("it cost 3.50 and a.b.c stayed. so did he ."),
+            ["it cost 3.50 and a.b.c stayed.", "so did he ."]
+        );
     }
 
     #[test]

@@ -196,7 +196,8 @@ impl Prepared {
         }
         let sentences = |text: String| sentences(&text).into_iter().map(|range| text[range].to_owned()).collect();
         let in_sentences = matches!(recipe.model, Architecture::Han(_));
-        let texts = || train.texts().into_iter().flat_map(|text| if in_sentences { sentences(text) } else { vec![text] });
+        let texts =
+            || train.texts().into_iter().flat_map(|text| if in_sentences { sentences(text) } else { vec![text] });
         let mut tokenizer = found(recipe, tokenizer, texts)?;
         if !in_sentences && tokenizer.encode_framed("", None).0.len() < 2 {
             tokenizer = tokenizer.framed()?;
@@ -385,7 +386,10 @@ impl Images {
         let numbers = || (0..=highest).map(|class| class.to_string()).collect();
         let names: Vec<String> = if names.is_empty() { numbers() } else { names.clone() };
         if names.len() <= highest {
-            return Err(Error::invalid(format!("`data.names` has {} names, the highest class is {highest}", names.len())));
+            return Err(Error::invalid(format!(
+                "`data.names` has {} names, the highest class is {highest}",
+                names.len()
+            )));
         }
         Ok(Images { train, classes, dev, dev_classes, names, each: 1, tokens: recipe.train.tokens })
     }
