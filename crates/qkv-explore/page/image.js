@@ -1,5 +1,6 @@
 // Owns the view of an image that a model saw: the weights of one query, the class token or a patch, laid over the image, of one head or
-// followed through the layers; and small pictures of what the same query looks at in every head.
+// followed through the layers; and small pictures of what the same query looks at in every head. Over an image much is bright, in either
+// theme: what is looked at lights up.
 
 import { h, sized } from 'qkv/element';
 import { weight } from 'qkv/number';
@@ -9,7 +10,7 @@ import { say } from 'qkv/say';
 import { scale } from 'qkv/scale';
 import { part, rolloutOf } from 'qkv/source';
 import { choose } from 'qkv/state';
-import { inks, theme } from 'qkv/theme';
+import { inks } from 'qkv/theme';
 
 const largest = 420; // CSS pixels of the picture
 const tiny = 46; // and of a small one
@@ -54,18 +55,18 @@ function open(host, pane) {
   }
 
   function size() {
-    const room = Math.max(140, Math.min(largest, (host.clientWidth - 24) / 2));
+    const room = Math.max(140, Math.min(largest, Math.floor((host.clientWidth - 40) / 2)));
     const ratio = form.height / form.width;
     return ratio > 1 ? [room / ratio, room] : [room, room * ratio];
   }
 
-  function lay(context, [width, height], measure, shades, strong) {
+  function lay(context, [width, height], measure, shades) {
     context.imageSmoothingEnabled = form.width >= width;
     context.drawImage(image, 0, 0, width, height);
     const [w, t] = [width / across, height / down];
     for (let i = 0; i < down * across; i++) {
       const place = measure.at(values[i + 1]);
-      context.globalAlpha = strong ? 0.25 + 0.65 * place : 1;
+      context.globalAlpha = 0.12 + 0.73 * place;
       context.fillStyle = css(shades(place));
       context.fillRect((i % across) * w, Math.floor(i / across) * t, Math.ceil(w), Math.ceil(t));
     }
@@ -73,7 +74,7 @@ function open(host, pane) {
   }
 
   function draw(state) {
-    const shades = palette(state.palette, theme());
+    const shades = palette(state.palette, 'dark');
     const measure = scale(state.scale, values.subarray(1));
     look = { shades, measure, token: query(state) };
     const [width, height] = size();
@@ -87,7 +88,7 @@ function open(host, pane) {
   function paintOver() {
     const [width, height] = size();
     const context = sized(over, width, height);
-    lay(context, [width, height], look.measure, look.shades, true);
+    lay(context, [width, height], look.measure, look.shades);
     const [w, t] = [width / across, height / down];
     const frame = (i, colour, wide) => {
       context.strokeStyle = colour;
@@ -131,7 +132,7 @@ function open(host, pane) {
   async function drawSmall(state, now, asked) {
     const layers = run.layers.reduce((sum, layer) => sum + layer.heads, 0) <= most ? run.layers.map((_, i) => i) : [now.index];
     const token = query(state);
-    const shades = palette(state.palette, theme());
+    const shades = palette(state.palette, 'dark');
     const rows = await Promise.all(layers.flatMap((index) => headsIn(run.layers[index]).map(async (head) => ({ index, head, found: await row(index, head, token) }))));
     if (asked !== shown) return;
     small.style.setProperty('--heads', Math.max(...layers.map((index) => headsIn(run.layers[index]).length)));

@@ -252,7 +252,7 @@ fn what_fills_up_a_sequence_changes_nothing_in_its_pool() {
     let mut p = Parameters::<f64>::new();
     let pool = AttentionPool::new(&mut Builder::new(&mut p, 3), &Attention::additive(), 5, 4).unwrap();
     let (memory, machine) = (Pool::new(), Machine::new(1));
-    let mut pooled = |x: Tensor<f64>, lengths: Option<&[usize]>| {
+    let pooled = |x: Tensor<f64>, lengths: Option<&[usize]>| {
         let mut tape = Tape::inference(&p, &memory, &machine);
         let x = tape.constant(x);
         pool.forward(&mut tape, &x, lengths).unwrap().value().data().to_vec()

@@ -159,7 +159,7 @@ fn sentences_become_vectors() {
     assert!(near.starts_with("1.0000\ta cat\n") && near.lines().count() == 2, "{near}");
     folder.qkv("embed a").misused(&["needs `--model DIR`"]);
     assert!(folder.qkv("inspect m").quietly().contains("bert: 1 layers"));
-    folder.qkv("generate --model m a").fails(&["a `bert` reads text and makes none"]);
+    folder.qkv("generate --model m a").fails(&["a `bert` makes no text"]);
     let config = folder.text("m/config.json");
     folder.put("m/config.json", config.replace("\"hidden_size\": 16", "\"hidden_size\": 24").as_bytes());
     folder.qkv("embed --model m a").fails(&["m/model.safetensors", "expected [16, 24]"]);
