@@ -19,13 +19,47 @@ pub enum Shape {
 
 /// Numbers that are often not expected.
 const NUMBERS: [u64; 20] = [
-    0, 1, 2, 7, 31, 127, 128, 255, 256, 4096, 65_535, 65_536, 1 << 24, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32,
-    1 << 48, 1 << 63, u64::MAX,
+    0,
+    1,
+    2,
+    7,
+    31,
+    127,
+    128,
+    255,
+    256,
+    4096,
+    65_535,
+    65_536,
+    1 << 24,
+    (1 << 31) - 1,
+    1 << 31,
+    (1 << 32) - 1,
+    1 << 32,
+    1 << 48,
+    1 << 63,
+    u64::MAX,
 ];
 /// The same as text, and more of the kind.
 const WRITTEN: [&str; 18] = [
-    "0", "1", "-1", "2", "3", "7", "64", "1000", "65536", "4294967296", "9223372036854775807", "18446744073709551615",
-    "18446744073709551616", "0.5", "-0.0", "1e308", "1e999", "NaN",
+    "0",
+    "1",
+    "-1",
+    "2",
+    "3",
+    "7",
+    "64",
+    "1000",
+    "65536",
+    "4294967296",
+    "9223372036854775807",
+    "18446744073709551615",
+    "18446744073709551616",
+    "0.5",
+    "-0.0",
+    "1e308",
+    "1e999",
+    "NaN",
 ];
 
 /// A case made of some of these.
@@ -172,7 +206,9 @@ fn change(draws: &mut Draws, value: &mut Value, copy: Value, words: &[&str]) {
         (6, _) => *value = Value::Bool(draws.below(2) == 0),
         (7 | 8, _) => *value = Value::from(NUMBERS[draws.below(NUMBERS.len())]),
         (9, _) => *value = [-1.0, 0.5, 1e308, -1e-320][draws.below(4)].into(),
-        (10, _) => *value = ["".to_owned(), word.repeat(100), "\u{0}\u{feff}好".to_owned()][draws.below(3)].clone().into(),
+        (10, _) => {
+            *value = ["".to_owned(), word.repeat(100), "\u{0}\u{feff}好".to_owned()][draws.below(3)].clone().into()
+        }
         (11, _) => *value = word.into(),
         (12, _) => {
             for _ in 0..[1, 20, 120][draws.below(3)] {

@@ -26,7 +26,8 @@ fn as_file<T>(folder: &Path, name: &str, bytes: &[u8], read: impl FnOnce(&Path) 
 
 #[test]
 fn safetensors() {
-    let words = &["F32", "BF16", "I8", "F8_E5M2", "BOOL", "F4", "__metadata__", "data_offsets", "shape", "dtype", "a.scale"];
+    let words =
+        &["F32", "BF16", "I8", "F8_E5M2", "BOOL", "F4", "__metadata__", "data_offsets", "shape", "dtype", "a.scale"];
     let target = Target { name: "safetensors", shape: Shape::Safetensors, seeds: seeds::safetensors(), words };
     fuzz(&target, |bytes| match TensorFile::from_bytes(bytes.to_vec(), "a.safetensors") {
         Err(error) => error.to_string(),
@@ -51,7 +52,19 @@ fn gguf() {
 
 #[test]
 fn tokenizer() {
-    let words = &["BPE", "WordPiece", "Unigram", "ByteLevel", "[UNK]", "</s>", "type", "pattern", "Regex", "(a*)*b", "Sequence"];
+    let words = &[
+        "BPE",
+        "WordPiece",
+        "Unigram",
+        "ByteLevel",
+        "[UNK]",
+        "</s>",
+        "type",
+        "pattern",
+        "Regex",
+        "(a*)*b",
+        "Sequence",
+    ];
     let target = Target { name: "tokenizer", shape: Shape::Json, seeds: seeds::tokenizers(), words };
     fuzz(&target, |bytes| match Tokenizer::from_bytes(bytes, "tokenizer.json") {
         Err(error) => error.to_string(),
@@ -65,7 +78,19 @@ fn tokenizer() {
 
 #[test]
 fn template() {
-    let words = &["{%", "%}", "{{", "}}", " for x in range(9) ", "endfor", "messages", "['role']", "|upper", "range(999999999)", "'a'*999999999"];
+    let words = &[
+        "{%",
+        "%}",
+        "{{",
+        "}}",
+        " for x in range(9) ",
+        "endfor",
+        "messages",
+        "['role']",
+        "|upper",
+        "range(999999999)",
+        "'a'*999999999",
+    ];
     let target = Target { name: "template", shape: Shape::Text, seeds: seeds::templates(), words };
     fuzz(&target, |bytes| {
         let messages = [Message::new("user", "What is it?"), Message::new("assistant", "A dog.")];
@@ -76,7 +101,19 @@ fn template() {
 
 #[test]
 fn recipe() {
-    let words = &["[data]", "[model]", "kind = ", "'gpt'", "mask = ", "{ longformer = ", "[train]", "attention", "=", "[[", "\"\"\""];
+    let words = &[
+        "[data]",
+        "[model]",
+        "kind = ",
+        "'gpt'",
+        "mask = ",
+        "{ longformer = ",
+        "[train]",
+        "attention",
+        "=",
+        "[[",
+        "\"\"\"",
+    ];
     let target = Target { name: "recipe", shape: Shape::Text, seeds: seeds::recipes(), words };
     fuzz(&target, |bytes| {
         let text = String::from_utf8_lossy(bytes);
@@ -97,8 +134,23 @@ fn recipe() {
 fn folder_of(name: &'static str, folder: &Path, file: &str, shape: Shape, read: impl Fn(&Path) -> String) {
     let seed = std::fs::read(folder.join(file)).unwrap();
     let words = &[
-        "model_type", "gpt2", "llama", "bert", "qkv", "qkv-encoder", "hidden_size", "num_hidden_layers", "id2label",
-        "eos_token_id", "attention", "longformer", "linear", "weight_map", "../x.safetensors", "kind", "transformer",
+        "model_type",
+        "gpt2",
+        "llama",
+        "bert",
+        "qkv",
+        "qkv-encoder",
+        "hidden_size",
+        "num_hidden_layers",
+        "id2label",
+        "eos_token_id",
+        "attention",
+        "longformer",
+        "linear",
+        "weight_map",
+        "../x.safetensors",
+        "kind",
+        "transformer",
     ];
     fuzz(&Target { name, shape, seeds: vec![seed], words }, |bytes| {
         std::fs::write(folder.join(file), bytes).unwrap();
@@ -109,9 +161,8 @@ fn folder_of(name: &'static str, folder: &Path, file: &str, shape: Shape, read: 
 #[test]
 fn config_of_a_decoder() {
     let folder = seeds::decoder();
-    let read = |folder: &Path| {
-        told(Generator::open(folder)) + &told(Inspection::of(folder)) + &told(Translator::open(folder))
-    };
+    let read =
+        |folder: &Path| told(Generator::open(folder)) + &told(Inspection::of(folder)) + &told(Translator::open(folder));
     folder_of("config-decoder", folder.path(), "config.json", Shape::Json, read);
 }
 
@@ -172,8 +223,14 @@ fn a_run_that_is_resumed() {
 #[test]
 fn pairs_and_classes() {
     let folder = tempfile::tempdir().unwrap();
-    let seeds = ["pos\tgood film\nneg\tbad\n", "\u{feff}a\tb\r\n好\t久\r\n", "a\tb"].map(|text| text.as_bytes().to_vec());
-    let target = Target { name: "pairs", shape: Shape::Text, seeds: seeds.to_vec(), words: &["\t", "\n", "\r\n", "\u{feff}", "\u{2028}"] };
+    let seeds =
+        ["pos\tgood film\nneg\tbad\n", "\u{feff}a\tb\r\n好\t久\r\n", "a\tb"].map(|text| text.as_bytes().to_vec());
+    let target = Target {
+        name: "pairs",
+        shape: Shape::Text,
+        seeds: seeds.to_vec(),
+        words: &["\t", "\n", "\r\n", "\u{feff}", "\u{2028}"],
+    };
     fuzz(&target, |bytes| {
         as_file(folder.path(), "a.tsv", bytes, |path| Corpus::read(path))
             + &as_file(folder.path(), "a.tsv", bytes, labelled::classes)
@@ -185,7 +242,8 @@ fn columns() {
     let folder = tempfile::tempdir().unwrap();
     let seeds = ["Ada\tB-person\nsleeps\tO\n\nOslo\tB-location\n", "-DOCSTART- -X- O\n\nAda NNP B-NP B-PER\n"];
     let seeds = seeds.map(|text| text.as_bytes().to_vec()).to_vec();
-    let target = Target { name: "columns", shape: Shape::Text, seeds, words: &["\t", "\n\n", " ", "B-", "I-", "-DOCSTART-"] };
+    let target =
+        Target { name: "columns", shape: Shape::Text, seeds, words: &["\t", "\n\n", " ", "B-", "I-", "-DOCSTART-"] };
     fuzz(&target, |bytes| as_file(folder.path(), "a.conll", bytes, labelled::tags));
 }
 
@@ -200,7 +258,8 @@ fn questions() {
 #[test]
 fn recordings() {
     let folder = tempfile::tempdir().unwrap();
-    let words = &["q", "k", "v", "lse", "weights", "layers.0.q", "tokens", "attention", "recording", "F16", "I64", "shape"];
+    let words =
+        &["q", "k", "v", "lse", "weights", "layers.0.q", "tokens", "attention", "recording", "F16", "I64", "shape"];
     let target = Target { name: "recordings", shape: Shape::Safetensors, seeds: seeds::recordings(), words };
     fuzz(&target, |bytes| {
         let path = folder.path().join("a.safetensors");

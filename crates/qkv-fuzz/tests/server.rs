@@ -69,11 +69,26 @@ fn requests() {
         seeds.push(get(path));
     }
     let body = r#"{"model": 0, "text": "hello", "target": null}"#;
-    let head = format!("POST /api/run HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Type: application/json");
+    let head =
+        format!("POST /api/run HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Type: application/json");
     seeds.push(format!("{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes());
     let words = &[
-        "Host: evil.example\r\n", "Content-Length: 99999999999\r\n", "Transfer-Encoding: chunked\r\n", "..", "%00", "%2e%2e/",
-        "rows=0..4294967296", "head=99", "size=18446744073709551615", "zoom=64", "\r\n\r\n", "POST ", "layer=-1", "&", "?", "pool=",
+        "Host: evil.example\r\n",
+        "Content-Length: 99999999999\r\n",
+        "Transfer-Encoding: chunked\r\n",
+        "..",
+        "%00",
+        "%2e%2e/",
+        "rows=0..4294967296",
+        "head=99",
+        "size=18446744073709551615",
+        "zoom=64",
+        "\r\n\r\n",
+        "POST ",
+        "layer=-1",
+        "&",
+        "?",
+        "pool=",
     ];
     fuzz_few(&Target { name: "requests", shape: Shape::Text, seeds, words }, 200, |bytes| {
         let status = sent(address, bytes, Duration::from_millis(50));

@@ -7,8 +7,8 @@ mod packed;
 mod reader;
 
 pub use heads::Answer;
-use packed::Packed;
 pub(crate) use heads::{Example, Examples, highest};
+use packed::Packed;
 pub use reader::{Encoder, Pooling};
 pub(crate) use reader::{is_one, looked_at};
 

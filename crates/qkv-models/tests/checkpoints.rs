@@ -5,8 +5,8 @@ use qkv::{Attention, Bias, Features, Mask};
 use qkv_models::files::tensors::{Named, Storage, TensorFile, write};
 use qkv_models::text::tokenizer::{Kind, Tokenizer};
 use qkv_models::{
-    Architecture, Dialect, Encoder, EncoderConfig, Generator, GptConfig, Inspection, Model, ModelConfig, Pooling, Search,
-    Specials, Translator,
+    Architecture, Dialect, Encoder, EncoderConfig, Generator, GptConfig, Inspection, Model, ModelConfig, Pooling,
+    Search, Specials, Translator,
 };
 use qkv_nn::Machine;
 use qkv_nn::layers::{FeedKind, NormKind, PositionKind};

@@ -21,7 +21,14 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
     }
 
     /// `y = W x` for some rows of a matrix of few bits, where this type has that; `false`, and nothing done, elsewhere.
-    fn compact_product(_matrix: &Compact, _isa: Isa, _from: usize, _x: &[Self], _sums: &[f32], _y: &mut [Self]) -> bool {
+    fn compact_product(
+        _matrix: &Compact,
+        _isa: Isa,
+        _from: usize,
+        _x: &[Self],
+        _sums: &[f32],
+        _y: &mut [Self],
+    ) -> bool {
         false
     }
 

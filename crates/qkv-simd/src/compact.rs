@@ -213,14 +213,15 @@ mod tests {
             let q = if at < HALVES { byte & 15 } else { byte >> 4 };
             f32::from(q) * scales[block][0] + scales[block][1]
         };
-        let number_of_eight = |r: usize, c: usize| {
-            f32::from(signed[r * width + c]) * scales[r * width / BLOCK + c / BLOCK][0]
-        };
+        let number_of_eight =
+            |r: usize, c: usize| f32::from(signed[r * width + c]) * scales[r * width / BLOCK + c / BLOCK][0];
         let dot = |number: &dyn Fn(usize, usize) -> f32, r: usize| -> f64 {
             (0..width).map(|c| f64::from(number(r, c)) * f64::from(x[c])).sum()
         };
         for isa in Isa::available() {
-            for (matrix, number) in [(&four, &number_of_four as &dyn Fn(usize, usize) -> f32), (&eight, &number_of_eight)] {
+            for (matrix, number) in
+                [(&four, &number_of_four as &dyn Fn(usize, usize) -> f32), (&eight, &number_of_eight)]
+            {
                 let mut y = vec![0.0; rows - 2];
                 matrix.times(isa, 2, &x, &matrix.sums(&x), &mut y);
                 for (r, &found) in y.iter().enumerate() {

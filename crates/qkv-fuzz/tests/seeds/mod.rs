@@ -28,7 +28,9 @@ pub fn safetensors() -> Vec<Vec<u8>> {
         Named { name: "b.bias", shape: &[3], values: &[1.0, 2.0, 3.0] },
         Named { name: "empty", shape: &[0, 4], values: &[] },
     ];
-    [Storage::F32, Storage::F16, Storage::Bf16, Storage::Rows8].map(|storage| to_bytes(&tensors, storage).unwrap()).to_vec()
+    [Storage::F32, Storage::F16, Storage::Bf16, Storage::Rows8]
+        .map(|storage| to_bytes(&tensors, storage).unwrap())
+        .to_vec()
 }
 
 pub fn tokenizers() -> Vec<Vec<u8>> {
@@ -100,7 +102,15 @@ pub fn translator() -> TempDir {
 pub fn encoder(own: bool) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let attention = if own { Attention::scaled_dot().mask(Mask::longformer(4, [0])) } else { Attention::scaled_dot() };
-    let sizes = EncoderConfig { d_model: 16, ffn_dim: 16, heads: 2, layers: 1, max_positions: 16, attention, ..Default::default() };
+    let sizes = EncoderConfig {
+        d_model: 16,
+        ffn_dim: 16,
+        heads: 2,
+        layers: 1,
+        max_positions: 16,
+        attention,
+        ..Default::default()
+    };
     Encoder::new(&sizes, characters(), 5).unwrap().save(folder.path(), Storage::F32).unwrap();
     folder
 }
@@ -113,7 +123,8 @@ pub fn shards() -> TempDir {
     let mut map = serde_json::Map::new();
     for part in 0..2 {
         let name = format!("model-0000{}-of-00002.safetensors", part + 1);
-        let names: Vec<&str> = file.names().enumerate().filter(|(at, _)| at % 2 == part).map(|(_, name)| name).collect();
+        let names: Vec<&str> =
+            file.names().enumerate().filter(|(at, _)| at % 2 == part).map(|(_, name)| name).collect();
         let values: Vec<Vec<f32>> = names.iter().map(|name| file.read(name).unwrap()).collect();
         let named: Vec<Named> = (names.iter().zip(&values))
             .map(|(name, values)| Named { name, shape: file.shape(name).unwrap(), values })
@@ -151,7 +162,8 @@ pub fn recordings() -> Vec<Vec<u8>> {
     let all = [named("q", &q), named("k", &k), named("v", &v)];
     let four: Vec<Named> = all.iter().map(|(name, values)| Named { name, shape: &[1, 2, 5, 4], values }).collect();
     let plain = to_bytes(&four, Storage::F32).unwrap();
-    let weights = to_bytes(&[Named { name: "weights", shape: &[2, 2], values: &[0.5, 0.5, 1.0, 0.0] }], Storage::F32).unwrap();
+    let weights =
+        to_bytes(&[Named { name: "weights", shape: &[2, 2], values: &[0.5, 0.5, 1.0, 0.0] }], Storage::F32).unwrap();
     // Ours, of two attentions.
     let path = folder.path().join("a.safetensors");
     std::fs::write(&path, &plain).unwrap();

@@ -228,7 +228,14 @@ struct AttendBack<T: Float> {
 
 impl<T: Float> Tape<'_, T> {
     /// The call, with noise from this tape or none.
-    pub(super) fn call(&mut self, q: &Var<T>, k: &Tensor<T>, v: &Tensor<T>, center: Option<&Var<T>>, how: &Attend<'_>) -> Call<T> {
+    pub(super) fn call(
+        &mut self,
+        q: &Var<T>,
+        k: &Tensor<T>,
+        v: &Tensor<T>,
+        center: Option<&Var<T>>,
+        how: &Attend<'_>,
+    ) -> Call<T> {
         let mut attention = how.attention.clone();
         let training = self.has_noise();
         attention.dropout =

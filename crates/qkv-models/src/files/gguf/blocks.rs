@@ -5,8 +5,8 @@ mod super_block;
 
 use half::{bf16, f16};
 use qkv_simd::compact::Compact;
-use super_block::SUPER;
 use std::fmt;
+use super_block::SUPER;
 
 /// Numbers of a block.
 const BLOCK: usize = 32;
@@ -137,7 +137,9 @@ impl Storage {
                 Storage::Q5Scaled => {
                     let scale = half(block);
                     let fifths = (0..BLOCK).map(|at| fifth(&block[2..6], at));
-                    out.extend(nibbles(&block[6..]).zip(fifths).map(|(x, fifth)| f32::from((x | fifth) as i8 - 16) * scale));
+                    out.extend(
+                        nibbles(&block[6..]).zip(fifths).map(|(x, fifth)| f32::from((x | fifth) as i8 - 16) * scale),
+                    );
                 }
                 Storage::Q5Above => {
                     let (scale, least) = (half(block), half(&block[2..]));
