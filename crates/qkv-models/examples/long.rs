@@ -73,8 +73,10 @@ fn cell(recipe: &Path, changes: &[String], text: &str) -> Result<Cell, Box<dyn E
     let threads = rayon::current_num_threads();
     let mut run = Run::new(&recipe, &folder, threads)?;
     let mut clock = Clock::default();
-    let (trained, memory) = ALLOCATOR.beyond(|| run.train(&mut clock, &AtomicBool::new(false)));
-    trained?;
+    let before = ALLOCATOR.held();
+    ALLOCATOR.forget_peak();
+    run.train(&mut clock, &AtomicBool::new(false))?;
+    let memory = ALLOCATOR.peak() - before;
     let (encoder, machine) = (Encoder::open(&folder)?, Machine::new(threads));
     encoder.classify(&[text], &machine)?;
     let (start, rounds) = (taken(), 30);
