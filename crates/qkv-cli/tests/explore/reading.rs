@@ -37,8 +37,11 @@ fn a_document_is_shaded_on_both_levels() {
     assert!((shares.iter().sum::<f32>() - 1.0).abs() < 1e-5);
     let drawn = browser.eval("[...document.querySelectorAll('.sentence')].map((s) => Number(s.dataset.weight))");
     assert!((drawn[1].as_f64().unwrap() as f32 - shares[1]).abs() < 1e-6, "{drawn} {shares:?}");
-    let strongest = "[...document.querySelectorAll('.sentence:nth-child(2) .word')].sort((a, b) => b.dataset.weight - a.dataset.weight)[0].textContent";
-    assert_eq!(browser.eval(strongest), "lovely");
+    let words = browser.numbers("/api/runs/0/weights?layer=1&head=0&rows=1..2");
+    let drawn =
+        browser.eval("Number(document.querySelector('.sentence:nth-child(2) .word:nth-child(3)').dataset.weight)");
+    assert!((drawn.as_f64().unwrap() as f32 - words[5 + 2]).abs() < 1e-6, "{drawn} {words:?}");
+    assert!(words[..5].iter().all(|&weight| weight == 0.0), "a sentence sees its own words alone: {words:?}");
     // A word says its weight, and how it came about.
     browser.click(".sentence:nth-child(2) .word:nth-child(3)");
     browser.until("!document.querySelector('#pair').hidden && document.querySelector('#pair .result')");

@@ -126,5 +126,7 @@ fn what_is_no_image_is_refused_by_its_name() {
     folder.put("images.idx", &images);
     folder.qkv("train r.toml --out a --set model.patch_size=3").fails(&["patches of 3 do not fill"]);
     folder.qkv("train r.toml --out b --set data.names=['left']").fails(&["`data.names` has 1 names"]);
-    folder.qkv("train r.toml --out c --set model.kind=han").fails(&["a han sees no images"]);
+    let (data, train) = (RECIPE.split("[model]").next().unwrap(), RECIPE.split("[train]").nth(1).unwrap());
+    folder.put("h.toml", format!("{data}[model]\nkind = 'han'\n[train]{train}").as_bytes());
+    folder.qkv("train h.toml --out c").fails(&["a han sees no images", "hint: set `model.kind` to `vit`"]);
 }
