@@ -65,7 +65,6 @@ pub(crate) fn config(json: &Value, path: &Path, prepared: &Value, other: &Path) 
         mean,
         deviation,
         labels,
-        ..VitConfig::default()
     })
 }
 

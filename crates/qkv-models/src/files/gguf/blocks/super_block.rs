@@ -62,12 +62,12 @@ pub(super) fn six(block: &[u8], out: &mut Vec<f32>) {
     let (highs, rest) = rest.split_at(SUPER / 4);
     let (parts, scale) = rest.split_at(SUPER / 16);
     let scale = half(scale);
-    for at in 0..SUPER / 16 {
+    for (at, &part) in parts.iter().enumerate() {
         // In each half of the block: 32 numbers in low halves, 32 more, then the same bytes' high halves.
         let (side, eighth, from) = (at / 8, at % 8 / 2, at % 2 * 16);
         let lows = lows[side * 64 + eighth % 2 * 32 + from..][..16].iter().map(|b| b >> (eighth / 2 * 4) & 15);
         let highs = highs[side * 32 + from..][..16].iter().map(|b| b >> (eighth * 2) & 3);
-        let scale = scale * f32::from(parts[at] as i8);
+        let scale = scale * f32::from(part as i8);
         out.extend(lows.zip(highs).map(|(low, high)| scale * f32::from((low | high << 4) as i8 - 32)));
     }
 }
