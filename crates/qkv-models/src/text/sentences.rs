@@ -8,8 +8,9 @@ use std::ops::Range;
 /// What some corpora put between sentences.
 const MARK: &str = "<s>";
 /// Words whose full stop ends no sentence, in small letters.
-const SHORT: &[&str] =
-    &["mr", "mrs", "ms", "dr", "prof", "st", "jr", "sr", "vs", "no", "vol", "fig", "e.g", "i.e", "etc", "cf", "approx"];
+const SHORT: &[&str] = &["mr", "mrs", "ms", "dr", "prof", "st", "jr", "sr", "vs", "e.g", "i.e", "etc", "cf", "approx"];
+/// The same, before a number.
+const NUMBERED: &[&str] = &["no", "vol", "fig"];
 
 /// Whether a sentence may end with this sign, before a space.
 fn ends(c: char) -> bool {
@@ -100,7 +101,7 @@ fn split_at_ends(text: &str, line: Range<usize>, capitals: bool, found: &mut Vec
         let next = after.chars().next();
         let goes_on = next.is_some_and(|next| ends(next) || (capitals && next.is_lowercase()));
         let done = ends_at_once(c) || ends_at_once(last);
-        if done || (spaced && !goes_on && !(c == '.' && is_short(&text[from..at]))) {
+        if done || (spaced && !goes_on && !(c == '.' && is_short(&text[from..at], next))) {
             push(text, from..end, found);
             from = end;
         }
@@ -109,11 +110,12 @@ fn split_at_ends(text: &str, line: Range<usize>, capitals: bool, found: &mut Vec
 }
 
 /// Whether what stands before a full stop is a word that has one of its own: an abbreviation, or an initial.
-fn is_short(before: &str) -> bool {
+fn is_short(before: &str, next: Option<char>) -> bool {
     let word = before.rsplit(char::is_whitespace).next().unwrap_or(before).trim_start_matches(['(', '"', '\'', '“']);
     let mut letters = word.chars();
     let initial = matches!((letters.next(), letters.next()), (Some(c), None) if c.is_uppercase());
-    initial || SHORT.contains(&word.to_lowercase().as_str())
+    let (word, number) = (word.to_lowercase(), next.is_some_and(|c| c.is_ascii_digit()));
+    initial || SHORT.contains(&word.as_str()) || (number && NUMBERED.contains(&word.as_str()))
 }
 
 #[cfg(test)]
@@ -139,6 +141,7 @@ mod tests {
     fn initials_and_abbreviations_end_nothing() {
         assert_eq!(cut("J. R. Smith met Mr. Jones. They spoke."), ["J. R. Smith met Mr. Jones.", "They spoke."]);
         assert_eq!(cut("Apples, e.g. red ones. Pears"), ["Apples, e.g. red ones.", "Pears"]);
+        assert_eq!(cut("See No. 5. No. 6 is gone. No. Never."), ["See No. 5.", "No. 6 is gone.", "No.", "Never."]);
     }
 
     #[test]
