@@ -156,7 +156,9 @@ mod tests {
         fn nothing_but_space_and_marks_is_lost(text in "[a-cA-C .!?。<>s\n\"é]{0,60}") {
             let ranges = sentences(&text);
             prop_assert!(ranges.windows(2).all(|two| two[0].end <= two[1].start));
-            let kept: String = ranges.iter().map(|range| &text[range.clone()]).collect();
+            // With space between them: two that met could make a mark.
+            let kept: Vec<&str> = ranges.iter().map(|range| &text[range.clone()]).collect();
+            let kept = kept.join(" ");
             let bare = |text: &str| text.replace(MARK, "").split_whitespace().collect::<String>();
             prop_assert_eq!(bare(&kept), bare(&text));
         }
