@@ -268,6 +268,7 @@ impl Pairs {
     ///
     /// # Panics
     /// Where a slice is too short, the width is not whole panels, or the scale is not positive.
+    #[inline(always)]
     pub fn softmax(
         &self,
         tile: &mut [f32],
@@ -282,10 +283,10 @@ impl Pairs {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
         unsafe {
-            if running.moment.is_empty() {
-                soften::soften::<false>(tile, row, rows, width, how, running);
-            } else {
-                soften::soften::<true>(tile, row, rows, width, how, running);
+            match (running.moment.is_empty(), self.unit) {
+                (true, Unit::Tiles) => soften::soften::<false, true>(tile, row, rows, width, how, running),
+                (true, Unit::Dots) => soften::soften::<false, false>(tile, row, rows, width, how, running),
+                (false, _) => soften::soften::<true, false>(tile, row, rows, width, how, running),
             }
         }
     }

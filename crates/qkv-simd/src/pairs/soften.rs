@@ -3,7 +3,8 @@
 //! It is bound by the two ports that add and multiply, so everything is counted: scores are turned into powers of two by one
 //! multiply-add with the maximum, a fraction and a polynomial of four steps follow, and the whole part of the exponent is
 //! applied by an instruction that also makes what is absent, −∞, exactly zero. Maxima and sums of sixteen rows are reduced
-//! together, by half as many shuffles as a transpose takes.
+//! together, by half as many shuffles as a transpose takes. `max` holds a reference for each row that may lie a little below its
+//! largest score.
 
 // SAFETY, for the whole module: every function asks its caller for AVX-512 with bf16, and for slices that hold what the
 // parent module checks before it calls.
@@ -62,9 +63,37 @@ macro_rules! of_each {
     }};
 }
 
-/// Rows of scores become bf16 weights at the start of their memory, zeros to the end of the chunk.
+/// How far a score may lie above the row's reference before that moves up to it: weights are then up to `e⁵`, which bf16 holds
+/// as well as 1, and what was summed so far hardly ever has to be scaled.
+const SLACK: f32 = 5.0;
+
+/// Groups of [`SIDE`] rows that are taken through the passes together, so that the reductions of one run beside the passes of
+/// another.
+const GROUPS: usize = 2;
+
+/// What [`Group::top`] found out about the rows of a group, a lane each.
+#[derive(Clone, Copy)]
+struct Tops {
+    /// The references before and after these scores.
+    old: __m512,
+    new: __m512,
+    /// What sums so far are multiplied by.
+    shrink: __m512,
+}
+
+/// Up to [`SIDE`] rows of a tile.
+struct Group {
+    data: *mut f32,
+    row: usize,
+    first: usize,
+    count: usize,
+    width: usize,
+}
+
+/// Rows of scores become bf16 weights at the start of their memory, zeros to the end of the chunk. `AWAKE` where the tile unit
+/// is in use and not to fall asleep meanwhile.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) unsafe fn soften<const ENTROPY: bool>(
+pub(super) unsafe fn soften<const ENTROPY: bool, const AWAKE: bool>(
     tile: &mut [f32],
     row: usize,
     rows: usize,
@@ -73,62 +102,124 @@ pub(super) unsafe fn soften<const ENTROPY: bool>(
     running: Running<'_, f32>,
 ) {
     let Running { max, sum, moment, factor } = running;
-    let (least, zero) = (_mm512_set1_ps(f32::NEG_INFINITY), _mm512_setzero_ps());
-    for first in (0..rows).step_by(SIDE) {
-        let count = (rows - first).min(SIDE);
-        let there = (u16::MAX as u32 >> (SIDE - count)) as u16;
-        let mut each = [least; SIDE];
-        for (r, most) in each.iter_mut().enumerate().take(count) {
-            let (start, end) = how.span(first + r, width);
-            *most = greatest(tile.as_ptr().add((first + r) * row), start / SIDE, end / SIDE);
+    let zero = _mm512_setzero_ps();
+    for start in (0..rows).step_by(GROUPS * SIDE) {
+        let groups: [Group; GROUPS] = std::array::from_fn(|group| {
+            let first = (start + group * SIDE).min(rows);
+            Group { data: tile.as_mut_ptr(), row, first, count: (rows - first).min(SIDE), width }
+        });
+        let mut tops = [Tops { old: zero, new: zero, shrink: zero }; GROUPS];
+        for (group, tops) in groups.iter().zip(&mut tops).filter(|(group, _)| group.count > 0) {
+            *tops = group.top(&how, max, factor);
         }
-        let old = _mm512_mask_loadu_ps(least, there, max.as_ptr().add(first));
+        let [mut sums, mut moments] = [[[zero; SIDE]; GROUPS]; 2];
+        for (at, group) in groups.iter().enumerate() {
+            group.weights::<ENTROPY, AWAKE>(&how, &tops[at], &mut sums[at], &mut moments[at]);
+        }
+        for (at, group) in groups.iter().enumerate().filter(|(_, group)| group.count > 0) {
+            let (there, first) = (group.there(), group.first);
+            let before = _mm512_maskz_loadu_ps(there, sum.as_ptr().add(first));
+            let found = of_each!(&sums[at], _mm512_add_ps);
+            let after = _mm512_add_ps(_mm512_mul_ps(before, tops[at].shrink), found);
+            if ENTROPY {
+                let found = of_each!(&moments[at], _mm512_add_ps);
+                tops[at].moments(before, found, &factor[first..], &mut moment[first..][..group.count]);
+            }
+            _mm512_mask_storeu_ps(sum.as_mut_ptr().add(first), there, after);
+        }
+    }
+}
+
+impl Tops {
+    /// Brings the moments of a group forward, with its sums `before` and what these scores add.
+    #[target_feature(enable = "avx512f,avx512dq")]
+    unsafe fn moments(&self, before: __m512, found: __m512, factor: &[f32], moment: &mut [f32]) {
+        let mut lanes = [[0.0f32; SIDE]; 4];
+        for (lanes, of) in lanes.iter_mut().zip([self.old, self.new, before, found]) {
+            _mm512_storeu_ps(lanes.as_mut_ptr(), of);
+        }
+        let [old, new, before, found] = lanes;
+        for (r, moment) in moment.iter_mut().enumerate() {
+            let moved = if old[r] == new[r] { 0.0 } else { (old[r] - new[r]) * before[r] };
+            let kept = if old[r] == f32::NEG_INFINITY { 0.0 } else { factor[r] * (*moment + moved) };
+            *moment = kept + found[r];
+        }
+    }
+}
+
+impl Group {
+    /// The lanes of the rows that there are.
+    fn there(&self) -> u16 {
+        (u32::from(u16::MAX) >> (SIDE - self.count)) as u16
+    }
+
+    /// The reference of each row, which `max` holds: one that scores have passed by more than [`SLACK`] moves up to the largest.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512dq")]
+    unsafe fn top(&self, how: &Exponential<'_, f32>, max: &mut [f32], factor: &mut [f32]) -> Tops {
+        let (least, there) = (_mm512_set1_ps(f32::NEG_INFINITY), self.there());
+        let mut each = [least; SIDE];
+        for (r, most) in each.iter_mut().enumerate().take(self.count) {
+            let (start, end) = how.span(self.first + r, self.width);
+            *most = greatest(self.data.add((self.first + r) * self.row), start / SIDE, end / SIDE);
+        }
+        let old = _mm512_mask_loadu_ps(least, there, max.as_ptr().add(self.first));
         let mut most = _mm512_mul_ps(of_each!(&each, _mm512_max_ps), _mm512_set1_ps(how.scale));
         // A row of nothing but NaN and what is absent is NaN.
         let mut none = _mm512_mask_cmp_ps_mask::<_CMP_EQ_OQ>(there, most, least);
         while none != 0 {
             let r = none.trailing_zeros() as usize;
             none &= none - 1;
-            let (start, end) = how.span(first + r, width);
-            if tile[(first + r) * row..][start..end].iter().any(|s| s.is_nan()) {
+            let (start, end) = how.span(self.first + r, self.width);
+            let scores = std::slice::from_raw_parts(self.data.add((self.first + r) * self.row), self.width);
+            if scores[start..end].iter().any(|s| s.is_nan()) {
                 most = _mm512_mask_mov_ps(most, 1 << r, _mm512_set1_ps(f32::NAN));
             }
         }
-        let moved = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(most, old) | _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(most, most);
-        let top = _mm512_mask_mov_ps(old, moved, most);
-        // Nothing moves where the maximum stays, −∞ included.
-        let same = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(old, top);
-        let shrink = math::exp(F32x16(_mm512_sub_ps(old, top))).0;
-        let shrink = _mm512_mask_mov_ps(shrink, same, _mm512_set1_ps(1.0));
-        _mm512_mask_storeu_ps(max.as_mut_ptr().add(first), there, top);
-        _mm512_mask_storeu_ps(factor.as_mut_ptr().add(first), there, shrink);
-
-        // Where nothing is there yet, −∞ less 0 stays what it is.
-        let mut tops = [0.0f32; SIDE];
-        let absent = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(top, least);
-        _mm512_storeu_ps(tops.as_mut_ptr(), _mm512_mask_mov_ps(top, absent, zero));
-        let (mut sums, mut moments) = ([zero; SIDE], [zero; SIDE]);
-        for r in 0..count {
-            let (start, end) = how.span(first + r, width);
-            let at = Row { data: tile.as_mut_ptr().add((first + r) * row), top: tops[r], scale: how.scale };
-            (sums[r], moments[r]) = at.weights::<ENTROPY>(start / SIDE, end / SIDE, width.div_ceil(DEPTH));
+        let far = _mm512_add_ps(old, _mm512_set1_ps(SLACK));
+        let moved = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(most, far) | _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(most, most);
+        let new = _mm512_mask_mov_ps(old, moved, most);
+        // Nothing moves where the reference stays, −∞ included.
+        let mut shrink = _mm512_set1_ps(1.0);
+        if moved & there != 0 {
+            let same = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(old, new);
+            shrink = _mm512_mask_mov_ps(math::exp(F32x16(_mm512_sub_ps(old, new))).0, same, shrink);
         }
-        let before = _mm512_maskz_loadu_ps(there, sum.as_ptr().add(first));
-        let after = _mm512_add_ps(_mm512_mul_ps(before, shrink), of_each!(&sums, _mm512_add_ps));
-        if ENTROPY {
-            let [mut olds, mut befores, mut found] = [[0.0f32; SIDE]; 3];
-            _mm512_storeu_ps(olds.as_mut_ptr(), old);
-            _mm512_storeu_ps(tops.as_mut_ptr(), top);
-            _mm512_storeu_ps(befores.as_mut_ptr(), before);
-            _mm512_storeu_ps(found.as_mut_ptr(), of_each!(&moments, _mm512_add_ps));
-            for (r, moment) in moment[first..][..count].iter_mut().enumerate() {
-                let moved = if olds[r] == tops[r] { 0.0 } else { (olds[r] - tops[r]) * befores[r] };
-                let kept = if olds[r] == f32::NEG_INFINITY { 0.0 } else { factor[first + r] * (*moment + moved) };
-                *moment = kept + found[r];
-            }
-        }
-        _mm512_mask_storeu_ps(sum.as_mut_ptr().add(first), there, after);
+        _mm512_mask_storeu_ps(max.as_mut_ptr().add(self.first), there, new);
+        _mm512_mask_storeu_ps(factor.as_mut_ptr().add(self.first), there, shrink);
+        Tops { old, new, shrink }
     }
+
+    /// Turns the scores of the rows into weights, and leaves the sum and the moment of each, lane by lane.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    unsafe fn weights<const ENTROPY: bool, const AWAKE: bool>(
+        &self,
+        how: &Exponential<'_, f32>,
+        tops: &Tops,
+        sums: &mut [__m512; SIDE],
+        moments: &mut [__m512; SIDE],
+    ) {
+        // Where nothing is there yet, −∞ less 0 stays what it is.
+        let mut top = [0.0f32; SIDE];
+        let absent = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(tops.new, _mm512_set1_ps(f32::NEG_INFINITY));
+        _mm512_storeu_ps(top.as_mut_ptr(), _mm512_mask_mov_ps(tops.new, absent, _mm512_setzero_ps()));
+        for r in 0..self.count {
+            if AWAKE && r % (SIDE / 2) == 0 {
+                stay_awake();
+            }
+            let (start, end) = how.span(self.first + r, self.width);
+            let at = Row { data: self.data.add((self.first + r) * self.row), top: top[r], scale: how.scale };
+            (sums[r], moments[r]) = at.weights::<ENTROPY>(start / SIDE, end / SIDE, self.width.div_ceil(DEPTH));
+        }
+    }
+}
+
+/// A product whose result nobody looks at. The tile unit falls asleep when it has had nothing to do for some 1,000 cycles, and
+/// takes 600 to 800 to wake up; this costs 60 to 100.
+#[inline(always)]
+unsafe fn stay_awake() {
+    std::arch::asm!("tdpbf16ps tmm0, tmm4, tmm5", out("tmm0") _, options(nostack, nomem));
 }
 
 /// The largest of some panels of a row, lane by lane; what is NaN does not count.

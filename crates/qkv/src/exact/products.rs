@@ -237,6 +237,7 @@ impl<'s, A: Real> Desk<'s, A> {
 
     /// Turns finished scores, rows of [`KEYS`], into weights for [`weigh`](Desk::weigh), and brings the state of their rows
     /// forward. `modulate` is what comes between, if anything does.
+    #[inline(always)]
     pub fn soften(
         &self,
         scores: &mut [A],
