@@ -70,6 +70,47 @@ impl<T: Element> Kernel<T::Acc> for Narrow<'_, T> {
     }
 }
 
+struct NarrowScaled<'a, T: Element> {
+    from: &'a [T::Acc],
+    from_row: usize,
+    factors: &'a [T::Acc],
+    width: usize,
+    to: *mut T,
+    to_row: isize,
+}
+
+/// Multiplies each row of sums by its factor and rounds it into place: as many rows as there are factors.
+///
+/// # Safety
+/// There is memory for rows of `width` elements from `to` on at distance `to_row`, which nobody else touches at the same time.
+pub(crate) unsafe fn narrow_scaled<T: Element>(
+    isa: Isa,
+    (from, from_row): (&[T::Acc], usize),
+    factors: &[T::Acc],
+    width: usize,
+    (to, to_row): (*mut T, isize),
+) {
+    dispatch(isa, NarrowScaled { from, from_row, factors, width, to, to_row })
+}
+
+impl<T: Element> Kernel<T::Acc> for NarrowScaled<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes<Scalar = T::Acc>>(self) {
+        let lanes = T::Acc::LANES;
+        for (r, &factor) in self.factors.iter().enumerate() {
+            for (at, from) in self.from[r * self.from_row..][..self.width].chunks(lanes).enumerate() {
+                // SAFETY: as in `Narrow`; the rows lie at their distance from one another.
+                unsafe {
+                    let x = T::Acc::lanes::<V>(from.as_ptr(), from.len()).mul(V::splat(factor));
+                    T::store_lanes(x, self.to.offset(r as isize * self.to_row).add(at * lanes), from.len());
+                }
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,6 +135,17 @@ mod tests {
                     let same = |a: f64, b: f64| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
                     assert!(same(found.to_f64(), expected.to_f64()), "{isa} {}: {found:?} {expected:?}", T::NAME);
                     assert!(same(found.to_f64(), wide.to_f64()), "{isa} {}: {found:?} {wide:?}", T::NAME);
+                }
+                // Two rows, the second of which is scaled.
+                let two = [&numbers[..len], &numbers[..len]].concat();
+                let (mut scaled, factors) = (vec![T::default(); 2 * len], [T::Acc::ONE, T::Acc::from_f64(0.7)]);
+                // SAFETY: there is memory for two rows, and it is ours.
+                unsafe { narrow_scaled(isa, (&two, len), &factors, len, (scaled.as_mut_ptr(), len as isize)) };
+                for (at, (found, &x)) in scaled.iter().zip(&two).enumerate() {
+                    let expected = T::narrow(x * factors[at / len]).to_f64();
+                    let found = found.to_f64();
+                    let same = found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan();
+                    assert!(same, "{isa} {}: {found:?} {expected:?}", T::NAME);
                 }
             }
         }

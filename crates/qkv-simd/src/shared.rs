@@ -239,23 +239,34 @@ impl<'a, T: Element> Rows<'a, T> {
     /// # Panics
     /// Where one of the rows was written before, or is not there.
     pub fn write_all(&self, b: usize, h: usize, i: usize, count: usize, data: &[T::Acc], row: usize) {
-        let [batch, heads, length, width] = self.view.shape();
-        let there = b < batch && h < heads && i + count <= length;
-        assert!(
-            there && row >= width && data.len() >= count * row,
-            "rows [{b}, {h}, {i}..] of {:?}",
-            self.view.shape()
-        );
+        self.claim(b, h, i, count);
+        assert!(row >= self.view.shape()[3] && data.len() >= count * row, "too little for {count} rows");
+        for r in 0..count {
+            // SAFETY: the rows were claimed, so this is the first and only access to them.
+            unsafe { self.view.store_row(b, h, i + r, &data[r * row..][..row]) };
+        }
+    }
+
+    /// The same with each row multiplied by its factor first: as many rows as there are factors.
+    ///
+    /// # Panics
+    /// Where one of the rows was written before, or is not there.
+    pub fn write_scaled(&self, b: usize, h: usize, i: usize, factors: &[T::Acc], data: &[T::Acc], row: usize) {
+        self.claim(b, h, i, factors.len());
+        // SAFETY: the rows were claimed, so this is the first and only access to them.
+        unsafe { self.view.store_scaled([b, h, i], factors, data, row) };
+    }
+
+    /// Makes sure that some rows are there and have not been written, and notes that they will be.
+    fn claim(&self, b: usize, h: usize, i: usize, count: usize) {
+        let [batch, heads, length, _] = self.view.shape();
+        assert!(b < batch && h < heads && i + count <= length, "rows [{b}, {h}, {i}..] of {:?}", self.view.shape());
         let (start, end) = ((b * heads + h) * length + i, (b * heads + h) * length + i + count);
         for word in start / 64..end.div_ceil(64) {
             let (from, to) = (start.max(word * 64) - word * 64, end.min(word * 64 + 64) - word * 64);
             let bits = (u64::MAX >> (64 - (to - from))) << from;
             let before = self.written[word].fetch_or(bits, Ordering::Relaxed);
             assert!(before & bits == 0, "a row of [{b}, {h}, {i}..] is written twice");
-        }
-        for r in 0..count {
-            // SAFETY: the bits were clear, so this is the first and only access to the rows.
-            unsafe { self.view.store_row(b, h, i + r, &data[r * row..][..row]) };
         }
     }
 

@@ -467,6 +467,30 @@ impl<T: Element> ViewMut<'_, T> {
             }
         }
     }
+
+    /// Multiplies rows of sums at distance `row` by their factors, and rounds them into the rows from `i` on.
+    ///
+    /// # Safety
+    /// No other access to these rows happens at the same time.
+    pub(crate) unsafe fn store_scaled(&self, [b, h, i]: [usize; 3], factors: &[T::Acc], data: &[T::Acc], row: usize) {
+        let [batch, heads, length, width] = self.shape;
+        assert!(b < batch && h < heads && i + factors.len() <= length, "rows [{b}, {h}, {i}..] of {:?}", self.shape);
+        assert!(row >= width && data.len() >= factors.len() * row, "the rows are too short");
+        let start = b as isize * self.strides[0] + h as isize * self.strides[1] + i as isize * self.strides[2];
+        // SAFETY: as in `store_row`, for each of the rows.
+        unsafe {
+            if self.strides[3] == 1 || width == 1 {
+                let to = (self.data.offset(start), self.strides[2]);
+                return rows::narrow_scaled(Isa::best(), (data, row), factors, width, to);
+            }
+            for (r, &factor) in factors.iter().enumerate() {
+                let start = start + r as isize * self.strides[2];
+                for (x, &value) in data[r * row..][..width].iter().enumerate() {
+                    self.data.offset(start + x as isize * self.strides[3]).write(T::narrow(value * factor));
+                }
+            }
+        }
+    }
 }
 
 #[cfg(feature = "ndarray")]

@@ -116,13 +116,11 @@ impl<'a, T: Element> Finished<'a, T> {
             }
             return;
         }
-        let [mut lses, mut entropies] = [[T::Acc::ZERO; QUERIES]; 2];
+        let [mut factors, mut lses, mut entropies] = [[T::Acc::ZERO; QUERIES]; 3];
         for (r, row) in rows.iter().enumerate() {
-            let (factor, lse, entropy) = self.normal(row, max[r], sum[r], moment[r]);
-            row_op(isa, &mut values[r * size..][..size], RowOp::Scale(factor));
-            (lses[r], entropies[r]) = (lse, entropy);
+            (factors[r], lses[r], entropies[r]) = self.normal(row, max[r], sum[r], moment[r]);
         }
-        self.values.write_all(first.b, first.h, first.i, count, values, size);
+        self.values.write_scaled(first.b, first.h, first.i, &factors[..count], values, size);
         self.lse.write_all(first.b, first.h, first.i, count, &lses, 1);
         if let Some(out) = &self.entropy {
             out.write_all(first.b, first.h, first.i, count, &entropies, 1);

@@ -98,9 +98,22 @@ impl<'s, A: Real> Desk<'s, A> {
     pub fn load_left<T: Element<Acc = A>>(
         &self,
         from: Operand<'_, T>,
-        rows: impl Iterator<Item = (usize, usize, usize)>,
+        rows: impl Iterator<Item = (usize, usize, usize)> + Clone,
         out: &mut [A],
     ) -> bool {
+        if let Some(pairs) = &self.pairs
+            && let Some((lying, row, count)) = run(&from, rows.clone())
+        {
+            let (width, out) = (from.width(), halves_mut(out));
+            if row == width {
+                out[..count * width].copy_from_slice(lying);
+            } else {
+                for (to, from) in out.chunks_exact_mut(width).zip(lying.chunks(row)) {
+                    to.copy_from_slice(&from[..width]);
+                }
+            }
+            return pairs.finite(&out[..count * width]);
+        }
         load(self.arithmetic, from, rows, out)
     }
 
@@ -316,7 +329,7 @@ impl<'s, A: Real> Desk<'s, A> {
     pub fn load_both_ways<T: Element<Acc = A>>(
         &mut self,
         from: Operand<'_, T>,
-        rows: impl ExactSizeIterator<Item = (usize, usize, usize)>,
+        rows: impl ExactSizeIterator<Item = (usize, usize, usize)> + Clone,
         out: &mut [A],
     ) -> bool {
         let (count, left) = (rows.len(), QUERIES * self.arithmetic.left_row::<A>(from.width()));
@@ -447,6 +460,25 @@ fn lying<'b, T: Element>(
     let Operand::Given(source) = from else { return None };
     let (rows, row) = source.slab(b, h, keys.natural()?, keys.len)?;
     Some((T::as_bf16(rows)?, row))
+}
+
+/// Rows of whole chunks as bf16 where they lie, if they follow one another in one head: one slice, the distance between them,
+/// and how many there are.
+fn run<'b, T: Element>(
+    from: &'b Operand<'_, T>,
+    mut rows: impl Iterator<Item = (usize, usize, usize)>,
+) -> Option<(&'b [bf16], usize, usize)> {
+    let Operand::Given(source) = from else { return None };
+    let (b, h, first) = rows.next().filter(|_| from.width() == deep(from.width()))?;
+    let mut count = 1;
+    for row in rows {
+        if row != (b, h, first + count) {
+            return None;
+        }
+        count += 1;
+    }
+    let (rows, row) = source.slab(b, h, first, count)?;
+    Some((T::as_bf16(rows)?, row, count))
 }
 
 /// Copies rows one after the other, and says whether all are finite.
