@@ -177,7 +177,7 @@ pub fn matmul_of_pairs(
     pack_left(isa, &a, &mut packed.left, threads);
     let (chunks, panels) = (deep(k) / DEPTH, n.div_ceil(SIDE));
     let left = Left { data: &packed.left, row: deep(k) };
-    let right = Right { data: &packed.right[..right_len(k, n)], chunks };
+    let right = Right { data: &packed.right[..right_len(k, n)], chunks, passing: false };
     // Whole rows of blocks while there are enough of them for all threads; else their columns are shared out too.
     let row_blocks = m.div_ceil(ROWS);
     let across = (3 * threads).div_ceil(row_blocks).clamp(1, panels.div_ceil(PANELS));
@@ -192,7 +192,7 @@ pub fn matmul_of_pairs(
         for from in (from..(from + wide).min(panels)).step_by(PANELS) {
             let to = (from + PANELS).min((task % across + 1) * wide).min(panels);
             let (width, kept) = ((to - from) * SIDE, ((to - from) * SIDE).min(n - from * SIDE));
-            let right = Right { data: &right.data[from * chunks * DEPTH * SIDE..], chunks };
+            let right = Right { data: &right.data[from * chunks * DEPTH * SIDE..], chunks, passing: false };
             if !add && across == 1 && n % SIDE == 0 && count % SIDE == 0 {
                 // SAFETY: whole rows belong to this task alone.
                 let out = unsafe { c.part(row * n, count * n) };

@@ -87,6 +87,8 @@ pub struct Right<'a> {
     pub data: &'a [bf16],
     /// Blocks in a panel.
     pub chunks: usize,
+    /// Whether it is read on its way past, and the first-level cache is better left to others. Where the unit has a way to say so.
+    pub passing: bool,
 }
 
 /// The unit that multiplies pairs, ready on this thread for as long as this lives.
@@ -357,7 +359,7 @@ mod tests {
 
                 let (row, chunks) = (side(n) + 16, deep(k) / DEPTH);
                 let mut c = vec![1.0f32; side(m) * row];
-                let right = Right { data: &columns, chunks };
+                let right = Right { data: &columns, chunks, passing: m % 2 == 0 };
                 let left = Left { data: &a, row: deep(k) };
                 pairs.product(Target::onto(&mut c, row), left, right, m, 0..side(n) / SIDE, 0..chunks);
                 for i in 0..m {

@@ -46,7 +46,7 @@ pub fn tiles(isa: Isa, threads: usize) -> Option<f64> {
         let pairs = Pairs::new(isa).expect("as on the thread that asked");
         let (side, depth) = (2 * SIDE, CHUNKS * DEPTH);
         let (a, b) = (vec![bf16::ONE; side * depth], vec![bf16::ONE; pairs::right_len(depth, side)]);
-        let (left, right) = (Left { data: &a, row: depth }, Right { data: &b, chunks: CHUNKS });
+        let (left, right) = (Left { data: &a, row: depth }, Right { data: &b, chunks: CHUNKS, passing: false });
         let mut c = vec![0.0; side * side];
         for _ in 0..TIMES {
             pairs.product(Target::anew(black_box(&mut c), side), left, right, side, 0..2, 0..CHUNKS);

@@ -89,7 +89,7 @@ pub(super) unsafe fn tiles(
             let to = c.data.as_mut_ptr().cast::<u8>().add(row * c_row + panels.start * 4 * SIDE);
             let right = b.data.as_ptr().cast::<u8>().add((panels.start * b.chunks + chunks.start) * BYTES);
             let panel = b.chunks * BYTES;
-            let at = Tile { to, c_row, left, a_row, right, panel, steps, add: false };
+            let at = Tile { to, c_row, left, a_row, right, panel, steps, add: false, passing: b.passing };
             at.shallow(panels.len());
             continue;
         }
@@ -97,7 +97,8 @@ pub(super) unsafe fn tiles(
             let two_panels = panel + 1 < panels.end;
             let to = c.data.as_mut_ptr().cast::<u8>().add(row * c_row + panel * 4 * SIDE);
             let right = b.data.as_ptr().cast::<u8>().add((panel * b.chunks + chunks.start) * BYTES);
-            let at = Tile { to, c_row, left, a_row, right, panel: b.chunks * BYTES, steps, add };
+            let panel = b.chunks * BYTES;
+            let at = Tile { to, c_row, left, a_row, right, panel, steps, add, passing: b.passing };
             match (two_rows, two_panels) {
                 (true, true) => at.two_by_two(),
                 (true, false) => at.two_by_one(),
@@ -119,11 +120,19 @@ struct Tile {
     panel: usize,
     steps: usize,
     add: bool,
+    passing: bool,
+}
+
+/// Calls a macro with the instruction that loads a tile of B: what passes goes by the first-level cache.
+macro_rules! loading {
+    ($self:ident, $product:ident) => {
+        if $self.passing { $product!("tileloaddt1") } else { $product!("tileloadd") }
+    };
 }
 
 /// Loads or clears the tiles of C, walks the depth, stores them.
 macro_rules! walk {
-    ($self:ident, load: $($load:literal)*; clear: $($clear:literal)*; step: $($step:literal)*; store: $($store:literal)*) => {
+    ($self:ident, load: $($load:literal)*; clear: $($clear:literal)*; step: $($step:expr),*; store: $($store:literal)*) => {
         asm!(
             "/* one tile high needs no {c2} */",
             "test {add:e}, {add:e}",
@@ -168,73 +177,102 @@ impl Tile {
     /// costs half a load instead of one.
     #[inline(always)]
     unsafe fn shallow(self, panels: usize) {
-        asm!(
-            "tileloadd tmm4, [{a} + {as_}]", "tileloadd tmm5, [{a} + {as_} + 64]",
-            "tileloadd tmm6, [{a2} + {as_}]", "tileloadd tmm7, [{a2} + {as_} + 64]",
-            "2:",
-            "tilezero tmm0", "tilezero tmm1",
-            "tileloadd tmm2, [{b} + {bs}]", "tdpbf16ps tmm0, tmm4, tmm2", "tdpbf16ps tmm1, tmm6, tmm2",
-            "tileloadd tmm3, [{b} + {bs} + 1024]", "tdpbf16ps tmm0, tmm5, tmm3", "tdpbf16ps tmm1, tmm7, tmm3",
-            "tilestored [{c} + {cs}], tmm0", "tilestored [{c2} + {cs}], tmm1",
-            "add {c}, 64", "add {c2}, 64", "add {b}, {panel}",
-            "dec {panels}",
-            "jnz 2b",
-            a = in(reg) self.left,
-            a2 = in(reg) self.left.wrapping_add(SIDE * self.a_row),
-            as_ = in(reg) self.a_row,
-            b = inout(reg) self.right => _,
-            bs = in(reg) 64usize,
-            panel = in(reg) self.panel,
-            c = inout(reg) self.to => _,
-            c2 = inout(reg) self.to.wrapping_add(SIDE * self.c_row) => _,
-            cs = in(reg) self.c_row,
-            panels = inout(reg) panels => _,
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-            options(nostack),
-        );
+        macro_rules! product {
+            ($load:literal) => {
+                asm!(
+                    "tileloadd tmm4, [{a} + {as_}]", "tileloadd tmm5, [{a} + {as_} + 64]",
+                    "tileloadd tmm6, [{a2} + {as_}]", "tileloadd tmm7, [{a2} + {as_} + 64]",
+                    "2:",
+                    "tilezero tmm0", "tilezero tmm1",
+                    concat!($load, " tmm2, [{b} + {bs}]"), "tdpbf16ps tmm0, tmm4, tmm2", "tdpbf16ps tmm1, tmm6, tmm2",
+                    concat!($load, " tmm3, [{b} + {bs} + 1024]"), "tdpbf16ps tmm0, tmm5, tmm3", "tdpbf16ps tmm1, tmm7, tmm3",
+                    "tilestored [{c} + {cs}], tmm0", "tilestored [{c2} + {cs}], tmm1",
+                    "add {c}, 64", "add {c2}, 64", "add {b}, {panel}",
+                    "dec {panels}",
+                    "jnz 2b",
+                    a = in(reg) self.left,
+                    a2 = in(reg) self.left.wrapping_add(SIDE * self.a_row),
+                    as_ = in(reg) self.a_row,
+                    b = inout(reg) self.right => _,
+                    bs = in(reg) 64usize,
+                    panel = in(reg) self.panel,
+                    c = inout(reg) self.to => _,
+                    c2 = inout(reg) self.to.wrapping_add(SIDE * self.c_row) => _,
+                    cs = in(reg) self.c_row,
+                    panels = inout(reg) panels => _,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack),
+                )
+            };
+        }
+        loading!(self, product)
     }
 
     #[inline(always)]
     unsafe fn two_by_two(self) {
-        walk!(self,
-            load: "tileloadd tmm0, [{c} + {cs}]" "tileloadd tmm1, [{c} + {cs} + 64]"
-                  "tileloadd tmm2, [{c2} + {cs}]" "tileloadd tmm3, [{c2} + {cs} + 64]";
-            clear: "tilezero tmm0" "tilezero tmm1" "tilezero tmm2" "tilezero tmm3";
-            step: "tileloadd tmm4, [{a} + {as_}]" "tileloadd tmm6, [{b} + {bs}]" "tdpbf16ps tmm0, tmm4, tmm6"
-                  "tileloadd tmm7, [{b2} + {bs}]" "tdpbf16ps tmm1, tmm4, tmm7"
-                  "tileloadd tmm5, [{a2} + {as_}]" "tdpbf16ps tmm2, tmm5, tmm6" "tdpbf16ps tmm3, tmm5, tmm7";
-            store: "tilestored [{c} + {cs}], tmm0" "tilestored [{c} + {cs} + 64], tmm1"
-                   "tilestored [{c2} + {cs}], tmm2" "tilestored [{c2} + {cs} + 64], tmm3")
+        macro_rules! product {
+            ($load:literal) => {
+                walk!(self,
+                    load: "tileloadd tmm0, [{c} + {cs}]" "tileloadd tmm1, [{c} + {cs} + 64]"
+                          "tileloadd tmm2, [{c2} + {cs}]" "tileloadd tmm3, [{c2} + {cs} + 64]";
+                    clear: "tilezero tmm0" "tilezero tmm1" "tilezero tmm2" "tilezero tmm3";
+                    step: "tileloadd tmm4, [{a} + {as_}]",
+                          concat!($load, " tmm6, [{b} + {bs}]"), "tdpbf16ps tmm0, tmm4, tmm6",
+                          concat!($load, " tmm7, [{b2} + {bs}]"), "tdpbf16ps tmm1, tmm4, tmm7",
+                          "tileloadd tmm5, [{a2} + {as_}]", "tdpbf16ps tmm2, tmm5, tmm6", "tdpbf16ps tmm3, tmm5, tmm7";
+                    store: "tilestored [{c} + {cs}], tmm0" "tilestored [{c} + {cs} + 64], tmm1"
+                           "tilestored [{c2} + {cs}], tmm2" "tilestored [{c2} + {cs} + 64], tmm3")
+            };
+        }
+        loading!(self, product)
     }
 
     #[inline(always)]
     unsafe fn two_by_one(self) {
-        walk!(self,
-            load: "tileloadd tmm0, [{c} + {cs}]" "tileloadd tmm2, [{c2} + {cs}]";
-            clear: "tilezero tmm0" "tilezero tmm2";
-            step: "tileloadd tmm4, [{a} + {as_}]" "tileloadd tmm6, [{b} + {bs}]" "tdpbf16ps tmm0, tmm4, tmm6"
-                  "tileloadd tmm5, [{a2} + {as_}]" "tdpbf16ps tmm2, tmm5, tmm6";
-            store: "tilestored [{c} + {cs}], tmm0" "tilestored [{c2} + {cs}], tmm2")
+        macro_rules! product {
+            ($load:literal) => {
+                walk!(self,
+                    load: "tileloadd tmm0, [{c} + {cs}]" "tileloadd tmm2, [{c2} + {cs}]";
+                    clear: "tilezero tmm0" "tilezero tmm2";
+                    step: "tileloadd tmm4, [{a} + {as_}]",
+                          concat!($load, " tmm6, [{b} + {bs}]"), "tdpbf16ps tmm0, tmm4, tmm6",
+                          "tileloadd tmm5, [{a2} + {as_}]", "tdpbf16ps tmm2, tmm5, tmm6";
+                    store: "tilestored [{c} + {cs}], tmm0" "tilestored [{c2} + {cs}], tmm2")
+            };
+        }
+        loading!(self, product)
     }
 
     #[inline(always)]
     unsafe fn one_by_two(self) {
-        walk!(self,
-            load: "tileloadd tmm0, [{c} + {cs}]" "tileloadd tmm1, [{c} + {cs} + 64]";
-            clear: "tilezero tmm0" "tilezero tmm1";
-            step: "tileloadd tmm4, [{a} + {as_}]" "tileloadd tmm6, [{b} + {bs}]" "tdpbf16ps tmm0, tmm4, tmm6"
-                  "tileloadd tmm7, [{b2} + {bs}]" "tdpbf16ps tmm1, tmm4, tmm7";
-            store: "tilestored [{c} + {cs}], tmm0" "tilestored [{c} + {cs} + 64], tmm1")
+        macro_rules! product {
+            ($load:literal) => {
+                walk!(self,
+                    load: "tileloadd tmm0, [{c} + {cs}]" "tileloadd tmm1, [{c} + {cs} + 64]";
+                    clear: "tilezero tmm0" "tilezero tmm1";
+                    step: "tileloadd tmm4, [{a} + {as_}]",
+                          concat!($load, " tmm6, [{b} + {bs}]"), "tdpbf16ps tmm0, tmm4, tmm6",
+                          concat!($load, " tmm7, [{b2} + {bs}]"), "tdpbf16ps tmm1, tmm4, tmm7";
+                    store: "tilestored [{c} + {cs}], tmm0" "tilestored [{c} + {cs} + 64], tmm1")
+            };
+        }
+        loading!(self, product)
     }
 
     #[inline(always)]
     unsafe fn one_by_one(self) {
-        walk!(self,
-            load: "tileloadd tmm0, [{c} + {cs}]";
-            clear: "tilezero tmm0";
-            step: "tileloadd tmm4, [{a} + {as_}]" "tileloadd tmm6, [{b} + {bs}]" "tdpbf16ps tmm0, tmm4, tmm6";
-            store: "tilestored [{c} + {cs}], tmm0")
+        macro_rules! product {
+            ($load:literal) => {
+                walk!(self,
+                    load: "tileloadd tmm0, [{c} + {cs}]";
+                    clear: "tilezero tmm0";
+                    step: "tileloadd tmm4, [{a} + {as_}]",
+                          concat!($load, " tmm6, [{b} + {bs}]"), "tdpbf16ps tmm0, tmm4, tmm6";
+                    store: "tilestored [{c} + {cs}], tmm0")
+            };
+        }
+        loading!(self, product)
     }
 }
 

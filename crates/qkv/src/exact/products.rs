@@ -146,7 +146,7 @@ impl<'s, A: Real> Desk<'s, A> {
                         halves_mut(columns),
                     );
                     let left = Left { data: &halves(left)[at * SIDE * 2 * row..], row: 2 * row };
-                    let right = Right { data: halves(columns), chunks };
+                    let right = Right { data: halves(columns), chunks, passing: false };
                     pairs.product(Target::anew(singles(sums), SIDE), left, right, SIDE, 0..1, 0..chunks);
                     out.iter_mut().enumerate().for_each(|(r, out)| *out = sums[r * SIDE + r]);
                 }
@@ -240,8 +240,10 @@ impl<'s, A: Real> Desk<'s, A> {
                 }
                 Arithmetic::Pairs => {
                     let chunks = deep(width) / DEPTH;
-                    let (left, right) =
-                        (Left { data: halves(left), row: 2 * row }, Right { data: halves(columns), chunks });
+                    let (left, right) = (
+                        Left { data: halves(left), row: 2 * row },
+                        Right { data: halves(columns), chunks, passing: true },
+                    );
                     self.pairs().product(Target::anew(singles(out), KEYS), left, right, strip.len(), panels, 0..chunks);
                 }
             }
@@ -313,7 +315,7 @@ impl<'s, A: Real> Desk<'s, A> {
                 Arithmetic::Pairs => {
                     let chunks = of.keys.len.div_ceil(DEPTH);
                     let some = span.start as usize * SIDE / DEPTH..(span.end as usize * SIDE).div_ceil(DEPTH);
-                    let right = Right { data: halves(of.rows), chunks };
+                    let right = Right { data: halves(of.rows), chunks, passing: true };
                     let left = Left { data: halves(weights), row: 2 * KEYS };
                     self.pairs().product(Target::onto(singles(out), row), left, right, strip.len(), 0..panels, some);
                     if !of.finite {
@@ -390,7 +392,8 @@ impl<'s, A: Real> Desk<'s, A> {
                 let pairs = self.pairs.as_ref().expect("made with the desk of this arithmetic");
                 let blocks = halves_mut(&mut self.stage);
                 pairs.narrow_right(singles_of(weights), KEYS, count, panels.end, blocks);
-                let (left, right) = (Left { data: halves(across), row: deep(count) }, Right { data: blocks, chunks });
+                let (left, right) =
+                    (Left { data: halves(across), row: deep(count) }, Right { data: blocks, chunks, passing: false });
                 pairs.product(Target::onto(singles(out), KEYS), left, right, width, panels, 0..chunks);
                 if !of.finite {
                     self.gather_what_is_not_finite(weights, &of, out);
