@@ -241,10 +241,8 @@ impl<'a, T: Element> Rows<'a, T> {
     pub fn write_all(&self, b: usize, h: usize, i: usize, count: usize, data: &[T::Acc], row: usize) {
         self.claim(b, h, i, count);
         assert!(row >= self.view.shape()[3] && data.len() >= count * row, "too little for {count} rows");
-        for r in 0..count {
-            // SAFETY: the rows were claimed, so this is the first and only access to them.
-            unsafe { self.view.store_row(b, h, i + r, &data[r * row..][..row]) };
-        }
+        // SAFETY: the rows were claimed, so this is the first and only access to them.
+        unsafe { self.view.store_rows([b, h, i], count, data, row) };
     }
 
     /// The same with each row multiplied by its factor first: as many rows as there are factors.

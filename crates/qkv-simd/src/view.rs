@@ -468,6 +468,25 @@ impl<T: Element> ViewMut<'_, T> {
         }
     }
 
+    /// Rounds rows of sums at distance `row` into the rows from `i` on, at once where both sides lie without gaps.
+    ///
+    /// # Safety
+    /// No other access to these rows happens at the same time.
+    pub(crate) unsafe fn store_rows(&self, [b, h, i]: [usize; 3], count: usize, data: &[T::Acc], row: usize) {
+        let [batch, heads, length, width] = self.shape;
+        let dense = row == width && self.strides[2..] == [width as isize, 1];
+        if dense && count > 0 {
+            assert!(b < batch && h < heads && i + count <= length, "rows [{b}, {h}, {i}..] of {:?}", self.shape);
+            let start = b as isize * self.strides[0] + h as isize * self.strides[1] + i as isize * self.strides[2];
+            // SAFETY: as in `store_row`, for each of the rows, which follow one another.
+            return unsafe { rows::narrow(Isa::best(), &data[..count * width], self.data.offset(start)) };
+        }
+        for r in 0..count {
+            // SAFETY: the caller vouches for each of the rows.
+            unsafe { self.store_row(b, h, i + r, &data[r * row..][..row]) };
+        }
+    }
+
     /// Multiplies rows of sums at distance `row` by their factors, and rounds them into the rows from `i` on.
     ///
     /// # Safety
