@@ -84,8 +84,9 @@ struct Problem {
     u32* broken_k;                                     // 536  [batch · heads_k, tiles of 64 keys]
     int2* ranges;                                      // 544  [batch, n]: the keys of a query; backward [batch, m]
     int4* extents;                                     // 552  [batch, tiles of 64]: of 64 ranges
-};                                                     // 560
-static_assert(sizeof(Problem) == 560, "the host counts on it");
+    int* order;                                        // 560  [batch · tiles]: which tile comes when, the longest first
+};                                                     // 568
+static_assert(sizeof(Problem) == 568, "the host counts on it");
 
 // Rows of the statistics of the backward pass are padded to this.
 constexpr int STATISTICS_PAD = 128;
@@ -93,17 +94,34 @@ constexpr int STATISTICS_PAD = 128;
 INLINE int div_up(int a, int b) { return (a + b - 1) / b; }
 
 // Which work a persistent block takes: `index` counts (sequence · head) × tiles, `section` heads at a time, the tiles of a
-// section one after the other with its heads inside, so that what a section reads stays in the cache.
+// section one after the other with its heads inside, so that what a section reads stays in the cache. Of a list, the first
+// `ordered` rows, which are long, are taken of all heads before that. With segments, tiles come in the order that was found.
 struct Work {
     int tile, head, batch;
     INLINE Work() {}
-    INLINE Work(int index, int tiles, int heads, int batches, int section, bool last_first) {
-        int of_section = section * tiles, at = index / of_section, rest = index - at * of_section;
-        int inside = min(section, heads * batches - at * section);
+    INLINE Work(const Problem& p, int index, int tiles, int heads, bool last_first) {
+        int batches = p.batch, per_sequence = tiles, skipped = 0;
+        (void)per_sequence;
+#if SEGMENTS
+        tiles *= batches, batches = 1;
+#elif PLAN
+        int all = heads * batches, first = p.ordered * all;
+        if (index < first) {
+            tile = index / all, batch = (index - tile * all) / heads, head = index - tile * all - batch * heads;
+            return;
+        }
+        index -= first, tiles -= p.ordered, skipped = p.ordered;
+#endif
+        int of_section = p.section * tiles, at = index / of_section, rest = index - at * of_section;
+        int inside = min(p.section, heads * batches - at * p.section);
         tile = rest / inside;
-        int both = at * section + rest - tile * inside;
+        int both = at * p.section + rest - tile * inside;
         if (last_first) tile = tiles - 1 - tile;
-        batch = both / heads, head = both - batch * heads;
+        tile += skipped, batch = both / heads, head = both - batch * heads;
+#if SEGMENTS
+        int found = p.order[tile];
+        batch = found / per_sequence, tile = found - batch * per_sequence;
+#endif
     }
 };
 
@@ -124,18 +142,27 @@ struct Extent {
 };
 #endif
 
+// The bits low .. high − 1 of a word, of those that it has.
+INLINE u32 bits_between(int low, int high) {
+    u32 x, from = max(low, 0), count = max(high - max(low, 0), 0);
+    asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(x) : "r"(from), "r"(count));
+    return x;
+}
+
 // The keys that the rows [first, last] of a sequence's queries may see, before plans.
 struct Keys {
     int end;              // keys of the sequence
     int low, high;        // seen by some row: [low, high)
     int all_low, all_high;  // seen by every row
-    INLINE Keys(const Problem& p, int batch, int first, int last) {
+    // `known`: what segments say is known already.
+    INLINE Keys(const Problem& p, int batch, int first, int last, bool known = false) {
         end = p.m;
 #if LENGTHS && !SEGMENTS
         end = min(end, p.lengths[batch]);
 #endif
         low = 0, high = end, all_low = 0, all_high = end;
 #if SEGMENTS
+        if (known) return;
         Extent x(p, batch, first / 64, div_up(last + 1, 64) - first / 64, p.n);
         low = x.low, high = x.high, all_low = x.all_low, all_high = x.all_high;
 #elif BAND
@@ -224,10 +251,42 @@ template <bool OVER> INLINE int first_from(const int* x, int from, int to, int n
     }
     return from;
 }
+// Puts all tiles of TILE rows in an order, longest first, to 1/255 of the longest there could be. By one block.
+template <int TILE, int OTHER> INLINE void find_order(const Problem& p, int rows, int others) {
+    __shared__ int from[256], of_warp[8];
+    int tiles = div_up(rows, TILE), parts = div_up(rows, 64), most = div_up(others, OTHER), t = threadIdx.x;
+    auto bucket = [&](int at) {
+        int batch = at / tiles, first = (at - batch * tiles) * (TILE / 64), low = 0x7fffffff, high = 0;
+#pragma unroll
+        for (int x = 0; x < TILE / 64; x++) {
+            if (first + x >= parts) break;
+            int4 y = load_from_cache(p.extents + (i64)batch * parts + first + x);
+            low = min(low, y.x), high = max(high, y.y);
+        }
+        int steps = high > low ? div_up(high, OTHER) - low / OTHER : 0;
+        return 255 - (int)((i64)steps * 255 / most);
+    };
+    from[t] = 0;
+    __syncthreads();
+    for (int at = t; at < tiles * p.batch; at += 256) atomicAdd(&from[bucket(at)], 1);
+    __syncthreads();
+    int mine = from[t], sum = mine;
+    for (int by = 1; by < 32; by *= 2) {
+        int other = __shfl_up_sync(~0u, sum, by);
+        if ((t & 31) >= by) sum += other;
+    }
+    if ((t & 31) == 31) of_warp[t / 32] = sum;
+    __syncthreads();
+    for (int w = 0; w < t / 32; w++) sum += of_warp[w];
+    from[t] = sum - mine;
+    __syncthreads();
+    for (int at = t; at < tiles * p.batch; at += 256) p.order[atomicAdd(&from[bucket(at)], 1)] = at;
+}
 // The range of keys that each query sees, by segment, band and length together, or, BY_KEYS, of queries that see each key;
 // and what 64 of them have in common. A block takes 256 rows, blockIdx.x, of a sequence, blockIdx.y. A sequence whose
-// segments are no runs has nothing here, and all of it is left to the general kernels.
-template <bool BY_KEYS> INLINE void find_ranges(const Problem& p) {
+// segments are no runs has nothing here, and all of it is left to the general kernels. The last block to be done puts the
+// tiles of TILE rows in order, by how many tiles of OTHER on the other side they visit.
+template <bool BY_KEYS, int TILE, int OTHER> INLINE void find_ranges(const Problem& p) {
     int batch = blockIdx.y, rows = BY_KEYS ? p.m : p.n, others = BY_KEYS ? p.n : p.m;
     const int* mine = (BY_KEYS ? p.segments_k : p.segments_q) + (i64)batch * rows;
     const int* its = (BY_KEYS ? p.segments_q : p.segments_k) + (i64)batch * others;
@@ -271,6 +330,15 @@ template <bool BY_KEYS> INLINE void find_ranges(const Problem& p) {
     if (threadIdx.x < 4 && (int)(blockIdx.x * 4 + threadIdx.x) < tiles) {
         int4 a = halves[2 * threadIdx.x], b = halves[2 * threadIdx.x + 1];
         p.extents[(i64)batch * tiles + blockIdx.x * 4 + threadIdx.x] = make_int4(min(a.x, b.x), max(a.y, b.y), max(a.z, b.z), min(a.w, b.w));
+        __threadfence();
     }
+    __shared__ bool last;
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(p.counter, 1) == gridDim.x * gridDim.y - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    find_order<TILE, OTHER>(p, rows, others);
+    if (threadIdx.x == 0) p.counter[0] = 0;
 }
 #endif

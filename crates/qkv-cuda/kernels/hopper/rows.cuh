@@ -159,5 +159,5 @@ extern "C" __global__ void __launch_bounds__(256) sink_gradient(const __grid_con
 }
 
 #if SEGMENTS
-extern "C" __global__ void __launch_bounds__(256) segment_ranges(const __grid_constant__ Problem p) { find_ranges<true>(p); }
+extern "C" __global__ void __launch_bounds__(256) segment_ranges(const __grid_constant__ Problem p) { find_ranges<true, N, M>(p); }
 #endif
