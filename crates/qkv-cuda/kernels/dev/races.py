@@ -1,6 +1,7 @@
 """A small launch of each Hopper kernel with each kind of mask, for compute-sanitizer: races.py MODULES_DIR [NAME-PREFIX ...].
 Build the modules with FLAGS=-lineinfo, and give the tool --kernel-regex kns=attention."""
 import sys, torch
+sys.argv.insert(1, "races")
 from host import Forward, Backward
 from run import module, plan_of, segment_room, make_plan, rand
 
@@ -15,7 +16,7 @@ kinds = {
 for d in (64, 128):
     for kind, opts in kinds.items():
         names = (f"mf{d}{kind}", f"mb{d}{kind}") if kind else (f"f{d}", f"b{d}")
-        if len(sys.argv) > 2 and not any(names[0].startswith(x) or names[1].startswith(x) for x in sys.argv[2:]):
+        if len(sys.argv) > 3 and not any(names[0].startswith(x) or names[1].startswith(x) for x in sys.argv[3:]):
             continue
         q, k, v, d_out = (rand(b, 2, n, d) for _ in range(4))
         out, lse = torch.empty_like(q), torch.empty(b, 2, n, device="cuda")

@@ -1,5 +1,5 @@
 """Checks and times the Hopper kernels on the card: run.py SUITE [MODULES_DIR]. Each suite is a process of its own."""
-import sys, time, json, torch, torch.nn.functional as F
+import os, sys, time, json, torch, torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 import host, reference
 from host import Module, Forward, Backward
@@ -51,7 +51,8 @@ def plan_of(keep, M, N, turned=False):
     long = sum(row[1] * len(rows) > 2 * len(entries) for row in rows)
     out = [torch.tensor(rows, dtype=torch.int64), torch.tensor(entries or [(0, 0, 0, 0)], dtype=torch.int64), torch.stack(bits) if bits else torch.zeros(1, dtype=torch.int64)]
     rows, entries, bits = (i32(x).contiguous().cuda() for x in out)
-    return dict(plan_rows=rows, plan_tiles=entries, plan_bits=bits, _long=long)
+    counts = some.sum(1).to(torch.int32).cuda()
+    return dict(plan_rows=rows, plan_tiles=entries, plan_bits=bits, plan_counts=counts, _long=long)
 
 
 def segment_room(b, n, m, turned):
@@ -448,7 +449,7 @@ def time_masks(ds=(64, 128), n=6144):
 
 
 if __name__ == "__main__":
-    torch.manual_seed(int(time.time()))
+    torch.manual_seed(int(os.environ.get("SEED", time.time())))  # what masks are drawn from
     from variants import FORWARD, BACKWARD, CHECKS
     suite = sys.argv[1]
     if suite == "check_forward":

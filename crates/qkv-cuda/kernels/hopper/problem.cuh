@@ -85,8 +85,12 @@ struct Problem {
     int2* ranges;                                      // 544  [batch, n]: the keys of a query; backward [batch, m]
     int4* extents;                                     // 552  [batch, tiles of 64]: of 64 ranges
     int* order;                                        // 560  [batch · tiles]: which tile comes when, the longest first
-};                                                     // 568
-static_assert(sizeof(Problem) == 568, "the host counts on it");
+    u32* flags;                                        // 568  [2 · batch · heads_k + 1], zero before: aside.cuh
+    int* awaited;                                      // 576  [batch · heads_q, query tiles]: key tiles still to come
+    const int* plan_counts;                            // 584  [query tiles]: how many rows of the list name them
+    int ahead, unused;                                 // 592  heads of keys that are prepared before the main kernel
+};                                                     // 600
+static_assert(sizeof(Problem) == 600, "the host counts on it");
 
 // Rows of the statistics of the backward pass are padded to this.
 constexpr int STATISTICS_PAD = 128;

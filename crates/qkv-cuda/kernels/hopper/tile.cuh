@@ -50,6 +50,9 @@ INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(
 // Shared memory written by plain stores becomes visible to the matrix units and the copy engine.
 INLINE void fence_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// The same for all memory, in either direction.
+INLINE void fence_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
 // A barrier of the copy engine, by its address in shared memory.
 struct Barrier {
     u32 at;
@@ -63,6 +66,14 @@ struct Barrier {
         u32 done;
         asm volatile(
             "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+            : "=r"(done) : "r"(at), "r"(phase) : "memory");
+        return done;
+    }
+    // The same without waiting at all.
+    INLINE bool ready_now(u32 phase) const {
+        u32 done;
+        asm volatile(
+            "{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
             : "=r"(done) : "r"(at), "r"(phase) : "memory");
         return done;
     }
@@ -128,6 +139,8 @@ INLINE void add_integers(float* to, u32 from, int bytes) {
 }
 INLINE void commit_copies() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 INLINE void wait_copies_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Until all but the last PENDING groups have been written.
+template <int PENDING> INLINE void wait_copies() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
 // ---------------------------------------------------------------------------------------------- numbers
 

@@ -28,6 +28,17 @@ struct Shared {
     INLINE Barrier add_empty() const { return barrier(5 + 2 * Q_STAGES + 2 * O_STAGES); }
     INLINE Barrier work_full(u32 i) const { return barrier(6 + 2 * Q_STAGES + 2 * O_STAGES + i); }
     INLINE Barrier work_empty(u32 i) const { return barrier(8 + 2 * Q_STAGES + 2 * O_STAGES + i); }
+    INLINE u32 aside(u32 place) const { return base + ASIDE_AT + place * ASIDE_STAGE; }
+    INLINE Barrier aside_full(u32 i) const { return barrier(10 + 2 * Q_STAGES + 2 * O_STAGES + i); }
+    INLINE Barrier done_full(u32 i) const { return barrier(10 + 2 * Q_STAGES + 2 * O_STAGES + ASIDE_STAGES + i); }
+    INLINE Barrier done_empty(u32 i) const { return barrier(10 + 2 * Q_STAGES + 2 * O_STAGES + ASIDE_STAGES + ASIDE_QUEUE + i); }
+    // A dq tile that is summed up; −1: there will be no more.
+    INLINE void put_done(u32 i, int id) const { asm volatile("st.shared.s32 [%0], %1;" ::"r"(base + DONE_AT + i * 4), "r"(id) : "memory"); }
+    INLINE int get_done(u32 i) const {
+        int x;
+        asm volatile("ld.shared.s32 %0, [%1];" : "=r"(x) : "r"(base + DONE_AT + i * 4) : "memory");
+        return x;
+    }
     // The next work: its key tile, doubled, with a bit for whether any query sees it; its place in a list; its head; its
     // sequence, doubled, with a bit for whether there is any work at all.
     INLINE void put_work(u32 i, int tile, int place, int head, int batch) const {
@@ -64,13 +75,36 @@ struct Shared {
 // Flags of a step: there is another; it is partial for the keys of warpgroup 0, 1.
 constexpr u32 MORE = 1, PARTLY = 2;
 
+#if !PLAN
+// The query tiles [low, high) that see a key tile, in each head of its group.
+struct Queries {
+    int low, high;
+    INLINE Queries(const Problem& p, int batch, int key_tile) {
+        int end = p.m;
+#if LENGTHS && !SEGMENTS
+        end = min(end, p.lengths[batch]);
+#endif
+        low = 0, high = p.n;
+#if SEGMENTS
+        Extent x(p, batch, key_tile * N / 64, N / 64, p.m);
+        low = x.low, high = x.high;
+#elif BAND
+        low = max(0, key_tile * N - p.offset - p.right), high = min(p.n, min(key_tile * N + N, end) - p.offset + p.left);
+#endif
+        if (key_tile * N >= end || high <= low) low = high = 0;
+        low /= M, high = div_up(high, M);
+    }
+};
+#endif
+
 // The query tiles that see a key tile: for each query head of the group, from the last tile to the first.
 struct Walk {
     const Problem& p;
     int batch, at, key_tile, head, last_head;  // heads: head .. last_head; at: the row of the plan
     int step, count, high;
     const uint4* entries;
-    INLINE Walk(const Problem& p, const Work& w) : p(p), batch(w.batch), at(w.tile), key_tile(w.tile) {
+    bool all, beyond;  // `all`: tiles of keys beyond the sequence too, which only a list names
+    INLINE Walk(const Problem& p, const Work& w, bool all = false) : p(p), batch(w.batch), at(w.tile), key_tile(w.tile), all(all), beyond(false) {
         int group = p.heads_q / p.heads_k;
         head = w.head * group, last_head = head + group - 1;
         enter();
@@ -78,25 +112,16 @@ struct Walk {
     INLINE void enter() {
         for (;; head++) {
             step = 0;
-            int end = p.m;
-#if LENGTHS && !SEGMENTS
-            end = min(end, p.lengths[batch]);
-#endif
 #if PLAN
             PlanRow row(p, batch, head, at);
             count = row.count, key_tile = row.tile, entries = p.plan_tiles + row.from, high = 0;
-            if (key_tile * N >= end) count = 0;
-#else
-            int low = 0;
-            high = p.n;
-#if SEGMENTS
-            Extent x(p, batch, key_tile * N / 64, N / 64, p.m);
-            low = x.low, high = x.high;
-#elif BAND
-            low = max(0, key_tile * N - p.offset - p.right), high = min(p.n, min(key_tile * N + N, end) - p.offset + p.left);
+#if LENGTHS
+            beyond = key_tile * N >= p.lengths[batch];
+            if (beyond && !all) count = 0;
 #endif
-            if (key_tile * N >= end) high = 0;
-            count = high > low ? div_up(high, M) - low / M : 0, high = div_up(high, M), entries = nullptr;
+#else
+            Queries queries(p, batch, key_tile);
+            count = queries.high - queries.low, high = queries.high, entries = nullptr;
 #endif
             if (count > 0 || head >= last_head) return;
         }
@@ -139,6 +164,29 @@ struct Walk {
     }
 };
 
+// Flags of the heads of keys, all zero before: how many parts of their keys are measured, how many tiles of their queries are
+// prepared; and after them the next chore.
+INLINE u32* measured_of(const Problem& p, int bh) { return p.flags + bh; }
+INLINE u32* prepared_of(const Problem& p, int bh) { return p.flags + p.batch * p.heads_k + bh; }
+INLINE u32* next_chore(const Problem& p) { return p.flags + 2 * p.batch * p.heads_k; }
+
+// Waits until a flag says so many, and sees what was written before.
+INLINE void wait_flag(const u32* flag, u32 count) {
+    u32 x = 0;
+    for (u32 tries = 0; x < count; tries++) {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(flag) : "memory");
+        if (WATCHDOG && tries > 2000000) return;
+    }
+    fence_all();
+}
+// What all lanes wrote counts as one more.
+INLINE void raise_flag(u32* flag) {
+    fence_all();
+    __threadfence();
+    __syncwarp();
+    if (lane_id() == 0) atomicAdd(flag, 1);
+}
+
 // Finds work, a tile or two ahead, and has its keys and values brought to the cache.
 INLINE void scout(const Problem& p, const Shared& shared, const TensorMap& map_k, const TensorMap& map_v) {
     int tiles = div_up(p.m, N), total = tiles * p.heads_k * p.batch;
@@ -169,6 +217,8 @@ INLINE void load(const Problem& p, const Shared& shared, const TensorMap& map_q,
     for (Work w; shared.take_work(next, w);) {
         Walk walk(p, w);
         w.tile = walk.key_tile;
+        int bh = w.batch * p.heads_k + w.head;
+        if (BWD_ASIDE && bh >= p.ahead) wait_flag(prepared_of(p, bh), p.heads_q / p.heads_k * div_up(p.n, M));
         shared.k_empty().wait(kv.parity ^ 1);
         shared.k_full().expect(KV_BYTES);
         load_tile<N, D>(shared.k(), map_k, shared.k_full(), w.tile * N, w.head, w.batch);
@@ -207,18 +257,38 @@ INLINE void load(const Problem& p, const Shared& shared, const TensorMap& map_q,
     }
 }
 
-// Adds the dq tiles up in device memory.
+// Adds the dq tiles up in device memory, and says which have all their parts.
 INLINE void add(const Problem& p, const Shared& shared) {
-    int query_tiles = div_up(p.n, M);
+    int query_tiles = div_up(p.n, M), before = -1;
     Ring<2> next;
+    Ring<ASIDE_QUEUE> queue;
     u32 count = 0;
+    auto put = [&](int id) {
+        shared.done_empty(queue.place).wait(queue.parity ^ 1);
+        shared.put_done(queue.place, id);
+        shared.done_full(queue.place).arrive();
+        queue.next();
+    };
+    auto settle = [&](int id) {
+        fence_all();
+        __threadfence();
+        if (atomicSub(p.awaited + id, 1) != 1) return;
+        __threadfence();
+        put(id);
+    };
     for (Work w; shared.take_work(next, w);) {
 #pragma unroll 1
-        for (Walk walk(p, w); walk.valid(); walk.next()) {
-            float* to = p.dq_sum + (((i64)w.batch * p.heads_q + walk.head) * query_tiles + walk.tile()) * (M * D);
+        for (Walk walk(p, w, BWD_ASIDE); walk.valid(); walk.next()) {
+            int id = (w.batch * p.heads_q + walk.head) * query_tiles + walk.tile();
+            if (walk.beyond) {
+                settle(id);
+                continue;
+            }
+            float* to = p.dq_sum + (i64)id * (M * D);
 #pragma unroll
             for (int round = 0; round < ROUNDS; round++) {
                 shared.add_full().wait(count++ & 1);
+                if (BWD_ASIDE) fence_all();
                 // Warpgroup g has the pieces g · ROUNDS ..
 #pragma unroll
                 for (int g = 0; g < GROUPS; g++) {
@@ -229,6 +299,16 @@ INLINE void add(const Problem& p, const Shared& shared) {
                 wait_copies_read();
                 shared.add_empty().arrive();
             }
+            if (BWD_ASIDE) {
+                // The one before has been written by now, mostly.
+                wait_copies<1>();
+                if (before >= 0) settle(before);
+                before = id;
+            }
         }
     }
+    if (!BWD_ASIDE) return;
+    wait_copies<0>();
+    if (before >= 0) settle(before);
+    put(-1);
 }
