@@ -17,10 +17,8 @@ use crate::workspace::Layout;
 use parameters::Parameters;
 use seen::{Seen, fits};
 
-/// Rows of a box that the backward kernel reads beside its products.
-const ROWS_ASIDE: usize = 32;
-/// Heads whose tiles are taken side by side where segments say in which order.
-const HEADS_ABREAST: usize = 16;
+/// Heads whose tiles are taken side by side where segments say in which order: forward, backward.
+const HEADS_ABREAST: [usize; 2] = [16, 4];
 
 /// The text of a program, its headers put in where they are included.
 pub(crate) fn source(forward: bool) -> String {
@@ -35,7 +33,6 @@ pub(crate) fn source(forward: bool) -> String {
         ("walk.cuh", include_str!("../kernels/hopper/walk.cuh")),
         ("step.cuh", include_str!("../kernels/hopper/step.cuh")),
         ("rows.cuh", include_str!("../kernels/hopper/rows.cuh")),
-        ("aside.cuh", include_str!("../kernels/hopper/aside.cuh")),
     ];
     let text = headers.into_iter().fold(text.to_string(), |text, (name, header)| {
         text.replace(&format!("#include \"{name}\""), &header.replace("#pragma once", ""))
@@ -60,10 +57,8 @@ pub(crate) struct Broken {
 #[derive(Debug)]
 struct Pass {
     main: Kernel,
-    /// Before the main kernel, backward.
-    prepare: Option<Kernel>,
-    /// After it, where it does not do that itself.
-    finish: Option<Kernel>,
+    /// Before and after, backward.
+    around: Option<[Kernel; 2]>,
     /// Before all, where sums are made of whole grains.
     measure: Option<Kernel>,
     sinks: Option<Kernel>,
@@ -171,20 +166,8 @@ impl Hopper {
     /// Numbers that begin at zero: two counters, whether anything is broken, and which tiles of queries and of keys are.
     fn zeros(&self, plan: &Plan, backward: bool) -> usize {
         let Sizes { b, hq, hk, n, m, .. } = plan.sizes;
-        let (keys, flags) = if backward { (b * hk * m.div_ceil(64), 2 * b * hk + 1) } else { (0, 0) };
-        if self.masked() { 3 + b * hq * n.div_ceil(64) + keys + flags } else { 2 + flags }
-    }
-
-    /// How many heads of keys are prepared before the main kernel of the backward pass, which does the others beside its
-    /// products: all, where it takes heads in no order, or cannot read `out`.
-    fn heads_before(&self, plan: &Plan, pass: &Pass, out: &Strided) -> usize {
-        let Sizes { b, hk, m, .. } = plan.sizes;
-        let all = b * hk;
-        if pass.finish.is_some() || self.seen.listed || self.seen.segments || !takes(out) {
-            return all;
-        }
-        let at_once = (plan.driver.card().processors as usize).div_ceil(m.div_ceil(pass.tile_n));
-        (at_once + 2).min(all)
+        let keys = if backward { b * hk * m.div_ceil(64) } else { 0 };
+        if self.masked() { 3 + b * hq * n.div_ceil(64) + keys } else { 2 }
     }
 
     /// Lays the forward pass out.
@@ -239,7 +222,6 @@ impl Hopper {
         layout.take(b * hq * tiles * backward.tile_m * self.head_dim, 4);
         layout.take(b * hq * n.next_multiple_of(128), 4);
         layout.take(2 * b * hk * m.div_ceil(128), 4);
-        layout.take(b * hq * tiles, 4);
         layout.take(hq, 4);
     }
 
@@ -259,7 +241,7 @@ impl Hopper {
         let Sizes { b, hq, hk, n, m, d, dv } = plan.sizes;
         if self.seen.segments {
             // A key is read by a few tiles at a time, whatever order they come in.
-            parameters.section = hq.min((hq / hk).max(HEADS_ABREAST)) as i32;
+            parameters.section = hq.min((hq / hk).max(HEADS_ABREAST[0])) as i32;
         } else if self.seen.band || self.seen.listed {
             let pairs = heads_in_cache(m, d + dv) * (hq / hk);
             (parameters.section, parameters.ordered) = (pairs.clamp(1, b * hq) as i32, i32::from(self.seen.band));
@@ -299,7 +281,7 @@ impl Hopper {
         layout: &mut Layout,
         stream: Stream,
     ) -> Result<Option<Broken>> {
-        let Some(pass @ Pass { main, prepare: Some(prepare), finish, measure, sinks, ranges, list, tile_m, tile_n, .. }) =
+        let Some(Pass { main, around: Some([prepare, finish]), measure, sinks, ranges, list, tile_m, tile_n, .. }) =
             &self.backward
         else {
             return Err(Error::memory("plan", "has no backward kernel"));
@@ -313,7 +295,7 @@ impl Hopper {
             parameters.section = heads_in_cache(n, plan.sizes.d + plan.sizes.dv).clamp(1, b * hk) as i32;
         }
         if let Some(kernel) = ranges {
-            parameters.section = hk.min(HEADS_ABREAST) as i32;
+            parameters.section = hk.min(HEADS_ABREAST[1]) as i32;
             self.find_ranges(plan, kernel, m, &mut parameters, layout, stream)?;
         }
         let room = layout.take(b * hq * n * plan.sizes.dv.next_multiple_of(8), 2);
@@ -331,38 +313,27 @@ impl Hopper {
         parameters.dq_sum = layout.take(b * hq * tiles * tile_m * self.head_dim, 4);
         parameters.grain = layout.take(b * hq * n.next_multiple_of(128), 4);
         parameters.limits = layout.take(2 * b * hk * m.div_ceil(128), 4);
-        parameters.awaited = layout.take(b * hq * tiles, 4);
         (parameters.k, parameters.v) = (k.at, v.at);
         (parameters.k_strides, parameters.v_strides) = (unit_rows("k", &k)?, unit_rows("v", &v)?);
         parameters.d_sinks = layout.take(hq, 4);
-        let before = self.heads_before(plan, pass, &out.values);
-        parameters.ahead = before as i32;
-        // What is not read has a map all the same.
-        let of_out = if before < b * hk { &out.values } else { &d_out };
         let maps = [
             plan.tensor_map(&q, *tile_m)?,
             plan.tensor_map(&k, *tile_n)?,
             plan.tensor_map(&v, *tile_n)?,
             plan.tensor_map(&d_out, *tile_m)?,
-            plan.tensor_map(&k, ROWS_ASIDE)?,
-            plan.tensor_map(&v, ROWS_ASIDE)?,
-            plan.tensor_map(of_out, ROWS_ASIDE)?,
-            plan.tensor_map(&d_out, ROWS_ASIDE)?,
         ];
         let alone: [*const u8; 1] = [(&raw const parameters).cast()];
         let given: Vec<*const u8> = alone.into_iter().chain(maps.iter().map(|map| (&raw const *map).cast())).collect();
         let blocks = (b * hk * m.div_ceil(*tile_n)).min(plan.driver.card().processors as usize) as u32;
-        let of_queries = (before * (hq / hk)) as u32;
+        let heads = (b * hq) as u32;
         // SAFETY: these are the parameters of the interface, and their pointers are what the caller promises.
         unsafe {
             if let Some(measure) = measure {
-                told(plan.driver.launch(measure, [m.div_ceil(128) as u32, before as u32], stream, &alone), plan)?;
+                told(plan.driver.launch(measure, [m.div_ceil(128) as u32, (b * hk) as u32], stream, &alone), plan)?;
             }
-            told(plan.driver.launch(prepare, [n.div_ceil(128) as u32, of_queries], stream, &alone), plan)?;
+            told(plan.driver.launch(prepare, [n.div_ceil(128) as u32, heads], stream, &alone), plan)?;
             told(plan.driver.launch(main, [blocks, 1], stream, &given), plan)?;
-            if let Some(finish) = finish {
-                told(plan.driver.launch(finish, [tiles as u32, (b * hq) as u32], stream, &alone), plan)?;
-            }
+            told(plan.driver.launch(finish, [tiles as u32, heads], stream, &alone), plan)?;
             if let (Some(kernel), Some(d_sinks)) = (sinks, into.sinks) {
                 told(plan.driver.launch(kernel, [hq as u32, 1], stream, &alone), plan)?;
                 let job = Job { heads: hq as i32, picture: parameters.d_sinks, d_sinks: d_sinks.at, ..Job::default() };
@@ -420,7 +391,6 @@ impl Hopper {
         parameters.broken = parameters.counter + 8;
         parameters.broken_q = parameters.broken + 4;
         parameters.broken_k = parameters.broken_q + 4 * (b * hq * n.div_ceil(64)) as u64;
-        parameters.flags = parameters.counter + 4 * (zeros - if backward { 2 * b * hk + 1 } else { 0 }) as u64;
         parameters.sinks = layout.take(hq, 4);
         if let Some(sinks) = tensors.sinks {
             let job = Job { heads: hq as i32, picture: parameters.sinks, sinks: sinks.at, ..Job::default() };
@@ -471,9 +441,9 @@ fn heads_in_cache(rows: usize, widths: usize) -> usize {
 
 /// The list of tiles, which all heads and sequences share.
 fn put_list(list: Option<&Tiles>, parameters: &mut Parameters) {
-    if let Some(Tiles { rows, entries, bits, long, counts }) = list {
+    if let Some(Tiles { rows, entries, bits, long }) = list {
         (parameters.plan_rows, parameters.plan_tiles, parameters.plan_bits) = (rows.at(), entries.at(), bits.at());
-        (parameters.ordered, parameters.plan_counts) = (*long as i32, counts.at());
+        parameters.ordered = *long as i32;
     }
 }
 
@@ -488,12 +458,14 @@ fn pass(plan: &Plan, forward: bool, defines: Vec<(&'static str, u32)>) -> Result
     let size = |at: usize| i32::from_le_bytes(std::array::from_fn(|x| bytes[4 * at + x])).max(0) as usize;
     let kernel = |name, threads, shared| driver.kernel(&module, name, threads, shared);
     let main = if forward { "attention_forward" } else { "attention_backward" };
-    let aside = size(4) & 2 != 0;
+    let around = match forward {
+        true => None,
+        false => Some([kernel("attention_backward_prepare", 256, 0)?, kernel("attention_backward_finish", 256, 0)?]),
+    };
     Ok(Pass {
         main: kernel(main, size(2) as u32, size(3) as u32)?,
-        prepare: (!forward).then(|| kernel("attention_backward_prepare", 256, 0)).transpose()?,
-        finish: (!forward && !aside).then(|| kernel("attention_backward_finish", 256, 0)).transpose()?,
-        measure: (!forward && size(4) & 1 == 1).then(|| kernel("attention_backward_measure", 256, 0)).transpose()?,
+        around,
+        measure: (!forward && size(4) == 1).then(|| kernel("attention_backward_measure", 256, 0)).transpose()?,
         ranges: by_ranges.then(|| kernel("segment_ranges", 256, 0)).transpose()?,
         list: None,
         sinks: (!forward && has_sinks).then(|| kernel("sink_gradient", 256, 0)).transpose()?,

@@ -30,8 +30,6 @@ pub(crate) struct Tiles {
     pub bits: Buffer,
     /// How many rows, from the first on, are so long that those of all heads are begun before the others.
     pub long: usize,
-    /// How many rows name each tile of the other side.
-    pub counts: Buffer,
 }
 
 /// The part of a mask that asks for lengths, and the part that asks for nothing; none where there is more.
@@ -121,9 +119,8 @@ impl Tiles {
         let entries = if list.entries.is_empty() { vec![0; 4] } else { list.entries.concat() };
         let rows = Buffer::holding(driver, &list.rows.concat(), Stream(0))?;
         let entries = Buffer::holding(driver, &entries, Stream(0))?;
-        let counts = Buffer::holding(driver, &list.counts, Stream(0))?;
         driver.wait(Stream(0))?;
-        Ok(Some(Tiles { rows, entries, bits, long: list.long(), counts }))
+        Ok(Some(Tiles { rows, entries, bits, long: list.long() }))
     }
 }
 
@@ -134,8 +131,6 @@ struct List {
     rows: Vec<[u32; 4]>,
     /// The tile on the other side, rising, and which bits.
     entries: Vec<[u32; 4]>,
-    /// How many rows name each tile of the other side.
-    counts: Vec<u32>,
     /// One tile, of queries and of keys, for each set of bits.
     distinct: Vec<[i32; 2]>,
 }
@@ -144,8 +139,7 @@ impl List {
     fn of(found: &[[u64; 2]], [query_tiles, key_tiles]: [usize; 2], by_keys: bool) -> List {
         let mut known: HashMap<[u64; 2], u32> = HashMap::new();
         let (rows, others) = if by_keys { (key_tiles, query_tiles) } else { (query_tiles, key_tiles) };
-        let counts = vec![0; others];
-        let mut list = List { rows: Vec::new(), entries: Vec::new(), counts, distinct: Vec::new() };
+        let mut list = List { rows: Vec::new(), entries: Vec::new(), distinct: Vec::new() };
         for row in 0..rows {
             let first = list.entries.len();
             for other in 0..others {
@@ -163,7 +157,6 @@ impl List {
                     }
                 };
                 list.entries.push(entry);
-                list.counts[other] += 1;
             }
             list.rows.push([first as u32, (list.entries.len() - first) as u32, row as u32, 0]);
         }
@@ -198,7 +191,6 @@ mod tests {
         let turned = List::of(&[a, e, e, f, a, b], [2, 3], true);
         assert_eq!(turned.rows[0], [0, 2, 0, 0]);
         assert_eq!(turned.entries[1], [1, NO_BITS, 0, 0]);
-        assert_eq!((list.counts, turned.counts), (vec![2, 1, 1], vec![1, 3]));
     }
 
     #[test]

@@ -20,12 +20,11 @@ class Problem(C.Structure):
         + [("plan_b", C.c_int), ("plan_h", C.c_int)]
         + [(x, C.c_int64) for x in (
             "bias bias_b bias_h bias_i bias_j alibi sinks counter d_out d_out_b d_out_h d_out_i d_lse dq dq_b dq_h dq_i "
-            "dk dk_b dk_h dk_j dv_out dv_b dv_h dv_j delta lse2 dq_sum grain d_bias d_bias_b d_bias_h d_bias_i d_bias_j d_sinks limits k k_b k_h k_j v v_b v_h v_j broken broken_q broken_k ranges extents order flags awaited plan_counts").split()]
-        + [("ahead", C.c_int), ("unused", C.c_int)]
+            "dk dk_b dk_h dk_j dv_out dv_b dv_h dv_j delta lse2 dq_sum grain d_bias d_bias_b d_bias_h d_bias_i d_bias_j d_sinks limits k k_b k_h k_j v v_b v_h v_j broken broken_q broken_k ranges extents order").split()]
     )
 
 
-assert C.sizeof(Problem) == 600
+assert C.sizeof(Problem) == 568
 SMS = None
 
 
@@ -154,36 +153,23 @@ class Backward:
         strided(p, ("v", "v_"), v, "bhj")
         p.lse2, p.delta, p.dq_sum, p.grain, p.limits = (x.data_ptr() for x in self.work_space)
         self.maps = [tensor_map(q, module.M), tensor_map(k, module.N), tensor_map(v, module.N), tensor_map(d_out, module.M)]
-        self.maps += [tensor_map(x, 32) for x in (k, v, out, d_out)]
-        kv_heads = p.batch * p.heads_k
-        self.aside = module.ordered >= 2
-        self.flags = torch.zeros(2 * kv_heads + 1, device="cuda", dtype=torch.int32)
-        self.awaited = torch.full((heads * tiles,), -77, device="cuda", dtype=torch.int32)
-        p.flags, p.awaited = self.flags.data_ptr(), self.awaited.data_ptr()
-        p.ahead = kv_heads
-        if self.aside and "plan_rows" not in more and "segments_q" not in more:
-            p.ahead = min(kv_heads, -(-SMS // -(-p.m // module.N)) + 2)
-        if "_ahead" in more:
-            p.ahead = min(kv_heads, max(0, more["_ahead"]))
         self.work = p.batch * p.heads_k * -(-p.m // module.N)
         self.tiles, self.heads = tiles, heads
         if "plan_rows" in more:
             p.section = min(max(1, pow2floor((32 << 20) // (p.n * (p.d + p.dv) * 2))), p.batch * p.heads_k)
             p.ordered = more.get("_long", 0)
         if "segments_q" in more:
-            p.section = min(p.heads_k, 16)
+            p.section = min(p.heads_k, 4)
         if "section" in more:
             p.section = more["section"]
 
     def __call__(self, only=None):
-        m, ahead = self.module, self.p.ahead
-        if self.aside and only in (None, "main"):
-            self.flags.zero_()
-        if only in (None, "measure") and m.ordered % 2 and ahead:
-            m.launch("attention_backward_measure", (-(-self.p.m // 128), ahead), 256, 0, self.p)
-        if only in (None, "prepare") and ahead:
-            m.launch("attention_backward_prepare", (-(-self.p.n // 128), ahead * (self.p.heads_q // self.p.heads_k)), 256, 0, self.p)
+        m = self.module
+        if only in (None, "measure") and m.ordered:
+            m.launch("attention_backward_measure", (-(-self.p.m // 128), self.p.batch * self.p.heads_k), 256, 0, self.p)
+        if only in (None, "prepare"):
+            m.launch("attention_backward_prepare", (-(-self.p.n // 128), self.heads), 256, 0, self.p)
         if only in (None, "main"):
             m.launch("attention_backward", (min(SMS, self.work), 1), m.threads, m.shared, self.p, *[a for a, _ in self.maps])
-        if only in (None, "finish") and not self.aside:
+        if only in (None, "finish"):
             m.launch("attention_backward_finish", (self.tiles, self.heads), 256, 0, self.p)

@@ -51,8 +51,7 @@ def plan_of(keep, M, N, turned=False):
     long = sum(row[1] * len(rows) > 2 * len(entries) for row in rows)
     out = [torch.tensor(rows, dtype=torch.int64), torch.tensor(entries or [(0, 0, 0, 0)], dtype=torch.int64), torch.stack(bits) if bits else torch.zeros(1, dtype=torch.int64)]
     rows, entries, bits = (i32(x).contiguous().cuda() for x in out)
-    counts = some.sum(1).to(torch.int32).cuda()
-    return dict(plan_rows=rows, plan_tiles=entries, plan_bits=bits, plan_counts=counts, _long=long)
+    return dict(plan_rows=rows, plan_tiles=entries, plan_bits=bits, _long=long)
 
 
 def segment_room(b, n, m, turned):

@@ -102,7 +102,7 @@ struct Visit {
 // Finds work, a tile or two ahead: what it takes are trips to device memory, one after the other.
 INLINE void scout(const Problem& p, const Shared& shared, const TensorMap& map_q) {
     int tiles = div_up(p.n, M), total = tiles * p.heads_q * p.batch;
-    Ring<2> next;
+    Ring<IN_LINE> next;
     for (bool first = true;; first = false) {
         shared.work_empty(next.place).wait(next.parity ^ 1);
         int index = first ? blockIdx.x : atomicAdd(p.counter, 1) + gridDim.x;
@@ -126,7 +126,7 @@ INLINE void produce(const Problem& p, const Shared& shared, const TensorMap& map
     int group = p.heads_q / p.heads_k;
     Ring<Q_STAGES> q;
     Ring<STAGES> kv;
-    Ring<2> next;
+    Ring<IN_LINE> next;
     for (;;) {
         int4 tile;
         int2 tiles;
@@ -380,10 +380,10 @@ INLINE void pass_turn(int group) {
 }
 
 INLINE void consume(const Problem& p, const Shared& shared, int group) {
-    bool speaks = lane_id() == 0;
+    bool speaks = speaks_for_warp();
     Ring<Q_STAGES> q;
     Ring<STAGES> k, v;
-    Ring<2> next;
+    Ring<IN_LINE> next;
     float o[D / 2], s[N / 2];  // [64, D], [64, N]
     u32 weights[N / 4];
     Work w;
@@ -499,12 +499,12 @@ attention_forward(const __grid_constant__ Problem p, const __grid_constant__ Ten
     Shared shared{(shared_address(memory) + 1023) & ~1023u};
     if (threadIdx.x == 0) {
         prefetch(map_q), prefetch(map_k), prefetch(map_v);
-        for (int i = 0; i < Q_STAGES; i++) shared.q_full(i).init(1), shared.q_empty(i).init(4 * GROUPS);
+        for (int i = 0; i < Q_STAGES; i++) shared.q_full(i).init(1), shared.q_empty(i).init(4 * GROUPS * SPEAKERS);
         for (int i = 0; i < STAGES; i++) {
-            shared.k_full(i).init(1), shared.k_empty(i).init(4 * GROUPS);
-            shared.v_full(i).init(1), shared.v_empty(i).init(4 * GROUPS);
+            shared.k_full(i).init(1), shared.k_empty(i).init(4 * GROUPS * SPEAKERS);
+            shared.v_full(i).init(1), shared.v_empty(i).init(4 * GROUPS * SPEAKERS);
         }
-        for (int i = 0; i < 2; i++) shared.work_full(i).init(1), shared.work_empty(i).init(4 * GROUPS + 1);
+        for (int i = 0; i < 2; i++) shared.work_full(i).init(1), shared.work_empty(i).init(4 * GROUPS * SPEAKERS + 1);
         publish_barriers();
     }
     __syncthreads();

@@ -85,12 +85,11 @@ struct Problem {
     int2* ranges;                                      // 544  [batch, n]: the keys of a query; backward [batch, m]
     int4* extents;                                     // 552  [batch, tiles of 64]: of 64 ranges
     int* order;                                        // 560  [batch · tiles]: which tile comes when, the longest first
-    u32* flags;                                        // 568  [2 · batch · heads_k + 1], zero before: aside.cuh
-    int* awaited;                                      // 576  [batch · heads_q, query tiles]: key tiles still to come
-    const int* plan_counts;                            // 584  [query tiles]: how many rows of the list name them
-    int ahead, unused;                                 // 592  heads of keys that are prepared before the main kernel
-};                                                     // 600
-static_assert(sizeof(Problem) == 600, "the host counts on it");
+};                                                     // 568
+static_assert(sizeof(Problem) == 568, "the host counts on it");
+// Work that may wait in line beside the one that is computed: more would end unevenly where tiles do not come longest first,
+// fewer let short rows wait for what must be looked up.
+constexpr int IN_LINE = SEGMENTS || PLAN ? 2 : 1;
 
 // Rows of the statistics of the backward pass are padded to this.
 constexpr int STATISTICS_PAD = 128;
@@ -229,10 +228,17 @@ INLINE void tell_broken(const Problem& p, u32* of, int bh, int tiles, int tile) 
 
 #if SEGMENTS
 // Where the segments of a sequence begin anew, if they do so once: runs of rising numbers, of which a part may have been put
-// to the end (padding, mostly). More than one such place: −1, and nothing is said of the order.
-INLINE int turning(const int* x, int count) {
+// to the end (padding, mostly). More than one such place: −1, and nothing is said of the order. `x` is read once, into
+// `held`, where that has room for it.
+constexpr int HELD = 8192;
+INLINE int turning(const int*& x, int count, int (&held)[HELD]) {
     __shared__ int falls, where;
     if (threadIdx.x == 0) falls = where = 0;
+    if (count <= HELD) {
+#pragma unroll 16
+        for (int i = threadIdx.x; i < count; i += 256) held[i] = x[i];
+        x = held;
+    }
     __syncthreads();
     int mine = 0, at = 0;
 #pragma unroll 8
@@ -271,8 +277,9 @@ template <int TILE, int OTHER> INLINE void find_order(const Problem& p, int rows
         return 255 - (int)((i64)steps * 255 / most);
     };
     from[t] = 0;
+    int first = t < tiles * p.batch ? bucket(t) : 0;
     __syncthreads();
-    for (int at = t; at < tiles * p.batch; at += 256) atomicAdd(&from[bucket(at)], 1);
+    for (int at = t; at < tiles * p.batch; at += 256) atomicAdd(&from[at == t ? first : bucket(at)], 1);
     __syncthreads();
     int mine = from[t], sum = mine;
     for (int by = 1; by < 32; by *= 2) {
@@ -284,7 +291,7 @@ template <int TILE, int OTHER> INLINE void find_order(const Problem& p, int rows
     for (int w = 0; w < t / 32; w++) sum += of_warp[w];
     from[t] = sum - mine;
     __syncthreads();
-    for (int at = t; at < tiles * p.batch; at += 256) p.order[atomicAdd(&from[bucket(at)], 1)] = at;
+    for (int at = t; at < tiles * p.batch; at += 256) p.order[atomicAdd(&from[at == t ? first : bucket(at)], 1)] = at;
 }
 // The range of keys that each query sees, by segment, band and length together, or, BY_KEYS, of queries that see each key;
 // and what 64 of them have in common. A block takes 256 rows, blockIdx.x, of a sequence, blockIdx.y. A sequence whose
@@ -294,7 +301,8 @@ template <bool BY_KEYS, int TILE, int OTHER> INLINE void find_ranges(const Probl
     int batch = blockIdx.y, rows = BY_KEYS ? p.m : p.n, others = BY_KEYS ? p.n : p.m;
     const int* mine = (BY_KEYS ? p.segments_k : p.segments_q) + (i64)batch * rows;
     const int* its = (BY_KEYS ? p.segments_q : p.segments_k) + (i64)batch * others;
-    int turn = turning(its, others), tiles = div_up(rows, 64), row = blockIdx.x * 256 + threadIdx.x, end = p.m;
+    __shared__ int held[HELD];
+    int turn = turning(its, others, held), tiles = div_up(rows, 64), row = blockIdx.x * 256 + threadIdx.x, end = p.m;
     if (turn < 0) {
         // Rows of both sides, a share for each block.
         int of_q = div_up(p.n, 64), of_k = div_up(p.m, 64), all = gridDim.x * 256;

@@ -52,42 +52,13 @@ extern "C" __global__ void __launch_bounds__(256) attention_backward_measure(con
     if (threadIdx.x == 0) p.limits[(i64)bh * gridDim.x + blockIdx.x] = most;
 }
 
-// How many key tiles add to a query tile; by a warp.
-INLINE int visitors(const Problem& p, int batch, int query_tile) {
-#if PLAN
-    return p.plan_counts[query_tile];
-#else
-    int count = 0, tiles = div_up(p.m, N);
-    for (int t = lane_id(); t < tiles; t += 32) {
-        Queries x(p, batch, t);
-        count += query_tile >= x.low && query_tile < x.high;
-    }
-    return __reduce_add_sync(~0u, count);
-#endif
-}
-// Zeros to add the dq of a tile to; where nothing will be added, dq itself is zero.
-INLINE void clear_dq(const Problem& p, int bh, int tile, int awaited, int thread, int threads) {
-    if (BWD_ASIDE && awaited == 0) {
-        u16* to = p.dq + bh / p.heads_q * p.dq_b + bh % p.heads_q * p.dq_h;
-        for (int row = tile * M; row < min(p.n, tile * M + M); row++)
-            for (int c = thread; c < p.d; c += threads) to[row * p.dq_i + c] = 0;
-        return;
-    }
-    float4* zero = (float4*)(p.dq_sum + ((i64)bh * div_up(p.n, M) + tile) * (M * D));
-#pragma unroll 4
-    for (int x = thread; x < M * D / 4; x += threads) zero[x] = make_float4(0.f, 0.f, 0.f, 0.f);
-}
 // The largest key and value of a head, for each lane of a warp.
 INLINE float2 limits_of(const Problem& p, int bh_k) {
     float2 most = make_float2(0.f, 0.f);
 #if !FREE_ORDER
     int parts = div_up(p.m, 128);
     const float2* limits = p.limits + (i64)bh_k * parts;
-    for (int x = lane_id(); x < parts; x += 32) {
-        float2 y;
-        asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(y.x), "=f"(y.y) : "l"(limits + x) : "memory");
-        most.x = fmaxf(most.x, y.x), most.y = fmaxf(most.y, y.y);
-    }
+    for (int x = lane_id(); x < parts; x += 32) most.x = fmaxf(most.x, limits[x].x), most.y = fmaxf(most.y, limits[x].y);
     for (int x = 16; x > 0; x /= 2)
         most.x = fmaxf(most.x, __shfl_xor_sync(~0u, most.x, x)), most.y = fmaxf(most.y, __shfl_xor_sync(~0u, most.y, x));
 #endif
@@ -113,12 +84,12 @@ INLINE void write_statistics(const Problem& p, int bh, int i, float sum, float s
 // Σ out · d_out of each row, less the gradient of its lse; the lse in units of log2, +∞ where a row saw nothing or is padding;
 // the grain of its dq; zeros to add dq to.
 extern "C" __global__ void __launch_bounds__(256) attention_backward_prepare(const __grid_constant__ Problem p) {
-    int bh = blockIdx.y, batch = bh / p.heads_q, head = bh - batch * p.heads_q;
+    // The first heads last: they are in the cache when the main kernel begins.
+    int bh = gridDim.y - 1 - blockIdx.y, batch = bh / p.heads_q, head = bh - batch * p.heads_q;
     int lane = threadIdx.x % LANES, tiles = div_up(p.n, M), mine = STATISTICS_PAD / M;
     for (int t = blockIdx.x * mine; t < min(tiles, (int)(blockIdx.x + 1) * mine); t++) {
-        int awaited = BWD_ASIDE ? visitors(p, batch, t) : 1;
-        if (BWD_ASIDE && threadIdx.x == 0) p.awaited[(i64)bh * tiles + t] = awaited;
-        clear_dq(p, bh, t, awaited, threadIdx.x, 256);
+        float4* zero = (float4*)(p.dq_sum + ((i64)bh * tiles + t) * (M * D));
+        for (int x = threadIdx.x; x < M * D / 4; x += 256) zero[x] = make_float4(0.f, 0.f, 0.f, 0.f);
     }
     float2 most = limits_of(p, batch * p.heads_k + head / (p.heads_q / p.heads_k));
     const u16* out = p.out + batch * p.out_b + head * p.out_h;
@@ -147,9 +118,10 @@ extern "C" __global__ void __launch_bounds__(256) attention_backward_prepare(con
     }
 }
 
-#if !BWD_ASIDE
+// dq from whole numbers to elements, tile by tile. What was added to last is looked at first: it is in the cache.
 extern "C" __global__ void __launch_bounds__(256) attention_backward_finish(const __grid_constant__ Problem p) {
-    int bh = blockIdx.y, batch = bh / p.heads_q, head = bh - batch * p.heads_q, t = threadIdx.x & 127;
+    int bh = gridDim.y - 1 - blockIdx.y;
+    int batch = bh / p.heads_q, head = bh - batch * p.heads_q, t = threadIdx.x & 127;
     bool wide = p.d % 8 == 0 && (p.dq_i | p.dq_h | p.dq_b) % 8 == 0 && ((u64)p.dq & 15) == 0;
     for (int piece = threadIdx.x / 128; piece < PIECES; piece += 2) {
         const float4* from = (const float4*)(p.dq_sum + ((i64)bh * gridDim.x + blockIdx.x) * (M * D) + piece * 4096) + t;
@@ -178,7 +150,6 @@ extern "C" __global__ void __launch_bounds__(256) attention_backward_finish(cons
         store_fragment(p.dq + batch * p.dq_b + head * p.dq_h + row * p.dq_i + column, p.dq_i, x, upper, lower, p.n - row, p.d - column, wide);
     }
 }
-#endif
 
 // The sink of a head takes the mass exp(sink − lse) of each row.
 extern "C" __global__ void __launch_bounds__(256) sink_gradient(const __grid_constant__ Problem p) {

@@ -18,6 +18,10 @@ typedef long long i64;
 #define WATCHDOG 0
 #endif
 
+#ifndef EVERY_LANE  // 1: all lanes of a warp arrive, not one for all, which racecheck does not follow: for checks only
+#define EVERY_LANE 0
+#endif
+
 #define INLINE __device__ __forceinline__
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LN2 = 0.6931471805599453f;
@@ -30,6 +34,9 @@ struct alignas(64) TensorMap {
 // ---------------------------------------------------------------------------------------------- threads
 
 INLINE int lane_id() { return threadIdx.x & 31; }
+// One lane arrives at a barrier for its warp, after __syncwarp or a barrier of the block: SPEAKERS of them.
+constexpr int SPEAKERS = EVERY_LANE ? 32 : 1;
+INLINE bool speaks_for_warp() { return EVERY_LANE || lane_id() == 0; }
 INLINE int warp_id() { return __shfl_sync(~0u, threadIdx.x >> 5, 0); }
 // The same for all threads of a warpgroup, and known to be so.
 INLINE int warpgroup_id() { return __shfl_sync(~0u, threadIdx.x >> 7, 0); }
@@ -50,9 +57,6 @@ INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(
 // Shared memory written by plain stores becomes visible to the matrix units and the copy engine.
 INLINE void fence_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// The same for all memory, in either direction.
-INLINE void fence_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
-
 // A barrier of the copy engine, by its address in shared memory.
 struct Barrier {
     u32 at;
@@ -66,14 +70,6 @@ struct Barrier {
         u32 done;
         asm volatile(
             "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-            : "=r"(done) : "r"(at), "r"(phase) : "memory");
-        return done;
-    }
-    // The same without waiting at all.
-    INLINE bool ready_now(u32 phase) const {
-        u32 done;
-        asm volatile(
-            "{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
             : "=r"(done) : "r"(at), "r"(phase) : "memory");
         return done;
     }
@@ -139,8 +135,6 @@ INLINE void add_integers(float* to, u32 from, int bytes) {
 }
 INLINE void commit_copies() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 INLINE void wait_copies_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-// Until all but the last PENDING groups have been written.
-template <int PENDING> INLINE void wait_copies() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
 // ---------------------------------------------------------------------------------------------- numbers
 

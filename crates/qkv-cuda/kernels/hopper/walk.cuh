@@ -28,17 +28,6 @@ struct Shared {
     INLINE Barrier add_empty() const { return barrier(5 + 2 * Q_STAGES + 2 * O_STAGES); }
     INLINE Barrier work_full(u32 i) const { return barrier(6 + 2 * Q_STAGES + 2 * O_STAGES + i); }
     INLINE Barrier work_empty(u32 i) const { return barrier(8 + 2 * Q_STAGES + 2 * O_STAGES + i); }
-    INLINE u32 aside(u32 place) const { return base + ASIDE_AT + place * ASIDE_STAGE; }
-    INLINE Barrier aside_full(u32 i) const { return barrier(10 + 2 * Q_STAGES + 2 * O_STAGES + i); }
-    INLINE Barrier done_full(u32 i) const { return barrier(10 + 2 * Q_STAGES + 2 * O_STAGES + ASIDE_STAGES + i); }
-    INLINE Barrier done_empty(u32 i) const { return barrier(10 + 2 * Q_STAGES + 2 * O_STAGES + ASIDE_STAGES + ASIDE_QUEUE + i); }
-    // A dq tile that is summed up; −1: there will be no more.
-    INLINE void put_done(u32 i, int id) const { asm volatile("st.shared.s32 [%0], %1;" ::"r"(base + DONE_AT + i * 4), "r"(id) : "memory"); }
-    INLINE int get_done(u32 i) const {
-        int x;
-        asm volatile("ld.shared.s32 %0, [%1];" : "=r"(x) : "r"(base + DONE_AT + i * 4) : "memory");
-        return x;
-    }
     // The next work: its key tile, doubled, with a bit for whether any query sees it; its place in a list; its head; its
     // sequence, doubled, with a bit for whether there is any work at all.
     INLINE void put_work(u32 i, int tile, int place, int head, int batch) const {
@@ -52,7 +41,7 @@ struct Shared {
         return x;
     }
     // The same, by one thread that has to know the place: false where there is no more.
-    INLINE bool take_work(Ring<2>& next, Work& w) const {
+    INLINE bool take_work(Ring<IN_LINE>& next, Work& w) const {
         work_full(next.place).wait(next.parity);
         int4 x = get_work(next.place);
         work_empty(next.place).arrive();
@@ -103,8 +92,7 @@ struct Walk {
     int batch, at, key_tile, head, last_head;  // heads: head .. last_head; at: the row of the plan
     int step, count, high;
     const uint4* entries;
-    bool all, beyond;  // `all`: tiles of keys beyond the sequence too, which only a list names
-    INLINE Walk(const Problem& p, const Work& w, bool all = false) : p(p), batch(w.batch), at(w.tile), key_tile(w.tile), all(all), beyond(false) {
+    INLINE Walk(const Problem& p, const Work& w) : p(p), batch(w.batch), at(w.tile), key_tile(w.tile) {
         int group = p.heads_q / p.heads_k;
         head = w.head * group, last_head = head + group - 1;
         enter();
@@ -116,8 +104,7 @@ struct Walk {
             PlanRow row(p, batch, head, at);
             count = row.count, key_tile = row.tile, entries = p.plan_tiles + row.from, high = 0;
 #if LENGTHS
-            beyond = key_tile * N >= p.lengths[batch];
-            if (beyond && !all) count = 0;
+            if (key_tile * N >= p.lengths[batch]) count = 0;
 #endif
 #else
             Queries queries(p, batch, key_tile);
@@ -164,33 +151,10 @@ struct Walk {
     }
 };
 
-// Flags of the heads of keys, all zero before: how many parts of their keys are measured, how many tiles of their queries are
-// prepared; and after them the next chore.
-INLINE u32* measured_of(const Problem& p, int bh) { return p.flags + bh; }
-INLINE u32* prepared_of(const Problem& p, int bh) { return p.flags + p.batch * p.heads_k + bh; }
-INLINE u32* next_chore(const Problem& p) { return p.flags + 2 * p.batch * p.heads_k; }
-
-// Waits until a flag says so many, and sees what was written before.
-INLINE void wait_flag(const u32* flag, u32 count) {
-    u32 x = 0;
-    for (u32 tries = 0; x < count; tries++) {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(flag) : "memory");
-        if (WATCHDOG && tries > 2000000) return;
-    }
-    fence_all();
-}
-// What all lanes wrote counts as one more.
-INLINE void raise_flag(u32* flag) {
-    fence_all();
-    __threadfence();
-    __syncwarp();
-    if (lane_id() == 0) atomicAdd(flag, 1);
-}
-
 // Finds work, a tile or two ahead, and has its keys and values brought to the cache.
 INLINE void scout(const Problem& p, const Shared& shared, const TensorMap& map_k, const TensorMap& map_v) {
     int tiles = div_up(p.m, N), total = tiles * p.heads_k * p.batch;
-    Ring<2> next;
+    Ring<IN_LINE> next;
     for (bool first = true;; first = false) {
         shared.work_empty(next.place).wait(next.parity ^ 1);
         int index = first ? blockIdx.x : atomicAdd(p.counter, 1) + gridDim.x;
@@ -212,13 +176,11 @@ INLINE void load(const Problem& p, const Shared& shared, const TensorMap& map_q,
     int padded = div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD;
     Ring<Q_STAGES> q;
     Ring<O_STAGES> o;
-    Ring<2> next;
+    Ring<IN_LINE> next;
     Ring<1> kv;
     for (Work w; shared.take_work(next, w);) {
         Walk walk(p, w);
         w.tile = walk.key_tile;
-        int bh = w.batch * p.heads_k + w.head;
-        if (BWD_ASIDE && bh >= p.ahead) wait_flag(prepared_of(p, bh), p.heads_q / p.heads_k * div_up(p.n, M));
         shared.k_empty().wait(kv.parity ^ 1);
         shared.k_full().expect(KV_BYTES);
         load_tile<N, D>(shared.k(), map_k, shared.k_full(), w.tile * N, w.head, w.batch);
@@ -257,38 +219,18 @@ INLINE void load(const Problem& p, const Shared& shared, const TensorMap& map_q,
     }
 }
 
-// Adds the dq tiles up in device memory, and says which have all their parts.
+// Adds the dq tiles up in device memory.
 INLINE void add(const Problem& p, const Shared& shared) {
-    int query_tiles = div_up(p.n, M), before = -1;
-    Ring<2> next;
-    Ring<ASIDE_QUEUE> queue;
+    int query_tiles = div_up(p.n, M);
+    Ring<IN_LINE> next;
     u32 count = 0;
-    auto put = [&](int id) {
-        shared.done_empty(queue.place).wait(queue.parity ^ 1);
-        shared.put_done(queue.place, id);
-        shared.done_full(queue.place).arrive();
-        queue.next();
-    };
-    auto settle = [&](int id) {
-        fence_all();
-        __threadfence();
-        if (atomicSub(p.awaited + id, 1) != 1) return;
-        __threadfence();
-        put(id);
-    };
     for (Work w; shared.take_work(next, w);) {
 #pragma unroll 1
-        for (Walk walk(p, w, BWD_ASIDE); walk.valid(); walk.next()) {
-            int id = (w.batch * p.heads_q + walk.head) * query_tiles + walk.tile();
-            if (walk.beyond) {
-                settle(id);
-                continue;
-            }
-            float* to = p.dq_sum + (i64)id * (M * D);
+        for (Walk walk(p, w); walk.valid(); walk.next()) {
+            float* to = p.dq_sum + (((i64)w.batch * p.heads_q + walk.head) * query_tiles + walk.tile()) * (M * D);
 #pragma unroll
             for (int round = 0; round < ROUNDS; round++) {
                 shared.add_full().wait(count++ & 1);
-                if (BWD_ASIDE) fence_all();
                 // Warpgroup g has the pieces g · ROUNDS ..
 #pragma unroll
                 for (int g = 0; g < GROUPS; g++) {
@@ -299,16 +241,6 @@ INLINE void add(const Problem& p, const Shared& shared) {
                 wait_copies_read();
                 shared.add_empty().arrive();
             }
-            if (BWD_ASIDE) {
-                // The one before has been written by now, mostly.
-                wait_copies<1>();
-                if (before >= 0) settle(before);
-                before = id;
-            }
         }
     }
-    if (!BWD_ASIDE) return;
-    wait_copies<0>();
-    if (before >= 0) settle(before);
-    put(-1);
 }

@@ -64,11 +64,6 @@ pub(super) struct Parameters {
     pub ranges: u64,
     pub extents: u64,
     pub order: u64,
-    pub flags: u64,
-    pub awaited: u64,
-    pub plan_counts: u64,
-    pub ahead: i32,
-    pub unused: i32,
 }
 
 impl Parameters {
@@ -86,10 +81,9 @@ mod tests {
 
     #[test]
     fn parameters_lie_where_the_kernels_look_for_them() {
-        assert_eq!(size_of::<Parameters>(), 600);
+        assert_eq!(size_of::<Parameters>(), 568);
         assert_eq!((offset_of!(Parameters, limits), offset_of!(Parameters, v)), (448, 488));
         assert_eq!((offset_of!(Parameters, broken), offset_of!(Parameters, order)), (520, 560));
-        assert_eq!((offset_of!(Parameters, awaited), offset_of!(Parameters, ahead)), (576, 592));
         assert_eq!((offset_of!(Parameters, seed), offset_of!(Parameters, lse)), (64, 104));
         assert_eq!((offset_of!(Parameters, bias), offset_of!(Parameters, counter)), (168, 224));
         assert_eq!((offset_of!(Parameters, dq), offset_of!(Parameters, d_v)), (272, 336));
