@@ -30,6 +30,7 @@ pub(crate) fn source(forward: bool) -> String {
     let headers = [
         ("problem.cuh", include_str!("../kernels/hopper/problem.cuh")),
         ("tile.cuh", include_str!("../kernels/hopper/tile.cuh")),
+        ("ranges.cuh", include_str!("../kernels/hopper/ranges.cuh")),
         ("walk.cuh", include_str!("../kernels/hopper/walk.cuh")),
         ("step.cuh", include_str!("../kernels/hopper/step.cuh")),
         ("rows.cuh", include_str!("../kernels/hopper/rows.cuh")),
