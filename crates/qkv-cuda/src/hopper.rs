@@ -17,6 +17,9 @@ use crate::workspace::Layout;
 use parameters::Parameters;
 use seen::{Seen, fits};
 
+/// Heads whose tiles are taken side by side where segments say in which order: forward, backward.
+const HEADS_ABREAST: [usize; 2] = [16, 4];
+
 /// The text of a program, its headers put in where they are included.
 pub(crate) fn source(forward: bool) -> String {
     let text = if forward {
@@ -27,6 +30,7 @@ pub(crate) fn source(forward: bool) -> String {
     let headers = [
         ("problem.cuh", include_str!("../kernels/hopper/problem.cuh")),
         ("tile.cuh", include_str!("../kernels/hopper/tile.cuh")),
+        ("ranges.cuh", include_str!("../kernels/hopper/ranges.cuh")),
         ("walk.cuh", include_str!("../kernels/hopper/walk.cuh")),
         ("step.cuh", include_str!("../kernels/hopper/step.cuh")),
         ("rows.cuh", include_str!("../kernels/hopper/rows.cuh")),
@@ -184,6 +188,7 @@ impl Hopper {
             let rows = if backward { m } else { n };
             layout.take(b * rows, 8);
             layout.take(b * rows.div_ceil(64), 16);
+            layout.take(b * rows.div_ceil(64), 4);
         }
     }
 
@@ -200,6 +205,7 @@ impl Hopper {
         let b = plan.sizes.b;
         parameters.ranges = layout.take(b * rows, 8);
         parameters.extents = layout.take(b * rows.div_ceil(64), 16);
+        parameters.order = layout.take(b * rows.div_ceil(64), 4);
         let alone: [*const u8; 1] = [(&raw const *parameters).cast()];
         let grid = [rows.div_ceil(256) as u32, b as u32];
         // SAFETY: the room was laid out for as many rows.
@@ -234,7 +240,10 @@ impl Hopper {
         let mut parameters = self.parameters(plan, tensors, out)?;
         let [q, k, v] = self.begin(plan, tensors, false, &mut parameters, layout, stream)?;
         let Sizes { b, hq, hk, n, m, d, dv } = plan.sizes;
-        if self.seen.band || self.seen.listed {
+        if self.seen.segments {
+            // A key is read by a few tiles at a time, whatever order they come in.
+            parameters.section = hq.min((hq / hk).max(HEADS_ABREAST[0])) as i32;
+        } else if self.seen.band || self.seen.listed {
             let pairs = heads_in_cache(m, d + dv) * (hq / hk);
             (parameters.section, parameters.ordered) = (pairs.clamp(1, b * hq) as i32, i32::from(self.seen.band));
         }
@@ -287,6 +296,7 @@ impl Hopper {
             parameters.section = heads_in_cache(n, plan.sizes.d + plan.sizes.dv).clamp(1, b * hk) as i32;
         }
         if let Some(kernel) = ranges {
+            parameters.section = hk.min(HEADS_ABREAST[1]) as i32;
             self.find_ranges(plan, kernel, m, &mut parameters, layout, stream)?;
         }
         let room = layout.take(b * hq * n * plan.sizes.dv.next_multiple_of(8), 2);
@@ -432,8 +442,9 @@ fn heads_in_cache(rows: usize, widths: usize) -> usize {
 
 /// The list of tiles, which all heads and sequences share.
 fn put_list(list: Option<&Tiles>, parameters: &mut Parameters) {
-    if let Some(Tiles { rows, entries, bits }) = list {
+    if let Some(Tiles { rows, entries, bits, long }) = list {
         (parameters.plan_rows, parameters.plan_tiles, parameters.plan_bits) = (rows.at(), entries.at(), bits.at());
+        parameters.ordered = *long as i32;
     }
 }
 

@@ -28,6 +28,8 @@ pub(crate) struct Tiles {
     pub rows: Buffer,
     pub entries: Buffer,
     pub bits: Buffer,
+    /// How many rows, from the first on, are so long that those of all heads are begun before the others.
+    pub long: usize,
 }
 
 /// The part of a mask that asks for lengths, and the part that asks for nothing; none where there is more.
@@ -118,7 +120,7 @@ impl Tiles {
         let rows = Buffer::holding(driver, &list.rows.concat(), Stream(0))?;
         let entries = Buffer::holding(driver, &entries, Stream(0))?;
         driver.wait(Stream(0))?;
-        Ok(Some(Tiles { rows, entries, bits }))
+        Ok(Some(Tiles { rows, entries, bits, long: list.long() }))
     }
 }
 
@@ -135,9 +137,9 @@ struct List {
 
 impl List {
     fn of(found: &[[u64; 2]], [query_tiles, key_tiles]: [usize; 2], by_keys: bool) -> List {
-        let mut list = List { rows: Vec::new(), entries: Vec::new(), distinct: Vec::new() };
         let mut known: HashMap<[u64; 2], u32> = HashMap::new();
         let (rows, others) = if by_keys { (key_tiles, query_tiles) } else { (query_tiles, key_tiles) };
+        let mut list = List { rows: Vec::new(), entries: Vec::new(), distinct: Vec::new() };
         for row in 0..rows {
             let first = list.entries.len();
             for other in 0..others {
@@ -161,6 +163,11 @@ impl List {
         list.rows.sort_by_key(|row| std::cmp::Reverse(row[1]));
         list
     }
+
+    /// Rows more than twice as long as the mean.
+    fn long(&self) -> usize {
+        self.rows.iter().take_while(|row| row[1] as usize * self.rows.len() > 2 * self.entries.len()).count()
+    }
 }
 
 #[cfg(test)]
@@ -178,6 +185,9 @@ mod tests {
         assert_eq!(list.entries[0], [PARTIAL, 0, 0, 0]);
         assert_eq!(list.entries[1..], [[0, NO_BITS, 0, 0], [1 | PARTIAL, 0, 0, 0], [2 | PARTIAL, 1, 0, 0]]);
         assert_eq!(list.distinct, [[0, 0], [1, 2]]);
+        assert_eq!(list.long(), 0);
+        assert_eq!(List::of(&[f, f, f, f, e, e, e, e, f], [3, 3], false).long(), 0);
+        assert_eq!(List::of(&[f, f, f, f, e, e, e, e, e, e, e, e, e, e, f], [5, 3], false).long(), 1);
         let turned = List::of(&[a, e, e, f, a, b], [2, 3], true);
         assert_eq!(turned.rows[0], [0, 2, 0, 0]);
         assert_eq!(turned.entries[1], [1, NO_BITS, 0, 0]);

@@ -1,4 +1,5 @@
-"""Builds modules for sm_90a: build.py OUT_DIR [NAME-PREFIX | =NAME ... | missing]. Prints registers, spills and warnings of each."""
+"""Builds modules for sm_90a: build.py OUT_DIR [NAME-PREFIX | =NAME ... | missing]. Prints registers, spills and warnings of each.
+FLAGS: more for the compiler, -lineinfo for a profiler."""
 import os, subprocess, sys
 from concurrent.futures import ThreadPoolExecutor
 from variants import ALL
@@ -16,7 +17,7 @@ def build(name):
         open(path, "w").write("".join(open(f"{here}/../{x}").read() for x in parts))
     flags = [f"-D{k}={v}" for k, v in defines.items()]
     r = subprocess.run([os.environ.get("NVCC", "nvcc"), "-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a", "-cubin",
-                        "-Xptxas", "-v", "-I", here + "/../hopper", *flags, "-o", f"{out}/{name}.cubin", path],
+                        "-Xptxas", "-v", "-I", here + "/../hopper", *os.environ.get("FLAGS", "").split(), *flags, "-o", f"{out}/{name}.cubin", path],
                        capture_output=True, text=True)
     words = [l.strip() for l in (r.stdout + r.stderr).splitlines()
              if any(w in l for w in ("error", "C75", "spill", "Used")) and "0 bytes spill stores, 0 bytes spill loads" not in l and "C7519" not in l]

@@ -117,10 +117,13 @@ if __name__ == "__main__":
         calls, want = {"cudnn": cudnn}, cudnn()
         for name in names:
             call = Decode(f"{here}/{name}.cubin", q, k, v, out, lse, part(name, "s", 3), piece=part(name, "p", PIECE), blocks=part(name, "b", 2))
-            out.fill_(float("nan"))
-            call()
-            torch.cuda.synchronize()
-            e = error(out, want)
+            outs = []
+            for _ in range(4):
+                out.fill_(float("nan"))
+                call()
+                torch.cuda.synchronize()
+                outs.append(out.clone())
+            e = error(out, want) if all((x == out).all() for x in outs) else float("nan")
             print("BAD" if not e < 8e-3 else "ok ", name, (b, hq, hk, n), f"{e:.1e}", flush=True)
             calls[name] = call
         t = measure_cold(calls)

@@ -20,11 +20,11 @@ class Problem(C.Structure):
         + [("plan_b", C.c_int), ("plan_h", C.c_int)]
         + [(x, C.c_int64) for x in (
             "bias bias_b bias_h bias_i bias_j alibi sinks counter d_out d_out_b d_out_h d_out_i d_lse dq dq_b dq_h dq_i "
-            "dk dk_b dk_h dk_j dv_out dv_b dv_h dv_j delta lse2 dq_sum grain d_bias d_bias_b d_bias_h d_bias_i d_bias_j d_sinks limits k k_b k_h k_j v v_b v_h v_j broken broken_q broken_k ranges extents").split()]
+            "dk dk_b dk_h dk_j dv_out dv_b dv_h dv_j delta lse2 dq_sum grain d_bias d_bias_b d_bias_h d_bias_i d_bias_j d_sinks limits k k_b k_h k_j v v_b v_h v_j broken broken_q broken_k ranges extents order").split()]
     )
 
 
-assert C.sizeof(Problem) == 560
+assert C.sizeof(Problem) == 568
 SMS = None
 
 
@@ -117,9 +117,11 @@ class Forward:
         strided(p, ("out", "out_"), out, "bhi")
         p.lse = lse.data_ptr()
         if more.get("_band") or "plan_rows" in more:
-            p.ordered = 1 if more.get("_band") else 0
+            p.ordered = 1 if more.get("_band") else more.get("_long", 0)
             group = p.heads_q // p.heads_k
             p.section = min(max(1, pow2floor((32 << 20) // (p.m * (p.d + p.dv) * 2)) * group), p.batch * p.heads_q)
+        if "segments_q" in more:
+            p.ordered, p.section = 0, min(p.heads_q, max(16, p.heads_q // p.heads_k))
         if "section" in more:
             p.section = more["section"]
         self.maps = [tensor_map(q, module.M), tensor_map(k, module.N), tensor_map(v, module.N)]
@@ -155,6 +157,11 @@ class Backward:
         self.tiles, self.heads = tiles, heads
         if "plan_rows" in more:
             p.section = min(max(1, pow2floor((32 << 20) // (p.n * (p.d + p.dv) * 2))), p.batch * p.heads_k)
+            p.ordered = more.get("_long", 0)
+        if "segments_q" in more:
+            p.section = min(p.heads_k, 4)
+        if "section" in more:
+            p.section = more["section"]
 
     def __call__(self, only=None):
         m = self.module

@@ -1,5 +1,5 @@
 """Checks and times the Hopper kernels on the card: run.py SUITE [MODULES_DIR]. Each suite is a process of its own."""
-import sys, time, json, torch, torch.nn.functional as F
+import os, sys, time, json, torch, torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 import host, reference
 from host import Module, Forward, Backward
@@ -48,16 +48,17 @@ def plan_of(keep, M, N, turned=False):
         rows.append(len(entries))
     i32 = lambda x: (x & 0xFFFFFFFF).to(torch.int64).apply_(lambda y: y - (1 << 32) if y >= 1 << 31 else y).to(torch.int32) if x.numel() < 1 << 16 else torch.where((x & 0xFFFFFFFF) >= 1 << 31, (x & 0xFFFFFFFF) - (1 << 32), x & 0xFFFFFFFF).to(torch.int32)
     rows = sorted(((a, b - a, t, 0) for t, (a, b) in enumerate(zip(rows, rows[1:]))), key=lambda row: -row[1])
+    long = sum(row[1] * len(rows) > 2 * len(entries) for row in rows)
     out = [torch.tensor(rows, dtype=torch.int64), torch.tensor(entries or [(0, 0, 0, 0)], dtype=torch.int64), torch.stack(bits) if bits else torch.zeros(1, dtype=torch.int64)]
     rows, entries, bits = (i32(x).contiguous().cuda() for x in out)
-    return dict(plan_rows=rows, plan_tiles=entries, plan_bits=bits)
+    return dict(plan_rows=rows, plan_tiles=entries, plan_bits=bits, _long=long)
 
 
 def segment_room(b, n, m, turned):
     """Room for the ranges of packed sequences, which `segment_ranges` fills."""
     rows = m if turned else n
     room = lambda *s: torch.full(s, 0x55, device="cuda", dtype=torch.int32)
-    return dict(ranges=room(b * rows, 2), extents=room(b * -(-rows // 64), 4), _ranges=(-(-rows // 256), b))
+    return dict(ranges=room(b * rows, 2), extents=room(b * -(-rows // 64), 4), order=room(b * -(-rows // 64)), _ranges=(-(-rows // 256), b))
 
 
 def make_plan(mod, call, opts):
@@ -447,7 +448,7 @@ def time_masks(ds=(64, 128), n=6144):
 
 
 if __name__ == "__main__":
-    torch.manual_seed(int(time.time()))
+    torch.manual_seed(int(os.environ.get("SEED", time.time())))  # what masks are drawn from
     from variants import FORWARD, BACKWARD, CHECKS
     suite = sys.argv[1]
     if suite == "check_forward":

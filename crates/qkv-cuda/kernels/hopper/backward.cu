@@ -1,5 +1,5 @@
-// Attention backward on Hopper: three kernels. `prepare` takes Σ out·d_out of each row and clears what is added to; the main
-// one does the five products; `finish` rounds dq.
+// Attention backward on Hopper. `measure` finds the largest keys and values, `prepare` takes Σ out·d_out of each row and clears
+// what is added to; the main kernel does the five products; `finish` rounds dq.
 //
 // In the main kernel a block owns BWD_N keys of a head and walks over the queries that see them, of every query head of
 // the group, from the last tile to the first. Scores are kept turned, [keys, queries], so that weights and their
@@ -46,7 +46,7 @@ constexpr int KV_BYTES = N * D * 2, Q_BYTES = M * D * 2, S_BYTES = M * N * 2, AD
 constexpr int K_AT = 0, V_AT = K_AT + KV_BYTES, Q_AT = V_AT + KV_BYTES, O_AT = Q_AT + Q_STAGES * Q_BYTES;
 constexpr int DS_AT = O_AT + O_STAGES * Q_BYTES, P_AT = DS_AT + 2 * S_BYTES, ADD_AT = P_AT + (HALVES ? 2 * S_BYTES : 0);
 constexpr int LSE_AT = ADD_AT + ADD_BYTES, GRAIN_AT = LSE_AT + Q_STAGES * M * 4, DELTA_AT = GRAIN_AT + Q_STAGES * M * 4, DROP_AT = DELTA_AT + O_STAGES * M * 4;
-constexpr int STEP_AT = DROP_AT + (DROPOUT ? GROUPS * COLUMNS * 8 : 0), WORK_AT = STEP_AT + Q_STAGES * 16, BARRIERS_AT = WORK_AT + 16;
+constexpr int STEP_AT = DROP_AT + (DROPOUT ? GROUPS * COLUMNS * 8 : 0), WORK_AT = STEP_AT + Q_STAGES * 16, BARRIERS_AT = WORK_AT + 32;
 constexpr int BARRIERS = 4 + 2 * Q_STAGES + 2 * O_STAGES + 2 + 4, SHARED = BARRIERS_AT + BARRIERS * 8 + 1024;
 static_assert(SHARED <= 232448, "shared memory of a block");
 static_assert((Q_STAGES & (Q_STAGES - 1)) == 0 && (O_STAGES & (O_STAGES - 1)) == 0, "places are counted in bits");
@@ -55,22 +55,23 @@ extern "C" __device__ const int backward_sizes[5] = {M, N, THREADS, SHARED, !FRE
 
 #include "walk.cuh"
 #include "step.cuh"
+#include "rows.cuh"
 
 INLINE void consume(const Problem& p, const Shared& shared, int group) {
     constexpr int WIDE = HALVES ? 128 : D;  // columns of dk and dv that a warpgroup has
-    int tiles = div_up(p.m, N), total = tiles * p.heads_k * p.batch;
-    bool speaks = lane_id() == 0;
+    bool speaks = speaks_for_warp();
     u32 keys = shared.k() + (HALVES ? 0 : group * 64 * 128), values = shared.v() + (HALVES ? 0 : group * 64 * 128);
     u32 queries_from = HALVES ? group * COLUMNS * 128 : 0;
     u32 works = 0, step = 0, adds = 0;  // counted since the beginning: they say which place of a ring, and its parity
     for (;; works++) {
-        shared.work_full(works & 1).wait(works >> 1 & 1);
-        int2 work = shared.get_work(works & 1);
+        u32 in_line = works % IN_LINE;
+        shared.work_full(in_line).wait(works / IN_LINE & 1);
+        int4 work = shared.get_work(in_line);
         __syncwarp();
-        if (speaks) shared.work_empty(works & 1).arrive();
-        if (work.x >= total) break;
-        Work w(work.x, tiles, p.heads_k, p.batch, p.section, false);
-        w.tile = work.y >> 1;
+        if (speaks) shared.work_empty(in_line).arrive();
+        if (!(work.w & 1)) break;
+        Work w;
+        w.tile = work.x >> 1, w.head = work.z, w.batch = work.w >> 1;
         int2 whole = make_int2(0, 0);
 #if SEGMENTS
         Extent of_keys(p, w.batch, w.tile * (N / 64) + (HALVES ? 0 : group), 1, p.m);
@@ -83,7 +84,7 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
         for (int i = 0; i < WIDE / 2; i++) dk[i] = dv[i] = 0.f;
         pin(dk), pin(dv);
         shared.k_full().wait(works & 1);
-        if (work.y & 1) {
+        if (work.x & 1) {
             shared.q_full(step % Q_STAGES).wait(step / Q_STAGES & 1);
             products_begin();
             product_rows<COLUMNS, D, N, M>(s, keys, shared.q(step % Q_STAGES) + queries_from);
@@ -233,11 +234,11 @@ attention_backward(const __grid_constant__ Problem p, const __grid_constant__ Te
     Shared shared{(shared_address(memory) + 1023) & ~1023u};
     if (threadIdx.x == 0) {
         prefetch(map_q), prefetch(map_k), prefetch(map_v), prefetch(map_o);
-        shared.k_full().init(1), shared.v_full().init(1), shared.k_empty().init(4 * GROUPS), shared.v_empty().init(4 * GROUPS);
-        for (int i = 0; i < Q_STAGES; i++) shared.q_full(i).init(1), shared.q_empty(i).init(4 * GROUPS);
-        for (int i = 0; i < O_STAGES; i++) shared.o_full(i).init(1), shared.o_empty(i).init(4 * GROUPS);
-        shared.add_full().init(4 * GROUPS), shared.add_empty().init(1);
-        for (int i = 0; i < 2; i++) shared.work_full(i).init(1), shared.work_empty(i).init(4 * GROUPS + 1);
+        shared.k_full().init(1), shared.v_full().init(1), shared.k_empty().init(4 * GROUPS * SPEAKERS), shared.v_empty().init(4 * GROUPS * SPEAKERS);
+        for (int i = 0; i < Q_STAGES; i++) shared.q_full(i).init(1), shared.q_empty(i).init(4 * GROUPS * SPEAKERS);
+        for (int i = 0; i < O_STAGES; i++) shared.o_full(i).init(1), shared.o_empty(i).init(4 * GROUPS * SPEAKERS);
+        shared.add_full().init(4 * GROUPS * SPEAKERS), shared.add_empty().init(1);
+        for (int i = 0; i < 2; i++) shared.work_full(i).init(1), shared.work_empty(i).init(4 * GROUPS * SPEAKERS + 2);
         publish_barriers();
     }
     __syncthreads();
@@ -246,10 +247,9 @@ attention_backward(const __grid_constant__ Problem p, const __grid_constant__ Te
         give_registers<24>();
         if (threadIdx.x == 0) load(p, shared, map_q, map_k, map_v, map_o);
         else if (threadIdx.x == 32) add(p, shared);
+        else if (threadIdx.x == 64) scout(p, shared, map_k, map_v);
     } else {
         take_registers<240>();
         consume(p, shared, warpgroup - 1);
     }
 }
-
-#include "rows.cuh"

@@ -99,22 +99,45 @@ struct Visit {
     }
 };
 
-INLINE void produce(const Problem& p, const Shared& shared, const TensorMap& map_q, const TensorMap& map_k, const TensorMap& map_v) {
-    int tiles = div_up(p.n, M), total = tiles * p.heads_q * p.batch, group = p.heads_q / p.heads_k;
-    Ring<Q_STAGES> q;
-    Ring<STAGES> kv;
-    Ring<2> next;
-    for (int index = blockIdx.x;;) {
-        bool more = index < total;
-        Work w(more ? index : 0, tiles, p.heads_q, p.batch, p.section, p.ordered);
-        Visit visit(p, w);
-        if (!more) visit.count = 0;
+// Finds work, a tile or two ahead: what it takes are trips to device memory, one after the other.
+INLINE void scout(const Problem& p, const Shared& shared, const TensorMap& map_q) {
+    int tiles = div_up(p.n, M), total = tiles * p.heads_q * p.batch;
+    Ring<IN_LINE> next;
+    for (bool first = true;; first = false) {
         shared.work_empty(next.place).wait(next.parity ^ 1);
+        int index = first ? blockIdx.x : atomicAdd(p.counter, 1) + gridDim.x;
+        bool more = index < total;
+        Work w(p, more ? index : 0, tiles, p.heads_q, BAND && !SEGMENTS && p.ordered);
+        if (!PLAN && more) announce_tile<D>(map_q, w.tile * M, w.head, w.batch);
+        Visit visit(p, w);
+        if (PLAN && more) announce_tile<D>(map_q, w.tile * M, w.head, w.batch);
+        if (!more) visit.count = 0;
         shared.put_work(next.place, make_int4(w.tile, w.head, w.batch, more), make_int2(visit.count, visit.from));
         shared.work_full(next.place).arrive();
         next.next();
         if (!more) break;
-        int following = atomicAdd(p.counter, 1) + gridDim.x;
+    }
+    // The last block out leaves the counters as they were found.
+    __threadfence();
+    if (atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = 0, p.counter[1] = 0;
+}
+
+INLINE void produce(const Problem& p, const Shared& shared, const TensorMap& map_q, const TensorMap& map_k, const TensorMap& map_v) {
+    int group = p.heads_q / p.heads_k;
+    Ring<Q_STAGES> q;
+    Ring<STAGES> kv;
+    Ring<IN_LINE> next;
+    for (;;) {
+        int4 tile;
+        int2 tiles;
+        shared.work_full(next.place).wait(next.parity);
+        shared.get_work(next.place, tile, tiles);
+        shared.work_empty(next.place).arrive();
+        next.next();
+        if (!tile.w) break;
+        Work w;
+        w.tile = tile.x, w.head = tile.y, w.batch = tile.z;
+        Visit visit(tiles.x, tiles.y);
         int head_k = w.head / group;
         shared.q_empty(q.place).wait(q.parity ^ 1);
         shared.q_full(q.place).expect(Q_BYTES);
@@ -144,11 +167,7 @@ INLINE void produce(const Problem& p, const Shared& shared, const TensorMap& map
             load_tile<N, D>(shared.v(kv.place), map_v, shared.v_full(kv.place), row, head_k, w.batch);
             kv.next();
         }
-        index = following;
     }
-    // The last block out leaves the counters as they were found.
-    __threadfence();
-    if (atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = 0, p.counter[1] = 0;
 }
 
 // The softmax of 64 rows as their keys pass by. `top` is what the exponents are taken against, in units of the scores.
@@ -201,15 +220,27 @@ struct Rows {
     int batch, head, first, row, column;
     Keys keys;
     Shape shape;
+    // What they need from device memory, asked for before the rows before them are written: the range of keys of the
+    // thread's two, and what all have in common.
+    struct Ahead {
 #if SEGMENTS
-    int2 range[2];
+        int2 range[2];
+        int4 extent;
 #endif
-    INLINE Rows(const Problem& p, const Work& w, int group)
-        : p(p), batch(w.batch), head(w.head), first(w.tile * M + group * 64), row(first + fragment_row()), column(fragment_column()),
-          keys(p, w.batch, first, first + 63), shape(p, w.batch, w.head) {
+    } ahead;
+    INLINE static void look_ahead(Ahead& ahead, const Problem& p, const Work& w, int group) {
 #if SEGMENTS
+        int first = w.tile * M + group * 64;
 #pragma unroll
-        for (int r = 0; r < 2; r++) range[r] = p.ranges[(i64)batch * p.n + min(row + 8 * r, p.n - 1)];
+        for (int r = 0; r < 2; r++) ahead.range[r] = p.ranges[(i64)w.batch * p.n + min(first + fragment_row() + 8 * r, p.n - 1)];
+        ahead.extent = p.extents[(i64)w.batch * div_up(p.n, 64) + min(first / 64, div_up(p.n, 64) - 1)];
+#endif
+    }
+    INLINE Rows(const Problem& p, const Work& w, int group, const Ahead& ahead)
+        : p(p), batch(w.batch), head(w.head), first(w.tile * M + group * 64), row(first + fragment_row()), column(fragment_column()),
+          keys(p, w.batch, first, first + 63, true), shape(p, w.batch, w.head), ahead(ahead) {
+#if SEGMENTS
+        keys.all_low = ahead.extent.z, keys.all_high = ahead.extent.w;
 #endif
     }
 
@@ -246,8 +277,8 @@ struct Rows {
 
     // Scores become what the softmax sees: shaped, and −∞ where a pair is absent.
     INLINE void refine(float (&s)[N / 2], Look& look) const {
-        int j0 = look.tile * N + column;
 #if SHAPED
+        int j0 = look.tile * N + column;
 #pragma unroll
         for (int i = 0; i < N / 2; i++) {
             int r = row + (i & 2) * 4, j = j0 + (i / 4) * 8 + (i & 1);
@@ -257,31 +288,27 @@ struct Rows {
         if (look.partial) {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                int i = row + 8 * r, high = keys.end - j0;
+                // From the tile's first key on.
+                int i = row + 8 * r, high = keys.end - look.tile * N, low = 0;
                 (void)i;
 #if SEGMENTS
-                high = range[r].y - j0;
-                int low = range[r].x - j0;
+                high = ahead.range[r].y - look.tile * N, low = ahead.range[r].x - look.tile * N;
 #elif BAND
-                high = min(high, i + p.offset + p.right + 1 - j0);
-                int low = i + p.offset - p.left - j0;
+                high = min(high, i + p.offset + p.right + 1 - look.tile * N), low = i + p.offset - p.left - look.tile * N;
 #endif
 #pragma unroll
-                for (int c = 0; c < N / 8; c++) {
+                for (int x = 0; x < (N + 31) / 32; x++) {
+                    u32 word = ~0u;
+                    if (!PLAN || LENGTHS) word = bits_between(low - 32 * x, high - 32 * x);  // bits end where the keys end
 #if PLAN
-                    u32 word = look.bits[r][c / 4] >> column;
+                    word &= look.bits[r][x];
 #endif
+                    word >>= column;
 #pragma unroll
-                    for (int e = 0; e < 2; e++) {
-                        int j = 8 * c + e;
-                        bool kept = PLAN && !LENGTHS || j < high;  // bits end where the keys end
-#if BAND || SEGMENTS
-                        kept = kept && j >= low;
-#endif
-#if PLAN
-                        kept = kept && (word >> (c % 4 * 8 + e) & 1);
-#endif
-                        if (!kept) s[4 * c + 2 * r + e] = MINUS_INFINITY;
+                    for (int c = 4 * x; c < min(4 * x + 4, N / 8); c++) {
+#pragma unroll
+                        for (int e = 0; e < 2; e++)
+                            if (!(word >> (c % 4 * 8 + e) & 1)) s[4 * c + 2 * r + e] = MINUS_INFINITY;
                     }
                 }
             }
@@ -353,14 +380,15 @@ INLINE void pass_turn(int group) {
 }
 
 INLINE void consume(const Problem& p, const Shared& shared, int group) {
-    bool speaks = lane_id() == 0;
+    bool speaks = speaks_for_warp();
     Ring<Q_STAGES> q;
     Ring<STAGES> k, v;
-    Ring<2> next;
+    Ring<IN_LINE> next;
     float o[D / 2], s[N / 2];  // [64, D], [64, N]
     u32 weights[N / 4];
     Work w;
     Visit visit(0, 0);
+    Rows::Ahead ahead;
     bool more;
     // Takes the next tile and multiplies its first scores: where there is none, of nothing new, so that the matrix units'
     // pipeline has one shape.
@@ -381,6 +409,7 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
         product_rows<N, D, M>(s, shared.q(q.place) + group * 64 * 128, shared.k(k.place));
         products_commit();
         if (in_turn) pass_turn(group);
+        if (more) Rows::look_ahead(ahead, p, w, group);
     };
     if (group == GROUPS - 1) pass_turn(group);
     if (FWD_AHEAD) {
@@ -396,7 +425,7 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
         }
         if (!more) break;
         bool some = visit.count > 0;
-        Rows rows(p, w, group);
+        Rows rows(p, w, group, ahead);
         Softmax softmax(SHAPED ? 1.f : p.scale * LOG2E);
 #pragma unroll
         for (int i = 0; i < D / 2; i++) o[i] = 0.f;
@@ -470,12 +499,12 @@ attention_forward(const __grid_constant__ Problem p, const __grid_constant__ Ten
     Shared shared{(shared_address(memory) + 1023) & ~1023u};
     if (threadIdx.x == 0) {
         prefetch(map_q), prefetch(map_k), prefetch(map_v);
-        for (int i = 0; i < Q_STAGES; i++) shared.q_full(i).init(1), shared.q_empty(i).init(4 * GROUPS);
+        for (int i = 0; i < Q_STAGES; i++) shared.q_full(i).init(1), shared.q_empty(i).init(4 * GROUPS * SPEAKERS);
         for (int i = 0; i < STAGES; i++) {
-            shared.k_full(i).init(1), shared.k_empty(i).init(4 * GROUPS);
-            shared.v_full(i).init(1), shared.v_empty(i).init(4 * GROUPS);
+            shared.k_full(i).init(1), shared.k_empty(i).init(4 * GROUPS * SPEAKERS);
+            shared.v_full(i).init(1), shared.v_empty(i).init(4 * GROUPS * SPEAKERS);
         }
-        for (int i = 0; i < 2; i++) shared.work_full(i).init(1), shared.work_empty(i).init(4 * GROUPS);
+        for (int i = 0; i < 2; i++) shared.work_full(i).init(1), shared.work_empty(i).init(4 * GROUPS * SPEAKERS + 1);
         publish_barriers();
     }
     __syncthreads();
@@ -483,6 +512,7 @@ attention_forward(const __grid_constant__ Problem p, const __grid_constant__ Ten
     if (warpgroup == 0) {
         give_registers<GROUPS == 3 ? 32 : 24>();
         if (threadIdx.x == 0) produce(p, shared, map_q, map_k, map_v);
+        else if (threadIdx.x == 32) scout(p, shared, map_q);
     } else {
         take_registers<GROUPS == 3 ? 160 : 240>();
         consume(p, shared, warpgroup - 1);
@@ -490,5 +520,5 @@ attention_forward(const __grid_constant__ Problem p, const __grid_constant__ Ten
 }
 
 #if SEGMENTS
-extern "C" __global__ void __launch_bounds__(256) segment_ranges(const __grid_constant__ Problem p) { find_ranges<false>(p); }
+extern "C" __global__ void __launch_bounds__(256) segment_ranges(const __grid_constant__ Problem p) { find_ranges<false, M, N>(p); }
 #endif

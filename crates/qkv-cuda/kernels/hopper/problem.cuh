@@ -84,8 +84,12 @@ struct Problem {
     u32* broken_k;                                     // 536  [batch · heads_k, tiles of 64 keys]
     int2* ranges;                                      // 544  [batch, n]: the keys of a query; backward [batch, m]
     int4* extents;                                     // 552  [batch, tiles of 64]: of 64 ranges
-};                                                     // 560
-static_assert(sizeof(Problem) == 560, "the host counts on it");
+    int* order;                                        // 560  [batch · tiles]: which tile comes when, the longest first
+};                                                     // 568
+static_assert(sizeof(Problem) == 568, "the host counts on it");
+// Work that may wait in line beside the one that is computed: more would end unevenly where tiles do not come longest first,
+// fewer let short rows wait for what must be looked up.
+constexpr int IN_LINE = SEGMENTS || PLAN ? 2 : 1;
 
 // Rows of the statistics of the backward pass are padded to this.
 constexpr int STATISTICS_PAD = 128;
@@ -93,17 +97,34 @@ constexpr int STATISTICS_PAD = 128;
 INLINE int div_up(int a, int b) { return (a + b - 1) / b; }
 
 // Which work a persistent block takes: `index` counts (sequence · head) × tiles, `section` heads at a time, the tiles of a
-// section one after the other with its heads inside, so that what a section reads stays in the cache.
+// section one after the other with its heads inside, so that what a section reads stays in the cache. Of a list, the first
+// `ordered` rows, which are long, are taken of all heads before that. With segments, tiles come in the order that was found.
 struct Work {
     int tile, head, batch;
     INLINE Work() {}
-    INLINE Work(int index, int tiles, int heads, int batches, int section, bool last_first) {
-        int of_section = section * tiles, at = index / of_section, rest = index - at * of_section;
-        int inside = min(section, heads * batches - at * section);
+    INLINE Work(const Problem& p, int index, int tiles, int heads, bool last_first) {
+        int batches = p.batch, per_sequence = tiles, skipped = 0;
+        (void)per_sequence;
+#if SEGMENTS
+        tiles *= batches, batches = 1;
+#elif PLAN
+        int all = heads * batches, first = p.ordered * all;
+        if (index < first) {
+            tile = index / all, batch = (index - tile * all) / heads, head = index - tile * all - batch * heads;
+            return;
+        }
+        index -= first, tiles -= p.ordered, skipped = p.ordered;
+#endif
+        int of_section = p.section * tiles, at = index / of_section, rest = index - at * of_section;
+        int inside = min(p.section, heads * batches - at * p.section);
         tile = rest / inside;
-        int both = at * section + rest - tile * inside;
+        int both = at * p.section + rest - tile * inside;
         if (last_first) tile = tiles - 1 - tile;
-        batch = both / heads, head = both - batch * heads;
+        tile += skipped, batch = both / heads, head = both - batch * heads;
+#if SEGMENTS
+        int found = p.order[tile];
+        batch = found / per_sequence, tile = found - batch * per_sequence;
+#endif
     }
 };
 
@@ -124,18 +145,27 @@ struct Extent {
 };
 #endif
 
+// The bits low .. high − 1 of a word, of those that it has.
+INLINE u32 bits_between(int low, int high) {
+    u32 x, from = max(low, 0), count = max(high - max(low, 0), 0);
+    asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(x) : "r"(from), "r"(count));
+    return x;
+}
+
 // The keys that the rows [first, last] of a sequence's queries may see, before plans.
 struct Keys {
     int end;              // keys of the sequence
     int low, high;        // seen by some row: [low, high)
     int all_low, all_high;  // seen by every row
-    INLINE Keys(const Problem& p, int batch, int first, int last) {
+    // `known`: what segments say is known already.
+    INLINE Keys(const Problem& p, int batch, int first, int last, bool known = false) {
         end = p.m;
 #if LENGTHS && !SEGMENTS
         end = min(end, p.lengths[batch]);
 #endif
         low = 0, high = end, all_low = 0, all_high = end;
 #if SEGMENTS
+        if (known) return;
         Extent x(p, batch, first / 64, div_up(last + 1, 64) - first / 64, p.n);
         low = x.low, high = x.high, all_low = x.all_low, all_high = x.all_high;
 #elif BAND
@@ -197,80 +227,5 @@ INLINE void tell_broken(const Problem& p, u32* of, int bh, int tiles, int tile) 
 }
 
 #if SEGMENTS
-// Where the segments of a sequence begin anew, if they do so once: runs of rising numbers, of which a part may have been put
-// to the end (padding, mostly). More than one such place: −1, and nothing is said of the order.
-INLINE int turning(const int* x, int count) {
-    __shared__ int falls, where;
-    if (threadIdx.x == 0) falls = where = 0;
-    __syncthreads();
-    int mine = 0, at = 0;
-#pragma unroll 8
-    for (int i = threadIdx.x + 1; i < count; i += 256) {
-        bool falls_here = x[i] < x[i - 1];
-        mine += falls_here, at = falls_here ? i : at;
-    }
-    if (mine) atomicAdd(&falls, mine), where = at;
-    __syncthreads();
-    int found = falls == 0 ? 0 : falls == 1 && x[count - 1] < x[0] ? where : -1;
-    __syncthreads();
-    return found;
-}
-// The first of x[from .. to), which rises, that is not below (or, OVER, that is above) a number.
-template <bool OVER> INLINE int first_from(const int* x, int from, int to, int number) {
-    while (from < to) {
-        int middle = (from + to) / 2;
-        if (OVER ? x[middle] <= number : x[middle] < number) from = middle + 1;
-        else to = middle;
-    }
-    return from;
-}
-// The range of keys that each query sees, by segment, band and length together, or, BY_KEYS, of queries that see each key;
-// and what 64 of them have in common. A block takes 256 rows, blockIdx.x, of a sequence, blockIdx.y. A sequence whose
-// segments are no runs has nothing here, and all of it is left to the general kernels.
-template <bool BY_KEYS> INLINE void find_ranges(const Problem& p) {
-    int batch = blockIdx.y, rows = BY_KEYS ? p.m : p.n, others = BY_KEYS ? p.n : p.m;
-    const int* mine = (BY_KEYS ? p.segments_k : p.segments_q) + (i64)batch * rows;
-    const int* its = (BY_KEYS ? p.segments_q : p.segments_k) + (i64)batch * others;
-    int turn = turning(its, others), tiles = div_up(rows, 64), row = blockIdx.x * 256 + threadIdx.x, end = p.m;
-    if (turn < 0) {
-        // Rows of both sides, a share for each block.
-        int of_q = div_up(p.n, 64), of_k = div_up(p.m, 64), all = gridDim.x * 256;
-        for (int t = row; t < of_q * p.heads_q; t += all) tell_broken(p, p.broken_q, batch * p.heads_q + t / of_q, of_q, t % of_q);
-        if (BY_KEYS)
-            for (int t = row; t < of_k * p.heads_k; t += all) tell_broken(p, p.broken_k, batch * p.heads_k + t / of_k, of_k, t % of_k);
-    }
-#if LENGTHS
-    end = min(end, p.lengths[batch]);
-#endif
-    int2 range = make_int2(0, 0);
-    if (row < rows && turn >= 0 && (!BY_KEYS || row < end)) {
-        int number = mine[row];
-        // Those from the turning on are below the first.
-        bool after = turn > 0 && number < its[0];
-        int from = after ? turn : 0, to = after || turn == 0 ? others : turn;
-        range.x = first_from<false>(its, from, to, number), range.y = first_from<true>(its, range.x, to, number);
-#if BAND
-        int low = BY_KEYS ? row - p.offset - p.right : row + p.offset - p.left;
-        int high = BY_KEYS ? row - p.offset + p.left + 1 : row + p.offset + p.right + 1;
-        range.x = max(range.x, low), range.y = min(range.y, high);
-#endif
-        if (!BY_KEYS) range.y = min(range.y, end);
-        if (range.x >= range.y) range = make_int2(0, 0);
-    }
-    if (row < rows) p.ranges[(i64)batch * rows + row] = range;
-    // Rows that are not there change nothing.
-    bool some = range.x < range.y, there = row < rows;
-    int4 x = make_int4(some ? range.x : 0x7fffffff, range.y, range.x, there ? range.y : 0x7fffffff);
-    for (int by = 16; by > 0; by /= 2) {
-        x.x = min(x.x, __shfl_xor_sync(~0u, x.x, by)), x.y = max(x.y, __shfl_xor_sync(~0u, x.y, by));
-        x.z = max(x.z, __shfl_xor_sync(~0u, x.z, by)), x.w = min(x.w, __shfl_xor_sync(~0u, x.w, by));
-    }
-    __shared__ int4 halves[8];
-    if ((threadIdx.x & 31) == 0) halves[threadIdx.x / 32] = x;
-    __syncthreads();
-    if (threadIdx.x < 4 && (int)(blockIdx.x * 4 + threadIdx.x) < tiles) {
-        int4 a = halves[2 * threadIdx.x], b = halves[2 * threadIdx.x + 1];
-        p.extents[(i64)batch * tiles + blockIdx.x * 4 + threadIdx.x] = make_int4(min(a.x, b.x), max(a.y, b.y), max(a.z, b.z), min(a.w, b.w));
-    }
-}
+#include "ranges.cuh"
 #endif

@@ -52,24 +52,46 @@ extern "C" __global__ void __launch_bounds__(256) attention_backward_measure(con
     if (threadIdx.x == 0) p.limits[(i64)bh * gridDim.x + blockIdx.x] = most;
 }
 
+// The largest key and value of a head, for each lane of a warp.
+INLINE float2 limits_of(const Problem& p, int bh_k) {
+    float2 most = make_float2(0.f, 0.f);
+#if !FREE_ORDER
+    int parts = div_up(p.m, 128);
+    const float2* limits = p.limits + (i64)bh_k * parts;
+    for (int x = lane_id(); x < parts; x += 32) most.x = fmaxf(most.x, limits[x].x), most.y = fmaxf(most.y, limits[x].y);
+    for (int x = 16; x > 0; x /= 2)
+        most.x = fmaxf(most.x, __shfl_xor_sync(~0u, most.x, x)), most.y = fmaxf(most.y, __shfl_xor_sync(~0u, most.y, x));
+#endif
+    return most;
+}
+// Two elements of out and of d_out.
+INLINE void add_products(float& sum, float& square, u32 x, u32 y) {
+    float a = widen_low(y), b = widen_high(y);
+    sum += widen_low(x) * a + widen_high(x) * b, square += a * a + b * b;
+}
+// Of a row: Σ out · d_out less the gradient of its lse, its lse in units of log2, its grain.
+INLINE void write_statistics(const Problem& p, int bh, int i, float sum, float square, float2 most) {
+    i64 at = (i64)bh * p.n + i, to = (i64)bh * (div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD) + i;
+    float lse = i < p.n ? p.lse[at] : MINUS_INFINITY, d_lse = p.d_lse && i < p.n ? p.d_lse[at] : 0.f;
+    p.lse2[to] = lse == MINUS_INFINITY ? -MINUS_INFINITY : lse * LOG2E;
+    p.delta[to] = sum - d_lse;
+    float largest = most.x * (2.f * (DROPOUT ? p.dropout_scale : 1.f) * sqrtf(square * p.dv) * most.y + fabsf(d_lse));
+    // 2^(30 − ⌈log2 largest⌉), from the exponent of `largest`; a row without a bound has no numbers either.
+    int exponent = (int)(__float_as_uint(fmaxf(largest, 1e-30f)) >> 23) - 126;
+    p.grain[to] = largest < 1e37f ? __uint_as_float((u32)(min(30 - exponent, 126) + 127) << 23) : __uint_as_float(0x7fc00000);
+}
+
 // Σ out · d_out of each row, less the gradient of its lse; the lse in units of log2, +∞ where a row saw nothing or is padding;
 // the grain of its dq; zeros to add dq to.
 extern "C" __global__ void __launch_bounds__(256) attention_backward_prepare(const __grid_constant__ Problem p) {
-    int bh = blockIdx.y, batch = bh / p.heads_q, head = bh - batch * p.heads_q;
-    int padded = div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD, lane = threadIdx.x % LANES;
-    int tiles = div_up(p.n, M), mine = STATISTICS_PAD / M;
+    // The first heads last: they are in the cache when the main kernel begins.
+    int bh = gridDim.y - 1 - blockIdx.y, batch = bh / p.heads_q, head = bh - batch * p.heads_q;
+    int lane = threadIdx.x % LANES, tiles = div_up(p.n, M), mine = STATISTICS_PAD / M;
     for (int t = blockIdx.x * mine; t < min(tiles, (int)(blockIdx.x + 1) * mine); t++) {
         float4* zero = (float4*)(p.dq_sum + ((i64)bh * tiles + t) * (M * D));
         for (int x = threadIdx.x; x < M * D / 4; x += 256) zero[x] = make_float4(0.f, 0.f, 0.f, 0.f);
     }
-    float2 most = make_float2(0.f, 0.f);
-#if !FREE_ORDER
-    int parts = div_up(p.m, 128);
-    const float2* limits = p.limits + ((i64)batch * p.heads_k + head / (p.heads_q / p.heads_k)) * parts;
-    for (int x = threadIdx.x & 31; x < parts; x += 32) most.x = fmaxf(most.x, limits[x].x), most.y = fmaxf(most.y, limits[x].y);
-    for (int x = 16; x > 0; x /= 2)
-        most.x = fmaxf(most.x, __shfl_xor_sync(~0u, most.x, x)), most.y = fmaxf(most.y, __shfl_xor_sync(~0u, most.y, x));
-#endif
+    float2 most = limits_of(p, batch * p.heads_k + head / (p.heads_q / p.heads_k));
     const u16* out = p.out + batch * p.out_b + head * p.out_h;
     const u16* d_out = p.d_out + batch * p.d_out_b + head * p.d_out_h;
     bool wide = p.dv % 8 == 0 && (p.out_i | p.out_h | p.out_b | p.d_out_i | p.d_out_h | p.d_out_b) % 8 == 0 && (((u64)p.out | (u64)p.d_out) & 15) == 0;
@@ -77,10 +99,7 @@ extern "C" __global__ void __launch_bounds__(256) attention_backward_prepare(con
     for (int r = 0; r < STATISTICS_PAD * LANES / 256; r++) {
         int i = blockIdx.x * STATISTICS_PAD + r * (256 / LANES) + threadIdx.x / LANES;
         float sum = 0.f, square = 0.f;
-        auto both = [&](u32 x, u32 y) {
-            float a = widen_low(y), b = widen_high(y);
-            sum += widen_low(x) * a + widen_high(x) * b, square += a * a + b * b;
-        };
+        auto both = [&](u32 x, u32 y) { add_products(sum, square, x, y); };
         if (i < p.n) {
             const u16 *a = out + i * p.out_i, *b = d_out + i * p.d_out_i;
             if (wide) {
@@ -95,21 +114,14 @@ extern "C" __global__ void __launch_bounds__(256) attention_backward_prepare(con
         }
 #pragma unroll
         for (int x = LANES / 2; x > 0; x /= 2) sum += __shfl_xor_sync(~0u, sum, x), square += __shfl_xor_sync(~0u, square, x);
-        if (lane == 0) {
-            i64 at = (i64)bh * p.n + i, to = (i64)bh * padded + i;
-            float lse = i < p.n ? p.lse[at] : MINUS_INFINITY, d_lse = p.d_lse && i < p.n ? p.d_lse[at] : 0.f;
-            p.lse2[to] = lse == MINUS_INFINITY ? -MINUS_INFINITY : lse * LOG2E;
-            p.delta[to] = sum - d_lse;
-            float largest = most.x * (2.f * (DROPOUT ? p.dropout_scale : 1.f) * sqrtf(square * p.dv) * most.y + fabsf(d_lse));
-            // 2^(30 − ⌈log2 largest⌉), from the exponent of `largest`; a row without a bound has no numbers either.
-            int exponent = (int)(__float_as_uint(fmaxf(largest, 1e-30f)) >> 23) - 126;
-            p.grain[to] = largest < 1e37f ? __uint_as_float((u32)(min(30 - exponent, 126) + 127) << 23) : __uint_as_float(0x7fc00000);
-        }
+        if (lane == 0) write_statistics(p, bh, i, sum, square, most);
     }
 }
 
+// dq from whole numbers to elements, tile by tile. What was added to last is looked at first: it is in the cache.
 extern "C" __global__ void __launch_bounds__(256) attention_backward_finish(const __grid_constant__ Problem p) {
-    int bh = blockIdx.y, batch = bh / p.heads_q, head = bh - batch * p.heads_q, t = threadIdx.x & 127;
+    int bh = gridDim.y - 1 - blockIdx.y;
+    int batch = bh / p.heads_q, head = bh - batch * p.heads_q, t = threadIdx.x & 127;
     bool wide = p.d % 8 == 0 && (p.dq_i | p.dq_h | p.dq_b) % 8 == 0 && ((u64)p.dq & 15) == 0;
     for (int piece = threadIdx.x / 128; piece < PIECES; piece += 2) {
         const float4* from = (const float4*)(p.dq_sum + ((i64)bh * gridDim.x + blockIdx.x) * (M * D) + piece * 4096) + t;
@@ -159,5 +171,5 @@ extern "C" __global__ void __launch_bounds__(256) sink_gradient(const __grid_con
 }
 
 #if SEGMENTS
-extern "C" __global__ void __launch_bounds__(256) segment_ranges(const __grid_constant__ Problem p) { find_ranges<true>(p); }
+extern "C" __global__ void __launch_bounds__(256) segment_ranges(const __grid_constant__ Problem p) { find_ranges<true, N, M>(p); }
 #endif

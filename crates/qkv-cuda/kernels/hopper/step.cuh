@@ -77,27 +77,34 @@ struct Tile {
             for (int r = 0; r < 2; r++) {
                 int j = row + 8 * r;
                 bool inside = j < end;
+#if BAND || SEGMENTS
+                // The queries that see the key, from the first of this step on.
 #if SEGMENTS
                 int2 range = p.ranges[(i64)batch * p.m + min(j, p.m - 1)];
-                int low = range.x - column, high = range.y - 1 - column;
-#elif BAND
-                int low = j - p.offset - p.right - column, high = j - p.offset + p.left - column;
+                int low = range.x - query, high = inside ? range.y - query : 0;
+#else
+                int low = j - p.offset - p.right - query, high = inside ? j - p.offset + p.left + 1 - query : 0;
+#endif
 #endif
 #pragma unroll
-                for (int c = 0; c < COLUMNS / 8; c++) {
-#pragma unroll
-                    for (int e = 0; e < 2; e++) {
-                        bool kept = inside;
-                        int i = 8 * c + e;
-                        (void)i;
+                for (int x = 0; x < COLUMNS / 32; x++) {
 #if BAND || SEGMENTS
-                        kept = kept && i >= low && i <= high;
+                    u32 seen = bits_between(low - 32 * x, high - 32 * x) >> fragment_column();
 #endif
-#if PLAN
-                        u32 word = __shfl_sync(~0u, look.bits[c / 4], c % 4 * 8 + fragment_column() + e);
-                        kept = kept && (word >> ((threadIdx.x >> 2 & 7) + 8 * r) & 1);
+#pragma unroll
+                    for (int c = 4 * x; c < 4 * x + 4; c++) {
+#pragma unroll
+                        for (int e = 0; e < 2; e++) {
+#if BAND || SEGMENTS
+                            bool kept = seen >> (c % 4 * 8 + e) & 1;
+#elif PLAN
+                            u32 word = __shfl_sync(~0u, look.bits[x], c % 4 * 8 + fragment_column() + e);
+                            bool kept = inside && (word >> ((threadIdx.x >> 2 & 7) + 8 * r) & 1);
+#else
+                            bool kept = inside;
 #endif
-                        if (!kept) s[4 * c + 2 * r + e] = 0.f;
+                            if (!kept) s[4 * c + 2 * r + e] = 0.f;
+                        }
                     }
                 }
             }

@@ -18,6 +18,10 @@ typedef long long i64;
 #define WATCHDOG 0
 #endif
 
+#ifndef EVERY_LANE  // 1: all lanes of a warp arrive, not one for all, which racecheck does not follow: for checks only
+#define EVERY_LANE 0
+#endif
+
 #define INLINE __device__ __forceinline__
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LN2 = 0.6931471805599453f;
@@ -30,6 +34,9 @@ struct alignas(64) TensorMap {
 // ---------------------------------------------------------------------------------------------- threads
 
 INLINE int lane_id() { return threadIdx.x & 31; }
+// One lane arrives at a barrier for its warp, after __syncwarp or a barrier of the block: SPEAKERS of them.
+constexpr int SPEAKERS = EVERY_LANE ? 32 : 1;
+INLINE bool speaks_for_warp() { return EVERY_LANE || lane_id() == 0; }
 INLINE int warp_id() { return __shfl_sync(~0u, threadIdx.x >> 5, 0); }
 // The same for all threads of a warpgroup, and known to be so.
 INLINE int warpgroup_id() { return __shfl_sync(~0u, threadIdx.x >> 7, 0); }
@@ -87,6 +94,12 @@ template <int STAGES> struct Ring {
 // ---------------------------------------------------------------------------------------------- copies
 
 INLINE void prefetch(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
+// What other blocks of this launch wrote: not from a cache of this multiprocessor's own.
+INLINE int4 load_from_cache(const int4* at) {
+    int4 x;
+    asm volatile("ld.global.cg.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(at) : "memory");
+    return x;
+}
 
 // A box of a [batch, head, row, column] tensor.
 INLINE void load_box(u32 to, const TensorMap& map, Barrier done, int column, int row, int head, int batch) {
@@ -99,6 +112,13 @@ template <int ROWS, int WIDTH>
 INLINE void load_tile(u32 to, const TensorMap& map, Barrier done, int row, int head, int batch) {
 #pragma unroll
     for (int c = 0; c < WIDTH / 64; c++) load_box(to + c * ROWS * 128, map, done, c * 64, row, head, batch);
+}
+// Asks for a tile that will be loaded soon: device memory brings it to the cache.
+template <int WIDTH> INLINE void announce_tile(const TensorMap& map, int row, int head, int batch) {
+#pragma unroll
+    for (int c = 0; c < WIDTH; c += 64)
+        asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];"
+                     ::"l"(&map), "r"(c), "r"(row), "r"(head), "r"(batch) : "memory");
 }
 INLINE void load_bytes(u32 to, const void* from, int bytes, Barrier done) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"

@@ -28,14 +28,26 @@ struct Shared {
     INLINE Barrier add_empty() const { return barrier(5 + 2 * Q_STAGES + 2 * O_STAGES); }
     INLINE Barrier work_full(u32 i) const { return barrier(6 + 2 * Q_STAGES + 2 * O_STAGES + i); }
     INLINE Barrier work_empty(u32 i) const { return barrier(8 + 2 * Q_STAGES + 2 * O_STAGES + i); }
-    // The next work: its index, and its key tile, doubled, with a bit for whether any query sees it.
-    INLINE void put_work(u32 i, int index, int tile) const {
-        asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(base + WORK_AT + i * 8), "r"(index), "r"(tile) : "memory");
+    // The next work: its key tile, doubled, with a bit for whether any query sees it; its place in a list; its head; its
+    // sequence, doubled, with a bit for whether there is any work at all.
+    INLINE void put_work(u32 i, int tile, int place, int head, int batch) const {
+        asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};"
+                     ::"r"(base + WORK_AT + i * 16), "r"(tile), "r"(place), "r"(head), "r"(batch) : "memory");
     }
-    INLINE int2 get_work(u32 i) const {
-        int2 x;
-        asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(base + WORK_AT + i * 8) : "memory");
+    INLINE int4 get_work(u32 i) const {
+        int4 x;
+        asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(base + WORK_AT + i * 16) : "memory");
         return x;
+    }
+    // The same, by one thread that has to know the place: false where there is no more.
+    INLINE bool take_work(Ring<IN_LINE>& next, Work& w) const {
+        work_full(next.place).wait(next.parity);
+        int4 x = get_work(next.place);
+        work_empty(next.place).arrive();
+        next.next();
+        w.tile = x.y, w.head = x.z, w.batch = x.w >> 1;
+        return x.w & 1;
     }
     // What the step is that a place of the queries holds: the query tile, its head, which tile of the bits, flags.
     INLINE void put_step(u32 i, int tile, int head, u32 bits, u32 flags) const {
@@ -52,6 +64,28 @@ struct Shared {
 // Flags of a step: there is another; it is partial for the keys of warpgroup 0, 1.
 constexpr u32 MORE = 1, PARTLY = 2;
 
+#if !PLAN
+// The query tiles [low, high) that see a key tile, in each head of its group.
+struct Queries {
+    int low, high;
+    INLINE Queries(const Problem& p, int batch, int key_tile) {
+        int end = p.m;
+#if LENGTHS && !SEGMENTS
+        end = min(end, p.lengths[batch]);
+#endif
+        low = 0, high = p.n;
+#if SEGMENTS
+        Extent x(p, batch, key_tile * N / 64, N / 64, p.m);
+        low = x.low, high = x.high;
+#elif BAND
+        low = max(0, key_tile * N - p.offset - p.right), high = min(p.n, min(key_tile * N + N, end) - p.offset + p.left);
+#endif
+        if (key_tile * N >= end || high <= low) low = high = 0;
+        low /= M, high = div_up(high, M);
+    }
+};
+#endif
+
 // The query tiles that see a key tile: for each query head of the group, from the last tile to the first.
 struct Walk {
     const Problem& p;
@@ -66,25 +100,15 @@ struct Walk {
     INLINE void enter() {
         for (;; head++) {
             step = 0;
-            int end = p.m;
-#if LENGTHS && !SEGMENTS
-            end = min(end, p.lengths[batch]);
-#endif
 #if PLAN
             PlanRow row(p, batch, head, at);
             count = row.count, key_tile = row.tile, entries = p.plan_tiles + row.from, high = 0;
-            if (key_tile * N >= end) count = 0;
-#else
-            int low = 0;
-            high = p.n;
-#if SEGMENTS
-            Extent x(p, batch, key_tile * N / 64, N / 64, p.m);
-            low = x.low, high = x.high;
-#elif BAND
-            low = max(0, key_tile * N - p.offset - p.right), high = min(p.n, min(key_tile * N + N, end) - p.offset + p.left);
+#if LENGTHS
+            if (key_tile * N >= p.lengths[batch]) count = 0;
 #endif
-            if (key_tile * N >= end) high = 0;
-            count = high > low ? div_up(high, M) - low / M : 0, high = div_up(high, M), entries = nullptr;
+#else
+            Queries queries(p, batch, key_tile);
+            count = queries.high - queries.low, high = queries.high, entries = nullptr;
 #endif
             if (count > 0 || head >= last_head) return;
         }
@@ -127,23 +151,36 @@ struct Walk {
     }
 };
 
-INLINE void load(const Problem& p, const Shared& shared, const TensorMap& map_q, const TensorMap& map_k, const TensorMap& map_v,
-                 const TensorMap& map_o) {
-    int tiles = div_up(p.m, N), total = tiles * p.heads_k * p.batch, padded = div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD;
-    Ring<Q_STAGES> q;
-    Ring<O_STAGES> o;
-    Ring<2> next;
-    Ring<1> kv;
-    for (int index = blockIdx.x;;) {
-        Work w(min(index, total - 1), tiles, p.heads_k, p.batch, p.section, false);
-        Walk walk(p, w);
-        w.tile = walk.key_tile;
+// Finds work, a tile or two ahead, and has its keys and values brought to the cache.
+INLINE void scout(const Problem& p, const Shared& shared, const TensorMap& map_k, const TensorMap& map_v) {
+    int tiles = div_up(p.m, N), total = tiles * p.heads_k * p.batch;
+    Ring<IN_LINE> next;
+    for (bool first = true;; first = false) {
         shared.work_empty(next.place).wait(next.parity ^ 1);
-        shared.put_work(next.place, index, w.tile * 2 + walk.valid());
+        int index = first ? blockIdx.x : atomicAdd(p.counter, 1) + gridDim.x;
+        bool more = index < total;
+        Work w(p, more ? index : 0, tiles, p.heads_k, false);
+        Walk walk(p, w);
+        if (more) announce_tile<D>(map_k, walk.key_tile * N, w.head, w.batch), announce_tile<D>(map_v, walk.key_tile * N, w.head, w.batch);
+        shared.put_work(next.place, walk.key_tile * 2 + walk.valid(), w.tile, w.head, w.batch * 2 + more);
         shared.work_full(next.place).arrive();
         next.next();
-        if (index >= total) break;
-        int following = atomicAdd(p.counter, 1) + gridDim.x;
+        if (!more) break;
+    }
+    __threadfence();
+    if (atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = 0, p.counter[1] = 0;
+}
+
+INLINE void load(const Problem& p, const Shared& shared, const TensorMap& map_q, const TensorMap& map_k, const TensorMap& map_v,
+                 const TensorMap& map_o) {
+    int padded = div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD;
+    Ring<Q_STAGES> q;
+    Ring<O_STAGES> o;
+    Ring<IN_LINE> next;
+    Ring<1> kv;
+    for (Work w; shared.take_work(next, w);) {
+        Walk walk(p, w);
+        w.tile = walk.key_tile;
         shared.k_empty().wait(kv.parity ^ 1);
         shared.k_full().expect(KV_BYTES);
         load_tile<N, D>(shared.k(), map_k, shared.k_full(), w.tile * N, w.head, w.batch);
@@ -179,24 +216,15 @@ INLINE void load(const Problem& p, const Shared& shared, const TensorMap& map_q,
             o.next();
         }
         load_values();
-        index = following;
     }
-    __threadfence();
-    if (atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = 0, p.counter[1] = 0;
 }
 
 // Adds the dq tiles up in device memory.
 INLINE void add(const Problem& p, const Shared& shared) {
-    int tiles = div_up(p.m, N), total = tiles * p.heads_k * p.batch, query_tiles = div_up(p.n, M);
-    Ring<2> next;
+    int query_tiles = div_up(p.n, M);
+    Ring<IN_LINE> next;
     u32 count = 0;
-    for (;;) {
-        shared.work_full(next.place).wait(next.parity);
-        int index = shared.get_work(next.place).x;
-        shared.work_empty(next.place).arrive();
-        next.next();
-        if (index >= total) break;
-        Work w(index, tiles, p.heads_k, p.batch, p.section, false);
+    for (Work w; shared.take_work(next, w);) {
 #pragma unroll 1
         for (Walk walk(p, w); walk.valid(); walk.next()) {
             float* to = p.dq_sum + (((i64)w.batch * p.heads_q + walk.head) * query_tiles + walk.tile()) * (M * D);
