@@ -4,6 +4,7 @@
 //! cargo xtask long                                                         docs/long.md, from texts that the program makes
 //! cargo run --release -p qkv-models --example long -- data/movie-reviews   the table of real reviews
 //! cargo run --release -p qkv-models --example long -- --jobs 8             eight trainings at a time
+//! cargo run --release -p qkv-models --example long -- --keep cells.jsonl   what is measured is kept there, and not measured again
 //! ```
 //!
 //! Every cell of a table is a process of its own, so that what it holds and the time it takes are counted for it alone.
@@ -14,6 +15,7 @@ use qkv_nn::Machine;
 use qkv_simd::counting::Counting;
 use std::collections::BTreeMap;
 use std::error::Error;
+use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -34,16 +36,17 @@ const KINDS: [(&str, &str, &str); 4] = [
         "model.attention={ score = { linear = 'elu' } }",
     ),
 ];
-/// How often what decides is in a text, for the second table, and the length of its texts.
-const TIMES: [usize; 3] = [1, 8, 32];
-const SHORT: usize = 512;
+/// Where what decides is there often: once in so many letters, which takes so many steps.
+const EVERY: usize = 16;
+const OFTEN_STEPS: usize = 150;
 
 /// What a cell is asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 struct Asked {
     kind: usize,
     length: usize,
-    times: usize,
+    /// Whether what decides is there often, or once.
+    often: bool,
 }
 
 /// What it holds.
@@ -95,13 +98,17 @@ impl Watcher for Clock {
 
 /// Trains a recipe, and reads a text with what came of it.
 fn cell(asked: Asked, reviews: Option<&str>) -> Result<Cell, Box<dyn Error>> {
-    let Asked { kind, length, times } = asked;
+    let Asked { kind, length, often } = asked;
     let (_, recipe, change) = KINDS[kind];
     let mut changes = vec![format!("model.max_positions={length}")];
     changes.extend((!change.is_empty()).then(|| change.to_owned()));
     let text = match reviews {
         None => {
-            changes.extend([format!("data.needles={}", length - 2), format!("data.times={times}")]);
+            changes.push(format!("data.needles={}", length - 2));
+            if often {
+                changes.push(format!("data.times={}", length / EVERY));
+                changes.extend(["steps", "validate", "save"].map(|name| format!("train.{name}={OFTEN_STEPS}")));
+            }
             "a".repeat(length - 2)
         }
         Some(folder) => {
@@ -138,73 +145,98 @@ fn threads(asked: Asked) -> usize {
 
 /// Asks a process of its own.
 fn apart(asked: Asked, reviews: Option<&str>) -> Result<Cell, Box<dyn Error>> {
-    let Asked { kind, length, times } = asked;
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["--cell", &kind.to_string(), &length.to_string(), &times.to_string()]).args(reviews);
+    command.args(["--cell", &serde_json::to_string(&asked)?]).args(reviews);
     command.env("RAYON_NUM_THREADS", threads(asked).to_string()).stderr(Stdio::inherit());
     let output = command.output()?;
-    let cell: Cell = serde_json::from_slice(&output.stdout)
-        .map_err(|_| format!("the training of {} at {length} tokens failed", KINDS[kind].0))?;
-    eprintln!("{asked:?} {cell:?}");
-    Ok(cell)
+    Ok(serde_json::from_slice(&output.stdout).map_err(|_| format!("the training of {asked:?} failed"))?)
 }
 
-/// All that is asked, so many at a time, the longest first.
-fn measured(asked: &[Asked], reviews: Option<&str>, jobs: usize) -> Result<BTreeMap<Asked, Cell>, Box<dyn Error>> {
-    let mut queue = asked.to_vec();
+/// Cells that were measured before, a line each: what was asked, and what was found.
+fn kept(file: Option<&str>) -> Result<BTreeMap<Asked, Cell>, Box<dyn Error>> {
+    let text = file.and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
+    Ok(text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
+}
+
+/// All that is asked, so many at a time, the longest first; what is found is kept at once.
+fn measured(
+    asked: &[Asked],
+    reviews: Option<&str>,
+    jobs: usize,
+    keep: Option<&str>,
+) -> Result<BTreeMap<Asked, Cell>, Box<dyn Error>> {
+    let before = kept(keep)?;
+    let mut queue: Vec<Asked> = asked.iter().copied().filter(|asked| !before.contains_key(asked)).collect();
     // The last is taken first: by length, and the full attention of a length before the others.
     queue.sort_by_key(|asked| (asked.length, std::cmp::Reverse(asked.kind)));
-    let (queue, found) = (Mutex::new(queue), Mutex::new(BTreeMap::new()));
-    let work = || loop {
-        let Some(next) = queue.lock().expect("nobody panics with it").pop() else { return };
-        let cell = apart(next, reviews).map_err(|error| error.to_string());
-        found.lock().expect("nobody panics with it").insert(next, cell);
+    let (queue, found) = (Mutex::new(queue), Mutex::new(Ok(before)));
+    let work = || {
+        loop {
+            let Some(next) = queue.lock().expect("nobody panics with it").pop() else { return };
+            let cell = apart(next, reviews).map_err(|error| error.to_string());
+            let mut found = found.lock().expect("nobody panics with it");
+            match (&mut *found, cell) {
+                (Ok(all), Ok(cell)) => {
+                    let line = serde_json::to_string(&(next, cell)).expect("plain values");
+                    eprintln!("{line}");
+                    if let Some(file) = keep {
+                        let file = std::fs::OpenOptions::new().create(true).append(true).open(file);
+                        let _ = file.and_then(|mut file| writeln!(file, "{line}"));
+                    }
+                    all.insert(next, cell);
+                }
+                (_, Err(error)) => *found = Err(error),
+                (Err(_), _) => return,
+            }
+        }
     };
     std::thread::scope(|scope| (0..jobs).for_each(|_| drop(scope.spawn(work))));
-    let found = found.into_inner().expect("nobody panicked with it");
-    Ok(found.into_iter().map(|(asked, cell)| Ok((asked, cell?))).collect::<Result<_, String>>()?)
+    Ok(found.into_inner().expect("nobody panicked with it")?)
+}
+
+/// Takes a choice and its value out of the arguments.
+fn choice(arguments: &mut Vec<String>, name: &str) -> Result<Option<String>, Box<dyn Error>> {
+    let Some(at) = arguments.iter().position(|argument| argument == name) else { return Ok(None) };
+    arguments.remove(at);
+    if at == arguments.len() {
+        return Err(format!("`{name}` needs a value").into());
+    }
+    Ok(Some(arguments.remove(at)))
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
-    if arguments.first().is_some_and(|first| first == "--cell") {
-        let number = |at: usize| -> Result<usize, Box<dyn Error>> { Ok(arguments.get(at).ok_or("a number")?.parse()?) };
-        let asked = Asked { kind: number(1)?, length: number(2)?, times: number(3)? };
-        println!("{}", serde_json::to_string(&cell(asked, arguments.get(4).map(String::as_str))?)?);
+    if let Some(asked) = choice(&mut arguments, "--cell")? {
+        let found = cell(serde_json::from_str(&asked)?, arguments.first().map(String::as_str))?;
+        println!("{}", serde_json::to_string(&found)?);
         return Ok(());
     }
-    let mut jobs = 1;
-    if let Some(at) = arguments.iter().position(|argument| argument == "--jobs") {
-        jobs = arguments.get(at + 1).ok_or("`--jobs` needs a number")?.parse::<usize>()?.max(1);
-        arguments.drain(at..at + 2);
-    }
+    let jobs = choice(&mut arguments, "--jobs")?.map_or(Ok(1), |jobs| jobs.parse::<usize>())?.max(1);
+    let keep = choice(&mut arguments, "--keep")?;
     let reviews = arguments.first().map(String::as_str);
-    let kinds = 0..KINDS.len();
-    let lengths = |kind| LENGTHS.map(|length| Asked { kind, length, times: 1 });
-    let often = |kind| TIMES.map(|times| Asked { kind, length: SHORT, times });
-    let mut asked: Vec<Asked> = kinds.clone().flat_map(lengths).collect();
+    let how = if reviews.is_some() { &[false][..] } else { &[false, true] };
+    let lengths =
+        |kind| LENGTHS.into_iter().flat_map(move |length| how.iter().map(move |&often| Asked { kind, length, often }));
+    let asked: Vec<Asked> = (0..KINDS.len()).flat_map(lengths).collect();
+    let found = measured(&asked, reviews, jobs, keep.as_deref())?;
+    let (quality, line) =
+        if reviews.is_some() { ("right on dev", " --- |") } else { ("one of each | many of each", " --- | --- |") };
     if reviews.is_none() {
-        asked.extend(kinds.clone().flat_map(often).filter(|asked| asked.times > 1));
         print!("{BEFORE}");
     }
-    let found = measured(&asked, reviews, jobs)?;
-    println!("\n| tokens | attention | right on dev | CPU ms a step | memory in training | CPU ms to read one text |");
-    println!("| --- | --- | --- | --- | --- | --- |");
+    println!("\n| tokens | attention | {quality} | CPU ms a step | memory in training | CPU ms to read one text |");
+    println!("| --- | --- |{line} --- | --- | --- |");
     for length in LENGTHS {
         for (kind, (name, ..)) in KINDS.iter().enumerate() {
-            let Cell { quality, training, steps, memory, reading } = found[&Asked { kind, length, times: 1 }];
+            let cell = |often| found[&Asked { kind, length, often }];
+            let right =
+                how.iter().map(|&often| format!("{:.1} %", cell(often).quality)).collect::<Vec<_>>().join(" | ");
+            let Cell { training, steps, memory, reading, .. } = cell(false);
             let (step, memory) = (1e3 * training / steps as f64, memory as f64 / f64::from(1 << 20));
-            println!("| {length} | {name} | {quality:.1} % | {step:.0} | {memory:.1} MiB | {:.1} |", 1e3 * reading);
+            println!("| {length} | {name} | {right} | {step:.0} | {memory:.0} MiB | {:.1} |", 1e3 * reading);
         }
     }
     if reviews.is_none() {
-        print!("{BETWEEN}");
-        println!("\n| attention | {} |", TIMES.map(|times| format!("{times} of each")).join(" | "));
-        println!("| --- |{}", " --- |".repeat(TIMES.len()));
-        for (kind, (name, ..)) in KINDS.iter().enumerate() {
-            let cells = often(kind).map(|asked| format!("{:.1} %", found[&asked].quality));
-            println!("| {name} | {} |", cells.join(" | "));
-        }
         print!("{AFTER}");
     }
     Ok(())
@@ -221,5 +253,4 @@ const REVIEWS: [&str; 6] = [
 ];
 
 const BEFORE: &str = include_str!("long/before.md");
-const BETWEEN: &str = include_str!("long/between.md");
 const AFTER: &str = include_str!("long/after.md");
