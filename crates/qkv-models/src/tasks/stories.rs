@@ -128,7 +128,7 @@ fn write(pattern: &str, facts: &Facts, text: &mut String, places: &mut Vec<(&'st
 }
 
 /// A capital at the start of a sentence.
-fn capital(text: &mut String, at: usize) {
+fn capital(text: &mut str, at: usize) {
     if let Some(first) = text.get_mut(at..at + 1) {
         first.make_ascii_uppercase();
     }
