@@ -297,7 +297,9 @@ fn seen(found: Result<Image>) -> String {
         assert_eq!(image.points().len(), image.width() * image.height() * image.channels());
         assert_eq!(image.in_channels(1).channels(), 1);
     }
-    told + &self::told(found)
+    let told = told + &self::told(found);
+    assert!(!told.contains("cannot be decoded"), "a decoder panicked, and was caught");
+    told
 }
 
 #[test]
