@@ -5,9 +5,9 @@ use crate::failure::Failure;
 use crate::reading::{Asked, each_portion};
 use crate::say::Say;
 use crate::terminal::Paper;
-use qkv_explore::{capture, draw, rollout};
+use qkv_explore::{capture, draw, shades};
 use qkv_models::image::Image;
-use qkv_models::{Classifier, Han, Reading, Vit};
+use qkv_models::{Classifier, Han, Reading};
 use qkv_nn::Machine;
 use serde_json::{Value, json};
 
@@ -61,7 +61,8 @@ fn images(asked: &Asked, model: &Classifier, machine: &Machine, say: Say<'_>) ->
             let mut about = json!({ "image": name });
             let mut drawn = String::new();
             if let (true, Classifier::Vit(vit)) = (asked.weights, model) {
-                let weights = looked_at(vit, image, machine)?;
+                let weights =
+                    shades::patches(&capture::image(vit, "", image, machine)?, None, None)?.unwrap_or_default();
                 let grid = vit.config.grid();
                 about["patches"] = weights.chunks(grid.max(1)).map(|row| json!(row)).collect();
                 drawn = format!("\n{}", draw::patches(&weights, grid, Paper::of_stdout().colours()));
@@ -78,16 +79,6 @@ fn images(asked: &Asked, model: &Classifier, machine: &Machine, say: Say<'_>) ->
         }
     }
     Ok(())
-}
-
-/// How much of each patch reaches the class token, by rollout through all layers, without what the class token keeps.
-fn looked_at(vit: &Vit, image: &Image, machine: &Machine) -> Result<Vec<f32>, Failure> {
-    let recording = capture::image(vit, "", image, machine)?;
-    let layers: Vec<usize> = (0..recording.layers.len()).collect();
-    let mut weights = rollout(&recording, &layers, 0..1)?.into_data().split_off(1);
-    let total: f32 = weights.iter().sum();
-    weights.iter_mut().for_each(|weight| *weight /= total.max(f32::MIN_POSITIVE));
-    Ok(weights)
 }
 
 /// Classes and how likely each is, the likeliest first.

@@ -150,7 +150,10 @@ impl Desk<'_, '_> {
         if tokens.is_empty() {
             return Err(Failure::new("an empty prompt has no scores"));
         }
-        let scores = self.generator.scores(tokens, &self.machine)?;
+        let scores = match self.asked.one_by_one {
+            true => self.generator.scores_one_by_one(tokens, &self.machine)?,
+            false => self.generator.scores(tokens, &self.machine)?,
+        };
         let ids: Vec<f32> = tokens.iter().map(|&id| id as f32).collect();
         let shape = [tokens.len(), scores.len() / tokens.len()];
         let named = [

@@ -1,16 +1,18 @@
-//! The command `qkv show`: a text is translated, and what the model attended to on the way is drawn, measured or written. It puts
-//! the parts in order: which model, which text, which attention, in which form.
+//! The command `qkv show`: a text is translated, gone on with or read, or an image is seen, and what the model attended to on the
+//! way is drawn, measured or written. It puts the parts in order: which model, which text, which attention, in which form.
 //!
 //! | module | owns |
 //! | --- | --- |
 //! | `asked` | the choices of the command, and what was chosen |
 //! | `chosen` | which layer and heads were meant |
+//! | `shaded` | documents and images, shown as what they are |
 //! | `file` | what a file becomes, by the end of its name |
 //! | `table` | layers and heads as lines and as JSON |
 
 mod asked;
 mod chosen;
 mod file;
+mod shaded;
 mod table;
 
 pub(crate) use asked::{Asked, CHOICES, after_help};
@@ -23,10 +25,11 @@ use crate::{embedded, threads};
 use asked::What;
 use chosen::Chosen;
 use file::Form;
-use qkv_explore::{Agreement, Recording, capture};
-use qkv_models::Translator;
+use qkv_explore::{Agreement, Observer, Recording};
+use qkv_models::image::Image;
 use qkv_nn::Machine;
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 
 /// What names of layers are asked of, where no text was given.
 const ANY: &str = "1";
@@ -39,11 +42,18 @@ pub(crate) fn show(asked: &Asked, say: Say<'_>) -> Result<(), Failure> {
         let machine = Machine::new(rayon::current_num_threads());
         if let Some(path) = &asked.recording {
             let recording = qkv_explore::file::open(path, &asked.file())?;
-            let desk = Desk { asked, translator: None, machine, form };
+            let desk = Desk { asked, model: None, machine, form };
             return say(&desk.told(recording)?).map(drop);
         }
-        let translator = Some(embedded::translator(asked.model.as_deref())?);
-        let desk = Desk { asked, translator, machine, form };
+        let model = match asked.model.as_deref() {
+            None => embedded::translator(None)?.into(),
+            Some(path) => opened(path, asked.image.as_deref())?,
+        };
+        let seen = model.images().first().map(|&name| name.to_owned());
+        let desk = Desk { asked, model: Some(model), machine, form };
+        if let Some(name) = seen {
+            return say(&desk.shown(&name)?).map(drop);
+        }
         match &asked.text {
             Some(text) => say(&desk.shown(text)?).map(drop),
             None if asked.what == What::List => say(&desk.shown(ANY)?).map(drop),
@@ -51,6 +61,23 @@ pub(crate) fn show(asked: &Asked, say: Say<'_>) -> Result<(), Failure> {
             None => lines(&desk, say),
         }
     })
+}
+
+/// Any model, with the image that it is to see.
+fn opened(path: &Path, image: Option<&Path>) -> Result<Observer, Failure> {
+    if !path.exists() {
+        return Err(Failure::new(format!("`{}` is no folder", path.display())).hint(
+            "a model is a folder with `config.json`, `tokenizer.json` and `model.safetensors`, or a `.gguf` file",
+        ));
+    }
+    let image = image.map(|file| Ok::<_, Failure>((file.display().to_string(), Image::open(file)?))).transpose()?;
+    let model = Observer::open(path)?.with_images(image.into_iter().collect())?;
+    match &model {
+        Observer::Vit(_, images) if images.is_empty() => {
+            Err(Failure::new("the model sees images and reads no text").hint("name one with `--image FILE`"))
+        }
+        _ => Ok(model),
+    }
 }
 
 /// The one line of stdin that has text.
@@ -96,7 +123,7 @@ fn lines(desk: &Desk<'_>, say: Say<'_>) -> Result<(), Failure> {
 struct Desk<'a> {
     asked: &'a Asked,
     /// None where a recording is shown.
-    translator: Option<Translator>,
+    model: Option<Observer>,
     machine: Machine,
     form: Option<Form>,
 }
@@ -104,12 +131,12 @@ struct Desk<'a> {
 impl Desk<'_> {
     /// What is told of a text; a file is written on the way.
     fn shown(&self, text: &str) -> Result<String, Failure> {
-        let Some(translator) = &self.translator else { unreachable!("a text is shown by a model") };
+        let Some(model) = &self.model else { unreachable!("a text is shown by a model") };
         let target = match self.asked.what {
             What::List if self.asked.text.is_none() => Some(ANY),
             _ => self.asked.target.as_deref(),
         };
-        self.told(capture::translation(translator, text.trim(), target, &self.machine)?)
+        self.told(model.record(text.trim(), target, &self.machine)?)
     }
 
     fn told(&self, mut recording: Recording) -> Result<String, Failure> {
@@ -117,8 +144,11 @@ impl Desk<'_> {
         match asked.what {
             What::List => return Ok(table::layers(&recording, asked)),
             What::Heads => {
-                if let Some(translator) = &self.translator {
-                    let importance = capture::importance(translator, &recording, &self.machine)?;
+                let importance = match &self.model {
+                    Some(model) => model.importance(&recording, &self.machine)?,
+                    None => None,
+                };
+                if let Some(importance) = importance {
                     for (layer, importance) in recording.layers.iter_mut().zip(importance) {
                         layer.importance = Some(importance);
                     }
@@ -130,14 +160,25 @@ impl Desk<'_> {
         if let (Some(form), Some(path)) = (self.form, &asked.out) {
             return form.write(path, &recording, asked).map(|()| String::new());
         }
+        // Neither a text nor a model moves the cursor.
+        let calm = |text: String| -> String { text.chars().map(|c| if c.is_control() { '·' } else { c }).collect() };
+        if let (true, Some(told)) = (asked.json, shaded::json(&recording, asked)?) {
+            return Ok(told);
+        }
+        if let (false, Some(drawn)) = (asked.json, shaded::drawn(&recording, asked)?) {
+            let output = recording.output.clone().unwrap_or_default();
+            let heading = match recording.form {
+                Some(qkv_explore::Form::Image { .. }) => format!("{} → {output}", recording.text),
+                _ => output,
+            };
+            return Ok(format!("{}\n{drawn}", calm(heading)));
+        }
         let chosen = Chosen::of(&recording, asked)?;
         if asked.json {
             return chosen.json(&recording, asked);
         }
         let paper = Paper::of_stdout();
         let drawn = chosen.picture(asked).terminal(paper.width, paper.colours());
-        // Neither a text nor a model moves the cursor.
-        let calm = |text: String| -> String { text.chars().map(|c| if c.is_control() { '·' } else { c }).collect() };
         let heading = match &recording.output {
             Some(output) => calm(format!("{} → {output}", recording.text)) + "\n",
             None => String::new(),

@@ -7,7 +7,7 @@
 //! | `scale`, `palette`, `ticks` | from a weight to a place, from a place to a colour, and the numbers beside the colours |
 //! | `letters` | text that fits |
 //! | `alignment`, `terminal` | drawings of block characters |
-//! | `document`, `patches` | a text and an image, shaded |
+//! | `document`, `patches`, `shaded` | a text and an image, shaded: in a terminal, and for print |
 //! | `sheet` | where everything of a printed picture stands |
 //! | `svg`, `png` | the sheet as a file |
 //! | `fonts`, `strokes` | letters for PNG: this machine's, or a few of our own |
@@ -23,6 +23,7 @@ mod patches;
 mod picture;
 mod png;
 mod scale;
+mod shaded;
 mod sheet;
 mod strokes;
 mod svg;
@@ -37,4 +38,5 @@ pub use patches::patches;
 pub use picture::Picture;
 pub use png::Png;
 pub use scale::{DECADES, Scale, Scaled};
+pub use shaded::{Shaded, Style};
 pub use terminal::Colours;

@@ -13,6 +13,7 @@ mod pair;
 mod recording;
 mod rollout;
 pub mod server;
+pub mod shades;
 mod words;
 
 pub use agreement::{Agreement, Links, pharaoh};

@@ -4,7 +4,7 @@
 use crate::capture;
 use crate::recording::Recording;
 use qkv_models::image::Image;
-use qkv_models::{Encoder, Error, Generation, Generator, Han, Result, Translator, Vit};
+use qkv_models::{Data, Encoder, Error, Generation, Generator, Han, Recipe, Result, Translator, Vit};
 use qkv_nn::Machine;
 use std::path::Path;
 
@@ -30,6 +30,12 @@ pub enum Observer {
 const DOCUMENT: usize = 50_000;
 const TEXT: usize = 2000;
 
+/// Whether the run in this folder learned from pairs.
+fn of_pairs(folder: &Path) -> bool {
+    let recipe = Recipe::read(folder.join("recipe.toml"), &[]);
+    recipe.is_ok_and(|recipe| matches!(recipe.data, Data::Files { .. } | Data::Task { .. }))
+}
+
 impl From<Translator> for Observer {
     fn from(translator: Translator) -> Observer {
         Observer::Translator(Box::new(translator))
@@ -48,6 +54,8 @@ impl Observer {
             "vit" => Ok(Observer::Vit(Box::new(Vit::open(path)?), Vec::new())),
             "encoder" => Ok(Observer::Encoder(Box::new(Encoder::open(path)?))),
             "transformer" | "recurrent" => Ok(Observer::Translator(Box::new(Translator::open(path)?))),
+            // A decoder alone is what it was trained for: a run that learned from pairs writes one text for another.
+            _ if of_pairs(path) => Ok(Observer::Translator(Box::new(Translator::open(path)?))),
             _ => Ok(Observer::Generator(Box::new(Generator::open(path)?))),
         }
     }

@@ -15,7 +15,7 @@
 
 mod mutation;
 
-pub use mutation::Shape;
+pub use mutation::{Shape, png_chunk};
 
 use qkv_models::draws::Draws;
 use qkv_simd::counting::Counting;
@@ -59,7 +59,7 @@ pub struct Target {
 /// # Panics
 /// Where a case does what none may; the message says where its input was kept.
 pub fn fuzz(target: &Target, body: impl Fn(&[u8]) -> String) {
-    fuzz_few(target, CASES, body);
+    run(target, CASES, MOST, body);
 }
 
 /// The same with another number of cases in an ordinary run, for a body that takes its time.
@@ -67,6 +67,18 @@ pub fn fuzz(target: &Target, body: impl Fn(&[u8]) -> String) {
 /// # Panics
 /// As [`fuzz`].
 pub fn fuzz_few(target: &Target, count: u64, body: impl Fn(&[u8]) -> String) {
+    run(target, count, MOST, body);
+}
+
+/// The same with another number of bytes that may be held, for a format that says in a few bytes how large it is.
+///
+/// # Panics
+/// As [`fuzz`].
+pub fn fuzz_large(target: &Target, most: usize, body: impl Fn(&[u8]) -> String) {
+    run(target, CASES, most, body);
+}
+
+fn run(target: &Target, count: u64, most: usize, body: impl Fn(&[u8]) -> String) {
     let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if let Some(path) = env::var_os("QKV_FUZZ_INPUT") {
         let bytes = std::fs::read(&path).expect("QKV_FUZZ_INPUT names a file");
@@ -79,14 +91,14 @@ pub fn fuzz_few(target: &Target, count: u64, body: impl Fn(&[u8]) -> String) {
     let purpose = target.name.bytes().fold(0u32, |sum, b| sum.wrapping_mul(31).wrapping_add(u32::from(b)));
     let (start, mut pool, mut seen) = (Instant::now(), target.seeds.clone(), HashSet::new());
     for seed in &target.seeds {
-        seen.insert(kind(&checked(target, seed, &body)));
+        seen.insert(kind(&checked(target, seed, most, &body)));
     }
     let mut cases = 0;
     while seconds.map_or(cases < count, |most| start.elapsed() < most) {
         let mut draws = Draws::new(seed, [purpose, cases as u32, (cases >> 32) as u32]);
         let mut input = mutation::mutated(&mut draws, &pool, target.words, target.shape);
         input.truncate(WIDEST);
-        let outcome = kind(&checked(target, &input, &body));
+        let outcome = kind(&checked(target, &input, most, &body));
         if seen.insert(outcome) && pool.len() < POOL {
             pool.push(input);
         }
@@ -96,7 +108,7 @@ pub fn fuzz_few(target: &Target, count: u64, body: impl Fn(&[u8]) -> String) {
 }
 
 /// Runs one case, and holds it to what is asked.
-fn checked(target: &Target, input: &[u8], body: impl Fn(&[u8]) -> String) -> String {
+fn checked(target: &Target, input: &[u8], most: usize, body: impl Fn(&[u8]) -> String) -> String {
     // Before the case: memory that the system refuses ends the process, and leaves the input.
     let path = env::temp_dir().join(format!("qkv-fuzz-{}-{}", target.name, std::process::id()));
     std::fs::write(&path, input).expect("a folder for temporary files");
@@ -108,7 +120,7 @@ fn checked(target: &Target, input: &[u8], body: impl Fn(&[u8]) -> String) -> Str
             let said = said.or_else(|| panic.downcast_ref::<&str>().map(|&text| text.to_owned()));
             format!("panicked: {}", said.unwrap_or_default())
         }
-        Ok(_) if held > MOST => format!("held {held} bytes"),
+        Ok(_) if held > most => format!("held {held} bytes"),
         Ok(_) if start.elapsed() > LONGEST => format!("took {:?}", start.elapsed()),
         Ok(outcome) => {
             let _ = std::fs::remove_file(path);

@@ -15,6 +15,8 @@ pub enum Shape {
     Json,
     /// A JSON header behind its length, then data.
     Safetensors,
+    /// Chunks, each with its length, its name and a checksum.
+    Png,
 }
 
 /// Numbers that are often not expected.
@@ -68,6 +70,7 @@ pub(crate) fn mutated(draws: &mut Draws, pool: &[Vec<u8>], words: &[&str], shape
     let inside = match shape {
         Shape::Json if draws.below(3) > 0 => tree(draws, &bytes, words),
         Shape::Safetensors if draws.below(4) > 0 => header(draws, &bytes, words),
+        Shape::Png if draws.below(4) > 0 => chunk(draws, &bytes),
         _ => None,
     };
     if let Some(inside) = inside {
@@ -83,7 +86,7 @@ pub(crate) fn mutated(draws: &mut Draws, pool: &[Vec<u8>], words: &[&str], shape
 fn once(draws: &mut Draws, bytes: &mut Vec<u8>, pool: &[Vec<u8>], words: &[&str], shape: Shape) {
     let at = draws.below(bytes.len() + 1);
     let end = at + draws.below((bytes.len() - at).min(64) + 1);
-    match draws.below(if shape == Shape::Binary { 10 } else { 12 }) {
+    match draws.below(if matches!(shape, Shape::Binary | Shape::Png) { 10 } else { 12 }) {
         0 => bytes.truncate(at),
         1 if at < bytes.len() => bytes[at] ^= 1 << draws.below(8),
         2 if at < bytes.len() => bytes[at] = draws.below(256) as u8,
@@ -149,6 +152,62 @@ fn header(draws: &mut Draws, bytes: &[u8], words: &[&str]) -> Option<Vec<u8>> {
     let data = &bytes[8 + length..];
     let data = if draws.below(4) == 0 { &data[..draws.below(data.len() + 1)] } else { data };
     Some([&(header.len() as u64).to_le_bytes()[..], &header, data].concat())
+}
+
+/// What stands before the chunks of a PNG, and around the data of each.
+const BEFORE_CHUNKS: usize = 8;
+const AROUND_CHUNK: usize = 12;
+
+/// One chunk changed, left out or there twice, and its length and checksum made right again: a reader that checks them is met
+/// behind that. `None` where there are no chunks.
+fn chunk(draws: &mut Draws, bytes: &[u8]) -> Option<Vec<u8>> {
+    let mut chunks: Vec<(&[u8], Vec<u8>)> = Vec::new();
+    let mut rest = bytes.get(BEFORE_CHUNKS..)?;
+    while let Some(length) = rest.first_chunk::<4>() {
+        let end = (u32::from_be_bytes(*length) as usize).checked_add(AROUND_CHUNK)?;
+        let whole = rest.get(..end)?;
+        chunks.push((&whole[4..8], whole[8..end - 4].to_vec()));
+        rest = &rest[end..];
+    }
+    let at = draws.below(chunks.len());
+    match draws.below(8) {
+        0 => drop(chunks.remove(at)),
+        1 => chunks.insert(at, chunks[at].clone()),
+        2 => {
+            let other = draws.below(chunks.len());
+            chunks.swap(at, other);
+        }
+        _ => {
+            let data = &mut chunks.get_mut(at)?.1;
+            if data.is_empty() {
+                data.push(draws.below(256) as u8);
+            }
+            let place = draws.below(data.len());
+            match draws.below(5) {
+                0 => data[place] ^= 1 << draws.below(8),
+                1 => data[place] = draws.below(256) as u8,
+                2 => data.truncate(place),
+                3 => data.extend_from_within(place..),
+                _ => {
+                    let width = 4.min(data.len() - place);
+                    let number = NUMBERS[draws.below(NUMBERS.len())] as u32;
+                    data[place..place + width].copy_from_slice(&number.to_be_bytes()[4 - width..]);
+                }
+            }
+        }
+    }
+    let written = chunks.iter().map(|(name, data)| png_chunk(name, data));
+    Some([bytes[..BEFORE_CHUNKS].to_vec(), written.collect::<Vec<_>>().concat()].concat())
+}
+
+/// A chunk of a PNG, with its length and checksum.
+pub fn png_chunk(name: &[u8], data: &[u8]) -> Vec<u8> {
+    let named = [name, data].concat();
+    // CRC-32, bit by bit: chunks have few bytes here.
+    let sum = named.iter().fold(u32::MAX, |sum, &byte| {
+        (0..8).fold(sum ^ u32::from(byte), |sum, _| (sum >> 1) ^ (0xedb8_8320 & (sum & 1).wrapping_neg()))
+    });
+    [&(data.len() as u32).to_be_bytes()[..], &named, &(!sum).to_be_bytes()].concat()
 }
 
 /// How many values there are, the whole included.
@@ -230,6 +289,21 @@ mod tests {
         let all: std::collections::HashSet<Vec<u8>> = (0..200).map(case).collect();
         assert!(all.len() > 100, "{}", all.len());
         assert_eq!(case(7), case(7));
+    }
+
+    #[test]
+    fn a_chunk_that_is_changed_has_its_length_and_checksum() {
+        assert_eq!(png_chunk(b"IEND", &[]), [0, 0, 0, 0, 73, 69, 78, 68, 0xae, 0x42, 0x60, 0x82]);
+        let file = [&[0; BEFORE_CHUNKS][..], &png_chunk(b"IHDR", &[1, 2, 3]), &png_chunk(b"IEND", &[])].concat();
+        for at in 0..100 {
+            let changed = chunk(&mut Draws::new(1, [4, at, 0]), &file).unwrap();
+            let mut rest = &changed[BEFORE_CHUNKS..];
+            while !rest.is_empty() {
+                let end = u32::from_be_bytes(rest[..4].try_into().unwrap()) as usize + AROUND_CHUNK;
+                assert_eq!(png_chunk(&rest[4..8], &rest[8..end - 4]), rest[..end]);
+                rest = &rest[end..];
+            }
+        }
     }
 
     #[test]

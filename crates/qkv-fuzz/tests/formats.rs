@@ -2,10 +2,11 @@
 
 mod seeds;
 
-use qkv_fuzz::{Shape, Target, fuzz};
+use qkv_fuzz::{Shape, Target, fuzz, fuzz_large};
 use qkv_models::chat::{Message, Template};
 use qkv_models::files::gguf::Gguf;
 use qkv_models::files::tensors::TensorFile;
+use qkv_models::image::{Image, idx};
 use qkv_models::text::corpus::Corpus;
 use qkv_models::text::tokenizer::Tokenizer;
 use qkv_models::train::Run;
@@ -235,6 +236,70 @@ fn pairs_and_classes() {
         as_file(folder.path(), "a.tsv", bytes, |path| Corpus::read(path))
             + &as_file(folder.path(), "a.tsv", bytes, labelled::classes)
     });
+}
+
+#[test]
+fn packed_pairs() {
+    let folder = tempfile::tempdir().unwrap();
+    let words = &["\u{1f}\u{8b}", "\t", "\n"];
+    let target = Target { name: "packed-pairs", shape: Shape::Binary, seeds: seeds::packed(), words };
+    fuzz(&target, |bytes| as_file(folder.path(), "a.tsv.gz", bytes, |path| Corpus::read(path)));
+}
+
+#[test]
+fn idx_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let target =
+        Target { name: "idx", shape: Shape::Binary, seeds: seeds::idx(), words: &["\0\0\u{8}\u{3}", "\0\0\0\u{2}"] };
+    fuzz(&target, |bytes| {
+        as_file(folder.path(), "a.idx", bytes, |path| idx::images(path))
+            + &as_file(folder.path(), "a.idx", bytes, |path| idx::labels(path))
+    });
+}
+
+#[test]
+fn what_images_and_packed_files_are_drawn_from_is_right() {
+    let folder = tempfile::tempdir().unwrap();
+    for (at, bytes) in seeds::png().into_iter().chain(seeds::jpeg()).enumerate() {
+        let found = Image::from_bytes(&bytes, "a.png");
+        assert!(found.is_ok(), "{at}: {}", told(found));
+    }
+    let read = |bytes: &[u8]| as_file(folder.path(), "a.tsv", bytes, |path| Corpus::read(path));
+    assert!(seeds::packed().iter().all(|bytes| read(bytes) == "right"));
+    assert_eq!(as_file(folder.path(), "a.idx", &seeds::idx()[0], |path| idx::images(path)), "right");
+    assert_eq!(as_file(folder.path(), "a.idx", &seeds::idx()[1], |path| idx::labels(path)), "right");
+}
+
+/// What an image of the most points takes, and what decodes it: both are bounds that are documented.
+const IMAGE: usize = 768 << 20;
+
+#[test]
+fn png_images() {
+    let words = &["IHDR", "PLTE", "tRNS", "IDAT", "acTL", "fcTL", "fdAT", "IEND", "iCCP", "zTXt"];
+    let target = Target { name: "png", shape: Shape::Png, seeds: seeds::png(), words };
+    fuzz_large(&target, IMAGE, |bytes| seen(Image::from_bytes(bytes, "a.png")));
+}
+
+#[test]
+fn jpeg_images() {
+    let words = &["JFIF", "Exif", "Adobe", "ICC_PROFILE"];
+    let target = Target { name: "jpeg", shape: Shape::Binary, seeds: seeds::jpeg(), words };
+    fuzz_large(&target, IMAGE, |bytes| seen(Image::from_bytes(bytes, "a.jpg")));
+}
+
+/// What came of an image, with its kind; one that was taken holds what it says, and can be looked at.
+fn seen(found: Result<Image>) -> String {
+    let told = match &found {
+        Ok(image) => format!("{} channels", ["no", "one", "two", "three"][image.channels()]),
+        Err(_) => String::new(),
+    };
+    if let Ok(image) = &found {
+        assert_eq!(image.points().len(), image.width() * image.height() * image.channels());
+        assert_eq!(image.in_channels(1).channels(), 1);
+    }
+    let told = told + &self::told(found);
+    assert!(!told.contains("cannot be decoded"), "a decoder panicked, and was caught");
+    told
 }
 
 #[test]

@@ -64,7 +64,7 @@ pub struct EncoderConfig {
     pub attention_dropout: f64,
     /// Fills up a shorter text.
     pub pad_token_id: u32,
-    /// Whether the first token's row goes through a map of its own, as BERT's does.
+    /// Whether the first token's row goes through a map of its own before it is classed, as BERT's does.
     pub pooler: bool,
     /// What stands on top.
     pub head: Head,
@@ -89,7 +89,7 @@ impl Default for EncoderConfig {
             dropout: 0.1,
             attention_dropout: 0.1,
             pad_token_id: 0,
-            pooler: false,
+            pooler: true,
             head: Head::None,
             labels: Vec::new(),
             attention: Attention::scaled_dot(),

@@ -2,5 +2,6 @@
 
 pub mod atomic;
 pub mod gguf;
+pub(crate) mod packed;
 pub mod tensors;
 pub mod weights;

@@ -222,6 +222,24 @@ impl Generator {
         Ok(self.model.scores(&mut tape, &Rows::none(1), &shown)?.value().data().to_vec())
     }
 
+    /// The same, token by token through the cache, as text is written.
+    ///
+    /// # Errors
+    /// As [`scores`](Generator::scores).
+    pub fn scores_one_by_one(&self, tokens: &[u32], machine: &Machine) -> Result<Vec<f32>> {
+        let pool = Pool::new();
+        let gpt = self.model.gpt().expect("checked when it was opened");
+        let mut state = gpt.start(&mut Tape::inference(&self.parameters, &pool, machine), 1)?;
+        let mut scores = Vec::new();
+        for token in tokens {
+            let mut tape = Tape::inference(&self.parameters, &pool, machine);
+            let given = gpt.step(&mut tape, &[*token], 1, &mut state)?; // (1, 1, C)
+            let given = tape.linear(&given, gpt.output(), None, Activation::None, 0.0); // (1, 1, V)
+            scores.extend_from_slice(given.value().data());
+        }
+        Ok(scores)
+    }
+
     /// Writes a folder in the Hugging Face layout that `transformers` reads, where it has a name for such a model.
     ///
     /// # Errors

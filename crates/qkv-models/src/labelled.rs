@@ -1,5 +1,5 @@
 //! Texts that somebody has read before: with a class, with a tag for each word, or with questions and where their answers stand.
-//! Each is read from the files that others keep them in, and a line or field that is wrong is named.
+//! Each is read from the files that others keep them in, plain or `.gz`, and a line or field that is wrong is named.
 //!
 //! | kind | file |
 //! | --- | --- |
@@ -12,6 +12,7 @@ mod squad;
 pub use squad::Question;
 
 use crate::encoder::Head;
+use crate::files::packed;
 use crate::text::corpus::Corpus;
 use crate::{Error, Result};
 use std::path::Path;
@@ -61,7 +62,7 @@ pub fn classes(path: &Path) -> Result<Vec<Labelled>> {
 /// # Errors
 /// Names the file and the line.
 pub fn tags(path: &Path) -> Result<Vec<Sentence>> {
-    let text = std::fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
+    let text = packed::text(path)?;
     let (mut sentences, mut sentence) = (Vec::new(), Sentence::default());
     for (at, line) in text.lines().enumerate() {
         if line.trim().is_empty() || line.starts_with("-DOCSTART-") {

@@ -101,10 +101,20 @@ pub enum Data {
     Needles {
         /// Letters of a text.
         needles: usize,
+        /// How often each of the two characters that decide is drawn.
+        #[serde(default = "once")]
+        times: usize,
         /// Texts to learn from.
         texts: usize,
         /// Texts to measure on.
         dev_texts: usize,
+    },
+    /// Questions about little stories that the program makes, for an encoder: see [`stories`](crate::tasks::stories()).
+    Stories {
+        /// Stories to learn from, each with some questions.
+        stories: usize,
+        /// Stories to measure on.
+        dev_stories: usize,
     },
     /// A task of which the program makes as many pairs as are asked for.
     Task {
@@ -115,6 +125,10 @@ pub enum Data {
         /// Pairs to measure on.
         dev_pairs: usize,
     },
+}
+
+fn once() -> usize {
+    1
 }
 
 /// How text is cut into pieces.
@@ -316,10 +330,13 @@ impl Recipe {
                 return refuse(name, found.to_string(), "between 1 and 16777216");
             }
         }
-        if let Data::Needles { needles, .. } = self.data
-            && !(SHORTEST_NEEDLES..=1 << 24).contains(&needles)
-        {
-            return refuse("data.needles", needles.to_string(), "between 4 and 16777216");
+        if let Data::Needles { needles, times, .. } = self.data {
+            if !(SHORTEST_NEEDLES..=1 << 24).contains(&needles) {
+                return refuse("data.needles", needles.to_string(), "between 4 and 16777216");
+            }
+            if !(1..=needles).contains(&times) {
+                return refuse("data.times", times.to_string(), "between 1 and the letters of a text");
+            }
         }
         let (fits, said) = match self.data {
             Data::Text { .. } => (train.metric == Metric::Loss, "`loss`"),

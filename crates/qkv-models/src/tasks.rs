@@ -1,12 +1,15 @@
 //! Tasks whose data the program makes itself, so that training works on any machine with nothing to fetch. The pairs are a
 //! function of the seed. Each has one right answer, so exact match is its metric; each is solved by looking at the right
-//! place, so its alignments can be read. Beside them, texts with a class for models that read ([`needles()`]).
+//! place, so its alignments can be read. Beside them, for models that read, texts with a class ([`needles()`]) and with questions
+//! ([`stories()`]).
 
 mod dates;
 mod needles;
+mod stories;
 
 pub(crate) use needles::SHORTEST as SHORTEST_NEEDLES;
 pub use needles::needles;
+pub use stories::stories;
 
 use crate::draws::Draws;
 use crate::text::corpus::Pair;
@@ -44,6 +47,8 @@ pub enum Task {
     Sort,
     /// Letters and digits become themselves.
     Copy,
+    /// A little story becomes its title.
+    Titles,
 }
 
 impl Task {
@@ -84,6 +89,7 @@ impl Task {
                 let text: String = (0..length).map(|_| SYMBOLS[draws.below(SYMBOLS.len())] as char).collect();
                 Pair::new(text.clone(), text)
             }
+            Task::Titles => stories::pair(&mut draws),
         }
     }
 }
@@ -92,7 +98,7 @@ impl Task {
 mod tests {
     use super::*;
 
-    const ALL: [Task; 3] = [Task::Dates, Task::Sort, Task::Copy];
+    const ALL: [Task; 4] = [Task::Dates, Task::Sort, Task::Copy, Task::Titles];
 
     #[test]
     fn a_seed_gives_its_pairs_and_another_seed_others() {
@@ -115,15 +121,17 @@ mod tests {
 
     #[test]
     fn a_source_has_one_target() {
-        let mut targets = std::collections::HashMap::new();
-        for pair in Task::Dates.pairs(5, 50_000) {
-            let before = targets.insert(pair.source.clone(), pair.target.clone());
-            assert!(before.is_none_or(|before| before == pair.target), "{}", pair.source);
+        for task in [Task::Dates, Task::Titles] {
+            let mut targets = std::collections::HashMap::new();
+            for pair in task.pairs(5, 50_000) {
+                let before = targets.insert(pair.source.clone(), pair.target.clone());
+                assert!(before.is_none_or(|before| before == pair.target), "{}", pair.source);
+            }
         }
     }
 
     #[test]
     fn a_task_has_its_name_in_a_recipe() {
-        assert_eq!(serde_json::to_string(&ALL).expect("names"), r#"["dates","sort","copy"]"#);
+        assert_eq!(serde_json::to_string(&ALL).expect("names"), r#"["dates","sort","copy","titles"]"#);
     }
 }

@@ -5,7 +5,7 @@ use qkv::{Attention, Bias, Features, Mask};
 use qkv_models::files::tensors::{Named, Storage, TensorFile, write};
 use qkv_models::text::tokenizer::{Kind, Tokenizer};
 use qkv_models::{
-    Architecture, Dialect, Encoder, EncoderConfig, Generator, GptConfig, Inspection, Model, ModelConfig, Pooling,
+    Architecture, Dialect, Encoder, EncoderConfig, Generator, GptConfig, Head, Inspection, Model, ModelConfig, Pooling,
     Search, Specials, Translator,
 };
 use qkv_nn::Machine;
@@ -218,6 +218,22 @@ fn an_encoder_with_another_attention_is_not_passed_off_as_a_bert() {
         let texts = ["the lazy dog jumps over the quick brown fox"];
         assert_eq!(made.embed(&texts, &machine).unwrap(), read.embed(&texts, &machine).unwrap());
         assert_eq!(Inspection::of(folder.path()).unwrap().misfits.len(), 0);
+    }
+}
+
+#[test]
+fn an_encoder_for_classes_without_berts_map_is_not_passed_off_as_a_bert() {
+    let machine = Machine::new(1);
+    for (pooler, called) in [(true, "\"BertForSequenceClassification\""), (false, "\"qkv-encoder\"")] {
+        let folder = tempfile::tempdir().unwrap();
+        let (head, labels) = (Head::Classes, vec!["bad".to_owned(), "good".to_owned()]);
+        let sizes = EncoderConfig { d_model: 16, ffn_dim: 24, heads: 2, layers: 1, ..Default::default() };
+        let made = Encoder::new(&EncoderConfig { pooler, head, labels, ..sizes }, tokenizer(), 5).unwrap();
+        made.save(folder.path(), Storage::F32).unwrap();
+        let config = fs::read_to_string(folder.path().join("config.json")).unwrap();
+        assert!(config.contains(called), "{config}");
+        let read = Encoder::open(folder.path()).unwrap();
+        assert_eq!(made.classify(&["the fox"], &machine).unwrap(), read.classify(&["the fox"], &machine).unwrap());
     }
 }
 

@@ -279,6 +279,12 @@ fn few_tokens_read_blocks_and_many_the_widened_numbers_to_the_same_scores() {
         let apart = few.iter().zip(&many).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(apart < 1e-5, "{count}: {apart}");
     }
+    let one_by_one = generator.scores_one_by_one(&tokens, &machine).unwrap();
+    assert_eq!(one_by_one.len(), many.len());
+    let apart = one_by_one.iter().zip(&many).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(apart < 1e-5, "one by one: {apart}");
+    let long = vec![3; generator.model.most() + 1];
+    assert!(generator.scores_one_by_one(&long, &machine).is_err());
 }
 
 #[test]

@@ -65,6 +65,12 @@ pub(crate) const CHOICES: Table = &[
             )
             .value("FILE")
             .clashes(&["chat", "json"]),
+            Choice::new(
+                "one-by-one",
+                Kind::Switch,
+                "Compute those scores token by token through the cache, as text is written, and not all at once",
+            )
+            .needs(&["scores"]),
         ],
     ),
     (
@@ -103,6 +109,7 @@ pub(crate) struct Asked {
     pub quiet: bool,
     pub json: bool,
     pub scores: Option<PathBuf>,
+    pub one_by_one: bool,
     pub threads: Option<usize>,
 }
 
@@ -133,6 +140,7 @@ impl Asked {
             quiet: matches.get_flag("quiet"),
             json: matches.get_flag("json"),
             scores: path("scores"),
+            one_by_one: matches.get_flag("one-by-one"),
             threads: whole("threads"),
         })
     }

@@ -14,11 +14,15 @@ pub(crate) const CHOICES: Table = &[
     (
         "What is looked at, and by which model",
         &[
-            Choice::new("text", Kind::Text, "Translate this; left out, the lines of stdin").value("TEXT").bare(),
+            Choice::new("text", Kind::Text, "Translate this, go on with it or read it, as the model does; left out, the lines of stdin").value("TEXT").bare(),
             Choice::new("model", Kind::Path, "Use the model in this folder; left out, the embedded one").value("DIR"),
             Choice::new("recording", Kind::Path, "Look at this recording instead: one that `--out` wrote, or a file with `q` and `k`, or with `weights`")
                 .value("FILE.safetensors")
-                .clashes(&["text", "model", "target"]),
+                .clashes(&["text", "model", "target", "image"]),
+            Choice::new("image", Kind::Path, "See this image, PNG or JPEG, by a model that sees")
+                .value("FILE")
+                .needs(&["model"])
+                .clashes(&["text", "target"]),
             Choice::new("sequence", Kind::Seed, "Which sequence of the recording, counted from 0")
                 .value("N")
                 .default("0")
@@ -98,6 +102,7 @@ pub(crate) struct Asked {
     pub text: Option<String>,
     pub model: Option<PathBuf>,
     pub target: Option<String>,
+    pub image: Option<PathBuf>,
     pub recording: Option<PathBuf>,
     pub sequence: usize,
     pub causal: bool,
@@ -142,6 +147,7 @@ impl Asked {
             text: text("text"),
             model: path("model"),
             target: text("target"),
+            image: path("image"),
             recording: path("recording"),
             sequence: matches.get_one::<u64>("sequence").and_then(|&n| usize::try_from(n).ok()).unwrap_or(0),
             causal: matches.get_flag("causal"),
@@ -176,6 +182,8 @@ pub(crate) fn after_help() -> String {
         ("qkv show --heads 好久不见", "What each head does, in numbers"),
         ("qkv show --out attention.svg 好久不见", "For print"),
         ("qkv show --out attention.png --dark --scale log 好久不见", "For a screen, small weights too"),
+        ("qkv show --model runs/han --out review.svg 'Dull at first. Then it sings.'", "A document, its words shaded"),
+        ("qkv show --model runs/digits --image seven.png --out seven.svg", "An image under the weights of its patches"),
         ("qkv show --model runs/dates --target 1934-11-08 --out a.npy 'the eighth of November, 1934'", "For NumPy"),
     ]);
     format!(

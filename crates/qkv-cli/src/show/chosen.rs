@@ -49,7 +49,7 @@ pub(crate) fn short(recording: &Recording, layer: usize) -> String {
 }
 
 /// The layer of that name, whole or short; a group by itself where it has one layer.
-fn layer(recording: &Recording, name: &str) -> Result<usize, Failure> {
+pub(super) fn layer(recording: &Recording, name: &str) -> Result<usize, Failure> {
     let shorts: Vec<String> = (0..recording.layers.len()).map(|at| short(recording, at)).collect();
     let whole = recording.layers.iter().position(|layer| layer.name == name);
     let alone = || {

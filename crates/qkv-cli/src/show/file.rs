@@ -3,9 +3,10 @@
 
 use super::asked::Asked;
 use super::chosen::Chosen;
+use super::shaded;
 use crate::failure::Failure;
 use qkv_explore::Recording;
-use qkv_explore::draw::Fonts;
+use qkv_explore::draw::{Fonts, Png};
 use qkv_explore::server::stand_alone;
 use qkv_models::files::atomic;
 use std::io::{self, Write};
@@ -63,17 +64,21 @@ impl Form {
             Form::Recording => return Ok(qkv_explore::file::save(recording, path)?),
             _ => {}
         }
+        if let (Form::Svg | Form::Png, Some(shaded)) = (self, shaded::printed(recording, asked)?) {
+            let bytes = match self {
+                Form::Svg => shaded.svg().into_bytes(),
+                _ => told(shaded.png(asked.magnified, &Fonts::of_system())?),
+            };
+            return Ok(atomic::write(path, &bytes)?);
+        }
+        if let (Form::Json, Some(told)) = (self, shaded::json(recording, asked)?) {
+            return Ok(atomic::write(path, told.as_bytes())?);
+        }
         let chosen = Chosen::of(recording, asked)?;
         let matrix = if matches!(self, Form::Svg | Form::Png) { &chosen.matrix } else { chosen.weights()? };
         let bytes = match self {
             Form::Svg => chosen.picture(asked).svg()?.into_bytes(),
-            Form::Png => {
-                let png = chosen.picture(asked).png(asked.magnified, &Fonts::of_system())?;
-                if !png.missing.is_empty() {
-                    let _ = writeln!(io::stderr(), "{}", hint(&png.missing));
-                }
-                png.bytes
-            }
+            Form::Png => told(chosen.picture(asked).png(asked.magnified, &Fonts::of_system())?),
             Form::Npy => matrix.npy()?,
             Form::Safetensors => matrix.safetensors()?,
             Form::Json => chosen.json(recording, asked)?.into_bytes(),
@@ -82,6 +87,14 @@ impl Form {
         };
         Ok(atomic::write(path, &bytes)?)
     }
+}
+
+/// The file; what could not be written in it is told.
+fn told(png: Png) -> Vec<u8> {
+    if !png.missing.is_empty() {
+        let _ = writeln!(io::stderr(), "{}", hint(&png.missing));
+    }
+    png.bytes
 }
 
 /// How characters that no font has can be had.

@@ -68,7 +68,7 @@ impl End {
                 Data::Text { .. } => "generate",
                 Data::Classes { .. } | Data::Needles { .. } | Data::Images { .. } => "classify",
                 Data::Tags { .. } => "tag",
-                Data::Answers { .. } => "answer",
+                Data::Answers { .. } | Data::Stories { .. } => "answer",
             },
             example,
         })

@@ -236,3 +236,59 @@ fn links_of_someone_else_are_compared() {
     assert_eq!((&other["agreement"]["precision"], &other["agreement"]["error_rate"]), (&0.0.into(), &1.0.into()));
     folder.typed(&["show", "--model", model(), "--links", "0:0", "abc"], "").misused(&["`0:0` is no link"]);
 }
+
+#[test]
+fn a_document_is_shown_with_its_words_shaded() {
+    let (folder, _) = crate::documents::trained();
+    let text = "'we saw it at night . <s> it was lovely to see <s> it has two parts !'";
+    let show = |words: &str| {
+        folder.typed(
+            &["show", "--model", "m", "--threads", "1"]
+                .iter()
+                .copied()
+                .chain(words.split(' ').filter(|word| !word.is_empty()))
+                .chain([text])
+                .collect::<Vec<_>>(),
+            "",
+        )
+    };
+    let out = show("").quietly();
+    assert!(out.starts_with("good 0.9") && out.contains("lovely") && out.contains('█'), "{out}");
+    show("--out a.svg").quietly();
+    let svg = folder.text("a.svg");
+    assert!(svg.contains(">lovely</text>") && svg.contains("<title>good 0."), "{svg}");
+    show("--out a.png").well();
+    assert!(folder.bytes("a.png").starts_with(b"\x89PNG"));
+    let told = &json(&show("--json").quietly())[0];
+    let sentences = told["sentences"].as_array().unwrap();
+    let sum = |of: &[Value]| of.iter().map(|part| part["weight"].as_f64().unwrap()).sum::<f64>();
+    assert_eq!(sentences.len(), 3);
+    assert!((sum(sentences) - 1.0).abs() < 1e-4 && (sum(sentences[1]["words"].as_array().unwrap()) - 1.0).abs() < 1e-4);
+    let classified = json(&folder.typed(&["classify", "--model", "m", "--json", "--weights", text], "").quietly());
+    assert_eq!(classified[0]["sentences"][1]["words"][2]["text"], sentences[1]["words"][2]["text"]);
+    // One level as a matrix, and the layers by their names.
+    assert!(show("--list").quietly().contains("words.attention"));
+    assert!(show("--layer words --tokens").quietly().contains("words.0 · one head · additive"));
+}
+
+#[test]
+fn an_image_is_shown_under_the_weights_of_its_patches() {
+    let (folder, _) = crate::images::trained();
+    let out = folder.qkv("show --model m --image right.png").quietly();
+    assert!(out.starts_with("right.png → right ") && out.contains("rollout") && out.contains('█'), "{out}");
+    folder.qkv("show --model m --image right.png --layer encoder.0 --head 1 --out a.svg").quietly();
+    assert!(folder.text("a.svg").contains("encoder.0 · head 1</text>"));
+    let told = &json(&folder.qkv("show --model m --image right.png --json").quietly())[0];
+    let sum: f64 = told["patches"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|row| row.as_array().unwrap())
+        .map(|x| x.as_f64().unwrap())
+        .sum();
+    assert!((sum - 1.0).abs() < 1e-4, "{told}");
+    assert!(folder.qkv("show --model m --image right.png --tokens").quietly().contains("encoder.0 · mean of 2 heads"));
+    folder.qkv("show --model m abc").fails(&["sees images", "hint: name one with `--image FILE`"]);
+    folder.qkv("show --model m --image right.png --layer encoder.0 --head 7").fails(&["no head 7", "heads are 0 to 1"]);
+    folder.qkv(&format!("show --model {} --image right.png", model())).fails(&["sees no images"]);
+}

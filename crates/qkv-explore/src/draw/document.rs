@@ -39,17 +39,13 @@ const PAINTED: f32 = 0.02;
 /// ".trim_start_matches('\n'));
 /// ```
 pub fn document(read: &Reading, width: usize, colours: Colours) -> String {
-    let above = |share: f32, of: usize| (share - 1.0 / of.max(1) as f32).max(0.0);
-    let strength =
-        |sentence: &ReadSentence, word: f32| sentence.weight.max(0.0).sqrt() * above(word, sentence.words.len());
-    let words = read.sentences.iter().flat_map(|s| s.words.iter().map(move |w| strength(s, w.weight)));
-    let of_words = Scale::Linear.over(words);
-    let count = read.sentences.len();
-    let of_sentences = Scale::Linear.over(read.sentences.iter().map(|sentence| above(sentence.weight, count)));
+    let (strong_words, strong_sentences) = strengths(read);
+    let of_words = Scale::Linear.over(strong_words.iter().flatten().copied());
+    let of_sentences = Scale::Linear.over(strong_sentences.iter().copied());
     let room = width.saturating_sub(MARGIN).max(16);
     let mut drawing = String::new();
-    for sentence in &read.sentences {
-        let place = of_sentences.place(above(sentence.weight, count));
+    for (at, sentence) in read.sentences.iter().enumerate() {
+        let place = of_sentences.place(strong_sentences[at]);
         let painted = paint(place, colours);
         let mark = match &painted {
             Some(before) => format!("{before}  {PLAIN}"),
@@ -58,13 +54,13 @@ pub fn document(read: &Reading, width: usize, colours: Colours) -> String {
         };
         let mut margin = format!("{mark} {:.3} ", sentence.weight);
         let mut line = Line::default();
-        for word in &sentence.words {
+        for (word, &strength) in sentence.words.iter().zip(&strong_words[at]) {
             let text = tamed(&word.text);
             if line.columns > 0 && line.columns + 1 + text.width() > room {
                 line.write(&mut drawing, &margin, colours);
                 (line, margin) = (Line::default(), " ".repeat(MARGIN));
             }
-            line.push(&text, of_words.place(strength(sentence, word.weight)), colours);
+            line.push(&text, of_words.place(strength), colours);
         }
         line.write(&mut drawing, &margin, colours);
     }
@@ -72,6 +68,18 @@ pub fn document(read: &Reading, width: usize, colours: Colours) -> String {
         push_line(&mut drawing, &format!("{}{} more sentences were not read", " ".repeat(MARGIN), read.left_out));
     }
     drawing
+}
+
+/// How strongly each word of each sentence is drawn, and each sentence.
+pub(super) fn strengths(read: &Reading) -> (Vec<Vec<f32>>, Vec<f32>) {
+    let above = |share: f32, of: usize| (share - 1.0 / of.max(1) as f32).max(0.0);
+    let words = |sentence: &ReadSentence| {
+        let (root, count) = (sentence.weight.max(0.0).sqrt(), sentence.words.len());
+        sentence.words.iter().map(|word| root * above(word.weight, count)).collect()
+    };
+    let count = read.sentences.len();
+    let sentences = read.sentences.iter().map(|sentence| above(sentence.weight, count)).collect();
+    (read.sentences.iter().map(words).collect(), sentences)
 }
 
 fn coloured(colours: Colours) -> bool {

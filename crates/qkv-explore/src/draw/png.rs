@@ -40,26 +40,30 @@ impl Picture {
     /// # Errors
     /// As [`svg`](Picture::svg), and where it would be too large.
     pub fn png(&self, magnified: f64, fonts: &Fonts) -> Result<Png> {
-        let sheet = Sheet::of(self)?;
-        let [width, height] = [sheet.width, sheet.height].map(|side| (side * magnified).round());
-        if !(magnified > 0.0 && width >= 1.0 && height >= 1.0 && width * height <= MOST) {
-            let most = (MOST / (sheet.width * sheet.height)).sqrt().floor();
-            let what = format!("a picture of {width} × {height} points cannot be drawn");
-            return Err(Error::invalid(what).with_hint(format!("magnify it by at most {most}")));
-        }
-        let mut canvas = Canvas {
-            width: width as usize,
-            height: height as usize,
-            points: sheet.paper.repeat(width as usize * height as usize),
-            zoom: magnified,
-            fonts,
-            known: HashMap::new(),
-            missing: BTreeSet::new(),
-        };
-        sheet.marks.iter().for_each(|mark| canvas.draw(mark, &sheet.colours));
-        let bytes = canvas.encoded()?;
-        Ok(Png { bytes, missing: canvas.missing.into_iter().collect() })
+        of_sheet(&Sheet::of(self)?, magnified, fonts)
     }
+}
+
+/// Whatever is laid out.
+pub(super) fn of_sheet(sheet: &Sheet, magnified: f64, fonts: &Fonts) -> Result<Png> {
+    let [width, height] = [sheet.width, sheet.height].map(|side| (side * magnified).round());
+    if !(magnified > 0.0 && width >= 1.0 && height >= 1.0 && width * height <= MOST) {
+        let most = (MOST / (sheet.width * sheet.height)).sqrt().floor();
+        let what = format!("a picture of {width} × {height} points cannot be drawn");
+        return Err(Error::invalid(what).with_hint(format!("magnify it by at most {most}")));
+    }
+    let mut canvas = Canvas {
+        width: width as usize,
+        height: height as usize,
+        points: sheet.paper.repeat(width as usize * height as usize),
+        zoom: magnified,
+        fonts,
+        known: HashMap::new(),
+        missing: BTreeSet::new(),
+    };
+    sheet.marks.iter().for_each(|mark| canvas.draw(mark, &sheet.colours));
+    let bytes = canvas.encoded()?;
+    Ok(Png { bytes, missing: canvas.missing.into_iter().collect() })
 }
 
 struct Canvas<'a> {

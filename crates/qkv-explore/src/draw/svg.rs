@@ -24,11 +24,15 @@ impl Picture {
     /// # Errors
     /// Where there is nothing to draw, or not one weight for each row and column.
     pub fn svg(&self) -> Result<String> {
-        let sheet = Sheet::of(self)?;
-        let mut svg = String::new();
-        write(&mut svg, &sheet, self.title.as_deref()).expect("writing to a string cannot fail");
-        Ok(svg)
+        Ok(of_sheet(&Sheet::of(self)?, self.title.as_deref()))
     }
+}
+
+/// Whatever is laid out.
+pub(super) fn of_sheet(sheet: &Sheet, title: Option<&str>) -> String {
+    let mut svg = String::new();
+    write(&mut svg, sheet, title).expect("writing to a string cannot fail");
+    svg
 }
 
 fn write(svg: &mut String, sheet: &Sheet, title: Option<&str>) -> fmt::Result {

@@ -5,6 +5,7 @@ mod gguf;
 pub use gguf::gguf;
 
 use qkv::{Attention, Features, Mask, Tensor};
+use qkv_fuzz::png_chunk;
 use qkv_models::files::tensors::{Named, Storage, TensorFile, to_bytes, write};
 use qkv_models::text::tokenizer::{Kind, Tokenizer};
 use qkv_models::train::{Run, Watcher};
@@ -60,6 +61,60 @@ pub fn recipes() -> Vec<Vec<u8>> {
     let encoder = "name = 'long'\n[data]\nneedles = 64\ntexts = 10\ndev_texts = 2\n[model]\nkind = 'encoder'\nattention = { mask = { longformer = { window = 8, globals = [0] } } }\n[train]\nmetric = 'exact'\nadam = { beta2 = 0.99 }\n";
     let gpt = "name = 'g'\nseed = 3\n[data]\ntext = 'a.txt'\ndev = 'b.txt'\n[tokenizer]\nfile = 't.json'\n[model]\nkind = 'gpt'\nattention = { score = { linear = 'elu' } }\n[train]\nmetric = 'loss'\n[search.sample]\ntop_k = 5\n";
     [recipe(), encoder.into(), gpt.into(), "train.lr=3e-4\nmodel.kind=gpt".into()].map(String::into_bytes).to_vec()
+}
+
+/// Zlib with nothing packed.
+fn zlib(data: &[u8]) -> Vec<u8> {
+    let (a, b) =
+        data.iter().fold((1u32, 0u32), |(a, b), &x| ((a + u32::from(x)) % 65_521, (a + u32::from(x) + b) % 65_521));
+    let length = data.len() as u16;
+    [&[0x78, 1, 1][..], &length.to_le_bytes(), &(!length).to_le_bytes(), data, &(b << 16 | a).to_be_bytes()].concat()
+}
+
+/// Pairs as a `.gz` file, stored, and plain.
+pub fn packed() -> Vec<Vec<u8>> {
+    let text = b"a\tb\n";
+    let stored = [&[1, 4, 0, 251, 255][..], text].concat();
+    let head = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3];
+    let whole = [&head[..], &stored, &0x1a11_94ceu32.to_le_bytes(), &4u32.to_le_bytes()].concat();
+    vec![whole, text.to_vec()]
+}
+
+/// Two images of three by two points, and their classes.
+pub fn idx() -> Vec<Vec<u8>> {
+    let images =
+        [&[0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 3][..], &[0, 50, 100, 150, 200, 250], &[9; 6]].concat();
+    vec![images, vec![0, 0, 8, 1, 0, 0, 0, 2, 7, 3]]
+}
+
+/// A PNG of some size, bits and kind: its chunks between the header and the end, and its rows.
+fn drawn(size: [u32; 2], [depth, colour, interlaced]: [u8; 3], between: &[Vec<u8>], rows: &[u8]) -> Vec<u8> {
+    let head = [&size[0].to_be_bytes()[..], &size[1].to_be_bytes(), &[depth, colour, 0, 0, interlaced]].concat();
+    let (head, data, end) = (png_chunk(b"IHDR", &head), png_chunk(b"IDAT", &zlib(rows)), png_chunk(b"IEND", &[]));
+    [&b"\x89PNG\r\n\x1a\n"[..], &head, &between.concat(), &data, &end].concat()
+}
+
+/// Grey, colour with transparency in 16 bits, a palette of four colours, and one bit in seven passes.
+pub fn png() -> Vec<Vec<u8>> {
+    let palette = [png_chunk(b"PLTE", &[255, 0, 0, 0, 255, 0, 0, 0, 255, 9, 9, 9]), png_chunk(b"tRNS", &[255, 128, 0])];
+    let wide: Vec<u8> = (0..2).flat_map(|row| std::iter::once(row).chain((0..16).map(|x| x * 15))).collect();
+    vec![
+        drawn([3, 2], [8, 0, 0], &[], &[0, 10, 20, 30, 1, 5, 5, 5]),
+        drawn([2, 2], [16, 6, 0], &[], &wide),
+        drawn([4, 1], [2, 3, 0], &palette, &[0, 0b0001_1011]),
+        drawn([2, 2], [1, 0, 1], &[], &[0, 128, 0, 128, 0, 192]),
+    ]
+}
+
+/// Grey, colour, in several passes, and in the colours of print.
+pub fn jpeg() -> Vec<Vec<u8>> {
+    let files: [&[u8]; 4] = [
+        include_bytes!("../../../qkv-models/tests/images/grey.jpg"),
+        include_bytes!("../../../qkv-models/tests/images/colour.jpg"),
+        include_bytes!("../../../qkv-models/tests/images/progressive.jpg"),
+        include_bytes!("../../../qkv-models/tests/images/cmyk.jpg"),
+    ];
+    files.map(<[u8]>::to_vec).to_vec()
 }
 
 fn writer(architecture: Architecture) -> Translator {

@@ -142,7 +142,10 @@ impl Encoder {
             }
         }
         let (score, start, end) = best.unwrap_or((f64::NEG_INFINITY, 0, 0));
-        Ok(Answer { text: context.chars().skip(start).take(end.saturating_sub(start)).collect(), start, score })
+        let text: String = context.chars().skip(start).take(end.saturating_sub(start)).collect();
+        // A piece may begin with the space before its word.
+        let start = start + text.chars().take_while(|c| c.is_whitespace()).count();
+        Ok(Answer { text: text.trim().to_owned(), start, score })
     }
 
     fn is_for(&self, head: Head) -> Result<()> {

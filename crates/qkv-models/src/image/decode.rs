@@ -37,6 +37,11 @@ fn png(bytes: &[u8]) -> Result<Image, String> {
     let mut reader = decoder.read_info().map_err(wrong)?;
     let (width, height) = (reader.info().width as usize, reader.info().height as usize);
     Image::fits(width, height)?;
+    // The decoder takes for granted that there are whole colours, and no more of them than 8 bits count.
+    let colours = reader.info().palette.as_ref().map_or(0, |palette| palette.len());
+    if !colours.is_multiple_of(3) || colours > 3 * 256 {
+        return Err(format!("the PNG is broken: its palette has {colours} bytes"));
+    }
     let size = reader.output_buffer_size().ok_or("it is too large")?;
     let mut points = vec![0; size];
     let info = reader.next_frame(&mut points).map_err(wrong)?;

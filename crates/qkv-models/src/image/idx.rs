@@ -2,34 +2,9 @@
 //! axes there are, the axes, and then the numbers, big-endian; plain or, by their first bytes, `.gz`.
 
 use super::Image;
+use crate::files::packed;
 use crate::{Error, Result};
-use flate2::read::GzDecoder;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
-
-/// The largest file, unpacked, in bytes: MNIST has 47 million.
-const LARGEST: u64 = 1 << 30;
-
-/// The bytes of a file, unpacked where they are packed.
-fn unpacked(path: &Path) -> Result<Vec<u8>> {
-    let refused = |e| Error::file("read", path, e);
-    let mut file = File::open(path).map_err(|e| Error::file("open", path, e))?;
-    let mut start = Vec::new();
-    (&mut file).take(2).read_to_end(&mut start).map_err(refused)?;
-    let packed = start == [0x1f, 0x8b];
-    let whole = std::io::Cursor::new(start).chain(file);
-    let mut bytes = Vec::new();
-    if packed {
-        GzDecoder::new(whole).take(LARGEST + 1).read_to_end(&mut bytes).map_err(refused)?;
-    } else {
-        whole.take(LARGEST + 1).read_to_end(&mut bytes).map_err(refused)?;
-    }
-    if bytes.len() as u64 > LARGEST {
-        return Err(Error::format(path, "idx", format!("it holds more than {LARGEST} bytes")));
-    }
-    Ok(bytes)
-}
 
 /// The axes of a file of bytes, and what comes behind them.
 fn opened<const AXES: usize>(bytes: &[u8], path: &Path) -> Result<([usize; AXES], usize)> {
@@ -70,7 +45,7 @@ fn opened<const AXES: usize>(bytes: &[u8], path: &Path) -> Result<([usize; AXES]
 /// Names the file and what is wrong with it.
 pub fn images(path: impl AsRef<Path>) -> Result<Vec<Image>> {
     let path = path.as_ref();
-    let bytes = unpacked(path)?;
+    let bytes = packed::bytes(path, packed::LARGEST)?;
     let ([count, height, width], start) = opened::<3>(&bytes, path)?;
     Image::fits(width, height).map_err(|what| Error::format(path, "idx header", what))?;
     let images: Vec<Image> = (bytes[start..].chunks_exact(width * height))
@@ -86,7 +61,7 @@ pub fn images(path: impl AsRef<Path>) -> Result<Vec<Image>> {
 /// As [`images`].
 pub fn labels(path: impl AsRef<Path>) -> Result<Vec<u8>> {
     let path = path.as_ref();
-    let mut bytes = unpacked(path)?;
+    let mut bytes = packed::bytes(path, packed::LARGEST)?;
     let ([_], start) = opened::<1>(&bytes, path)?;
     Ok(bytes.split_off(start))
 }
@@ -119,12 +94,9 @@ mod tests {
 
     #[test]
     fn what_is_packed_is_unpacked() {
-        use std::io::Write;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("labels.gz");
-        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
-        packed.write_all(&[0, 0, 8, 1, 0, 0, 0, 3, 7, 0, 9]).unwrap();
-        std::fs::write(&path, packed.finish().unwrap()).unwrap();
+        std::fs::write(&path, packed::pack(&[0, 0, 8, 1, 0, 0, 0, 3, 7, 0, 9])).unwrap();
         assert_eq!(labels(&path).unwrap(), [7, 0, 9]);
     }
 }

@@ -1,5 +1,6 @@
 //! Questions about texts as SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250) keeps them.
 
+use crate::files::packed;
 use crate::{Error, Result};
 use serde::Deserialize;
 use std::path::Path;
@@ -48,7 +49,7 @@ struct Answer {
 
 /// All questions of a file that have an answer.
 pub(super) fn read(path: &Path) -> Result<Vec<Question>> {
-    let bytes = std::fs::read(path).map_err(|e| Error::file("read", path, e))?;
+    let bytes = packed::bytes(path, u64::MAX)?;
     let file: File = serde_json::from_slice(&bytes).map_err(|e| Error::line(path, e.line().max(1), e.to_string()))?;
     let mut found = Vec::new();
     for paragraph in file.data.into_iter().flat_map(|article| article.paragraphs) {

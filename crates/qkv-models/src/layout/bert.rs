@@ -29,7 +29,9 @@ const HEADS: [(&str, Head); 4] = [
 pub(crate) fn fits(config: &EncoderConfig) -> bool {
     let mut attention = config.attention.clone();
     attention.dropout = None;
-    attention == Attention::scaled_dot() && ACTIVATIONS.iter().any(|(_, kind)| *kind == config.activation)
+    // Its model for classes always has the map of the first row: where one is missing, it is drawn, and the classes with it.
+    let pooled = config.pooler || config.head != Head::Classes;
+    pooled && attention == Attention::scaled_dot() && ACTIVATIONS.iter().any(|(_, kind)| *kind == config.activation)
 }
 
 pub(crate) fn config(json: &Value, path: &Path, weights: &Weights) -> Result<EncoderConfig> {

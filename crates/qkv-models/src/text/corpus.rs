@@ -1,10 +1,10 @@
 //! Parallel text: one pair a line, source and target with a tab between them, UTF-8. It is read as a stream; a line that is
 //! not a pair is an error with its number, because a corpus that is silently shorter trains a model that is silently worse.
 
+use crate::files::packed;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 
 /// The longest line, in bytes: longer ones are not sentences, and would be held in memory whole.
@@ -40,7 +40,6 @@ impl Pair {
 /// assert_eq!(error.to_string(), "pairs.tsv:1: the line has no tab");
 /// # Ok::<(), qkv_models::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct Corpus<R> {
     reader: R,
     path: PathBuf,
@@ -49,12 +48,11 @@ pub struct Corpus<R> {
     over: bool,
 }
 
-impl Corpus<BufReader<File>> {
-    /// Opens a tab-separated file.
+impl Corpus<Box<dyn BufRead>> {
+    /// Opens a tab-separated file, plain or `.gz`.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let file = File::open(path).map_err(|e| Error::file("open", path, e))?;
-        Ok(Corpus::new(BufReader::new(file), path))
+        Ok(Corpus::new(packed::open(path)?, path))
     }
 
     /// Reads a whole tab-separated file.
@@ -69,6 +67,12 @@ impl Corpus<BufReader<File>> {
     /// ```
     pub fn read(path: impl AsRef<Path>) -> Result<Vec<Pair>> {
         Corpus::open(path)?.collect()
+    }
+}
+
+impl<R> std::fmt::Debug for Corpus<R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Corpus").field("path", &self.path).field("line", &self.line).finish_non_exhaustive()
     }
 }
 
@@ -169,9 +173,19 @@ mod tests {
 
     #[test]
     fn a_line_without_an_end_is_refused_before_it_is_read() {
-        let endless = BufReader::new(std::io::repeat(b'a'));
+        let endless = std::io::BufReader::new(std::io::repeat(b'a'));
         let error = Corpus::new(endless, "c.tsv").next().expect("a line").expect_err("it never ends");
         assert_eq!(error.to_string(), "c.tsv:1: the line is longer than 1048576 bytes");
+    }
+
+    #[test]
+    fn a_packed_file_is_read_as_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.tsv.gz");
+        std::fs::write(&path, packed::pack("a\tb\n好\td\n".as_bytes())).unwrap();
+        assert_eq!(Corpus::read(&path).unwrap(), [Pair::new("a", "b"), Pair::new("好", "d")]);
+        std::fs::write(&path, &packed::pack("a\tb\n".repeat(999).as_bytes())[..30]).unwrap();
+        assert!(Corpus::read(&path).unwrap_err().to_string().contains("a.tsv.gz"));
     }
 
     proptest! {

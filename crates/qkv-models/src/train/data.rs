@@ -3,6 +3,7 @@
 use crate::batch::{Batch, Specials};
 use crate::draws::Draws;
 use crate::encoder::{Example, Examples};
+use crate::files::packed;
 use crate::image::{Image, idx};
 use crate::labelled::{self, Source};
 use crate::model::Architecture;
@@ -146,9 +147,13 @@ impl Prepared {
                 let read = |path: &Path| labelled::tags(path).map(Source::Tags);
                 return Prepared::labelled(recipe, tokenizer, read(tags)?, read(dev)?);
             }
-            Data::Needles { needles, texts, dev_texts } => {
-                let (train, dev) = tasks::needles(recipe.seed ^ TASK, *needles, *texts, *dev_texts);
+            Data::Needles { needles, times, texts, dev_texts } => {
+                let (train, dev) = tasks::needles(recipe.seed ^ TASK, *needles, *times, *texts, *dev_texts);
                 return Prepared::labelled(recipe, tokenizer, Source::Classes(train), Source::Classes(dev));
+            }
+            Data::Stories { stories, dev_stories } => {
+                let (train, dev) = tasks::stories(recipe.seed ^ TASK, *stories, *dev_stories);
+                return Prepared::labelled(recipe, tokenizer, Source::Answers(train), Source::Answers(dev));
             }
             Data::Answers { answers, dev } => {
                 let read = |path: &Path| labelled::answers(path).map(Source::Answers);
@@ -173,8 +178,7 @@ impl Prepared {
     }
 
     fn text(recipe: &Recipe, tokenizer: Option<Tokenizer>, train: &Path, dev: &Path) -> Result<(Self, Tokenizer)> {
-        let read = |path: &Path| std::fs::read_to_string(path).map_err(|e| Error::file("read", path, e));
-        let (train_text, dev_text) = (read(train)?, read(dev)?);
+        let (train_text, dev_text) = (packed::text(train)?, packed::text(dev)?);
         let tokenizer = found(recipe, tokenizer, || train_text.split_inclusive('\n'))?;
         let block = recipe.train.longest;
         let cut = |text: &str, path: &Path| {

@@ -2,6 +2,7 @@
 
 use super::data::{Prepared, Step};
 use crate::batch::Specials;
+use crate::encoder::Head;
 use crate::files::tensors::Storage;
 use crate::labelled::Source;
 use crate::model::Architecture;
@@ -28,7 +29,10 @@ impl Subject {
         let Some(tokenizer) = tokenizer else { return Subject::of_images(recipe, data) };
         match (&recipe.model, data.source()) {
             (Architecture::Encoder(config), Some(source)) => {
-                let config = EncoderConfig { head: source.head(), labels: source.labels(), ..config.clone() };
+                let (head, labels) = (source.head(), source.labels());
+                // Only classes are read from the first row.
+                let pooler = config.pooler && head == Head::Classes;
+                let config = EncoderConfig { head, labels, pooler, ..config.clone() };
                 Ok(Subject::Reader(Encoder::new(&config, tokenizer, recipe.seed)?))
             }
             (Architecture::Han(config), Some(source @ Source::Classes(_))) => {

@@ -1,0 +1,216 @@
+//! A document or an image for print, shaded by what a model attended to: words on their lines with the share of each sentence
+//! beside it, or the image and beside it the same under the weights of its patches. Strengths are those of the terminal's drawing.
+
+use super::document::strengths;
+use super::fonts::Fonts;
+use super::letters::{printed, shortened, tamed};
+use super::palette::{Colour, Palette, Theme};
+use super::png::{self, Png};
+use super::scale::Scale;
+use super::sheet::{Anchor, Mark, Sheet};
+use super::svg;
+use crate::recording::Form;
+use qkv_models::{Error, Reading, Result};
+
+const MARGIN: f64 = 16.0;
+const TITLE: f64 = 15.0;
+/// Letters of a document, their lines, and how wide these are.
+const SIZE: f64 = 14.0;
+const LINE: f64 = 22.0;
+const WIDE: f64 = 620.0;
+/// The share of a sentence, in front of it.
+const SHARE: f64 = 11.0;
+const BESIDE: f64 = 52.0;
+/// Places below this are not painted.
+const PAINTED: f32 = 0.02;
+/// An image each way, and the most cells that it is drawn with.
+const IMAGE: f64 = 256.0;
+const CELLS: usize = 64;
+/// The part of the weights' colours in what lies under them.
+const COVER: f32 = 0.65;
+
+/// Something shaded, laid out.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shaded {
+    sheet: Sheet,
+    title: String,
+}
+
+/// In which colours, and on which paper.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Style {
+    /// The colours.
+    pub palette: Palette,
+    /// The paper.
+    pub theme: Theme,
+    /// Which weight is drawn how strongly.
+    pub scale: Scale,
+}
+
+impl Shaded {
+    /// A document that was read, with a title above it.
+    ///
+    /// ```
+    /// use qkv_explore::draw::{Shaded, Style};
+    /// use qkv_models::{ReadSentence, ReadWord, Reading};
+    /// let word = |text: &str, weight| ReadWord { text: text.into(), weight };
+    /// let sentence = ReadSentence { text: "So <good>!".into(), weight: 1.0, words: vec![word("So", 0.1), word("<good>!", 0.9)] };
+    /// let read = Reading { probabilities: vec![], sentences: vec![sentence], left_out: 0 };
+    /// let svg = Shaded::document(&read, "pos 0.9", Style::default()).svg();
+    /// assert!(svg.contains(">&lt;good&gt;!</text>") && svg.contains(">1.000</text>") && svg.contains(">pos 0.9</text>"));
+    /// ```
+    pub fn document(read: &Reading, title: &str, style: Style) -> Shaded {
+        let Style { palette, theme, scale } = style;
+        let (of_words, of_sentences) = strengths(read);
+        let words = scale.over(of_words.iter().flatten().copied());
+        let sentences = scale.over(of_sentences.iter().copied());
+        let mut marks = Vec::new();
+        let mut y = MARGIN + TITLE + 14.0;
+        let text = |x: f64, y: f64, size: f64, colour: Colour, text: String| {
+            let (anchor, turn) = (Anchor::Start, 0.0);
+            Mark::Text { x, y, size, anchor, turn, colour, text }
+        };
+        for (at, sentence) in read.sentences.iter().enumerate() {
+            let place = sentences.place(of_sentences[at]);
+            if place >= PAINTED {
+                let colour = palette.colour(place, theme);
+                marks.push(Mark::Box { x: MARGIN, y: y + 2.0, width: 10.0, height: LINE - 4.0, colour });
+            }
+            let beside = format!("{:.3}", sentence.weight);
+            marks.push(text(MARGIN + 15.0, y + LINE * 0.68, SHARE, theme.quiet(), beside));
+            let start = MARGIN + BESIDE;
+            let mut x = start;
+            for (word, &strength) in sentence.words.iter().zip(&of_words[at]) {
+                let said = shortened(&tamed(&word.text), (WIDE - BESIDE) / SIZE);
+                let width = printed(&said) * SIZE;
+                if x > start && x + width > MARGIN + WIDE {
+                    (x, y) = (start, y + LINE);
+                }
+                let place = words.place(strength);
+                let mut ink = theme.ink();
+                if place >= PAINTED {
+                    let colour = palette.colour(place, theme);
+                    marks.push(Mark::Box { x: x - 2.0, y: y + 2.0, width: width + 4.0, height: LINE - 4.0, colour });
+                    ink = if light(colour) { [16, 18, 24] } else { [244, 246, 250] };
+                }
+                marks.push(text(x, y + LINE * 0.72, SIZE, ink, said));
+                x += width + SIZE * 0.4;
+            }
+            y += LINE;
+        }
+        if read.left_out > 0 {
+            let note = format!("{} more sentences were not read", read.left_out);
+            marks.push(text(MARGIN + BESIDE, y + LINE * 0.72, SHARE, theme.quiet(), note));
+            y += LINE;
+        }
+        Shaded::titled(title, marks, [2.0 * MARGIN + WIDE, y + MARGIN], style)
+    }
+
+    /// An image, and the same under the weights of its patches, row by row.
+    ///
+    /// # Errors
+    /// Where the form is of no image, or there is not one weight for each patch.
+    pub fn image(form: &Form, weights: &[f32], title: &str, style: Style) -> Result<Shaded> {
+        let Form::Image { grid: [down, across], width, height, points } = form else {
+            return Err(Error::invalid("the recording is of no image"));
+        };
+        if weights.len() != down * across || points.len() != 3 * width * height || points.is_empty() {
+            return Err(Error::invalid(format!("an image of {down} × {across} patches has {} weights", weights.len())));
+        }
+        let Style { palette, theme, scale } = style;
+        let scaled = scale.over(weights.iter().copied());
+        let (columns, rows) = ((*width).min(CELLS), (*height).min(CELLS));
+        let cell = (IMAGE / columns.max(rows) as f64).floor();
+        let (left, top) = (MARGIN, MARGIN + TITLE + 14.0);
+        let beside = left + cell * columns as f64 + 20.0;
+        let mut marks = Vec::new();
+        for row in 0..rows {
+            for column in 0..columns {
+                // The point in the middle of the cell, and the patch that it belongs to.
+                let (py, px) = ((2 * row + 1) * height / (2 * rows), (2 * column + 1) * width / (2 * columns));
+                let at = 3 * (py * width + px);
+                let colour = [points[at], points[at + 1], points[at + 2]];
+                let weight = weights[(py * down / height) * across + px * across / width];
+                let shade = palette.colour(scaled.place(weight), theme);
+                let grey = colour.iter().map(|&c| f32::from(c)).sum::<f32>() / 3.0;
+                let under = shade.map(|c| (COVER * f32::from(c) + (1.0 - COVER) * grey).round() as u8);
+                for (x, colour) in [(left, colour), (beside, under)] {
+                    let (x, y) = (x + cell * column as f64, top + cell * row as f64);
+                    marks.push(Mark::Box { x, y, width: cell, height: cell, colour });
+                }
+            }
+        }
+        let right = beside + cell * columns as f64 + MARGIN;
+        Ok(Shaded::titled(title, marks, [right, top + cell * rows as f64 + MARGIN], style))
+    }
+
+    fn titled(title: &str, mut marks: Vec<Mark>, [width, height]: [f64; 2], style: Style) -> Shaded {
+        let title = tamed(title);
+        let room = width - 2.0 * MARGIN;
+        let shown = shortened(&title, room / TITLE);
+        let (anchor, turn, colour) = (Anchor::Start, 0.0, style.theme.ink());
+        marks.push(Mark::Text { x: MARGIN, y: MARGIN + TITLE, size: TITLE, anchor, turn, colour, text: shown });
+        let (paper, colours) = (style.theme.paper(), style.palette.colours(style.theme));
+        Shaded { sheet: Sheet { width: width.ceil(), height: height.ceil(), paper, colours, marks }, title }
+    }
+
+    /// As SVG.
+    pub fn svg(&self) -> String {
+        svg::of_sheet(&self.sheet, Some(&self.title))
+    }
+
+    /// As PNG, so many times the size of the SVG.
+    ///
+    /// # Errors
+    /// Where it would be too large.
+    pub fn png(&self, magnified: f64, fonts: &Fonts) -> Result<Png> {
+        png::of_sheet(&self.sheet, magnified, fonts)
+    }
+}
+
+/// Whether dark letters are read on it.
+fn light([r, g, b]: Colour) -> bool {
+    299 * u32::from(r) + 587 * u32::from(g) + 114 * u32::from(b) > 140_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use qkv_models::{ReadSentence, ReadWord};
+
+    fn read(words: usize) -> Reading {
+        let word = |at: usize| ReadWord { text: format!("word{at}"), weight: if at == 7 { 0.9 } else { 0.01 } };
+        let sentence = ReadSentence { text: "…".into(), weight: 1.0, words: (0..words).map(word).collect() };
+        Reading { probabilities: Vec::new(), sentences: vec![sentence], left_out: 2 }
+    }
+
+    #[test]
+    fn words_stay_on_the_paper_and_the_strong_one_is_painted() {
+        let Shaded { sheet, .. } = Shaded::document(&read(90), "pos", Style::default());
+        let painted = sheet.marks.iter().filter(|mark| matches!(mark, Mark::Box { .. })).count();
+        assert_eq!(painted, 1, "one word stands out; one sentence has no more than its share");
+        let mut lines = std::collections::BTreeSet::new();
+        for mark in &sheet.marks {
+            let Mark::Text { x, y, size, text, .. } = mark else { continue };
+            assert!(x + printed(text) * size <= sheet.width && *y < sheet.height, "{text} at {x}, {y}");
+            lines.insert(*y as i64);
+        }
+        assert!(lines.len() > 5, "{lines:?}");
+    }
+
+    #[test]
+    fn an_image_is_drawn_twice_with_a_box_for_each_cell() {
+        let form = Form::Image { grid: [2, 2], width: 4, height: 4, points: vec![200; 48] };
+        let shaded = Shaded::image(&form, &[0.1, 0.2, 0.3, 0.4], "seven 0.99", Style::default()).unwrap();
+        let boxes: Vec<Colour> = (shaded.sheet.marks.iter())
+            .filter_map(|mark| if let Mark::Box { colour, .. } = mark { Some(*colour) } else { None })
+            .collect();
+        assert_eq!(boxes.len(), 2 * 16);
+        let under: std::collections::BTreeSet<Colour> =
+            boxes.into_iter().filter(|colour| *colour != [200; 3]).collect();
+        assert_eq!(under.len(), 4, "four patches, four shades");
+        assert!(Shaded::image(&form, &[0.1], "", Style::default()).is_err());
+        let png = shaded.png(1.0, &Fonts::none()).unwrap();
+        assert_eq!(&png.bytes[1..4], b"PNG");
+    }
+}

@@ -1,0 +1,180 @@
+//! News of places that there are not: a happening in a few sentences, other things said in between, the title that it has, and
+//! questions that its own words answer. Names are put together from syllables, so that most are new to whoever learned from other
+//! stories: a title has to be written with what the text says. There is one right title, and one right answer to each question.
+
+mod happenings;
+mod names;
+
+use super::{DEV, TRAIN};
+use crate::draws::Draws;
+use crate::labelled::Question;
+use crate::text::corpus::Pair;
+
+/// What the draws are for, besides.
+const ASKED: u32 = 8;
+/// Sentences that have nothing to do with the happening.
+const ASIDES: [&str; 12] = [
+    "In {elsewhere} the market was closed because of the wind",
+    "{visitor}, {a_trade} from {elsewhere}, came to see it",
+    "The evening was {weather}",
+    "Nobody in {elsewhere} wanted to believe it at first",
+    "A band from {elsewhere} played until midnight",
+    "{visitor} had spoken of it for years",
+    "The road to {elsewhere} was closed all day",
+    "\"We did not expect this,\" said {visitor}, {a_trade}",
+    "It had been {weather} for weeks",
+    "The newspaper of {elsewhere} wrote about it too",
+    "Two buses came from {elsewhere}",
+    "Later that week it was {weather} again",
+];
+
+/// What a story knows: a name for each thing and what it is.
+type Facts = Vec<(&'static str, String)>;
+
+/// How a happening is told: sentences, one of each list, with facts in braces.
+struct Happening {
+    title: &'static str,
+    told: &'static [&'static [&'static str]],
+    /// A question, and the fact that answers it.
+    asked: &'static [(&'static str, &'static str)],
+}
+
+/// A story.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Story {
+    title: String,
+    text: String,
+    /// A question, where its answer begins in the text, and the answer. All of it is ASCII.
+    asked: Vec<(String, usize, String)>,
+}
+
+/// The first stories as texts and their titles, in pairs.
+pub(super) fn pair(draws: &mut Draws) -> Pair {
+    let story = story(draws);
+    Pair::new(story.text, story.title)
+}
+
+/// Questions about stories, to train on and to measure on: some for each story; a function of the seed.
+///
+/// ```
+/// let (train, dev) = qkv_models::tasks::stories(7, 3, 2);
+/// assert!(train.len() > 3 && dev.len() > 2);
+/// let (start, answer) = &train[0].answers[0];
+/// assert_eq!(&train[0].context[*start..][..answer.len()], answer);
+/// ```
+pub fn stories(seed: u64, train: usize, dev: usize) -> (Vec<Question>, Vec<Question>) {
+    let some = |purpose: u32, count: usize| {
+        let each = |at: u64| {
+            let story = story(&mut Draws::new(seed, [purpose, at as u32, ASKED | ((at >> 32) as u32) << 8]));
+            let question = move |(question, start, answer)| Question {
+                question,
+                context: story.text.clone(),
+                answers: vec![(start, answer)],
+            };
+            story.asked.into_iter().map(question)
+        };
+        (0..count as u64).flat_map(each).collect()
+    };
+    (some(TRAIN, train), some(DEV, dev))
+}
+
+/// One of them.
+fn story(draws: &mut Draws) -> Story {
+    let (happening, facts) = happenings::drawn(draws);
+    let mut sentences: Vec<&str> = happening.told.iter().map(|ways| draws.pick(ways)).collect();
+    let mut asides = ASIDES;
+    draws.shuffle(&mut asides);
+    // Anywhere, at the start too: what a story begins with is not always what it is about.
+    for aside in &asides[..1 + draws.below(3)] {
+        sentences.insert(draws.below(sentences.len() + 1), aside);
+    }
+    let (mut text, mut places) = (String::new(), Vec::new());
+    for sentence in sentences {
+        if !text.is_empty() {
+            text.push(' ');
+        }
+        let start = text.len();
+        write(sentence, &facts, &mut text, &mut places);
+        capital(&mut text, start);
+        text.push('.');
+    }
+    let filled = |pattern: &str| {
+        let mut filled = String::new();
+        write(pattern, &facts, &mut filled, &mut Vec::new());
+        capital(&mut filled, 0);
+        filled
+    };
+    // A question is asked where a sentence that was chosen says the answer.
+    let asked = happening.asked.iter().filter_map(|(question, fact)| {
+        let (_, start, end) = *places.iter().find(|(name, ..)| name == fact)?;
+        Some((filled(question), start, text[start..end].to_owned()))
+    });
+    let asked = asked.collect();
+    Story { title: filled(happening.title), text, asked }
+}
+
+/// Writes a sentence with its facts, and remembers where each stands.
+fn write(pattern: &str, facts: &Facts, text: &mut String, places: &mut Vec<(&'static str, usize, usize)>) {
+    let mut rest = pattern;
+    while let Some((before, behind)) = rest.split_once('{') {
+        text.push_str(before);
+        let (name, after) = behind.split_once('}').expect("a fact ends with a brace");
+        let (name, fact) = facts.iter().find(|(known, _)| *known == name).expect("a story knows what it tells");
+        places.push((name, text.len(), text.len() + fact.len()));
+        text.push_str(fact);
+        rest = after;
+    }
+    text.push_str(rest);
+}
+
+/// A capital at the start of a sentence.
+fn capital(text: &mut str, at: usize) {
+    if let Some(first) = text.get_mut(at..at + 1) {
+        first.make_ascii_uppercase();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn answers_stand_where_they_are_said_to_and_every_story_is_asked_about() {
+        let (train, dev) = stories(3, 2000, 100);
+        for question in train.iter().chain(&dev) {
+            let (start, answer) = &question.answers[0];
+            assert_eq!(&question.context[*start..][..answer.len()], answer, "{question:?}");
+            assert!(question.question.ends_with('?') && !question.question.contains('{'), "{}", question.question);
+            assert!(question.context.is_ascii() && !question.context.contains('{'), "{}", question.context);
+        }
+        let texts: HashSet<&str> = train.iter().map(|question| question.context.as_str()).collect();
+        assert_eq!(texts.len(), 2000, "every story has a question, and none is told twice");
+        assert!(dev.iter().all(|question| !texts.contains(question.context.as_str())));
+        assert_eq!(stories(3, 1, 0).0[..], train[..stories(3, 1, 0).0.len()]);
+        assert_ne!(stories(4, 1, 0).0[0], train[0]);
+    }
+
+    #[test]
+    fn a_question_has_one_answer() {
+        for question in stories(5, 3000, 0).0 {
+            let (_, answer) = &question.answers[0];
+            // What is asked for is not in the question: it would answer itself.
+            assert!(!question.question.contains(answer.as_str()), "{question:?}");
+        }
+    }
+
+    #[test]
+    fn a_title_is_made_of_what_the_text_says() {
+        for at in 0..2000 {
+            let story = story(&mut Draws::new(9, [TRAIN, at, 0]));
+            // Every name and number of it: words of a title that are not common to all of its kind.
+            let said: HashSet<&str> = story.text.split(|c: char| !c.is_ascii_alphanumeric()).collect();
+            for word in story.title.split([' ', ':']).filter(|word| word.len() > 1) {
+                let name =
+                    word.chars().all(|c| c.is_ascii_digit()) || names::is_name(word) && !story.title.starts_with(word);
+                assert!(!name || said.contains(word), "`{word}` of `{}` in `{}`", story.title, story.text);
+            }
+        }
+    }
+}
