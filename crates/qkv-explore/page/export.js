@@ -54,7 +54,8 @@ export function exporter(pane, chosen) {
     ].filter(Boolean));
   }
   const details = h('details', { class: 'drop', id: 'export' }, h('summary', { title: 'take it home (e)' }, 'Export'), items);
-  details.addEventListener('toggle', () => { if (details.open) build(); });
+  // Empty while it is closed, so that nobody presses what is about to be replaced.
+  details.addEventListener('toggle', () => { if (details.open) build(); else items.replaceChildren(); });
   details.addEventListener('keydown', (event) => {
     if (event.key !== 'Escape') return;
     details.open = false;

@@ -27,7 +27,7 @@ fn what_is_shown_can_be_kept_as_files() {
 
     // As the page itself writes them: numbers with their tokens, and the picture.
     browser.click("#export summary");
-    browser.until("document.querySelector('#export').open");
+    browser.until("document.querySelector('#export .menu button')");
     let (name, bytes) = browser.download("#export .menu button:nth-of-type(2)");
     assert!(name.ends_with(".csv"), "{name}");
     let text = String::from_utf8(bytes).unwrap();
@@ -36,7 +36,7 @@ fn what_is_shown_can_be_kept_as_files() {
     let kept: Vec<Vec<f32>> = text.lines().skip(1).map(numbers).collect();
     assert_eq!(kept, weights);
     browser.click("#export summary");
-    browser.until("document.querySelector('#export').open");
+    browser.until("document.querySelector('#export .menu button')");
     let (name, bytes) = browser.download("#export .menu button:nth-of-type(1)");
     assert!(name.ends_with(".png") && bytes.starts_with(b"\x89PNG"), "{name}");
     browser.is_content();
