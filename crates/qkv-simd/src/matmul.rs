@@ -263,7 +263,7 @@ fn pack_left(isa: Isa, a: &Operand<'_, f32>, out: &mut Vec<bf16>, threads: usize
         for (x, row) in narrow.chunks_exact_mut(panels * SIDE).enumerate() {
             pass::run(isa, Narrow(&a.data[x * a.pitch + start..][..count], row));
         }
-        pairs.left_of_columns(&narrow, panels * SIDE, k, panels, out);
+        pairs.left_of_columns(&narrow, panels * SIDE, k, panels, out, deep(k) / DEPTH);
     };
     let blocks = out[..len].chunks_mut(ROWS * deep(k)).enumerate();
     if threads > 1 {

@@ -35,6 +35,8 @@ pub trait Real:
     const ONE: Self;
     /// Minus infinity: the score of a pair that is absent.
     const NEG_INFINITY: Self;
+    /// ∞.
+    const INFINITY: Self;
 
     #[doc(hidden)]
     type Portable: Lanes<Scalar = Self>;
@@ -121,6 +123,7 @@ macro_rules! real {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
             const NEG_INFINITY: Self = $t::NEG_INFINITY;
+            const INFINITY: Self = $t::INFINITY;
             type Portable = $portable;
             #[cfg(target_arch = "x86_64")]
             type Avx2 = crate::lanes::avx2::$avx2;

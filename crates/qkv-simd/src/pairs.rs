@@ -10,11 +10,13 @@
 use crate::isa::{Isa, Level};
 use crate::number::Real;
 use crate::product::{Begin, Target};
-use crate::tile::{Exponential, Running, check_softmax};
+use crate::tile::{Exponential, RowGradient, Running, check, check_softmax};
 use half::bf16;
 use std::marker::PhantomData;
 use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
+mod gradient;
 #[cfg(target_arch = "x86_64")]
 mod soften;
 #[cfg(target_arch = "x86_64")]
@@ -28,6 +30,10 @@ pub const SIDE: usize = 16;
 
 /// Numbers in a block.
 pub const BLOCK: usize = DEPTH * SIDE;
+
+/// How far a score may lie above what the softmax compares its row with before that moves up to it: weights are then up to `e²⁰`, which
+/// bf16 holds as well as 1, and what was summed so far hardly ever has to be scaled.
+pub(crate) const REACH: f32 = 20.0;
 
 /// Memory of sums, seen as bf16: two for each 32 bits.
 pub fn halves<A: Real>(data: &[A]) -> &[bf16] {
@@ -89,6 +95,19 @@ pub struct Right<'a> {
     pub chunks: usize,
     /// Whether it is read on its way past, and the first-level cache is better left to others. Where the unit has a way to say so.
     pub passing: bool,
+}
+
+/// One chunk of two right operands of as many chunks, which is made from the rows of a tile.
+#[derive(Debug)]
+pub struct Blocks<'a> {
+    /// The blocks of the weights.
+    pub weights: &'a mut [bf16],
+    /// The blocks of the gradients of scores.
+    pub grads: &'a mut [bf16],
+    /// Blocks in a panel.
+    pub chunks: usize,
+    /// The one that is made.
+    pub chunk: usize,
 }
 
 /// The unit that multiplies pairs, ready on this thread for as long as this lives.
@@ -234,20 +253,31 @@ impl Pairs {
         }
     }
 
-    /// The left operand whose columns are these rows: its rows, `panels` panels of them, lie at distance `deep(count)`.
+    /// The left operand whose columns are these rows, or whole chunks of one: its rows, `panels` panels of them, lie `chunks` chunks
+    /// apart.
     ///
     /// # Panics
     /// Where a slice is too short.
-    pub fn left_of_columns(&self, rows: &[bf16], row: usize, count: usize, panels: usize, out: &mut [bf16]) {
+    pub fn left_of_columns(
+        &self,
+        rows: &[bf16],
+        row: usize,
+        count: usize,
+        panels: usize,
+        out: &mut [bf16],
+        chunks: usize,
+    ) {
         assert!(
             row >= panels * SIDE && (count == 0 || rows.len() >= (count - 1) * row + panels * SIDE),
             "the rows are too short"
         );
-        assert!(out.len() >= panels * SIDE * deep(count), "no room for the rows");
+        let between = (panels * SIDE).saturating_sub(1) * chunks * DEPTH;
+        let room = chunks * DEPTH >= deep(count) && out.len() >= between + deep(count);
+        assert!(room || panels == 0, "no room for the rows");
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
         unsafe {
-            x86::left_of_columns(rows, row, count, panels, out);
+            x86::left_of_columns(rows, row, count, panels, out, chunks);
         }
     }
 
@@ -266,11 +296,13 @@ impl Pairs {
     }
 
     /// The [`softmax`](crate::tile::softmax) of a tile whose weights are then a left operand: each row becomes `width` bf16 at the
-    /// start of its memory, and zeros to the end of the chunk. The exponential is good to 18 bits, of which a bf16 keeps 8.
+    /// start of its memory, and zeros to the end of the chunk. The exponential is good to 18 bits, of which a bf16 keeps 8. No score,
+    /// scaled, is above `furthest`, which may be ∞; knowing it changes no bits and spares some work.
     ///
     /// # Panics
     /// Where a slice is too short, the width is not whole panels, or the scale is not positive.
     #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
     pub fn softmax(
         &self,
         tile: &mut [f32],
@@ -279,6 +311,7 @@ impl Pairs {
         width: usize,
         how: Exponential<'_, f32>,
         running: Running<'_, f32>,
+        furthest: f32,
     ) {
         check_softmax(tile, row, rows, width, &how, &running);
         assert!(row >= deep(width) && how.scale > 0.0, "room for whole chunks, and a positive scale");
@@ -286,24 +319,97 @@ impl Pairs {
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
         unsafe {
             match (running.moment.is_empty(), self.unit) {
-                (true, Unit::Tiles) => soften::soften::<false, true>(tile, row, rows, width, how, running),
-                (true, Unit::Dots) => soften::soften::<false, false>(tile, row, rows, width, how, running),
-                (false, _) => soften::soften::<true, false>(tile, row, rows, width, how, running),
+                (true, Unit::Tiles) => soften::soften::<false, true>(tile, row, rows, width, how, running, furthest),
+                (true, Unit::Dots) => soften::soften::<false, false>(tile, row, rows, width, how, running, furthest),
+                (false, _) => soften::soften::<true, false>(tile, row, rows, width, how, running, furthest),
             }
         }
     }
 
-    /// Rounds rows of f32 into a right operand whose rows they are.
+    /// The largest length, as a vector, of `count` rows at distance `row`, of so many chunks; ∞ where one is not finite.
     ///
     /// # Panics
-    /// Where a slice is too short.
-    pub fn narrow_right(&self, tile: &[f32], row: usize, rows: usize, panels: usize, out: &mut [bf16]) {
-        assert!(row >= panels * SIDE && tile.len() >= rows * row, "the tile is too short");
-        assert!(out.len() >= right_len(rows, panels * SIDE), "no room for the blocks");
+    /// Where the slice is too short.
+    pub fn longest_row(&self, rows: &[bf16], row: usize, count: usize, chunks: usize) -> f32 {
+        assert!(row >= chunks * DEPTH && (count == 0 || rows.len() >= (count - 1) * row + chunks * DEPTH));
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
         unsafe {
-            x86::narrow_right(tile, row, rows, panels, out);
+            soften::longest_row(rows, row, count, chunks)
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        f32::INFINITY
+    }
+
+    /// The same of the first `count` columns of a right operand.
+    ///
+    /// # Panics
+    /// Where the slice is too short.
+    pub fn longest_column(&self, blocks: &[bf16], count: usize, chunks: usize) -> f32 {
+        assert!(blocks.len() >= right_len(chunks * DEPTH, count));
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the length was checked; `self` exists only where the instruction set does.
+        unsafe {
+            soften::longest_column(blocks, count, chunks)
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        f32::INFINITY
+    }
+
+    /// The [`softmax_gradient`](crate::tile::softmax_gradient), without an entropy, of up to [`DEPTH`] rows whose results are
+    /// then operands: weights and gradients of scores become a chunk of a right operand each, and each row of gradients becomes
+    /// `width` bf16 at the start of its memory, zeros to the end of the chunk.
+    ///
+    /// # Panics
+    /// Where a slice is too short, or the width is not whole panels.
+    #[allow(clippy::too_many_arguments)]
+    pub fn softmax_gradient(
+        &self,
+        scores: &[f32],
+        grads: &mut [f32],
+        row: usize,
+        rows: usize,
+        width: usize,
+        how: Exponential<'_, f32>,
+        of: RowGradient<'_, f32>,
+        into: Blocks<'_>,
+    ) {
+        check(scores, row, rows, width);
+        check(grads, row, rows, width);
+        assert!(
+            rows <= DEPTH && row >= deep(width) && grads.len() >= rows * row,
+            "rows of a chunk, with room for whole chunks"
+        );
+        assert!(how.spans.is_empty() || how.spans.len() >= rows);
+        assert!(of.lse.len() >= rows && of.delta.len() >= rows && of.entropy.is_empty());
+        let len = into.chunks * BLOCK * (width / SIDE);
+        assert!(
+            into.chunk < into.chunks && into.weights.len() >= len && into.grads.len() >= len,
+            "no room for the blocks"
+        );
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
+        unsafe {
+            match self.unit {
+                Unit::Tiles => gradient::gradient::<true>(scores, grads, row, rows, width, how, of, into),
+                Unit::Dots => gradient::gradient::<false>(scores, grads, row, rows, width, how, of, into),
+            }
+        }
+    }
+
+    /// Rounds rows of f32 into a right operand whose rows they are, or into whole chunks of one: its panels lie `chunks` blocks apart.
+    ///
+    /// # Panics
+    /// Where a slice is too short.
+    pub fn narrow_right(&self, tile: &[f32], row: usize, rows: usize, panels: usize, out: &mut [bf16], chunks: usize) {
+        assert!(row >= panels * SIDE && tile.len() >= rows * row, "the tile is too short");
+        let made = deep(rows) / DEPTH;
+        let len = if panels == 0 { 0 } else { ((panels - 1) * chunks + made) * BLOCK };
+        assert!(chunks >= made && out.len() >= len, "no room for the blocks");
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
+        unsafe {
+            x86::narrow_right(tile, row, rows, panels, out, chunks);
         }
     }
 }
@@ -349,12 +455,12 @@ mod tests {
                 // The same from f32.
                 let wide: Vec<f32> = turned.iter().map(|x| x.to_f32()).collect();
                 let mut narrowed = vec![bf16::ONE; right_len(k, n)];
-                pairs.narrow_right(&wide, side(n), k, side(n) / SIDE, &mut narrowed);
+                pairs.narrow_right(&wide, side(n), k, side(n) / SIDE, &mut narrowed, deep(k) / DEPTH);
                 assert_eq!(columns, narrowed, "{isa} {m} {n} {k}");
                 // A from rows that are its columns.
                 let across: Vec<bf16> = (0..k * side(m)).map(|x| a[x % side(m) * deep(k) + x / side(m)]).collect();
                 let mut left = vec![bf16::ONE; side(m) * deep(k)];
-                pairs.left_of_columns(&across, side(m), k, side(m) / SIDE, &mut left);
+                pairs.left_of_columns(&across, side(m), k, side(m) / SIDE, &mut left, deep(k) / DEPTH);
                 assert_eq!(a, left, "{isa} {m} {n} {k}");
 
                 let (row, chunks) = (side(n) + 16, deep(k) / DEPTH);
@@ -389,6 +495,93 @@ mod tests {
                 for i in 0..m {
                     assert_eq!(whole[i * row..][..n], parts[i * row..][..n], "{isa} {m} {n} {k}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn a_gradient_that_is_rounded_as_it_is_made_is_that_which_is_rounded_later() {
+        use crate::tile::{Span, softmax_gradient};
+        for (isa, pairs) in units() {
+            for (rows, width) in [(32, 128), (31, 96), (1, 16), (18, 112), (7, 48)] {
+                let (row, chunks, chunk) = (128, 3, 1);
+                let mut scores: Vec<f32> = (0..32 * row).map(|x| number(x / row, x % row)).collect();
+                scores[5] = f32::NEG_INFINITY;
+                let mut grads: Vec<f32> = (0..32 * row).map(|x| number(x % row, x / row + 3)).collect();
+                grads[5] = f32::NAN;
+                let lse: Vec<f32> = (0..rows).map(|r| 3.0 + number(r, 1)).collect();
+                let delta: Vec<f32> = (0..rows).map(|r| number(r, 2)).collect();
+                let spans: Vec<Span> =
+                    (0..rows as u16).map(|r| Span { start: r % 2, end: (width as u16 / 16 - r % 3).max(1) }).collect();
+                for spans in [&[], &spans[..]] {
+                    let how = Exponential { scale: 0.7, spans, sharp: true };
+                    let of = RowGradient { lse: &lse, delta: &delta, entropy: &[], scale: 0.3 };
+                    let (mut later_scores, mut later) = (scores.clone(), grads.clone());
+                    softmax_gradient(isa, &mut later_scores, &mut later, row, rows, width, how, of);
+                    let mut made = [(); 2].map(|()| vec![bf16::ONE; chunks * BLOCK * width / SIDE]);
+                    let mut expected = made.clone();
+                    let [weights, turned] = &mut made;
+                    let mut grads = grads.clone();
+                    let into = Blocks { weights, grads: turned, chunks, chunk };
+                    pairs.softmax_gradient(&scores, &mut grads, row, rows, width, how, of, into);
+                    for (tile, expected) in [&later_scores, &later].into_iter().zip(&mut expected) {
+                        let out = &mut expected[chunk * BLOCK..];
+                        pairs.narrow_right(tile, row, rows, width / SIDE, out, chunks);
+                    }
+                    pairs.narrow_rows(&mut later, row, rows, width);
+                    // Both exponentials are good to more than twice what a bf16 holds.
+                    let near = |a: bf16, b: bf16| (a.to_f32() - b.to_f32()).abs() <= b.to_f32().abs() / 120.0;
+                    for (made, expected) in made.iter().zip(&expected) {
+                        assert!(made.iter().zip(expected).all(|(&a, &b)| near(a, b)), "{isa} {rows} {width}");
+                    }
+                    for r in 0..rows {
+                        let [a, b] = [&grads, &later].map(|tile| &halves(&tile[r * row..])[..deep(width)]);
+                        assert!(a.iter().zip(b).all(|(&a, &b)| near(a, b)), "{isa} {rows} {width}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn knowing_how_far_scores_can_lie_changes_no_bits() {
+        for (_, pairs) in units() {
+            let (rows, width) = (32, 128);
+            let run = |furthest: f32| {
+                let mut max = vec![f32::NEG_INFINITY; rows];
+                let [mut sum, mut factor] = [(); 2].map(|()| vec![0.0f32; rows]);
+                let mut all = Vec::new();
+                for tile in 0..3 {
+                    let mut scores: Vec<f32> = (0..rows * width).map(|x| number(x, tile * 7)).collect();
+                    let running = Running { max: &mut max, sum: &mut sum, moment: &mut [], factor: &mut factor };
+                    let how = Exponential { scale: 1.0, spans: &[], sharp: false };
+                    pairs.softmax(&mut scores, width, rows, width, how, running, furthest);
+                    all.extend(scores.iter().chain(&factor).map(|x| x.to_bits()));
+                }
+                (all, max, sum)
+            };
+            assert_eq!(run(f32::INFINITY), run(2.0));
+        }
+    }
+
+    #[test]
+    fn the_longest_row_and_the_longest_column_are_found() {
+        for (_, pairs) in units() {
+            for (count, width) in [(1, 32), (16, 64), (37, 96), (128, 64)] {
+                let mut all = rows(count, width, width);
+                let length =
+                    |r: usize| all[r * width..][..width].iter().map(|x| x.to_f32().powi(2)).sum::<f32>().sqrt();
+                let longest = (0..count).map(length).fold(0.0, f32::max);
+                let mut columns = vec![bf16::ZERO; right_len(width, count)];
+                pairs.right_of_columns(&all, width, count, width / DEPTH, &mut columns);
+                for found in [
+                    pairs.longest_row(&all, width, count, width / DEPTH),
+                    pairs.longest_column(&columns, count, width / DEPTH),
+                ] {
+                    assert!((found - longest).abs() < 1e-4 * longest, "{found} {longest}");
+                }
+                all[count / 2 * width] = bf16::NAN;
+                assert_eq!(pairs.longest_row(&all, width, count, width / DEPTH), f32::INFINITY);
             }
         }
     }

@@ -18,7 +18,8 @@ pub use softmax::{Exponential, RowGradient, Running, Span, softmax, softmax_grad
 /// The most lanes that any type has.
 const MOST_LANES: usize = 16;
 
-fn check<A: Real>(tile: &[A], row: usize, rows: usize, width: usize) {
+/// Checks that a tile is as long as its rows.
+pub(crate) fn check<A: Real>(tile: &[A], row: usize, rows: usize, width: usize) {
     assert!(width.is_multiple_of(A::LANES) && row >= width, "a tile is whole panels wide");
     assert!(rows == 0 || tile.len() >= (rows - 1) * row + width, "the tile is too short");
 }

@@ -17,6 +17,10 @@ pub const GATHERED: usize = 32;
 /// Their scores against a block of keys are 16 kB and stay in the first-level cache from one product to the next.
 pub const PAIR_ROWS: usize = 32;
 
+/// Tiles of queries whose part in the gradients of a tile of keys is added at once where products are made from pairs of bf16: sums
+/// are then loaded and stored once for 256 queries, which would otherwise cost as much as the products.
+pub const GATHERED_TILES: usize = 4;
+
 /// Queries that share one span of keys in the products of a tile that is kept in part: two strips of a register tile. Fewer
 /// would follow a diagonal more closely and pay more often for beginning.
 pub const SPAN_ROWS: usize = 12;

@@ -4,13 +4,13 @@
 //! multiply-add with the maximum, a fraction and a polynomial of four steps follow, and the whole part of the exponent is
 //! applied by an instruction that also makes what is absent, −∞, exactly zero. Maxima and sums of sixteen rows are reduced
 //! together, by half as many shuffles as a transpose takes. `max` holds a reference for each row that may lie a little below its
-//! largest score.
+//! largest score; where the lengths of queries and keys say that no score can lie far above it, the largest is not looked for.
 
 // SAFETY, for the whole module: every function asks its caller for AVX-512 with bf16, and for slices that hold what the
 // parent module checks before it calls.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
-use super::{DEPTH, SIDE};
+use super::{BLOCK, DEPTH, REACH, SIDE};
 use crate::lanes::avx512::F32x16;
 use crate::math;
 use crate::tile::{Exponential, Running};
@@ -21,10 +21,10 @@ use std::arch::x86_64::*;
 /// is 2⁻¹⁸, and none at either end, so that a score a little below or above the largest has a weight of 1 as that has.
 const POWER: [f32; 4] = [0.013_555_747, 0.052_032_37, 0.241_379_77, 0.693_032_15];
 
-/// `2ˣ`, to 18 bits; 0 for −∞, NaN for NaN.
+/// `2ˣ`, to 18 bits, where it is asked for, 0 elsewhere; 0 for −∞, NaN for NaN.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
-unsafe fn power_of_two(x: __m512) -> __m512 {
+pub(super) unsafe fn power_of_two(there: __mmask16, x: __m512) -> __m512 {
     // What is left of x above the whole number below it, without a word on what was rounded.
     const ABOVE_THE_WHOLE: i32 = 0b1001;
     let r = _mm512_reduce_ps::<ABOVE_THE_WHOLE>(x);
@@ -33,8 +33,11 @@ unsafe fn power_of_two(x: __m512) -> __m512 {
     y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(POWER[2]));
     y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(POWER[3]));
     y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.0));
-    _mm512_scalef_ps(y, x)
+    _mm512_maskz_scalef_ps(there, y, x)
 }
+
+/// All lanes.
+const EVERYWHERE: __mmask16 = __mmask16::MAX;
 
 /// Lane `l` of the result is row `l` reduced to one number: the largest lane, or the sum of all as a tree.
 macro_rules! of_each {
@@ -62,10 +65,6 @@ macro_rules! of_each {
         _mm512_permutexvar_ps(order, all)
     }};
 }
-
-/// How far a score may lie above the row's reference before that moves up to it: weights are then up to `e⁵`, which bf16 holds
-/// as well as 1, and what was summed so far hardly ever has to be scaled.
-const SLACK: f32 = 5.0;
 
 /// Groups of [`SIDE`] rows that are taken through the passes together, so that the reductions of one run beside the passes of
 /// another.
@@ -100,6 +99,7 @@ pub(super) unsafe fn soften<const ENTROPY: bool, const AWAKE: bool>(
     width: usize,
     how: Exponential<'_, f32>,
     running: Running<'_, f32>,
+    furthest: f32,
 ) {
     let Running { max, sum, moment, factor } = running;
     let zero = _mm512_setzero_ps();
@@ -110,7 +110,10 @@ pub(super) unsafe fn soften<const ENTROPY: bool, const AWAKE: bool>(
         });
         let mut tops = [Tops { old: zero, new: zero, shrink: zero }; GROUPS];
         for (group, tops) in groups.iter().zip(&mut tops).filter(|(group, _)| group.count > 0) {
-            *tops = group.top(&how, max, factor);
+            *tops = match group.same(furthest, max, factor) {
+                Some(tops) => tops,
+                None => group.top(&how, max, factor),
+            };
         }
         let [mut sums, mut moments] = [[[zero; SIDE]; GROUPS]; 2];
         for (at, group) in groups.iter().enumerate() {
@@ -128,6 +131,54 @@ pub(super) unsafe fn soften<const ENTROPY: bool, const AWAKE: bool>(
             _mm512_mask_storeu_ps(sum.as_mut_ptr().add(first), there, after);
         }
     }
+}
+
+/// The largest length, as a vector, of rows at some distance, of so many chunks; ∞ where one is not finite.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) unsafe fn longest_row(rows: &[bf16], row: usize, count: usize, chunks: usize) -> f32 {
+    let mut most = _mm512_setzero_ps();
+    for start in (0..count).step_by(SIDE) {
+        let mut squares = [_mm512_setzero_ps(); SIDE];
+        for (r, squares) in squares.iter_mut().enumerate().take(count - start) {
+            let from = rows.as_ptr().add((start + r) * row);
+            for chunk in 0..chunks {
+                *squares = add_squares(*squares, from.add(chunk * DEPTH));
+            }
+        }
+        most = larger(most, of_each!(&squares, _mm512_add_ps));
+    }
+    _mm512_reduce_max_ps(most).sqrt()
+}
+
+/// The same of the columns of blocks, sixteen of which lie side by side.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) unsafe fn longest_column(blocks: &[bf16], count: usize, chunks: usize) -> f32 {
+    let mut most = _mm512_setzero_ps();
+    for panel in 0..count.div_ceil(SIDE) {
+        let from = blocks.as_ptr().add(panel * chunks * BLOCK);
+        let mut squares = [_mm512_setzero_ps(); 4];
+        for pair in 0..chunks * SIDE {
+            squares[pair % 4] = add_squares(squares[pair % 4], from.add(pair * DEPTH));
+        }
+        let [a, b, c, d] = squares;
+        most = larger(most, _mm512_add_ps(_mm512_add_ps(a, b), _mm512_add_ps(c, d)));
+    }
+    _mm512_reduce_max_ps(most).sqrt()
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn add_squares(squares: __m512, from: *const bf16) -> __m512 {
+    let x: __m512bh = std::mem::transmute(_mm512_loadu_si512(from.cast()));
+    _mm512_dpbf16_ps(squares, x, x)
+}
+
+/// The larger of the two; what is found and not a number counts as infinite.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn larger(most: __m512, found: __m512) -> __m512 {
+    let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(found, found);
+    _mm512_max_ps(most, _mm512_mask_mov_ps(found, nan, _mm512_set1_ps(f32::INFINITY)))
 }
 
 impl Tops {
@@ -153,7 +204,20 @@ impl Group {
         (u32::from(u16::MAX) >> (SIDE - self.count)) as u16
     }
 
-    /// The reference of each row, which `max` holds: one that scores have passed by more than [`SLACK`] moves up to the largest.
+    /// The reference of each row, if no score can have passed it by more than [`REACH`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512dq")]
+    unsafe fn same(&self, furthest: f32, max: &[f32], factor: &mut [f32]) -> Option<Tops> {
+        let least = _mm512_set1_ps(furthest - REACH);
+        let (old, one) = (_mm512_mask_loadu_ps(least, self.there(), max.as_ptr().add(self.first)), _mm512_set1_ps(1.0));
+        if _mm512_cmp_ps_mask::<_CMP_GE_OQ>(old, least) != u16::MAX {
+            return None;
+        }
+        _mm512_mask_storeu_ps(factor.as_mut_ptr().add(self.first), self.there(), one);
+        Some(Tops { old, new: old, shrink: one })
+    }
+
+    /// The reference of each row, which `max` holds: one that scores have passed by more than [`REACH`] moves up to the largest.
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq")]
     unsafe fn top(&self, how: &Exponential<'_, f32>, max: &mut [f32], factor: &mut [f32]) -> Tops {
@@ -176,7 +240,7 @@ impl Group {
                 most = _mm512_mask_mov_ps(most, 1 << r, _mm512_set1_ps(f32::NAN));
             }
         }
-        let far = _mm512_add_ps(old, _mm512_set1_ps(SLACK));
+        let far = _mm512_add_ps(old, _mm512_set1_ps(REACH));
         let moved = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(most, far) | _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(most, most);
         let new = _mm512_mask_mov_ps(old, moved, most);
         // Nothing moves where the reference stays, −∞ included.
@@ -218,7 +282,7 @@ impl Group {
 /// A product whose result nobody looks at. The tile unit falls asleep when it has had nothing to do for some 1,000 cycles, and
 /// takes 600 to 800 to wake up; this costs 60 to 100.
 #[inline(always)]
-unsafe fn stay_awake() {
+pub(super) unsafe fn stay_awake() {
     std::arch::asm!("tdpbf16ps tmm0, tmm4, tmm5", out("tmm0") _, options(nostack, nomem));
 }
 
@@ -287,14 +351,14 @@ impl Row {
             // Rounded before it is subtracted, the largest becomes exactly 0, and so does the entropy of a row with one key.
             let scaled = _mm512_mul_ps(score, _mm512_set1_ps(self.scale));
             let x = _mm512_sub_ps(scaled, _mm512_set1_ps(self.top));
-            let weight = power_of_two(_mm512_mul_ps(x, _mm512_set1_ps(log2_e)));
+            let weight = power_of_two(EVERYWHERE, _mm512_mul_ps(x, _mm512_set1_ps(log2_e)));
             let there = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(weight, _mm512_setzero_ps());
             *moment = _mm512_mask3_fmadd_ps(weight, x, *moment, there);
             *sum = _mm512_add_ps(*sum, weight);
             return weight;
         }
         let scale = _mm512_set1_ps(self.scale * log2_e);
-        let weight = power_of_two(_mm512_fmsub_ps(score, scale, _mm512_set1_ps(self.top * log2_e)));
+        let weight = power_of_two(EVERYWHERE, _mm512_fmsub_ps(score, scale, _mm512_set1_ps(self.top * log2_e)));
         *sum = _mm512_add_ps(*sum, weight);
         weight
     }
@@ -303,7 +367,7 @@ impl Row {
 /// Two panels, rounded, as a chunk.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn store(to: *mut bf16, low: __m512, high: __m512) {
+pub(super) unsafe fn store(to: *mut bf16, low: __m512, high: __m512) {
     let both: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
     _mm512_storeu_si512(to.cast(), both);
 }

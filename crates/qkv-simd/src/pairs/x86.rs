@@ -427,9 +427,15 @@ pub(super) unsafe fn right_of_rows(rows: &[bf16], row: usize, count: usize, pane
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn left_of_columns(rows: &[bf16], row: usize, count: usize, panels: usize, out: &mut [bf16]) {
-    let chunks = count.div_ceil(DEPTH);
-    for chunk in 0..chunks {
+pub(super) unsafe fn left_of_columns(
+    rows: &[bf16],
+    row: usize,
+    count: usize,
+    panels: usize,
+    out: &mut [bf16],
+    chunks: usize,
+) {
+    for chunk in 0..count.div_ceil(DEPTH) {
         for panel in 0..panels {
             let from = rows.as_ptr().add(chunk * DEPTH * row + panel * SIDE);
             let block = transpose(block_of_rows(from, row, count - chunk * DEPTH));
@@ -458,15 +464,21 @@ pub(super) unsafe fn narrow_rows(tile: &mut [f32], row: usize, rows: usize, widt
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn narrow_right(tile: &[f32], row: usize, rows: usize, panels: usize, out: &mut [bf16]) {
-    let chunks = rows.div_ceil(DEPTH);
+pub(super) unsafe fn narrow_right(
+    tile: &[f32],
+    row: usize,
+    rows: usize,
+    panels: usize,
+    out: &mut [bf16],
+    chunks: usize,
+) {
     // Of two rows, one after the other, to pairs of both.
     let mut order = [0u16; DEPTH];
     for (at, x) in order.iter_mut().enumerate() {
         *x = (at / 2 + at % 2 * SIDE) as u16;
     }
     let order = _mm512_loadu_si512(order.as_ptr().cast());
-    for pair in 0..chunks * DEPTH / 2 {
+    for pair in 0..rows.div_ceil(DEPTH) * DEPTH / 2 {
         let from = tile.as_ptr().add(2 * pair * row);
         let to = out.as_mut_ptr().add(pair / SIDE * BLOCK + pair % SIDE * DEPTH);
         for panel in 0..panels {

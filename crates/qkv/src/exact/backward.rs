@@ -7,10 +7,12 @@
 
 use super::bias_gradient::{BiasGradient, Step, Steps, TableGradient};
 use super::operand::Operand;
+use super::order::TileKeys;
 use super::parts::{Part, Which, center_gradient, gathered};
 use super::plan::{Piece, Plan};
-use super::products::{Desk, Gathering, Weighed};
+use super::products::{Arithmetic, Desk, Gathering, Weighed};
 use super::projection::{Compared, From, back};
+use super::query_blocks::{QueryBlocks, QueryRoom};
 use super::row_terms::RowTerms;
 use super::rule::{Rule, Verdict};
 use super::select::{chosen_in, one_hot};
@@ -23,10 +25,11 @@ use crate::score::Score;
 use crate::scratch::{Buffer, Scratch};
 use crate::select::{Choice, Select};
 use crate::tensor::Tensor;
-use crate::tuning::{KEYS, QUERIES, WHOLE_HEADS_BACKWARD};
-use qkv_simd::shared::{BlockStates, LazyBlocks, Rows, Turnstile, for_each_task};
-use qkv_simd::tile::{RowGradient, RowOp, row_op, softmax_gradient, sparsemax_gradient};
+use crate::tuning::{KEYS, PAIR_ROWS, QUERIES, WHOLE_HEADS_BACKWARD};
+use qkv_simd::shared::{Rows, Turnstile, for_each_task};
+use qkv_simd::tile::{RowGradient, RowOp, Span, row_op, softmax_gradient, sparsemax_gradient};
 use qkv_simd::{Element, Real, ViewMut, padded, pairwise};
+use std::ops::Range;
 
 /// Computes the gradients of everything that was given.
 pub(crate) fn backward<T: Element>(
@@ -173,11 +176,23 @@ struct Worker<'s, A: Real> {
     value_columns: Buffer<'s, A>,
     d_keys: Buffer<'s, A>,
     d_values: Buffer<'s, A>,
+    /// Weights and gradients of scores by key, where products take them like that, and those of them that are not added yet.
+    by_key: [Buffer<'s, A>; 2],
+    waiting: Waiting,
     /// Gradients of keys or values on their way out.
     turned: Buffer<'s, A>,
     d_queries: Buffer<'s, A>,
     table: Buffer<'s, A>,
     small: Buffer<'s, A>,
+}
+
+/// Rows of tiles that are kept whole, one after the other among those that are packed together, whose part in the gradients of keys
+/// and values is still to be added.
+#[derive(Default)]
+struct Waiting {
+    /// The last of the tiles.
+    tile: usize,
+    rows: Range<usize>,
 }
 
 impl<'a, T: Element> Pass<'a, T> {
@@ -201,11 +216,28 @@ impl<'a, T: Element> Pass<'a, T> {
             value_columns: take(ops.arithmetic.columns_len::<T::Acc>(KEYS, problem.dv)),
             d_keys: take(KEYS * row),
             d_values: take(KEYS * value_row),
+            by_key: [(); 2].map(|()| take(Desk::<T::Acc>::turned_len(ops.arithmetic))),
+            waiting: Waiting::default(),
             turned: take(KEYS * row.max(value_row)),
             d_queries: if_needed(ops.pairwise().is_some(), QUERIES * row),
             table: take(table),
             small: take(self.small_len()),
         }
+    }
+
+    /// Room for the packed queries of some heads.
+    fn room(&self, piece: &Piece, heads: usize) -> QueryRoom<'a, T::Acc> {
+        let widths = [self.queries, self.upstream].map(|of| of.width());
+        QueryRoom::new(self.scratch, self.ops.arithmetic, widths, piece, heads)
+    }
+
+    /// The packed queries from a head on, counted over all sequences.
+    fn blocks<'r>(&self, piece: &'r Piece, room: &'r mut QueryRoom<'_, T::Acc>, first: usize) -> QueryBlocks<'r, T>
+    where
+        'a: 'r,
+    {
+        let heads = self.ops.problem.heads.query;
+        QueryBlocks::new([self.queries, self.upstream], self.ops.arithmetic, piece, room, (first, heads))
     }
 
     /// The piece of a plan whose heads are so many that a worker takes each as a whole, if nothing but the gradients of
@@ -235,10 +267,10 @@ impl<'a, T: Element> Pass<'a, T> {
         let mut d_v = Tensor::unwritten("d_v", shapes[2])?;
         let [to_queries, to_keys, to_values] = [&mut d_q, &mut d_k, &mut d_v].map(|d| Rows::new(d.view()));
         let tiles = heads.group * query_tiles;
-        let worker = || (self.worker(), QueryRoom::new(scratch, self, tiles), scratch.take(tiles * QUERIES * row));
+        let worker = || (self.worker(), self.room(piece, heads.group), scratch.take(tiles * QUERIES * row));
         for_each_task(self.threads, problem.b * heads.key, worker, |(worker, room, sums), task| {
             let (b, key_head) = (task / heads.key, task % heads.key);
-            let blocks = QueryBlocks::new(self, piece, room, b * heads.query + key_head * heads.group);
+            let blocks = self.blocks(piece, room, b * heads.query + key_head * heads.group);
             sums.fill(T::Acc::ZERO);
             let mut own = Sums::Own { tiles: sums, size: QUERIES * row };
             for key_tile in piece.key_tiles() {
@@ -352,8 +384,8 @@ impl<'a, T: Element> Pass<'a, T> {
             let width = abreast.min(all - first);
             (first + rest % width, rest / width)
         };
-        let mut room = QueryRoom::new(scratch, self, regions);
-        let blocks = QueryBlocks::new(self, piece, &mut room, 0);
+        let mut room = self.room(piece, batch * heads.query);
+        let blocks = self.blocks(piece, &mut room, 0);
         for_each_task(
             self.threads,
             tasks,
@@ -409,10 +441,30 @@ impl<'a, T: Element> Pass<'a, T> {
                 let at = Step { g, query_tile, ..step };
                 self.tile(piece, at, verdict, blocks, keys_finite, worker, sums, bias);
             }
+            self.add_waiting(&keys, (b, h), blocks, worker);
             pass_turns(passed, piece.query_tiles());
             if let Some(table) = table {
                 table.add(Step { g, ..step }, &worker.table);
             }
+        }
+    }
+
+    /// Adds what waits to the gradients of a tile of keys and values.
+    fn add_waiting(
+        &self,
+        keys: &TileKeys<'_>,
+        (b, h): (usize, usize),
+        blocks: &QueryBlocks<'_, T>,
+        worker: &mut Worker<'_, T::Acc>,
+    ) {
+        let Worker { desk, d_keys, d_values, by_key: [weights, grads], waiting, .. } = worker;
+        let Waiting { tile, rows } = std::mem::take(waiting);
+        if !rows.is_empty() {
+            let span = Span::all::<T::Acc>(padded::<T::Acc>(keys.len));
+            let problem = self.ops.problem;
+            let (queries, upstream) = (blocks.queries((b, h, tile), desk), blocks.upstream((b, h, tile), desk));
+            desk.gather_rows(weights, upstream, rows.clone(), span, problem.dv, d_values);
+            desk.gather_rows(grads, queries, rows, span, problem.width, d_keys);
         }
     }
 
@@ -433,6 +485,28 @@ impl<'a, T: Element> Pass<'a, T> {
         let (isa, heads, keys) = (ops.isa, problem.heads, piece.tile_keys(step.b, step.key_head, step.key_tile));
         let (b, h) = (step.b, step.key_head * heads.group + step.g);
         let width = padded::<T::Acc>(keys.len);
+        let at = (b, h, step.query_tile);
+        let (queries, upstream) = (blocks.queries(at, &mut worker.desk), blocks.upstream(at, &mut worker.desk));
+        let finite = queries.finite && upstream.finite;
+        worker.rows.clear();
+        worker.rows.extend(piece.query_range(step.query_tile).map(|at| {
+            let i = piece.queries.index(b, h, at);
+            RowAt { b, h, i, p: problem.scene.place(b, i) }
+        }));
+        let count = worker.rows.len();
+        ops.live(piece, &keys, verdict, &worker.rows, &mut worker.live);
+        // What goes on between the gradients of scores and those of raw scores; mostly nothing but a scale.
+        let more = bias.is_some() || !worker.table.is_empty() || !worker.slopes.is_empty() || !worker.raw.is_empty();
+        let select = problem.attention.select;
+        let scaled = select == Select::Soft && !more;
+        // In pairs, where nothing else comes between, results are rounded as they are made, and those of whole tiles wait for each
+        // other.
+        let plain = scaled && !ops.modulates() && self.rows.entropy.is_empty();
+        let rounded = ops.arithmetic == Arithmetic::Pairs && plain && finite;
+        let waits = rounded && !worker.live.partly();
+        if !waits || queries.first == 0 || worker.waiting.tile + 1 != step.query_tile {
+            self.add_waiting(&keys, (b, h), blocks, worker);
+        }
         let Worker {
             desk,
             rows,
@@ -447,21 +521,15 @@ impl<'a, T: Element> Pass<'a, T> {
             value_columns,
             d_keys,
             d_values,
+            by_key: [weights_by_key, grads_by_key],
+            waiting,
             d_queries,
             table,
             small,
             ..
         } = worker;
-        rows.clear();
-        rows.extend(piece.query_range(step.query_tile).map(|at| {
-            let i = piece.queries.index(b, h, at);
-            RowAt { b, h, i, p: problem.scene.place(b, i) }
-        }));
-        let count = rows.len();
-        ops.live(piece, &keys, verdict, rows, live);
         let extent = live.extent(0..count);
-        let (queries, queries_finite) = blocks.queries(step, rows, desk);
-        let (upstream, upstream_finite) = blocks.upstream(step, rows, desk);
+        let place = (queries.first, queries.together);
         let [mut lse, mut delta, mut entropy] = [[T::Acc::ZERO; QUERIES]; 3];
         for (r, row) in rows.iter().enumerate() {
             let at = (b * heads.query + h) * problem.n + row.i;
@@ -471,47 +539,64 @@ impl<'a, T: Element> Pass<'a, T> {
                 entropy[r] = of_row;
             }
         }
-        // What goes on between the gradients of scores and those of raw scores; mostly nothing but a scale.
-        let more = bias.is_some() || !table.is_empty() || !slopes.is_empty() || !raw.is_empty();
-        let select = problem.attention.select;
-        let scaled = select == Select::Soft && !more;
-
         // S, then P and dS: dP = dO · Vᵀ, dS = P ∘ (dP − δ).
-        ops.raw(desk, queries, key_columns, keys.len, (live, 0..count), scores);
-        let kept = Kept { raw: &mut raw[..], slopes: &mut slopes[..] };
-        let mut scale = ops.finish(&keys, (live, 0), rows, scores, kept);
-        if matches!(select, Select::Hard(Choice { straight_through: false, .. })) {
-            grads[..count * KEYS].fill(T::Acc::ZERO);
-        } else {
-            desk.scores(upstream, count, value_columns, problem.dv, extent, grads);
-        }
-        ops.modulate(rows, &keys, grads);
-        if !d_weights.is_empty() {
-            d_weights[..count * KEYS].copy_from_slice(&grads[..count * KEYS]);
-        }
-        if select == Select::Sparsemax {
-            ops.fill_absent(live, count, scores);
-            for r in 0..count {
-                let at = r * KEYS..r * KEYS + width;
-                sparsemax_gradient(isa, &mut scores[at.clone()], &mut grads[at], scale, lse[r], delta[r]);
+        if rounded {
+            let upstream_row = ops.arithmetic.left_row::<T::Acc>(problem.dv);
+            for start in (0..count).step_by(PAIR_ROWS) {
+                let some = start..(start + PAIR_ROWS).min(count);
+                let (extent, len) = (live.extent(some.clone()), some.len());
+                ops.raw(
+                    desk,
+                    &queries.rows[start * ops.query_row..],
+                    key_columns,
+                    keys.len,
+                    (live, some.clone()),
+                    scores,
+                );
+                let scale = ops.finish(&keys, (live, start), &rows[some], scores, Kept::default());
+                let grads = &mut grads[start * KEYS..];
+                desk.scores(&upstream.rows[start * upstream_row..], len, value_columns, problem.dv, extent, grads);
+                let of = RowGradient { lse: &lse[start..], delta: &delta[start..], entropy: &[], scale: ops.scales[h] };
+                let into = [&mut weights_by_key[..], &mut grads_by_key[..]];
+                let (how, place) = (ops.exponential(scale, extent), (place.0 + start, place.1));
+                desk.soften_back(scores, grads, (len, keys.len), how, of, place, into);
             }
         } else {
-            let of = RowGradient {
-                lse: &lse,
-                delta: &delta,
-                entropy: if self.rows.entropy.is_empty() { &[] } else { &entropy },
-                scale: if scaled { ops.scales[h] } else { T::Acc::ONE },
-            };
-            softmax_gradient(isa, scores, grads, KEYS, count, width, ops.exponential(scale, extent), of);
-        }
-        scale = ops.scales[h];
-        if let (Select::Hard(_), Some(chosen)) = (select, &self.out.chosen) {
-            for (r, row) in rows.iter().enumerate() {
-                if let Some(at) = chosen_in(chosen, row, &keys) {
-                    let of_row = (b * heads.query + h) * problem.n + row.i;
-                    grads[r * KEYS + at] += self.log_prob.get(of_row).copied().unwrap_or(T::Acc::ZERO);
+            ops.raw(desk, queries.rows, key_columns, keys.len, (live, 0..count), scores);
+            let kept = Kept { raw: &mut raw[..], slopes: &mut slopes[..] };
+            let scale = ops.finish(&keys, (live, 0), rows, scores, kept);
+            if matches!(select, Select::Hard(Choice { straight_through: false, .. })) {
+                grads[..count * KEYS].fill(T::Acc::ZERO);
+            } else {
+                desk.scores(upstream.rows, count, value_columns, problem.dv, extent, grads);
+            }
+            ops.modulate(rows, &keys, grads);
+            if !d_weights.is_empty() {
+                d_weights[..count * KEYS].copy_from_slice(&grads[..count * KEYS]);
+            }
+            if select == Select::Sparsemax {
+                ops.fill_absent(live, count, scores);
+                for r in 0..count {
+                    let at = r * KEYS..r * KEYS + width;
+                    sparsemax_gradient(isa, &mut scores[at.clone()], &mut grads[at], scale, lse[r], delta[r]);
                 }
-                one_hot(chosen, row, &keys, &mut scores[r * KEYS..][..width]);
+            } else {
+                let of = RowGradient {
+                    lse: &lse,
+                    delta: &delta,
+                    entropy: if self.rows.entropy.is_empty() { &[] } else { &entropy },
+                    scale: if scaled { ops.scales[h] } else { T::Acc::ONE },
+                };
+                softmax_gradient(isa, scores, grads, KEYS, count, width, ops.exponential(scale, extent), of);
+            }
+            if let (Select::Hard(_), Some(chosen)) = (select, &self.out.chosen) {
+                for (r, row) in rows.iter().enumerate() {
+                    if let Some(at) = chosen_in(chosen, row, &keys) {
+                        let of_row = (b * heads.query + h) * problem.n + row.i;
+                        grads[r * KEYS + at] += self.log_prob.get(of_row).copied().unwrap_or(T::Acc::ZERO);
+                    }
+                    one_hot(chosen, row, &keys, &mut scores[r * KEYS..][..width]);
+                }
             }
         }
         let region = (b * heads.query + h) * piece.query_tiles() + step.query_tile;
@@ -526,12 +611,19 @@ impl<'a, T: Element> Pass<'a, T> {
             }
             to.leave(next());
         }
-        ops.modulate(rows, &keys, scores);
+        if !rounded {
+            ops.modulate(rows, &keys, scores);
+            desk.turn(scores, count, extent, place, weights_by_key);
+        }
 
         // dV += Pᵀ · dO.
-        let gathering =
-            Gathering { packed: upstream, finite: upstream_finite, from: self.upstream, rows, keys: keys.len };
-        desk.gather(scores, gathering, extent, d_values);
+        if waits {
+            let start = if waiting.rows.is_empty() { queries.first } else { waiting.rows.start };
+            *waiting = Waiting { tile: step.query_tile, rows: start..queries.first + count };
+        } else {
+            let gathering = Gathering { packed: upstream, from: self.upstream, rows, keys: keys.len };
+            desk.gather((scores, weights_by_key), gathering, extent, d_values);
+        }
 
         if let Some(bias) = bias {
             bias.add(step, Some(grads), count, keys.len);
@@ -551,7 +643,7 @@ impl<'a, T: Element> Pass<'a, T> {
                     let to = problem.inputs.v_score.map_or(0, |v| v.len()) + step.g;
                     small[to] += dot_of_kept(grads, &raw[at]) / T::Acc::from_f64(problem.temperature());
                 }
-                row_op(isa, grads, RowOp::Scale(scale));
+                row_op(isa, grads, RowOp::Scale(ops.scales[h]));
             }
         }
 
@@ -559,15 +651,21 @@ impl<'a, T: Element> Pass<'a, T> {
         if let Some(of) = ops.pairwise() {
             d_queries.fill(T::Acc::ZERO);
             let into = pairwise::Into { queries: d_queries, keys: d_keys, v: small };
-            pairwise::gradients(isa, of, ops.sides(queries, count, key_columns, keys.len), grads, KEYS, into);
+            pairwise::gradients(isa, of, ops.sides(queries.rows, count, key_columns, keys.len), grads, KEYS, into);
             sums.add((region, own), turn, next, |to| {
                 to.iter_mut().zip(&d_queries[..]).for_each(|(to, &x)| *to += x);
             });
         } else {
-            let gathering =
-                Gathering { packed: queries, finite: queries_finite, from: self.queries, rows, keys: keys.len };
-            desk.gather(grads, gathering, extent, d_keys);
-            desk.round(grads, count, keys.len);
+            if !rounded {
+                desk.turn(grads, count, extent, place, grads_by_key);
+            }
+            if !waits {
+                let gathering = Gathering { packed: queries, from: self.queries, rows, keys: keys.len };
+                desk.gather((grads, grads_by_key), gathering, extent, d_keys);
+            }
+            if !rounded {
+                desk.round(grads, count, keys.len);
+            }
             let of = Weighed { rows: key_rows, finite: keys_finite, from: self.keys, b, h: step.key_head, keys: &keys };
             sums.add((region, own), turn, next, |to| desk.weigh(grads, count, of, extent, to));
         }
@@ -585,64 +683,6 @@ fn next_turn<T: Element>(
 ) -> u64 {
     let next = piece.row(&problem.scene, b, h, query_tile, from).next();
     next.map_or(u64::MAX >> 2, |(tile, _)| tile as u64)
-}
-
-/// The rows of queries and of upstream gradients, packed tile by tile when first needed and shared by all tiles of keys.
-struct QueryBlocks<'a, T: Element> {
-    queries: Operand<'a, T>,
-    upstream: Operand<'a, T>,
-    packed: [LazyBlocks<'a, T::Acc>; 2],
-    /// The first head that there is room for, counted over all sequences, and the tiles of a head.
-    first: usize,
-    tiles: usize,
-    heads: usize,
-}
-
-/// The room that [`QueryBlocks`] needs for some tiles.
-struct QueryRoom<'s, A: Real> {
-    packed: [Buffer<'s, A>; 2],
-    states: [BlockStates; 2],
-    sizes: [usize; 2],
-    tiles: usize,
-}
-
-impl<'s, A: Real> QueryRoom<'s, A> {
-    fn new<T: Element<Acc = A>>(scratch: &'s Scratch<A>, pass: &Pass<'_, T>, tiles: usize) -> Self {
-        let sizes = [pass.queries, pass.upstream].map(|of| Desk::<A>::both_ways_len(pass.ops.arithmetic, of.width()));
-        QueryRoom { packed: sizes.map(|size| scratch.take(tiles * size)), states: Default::default(), sizes, tiles }
-    }
-}
-
-impl<'a, T: Element> QueryBlocks<'a, T> {
-    fn new(pass: &Pass<'a, T>, piece: &Piece, room: &'a mut QueryRoom<'_, T::Acc>, first: usize) -> Self {
-        let QueryRoom { packed: [q, o], states: [q_states, o_states], sizes, tiles } = room;
-        let packed = [LazyBlocks::new(q, q_states, *tiles, sizes[0]), LazyBlocks::new(o, o_states, *tiles, sizes[1])];
-        let heads = pass.ops.problem.heads.query;
-        QueryBlocks { queries: pass.queries, upstream: pass.upstream, packed, first, tiles: piece.query_tiles(), heads }
-    }
-
-    fn block(
-        &self,
-        of: Operand<'_, T>,
-        at: usize,
-        step: Step,
-        rows: &[RowAt],
-        desk: &mut Desk<'_, T::Acc>,
-    ) -> (&[T::Acc], bool) {
-        let head = step.b * self.heads + rows[0].h - self.first;
-        let pack = |out: &mut [T::Acc]| desk.load_both_ways(of, rows.iter().map(|row| (row.b, row.h, row.i)), out);
-        self.packed[at].get(head * self.tiles + step.query_tile, pack)
-    }
-
-    /// The queries of a tile, and whether all are finite.
-    fn queries(&self, step: Step, rows: &[RowAt], desk: &mut Desk<'_, T::Acc>) -> (&[T::Acc], bool) {
-        self.block(self.queries, 0, step, rows, desk)
-    }
-
-    /// The upstream gradients of a tile, and whether all are finite.
-    fn upstream(&self, step: Step, rows: &[RowAt], desk: &mut Desk<'_, T::Acc>) -> (&[T::Acc], bool) {
-        self.block(self.upstream, 1, step, rows, desk)
-    }
 }
 
 /// `Σ grad · raw` over the pairs that are there: the gradient of one that is absent is exactly 0.

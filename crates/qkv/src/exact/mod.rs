@@ -29,6 +29,7 @@ mod parts;
 mod plan;
 mod products;
 mod projection;
+mod query_blocks;
 mod row_terms;
 mod rule;
 mod select;

@@ -11,10 +11,10 @@ use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::{Buffer, Scratch};
 use crate::select::Select;
-use crate::tuning::{GATHERED, KEYS, PAIR_ROWS, QUERIES, SPAN_ROWS};
+use crate::tuning::{GATHERED, GATHERED_TILES, KEYS, PAIR_ROWS, QUERIES, SPAN_ROWS};
 use half::bf16;
-use qkv_simd::pairs::{self, DEPTH, Left, Pairs, Right, SIDE, deep, halves, halves_mut, singles, singles_of};
-use qkv_simd::tile::{Exponential, Running, Span, dots, softmax, to_panels, transpose};
+use qkv_simd::pairs::{self, Blocks, DEPTH, Left, Pairs, Right, SIDE, deep, halves, halves_mut, singles, singles_of};
+use qkv_simd::tile::{Exponential, RowGradient, Running, Span, dots, softmax, to_panels, transpose};
 use qkv_simd::{Element, Isa, Matrix, Panels, Real, Target, padded, product, product_skipping_zeros};
 use std::ops::Range;
 
@@ -60,6 +60,14 @@ impl Arithmetic {
         match self {
             Arithmetic::Sums => rows * padded::<A>(width),
             Arithmetic::Pairs => pairs::right_len(rows, width) / 2,
+        }
+    }
+
+    /// Tiles of queries that are packed together for a backward pass.
+    pub fn tiles_together(self) -> usize {
+        match self {
+            Arithmetic::Sums => 1,
+            Arithmetic::Pairs => GATHERED_TILES,
         }
     }
 
@@ -159,6 +167,18 @@ impl<'s, A: Real> Desk<'s, A> {
         (2 * QUERIES + SIDE) * arithmetic.left_row::<A>(width) + SIDE * SIDE
     }
 
+    /// The largest length, as a vector, of rows that were loaded as a left operand, where that is of use; ∞ otherwise.
+    pub fn longest_row(&self, rows: &[A], count: usize, width: usize) -> A {
+        let of = |pairs: &Pairs| pairs.longest_row(halves(rows), deep(width), count, deep(width) / DEPTH);
+        self.pairs.as_ref().map_or(A::INFINITY, |pairs| A::of_f64(of(pairs).into()))
+    }
+
+    /// The same of keys that were packed as columns.
+    pub fn longest_column(&self, columns: &[A], count: usize, width: usize) -> A {
+        let of = |pairs: &Pairs| pairs.longest_column(halves(columns), count, deep(width) / DEPTH);
+        self.pairs.as_ref().map_or(A::INFINITY, |pairs| A::of_f64(of(pairs).into()))
+    }
+
     /// Packs keys as the columns of a right operand.
     pub fn load_columns<T: Element<Acc = A>>(
         &mut self,
@@ -251,14 +271,16 @@ impl<'s, A: Real> Desk<'s, A> {
     }
 
     /// Turns finished scores, rows of [`KEYS`], into weights for [`weigh`](Desk::weigh), and brings the state of their rows
-    /// forward. `modulate` is what comes between, if anything does.
+    /// forward. No score is above `furthest`; `modulate` is what comes between, if anything does.
     #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
     pub fn soften(
         &self,
         scores: &mut [A],
         rows: usize,
         keys: usize,
         how: Exponential<'_, A>,
+        furthest: A,
         running: Running<'_, A>,
         modulate: Option<impl FnOnce(&mut [A])>,
     ) {
@@ -269,7 +291,8 @@ impl<'s, A: Real> Desk<'s, A> {
                 let how = Exponential { scale: how.scale.to_f64() as f32, spans: how.spans, sharp: how.sharp };
                 let [max, sum, moment, factor] = [max, sum, moment, factor].map(|of| singles(of));
                 let running = Running { max, sum, moment, factor };
-                self.pairs().softmax(singles(scores), KEYS, rows, width, how, running);
+                let furthest = furthest.to_f64() as f32;
+                self.pairs().softmax(singles(scores), KEYS, rows, width, how, running, furthest);
             }
             (_, modulate) => {
                 softmax(self.isa, scores, KEYS, rows, width, how, running);
@@ -326,7 +349,7 @@ impl<'s, A: Real> Desk<'s, A> {
         }
     }
 
-    /// Packs the rows of a tile of queries for a backward pass: as a left operand, and, where that cannot be read both ways, as
+    /// Packs the rows of some tiles of queries for a backward pass: as a left operand, and, where that cannot be read both ways, as
     /// one whose columns they are. Says whether all are finite; in the latter, what is not becomes zero.
     pub fn load_both_ways<T: Element<Acc = A>>(
         &mut self,
@@ -334,36 +357,91 @@ impl<'s, A: Real> Desk<'s, A> {
         rows: impl ExactSizeIterator<Item = (usize, usize, usize)> + Clone,
         out: &mut [A],
     ) -> bool {
-        let (count, left) = (rows.len(), QUERIES * self.arithmetic.left_row::<A>(from.width()));
-        let (to, across) = out.split_at_mut(left);
+        let (count, row) = (rows.len(), self.arithmetic.left_row::<A>(from.width()));
+        let (to, across) = out.split_at_mut(self.arithmetic.tiles_together() * QUERIES * row);
         let finite = self.load_left(from, rows, to);
         if self.arithmetic == Arithmetic::Pairs {
-            let row = 2 * self.arithmetic.left_row::<A>(from.width());
-            let mut from_rows = &*to;
-            if !finite {
-                self.stage[..left].copy_from_slice(to);
-                clear_what_is_not_finite(halves_mut(&mut self.stage), count * row);
-                from_rows = &self.stage[..left];
+            let (panels, chunks) = (from.width().div_ceil(SIDE), count.div_ceil(DEPTH));
+            for start in (0..count).step_by(QUERIES) {
+                let (count, mut rows) = (QUERIES.min(count - start), &to[start * row..][..QUERIES * row]);
+                if !finite {
+                    self.stage[..rows.len()].copy_from_slice(rows);
+                    clear_what_is_not_finite(halves_mut(&mut self.stage), count * 2 * row);
+                    rows = &self.stage[..rows.len()];
+                }
+                let out = &mut halves_mut(across)[start..];
+                self.pairs().left_of_columns(halves(rows), 2 * row, count, panels, out, chunks);
             }
-            let panels = from.width().div_ceil(SIDE);
-            self.pairs().left_of_columns(halves(from_rows), row, count, panels, halves_mut(across));
         }
         finite
     }
 
     /// The memory of [`load_both_ways`](Desk::load_both_ways).
     pub fn both_ways_len(arithmetic: Arithmetic, width: usize) -> usize {
-        let across = if arithmetic == Arithmetic::Pairs { pairs::right_len(QUERIES, width) / 2 } else { 0 };
-        QUERIES * arithmetic.left_row::<A>(width) + across
+        let rows = arithmetic.tiles_together() * QUERIES;
+        let across = if arithmetic == Arithmetic::Pairs { pairs::right_len(rows, width) / 2 } else { 0 };
+        rows * arithmetic.left_row::<A>(width) + across
+    }
+
+    /// Turns finished scores and gradients of weights, up to [`PAIR_ROWS`] rows of [`KEYS`], into the operands of the products that
+    /// are left: both by key, as [`turn`](Desk::turn) would leave them, the first row of them at `first` of the rows that are packed
+    /// together, and the gradients as [`round`](Desk::round) would.
+    #[allow(clippy::too_many_arguments)]
+    pub fn soften_back(
+        &self,
+        scores: &[A],
+        grads: &mut [A],
+        (rows, keys): (usize, usize),
+        how: Exponential<'_, A>,
+        of: RowGradient<'_, A>,
+        (first, together): (usize, usize),
+        [weights, turned]: [&mut [A]; 2],
+    ) {
+        let single = |x: A| x.to_f64() as f32;
+        let how = Exponential { scale: single(how.scale), spans: how.spans, sharp: how.sharp };
+        let of = RowGradient {
+            lse: singles_of(of.lse),
+            delta: singles_of(of.delta),
+            entropy: singles_of(of.entropy),
+            scale: single(of.scale),
+        };
+        let (chunks, chunk) = (together.div_ceil(DEPTH), first / DEPTH);
+        let into = Blocks { weights: halves_mut(weights), grads: halves_mut(turned), chunks, chunk };
+        let width = padded::<A>(keys);
+        self.pairs().softmax_gradient(singles_of(scores), singles(grads), KEYS, rows, width, how, of, into);
+    }
+
+    /// The memory of weights that are turned.
+    pub fn turned_len(arithmetic: Arithmetic) -> usize {
+        let rows = arithmetic.tiles_together() * QUERIES;
+        if arithmetic == Arithmetic::Pairs { pairs::right_len(rows, KEYS) / 2 } else { 0 }
+    }
+
+    /// Rounds weights, rows of [`KEYS`], by key, as [`gather`](Desk::gather) takes them in pairs: the first row at `first` of the rows
+    /// that are packed together.
+    pub fn turn(
+        &self,
+        weights: &[A],
+        rows: usize,
+        extent: Extent<'_>,
+        (first, together): (usize, usize),
+        out: &mut [A],
+    ) {
+        if self.arithmetic == Arithmetic::Pairs {
+            let (panels, chunks) = (extent.whole(rows).end as usize, together.div_ceil(DEPTH));
+            let out = &mut halves_mut(out)[first * SIDE..];
+            self.pairs().narrow_right(singles_of(weights), KEYS, rows, panels, out, chunks);
+        }
     }
 
     /// Adds the transpose of weights, rows of [`KEYS`], times rows of queries that were loaded both ways, to sums for each
-    /// key. In pairs these lie transposed until [`key_rows`](Desk::key_rows) turns them.
+    /// key. In pairs the weights are taken from what was `turned`, and the sums lie transposed until
+    /// [`key_rows`](Desk::key_rows) turns them.
     ///
     /// A weight of zero means that the pair is absent, whatever the query's row holds.
     pub fn gather<T: Element<Acc = A>>(
         &mut self,
-        weights: &[A],
+        (weights, turned): (&[A], &[A]),
         of: Gathering<'_, T>,
         extent: Extent<'_>,
         out: &mut [A],
@@ -372,13 +450,13 @@ impl<'s, A: Real> Desk<'s, A> {
         let row = padded::<A>(width);
         match self.arithmetic {
             Arithmetic::Sums => {
-                let multiply = if of.finite { product } else { product_skipping_zeros };
+                let multiply = if of.packed.finite { product } else { product_skipping_zeros };
                 for (keys, queries) in extent.columns::<A>(count, of.keys) {
                     let mut start = queries.start;
                     while start < queries.end {
                         let end = (start / GATHERED * GATHERED + GATHERED).min(queries.end);
                         let weights = Matrix::transposed(&weights[start * KEYS + keys.start..], KEYS);
-                        let rows = Panels::rows(&of.packed[start * row..], row);
+                        let rows = Panels::rows(&of.packed.rows[start * row..], row);
                         let out = Target::plus(&mut out[keys.start * row..], row);
                         multiply(self.isa, out, weights, rows, keys.len(), row / A::LANES, end - start);
                         start = end;
@@ -386,20 +464,31 @@ impl<'s, A: Real> Desk<'s, A> {
                 }
             }
             Arithmetic::Pairs => {
-                let span = extent.whole(count);
-                let (chunks, panels) = (count.div_ceil(DEPTH), span.start as usize..span.end as usize);
-                let across = &of.packed[QUERIES * self.arithmetic.left_row::<A>(width)..];
-                let pairs = self.pairs.as_ref().expect("made with the desk of this arithmetic");
-                let blocks = halves_mut(&mut self.stage);
-                pairs.narrow_right(singles_of(weights), KEYS, count, panels.end, blocks);
-                let (left, right) =
-                    (Left { data: halves(across), row: deep(count) }, Right { data: blocks, chunks, passing: false });
-                pairs.product(Target::onto(singles(out), KEYS), left, right, width, panels, 0..chunks);
-                if !of.finite {
+                for (strip, span) in extent.strips(count, self.arithmetic) {
+                    let rows = of.packed.first + strip.start..of.packed.first + strip.end;
+                    self.gather_rows(turned, of.packed, rows, span, width, out);
+                }
+                if !of.packed.finite {
                     self.gather_what_is_not_finite(weights, &of, out);
                 }
             }
         }
+    }
+
+    /// Of what is packed together, [`gather`](Desk::gather)s some rows: in pairs, and whole chunks.
+    pub fn gather_rows(
+        &self,
+        turned: &[A],
+        packed: Packed<'_, A>,
+        rows: Range<usize>,
+        span: Span,
+        width: usize,
+        out: &mut [A],
+    ) {
+        let left = Left { data: halves(packed.across), row: deep(packed.together) };
+        let right = Right { data: halves(turned), chunks: packed.together.div_ceil(DEPTH), passing: false };
+        let (panels, chunks) = (span.start as usize..span.end as usize, rows.start / DEPTH..rows.end.div_ceil(DEPTH));
+        self.pairs().product(Target::onto(singles(out), KEYS), left, right, width, panels, chunks);
     }
 
     /// Adds what was left out when queries were loaded both ways.
@@ -517,11 +606,24 @@ pub(crate) struct Weighed<'a, T: Element> {
     pub keys: &'a TileKeys<'a>,
 }
 
+/// Rows of queries of a tile, packed both ways together with those of its neighbours.
+#[derive(Clone, Copy)]
+pub(crate) struct Packed<'a, A> {
+    /// The rows of the tile as a left operand.
+    pub rows: &'a [A],
+    /// All rows as the columns of a left operand, in pairs.
+    pub across: &'a [A],
+    /// How many lie together, and where among them the tile begins.
+    pub together: usize,
+    pub first: usize,
+    /// Whether all of them are finite.
+    pub finite: bool,
+}
+
 /// Rows of queries that are gathered by key: packed, and where they came from.
 #[derive(Clone, Copy)]
 pub(crate) struct Gathering<'a, T: Element> {
-    pub packed: &'a [T::Acc],
-    pub finite: bool,
+    pub packed: Packed<'a, T::Acc>,
     pub from: Operand<'a, T>,
     pub rows: &'a [RowAt],
     /// Keys in the tile.

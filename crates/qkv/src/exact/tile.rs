@@ -78,6 +78,11 @@ impl Live {
         span.start as usize * A::LANES..span.end as usize * A::LANES
     }
 
+    /// Whether some rows see less than all.
+    pub fn partly(&self) -> bool {
+        self.partly
+    }
+
     /// The panels that there are, and those that some rows see.
     pub fn extent(&self, rows: Range<usize>) -> Extent<'_> {
         Extent { panels: self.panels, spans: if self.partly { &self.spans[rows] } else { &[] } }
@@ -130,6 +135,17 @@ impl<'a, T: Element> TileOps<'a, T> {
     /// How the scores of some rows become weights, once they are scaled by `scale`.
     pub fn exponential<'b>(&self, scale: T::Acc, extent: Extent<'b>) -> Exponential<'b, T::Acc> {
         Exponential { scale, spans: extent.spans, sharp: self.arithmetic == Arithmetic::Sums }
+    }
+
+    /// How far from 0 finished scores can lie, where products lie within `product`; ∞ where more is added or nothing is known.
+    pub fn furthest(&self, product: T::Acc) -> T::Acc {
+        match self.scales.first() {
+            // A little more, for what is rounded on the way to either.
+            Some(&scale) if self.one_scale && !self.biased && self.cap.is_none() => {
+                scale.abs() * product * T::Acc::from_f64(1.001)
+            }
+            _ => T::Acc::INFINITY,
+        }
     }
 
     /// The score that is no product, if it is one.

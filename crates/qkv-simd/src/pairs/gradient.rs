@@ -1,0 +1,156 @@
+//! The gradient of the softmax whose results are rounded to bf16 as they are made: what the tile unit takes next.
+//!
+//! Weights and gradients of scores are each the right operand of a product, two rows side by side, and the gradients a left
+//! one as well. Two rows are made together, so all three come out of registers, and nothing in f32 is written back.
+
+// SAFETY, for the whole module: every function asks its caller for AVX-512 with bf16, and for slices that hold what the
+// parent module checks before it calls.
+#![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
+
+use super::soften::{power_of_two, stay_awake, store};
+use super::{BLOCK, Blocks, DEPTH, SIDE};
+use crate::tile::{Exponential, RowGradient};
+use half::bf16;
+use std::arch::x86_64::*;
+
+/// Up to [`DEPTH`] rows of scores and of gradients of weights become operands. `AWAKE` where the tile unit is in use and not to
+/// fall asleep meanwhile.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+#[allow(clippy::too_many_arguments)]
+pub(super) unsafe fn gradient<const AWAKE: bool>(
+    scores: &[f32],
+    grads: &mut [f32],
+    row: usize,
+    rows: usize,
+    width: usize,
+    how: Exponential<'_, f32>,
+    of: RowGradient<'_, f32>,
+    into: Blocks<'_>,
+) {
+    let first = into.chunk * BLOCK;
+    let to = Two {
+        weights: into.weights.as_mut_ptr().add(first),
+        grads: into.grads.as_mut_ptr().add(first),
+        panel: into.chunks * BLOCK,
+    };
+    let (panels, tiles) = (width / SIDE, (scores.as_ptr(), grads.as_mut_ptr()));
+    for pair in 0..DEPTH / 2 {
+        if AWAKE && pair % 4 == 0 {
+            stay_awake();
+        }
+        let first = Line::new(tiles, row, 2 * pair, rows, width, &how, &of);
+        let second = Line::new(tiles, row, 2 * pair + 1, rows, width, &how, &of);
+        let at = pair * DEPTH;
+        if panels.is_multiple_of(2) && first.span == (0, panels) && second.span == (0, panels) {
+            for chunk in 0..panels / 2 {
+                let (a0, b0) = (first.make(2 * chunk), second.make(2 * chunk));
+                to.store(at, 2 * chunk, a0, b0);
+                let (a1, b1) = (first.make(2 * chunk + 1), second.make(2 * chunk + 1));
+                to.store(at, 2 * chunk + 1, a1, b1);
+                store(first.grads.cast::<bf16>().add(chunk * DEPTH), a0.1, a1.1);
+                store(second.grads.cast::<bf16>().add(chunk * DEPTH), b0.1, b1.1);
+            }
+            continue;
+        }
+        for panel in 0..panels {
+            to.store(at, panel, first.make_if_there(panel), second.make_if_there(panel));
+        }
+        for line in [first, second].iter().take(rows.saturating_sub(2 * pair)) {
+            for chunk in 0..panels.div_ceil(2) {
+                let (low, high) = (line.make_if_there(2 * chunk).1, line.make_if_there(2 * chunk + 1).1);
+                store(line.grads.cast::<bf16>().add(chunk * DEPTH), low, high);
+            }
+        }
+    }
+}
+
+/// Where the two right operands of a chunk begin, and the distance of their panels.
+struct Two {
+    weights: *mut bf16,
+    grads: *mut bf16,
+    panel: usize,
+}
+
+impl Two {
+    /// Stores a row of each block of a panel, from the weights and gradients of two rows.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    unsafe fn store(&self, at: usize, panel: usize, first: (__m512, __m512), second: (__m512, __m512)) {
+        let to = panel * self.panel + at;
+        _mm512_storeu_si512(self.weights.add(to).cast(), side_by_side(first.0, second.0));
+        _mm512_storeu_si512(self.grads.add(to).cast(), side_by_side(first.1, second.1));
+    }
+}
+
+/// A row, and what turns its scores and gradients of weights into weights and gradients of scores.
+struct Line {
+    scores: *const f32,
+    grads: *mut f32,
+    /// The panels outside of which every score is absent.
+    span: (usize, usize),
+    scale: f32,
+    lse: f32,
+    after: f32,
+    delta: f32,
+}
+
+impl Line {
+    /// Row `r` of a tile, whose scores and gradients begin at `tiles`. One that is not there has no panels.
+    #[inline(always)]
+    unsafe fn new(
+        tiles: (*const f32, *mut f32),
+        row: usize,
+        r: usize,
+        rows: usize,
+        width: usize,
+        how: &Exponential<'_, f32>,
+        of: &RowGradient<'_, f32>,
+    ) -> Line {
+        let there = r < rows;
+        let (at, (start, end)) = if there { (r, how.span(r, width)) } else { (0, (0, 0)) };
+        let (lse, delta) = if there { (*of.lse.get_unchecked(at), *of.delta.get_unchecked(at)) } else { (0.0, 0.0) };
+        Line {
+            scores: tiles.0.add(at * row),
+            grads: tiles.1.add(at * row),
+            span: (start / SIDE, end / SIDE),
+            scale: how.scale * std::f32::consts::LOG2_E,
+            lse: lse * std::f32::consts::LOG2_E,
+            after: of.scale,
+            delta,
+        }
+    }
+
+    /// The weights of a panel, and the gradients of its scores.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    unsafe fn make(&self, panel: usize) -> (__m512, __m512) {
+        let score = _mm512_loadu_ps(self.scores.add(panel * SIDE));
+        let there = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(score, _mm512_set1_ps(f32::NEG_INFINITY));
+        let x = _mm512_fmsub_ps(score, _mm512_set1_ps(self.scale), _mm512_set1_ps(self.lse));
+        let weight = power_of_two(there, x);
+        let grad = _mm512_loadu_ps(self.grads.add(panel * SIDE));
+        // Where they are equal, exactly zero.
+        let grad = _mm512_mul_ps(_mm512_sub_ps(grad, _mm512_set1_ps(self.delta)), _mm512_set1_ps(self.after));
+        (weight, _mm512_maskz_mul_ps(there, weight, grad))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    unsafe fn make_if_there(&self, panel: usize) -> (__m512, __m512) {
+        if (self.span.0..self.span.1).contains(&panel) {
+            self.make(panel)
+        } else {
+            (_mm512_setzero_ps(), _mm512_setzero_ps())
+        }
+    }
+}
+
+/// Two rows, rounded, pair by pair.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn side_by_side(first: __m512, second: __m512) -> __m512i {
+    let half = _mm512_set1_epi32(0x8000);
+    let first = _mm512_add_epi32(_mm512_castps_si512(first), half);
+    let second = _mm512_add_epi32(_mm512_castps_si512(second), half);
+    _mm512_mask_blend_epi16(0xaaaa_aaaa, _mm512_srli_epi32::<16>(first), second)
+}
