@@ -17,6 +17,9 @@ pub mod portable;
 use crate::number::{Element, Real};
 use half::{bf16, f16};
 
+/// As many lanes as any type has.
+pub(crate) const MOST_LANES: usize = 16;
+
 /// A panel's worth of numbers in registers.
 ///
 /// # Safety
@@ -104,6 +107,16 @@ pub trait Lanes: Copy {
     }
     /// The largest lane.
     unsafe fn greatest(self) -> Self::Scalar;
+    /// Lane `l` is the [`sum`](Lanes::sum) of row `l`, of as many rows as there are lanes.
+    #[inline(always)]
+    unsafe fn sum_each(rows: &[Self; MOST_LANES]) -> Self {
+        Self::load(rows.map(|row| row.sum()).as_ptr())
+    }
+    /// Lane `l` is the [`greatest`](Lanes::greatest) of row `l`, likewise.
+    #[inline(always)]
+    unsafe fn greatest_each(rows: &[Self; MOST_LANES]) -> Self {
+        Self::load(rows.map(|row| row.greatest()).as_ptr())
+    }
     /// Transposes as many rows of lanes as there are lanes, each side with its own distance between rows.
     #[inline(always)]
     unsafe fn transpose(from: *const Self::Scalar, row: usize, to: *mut Self::Scalar, to_row: usize) {
@@ -121,7 +134,7 @@ pub trait Lanes: Copy {
 /// Lanes widened one after the other: for what an instruction set has no instruction for.
 #[inline(always)]
 unsafe fn one_by_one<V: Lanes, T: Element>(from: *const T, count: usize) -> V {
-    let mut lanes = [V::Scalar::ZERO; 16];
+    let mut lanes = [V::Scalar::ZERO; MOST_LANES];
     for (l, lane) in lanes.iter_mut().enumerate().take(count) {
         *lane = V::Scalar::from_f64((*from.add(l)).to_f64());
     }
@@ -131,7 +144,7 @@ unsafe fn one_by_one<V: Lanes, T: Element>(from: *const T, count: usize) -> V {
 /// Lanes rounded one after the other, likewise.
 #[inline(always)]
 unsafe fn store_one_by_one<V: Lanes, T: Element>(lanes: V, to: *mut T, count: usize) {
-    let mut all = [V::Scalar::ZERO; 16];
+    let mut all = [V::Scalar::ZERO; MOST_LANES];
     lanes.store(all.as_mut_ptr());
     for (l, lane) in all.into_iter().enumerate().take(count) {
         *to.add(l) = T::of_f64(lane.to_f64());

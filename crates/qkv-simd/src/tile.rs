@@ -6,7 +6,7 @@
 
 use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
-use crate::lanes::Lanes;
+use crate::lanes::{Lanes, MOST_LANES};
 use crate::math;
 use crate::number::Real;
 
@@ -14,9 +14,6 @@ mod softmax;
 
 pub(crate) use softmax::check_softmax;
 pub use softmax::{Exponential, RowGradient, Running, Span, softmax, softmax_gradient};
-
-/// The most lanes that any type has.
-const MOST_LANES: usize = 16;
 
 /// Checks that a tile is as long as its rows.
 pub(crate) fn check<A: Real>(tile: &[A], row: usize, rows: usize, width: usize) {

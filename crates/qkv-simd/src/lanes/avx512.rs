@@ -1,6 +1,6 @@
 //! Lanes as one 512-bit register.
 
-use super::Lanes;
+use super::{Lanes, MOST_LANES};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
@@ -39,6 +39,45 @@ pub(crate) unsafe fn transpose(r: [__m512i; 16]) -> [__m512i; 16] {
         out[i + 12] = _mm512_shuffle_i32x4::<0xdd>(high[0], high[1]);
     }
     out
+}
+
+/// Lane `l` of the result is row `l` reduced to one number: the largest lane, or the sum of all as a tree.
+macro_rules! of_each {
+    ($rows:expr, $op:ident) => {{
+        let rows: &[__m512; 16] = $rows;
+        // Halves of two rows beside each other, then quarters of four: a quarter of the register for each row.
+        let mut fours = [_mm512_setzero_ps(); 4];
+        for (four, rows) in fours.iter_mut().zip(rows.chunks_exact(4)) {
+            let ab = $op(
+                _mm512_shuffle_f32x4::<0b01_00_01_00>(rows[0], rows[1]),
+                _mm512_shuffle_f32x4::<0b11_10_11_10>(rows[0], rows[1]),
+            );
+            let cd = $op(
+                _mm512_shuffle_f32x4::<0b01_00_01_00>(rows[2], rows[3]),
+                _mm512_shuffle_f32x4::<0b11_10_11_10>(rows[2], rows[3]),
+            );
+            *four = $op(_mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd), _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd));
+        }
+        // Then within the quarters, where row 4j + i ends up as number j of quarter i.
+        let [a, b, c, d] = fours;
+        let ab = $op(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+        let cd = $op(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+        let all = $op(_mm512_shuffle_ps::<0b01_00_01_00>(ab, cd), _mm512_shuffle_ps::<0b11_10_11_10>(ab, cd));
+        let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        _mm512_permutexvar_ps(order, all)
+    }};
+}
+
+/// The sums of sixteen rows, a lane each.
+#[inline(always)]
+pub(crate) unsafe fn sum_each(rows: &[__m512; 16]) -> __m512 {
+    of_each!(rows, _mm512_add_ps)
+}
+
+/// The largest lanes of sixteen rows, a lane each.
+#[inline(always)]
+pub(crate) unsafe fn greatest_each(rows: &[__m512; 16]) -> __m512 {
+    of_each!(rows, _mm512_max_ps)
 }
 
 /// The first `count` of sixteen 16-bit numbers, zeros in the others. Needs AVX-512 BW and VL.
@@ -193,6 +232,14 @@ impl Lanes for F32x16 {
         let mut sums = [0.0; 4];
         _mm_storeu_ps(sums.as_mut_ptr(), _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, one)));
         sums
+    }
+    #[inline(always)]
+    unsafe fn sum_each(rows: &[Self; MOST_LANES]) -> Self {
+        Self(sum_each(&rows.map(|row| row.0)))
+    }
+    #[inline(always)]
+    unsafe fn greatest_each(rows: &[Self; MOST_LANES]) -> Self {
+        Self(greatest_each(&rows.map(|row| row.0)))
     }
     #[inline(always)]
     unsafe fn greatest(self) -> f32 {

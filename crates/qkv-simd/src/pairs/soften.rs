@@ -11,7 +11,7 @@
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
 use super::{BLOCK, DEPTH, REACH, SIDE};
-use crate::lanes::avx512::F32x16;
+use crate::lanes::avx512::{F32x16, greatest_each, sum_each};
 use crate::math;
 use crate::tile::{Exponential, Running};
 use half::bf16;
@@ -38,33 +38,6 @@ pub(super) unsafe fn power_of_two(there: __mmask16, x: __m512) -> __m512 {
 
 /// All lanes.
 const EVERYWHERE: __mmask16 = __mmask16::MAX;
-
-/// Lane `l` of the result is row `l` reduced to one number: the largest lane, or the sum of all as a tree.
-macro_rules! of_each {
-    ($rows:expr, $op:ident) => {{
-        let rows: &[__m512; SIDE] = $rows;
-        // Halves of two rows beside each other, then quarters of four: a quarter of the register for each row.
-        let mut fours = [_mm512_setzero_ps(); 4];
-        for (four, rows) in fours.iter_mut().zip(rows.chunks_exact(4)) {
-            let ab = $op(
-                _mm512_shuffle_f32x4::<0b01_00_01_00>(rows[0], rows[1]),
-                _mm512_shuffle_f32x4::<0b11_10_11_10>(rows[0], rows[1]),
-            );
-            let cd = $op(
-                _mm512_shuffle_f32x4::<0b01_00_01_00>(rows[2], rows[3]),
-                _mm512_shuffle_f32x4::<0b11_10_11_10>(rows[2], rows[3]),
-            );
-            *four = $op(_mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd), _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd));
-        }
-        // Then within the quarters, where row 4j + i ends up as number j of quarter i.
-        let [a, b, c, d] = fours;
-        let ab = $op(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-        let cd = $op(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-        let all = $op(_mm512_shuffle_ps::<0b01_00_01_00>(ab, cd), _mm512_shuffle_ps::<0b11_10_11_10>(ab, cd));
-        let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-        _mm512_permutexvar_ps(order, all)
-    }};
-}
 
 /// Groups of [`SIDE`] rows that are taken through the passes together, so that the reductions of one run beside the passes of
 /// another.
@@ -122,10 +95,10 @@ pub(super) unsafe fn soften<const ENTROPY: bool, const AWAKE: bool>(
         for (at, group) in groups.iter().enumerate().filter(|(_, group)| group.count > 0) {
             let (there, first) = (group.there(), group.first);
             let before = _mm512_maskz_loadu_ps(there, sum.as_ptr().add(first));
-            let found = of_each!(&sums[at], _mm512_add_ps);
+            let found = sum_each(&sums[at]);
             let after = _mm512_add_ps(_mm512_mul_ps(before, tops[at].shrink), found);
             if ENTROPY {
-                let found = of_each!(&moments[at], _mm512_add_ps);
+                let found = sum_each(&moments[at]);
                 tops[at].moments(before, found, &factor[first..], &mut moment[first..][..group.count]);
             }
             _mm512_mask_storeu_ps(sum.as_mut_ptr().add(first), there, after);
@@ -145,7 +118,7 @@ pub(super) unsafe fn longest_row(rows: &[bf16], row: usize, count: usize, chunks
                 *squares = add_squares(*squares, from.add(chunk * DEPTH));
             }
         }
-        most = larger(most, of_each!(&squares, _mm512_add_ps));
+        most = larger(most, sum_each(&squares));
     }
     _mm512_reduce_max_ps(most).sqrt()
 }
@@ -228,7 +201,7 @@ impl Group {
             *most = greatest(self.data.add((self.first + r) * self.row), start / SIDE, end / SIDE);
         }
         let old = _mm512_mask_loadu_ps(least, there, max.as_ptr().add(self.first));
-        let mut most = _mm512_mul_ps(of_each!(&each, _mm512_max_ps), _mm512_set1_ps(how.scale));
+        let mut most = _mm512_mul_ps(greatest_each(&each), _mm512_set1_ps(how.scale));
         // A row of nothing but NaN and what is absent is NaN.
         let mut none = _mm512_mask_cmp_ps_mask::<_CMP_EQ_OQ>(there, most, least);
         while none != 0 {

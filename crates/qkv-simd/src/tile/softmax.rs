@@ -1,9 +1,9 @@
 //! The online softmax over the rows of a tile, and its gradient.
 
-use super::{MOST_LANES, check};
+use super::check;
 use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
-use crate::lanes::Lanes;
+use crate::lanes::{Lanes, MOST_LANES};
 use crate::math;
 use crate::number::Real;
 
@@ -138,21 +138,43 @@ impl<A: Real> Softmax<'_, A> {
         let Running { max, sum, moment, factor } = self.running;
         for first in (0..self.rows).step_by(A::LANES) {
             let rows = first..(first + A::LANES).min(self.rows);
-            let [mut before, mut top, mut shrink] = [[A::NEG_INFINITY; MOST_LANES]; 3];
-            before[..rows.len()].copy_from_slice(&max[rows.clone()]);
+            let count = rows.len();
+            let [mut before, mut top, mut shrink, mut sum_before] = [[A::NEG_INFINITY; MOST_LANES]; 4];
+            before[..count].copy_from_slice(&max[rows.clone()]);
+            sum_before[..count].copy_from_slice(&sum[rows.clone()]);
             // SAFETY: the arrays are as long as there are lanes; rows are whole panels; the caller vouches for the rest.
             unsafe {
+                let (zero, one, least) = (V::splat(A::ZERO), V::splat(A::ONE), V::splat(A::NEG_INFINITY));
+                let mut each = [least; MOST_LANES];
                 for r in rows.clone() {
                     let (start, end) = self.how.span(r, self.width);
-                    let most = greatest::<V>(&self.tile[r * self.row..][start..end], self.how.scale);
-                    top[r - first] = if most > max[r] || most.is_nan() { most } else { max[r] };
+                    each[r - first] = greatest::<V>(&self.tile[r * self.row..][start..end], self.how.scale);
+                }
+                // Rounding keeps the order, so the scale can wait for the largest, unless it turns the order round.
+                let found = V::greatest_each(&each);
+                let most = if self.how.scale < A::ZERO { found } else { found.mul(V::splat(self.how.scale)) };
+                let old = V::load(before.as_ptr());
+                old.where_less(most, most, old).store(top.as_mut_ptr());
+                // A row of nothing but NaN and what is absent is NaN.
+                let mut seldom = found.where_equal(least, one, most.where_equal(most, zero, one)).not_zero();
+                seldom &= u32::MAX >> (u32::BITS - count as u32);
+                while seldom != 0 {
+                    let at = seldom.trailing_zeros() as usize;
+                    seldom &= seldom - 1;
+                    let (start, end) = self.how.span(first + at, self.width);
+                    if self.how.scale.is_nan()
+                        || self.tile[(first + at) * self.row..][start..end].iter().any(|s| s.is_nan())
+                    {
+                        top[at] = A::from_f64(f64::NAN);
+                    }
                 }
                 // Nothing moves where the maximum stays, −∞ included.
-                let (old, new, one) = (V::load(before.as_ptr()), V::load(top.as_ptr()), V::splat(A::ONE));
+                let new = V::load(top.as_ptr());
                 old.where_equal(new, one, math::exp(old.sub(new))).store(shrink.as_mut_ptr());
-                max[rows.clone()].copy_from_slice(&top[..rows.len()]);
-                factor[rows.clone()].copy_from_slice(&shrink[..rows.len()]);
-                for r in rows {
+                max[rows.clone()].copy_from_slice(&top[..count]);
+                factor[rows.clone()].copy_from_slice(&shrink[..count]);
+                let mut totals = [zero; MOST_LANES];
+                for r in rows.clone() {
                     let whole = &mut self.tile[r * self.row..][..self.width];
                     let (start, end) = self.how.span(r, self.width);
                     if start > 0 || end < self.width {
@@ -166,7 +188,6 @@ impl<A: Real> Softmax<'_, A> {
                         continue;
                     }
                     // Two sums, by turns, so that one addition need not wait for the last.
-                    let zero = V::splat(A::ZERO);
                     let (mut sums, mut moments) = ([zero; 2], [zero; 2]);
                     let mut pairs = scores.chunks_exact_mut(2 * A::LANES);
                     for pair in &mut pairs {
@@ -188,8 +209,11 @@ impl<A: Real> Softmax<'_, A> {
                         let kept = if old == A::NEG_INFINITY { A::ZERO } else { shrink * (moment[r] + moved) };
                         moment[r] = kept + moments[0].add(moments[1]).sum();
                     }
-                    sum[r] = sum[r] * shrink + sums[0].add(sums[1]).sum();
+                    totals[r - first] = sums[0].add(sums[1]);
                 }
+                let kept = V::load(sum_before.as_ptr()).mul(V::load(shrink.as_ptr()));
+                kept.add(V::sum_each(&totals)).store(sum_before.as_mut_ptr());
+                sum[rows].copy_from_slice(&sum_before[..count]);
             }
         }
     }
@@ -222,32 +246,31 @@ unsafe fn weigh<V: Lanes, const SHARP: bool, const ENTROPY: bool>(
     }
 }
 
-/// The largest of `scale·score`; NaN where there is nothing else but NaN and −∞ and there is a NaN.
+/// The largest scores lane by lane, times the scale if that turns their order round; what is NaN does not count.
 ///
 /// # Safety
 /// The CPU has the instruction set of `V`.
 #[inline(always)]
-unsafe fn greatest<V: Lanes>(scores: &[V::Scalar], scale: V::Scalar) -> V::Scalar {
+unsafe fn greatest<V: Lanes>(scores: &[V::Scalar], scale: V::Scalar) -> V {
     // SAFETY: the slice is whole panels long; the caller vouches for the instruction set.
     unsafe {
         let (lanes, least) = (V::Scalar::LANES, V::splat(V::Scalar::NEG_INFINITY));
-        // Rounding keeps the order, so the scale can wait for the largest, unless it turns the order round.
-        let turned = scale < V::Scalar::ZERO;
-        let by = V::splat(if turned { scale } else { V::Scalar::ONE });
         let mut most = [least; 2];
+        if scale < V::Scalar::ZERO {
+            for panel in scores.chunks_exact(lanes) {
+                most[0] = V::load(panel.as_ptr()).mul(V::splat(scale)).max(most[0]);
+            }
+            return most[0];
+        }
         let mut pairs = scores.chunks_exact(2 * lanes);
         for pair in &mut pairs {
-            most[0] = V::load(pair.as_ptr()).mul(by).max(most[0]);
-            most[1] = V::load(pair.as_ptr().add(lanes)).mul(by).max(most[1]);
+            most[0] = V::load(pair.as_ptr()).max(most[0]);
+            most[1] = V::load(pair.as_ptr().add(lanes)).max(most[1]);
         }
         if let [at, ..] = pairs.remainder() {
-            most[0] = V::load(at).mul(by).max(most[0]);
+            most[0] = V::load(at).max(most[0]);
         }
-        let most = most[0].max(most[1]).greatest();
-        if most == V::Scalar::NEG_INFINITY {
-            return if scores.iter().any(|&s| s.is_nan()) { V::Scalar::from_f64(f64::NAN) } else { most };
-        }
-        if turned { most } else { most * scale }
+        most[0].max(most[1])
     }
 }
 
