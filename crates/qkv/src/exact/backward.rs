@@ -6,30 +6,26 @@
 //! one waited for is always under way already; and since the order depends on shapes alone, so do the bits.
 
 use super::bias_gradient::{BiasGradient, Step, Steps, TableGradient};
+use super::gradient_tile::Worker;
 use super::operand::Operand;
-use super::order::TileKeys;
 use super::parts::{Part, Which, center_gradient, gathered};
 use super::plan::{Piece, Plan};
-use super::products::{Arithmetic, Desk, Gathering, Weighed};
 use super::projection::{Compared, From, back};
 use super::query_blocks::{QueryBlocks, QueryRoom};
 use super::row_terms::RowTerms;
-use super::rule::{Rule, Verdict};
-use super::select::{chosen_in, one_hot};
-use super::tile::{Kept, Live, RowAt, TileOps};
+use super::rule::Rule;
+use super::tile::TileOps;
 use crate::attention::{Gradients, Output};
 use crate::error::Result;
 use crate::inputs::Upstream;
 use crate::problem::Problem;
 use crate::score::Score;
-use crate::scratch::{Buffer, Scratch};
-use crate::select::{Choice, Select};
+use crate::scratch::Scratch;
+use crate::select::Select;
 use crate::tensor::Tensor;
-use crate::tuning::{KEYS, PAIR_ROWS, QUERIES, WHOLE_HEADS_BACKWARD};
+use crate::tuning::{QUERIES, WHOLE_HEADS_BACKWARD};
 use qkv_simd::shared::{Rows, Turnstile, for_each_task};
-use qkv_simd::tile::{RowGradient, RowOp, Span, row_op, softmax_gradient, sparsemax_gradient};
-use qkv_simd::{Element, Real, ViewMut, padded, pairwise};
-use std::ops::Range;
+use qkv_simd::{Element, Real, ViewMut, padded};
 
 /// Computes the gradients of everything that was given.
 pub(crate) fn backward<T: Element>(
@@ -124,7 +120,7 @@ pub(crate) fn backward<T: Element>(
 }
 
 /// The gradients of queries and centres while they are summed up.
-enum Sums<'t, 'a, A> {
+pub(super) enum Sums<'t, 'a, A> {
     /// Shared between tasks and entered in turn, a tile of queries at a time.
     Turns { queries: &'t Turnstile<'a, A>, centers: &'t Turnstile<'a, A> },
     /// A worker's own: the tiles, of some size, of all query heads of one key head.
@@ -133,7 +129,7 @@ enum Sums<'t, 'a, A> {
 
 impl<A: Real> Sums<'_, '_, A> {
     /// Adds to the gradients of a tile of queries, when it is its turn: region `of.0` of all or `of.1` of a key head's own.
-    fn add(&mut self, of: (usize, usize), turn: u64, next: impl Fn() -> u64, add: impl FnOnce(&mut [A])) {
+    pub fn add(&mut self, of: (usize, usize), turn: u64, next: impl Fn() -> u64, add: impl FnOnce(&mut [A])) {
         match self {
             Sums::Turns { queries, .. } => {
                 let next = next();
@@ -147,84 +143,20 @@ impl<A: Real> Sums<'_, '_, A> {
 }
 
 /// What is the same for every piece.
-struct Pass<'a, T: Element> {
-    ops: TileOps<'a, T>,
-    queries: Operand<'a, T>,
-    keys: Operand<'a, T>,
-    values: Operand<'a, T>,
-    upstream: Operand<'a, T>,
-    out: &'a Output<T>,
-    log_prob: &'a [T::Acc],
-    rows: &'a RowTerms<'a, T::Acc>,
-    scratch: &'a Scratch<T::Acc>,
-    threads: usize,
-}
-
-/// What a worker needs of its own.
-struct Worker<'s, A: Real> {
-    desk: Desk<'s, A>,
-    rows: Vec<RowAt>,
-    live: Live,
-    scores: Buffer<'s, A>,
-    grads: Buffer<'s, A>,
-    raw: Buffer<'s, A>,
-    slopes: Buffer<'s, A>,
-    /// The gradients of weights, where centres need them.
-    d_weights: Buffer<'s, A>,
-    key_columns: Buffer<'s, A>,
-    key_rows: Buffer<'s, A>,
-    value_columns: Buffer<'s, A>,
-    d_keys: Buffer<'s, A>,
-    d_values: Buffer<'s, A>,
-    /// Weights and gradients of scores by key, where products take them like that, and those of them that are not added yet.
-    by_key: [Buffer<'s, A>; 2],
-    waiting: Waiting,
-    /// Gradients of keys or values on their way out.
-    turned: Buffer<'s, A>,
-    d_queries: Buffer<'s, A>,
-    table: Buffer<'s, A>,
-    small: Buffer<'s, A>,
-}
-
-/// Rows of tiles that are kept whole, one after the other among those that are packed together, whose part in the gradients of keys
-/// and values is still to be added.
-#[derive(Default)]
-struct Waiting {
-    /// The last of the tiles.
-    tile: usize,
-    rows: Range<usize>,
+pub(super) struct Pass<'a, T: Element> {
+    pub ops: TileOps<'a, T>,
+    pub queries: Operand<'a, T>,
+    pub keys: Operand<'a, T>,
+    pub values: Operand<'a, T>,
+    pub upstream: Operand<'a, T>,
+    pub out: &'a Output<T>,
+    pub log_prob: &'a [T::Acc],
+    pub rows: &'a RowTerms<'a, T::Acc>,
+    pub scratch: &'a Scratch<T::Acc>,
+    pub threads: usize,
 }
 
 impl<'a, T: Element> Pass<'a, T> {
-    fn worker(&self) -> Worker<'a, T::Acc> {
-        let (ops, take) = (&self.ops, |len: usize| self.scratch.take(len));
-        let problem = ops.problem;
-        let (row, value_row) = (padded::<T::Acc>(problem.width), padded::<T::Acc>(problem.dv));
-        let if_needed = |needed: bool, len: usize| take(if needed { len } else { 0 });
-        let table = problem.inputs.table.map_or(0, |table| table.shape()[3]);
-        Worker {
-            desk: ops.desk(self.scratch),
-            rows: Vec::with_capacity(QUERIES),
-            live: Live::default(),
-            scores: take(QUERIES * KEYS),
-            grads: take(QUERIES * KEYS),
-            raw: if_needed(problem.inputs.scale.is_some(), QUERIES * KEYS),
-            slopes: if_needed(problem.attention.softcap.is_some(), QUERIES * KEYS),
-            d_weights: if_needed(problem.attention.local.is_some(), QUERIES * KEYS),
-            key_columns: take(ops.arithmetic.columns_len::<T::Acc>(KEYS, ops.width)),
-            key_rows: take(ops.arithmetic.rows_len::<T::Acc>(KEYS, ops.width)),
-            value_columns: take(ops.arithmetic.columns_len::<T::Acc>(KEYS, problem.dv)),
-            d_keys: take(KEYS * row),
-            d_values: take(KEYS * value_row),
-            by_key: [(); 2].map(|()| take(Desk::<T::Acc>::turned_len(ops.arithmetic))),
-            waiting: Waiting::default(),
-            turned: take(KEYS * row.max(value_row)),
-            d_queries: if_needed(ops.pairwise().is_some(), QUERIES * row),
-            table: take(table),
-            small: take(self.small_len()),
-        }
-    }
-
     /// Room for the packed queries of some heads.
     fn room(&self, piece: &Piece, heads: usize) -> QueryRoom<'a, T::Acc> {
         let widths = [self.queries, self.upstream].map(|of| of.width());
@@ -312,7 +244,7 @@ impl<'a, T: Element> Pass<'a, T> {
         to_values.write_all(step.b, step.key_head, keys.start, keys.len, rows, value_row);
     }
 
-    fn small_len(&self) -> usize {
+    pub(super) fn small_len(&self) -> usize {
         let problem = self.ops.problem;
         problem.inputs.v_score.map_or(0, |v| v.len()) + problem.inputs.scale.map_or(0, |_| problem.heads.group)
     }
@@ -448,232 +380,10 @@ impl<'a, T: Element> Pass<'a, T> {
             }
         }
     }
-
-    /// Adds what waits to the gradients of a tile of keys and values.
-    fn add_waiting(
-        &self,
-        keys: &TileKeys<'_>,
-        (b, h): (usize, usize),
-        blocks: &QueryBlocks<'_, T>,
-        worker: &mut Worker<'_, T::Acc>,
-    ) {
-        let Worker { desk, d_keys, d_values, by_key: [weights, grads], waiting, .. } = worker;
-        let Waiting { tile, rows } = std::mem::take(waiting);
-        if !rows.is_empty() {
-            let span = Span::all::<T::Acc>(padded::<T::Acc>(keys.len));
-            let problem = self.ops.problem;
-            let (queries, upstream) = (blocks.queries((b, h, tile), desk), blocks.upstream((b, h, tile), desk));
-            desk.gather_rows(weights, upstream, rows.clone(), span, problem.dv, d_values);
-            desk.gather_rows(grads, queries, rows, span, problem.width, d_keys);
-        }
-    }
-
-    /// One tile: scores again, then every gradient that goes through them.
-    #[allow(clippy::too_many_arguments)]
-    fn tile(
-        &self,
-        piece: &Piece,
-        step: Step,
-        verdict: Verdict,
-        blocks: &QueryBlocks<'_, T>,
-        keys_finite: bool,
-        worker: &mut Worker<'_, T::Acc>,
-        sums: &mut Sums<'_, '_, T::Acc>,
-        bias: Option<&BiasGradient<'_, T::Acc>>,
-    ) {
-        let (ops, problem) = (&self.ops, self.ops.problem);
-        let (isa, heads, keys) = (ops.isa, problem.heads, piece.tile_keys(step.b, step.key_head, step.key_tile));
-        let (b, h) = (step.b, step.key_head * heads.group + step.g);
-        let width = padded::<T::Acc>(keys.len);
-        let at = (b, h, step.query_tile);
-        let (queries, upstream) = (blocks.queries(at, &mut worker.desk), blocks.upstream(at, &mut worker.desk));
-        let finite = queries.finite && upstream.finite;
-        worker.rows.clear();
-        worker.rows.extend(piece.query_range(step.query_tile).map(|at| {
-            let i = piece.queries.index(b, h, at);
-            RowAt { b, h, i, p: problem.scene.place(b, i) }
-        }));
-        let count = worker.rows.len();
-        ops.live(piece, &keys, verdict, &worker.rows, &mut worker.live);
-        // What goes on between the gradients of scores and those of raw scores; mostly nothing but a scale.
-        let more = bias.is_some() || !worker.table.is_empty() || !worker.slopes.is_empty() || !worker.raw.is_empty();
-        let select = problem.attention.select;
-        let scaled = select == Select::Soft && !more;
-        // In pairs, where nothing else comes between, results are rounded as they are made, and those of whole tiles wait for each
-        // other.
-        let plain = scaled && !ops.modulates() && self.rows.entropy.is_empty();
-        let rounded = ops.arithmetic == Arithmetic::Pairs && plain && finite;
-        let waits = rounded && !worker.live.partly();
-        if !waits || queries.first == 0 || worker.waiting.tile + 1 != step.query_tile {
-            self.add_waiting(&keys, (b, h), blocks, worker);
-        }
-        let Worker {
-            desk,
-            rows,
-            live,
-            scores,
-            grads,
-            raw,
-            slopes,
-            d_weights,
-            key_columns,
-            key_rows,
-            value_columns,
-            d_keys,
-            d_values,
-            by_key: [weights_by_key, grads_by_key],
-            waiting,
-            d_queries,
-            table,
-            small,
-            ..
-        } = worker;
-        let extent = live.extent(0..count);
-        let place = (queries.first, queries.together);
-        let [mut lse, mut delta, mut entropy] = [[T::Acc::ZERO; QUERIES]; 3];
-        for (r, row) in rows.iter().enumerate() {
-            let at = (b * heads.query + h) * problem.n + row.i;
-            lse[r] = self.rows.lse[at];
-            delta[r] = self.rows.delta[at];
-            if let Some(&of_row) = self.rows.entropy.get(at) {
-                entropy[r] = of_row;
-            }
-        }
-        // S, then P and dS: dP = dO · Vᵀ, dS = P ∘ (dP − δ).
-        if rounded {
-            let upstream_row = ops.arithmetic.left_row::<T::Acc>(problem.dv);
-            for start in (0..count).step_by(PAIR_ROWS) {
-                let some = start..(start + PAIR_ROWS).min(count);
-                let (extent, len) = (live.extent(some.clone()), some.len());
-                ops.raw(
-                    desk,
-                    &queries.rows[start * ops.query_row..],
-                    key_columns,
-                    keys.len,
-                    (live, some.clone()),
-                    scores,
-                );
-                let scale = ops.finish(&keys, (live, start), &rows[some], scores, Kept::default());
-                let grads = &mut grads[start * KEYS..];
-                desk.scores(&upstream.rows[start * upstream_row..], len, value_columns, problem.dv, extent, grads);
-                let of = RowGradient { lse: &lse[start..], delta: &delta[start..], entropy: &[], scale: ops.scales[h] };
-                let into = [&mut weights_by_key[..], &mut grads_by_key[..]];
-                let (how, place) = (ops.exponential(scale, extent), (place.0 + start, place.1));
-                desk.soften_back(scores, grads, (len, keys.len), how, of, place, into);
-            }
-        } else {
-            ops.raw(desk, queries.rows, key_columns, keys.len, (live, 0..count), scores);
-            let kept = Kept { raw: &mut raw[..], slopes: &mut slopes[..] };
-            let scale = ops.finish(&keys, (live, 0), rows, scores, kept);
-            if matches!(select, Select::Hard(Choice { straight_through: false, .. })) {
-                grads[..count * KEYS].fill(T::Acc::ZERO);
-            } else {
-                desk.scores(upstream.rows, count, value_columns, problem.dv, extent, grads);
-            }
-            ops.modulate(rows, &keys, grads);
-            if !d_weights.is_empty() {
-                d_weights[..count * KEYS].copy_from_slice(&grads[..count * KEYS]);
-            }
-            if select == Select::Sparsemax {
-                ops.fill_absent(live, count, scores);
-                for r in 0..count {
-                    let at = r * KEYS..r * KEYS + width;
-                    sparsemax_gradient(isa, &mut scores[at.clone()], &mut grads[at], scale, lse[r], delta[r]);
-                }
-            } else {
-                let of = RowGradient {
-                    lse: &lse,
-                    delta: &delta,
-                    entropy: if self.rows.entropy.is_empty() { &[] } else { &entropy },
-                    scale: if scaled { ops.scales[h] } else { T::Acc::ONE },
-                };
-                softmax_gradient(isa, scores, grads, KEYS, count, width, ops.exponential(scale, extent), of);
-            }
-            if let (Select::Hard(_), Some(chosen)) = (select, &self.out.chosen) {
-                for (r, row) in rows.iter().enumerate() {
-                    if let Some(at) = chosen_in(chosen, row, &keys) {
-                        let of_row = (b * heads.query + h) * problem.n + row.i;
-                        grads[r * KEYS + at] += self.log_prob.get(of_row).copied().unwrap_or(T::Acc::ZERO);
-                    }
-                    one_hot(chosen, row, &keys, &mut scores[r * KEYS..][..width]);
-                }
-            }
-        }
-        let region = (b * heads.query + h) * piece.query_tiles() + step.query_tile;
-        let own = step.g * piece.query_tiles() + step.query_tile;
-        let turn = step.key_tile as u64;
-        let next = || next_turn(problem, piece, b, h, step.query_tile, step.key_tile + 1);
-        if let (Sums::Turns { centers, .. }, false) = (&*sums, d_weights.is_empty()) {
-            let mut to = centers.enter(region, turn);
-            for (r, row) in rows.iter().enumerate() {
-                let at = r * KEYS..r * KEYS + keys.len;
-                to[r] += ops.center_gradient(row, &keys, &scores[at.clone()], &d_weights[at]);
-            }
-            to.leave(next());
-        }
-        if !rounded {
-            ops.modulate(rows, &keys, scores);
-            desk.turn(scores, count, extent, place, weights_by_key);
-        }
-
-        // dV += Pᵀ · dO.
-        if waits {
-            let start = if waiting.rows.is_empty() { queries.first } else { waiting.rows.start };
-            *waiting = Waiting { tile: step.query_tile, rows: start..queries.first + count };
-        } else {
-            let gathering = Gathering { packed: upstream, from: self.upstream, rows, keys: keys.len };
-            desk.gather((scores, weights_by_key), gathering, extent, d_values);
-        }
-
-        if let Some(bias) = bias {
-            bias.add(step, Some(grads), count, keys.len);
-        }
-        if !table.is_empty() {
-            TableGradient::gather(problem, rows, &keys, grads, table);
-        }
-        if !scaled {
-            for r in 0..count {
-                let span = live.row::<T::Acc>(r);
-                let at = r * KEYS + span.start..r * KEYS + span.end;
-                let grads = &mut grads[at.clone()];
-                if !slopes.is_empty() {
-                    row_op(isa, grads, RowOp::Multiply(&slopes[at.clone()]));
-                }
-                if !raw.is_empty() {
-                    let to = problem.inputs.v_score.map_or(0, |v| v.len()) + step.g;
-                    small[to] += dot_of_kept(grads, &raw[at]) / T::Acc::from_f64(problem.temperature());
-                }
-                row_op(isa, grads, RowOp::Scale(ops.scales[h]));
-            }
-        }
-
-        // dK += dSᵀ · Q and dQ += dS · K, the latter when it is this tile's turn.
-        if let Some(of) = ops.pairwise() {
-            d_queries.fill(T::Acc::ZERO);
-            let into = pairwise::Into { queries: d_queries, keys: d_keys, v: small };
-            pairwise::gradients(isa, of, ops.sides(queries.rows, count, key_columns, keys.len), grads, KEYS, into);
-            sums.add((region, own), turn, next, |to| {
-                to.iter_mut().zip(&d_queries[..]).for_each(|(to, &x)| *to += x);
-            });
-        } else {
-            if !rounded {
-                desk.turn(grads, count, extent, place, grads_by_key);
-            }
-            if !waits {
-                let gathering = Gathering { packed: queries, from: self.queries, rows, keys: keys.len };
-                desk.gather((grads, grads_by_key), gathering, extent, d_keys);
-            }
-            if !rounded {
-                desk.round(grads, count, keys.len);
-            }
-            let of = Weighed { rows: key_rows, finite: keys_finite, from: self.keys, b, h: step.key_head, keys: &keys };
-            sums.add((region, own), turn, next, |to| desk.weigh(grads, count, of, extent, to));
-        }
-    }
 }
 
 /// The key tile, from `from` on, whose turn it is at a tile of queries.
-fn next_turn<T: Element>(
+pub(super) fn next_turn<T: Element>(
     problem: &Problem<'_, T>,
     piece: &Piece,
     b: usize,
@@ -683,11 +393,6 @@ fn next_turn<T: Element>(
 ) -> u64 {
     let next = piece.row(&problem.scene, b, h, query_tile, from).next();
     next.map_or(u64::MAX >> 2, |(tile, _)| tile as u64)
-}
-
-/// `Σ grad · raw` over the pairs that are there: the gradient of one that is absent is exactly 0.
-fn dot_of_kept<A: Real>(grads: &[A], raw: &[A]) -> A {
-    grads.iter().zip(raw).filter(|(grad, _)| **grad != A::ZERO).map(|(&grad, &raw)| grad * raw).sum()
 }
 
 /// From packed panels to padded rows.

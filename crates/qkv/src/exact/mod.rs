@@ -6,10 +6,13 @@
 //! | [`order`] | the orders of a sequence, and the keys of a tile in them |
 //! | [`plan`] | which tiles are touched, in which order of the sequence |
 //! | [`operand`] | where rows come from, and how keys and values are packed |
-//! | [`products`] | the products of a tile, in f32 or from pairs of bf16 |
+//! | [`query_blocks`] | the same for queries, in the backward pass |
+//! | [`extent`] | the part of a tile that its rows see |
+//! | [`products`], [`gather`] | the products of a tile, in f32 or from pairs of bf16; those by key |
 //! | [`projection`] | what general, additive and cosine scores do to rows before and after |
 //! | [`tile`] | the scores of one tile: raw, scaled, capped, biased, masked |
 //! | [`forward`](mod@forward), [`backward`](mod@backward) | the two passes |
+//! | [`gradient_tile`] | one tile of the backward pass |
 //! | [`decode`](mod@decode) | a few queries against a long cache, read as it lies |
 //! | [`select`](mod@select) | selections other than softmax, forward |
 //! | [`row_terms`], [`parts`] | before the backward pass, one number a row; after it, gradients put together |
@@ -22,7 +25,10 @@
 mod backward;
 mod bias_gradient;
 mod decode;
+mod extent;
 mod forward;
+mod gather;
+mod gradient_tile;
 mod operand;
 mod order;
 mod parts;

@@ -1,8 +1,9 @@
 //! The rows of queries and of upstream gradients for a backward pass, packed when first needed and shared by all tiles of keys.
 
+use super::gather::Packed;
 use super::operand::Operand;
 use super::plan::Piece;
-use super::products::{Arithmetic, Desk, Packed};
+use super::products::{Arithmetic, Desk};
 use crate::scratch::{Buffer, Scratch};
 use crate::tuning::QUERIES;
 use qkv_simd::shared::{BlockStates, LazyBlocks};

@@ -1,9 +1,10 @@
 //! The scores of one tile: computed raw, then scaled, capped, biased and masked in passes over memory that lies in the
 //! first-level cache. Everything that is not needed is skipped for the whole tile, not decided number by number.
 
+use super::extent::Extent;
 use super::order::TileKeys;
 use super::plan::Piece;
-use super::products::{Arithmetic, Desk, Extent};
+use super::products::{Arithmetic, Desk};
 use super::rule::{Bits, Verdict};
 use crate::attention::Output;
 use crate::problem::Problem;

@@ -1,0 +1,53 @@
+//! The part of a tile that its rows see, in panels of keys.
+
+use super::products::Arithmetic;
+use crate::tuning::{PAIR_ROWS, SPAN_ROWS};
+use qkv_simd::Real;
+use qkv_simd::tile::Span;
+use std::ops::Range;
+
+/// Which panels of a tile there are, and which of them each row sees; no spans means all.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent<'a> {
+    pub panels: usize,
+    pub spans: &'a [Span],
+}
+
+impl<'a> Extent<'a> {
+    /// The panels that any row sees.
+    pub fn whole(self, rows: usize) -> Span {
+        let all = Span { start: 0, end: self.panels as u16 };
+        if self.spans.is_empty() { all } else { self.spans[..rows].iter().copied().fold(Span::default(), Span::join) }
+    }
+
+    /// Strips of keys with the rows that any of them is seen by.
+    pub fn columns<A: Real>(self, rows: usize, keys: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + 'a {
+        let size = if self.spans.is_empty() { keys.max(1) } else { A::LANES };
+        (0..keys).step_by(size).filter_map(move |start| {
+            let strip = start..(start + size).min(keys);
+            let panel = (start / A::LANES) as u16;
+            let sees = |r: &usize| self.spans.is_empty() || (self.spans[*r].start..self.spans[*r].end).contains(&panel);
+            let first = (0..rows).find(sees)?;
+            let last = (0..rows).rfind(sees)?;
+            Some((strip, first..last + 1))
+        })
+    }
+
+    /// Strips of rows with the panels that any of them sees.
+    pub fn strips(self, rows: usize, arithmetic: Arithmetic) -> impl Iterator<Item = (Range<usize>, Span)> + 'a {
+        let all = Span { start: 0, end: self.panels as u16 };
+        let size = match arithmetic {
+            _ if self.spans.is_empty() => rows.max(1),
+            Arithmetic::Sums => SPAN_ROWS,
+            Arithmetic::Pairs => PAIR_ROWS,
+        };
+        (0..rows).step_by(size).filter_map(move |start| {
+            let strip = start..(start + size).min(rows);
+            let span = match self.spans.get(strip.clone()) {
+                Some(spans) => spans.iter().copied().reduce(Span::join).unwrap_or_default(),
+                None => all,
+            };
+            (span.start < span.end).then_some((strip, span))
+        })
+    }
+}

@@ -1,0 +1,209 @@
+//! Gradients by key: weights and gradients of scores, transposed, times rows of queries.
+//!
+//! Rows of sums are read either way. In pairs of bf16 a transpose is another operand: queries are packed once both ways, some tiles of
+//! them together, and what multiplies them is rounded two rows at a time.
+
+use super::extent::Extent;
+use super::operand::Operand;
+use super::products::{Arithmetic, Desk, clear_what_is_not_finite};
+use super::tile::RowAt;
+use crate::tuning::{GATHERED, KEYS, QUERIES};
+use qkv_simd::pairs::{self, Blocks, DEPTH, Left, Right, SIDE, deep, halves, halves_mut, singles, singles_of};
+use qkv_simd::tile::{Exponential, RowGradient, Span, transpose};
+use qkv_simd::{Element, Matrix, Panels, Real, Target, padded, product, product_skipping_zeros};
+use std::ops::Range;
+
+/// Rows of queries of a tile, packed both ways together with those of its neighbours.
+#[derive(Clone, Copy)]
+pub(crate) struct Packed<'a, A> {
+    /// The rows of the tile as a left operand.
+    pub rows: &'a [A],
+    /// All rows as the columns of a left operand, in pairs.
+    pub across: &'a [A],
+    /// How many lie together, and where among them the tile begins.
+    pub together: usize,
+    pub first: usize,
+    /// Whether all of them are finite.
+    pub finite: bool,
+}
+
+/// Rows of queries that are gathered by key: packed, and where they came from.
+#[derive(Clone, Copy)]
+pub(crate) struct Gathering<'a, T: Element> {
+    pub packed: Packed<'a, T::Acc>,
+    pub from: Operand<'a, T>,
+    pub rows: &'a [RowAt],
+    /// Keys in the tile.
+    pub keys: usize,
+}
+
+impl<A: Real> Desk<'_, A> {
+    /// Packs the rows of some tiles of queries for a backward pass: as a left operand, and, where that cannot be read both ways, as
+    /// one whose columns they are. Says whether all are finite; in the latter, what is not becomes zero.
+    pub fn load_both_ways<T: Element<Acc = A>>(
+        &mut self,
+        from: Operand<'_, T>,
+        rows: impl ExactSizeIterator<Item = (usize, usize, usize)> + Clone,
+        out: &mut [A],
+    ) -> bool {
+        let (count, row) = (rows.len(), self.arithmetic.left_row::<A>(from.width()));
+        let (to, across) = out.split_at_mut(self.arithmetic.tiles_together() * QUERIES * row);
+        let finite = self.load_left(from, rows, to);
+        if self.arithmetic == Arithmetic::Pairs {
+            let (panels, chunks) = (from.width().div_ceil(SIDE), count.div_ceil(DEPTH));
+            for start in (0..count).step_by(QUERIES) {
+                let (count, mut rows) = (QUERIES.min(count - start), &to[start * row..][..QUERIES * row]);
+                if !finite {
+                    self.stage[..rows.len()].copy_from_slice(rows);
+                    clear_what_is_not_finite(halves_mut(&mut self.stage), count * 2 * row);
+                    rows = &self.stage[..rows.len()];
+                }
+                let out = &mut halves_mut(across)[start..];
+                self.pairs().left_of_columns(halves(rows), 2 * row, count, panels, out, chunks);
+            }
+        }
+        finite
+    }
+
+    /// The memory of [`load_both_ways`](Desk::load_both_ways).
+    pub fn both_ways_len(arithmetic: Arithmetic, width: usize) -> usize {
+        let rows = arithmetic.tiles_together() * QUERIES;
+        let across = if arithmetic == Arithmetic::Pairs { pairs::right_len(rows, width) / 2 } else { 0 };
+        rows * arithmetic.left_row::<A>(width) + across
+    }
+
+    /// Turns finished scores and gradients of weights, up to [`PAIR_ROWS`] rows of [`KEYS`], into the operands of the products that
+    /// are left: both by key, as [`turn`](Desk::turn) would leave them, the first row of them at `first` of the rows that are packed
+    /// together, and the gradients as [`round`](Desk::round) would.
+    #[allow(clippy::too_many_arguments)]
+    pub fn soften_back(
+        &self,
+        scores: &[A],
+        grads: &mut [A],
+        (rows, keys): (usize, usize),
+        how: Exponential<'_, A>,
+        of: RowGradient<'_, A>,
+        (first, together): (usize, usize),
+        [weights, turned]: [&mut [A]; 2],
+    ) {
+        let single = |x: A| x.to_f64() as f32;
+        let how = Exponential { scale: single(how.scale), spans: how.spans, sharp: how.sharp };
+        let of = RowGradient {
+            lse: singles_of(of.lse),
+            delta: singles_of(of.delta),
+            entropy: singles_of(of.entropy),
+            scale: single(of.scale),
+        };
+        let (chunks, chunk) = (together.div_ceil(DEPTH), first / DEPTH);
+        let into = Blocks { weights: halves_mut(weights), grads: halves_mut(turned), chunks, chunk };
+        let width = padded::<A>(keys);
+        self.pairs().softmax_gradient(singles_of(scores), singles(grads), KEYS, rows, width, how, of, into);
+    }
+
+    /// The memory of weights that are turned.
+    pub fn turned_len(arithmetic: Arithmetic) -> usize {
+        let rows = arithmetic.tiles_together() * QUERIES;
+        if arithmetic == Arithmetic::Pairs { pairs::right_len(rows, KEYS) / 2 } else { 0 }
+    }
+
+    /// Rounds weights, rows of [`KEYS`], by key, as [`gather`](Desk::gather) takes them in pairs: the first row at `first` of the rows
+    /// that are packed together.
+    pub fn turn(
+        &self,
+        weights: &[A],
+        rows: usize,
+        extent: Extent<'_>,
+        (first, together): (usize, usize),
+        out: &mut [A],
+    ) {
+        if self.arithmetic == Arithmetic::Pairs {
+            let (panels, chunks) = (extent.whole(rows).end as usize, together.div_ceil(DEPTH));
+            let out = &mut halves_mut(out)[first * SIDE..];
+            self.pairs().narrow_right(singles_of(weights), KEYS, rows, panels, out, chunks);
+        }
+    }
+
+    /// Adds the transpose of weights, rows of [`KEYS`], times rows of queries that were loaded both ways, to sums for each
+    /// key. In pairs the weights are taken from what was `turned`, and the sums lie transposed until
+    /// [`key_rows`](Desk::key_rows) turns them.
+    ///
+    /// A weight of zero means that the pair is absent, whatever the query's row holds.
+    pub fn gather<T: Element<Acc = A>>(
+        &mut self,
+        (weights, turned): (&[A], &[A]),
+        of: Gathering<'_, T>,
+        extent: Extent<'_>,
+        out: &mut [A],
+    ) {
+        let (width, count) = (of.from.width(), of.rows.len());
+        let row = padded::<A>(width);
+        match self.arithmetic {
+            Arithmetic::Sums => {
+                let multiply = if of.packed.finite { product } else { product_skipping_zeros };
+                for (keys, queries) in extent.columns::<A>(count, of.keys) {
+                    let mut start = queries.start;
+                    while start < queries.end {
+                        let end = (start / GATHERED * GATHERED + GATHERED).min(queries.end);
+                        let weights = Matrix::transposed(&weights[start * KEYS + keys.start..], KEYS);
+                        let rows = Panels::rows(&of.packed.rows[start * row..], row);
+                        let out = Target::plus(&mut out[keys.start * row..], row);
+                        multiply(self.isa, out, weights, rows, keys.len(), row / A::LANES, end - start);
+                        start = end;
+                    }
+                }
+            }
+            Arithmetic::Pairs => {
+                for (strip, span) in extent.strips(count, self.arithmetic) {
+                    let rows = of.packed.first + strip.start..of.packed.first + strip.end;
+                    self.gather_rows(turned, of.packed, rows, span, width, out);
+                }
+                if !of.packed.finite {
+                    self.gather_what_is_not_finite(weights, &of, out);
+                }
+            }
+        }
+    }
+
+    /// Of what is packed together, [`gather`](Desk::gather)s some rows: in pairs, and whole chunks.
+    pub fn gather_rows(
+        &self,
+        turned: &[A],
+        packed: Packed<'_, A>,
+        rows: Range<usize>,
+        span: Span,
+        width: usize,
+        out: &mut [A],
+    ) {
+        let left = Left { data: halves(packed.across), row: deep(packed.together) };
+        let right = Right { data: halves(turned), chunks: packed.together.div_ceil(DEPTH), passing: false };
+        let (panels, chunks) = (span.start as usize..span.end as usize, rows.start / DEPTH..rows.end.div_ceil(DEPTH));
+        self.pairs().product(Target::onto(singles(out), KEYS), left, right, width, panels, chunks);
+    }
+
+    /// Adds what was left out when queries were loaded both ways.
+    fn gather_what_is_not_finite<T: Element<Acc = A>>(&mut self, weights: &[A], of: &Gathering<'_, T>, out: &mut [A]) {
+        let row = padded::<A>(of.from.width());
+        for (r, at) in of.rows.iter().enumerate() {
+            if of.from.load_row(at.b, at.h, at.i, &mut self.stage[..row]) {
+                continue;
+            }
+            for (x, &value) in self.stage[..row].iter().enumerate().filter(|(_, x)| !x.is_finite()) {
+                for key in (0..of.keys).filter(|key| weights[r * KEYS + key] != A::ZERO) {
+                    out[x * KEYS + key] += weights[r * KEYS + key] * value;
+                }
+            }
+        }
+    }
+
+    /// What was gathered, as padded rows, one a key.
+    pub fn key_rows<'b>(&self, gathered: &'b [A], width: usize, room: &'b mut [A]) -> &'b [A] {
+        match self.arithmetic {
+            Arithmetic::Sums => gathered,
+            Arithmetic::Pairs => {
+                let row = padded::<A>(width);
+                transpose(self.isa, gathered, KEYS, row, KEYS / A::LANES, room, row);
+                room
+            }
+        }
+    }
+}
