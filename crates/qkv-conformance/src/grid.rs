@@ -198,6 +198,32 @@ pub fn gathered() -> Vec<Case> {
     cases
 }
 
+/// Sequences of several tiles, with nothing between scores and weights but a mask: whole tiles that follow each other, that do not,
+/// and some among those that are kept in part.
+pub fn long() -> Vec<Case> {
+    let every_other = |keep: fn(usize, usize) -> bool| Blocks {
+        size: 64,
+        seen: (0..12).map(|r| (0..12).map(|c| keep(r, c)).collect()).collect(),
+    };
+    let named = [
+        ("full", Mask::window(usize::MAX, usize::MAX)),
+        ("causal", Mask::causal()),
+        ("wide window", Mask::window(310, 70)),
+        ("every third tile", Mask::blocks(every_other(|r, c| (r + c / 2) % 3 == 0))),
+        ("all but every fifth tile", Mask::blocks(every_other(|r, c| (r + c / 2) % 5 != 0))),
+        ("with holes", !Mask::longformer(0, [100, 411])),
+    ];
+    let mut cases = Vec::new();
+    for (name, mask) in named {
+        let sizes = Sizes::new(650, 390, 6).heads(1, 2, 1);
+        let attention = Attention::scaled_dot().mask(mask).place(Place::Offset(-40));
+        cases.push(Case::new(format!("long {name}"), attention, sizes, Extras::default()));
+    }
+    let sharp = Extras { sharpness: Some(12.0), ..Extras::default() };
+    cases.push(Case::new("long and sharp", Attention::scaled_dot(), Sizes::new(330, 650, 16), sharp));
+    cases
+}
+
 /// Dropout and sinks, with every score and with shared heads.
 pub fn selection() -> Vec<Case> {
     let sizes = Sizes::new(37, 150, 8).heads(2, 4, 2);

@@ -51,6 +51,11 @@ fn masks_that_bring_their_own_order_hold() {
 }
 
 #[test]
+fn long_sequences_hold() {
+    holds(grid::long());
+}
+
+#[test]
 fn dropout_and_sinks_hold() {
     holds(grid::selection());
 }

@@ -92,6 +92,32 @@ fn a_query_has_the_same_bits_whatever_queries_are_beside_it() {
     }
 }
 
+#[test]
+fn a_row_has_the_same_bits_however_large_its_neighbours_and_what_it_does_not_see_are() {
+    fn same<T: Element>() {
+        let (n, d) = (400, 64);
+        let numbers = |seed| Tensor::<f32, 4>::randn([1, 1, n, d], seed);
+        let rounded = |t: Tensor<f32, 4>| t.map(|x| T::of_f64((*x).into()));
+        let attention = Attention::scaled_dot().mask(Mask::causal());
+        let run = |large: Option<usize>| {
+            let [mut q, mut k, v] = [1, 2, 3].map(numbers);
+            for t in [&mut q, &mut k] {
+                large.iter().for_each(|&at| t.data_mut()[at * d..][..d].iter_mut().for_each(|x| *x *= 1e6));
+            }
+            let [q, k, v] = [q, k, v].map(rounded);
+            attention.forward(Inputs::new(&q, &k, &v)).unwrap()
+        };
+        let plain = run(None);
+        for at in [300, 399] {
+            let other = run(Some(at));
+            assert!(plain.values.data()[..at * d] == other.values.data()[..at * d], "{} {at}", T::NAME);
+            assert_eq!(plain.lse.data()[..at], other.lse.data()[..at], "{} {at}", T::NAME);
+        }
+    }
+    same::<f32>();
+    same::<bf16>();
+}
+
 /// Decodes token by token, and then a few at a time, and compares with the full causal pass.
 fn decoding_equals_the_full_pass<T: Element>(attention: &Attention, steps: &[usize]) {
     let length: usize = steps.iter().sum();
