@@ -154,7 +154,7 @@ impl Program {
             },
             Program::Hopper { forward: true, .. } => &["attention_forward"],
             Program::Hopper { .. } => {
-                &["attention_backward_prepare", "attention_backward", "attention_backward_finish"]
+                &["attention_backward_prepare", "attention_backward"]
             }
         }
     }
