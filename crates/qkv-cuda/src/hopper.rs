@@ -335,7 +335,15 @@ impl Hopper {
         // SAFETY: these are the parameters of the interface, and their pointers are what the caller promises.
         unsafe {
             if let Some(measure) = measure {
-                told(plan.driver.launch(measure, [m.div_ceil(128) as u32, (b * hk) as u32], stream, &alone), plan)?;
+                let grid = [m.div_ceil(128) as u32, (b * hk) as u32];
+                // Beside the ranges, unless something else was launched after them.
+                told(
+                    match ranges.is_some() && takes(&upstream.values) {
+                        true => plan.driver.launch_early(measure, grid, stream, &alone),
+                        false => plan.driver.launch(measure, grid, stream, &alone),
+                    },
+                    plan,
+                )?;
             }
             // The latter two wait by themselves for the one before.
             let grid = [n.div_ceil(128) as u32, heads];

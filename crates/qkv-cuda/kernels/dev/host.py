@@ -164,7 +164,7 @@ class Backward:
         p.lse2, p.delta, p.dq_sum, p.grain, p.limits, p.tickets, p.whole = (x.data_ptr() for x in self.work_space)
         self.maps = [tensor_map(q, module.M), tensor_map(k, module.N), tensor_map(v, module.N), tensor_map(d_out, module.M)]
         self.work = p.batch * p.heads_k * -(-p.m // module.N)
-        self.tiles, self.heads = tiles, heads
+        self.heads, self.ranges = heads, "_ranges" in more  # found by the launch before
         if "plan_rows" in more:
             p.section = min(max(1, pow2floor((32 << 20) // (p.n * (p.d + p.dv) * 2))), p.batch * p.heads_k)
             p.ordered = more.get("_long", 0)
@@ -177,7 +177,7 @@ class Backward:
         """All of it; or `only` what comes before the main kernel, or one of that by its name."""
         m, whole = self.module, only in (None, "before")
         if (whole or only == "measure") and m.ordered:
-            m.launch("attention_backward_measure", (-(-self.p.m // 128), self.p.batch * self.p.heads_k), 256, 0, self.p)
+            m.launch("attention_backward_measure", (-(-self.p.m // 128), self.p.batch * self.p.heads_k), 256, 0, self.p, early=whole and self.ranges)
         if whole or only == "prepare":
             m.launch("attention_backward_prepare", (-(-self.p.n // 128), self.heads), 256, 0, self.p, early=whole and bool(m.ordered))
         if only is None:

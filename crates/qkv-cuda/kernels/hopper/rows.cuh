@@ -9,26 +9,33 @@ constexpr u32 INFINITE_BITS = ELEMENT == 0 ? 0x7f80 : 0x7c00;
 // The largest absolute value of rows 128 · blockIdx.x .. of a matrix, as bits, of those that this thread reads. Rows from `end`
 // on, which are multiplied though they are masked, count only where they are not finite.
 INLINE u32 largest(const u16* x, i64 stride, int columns, int rows, int end) {
-    int first = blockIdx.x * 128, lane = threadIdx.x % LANES;
+    int first = blockIdx.x * 128 + threadIdx.x / LANES, lane = threadIdx.x % LANES;
     u32 most = 0;
-    bool wide = columns % 8 == 0 && stride % 8 == 0 && ((u64)x & 15) == 0;
-#pragma unroll
-    for (int r = 0; r < LANES / 2; r++) {
-        int row = first + r * (256 / LANES) + threadIdx.x / LANES;
-        if (row >= rows) continue;
-        u32 here = 0;
-        if (wide) {
-            int c = lane * 8;
-            if (c < columns) {
-                uint4 y = *(const uint4*)(x + row * stride + c);
-                // Magnitudes of 16-bit floats compare as integers.
-                auto take = [&](u32 two) { here = max(here, max(two & 0x7fffu, two >> 16 & 0x7fffu)); };
-                take(y.x), take(y.y), take(y.z), take(y.w);
-            }
-        } else {
-            for (int c = lane; c < columns; c += LANES) here = max(here, (u32)x[row * stride + c] & 0x7fffu);
-        }
+    auto settle = [&](int row, u32 here) {
         if (row < end || here >= INFINITE_BITS) most = max(most, here);
+    };
+    if (columns % 8 == 0 && stride % 8 == 0 && ((u64)x & 15) == 0) {
+        // All are on their way before the first is looked at.
+        uint4 y[LANES / 2];
+#pragma unroll
+        for (int r = 0; r < LANES / 2; r++) {
+            int row = first + r * (256 / LANES);
+            y[r] = row < rows && lane * 8 < columns ? *(const uint4*)(x + row * stride + lane * 8) : make_uint4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (int r = 0; r < LANES / 2; r++) {
+            u32 here = 0;
+            // Magnitudes of 16-bit floats compare as integers.
+            auto take = [&](u32 two) { here = max(here, max(two & 0x7fffu, two >> 16 & 0x7fffu)); };
+            take(y[r].x), take(y[r].y), take(y[r].z), take(y[r].w);
+            settle(first + r * (256 / LANES), here);
+        }
+        return most;
+    }
+    for (int row = first; row < min(rows, (int)(blockIdx.x + 1) * 128); row += 256 / LANES) {
+        u32 here = 0;
+        for (int c = lane; c < columns; c += LANES) here = max(here, (u32)x[row * stride + c] & 0x7fffu);
+        settle(row, here);
     }
     return most;
 }
@@ -49,6 +56,8 @@ extern "C" __global__ void __launch_bounds__(256) attention_backward_measure(con
     if (lane_id() == 0) seen[threadIdx.x / 32] = most;
     __syncthreads();
     if (threadIdx.x != 0) return;
+    // Nothing here is of the kernel before, but what comes after counts on its end.
+    await_kernel_before();
     key = value = 0;
     for (int w = 0; w < 8; w++) key = max(key, seen[w] >> 16), value = max(value, seen[w] & 0xffffu);
     p.limits[(i64)bh * gridDim.x + blockIdx.x] = make_float2(widen((u16)min(key, INFINITE_BITS)), widen((u16)min(value, INFINITE_BITS)));
@@ -103,26 +112,28 @@ extern "C" __global__ void __launch_bounds__(256) attention_backward_prepare(con
     if (blockIdx.x == 0 && threadIdx.x == 0 && head % (p.heads_q / p.heads_k) == 0) p.whole[batch * p.heads_k + head / (p.heads_q / p.heads_k)] = 0;
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) p.whole[p.batch * p.heads_k] = 0;
     __shared__ float2 sums[STATISTICS_PAD];
-#pragma unroll 4
-    for (int r = 0; r < STATISTICS_PAD * LANES / 256; r++) {
-        int row = r * (256 / LANES) + threadIdx.x / LANES, i = blockIdx.x * STATISTICS_PAD + row;
-        float sum = 0.f, square = 0.f;
-        auto both = [&](u32 x, u32 y) { add_products(sum, square, x, y); };
-        if (i < p.n) {
-            const u16 *a = out + i * p.out_i, *b = d_out + i * p.d_out_i;
-            if (wide) {
-                int c = lane * 8;
-                if (c < p.dv) {
-                    uint4 x = *(const uint4*)(a + c), y = *(const uint4*)(b + c);
-                    both(x.x, y.x), both(x.y, y.y), both(x.z, y.z), both(x.w, y.w);
-                }
-            } else {
-                for (int c = lane; c < p.dv; c += LANES) both(a[c], b[c]);
-            }
+    constexpr int EACH = 4;  // rows that are on their way to a thread at a time
+    for (int r = 0; r < STATISTICS_PAD * LANES / 256; r += EACH) {
+        uint4 x[EACH], y[EACH];
+        int first = r * (256 / LANES) + threadIdx.x / LANES;
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            int i = blockIdx.x * STATISTICS_PAD + first + e * (256 / LANES);
+            x[e] = y[e] = make_uint4(0, 0, 0, 0);
+            if (wide && i < p.n && lane * 8 < p.dv) x[e] = *(const uint4*)(out + i * p.out_i + lane * 8), y[e] = *(const uint4*)(d_out + i * p.d_out_i + lane * 8);
         }
 #pragma unroll
-        for (int x = LANES / 2; x > 0; x /= 2) sum += __shfl_xor_sync(~0u, sum, x), square += __shfl_xor_sync(~0u, square, x);
-        if (lane == 0) sums[row] = make_float2(sum, square);
+        for (int e = 0; e < EACH; e++) {
+            int row = first + e * (256 / LANES), i = blockIdx.x * STATISTICS_PAD + row;
+            float sum = 0.f, square = 0.f;
+            auto both = [&](u32 x, u32 y) { add_products(sum, square, x, y); };
+            if (wide) both(x[e].x, y[e].x), both(x[e].y, y[e].y), both(x[e].z, y[e].z), both(x[e].w, y[e].w);
+            else if (i < p.n)
+                for (int c = lane; c < p.dv; c += LANES) both(out[i * p.out_i + c], d_out[i * p.d_out_i + c]);
+#pragma unroll
+            for (int s = LANES / 2; s > 0; s /= 2) sum += __shfl_xor_sync(~0u, sum, s), square += __shfl_xor_sync(~0u, square, s);
+            if (lane == 0) sums[row] = make_float2(sum, square);
+        }
     }
     __syncthreads();
     // The largest keys and values are of the kernel before; nothing until here is.
