@@ -32,6 +32,7 @@ pub(crate) fn source(forward: bool) -> String {
         ("tile.cuh", include_str!("../kernels/hopper/tile.cuh")),
         ("ranges.cuh", include_str!("../kernels/hopper/ranges.cuh")),
         ("walk.cuh", include_str!("../kernels/hopper/walk.cuh")),
+        ("sum.cuh", include_str!("../kernels/hopper/sum.cuh")),
         ("step.cuh", include_str!("../kernels/hopper/step.cuh")),
         ("rows.cuh", include_str!("../kernels/hopper/rows.cuh")),
     ];
@@ -58,8 +59,8 @@ pub(crate) struct Broken {
 #[derive(Debug)]
 struct Pass {
     main: Kernel,
-    /// Before and after, backward.
-    around: Option<[Kernel; 2]>,
+    /// Before it, backward.
+    prepare: Option<Kernel>,
     /// Before all, where sums are made of whole grains.
     measure: Option<Kernel>,
     sinks: Option<Kernel>,
@@ -224,6 +225,8 @@ impl Hopper {
         layout.take(b * hq * n.next_multiple_of(128), 4);
         layout.take(2 * b * hk * m.div_ceil(128), 4);
         layout.take(hq, 4);
+        layout.take(b * hq * tiles, 4);
+        layout.take(b * hk + 1, 4);
     }
 
     /// # Safety
@@ -282,7 +285,7 @@ impl Hopper {
         layout: &mut Layout,
         stream: Stream,
     ) -> Result<Option<Broken>> {
-        let Some(Pass { main, around: Some([prepare, finish]), measure, sinks, ranges, list, tile_m, tile_n, .. }) =
+        let Some(Pass { main, prepare: Some(prepare), measure, sinks, ranges, list, tile_m, tile_n, .. }) =
             &self.backward
         else {
             return Err(Error::memory("plan", "has no backward kernel"));
@@ -317,6 +320,8 @@ impl Hopper {
         (parameters.k, parameters.v) = (k.at, v.at);
         (parameters.k_strides, parameters.v_strides) = (unit_rows("k", &k)?, unit_rows("v", &v)?);
         parameters.d_sinks = layout.take(hq, 4);
+        parameters.tickets = layout.take(b * hq * tiles, 4);
+        parameters.whole = layout.take(b * hk + 1, 4);
         let maps = [
             plan.tensor_map(&q, *tile_m)?,
             plan.tensor_map(&k, *tile_n)?,
@@ -330,11 +335,26 @@ impl Hopper {
         // SAFETY: these are the parameters of the interface, and their pointers are what the caller promises.
         unsafe {
             if let Some(measure) = measure {
-                told(plan.driver.launch(measure, [m.div_ceil(128) as u32, (b * hk) as u32], stream, &alone), plan)?;
+                let grid = [m.div_ceil(128) as u32, (b * hk) as u32];
+                // Beside the ranges, unless something else was launched after them.
+                told(
+                    match ranges.is_some() && takes(&upstream.values) {
+                        true => plan.driver.launch_early(measure, grid, stream, &alone),
+                        false => plan.driver.launch(measure, grid, stream, &alone),
+                    },
+                    plan,
+                )?;
             }
-            told(plan.driver.launch(prepare, [n.div_ceil(128) as u32, heads], stream, &alone), plan)?;
-            told(plan.driver.launch(main, [blocks, 1], stream, &given), plan)?;
-            told(plan.driver.launch(finish, [tiles as u32, heads], stream, &alone), plan)?;
+            // The latter two wait by themselves for the one before.
+            let grid = [n.div_ceil(128) as u32, heads];
+            told(
+                match measure {
+                    Some(_) => plan.driver.launch_early(prepare, grid, stream, &alone),
+                    None => plan.driver.launch(prepare, grid, stream, &alone),
+                },
+                plan,
+            )?;
+            told(plan.driver.launch_early(main, [blocks, 1], stream, &given), plan)?;
             if let (Some(kernel), Some(d_sinks)) = (sinks, into.sinks) {
                 told(plan.driver.launch(kernel, [hq as u32, 1], stream, &alone), plan)?;
                 let job = Job { heads: hq as i32, picture: parameters.d_sinks, d_sinks: d_sinks.at, ..Job::default() };
@@ -459,13 +479,9 @@ fn pass(plan: &Plan, forward: bool, defines: Vec<(&'static str, u32)>) -> Result
     let size = |at: usize| i32::from_le_bytes(std::array::from_fn(|x| bytes[4 * at + x])).max(0) as usize;
     let kernel = |name, threads, shared| driver.kernel(&module, name, threads, shared);
     let main = if forward { "attention_forward" } else { "attention_backward" };
-    let around = match forward {
-        true => None,
-        false => Some([kernel("attention_backward_prepare", 256, 0)?, kernel("attention_backward_finish", 256, 0)?]),
-    };
     Ok(Pass {
         main: kernel(main, size(2) as u32, size(3) as u32)?,
-        around,
+        prepare: (!forward).then(|| kernel("attention_backward_prepare", 256, 0)).transpose()?,
         measure: (!forward && size(4) == 1).then(|| kernel("attention_backward_measure", 256, 0)).transpose()?,
         ranges: by_ranges.then(|| kernel("segment_ranges", 256, 0)).transpose()?,
         list: None,

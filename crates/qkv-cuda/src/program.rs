@@ -153,9 +153,7 @@ impl Program {
                 General::Tiles => &["classify", "fill"],
             },
             Program::Hopper { forward: true, .. } => &["attention_forward"],
-            Program::Hopper { .. } => {
-                &["attention_backward_prepare", "attention_backward", "attention_backward_finish"]
-            }
+            Program::Hopper { .. } => &["attention_backward_prepare", "attention_backward"],
         }
     }
 

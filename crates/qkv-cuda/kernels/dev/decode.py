@@ -3,7 +3,7 @@ import ctypes as C, glob, os, sys, torch, torch.nn.functional as F
 from math import exp, log
 from torch.nn.attention import SDPBackend, sdpa_kernel
 import host, reference
-from host import check, cuda
+from host import Attribute, Config, check, cuda
 from run import error, measure_cold
 
 PIECE = 512
@@ -39,14 +39,6 @@ assert C.sizeof(Job) == 864 + 32 * 40
 
 def tensor(x):
     return Tensor(x.data_ptr(), (C.c_int64 * 4)(*x.stride()))
-
-
-class Attribute(C.Structure):
-    _fields_ = [("id", C.c_int), ("pad", C.c_int), ("value", C.c_int), ("rest", C.c_char * 60)]
-
-
-class Config(C.Structure):
-    _fields_ = [(x, C.c_uint) for x in "gx gy gz bx by bz shared".split()] + [("stream", C.c_void_p), ("attributes", C.c_void_p), ("count", C.c_uint)]
 
 
 class Decode:

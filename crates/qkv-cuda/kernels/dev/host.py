@@ -20,12 +20,20 @@ class Problem(C.Structure):
         + [("plan_b", C.c_int), ("plan_h", C.c_int)]
         + [(x, C.c_int64) for x in (
             "bias bias_b bias_h bias_i bias_j alibi sinks counter d_out d_out_b d_out_h d_out_i d_lse dq dq_b dq_h dq_i "
-            "dk dk_b dk_h dk_j dv_out dv_b dv_h dv_j delta lse2 dq_sum grain d_bias d_bias_b d_bias_h d_bias_i d_bias_j d_sinks limits k k_b k_h k_j v v_b v_h v_j broken broken_q broken_k ranges extents order").split()]
+            "dk dk_b dk_h dk_j dv_out dv_b dv_h dv_j delta lse2 dq_sum grain d_bias d_bias_b d_bias_h d_bias_i d_bias_j d_sinks limits k k_b k_h k_j v v_b v_h v_j broken broken_q broken_k ranges extents order tickets whole").split()]
     )
 
 
-assert C.sizeof(Problem) == 568
+assert C.sizeof(Problem) == 584
 SMS = None
+
+
+class Attribute(C.Structure):
+    _fields_ = [("id", C.c_int), ("pad", C.c_int), ("value", C.c_int), ("rest", C.c_char * 60)]
+
+
+class Config(C.Structure):
+    _fields_ = [(x, C.c_uint) for x in "gx gy gz bx by bz shared".split()] + [("stream", C.c_void_p), ("attributes", C.c_void_p), ("count", C.c_uint)]
 
 
 class Module:
@@ -51,11 +59,13 @@ class Module:
             self.functions[name] = f
         return self.functions[name]
 
-    def launch(self, name, grid, block, shared, *params):
+    def launch(self, name, grid, block, shared, *params, early=False):
+        """`early`: may start while the launch before is still at work; the kernel waits for it by itself."""
         f = self.function(name, shared)
         pointers = (C.c_void_p * len(params))(*[p if isinstance(p, int) else C.addressof(p) for p in params])
-        stream = C.c_void_p(torch.cuda.current_stream().cuda_stream)
-        check(cuda.cuLaunchKernel(f, grid[0], grid[1], 1, block, 1, 1, shared, stream, pointers, None), name)
+        attribute = Attribute(id=6, value=1)  # programmatic stream serialization
+        config = Config(grid[0], grid[1], 1, block, 1, 1, shared, torch.cuda.current_stream().cuda_stream, C.addressof(attribute), int(early))
+        check(cuda.cuLaunchKernelEx(C.byref(config), f, pointers, None), name)
 
 
 _KEEP = []
@@ -148,13 +158,13 @@ class Backward:
         nan = float("nan")
         self.work_space = [torch.full((heads * pad,), nan, **f32), torch.full((heads * pad,), nan, **f32),
                            torch.full((heads * tiles * module.M * wide,), nan, **f32),
-                           torch.full((heads * pad,), nan, **f32), torch.full((p.batch * p.heads_k * -(-p.m // 128) * 2,), nan, **f32)]
+                           torch.full((heads * pad,), nan, **f32), torch.full((p.batch * p.heads_k * -(-p.m // 128) * 2,), nan, **f32), torch.full((heads * tiles,), nan, **f32), torch.full((p.batch * p.heads_k + 1,), nan, **f32)]
         strided(p, ("k", "k_"), k, "bhj")
         strided(p, ("v", "v_"), v, "bhj")
-        p.lse2, p.delta, p.dq_sum, p.grain, p.limits = (x.data_ptr() for x in self.work_space)
+        p.lse2, p.delta, p.dq_sum, p.grain, p.limits, p.tickets, p.whole = (x.data_ptr() for x in self.work_space)
         self.maps = [tensor_map(q, module.M), tensor_map(k, module.N), tensor_map(v, module.N), tensor_map(d_out, module.M)]
         self.work = p.batch * p.heads_k * -(-p.m // module.N)
-        self.tiles, self.heads = tiles, heads
+        self.heads, self.ranges = heads, "_ranges" in more  # found by the launch before
         if "plan_rows" in more:
             p.section = min(max(1, pow2floor((32 << 20) // (p.n * (p.d + p.dv) * 2))), p.batch * p.heads_k)
             p.ordered = more.get("_long", 0)
@@ -164,12 +174,11 @@ class Backward:
             p.section = more["section"]
 
     def __call__(self, only=None):
-        m = self.module
-        if only in (None, "measure") and m.ordered:
-            m.launch("attention_backward_measure", (-(-self.p.m // 128), self.p.batch * self.p.heads_k), 256, 0, self.p)
-        if only in (None, "prepare"):
-            m.launch("attention_backward_prepare", (-(-self.p.n // 128), self.heads), 256, 0, self.p)
-        if only in (None, "main"):
-            m.launch("attention_backward", (min(SMS, self.work), 1), m.threads, m.shared, self.p, *[a for a, _ in self.maps])
-        if only in (None, "finish"):
-            m.launch("attention_backward_finish", (self.tiles, self.heads), 256, 0, self.p)
+        """All of it; or `only` what comes before the main kernel, or one of that by its name."""
+        m, whole = self.module, only in (None, "before")
+        if (whole or only == "measure") and m.ordered:
+            m.launch("attention_backward_measure", (-(-self.p.m // 128), self.p.batch * self.p.heads_k), 256, 0, self.p, early=whole and self.ranges)
+        if whole or only == "prepare":
+            m.launch("attention_backward_prepare", (-(-self.p.n // 128), self.heads), 256, 0, self.p, early=whole and bool(m.ordered))
+        if only is None:
+            m.launch("attention_backward", (min(SMS, self.work), 1), m.threads, m.shared, self.p, *[a for a, _ in self.maps], early=True)

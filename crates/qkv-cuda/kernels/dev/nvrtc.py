@@ -10,9 +10,9 @@ WANTED = [("forward.cu", []), ("forward.cu", ["BAND=1"]), ("backward.cu", []), (
 for width in (64, 128, 256):
     for source, defines in WANTED:
         program = C.c_void_p()
-        names = (C.c_char_p * 2)(b"tile.cuh", b"problem.cuh")
-        headers = (C.c_char_p * 2)(read("tile.cuh"), read("problem.cuh"))
-        assert lib.nvrtcCreateProgram(C.byref(program), read(source), source.encode(), 2, headers, names) == 0
+        all = [x for x in sorted(os.listdir(here)) if x.endswith(".cuh")]
+        names, headers = (C.c_char_p * len(all))(*(x.encode() for x in all)), (C.c_char_p * len(all))(*map(read, all))
+        assert lib.nvrtcCreateProgram(C.byref(program), read(source), source.encode(), len(all), headers, names) == 0
         options = [b"-arch=sm_90a", b"-std=c++17", f"-DHEAD_DIM={width}".encode()] + [b"-D" + d.encode() for d in defines]
         start = time.time()
         code = lib.nvrtcCompileProgram(program, len(options), (C.c_char_p * len(options))(*options))

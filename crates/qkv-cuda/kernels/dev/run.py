@@ -344,6 +344,10 @@ def time_forward(variants, anchors=("cudnn",), ns=(512, 2048, 8192, 16384), ds=(
     return ratios
 
 
+# What is timed beside a whole backward call: the main kernel is the rest, since it cannot run twice over what was prepared.
+PARTS = ("before", "measure", "prepare")
+
+
 def time_backward(variants, anchors=("cudnn",), ns=(512, 2048, 8192, 16384), ds=(64, 128, 256), parts=False):
     from math import exp, log
     ratios = {}
@@ -372,12 +376,11 @@ def time_backward(variants, anchors=("cudnn",), ns=(512, 2048, 8192, 16384), ds=
                     print("BAD", name, n, "differs from cuDNN by", e)
                     BAD.append(name)
                 if parts and name == prefix:
-                    calls["main"] = lambda call=call: call("main")
-                    calls["measure"] = lambda call=call: call("measure")
-                    calls["prepare"], calls["finish"] = (lambda call=call: call("prepare")), (lambda call=call: call("finish"))
+                    for part in PARTS:
+                        calls[part] = lambda call=call, part=part: call(part)
         flop = 10 * b * h * n * n * d / (2 if causal else 1)
         t = measure(calls)
-        print(f"bwd d{d} {'causal' if causal else 'full  '} n{n:6d} ", " ".join(f"{name} {flop / s / 1e12:.0f}" if name not in ("prepare", "finish", "measure") else f"{name} {s * 1e6:.0f}us" for name, s in t.items()), f"cudnn {t['cudnn'] * 1e6:.0f}us", flush=True)
+        print(f"bwd d{d} {'causal' if causal else 'full  '} n{n:6d} ", " ".join(f"{name} {flop / s / 1e12:.0f}" if name not in PARTS else f"{name} {s * 1e6:.0f}us" for name, s in t.items()), f"cudnn {t['cudnn'] * 1e6:.0f}us", flush=True)
         for name in t:
             ratios.setdefault(name, []).append(log(t["cudnn"] / t[name]))
     for name, x in ratios.items():
@@ -435,14 +438,15 @@ def time_masks(ds=(64, 128), n=6144):
             backward = Backward(bm, q, k, v, out, lse, d_out, dq, dk, dv, **bo)
             make_plan(bm, backward, bo)
             parts = {"f": lambda: (make_plan(fm, forward, fo), forward()), "b": lambda: (make_plan(bm, backward, bo), backward())}
-            for part in ("main", "measure", "prepare", "finish"):
+            parts["before"] = lambda: (make_plan(bm, backward, bo), backward("before"))
+            for part in PARTS[1:]:
                 parts[part] = lambda part=part: backward(part)
             t = measure(parts, rounds=3)
-            t["m"] = t["main"]
+            t["m"] = t["b"] - t["before"]
             rates = [tf * kept_tiles(keep, fm.M, fm.N) * fm.M * fm.N / t["f"] / 1e12, tb * kept_tiles(keep, bm.M, bm.N) * bm.M * bm.N / t["b"] / 1e12,
                      tb * kept_tiles(keep, bm.M, bm.N) * bm.M * bm.N / t["m"] / 1e12]
             base = base or rates
-            small = " ".join(f"{x} {t[x] * 1e6:.0f}" for x in ("measure", "prepare", "finish"))
+            small = " ".join(f"{x} {t[x] * 1e6:.0f}" for x in PARTS)
             print(f"masks d{d} {name:26s} keeps {keep.float().mean():.3f}  per kept tile: forward {rates[0]:.0f} ({rates[0] / base[0]:.2f} of full)"
                   f"  backward {rates[1]:.0f} ({rates[1] / base[1]:.2f})  its main kernel {rates[2]:.0f} ({rates[2] / base[2]:.2f})  us: forward {t['f'] * 1e6:.0f} backward {t['b'] * 1e6:.0f} {small}", flush=True)
 

@@ -1,5 +1,5 @@
-// Attention backward on Hopper. `measure` finds the largest keys and values, `prepare` takes Σ out·d_out of each row and clears
-// what is added to; the main kernel does the five products; `finish` rounds dq.
+// Attention backward on Hopper. `measure` finds the largest keys and values, `prepare` takes Σ out·d_out of each row; the main
+// kernel does the five products, and rounds dq in the end. Each may be launched early, and waits for the one before by itself.
 //
 // In the main kernel a block owns BWD_N keys of a head and walks over the queries that see them, of every query head of
 // the group, from the last tile to the first. Scores are kept turned, [keys, queries], so that weights and their
@@ -9,6 +9,9 @@
 // The result is the same bit for bit all the same, because what is added are whole numbers: dq in grains of a power of two
 // that `prepare` gives each row. |dq| ≤ Σ|ds| · max|k| and Σ|ds| ≤ 2 · |d_out| · max|v| (+ |d_lse|), so a grain of 2^−30 of
 // that never overflows, and is 2^−20 of the error that rounding a single weight to 16 bits makes. FREE_ORDER adds floats.
+#ifndef SUMMED_OPERANDS
+#define SUMMED_OPERANDS 1
+#endif
 #include "problem.cuh"
 
 #ifndef D_BIAS
@@ -29,6 +32,9 @@
 #ifndef BWD_O_STAGES
 #define BWD_O_STAGES (HEAD_DIM == 256 ? 1 : 2)
 #endif
+#ifndef BWD_K_STAGES  // 2: the next work's first scores are multiplied in the last step of this one
+#define BWD_K_STAGES (HEAD_DIM == 64 ? 2 : 1)
+#endif
 #ifndef BWD_EARLY  // the next scores are multiplied before dq is handed on, which takes registers
 #define BWD_EARLY (HEAD_DIM == 64 || FREE_ORDER)
 #endif
@@ -39,31 +45,34 @@
 constexpr int D = HEAD_DIM, M = BWD_M, N = BWD_N, GROUPS = 2, THREADS = 128 * (GROUPS + 1);
 constexpr bool HALVES = D == 256;  // each warpgroup has half of the columns of dk and dv, not half of the keys
 constexpr int COLUMNS = HALVES ? M / 2 : M;  // queries whose scores a warpgroup computes, for 64 keys
-constexpr int Q_STAGES = BWD_Q_STAGES, O_STAGES = BWD_O_STAGES;
+constexpr int Q_STAGES = BWD_Q_STAGES, O_STAGES = BWD_O_STAGES, K_STAGES = BWD_K_STAGES;
 constexpr int PIECES = M * D / 4096;  // of a dq tile: 64 × 64 each
 constexpr int ROUNDS = PIECES / GROUPS;
 constexpr int KV_BYTES = N * D * 2, Q_BYTES = M * D * 2, S_BYTES = M * N * 2, ADD_BYTES = GROUPS * 4096 * 4;
-constexpr int K_AT = 0, V_AT = K_AT + KV_BYTES, Q_AT = V_AT + KV_BYTES, O_AT = Q_AT + Q_STAGES * Q_BYTES;
+constexpr int K_AT = 0, V_AT = K_AT + K_STAGES * KV_BYTES, Q_AT = V_AT + KV_BYTES, O_AT = Q_AT + Q_STAGES * Q_BYTES;
 constexpr int DS_AT = O_AT + O_STAGES * Q_BYTES, P_AT = DS_AT + 2 * S_BYTES, ADD_AT = P_AT + (HALVES ? 2 * S_BYTES : 0);
 constexpr int LSE_AT = ADD_AT + ADD_BYTES, GRAIN_AT = LSE_AT + Q_STAGES * M * 4, DELTA_AT = GRAIN_AT + Q_STAGES * M * 4, DROP_AT = DELTA_AT + O_STAGES * M * 4;
-constexpr int STEP_AT = DROP_AT + (DROPOUT ? GROUPS * COLUMNS * 8 : 0), WORK_AT = STEP_AT + Q_STAGES * 16, BARRIERS_AT = WORK_AT + 32;
-constexpr int BARRIERS = 4 + 2 * Q_STAGES + 2 * O_STAGES + 2 + 4, SHARED = BARRIERS_AT + BARRIERS * 8 + 1024;
+constexpr int STEP_AT = DROP_AT + (DROPOUT ? GROUPS * COLUMNS * 8 : 0), WORK_AT = STEP_AT + Q_STAGES * 16, NEXT_AT = WORK_AT + 32, BARRIERS_AT = NEXT_AT + 8;
+constexpr int BARRIERS = 2 * K_STAGES + 2 + 2 * Q_STAGES + 2 * O_STAGES + 2 + 4, SHARED = BARRIERS_AT + BARRIERS * 8 + 1024;
 static_assert(SHARED <= 232448, "shared memory of a block");
 static_assert((Q_STAGES & (Q_STAGES - 1)) == 0 && (O_STAGES & (O_STAGES - 1)) == 0, "places are counted in bits");
 
 extern "C" __device__ const int backward_sizes[5] = {M, N, THREADS, SHARED, !FREE_ORDER};
 
 #include "walk.cuh"
+#include "sum.cuh"
 #include "step.cuh"
 #include "rows.cuh"
 
 INLINE void consume(const Problem& p, const Shared& shared, int group) {
     constexpr int WIDE = HALVES ? 128 : D;  // columns of dk and dv that a warpgroup has
     bool speaks = speaks_for_warp();
-    u32 keys = shared.k() + (HALVES ? 0 : group * 64 * 128), values = shared.v() + (HALVES ? 0 : group * 64 * 128);
+    u32 keys_from = HALVES ? 0 : group * 64 * 128, values = shared.v() + (HALVES ? 0 : group * 64 * 128);
     u32 queries_from = HALVES ? group * COLUMNS * 128 : 0;
     u32 works = 0, step = 0, adds = 0;  // counted since the beginning: they say which place of a ring, and its parity
+    bool ready = false;  // s has the first scores already
     for (;; works++) {
+        u32 at_k = works % K_STAGES, keys = shared.k(at_k) + keys_from;
         u32 in_line = works % IN_LINE;
         shared.work_full(in_line).wait(works / IN_LINE & 1);
         int4 work = shared.get_work(in_line);
@@ -83,14 +92,17 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
 #pragma unroll
         for (int i = 0; i < WIDE / 2; i++) dk[i] = dv[i] = 0.f;
         pin(dk), pin(dv);
-        shared.k_full().wait(works & 1);
+        if (!ready) shared.k_full(at_k).wait(works / K_STAGES & 1);
         if (work.x & 1) {
-            shared.q_full(step % Q_STAGES).wait(step / Q_STAGES & 1);
-            products_begin();
-            product_rows<COLUMNS, D, N, M>(s, keys, shared.q(step % Q_STAGES) + queries_from);
-            products_commit();
-            products_wait<0>();
-            pin(s);
+            if (!ready) {
+                shared.q_full(step % Q_STAGES).wait(step / Q_STAGES & 1);
+                products_begin();
+                product_rows<COLUMNS, D, N, M>(s, keys, shared.q(step % Q_STAGES) + queries_from);
+                products_commit();
+                products_wait<0>();
+                pin(s);
+            }
+            ready = false;
             shared.v_full().wait(works & 1);
             bool more;
             Tile::Look look;
@@ -164,14 +176,14 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
                     pin(dv), pin(dk);
                     products_begin();
                     product_mixed<WIDE, M, N>(dv, shared.p(at_s), shared.o(at_o) + group * 2 * M * 128);
-                    product_turned<64, N>(dq, shared.ds(at_s), shared.k() + group * 2 * N * 128);
+                    product_turned<64, N>(dq, shared.ds(at_s), shared.k(at_k) + group * 2 * N * 128);
                     products_commit();
                     product_mixed<WIDE, M, N>(dk, shared.ds(at_s), shared.q(at_q) + group * 2 * M * 128);
                     products_commit();
                 } else {
                     pin(dk), pin(slopes);
                     products_begin();
-                    product_turned<64, N>(dq, shared.ds(at_s) + (M == 128 ? group * N * 128 : 0), shared.k() + (M == 128 ? 0 : group * N * 128));
+                    product_turned<64, N>(dq, shared.ds(at_s) + (M == 128 ? group * N * 128 : 0), shared.k(at_k) + (M == 128 ? 0 : group * N * 128));
                     products_commit();
                     product_columns<WIDE, COLUMNS, M>(dk, slopes, shared.q(at_q));
                     products_commit();
@@ -180,10 +192,20 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
                 pin(dv), pin(weights), pin(dq);
                 if (speaks) shared.o_empty(at_o).arrive();
                 if (!BWD_EARLY) put_dq(shared, dq, shared.grain(at_q), group, adds++, speaks);
-                u32 after = step + (more ? 1 : 0);
+                u32 after = step + (more ? 1 : 0), keys_after = keys;
+                if (K_STAGES == 2 && !more) {
+                    u32 line = (works + 1) % IN_LINE;
+                    shared.work_full(line).wait((works + 1) / IN_LINE & 1);
+                    int4 following = shared.get_work(line);
+                    ready = following.x & following.w & 1;
+                    if (ready) {
+                        after++, keys_after = shared.k(at_k ^ 1) + keys_from;
+                        shared.k_full(at_k ^ 1).wait((works + 1) / K_STAGES & 1);
+                    }
+                }
                 shared.q_full(after % Q_STAGES).wait(after / Q_STAGES & 1);
                 products_begin();
-                product_rows<COLUMNS, D, N, M>(s, keys, shared.q(after % Q_STAGES) + queries_from);
+                product_rows<COLUMNS, D, N, M>(s, keys_after, shared.q(after % Q_STAGES) + queries_from);
                 products_commit();
 #if PLAN
                 if (more) Tile(p, w, shared.get_step(after % Q_STAGES), group, whole).look(look);
@@ -191,7 +213,7 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
                 if (BWD_EARLY) put_dq(shared, dq, shared.grain(at_q), group, adds++, speaks);
                 if constexpr (ROUNDS == 2) {
                     products_begin();
-                    product_turned<64, N>(dq, shared.ds(at_s), shared.k() + (group * 2 + 1) * N * 128);
+                    product_turned<64, N>(dq, shared.ds(at_s), shared.k(at_k) + (group * 2 + 1) * N * 128);
                     products_commit();
                 }
                 products_wait<0>();
@@ -207,23 +229,29 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
         } else {
             shared.v_full().wait(works & 1);
         }
-        if (speaks) shared.k_empty().arrive();
+        if (speaks) shared.k_empty(at_k).arrive();
+        if (!HALVES && speaks) shared.v_empty().arrive();
         int from = HALVES ? group * 128 : 0, key = w.tile * N + (HALVES ? 0 : group * 64);
         bool wide_k = p.d % 8 == 0 && (p.dk_j | p.dk_h | p.dk_b) % 8 == 0 && ((u64)p.dk & 15) == 0;
         bool wide_v = p.dv % 8 == 0 && (p.dv_j | p.dv_h | p.dv_b) % 8 == 0 && ((u64)p.dv_out & 15) == 0;
         u16* to_k = p.dk + w.batch * p.dk_b + w.head * p.dk_h + key * p.dk_j + from;
         u16* to_v = p.dv_out + w.batch * p.dv_b + w.head * p.dv_h + key * p.dv_j + from;
-        // By way of the values' place, of which a warpgroup is the only reader, or else both have read.
+        // By way of the values' place, which both have read; or of where dq is handed on, whose last part is on its way by now: then
+        // the next values can be, too.
         if (HALVES) named_sync(1, 256);
-        else named_sync(4 + group, 128);
-        u32 room = HALVES ? shared.v() + group * 2 * N * 128 : values;
-        bool odd = write_fragment<N>(room, to_k, p.dk_j, dk, p.scale, p.scale, p.m - key, p.d - from, wide_k);
+        else shared.add_empty().wait(adds & 1 ^ 1);
+        constexpr int ROOM = HALVES ? N : 64;
+        u32 room = HALVES ? shared.v() + group * 2 * N * 128 : shared.add(group);
+        bool odd = write_fragment<ROOM, true>(room, to_k, p.dk_j, dk, p.scale, p.scale, p.m - key, p.d - from, wide_k);
         __syncwarp();
-        odd |= write_fragment<N>(room, to_v, p.dv_j, dv, 1.f, 1.f, p.m - key, p.dv - from, wide_v);
+        odd |= write_fragment<ROOM, true>(room, to_v, p.dv_j, dv, 1.f, 1.f, p.m - key, p.dv - from, wide_v);
+        __syncwarp();
         if (MASKED && odd) tell_broken(p, p.broken_k, w.batch * p.heads_k + w.head, div_up(p.m, 64), key / 64);
-        fence_shared();
-        __syncwarp();
-        if (speaks) shared.v_empty().arrive();
+        if (HALVES) {
+            fence_shared();
+            __syncwarp();
+            if (speaks) shared.v_empty().arrive();
+        }
     }
 }
 
@@ -234,13 +262,15 @@ attention_backward(const __grid_constant__ Problem p, const __grid_constant__ Te
     Shared shared{(shared_address(memory) + 1023) & ~1023u};
     if (threadIdx.x == 0) {
         prefetch(map_q), prefetch(map_k), prefetch(map_v), prefetch(map_o);
-        shared.k_full().init(1), shared.v_full().init(1), shared.k_empty().init(4 * GROUPS * SPEAKERS), shared.v_empty().init(4 * GROUPS * SPEAKERS);
+        shared.v_full().init(1), shared.v_empty().init(4 * GROUPS * SPEAKERS);
+        for (int i = 0; i < K_STAGES; i++) shared.k_full(i).init(1), shared.k_empty(i).init(4 * GROUPS * SPEAKERS);
         for (int i = 0; i < Q_STAGES; i++) shared.q_full(i).init(1), shared.q_empty(i).init(4 * GROUPS * SPEAKERS);
         for (int i = 0; i < O_STAGES; i++) shared.o_full(i).init(1), shared.o_empty(i).init(4 * GROUPS * SPEAKERS);
         shared.add_full().init(4 * GROUPS * SPEAKERS), shared.add_empty().init(1);
         for (int i = 0; i < 2; i++) shared.work_full(i).init(1), shared.work_empty(i).init(4 * GROUPS * SPEAKERS + 2);
         publish_barriers();
     }
+    await_kernel_before();
     __syncthreads();
     int warpgroup = warpgroup_id();
     if (warpgroup == 0) {
@@ -251,5 +281,6 @@ attention_backward(const __grid_constant__ Problem p, const __grid_constant__ Te
     } else {
         take_registers<240>();
         consume(p, shared, warpgroup - 1);
+        round_tiles(p, shared);
     }
 }

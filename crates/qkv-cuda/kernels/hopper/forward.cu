@@ -3,6 +3,9 @@
 // output stay in its registers. The scores of the next keys are multiplied while the softmax of these runs, those of the
 // next tile while this one is written, and the warpgroups take turns, so that one multiplies while another is at its
 // exponentials.
+#ifndef SUMMED_OPERANDS
+#define SUMMED_OPERANDS (HEAD_DIM == 64)
+#endif
 #include "problem.cuh"
 
 #ifndef FWD_GROUPS  // warpgroups that compute

@@ -85,8 +85,10 @@ struct Problem {
     int2* ranges;                                      // 544  [batch, n]: the keys of a query; backward [batch, m]
     int4* extents;                                     // 552  [batch, tiles of 64]: of 64 ranges
     int* order;                                        // 560  [batch · tiles]: which tile comes when, the longest first
-};                                                     // 568
-static_assert(sizeof(Problem) == 568, "the host counts on it");
+    u32* tickets;                                      // 568  [batch · heads_q, query tiles]
+    u32* whole;                                        // 576  [batch · heads_k + 1]: key tiles that have been added; tiles that are rounded
+};                                                     // 584
+static_assert(sizeof(Problem) == 584, "the host counts on it");
 // Work that may wait in line beside the one that is computed: more would end unevenly where tiles do not come longest first,
 // fewer let short rows wait for what must be looked up.
 constexpr int IN_LINE = SEGMENTS || PLAN ? 2 : 1;

@@ -73,6 +73,7 @@ template <int TILE, int OTHER> INLINE void find_order(const Problem& p, int rows
 // segments are no runs has nothing here, and all of it is left to the general kernels. The last block to be done puts the
 // tiles of TILE rows in order, by how many tiles of OTHER on the other side they visit.
 template <bool BY_KEYS, int TILE, int OTHER> INLINE void find_ranges(const Problem& p) {
+    invite_next_kernel();
     int batch = blockIdx.y, rows = BY_KEYS ? p.m : p.n, others = BY_KEYS ? p.n : p.m;
     const int* mine = (BY_KEYS ? p.segments_k : p.segments_q) + (i64)batch * rows;
     const int* its = (BY_KEYS ? p.segments_q : p.segments_k) + (i64)batch * others;

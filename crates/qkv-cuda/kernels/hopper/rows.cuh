@@ -1,55 +1,66 @@
 // Backward's small kernels, linear in the sequence: before the main one, the largest key and value of each head, and of each row
-// Σ out · d_out, its log-sum and its grain; after it, dq rounded; and the gradient of the sinks.
+// Σ out · d_out, its log-sum and its grain; and the gradient of the sinks.
 #pragma once
 
 // Threads that share a row of the statistics: 16 bytes each.
 constexpr int LANES = HEAD_DIM / 8;
 constexpr u32 INFINITE_BITS = ELEMENT == 0 ? 0x7f80 : 0x7c00;
 
-// The largest absolute value of rows 128 · blockIdx.x .. of a matrix, for the whole block; ∞ where one is not a number. Rows
-// from `end` on, which are multiplied though they are masked, count only where they are not finite.
-INLINE float largest(const u16* x, i64 stride, int columns, int rows, int end) {
-    int first = blockIdx.x * 128, lane = threadIdx.x % LANES;
+// The largest absolute value of rows 128 · blockIdx.x .. of a matrix, as bits, of those that this thread reads. Rows from `end`
+// on, which are multiplied though they are masked, count only where they are not finite.
+INLINE u32 largest(const u16* x, i64 stride, int columns, int rows, int end) {
+    int first = blockIdx.x * 128 + threadIdx.x / LANES, lane = threadIdx.x % LANES;
     u32 most = 0;
-    bool wide = columns % 8 == 0 && stride % 8 == 0 && ((u64)x & 15) == 0;
-#pragma unroll
-    for (int r = 0; r < LANES / 2; r++) {
-        int row = first + r * (256 / LANES) + threadIdx.x / LANES;
-        if (row >= rows) continue;
-        u32 here = 0;
-        if (wide) {
-            int c = lane * 8;
-            if (c < columns) {
-                uint4 y = *(const uint4*)(x + row * stride + c);
-                // Magnitudes of 16-bit floats compare as integers.
-                auto take = [&](u32 two) { here = max(here, max(two & 0x7fffu, two >> 16 & 0x7fffu)); };
-                take(y.x), take(y.y), take(y.z), take(y.w);
-            }
-        } else {
-            for (int c = lane; c < columns; c += LANES) here = max(here, (u32)x[row * stride + c] & 0x7fffu);
-        }
+    auto settle = [&](int row, u32 here) {
         if (row < end || here >= INFINITE_BITS) most = max(most, here);
+    };
+    if (columns % 8 == 0 && stride % 8 == 0 && ((u64)x & 15) == 0) {
+        // All are on their way before the first is looked at.
+        uint4 y[LANES / 2];
+#pragma unroll
+        for (int r = 0; r < LANES / 2; r++) {
+            int row = first + r * (256 / LANES);
+            y[r] = row < rows && lane * 8 < columns ? *(const uint4*)(x + row * stride + lane * 8) : make_uint4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (int r = 0; r < LANES / 2; r++) {
+            u32 here = 0;
+            // Magnitudes of 16-bit floats compare as integers.
+            auto take = [&](u32 two) { here = max(here, max(two & 0x7fffu, two >> 16 & 0x7fffu)); };
+            take(y[r].x), take(y[r].y), take(y[r].z), take(y[r].w);
+            settle(first + r * (256 / LANES), here);
+        }
+        return most;
     }
-    __shared__ u32 seen[8];
-    for (int s = 16; s > 0; s /= 2) most = max(most, __shfl_xor_sync(~0u, most, s));
-    __syncthreads();
-    if ((threadIdx.x & 31) == 0) seen[threadIdx.x / 32] = most;
-    __syncthreads();
-    for (int w = 0; w < 8; w++) most = max(most, seen[w]);
-    return widen((u16)min(most, INFINITE_BITS));
+    for (int row = first; row < min(rows, (int)(blockIdx.x + 1) * 128); row += 256 / LANES) {
+        u32 here = 0;
+        for (int c = lane; c < columns; c += LANES) here = max(here, (u32)x[row * stride + c] & 0x7fffu);
+        settle(row, here);
+    }
+    return most;
 }
 
-// The largest |k| and |v| of 128 keys of a head.
+// The largest |k| and |v| of 128 keys of a head; ∞ where one is not a number.
 extern "C" __global__ void __launch_bounds__(256) attention_backward_measure(const __grid_constant__ Problem p) {
+    invite_next_kernel();
     int bh = blockIdx.y, batch = bh / p.heads_k, head = bh - batch * p.heads_k, end = p.m;
 #if LENGTHS
     end = min(end, p.lengths[batch]);
 #endif
-    float2 most;
     int rows = min(p.m, div_up(end, 128) * 128);
-    most.x = largest(p.k + batch * p.k_b + head * p.k_h, p.k_j, p.d, rows, end);
-    most.y = largest(p.v + batch * p.v_b + head * p.v_h, p.v_j, p.dv, rows, end);
-    if (threadIdx.x == 0) p.limits[(i64)bh * gridDim.x + blockIdx.x] = most;
+    u32 key = largest(p.k + batch * p.k_b + head * p.k_h, p.k_j, p.d, rows, end);
+    u32 value = largest(p.v + batch * p.v_b + head * p.v_h, p.v_j, p.dv, rows, end);
+    // Both have 15 bits.
+    u32 most = __reduce_max_sync(~0u, key) << 16 | __reduce_max_sync(~0u, value);
+    __shared__ u32 seen[8];
+    if (lane_id() == 0) seen[threadIdx.x / 32] = most;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    // Nothing here is of the kernel before, but what comes after counts on its end.
+    await_kernel_before();
+    key = value = 0;
+    for (int w = 0; w < 8; w++) key = max(key, seen[w] >> 16), value = max(value, seen[w] & 0xffffu);
+    p.limits[(i64)bh * gridDim.x + blockIdx.x] = make_float2(widen((u16)min(key, INFINITE_BITS)), widen((u16)min(value, INFINITE_BITS)));
 }
 
 // The largest key and value of a head, for each lane of a warp.
@@ -70,9 +81,7 @@ INLINE void add_products(float& sum, float& square, u32 x, u32 y) {
     sum += widen_low(x) * a + widen_high(x) * b, square += a * a + b * b;
 }
 // Of a row: Σ out · d_out less the gradient of its lse, its lse in units of log2, its grain.
-INLINE void write_statistics(const Problem& p, int bh, int i, float sum, float square, float2 most) {
-    i64 at = (i64)bh * p.n + i, to = (i64)bh * (div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD) + i;
-    float lse = i < p.n ? p.lse[at] : MINUS_INFINITY, d_lse = p.d_lse && i < p.n ? p.d_lse[at] : 0.f;
+INLINE void write_statistics(const Problem& p, i64 to, float lse, float d_lse, float sum, float square, float2 most) {
     p.lse2[to] = lse == MINUS_INFINITY ? -MINUS_INFINITY : lse * LOG2E;
     p.delta[to] = sum - d_lse;
     float largest = most.x * (2.f * (DROPOUT ? p.dropout_scale : 1.f) * sqrtf(square * p.dv) * most.y + fabsf(d_lse));
@@ -82,73 +91,56 @@ INLINE void write_statistics(const Problem& p, int bh, int i, float sum, float s
 }
 
 // Σ out · d_out of each row, less the gradient of its lse; the lse in units of log2, +∞ where a row saw nothing or is padding;
-// the grain of its dq; zeros to add dq to.
+// the grain of its dq; its ticket.
 extern "C" __global__ void __launch_bounds__(256) attention_backward_prepare(const __grid_constant__ Problem p) {
+    invite_next_kernel();
     // The first heads last: they are in the cache when the main kernel begins.
     int bh = gridDim.y - 1 - blockIdx.y, batch = bh / p.heads_q, head = bh - batch * p.heads_q;
-    int lane = threadIdx.x % LANES, tiles = div_up(p.n, M), mine = STATISTICS_PAD / M;
-    for (int t = blockIdx.x * mine; t < min(tiles, (int)(blockIdx.x + 1) * mine); t++) {
-        float4* zero = (float4*)(p.dq_sum + ((i64)bh * tiles + t) * (M * D));
-        for (int x = threadIdx.x; x < M * D / 4; x += 256) zero[x] = make_float4(0.f, 0.f, 0.f, 0.f);
-    }
-    float2 most = limits_of(p, batch * p.heads_k + head / (p.heads_q / p.heads_k));
+    int lane = threadIdx.x % LANES, tiles = div_up(p.n, M);
+    constexpr int TILES = STATISTICS_PAD / M;
     const u16* out = p.out + batch * p.out_b + head * p.out_h;
     const u16* d_out = p.d_out + batch * p.d_out_b + head * p.d_out_h;
     bool wide = p.dv % 8 == 0 && (p.out_i | p.out_h | p.out_b | p.d_out_i | p.d_out_h | p.d_out_b) % 8 == 0 && (((u64)p.out | (u64)p.d_out) & 15) == 0;
-#pragma unroll 4
-    for (int r = 0; r < STATISTICS_PAD * LANES / 256; r++) {
-        int i = blockIdx.x * STATISTICS_PAD + r * (256 / LANES) + threadIdx.x / LANES;
-        float sum = 0.f, square = 0.f;
-        auto both = [&](u32 x, u32 y) { add_products(sum, square, x, y); };
-        if (i < p.n) {
-            const u16 *a = out + i * p.out_i, *b = d_out + i * p.d_out_i;
-            if (wide) {
-                int c = lane * 8;
-                if (c < p.dv) {
-                    uint4 x = *(const uint4*)(a + c), y = *(const uint4*)(b + c);
-                    both(x.x, y.x), both(x.y, y.y), both(x.z, y.z), both(x.w, y.w);
-                }
-            } else {
-                for (int c = lane; c < p.dv; c += LANES) both(a[c], b[c]);
-            }
-        }
-#pragma unroll
-        for (int x = LANES / 2; x > 0; x /= 2) sum += __shfl_xor_sync(~0u, sum, x), square += __shfl_xor_sync(~0u, square, x);
-        if (lane == 0) write_statistics(p, bh, i, sum, square, most);
+    // Half of the threads have a row each, in the end.
+    int mine = blockIdx.x * STATISTICS_PAD + threadIdx.x;
+    float lse = MINUS_INFINITY, d_lse = 0.f;
+    if (threadIdx.x < STATISTICS_PAD && mine < p.n) {
+        lse = p.lse[(i64)bh * p.n + mine];
+        if (p.d_lse) d_lse = p.d_lse[(i64)bh * p.n + mine];
     }
-}
-
-// dq from whole numbers to elements, tile by tile. What was added to last is looked at first: it is in the cache.
-extern "C" __global__ void __launch_bounds__(256) attention_backward_finish(const __grid_constant__ Problem p) {
-    int bh = gridDim.y - 1 - blockIdx.y;
-    int batch = bh / p.heads_q, head = bh - batch * p.heads_q, t = threadIdx.x & 127;
-    bool wide = p.d % 8 == 0 && (p.dq_i | p.dq_h | p.dq_b) % 8 == 0 && ((u64)p.dq & 15) == 0;
-    for (int piece = threadIdx.x / 128; piece < PIECES; piece += 2) {
-        const float4* from = (const float4*)(p.dq_sum + ((i64)bh * gridDim.x + blockIdx.x) * (M * D) + piece * 4096) + t;
-        int row = blockIdx.x * M + (M == 128 ? piece * 64 : 0), column = M == 128 ? 0 : piece * 64;
-        float x[32], upper = p.scale, lower = p.scale;
-#if !FREE_ORDER
-        const float* grain = p.grain + (i64)bh * (div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD) + row + fragment_row();
-        upper /= grain[0], lower /= grain[8];
-#endif
+    if (threadIdx.x < TILES && (int)blockIdx.x * TILES + threadIdx.x < tiles) p.tickets[bh * tiles + blockIdx.x * TILES + threadIdx.x] = 0;
+    if (blockIdx.x == 0 && threadIdx.x == 0 && head % (p.heads_q / p.heads_k) == 0) p.whole[batch * p.heads_k + head / (p.heads_q / p.heads_k)] = 0;
+    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) p.whole[p.batch * p.heads_k] = 0;
+    __shared__ float2 sums[STATISTICS_PAD];
+    constexpr int EACH = 4;  // rows that are on their way to a thread at a time
+    for (int r = 0; r < STATISTICS_PAD * LANES / 256; r += EACH) {
+        uint4 x[EACH], y[EACH];
+        int first = r * (256 / LANES) + threadIdx.x / LANES;
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            float4 y = from[i * 128];
-            x[4 * i] = y.x, x[4 * i + 1] = y.y, x[4 * i + 2] = y.z, x[4 * i + 3] = y.w;
+        for (int e = 0; e < EACH; e++) {
+            int i = blockIdx.x * STATISTICS_PAD + first + e * (256 / LANES);
+            x[e] = y[e] = make_uint4(0, 0, 0, 0);
+            if (wide && i < p.n && lane * 8 < p.dv) x[e] = *(const uint4*)(out + i * p.out_i + lane * 8), y[e] = *(const uint4*)(d_out + i * p.d_out_i + lane * 8);
         }
-#if !FREE_ORDER
 #pragma unroll
-        for (int i = 0; i < 32; i++) x[i] = __int2float_rn(__float_as_int(x[i]));
-#endif
-        if (MASKED) {
-            float sum = 0.f;  // not a number where one of them is not finite
+        for (int e = 0; e < EACH; e++) {
+            int row = first + e * (256 / LANES), i = blockIdx.x * STATISTICS_PAD + row;
+            float sum = 0.f, square = 0.f;
+            auto both = [&](u32 x, u32 y) { add_products(sum, square, x, y); };
+            if (wide) both(x[e].x, y[e].x), both(x[e].y, y[e].y), both(x[e].z, y[e].z), both(x[e].w, y[e].w);
+            else if (i < p.n)
+                for (int c = lane; c < p.dv; c += LANES) both(out[i * p.out_i + c], d_out[i * p.d_out_i + c]);
 #pragma unroll
-            for (int i = 0; i < 32; i++) sum += x[i] * (i & 2 ? lower : upper) * 0.f;
-            // Rows from n on have grains like any other.
-            if (sum != 0.f && row < p.n) tell_broken(p, p.broken_q, bh, div_up(p.n, 64), row / 64);
+            for (int s = LANES / 2; s > 0; s /= 2) sum += __shfl_xor_sync(~0u, sum, s), square += __shfl_xor_sync(~0u, square, s);
+            if (lane == 0) sums[row] = make_float2(sum, square);
         }
-        store_fragment(p.dq + batch * p.dq_b + head * p.dq_h + row * p.dq_i + column, p.dq_i, x, upper, lower, p.n - row, p.d - column, wide);
     }
+    __syncthreads();
+    // The largest keys and values are of the kernel before; nothing until here is.
+    await_kernel_before();
+    if (threadIdx.x >= STATISTICS_PAD) return;
+    float2 most = limits_of(p, batch * p.heads_k + head / (p.heads_q / p.heads_k)), sum = sums[threadIdx.x];
+    write_statistics(p, (i64)bh * (div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD) + mine, lse, d_lse, sum.x, sum.y, most);
 }
 
 // The sink of a head takes the mass exp(sink − lse) of each row.

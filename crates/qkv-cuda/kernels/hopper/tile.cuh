@@ -18,6 +18,9 @@ typedef long long i64;
 #define WATCHDOG 0
 #endif
 
+#ifndef SUMMED_OPERANDS  // where parts of a tile lie is found by adding to where it begins
+#define SUMMED_OPERANDS 0
+#endif
 #ifndef EVERY_LANE  // 1: all lanes of a warp arrive, not one for all, which racecheck does not follow: for checks only
 #define EVERY_LANE 0
 #endif
@@ -83,6 +86,11 @@ struct Barrier {
 };
 INLINE void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
+// A kernel that is launched early: from here on, the one before it is done and what it wrote is there. And the word to the
+// next one that it may be brought onto the card.
+INLINE void await_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+INLINE void invite_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
 // A ring of STAGES places: the place and its parity for the n-th use.
 template <int STAGES> struct Ring {
     u32 place = 0, parity = 0;
@@ -133,8 +141,16 @@ INLINE void add_integers(float* to, u32 from, int bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%0], [%1], %2;"
                  ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
+// Words in shared memory take the place of words in device memory.
+INLINE void store_bytes(float* to, u32 from, int bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
 INLINE void commit_copies() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 INLINE void wait_copies_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Waits until all but the last PENDING groups are done, as every thread of the card sees it.
+template <int PENDING> INLINE void wait_copies() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory"); }
+// What this thread knows to be in device memory, the copy engine sees.
+INLINE void fence_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 // ---------------------------------------------------------------------------------------------- numbers
 
@@ -234,6 +250,12 @@ INLINE u64 operand(u32 at, int across = 16) {
     return (u64)(at >> 4 & 0x3fff) | (u64)(across >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
 
+// The same, so many bytes further on, which is known: added to what is known of the beginning, or found anew. Either is the faster in
+// some kernels, as measured: LADDER.md.
+template <bool ADDED = SUMMED_OPERANDS> INLINE u64 operand_at(u32 at, int bytes, int across = 16) {
+    return ADDED ? operand(at, across) + (bytes >> 4) : operand(at + bytes, across);
+}
+
 INLINE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 INLINE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits until at most PENDING committed groups are still running.
@@ -320,24 +342,24 @@ template <int N, bool ADD, int TURN_A, int TURN_B> INLINE void product_step(floa
 template <int N, int DEPTH, int A_ROWS, int B_ROWS = N> INLINE void product_rows(float (&x)[N / 2], u32 a, u32 b) {
 #pragma unroll
     for (int k = 0; k < DEPTH / 16; k++)
-        product_step<N, false, 0, 0>(x, operand(a + (k / 4) * A_ROWS * 128 + k % 4 * 32), operand(b + (k / 4) * B_ROWS * 128 + k % 4 * 32), k);
+        product_step<N, false, 0, 0>(x, operand_at(a, (k / 4) * A_ROWS * 128 + k % 4 * 32), operand_at(b, (k / 4) * B_ROWS * 128 + k % 4 * 32), k);
 }
 // x += A · B: A in registers, B a tile whose DEPTH rows are summed over; N of its columns, from a multiple of 64.
 template <int N, int DEPTH, int B_ROWS = DEPTH> INLINE void product_columns(float (&x)[N / 2], const u32 (&a)[DEPTH / 4], u32 b) {
 #pragma unroll
-    for (int k = 0; k < DEPTH / 16; k++) Product<N>::template registers<1>(x, a + 4 * k, operand(b + k * 2048, B_ROWS * 128));
+    for (int k = 0; k < DEPTH / 16; k++) Product<N>::template registers<1>(x, a + 4 * k, operand_at(b, k * 2048, B_ROWS * 128));
 }
 // x = Aᵀ · B, where the DEPTH rows of both tiles are summed over; 64 columns of A give the rows.
 template <int N, int DEPTH, int A_ROWS = DEPTH, int B_ROWS = DEPTH> INLINE void product_turned(float (&x)[N / 2], u32 a, u32 b) {
 #pragma unroll
     for (int k = 0; k < DEPTH / 16; k++)
-        product_step<N, false, 1, 1>(x, operand(a + k * 2048, A_ROWS * 128), operand(b + k * 2048, B_ROWS * 128), k);
+        product_step<N, false, 1, 1>(x, operand_at(a, k * 2048, A_ROWS * 128), operand_at(b, k * 2048, B_ROWS * 128), k);
 }
 // x += A · B: A is 64 rows along whose elements is summed, B a tile whose DEPTH rows are.
 template <int N, int DEPTH, int A_ROWS, int B_ROWS = DEPTH> INLINE void product_mixed(float (&x)[N / 2], u32 a, u32 b) {
 #pragma unroll
     for (int k = 0; k < DEPTH / 16; k++)
-        product_step<N, true, 0, 1>(x, operand(a + (k / 4) * A_ROWS * 128 + k % 4 * 32), operand(b + k * 2048, B_ROWS * 128), k);
+        product_step<N, true, 0, 1>(x, operand_at(a, (k / 4) * A_ROWS * 128 + k % 4 * 32), operand_at(b, k * 2048, B_ROWS * 128), k);
 }
 
 // ---------------------------------------------------------------------------------------------- fragments
@@ -419,14 +441,14 @@ template <int COUNT, int ROWS> INLINE void store_tile(u32 to, const u32 (&x)[COU
 // way of a tile in shared memory that nobody else uses: the fragment's 64 rows of a tile of ROWS are those at `tile`. Few
 // instructions, in a loop: a kernel's end is not in the instruction cache, and straight code runs at the pace of its
 // misses. Rows below `rows` and columns below `columns` are written; `wide` where they may be, 16 bytes at a time.
-// Says whether the thread wrote what is not finite.
-template <int ROWS, int COUNT>
+// Says whether the thread wrote what is not finite. SURE: no factor is 0.
+template <int ROWS, bool SURE = false, int COUNT>
 INLINE bool write_fragment(u32 tile, u16* to, i64 stride, const float (&x)[COUNT], float upper, float lower, int rows, int columns, bool wide) {
     u32 packed[COUNT / 2];
 #pragma unroll
     for (int i = 0; i < COUNT / 2; i++) {
         float factor = i & 1 ? lower : upper;
-        packed[i] = factor == 0.f ? 0 : pack(x[2 * i] * factor, x[2 * i + 1] * factor);
+        packed[i] = !SURE && factor == 0.f ? 0 : pack(x[2 * i] * factor, x[2 * i + 1] * factor);
     }
     store_tile<COUNT / 2, ROWS>(tile, packed);
     __syncwarp();
@@ -460,6 +482,11 @@ INLINE void store_shared(u32 at, float a, float b, float c, float d) {
 }
 INLINE void store_shared(u32 at, int a, int b, int c, int d) {
     asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+INLINE int4 load_shared4(u32 at) {
+    int4 x;
+    asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(at) : "memory");
+    return x;
 }
 INLINE float load_shared(u32 at) {
     float x;

@@ -1,10 +1,10 @@
 // Backward's way through the tiles: what lies in shared memory, which query tiles a key tile visits, the thread that has the
-// copy engine bring them, and the one that has it add dq up. backward.cu says the sizes.
+// copy engine bring them, and the one that finds work. backward.cu says the sizes.
 #pragma once
 
 struct Shared {
     u32 base;
-    INLINE u32 k() const { return base + K_AT; }
+    INLINE u32 k(u32 place) const { return base + K_AT + place * KV_BYTES; }
     INLINE u32 v() const { return base + V_AT; }
     INLINE u32 q(u32 place) const { return base + Q_AT + place * Q_BYTES; }
     INLINE u32 o(u32 place) const { return base + O_AT + place * Q_BYTES; }
@@ -16,18 +16,25 @@ struct Shared {
     INLINE u32 delta(u32 place) const { return base + DELTA_AT + place * M * 4; }
     INLINE u32 drop(int group) const { return base + DROP_AT + group * COLUMNS * 8; }
     INLINE Barrier barrier(u32 index) const { return {base + BARRIERS_AT + index * 8}; }
-    INLINE Barrier k_full() const { return barrier(0); }
-    INLINE Barrier v_full() const { return barrier(1); }
-    INLINE Barrier k_empty() const { return barrier(2); }
-    INLINE Barrier v_empty() const { return barrier(3); }
-    INLINE Barrier q_full(u32 i) const { return barrier(4 + i); }
-    INLINE Barrier q_empty(u32 i) const { return barrier(4 + Q_STAGES + i); }
-    INLINE Barrier o_full(u32 i) const { return barrier(4 + 2 * Q_STAGES + i); }
-    INLINE Barrier o_empty(u32 i) const { return barrier(4 + 2 * Q_STAGES + O_STAGES + i); }
-    INLINE Barrier add_full() const { return barrier(4 + 2 * Q_STAGES + 2 * O_STAGES); }
-    INLINE Barrier add_empty() const { return barrier(5 + 2 * Q_STAGES + 2 * O_STAGES); }
-    INLINE Barrier work_full(u32 i) const { return barrier(6 + 2 * Q_STAGES + 2 * O_STAGES + i); }
-    INLINE Barrier work_empty(u32 i) const { return barrier(8 + 2 * Q_STAGES + 2 * O_STAGES + i); }
+    INLINE Barrier v_full() const { return barrier(0); }
+    INLINE Barrier v_empty() const { return barrier(1); }
+    INLINE Barrier add_full() const { return barrier(2); }
+    INLINE Barrier add_empty() const { return barrier(3); }
+    INLINE Barrier work_full(u32 i) const { return barrier(4 + i); }
+    INLINE Barrier work_empty(u32 i) const { return barrier(6 + i); }
+    INLINE Barrier q_full(u32 i) const { return barrier(8 + i); }
+    INLINE Barrier q_empty(u32 i) const { return barrier(8 + Q_STAGES + i); }
+    INLINE Barrier o_full(u32 i) const { return barrier(8 + 2 * Q_STAGES + i); }
+    INLINE Barrier o_empty(u32 i) const { return barrier(8 + 2 * Q_STAGES + O_STAGES + i); }
+    INLINE Barrier k_full(u32 i) const { return barrier(8 + 2 * Q_STAGES + 2 * O_STAGES + i); }
+    INLINE Barrier k_empty(u32 i) const { return barrier(8 + 2 * Q_STAGES + 2 * O_STAGES + K_STAGES + i); }
+    // Which piece of dq a warpgroup rounds next.
+    INLINE void put_next(int group, int x) const { asm volatile("st.shared.s32 [%0], %1;" ::"r"(base + NEXT_AT + group * 4), "r"(x) : "memory"); }
+    INLINE int get_next(int group) const {
+        int x;
+        asm volatile("ld.shared.s32 %0, [%1];" : "=r"(x) : "r"(base + NEXT_AT + group * 4) : "memory");
+        return x;
+    }
     // The next work: its key tile, doubled, with a bit for whether any query sees it; its place in a list; its head; its
     // sequence, doubled, with a bit for whether there is any work at all.
     INLINE void put_work(u32 i, int tile, int place, int head, int batch) const {
@@ -155,9 +162,10 @@ struct Walk {
 INLINE void scout(const Problem& p, const Shared& shared, const TensorMap& map_k, const TensorMap& map_v) {
     int tiles = div_up(p.m, N), total = tiles * p.heads_k * p.batch;
     Ring<IN_LINE> next;
-    for (bool first = true;; first = false) {
+    for (;;) {
         shared.work_empty(next.place).wait(next.parity ^ 1);
-        int index = first ? blockIdx.x : atomicAdd(p.counter, 1) + gridDim.x;
+        // Even the first is only taken by a block that runs: in the end, others wait for it.
+        int index = atomicAdd(p.counter, 1);
         bool more = index < total;
         Work w(p, more ? index : 0, tiles, p.heads_k, false);
         Walk walk(p, w);
@@ -177,25 +185,26 @@ INLINE void load(const Problem& p, const Shared& shared, const TensorMap& map_q,
     Ring<Q_STAGES> q;
     Ring<O_STAGES> o;
     Ring<IN_LINE> next;
-    Ring<1> kv;
-    for (Work w; shared.take_work(next, w);) {
+    u32 works = 0;
+    for (Work w; shared.take_work(next, w); works++) {
         Walk walk(p, w);
         w.tile = walk.key_tile;
-        shared.k_empty().wait(kv.parity ^ 1);
-        shared.k_full().expect(KV_BYTES);
-        load_tile<N, D>(shared.k(), map_k, shared.k_full(), w.tile * N, w.head, w.batch);
-        bool values = false;
-        // The values come after the first queries: their place is free later than that of the keys.
+        auto load_keys = [&]() {
+            u32 place = works % K_STAGES;
+            shared.k_empty(place).wait(works / K_STAGES & 1 ^ 1);
+            shared.k_full(place).expect(KV_BYTES);
+            load_tile<N, D>(shared.k(place), map_k, shared.k_full(place), w.tile * N, w.head, w.batch);
+        };
         auto load_values = [&]() {
-            if (values) return;
-            values = true;
-            shared.v_empty().wait(kv.parity ^ 1);
-            kv.next();
+            shared.v_empty().wait(works & 1 ^ 1);
             shared.v_full().expect(KV_BYTES);
             load_tile<N, D>(shared.v(), map_v, shared.v_full(), w.tile * N, w.head, w.batch);
         };
+        // In the order in which their places become free: the first queries before the keys and values.
+        bool first = walk.valid();
+        if (!first) load_keys(), load_values();
 #pragma unroll 1
-        for (bool more = walk.valid(); more;) {
+        for (bool more = first; more; first = false) {
             int tile = walk.tile(), row = tile * M, head = walk.head;
             u32 bits = NO_BITS, flags = walk.partial(bits);
             walk.next();
@@ -208,39 +217,12 @@ INLINE void load(const Problem& p, const Shared& shared, const TensorMap& map_q,
             load_bytes(shared.lse(q.place), p.lse2 + at, M * 4, shared.q_full(q.place));
             load_bytes(shared.grain(q.place), p.grain + at, M * 4, shared.q_full(q.place));
             q.next();
-            load_values();
             shared.o_empty(o.place).wait(o.parity ^ 1);
             shared.o_full(o.place).expect(Q_BYTES + M * 4);
             load_tile<M, D>(shared.o(o.place), map_o, shared.o_full(o.place), row, head, w.batch);
             load_bytes(shared.delta(o.place), p.delta + at, M * 4, shared.o_full(o.place));
             o.next();
-        }
-        load_values();
-    }
-}
-
-// Adds the dq tiles up in device memory.
-INLINE void add(const Problem& p, const Shared& shared) {
-    int query_tiles = div_up(p.n, M);
-    Ring<IN_LINE> next;
-    u32 count = 0;
-    for (Work w; shared.take_work(next, w);) {
-#pragma unroll 1
-        for (Walk walk(p, w); walk.valid(); walk.next()) {
-            float* to = p.dq_sum + (((i64)w.batch * p.heads_q + walk.head) * query_tiles + walk.tile()) * (M * D);
-#pragma unroll
-            for (int round = 0; round < ROUNDS; round++) {
-                shared.add_full().wait(count++ & 1);
-                // Warpgroup g has the pieces g · ROUNDS ..
-#pragma unroll
-                for (int g = 0; g < GROUPS; g++) {
-                    if (FREE_ORDER) add_floats(to + (g * ROUNDS + round) * 4096, shared.add(g), 4096 * 4);
-                    else add_integers(to + (g * ROUNDS + round) * 4096, shared.add(g), 4096 * 4);
-                }
-                commit_copies();
-                wait_copies_read();
-                shared.add_empty().arrive();
-            }
+            if (first) load_keys(), load_values();
         }
     }
 }

@@ -64,6 +64,8 @@ pub(super) struct Parameters {
     pub ranges: u64,
     pub extents: u64,
     pub order: u64,
+    pub tickets: u64,
+    pub whole: u64,
 }
 
 impl Parameters {
@@ -81,9 +83,10 @@ mod tests {
 
     #[test]
     fn parameters_lie_where_the_kernels_look_for_them() {
-        assert_eq!(size_of::<Parameters>(), 568);
+        assert_eq!(size_of::<Parameters>(), 584);
         assert_eq!((offset_of!(Parameters, limits), offset_of!(Parameters, v)), (448, 488));
         assert_eq!((offset_of!(Parameters, broken), offset_of!(Parameters, order)), (520, 560));
+        assert_eq!((offset_of!(Parameters, tickets), offset_of!(Parameters, whole)), (568, 576));
         assert_eq!((offset_of!(Parameters, seed), offset_of!(Parameters, lse)), (64, 104));
         assert_eq!((offset_of!(Parameters, bias), offset_of!(Parameters, counter)), (168, 224));
         assert_eq!((offset_of!(Parameters, dq), offset_of!(Parameters, d_v)), (272, 336));

@@ -1,0 +1,153 @@
+// Backward's sum of dq: the thread that has the copy engine add tiles up in device memory, and what rounds them in the end.
+// backward.cu says the sizes.
+//
+// Nobody clears what is added to. Each tile has a ticket, 0 before: the first block to come puts its part there, the others wait
+// until it is there, and add to it. A block that finds no more work rounds tiles of heads that are whole, until all are.
+#pragma once
+
+// Of a ticket: one has begun; what it put is there.
+constexpr u32 BEGUN = 1, THERE = 2;
+
+INLINE u32 peek(const u32* at) {
+    u32 x;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
+    return x;
+}
+// These show to whoever sees the word afterwards what this thread knows to be in device memory.
+INLINE void show(u32* at, u32 bits) { asm volatile("red.or.release.gpu.global.b32 [%0], %1;" ::"l"(at), "r"(bits) : "memory"); }
+INLINE void show_one_more(u32* at) { asm volatile("red.add.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(1) : "memory"); }
+// Waits until a word is no less.
+INLINE void await_count(const u32* at, u32 count) {
+#if WATCHDOG
+    for (u32 tries = 0; peek(at) < count && tries < 20000; tries++) {}
+#else
+    while (peek(at) < count) {}
+#endif
+}
+
+// Adds the dq tiles up in device memory.
+INLINE void add(const Problem& p, const Shared& shared) {
+    int query_tiles = div_up(p.n, M);
+    Ring<IN_LINE> next;
+    u32 count = 0;
+    for (Work w; shared.take_work(next, w);) {
+        Walk walk(p, w);
+        int tile = 0;
+        u32 ticket = 0;
+        // A trip to a ticket takes a while beside all that is added: it is begun a step before its answer is looked at.
+        auto claim = [&]() {
+            if (!walk.valid()) return;
+            tile = (w.batch * p.heads_q + walk.head) * query_tiles + walk.tile();
+            ticket = atomicOr(p.tickets + tile, BEGUN);
+        };
+        claim();
+#pragma unroll 1
+        while (walk.valid()) {
+            int now = tile;
+            float* to = p.dq_sum + (i64)now * (M * D);
+            bool first = false;
+#pragma unroll
+            for (int round = 0; round < ROUNDS; round++) {
+                shared.add_full().wait(count++ & 1);
+                if (round == 0) {
+                    first = !(ticket & BEGUN);
+                    if (!first && !(ticket & THERE)) await_count(p.tickets + now, THERE);
+                }
+                // Warpgroup g has the pieces g · ROUNDS ..
+#pragma unroll
+                for (int g = 0; g < GROUPS; g++) {
+                    if (first) store_bytes(to + (g * ROUNDS + round) * 4096, shared.add(g), 4096 * 4);
+                    else if (FREE_ORDER) add_floats(to + (g * ROUNDS + round) * 4096, shared.add(g), 4096 * 4);
+                    else add_integers(to + (g * ROUNDS + round) * 4096, shared.add(g), 4096 * 4);
+                }
+                commit_copies();
+                wait_copies_read();
+                shared.add_empty().arrive();
+            }
+            walk.next();
+            claim();
+            if (first) {
+                wait_copies<0>();
+                show(p.tickets + now, THERE);
+            }
+        }
+        wait_copies<0>();
+        show_one_more(p.whole + w.batch * p.heads_k + w.head);
+    }
+}
+
+// Pieces of dq, 64 × 64, from whole numbers to elements: two at a time, by a warpgroup.
+struct Rounding {
+    const Problem& p;
+    int bh, tile, tiles;
+    float x[2][32];
+    // Where nobody came, nothing is there.
+    bool some;
+    INLINE Rounding(const Problem& p, int bh, int tile, int tiles) : p(p), bh(bh), tile(tile), tiles(tiles) {
+        some = __ldcg(p.tickets + bh * tiles + tile) & THERE;
+    }
+    INLINE void load(int piece) {
+        const float4* from = (const float4*)(p.dq_sum + ((i64)bh * tiles + tile) * (M * D) + piece * 4096) + (threadIdx.x & 127);
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            float4 y = __ldcg(from + i * 128);
+            float* to = x[i / 8] + i % 8 * 4;
+            to[0] = y.x, to[1] = y.y, to[2] = y.z, to[3] = y.w;
+        }
+    }
+    INLINE void write(int piece, float (&x)[32]) const {
+        int batch = bh / p.heads_q, head = bh - batch * p.heads_q;
+        bool wide = p.d % 8 == 0 && (p.dq_i | p.dq_h | p.dq_b) % 8 == 0 && ((u64)p.dq & 15) == 0;
+        int row = tile * M + (M == 128 ? piece * 64 : 0), column = M == 128 ? 0 : piece * 64;
+        float upper = p.scale, lower = p.scale;
+#if !FREE_ORDER
+        const float* grain = p.grain + (i64)bh * (div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD) + row + fragment_row();
+        upper *= reciprocal(grain[0]), lower *= reciprocal(grain[8]);  // powers of two
+#pragma unroll
+        for (int i = 0; i < 32; i++) x[i] = __int2float_rn(__float_as_int(x[i]));
+#endif
+        if (!some) upper = lower = 0.f;
+        if (MASKED) {
+            float sum = 0.f;  // not a number where one of them is not finite
+#pragma unroll
+            for (int i = 0; i < 32; i++) sum += x[i] * (i & 2 ? lower : upper) * 0.f;
+            // Rows from n on have grains like any other.
+            if (some && sum != 0.f && row < p.n) tell_broken(p, p.broken_q, bh, div_up(p.n, 64), row / 64);
+        }
+        store_fragment(p.dq + batch * p.dq_b + head * p.dq_h + row * p.dq_i + column, p.dq_i, x, upper, lower, p.n - row, p.d - column, wide);
+    }
+    INLINE void run() {
+#pragma unroll 1
+        for (int piece = 0; piece < PIECES; piece += 2) {
+            load(piece);
+            write(piece, x[0]), write(piece + 1, x[1]);
+        }
+    }
+};
+
+// Rounds what is whole: each warpgroup for itself takes tile after tile of all, the first heads first.
+INLINE void round_tiles(const Problem& p, const Shared& shared) {
+    // Found anew: known from before, it would change how the products are compiled.
+    int group = (int)(threadIdx.x >> 7) - 1, tiles = div_up(p.n, M), all = p.batch * p.heads_q * tiles, whole = -1;
+    u32* counter = p.whole + p.batch * p.heads_k;
+    bool leads = (threadIdx.x & 127) == 0;
+    auto take = [&](int x) {
+        if (leads) shared.put_next(group, x);
+        named_sync(4 + group, 128);
+        x = shared.get_next(group);
+        named_sync(4 + group, 128);
+        return x;
+    };
+    int at = take(leads ? atomicAdd(counter, 1) : 0);
+    while (at < all) {
+        int next = leads ? atomicAdd(counter, 1) : 0;
+        int bh = at / tiles, batch = bh / p.heads_q, bh_k = batch * p.heads_k + (bh - batch * p.heads_q) / (p.heads_q / p.heads_k);
+        if (whole != bh_k) {
+            whole = bh_k;
+            if (leads) await_count(p.whole + bh_k, div_up(p.m, N));
+            named_sync(4 + group, 128);
+        }
+        Rounding(p, bh, at - bh * tiles, tiles).run();
+        at = take(next);
+    }
+}
