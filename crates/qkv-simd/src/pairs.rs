@@ -544,6 +544,21 @@ mod tests {
     }
 
     #[test]
+    fn a_row_whose_log_sum_is_not_a_number_has_no_numbers_whatever_its_bits() {
+        for (_, pairs) in units() {
+            let (scores, mut grads) = (vec![1.0f32; 2 * 32], vec![1.0f32; 2 * 32]);
+            let [mut weights, mut turned] = [(); 2].map(|()| vec![bf16::ZERO; 2 * BLOCK]);
+            let how = Exponential { scale: 1.0, spans: &[], sharp: false };
+            let lse = [f32::from_bits(0x7fff_ffff), 1.0];
+            let of = RowGradient { lse: &lse, delta: &[0.0; 2], entropy: &[], scale: 1.0 };
+            let into = Blocks { weights: &mut weights, grads: &mut turned, chunks: 1, chunk: 0 };
+            pairs.softmax_gradient(&scores, &mut grads, 32, 2, 32, how, of, into);
+            assert!(weights[..DEPTH].chunks_exact(2).all(|two| two[0].is_nan() && two[1] == bf16::ONE));
+            assert!(turned[..DEPTH].chunks_exact(2).all(|two| two[0].is_nan() && two[1] == bf16::ONE));
+        }
+    }
+
+    #[test]
     fn knowing_how_far_scores_can_lie_changes_no_bits() {
         for (_, pairs) in units() {
             let (rows, width) = (32, 128);

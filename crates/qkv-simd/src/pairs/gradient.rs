@@ -40,26 +40,11 @@ pub(super) unsafe fn gradient<const AWAKE: bool>(
         }
         let first = Line::new(tiles, row, 2 * pair, rows, width, &how, &of);
         let second = Line::new(tiles, row, 2 * pair + 1, rows, width, &how, &of);
-        let at = pair * DEPTH;
-        if panels.is_multiple_of(2) && first.span == (0, panels) && second.span == (0, panels) {
-            for chunk in 0..panels / 2 {
-                let (a0, b0) = (first.make(2 * chunk), second.make(2 * chunk));
-                to.store(at, 2 * chunk, a0, b0);
-                let (a1, b1) = (first.make(2 * chunk + 1), second.make(2 * chunk + 1));
-                to.store(at, 2 * chunk + 1, a1, b1);
-                store(first.grads.cast::<bf16>().add(chunk * DEPTH), a0.1, a1.1);
-                store(second.grads.cast::<bf16>().add(chunk * DEPTH), b0.1, b1.1);
-            }
-            continue;
-        }
-        for panel in 0..panels {
-            to.store(at, panel, first.make_if_there(panel), second.make_if_there(panel));
-        }
-        for line in [first, second].iter().take(rows.saturating_sub(2 * pair)) {
-            for chunk in 0..panels.div_ceil(2) {
-                let (low, high) = (line.make_if_there(2 * chunk).1, line.make_if_there(2 * chunk + 1).1);
-                store(line.grads.cast::<bf16>().add(chunk * DEPTH), low, high);
-            }
+        let all = |line: &Line| line.span == (0, panels);
+        if panels.is_multiple_of(2) && all(&first) && all(&second) {
+            to.fill::<true>(pair, panels, &first, &second);
+        } else {
+            to.fill::<false>(pair, panels, &first, &second);
         }
     }
 }
@@ -72,6 +57,28 @@ struct Two {
 }
 
 impl Two {
+    /// Makes two rows and stores them: a row of each block, and the gradients as they lie. `ALL` where both have all panels, in whole
+    /// chunks.
+    #[inline(always)]
+    unsafe fn fill<const ALL: bool>(&self, pair: usize, panels: usize, first: &Line, second: &Line) {
+        let at = pair * DEPTH;
+        for chunk in 0..panels.div_ceil(2) {
+            let (low, high) = (2 * chunk, 2 * chunk + 1);
+            let (a0, b0) = (first.make::<ALL>(low), second.make::<ALL>(low));
+            self.store(at, low, a0, b0);
+            let (a1, b1) = (first.make::<ALL>(high), second.make::<ALL>(high));
+            if ALL || high < panels {
+                self.store(at, high, a1, b1);
+            }
+            if ALL || first.there {
+                store(first.grads.cast::<bf16>().add(chunk * DEPTH), a0.1, a1.1);
+            }
+            if ALL || second.there {
+                store(second.grads.cast::<bf16>().add(chunk * DEPTH), b0.1, b1.1);
+            }
+        }
+    }
+
     /// Stores a row of each block of a panel, from the weights and gradients of two rows.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
@@ -86,6 +93,7 @@ impl Two {
 struct Line {
     scores: *const f32,
     grads: *mut f32,
+    there: bool,
     /// The panels outside of which every score is absent.
     span: (usize, usize),
     scale: f32,
@@ -109,21 +117,27 @@ impl Line {
         let there = r < rows;
         let (at, (start, end)) = if there { (r, how.span(r, width)) } else { (0, (0, 0)) };
         let (lse, delta) = if there { (*of.lse.get_unchecked(at), *of.delta.get_unchecked(at)) } else { (0.0, 0.0) };
+        // Whatever a NaN carries: with all bits set, rounding would make a zero of it.
+        let plain = |x: f32| if x.is_nan() { f32::NAN } else { x };
         Line {
             scores: tiles.0.add(at * row),
             grads: tiles.1.add(at * row),
+            there,
             span: (start / SIDE, end / SIDE),
             scale: how.scale * std::f32::consts::LOG2_E,
-            lse: lse * std::f32::consts::LOG2_E,
+            lse: plain(lse) * std::f32::consts::LOG2_E,
             after: of.scale,
-            delta,
+            delta: plain(delta),
         }
     }
 
-    /// The weights of a panel, and the gradients of its scores.
+    /// The weights of a panel, and the gradients of its scores; zeros where the row has none, unless it has `ALL`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    unsafe fn make(&self, panel: usize) -> (__m512, __m512) {
+    unsafe fn make<const ALL: bool>(&self, panel: usize) -> (__m512, __m512) {
+        if !ALL && !(self.span.0..self.span.1).contains(&panel) {
+            return (_mm512_setzero_ps(), _mm512_setzero_ps());
+        }
         let score = _mm512_loadu_ps(self.scores.add(panel * SIDE));
         let there = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(score, _mm512_set1_ps(f32::NEG_INFINITY));
         let x = _mm512_fmsub_ps(score, _mm512_set1_ps(self.scale), _mm512_set1_ps(self.lse));
@@ -133,19 +147,9 @@ impl Line {
         let grad = _mm512_mul_ps(_mm512_sub_ps(grad, _mm512_set1_ps(self.delta)), _mm512_set1_ps(self.after));
         (weight, _mm512_maskz_mul_ps(there, weight, grad))
     }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    unsafe fn make_if_there(&self, panel: usize) -> (__m512, __m512) {
-        if (self.span.0..self.span.1).contains(&panel) {
-            self.make(panel)
-        } else {
-            (_mm512_setzero_ps(), _mm512_setzero_ps())
-        }
-    }
 }
 
-/// Two rows, rounded, pair by pair.
+/// Two rows, rounded to the nearest, halves away from zero, pair by pair.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn side_by_side(first: __m512, second: __m512) -> __m512i {
