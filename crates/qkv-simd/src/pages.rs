@@ -8,7 +8,8 @@
 /// A large page. Those of other sizes are multiples of it or are not asked for.
 const PAGE: usize = 2 << 20;
 
-/// Asks for large pages under the memory of a vector: best before it is touched. What it holds stays what it is.
+/// Asks for large pages under the memory of a vector: best before it is touched. What it holds stays what it is. A page at either
+/// end is asked for if at least half of it is the vector's: of vectors that lie one after the other, none is left out.
 ///
 /// ```
 /// let mut zeros = vec![0.0f32; 3 << 20];
@@ -16,8 +17,9 @@ const PAGE: usize = 2 << 20;
 /// assert!(zeros.iter().all(|&x| x == 0.0));
 /// ```
 pub fn prefer_large<T>(memory: &mut Vec<T>) {
-    let start = (memory.as_mut_ptr() as usize).next_multiple_of(PAGE);
-    let end = (memory.as_ptr() as usize + memory.capacity() * size_of::<T>()) / PAGE * PAGE;
+    let nearest = |address: usize| (address + PAGE / 2) / PAGE * PAGE;
+    let first = memory.as_mut_ptr() as usize;
+    let (start, end) = (nearest(first), nearest(first + memory.capacity() * size_of::<T>()));
     if start < end {
         advise(start, end - start);
     }
@@ -30,8 +32,7 @@ fn advise(start: usize, bytes: usize) {
         fn madvise(start: *mut c_void, bytes: usize, advice: c_int) -> c_int;
     }
     const HUGE: c_int = 14;
-    // SAFETY: whole pages inside the vector, which nobody else has; this advice changes nothing that can be read. Whether it is
-    // taken is of no concern.
+    // SAFETY: this advice changes nothing that can be read, in memory of ours or of others. Whether it is taken is of no concern.
     unsafe { madvise(start as *mut c_void, bytes, HUGE) };
 }
 

@@ -7,7 +7,10 @@ use crate::number::{Element, Real};
 
 struct Widen<'a, T: Element> {
     from: &'a [T],
+    from_row: usize,
+    width: usize,
     to: &'a mut [T::Acc],
+    to_row: usize,
 }
 
 /// Copies a row into the type of sums, and says whether all of it was finite.
@@ -16,7 +19,23 @@ struct Widen<'a, T: Element> {
 /// Where the rows differ in length.
 pub(crate) fn widen<T: Element>(isa: Isa, from: &[T], to: &mut [T::Acc]) -> bool {
     assert_eq!(from.len(), to.len());
-    dispatch(isa, Widen { from, to })
+    widen_rows(isa, (from, from.len()), from.len(), (to, from.len()))
+}
+
+/// Copies rows of `width` numbers at distance `from_row`, pads each with zeros to `to_row`, and says whether all was finite: as many
+/// as there is room for.
+///
+/// # Panics
+/// Where there are fewer, or they are shorter.
+pub(crate) fn widen_rows<T: Element>(
+    isa: Isa,
+    (from, from_row): (&[T], usize),
+    width: usize,
+    (to, to_row): (&mut [T::Acc], usize),
+) -> bool {
+    let count = to.len().checked_div(to_row).unwrap_or(0);
+    assert!(to_row >= width && (count == 0 || from.len() >= (count - 1) * from_row + width), "the rows are too short");
+    dispatch(isa, Widen { from, from_row, width, to, to_row })
 }
 
 impl<T: Element> Kernel<T::Acc> for Widen<'_, T> {
@@ -24,16 +43,22 @@ impl<T: Element> Kernel<T::Acc> for Widen<'_, T> {
 
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = T::Acc>>(self) -> bool {
-        let lanes = T::Acc::LANES;
-        // SAFETY: both rows hold what is loaded and stored; the caller vouches for the instruction set.
+        let (lanes, width) = (T::Acc::LANES, self.width);
+        // SAFETY: rows of either side hold what is loaded and stored, as `widen_rows` checked; the caller vouches for the
+        // instruction set.
         unsafe {
             // Zero times what is finite is zero; times anything else, NaN.
             let zero = V::splat(T::Acc::ZERO);
             let mut finite = zero;
-            for (from, to) in self.from.chunks(lanes).zip(self.to.chunks_mut(lanes)) {
-                let x = T::lanes::<V>(from.as_ptr(), from.len());
-                finite = x.mul_add(zero, finite);
-                T::Acc::store_lanes(x, to.as_mut_ptr(), to.len());
+            for (r, to) in self.to.chunks_exact_mut(self.to_row.max(1)).enumerate() {
+                let from = self.from.as_ptr().add(r * self.from_row);
+                for at in (0..width).step_by(lanes) {
+                    let count = lanes.min(width - at);
+                    let x = T::lanes::<V>(from.add(at), count);
+                    finite = x.mul_add(zero, finite);
+                    T::Acc::store_lanes(x, to.as_mut_ptr().add(at), count);
+                }
+                to[width..].fill(T::Acc::ZERO);
             }
             finite.sum() == T::Acc::ZERO
         }
@@ -135,6 +160,17 @@ mod tests {
                     let same = |a: f64, b: f64| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
                     assert!(same(found.to_f64(), expected.to_f64()), "{isa} {}: {found:?} {expected:?}", T::NAME);
                     assert!(same(found.to_f64(), wide.to_f64()), "{isa} {}: {found:?} {wide:?}", T::NAME);
+                }
+                // Two rows with a gap between them, padded.
+                let (gap, pad) = (3, 5);
+                let lying = [&rounded[..], &vec![T::narrow(T::Acc::INFINITY); gap], &rounded[..]].concat();
+                let mut padded = vec![T::Acc::ONE; 2 * (len + pad)];
+                let all = widen_rows(isa, (&lying, len + gap), len, (&mut padded, len + pad));
+                assert_eq!(all, finite, "{isa} {} {len}", T::NAME);
+                for row in padded.chunks_exact(len + pad) {
+                    let same =
+                        row[..len].iter().zip(&wide).all(|(a, b)| a == b || a.to_f64().is_nan() && b.to_f64().is_nan());
+                    assert!(same && row[len..].iter().all(|&x| x == T::Acc::ZERO), "{isa} {} {len}", T::NAME);
                 }
                 // Two rows, the second of which is scaled.
                 let two = [&numbers[..len], &numbers[..len]].concat();

@@ -379,14 +379,15 @@ struct Dots<'a, A> {
     out: &'a mut [A],
 }
 
-/// The sums of products of pairs of rows at distance `row`: the very chain of multiply-adds that
+/// The sums of products of pairs of rows, one after the other and of whole panels: the very chain of multiply-adds that
 /// [`product`](crate::product()) makes, so that where the two sums are equal in exact arithmetic term by term, they are equal
 /// to the last bit.
 ///
 /// # Panics
-/// Where there are fewer rows than results.
+/// Where there are fewer rows than results, or a row is not whole panels.
 pub fn dots<A: Real>(isa: Isa, a: &[A], b: &[A], row: usize, out: &mut [A]) {
     assert!(a.len() >= out.len() * row && b.len() >= out.len() * row, "the rows are too short");
+    assert!(row.is_multiple_of(A::LANES), "rows of whole panels");
     dispatch(isa, Dots { a, b, row, out });
 }
 
@@ -395,21 +396,30 @@ impl<A: Real> Kernel<A> for Dots<'_, A> {
 
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = A>>(self) {
-        // Several chains side by side, since each step of one waits for the last.
-        const CHAINS: usize = 8;
-        for (first, out) in self.out.chunks_mut(CHAINS).enumerate().map(|(at, out)| (at * CHAINS, out)) {
-            // SAFETY: the caller vouches for the instruction set; nothing is loaded but by index.
+        let (lanes, row) = (A::LANES, self.row);
+        // A lane for each pair of rows, a step for each number: squares of both sides are transposed on the way.
+        let mut squares = [[A::ZERO; MOST_LANES * MOST_LANES]; 2];
+        for (first, out) in self.out.chunks_mut(lanes).enumerate().map(|(at, out)| (at * lanes, out)) {
+            // SAFETY: where there are as many rows as lanes, the squares lie inside them, as `dots` checked, and there is room for
+            // a square of lanes in either; the caller vouches for the instruction set.
             unsafe {
-                let mut sums = [V::splat(A::ZERO); CHAINS];
-                for x in 0..self.row {
-                    for (r, sum) in sums.iter_mut().enumerate().take(out.len()) {
-                        let at = (first + r) * self.row + x;
-                        *sum = V::splat(self.a[at]).mul_add(V::splat(self.b[at]), *sum);
+                let mut sums = V::splat(A::ZERO);
+                for x in (0..row).step_by(lanes) {
+                    for (from, square) in [self.a, self.b].into_iter().zip(&mut squares) {
+                        let from = &from[first * row + x..];
+                        if out.len() == lanes {
+                            V::transpose(from.as_ptr(), row, square.as_mut_ptr(), lanes);
+                        } else {
+                            for (r, k) in (0..out.len()).flat_map(|r| (0..lanes).map(move |k| (r, k))) {
+                                square[k * lanes + r] = from[r * row + k];
+                            }
+                        }
+                    }
+                    for (a, b) in squares[0].chunks_exact(lanes).zip(squares[1].chunks_exact(lanes)).take(lanes) {
+                        sums = V::load(a.as_ptr()).mul_add(V::load(b.as_ptr()), sums);
                     }
                 }
-                for (out, sum) in out.iter_mut().zip(sums) {
-                    *out = sum.greatest();
-                }
+                A::store_lanes(sums, out.as_mut_ptr(), out.len());
             }
         }
     }
@@ -418,8 +428,31 @@ impl<A: Real> Kernel<A> for Dots<'_, A> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::product::{Matrix, Panels, Target, product};
 
     /// The largest error of `weights` with lse 0, that is of the exponential, in units in the last place.
+    #[test]
+    fn dots_are_the_sums_that_a_product_makes_to_the_last_bit() {
+        for isa in Isa::available() {
+            for count in [0, 1, 15, 16, 33] {
+                let row = 3 * f32::LANES;
+                let number = |x: usize| ((x * 2_654_435_761) % 1009) as f32 / 317.0 - 1.6;
+                let a: Vec<f32> = (0..count * row).map(number).collect();
+                let b: Vec<f32> = (0..count * row).map(|x| number(x + 5)).collect();
+                let mut found = vec![0.0; count];
+                dots(isa, &a, &b, row, &mut found);
+                for (r, found) in found.into_iter().enumerate() {
+                    let mut column = vec![0.0; row * f32::LANES];
+                    column.iter_mut().step_by(f32::LANES).zip(&b[r * row..]).for_each(|(to, &x)| *to = x);
+                    let mut sums = [0.0; f32::LANES];
+                    let (left, right) = (Matrix::rows(&a[r * row..], row), Panels::packed(&column, row));
+                    product(isa, Target::anew(&mut sums, f32::LANES), left, right, 1, 1, row);
+                    assert_eq!(found, sums[0], "{isa} {count}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn the_exponential_is_right_to_the_last_bits() {
         for isa in Isa::available() {

@@ -309,6 +309,21 @@ impl<T: Element> View<'_, T> {
         finite
     }
 
+    /// [`load_row`](View::load_row) for the rows from `i` on, each padded to `row`: as many as there is room for.
+    ///
+    /// # Panics
+    /// Where there are fewer, or `row` is shorter than they are.
+    pub fn load_rows(&self, b: usize, h: usize, i: usize, out: &mut [T::Acc], row: usize) -> bool {
+        let count = out.len().checked_div(row).unwrap_or(0);
+        match self.slab(b, h, i, count) {
+            Some((rows, distance)) => rows::widen_rows(Isa::best(), (rows, distance), self.shape[3], (out, row)),
+            None => out
+                .chunks_exact_mut(row.max(1))
+                .enumerate()
+                .fold(true, |finite, (r, out)| self.load_row(b, h, i + r, out) && finite),
+        }
+    }
+
     /// Copies a part of a row, from `start` on, into sums' type.
     ///
     /// # Panics

@@ -148,6 +148,17 @@ impl<'a, T: Element> Source<'a, T> {
         }
     }
 
+    /// Copies the rows from `j` on, pads each with zeros to `row`, and says whether all was finite: as many as there is room for.
+    pub(crate) fn load_rows(&self, b: usize, h: usize, j: usize, out: &mut [T::Acc], row: usize) -> bool {
+        match self {
+            Source::Rows(view) => view.load_rows(b, h, j, out, row),
+            Source::Pages(_) => out
+                .chunks_exact_mut(row.max(1))
+                .enumerate()
+                .fold(true, |finite, (r, out)| self.load_row(b, h, j + r, out) && finite),
+        }
+    }
+
     /// Rows from `j` on as one slice and the distance between them, where they lie so.
     pub(crate) fn slab(&self, b: usize, h: usize, j: usize, count: usize) -> Option<(&[T], usize)> {
         match self {

@@ -38,6 +38,14 @@ impl<T: Element> Operand<'_, T> {
         }
     }
 
+    /// Copies the rows from `i` on, pads each with zeros to `row`, and says whether all was finite: as many as there is room for.
+    pub fn load_rows(&self, b: usize, h: usize, i: usize, out: &mut [T::Acc], row: usize) -> bool {
+        match self {
+            Operand::Given(source) => source.load_rows(b, h, i, out, row),
+            Operand::Made(view) => view.load_rows(b, h, i, out, row),
+        }
+    }
+
     /// Copies a row that was given as bf16, pads it with zeros, and says whether all of it was finite.
     #[inline]
     pub fn load_halves(&self, b: usize, h: usize, i: usize, out: &mut [bf16]) -> bool {

@@ -385,14 +385,9 @@ fn lying<'b, T: Element>(
     Some((T::as_bf16(rows)?, row))
 }
 
-/// Rows of whole chunks as bf16 where they lie, if they follow one another in one head: one slice, the distance between them,
-/// and how many there are.
-fn run<'b, T: Element>(
-    from: &'b Operand<'_, T>,
-    mut rows: impl Iterator<Item = (usize, usize, usize)>,
-) -> Option<(&'b [bf16], usize, usize)> {
-    let Operand::Given(source) = from else { return None };
-    let (b, h, first) = rows.next().filter(|_| from.width() == deep(from.width()))?;
+/// The first of some rows and how many there are, if they follow one another in one head.
+fn consecutive(mut rows: impl Iterator<Item = (usize, usize, usize)>) -> Option<((usize, usize, usize), usize)> {
+    let (b, h, first) = rows.next()?;
     let mut count = 1;
     for row in rows {
         if row != (b, h, first + count) {
@@ -400,6 +395,17 @@ fn run<'b, T: Element>(
         }
         count += 1;
     }
+    Some(((b, h, first), count))
+}
+
+/// Rows of whole chunks as bf16 where they lie, if they follow one another in one head: one slice, the distance between them,
+/// and how many there are.
+fn run<'b, T: Element>(
+    from: &'b Operand<'_, T>,
+    rows: impl Iterator<Item = (usize, usize, usize)>,
+) -> Option<(&'b [bf16], usize, usize)> {
+    let Operand::Given(source) = from else { return None };
+    let ((b, h, first), count) = consecutive(rows).filter(|_| from.width() == deep(from.width()))?;
     let (rows, row) = source.slab(b, h, first, count)?;
     Some((T::as_bf16(rows)?, row, count))
 }
@@ -408,18 +414,25 @@ fn run<'b, T: Element>(
 fn load<T: Element>(
     arithmetic: Arithmetic,
     from: Operand<'_, T>,
-    rows: impl Iterator<Item = (usize, usize, usize)>,
+    rows: impl Iterator<Item = (usize, usize, usize)> + Clone,
     out: &mut [T::Acc],
 ) -> bool {
     let row = arithmetic.left_row::<T::Acc>(from.width());
-    let mut finite = true;
-    for ((b, h, i), out) in rows.zip(out.chunks_exact_mut(row.max(1))) {
-        finite &= match arithmetic {
-            Arithmetic::Sums => from.load_row(b, h, i, out),
-            Arithmetic::Pairs => from.load_halves(b, h, i, halves_mut(out)),
-        };
+    match (arithmetic, consecutive(rows.clone())) {
+        (Arithmetic::Sums, Some(((b, h, first), count))) => from.load_rows(b, h, first, &mut out[..count * row], row),
+        (Arithmetic::Sums, None) => each(rows, row, out, |(b, h, i), out| from.load_row(b, h, i, out)),
+        (Arithmetic::Pairs, _) => each(rows, row, out, |(b, h, i), out| from.load_halves(b, h, i, halves_mut(out))),
     }
-    finite
+}
+
+/// Loads rows one by one, and says whether all are finite.
+fn each<A>(
+    rows: impl Iterator<Item = (usize, usize, usize)>,
+    row: usize,
+    out: &mut [A],
+    load: impl Fn((usize, usize, usize), &mut [A]) -> bool,
+) -> bool {
+    rows.zip(out.chunks_exact_mut(row.max(1))).fold(true, |finite, (at, out)| load(at, out) && finite)
 }
 
 /// Makes zeros of numbers that are not finite.
