@@ -46,20 +46,19 @@ pub(crate) fn backward<T: Element>(
     };
     let compared = Compared::new(problem, scratch, threads);
     let ops = TileOps::after(problem, out);
-    let rows = RowTerms::new(&ops, out, upstream, scratch, threads);
+    let rows = RowTerms::new(&ops, out, upstream);
     let pass = Pass {
         ops,
         queries: compared.queries(problem),
         keys: compared.keys(problem),
         values: Operand::Given(inputs.v),
-        upstream: Operand::Given(upstream.values.into()),
         out,
         log_prob: upstream.log_prob.unwrap_or_default(),
         rows: &rows,
         scratch,
         threads,
     };
-    let sinks = || inputs.sinks.map(|sinks| narrowed(rows.sink_gradient(problem, sinks)));
+    let sinks = || inputs.sinks.map(|_| narrowed(rows.sink_gradient(&pass.ops, scratch, threads)));
     if let Some(piece) = pass.whole_heads(&plan, bias_shape.is_some()) {
         let [q, k, v] = pass.heads(piece)?;
         let (w, w_q, w_k, bias, table) = (None, None, None, None, None);
@@ -148,10 +147,9 @@ pub(super) struct Pass<'a, T: Element> {
     pub queries: Operand<'a, T>,
     pub keys: Operand<'a, T>,
     pub values: Operand<'a, T>,
-    pub upstream: Operand<'a, T>,
     pub out: &'a Output<T>,
     pub log_prob: &'a [T::Acc],
-    pub rows: &'a RowTerms<'a, T::Acc>,
+    pub rows: &'a RowTerms<'a, T>,
     pub scratch: &'a Scratch<T::Acc>,
     pub threads: usize,
 }
@@ -159,7 +157,7 @@ pub(super) struct Pass<'a, T: Element> {
 impl<'a, T: Element> Pass<'a, T> {
     /// Room for the packed queries of some heads.
     fn room(&self, piece: &Piece, heads: usize) -> QueryRoom<'a, T::Acc> {
-        let widths = [self.queries, self.upstream].map(|of| of.width());
+        let widths = [self.queries, self.rows.upstream].map(|of| of.width());
         QueryRoom::new(self.scratch, self.ops.arithmetic, widths, piece, heads)
     }
 
@@ -169,7 +167,7 @@ impl<'a, T: Element> Pass<'a, T> {
         'a: 'r,
     {
         let heads = self.ops.problem.heads.query;
-        QueryBlocks::new([self.queries, self.upstream], self.ops.arithmetic, piece, room, (first, heads))
+        QueryBlocks::new(self.queries, self.rows, self.ops.arithmetic, piece, room, (first, heads))
     }
 
     /// The piece of a plan whose heads are so many that a worker takes each as a whole, if nothing but the gradients of
@@ -352,8 +350,7 @@ impl<'a, T: Element> Pass<'a, T> {
         let problem = self.ops.problem;
         let (scene, keys, heads) = (&problem.scene, piece.tile_keys(b, key_head, key_tile), problem.heads);
         let Worker { desk, key_columns, key_rows, value_columns, d_keys, d_values, small, .. } = worker;
-        desk.load_columns(self.keys, (b, key_head), &keys, key_columns);
-        let keys_finite = desk.load_rows(self.keys, (b, key_head), &keys, key_rows);
+        let keys_finite = desk.load_columns_and_rows(self.keys, (b, key_head), &keys, (key_columns, key_rows));
         desk.load_columns(self.values, (b, key_head), &keys, value_columns);
         d_keys.fill(T::Acc::ZERO);
         d_values.fill(T::Acc::ZERO);

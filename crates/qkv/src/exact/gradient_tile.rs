@@ -65,12 +65,13 @@ struct Tile<'t, A> {
     count: usize,
     queries: Packed<'t, A>,
     upstream: Packed<'t, A>,
+    /// What the gradients of weights are relative to, for each row.
+    deltas: &'t [A],
 }
 
 /// What the gradient of the softmax needs to know of the rows of a tile.
 struct Terms<A> {
     lse: [A; QUERIES],
-    delta: [A; QUERIES],
     entropy: [A; QUERIES],
 }
 
@@ -118,7 +119,7 @@ impl<'a, T: Element> Pass<'a, T> {
         if !rows.is_empty() {
             let span = Span::all::<T::Acc>(padded::<T::Acc>(keys.len));
             let problem = self.ops.problem;
-            let (queries, upstream) = (blocks.queries((b, h, tile), desk), blocks.upstream((b, h, tile), desk));
+            let (queries, (upstream, _)) = (blocks.queries((b, h, tile), desk), blocks.upstream((b, h, tile), desk));
             desk.gather_rows(weights, upstream, rows.clone(), span, problem.dv, d_values);
             desk.gather_rows(grads, queries, rows, span, problem.width, d_keys);
         }
@@ -145,9 +146,10 @@ impl<'a, T: Element> Pass<'a, T> {
             RowAt { b, h, i, p: problem.scene.place(b, i) }
         }));
         let at = (b, h, step.query_tile);
-        let (queries, upstream) = (blocks.queries(at, &mut worker.desk), blocks.upstream(at, &mut worker.desk));
+        let queries = blocks.queries(at, &mut worker.desk);
+        let (upstream, deltas) = blocks.upstream(at, &mut worker.desk);
         let (keys, count) = (piece.tile_keys(b, step.key_head, step.key_tile), worker.rows.len());
-        let tile = Tile { step, piece, keys, h, count, queries, upstream };
+        let tile = Tile { step, piece, keys, h, count, queries, upstream, deltas };
         ops.live(piece, &tile.keys, verdict, &worker.rows, &mut worker.live);
         // What goes on between the gradients of scores and those of raw scores; mostly nothing but a scale.
         let more = bias.is_some() || !worker.table.is_empty() || !worker.slopes.is_empty() || !worker.raw.is_empty();
@@ -183,24 +185,23 @@ impl<'a, T: Element> Pass<'a, T> {
     /// The rows' part in the gradient of the softmax.
     fn terms(&self, tile: &Tile<'_, T::Acc>, rows: &[RowAt]) -> Terms<T::Acc> {
         let problem = self.ops.problem;
-        let [mut lse, mut delta, mut entropy] = [[T::Acc::ZERO; QUERIES]; 3];
+        let [mut lse, mut entropy] = [[T::Acc::ZERO; QUERIES]; 2];
         for (r, row) in rows.iter().enumerate() {
             let at = (row.b * problem.heads.query + tile.h) * problem.n + row.i;
             lse[r] = self.rows.lse[at];
-            delta[r] = self.rows.delta[at];
             if let Some(&of_row) = self.rows.entropy.get(at) {
                 entropy[r] = of_row;
             }
         }
-        Terms { lse, delta, entropy }
+        Terms { lse, entropy }
     }
 
     /// P and dS, rounded as they are made, a few rows at a time: their scores stay in the first-level cache.
     fn made_rounded(&self, tile: &Tile<'_, T::Acc>, worker: &mut Worker<'_, T::Acc>) {
         let (ops, problem) = (&self.ops, self.ops.problem);
-        let Tile { keys, h, count, queries, upstream, .. } = tile;
+        let Tile { keys, h, count, queries, upstream, deltas, .. } = tile;
         let Worker { desk, rows, live, scores, grads, key_columns, value_columns, by_key, .. } = worker;
-        let Terms { lse, delta, .. } = self.terms(tile, rows);
+        let Terms { lse, .. } = self.terms(tile, rows);
         let upstream_row = ops.arithmetic.left_row::<T::Acc>(problem.dv);
         for start in (0..*count).step_by(PAIR_ROWS) {
             let some = start..(start + PAIR_ROWS).min(*count);
@@ -210,7 +211,7 @@ impl<'a, T: Element> Pass<'a, T> {
             let scale = ops.finish(keys, (live, start), &rows[some], scores, Kept::default());
             let grads = &mut grads[start * KEYS..];
             desk.scores(upstream, len, value_columns, problem.dv, extent, grads);
-            let of = RowGradient { lse: &lse[start..], delta: &delta[start..], entropy: &[], scale: ops.scales[*h] };
+            let of = RowGradient { lse: &lse[start..], delta: &deltas[start..], entropy: &[], scale: ops.scales[*h] };
             let (how, place) = (ops.exponential(scale, extent), (tile.queries.first + start, tile.queries.together));
             desk.soften_back(
                 scores,
@@ -234,11 +235,11 @@ impl<'a, T: Element> Pass<'a, T> {
         bias: Option<&BiasGradient<'_, T::Acc>>,
     ) {
         let (ops, problem) = (&self.ops, self.ops.problem);
-        let &Tile { step, ref keys, h, count, queries, upstream, .. } = tile;
+        let &Tile { step, ref keys, h, count, queries, upstream, deltas, .. } = tile;
         let (isa, width, select) = (ops.isa, padded::<T::Acc>(keys.len), problem.attention.select);
         let Worker { desk, rows, live, scores, grads, raw, slopes, d_weights, key_columns, value_columns, .. } = worker;
         let extent = live.extent(0..count);
-        let Terms { lse, delta, entropy } = self.terms(tile, rows);
+        let Terms { lse, entropy } = self.terms(tile, rows);
 
         // S, then P and dS: dP = dO · Vᵀ, dS = P ∘ (dP − δ).
         ops.raw(desk, queries.rows, key_columns, keys.len, (live, 0..count), scores);
@@ -257,12 +258,12 @@ impl<'a, T: Element> Pass<'a, T> {
             ops.fill_absent(live, count, scores);
             for r in 0..count {
                 let at = r * KEYS..r * KEYS + width;
-                sparsemax_gradient(isa, &mut scores[at.clone()], &mut grads[at], scale, lse[r], delta[r]);
+                sparsemax_gradient(isa, &mut scores[at.clone()], &mut grads[at], scale, lse[r], deltas[r]);
             }
         } else {
             let of = RowGradient {
                 lse: &lse,
-                delta: &delta,
+                delta: deltas,
                 entropy: if self.rows.entropy.is_empty() { &[] } else { &entropy },
                 scale: if scaled { ops.scales[h] } else { T::Acc::ONE },
             };
@@ -341,7 +342,9 @@ impl<'a, T: Element> Pass<'a, T> {
     fn gather(&self, tile: &Tile<'_, T::Acc>, which: Which, worker: &mut Worker<'_, T::Acc>) {
         let Worker { desk, rows, live, scores, grads, by_key: [weights_by_key, grads_by_key], .. } = worker;
         let (from, packed, of, to) = match which {
-            Which::Values => ((&scores[..], &weights_by_key[..]), tile.upstream, self.upstream, &mut worker.d_values),
+            Which::Values => {
+                ((&scores[..], &weights_by_key[..]), tile.upstream, self.rows.upstream, &mut worker.d_values)
+            }
             Which::Keys => ((&grads[..], &grads_by_key[..]), tile.queries, self.queries, &mut worker.d_keys),
         };
         let gathering = Gathering { packed, from: of, rows, keys: tile.keys.len };

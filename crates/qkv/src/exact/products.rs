@@ -109,42 +109,26 @@ impl<'s, A: Real> Desk<'s, A> {
         rows: impl Iterator<Item = (usize, usize, usize)> + Clone,
         out: &mut [A],
     ) -> bool {
-        if let Some(pairs) = &self.pairs
-            && let Some((lying, row, count)) = run(&from, rows.clone())
-        {
-            let (width, out) = (from.width(), halves_mut(out));
-            if row == width {
-                out[..count * width].copy_from_slice(lying);
-            } else {
-                for (to, from) in out.chunks_exact_mut(width).zip(lying.chunks(row)) {
-                    to.copy_from_slice(&from[..width]);
-                }
-            }
-            return pairs.finite(&out[..count * width]);
-        }
-        load(self.arithmetic, from, rows, out)
+        load_left(self.arithmetic, self.pairs.as_ref(), from, rows, out)
     }
 
-    /// The sums of products of up to [`QUERIES`] pairs of rows, by the very sums that [`scores`](Desk::scores) makes: where two
-    /// are equal in exact arithmetic term by term, they are equal to the last bit.
+    /// The sums of products of up to [`QUERIES`] pairs of rows, of which the first were loaded as a left operand, by the very sums that
+    /// [`scores`](Desk::scores) makes: where two are equal in exact arithmetic term by term, they are equal to the last bit.
     pub fn dots<T: Element<Acc = A>>(
-        &self,
-        a: Operand<'_, T>,
-        b: Operand<'_, T>,
+        &mut self,
+        loaded: &[A],
+        of: Operand<'_, T>,
         rows: impl Iterator<Item = (usize, usize, usize)> + Clone,
-        room: &mut [A],
         out: &mut [A],
     ) {
-        let row = self.arithmetic.left_row::<A>(a.width());
-        let (left, rest) = room.split_at_mut(QUERIES * row);
-        let (right, rest) = rest.split_at_mut(QUERIES * row);
-        self.load_left(a, rows.clone(), left);
-        self.load_left(b, rows, right);
-        match self.arithmetic {
-            Arithmetic::Sums => dots(self.isa, left, right, row, out),
-            Arithmetic::Pairs => {
+        let row = self.arithmetic.left_row::<A>(of.width());
+        let (right, rest) = self.stage.split_at_mut(QUERIES * row);
+        load_left(self.arithmetic, self.pairs.as_ref(), of, rows, right);
+        match &self.pairs {
+            None => dots(self.isa, loaded, right, row, out),
+            Some(pairs) => {
                 let (columns, sums) = rest.split_at_mut(SIDE * row);
-                let (pairs, chunks) = (self.pairs(), 2 * row / DEPTH);
+                let chunks = 2 * row / DEPTH;
                 for (at, out) in out.chunks_mut(SIDE).enumerate() {
                     pairs.right_of_columns(
                         &halves(right)[at * SIDE * 2 * row..],
@@ -153,18 +137,13 @@ impl<'s, A: Real> Desk<'s, A> {
                         chunks,
                         halves_mut(columns),
                     );
-                    let left = Left { data: &halves(left)[at * SIDE * 2 * row..], row: 2 * row };
+                    let left = Left { data: &halves(loaded)[at * SIDE * 2 * row..], row: 2 * row };
                     let right = Right { data: halves(columns), chunks, passing: false };
                     pairs.product(Target::anew(singles(sums), SIDE), left, right, SIDE, 0..1, 0..chunks);
                     out.iter_mut().enumerate().for_each(|(r, out)| *out = sums[r * SIDE + r]);
                 }
             }
         }
-    }
-
-    /// The room that [`dots`](Desk::dots) needs.
-    pub fn dots_len(arithmetic: Arithmetic, width: usize) -> usize {
-        (2 * QUERIES + SIDE) * arithmetic.left_row::<A>(width) + SIDE * SIDE
     }
 
     /// The largest length, as a vector, of rows that were loaded as a left operand, where that is of use; ∞ otherwise.
@@ -235,6 +214,23 @@ impl<'s, A: Real> Desk<'s, A> {
                 finite
             }
         }
+    }
+
+    /// Packs keys as the columns of one right operand and the rows of another, and says whether all are finite.
+    pub fn load_columns_and_rows<T: Element<Acc = A>>(
+        &mut self,
+        from: Operand<'_, T>,
+        at: (usize, usize),
+        keys: &TileKeys<'_>,
+        (columns, rows): (&mut [A], &mut [A]),
+    ) -> bool {
+        let finite = self.load_rows(from, at, keys, rows);
+        match self.arithmetic {
+            // Rows of sums lie as they are turned.
+            Arithmetic::Sums => to_panels(self.isa, rows, padded::<A>(from.width()), keys.len, from.width(), columns),
+            Arithmetic::Pairs => self.load_columns(from, at, keys, columns),
+        }
+        finite
     }
 
     fn stage_rows<T: Element<Acc = A>>(
@@ -408,6 +404,28 @@ fn run<'b, T: Element>(
     let ((b, h, first), count) = consecutive(rows).filter(|_| from.width() == deep(from.width()))?;
     let (rows, row) = source.slab(b, h, first, count)?;
     Some((T::as_bf16(rows)?, row, count))
+}
+
+/// Copies rows as a left operand, and says whether all are finite.
+fn load_left<T: Element>(
+    arithmetic: Arithmetic,
+    pairs: Option<&Pairs>,
+    from: Operand<'_, T>,
+    rows: impl Iterator<Item = (usize, usize, usize)> + Clone,
+    out: &mut [T::Acc],
+) -> bool {
+    let Some((pairs, (lying, row, count))) = pairs.zip(run(&from, rows.clone())) else {
+        return load(arithmetic, from, rows, out);
+    };
+    let (width, out) = (from.width(), halves_mut(out));
+    if row == width {
+        out[..count * width].copy_from_slice(lying);
+    } else {
+        for (to, from) in out.chunks_exact_mut(width).zip(lying.chunks(row)) {
+            to.copy_from_slice(&from[..width]);
+        }
+    }
+    pairs.finite(&out[..count * width])
 }
 
 /// Copies rows one after the other, and says whether all are finite.

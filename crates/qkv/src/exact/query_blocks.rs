@@ -1,18 +1,22 @@
-//! The rows of queries and of upstream gradients for a backward pass, packed when first needed and shared by all tiles of keys.
+//! The rows of queries and of upstream gradients for a backward pass, packed when first needed and shared by all tiles of keys; and, with
+//! the latter, what the gradients of their weights are relative to.
 
 use super::gather::Packed;
 use super::operand::Operand;
+use super::order::Order;
 use super::plan::Piece;
 use super::products::{Arithmetic, Desk};
+use super::row_terms::RowTerms;
 use crate::scratch::{Buffer, Scratch};
 use crate::tuning::QUERIES;
 use qkv_simd::shared::{BlockStates, LazyBlocks};
 use qkv_simd::{Element, Real};
+use std::ops::Range;
 
 /// The packed rows of some heads, as many tiles in a block as the arithmetic takes together.
 pub(super) struct QueryBlocks<'a, T: Element> {
     queries: Operand<'a, T>,
-    upstream: Operand<'a, T>,
+    terms: &'a RowTerms<'a, T>,
     packed: [LazyBlocks<'a, T::Acc>; 2],
     arithmetic: Arithmetic,
     piece: &'a Piece,
@@ -43,7 +47,9 @@ impl<'s, A: Real> QueryRoom<'s, A> {
         piece: &Piece,
         heads: usize,
     ) -> Self {
-        let sizes = widths.map(|width| Desk::<A>::both_ways_len(arithmetic, width));
+        // After the upstream gradients comes a number for each.
+        let [queries, upstream] = widths.map(|width| Desk::<A>::both_ways_len(arithmetic, width));
+        let sizes = [queries, upstream + arithmetic.tiles_together() * QUERIES];
         let blocks = heads * blocks_of(piece, arithmetic);
         QueryRoom { packed: sizes.map(|size| scratch.take(blocks * size)), states: Default::default(), sizes, blocks }
     }
@@ -52,7 +58,8 @@ impl<'s, A: Real> QueryRoom<'s, A> {
 impl<'a, T: Element> QueryBlocks<'a, T> {
     /// From the head `first` of all on, of sequences of so many heads.
     pub fn new(
-        [queries, upstream]: [Operand<'a, T>; 2],
+        queries: Operand<'a, T>,
+        terms: &'a RowTerms<'a, T>,
         arithmetic: Arithmetic,
         piece: &'a Piece,
         room: &'a mut QueryRoom<'_, T::Acc>,
@@ -60,37 +67,69 @@ impl<'a, T: Element> QueryBlocks<'a, T> {
     ) -> Self {
         let QueryRoom { packed: [q, o], states: [q_states, o_states], sizes, blocks } = room;
         let packed = [LazyBlocks::new(q, q_states, *blocks, sizes[0]), LazyBlocks::new(o, o_states, *blocks, sizes[1])];
-        QueryBlocks { queries, upstream, packed, arithmetic, piece, first, heads }
+        QueryBlocks { queries, terms, packed, arithmetic, piece, first, heads }
     }
 
+    /// The block of a tile, made by `pack` from its rows if nobody has yet, and its rows as a left operand.
     fn block(
         &self,
-        of: Operand<'_, T>,
-        which: usize,
+        (which, width): (usize, usize),
         (b, h, tile): (usize, usize, usize),
-        desk: &mut Desk<'_, T::Acc>,
-    ) -> Packed<'_, T::Acc> {
+        pack: impl FnOnce(RowsOf<'_>, &mut [T::Acc]) -> bool,
+    ) -> (Packed<'_, T::Acc>, &[T::Acc]) {
         let tiles = self.arithmetic.tiles_together();
         let (block, in_head) = (tile / tiles, blocks_of(self.piece, self.arithmetic));
         let rows = block * tiles * QUERIES..((block + 1) * tiles * QUERIES).min(self.piece.queries.len());
-        let pack = |out: &mut [T::Acc]| {
-            desk.load_both_ways(of, rows.clone().map(|at| (b, h, self.piece.queries.index(b, h, at))), out)
-        };
-        let head = b * self.heads + h - self.first;
-        let (packed, finite) = self.packed[which].get(head * in_head + block, pack);
-        let row = self.arithmetic.left_row::<T::Acc>(of.width());
-        let (lying, across) = packed.split_at(tiles * QUERIES * row);
+        let rows = RowsOf { b, h, order: &self.piece.queries, rows };
+        let (together, head) = (rows.rows.len(), b * self.heads + h - self.first);
+        let (packed, finite) = self.packed[which].get(head * in_head + block, |out| pack(rows, out));
+        let row = self.arithmetic.left_row::<T::Acc>(width);
+        let (both_ways, rest) = packed.split_at(Desk::<T::Acc>::both_ways_len(self.arithmetic, width));
+        let (lying, across) = both_ways.split_at(tiles * QUERIES * row);
         let first = tile % tiles * QUERIES;
-        Packed { rows: &lying[first * row..], across, together: rows.len(), first, finite }
+        (Packed { rows: &lying[first * row..], across, together, first, finite }, rest)
     }
 
     /// The queries of a tile of a head.
     pub fn queries(&self, tile: (usize, usize, usize), desk: &mut Desk<'_, T::Acc>) -> Packed<'_, T::Acc> {
-        self.block(self.queries, 0, tile, desk)
+        let pack = |rows: RowsOf<'_>, out: &mut [T::Acc]| desk.load_both_ways(self.queries, rows.iter(0), out);
+        self.block((0, self.queries.width()), tile, pack).0
     }
 
-    /// The upstream gradients of a tile of a head.
-    pub fn upstream(&self, tile: (usize, usize, usize), desk: &mut Desk<'_, T::Acc>) -> Packed<'_, T::Acc> {
-        self.block(self.upstream, 1, tile, desk)
+    /// The upstream gradients of a tile of a head, and what the gradients of their weights are relative to.
+    pub fn upstream(
+        &self,
+        tile: (usize, usize, usize),
+        desk: &mut Desk<'_, T::Acc>,
+    ) -> (Packed<'_, T::Acc>, &[T::Acc]) {
+        let (terms, width) = (self.terms, self.terms.upstream.width());
+        let row = self.arithmetic.left_row::<T::Acc>(width);
+        let pack = |rows: RowsOf<'_>, out: &mut [T::Acc]| {
+            let (out, deltas) = out.split_at_mut(Desk::<T::Acc>::both_ways_len(self.arithmetic, width));
+            let finite = desk.load_both_ways(terms.upstream, rows.iter(0), out);
+            for (at, deltas) in deltas[..rows.rows.len()].chunks_mut(QUERIES).enumerate() {
+                let some = rows.iter(at * QUERIES).take(deltas.len());
+                terms.deltas(desk, &out[at * QUERIES * row..], some, deltas);
+            }
+            finite
+        };
+        let (packed, deltas) = self.block((1, width), tile, pack);
+        (packed, &deltas[packed.first..])
+    }
+}
+
+/// Places of a head's queries, in the order of a piece.
+struct RowsOf<'a> {
+    b: usize,
+    h: usize,
+    order: &'a Order,
+    rows: Range<usize>,
+}
+
+impl RowsOf<'_> {
+    /// From one of them on.
+    fn iter(&self, from: usize) -> impl ExactSizeIterator<Item = (usize, usize, usize)> + Clone {
+        let &RowsOf { b, h, order, ref rows } = self;
+        (rows.start + from..rows.end).map(move |at| (b, h, order.index(b, h, at)))
     }
 }

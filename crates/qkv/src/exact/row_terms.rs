@@ -1,98 +1,133 @@
-//! What the gradient of the softmax needs to know of every row, made once before the backward pass.
+//! What the gradient of the softmax needs to know of every row.
+//!
+//! Most of it is Σ out · d_out. Rows of upstream gradients are packed when a tile first needs them, and that is when this is made:
+//! they are read from memory once.
 
 use super::operand::Operand;
 use super::products::Desk;
 use super::tile::TileOps;
 use crate::attention::Output;
 use crate::inputs::Upstream;
-use crate::problem::Problem;
-use crate::scratch::{Buffer, Scratch};
+use crate::scratch::Scratch;
 use crate::select::Select;
 use crate::tuning::QUERIES;
 use qkv_simd::shared::{Rows, for_each_task};
 use qkv_simd::{Element, Real, View, ViewMut};
 
-/// What the gradient needs to know of every row, one number each, `[B, Hq, N]`.
-pub(super) struct RowTerms<'s, A: Real> {
-    pub lse: Vec<A>,
-    /// Subtracted from the gradient of each weight.
-    pub delta: Buffer<'s, A>,
-    /// The gradient of the entropy; empty where there is none.
-    pub entropy: Vec<A>,
-    /// `delta` without what only kept pairs feel: the gradient of a sink's share.
-    sink: Buffer<'s, A>,
+/// What the gradients of weights are relative to, and what else flows into a row.
+pub(super) struct RowTerms<'a, T: Element> {
+    /// The log-sum-exp of each row, `[B, Hq, N]`.
+    pub lse: &'a [T::Acc],
+    /// The gradient of the entropy likewise; empty where there is none.
+    pub entropy: &'a [T::Acc],
+    pub upstream: Operand<'a, T>,
+    /// The output that the weights made; with one choice for each row there is none.
+    made: Option<Operand<'a, T>>,
+    d_lse: &'a [T::Acc],
+    d_log_prob: &'a [T::Acc],
+    entropies: &'a [T::Acc],
+    sinks: &'a [T],
+    /// Query heads, and queries.
+    heads: usize,
+    n: usize,
 }
 
-impl<'s, A: Real> RowTerms<'s, A> {
-    pub fn new<T: Element<Acc = A>>(
-        ops: &TileOps<'_, T>,
-        out: &Output<T>,
-        upstream: &Upstream<'_, T>,
-        scratch: &'s Scratch<A>,
-        threads: usize,
-    ) -> Self {
+impl<'a, T: Element> RowTerms<'a, T> {
+    pub fn new(ops: &TileOps<'a, T>, out: &'a Output<T>, upstream: &Upstream<'a, T>) -> Self {
         let problem = ops.problem;
-        let (heads, n) = (problem.heads.query, problem.n);
-        let count = problem.b * heads * n;
-        let (mut delta, mut sink) = (scratch.take(count), scratch.take(count));
-        let given = Operand::Given(upstream.values.into());
-        let made = match (problem.attention.select, &out.kept) {
-            (_, Some(kept)) => Some(Operand::Made(View::from(kept))),
-            (Select::Hard(_), None) => None,
-            _ => Some(Operand::Given(View::from(&out.values).into())),
-        };
-        {
-            let shape = [problem.b, heads, n, 1];
-            let to_delta = Rows::new(ViewMut::new(&mut delta, shape).expect("one number a row"));
-            let to_sink = Rows::new(ViewMut::new(&mut sink, shape).expect("one number a row"));
-            let blocks = n.div_ceil(QUERIES);
-            let arithmetic = ops.arithmetic;
-            let worker = || {
-                let room = Desk::<A>::dots_len(arithmetic, problem.dv);
-                (Desk::new(scratch, ops.isa, arithmetic, problem.dv), scratch.take(room), scratch.take(QUERIES))
-            };
-            for_each_task(threads, problem.b * heads * blocks, worker, |(desk, room, shares), task| {
-                let (b, h, block) = (task / (heads * blocks), task / blocks % heads, task % blocks);
-                let range = block * QUERIES..((block + 1) * QUERIES).min(n);
-                let logit = problem.inputs.sinks.map_or(A::NEG_INFINITY, |sinks| sinks[h].widen());
-                let shares = &mut shares[..range.len()];
-                // What the gradients of weights are relative to: the output that they made, if they did.
-                match made {
-                    Some(made) => desk.dots(given, made, range.clone().map(|i| (b, h, i)), room, shares),
-                    None => shares.fill(A::ZERO),
-                }
-                for (i, &mut mut share) in range.zip(shares) {
-                    let at = (b * heads + h) * n + i;
-                    let lse = out.lse.data()[at];
-                    if lse == A::NEG_INFINITY {
-                        to_delta.write(b, h, i, &[A::ZERO]);
-                        to_sink.write(b, h, i, &[A::ZERO]);
-                        continue;
-                    }
-                    share = share - upstream.lse.map_or(A::ZERO, |d| d[at]);
-                    share += upstream.log_prob.map_or(A::ZERO, |d| d[at]);
-                    let mut delta = share;
-                    if let (Some(d), Some(entropy)) = (upstream.entropy, &out.entropy) {
-                        let mass = A::ONE - if logit == A::NEG_INFINITY { A::ZERO } else { (logit - lse).exp() };
-                        share += d[at] * (entropy.data()[at] - mass);
-                        delta = share + d[at];
-                    }
-                    to_delta.write(b, h, i, &[delta]);
-                    to_sink.write(b, h, i, &[share]);
-                }
-            });
+        let entropies = out.entropy.as_ref().map_or(&[][..], |entropy| entropy.data());
+        RowTerms {
+            lse: out.lse.data(),
+            entropy: upstream.entropy.filter(|_| !entropies.is_empty()).unwrap_or_default(),
+            upstream: Operand::Given(upstream.values.into()),
+            made: match (problem.attention.select, &out.kept) {
+                (_, Some(kept)) => Some(Operand::Made(View::from(kept))),
+                (Select::Hard(_), None) => None,
+                _ => Some(Operand::Given(View::from(&out.values).into())),
+            },
+            d_lse: upstream.lse.unwrap_or_default(),
+            d_log_prob: upstream.log_prob.unwrap_or_default(),
+            entropies,
+            sinks: problem.inputs.sinks.unwrap_or_default(),
+            heads: problem.heads.query,
+            n: problem.n,
         }
-        let entropy = upstream.entropy.map_or(Vec::new(), |d| d.to_vec());
-        RowTerms { lse: out.lse.data().to_vec(), delta, entropy, sink }
+    }
+
+    fn at(&self, (b, h, i): (usize, usize, usize)) -> usize {
+        (b * self.heads + h) * self.n + i
+    }
+
+    /// What is subtracted from the gradients of a row's weights, for up to [`QUERIES`] rows whose upstream gradients were loaded as a
+    /// left operand.
+    pub fn deltas(
+        &self,
+        desk: &mut Desk<'_, T::Acc>,
+        loaded: &[T::Acc],
+        rows: impl Iterator<Item = (usize, usize, usize)> + Clone,
+        out: &mut [T::Acc],
+    ) {
+        self.shares(desk, loaded, rows.clone(), out);
+        for (row, out) in rows.zip(out) {
+            let at = self.at(row);
+            if let Some(&d) = self.entropy.get(at).filter(|_| self.lse[at] != T::Acc::NEG_INFINITY) {
+                *out += d;
+            }
+        }
+    }
+
+    /// The same without what only kept pairs feel: the gradient of a sink's share.
+    fn shares(
+        &self,
+        desk: &mut Desk<'_, T::Acc>,
+        loaded: &[T::Acc],
+        rows: impl Iterator<Item = (usize, usize, usize)> + Clone,
+        out: &mut [T::Acc],
+    ) {
+        match self.made {
+            Some(made) => desk.dots(loaded, made, rows.clone(), out),
+            None => out.fill(T::Acc::ZERO),
+        }
+        for (row, share) in rows.zip(out) {
+            let at = self.at(row);
+            let lse = self.lse[at];
+            if lse == T::Acc::NEG_INFINITY {
+                *share = T::Acc::ZERO;
+                continue;
+            }
+            *share = *share - self.d_lse.get(at).copied().unwrap_or(T::Acc::ZERO);
+            *share += self.d_log_prob.get(at).copied().unwrap_or(T::Acc::ZERO);
+            if let Some(&d) = self.entropy.get(at) {
+                let logit = self.sinks.get(row.1).map_or(T::Acc::NEG_INFINITY, |sink| sink.widen());
+                let sink = if logit == T::Acc::NEG_INFINITY { T::Acc::ZERO } else { (logit - lse).exp() };
+                *share += d * (self.entropies[at] - (T::Acc::ONE - sink));
+            }
+        }
     }
 
     /// `−Σ p_sink · share` over the rows of each head.
-    pub fn sink_gradient<T: Element<Acc = A>>(&self, problem: &Problem<'_, T>, sinks: &[T]) -> Vec<A> {
-        let (heads, n) = (problem.heads.query, problem.n);
-        let of_head = |h: usize| -> A {
-            let rows = (0..problem.b).flat_map(|b| (0..n).map(move |i| (b * heads + h) * n + i));
-            let seen = rows.filter(|&at| self.lse[at] != A::NEG_INFINITY && sinks[h].widen() != A::NEG_INFINITY);
-            seen.map(|at| -((sinks[h].widen() - self.lse[at]).exp() * self.sink[at])).sum()
+    pub fn sink_gradient(&self, ops: &TileOps<'_, T>, scratch: &Scratch<T::Acc>, threads: usize) -> Vec<T::Acc> {
+        let (problem, n, heads) = (ops.problem, self.n, self.heads);
+        let (blocks, row) = (n.div_ceil(QUERIES), ops.arithmetic.left_row::<T::Acc>(problem.dv));
+        let mut shares = scratch.take(problem.b * heads * n);
+        {
+            let shape = [problem.b, heads, n, 1];
+            let to = Rows::new(ViewMut::new(&mut shares, shape).expect("one number a row"));
+            let worker = || (ops.desk(scratch), scratch.take(QUERIES * row), [T::Acc::ZERO; QUERIES]);
+            for_each_task(threads, problem.b * heads * blocks, worker, |(desk, loaded, shares), task| {
+                let (b, h, block) = (task / (heads * blocks), task / blocks % heads, task % blocks);
+                let range = block * QUERIES..((block + 1) * QUERIES).min(n);
+                let (start, count, rows) = (range.start, range.len(), range.map(|i| (b, h, i)));
+                desk.load_left(self.upstream, rows.clone(), loaded);
+                self.shares(desk, loaded, rows, &mut shares[..count]);
+                to.write_all(b, h, start, count, &shares[..], 1);
+            });
+        }
+        let of_head = |h: usize| -> T::Acc {
+            let sink = self.sinks[h].widen();
+            let rows = (0..problem.b).flat_map(|b| (0..n).map(move |i| (b, h, i))).map(|row| self.at(row));
+            let seen = rows.filter(|&at| self.lse[at] != T::Acc::NEG_INFINITY && sink != T::Acc::NEG_INFINITY);
+            seen.map(|at| -((sink - self.lse[at]).exp() * shares[at])).sum()
         };
         (0..heads).map(of_head).collect()
     }
