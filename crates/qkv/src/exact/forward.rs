@@ -203,7 +203,9 @@ struct Lane<'s, A: Real> {
     queries: Buffer<'s, A>,
     /// How long the longest query is, see [`Desk::longest_row`]; ∞ where there is one tile of keys.
     longest: A,
+    /// Sums of values, once the first tile of keys has begun them.
     values: Buffer<'s, A>,
+    begun: bool,
     max: [A; QUERIES],
     sum: [A; QUERIES],
     moment: [A; QUERIES],
@@ -216,6 +218,7 @@ impl<'s, A: Real> Worker<'s, A> {
             queries: scratch.take(QUERIES * ops.query_row),
             longest: A::INFINITY,
             values: scratch.take(QUERIES * padded::<A>(ops.problem.dv)),
+            begun: false,
             max: [A::NEG_INFINITY; QUERIES],
             sum: [A::ZERO; QUERIES],
             moment: [A::ZERO; QUERIES],
@@ -333,7 +336,7 @@ impl<T: Element> Pass<'_, T> {
             if piece.key_tiles().len() > 1 {
                 lane.longest = desk.longest_row(&lane.queries, lane.rows.len(), self.ops.width);
             }
-            lane.values.fill(T::Acc::ZERO);
+            lane.begun = false;
             lane.max.fill(T::Acc::NEG_INFINITY);
             lane.sum.fill(T::Acc::ZERO);
             lane.moment.fill(T::Acc::ZERO);
@@ -352,7 +355,10 @@ impl<T: Element> Pass<'_, T> {
             }
         }
         for (lane, &tile) in lanes.iter_mut().zip(tiles) {
-            let Lane { rows, values, max, sum, moment, .. } = lane;
+            let Lane { rows, values, begun, max, sum, moment, .. } = lane;
+            if !*begun {
+                values.fill(T::Acc::ZERO);
+            }
             let row = padded::<T::Acc>(self.ops.problem.dv);
             done(piece.query_range(tile), rows, Tile { values, row, max, sum, moment });
         }
@@ -368,11 +374,17 @@ impl<T: Element> Pass<'_, T> {
         (desk, live, scores): (&mut Desk<'_, T::Acc>, &mut Live, &mut [T::Acc]),
     ) {
         let (ops, problem) = (self.ops, self.ops.problem);
-        let Lane { rows, queries, longest, values, max, sum, moment } = lane;
+        let Lane { rows, queries, longest, values, begun, max, sum, moment } = lane;
         let (value_row, count, at_once) = (padded::<T::Acc>(problem.dv), rows.len(), ops.arithmetic.rows_at_once());
         let (b, key_head) = (rows[0].b, rows[0].h / problem.heads.group);
         let keys = piece.tile_keys(b, key_head, key_tile);
         ops.live(piece, &keys, verdict, rows, live);
+        // Sums begin with a tile that every row sees, or else with zeros.
+        let anew = !*begun && !live.partly();
+        if !*begun && !anew {
+            values.fill(T::Acc::ZERO);
+        }
+        *begun = true;
         let (columns, longest_key) = blocks.keys(b, key_head, key_tile, desk);
         let furthest = ops.furthest(*longest * longest_key);
         let (value_rows, finite) = blocks.values(b, key_head, key_tile, desk);
@@ -393,8 +405,10 @@ impl<T: Element> Pass<'_, T> {
             let modulate = ops.modulates().then_some(modulate);
             desk.soften(scores, len, keys.len, ops.exponential(scale, extent), furthest, running, modulate);
             let values = &mut values[start * value_row..];
-            scale_rows(ops.isa, values, value_row, &factor[..len]);
-            desk.weigh(scores, len, weighed, extent, values);
+            if !anew {
+                scale_rows(ops.isa, values, value_row, &factor[..len]);
+            }
+            desk.weigh(scores, len, weighed, extent, values, anew);
         }
     }
 }

@@ -178,7 +178,7 @@ impl<'a, T: Element> Pass<'a, T> {
             let Worker { desk, live, grads, key_rows, .. } = worker;
             let keys = &tile.keys;
             let of = Weighed { rows: key_rows, finite: keys_finite, from: self.keys, b, h: step.key_head, keys };
-            self.add_to_queries(&tile, sums, |to| desk.weigh(grads, count, of, live.extent(0..count), to));
+            self.add_to_queries(&tile, sums, |to| desk.weigh(grads, count, of, live.extent(0..count), to, false));
         }
     }
 

@@ -307,7 +307,8 @@ impl<'s, A: Real> Desk<'s, A> {
         }
     }
 
-    /// Adds weights, rows of [`KEYS`], times the rows of a tile of keys. In pairs the weights are rounded already.
+    /// Adds weights, rows of [`KEYS`], times the rows of a tile of keys, or begins with them anew. In pairs the weights are rounded
+    /// already.
     ///
     /// A weight of zero means that the pair is absent, whatever its row holds.
     pub fn weigh<T: Element<Acc = A>>(
@@ -317,6 +318,7 @@ impl<'s, A: Real> Desk<'s, A> {
         of: Weighed<'_, T>,
         extent: Extent<'_>,
         out: &mut [A],
+        anew: bool,
     ) {
         let row = padded::<A>(of.from.width());
         let panels = row / A::LANES;
@@ -329,14 +331,17 @@ impl<'s, A: Real> Desk<'s, A> {
                     let multiply = if of.finite { product } else { product_skipping_zeros };
                     let (weights, rows) =
                         (Matrix::rows(&weights[start..], KEYS), Panels::rows(&of.rows[start * row..], row));
-                    multiply(self.isa, Target::plus(out, row), weights, rows, strip.len(), panels, end - start);
+                    let out = if anew { Target::anew(out, row) } else { Target::plus(out, row) };
+                    multiply(self.isa, out, weights, rows, strip.len(), panels, end - start);
                 }
                 Arithmetic::Pairs => {
                     let chunks = of.keys.len.div_ceil(DEPTH);
                     let some = span.start as usize * SIDE / DEPTH..(span.end as usize * SIDE).div_ceil(DEPTH);
                     let right = Right { data: halves(of.rows), chunks, passing: true };
                     let left = Left { data: halves(weights), row: 2 * KEYS };
-                    self.pairs().product(Target::onto(singles(out), row), left, right, strip.len(), 0..panels, some);
+                    let sums = singles(out);
+                    let sums = if anew { Target::anew(sums, row) } else { Target::onto(sums, row) };
+                    self.pairs().product(sums, left, right, strip.len(), 0..panels, some);
                     if !of.finite {
                         self.add_what_is_not_finite(weights, strip.len(), &of, out);
                     }
