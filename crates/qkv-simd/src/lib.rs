@@ -29,6 +29,7 @@
 
 #![warn(missing_docs)]
 
+mod ahead;
 pub mod compact;
 pub mod counting;
 pub mod features;

@@ -235,6 +235,24 @@ impl Pairs {
         numbers.iter().all(|x| x.is_finite())
     }
 
+    /// Copies, and says whether all of it is finite.
+    ///
+    /// # Panics
+    /// Where the two differ in length.
+    pub fn copy(&self, from: &[bf16], to: &mut [bf16]) -> bool {
+        assert_eq!(from.len(), to.len());
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `self` exists only where the instruction set does.
+        unsafe {
+            x86::copy(from, to)
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            to.copy_from_slice(from);
+            from.iter().all(|x| x.is_finite())
+        }
+    }
+
     /// The right operand whose rows are these: `count` rows at distance `row` are its depth, `panels` panels of them its
     /// width.
     ///

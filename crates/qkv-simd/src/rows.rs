@@ -1,5 +1,6 @@
 //! Rows on their way in and out: widened to the type of sums, rounded from it.
 
+use crate::ahead::read_on;
 use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
 use crate::lanes::Lanes;
@@ -52,6 +53,7 @@ impl<T: Element> Kernel<T::Acc> for Widen<'_, T> {
             let mut finite = zero;
             for (r, to) in self.to.chunks_exact_mut(self.to_row.max(1)).enumerate() {
                 let from = self.from.as_ptr().add(r * self.from_row);
+                read_on(from, width);
                 for at in (0..width).step_by(lanes) {
                     let count = lanes.min(width - at);
                     let x = T::lanes::<V>(from.add(at), count);

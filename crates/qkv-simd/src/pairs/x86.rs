@@ -5,6 +5,7 @@
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
 use super::{BLOCK, DEPTH, Left, Right, SIDE};
+use crate::ahead::read_on;
 use crate::lanes::avx512::transpose;
 use crate::product::{Begin, Target};
 use half::bf16;
@@ -358,8 +359,9 @@ pub(super) unsafe fn right_of_columns(rows: &[bf16], row: usize, count: usize, c
         for chunk in 0..chunks {
             let mut columns = [zero; SIDE];
             for (at, column) in columns.iter_mut().enumerate().take(count - panel * SIDE) {
-                let from = (panel * SIDE + at) * row + chunk * DEPTH;
-                *column = _mm512_loadu_si512(rows.as_ptr().add(from).cast());
+                let from = rows.as_ptr().add((panel * SIDE + at) * row + chunk * DEPTH);
+                read_on(from, DEPTH);
+                *column = _mm512_loadu_si512(from.cast());
             }
             let to = out.as_mut_ptr().add((panel * chunks + chunk) * BLOCK);
             for (pair, x) in transpose(columns).into_iter().enumerate() {
@@ -369,12 +371,29 @@ pub(super) unsafe fn right_of_columns(rows: &[bf16], row: usize, count: usize, c
     }
 }
 
+/// Copies, and says whether all is finite.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn copy(from: &[bf16], to: &mut [bf16]) -> bool {
+    let exponent = _mm512_set1_epi16(0x7f80);
+    let mut full = 0;
+    let (mut from, mut to) = (from.chunks_exact(DEPTH), to.chunks_exact_mut(DEPTH));
+    for (from, to) in (&mut from).zip(&mut to) {
+        read_on(from.as_ptr(), DEPTH);
+        let x = _mm512_loadu_si512(from.as_ptr().cast());
+        _mm512_storeu_si512(to.as_mut_ptr().cast(), x);
+        full |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
+    }
+    to.into_remainder().copy_from_slice(from.remainder());
+    full == 0 && from.remainder().iter().all(|x| x.is_finite())
+}
+
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn finite(numbers: &[bf16]) -> bool {
     let exponent = _mm512_set1_epi16(0x7f80);
     let mut full = 0;
     let mut chunks = numbers.chunks_exact(DEPTH);
     for chunk in &mut chunks {
+        read_on(chunk.as_ptr(), DEPTH);
         let bits = _mm512_and_si512(_mm512_loadu_si512(chunk.as_ptr().cast()), exponent);
         full |= _mm512_cmpeq_epi16_mask(bits, exponent);
     }

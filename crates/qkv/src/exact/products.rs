@@ -424,13 +424,10 @@ fn load_left<T: Element>(
     };
     let (width, out) = (from.width(), halves_mut(out));
     if row == width {
-        out[..count * width].copy_from_slice(lying);
-    } else {
-        for (to, from) in out.chunks_exact_mut(width).zip(lying.chunks(row)) {
-            to.copy_from_slice(&from[..width]);
-        }
+        return pairs.copy(lying, &mut out[..count * width]);
     }
-    pairs.finite(&out[..count * width])
+    let rows = out.chunks_exact_mut(width).zip(lying.chunks(row));
+    rows.fold(true, |finite, (to, from)| pairs.copy(&from[..width], to) && finite)
 }
 
 /// Copies rows one after the other, and says whether all are finite.
