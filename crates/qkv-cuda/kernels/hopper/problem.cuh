@@ -87,8 +87,11 @@ struct Problem {
     int* order;                                        // 560  [batch · tiles]: which tile comes when, the longest first
     u32* tickets;                                      // 568  [batch · heads_q, query tiles]
     u32* whole;                                        // 576  [batch · heads_k + 1]: key tiles that have been added; tiles that are rounded
-};                                                     // 584
-static_assert(sizeof(Problem) == 584, "the host counts on it");
+    u32 mapped;                                        // 584  which results the copy engine can write: their maps are good
+};                                                     // 592
+static_assert(sizeof(Problem) == 592, "the host counts on it");
+// Of `mapped`.
+constexpr u32 MAPPED_OUT = 1, MAPPED_DK = 2, MAPPED_DV = 4;
 // Work that may wait in line beside the one that is computed: more would end unevenly where tiles do not come longest first,
 // fewer let short rows wait for what must be looked up.
 constexpr int IN_LINE = SEGMENTS || PLAN ? 2 : 1;

@@ -87,10 +87,10 @@ struct Rounding {
         some = __ldcg(p.tickets + bh * tiles + tile) & THERE;
     }
     INLINE void load(int piece) {
-        const float4* from = (const float4*)(p.dq_sum + ((i64)bh * tiles + tile) * (M * D) + piece * 4096) + (threadIdx.x & 127);
+        const float4* from = (const float4*)(p.dq_sum + ((i64)bh * tiles + tile) * (M * D) + piece * 4096) + (threadIdx.x >> 5 & 3) * 256 + lane_id();
 #pragma unroll
         for (int i = 0; i < 16; i++) {
-            float4 y = __ldcg(from + i * 128);
+            float4 y = __ldcg(from + i / 8 * 1024 + i % 8 * 32);
             float* to = x[i / 8] + i % 8 * 4;
             to[0] = y.x, to[1] = y.y, to[2] = y.z, to[3] = y.w;
         }
