@@ -170,18 +170,18 @@ class Backward:
         nan = float("nan")
         self.work_space = [torch.full((heads * pad,), nan, **f32), torch.full((heads * pad,), nan, **f32),
                            torch.full((heads * tiles * module.M * wide,), nan, **f32),
-                           torch.full((heads * pad,), nan, **f32), torch.full((p.batch * p.heads_k * -(-p.m // 128) * 2,), nan, **f32), torch.full((heads * tiles,), nan, **f32), torch.full((p.batch * p.heads_k + 1,), nan, **f32)]
+                           torch.full((heads * pad,), nan, **f32), torch.full((p.batch * p.heads_k * -(-p.m // 128) * 2,), nan, **f32), torch.full((heads * tiles,), nan, **f32), torch.full((p.batch * p.heads_k + 4,), nan, **f32)]
         strided(p, ("k", "k_"), k, "bhj")
         strided(p, ("v", "v_"), v, "bhj")
         p.lse2, p.delta, p.dq_sum, p.grain, p.limits, p.tickets, p.whole = (x.data_ptr() for x in self.work_space)
-        self.maps = [tensor_map(q, module.M), tensor_map(k, module.N), tensor_map(v, module.N), tensor_map(d_out, module.M), result_map(p, 2, dk), result_map(p, 4, dv)]
+        self.maps = [tensor_map(q, module.M), tensor_map(k, module.N), tensor_map(v, module.N), tensor_map(d_out, module.M), result_map(p, 8, dq), result_map(p, 2, dk), result_map(p, 4, dv)]
         self.work = p.batch * p.heads_k * -(-p.m // module.N)
         self.heads, self.ranges = heads, "_ranges" in more  # found by the launch before
         if "plan_rows" in more:
             p.section = min(max(1, pow2floor((32 << 20) // (p.n * (p.d + p.dv) * 2))), p.batch * p.heads_k)
             p.ordered = more.get("_long", 0)
         if "segments_q" in more:
-            p.section = min(p.heads_k, 4)
+            p.section, p.ordered = min(p.heads_k, 4), more.get("ordered", p.batch * -(-p.m // module.N) // 4)
         if "section" in more:
             p.section = more["section"]
 

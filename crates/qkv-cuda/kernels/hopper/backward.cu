@@ -52,7 +52,7 @@ constexpr int KV_BYTES = N * D * 2, Q_BYTES = M * D * 2, S_BYTES = M * N * 2, AD
 constexpr int K_AT = 0, V_AT = K_AT + K_STAGES * KV_BYTES, Q_AT = V_AT + KV_BYTES, O_AT = Q_AT + Q_STAGES * Q_BYTES;
 constexpr int DS_AT = O_AT + O_STAGES * Q_BYTES, P_AT = DS_AT + 2 * S_BYTES, ADD_AT = P_AT + (HALVES ? 2 * S_BYTES : 0);
 constexpr int LSE_AT = ADD_AT + ADD_BYTES, GRAIN_AT = LSE_AT + Q_STAGES * M * 4, DELTA_AT = GRAIN_AT + Q_STAGES * M * 4, DROP_AT = DELTA_AT + O_STAGES * M * 4;
-constexpr int STEP_AT = DROP_AT + (DROPOUT ? GROUPS * COLUMNS * 8 : 0), WORK_AT = STEP_AT + Q_STAGES * 16, NEXT_AT = WORK_AT + 32, BARRIERS_AT = NEXT_AT + 8;
+constexpr int STEP_AT = DROP_AT + (DROPOUT ? GROUPS * COLUMNS * 8 : 0), WORK_AT = STEP_AT + Q_STAGES * 16, BARRIERS_AT = WORK_AT + 32;
 constexpr int BARRIERS = 2 * K_STAGES + 2 + 2 * Q_STAGES + 2 * O_STAGES + 2 + 4, SHARED = BARRIERS_AT + BARRIERS * 8 + 1024;
 static_assert(SHARED <= 232448, "shared memory of a block");
 static_assert(HALVES || S_BYTES % (N * 128) == 0, "where ds was, rows of a warp stay its own");
@@ -238,19 +238,20 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
             __syncwarp();
             if (!HALVES && speaks) shared.k_empty(at_k).arrive(), shared.v_empty().arrive();
         }
-        // By way of what only this warp's rows are in: dk of where ds was, or at width 256 the values; dv of where dq is handed on. Once the
-        // last part of dq is on its way, nobody reads them any more.
+        // By way of places of which this warp alone uses its rows, and which nobody reads any more: dk of where ds was, or at width 256 the
+        // values; dv likewise, or, where that has no room, of where dq is handed on, once its last part is on its way.
         int from = HALVES ? group * 128 : 0, key = w.tile * N + (HALVES ? 0 : group * 64), warp = threadIdx.x >> 5 & 3;
-        u32 room_k = HALVES ? shared.v() + group * 2 * N * 128 : shared.ds(0) + group * 64 * 128, room_v = shared.add(group) + warp * 2048;
+        u32 room_k = HALVES ? shared.v() + group * 2 * N * 128 : shared.ds(0) + group * 64 * 128;
+        u32 room_v = D == 64 ? room_k + N * 128 : shared.add(group) + warp * 2048;
         u32 rounded[WIDE / 4];
         round_scaled<true>(rounded, dk, p.scale, p.scale);
-        if (HALVES) named_sync(1, 256);
-        shared.add_empty().wait(adds & 1 ^ 1);
+        named_sync(1, 256);
         store_tile<WIDE / 4, N>(room_k, rounded);
         bool odd = MASKED && is_odd(rounded, p.m - key);
         if (p.mapped & MAPPED_DK) send_tile<WIDE, N>(room_k, map_dk, from, key, w.head, w.batch);
         else write_tile<WIDE, N>(room_k, p.dk + w.batch * p.dk_b + w.head * p.dk_h + key * p.dk_j + from, p.dk_j, p.m - key, p.d - from);
         round_fragment(rounded, dv);
+        if (D != 64) shared.add_empty().wait(adds & 1 ^ 1);
         store_tile<WIDE / 4, 16>(room_v, rounded);
         odd |= MASKED && is_odd(rounded, p.m - key);
         if (p.mapped & MAPPED_DV) send_tile<WIDE, 16>(room_v, map_dv, from, key, w.head, w.batch);
@@ -261,17 +262,20 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
             if (speaks) shared.k_empty(at_k).arrive(), shared.v_empty().arrive();
         }
     }
+    // Where dq was handed on, it is rounded.
+    shared.add_empty().wait(adds & 1 ^ 1);
     wait_copies_read();
+    __syncwarp();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 attention_backward(const __grid_constant__ Problem p, const __grid_constant__ TensorMap map_q, const __grid_constant__ TensorMap map_k,
                    const __grid_constant__ TensorMap map_v, const __grid_constant__ TensorMap map_o,
-                   const __grid_constant__ TensorMap map_dk, const __grid_constant__ TensorMap map_dv) {
+                   const __grid_constant__ TensorMap map_dq, const __grid_constant__ TensorMap map_dk, const __grid_constant__ TensorMap map_dv) {
     extern __shared__ u8 memory[];
     Shared shared{(shared_address(memory) + 1023) & ~1023u};
     if (threadIdx.x == 0) {
-        prefetch(map_q), prefetch(map_k), prefetch(map_v), prefetch(map_o), prefetch(map_dk), prefetch(map_dv);
+        prefetch(map_q), prefetch(map_k), prefetch(map_v), prefetch(map_o), prefetch(map_dq), prefetch(map_dk), prefetch(map_dv);
         shared.v_full().init(1), shared.v_empty().init(4 * GROUPS * SPEAKERS);
         for (int i = 0; i < K_STAGES; i++) shared.k_full(i).init(1), shared.k_empty(i).init(4 * GROUPS * SPEAKERS);
         for (int i = 0; i < Q_STAGES; i++) shared.q_full(i).init(1), shared.q_empty(i).init(4 * GROUPS * SPEAKERS);
@@ -291,6 +295,6 @@ attention_backward(const __grid_constant__ Problem p, const __grid_constant__ Te
     } else {
         take_registers<240>();
         consume(p, shared, map_dk, map_dv, warpgroup - 1);
-        round_tiles(p, shared);
+        round_tiles(p, shared, map_dq);
     }
 }

@@ -394,7 +394,7 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
     Work w;
     Visit visit(0, 0);
     Rows::Ahead ahead;
-    bool more, written = false;  // of the tile before: the place of its queries is free once its rows have been read there
+    bool more;
     // Takes the next tile and multiplies its first scores: where there is none, of nothing new, so that the matrix units'
     // pipeline has one shape.
     auto go_on = [&](bool in_turn) {
@@ -442,10 +442,6 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
             rows.soften(softmax, s, look);
         }
         round_fragment(weights, s);
-        if (FWD_AHEAD && written) {
-            wait_copies_read();
-            if (speaks) shared.q_empty(q.place ^ 1).arrive();
-        }
         u32 mine = shared.q(q.place) + group * 64 * 128;
 #pragma unroll 1
         for (int step = 1; step < visit.count; step++) {
@@ -472,6 +468,7 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
             softmax.rescale(o);
             round_fragment(weights, s);
         }
+        u32 at_q = q.place;
         q.next();
         if (some) shared.v_full(v.place).wait(v.parity);
         if (FWD_AHEAD) wait_turn(group);
@@ -490,16 +487,13 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
             v.next();
         }
         rows.finish(softmax, o, mine, group, map_out);
-        written = true;
         if (FWD_AHEAD) {
             products_wait<0>();
             pin(s);
-        } else {
-            wait_copies_read();
-            if (speaks) shared.q_empty(0).arrive();
         }
+        wait_copies_read();
+        if (speaks) shared.q_empty(at_q).arrive();
     }
-    wait_copies_read();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

@@ -380,53 +380,6 @@ template <int COUNT> INLINE void round_fragment(u32 (&to)[COUNT / 2], const floa
     for (int i = 0; i < COUNT / 2; i++) to[i] = pack(x[2 * i], x[2 * i + 1]);
 }
 
-// Four threads that hold two neighbouring columns of each of four groups of eight leave with one group each.
-INLINE uint4 gather_quad(const u32 (&mine)[4]) {
-    int t = threadIdx.x & 3;
-    u32 got[4];
-#pragma unroll
-    for (int r = 0; r < 4; r++) {
-        // Thread t gives group t ^ r to thread t ^ r and gets its own from there.
-        int to = t ^ r;
-        u32 give = to == 0 ? mine[0] : to == 1 ? mine[1] : to == 2 ? mine[2] : mine[3];
-        got[r] = r == 0 ? give : __shfl_xor_sync(~0u, give, r);
-    }
-    // got[r] came from thread t ^ r: put them in the order of the columns.
-    auto from = [&](int s) { int r = t ^ s; return r == 0 ? got[0] : r == 1 ? got[1] : r == 2 ? got[2] : got[3]; };
-    return make_uint4(from(0), from(1), from(2), from(3));
-}
-
-// Writes a fragment times a factor for each of the thread's two rows (0 whatever it holds, where that is 0), as elements: rows below `rows`, columns below
-// `columns`, which is a multiple of 8 with rows of 16-byte alignment; any other goes element by element.
-template <int COUNT>
-INLINE void store_fragment(u16* to, i64 stride, const float (&x)[COUNT], float upper, float lower, int rows, int columns, bool wide) {
-    int row = fragment_row(), t = threadIdx.x & 3;
-    if (wide) {
-#pragma unroll
-        for (int c = 0; c < COUNT / 16; c++) {
-            u32 high[4], low[4];
-#pragma unroll
-            for (int g = 0; g < 4; g++) {
-                const float* y = x + 16 * c + 4 * g;
-                high[g] = upper == 0.f ? 0 : pack(y[0] * upper, y[1] * upper), low[g] = lower == 0.f ? 0 : pack(y[2] * lower, y[3] * lower);
-            }
-            uint4 a = gather_quad(high), b = gather_quad(low);
-            int column = 32 * c + 8 * t;
-            if (column < columns) {
-                if (row < rows) *(uint4*)(to + row * stride + column) = a;
-                if (row + 8 < rows) *(uint4*)(to + (row + 8) * stride + column) = b;
-            }
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-            int r = row + (i & 2) * 4, column = (i / 4) * 8 + 2 * t + (i & 1);
-            float factor = i & 2 ? lower : upper, y = factor == 0.f ? 0.f : x[i] * factor;
-            if (r < rows && column < columns) to[r * stride + column] = (u16)pack(y, y);
-        }
-    }
-}
-
 // Writes a fragment that is rounded to elements into a swizzled tile of ROWS rows, from its group `first` of 8 columns on;
 // the fragment's 64 rows are those at `to`.
 template <int COUNT, int ROWS> INLINE void store_tile(u32 to, const u32 (&x)[COUNT], int first = 0) {
