@@ -181,7 +181,7 @@ class Backward:
             p.section = min(max(1, pow2floor((32 << 20) // (p.n * (p.d + p.dv) * 2))), p.batch * p.heads_k)
             p.ordered = more.get("_long", 0)
         if "segments_q" in more:
-            p.section, p.ordered = min(p.heads_k, 4), more.get("ordered", p.batch * -(-p.m // module.N) // 4)
+            p.section, p.ordered = min(p.heads_k, 8), more.get("ordered", p.batch * -(-p.m // module.N) // 4)
         if "section" in more:
             p.section = more["section"]
 
