@@ -24,7 +24,8 @@ struct Tile {
     struct Look {
 #if SEGMENTS
         int2 range;
-#elif PLAN
+#endif
+#if PLAN
         u32 bits[COLUMNS / 32];
 #endif
         INLINE Look(const Problem& p, const Work& w, int group) {
