@@ -5,7 +5,7 @@
 mod parameters;
 mod seen;
 
-use crate::driver::{Kernel, Stream};
+use crate::driver::{Kernel, Stream, TensorMap};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::memory::{Dtype, Strided};
@@ -14,11 +14,11 @@ use crate::program::{General, Program};
 use crate::tensors::{Gradients, Outputs, Tensors, Upstreams};
 use crate::tiles::{Tiles, without_data};
 use crate::workspace::Layout;
-use parameters::Parameters;
+use parameters::{DK, DQ, DV, OUT, Parameters};
 use seen::{Seen, fits};
 
 /// Heads whose tiles are taken side by side where segments say in which order: forward, backward.
-const HEADS_ABREAST: [usize; 2] = [16, 4];
+const HEADS_ABREAST: [usize; 2] = [16, 8];
 
 /// The text of a program, its headers put in where they are included.
 pub(crate) fn source(forward: bool) -> String {
@@ -226,7 +226,7 @@ impl Hopper {
         layout.take(2 * b * hk * m.div_ceil(128), 4);
         layout.take(hq, 4);
         layout.take(b * hq * tiles, 4);
-        layout.take(b * hk + 1, 4);
+        layout.take(b * hk + 4, 4);
     }
 
     /// # Safety
@@ -254,8 +254,12 @@ impl Hopper {
         if let Some(kernel) = &pass.ranges {
             self.find_ranges(plan, kernel, n, &mut parameters, layout, stream)?;
         }
-        let maps =
-            [plan.tensor_map(&q, pass.tile_m)?, plan.tensor_map(&k, pass.tile_n)?, plan.tensor_map(&v, pass.tile_n)?];
+        let maps = [
+            plan.tensor_map(&q, pass.tile_m)?,
+            plan.tensor_map(&k, pass.tile_n)?,
+            plan.tensor_map(&v, pass.tile_n)?,
+            result_map(plan, &out.values, OUT, &mut parameters)?,
+        ];
         let work = b * hq * n.div_ceil(pass.tile_m);
         let given: Vec<*const u8> = [(&raw const parameters).cast()]
             .into_iter()
@@ -300,6 +304,8 @@ impl Hopper {
         }
         if let Some(kernel) = ranges {
             parameters.section = hk.min(HEADS_ABREAST[1]) as i32;
+            // A quarter of the tiles, the short ones of all heads, come last: then all blocks end alike.
+            parameters.ordered = (b * m.div_ceil(*tile_n) / 4) as i32;
             self.find_ranges(plan, kernel, m, &mut parameters, layout, stream)?;
         }
         let room = layout.take(b * hq * n * plan.sizes.dv.next_multiple_of(8), 2);
@@ -321,12 +327,15 @@ impl Hopper {
         (parameters.k_strides, parameters.v_strides) = (unit_rows("k", &k)?, unit_rows("v", &v)?);
         parameters.d_sinks = layout.take(hq, 4);
         parameters.tickets = layout.take(b * hq * tiles, 4);
-        parameters.whole = layout.take(b * hk + 1, 4);
+        parameters.whole = layout.take(b * hk + 4, 4);
         let maps = [
             plan.tensor_map(&q, *tile_m)?,
             plan.tensor_map(&k, *tile_n)?,
             plan.tensor_map(&v, *tile_n)?,
             plan.tensor_map(&d_out, *tile_m)?,
+            result_map(plan, &into.q, DQ, &mut parameters)?,
+            result_map(plan, &into.k, DK, &mut parameters)?,
+            result_map(plan, &into.v, DV, &mut parameters)?,
         ];
         let alone: [*const u8; 1] = [(&raw const parameters).cast()];
         let given: Vec<*const u8> = alone.into_iter().chain(maps.iter().map(|map| (&raw const *map).cast())).collect();
@@ -496,6 +505,16 @@ fn pass(plan: &Plan, forward: bool, defines: Vec<(&'static str, u32)>) -> Result
 pub(crate) fn takes(tensor: &Strided) -> bool {
     let step = |axis: usize| tensor.shape[axis] <= 1 || tensor.strides[axis] > 0 && tensor.strides[axis] % 8 == 0;
     tensor.at.is_multiple_of(16) && (tensor.strides[3] == 1 || tensor.shape[3] <= 1) && (0..3).all(step)
+}
+
+/// The map by which the copy engine writes a result, 16 rows at a time. Where it cannot, a map of nothing: the kernel then writes
+/// element by element.
+fn result_map(plan: &Plan, result: &Strided, bit: u32, parameters: &mut Parameters) -> Result<TensorMap> {
+    if !takes(result) || !result.shape[3].is_multiple_of(8) {
+        return Ok(TensorMap([0; 16]));
+    }
+    parameters.mapped |= bit;
+    plan.tensor_map(result, 16)
 }
 
 /// The strides of rows, heads and sequences of what a kernel writes row by row.

@@ -1,5 +1,5 @@
 """Launches the Hopper kernels on torch tensors through the driver's C interface: modules, tensor maps, the parameter block."""
-import ctypes as C, torch
+import ctypes as C, os, torch
 
 cuda = C.CDLL("libcuda.so.1")
 
@@ -21,10 +21,11 @@ class Problem(C.Structure):
         + [(x, C.c_int64) for x in (
             "bias bias_b bias_h bias_i bias_j alibi sinks counter d_out d_out_b d_out_h d_out_i d_lse dq dq_b dq_h dq_i "
             "dk dk_b dk_h dk_j dv_out dv_b dv_h dv_j delta lse2 dq_sum grain d_bias d_bias_b d_bias_h d_bias_i d_bias_j d_sinks limits k k_b k_h k_j v v_b v_h v_j broken broken_q broken_k ranges extents order tickets whole").split()]
+        + [("mapped", C.c_uint), ("pad", C.c_uint)]
     )
 
 
-assert C.sizeof(Problem) == 584
+assert C.sizeof(Problem) == 592
 SMS = None
 
 
@@ -86,6 +87,17 @@ def tensor_map(x, rows):
     return at, buffer
 
 
+def result_map(p, bit, x):
+    """The map by which each warp has its 16 rows of a result written, or of nothing where the copy engine cannot: then elements are."""
+    good = x.data_ptr() % 16 == 0 and x.shape[-1] % 8 == 0 and all(x.stride(a) % 8 == 0 or x.shape[a] == 1 for a in range(3)) and not PLAIN_STORES
+    p.mapped |= bit if good else 0
+    return tensor_map(x, 16) if good else (C.addressof(_NO_MAP), _NO_MAP)
+
+
+PLAIN_STORES = "PLAIN_STORES" in os.environ  # for checks: as if no result had a map
+_NO_MAP = (C.c_uint8 * 128)()
+
+
 def pow2floor(x):
     return 1 << max(0, int(x).bit_length() - 1)
 
@@ -134,7 +146,7 @@ class Forward:
             p.ordered, p.section = 0, min(p.heads_q, max(16, p.heads_q // p.heads_k))
         if "section" in more:
             p.section = more["section"]
-        self.maps = [tensor_map(q, module.M), tensor_map(k, module.N), tensor_map(v, module.N)]
+        self.maps = [tensor_map(q, module.M), tensor_map(k, module.N), tensor_map(v, module.N), result_map(p, 1, out)]
         self.work = p.batch * p.heads_q * -(-p.n // module.M)
 
     def __call__(self):
@@ -158,18 +170,18 @@ class Backward:
         nan = float("nan")
         self.work_space = [torch.full((heads * pad,), nan, **f32), torch.full((heads * pad,), nan, **f32),
                            torch.full((heads * tiles * module.M * wide,), nan, **f32),
-                           torch.full((heads * pad,), nan, **f32), torch.full((p.batch * p.heads_k * -(-p.m // 128) * 2,), nan, **f32), torch.full((heads * tiles,), nan, **f32), torch.full((p.batch * p.heads_k + 1,), nan, **f32)]
+                           torch.full((heads * pad,), nan, **f32), torch.full((p.batch * p.heads_k * -(-p.m // 128) * 2,), nan, **f32), torch.full((heads * tiles,), nan, **f32), torch.full((p.batch * p.heads_k + 4,), nan, **f32)]
         strided(p, ("k", "k_"), k, "bhj")
         strided(p, ("v", "v_"), v, "bhj")
         p.lse2, p.delta, p.dq_sum, p.grain, p.limits, p.tickets, p.whole = (x.data_ptr() for x in self.work_space)
-        self.maps = [tensor_map(q, module.M), tensor_map(k, module.N), tensor_map(v, module.N), tensor_map(d_out, module.M)]
+        self.maps = [tensor_map(q, module.M), tensor_map(k, module.N), tensor_map(v, module.N), tensor_map(d_out, module.M), result_map(p, 8, dq), result_map(p, 2, dk), result_map(p, 4, dv)]
         self.work = p.batch * p.heads_k * -(-p.m // module.N)
         self.heads, self.ranges = heads, "_ranges" in more  # found by the launch before
         if "plan_rows" in more:
             p.section = min(max(1, pow2floor((32 << 20) // (p.n * (p.d + p.dv) * 2))), p.batch * p.heads_k)
             p.ordered = more.get("_long", 0)
         if "segments_q" in more:
-            p.section = min(p.heads_k, 4)
+            p.section, p.ordered = min(p.heads_k, 8), more.get("ordered", p.batch * -(-p.m // module.N) // 4)
         if "section" in more:
             p.section = more["section"]
 

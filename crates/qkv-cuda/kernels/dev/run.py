@@ -393,45 +393,56 @@ def kept_tiles(keep, M, N):
     return keep.view(n // M, M, m // N, N).permute(0, 2, 1, 3).flatten(2).any(-1).sum().item()
 
 
+def mask_cases(n, b):
+    """By name: the kind of kernel, the [n, n] booleans, the options. Drawn from SEED, anew for each width."""
+    torch.manual_seed(int(os.environ.get("SEED", time.time())))
+    i, j = torch.arange(n)[:, None], torch.arange(n)[None, :]
+
+    def packed(count):
+        cuts = torch.cat([torch.zeros(1), torch.sort(torch.randperm(n - 1)[:count - 1] + 1)[0], torch.tensor([n])]).long()
+        ids = torch.repeat_interleave(torch.arange(count), cuts.diff())
+        return ids[:, None] == ids[None, :], ids.to("cuda", torch.int32).expand(b, n).contiguous()
+
+    def blocks(size, part):
+        return (torch.rand(-(-n // size), -(-n // size)) < part).repeat_interleave(size, 0).repeat_interleave(size, 1)[:n, :n]
+
+    same, ids = packed(12)
+    long, long_ids = packed(4)
+    return {
+        "full": ("", torch.ones(n, n, dtype=torch.bool), {}),
+        "causal": ("band", i >= j, dict(left=1 << 29, right=0, _band=True)),
+        "window 512, 512": ("band", (i - j).abs() <= 512, dict(left=512, right=512, _band=True)),
+        "window 1024, 0": ("band", (i >= j) & (i - j <= 1024), dict(left=1024, right=0, _band=True)),
+        "12 segments": ("seg", same, dict(left=1 << 29, right=1 << 29, segments_q=ids, segments_k=ids)),
+        "12 segments, causal": ("segb", same & (i >= j), dict(left=1 << 29, right=0, segments_q=ids, segments_k=ids)),
+        "blocks of 384, a quarter": ("plan", blocks(384, 0.25), {}),
+        "4 segments": ("seg", long, dict(left=1 << 29, right=1 << 29, segments_q=long_ids, segments_k=long_ids)),
+        "4 segments, causal": ("segb", long & (i >= j), dict(left=1 << 29, right=0, segments_q=long_ids, segments_k=long_ids)),
+        "longformer 2048, 1 global": ("plan", ((i - j).abs() <= 1024) | (i == 0) | (j == 0), {}),
+        "longformer 512, 1 global": ("plan", ((i - j).abs() <= 256) | (i == 0) | (j == 0), {}),
+        "blocks of 100": ("plan", blocks(100, 0.1), {}),
+    }
+
+
+def with_mask(kind, keep, opts, mod, b, n, turned):
+    """The options of a call: with its list, or room for its ranges."""
+    if kind == "plan":
+        return dict(opts, **plan_of(keep, mod.M, mod.N, turned))
+    return dict(opts, **segment_room(b, n, n, turned)) if kind[:3] == "seg" else dict(opts)
+
+
 def time_masks(ds=(64, 128), n=6144):
     for d in ds:
         b, h = 2, 2048 // d
         q, k, v, d_out = (rand(b, h, n, d) for _ in range(4))
         out, lse = torch.empty_like(q), torch.empty(b, h, n, device="cuda")
         dq, dk, dv = (torch.empty_like(q) for _ in range(3))
-        i, j = torch.arange(n)[:, None], torch.arange(n)[None, :]
-        def packed(count):
-            cuts = torch.cat([torch.zeros(1), torch.sort(torch.randperm(n - 1)[:count - 1] + 1)[0], torch.tensor([n])]).long()
-            ids = torch.repeat_interleave(torch.arange(count), cuts.diff())
-            return ids[:, None] == ids[None, :], ids.to("cuda", torch.int32).expand(b, n).contiguous()
-
-        same, ids = packed(12)
-        long, long_ids = packed(4)
         tf, tb = 4 * b * h * d, 10 * b * h * d
         base = {}
-        cases = {
-            "full": ("", torch.ones(n, n, dtype=torch.bool), {}),
-            "causal": ("band", i >= j, dict(left=1 << 29, right=0, _band=True)),
-            "window 512, 512": ("band", (i - j).abs() <= 512, dict(left=512, right=512, _band=True)),
-            "window 1024, 0": ("band", (i >= j) & (i - j <= 1024), dict(left=1024, right=0, _band=True)),
-            "12 segments": ("seg", same, dict(left=1 << 29, right=1 << 29, segments_q=ids, segments_k=ids)),
-            "12 segments, causal": ("segb", same & (i >= j), dict(left=1 << 29, right=0, segments_q=ids, segments_k=ids)),
-            "blocks of 384, a quarter": ("plan", (torch.rand(n // 384, n // 384) < 0.25).repeat_interleave(384, 0).repeat_interleave(384, 1), {}),
-            "4 segments": ("seg", long, dict(left=1 << 29, right=1 << 29, segments_q=long_ids, segments_k=long_ids)),
-            "4 segments, causal": ("segb", long & (i >= j), dict(left=1 << 29, right=0, segments_q=long_ids, segments_k=long_ids)),
-            "longformer 2048, 1 global": ("plan", ((i - j).abs() <= 1024) | (i == 0) | (j == 0), {}),
-            "longformer 512, 1 global": ("plan", ((i - j).abs() <= 256) | (i == 0) | (j == 0), {}),
-            "blocks of 100": ("plan", (torch.rand(n // 100 + 1, n // 100 + 1) < 0.1).repeat_interleave(100, 0).repeat_interleave(100, 1)[:n, :n], {}),
-        }
-        for name, (kind, keep, opts) in cases.items():
+        for name, (kind, keep, opts) in mask_cases(n, b).items():
             fm = module(f"mf{d}{kind}" if kind else f"f{d}")
             bm = module(f"mb{d}{kind}" if kind else f"b{d}", True)
-            fo, bo = dict(opts), dict(opts)
-            for o, mod, turned in ((fo, fm, False), (bo, bm, True)):
-                if kind == "plan":
-                    o.update(plan_of(keep, mod.M, mod.N, turned))
-                elif kind[:3] == "seg":
-                    o.update(segment_room(b, n, n, turned))
+            fo, bo = with_mask(kind, keep, opts, fm, b, n, False), with_mask(kind, keep, opts, bm, b, n, True)
             forward = Forward(fm, q, k, v, out, lse, **fo)
             make_plan(fm, forward, fo)
             forward()

@@ -52,9 +52,10 @@ constexpr int KV_BYTES = N * D * 2, Q_BYTES = M * D * 2, S_BYTES = M * N * 2, AD
 constexpr int K_AT = 0, V_AT = K_AT + K_STAGES * KV_BYTES, Q_AT = V_AT + KV_BYTES, O_AT = Q_AT + Q_STAGES * Q_BYTES;
 constexpr int DS_AT = O_AT + O_STAGES * Q_BYTES, P_AT = DS_AT + 2 * S_BYTES, ADD_AT = P_AT + (HALVES ? 2 * S_BYTES : 0);
 constexpr int LSE_AT = ADD_AT + ADD_BYTES, GRAIN_AT = LSE_AT + Q_STAGES * M * 4, DELTA_AT = GRAIN_AT + Q_STAGES * M * 4, DROP_AT = DELTA_AT + O_STAGES * M * 4;
-constexpr int STEP_AT = DROP_AT + (DROPOUT ? GROUPS * COLUMNS * 8 : 0), WORK_AT = STEP_AT + Q_STAGES * 16, NEXT_AT = WORK_AT + 32, BARRIERS_AT = NEXT_AT + 8;
+constexpr int STEP_AT = DROP_AT + (DROPOUT ? GROUPS * COLUMNS * 8 : 0), WORK_AT = STEP_AT + Q_STAGES * 16, BARRIERS_AT = WORK_AT + 32;
 constexpr int BARRIERS = 2 * K_STAGES + 2 + 2 * Q_STAGES + 2 * O_STAGES + 2 + 4, SHARED = BARRIERS_AT + BARRIERS * 8 + 1024;
 static_assert(SHARED <= 232448, "shared memory of a block");
+static_assert(HALVES || S_BYTES % (N * 128) == 0, "where ds was, rows of a warp stay its own");
 static_assert((Q_STAGES & (Q_STAGES - 1)) == 0 && (O_STAGES & (O_STAGES - 1)) == 0, "places are counted in bits");
 
 extern "C" __device__ const int backward_sizes[5] = {M, N, THREADS, SHARED, !FREE_ORDER};
@@ -64,7 +65,7 @@ extern "C" __device__ const int backward_sizes[5] = {M, N, THREADS, SHARED, !FRE
 #include "step.cuh"
 #include "rows.cuh"
 
-INLINE void consume(const Problem& p, const Shared& shared, int group) {
+INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map_dk, const TensorMap& map_dv, int group) {
     constexpr int WIDE = HALVES ? 128 : D;  // columns of dk and dv that a warpgroup has
     bool speaks = speaks_for_warp();
     u32 keys_from = HALVES ? 0 : group * 64 * 128, values = shared.v() + (HALVES ? 0 : group * 64 * 128);
@@ -86,6 +87,7 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
         Extent of_keys(p, w.batch, w.tile * (N / 64) + (HALVES ? 0 : group), 1, p.m);
         whole = make_int2(of_keys.all_low, key_end(of_keys.all_high, w.tile, group, p.m));
 #endif
+        Tile::Look look(p, w, group);
         float dk[WIDE / 2], dv[WIDE / 2];               // [64, WIDE]
         float s[COLUMNS / 2], dp[COLUMNS / 2], dq[32];  // [64 keys, COLUMNS], [64, 64]
         u32 weights[COLUMNS / 4], slopes[COLUMNS / 4];  // what s and dp are rounded to
@@ -105,7 +107,6 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
             ready = false;
             shared.v_full().wait(works & 1);
             bool more;
-            Tile::Look look;
             Tile(p, w, shared.get_step(step % Q_STAGES), group, whole).look(look);
 #pragma unroll 1
             do {
@@ -167,10 +168,13 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
                 for (int i = 0; i < COLUMNS / 2; i++) dp[i] *= slope[i];
 #endif
                 round_fragment(slopes, dp);
+                // What of the dk and dv before lay there is on its way.
+                wait_copies_read();
+                __syncwarp();
                 store_tile<COLUMNS / 4, N>(shared.ds(at_s) + (HALVES ? 0 : group * 64 * 128), slopes, HALVES ? group * COLUMNS / 8 : 0);
                 fence_shared();
                 named_sync(1, 256);
-                // dq = ds · k; dk += dsᵀ · q; then the scores of the next step (after the last, of nothing new: the
+                // dq = ds · k; dk += dsᵀ · q; then the scores of the next step (after the last, of whatever lies there: the
                 // matrix units' pipeline keeps one shape).
                 if constexpr (HALVES) {
                     pin(dv), pin(dk);
@@ -191,6 +195,8 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
                 products_wait<1>();
                 pin(dv), pin(weights), pin(dq);
                 if (speaks) shared.o_empty(at_o).arrive();
+                // The next keys and values may come.
+                if (!HALVES && !more && speaks) shared.k_empty(at_k).arrive(), shared.v_empty().arrive();
                 if (!BWD_EARLY) put_dq(shared, dq, shared.grain(at_q), group, adds++, speaks);
                 u32 after = step + (more ? 1 : 0), keys_after = keys;
                 if (K_STAGES == 2 && !more) {
@@ -228,40 +234,48 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
             } while (more);
         } else {
             shared.v_full().wait(works & 1);
-        }
-        if (speaks) shared.k_empty(at_k).arrive();
-        if (!HALVES && speaks) shared.v_empty().arrive();
-        int from = HALVES ? group * 128 : 0, key = w.tile * N + (HALVES ? 0 : group * 64);
-        bool wide_k = p.d % 8 == 0 && (p.dk_j | p.dk_h | p.dk_b) % 8 == 0 && ((u64)p.dk & 15) == 0;
-        bool wide_v = p.dv % 8 == 0 && (p.dv_j | p.dv_h | p.dv_b) % 8 == 0 && ((u64)p.dv_out & 15) == 0;
-        u16* to_k = p.dk + w.batch * p.dk_b + w.head * p.dk_h + key * p.dk_j + from;
-        u16* to_v = p.dv_out + w.batch * p.dv_b + w.head * p.dv_h + key * p.dv_j + from;
-        // By way of the values' place, which both have read; or of where dq is handed on, whose last part is on its way by now: then
-        // the next values can be, too.
-        if (HALVES) named_sync(1, 256);
-        else shared.add_empty().wait(adds & 1 ^ 1);
-        constexpr int ROOM = HALVES ? N : 64;
-        u32 room = HALVES ? shared.v() + group * 2 * N * 128 : shared.add(group);
-        bool odd = write_fragment<ROOM, true>(room, to_k, p.dk_j, dk, p.scale, p.scale, p.m - key, p.d - from, wide_k);
-        __syncwarp();
-        odd |= write_fragment<ROOM, true>(room, to_v, p.dv_j, dv, 1.f, 1.f, p.m - key, p.dv - from, wide_v);
-        __syncwarp();
-        if (MASKED && odd) tell_broken(p, p.broken_k, w.batch * p.heads_k + w.head, div_up(p.m, 64), key / 64);
-        if (HALVES) {
-            fence_shared();
+            wait_copies_read();
             __syncwarp();
-            if (speaks) shared.v_empty().arrive();
+            if (!HALVES && speaks) shared.k_empty(at_k).arrive(), shared.v_empty().arrive();
+        }
+        // By way of places of which this warp alone uses its rows, and which nobody reads any more: dk of where ds was, or at width 256 the
+        // values; dv likewise, or, where that has no room, of where dq is handed on, once its last part is on its way.
+        int from = HALVES ? group * 128 : 0, key = w.tile * N + (HALVES ? 0 : group * 64), warp = threadIdx.x >> 5 & 3;
+        u32 room_k = HALVES ? shared.v() + group * 2 * N * 128 : shared.ds(0) + group * 64 * 128;
+        u32 room_v = D == 64 ? room_k + N * 128 : shared.add(group) + warp * 2048;
+        u32 rounded[WIDE / 4];
+        round_scaled<true>(rounded, dk, p.scale, p.scale);
+        named_sync(1, 256);
+        store_tile<WIDE / 4, N>(room_k, rounded);
+        bool odd = MASKED && is_odd(rounded, p.m - key);
+        if (p.mapped & MAPPED_DK) send_tile<WIDE, N>(room_k, map_dk, from, key, w.head, w.batch);
+        else write_tile<WIDE, N>(room_k, p.dk + w.batch * p.dk_b + w.head * p.dk_h + key * p.dk_j + from, p.dk_j, p.m - key, p.d - from);
+        round_fragment(rounded, dv);
+        if (D != 64) shared.add_empty().wait(adds & 1 ^ 1);
+        store_tile<WIDE / 4, 16>(room_v, rounded);
+        odd |= MASKED && is_odd(rounded, p.m - key);
+        if (p.mapped & MAPPED_DV) send_tile<WIDE, 16>(room_v, map_dv, from, key, w.head, w.batch);
+        else write_tile<WIDE, 16>(room_v, p.dv_out + w.batch * p.dv_b + w.head * p.dv_h + key * p.dv_j + from, p.dv_j, p.m - key, p.dv - from);
+        if (odd) tell_broken(p, p.broken_k, w.batch * p.heads_k + w.head, div_up(p.m, 64), key / 64);
+        if (HALVES) {
+            wait_copies_read();
+            if (speaks) shared.k_empty(at_k).arrive(), shared.v_empty().arrive();
         }
     }
+    // Where dq was handed on, it is rounded.
+    shared.add_empty().wait(adds & 1 ^ 1);
+    wait_copies_read();
+    __syncwarp();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 attention_backward(const __grid_constant__ Problem p, const __grid_constant__ TensorMap map_q, const __grid_constant__ TensorMap map_k,
-                   const __grid_constant__ TensorMap map_v, const __grid_constant__ TensorMap map_o) {
+                   const __grid_constant__ TensorMap map_v, const __grid_constant__ TensorMap map_o,
+                   const __grid_constant__ TensorMap map_dq, const __grid_constant__ TensorMap map_dk, const __grid_constant__ TensorMap map_dv) {
     extern __shared__ u8 memory[];
     Shared shared{(shared_address(memory) + 1023) & ~1023u};
     if (threadIdx.x == 0) {
-        prefetch(map_q), prefetch(map_k), prefetch(map_v), prefetch(map_o);
+        prefetch(map_q), prefetch(map_k), prefetch(map_v), prefetch(map_o), prefetch(map_dq), prefetch(map_dk), prefetch(map_dv);
         shared.v_full().init(1), shared.v_empty().init(4 * GROUPS * SPEAKERS);
         for (int i = 0; i < K_STAGES; i++) shared.k_full(i).init(1), shared.k_empty(i).init(4 * GROUPS * SPEAKERS);
         for (int i = 0; i < Q_STAGES; i++) shared.q_full(i).init(1), shared.q_empty(i).init(4 * GROUPS * SPEAKERS);
@@ -280,7 +294,7 @@ attention_backward(const __grid_constant__ Problem p, const __grid_constant__ Te
         else if (threadIdx.x == 64) scout(p, shared, map_k, map_v);
     } else {
         take_registers<240>();
-        consume(p, shared, warpgroup - 1);
-        round_tiles(p, shared);
+        consume(p, shared, map_dk, map_dv, warpgroup - 1);
+        round_tiles(p, shared, map_dq);
     }
 }

@@ -36,7 +36,7 @@ constexpr int Q_BYTES = M * D * 2, KV_BYTES = N * D * 2;
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, BARRIERS_AT = V_AT + STAGES * KV_BYTES;
 constexpr int BARRIERS = 2 * Q_STAGES + 4 * STAGES + 4;
 constexpr int WORK_AT = (BARRIERS_AT + BARRIERS * 8 + 15) / 16 * 16, STEP_AT = WORK_AT + 2 * 32, SHARED = STEP_AT + STAGES * 8 + 1024;
-static_assert(!FWD_AHEAD || Q_STAGES == 2, "the next queries need a place of their own");
+static_assert(FWD_AHEAD == (Q_STAGES == 2), "the next queries need a place of their own");
 static_assert(N % 16 == 0 && D % 64 == 0 && SHARED <= 232448, "shared memory of a block");
 
 extern "C" __device__ const int forward_sizes[5] = {M, N, THREADS, SHARED, 0};
@@ -347,8 +347,8 @@ struct Rows {
         drop(s, look.tile);
     }
 
-    // `tile`: where the rows' queries were, which nobody reads any more.
-    INLINE void finish(const Softmax& softmax, float (&o)[D / 2], u32 tile, int group) const {
+    // By way of `tile`, where the rows' queries were, which nobody reads any more.
+    INLINE void finish(const Softmax& softmax, float (&o)[D / 2], u32 tile, int group, const TensorMap& map_out) const {
         float factor[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -367,11 +367,13 @@ struct Rows {
             int i = row + 8 * r;
             if ((threadIdx.x & 3) == 0 && i < p.n) p.lse[((i64)batch * p.heads_q + head) * p.n + i] = lse;
         }
-        u16* out = p.out + batch * p.out_b + head * p.out_h + first * p.out_i;
-        bool wide = p.dv % 8 == 0 && (p.out_i | p.out_h | p.out_b) % 8 == 0 && ((u64)p.out & 15) == 0;
+        u32 rounded[D / 4];
+        round_scaled<false>(rounded, o, factor[0], factor[1]);
         named_sync(4 + group, 128);
-        bool odd = write_fragment<M>(tile, out, p.out_i, o, factor[0], factor[1], p.n - first, p.dv, wide);
-        if (MASKED && odd) tell_broken(p, p.broken_q, batch * p.heads_q + head, div_up(p.n, 64), first / 64);
+        store_tile<D / 4, M>(tile, rounded);
+        if (p.mapped & MAPPED_OUT) send_tile<D, M>(tile, map_out, 0, first, head, batch);
+        else write_tile<D, M>(tile, p.out + batch * p.out_b + head * p.out_h + first * p.out_i, p.out_i, p.n - first, p.dv);
+        if (MASKED && is_odd(rounded, p.n - first)) tell_broken(p, p.broken_q, batch * p.heads_q + head, div_up(p.n, 64), first / 64);
     }
 };
 
@@ -382,7 +384,7 @@ INLINE void pass_turn(int group) {
     if (FWD_TURNS) named_arrive(1 + (group + 1 == GROUPS ? 0 : group + 1), 256);
 }
 
-INLINE void consume(const Problem& p, const Shared& shared, int group) {
+INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map_out, int group) {
     bool speaks = speaks_for_warp();
     Ring<Q_STAGES> q;
     Ring<STAGES> k, v;
@@ -484,24 +486,23 @@ INLINE void consume(const Problem& p, const Shared& shared, int group) {
             if (speaks) shared.v_empty(v.place).arrive();
             v.next();
         }
-        rows.finish(softmax, o, mine, group);
-        fence_shared();
-        __syncwarp();
-        if (speaks) shared.q_empty(at_q).arrive();
+        rows.finish(softmax, o, mine, group, map_out);
         if (FWD_AHEAD) {
             products_wait<0>();
             pin(s);
         }
+        wait_copies_read();
+        if (speaks) shared.q_empty(at_q).arrive();
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 attention_forward(const __grid_constant__ Problem p, const __grid_constant__ TensorMap map_q,
-                  const __grid_constant__ TensorMap map_k, const __grid_constant__ TensorMap map_v) {
+                  const __grid_constant__ TensorMap map_k, const __grid_constant__ TensorMap map_v, const __grid_constant__ TensorMap map_out) {
     extern __shared__ u8 memory[];
     Shared shared{(shared_address(memory) + 1023) & ~1023u};
     if (threadIdx.x == 0) {
-        prefetch(map_q), prefetch(map_k), prefetch(map_v);
+        prefetch(map_q), prefetch(map_k), prefetch(map_v), prefetch(map_out);
         for (int i = 0; i < Q_STAGES; i++) shared.q_full(i).init(1), shared.q_empty(i).init(4 * GROUPS * SPEAKERS);
         for (int i = 0; i < STAGES; i++) {
             shared.k_full(i).init(1), shared.k_empty(i).init(4 * GROUPS * SPEAKERS);
@@ -518,7 +519,7 @@ attention_forward(const __grid_constant__ Problem p, const __grid_constant__ Ten
         else if (threadIdx.x == 32) scout(p, shared, map_q);
     } else {
         take_registers<GROUPS == 3 ? 160 : 240>();
-        consume(p, shared, warpgroup - 1);
+        consume(p, shared, map_out, warpgroup - 1);
     }
 }
 

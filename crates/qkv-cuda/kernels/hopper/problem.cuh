@@ -86,9 +86,12 @@ struct Problem {
     int4* extents;                                     // 552  [batch, tiles of 64]: of 64 ranges
     int* order;                                        // 560  [batch · tiles]: which tile comes when, the longest first
     u32* tickets;                                      // 568  [batch · heads_q, query tiles]
-    u32* whole;                                        // 576  [batch · heads_k + 1]: key tiles that have been added; tiles that are rounded
-};                                                     // 584
-static_assert(sizeof(Problem) == 584, "the host counts on it");
+    u32* whole;                                        // 576  [batch · heads_k + 4]: key tiles that have been added; tiles whose quarters are rounded
+    u32 mapped;                                        // 584  which results the copy engine can write: their maps are good
+};                                                     // 592
+static_assert(sizeof(Problem) == 592, "the host counts on it");
+// Of `mapped`.
+constexpr u32 MAPPED_OUT = 1, MAPPED_DK = 2, MAPPED_DV = 4, MAPPED_DQ = 8;
 // Work that may wait in line beside the one that is computed: more would end unevenly where tiles do not come longest first,
 // fewer let short rows wait for what must be looked up.
 constexpr int IN_LINE = SEGMENTS || PLAN ? 2 : 1;
@@ -105,10 +108,13 @@ struct Work {
     int tile, head, batch;
     INLINE Work() {}
     INLINE Work(const Problem& p, int index, int tiles, int heads, bool last_first) {
-        int batches = p.batch, per_sequence = tiles, skipped = 0;
+        int batches = p.batch, per_sequence = tiles, skipped = 0, section = p.section;
         (void)per_sequence;
 #if SEGMENTS
-        tiles *= batches, batches = 1;
+        // Of the order, the last `ordered` places come after all else, of all heads: short ones, so that all blocks end alike.
+        tiles = tiles * batches - p.ordered, batches = 1;
+        bool end = index >= tiles * heads;
+        if (end) index -= tiles * heads, skipped = tiles, tiles = p.ordered, section = heads;
 #elif PLAN
         int all = heads * batches, first = p.ordered * all;
         if (index < first) {
@@ -117,10 +123,10 @@ struct Work {
         }
         index -= first, tiles -= p.ordered, skipped = p.ordered;
 #endif
-        int of_section = p.section * tiles, at = index / of_section, rest = index - at * of_section;
-        int inside = min(p.section, heads * batches - at * p.section);
+        int of_section = section * tiles, at = index / of_section, rest = index - at * of_section;
+        int inside = min(section, heads * batches - at * section);
         tile = rest / inside;
-        int both = at * p.section + rest - tile * inside;
+        int both = at * section + rest - tile * inside;
         if (last_first) tile = tiles - 1 - tile;
         tile += skipped, batch = both / heads, head = both - batch * heads;
 #if SEGMENTS

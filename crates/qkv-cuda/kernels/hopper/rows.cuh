@@ -85,9 +85,9 @@ INLINE void write_statistics(const Problem& p, i64 to, float lse, float d_lse, f
     p.lse2[to] = lse == MINUS_INFINITY ? -MINUS_INFINITY : lse * LOG2E;
     p.delta[to] = sum - d_lse;
     float largest = most.x * (2.f * (DROPOUT ? p.dropout_scale : 1.f) * sqrtf(square * p.dv) * most.y + fabsf(d_lse));
-    // 2^(30 − ⌈log2 largest⌉), from the exponent of `largest`; a row without a bound has no numbers either.
+    // 2^(30 − ⌈log2 largest⌉), from the exponent of `largest`; a row without a bound, or whose sum is none, has no numbers either.
     int exponent = (int)(__float_as_uint(fmaxf(largest, 1e-30f)) >> 23) - 126;
-    p.grain[to] = largest < 1e37f ? __uint_as_float((u32)(min(30 - exponent, 126) + 127) << 23) : __uint_as_float(0x7fc00000);
+    p.grain[to] = largest < 1e37f && fabsf(sum) < 1e37f ? __uint_as_float((u32)(min(30 - exponent, 126) + 127) << 23) : __uint_as_float(0x7fc00000);
 }
 
 // Σ out · d_out of each row, less the gradient of its lse; the lse in units of log2, +∞ where a row saw nothing or is padding;
@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(256) attention_backward_prepare(con
     }
     if (threadIdx.x < TILES && (int)blockIdx.x * TILES + threadIdx.x < tiles) p.tickets[bh * tiles + blockIdx.x * TILES + threadIdx.x] = 0;
     if (blockIdx.x == 0 && threadIdx.x == 0 && head % (p.heads_q / p.heads_k) == 0) p.whole[batch * p.heads_k + head / (p.heads_q / p.heads_k)] = 0;
-    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) p.whole[p.batch * p.heads_k] = 0;
+    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < 4) p.whole[p.batch * p.heads_k + threadIdx.x] = 0;
     __shared__ float2 sums[STATISTICS_PAD];
     constexpr int EACH = 4;  // rows that are on their way to a thread at a time
     for (int r = 0; r < STATISTICS_PAD * LANES / 256; r += EACH) {

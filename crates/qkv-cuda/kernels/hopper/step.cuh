@@ -19,10 +19,21 @@ struct Tile {
         key = key_tile * N + (HALVES ? 0 : group * 64), query = query_tile * M + (HALVES ? group * COLUMNS : 0);
     }
 
-    // What a partial step needs from device memory, asked for one step ahead: each lane has the bits of the queries `lane`,
-    // `lane + 32` …, for the 16 keys of its warp.
+    // What a partial step needs from device memory. Of segments, asked for once: each lane has the range of one of the 16 keys of its
+    // warp. Of a list, one step ahead: each lane has the bits of the queries `lane`, `lane + 32` …, for these keys.
     struct Look {
-        u32 bits[PLAN ? COLUMNS / 32 : 1];
+#if SEGMENTS
+        int2 range;
+#endif
+#if PLAN
+        u32 bits[COLUMNS / 32];
+#endif
+        INLINE Look(const Problem& p, const Work& w, int group) {
+#if SEGMENTS
+            int key = w.tile * N + (HALVES ? 0 : group * 64) + (threadIdx.x >> 5 & 3) * 16 + (threadIdx.x & 15);
+            range = p.ranges[(i64)w.batch * p.m + min(key, p.m - 1)];
+#endif
+        }
     };
     INLINE void look(Look& look) const {
 #if PLAN
@@ -73,35 +84,38 @@ struct Tile {
 #if LENGTHS && !SEGMENTS
             end = min(end, p.lengths[batch]);
 #endif
+            bool inside[2] = {row < end, row + 8 < end};
+            int low[2], high[2];  // the queries that see each of the two keys, from the first of this step on
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                int j = row + 8 * r;
-                bool inside = j < end;
-#if BAND || SEGMENTS
-                // The queries that see the key, from the first of this step on.
 #if SEGMENTS
-                int2 range = p.ranges[(i64)batch * p.m + min(j, p.m - 1)];
-                int low = range.x - query, high = inside ? range.y - query : 0;
+                int lane = (threadIdx.x >> 2 & 7) + 8 * r;
+                low[r] = __shfl_sync(~0u, look.range.x, lane) - query, high[r] = __shfl_sync(~0u, look.range.y, lane) - query;
 #else
-                int low = j - p.offset - p.right - query, high = inside ? j - p.offset + p.left + 1 - query : 0;
+                low[r] = row + 8 * r - p.offset - p.right - query, high[r] = row + 8 * r - p.offset + p.left + 1 - query;
 #endif
+                if (!inside[r]) high[r] = 0;
+            }
+#pragma unroll
+            for (int x = 0; x < COLUMNS / 32; x++) {
+                u32 seen[2];
+#pragma unroll
+                for (int r = 0; r < 2; r++) seen[r] = bits_between(low[r] - 32 * x, high[r] - 32 * x) >> fragment_column();
+#pragma unroll
+                for (int c = 4 * x; c < 4 * x + 4; c++) {
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+#if PLAN
+                        u32 word = __shfl_sync(~0u, look.bits[x], c % 4 * 8 + fragment_column() + e) >> (threadIdx.x >> 2 & 7);
 #endif
 #pragma unroll
-                for (int x = 0; x < COLUMNS / 32; x++) {
+                        for (int r = 0; r < 2; r++) {
 #if BAND || SEGMENTS
-                    u32 seen = bits_between(low - 32 * x, high - 32 * x) >> fragment_column();
-#endif
-#pragma unroll
-                    for (int c = 4 * x; c < 4 * x + 4; c++) {
-#pragma unroll
-                        for (int e = 0; e < 2; e++) {
-#if BAND || SEGMENTS
-                            bool kept = seen >> (c % 4 * 8 + e) & 1;
+                            bool kept = seen[r] >> (c % 4 * 8 + e) & 1;
 #elif PLAN
-                            u32 word = __shfl_sync(~0u, look.bits[x], c % 4 * 8 + fragment_column() + e);
-                            bool kept = inside && (word >> ((threadIdx.x >> 2 & 7) + 8 * r) & 1);
+                            bool kept = inside[r] && word >> 8 * r & 1;
 #else
-                            bool kept = inside;
+                            bool kept = inside[r];
 #endif
                             if (!kept) s[4 * c + 2 * r + e] = 0.f;
                         }
@@ -149,18 +163,18 @@ struct Tile {
     }
 };
 
-// Hands a piece of dq to the thread that adds it up, in the grains of its rows.
+// Hands a piece of dq to the thread that adds it up, in the grains of its rows: a quarter of the place is each warp's.
 INLINE void put_dq(const Shared& shared, const float (&dq)[32], u32 grain, int group, u32 count, bool speaks) {
     int row = fragment_row() + (M == 128 ? group * 64 : 0);
     float upper = load_shared(grain + row * 4), lower = load_shared(grain + (row + 8) * 4);
     shared.add_empty().wait(count & 1 ^ 1);
-    u32 to = shared.add(group) + (threadIdx.x & 127) * 16;
+    u32 to = shared.add(group) + (threadIdx.x >> 5 & 3) * 4096 + lane_id() * 16;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const float* x = dq + 4 * i;
-        if (FREE_ORDER) store_shared(to + i * 2048, x[0], x[1], x[2], x[3]);
+        if (FREE_ORDER) store_shared(to + i * 512, x[0], x[1], x[2], x[3]);
         else
-            store_shared(to + i * 2048, __float2int_rn(x[0] * upper), __float2int_rn(x[1] * upper), __float2int_rn(x[2] * lower),
+            store_shared(to + i * 512, __float2int_rn(x[0] * upper), __float2int_rn(x[1] * upper), __float2int_rn(x[2] * lower),
                          __float2int_rn(x[3] * lower));
     }
     fence_shared();

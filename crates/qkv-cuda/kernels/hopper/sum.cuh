@@ -76,78 +76,54 @@ INLINE void add(const Problem& p, const Shared& shared) {
     }
 }
 
-// Pieces of dq, 64 × 64, from whole numbers to elements: two at a time, by a warpgroup.
-struct Rounding {
-    const Problem& p;
-    int bh, tile, tiles;
-    float x[2][32];
-    // Where nobody came, nothing is there.
-    bool some;
-    INLINE Rounding(const Problem& p, int bh, int tile, int tiles) : p(p), bh(bh), tile(tile), tiles(tiles) {
-        some = __ldcg(p.tickets + bh * tiles + tile) & THERE;
-    }
-    INLINE void load(int piece) {
-        const float4* from = (const float4*)(p.dq_sum + ((i64)bh * tiles + tile) * (M * D) + piece * 4096) + (threadIdx.x & 127);
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            float4 y = __ldcg(from + i * 128);
-            float* to = x[i / 8] + i % 8 * 4;
-            to[0] = y.x, to[1] = y.y, to[2] = y.z, to[3] = y.w;
-        }
-    }
-    INLINE void write(int piece, float (&x)[32]) const {
-        int batch = bh / p.heads_q, head = bh - batch * p.heads_q;
-        bool wide = p.d % 8 == 0 && (p.dq_i | p.dq_h | p.dq_b) % 8 == 0 && ((u64)p.dq & 15) == 0;
-        int row = tile * M + (M == 128 ? piece * 64 : 0), column = M == 128 ? 0 : piece * 64;
-        float upper = p.scale, lower = p.scale;
-#if !FREE_ORDER
-        const float* grain = p.grain + (i64)bh * (div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD) + row + fragment_row();
-        upper *= reciprocal(grain[0]), lower *= reciprocal(grain[8]);  // powers of two
-#pragma unroll
-        for (int i = 0; i < 32; i++) x[i] = __int2float_rn(__float_as_int(x[i]));
-#endif
-        if (!some) upper = lower = 0.f;
-        if (MASKED) {
-            float sum = 0.f;  // not a number where one of them is not finite
-#pragma unroll
-            for (int i = 0; i < 32; i++) sum += x[i] * (i & 2 ? lower : upper) * 0.f;
-            // Rows from n on have grains like any other.
-            if (some && sum != 0.f && row < p.n) tell_broken(p, p.broken_q, bh, div_up(p.n, 64), row / 64);
-        }
-        store_fragment(p.dq + batch * p.dq_b + head * p.dq_h + row * p.dq_i + column, p.dq_i, x, upper, lower, p.n - row, p.d - column, wide);
-    }
-    INLINE void run() {
-#pragma unroll 1
-        for (int piece = 0; piece < PIECES; piece += 2) {
-            load(piece);
-            write(piece, x[0]), write(piece + 1, x[1]);
-        }
-    }
-};
-
-// Rounds what is whole: each warpgroup for itself takes tile after tile of all, the first heads first.
-INLINE void round_tiles(const Problem& p, const Shared& shared) {
+// Rounds what is whole: each warp for itself takes its 16 rows of the pieces of tile after tile of all, the first heads first.
+INLINE void round_tiles(const Problem& p, const Shared& shared, const TensorMap& map_dq) {
     // Found anew: known from before, it would change how the products are compiled.
-    int group = (int)(threadIdx.x >> 7) - 1, tiles = div_up(p.n, M), all = p.batch * p.heads_q * tiles, whole = -1;
-    u32* counter = p.whole + p.batch * p.heads_k;
-    bool leads = (threadIdx.x & 127) == 0;
-    auto take = [&](int x) {
-        if (leads) shared.put_next(group, x);
-        named_sync(4 + group, 128);
-        x = shared.get_next(group);
-        named_sync(4 + group, 128);
-        return x;
-    };
-    int at = take(leads ? atomicAdd(counter, 1) : 0);
+    int group = (int)(threadIdx.x >> 7) - 1, warp = threadIdx.x >> 5 & 3, tiles = div_up(p.n, M), all = p.batch * p.heads_q * tiles, whole = -1;
+    auto take = [&]() { return lane_id() == 0 ? atomicAdd(p.whole + p.batch * p.heads_k + warp, 1) : 0; };
+    int at = __shfl_sync(~0u, take(), 0);
     while (at < all) {
-        int next = leads ? atomicAdd(counter, 1) : 0;
-        int bh = at / tiles, batch = bh / p.heads_q, bh_k = batch * p.heads_k + (bh - batch * p.heads_q) / (p.heads_q / p.heads_k);
+        int next = take();
+        int bh = at / tiles, tile = at - bh * tiles, batch = bh / p.heads_q, head = bh - batch * p.heads_q;
+        int bh_k = batch * p.heads_k + head / (p.heads_q / p.heads_k);
         if (whole != bh_k) {
             whole = bh_k;
-            if (leads) await_count(p.whole + bh_k, div_up(p.m, N));
-            named_sync(4 + group, 128);
+            if (lane_id() == 0) await_count(p.whole + bh_k, div_up(p.m, N));
+            __syncwarp();
         }
-        Rounding(p, bh, at - bh * tiles, tiles).run();
-        at = take(next);
+        bool some = __ldcg(p.tickets + at) & THERE;  // where nobody came, nothing is there
+#pragma unroll 1
+        for (int piece = 0; piece < PIECES; piece += 2) {
+            float x[2][32];
+            const float4* from = (const float4*)(p.dq_sum + (i64)at * (M * D) + piece * 4096) + warp * 256 + lane_id();
+#pragma unroll
+            for (int i = 0; i < 16; i++) {
+                float4 y = __ldcg(from + i / 8 * 1024 + i % 8 * 32);
+                float* to = x[i / 8] + i % 8 * 4;
+                to[0] = y.x, to[1] = y.y, to[2] = y.z, to[3] = y.w;
+            }
+            // What was there before is on its way.
+            wait_copies_read();
+            __syncwarp();
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                int row = tile * M + (M == 128 ? (piece + e) * 64 : 0), column = M == 128 ? 0 : (piece + e) * 64;
+                float upper = p.scale, lower = p.scale;
+#if !FREE_ORDER
+                const float* grain = p.grain + (i64)bh * (div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD) + row + fragment_row();
+                upper *= reciprocal(grain[0]), lower *= reciprocal(grain[8]);  // powers of two
+#pragma unroll
+                for (int i = 0; i < 32; i++) x[e][i] = __int2float_rn(__float_as_int(x[e][i]));
+#endif
+                u32 rounded[16], room = shared.add(group) + warp * 2048 + e * 2048;
+                round_scaled<false>(rounded, x[e], some ? upper : 0.f, some ? lower : 0.f);
+                store_tile<16, 16>(room, rounded);
+                if (p.mapped & MAPPED_DQ) send_tile<64, 16>(room, map_dq, column, row, head, batch);
+                else write_tile<64, 16>(room, p.dq + batch * p.dq_b + head * p.dq_h + row * p.dq_i + column, p.dq_i, p.n - row, p.d - column);
+                if (MASKED && is_odd(rounded, p.n - row)) tell_broken(p, p.broken_q, bh, div_up(p.n, 64), row / 64);
+            }
+        }
+        at = __shfl_sync(~0u, next, 0);
     }
+    wait_copies_read();
 }

@@ -145,6 +145,11 @@ INLINE void add_integers(float* to, u32 from, int bytes) {
 INLINE void store_bytes(float* to, u32 from, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
+// A box of a tensor takes what lies in shared memory; what is outside of the tensor is left out.
+INLINE void store_box(u32 from, const TensorMap& map, int column, int row, int head, int batch) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+                 ::"l"(&map), "r"(from), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
+}
 INLINE void commit_copies() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 INLINE void wait_copies_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 // Waits until all but the last PENDING groups are done, as every thread of the card sees it.
@@ -200,12 +205,12 @@ INLINE float widen_high(u32 two) {
 #endif
 }
 
-// Of two elements, the top bit of each that is ∞ or not a number; the other bits mean nothing.
-INLINE u32 overflow(u32 two) {
+// Adds 0 · x to two elements that are 0, or not a number since an x before was not finite.
+INLINE void add_nothing(u32& sum, u32 two) {
 #if ELEMENT == 0
-    return (two & 0x7f807f80u) + 0x00800080u;
+    asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(two), "r"(0));
 #else
-    return (two & 0x7c007c00u) + 0x04000400u;
+    asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(two), "r"(0));
 #endif
 }
 
@@ -375,53 +380,6 @@ template <int COUNT> INLINE void round_fragment(u32 (&to)[COUNT / 2], const floa
     for (int i = 0; i < COUNT / 2; i++) to[i] = pack(x[2 * i], x[2 * i + 1]);
 }
 
-// Four threads that hold two neighbouring columns of each of four groups of eight leave with one group each.
-INLINE uint4 gather_quad(const u32 (&mine)[4]) {
-    int t = threadIdx.x & 3;
-    u32 got[4];
-#pragma unroll
-    for (int r = 0; r < 4; r++) {
-        // Thread t gives group t ^ r to thread t ^ r and gets its own from there.
-        int to = t ^ r;
-        u32 give = to == 0 ? mine[0] : to == 1 ? mine[1] : to == 2 ? mine[2] : mine[3];
-        got[r] = r == 0 ? give : __shfl_xor_sync(~0u, give, r);
-    }
-    // got[r] came from thread t ^ r: put them in the order of the columns.
-    auto from = [&](int s) { int r = t ^ s; return r == 0 ? got[0] : r == 1 ? got[1] : r == 2 ? got[2] : got[3]; };
-    return make_uint4(from(0), from(1), from(2), from(3));
-}
-
-// Writes a fragment times a factor for each of the thread's two rows (0 whatever it holds, where that is 0), as elements: rows below `rows`, columns below
-// `columns`, which is a multiple of 8 with rows of 16-byte alignment; any other goes element by element.
-template <int COUNT>
-INLINE void store_fragment(u16* to, i64 stride, const float (&x)[COUNT], float upper, float lower, int rows, int columns, bool wide) {
-    int row = fragment_row(), t = threadIdx.x & 3;
-    if (wide) {
-#pragma unroll
-        for (int c = 0; c < COUNT / 16; c++) {
-            u32 high[4], low[4];
-#pragma unroll
-            for (int g = 0; g < 4; g++) {
-                const float* y = x + 16 * c + 4 * g;
-                high[g] = upper == 0.f ? 0 : pack(y[0] * upper, y[1] * upper), low[g] = lower == 0.f ? 0 : pack(y[2] * lower, y[3] * lower);
-            }
-            uint4 a = gather_quad(high), b = gather_quad(low);
-            int column = 32 * c + 8 * t;
-            if (column < columns) {
-                if (row < rows) *(uint4*)(to + row * stride + column) = a;
-                if (row + 8 < rows) *(uint4*)(to + (row + 8) * stride + column) = b;
-            }
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-            int r = row + (i & 2) * 4, column = (i / 4) * 8 + 2 * t + (i & 1);
-            float factor = i & 2 ? lower : upper, y = factor == 0.f ? 0.f : x[i] * factor;
-            if (r < rows && column < columns) to[r * stride + column] = (u16)pack(y, y);
-        }
-    }
-}
-
 // Writes a fragment that is rounded to elements into a swizzled tile of ROWS rows, from its group `first` of 8 columns on;
 // the fragment's 64 rows are those at `to`.
 template <int COUNT, int ROWS> INLINE void store_tile(u32 to, const u32 (&x)[COUNT], int first = 0) {
@@ -435,46 +393,6 @@ template <int COUNT, int ROWS> INLINE void store_tile(u32 to, const u32 (&x)[COU
         asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                      ::"r"(at), "r"(x[4 * c]), "r"(x[4 * c + 1]), "r"(x[4 * c + 2]), "r"(x[4 * c + 3]) : "memory");
     }
-}
-
-// Writes a fragment times a factor for each of the thread's two rows (0 whatever it holds, where that is 0), as elements, by
-// way of a tile in shared memory that nobody else uses: the fragment's 64 rows of a tile of ROWS are those at `tile`. Few
-// instructions, in a loop: a kernel's end is not in the instruction cache, and straight code runs at the pace of its
-// misses. Rows below `rows` and columns below `columns` are written; `wide` where they may be, 16 bytes at a time.
-// Says whether the thread wrote what is not finite. SURE: no factor is 0.
-template <int ROWS, bool SURE = false, int COUNT>
-INLINE bool write_fragment(u32 tile, u16* to, i64 stride, const float (&x)[COUNT], float upper, float lower, int rows, int columns, bool wide) {
-    u32 packed[COUNT / 2];
-#pragma unroll
-    for (int i = 0; i < COUNT / 2; i++) {
-        float factor = i & 1 ? lower : upper;
-        packed[i] = !SURE && factor == 0.f ? 0 : pack(x[2 * i] * factor, x[2 * i + 1] * factor);
-    }
-    store_tile<COUNT / 2, ROWS>(tile, packed);
-    __syncwarp();
-    constexpr int LANES = COUNT / 4;  // that share a row
-    int column = threadIdx.x % LANES, row = (threadIdx.x >> 5 & 3) * 16 + (threadIdx.x & 31) / LANES;
-    tile += (column >> 3) * ROWS * 128;
-    to += column * 8;
-    u32 odd = 0;
-#pragma unroll 4
-    for (int i = 0; i < LANES / 2; i++, row += 32 / LANES) {
-        uint4 y;
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(y.x), "=r"(y.y), "=r"(y.z), "=r"(y.w) : "r"(tile + row * 128 + ((column & 7) ^ (row & 7)) * 16) : "memory");
-        if (row >= rows) continue;
-        odd |= overflow(y.x) | overflow(y.y) | overflow(y.z) | overflow(y.w);
-        u16* at = to + row * stride;
-        if (wide) {
-            if (column * 8 < columns) *(uint4*)at = y;
-        } else {
-            u32 words[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-            for (int e = 0; e < 8; e++)
-                if (column * 8 + e < columns) at[e] = (u16)(words[e / 2] >> (e & 1) * 16);
-        }
-    }
-    return odd & 0x80008000u;
 }
 
 INLINE void store_shared(u32 at, float a, float b, float c, float d) {
@@ -503,4 +421,46 @@ INLINE u32 load_shared_u16(u32 at) {
     u16 x;
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(at) : "memory");
     return x;
+}
+
+// A fragment times a factor for each of the thread's two rows, as elements. Unless SURE, a factor of 0 gives 0 whatever the fragment holds.
+template <bool SURE, int COUNT> INLINE void round_scaled(u32 (&to)[COUNT / 2], const float (&x)[COUNT], float upper, float lower) {
+#pragma unroll
+    for (int i = 0; i < COUNT / 2; i++) {
+        float factor = i & 1 ? lower : upper;
+        to[i] = !SURE && factor == 0.f ? 0 : pack(x[2 * i] * factor, x[2 * i + 1] * factor);
+    }
+}
+// Whether one of the thread's two rows, if it is below `rows`, has an element that is not finite.
+template <int COUNT> INLINE bool is_odd(const u32 (&x)[COUNT], int rows) {
+    u32 upper = 0, lower = 0;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) add_nothing(i & 1 ? lower : upper, x[i]);
+    int row = fragment_row();
+    return row < rows && upper & 0x7fff7fffu || row + 8 < rows && lower & 0x7fff7fffu;
+}
+// Has the copy engine write what each warp has put into its 16 rows of a tile of ROWS, WIDTH columns of it; `row` is that of the tile's
+// first. The map's boxes are of 16 rows. Few instructions: what a kernel does once a tile is not in the instruction cache.
+template <int WIDTH, int ROWS> INLINE void send_tile(u32 tile, const TensorMap& map, int column, int row, int head, int batch) {
+    int first = (threadIdx.x >> 5 & 3) * 16;
+    fence_shared();
+    __syncwarp();
+    if (lane_id() != 0) return;
+#pragma unroll
+    for (int c = 0; c < WIDTH / 64; c++) store_box(tile + c * ROWS * 128 + first * 128, map, column + 64 * c, row + first, head, batch);
+    commit_copies();
+}
+// Writes what each warp has put into its 16 rows of a tile of ROWS element by element: rows below `rows`, columns below `columns`, any stride.
+template <int WIDTH, int ROWS> INLINE void write_tile(u32 tile, u16* to, i64 stride, int rows, int columns) {
+    int warp = threadIdx.x >> 5 & 3;
+    __syncwarp();
+#pragma unroll 1
+    for (int at = lane_id(); at < 16 * WIDTH; at += 32) {
+        int row = warp * 16 + at / WIDTH, column = at % WIDTH;
+        u32 x = load_shared_u16(tile + (column >> 6) * ROWS * 128 + row * 128 + ((column >> 3 & 7) ^ (row & 7)) * 16 + (column & 7) * 2);
+        if (row < rows && column < columns) to[row * stride + column] = (u16)x;
+    }
+    // The copy engine may write there next.
+    fence_shared();
+    __syncwarp();
 }

@@ -28,13 +28,6 @@ struct Shared {
     INLINE Barrier o_empty(u32 i) const { return barrier(8 + 2 * Q_STAGES + O_STAGES + i); }
     INLINE Barrier k_full(u32 i) const { return barrier(8 + 2 * Q_STAGES + 2 * O_STAGES + i); }
     INLINE Barrier k_empty(u32 i) const { return barrier(8 + 2 * Q_STAGES + 2 * O_STAGES + K_STAGES + i); }
-    // Which piece of dq a warpgroup rounds next.
-    INLINE void put_next(int group, int x) const { asm volatile("st.shared.s32 [%0], %1;" ::"r"(base + NEXT_AT + group * 4), "r"(x) : "memory"); }
-    INLINE int get_next(int group) const {
-        int x;
-        asm volatile("ld.shared.s32 %0, [%1];" : "=r"(x) : "r"(base + NEXT_AT + group * 4) : "memory");
-        return x;
-    }
     // The next work: its key tile, doubled, with a bit for whether any query sees it; its place in a list; its head; its
     // sequence, doubled, with a bit for whether there is any work at all.
     INLINE void put_work(u32 i, int tile, int place, int head, int batch) const {

@@ -66,7 +66,16 @@ pub(super) struct Parameters {
     pub order: u64,
     pub tickets: u64,
     pub whole: u64,
+    /// Which results have a map: [`OUT`], [`DK`], [`DV`], [`DQ`].
+    pub mapped: u32,
+    pub rest: u32,
 }
+
+/// The bits of [`Parameters::mapped`].
+pub(super) const OUT: u32 = 1;
+pub(super) const DK: u32 = 2;
+pub(super) const DV: u32 = 4;
+pub(super) const DQ: u32 = 8;
 
 impl Parameters {
     /// All zeros.
@@ -83,7 +92,7 @@ mod tests {
 
     #[test]
     fn parameters_lie_where_the_kernels_look_for_them() {
-        assert_eq!(size_of::<Parameters>(), 584);
+        assert_eq!((size_of::<Parameters>(), offset_of!(Parameters, mapped)), (592, 584));
         assert_eq!((offset_of!(Parameters, limits), offset_of!(Parameters, v)), (448, 488));
         assert_eq!((offset_of!(Parameters, broken), offset_of!(Parameters, order)), (520, 560));
         assert_eq!((offset_of!(Parameters, tickets), offset_of!(Parameters, whole)), (568, 576));
