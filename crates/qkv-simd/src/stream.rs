@@ -10,6 +10,7 @@
 //! sum is one chain over as many rows as there are lanes, added to those before. Neither depends on what else is computed
 //! beside it.
 
+use crate::ahead::fetch;
 use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
 use crate::lanes::Lanes;
@@ -47,18 +48,6 @@ impl<T: Element> Table<'_, T> {
     fn later(&self, at: usize, distance: usize) -> *const T {
         self.rows[(at + distance).min(self.rows.len() - 1)].as_ptr()
     }
-}
-
-/// Asks for the cache line of an address, which need not be one that can be read.
-#[inline(always)]
-fn fetch<T>(from: *const T) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: fetching reads nothing, faults nowhere, and is in every x86-64.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(from.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = from;
 }
 
 struct Dots<'a, T: Element> {
