@@ -224,17 +224,6 @@ impl Pairs {
         }
     }
 
-    /// Whether all of these are finite.
-    pub fn finite(&self, numbers: &[bf16]) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: `self` exists only where the instruction set does.
-        unsafe {
-            x86::finite(numbers)
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        numbers.iter().all(|x| x.is_finite())
-    }
-
     /// Copies, and says whether all of it is finite.
     ///
     /// # Panics
@@ -254,11 +243,11 @@ impl Pairs {
     }
 
     /// The right operand whose rows are these: `count` rows at distance `row` are its depth, `panels` panels of them its
-    /// width.
+    /// width. Says whether all of them are finite.
     ///
     /// # Panics
     /// Where a slice is too short.
-    pub fn right_of_rows(&self, rows: &[bf16], row: usize, count: usize, panels: usize, out: &mut [bf16]) {
+    pub fn right_of_rows(&self, rows: &[bf16], row: usize, count: usize, panels: usize, out: &mut [bf16]) -> bool {
         assert!(
             row >= panels * SIDE && (count == 0 || rows.len() >= (count - 1) * row + panels * SIDE),
             "the rows are too short"
@@ -267,8 +256,10 @@ impl Pairs {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
         unsafe {
-            x86::right_of_rows(rows, row, count, panels, out);
+            x86::right_of_rows(rows, row, count, panels, out)
         }
+        #[cfg(not(target_arch = "x86_64"))]
+        unreachable!("nothing multiplies pairs on this architecture")
     }
 
     /// The left operand whose columns are these rows, or whole chunks of one: its rows, `panels` panels of them, lie `chunks` chunks

@@ -13,6 +13,9 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
+/// The bits of a bf16 that are all set where it is not finite.
+const EXPONENT: i16 = 0x7f80;
+
 /// Bytes of a block.
 const BYTES: usize = 2 * BLOCK;
 
@@ -374,7 +377,7 @@ pub(super) unsafe fn right_of_columns(rows: &[bf16], row: usize, count: usize, c
 /// Copies, and says whether all is finite.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn copy(from: &[bf16], to: &mut [bf16]) -> bool {
-    let exponent = _mm512_set1_epi16(0x7f80);
+    let exponent = _mm512_set1_epi16(EXPONENT);
     let mut full = 0;
     let (mut from, mut to) = (from.chunks_exact(DEPTH), to.chunks_exact_mut(DEPTH));
     for (from, to) in (&mut from).zip(&mut to) {
@@ -385,19 +388,6 @@ pub(super) unsafe fn copy(from: &[bf16], to: &mut [bf16]) -> bool {
     }
     to.into_remainder().copy_from_slice(from.remainder());
     full == 0 && from.remainder().iter().all(|x| x.is_finite())
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn finite(numbers: &[bf16]) -> bool {
-    let exponent = _mm512_set1_epi16(0x7f80);
-    let mut full = 0;
-    let mut chunks = numbers.chunks_exact(DEPTH);
-    for chunk in &mut chunks {
-        read_on(chunk.as_ptr(), DEPTH);
-        let bits = _mm512_and_si512(_mm512_loadu_si512(chunk.as_ptr().cast()), exponent);
-        full |= _mm512_cmpeq_epi16_mask(bits, exponent);
-    }
-    full == 0 && chunks.remainder().iter().all(|x| x.is_finite())
 }
 
 /// A block's row: the numbers of two rows side by side, pair by pair.
@@ -431,18 +421,22 @@ unsafe fn block_of_rows(from: *const bf16, row: usize, count: usize) -> [__m512i
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn right_of_rows(rows: &[bf16], row: usize, count: usize, panels: usize, out: &mut [bf16]) {
+pub(super) unsafe fn right_of_rows(rows: &[bf16], row: usize, count: usize, panels: usize, out: &mut [bf16]) -> bool {
     let chunks = count.div_ceil(DEPTH);
+    let (exponent, mut full) = (_mm512_set1_epi16(EXPONENT), 0);
     for chunk in 0..chunks {
         for panel in 0..panels {
             let from = rows.as_ptr().add(chunk * DEPTH * row + panel * SIDE);
             let to = out.as_mut_ptr().add((panel * chunks + chunk) * BLOCK);
             for pair in 0..SIDE {
+                read_on(from.wrapping_add(2 * pair * row), 2 * row);
                 let x = pair_of_rows(from, row, 2 * pair, count - chunk * DEPTH);
+                full |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
                 _mm512_storeu_si512(to.add(pair * DEPTH).cast(), x);
             }
         }
     }
+    full == 0
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]

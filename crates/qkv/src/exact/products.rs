@@ -198,11 +198,9 @@ impl<'s, A: Real> Desk<'s, A> {
             Arithmetic::Sums => self.load_left(from, (0..keys.len).map(|at| (b, h, keys.index(at))), out),
             Arithmetic::Pairs => {
                 let (panels, out) = (from.width().div_ceil(SIDE), halves_mut(out));
-                let whole = |&(rows, row): &(&[bf16], usize)| {
-                    panels * SIDE == row && row == from.width() && self.pairs().finite(rows)
-                };
-                if let Some((rows, row)) = lying(&from, (b, h), keys).filter(whole) {
-                    self.pairs().right_of_rows(rows, row, keys.len, panels, out);
+                if let Some((rows, row)) = lying(&from, (b, h), keys).filter(|_| from.width() == panels * SIDE)
+                    && self.pairs().right_of_rows(rows, row, keys.len, panels, out)
+                {
                     return true;
                 }
                 let row = 2 * self.arithmetic.left_row::<A>(from.width());
