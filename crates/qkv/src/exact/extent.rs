@@ -33,7 +33,7 @@ impl<'a> Extent<'a> {
         })
     }
 
-    /// Strips of rows with the panels that any of them sees.
+    /// Strips of rows with the panels that any of them sees, which may be none.
     pub fn strips(self, rows: usize, arithmetic: Arithmetic) -> impl Iterator<Item = (Range<usize>, Span)> + 'a {
         let all = Span { start: 0, end: self.panels as u16 };
         let size = match arithmetic {
@@ -41,13 +41,13 @@ impl<'a> Extent<'a> {
             Arithmetic::Sums => SPAN_ROWS,
             Arithmetic::Pairs => PAIR_ROWS,
         };
-        (0..rows).step_by(size).filter_map(move |start| {
+        (0..rows).step_by(size).map(move |start| {
             let strip = start..(start + size).min(rows);
             let span = match self.spans.get(strip.clone()) {
                 Some(spans) => spans.iter().copied().reduce(Span::join).unwrap_or_default(),
                 None => all,
             };
-            (span.start < span.end).then_some((strip, span))
+            (strip, span)
         })
     }
 }

@@ -379,12 +379,7 @@ impl<T: Element> Pass<'_, T> {
         let (b, key_head) = (rows[0].b, rows[0].h / problem.heads.group);
         let keys = piece.tile_keys(b, key_head, key_tile);
         ops.live(piece, &keys, verdict, rows, live);
-        // Sums begin with a tile that every row sees, or else with zeros.
-        let anew = !*begun && !live.partly();
-        if !*begun && !anew {
-            values.fill(T::Acc::ZERO);
-        }
-        *begun = true;
+        let anew = !std::mem::replace(begun, true);
         let (columns, longest_key) = blocks.keys(b, key_head, key_tile, desk);
         let furthest = ops.furthest(*longest * longest_key);
         let (value_rows, finite) = blocks.values(b, key_head, key_tile, desk);
