@@ -1,7 +1,7 @@
 //! The online softmax whose weights are rounded to bf16 as they are made: what the tile unit takes next.
 //!
 //! It is bound by the two ports that add and multiply, so everything is counted: scores are turned into powers of two by one
-//! multiply-add with the maximum, a fraction and a polynomial of four steps follow, and the whole part of the exponent is
+//! multiply-add with the maximum, a fraction and a polynomial of three steps follow, and the whole part of the exponent is
 //! applied by an instruction that also makes what is absent, −∞, exactly zero. Maxima and sums of sixteen rows are reduced
 //! together, by half as many shuffles as a transpose takes. `max` holds a reference for each row that may lie a little below its
 //! largest score; where the lengths of queries and keys say that no score can lie far above it, the largest is not looked for.
@@ -16,12 +16,14 @@ use crate::math;
 use crate::tile::{Exponential, Running};
 use half::bf16;
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 
 /// The coefficients of `2ʳ` for `r` from 0 to 1, from the highest power down to `r`; the last is 1. Its largest relative error
-/// is 2⁻¹⁸, and none at either end, so that a score a little below or above the largest has a weight of 1 as that has.
-const POWER: [f32; 4] = [0.013_555_747, 0.052_032_37, 0.241_379_77, 0.693_032_15];
+/// is 2⁻¹³, a sixteenth of what rounding to bf16 does, and none at either end, so that a score a little below or above the largest
+/// has a weight of 1 as that has.
+const POWER: [f32; 3] = [0.078_267_97, 0.226_307_68, 0.695_424_35];
 
-/// `2ˣ`, to 18 bits, where it is asked for, 0 elsewhere; 0 for −∞, NaN for NaN.
+/// `2ˣ`, to 13 bits, where it is asked for, 0 elsewhere; 0 for −∞, NaN for NaN.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 pub(super) unsafe fn power_of_two(there: __mmask16, x: __m512) -> __m512 {
@@ -31,7 +33,6 @@ pub(super) unsafe fn power_of_two(there: __mmask16, x: __m512) -> __m512 {
     let mut y = _mm512_set1_ps(POWER[0]);
     y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(POWER[1]));
     y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(POWER[2]));
-    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(POWER[3]));
     y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.0));
     _mm512_maskz_scalef_ps(there, y, x)
 }
@@ -42,6 +43,9 @@ const EVERYWHERE: __mmask16 = __mmask16::MAX;
 /// Groups of [`SIDE`] rows that are taken through the passes together, so that the reductions of one run beside the passes of
 /// another.
 const GROUPS: usize = 2;
+
+/// What is summed of each row of a group, lane by lane. Set where it is used: zeros would take as long as some rows.
+type Each = [MaybeUninit<__m512>; SIDE];
 
 /// What [`Group::top`] found out about the rows of a group, a lane each.
 #[derive(Clone, Copy)]
@@ -88,17 +92,17 @@ pub(super) unsafe fn soften<const ENTROPY: bool, const AWAKE: bool>(
                 None => group.top(&how, max, factor),
             };
         }
-        let [mut sums, mut moments] = [[[zero; SIDE]; GROUPS]; 2];
+        let [mut sums, mut moments]: [[Each; GROUPS]; 2] = [[[MaybeUninit::uninit(); SIDE]; GROUPS]; 2];
         for (at, group) in groups.iter().enumerate() {
             group.weights::<ENTROPY, AWAKE>(&how, &tops[at], &mut sums[at], &mut moments[at]);
         }
         for (at, group) in groups.iter().enumerate().filter(|(_, group)| group.count > 0) {
             let (there, first) = (group.there(), group.first);
             let before = _mm512_maskz_loadu_ps(there, sum.as_ptr().add(first));
-            let found = sum_each(&sums[at]);
+            let found = sum_each(all(&sums[at]));
             let after = _mm512_add_ps(_mm512_mul_ps(before, tops[at].shrink), found);
             if ENTROPY {
-                let found = sum_each(&moments[at]);
+                let found = sum_each(all(&moments[at]));
                 tops[at].moments(before, found, &factor[first..], &mut moment[first..][..group.count]);
             }
             _mm512_mask_storeu_ps(sum.as_mut_ptr().add(first), there, after);
@@ -171,6 +175,11 @@ impl Tops {
     }
 }
 
+/// What [`Group::weights`] has set.
+unsafe fn all(each: &Each) -> &[__m512; SIDE] {
+    &*each.as_ptr().cast()
+}
+
 impl Group {
     /// The lanes of the rows that there are.
     fn there(&self) -> u16 {
@@ -234,9 +243,12 @@ impl Group {
         &self,
         how: &Exponential<'_, f32>,
         tops: &Tops,
-        sums: &mut [__m512; SIDE],
-        moments: &mut [__m512; SIDE],
+        sums: &mut Each,
+        moments: &mut Each,
     ) {
+        // Mostly all of a tile of keys is there.
+        const CHUNKS: usize = 4;
+        let whole = how.spans.is_empty() && self.width == CHUNKS * DEPTH;
         // Where nothing is there yet, −∞ less 0 stays what it is.
         let mut top = [0.0f32; SIDE];
         let absent = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(tops.new, _mm512_set1_ps(f32::NEG_INFINITY));
@@ -245,9 +257,20 @@ impl Group {
             if AWAKE && r % (SIDE / 2) == 0 {
                 stay_awake();
             }
-            let (start, end) = how.span(self.first + r, self.width);
             let at = Row { data: self.data.add((self.first + r) * self.row), top: top[r], scale: how.scale };
-            (sums[r], moments[r]) = at.weights::<ENTROPY>(start / SIDE, end / SIDE, self.width.div_ceil(DEPTH));
+            let (sum, moment) = if whole {
+                at.whole::<ENTROPY, CHUNKS>()
+            } else {
+                let (start, end) = how.span(self.first + r, self.width);
+                at.weights::<ENTROPY>(start / SIDE, end / SIDE, self.width.div_ceil(DEPTH))
+            };
+            sums[r].write(sum);
+            if ENTROPY {
+                moments[r].write(moment);
+            }
+        }
+        for of in sums[self.count..].iter_mut().chain(&mut moments[self.count..]) {
+            of.write(_mm512_setzero_ps());
         }
     }
 }
@@ -312,6 +335,20 @@ impl Row {
             }
             store(to.add(chunk * DEPTH), low, high);
             chunk += 1;
+        }
+        (_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(moments[0], moments[1]))
+    }
+
+    /// The same of so many whole chunks.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    unsafe fn whole<const ENTROPY: bool, const CHUNKS: usize>(&self) -> (__m512, __m512) {
+        let zero = _mm512_setzero_ps();
+        let (mut sums, mut moments) = ([zero; 2], [zero; 2]);
+        for chunk in 0..CHUNKS {
+            let low = self.weight::<ENTROPY>(2 * chunk, &mut sums[0], &mut moments[0]);
+            let high = self.weight::<ENTROPY>(2 * chunk + 1, &mut sums[1], &mut moments[1]);
+            store(self.data.cast::<bf16>().add(chunk * DEPTH), low, high);
         }
         (_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(moments[0], moments[1]))
     }
