@@ -159,6 +159,49 @@ impl<A: Real> Kernel<A> for KeepBits<'_, A> {
     }
 }
 
+struct Hide<'a, A, const WORDS: usize> {
+    tile: &'a mut [A],
+    row: usize,
+    bits: &'a [[u64; WORDS]],
+    spans: &'a [Span],
+}
+
+/// Makes −∞ of the scores whose bits are not set, row by row, within the panels of each row's span.
+///
+/// # Panics
+/// Where a row is not whole panels or too short for its span, there are fewer rows or spans than bits, or fewer bits than a span takes.
+pub fn hide<A: Real, const WORDS: usize>(isa: Isa, tile: &mut [A], row: usize, bits: &[[u64; WORDS]], spans: &[Span]) {
+    check(tile, row, bits.len(), row);
+    let most = (row.min(WORDS * 64) / A::LANES) as u16;
+    assert!(spans.len() >= bits.len() && spans.iter().all(|span| span.end <= most), "spans beyond their rows");
+    dispatch(isa, Hide { tile, row, bits, spans });
+}
+
+impl<A: Real, const WORDS: usize> Kernel<A> for Hide<'_, A, WORDS> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes<Scalar = A>>(self) {
+        let all = u64::MAX >> (64 - A::LANES);
+        for (r, (bits, span)) in self.bits.iter().zip(self.spans).enumerate() {
+            let (start, end) = (span.start as usize * A::LANES, span.end as usize * A::LANES);
+            for (word, &bits) in bits.iter().enumerate().take(end.div_ceil(64)).skip(start / 64) {
+                let (from, to) = (start.saturating_sub(word * 64), (end - word * 64).min(64));
+                let mut absent = !bits & u64::MAX << from & u64::MAX >> (64 - to);
+                while absent != 0 {
+                    let panel = absent.trailing_zeros() as usize / A::LANES * A::LANES;
+                    absent &= !(all << panel);
+                    // SAFETY: the panel lies inside its row, as `hide` checked; the caller vouches for the instruction set.
+                    unsafe {
+                        let at = self.tile.as_mut_ptr().add(r * self.row + word * 64 + panel);
+                        V::load(at).keep((bits >> panel) as u32, V::splat(A::NEG_INFINITY)).store(at);
+                    }
+                }
+            }
+        }
+    }
+}
+
 struct Ramp<'a, A> {
     row: &'a mut [A],
     slope: A,
@@ -449,6 +492,26 @@ mod tests {
                     product(isa, Target::anew(&mut sums, f32::LANES), left, right, 1, 1, row);
                     assert_eq!(found, sums[0], "{isa} {count}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn what_has_no_bit_is_hidden_within_its_span_alone() {
+        for isa in Isa::available() {
+            let (row, lanes) = (128, f32::LANES as u16);
+            let spans: Vec<Span> = [(0, 0), (0, 128), (48, 128), (64, 80), (16, 96)]
+                .map(|(start, end)| Span { start: start / lanes, end: end / lanes })
+                .to_vec();
+            let bits: Vec<[u64; 2]> =
+                (0..5u64).map(|r| [0x0123_4567_89ab_cdef << r | 0xffff << (8 * r), !(0xffff << (7 * r))]).collect();
+            let mut tile = vec![1.5f32; 5 * row];
+            hide(isa, &mut tile, row, &bits, &spans);
+            for (at, &x) in tile.iter().enumerate() {
+                let (r, j) = (at / row, at % row);
+                let inside = (spans[r].start * lanes..spans[r].end * lanes).contains(&(j as u16));
+                let hidden = inside && bits[r][j / 64] >> (j % 64) & 1 == 0;
+                assert_eq!(x, if hidden { f32::NEG_INFINITY } else { 1.5 }, "{isa} row {r} key {j}");
             }
         }
     }

@@ -36,6 +36,7 @@ impl Span {
     }
 
     /// The smallest span that holds both.
+    #[inline]
     pub fn join(self, other: Span) -> Span {
         match (self.start == self.end, other.start == other.end) {
             (true, _) => other,

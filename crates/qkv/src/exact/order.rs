@@ -129,20 +129,21 @@ impl TileKeys<'_> {
 
     /// All bits, or none.
     pub(super) fn fill(&self, bits: &mut Bits, value: bool) {
-        *bits = Bits::default();
-        if value {
-            set_range(bits, 0..self.len);
-        }
+        *bits = bits_of(0..if value { self.len } else { 0 });
+    }
+
+    /// The places of the tile that hold the keys between `low` and `high`, where those lie in their natural order.
+    #[inline]
+    pub(super) fn between(&self, low: i64, high: i64) -> Option<Range<usize>> {
+        let start = self.natural()? as i64;
+        let within = |x: i64| (x.saturating_sub(start)).clamp(0, self.len as i64) as usize;
+        Some(within(low)..within(high.saturating_add(1)))
     }
 
     /// The bits of keys between `low` and `high`.
     pub(super) fn interval(&self, bits: &mut Bits, low: i64, high: i64) {
-        match self.natural() {
-            Some(start) => {
-                let within = |x: i64| (x.saturating_sub(start as i64)).clamp(0, self.len as i64) as usize;
-                *bits = Bits::default();
-                set_range(bits, within(low)..within(high.saturating_add(1)));
-            }
+        match self.between(low, high) {
+            Some(range) => *bits = bits_of(range),
             None => self.each(bits, |_, j| (low..=high).contains(&(j as i64))),
         }
     }
@@ -156,14 +157,12 @@ impl TileKeys<'_> {
     }
 }
 
-fn set_range(bits: &mut Bits, range: Range<usize>) {
-    for (w, word) in bits.iter_mut().enumerate() {
-        let (start, end) =
-            (range.start.clamp(w * 64, w * 64 + 64) - w * 64, range.end.clamp(w * 64, w * 64 + 64) - w * 64);
-        if start < end {
-            *word |= (u64::MAX >> (64 - (end - start))) << start;
-        }
-    }
+/// The bits of these places; none where the range ends before it starts.
+#[inline]
+pub(super) fn bits_of(range: Range<usize>) -> Bits {
+    let below = |end: usize| if end == 128 { u128::MAX } else { (1 << end) - 1 };
+    let set = below(range.end) & !below(range.start);
+    [set as u64, (set >> 64) as u64]
 }
 
 /// Of tiles ordered by class, those that share one with `extent`; where there are no classes, all.

@@ -218,6 +218,13 @@ impl Piece {
         bits
     }
 
+    /// The places of a tile whose keys a query sees, where they follow each other.
+    #[inline]
+    pub fn seen(&self, scene: &Scene<'_>, row: &RowAt, keys: &TileKeys<'_>) -> Option<Range<usize>> {
+        let (low, high) = self.rule.interval(scene, row)?;
+        keys.between(low, high)
+    }
+
     /// For each query in its natural order, its place in this piece.
     pub fn places_of_queries(&self, n: usize) -> Places {
         Places::new(&self.queries, n)

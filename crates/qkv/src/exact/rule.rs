@@ -372,15 +372,39 @@ impl Rule {
         }
     }
 
-    /// The bits of one row of a tile: which of its keys the query may see.
-    pub fn bits(&self, scene: &Scene<'_>, row: &RowAt, keys: &TileKeys<'_>, bits: &mut Bits) {
+    /// The first and the last key that a query may see, by their natural indices, where it sees all between.
+    #[inline]
+    pub fn interval(&self, scene: &Scene<'_>, row: &RowAt) -> Option<(i64, i64)> {
         match self {
-            Rule::All => keys.fill(bits, true),
-            Rule::Near { left, right } => keys.interval(bits, row.p - left, row.p.saturating_add(*right)),
-            Rule::Lengths => keys.interval(bits, 0, scene.lengths.map_or(FAR, |lengths| lengths[row.b] as i64 - 1)),
+            Rule::All => Some((0, FAR)),
+            Rule::Near { left, right } => Some((row.p - left, row.p.saturating_add(*right))),
+            Rule::Lengths => Some((0, scene.lengths.map_or(FAR, |lengths| lengths[row.b] as i64 - 1))),
             Rule::SameBlock { size } => {
                 let start = row.p.div_euclid(*size).saturating_mul(*size);
-                keys.interval(bits, start, start.saturating_add(*size - 1));
+                Some((start, start.saturating_add(*size - 1)))
+            }
+            Rule::Around { reach } => Some(scene.center(row.b, row.h).map_or((0, FAR), |center| {
+                let (center, reach) = (center(row.i), *reach as f64);
+                ((center - reach).ceil() as i64, (center + reach).floor() as i64)
+            })),
+            Rule::And(rules) => common(rules, scene, row),
+            _ => None,
+        }
+    }
+
+    /// The bits of one row of a tile: which of its keys the query may see.
+    pub fn bits(&self, scene: &Scene<'_>, row: &RowAt, keys: &TileKeys<'_>, bits: &mut Bits) {
+        if let Some((low, high)) = self.interval(scene, row) {
+            return keys.interval(bits, low, high);
+        }
+        self.scattered(scene, row, keys, bits);
+    }
+
+    /// The same where they are no interval.
+    fn scattered(&self, scene: &Scene<'_>, row: &RowAt, keys: &TileKeys<'_>, bits: &mut Bits) {
+        match self {
+            Rule::All | Rule::Near { .. } | Rule::Lengths | Rule::SameBlock { .. } | Rule::Around { .. } => {
+                unreachable!("intervals")
             }
             Rule::Segments => match scene.segments {
                 Some((queries, of_keys)) => {
@@ -418,14 +442,6 @@ impl Rule {
             Rule::AnyBucket { rounds } => {
                 keys.each(bits, |_, j| (0..*rounds).any(|round| scene.share_bucket(row.b, row.h, row.i, j, round)))
             }
-            Rule::Around { reach } => match scene.center(row.b, row.h) {
-                Some(center) => {
-                    let center = center(row.i);
-                    let reach = *reach as f64;
-                    keys.interval(bits, (center - reach).ceil() as i64, (center + reach).floor() as i64);
-                }
-                None => keys.fill(bits, true),
-            },
             Rule::Summary { stride, summary } => {
                 keys.each(bits, |_, j| (j as i64).rem_euclid(*stride) >= stride - summary)
             }
@@ -481,6 +497,14 @@ fn same_class(at: &TileAt, of: ClassOf) -> Verdict {
         }
         _ => Verdict::Partial,
     }
+}
+
+/// What the intervals of all rules have in common, where they are intervals.
+fn common(rules: &[Rule], scene: &Scene<'_>, row: &RowAt) -> Option<(i64, i64)> {
+    rules.iter().try_fold((0, FAR), |(low, high), rule| {
+        let (from, to) = rule.interval(scene, row)?;
+        Some((low.max(from), high.min(to)))
+    })
 }
 
 fn join(

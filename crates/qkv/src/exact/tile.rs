@@ -2,7 +2,7 @@
 //! first-level cache. Everything that is not needed is skipped for the whole tile, not decided number by number.
 
 use super::extent::Extent;
-use super::order::TileKeys;
+use super::order::{TileKeys, bits_of};
 use super::plan::Piece;
 use super::products::{Arithmetic, Desk};
 use super::rule::{Bits, Verdict};
@@ -14,7 +14,7 @@ use crate::select::{Dropout, Select};
 use crate::tensor::Tensor;
 use crate::tuning::{KEYS, QUERIES};
 use qkv_simd::pairwise::{self, Pairwise, Sides};
-use qkv_simd::tile::{Exponential, RowOp, Span, keep_bits, ramp, row_op, soft_cap};
+use qkv_simd::tile::{Exponential, RowOp, Span, hide, keep_bits, ramp, row_op, soft_cap};
 use qkv_simd::{Element, Isa, Real, padded, philox};
 use std::ops::Range;
 
@@ -91,13 +91,10 @@ impl Live {
 }
 
 /// The panels that hold any of these bits.
-fn span<A: Real>(bits: &Bits) -> Span {
-    let first = bits.iter().position(|&word| word != 0);
-    let last = bits.iter().rposition(|&word| word != 0);
-    let (Some(first), Some(last)) = (first, last) else { return Span::default() };
-    let start = first * 64 + bits[first].trailing_zeros() as usize;
-    let end = last * 64 + 64 - bits[last].leading_zeros() as usize;
-    Span { start: (start / A::LANES) as u16, end: end.div_ceil(A::LANES) as u16 }
+fn span<A: Real>(&[low, high]: &Bits) -> Span {
+    let bits = u128::from(high) << 64 | u128::from(low);
+    let end = (128 - bits.leading_zeros()).div_ceil(A::LANES as u32);
+    Span { start: end.min(bits.trailing_zeros() / A::LANES as u32) as u16, end: end as u16 }
 }
 
 impl<'a, T: Element> TileOps<'a, T> {
@@ -179,12 +176,27 @@ impl<'a, T: Element> TileOps<'a, T> {
             return;
         }
         for (r, row) in rows.iter().enumerate() {
-            let bits = &mut live.bits[r];
-            *bits = piece.bits(&self.problem.scene, row, keys);
-            if let Some(chosen) = self.chosen {
-                keep_chosen(chosen, row, keys, bits);
+            match piece.seen(&self.problem.scene, row, keys) {
+                Some(seen) if self.chosen.is_none() => {
+                    live.spans[r] = if seen.is_empty() {
+                        Span::default()
+                    } else {
+                        Span {
+                            start: (seen.start / T::Acc::LANES) as u16,
+                            end: seen.end.div_ceil(T::Acc::LANES) as u16,
+                        }
+                    };
+                    live.bits[r] = bits_of(seen);
+                }
+                _ => {
+                    let bits = &mut live.bits[r];
+                    *bits = piece.bits(&self.problem.scene, row, keys);
+                    if let Some(chosen) = self.chosen {
+                        keep_chosen(chosen, row, keys, bits);
+                    }
+                    live.spans[r] = span::<T::Acc>(bits);
+                }
             }
-            live.spans[r] = span::<T::Acc>(bits);
         }
     }
 
@@ -225,11 +237,11 @@ impl<'a, T: Element> TileOps<'a, T> {
         if later && !live.partly {
             return scale;
         }
-        for (r, row) in rows.iter().enumerate() {
-            let span = live.row::<T::Acc>(first + r);
-            let at = r * KEYS + span.start..r * KEYS + span.end;
-            let scores = &mut scores[at.clone()];
-            if !later {
+        if !later {
+            for (r, row) in rows.iter().enumerate() {
+                let span = live.row::<T::Acc>(first + r);
+                let at = r * KEYS + span.start..r * KEYS + span.end;
+                let scores = &mut scores[at.clone()];
                 if !kept.raw.is_empty() {
                     kept.raw[at.clone()].copy_from_slice(scores);
                 }
@@ -242,9 +254,10 @@ impl<'a, T: Element> TileOps<'a, T> {
                     self.add_bias(row, keys, span.clone(), scores);
                 }
             }
-            if live.partly {
-                keep_bits(self.isa, scores, span.start, &live.bits[first + r], T::Acc::ONE, T::Acc::NEG_INFINITY);
-            }
+        }
+        if live.partly {
+            let some = first..first + rows.len();
+            hide(self.isa, scores, KEYS, &live.bits[some.clone()], &live.spans[some]);
         }
         if later { scale } else { T::Acc::ONE }
     }
