@@ -31,10 +31,6 @@ pub const SIDE: usize = 16;
 /// Numbers in a block.
 pub const BLOCK: usize = DEPTH * SIDE;
 
-/// How far a score may lie above what the softmax compares its row with before that moves up to it: weights are then up to `e²⁰`, which
-/// bf16 holds as well as 1, and what was summed so far hardly ever has to be scaled.
-pub(crate) const REACH: f32 = 20.0;
-
 /// Memory of sums, seen as bf16: two for each 32 bits.
 pub fn halves<A: Real>(data: &[A]) -> &[bf16] {
     // SAFETY: any bits are a bf16, its alignment is less, and the length is that of the same bytes.
@@ -305,8 +301,7 @@ impl Pairs {
     }
 
     /// The [`softmax`](crate::tile::softmax) of a tile whose weights are then a left operand: each row becomes `width` bf16 at the
-    /// start of its memory, and zeros to the end of the chunk. The exponential is good to 13 bits, of which a bf16 keeps 8. No score,
-    /// scaled, is above `furthest`, which may be ∞; knowing it changes no bits and spares some work.
+    /// start of its memory, and zeros to the end of the chunk. The exponential is good to 13 bits, of which a bf16 keeps 8.
     ///
     /// # Panics
     /// Where a slice is too short, the width is not whole panels, or the scale is not positive.
@@ -320,7 +315,6 @@ impl Pairs {
         width: usize,
         how: Exponential<'_, f32>,
         running: Running<'_, f32>,
-        furthest: f32,
     ) {
         check_softmax(tile, row, rows, width, &how, &running);
         assert!(row >= deep(width) && how.scale > 0.0, "room for whole chunks, and a positive scale");
@@ -328,41 +322,11 @@ impl Pairs {
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
         unsafe {
             match (running.moment.is_empty(), self.unit) {
-                (true, Unit::Tiles) => soften::soften::<false, true>(tile, row, rows, width, how, running, furthest),
-                (true, Unit::Dots) => soften::soften::<false, false>(tile, row, rows, width, how, running, furthest),
-                (false, _) => soften::soften::<true, false>(tile, row, rows, width, how, running, furthest),
+                (true, Unit::Tiles) => soften::soften::<false, true>(tile, row, rows, width, how, running),
+                (true, Unit::Dots) => soften::soften::<false, false>(tile, row, rows, width, how, running),
+                (false, _) => soften::soften::<true, false>(tile, row, rows, width, how, running),
             }
         }
-    }
-
-    /// The largest length, as a vector, of `count` rows at distance `row`, of so many chunks; ∞ where one is not finite.
-    ///
-    /// # Panics
-    /// Where the slice is too short.
-    pub fn longest_row(&self, rows: &[bf16], row: usize, count: usize, chunks: usize) -> f32 {
-        assert!(row >= chunks * DEPTH && (count == 0 || rows.len() >= (count - 1) * row + chunks * DEPTH));
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
-        unsafe {
-            soften::longest_row(rows, row, count, chunks)
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        f32::INFINITY
-    }
-
-    /// The same of the first `count` columns of a right operand.
-    ///
-    /// # Panics
-    /// Where the slice is too short.
-    pub fn longest_column(&self, blocks: &[bf16], count: usize, chunks: usize) -> f32 {
-        assert!(blocks.len() >= right_len(chunks * DEPTH, count));
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the length was checked; `self` exists only where the instruction set does.
-        unsafe {
-            soften::longest_column(blocks, count, chunks)
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        f32::INFINITY
     }
 
     /// The [`softmax_gradient`](crate::tile::softmax_gradient), without an entropy, of up to [`DEPTH`] rows whose results are
@@ -564,49 +528,6 @@ mod tests {
             pairs.softmax_gradient(&scores, &mut grads, 32, 2, 32, how, of, into);
             assert!(weights[..DEPTH].chunks_exact(2).all(|two| two[0].is_nan() && two[1] == bf16::ONE));
             assert!(turned[..DEPTH].chunks_exact(2).all(|two| two[0].is_nan() && two[1] == bf16::ONE));
-        }
-    }
-
-    #[test]
-    fn knowing_how_far_scores_can_lie_changes_no_bits() {
-        for (_, pairs) in units() {
-            let (rows, width) = (32, 128);
-            let run = |furthest: f32| {
-                let mut max = vec![f32::NEG_INFINITY; rows];
-                let [mut sum, mut factor] = [(); 2].map(|()| vec![0.0f32; rows]);
-                let mut all = Vec::new();
-                for tile in 0..3 {
-                    let mut scores: Vec<f32> = (0..rows * width).map(|x| number(x, tile * 7)).collect();
-                    let running = Running { max: &mut max, sum: &mut sum, moment: &mut [], factor: &mut factor };
-                    let how = Exponential { scale: 1.0, spans: &[], sharp: false };
-                    pairs.softmax(&mut scores, width, rows, width, how, running, furthest);
-                    all.extend(scores.iter().chain(&factor).map(|x| x.to_bits()));
-                }
-                (all, max, sum)
-            };
-            assert_eq!(run(f32::INFINITY), run(2.0));
-        }
-    }
-
-    #[test]
-    fn the_longest_row_and_the_longest_column_are_found() {
-        for (_, pairs) in units() {
-            for (count, width) in [(1, 32), (16, 64), (37, 96), (128, 64)] {
-                let mut all = rows(count, width, width);
-                let length =
-                    |r: usize| all[r * width..][..width].iter().map(|x| x.to_f32().powi(2)).sum::<f32>().sqrt();
-                let longest = (0..count).map(length).fold(0.0, f32::max);
-                let mut columns = vec![bf16::ZERO; right_len(width, count)];
-                pairs.right_of_columns(&all, width, count, width / DEPTH, &mut columns);
-                for found in [
-                    pairs.longest_row(&all, width, count, width / DEPTH),
-                    pairs.longest_column(&columns, count, width / DEPTH),
-                ] {
-                    assert!((found - longest).abs() < 1e-4 * longest, "{found} {longest}");
-                }
-                all[count / 2 * width] = bf16::NAN;
-                assert_eq!(pairs.longest_row(&all, width, count, width / DEPTH), f32::INFINITY);
-            }
         }
     }
 

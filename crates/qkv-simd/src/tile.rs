@@ -257,13 +257,17 @@ impl<A: Real> Kernel<A> for ScaleRows<'_, A> {
 
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = A>>(self) {
-        for (r, &factor) in self.factors.iter().enumerate() {
-            if factor == A::ONE {
-                continue;
-            }
-            for panel in self.tile[r * self.row..][..self.row].chunks_exact_mut(A::LANES) {
-                // SAFETY: the chunk is a whole panel; the caller vouches for the instruction set.
-                unsafe { V::load(panel.as_ptr()).mul(V::splat(factor)).store(panel.as_mut_ptr()) };
+        // Few rows change, and which is not to be foreseen: they are found without a branch for each.
+        for (first, factors) in self.factors.chunks(32).enumerate().map(|(at, factors)| (at * 32, factors)) {
+            let mut changed = factors.iter().rev().fold(0u32, |bits, &factor| bits << 1 | u32::from(factor != A::ONE));
+            while changed != 0 {
+                let r = first + changed.trailing_zeros() as usize;
+                changed &= changed - 1;
+                let factor = self.factors[r];
+                for panel in self.tile[r * self.row..][..self.row].chunks_exact_mut(A::LANES) {
+                    // SAFETY: the chunk is a whole panel; the caller vouches for the instruction set.
+                    unsafe { V::load(panel.as_ptr()).mul(V::splat(factor)).store(panel.as_mut_ptr()) };
+                }
             }
         }
     }

@@ -282,7 +282,7 @@ impl<T: qkv_simd::Element> Weights<'_, T> {
                     }
                     let keys = piece.tile_keys(b, key_head, tile);
                     ops.live(piece, &keys, verdict, &rows, live);
-                    let (columns, _) = blocks.keys(b, key_head, tile, desk);
+                    let columns = blocks.keys(b, key_head, tile, desk);
                     ops.raw(desk, q, columns, keys.len, (live, 0..rows.len()), scores);
                     ops.finish_all(&keys, live, &rows, scores);
                     weighing.apply(&rows, &keys, scores);

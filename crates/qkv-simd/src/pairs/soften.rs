@@ -3,14 +3,13 @@
 //! It is bound by the two ports that add and multiply, so everything is counted: scores are turned into powers of two by one
 //! multiply-add with the maximum, a fraction and a polynomial of three steps follow, and the whole part of the exponent is
 //! applied by an instruction that also makes what is absent, −∞, exactly zero. Maxima and sums of sixteen rows are reduced
-//! together, by half as many shuffles as a transpose takes. `max` holds a reference for each row that may lie a little below its
-//! largest score; where the lengths of queries and keys say that no score can lie far above it, the largest is not looked for.
+//! together, by half as many shuffles as a transpose takes.
 
 // SAFETY, for the whole module: every function asks its caller for AVX-512 with bf16, and for slices that hold what the
 // parent module checks before it calls.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
-use super::{BLOCK, DEPTH, REACH, SIDE};
+use super::{DEPTH, SIDE};
 use crate::lanes::avx512::{F32x16, greatest_each, sum_each};
 use crate::math;
 use crate::tile::{Exponential, Running};
@@ -40,6 +39,9 @@ pub(super) unsafe fn power_of_two(there: __mmask16, x: __m512) -> __m512 {
 /// All lanes.
 const EVERYWHERE: __mmask16 = __mmask16::MAX;
 
+/// Chunks in a whole tile of keys.
+const CHUNKS: usize = 4;
+
 /// Groups of [`SIDE`] rows that are taken through the passes together, so that the reductions of one run beside the passes of
 /// another.
 const GROUPS: usize = 2;
@@ -50,7 +52,7 @@ type Each = [MaybeUninit<__m512>; SIDE];
 /// What [`Group::top`] found out about the rows of a group, a lane each.
 #[derive(Clone, Copy)]
 struct Tops {
-    /// The references before and after these scores.
+    /// The largest scores before and after these.
     old: __m512,
     new: __m512,
     /// What sums so far are multiplied by.
@@ -76,7 +78,6 @@ pub(super) unsafe fn soften<const ENTROPY: bool, const AWAKE: bool>(
     width: usize,
     how: Exponential<'_, f32>,
     running: Running<'_, f32>,
-    furthest: f32,
 ) {
     let Running { max, sum, moment, factor } = running;
     let zero = _mm512_setzero_ps();
@@ -87,10 +88,7 @@ pub(super) unsafe fn soften<const ENTROPY: bool, const AWAKE: bool>(
         });
         let mut tops = [Tops { old: zero, new: zero, shrink: zero }; GROUPS];
         for (group, tops) in groups.iter().zip(&mut tops).filter(|(group, _)| group.count > 0) {
-            *tops = match group.same(furthest, max, factor) {
-                Some(tops) => tops,
-                None => group.top(&how, max, factor),
-            };
+            *tops = group.top(&how, max, factor);
         }
         let [mut sums, mut moments]: [[Each; GROUPS]; 2] = [[[MaybeUninit::uninit(); SIDE]; GROUPS]; 2];
         for (at, group) in groups.iter().enumerate() {
@@ -108,54 +106,6 @@ pub(super) unsafe fn soften<const ENTROPY: bool, const AWAKE: bool>(
             _mm512_mask_storeu_ps(sum.as_mut_ptr().add(first), there, after);
         }
     }
-}
-
-/// The largest length, as a vector, of rows at some distance, of so many chunks; ∞ where one is not finite.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) unsafe fn longest_row(rows: &[bf16], row: usize, count: usize, chunks: usize) -> f32 {
-    let mut most = _mm512_setzero_ps();
-    for start in (0..count).step_by(SIDE) {
-        let mut squares = [_mm512_setzero_ps(); SIDE];
-        for (r, squares) in squares.iter_mut().enumerate().take(count - start) {
-            let from = rows.as_ptr().add((start + r) * row);
-            for chunk in 0..chunks {
-                *squares = add_squares(*squares, from.add(chunk * DEPTH));
-            }
-        }
-        most = larger(most, sum_each(&squares));
-    }
-    _mm512_reduce_max_ps(most).sqrt()
-}
-
-/// The same of the columns of blocks, sixteen of which lie side by side.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) unsafe fn longest_column(blocks: &[bf16], count: usize, chunks: usize) -> f32 {
-    let mut most = _mm512_setzero_ps();
-    for panel in 0..count.div_ceil(SIDE) {
-        let from = blocks.as_ptr().add(panel * chunks * BLOCK);
-        let mut squares = [_mm512_setzero_ps(); 4];
-        for pair in 0..chunks * SIDE {
-            squares[pair % 4] = add_squares(squares[pair % 4], from.add(pair * DEPTH));
-        }
-        let [a, b, c, d] = squares;
-        most = larger(most, _mm512_add_ps(_mm512_add_ps(a, b), _mm512_add_ps(c, d)));
-    }
-    _mm512_reduce_max_ps(most).sqrt()
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn add_squares(squares: __m512, from: *const bf16) -> __m512 {
-    let x: __m512bh = std::mem::transmute(_mm512_loadu_si512(from.cast()));
-    _mm512_dpbf16_ps(squares, x, x)
-}
-
-/// The larger of the two; what is found and not a number counts as infinite.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn larger(most: __m512, found: __m512) -> __m512 {
-    let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(found, found);
-    _mm512_max_ps(most, _mm512_mask_mov_ps(found, nan, _mm512_set1_ps(f32::INFINITY)))
 }
 
 impl Tops {
@@ -181,34 +131,30 @@ unsafe fn all(each: &Each) -> &[__m512; SIDE] {
 }
 
 impl Group {
+    /// Whether all of a whole tile of keys is there, as mostly.
+    fn is_whole(&self, how: &Exponential<'_, f32>) -> bool {
+        how.spans.is_empty() && self.width == CHUNKS * DEPTH
+    }
+
     /// The lanes of the rows that there are.
     fn there(&self) -> u16 {
         (u32::from(u16::MAX) >> (SIDE - self.count)) as u16
     }
 
-    /// The reference of each row, if no score can have passed it by more than [`REACH`].
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512dq")]
-    unsafe fn same(&self, furthest: f32, max: &[f32], factor: &mut [f32]) -> Option<Tops> {
-        let least = _mm512_set1_ps(furthest - REACH);
-        let (old, one) = (_mm512_mask_loadu_ps(least, self.there(), max.as_ptr().add(self.first)), _mm512_set1_ps(1.0));
-        if _mm512_cmp_ps_mask::<_CMP_GE_OQ>(old, least) != u16::MAX {
-            return None;
-        }
-        _mm512_mask_storeu_ps(factor.as_mut_ptr().add(self.first), self.there(), one);
-        Some(Tops { old, new: old, shrink: one })
-    }
-
-    /// The reference of each row, which `max` holds: one that scores have passed by more than [`REACH`] moves up to the largest.
+    /// The largest score of each row so far, which `max` holds. Its weight is exactly 1.
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq")]
     unsafe fn top(&self, how: &Exponential<'_, f32>, max: &mut [f32], factor: &mut [f32]) -> Tops {
         let (least, there) = (_mm512_set1_ps(f32::NEG_INFINITY), self.there());
-        let mut each = [least; SIDE];
-        for (r, most) in each.iter_mut().enumerate().take(self.count) {
-            let (start, end) = how.span(self.first + r, self.width);
-            *most = greatest(self.data.add((self.first + r) * self.row), start / SIDE, end / SIDE);
-        }
+        let data = self.data.add(self.first * self.row);
+        let each: [__m512; SIDE] = if self.count == SIDE && self.is_whole(how) {
+            std::array::from_fn(|r| greatest_of(data.add(r * self.row)))
+        } else {
+            std::array::from_fn(|r| {
+                let (start, end) = if r < self.count { how.span(self.first + r, self.width) } else { (0, 0) };
+                greatest(data.add(r * self.row), start / SIDE, end / SIDE)
+            })
+        };
         let old = _mm512_mask_loadu_ps(least, there, max.as_ptr().add(self.first));
         let mut most = _mm512_mul_ps(greatest_each(&each), _mm512_set1_ps(how.scale));
         // A row of nothing but NaN and what is absent is NaN.
@@ -222,10 +168,9 @@ impl Group {
                 most = _mm512_mask_mov_ps(most, 1 << r, _mm512_set1_ps(f32::NAN));
             }
         }
-        let far = _mm512_add_ps(old, _mm512_set1_ps(REACH));
-        let moved = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(most, far) | _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(most, most);
+        let moved = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(most, old) | _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(most, most);
         let new = _mm512_mask_mov_ps(old, moved, most);
-        // Nothing moves where the reference stays, −∞ included.
+        // Nothing moves where the largest stays, −∞ included.
         let mut shrink = _mm512_set1_ps(1.0);
         if moved & there != 0 {
             let same = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(old, new);
@@ -246,9 +191,7 @@ impl Group {
         sums: &mut Each,
         moments: &mut Each,
     ) {
-        // Mostly all of a tile of keys is there.
-        const CHUNKS: usize = 4;
-        let whole = how.spans.is_empty() && self.width == CHUNKS * DEPTH;
+        let whole = self.is_whole(how);
         // Where nothing is there yet, −∞ less 0 stays what it is.
         let mut top = [0.0f32; SIDE];
         let absent = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(tops.new, _mm512_set1_ps(f32::NEG_INFINITY));
@@ -259,7 +202,7 @@ impl Group {
             }
             let at = Row { data: self.data.add((self.first + r) * self.row), top: top[r], scale: how.scale };
             let (sum, moment) = if whole {
-                at.whole::<ENTROPY, CHUNKS>()
+                at.whole::<ENTROPY>()
             } else {
                 let (start, end) = how.span(self.first + r, self.width);
                 at.weights::<ENTROPY>(start / SIDE, end / SIDE, self.width.div_ceil(DEPTH))
@@ -280,6 +223,19 @@ impl Group {
 #[inline(always)]
 pub(super) unsafe fn stay_awake() {
     std::arch::asm!("tdpbf16ps tmm0, tmm4, tmm5", out("tmm0") _, options(nostack, nomem));
+}
+
+/// The same of so many whole chunks.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn greatest_of(row: *const f32) -> __m512 {
+    let least = _mm512_set1_ps(f32::NEG_INFINITY);
+    let (mut even, mut odd) = (least, least);
+    for chunk in 0..CHUNKS {
+        even = _mm512_max_ps(_mm512_loadu_ps(row.add(2 * chunk * SIDE)), even);
+        odd = _mm512_max_ps(_mm512_loadu_ps(row.add((2 * chunk + 1) * SIDE)), odd);
+    }
+    _mm512_max_ps(even, odd)
 }
 
 /// The largest of some panels of a row, lane by lane; what is NaN does not count.
@@ -342,7 +298,7 @@ impl Row {
     /// The same of so many whole chunks.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    unsafe fn whole<const ENTROPY: bool, const CHUNKS: usize>(&self) -> (__m512, __m512) {
+    unsafe fn whole<const ENTROPY: bool>(&self) -> (__m512, __m512) {
         let zero = _mm512_setzero_ps();
         let (mut sums, mut moments) = ([zero; 2], [zero; 2]);
         for chunk in 0..CHUNKS {

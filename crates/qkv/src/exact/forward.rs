@@ -201,8 +201,6 @@ struct Worker<'s, A: Real> {
 struct Lane<'s, A: Real> {
     rows: Vec<RowAt>,
     queries: Buffer<'s, A>,
-    /// How long the longest query is, see [`Desk::longest_row`]; ∞ where there is one tile of keys.
-    longest: A,
     /// Sums of values, once the first tile of keys has begun them.
     values: Buffer<'s, A>,
     begun: bool,
@@ -216,7 +214,6 @@ impl<'s, A: Real> Worker<'s, A> {
         let lane = |_| Lane {
             rows: Vec::with_capacity(QUERIES),
             queries: scratch.take(QUERIES * ops.query_row),
-            longest: A::INFINITY,
             values: scratch.take(QUERIES * padded::<A>(ops.problem.dv)),
             begun: false,
             max: [A::NEG_INFINITY; QUERIES],
@@ -333,9 +330,6 @@ impl<T: Element> Pass<'_, T> {
         for (lane, &tile) in lanes.iter_mut().zip(tiles) {
             cut.rows(self.ops.problem, piece, b, slot, tile, &mut lane.rows);
             desk.load_left(self.queries, lane.rows.iter().map(|row| (b, row.h, row.i)), &mut lane.queries);
-            if piece.key_tiles().len() > 1 {
-                lane.longest = desk.longest_row(&lane.queries, lane.rows.len(), self.ops.width);
-            }
             lane.begun = false;
             lane.max.fill(T::Acc::NEG_INFINITY);
             lane.sum.fill(T::Acc::ZERO);
@@ -374,14 +368,13 @@ impl<T: Element> Pass<'_, T> {
         (desk, live, scores): (&mut Desk<'_, T::Acc>, &mut Live, &mut [T::Acc]),
     ) {
         let (ops, problem) = (self.ops, self.ops.problem);
-        let Lane { rows, queries, longest, values, begun, max, sum, moment } = lane;
+        let Lane { rows, queries, values, begun, max, sum, moment } = lane;
         let (value_row, count, at_once) = (padded::<T::Acc>(problem.dv), rows.len(), ops.arithmetic.rows_at_once());
         let (b, key_head) = (rows[0].b, rows[0].h / problem.heads.group);
         let keys = piece.tile_keys(b, key_head, key_tile);
         ops.live(piece, &keys, verdict, rows, live);
         let anew = !std::mem::replace(begun, true);
-        let (columns, longest_key) = blocks.keys(b, key_head, key_tile, desk);
-        let furthest = ops.furthest(*longest * longest_key);
+        let columns = blocks.keys(b, key_head, key_tile, desk);
         let (value_rows, finite) = blocks.values(b, key_head, key_tile, desk);
         let weighed = Weighed { rows: value_rows, finite, from: self.values, b, h: key_head, keys: &keys };
         for start in (0..count).step_by(at_once) {
@@ -398,7 +391,7 @@ impl<T: Element> Pass<'_, T> {
             };
             let modulate = |scores: &mut [T::Acc]| ops.modulate(&rows[some.clone()], &keys, scores);
             let modulate = ops.modulates().then_some(modulate);
-            desk.soften(scores, len, keys.len, ops.exponential(scale, extent), furthest, running, modulate);
+            desk.soften(scores, len, keys.len, ops.exponential(scale, extent), running, modulate);
             let values = &mut values[start * value_row..];
             if !anew {
                 scale_rows(ops.isa, values, value_row, &factor[..len]);

@@ -90,8 +90,7 @@ impl<'s, A: Real> Room<'s, A> {
     ) -> Self {
         let tiles = piece.key_tiles().len();
         let most = KEYS.min(piece.keys.len());
-        // After the columns of a tile comes the length of the longest, and the next tile begins at a line of the cache.
-        let sizes = [arithmetic.columns_len::<A>(most, width) + A::LANES, arithmetic.rows_len::<A>(most, dv)];
+        let sizes = [arithmetic.columns_len::<A>(most, width), arithmetic.rows_len::<A>(most, dv)];
         let blocks = tiles * heads;
         Room {
             columns: scratch.take(blocks * sizes[0]),
@@ -127,21 +126,14 @@ impl<'a, T: Element> KeyBlocks<'a, T> {
         (b * self.heads + h - self.first) * tiles.len() + tile - tiles.start
     }
 
-    /// The keys of a tile as the columns of a right operand, and how long the longest is, see [`Desk::longest_column`].
-    pub fn keys(&self, b: usize, h: usize, tile: usize, desk: &mut Desk<'_, T::Acc>) -> (&[T::Acc], T::Acc) {
+    /// The keys of a tile as the columns of a right operand.
+    pub fn keys(&self, b: usize, h: usize, tile: usize, desk: &mut Desk<'_, T::Acc>) -> &[T::Acc] {
         let keys = self.piece.tile_keys(b, h, tile);
         let pack = |out: &mut [T::Acc]| {
-            let (columns, longest) = out.split_at_mut(out.len() - T::Acc::LANES);
-            desk.load_columns(self.keys, (b, h), &keys, columns);
-            // The first scores of a row are looked at in any case.
-            let first = self.piece.key_tiles().len() == 1;
-            longest[0] =
-                if first { T::Acc::INFINITY } else { desk.longest_column(columns, keys.len, self.keys.width()) };
+            desk.load_columns(self.keys, (b, h), &keys, out);
             true
         };
-        let (block, _) = self.columns.get(self.block(b, h, tile), pack);
-        let (columns, longest) = block.split_at(block.len() - T::Acc::LANES);
-        (columns, longest[0])
+        self.columns.get(self.block(b, h, tile), pack).0
     }
 
     /// The values of a tile as the rows of a right operand, and whether all are finite.

@@ -146,18 +146,6 @@ impl<'s, A: Real> Desk<'s, A> {
         }
     }
 
-    /// The largest length, as a vector, of rows that were loaded as a left operand, where that is of use; ∞ otherwise.
-    pub fn longest_row(&self, rows: &[A], count: usize, width: usize) -> A {
-        let of = |pairs: &Pairs| pairs.longest_row(halves(rows), deep(width), count, deep(width) / DEPTH);
-        self.pairs.as_ref().map_or(A::INFINITY, |pairs| A::of_f64(of(pairs).into()))
-    }
-
-    /// The same of keys that were packed as columns.
-    pub fn longest_column(&self, columns: &[A], count: usize, width: usize) -> A {
-        let of = |pairs: &Pairs| pairs.longest_column(halves(columns), count, deep(width) / DEPTH);
-        self.pairs.as_ref().map_or(A::INFINITY, |pairs| A::of_f64(of(pairs).into()))
-    }
-
     /// Packs keys as the columns of a right operand.
     pub fn load_columns<T: Element<Acc = A>>(
         &mut self,
@@ -265,7 +253,7 @@ impl<'s, A: Real> Desk<'s, A> {
     }
 
     /// Turns finished scores, rows of [`KEYS`], into weights for [`weigh`](Desk::weigh), and brings the state of their rows
-    /// forward. No score is above `furthest`; `modulate` is what comes between, if anything does.
+    /// forward; `modulate` is what comes between, if anything does.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     pub fn soften(
@@ -274,7 +262,6 @@ impl<'s, A: Real> Desk<'s, A> {
         rows: usize,
         keys: usize,
         how: Exponential<'_, A>,
-        furthest: A,
         running: Running<'_, A>,
         modulate: Option<impl FnOnce(&mut [A])>,
     ) {
@@ -285,8 +272,7 @@ impl<'s, A: Real> Desk<'s, A> {
                 let how = Exponential { scale: how.scale.to_f64() as f32, spans: how.spans, sharp: how.sharp };
                 let [max, sum, moment, factor] = [max, sum, moment, factor].map(|of| singles(of));
                 let running = Running { max, sum, moment, factor };
-                let furthest = furthest.to_f64() as f32;
-                self.pairs().softmax(singles(scores), KEYS, rows, width, how, running, furthest);
+                self.pairs().softmax(singles(scores), KEYS, rows, width, how, running);
             }
             (_, modulate) => {
                 softmax(self.isa, scores, KEYS, rows, width, how, running);

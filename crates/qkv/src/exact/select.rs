@@ -169,7 +169,7 @@ fn score_rows<T: Element>(
         }
         let keys = piece.tile_keys(b, key_head, key_tile);
         ops.live(piece, &keys, verdict, rows, live);
-        let (columns, _) = blocks.keys(b, key_head, key_tile, desk);
+        let columns = blocks.keys(b, key_head, key_tile, desk);
         ops.raw(desk, q, columns, keys.len, (live, 0..rows.len()), tile);
         ops.finish_all(&keys, live, rows, tile);
         for r in 0..rows.len() {

@@ -135,17 +135,6 @@ impl<'a, T: Element> TileOps<'a, T> {
         Exponential { scale, spans: extent.spans, sharp: self.arithmetic == Arithmetic::Sums }
     }
 
-    /// How far from 0 finished scores can lie, where products lie within `product`; ∞ where more is added or nothing is known.
-    pub fn furthest(&self, product: T::Acc) -> T::Acc {
-        match self.scales.first() {
-            // A little more, for what is rounded on the way to either.
-            Some(&scale) if self.one_scale && !self.biased && self.cap.is_none() => {
-                scale.abs() * product * T::Acc::from_f64(1.001)
-            }
-            _ => T::Acc::INFINITY,
-        }
-    }
-
     /// The score that is no product, if it is one.
     pub fn pairwise(&self) -> Option<Pairwise<'_, T::Acc>> {
         match self.problem.attention.score {
