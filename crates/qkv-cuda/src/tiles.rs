@@ -112,7 +112,7 @@ impl Tiles {
         if !list.distinct.is_empty() {
             let asked = Buffer::holding(driver, &list.distinct.concat(), Stream(0))?;
             (job.picture, job.columns) = (bits.at(), asked.at());
-            launch("fill", [list.distinct.len(), 1], &job)?;
+            launch(if by_keys { "fill_keys" } else { "fill_queries" }, [list.distinct.len(), 1], &job)?;
             driver.wait(Stream(0))?;
         }
         // An empty list still needs an address.
@@ -217,8 +217,10 @@ mod tests {
                 let [mine, other] = [row[2] as usize, (entry[0] & !PARTIAL) as usize];
                 let (query_tile, key_tile) = if by_keys { (other, mine) } else { (mine, other) };
                 for (i, j) in (0..queries).flat_map(|i| (0..keys).map(move |j| (i, j))) {
-                    let word = (entry[1] as usize * queries + i) * (keys / 32) + j / 32;
-                    let seen = entry[0] & PARTIAL == 0 || bits[word] >> (j % 32) & 1 == 1;
+                    let (row, column, columns) = if by_keys { (j, i, queries) } else { (i, j, keys) };
+                    let lane = column / 2 % 4 * (columns / 4) + column / 8 * 2 + column % 2;
+                    let bit = entry[1] as usize * queries * keys + row * columns + lane;
+                    let seen = entry[0] & PARTIAL == 0 || bits[bit / 32] >> (bit % 32) & 1 == 1;
                     let (i, j) = (query_tile * queries + i, key_tile * keys + j);
                     assert!(!seen || j < m || i >= n, "a key beyond the last is seen: {mask:?}");
                     if seen && i < n {

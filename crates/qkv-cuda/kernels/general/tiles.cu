@@ -1,9 +1,9 @@
 // What a mask keeps of each tile, for kernels that walk over lists of tiles: made once, when a plan is made, from masks that
 // ask nothing of the data. A block takes one tile of QUERY_TILE queries and KEY_TILE keys, 128 threads.
 
-#define WORDS (QUERY_TILE * KEY_TILE / 32) // of a tile's bits: [QUERY_TILE, KEY_TILE / 32]
+#define WORDS (QUERY_TILE * KEY_TILE / 32) // of a tile's bits
 
-// 32 pairs of a tile: bit x is set where its query sees key x of the word's 32.
+// 32 pairs of a tile, [QUERY_TILE, KEY_TILE / 32] words: bit x is set where its query sees key x of the word's 32.
 __device__ __forceinline__ u32 bits_at(const Job& job, int query_tile, int key_tile, int word) {
     int i = query_tile * QUERY_TILE + word / (KEY_TILE / 32), j0 = key_tile * KEY_TILE + word % (KEY_TILE / 32) * 32;
     u32 bits = 0;
@@ -63,9 +63,24 @@ extern "C" __global__ void __launch_bounds__(128) classify(const __grid_constant
     to[1] = here == 2 ? 0 : here == 1 ? ~0ull : second;
 }
 
-// picture [tiles, WORDS]: the bits of the tiles that `columns` lists by their numbers, query tile and key tile.
-extern "C" __global__ void __launch_bounds__(128) fill(const __grid_constant__ Job job) {
+// picture [tiles, WORDS]: the bits of the tiles that `columns` lists by their numbers, query tile and key tile: a row of them for each query, or, BY_KEYS,
+// for each key. Within a row, columns lie as the four threads have them that hold a row of a product on the matrix units: of each eight, thread t has
+// 2t and 2t + 1, and its own are together.
+template <bool BY_KEYS>
+__device__ __forceinline__ void fill_tile(const Job& job) {
+    constexpr int COLUMNS = BY_KEYS ? QUERY_TILE : KEY_TILE;
     const int* tile = (const int*)job.columns + 2 * blockIdx.x;
     u32* to = (u32*)job.picture + i64(blockIdx.x) * WORDS;
-    for (int word = int(threadIdx.x); word < WORDS; word += 128) to[word] = bits_at(job, tile[0], tile[1], word);
+    for (int word = int(threadIdx.x); word < WORDS; word += 128) {
+        u32 bits = 0;
+        for (int x = 0; x < 32; x++) {
+            int row = word / (COLUMNS / 32), at = word % (COLUMNS / 32) * 32 + x, thread = at / (COLUMNS / 4), its = at % (COLUMNS / 4);
+            int column = its / 2 * 8 + thread * 2 + its % 2;
+            int i = tile[0] * QUERY_TILE + (BY_KEYS ? column : row), j = tile[1] * KEY_TILE + (BY_KEYS ? row : column);
+            if (i < job.n && j < job.m && allowed(job, 0, 0, i, j, i + job.offset)) bits |= 1u << x;
+        }
+        to[word] = bits;
+    }
 }
+extern "C" __global__ void __launch_bounds__(128) fill_queries(const __grid_constant__ Job job) { fill_tile<false>(job); }
+extern "C" __global__ void __launch_bounds__(128) fill_keys(const __grid_constant__ Job job) { fill_tile<true>(job); }

@@ -52,7 +52,7 @@ constexpr int KV_BYTES = N * D * 2, Q_BYTES = M * D * 2, S_BYTES = M * N * 2, AD
 constexpr int K_AT = 0, V_AT = K_AT + K_STAGES * KV_BYTES, Q_AT = V_AT + KV_BYTES, O_AT = Q_AT + Q_STAGES * Q_BYTES;
 constexpr int DS_AT = O_AT + O_STAGES * Q_BYTES, P_AT = DS_AT + 2 * S_BYTES, ADD_AT = P_AT + (HALVES ? 2 * S_BYTES : 0);
 constexpr int LSE_AT = ADD_AT + ADD_BYTES, GRAIN_AT = LSE_AT + Q_STAGES * M * 4, DELTA_AT = GRAIN_AT + Q_STAGES * M * 4, DROP_AT = DELTA_AT + O_STAGES * M * 4;
-constexpr int STEP_AT = DROP_AT + (DROPOUT ? GROUPS * COLUMNS * 8 : 0), WORK_AT = STEP_AT + Q_STAGES * 16, BARRIERS_AT = WORK_AT + 32;
+constexpr int STEP_AT = DROP_AT + (DROPOUT ? GROUPS * COLUMNS * 8 : 0), WORK_AT = STEP_AT + Q_STAGES * 16, BARRIERS_AT = WORK_AT + 64;
 constexpr int BARRIERS = 2 * K_STAGES + 2 + 2 * Q_STAGES + 2 * O_STAGES + 2 + 4, SHARED = BARRIERS_AT + BARRIERS * 8 + 1024;
 static_assert(SHARED <= 232448, "shared memory of a block");
 static_assert(HALVES || S_BYTES % (N * 128) == 0, "where ds was, rows of a warp stay its own");
@@ -77,16 +77,15 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
         u32 in_line = works % IN_LINE;
         shared.work_full(in_line).wait(works / IN_LINE & 1);
         int4 work = shared.get_work(in_line);
+        int2 whole = make_int2(0, 0);
+#if SEGMENTS
+        whole = shared.get_whole(in_line, group);
+#endif
         __syncwarp();
         if (speaks) shared.work_empty(in_line).arrive();
         if (!(work.w & 1)) break;
         Work w;
         w.tile = work.x >> 1, w.head = work.z, w.batch = work.w >> 1;
-        int2 whole = make_int2(0, 0);
-#if SEGMENTS
-        Extent of_keys(p, w.batch, w.tile * (N / 64) + (HALVES ? 0 : group), 1, p.m);
-        whole = make_int2(of_keys.all_low, key_end(of_keys.all_high, w.tile, group, p.m));
-#endif
         Tile::Look look(p, w, group);
         float dk[WIDE / 2], dv[WIDE / 2];               // [64, WIDE]
         float s[COLUMNS / 2], dp[COLUMNS / 2], dq[32];  // [64 keys, COLUMNS], [64, 64]

@@ -252,7 +252,7 @@ struct Rows {
         int tile;
         bool partial;
 #if PLAN
-        u32 bits[2][N / 32];  // of the thread's two rows
+        u32 bits[2];  // of the thread's two rows
 #endif
     };
     INLINE Look look(const Shared& shared, u32 place, const Visit& visit, int step, int group) const {
@@ -262,14 +262,8 @@ struct Rows {
         look.tile = entry.x & ~PARTIAL, look.partial = entry.x & PARTIAL || look.tile * N + N > keys.end;
         if (look.partial) {
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const uint2* bits = (const uint2*)(p.plan_bits + ((i64)entry.y * M + group * 64 + fragment_row() + 8 * r) * (N / 32));
-#pragma unroll
-                for (int x = 0; x < N / 64; x++) {
-                    uint2 two = entry.x & PARTIAL ? bits[x] : make_uint2(~0u, ~0u);
-                    look.bits[r][2 * x] = two.x, look.bits[r][2 * x + 1] = two.y;
-                }
-            }
+            for (int r = 0; r < 2; r++)
+                look.bits[r] = entry.x & PARTIAL ? bits_of_row<N>(p.plan_bits, (i64)entry.y * M + group * 64 + fragment_row() + 8 * r) : ~0u;
         }
 #else
         look.tile = visit.from - step;
@@ -299,20 +293,17 @@ struct Rows {
 #elif BAND
                 high = min(high, i + p.offset + p.right + 1 - look.tile * N), low = i + p.offset - p.left - look.tile * N;
 #endif
+                low = columns_before(low), high = columns_before(high);
 #pragma unroll
-                for (int x = 0; x < (N + 31) / 32; x++) {
+                for (int x = 0; x < N / 4; x += 32) {
                     u32 word = ~0u;
-                    if (!PLAN || LENGTHS) word = bits_between(low - 32 * x, high - 32 * x);  // bits end where the keys end
+                    if (!PLAN || LENGTHS) word = bits_between(low - x, high - x);  // bits end where the keys end
 #if PLAN
-                    word &= look.bits[r][x];
+                    word &= look.bits[r];
 #endif
-                    word >>= column;
 #pragma unroll
-                    for (int c = 4 * x; c < min(4 * x + 4, N / 8); c++) {
-#pragma unroll
-                        for (int e = 0; e < 2; e++)
-                            if (!(word >> (c % 4 * 8 + e) & 1)) s[4 * c + 2 * r + e] = MINUS_INFINITY;
-                    }
+                    for (int i = 0; i < min(32, N / 4 - x); i++)
+                        if (!(word >> i & 1)) s[(x + i) / 2 * 4 + 2 * r + i % 2] = MINUS_INFINITY;
                 }
             }
         }

@@ -160,6 +160,19 @@ INLINE u32 bits_between(int low, int high) {
     return x;
 }
 
+// Of a row of a fragment a thread has two columns of each 8, and counts them: column 8c + 2t + e is the (2c + e)-th of thread t of four. So many
+// of them come before a column. What it keeps of them is then a run of bits, which the machine turns into conditions seven at a time.
+INLINE int columns_before(int column) {
+    int from = column - fragment_column();
+    return 2 * (from >> 3) + min(from & 7, 2);
+}
+// Of a list: the bits of a thread's columns in a row of COLUMNS, where each of four threads has its own together.
+template <int COLUMNS> INLINE u32 bits_of_row(const u32* bits, i64 row) {
+    static_assert(COLUMNS == 64 || COLUMNS == 128, "half a word or a word");
+    i64 at = row * 4 + (threadIdx.x & 3);
+    return COLUMNS == 128 ? bits[at] : ((const u16*)bits)[at];
+}
+
 // The keys that the rows [first, last] of a sequence's queries may see, before plans.
 struct Keys {
     int end;              // keys of the sequence

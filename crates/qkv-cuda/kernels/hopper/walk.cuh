@@ -32,12 +32,22 @@ struct Shared {
     // sequence, doubled, with a bit for whether there is any work at all.
     INLINE void put_work(u32 i, int tile, int place, int head, int batch) const {
         asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};"
-                     ::"r"(base + WORK_AT + i * 16), "r"(tile), "r"(place), "r"(head), "r"(batch) : "memory");
+                     ::"r"(base + WORK_AT + i * 32), "r"(tile), "r"(place), "r"(head), "r"(batch) : "memory");
     }
     INLINE int4 get_work(u32 i) const {
         int4 x;
         asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(base + WORK_AT + i * 16) : "memory");
+                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(base + WORK_AT + i * 32) : "memory");
+        return x;
+    }
+    // Of segments: the queries that see all keys of each warpgroup.
+    INLINE void put_whole(u32 i, int2 x, int2 y) const {
+        asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};"
+                     ::"r"(base + WORK_AT + i * 32 + 16), "r"(x.x), "r"(x.y), "r"(y.x), "r"(y.y) : "memory");
+    }
+    INLINE int2 get_whole(u32 i, int group) const {
+        int2 x;
+        asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(base + WORK_AT + i * 32 + 16 + group * 8) : "memory");
         return x;
     }
     // The same, by one thread that has to know the place: false where there is no more.
@@ -151,6 +161,11 @@ struct Walk {
     }
 };
 
+#if SEGMENTS
+// Up to which query all keys of a warpgroup are seen: none, where some of them are not there.
+INLINE int key_end(int all_high, int tile, int group, int m) { return tile * N + (HALVES ? 0 : group * 64) + 64 > m ? 0 : all_high; }
+#endif
+
 // Finds work, a tile or two ahead, and has its keys and values brought to the cache.
 INLINE void scout(const Problem& p, const Shared& shared, const TensorMap& map_k, const TensorMap& map_v) {
     int tiles = div_up(p.m, N), total = tiles * p.heads_k * p.batch;
@@ -163,6 +178,14 @@ INLINE void scout(const Problem& p, const Shared& shared, const TensorMap& map_k
         Work w(p, more ? index : 0, tiles, p.heads_k, false);
         Walk walk(p, w);
         if (more) announce_tile<D>(map_k, walk.key_tile * N, w.head, w.batch), announce_tile<D>(map_v, walk.key_tile * N, w.head, w.batch);
+#if SEGMENTS
+        int2 whole[GROUPS];
+        for (int g = 0; g < GROUPS; g++) {
+            Extent of_keys(p, w.batch, w.tile * (N / 64) + (HALVES ? 0 : g), 1, p.m);
+            whole[g] = make_int2(of_keys.all_low, key_end(of_keys.all_high, w.tile, g, p.m));
+        }
+        shared.put_whole(next.place, whole[0], whole[1]);
+#endif
         shared.put_work(next.place, walk.key_tile * 2 + walk.valid(), w.tile, w.head, w.batch * 2 + more);
         shared.work_full(next.place).arrive();
         next.next();
