@@ -49,7 +49,10 @@ def plan_of(keep, M, N, turned=False):
             if whole[i, j]:
                 entries.append((b, 0xFFFFFFFF, int(turn[i, j]), 0))
             else:
-                entries.append((b | 1 << 31, len(bits), int(turn[i, j]), 0))
+                # Which 64 of the row's own, queries or keys, have no pair here.
+                own = (tiles[i, j].T if turned else tiles[i, j]).reshape(-1, 64 * (M if turned else N)).any(-1)
+                idle = sum(1 << 28 + g for g, some in enumerate(own.tolist()) if not some)
+                entries.append((b | 1 << 31 | idle, len(bits), int(turn[i, j]), 0))
                 bits.append((in_fragments(tiles[i, j].T if turned else tiles[i, j]).reshape(-1, 32).long() * weights).sum(-1))
         rows.append(len(entries))
     i32 = lambda x: (x & 0xFFFFFFFF).to(torch.int64).apply_(lambda y: y - (1 << 32) if y >= 1 << 31 else y).to(torch.int32) if x.numel() < 1 << 16 else torch.where((x & 0xFFFFFFFF) >= 1 << 31, (x & 0xFFFFFFFF) - (1 << 32), x & 0xFFFFFFFF).to(torch.int32)

@@ -19,12 +19,13 @@ __device__ __forceinline__ u64 stirred(u64 x) {
     return x ^ x >> 31;
 }
 
-// picture [query tiles, key tiles]: two words of 64 bits a tile. Zeros where it keeps nothing, ones where it keeps everything,
-// else two sums by which tiles of the same bits are known. blockIdx: key tile, query tile.
+// picture [query tiles, key tiles]: three words of 64 bits a tile. Two are zeros where it keeps nothing, ones where it keeps everything, else
+// sums by which tiles of the same bits are known. The third is for those: which 64 queries keep something of which 64 keys, a bit each,
+// [QUERY_TILE / 64, KEY_TILE / 64]. blockIdx: key tile, query tile.
 extern "C" __global__ void __launch_bounds__(128) classify(const __grid_constant__ Job job) {
     SHARED(shared);
     u64* sums = (u64*)shared;            // [128, 2]
-    int* found = (int*)(sums + 128 * 2); // [128]: 1 something is kept, 2 something is not
+    int* found = (int*)(sums + 128 * 2); // [128]: 1 something is kept, 2 something is not; 4, 8 … where something is kept
     int key_tile = int(blockIdx.x), query_tile = int(blockIdx.y), thread = int(threadIdx.x);
     Extent extent;
     extent.query_tiles = extent.key_tiles = 1;
@@ -41,6 +42,7 @@ extern "C" __global__ void __launch_bounds__(128) classify(const __grid_constant
             u32 bits = bits_at(job, query_tile, key_tile, word);
             bool inside = query_tile * QUERY_TILE + word / (KEY_TILE / 32) < job.n; // a row beyond may be anything
             here |= (bits ? 1 : 0) | (inside && bits != 0xffffffffu ? 2 : 0);
+            if (bits) here |= 4 << (word / (KEY_TILE / 32) / 64 * (KEY_TILE / 64) + word % (KEY_TILE / 32) / 2);
             u64 both = u64(word) << 32 | bits;
             first += stirred(both + 0x9e3779b97f4a7c15ull);
             second += stirred(both * 0xd6e8feb86659fd93ull + 1);
@@ -58,9 +60,11 @@ extern "C" __global__ void __launch_bounds__(128) classify(const __grid_constant
     // Sums that would read as something else are one off.
     if (first == 0 && second == 0) first = 1;
     if (~first == 0 && ~second == 0) first = 1;
-    u64* to = (u64*)job.picture + (i64(query_tile) * int(gridDim.x) + key_tile) * 2;
-    to[0] = here == 2 ? 0 : here == 1 ? ~0ull : first;
-    to[1] = here == 2 ? 0 : here == 1 ? ~0ull : second;
+    u64* to = (u64*)job.picture + (i64(query_tile) * int(gridDim.x) + key_tile) * 3;
+    int both = here & 3;
+    to[0] = both == 2 ? 0 : both == 1 ? ~0ull : first;
+    to[1] = both == 2 ? 0 : both == 1 ? ~0ull : second;
+    to[2] = u64(here >> 2);
 }
 
 // picture [tiles, WORDS]: the bits of the tiles that `columns` lists by their numbers, query tile and key tile: a row of them for each query, or, BY_KEYS,

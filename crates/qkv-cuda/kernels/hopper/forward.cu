@@ -91,7 +91,7 @@ struct Visit {
         // Key tiles rise along a row: those beyond the sequence are left out.
         for (int low = 0, end = p.lengths[w.batch]; low < count;) {
             int middle = (low + count) / 2;
-            if ((int)(p.plan_tiles[from + middle].x & ~PARTIAL) * N < end) low = middle + 1;
+            if (tile_of(p.plan_tiles[from + middle]) * N < end) low = middle + 1;
             else count = middle;
         }
 #endif
@@ -155,7 +155,7 @@ INLINE void produce(const Problem& p, const Shared& shared, const TensorMap& map
 #if PLAN
             uint4 now = entry;
             if (step + 1 < visit.count) entry = entries[step + 1];
-            int row = (now.x & ~PARTIAL) * N;
+            int row = tile_of(now) * N;
 #else
             int row = (visit.from - step) * N;
 #endif
@@ -247,6 +247,10 @@ struct Rows {
 #endif
     }
 
+    // Whether a list says that these rows have no pair in a tile, though others have. By a vote, so that it is known to be the same for all threads
+    // of a warp: else products are compiled as if lanes went their own ways. Bands and segments have few such tiles, and do not ask: it takes 4 %.
+    INLINE static bool idle(const Shared& shared, u32 place, int group) { return PLAN && __any_sync(~0u, shared.get_step(place).x & IDLE << group); }
+
     // What is known of a tile before its scores are there; bits are on their way by then.
     struct Look {
         int tile;
@@ -259,7 +263,7 @@ struct Rows {
         Look look;
 #if PLAN
         uint2 entry = shared.get_step(place);
-        look.tile = entry.x & ~PARTIAL, look.partial = entry.x & PARTIAL || look.tile * N + N > keys.end;
+        look.tile = entry.x & IDLE - 1, look.partial = entry.x & PARTIAL || look.tile * N + N > keys.end;
         if (look.partial) {
 #pragma unroll
             for (int r = 0; r < 2; r++)
@@ -427,16 +431,41 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
         for (int i = 0; i < D / 2; i++) o[i] = 0.f;
         if (some) {
             Rows::Look look = rows.look(shared, k.place, visit, 0, group);
+            bool idle = Rows::idle(shared, k.place, group);
             __syncwarp();
             if (speaks) shared.k_empty(k.place).arrive();
             k.next();
-            rows.soften(softmax, s, look);
+            if (idle) {
+#pragma unroll
+                for (int i = 0; i < N / 2; i++) s[i] = 0.f;
+            } else {
+                rows.soften(softmax, s, look);
+            }
         }
         round_fragment(weights, s);
         u32 mine = shared.q(q.place) + group * 64 * 128;
 #pragma unroll 1
         for (int step = 1; step < visit.count; step++) {
             shared.k_full(k.place).wait(k.parity);
+            if (Rows::idle(shared, k.place, group)) {
+                // Only the weights before are multiplied; there are none here.
+                if (speaks) shared.k_empty(k.place).arrive();
+                k.next();
+                shared.v_full(v.place).wait(v.parity);
+                wait_turn(group);
+                pin(o), pin(weights);
+                products_begin();
+                product_columns<D, N>(o, weights, shared.v(v.place));
+                products_commit();
+                pass_turn(group);
+                products_wait<0>();
+                pin(o), pin(weights);
+                if (speaks) shared.v_empty(v.place).arrive();
+                v.next();
+#pragma unroll
+                for (int i = 0; i < N / 4; i++) weights[i] = 0;
+                continue;
+            }
             wait_turn(group);
             pin(o), pin(weights);
             products_begin();

@@ -204,8 +204,10 @@ struct PlanRow {
         from = row.x, count = row.y, tile = row.z;
     }
 };
-// x: the tile; bit 31 set where it is not kept whole. y: which tile of the bits, or NO_BITS. z, w: free.
-constexpr u32 PARTIAL = 1u << 31, NO_BITS = ~0u;
+// x: the tile; bit 31 set where it is not kept whole; bit 28 + g where warpgroup g has no pair of it. y: which tile of the bits, or NO_BITS. z, w: free.
+constexpr u32 PARTIAL = 1u << 31, IDLE = 1u << 28, NO_BITS = ~0u;
+INLINE int tile_of(uint4 entry) { return entry.x & IDLE - 1; }
+INLINE u32 idle_of(uint4 entry) { return entry.x / IDLE & 7; }
 
 // Scores as they enter the softmax, in units of log2, from raw products: scale, cap, bias.
 struct Shape {

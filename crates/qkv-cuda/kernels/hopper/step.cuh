@@ -5,12 +5,15 @@
 struct Tile {
     const Problem& p;
     int batch, head, key, query, query_tile, key_tile;
-    bool partial;
+    bool partial, nothing;  // nothing: no pair is kept
     u32 bits_of;
-    // `whole`: the queries that see all keys of the warpgroup, where segments say so.
-    INLINE Tile(const Problem& p, const Work& w, int4 step, int group, int2 whole) : p(p), batch(w.batch), head(step.y) {
-        query_tile = step.x, key_tile = w.tile, bits_of = step.z, partial = step.w & (PARTLY << group);
-        if (SEGMENTS) partial = query_tile * M < whole.x || min(query_tile * M + M, p.n) > whole.y;
+    // `seen`: the queries that see all keys of the warpgroup, and some, where segments say so.
+    INLINE Tile(const Problem& p, const Work& w, int4 step, int group, int4 seen) : p(p), batch(w.batch), head(step.y) {
+        query_tile = step.x, key_tile = w.tile, bits_of = step.z, partial = step.w & (PARTLY << group), nothing = step.w & (NOTHING << group);
+        if (SEGMENTS) {
+            partial = query_tile * M < seen.x || min(query_tile * M + M, p.n) > seen.y;
+            nothing = query_tile * M + M <= seen.z || query_tile * M >= seen.w;
+        }
         key = key_tile * N + (HALVES ? 0 : group * 64), query = query_tile * M + (HALVES ? group * COLUMNS : 0);
     }
 
