@@ -21,10 +21,13 @@
 #define FWD_Q_STAGES (HEAD_DIM == 256 || FWD_N > 160 ? 1 : 2)
 #endif
 #ifndef FWD_TURNS  // warpgroups take turns at the matrix units: as measured, LADDER.md
-#define FWD_TURNS (HEAD_DIM == 64 || (HEAD_DIM == 128 ? BAND || PLAN || SEGMENTS : !BAND && !PLAN && !SEGMENTS))
+#define FWD_TURNS (HEAD_DIM == 64 || HEAD_DIM == 256 && !BAND && !PLAN && !SEGMENTS)
 #endif
 #ifndef FWD_AHEAD  // the next tile's first scores are multiplied while this one is written, which takes registers
 #define FWD_AHEAD (FWD_Q_STAGES == 2)
+#endif
+#ifndef FWD_BESIDE  // exponentials are taken while the weights before are multiplied, not after: as measured, LADDER.md
+#define FWD_BESIDE (HEAD_DIM != 64)
 #endif
 #ifndef FWD_LAZY  // an output is scaled anew only when its maximum grew by more than 2^8
 #define FWD_LAZY 1
@@ -481,6 +484,7 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
             if (speaks) shared.k_empty(k.place).arrive();
             k.next();
             rows.soften(softmax, s, look);
+            if (FWD_BESIDE) hold_back(softmax.sum[0] + softmax.sum[1] < 0.f);
             products_wait<0>();
             pin(o), pin(weights);
             if (speaks) shared.v_empty(v.place).arrive();
