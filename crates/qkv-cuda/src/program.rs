@@ -150,7 +150,7 @@ impl Program {
                 General::Table => &["backward_table", "reduce_table", "segment_extents"],
                 General::Weights => &["weights", "weights_columns", "weights_cells"],
                 General::Border => &["pack", "widen_sinks", "narrow_sinks"],
-                General::Tiles => &["classify", "fill"],
+                General::Tiles => &["classify", "fill_queries", "fill_keys"],
             },
             Program::Hopper { forward: true, .. } => &["attention_forward"],
             Program::Hopper { .. } => &["attention_backward_prepare", "attention_backward"],

@@ -18,6 +18,8 @@ const MOST_TILES: usize = 1 << 22;
 const MOST_BITS: usize = 256 << 20;
 /// Set in an entry whose tile is kept in part.
 const PARTIAL: u32 = 1 << 31;
+/// Set, moved up by its number, where a warpgroup's 64 rows or keys keep nothing of a tile that is kept in part.
+const IDLE: u32 = 1 << 28;
 const NO_BITS: u32 = u32::MAX;
 const EMPTY: [u64; 2] = [0; 2];
 const FULL: [u64; 2] = [u64::MAX; 2];
@@ -86,7 +88,7 @@ impl Tiles {
             Place::End => m as i64 - n as i64,
             Place::Offset(offset) => offset,
         };
-        let looked = Buffer::new(driver, query_tiles * key_tiles * 16)?;
+        let looked = Buffer::new(driver, query_tiles * key_tiles * 24)?;
         let [count, others] = [n as i32, m as i32];
         let mut job = Job { n: count, m: others, offset, ops: ops.len() as i32, mask: steps, ..Job::default() };
         (job.batch, job.heads, job.key_heads, job.group) = (1, 1, 1, 1);
@@ -101,9 +103,10 @@ impl Tiles {
             unsafe { driver.launch(&kernel, grid, Stream(0), &[(&raw const *job).cast()]) }
         };
         launch("classify", [key_tiles, query_tiles], &job)?;
-        let words = looked.read::<u64>(query_tiles * key_tiles * 2, Stream(0))?;
-        let found: Vec<[u64; 2]> = words.chunks_exact(2).map(|two| [two[0], two[1]]).collect();
-        let list = List::of(&found, [query_tiles, key_tiles], by_keys);
+        let words = looked.read::<u64>(query_tiles * key_tiles * 3, Stream(0))?;
+        let found: Vec<Found> =
+            words.chunks_exact(3).map(|three| Found { sums: [three[0], three[1]], blocks: three[2] }).collect();
+        let list = List::of(&found, [query_tiles, key_tiles], [queries / 64, keys / 64], by_keys);
         let words = list.distinct.len() * queries * keys / 32;
         if words * 4 > MOST_BITS {
             return Ok(None);
@@ -112,7 +115,7 @@ impl Tiles {
         if !list.distinct.is_empty() {
             let asked = Buffer::holding(driver, &list.distinct.concat(), Stream(0))?;
             (job.picture, job.columns) = (bits.at(), asked.at());
-            launch("fill", [list.distinct.len(), 1], &job)?;
+            launch(if by_keys { "fill_keys" } else { "fill_queries" }, [list.distinct.len(), 1], &job)?;
             driver.wait(Stream(0))?;
         }
         // An empty list still needs an address.
@@ -121,6 +124,25 @@ impl Tiles {
         let entries = Buffer::holding(driver, &entries, Stream(0))?;
         driver.wait(Stream(0))?;
         Ok(Some(Tiles { rows, entries, bits, long: list.long() }))
+    }
+}
+
+/// What the card says of a tile.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    sums: [u64; 2],
+    /// Where it is kept in part: which 64 queries keep something of which 64 keys, a bit each.
+    blocks: u64,
+}
+
+impl Found {
+    /// Of which 64 of the row's own queries, or keys, nothing is kept.
+    fn idle(&self, [queries, keys]: [usize; 2], by_keys: bool) -> u32 {
+        let nothing = |own: &usize| match by_keys {
+            true => (0..queries).all(|i| self.blocks >> (i * keys + own) & 1 == 0),
+            false => (0..keys).all(|j| self.blocks >> (own * keys + j) & 1 == 0),
+        };
+        (0..if by_keys { keys } else { queries }).filter(nothing).map(|own| IDLE << own).sum()
     }
 }
 
@@ -136,7 +158,8 @@ struct List {
 }
 
 impl List {
-    fn of(found: &[[u64; 2]], [query_tiles, key_tiles]: [usize; 2], by_keys: bool) -> List {
+    /// `blocks`: of 64 queries and 64 keys, in a tile.
+    fn of(found: &[Found], [query_tiles, key_tiles]: [usize; 2], blocks: [usize; 2], by_keys: bool) -> List {
         let mut known: HashMap<[u64; 2], u32> = HashMap::new();
         let (rows, others) = if by_keys { (key_tiles, query_tiles) } else { (query_tiles, key_tiles) };
         let mut list = List { rows: Vec::new(), entries: Vec::new(), distinct: Vec::new() };
@@ -144,7 +167,8 @@ impl List {
             let first = list.entries.len();
             for other in 0..others {
                 let (i, j) = if by_keys { (other, row) } else { (row, other) };
-                let entry = match found[i * key_tiles + j] {
+                let tile = found[i * key_tiles + j];
+                let entry = match tile.sums {
                     EMPTY => continue,
                     FULL => [other as u32, NO_BITS, 0, 0],
                     sums => {
@@ -153,7 +177,7 @@ impl List {
                         if at == next {
                             list.distinct.push([i as i32, j as i32]);
                         }
-                        [other as u32 | PARTIAL, at, 0, 0]
+                        [other as u32 | PARTIAL | tile.idle(blocks, by_keys), at, 0, 0]
                     }
                 };
                 list.entries.push(entry);
@@ -179,18 +203,26 @@ mod tests {
 
     #[test]
     fn tiles_are_listed_longest_row_first_and_share_their_bits() {
-        let (e, f, a, b) = (EMPTY, FULL, [3, 4], [5, 6]);
-        let list = List::of(&[a, e, e, f, a, b], [2, 3], false);
+        let [e, f, a, b] = [EMPTY, FULL, [3, 4], [5, 6]].map(|sums| Found { sums, blocks: 1 });
+        let list = List::of(&[a, e, e, f, a, b], [2, 3], [1, 1], false);
         assert_eq!(list.rows, [[1, 3, 1, 0], [0, 1, 0, 0]]);
         assert_eq!(list.entries[0], [PARTIAL, 0, 0, 0]);
         assert_eq!(list.entries[1..], [[0, NO_BITS, 0, 0], [1 | PARTIAL, 0, 0, 0], [2 | PARTIAL, 1, 0, 0]]);
         assert_eq!(list.distinct, [[0, 0], [1, 2]]);
         assert_eq!(list.long(), 0);
-        assert_eq!(List::of(&[f, f, f, f, e, e, e, e, f], [3, 3], false).long(), 0);
-        assert_eq!(List::of(&[f, f, f, f, e, e, e, e, e, e, e, e, e, e, f], [5, 3], false).long(), 1);
-        let turned = List::of(&[a, e, e, f, a, b], [2, 3], true);
+        assert_eq!(List::of(&[f, f, f, f, e, e, e, e, f], [3, 3], [1, 1], false).long(), 0);
+        assert_eq!(List::of(&[f, f, f, f, e, e, e, e, e, e, e, e, e, e, f], [5, 3], [1, 1], false).long(), 1);
+        let turned = List::of(&[a, e, e, f, a, b], [2, 3], [1, 1], true);
         assert_eq!(turned.rows[0], [0, 2, 0, 0]);
         assert_eq!(turned.entries[1], [1, NO_BITS, 0, 0]);
+    }
+
+    #[test]
+    fn those_who_keep_nothing_of_a_tile_are_marked() {
+        // Of three times 64 queries and twice 64 keys, only the last queries keep something, of the first keys.
+        let found = [Found { sums: [3, 4], blocks: 0b01_00_00 }];
+        assert_eq!(List::of(&found, [1, 1], [3, 2], false).entries, [[PARTIAL | IDLE | IDLE << 1, 0, 0, 0]]);
+        assert_eq!(List::of(&found, [1, 1], [3, 2], true).entries, [[PARTIAL | IDLE << 1, 0, 0, 0]]);
     }
 
     #[test]
@@ -204,8 +236,14 @@ mod tests {
     }
 
     /// What a list says of every pair, against the mask itself.
-    fn holds(driver: &Arc<dyn Driver>, mask: &Mask, place: Place, [n, m]: [usize; 2], by_keys: bool) {
-        let [queries, keys] = [64, 64];
+    fn holds(
+        driver: &Arc<dyn Driver>,
+        mask: &Mask,
+        place: Place,
+        [n, m]: [usize; 2],
+        [queries, keys]: [usize; 2],
+        by_keys: bool,
+    ) {
         let tiles = Tiles::of(driver, mask, place, [n, m], [queries, keys], by_keys).unwrap().unwrap();
         let count = if by_keys { m.div_ceil(keys) } else { n.div_ceil(queries) };
         let rows = tiles.rows.read::<u32>(count * 4, Stream(0)).unwrap();
@@ -214,16 +252,23 @@ mod tests {
         let mut kept = vec![false; n * m];
         for row in rows.chunks_exact(4) {
             for entry in entries[4 * row[0] as usize..].chunks_exact(4).take(row[1] as usize) {
-                let [mine, other] = [row[2] as usize, (entry[0] & !PARTIAL) as usize];
+                let [mine, other] = [row[2] as usize, (entry[0] & (IDLE - 1)) as usize];
+                let mut busy = vec![false; if by_keys { keys } else { queries } / 64];
                 let (query_tile, key_tile) = if by_keys { (other, mine) } else { (mine, other) };
                 for (i, j) in (0..queries).flat_map(|i| (0..keys).map(move |j| (i, j))) {
-                    let word = (entry[1] as usize * queries + i) * (keys / 32) + j / 32;
-                    let seen = entry[0] & PARTIAL == 0 || bits[word] >> (j % 32) & 1 == 1;
+                    let (row, column, columns) = if by_keys { (j, i, queries) } else { (i, j, keys) };
+                    let lane = column / 2 % 4 * (columns / 4) + column / 8 * 2 + column % 2;
+                    let bit = entry[1] as usize * queries * keys + row * columns + lane;
+                    let seen = entry[0] & PARTIAL == 0 || bits[bit / 32] >> (bit % 32) & 1 == 1;
+                    busy[row / 64] |= seen;
                     let (i, j) = (query_tile * queries + i, key_tile * keys + j);
                     assert!(!seen || j < m || i >= n, "a key beyond the last is seen: {mask:?}");
                     if seen && i < n {
                         assert!(!std::mem::replace(&mut kept[i * m + j], true), "a tile is listed twice: {mask:?}");
                     }
+                }
+                for (at, &busy) in busy.iter().enumerate() {
+                    assert_eq!(entry[0] & IDLE << at == 0, busy, "{mask:?}: {at} of {entry:?}");
                 }
             }
         }
@@ -276,8 +321,8 @@ mod tests {
             (Mask::blocks(Blocks { size: 64, seen }), Place::Start, [180, 170]),
             (!Mask::window(70, 70) | Mask::causal(), Place::Start, [100, 260]),
         ] {
-            for by_keys in [false, true] {
-                holds(&driver, &mask, place, sizes, by_keys);
+            for (tile, by_keys) in [([64, 64], false), ([64, 64], true), ([192, 128], false), ([64, 128], true)] {
+                holds(&driver, &mask, place, sizes, tile, by_keys);
             }
         }
     }

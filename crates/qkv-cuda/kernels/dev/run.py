@@ -22,6 +22,12 @@ def rand(*shape, dtype=torch.bfloat16, turned=False):
     return torch.randn(b, h, n, d, device="cuda", dtype=dtype)
 
 
+def in_fragments(tile):
+    """The columns of each row in the order in which four threads have them: 8c + 2t + e as t, c, e."""
+    rows, columns = tile.shape
+    return tile.reshape(rows, columns // 8, 4, 2).transpose(1, 2).reshape(rows, columns)
+
+
 def plan_of(keep, M, N, turned=False):
     """The plan of a [n, m] mask of booleans that all heads share; partial tiles by bits."""
     n, m = keep.shape
@@ -43,8 +49,11 @@ def plan_of(keep, M, N, turned=False):
             if whole[i, j]:
                 entries.append((b, 0xFFFFFFFF, int(turn[i, j]), 0))
             else:
-                entries.append((b | 1 << 31, len(bits), int(turn[i, j]), 0))
-                bits.append((tiles[i, j].reshape(M, N // 32, 32).long() * weights).sum(-1))
+                # Which 64 of the row's own, queries or keys, have no pair here.
+                own = (tiles[i, j].T if turned else tiles[i, j]).reshape(-1, 64 * (M if turned else N)).any(-1)
+                idle = sum(1 << 28 + g for g, some in enumerate(own.tolist()) if not some)
+                entries.append((b | 1 << 31 | idle, len(bits), int(turn[i, j]), 0))
+                bits.append((in_fragments(tiles[i, j].T if turned else tiles[i, j]).reshape(-1, 32).long() * weights).sum(-1))
         rows.append(len(entries))
     i32 = lambda x: (x & 0xFFFFFFFF).to(torch.int64).apply_(lambda y: y - (1 << 32) if y >= 1 << 31 else y).to(torch.int32) if x.numel() < 1 << 16 else torch.where((x & 0xFFFFFFFF) >= 1 << 31, (x & 0xFFFFFFFF) - (1 << 32), x & 0xFFFFFFFF).to(torch.int32)
     rows = sorted(((a, b - a, t, 0) for t, (a, b) in enumerate(zip(rows, rows[1:]))), key=lambda row: -row[1])

@@ -38,6 +38,9 @@
 #ifndef BWD_EARLY  // the next scores are multiplied before dq is handed on, which takes registers
 #define BWD_EARLY (HEAD_DIM == 64 || FREE_ORDER)
 #endif
+#ifndef BWD_IDLES  // a warpgroup whose keys none of a tile's queries see multiplies nothing of its own
+#define BWD_IDLES (HEAD_DIM == 128 && MASKED)
+#endif
 #ifndef BWD_ROUNDED  // the gradient of a score from its rounded weight, which saves registers
 #define BWD_ROUNDED (HEAD_DIM == 64)
 #endif
@@ -52,10 +55,11 @@ constexpr int KV_BYTES = N * D * 2, Q_BYTES = M * D * 2, S_BYTES = M * N * 2, AD
 constexpr int K_AT = 0, V_AT = K_AT + K_STAGES * KV_BYTES, Q_AT = V_AT + KV_BYTES, O_AT = Q_AT + Q_STAGES * Q_BYTES;
 constexpr int DS_AT = O_AT + O_STAGES * Q_BYTES, P_AT = DS_AT + 2 * S_BYTES, ADD_AT = P_AT + (HALVES ? 2 * S_BYTES : 0);
 constexpr int LSE_AT = ADD_AT + ADD_BYTES, GRAIN_AT = LSE_AT + Q_STAGES * M * 4, DELTA_AT = GRAIN_AT + Q_STAGES * M * 4, DROP_AT = DELTA_AT + O_STAGES * M * 4;
-constexpr int STEP_AT = DROP_AT + (DROPOUT ? GROUPS * COLUMNS * 8 : 0), WORK_AT = STEP_AT + Q_STAGES * 16, BARRIERS_AT = WORK_AT + 32;
+constexpr int STEP_AT = DROP_AT + (DROPOUT ? GROUPS * COLUMNS * 8 : 0), WORK_AT = STEP_AT + Q_STAGES * 16, WORK_BYTES = SEGMENTS ? 48 : 16, BARRIERS_AT = WORK_AT + 2 * WORK_BYTES;
 constexpr int BARRIERS = 2 * K_STAGES + 2 + 2 * Q_STAGES + 2 * O_STAGES + 2 + 4, SHARED = BARRIERS_AT + BARRIERS * 8 + 1024;
 static_assert(SHARED <= 232448, "shared memory of a block");
 static_assert(HALVES || S_BYTES % (N * 128) == 0, "where ds was, rows of a warp stay its own");
+static_assert(!BWD_IDLES || M == 64 && N == 128 && ROUNDS == 1 && K_STAGES == 1, "its step is written for these");
 static_assert((Q_STAGES & (Q_STAGES - 1)) == 0 && (O_STAGES & (O_STAGES - 1)) == 0, "places are counted in bits");
 
 extern "C" __device__ const int backward_sizes[5] = {M, N, THREADS, SHARED, !FREE_ORDER};
@@ -77,16 +81,12 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
         u32 in_line = works % IN_LINE;
         shared.work_full(in_line).wait(works / IN_LINE & 1);
         int4 work = shared.get_work(in_line);
+        int4 seen = SEGMENTS ? shared.get_seen(in_line, group) : make_int4(0, 0, 0, 0);
         __syncwarp();
         if (speaks) shared.work_empty(in_line).arrive();
         if (!(work.w & 1)) break;
         Work w;
         w.tile = work.x >> 1, w.head = work.z, w.batch = work.w >> 1;
-        int2 whole = make_int2(0, 0);
-#if SEGMENTS
-        Extent of_keys(p, w.batch, w.tile * (N / 64) + (HALVES ? 0 : group), 1, p.m);
-        whole = make_int2(of_keys.all_low, key_end(of_keys.all_high, w.tile, group, p.m));
-#endif
         Tile::Look look(p, w, group);
         float dk[WIDE / 2], dv[WIDE / 2];               // [64, WIDE]
         float s[COLUMNS / 2], dp[COLUMNS / 2], dq[32];  // [64 keys, COLUMNS], [64, 64]
@@ -107,14 +107,51 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
             ready = false;
             shared.v_full().wait(works & 1);
             bool more;
-            Tile(p, w, shared.get_step(step % Q_STAGES), group, whole).look(look);
+            Tile(p, w, shared.get_step(step % Q_STAGES), group, seen).look(look);
 #pragma unroll 1
             do {
                 // Nothing is multiplied yet; s has the scores of this step.
                 u32 at_q = step % Q_STAGES, at_o = step % O_STAGES, at_s = step & 1;
                 int4 about = shared.get_step(at_q);
-                Tile tile(p, w, about, group, whole);
+                Tile tile(p, w, about, group, seen);
                 more = about.w & MORE;
+                // Where none of the pairs is this warpgroup's, there is only the other's dq to multiply. By a vote, so that it is known to be the same for
+                // all threads of a warp: else products are compiled as if lanes went their own ways.
+                if constexpr (BWD_IDLES) {
+                    if (__any_sync(~0u, tile.nothing)) {
+                        int other = 1 - group;
+#pragma unroll
+                        for (int i = 0; i < COLUMNS / 4; i++) slopes[i] = 0;
+                        shared.o_full(at_o).wait(step / O_STAGES & 1);
+                        wait_copies_read();
+                        __syncwarp();
+                        store_tile<COLUMNS / 4, N>(shared.ds(at_s) + group * 64 * 128, slopes);
+                        fence_shared();
+                        named_sync(1, 256);
+                        products_begin();
+                        product_turned<64, 64, N, N>(dq, shared.ds(at_s) + other * 64 * 128, shared.k(at_k) + group * N * 128 + other * 64 * 128);
+                        products_commit();
+                        products_wait<0>();
+                        pin(dq);
+                        if (speaks) shared.o_empty(at_o).arrive();
+                        if (!more && speaks) shared.k_empty(at_k).arrive(), shared.v_empty().arrive();
+                        put_dq(shared, dq, shared.grain(at_q), group, adds++, speaks);
+                        step += more ? 1 : 0;
+                        shared.q_full(step % Q_STAGES).wait(step / Q_STAGES & 1);
+                        products_begin();
+                        product_rows<COLUMNS, D, N, M>(s, keys, shared.q(step % Q_STAGES) + queries_from);
+                        products_commit();
+#if PLAN
+                        if (more) Tile(p, w, shared.get_step(step % Q_STAGES), group, seen).look(look);
+#endif
+                        products_wait<0>();
+                        pin(s);
+                        __syncwarp();
+                        if (speaks) shared.q_empty(at_q).arrive();
+                        step += more ? 0 : 1;
+                        continue;
+                    }
+                }
                 // dp = v · d_outᵀ, under which the scores become weights.
                 shared.o_full(at_o).wait(step / O_STAGES & 1);
                 products_begin();
@@ -214,7 +251,7 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
                 product_rows<COLUMNS, D, N, M>(s, keys_after, shared.q(after % Q_STAGES) + queries_from);
                 products_commit();
 #if PLAN
-                if (more) Tile(p, w, shared.get_step(after % Q_STAGES), group, whole).look(look);
+                if (more) Tile(p, w, shared.get_step(after % Q_STAGES), group, seen).look(look);
 #endif
                 if (BWD_EARLY) put_dq(shared, dq, shared.grain(at_q), group, adds++, speaks);
                 if constexpr (ROUNDS == 2) {

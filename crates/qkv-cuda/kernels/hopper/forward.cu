@@ -21,10 +21,13 @@
 #define FWD_Q_STAGES (HEAD_DIM == 256 || FWD_N > 160 ? 1 : 2)
 #endif
 #ifndef FWD_TURNS  // warpgroups take turns at the matrix units: as measured, LADDER.md
-#define FWD_TURNS (HEAD_DIM == 64 || (HEAD_DIM == 128 ? BAND || PLAN || SEGMENTS : !BAND && !PLAN && !SEGMENTS))
+#define FWD_TURNS (HEAD_DIM == 64 || HEAD_DIM == 256 && !BAND && !PLAN && !SEGMENTS)
 #endif
 #ifndef FWD_AHEAD  // the next tile's first scores are multiplied while this one is written, which takes registers
 #define FWD_AHEAD (FWD_Q_STAGES == 2)
+#endif
+#ifndef FWD_BESIDE  // exponentials are taken while the weights before are multiplied, not after: as measured, LADDER.md
+#define FWD_BESIDE (HEAD_DIM != 64)
 #endif
 #ifndef FWD_LAZY  // an output is scaled anew only when its maximum grew by more than 2^8
 #define FWD_LAZY 1
@@ -91,7 +94,7 @@ struct Visit {
         // Key tiles rise along a row: those beyond the sequence are left out.
         for (int low = 0, end = p.lengths[w.batch]; low < count;) {
             int middle = (low + count) / 2;
-            if ((int)(p.plan_tiles[from + middle].x & ~PARTIAL) * N < end) low = middle + 1;
+            if (tile_of(p.plan_tiles[from + middle]) * N < end) low = middle + 1;
             else count = middle;
         }
 #endif
@@ -155,7 +158,7 @@ INLINE void produce(const Problem& p, const Shared& shared, const TensorMap& map
 #if PLAN
             uint4 now = entry;
             if (step + 1 < visit.count) entry = entries[step + 1];
-            int row = (now.x & ~PARTIAL) * N;
+            int row = tile_of(now) * N;
 #else
             int row = (visit.from - step) * N;
 #endif
@@ -247,29 +250,27 @@ struct Rows {
 #endif
     }
 
+    // Whether a list says that these rows have no pair in a tile, though others have. By a vote, so that it is known to be the same for all threads
+    // of a warp: else products are compiled as if lanes went their own ways. Bands and segments have few such tiles, and do not ask: it takes 4 %.
+    INLINE static bool idle(const Shared& shared, u32 place, int group) { return PLAN && __any_sync(~0u, shared.get_step(place).x & IDLE << group); }
+
     // What is known of a tile before its scores are there; bits are on their way by then.
     struct Look {
         int tile;
         bool partial;
 #if PLAN
-        u32 bits[2][N / 32];  // of the thread's two rows
+        u32 bits[2];  // of the thread's two rows
 #endif
     };
     INLINE Look look(const Shared& shared, u32 place, const Visit& visit, int step, int group) const {
         Look look;
 #if PLAN
         uint2 entry = shared.get_step(place);
-        look.tile = entry.x & ~PARTIAL, look.partial = entry.x & PARTIAL || look.tile * N + N > keys.end;
+        look.tile = entry.x & IDLE - 1, look.partial = entry.x & PARTIAL || look.tile * N + N > keys.end;
         if (look.partial) {
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const uint2* bits = (const uint2*)(p.plan_bits + ((i64)entry.y * M + group * 64 + fragment_row() + 8 * r) * (N / 32));
-#pragma unroll
-                for (int x = 0; x < N / 64; x++) {
-                    uint2 two = entry.x & PARTIAL ? bits[x] : make_uint2(~0u, ~0u);
-                    look.bits[r][2 * x] = two.x, look.bits[r][2 * x + 1] = two.y;
-                }
-            }
+            for (int r = 0; r < 2; r++)
+                look.bits[r] = entry.x & PARTIAL ? bits_of_row<N>(p.plan_bits, (i64)entry.y * M + group * 64 + fragment_row() + 8 * r) : ~0u;
         }
 #else
         look.tile = visit.from - step;
@@ -299,20 +300,17 @@ struct Rows {
 #elif BAND
                 high = min(high, i + p.offset + p.right + 1 - look.tile * N), low = i + p.offset - p.left - look.tile * N;
 #endif
+                low = columns_before(low), high = columns_before(high);
 #pragma unroll
-                for (int x = 0; x < (N + 31) / 32; x++) {
+                for (int x = 0; x < N / 4; x += 32) {
                     u32 word = ~0u;
-                    if (!PLAN || LENGTHS) word = bits_between(low - 32 * x, high - 32 * x);  // bits end where the keys end
+                    if (!PLAN || LENGTHS) word = bits_between(low - x, high - x);  // bits end where the keys end
 #if PLAN
-                    word &= look.bits[r][x];
+                    word &= look.bits[r];
 #endif
-                    word >>= column;
 #pragma unroll
-                    for (int c = 4 * x; c < min(4 * x + 4, N / 8); c++) {
-#pragma unroll
-                        for (int e = 0; e < 2; e++)
-                            if (!(word >> (c % 4 * 8 + e) & 1)) s[4 * c + 2 * r + e] = MINUS_INFINITY;
-                    }
+                    for (int i = 0; i < min(32, N / 4 - x); i++)
+                        if (!(word >> i & 1)) s[(x + i) / 2 * 4 + 2 * r + i % 2] = MINUS_INFINITY;
                 }
             }
         }
@@ -436,16 +434,41 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
         for (int i = 0; i < D / 2; i++) o[i] = 0.f;
         if (some) {
             Rows::Look look = rows.look(shared, k.place, visit, 0, group);
+            bool idle = Rows::idle(shared, k.place, group);
             __syncwarp();
             if (speaks) shared.k_empty(k.place).arrive();
             k.next();
-            rows.soften(softmax, s, look);
+            if (idle) {
+#pragma unroll
+                for (int i = 0; i < N / 2; i++) s[i] = 0.f;
+            } else {
+                rows.soften(softmax, s, look);
+            }
         }
         round_fragment(weights, s);
         u32 mine = shared.q(q.place) + group * 64 * 128;
 #pragma unroll 1
         for (int step = 1; step < visit.count; step++) {
             shared.k_full(k.place).wait(k.parity);
+            if (Rows::idle(shared, k.place, group)) {
+                // Only the weights before are multiplied; there are none here.
+                if (speaks) shared.k_empty(k.place).arrive();
+                k.next();
+                shared.v_full(v.place).wait(v.parity);
+                wait_turn(group);
+                pin(o), pin(weights);
+                products_begin();
+                product_columns<D, N>(o, weights, shared.v(v.place));
+                products_commit();
+                pass_turn(group);
+                products_wait<0>();
+                pin(o), pin(weights);
+                if (speaks) shared.v_empty(v.place).arrive();
+                v.next();
+#pragma unroll
+                for (int i = 0; i < N / 4; i++) weights[i] = 0;
+                continue;
+            }
             wait_turn(group);
             pin(o), pin(weights);
             products_begin();
@@ -461,6 +484,7 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
             if (speaks) shared.k_empty(k.place).arrive();
             k.next();
             rows.soften(softmax, s, look);
+            if (FWD_BESIDE) hold_back(softmax.sum[0] + softmax.sum[1] < 0.f);
             products_wait<0>();
             pin(o), pin(weights);
             if (speaks) shared.v_empty(v.place).arrive();

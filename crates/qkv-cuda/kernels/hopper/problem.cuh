@@ -160,6 +160,19 @@ INLINE u32 bits_between(int low, int high) {
     return x;
 }
 
+// Of a row of a fragment a thread has two columns of each 8, and counts them: column 8c + 2t + e is the (2c + e)-th of thread t of four. So many
+// of them come before a column. What it keeps of them is then a run of bits, which the machine turns into conditions seven at a time.
+INLINE int columns_before(int column) {
+    int from = column - fragment_column();
+    return 2 * (from >> 3) + min(from & 7, 2);
+}
+// Of a list: the bits of a thread's columns in a row of COLUMNS, where each of four threads has its own together.
+template <int COLUMNS> INLINE u32 bits_of_row(const u32* bits, i64 row) {
+    static_assert(COLUMNS == 64 || COLUMNS == 128, "half a word or a word");
+    i64 at = row * 4 + (threadIdx.x & 3);
+    return COLUMNS == 128 ? bits[at] : ((const u16*)bits)[at];
+}
+
 // The keys that the rows [first, last] of a sequence's queries may see, before plans.
 struct Keys {
     int end;              // keys of the sequence
@@ -191,8 +204,10 @@ struct PlanRow {
         from = row.x, count = row.y, tile = row.z;
     }
 };
-// x: the tile; bit 31 set where it is not kept whole. y: which tile of the bits, or NO_BITS. z, w: free.
-constexpr u32 PARTIAL = 1u << 31, NO_BITS = ~0u;
+// x: the tile; bit 31 set where it is not kept whole; bit 28 + g where warpgroup g has no pair of it. y: which tile of the bits, or NO_BITS. z, w: free.
+constexpr u32 PARTIAL = 1u << 31, IDLE = 1u << 28, NO_BITS = ~0u;
+INLINE int tile_of(uint4 entry) { return entry.x & IDLE - 1; }
+INLINE u32 idle_of(uint4 entry) { return entry.x / IDLE & 7; }
 
 // Scores as they enter the softmax, in units of log2, from raw products: scale, cap, bias.
 struct Shape {

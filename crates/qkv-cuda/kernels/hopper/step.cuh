@@ -1,32 +1,30 @@
 // One step of backward's: what a warpgroup keeps of a tile of queries and keys, from scores to weights, and how it hands dq on.
 #pragma once
 
-#if SEGMENTS
-// Up to which query all keys of a warpgroup are seen: none, where some of them are not there.
-INLINE int key_end(int all_high, int tile, int group, int m) { return tile * N + (HALVES ? 0 : group * 64) + 64 > m ? 0 : all_high; }
-#endif
-
 // One step of a warpgroup: 64 keys from `key` on, COLUMNS queries from `query` on.
 struct Tile {
     const Problem& p;
     int batch, head, key, query, query_tile, key_tile;
-    bool partial;
+    bool partial, nothing;  // nothing: no pair is kept
     u32 bits_of;
-    // `whole`: the queries that see all keys of the warpgroup, where segments say so.
-    INLINE Tile(const Problem& p, const Work& w, int4 step, int group, int2 whole) : p(p), batch(w.batch), head(step.y) {
-        query_tile = step.x, key_tile = w.tile, bits_of = step.z, partial = step.w & (PARTLY << group);
-        if (SEGMENTS) partial = query_tile * M < whole.x || min(query_tile * M + M, p.n) > whole.y;
+    // `seen`: the queries that see all keys of the warpgroup, and some, where segments say so.
+    INLINE Tile(const Problem& p, const Work& w, int4 step, int group, int4 seen) : p(p), batch(w.batch), head(step.y) {
+        query_tile = step.x, key_tile = w.tile, bits_of = step.z, partial = step.w & (PARTLY << group), nothing = step.w & (NOTHING << group);
+        if (SEGMENTS) {
+            partial = query_tile * M < seen.x || min(query_tile * M + M, p.n) > seen.y;
+            nothing = query_tile * M + M <= seen.z || query_tile * M >= seen.w;
+        }
         key = key_tile * N + (HALVES ? 0 : group * 64), query = query_tile * M + (HALVES ? group * COLUMNS : 0);
     }
 
     // What a partial step needs from device memory. Of segments, asked for once: each lane has the range of one of the 16 keys of its
-    // warp. Of a list, one step ahead: each lane has the bits of the queries `lane`, `lane + 32` …, for these keys.
+    // warp. Of a list, one step ahead: the bits of the thread's two keys.
     struct Look {
 #if SEGMENTS
         int2 range;
 #endif
 #if PLAN
-        u32 bits[COLUMNS / 32];
+        u32 bits[2];
 #endif
         INLINE Look(const Problem& p, const Work& w, int group) {
 #if SEGMENTS
@@ -37,21 +35,10 @@ struct Tile {
     };
     INLINE void look(Look& look) const {
 #if PLAN
-        int lane = lane_id(), of = key - key_tile * N + (threadIdx.x >> 5 & 3) * 16;
         if (!partial) return;
+        int row = key - key_tile * N + fragment_row();
 #pragma unroll
-        for (int x = 0; x < COLUMNS / 32; x++) {
-            int i = query + lane + 32 * x;
-            look.bits[x] = bits_of == NO_BITS ? ~0u : p.plan_bits[((i64)bits_of * M + i - query_tile * M) * (N / 32) + of / 32];
-        }
-#endif
-    }
-    // Bit r of a lane's word: whether its query sees key r of the warp's 16.
-    INLINE void settle(Look& look) const {
-#if PLAN
-        int of = key - key_tile * N + (threadIdx.x >> 5 & 3) * 16;
-#pragma unroll
-        for (int x = 0; x < COLUMNS / 32; x++) look.bits[x] >>= of & 31;
+        for (int r = 0; r < 2; r++) look.bits[r] = bits_of == NO_BITS ? ~0u : bits_of_row<M>(p.plan_bits, (i64)bits_of * N + row + 8 * r) >> (query - query_tile * M) / 4;
 #endif
     }
 
@@ -79,48 +66,31 @@ struct Tile {
             }
         }
         if (partial) {
-            settle(look);
             int end = p.m;
 #if LENGTHS && !SEGMENTS
             end = min(end, p.lengths[batch]);
 #endif
-            bool inside[2] = {row < end, row + 8 < end};
-            int low[2], high[2];  // the queries that see each of the two keys, from the first of this step on
 #pragma unroll
             for (int r = 0; r < 2; r++) {
+                bool inside = row + 8 * r < end;
+                // The queries that see this key, from the first of this step on.
 #if SEGMENTS
                 int lane = (threadIdx.x >> 2 & 7) + 8 * r;
-                low[r] = __shfl_sync(~0u, look.range.x, lane) - query, high[r] = __shfl_sync(~0u, look.range.y, lane) - query;
+                int low = __shfl_sync(~0u, look.range.x, lane) - query, high = __shfl_sync(~0u, look.range.y, lane) - query;
 #else
-                low[r] = row + 8 * r - p.offset - p.right - query, high[r] = row + 8 * r - p.offset + p.left + 1 - query;
+                int low = row + 8 * r - p.offset - p.right - query, high = row + 8 * r - p.offset + p.left + 1 - query;
 #endif
-                if (!inside[r]) high[r] = 0;
-            }
-#pragma unroll
-            for (int x = 0; x < COLUMNS / 32; x++) {
-                u32 seen[2];
-#pragma unroll
-                for (int r = 0; r < 2; r++) seen[r] = bits_between(low[r] - 32 * x, high[r] - 32 * x) >> fragment_column();
-#pragma unroll
-                for (int c = 4 * x; c < 4 * x + 4; c++) {
-#pragma unroll
-                    for (int e = 0; e < 2; e++) {
-#if PLAN
-                        u32 word = __shfl_sync(~0u, look.bits[x], c % 4 * 8 + fragment_column() + e) >> (threadIdx.x >> 2 & 7);
-#endif
-#pragma unroll
-                        for (int r = 0; r < 2; r++) {
 #if BAND || SEGMENTS
-                            bool kept = seen[r] >> (c % 4 * 8 + e) & 1;
+                u32 word = bits_between(columns_before(low), inside ? columns_before(high) : 0);
 #elif PLAN
-                            bool kept = inside[r] && word >> 8 * r & 1;
+                u32 word = inside ? look.bits[r] : 0;
 #else
-                            bool kept = inside[r];
+                u32 word = inside ? ~0u : 0;
 #endif
-                            if (!kept) s[4 * c + 2 * r + e] = 0.f;
-                        }
-                    }
-                }
+                (void)low, (void)high;
+#pragma unroll
+                for (int i = 0; i < COLUMNS / 4; i++)
+                    if (!(word >> i & 1)) s[i / 2 * 4 + 2 * r + i % 2] = 0.f;
             }
         }
     }

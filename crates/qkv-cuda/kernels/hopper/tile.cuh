@@ -265,6 +265,11 @@ INLINE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "mem
 INLINE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits until at most PENDING committed groups are still running.
 template <int PENDING> INLINE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
+// What `never` is found from is computed before what follows, though the compiler knows no reason: it would have the wait for a product come as early as
+// it can be, and what was to run beside the product after it. Never true, `never` must depend on all of that; were it true, nothing would be wrong.
+INLINE void hold_back(bool never) {
+    if (__any_sync(~0u, never)) asm volatile("nanosleep.u32 1;");
+}
 // Registers that a product reads or writes stay where they are across this point.
 template <int COUNT> INLINE void pin(float (&x)[COUNT]) {
 #pragma unroll

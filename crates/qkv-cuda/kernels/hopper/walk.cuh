@@ -32,14 +32,20 @@ struct Shared {
     // sequence, doubled, with a bit for whether there is any work at all.
     INLINE void put_work(u32 i, int tile, int place, int head, int batch) const {
         asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};"
-                     ::"r"(base + WORK_AT + i * 16), "r"(tile), "r"(place), "r"(head), "r"(batch) : "memory");
+                     ::"r"(base + WORK_AT + i * WORK_BYTES), "r"(tile), "r"(place), "r"(head), "r"(batch) : "memory");
     }
     INLINE int4 get_work(u32 i) const {
         int4 x;
         asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(base + WORK_AT + i * 16) : "memory");
+                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(base + WORK_AT + i * WORK_BYTES) : "memory");
         return x;
     }
+    // Of segments: the queries that see all keys of a warpgroup, and those that see some.
+    INLINE void put_seen(u32 i, int group, int4 x) const {
+        asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};"
+                     ::"r"(base + WORK_AT + i * WORK_BYTES + 16 + group * 16), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+    }
+    INLINE int4 get_seen(u32 i, int group) const { return load_shared4(base + WORK_AT + i * WORK_BYTES + 16 + group * 16); }
     // The same, by one thread that has to know the place: false where there is no more.
     INLINE bool take_work(Ring<IN_LINE>& next, Work& w) const {
         work_full(next.place).wait(next.parity);
@@ -61,8 +67,8 @@ struct Shared {
         return x;
     }
 };
-// Flags of a step: there is another; it is partial for the keys of warpgroup 0, 1.
-constexpr u32 MORE = 1, PARTLY = 2;
+// Flags of a step: there is another; it is partial for the keys of warpgroup 0, 1; it has no pair of theirs.
+constexpr u32 MORE = 1, PARTLY = 2, NOTHING = 8;
 
 #if !PLAN
 // The query tiles [low, high) that see a key tile, in each head of its group.
@@ -119,7 +125,7 @@ struct Walk {
     }
     INLINE int tile() const {
 #if PLAN
-        return entries[step].x & ~PARTIAL;
+        return tile_of(entries[step]);
 #else
         return high - 1 - step;
 #endif
@@ -134,22 +140,28 @@ struct Walk {
 #if PLAN
         uint4 entry = entries[step];
         bits = entry.x & PARTIAL ? entry.y : NO_BITS;
-        if (entry.x & PARTIAL) return 3 * PARTLY;
+        if (entry.x & PARTIAL) return 3 * PARTLY | (idle_of(entry) & 3) * NOTHING;
 #endif
 #if LENGTHS
         end = min(end, p.lengths[batch]);
 #endif
         for (int g = 0; g < GROUPS; g++) {
             int key = key_tile * N + (HALVES ? 0 : g * 64);
-            bool some = key + 64 > end;
+            bool some = key + 64 > end, none = key >= end;
 #if BAND
             some |= key + 63 > query + p.offset + p.right || key < query + M - 1 + p.offset - p.left;
+            none |= key > query + M - 1 + p.offset + p.right || key + 63 < query + p.offset - p.left;
 #endif
-            flags |= some ? PARTLY << g : 0;
+            flags |= (some ? PARTLY << g : 0) | (none ? NOTHING << g : 0);
         }
         return flags;
     }
 };
+
+#if SEGMENTS
+// Up to which query all keys of a warpgroup are seen: none, where some of them are not there.
+INLINE int key_end(int all_high, int tile, int group, int m) { return tile * N + (HALVES ? 0 : group * 64) + 64 > m ? 0 : all_high; }
+#endif
 
 // Finds work, a tile or two ahead, and has its keys and values brought to the cache.
 INLINE void scout(const Problem& p, const Shared& shared, const TensorMap& map_k, const TensorMap& map_v) {
@@ -163,6 +175,13 @@ INLINE void scout(const Problem& p, const Shared& shared, const TensorMap& map_k
         Work w(p, more ? index : 0, tiles, p.heads_k, false);
         Walk walk(p, w);
         if (more) announce_tile<D>(map_k, walk.key_tile * N, w.head, w.batch), announce_tile<D>(map_v, walk.key_tile * N, w.head, w.batch);
+#if SEGMENTS
+#pragma unroll 1
+        for (int g = 0; g < GROUPS; g++) {
+            Extent of_keys(p, w.batch, w.tile * (N / 64) + (HALVES ? 0 : g), 1, p.m);
+            shared.put_seen(next.place, g, make_int4(of_keys.all_low, key_end(of_keys.all_high, w.tile, g, p.m), of_keys.low, of_keys.high));
+        }
+#endif
         shared.put_work(next.place, walk.key_tile * 2 + walk.valid(), w.tile, w.head, w.batch * 2 + more);
         shared.work_full(next.place).arrive();
         next.next();
