@@ -442,7 +442,7 @@ def with_mask(kind, keep, opts, mod, b, n, turned):
 
 def time_masks(ds=(64, 128), n=6144):
     for d in ds:
-        b, h = 2, 2048 // d
+        b, h = 16384 // n, 2048 // d
         q, k, v, d_out = (rand(b, h, n, d) for _ in range(4))
         out, lse = torch.empty_like(q), torch.empty(b, h, n, device="cuda")
         dq, dk, dv = (torch.empty_like(q) for _ in range(3))
@@ -484,5 +484,5 @@ if __name__ == "__main__":
     elif suite == "time_backward":
         time_backward([x for x in BACKWARD if x.startswith("b")], anchors=("cudnn", "fa2"), ns=[int(x) for x in sys.argv[3].split(",")] if len(sys.argv) > 3 else (512, 2048, 8192, 16384), parts=True)
     elif suite == "time_masks":
-        time_masks()
+        time_masks(n=int(sys.argv[3]) if len(sys.argv) > 3 else 6144)
     print("BAD:", BAD) if BAD else print(suite, "all well")
