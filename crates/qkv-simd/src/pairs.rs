@@ -532,6 +532,36 @@ mod tests {
     }
 
     #[test]
+    fn the_largest_score_so_far_weighs_exactly_one_whichever_tile_it_is_in() {
+        for (isa, pairs) in units() {
+            for (rows, width) in [(32, 128), (32, 96), (21, 128)] {
+                let mut max = vec![f32::NEG_INFINITY; rows];
+                let [mut sum, mut factor] = [(); 2].map(|()| vec![0.0f32; rows]);
+                for tile in 0..4 {
+                    // Every third row has its largest score in the second tile, the others in the last.
+                    let score = |r: usize, j: usize| {
+                        number(r, j) + if r.is_multiple_of(3) && tile == 1 { 9.0 } else { tile as f32 * 0.4 }
+                    };
+                    let mut scores: Vec<f32> = (0..rows * 128).map(|x| score(x / 128, x % 128)).collect();
+                    let before = max.clone();
+                    let running = Running { max: &mut max, sum: &mut sum, moment: &mut [], factor: &mut factor };
+                    let how = Exponential { scale: 1.0, spans: &[], sharp: false };
+                    pairs.softmax(&mut scores, 128, rows, width, how, running);
+                    for r in 0..rows {
+                        let most = (0..width).map(|j| score(r, j)).fold(f32::NEG_INFINITY, f32::max);
+                        assert_eq!(max[r], most.max(before[r]), "{isa} {rows} {width} {tile} {r}");
+                        let heaviest =
+                            halves(&scores[r * 128..])[..width].iter().map(|x| x.to_f32()).fold(0.0, f32::max);
+                        assert!(if most >= before[r] { heaviest == 1.0 } else { heaviest <= 1.0 }, "{isa} {heaviest}");
+                        let shrink = if tile == 0 { 0.0 } else { (before[r] - max[r]).exp() };
+                        assert!((factor[r] - shrink).abs() <= 1e-6, "{isa} {} {shrink}", factor[r]);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
     fn rows_are_rounded_in_place() {
         for (_, pairs) in units() {
             let mut tile: Vec<f32> = (0..3 * 64).map(|x| 1.0 + x as f32 * 1.1).collect();

@@ -154,7 +154,7 @@ impl Group {
         } else {
             std::array::from_fn(|r| {
                 let (start, end) = if r < self.count { how.span(self.first + r, self.width) } else { (0, 0) };
-                greatest(data.add(r * self.row), start / SIDE, end / SIDE)
+                greatest(data.wrapping_add(r * self.row), start / SIDE, end / SIDE)
             })
         };
         let old = _mm512_mask_loadu_ps(least, there, max.as_ptr().add(self.first));
@@ -227,19 +227,6 @@ pub(super) unsafe fn stay_awake() {
     std::arch::asm!("tdpbf16ps tmm0, tmm4, tmm5", out("tmm0") _, options(nostack, nomem));
 }
 
-/// The same of so many whole chunks.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn greatest_of(row: *const f32) -> __m512 {
-    let least = _mm512_set1_ps(f32::NEG_INFINITY);
-    let (mut even, mut odd) = (least, least);
-    for chunk in 0..CHUNKS {
-        even = _mm512_max_ps(_mm512_loadu_ps(row.add(2 * chunk * SIDE)), even);
-        odd = _mm512_max_ps(_mm512_loadu_ps(row.add((2 * chunk + 1) * SIDE)), odd);
-    }
-    _mm512_max_ps(even, odd)
-}
-
 /// The largest of some panels of a row, lane by lane; what is NaN does not count.
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -254,6 +241,19 @@ unsafe fn greatest(row: *const f32, start: usize, end: usize) -> __m512 {
     }
     if panel < end {
         even = _mm512_max_ps(_mm512_loadu_ps(row.add(panel * SIDE)), even);
+    }
+    _mm512_max_ps(even, odd)
+}
+
+/// The same of a whole tile of keys.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn greatest_of(row: *const f32) -> __m512 {
+    let least = _mm512_set1_ps(f32::NEG_INFINITY);
+    let (mut even, mut odd) = (least, least);
+    for chunk in 0..CHUNKS {
+        even = _mm512_max_ps(_mm512_loadu_ps(row.add(2 * chunk * SIDE)), even);
+        odd = _mm512_max_ps(_mm512_loadu_ps(row.add((2 * chunk + 1) * SIDE)), odd);
     }
     _mm512_max_ps(even, odd)
 }
@@ -297,7 +297,7 @@ impl Row {
         (_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(moments[0], moments[1]))
     }
 
-    /// The same of so many whole chunks.
+    /// The same of a whole tile of keys.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn whole<const ENTROPY: bool>(&self) -> (__m512, __m512) {
