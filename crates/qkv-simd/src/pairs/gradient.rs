@@ -7,7 +7,7 @@
 // parent module checks before it calls.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
-use super::soften::{LONG, power_of_two, stay_awake, store};
+use super::soften::{power_of_two, stay_awake, store};
 use super::{BLOCK, Blocks, DEPTH, SIDE};
 use crate::tile::{Exponential, RowGradient};
 use half::bf16;
@@ -141,7 +141,7 @@ impl Line {
         let score = _mm512_loadu_ps(self.scores.add(panel * SIDE));
         let there = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(score, _mm512_set1_ps(f32::NEG_INFINITY));
         let x = _mm512_fmsub_ps(score, _mm512_set1_ps(self.scale), _mm512_set1_ps(self.lse));
-        let weight = power_of_two(LONG, there, x);
+        let weight = power_of_two(there, x);
         let grad = _mm512_loadu_ps(self.grads.add(panel * SIDE));
         // Where they are equal, exactly zero.
         let grad = _mm512_mul_ps(_mm512_sub_ps(grad, _mm512_set1_ps(self.delta)), _mm512_set1_ps(self.after));

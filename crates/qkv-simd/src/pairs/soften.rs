@@ -1,7 +1,7 @@
 //! The online softmax whose weights are rounded to bf16 as they are made: what the tile unit takes next.
 //!
 //! It is bound by the two ports that add and multiply, so everything is counted: scores are turned into powers of two by one
-//! multiply-add with the maximum, a fraction and a polynomial of three steps follow, and the whole part of the exponent is
+//! multiply-add with the maximum, a fraction and a polynomial of four steps follow, and the whole part of the exponent is
 //! applied by an instruction that also makes what is absent, −∞, exactly zero. Maxima and sums of sixteen rows are reduced
 //! together, by half as many shuffles as a transpose takes.
 
@@ -17,23 +17,22 @@ use half::bf16;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
-/// The coefficients of `2ʳ` for `r` from 0 to 1, from the highest power down to `r`; the last is 1. Either has no error at the two
-/// ends, so that a score a little below or above the largest has a weight of 1 as that has. The largest relative error of the short one is
-/// 2⁻¹³, a sixteenth of what rounding a weight to bf16 does; of the long one 2⁻¹⁸, for gradients, which take differences.
-pub(super) const SHORT: [f32; 3] = [0.078_267_97, 0.226_307_68, 0.695_424_4];
-pub(super) const LONG: [f32; 4] = [0.013_555_747, 0.052_032_37, 0.241_379_77, 0.693_032_15];
+/// The coefficients of `2ʳ` for `r` from 0 to 1, from the highest power down to `r`; the last is 1. Its largest relative error
+/// is 2⁻¹⁸, and none at either end, so that a score a little below or above the largest has a weight of 1 as that has. One step less
+/// would do for weights in bf16, but not for the log-sum-exp, which is written in f32.
+const POWER: [f32; 4] = [0.013_555_747, 0.052_032_37, 0.241_379_77, 0.693_032_15];
 
-/// `2ˣ`, as good as its coefficients, where it is asked for, 0 elsewhere; 0 for −∞, NaN for NaN.
+/// `2ˣ`, to 18 bits, where it is asked for, 0 elsewhere; 0 for −∞, NaN for NaN.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
-pub(super) unsafe fn power_of_two<const STEPS: usize>(of: [f32; STEPS], there: __mmask16, x: __m512) -> __m512 {
+pub(super) unsafe fn power_of_two(there: __mmask16, x: __m512) -> __m512 {
     // What is left of x above the whole number below it, without a word on what was rounded.
     const ABOVE_THE_WHOLE: i32 = 0b1001;
     let r = _mm512_reduce_ps::<ABOVE_THE_WHOLE>(x);
-    let mut y = _mm512_set1_ps(of[0]);
-    for &coefficient in &of[1..] {
-        y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(coefficient));
-    }
+    let mut y = _mm512_set1_ps(POWER[0]);
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(POWER[1]));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(POWER[2]));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(POWER[3]));
     y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.0));
     _mm512_maskz_scalef_ps(there, y, x)
 }
@@ -319,14 +318,14 @@ impl Row {
             // Rounded before it is subtracted, the largest becomes exactly 0, and so does the entropy of a row with one key.
             let scaled = _mm512_mul_ps(score, _mm512_set1_ps(self.scale));
             let x = _mm512_sub_ps(scaled, _mm512_set1_ps(self.top));
-            let weight = power_of_two(SHORT, EVERYWHERE, _mm512_mul_ps(x, _mm512_set1_ps(log2_e)));
+            let weight = power_of_two(EVERYWHERE, _mm512_mul_ps(x, _mm512_set1_ps(log2_e)));
             let there = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(weight, _mm512_setzero_ps());
             *moment = _mm512_mask3_fmadd_ps(weight, x, *moment, there);
             *sum = _mm512_add_ps(*sum, weight);
             return weight;
         }
         let scale = _mm512_set1_ps(self.scale * log2_e);
-        let weight = power_of_two(SHORT, EVERYWHERE, _mm512_fmsub_ps(score, scale, _mm512_set1_ps(self.top * log2_e)));
+        let weight = power_of_two(EVERYWHERE, _mm512_fmsub_ps(score, scale, _mm512_set1_ps(self.top * log2_e)));
         *sum = _mm512_add_ps(*sum, weight);
         weight
     }
