@@ -31,6 +31,8 @@ pub trait Lanes: Copy {
     const TILE_ROWS: usize;
     /// Panels of a register tile likewise: 1, 2 or 4.
     const TILE_PANELS: usize;
+    /// Whether [`mul_add`](Lanes::mul_add) rounds once.
+    const FUSED: bool;
 
     /// `x` in every lane.
     unsafe fn splat(x: Self::Scalar) -> Self;
@@ -82,21 +84,17 @@ pub trait Lanes: Copy {
     unsafe fn max(self, b: Self) -> Self;
     /// Where `self < limit`: `then`, elsewhere (NaN too) `otherwise`.
     unsafe fn where_less(self, limit: Self, then: Self, otherwise: Self) -> Self;
-    /// 0 where `x < limit`, elsewhere (NaN too) `self`.
-    #[inline(always)]
-    unsafe fn zero_where_less(self, x: Self, limit: Self) -> Self {
-        x.where_less(limit, Self::splat(Self::Scalar::ZERO), self)
-    }
     /// Where `self == value`: `then`, elsewhere (NaN too) `otherwise`.
     unsafe fn where_equal(self, value: Self, then: Self, otherwise: Self) -> Self;
     /// Lane `l` of `self` where bit `l` is set, elsewhere of `otherwise`.
     unsafe fn keep(self, bits: u32, otherwise: Self) -> Self;
     /// For `self = MAGIC + k` with a whole `k`, as the range reduction of the exponential leaves it: `2^k`.
     unsafe fn power_of_two(self) -> Self;
-    /// `self · 2^k`, given `k` both by itself and as such a `MAGIC + k`. NaN stays NaN.
+    /// `self · 2^k`, given `k` both by itself and as such a `MAGIC + k`; 0 where `x < lowest`. NaN stays NaN.
     #[inline(always)]
-    unsafe fn times_power(self, _k: Self, shifted: Self) -> Self {
-        self.mul(shifted.power_of_two())
+    unsafe fn times_power_from(self, lowest: Self::Scalar, x: Self, _k: Self, shifted: Self) -> Self {
+        let zero = Self::splat(Self::Scalar::ZERO);
+        x.where_less(Self::splat(lowest), zero, self.mul(shifted.power_of_two()))
     }
     /// The sum of the lanes, as a tree: halves added, then their halves.
     unsafe fn sum(self) -> Self::Scalar;

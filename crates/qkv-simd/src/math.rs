@@ -18,10 +18,16 @@ pub trait Constants: Sized + 'static {
     const LN_2_HIGH: Self;
     /// The rest of ln 2.
     const LN_2_LOW: Self;
+    /// Whether weights need both parts even if `k·ln 2` is not rounded. `f32` is lucky: the number of its kind next to ln 2 is within
+    /// 2·10⁻⁹ of it, so that a weight of 2⁻¹⁰ is off by a sixth of a unit in the last place, and one of 2⁻¹⁰⁰ by less than two.
+    const BOTH_PARTS: bool;
     /// Below it the exponential is 0 (it would be subnormal), above [`Self::HIGHEST`] infinite.
     const LOWEST: Self;
     /// See [`Self::LOWEST`].
     const HIGHEST: Self;
+    /// Below it a weight is 0: e to it is some 2⁻¹⁰⁰ of the largest weight (2⁻⁹⁰⁰ in `f64`), which no sum can tell from nothing. What is
+    /// smaller still, and its products with small values and gradients, would be subnormal, and a CPU takes a hundred cycles for each of these.
+    const LOWEST_WEIGHT: Self;
     /// Beyond it `tanh` is ±1 to the last bit.
     const TANH_IS_ONE: Self;
     /// `1/k!` from the highest power down to `1/2!`. One more term would be below half a unit in the last place.
@@ -57,6 +63,8 @@ impl Constants for f32 {
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
     const LN_2_HIGH: f32 = 0.693_359_4; // 355/512
     const LN_2_LOW: f32 = (std::f64::consts::LN_2 - 0.693_359_375) as f32;
+    const BOTH_PARTS: bool = false;
+    const LOWEST_WEIGHT: f32 = -69.3;
     const LOWEST: f32 = -87.3; // a little above ln of the smallest normal number
     const HIGHEST: f32 = 88.376; // (127.5) · ln 2
     const TANH_IS_ONE: f32 = 10.0;
@@ -70,6 +78,8 @@ impl Constants for f64 {
     const LOG2_E: f64 = std::f64::consts::LOG2_E;
     const LN_2_HIGH: f64 = f64::from_bits(0x3fe6_2e42_fee0_0000); // ln 2 with its low 21 bits cleared
     const LN_2_LOW: f64 = f64::from_bits(0x3dea_39ef_3579_3c76); // ln 2 − the above
+    const BOTH_PARTS: bool = true;
+    const LOWEST_WEIGHT: f64 = -623.8;
     const LOWEST: f64 = -708.3;
     const HIGHEST: f64 = 709.4;
     const TANH_IS_ONE: f64 = 20.0;
@@ -100,30 +110,30 @@ unsafe fn parts<V: Lanes>(x: V) -> (V, V) {
     }
 }
 
-/// `2ᵏ·eʳ` of `x = k·ln 2 + r`, with a polynomial of `eʳ`. Right where `x` is between the limits; anything elsewhere, but NaN
-/// for NaN.
+/// `2ᵏ·eʳ` of `x = k·ln 2 + r`, with a polynomial of `eʳ`, and `r` by both parts of ln 2 or by one. 0 where `x` is below `lowest`; right
+/// from there up to the highest; NaN for NaN.
 ///
 /// # Safety
 /// The CPU has the instruction set of `V`.
 #[inline(always)]
-unsafe fn power<V: Lanes, const SHARP: bool>(x: V) -> V {
+unsafe fn power<V: Lanes>(x: V, both_parts: bool, series: &[V::Scalar], lowest: V::Scalar) -> V {
     // SAFETY: the caller vouches for the instruction set.
     unsafe {
         let magic = V::splat(V::Scalar::MAGIC);
         let shifted = x.mul_add(V::splat(V::Scalar::LOG2_E), magic);
         let k = shifted.sub(magic);
-        let (r, series) = if SHARP {
+        let r = if both_parts {
             let r = k.mul_add(V::splat(-V::Scalar::LN_2_HIGH), x);
-            (k.mul_add(V::splat(-V::Scalar::LN_2_LOW), r), V::Scalar::SHARP)
+            k.mul_add(V::splat(-V::Scalar::LN_2_LOW), r)
         } else {
-            (k.mul_add(V::splat(-(V::Scalar::LN_2_HIGH + V::Scalar::LN_2_LOW)), x), V::Scalar::SHORT)
+            k.mul_add(V::splat(-(V::Scalar::LN_2_HIGH + V::Scalar::LN_2_LOW)), x)
         };
         let mut y = V::splat(series[0]);
         for &c in &series[1..] {
             y = y.mul_add(r, V::splat(c));
         }
         let one = V::splat(V::Scalar::ONE);
-        y.mul_add(r, one).mul_add(r, one).times_power(k, shifted)
+        y.mul_add(r, one).mul_add(r, one).times_power_from(lowest, x, k, shifted)
     }
 }
 
@@ -135,22 +145,21 @@ unsafe fn power<V: Lanes, const SHARP: bool>(x: V) -> V {
 pub(crate) unsafe fn exp<V: Lanes>(x: V) -> V {
     // SAFETY: the caller vouches for the instruction set.
     unsafe {
-        let (lowest, highest) = (V::splat(V::Scalar::LOWEST), V::splat(V::Scalar::HIGHEST));
-        let y = power::<V, true>(x);
-        let y = highest.where_less(x, V::splat(V::Scalar::from_f64(f64::INFINITY)), y);
-        y.zero_where_less(x, lowest)
+        let y = power(x, true, V::Scalar::SHARP, V::Scalar::LOWEST);
+        V::splat(V::Scalar::HIGHEST).where_less(x, V::splat(V::Scalar::from_f64(f64::INFINITY)), y)
     }
 }
 
-/// `eˣ` for an `x` of at most a little above 0, as everything relative to a maximum or a log-sum-exp is: [`exp`] without the
-/// guard above, and to 17 bits if `SHARP` is not asked for. 0 for −∞.
+/// The weight `eˣ` for an `x` of at most a little above 0, as everything relative to a maximum or a log-sum-exp is: like [`exp`], but 0
+/// from 2⁻¹⁰⁰ down (2⁻⁹⁰⁰ in `f64`), for −∞ too, and without a guard above; to 17 bits if `SHARP` is not asked for.
 ///
 /// # Safety
 /// The CPU has the instruction set of `V`.
 #[inline(always)]
-pub(crate) unsafe fn exp_below_one<V: Lanes, const SHARP: bool>(x: V) -> V {
+pub(crate) unsafe fn weight<V: Lanes, const SHARP: bool>(x: V) -> V {
+    let series = if SHARP { V::Scalar::SHARP } else { V::Scalar::SHORT };
     // SAFETY: the caller vouches for the instruction set.
-    unsafe { power::<V, SHARP>(x).zero_where_less(x, V::splat(V::Scalar::LOWEST)) }
+    unsafe { power(x, SHARP && (V::Scalar::BOTH_PARTS || !V::FUSED), series, V::Scalar::LOWEST_WEIGHT) }
 }
 
 /// `tanh x`, within three units in the last place everywhere; NaN for NaN.

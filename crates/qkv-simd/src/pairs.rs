@@ -562,6 +562,30 @@ mod tests {
     }
 
     #[test]
+    fn weights_that_do_not_count_are_zero_and_change_no_sum() {
+        for (isa, pairs) in units() {
+            let (rows, width) = (32, 128);
+            // From the largest down to what no number of this type could hold, in every panel.
+            let score = |r: usize, j: usize| -((r + 5 * j) as f32 % 131.0) * (1.0 + r as f32 / 16.0);
+            let mut scores: Vec<f32> = (0..rows * width).map(|x| score(x / width, x % width)).collect();
+            let [mut max, mut sum, mut factor] = [f32::NEG_INFINITY, 0.0, 1.0].map(|x| vec![x; rows]);
+            let running = Running { max: &mut max, sum: &mut sum, moment: &mut [], factor: &mut factor };
+            let how = Exponential { scale: 1.0, spans: &[], sharp: false };
+            pairs.softmax(&mut scores, width, rows, width, how, running);
+            for r in 0..rows {
+                let truth = |j: usize| f64::from(score(r, j) - max[r]).exp();
+                for (j, weight) in halves(&scores[r * width..])[..width].iter().enumerate() {
+                    let (weight, truth) = (f64::from(weight.to_f32()), truth(j));
+                    let fits = (weight - truth).abs() <= truth / 200.0;
+                    assert!(fits || weight == 0.0 && truth < 2f64.powi(-99), "{isa} {r} {j}: {weight} {truth}");
+                }
+                let all: f64 = (0..width).map(truth).sum();
+                assert!((f64::from(sum[r]) - all).abs() <= all * 1e-5, "{isa} {r}: {} {all}", sum[r]);
+            }
+        }
+    }
+
+    #[test]
     fn rows_are_rounded_in_place() {
         for (_, pairs) in units() {
             let mut tile: Vec<f32> = (0..3 * 64).map(|x| 1.0 + x as f32 * 1.1).collect();

@@ -477,7 +477,6 @@ mod tests {
     use super::*;
     use crate::product::{Matrix, Panels, Target, product};
 
-    /// The largest error of `weights` with lse 0, that is of the exponential, in units in the last place.
     #[test]
     fn dots_are_the_sums_that_a_product_makes_to_the_last_bit() {
         for isa in Isa::available() {
@@ -547,6 +546,45 @@ mod tests {
                 }
             }
             assert!(worst < 2.0, "{isa}: {worst} ulp in f64");
+        }
+    }
+
+    /// Scores from 0, the largest, down to `low` through the softmax: the largest error of a weight, in units in its last place, of which
+    /// it may have one more for each 64 that its score is below the largest; and the smallest weight that is not 0.
+    fn softened<A: Real>(isa: Isa, low: f64, steps: usize) -> (f64, f64) {
+        let (mut worst, mut least) = (0.0f64, 1.0f64);
+        for step in 0..steps {
+            let mut row = [A::NEG_INFINITY; 16];
+            row[0] = A::ZERO;
+            for (l, x) in row.iter_mut().enumerate().take(A::LANES - 1).skip(1) {
+                *x = A::from_f64(low * (step as f64 + l as f64 / A::LANES as f64) / steps as f64);
+            }
+            let inputs = row;
+            let [mut max, mut sum, mut factor] = [[A::NEG_INFINITY], [A::ZERO], [A::ONE]];
+            let running = Running { max: &mut max, sum: &mut sum, moment: &mut [], factor: &mut factor };
+            let how = Exponential { scale: A::ONE, spans: &[], sharp: true };
+            softmax(isa, &mut row[..A::LANES], A::LANES, 1, A::LANES, how, running);
+            assert_eq!([row[0], row[A::LANES - 1]], [A::ONE, A::ZERO], "{isa}: of the largest, and of what is absent");
+            for (x, y) in inputs.into_iter().zip(row).take(A::LANES - 1) {
+                let (truth, y) = (x.to_f64().exp(), y.to_f64());
+                if y != 0.0 {
+                    let unit = truth * A::EPSILON * (1.0 - x.to_f64() / 64.0);
+                    (worst, least) = (worst.max((y - truth).abs() / unit), least.min(y));
+                }
+            }
+        }
+        (worst, least)
+    }
+
+    #[test]
+    fn weights_are_right_to_the_last_bits_and_never_near_what_is_subnormal() {
+        for isa in Isa::available() {
+            let (worst, least) = softened::<f32>(isa, -200.0, 100_000);
+            assert!(worst < 1.5, "{isa}: {worst} ulp in f32");
+            assert!(least > 2f64.powi(-101) && least < 2f64.powi(-99), "{isa}: {least}");
+            let (worst, least) = softened::<f64>(isa, -1000.0, 100_000);
+            assert!(worst < 2.0, "{isa}: {worst} ulp in f64");
+            assert!(least > 2f64.powi(-901) && least < 2f64.powi(-899), "{isa}: {least}");
         }
     }
 

@@ -6,6 +6,7 @@ use std::arch::x86_64::*;
 
 /// Sixteen `f32` in one register.
 #[derive(Clone, Copy)]
+#[repr(transparent)]
 pub struct F32x16(pub(crate) __m512);
 
 /// Eight `f64` in one register.
@@ -101,6 +102,7 @@ impl Lanes for F32x16 {
     // 24 accumulators, four panels of B and one broadcast: 29 of 32 registers.
     const TILE_ROWS: usize = 6;
     const TILE_PANELS: usize = 4;
+    const FUSED: bool = true;
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         F32x16(_mm512_set1_ps(x))
@@ -179,11 +181,6 @@ impl Lanes for F32x16 {
         F32x16(_mm512_mask_blend_ps(mask, otherwise.0, then.0))
     }
     #[inline(always)]
-    unsafe fn zero_where_less(self, x: Self, limit: Self) -> Self {
-        let mask = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x.0, limit.0);
-        F32x16(_mm512_maskz_mov_ps(mask, self.0))
-    }
-    #[inline(always)]
     unsafe fn where_equal(self, value: Self, then: Self, otherwise: Self) -> Self {
         let mask = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(self.0, value.0);
         F32x16(_mm512_mask_blend_ps(mask, otherwise.0, then.0))
@@ -198,8 +195,9 @@ impl Lanes for F32x16 {
         F32x16(_mm512_castsi512_ps(_mm512_add_epi32(shifted, _mm512_set1_epi32(0x3f80_0000))))
     }
     #[inline(always)]
-    unsafe fn times_power(self, k: Self, _shifted: Self) -> Self {
-        F32x16(_mm512_scalef_ps(self.0, k.0))
+    unsafe fn times_power_from(self, lowest: f32, x: Self, k: Self, _shifted: Self) -> Self {
+        let there = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x.0, _mm512_set1_ps(lowest));
+        F32x16(_mm512_maskz_scalef_ps(there, self.0, k.0))
     }
     #[inline(always)]
     unsafe fn transpose(from: *const f32, row: usize, to: *mut f32, to_row: usize) {
@@ -235,11 +233,11 @@ impl Lanes for F32x16 {
     }
     #[inline(always)]
     unsafe fn sum_each(rows: &[Self; MOST_LANES]) -> Self {
-        Self(sum_each(&rows.map(|row| row.0)))
+        Self(sum_each(&*rows.as_ptr().cast())) // the one is what the other is
     }
     #[inline(always)]
     unsafe fn greatest_each(rows: &[Self; MOST_LANES]) -> Self {
-        Self(greatest_each(&rows.map(|row| row.0)))
+        Self(greatest_each(&*rows.as_ptr().cast())) // the one is what the other is
     }
     #[inline(always)]
     unsafe fn greatest(self) -> f32 {
@@ -255,6 +253,7 @@ impl Lanes for F64x8 {
     type Scalar = f64;
     const TILE_ROWS: usize = 6;
     const TILE_PANELS: usize = 4;
+    const FUSED: bool = true;
     #[inline(always)]
     unsafe fn splat(x: f64) -> Self {
         F64x8(_mm512_set1_pd(x))
@@ -305,11 +304,6 @@ impl Lanes for F64x8 {
         F64x8(_mm512_mask_blend_pd(mask, otherwise.0, then.0))
     }
     #[inline(always)]
-    unsafe fn zero_where_less(self, x: Self, limit: Self) -> Self {
-        let mask = _mm512_cmp_pd_mask::<_CMP_NLT_UQ>(x.0, limit.0);
-        F64x8(_mm512_maskz_mov_pd(mask, self.0))
-    }
-    #[inline(always)]
     unsafe fn where_equal(self, value: Self, then: Self, otherwise: Self) -> Self {
         let mask = _mm512_cmp_pd_mask::<_CMP_EQ_OQ>(self.0, value.0);
         F64x8(_mm512_mask_blend_pd(mask, otherwise.0, then.0))
@@ -324,8 +318,9 @@ impl Lanes for F64x8 {
         F64x8(_mm512_castsi512_pd(_mm512_add_epi64(shifted, _mm512_set1_epi64(0x3ff0_0000_0000_0000))))
     }
     #[inline(always)]
-    unsafe fn times_power(self, k: Self, _shifted: Self) -> Self {
-        F64x8(_mm512_scalef_pd(self.0, k.0))
+    unsafe fn times_power_from(self, lowest: f64, x: Self, k: Self, _shifted: Self) -> Self {
+        let there = _mm512_cmp_pd_mask::<_CMP_NLT_UQ>(x.0, _mm512_set1_pd(lowest));
+        F64x8(_mm512_maskz_scalef_pd(there, self.0, k.0))
     }
     #[inline(always)]
     unsafe fn sum(self) -> f64 {

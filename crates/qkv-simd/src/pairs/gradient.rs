@@ -7,7 +7,7 @@
 // parent module checks before it calls.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
-use super::soften::{power_of_two, stay_awake, store};
+use super::soften::{counts, power_of_two, stay_awake, store};
 use super::{BLOCK, Blocks, DEPTH, SIDE};
 use crate::tile::{Exponential, RowGradient};
 use half::bf16;
@@ -117,8 +117,10 @@ impl Line {
         let there = r < rows;
         let (at, (start, end)) = if there { (r, how.span(r, width)) } else { (0, (0, 0)) };
         let (lse, delta) = if there { (*of.lse.get_unchecked(at), *of.delta.get_unchecked(at)) } else { (0.0, 0.0) };
-        // Whatever a NaN carries: with all bits set, rounding would make a zero of it.
+        // Whatever a NaN carries: with all bits set, rounding would make a zero of it. A row that sees nothing has an lse of −∞, and
+        // scores of −∞ less anything else.
         let plain = |x: f32| if x.is_nan() { f32::NAN } else { x };
+        let lse = if lse == f32::NEG_INFINITY { 0.0 } else { lse };
         Line {
             scores: tiles.0.add(at * row),
             grads: tiles.1.add(at * row),
@@ -139,8 +141,8 @@ impl Line {
             return (_mm512_setzero_ps(), _mm512_setzero_ps());
         }
         let score = _mm512_loadu_ps(self.scores.add(panel * SIDE));
-        let there = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(score, _mm512_set1_ps(f32::NEG_INFINITY));
         let x = _mm512_fmsub_ps(score, _mm512_set1_ps(self.scale), _mm512_set1_ps(self.lse));
+        let there = counts(x);
         let weight = power_of_two(there, x);
         let grad = _mm512_loadu_ps(self.grads.add(panel * SIDE));
         // Where they are equal, exactly zero.

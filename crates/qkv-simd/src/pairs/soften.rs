@@ -37,6 +37,16 @@ pub(super) unsafe fn power_of_two(there: __mmask16, x: __m512) -> __m512 {
     _mm512_maskz_scalef_ps(there, y, x)
 }
 
+/// Below it a weight is 0: 2 to it is nothing beside the largest, and less would be subnormal, of which a CPU makes one in a hundred cycles.
+const LOWEST: f32 = -100.0;
+
+/// The lanes whose weight `2ˣ` is not too small to count; NaN counts.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn counts(x: __m512) -> __mmask16 {
+    _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(LOWEST))
+}
+
 /// All lanes.
 const EVERYWHERE: __mmask16 = __mmask16::MAX;
 
@@ -197,16 +207,22 @@ impl Group {
         let mut top = [0.0f32; SIDE];
         let absent = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(tops.new, _mm512_set1_ps(f32::NEG_INFINITY));
         _mm512_storeu_ps(top.as_mut_ptr(), _mm512_mask_mov_ps(tops.new, absent, _mm512_setzero_ps()));
+        // Whether some weights may be too small to count. One panel of each row is looked at: where there are many such weights, some
+        // are found soon, and the few before take their time.
+        let mut wide = ENTROPY;
         for r in 0..self.count {
             if AWAKE && r % (SIDE / 2) == 0 {
                 stay_awake();
             }
             let at = Row { data: self.data.add((self.first + r) * self.row), top: top[r], scale: how.scale };
-            let (sum, moment) = if whole {
-                at.whole::<ENTROPY>()
-            } else {
-                let (start, end) = how.span(self.first + r, self.width);
-                at.weights::<ENTROPY>(start / SIDE, end / SIDE, self.width.div_ceil(DEPTH))
+            let (start, end) = how.span(self.first + r, self.width);
+            let (start, end, chunks) = (start / SIDE, end / SIDE, self.width.div_ceil(DEPTH));
+            wide = wide || start < end && at.is_wide(start);
+            let (sum, moment) = match (whole, wide) {
+                (true, false) => at.whole::<ENTROPY, false>(),
+                (true, true) => at.whole::<ENTROPY, true>(),
+                (false, false) => at.weights::<ENTROPY, false>(start, end, chunks),
+                (false, true) => at.weights::<ENTROPY, true>(start, end, chunks),
             };
             sums[r].write(sum);
             if ENTROPY {
@@ -265,19 +281,31 @@ struct Row {
 }
 
 impl Row {
+    /// Whether some weights of a panel are too small to count.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512dq")]
+    unsafe fn is_wide(&self, panel: usize) -> bool {
+        counts(self.exponent(_mm512_loadu_ps(self.data.add(panel * SIDE)))) != EVERYWHERE
+    }
+
     /// Writes the weights of the panels `start..end`, zeros elsewhere in `chunks` chunks. Returns their sum and their
     /// moment, lane by lane: panels of even and of odd number are summed apart, so that no addition waits for the last.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    unsafe fn weights<const ENTROPY: bool>(&self, start: usize, end: usize, chunks: usize) -> (__m512, __m512) {
+    unsafe fn weights<const ENTROPY: bool, const WIDE: bool>(
+        &self,
+        start: usize,
+        end: usize,
+        chunks: usize,
+    ) -> (__m512, __m512) {
         let zero = _mm512_setzero_ps();
         let (mut sums, mut moments) = ([zero; 2], [zero; 2]);
         let to = self.data.cast::<bf16>();
         let mut chunk = 0;
         if start == 0 {
             while 2 * chunk + 1 < end {
-                let low = self.weight::<ENTROPY>(2 * chunk, &mut sums[0], &mut moments[0]);
-                let high = self.weight::<ENTROPY>(2 * chunk + 1, &mut sums[1], &mut moments[1]);
+                let low = self.weight::<ENTROPY, WIDE>(2 * chunk, &mut sums[0], &mut moments[0]);
+                let high = self.weight::<ENTROPY, WIDE>(2 * chunk + 1, &mut sums[1], &mut moments[1]);
                 store(to.add(chunk * DEPTH), low, high);
                 chunk += 1;
             }
@@ -285,10 +313,10 @@ impl Row {
         while chunk < chunks {
             let (mut low, mut high) = (zero, zero);
             if (start..end).contains(&(2 * chunk)) {
-                low = self.weight::<ENTROPY>(2 * chunk, &mut sums[0], &mut moments[0]);
+                low = self.weight::<ENTROPY, WIDE>(2 * chunk, &mut sums[0], &mut moments[0]);
             }
             if (start..end).contains(&(2 * chunk + 1)) {
-                high = self.weight::<ENTROPY>(2 * chunk + 1, &mut sums[1], &mut moments[1]);
+                high = self.weight::<ENTROPY, WIDE>(2 * chunk + 1, &mut sums[1], &mut moments[1]);
             }
             store(to.add(chunk * DEPTH), low, high);
             chunk += 1;
@@ -299,33 +327,47 @@ impl Row {
     /// The same of a whole tile of keys.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    unsafe fn whole<const ENTROPY: bool>(&self) -> (__m512, __m512) {
+    unsafe fn whole<const ENTROPY: bool, const WIDE: bool>(&self) -> (__m512, __m512) {
         let zero = _mm512_setzero_ps();
         let (mut sums, mut moments) = ([zero; 2], [zero; 2]);
         for chunk in 0..CHUNKS {
-            let low = self.weight::<ENTROPY>(2 * chunk, &mut sums[0], &mut moments[0]);
-            let high = self.weight::<ENTROPY>(2 * chunk + 1, &mut sums[1], &mut moments[1]);
+            let low = self.weight::<ENTROPY, WIDE>(2 * chunk, &mut sums[0], &mut moments[0]);
+            let high = self.weight::<ENTROPY, WIDE>(2 * chunk + 1, &mut sums[1], &mut moments[1]);
             store(self.data.cast::<bf16>().add(chunk * DEPTH), low, high);
         }
         (_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(moments[0], moments[1]))
     }
 
+    /// What a weight is a power of two by.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn exponent(&self, score: __m512) -> __m512 {
+        let log2_e = std::f32::consts::LOG2_E;
+        _mm512_fmsub_ps(score, _mm512_set1_ps(self.scale * log2_e), _mm512_set1_ps(self.top * log2_e))
+    }
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq")]
-    unsafe fn weight<const ENTROPY: bool>(&self, panel: usize, sum: &mut __m512, moment: &mut __m512) -> __m512 {
-        let (score, log2_e) = (_mm512_loadu_ps(self.data.add(panel * SIDE)), std::f32::consts::LOG2_E);
+    unsafe fn weight<const ENTROPY: bool, const WIDE: bool>(
+        &self,
+        panel: usize,
+        sum: &mut __m512,
+        moment: &mut __m512,
+    ) -> __m512 {
+        let score = _mm512_loadu_ps(self.data.add(panel * SIDE));
         if ENTROPY {
             // Rounded before it is subtracted, the largest becomes exactly 0, and so does the entropy of a row with one key.
             let scaled = _mm512_mul_ps(score, _mm512_set1_ps(self.scale));
             let x = _mm512_sub_ps(scaled, _mm512_set1_ps(self.top));
-            let weight = power_of_two(EVERYWHERE, _mm512_mul_ps(x, _mm512_set1_ps(log2_e)));
-            let there = _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(weight, _mm512_setzero_ps());
+            let exponent = _mm512_mul_ps(x, _mm512_set1_ps(std::f32::consts::LOG2_E));
+            let there = counts(exponent);
+            let weight = power_of_two(there, exponent);
             *moment = _mm512_mask3_fmadd_ps(weight, x, *moment, there);
             *sum = _mm512_add_ps(*sum, weight);
             return weight;
         }
-        let scale = _mm512_set1_ps(self.scale * log2_e);
-        let weight = power_of_two(EVERYWHERE, _mm512_fmsub_ps(score, scale, _mm512_set1_ps(self.top * log2_e)));
+        let exponent = self.exponent(score);
+        let weight = power_of_two(if WIDE { counts(exponent) } else { EVERYWHERE }, exponent);
         *sum = _mm512_add_ps(*sum, weight);
         weight
     }

@@ -5,7 +5,8 @@ use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
 use crate::lanes::{Lanes, MOST_LANES};
 use crate::math;
-use crate::number::Real;
+use crate::number::{Element, Real};
+use std::ops::Range;
 
 /// The running state of the online softmax, one entry a row.
 #[derive(Debug)]
@@ -131,118 +132,179 @@ impl<A: Real> Kernel<A> for Softmax<'_, A> {
     }
 }
 
+/// Panels of a row as most have them: the passes over these are unrolled.
+const MOSTLY: usize = 8;
+
 impl<A: Real> Softmax<'_, A> {
-    /// As many rows at a time as there are lanes: first their maxima, then their weights, so that no row's exponentials wait
-    /// for its own maximum.
+    /// First the maxima of all rows, then their weights, so that no row's exponentials wait for its own maximum; as many rows at
+    /// a time as there are lanes.
     #[inline(always)]
-    unsafe fn rows<V: Lanes<Scalar = A>, const SHARP: bool, const ENTROPY: bool>(self) {
-        let Running { max, sum, moment, factor } = self.running;
-        for first in (0..self.rows).step_by(A::LANES) {
-            let rows = first..(first + A::LANES).min(self.rows);
-            let count = rows.len();
-            let [mut before, mut top, mut shrink, mut sum_before] = [[A::NEG_INFINITY; MOST_LANES]; 4];
-            before[..count].copy_from_slice(&max[rows.clone()]);
-            sum_before[..count].copy_from_slice(&sum[rows.clone()]);
-            // SAFETY: the arrays are as long as there are lanes; rows are whole panels; the caller vouches for the rest.
-            unsafe {
-                let (zero, one, least) = (V::splat(A::ZERO), V::splat(A::ONE), V::splat(A::NEG_INFINITY));
-                let mut each = [least; MOST_LANES];
-                for r in rows.clone() {
-                    let (start, end) = self.how.span(r, self.width);
-                    each[r - first] = greatest::<V>(&self.tile[r * self.row..][start..end], self.how.scale);
+    unsafe fn rows<V: Lanes<Scalar = A>, const SHARP: bool, const ENTROPY: bool>(mut self) {
+        let (count, lanes) = (self.rows, A::LANES);
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            for first in (0..count).step_by(lanes) {
+                self.tops::<V, ENTROPY>(first..(first + lanes).min(count));
+            }
+            for first in (0..count).step_by(lanes) {
+                self.weights::<V, SHARP, ENTROPY>(first..(first + lanes).min(count));
+            }
+        }
+    }
+
+    /// Brings the maxima of some rows forward, and moves their sums and moments from the old to the new.
+    #[inline(always)]
+    unsafe fn tops<V: Lanes<Scalar = A>, const ENTROPY: bool>(&mut self, rows: Range<usize>) {
+        let (first, count) = (rows.start, rows.len());
+        let max = self.running.max[rows.clone()].as_mut_ptr();
+        let sum = self.running.sum[rows.clone()].as_mut_ptr();
+        let factor = self.running.factor[rows.clone()].as_mut_ptr();
+        // SAFETY: as many lanes as there are rows are loaded and stored; rows are whole panels; the caller vouches for the
+        // instruction set.
+        unsafe {
+            let (zero, one, least) = (V::splat(A::ZERO), V::splat(A::ONE), V::splat(A::NEG_INFINITY));
+            let mut each = [least; MOST_LANES];
+            for r in rows.clone() {
+                let (start, end) = self.how.span(r, self.width);
+                each[r - first] = greatest::<V>(&self.tile[r * self.row..][start..end], self.how.scale);
+            }
+            // Rounding keeps the order, so the scale can wait for the largest, unless it turns the order round.
+            let found = V::greatest_each(&each);
+            let most = if self.how.scale < A::ZERO { found } else { found.mul(V::splat(self.how.scale)) };
+            let old = A::lanes::<V>(max, count);
+            let mut new = old.where_less(most, most, old);
+            // A row of nothing but NaN and what is absent is NaN.
+            let mut seldom = found.where_equal(least, one, most.where_equal(most, zero, one)).not_zero();
+            seldom &= u32::MAX >> (u32::BITS - count as u32);
+            while seldom != 0 {
+                let at = seldom.trailing_zeros() as usize;
+                seldom &= seldom - 1;
+                let (start, end) = self.how.span(first + at, self.width);
+                let scores = &self.tile[(first + at) * self.row..][start..end];
+                if self.how.scale.is_nan() || scores.iter().any(|s| s.is_nan()) {
+                    new = V::splat(A::from_f64(f64::NAN)).keep(1 << at, new);
                 }
-                // Rounding keeps the order, so the scale can wait for the largest, unless it turns the order round.
-                let found = V::greatest_each(&each);
-                let most = if self.how.scale < A::ZERO { found } else { found.mul(V::splat(self.how.scale)) };
-                let old = V::load(before.as_ptr());
-                old.where_less(most, most, old).store(top.as_mut_ptr());
-                // A row of nothing but NaN and what is absent is NaN.
-                let mut seldom = found.where_equal(least, one, most.where_equal(most, zero, one)).not_zero();
-                seldom &= u32::MAX >> (u32::BITS - count as u32);
-                while seldom != 0 {
-                    let at = seldom.trailing_zeros() as usize;
-                    seldom &= seldom - 1;
-                    let (start, end) = self.how.span(first + at, self.width);
-                    if self.how.scale.is_nan()
-                        || self.tile[(first + at) * self.row..][start..end].iter().any(|s| s.is_nan())
-                    {
-                        top[at] = A::from_f64(f64::NAN);
-                    }
+            }
+            // Nothing moves where the maximum stays, −∞ included.
+            let shrink = old.where_equal(new, one, math::exp(old.sub(new)));
+            if ENTROPY {
+                let apart = old.where_equal(new, zero, old.sub(new));
+                let moment = self.running.moment[rows].as_mut_ptr();
+                let moved = apart.mul_add(A::lanes::<V>(sum, count), A::lanes::<V>(moment, count)).mul(shrink);
+                A::store_lanes(old.where_equal(least, zero, moved), moment, count);
+            }
+            A::store_lanes(A::lanes::<V>(sum, count).mul(shrink), sum, count);
+            A::store_lanes(new, max, count);
+            A::store_lanes(shrink, factor, count);
+        }
+    }
+
+    /// Turns the scores of some rows into weights, and adds these to their sums and moments.
+    #[inline(always)]
+    unsafe fn weights<V: Lanes<Scalar = A>, const SHARP: bool, const ENTROPY: bool>(&mut self, rows: Range<usize>) {
+        // SAFETY: as in `tops`.
+        unsafe {
+            let mut totals = [V::splat(A::ZERO); MOST_LANES];
+            let mut moments = totals;
+            for r in rows.clone() {
+                let whole = &mut self.tile[r * self.row..][..self.width];
+                let (start, end) = self.how.span(r, self.width);
+                if start > 0 || end < self.width {
+                    whole[..start].fill(A::ZERO);
+                    whole[end..].fill(A::ZERO);
                 }
-                // Nothing moves where the maximum stays, −∞ included.
-                let new = V::load(top.as_ptr());
-                old.where_equal(new, one, math::exp(old.sub(new))).store(shrink.as_mut_ptr());
-                max[rows.clone()].copy_from_slice(&top[..count]);
-                factor[rows.clone()].copy_from_slice(&shrink[..count]);
-                let mut totals = [zero; MOST_LANES];
-                for r in rows.clone() {
-                    let whole = &mut self.tile[r * self.row..][..self.width];
-                    let (start, end) = self.how.span(r, self.width);
-                    if start > 0 || end < self.width {
-                        whole[..start].fill(A::ZERO);
-                        whole[end..].fill(A::ZERO);
-                    }
-                    let (scores, old, new, shrink) =
-                        (&mut whole[start..end], before[r - first], top[r - first], shrink[r - first]);
-                    if new == A::NEG_INFINITY {
-                        scores.fill(A::ZERO);
-                        continue;
-                    }
-                    // Two sums, by turns, so that one addition need not wait for the last.
-                    let (mut sums, mut moments) = ([zero; 2], [zero; 2]);
-                    let mut pairs = scores.chunks_exact_mut(2 * A::LANES);
-                    for pair in &mut pairs {
-                        let at = pair.as_mut_ptr();
-                        weigh::<V, SHARP, ENTROPY>(at, self.how.scale, new, &mut sums[0], &mut moments[0]);
-                        weigh::<V, SHARP, ENTROPY>(
-                            at.add(A::LANES),
-                            self.how.scale,
-                            new,
-                            &mut sums[1],
-                            &mut moments[1],
-                        );
-                    }
-                    if let [at, ..] = pairs.into_remainder() {
-                        weigh::<V, SHARP, ENTROPY>(at, self.how.scale, new, &mut sums[0], &mut moments[0]);
-                    }
-                    if ENTROPY {
-                        let moved = if old == new || old == A::NEG_INFINITY { A::ZERO } else { (old - new) * sum[r] };
-                        let kept = if old == A::NEG_INFINITY { A::ZERO } else { shrink * (moment[r] + moved) };
-                        moment[r] = kept + moments[0].add(moments[1]).sum();
-                    }
-                    totals[r - first] = sums[0].add(sums[1]);
+                let (scores, top, at) = (&mut whole[start..end], self.running.max[r], r - rows.start);
+                if top == A::NEG_INFINITY {
+                    scores.fill(A::ZERO);
+                    continue;
                 }
-                let kept = V::load(sum_before.as_ptr()).mul(V::load(shrink.as_ptr()));
-                kept.add(V::sum_each(&totals)).store(sum_before.as_mut_ptr());
-                sum[rows].copy_from_slice(&sum_before[..count]);
+                let (total, moment) = weigh::<V, SHARP, ENTROPY>(scores, self.how.scale, top);
+                totals[at] = total;
+                if ENTROPY {
+                    moments[at] = moment;
+                }
+            }
+            add_each(&mut self.running.sum[rows.clone()], &totals);
+            if ENTROPY {
+                add_each(&mut self.running.moment[rows], &moments);
             }
         }
     }
 }
 
-/// Turns a panel of scores into `exp(scale·score − top)`, and adds them up. −∞ becomes exactly 0.
+/// Adds the sum of each row.
 ///
 /// # Safety
-/// There is a panel at `at`, and the CPU has the instruction set of `V`.
+/// The CPU has the instruction set of `V`.
+#[inline(always)]
+unsafe fn add_each<V: Lanes>(to: &mut [V::Scalar], rows: &[V; MOST_LANES]) {
+    // SAFETY: as many lanes as there are; the caller vouches for the instruction set.
+    unsafe {
+        let sum = V::Scalar::lanes::<V>(to.as_ptr(), to.len()).add(V::sum_each(rows));
+        V::Scalar::store_lanes(sum, to.as_mut_ptr(), to.len());
+    }
+}
+
+/// Turns a row of scores into `exp(scale·score − top)`, −∞ into exactly 0, and returns their sum and their moment, lane by lane.
+///
+/// # Safety
+/// The CPU has the instruction set of `V`.
 #[inline(always)]
 unsafe fn weigh<V: Lanes, const SHARP: bool, const ENTROPY: bool>(
-    at: *mut V::Scalar,
+    scores: &mut [V::Scalar],
     scale: V::Scalar,
     top: V::Scalar,
-    sum: &mut V,
-    moment: &mut V,
-) {
-    // SAFETY: the caller vouches for both.
+) -> (V, V) {
+    let panels = scores.len() / V::Scalar::LANES;
+    // SAFETY: the slice is whole panels long; the caller vouches for the instruction set.
     unsafe {
-        let (score, scale, top, zero) = (V::load(at), V::splat(scale), V::splat(top), V::splat(V::Scalar::ZERO));
-        // Rounded before it is subtracted, the largest becomes exactly 0; where weights are rounded to bf16 it may as well
-        // become a little more or less.
-        let x = if SHARP || ENTROPY { score.mul(scale).sub(top) } else { score.mul_add(scale, zero.sub(top)) };
-        let weight = math::exp_below_one::<V, SHARP>(x);
-        weight.store(at);
-        *sum = sum.add(weight);
-        if ENTROPY {
-            *moment = moment.add(weight.where_equal(zero, zero, weight.mul(x)));
+        let zero = V::splat(V::Scalar::ZERO);
+        let mut of = Weighed { scale: V::splat(scale), top: V::splat(top), sums: [zero; 2], moments: [zero; 2] };
+        if panels == MOSTLY {
+            for panel in 0..MOSTLY {
+                of.panel::<SHARP, ENTROPY>(scores.as_mut_ptr(), panel);
+            }
+        } else {
+            for panel in 0..panels {
+                of.panel::<SHARP, ENTROPY>(scores.as_mut_ptr(), panel);
+            }
+        }
+        (of.sums[0].add(of.sums[1]), of.moments[0].add(of.moments[1]))
+    }
+}
+
+/// A row on its way from scores to weights: panels of even and of odd number are summed apart, so that no addition waits for
+/// the last.
+struct Weighed<V> {
+    scale: V,
+    top: V,
+    sums: [V; 2],
+    moments: [V; 2],
+}
+
+impl<V: Lanes> Weighed<V> {
+    /// # Safety
+    /// There is such a panel, and the CPU has the instruction set of `V`.
+    #[inline(always)]
+    unsafe fn panel<const SHARP: bool, const ENTROPY: bool>(&mut self, row: *mut V::Scalar, panel: usize) {
+        // SAFETY: the caller vouches for both.
+        unsafe {
+            let (at, zero) = (row.add(panel * V::Scalar::LANES), V::splat(V::Scalar::ZERO));
+            let score = V::load(at);
+            // Rounded before it is subtracted, the largest becomes exactly 0; where weights are rounded to bf16 it may as well
+            // become a little more or less.
+            let x = if SHARP || ENTROPY {
+                score.mul(self.scale).sub(self.top)
+            } else {
+                score.mul_add(self.scale, zero.sub(self.top))
+            };
+            let weight = math::weight::<V, SHARP>(x);
+            weight.store(at);
+            self.sums[panel % 2] = self.sums[panel % 2].add(weight);
+            if ENTROPY {
+                let moment = weight.where_equal(zero, zero, weight.mul(x));
+                self.moments[panel % 2] = self.moments[panel % 2].add(moment);
+            }
         }
     }
 }
@@ -253,23 +315,23 @@ unsafe fn weigh<V: Lanes, const SHARP: bool, const ENTROPY: bool>(
 /// The CPU has the instruction set of `V`.
 #[inline(always)]
 unsafe fn greatest<V: Lanes>(scores: &[V::Scalar], scale: V::Scalar) -> V {
+    let panels = scores.len() / V::Scalar::LANES;
     // SAFETY: the slice is whole panels long; the caller vouches for the instruction set.
     unsafe {
-        let (lanes, least) = (V::Scalar::LANES, V::splat(V::Scalar::NEG_INFINITY));
-        let mut most = [least; 2];
+        let mut most = [V::splat(V::Scalar::NEG_INFINITY); 2];
+        let at = scores.as_ptr();
         if scale < V::Scalar::ZERO {
-            for panel in scores.chunks_exact(lanes) {
-                most[0] = V::load(panel.as_ptr()).mul(V::splat(scale)).max(most[0]);
+            for panel in 0..panels {
+                most[0] = V::load(at.add(panel * V::Scalar::LANES)).mul(V::splat(scale)).max(most[0]);
             }
-            return most[0];
-        }
-        let mut pairs = scores.chunks_exact(2 * lanes);
-        for pair in &mut pairs {
-            most[0] = V::load(pair.as_ptr()).max(most[0]);
-            most[1] = V::load(pair.as_ptr().add(lanes)).max(most[1]);
-        }
-        if let [at, ..] = pairs.remainder() {
-            most[0] = V::load(at).max(most[0]);
+        } else if panels == MOSTLY {
+            for panel in 0..MOSTLY {
+                most[panel % 2] = V::load(at.add(panel * V::Scalar::LANES)).max(most[panel % 2]);
+            }
+        } else {
+            for panel in 0..panels {
+                most[panel % 2] = V::load(at.add(panel * V::Scalar::LANES)).max(most[panel % 2]);
+            }
         }
         most[0].max(most[1])
     }
@@ -342,31 +404,75 @@ impl<A: Real> Gradient<'_, A> {
     #[inline(always)]
     unsafe fn rows<V: Lanes<Scalar = A>, const SHARP: bool, const ENTROPY: bool>(self) {
         for r in 0..self.rows {
-            let (start, end) = self.how.span(r, self.width);
-            let [scores, grads] = [&mut *self.scores, &mut *self.grads].map(|tile| {
-                let row = &mut tile[r * self.row..][..self.width];
-                row[..start].fill(A::ZERO);
-                row[end..].fill(A::ZERO);
-                &mut row[start..end]
-            });
+            let (mut start, mut end) = self.how.span(r, self.width);
+            let scores = &mut self.scores[r * self.row..][..self.width];
+            let grads = &mut self.grads[r * self.row..][..self.width];
+            if self.of.lse[r] == A::NEG_INFINITY {
+                (start, end) = (0, 0); // a row that sees nothing
+            }
+            if start > 0 || end < self.width {
+                scores[..start].fill(A::ZERO);
+                scores[end..].fill(A::ZERO);
+                grads[..start].fill(A::ZERO);
+                grads[end..].fill(A::ZERO);
+            }
+            let panels = (end - start) / A::LANES;
+            let (scores, grads) = (scores[start..end].as_mut_ptr(), grads[start..end].as_mut_ptr());
             // SAFETY: the slices are whole panels long; the caller vouches for the instruction set.
             unsafe {
-                let (least, zero) = (V::splat(A::NEG_INFINITY), V::splat(A::ZERO));
-                let (scale, after) = (V::splat(self.how.scale), V::splat(self.of.scale));
-                let (lse, delta) = (V::splat(self.of.lse[r]), V::splat(self.of.delta[r]));
-                let entropy = V::splat(if ENTROPY { -self.of.entropy[r] } else { A::ZERO });
-                for (s, g) in scores.chunks_exact_mut(A::LANES).zip(grads.chunks_exact_mut(A::LANES)) {
-                    let score = V::load(s.as_ptr());
-                    let x = score.mul(scale).sub(lse);
-                    let weight = score.where_equal(least, zero, math::exp_below_one::<V, SHARP>(x));
-                    let mut grad = V::load(g.as_ptr()).sub(delta);
-                    if ENTROPY {
-                        grad = x.mul_add(entropy, grad);
+                let of = Slope {
+                    scale: V::splat(self.how.scale),
+                    lse: V::splat(self.of.lse[r]),
+                    delta: V::splat(self.of.delta[r]),
+                    entropy: V::splat(if ENTROPY { -self.of.entropy[r] } else { A::ZERO }),
+                    after: V::splat(self.of.scale),
+                };
+                if panels == MOSTLY {
+                    for panel in 0..MOSTLY {
+                        of.panel::<SHARP, ENTROPY>(scores, grads, panel);
                     }
-                    weight.store(s.as_mut_ptr());
-                    score.where_equal(least, zero, weight.mul(grad).mul(after)).store(g.as_mut_ptr());
+                } else {
+                    for panel in 0..panels {
+                        of.panel::<SHARP, ENTROPY>(scores, grads, panel);
+                    }
                 }
             }
+        }
+    }
+}
+
+/// What turns the scores and the gradients of the weights of a row into weights and gradients of the scores.
+struct Slope<V> {
+    scale: V,
+    lse: V,
+    delta: V,
+    entropy: V,
+    after: V,
+}
+
+impl<V: Lanes> Slope<V> {
+    /// # Safety
+    /// There is such a panel in both, and the CPU has the instruction set of `V`.
+    #[inline(always)]
+    unsafe fn panel<const SHARP: bool, const ENTROPY: bool>(
+        &self,
+        scores: *mut V::Scalar,
+        grads: *mut V::Scalar,
+        panel: usize,
+    ) {
+        // SAFETY: the caller vouches for both.
+        unsafe {
+            let (scores, grads) = (scores.add(panel * V::Scalar::LANES), grads.add(panel * V::Scalar::LANES));
+            let x = V::load(scores).mul(self.scale).sub(self.lse);
+            let weight = math::weight::<V, SHARP>(x);
+            let mut grad = V::load(grads).sub(self.delta);
+            if ENTROPY {
+                grad = x.mul_add(self.entropy, grad);
+            }
+            weight.store(scores);
+            // A weight of zero is that of a pair that is not there, whatever the gradient is.
+            let zero = V::splat(V::Scalar::ZERO);
+            weight.where_equal(zero, zero, weight.mul(grad).mul(self.after)).store(grads);
         }
     }
 }
