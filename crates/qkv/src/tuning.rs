@@ -4,14 +4,17 @@
 /// 32 kB in `f32`, and a tile of scores with them fits the first-level cache beside a few rows of either side.
 pub const KEYS: usize = 128;
 
-/// Queries in a tile. Bits do not depend on it, as long as it is a multiple of [`GATHERED`]. With 128 keys the scores of a
+/// Queries in a tile. Bits do not depend on it, as long as it is a multiple of what is [`gathered`]. With 128 keys the scores of a
 /// tile are 32 kB in `f32`.
 pub const QUERIES: usize = 64;
 
-/// Queries whose part in the gradient of a key or a value is summed from zero before it is added. Frozen like [`KEYS`]. Of a
-/// short sequence few are summed, and the chain within a tile is what rounds: with 64 the error at 128 queries was a tenth
-/// above PyTorch's, with 32 it is below.
-pub const GATHERED: usize = 32;
+/// Queries whose part in the gradient of a key or a value is summed from zero before it is added, of so many. Frozen like
+/// [`KEYS`]. Terms of either sign leave an error of about √(n·b + n²/b) roundings in n of them summed by chains of b, which is least
+/// at b = √n: with 64 the error at 128 queries was a tenth above PyTorch's. From 2,048 on 64 round no more than 32, and
+/// load and store the sums half as often.
+pub const fn gathered(queries: usize) -> usize {
+    if queries < 2048 { 32 } else { 64 }
+}
 
 /// Queries that go through a tile together where products are made from pairs of bf16: two tiles of the matrix unit high.
 /// Their scores against a block of keys are 16 kB and stay in the first-level cache from one product to the next.

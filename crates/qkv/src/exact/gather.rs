@@ -7,7 +7,7 @@ use super::extent::Extent;
 use super::operand::Operand;
 use super::products::{Arithmetic, Desk, clear_what_is_not_finite};
 use super::tile::RowAt;
-use crate::tuning::{GATHERED, KEYS, QUERIES};
+use crate::tuning::{KEYS, QUERIES};
 use qkv_simd::pairs::{self, Blocks, DEPTH, Left, Right, SIDE, deep, halves, halves_mut, singles, singles_of};
 use qkv_simd::tile::{Exponential, RowGradient, Span, transpose};
 use qkv_simd::{Element, Matrix, Panels, Real, Target, padded, product, product_skipping_zeros};
@@ -35,6 +35,8 @@ pub(crate) struct Gathering<'a, T: Element> {
     pub rows: &'a [RowAt],
     /// Keys in the tile.
     pub keys: usize,
+    /// Rows that are summed from zero before they are added.
+    pub chain: usize,
 }
 
 impl<A: Real> Desk<'_, A> {
@@ -143,7 +145,7 @@ impl<A: Real> Desk<'_, A> {
                 for (keys, queries) in extent.columns::<A>(count, of.keys) {
                     let mut start = queries.start;
                     while start < queries.end {
-                        let end = (start / GATHERED * GATHERED + GATHERED).min(queries.end);
+                        let end = (start / of.chain * of.chain + of.chain).min(queries.end);
                         let weights = Matrix::transposed(&weights[start * KEYS + keys.start..], KEYS);
                         let rows = Panels::rows(&of.packed.rows[start * row..], row);
                         let out = Target::plus(&mut out[keys.start * row..], row);

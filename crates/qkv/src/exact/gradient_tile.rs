@@ -15,7 +15,7 @@ use super::select::{chosen_in, one_hot};
 use super::tile::{Kept, Live, RowAt};
 use crate::scratch::Buffer;
 use crate::select::{Choice, Select};
-use crate::tuning::{KEYS, PAIR_ROWS, QUERIES};
+use crate::tuning::{KEYS, PAIR_ROWS, QUERIES, gathered};
 use qkv_simd::tile::{RowGradient, RowOp, Span, row_op, softmax_gradient, sparsemax_gradient};
 use qkv_simd::{Element, Real, padded, pairwise};
 use std::ops::Range;
@@ -347,7 +347,8 @@ impl<'a, T: Element> Pass<'a, T> {
             }
             Which::Keys => ((&grads[..], &grads_by_key[..]), tile.queries, self.queries, &mut worker.d_keys),
         };
-        let gathering = Gathering { packed, from: of, rows, keys: tile.keys.len };
+        let chain = gathered(self.ops.problem.n);
+        let gathering = Gathering { packed, from: of, rows, keys: tile.keys.len, chain };
         desk.gather(from, gathering, live.extent(0..tile.count), to);
     }
 
