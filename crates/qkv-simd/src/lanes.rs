@@ -31,8 +31,6 @@ pub trait Lanes: Copy {
     const TILE_ROWS: usize;
     /// Panels of a register tile likewise: 1, 2 or 4.
     const TILE_PANELS: usize;
-    /// Whether [`mul_add`](Lanes::mul_add) rounds once.
-    const FUSED: bool;
 
     /// `x` in every lane.
     unsafe fn splat(x: Self::Scalar) -> Self;

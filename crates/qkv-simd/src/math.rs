@@ -18,9 +18,6 @@ pub trait Constants: Sized + 'static {
     const LN_2_HIGH: Self;
     /// The rest of ln 2.
     const LN_2_LOW: Self;
-    /// Whether weights need both parts even if `k·ln 2` is not rounded. `f32` is lucky: the number of its kind next to ln 2 is within
-    /// 2·10⁻⁹ of it, so that a weight of 2⁻¹⁰ is off by a sixth of a unit in the last place, and one of 2⁻¹⁰⁰ by less than two.
-    const BOTH_PARTS: bool;
     /// Below it the exponential is 0 (it would be subnormal), above [`Self::HIGHEST`] infinite.
     const LOWEST: Self;
     /// See [`Self::LOWEST`].
@@ -63,7 +60,6 @@ impl Constants for f32 {
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
     const LN_2_HIGH: f32 = 0.693_359_4; // 355/512
     const LN_2_LOW: f32 = (std::f64::consts::LN_2 - 0.693_359_375) as f32;
-    const BOTH_PARTS: bool = false;
     const LOWEST_WEIGHT: f32 = -69.3;
     const LOWEST: f32 = -87.3; // a little above ln of the smallest normal number
     const HIGHEST: f32 = 88.376; // (127.5) · ln 2
@@ -78,7 +74,6 @@ impl Constants for f64 {
     const LOG2_E: f64 = std::f64::consts::LOG2_E;
     const LN_2_HIGH: f64 = f64::from_bits(0x3fe6_2e42_fee0_0000); // ln 2 with its low 21 bits cleared
     const LN_2_LOW: f64 = f64::from_bits(0x3dea_39ef_3579_3c76); // ln 2 − the above
-    const BOTH_PARTS: bool = true;
     const LOWEST_WEIGHT: f64 = -623.8;
     const LOWEST: f64 = -708.3;
     const HIGHEST: f64 = 709.4;
@@ -110,23 +105,23 @@ unsafe fn parts<V: Lanes>(x: V) -> (V, V) {
     }
 }
 
-/// `2ᵏ·eʳ` of `x = k·ln 2 + r`, with a polynomial of `eʳ`, and `r` by both parts of ln 2 or by one. 0 where `x` is below `lowest`; right
-/// from there up to the highest; NaN for NaN.
+/// `2ᵏ·eʳ` of `x = k·ln 2 + r`, with a polynomial of `eʳ`. 0 where `x` is below `lowest`; right from there up to the highest; NaN for
+/// NaN.
 ///
 /// # Safety
 /// The CPU has the instruction set of `V`.
 #[inline(always)]
-unsafe fn power<V: Lanes>(x: V, both_parts: bool, series: &[V::Scalar], lowest: V::Scalar) -> V {
+unsafe fn power<V: Lanes, const SHARP: bool>(x: V, lowest: V::Scalar) -> V {
     // SAFETY: the caller vouches for the instruction set.
     unsafe {
         let magic = V::splat(V::Scalar::MAGIC);
         let shifted = x.mul_add(V::splat(V::Scalar::LOG2_E), magic);
         let k = shifted.sub(magic);
-        let r = if both_parts {
+        let (r, series) = if SHARP {
             let r = k.mul_add(V::splat(-V::Scalar::LN_2_HIGH), x);
-            k.mul_add(V::splat(-V::Scalar::LN_2_LOW), r)
+            (k.mul_add(V::splat(-V::Scalar::LN_2_LOW), r), V::Scalar::SHARP)
         } else {
-            k.mul_add(V::splat(-(V::Scalar::LN_2_HIGH + V::Scalar::LN_2_LOW)), x)
+            (k.mul_add(V::splat(-(V::Scalar::LN_2_HIGH + V::Scalar::LN_2_LOW)), x), V::Scalar::SHORT)
         };
         let mut y = V::splat(series[0]);
         for &c in &series[1..] {
@@ -145,7 +140,7 @@ unsafe fn power<V: Lanes>(x: V, both_parts: bool, series: &[V::Scalar], lowest: 
 pub(crate) unsafe fn exp<V: Lanes>(x: V) -> V {
     // SAFETY: the caller vouches for the instruction set.
     unsafe {
-        let y = power(x, true, V::Scalar::SHARP, V::Scalar::LOWEST);
+        let y = power::<V, true>(x, V::Scalar::LOWEST);
         V::splat(V::Scalar::HIGHEST).where_less(x, V::splat(V::Scalar::from_f64(f64::INFINITY)), y)
     }
 }
@@ -157,9 +152,8 @@ pub(crate) unsafe fn exp<V: Lanes>(x: V) -> V {
 /// The CPU has the instruction set of `V`.
 #[inline(always)]
 pub(crate) unsafe fn weight<V: Lanes, const SHARP: bool>(x: V) -> V {
-    let series = if SHARP { V::Scalar::SHARP } else { V::Scalar::SHORT };
     // SAFETY: the caller vouches for the instruction set.
-    unsafe { power(x, SHARP && (V::Scalar::BOTH_PARTS || !V::FUSED), series, V::Scalar::LOWEST_WEIGHT) }
+    unsafe { power::<V, SHARP>(x, V::Scalar::LOWEST_WEIGHT) }
 }
 
 /// `tanh x`, within three units in the last place everywhere; NaN for NaN.

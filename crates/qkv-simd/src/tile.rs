@@ -549,8 +549,8 @@ mod tests {
         }
     }
 
-    /// Scores from 0, the largest, down to `low` through the softmax: the largest error of a weight, in units in its last place, of which
-    /// it may have one more for each 64 that its score is below the largest; and the smallest weight that is not 0.
+    /// Scores from 0, the largest, down to `low` through the softmax: the largest error of a weight, in units in its last place, and the
+    /// smallest weight that is not 0.
     fn softened<A: Real>(isa: Isa, low: f64, steps: usize) -> (f64, f64) {
         let (mut worst, mut least) = (0.0f64, 1.0f64);
         for step in 0..steps {
@@ -568,7 +568,7 @@ mod tests {
             for (x, y) in inputs.into_iter().zip(row).take(A::LANES - 1) {
                 let (truth, y) = (x.to_f64().exp(), y.to_f64());
                 if y != 0.0 {
-                    let unit = truth * A::EPSILON * (1.0 - x.to_f64() / 64.0);
+                    let unit = truth * A::EPSILON;
                     (worst, least) = (worst.max((y - truth).abs() / unit), least.min(y));
                 }
             }

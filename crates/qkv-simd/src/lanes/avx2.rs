@@ -59,7 +59,6 @@ impl Lanes for F32x16 {
     // 12 accumulators, two halves of B and one broadcast: 15 of 16 registers.
     const TILE_ROWS: usize = 6;
     const TILE_PANELS: usize = 1;
-    const FUSED: bool = true;
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         F32x16(_mm256_set1_ps(x), _mm256_set1_ps(x))
@@ -178,7 +177,6 @@ impl Lanes for F64x8 {
     type Scalar = f64;
     const TILE_ROWS: usize = 6;
     const TILE_PANELS: usize = 1;
-    const FUSED: bool = true;
     #[inline(always)]
     unsafe fn splat(x: f64) -> Self {
         F64x8(_mm256_set1_pd(x), _mm256_set1_pd(x))

@@ -102,7 +102,6 @@ impl Lanes for F32x16 {
     // 24 accumulators, four panels of B and one broadcast: 29 of 32 registers.
     const TILE_ROWS: usize = 6;
     const TILE_PANELS: usize = 4;
-    const FUSED: bool = true;
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         F32x16(_mm512_set1_ps(x))
@@ -253,7 +252,6 @@ impl Lanes for F64x8 {
     type Scalar = f64;
     const TILE_ROWS: usize = 6;
     const TILE_PANELS: usize = 4;
-    const FUSED: bool = true;
     #[inline(always)]
     unsafe fn splat(x: f64) -> Self {
         F64x8(_mm512_set1_pd(x))

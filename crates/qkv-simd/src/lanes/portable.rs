@@ -19,7 +19,6 @@ macro_rules! portable {
             type Scalar = $t;
             const TILE_ROWS: usize = 2;
             const TILE_PANELS: usize = 1;
-            const FUSED: bool = false;
             #[inline(always)]
             unsafe fn splat(x: $t) -> Self {
                 $name([x; $n])
