@@ -21,6 +21,10 @@ const PARTIAL: u32 = 1 << 31;
 /// Set, moved up by its number, where a warpgroup's 64 rows or keys keep nothing of a tile that is kept in part.
 const IDLE: u32 = 1 << 28;
 const NO_BITS: u32 = u32::MAX;
+/// Tokens of a stretch of a row that is cut. Neither this nor which rows are cut may depend on the card or the batch: a row's sum has one order.
+const STRETCH: usize = 2048;
+/// The most stretches of a row.
+const MOST_STRETCHES: usize = 64;
 const EMPTY: [u64; 2] = [0; 2];
 const FULL: [u64; 2] = [u64::MAX; 2];
 
@@ -30,8 +34,12 @@ pub(crate) struct Tiles {
     pub rows: Buffer,
     pub entries: Buffer,
     pub bits: Buffer,
+    /// How many rows there are, of which a tile may have several.
+    pub count: usize,
     /// How many rows, from the first on, are so long that those of all heads are begun before the others.
     pub long: usize,
+    /// How many stretches there are of rows that are cut: each head needs room for as many results.
+    pub slots: usize,
 }
 
 /// The part of a mask that asks for lengths, and the part that asks for nothing; none where there is more.
@@ -106,7 +114,8 @@ impl Tiles {
         let words = looked.read::<u64>(query_tiles * key_tiles * 3, Stream(0))?;
         let found: Vec<Found> =
             words.chunks_exact(3).map(|three| Found { sums: [three[0], three[1]], blocks: three[2] }).collect();
-        let list = List::of(&found, [query_tiles, key_tiles], [queries / 64, keys / 64], by_keys);
+        let list = List::of(&found, [query_tiles, key_tiles], [queries / 64, keys / 64], by_keys)
+            .cut(STRETCH / if by_keys { queries } else { keys });
         let words = list.distinct.len() * queries * keys / 32;
         if words * 4 > MOST_BITS {
             return Ok(None);
@@ -123,7 +132,7 @@ impl Tiles {
         let rows = Buffer::holding(driver, &list.rows.concat(), Stream(0))?;
         let entries = Buffer::holding(driver, &entries, Stream(0))?;
         driver.wait(Stream(0))?;
-        Ok(Some(Tiles { rows, entries, bits, long: list.long() }))
+        Ok(Some(Tiles { rows, entries, bits, count: list.rows.len(), long: list.long(), slots: list.slots }))
     }
 }
 
@@ -149,12 +158,14 @@ impl Found {
 /// A list before it is put on the card.
 #[derive(Debug)]
 struct List {
-    /// First entry, how many, which tile: the longest first.
+    /// First entry, how many, which tile, which stretch: the longest first, but stretches before all others.
     rows: Vec<[u32; 4]>,
     /// The tile on the other side, rising, and which bits.
     entries: Vec<[u32; 4]>,
     /// One tile, of queries and of keys, for each set of bits.
     distinct: Vec<[i32; 2]>,
+    /// Stretches of rows that are cut.
+    slots: usize,
 }
 
 impl List {
@@ -162,7 +173,7 @@ impl List {
     fn of(found: &[Found], [query_tiles, key_tiles]: [usize; 2], blocks: [usize; 2], by_keys: bool) -> List {
         let mut known: HashMap<[u64; 2], u32> = HashMap::new();
         let (rows, others) = if by_keys { (key_tiles, query_tiles) } else { (query_tiles, key_tiles) };
-        let mut list = List { rows: Vec::new(), entries: Vec::new(), distinct: Vec::new() };
+        let mut list = List { rows: Vec::new(), entries: Vec::new(), distinct: Vec::new(), slots: 0 };
         for row in 0..rows {
             let first = list.entries.len();
             for other in 0..others {
@@ -188,9 +199,39 @@ impl List {
         list
     }
 
-    /// Rows more than twice as long as the mean.
+    /// Cuts rows into stretches of about so many tiles: those that are more than twice as long as the mean, and as a stretch. One block would walk such a
+    /// row alone while all others are done. Where there are many, nobody waits, and all stay as they are.
+    fn cut(mut self, stretch: usize) -> List {
+        let (count, total) = (self.rows.len(), self.entries.len());
+        let is_long = |row: &[u32; 4]| row[1] as usize * count > 2 * total && row[1] as usize > 2 * stretch;
+        let parts = |row: &[u32; 4]| {
+            let tiles = row[1] as usize;
+            tiles.div_ceil(stretch.max(tiles.div_ceil(MOST_STRETCHES)))
+        };
+        // They are the first, since the longest are.
+        let long = self.rows.iter().take_while(|row| is_long(row)).count();
+        let slots = self.rows[..long].iter().map(parts).sum::<usize>();
+        if slots > count.clamp(MOST_STRETCHES, 1 << 16) {
+            return self;
+        }
+        let mut stretches = Vec::with_capacity(slots);
+        for row in self.rows.drain(..long) {
+            let parts = parts(&row);
+            let at = |part: usize| (part * row[1] as usize / parts) as u32;
+            for part in 0..parts {
+                let which = (stretches.len() | part << 16 | parts << 24) as u32;
+                stretches.push([row[0] + at(part), at(part + 1) - at(part), row[2], which]);
+            }
+        }
+        self.rows.splice(..0, stretches);
+        self.slots = slots;
+        self
+    }
+
+    /// Stretches, and rows more than twice as long as the mean.
     fn long(&self) -> usize {
-        self.rows.iter().take_while(|row| row[1] as usize * self.rows.len() > 2 * self.entries.len()).count()
+        let is_long = |row: &[u32; 4]| row[3] != 0 || row[1] as usize * self.rows.len() > 2 * self.entries.len();
+        self.rows.iter().take_while(|row| is_long(row)).count()
     }
 }
 
@@ -215,6 +256,35 @@ mod tests {
         let turned = List::of(&[a, e, e, f, a, b], [2, 3], [1, 1], true);
         assert_eq!(turned.rows[0], [0, 2, 0, 0]);
         assert_eq!(turned.entries[1], [1, NO_BITS, 0, 0]);
+    }
+
+    #[test]
+    fn rows_much_longer_than_others_are_cut_and_come_first() {
+        let [e, f] = [EMPTY, FULL].map(|sums| Found { sums, blocks: 1 });
+        // Of nine rows the last keeps seven tiles, the others one or two.
+        let found: Vec<Found> =
+            (0..9).flat_map(|i| (0..7).map(move |j| if i == 8 || j == 0 || i == j { f } else { e })).collect();
+        let list = || List::of(&found, [9, 7], [1, 1], false);
+        let cut = list().cut(3);
+        assert_eq!((cut.slots, cut.long(), cut.rows.len()), (3, 3, 11));
+        let from = list().rows[0][0];
+        let stretch = |part: u32| part | part << 16 | 3 << 24;
+        assert_eq!(cut.rows[..3], [[from, 2, 8, stretch(0)], [from + 2, 2, 8, stretch(1)], [from + 4, 3, 8, stretch(2)]]);
+        assert_eq!(cut.rows[3..], list().rows[1..]);
+        // Not much longer than a stretch, or than the mean.
+        for whole in [list().cut(4), List::of(&vec![f; 90], [9, 10], [1, 1], false).cut(3)] {
+            assert_eq!((whole.slots, whole.rows.len()), (0, 9));
+            assert!(whole.rows.iter().all(|row| row[3] == 0));
+        }
+        // Where many are long, nobody waits for them: a quarter of all would take more room than all rows.
+        let many: Vec<Found> =
+            (0..80).flat_map(|i| (0..80).map(move |j| if i < 20 || i == j { f } else { e })).collect();
+        assert_eq!(List::of(&many, [80, 80], [1, 1], false).cut(16).slots, 0);
+        // However long it is, a row has no more stretches than its number has bits for.
+        let endless: Vec<Found> = (0..3).flat_map(|i| (0..500).map(move |j| if i == 0 || j == 0 { f } else { e })).collect();
+        let endless = List::of(&endless, [3, 500], [1, 1], false).cut(2);
+        assert_eq!(endless.slots, 63);
+        assert_eq!(endless.rows[..63].iter().map(|row| row[1]).sum::<u32>(), 500);
     }
 
     #[test]
@@ -245,8 +315,8 @@ mod tests {
         by_keys: bool,
     ) {
         let tiles = Tiles::of(driver, mask, place, [n, m], [queries, keys], by_keys).unwrap().unwrap();
-        let count = if by_keys { m.div_ceil(keys) } else { n.div_ceil(queries) };
-        let rows = tiles.rows.read::<u32>(count * 4, Stream(0)).unwrap();
+        let rows = tiles.rows.read::<u32>(tiles.count * 4, Stream(0)).unwrap();
+        stretches_hold(&rows, tiles.slots);
         let entries = tiles.entries.read::<u32>(tiles.entries.bytes() / 4, Stream(0)).unwrap();
         let bits = tiles.bits.read::<u32>(tiles.bits.bytes() / 4, Stream(0)).unwrap();
         let mut kept = vec![false; n * m];
@@ -277,6 +347,23 @@ mod tests {
             let there = allows(mask, i as i64 + offset, i, j, m);
             assert_eq!(kept[i * m + j], there, "{mask:?} at {i}, {j}");
         }
+    }
+
+    /// Of a tile whose row is cut, every stretch is there once, in slots of its own, one after the other.
+    fn stretches_hold(rows: &[u32], slots: usize) {
+        let mut at = 0;
+        for row in rows.chunks_exact(4) {
+            let [slot, part, parts] = [row[3] & 0xffff, row[3] >> 16 & 255, row[3] >> 24].map(|x| x as usize);
+            if at < slots {
+                assert!(parts > 1 && slot == at && part < parts, "{row:?}");
+                let first = &rows[4 * (at - part)..][..4];
+                assert_eq!((first[2], first[3] >> 16 & 255, first[3] >> 24), (row[2], 0, row[3] >> 24), "{row:?}");
+                at += 1;
+            } else {
+                assert_eq!(row[3], 0, "a row that is not cut");
+            }
+        }
+        assert_eq!(at, slots);
     }
 
     /// A mask by its definition, as far as this test goes.
@@ -320,6 +407,9 @@ mod tests {
             (Mask::bigbird(drawn), Place::Start, [192, 200]),
             (Mask::blocks(Blocks { size: 64, seen }), Place::Start, [180, 170]),
             (!Mask::window(70, 70) | Mask::causal(), Place::Start, [100, 260]),
+            // Rows that are cut, of queries and of keys.
+            (Mask::longformer(64, [1]), Place::Start, [130, 4500]),
+            (Mask::longformer(64, [1]) & Mask::window(5000, 5000), Place::Start, [4500, 140]),
         ] {
             for (tile, by_keys) in [([64, 64], false), ([64, 64], true), ([192, 128], false), ([64, 128], true)] {
                 holds(&driver, &mask, place, sizes, tile, by_keys);

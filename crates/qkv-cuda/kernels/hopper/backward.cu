@@ -49,13 +49,15 @@ constexpr int D = HEAD_DIM, M = BWD_M, N = BWD_N, GROUPS = 2, THREADS = 128 * (G
 constexpr bool HALVES = D == 256;  // each warpgroup has half of the columns of dk and dv, not half of the keys
 constexpr int COLUMNS = HALVES ? M / 2 : M;  // queries whose scores a warpgroup computes, for 64 keys
 constexpr int Q_STAGES = BWD_Q_STAGES, O_STAGES = BWD_O_STAGES, K_STAGES = BWD_K_STAGES;
+constexpr int STRETCHES = 4;  // a work, those in line, rounded up
 constexpr int PIECES = M * D / 4096;  // of a dq tile: 64 × 64 each
 constexpr int ROUNDS = PIECES / GROUPS;
 constexpr int KV_BYTES = N * D * 2, Q_BYTES = M * D * 2, S_BYTES = M * N * 2, ADD_BYTES = GROUPS * 4096 * 4;
 constexpr int K_AT = 0, V_AT = K_AT + K_STAGES * KV_BYTES, Q_AT = V_AT + KV_BYTES, O_AT = Q_AT + Q_STAGES * Q_BYTES;
 constexpr int DS_AT = O_AT + O_STAGES * Q_BYTES, P_AT = DS_AT + 2 * S_BYTES, ADD_AT = P_AT + (HALVES ? 2 * S_BYTES : 0);
 constexpr int LSE_AT = ADD_AT + ADD_BYTES, GRAIN_AT = LSE_AT + Q_STAGES * M * 4, DELTA_AT = GRAIN_AT + Q_STAGES * M * 4, DROP_AT = DELTA_AT + O_STAGES * M * 4;
-constexpr int STEP_AT = DROP_AT + (DROPOUT ? GROUPS * COLUMNS * 8 : 0), WORK_AT = STEP_AT + Q_STAGES * 16, WORK_BYTES = SEGMENTS ? 48 : 16, BARRIERS_AT = WORK_AT + 2 * WORK_BYTES;
+constexpr int STEP_AT = DROP_AT + (DROPOUT ? GROUPS * COLUMNS * 8 : 0), WORK_AT = STEP_AT + Q_STAGES * 16, WORK_BYTES = SEGMENTS ? 48 : 16;
+constexpr int STRETCH_AT = WORK_AT + 2 * WORK_BYTES, BARRIERS_AT = STRETCH_AT + (PLAN ? STRETCHES * 4 : 0);
 constexpr int BARRIERS = 2 * K_STAGES + 2 + 2 * Q_STAGES + 2 * O_STAGES + 2 + 4, SHARED = BARRIERS_AT + BARRIERS * 8 + 1024;
 static_assert(SHARED <= 232448, "shared memory of a block");
 static_assert(HALVES || S_BYTES % (N * 128) == 0, "where ds was, rows of a warp stay its own");
@@ -68,6 +70,32 @@ extern "C" __device__ const int backward_sizes[5] = {M, N, THREADS, SHARED, !FRE
 #include "sum.cuh"
 #include "step.cuh"
 #include "rows.cuh"
+
+#if PLAN
+// Puts dk and dv of a stretch of a row that is cut where the others are; true for the last, which then has what all came to.
+template <int COUNT> INLINE bool join(const Problem& p, const Work& w, u32 stretch, float (&dk)[COUNT], float (&dv)[COUNT]) {
+    constexpr int UNITS = COUNT / 4;
+    Stretch<4 * GROUPS, 2 * UNITS> mine(p, stretch, w.batch, w.head, p.heads_k);
+#pragma unroll
+    for (int c = 0; c < UNITS; c++) {
+        mine.put(c, dk[4 * c], dk[4 * c + 1], dk[4 * c + 2], dk[4 * c + 3]);
+        mine.put(UNITS + c, dv[4 * c], dv[4 * c + 1], dv[4 * c + 2], dv[4 * c + 3]);
+    }
+    if (!mine.is_last()) return false;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) dk[i] = dv[i] = 0.f;
+#pragma unroll 1
+    for (int of = 0; of < mine.count; of++) {
+#pragma unroll
+        for (int c = 0; c < UNITS; c++) {
+            float4 x = mine.get(of, c), y = mine.get(of, UNITS + c);
+            dk[4 * c] += x.x, dk[4 * c + 1] += x.y, dk[4 * c + 2] += x.z, dk[4 * c + 3] += x.w;
+            dv[4 * c] += y.x, dv[4 * c + 1] += y.y, dv[4 * c + 2] += y.z, dv[4 * c + 3] += y.w;
+        }
+    }
+    return true;
+}
+#endif
 
 INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map_dk, const TensorMap& map_dv, int group) {
     constexpr int WIDE = HALVES ? 128 : D;  // columns of dk and dv that a warpgroup has
@@ -281,19 +309,26 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
         u32 room_k = HALVES ? shared.v() + group * 2 * N * 128 : shared.ds(0) + group * 64 * 128;
         u32 room_v = D == 64 ? room_k + N * 128 : shared.add(group) + warp * 2048;
         u32 rounded[WIDE / 4];
+        bool whole = true;
+#if PLAN
+        u32 stretch = shared.get_stretch(works);
+        if (is_cut(stretch)) whole = join(p, w, stretch, dk, dv);
+#endif
         round_scaled<true>(rounded, dk, p.scale, p.scale);
         named_sync(1, 256);
-        store_tile<WIDE / 4, N>(room_k, rounded);
-        bool odd = MASKED && is_odd(rounded, p.m - key);
-        if (p.mapped & MAPPED_DK) send_tile<WIDE, N>(room_k, map_dk, from, key, w.head, w.batch);
-        else write_tile<WIDE, N>(room_k, p.dk + w.batch * p.dk_b + w.head * p.dk_h + key * p.dk_j + from, p.dk_j, p.m - key, p.d - from);
-        round_fragment(rounded, dv);
-        if (D != 64) shared.add_empty().wait(adds & 1 ^ 1);
-        store_tile<WIDE / 4, 16>(room_v, rounded);
-        odd |= MASKED && is_odd(rounded, p.m - key);
-        if (p.mapped & MAPPED_DV) send_tile<WIDE, 16>(room_v, map_dv, from, key, w.head, w.batch);
-        else write_tile<WIDE, 16>(room_v, p.dv_out + w.batch * p.dv_b + w.head * p.dv_h + key * p.dv_j + from, p.dv_j, p.m - key, p.dv - from);
-        if (odd) tell_broken(p, p.broken_k, w.batch * p.heads_k + w.head, div_up(p.m, 64), key / 64);
+        if (whole) {
+            store_tile<WIDE / 4, N>(room_k, rounded);
+            bool odd = MASKED && is_odd(rounded, p.m - key);
+            if (p.mapped & MAPPED_DK) send_tile<WIDE, N>(room_k, map_dk, from, key, w.head, w.batch);
+            else write_tile<WIDE, N>(room_k, p.dk + w.batch * p.dk_b + w.head * p.dk_h + key * p.dk_j + from, p.dk_j, p.m - key, p.d - from);
+            round_fragment(rounded, dv);
+            if (D != 64) shared.add_empty().wait(adds & 1 ^ 1);
+            store_tile<WIDE / 4, 16>(room_v, rounded);
+            odd |= MASKED && is_odd(rounded, p.m - key);
+            if (p.mapped & MAPPED_DV) send_tile<WIDE, 16>(room_v, map_dv, from, key, w.head, w.batch);
+            else write_tile<WIDE, 16>(room_v, p.dv_out + w.batch * p.dv_b + w.head * p.dv_h + key * p.dv_j + from, p.dv_j, p.m - key, p.dv - from);
+            if (odd) tell_broken(p, p.broken_k, w.batch * p.heads_k + w.head, div_up(PLAN ? anew(p.m) : p.m, 64), key / 64);
+        }
         if (HALVES) {
             wait_copies_read();
             if (speaks) shared.k_empty(at_k).arrive(), shared.v_empty().arrive();

@@ -70,6 +70,13 @@ struct Shared {
         asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(tile.x), "=r"(tile.y), "=r"(tile.z), "=r"(tile.w) : "r"(at) : "memory");
         asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(visit.x), "=r"(visit.y) : "r"(at + 16) : "memory");
     }
+    // Which stretch of a row the work is, where the row is cut.
+    INLINE void put_stretch(u32 i, u32 x) const { asm volatile("st.shared.u32 [%0], %1;" ::"r"(base + WORK_AT + i * 32 + 24), "r"(x) : "memory"); }
+    INLINE u32 get_stretch(u32 i) const {
+        u32 x;
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(base + WORK_AT + i * 32 + 24) : "memory");
+        return x;
+    }
     // What the plan says of the tile that a place of the keys holds.
     INLINE void put_step(u32 i, u32 tile, u32 bits) const {
         asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(base + STEP_AT + i * 8), "r"(tile), "r"(bits) : "memory");
@@ -89,7 +96,7 @@ struct Visit {
 #if PLAN
         // Rows come in an order of their own, and say which tile they are.
         PlanRow row(p, w.batch, w.head, w.tile);
-        count = row.count, from = row.from, w.tile = row.tile;
+        count = row.count, from = row.from, w.tile = row.tile, w.stretch = row.stretch;
 #if LENGTHS
         // Key tiles rise along a row: those beyond the sequence are left out.
         for (int low = 0, end = p.lengths[w.batch]; low < count;) {
@@ -107,7 +114,7 @@ struct Visit {
 
 // Finds work, a tile or two ahead: what it takes are trips to device memory, one after the other.
 INLINE void scout(const Problem& p, const Shared& shared, const TensorMap& map_q) {
-    int tiles = div_up(p.n, M), total = tiles * p.heads_q * p.batch;
+    int tiles = PLAN ? p.plan_count : div_up(p.n, M), total = tiles * p.heads_q * p.batch;
     Ring<IN_LINE> next;
     for (bool first = true;; first = false) {
         shared.work_empty(next.place).wait(next.parity ^ 1);
@@ -119,6 +126,9 @@ INLINE void scout(const Problem& p, const Shared& shared, const TensorMap& map_q
         if (PLAN && more) announce_tile<D>(map_q, w.tile * M, w.head, w.batch);
         if (!more) visit.count = 0;
         shared.put_work(next.place, make_int4(w.tile, w.head, w.batch, more), make_int2(visit.count, visit.from));
+#if PLAN
+        shared.put_stretch(next.place, w.stretch);
+#endif
         shared.work_full(next.place).arrive();
         next.next();
         if (!more) break;
@@ -226,6 +236,9 @@ struct Rows {
     int batch, head, first, row, column;
     Keys keys;
     Shape shape;
+#if PLAN
+    u32 stretch;
+#endif
     // What they need from device memory, asked for before the rows before them are written: the range of keys of the
     // thread's two, and what all have in common.
     struct Ahead {
@@ -247,6 +260,9 @@ struct Rows {
           keys(p, w.batch, first, first + 63, true), shape(p, w.batch, w.head), ahead(ahead) {
 #if SEGMENTS
         keys.all_low = ahead.extent.z, keys.all_high = ahead.extent.w;
+#endif
+#if PLAN
+        stretch = w.stretch;
 #endif
     }
 
@@ -345,9 +361,55 @@ struct Rows {
         drop(s, look.tile);
     }
 
+#if PLAN
+    // Puts a stretch of rows that are cut where the others are; true for the last, which then has what all came to.
+    INLINE bool join(Softmax& softmax, float (&o)[D / 2]) const {
+        float top[2] = {softmax.top[0], softmax.top[1]}, sums[2] = {quad_sum(softmax.sum[0]), quad_sum(softmax.sum[1])}, unit = softmax.unit;
+        constexpr int UNITS = D / 8 + 1;
+        Stretch<4 * GROUPS, UNITS> mine(p, stretch, batch, head, p.heads_q);
+#pragma unroll
+        for (int c = 0; c < D / 8; c++) mine.put(c, o[4 * c], o[4 * c + 1], o[4 * c + 2], o[4 * c + 3]);
+        mine.put(UNITS - 1, top[0], top[1], sums[0], sums[1]);
+        if (!mine.is_last()) return false;
+        top[0] = top[1] = MINUS_INFINITY, sums[0] = sums[1] = 0.f;
+#pragma unroll 1
+        for (int of = 0; of < mine.count; of++) {
+            float4 x = mine.get(of, UNITS - 1);
+            top[0] = fmaxf(top[0], x.x), top[1] = fmaxf(top[1], x.y);
+        }
+#pragma unroll
+        for (int i = 0; i < D / 2; i++) o[i] = 0.f;
+#pragma unroll 1
+        for (int of = 0; of < mine.count; of++) {
+            float4 x = mine.get(of, UNITS - 1);
+            // One that saw nothing may hold anything.
+            bool seen[2] = {x.z != 0.f, x.w != 0.f};
+            float factor[2] = {seen[0] ? exp2_fast((x.x - top[0]) * unit) : 0.f, seen[1] ? exp2_fast((x.y - top[1]) * unit) : 0.f};
+            sums[0] = fmaf(x.z, factor[0], sums[0]), sums[1] = fmaf(x.w, factor[1], sums[1]);
+#pragma unroll
+            for (int c = 0; c < D / 8; c++) {
+                float4 y = mine.get(of, c);
+                if (seen[0]) o[4 * c] = fmaf(y.x, factor[0], o[4 * c]), o[4 * c + 1] = fmaf(y.y, factor[0], o[4 * c + 1]);
+                if (seen[1]) o[4 * c + 2] = fmaf(y.z, factor[1], o[4 * c + 2]), o[4 * c + 3] = fmaf(y.w, factor[1], o[4 * c + 3]);
+            }
+        }
+        // As threads have it: the four of a row add their sums up.
+        bool adds = (threadIdx.x & 3) == 0;
+#pragma unroll
+        for (int r = 0; r < 2; r++) softmax.top[r] = top[r], softmax.sum[r] = adds ? sums[r] : 0.f;
+        return true;
+    }
+#endif
+
     // By way of `tile`, where the rows' queries were, which nobody reads any more.
-    INLINE void finish(const Softmax& softmax, float (&o)[D / 2], u32 tile, int group, const TensorMap& map_out) const {
+    INLINE void finish(Softmax& softmax, float (&o)[D / 2], u32 tile, int group, const TensorMap& map_out) const {
         float factor[2];
+#if PLAN
+        if (is_cut(stretch) && !join(softmax, o)) {
+            named_sync(4 + group, 128);
+            return;
+        }
+#endif
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             float sum = quad_sum(softmax.sum[r]), top = softmax.top[r] * softmax.unit, lse;
@@ -400,6 +462,9 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
         int2 tiles;
         shared.work_full(next.place).wait(next.parity);
         shared.get_work(next.place, tile, tiles);
+#if PLAN
+        w.stretch = shared.get_stretch(next.place);
+#endif
         __syncwarp();
         if (speaks) shared.work_empty(next.place).arrive();
         next.next();
