@@ -128,8 +128,8 @@ impl Hopper {
             let (_, mask) = without_data(&attention.mask).unwrap_or_default();
             for (pass, by_keys) in [(Some(&mut forward), false), (backward.as_mut(), true)] {
                 let Some(pass) = pass else { continue };
-                let tiles = [pass.tile_m, pass.tile_n];
-                pass.list = Tiles::of(driver, &mask, plan.place, [sizes.n, sizes.m], tiles, by_keys)?;
+                let (tiles, heads) = ([pass.tile_m, pass.tile_n], if by_keys { sizes.hk } else { sizes.hq });
+                pass.list = Tiles::of(driver, &mask, plan.place, [sizes.n, sizes.m], tiles, heads, by_keys)?;
                 if pass.list.is_none() {
                     return Ok(None);
                 }

@@ -21,10 +21,11 @@ const PARTIAL: u32 = 1 << 31;
 /// Set, moved up by its number, where a warpgroup's 64 rows or keys keep nothing of a tile that is kept in part.
 const IDLE: u32 = 1 << 28;
 const NO_BITS: u32 = u32::MAX;
-/// Tokens of a stretch of a row that is cut. Neither this nor which rows are cut may depend on the card or the batch: a row's sum has one order.
-const STRETCH: usize = 2048;
-/// The most stretches of a row.
+/// Of a row that is cut: the fewest tokens of a stretch, and the most stretches.
+const LEAST_TOKENS: usize = 1024;
 const MOST_STRETCHES: usize = 64;
+/// Processors for which it is counted whether a row is worth cutting. Not those of the card, nor is the batch counted: a row's sum has one order.
+const PROCESSORS: usize = 132;
 const EMPTY: [u64; 2] = [0; 2];
 const FULL: [u64; 2] = [u64::MAX; 2];
 
@@ -72,14 +73,15 @@ pub(crate) fn without_data(mask: &Mask) -> Option<(bool, Mask)> {
 }
 
 impl Tiles {
-    /// Of a mask that asks nothing of the data, in tiles of `[queries, keys]`: a row for each tile of queries, or of keys.
-    /// None where the list would be too long.
+    /// Of a mask that asks nothing of the data, in tiles of `[queries, keys]`: a row for each tile of queries, or of keys. So many `heads` of
+    /// a sequence take it, of queries or of keys. None where the list would be too long.
     pub fn of(
         driver: &Arc<dyn Driver>,
         mask: &Mask,
         place: Place,
         [n, m]: [usize; 2],
         [queries, keys]: [usize; 2],
+        heads: usize,
         by_keys: bool,
     ) -> Result<Option<Tiles>> {
         let [query_tiles, key_tiles] = [n.div_ceil(queries), m.div_ceil(keys)];
@@ -115,7 +117,7 @@ impl Tiles {
         let found: Vec<Found> =
             words.chunks_exact(3).map(|three| Found { sums: [three[0], three[1]], blocks: three[2] }).collect();
         let list = List::of(&found, [query_tiles, key_tiles], [queries / 64, keys / 64], by_keys)
-            .cut(STRETCH / if by_keys { queries } else { keys });
+            .cut(heads, LEAST_TOKENS / if by_keys { queries } else { keys });
         let words = list.distinct.len() * queries * keys / 32;
         if words * 4 > MOST_BITS {
             return Ok(None);
@@ -199,14 +201,18 @@ impl List {
         list
     }
 
-    /// Cuts rows into stretches of about so many tiles: those that are more than twice as long as the mean, and as a stretch. One block would walk such a
-    /// row alone while all others are done. Where there are many, nobody waits, and all stay as they are.
-    fn cut(mut self, stretch: usize) -> List {
-        let (count, total) = (self.rows.len(), self.entries.len());
-        let is_long = |row: &[u32; 4]| row[1] as usize * count > 2 * total && row[1] as usize > 2 * stretch;
+    /// Cuts rows that one block would walk alone while all others are done: those that are more than twice as long as the mean, and longer than four
+    /// fifths of what a processor has to do in all, into stretches of no more than two thirds of that, but of `least` tiles. What a stretch costs beside
+    /// its tiles is worth two or three of them. Where many rows are long, nobody waits for them, and all stay as they are.
+    fn cut(mut self, heads: usize, least: usize) -> List {
+        let (count, total, work) = (self.rows.len(), self.entries.len(), self.entries.len().saturating_mul(heads));
+        let is_long = |row: &[u32; 4]| {
+            let tiles = row[1] as usize;
+            tiles * count > 2 * total && 5 * tiles * PROCESSORS > work.saturating_mul(4) && tiles >= 2 * least
+        };
         let parts = |row: &[u32; 4]| {
             let tiles = row[1] as usize;
-            tiles.div_ceil(stretch.max(tiles.div_ceil(MOST_STRETCHES)))
+            (3 * tiles * PROCESSORS).div_ceil(2 * work).min(tiles / least).min(MOST_STRETCHES)
         };
         // They are the first, since the longest are.
         let long = self.rows.iter().take_while(|row| is_long(row)).count();
@@ -265,26 +271,28 @@ mod tests {
         let found: Vec<Found> =
             (0..9).flat_map(|i| (0..7).map(move |j| if i == 8 || j == 0 || i == j { f } else { e })).collect();
         let list = || List::of(&found, [9, 7], [1, 1], false);
-        let cut = list().cut(3);
+        let cut = list().cut(1, 2);
         assert_eq!((cut.slots, cut.long(), cut.rows.len()), (3, 3, 11));
         let from = list().rows[0][0];
         let stretch = |part: u32| part | part << 16 | 3 << 24;
         assert_eq!(cut.rows[..3], [[from, 2, 8, stretch(0)], [from + 2, 2, 8, stretch(1)], [from + 4, 3, 8, stretch(2)]]);
         assert_eq!(cut.rows[3..], list().rows[1..]);
-        // Not much longer than a stretch, or than the mean.
-        for whole in [list().cut(4), List::of(&vec![f; 90], [9, 10], [1, 1], false).cut(3)] {
+        // With so many heads that a row is two thirds of what a processor has to do: no shorter than half of that.
+        assert_eq!(list().cut(45, 2).rows[..2], [[from, 3, 8, 2 << 24], [from + 3, 4, 8, 1 | 1 << 16 | 2 << 24]]);
+        // Of more heads than processors wait for, shorter than two stretches, and not longer than the mean.
+        for whole in [list().cut(60, 2), list().cut(1, 4), List::of(&vec![f; 90], [9, 10], [1, 1], false).cut(1, 2)] {
             assert_eq!((whole.slots, whole.rows.len()), (0, 9));
             assert!(whole.rows.iter().all(|row| row[3] == 0));
         }
         // Where many are long, nobody waits for them: a quarter of all would take more room than all rows.
         let many: Vec<Found> =
             (0..80).flat_map(|i| (0..80).map(move |j| if i < 20 || i == j { f } else { e })).collect();
-        assert_eq!(List::of(&many, [80, 80], [1, 1], false).cut(16).slots, 0);
+        assert_eq!(List::of(&many, [80, 80], [1, 1], false).cut(1, 4).slots, 0);
         // However long it is, a row has no more stretches than its number has bits for.
         let endless: Vec<Found> = (0..3).flat_map(|i| (0..500).map(move |j| if i == 0 || j == 0 { f } else { e })).collect();
-        let endless = List::of(&endless, [3, 500], [1, 1], false).cut(2);
-        assert_eq!(endless.slots, 63);
-        assert_eq!(endless.rows[..63].iter().map(|row| row[1]).sum::<u32>(), 500);
+        let endless = List::of(&endless, [3, 500], [1, 1], false).cut(1, 2);
+        assert_eq!(endless.slots, MOST_STRETCHES);
+        assert_eq!(endless.rows[..64].iter().map(|row| row[1]).sum::<u32>(), 500);
     }
 
     #[test]
@@ -305,7 +313,7 @@ mod tests {
         }
     }
 
-    /// What a list says of every pair, against the mask itself.
+    /// What a list says of every pair, against the mask itself; and how many stretches of rows that are cut it has.
     fn holds(
         driver: &Arc<dyn Driver>,
         mask: &Mask,
@@ -313,8 +321,8 @@ mod tests {
         [n, m]: [usize; 2],
         [queries, keys]: [usize; 2],
         by_keys: bool,
-    ) {
-        let tiles = Tiles::of(driver, mask, place, [n, m], [queries, keys], by_keys).unwrap().unwrap();
+    ) -> usize {
+        let tiles = Tiles::of(driver, mask, place, [n, m], [queries, keys], 1, by_keys).unwrap().unwrap();
         let rows = tiles.rows.read::<u32>(tiles.count * 4, Stream(0)).unwrap();
         stretches_hold(&rows, tiles.slots);
         let entries = tiles.entries.read::<u32>(tiles.entries.bytes() / 4, Stream(0)).unwrap();
@@ -347,6 +355,7 @@ mod tests {
             let there = allows(mask, i as i64 + offset, i, j, m);
             assert_eq!(kept[i * m + j], there, "{mask:?} at {i}, {j}");
         }
+        tiles.slots
     }
 
     /// Of a tile whose row is cut, every stretch is there once, in slots of its own, one after the other.
@@ -407,13 +416,14 @@ mod tests {
             (Mask::bigbird(drawn), Place::Start, [192, 200]),
             (Mask::blocks(Blocks { size: 64, seen }), Place::Start, [180, 170]),
             (!Mask::window(70, 70) | Mask::causal(), Place::Start, [100, 260]),
-            // Rows that are cut, of queries and of keys.
-            (Mask::longformer(64, [1]), Place::Start, [130, 4500]),
-            (Mask::longformer(64, [1]) & Mask::window(5000, 5000), Place::Start, [4500, 140]),
         ] {
             for (tile, by_keys) in [([64, 64], false), ([64, 64], true), ([192, 128], false), ([64, 128], true)] {
                 holds(&driver, &mask, place, sizes, tile, by_keys);
             }
+        }
+        // Rows that are cut, of queries and of keys.
+        for (sizes, by_keys) in [([140, 4500], false), ([4500, 140], true)] {
+            assert_eq!(holds(&driver, &Mask::longformer(64, [1]), Place::Start, sizes, [64, 64], by_keys), 4);
         }
     }
 }

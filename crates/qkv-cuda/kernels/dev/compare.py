@@ -1,6 +1,6 @@
-"""Modules of several folders in turns, on the masks of `run.py time_masks`: compare.py DIR[:STRETCH],DIR... [D,D] [ROUNDS] [N]. Whether the bits are those
-of the first folder, whether they come again, microseconds, and TFLOP/s per kept tile as a part of the same folder's full attention. STRETCH: tokens of a stretch
-of rows that are cut; 0 cuts none, as modules that know nothing of it need it. MASKS: only those whose names have one of these words, and `full`."""
+"""Modules of several folders in turns, on the masks of `run.py time_masks`: compare.py DIR[:PROCESSORS],DIR... [D,D] [ROUNDS] [N]. Whether the bits are those
+of the first folder, whether they come again, microseconds, and TFLOP/s per kept tile as a part of the same folder's full attention. PROCESSORS: which
+rows of lists are cut is counted for; 0 cuts none, as modules that know nothing of it need it. MASKS: only those whose names have one of these words, and `full`."""
 import os, sys, torch
 
 dirs = sys.argv[1].split(",")
@@ -10,7 +10,7 @@ rounds = int(sys.argv[3]) if len(sys.argv) > 3 else 7
 n = int(sys.argv[4]) if len(sys.argv) > 4 else 6144
 sys.argv[1:] = ["compare", "."]
 from host import Module, Forward, Backward
-from run import STRETCH, cut_plan, error, kept_tiles, make_plan, mask_cases, measure, rand, with_mask
+from run import PROCESSORS, cut_plan, error, kept_tiles, make_plan, mask_cases, measure, rand, with_mask
 
 b, modules = 16384 // n, {}
 
@@ -35,10 +35,10 @@ for d in widths:
                 backward = side == "backward"
                 mod = module(dir, f"m{side[0]}{d}{kind}" if kind else f"{side[0]}{d}", backward)
                 if (side, mod.M, mod.N) not in lists:
-                    lists[side, mod.M, mod.N] = with_mask(kind, keep, opts, mod, b, n, backward)
+                    lists[side, mod.M, mod.N] = with_mask(kind, keep, opts, mod, b, h, n, backward)
                 o = lists[side, mod.M, mod.N]
                 if kind == "plan":
-                    o = cut_plan(o, int(dir.split(":")[1] if ":" in dir else STRETCH) // (mod.M if backward else mod.N))
+                    o = cut_plan(o, processors=int(dir.split(":")[1] if ":" in dir else PROCESSORS))
                 if backward:
                     # What all are given is the first folder's.
                     results[side, dir] = [empty(), empty(), empty()]

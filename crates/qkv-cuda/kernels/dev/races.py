@@ -26,7 +26,7 @@ for d in (64, 128):
             mod = module(names[backward], backward)
             o = {x: y for x, y in opts.items() if x not in ("keep", "stretch")}
             if kind == "plan":
-                o.update(plan_of(opts["keep"], mod.M, mod.N, backward, opts["stretch"]))
+                o.update(plan_of(opts["keep"], mod.M, mod.N, backward, stretch=opts["stretch"]))
             elif kind == "seg":
                 o.update(segment_room(b, n, n, backward))
             if backward:

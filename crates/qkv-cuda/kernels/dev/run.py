@@ -28,14 +28,19 @@ def in_fragments(tile):
     return tile.reshape(rows, columns // 8, 4, 2).transpose(1, 2).reshape(rows, columns)
 
 
-def cut(rows, stretch, always=False):
-    """Rows (first entry, how many, tile) as the kernels take them: those that are more than twice as long as the mean, and as a stretch, in stretches of
-    about so many tiles, and these first; as `tiles.rs` does it. Also how many slots that takes, and how many rows come before all others. `always`, for
-    checks: all rows that are longer than a stretch."""
+PROCESSORS, LEAST = 132, 1024  # which rows are cut is counted for; tokens of a stretch, at least
+
+
+def cut(rows, heads, least, processors=PROCESSORS, stretch=None):
+    """Rows (first entry, how many, tile) as the kernels take them, some of them cut into stretches, as `tiles.rs` does it; then how many slots that takes,
+    and how many rows come before all others. Cut are those that are more than twice as long as the mean, and longer than four fifths of what each of so
+    many processors has to do, into stretches of no more than two thirds of that. `stretch`, for checks: all rows of more tiles, into stretches of so many."""
     total, slots, out, whole = sum(row[1] for row in rows), 0, [], []
-    is_long = lambda count: count > stretch if always else count * len(rows) > 2 * total and count > 2 * stretch
-    parts = lambda count: -(-count // max(stretch, -(-count // 64)))
-    if sum(parts(row[1]) for row in rows if is_long(row[1])) > max(len(rows), 64) and not always:
+    is_long = lambda count: count * len(rows) > 2 * total and 5 * count * processors > 4 * total * heads and count >= 2 * least
+    parts = lambda count: min(-(-3 * count * processors // (2 * total * heads)), count // least, 64)
+    if stretch is not None:
+        is_long, parts = (lambda count: 0 < stretch < count), (lambda count: -(-count // stretch))
+    elif sum(parts(row[1]) for row in rows if is_long(row[1])) > max(len(rows), 64):
         is_long = lambda count: False
     for first, count, tile in rows:
         if not is_long(count):
@@ -52,11 +57,8 @@ def cut(rows, stretch, always=False):
     return out, slots, long
 
 
-STRETCH = 2048  # tokens
-
-
-def plan_of(keep, M, N, turned=False, stretch=None):
-    """The plan of a [n, m] mask of booleans that all heads share; partial tiles by bits. `stretch`: all rows of more tiles than that are cut; 0: none is."""
+def plan_of(keep, M, N, turned=False, heads=1, **cuts):
+    """The plan of a [n, m] mask of booleans that so many heads (backward: of keys) share; partial tiles by bits. `cuts`: as `cut` takes them."""
     n, m = keep.shape
     tn, tm = -(-n // M), -(-m // N)
     padded = torch.zeros(tn * M, tm * N, dtype=torch.bool)
@@ -86,13 +88,12 @@ def plan_of(keep, M, N, turned=False, stretch=None):
     rows = [(a, b - a, t) for t, (a, b) in enumerate(zip(rows, rows[1:]))]
     out = [torch.tensor(entries or [(0, 0, 0, 0)], dtype=torch.int64), torch.stack(bits) if bits else torch.zeros(1, dtype=torch.int64)]
     entries, bits = (i32(x).contiguous().cuda() for x in out)
-    plan = dict(plan_tiles=entries, plan_bits=bits, _rows=rows)
-    return cut_plan(plan, STRETCH // (M if turned else N) if stretch is None else stretch, bool(stretch))
+    return cut_plan(dict(plan_tiles=entries, plan_bits=bits, _rows=(rows, heads, LEAST // (M if turned else N))), **cuts)
 
 
-def cut_plan(plan, stretch, always=False):
-    """The plan with its rows cut in stretches of so many tiles; 0: none is."""
-    rows, slots, long = cut(plan["_rows"], stretch or 1 << 30, always)
+def cut_plan(plan, **cuts):
+    """The plan with its rows cut otherwise."""
+    rows, slots, long = cut(*plan["_rows"], **cuts)
     rows_on_card = torch.tensor(rows, dtype=torch.int64).to(torch.uint32).view(torch.int32).cuda()
     return dict(plan, plan_rows=rows_on_card, plan_count=len(rows), _long=long, _slots=slots)
 
@@ -167,19 +168,20 @@ def options(name, b, hq, hk, n, m, kw):
     return mine, theirs
 
 
-def mask_plan(kw, mine, theirs, n, m, M, N, turned=False):
+def mask_plan(kw, mine, theirs, n, m, M, N, heads, turned=False):
+    plan = lambda bits: mine.update(plan_of(bits, M, N, turned, heads, stretch=kw.get("stretch")))
     i, j = torch.arange(n)[:, None], torch.arange(m)[None, :]
     if kw.get("bits"):
         torch.manual_seed(n * m)
         bits = (torch.rand(-(-n // 100), -(-m // 100)) < 0.4).repeat_interleave(100, 0).repeat_interleave(100, 1)[:n, :m]
         bits = bits & (torch.rand(n, m) < 0.9) | ((i // 256) == (j // 256))
         theirs["bits"] = bits.cuda()
-        mine.update(plan_of(bits, M, N, turned, kw.get("stretch")))
+        plan(bits)
     elif kw.get("globals"):
         at = torch.tensor(kw["globals"])
         bits = ((i - j).abs() <= 40) | torch.isin(i, at) | torch.isin(j, at)
         theirs["bits"] = bits.cuda()
-        mine.update(plan_of(bits, M, N, turned, kw.get("stretch")))
+        plan(bits)
         assert mine["_slots"] > 0
     elif kw.get("segments"):
         mine.update(segment_room(mine["segments_q"].shape[0], n, m, turned))
@@ -241,7 +243,7 @@ def check_forward(names):
                 q, k, v = case_inputs(kw, d, dv, dtype)
                 flags = dict(kw, shape=kw.get("shape_"))
                 mine, theirs = options(name, b, hq, hk, n, m, flags)
-                mask_plan(flags, mine, theirs, n, m, mod.M, mod.N)
+                mask_plan(flags, mine, theirs, n, m, mod.M, mod.N, hq)
                 out, lse = torch.full((b, hq, n, dv), float("nan"), device="cuda", dtype=dtype), torch.full((b, hq, n), float("nan"), device="cuda")
                 call = Forward(mod, q, k, v, out, lse, **mine)
                 make_plan(mod, call, mine)
@@ -267,7 +269,7 @@ def check_backward(names):
                 d_out = rand(b, hq, n, dv, dtype=dtype, turned=kw.get("turned", False))
                 flags = dict(kw, shape=kw.get("shape_"))
                 mine, theirs = options(name, b, hq, hk, n, m, flags)
-                mask_plan(flags, mine, theirs, n, m, mod.M, mod.N, turned=True)
+                mask_plan(flags, mine, theirs, n, m, mod.M, mod.N, hk, turned=True)
                 if kw.get("shape_"):
                     d_bias = torch.full((b, hq, n, m), float("nan"), device="cuda")
                     d_sinks = torch.full((hq,), float("nan"), device="cuda")
@@ -478,10 +480,10 @@ def mask_cases(n, b):
     }
 
 
-def with_mask(kind, keep, opts, mod, b, n, turned):
+def with_mask(kind, keep, opts, mod, b, h, n, turned):
     """The options of a call: with its list, or room for its ranges."""
     if kind == "plan":
-        return dict(opts, **plan_of(keep, mod.M, mod.N, turned))
+        return dict(opts, **plan_of(keep, mod.M, mod.N, turned, h))
     return dict(opts, **segment_room(b, n, n, turned)) if kind[:3] == "seg" else dict(opts)
 
 
@@ -496,7 +498,7 @@ def time_masks(ds=(64, 128), n=6144):
         for name, (kind, keep, opts) in mask_cases(n, b).items():
             fm = module(f"mf{d}{kind}" if kind else f"f{d}")
             bm = module(f"mb{d}{kind}" if kind else f"b{d}", True)
-            fo, bo = with_mask(kind, keep, opts, fm, b, n, False), with_mask(kind, keep, opts, bm, b, n, True)
+            fo, bo = with_mask(kind, keep, opts, fm, b, h, n, False), with_mask(kind, keep, opts, bm, b, h, n, True)
             forward = Forward(fm, q, k, v, out, lse, **fo)
             make_plan(fm, forward, fo)
             forward()

@@ -103,7 +103,8 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
     u32 keys_from = HALVES ? 0 : group * 64 * 128, values = shared.v() + (HALVES ? 0 : group * 64 * 128);
     u32 queries_from = HALVES ? group * COLUMNS * 128 : 0;
     u32 works = 0, step = 0, adds = 0;  // counted since the beginning: they say which place of a ring, and its parity
-    bool ready = false;  // s has the first scores already
+    bool ready = false;  // s has the first scores already, and what they need was asked for
+    Tile::Look look;
     for (;; works++) {
         u32 at_k = works % K_STAGES, keys = shared.k(at_k) + keys_from;
         u32 in_line = works % IN_LINE;
@@ -115,7 +116,7 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
         if (!(work.w & 1)) break;
         Work w;
         w.tile = work.x >> 1, w.head = work.z, w.batch = work.w >> 1;
-        Tile::Look look(p, w, group);
+        look.look(p, w, group);
         float dk[WIDE / 2], dv[WIDE / 2];               // [64, WIDE]
         float s[COLUMNS / 2], dp[COLUMNS / 2], dq[32];  // [64 keys, COLUMNS], [64, 64]
         u32 weights[COLUMNS / 4], slopes[COLUMNS / 4];  // what s and dp are rounded to
@@ -129,13 +130,13 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
                 products_begin();
                 product_rows<COLUMNS, D, N, M>(s, keys, shared.q(step % Q_STAGES) + queries_from);
                 products_commit();
+                Tile(p, w, shared.get_step(step % Q_STAGES), group, seen).look(look);
                 products_wait<0>();
                 pin(s);
             }
             ready = false;
             shared.v_full().wait(works & 1);
             bool more;
-            Tile(p, w, shared.get_step(step % Q_STAGES), group, seen).look(look);
 #pragma unroll 1
             do {
                 // Nothing is multiplied yet; s has the scores of this step.
@@ -279,7 +280,7 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
                 product_rows<COLUMNS, D, N, M>(s, keys_after, shared.q(after % Q_STAGES) + queries_from);
                 products_commit();
 #if PLAN
-                if (more) Tile(p, w, shared.get_step(after % Q_STAGES), group, seen).look(look);
+                if (more || ready) Tile(p, w, shared.get_step(after % Q_STAGES), group, seen).look(look);
 #endif
                 if (BWD_EARLY) put_dq(shared, dq, shared.grain(at_q), group, adds++, speaks);
                 if constexpr (ROUNDS == 2) {

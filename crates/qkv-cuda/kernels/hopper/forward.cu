@@ -29,6 +29,9 @@
 #ifndef FWD_BESIDE  // exponentials are taken while the weights before are multiplied, not after: as measured, LADDER.md
 #define FWD_BESIDE (HEAD_DIM != 64)
 #endif
+#ifndef FWD_LATE  // the place of the queries, by way of which results are written, is given back after the next tile's first softmax
+#define FWD_LATE 0
+#endif
 #ifndef FWD_LAZY  // an output is scaled anew only when its maximum grew by more than 2^8
 #define FWD_LAZY 1
 #endif
@@ -240,14 +243,29 @@ struct Rows {
     u32 stretch;
 #endif
     // What they need from device memory, asked for before the rows before them are written: the range of keys of the
-    // thread's two, and what all have in common.
+    // thread's two, and what all have in common; of a list, the bits of the first tile, which lies at `place`.
     struct Ahead {
 #if SEGMENTS
         int2 range[2];
         int4 extent;
 #endif
+#if PLAN
+        u32 bits[2];
+#endif
     } ahead;
-    INLINE static void look_ahead(Ahead& ahead, const Problem& p, const Work& w, int group) {
+#if PLAN
+    // Of the thread's two rows in a tile.
+    INLINE static u32 bits_of(const Problem& p, uint2 entry, int group, int r) {
+        return entry.x & PARTIAL ? bits_of_row<N>(p.plan_bits, (i64)entry.y * M + group * 64 + fragment_row() + 8 * r) : ~0u;
+    }
+#endif
+    INLINE static void look_ahead(Ahead& ahead, const Problem& p, const Work& w, const Shared& shared, u32 place, bool some, int group) {
+#if PLAN
+        uint2 entry = shared.get_step(place);
+        if (!some) entry.x = 0;
+#pragma unroll
+        for (int r = 0; r < 2; r++) ahead.bits[r] = bits_of(p, entry, group, r);
+#endif
 #if SEGMENTS
         int first = w.tile * M + group * 64;
 #pragma unroll
@@ -278,15 +296,14 @@ struct Rows {
         u32 bits[2];  // of the thread's two rows
 #endif
     };
-    INLINE Look look(const Shared& shared, u32 place, const Visit& visit, int step, int group) const {
+    template <bool FIRST = false> INLINE Look look(const Shared& shared, u32 place, const Visit& visit, int step, int group) const {
         Look look;
 #if PLAN
         uint2 entry = shared.get_step(place);
         look.tile = entry.x & IDLE - 1, look.partial = entry.x & PARTIAL || look.tile * N + N > keys.end;
         if (look.partial) {
 #pragma unroll
-            for (int r = 0; r < 2; r++)
-                look.bits[r] = entry.x & PARTIAL ? bits_of_row<N>(p.plan_bits, (i64)entry.y * M + group * 64 + fragment_row() + 8 * r) : ~0u;
+            for (int r = 0; r < 2; r++) look.bits[r] = FIRST ? ahead.bits[r] : bits_of(p, entry, group, r);
         }
 #else
         look.tile = visit.from - step;
@@ -454,7 +471,7 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
     Work w;
     Visit visit(0, 0);
     Rows::Ahead ahead;
-    bool more;
+    bool more, first = true;
     // Takes the next tile and multiplies its first scores: where there is none, of nothing new, so that the matrix units'
     // pipeline has one shape.
     auto go_on = [&](bool in_turn) {
@@ -477,7 +494,7 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
         product_rows<N, D, M>(s, shared.q(q.place) + group * 64 * 128, shared.k(k.place));
         products_commit();
         if (in_turn) pass_turn(group);
-        if (more) Rows::look_ahead(ahead, p, w, group);
+        if (more) Rows::look_ahead(ahead, p, w, shared, k.place, visit.count > 0, group);
     };
     if (group == GROUPS - 1) pass_turn(group);
     if (FWD_AHEAD) {
@@ -498,7 +515,7 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
 #pragma unroll
         for (int i = 0; i < D / 2; i++) o[i] = 0.f;
         if (some) {
-            Rows::Look look = rows.look(shared, k.place, visit, 0, group);
+            Rows::Look look = rows.look<true>(shared, k.place, visit, 0, group);
             bool idle = Rows::idle(shared, k.place, group);
             __syncwarp();
             if (speaks) shared.k_empty(k.place).arrive();
@@ -511,6 +528,12 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
             }
         }
         round_fragment(weights, s);
+        if (FWD_LATE && !first) {
+            wait_copies_read();
+            __syncwarp();
+            if (speaks) shared.q_empty(q.place ^ 1).arrive();
+        }
+        first = false;
         u32 mine = shared.q(q.place) + group * 64 * 128;
 #pragma unroll 1
         for (int step = 1; step < visit.count; step++) {
@@ -580,9 +603,12 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
             products_wait<0>();
             pin(s);
         }
-        wait_copies_read();
-        if (speaks) shared.q_empty(at_q).arrive();
+        if (!FWD_LATE) {
+            wait_copies_read();
+            if (speaks) shared.q_empty(at_q).arrive();
+        }
     }
+    if (FWD_LATE) wait_copies_read();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
