@@ -38,6 +38,9 @@
 #ifndef BWD_EARLY  // the next scores are multiplied before dq is handed on, which takes registers
 #define BWD_EARLY (HEAD_DIM == 64 || FREE_ORDER)
 #endif
+#ifndef BWD_SOON
+#define BWD_SOON (HEAD_DIM == 128)
+#endif
 #ifndef BWD_IDLES  // a warpgroup whose keys none of a tile's queries see multiplies nothing of its own
 #define BWD_IDLES (HEAD_DIM == 128 && MASKED)
 #endif
@@ -212,6 +215,8 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
                     product_columns<WIDE, COLUMNS, M>(dv, weights, shared.o(at_o));
                     products_commit();
                     products_wait<1>();
+                    // The next values may come.
+                    if (BWD_SOON && !more && speaks) shared.v_empty().arrive();
                 }
                 pin(dp);
                 // ds = p · (dp − Σ out · d_out)
@@ -261,8 +266,11 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
                 products_wait<1>();
                 pin(dv), pin(weights), pin(dq);
                 if (speaks) shared.o_empty(at_o).arrive();
-                // The next keys and values may come.
-                if (!HALVES && !more && speaks) shared.k_empty(at_k).arrive(), shared.v_empty().arrive();
+                // The next keys may come.
+                if (!HALVES && !more && speaks) {
+                    shared.k_empty(at_k).arrive();
+                    if (!BWD_SOON) shared.v_empty().arrive();
+                }
                 if (!BWD_EARLY) put_dq(shared, dq, shared.grain(at_q), group, adds++, speaks);
                 u32 after = step + (more ? 1 : 0), keys_after = keys;
                 if (K_STAGES == 2 && !more) {

@@ -30,7 +30,7 @@
 #define FWD_BESIDE (HEAD_DIM != 64)
 #endif
 #ifndef FWD_LATE  // the place of the queries, by way of which results are written, is given back after the next tile's first softmax
-#define FWD_LATE 0
+#define FWD_LATE (HEAD_DIM == 128 && MASKED)
 #endif
 #ifndef FWD_LAZY  // an output is scaled anew only when its maximum grew by more than 2^8
 #define FWD_LAZY 1
