@@ -509,7 +509,7 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
             pin(s);
         }
         if (!more) break;
-        bool some = visit.count > 0;
+        bool some = visit.count > 0, none = false;  // none: all weights are zero
         Rows rows(p, w, group, ahead);
         Softmax softmax(SHAPED ? 1.f : p.scale * LOG2E);
 #pragma unroll
@@ -520,6 +520,7 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
             __syncwarp();
             if (speaks) shared.k_empty(k.place).arrive();
             k.next();
+            none = idle;
             if (idle) {
 #pragma unroll
                 for (int i = 0; i < N / 2; i++) s[i] = 0.f;
@@ -544,19 +545,26 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
                 k.next();
                 shared.v_full(v.place).wait(v.parity);
                 wait_turn(group);
-                pin(o), pin(weights);
-                products_begin();
-                product_columns<D, N>(o, weights, shared.v(v.place));
-                products_commit();
-                pass_turn(group);
-                products_wait<0>();
-                pin(o), pin(weights);
+                if (!none) {
+                    pin(o), pin(weights);
+                    products_begin();
+                    product_columns<D, N>(o, weights, shared.v(v.place));
+                    products_commit();
+                    pass_turn(group);
+                    products_wait<0>();
+                    pin(o), pin(weights);
+#pragma unroll
+                    for (int i = 0; i < N / 4; i++) weights[i] = 0;
+                    none = true;
+                } else {
+                    pass_turn(group);
+                    __syncwarp();
+                }
                 if (speaks) shared.v_empty(v.place).arrive();
                 v.next();
-#pragma unroll
-                for (int i = 0; i < N / 4; i++) weights[i] = 0;
                 continue;
             }
+            none = false;
             wait_turn(group);
             pin(o), pin(weights);
             products_begin();
