@@ -38,7 +38,7 @@
 #ifndef BWD_EARLY  // the next scores are multiplied before dq is handed on, which takes registers
 #define BWD_EARLY (HEAD_DIM == 64 || FREE_ORDER)
 #endif
-#ifndef BWD_SOON
+#ifndef BWD_SOON  // the values' place is given back before the keys'
 #define BWD_SOON (HEAD_DIM == 128)
 #endif
 #ifndef BWD_IDLES  // a warpgroup whose keys none of a tile's queries see multiplies nothing of its own

@@ -29,7 +29,7 @@
 #ifndef FWD_BESIDE  // exponentials are taken while the weights before are multiplied, not after: as measured, LADDER.md
 #define FWD_BESIDE (HEAD_DIM != 64)
 #endif
-#ifndef FWD_LATE  // the place of the queries, by way of which results are written, is given back after the next tile's first softmax
+#ifndef FWD_LATE  // the queries' place, by way of which results are written, is given back after the next tile's first softmax: as measured, LADDER.md
 #define FWD_LATE (HEAD_DIM == 128 && MASKED)
 #endif
 #ifndef FWD_LAZY  // an output is scaled anew only when its maximum grew by more than 2^8
@@ -43,6 +43,7 @@ constexpr int Q_AT = 0, K_AT = Q_AT + Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES *
 constexpr int BARRIERS = 2 * Q_STAGES + 4 * STAGES + 4;
 constexpr int WORK_AT = (BARRIERS_AT + BARRIERS * 8 + 15) / 16 * 16, STEP_AT = WORK_AT + 2 * 32, SHARED = STEP_AT + STAGES * 8 + 1024;
 static_assert(FWD_AHEAD == (Q_STAGES == 2), "the next queries need a place of their own");
+static_assert(!FWD_LATE || Q_STAGES == 2, "they come before the place is given back");
 static_assert(N % 16 == 0 && D % 64 == 0 && SHARED <= 232448, "shared memory of a block");
 
 extern "C" __device__ const int forward_sizes[5] = {M, N, THREADS, SHARED, 0};
@@ -530,6 +531,7 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
         }
         round_fragment(weights, s);
         if (FWD_LATE && !first) {
+            // What was written of the tile before.
             wait_copies_read();
             __syncwarp();
             if (speaks) shared.q_empty(q.place ^ 1).arrive();
@@ -540,7 +542,7 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
         for (int step = 1; step < visit.count; step++) {
             shared.k_full(k.place).wait(k.parity);
             if (Rows::idle(shared, k.place, group)) {
-                // Only the weights before are multiplied; there are none here.
+                // Only the weights before are multiplied, if there are any; there are none here.
                 if (speaks) shared.k_empty(k.place).arrive();
                 k.next();
                 shared.v_full(v.place).wait(v.parity);
@@ -616,7 +618,7 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
             if (speaks) shared.q_empty(at_q).arrive();
         }
     }
-    if (FWD_LATE) wait_copies_read();
+    if (FWD_LATE) wait_copies_read();  // shared memory is there until then
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

@@ -230,6 +230,7 @@ INLINE void load(const Problem& p, const Shared& shared, const TensorMap& map_q,
         };
         // In the order in which their places become free: the first queries before the keys and values.
         bool first = walk.valid();
+        // The place that becomes free first first.
         auto load_both = [&]() {
             if (BWD_SOON && K_STAGES == 1) load_values(), load_keys();
             else load_keys(), load_values();
