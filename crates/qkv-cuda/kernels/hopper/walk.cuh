@@ -230,12 +230,7 @@ INLINE void load(const Problem& p, const Shared& shared, const TensorMap& map_q,
         };
         // In the order in which their places become free: the first queries before the keys and values.
         bool first = walk.valid();
-        // The place that becomes free first first.
-        auto load_both = [&]() {
-            if (BWD_SOON && K_STAGES == 1) load_values(), load_keys();
-            else load_keys(), load_values();
-        };
-        if (!first) load_both();
+        if (!first) load_keys(), load_values();
 #pragma unroll 1
         for (bool more = first; more; first = false) {
             int tile = walk.tile(), row = tile * M, head = walk.head;
@@ -255,7 +250,9 @@ INLINE void load(const Problem& p, const Shared& shared, const TensorMap& map_q,
             load_tile<M, D>(shared.o(o.place), map_o, shared.o_full(o.place), row, head, w.batch);
             load_bytes(shared.delta(o.place), p.delta + at, M * 4, shared.o_full(o.place));
             o.next();
-            if (first) load_both();
+            // Of both, that whose place becomes free first.
+            if (BWD_SOON && first) load_values(), load_keys();
+            else if (first) load_keys(), load_values();
         }
     }
 }
