@@ -38,8 +38,8 @@
 #ifndef BWD_EARLY  // the next scores are multiplied before dq is handed on, which takes registers
 #define BWD_EARLY (HEAD_DIM == 64 || FREE_ORDER)
 #endif
-#ifndef BWD_SOON  // the values' place is given back before the keys'
-#define BWD_SOON (HEAD_DIM == 128)
+#ifndef BWD_SOON  // the values' place is given back before the keys': as measured, LADDER.md
+#define BWD_SOON (HEAD_DIM == 128 && !MASKED)
 #endif
 #ifndef BWD_IDLES  // a warpgroup whose keys none of a tile's queries see multiplies nothing of its own
 #define BWD_IDLES (HEAD_DIM == 128 && MASKED)
