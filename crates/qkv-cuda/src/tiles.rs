@@ -275,9 +275,12 @@ mod tests {
         assert_eq!((cut.slots, cut.long(), cut.rows.len()), (3, 3, 11));
         let from = list().rows[0][0];
         let stretch = |part: u32| part | part << 16 | 3 << 24;
-        assert_eq!(cut.rows[..3], [[from, 2, 8, stretch(0)], [from + 2, 2, 8, stretch(1)], [from + 4, 3, 8, stretch(2)]]);
+        assert_eq!(
+            cut.rows[..3],
+            [[from, 2, 8, stretch(0)], [from + 2, 2, 8, stretch(1)], [from + 4, 3, 8, stretch(2)]]
+        );
         assert_eq!(cut.rows[3..], list().rows[1..]);
-        // With so many heads that a row is two thirds of what a processor has to do: no shorter than half of that.
+        // With so many heads that the row is what a processor has to do in all: stretches of no more than two thirds of it.
         assert_eq!(list().cut(45, 2).rows[..2], [[from, 3, 8, 2 << 24], [from + 3, 4, 8, 1 | 1 << 16 | 2 << 24]]);
         // Of more heads than processors wait for, shorter than two stretches, and not longer than the mean.
         for whole in [list().cut(60, 2), list().cut(1, 4), List::of(&vec![f; 90], [9, 10], [1, 1], false).cut(1, 2)] {
@@ -289,7 +292,8 @@ mod tests {
             (0..80).flat_map(|i| (0..80).map(move |j| if i < 20 || i == j { f } else { e })).collect();
         assert_eq!(List::of(&many, [80, 80], [1, 1], false).cut(1, 4).slots, 0);
         // However long it is, a row has no more stretches than its number has bits for.
-        let endless: Vec<Found> = (0..3).flat_map(|i| (0..500).map(move |j| if i == 0 || j == 0 { f } else { e })).collect();
+        let endless: Vec<Found> =
+            (0..3).flat_map(|i| (0..500).map(move |j| if i == 0 || j == 0 { f } else { e })).collect();
         let endless = List::of(&endless, [3, 500], [1, 1], false).cut(1, 2);
         assert_eq!(endless.slots, MOST_STRETCHES);
         assert_eq!(endless.rows[..64].iter().map(|row| row[1]).sum::<u32>(), 500);

@@ -303,7 +303,11 @@ fn rows_that_are_cut_hold() {
             for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
                 for rows in globals.iter().map(std::slice::from_ref).chain([&all[..]]) {
                     let apart = apart(b, h, rows);
-                    assert!(apart < 0.02, "{name} at width {d}, sequence {b}, head {h}, rows {:?}: {apart}", rows.first());
+                    assert!(
+                        apart < 0.02,
+                        "{name} at width {d}, sequence {b}, head {h}, rows {:?}: {apart}",
+                        rows.first()
+                    );
                 }
             }
         }
