@@ -17,6 +17,8 @@ use crate::workspace::Layout;
 use parameters::{DK, DQ, DV, OUT, Parameters};
 use seen::{Seen, fits};
 
+/// The most warps of a block that compute, each of which counts the stretches of a row that is cut.
+const WARPS: usize = 12;
 /// Heads whose tiles are taken side by side where segments say in which order: forward, backward.
 const HEADS_ABREAST: [usize; 2] = [16, 8];
 
@@ -126,8 +128,8 @@ impl Hopper {
             let (_, mask) = without_data(&attention.mask).unwrap_or_default();
             for (pass, by_keys) in [(Some(&mut forward), false), (backward.as_mut(), true)] {
                 let Some(pass) = pass else { continue };
-                let tiles = [pass.tile_m, pass.tile_n];
-                pass.list = Tiles::of(driver, &mask, plan.place, [sizes.n, sizes.m], tiles, by_keys)?;
+                let (tiles, heads) = ([pass.tile_m, pass.tile_n], if by_keys { sizes.hk } else { sizes.hq });
+                pass.list = Tiles::of(driver, &mask, plan.place, [sizes.n, sizes.m], tiles, heads, by_keys)?;
                 if pass.list.is_none() {
                     return Ok(None);
                 }
@@ -165,11 +167,27 @@ impl Hopper {
         self.seen.band || self.seen.lengths || self.seen.segments || self.seen.listed
     }
 
-    /// Numbers that begin at zero: two counters, whether anything is broken, and which tiles of queries and of keys are.
+    /// Numbers that begin at zero: two counters, whether anything is broken, and which tiles of queries and of keys are; how many stretches of rows
+    /// that are cut have come.
     fn zeros(&self, plan: &Plan, backward: bool) -> usize {
+        if self.masked() { 3 + self.broken_tiles(plan, backward) + self.stretches(plan, backward)[0] } else { 2 }
+    }
+
+    fn broken_tiles(&self, plan: &Plan, backward: bool) -> usize {
         let Sizes { b, hq, hk, n, m, .. } = plan.sizes;
-        let keys = if backward { b * hk * m.div_ceil(64) } else { 0 };
-        if self.masked() { 3 + b * hq * n.div_ceil(64) + keys } else { 2 }
+        b * hq * n.div_ceil(64) + if backward { b * hk * m.div_ceil(64) } else { 0 }
+    }
+
+    /// What rows that are cut need: counts, and floats for their results.
+    fn stretches(&self, plan: &Plan, backward: bool) -> [usize; 2] {
+        let Sizes { b, hq, hk, .. } = plan.sizes;
+        let pass = if backward { &self.backward } else { &self.forward };
+        let Some(Pass { list: Some(list), tile_m, tile_n, .. }) = pass else { return [0; 2] };
+        let (heads, floats) = match backward {
+            true => (hk, 2 * tile_n * self.head_dim),
+            false => (hq, tile_m * (self.head_dim + 8)),
+        };
+        [WARPS, floats].map(|each| list.slots * b * heads * each)
     }
 
     /// Lays the forward pass out.
@@ -185,6 +203,7 @@ impl Hopper {
         for (h, len, width) in [(hq, n, d), (hk, m, d), (hk, m, dv)] {
             layout.take(b * h * len * width.next_multiple_of(8), 2);
         }
+        layout.take(self.stretches(plan, backward)[1], 4);
         if self.seen.segments {
             let rows = if backward { m } else { n };
             layout.take(b * rows, 8);
@@ -260,7 +279,7 @@ impl Hopper {
             plan.tensor_map(&v, pass.tile_n)?,
             result_map(plan, &out.values, OUT, &mut parameters)?,
         ];
-        let work = b * hq * n.div_ceil(pass.tile_m);
+        let work = b * hq * pass.list.as_ref().map_or(n.div_ceil(pass.tile_m), |list| list.count);
         let given: Vec<*const u8> = [(&raw const parameters).cast()]
             .into_iter()
             .chain(maps.iter().map(|map| (&raw const *map).cast()))
@@ -339,7 +358,8 @@ impl Hopper {
         ];
         let alone: [*const u8; 1] = [(&raw const parameters).cast()];
         let given: Vec<*const u8> = alone.into_iter().chain(maps.iter().map(|map| (&raw const *map).cast())).collect();
-        let blocks = (b * hk * m.div_ceil(*tile_n)).min(plan.driver.card().processors as usize) as u32;
+        let work = b * hk * list.as_ref().map_or(m.div_ceil(*tile_n), |list| list.count);
+        let blocks = work.min(plan.driver.card().processors as usize) as u32;
         let heads = (b * hq) as u32;
         // SAFETY: these are the parameters of the interface, and their pointers are what the caller promises.
         unsafe {
@@ -421,6 +441,7 @@ impl Hopper {
         parameters.broken = parameters.counter + 8;
         parameters.broken_q = parameters.broken + 4;
         parameters.broken_k = parameters.broken_q + 4 * (b * hq * n.div_ceil(64)) as u64;
+        parameters.stretches_there = parameters.broken_q + 4 * self.broken_tiles(plan, backward) as u64;
         parameters.sinks = layout.take(hq, 4);
         if let Some(sinks) = tensors.sinks {
             let job = Job { heads: hq as i32, picture: parameters.sinks, sinks: sinks.at, ..Job::default() };
@@ -430,6 +451,7 @@ impl Hopper {
         }
         let mut room = |h: usize, len: usize, width: usize| layout.take(b * h * len * width.next_multiple_of(8), 2);
         let rooms = [room(hq, n, d), room(hk, m, d), room(hk, m, dv)];
+        parameters.stretches = layout.take(self.stretches(plan, backward)[1], 4);
         Ok([
             self.takeable(plan, tensors.q, rooms[0], stream)?,
             self.takeable(plan, tensors.k, rooms[1], stream)?,
@@ -471,9 +493,9 @@ fn heads_in_cache(rows: usize, widths: usize) -> usize {
 
 /// The list of tiles, which all heads and sequences share.
 fn put_list(list: Option<&Tiles>, parameters: &mut Parameters) {
-    if let Some(Tiles { rows, entries, bits, long }) = list {
+    if let Some(Tiles { rows, entries, bits, count, long, .. }) = list {
         (parameters.plan_rows, parameters.plan_tiles, parameters.plan_bits) = (rows.at(), entries.at(), bits.at());
-        parameters.ordered = *long as i32;
+        (parameters.plan_count, parameters.ordered) = (*count as u32, *long as i32);
     }
 }
 

@@ -21,6 +21,11 @@ const PARTIAL: u32 = 1 << 31;
 /// Set, moved up by its number, where a warpgroup's 64 rows or keys keep nothing of a tile that is kept in part.
 const IDLE: u32 = 1 << 28;
 const NO_BITS: u32 = u32::MAX;
+/// Of a row that is cut: the fewest tokens of a stretch, and the most stretches.
+const LEAST_TOKENS: usize = 1024;
+const MOST_STRETCHES: usize = 64;
+/// Processors for which it is counted whether a row is worth cutting. Not those of the card, nor is the batch counted: a row's sum has one order.
+const PROCESSORS: usize = 132;
 const EMPTY: [u64; 2] = [0; 2];
 const FULL: [u64; 2] = [u64::MAX; 2];
 
@@ -30,8 +35,12 @@ pub(crate) struct Tiles {
     pub rows: Buffer,
     pub entries: Buffer,
     pub bits: Buffer,
+    /// How many rows there are, of which a tile may have several.
+    pub count: usize,
     /// How many rows, from the first on, are so long that those of all heads are begun before the others.
     pub long: usize,
+    /// How many stretches there are of rows that are cut: each head needs room for as many results.
+    pub slots: usize,
 }
 
 /// The part of a mask that asks for lengths, and the part that asks for nothing; none where there is more.
@@ -64,14 +73,15 @@ pub(crate) fn without_data(mask: &Mask) -> Option<(bool, Mask)> {
 }
 
 impl Tiles {
-    /// Of a mask that asks nothing of the data, in tiles of `[queries, keys]`: a row for each tile of queries, or of keys.
-    /// None where the list would be too long.
+    /// Of a mask that asks nothing of the data, in tiles of `[queries, keys]`: a row for each tile of queries, or of keys. So many `heads` of
+    /// a sequence take it, of queries or of keys. None where the list would be too long.
     pub fn of(
         driver: &Arc<dyn Driver>,
         mask: &Mask,
         place: Place,
         [n, m]: [usize; 2],
         [queries, keys]: [usize; 2],
+        heads: usize,
         by_keys: bool,
     ) -> Result<Option<Tiles>> {
         let [query_tiles, key_tiles] = [n.div_ceil(queries), m.div_ceil(keys)];
@@ -106,7 +116,8 @@ impl Tiles {
         let words = looked.read::<u64>(query_tiles * key_tiles * 3, Stream(0))?;
         let found: Vec<Found> =
             words.chunks_exact(3).map(|three| Found { sums: [three[0], three[1]], blocks: three[2] }).collect();
-        let list = List::of(&found, [query_tiles, key_tiles], [queries / 64, keys / 64], by_keys);
+        let list = List::of(&found, [query_tiles, key_tiles], [queries / 64, keys / 64], by_keys)
+            .cut(heads, LEAST_TOKENS / if by_keys { queries } else { keys });
         let words = list.distinct.len() * queries * keys / 32;
         if words * 4 > MOST_BITS {
             return Ok(None);
@@ -123,7 +134,7 @@ impl Tiles {
         let rows = Buffer::holding(driver, &list.rows.concat(), Stream(0))?;
         let entries = Buffer::holding(driver, &entries, Stream(0))?;
         driver.wait(Stream(0))?;
-        Ok(Some(Tiles { rows, entries, bits, long: list.long() }))
+        Ok(Some(Tiles { rows, entries, bits, count: list.rows.len(), long: list.long(), slots: list.slots }))
     }
 }
 
@@ -149,12 +160,14 @@ impl Found {
 /// A list before it is put on the card.
 #[derive(Debug)]
 struct List {
-    /// First entry, how many, which tile: the longest first.
+    /// First entry, how many, which tile, which stretch: the longest first, but stretches before all others.
     rows: Vec<[u32; 4]>,
     /// The tile on the other side, rising, and which bits.
     entries: Vec<[u32; 4]>,
     /// One tile, of queries and of keys, for each set of bits.
     distinct: Vec<[i32; 2]>,
+    /// Stretches of rows that are cut.
+    slots: usize,
 }
 
 impl List {
@@ -162,7 +175,7 @@ impl List {
     fn of(found: &[Found], [query_tiles, key_tiles]: [usize; 2], blocks: [usize; 2], by_keys: bool) -> List {
         let mut known: HashMap<[u64; 2], u32> = HashMap::new();
         let (rows, others) = if by_keys { (key_tiles, query_tiles) } else { (query_tiles, key_tiles) };
-        let mut list = List { rows: Vec::new(), entries: Vec::new(), distinct: Vec::new() };
+        let mut list = List { rows: Vec::new(), entries: Vec::new(), distinct: Vec::new(), slots: 0 };
         for row in 0..rows {
             let first = list.entries.len();
             for other in 0..others {
@@ -188,9 +201,43 @@ impl List {
         list
     }
 
-    /// Rows more than twice as long as the mean.
+    /// Cuts rows that one block would walk alone while all others are done: those that are more than twice as long as the mean, and longer than four
+    /// fifths of what a processor has to do in all, into stretches of no more than two thirds of that, but of `least` tiles. What a stretch costs beside
+    /// its tiles is worth two or three of them. Where many rows are long, nobody waits for them, and all stay as they are.
+    fn cut(mut self, heads: usize, least: usize) -> List {
+        let (count, total, work) = (self.rows.len(), self.entries.len(), self.entries.len().saturating_mul(heads));
+        let is_long = |row: &[u32; 4]| {
+            let tiles = row[1] as usize;
+            tiles * count > 2 * total && 5 * tiles * PROCESSORS > work.saturating_mul(4) && tiles >= 2 * least
+        };
+        let parts = |row: &[u32; 4]| {
+            let tiles = row[1] as usize;
+            (3 * tiles * PROCESSORS).div_ceil(2 * work).min(tiles / least).min(MOST_STRETCHES)
+        };
+        // They are the first, since the longest are.
+        let long = self.rows.iter().take_while(|row| is_long(row)).count();
+        let slots = self.rows[..long].iter().map(parts).sum::<usize>();
+        if slots > count.clamp(MOST_STRETCHES, 1 << 16) {
+            return self;
+        }
+        let mut stretches = Vec::with_capacity(slots);
+        for row in self.rows.drain(..long) {
+            let parts = parts(&row);
+            let at = |part: usize| (part * row[1] as usize / parts) as u32;
+            for part in 0..parts {
+                let which = (stretches.len() | part << 16 | parts << 24) as u32;
+                stretches.push([row[0] + at(part), at(part + 1) - at(part), row[2], which]);
+            }
+        }
+        self.rows.splice(..0, stretches);
+        self.slots = slots;
+        self
+    }
+
+    /// Stretches, and rows more than twice as long as the mean.
     fn long(&self) -> usize {
-        self.rows.iter().take_while(|row| row[1] as usize * self.rows.len() > 2 * self.entries.len()).count()
+        let is_long = |row: &[u32; 4]| row[3] != 0 || row[1] as usize * self.rows.len() > 2 * self.entries.len();
+        self.rows.iter().take_while(|row| is_long(row)).count()
     }
 }
 
@@ -218,6 +265,41 @@ mod tests {
     }
 
     #[test]
+    fn rows_much_longer_than_others_are_cut_and_come_first() {
+        let [e, f] = [EMPTY, FULL].map(|sums| Found { sums, blocks: 1 });
+        // Of nine rows the last keeps seven tiles, the others one or two.
+        let found: Vec<Found> =
+            (0..9).flat_map(|i| (0..7).map(move |j| if i == 8 || j == 0 || i == j { f } else { e })).collect();
+        let list = || List::of(&found, [9, 7], [1, 1], false);
+        let cut = list().cut(1, 2);
+        assert_eq!((cut.slots, cut.long(), cut.rows.len()), (3, 3, 11));
+        let from = list().rows[0][0];
+        let stretch = |part: u32| part | part << 16 | 3 << 24;
+        assert_eq!(
+            cut.rows[..3],
+            [[from, 2, 8, stretch(0)], [from + 2, 2, 8, stretch(1)], [from + 4, 3, 8, stretch(2)]]
+        );
+        assert_eq!(cut.rows[3..], list().rows[1..]);
+        // With so many heads that the row is what a processor has to do in all: stretches of no more than two thirds of it.
+        assert_eq!(list().cut(45, 2).rows[..2], [[from, 3, 8, 2 << 24], [from + 3, 4, 8, 1 | 1 << 16 | 2 << 24]]);
+        // Of more heads than processors wait for, shorter than two stretches, and not longer than the mean.
+        for whole in [list().cut(60, 2), list().cut(1, 4), List::of(&vec![f; 90], [9, 10], [1, 1], false).cut(1, 2)] {
+            assert_eq!((whole.slots, whole.rows.len()), (0, 9));
+            assert!(whole.rows.iter().all(|row| row[3] == 0));
+        }
+        // Where many are long, nobody waits for them: a quarter of all would take more room than all rows.
+        let many: Vec<Found> =
+            (0..80).flat_map(|i| (0..80).map(move |j| if i < 20 || i == j { f } else { e })).collect();
+        assert_eq!(List::of(&many, [80, 80], [1, 1], false).cut(1, 4).slots, 0);
+        // However long it is, a row has no more stretches than its number has bits for.
+        let endless: Vec<Found> =
+            (0..3).flat_map(|i| (0..500).map(move |j| if i == 0 || j == 0 { f } else { e })).collect();
+        let endless = List::of(&endless, [3, 500], [1, 1], false).cut(1, 2);
+        assert_eq!(endless.slots, MOST_STRETCHES);
+        assert_eq!(endless.rows[..64].iter().map(|row| row[1]).sum::<u32>(), 500);
+    }
+
+    #[test]
     fn those_who_keep_nothing_of_a_tile_are_marked() {
         // Of three times 64 queries and twice 64 keys, only the last queries keep something, of the first keys.
         let found = [Found { sums: [3, 4], blocks: 0b01_00_00 }];
@@ -235,7 +317,7 @@ mod tests {
         }
     }
 
-    /// What a list says of every pair, against the mask itself.
+    /// What a list says of every pair, against the mask itself; and how many stretches of rows that are cut it has.
     fn holds(
         driver: &Arc<dyn Driver>,
         mask: &Mask,
@@ -243,10 +325,10 @@ mod tests {
         [n, m]: [usize; 2],
         [queries, keys]: [usize; 2],
         by_keys: bool,
-    ) {
-        let tiles = Tiles::of(driver, mask, place, [n, m], [queries, keys], by_keys).unwrap().unwrap();
-        let count = if by_keys { m.div_ceil(keys) } else { n.div_ceil(queries) };
-        let rows = tiles.rows.read::<u32>(count * 4, Stream(0)).unwrap();
+    ) -> usize {
+        let tiles = Tiles::of(driver, mask, place, [n, m], [queries, keys], 1, by_keys).unwrap().unwrap();
+        let rows = tiles.rows.read::<u32>(tiles.count * 4, Stream(0)).unwrap();
+        stretches_hold(&rows, tiles.slots);
         let entries = tiles.entries.read::<u32>(tiles.entries.bytes() / 4, Stream(0)).unwrap();
         let bits = tiles.bits.read::<u32>(tiles.bits.bytes() / 4, Stream(0)).unwrap();
         let mut kept = vec![false; n * m];
@@ -277,6 +359,24 @@ mod tests {
             let there = allows(mask, i as i64 + offset, i, j, m);
             assert_eq!(kept[i * m + j], there, "{mask:?} at {i}, {j}");
         }
+        tiles.slots
+    }
+
+    /// Of a tile whose row is cut, every stretch is there once, in slots of its own, one after the other.
+    fn stretches_hold(rows: &[u32], slots: usize) {
+        let mut at = 0;
+        for row in rows.chunks_exact(4) {
+            let [slot, part, parts] = [row[3] & 0xffff, row[3] >> 16 & 255, row[3] >> 24].map(|x| x as usize);
+            if at < slots {
+                assert!(parts > 1 && slot == at && part < parts, "{row:?}");
+                let first = &rows[4 * (at - part)..][..4];
+                assert_eq!((first[2], first[3] >> 16 & 255, first[3] >> 24), (row[2], 0, row[3] >> 24), "{row:?}");
+                at += 1;
+            } else {
+                assert_eq!(row[3], 0, "a row that is not cut");
+            }
+        }
+        assert_eq!(at, slots);
     }
 
     /// A mask by its definition, as far as this test goes.
@@ -324,6 +424,10 @@ mod tests {
             for (tile, by_keys) in [([64, 64], false), ([64, 64], true), ([192, 128], false), ([64, 128], true)] {
                 holds(&driver, &mask, place, sizes, tile, by_keys);
             }
+        }
+        // Rows that are cut, of queries and of keys.
+        for (sizes, by_keys) in [([140, 4500], false), ([4500, 140], true)] {
+            assert_eq!(holds(&driver, &Mask::longformer(64, [1]), Place::Start, sizes, [64, 64], by_keys), 4);
         }
     }
 }

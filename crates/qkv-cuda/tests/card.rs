@@ -248,6 +248,72 @@ fn segments_in_any_order_hold() {
     }
 }
 
+/// Rows so long that several blocks take them: a few tokens that see everything and are seen by everything, beside a window, held to the CPU in f32. Each
+/// of those rows is looked at by itself: among so many others it would not be seen.
+#[test]
+fn rows_that_are_cut_hold() {
+    let Some(cuda) = card() else { return };
+    let globals = [0, 3_000, 5_999];
+    let lengths = [5_000, 2_100];
+    for (d, softcap, dropout, cut_short) in
+        [(64, None, None, false), (128, None, Some(0.1), true), (128, Some(5.0), None, false), (256, None, None, true)]
+    {
+        let n = 6_000;
+        let plain = |heads: usize, seed: u64| Tensor::<half::bf16, 4>::randn([2, heads, n, d], seed);
+        let [q, k, v, d_out] = [(4, 1), (2, 2), (2, 3), (4, 4)].map(|(heads, seed)| plain(heads, seed));
+        let sinks = [1.0, 0.5, -1.0, 3.0].map(half::bf16::from_f32);
+        let mut attention = Attention::scaled_dot().mask(Mask::longformer(300, globals)).with_sinks();
+        (attention.softcap, attention.mask) =
+            (softcap, if cut_short { attention.mask & Mask::lengths() } else { attention.mask });
+        if let Some(part) = dropout {
+            attention = attention.dropout(part, 9);
+        }
+        let inputs = Inputs::new(&q, &k, &v).sinks(&sinks);
+        let inputs = if cut_short { inputs.lengths(&lengths) } else { inputs };
+        let run = || {
+            let out = cuda.forward(&attention, inputs).unwrap();
+            let grad = cuda.backward(&attention, inputs, &out, qkv::Upstream::new(&d_out)).unwrap();
+            [out.values, grad.q, grad.k, grad.v]
+        };
+        let ours = run();
+        assert_eq!(run(), ours, "two runs at width {d}");
+        let [q, k, v, d_out] = [&q, &k, &v, &d_out].map(|x| x.map(|x| x.to_f32()));
+        let sinks = sinks.map(half::bf16::to_f32);
+        let inputs = Inputs::new(&q, &k, &v).sinks(&sinks);
+        let inputs = if cut_short { inputs.lengths(&lengths) } else { inputs };
+        let out = attention.forward(inputs).unwrap();
+        let grad = attention.backward(inputs, &out, qkv::Upstream::new(&d_out)).unwrap();
+        for (name, ours, exact) in [
+            ("out", &ours[0], &out.values),
+            ("dq", &ours[1], &grad.q),
+            ("dk", &ours[2], &grad.k),
+            ("dv", &ours[3], &grad.v),
+        ] {
+            let [batch, heads, ..] = exact.shape();
+            let apart = |b: usize, h: usize, rows: &[usize]| {
+                let (mut error, mut size) = (0.0f64, 0.0f64);
+                for (&i, x) in rows.iter().flat_map(|i| (0..d).map(move |x| (i, x))) {
+                    let exact = f64::from(exact[[b, h, i, x]]);
+                    error += (f64::from(ours[[b, h, i, x]].to_f32()) - exact).powi(2);
+                    size += exact.powi(2);
+                }
+                (error / size.max(1e-12)).sqrt()
+            };
+            let all: Vec<usize> = (0..n).collect();
+            for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
+                for rows in globals.iter().map(std::slice::from_ref).chain([&all[..]]) {
+                    let apart = apart(b, h, rows);
+                    assert!(
+                        apart < 0.02,
+                        "{name} at width {d}, sequence {b}, head {h}, rows {:?}: {apart}",
+                        rows.first()
+                    );
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn two_runs_give_the_same_bits() {
     let Some(cuda) = card() else { return };

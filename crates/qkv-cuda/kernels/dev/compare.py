@@ -1,19 +1,22 @@
-"""Modules of several folders in turns, on the masks of `run.py time_masks`: compare.py DIR,DIR... [D,D] [ROUNDS]. Whether the bits are those of
-the first folder, whether they come again, microseconds, and TFLOP/s per kept tile as a part of the same folder's full attention."""
-import sys, torch
+"""Modules of several folders in turns, on the masks of `run.py time_masks`: compare.py DIR[:PROCESSORS],DIR... [D,D] [ROUNDS] [N]. Whether the bits are those
+of the first folder, whether they come again, microseconds, and TFLOP/s per kept tile as a part of the same folder's full attention. PROCESSORS: which
+rows of lists are cut is counted for; 0 cuts none, as modules that know nothing of it need it. MASKS: only those whose names have one of these words, and `full`."""
+import os, sys, torch
 
 dirs = sys.argv[1].split(",")
+words = os.environ.get("MASKS", "").split(",")
 widths = [int(x) for x in (sys.argv[2] if len(sys.argv) > 2 else "64,128").split(",")]
 rounds = int(sys.argv[3]) if len(sys.argv) > 3 else 7
+n = int(sys.argv[4]) if len(sys.argv) > 4 else 6144
 sys.argv[1:] = ["compare", "."]
 from host import Module, Forward, Backward
-from run import error, kept_tiles, make_plan, mask_cases, measure, rand, with_mask
+from run import PROCESSORS, cut_plan, error, kept_tiles, make_plan, mask_cases, measure, rand, with_mask
 
-n, b, modules = 6144, 2, {}
+b, modules = 16384 // n, {}
 
 
 def module(dir, name, backward):
-    path = f"{dir}/{name}.cubin"
+    path = f"{dir.split(':')[0]}/{name}.cubin"
     if path not in modules:
         modules[path] = Module(path, "backward_sizes" if backward else "forward_sizes")
     return modules[path]
@@ -24,12 +27,18 @@ for d in widths:
     q, k, v, d_out = (rand(b, h, n, d) for _ in range(4))
     empty = lambda: torch.full_like(q, float("nan"))
     for name, (kind, keep, opts) in mask_cases(n, b).items():
-        calls, results, flops, note = {}, {}, {}, ""
+        if name != "full" and not any(word in name for word in words):
+            continue
+        calls, results, flops, note, lists = {}, {}, {}, "", {}
         for dir in dirs:
             for side in ("forward", "backward"):
                 backward = side == "backward"
                 mod = module(dir, f"m{side[0]}{d}{kind}" if kind else f"{side[0]}{d}", backward)
-                o = with_mask(kind, keep, opts, mod, b, n, backward)
+                if (side, mod.M, mod.N) not in lists:
+                    lists[side, mod.M, mod.N] = with_mask(kind, keep, opts, mod, b, h, n, backward)
+                o = lists[side, mod.M, mod.N]
+                if kind == "plan":
+                    o = cut_plan(o, processors=int(dir.split(":")[1] if ":" in dir else PROCESSORS))
                 if backward:
                     # What all are given is the first folder's.
                     results[side, dir] = [empty(), empty(), empty()]

@@ -21,11 +21,12 @@ class Problem(C.Structure):
         + [(x, C.c_int64) for x in (
             "bias bias_b bias_h bias_i bias_j alibi sinks counter d_out d_out_b d_out_h d_out_i d_lse dq dq_b dq_h dq_i "
             "dk dk_b dk_h dk_j dv_out dv_b dv_h dv_j delta lse2 dq_sum grain d_bias d_bias_b d_bias_h d_bias_i d_bias_j d_sinks limits k k_b k_h k_j v v_b v_h v_j broken broken_q broken_k ranges extents order tickets whole").split()]
-        + [("mapped", C.c_uint), ("pad", C.c_uint)]
+        + [("mapped", C.c_uint), ("plan_count", C.c_int)]
+        + [(x, C.c_int64) for x in "stretches stretches_there".split()]
     )
 
 
-assert C.sizeof(Problem) == 592
+assert C.sizeof(Problem) == 608
 SMS = None
 
 
@@ -98,6 +99,10 @@ PLAIN_STORES = "PLAIN_STORES" in os.environ  # for checks: as if no result had a
 _NO_MAP = (C.c_uint8 * 128)()
 
 
+def width(p):
+    return next(x for x in (64, 128, 256) if max(p.d, p.dv) <= x)
+
+
 def pow2floor(x):
     return 1 << max(0, int(x).bit_length() - 1)
 
@@ -124,6 +129,13 @@ def problem(q, k, v, **more):
     return p
 
 
+def stretches(p, heads, floats, slots):
+    """Room for rows that are cut, and how many of their stretches have come: which the kernels leave at zero."""
+    room = torch.full((slots * heads * floats,), float("nan"), device="cuda"), torch.zeros(slots * heads * 12, device="cuda", dtype=torch.int32)
+    p.stretches, p.stretches_there = (x.data_ptr() for x in room)
+    return room
+
+
 def strided(p, prefix, x, names):
     setattr(p, prefix[0], x.data_ptr())
     for axis, name in enumerate(names):
@@ -147,7 +159,8 @@ class Forward:
         if "section" in more:
             p.section = more["section"]
         self.maps = [tensor_map(q, module.M), tensor_map(k, module.N), tensor_map(v, module.N), result_map(p, 1, out)]
-        self.work = p.batch * p.heads_q * -(-p.n // module.M)
+        self.work = p.batch * p.heads_q * (p.plan_count or -(-p.n // module.M))
+        self.stretches = stretches(p, p.batch * p.heads_q, module.M * (width(p) + 8), more.get("_slots", 0))
 
     def __call__(self):
         m = self.module
@@ -165,7 +178,7 @@ class Backward:
         strided(p, ("dv_out", "dv_"), dv, "bhj")
         p.lse = lse.data_ptr()
         heads, pad, tiles = p.batch * p.heads_q, -(-p.n // 128) * 128, -(-p.n // module.M)
-        wide = 64 if max(p.d, p.dv) <= 64 else 128 if max(p.d, p.dv) <= 128 else 256
+        wide = width(p)
         f32 = dict(device="cuda", dtype=torch.float32)
         nan = float("nan")
         self.work_space = [torch.full((heads * pad,), nan, **f32), torch.full((heads * pad,), nan, **f32),
@@ -175,7 +188,8 @@ class Backward:
         strided(p, ("v", "v_"), v, "bhj")
         p.lse2, p.delta, p.dq_sum, p.grain, p.limits, p.tickets, p.whole = (x.data_ptr() for x in self.work_space)
         self.maps = [tensor_map(q, module.M), tensor_map(k, module.N), tensor_map(v, module.N), tensor_map(d_out, module.M), result_map(p, 8, dq), result_map(p, 2, dk), result_map(p, 4, dv)]
-        self.work = p.batch * p.heads_k * -(-p.m // module.N)
+        self.work = p.batch * p.heads_k * (p.plan_count or -(-p.m // module.N))
+        self.stretches = stretches(p, p.batch * p.heads_k, 2 * module.N * wide, more.get("_slots", 0))
         self.heads, self.ranges = heads, "_ranges" in more  # found by the launch before
         if "plan_rows" in more:
             p.section = min(max(1, pow2floor((32 << 20) // (p.n * (p.d + p.dv) * 2))), p.batch * p.heads_k)

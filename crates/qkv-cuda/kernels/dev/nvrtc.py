@@ -4,9 +4,10 @@ import ctypes as C, os, sys, time
 lib = C.CDLL(sys.argv[1])
 here = os.path.dirname(os.path.abspath(__file__)) + "/../hopper/"
 read = lambda name: open(here + name, "rb").read()
+MASKS = (["PLAN=1"], ["SEGMENTS=1", "BAND=1"])
 WANTED = [("forward.cu", []), ("forward.cu", ["BAND=1"]), ("backward.cu", []), ("backward.cu", ["BAND=1"]),
-          ("forward.cu", ["PLAN=1", "SEGMENTS=1", "BAND=1", "LENGTHS=1", "SOFTCAP=1", "ALIBI=1", "BIAS=1", "SINKS=1", "DROPOUT=1"]),
-          ("backward.cu", ["PLAN=1", "SEGMENTS=1", "BAND=1", "LENGTHS=1", "SOFTCAP=1", "ALIBI=1", "BIAS=2", "D_BIAS=1", "SINKS=1", "DROPOUT=1", "ELEMENT=1"])]
+          *(("forward.cu", [*mask, "LENGTHS=1", "SOFTCAP=1", "ALIBI=1", "BIAS=1", "SINKS=1", "DROPOUT=1"]) for mask in MASKS),
+          *(("backward.cu", [*mask, "LENGTHS=1", "SOFTCAP=1", "ALIBI=1", "BIAS=2", "D_BIAS=1", "SINKS=1", "DROPOUT=1", "ELEMENT=1"]) for mask in MASKS)]
 for width in (64, 128, 256):
     for source, defines in WANTED:
         program = C.c_void_p()

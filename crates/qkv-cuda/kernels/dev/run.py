@@ -28,8 +28,37 @@ def in_fragments(tile):
     return tile.reshape(rows, columns // 8, 4, 2).transpose(1, 2).reshape(rows, columns)
 
 
-def plan_of(keep, M, N, turned=False):
-    """The plan of a [n, m] mask of booleans that all heads share; partial tiles by bits."""
+PROCESSORS, LEAST = 132, 1024  # which rows are cut is counted for; tokens of a stretch, at least
+
+
+def cut(rows, heads, least, processors=PROCESSORS, stretch=None):
+    """Rows (first entry, how many, tile) as the kernels take them, some of them cut into stretches, as `tiles.rs` does it; then how many slots that takes,
+    and how many rows come before all others. Cut are those that are more than twice as long as the mean, and longer than four fifths of what each of so
+    many processors has to do, into stretches of no more than two thirds of that. `stretch`, for checks: all rows of more tiles, into stretches of so many."""
+    total, slots, out, whole = sum(row[1] for row in rows), 0, [], []
+    is_long = lambda count: count * len(rows) > 2 * total and 5 * count * processors > 4 * total * heads and count >= 2 * least
+    parts = lambda count: min(-(-3 * count * processors // (2 * total * heads)), count // least, 64)
+    if stretch is not None:
+        is_long, parts = (lambda count: 0 < stretch < count), (lambda count: -(-count // stretch))
+    elif sum(parts(row[1]) for row in rows if is_long(row[1])) > max(len(rows), 64):
+        is_long = lambda count: False
+    for first, count, tile in rows:
+        if not is_long(count):
+            whole.append((first, count, tile, 0))
+            continue
+        for x in range(parts(count)):
+            a, b = x * count // parts(count), (x + 1) * count // parts(count)
+            out.append((first + a, b - a, tile, slots + x | x << 16 | parts(count) << 24))
+        slots += parts(count)
+    out += sorted(whole, key=lambda row: -row[1])
+    long = slots
+    while long < len(out) and out[long][1] * len(out) > 2 * total:
+        long += 1
+    return out, slots, long
+
+
+def plan_of(keep, M, N, turned=False, heads=1, **cuts):
+    """The plan of a [n, m] mask of booleans that so many heads (backward: of keys) share; partial tiles by bits. `cuts`: as `cut` takes them."""
     n, m = keep.shape
     tn, tm = -(-n // M), -(-m // N)
     padded = torch.zeros(tn * M, tm * N, dtype=torch.bool)
@@ -56,11 +85,17 @@ def plan_of(keep, M, N, turned=False):
                 bits.append((in_fragments(tiles[i, j].T if turned else tiles[i, j]).reshape(-1, 32).long() * weights).sum(-1))
         rows.append(len(entries))
     i32 = lambda x: (x & 0xFFFFFFFF).to(torch.int64).apply_(lambda y: y - (1 << 32) if y >= 1 << 31 else y).to(torch.int32) if x.numel() < 1 << 16 else torch.where((x & 0xFFFFFFFF) >= 1 << 31, (x & 0xFFFFFFFF) - (1 << 32), x & 0xFFFFFFFF).to(torch.int32)
-    rows = sorted(((a, b - a, t, 0) for t, (a, b) in enumerate(zip(rows, rows[1:]))), key=lambda row: -row[1])
-    long = sum(row[1] * len(rows) > 2 * len(entries) for row in rows)
-    out = [torch.tensor(rows, dtype=torch.int64), torch.tensor(entries or [(0, 0, 0, 0)], dtype=torch.int64), torch.stack(bits) if bits else torch.zeros(1, dtype=torch.int64)]
-    rows, entries, bits = (i32(x).contiguous().cuda() for x in out)
-    return dict(plan_rows=rows, plan_tiles=entries, plan_bits=bits, _long=long)
+    rows = [(a, b - a, t) for t, (a, b) in enumerate(zip(rows, rows[1:]))]
+    out = [torch.tensor(entries or [(0, 0, 0, 0)], dtype=torch.int64), torch.stack(bits) if bits else torch.zeros(1, dtype=torch.int64)]
+    entries, bits = (i32(x).contiguous().cuda() for x in out)
+    return cut_plan(dict(plan_tiles=entries, plan_bits=bits, _rows=(rows, heads, LEAST // (M if turned else N))), **cuts)
+
+
+def cut_plan(plan, **cuts):
+    """The plan with its rows cut otherwise."""
+    rows, slots, long = cut(*plan["_rows"], **cuts)
+    rows_on_card = torch.tensor(rows, dtype=torch.int64).to(torch.uint32).view(torch.int32).cuda()
+    return dict(plan, plan_rows=rows_on_card, plan_count=len(rows), _long=long, _slots=slots)
 
 
 def segment_room(b, n, m, turned):
@@ -133,14 +168,21 @@ def options(name, b, hq, hk, n, m, kw):
     return mine, theirs
 
 
-def mask_plan(kw, mine, theirs, n, m, M, N, turned=False):
+def mask_plan(kw, mine, theirs, n, m, M, N, heads, turned=False):
+    plan = lambda bits: mine.update(plan_of(bits, M, N, turned, heads, stretch=kw.get("stretch")))
     i, j = torch.arange(n)[:, None], torch.arange(m)[None, :]
     if kw.get("bits"):
         torch.manual_seed(n * m)
         bits = (torch.rand(-(-n // 100), -(-m // 100)) < 0.4).repeat_interleave(100, 0).repeat_interleave(100, 1)[:n, :m]
         bits = bits & (torch.rand(n, m) < 0.9) | ((i // 256) == (j // 256))
         theirs["bits"] = bits.cuda()
-        mine.update(plan_of(bits, M, N, turned))
+        plan(bits)
+    elif kw.get("globals"):
+        at = torch.tensor(kw["globals"])
+        bits = ((i - j).abs() <= 40) | torch.isin(i, at) | torch.isin(j, at)
+        theirs["bits"] = bits.cuda()
+        plan(bits)
+        assert mine["_slots"] > 0
     elif kw.get("segments"):
         mine.update(segment_room(mine["segments_q"].shape[0], n, m, turned))
 
@@ -155,15 +197,19 @@ BANDS = [
     dict(shape=(2, 4, 4, 500, 200), band=(BIG, 0), offset=-300), dict(shape=(1, 2, 1, 700, 700), band=(30, 17)), dict(shape=(2, 70, 70, 800, 800), band=(200, 0)),
     dict(shape=(1, 2, 2, 1000, 1000), band=(BIG, 5), offset=-7), dict(shape=(1, 3, 3, 300, 900), band=(100, 100), offset=400),
 ]
+# Rows that are cut: of every length, some of them emptied by lengths; and as masks have them.
+CUT = [dict(shape=(2, 4, 2, 1000, 1000), globals=[0, 500, 999], stretch=2), dict(shape=(2, 2, 2, 333, 1517), bits=True, stretch=1), dict(shape=(1, 4, 1, 1900, 333), globals=[9, 10], stretch=2)]
 SPECIAL = {
+    "planall": [dict(shape=(3, 4, 2, 600, 600), globals=[0, 333], stretch=1, lengths=[600, 77, 0], shape_=1, sinks=True, drop=0.25), dict(shape=(2, 2, 2, 200, 900), bits=True, stretch=1, lengths=[900, 300], shape_=1, sinks=True, drop=0.1)],
+    "planhalf": [dict(x, bias32=True) for x in CUT], "plan_free": CUT, "planlen": [dict(x, lengths=y) for x, y in zip(CUT, ([999, 140], [0, 1517], [100]))],
     "len": [dict(shape=(3, 4, 2, 400, 400), lengths=[400, 77, 0], band=(BIG, BIG)), dict(shape=(2, 4, 2, 300, 500), lengths=[129, 500], band=(BIG, 0), offset=200)],
     "seg": [dict(shape=(2, 4, 2, 1000, 1000), segments=[100, 37, 263, 400, 200], band=(BIG, 0)), dict(shape=(2, 4, 2, 900, 900), segments=[300, 37, 263, 300], turned_by=1, band=(BIG, BIG)), dict(shape=(2, 4, 2, 700, 700), segments=[128, 256, 200, 116], band=(BIG, BIG))],
-    "plan": [dict(shape=(2, 4, 2, 1000, 1000), bits=True), dict(shape=(1, 2, 2, 333, 517), bits=True)],
+    "plan": [dict(shape=(2, 4, 2, 1000, 1000), bits=True, stretch=0), dict(shape=(1, 2, 2, 333, 517), bits=True, stretch=0), *CUT, dict(shape=(1, 2, 1, 5000, 5000), globals=[0, 2600]), dict(shape=(1, 2, 1, 4500, 4500), globals=[4400], turned=True)],
     "shape": [dict(shape=(2, 4, 2, 300, 300), shape_=1, sinks=True, band=(BIG, 0)), dict(shape=(1, 4, 4, 130, 333), shape_=1, sinks=True, band=(BIG, BIG))],
     "drop": [dict(shape=(2, 4, 2, 300, 333), drop=0.25, band=(BIG, BIG)), dict(shape=(2, 4, 2, 300, 300), drop=0.1, band=(BIG, 0))],
     "half": [dict(shape=(2, 4, 2, 300, 333), bias32=True)],
 }
-for x in SPECIAL["shape"]:
+for x in SPECIAL["shape"] + SPECIAL["planall"]:
     x["shape_"] = True
 
 
@@ -197,7 +243,7 @@ def check_forward(names):
                 q, k, v = case_inputs(kw, d, dv, dtype)
                 flags = dict(kw, shape=kw.get("shape_"))
                 mine, theirs = options(name, b, hq, hk, n, m, flags)
-                mask_plan(flags, mine, theirs, n, m, mod.M, mod.N)
+                mask_plan(flags, mine, theirs, n, m, mod.M, mod.N, hq)
                 out, lse = torch.full((b, hq, n, dv), float("nan"), device="cuda", dtype=dtype), torch.full((b, hq, n), float("nan"), device="cuda")
                 call = Forward(mod, q, k, v, out, lse, **mine)
                 make_plan(mod, call, mine)
@@ -209,7 +255,7 @@ def check_forward(names):
                 torch.cuda.synchronize()
                 ref, ref_lse = reference.attention(q, k, v, **theirs)
                 report(f"{name} d{d},{dv} {kw['shape']} {kw.get('band', '')}{kw.get('offset', '')}", out=(error(out, ref), 6e-3),
-                       lse=(lse_error(lse, ref_lse), 2e-3), again=(float((out != first).sum()), 1))
+                       lse=(lse_error(lse, ref_lse), 2e-3), again=(float((out != first).sum()), 1), counts=(float(call.stretches[1].sum()), 1))
 
 
 def check_backward(names):
@@ -223,7 +269,7 @@ def check_backward(names):
                 d_out = rand(b, hq, n, dv, dtype=dtype, turned=kw.get("turned", False))
                 flags = dict(kw, shape=kw.get("shape_"))
                 mine, theirs = options(name, b, hq, hk, n, m, flags)
-                mask_plan(flags, mine, theirs, n, m, mod.M, mod.N, turned=True)
+                mask_plan(flags, mine, theirs, n, m, mod.M, mod.N, hk, turned=True)
                 if kw.get("shape_"):
                     d_bias = torch.full((b, hq, n, m), float("nan"), device="cuda")
                     d_sinks = torch.full((hq,), float("nan"), device="cuda")
@@ -266,6 +312,7 @@ def check_backward(names):
                     errors.update(bias=(error(torch.nan_to_num(d_bias), grads[3]), 1.2e-2), sinks=(error(d_sinks, grads[4]), 5e-2))
                 if "free" not in name:
                     errors["again"] = (again, 1)
+                errors["counts"] = (float(call.stretches[1].sum()), 1)
                 report(f"{name} d{d},{dv} {kw['shape']} {kw.get('band', '')}{kw.get('offset', '')}", **errors)
 
 
@@ -433,10 +480,10 @@ def mask_cases(n, b):
     }
 
 
-def with_mask(kind, keep, opts, mod, b, n, turned):
+def with_mask(kind, keep, opts, mod, b, h, n, turned):
     """The options of a call: with its list, or room for its ranges."""
     if kind == "plan":
-        return dict(opts, **plan_of(keep, mod.M, mod.N, turned))
+        return dict(opts, **plan_of(keep, mod.M, mod.N, turned, h))
     return dict(opts, **segment_room(b, n, n, turned)) if kind[:3] == "seg" else dict(opts)
 
 
@@ -451,7 +498,7 @@ def time_masks(ds=(64, 128), n=6144):
         for name, (kind, keep, opts) in mask_cases(n, b).items():
             fm = module(f"mf{d}{kind}" if kind else f"f{d}")
             bm = module(f"mb{d}{kind}" if kind else f"b{d}", True)
-            fo, bo = with_mask(kind, keep, opts, fm, b, n, False), with_mask(kind, keep, opts, bm, b, n, True)
+            fo, bo = with_mask(kind, keep, opts, fm, b, h, n, False), with_mask(kind, keep, opts, bm, b, h, n, True)
             forward = Forward(fm, q, k, v, out, lse, **fo)
             make_plan(fm, forward, fo)
             forward()

@@ -38,6 +38,9 @@
 #ifndef BWD_EARLY  // the next scores are multiplied before dq is handed on, which takes registers
 #define BWD_EARLY (HEAD_DIM == 64 || FREE_ORDER)
 #endif
+#ifndef BWD_SOON  // the values' place is given back before the keys': as measured, LADDER.md
+#define BWD_SOON (HEAD_DIM == 128 && !MASKED)
+#endif
 #ifndef BWD_IDLES  // a warpgroup whose keys none of a tile's queries see multiplies nothing of its own
 #define BWD_IDLES (HEAD_DIM == 128 && MASKED)
 #endif
@@ -49,13 +52,15 @@ constexpr int D = HEAD_DIM, M = BWD_M, N = BWD_N, GROUPS = 2, THREADS = 128 * (G
 constexpr bool HALVES = D == 256;  // each warpgroup has half of the columns of dk and dv, not half of the keys
 constexpr int COLUMNS = HALVES ? M / 2 : M;  // queries whose scores a warpgroup computes, for 64 keys
 constexpr int Q_STAGES = BWD_Q_STAGES, O_STAGES = BWD_O_STAGES, K_STAGES = BWD_K_STAGES;
+constexpr int STRETCHES = 4;  // a work, those in line, rounded up
 constexpr int PIECES = M * D / 4096;  // of a dq tile: 64 × 64 each
 constexpr int ROUNDS = PIECES / GROUPS;
 constexpr int KV_BYTES = N * D * 2, Q_BYTES = M * D * 2, S_BYTES = M * N * 2, ADD_BYTES = GROUPS * 4096 * 4;
 constexpr int K_AT = 0, V_AT = K_AT + K_STAGES * KV_BYTES, Q_AT = V_AT + KV_BYTES, O_AT = Q_AT + Q_STAGES * Q_BYTES;
 constexpr int DS_AT = O_AT + O_STAGES * Q_BYTES, P_AT = DS_AT + 2 * S_BYTES, ADD_AT = P_AT + (HALVES ? 2 * S_BYTES : 0);
 constexpr int LSE_AT = ADD_AT + ADD_BYTES, GRAIN_AT = LSE_AT + Q_STAGES * M * 4, DELTA_AT = GRAIN_AT + Q_STAGES * M * 4, DROP_AT = DELTA_AT + O_STAGES * M * 4;
-constexpr int STEP_AT = DROP_AT + (DROPOUT ? GROUPS * COLUMNS * 8 : 0), WORK_AT = STEP_AT + Q_STAGES * 16, WORK_BYTES = SEGMENTS ? 48 : 16, BARRIERS_AT = WORK_AT + 2 * WORK_BYTES;
+constexpr int STEP_AT = DROP_AT + (DROPOUT ? GROUPS * COLUMNS * 8 : 0), WORK_AT = STEP_AT + Q_STAGES * 16, WORK_BYTES = SEGMENTS ? 48 : 16;
+constexpr int STRETCH_AT = WORK_AT + 2 * WORK_BYTES, BARRIERS_AT = STRETCH_AT + (PLAN ? STRETCHES * 4 : 0);
 constexpr int BARRIERS = 2 * K_STAGES + 2 + 2 * Q_STAGES + 2 * O_STAGES + 2 + 4, SHARED = BARRIERS_AT + BARRIERS * 8 + 1024;
 static_assert(SHARED <= 232448, "shared memory of a block");
 static_assert(HALVES || S_BYTES % (N * 128) == 0, "where ds was, rows of a warp stay its own");
@@ -69,13 +74,40 @@ extern "C" __device__ const int backward_sizes[5] = {M, N, THREADS, SHARED, !FRE
 #include "step.cuh"
 #include "rows.cuh"
 
+#if PLAN
+// Puts dk and dv of a stretch of a row that is cut where the others are; true for the last, which then has what all came to.
+template <int COUNT> INLINE bool join(const Problem& p, const Work& w, u32 stretch, float (&dk)[COUNT], float (&dv)[COUNT]) {
+    constexpr int UNITS = COUNT / 4;
+    Stretch<4 * GROUPS, 2 * UNITS> mine(p, stretch, w.batch, w.head, p.heads_k);
+#pragma unroll
+    for (int c = 0; c < UNITS; c++) {
+        mine.put(c, dk[4 * c], dk[4 * c + 1], dk[4 * c + 2], dk[4 * c + 3]);
+        mine.put(UNITS + c, dv[4 * c], dv[4 * c + 1], dv[4 * c + 2], dv[4 * c + 3]);
+    }
+    if (!mine.is_last()) return false;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) dk[i] = dv[i] = 0.f;
+#pragma unroll 1
+    for (int of = 0; of < mine.count; of++) {
+#pragma unroll
+        for (int c = 0; c < UNITS; c++) {
+            float4 x = mine.get(of, c), y = mine.get(of, UNITS + c);
+            dk[4 * c] += x.x, dk[4 * c + 1] += x.y, dk[4 * c + 2] += x.z, dk[4 * c + 3] += x.w;
+            dv[4 * c] += y.x, dv[4 * c + 1] += y.y, dv[4 * c + 2] += y.z, dv[4 * c + 3] += y.w;
+        }
+    }
+    return true;
+}
+#endif
+
 INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map_dk, const TensorMap& map_dv, int group) {
     constexpr int WIDE = HALVES ? 128 : D;  // columns of dk and dv that a warpgroup has
     bool speaks = speaks_for_warp();
     u32 keys_from = HALVES ? 0 : group * 64 * 128, values = shared.v() + (HALVES ? 0 : group * 64 * 128);
     u32 queries_from = HALVES ? group * COLUMNS * 128 : 0;
     u32 works = 0, step = 0, adds = 0;  // counted since the beginning: they say which place of a ring, and its parity
-    bool ready = false;  // s has the first scores already
+    bool ready = false;  // s has the first scores already, and what they need was asked for
+    Tile::Look look;
     for (;; works++) {
         u32 at_k = works % K_STAGES, keys = shared.k(at_k) + keys_from;
         u32 in_line = works % IN_LINE;
@@ -87,7 +119,7 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
         if (!(work.w & 1)) break;
         Work w;
         w.tile = work.x >> 1, w.head = work.z, w.batch = work.w >> 1;
-        Tile::Look look(p, w, group);
+        look.look(p, w, group);
         float dk[WIDE / 2], dv[WIDE / 2];               // [64, WIDE]
         float s[COLUMNS / 2], dp[COLUMNS / 2], dq[32];  // [64 keys, COLUMNS], [64, 64]
         u32 weights[COLUMNS / 4], slopes[COLUMNS / 4];  // what s and dp are rounded to
@@ -101,13 +133,13 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
                 products_begin();
                 product_rows<COLUMNS, D, N, M>(s, keys, shared.q(step % Q_STAGES) + queries_from);
                 products_commit();
+                Tile(p, w, shared.get_step(step % Q_STAGES), group, seen).look(look);
                 products_wait<0>();
                 pin(s);
             }
             ready = false;
             shared.v_full().wait(works & 1);
             bool more;
-            Tile(p, w, shared.get_step(step % Q_STAGES), group, seen).look(look);
 #pragma unroll 1
             do {
                 // Nothing is multiplied yet; s has the scores of this step.
@@ -183,6 +215,8 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
                     product_columns<WIDE, COLUMNS, M>(dv, weights, shared.o(at_o));
                     products_commit();
                     products_wait<1>();
+                    // The next values may come.
+                    if (BWD_SOON && !more && speaks) shared.v_empty().arrive();
                 }
                 pin(dp);
                 // ds = p · (dp − Σ out · d_out)
@@ -232,8 +266,11 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
                 products_wait<1>();
                 pin(dv), pin(weights), pin(dq);
                 if (speaks) shared.o_empty(at_o).arrive();
-                // The next keys and values may come.
-                if (!HALVES && !more && speaks) shared.k_empty(at_k).arrive(), shared.v_empty().arrive();
+                // The next keys may come.
+                if (!HALVES && !more && speaks) {
+                    shared.k_empty(at_k).arrive();
+                    if (!BWD_SOON) shared.v_empty().arrive();
+                }
                 if (!BWD_EARLY) put_dq(shared, dq, shared.grain(at_q), group, adds++, speaks);
                 u32 after = step + (more ? 1 : 0), keys_after = keys;
                 if (K_STAGES == 2 && !more) {
@@ -251,7 +288,7 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
                 product_rows<COLUMNS, D, N, M>(s, keys_after, shared.q(after % Q_STAGES) + queries_from);
                 products_commit();
 #if PLAN
-                if (more) Tile(p, w, shared.get_step(after % Q_STAGES), group, seen).look(look);
+                if (more || ready) Tile(p, w, shared.get_step(after % Q_STAGES), group, seen).look(look);
 #endif
                 if (BWD_EARLY) put_dq(shared, dq, shared.grain(at_q), group, adds++, speaks);
                 if constexpr (ROUNDS == 2) {
@@ -281,19 +318,26 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
         u32 room_k = HALVES ? shared.v() + group * 2 * N * 128 : shared.ds(0) + group * 64 * 128;
         u32 room_v = D == 64 ? room_k + N * 128 : shared.add(group) + warp * 2048;
         u32 rounded[WIDE / 4];
+        bool whole = true;
+#if PLAN
+        u32 stretch = shared.get_stretch(works);
+        if (is_cut(stretch)) whole = join(p, w, stretch, dk, dv);
+#endif
         round_scaled<true>(rounded, dk, p.scale, p.scale);
         named_sync(1, 256);
-        store_tile<WIDE / 4, N>(room_k, rounded);
-        bool odd = MASKED && is_odd(rounded, p.m - key);
-        if (p.mapped & MAPPED_DK) send_tile<WIDE, N>(room_k, map_dk, from, key, w.head, w.batch);
-        else write_tile<WIDE, N>(room_k, p.dk + w.batch * p.dk_b + w.head * p.dk_h + key * p.dk_j + from, p.dk_j, p.m - key, p.d - from);
-        round_fragment(rounded, dv);
-        if (D != 64) shared.add_empty().wait(adds & 1 ^ 1);
-        store_tile<WIDE / 4, 16>(room_v, rounded);
-        odd |= MASKED && is_odd(rounded, p.m - key);
-        if (p.mapped & MAPPED_DV) send_tile<WIDE, 16>(room_v, map_dv, from, key, w.head, w.batch);
-        else write_tile<WIDE, 16>(room_v, p.dv_out + w.batch * p.dv_b + w.head * p.dv_h + key * p.dv_j + from, p.dv_j, p.m - key, p.dv - from);
-        if (odd) tell_broken(p, p.broken_k, w.batch * p.heads_k + w.head, div_up(p.m, 64), key / 64);
+        if (whole) {
+            store_tile<WIDE / 4, N>(room_k, rounded);
+            bool odd = MASKED && is_odd(rounded, p.m - key);
+            if (p.mapped & MAPPED_DK) send_tile<WIDE, N>(room_k, map_dk, from, key, w.head, w.batch);
+            else write_tile<WIDE, N>(room_k, p.dk + w.batch * p.dk_b + w.head * p.dk_h + key * p.dk_j + from, p.dk_j, p.m - key, p.d - from);
+            round_fragment(rounded, dv);
+            if (D != 64) shared.add_empty().wait(adds & 1 ^ 1);
+            store_tile<WIDE / 4, 16>(room_v, rounded);
+            odd |= MASKED && is_odd(rounded, p.m - key);
+            if (p.mapped & MAPPED_DV) send_tile<WIDE, 16>(room_v, map_dv, from, key, w.head, w.batch);
+            else write_tile<WIDE, 16>(room_v, p.dv_out + w.batch * p.dv_b + w.head * p.dv_h + key * p.dv_j + from, p.dv_j, p.m - key, p.dv - from);
+            if (odd) tell_broken(p, p.broken_k, w.batch * p.heads_k + w.head, div_up(PLAN ? anew(p.m) : p.m, 64), key / 64);
+        }
         if (HALVES) {
             wait_copies_read();
             if (speaks) shared.k_empty(at_k).arrive(), shared.v_empty().arrive();

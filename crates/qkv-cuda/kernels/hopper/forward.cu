@@ -29,6 +29,9 @@
 #ifndef FWD_BESIDE  // exponentials are taken while the weights before are multiplied, not after: as measured, LADDER.md
 #define FWD_BESIDE (HEAD_DIM != 64)
 #endif
+#ifndef FWD_LATE  // the queries' place, by way of which results are written, is given back after the next tile's first softmax: as measured, LADDER.md
+#define FWD_LATE (HEAD_DIM == 128 && MASKED)
+#endif
 #ifndef FWD_LAZY  // an output is scaled anew only when its maximum grew by more than 2^8
 #define FWD_LAZY 1
 #endif
@@ -40,6 +43,7 @@ constexpr int Q_AT = 0, K_AT = Q_AT + Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES *
 constexpr int BARRIERS = 2 * Q_STAGES + 4 * STAGES + 4;
 constexpr int WORK_AT = (BARRIERS_AT + BARRIERS * 8 + 15) / 16 * 16, STEP_AT = WORK_AT + 2 * 32, SHARED = STEP_AT + STAGES * 8 + 1024;
 static_assert(FWD_AHEAD == (Q_STAGES == 2), "the next queries need a place of their own");
+static_assert(!FWD_LATE || Q_STAGES == 2, "they come before the place is given back");
 static_assert(N % 16 == 0 && D % 64 == 0 && SHARED <= 232448, "shared memory of a block");
 
 extern "C" __device__ const int forward_sizes[5] = {M, N, THREADS, SHARED, 0};
@@ -70,6 +74,13 @@ struct Shared {
         asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(tile.x), "=r"(tile.y), "=r"(tile.z), "=r"(tile.w) : "r"(at) : "memory");
         asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(visit.x), "=r"(visit.y) : "r"(at + 16) : "memory");
     }
+    // Which stretch of a row the work is, where the row is cut.
+    INLINE void put_stretch(u32 i, u32 x) const { asm volatile("st.shared.u32 [%0], %1;" ::"r"(base + WORK_AT + i * 32 + 24), "r"(x) : "memory"); }
+    INLINE u32 get_stretch(u32 i) const {
+        u32 x;
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(base + WORK_AT + i * 32 + 24) : "memory");
+        return x;
+    }
     // What the plan says of the tile that a place of the keys holds.
     INLINE void put_step(u32 i, u32 tile, u32 bits) const {
         asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(base + STEP_AT + i * 8), "r"(tile), "r"(bits) : "memory");
@@ -89,7 +100,7 @@ struct Visit {
 #if PLAN
         // Rows come in an order of their own, and say which tile they are.
         PlanRow row(p, w.batch, w.head, w.tile);
-        count = row.count, from = row.from, w.tile = row.tile;
+        count = row.count, from = row.from, w.tile = row.tile, w.stretch = row.stretch;
 #if LENGTHS
         // Key tiles rise along a row: those beyond the sequence are left out.
         for (int low = 0, end = p.lengths[w.batch]; low < count;) {
@@ -107,7 +118,7 @@ struct Visit {
 
 // Finds work, a tile or two ahead: what it takes are trips to device memory, one after the other.
 INLINE void scout(const Problem& p, const Shared& shared, const TensorMap& map_q) {
-    int tiles = div_up(p.n, M), total = tiles * p.heads_q * p.batch;
+    int tiles = PLAN ? p.plan_count : div_up(p.n, M), total = tiles * p.heads_q * p.batch;
     Ring<IN_LINE> next;
     for (bool first = true;; first = false) {
         shared.work_empty(next.place).wait(next.parity ^ 1);
@@ -119,6 +130,9 @@ INLINE void scout(const Problem& p, const Shared& shared, const TensorMap& map_q
         if (PLAN && more) announce_tile<D>(map_q, w.tile * M, w.head, w.batch);
         if (!more) visit.count = 0;
         shared.put_work(next.place, make_int4(w.tile, w.head, w.batch, more), make_int2(visit.count, visit.from));
+#if PLAN
+        shared.put_stretch(next.place, w.stretch);
+#endif
         shared.work_full(next.place).arrive();
         next.next();
         if (!more) break;
@@ -226,15 +240,33 @@ struct Rows {
     int batch, head, first, row, column;
     Keys keys;
     Shape shape;
+#if PLAN
+    u32 stretch;
+#endif
     // What they need from device memory, asked for before the rows before them are written: the range of keys of the
-    // thread's two, and what all have in common.
+    // thread's two, and what all have in common; of a list, the bits of the first tile, which lies at `place`.
     struct Ahead {
 #if SEGMENTS
         int2 range[2];
         int4 extent;
 #endif
+#if PLAN
+        u32 bits[2];
+#endif
     } ahead;
-    INLINE static void look_ahead(Ahead& ahead, const Problem& p, const Work& w, int group) {
+#if PLAN
+    // Of the thread's two rows in a tile.
+    INLINE static u32 bits_of(const Problem& p, uint2 entry, int group, int r) {
+        return entry.x & PARTIAL ? bits_of_row<N>(p.plan_bits, (i64)entry.y * M + group * 64 + fragment_row() + 8 * r) : ~0u;
+    }
+#endif
+    INLINE static void look_ahead(Ahead& ahead, const Problem& p, const Work& w, const Shared& shared, u32 place, bool some, int group) {
+#if PLAN
+        uint2 entry = shared.get_step(place);
+        if (!some) entry.x = 0;
+#pragma unroll
+        for (int r = 0; r < 2; r++) ahead.bits[r] = bits_of(p, entry, group, r);
+#endif
 #if SEGMENTS
         int first = w.tile * M + group * 64;
 #pragma unroll
@@ -247,6 +279,9 @@ struct Rows {
           keys(p, w.batch, first, first + 63, true), shape(p, w.batch, w.head), ahead(ahead) {
 #if SEGMENTS
         keys.all_low = ahead.extent.z, keys.all_high = ahead.extent.w;
+#endif
+#if PLAN
+        stretch = w.stretch;
 #endif
     }
 
@@ -262,15 +297,14 @@ struct Rows {
         u32 bits[2];  // of the thread's two rows
 #endif
     };
-    INLINE Look look(const Shared& shared, u32 place, const Visit& visit, int step, int group) const {
+    template <bool FIRST = false> INLINE Look look(const Shared& shared, u32 place, const Visit& visit, int step, int group) const {
         Look look;
 #if PLAN
         uint2 entry = shared.get_step(place);
         look.tile = entry.x & IDLE - 1, look.partial = entry.x & PARTIAL || look.tile * N + N > keys.end;
         if (look.partial) {
 #pragma unroll
-            for (int r = 0; r < 2; r++)
-                look.bits[r] = entry.x & PARTIAL ? bits_of_row<N>(p.plan_bits, (i64)entry.y * M + group * 64 + fragment_row() + 8 * r) : ~0u;
+            for (int r = 0; r < 2; r++) look.bits[r] = FIRST ? ahead.bits[r] : bits_of(p, entry, group, r);
         }
 #else
         look.tile = visit.from - step;
@@ -345,9 +379,55 @@ struct Rows {
         drop(s, look.tile);
     }
 
+#if PLAN
+    // Puts a stretch of rows that are cut where the others are; true for the last, which then has what all came to.
+    INLINE bool join(Softmax& softmax, float (&o)[D / 2]) const {
+        float top[2] = {softmax.top[0], softmax.top[1]}, sums[2] = {quad_sum(softmax.sum[0]), quad_sum(softmax.sum[1])}, unit = softmax.unit;
+        constexpr int UNITS = D / 8 + 1;
+        Stretch<4 * GROUPS, UNITS> mine(p, stretch, batch, head, p.heads_q);
+#pragma unroll
+        for (int c = 0; c < D / 8; c++) mine.put(c, o[4 * c], o[4 * c + 1], o[4 * c + 2], o[4 * c + 3]);
+        mine.put(UNITS - 1, top[0], top[1], sums[0], sums[1]);
+        if (!mine.is_last()) return false;
+        top[0] = top[1] = MINUS_INFINITY, sums[0] = sums[1] = 0.f;
+#pragma unroll 1
+        for (int of = 0; of < mine.count; of++) {
+            float4 x = mine.get(of, UNITS - 1);
+            top[0] = fmaxf(top[0], x.x), top[1] = fmaxf(top[1], x.y);
+        }
+#pragma unroll
+        for (int i = 0; i < D / 2; i++) o[i] = 0.f;
+#pragma unroll 1
+        for (int of = 0; of < mine.count; of++) {
+            float4 x = mine.get(of, UNITS - 1);
+            // One that saw nothing may hold anything.
+            bool seen[2] = {x.z != 0.f, x.w != 0.f};
+            float factor[2] = {seen[0] ? exp2_fast((x.x - top[0]) * unit) : 0.f, seen[1] ? exp2_fast((x.y - top[1]) * unit) : 0.f};
+            sums[0] = fmaf(x.z, factor[0], sums[0]), sums[1] = fmaf(x.w, factor[1], sums[1]);
+#pragma unroll
+            for (int c = 0; c < D / 8; c++) {
+                float4 y = mine.get(of, c);
+                if (seen[0]) o[4 * c] = fmaf(y.x, factor[0], o[4 * c]), o[4 * c + 1] = fmaf(y.y, factor[0], o[4 * c + 1]);
+                if (seen[1]) o[4 * c + 2] = fmaf(y.z, factor[1], o[4 * c + 2]), o[4 * c + 3] = fmaf(y.w, factor[1], o[4 * c + 3]);
+            }
+        }
+        // As threads have it: the four of a row add their sums up.
+        bool adds = (threadIdx.x & 3) == 0;
+#pragma unroll
+        for (int r = 0; r < 2; r++) softmax.top[r] = top[r], softmax.sum[r] = adds ? sums[r] : 0.f;
+        return true;
+    }
+#endif
+
     // By way of `tile`, where the rows' queries were, which nobody reads any more.
-    INLINE void finish(const Softmax& softmax, float (&o)[D / 2], u32 tile, int group, const TensorMap& map_out) const {
+    INLINE void finish(Softmax& softmax, float (&o)[D / 2], u32 tile, int group, const TensorMap& map_out) const {
         float factor[2];
+#if PLAN
+        if (is_cut(stretch) && !join(softmax, o)) {
+            named_sync(4 + group, 128);
+            return;
+        }
+#endif
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             float sum = quad_sum(softmax.sum[r]), top = softmax.top[r] * softmax.unit, lse;
@@ -392,7 +472,7 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
     Work w;
     Visit visit(0, 0);
     Rows::Ahead ahead;
-    bool more;
+    bool more, first = true;
     // Takes the next tile and multiplies its first scores: where there is none, of nothing new, so that the matrix units'
     // pipeline has one shape.
     auto go_on = [&](bool in_turn) {
@@ -400,6 +480,9 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
         int2 tiles;
         shared.work_full(next.place).wait(next.parity);
         shared.get_work(next.place, tile, tiles);
+#if PLAN
+        w.stretch = shared.get_stretch(next.place);
+#endif
         __syncwarp();
         if (speaks) shared.work_empty(next.place).arrive();
         next.next();
@@ -412,7 +495,7 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
         product_rows<N, D, M>(s, shared.q(q.place) + group * 64 * 128, shared.k(k.place));
         products_commit();
         if (in_turn) pass_turn(group);
-        if (more) Rows::look_ahead(ahead, p, w, group);
+        if (more) Rows::look_ahead(ahead, p, w, shared, k.place, visit.count > 0, group);
     };
     if (group == GROUPS - 1) pass_turn(group);
     if (FWD_AHEAD) {
@@ -427,17 +510,18 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
             pin(s);
         }
         if (!more) break;
-        bool some = visit.count > 0;
+        bool some = visit.count > 0, none = false;  // none: all weights are zero
         Rows rows(p, w, group, ahead);
         Softmax softmax(SHAPED ? 1.f : p.scale * LOG2E);
 #pragma unroll
         for (int i = 0; i < D / 2; i++) o[i] = 0.f;
         if (some) {
-            Rows::Look look = rows.look(shared, k.place, visit, 0, group);
+            Rows::Look look = rows.look<true>(shared, k.place, visit, 0, group);
             bool idle = Rows::idle(shared, k.place, group);
             __syncwarp();
             if (speaks) shared.k_empty(k.place).arrive();
             k.next();
+            none = idle;
             if (idle) {
 #pragma unroll
                 for (int i = 0; i < N / 2; i++) s[i] = 0.f;
@@ -446,29 +530,43 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
             }
         }
         round_fragment(weights, s);
+        if (FWD_LATE && !first) {
+            // What was written of the tile before.
+            wait_copies_read();
+            __syncwarp();
+            if (speaks) shared.q_empty(q.place ^ 1).arrive();
+        }
+        first = false;
         u32 mine = shared.q(q.place) + group * 64 * 128;
 #pragma unroll 1
         for (int step = 1; step < visit.count; step++) {
             shared.k_full(k.place).wait(k.parity);
             if (Rows::idle(shared, k.place, group)) {
-                // Only the weights before are multiplied; there are none here.
+                // Only the weights before are multiplied, if there are any; there are none here.
                 if (speaks) shared.k_empty(k.place).arrive();
                 k.next();
                 shared.v_full(v.place).wait(v.parity);
                 wait_turn(group);
-                pin(o), pin(weights);
-                products_begin();
-                product_columns<D, N>(o, weights, shared.v(v.place));
-                products_commit();
-                pass_turn(group);
-                products_wait<0>();
-                pin(o), pin(weights);
+                if (!none) {
+                    pin(o), pin(weights);
+                    products_begin();
+                    product_columns<D, N>(o, weights, shared.v(v.place));
+                    products_commit();
+                    pass_turn(group);
+                    products_wait<0>();
+                    pin(o), pin(weights);
+#pragma unroll
+                    for (int i = 0; i < N / 4; i++) weights[i] = 0;
+                    none = true;
+                } else {
+                    pass_turn(group);
+                    __syncwarp();
+                }
                 if (speaks) shared.v_empty(v.place).arrive();
                 v.next();
-#pragma unroll
-                for (int i = 0; i < N / 4; i++) weights[i] = 0;
                 continue;
             }
+            none = false;
             wait_turn(group);
             pin(o), pin(weights);
             products_begin();
@@ -515,9 +613,12 @@ INLINE void consume(const Problem& p, const Shared& shared, const TensorMap& map
             products_wait<0>();
             pin(s);
         }
-        wait_copies_read();
-        if (speaks) shared.q_empty(at_q).arrive();
+        if (!FWD_LATE) {
+            wait_copies_read();
+            if (speaks) shared.q_empty(at_q).arrive();
+        }
     }
+    if (FWD_LATE) wait_copies_read();  // shared memory is there until then
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

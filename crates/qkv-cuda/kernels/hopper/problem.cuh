@@ -88,8 +88,11 @@ struct Problem {
     u32* tickets;                                      // 568  [batch · heads_q, query tiles]
     u32* whole;                                        // 576  [batch · heads_k + 4]: key tiles that have been added; tiles whose quarters are rounded
     u32 mapped;                                        // 584  which results the copy engine can write: their maps are good
-};                                                     // 592
-static_assert(sizeof(Problem) == 592, "the host counts on it");
+    int plan_count;                                    // 588  rows of the plan, for each sequence and head
+    float* stretches;                                  // 592  [slots, batch · heads, ...]: results of stretches of rows that are cut
+    u32* stretches_there;                              // 600  [slots, batch · heads, warps]: how many of a row have come, at its first slot
+};                                                     // 608
+static_assert(sizeof(Problem) == 608, "the host counts on it");
 // Of `mapped`.
 constexpr u32 MAPPED_OUT = 1, MAPPED_DK = 2, MAPPED_DV = 4, MAPPED_DQ = 8;
 // Work that may wait in line beside the one that is computed: more would end unevenly where tiles do not come longest first,
@@ -106,6 +109,9 @@ INLINE int div_up(int a, int b) { return (a + b - 1) / b; }
 // `ordered` rows, which are long, are taken of all heads before that. With segments, tiles come in the order that was found.
 struct Work {
     int tile, head, batch;
+#if PLAN
+    u32 stretch;  // of a row that is cut, or 0
+#endif
     INLINE Work() {}
     INLINE Work(const Problem& p, int index, int tiles, int heads, bool last_first) {
         int batches = p.batch, per_sequence = tiles, skipped = 0, section = p.section;
@@ -199,15 +205,53 @@ struct Keys {
 // Tiles of the plan that one row of tiles keeps.
 struct PlanRow {
     int from, count, tile;
+    u32 stretch;
     INLINE PlanRow(const Problem& p, int batch, int head, int at) {
         uint4 row = p.plan_rows[(i64)batch * p.plan_b + (i64)head * p.plan_h + at];
-        from = row.x, count = row.y, tile = row.z;
+        from = row.x, count = row.y, tile = row.z, stretch = row.w;
     }
 };
 // x: the tile; bit 31 set where it is not kept whole; bit 28 + g where warpgroup g has no pair of it. y: which tile of the bits, or NO_BITS. z, w: free.
 constexpr u32 PARTIAL = 1u << 31, IDLE = 1u << 28, NO_BITS = ~0u;
 INLINE int tile_of(uint4 entry) { return entry.x & IDLE - 1; }
 INLINE u32 idle_of(uint4 entry) { return entry.x / IDLE & 7; }
+
+#if PLAN
+// A stretch of a row that is cut, as a warp has it. Rows much longer than the others are cut, and several blocks take their stretches: each puts what it
+// has into a slot, and whoever comes last takes all of them together, in their order. A warp needs no other for that: it puts its fragments as its
+// threads have them, UNITS of four floats each, and the same threads of another block find them again. WARPS of a block compute.
+template <int WARPS, int UNITS> struct Stretch {
+    float4* first;  // of this lane, in the row's first slot
+    i64 apart;      // from one slot to the next
+    u32* there;
+    int number, count;
+    // `word`: its slot, its number in the row, how many the row has.
+    INLINE Stretch(const Problem& p, u32 word, int batch, int head, int heads_of_sequence) : number(word >> 16 & 255), count(word >> 24) {
+        int heads = anew(p.batch) * heads_of_sequence, bh = batch * heads_of_sequence + head;
+        int thread = anew(threadIdx.x) - 128;  // the first warps of a block copy
+        i64 at = ((i64)((word & 0xffff) - number) * heads + bh) * WARPS + (thread >> 5);
+        first = (float4*)p.stretches + at * (UNITS * 32) + (thread & 31), there = p.stretches_there + at;
+        apart = (i64)heads * (WARPS * UNITS * 32);
+    }
+    INLINE void put(int unit, float a, float b, float c, float d) const { first[number * apart + unit * 32] = make_float4(a, b, c, d); }
+    INLINE float4 get(int of, int unit) const { return __ldcg(first + of * apart + unit * 32); }
+    // Whether all others of the row are there. Whoever learns it leaves the count as it was found.
+    INLINE bool is_last() const {
+        __threadfence();
+        __syncwarp();
+        int before = 0;
+        if (lane_id() == 0) {
+            before = atomicAdd(there, 1);
+            if (before == count - 1) *there = 0;
+        }
+        before = __shfl_sync(~0u, before, 0);
+        __threadfence();
+        return before == count - 1;
+    }
+};
+// Whether a row is cut: by a vote, so that it is known to be the same for all threads of a warp.
+INLINE bool is_cut(u32 word) { return __any_sync(~0u, word); }
+#endif
 
 // Scores as they enter the softmax, in units of log2, from raw products: scale, cap, bias.
 struct Shape {

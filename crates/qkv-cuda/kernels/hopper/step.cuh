@@ -26,7 +26,7 @@ struct Tile {
 #if PLAN
         u32 bits[2];
 #endif
-        INLINE Look(const Problem& p, const Work& w, int group) {
+        INLINE void look(const Problem& p, const Work& w, int group) {
 #if SEGMENTS
             int key = w.tile * N + (HALVES ? 0 : group * 64) + (threadIdx.x >> 5 & 3) * 16 + (threadIdx.x & 15);
             range = p.ranges[(i64)w.batch * p.m + min(key, p.m - 1)];

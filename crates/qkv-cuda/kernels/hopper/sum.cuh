@@ -88,7 +88,7 @@ INLINE void round_tiles(const Problem& p, const Shared& shared, const TensorMap&
         int bh_k = batch * p.heads_k + head / (p.heads_q / p.heads_k);
         if (whole != bh_k) {
             whole = bh_k;
-            if (lane_id() == 0) await_count(p.whole + bh_k, div_up(p.m, N));
+            if (lane_id() == 0) await_count(p.whole + bh_k, works_of_head(p));
             __syncwarp();
         }
         bool some = __ldcg(p.tickets + at) & THERE;  // where nobody came, nothing is there

@@ -37,6 +37,11 @@ struct alignas(64) TensorMap {
 // ---------------------------------------------------------------------------------------------- threads
 
 INLINE int lane_id() { return threadIdx.x & 31; }
+// The same number; what follows from it is computed here and now, not before a loop and kept in registers all the while.
+INLINE int anew(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
 // One lane arrives at a barrier for its warp, after __syncwarp or a barrier of the block: SPEAKERS of them.
 constexpr int SPEAKERS = EVERY_LANE ? 32 : 1;
 INLINE bool speaks_for_warp() { return EVERY_LANE || lane_id() == 0; }

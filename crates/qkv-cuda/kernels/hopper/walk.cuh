@@ -40,6 +40,13 @@ struct Shared {
                      : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(base + WORK_AT + i * WORK_BYTES) : "memory");
         return x;
     }
+    // Which stretch of a row the n-th work is, where the row is cut. It stays until the work is done, so that no register has to hold it.
+    INLINE void put_stretch(u32 works, u32 x) const { asm volatile("st.shared.u32 [%0], %1;" ::"r"(base + STRETCH_AT + works % STRETCHES * 4), "r"(x) : "memory"); }
+    INLINE u32 get_stretch(u32 works) const {
+        u32 x;
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(base + STRETCH_AT + works % STRETCHES * 4) : "memory");
+        return x;
+    }
     // Of segments: the queries that see all keys of a warpgroup, and those that see some.
     INLINE void put_seen(u32 i, int group, int4 x) const {
         asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};"
@@ -98,6 +105,9 @@ struct Walk {
     int batch, at, key_tile, head, last_head;  // heads: head .. last_head; at: the row of the plan
     int step, count, high;
     const uint4* entries;
+#if PLAN
+    u32 stretch;
+#endif
     INLINE Walk(const Problem& p, const Work& w) : p(p), batch(w.batch), at(w.tile), key_tile(w.tile) {
         int group = p.heads_q / p.heads_k;
         head = w.head * group, last_head = head + group - 1;
@@ -108,7 +118,7 @@ struct Walk {
             step = 0;
 #if PLAN
             PlanRow row(p, batch, head, at);
-            count = row.count, key_tile = row.tile, entries = p.plan_tiles + row.from, high = 0;
+            count = row.count, key_tile = row.tile, entries = p.plan_tiles + row.from, high = 0, stretch = row.stretch;
 #if LENGTHS
             if (key_tile * N >= p.lengths[batch]) count = 0;
 #endif
@@ -163,11 +173,14 @@ struct Walk {
 INLINE int key_end(int all_high, int tile, int group, int m) { return tile * N + (HALVES ? 0 : group * 64) + 64 > m ? 0 : all_high; }
 #endif
 
+// Key tiles of a head; with a list, its rows, of which a tile may have several.
+INLINE int works_of_head(const Problem& p) { return PLAN ? p.plan_count : div_up(p.m, N); }
+
 // Finds work, a tile or two ahead, and has its keys and values brought to the cache.
 INLINE void scout(const Problem& p, const Shared& shared, const TensorMap& map_k, const TensorMap& map_v) {
-    int tiles = div_up(p.m, N), total = tiles * p.heads_k * p.batch;
+    int tiles = works_of_head(p), total = tiles * p.heads_k * p.batch;
     Ring<IN_LINE> next;
-    for (;;) {
+    for (u32 works = 0;; works++) {
         shared.work_empty(next.place).wait(next.parity ^ 1);
         // Even the first is only taken by a block that runs: in the end, others wait for it.
         int index = atomicAdd(p.counter, 1);
@@ -183,6 +196,9 @@ INLINE void scout(const Problem& p, const Shared& shared, const TensorMap& map_k
         }
 #endif
         shared.put_work(next.place, walk.key_tile * 2 + walk.valid(), w.tile, w.head, w.batch * 2 + more);
+#if PLAN
+        shared.put_stretch(works, walk.stretch);
+#endif
         shared.work_full(next.place).arrive();
         next.next();
         if (!more) break;
@@ -234,7 +250,9 @@ INLINE void load(const Problem& p, const Shared& shared, const TensorMap& map_q,
             load_tile<M, D>(shared.o(o.place), map_o, shared.o_full(o.place), row, head, w.batch);
             load_bytes(shared.delta(o.place), p.delta + at, M * 4, shared.o_full(o.place));
             o.next();
-            if (first) load_keys(), load_values();
+            // Of both, that whose place becomes free first.
+            if (BWD_SOON && first) load_values(), load_keys();
+            else if (first) load_keys(), load_values();
         }
     }
 }

@@ -68,7 +68,9 @@ pub(super) struct Parameters {
     pub whole: u64,
     /// Which results have a map: [`OUT`], [`DK`], [`DV`], [`DQ`].
     pub mapped: u32,
-    pub rest: u32,
+    pub plan_count: u32,
+    pub stretches: u64,
+    pub stretches_there: u64,
 }
 
 /// The bits of [`Parameters::mapped`].
@@ -92,7 +94,8 @@ mod tests {
 
     #[test]
     fn parameters_lie_where_the_kernels_look_for_them() {
-        assert_eq!((size_of::<Parameters>(), offset_of!(Parameters, mapped)), (592, 584));
+        assert_eq!((size_of::<Parameters>(), offset_of!(Parameters, mapped)), (608, 584));
+        assert_eq!((offset_of!(Parameters, plan_count), offset_of!(Parameters, stretches)), (588, 592));
         assert_eq!((offset_of!(Parameters, limits), offset_of!(Parameters, v)), (448, 488));
         assert_eq!((offset_of!(Parameters, broken), offset_of!(Parameters, order)), (520, 560));
         assert_eq!((offset_of!(Parameters, tickets), offset_of!(Parameters, whole)), (568, 576));
