@@ -32,12 +32,9 @@ pub const SPAN_ROWS: usize = 12;
 /// 256 queries: with pairs of bf16 a stream for 64 of them would be all that the third-level cache can give.
 pub const TOGETHER: usize = 4;
 
-/// With so many heads for each thread, a worker takes whole heads, packs their keys for itself and uses the memory again:
-/// short sequences then stay in its caches.
-pub const WHOLE_HEADS: usize = 8;
-
-/// The same for the backward pass, where whole heads also spare the workers waiting for each other's turns.
-pub const WHOLE_HEADS_BACKWARD: usize = 4;
+/// With so many heads for each thread, a worker takes whole heads through the backward pass: it uses its memory again, which then
+/// stays in its caches, and waits for nobody's turn.
+pub const WHOLE_HEADS: usize = 4;
 
 /// Keys in a piece of a cache that one thread takes while decoding. Frozen for the same reason as [`KEYS`]; 4,096 keys are
 /// enough work to hide handing them out, and a cache of 131,072 still keeps 32 threads busy.

@@ -23,7 +23,7 @@ use crate::score::Score;
 use crate::scratch::Scratch;
 use crate::select::Select;
 use crate::tensor::Tensor;
-use crate::tuning::{QUERIES, WHOLE_HEADS_BACKWARD};
+use crate::tuning::{QUERIES, WHOLE_HEADS};
 use qkv_simd::shared::{Rows, Turnstile, for_each_task};
 use qkv_simd::{Element, Real, ViewMut, padded};
 
@@ -179,7 +179,7 @@ impl<'a, T: Element> Pass<'a, T> {
         let more = for_bias || inputs.table.is_some() || inputs.center.is_some() || self.small_len() > 0;
         match &plan.pieces[..] {
             [piece] if as_they_are && !more && piece.is_natural() => {
-                (problem.b * problem.heads.key >= WHOLE_HEADS_BACKWARD * self.threads).then_some(piece)
+                (problem.b * problem.heads.key >= WHOLE_HEADS * self.threads).then_some(piece)
             }
             _ => None,
         }

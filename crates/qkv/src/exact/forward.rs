@@ -14,7 +14,7 @@ use super::tile::{Kept, Live, RowAt, TileOps};
 use crate::attention::OutputMut;
 use crate::problem::Problem;
 use crate::scratch::{Buffer, Scratch};
-use crate::tuning::{KEYS, QUERIES, TOGETHER, WHOLE_HEADS};
+use crate::tuning::{KEYS, QUERIES, TOGETHER};
 use qkv_simd::shared::{Rows, for_each_task};
 use qkv_simd::tile::{RowOp, Running, row_op, scale_rows};
 use qkv_simd::{Element, Real, ViewMut, padded};
@@ -287,32 +287,34 @@ impl<T: Element> Pass<'_, T> {
         let cut = QueryTiles::new(problem, piece);
         let order = piece.longest_first(&problem.scene);
         let (key_heads, heads) = (problem.heads.key, problem.b * problem.heads.key);
+        let slots = cut.slots / key_heads.max(1);
         let room = |heads| Room::new(scratch, ops.arithmetic, piece, heads, problem.width, problem.dv);
-        if heads >= WHOLE_HEADS * self.threads {
-            let worker = || (Worker::new(scratch, ops, TOGETHER.min(cut.tiles)), room(1));
-            for_each_task(self.threads, heads, worker, |(worker, room), task| {
-                let (b, key_head, slots) = (task / key_heads, task % key_heads, cut.slots / key_heads);
-                let blocks = KeyBlocks::new(piece, self.keys, self.values, key_heads, room).starting_at(b, key_head);
-                for slot in key_head * slots..(key_head + 1) * slots {
+        // A worker takes whole heads and packs their keys for itself, in memory that it uses again: they stay in its caches.
+        // The last heads, one for each worker, are shared, so that all end together.
+        let whole = if self.threads > 1 { heads.saturating_sub(self.threads) } else { heads };
+        let shared = heads - whole;
+        let mut rooms = room(shared);
+        let blocks = KeyBlocks::new(piece, self.keys, self.values, key_heads, &mut rooms).starting_at(whole);
+        // Fewer together where there would not be enough to hand out.
+        let together = (shared * slots * cut.tiles / (4 * self.threads.max(1))).clamp(1, TOGETHER);
+        let per_slot = cut.tiles.div_ceil(together);
+        let worker = || (Worker::new(scratch, ops, TOGETHER.min(cut.tiles)), None);
+        for_each_task(self.threads, whole + shared * slots * per_slot, worker, |(worker, own), task| {
+            if task < whole {
+                let own = own.get_or_insert_with(|| room(1));
+                let blocks = KeyBlocks::new(piece, self.keys, self.values, key_heads, own).starting_at(task);
+                for at in task * slots..(task + 1) * slots {
                     for tiles in order.chunks(TOGETHER) {
-                        self.tiles(piece, &cut, &blocks, (b, slot, tiles), worker, &done);
+                        let slot = (at / cut.slots, at % cut.slots);
+                        self.tiles(piece, &cut, &blocks, (slot, tiles), worker, &done);
                     }
                 }
-            });
-        } else {
-            let mut room = room(heads);
-            let blocks = KeyBlocks::new(piece, self.keys, self.values, key_heads, &mut room);
-            // Fewer together where there would not be enough to hand out.
-            let together = (problem.b * cut.slots * cut.tiles / (4 * self.threads)).clamp(1, TOGETHER);
-            let per_slot = cut.tiles.div_ceil(together);
-            let worker = || Worker::new(scratch, ops, together);
-            for_each_task(self.threads, problem.b * cut.slots * per_slot, worker, |worker, task| {
-                let (b, slot) = (task / (cut.slots * per_slot), task / per_slot % cut.slots);
-                let from = task % per_slot * together;
-                let tiles = &order[from..(from + together).min(cut.tiles)];
-                self.tiles(piece, &cut, &blocks, (b, slot, tiles), worker, &done);
-            });
-        }
+            } else {
+                let (at, group) = (whole * slots + (task - whole) / per_slot, (task - whole) % per_slot);
+                let tiles = order.chunks(together).nth(group).unwrap_or_default();
+                self.tiles(piece, &cut, &blocks, ((at / cut.slots, at % cut.slots), tiles), worker, &done);
+            }
+        });
     }
 
     /// Some tiles of queries of a slot against every tile of keys that any of them touches, one after the other.
@@ -321,7 +323,7 @@ impl<T: Element> Pass<'_, T> {
         piece: &Piece,
         cut: &QueryTiles,
         blocks: &KeyBlocks<'_, T>,
-        (b, slot, tiles): (usize, usize, &[usize]),
+        ((b, slot), tiles): ((usize, usize), &[usize]),
         worker: &mut Worker<'_, T::Acc>,
         done: &impl Fn(Range<usize>, &[RowAt], Tile<'_, T::Acc>),
     ) {

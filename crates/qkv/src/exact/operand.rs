@@ -116,9 +116,9 @@ impl<'a, T: Element> KeyBlocks<'a, T> {
         KeyBlocks { piece, keys, values, columns, rows, heads, first: 0 }
     }
 
-    /// With room only from this head of this sequence on.
-    pub fn starting_at(self, b: usize, h: usize) -> Self {
-        KeyBlocks { first: b * self.heads + h, ..self }
+    /// With room only from this head on, counted over all sequences.
+    pub fn starting_at(self, first: usize) -> Self {
+        KeyBlocks { first, ..self }
     }
 
     fn block(&self, b: usize, h: usize, tile: usize) -> usize {
