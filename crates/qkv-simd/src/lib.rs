@@ -11,6 +11,7 @@
 //! | [`isa`] | which instruction set runs, found once, forced by `QKV_ISA` |
 //! | [`product`](mod@product) | the one matrix product: `C += A · B` over panels |
 //! | [`pairs`] | products of bf16 with sums in f32, on the tile unit or by pair products |
+//! | [`thirds`] | products of f32 on the unit of bf16, from three numbers of 8 bits for each of 24 |
 //! | [`stream`] | products with rows as they lie, read once: what decoding needs |
 //! | [`compact`] | matrices of few bits a number, times a vector |
 //! | [`tile`] | passes over a tile of scores: softmax, its gradient, masks, scales |
@@ -51,6 +52,7 @@ pub mod product;
 mod rows;
 pub mod shared;
 pub mod stream;
+pub mod thirds;
 pub mod tile;
 pub mod view;
 

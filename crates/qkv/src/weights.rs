@@ -274,7 +274,7 @@ impl<T: qkv_simd::Element> Weights<'_, T> {
             let mut weigh = |rows: &[usize], report: &mut Report<'_, T::Acc>| {
                 let at = |&i: &usize| RowAt { b, h, i, p: problem.scene.place(b, i) };
                 let rows: Vec<RowAt> = rows.iter().map(at).collect();
-                desk.load_left(queries, rows.iter().map(|row| (b, h, row.i)), q);
+                let finite = desk.load_left(queries, rows.iter().map(|row| (b, h, row.i)), q);
                 for tile in piece.key_tiles() {
                     let verdict = piece.verdict_of_rows(&problem.scene, &rows, tile);
                     if verdict == Verdict::Empty {
@@ -283,7 +283,7 @@ impl<T: qkv_simd::Element> Weights<'_, T> {
                     let keys = piece.tile_keys(b, key_head, tile);
                     ops.live(piece, &keys, verdict, &rows, live);
                     let columns = blocks.keys(b, key_head, tile, desk);
-                    ops.raw(desk, q, columns, keys.len, (live, 0..rows.len()), scores);
+                    ops.raw(desk, (q, finite), columns, keys.len, (live, 0..rows.len()), scores);
                     ops.finish_all(&keys, live, &rows, scores);
                     weighing.apply(&rows, &keys, scores);
                     let asked = keys.start.max(cols.start)..(keys.start + keys.len).min(cols.end);

@@ -59,8 +59,9 @@ pub(crate) fn backward<T: Element>(
         threads,
     };
     let sinks = || inputs.sinks.map(|_| narrowed(rows.sink_gradient(&pass.ops, scratch, threads)));
-    if let Some(piece) = pass.whole_heads(&plan, bias_shape.is_some()) {
-        let [q, k, v] = pass.heads(piece)?;
+    if let Some(piece) = pass.nothing_more(&plan, bias_shape.is_some()) {
+        let whole_heads = problem.b * problem.heads.key >= WHOLE_HEADS * threads;
+        let [q, k, v] = if whole_heads { pass.heads(piece)? } else { pass.turns(piece)? };
         let (w, w_q, w_k, bias, table) = (None, None, None, None, None);
         let (v_score, scale, center, sinks) = (None, None, None, sinks());
         return Ok(Gradients { q, k, v, w, w_q, w_k, v_score, scale, bias, table, sinks, center });
@@ -82,7 +83,7 @@ pub(crate) fn backward<T: Element>(
             let bias = bias_shape.map(|shape| BiasGradient::new(shape, steps(piece), &mut bias_room));
             let table = table_shape
                 .map(|[_, _, rows, entries]| TableGradient::new(rows, entries, steps(piece), &mut table_room));
-            parts.push(pass.piece(piece, bias.as_ref(), table.as_ref()));
+            parts.push(pass.piece(piece, bias.as_ref(), table.as_ref(), None));
         }
     }
     let queries = gathered(problem, &parts, Which::Queries, scratch, threads);
@@ -170,22 +171,34 @@ impl<'a, T: Element> Pass<'a, T> {
         QueryBlocks::new(self.queries, self.rows, self.ops.arithmetic, piece, room, (first, heads))
     }
 
-    /// The piece of a plan whose heads are so many that a worker takes each as a whole, if nothing but the gradients of
-    /// queries, keys and values is asked for and they need no more than to be written.
-    fn whole_heads<'p>(&self, plan: &'p Plan, for_bias: bool) -> Option<&'p Piece> {
+    /// The piece of a plan, if nothing but the gradients of queries, keys and values is asked for and they need no more than to be
+    /// written.
+    fn nothing_more<'p>(&self, plan: &'p Plan, for_bias: bool) -> Option<&'p Piece> {
         let problem = self.ops.problem;
         let inputs = &problem.inputs;
         let as_they_are = matches!(problem.attention.score, Score::Dot | Score::ScaledDot | Score::Distance);
         let more = for_bias || inputs.table.is_some() || inputs.center.is_some() || self.small_len() > 0;
         match &plan.pieces[..] {
-            [piece] if as_they_are && !more && piece.is_natural() => {
-                (problem.b * problem.heads.key >= WHOLE_HEADS * self.threads).then_some(piece)
-            }
+            [piece] if as_they_are && !more && piece.is_natural() => Some(piece),
             _ => None,
         }
     }
 
-    /// Runs the backward pass head by head: all that a head needs is used again for the next.
+    /// Runs the backward pass with the heads shared by all, and writes the gradients of keys and values as they are made.
+    fn turns(&self, piece: &Piece) -> Result<[Tensor<T, 4>; 3]> {
+        let problem = self.ops.problem;
+        let shapes = [problem.inputs.k.shape(), problem.inputs.v.shape()];
+        let (mut d_k, mut d_v) = (Tensor::unwritten("d_k", shapes[0])?, Tensor::unwritten("d_v", shapes[1])?);
+        let mut d_q = Tensor::zeros("d_q", problem.inputs.q.shape())?;
+        let written = [&mut d_k, &mut d_v].map(|d| Rows::new(d.view()));
+        let part = self.piece(piece, None, None, Some(&written));
+        drop(written);
+        gathered(problem, &[part], Which::Queries, self.scratch, self.threads).write(&mut d_q, self.threads);
+        Ok([d_q, Tensor::new(d_k.written(), shapes[0])?, Tensor::new(d_v.written(), shapes[1])?])
+    }
+
+    /// Runs the backward pass head by head: all that a head needs is used again for the next. For so many heads that every worker has
+    /// some.
     fn heads(&self, piece: &Piece) -> Result<[Tensor<T, 4>; 3]> {
         let (ops, scratch) = (&self.ops, self.scratch);
         let problem = ops.problem;
@@ -264,18 +277,20 @@ impl<'a, T: Element> Pass<'a, T> {
         sum
     }
 
-    /// Runs the backward pass over one piece.
+    /// Runs the backward pass over one piece. The gradients of keys and values go where they are said to, or into the part.
     fn piece(
         &self,
         piece: &Piece,
         bias: Option<&BiasGradient<'_, T::Acc>>,
         table: Option<&TableGradient<'_, T::Acc>>,
+        written: Option<&[Rows<'_, T>; 2]>,
     ) -> Part<'a, T::Acc> {
         let scratch = self.scratch;
         let problem = self.ops.problem;
         let (batch, heads) = (problem.b, problem.heads);
         let (query_row, value_row) = (padded::<T::Acc>(problem.width), padded::<T::Acc>(problem.dv));
-        let (query_tiles, key_tiles, key_count) = (piece.query_tiles(), piece.key_tiles(), piece.keys.len());
+        let (query_tiles, key_tiles) = (piece.query_tiles(), piece.key_tiles());
+        let key_count = if written.is_some() { 0 } else { piece.keys.len() };
         let tasks = batch * heads.key * key_tiles.len();
         let regions = batch * heads.query * query_tiles;
         let mut part = Part {
@@ -326,7 +341,10 @@ impl<'a, T: Element> Pass<'a, T> {
                 let step = Step { b, key_head, key_tile, g: 0, query_tile: 0 };
                 let mut turns = Sums::Turns { queries: &queries, centers: &centers };
                 self.task(piece, step, &blocks, worker, &mut turns, bias, table);
-                self.write(piece, step, worker, &to_keys, &to_values);
+                match written {
+                    Some([to_keys, to_values]) => self.write(piece, step, worker, to_keys, to_values),
+                    None => self.write(piece, step, worker, &to_keys, &to_values),
+                }
                 to_small.write(0, 0, head * key_tiles.len() + key_tile, &worker.small);
             },
         );
@@ -351,7 +369,7 @@ impl<'a, T: Element> Pass<'a, T> {
         let (scene, keys, heads) = (&problem.scene, piece.tile_keys(b, key_head, key_tile), problem.heads);
         let Worker { desk, key_columns, key_rows, value_columns, d_keys, d_values, small, .. } = worker;
         let keys_finite = desk.load_columns_and_rows(self.keys, (b, key_head), &keys, (key_columns, key_rows));
-        desk.load_columns(self.values, (b, key_head), &keys, value_columns);
+        let finite = (keys_finite, desk.load_columns(self.values, (b, key_head), &keys, value_columns));
         d_keys.fill(T::Acc::ZERO);
         d_values.fill(T::Acc::ZERO);
         small.fill(T::Acc::ZERO);
@@ -368,7 +386,7 @@ impl<'a, T: Element> Pass<'a, T> {
                 pass_turns(passed, query_tile);
                 passed = query_tile + 1;
                 let at = Step { g, query_tile, ..step };
-                self.tile(piece, at, verdict, blocks, keys_finite, worker, sums, bias);
+                self.tile(piece, at, verdict, blocks, finite, worker, sums, bias);
             }
             self.add_waiting(&keys, (b, h), blocks, worker);
             pass_turns(passed, piece.query_tiles());

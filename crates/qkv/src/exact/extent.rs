@@ -39,7 +39,7 @@ impl<'a> Extent<'a> {
         let size = match arithmetic {
             _ if self.spans.is_empty() => rows.max(1),
             Arithmetic::Sums => SPAN_ROWS,
-            Arithmetic::Pairs => PAIR_ROWS,
+            Arithmetic::Pairs | Arithmetic::Thirds => PAIR_ROWS,
         };
         (0..rows).step_by(size).map(move |start| {
             let strip = start..(start + size).min(rows);

@@ -201,6 +201,7 @@ struct Worker<'s, A: Real> {
 struct Lane<'s, A: Real> {
     rows: Vec<RowAt>,
     queries: Buffer<'s, A>,
+    finite: bool,
     /// Sums of values, once the first tile of keys has begun them.
     values: Buffer<'s, A>,
     begun: bool,
@@ -214,6 +215,7 @@ impl<'s, A: Real> Worker<'s, A> {
         let lane = |_| Lane {
             rows: Vec::with_capacity(QUERIES),
             queries: scratch.take(QUERIES * ops.query_row),
+            finite: true,
             values: scratch.take(QUERIES * padded::<A>(ops.problem.dv)),
             begun: false,
             max: [A::NEG_INFINITY; QUERIES],
@@ -331,7 +333,8 @@ impl<T: Element> Pass<'_, T> {
         let Worker { desk, live, scores, lanes } = worker;
         for (lane, &tile) in lanes.iter_mut().zip(tiles) {
             cut.rows(self.ops.problem, piece, b, slot, tile, &mut lane.rows);
-            desk.load_left(self.queries, lane.rows.iter().map(|row| (b, row.h, row.i)), &mut lane.queries);
+            let rows = lane.rows.iter().map(|row| (b, row.h, row.i));
+            lane.finite = desk.load_left(self.queries, rows, &mut lane.queries);
             lane.begun = false;
             lane.max.fill(T::Acc::NEG_INFINITY);
             lane.sum.fill(T::Acc::ZERO);
@@ -370,7 +373,7 @@ impl<T: Element> Pass<'_, T> {
         (desk, live, scores): (&mut Desk<'_, T::Acc>, &mut Live, &mut [T::Acc]),
     ) {
         let (ops, problem) = (self.ops, self.ops.problem);
-        let Lane { rows, queries, values, begun, max, sum, moment } = lane;
+        let Lane { rows, queries, finite: queries_finite, values, begun, max, sum, moment } = lane;
         let (value_row, count, at_once) = (padded::<T::Acc>(problem.dv), rows.len(), ops.arithmetic.rows_at_once());
         let (b, key_head) = (rows[0].b, rows[0].h / problem.heads.group);
         let keys = piece.tile_keys(b, key_head, key_tile);
@@ -382,7 +385,8 @@ impl<T: Element> Pass<'_, T> {
         for start in (0..count).step_by(at_once) {
             let some = start..(start + at_once).min(count);
             let (extent, len) = (live.extent(some.clone()), some.len());
-            ops.raw(desk, &queries[start * ops.query_row..], columns, keys.len, (live, some.clone()), scores);
+            let queries = (&queries[start * ops.query_row..], *queries_finite);
+            ops.raw(desk, queries, columns, keys.len, (live, some.clone()), scores);
             let scale = ops.finish(&keys, (live, start), &rows[some.clone()], scores, Kept::default());
             let mut factor = [T::Acc::ONE; QUERIES];
             let running = Running {

@@ -1,7 +1,7 @@
 //! Gradients by key: weights and gradients of scores, transposed, times rows of queries.
 //!
-//! Rows of sums are read either way. In pairs of bf16 a transpose is another operand: queries are packed once both ways, some tiles of
-//! them together, and what multiplies them is rounded two rows at a time.
+//! Rows of sums are read either way. In pairs of bf16 and in thirds a transpose is another operand: queries are packed once both ways,
+//! some tiles of them together, and what multiplies them is rounded, or taken apart, two rows at a time.
 
 use super::extent::Extent;
 use super::operand::Operand;
@@ -9,6 +9,7 @@ use super::products::{Arithmetic, Desk, clear_what_is_not_finite};
 use super::tile::RowAt;
 use crate::tuning::{KEYS, QUERIES};
 use qkv_simd::pairs::{self, Blocks, DEPTH, Left, Right, SIDE, deep, halves, halves_mut, singles, singles_of};
+use qkv_simd::thirds;
 use qkv_simd::tile::{Exponential, RowGradient, Span, transpose};
 use qkv_simd::{Element, Matrix, Panels, Real, Target, padded, product, product_skipping_zeros};
 use std::ops::Range;
@@ -51,13 +52,21 @@ impl<A: Real> Desk<'_, A> {
         let (count, row) = (rows.len(), self.arithmetic.left_row::<A>(from.width()));
         let (to, across) = out.split_at_mut(self.arithmetic.tiles_together() * QUERIES * row);
         let finite = self.load_left(from, rows, to);
+        if self.arithmetic == Arithmetic::Thirds {
+            // The rows are still on the stage.
+            let (panels, padded) = (from.width().div_ceil(SIDE), padded::<A>(from.width()));
+            if !finite {
+                clear_what_is_not_finite(&mut self.stage[..count * padded]);
+            }
+            self.thirds().left_of_columns(singles_of(&self.stage), padded, count, panels, halves_mut(across));
+        }
         if self.arithmetic == Arithmetic::Pairs {
             let (panels, chunks) = (from.width().div_ceil(SIDE), count.div_ceil(DEPTH));
             for start in (0..count).step_by(QUERIES) {
                 let (count, mut rows) = (QUERIES.min(count - start), &to[start * row..][..QUERIES * row]);
                 if !finite {
                     self.stage[..rows.len()].copy_from_slice(rows);
-                    clear_what_is_not_finite(halves_mut(&mut self.stage), count * 2 * row);
+                    clear_what_is_not_finite(&mut halves_mut(&mut self.stage)[..count * 2 * row]);
                     rows = &self.stage[..rows.len()];
                 }
                 let out = &mut halves_mut(across)[start..];
@@ -70,7 +79,11 @@ impl<A: Real> Desk<'_, A> {
     /// The memory of [`load_both_ways`](Desk::load_both_ways).
     pub fn both_ways_len(arithmetic: Arithmetic, width: usize) -> usize {
         let rows = arithmetic.tiles_together() * QUERIES;
-        let across = if arithmetic == Arithmetic::Pairs { pairs::right_len(rows, width) / 2 } else { 0 };
+        let across = match arithmetic {
+            Arithmetic::Sums => 0,
+            Arithmetic::Pairs => pairs::right_len(rows, width) / 2,
+            Arithmetic::Thirds => thirds::right_len(rows, width) / 2,
+        };
         rows * arithmetic.left_row::<A>(width) + across
     }
 
@@ -105,7 +118,11 @@ impl<A: Real> Desk<'_, A> {
     /// The memory of weights that are turned.
     pub fn turned_len(arithmetic: Arithmetic) -> usize {
         let rows = arithmetic.tiles_together() * QUERIES;
-        if arithmetic == Arithmetic::Pairs { pairs::right_len(rows, KEYS) / 2 } else { 0 }
+        match arithmetic {
+            Arithmetic::Sums => 0,
+            Arithmetic::Pairs => pairs::right_len(rows, KEYS) / 2,
+            Arithmetic::Thirds => thirds::right_len(rows, KEYS) / 2,
+        }
     }
 
     /// Rounds weights, rows of [`KEYS`], by key, as [`gather`](Desk::gather) takes them in pairs: the first row at `first` of the rows
@@ -118,10 +135,16 @@ impl<A: Real> Desk<'_, A> {
         (first, together): (usize, usize),
         out: &mut [A],
     ) {
-        if self.arithmetic == Arithmetic::Pairs {
-            let (panels, chunks) = (extent.whole(rows).end as usize, together.div_ceil(DEPTH));
-            let out = &mut halves_mut(out)[first * SIDE..];
-            self.pairs().narrow_right(singles_of(weights), KEYS, rows, panels, out, chunks);
+        let (panels, chunks) = (extent.whole(rows).end as usize, together.div_ceil(DEPTH));
+        match self.arithmetic {
+            Arithmetic::Sums => {}
+            Arithmetic::Pairs => {
+                let out = &mut halves_mut(out)[first * SIDE..];
+                self.pairs().narrow_right(singles_of(weights), KEYS, rows, panels, out, chunks);
+            }
+            Arithmetic::Thirds => {
+                self.thirds().right_of_rows(singles_of(weights), KEYS, rows, panels, halves_mut(out), chunks);
+            }
         }
     }
 
@@ -154,7 +177,7 @@ impl<A: Real> Desk<'_, A> {
                     }
                 }
             }
-            Arithmetic::Pairs => {
+            Arithmetic::Pairs | Arithmetic::Thirds => {
                 for (strip, span) in extent.strips(count, self.arithmetic) {
                     let rows = of.packed.first + strip.start..of.packed.first + strip.end;
                     self.gather_rows(turned, of.packed, rows, span, width, out);
@@ -166,7 +189,7 @@ impl<A: Real> Desk<'_, A> {
         }
     }
 
-    /// Of what is packed together, [`gather`](Desk::gather)s some rows: in pairs, and whole chunks.
+    /// Of what is packed together, [`gather`](Desk::gather)s some rows: in pairs or thirds, and whole chunks.
     pub fn gather_rows(
         &self,
         turned: &[A],
@@ -176,9 +199,15 @@ impl<A: Real> Desk<'_, A> {
         width: usize,
         out: &mut [A],
     ) {
-        let left = Left { data: halves(packed.across), row: deep(packed.together) };
-        let right = Right { data: halves(turned), chunks: packed.together.div_ceil(DEPTH), passing: false };
         let (panels, chunks) = (span.start as usize..span.end as usize, rows.start / DEPTH..rows.end.div_ceil(DEPTH));
+        let (data, in_all) = (halves(turned), packed.together.div_ceil(DEPTH));
+        if self.arithmetic == Arithmetic::Thirds {
+            let left = thirds::Left::rows(halves(packed.across), packed.together);
+            let right = thirds::Right { data, chunks: in_all };
+            return self.thirds().product(Target::plus(singles(out), KEYS), left, right, width, panels, chunks);
+        }
+        let left = Left { data: halves(packed.across), row: deep(packed.together) };
+        let right = Right { data, chunks: in_all, passing: false };
         self.pairs().product(Target::onto(singles(out), KEYS), left, right, width, panels, chunks);
     }
 
@@ -201,7 +230,7 @@ impl<A: Real> Desk<'_, A> {
     pub fn key_rows<'b>(&self, gathered: &'b [A], width: usize, room: &'b mut [A]) -> &'b [A] {
         match self.arithmetic {
             Arithmetic::Sums => gathered,
-            Arithmetic::Pairs => {
+            Arithmetic::Pairs | Arithmetic::Thirds => {
                 let row = padded::<A>(width);
                 transpose(self.isa, gathered, KEYS, row, KEYS / A::LANES, room, row);
                 room

@@ -63,6 +63,8 @@ struct Tile<'t, A> {
     /// The query head, counted within the sequence.
     h: usize,
     count: usize,
+    /// Whether keys and values are finite, where that matters.
+    finite: bool,
     queries: Packed<'t, A>,
     upstream: Packed<'t, A>,
     /// What the gradients of weights are relative to, for each row.
@@ -133,7 +135,7 @@ impl<'a, T: Element> Pass<'a, T> {
         step: Step,
         verdict: Verdict,
         blocks: &QueryBlocks<'_, T>,
-        keys_finite: bool,
+        (keys_finite, values_finite): (bool, bool),
         worker: &mut Worker<'_, T::Acc>,
         sums: &mut Sums<'_, '_, T::Acc>,
         bias: Option<&BiasGradient<'_, T::Acc>>,
@@ -149,7 +151,8 @@ impl<'a, T: Element> Pass<'a, T> {
         let queries = blocks.queries(at, &mut worker.desk);
         let (upstream, deltas) = blocks.upstream(at, &mut worker.desk);
         let (keys, count) = (piece.tile_keys(b, step.key_head, step.key_tile), worker.rows.len());
-        let tile = Tile { step, piece, keys, h, count, queries, upstream, deltas };
+        let finite = keys_finite && values_finite;
+        let tile = Tile { step, piece, keys, h, count, finite, queries, upstream, deltas };
         ops.live(piece, &tile.keys, verdict, &worker.rows, &mut worker.live);
         // What goes on between the gradients of scores and those of raw scores; mostly nothing but a scale.
         let more = bias.is_some() || !worker.table.is_empty() || !worker.slopes.is_empty() || !worker.raw.is_empty();
@@ -207,10 +210,10 @@ impl<'a, T: Element> Pass<'a, T> {
             let some = start..(start + PAIR_ROWS).min(*count);
             let (extent, len) = (live.extent(some.clone()), some.len());
             let (queries, upstream) = (&queries.rows[start * ops.query_row..], &upstream.rows[start * upstream_row..]);
-            ops.raw(desk, queries, key_columns, keys.len, (live, some.clone()), scores);
+            ops.raw(desk, (queries, true), (key_columns, true), keys.len, (live, some.clone()), scores);
             let scale = ops.finish(keys, (live, start), &rows[some], scores, Kept::default());
             let grads = &mut grads[start * KEYS..];
-            desk.scores(upstream, len, value_columns, problem.dv, extent, grads);
+            desk.scores(upstream, len, value_columns, problem.dv, extent, true, grads);
             let of = RowGradient { lse: &lse[start..], delta: &deltas[start..], entropy: &[], scale: ops.scales[*h] };
             let (how, place) = (ops.exponential(scale, extent), (tile.queries.first + start, tile.queries.together));
             desk.soften_back(
@@ -242,13 +245,15 @@ impl<'a, T: Element> Pass<'a, T> {
         let Terms { lse, entropy } = self.terms(tile, rows);
 
         // S, then P and dS: dP = dO · Vᵀ, dS = P ∘ (dP − δ).
-        ops.raw(desk, queries.rows, key_columns, keys.len, (live, 0..count), scores);
+        let finite = tile.finite;
+        ops.raw(desk, (queries.rows, queries.finite), (key_columns, finite), keys.len, (live, 0..count), scores);
         let kept = Kept { raw: &mut raw[..], slopes: &mut slopes[..] };
         let scale = ops.finish(keys, (live, 0), rows, scores, kept);
         if matches!(select, Select::Hard(Choice { straight_through: false, .. })) {
             grads[..count * KEYS].fill(T::Acc::ZERO);
         } else {
-            desk.scores(upstream.rows, count, value_columns, problem.dv, extent, grads);
+            let finite = finite && upstream.finite;
+            desk.scores(upstream.rows, count, value_columns, problem.dv, extent, finite, grads);
         }
         ops.modulate(rows, keys, grads);
         if !d_weights.is_empty() {

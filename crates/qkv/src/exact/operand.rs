@@ -126,14 +126,10 @@ impl<'a, T: Element> KeyBlocks<'a, T> {
         (b * self.heads + h - self.first) * tiles.len() + tile - tiles.start
     }
 
-    /// The keys of a tile as the columns of a right operand.
-    pub fn keys(&self, b: usize, h: usize, tile: usize, desk: &mut Desk<'_, T::Acc>) -> &[T::Acc] {
+    /// The keys of a tile as the columns of a right operand, and whether all are finite where that matters.
+    pub fn keys(&self, b: usize, h: usize, tile: usize, desk: &mut Desk<'_, T::Acc>) -> (&[T::Acc], bool) {
         let keys = self.piece.tile_keys(b, h, tile);
-        let pack = |out: &mut [T::Acc]| {
-            desk.load_columns(self.keys, (b, h), &keys, out);
-            true
-        };
-        self.columns.get(self.block(b, h, tile), pack).0
+        self.columns.get(self.block(b, h, tile), |out| desk.load_columns(self.keys, (b, h), &keys, out))
     }
 
     /// The values of a tile as the rows of a right operand, and whether all are finite.

@@ -1,8 +1,9 @@
 //! The products of a tile, in the arithmetic that its numbers and the CPU give.
 //!
-//! Either everything is made in the type of sums, or, where the inputs are bf16 and the CPU multiplies pairs of them, the
-//! operands stay bf16 and only sums are f32. A tile of scores is rows of f32 (or f64) in both, so whatever happens between
-//! two products does not know which it is.
+//! Everything is made in the type of sums; or, where the inputs are bf16 and the CPU multiplies pairs of them, the operands stay bf16
+//! and only sums are f32; or, where sums are f32 and the CPU has a unit for bf16 that is fast enough, the operands are the three bf16
+//! that make up each number. A tile of scores is rows of f32 (or f64) in all of them, so whatever happens between two products does
+//! not know which it is.
 
 use super::extent::Extent;
 use super::operand::Operand;
@@ -13,7 +14,8 @@ use crate::scratch::{Buffer, Scratch};
 use crate::select::Select;
 use crate::tuning::{GATHERED_TILES, KEYS, PAIR_ROWS, QUERIES};
 use half::bf16;
-use qkv_simd::pairs::{self, DEPTH, Left, Pairs, Right, SIDE, deep, halves, halves_mut, singles};
+use qkv_simd::pairs::{self, DEPTH, Left, Pairs, Right, SIDE, deep, halves, halves_mut, singles, singles_of};
+use qkv_simd::thirds::{self, Thirds};
 use qkv_simd::tile::{Exponential, Running, dots, softmax, to_panels};
 use qkv_simd::{Element, Isa, Matrix, Panels, Real, Target, padded, product, product_skipping_zeros};
 
@@ -24,15 +26,22 @@ pub(crate) enum Arithmetic {
     Sums,
     /// From pairs of bf16, summed in f32.
     Pairs,
+    /// From the three bf16 that make up an f32, summed in f32.
+    Thirds,
 }
 
 impl Arithmetic {
-    /// Pairs where rows of bf16 are compared as they are; what a projection made is not rounded again.
+    /// Pairs where rows of bf16 are compared as they are; what a projection made is not rounded again. Thirds where scores are
+    /// products of f32. What selects keys reads values as they are.
     pub fn of<T: Element>(problem: &Problem<'_, T>, isa: Isa) -> Arithmetic {
-        let as_they_are = matches!(problem.attention.score, Score::Dot | Score::ScaledDot);
-        let bf16 = T::NAME == bf16::NAME;
-        if bf16 && as_they_are && problem.attention.select == Select::Soft && Pairs::possible(isa) {
+        let (score, single) = (problem.attention.score, size_of::<T::Acc>() == size_of::<f32>());
+        let as_they_are = matches!(score, Score::Dot | Score::ScaledDot);
+        if problem.attention.select != Select::Soft {
+            Arithmetic::Sums
+        } else if T::NAME == bf16::NAME && as_they_are && Pairs::possible(isa) {
             Arithmetic::Pairs
+        } else if single && !matches!(score, Score::Additive | Score::Distance) && Thirds::possible(isa) {
+            Arithmetic::Thirds
         } else {
             Arithmetic::Sums
         }
@@ -43,6 +52,7 @@ impl Arithmetic {
         match self {
             Arithmetic::Sums => padded::<A>(width),
             Arithmetic::Pairs => deep(width) / 2,
+            Arithmetic::Thirds => thirds::left_len(width) / 2,
         }
     }
 
@@ -51,6 +61,7 @@ impl Arithmetic {
         match self {
             Arithmetic::Sums => padded::<A>(rows) * width,
             Arithmetic::Pairs => pairs::right_len(width, rows) / 2,
+            Arithmetic::Thirds => thirds::right_len(width, rows) / 2,
         }
     }
 
@@ -59,13 +70,14 @@ impl Arithmetic {
         match self {
             Arithmetic::Sums => rows * padded::<A>(width),
             Arithmetic::Pairs => pairs::right_len(rows, width) / 2,
+            Arithmetic::Thirds => thirds::right_len(rows, width) / 2,
         }
     }
 
     /// Tiles of queries that are packed together for a backward pass.
     pub fn tiles_together(self) -> usize {
         match self {
-            Arithmetic::Sums => 1,
+            Arithmetic::Sums | Arithmetic::Thirds => 1,
             Arithmetic::Pairs => GATHERED_TILES,
         }
     }
@@ -74,7 +86,7 @@ impl Arithmetic {
     pub fn rows_at_once(self) -> usize {
         match self {
             Arithmetic::Sums => QUERIES,
-            Arithmetic::Pairs => PAIR_ROWS,
+            Arithmetic::Pairs | Arithmetic::Thirds => PAIR_ROWS,
         }
     }
 }
@@ -84,17 +96,23 @@ pub(crate) struct Desk<'s, A: Real> {
     pub(super) isa: Isa,
     pub arithmetic: Arithmetic,
     pub(super) pairs: Option<Pairs>,
+    pub(super) thirds: Option<Thirds>,
     /// Rows of one tile on their way into an operand.
     pub(super) stage: Buffer<'s, A>,
+    /// The last thirds of the weights that were made last.
+    low: Buffer<'s, A>,
 }
 
 impl<'s, A: Real> Desk<'s, A> {
     /// For operands of up to `width` numbers a row.
     pub fn new(scratch: &'s Scratch<A>, isa: Isa, arithmetic: Arithmetic, width: usize) -> Self {
         let pairs = if arithmetic == Arithmetic::Pairs { Pairs::new(isa) } else { None };
+        let thirds = if arithmetic == Arithmetic::Thirds { Thirds::new(isa) } else { None };
+        let low = scratch.take(if thirds.is_some() { QUERIES * KEYS / 2 } else { 0 });
         // Rows of a tile, or its weights rounded.
         let rows = KEYS.max(QUERIES) * arithmetic.left_row::<A>(width);
-        Desk { isa, arithmetic, pairs, stage: scratch.take(rows.max(pairs::right_len(QUERIES, KEYS) / 2)) }
+        let stage = scratch.take(rows.max(pairs::right_len(QUERIES, KEYS) / 2));
+        Desk { isa, arithmetic, pairs, thirds, stage, low }
     }
 
     /// The unit that multiplies pairs, in that arithmetic.
@@ -102,14 +120,24 @@ impl<'s, A: Real> Desk<'s, A> {
         self.pairs.as_ref().expect("made with the desk of this arithmetic")
     }
 
+    /// The unit that multiplies thirds, in that arithmetic.
+    pub(super) fn thirds(&self) -> &Thirds {
+        self.thirds.as_ref().expect("made with the desk of this arithmetic")
+    }
+
     /// Copies rows as a left operand, and says whether all are finite.
     pub fn load_left<T: Element<Acc = A>>(
-        &self,
+        &mut self,
         from: Operand<'_, T>,
         rows: impl Iterator<Item = (usize, usize, usize)> + Clone,
         out: &mut [A],
     ) -> bool {
-        load_left(self.arithmetic, self.pairs.as_ref(), from, rows, out)
+        if self.arithmetic != Arithmetic::Thirds {
+            return load_left(self.arithmetic, self.pairs.as_ref(), from, rows, out);
+        }
+        let (width, row, count) = (from.width(), padded::<A>(from.width()), rows.clone().count());
+        load(Arithmetic::Sums, from, rows, &mut self.stage);
+        self.thirds().left(singles_of(&self.stage), row, count, width, halves_mut(out))
     }
 
     /// The sums of products of up to [`QUERIES`] pairs of rows, of which the first were loaded as a left operand, by the very sums that
@@ -121,39 +149,55 @@ impl<'s, A: Real> Desk<'s, A> {
         rows: impl Iterator<Item = (usize, usize, usize)> + Clone,
         out: &mut [A],
     ) {
-        let row = self.arithmetic.left_row::<A>(of.width());
+        let (width, row) = (of.width(), self.arithmetic.left_row::<A>(of.width()));
         let (right, rest) = self.stage.split_at_mut(QUERIES * row);
-        load_left(self.arithmetic, self.pairs.as_ref(), of, rows, right);
-        match &self.pairs {
-            None => dots(self.isa, loaded, right, row, out),
-            Some(pairs) => {
-                let (columns, sums) = rest.split_at_mut(SIDE * row);
+        let (columns, sums) = rest.split_at_mut(SIDE * row);
+        match self.arithmetic {
+            Arithmetic::Sums => {
+                load(self.arithmetic, of, rows, right);
+                dots(self.isa, loaded, right, row, out);
+            }
+            Arithmetic::Pairs => {
+                let pairs = self.pairs.as_ref().expect("made with the desk of this arithmetic");
+                load_left(self.arithmetic, Some(pairs), of, rows, right);
                 let chunks = 2 * row / DEPTH;
                 for (at, out) in out.chunks_mut(SIDE).enumerate() {
-                    pairs.right_of_columns(
-                        &halves(right)[at * SIDE * 2 * row..],
-                        2 * row,
-                        out.len(),
-                        chunks,
-                        halves_mut(columns),
-                    );
+                    let right = &halves(right)[at * SIDE * 2 * row..];
+                    pairs.right_of_columns(right, 2 * row, out.len(), chunks, halves_mut(columns));
                     let left = Left { data: &halves(loaded)[at * SIDE * 2 * row..], row: 2 * row };
                     let right = Right { data: halves(columns), chunks, passing: false };
                     pairs.product(Target::anew(singles(sums), SIDE), left, right, SIDE, 0..1, 0..chunks);
                     out.iter_mut().enumerate().for_each(|(r, out)| *out = sums[r * SIDE + r]);
                 }
             }
+            Arithmetic::Thirds => {
+                let thirds = self.thirds.as_ref().expect("made with the desk of this arithmetic");
+                load(Arithmetic::Sums, of, rows, right);
+                let (across, chunks) = (padded::<A>(width), deep(width) / DEPTH);
+                for (at, out) in out.chunks_mut(SIDE).enumerate() {
+                    let right = &singles_of(right)[at * SIDE * across..];
+                    thirds.right_of_columns(right, across, out.len(), width, halves_mut(columns));
+                    let left = &halves(loaded)[at * SIDE * 2 * row..];
+                    let right = thirds::Right { data: halves(columns), chunks };
+                    let to = Target::anew(singles(sums), SIDE);
+                    thirds.product(to, thirds::Left::rows(left, width), right, SIDE, 0..1, 0..chunks);
+                    if (0..out.len()).any(|r| sums[r * SIDE + r].is_nan()) {
+                        mend(left, right, width, out.len(), 0..1, singles(sums), SIDE);
+                    }
+                    out.iter_mut().enumerate().for_each(|(r, out)| *out = sums[r * SIDE + r]);
+                }
+            }
         }
     }
 
-    /// Packs keys as the columns of a right operand.
+    /// Packs keys as the columns of a right operand, and says whether their [`scores`](Desk::scores) are what products make of them.
     pub fn load_columns<T: Element<Acc = A>>(
         &mut self,
         from: Operand<'_, T>,
         (b, h): (usize, usize),
         keys: &TileKeys<'_>,
         out: &mut [A],
-    ) {
+    ) -> bool {
         let width = from.width();
         let row = self.arithmetic.left_row::<A>(width);
         match self.arithmetic {
@@ -165,15 +209,22 @@ impl<'s, A: Real> Desk<'s, A> {
                 let (chunks, out) = (deep(width) / DEPTH, halves_mut(out));
                 // Rows of whole chunks that lie one after the other are read where they lie.
                 if let Some((rows, row)) = lying(&from, (b, h), keys).filter(|_| width == deep(width)) {
-                    return self.pairs().right_of_columns(rows, row, keys.len, chunks, out);
+                    self.pairs().right_of_columns(rows, row, keys.len, chunks, out);
+                } else {
+                    self.stage_rows(from, (b, h), keys);
+                    self.pairs().right_of_columns(halves(&self.stage), 2 * row, keys.len, chunks, out);
                 }
+            }
+            Arithmetic::Thirds => {
                 self.stage_rows(from, (b, h), keys);
-                self.pairs().right_of_columns(halves(&self.stage), 2 * row, keys.len, chunks, out);
+                let rows = singles_of(&self.stage);
+                return self.thirds().right_of_columns(rows, padded::<A>(width), keys.len, width, halves_mut(out));
             }
         }
+        true
     }
 
-    /// Packs keys as the rows of a right operand, and says whether all are finite. In pairs, what is not becomes zero: see
+    /// Packs keys as the rows of a right operand, and says whether all are finite. In pairs and thirds, what is not becomes zero: see
     /// [`weigh`](Desk::weigh).
     pub fn load_rows<T: Element<Acc = A>>(
         &mut self,
@@ -194,9 +245,19 @@ impl<'s, A: Real> Desk<'s, A> {
                 let row = 2 * self.arithmetic.left_row::<A>(from.width());
                 let finite = self.stage_rows(from, (b, h), keys);
                 if !finite {
-                    clear_what_is_not_finite(halves_mut(&mut self.stage), keys.len * row);
+                    clear_what_is_not_finite(&mut halves_mut(&mut self.stage)[..keys.len * row]);
                 }
                 self.pairs().right_of_rows(halves(&self.stage), row, keys.len, panels, out);
+                finite
+            }
+            Arithmetic::Thirds => {
+                let row = padded::<A>(from.width());
+                let finite = self.stage_rows(from, (b, h), keys);
+                if !finite {
+                    clear_what_is_not_finite(&mut self.stage[..keys.len * row]);
+                }
+                let (panels, chunks) = (row / SIDE, keys.len.div_ceil(DEPTH));
+                self.thirds().right_of_rows(singles_of(&self.stage), row, keys.len, panels, halves_mut(out), chunks);
                 finite
             }
         }
@@ -214,7 +275,9 @@ impl<'s, A: Real> Desk<'s, A> {
         match self.arithmetic {
             // Rows of sums lie as they are turned.
             Arithmetic::Sums => to_panels(self.isa, rows, padded::<A>(from.width()), keys.len, from.width(), columns),
-            Arithmetic::Pairs => self.load_columns(from, at, keys, columns),
+            Arithmetic::Pairs | Arithmetic::Thirds => {
+                self.load_columns(from, at, keys, columns);
+            }
         }
         finite
     }
@@ -225,11 +288,23 @@ impl<'s, A: Real> Desk<'s, A> {
         (b, h): (usize, usize),
         keys: &TileKeys<'_>,
     ) -> bool {
-        load(self.arithmetic, from, (0..keys.len).map(|at| (b, h, keys.index(at))), &mut self.stage)
+        let arithmetic = if self.arithmetic == Arithmetic::Pairs { Arithmetic::Pairs } else { Arithmetic::Sums };
+        load(arithmetic, from, (0..keys.len).map(|at| (b, h, keys.index(at))), &mut self.stage)
     }
 
-    /// Raw scores, rows of [`KEYS`]: left rows against the columns of a tile of keys, whole panels, where the rows' spans are.
-    pub fn scores(&self, left: &[A], rows: usize, columns: &[A], width: usize, extent: Extent<'_>, out: &mut [A]) {
+    /// Raw scores, rows of [`KEYS`]: left rows against the columns of a tile of keys, whole panels, where the rows' spans are. Either
+    /// may hold what is not `finite`.
+    #[allow(clippy::too_many_arguments)]
+    pub fn scores(
+        &self,
+        left: &[A],
+        rows: usize,
+        columns: &[A],
+        width: usize,
+        extent: Extent<'_>,
+        finite: bool,
+        out: &mut [A],
+    ) {
         let row = self.arithmetic.left_row::<A>(width);
         for (strip, span) in extent.strips(rows, self.arithmetic) {
             let (left, out) = (&left[strip.start * row..], &mut out[strip.start * KEYS..]);
@@ -248,6 +323,15 @@ impl<'s, A: Real> Desk<'s, A> {
                     );
                     self.pairs().product(Target::anew(singles(out), KEYS), left, right, strip.len(), panels, 0..chunks);
                 }
+                Arithmetic::Thirds => {
+                    let chunks = deep(width) / DEPTH;
+                    let (left, right) = (halves(left), thirds::Right { data: halves(columns), chunks });
+                    let (to, of) = (Target::anew(singles(out), KEYS), thirds::Left::rows(left, width));
+                    self.thirds().product(to, of, right, strip.len(), panels.clone(), 0..chunks);
+                    if !finite {
+                        mend(left, right, width, strip.len(), panels, singles(out), KEYS);
+                    }
+                }
             }
         }
     }
@@ -257,7 +341,7 @@ impl<'s, A: Real> Desk<'s, A> {
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     pub fn soften(
-        &self,
+        &mut self,
         scores: &mut [A],
         rows: usize,
         keys: usize,
@@ -284,15 +368,22 @@ impl<'s, A: Real> Desk<'s, A> {
         }
     }
 
-    /// Rounds rows of [`KEYS`] where they lie, as [`weigh`](Desk::weigh) takes them.
-    pub fn round(&self, weights: &mut [A], rows: usize, keys: usize) {
-        if self.arithmetic == Arithmetic::Pairs {
-            self.pairs().narrow_rows(singles(weights), KEYS, rows, padded::<A>(keys));
+    /// Rounds rows of [`KEYS`] where they lie, or takes them apart, as [`weigh`](Desk::weigh) takes them.
+    pub fn round(&mut self, weights: &mut [A], rows: usize, keys: usize) {
+        let (weights, width) = (&mut weights[..], padded::<A>(keys));
+        match self.arithmetic {
+            Arithmetic::Sums => {}
+            Arithmetic::Pairs => self.pairs().narrow_rows(singles(weights), KEYS, rows, width),
+            Arithmetic::Thirds => {
+                let Desk { thirds, low, .. } = self;
+                let thirds = thirds.as_ref().expect("made with the desk of this arithmetic");
+                thirds.split_rows(singles(weights), KEYS, rows, width, halves_mut(low), KEYS);
+            }
         }
     }
 
     /// Adds weights, rows of [`KEYS`], times the rows of a tile of keys, or begins with them anew. In pairs the weights are rounded
-    /// already.
+    /// already, in thirds taken apart: those that were last.
     ///
     /// A weight of zero means that the pair is absent, whatever its row holds.
     pub fn weigh<T: Element<Acc = A>>(
@@ -330,6 +421,19 @@ impl<'s, A: Real> Desk<'s, A> {
                         self.add_what_is_not_finite(weights, strip.len(), &of, out);
                     }
                 }
+                Arithmetic::Thirds => {
+                    let chunks = of.keys.len.div_ceil(DEPTH);
+                    let some = span.start as usize * SIDE / DEPTH..(span.end as usize * SIDE).div_ceil(DEPTH);
+                    let right = thirds::Right { data: halves(of.rows), chunks };
+                    let low = &halves(&self.low)[strip.start * KEYS..];
+                    let left = thirds::Left { high: halves(weights), row: 2 * KEYS, low, low_row: KEYS };
+                    let sums = singles(out);
+                    let sums = if anew { Target::anew(sums, row) } else { Target::plus(sums, row) };
+                    self.thirds().product(sums, left, right, strip.len(), 0..panels, some);
+                    if !of.finite {
+                        self.add_what_is_not_finite(weights, strip.len(), &of, out);
+                    }
+                }
             }
         }
     }
@@ -348,7 +452,10 @@ impl<'s, A: Real> Desk<'s, A> {
                 continue;
             }
             for r in 0..rows {
-                let weight = A::of_f64(halves(&weights[r * KEYS..])[at].to_f64());
+                let weights = halves(&weights[r * KEYS..]);
+                let thirds = self.arithmetic == Arithmetic::Thirds;
+                let weight = if thirds { Thirds::first_third(weights, at) } else { weights[at] };
+                let weight = A::of_f64(weight.to_f64());
                 if weight != A::ZERO {
                     for (out, &x) in out[r * row..].iter_mut().zip(&self.stage[..row]).filter(|(_, x)| !x.is_finite()) {
                         *out += weight * x;
@@ -426,6 +533,7 @@ fn load<T: Element>(
         (Arithmetic::Sums, Some(((b, h, first), count))) => from.load_rows(b, h, first, &mut out[..count * row], row),
         (Arithmetic::Sums, None) => each(rows, row, out, |(b, h, i), out| from.load_row(b, h, i, out)),
         (Arithmetic::Pairs, _) => each(rows, row, out, |(b, h, i), out| from.load_halves(b, h, i, halves_mut(out))),
+        (Arithmetic::Thirds, _) => unreachable!("rows are taken apart after they were loaded"),
     }
 }
 
@@ -440,8 +548,33 @@ fn each<A>(
 }
 
 /// Makes zeros of numbers that are not finite.
-pub(super) fn clear_what_is_not_finite(stage: &mut [bf16], len: usize) {
-    stage[..len].iter_mut().filter(|x| !x.is_finite()).for_each(|x| *x = bf16::ZERO);
+pub(super) fn clear_what_is_not_finite<T: Element>(stage: &mut [T]) {
+    stage.iter_mut().filter(|x| !x.widen().is_finite()).for_each(|x| *x = T::narrow(T::Acc::ZERO));
+}
+
+/// Scores of rows and columns that hold ∞ but not NaN, made again number by number: ∞ has no thirds, so products have made NaN of it.
+fn mend(
+    left: &[bf16],
+    right: thirds::Right<'_>,
+    width: usize,
+    rows: usize,
+    panels: std::ops::Range<usize>,
+    out: &mut [f32],
+    row: usize,
+) {
+    let of_row = |r: usize| (0..width).map(move |k| Thirds::number(&left[r * thirds::left_len(width)..], width, k));
+    let of_column = |j: usize| (0..width).map(move |k| Thirds::number_of_column(right, k, j));
+    for j in panels.start * SIDE..panels.end * SIDE {
+        if of_column(j).any(f32::is_nan) {
+            continue;
+        }
+        let infinite = of_column(j).any(f32::is_infinite);
+        for r in 0..rows {
+            if infinite || of_row(r).any(f32::is_infinite) {
+                out[r * row + j] = of_row(r).zip(of_column(j)).map(|(x, y)| x * y).sum();
+            }
+        }
+    }
 }
 
 /// Rows that are weighed and added up: packed, and where they came from.

@@ -161,7 +161,7 @@ fn score_rows<T: Element>(
     let Worker { desk, live, queries: q, tile, scores, .. } = worker;
     let (b, key_head) = (rows[0].b, rows[0].h / ops.problem.heads.group);
     scores.fill(T::Acc::NEG_INFINITY);
-    desk.load_left(queries, rows.iter().map(|at| (b, at.h, at.i)), q);
+    let finite = desk.load_left(queries, rows.iter().map(|at| (b, at.h, at.i)), q);
     for key_tile in piece.key_tiles() {
         let verdict = piece.verdict_of_rows(&ops.problem.scene, rows, key_tile);
         if verdict == super::Verdict::Empty {
@@ -170,7 +170,7 @@ fn score_rows<T: Element>(
         let keys = piece.tile_keys(b, key_head, key_tile);
         ops.live(piece, &keys, verdict, rows, live);
         let columns = blocks.keys(b, key_head, key_tile, desk);
-        ops.raw(desk, q, columns, keys.len, (live, 0..rows.len()), tile);
+        ops.raw(desk, (q, finite), columns, keys.len, (live, 0..rows.len()), tile);
         ops.finish_all(&keys, live, rows, tile);
         for r in 0..rows.len() {
             scores[r * row + keys.start..][..keys.len].copy_from_slice(&tile[r * KEYS..][..keys.len]);

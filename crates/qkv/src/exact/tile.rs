@@ -132,7 +132,7 @@ impl<'a, T: Element> TileOps<'a, T> {
 
     /// How the scores of some rows become weights, once they are scaled by `scale`.
     pub fn exponential<'b>(&self, scale: T::Acc, extent: Extent<'b>) -> Exponential<'b, T::Acc> {
-        Exponential { scale, spans: extent.spans, sharp: self.arithmetic == Arithmetic::Sums }
+        Exponential { scale, spans: extent.spans, sharp: self.arithmetic != Arithmetic::Pairs }
     }
 
     /// The score that is no product, if it is one.
@@ -190,12 +190,12 @@ impl<'a, T: Element> TileOps<'a, T> {
     }
 
     /// Writes the raw scores of some rows of a tile, `rows` of those that `live` was made for: rows of [`KEYS`], whole panels
-    /// of keys, where the rows see any.
+    /// of keys, where the rows see any. Queries and keys say whether all of them are finite.
     pub fn raw(
         &self,
         desk: &Desk<'_, T::Acc>,
-        queries: &[T::Acc],
-        columns: &[T::Acc],
+        (queries, queries_finite): (&[T::Acc], bool),
+        (columns, keys_finite): (&[T::Acc], bool),
         keys: usize,
         (live, rows): (&Live, Range<usize>),
         scores: &mut [T::Acc],
@@ -205,7 +205,10 @@ impl<'a, T: Element> TileOps<'a, T> {
                 let sides = self.sides(queries, rows.len(), columns, keys);
                 pairwise::scores(self.isa, of, sides, scores, KEYS)
             }
-            None => desk.scores(queries, rows.len(), columns, self.width, live.extent(rows), scores),
+            None => {
+                let (count, finite) = (rows.len(), queries_finite && keys_finite);
+                desk.scores(queries, count, columns, self.width, live.extent(rows), finite, scores)
+            }
         }
     }
 

@@ -1,0 +1,389 @@
+//! The kernels of the parent module in instructions of x86-64.
+
+// SAFETY, for the whole module: every function asks its caller for the instruction set that it uses, and for slices that
+// hold what the parent module checks before it calls.
+#![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
+
+use super::{BLOCK, DEPTH, LARGE, Left, Right, SIDE, THIRDS, left_len};
+use crate::lanes::avx512::transpose;
+use crate::product::{Begin, Target};
+use half::bf16;
+use std::arch::asm;
+use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+/// Bytes of a chunk of a right operand.
+const CHUNK: usize = THIRDS * 2 * BLOCK;
+
+/// Two by two tiles of sums on their way to where they are added.
+#[repr(C, align(64))]
+struct Sums([f32; 4 * SIDE * SIDE]);
+
+/// `C = A · B`, or more, two by two tiles at a time.
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn product(
+    c: Target<'_, f32>,
+    a: Left<'_>,
+    b: Right<'_>,
+    rows: usize,
+    panels: Range<usize>,
+    chunks: Range<usize>,
+) {
+    let mut sums = MaybeUninit::<Sums>::uninit();
+    let sums = sums.as_mut_ptr().cast::<f32>();
+    let (high_row, low_row) = (2 * a.row, 2 * a.low_row);
+    for row in (0..rows).step_by(2 * SIDE) {
+        let high = a.high.as_ptr().add(row * a.row + chunks.start * 2 * DEPTH).cast();
+        let low = a.low.as_ptr().add(row * a.low_row + chunks.start * DEPTH).cast();
+        let tall = (rows - row).min(2 * SIDE);
+        for panel in panels.clone().step_by(2) {
+            let wide = (panels.end - panel).min(2) * SIDE;
+            let right = b.data.as_ptr().cast::<u8>().add((panel * b.chunks + chunks.start) * CHUNK);
+            let to = c.data.as_mut_ptr().add(row * c.row + panel * SIDE);
+            let added = c.begin == Begin::Plus;
+            let (stored, c_row) = if added { (sums, 2 * SIDE) } else { (to, c.row) };
+            let tile = Tile {
+                to: stored.cast(),
+                c_row: 4 * c_row,
+                high,
+                high_row,
+                low,
+                low_row,
+                right,
+                panel: b.chunks * CHUNK,
+                steps: chunks.len(),
+            };
+            match (tall > SIDE, wide > SIDE) {
+                (true, true) => tile.two_by_two(),
+                (true, false) => tile.two_by_one(),
+                (false, true) => tile.one_by_two(),
+                (false, false) => tile.one_by_one(),
+            }
+            if added {
+                for r in 0..tall {
+                    for x in (0..wide).step_by(SIDE) {
+                        let to = to.add(r * c.row + x);
+                        let sum = _mm512_load_ps(sums.add(r * 2 * SIDE + x));
+                        _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), sum));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Where up to two by two tiles of `C` and their operands begin, with distances in bytes.
+struct Tile {
+    to: *mut u8,
+    c_row: usize,
+    high: *const u8,
+    high_row: usize,
+    low: *const u8,
+    low_row: usize,
+    right: *const u8,
+    /// From one panel of B to the next.
+    panel: usize,
+    steps: usize,
+}
+
+/// Clears the tiles of C, walks the depth, stores them. Everything that is loaded is used by all that need it before it gives way, and
+/// the order of the six products is the same in all shapes: an element's bits do not depend on its neighbours.
+macro_rules! walk {
+    ($self:ident, clear: $($clear:literal)*; step: $($step:literal)*; store: $($store:literal)*; lower: $($lower:literal)*) => {
+        asm!(
+            "/* one tile high needs no {h2}, {l2}, one wide no {b2} */",
+            $($clear,)*
+            "2:",
+            $($step,)*
+            "add {h}, 128", "add {h2}, 128",
+            "add {l}, 64", "add {l2}, 64",
+            "add {b}, 3072", "add {b2}, 3072",
+            "dec {steps}",
+            "jnz 2b",
+            $($store,)*
+            "shl {cs}, 4", "add {c}, {cs}", "shr {cs}, 4",
+            $($lower,)*
+            c = inout(reg) $self.to => _,
+            cs = inout(reg) $self.c_row => _,
+            h = inout(reg) $self.high => _,
+            h2 = inout(reg) $self.high.wrapping_add(SIDE * $self.high_row) => _,
+            hs = in(reg) $self.high_row,
+            l = inout(reg) $self.low => _,
+            l2 = inout(reg) $self.low.wrapping_add(SIDE * $self.low_row) => _,
+            ls = in(reg) $self.low_row,
+            b = inout(reg) $self.right => _,
+            b2 = inout(reg) $self.right.wrapping_add($self.panel) => _,
+            bs = in(reg) 64usize,
+            steps = inout(reg) $self.steps => _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        )
+    };
+}
+
+impl Tile {
+    #[inline(always)]
+    unsafe fn two_by_two(self) {
+        walk!(self,
+            clear: "tilezero tmm0" "tilezero tmm1" "tilezero tmm2" "tilezero tmm3";
+            // First thirds with last, middle and first ones, then last and middle ones with first, and middle ones with middle.
+            step: "tileloadd tmm4, [{h} + {hs}]"
+                  "tileloaddt1 tmm6, [{b} + {bs} + 2048]" "tdpbf16ps tmm0, tmm4, tmm6"
+                  "tileloaddt1 tmm7, [{b2} + {bs} + 2048]" "tdpbf16ps tmm1, tmm4, tmm7"
+                  "tileloadd tmm5, [{h2} + {hs}]" "tdpbf16ps tmm2, tmm5, tmm6" "tdpbf16ps tmm3, tmm5, tmm7"
+                  "tileloaddt1 tmm6, [{b} + {bs} + 1024]" "tdpbf16ps tmm0, tmm4, tmm6" "tdpbf16ps tmm2, tmm5, tmm6"
+                  "tileloaddt1 tmm7, [{b2} + {bs} + 1024]" "tdpbf16ps tmm1, tmm4, tmm7" "tdpbf16ps tmm3, tmm5, tmm7"
+                  "tileloaddt1 tmm6, [{b} + {bs}]" "tdpbf16ps tmm0, tmm4, tmm6" "tdpbf16ps tmm2, tmm5, tmm6"
+                  "tileloaddt1 tmm7, [{b2} + {bs}]" "tdpbf16ps tmm1, tmm4, tmm7" "tdpbf16ps tmm3, tmm5, tmm7"
+                  "tileloadd tmm4, [{l} + {ls}]" "tdpbf16ps tmm0, tmm4, tmm6" "tdpbf16ps tmm1, tmm4, tmm7"
+                  "tileloadd tmm5, [{l2} + {ls}]" "tdpbf16ps tmm2, tmm5, tmm6" "tdpbf16ps tmm3, tmm5, tmm7"
+                  "tileloadd tmm4, [{h} + {hs} + 64]" "tdpbf16ps tmm0, tmm4, tmm6" "tdpbf16ps tmm1, tmm4, tmm7"
+                  "tileloadd tmm5, [{h2} + {hs} + 64]" "tdpbf16ps tmm2, tmm5, tmm6" "tdpbf16ps tmm3, tmm5, tmm7"
+                  "tileloaddt1 tmm6, [{b} + {bs} + 1024]" "tdpbf16ps tmm0, tmm4, tmm6" "tdpbf16ps tmm2, tmm5, tmm6"
+                  "tileloaddt1 tmm7, [{b2} + {bs} + 1024]" "tdpbf16ps tmm1, tmm4, tmm7" "tdpbf16ps tmm3, tmm5, tmm7";
+            store: "tilestored [{c} + {cs}], tmm0" "tilestored [{c} + {cs} + 64], tmm1";
+            lower: "tilestored [{c} + {cs}], tmm2" "tilestored [{c} + {cs} + 64], tmm3")
+    }
+
+    #[inline(always)]
+    unsafe fn two_by_one(self) {
+        walk!(self,
+            clear: "tilezero tmm0" "tilezero tmm2";
+            step: "tileloaddt1 tmm6, [{b} + {bs} + 2048]"
+                  "tileloadd tmm4, [{h} + {hs}]" "tdpbf16ps tmm0, tmm4, tmm6"
+                  "tileloadd tmm5, [{h2} + {hs}]" "tdpbf16ps tmm2, tmm5, tmm6"
+                  "tileloaddt1 tmm7, [{b} + {bs} + 1024]" "tdpbf16ps tmm0, tmm4, tmm7" "tdpbf16ps tmm2, tmm5, tmm7"
+                  "tileloaddt1 tmm6, [{b} + {bs}]" "tdpbf16ps tmm0, tmm4, tmm6" "tdpbf16ps tmm2, tmm5, tmm6"
+                  "tileloadd tmm4, [{l} + {ls}]" "tdpbf16ps tmm0, tmm4, tmm6"
+                  "tileloadd tmm5, [{l2} + {ls}]" "tdpbf16ps tmm2, tmm5, tmm6"
+                  "tileloadd tmm4, [{h} + {hs} + 64]" "tdpbf16ps tmm0, tmm4, tmm6"
+                  "tileloadd tmm5, [{h2} + {hs} + 64]" "tdpbf16ps tmm2, tmm5, tmm6"
+                  "tdpbf16ps tmm0, tmm4, tmm7" "tdpbf16ps tmm2, tmm5, tmm7";
+            store: "tilestored [{c} + {cs}], tmm0";
+            lower: "tilestored [{c} + {cs}], tmm2")
+    }
+
+    #[inline(always)]
+    unsafe fn one_by_two(self) {
+        walk!(self,
+            clear: "tilezero tmm0" "tilezero tmm1";
+            step: "tileloadd tmm4, [{h} + {hs}]"
+                  "tileloaddt1 tmm6, [{b} + {bs} + 2048]" "tdpbf16ps tmm0, tmm4, tmm6"
+                  "tileloaddt1 tmm7, [{b2} + {bs} + 2048]" "tdpbf16ps tmm1, tmm4, tmm7"
+                  "tileloaddt1 tmm2, [{b} + {bs} + 1024]" "tdpbf16ps tmm0, tmm4, tmm2"
+                  "tileloaddt1 tmm3, [{b2} + {bs} + 1024]" "tdpbf16ps tmm1, tmm4, tmm3"
+                  "tileloaddt1 tmm6, [{b} + {bs}]" "tdpbf16ps tmm0, tmm4, tmm6"
+                  "tileloaddt1 tmm7, [{b2} + {bs}]" "tdpbf16ps tmm1, tmm4, tmm7"
+                  "tileloadd tmm5, [{l} + {ls}]" "tdpbf16ps tmm0, tmm5, tmm6" "tdpbf16ps tmm1, tmm5, tmm7"
+                  "tileloadd tmm4, [{h} + {hs} + 64]" "tdpbf16ps tmm0, tmm4, tmm6" "tdpbf16ps tmm1, tmm4, tmm7"
+                  "tdpbf16ps tmm0, tmm4, tmm2" "tdpbf16ps tmm1, tmm4, tmm3";
+            store: "tilestored [{c} + {cs}], tmm0" "tilestored [{c} + {cs} + 64], tmm1";
+            lower: )
+    }
+
+    #[inline(always)]
+    unsafe fn one_by_one(self) {
+        walk!(self,
+            clear: "tilezero tmm0";
+            step: "tileloadd tmm4, [{h} + {hs}]"
+                  "tileloaddt1 tmm6, [{b} + {bs} + 2048]" "tdpbf16ps tmm0, tmm4, tmm6"
+                  "tileloaddt1 tmm7, [{b} + {bs} + 1024]" "tdpbf16ps tmm0, tmm4, tmm7"
+                  "tileloaddt1 tmm6, [{b} + {bs}]" "tdpbf16ps tmm0, tmm4, tmm6"
+                  "tileloadd tmm5, [{l} + {ls}]" "tdpbf16ps tmm0, tmm5, tmm6"
+                  "tileloadd tmm4, [{h} + {hs} + 64]" "tdpbf16ps tmm0, tmm4, tmm6" "tdpbf16ps tmm0, tmm4, tmm7";
+            store: "tilestored [{c} + {cs}], tmm0";
+            lower: )
+    }
+}
+
+/// The thirds of two vectors, lane by lane side by side: the first ones, the middle ones, the last ones. A third is rounded by whole
+/// numbers, half away from zero.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn thirds(first: __m512, second: __m512) -> [__m512i; THIRDS] {
+    let (half, top) = (_mm512_set1_epi32(0x8000), _mm512_set1_epi32(0xffff_0000_u32 as i32));
+    let (mut left, mut thirds) = ([first, second], [_mm512_setzero_si512(); THIRDS]);
+    for (at, third) in thirds.iter_mut().enumerate() {
+        let mut rounded = [_mm512_setzero_si512(); 2];
+        for (left, rounded) in left.iter_mut().zip(&mut rounded) {
+            // What is left after two is whole.
+            let bits = _mm512_castps_si512(*left);
+            *rounded = if at < THIRDS - 1 { _mm512_add_epi32(bits, half) } else { bits };
+            *left = _mm512_sub_ps(*left, _mm512_castsi512_ps(_mm512_and_si512(*rounded, top)));
+        }
+        *third = _mm512_mask_blend_epi16(SECOND, _mm512_srli_epi32::<16>(rounded[0]), rounded[1]);
+    }
+    thirds
+}
+
+/// The upper half of every lane.
+const SECOND: __mmask32 = 0xaaaa_aaaa;
+
+/// The largest of some numbers so far, by their bits without the sign.
+#[derive(Clone, Copy)]
+struct Largest(__m512i);
+
+impl Largest {
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn new() -> Self {
+        Largest(_mm512_setzero_si512())
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn see(&mut self, x: __m512) {
+        let size = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(i32::MAX));
+        self.0 = _mm512_max_epi32(self.0, size);
+    }
+
+    /// Whether all have thirds.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn is_small(self) -> bool {
+        _mm512_cmplt_epi32_mask(self.0, _mm512_set1_epi32(LARGE.to_bits() as i32)) == u16::MAX
+    }
+}
+
+/// The panels 2·`chunk` and the one after it of a row of `panels`, zeros where there is none.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn two_panels(row: *const f32, chunk: usize, panels: usize) -> (__m512, __m512) {
+    let from = row.add(chunk * DEPTH);
+    let there = 2 * chunk + 1 < panels;
+    (_mm512_loadu_ps(from), if there { _mm512_loadu_ps(from.add(SIDE)) } else { _mm512_setzero_ps() })
+}
+
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn left(rows: &[f32], row: usize, count: usize, panels: usize, out: &mut [bf16]) -> bool {
+    let mut largest = Largest::new();
+    let chunks = panels.div_ceil(2);
+    for r in 0..count {
+        let from = rows.as_ptr().add(r * row);
+        let to = out.as_mut_ptr().add(r * left_len(chunks * DEPTH));
+        for chunk in 0..chunks {
+            let (x, y) = two_panels(from, chunk, panels);
+            largest.see(x);
+            largest.see(y);
+            let [first, middle, last] = thirds(x, y);
+            _mm512_storeu_si512(to.add(chunk * 2 * DEPTH).cast(), first);
+            _mm512_storeu_si512(to.add(chunk * 2 * DEPTH + DEPTH).cast(), middle);
+            _mm512_storeu_si512(to.add((2 * chunks + chunk) * DEPTH).cast(), last);
+        }
+    }
+    largest.is_small()
+}
+
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn split_rows(
+    tile: &mut [f32],
+    row: usize,
+    rows: usize,
+    panels: usize,
+    low: &mut [bf16],
+    low_row: usize,
+) {
+    for r in 0..rows {
+        let (at, low) = (tile.as_mut_ptr().add(r * row), low.as_mut_ptr().add(r * low_row));
+        for chunk in 0..panels.div_ceil(2) {
+            let (x, y) = two_panels(at, chunk, panels);
+            let [first, middle, last] = thirds(x, y);
+            _mm512_storeu_si512(at.add(chunk * DEPTH).cast(), first);
+            _mm512_storeu_si512(at.add(chunk * DEPTH + SIDE).cast(), middle);
+            _mm512_storeu_si512(low.add(chunk * DEPTH).cast(), last);
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn right_of_columns(rows: &[f32], row: usize, count: usize, panels: usize, out: &mut [bf16]) -> bool {
+    let mut largest = Largest::new();
+    let chunks = panels.div_ceil(2);
+    for panel in 0..count.div_ceil(SIDE) {
+        for chunk in 0..chunks {
+            let mut columns = [[_mm512_setzero_si512(); SIDE]; THIRDS];
+            for at in 0..SIDE.min(count - panel * SIDE) {
+                let (x, y) = two_panels(rows.as_ptr().add((panel * SIDE + at) * row), chunk, panels);
+                largest.see(x);
+                largest.see(y);
+                for (columns, third) in columns.iter_mut().zip(thirds(x, y)) {
+                    columns[at] = third;
+                }
+            }
+            let to = out.as_mut_ptr().add((panel * chunks + chunk) * THIRDS * BLOCK);
+            for (third, columns) in columns.into_iter().enumerate() {
+                for (pair, x) in transpose(columns).into_iter().enumerate() {
+                    _mm512_storeu_si512(to.add(third * BLOCK + pair * DEPTH).cast(), x);
+                }
+            }
+        }
+    }
+    largest.is_small()
+}
+
+/// Two vectors of a panel: of the rows `at` and [`SIDE`] after it, of which those below `count` are there.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn two_rows(from: *const f32, row: usize, at: usize, count: usize) -> (__m512, __m512) {
+    let none = _mm512_setzero_ps();
+    let first = if at < count { _mm512_loadu_ps(from.add(at * row)) } else { none };
+    let second = if at + SIDE < count { _mm512_loadu_ps(from.add((at + SIDE) * row)) } else { none };
+    (first, second)
+}
+
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn right_of_rows(
+    rows: &[f32],
+    row: usize,
+    count: usize,
+    panels: usize,
+    out: &mut [bf16],
+    chunks: usize,
+) -> bool {
+    let mut largest = Largest::new();
+    for chunk in 0..count.div_ceil(DEPTH) {
+        let (first, there) = (chunk * DEPTH, count - chunk * DEPTH);
+        for pair in 0..SIDE {
+            for panel in 0..panels {
+                let (x, y) = two_rows(rows.as_ptr().add(first * row + panel * SIDE), row, pair, there);
+                largest.see(x);
+                largest.see(y);
+                let to = out.as_mut_ptr().add((panel * chunks + chunk) * THIRDS * BLOCK + pair * DEPTH);
+                for (third, x) in thirds(x, y).into_iter().enumerate() {
+                    _mm512_storeu_si512(to.add(third * BLOCK).cast(), x);
+                }
+            }
+        }
+    }
+    largest.is_small()
+}
+
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn left_of_columns(rows: &[f32], row: usize, count: usize, panels: usize, out: &mut [bf16]) -> bool {
+    let mut largest = Largest::new();
+    let chunks = count.div_ceil(DEPTH);
+    for chunk in 0..chunks {
+        for panel in 0..panels {
+            let from = rows.as_ptr().add(chunk * DEPTH * row + panel * SIDE);
+            let mut columns = [[_mm512_setzero_si512(); SIDE]; THIRDS];
+            for at in 0..SIDE {
+                let (x, y) = two_rows(from, row, at, count - chunk * DEPTH);
+                largest.see(x);
+                largest.see(y);
+                for (columns, third) in columns.iter_mut().zip(thirds(x, y)) {
+                    columns[at] = third;
+                }
+            }
+            let to = out.as_mut_ptr().add(panel * SIDE * left_len(chunks * DEPTH));
+            let places = [chunk * 2 * DEPTH, chunk * 2 * DEPTH + DEPTH, (2 * chunks + chunk) * DEPTH];
+            for (columns, place) in columns.into_iter().zip(places) {
+                for (x, pairs) in transpose(columns).into_iter().enumerate() {
+                    _mm512_storeu_si512(to.add(x * left_len(chunks * DEPTH) + place).cast(), pairs);
+                }
+            }
+        }
+    }
+    largest.is_small()
+}
