@@ -198,28 +198,54 @@ impl Tile {
     }
 }
 
-/// The thirds of two vectors, lane by lane side by side: the first ones, the middle ones, the last ones. A third is rounded by whole
-/// numbers, half away from zero.
+/// The thirds of some numbers, each in the upper half of its lane; what is below is of no meaning. They are rounded by whole numbers,
+/// half away from zero.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn thirds(first: __m512, second: __m512) -> [__m512i; THIRDS] {
+pub(super) unsafe fn apart(x: __m512) -> [__m512i; THIRDS] {
     let (half, top) = (_mm512_set1_epi32(0x8000), _mm512_set1_epi32(0xffff_0000_u32 as i32));
-    let (mut left, mut thirds) = ([first, second], [_mm512_setzero_si512(); THIRDS]);
-    for (at, third) in thirds.iter_mut().enumerate() {
-        let mut rounded = [_mm512_setzero_si512(); 2];
-        for (left, rounded) in left.iter_mut().zip(&mut rounded) {
-            // What is left after two is whole.
-            let bits = _mm512_castps_si512(*left);
-            *rounded = if at < THIRDS - 1 { _mm512_add_epi32(bits, half) } else { bits };
-            *left = _mm512_sub_ps(*left, _mm512_castsi512_ps(_mm512_and_si512(*rounded, top)));
-        }
-        *third = _mm512_mask_blend_epi16(SECOND, _mm512_srli_epi32::<16>(rounded[0]), rounded[1]);
-    }
-    thirds
+    let first = _mm512_add_epi32(_mm512_castps_si512(x), half);
+    let rest = _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_and_si512(first, top)));
+    let middle = _mm512_add_epi32(_mm512_castps_si512(rest), half);
+    let last = _mm512_sub_ps(rest, _mm512_castsi512_ps(_mm512_and_si512(middle, top)));
+    [first, middle, _mm512_castps_si512(last)]
 }
 
-/// The upper half of every lane.
-const SECOND: __mmask32 = 0xaaaa_aaaa;
+/// The thirds of two vectors, lane by lane side by side: the first ones, the middle ones, the last ones.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn beside(x: [__m512i; THIRDS], y: [__m512i; THIRDS]) -> [__m512i; THIRDS] {
+    const UPPER_HALVES: __mmask32 = 0xaaaa_aaaa;
+    let mut both = x;
+    for (both, y) in both.iter_mut().zip(y) {
+        *both = _mm512_mask_blend_epi16(UPPER_HALVES, _mm512_srli_epi32::<16>(*both), y);
+    }
+    both
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn thirds(x: __m512, y: __m512) -> [__m512i; THIRDS] {
+    beside(apart(x), apart(y))
+}
+
+/// Stores a chunk of a left operand's row.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn store_left(high: *mut bf16, low: *mut bf16, [first, middle, last]: [__m512i; THIRDS]) {
+    _mm512_storeu_si512(high.cast(), first);
+    _mm512_storeu_si512(high.add(DEPTH).cast(), middle);
+    _mm512_storeu_si512(low.cast(), last);
+}
+
+/// Stores a row of each block of a right operand's chunk.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn store_right(to: *mut bf16, thirds: [__m512i; THIRDS]) {
+    for (third, x) in thirds.into_iter().enumerate() {
+        _mm512_storeu_si512(to.add(third * BLOCK).cast(), x);
+    }
+}
 
 /// The largest of some numbers so far, by their bits without the sign.
 #[derive(Clone, Copy)]
@@ -267,10 +293,7 @@ pub(super) unsafe fn left(rows: &[f32], row: usize, count: usize, panels: usize,
             let (x, y) = two_panels(from, chunk, panels);
             largest.see(x);
             largest.see(y);
-            let [first, middle, last] = thirds(x, y);
-            _mm512_storeu_si512(to.add(chunk * 2 * DEPTH).cast(), first);
-            _mm512_storeu_si512(to.add(chunk * 2 * DEPTH + DEPTH).cast(), middle);
-            _mm512_storeu_si512(to.add((2 * chunks + chunk) * DEPTH).cast(), last);
+            store_left(to.add(chunk * 2 * DEPTH), to.add((2 * chunks + chunk) * DEPTH), thirds(x, y));
         }
     }
     largest.is_small()
@@ -289,10 +312,7 @@ pub(super) unsafe fn split_rows(
         let (at, low) = (tile.as_mut_ptr().add(r * row), low.as_mut_ptr().add(r * low_row));
         for chunk in 0..panels.div_ceil(2) {
             let (x, y) = two_panels(at, chunk, panels);
-            let [first, middle, last] = thirds(x, y);
-            _mm512_storeu_si512(at.add(chunk * DEPTH).cast(), first);
-            _mm512_storeu_si512(at.add(chunk * DEPTH + SIDE).cast(), middle);
-            _mm512_storeu_si512(low.add(chunk * DEPTH).cast(), last);
+            store_left(at.add(chunk * DEPTH).cast(), low.add(chunk * DEPTH), thirds(x, y));
         }
     }
 }
@@ -351,9 +371,7 @@ pub(super) unsafe fn right_of_rows(
                 largest.see(x);
                 largest.see(y);
                 let to = out.as_mut_ptr().add((panel * chunks + chunk) * THIRDS * BLOCK + pair * DEPTH);
-                for (third, x) in thirds(x, y).into_iter().enumerate() {
-                    _mm512_storeu_si512(to.add(third * BLOCK).cast(), x);
-                }
+                store_right(to, thirds(x, y));
             }
         }
     }
@@ -361,10 +379,17 @@ pub(super) unsafe fn right_of_rows(
 }
 
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn left_of_columns(rows: &[f32], row: usize, count: usize, panels: usize, out: &mut [bf16]) -> bool {
+pub(super) unsafe fn left_of_columns(
+    rows: &[f32],
+    row: usize,
+    count: usize,
+    panels: usize,
+    out: &mut [bf16],
+    (first, together): (usize, usize),
+) -> bool {
     let mut largest = Largest::new();
-    let chunks = count.div_ceil(DEPTH);
-    for chunk in 0..chunks {
+    let (len, first, chunks) = (left_len(together), first / DEPTH, together.div_ceil(DEPTH));
+    for chunk in 0..count.div_ceil(DEPTH) {
         for panel in 0..panels {
             let from = rows.as_ptr().add(chunk * DEPTH * row + panel * SIDE);
             let mut columns = [[_mm512_setzero_si512(); SIDE]; THIRDS];
@@ -376,11 +401,11 @@ pub(super) unsafe fn left_of_columns(rows: &[f32], row: usize, count: usize, pan
                     columns[at] = third;
                 }
             }
-            let to = out.as_mut_ptr().add(panel * SIDE * left_len(chunks * DEPTH));
-            let places = [chunk * 2 * DEPTH, chunk * 2 * DEPTH + DEPTH, (2 * chunks + chunk) * DEPTH];
+            let (to, at) = (out.as_mut_ptr().add(panel * SIDE * len), first + chunk);
+            let places = [at * 2 * DEPTH, at * 2 * DEPTH + DEPTH, (2 * chunks + at) * DEPTH];
             for (columns, place) in columns.into_iter().zip(places) {
                 for (x, pairs) in transpose(columns).into_iter().enumerate() {
-                    _mm512_storeu_si512(to.add(x * left_len(chunks * DEPTH) + place).cast(), pairs);
+                    _mm512_storeu_si512(to.add(x * len + place).cast(), pairs);
                 }
             }
         }

@@ -49,28 +49,37 @@ impl<A: Real> Desk<'_, A> {
         rows: impl ExactSizeIterator<Item = (usize, usize, usize)> + Clone,
         out: &mut [A],
     ) -> bool {
-        let (count, row) = (rows.len(), self.arithmetic.left_row::<A>(from.width()));
+        let (together, row) = (rows.len(), self.arithmetic.left_row::<A>(from.width()));
         let (to, across) = out.split_at_mut(self.arithmetic.tiles_together() * QUERIES * row);
-        let finite = self.load_left(from, rows, to);
-        if self.arithmetic == Arithmetic::Thirds {
-            // The rows are still on the stage.
-            let (panels, padded) = (from.width().div_ceil(SIDE), padded::<A>(from.width()));
-            if !finite {
-                clear_what_is_not_finite(&mut self.stage[..count * padded]);
-            }
-            self.thirds().left_of_columns(singles_of(&self.stage), padded, count, panels, halves_mut(across));
+        let (panels, mut finite) = (from.width().div_ceil(SIDE), true);
+        if self.arithmetic != Arithmetic::Thirds {
+            finite = self.load_left(from, rows.clone(), to);
         }
-        if self.arithmetic == Arithmetic::Pairs {
-            let (panels, chunks) = (from.width().div_ceil(SIDE), count.div_ceil(DEPTH));
-            for start in (0..count).step_by(QUERIES) {
-                let (count, mut rows) = (QUERIES.min(count - start), &to[start * row..][..QUERIES * row]);
-                if !finite {
-                    self.stage[..rows.len()].copy_from_slice(rows);
-                    clear_what_is_not_finite(&mut halves_mut(&mut self.stage)[..count * 2 * row]);
-                    rows = &self.stage[..rows.len()];
+        for start in (0..together).step_by(QUERIES) {
+            let (count, to) = (QUERIES.min(together - start), &mut to[start * row..][..QUERIES * row]);
+            match self.arithmetic {
+                Arithmetic::Sums => {}
+                Arithmetic::Pairs => {
+                    let mut rows = &*to;
+                    if !finite {
+                        self.stage[..rows.len()].copy_from_slice(rows);
+                        clear_what_is_not_finite(&mut halves_mut(&mut self.stage)[..count * 2 * row]);
+                        rows = &self.stage[..rows.len()];
+                    }
+                    let (out, chunks) = (&mut halves_mut(across)[start..], together.div_ceil(DEPTH));
+                    self.pairs().left_of_columns(halves(rows), 2 * row, count, panels, out, chunks);
                 }
-                let out = &mut halves_mut(across)[start..];
-                self.pairs().left_of_columns(halves(rows), 2 * row, count, panels, out, chunks);
+                Arithmetic::Thirds => {
+                    let all = self.load_left(from, rows.clone().skip(start).take(count), to);
+                    finite &= all;
+                    // The rows are still on the stage.
+                    let row = padded::<A>(from.width());
+                    if !all {
+                        clear_what_is_not_finite(&mut self.stage[..count * row]);
+                    }
+                    let (rows, out) = (singles_of(&self.stage), halves_mut(across));
+                    self.thirds().left_of_columns(rows, row, count, panels, out, (start, together));
+                }
             }
         }
         finite
@@ -89,16 +98,16 @@ impl<A: Real> Desk<'_, A> {
 
     /// Turns finished scores and gradients of weights, up to [`PAIR_ROWS`] rows of [`KEYS`], into the operands of the products that
     /// are left: both by key, as [`turn`](Desk::turn) would leave them, the first row of them at `first` of the rows that are packed
-    /// together, and the gradients as [`round`](Desk::round) would.
+    /// together, and the gradients as [`round`](Desk::round) would; they are the rows from `start` on of those that are then weighed.
     #[allow(clippy::too_many_arguments)]
     pub fn soften_back(
-        &self,
+        &mut self,
         scores: &[A],
         grads: &mut [A],
         (rows, keys): (usize, usize),
         how: Exponential<'_, A>,
         of: RowGradient<'_, A>,
-        (first, together): (usize, usize),
+        (start, first, together): (usize, usize, usize),
         [weights, turned]: [&mut [A]; 2],
     ) {
         let single = |x: A| x.to_f64() as f32;
@@ -109,10 +118,16 @@ impl<A: Real> Desk<'_, A> {
             entropy: singles_of(of.entropy),
             scale: single(of.scale),
         };
-        let (chunks, chunk) = (together.div_ceil(DEPTH), first / DEPTH);
+        let (chunks, chunk) = (together.div_ceil(DEPTH), (first + start) / DEPTH);
         let into = Blocks { weights: halves_mut(weights), grads: halves_mut(turned), chunks, chunk };
-        let width = padded::<A>(keys);
-        self.pairs().softmax_gradient(singles_of(scores), singles(grads), KEYS, rows, width, how, of, into);
+        let (width, scores, grads) = (padded::<A>(keys), singles_of(scores), singles(grads));
+        match &self.thirds {
+            None => self.pairs().softmax_gradient(scores, grads, KEYS, rows, width, how, of, into),
+            Some(thirds) => {
+                let low = (&mut halves_mut(&mut self.low)[start * KEYS..], KEYS);
+                thirds.softmax_gradient(scores, grads, KEYS, rows, width, how, of, into, low);
+            }
+        }
     }
 
     /// The memory of weights that are turned.
@@ -143,7 +158,8 @@ impl<A: Real> Desk<'_, A> {
                 self.pairs().narrow_right(singles_of(weights), KEYS, rows, panels, out, chunks);
             }
             Arithmetic::Thirds => {
-                self.thirds().right_of_rows(singles_of(weights), KEYS, rows, panels, halves_mut(out), chunks);
+                let out = &mut halves_mut(out)[thirds::right_len(first, SIDE)..];
+                self.thirds().right_of_rows(singles_of(weights), KEYS, rows, panels, out, chunks);
             }
         }
     }

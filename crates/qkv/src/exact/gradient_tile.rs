@@ -1,7 +1,7 @@
 //! One tile of the backward pass: scores again, then every gradient that goes through them.
 //!
 //! Two ways lead through a tile. In passes over rows of sums, whatever lies between scores and weights; or, where products are made
-//! from pairs of bf16 and nothing lies between, with results that are rounded as they are made.
+//! from bf16 and nothing lies between, with results that are rounded, or taken apart, as they are made.
 
 use super::backward::{Pass, Sums, next_turn};
 use super::bias_gradient::{BiasGradient, Step, TableGradient};
@@ -158,7 +158,12 @@ impl<'a, T: Element> Pass<'a, T> {
         let more = bias.is_some() || !worker.table.is_empty() || !worker.slopes.is_empty() || !worker.raw.is_empty();
         let scaled = problem.attention.select == Select::Soft && !more;
         let plain = scaled && !ops.modulates() && self.rows.entropy.is_empty();
-        let rounded = ops.arithmetic == Arithmetic::Pairs && plain && queries.finite && upstream.finite;
+        let can = match ops.arithmetic {
+            Arithmetic::Sums => false,
+            Arithmetic::Pairs => true,
+            Arithmetic::Thirds => finite,
+        };
+        let rounded = can && plain && queries.finite && upstream.finite;
         // Of tiles that are kept whole, those that follow each other are added to keys and values together.
         let waits = rounded && !worker.live.partly();
         if !waits || queries.first == 0 || worker.waiting.tile + 1 != step.query_tile {
@@ -215,7 +220,8 @@ impl<'a, T: Element> Pass<'a, T> {
             let grads = &mut grads[start * KEYS..];
             desk.scores(upstream, len, value_columns, problem.dv, extent, true, grads);
             let of = RowGradient { lse: &lse[start..], delta: &deltas[start..], entropy: &[], scale: ops.scales[*h] };
-            let (how, place) = (ops.exponential(scale, extent), (tile.queries.first + start, tile.queries.together));
+            let place = (start, tile.queries.first, tile.queries.together);
+            let how = ops.exponential(scale, extent);
             desk.soften_back(
                 scores,
                 grads,

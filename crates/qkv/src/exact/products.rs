@@ -77,8 +77,8 @@ impl Arithmetic {
     /// Tiles of queries that are packed together for a backward pass.
     pub fn tiles_together(self) -> usize {
         match self {
-            Arithmetic::Sums | Arithmetic::Thirds => 1,
-            Arithmetic::Pairs => GATHERED_TILES,
+            Arithmetic::Sums => 1,
+            Arithmetic::Pairs | Arithmetic::Thirds => GATHERED_TILES,
         }
     }
 
@@ -100,7 +100,7 @@ pub(crate) struct Desk<'s, A: Real> {
     /// Rows of one tile on their way into an operand.
     pub(super) stage: Buffer<'s, A>,
     /// The last thirds of the weights that were made last.
-    low: Buffer<'s, A>,
+    pub(super) low: Buffer<'s, A>,
 }
 
 impl<'s, A: Real> Desk<'s, A> {
