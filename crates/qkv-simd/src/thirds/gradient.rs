@@ -46,29 +46,55 @@ pub(super) unsafe fn gradient(
                 });
             }
         }
-        let all =
-            panels.is_multiple_of(2) && lines.iter().all(|line| line.as_ref().is_some_and(|l| l.span == (0, panels)));
-        for chunk in 0..panels.div_ceil(2) {
-            let mut made = [[Made::nothing(); 2]; 2];
-            for (line, made) in lines.iter().zip(&mut made) {
-                let Some(line) = line else { continue };
-                for (at, made) in made.iter_mut().enumerate() {
-                    let panel = 2 * chunk + at;
-                    if all || (line.span.0..line.span.1).contains(&panel) {
-                        *made = line.make(panel);
-                    }
-                }
-                let [low, high] = *made;
-                let to = line.grads.add(chunk * DEPTH).cast();
-                store_left(to, line.low.add(chunk * DEPTH), beside(low.grads, high.grads));
+        let to = Two { weights: weights_to.add(pair * DEPTH), grads: grads_to.add(pair * DEPTH), between };
+        match &lines {
+            [Some(first), Some(second)] if panels.is_multiple_of(2) && first.sees(panels) && second.sees(panels) => {
+                to.fill::<true>(panels, Some(first), Some(second))
             }
-            let [first, second] = made;
-            for at in 0..if all { 2 } else { 2.min(panels - 2 * chunk) } {
-                let to = (2 * chunk + at) * between + pair * DEPTH;
-                store_right(weights_to.add(to), beside(first[at].weights, second[at].weights));
-                store_right(grads_to.add(to), beside(first[at].grads, second[at].grads));
+            [first, second] => to.fill::<false>(panels, first.as_ref(), second.as_ref()),
+        }
+    }
+}
+
+/// Where a row of both right operands begins, and the distance of their panels.
+struct Two {
+    weights: *mut bf16,
+    grads: *mut bf16,
+    between: usize,
+}
+
+impl Two {
+    /// Makes two rows and stores them. `ALL` where both are there and have all panels, in whole chunks.
+    #[inline(always)]
+    unsafe fn fill<const ALL: bool>(&self, panels: usize, first: Option<&Line>, second: Option<&Line>) {
+        for chunk in 0..panels.div_ceil(2) {
+            let mut grads = [[[_mm512_setzero_si512(); THIRDS]; 2]; 2];
+            for at in 0..2 {
+                let panel = 2 * chunk + at;
+                if !ALL && panel == panels {
+                    continue;
+                }
+                let (a, b) = (made::<ALL>(first, panel), made::<ALL>(second, panel));
+                store_right(self.weights.add(panel * self.between), beside(a.weights, b.weights));
+                store_right(self.grads.add(panel * self.between), beside(a.grads, b.grads));
+                (grads[0][at], grads[1][at]) = (a.grads, b.grads);
+            }
+            for (line, [low, high]) in [first, second].into_iter().zip(grads) {
+                if let Some(line) = line {
+                    let to = line.grads.add(chunk * DEPTH).cast();
+                    store_left(to, line.low.add(chunk * DEPTH), beside(low, high));
+                }
             }
         }
+    }
+}
+
+/// What a row has in a panel; nothing where it sees none of it, unless it has `ALL`.
+#[inline(always)]
+unsafe fn made<const ALL: bool>(line: Option<&Line>, panel: usize) -> Made {
+    match line {
+        Some(line) if ALL || (line.span.0..line.span.1).contains(&panel) => line.make(panel),
+        _ => Made::nothing(),
     }
 }
 
@@ -99,6 +125,11 @@ struct Line {
 }
 
 impl Line {
+    /// Whether it sees all of so many panels.
+    fn sees(&self, panels: usize) -> bool {
+        self.span == (0, panels)
+    }
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
     unsafe fn make(&self, panel: usize) -> Made {
