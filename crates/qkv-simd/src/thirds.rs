@@ -1,9 +1,9 @@
 //! Products of f32 on the unit that multiplies bf16: a number of 24 bits is the sum of three of 8, its *thirds*.
 //!
 //! Of the nine products of two numbers' thirds six count. The three that are left out, those of a last third with a last or a middle
-//! one, are less than 2⁻²⁵ of the whole, a quarter of what rounding to f32 takes. The tile unit sums 32 products before it adds them
-//! to what is there, so a sum is rounded far less often than in a chain of multiply-adds: over 64 numbers its error is half as large.
-//! And the unit is sixteen times as fast as multiply-adds, so six products on it take less than half the time of one of theirs.
+//! one, are at most 2⁻²⁴ of the whole, one rounding to f32, and mostly less than 2⁻²⁷. The tile unit sums 32 products before it adds
+//! them to what is there, so a sum is rounded far less often than in a chain of multiply-adds: over 64 numbers its error is half as
+//! large. And the unit is sixteen times as fast as multiply-adds, so six products on it take less than half the time of one of theirs.
 //!
 //! Both operands have *chunks* of [`DEPTH`] numbers of the depth, in which the numbers 0 and 16, 1 and 17 and so on are side by side:
 //! that is how two vectors of f32 fall into pairs with no shuffle. A chunk of a left operand's row is its first thirds and then its middle

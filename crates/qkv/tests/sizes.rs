@@ -1,0 +1,100 @@
+//! Numbers of any size: large, small and infinite ones give in f32 what they give in f64. Products of f32 may be made from parts of
+//! fewer bits, which must not show.
+
+use qkv::{Attention, Inputs, Mask, Tensor, Upstream};
+
+type Rows<T> = Tensor<T, 4>;
+
+fn wide(x: &Rows<f32>) -> Rows<f64> {
+    Tensor::from_fn(x.shape(), |at| f64::from(x[at]))
+}
+
+/// Numbers of about 2 to that power.
+fn about(power: i32, shape: [usize; 4], seed: u64) -> Rows<f32> {
+    let x = Rows::<f32>::randn(shape, seed);
+    Tensor::from_fn(shape, |at| x[at] * 2f32.powi(power))
+}
+
+/// Both are the same to six digits of the largest, what is not finite to the bit.
+fn agree(what: &str, found: &Rows<f32>, truth: &Rows<f64>) {
+    let largest = truth.data().iter().filter(|x| x.is_finite()).fold(0.0, |most: f64, x| most.max(x.abs()));
+    for (at, (&found, &truth)) in found.data().iter().zip(truth.data()).enumerate() {
+        let found = f64::from(found);
+        let same = found == truth || found.is_nan() && truth.is_nan() || (found - truth).abs() <= 1e-5 * largest;
+        assert!(same, "{what} at {at}: {found:e} for {truth:e}, the largest is {largest:e}");
+    }
+}
+
+fn check(what: &str, attention: &Attention, [q, k, v, d_out]: &[Rows<f32>; 4]) {
+    let out = attention.forward(Inputs::new(q, k, v)).unwrap();
+    let grads = attention.backward(Inputs::new(q, k, v), &out, Upstream::new(d_out)).unwrap();
+    let [wq, wk, wv, wd] = [q, k, v, d_out].map(wide);
+    let truth = attention.forward(Inputs::new(&wq, &wk, &wv)).unwrap();
+    let expected = attention.backward(Inputs::new(&wq, &wk, &wv), &truth, Upstream::new(&wd)).unwrap();
+    agree(&format!("{what} values"), &out.values, &truth.values);
+    agree(&format!("{what} d_q"), &grads.q, &expected.q);
+    agree(&format!("{what} d_k"), &grads.k, &expected.k);
+    agree(&format!("{what} d_v"), &grads.v, &expected.v);
+}
+
+#[test]
+fn large_and_small_numbers_are_as_good_as_others() {
+    let shape = [1, 2, 150, 40];
+    for (q, k, v, d_out) in [(0, 0, 0, 0), (40, -40, -60, 0), (-30, 30, 100, -60), (60, -60, 0, 20), (0, 0, -20, -40)] {
+        let powers = [(q, 1), (k, 2), (v, 3), (d_out, 4)];
+        let inputs = powers.map(|(power, seed)| about(power, shape, seed));
+        for mask in [Mask::full(), Mask::causal()] {
+            check(&format!("2^{q} 2^{k} 2^{v} 2^{d_out} {mask}"), &Attention::scaled_dot().mask(mask), &inputs);
+        }
+    }
+}
+
+#[test]
+fn the_largest_numbers_do_not_overflow_on_the_way() {
+    let mut v = about(0, [1, 1, 70, 20], 3);
+    for j in 0..70 {
+        v[[0, 0, j, 5]] = if j % 2 == 0 { f32::MAX } else { -f32::MAX };
+        v[[0, 0, j, 6]] = 3.3e38;
+    }
+    let [q, k, d_out] = [1, 2, 4].map(|seed| about(0, [1, 1, 70, 20], seed));
+    let out = Attention::scaled_dot().forward(Inputs::new(&q, &k, &v)).unwrap();
+    let truth = Attention::scaled_dot().forward(Inputs::new(&wide(&q), &wide(&k), &wide(&v))).unwrap();
+    agree("values", &out.values, &truth.values);
+    assert!(d_out.data().len() == out.values.data().len() && out.values.data().iter().all(|x| x.is_finite()));
+}
+
+#[test]
+fn what_is_infinite_is_what_it_is_in_f64() {
+    let shape = [1, 1, 90, 24];
+    let attention = Attention::scaled_dot();
+    let ordinary = [1, 2, 3, 4].map(|seed| about(0, shape, seed));
+    // A score of −∞ is a pair that is absent; whether a key's score is that depends on the sign of a query's number.
+    let [mut q, mut k, v, d_out] = ordinary.clone();
+    for i in 0..90 {
+        q[[0, 0, i, 3]] = q[[0, 0, i, 3]].abs();
+    }
+    k[[0, 0, 40, 3]] = f32::NEG_INFINITY;
+    let inputs = [&q, &k, &v].map(wide);
+    let out = attention.forward(Inputs::new(&q, &k, &v)).unwrap();
+    let truth = attention.forward(Inputs::new(&inputs[0], &inputs[1], &inputs[2])).unwrap();
+    agree("a key with −∞", &out.values, &truth.values);
+    assert!(out.values.data().iter().all(|x| x.is_finite()));
+    let grads = attention.backward(Inputs::new(&q, &k, &v), &out, Upstream::new(&d_out)).unwrap();
+    let expected = Inputs::new(&inputs[0], &inputs[1], &inputs[2]);
+    let expected = attention.backward(expected, &truth, Upstream::new(&wide(&d_out))).unwrap();
+    agree("its d_v", &grads.v, &expected.v);
+    // A query with ∞ knows no weights, and others do not notice.
+    let [mut q, k, v, _] = ordinary.clone();
+    q[[0, 0, 7, 0]] = f32::INFINITY;
+    let out = attention.forward(Inputs::new(&q, &k, &v)).unwrap();
+    let truth = attention.forward(Inputs::new(&wide(&q), &wide(&k), &wide(&v))).unwrap();
+    agree("a query with ∞", &out.values, &truth.values);
+    // An infinite value is what everyone sees who sees it.
+    let [q, k, mut v, _] = ordinary;
+    v[[0, 0, 60, 2]] = f32::INFINITY;
+    let causal = attention.mask(Mask::causal());
+    let out = causal.forward(Inputs::new(&q, &k, &v)).unwrap();
+    let truth = causal.forward(Inputs::new(&wide(&q), &wide(&k), &wide(&v))).unwrap();
+    agree("a value of ∞", &out.values, &truth.values);
+    assert!((0..90).all(|i| out.values[[0, 0, i, 2]].is_finite() == (i < 60)));
+}
