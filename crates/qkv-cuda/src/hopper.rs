@@ -2,6 +2,7 @@
 //! border: the parameter block, the maps of the copy engine, grids and workspace. Whatever does not fit runs in the general
 //! kernels.
 
+mod late;
 mod parameters;
 mod seen;
 
@@ -14,6 +15,7 @@ use crate::program::{General, Program};
 use crate::tensors::{Gradients, Outputs, Tensors, Upstreams};
 use crate::tiles::{Tiles, without_data};
 use crate::workspace::Layout;
+use late::{LATE, first_heads};
 use parameters::{DK, DQ, DV, OUT, Parameters};
 use seen::{Seen, fits};
 
@@ -37,6 +39,7 @@ pub(crate) fn source(forward: bool) -> String {
         ("sum.cuh", include_str!("../kernels/hopper/sum.cuh")),
         ("step.cuh", include_str!("../kernels/hopper/step.cuh")),
         ("rows.cuh", include_str!("../kernels/hopper/rows.cuh")),
+        ("late.cuh", include_str!("../kernels/hopper/late.cuh")),
     ];
     let text = headers.into_iter().fold(text.to_string(), |text, (name, header)| {
         text.replace(&format!("#include \"{name}\""), &header.replace("#pragma once", ""))
@@ -65,6 +68,8 @@ struct Pass {
     prepare: Option<Kernel>,
     /// Before all, where sums are made of whole grains.
     measure: Option<Kernel>,
+    /// Beside it, backward.
+    late: Option<Kernel>,
     sinks: Option<Kernel>,
     /// The tiles to visit, where the mask is none of those that the kernels know.
     list: Option<Tiles>,
@@ -245,7 +250,7 @@ impl Hopper {
         layout.take(2 * b * hk * m.div_ceil(128), 4);
         layout.take(hq, 4);
         layout.take(b * hq * tiles, 4);
-        layout.take(b * hk + 4, 4);
+        layout.take(counts(b * hk), 4);
     }
 
     /// # Safety
@@ -308,12 +313,22 @@ impl Hopper {
         layout: &mut Layout,
         stream: Stream,
     ) -> Result<Option<Broken>> {
-        let Some(Pass { main, prepare: Some(prepare), measure, sinks, ranges, list, tile_m, tile_n, .. }) =
-            &self.backward
+        let Some(Pass {
+            main,
+            prepare: Some(prepare),
+            late: Some(late),
+            measure,
+            sinks,
+            ranges,
+            list,
+            tile_m,
+            tile_n,
+            ..
+        }) = &self.backward
         else {
             return Err(Error::memory("plan", "has no backward kernel"));
         };
-        let Sizes { b, hq, hk, n, m, .. } = plan.sizes;
+        let Sizes { b, hq, hk, n, m, dv, .. } = plan.sizes;
         let mut parameters = self.parameters(plan, tensors, out)?;
         let [q, k, v] = self.begin(plan, tensors, true, &mut parameters, layout, stream)?;
         put_list(list.as_ref(), &mut parameters);
@@ -327,7 +342,7 @@ impl Hopper {
             parameters.ordered = (b * m.div_ceil(*tile_n) / 4) as i32;
             self.find_ranges(plan, kernel, m, &mut parameters, layout, stream)?;
         }
-        let room = layout.take(b * hq * n * plan.sizes.dv.next_multiple_of(8), 2);
+        let room = layout.take(b * hq * n * dv.next_multiple_of(8), 2);
         let d_out = self.takeable(plan, upstream.values, room, stream)?;
         parameters.d_out = upstream.values.at;
         parameters.d_out_strides = rows_of("d_out", &upstream.values, &mut [&d_out], &mut parameters.d_out)?;
@@ -346,7 +361,7 @@ impl Hopper {
         (parameters.k_strides, parameters.v_strides) = (unit_rows("k", &k)?, unit_rows("v", &v)?);
         parameters.d_sinks = layout.take(hq, 4);
         parameters.tickets = layout.take(b * hq * tiles, 4);
-        parameters.whole = layout.take(b * hk + 4, 4);
+        parameters.whole = layout.take(counts(b * hk), 4);
         let maps = [
             plan.tensor_map(&q, *tile_m)?,
             plan.tensor_map(&k, *tile_n)?,
@@ -356,15 +371,35 @@ impl Hopper {
             result_map(plan, &into.k, DK, &mut parameters)?,
             result_map(plan, &into.v, DV, &mut parameters)?,
         ];
+        let works = list.as_ref().map_or(m.div_ceil(*tile_n), |list| list.count);
+        let processors = plan.driver.card().processors as usize;
+        // Segments and long rows of a list are taken of many heads at once; where most pairs are kept, nothing is gained. The copy engine brings what is
+        // summed, in one order for all heads.
+        let narrow = self.seen.band && 2 * (self.seen.left + self.seen.right) < m as i64;
+        let by_heads = ranges.is_none() && if list.is_some() { parameters.ordered == 0 } else { narrow };
+        let same_sums = takes(&out.values) && takes(&upstream.values) && dv.is_multiple_of(8);
+        let first = match by_heads && same_sums {
+            true => first_heads(&plan.sizes, works, parameters.section as usize, processors),
+            false => b * hk,
+        };
+        parameters.first = first as i32;
+        let rows = 2048 / self.head_dim;
+        let late_maps = match first < b * hk {
+            true => Some([
+                plan.tensor_map(&k, rows)?,
+                plan.tensor_map(&v, rows)?,
+                plan.tensor_map(&out.values, rows)?,
+                plan.tensor_map(&d_out, rows)?,
+            ]),
+            false => None,
+        };
         let alone: [*const u8; 1] = [(&raw const parameters).cast()];
         let given: Vec<*const u8> = alone.into_iter().chain(maps.iter().map(|map| (&raw const *map).cast())).collect();
-        let work = b * hk * list.as_ref().map_or(m.div_ceil(*tile_n), |list| list.count);
-        let blocks = work.min(plan.driver.card().processors as usize) as u32;
-        let heads = (b * hq) as u32;
+        let blocks = (b * hk * works).min(processors) as u32;
         // SAFETY: these are the parameters of the interface, and their pointers are what the caller promises.
         unsafe {
             if let Some(measure) = measure {
-                let grid = [m.div_ceil(128) as u32, (b * hk) as u32];
+                let grid = [m.div_ceil(128) as u32, first as u32];
                 // Beside the ranges, unless something else was launched after them.
                 told(
                     match ranges.is_some() && takes(&upstream.values) {
@@ -374,8 +409,8 @@ impl Hopper {
                     plan,
                 )?;
             }
-            // The latter two wait by themselves for the one before.
-            let grid = [n.div_ceil(128) as u32, heads];
+            // The others wait by themselves for the one before.
+            let grid = [n.div_ceil(128) as u32, (first * (hq / hk)) as u32];
             told(
                 match measure {
                     Some(_) => plan.driver.launch_early(prepare, grid, stream, &alone),
@@ -383,6 +418,12 @@ impl Hopper {
                 },
                 plan,
             )?;
+            if let Some(late_maps) = &late_maps {
+                let dq = &maps[4];
+                let given = late_maps.iter().chain([dq]).map(|map| (&raw const *map).cast());
+                let given: Vec<*const u8> = alone.into_iter().chain(given).collect();
+                told(plan.driver.launch_early(late, [LATE, 1], stream, &given), plan)?;
+            }
             told(plan.driver.launch_early(main, [blocks, 1], stream, &given), plan)?;
             if let (Some(kernel), Some(d_sinks)) = (sinks, into.sinks) {
                 told(plan.driver.launch(kernel, [hq as u32, 1], stream, &alone), plan)?;
@@ -485,6 +526,11 @@ impl Hopper {
     }
 }
 
+/// What backward's kernels count, of so many heads of keys.
+fn counts(heads: usize) -> usize {
+    3 * heads + 5
+}
+
 /// How many heads of so many rows of two tensors, of both widths together, the cache holds: a power of two, or none.
 fn heads_in_cache(rows: usize, widths: usize) -> usize {
     let heads = (32usize << 20) / (rows * widths * 2).max(1);
@@ -505,8 +551,9 @@ fn pass(plan: &Plan, forward: bool, defines: Vec<(&'static str, u32)>) -> Result
     let (has_sinks, by_ranges) = (defines.contains(&("SINKS", 1)), defines.contains(&("SEGMENTS", 1)));
     let program = Program::Hopper { forward, defines };
     let module = driver.module(&program)?;
-    let mut bytes = [0; 20];
-    driver.global(&module, if forward { "forward_sizes" } else { "backward_sizes" }, &mut bytes)?;
+    let mut bytes = [0; 28];
+    let (sizes, count) = if forward { ("forward_sizes", 5) } else { ("backward_sizes", 7) };
+    driver.global(&module, sizes, &mut bytes[..4 * count])?;
     let size = |at: usize| i32::from_le_bytes(std::array::from_fn(|x| bytes[4 * at + x])).max(0) as usize;
     let kernel = |name, threads, shared| driver.kernel(&module, name, threads, shared);
     let main = if forward { "attention_forward" } else { "attention_backward" };
@@ -514,6 +561,7 @@ fn pass(plan: &Plan, forward: bool, defines: Vec<(&'static str, u32)>) -> Result
         main: kernel(main, size(2) as u32, size(3) as u32)?,
         prepare: (!forward).then(|| kernel("attention_backward_prepare", 256, 0)).transpose()?,
         measure: (!forward && size(4) == 1).then(|| kernel("attention_backward_measure", 256, 0)).transpose()?,
+        late: (!forward).then(|| kernel("attention_backward_late", size(5) as u32, size(6) as u32)).transpose()?,
         ranges: by_ranges.then(|| kernel("segment_ranges", 256, 0)).transpose()?,
         list: None,
         sinks: (!forward && has_sinks).then(|| kernel("sink_gradient", 256, 0)).transpose()?,

@@ -153,7 +153,7 @@ impl Program {
                 General::Tiles => &["classify", "fill_queries", "fill_keys"],
             },
             Program::Hopper { forward: true, .. } => &["attention_forward"],
-            Program::Hopper { .. } => &["attention_backward_prepare", "attention_backward"],
+            Program::Hopper { .. } => &["attention_backward_prepare", "attention_backward_late", "attention_backward"],
         }
     }
 

@@ -314,6 +314,41 @@ fn rows_that_are_cut_hold() {
     }
 }
 
+/// So many sequences that most heads are prepared, and dq of some is rounded, beside the products; and each of them alone, where nothing is.
+#[test]
+fn heads_prepared_beside_the_products_have_the_same_bits() {
+    let Some(cuda) = card() else { return };
+    let n = 8_192;
+    for (d, hq, hk, mask, shorter) in [
+        (64, 8, 4, Mask::window(500, 0), false),
+        (64, 8, 8, Mask::window(300, 300) & Mask::lengths(), true),
+        (128, 4, 4, Mask::window(1_000, 70), false),
+    ] {
+        let attention = Attention::scaled_dot().mask(mask);
+        let lengths = [8_192, 5_000, 0, 8_000];
+        let plain = |heads: usize, seed: u64| Tensor::<half::bf16, 4>::randn([4, heads, n, d], seed);
+        let [q, k, v, d_out] = [(hq, 1), (hk, 2), (hk, 3), (hq, 4)].map(|(heads, seed)| plain(heads, seed));
+        let run = |[q, k, v, d_out]: [&Tensor<half::bf16, 4>; 4], lengths: &[usize]| {
+            let inputs = Inputs::new(q, k, v);
+            let inputs = if shorter { inputs.lengths(lengths) } else { inputs };
+            let out = cuda.forward(&attention, inputs).unwrap();
+            let grad = cuda.backward(&attention, inputs, &out, qkv::Upstream::new(d_out)).unwrap();
+            [grad.q, grad.k, grad.v]
+        };
+        let together = run([&q, &k, &v, &d_out], &lengths);
+        for b in 0..4 {
+            let of = |x: &Tensor<half::bf16, 4>| {
+                let [_, h, n, d] = x.shape();
+                Tensor::from_fn([1, h, n, d], |[_, h, i, x_at]| x[[b, h, i, x_at]])
+            };
+            let alone = run([&of(&q), &of(&k), &of(&v), &of(&d_out)], &lengths[b..=b]);
+            for (name, all, one) in [("dq", 0), ("dk", 1), ("dv", 2)].map(|(name, x)| (name, &together[x], &alone[x])) {
+                assert!(of(all) == *one, "{name} of sequence {b} at width {d}");
+            }
+        }
+    }
+}
+
 #[test]
 fn two_runs_give_the_same_bits() {
     let Some(cuda) = card() else { return };

@@ -23,10 +23,11 @@ class Problem(C.Structure):
             "dk dk_b dk_h dk_j dv_out dv_b dv_h dv_j delta lse2 dq_sum grain d_bias d_bias_b d_bias_h d_bias_i d_bias_j d_sinks limits k k_b k_h k_j v v_b v_h v_j broken broken_q broken_k ranges extents order tickets whole").split()]
         + [("mapped", C.c_uint), ("plan_count", C.c_int)]
         + [(x, C.c_int64) for x in "stretches stretches_there".split()]
+        + [("first", C.c_int), ("pad", C.c_int)]
     )
 
 
-assert C.sizeof(Problem) == 608
+assert C.sizeof(Problem) == 616
 SMS = None
 
 
@@ -46,11 +47,14 @@ class Module:
         self.module = C.c_void_p()
         data = open(path, "rb").read()
         check(cuda.cuModuleLoadData(C.byref(self.module), data), path)
-        at, size, got = C.c_uint64(), C.c_size_t(), (C.c_int * 5)()
+        at, size, got = C.c_uint64(), C.c_size_t(), (C.c_int * 7)()
         check(cuda.cuModuleGetGlobal_v2(C.byref(at), C.byref(size), self.module, sizes.encode()), sizes)
-        check(cuda.cuMemcpyDtoH_v2(got, at, C.c_size_t(20)), "sizes")
-        self.M, self.N, self.threads, self.shared, self.ordered = got
+        check(cuda.cuMemcpyDtoH_v2(got, at, size), "sizes")
+        self.M, self.N, self.threads, self.shared, self.ordered, *self.late = got
         self.functions = {}
+
+    def has(self, name):
+        return cuda.cuModuleGetFunction(C.byref(C.c_void_p()), self.module, name.encode()) == 0
 
     def function(self, name, shared=0):
         if name not in self.functions:
@@ -167,6 +171,23 @@ class Forward:
         m.launch("attention_forward", (min(SMS, self.work), 1), m.threads, m.shared, self.p, *[a for a, _ in self.maps])
 
 
+FIRST = int(os.environ.get("FIRST", 0))  # for checks: so many heads are prepared before the main kernel, however small the problem is
+
+
+LATE = 6  # blocks of the kernel beside the main one
+
+
+def first_heads(p, works):
+    """How many heads of keys are prepared before the main kernel, as `late.rs` says it; the others are beside it."""
+    heads = p.batch * p.heads_k
+    if FIRST:
+        return min(FIRST, heads)
+    moved = 2 * p.batch * (p.heads_k * p.m * (p.d + p.dv) + 2 * p.heads_q * p.n * p.dv)
+    first = -(-(-(-SMS // works) + heads // 16) // p.section) * p.section
+    by_heads = not p.ranges and (not p.ordered if p.plan_rows else 2 * (p.left + p.right) < p.m)
+    return first if by_heads and moved >= 64 << 20 and p.m >= 4096 and 2 * first <= heads else heads
+
+
 class Backward:
     def __init__(self, module, q, k, v, out, lse, d_out, dq, dk, dv, **more):
         self.module, self.held = module, (q, k, v, out, lse, d_out, dq, dk, dv, more)
@@ -183,7 +204,7 @@ class Backward:
         nan = float("nan")
         self.work_space = [torch.full((heads * pad,), nan, **f32), torch.full((heads * pad,), nan, **f32),
                            torch.full((heads * tiles * module.M * wide,), nan, **f32),
-                           torch.full((heads * pad,), nan, **f32), torch.full((p.batch * p.heads_k * -(-p.m // 128) * 2,), nan, **f32), torch.full((heads * tiles,), nan, **f32), torch.full((p.batch * p.heads_k + 4,), nan, **f32)]
+                           torch.full((heads * pad,), nan, **f32), torch.full((p.batch * p.heads_k * -(-p.m // 128) * 2,), nan, **f32), torch.full((heads * tiles,), nan, **f32), torch.full((3 * p.batch * p.heads_k + 5,), nan, **f32)]
         strided(p, ("k", "k_"), k, "bhj")
         strided(p, ("v", "v_"), v, "bhj")
         p.lse2, p.delta, p.dq_sum, p.grain, p.limits, p.tickets, p.whole = (x.data_ptr() for x in self.work_space)
@@ -198,13 +219,18 @@ class Backward:
             p.section, p.ordered = min(p.heads_k, 8), more.get("ordered", p.batch * -(-p.m // module.N) // 4)
         if "section" in more:
             p.section = more["section"]
+        # Modules before step 25 prepare all heads first.
+        p.first = first_heads(p, self.work // (p.batch * p.heads_k)) if module.has("attention_backward_late") else p.batch * p.heads_k
+        self.late_maps = [tensor_map(x, 2048 // wide) for x in (k, v, out, d_out)] + [self.maps[4]]
 
     def __call__(self, only=None):
         """All of it; or `only` what comes before the main kernel, or one of that by its name."""
-        m, whole = self.module, only in (None, "before")
+        m, whole, group = self.module, only in (None, "before"), self.p.heads_q // self.p.heads_k
         if (whole or only == "measure") and m.ordered:
-            m.launch("attention_backward_measure", (-(-self.p.m // 128), self.p.batch * self.p.heads_k), 256, 0, self.p, early=whole and self.ranges)
+            m.launch("attention_backward_measure", (-(-self.p.m // 128), self.p.first), 256, 0, self.p, early=whole and self.ranges)
         if whole or only == "prepare":
-            m.launch("attention_backward_prepare", (-(-self.p.n // 128), self.heads), 256, 0, self.p, early=whole and bool(m.ordered))
+            m.launch("attention_backward_prepare", (-(-self.p.n // 128), self.p.first * group), 256, 0, self.p, early=whole and bool(m.ordered))
+        if whole and self.p.first < self.p.batch * self.p.heads_k:
+            m.launch("attention_backward_late", (LATE, 1), *m.late, self.p, *[a for a, _ in self.late_maps], early=True)
         if only is None:
             m.launch("attention_backward", (min(SMS, self.work), 1), m.threads, m.shared, self.p, *[a for a, _ in self.maps], early=True)

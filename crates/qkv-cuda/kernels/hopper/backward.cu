@@ -1,5 +1,6 @@
 // Attention backward on Hopper. `measure` finds the largest keys and values, `prepare` takes Σ out·d_out of each row; the main
-// kernel does the five products, and rounds dq in the end. Each may be launched early, and waits for the one before by itself.
+// kernel does the five products, and rounds dq in the end. Each may be launched early, and waits for the one before by itself. Where that is worth
+// it, `measure` and `prepare` do the first heads only, and `late` all others, beside the main kernel; it also rounds dq of heads that are done.
 //
 // In the main kernel a block owns BWD_N keys of a head and walks over the queries that see them, of every query head of
 // the group, from the last tile to the first. Scores are kept turned, [keys, queries], so that weights and their
@@ -67,12 +68,16 @@ static_assert(HALVES || S_BYTES % (N * 128) == 0, "where ds was, rows of a warp 
 static_assert(!BWD_IDLES || M == 64 && N == 128 && ROUNDS == 1 && K_STAGES == 1, "its step is written for these");
 static_assert((Q_STAGES & (Q_STAGES - 1)) == 0 && (O_STAGES & (O_STAGES - 1)) == 0, "places are counted in bits");
 
-extern "C" __device__ const int backward_sizes[5] = {M, N, THREADS, SHARED, !FREE_ORDER};
+// Of the kernel beside the main one: its warps, and what each has on its way to a place of its own.
+constexpr int LATE_WARPS = 24, LATE_BYTES = 8192, LATE_SHARED = LATE_WARPS * (LATE_BYTES + 8) + 1024;
+
+extern "C" __device__ const int backward_sizes[7] = {M, N, THREADS, SHARED, !FREE_ORDER, 32 * LATE_WARPS, LATE_SHARED};
 
 #include "walk.cuh"
 #include "sum.cuh"
 #include "step.cuh"
 #include "rows.cuh"
+#include "late.cuh"
 
 #if PLAN
 // Puts dk and dv of a stretch of a row that is cut where the others are; true for the last, which then has what all came to.
@@ -365,7 +370,6 @@ attention_backward(const __grid_constant__ Problem p, const __grid_constant__ Te
         for (int i = 0; i < 2; i++) shared.work_full(i).init(1), shared.work_empty(i).init(4 * GROUPS * SPEAKERS + 2);
         publish_barriers();
     }
-    await_kernel_before();
     __syncthreads();
     int warpgroup = warpgroup_id();
     if (warpgroup == 0) {

@@ -86,13 +86,14 @@ struct Problem {
     int4* extents;                                     // 552  [batch, tiles of 64]: of 64 ranges
     int* order;                                        // 560  [batch · tiles]: which tile comes when, the longest first
     u32* tickets;                                      // 568  [batch · heads_q, query tiles]
-    u32* whole;                                        // 576  [batch · heads_k + 4]: key tiles that have been added; tiles whose quarters are rounded
+    u32* whole;                                        // 576  counts of each head of keys, and others: `walk.cuh`
     u32 mapped;                                        // 584  which results the copy engine can write: their maps are good
     int plan_count;                                    // 588  rows of the plan, for each sequence and head
     float* stretches;                                  // 592  [slots, batch · heads, ...]: results of stretches of rows that are cut
     u32* stretches_there;                              // 600  [slots, batch · heads, warps]: how many of a row have come, at its first slot
-};                                                     // 608
-static_assert(sizeof(Problem) == 608, "the host counts on it");
+    int first;                                         // 608  heads of keys that are prepared before the main kernel, not beside it
+};                                                     // 616
+static_assert(sizeof(Problem) == 616, "the host counts on it");
 // Of `mapped`.
 constexpr u32 MAPPED_OUT = 1, MAPPED_DK = 2, MAPPED_DV = 4, MAPPED_DQ = 8;
 // Work that may wait in line beside the one that is computed: more would end unevenly where tiles do not come longest first,
@@ -103,6 +104,7 @@ constexpr int IN_LINE = SEGMENTS || PLAN ? 2 : 1;
 constexpr int STATISTICS_PAD = 128;
 
 INLINE int div_up(int a, int b) { return (a + b - 1) / b; }
+INLINE int of_pad(int n) { return div_up(n, STATISTICS_PAD) * STATISTICS_PAD; }
 
 // Which work a persistent block takes: `index` counts (sequence · head) × tiles, `section` heads at a time, the tiles of a
 // section one after the other with its heads inside, so that what a section reads stays in the cache. Of a list, the first

@@ -1,10 +1,13 @@
-// Backward's small kernels, linear in the sequence: before the main one, the largest key and value of each head, and of each row
-// Σ out · d_out, its log-sum and its grain; and the gradient of the sinks.
+// Backward's small kernels, linear in the sequence: the largest key and value of each head, and of each row Σ out · d_out, its log-sum and its
+// grain. Of the heads that come first, before the main kernel; of the others, beside it. And the gradient of the sinks.
 #pragma once
 
 // Threads that share a row of the statistics: 16 bytes each.
 constexpr int LANES = HEAD_DIM / 8;
 constexpr u32 INFINITE_BITS = ELEMENT == 0 ? 0x7f80 : 0x7c00;
+
+// Keys of a sequence that are there.
+INLINE int keys_of(const Problem& p, int batch) { return LENGTHS ? min(p.m, p.lengths[batch]) : p.m; }
 
 // The largest absolute value of rows 128 · blockIdx.x .. of a matrix, as bits, of those that this thread reads. Rows from `end`
 // on, which are multiplied though they are masked, count only where they are not finite.
@@ -43,10 +46,7 @@ INLINE u32 largest(const u16* x, i64 stride, int columns, int rows, int end) {
 // The largest |k| and |v| of 128 keys of a head; ∞ where one is not a number.
 extern "C" __global__ void __launch_bounds__(256) attention_backward_measure(const __grid_constant__ Problem p) {
     invite_next_kernel();
-    int bh = blockIdx.y, batch = bh / p.heads_k, head = bh - batch * p.heads_k, end = p.m;
-#if LENGTHS
-    end = min(end, p.lengths[batch]);
-#endif
+    int bh = blockIdx.y, batch = bh / p.heads_k, head = bh - batch * p.heads_k, end = keys_of(p, batch);
     int rows = min(p.m, div_up(end, 128) * 128);
     u32 key = largest(p.k + batch * p.k_b + head * p.k_h, p.k_j, p.d, rows, end);
     u32 value = largest(p.v + batch * p.v_b + head * p.v_h, p.v_j, p.dv, rows, end);
@@ -63,41 +63,51 @@ extern "C" __global__ void __launch_bounds__(256) attention_backward_measure(con
     p.limits[(i64)bh * gridDim.x + blockIdx.x] = make_float2(widen((u16)min(key, INFINITE_BITS)), widen((u16)min(value, INFINITE_BITS)));
 }
 
-// The largest key and value of a head, for each lane of a warp.
-INLINE float2 limits_of(const Problem& p, int bh_k) {
+// The largest key and value of a head, for each lane of a warp. BESIDE: of blocks that run, not of a kernel before.
+template <bool BESIDE> INLINE float2 limits_of(const Problem& p, int bh_k) {
     float2 most = make_float2(0.f, 0.f);
 #if !FREE_ORDER
     int parts = div_up(p.m, 128);
     const float2* limits = p.limits + (i64)bh_k * parts;
-    for (int x = lane_id(); x < parts; x += 32) most.x = fmaxf(most.x, limits[x].x), most.y = fmaxf(most.y, limits[x].y);
+#pragma unroll 4
+    for (int x = lane_id(); x < parts; x += 32) {
+        float2 y = BESIDE ? __ldcg(limits + x) : limits[x];
+        most.x = fmaxf(most.x, y.x), most.y = fmaxf(most.y, y.y);
+    }
     for (int x = 16; x > 0; x /= 2)
         most.x = fmaxf(most.x, __shfl_xor_sync(~0u, most.x, x)), most.y = fmaxf(most.y, __shfl_xor_sync(~0u, most.y, x));
 #endif
     return most;
 }
-// Two elements of out and of d_out.
+// Two elements of out and of d_out, and sixteen bytes of each. Each operation is named: heads that are prepared first and those that are prepared
+// beside the main kernel have the same bits.
 INLINE void add_products(float& sum, float& square, u32 x, u32 y) {
     float a = widen_low(y), b = widen_high(y);
-    sum += widen_low(x) * a + widen_high(x) * b, square += a * a + b * b;
+    sum = __fadd_rn(sum, fmaf(widen_low(x), a, __fmul_rn(widen_high(x), b))), square = __fadd_rn(square, fmaf(a, a, __fmul_rn(b, b)));
+}
+INLINE void add_products(float& sum, float& square, uint4 x, uint4 y) {
+    add_products(sum, square, x.x, y.x), add_products(sum, square, x.y, y.y), add_products(sum, square, x.z, y.z), add_products(sum, square, x.w, y.w);
 }
 // Of a row: Σ out · d_out less the gradient of its lse, its lse in units of log2, its grain.
 INLINE void write_statistics(const Problem& p, i64 to, float lse, float d_lse, float sum, float square, float2 most) {
     p.lse2[to] = lse == MINUS_INFINITY ? -MINUS_INFINITY : lse * LOG2E;
     p.delta[to] = sum - d_lse;
-    float largest = most.x * (2.f * (DROPOUT ? p.dropout_scale : 1.f) * sqrtf(square * p.dv) * most.y + fabsf(d_lse));
+    float of_values = __fmul_rn(__fmul_rn(2.f * (DROPOUT ? p.dropout_scale : 1.f), sqrtf(__fmul_rn(square, (float)p.dv))), most.y);
+    float largest = __fmul_rn(most.x, __fadd_rn(of_values, fabsf(d_lse)));
     // 2^(30 − ⌈log2 largest⌉), from the exponent of `largest`; a row without a bound, or whose sum is none, has no numbers either.
     int exponent = (int)(__float_as_uint(fmaxf(largest, 1e-30f)) >> 23) - 126;
     p.grain[to] = largest < 1e37f && fabsf(sum) < 1e37f ? __uint_as_float((u32)(min(30 - exponent, 126) + 127) << 23) : __uint_as_float(0x7fc00000);
 }
 
-// Σ out · d_out of each row, less the gradient of its lse; the lse in units of log2, +∞ where a row saw nothing or is padding;
-// the grain of its dq; its ticket.
+// Σ out · d_out of each row of the heads that come first, less the gradient of its lse; the lse in units of log2, +∞ where a row saw nothing or
+// is padding; the grain of its dq. And zeros, for all heads, in what is counted.
 extern "C" __global__ void __launch_bounds__(256) attention_backward_prepare(const __grid_constant__ Problem p) {
     invite_next_kernel();
+    int group = p.heads_q / p.heads_k, tickets = p.batch * p.heads_q * div_up(p.n, M), all = tickets + counts_of_heads(p);
+    for (int x = (blockIdx.y * gridDim.x + blockIdx.x) * 256 + threadIdx.x; x < all; x += gridDim.x * gridDim.y * 256) *(x < tickets ? p.tickets + x : p.whole + (x - tickets)) = 0;
     // The first heads last: they are in the cache when the main kernel begins.
-    int bh = gridDim.y - 1 - blockIdx.y, batch = bh / p.heads_q, head = bh - batch * p.heads_q;
-    int lane = threadIdx.x % LANES, tiles = div_up(p.n, M);
-    constexpr int TILES = STATISTICS_PAD / M;
+    int bh = gridDim.y - 1 - blockIdx.y, bh_k = bh / group;
+    int batch = bh / p.heads_q, head = bh - batch * p.heads_q, lane = threadIdx.x % LANES;
     const u16* out = p.out + batch * p.out_b + head * p.out_h;
     const u16* d_out = p.d_out + batch * p.d_out_b + head * p.d_out_h;
     bool wide = p.dv % 8 == 0 && (p.out_i | p.out_h | p.out_b | p.d_out_i | p.d_out_h | p.d_out_b) % 8 == 0 && (((u64)p.out | (u64)p.d_out) & 15) == 0;
@@ -108,9 +118,6 @@ extern "C" __global__ void __launch_bounds__(256) attention_backward_prepare(con
         lse = p.lse[(i64)bh * p.n + mine];
         if (p.d_lse) d_lse = p.d_lse[(i64)bh * p.n + mine];
     }
-    if (threadIdx.x < TILES && (int)blockIdx.x * TILES + threadIdx.x < tiles) p.tickets[bh * tiles + blockIdx.x * TILES + threadIdx.x] = 0;
-    if (blockIdx.x == 0 && threadIdx.x == 0 && head % (p.heads_q / p.heads_k) == 0) p.whole[batch * p.heads_k + head / (p.heads_q / p.heads_k)] = 0;
-    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < 4) p.whole[p.batch * p.heads_k + threadIdx.x] = 0;
     __shared__ float2 sums[STATISTICS_PAD];
     constexpr int EACH = 4;  // rows that are on their way to a thread at a time
     for (int r = 0; r < STATISTICS_PAD * LANES / 256; r += EACH) {
@@ -126,10 +133,9 @@ extern "C" __global__ void __launch_bounds__(256) attention_backward_prepare(con
         for (int e = 0; e < EACH; e++) {
             int row = first + e * (256 / LANES), i = blockIdx.x * STATISTICS_PAD + row;
             float sum = 0.f, square = 0.f;
-            auto both = [&](u32 x, u32 y) { add_products(sum, square, x, y); };
-            if (wide) both(x[e].x, y[e].x), both(x[e].y, y[e].y), both(x[e].z, y[e].z), both(x[e].w, y[e].w);
+            if (wide) add_products(sum, square, x[e], y[e]);
             else if (i < p.n)
-                for (int c = lane; c < p.dv; c += LANES) both(out[i * p.out_i + c], d_out[i * p.d_out_i + c]);
+                for (int c = lane; c < p.dv; c += LANES) add_products(sum, square, out[i * p.out_i + c], d_out[i * p.d_out_i + c]);
 #pragma unroll
             for (int s = LANES / 2; s > 0; s /= 2) sum += __shfl_xor_sync(~0u, sum, s), square += __shfl_xor_sync(~0u, square, s);
             if (lane == 0) sums[row] = make_float2(sum, square);
@@ -139,8 +145,8 @@ extern "C" __global__ void __launch_bounds__(256) attention_backward_prepare(con
     // The largest keys and values are of the kernel before; nothing until here is.
     await_kernel_before();
     if (threadIdx.x >= STATISTICS_PAD) return;
-    float2 most = limits_of(p, batch * p.heads_k + head / (p.heads_q / p.heads_k)), sum = sums[threadIdx.x];
-    write_statistics(p, (i64)bh * (div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD) + mine, lse, d_lse, sum.x, sum.y, most);
+    float2 most = limits_of<false>(p, bh_k), sum = sums[threadIdx.x];
+    write_statistics(p, (i64)bh * of_pad(p.n) + mine, lse, d_lse, sum.x, sum.y, most);
 }
 
 // The sink of a head takes the mass exp(sink − lse) of each row.

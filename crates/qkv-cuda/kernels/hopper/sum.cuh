@@ -8,23 +8,6 @@
 // Of a ticket: one has begun; what it put is there.
 constexpr u32 BEGUN = 1, THERE = 2;
 
-INLINE u32 peek(const u32* at) {
-    u32 x;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
-    return x;
-}
-// These show to whoever sees the word afterwards what this thread knows to be in device memory.
-INLINE void show(u32* at, u32 bits) { asm volatile("red.or.release.gpu.global.b32 [%0], %1;" ::"l"(at), "r"(bits) : "memory"); }
-INLINE void show_one_more(u32* at) { asm volatile("red.add.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(1) : "memory"); }
-// Waits until a word is no less.
-INLINE void await_count(const u32* at, u32 count) {
-#if WATCHDOG
-    for (u32 tries = 0; peek(at) < count && tries < 20000; tries++) {}
-#else
-    while (peek(at) < count) {}
-#endif
-}
-
 // Adds the dq tiles up in device memory.
 INLINE void add(const Problem& p, const Shared& shared) {
     int query_tiles = div_up(p.n, M);
@@ -76,6 +59,26 @@ INLINE void add(const Problem& p, const Shared& shared) {
     }
 }
 
+// Rounds a warp's 16 rows of a piece of dq, and has them written by way of `room`, of which 16 rows from the warp's number in its warpgroup on are used.
+// BESIDE: what blocks that run have prepared.
+template <bool BESIDE>
+INLINE void round_piece(const Problem& p, const TensorMap& map_dq, float (&x)[32], int bh, int tile, int piece, bool some, u32 room) {
+    int batch = bh / p.heads_q, head = bh - batch * p.heads_q, row = tile * M + (M == 128 ? piece * 64 : 0), column = M == 128 ? 0 : piece * 64;
+    float upper = p.scale, lower = p.scale;
+#if !FREE_ORDER
+    const float* grain = p.grain + (i64)bh * of_pad(p.n) + row + fragment_row();
+    upper *= reciprocal(BESIDE ? __ldcg(grain) : grain[0]), lower *= reciprocal(BESIDE ? __ldcg(grain + 8) : grain[8]);  // powers of two
+#pragma unroll
+    for (int i = 0; i < 32; i++) x[i] = __int2float_rn(__float_as_int(x[i]));
+#endif
+    u32 rounded[16];
+    round_scaled<false>(rounded, x, some ? upper : 0.f, some ? lower : 0.f);
+    store_tile<16, 16>(room, rounded);
+    if (p.mapped & MAPPED_DQ) send_tile<64, 16>(room, map_dq, column, row, head, batch);
+    else write_tile<64, 16>(room, p.dq + batch * p.dq_b + head * p.dq_h + row * p.dq_i + column, p.dq_i, p.n - row, p.d - column);
+    if (MASKED && is_odd(rounded, p.n - row)) tell_broken(p, p.broken_q, bh, div_up(p.n, 64), row / 64);
+}
+
 // Rounds what is whole: each warp for itself takes its 16 rows of the pieces of tile after tile of all, the first heads first.
 INLINE void round_tiles(const Problem& p, const Shared& shared, const TensorMap& map_dq) {
     // Found anew: known from before, it would change how the products are compiled.
@@ -84,8 +87,7 @@ INLINE void round_tiles(const Problem& p, const Shared& shared, const TensorMap&
     int at = __shfl_sync(~0u, take(), 0);
     while (at < all) {
         int next = take();
-        int bh = at / tiles, tile = at - bh * tiles, batch = bh / p.heads_q, head = bh - batch * p.heads_q;
-        int bh_k = batch * p.heads_k + head / (p.heads_q / p.heads_k);
+        int bh = at / tiles, tile = at - bh * tiles, bh_k = bh / (p.heads_q / p.heads_k);
         if (whole != bh_k) {
             whole = bh_k;
             if (lane_id() == 0) await_count(p.whole + bh_k, works_of_head(p));
@@ -106,22 +108,7 @@ INLINE void round_tiles(const Problem& p, const Shared& shared, const TensorMap&
             wait_copies_read();
             __syncwarp();
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                int row = tile * M + (M == 128 ? (piece + e) * 64 : 0), column = M == 128 ? 0 : (piece + e) * 64;
-                float upper = p.scale, lower = p.scale;
-#if !FREE_ORDER
-                const float* grain = p.grain + (i64)bh * (div_up(p.n, STATISTICS_PAD) * STATISTICS_PAD) + row + fragment_row();
-                upper *= reciprocal(grain[0]), lower *= reciprocal(grain[8]);  // powers of two
-#pragma unroll
-                for (int i = 0; i < 32; i++) x[e][i] = __int2float_rn(__float_as_int(x[e][i]));
-#endif
-                u32 rounded[16], room = shared.add(group) + warp * 2048 + e * 2048;
-                round_scaled<false>(rounded, x[e], some ? upper : 0.f, some ? lower : 0.f);
-                store_tile<16, 16>(room, rounded);
-                if (p.mapped & MAPPED_DQ) send_tile<64, 16>(room, map_dq, column, row, head, batch);
-                else write_tile<64, 16>(room, p.dq + batch * p.dq_b + head * p.dq_h + row * p.dq_i + column, p.dq_i, p.n - row, p.d - column);
-                if (MASKED && is_odd(rounded, p.n - row)) tell_broken(p, p.broken_q, bh, div_up(p.n, 64), row / 64);
-            }
+            for (int e = 0; e < 2; e++) round_piece<false>(p, map_dq, x[e], bh, tile, piece + e, some, shared.add(group) + warp * 2048 + e * 2048);
         }
         at = __shfl_sync(~0u, next, 0);
     }

@@ -173,12 +173,40 @@ struct Walk {
 INLINE int key_end(int all_high, int tile, int group, int m) { return tile * N + (HALVES ? 0 : group * 64) + 64 > m ? 0 : all_high; }
 #endif
 
+// What others of this launch, or of one beside it, say in device memory.
+INLINE u32 peek(const u32* at) {
+    u32 x;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
+    return x;
+}
+// These show to whoever sees the word afterwards what this thread knows to be in device memory.
+INLINE void show(u32* at, u32 bits) { asm volatile("red.or.release.gpu.global.b32 [%0], %1;" ::"l"(at), "r"(bits) : "memory"); }
+INLINE void show_one_more(u32* at) { asm volatile("red.add.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(1) : "memory"); }
+// Waits until a word is no less.
+INLINE void await_count(const u32* at, u32 count) {
+#if WATCHDOG
+    for (u32 tries = 0; peek(at) < count && tries < 20000; tries++) {}
+#else
+    while (peek(at) < count) {}
+#endif
+}
+
+// Counts at `whole`: of each head of keys, its key tiles that have been added; how many tiles' quarters, the first, the second, … are rounded; of each head,
+// the parts of it that have been measured beside this kernel, and those that have been prepared; the blocks that do so.
+INLINE int measured_at(const Problem& p) { return p.batch * p.heads_k + 4; }
+INLINE int prepared_at(const Problem& p) { return 2 * p.batch * p.heads_k + 4; }
+INLINE int begun_at(const Problem& p) { return 3 * p.batch * p.heads_k + 4; }
+INLINE int counts_of_heads(const Problem& p) { return 3 * p.batch * p.heads_k + 5; }
+
 // Key tiles of a head; with a list, its rows, of which a tile may have several.
 INLINE int works_of_head(const Problem& p) { return PLAN ? p.plan_count : div_up(p.m, N); }
 
-// Finds work, a tile or two ahead, and has its keys and values brought to the cache.
+// Finds work, a tile or two ahead, and has its keys and values brought to the cache. It alone waits for the kernels before: all others wait for it.
 INLINE void scout(const Problem& p, const Shared& shared, const TensorMap& map_k, const TensorMap& map_v) {
     int tiles = works_of_head(p), total = tiles * p.heads_k * p.batch;
+    // Where some heads are prepared beside this kernel, it begins when that does.
+    if (p.first < p.batch * p.heads_k) await_count(p.whole + begun_at(p), 1);
+    else await_kernel_before();
     Ring<IN_LINE> next;
     for (u32 works = 0;; works++) {
         shared.work_empty(next.place).wait(next.parity ^ 1);
@@ -188,6 +216,11 @@ INLINE void scout(const Problem& p, const Shared& shared, const TensorMap& map_k
         Work w(p, more ? index : 0, tiles, p.heads_k, false);
         Walk walk(p, w);
         if (more) announce_tile<D>(map_k, walk.key_tile * N, w.head, w.batch), announce_tile<D>(map_v, walk.key_tile * N, w.head, w.batch);
+        if (more && w.batch * p.heads_k + w.head >= p.first) {
+            // What is prepared beside this kernel, the copy engine will read.
+            await_count(p.whole + prepared_at(p) + w.batch * p.heads_k + w.head, p.heads_q / p.heads_k * div_up(p.n, STATISTICS_PAD));
+            fence_all();
+        }
 #if SEGMENTS
 #pragma unroll 1
         for (int g = 0; g < GROUPS; g++) {
@@ -203,6 +236,8 @@ INLINE void scout(const Problem& p, const Shared& shared, const TensorMap& map_k
         next.next();
         if (!more) break;
     }
+    // By now it has nothing to wait for; but what comes after this kernel counts on the end of those before.
+    await_kernel_before();
     __threadfence();
     if (atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = 0, p.counter[1] = 0;
 }

@@ -71,6 +71,9 @@ pub(super) struct Parameters {
     pub plan_count: u32,
     pub stretches: u64,
     pub stretches_there: u64,
+    /// Heads of keys that are prepared before the main kernel.
+    pub first: i32,
+    pub nothing: i32,
 }
 
 /// The bits of [`Parameters::mapped`].
@@ -94,8 +97,9 @@ mod tests {
 
     #[test]
     fn parameters_lie_where_the_kernels_look_for_them() {
-        assert_eq!((size_of::<Parameters>(), offset_of!(Parameters, mapped)), (608, 584));
+        assert_eq!((size_of::<Parameters>(), offset_of!(Parameters, mapped)), (616, 584));
         assert_eq!((offset_of!(Parameters, plan_count), offset_of!(Parameters, stretches)), (588, 592));
+        assert_eq!(offset_of!(Parameters, first), 608);
         assert_eq!((offset_of!(Parameters, limits), offset_of!(Parameters, v)), (448, 488));
         assert_eq!((offset_of!(Parameters, broken), offset_of!(Parameters, order)), (520, 560));
         assert_eq!((offset_of!(Parameters, tickets), offset_of!(Parameters, whole)), (568, 576));
