@@ -12,15 +12,12 @@
 //! What is not finite has no thirds, and is packed so that [`Thirds::number`] still tells what it was: see [`Thirds::left`].
 
 use crate::isa::{Isa, Level};
-pub use crate::pairs::{BLOCK, Blocks, DEPTH, SIDE, deep};
+pub use crate::pairs::{BLOCK, DEPTH, SIDE, deep};
 use crate::pairs::{Pairs, right_len as right_len_of_pairs};
 use crate::product::{Begin, Target};
-use crate::tile::{Exponential, RowGradient, check};
 use half::bf16;
 use std::ops::Range;
 
-#[cfg(target_arch = "x86_64")]
-mod gradient;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -194,104 +191,24 @@ impl Thirds {
         finite
     }
 
-    /// The right operand whose rows are these, `panels` panels wide, or whole chunks of one: its panels lie `chunks` chunks apart. Says
-    /// whether all are finite, as [`left`](Thirds::left).
+    /// The right operand whose rows are these, `panels` panels wide. Says whether all are finite, as [`left`](Thirds::left).
     ///
     /// # Panics
     /// Where a slice is too short.
-    pub fn right_of_rows(
-        &self,
-        rows: &[f32],
-        row: usize,
-        count: usize,
-        panels: usize,
-        out: &mut [bf16],
-        chunks: usize,
-    ) -> bool {
-        let made = deep(count) / DEPTH;
-        let len = if panels == 0 { 0 } else { ((panels - 1) * chunks + made) * THIRDS * BLOCK };
-        assert!(long_enough(rows, row, count, panels * SIDE) && chunks >= made && out.len() >= len, "too short");
+    pub fn right_of_rows(&self, rows: &[f32], row: usize, count: usize, panels: usize, out: &mut [bf16]) -> bool {
+        let len = right_len(count, panels * SIDE);
+        assert!(long_enough(rows, row, count, panels * SIDE) && out.len() >= len, "too short");
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
-        if unsafe { x86::right_of_rows(rows, row, count, panels, out, chunks) } {
+        if unsafe { x86::right_of_rows(rows, row, count, panels, out) } {
             return true;
         }
-        let mut finite = true;
+        let (mut finite, chunks) = (true, deep(count) / DEPTH);
         for_each_large(rows, row, count, panels * SIDE, |k, j, x| {
             finite &= x.is_finite();
             set_right(out, chunks, (k, j), parts(x));
         });
         finite
-    }
-
-    /// The left operand whose columns are these rows, `panels` panels of them, or some chunks of one: `together` columns in all, of
-    /// which these begin at `first`. Says whether all are finite, as [`left`](Thirds::left).
-    ///
-    /// # Panics
-    /// Where a slice is too short, or they do not begin with a chunk.
-    pub fn left_of_columns(
-        &self,
-        rows: &[f32],
-        row: usize,
-        count: usize,
-        panels: usize,
-        out: &mut [bf16],
-        (first, together): (usize, usize),
-    ) -> bool {
-        let len = panels * SIDE * left_len(together);
-        assert!(long_enough(rows, row, count, panels * SIDE) && out.len() >= len, "too short");
-        assert!(first.is_multiple_of(DEPTH) && first + count <= together, "whole chunks");
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
-        if unsafe { x86::left_of_columns(rows, row, count, panels, out, (first, together)) } {
-            return true;
-        }
-        let mut finite = true;
-        for_each_large(rows, row, count, panels * SIDE, |k, r, x| {
-            finite &= x.is_finite();
-            set_left(&mut out[r * left_len(together)..], together, first + k, parts(x));
-        });
-        finite
-    }
-
-    /// The [`softmax_gradient`](crate::tile::softmax_gradient), without an entropy and to the last bits, of up to [`DEPTH`] rows whose
-    /// results are then operands: weights and gradients of scores become a chunk of a right operand each, and the rows of gradients a
-    /// left operand where they lie, their last thirds in `low`. They are small enough to have thirds, or NaN.
-    ///
-    /// # Panics
-    /// Where a slice is too short, or the width is not whole panels.
-    #[allow(clippy::too_many_arguments)]
-    pub fn softmax_gradient(
-        &self,
-        scores: &[f32],
-        grads: &mut [f32],
-        row: usize,
-        rows: usize,
-        width: usize,
-        how: Exponential<'_, f32>,
-        of: RowGradient<'_, f32>,
-        into: Blocks<'_>,
-        (low, low_row): (&mut [bf16], usize),
-    ) {
-        check(scores, row, rows, width);
-        check(grads, row, rows, width);
-        assert!(
-            rows <= DEPTH && row >= deep(width) && grads.len() >= rows * row,
-            "rows of a chunk, with room for chunks"
-        );
-        assert!(low_row >= deep(width) && low.len() >= rows * low_row, "no room for the last thirds");
-        assert!(how.spans.is_empty() || how.spans.len() >= rows);
-        assert!(of.lse.len() >= rows && of.delta.len() >= rows && of.entropy.is_empty());
-        let len = into.chunks * THIRDS * BLOCK * (width / SIDE);
-        assert!(
-            into.chunk < into.chunks && into.weights.len() >= len && into.grads.len() >= len,
-            "no room for the blocks"
-        );
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
-        unsafe {
-            gradient::gradient(scores, grads, row, rows, width, how, of, into, (low, low_row));
-        }
     }
 
     /// Rows of `width` f32 become a left operand where they lie, but for their last thirds, which go to `low`, at distance
@@ -410,18 +327,8 @@ mod tests {
             let mut columns = vec![bf16::NAN; right_len(k, n)];
             assert!(unit.right_of_columns(&b, side(k), n, k, &mut columns));
             let mut straight = vec![bf16::NAN; right_len(k, n)];
-            assert!(unit.right_of_rows(&across(&b, side(k), n, k), side(n), k, panels, &mut straight, chunks));
+            assert!(unit.right_of_rows(&across(&b, side(k), n, k), side(n), k, panels, &mut straight));
             assert_eq!(columns, straight, "{m} {n} {k}");
-            let mut turned = vec![bf16::NAN; side(m) * left_len(k)];
-            assert!(unit.left_of_columns(
-                &across(&a, side(k), side(m), k),
-                side(m),
-                k,
-                side(m) / SIDE,
-                &mut turned,
-                (0, k)
-            ));
-            assert_eq!(left, turned, "{m} {n} {k}");
             let (row, low_row) = (deep(k) + 32, deep(k) + 16);
             let mut tile = vec![f32::NAN; side(m) * row];
             (0..side(m)).for_each(|r| tile[r * row..][..side(k)].copy_from_slice(&a[r * side(k)..][..side(k)]));
@@ -500,16 +407,14 @@ mod tests {
         assert!(!unit.left(&x, 48, 2, 40, &mut left));
         let mut right = vec![bf16::ZERO; right_len(40, 2)];
         assert!(!unit.right_of_columns(&x, 48, 2, 40, &mut right));
-        let [mut rows, mut columns] = [vec![bf16::ZERO; right_len(2, 48)], vec![bf16::ZERO; 48 * left_len(2)]];
-        assert!(!unit.right_of_rows(&x, 48, 2, 3, &mut rows, 1));
-        assert!(!unit.left_of_columns(&x, 48, 2, 3, &mut columns, (0, 2)));
+        let mut rows = vec![bf16::ZERO; right_len(2, 48)];
+        assert!(!unit.right_of_rows(&x, 48, 2, 3, &mut rows));
         for (r, k) in (0..2).flat_map(|r| (0..40).map(move |k| (r, k))) {
             let (is, row) = (x[r * 48 + k], &left[r * left_len(40)..]);
             let same = |found: f32, is: f32| found.to_bits() == is.to_bits() || found.is_nan() && is.is_nan();
             assert!(same(Thirds::number(row, 40, k), is), "{r} {k}: {is}");
             assert!(same(Thirds::number_of_column(Right { data: &right, chunks: 2 }, k, r), is), "{r} {k}: {is}");
             assert!(same(Thirds::number_of_column(Right { data: &rows, chunks: 1 }, r, k), is), "{r} {k}: {is}");
-            assert!(same(Thirds::number(&columns[k * left_len(2)..], 2, r), is), "{r} {k}: {is}");
             assert_eq!(Thirds::first_third(row, k) == bf16::ZERO, is == 0.0);
         }
     }

@@ -12,8 +12,8 @@ use crate::number::Real;
 
 mod softmax;
 
+pub(crate) use softmax::check_softmax;
 pub use softmax::{Exponential, RowGradient, Running, Span, softmax, softmax_gradient};
-pub(crate) use softmax::{Slope, check_softmax};
 
 /// Checks that a tile is as long as its rows.
 pub(crate) fn check<A: Real>(tile: &[A], row: usize, rows: usize, width: usize) {

@@ -265,11 +265,11 @@ impl<T: qkv_simd::Element> Weights<'_, T> {
         let weighing = Weighing { ops: &ops, out: self.out };
         let (queries, keys) = (compared.queries(problem), compared.keys(problem));
         let key_head = h / problem.heads.group;
-        let mut keys_room = Room::new(&scratch, ops.arithmetic, piece, 1, problem.width, 0);
+        let mut keys_room = Room::new(&scratch, ops.scoring, piece, 1, problem.width, 0);
         let blocks = KeyBlocks::new(piece, keys, Operand::Given(problem.inputs.v), problem.heads.key, &mut keys_room);
         let blocks = blocks.starting_at(b * problem.heads.key + key_head);
         let tile = || (scratch.take(QUERIES * ops.query_row), scratch.take(QUERIES * KEYS), Live::default());
-        let worker = || (ops.desk(&scratch), tile(), scratch.take(room));
+        let worker = || (ops.scorer(&scratch), tile(), scratch.take(room));
         for_each_task(threads, tasks, worker, |(desk, (q, scores, live), room), at| {
             let mut weigh = |rows: &[usize], report: &mut Report<'_, T::Acc>| {
                 let at = |&i: &usize| RowAt { b, h, i, p: problem.scene.place(b, i) };

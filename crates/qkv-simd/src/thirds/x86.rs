@@ -198,11 +198,23 @@ impl Tile {
     }
 }
 
-/// The thirds of some numbers, each in the upper half of its lane; what is below is of no meaning. They are rounded by whole numbers,
-/// half away from zero.
+/// The thirds of two vectors, lane by lane side by side: the first ones, the middle ones, the last ones. They are rounded by whole
+/// numbers, half away from zero.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn apart(x: __m512) -> [__m512i; THIRDS] {
+unsafe fn thirds(x: __m512, y: __m512) -> [__m512i; THIRDS] {
+    const UPPER_HALVES: __mmask32 = 0xaaaa_aaaa;
+    let mut both = apart(x);
+    for (both, y) in both.iter_mut().zip(apart(y)) {
+        *both = _mm512_mask_blend_epi16(UPPER_HALVES, _mm512_srli_epi32::<16>(*both), y);
+    }
+    both
+}
+
+/// The thirds of some numbers, each in the upper half of its lane; what is below is of no meaning.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn apart(x: __m512) -> [__m512i; THIRDS] {
     let (half, top) = (_mm512_set1_epi32(0x8000), _mm512_set1_epi32(0xffff_0000_u32 as i32));
     let first = _mm512_add_epi32(_mm512_castps_si512(x), half);
     let rest = _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_and_si512(first, top)));
@@ -211,40 +223,13 @@ pub(super) unsafe fn apart(x: __m512) -> [__m512i; THIRDS] {
     [first, middle, _mm512_castps_si512(last)]
 }
 
-/// The thirds of two vectors, lane by lane side by side: the first ones, the middle ones, the last ones.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn beside(x: [__m512i; THIRDS], y: [__m512i; THIRDS]) -> [__m512i; THIRDS] {
-    const UPPER_HALVES: __mmask32 = 0xaaaa_aaaa;
-    let mut both = x;
-    for (both, y) in both.iter_mut().zip(y) {
-        *both = _mm512_mask_blend_epi16(UPPER_HALVES, _mm512_srli_epi32::<16>(*both), y);
-    }
-    both
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn thirds(x: __m512, y: __m512) -> [__m512i; THIRDS] {
-    beside(apart(x), apart(y))
-}
-
 /// Stores a chunk of a left operand's row.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn store_left(high: *mut bf16, low: *mut bf16, [first, middle, last]: [__m512i; THIRDS]) {
+unsafe fn store_left(high: *mut bf16, low: *mut bf16, [first, middle, last]: [__m512i; THIRDS]) {
     _mm512_storeu_si512(high.cast(), first);
     _mm512_storeu_si512(high.add(DEPTH).cast(), middle);
     _mm512_storeu_si512(low.cast(), last);
-}
-
-/// Stores a row of each block of a right operand's chunk.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn store_right(to: *mut bf16, thirds: [__m512i; THIRDS]) {
-    for (third, x) in thirds.into_iter().enumerate() {
-        _mm512_storeu_si512(to.add(third * BLOCK).cast(), x);
-    }
 }
 
 /// The largest of some numbers so far, by their bits without the sign.
@@ -354,16 +339,10 @@ unsafe fn two_rows(from: *const f32, row: usize, at: usize, count: usize) -> (__
 }
 
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn right_of_rows(
-    rows: &[f32],
-    row: usize,
-    count: usize,
-    panels: usize,
-    out: &mut [bf16],
-    chunks: usize,
-) -> bool {
+pub(super) unsafe fn right_of_rows(rows: &[f32], row: usize, count: usize, panels: usize, out: &mut [bf16]) -> bool {
     let mut largest = Largest::new();
-    for chunk in 0..count.div_ceil(DEPTH) {
+    let chunks = count.div_ceil(DEPTH);
+    for chunk in 0..chunks {
         let (first, there) = (chunk * DEPTH, count - chunk * DEPTH);
         for pair in 0..SIDE {
             for panel in 0..panels {
@@ -371,41 +350,8 @@ pub(super) unsafe fn right_of_rows(
                 largest.see(x);
                 largest.see(y);
                 let to = out.as_mut_ptr().add((panel * chunks + chunk) * THIRDS * BLOCK + pair * DEPTH);
-                store_right(to, thirds(x, y));
-            }
-        }
-    }
-    largest.is_small()
-}
-
-#[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn left_of_columns(
-    rows: &[f32],
-    row: usize,
-    count: usize,
-    panels: usize,
-    out: &mut [bf16],
-    (first, together): (usize, usize),
-) -> bool {
-    let mut largest = Largest::new();
-    let (len, first, chunks) = (left_len(together), first / DEPTH, together.div_ceil(DEPTH));
-    for chunk in 0..count.div_ceil(DEPTH) {
-        for panel in 0..panels {
-            let from = rows.as_ptr().add(chunk * DEPTH * row + panel * SIDE);
-            let mut columns = [[_mm512_setzero_si512(); SIDE]; THIRDS];
-            for at in 0..SIDE {
-                let (x, y) = two_rows(from, row, at, count - chunk * DEPTH);
-                largest.see(x);
-                largest.see(y);
-                for (columns, third) in columns.iter_mut().zip(thirds(x, y)) {
-                    columns[at] = third;
-                }
-            }
-            let (to, at) = (out.as_mut_ptr().add(panel * SIDE * len), first + chunk);
-            let places = [at * 2 * DEPTH, at * 2 * DEPTH + DEPTH, (2 * chunks + at) * DEPTH];
-            for (columns, place) in columns.into_iter().zip(places) {
-                for (x, pairs) in transpose(columns).into_iter().enumerate() {
-                    _mm512_storeu_si512(to.add(x * len + place).cast(), pairs);
+                for (third, x) in thirds(x, y).into_iter().enumerate() {
+                    _mm512_storeu_si512(to.add(third * BLOCK).cast(), x);
                 }
             }
         }

@@ -420,7 +420,13 @@ impl<A: Real> Gradient<'_, A> {
             let (scores, grads) = (scores[start..end].as_mut_ptr(), grads[start..end].as_mut_ptr());
             // SAFETY: the slices are whole panels long; the caller vouches for the instruction set.
             unsafe {
-                let of = Slope::<V>::new(&self.how, &self.of, r);
+                let of = Slope {
+                    scale: V::splat(self.how.scale),
+                    lse: V::splat(self.of.lse[r]),
+                    delta: V::splat(self.of.delta[r]),
+                    entropy: V::splat(if ENTROPY { -self.of.entropy[r] } else { A::ZERO }),
+                    after: V::splat(self.of.scale),
+                };
                 if panels == MOSTLY {
                     for panel in 0..MOSTLY {
                         of.panel::<SHARP, ENTROPY>(scores, grads, panel);
@@ -436,7 +442,7 @@ impl<A: Real> Gradient<'_, A> {
 }
 
 /// What turns the scores and the gradients of the weights of a row into weights and gradients of the scores.
-pub(crate) struct Slope<V> {
+struct Slope<V> {
     scale: V,
     lse: V,
     delta: V,
@@ -445,44 +451,6 @@ pub(crate) struct Slope<V> {
 }
 
 impl<V: Lanes> Slope<V> {
-    /// That of row `r`.
-    ///
-    /// # Safety
-    /// The CPU has the instruction set of `V`.
-    #[inline(always)]
-    pub unsafe fn new(how: &Exponential<'_, V::Scalar>, of: &RowGradient<'_, V::Scalar>, r: usize) -> Self {
-        // SAFETY: the caller vouches for the instruction set.
-        unsafe {
-            Slope {
-                scale: V::splat(how.scale),
-                lse: V::splat(of.lse[r]),
-                delta: V::splat(of.delta[r]),
-                entropy: V::splat(of.entropy.get(r).map_or(V::Scalar::ZERO, |&entropy| -entropy)),
-                after: V::splat(of.scale),
-            }
-        }
-    }
-
-    /// The weights of some scores, and the gradients of these from those of the weights.
-    ///
-    /// # Safety
-    /// The CPU has the instruction set of `V`.
-    #[inline(always)]
-    pub unsafe fn make<const SHARP: bool, const ENTROPY: bool>(&self, scores: V, grads: V) -> (V, V) {
-        // SAFETY: the caller vouches for the instruction set.
-        unsafe {
-            let x = scores.mul(self.scale).sub(self.lse);
-            let weight = math::weight::<V, SHARP>(x);
-            let mut grad = grads.sub(self.delta);
-            if ENTROPY {
-                grad = x.mul_add(self.entropy, grad);
-            }
-            // A weight of zero is that of a pair that is not there, whatever the gradient is.
-            let zero = V::splat(V::Scalar::ZERO);
-            (weight, weight.where_equal(zero, zero, weight.mul(grad).mul(self.after)))
-        }
-    }
-
     /// # Safety
     /// There is such a panel in both, and the CPU has the instruction set of `V`.
     #[inline(always)]
@@ -495,9 +463,16 @@ impl<V: Lanes> Slope<V> {
         // SAFETY: the caller vouches for both.
         unsafe {
             let (scores, grads) = (scores.add(panel * V::Scalar::LANES), grads.add(panel * V::Scalar::LANES));
-            let (weight, grad) = self.make::<SHARP, ENTROPY>(V::load(scores), V::load(grads));
+            let x = V::load(scores).mul(self.scale).sub(self.lse);
+            let weight = math::weight::<V, SHARP>(x);
+            let mut grad = V::load(grads).sub(self.delta);
+            if ENTROPY {
+                grad = x.mul_add(self.entropy, grad);
+            }
             weight.store(scores);
-            grad.store(grads);
+            // A weight of zero is that of a pair that is not there, whatever the gradient is.
+            let zero = V::splat(V::Scalar::ZERO);
+            weight.where_equal(zero, zero, weight.mul(grad).mul(self.after)).store(grads);
         }
     }
 }

@@ -159,7 +159,7 @@ impl<'a, T: Element> Pass<'a, T> {
     /// Room for the packed queries of some heads.
     fn room(&self, piece: &Piece, heads: usize) -> QueryRoom<'a, T::Acc> {
         let widths = [self.queries, self.rows.upstream].map(|of| of.width());
-        QueryRoom::new(self.scratch, self.ops.arithmetic, widths, piece, heads)
+        QueryRoom::new(self.scratch, (self.ops.arithmetic, self.ops.scoring), widths, piece, heads)
     }
 
     /// The packed queries from a head on, counted over all sequences.
@@ -168,7 +168,7 @@ impl<'a, T: Element> Pass<'a, T> {
         'a: 'r,
     {
         let heads = self.ops.problem.heads.query;
-        QueryBlocks::new(self.queries, self.rows, self.ops.arithmetic, piece, room, (first, heads))
+        QueryBlocks::new(self.queries, self.rows, (self.ops.arithmetic, self.ops.scoring), piece, room, (first, heads))
     }
 
     /// The piece of a plan, if nothing but the gradients of queries, keys and values is asked for and they need no more than to be
@@ -367,9 +367,15 @@ impl<'a, T: Element> Pass<'a, T> {
         let Step { b, key_head, key_tile, .. } = step;
         let problem = self.ops.problem;
         let (scene, keys, heads) = (&problem.scene, piece.tile_keys(b, key_head, key_tile), problem.heads);
-        let Worker { desk, key_columns, key_rows, value_columns, d_keys, d_values, small, .. } = worker;
-        let keys_finite = desk.load_columns_and_rows(self.keys, (b, key_head), &keys, (key_columns, key_rows));
-        let finite = (keys_finite, desk.load_columns(self.values, (b, key_head), &keys, value_columns));
+        let Worker { desk, scorer, key_columns, key_rows, value_columns, d_keys, d_values, small, .. } = worker;
+        let at = (b, key_head);
+        let finite = if self.ops.scoring == self.ops.arithmetic {
+            (desk.load_columns_and_rows(self.keys, at, &keys, (key_columns, key_rows)), true)
+        } else {
+            let finite = desk.load_rows(self.keys, at, &keys, key_rows);
+            (finite, scorer.load_columns(self.keys, at, &keys, key_columns))
+        };
+        desk.load_columns(self.values, at, &keys, value_columns);
         d_keys.fill(T::Acc::ZERO);
         d_values.fill(T::Acc::ZERO);
         small.fill(T::Acc::ZERO);

@@ -1,7 +1,7 @@
 //! Gradients by key: weights and gradients of scores, transposed, times rows of queries.
 //!
-//! Rows of sums are read either way. In pairs of bf16 and in thirds a transpose is another operand: queries are packed once both ways,
-//! some tiles of them together, and what multiplies them is rounded, or taken apart, two rows at a time.
+//! Rows of sums are read either way. In pairs of bf16 a transpose is another operand: queries are packed once both ways, some tiles of
+//! them together, and what multiplies them is rounded two rows at a time.
 
 use super::extent::Extent;
 use super::operand::Operand;
@@ -9,7 +9,6 @@ use super::products::{Arithmetic, Desk, clear_what_is_not_finite};
 use super::tile::RowAt;
 use crate::tuning::{KEYS, QUERIES};
 use qkv_simd::pairs::{self, Blocks, DEPTH, Left, Right, SIDE, deep, halves, halves_mut, singles, singles_of};
-use qkv_simd::thirds;
 use qkv_simd::tile::{Exponential, RowGradient, Span, transpose};
 use qkv_simd::{Element, Matrix, Panels, Real, Target, padded, product, product_skipping_zeros};
 use std::ops::Range;
@@ -26,6 +25,8 @@ pub(crate) struct Packed<'a, A> {
     pub first: usize,
     /// Whether all of them are finite.
     pub finite: bool,
+    /// The rows of the tile as a left operand of scores, where these are made in another arithmetic.
+    pub scored: Option<&'a [A]>,
 }
 
 /// Rows of queries that are gathered by key: packed, and where they came from.
@@ -49,37 +50,20 @@ impl<A: Real> Desk<'_, A> {
         rows: impl ExactSizeIterator<Item = (usize, usize, usize)> + Clone,
         out: &mut [A],
     ) -> bool {
-        let (together, row) = (rows.len(), self.arithmetic.left_row::<A>(from.width()));
+        let (count, row) = (rows.len(), self.arithmetic.left_row::<A>(from.width()));
         let (to, across) = out.split_at_mut(self.arithmetic.tiles_together() * QUERIES * row);
-        let (panels, mut finite) = (from.width().div_ceil(SIDE), true);
-        if self.arithmetic != Arithmetic::Thirds {
-            finite = self.load_left(from, rows.clone(), to);
-        }
-        for start in (0..together).step_by(QUERIES) {
-            let (count, to) = (QUERIES.min(together - start), &mut to[start * row..][..QUERIES * row]);
-            match self.arithmetic {
-                Arithmetic::Sums => {}
-                Arithmetic::Pairs => {
-                    let mut rows = &*to;
-                    if !finite {
-                        self.stage[..rows.len()].copy_from_slice(rows);
-                        clear_what_is_not_finite(&mut halves_mut(&mut self.stage)[..count * 2 * row]);
-                        rows = &self.stage[..rows.len()];
-                    }
-                    let (out, chunks) = (&mut halves_mut(across)[start..], together.div_ceil(DEPTH));
-                    self.pairs().left_of_columns(halves(rows), 2 * row, count, panels, out, chunks);
+        let finite = self.load_left(from, rows, to);
+        if self.arithmetic == Arithmetic::Pairs {
+            let (panels, chunks) = (from.width().div_ceil(SIDE), count.div_ceil(DEPTH));
+            for start in (0..count).step_by(QUERIES) {
+                let (count, mut rows) = (QUERIES.min(count - start), &to[start * row..][..QUERIES * row]);
+                if !finite {
+                    self.stage[..rows.len()].copy_from_slice(rows);
+                    clear_what_is_not_finite(&mut halves_mut(&mut self.stage)[..count * 2 * row]);
+                    rows = &self.stage[..rows.len()];
                 }
-                Arithmetic::Thirds => {
-                    let all = self.load_left(from, rows.clone().skip(start).take(count), to);
-                    finite &= all;
-                    // The rows are still on the stage.
-                    let row = padded::<A>(from.width());
-                    if !all {
-                        clear_what_is_not_finite(&mut self.stage[..count * row]);
-                    }
-                    let (rows, out) = (singles_of(&self.stage), halves_mut(across));
-                    self.thirds().left_of_columns(rows, row, count, panels, out, (start, together));
-                }
+                let out = &mut halves_mut(across)[start..];
+                self.pairs().left_of_columns(halves(rows), 2 * row, count, panels, out, chunks);
             }
         }
         finite
@@ -88,26 +72,22 @@ impl<A: Real> Desk<'_, A> {
     /// The memory of [`load_both_ways`](Desk::load_both_ways).
     pub fn both_ways_len(arithmetic: Arithmetic, width: usize) -> usize {
         let rows = arithmetic.tiles_together() * QUERIES;
-        let across = match arithmetic {
-            Arithmetic::Sums => 0,
-            Arithmetic::Pairs => pairs::right_len(rows, width) / 2,
-            Arithmetic::Thirds => thirds::right_len(rows, width) / 2,
-        };
+        let across = if arithmetic == Arithmetic::Pairs { pairs::right_len(rows, width) / 2 } else { 0 };
         rows * arithmetic.left_row::<A>(width) + across
     }
 
     /// Turns finished scores and gradients of weights, up to [`PAIR_ROWS`] rows of [`KEYS`], into the operands of the products that
     /// are left: both by key, as [`turn`](Desk::turn) would leave them, the first row of them at `first` of the rows that are packed
-    /// together, and the gradients as [`round`](Desk::round) would; they are the rows from `start` on of those that are then weighed.
+    /// together, and the gradients as [`round`](Desk::round) would.
     #[allow(clippy::too_many_arguments)]
     pub fn soften_back(
-        &mut self,
+        &self,
         scores: &[A],
         grads: &mut [A],
         (rows, keys): (usize, usize),
         how: Exponential<'_, A>,
         of: RowGradient<'_, A>,
-        (start, first, together): (usize, usize, usize),
+        (first, together): (usize, usize),
         [weights, turned]: [&mut [A]; 2],
     ) {
         let single = |x: A| x.to_f64() as f32;
@@ -118,26 +98,16 @@ impl<A: Real> Desk<'_, A> {
             entropy: singles_of(of.entropy),
             scale: single(of.scale),
         };
-        let (chunks, chunk) = (together.div_ceil(DEPTH), (first + start) / DEPTH);
+        let (chunks, chunk) = (together.div_ceil(DEPTH), first / DEPTH);
         let into = Blocks { weights: halves_mut(weights), grads: halves_mut(turned), chunks, chunk };
-        let (width, scores, grads) = (padded::<A>(keys), singles_of(scores), singles(grads));
-        match &self.thirds {
-            None => self.pairs().softmax_gradient(scores, grads, KEYS, rows, width, how, of, into),
-            Some(thirds) => {
-                let low = (&mut halves_mut(&mut self.low)[start * KEYS..], KEYS);
-                thirds.softmax_gradient(scores, grads, KEYS, rows, width, how, of, into, low);
-            }
-        }
+        let width = padded::<A>(keys);
+        self.pairs().softmax_gradient(singles_of(scores), singles(grads), KEYS, rows, width, how, of, into);
     }
 
     /// The memory of weights that are turned.
     pub fn turned_len(arithmetic: Arithmetic) -> usize {
         let rows = arithmetic.tiles_together() * QUERIES;
-        match arithmetic {
-            Arithmetic::Sums => 0,
-            Arithmetic::Pairs => pairs::right_len(rows, KEYS) / 2,
-            Arithmetic::Thirds => thirds::right_len(rows, KEYS) / 2,
-        }
+        if arithmetic == Arithmetic::Pairs { pairs::right_len(rows, KEYS) / 2 } else { 0 }
     }
 
     /// Rounds weights, rows of [`KEYS`], by key, as [`gather`](Desk::gather) takes them in pairs: the first row at `first` of the rows
@@ -150,17 +120,10 @@ impl<A: Real> Desk<'_, A> {
         (first, together): (usize, usize),
         out: &mut [A],
     ) {
-        let (panels, chunks) = (extent.whole(rows).end as usize, together.div_ceil(DEPTH));
-        match self.arithmetic {
-            Arithmetic::Sums => {}
-            Arithmetic::Pairs => {
-                let out = &mut halves_mut(out)[first * SIDE..];
-                self.pairs().narrow_right(singles_of(weights), KEYS, rows, panels, out, chunks);
-            }
-            Arithmetic::Thirds => {
-                let out = &mut halves_mut(out)[thirds::right_len(first, SIDE)..];
-                self.thirds().right_of_rows(singles_of(weights), KEYS, rows, panels, out, chunks);
-            }
+        if self.arithmetic == Arithmetic::Pairs {
+            let (panels, chunks) = (extent.whole(rows).end as usize, together.div_ceil(DEPTH));
+            let out = &mut halves_mut(out)[first * SIDE..];
+            self.pairs().narrow_right(singles_of(weights), KEYS, rows, panels, out, chunks);
         }
     }
 
@@ -179,6 +142,7 @@ impl<A: Real> Desk<'_, A> {
         let (width, count) = (of.from.width(), of.rows.len());
         let row = padded::<A>(width);
         match self.arithmetic {
+            Arithmetic::Thirds => unreachable!("gradients are not made from thirds"),
             Arithmetic::Sums => {
                 let multiply = if of.packed.finite { product } else { product_skipping_zeros };
                 for (keys, queries) in extent.columns::<A>(count, of.keys) {
@@ -193,7 +157,7 @@ impl<A: Real> Desk<'_, A> {
                     }
                 }
             }
-            Arithmetic::Pairs | Arithmetic::Thirds => {
+            Arithmetic::Pairs => {
                 for (strip, span) in extent.strips(count, self.arithmetic) {
                     let rows = of.packed.first + strip.start..of.packed.first + strip.end;
                     self.gather_rows(turned, of.packed, rows, span, width, out);
@@ -205,7 +169,7 @@ impl<A: Real> Desk<'_, A> {
         }
     }
 
-    /// Of what is packed together, [`gather`](Desk::gather)s some rows: in pairs or thirds, and whole chunks.
+    /// Of what is packed together, [`gather`](Desk::gather)s some rows: in pairs, and whole chunks.
     pub fn gather_rows(
         &self,
         turned: &[A],
@@ -215,15 +179,9 @@ impl<A: Real> Desk<'_, A> {
         width: usize,
         out: &mut [A],
     ) {
-        let (panels, chunks) = (span.start as usize..span.end as usize, rows.start / DEPTH..rows.end.div_ceil(DEPTH));
-        let (data, in_all) = (halves(turned), packed.together.div_ceil(DEPTH));
-        if self.arithmetic == Arithmetic::Thirds {
-            let left = thirds::Left::rows(halves(packed.across), packed.together);
-            let right = thirds::Right { data, chunks: in_all };
-            return self.thirds().product(Target::plus(singles(out), KEYS), left, right, width, panels, chunks);
-        }
         let left = Left { data: halves(packed.across), row: deep(packed.together) };
-        let right = Right { data, chunks: in_all, passing: false };
+        let right = Right { data: halves(turned), chunks: packed.together.div_ceil(DEPTH), passing: false };
+        let (panels, chunks) = (span.start as usize..span.end as usize, rows.start / DEPTH..rows.end.div_ceil(DEPTH));
         self.pairs().product(Target::onto(singles(out), KEYS), left, right, width, panels, chunks);
     }
 
@@ -245,8 +203,8 @@ impl<A: Real> Desk<'_, A> {
     /// What was gathered, as padded rows, one a key.
     pub fn key_rows<'b>(&self, gathered: &'b [A], width: usize, room: &'b mut [A]) -> &'b [A] {
         match self.arithmetic {
-            Arithmetic::Sums => gathered,
-            Arithmetic::Pairs | Arithmetic::Thirds => {
+            Arithmetic::Sums | Arithmetic::Thirds => gathered,
+            Arithmetic::Pairs => {
                 let row = padded::<A>(width);
                 transpose(self.isa, gathered, KEYS, row, KEYS / A::LANES, room, row);
                 room

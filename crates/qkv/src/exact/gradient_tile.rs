@@ -1,7 +1,7 @@
 //! One tile of the backward pass: scores again, then every gradient that goes through them.
 //!
 //! Two ways lead through a tile. In passes over rows of sums, whatever lies between scores and weights; or, where products are made
-//! from bf16 and nothing lies between, with results that are rounded, or taken apart, as they are made.
+//! from pairs of bf16 and nothing lies between, with results that are rounded as they are made.
 
 use super::backward::{Pass, Sums, next_turn};
 use super::bias_gradient::{BiasGradient, Step, TableGradient};
@@ -23,6 +23,7 @@ use std::ops::Range;
 /// What a worker needs of its own.
 pub(super) struct Worker<'s, A: Real> {
     pub desk: Desk<'s, A>,
+    pub scorer: Desk<'s, A>,
     rows: Vec<RowAt>,
     live: Live,
     scores: Buffer<'s, A>,
@@ -63,7 +64,7 @@ struct Tile<'t, A> {
     /// The query head, counted within the sequence.
     h: usize,
     count: usize,
-    /// Whether keys and values are finite, where that matters.
+    /// Whether the keys are finite, where that matters to their scores.
     finite: bool,
     queries: Packed<'t, A>,
     upstream: Packed<'t, A>,
@@ -87,6 +88,7 @@ impl<'a, T: Element> Pass<'a, T> {
         let table = problem.inputs.table.map_or(0, |table| table.shape()[3]);
         Worker {
             desk: ops.desk(self.scratch),
+            scorer: ops.scorer(self.scratch),
             rows: Vec::with_capacity(QUERIES),
             live: Live::default(),
             scores: take(QUERIES * KEYS),
@@ -94,7 +96,7 @@ impl<'a, T: Element> Pass<'a, T> {
             raw: if_needed(problem.inputs.scale.is_some(), QUERIES * KEYS),
             slopes: if_needed(problem.attention.softcap.is_some(), QUERIES * KEYS),
             d_weights: if_needed(problem.attention.local.is_some(), QUERIES * KEYS),
-            key_columns: take(ops.arithmetic.columns_len::<T::Acc>(KEYS, ops.width)),
+            key_columns: take(ops.scoring.columns_len::<T::Acc>(KEYS, ops.width)),
             key_rows: take(ops.arithmetic.rows_len::<T::Acc>(KEYS, ops.width)),
             value_columns: take(ops.arithmetic.columns_len::<T::Acc>(KEYS, problem.dv)),
             d_keys: take(KEYS * row),
@@ -116,12 +118,13 @@ impl<'a, T: Element> Pass<'a, T> {
         blocks: &QueryBlocks<'_, T>,
         worker: &mut Worker<'_, T::Acc>,
     ) {
-        let Worker { desk, d_keys, d_values, by_key: [weights, grads], waiting, .. } = worker;
+        let Worker { desk, scorer, d_keys, d_values, by_key: [weights, grads], waiting, .. } = worker;
         let Waiting { tile, rows } = std::mem::take(waiting);
         if !rows.is_empty() {
             let span = Span::all::<T::Acc>(padded::<T::Acc>(keys.len));
             let problem = self.ops.problem;
-            let (queries, (upstream, _)) = (blocks.queries((b, h, tile), desk), blocks.upstream((b, h, tile), desk));
+            let queries = blocks.queries((b, h, tile), desk, scorer);
+            let (upstream, _) = blocks.upstream((b, h, tile), desk);
             desk.gather_rows(weights, upstream, rows.clone(), span, problem.dv, d_values);
             desk.gather_rows(grads, queries, rows, span, problem.width, d_keys);
         }
@@ -135,7 +138,7 @@ impl<'a, T: Element> Pass<'a, T> {
         step: Step,
         verdict: Verdict,
         blocks: &QueryBlocks<'_, T>,
-        (keys_finite, values_finite): (bool, bool),
+        (keys_finite, finite): (bool, bool),
         worker: &mut Worker<'_, T::Acc>,
         sums: &mut Sums<'_, '_, T::Acc>,
         bias: Option<&BiasGradient<'_, T::Acc>>,
@@ -148,22 +151,16 @@ impl<'a, T: Element> Pass<'a, T> {
             RowAt { b, h, i, p: problem.scene.place(b, i) }
         }));
         let at = (b, h, step.query_tile);
-        let queries = blocks.queries(at, &mut worker.desk);
+        let queries = blocks.queries(at, &mut worker.desk, &mut worker.scorer);
         let (upstream, deltas) = blocks.upstream(at, &mut worker.desk);
         let (keys, count) = (piece.tile_keys(b, step.key_head, step.key_tile), worker.rows.len());
-        let finite = keys_finite && values_finite;
         let tile = Tile { step, piece, keys, h, count, finite, queries, upstream, deltas };
         ops.live(piece, &tile.keys, verdict, &worker.rows, &mut worker.live);
         // What goes on between the gradients of scores and those of raw scores; mostly nothing but a scale.
         let more = bias.is_some() || !worker.table.is_empty() || !worker.slopes.is_empty() || !worker.raw.is_empty();
         let scaled = problem.attention.select == Select::Soft && !more;
         let plain = scaled && !ops.modulates() && self.rows.entropy.is_empty();
-        let can = match ops.arithmetic {
-            Arithmetic::Sums => false,
-            Arithmetic::Pairs => true,
-            Arithmetic::Thirds => finite,
-        };
-        let rounded = can && plain && queries.finite && upstream.finite;
+        let rounded = ops.arithmetic == Arithmetic::Pairs && plain && queries.finite && upstream.finite;
         // Of tiles that are kept whole, those that follow each other are added to keys and values together.
         let waits = rounded && !worker.live.partly();
         if !waits || queries.first == 0 || worker.waiting.tile + 1 != step.query_tile {
@@ -220,8 +217,7 @@ impl<'a, T: Element> Pass<'a, T> {
             let grads = &mut grads[start * KEYS..];
             desk.scores(upstream, len, value_columns, problem.dv, extent, true, grads);
             let of = RowGradient { lse: &lse[start..], delta: &deltas[start..], entropy: &[], scale: ops.scales[*h] };
-            let place = (start, tile.queries.first, tile.queries.together);
-            let how = ops.exponential(scale, extent);
+            let (how, place) = (ops.exponential(scale, extent), (tile.queries.first + start, tile.queries.together));
             desk.soften_back(
                 scores,
                 grads,
@@ -246,20 +242,21 @@ impl<'a, T: Element> Pass<'a, T> {
         let (ops, problem) = (&self.ops, self.ops.problem);
         let &Tile { step, ref keys, h, count, queries, upstream, deltas, .. } = tile;
         let (isa, width, select) = (ops.isa, padded::<T::Acc>(keys.len), problem.attention.select);
-        let Worker { desk, rows, live, scores, grads, raw, slopes, d_weights, key_columns, value_columns, .. } = worker;
+        let Worker {
+            desk, scorer, rows, live, scores, grads, raw, slopes, d_weights, key_columns, value_columns, ..
+        } = worker;
         let extent = live.extent(0..count);
         let Terms { lse, entropy } = self.terms(tile, rows);
 
         // S, then P and dS: dP = dO · Vᵀ, dS = P ∘ (dP − δ).
-        let finite = tile.finite;
-        ops.raw(desk, (queries.rows, queries.finite), (key_columns, finite), keys.len, (live, 0..count), scores);
+        let (scored, columns) = (queries.scored.unwrap_or(queries.rows), (&key_columns[..], tile.finite));
+        ops.raw(scorer, (scored, queries.finite), columns, keys.len, (live, 0..count), scores);
         let kept = Kept { raw: &mut raw[..], slopes: &mut slopes[..] };
         let scale = ops.finish(keys, (live, 0), rows, scores, kept);
         if matches!(select, Select::Hard(Choice { straight_through: false, .. })) {
             grads[..count * KEYS].fill(T::Acc::ZERO);
         } else {
-            let finite = finite && upstream.finite;
-            desk.scores(upstream.rows, count, value_columns, problem.dv, extent, finite, grads);
+            desk.scores(upstream.rows, count, value_columns, problem.dv, extent, true, grads);
         }
         ops.modulate(rows, keys, grads);
         if !d_weights.is_empty() {

@@ -31,20 +31,26 @@ pub(crate) enum Arithmetic {
 }
 
 impl Arithmetic {
-    /// Pairs where rows of bf16 are compared as they are; what a projection made is not rounded again. Thirds where scores are
-    /// products of f32. What selects keys reads values as they are.
+    /// Where rows are compared as they are and go through a softmax: pairs of bf16, or thirds where sums are f32, if the CPU multiplies
+    /// them. What a projection made is not rounded again, and what selects keys reads values as they are.
     pub fn of<T: Element>(problem: &Problem<'_, T>, isa: Isa) -> Arithmetic {
-        let (score, single) = (problem.attention.score, size_of::<T::Acc>() == size_of::<f32>());
-        let as_they_are = matches!(score, Score::Dot | Score::ScaledDot);
-        if problem.attention.select != Select::Soft {
+        let as_they_are = matches!(problem.attention.score, Score::Dot | Score::ScaledDot);
+        let single = size_of::<T::Acc>() == size_of::<f32>();
+        if !as_they_are || problem.attention.select != Select::Soft {
             Arithmetic::Sums
-        } else if T::NAME == bf16::NAME && as_they_are && Pairs::possible(isa) {
+        } else if T::NAME == bf16::NAME && Pairs::possible(isa) {
             Arithmetic::Pairs
-        } else if single && !matches!(score, Score::Additive | Score::Distance) && Thirds::possible(isa) {
+        } else if single && Thirds::possible(isa) {
             Arithmetic::Thirds
         } else {
             Arithmetic::Sums
         }
+    }
+
+    /// What gradients are made in, where scores are made in this. Of thirds only the scores: five products for two would have gradients
+    /// feel the moods of the tile unit too much.
+    pub fn of_gradients(self) -> Arithmetic {
+        if self == Arithmetic::Thirds { Arithmetic::Sums } else { self }
     }
 
     /// The numbers of sums that a row takes as a left operand.
@@ -77,8 +83,8 @@ impl Arithmetic {
     /// Tiles of queries that are packed together for a backward pass.
     pub fn tiles_together(self) -> usize {
         match self {
-            Arithmetic::Sums => 1,
-            Arithmetic::Pairs | Arithmetic::Thirds => GATHERED_TILES,
+            Arithmetic::Sums | Arithmetic::Thirds => 1,
+            Arithmetic::Pairs => GATHERED_TILES,
         }
     }
 
@@ -100,7 +106,7 @@ pub(crate) struct Desk<'s, A: Real> {
     /// Rows of one tile on their way into an operand.
     pub(super) stage: Buffer<'s, A>,
     /// The last thirds of the weights that were made last.
-    pub(super) low: Buffer<'s, A>,
+    low: Buffer<'s, A>,
 }
 
 impl<'s, A: Real> Desk<'s, A> {
@@ -149,17 +155,13 @@ impl<'s, A: Real> Desk<'s, A> {
         rows: impl Iterator<Item = (usize, usize, usize)> + Clone,
         out: &mut [A],
     ) {
-        let (width, row) = (of.width(), self.arithmetic.left_row::<A>(of.width()));
+        let row = self.arithmetic.left_row::<A>(of.width());
         let (right, rest) = self.stage.split_at_mut(QUERIES * row);
-        let (columns, sums) = rest.split_at_mut(SIDE * row);
-        match self.arithmetic {
-            Arithmetic::Sums => {
-                load(self.arithmetic, of, rows, right);
-                dots(self.isa, loaded, right, row, out);
-            }
-            Arithmetic::Pairs => {
-                let pairs = self.pairs.as_ref().expect("made with the desk of this arithmetic");
-                load_left(self.arithmetic, Some(pairs), of, rows, right);
+        load_left(self.arithmetic, self.pairs.as_ref(), of, rows, right);
+        match &self.pairs {
+            None => dots(self.isa, loaded, right, row, out),
+            Some(pairs) => {
+                let (columns, sums) = rest.split_at_mut(SIDE * row);
                 let chunks = 2 * row / DEPTH;
                 for (at, out) in out.chunks_mut(SIDE).enumerate() {
                     let right = &halves(right)[at * SIDE * 2 * row..];
@@ -167,23 +169,6 @@ impl<'s, A: Real> Desk<'s, A> {
                     let left = Left { data: &halves(loaded)[at * SIDE * 2 * row..], row: 2 * row };
                     let right = Right { data: halves(columns), chunks, passing: false };
                     pairs.product(Target::anew(singles(sums), SIDE), left, right, SIDE, 0..1, 0..chunks);
-                    out.iter_mut().enumerate().for_each(|(r, out)| *out = sums[r * SIDE + r]);
-                }
-            }
-            Arithmetic::Thirds => {
-                let thirds = self.thirds.as_ref().expect("made with the desk of this arithmetic");
-                load(Arithmetic::Sums, of, rows, right);
-                let (across, chunks) = (padded::<A>(width), deep(width) / DEPTH);
-                for (at, out) in out.chunks_mut(SIDE).enumerate() {
-                    let right = &singles_of(right)[at * SIDE * across..];
-                    thirds.right_of_columns(right, across, out.len(), width, halves_mut(columns));
-                    let left = &halves(loaded)[at * SIDE * 2 * row..];
-                    let right = thirds::Right { data: halves(columns), chunks };
-                    let to = Target::anew(singles(sums), SIDE);
-                    thirds.product(to, thirds::Left::rows(left, width), right, SIDE, 0..1, 0..chunks);
-                    if (0..out.len()).any(|r| sums[r * SIDE + r].is_nan()) {
-                        mend(left, right, width, out.len(), 0..1, singles(sums), SIDE);
-                    }
                     out.iter_mut().enumerate().for_each(|(r, out)| *out = sums[r * SIDE + r]);
                 }
             }
@@ -256,8 +241,7 @@ impl<'s, A: Real> Desk<'s, A> {
                 if !finite {
                     clear_what_is_not_finite(&mut self.stage[..keys.len * row]);
                 }
-                let (panels, chunks) = (row / SIDE, keys.len.div_ceil(DEPTH));
-                self.thirds().right_of_rows(singles_of(&self.stage), row, keys.len, panels, halves_mut(out), chunks);
+                self.thirds().right_of_rows(singles_of(&self.stage), row, keys.len, row / SIDE, halves_mut(out));
                 finite
             }
         }

@@ -18,7 +18,9 @@ pub(super) struct QueryBlocks<'a, T: Element> {
     queries: Operand<'a, T>,
     terms: &'a RowTerms<'a, T>,
     packed: [LazyBlocks<'a, T::Acc>; 2],
+    /// What gradients and what scores are made in.
     arithmetic: Arithmetic,
+    scoring: Arithmetic,
     piece: &'a Piece,
     /// The first head that there is room for, counted over all sequences, and the heads of a sequence.
     first: usize,
@@ -42,14 +44,16 @@ impl<'s, A: Real> QueryRoom<'s, A> {
     /// For queries and upstream gradients of these widths.
     pub fn new(
         scratch: &'s Scratch<A>,
-        arithmetic: Arithmetic,
+        (arithmetic, scoring): (Arithmetic, Arithmetic),
         widths: [usize; 2],
         piece: &Piece,
         heads: usize,
     ) -> Self {
-        // After the upstream gradients comes a number for each.
+        // After the queries come those that are scored, if they are others, after the upstream gradients a number for each.
         let [queries, upstream] = widths.map(|width| Desk::<A>::both_ways_len(arithmetic, width));
-        let sizes = [queries, upstream + arithmetic.tiles_together() * QUERIES];
+        let rows = arithmetic.tiles_together() * QUERIES;
+        let scored = if scoring == arithmetic { 0 } else { rows * scoring.left_row::<A>(widths[0]) };
+        let sizes = [queries + scored, upstream + rows];
         let blocks = heads * blocks_of(piece, arithmetic);
         QueryRoom { packed: sizes.map(|size| scratch.take(blocks * size)), states: Default::default(), sizes, blocks }
     }
@@ -60,14 +64,14 @@ impl<'a, T: Element> QueryBlocks<'a, T> {
     pub fn new(
         queries: Operand<'a, T>,
         terms: &'a RowTerms<'a, T>,
-        arithmetic: Arithmetic,
+        (arithmetic, scoring): (Arithmetic, Arithmetic),
         piece: &'a Piece,
         room: &'a mut QueryRoom<'_, T::Acc>,
         (first, heads): (usize, usize),
     ) -> Self {
         let QueryRoom { packed: [q, o], states: [q_states, o_states], sizes, blocks } = room;
         let packed = [LazyBlocks::new(q, q_states, *blocks, sizes[0]), LazyBlocks::new(o, o_states, *blocks, sizes[1])];
-        QueryBlocks { queries, terms, packed, arithmetic, piece, first, heads }
+        QueryBlocks { queries, terms, packed, arithmetic, scoring, piece, first, heads }
     }
 
     /// The block of a tile, made by `pack` from its rows if nobody has yet, and its rows as a left operand.
@@ -87,13 +91,27 @@ impl<'a, T: Element> QueryBlocks<'a, T> {
         let (both_ways, rest) = packed.split_at(Desk::<T::Acc>::both_ways_len(self.arithmetic, width));
         let (lying, across) = both_ways.split_at(tiles * QUERIES * row);
         let first = tile % tiles * QUERIES;
-        (Packed { rows: &lying[first * row..], across, together, first, finite }, rest)
+        (Packed { rows: &lying[first * row..], across, together, first, finite, scored: None }, rest)
     }
 
-    /// The queries of a tile of a head.
-    pub fn queries(&self, tile: (usize, usize, usize), desk: &mut Desk<'_, T::Acc>) -> Packed<'_, T::Acc> {
-        let pack = |rows: RowsOf<'_>, out: &mut [T::Acc]| desk.load_both_ways(self.queries, rows.iter(0), out);
-        self.block((0, self.queries.width()), tile, pack).0
+    /// The queries of a tile of a head, packed by the desk of gradients and, if it is another, that of scores.
+    pub fn queries(
+        &self,
+        tile: (usize, usize, usize),
+        desk: &mut Desk<'_, T::Acc>,
+        scorer: &mut Desk<'_, T::Acc>,
+    ) -> Packed<'_, T::Acc> {
+        let (width, apart) = (self.queries.width(), self.scoring != self.arithmetic);
+        let pack = |rows: RowsOf<'_>, out: &mut [T::Acc]| {
+            let (both_ways, scored) = out.split_at_mut(Desk::<T::Acc>::both_ways_len(self.arithmetic, width));
+            if apart {
+                scorer.load_left(self.queries, rows.iter(0), scored);
+            }
+            desk.load_both_ways(self.queries, rows.iter(0), both_ways)
+        };
+        let (packed, rest) = self.block((0, width), tile, pack);
+        let scored = apart.then(|| &rest[packed.first * self.scoring.left_row::<T::Acc>(width)..]);
+        Packed { scored, ..packed }
     }
 
     /// The upstream gradients of a tile of a head, and what the gradients of their weights are relative to.

@@ -30,6 +30,8 @@ pub(crate) struct RowAt {
 /// What is the same for every tile of a problem.
 pub(crate) struct TileOps<'a, T: Element> {
     pub isa: Isa,
+    /// What scores are made in, and what everything else is.
+    pub scoring: Arithmetic,
     pub arithmetic: Arithmetic,
     pub problem: &'a Problem<'a, T>,
     /// The width in which scores are computed, and the numbers that a query of it takes.
@@ -105,6 +107,7 @@ impl<'a, T: Element> TileOps<'a, T> {
         let scales: Vec<T::Acc> = (0..problem.heads.query).map(|h| real(problem.scale(h))).collect();
         TileOps {
             isa,
+            scoring: arithmetic,
             arithmetic,
             problem,
             width: problem.width,
@@ -119,10 +122,18 @@ impl<'a, T: Element> TileOps<'a, T> {
         }
     }
 
-    /// With what the forward pass selected: after top-k, all keys but the chosen ones are absent.
+    /// With what the forward pass selected: after top-k, all keys but the chosen ones are absent. Scores are those of the forward
+    /// pass to the last bit.
     pub fn after(problem: &'a Problem<'a, T>, out: &'a Output<T>) -> Self {
         let top_k = matches!(problem.attention.select, Select::TopK(_));
-        TileOps { chosen: out.chosen.as_ref().filter(|_| top_k), ..TileOps::new(problem) }
+        let ops = TileOps::new(problem);
+        let arithmetic = ops.scoring.of_gradients();
+        TileOps { chosen: out.chosen.as_ref().filter(|_| top_k), arithmetic, ..ops }
+    }
+
+    /// What a worker makes scores with.
+    pub fn scorer<'s>(&self, scratch: &'s Scratch<T::Acc>) -> Desk<'s, T::Acc> {
+        Desk::new(scratch, self.isa, self.scoring, self.width)
     }
 
     /// What a worker packs and multiplies with.
