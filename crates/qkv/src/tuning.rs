@@ -16,7 +16,7 @@ pub const fn gathered(queries: usize) -> usize {
     if queries < 2048 { 32 } else { 64 }
 }
 
-/// Queries that go through a tile together where products are made from pairs of bf16: two tiles of the matrix unit high.
+/// Queries that go through a tile together where products are made from bf16, pairs or thirds: two tiles of the matrix unit high.
 /// Their scores against a block of keys are 16 kB and stay in the first-level cache from one product to the next.
 pub const PAIR_ROWS: usize = 32;
 
