@@ -7,7 +7,7 @@
 use super::operand::{KeyBlocks, Operand, Room};
 use super::order::Places;
 use super::plan::{Piece, Plan};
-use super::products::{Desk, Weighed};
+use super::products::{Arithmetic, Desk, Weighed};
 use super::projection::Compared;
 use super::rule::Verdict;
 use super::tile::{Kept, Live, RowAt, TileOps};
@@ -272,6 +272,12 @@ pub(super) fn run<T: Element>(
     merge(problem, &partials, &finished, &ops, scratch, threads);
 }
 
+/// Keys and values on their way into products: packed for all who need them, or a tile at a time in memory that is used again.
+enum Keys<'k, 's, T: Element> {
+    Packed(&'k KeyBlocks<'k, T>),
+    Passing(&'k mut Room<'s, T::Acc>),
+}
+
 /// What is the same for every piece.
 struct Pass<'a, T: Element> {
     ops: &'a TileOps<'a, T>,
@@ -295,26 +301,36 @@ impl<T: Element> Pass<'_, T> {
         // The last heads, one for each worker, are shared, so that all end together.
         let whole = if self.threads > 1 { heads.saturating_sub(self.threads) } else { heads };
         let shared = heads - whole;
-        let mut rooms = room(shared);
-        let blocks = KeyBlocks::new(piece, self.keys, self.values, key_heads, &mut rooms).starting_at(whole);
         // Fewer together where there would not be enough to hand out.
         let together = (shared * slots * cut.tiles / (4 * self.threads.max(1))).clamp(1, TOGETHER);
+        // Thirds take half as much memory again. Packed by each worker a tile at a time they take next to none, and a twentieth of the
+        // time where they are used for as many queries as can be.
+        let passing = ops.arithmetic == Arithmetic::Thirds && together == TOGETHER;
+        let mut rooms = room(if passing { 0 } else { shared });
+        let blocks = KeyBlocks::new(piece, self.keys, self.values, key_heads, &mut rooms).starting_at(whole);
         let per_slot = cut.tiles.div_ceil(together);
-        let worker = || (Worker::new(scratch, ops, TOGETHER.min(cut.tiles)), None);
-        for_each_task(self.threads, whole + shared * slots * per_slot, worker, |(worker, own), task| {
+        let worker = || (Worker::new(scratch, ops, TOGETHER.min(cut.tiles)), None, None);
+        for_each_task(self.threads, whole + shared * slots * per_slot, worker, |(worker, own, passed), task| {
             if task < whole {
                 let own = own.get_or_insert_with(|| room(1));
                 let blocks = KeyBlocks::new(piece, self.keys, self.values, key_heads, own).starting_at(task);
                 for at in task * slots..(task + 1) * slots {
                     for tiles in order.chunks(TOGETHER) {
                         let slot = (at / cut.slots, at % cut.slots);
-                        self.tiles(piece, &cut, &blocks, (slot, tiles), worker, &done);
+                        self.tiles(piece, &cut, Keys::Packed(&blocks), (slot, tiles), worker, &done);
                     }
                 }
             } else {
                 let (at, group) = (whole * slots + (task - whole) / per_slot, (task - whole) % per_slot);
                 let tiles = order.chunks(together).nth(group).unwrap_or_default();
-                self.tiles(piece, &cut, &blocks, ((at / cut.slots, at % cut.slots), tiles), worker, &done);
+                let slot = (at / cut.slots, at % cut.slots);
+                if passing {
+                    let one = || Room::of_tiles(scratch, ops.arithmetic, piece, 1, problem.width, problem.dv);
+                    let keys = Keys::Passing(passed.get_or_insert_with(one));
+                    self.tiles(piece, &cut, keys, (slot, tiles), worker, &done);
+                } else {
+                    self.tiles(piece, &cut, Keys::Packed(&blocks), (slot, tiles), worker, &done);
+                }
             }
         });
     }
@@ -324,7 +340,7 @@ impl<T: Element> Pass<'_, T> {
         &self,
         piece: &Piece,
         cut: &QueryTiles,
-        blocks: &KeyBlocks<'_, T>,
+        mut keys: Keys<'_, '_, T>,
         ((b, slot), tiles): ((usize, usize), &[usize]),
         worker: &mut Worker<'_, T::Acc>,
         done: &impl Fn(Range<usize>, &[RowAt], Tile<'_, T::Acc>),
@@ -346,7 +362,17 @@ impl<T: Element> Pass<'_, T> {
         let next = |touched: &mut [Option<Peekable<_>>]| {
             touched.iter_mut().flatten().filter_map(|tiles| tiles.peek().map(|&(tile, _)| tile)).min()
         };
+        let problem = self.ops.problem;
+        let (key_heads, head) = (problem.heads.key, b * problem.heads.key + first / problem.heads.group);
         while let Some(key_tile) = next(&mut touched) {
+            let passing;
+            let blocks = match &mut keys {
+                Keys::Packed(blocks) => *blocks,
+                Keys::Passing(room) => {
+                    passing = KeyBlocks::new(piece, self.keys, self.values, key_heads, room).only(head, key_tile);
+                    &passing
+                }
+            };
             for (lane, touched) in lanes.iter_mut().zip(touched.iter_mut().flatten()) {
                 if let Some((_, verdict)) = touched.next_if(|&(tile, _)| tile == key_tile) {
                     self.tile(piece, blocks, (key_tile, verdict), lane, (desk, live, scores));

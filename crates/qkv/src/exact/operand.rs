@@ -64,8 +64,10 @@ pub(crate) struct KeyBlocks<'a, T: Element> {
     columns: LazyBlocks<'a, T::Acc>,
     rows: LazyBlocks<'a, T::Acc>,
     heads: usize,
-    /// The first head that there is room for.
+    /// The first head that there is room for, and the first tile of each.
     first: usize,
+    first_tile: usize,
+    tiles: usize,
 }
 
 /// The room that [`KeyBlocks`] needs for one piece.
@@ -88,10 +90,20 @@ impl<'s, A: Real> Room<'s, A> {
         width: usize,
         dv: usize,
     ) -> Self {
-        let tiles = piece.key_tiles().len();
+        Room::of_tiles(scratch, arithmetic, piece, heads * piece.key_tiles().len(), width, dv)
+    }
+
+    /// For so many tiles of keys.
+    pub fn of_tiles(
+        scratch: &'s Scratch<A>,
+        arithmetic: Arithmetic,
+        piece: &Piece,
+        blocks: usize,
+        width: usize,
+        dv: usize,
+    ) -> Self {
         let most = KEYS.min(piece.keys.len());
         let sizes = [arithmetic.columns_len::<A>(most, width), arithmetic.rows_len::<A>(most, dv)];
-        let blocks = tiles * heads;
         Room {
             columns: scratch.take(blocks * sizes[0]),
             rows: scratch.take(blocks * sizes[1]),
@@ -113,7 +125,13 @@ impl<'a, T: Element> KeyBlocks<'a, T> {
         let Room { columns, rows, states: [of_columns, of_rows], sizes, blocks } = room;
         let columns = LazyBlocks::new(columns, of_columns, *blocks, sizes[0]);
         let rows = LazyBlocks::new(rows, of_rows, *blocks, sizes[1]);
-        KeyBlocks { piece, keys, values, columns, rows, heads, first: 0 }
+        let tiles = piece.key_tiles();
+        KeyBlocks { piece, keys, values, columns, rows, heads, first: 0, first_tile: tiles.start, tiles: tiles.len() }
+    }
+
+    /// With room for one tile of one head only, counted over all sequences.
+    pub fn only(self, head: usize, tile: usize) -> Self {
+        KeyBlocks { first: head, first_tile: tile, tiles: 1, ..self }
     }
 
     /// With room only from this head on, counted over all sequences.
@@ -122,8 +140,7 @@ impl<'a, T: Element> KeyBlocks<'a, T> {
     }
 
     fn block(&self, b: usize, h: usize, tile: usize) -> usize {
-        let tiles = self.piece.key_tiles();
-        (b * self.heads + h - self.first) * tiles.len() + tile - tiles.start
+        (b * self.heads + h - self.first) * self.tiles + tile - self.first_tile
     }
 
     /// The keys of a tile as the columns of a right operand, and whether all are finite where that matters.
