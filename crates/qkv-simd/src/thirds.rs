@@ -9,7 +9,9 @@
 //! that is how two vectors of f32 fall into pairs with no shuffle. A chunk of a left operand's row is its first thirds and then its middle
 //! ones, which take as much room as the numbers took; the last thirds lie elsewhere. A chunk of a right operand is three blocks.
 //!
-//! What is not finite has no thirds, and is packed so that [`Thirds::number`] still tells what it was: see [`Thirds::left`].
+//! What is not finite has no thirds, and is packed so that [`Thirds::number`] still tells what it was. Products of very large numbers overflow,
+//! and since thirds have signs of their own, a sum of such may be NaN where it should be ∞, or even finite. Whoever packs is told where
+//! that may be: see [`Thirds::left`].
 
 use crate::isa::{Isa, Level};
 pub use crate::pairs::{BLOCK, DEPTH, SIDE, deep};
@@ -153,7 +155,8 @@ impl Thirds {
     }
 
     /// The left operand whose rows are these: `count` rows at distance `row`, of `width` numbers and zeros to the end of the panel.
-    /// Says whether all of them are finite. What is not is its own first third, and the other two are zero.
+    /// Says whether all of them are so small that no sum of products of such numbers overflows; else what is not finite in a product has to be
+    /// made again by other means. What is not finite here is its own first third, and the other two are zero.
     ///
     /// # Panics
     /// Where a slice is too short.
@@ -164,15 +167,13 @@ impl Thirds {
         if unsafe { x86::left(rows, row, count, width.div_ceil(SIDE), out) } {
             return true;
         }
-        let mut finite = true;
         for_each_large(rows, row, count, width, |r, k, x| {
-            finite &= x.is_finite();
             set_left(&mut out[r * left_len(width)..], width, k, parts(x));
         });
-        finite
+        false
     }
 
-    /// The right operand whose columns are these rows. Says whether all are finite, as [`left`](Thirds::left).
+    /// The right operand whose columns are these rows. Says whether all are small, as [`left`](Thirds::left).
     ///
     /// # Panics
     /// Where a slice is too short.
@@ -183,15 +184,12 @@ impl Thirds {
         if unsafe { x86::right_of_columns(rows, row, count, width.div_ceil(SIDE), out) } {
             return true;
         }
-        let (mut finite, chunks) = (true, deep(width) / DEPTH);
-        for_each_large(rows, row, count, width, |j, k, x| {
-            finite &= x.is_finite();
-            set_right(out, chunks, (k, j), parts(x));
-        });
-        finite
+        let chunks = deep(width) / DEPTH;
+        for_each_large(rows, row, count, width, |j, k, x| set_right(out, chunks, (k, j), parts(x)));
+        false
     }
 
-    /// The right operand whose rows are these, `panels` panels wide. Says whether all are finite, as [`left`](Thirds::left).
+    /// The right operand whose rows are these, `panels` panels wide. Says whether all are small, as [`left`](Thirds::left).
     ///
     /// # Panics
     /// Where a slice is too short.
@@ -203,12 +201,9 @@ impl Thirds {
         if unsafe { x86::right_of_rows(rows, row, count, panels, out) } {
             return true;
         }
-        let (mut finite, chunks) = (true, deep(count) / DEPTH);
-        for_each_large(rows, row, count, panels * SIDE, |k, j, x| {
-            finite &= x.is_finite();
-            set_right(out, chunks, (k, j), parts(x));
-        });
-        finite
+        let chunks = deep(count) / DEPTH;
+        for_each_large(rows, row, count, panels * SIDE, |k, j, x| set_right(out, chunks, (k, j), parts(x)));
+        false
     }
 
     /// Rows of `width` f32 become a left operand where they lie, but for their last thirds, which go to `low`, at distance
@@ -269,10 +264,10 @@ fn set_right(out: &mut [bf16], chunks: usize, at: (usize, usize), parts: [bf16; 
     parts.into_iter().enumerate().for_each(|(third, part)| out[at + third * BLOCK] = part);
 }
 
-/// From here on a number may have no finite first third.
-const LARGE: f32 = f32::from_bits(0x7f00_0000);
+/// Sums of up to 2¹⁵ products of numbers below this are finite. And all of these have thirds.
+const LARGE: f32 = (1u64 << 56) as f32;
 
-/// Calls `found` for every number that is not known to have thirds: its row, its place there, and what it is.
+/// Calls `found` for every number that is not small: its row, its place there, and what it is.
 fn for_each_large(rows: &[f32], row: usize, count: usize, width: usize, mut found: impl FnMut(usize, usize, f32)) {
     for r in 0..count {
         for (k, &x) in rows[r * row..][..width].iter().enumerate() {

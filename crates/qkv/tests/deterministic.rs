@@ -1,7 +1,7 @@
 //! Promise 5: on one instruction set, bit for bit the same for any number of threads, and for a sequence whatever else is in
 //! its batch; decoding, when asked, equals the full pass.
 
-use half::bf16;
+use half::{bf16, f16};
 use qkv::{Attention, Bias, Cache, Decode, Element, Gradients, Inputs, Mask, Output, Place, Tensor, Upstream, View};
 use qkv_conformance::case::{Case, Data, Extras, Sizes};
 
@@ -26,6 +26,8 @@ fn cases() -> Vec<Case> {
     let causal = || Attention::scaled_dot().mask(Mask::causal()).place(Place::End);
     vec![
         Case::new("plain", Attention::scaled_dot(), sizes, extras(|_| {})),
+        // So long that workers who share heads pack keys as they pass, and others whole heads.
+        Case::new("long", causal(), Sizes::new(1300, 1300, 24).heads(1, 4, 2), extras(|_| {})),
         Case::new("causal with dropout and sinks", causal().dropout(0.1, 5), sizes, extras(|e| e.sinks = true)),
         Case::new("shared bias", causal(), sizes, extras(|e| e.bias = Some([false, false, true, true]))),
         Case::new("bias of keys", causal(), sizes, extras(|e| e.bias = Some([false, false, false, true]))),
@@ -53,6 +55,7 @@ fn any_number_of_threads_gives_the_same_bits() {
     same::<f32>();
     same::<f64>();
     same::<bf16>();
+    same::<f16>();
 }
 
 #[test]

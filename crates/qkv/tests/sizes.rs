@@ -15,7 +15,7 @@ fn about(power: i32, shape: [usize; 4], seed: u64) -> Rows<f32> {
     Tensor::from_fn(shape, |at| x[at] * 2f32.powi(power))
 }
 
-/// Both are the same to six digits of the largest, what is not finite to the bit.
+/// Both are the same to five digits of the largest, what is not finite to the bit.
 fn agree(what: &str, found: &Rows<f32>, truth: &Rows<f64>) {
     let largest = truth.data().iter().filter(|x| x.is_finite()).fold(0.0, |most: f64, x| most.max(x.abs()));
     for (at, (&found, &truth)) in found.data().iter().zip(truth.data()).enumerate() {
@@ -97,4 +97,64 @@ fn what_is_infinite_is_what_it_is_in_f64() {
     let truth = causal.forward(Inputs::new(&wide(&q), &wide(&k), &wide(&v))).unwrap();
     agree("a value of ∞", &out.values, &truth.values);
     assert!((0..90).all(|i| out.values[[0, 0, i, 2]].is_finite() == (i < 60)));
+}
+
+/// Scores beyond what an f32 holds: −∞ is a pair that is absent, and no NaN comes of finite numbers.
+#[test]
+fn scores_that_overflow_are_infinite_not_nan() {
+    let shape = [1, 1, 90, 24];
+    for (query, key) in [(1e5, -1.234_567_8e38), (1e3, -f32::MAX), (1.2e21, -1.2e21), (3e19, -1.7e19), (-2e30, 3.3e38)]
+    {
+        let [mut q, mut k, v, d_out] = [1, 2, 3, 4].map(|seed| about(0, shape, seed));
+        for i in 0..90 {
+            q[[0, 0, i, 3]] = query;
+            k[[0, 0, i, 3]] = if i == 40 { key } else { 0.0 };
+        }
+        for (name, mask) in [("full", Mask::full()), ("causal", Mask::causal())] {
+            let attention = Attention::scaled_dot().mask(mask);
+            let out = attention.forward(Inputs::new(&q, &k, &v)).unwrap();
+            let truth = attention.forward(Inputs::new(&wide(&q), &wide(&k), &wide(&v))).unwrap();
+            agree(&format!("{query:e} · {key:e} {name}"), &out.values, &truth.values);
+            let grads = attention.backward(Inputs::new(&q, &k, &v), &out, Upstream::new(&d_out)).unwrap();
+            let inputs = [&q, &k, &v].map(wide);
+            let expected = attention
+                .backward(Inputs::new(&inputs[0], &inputs[1], &inputs[2]), &truth, Upstream::new(&wide(&d_out)))
+                .unwrap();
+            agree(&format!("{query:e} · {key:e} {name} d_v"), &grads.v, &expected.v);
+        }
+    }
+}
+
+/// The largest score that an f32 holds, from numbers that round up.
+#[test]
+fn a_score_just_below_the_largest_number_is_finite() {
+    let x = 1.998 * 2f32.powi(63);
+    let row = |numbers: [f32; 2]| Tensor::from_fn([1, 1, 2, 1], |[_, _, i, _]| numbers[i]);
+    let (q, k, v) = (row([x, 1.0]), row([x, 0.0]), row([1.0, 5.0]));
+    let out = Attention::dot().forward(Inputs::new(&q, &k, &v)).unwrap();
+    assert_eq!(out.values.data(), [1.0, 1.0]);
+    assert_eq!(out.lse.data(), [x * x, x]);
+}
+
+/// Masked NaN has no effect, in any place of a tile, beside numbers of any size.
+#[test]
+fn what_is_masked_may_be_anything() {
+    let shape = [1, 2, 300, 40];
+    let [q, k, v, d_out] = [1, 2, 3, 4].map(|seed| about(0, shape, seed));
+    let attention = Attention::scaled_dot().mask(Mask::causal() & Mask::lengths());
+    let run = |k: &Rows<f32>, v: &Rows<f32>| {
+        let inputs = Inputs::new(&q, k, v).lengths(&[250]);
+        let out = attention.forward(inputs).unwrap();
+        let grads = attention.backward(inputs, &out, Upstream::new(&d_out)).unwrap();
+        (out.values, out.lse, grads.q, grads.v)
+    };
+    let clean = run(&k, &v);
+    for junk in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, -3e38] {
+        let [mut k, mut v] = [k.clone(), v.clone()];
+        for (j, h) in (250..300).flat_map(|j| [(j, 0), (j, 1)]) {
+            k[[0, h, j, j % 40]] = junk;
+            v[[0, h, j, (3 * j) % 40]] = junk;
+        }
+        assert!(run(&k, &v) == clean, "{junk}");
+    }
 }

@@ -250,7 +250,7 @@ impl Largest {
         self.0 = _mm512_max_epi32(self.0, size);
     }
 
-    /// Whether all have thirds.
+    /// Whether all are below [`LARGE`].
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn is_small(self) -> bool {

@@ -4,8 +4,9 @@
 //! them together, and what multiplies them is rounded two rows at a time.
 
 use super::extent::Extent;
+use super::not_finite::clear_what_is_not_finite;
 use super::operand::Operand;
-use super::products::{Arithmetic, Desk, clear_what_is_not_finite};
+use super::products::{Arithmetic, Desk};
 use super::tile::RowAt;
 use crate::tuning::{KEYS, QUERIES};
 use qkv_simd::pairs::{self, Blocks, DEPTH, Left, Right, SIDE, deep, halves, halves_mut, singles, singles_of};
@@ -23,7 +24,7 @@ pub(crate) struct Packed<'a, A> {
     /// How many lie together, and where among them the tile begins.
     pub together: usize,
     pub first: usize,
-    /// Whether all of them are finite.
+    /// Whether all of them are finite, and their scores surely what products make of them.
     pub finite: bool,
     /// The rows of the tile as a left operand of scores, where these are made in another arithmetic.
     pub scored: Option<&'a [A]>,

@@ -8,7 +8,8 @@
 //! | [`operand`] | where rows come from, and how keys and values are packed |
 //! | [`query_blocks`] | the same for queries, in the backward pass |
 //! | [`extent`] | the part of a tile that its rows see |
-//! | [`products`], [`gather`] | the products of a tile, in f32 or from pairs of bf16; those by key |
+//! | [`products`], [`gather`] | the products of a tile, in f32 or from bf16; those by key |
+//! | [`not_finite`] | what they cannot multiply |
 //! | [`projection`] | what general, additive and cosine scores do to rows before and after |
 //! | [`tile`] | the scores of one tile: raw, scaled, capped, biased, masked |
 //! | [`forward`](mod@forward), [`backward`](mod@backward) | the two passes |
@@ -29,6 +30,7 @@ mod extent;
 mod forward;
 mod gather;
 mod gradient_tile;
+mod not_finite;
 mod operand;
 mod order;
 mod parts;

@@ -6,6 +6,7 @@
 //! not know which it is.
 
 use super::extent::Extent;
+use super::not_finite::{clear_what_is_not_finite, mend};
 use super::operand::Operand;
 use super::order::TileKeys;
 use crate::problem::Problem;
@@ -131,7 +132,8 @@ impl<'s, A: Real> Desk<'s, A> {
         self.thirds.as_ref().expect("made with the desk of this arithmetic")
     }
 
-    /// Copies rows as a left operand, and says whether all are finite.
+    /// Copies rows as a left operand, and says whether all are finite; of thirds, whether [`scores`](Desk::scores) are surely what
+    /// products make of them.
     pub fn load_left<T: Element<Acc = A>>(
         &mut self,
         from: Operand<'_, T>,
@@ -175,7 +177,7 @@ impl<'s, A: Real> Desk<'s, A> {
         }
     }
 
-    /// Packs keys as the columns of a right operand, and says whether their [`scores`](Desk::scores) are what products make of them.
+    /// Packs keys as the columns of a right operand, and says whether their [`scores`](Desk::scores) are surely what products make of them.
     pub fn load_columns<T: Element<Acc = A>>(
         &mut self,
         from: Operand<'_, T>,
@@ -276,8 +278,8 @@ impl<'s, A: Real> Desk<'s, A> {
         load(arithmetic, from, (0..keys.len).map(|at| (b, h, keys.index(at))), &mut self.stage)
     }
 
-    /// Raw scores, rows of [`KEYS`]: left rows against the columns of a tile of keys, whole panels, where the rows' spans are. Either
-    /// may hold what is not `finite`.
+    /// Raw scores, rows of [`KEYS`]: left rows against the columns of a tile of keys, whole panels, where the rows' spans are. `surely`
+    /// is what was said when they were loaded: that products make them.
     #[allow(clippy::too_many_arguments)]
     pub fn scores(
         &self,
@@ -286,7 +288,7 @@ impl<'s, A: Real> Desk<'s, A> {
         columns: &[A],
         width: usize,
         extent: Extent<'_>,
-        finite: bool,
+        surely: bool,
         out: &mut [A],
     ) {
         let row = self.arithmetic.left_row::<A>(width);
@@ -312,8 +314,8 @@ impl<'s, A: Real> Desk<'s, A> {
                     let (left, right) = (halves(left), thirds::Right { data: halves(columns), chunks });
                     let (to, of) = (Target::anew(singles(out), KEYS), thirds::Left::rows(left, width));
                     self.thirds().product(to, of, right, strip.len(), panels.clone(), 0..chunks);
-                    if !finite {
-                        mend(left, right, width, strip.len(), panels, singles(out), KEYS);
+                    if !surely {
+                        mend(left, right, width, strip.len(), panels, singles(out));
                     }
                 }
             }
@@ -421,33 +423,6 @@ impl<'s, A: Real> Desk<'s, A> {
             }
         }
     }
-
-    /// Adds what [`load_rows`](Desk::load_rows) left out: numbers that are not finite, where their weight is not zero.
-    fn add_what_is_not_finite<T: Element<Acc = A>>(
-        &mut self,
-        weights: &[A],
-        rows: usize,
-        of: &Weighed<'_, T>,
-        out: &mut [A],
-    ) {
-        let row = padded::<A>(of.from.width());
-        for at in 0..of.keys.len {
-            if of.from.load_row(of.b, of.h, of.keys.index(at), &mut self.stage[..row]) {
-                continue;
-            }
-            for r in 0..rows {
-                let weights = halves(&weights[r * KEYS..]);
-                let thirds = self.arithmetic == Arithmetic::Thirds;
-                let weight = if thirds { Thirds::first_third(weights, at) } else { weights[at] };
-                let weight = A::of_f64(weight.to_f64());
-                if weight != A::ZERO {
-                    for (out, &x) in out[r * row..].iter_mut().zip(&self.stage[..row]).filter(|(_, x)| !x.is_finite()) {
-                        *out += weight * x;
-                    }
-                }
-            }
-        }
-    }
 }
 
 /// The keys of a tile as bf16 where they lie: one slice, and the distance between rows.
@@ -529,36 +504,6 @@ fn each<A>(
     load: impl Fn((usize, usize, usize), &mut [A]) -> bool,
 ) -> bool {
     rows.zip(out.chunks_exact_mut(row.max(1))).fold(true, |finite, (at, out)| load(at, out) && finite)
-}
-
-/// Makes zeros of numbers that are not finite.
-pub(super) fn clear_what_is_not_finite<T: Element>(stage: &mut [T]) {
-    stage.iter_mut().filter(|x| !x.widen().is_finite()).for_each(|x| *x = T::narrow(T::Acc::ZERO));
-}
-
-/// Scores of rows and columns that hold ∞ but not NaN, made again number by number: ∞ has no thirds, so products have made NaN of it.
-fn mend(
-    left: &[bf16],
-    right: thirds::Right<'_>,
-    width: usize,
-    rows: usize,
-    panels: std::ops::Range<usize>,
-    out: &mut [f32],
-    row: usize,
-) {
-    let of_row = |r: usize| (0..width).map(move |k| Thirds::number(&left[r * thirds::left_len(width)..], width, k));
-    let of_column = |j: usize| (0..width).map(move |k| Thirds::number_of_column(right, k, j));
-    for j in panels.start * SIDE..panels.end * SIDE {
-        if of_column(j).any(f32::is_nan) {
-            continue;
-        }
-        let infinite = of_column(j).any(f32::is_infinite);
-        for r in 0..rows {
-            if infinite || of_row(r).any(f32::is_infinite) {
-                out[r * row + j] = of_row(r).zip(of_column(j)).map(|(x, y)| x * y).sum();
-            }
-        }
-    }
 }
 
 /// Rows that are weighed and added up: packed, and where they came from.

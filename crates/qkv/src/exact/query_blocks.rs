@@ -104,10 +104,8 @@ impl<'a, T: Element> QueryBlocks<'a, T> {
         let (width, apart) = (self.queries.width(), self.scoring != self.arithmetic);
         let pack = |rows: RowsOf<'_>, out: &mut [T::Acc]| {
             let (both_ways, scored) = out.split_at_mut(Desk::<T::Acc>::both_ways_len(self.arithmetic, width));
-            if apart {
-                scorer.load_left(self.queries, rows.iter(0), scored);
-            }
-            desk.load_both_ways(self.queries, rows.iter(0), both_ways)
+            let surely = !apart || scorer.load_left(self.queries, rows.iter(0), scored);
+            desk.load_both_ways(self.queries, rows.iter(0), both_ways) && surely
         };
         let (packed, rest) = self.block((0, width), tile, pack);
         let scored = apart.then(|| &rest[packed.first * self.scoring.left_row::<T::Acc>(width)..]);

@@ -201,12 +201,12 @@ impl<'a, T: Element> TileOps<'a, T> {
     }
 
     /// Writes the raw scores of some rows of a tile, `rows` of those that `live` was made for: rows of [`KEYS`], whole panels
-    /// of keys, where the rows see any. Queries and keys say whether all of them are finite.
+    /// of keys, where the rows see any. Queries and keys come with what was said when they were loaded.
     pub fn raw(
         &self,
         desk: &Desk<'_, T::Acc>,
-        (queries, queries_finite): (&[T::Acc], bool),
-        (columns, keys_finite): (&[T::Acc], bool),
+        (queries, sure_queries): (&[T::Acc], bool),
+        (columns, sure_keys): (&[T::Acc], bool),
         keys: usize,
         (live, rows): (&Live, Range<usize>),
         scores: &mut [T::Acc],
@@ -217,8 +217,8 @@ impl<'a, T: Element> TileOps<'a, T> {
                 pairwise::scores(self.isa, of, sides, scores, KEYS)
             }
             None => {
-                let (count, finite) = (rows.len(), queries_finite && keys_finite);
-                desk.scores(queries, count, columns, self.width, live.extent(rows), finite, scores)
+                let (count, surely) = (rows.len(), sure_queries && sure_keys);
+                desk.scores(queries, count, columns, self.width, live.extent(rows), surely, scores)
             }
         }
     }

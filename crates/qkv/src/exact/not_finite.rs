@@ -1,0 +1,77 @@
+//! Numbers that products cannot take: infinite ones, NaN, and scores that are too large. Nothing of an ordinary tile comes here.
+
+use super::products::{Arithmetic, Desk, Weighed};
+use crate::tuning::{KEYS, QUERIES};
+use half::bf16;
+use qkv_simd::pairs::{SIDE, halves};
+use qkv_simd::thirds::{self, Thirds};
+use qkv_simd::{Element, Real, padded};
+use std::ops::Range;
+
+/// Makes zeros of numbers that are not finite.
+pub(super) fn clear_what_is_not_finite<T: Element>(stage: &mut [T]) {
+    stage.iter_mut().filter(|x| !x.widen().is_finite()).for_each(|x| *x = T::narrow(T::Acc::ZERO));
+}
+
+/// Scores made from thirds, rows of [`KEYS`], that are not finite: made again number by number, in f64. ∞ has no thirds, and those of very
+/// large numbers, which have either sign, may add ∞ and −∞ up. What NaN has part in stays as it is.
+pub(super) fn mend(
+    left: &[bf16],
+    right: thirds::Right<'_>,
+    width: usize,
+    rows: usize,
+    panels: Range<usize>,
+    scores: &mut [f32],
+) {
+    let columns = panels.start * SIDE..panels.end * SIDE;
+    let left_row = |r: usize| &left[r * thirds::left_len(width)..];
+    let of_row = |r: usize| (0..width).map(move |k| Thirds::number(left_row(r), width, k));
+    let of_column = |j: usize| (0..width).map(move |k| Thirds::number_of_column(right, k, j));
+    let (mut wrong_rows, mut wrong_columns) = ([false; QUERIES], [false; KEYS]);
+    for (r, wrong) in wrong_rows[..rows].iter_mut().enumerate() {
+        let scores = &scores[r * KEYS..][columns.clone()];
+        // Of a row with NaN all are NaN, which is quickly seen.
+        let hopeless = || scores.iter().all(|x| x.is_nan()) && of_row(r).any(f32::is_nan);
+        *wrong = !scores.iter().all(|x| x.is_finite()) && !hopeless();
+        if *wrong {
+            wrong_columns[columns.clone()].iter_mut().zip(scores).for_each(|(wrong, x)| *wrong |= !x.is_finite());
+        }
+    }
+    for j in columns.filter(|&j| wrong_columns[j]).filter(|&j| !of_column(j).any(f32::is_nan)) {
+        for r in (0..rows).filter(|&r| wrong_rows[r]) {
+            let score = &mut scores[r * KEYS + j];
+            if !score.is_finite() {
+                *score = of_row(r).zip(of_column(j)).map(|(x, y)| f64::from(x) * f64::from(y)).sum::<f64>() as f32;
+            }
+        }
+    }
+}
+
+impl<A: Real> Desk<'_, A> {
+    /// Adds what [`load_rows`](Desk::load_rows) left out: numbers that are not finite, where their weight is not zero.
+    pub(super) fn add_what_is_not_finite<T: Element<Acc = A>>(
+        &mut self,
+        weights: &[A],
+        rows: usize,
+        of: &Weighed<'_, T>,
+        out: &mut [A],
+    ) {
+        let row = padded::<A>(of.from.width());
+        for at in 0..of.keys.len {
+            if of.from.load_row(of.b, of.h, of.keys.index(at), &mut self.stage[..row]) {
+                continue;
+            }
+            for r in 0..rows {
+                let weights = halves(&weights[r * KEYS..]);
+                let thirds = self.arithmetic == Arithmetic::Thirds;
+                let weight = if thirds { Thirds::first_third(weights, at) } else { weights[at] };
+                let weight = A::of_f64(weight.to_f64());
+                if weight != A::ZERO {
+                    for (out, &x) in out[r * row..].iter_mut().zip(&self.stage[..row]).filter(|(_, x)| !x.is_finite()) {
+                        *out += weight * x;
+                    }
+                }
+            }
+        }
+    }
+}
