@@ -232,7 +232,7 @@ impl Hopper {
         parameters.extents = layout.take(b * rows.div_ceil(64), 16);
         parameters.order = layout.take(b * rows.div_ceil(64), 4);
         let alone: [*const u8; 1] = [(&raw const *parameters).cast()];
-        let grid = [rows.div_ceil(256) as u32, b as u32];
+        let grid = [(rows.div_ceil(256) * b) as u32, 1];
         // SAFETY: the room was laid out for as many rows.
         told(unsafe { plan.driver.launch(kernel, grid, stream, &alone) }, plan)
     }
@@ -373,13 +373,13 @@ impl Hopper {
         ];
         let works = list.as_ref().map_or(m.div_ceil(*tile_n), |list| list.count);
         let processors = plan.driver.card().processors as usize;
-        // Segments and long rows of a list are taken of many heads at once; where most pairs are kept, nothing is gained. The copy engine brings what is
-        // summed, in one order for all heads.
-        let narrow = self.seen.band && 2 * (self.seen.left + self.seen.right) < m as i64;
+        // Segments and long rows of a list are taken of many heads at once; where most pairs are kept, nothing is gained.
+        let window = (self.seen.left + self.seen.right + 1) as usize;
+        let narrow = self.seen.band && 2 * window < m;
         let by_heads = ranges.is_none() && if list.is_some() { parameters.ordered == 0 } else { narrow };
-        let same_sums = takes(&out.values) && takes(&upstream.values) && dv.is_multiple_of(8);
-        let first = match by_heads && same_sums {
-            true => first_heads(&plan.sizes, works, parameters.section as usize, processors),
+        let pairs = list.as_ref().map_or(n * window, |list| list.kept * tile_m * tile_n);
+        let first = match by_heads && takes(&out.values) && takes(&upstream.values) {
+            true => first_heads(&plan.sizes, pairs, works, parameters.section as usize, processors),
             false => b * hk,
         };
         parameters.first = first as i32;
@@ -399,7 +399,7 @@ impl Hopper {
         // SAFETY: these are the parameters of the interface, and their pointers are what the caller promises.
         unsafe {
             if let Some(measure) = measure {
-                let grid = [m.div_ceil(128) as u32, first as u32];
+                let grid = [(m.div_ceil(128) * first) as u32, 1];
                 // Beside the ranges, unless something else was launched after them.
                 told(
                     match ranges.is_some() && takes(&upstream.values) {
@@ -410,7 +410,7 @@ impl Hopper {
                 )?;
             }
             // The others wait by themselves for the one before.
-            let grid = [n.div_ceil(128) as u32, (first * (hq / hk)) as u32];
+            let grid = [(n.div_ceil(128) * first * (hq / hk)) as u32, 1];
             told(
                 match measure {
                     Some(_) => plan.driver.launch_early(prepare, grid, stream, &alone),
@@ -528,7 +528,7 @@ impl Hopper {
 
 /// What backward's kernels count, of so many heads of keys.
 fn counts(heads: usize) -> usize {
-    3 * heads + 5
+    3 * heads + 6
 }
 
 /// How many heads of so many rows of two tensors, of both widths together, the cache holds: a power of two, or none.
@@ -587,7 +587,7 @@ fn result_map(plan: &Plan, result: &Strided, bit: u32, parameters: &mut Paramete
     plan.tensor_map(result, 16)
 }
 
-/// The strides of rows, heads and sequences of what a kernel writes row by row.
+/// The strides of rows, heads and sequences of what a kernel writes row by row. An axis of one is never stepped along, whatever its stride is.
 fn unit_rows(name: &'static str, tensor: &Strided) -> Result<[i64; 3]> {
     if tensor.strides[3] != 1 && tensor.shape[3] > 1 {
         return Err(Error::memory(
@@ -595,8 +595,7 @@ fn unit_rows(name: &'static str, tensor: &Strided) -> Result<[i64; 3]> {
             "has rows with gaps: give it as the kernel writes it, elements next to each other",
         ));
     }
-    let [b, h, i, _] = tensor.strides;
-    Ok([b, h, i])
+    Ok(std::array::from_fn(|axis| if tensor.shape[axis] <= 1 { 0 } else { tensor.strides[axis] }))
 }
 
 /// As [`unit_rows`], but where rows have gaps, those of the copy.

@@ -195,7 +195,7 @@ impl<T: Element> Session<'_, T> {
         if out.lse.shape() != [b, hq, n] {
             return wrong("lse", &out.lse.shape(), &[b, hq, n]);
         }
-        self.values.write(out.values.data(), Stream(0))?;
+        self.values.put(out.values.data(), Stream(0))?;
         let floats =
             |t: &Tensor<T::Acc, 3>| t.data().iter().map(|x| qkv::Number::to_f64(*x) as f32).collect::<Vec<f32>>();
         self.lse.write(&floats(&out.lse), Stream(0))?;

@@ -111,7 +111,7 @@ impl Buffer {
 
     pub(crate) fn holding<T: Copy>(driver: &Arc<dyn Driver>, data: &[T], stream: Stream) -> Result<Buffer> {
         let buffer = Buffer::new(driver, size_of_val(data))?;
-        buffer.write(data, stream)?;
+        buffer.put(data, stream)?;
         Ok(buffer)
     }
 
@@ -126,7 +126,12 @@ impl Buffer {
     }
 
     /// Copies plain numbers in.
-    pub fn write<T: Copy>(&self, data: &[T], stream: Stream) -> Result<()> {
+    pub fn write<T: Number>(&self, data: &[T], stream: Stream) -> Result<()> {
+        self.put(data, stream)
+    }
+
+    /// As [`write`](Buffer::write), for what the crate knows to have no padding.
+    pub(crate) fn put<T: Copy>(&self, data: &[T], stream: Stream) -> Result<()> {
         let bytes = size_of_val(data);
         if bytes > self.bytes {
             return Err(Error::memory("buffer", format!("has {} bytes, and {bytes} were to be written", self.bytes)));

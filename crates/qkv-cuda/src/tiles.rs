@@ -37,6 +37,8 @@ pub(crate) struct Tiles {
     pub bits: Buffer,
     /// How many rows there are, of which a tile may have several.
     pub count: usize,
+    /// How many tiles are kept, whole or in part.
+    pub kept: usize,
     /// How many rows, from the first on, are so long that those of all heads are begun before the others.
     pub long: usize,
     /// How many stretches there are of rows that are cut: each head needs room for as many results.
@@ -134,7 +136,8 @@ impl Tiles {
         let rows = Buffer::holding(driver, &list.rows.concat(), Stream(0))?;
         let entries = Buffer::holding(driver, &entries, Stream(0))?;
         driver.wait(Stream(0))?;
-        Ok(Some(Tiles { rows, entries, bits, count: list.rows.len(), long: list.long(), slots: list.slots }))
+        let (count, kept, long, slots) = (list.rows.len(), list.entries.len(), list.long(), list.slots);
+        Ok(Some(Tiles { rows, entries, bits, count, kept, long, slots }))
     }
 }
 

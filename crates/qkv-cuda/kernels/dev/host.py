@@ -177,15 +177,18 @@ FIRST = int(os.environ.get("FIRST", 0))  # for checks: so many heads are prepare
 LATE = 6  # blocks of the kernel beside the main one
 
 
-def first_heads(p, works):
-    """How many heads of keys are prepared before the main kernel, as `late.rs` says it; the others are beside it."""
+def first_heads(p, works, kept):
+    """How many heads of keys are prepared before the main kernel, as `late.rs` says it; the others are beside it. `kept`: pairs in the tiles of a list."""
     heads = p.batch * p.heads_k
     if FIRST:
         return min(FIRST, heads)
     moved = 2 * p.batch * (p.heads_k * p.m * (p.d + p.dv) + 2 * p.heads_q * p.n * p.dv)
     first = -(-(-(-SMS // works) + heads // 16) // p.section) * p.section
-    by_heads = not p.ranges and (not p.ordered if p.plan_rows else 2 * (p.left + p.right) < p.m)
-    return first if by_heads and moved >= 64 << 20 and p.m >= 4096 and 2 * first <= heads else heads
+    window = p.left + p.right + 1
+    by_heads = not p.ranges and (not p.ordered if p.plan_rows else 2 * window < p.m)
+    pairs = kept or p.n * window
+    ahead = p.heads_q * pairs >= 500 * (p.heads_k * p.m + p.heads_q * p.n)
+    return first if by_heads and ahead and moved >= 64 << 20 and p.m >= 4096 and 2 * first <= heads else heads
 
 
 class Backward:
@@ -204,7 +207,7 @@ class Backward:
         nan = float("nan")
         self.work_space = [torch.full((heads * pad,), nan, **f32), torch.full((heads * pad,), nan, **f32),
                            torch.full((heads * tiles * module.M * wide,), nan, **f32),
-                           torch.full((heads * pad,), nan, **f32), torch.full((p.batch * p.heads_k * -(-p.m // 128) * 2,), nan, **f32), torch.full((heads * tiles,), nan, **f32), torch.full((3 * p.batch * p.heads_k + 5,), nan, **f32)]
+                           torch.full((heads * pad,), nan, **f32), torch.full((p.batch * p.heads_k * -(-p.m // 128) * 2,), nan, **f32), torch.full((heads * tiles,), nan, **f32), torch.full((3 * p.batch * p.heads_k + 6,), nan, **f32)]
         strided(p, ("k", "k_"), k, "bhj")
         strided(p, ("v", "v_"), v, "bhj")
         p.lse2, p.delta, p.dq_sum, p.grain, p.limits, p.tickets, p.whole = (x.data_ptr() for x in self.work_space)
@@ -220,16 +223,16 @@ class Backward:
         if "section" in more:
             p.section = more["section"]
         # Modules before step 25 prepare all heads first.
-        p.first = first_heads(p, self.work // (p.batch * p.heads_k)) if module.has("attention_backward_late") else p.batch * p.heads_k
+        p.first = first_heads(p, self.work // (p.batch * p.heads_k), more.get("_kept", 0) * module.M * module.N) if module.has("attention_backward_late") else p.batch * p.heads_k
         self.late_maps = [tensor_map(x, 2048 // wide) for x in (k, v, out, d_out)] + [self.maps[4]]
 
     def __call__(self, only=None):
         """All of it; or `only` what comes before the main kernel, or one of that by its name."""
         m, whole, group = self.module, only in (None, "before"), self.p.heads_q // self.p.heads_k
         if (whole or only == "measure") and m.ordered:
-            m.launch("attention_backward_measure", (-(-self.p.m // 128), self.p.first), 256, 0, self.p, early=whole and self.ranges)
+            m.launch("attention_backward_measure", (-(-self.p.m // 128) * self.p.first, 1), 256, 0, self.p, early=whole and self.ranges)
         if whole or only == "prepare":
-            m.launch("attention_backward_prepare", (-(-self.p.n // 128), self.p.first * group), 256, 0, self.p, early=whole and bool(m.ordered))
+            m.launch("attention_backward_prepare", (-(-self.p.n // 128) * self.p.first * group, 1), 256, 0, self.p, early=whole and bool(m.ordered))
         if whole and self.p.first < self.p.batch * self.p.heads_k:
             m.launch("attention_backward_late", (LATE, 1), *m.late, self.p, *[a for a, _ in self.late_maps], early=True)
         if only is None:

@@ -88,7 +88,7 @@ def plan_of(keep, M, N, turned=False, heads=1, **cuts):
     rows = [(a, b - a, t) for t, (a, b) in enumerate(zip(rows, rows[1:]))]
     out = [torch.tensor(entries or [(0, 0, 0, 0)], dtype=torch.int64), torch.stack(bits) if bits else torch.zeros(1, dtype=torch.int64)]
     entries, bits = (i32(x).contiguous().cuda() for x in out)
-    return cut_plan(dict(plan_tiles=entries, plan_bits=bits, _rows=(rows, heads, LEAST // (M if turned else N))), **cuts)
+    return cut_plan(dict(plan_tiles=entries, plan_bits=bits, _kept=sum(row[1] for row in rows), _rows=(rows, heads, LEAST // (M if turned else N))), **cuts)
 
 
 def cut_plan(plan, **cuts):
@@ -102,7 +102,7 @@ def segment_room(b, n, m, turned):
     """Room for the ranges of packed sequences, which `segment_ranges` fills."""
     rows = m if turned else n
     room = lambda *s: torch.full(s, 0x55, device="cuda", dtype=torch.int32)
-    return dict(ranges=room(b * rows, 2), extents=room(b * -(-rows // 64), 4), order=room(b * -(-rows // 64)), _ranges=(-(-rows // 256), b))
+    return dict(ranges=room(b * rows, 2), extents=room(b * -(-rows // 64), 4), order=room(b * -(-rows // 64)), _ranges=(-(-rows // 256) * b, 1))
 
 
 def make_plan(mod, call, opts):
@@ -469,6 +469,7 @@ def mask_cases(n, b):
         "causal": ("band", i >= j, dict(left=1 << 29, right=0, _band=True)),
         "window 512, 512": ("band", (i - j).abs() <= 512, dict(left=512, right=512, _band=True)),
         "window 1024, 0": ("band", (i >= j) & (i - j <= 1024), dict(left=1024, right=0, _band=True)),
+        "window 128, 128": ("band", (i - j).abs() <= 128, dict(left=128, right=128, _band=True)),
         "12 segments": ("seg", same, dict(left=1 << 29, right=1 << 29, segments_q=ids, segments_k=ids)),
         "12 segments, causal": ("segb", same & (i >= j), dict(left=1 << 29, right=0, segments_q=ids, segments_k=ids)),
         "blocks of 384, a quarter": ("plan", blocks(384, 0.25), {}),

@@ -15,20 +15,29 @@ INLINE uint4 load_words(u32 at) {
     return make_uint4(x.x, x.y, x.z, x.w);
 }
 
-// The parts of 128 rows that a warp of `all` takes, one after the other, each in boxes. So many heads are measured before those before them are
-// prepared that nobody waits long for a measure.
+// The parts of 128 rows that a warp takes, one after the other, each in boxes. So many heads are measured before those before them are prepared that
+// nobody of `all` waits long for a measure. Whoever is free takes the next: parts that others wait for are of warps that run, however few can.
 struct Part {
     const Problem& p;
-    int all, group, heads, window, of_keys, of_queries;
+    int group, heads, window, of_keys, of_queries;
+    int number, next_number;  // of all parts, in their order; the next one is asked for early, and known to the first lane
     int from, at, box;
     bool prepares;
     int head_k, head, row;  // sequence · heads + head: of keys, of what is read; its first row
-    INLINE Part(const Problem& p, int mine, int all) : p(p), all(all), group(p.heads_q / p.heads_k), heads(p.batch * p.heads_k) {
+    INLINE Part(const Problem& p, int all) : p(p), group(p.heads_q / p.heads_k), heads(p.batch * p.heads_k) {
         of_keys = div_up(p.m, 128), of_queries = div_up(p.n, 128);
-        window = div_up(all, of_keys), from = p.first, at = mine, box = 0, prepares = FREE_ORDER;
-        settle();
+        window = div_up(all, of_keys), from = p.first, number = at = 0, prepares = FREE_ORDER;
+        ask();
+        take();
     }
     INLINE bool valid() const { return from < heads + window; }
+    INLINE void ask() { next_number = lane_id() == 0 ? atomicAdd(p.whole + parts_at(p), 1) : 0; }
+    INLINE void take() {
+        int before = number;
+        number = __shfl_sync(~0u, next_number, 0), at += number - before, box = 0;
+        ask();
+        settle();
+    }
     INLINE void settle() {
         for (; valid(); prepares = FREE_ORDER || !prepares) {
             int first = prepares ? from - window : from, of_head = prepares ? group * of_queries : of_keys;
@@ -45,9 +54,7 @@ struct Part {
     }
     INLINE void next() {
         row += BOX;
-        if (++box < 128 / BOX) return;
-        box = 0, at += all;
-        settle();
+        if (++box == 128 / BOX) take();
     }
 };
 
@@ -121,6 +128,7 @@ INLINE void round_whole(const Problem& p, const TensorMap& map_dq, u32 place, Ba
             }
             fence_all();
         }
+        __syncwarp();
         tile = __shfl_sync(~0u, tile, 0), count = __shfl_sync(~0u, count, 0);
         if (count == 0) break;
         for (int at = tile; at < tile + count; at++) {
@@ -167,7 +175,7 @@ attention_backward_late(const __grid_constant__ Problem p, const __grid_constant
     await_kernel_before();
     // What the kernels before wrote, whoever sees this sees.
     if (threadIdx.x == 0) show_one_more(p.whole + begun_at(p)), invite_next_kernel();
-    Part part(p, warp * gridDim.x + blockIdx.x, gridDim.x * LATE_WARPS);
+    Part part(p, gridDim.x * LATE_WARPS);
     // Boxes of two tensors: keys and values, or out and d_out.
     auto bring = [&]() {
         if (lane != 0 || !part.valid()) return;

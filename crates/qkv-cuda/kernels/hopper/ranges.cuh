@@ -69,19 +69,19 @@ template <int TILE, int OTHER> INLINE void find_order(const Problem& p, int rows
     for (int at = t; at < tiles * p.batch; at += 256) p.order[atomicAdd(&from[at == t ? first : bucket(at)], 1)] = at;
 }
 // The range of keys that each query sees, by segment, band and length together, or, BY_KEYS, of queries that see each key;
-// and what 64 of them have in common. A block takes 256 rows, blockIdx.x, of a sequence, blockIdx.y. A sequence whose
+// and what 64 of them have in common. A block takes 256 rows of a sequence. A sequence whose
 // segments are no runs has nothing here, and all of it is left to the general kernels. The last block to be done puts the
 // tiles of TILE rows in order, by how many tiles of OTHER on the other side they visit.
 template <bool BY_KEYS, int TILE, int OTHER> INLINE void find_ranges(const Problem& p) {
     invite_next_kernel();
-    int batch = blockIdx.y, rows = BY_KEYS ? p.m : p.n, others = BY_KEYS ? p.n : p.m;
+    int rows = BY_KEYS ? p.m : p.n, others = BY_KEYS ? p.n : p.m, parts = div_up(rows, 256), batch = blockIdx.x / parts, part = blockIdx.x - batch * parts;
     const int* mine = (BY_KEYS ? p.segments_k : p.segments_q) + (i64)batch * rows;
     const int* its = (BY_KEYS ? p.segments_q : p.segments_k) + (i64)batch * others;
     __shared__ int held[HELD];
-    int turn = turning(its, others, held), tiles = div_up(rows, 64), row = blockIdx.x * 256 + threadIdx.x, end = p.m;
+    int turn = turning(its, others, held), tiles = div_up(rows, 64), row = part * 256 + threadIdx.x, end = p.m;
     if (turn < 0) {
         // Rows of both sides, a share for each block.
-        int of_q = div_up(p.n, 64), of_k = div_up(p.m, 64), all = gridDim.x * 256;
+        int of_q = div_up(p.n, 64), of_k = div_up(p.m, 64), all = parts * 256;
         for (int t = row; t < of_q * p.heads_q; t += all) tell_broken(p, p.broken_q, batch * p.heads_q + t / of_q, of_q, t % of_q);
         if (BY_KEYS)
             for (int t = row; t < of_k * p.heads_k; t += all) tell_broken(p, p.broken_k, batch * p.heads_k + t / of_k, of_k, t % of_k);
@@ -115,14 +115,14 @@ template <bool BY_KEYS, int TILE, int OTHER> INLINE void find_ranges(const Probl
     __shared__ int4 halves[8];
     if ((threadIdx.x & 31) == 0) halves[threadIdx.x / 32] = x;
     __syncthreads();
-    if (threadIdx.x < 4 && (int)(blockIdx.x * 4 + threadIdx.x) < tiles) {
+    if (threadIdx.x < 4 && part * 4 + (int)threadIdx.x < tiles) {
         int4 a = halves[2 * threadIdx.x], b = halves[2 * threadIdx.x + 1];
-        p.extents[(i64)batch * tiles + blockIdx.x * 4 + threadIdx.x] = make_int4(min(a.x, b.x), max(a.y, b.y), max(a.z, b.z), min(a.w, b.w));
+        p.extents[(i64)batch * tiles + part * 4 + threadIdx.x] = make_int4(min(a.x, b.x), max(a.y, b.y), max(a.z, b.z), min(a.w, b.w));
         __threadfence();
     }
     __shared__ bool last;
     __syncthreads();
-    if (threadIdx.x == 0) last = atomicAdd(p.counter, 1) == gridDim.x * gridDim.y - 1;
+    if (threadIdx.x == 0) last = atomicAdd(p.counter, 1) == gridDim.x - 1;
     __syncthreads();
     if (!last) return;
     __threadfence();

@@ -9,10 +9,10 @@ constexpr u32 INFINITE_BITS = ELEMENT == 0 ? 0x7f80 : 0x7c00;
 // Keys of a sequence that are there.
 INLINE int keys_of(const Problem& p, int batch) { return LENGTHS ? min(p.m, p.lengths[batch]) : p.m; }
 
-// The largest absolute value of rows 128 · blockIdx.x .. of a matrix, as bits, of those that this thread reads. Rows from `end`
+// The largest absolute value of rows 128 · part .. of a matrix, as bits, of those that this thread reads. Rows from `end`
 // on, which are multiplied though they are masked, count only where they are not finite.
-INLINE u32 largest(const u16* x, i64 stride, int columns, int rows, int end) {
-    int first = blockIdx.x * 128 + threadIdx.x / LANES, lane = threadIdx.x % LANES;
+INLINE u32 largest(const u16* x, i64 stride, int columns, int part, int rows, int end) {
+    int first = part * 128 + threadIdx.x / LANES, lane = threadIdx.x % LANES;
     u32 most = 0;
     auto settle = [&](int row, u32 here) {
         if (row < end || here >= INFINITE_BITS) most = max(most, here);
@@ -35,7 +35,7 @@ INLINE u32 largest(const u16* x, i64 stride, int columns, int rows, int end) {
         }
         return most;
     }
-    for (int row = first; row < min(rows, (int)(blockIdx.x + 1) * 128); row += 256 / LANES) {
+    for (int row = first; row < min(rows, (part + 1) * 128); row += 256 / LANES) {
         u32 here = 0;
         for (int c = lane; c < columns; c += LANES) here = max(here, (u32)x[row * stride + c] & 0x7fffu);
         settle(row, here);
@@ -46,10 +46,11 @@ INLINE u32 largest(const u16* x, i64 stride, int columns, int rows, int end) {
 // The largest |k| and |v| of 128 keys of a head; ∞ where one is not a number.
 extern "C" __global__ void __launch_bounds__(256) attention_backward_measure(const __grid_constant__ Problem p) {
     invite_next_kernel();
-    int bh = blockIdx.y, batch = bh / p.heads_k, head = bh - batch * p.heads_k, end = keys_of(p, batch);
+    int parts = div_up(p.m, 128), bh = blockIdx.x / parts, part = blockIdx.x - bh * parts;
+    int batch = bh / p.heads_k, head = bh - batch * p.heads_k, end = keys_of(p, batch);
     int rows = min(p.m, div_up(end, 128) * 128);
-    u32 key = largest(p.k + batch * p.k_b + head * p.k_h, p.k_j, p.d, rows, end);
-    u32 value = largest(p.v + batch * p.v_b + head * p.v_h, p.v_j, p.dv, rows, end);
+    u32 key = largest(p.k + batch * p.k_b + head * p.k_h, p.k_j, p.d, part, rows, end);
+    u32 value = largest(p.v + batch * p.v_b + head * p.v_h, p.v_j, p.dv, part, rows, end);
     // Both have 15 bits.
     u32 most = __reduce_max_sync(~0u, key) << 16 | __reduce_max_sync(~0u, value);
     __shared__ u32 seen[8];
@@ -60,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(256) attention_backward_measure(con
     await_kernel_before();
     key = value = 0;
     for (int w = 0; w < 8; w++) key = max(key, seen[w] >> 16), value = max(value, seen[w] & 0xffffu);
-    p.limits[(i64)bh * gridDim.x + blockIdx.x] = make_float2(widen((u16)min(key, INFINITE_BITS)), widen((u16)min(value, INFINITE_BITS)));
+    p.limits[(i64)bh * parts + part] = make_float2(widen((u16)min(key, INFINITE_BITS)), widen((u16)min(value, INFINITE_BITS)));
 }
 
 // The largest key and value of a head, for each lane of a warp. BESIDE: of blocks that run, not of a kernel before.
@@ -88,6 +89,11 @@ INLINE void add_products(float& sum, float& square, u32 x, u32 y) {
 INLINE void add_products(float& sum, float& square, uint4 x, uint4 y) {
     add_products(sum, square, x.x, y.x), add_products(sum, square, x.y, y.y), add_products(sum, square, x.z, y.z), add_products(sum, square, x.w, y.w);
 }
+// Eight elements, of which `count` are there, one by one, where they cannot be read at once. In the same order: sums have the same bits however rows lie.
+INLINE uint4 one_by_one(const u16* x, int count) {
+    auto two = [&](int c) { return (c < count ? (u32)x[c] : 0) | (c + 1 < count ? (u32)x[c + 1] << 16 : 0); };
+    return make_uint4(two(0), two(2), two(4), two(6));
+}
 // Of a row: Σ out · d_out less the gradient of its lse, its lse in units of log2, its grain.
 INLINE void write_statistics(const Problem& p, i64 to, float lse, float d_lse, float sum, float square, float2 most) {
     p.lse2[to] = lse == MINUS_INFINITY ? -MINUS_INFINITY : lse * LOG2E;
@@ -104,15 +110,15 @@ INLINE void write_statistics(const Problem& p, i64 to, float lse, float d_lse, f
 extern "C" __global__ void __launch_bounds__(256) attention_backward_prepare(const __grid_constant__ Problem p) {
     invite_next_kernel();
     int group = p.heads_q / p.heads_k, tickets = p.batch * p.heads_q * div_up(p.n, M), all = tickets + counts_of_heads(p);
-    for (int x = (blockIdx.y * gridDim.x + blockIdx.x) * 256 + threadIdx.x; x < all; x += gridDim.x * gridDim.y * 256) *(x < tickets ? p.tickets + x : p.whole + (x - tickets)) = 0;
+    for (int x = blockIdx.x * 256 + threadIdx.x; x < all; x += gridDim.x * 256) *(x < tickets ? p.tickets + x : p.whole + (x - tickets)) = 0;
     // The first heads last: they are in the cache when the main kernel begins.
-    int bh = gridDim.y - 1 - blockIdx.y, bh_k = bh / group;
+    int parts = div_up(p.n, STATISTICS_PAD), at = blockIdx.x / parts, part = blockIdx.x - at * parts, bh = gridDim.x / parts - 1 - at, bh_k = bh / group;
     int batch = bh / p.heads_q, head = bh - batch * p.heads_q, lane = threadIdx.x % LANES;
     const u16* out = p.out + batch * p.out_b + head * p.out_h;
     const u16* d_out = p.d_out + batch * p.d_out_b + head * p.d_out_h;
     bool wide = p.dv % 8 == 0 && (p.out_i | p.out_h | p.out_b | p.d_out_i | p.d_out_h | p.d_out_b) % 8 == 0 && (((u64)p.out | (u64)p.d_out) & 15) == 0;
     // Half of the threads have a row each, in the end.
-    int mine = blockIdx.x * STATISTICS_PAD + threadIdx.x;
+    int mine = part * STATISTICS_PAD + threadIdx.x;
     float lse = MINUS_INFINITY, d_lse = 0.f;
     if (threadIdx.x < STATISTICS_PAD && mine < p.n) {
         lse = p.lse[(i64)bh * p.n + mine];
@@ -125,20 +131,20 @@ extern "C" __global__ void __launch_bounds__(256) attention_backward_prepare(con
         int first = r * (256 / LANES) + threadIdx.x / LANES;
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
-            int i = blockIdx.x * STATISTICS_PAD + first + e * (256 / LANES);
+            int i = part * STATISTICS_PAD + first + e * (256 / LANES);
+            const u16 *a = out + i * p.out_i + lane * 8, *b = d_out + i * p.d_out_i + lane * 8;
+            int count = i < p.n ? p.dv - lane * 8 : 0;
             x[e] = y[e] = make_uint4(0, 0, 0, 0);
-            if (wide && i < p.n && lane * 8 < p.dv) x[e] = *(const uint4*)(out + i * p.out_i + lane * 8), y[e] = *(const uint4*)(d_out + i * p.d_out_i + lane * 8);
+            if (wide && count > 0) x[e] = *(const uint4*)a, y[e] = *(const uint4*)b;
+            if (!wide) x[e] = one_by_one(a, count), y[e] = one_by_one(b, count);
         }
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
-            int row = first + e * (256 / LANES), i = blockIdx.x * STATISTICS_PAD + row;
             float sum = 0.f, square = 0.f;
-            if (wide) add_products(sum, square, x[e], y[e]);
-            else if (i < p.n)
-                for (int c = lane; c < p.dv; c += LANES) add_products(sum, square, out[i * p.out_i + c], d_out[i * p.d_out_i + c]);
+            add_products(sum, square, x[e], y[e]);
 #pragma unroll
             for (int s = LANES / 2; s > 0; s /= 2) sum += __shfl_xor_sync(~0u, sum, s), square += __shfl_xor_sync(~0u, square, s);
-            if (lane == 0) sums[row] = make_float2(sum, square);
+            if (lane == 0) sums[first + e * (256 / LANES)] = make_float2(sum, square);
         }
     }
     __syncthreads();

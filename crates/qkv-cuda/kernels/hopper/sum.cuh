@@ -35,6 +35,8 @@ INLINE void add(const Problem& p, const Shared& shared) {
                 if (round == 0) {
                     first = !(ticket & BEGUN);
                     if (!first && !(ticket & THERE)) await_count(p.tickets + now, THERE);
+                    // The copy engine of another multiprocessor wrote what this one's adds to.
+                    if (!first) fence_all();
                 }
                 // Warpgroup g has the pieces g · ROUNDS ..
 #pragma unroll

@@ -192,11 +192,12 @@ INLINE void await_count(const u32* at, u32 count) {
 }
 
 // Counts at `whole`: of each head of keys, its key tiles that have been added; how many tiles' quarters, the first, the second, … are rounded; of each head,
-// the parts of it that have been measured beside this kernel, and those that have been prepared; the blocks that do so.
+// the parts of it that have been measured beside this kernel, and those that have been prepared; the blocks that do so; the parts that they have taken.
 INLINE int measured_at(const Problem& p) { return p.batch * p.heads_k + 4; }
 INLINE int prepared_at(const Problem& p) { return 2 * p.batch * p.heads_k + 4; }
 INLINE int begun_at(const Problem& p) { return 3 * p.batch * p.heads_k + 4; }
-INLINE int counts_of_heads(const Problem& p) { return 3 * p.batch * p.heads_k + 5; }
+INLINE int parts_at(const Problem& p) { return 3 * p.batch * p.heads_k + 5; }
+INLINE int counts_of_heads(const Problem& p) { return 3 * p.batch * p.heads_k + 6; }
 
 // Key tiles of a head; with a list, its rows, of which a tile may have several.
 INLINE int works_of_head(const Problem& p) { return PLAN ? p.plan_count : div_up(p.m, N); }
@@ -205,7 +206,7 @@ INLINE int works_of_head(const Problem& p) { return PLAN ? p.plan_count : div_up
 INLINE void scout(const Problem& p, const Shared& shared, const TensorMap& map_k, const TensorMap& map_v) {
     int tiles = works_of_head(p), total = tiles * p.heads_k * p.batch;
     // Where some heads are prepared beside this kernel, it begins when that does.
-    if (p.first < p.batch * p.heads_k) await_count(p.whole + begun_at(p), 1);
+    if (p.first < p.batch * p.heads_k) await_count(p.whole + begun_at(p), 1), fence_all();
     else await_kernel_before();
     Ring<IN_LINE> next;
     for (u32 works = 0;; works++) {
