@@ -3,6 +3,7 @@
 use crate::{bench, embedded};
 use qkv::Isa;
 use qkv_simd::pairs::Pairs;
+use qkv_simd::thirds::Thirds;
 use serde::Serialize;
 use std::env;
 use std::fmt;
@@ -49,7 +50,7 @@ macro_rules! features {
 impl Health {
     pub fn of_this_machine() -> Health {
         let isa = Isa::best();
-        // Products of bf16 have units of their own; everything else is widened to f32.
+        // Products of bf16 have units of their own; f16 is widened to f32.
         let plain = match isa.name() {
             "avx512bf16" | "amx" => "avx512",
             name => name,
@@ -60,6 +61,7 @@ impl Health {
             _ if Pairs::possible(isa) => "pair products, sums in f32",
             _ => "widened to f32",
         };
+        let f32 = if Thirds::possible(isa) { "avx512, attention on amx tiles by thirds" } else { plain };
         let mut features: Vec<&'static str> = features!(
             "sse4.2",
             "avx",
@@ -82,7 +84,7 @@ impl Health {
             available: Isa::available().into_iter().map(Isa::name).collect(),
             asked: env::var("QKV_ISA").ok(),
             threads: rayon::current_num_threads(),
-            kernels: Kernels { f32: plain, f64: plain, bf16, f16: "widened to f32" },
+            kernels: Kernels { f32, f64: plain, bf16, f16: "widened to f32" },
             memory_bytes: crate::memory::field("/proc/meminfo", "MemTotal:"),
             gpu: qkv_cuda::Health::of_this_machine(),
             embedded_model: embedded::THERE,
