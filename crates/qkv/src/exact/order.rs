@@ -119,12 +119,15 @@ impl TileKeys<'_> {
         self.list.is_none().then_some(self.start)
     }
 
-    /// The classes of the tile's keys, where these order them.
-    pub(super) fn classes(&self, of: ClassOf) -> Option<&[u32]> {
-        match self.list?.classes.as_ref()? {
-            (by, classes) if *by == of => Some(&classes[self.start..][..self.len]),
-            _ => None,
-        }
+    /// The places of the tile that hold the keys of a class, where classes order them.
+    #[inline]
+    pub(super) fn of_class(&self, of: ClassOf, class: u32) -> Option<Range<usize>> {
+        let (by, classes) = self.list?.classes.as_ref()?;
+        (*by == of).then(|| {
+            let classes = &classes[self.start..][..self.len];
+            let start = classes.partition_point(|&at| at < class);
+            start..start + classes[start..].partition_point(|&at| at == class)
+        })
     }
 
     /// All bits, or none.
@@ -144,15 +147,22 @@ impl TileKeys<'_> {
     pub(super) fn interval(&self, bits: &mut Bits, low: i64, high: i64) {
         match self.between(low, high) {
             Some(range) => *bits = bits_of(range),
-            None => self.each(bits, |_, j| (low..=high).contains(&(j as i64))),
+            None => self.each(bits, |j| (low..=high).contains(&(j as i64))),
         }
     }
 
-    /// The bits of keys for which `f`, given the place in the tile and the natural index, says yes.
-    pub(super) fn each(&self, bits: &mut Bits, f: impl Fn(usize, usize) -> bool) {
-        *bits = Bits::default();
-        for at in 0..self.len {
-            bits[at / 64] |= u64::from(f(at, self.index(at))) << (at % 64);
+    /// The bits of keys for which `f`, given the natural index, says yes.
+    pub(super) fn each(&self, bits: &mut Bits, f: impl Fn(usize) -> bool) {
+        // A word at a time, in a register.
+        for (word, bits) in bits.iter_mut().enumerate() {
+            let within = (word * 64).min(self.len)..((word + 1) * 64).min(self.len);
+            *bits = match self.list {
+                Some(list) => {
+                    let indices = &list.indices[self.start..][within];
+                    indices.iter().rev().fold(0, |bits, &j| bits << 1 | u64::from(f(j as usize)))
+                }
+                None => within.rev().fold(0, |bits, at| bits << 1 | u64::from(f(self.start + at))),
+            };
         }
     }
 }

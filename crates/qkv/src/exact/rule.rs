@@ -1,7 +1,7 @@
 //! A mask, compiled into a few simple rules that can be asked about whole tiles: is it empty, full or partial, where can
 //! something be kept at all, and which bits of a row are set. [`Mask::allows`] says what is meant; this only says it faster.
 
-use super::order::TileKeys;
+use super::order::{TileKeys, bits_of};
 use super::tile::RowAt;
 use crate::mask::{BigBird, Blocks, Mask, Scene, clamp};
 use crate::problem::Problem;
@@ -409,22 +409,22 @@ impl Rule {
             Rule::Segments => match scene.segments {
                 Some((queries, of_keys)) => {
                     let (mine, of_keys) = (queries[row.b * scene.n + row.i], &of_keys[row.b * scene.m..]);
-                    keys.each(bits, |_, j| of_keys[j] == mine);
+                    keys.each(bits, |j| of_keys[j] == mine);
                 }
                 None => keys.fill(bits, true),
             },
             Rule::Bits => match scene.bits {
                 Some(of_pairs) => match of_pairs.row(row.b, row.h, row.i) {
-                    Some(of_pairs) => keys.each(bits, |_, j| of_pairs[j] != 0),
-                    None => keys.each(bits, |_, j| of_pairs.at(row.b, row.h, row.i, j) != 0),
+                    Some(of_pairs) => keys.each(bits, |j| of_pairs[j] != 0),
+                    None => keys.each(bits, |j| of_pairs.at(row.b, row.h, row.i, j) != 0),
                 },
                 None => keys.fill(bits, true),
             },
             Rule::Residue { stride } => {
                 let mine = row.p.rem_euclid(*stride);
-                match keys.classes(ClassOf::Stride(*stride)) {
-                    Some(residues) => keys.each(bits, |at, _| i64::from(residues[at]) == mine),
-                    None => keys.each(bits, |_, j| (j as i64).rem_euclid(*stride) == mine),
+                match keys.of_class(ClassOf::Stride(*stride), mine as u32) {
+                    Some(range) => *bits = bits_of(range),
+                    None => keys.each(bits, |j| (j as i64).rem_euclid(*stride) == mine),
                 }
             }
             Rule::Bucket { round } => match scene.buckets {
@@ -432,18 +432,18 @@ impl Rule {
                     let mine = queries.at(row.b, row.h, row.i, *round);
                     let class = class_of_bucket(mine);
                     let head = row.h / scene.group;
-                    match keys.classes(ClassOf::Round(*round)) {
-                        Some(classes) => keys.each(bits, |at, _| classes[at] == class),
-                        None => keys.each(bits, |_, j| of_keys.at(row.b, head, j, *round) == mine),
+                    match keys.of_class(ClassOf::Round(*round), class) {
+                        Some(range) => *bits = bits_of(range),
+                        None => keys.each(bits, |j| of_keys.at(row.b, head, j, *round) == mine),
                     }
                 }
                 None => keys.fill(bits, true),
             },
             Rule::AnyBucket { rounds } => {
-                keys.each(bits, |_, j| (0..*rounds).any(|round| scene.share_bucket(row.b, row.h, row.i, j, round)))
+                keys.each(bits, |j| (0..*rounds).any(|round| scene.share_bucket(row.b, row.h, row.i, j, round)))
             }
             Rule::Summary { stride, summary } => {
-                keys.each(bits, |_, j| (j as i64).rem_euclid(*stride) >= stride - summary)
+                keys.each(bits, |j| (j as i64).rem_euclid(*stride) >= stride - summary)
             }
             Rule::OneOf { side: Side::Queries, set } => keys.fill(bits, set.binary_search(&row.p).is_ok()),
             Rule::OneOf { set, .. } => match keys.natural() {
@@ -454,15 +454,15 @@ impl Rule {
                         bits[at / 64] |= 1 << (at % 64);
                     }
                 }
-                None => keys.each(bits, |_, j| set.binary_search(&(j as i64)).is_ok()),
+                None => keys.each(bits, |j| set.binary_search(&(j as i64)).is_ok()),
             },
             Rule::BigBird { pattern, .. } => {
                 let block = row.p.div_euclid(clamp(pattern.block));
-                keys.each(bits, |_, j| self.sees_block(block, (j / pattern.block) as i64));
+                keys.each(bits, |j| self.sees_block(block, (j / pattern.block) as i64));
             }
             Rule::Blocks(blocks) => {
                 let seen = &blocks.seen[row.i / blocks.size];
-                keys.each(bits, |_, j| seen[j / blocks.size]);
+                keys.each(bits, |j| seen[j / blocks.size]);
             }
             Rule::And(rules) => {
                 keys.fill(bits, true);

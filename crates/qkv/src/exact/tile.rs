@@ -370,7 +370,7 @@ impl<'a, T: Element> TileOps<'a, T> {
                     let row = [row.b, row.h, row.i];
                     philox::keep(self.isa, dropout.seed, row, start, dropout.threshold(), &mut bits)
                 }
-                None => keys.each(&mut bits, |_, j| {
+                None => keys.each(&mut bits, |j| {
                     u32::from(philox::bits(dropout.seed, row.b, row.h, row.i, j)) >= dropout.threshold()
                 }),
             }
