@@ -92,7 +92,10 @@ impl Compact {
     /// Where lengths do not fit.
     pub fn times(&self, isa: Isa, from: usize, x: &[f32], sums: &[f32], y: &mut [f32]) {
         let each = self.width / BLOCK;
-        assert!(x.len() == self.width && sums.len() == each && from + y.len() <= self.rows, "the product does not fit");
+        assert!(
+            x.len() == self.width && sums.len() == each && from.saturating_add(y.len()) <= self.rows,
+            "the product does not fit"
+        );
         match &self.numbers {
             Numbers::Four(bits, scales) => {
                 let (bits, scales) = (&bits[from * each * HALVES..], &scales[from * each..]);

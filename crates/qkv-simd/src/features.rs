@@ -9,6 +9,7 @@ use crate::kernel::{Kernel, dispatch};
 use crate::lanes::Lanes;
 use crate::math;
 use crate::number::Real;
+use crate::{padded, span};
 
 /// A feature map that looks at one number at a time and never gives less than 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,9 +21,9 @@ pub enum Positive {
 }
 
 fn check<A: Real>(tile: &[A], row: usize, rows: usize, width: usize) {
-    let padded = width.div_ceil(A::LANES) * A::LANES;
+    let padded = padded::<A>(width);
     assert!(row >= padded, "a row is whole panels");
-    assert!(rows == 0 || tile.len() >= (rows - 1) * row + padded, "the tile is too short");
+    assert!(tile.len() >= span(rows, row, padded), "the tile is too short");
 }
 
 /// The bits of the lanes of panel `p` that lie below `width`.
@@ -278,8 +279,8 @@ struct RowDots<'a, A> {
 /// Where a tile is too short.
 pub fn row_dots<A: Real>(isa: Isa, a: (&[A], usize), b: (&[A], usize), width: usize, out: &mut [A]) {
     assert!(width.is_multiple_of(A::LANES), "rows are whole panels");
-    let Some(last) = out.len().checked_sub(1) else { return };
-    assert!(a.0.len() >= last * a.1 + width && b.0.len() >= last * b.1 + width, "a tile is too short");
+    let long = |of: (&[A], usize)| of.0.len() >= span(out.len(), of.1, width);
+    assert!(long(a) && long(b), "a tile is too short");
     dispatch(isa, RowDots { a, b, width, out });
 }
 

@@ -63,5 +63,11 @@ pub use view::{Unwritten, View, ViewError, ViewMut};
 
 /// `width` rounded up to whole panels of `A`: what a row of a padded tile holds.
 pub const fn padded<A: Real>(width: usize) -> usize {
-    width.div_ceil(A::LANES) * A::LANES
+    width.div_ceil(A::LANES).saturating_mul(A::LANES)
+}
+
+/// The numbers from the first to behind the last of `rows` rows of `width`, `row` apart. Lengths that are checked before memory is touched
+/// without a check are made like this, by operations that saturate: what is too large to count is longer than any slice.
+pub(crate) const fn span(rows: usize, row: usize, width: usize) -> usize {
+    if rows == 0 { 0 } else { (rows - 1).saturating_mul(row).saturating_add(width) }
 }

@@ -7,6 +7,7 @@ use crate::pairs::{DEPTH, Left, Pairs, Right, SIDE, deep, right_len};
 use crate::pass::{self, Pass};
 use crate::product::Target;
 use crate::shared::for_each_task;
+use crate::span;
 use gemm_common::Parallelism;
 use half::bf16;
 use rayon::prelude::*;
@@ -36,8 +37,11 @@ impl<'a, T> Operand<'a, T> {
     /// # Panics
     /// Where the slice is too short, or rows overlap.
     pub fn pitched(data: &'a [T], rows: usize, columns: usize, pitch: usize) -> Self {
-        let needed = if rows == 0 { 0 } else { (rows - 1) * pitch + columns };
-        assert!(pitch >= columns && data.len() >= needed, "{rows} × {columns} at {pitch} of {} numbers", data.len());
+        assert!(
+            pitch >= columns && data.len() >= span(rows, pitch, columns),
+            "{rows} × {columns} at {pitch} of {} numbers",
+            data.len()
+        );
         Operand { data, pitch, rows, columns, transposed: false }
     }
 
@@ -128,7 +132,7 @@ pub type Gemm<T> = unsafe fn(
 
 fn check<T>(c: usize, a: &Operand<'_, T>, b: &Operand<'_, T>) -> (usize, usize, usize) {
     assert_eq!(a.columns, b.rows, "A is {} × {}, B {} × {}", a.rows, a.columns, b.rows, b.columns);
-    assert_eq!(c, a.rows * b.columns, "C is not {} × {}", a.rows, b.columns);
+    assert_eq!(c, a.rows.saturating_mul(b.columns), "C is not {} × {}", a.rows, b.columns);
     (a.rows, b.columns, a.columns)
 }
 
@@ -236,7 +240,7 @@ impl<'a> Shared<'a> {
     /// No other part that is in use overlaps this one.
     #[allow(clippy::mut_from_ref)]
     unsafe fn part(&self, from: usize, count: usize) -> &mut [f32] {
-        assert!(from + count <= self.len);
+        assert!(from.saturating_add(count) <= self.len);
         // SAFETY: inside the slice, as just checked, and nobody else's, as the caller vouches.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(from), count) }
     }

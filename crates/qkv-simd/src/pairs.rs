@@ -10,6 +10,7 @@
 use crate::isa::{Isa, Level};
 use crate::number::Real;
 use crate::product::{Begin, Target};
+use crate::span;
 use crate::tile::{Exponential, RowGradient, Running, check, check_softmax};
 use half::bf16;
 use std::marker::PhantomData;
@@ -65,12 +66,12 @@ pub fn singles_of<A: Real>(data: &[A]) -> &[f32] {
 
 /// `depth` rounded up to whole blocks.
 pub const fn deep(depth: usize) -> usize {
-    depth.div_ceil(DEPTH) * DEPTH
+    depth.div_ceil(DEPTH).saturating_mul(DEPTH)
 }
 
 /// The numbers that a right operand of that depth and width takes.
 pub const fn right_len(depth: usize, width: usize) -> usize {
-    deep(depth) * width.div_ceil(SIDE) * SIDE
+    deep(depth).saturating_mul(width.div_ceil(SIDE)).saturating_mul(SIDE)
 }
 
 /// Rows at distance `row`, zeros from the end of the depth to the end of its last chunk.
@@ -185,14 +186,12 @@ impl Pairs {
             return;
         }
         assert!(c.begin != Begin::Plus, "sums of pairs begin anew or with what is there");
-        let rows = rows.div_ceil(SIDE) * SIDE;
-        let width = panels.end * SIDE;
-        assert!(c.row >= width && c.data.len() >= (rows - 1) * c.row + width, "C is too short");
-        assert!(
-            a.row >= chunks.end * DEPTH && a.data.len() >= (rows - 1) * a.row + chunks.end * DEPTH,
-            "A is too short"
-        );
-        assert!(chunks.end <= b.chunks && b.data.len() >= panels.end * b.chunks * BLOCK, "B is too short");
+        let rows = rows.div_ceil(SIDE).saturating_mul(SIDE);
+        let (depth, width) = (chunks.end.saturating_mul(DEPTH), panels.end.saturating_mul(SIDE));
+        assert!(c.row >= width && c.data.len() >= span(rows, c.row, width), "C is too short");
+        assert!(a.row >= depth && a.data.len() >= span(rows, a.row, depth), "A is too short");
+        let blocks = panels.end.saturating_mul(b.chunks);
+        assert!(chunks.end <= b.chunks && b.data.len() >= blocks.saturating_mul(BLOCK), "B is too short");
         #[cfg(target_arch = "x86_64")]
         // SAFETY: every row, panel and chunk lies inside its slice, as just checked; `self` exists only where the unit does,
         // and is set up on this thread, which it cannot leave.
@@ -210,8 +209,8 @@ impl Pairs {
     /// # Panics
     /// Where a slice is too short.
     pub fn right_of_columns(&self, rows: &[bf16], row: usize, count: usize, chunks: usize, out: &mut [bf16]) {
-        let depth = chunks * DEPTH;
-        assert!(row >= depth && (count == 0 || rows.len() >= (count - 1) * row + depth), "the rows are too short");
+        let depth = chunks.saturating_mul(DEPTH);
+        assert!(row >= depth && rows.len() >= span(count, row, depth), "the rows are too short");
         assert!(out.len() >= right_len(depth, count), "no room for the blocks");
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
@@ -244,11 +243,9 @@ impl Pairs {
     /// # Panics
     /// Where a slice is too short.
     pub fn right_of_rows(&self, rows: &[bf16], row: usize, count: usize, panels: usize, out: &mut [bf16]) -> bool {
-        assert!(
-            row >= panels * SIDE && (count == 0 || rows.len() >= (count - 1) * row + panels * SIDE),
-            "the rows are too short"
-        );
-        assert!(out.len() >= right_len(count, panels * SIDE), "no room for the blocks");
+        let width = panels.saturating_mul(SIDE);
+        assert!(row >= width && rows.len() >= span(count, row, width), "the rows are too short");
+        assert!(out.len() >= right_len(count, width), "no room for the blocks");
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
         unsafe {
@@ -272,12 +269,9 @@ impl Pairs {
         out: &mut [bf16],
         chunks: usize,
     ) {
-        assert!(
-            row >= panels * SIDE && (count == 0 || rows.len() >= (count - 1) * row + panels * SIDE),
-            "the rows are too short"
-        );
-        let between = (panels * SIDE).saturating_sub(1) * chunks * DEPTH;
-        let room = chunks * DEPTH >= deep(count) && out.len() >= between + deep(count);
+        let (width, apart) = (panels.saturating_mul(SIDE), chunks.saturating_mul(DEPTH));
+        assert!(row >= width && rows.len() >= span(count, row, width), "the rows are too short");
+        let room = apart >= deep(count) && out.len() >= span(width, apart, deep(count));
         assert!(room || panels == 0, "no room for the rows");
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
@@ -292,7 +286,10 @@ impl Pairs {
     /// # Panics
     /// Where the tile is too short, or the width is not whole panels.
     pub fn narrow_rows(&self, tile: &mut [f32], row: usize, rows: usize, width: usize) {
-        assert!(width.is_multiple_of(SIDE) && row >= deep(width) && tile.len() >= rows * row, "the tile is too short");
+        assert!(
+            width.is_multiple_of(SIDE) && row >= deep(width) && tile.len() >= rows.saturating_mul(row),
+            "the tile is too short"
+        );
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
         unsafe {
@@ -350,12 +347,12 @@ impl Pairs {
         check(scores, row, rows, width);
         check(grads, row, rows, width);
         assert!(
-            rows <= DEPTH && row >= deep(width) && grads.len() >= rows * row,
+            rows <= DEPTH && row >= deep(width) && grads.len() >= rows.saturating_mul(row),
             "rows of a chunk, with room for whole chunks"
         );
         assert!(how.spans.is_empty() || how.spans.len() >= rows);
         assert!(of.lse.len() >= rows && of.delta.len() >= rows && of.entropy.is_empty());
-        let len = into.chunks * BLOCK * (width / SIDE);
+        let len = into.chunks.saturating_mul(BLOCK).saturating_mul(width / SIDE);
         assert!(
             into.chunk < into.chunks && into.weights.len() >= len && into.grads.len() >= len,
             "no room for the blocks"
@@ -375,10 +372,11 @@ impl Pairs {
     /// # Panics
     /// Where a slice is too short.
     pub fn narrow_right(&self, tile: &[f32], row: usize, rows: usize, panels: usize, out: &mut [bf16], chunks: usize) {
-        assert!(row >= panels * SIDE && tile.len() >= rows * row, "the tile is too short");
+        let long = row >= panels.saturating_mul(SIDE) && tile.len() >= rows.saturating_mul(row);
+        assert!(long, "the tile is too short");
         let made = deep(rows) / DEPTH;
-        let len = if panels == 0 { 0 } else { ((panels - 1) * chunks + made) * BLOCK };
-        assert!(chunks >= made && out.len() >= len, "no room for the blocks");
+        let room = out.len() >= span(panels, chunks, made).saturating_mul(BLOCK);
+        assert!(chunks >= made && room, "no room for the blocks");
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
         unsafe {

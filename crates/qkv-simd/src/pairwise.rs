@@ -9,6 +9,7 @@ use crate::kernel::{Kernel, dispatch};
 use crate::lanes::Lanes;
 use crate::math;
 use crate::number::Real;
+use crate::span;
 
 /// Which pairwise score.
 #[derive(Clone, Copy, Debug)]
@@ -38,11 +39,16 @@ pub struct Sides<'a, A> {
 
 impl<A: Real> Sides<'_, A> {
     fn check(&self, of: &Pairwise<'_, A>) {
-        assert!(self.rows == 0 || self.queries.len() >= (self.rows - 1) * self.query_row + self.depth);
-        assert!(self.keys.len() >= self.panels * self.depth * A::LANES);
+        assert!(self.queries.len() >= span(self.rows, self.query_row, self.depth));
+        assert!(self.keys.len() >= self.keys_len());
         if let Pairwise::Additive(v) = of {
             assert!(v.len() >= self.depth);
         }
+    }
+
+    /// The numbers of all keys.
+    fn keys_len(&self) -> usize {
+        self.panels.saturating_mul(self.depth).saturating_mul(A::LANES)
     }
 }
 
@@ -59,7 +65,7 @@ struct Scores<'a, A> {
 /// Where a slice is too short for what is asked.
 pub fn scores<A: Real>(isa: Isa, of: Pairwise<'_, A>, sides: Sides<'_, A>, tile: &mut [A], row: usize) {
     sides.check(&of);
-    assert!(sides.rows == 0 || tile.len() >= (sides.rows - 1) * row + sides.panels * A::LANES);
+    assert!(tile.len() >= span(sides.rows, row, sides.panels.saturating_mul(A::LANES)));
     dispatch(isa, Scores { of, sides, tile, row });
 }
 
@@ -131,9 +137,9 @@ pub fn gradients<A: Real>(
     into: Into<'_, A>,
 ) {
     sides.check(&of);
-    assert!(sides.rows == 0 || grads.len() >= (sides.rows - 1) * row + sides.panels * A::LANES);
-    assert!(into.queries.len() >= sides.rows.saturating_sub(1) * sides.query_row + sides.depth * sides.rows.min(1));
-    assert!(into.keys.len() >= sides.panels * sides.depth * A::LANES);
+    assert!(grads.len() >= span(sides.rows, row, sides.panels.saturating_mul(A::LANES)));
+    assert!(into.queries.len() >= span(sides.rows, sides.query_row, sides.depth));
+    assert!(into.keys.len() >= sides.keys_len());
     assert!(matches!(of, Pairwise::Distance) || into.v.len() >= sides.depth);
     dispatch(isa, Gradients { of, sides, grads, row, into });
 }

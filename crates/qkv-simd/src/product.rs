@@ -9,6 +9,7 @@ use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
 use crate::lanes::Lanes;
 use crate::number::Real;
+use crate::span;
 
 /// A matrix that is read one number at a time: element `(i, k)` lies at `i·row + k·col`.
 #[derive(Clone, Copy, Debug)]
@@ -143,14 +144,14 @@ impl<A: Real> Product<'_, A> {
         if rows == 0 || panels == 0 || depth == 0 && c.begin != Begin::Anew {
             return false;
         }
-        let width = panels * A::LANES;
-        assert!(c.row >= width && c.data.len() >= (rows - 1) * c.row + width, "C is too short");
+        let width = panels.saturating_mul(A::LANES);
+        assert!(c.row >= width && c.data.len() >= span(rows, c.row, width), "C is too short");
         if depth == 0 {
             c.data.chunks_mut(c.row).take(rows).for_each(|row| row[..width].fill(A::ZERO));
             return false;
         }
-        assert!(a.data.len() > (rows - 1) * a.row + (depth - 1) * a.col, "A is too short");
-        assert!(b.data.len() >= (panels - 1) * b.panel + (depth - 1) * b.row + A::LANES, "B is too short");
+        assert!(a.data.len() >= span(rows, a.row, span(depth, a.col, 1)), "A is too short");
+        assert!(b.data.len() >= span(panels, b.panel, span(depth, b.row, A::LANES)), "B is too short");
         true
     }
 }

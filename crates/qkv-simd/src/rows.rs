@@ -5,6 +5,7 @@ use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
 use crate::lanes::Lanes;
 use crate::number::{Element, Real};
+use crate::span;
 
 struct Widen<'a, T: Element> {
     from: &'a [T],
@@ -35,7 +36,7 @@ pub(crate) fn widen_rows<T: Element>(
     (to, to_row): (&mut [T::Acc], usize),
 ) -> bool {
     let count = to.len().checked_div(to_row).unwrap_or(0);
-    assert!(to_row >= width && (count == 0 || from.len() >= (count - 1) * from_row + width), "the rows are too short");
+    assert!(to_row >= width && from.len() >= span(count, from_row, width), "the rows are too short");
     dispatch(isa, Widen { from, from_row, width, to, to_row })
 }
 

@@ -82,7 +82,7 @@ impl<'a, A> LazyBlocks<'a, A> {
     /// # Panics
     /// Where `data` is shorter.
     pub fn new(data: &'a mut [A], states: &'a mut BlockStates, blocks: usize, size: usize) -> Self {
-        assert!(data.len() >= blocks * size);
+        assert!(data.len() >= blocks.saturating_mul(size));
         states.0.clear();
         states.0.resize_with(blocks, || AtomicU8::new(EMPTY));
         LazyBlocks { data: cells(data), states: &states.0, size }
@@ -154,7 +154,7 @@ impl<'a, A> Turnstile<'a, A> {
     /// # Panics
     /// Where `data` is shorter.
     pub fn new(data: &'a mut [A], regions: usize, size: usize, first: impl Fn(usize) -> u64) -> Self {
-        assert!(data.len() >= regions * size);
+        assert!(data.len() >= regions.saturating_mul(size));
         Turnstile { data: cells(data), turns: (0..regions).map(|r| AtomicU64::new(first(r))).collect(), size }
     }
 
@@ -240,7 +240,8 @@ impl<'a, T: Element> Rows<'a, T> {
     /// Where one of the rows was written before, or is not there.
     pub fn write_all(&self, b: usize, h: usize, i: usize, count: usize, data: &[T::Acc], row: usize) {
         self.claim(b, h, i, count);
-        assert!(row >= self.view.shape()[3] && data.len() >= count * row, "too little for {count} rows");
+        let long = data.len() >= count.saturating_mul(row);
+        assert!(row >= self.view.shape()[3] && long, "too little for {count} rows");
         // SAFETY: the rows were claimed, so this is the first and only access to them.
         unsafe { self.view.store_rows([b, h, i], count, data, row) };
     }
@@ -258,7 +259,11 @@ impl<'a, T: Element> Rows<'a, T> {
     /// Makes sure that some rows are there and have not been written, and notes that they will be.
     fn claim(&self, b: usize, h: usize, i: usize, count: usize) {
         let [batch, heads, length, _] = self.view.shape();
-        assert!(b < batch && h < heads && i + count <= length, "rows [{b}, {h}, {i}..] of {:?}", self.view.shape());
+        assert!(
+            b < batch && h < heads && i.saturating_add(count) <= length,
+            "rows [{b}, {h}, {i}..] of {:?}",
+            self.view.shape()
+        );
         let (start, end) = ((b * heads + h) * length + i, (b * heads + h) * length + i + count);
         for word in start / 64..end.div_ceil(64) {
             let (from, to) = (start.max(word * 64) - word * 64, end.min(word * 64 + 64) - word * 64);

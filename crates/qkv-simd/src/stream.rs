@@ -15,7 +15,7 @@ use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
 use crate::lanes::Lanes;
 use crate::number::{Element, Real};
-use crate::padded;
+use crate::{padded, span};
 
 /// How far ahead of its use a row is fetched, in bytes. From memory, two cores of a Xeon were fastest with this (without
 /// fetching they had two thirds of the speed); from the third-level cache anything from 2 to 8 kB is alike.
@@ -90,8 +90,8 @@ pub fn dots<T: Element>(
     }
     let (width, across) = (padded::<T::Acc>(keys.width), padded::<T::Acc>(keys.len));
     keys.check();
-    assert!(query_row >= width && queries.len() >= (count - 1) * query_row + width, "the queries are too short");
-    assert!(out_row >= across && out.len() >= (count - 1) * out_row + across, "the output is too short");
+    assert!(query_row >= width && queries.len() >= span(count, query_row, width), "the queries are too short");
+    assert!(out_row >= across && out.len() >= span(count, out_row, across), "the output is too short");
     dispatch(isa, Dots { out, out_row, queries, query_row, count, keys });
 }
 
@@ -237,8 +237,8 @@ pub fn weigh<T: Element>(
     }
     let (width, across) = (padded::<T::Acc>(values.width), padded::<T::Acc>(values.len));
     values.check();
-    assert!(sum_row >= width && sums.len() >= (count - 1) * sum_row + width, "the sums are too short");
-    assert!(weight_row >= across && weights.len() >= (count - 1) * weight_row + across, "the weights are too short");
+    assert!(sum_row >= width && sums.len() >= span(count, sum_row, width), "the sums are too short");
+    assert!(weight_row >= across && weights.len() >= span(count, weight_row, across), "the weights are too short");
     dispatch(isa, Weigh { sums, sum_row, weights, weight_row, count, values });
 }
 

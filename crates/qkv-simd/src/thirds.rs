@@ -17,6 +17,7 @@ use crate::isa::{Isa, Level};
 pub use crate::pairs::{BLOCK, DEPTH, SIDE, deep};
 use crate::pairs::{Pairs, right_len as right_len_of_pairs};
 use crate::product::{Begin, Target};
+use crate::span;
 use half::bf16;
 use std::ops::Range;
 
@@ -28,12 +29,12 @@ const THIRDS: usize = 3;
 
 /// The bf16 that a row of `width` numbers takes as a left operand, its last thirds after the others.
 pub const fn left_len(width: usize) -> usize {
-    THIRDS * deep(width)
+    deep(width).saturating_mul(THIRDS)
 }
 
 /// The bf16 that a right operand of that depth and width takes.
 pub const fn right_len(depth: usize, width: usize) -> usize {
-    THIRDS * right_len_of_pairs(depth, width)
+    right_len_of_pairs(depth, width).saturating_mul(THIRDS)
 }
 
 /// Rows of first and middle thirds, and those of last thirds, at their distances.
@@ -135,11 +136,13 @@ impl Thirds {
             return;
         }
         assert!(c.begin != Begin::Onto, "sums of thirds begin anew");
-        let (rows, depth, width) = (rows.div_ceil(SIDE) * SIDE, chunks.end * DEPTH, panels.end * SIDE);
-        assert!(c.row >= width && c.data.len() >= (rows - 1) * c.row + width, "C is too short");
-        let long = |data: &[bf16], row: usize, len: usize| row >= len && data.len() >= (rows - 1) * row + len;
-        assert!(long(a.high, a.row, 2 * depth) && long(a.low, a.low_row, depth), "A is too short");
-        assert!(chunks.end <= b.chunks && b.data.len() >= panels.end * b.chunks * THIRDS * BLOCK, "B is too short");
+        let rows = rows.div_ceil(SIDE).saturating_mul(SIDE);
+        let (depth, width) = (chunks.end.saturating_mul(DEPTH), panels.end.saturating_mul(SIDE));
+        assert!(c.row >= width && c.data.len() >= span(rows, c.row, width), "C is too short");
+        let long = |data: &[bf16], row: usize, len: usize| row >= len && data.len() >= span(rows, row, len);
+        assert!(long(a.high, a.row, depth.saturating_mul(2)) && long(a.low, a.low_row, depth), "A is too short");
+        let blocks = panels.end.saturating_mul(b.chunks);
+        assert!(chunks.end <= b.chunks && b.data.len() >= blocks.saturating_mul(THIRDS * BLOCK), "B is too short");
         if chunks.is_empty() {
             if c.begin == Begin::Anew {
                 (0..rows).for_each(|r| c.data[r * c.row + panels.start * SIDE..r * c.row + width].fill(0.0));
@@ -161,7 +164,10 @@ impl Thirds {
     /// # Panics
     /// Where a slice is too short.
     pub fn left(&self, rows: &[f32], row: usize, count: usize, width: usize, out: &mut [bf16]) -> bool {
-        assert!(long_enough(rows, row, count, width) && out.len() >= count * left_len(width), "too short");
+        assert!(
+            long_enough(rows, row, count, width) && out.len() >= count.saturating_mul(left_len(width)),
+            "too short"
+        );
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
         if unsafe { x86::left(rows, row, count, width.div_ceil(SIDE), out) } {
@@ -194,15 +200,15 @@ impl Thirds {
     /// # Panics
     /// Where a slice is too short.
     pub fn right_of_rows(&self, rows: &[f32], row: usize, count: usize, panels: usize, out: &mut [bf16]) -> bool {
-        let len = right_len(count, panels * SIDE);
-        assert!(long_enough(rows, row, count, panels * SIDE) && out.len() >= len, "too short");
+        let width = panels.saturating_mul(SIDE);
+        assert!(long_enough(rows, row, count, width) && out.len() >= right_len(count, width), "too short");
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
         if unsafe { x86::right_of_rows(rows, row, count, panels, out) } {
             return true;
         }
         let chunks = deep(count) / DEPTH;
-        for_each_large(rows, row, count, panels * SIDE, |k, j, x| set_right(out, chunks, (k, j), parts(x)));
+        for_each_large(rows, row, count, width, |k, j, x| set_right(out, chunks, (k, j), parts(x)));
         false
     }
 
@@ -220,8 +226,10 @@ impl Thirds {
         low: &mut [bf16],
         low_row: usize,
     ) {
-        assert!(width.is_multiple_of(SIDE) && row >= deep(width) && tile.len() >= rows * row, "the tile is too short");
-        assert!(low_row >= deep(width) && low.len() >= rows * low_row, "no room for the last thirds");
+        let (long, wide) = (tile.len() >= rows.saturating_mul(row), row >= deep(width));
+        assert!(width.is_multiple_of(SIDE) && wide && long, "the tile is too short");
+        let room = low_row >= deep(width) && low.len() >= rows.saturating_mul(low_row);
+        assert!(room, "no room for the last thirds");
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
         unsafe {
@@ -250,8 +258,8 @@ impl Thirds {
 
 /// Whether rows at that distance hold `width` numbers to the end of the panel.
 fn long_enough(rows: &[f32], row: usize, count: usize, width: usize) -> bool {
-    let width = width.div_ceil(SIDE) * SIDE;
-    count == 0 || row >= width && rows.len() >= (count - 1) * row + width
+    let width = width.div_ceil(SIDE).saturating_mul(SIDE);
+    count == 0 || row >= width && rows.len() >= span(count, row, width)
 }
 
 /// Where the first third of a number of a right operand lies.
@@ -413,5 +421,24 @@ mod tests {
             assert!(same(Thirds::number_of_column(Right { data: &rows, chunks: 1 }, r, k), is), "{r} {k}: {is}");
             assert_eq!(Thirds::first_third(row, k) == bf16::ZERO, is == 0.0);
         }
+    }
+
+    #[test]
+    fn what_is_too_large_to_count_is_refused() {
+        let Some(unit) = unit() else { return };
+        let (rows, huge) = ([0.0f32; 64], usize::MAX / 16 + 2);
+        // By our own check, not by that of an operation, which a release build does not make.
+        let refused = |call: &mut dyn FnMut()| {
+            let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).unwrap_err();
+            let words = panic.downcast_ref::<&str>().copied().unwrap_or_default();
+            assert!(words.contains("too short"), "{words}");
+        };
+        // Products of these wrap around to small numbers.
+        refused(&mut || _ = unit.left(&rows, huge, 17, 16, &mut [bf16::ZERO; 17 * left_len(16)]));
+        refused(&mut || _ = unit.right_of_rows(&rows, 16, 1, huge, &mut [bf16::ZERO; 3 * BLOCK]));
+        refused(&mut || unit.split_rows(&mut [0.0; 64], huge & !15, 16, 16, &mut [bf16::ZERO; 64], 32));
+        let (data, mut c) = ([bf16::ZERO; 3 * BLOCK], [0.0; 256]);
+        let (left, right) = (Left::rows(&data, 32), Right { data: &data, chunks: huge });
+        refused(&mut || unit.product(Target::anew(&mut c, 16), left, right, 16, 0..1, 0..1));
     }
 }

@@ -9,6 +9,7 @@ use crate::kernel::{Kernel, dispatch};
 use crate::lanes::{Lanes, MOST_LANES};
 use crate::math;
 use crate::number::Real;
+use crate::{padded, span};
 
 mod softmax;
 
@@ -18,7 +19,7 @@ pub use softmax::{Exponential, RowGradient, Running, Span, softmax, softmax_grad
 /// Checks that a tile is as long as its rows.
 pub(crate) fn check<A: Real>(tile: &[A], row: usize, rows: usize, width: usize) {
     assert!(width.is_multiple_of(A::LANES) && row >= width, "a tile is whole panels wide");
-    assert!(rows == 0 || tile.len() >= (rows - 1) * row + width, "the tile is too short");
+    assert!(tile.len() >= span(rows, row, width), "the tile is too short");
 }
 
 struct SparsemaxGradient<'a, A> {
@@ -138,7 +139,7 @@ struct KeepBits<'a, A> {
 /// Where the row or what comes before it is not whole panels, or there are fewer bits than numbers.
 pub fn keep_bits<A: Real>(isa: Isa, row: &mut [A], first: usize, bits: &[u64], kept: A, otherwise: A) {
     check(row, row.len(), 1, row.len());
-    assert!(first.is_multiple_of(A::LANES) && bits.len() * 64 >= first + row.len(), "too few bits");
+    assert!(first.is_multiple_of(A::LANES) && bits.len() * 64 >= first.saturating_add(row.len()), "too few bits");
     dispatch(isa, KeepBits { row, first, bits, kept, otherwise });
 }
 
@@ -335,12 +336,10 @@ struct ToPanels<'a, A> {
 /// # Panics
 /// Where a slice is too short, or the distance is not whole panels.
 pub fn to_panels<A: Real>(isa: Isa, rows: &[A], row: usize, count: usize, width: usize, out: &mut [A]) {
-    let panels = count.div_ceil(A::LANES);
-    assert!(
-        row.is_multiple_of(A::LANES) && row >= width && rows.len() >= panels * A::LANES * row,
-        "the rows are too short"
-    );
-    assert!(out.len() >= panels * A::LANES * width, "no room for the panels");
+    let padded = padded::<A>(count);
+    let long = row >= width && rows.len() >= padded.saturating_mul(row);
+    assert!(row.is_multiple_of(A::LANES) && long, "the rows are too short");
+    assert!(out.len() >= padded.saturating_mul(width), "no room for the panels");
     dispatch(isa, ToPanels { rows, row, count, width, out });
 }
 
@@ -395,7 +394,7 @@ pub fn transpose<A: Real>(
     to: &mut [A],
     to_row: usize,
 ) {
-    let width = panels * A::LANES;
+    let width = panels.saturating_mul(A::LANES);
     check(from, from_row, rows, width);
     check(to, to_row, width, rows);
     dispatch(isa, Transpose { from, from_row, rows, panels, to, to_row });
@@ -433,7 +432,8 @@ struct Dots<'a, A> {
 /// # Panics
 /// Where there are fewer rows than results, or a row is not whole panels.
 pub fn dots<A: Real>(isa: Isa, a: &[A], b: &[A], row: usize, out: &mut [A]) {
-    assert!(a.len() >= out.len() * row && b.len() >= out.len() * row, "the rows are too short");
+    let len = out.len().saturating_mul(row);
+    assert!(a.len() >= len && b.len() >= len, "the rows are too short");
     assert!(row.is_multiple_of(A::LANES), "rows of whole panels");
     dispatch(isa, Dots { a, b, row, out });
 }

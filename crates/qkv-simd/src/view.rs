@@ -491,7 +491,11 @@ impl<T: Element> ViewMut<'_, T> {
         let [batch, heads, length, width] = self.shape;
         let dense = row == width && self.strides[2..] == [width as isize, 1];
         if dense && count > 0 {
-            assert!(b < batch && h < heads && i + count <= length, "rows [{b}, {h}, {i}..] of {:?}", self.shape);
+            assert!(
+                b < batch && h < heads && i.saturating_add(count) <= length,
+                "rows [{b}, {h}, {i}..] of {:?}",
+                self.shape
+            );
             let start = b as isize * self.strides[0] + h as isize * self.strides[1] + i as isize * self.strides[2];
             // SAFETY: as in `store_row`, for each of the rows, which follow one another.
             return unsafe { rows::narrow(Isa::best(), &data[..count * width], self.data.offset(start)) };
@@ -508,8 +512,12 @@ impl<T: Element> ViewMut<'_, T> {
     /// No other access to these rows happens at the same time.
     pub(crate) unsafe fn store_scaled(&self, [b, h, i]: [usize; 3], factors: &[T::Acc], data: &[T::Acc], row: usize) {
         let [batch, heads, length, width] = self.shape;
-        assert!(b < batch && h < heads && i + factors.len() <= length, "rows [{b}, {h}, {i}..] of {:?}", self.shape);
-        assert!(row >= width && data.len() >= factors.len() * row, "the rows are too short");
+        assert!(
+            b < batch && h < heads && i.saturating_add(factors.len()) <= length,
+            "rows [{b}, {h}, {i}..] of {:?}",
+            self.shape
+        );
+        assert!(row >= width && data.len() >= factors.len().saturating_mul(row), "the rows are too short");
         let start = b as isize * self.strides[0] + h as isize * self.strides[1] + i as isize * self.strides[2];
         // SAFETY: as in `store_row`, for each of the rows.
         unsafe {
