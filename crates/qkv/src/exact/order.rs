@@ -4,6 +4,9 @@
 use super::rule::{Bits, ClassOf, Classes, Extent};
 use std::ops::Range;
 
+/// Of smaller blocks each key is asked about.
+const SMALL_BLOCK: usize = 8;
+
 /// The order in which one side of a piece is taken.
 #[derive(Clone, Debug)]
 pub(crate) enum Order {
@@ -163,6 +166,23 @@ impl TileKeys<'_> {
                 }
                 None => within.rev().fold(0, |bits, at| bits << 1 | u64::from(f(self.start + at))),
             };
+        }
+    }
+
+    /// The bits of keys for whose block of `size`, by its number, `f` says yes.
+    pub(super) fn each_block(&self, bits: &mut Bits, size: usize, f: impl Fn(usize) -> bool) {
+        let Some(start) = self.natural().filter(|_| size >= SMALL_BLOCK) else {
+            return self.each(bits, |j| f(j / size));
+        };
+        *bits = Bits::default();
+        let (mut at, end) = (start, start + self.len);
+        while at < end {
+            let next = (at / size + 1).saturating_mul(size).min(end);
+            if f(at / size) {
+                let [low, high] = bits_of(at - start..next - start);
+                *bits = [bits[0] | low, bits[1] | high];
+            }
+            at = next;
         }
     }
 }

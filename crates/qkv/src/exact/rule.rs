@@ -458,11 +458,11 @@ impl Rule {
             },
             Rule::BigBird { pattern, .. } => {
                 let block = row.p.div_euclid(clamp(pattern.block));
-                keys.each(bits, |j| self.sees_block(block, (j / pattern.block) as i64));
+                keys.each_block(bits, pattern.block, |col| self.sees_block(block, col as i64));
             }
             Rule::Blocks(blocks) => {
                 let seen = &blocks.seen[row.i / blocks.size];
-                keys.each(bits, |j| seen[j / blocks.size]);
+                keys.each_block(bits, blocks.size, |col| seen[col]);
             }
             Rule::And(rules) => {
                 keys.fill(bits, true);
