@@ -2,8 +2,8 @@
 
 use crate::{bench, embedded};
 use qkv::Isa;
-use qkv_simd::pairs::Pairs;
-use qkv_simd::thirds::Thirds;
+use qkv_simd::bf16_gemm::Bf16Gemm;
+use qkv_simd::bf16x3_gemm::Bf16x3Gemm;
 use serde::Serialize;
 use std::env;
 use std::fmt;
@@ -58,10 +58,10 @@ impl Health {
         let bf16 = match isa.name() {
             "amx" => "amx tiles, sums in f32",
             "avx512bf16" => "avx512 pair products, sums in f32",
-            _ if Pairs::possible(isa) => "pair products, sums in f32",
+            _ if Bf16Gemm::available(isa) => "AVX-512 bf16 dot products, f32 accumulation",
             _ => "widened to f32",
         };
-        let f32 = if Thirds::possible(isa) { "avx512, attention on amx tiles by thirds" } else { plain };
+        let f32 = if Bf16x3Gemm::available(isa) { "avx512; attention scores on AMX as bf16x3" } else { plain };
         let mut features: Vec<&'static str> = features!(
             "sse4.2",
             "avx",

@@ -1,9 +1,9 @@
 //! The types a tape computes in: `f32` to train, `f64` to check gradients.
 
 use qkv_simd::Isa;
-use qkv_simd::compact::Compact;
-use qkv_simd::matmul::{Operand, Packed, matmul_of_pairs};
+use qkv_simd::matmul::{Operand, Packed, matmul_bf16};
 use qkv_simd::pass::Smooth;
+use qkv_simd::quantized::QuantizedMatrix;
 
 /// `f32` or `f64`.
 pub trait Float: qkv::Element<Acc = Self> + Smooth {
@@ -22,7 +22,7 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
 
     /// `y = W x` for some rows of a matrix of few bits, where this type has that; `false`, and nothing done, elsewhere.
     fn compact_product(
-        _matrix: &Compact,
+        _matrix: &QuantizedMatrix,
         _isa: Isa,
         _from: usize,
         _x: &[Self],
@@ -33,7 +33,7 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
     }
 
     /// The sums of blocks that such a product needs; `None` where this type has none.
-    fn block_sums(_matrix: &Compact, _x: &[Self]) -> Option<Vec<f32>> {
+    fn block_sums(_matrix: &QuantizedMatrix, _x: &[Self]) -> Option<Vec<f32>> {
         None
     }
 }
@@ -48,15 +48,22 @@ impl Float for f32 {
         packed: &mut Packed,
         threads: usize,
     ) -> bool {
-        matmul_of_pairs(isa, c, a, b, add, packed, threads)
+        matmul_bf16(isa, c, a, b, add, packed, threads)
     }
 
-    fn compact_product(matrix: &Compact, isa: Isa, from: usize, x: &[f32], sums: &[f32], y: &mut [f32]) -> bool {
+    fn compact_product(
+        matrix: &QuantizedMatrix,
+        isa: Isa,
+        from: usize,
+        x: &[f32],
+        sums: &[f32],
+        y: &mut [f32],
+    ) -> bool {
         matrix.times(isa, from, x, sums, y);
         true
     }
 
-    fn block_sums(matrix: &Compact, x: &[f32]) -> Option<Vec<f32>> {
+    fn block_sums(matrix: &QuantizedMatrix, x: &[f32]) -> Option<Vec<f32>> {
         Some(matrix.sums(x))
     }
 }

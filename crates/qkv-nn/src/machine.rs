@@ -2,9 +2,9 @@
 
 use crate::float::Float;
 use qkv_simd::Isa;
-use qkv_simd::compact::Compact;
 use qkv_simd::matmul::{Operand, Packed, matmul};
 use qkv_simd::pass::{self, Pass};
+use qkv_simd::quantized::QuantizedMatrix;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::sync::Mutex;
@@ -67,7 +67,7 @@ impl Machine {
 
     /// `C = A · Wᵀ` for few rows `A [R, I]` and a matrix of few bits `W [O, I]`; `false`, and nothing done, where the type of the
     /// numbers has no such product.
-    pub(crate) fn compact_product<T: Float>(&self, c: &mut [T], a: &[T], w: &Compact) -> bool {
+    pub(crate) fn compact_product<T: Float>(&self, c: &mut [T], a: &[T], w: &QuantizedMatrix) -> bool {
         let rows = a.chunks_exact(w.width()).zip(c.chunks_exact_mut(w.rows()));
         for (x, y) in rows {
             let Some(sums) = T::block_sums(w, x) else { return false };

@@ -2,9 +2,9 @@
 
 use crate::float::Float;
 use crate::machine::Machine;
-use qkv_simd::compact::Compact;
 use qkv_simd::pass::Pass;
 use qkv_simd::philox;
+use qkv_simd::quantized::QuantizedMatrix;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ struct Entry<T> {
     shape: Vec<usize>,
     data: Vec<T>,
     /// The same numbers in few bits, where they come from such a file.
-    compact: Option<Arc<Compact>>,
+    compact: Option<Arc<QuantizedMatrix>>,
 }
 
 /// Named tensors, in the order in which they were added.
@@ -83,14 +83,14 @@ impl<T: Float> Parameters<T> {
     ///
     /// # Panics
     /// Where the shapes differ.
-    pub fn set_compact(&mut self, param: Param, compact: Compact) {
+    pub fn set_compact(&mut self, param: Param, compact: QuantizedMatrix) {
         let entry = &mut self.entries[param.0];
         assert_eq!(entry.shape, [compact.rows(), compact.width()], "`{}`", entry.name);
         entry.compact = Some(Arc::new(compact));
     }
 
     /// Its numbers in few bits, where it has them.
-    pub(crate) fn compact(&self, param: Param) -> Option<&Compact> {
+    pub(crate) fn compact(&self, param: Param) -> Option<&QuantizedMatrix> {
         self.entries[param.0].compact.as_deref()
     }
 

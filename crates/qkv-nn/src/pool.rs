@@ -2,7 +2,7 @@
 //! size takes them.
 
 use crate::float::Float;
-use qkv_simd::pages::prefer_large;
+use qkv_simd::huge_pages::advise_huge_pages;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -110,7 +110,7 @@ impl<T: Float> Pool<T> {
         drop(held);
         drop(gone);
         let mut data = vec![T::ZERO; len];
-        prefer_large(&mut data);
+        advise_huge_pages(&mut data);
         data
     }
 }

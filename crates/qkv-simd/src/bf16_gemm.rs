@@ -9,7 +9,7 @@
 
 use crate::isa::{Isa, Level};
 use crate::number::Real;
-use crate::product::{Begin, Target};
+use crate::product::{Target, Update};
 use crate::span;
 use crate::tile::{Exponential, RowGradient, Running, check, check_softmax};
 use half::bf16;
@@ -17,9 +17,9 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
-mod gradient;
+mod softmax;
 #[cfg(target_arch = "x86_64")]
-mod soften;
+mod softmax_gradient;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -33,14 +33,14 @@ pub const SIDE: usize = 16;
 pub const BLOCK: usize = DEPTH * SIDE;
 
 /// Memory of sums, seen as bf16: two for each 32 bits.
-pub fn halves<A: Real>(data: &[A]) -> &[bf16] {
+pub fn as_bf16<A: Real>(data: &[A]) -> &[bf16] {
     // SAFETY: any bits are a bf16, its alignment is less, and the length is that of the same bytes.
     unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data) / 2) }
 }
 
 /// Memory of sums to be written as bf16.
-pub fn halves_mut<A: Real>(data: &mut [A]) -> &mut [bf16] {
-    // SAFETY: as in `halves`; any bits that are written are numbers of the type of sums as well.
+pub fn as_bf16_mut<A: Real>(data: &mut [A]) -> &mut [bf16] {
+    // SAFETY: as in `as_bf16`; any bits that are written are numbers of the type of sums as well.
     unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(data) / 2) }
 }
 
@@ -48,35 +48,35 @@ pub fn halves_mut<A: Real>(data: &mut [A]) -> &mut [bf16] {
 ///
 /// # Panics
 /// Where sums are made in another type.
-pub fn singles<A: Real>(data: &mut [A]) -> &mut [f32] {
+pub fn as_f32_mut<A: Real>(data: &mut [A]) -> &mut [f32] {
     assert_eq!(size_of::<A>(), size_of::<f32>(), "sums of pairs are made in f32");
     // SAFETY: of the two types of sums, f32 is the one of this size.
     unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), data.len()) }
 }
 
-/// [`singles`] to be read.
+/// [`as_f32_mut`] to be read.
 ///
 /// # Panics
 /// Where sums are made in another type.
-pub fn singles_of<A: Real>(data: &[A]) -> &[f32] {
+pub fn as_f32<A: Real>(data: &[A]) -> &[f32] {
     assert_eq!(size_of::<A>(), size_of::<f32>(), "sums of pairs are made in f32");
-    // SAFETY: as in `singles`.
+    // SAFETY: as in `as_f32_mut`.
     unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), data.len()) }
 }
 
 /// `depth` rounded up to whole blocks.
-pub const fn deep(depth: usize) -> usize {
+pub const fn padded_depth(depth: usize) -> usize {
     depth.div_ceil(DEPTH).saturating_mul(DEPTH)
 }
 
 /// The numbers that a right operand of that depth and width takes.
-pub const fn right_len(depth: usize, width: usize) -> usize {
-    deep(depth).saturating_mul(width.div_ceil(SIDE)).saturating_mul(SIDE)
+pub const fn packed_b_len(depth: usize, width: usize) -> usize {
+    padded_depth(depth).saturating_mul(width.div_ceil(SIDE)).saturating_mul(SIDE)
 }
 
 /// Rows at distance `row`, zeros from the end of the depth to the end of its last chunk.
 #[derive(Clone, Copy, Debug)]
-pub struct Left<'a> {
+pub struct PackedA<'a> {
     /// The numbers.
     pub data: &'a [bf16],
     /// From one row to the next.
@@ -85,13 +85,13 @@ pub struct Left<'a> {
 
 /// Blocks, all of the first panel and then of the next.
 #[derive(Clone, Copy, Debug)]
-pub struct Right<'a> {
+pub struct PackedB<'a> {
     /// The numbers.
     pub data: &'a [bf16],
     /// Blocks in a panel.
     pub chunks: usize,
     /// Whether it is read on its way past, and the first-level cache is better left to others. Where the unit has a way to say so.
-    pub passing: bool,
+    pub non_temporal: bool,
 }
 
 /// One chunk of two right operands of as many chunks, which is made from the rows of a tile.
@@ -109,7 +109,7 @@ pub struct Blocks<'a> {
 
 /// The unit that multiplies pairs, ready on this thread for as long as this lives.
 #[derive(Debug)]
-pub struct Pairs {
+pub struct Bf16Gemm {
     unit: Unit,
     /// The tile unit is set up for one thread.
     here: PhantomData<*const ()>,
@@ -123,11 +123,11 @@ enum Unit {
 
 #[cfg(target_arch = "x86_64")]
 thread_local! {
-    /// How many `Pairs` of this thread hold the tile unit.
+    /// How many `Bf16Gemm` of this thread hold the tile unit.
     static HOLDERS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-impl Drop for Pairs {
+impl Drop for Bf16Gemm {
     fn drop(&mut self) {
         #[cfg(target_arch = "x86_64")]
         if self.unit == Unit::Tiles {
@@ -147,14 +147,14 @@ pub(crate) fn tiles_allowed() -> bool {
     x86::allowed()
 }
 
-impl Pairs {
+impl Bf16Gemm {
     /// Whether the instruction set multiplies pairs at all.
-    pub fn possible(isa: Isa) -> bool {
+    pub fn available(isa: Isa) -> bool {
         cfg!(target_arch = "x86_64") && isa.level() >= Level::Avx512Bf16
     }
 
     /// Makes the unit of the instruction set ready on this thread, if it has one.
-    pub fn new(isa: Isa) -> Option<Pairs> {
+    pub fn new(isa: Isa) -> Option<Bf16Gemm> {
         let unit = if isa.level() == Level::Amx { Unit::Tiles } else { Unit::Dots };
         #[cfg(target_arch = "x86_64")]
         if unit == Unit::Tiles {
@@ -164,7 +164,7 @@ impl Pairs {
             }
             HOLDERS.set(HOLDERS.get() + 1);
         }
-        Pairs::possible(isa).then_some(Pairs { unit, here: PhantomData })
+        Bf16Gemm::available(isa).then_some(Bf16Gemm { unit, here: PhantomData })
     }
 
     /// `C = A · B` or `C += A · B` over some panels of `C` and some chunks of the depth. Rows are computed in whole
@@ -176,8 +176,8 @@ impl Pairs {
     pub fn product(
         &self,
         c: Target<'_, f32>,
-        a: Left<'_>,
-        b: Right<'_>,
+        a: PackedA<'_>,
+        b: PackedB<'_>,
         rows: usize,
         panels: Range<usize>,
         chunks: Range<usize>,
@@ -185,7 +185,7 @@ impl Pairs {
         if rows == 0 || panels.is_empty() {
             return;
         }
-        assert!(c.begin != Begin::Plus, "sums of pairs begin anew or with what is there");
+        assert!(c.update != Update::AddPartial, "sums of pairs begin anew or with what is there");
         let rows = rows.div_ceil(SIDE).saturating_mul(SIDE);
         let (depth, width) = (chunks.end.saturating_mul(DEPTH), panels.end.saturating_mul(SIDE));
         assert!(c.row >= width && c.data.len() >= span(rows, c.row, width), "C is too short");
@@ -208,14 +208,14 @@ impl Pairs {
     ///
     /// # Panics
     /// Where a slice is too short.
-    pub fn right_of_columns(&self, rows: &[bf16], row: usize, count: usize, chunks: usize, out: &mut [bf16]) {
+    pub fn pack_b_transposed(&self, rows: &[bf16], row: usize, count: usize, chunks: usize, out: &mut [bf16]) {
         let depth = chunks.saturating_mul(DEPTH);
         assert!(row >= depth && rows.len() >= span(count, row, depth), "the rows are too short");
-        assert!(out.len() >= right_len(depth, count), "no room for the blocks");
+        assert!(out.len() >= packed_b_len(depth, count), "no room for the blocks");
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
         unsafe {
-            x86::right_of_columns(rows, row, count, chunks, out);
+            x86::pack_b_transposed(rows, row, count, chunks, out);
         }
     }
 
@@ -242,14 +242,14 @@ impl Pairs {
     ///
     /// # Panics
     /// Where a slice is too short.
-    pub fn right_of_rows(&self, rows: &[bf16], row: usize, count: usize, panels: usize, out: &mut [bf16]) -> bool {
+    pub fn pack_b(&self, rows: &[bf16], row: usize, count: usize, panels: usize, out: &mut [bf16]) -> bool {
         let width = panels.saturating_mul(SIDE);
         assert!(row >= width && rows.len() >= span(count, row, width), "the rows are too short");
-        assert!(out.len() >= right_len(count, width), "no room for the blocks");
+        assert!(out.len() >= packed_b_len(count, width), "no room for the blocks");
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
         unsafe {
-            x86::right_of_rows(rows, row, count, panels, out)
+            x86::pack_b(rows, row, count, panels, out)
         }
         #[cfg(not(target_arch = "x86_64"))]
         unreachable!("nothing multiplies pairs on this architecture")
@@ -260,7 +260,7 @@ impl Pairs {
     ///
     /// # Panics
     /// Where a slice is too short.
-    pub fn left_of_columns(
+    pub fn pack_a_transposed(
         &self,
         rows: &[bf16],
         row: usize,
@@ -271,12 +271,12 @@ impl Pairs {
     ) {
         let (width, apart) = (panels.saturating_mul(SIDE), chunks.saturating_mul(DEPTH));
         assert!(row >= width && rows.len() >= span(count, row, width), "the rows are too short");
-        let room = apart >= deep(count) && out.len() >= span(width, apart, deep(count));
+        let room = apart >= padded_depth(count) && out.len() >= span(width, apart, padded_depth(count));
         assert!(room || panels == 0, "no room for the rows");
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
         unsafe {
-            x86::left_of_columns(rows, row, count, panels, out, chunks);
+            x86::pack_a_transposed(rows, row, count, panels, out, chunks);
         }
     }
 
@@ -287,7 +287,7 @@ impl Pairs {
     /// Where the tile is too short, or the width is not whole panels.
     pub fn narrow_rows(&self, tile: &mut [f32], row: usize, rows: usize, width: usize) {
         assert!(
-            width.is_multiple_of(SIDE) && row >= deep(width) && tile.len() >= rows.saturating_mul(row),
+            width.is_multiple_of(SIDE) && row >= padded_depth(width) && tile.len() >= rows.saturating_mul(row),
             "the tile is too short"
         );
         #[cfg(target_arch = "x86_64")]
@@ -314,14 +314,14 @@ impl Pairs {
         running: Running<'_, f32>,
     ) {
         check_softmax(tile, row, rows, width, &how, &running);
-        assert!(row >= deep(width) && how.scale > 0.0, "room for whole chunks, and a positive scale");
+        assert!(row >= padded_depth(width) && how.scale > 0.0, "room for whole chunks, and a positive scale");
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
         unsafe {
             match (running.moment.is_empty(), self.unit) {
-                (true, Unit::Tiles) => soften::soften::<false, true>(tile, row, rows, width, how, running),
-                (true, Unit::Dots) => soften::soften::<false, false>(tile, row, rows, width, how, running),
-                (false, _) => soften::soften::<true, false>(tile, row, rows, width, how, running),
+                (true, Unit::Tiles) => softmax::softmax::<false, true>(tile, row, rows, width, how, running),
+                (true, Unit::Dots) => softmax::softmax::<false, false>(tile, row, rows, width, how, running),
+                (false, _) => softmax::softmax::<true, false>(tile, row, rows, width, how, running),
             }
         }
     }
@@ -347,7 +347,7 @@ impl Pairs {
         check(scores, row, rows, width);
         check(grads, row, rows, width);
         assert!(
-            rows <= DEPTH && row >= deep(width) && grads.len() >= rows.saturating_mul(row),
+            rows <= DEPTH && row >= padded_depth(width) && grads.len() >= rows.saturating_mul(row),
             "rows of a chunk, with room for whole chunks"
         );
         assert!(how.spans.is_empty() || how.spans.len() >= rows);
@@ -361,8 +361,12 @@ impl Pairs {
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
         unsafe {
             match self.unit {
-                Unit::Tiles => gradient::gradient::<true>(scores, grads, row, rows, width, how, of, into),
-                Unit::Dots => gradient::gradient::<false>(scores, grads, row, rows, width, how, of, into),
+                Unit::Tiles => {
+                    softmax_gradient::softmax_gradient::<true>(scores, grads, row, rows, width, how, of, into)
+                }
+                Unit::Dots => {
+                    softmax_gradient::softmax_gradient::<false>(scores, grads, row, rows, width, how, of, into)
+                }
             }
         }
     }
@@ -371,16 +375,16 @@ impl Pairs {
     ///
     /// # Panics
     /// Where a slice is too short.
-    pub fn narrow_right(&self, tile: &[f32], row: usize, rows: usize, panels: usize, out: &mut [bf16], chunks: usize) {
+    pub fn narrow_pack_b(&self, tile: &[f32], row: usize, rows: usize, panels: usize, out: &mut [bf16], chunks: usize) {
         let long = row >= panels.saturating_mul(SIDE) && tile.len() >= rows.saturating_mul(row);
         assert!(long, "the tile is too short");
-        let made = deep(rows) / DEPTH;
+        let made = padded_depth(rows) / DEPTH;
         let room = out.len() >= span(panels, chunks, made).saturating_mul(BLOCK);
         assert!(chunks >= made && room, "no room for the blocks");
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
         unsafe {
-            x86::narrow_right(tile, row, rows, panels, out, chunks);
+            x86::narrow_pack_b(tile, row, rows, panels, out, chunks);
         }
     }
 }
@@ -389,8 +393,8 @@ impl Pairs {
 mod tests {
     use super::*;
 
-    fn units() -> Vec<(Isa, Pairs)> {
-        Isa::available().into_iter().filter_map(|isa| Some((isa, Pairs::new(isa)?))).collect()
+    fn units() -> Vec<(Isa, Bf16Gemm)> {
+        Isa::available().into_iter().filter_map(|isa| Some((isa, Bf16Gemm::new(isa)?))).collect()
     }
 
     fn number(i: usize, j: usize) -> f32 {
@@ -405,40 +409,41 @@ mod tests {
 
     #[test]
     fn every_way_to_an_operand_gives_the_same_product() {
-        for (isa, pairs) in units() {
+        for (isa, gemm) in units() {
             for (m, n, k) in
                 [(1, 1, 1), (16, 16, 32), (5, 40, 64), (64, 128, 20), (33, 17, 130), (48, 96, 96), (48, 80, 64)]
             {
                 let side = |x: usize| x.div_ceil(SIDE) * SIDE;
-                let (a, b) = (rows(side(m), k, deep(k)), rows(n, k, deep(k)));
+                let (a, b) = (rows(side(m), k, padded_depth(k)), rows(n, k, padded_depth(k)));
                 let expected = |i: usize, j: usize| -> f32 {
-                    (0..k).map(|x| a[i * deep(k) + x].to_f32() * b[j * deep(k) + x].to_f32()).sum()
+                    (0..k).map(|x| a[i * padded_depth(k) + x].to_f32() * b[j * padded_depth(k) + x].to_f32()).sum()
                 };
                 // B from rows that are its columns, and from rows that are its own.
-                let mut columns = vec![bf16::ONE; right_len(k, n)];
-                pairs.right_of_columns(&b, deep(k), n, deep(k) / DEPTH, &mut columns);
+                let mut columns = vec![bf16::ONE; packed_b_len(k, n)];
+                gemm.pack_b_transposed(&b, padded_depth(k), n, padded_depth(k) / DEPTH, &mut columns);
                 let turned: Vec<bf16> = (0..k * side(n))
-                    .map(|x| if x % side(n) < n { b[x % side(n) * deep(k) + x / side(n)] } else { bf16::ZERO })
+                    .map(|x| if x % side(n) < n { b[x % side(n) * padded_depth(k) + x / side(n)] } else { bf16::ZERO })
                     .collect();
-                let mut straight = vec![bf16::ONE; right_len(k, n)];
-                pairs.right_of_rows(&turned, side(n), k, side(n) / SIDE, &mut straight);
+                let mut straight = vec![bf16::ONE; packed_b_len(k, n)];
+                gemm.pack_b(&turned, side(n), k, side(n) / SIDE, &mut straight);
                 assert_eq!(columns, straight, "{isa} {m} {n} {k}");
                 // The same from f32.
                 let wide: Vec<f32> = turned.iter().map(|x| x.to_f32()).collect();
-                let mut narrowed = vec![bf16::ONE; right_len(k, n)];
-                pairs.narrow_right(&wide, side(n), k, side(n) / SIDE, &mut narrowed, deep(k) / DEPTH);
+                let mut narrowed = vec![bf16::ONE; packed_b_len(k, n)];
+                gemm.narrow_pack_b(&wide, side(n), k, side(n) / SIDE, &mut narrowed, padded_depth(k) / DEPTH);
                 assert_eq!(columns, narrowed, "{isa} {m} {n} {k}");
                 // A from rows that are its columns.
-                let across: Vec<bf16> = (0..k * side(m)).map(|x| a[x % side(m) * deep(k) + x / side(m)]).collect();
-                let mut left = vec![bf16::ONE; side(m) * deep(k)];
-                pairs.left_of_columns(&across, side(m), k, side(m) / SIDE, &mut left, deep(k) / DEPTH);
+                let across: Vec<bf16> =
+                    (0..k * side(m)).map(|x| a[x % side(m) * padded_depth(k) + x / side(m)]).collect();
+                let mut left = vec![bf16::ONE; side(m) * padded_depth(k)];
+                gemm.pack_a_transposed(&across, side(m), k, side(m) / SIDE, &mut left, padded_depth(k) / DEPTH);
                 assert_eq!(a, left, "{isa} {m} {n} {k}");
 
-                let (row, chunks) = (side(n) + 16, deep(k) / DEPTH);
+                let (row, chunks) = (side(n) + 16, padded_depth(k) / DEPTH);
                 let mut c = vec![1.0f32; side(m) * row];
-                let right = Right { data: &columns, chunks, passing: m % 2 == 0 };
-                let left = Left { data: &a, row: deep(k) };
-                pairs.product(Target::onto(&mut c, row), left, right, m, 0..side(n) / SIDE, 0..chunks);
+                let right = PackedB { data: &columns, chunks, non_temporal: m % 2 == 0 };
+                let left = PackedA { data: &a, row: padded_depth(k) };
+                gemm.product(Target::accumulate(&mut c, row), left, right, m, 0..side(n) / SIDE, 0..chunks);
                 for i in 0..m {
                     for j in 0..n {
                         let (found, expected) = (c[i * row + j], expected(i, j) + 1.0);
@@ -448,13 +453,13 @@ mod tests {
                 }
                 // Chunk by chunk and panel by panel, the bits are the same.
                 let mut whole = vec![0.0f32; side(m) * row];
-                pairs.product(Target::anew(&mut whole, row), left, right, m, 0..side(n) / SIDE, 0..chunks);
+                gemm.product(Target::overwrite(&mut whole, row), left, right, m, 0..side(n) / SIDE, 0..chunks);
                 let mut parts = vec![7.0f32; side(m) * row];
                 for panel in 0..side(n) / SIDE {
                     for chunk in 0..chunks {
-                        let begin = if chunk > 0 { Begin::Onto } else { Begin::Anew };
-                        pairs.product(
-                            Target { data: &mut parts, row, begin },
+                        let update = if chunk > 0 { Update::Accumulate } else { Update::Overwrite };
+                        gemm.product(
+                            Target { data: &mut parts, row, update },
                             left,
                             right,
                             m,
@@ -473,7 +478,7 @@ mod tests {
     #[test]
     fn a_gradient_that_is_rounded_as_it_is_made_is_that_which_is_rounded_later() {
         use crate::tile::{Span, softmax_gradient};
-        for (isa, pairs) in units() {
+        for (isa, gemm) in units() {
             for (rows, width) in [(32, 128), (31, 96), (1, 16), (18, 112), (7, 48)] {
                 let (row, chunks, chunk) = (128, 3, 1);
                 let mut scores: Vec<f32> = (0..32 * row).map(|x| number(x / row, x % row)).collect();
@@ -494,19 +499,19 @@ mod tests {
                     let [weights, turned] = &mut made;
                     let mut grads = grads.clone();
                     let into = Blocks { weights, grads: turned, chunks, chunk };
-                    pairs.softmax_gradient(&scores, &mut grads, row, rows, width, how, of, into);
+                    gemm.softmax_gradient(&scores, &mut grads, row, rows, width, how, of, into);
                     for (tile, expected) in [&later_scores, &later].into_iter().zip(&mut expected) {
                         let out = &mut expected[chunk * BLOCK..];
-                        pairs.narrow_right(tile, row, rows, width / SIDE, out, chunks);
+                        gemm.narrow_pack_b(tile, row, rows, width / SIDE, out, chunks);
                     }
-                    pairs.narrow_rows(&mut later, row, rows, width);
+                    gemm.narrow_rows(&mut later, row, rows, width);
                     // Both exponentials are good to more than twice what a bf16 holds.
                     let near = |a: bf16, b: bf16| (a.to_f32() - b.to_f32()).abs() <= b.to_f32().abs() / 120.0;
                     for (made, expected) in made.iter().zip(&expected) {
                         assert!(made.iter().zip(expected).all(|(&a, &b)| near(a, b)), "{isa} {rows} {width}");
                     }
                     for r in 0..rows {
-                        let [a, b] = [&grads, &later].map(|tile| &halves(&tile[r * row..])[..deep(width)]);
+                        let [a, b] = [&grads, &later].map(|tile| &as_bf16(&tile[r * row..])[..padded_depth(width)]);
                         assert!(a.iter().zip(b).all(|(&a, &b)| near(a, b)), "{isa} {rows} {width}");
                     }
                 }
@@ -516,14 +521,14 @@ mod tests {
 
     #[test]
     fn a_row_whose_log_sum_is_not_a_number_has_no_numbers_whatever_its_bits() {
-        for (_, pairs) in units() {
+        for (_, gemm) in units() {
             let (scores, mut grads) = (vec![1.0f32; 2 * 32], vec![1.0f32; 2 * 32]);
             let [mut weights, mut turned] = [(); 2].map(|()| vec![bf16::ZERO; 2 * BLOCK]);
             let how = Exponential { scale: 1.0, spans: &[], sharp: false };
             let lse = [f32::from_bits(0x7fff_ffff), 1.0];
             let of = RowGradient { lse: &lse, delta: &[0.0; 2], entropy: &[], scale: 1.0 };
             let into = Blocks { weights: &mut weights, grads: &mut turned, chunks: 1, chunk: 0 };
-            pairs.softmax_gradient(&scores, &mut grads, 32, 2, 32, how, of, into);
+            gemm.softmax_gradient(&scores, &mut grads, 32, 2, 32, how, of, into);
             assert!(weights[..DEPTH].chunks_exact(2).all(|two| two[0].is_nan() && two[1] == bf16::ONE));
             assert!(turned[..DEPTH].chunks_exact(2).all(|two| two[0].is_nan() && two[1] == bf16::ONE));
         }
@@ -531,7 +536,7 @@ mod tests {
 
     #[test]
     fn the_largest_score_so_far_weighs_exactly_one_whichever_tile_it_is_in() {
-        for (isa, pairs) in units() {
+        for (isa, gemm) in units() {
             for (rows, width) in [(32, 128), (32, 96), (21, 128)] {
                 let mut max = vec![f32::NEG_INFINITY; rows];
                 let [mut sum, mut factor] = [(); 2].map(|()| vec![0.0f32; rows]);
@@ -544,12 +549,12 @@ mod tests {
                     let before = max.clone();
                     let running = Running { max: &mut max, sum: &mut sum, moment: &mut [], factor: &mut factor };
                     let how = Exponential { scale: 1.0, spans: &[], sharp: false };
-                    pairs.softmax(&mut scores, 128, rows, width, how, running);
+                    gemm.softmax(&mut scores, 128, rows, width, how, running);
                     for r in 0..rows {
                         let most = (0..width).map(|j| score(r, j)).fold(f32::NEG_INFINITY, f32::max);
                         assert_eq!(max[r], most.max(before[r]), "{isa} {rows} {width} {tile} {r}");
                         let heaviest =
-                            halves(&scores[r * 128..])[..width].iter().map(|x| x.to_f32()).fold(0.0, f32::max);
+                            as_bf16(&scores[r * 128..])[..width].iter().map(|x| x.to_f32()).fold(0.0, f32::max);
                         assert!(if most >= before[r] { heaviest == 1.0 } else { heaviest <= 1.0 }, "{isa} {heaviest}");
                         let shrink = if tile == 0 { 0.0 } else { (before[r] - max[r]).exp() };
                         assert!((factor[r] - shrink).abs() <= 1e-6, "{isa} {} {shrink}", factor[r]);
@@ -561,7 +566,7 @@ mod tests {
 
     #[test]
     fn weights_that_do_not_count_are_zero_and_change_no_sum() {
-        for (isa, pairs) in units() {
+        for (isa, gemm) in units() {
             let (rows, width) = (32, 128);
             // From the largest down to what no number of this type could hold, in every panel.
             let score = |r: usize, j: usize| -((r + 5 * j) as f32 % 131.0) * (1.0 + r as f32 / 16.0);
@@ -569,10 +574,10 @@ mod tests {
             let [mut max, mut sum, mut factor] = [f32::NEG_INFINITY, 0.0, 1.0].map(|x| vec![x; rows]);
             let running = Running { max: &mut max, sum: &mut sum, moment: &mut [], factor: &mut factor };
             let how = Exponential { scale: 1.0, spans: &[], sharp: false };
-            pairs.softmax(&mut scores, width, rows, width, how, running);
+            gemm.softmax(&mut scores, width, rows, width, how, running);
             for r in 0..rows {
                 let truth = |j: usize| f64::from(score(r, j) - max[r]).exp();
-                for (j, weight) in halves(&scores[r * width..])[..width].iter().enumerate() {
+                for (j, weight) in as_bf16(&scores[r * width..])[..width].iter().enumerate() {
                     let (weight, truth) = (f64::from(weight.to_f32()), truth(j));
                     let fits = (weight - truth).abs() <= truth / 200.0;
                     assert!(fits || weight == 0.0 && truth < 2f64.powi(-99), "{isa} {r} {j}: {weight} {truth}");
@@ -585,12 +590,12 @@ mod tests {
 
     #[test]
     fn rows_are_rounded_in_place() {
-        for (_, pairs) in units() {
+        for (_, gemm) in units() {
             let mut tile: Vec<f32> = (0..3 * 64).map(|x| 1.0 + x as f32 * 1.1).collect();
             let before = tile.clone();
-            pairs.narrow_rows(&mut tile, 64, 3, 48);
+            gemm.narrow_rows(&mut tile, 64, 3, 48);
             for r in 0..3 {
-                let row = &halves(&tile[r * 64..])[..64];
+                let row = &as_bf16(&tile[r * 64..])[..64];
                 for x in 0..48 {
                     assert_eq!(row[x], bf16::from_f32(before[r * 64 + x]));
                 }

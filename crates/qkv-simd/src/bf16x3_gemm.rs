@@ -9,14 +9,14 @@
 //! that is how two vectors of f32 fall into pairs with no shuffle. A chunk of a left operand's row is its first thirds and then its middle
 //! ones, which take as much room as the numbers took; the last thirds lie elsewhere. A chunk of a right operand is three blocks.
 //!
-//! What is not finite has no thirds, and is packed so that [`Thirds::number`] still tells what it was. Products of very large numbers overflow,
+//! What is not finite has no thirds, and is packed so that [`Bf16x3Gemm::reconstruct_a`] still tells what it was. Products of very large numbers overflow,
 //! and since thirds have signs of their own, a sum of such may be NaN where it should be ∞, or even finite. Whoever packs is told where
-//! that may be: see [`Thirds::left`].
+//! that may be: see [`Bf16x3Gemm::pack_a`].
 
+pub use crate::bf16_gemm::{BLOCK, DEPTH, SIDE, padded_depth};
+use crate::bf16_gemm::{Bf16Gemm, packed_b_len as bf16_packed_b_len};
 use crate::isa::{Isa, Level};
-pub use crate::pairs::{BLOCK, DEPTH, SIDE, deep};
-use crate::pairs::{Pairs, right_len as right_len_of_pairs};
-use crate::product::{Begin, Target};
+use crate::product::{Target, Update};
 use crate::span;
 use half::bf16;
 use std::ops::Range;
@@ -24,22 +24,22 @@ use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-/// Thirds of a number.
-const THIRDS: usize = 3;
+/// Bf16x3Gemm of a number.
+const TERMS: usize = 3;
 
 /// The bf16 that a row of `width` numbers takes as a left operand, its last thirds after the others.
-pub const fn left_len(width: usize) -> usize {
-    deep(width).saturating_mul(THIRDS)
+pub const fn packed_a_len(width: usize) -> usize {
+    padded_depth(width).saturating_mul(TERMS)
 }
 
 /// The bf16 that a right operand of that depth and width takes.
-pub const fn right_len(depth: usize, width: usize) -> usize {
-    right_len_of_pairs(depth, width).saturating_mul(THIRDS)
+pub const fn packed_b_len(depth: usize, width: usize) -> usize {
+    bf16_packed_b_len(depth, width).saturating_mul(TERMS)
 }
 
 /// Rows of first and middle thirds, and those of last thirds, at their distances.
 #[derive(Clone, Copy, Debug)]
-pub struct Left<'a> {
+pub struct SplitA<'a> {
     /// The first and the middle thirds, chunk by chunk.
     pub high: &'a [bf16],
     /// From one row of them to the next.
@@ -50,17 +50,17 @@ pub struct Left<'a> {
     pub low_row: usize,
 }
 
-impl<'a> Left<'a> {
+impl<'a> SplitA<'a> {
     /// Rows of `width` numbers whose last thirds come after the others.
     pub fn rows(data: &'a [bf16], width: usize) -> Self {
-        let row = left_len(width);
-        Left { high: data, row, low: data.get(2 * deep(width)..).unwrap_or_default(), low_row: row }
+        let row = packed_a_len(width);
+        SplitA { high: data, row, low: data.get(2 * padded_depth(width)..).unwrap_or_default(), low_row: row }
     }
 }
 
 /// Chunks of three blocks, all of the first panel and then of the next.
 #[derive(Clone, Copy, Debug)]
-pub struct Right<'a> {
+pub struct SplitB<'a> {
     /// The numbers.
     pub data: &'a [bf16],
     /// Chunks in a panel.
@@ -69,13 +69,13 @@ pub struct Right<'a> {
 
 /// The tile unit, ready on this thread for as long as this lives, to multiply f32.
 #[derive(Debug)]
-pub struct Thirds {
+pub struct Bf16x3Gemm {
     /// Holds the unit.
-    _unit: Pairs,
+    _unit: Bf16Gemm,
 }
 
 /// The thirds of a number. What is not finite is its own first third, and a number that would round to no finite one is cut instead.
-fn parts(x: f32) -> [bf16; THIRDS] {
+fn split(x: f32) -> [bf16; TERMS] {
     if !x.is_finite() {
         return [bf16::from_f32(x), bf16::ZERO, bf16::ZERO];
     }
@@ -87,32 +87,32 @@ fn parts(x: f32) -> [bf16; THIRDS] {
 }
 
 /// Where a number of the depth lies in its chunk of a row.
-const fn place(k: usize) -> usize {
+const fn position_in_chunk(k: usize) -> usize {
     k % SIDE * 2 + k % DEPTH / SIDE
 }
 
 /// Where the thirds of a number lie in its row of a left operand.
-fn left_places(width: usize, k: usize) -> [usize; THIRDS] {
+fn a_positions(width: usize, k: usize) -> [usize; TERMS] {
     let chunk = k / DEPTH * DEPTH;
-    [2 * chunk, 2 * chunk + DEPTH, 2 * deep(width) + chunk].map(|at| at + place(k))
+    [2 * chunk, 2 * chunk + DEPTH, 2 * padded_depth(width) + chunk].map(|at| at + position_in_chunk(k))
 }
 
-fn set_left(row: &mut [bf16], width: usize, k: usize, parts: [bf16; THIRDS]) {
-    left_places(width, k).into_iter().zip(parts).for_each(|(at, part)| row[at] = part);
+fn set_a(row: &mut [bf16], width: usize, k: usize, parts: [bf16; TERMS]) {
+    a_positions(width, k).into_iter().zip(parts).for_each(|(at, part)| row[at] = part);
 }
 
-impl Thirds {
+impl Bf16x3Gemm {
     /// Whether the instruction set has the unit.
-    pub fn possible(isa: Isa) -> bool {
+    pub fn available(isa: Isa) -> bool {
         isa.level() == Level::Amx
     }
 
     /// Makes the unit ready on this thread, if there is one.
-    pub fn new(isa: Isa) -> Option<Thirds> {
-        if !Thirds::possible(isa) {
+    pub fn new(isa: Isa) -> Option<Bf16x3Gemm> {
+        if !Bf16x3Gemm::available(isa) {
             return None;
         }
-        Some(Thirds { _unit: Pairs::new(isa)? })
+        Some(Bf16x3Gemm { _unit: Bf16Gemm::new(isa)? })
     }
 
     /// `C = A · B`, or a sum that begins from zero added to `C`, over some panels of `C` and some chunks of the depth. Rows are computed
@@ -126,8 +126,8 @@ impl Thirds {
     pub fn product(
         &self,
         c: Target<'_, f32>,
-        a: Left<'_>,
-        b: Right<'_>,
+        a: SplitA<'_>,
+        b: SplitB<'_>,
         rows: usize,
         panels: Range<usize>,
         chunks: Range<usize>,
@@ -135,16 +135,16 @@ impl Thirds {
         if rows == 0 || panels.is_empty() {
             return;
         }
-        assert!(c.begin != Begin::Onto, "sums of thirds begin anew");
+        assert!(c.update != Update::Accumulate, "sums of thirds begin anew");
         let rows = rows.div_ceil(SIDE).saturating_mul(SIDE);
         let (depth, width) = (chunks.end.saturating_mul(DEPTH), panels.end.saturating_mul(SIDE));
         assert!(c.row >= width && c.data.len() >= span(rows, c.row, width), "C is too short");
         let long = |data: &[bf16], row: usize, len: usize| row >= len && data.len() >= span(rows, row, len);
         assert!(long(a.high, a.row, depth.saturating_mul(2)) && long(a.low, a.low_row, depth), "A is too short");
         let blocks = panels.end.saturating_mul(b.chunks);
-        assert!(chunks.end <= b.chunks && b.data.len() >= blocks.saturating_mul(THIRDS * BLOCK), "B is too short");
+        assert!(chunks.end <= b.chunks && b.data.len() >= blocks.saturating_mul(TERMS * BLOCK), "B is too short");
         if chunks.is_empty() {
-            if c.begin == Begin::Anew {
+            if c.update == Update::Overwrite {
                 (0..rows).for_each(|r| c.data[r * c.row + panels.start * SIDE..r * c.row + width].fill(0.0));
             }
             return;
@@ -163,52 +163,52 @@ impl Thirds {
     ///
     /// # Panics
     /// Where a slice is too short.
-    pub fn left(&self, rows: &[f32], row: usize, count: usize, width: usize, out: &mut [bf16]) -> bool {
+    pub fn pack_a(&self, rows: &[f32], row: usize, count: usize, width: usize, out: &mut [bf16]) -> bool {
         assert!(
-            long_enough(rows, row, count, width) && out.len() >= count.saturating_mul(left_len(width)),
+            long_enough(rows, row, count, width) && out.len() >= count.saturating_mul(packed_a_len(width)),
             "too short"
         );
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
-        if unsafe { x86::left(rows, row, count, width.div_ceil(SIDE), out) } {
+        if unsafe { x86::pack_a(rows, row, count, width.div_ceil(SIDE), out) } {
             return true;
         }
         for_each_large(rows, row, count, width, |r, k, x| {
-            set_left(&mut out[r * left_len(width)..], width, k, parts(x));
+            set_a(&mut out[r * packed_a_len(width)..], width, k, split(x));
         });
         false
     }
 
-    /// The right operand whose columns are these rows. Says whether all are small, as [`left`](Thirds::left).
+    /// The right operand whose columns are these rows. Says whether all are small, as [`pack_a`](Bf16x3Gemm::pack_a).
     ///
     /// # Panics
     /// Where a slice is too short.
-    pub fn right_of_columns(&self, rows: &[f32], row: usize, count: usize, width: usize, out: &mut [bf16]) -> bool {
-        assert!(long_enough(rows, row, count, width) && out.len() >= right_len(width, count), "too short");
+    pub fn pack_b_transposed(&self, rows: &[f32], row: usize, count: usize, width: usize, out: &mut [bf16]) -> bool {
+        assert!(long_enough(rows, row, count, width) && out.len() >= packed_b_len(width, count), "too short");
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
-        if unsafe { x86::right_of_columns(rows, row, count, width.div_ceil(SIDE), out) } {
+        if unsafe { x86::pack_b_transposed(rows, row, count, width.div_ceil(SIDE), out) } {
             return true;
         }
-        let chunks = deep(width) / DEPTH;
-        for_each_large(rows, row, count, width, |j, k, x| set_right(out, chunks, (k, j), parts(x)));
+        let chunks = padded_depth(width) / DEPTH;
+        for_each_large(rows, row, count, width, |j, k, x| set_b(out, chunks, (k, j), split(x)));
         false
     }
 
-    /// The right operand whose rows are these, `panels` panels wide. Says whether all are small, as [`left`](Thirds::left).
+    /// The right operand whose rows are these, `panels` panels wide. Says whether all are small, as [`pack_a`](Bf16x3Gemm::pack_a).
     ///
     /// # Panics
     /// Where a slice is too short.
-    pub fn right_of_rows(&self, rows: &[f32], row: usize, count: usize, panels: usize, out: &mut [bf16]) -> bool {
+    pub fn pack_b(&self, rows: &[f32], row: usize, count: usize, panels: usize, out: &mut [bf16]) -> bool {
         let width = panels.saturating_mul(SIDE);
-        assert!(long_enough(rows, row, count, width) && out.len() >= right_len(count, width), "too short");
+        assert!(long_enough(rows, row, count, width) && out.len() >= packed_b_len(count, width), "too short");
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
-        if unsafe { x86::right_of_rows(rows, row, count, panels, out) } {
+        if unsafe { x86::pack_b(rows, row, count, panels, out) } {
             return true;
         }
-        let chunks = deep(count) / DEPTH;
-        for_each_large(rows, row, count, width, |k, j, x| set_right(out, chunks, (k, j), parts(x)));
+        let chunks = padded_depth(count) / DEPTH;
+        for_each_large(rows, row, count, width, |k, j, x| set_b(out, chunks, (k, j), split(x)));
         false
     }
 
@@ -226,9 +226,9 @@ impl Thirds {
         low: &mut [bf16],
         low_row: usize,
     ) {
-        let (long, wide) = (tile.len() >= rows.saturating_mul(row), row >= deep(width));
+        let (long, wide) = (tile.len() >= rows.saturating_mul(row), row >= padded_depth(width));
         assert!(width.is_multiple_of(SIDE) && wide && long, "the tile is too short");
-        let room = low_row >= deep(width) && low.len() >= rows.saturating_mul(low_row);
+        let room = low_row >= padded_depth(width) && low.len() >= rows.saturating_mul(low_row);
         assert!(room, "no room for the last thirds");
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
@@ -238,19 +238,19 @@ impl Thirds {
     }
 
     /// The number of a row of a left operand, made from its thirds.
-    pub fn number(row: &[bf16], width: usize, k: usize) -> f32 {
-        let [first, middle, last] = left_places(width, k).map(|at| row[at].to_f32());
+    pub fn reconstruct_a(row: &[bf16], width: usize, k: usize) -> f32 {
+        let [first, middle, last] = a_positions(width, k).map(|at| row[at].to_f32());
         first + (middle + last)
     }
 
     /// The first third of a number of a left operand's row: zero where the number is.
-    pub fn first_third(row: &[bf16], k: usize) -> bf16 {
-        row[left_places(0, k)[0]]
+    pub fn leading_term(row: &[bf16], k: usize) -> bf16 {
+        row[a_positions(0, k)[0]]
     }
 
     /// The number of a right operand, made from its thirds.
-    pub fn number_of_column(right: Right<'_>, k: usize, column: usize) -> f32 {
-        let at = right_place(right.chunks, (k, column));
+    pub fn reconstruct_b(right: SplitB<'_>, k: usize, column: usize) -> f32 {
+        let at = b_position(right.chunks, (k, column));
         let [first, middle, last] = [0, 1, 2].map(|third| right.data[at + third * BLOCK].to_f32());
         first + (middle + last)
     }
@@ -263,12 +263,12 @@ fn long_enough(rows: &[f32], row: usize, count: usize, width: usize) -> bool {
 }
 
 /// Where the first third of a number of a right operand lies.
-const fn right_place(chunks: usize, (k, column): (usize, usize)) -> usize {
-    (column / SIDE * chunks + k / DEPTH) * THIRDS * BLOCK + k % SIDE * DEPTH + column % SIDE * 2 + k % DEPTH / SIDE
+const fn b_position(chunks: usize, (k, column): (usize, usize)) -> usize {
+    (column / SIDE * chunks + k / DEPTH) * TERMS * BLOCK + k % SIDE * DEPTH + column % SIDE * 2 + k % DEPTH / SIDE
 }
 
-fn set_right(out: &mut [bf16], chunks: usize, at: (usize, usize), parts: [bf16; THIRDS]) {
-    let at = right_place(chunks, at);
+fn set_b(out: &mut [bf16], chunks: usize, at: (usize, usize), parts: [bf16; TERMS]) {
+    let at = b_position(chunks, at);
     parts.into_iter().enumerate().for_each(|(third, part)| out[at + third * BLOCK] = part);
 }
 
@@ -291,9 +291,9 @@ fn for_each_large(rows: &[f32], row: usize, count: usize, width: usize, mut foun
 mod tests {
     use super::*;
 
-    /// Without a tile unit there is nothing of this module to test: [`Thirds::new`] gives none, and nobody calls the rest.
-    fn unit() -> Option<Thirds> {
-        Isa::available().into_iter().find_map(Thirds::new)
+    /// Without a tile unit there is nothing of this module to test: [`Bf16x3Gemm::new`] gives none, and nobody calls the rest.
+    fn unit() -> Option<Bf16x3Gemm> {
+        Isa::available().into_iter().find_map(Bf16x3Gemm::new)
     }
 
     /// Numbers of either sign and many sizes, with all bits of an f32.
@@ -325,27 +325,27 @@ mod tests {
             [(1, 1, 1), (16, 16, 32), (5, 40, 64), (64, 128, 20), (33, 17, 130), (48, 96, 96), (32, 80, 256)]
         {
             let (a, b) = (rows(side(m), k, side(k), 7), rows(n, k, side(k), 9));
-            let (panels, chunks) = (side(n) / SIDE, deep(k) / DEPTH);
-            let mut left = vec![bf16::NAN; side(m) * left_len(k)];
-            assert!(unit.left(&a, side(k), side(m), k, &mut left));
-            let mut columns = vec![bf16::NAN; right_len(k, n)];
-            assert!(unit.right_of_columns(&b, side(k), n, k, &mut columns));
-            let mut straight = vec![bf16::NAN; right_len(k, n)];
-            assert!(unit.right_of_rows(&across(&b, side(k), n, k), side(n), k, panels, &mut straight));
+            let (panels, chunks) = (side(n) / SIDE, padded_depth(k) / DEPTH);
+            let mut left = vec![bf16::NAN; side(m) * packed_a_len(k)];
+            assert!(unit.pack_a(&a, side(k), side(m), k, &mut left));
+            let mut columns = vec![bf16::NAN; packed_b_len(k, n)];
+            assert!(unit.pack_b_transposed(&b, side(k), n, k, &mut columns));
+            let mut straight = vec![bf16::NAN; packed_b_len(k, n)];
+            assert!(unit.pack_b(&across(&b, side(k), n, k), side(n), k, panels, &mut straight));
             assert_eq!(columns, straight, "{m} {n} {k}");
-            let (row, low_row) = (deep(k) + 32, deep(k) + 16);
+            let (row, low_row) = (padded_depth(k) + 32, padded_depth(k) + 16);
             let mut tile = vec![f32::NAN; side(m) * row];
             (0..side(m)).for_each(|r| tile[r * row..][..side(k)].copy_from_slice(&a[r * side(k)..][..side(k)]));
             let mut low = vec![bf16::NAN; side(m) * low_row];
             unit.split_rows(&mut tile, row, side(m), side(k), &mut low, low_row);
 
-            let right = Right { data: &columns, chunks };
-            let in_place = Left { high: crate::pairs::halves(&tile), row: 2 * row, low: &low, low_row };
+            let right = SplitB { data: &columns, chunks };
+            let in_place = SplitA { high: crate::bf16_gemm::as_bf16(&tile), row: 2 * row, low: &low, low_row };
             let c_row = side(n) + 16;
             let mut c = vec![1.0f32; side(m) * c_row];
-            unit.product(Target::plus(&mut c, c_row), in_place, right, m, 0..panels, 0..chunks);
+            unit.product(Target::add_partial(&mut c, c_row), in_place, right, m, 0..panels, 0..chunks);
             let mut whole = vec![f32::NAN; side(m) * c_row];
-            unit.product(Target::anew(&mut whole, c_row), Left::rows(&left, k), right, m, 0..panels, 0..chunks);
+            unit.product(Target::overwrite(&mut whole, c_row), SplitA::rows(&left, k), right, m, 0..panels, 0..chunks);
             for i in 0..m {
                 for j in 0..n {
                     let products = (0..k).map(|x| f64::from(a[i * side(k) + x]) * f64::from(b[j * side(k) + x]));
@@ -363,9 +363,9 @@ mod tests {
             for tall in [SIDE, 2 * SIDE] {
                 let mut parts = vec![7.0f32; side(m) * c_row];
                 for first in (0..side(m)).step_by(tall) {
-                    let left = Left::rows(&left[first * left_len(k)..], k);
+                    let left = SplitA::rows(&left[first * packed_a_len(k)..], k);
                     for panel in 0..panels {
-                        let c = Target::anew(&mut parts[first * c_row..], c_row);
+                        let c = Target::overwrite(&mut parts[first * c_row..], c_row);
                         unit.product(c, left, right, tall.min(side(m) - first), panel..panel + 1, 0..chunks);
                     }
                 }
@@ -379,12 +379,12 @@ mod tests {
         let Some(unit) = unit() else { return };
         for k in [64, 128] {
             let (a, b) = (rows(64, k, k, 3), rows(64, k, k, 1000));
-            let (mut left, mut right) = (vec![bf16::ZERO; 64 * left_len(k)], vec![bf16::ZERO; right_len(k, 64)]);
-            unit.left(&a, k, 64, k, &mut left);
-            unit.right_of_columns(&b, k, 64, k, &mut right);
+            let (mut left, mut right) = (vec![bf16::ZERO; 64 * packed_a_len(k)], vec![bf16::ZERO; packed_b_len(k, 64)]);
+            unit.pack_a(&a, k, 64, k, &mut left);
+            unit.pack_b_transposed(&b, k, 64, k, &mut right);
             let (mut c, chunks) = (vec![0.0f32; 64 * 64], k / DEPTH);
-            let right = Right { data: &right, chunks };
-            unit.product(Target::anew(&mut c, 64), Left::rows(&left, k), right, 64, 0..4, 0..chunks);
+            let right = SplitB { data: &right, chunks };
+            unit.product(Target::overwrite(&mut c, 64), SplitA::rows(&left, k), right, 64, 0..4, 0..chunks);
             let (mut ours, mut chains) = (0.0, 0.0);
             for (at, &found) in c.iter().enumerate() {
                 let (a, b) = (&a[at / 64 * k..][..k], &b[at % 64 * k..][..k]);
@@ -407,19 +407,19 @@ mod tests {
         {
             x[at] = special;
         }
-        let mut left = vec![bf16::ZERO; 2 * left_len(40)];
-        assert!(!unit.left(&x, 48, 2, 40, &mut left));
-        let mut right = vec![bf16::ZERO; right_len(40, 2)];
-        assert!(!unit.right_of_columns(&x, 48, 2, 40, &mut right));
-        let mut rows = vec![bf16::ZERO; right_len(2, 48)];
-        assert!(!unit.right_of_rows(&x, 48, 2, 3, &mut rows));
+        let mut left = vec![bf16::ZERO; 2 * packed_a_len(40)];
+        assert!(!unit.pack_a(&x, 48, 2, 40, &mut left));
+        let mut right = vec![bf16::ZERO; packed_b_len(40, 2)];
+        assert!(!unit.pack_b_transposed(&x, 48, 2, 40, &mut right));
+        let mut rows = vec![bf16::ZERO; packed_b_len(2, 48)];
+        assert!(!unit.pack_b(&x, 48, 2, 3, &mut rows));
         for (r, k) in (0..2).flat_map(|r| (0..40).map(move |k| (r, k))) {
-            let (is, row) = (x[r * 48 + k], &left[r * left_len(40)..]);
+            let (is, row) = (x[r * 48 + k], &left[r * packed_a_len(40)..]);
             let same = |found: f32, is: f32| found.to_bits() == is.to_bits() || found.is_nan() && is.is_nan();
-            assert!(same(Thirds::number(row, 40, k), is), "{r} {k}: {is}");
-            assert!(same(Thirds::number_of_column(Right { data: &right, chunks: 2 }, k, r), is), "{r} {k}: {is}");
-            assert!(same(Thirds::number_of_column(Right { data: &rows, chunks: 1 }, r, k), is), "{r} {k}: {is}");
-            assert_eq!(Thirds::first_third(row, k) == bf16::ZERO, is == 0.0);
+            assert!(same(Bf16x3Gemm::reconstruct_a(row, 40, k), is), "{r} {k}: {is}");
+            assert!(same(Bf16x3Gemm::reconstruct_b(SplitB { data: &right, chunks: 2 }, k, r), is), "{r} {k}: {is}");
+            assert!(same(Bf16x3Gemm::reconstruct_b(SplitB { data: &rows, chunks: 1 }, r, k), is), "{r} {k}: {is}");
+            assert_eq!(Bf16x3Gemm::leading_term(row, k) == bf16::ZERO, is == 0.0);
         }
     }
 
@@ -434,11 +434,11 @@ mod tests {
             assert!(words.contains("too short"), "{words}");
         };
         // Products of these wrap around to small numbers.
-        refused(&mut || _ = unit.left(&rows, huge, 17, 16, &mut [bf16::ZERO; 17 * left_len(16)]));
-        refused(&mut || _ = unit.right_of_rows(&rows, 16, 1, huge, &mut [bf16::ZERO; 3 * BLOCK]));
+        refused(&mut || _ = unit.pack_a(&rows, huge, 17, 16, &mut [bf16::ZERO; 17 * packed_a_len(16)]));
+        refused(&mut || _ = unit.pack_b(&rows, 16, 1, huge, &mut [bf16::ZERO; 3 * BLOCK]));
         refused(&mut || unit.split_rows(&mut [0.0; 64], huge & !15, 16, 16, &mut [bf16::ZERO; 64], 32));
         let (data, mut c) = ([bf16::ZERO; 3 * BLOCK], [0.0; 256]);
-        let (left, right) = (Left::rows(&data, 32), Right { data: &data, chunks: huge });
-        refused(&mut || unit.product(Target::anew(&mut c, 16), left, right, 16, 0..1, 0..1));
+        let (left, right) = (SplitA::rows(&data, 32), SplitB { data: &data, chunks: huge });
+        refused(&mut || unit.product(Target::overwrite(&mut c, 16), left, right, 16, 0..1, 0..1));
     }
 }

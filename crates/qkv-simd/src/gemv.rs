@@ -10,11 +10,11 @@
 //! sum is one chain over as many rows as there are lanes, added to those before. Neither depends on what else is computed
 //! beside it.
 
-use crate::ahead::fetch;
 use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
 use crate::lanes::Lanes;
 use crate::number::{Element, Real};
+use crate::prefetch::prefetch;
 use crate::{padded, span};
 
 /// How far ahead of its use a row is fetched, in bytes. From memory, two cores of a Xeon were fastest with this (without
@@ -63,7 +63,7 @@ struct Dots<'a, T: Element> {
 /// a table: `out[r, j] = queries[r] · keys[j]`, rows of `out` at distance `out_row`. What fills the last panel of keys is 0.
 ///
 /// ```
-/// use qkv_simd::stream::{Table, dots};
+/// use qkv_simd::gemv::{Table, dots};
 /// use qkv_simd::{Isa, Real};
 /// let mut query = [0.0f32; f32::LANES];
 /// query[..2].copy_from_slice(&[1.0, 2.0]);
@@ -162,7 +162,7 @@ impl<T: Element> Dots<'_, T> {
                 let at = panel * lanes;
                 let keys: [V; KEYS] = std::array::from_fn(|k| {
                     if distance > 0 {
-                        fetch(later[k].wrapping_add(at));
+                        prefetch(later[k].wrapping_add(at));
                     }
                     T::lanes::<V>(keys[k].add(at), lanes)
                 });
@@ -176,7 +176,7 @@ impl<T: Element> Dots<'_, T> {
             if left > 0 {
                 let at = whole * lanes;
                 for k in 0..KEYS {
-                    fetch(later[k].wrapping_add(at));
+                    prefetch(later[k].wrapping_add(at));
                     let key = T::lanes::<V>(keys[k].add(at), left);
                     for (r, sums) in sums.iter_mut().enumerate() {
                         sums[k] = V::load(queries.add(r * self.query_row + at)).mul_add(key, sums[k]);
@@ -210,7 +210,7 @@ struct Weigh<'a, T: Element> {
 /// *absent*: what the row holds there, NaN and infinities included, has no effect; one that is absent for all is not read.
 ///
 /// ```
-/// use qkv_simd::stream::{Table, weigh};
+/// use qkv_simd::gemv::{Table, weigh};
 /// use qkv_simd::{Isa, Real};
 /// let values: [&[f32]; 3] = [&[1.0, 2.0], &[f32::NAN, 0.0], &[10.0, 20.0]];
 /// let mut weights = [0.0f32; f32::LANES];
@@ -395,7 +395,7 @@ impl<T: Element> Weigh<'_, T> {
                 let values: [V; PANELS] = std::array::from_fn(|p| {
                     let at = (panel + p) * lanes;
                     if distance > 0 {
-                        fetch(later.wrapping_add(at));
+                        prefetch(later.wrapping_add(at));
                     }
                     T::lanes::<V>(from.add(at), count)
                 });

@@ -13,10 +13,10 @@ const PAGE: usize = 2 << 20;
 ///
 /// ```
 /// let mut zeros = vec![0.0f32; 3 << 20];
-/// qkv_simd::pages::prefer_large(&mut zeros);
+/// qkv_simd::huge_pages::advise_huge_pages(&mut zeros);
 /// assert!(zeros.iter().all(|&x| x == 0.0));
 /// ```
-pub fn prefer_large<T>(memory: &mut Vec<T>) {
+pub fn advise_huge_pages<T>(memory: &mut Vec<T>) {
     let nearest = |address: usize| (address + PAGE / 2) / PAGE * PAGE;
     let first = memory.as_mut_ptr() as usize;
     let (start, end) = (nearest(first), nearest(first + memory.capacity() * size_of::<T>()));

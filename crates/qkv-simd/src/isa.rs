@@ -58,7 +58,7 @@ impl Isa {
                 found.push(Isa(Level::Avx512));
                 if is_x86_feature_detected!("avx512bf16") {
                     found.push(Isa(Level::Avx512Bf16));
-                    if crate::pairs::tiles_allowed() {
+                    if crate::bf16_gemm::tiles_allowed() {
                         found.push(Isa(Level::Amx));
                     }
                 }

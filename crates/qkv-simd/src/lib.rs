@@ -10,17 +10,17 @@
 //! | [`view`] | `[batch, heads, length, width]` over borrowed memory, any strides |
 //! | [`isa`] | which instruction set runs, found once, forced by `QKV_ISA` |
 //! | [`product`](mod@product) | the one matrix product: `C += A · B` over panels |
-//! | [`pairs`] | products of bf16 with sums in f32, on the tile unit or by pair products |
-//! | [`thirds`] | products of f32 on the unit of bf16, from three numbers of 8 bits for each of 24 |
-//! | [`stream`] | products with rows as they lie, read once: what decoding needs |
-//! | [`compact`] | matrices of few bits a number, times a vector |
+//! | [`bf16_gemm`] | products of bf16 with sums in f32, on the tile unit or by pair products |
+//! | [`bf16x3_gemm`] | products of f32 on the unit of bf16, from three numbers of 8 bits for each of 24 |
+//! | [`gemv`] | products with rows as they lie, read once: what decoding needs |
+//! | [`quantized`] | matrices of few bits a number, times a vector |
 //! | [`tile`] | passes over a tile of scores: softmax, its gradient, masks, scales |
 //! | [`features`] | passes over rows of features: the maps of linear attention, their slopes, states |
 //! | [`pairwise`] | scores that are no product: additive and squared distance |
 //! | [`philox`] | the counter-based random bits of dropout |
 //! | [`pass`] | plain loops over rows, compiled for the instruction set: what layers do besides products |
 //! | `matmul` | products of whole matrices (feature `matmul`), for the layers of a model |
-//! | [`pages`] | large pages for large memory |
+//! | [`huge_pages`] | large pages for large memory |
 //! | [`counting`] | an allocator that counts |
 //! | [`peak`] | what this machine can do at most, measured |
 //! | [`shared`] | tasks in order, blocks filled once, regions entered in turn, rows written once |
@@ -30,10 +30,12 @@
 
 #![warn(missing_docs)]
 
-mod ahead;
-pub mod compact;
+pub mod bf16_gemm;
+pub mod bf16x3_gemm;
 pub mod counting;
 pub mod features;
+pub mod gemv;
+pub mod huge_pages;
 pub mod isa;
 mod kernel;
 #[doc(hidden)]
@@ -42,23 +44,21 @@ mod math;
 #[cfg(feature = "matmul")]
 pub mod matmul;
 pub mod number;
-pub mod pages;
-pub mod pairs;
 pub mod pairwise;
 pub mod pass;
 pub mod peak;
 pub mod philox;
+mod prefetch;
 pub mod product;
+pub mod quantized;
 mod rows;
 pub mod shared;
-pub mod stream;
-pub mod thirds;
 pub mod tile;
 pub mod view;
 
 pub use isa::Isa;
 pub use number::{Element, Real};
-pub use product::{Begin, Matrix, Panels, Target, product, product_skipping_zeros};
+pub use product::{Matrix, Panels, Target, Update, product, product_skipping_zeros};
 pub use view::{Unwritten, View, ViewError, ViewMut};
 
 /// `width` rounded up to whole panels of `A`: what a row of a padded tile holds.

@@ -1,9 +1,9 @@
 //! Products of whole matrices, for the layers of a model: in the type itself by the kernels of the `gemm` crate, or of numbers rounded to
 //! bf16 with sums in f32 by [`pairs`](crate::pairs). Either way the bits do not depend on the number of threads.
 
+use crate::bf16_gemm::{Bf16Gemm, DEPTH, PackedA, PackedB, SIDE, packed_b_len, padded_depth};
 use crate::isa::Isa;
 use crate::number::Real;
-use crate::pairs::{DEPTH, Left, Pairs, Right, SIDE, deep, right_len};
 use crate::pass::{self, Pass};
 use crate::product::Target;
 use crate::shared::for_each_task;
@@ -142,7 +142,7 @@ const ROWS: usize = 8 * SIDE;
 /// Panels of `B` that a task takes at a time: at a depth of 256, 64 KiB, which stay in the second-level cache.
 const PANELS: usize = 8;
 
-/// The memory of [`matmul_of_pairs`], used again from call to call.
+/// The memory of [`matmul_bf16`], used again from call to call.
 #[derive(Debug, Default)]
 pub struct Packed {
     left: Vec<bf16>,
@@ -154,7 +154,7 @@ pub struct Packed {
 ///
 /// # Panics
 /// Where the shapes do not fit.
-pub fn matmul_of_pairs(
+pub fn matmul_bf16(
     isa: Isa,
     c: &mut [f32],
     a: Operand<'_, f32>,
@@ -163,7 +163,7 @@ pub fn matmul_of_pairs(
     packed: &mut Packed,
     threads: usize,
 ) -> bool {
-    if !Pairs::possible(isa) {
+    if !Bf16Gemm::available(isa) {
         return false;
     }
     let (m, n, k) = check(c.len(), &a, &b);
@@ -179,9 +179,9 @@ pub fn matmul_of_pairs(
     let threads = if m * n * k > 1 << 20 { threads } else { 1 };
     pack_right(isa, &b, &mut packed.right, threads);
     pack_left(isa, &a, &mut packed.left, threads);
-    let (chunks, panels) = (deep(k) / DEPTH, n.div_ceil(SIDE));
-    let left = Left { data: &packed.left, row: deep(k) };
-    let right = Right { data: &packed.right[..right_len(k, n)], chunks, passing: false };
+    let (chunks, panels) = (padded_depth(k) / DEPTH, n.div_ceil(SIDE));
+    let left = PackedA { data: &packed.left, row: padded_depth(k) };
+    let right = PackedB { data: &packed.right[..packed_b_len(k, n)], chunks, non_temporal: false };
     // Whole rows of blocks while there are enough of them for all threads; else their columns are shared out too.
     let row_blocks = m.div_ceil(ROWS);
     let across = (3 * threads).div_ceil(row_blocks).clamp(1, panels.div_ceil(PANELS));
@@ -191,22 +191,22 @@ pub fn matmul_of_pairs(
     for_each_task(threads, row_blocks * across, Vec::new, |tile: &mut Vec<f32>, task| {
         let (row, from) = (task / across * ROWS, task % across * wide);
         let count = ROWS.min(m - row);
-        let pairs = Pairs::new(isa).expect("just seen to be possible");
-        let left = Left { data: &left.data[row * left.row..], ..left };
+        let gemm = Bf16Gemm::new(isa).expect("just seen to be possible");
+        let left = PackedA { data: &left.data[row * left.row..], ..left };
         for from in (from..(from + wide).min(panels)).step_by(PANELS) {
             let to = (from + PANELS).min((task % across + 1) * wide).min(panels);
             let (width, kept) = ((to - from) * SIDE, ((to - from) * SIDE).min(n - from * SIDE));
-            let right = Right { data: &right.data[from * chunks * DEPTH * SIDE..], chunks, passing: false };
+            let right = PackedB { data: &right.data[from * chunks * DEPTH * SIDE..], chunks, non_temporal: false };
             if !add && across == 1 && n % SIDE == 0 && count % SIDE == 0 {
                 // SAFETY: whole rows belong to this task alone.
                 let out = unsafe { c.part(row * n, count * n) };
-                let out = Target::anew(&mut out[from * SIDE..], n);
-                pairs.product(out, left, right, count, 0..to - from, 0..chunks);
+                let out = Target::overwrite(&mut out[from * SIDE..], n);
+                gemm.product(out, left, right, count, 0..to - from, 0..chunks);
                 continue;
             }
             // By way of a tile that stays in the cache: rows of C may end anywhere.
             tile.resize(ROWS * width, 0.0);
-            pairs.product(Target::anew(tile, width), left, right, count, 0..to - from, 0..chunks);
+            gemm.product(Target::overwrite(tile, width), left, right, count, 0..to - from, 0..chunks);
             for (r, tile) in tile.chunks_exact(width).take(count).enumerate() {
                 // SAFETY: the columns `from ..` of the rows `row ..` belong to this task alone.
                 let out = unsafe { c.part((row + r) * n + from * SIDE, kept) };
@@ -249,27 +249,27 @@ impl<'a> Shared<'a> {
 /// All of A, in rows of whole chunks and blocks of whole rows.
 fn pack_left(isa: Isa, a: &Operand<'_, f32>, out: &mut Vec<bf16>, threads: usize) {
     let (m, k) = (a.rows, a.columns);
-    let len = m.div_ceil(SIDE) * SIDE * deep(k);
+    let len = m.div_ceil(SIDE) * SIDE * padded_depth(k);
     if out.len() < len {
         out.resize(len, bf16::ZERO);
     }
     let block = |(at, out): (usize, &mut [bf16])| {
         let (start, count) = (at * ROWS, ROWS.min(m - at * ROWS));
         if !a.transposed {
-            for (r, row) in out.chunks_exact_mut(deep(k)).take(count).enumerate() {
+            for (r, row) in out.chunks_exact_mut(padded_depth(k)).take(count).enumerate() {
                 pass::run(isa, Narrow(&a.data[(start + r) * a.pitch..][..k], row));
             }
             return;
         }
         let panels = count.div_ceil(SIDE);
-        let pairs = Pairs::new(isa).expect("seen to be possible");
+        let gemm = Bf16Gemm::new(isa).expect("seen to be possible");
         let mut narrow = vec![bf16::ZERO; k * panels * SIDE];
         for (x, row) in narrow.chunks_exact_mut(panels * SIDE).enumerate() {
             pass::run(isa, Narrow(&a.data[x * a.pitch + start..][..count], row));
         }
-        pairs.left_of_columns(&narrow, panels * SIDE, k, panels, out, deep(k) / DEPTH);
+        gemm.pack_a_transposed(&narrow, panels * SIDE, k, panels, out, padded_depth(k) / DEPTH);
     };
-    let blocks = out[..len].chunks_mut(ROWS * deep(k)).enumerate();
+    let blocks = out[..len].chunks_mut(ROWS * padded_depth(k)).enumerate();
     if threads > 1 {
         blocks.collect::<Vec<_>>().into_par_iter().with_max_len(1).for_each(block);
     } else {
@@ -280,32 +280,32 @@ fn pack_left(isa: Isa, a: &Operand<'_, f32>, out: &mut Vec<bf16>, threads: usize
 /// All of B, in blocks.
 fn pack_right(isa: Isa, b: &Operand<'_, f32>, out: &mut Vec<bf16>, threads: usize) {
     let (k, n) = (b.rows, b.columns);
-    let chunks = deep(k) / DEPTH;
-    if out.len() < right_len(k, n) {
-        out.resize(right_len(k, n), bf16::ZERO);
+    let chunks = padded_depth(k) / DEPTH;
+    if out.len() < packed_b_len(k, n) {
+        out.resize(packed_b_len(k, n), bf16::ZERO);
     }
     // A panel at a time where there are few, so that every thread gets some.
     let each = (n.div_ceil(SIDE) / (2 * threads)).clamp(1, PANELS);
     let group = |(at, out): (usize, &mut [bf16])| {
-        let (from, panels) = (at * each * SIDE, out.len() / (deep(k) * SIDE));
-        let pairs = Pairs::new(isa).expect("seen to be possible");
+        let (from, panels) = (at * each * SIDE, out.len() / (padded_depth(k) * SIDE));
+        let gemm = Bf16Gemm::new(isa).expect("seen to be possible");
         let count = (panels * SIDE).min(n - from);
         if b.transposed {
             // The columns of B are rows in memory.
-            let mut narrow = vec![bf16::ZERO; count * deep(k)];
-            for (j, row) in narrow.chunks_exact_mut(deep(k)).enumerate() {
+            let mut narrow = vec![bf16::ZERO; count * padded_depth(k)];
+            for (j, row) in narrow.chunks_exact_mut(padded_depth(k)).enumerate() {
                 pass::run(isa, Narrow(&b.data[(from + j) * b.pitch..][..k], row));
             }
-            pairs.right_of_columns(&narrow, deep(k), count, chunks, out);
+            gemm.pack_b_transposed(&narrow, padded_depth(k), count, chunks, out);
         } else {
             let mut narrow = vec![bf16::ZERO; k * panels * SIDE];
             for (x, row) in narrow.chunks_exact_mut(panels * SIDE).enumerate() {
                 pass::run(isa, Narrow(&b.data[x * b.pitch + from..][..count], row));
             }
-            pairs.right_of_rows(&narrow, panels * SIDE, k, panels, out);
+            gemm.pack_b(&narrow, panels * SIDE, k, panels, out);
         }
     };
-    let groups = out[..right_len(k, n)].chunks_mut(each * SIDE * deep(k)).enumerate();
+    let groups = out[..packed_b_len(k, n)].chunks_mut(each * SIDE * padded_depth(k)).enumerate();
     if threads > 1 {
         groups.collect::<Vec<_>>().into_par_iter().with_max_len(1).for_each(group);
     } else {
@@ -374,10 +374,10 @@ mod tests {
                     for isa in Isa::available() {
                         let mut c = before.clone();
                         // These numbers are exact in bf16, so the bound is the same.
-                        if matmul_of_pairs(isa, &mut c, a, b, add, &mut Packed::default(), 1) {
+                        if matmul_bf16(isa, &mut c, a, b, add, &mut Packed::default(), 1) {
                             right(&c, isa.name());
                             let mut other = before.clone();
-                            matmul_of_pairs(isa, &mut other, a, b, add, &mut Packed::default(), 3);
+                            matmul_bf16(isa, &mut other, a, b, add, &mut Packed::default(), 3);
                             assert_eq!(c, other, "threads change nothing");
                         }
                     }

@@ -3,11 +3,11 @@
 //!
 //! Each takes a few milliseconds and returns the best of several short runs.
 
+use crate::bf16_gemm::{self, Bf16Gemm, DEPTH, PackedA, PackedB, SIDE};
 use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
 use crate::lanes::Lanes;
 use crate::number::Real;
-use crate::pairs::{self, DEPTH, Left, Pairs, Right, SIDE};
 use crate::product::Target;
 use half::bf16;
 use std::hint::black_box;
@@ -41,15 +41,16 @@ pub fn tiles(isa: Isa, threads: usize) -> Option<f64> {
     // Two by two tiles, over a depth that lies in the first-level cache and is long enough to forget how it began.
     const CHUNKS: usize = 10;
     const TIMES: usize = 1000;
-    Pairs::new(isa)?;
+    Bf16Gemm::new(isa)?;
     Some(best_of(threads, || {
-        let pairs = Pairs::new(isa).expect("as on the thread that asked");
+        let gemm = Bf16Gemm::new(isa).expect("as on the thread that asked");
         let (side, depth) = (2 * SIDE, CHUNKS * DEPTH);
-        let (a, b) = (vec![bf16::ONE; side * depth], vec![bf16::ONE; pairs::right_len(depth, side)]);
-        let (left, right) = (Left { data: &a, row: depth }, Right { data: &b, chunks: CHUNKS, passing: false });
+        let (a, b) = (vec![bf16::ONE; side * depth], vec![bf16::ONE; bf16_gemm::packed_b_len(depth, side)]);
+        let (left, right) =
+            (PackedA { data: &a, row: depth }, PackedB { data: &b, chunks: CHUNKS, non_temporal: false });
         let mut c = vec![0.0; side * side];
         for _ in 0..TIMES {
-            pairs.product(Target::anew(black_box(&mut c), side), left, right, side, 0..2, 0..CHUNKS);
+            gemm.product(Target::overwrite(black_box(&mut c), side), left, right, side, 0..2, 0..CHUNKS);
         }
         (2 * side * side * depth * TIMES) as f64
     }))

@@ -14,17 +14,17 @@ const LINES: usize = 4;
 /// Says that so many numbers from here on are read now, as part of more that is read in order. Where they begin a page, the first lines
 /// of the next are asked for. That reads nothing: there need not be anything.
 #[inline(always)]
-pub(crate) fn read_on<T>(from: *const T, count: usize) {
+pub(crate) fn prefetch_next_page<T>(from: *const T, count: usize) {
     let at = from as usize;
     if at % PAGE < count * size_of::<T>() {
         let next = at - at % PAGE + PAGE;
-        (0..LINES).for_each(|line| fetch((next + line * LINE) as *const u8));
+        (0..LINES).for_each(|line| prefetch((next + line * LINE) as *const u8));
     }
 }
 
 /// Asks for the line of an address, which need not be one that can be read.
 #[inline(always)]
-pub(crate) fn fetch<T>(from: *const T) {
+pub(crate) fn prefetch<T>(from: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: fetching reads nothing, faults nowhere, and is in every x86-64.
     unsafe {

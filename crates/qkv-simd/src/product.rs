@@ -59,14 +59,14 @@ impl<'a, A: Real> Panels<'a, A> {
 
 /// What becomes of the sums that are there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Begin {
+pub enum Update {
     /// Nothing: the chain begins from zero and takes their place.
-    Anew,
+    Overwrite,
     /// The chain begins with them, so that a depth may be cut anywhere without a change of bits.
-    Onto,
+    Accumulate,
     /// The chain begins from zero and is added to them at its end. Where a long sum is cut into many products this rounds far
     /// less: a chain of `n` steps has an error of about √n roundings of the whole, of `b` blocks only that of √(n/b) + √b.
-    Plus,
+    AddPartial,
 }
 
 /// Rows of sums at distance `row`.
@@ -77,23 +77,23 @@ pub struct Target<'a, A> {
     /// From one row to the next.
     pub row: usize,
     /// What becomes of them.
-    pub begin: Begin,
+    pub update: Update,
 }
 
 impl<'a, A> Target<'a, A> {
     /// Extends what is there.
-    pub fn onto(data: &'a mut [A], row: usize) -> Self {
-        Target { data, row, begin: Begin::Onto }
+    pub fn accumulate(data: &'a mut [A], row: usize) -> Self {
+        Target { data, row, update: Update::Accumulate }
     }
 
     /// Adds to what is there a sum that begins from zero.
-    pub fn plus(data: &'a mut [A], row: usize) -> Self {
-        Target { data, row, begin: Begin::Plus }
+    pub fn add_partial(data: &'a mut [A], row: usize) -> Self {
+        Target { data, row, update: Update::AddPartial }
     }
 
     /// Begins from zero, whatever is there.
-    pub fn anew(data: &'a mut [A], row: usize) -> Self {
-        Target { data, row, begin: Begin::Anew }
+    pub fn overwrite(data: &'a mut [A], row: usize) -> Self {
+        Target { data, row, update: Update::Overwrite }
     }
 }
 
@@ -115,7 +115,7 @@ struct Product<'a, A> {
 /// b[0] = 10.0;
 /// b[f32::LANES] = 100.0;
 /// let mut c = vec![7.0f32; f32::LANES];
-/// product(Isa::best(), Target::anew(&mut c, f32::LANES), Matrix::rows(&a, 2), Panels::packed(&b, 2), 1, 1, 2);
+/// product(Isa::best(), Target::overwrite(&mut c, f32::LANES), Matrix::rows(&a, 2), Panels::packed(&b, 2), 1, 1, 2);
 /// assert_eq!(c[0], 210.0);
 /// ```
 ///
@@ -141,7 +141,7 @@ impl<A: Real> Product<'_, A> {
     /// Checks the slices, and whether anything is to be multiplied; clears what is begun anew and gets nothing.
     fn is_any(&mut self) -> bool {
         let &mut Product { ref mut c, a, b, rows, panels, depth } = self;
-        if rows == 0 || panels == 0 || depth == 0 && c.begin != Begin::Anew {
+        if rows == 0 || panels == 0 || depth == 0 && c.update != Update::Overwrite {
             return false;
         }
         let width = panels.saturating_mul(A::LANES);
@@ -218,7 +218,7 @@ impl<A: Real> Product<'_, A> {
             let mut a = self.a.data.as_ptr().add(row * self.a.row);
             let mut b = self.b.data.as_ptr().add(panel * self.b.panel);
             let mut acc = [[V::splat(A::ZERO); PANELS]; ROWS];
-            if self.c.begin == Begin::Onto {
+            if self.c.update == Update::Accumulate {
                 for (r, acc) in acc.iter_mut().enumerate() {
                     for (p, acc) in acc.iter_mut().enumerate() {
                         *acc = V::load(c.add(r * self.c.row + p * A::LANES));
@@ -239,7 +239,7 @@ impl<A: Real> Product<'_, A> {
                 a = a.wrapping_add(self.a.col);
                 b = b.wrapping_add(self.b.row);
             }
-            if self.c.begin == Begin::Plus {
+            if self.c.update == Update::AddPartial {
                 for (r, acc) in acc.iter_mut().enumerate() {
                     for (p, acc) in acc.iter_mut().enumerate() {
                         *acc = V::load(c.add(r * self.c.row + p * A::LANES)).add(*acc);
@@ -291,14 +291,14 @@ impl<A: Real> Kernel<A> for Skipping<'_, A> {
                 // `product_skipping_zeros` checked; the caller vouches for the instruction set.
                 unsafe {
                     let there = V::load(c_at.as_ptr());
-                    let mut sum = if c.begin == Begin::Onto { there } else { V::splat(A::ZERO) };
+                    let mut sum = if c.update == Update::Accumulate { there } else { V::splat(A::ZERO) };
                     for k in 0..depth {
                         let x = a.data[r * a.row + k * a.col];
                         if x != A::ZERO {
                             sum = V::splat(x).mul_add(V::load(b.data[p * b.panel + k * b.row..].as_ptr()), sum);
                         }
                     }
-                    if c.begin == Begin::Plus { there.add(sum) } else { sum }.store(c_at.as_mut_ptr());
+                    if c.update == Update::AddPartial { there.add(sum) } else { sum }.store(c_at.as_mut_ptr());
                 }
             }
         }
@@ -320,14 +320,15 @@ mod tests {
                     (0..rows * depth).map(|x: usize| if x.is_multiple_of(3) { 0.0 } else { number(x) }).collect();
                 let b: Vec<f32> = (0..depth * panels * f32::LANES).map(|x| number(x + 7)).collect();
                 let c: Vec<f32> = (0..rows * row).map(|x| number(x + 31)).collect();
-                let run = |skipping: bool, begin: Begin| {
+                let run = |skipping: bool, update: Update| {
                     let mut c = c.clone();
                     let multiply = if skipping { product_skipping_zeros } else { product };
-                    let target = Target { data: &mut c, row, begin };
+                    let target = Target { data: &mut c, row, update };
                     multiply(isa, target, Matrix::rows(&a, depth), Panels::packed(&b, depth), rows, panels, depth);
                     c
                 };
-                let [anew, onto, plus] = [Begin::Anew, Begin::Onto, Begin::Plus].map(|begin| run(false, begin));
+                let [anew, onto, plus] =
+                    [Update::Overwrite, Update::Accumulate, Update::AddPartial].map(|update| run(false, update));
                 for (r, x) in (0..rows).flat_map(|r| (0..row).map(move |x| (r, x))) {
                     let at = r * row + x;
                     if x < panels * f32::LANES {
@@ -337,8 +338,10 @@ mod tests {
                         assert_eq!([anew[at], onto[at], plus[at]], [c[at]; 3], "{isa}");
                     }
                 }
-                for (begin, expected) in [(Begin::Anew, anew), (Begin::Onto, onto), (Begin::Plus, plus)] {
-                    assert_eq!(run(true, begin), expected, "{isa} {begin:?}");
+                for (update, expected) in
+                    [(Update::Overwrite, anew), (Update::Accumulate, onto), (Update::AddPartial, plus)]
+                {
+                    assert_eq!(run(true, update), expected, "{isa} {update:?}");
                 }
             }
         }

@@ -15,40 +15,40 @@ const SIDE: usize = 16;
 /// A matrix in blocks of 32 numbers, each with a scale.
 ///
 /// ```
-/// use qkv_simd::{Isa, compact::Compact};
+/// use qkv_simd::{Isa, quantized::QuantizedMatrix};
 /// // One row of 32 numbers, 0.5·q − 1 with q = 3.
-/// let matrix = Compact::four(32, vec![0x33; 16], vec![[0.5, -1.0]]).unwrap();
+/// let matrix = QuantizedMatrix::q4(32, vec![0x33; 16], vec![[0.5, -1.0]]).unwrap();
 /// let (x, mut y) = (vec![1.0; 32], [0.0]);
 /// matrix.times(Isa::best(), 0, &x, &matrix.sums(&x), &mut y);
 /// assert_eq!(y, [16.0]);
 /// ```
 #[derive(Clone, Debug, PartialEq)]
-pub struct Compact {
+pub struct QuantizedMatrix {
     rows: usize,
     width: usize,
-    numbers: Numbers,
+    blocks: Blocks,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Numbers {
+enum Blocks {
     /// Four bits from 0 to 15: the first half of a block in the low halves of its bytes, the second in the high ones. A number is
     /// the first of the block's pair times its bits, plus the second.
-    Four(Vec<u8>, Vec<[f32; 2]>),
+    Q4(Vec<u8>, Vec<[f32; 2]>),
     /// Eight bits from −128 to 127, times the scale of the block.
-    Eight(Vec<i8>, Vec<f32>),
+    Q8(Vec<i8>, Vec<f32>),
 }
 
-impl Compact {
+impl QuantizedMatrix {
     /// Rows of `width` numbers of four bits; `None` where lists and width do not fit.
-    pub fn four(width: usize, bits: Vec<u8>, scales: Vec<[f32; 2]>) -> Option<Compact> {
+    pub fn q4(width: usize, bits: Vec<u8>, scales: Vec<[f32; 2]>) -> Option<QuantizedMatrix> {
         let rows = fitting(width, scales.len()).filter(|_| bits.len() == scales.len() * HALVES)?;
-        Some(Compact { rows, width, numbers: Numbers::Four(bits, scales) })
+        Some(QuantizedMatrix { rows, width, blocks: Blocks::Q4(bits, scales) })
     }
 
     /// Rows of `width` numbers of eight bits; `None` where lists and width do not fit.
-    pub fn eight(width: usize, bits: Vec<i8>, scales: Vec<f32>) -> Option<Compact> {
+    pub fn q8(width: usize, bits: Vec<i8>, scales: Vec<f32>) -> Option<QuantizedMatrix> {
         let rows = fitting(width, scales.len()).filter(|_| bits.len() == scales.len() * BLOCK)?;
-        Some(Compact { rows, width, numbers: Numbers::Eight(bits, scales) })
+        Some(QuantizedMatrix { rows, width, blocks: Blocks::Q8(bits, scales) })
     }
 
     /// How many rows.
@@ -65,20 +65,20 @@ impl Compact {
     ///
     /// # Panics
     /// Where there is no such row.
-    pub fn reordered(&self, from: impl Fn(usize) -> usize) -> Compact {
+    pub fn reordered(&self, from: impl Fn(usize) -> usize) -> QuantizedMatrix {
         let each = self.width / BLOCK;
         fn take<A: Copy>(all: &[A], each: usize, rows: usize, from: impl Fn(usize) -> usize) -> Vec<A> {
             (0..rows).flat_map(|row| all[from(row) * each..][..each].iter().copied()).collect()
         }
-        let numbers = match &self.numbers {
-            Numbers::Four(bits, scales) => {
-                Numbers::Four(take(bits, each * HALVES, self.rows, &from), take(scales, each, self.rows, &from))
+        let blocks = match &self.blocks {
+            Blocks::Q4(bits, scales) => {
+                Blocks::Q4(take(bits, each * HALVES, self.rows, &from), take(scales, each, self.rows, &from))
             }
-            Numbers::Eight(bits, scales) => {
-                Numbers::Eight(take(bits, each * BLOCK, self.rows, &from), take(scales, each, self.rows, &from))
+            Blocks::Q8(bits, scales) => {
+                Blocks::Q8(take(bits, each * BLOCK, self.rows, &from), take(scales, each, self.rows, &from))
             }
         };
-        Compact { numbers, ..*self }
+        QuantizedMatrix { blocks, ..*self }
     }
 
     /// The sum of each block of a vector, which products with smallest values need.
@@ -96,14 +96,14 @@ impl Compact {
             x.len() == self.width && sums.len() == each && from.saturating_add(y.len()) <= self.rows,
             "the product does not fit"
         );
-        match &self.numbers {
-            Numbers::Four(bits, scales) => {
+        match &self.blocks {
+            Blocks::Q4(bits, scales) => {
                 let (bits, scales) = (&bits[from * each * HALVES..], &scales[from * each..]);
-                pass::run(isa, Fours { bits, scales, x, sums, y });
+                pass::run(isa, Q4Gemv { bits, scales, x, sums, y });
             }
-            Numbers::Eight(bits, scales) => {
+            Blocks::Q8(bits, scales) => {
                 let (bits, scales) = (&bits[from * each * BLOCK..], &scales[from * each..]);
-                pass::run(isa, Eights { bits, scales, x, y });
+                pass::run(isa, Q8Gemv { bits, scales, x, y });
             }
         }
     }
@@ -115,7 +115,7 @@ fn fitting(width: usize, blocks: usize) -> Option<usize> {
     blocks.is_multiple_of(each).then_some(blocks / each)
 }
 
-struct Fours<'a> {
+struct Q4Gemv<'a> {
     bits: &'a [u8],
     scales: &'a [[f32; 2]],
     x: &'a [f32],
@@ -123,7 +123,7 @@ struct Fours<'a> {
     y: &'a mut [f32],
 }
 
-impl Pass for Fours<'_> {
+impl Pass for Q4Gemv<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -152,14 +152,14 @@ impl Pass for Fours<'_> {
     }
 }
 
-struct Eights<'a> {
+struct Q8Gemv<'a> {
     bits: &'a [i8],
     scales: &'a [f32],
     x: &'a [f32],
     y: &'a mut [f32],
 }
 
-impl Pass for Eights<'_> {
+impl Pass for Q8Gemv<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -207,9 +207,9 @@ mod tests {
         let bits: Vec<u8> = (0..blocks * HALVES).map(byte).collect();
         let scales: Vec<[f32; 2]> = (0..blocks).map(|at| [0.01 * (at as f32 + 1.0), -0.1 * (at % 5) as f32]).collect();
         let x: Vec<f32> = (0..width).map(|at| ((at * 37) % 19) as f32 / 9.0 - 1.0).collect();
-        let four = Compact::four(width, bits.clone(), scales.clone()).unwrap();
+        let four = QuantizedMatrix::q4(width, bits.clone(), scales.clone()).unwrap();
         let signed: Vec<i8> = (0..blocks * BLOCK).map(|at| byte(at) as i8).collect();
-        let eight = Compact::eight(width, signed.clone(), scales.iter().map(|s| s[0]).collect()).unwrap();
+        let eight = QuantizedMatrix::q8(width, signed.clone(), scales.iter().map(|s| s[0]).collect()).unwrap();
         let number_of_four = |r: usize, c: usize| {
             let (block, at) = (r * width / BLOCK + c / BLOCK, c % BLOCK);
             let byte = bits[block * HALVES + at % HALVES];
@@ -241,10 +241,10 @@ mod tests {
 
     #[test]
     fn lists_that_do_not_fit_are_refused() {
-        assert!(Compact::four(33, vec![0; 16], vec![[0.0; 2]]).is_none());
-        assert!(Compact::four(64, vec![0; 16], vec![[0.0; 2]]).is_none());
-        assert!(Compact::four(32, vec![0; 17], vec![[0.0; 2]]).is_none());
-        assert!(Compact::eight(0, Vec::new(), Vec::new()).is_none());
-        assert_eq!(Compact::eight(32, vec![0; 64], vec![0.0; 2]).unwrap().rows(), 2);
+        assert!(QuantizedMatrix::q4(33, vec![0; 16], vec![[0.0; 2]]).is_none());
+        assert!(QuantizedMatrix::q4(64, vec![0; 16], vec![[0.0; 2]]).is_none());
+        assert!(QuantizedMatrix::q4(32, vec![0; 17], vec![[0.0; 2]]).is_none());
+        assert!(QuantizedMatrix::q8(0, Vec::new(), Vec::new()).is_none());
+        assert_eq!(QuantizedMatrix::q8(32, vec![0; 64], vec![0.0; 2]).unwrap().rows(), 2);
     }
 }

@@ -1,10 +1,10 @@
 //! Rows on their way in and out: widened to the type of sums, rounded from it.
 
-use crate::ahead::read_on;
 use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
 use crate::lanes::Lanes;
 use crate::number::{Element, Real};
+use crate::prefetch::prefetch_next_page;
 use crate::span;
 
 struct Widen<'a, T: Element> {
@@ -54,7 +54,7 @@ impl<T: Element> Kernel<T::Acc> for Widen<'_, T> {
             let mut finite = zero;
             for (r, to) in self.to.chunks_exact_mut(self.to_row.max(1)).enumerate() {
                 let from = self.from.as_ptr().add(r * self.from_row);
-                read_on(from, width);
+                prefetch_next_page(from, width);
                 for at in (0..width).step_by(lanes) {
                     let count = lanes.min(width - at);
                     let x = T::lanes::<V>(from.add(at), count);

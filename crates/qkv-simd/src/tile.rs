@@ -492,7 +492,7 @@ mod tests {
                     column.iter_mut().step_by(f32::LANES).zip(&b[r * row..]).for_each(|(to, &x)| *to = x);
                     let mut sums = [0.0; f32::LANES];
                     let (left, right) = (Matrix::rows(&a[r * row..], row), Panels::packed(&column, row));
-                    product(isa, Target::anew(&mut sums, f32::LANES), left, right, 1, 1, row);
+                    product(isa, Target::overwrite(&mut sums, f32::LANES), left, right, 1, 1, row);
                     assert_eq!(found, sums[0], "{isa} {count}");
                 }
             }

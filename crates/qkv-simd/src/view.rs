@@ -340,7 +340,7 @@ impl<T: Element> View<'_, T> {
     /// # Panics
     /// Where the row is not there, or `out` is shorter.
     #[inline]
-    pub fn load_halves(&self, b: usize, h: usize, i: usize, out: &mut [bf16]) -> bool {
+    pub fn load_bf16(&self, b: usize, h: usize, i: usize, out: &mut [bf16]) -> bool {
         let (to, rest) = out.split_at_mut(self.shape[3]);
         rest.fill(bf16::ZERO);
         match self.row(b, h, i) {
@@ -435,7 +435,7 @@ impl<T: Copy> Unwritten<T> {
         let len = shape.iter().try_fold(1usize, |len, &axis| len.checked_mul(axis))?;
         let mut data = Vec::new();
         data.try_reserve_exact(len).ok()?;
-        crate::pages::prefer_large(&mut data);
+        crate::huge_pages::advise_huge_pages(&mut data);
         Some(Unwritten { data, shape, rows: AtomicUsize::new(0) })
     }
 

@@ -75,7 +75,7 @@ impl Lsh {
                     }
                     along.fill(0.0);
                     let (a, b) = (Matrix::rows(rows, width), Panels::rows(rotations.data(), row));
-                    product(Isa::best(), Target::onto(along, row), a, b, count, row / f64::LANES, width);
+                    product(Isa::best(), Target::accumulate(along, row), a, b, count, row / f64::LANES, width);
                     for (r, to) in to.chunks_exact_mut(self.rounds).enumerate() {
                         let mut along = &along[r * row..][..directions];
                         for to in to {

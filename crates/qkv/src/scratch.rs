@@ -1,7 +1,7 @@
 //! Memory that is used again from call to call, so that the hot path asks the system for none.
 
 use qkv_simd::Real;
-use qkv_simd::pages::prefer_large;
+use qkv_simd::huge_pages::advise_huge_pages;
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Mutex;
@@ -51,7 +51,7 @@ impl<A: Real> Scratch<A> {
         drop(list);
         if data.len() < room {
             data = vec![A::ZERO; room];
-            prefer_large(&mut data);
+            advise_huge_pages(&mut data);
         }
         let start = if len == 0 { 0 } else { data.as_ptr().align_offset(LINE) };
         Buffer { data, used: start..start + len, pool: self }

@@ -169,12 +169,12 @@ impl<'a, T: Element> Source<'a, T> {
 
     /// Copies a row as bf16, pads it with zeros, and says whether all of it was finite.
     #[inline]
-    pub(crate) fn load_halves(&self, b: usize, h: usize, j: usize, out: &mut [bf16]) -> bool {
+    pub(crate) fn load_bf16(&self, b: usize, h: usize, j: usize, out: &mut [bf16]) -> bool {
         match self {
-            Source::Rows(view) => view.load_halves(b, h, j, out),
+            Source::Rows(view) => view.load_bf16(b, h, j, out),
             Source::Pages(pages) => {
                 let (page, row) = pages.place(b, j);
-                pages.pool.load_halves(page, h, row, out)
+                pages.pool.load_bf16(page, h, row, out)
             }
         }
     }

@@ -2,7 +2,7 @@
 //! [`View`] will do.
 
 use crate::error::{Error, Result};
-use qkv_simd::pages::prefer_large;
+use qkv_simd::huge_pages::advise_huge_pages;
 use qkv_simd::{Element, Unwritten, View, ViewMut, philox};
 
 /// An owned tensor of `R` axes.
@@ -79,7 +79,7 @@ impl<T: Clone + Default, const R: usize> Tensor<T, R> {
         let too_large = |_| Error::TooLarge { tensor: name, shape: shape.to_vec() };
         Vec::<T>::new().try_reserve_exact(len).map_err(too_large)?;
         let mut data = vec![T::default(); len];
-        prefer_large(&mut data);
+        advise_huge_pages(&mut data);
         Ok(Tensor { shape, data })
     }
 }

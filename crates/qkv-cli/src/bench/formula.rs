@@ -59,7 +59,7 @@ fn formula(shape: Shape, causal: bool, q: &[f32], k: &[f32], v: &[f32]) -> Vec<f
             let panels = (wide - at).min(KEYS) / LANES;
             product(
                 isa,
-                Target::anew(&mut block[at..], wide),
+                Target::overwrite(&mut block[at..], wide),
                 queries,
                 Panels::packed(&keys[at * d..], d),
                 rows,
@@ -91,7 +91,7 @@ fn formula(shape: Shape, causal: bool, q: &[f32], k: &[f32], v: &[f32]) -> Vec<f
         for at in (0..m).step_by(KEYS) {
             let (depth, weights) = ((m - at).min(KEYS), Matrix::rows(&weights[at..], wide));
             let values = Panels::rows(&values[at * width..], width);
-            product(isa, Target::onto(block, width), weights, values, rows, width / LANES, depth);
+            product(isa, Target::accumulate(block, width), weights, values, rows, width / LANES, depth);
         }
     });
     if width == d { out } else { out.chunks_exact(width).flat_map(|row| &row[..d]).copied().collect() }

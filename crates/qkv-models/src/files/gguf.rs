@@ -8,7 +8,7 @@ mod blocks;
 
 use crate::{Error, Result};
 use blocks::Storage;
-use qkv_simd::compact::Compact;
+use qkv_simd::quantized::QuantizedMatrix;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
@@ -285,7 +285,7 @@ impl Gguf {
     }
 
     /// A matrix as products with few rows read it, where it is stored in blocks that are read so.
-    pub(crate) fn compact(&self, name: &str) -> Option<Compact> {
+    pub(crate) fn compact(&self, name: &str) -> Option<QuantizedMatrix> {
         let entry = self.entries.get(name)?;
         let &[_, width] = &entry.shape[..] else { return None };
         entry.storage.compact(&self.bytes[entry.from..][..entry.bytes], width)

@@ -131,7 +131,7 @@ impl Weights {
     }
 
     /// A matrix as products with few rows read it, where it is stored in blocks of few bits.
-    pub(crate) fn compact(&self, name: &str) -> Option<qkv_simd::compact::Compact> {
+    pub(crate) fn compact(&self, name: &str) -> Option<qkv_simd::quantized::QuantizedMatrix> {
         match self {
             Weights::Gguf(file) => file.compact(name),
             _ => None,

@@ -82,7 +82,7 @@ struct Group {
 /// Rows of scores become bf16 weights at the start of their memory, zeros to the end of the chunk. `AWAKE` where the tile unit
 /// is in use and not to fall asleep meanwhile.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) unsafe fn soften<const ENTROPY: bool, const AWAKE: bool>(
+pub(super) unsafe fn softmax<const ENTROPY: bool, const AWAKE: bool>(
     tile: &mut [f32],
     row: usize,
     rows: usize,

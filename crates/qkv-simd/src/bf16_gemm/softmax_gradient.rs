@@ -7,7 +7,7 @@
 // parent module checks before it calls.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
-use super::soften::{counts, power_of_two, stay_awake, store};
+use super::softmax::{counts, power_of_two, stay_awake, store};
 use super::{BLOCK, Blocks, DEPTH, SIDE};
 use crate::tile::{Exponential, RowGradient};
 use half::bf16;
@@ -17,7 +17,7 @@ use std::arch::x86_64::*;
 /// fall asleep meanwhile.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 #[allow(clippy::too_many_arguments)]
-pub(super) unsafe fn gradient<const AWAKE: bool>(
+pub(super) unsafe fn softmax_gradient<const AWAKE: bool>(
     scores: &[f32],
     grads: &mut [f32],
     row: usize,

@@ -4,10 +4,10 @@
 // hold what the parent module checks before it calls.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
-use super::{BLOCK, DEPTH, Left, Right, SIDE};
-use crate::ahead::read_on;
+use super::{BLOCK, DEPTH, PackedA, PackedB, SIDE};
 use crate::lanes::avx512::transpose;
-use crate::product::{Begin, Target};
+use crate::prefetch::prefetch_next_page;
+use crate::product::{Target, Update};
 use half::bf16;
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -78,13 +78,13 @@ pub(super) unsafe fn release() {
 /// `C += A · B`, two by two tiles at a time.
 pub(super) unsafe fn tiles(
     c: Target<'_, f32>,
-    a: Left<'_>,
-    b: Right<'_>,
+    a: PackedA<'_>,
+    b: PackedB<'_>,
     rows: usize,
     panels: Range<usize>,
     chunks: Range<usize>,
 ) {
-    let (steps, add) = (chunks.len(), c.begin == Begin::Onto);
+    let (steps, add) = (chunks.len(), c.update == Update::Accumulate);
     let (c_row, a_row) = (c.row * 4, a.row * 2);
     for row in (0..rows).step_by(2 * SIDE) {
         let two_rows = row + SIDE < rows;
@@ -93,7 +93,7 @@ pub(super) unsafe fn tiles(
             let to = c.data.as_mut_ptr().cast::<u8>().add(row * c_row + panels.start * 4 * SIDE);
             let right = b.data.as_ptr().cast::<u8>().add((panels.start * b.chunks + chunks.start) * BYTES);
             let panel = b.chunks * BYTES;
-            let at = Tile { to, c_row, left, a_row, right, panel, steps, add: false, passing: b.passing };
+            let at = Tile { to, c_row, left, a_row, right, panel, steps, add: false, non_temporal: b.non_temporal };
             at.shallow(panels.len());
             continue;
         }
@@ -102,7 +102,7 @@ pub(super) unsafe fn tiles(
             let to = c.data.as_mut_ptr().cast::<u8>().add(row * c_row + panel * 4 * SIDE);
             let right = b.data.as_ptr().cast::<u8>().add((panel * b.chunks + chunks.start) * BYTES);
             let panel = b.chunks * BYTES;
-            let at = Tile { to, c_row, left, a_row, right, panel, steps, add, passing: b.passing };
+            let at = Tile { to, c_row, left, a_row, right, panel, steps, add, non_temporal: b.non_temporal };
             match (two_rows, two_panels) {
                 (true, true) => at.two_by_two(),
                 (true, false) => at.two_by_one(),
@@ -124,13 +124,13 @@ struct Tile {
     panel: usize,
     steps: usize,
     add: bool,
-    passing: bool,
+    non_temporal: bool,
 }
 
 /// Calls a macro with the instruction that loads a tile of B: what passes goes by the first-level cache.
 macro_rules! loading {
     ($self:ident, $product:ident) => {
-        if $self.passing { $product!("tileloaddt1") } else { $product!("tileloadd") }
+        if $self.non_temporal { $product!("tileloaddt1") } else { $product!("tileloadd") }
     };
 }
 
@@ -284,8 +284,8 @@ impl Tile {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn dots(
     c: Target<'_, f32>,
-    a: Left<'_>,
-    b: Right<'_>,
+    a: PackedA<'_>,
+    b: PackedB<'_>,
     rows: usize,
     panels: Range<usize>,
     chunks: Range<usize>,
@@ -315,8 +315,8 @@ pub(super) unsafe fn dots(
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn dot_tile<const ROWS: usize, const PANELS: usize>(
     c: &Target<'_, f32>,
-    a: Left<'_>,
-    b: Right<'_>,
+    a: PackedA<'_>,
+    b: PackedB<'_>,
     (row, panel): (usize, usize),
     chunks: &Range<usize>,
 ) {
@@ -324,7 +324,7 @@ unsafe fn dot_tile<const ROWS: usize, const PANELS: usize>(
     let left = a.data.as_ptr().add(row * a.row).cast::<i32>();
     let right = b.data.as_ptr().add(panel * b.chunks * BLOCK).cast::<i32>();
     let mut acc = [[_mm512_setzero_ps(); PANELS]; ROWS];
-    if c.begin == Begin::Onto {
+    if c.update == Update::Accumulate {
         for (r, acc) in acc.iter_mut().enumerate() {
             for (p, acc) in acc.iter_mut().enumerate() {
                 *acc = _mm512_loadu_ps(to.add(r * c.row + p * SIDE));
@@ -356,14 +356,14 @@ unsafe fn as_pairs(x: __m512i) -> __m512bh {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn right_of_columns(rows: &[bf16], row: usize, count: usize, chunks: usize, out: &mut [bf16]) {
+pub(super) unsafe fn pack_b_transposed(rows: &[bf16], row: usize, count: usize, chunks: usize, out: &mut [bf16]) {
     let zero = _mm512_setzero_si512();
     for panel in 0..count.div_ceil(SIDE) {
         for chunk in 0..chunks {
             let mut columns = [zero; SIDE];
             for (at, column) in columns.iter_mut().enumerate().take(count - panel * SIDE) {
                 let from = rows.as_ptr().add((panel * SIDE + at) * row + chunk * DEPTH);
-                read_on(from, DEPTH);
+                prefetch_next_page(from, DEPTH);
                 *column = _mm512_loadu_si512(from.cast());
             }
             let to = out.as_mut_ptr().add((panel * chunks + chunk) * BLOCK);
@@ -381,7 +381,7 @@ pub(super) unsafe fn copy(from: &[bf16], to: &mut [bf16]) -> bool {
     let mut full = 0;
     let (mut from, mut to) = (from.chunks_exact(DEPTH), to.chunks_exact_mut(DEPTH));
     for (from, to) in (&mut from).zip(&mut to) {
-        read_on(from.as_ptr(), DEPTH);
+        prefetch_next_page(from.as_ptr(), DEPTH);
         let x = _mm512_loadu_si512(from.as_ptr().cast());
         _mm512_storeu_si512(to.as_mut_ptr().cast(), x);
         full |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
@@ -421,7 +421,7 @@ unsafe fn block_of_rows(from: *const bf16, row: usize, count: usize) -> [__m512i
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn right_of_rows(rows: &[bf16], row: usize, count: usize, panels: usize, out: &mut [bf16]) -> bool {
+pub(super) unsafe fn pack_b(rows: &[bf16], row: usize, count: usize, panels: usize, out: &mut [bf16]) -> bool {
     let chunks = count.div_ceil(DEPTH);
     let (exponent, mut full) = (_mm512_set1_epi16(EXPONENT), 0);
     for chunk in 0..chunks {
@@ -429,7 +429,7 @@ pub(super) unsafe fn right_of_rows(rows: &[bf16], row: usize, count: usize, pane
             let from = rows.as_ptr().add(chunk * DEPTH * row + panel * SIDE);
             let to = out.as_mut_ptr().add((panel * chunks + chunk) * BLOCK);
             for pair in 0..SIDE {
-                read_on(from.wrapping_add(2 * pair * row), 2 * row);
+                prefetch_next_page(from.wrapping_add(2 * pair * row), 2 * row);
                 let x = pair_of_rows(from, row, 2 * pair, count - chunk * DEPTH);
                 full |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
                 _mm512_storeu_si512(to.add(pair * DEPTH).cast(), x);
@@ -440,7 +440,7 @@ pub(super) unsafe fn right_of_rows(rows: &[bf16], row: usize, count: usize, pane
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn left_of_columns(
+pub(super) unsafe fn pack_a_transposed(
     rows: &[bf16],
     row: usize,
     count: usize,
@@ -477,7 +477,7 @@ pub(super) unsafe fn narrow_rows(tile: &mut [f32], row: usize, rows: usize, widt
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn narrow_right(
+pub(super) unsafe fn narrow_pack_b(
     tile: &[f32],
     row: usize,
     rows: usize,

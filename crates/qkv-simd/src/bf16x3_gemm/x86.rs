@@ -4,9 +4,9 @@
 // hold what the parent module checks before it calls.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
-use super::{BLOCK, DEPTH, LARGE, Left, Right, SIDE, THIRDS, left_len};
+use super::{BLOCK, DEPTH, LARGE, SIDE, SplitA, SplitB, TERMS, packed_a_len};
 use crate::lanes::avx512::transpose;
-use crate::product::{Begin, Target};
+use crate::product::{Target, Update};
 use half::bf16;
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -14,7 +14,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// Bytes of a chunk of a right operand.
-const CHUNK: usize = THIRDS * 2 * BLOCK;
+const CHUNK: usize = TERMS * 2 * BLOCK;
 
 /// Two by two tiles of sums on their way to where they are added.
 #[repr(C, align(64))]
@@ -24,8 +24,8 @@ struct Sums([f32; 4 * SIDE * SIDE]);
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn product(
     c: Target<'_, f32>,
-    a: Left<'_>,
-    b: Right<'_>,
+    a: SplitA<'_>,
+    b: SplitB<'_>,
     rows: usize,
     panels: Range<usize>,
     chunks: Range<usize>,
@@ -41,7 +41,7 @@ pub(super) unsafe fn product(
             let wide = (panels.end - panel).min(2) * SIDE;
             let right = b.data.as_ptr().cast::<u8>().add((panel * b.chunks + chunks.start) * CHUNK);
             let to = c.data.as_mut_ptr().add(row * c.row + panel * SIDE);
-            let added = c.begin == Begin::Plus;
+            let added = c.update == Update::AddPartial;
             let (stored, c_row) = if added { (sums, 2 * SIDE) } else { (to, c.row) };
             let tile = Tile {
                 to: stored.cast(),
@@ -202,10 +202,10 @@ impl Tile {
 /// numbers, half away from zero.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn thirds(x: __m512, y: __m512) -> [__m512i; THIRDS] {
+unsafe fn split_pair(x: __m512, y: __m512) -> [__m512i; TERMS] {
     const UPPER_HALVES: __mmask32 = 0xaaaa_aaaa;
-    let mut both = apart(x);
-    for (both, y) in both.iter_mut().zip(apart(y)) {
+    let mut both = split_lanes(x);
+    for (both, y) in both.iter_mut().zip(split_lanes(y)) {
         *both = _mm512_mask_blend_epi16(UPPER_HALVES, _mm512_srli_epi32::<16>(*both), y);
     }
     both
@@ -214,7 +214,7 @@ unsafe fn thirds(x: __m512, y: __m512) -> [__m512i; THIRDS] {
 /// The thirds of some numbers, each in the upper half of its lane; what is below is of no meaning.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn apart(x: __m512) -> [__m512i; THIRDS] {
+unsafe fn split_lanes(x: __m512) -> [__m512i; TERMS] {
     let (half, top) = (_mm512_set1_epi32(0x8000), _mm512_set1_epi32(0xffff_0000_u32 as i32));
     let first = _mm512_add_epi32(_mm512_castps_si512(x), half);
     let rest = _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_and_si512(first, top)));
@@ -226,7 +226,7 @@ unsafe fn apart(x: __m512) -> [__m512i; THIRDS] {
 /// Stores a chunk of a left operand's row.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn store_left(high: *mut bf16, low: *mut bf16, [first, middle, last]: [__m512i; THIRDS]) {
+unsafe fn store_a(high: *mut bf16, low: *mut bf16, [first, middle, last]: [__m512i; TERMS]) {
     _mm512_storeu_si512(high.cast(), first);
     _mm512_storeu_si512(high.add(DEPTH).cast(), middle);
     _mm512_storeu_si512(low.cast(), last);
@@ -268,17 +268,17 @@ unsafe fn two_panels(row: *const f32, chunk: usize, panels: usize) -> (__m512, _
 }
 
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn left(rows: &[f32], row: usize, count: usize, panels: usize, out: &mut [bf16]) -> bool {
+pub(super) unsafe fn pack_a(rows: &[f32], row: usize, count: usize, panels: usize, out: &mut [bf16]) -> bool {
     let mut largest = Largest::new();
     let chunks = panels.div_ceil(2);
     for r in 0..count {
         let from = rows.as_ptr().add(r * row);
-        let to = out.as_mut_ptr().add(r * left_len(chunks * DEPTH));
+        let to = out.as_mut_ptr().add(r * packed_a_len(chunks * DEPTH));
         for chunk in 0..chunks {
             let (x, y) = two_panels(from, chunk, panels);
             largest.see(x);
             largest.see(y);
-            store_left(to.add(chunk * 2 * DEPTH), to.add((2 * chunks + chunk) * DEPTH), thirds(x, y));
+            store_a(to.add(chunk * 2 * DEPTH), to.add((2 * chunks + chunk) * DEPTH), split_pair(x, y));
         }
     }
     largest.is_small()
@@ -297,27 +297,33 @@ pub(super) unsafe fn split_rows(
         let (at, low) = (tile.as_mut_ptr().add(r * row), low.as_mut_ptr().add(r * low_row));
         for chunk in 0..panels.div_ceil(2) {
             let (x, y) = two_panels(at, chunk, panels);
-            store_left(at.add(chunk * DEPTH).cast(), low.add(chunk * DEPTH), thirds(x, y));
+            store_a(at.add(chunk * DEPTH).cast(), low.add(chunk * DEPTH), split_pair(x, y));
         }
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn right_of_columns(rows: &[f32], row: usize, count: usize, panels: usize, out: &mut [bf16]) -> bool {
+pub(super) unsafe fn pack_b_transposed(
+    rows: &[f32],
+    row: usize,
+    count: usize,
+    panels: usize,
+    out: &mut [bf16],
+) -> bool {
     let mut largest = Largest::new();
     let chunks = panels.div_ceil(2);
     for panel in 0..count.div_ceil(SIDE) {
         for chunk in 0..chunks {
-            let mut columns = [[_mm512_setzero_si512(); SIDE]; THIRDS];
+            let mut columns = [[_mm512_setzero_si512(); SIDE]; TERMS];
             for at in 0..SIDE.min(count - panel * SIDE) {
                 let (x, y) = two_panels(rows.as_ptr().add((panel * SIDE + at) * row), chunk, panels);
                 largest.see(x);
                 largest.see(y);
-                for (columns, third) in columns.iter_mut().zip(thirds(x, y)) {
+                for (columns, third) in columns.iter_mut().zip(split_pair(x, y)) {
                     columns[at] = third;
                 }
             }
-            let to = out.as_mut_ptr().add((panel * chunks + chunk) * THIRDS * BLOCK);
+            let to = out.as_mut_ptr().add((panel * chunks + chunk) * TERMS * BLOCK);
             for (third, columns) in columns.into_iter().enumerate() {
                 for (pair, x) in transpose(columns).into_iter().enumerate() {
                     _mm512_storeu_si512(to.add(third * BLOCK + pair * DEPTH).cast(), x);
@@ -339,7 +345,7 @@ unsafe fn two_rows(from: *const f32, row: usize, at: usize, count: usize) -> (__
 }
 
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn right_of_rows(rows: &[f32], row: usize, count: usize, panels: usize, out: &mut [bf16]) -> bool {
+pub(super) unsafe fn pack_b(rows: &[f32], row: usize, count: usize, panels: usize, out: &mut [bf16]) -> bool {
     let mut largest = Largest::new();
     let chunks = count.div_ceil(DEPTH);
     for chunk in 0..chunks {
@@ -349,8 +355,8 @@ pub(super) unsafe fn right_of_rows(rows: &[f32], row: usize, count: usize, panel
                 let (x, y) = two_rows(rows.as_ptr().add(first * row + panel * SIDE), row, pair, there);
                 largest.see(x);
                 largest.see(y);
-                let to = out.as_mut_ptr().add((panel * chunks + chunk) * THIRDS * BLOCK + pair * DEPTH);
-                for (third, x) in thirds(x, y).into_iter().enumerate() {
+                let to = out.as_mut_ptr().add((panel * chunks + chunk) * TERMS * BLOCK + pair * DEPTH);
+                for (third, x) in split_pair(x, y).into_iter().enumerate() {
                     _mm512_storeu_si512(to.add(third * BLOCK).cast(), x);
                 }
             }

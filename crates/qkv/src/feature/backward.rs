@@ -121,7 +121,7 @@ impl<T: Element> Above<'_, T> {
                             let (a, b) = (Matrix::rows(&room.tile, CHUNK), Panels::rows(&block.features, row));
                             multiply(
                                 sizes.map.isa,
-                                Target::onto(d_features, row),
+                                Target::accumulate(d_features, row),
                                 a,
                                 b,
                                 tile.len(),
@@ -221,7 +221,7 @@ fn carried<A: Real>(sizes: &Sizes<A>, block: &Block<'_, A>, state: &[A], d_featu
         return;
     }
     let (a, b) = (Matrix::rows(&block.values, sizes.v_row), Panels::rows(state, map.row));
-    product(map.isa, Target::onto(d_features, map.row), a, b, block.len, map.row / A::LANES, sizes.dv + 1);
+    product(map.isa, Target::accumulate(d_features, map.row), a, b, block.len, map.row / A::LANES, sizes.dv + 1);
     scale_rows(sizes, block, before, d_features, map.row);
 }
 
@@ -291,7 +291,7 @@ impl<'s, A: Real> Room<'s, A> {
         };
         let tile = &mut self.tile[..rows * CHUNK];
         tile.fill(A::ZERO);
-        product(map.isa, Target::onto(tile, CHUNK), a, b, rows, width / A::LANES, over);
+        product(map.isa, Target::accumulate(tile, CHUNK), a, b, rows, width / A::LANES, over);
         let columns = if map.has_logs() { &keys.logs[..] } else { &[] };
         decay(map.isa, tile, CHUNK, rows, width, Decay { seen: counts, rows: &self.queries.logs, columns });
         depth
@@ -394,7 +394,7 @@ impl<'s, A: Real> KeyWalk<'s, A> {
         d_values.fill(A::ZERO);
         if log != A::NEG_INFINITY {
             let (a, b) = (Matrix::rows(&self.keys.features, map.row), Panels::rows(&self.turned, *v_row));
-            product(map.isa, Target::onto(d_values, *v_row), a, b, len, padded::<A>(*dv) / A::LANES, map.count);
+            product(map.isa, Target::accumulate(d_values, *v_row), a, b, len, padded::<A>(*dv) / A::LANES, map.count);
             scale_rows(sizes, &self.keys, log, d_values, *v_row);
         }
     }
@@ -406,9 +406,17 @@ impl<'s, A: Real> KeyWalk<'s, A> {
         let choose = |finite: bool| if finite { product } else { product_skipping_zeros };
         let reached = room.pair(sizes, keys, &counts, Pair::Weight);
         let (a, b) = (Matrix::transposed(&room.tile, CHUNK), Panels::rows(&room.queries.values, *v_row));
-        choose(values_finite)(isa, Target::onto(d_values, *v_row), a, b, reached, padded::<A>(*dv) / A::LANES, rows);
+        choose(values_finite)(
+            isa,
+            Target::accumulate(d_values, *v_row),
+            a,
+            b,
+            reached,
+            padded::<A>(*dv) / A::LANES,
+            rows,
+        );
         room.pair(sizes, keys, &counts, Pair::Gradient);
         let (a, b) = (Matrix::transposed(&room.tile, CHUNK), Panels::rows(&room.queries.features, map.row));
-        choose(features_finite)(isa, Target::onto(d_features, map.row), a, b, reached, map.row / A::LANES, rows);
+        choose(features_finite)(isa, Target::accumulate(d_features, map.row), a, b, reached, map.row / A::LANES, rows);
     }
 }

@@ -168,7 +168,7 @@ impl State {
             Facing::Values => (Matrix::transposed(features, map.row), Panels::rows(values, sizes.v_row)),
             Facing::Features => (Matrix::transposed(values, sizes.v_row), Panels::rows(features, map.row)),
         };
-        product(map.isa, Target::onto(sums, self.row), a, b, self.rows, self.row / A::LANES, len);
+        product(map.isa, Target::accumulate(sums, self.row), a, b, self.rows, self.row / A::LANES, len);
     }
 
     /// `out = a + b`. The order of the two matters to the last bit: what comes first in the sequence is `a`.

@@ -245,7 +245,7 @@ impl<'s, A: Real> Attend<'s, A> {
         let features = Matrix::rows(&self.queries.features, map.row);
         if before != A::NEG_INFINITY {
             let state = Panels::rows(state, v_row);
-            product(isa, Target::onto(out, v_row), features, state, rows, v_row / A::LANES, map.count);
+            product(isa, Target::accumulate(out, v_row), features, state, rows, v_row / A::LANES, map.count);
         }
         let mut counts = [0; CHUNK];
         let mut tops = [before; CHUNK];
@@ -264,12 +264,12 @@ impl<'s, A: Real> Attend<'s, A> {
             let tile = &mut self.tile[..rows * CHUNK];
             tile.fill(A::ZERO);
             let keys = Panels::packed(&self.panels, map.count);
-            product(isa, Target::onto(tile, CHUNK), features, keys, rows, width / A::LANES, map.count);
+            product(isa, Target::accumulate(tile, CHUNK), features, keys, rows, width / A::LANES, map.count);
             let columns = if map.has_logs() { &block.logs[..] } else { &[] };
             decay(isa, tile, CHUNK, rows, width, Decay { seen: &counts, rows: &shifts, columns });
             let multiply = if block.finite[1] { product } else { product_skipping_zeros };
             let (tile, values) = (Matrix::rows(tile, CHUNK), Panels::rows(&block.values, v_row));
-            multiply(isa, Target::onto(out, v_row), tile, values, rows, v_row / A::LANES, depth);
+            multiply(isa, Target::accumulate(out, v_row), tile, values, rows, v_row / A::LANES, depth);
         }
         for (r, row) in out.chunks_exact_mut(v_row).enumerate() {
             let whole = row[*dv];

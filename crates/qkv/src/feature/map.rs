@@ -167,7 +167,7 @@ impl<A: Real> Map<A> {
                 logs[..rows].iter_mut().for_each(|log| *log *= *scale * A::from_f64(-0.5));
                 features[..rows * self.row].fill(A::ZERO);
                 let (a, b) = (Matrix::rows(x, self.d_row), Panels::rows(columns, self.row));
-                product(self.isa, Target::onto(features, self.row), a, b, rows, self.row / A::LANES, self.d);
+                product(self.isa, Target::accumulate(features, self.row), a, b, rows, self.row / A::LANES, self.d);
                 exponentials(self.isa, features, self.row, rows, self.count, logs);
             }
         }
@@ -192,7 +192,7 @@ impl<A: Real> Map<A> {
                 let d_x = &mut d_x[..rows * self.d_row];
                 d_x.fill(A::ZERO);
                 let (a, b) = (Matrix::rows(grads, self.row), Panels::rows(w, self.d_row));
-                product(self.isa, Target::onto(d_x, self.d_row), a, b, rows, self.d_row / A::LANES, self.count);
+                product(self.isa, Target::accumulate(d_x, self.d_row), a, b, rows, self.d_row / A::LANES, self.count);
                 // The exponent is w·x − scale·‖x‖²/2: the second part pulls back along x.
                 for (r, d_x) in d_x.chunks_exact_mut(self.d_row.max(1)).enumerate() {
                     let mut sum = [A::ZERO];

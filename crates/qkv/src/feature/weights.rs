@@ -57,7 +57,7 @@ impl<'a, T: Element> Weigher<'a, T> {
             let (a, k) = (Matrix::rows(&self.queries.features, map.row), Panels::packed(&self.panels, map.count));
             product(
                 map.isa,
-                Target::onto(&mut self.tile, CHUNK),
+                Target::accumulate(&mut self.tile, CHUNK),
                 a,
                 k,
                 count,

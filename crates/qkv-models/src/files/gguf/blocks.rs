@@ -4,7 +4,7 @@
 mod super_block;
 
 use half::{bf16, f16};
-use qkv_simd::compact::Compact;
+use qkv_simd::quantized::QuantizedMatrix;
 use std::fmt;
 use super_block::SUPER;
 
@@ -97,21 +97,21 @@ impl Storage {
     }
 
     /// The same blocks as products with few rows read them, for rows of `width`; `None` where such blocks are not read so.
-    pub fn compact(self, bytes: &[u8], width: usize) -> Option<Compact> {
+    pub fn compact(self, bytes: &[u8], width: usize) -> Option<QuantizedMatrix> {
         let blocks = bytes.chunks_exact(self.each());
         match self {
             Storage::Q4Scaled => {
                 let scales = blocks.clone().map(|block| [half(block), -8.0 * half(block)]).collect();
-                Compact::four(width, blocks.flat_map(|block| block[2..].to_vec()).collect(), scales)
+                QuantizedMatrix::q4(width, blocks.flat_map(|block| block[2..].to_vec()).collect(), scales)
             }
             Storage::Q4Above => {
                 let scales = blocks.clone().map(|block| [half(block), half(&block[2..])]).collect();
-                Compact::four(width, blocks.flat_map(|block| block[4..].to_vec()).collect(), scales)
+                QuantizedMatrix::q4(width, blocks.flat_map(|block| block[4..].to_vec()).collect(), scales)
             }
             Storage::Q8 => {
                 let scales = blocks.clone().map(half).collect();
                 let bits = blocks.flat_map(|block| block[2..].iter().map(|&x| x as i8)).collect();
-                Compact::eight(width, bits, scales)
+                QuantizedMatrix::q8(width, bits, scales)
             }
             _ => None,
         }

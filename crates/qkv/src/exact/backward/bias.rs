@@ -2,7 +2,7 @@
 //! that it is broadcast over), so each region of the gradient is entered in a fixed turn: the sum has one order, whoever
 //! is faster.
 
-use super::tile::RowAt;
+use crate::exact::scores::RowAt;
 use crate::problem::Problem;
 use crate::tensor::Tensor;
 use crate::tuning::{KEYS, QUERIES};
@@ -125,7 +125,7 @@ impl<'a, A: Real> TableGradient<'a, A> {
     pub fn gather<T: Element<Acc = A>>(
         problem: &Problem<'_, T>,
         rows: &[RowAt],
-        keys: &super::TileKeys<'_>,
+        keys: &crate::exact::plan::order::TileKeys<'_>,
         grads: &[A],
         own: &mut [A],
     ) {

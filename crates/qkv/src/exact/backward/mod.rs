@@ -5,18 +5,19 @@
 //! before it, in the order of the keys, has: a *turn* for each tile of queries. Tasks are taken in that same order, so the
 //! one waited for is always under way already; and since the order depends on shapes alone, so do the bits.
 
-use super::bias_gradient::{BiasGradient, Step, Steps, TableGradient};
-use super::gradient_tile::Worker;
-use super::operand::Operand;
-use super::parts::{Part, Which, center_gradient, gathered};
-use super::plan::{Piece, Plan};
-use super::projection::{Compared, From, back};
-use super::query_blocks::{QueryBlocks, QueryRoom};
-use super::row_terms::RowTerms;
-use super::rule::Rule;
-use super::tile::TileOps;
+mod bias;
+mod parts;
+pub(crate) mod row_terms;
+mod tile;
+
 use crate::attention::{Gradients, Output};
 use crate::error::Result;
+use crate::exact::pack::Operand;
+use crate::exact::pack::query_blocks::{QueryBlocks, QueryRoom};
+use crate::exact::plan::rule::Rule;
+use crate::exact::plan::{Piece, Plan};
+use crate::exact::scores::TileOps;
+use crate::exact::scores::projection::{Compared, From, back};
 use crate::inputs::Upstream;
 use crate::problem::Problem;
 use crate::score::Score;
@@ -24,8 +25,12 @@ use crate::scratch::Scratch;
 use crate::select::Select;
 use crate::tensor::Tensor;
 use crate::tuning::{QUERIES, WHOLE_HEADS};
+use bias::{BiasGradient, Step, Steps, TableGradient};
+use parts::{Part, Which, center_gradient, gathered};
 use qkv_simd::shared::{Rows, Turnstile, for_each_task};
 use qkv_simd::{Element, Real, ViewMut, padded};
+use row_terms::RowTerms;
+use tile::Worker;
 
 /// Computes the gradients of everything that was given.
 pub(crate) fn backward<T: Element>(
@@ -120,7 +125,7 @@ pub(crate) fn backward<T: Element>(
 }
 
 /// The gradients of queries and centres while they are summed up.
-pub(super) enum Sums<'t, 'a, A> {
+enum Sums<'t, 'a, A> {
     /// Shared between tasks and entered in turn, a tile of queries at a time.
     Turns { queries: &'t Turnstile<'a, A>, centers: &'t Turnstile<'a, A> },
     /// A worker's own: the tiles, of some size, of all query heads of one key head.
@@ -143,7 +148,7 @@ impl<A: Real> Sums<'_, '_, A> {
 }
 
 /// What is the same for every piece.
-pub(super) struct Pass<'a, T: Element> {
+struct Pass<'a, T: Element> {
     pub ops: TileOps<'a, T>,
     pub queries: Operand<'a, T>,
     pub keys: Operand<'a, T>,
@@ -404,7 +409,7 @@ impl<'a, T: Element> Pass<'a, T> {
 }
 
 /// The key tile, from `from` on, whose turn it is at a tile of queries.
-pub(super) fn next_turn<T: Element>(
+fn next_turn<T: Element>(
     problem: &Problem<'_, T>,
     piece: &Piece,
     b: usize,

@@ -1,6 +1,6 @@
 //! What the pieces of a plan leave of the gradients, and the gradients put together from it.
 
-use super::order::Places;
+use crate::exact::plan::order::Places;
 use crate::problem::Problem;
 use crate::scratch::{Buffer, Scratch};
 use crate::tensor::Tensor;

@@ -3,10 +3,10 @@
 //! Most of it is Σ out · d_out. Rows of upstream gradients are packed when a tile first needs them, and that is when this is made:
 //! they are read from memory once.
 
-use super::operand::Operand;
-use super::products::Desk;
-use super::tile::TileOps;
 use crate::attention::Output;
+use crate::exact::gemm::Desk;
+use crate::exact::pack::Operand;
+use crate::exact::scores::TileOps;
 use crate::inputs::Upstream;
 use crate::scratch::Scratch;
 use crate::select::Select;
@@ -15,7 +15,7 @@ use qkv_simd::shared::{Rows, for_each_task};
 use qkv_simd::{Element, Real, View, ViewMut};
 
 /// What the gradients of weights are relative to, and what else flows into a row.
-pub(super) struct RowTerms<'a, T: Element> {
+pub(in crate::exact) struct RowTerms<'a, T: Element> {
     /// The log-sum-exp of each row, `[B, Hq, N]`.
     pub lse: &'a [T::Acc],
     /// The gradient of the entropy likewise; empty where there is none.

@@ -3,16 +3,16 @@
 //! Two ways lead through a tile. In passes over rows of sums, whatever lies between scores and weights; or, where products are made
 //! from pairs of bf16 and nothing lies between, with results that are rounded as they are made.
 
-use super::backward::{Pass, Sums, next_turn};
-use super::bias_gradient::{BiasGradient, Step, TableGradient};
-use super::gather::{Gathering, Packed};
-use super::order::TileKeys;
-use super::plan::Piece;
-use super::products::{Arithmetic, Desk, Weighed};
-use super::query_blocks::QueryBlocks;
-use super::rule::Verdict;
-use super::select::{chosen_in, one_hot};
-use super::tile::{Kept, Live, RowAt};
+use super::bias::{BiasGradient, Step, TableGradient};
+use super::{Pass, Sums, next_turn};
+use crate::exact::gemm::by_key::{Gathering, Packed};
+use crate::exact::gemm::{Arithmetic, Desk, Weighed};
+use crate::exact::pack::query_blocks::QueryBlocks;
+use crate::exact::plan::Piece;
+use crate::exact::plan::order::TileKeys;
+use crate::exact::plan::rule::Verdict;
+use crate::exact::scores::{Kept, Live, RowAt};
+use crate::exact::select::{chosen_in, one_hot};
 use crate::scratch::Buffer;
 use crate::select::{Choice, Select};
 use crate::tuning::{KEYS, PAIR_ROWS, QUERIES, gathered};
@@ -160,7 +160,7 @@ impl<'a, T: Element> Pass<'a, T> {
         let more = bias.is_some() || !worker.table.is_empty() || !worker.slopes.is_empty() || !worker.raw.is_empty();
         let scaled = problem.attention.select == Select::Soft && !more;
         let plain = scaled && !ops.modulates() && self.rows.entropy.is_empty();
-        let rounded = ops.arithmetic == Arithmetic::Pairs && plain && queries.finite && upstream.finite;
+        let rounded = ops.arithmetic == Arithmetic::Bf16 && plain && queries.finite && upstream.finite;
         // Of tiles that are kept whole, those that follow each other are added to keys and values together.
         let waits = rounded && !worker.live.partly();
         if !waits || queries.first == 0 || worker.waiting.tile + 1 != step.query_tile {

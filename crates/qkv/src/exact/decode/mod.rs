@@ -7,21 +7,21 @@
 //! Scores of more than a few rows, scores that are no product of rows as they were given, rows whose numbers lie apart, and
 //! [`Decode::Exact`], which has the bits of the full pass, go through [`forward`](super::forward) itself.
 
-use super::forward::{Finished, Partial, QueryTiles, State, merge, run};
-use super::operand::Operand;
-use super::order::TileKeys;
-use super::plan::{Piece, Plan};
-use super::projection::Compared;
-use super::tile::{Kept, Live, RowAt, TileOps};
 use crate::attention::OutputMut;
 use crate::decode::Decode;
+use crate::exact::forward::{Finished, Partial, QueryTiles, State, merge, run};
+use crate::exact::pack::Operand;
+use crate::exact::plan::order::TileKeys;
+use crate::exact::plan::{Piece, Plan};
+use crate::exact::scores::projection::Compared;
+use crate::exact::scores::{Kept, Live, RowAt, TileOps};
 use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::{Buffer, Scratch};
 use crate::source::Source;
 use crate::tuning::{KEYS, QUERIES, SPLIT, STREAM_ROWS};
+use qkv_simd::gemv::{Table, dots, weigh};
 use qkv_simd::shared::for_each_task;
-use qkv_simd::stream::{Table, dots, weigh};
 use qkv_simd::tile::{Running, scale_rows, softmax};
 use qkv_simd::{Element, Real, padded};
 

@@ -4,14 +4,14 @@
 //! row, its unnormalised sum with the maximum and the mass that belong to it; these are then merged in the order of the
 //! pieces.
 
-use super::operand::{KeyBlocks, Operand, Room};
-use super::order::Places;
-use super::plan::{Piece, Plan};
-use super::products::{Arithmetic, Desk, Weighed};
-use super::projection::Compared;
-use super::rule::Verdict;
-use super::tile::{Kept, Live, RowAt, TileOps};
 use crate::attention::OutputMut;
+use crate::exact::gemm::{Arithmetic, Desk, Weighed};
+use crate::exact::pack::{KeyBlocks, Operand, Room};
+use crate::exact::plan::order::Places;
+use crate::exact::plan::rule::Verdict;
+use crate::exact::plan::{Piece, Plan};
+use crate::exact::scores::projection::Compared;
+use crate::exact::scores::{Kept, Live, RowAt, TileOps};
 use crate::problem::Problem;
 use crate::scratch::{Buffer, Scratch};
 use crate::tuning::{KEYS, QUERIES, TOGETHER};
@@ -303,9 +303,9 @@ impl<T: Element> Pass<'_, T> {
         let shared = heads - whole;
         // Fewer together where there would not be enough to hand out.
         let together = (shared * slots * cut.tiles / (4 * self.threads.max(1))).clamp(1, TOGETHER);
-        // Thirds take half as much memory again. Packed by each worker a tile at a time they take next to none, and a twentieth of the
+        // Bf16x3Gemm take half as much memory again. Packed by each worker a tile at a time they take next to none, and a twentieth of the
         // time where they are used for as many queries as can be.
-        let passing = ops.arithmetic == Arithmetic::Thirds && together == TOGETHER;
+        let passing = ops.arithmetic == Arithmetic::Bf16x3 && together == TOGETHER;
         let mut rooms = room(if passing { 0 } else { shared });
         let blocks = KeyBlocks::new(piece, self.keys, self.values, key_heads, &mut rooms).starting_at(whole);
         let per_slot = cut.tiles.div_ceil(together);

@@ -3,13 +3,15 @@
 //! Rows of sums are read either way. In pairs of bf16 a transpose is another operand: queries are packed once both ways, some tiles of
 //! them together, and what multiplies them is rounded two rows at a time.
 
-use super::extent::Extent;
-use super::not_finite::clear_what_is_not_finite;
-use super::operand::Operand;
-use super::products::{Arithmetic, Desk};
-use super::tile::RowAt;
+use super::nonfinite::zero_nonfinite;
+use super::{Arithmetic, Desk};
+use crate::exact::pack::Operand;
+use crate::exact::scores::RowAt;
+use crate::exact::scores::extent::Extent;
 use crate::tuning::{KEYS, QUERIES};
-use qkv_simd::pairs::{self, Blocks, DEPTH, Left, Right, SIDE, deep, halves, halves_mut, singles, singles_of};
+use qkv_simd::bf16_gemm::{
+    self, Blocks, DEPTH, PackedA, PackedB, SIDE, as_bf16, as_bf16_mut, as_f32, as_f32_mut, padded_depth,
+};
 use qkv_simd::tile::{Exponential, RowGradient, Span, transpose};
 use qkv_simd::{Element, Matrix, Panels, Real, Target, padded, product, product_skipping_zeros};
 use std::ops::Range;
@@ -54,17 +56,17 @@ impl<A: Real> Desk<'_, A> {
         let (count, row) = (rows.len(), self.arithmetic.left_row::<A>(from.width()));
         let (to, across) = out.split_at_mut(self.arithmetic.tiles_together() * QUERIES * row);
         let finite = self.load_left(from, rows, to);
-        if self.arithmetic == Arithmetic::Pairs {
+        if self.arithmetic == Arithmetic::Bf16 {
             let (panels, chunks) = (from.width().div_ceil(SIDE), count.div_ceil(DEPTH));
             for start in (0..count).step_by(QUERIES) {
                 let (count, mut rows) = (QUERIES.min(count - start), &to[start * row..][..QUERIES * row]);
                 if !finite {
                     self.stage[..rows.len()].copy_from_slice(rows);
-                    clear_what_is_not_finite(&mut halves_mut(&mut self.stage)[..count * 2 * row]);
+                    zero_nonfinite(&mut as_bf16_mut(&mut self.stage)[..count * 2 * row]);
                     rows = &self.stage[..rows.len()];
                 }
-                let out = &mut halves_mut(across)[start..];
-                self.pairs().left_of_columns(halves(rows), 2 * row, count, panels, out, chunks);
+                let out = &mut as_bf16_mut(across)[start..];
+                self.bf16().pack_a_transposed(as_bf16(rows), 2 * row, count, panels, out, chunks);
             }
         }
         finite
@@ -73,7 +75,7 @@ impl<A: Real> Desk<'_, A> {
     /// The memory of [`load_both_ways`](Desk::load_both_ways).
     pub fn both_ways_len(arithmetic: Arithmetic, width: usize) -> usize {
         let rows = arithmetic.tiles_together() * QUERIES;
-        let across = if arithmetic == Arithmetic::Pairs { pairs::right_len(rows, width) / 2 } else { 0 };
+        let across = if arithmetic == Arithmetic::Bf16 { bf16_gemm::packed_b_len(rows, width) / 2 } else { 0 };
         rows * arithmetic.left_row::<A>(width) + across
     }
 
@@ -94,21 +96,21 @@ impl<A: Real> Desk<'_, A> {
         let single = |x: A| x.to_f64() as f32;
         let how = Exponential { scale: single(how.scale), spans: how.spans, sharp: how.sharp };
         let of = RowGradient {
-            lse: singles_of(of.lse),
-            delta: singles_of(of.delta),
-            entropy: singles_of(of.entropy),
+            lse: as_f32(of.lse),
+            delta: as_f32(of.delta),
+            entropy: as_f32(of.entropy),
             scale: single(of.scale),
         };
         let (chunks, chunk) = (together.div_ceil(DEPTH), first / DEPTH);
-        let into = Blocks { weights: halves_mut(weights), grads: halves_mut(turned), chunks, chunk };
+        let into = Blocks { weights: as_bf16_mut(weights), grads: as_bf16_mut(turned), chunks, chunk };
         let width = padded::<A>(keys);
-        self.pairs().softmax_gradient(singles_of(scores), singles(grads), KEYS, rows, width, how, of, into);
+        self.bf16().softmax_gradient(as_f32(scores), as_f32_mut(grads), KEYS, rows, width, how, of, into);
     }
 
     /// The memory of weights that are turned.
     pub fn turned_len(arithmetic: Arithmetic) -> usize {
         let rows = arithmetic.tiles_together() * QUERIES;
-        if arithmetic == Arithmetic::Pairs { pairs::right_len(rows, KEYS) / 2 } else { 0 }
+        if arithmetic == Arithmetic::Bf16 { bf16_gemm::packed_b_len(rows, KEYS) / 2 } else { 0 }
     }
 
     /// Rounds weights, rows of [`KEYS`], by key, as [`gather`](Desk::gather) takes them in pairs: the first row at `first` of the rows
@@ -121,10 +123,10 @@ impl<A: Real> Desk<'_, A> {
         (first, together): (usize, usize),
         out: &mut [A],
     ) {
-        if self.arithmetic == Arithmetic::Pairs {
+        if self.arithmetic == Arithmetic::Bf16 {
             let (panels, chunks) = (extent.whole(rows).end as usize, together.div_ceil(DEPTH));
-            let out = &mut halves_mut(out)[first * SIDE..];
-            self.pairs().narrow_right(singles_of(weights), KEYS, rows, panels, out, chunks);
+            let out = &mut as_bf16_mut(out)[first * SIDE..];
+            self.bf16().narrow_pack_b(as_f32(weights), KEYS, rows, panels, out, chunks);
         }
     }
 
@@ -143,8 +145,8 @@ impl<A: Real> Desk<'_, A> {
         let (width, count) = (of.from.width(), of.rows.len());
         let row = padded::<A>(width);
         match self.arithmetic {
-            Arithmetic::Thirds => unreachable!("gradients are not made from thirds"),
-            Arithmetic::Sums => {
+            Arithmetic::Bf16x3 => unreachable!("gradients are not made from thirds"),
+            Arithmetic::Native => {
                 let multiply = if of.packed.finite { product } else { product_skipping_zeros };
                 for (keys, queries) in extent.columns::<A>(count, of.keys) {
                     let mut start = queries.start;
@@ -152,19 +154,19 @@ impl<A: Real> Desk<'_, A> {
                         let end = (start / of.chain * of.chain + of.chain).min(queries.end);
                         let weights = Matrix::transposed(&weights[start * KEYS + keys.start..], KEYS);
                         let rows = Panels::rows(&of.packed.rows[start * row..], row);
-                        let out = Target::plus(&mut out[keys.start * row..], row);
+                        let out = Target::add_partial(&mut out[keys.start * row..], row);
                         multiply(self.isa, out, weights, rows, keys.len(), row / A::LANES, end - start);
                         start = end;
                     }
                 }
             }
-            Arithmetic::Pairs => {
+            Arithmetic::Bf16 => {
                 for (strip, span) in extent.strips(count, self.arithmetic) {
                     let rows = of.packed.first + strip.start..of.packed.first + strip.end;
                     self.gather_rows(turned, of.packed, rows, span, width, out);
                 }
                 if !of.packed.finite {
-                    self.gather_what_is_not_finite(weights, &of, out);
+                    self.gather_nonfinite(weights, &of, out);
                 }
             }
         }
@@ -180,14 +182,14 @@ impl<A: Real> Desk<'_, A> {
         width: usize,
         out: &mut [A],
     ) {
-        let left = Left { data: halves(packed.across), row: deep(packed.together) };
-        let right = Right { data: halves(turned), chunks: packed.together.div_ceil(DEPTH), passing: false };
+        let left = PackedA { data: as_bf16(packed.across), row: padded_depth(packed.together) };
+        let right = PackedB { data: as_bf16(turned), chunks: packed.together.div_ceil(DEPTH), non_temporal: false };
         let (panels, chunks) = (span.start as usize..span.end as usize, rows.start / DEPTH..rows.end.div_ceil(DEPTH));
-        self.pairs().product(Target::onto(singles(out), KEYS), left, right, width, panels, chunks);
+        self.bf16().product(Target::accumulate(as_f32_mut(out), KEYS), left, right, width, panels, chunks);
     }
 
     /// Adds what was left out when queries were loaded both ways.
-    fn gather_what_is_not_finite<T: Element<Acc = A>>(&mut self, weights: &[A], of: &Gathering<'_, T>, out: &mut [A]) {
+    fn gather_nonfinite<T: Element<Acc = A>>(&mut self, weights: &[A], of: &Gathering<'_, T>, out: &mut [A]) {
         let row = padded::<A>(of.from.width());
         for (r, at) in of.rows.iter().enumerate() {
             if of.from.load_row(at.b, at.h, at.i, &mut self.stage[..row]) {
@@ -204,8 +206,8 @@ impl<A: Real> Desk<'_, A> {
     /// What was gathered, as padded rows, one a key.
     pub fn key_rows<'b>(&self, gathered: &'b [A], width: usize, room: &'b mut [A]) -> &'b [A] {
         match self.arithmetic {
-            Arithmetic::Sums | Arithmetic::Thirds => gathered,
-            Arithmetic::Pairs => {
+            Arithmetic::Native | Arithmetic::Bf16x3 => gathered,
+            Arithmetic::Bf16 => {
                 let row = padded::<A>(width);
                 transpose(self.isa, gathered, KEYS, row, KEYS / A::LANES, room, row);
                 room

@@ -5,18 +5,23 @@
 //! that make up each number. A tile of scores is rows of f32 (or f64) in all of them, so whatever happens between two products does
 //! not know which it is.
 
-use super::extent::Extent;
-use super::not_finite::{clear_what_is_not_finite, mend};
-use super::operand::Operand;
-use super::order::TileKeys;
+pub(crate) mod by_key;
+mod nonfinite;
+
+use crate::exact::pack::Operand;
+use crate::exact::plan::order::TileKeys;
+use crate::exact::scores::extent::Extent;
 use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::{Buffer, Scratch};
 use crate::select::Select;
 use crate::tuning::{GATHERED_TILES, KEYS, PAIR_ROWS, QUERIES};
 use half::bf16;
-use qkv_simd::pairs::{self, DEPTH, Left, Pairs, Right, SIDE, deep, halves, halves_mut, singles, singles_of};
-use qkv_simd::thirds::{self, Thirds};
+use nonfinite::{recompute_nonfinite, zero_nonfinite};
+use qkv_simd::bf16_gemm::{
+    self, Bf16Gemm, DEPTH, PackedA, PackedB, SIDE, as_bf16, as_bf16_mut, as_f32, as_f32_mut, padded_depth,
+};
+use qkv_simd::bf16x3_gemm::{self, Bf16x3Gemm};
 use qkv_simd::tile::{Exponential, Running, dots, softmax, to_panels};
 use qkv_simd::{Element, Isa, Matrix, Panels, Real, Target, padded, product, product_skipping_zeros};
 
@@ -24,11 +29,11 @@ use qkv_simd::{Element, Isa, Matrix, Panels, Real, Target, padded, product, prod
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arithmetic {
     /// In the type of sums.
-    Sums,
+    Native,
     /// From pairs of bf16, summed in f32.
-    Pairs,
+    Bf16,
     /// From the three bf16 that make up an f32, summed in f32.
-    Thirds,
+    Bf16x3,
 }
 
 impl Arithmetic {
@@ -38,62 +43,62 @@ impl Arithmetic {
         let as_they_are = matches!(problem.attention.score, Score::Dot | Score::ScaledDot);
         let single = size_of::<T::Acc>() == size_of::<f32>();
         if !as_they_are || problem.attention.select != Select::Soft {
-            Arithmetic::Sums
-        } else if T::NAME == bf16::NAME && Pairs::possible(isa) {
-            Arithmetic::Pairs
-        } else if single && Thirds::possible(isa) {
-            Arithmetic::Thirds
+            Arithmetic::Native
+        } else if T::NAME == bf16::NAME && Bf16Gemm::available(isa) {
+            Arithmetic::Bf16
+        } else if single && Bf16x3Gemm::available(isa) {
+            Arithmetic::Bf16x3
         } else {
-            Arithmetic::Sums
+            Arithmetic::Native
         }
     }
 
     /// What gradients are made in, where scores are made in this. Of thirds only the scores: five products for two would have gradients
     /// feel the moods of the tile unit too much.
     pub fn of_gradients(self) -> Arithmetic {
-        if self == Arithmetic::Thirds { Arithmetic::Sums } else { self }
+        if self == Arithmetic::Bf16x3 { Arithmetic::Native } else { self }
     }
 
     /// The numbers of sums that a row takes as a left operand.
     pub fn left_row<A: Real>(self, width: usize) -> usize {
         match self {
-            Arithmetic::Sums => padded::<A>(width),
-            Arithmetic::Pairs => deep(width) / 2,
-            Arithmetic::Thirds => thirds::left_len(width) / 2,
+            Arithmetic::Native => padded::<A>(width),
+            Arithmetic::Bf16 => padded_depth(width) / 2,
+            Arithmetic::Bf16x3 => bf16x3_gemm::packed_a_len(width) / 2,
         }
     }
 
     /// The numbers of sums that `rows` rows take as the columns of a right operand.
     pub fn columns_len<A: Real>(self, rows: usize, width: usize) -> usize {
         match self {
-            Arithmetic::Sums => padded::<A>(rows) * width,
-            Arithmetic::Pairs => pairs::right_len(width, rows) / 2,
-            Arithmetic::Thirds => thirds::right_len(width, rows) / 2,
+            Arithmetic::Native => padded::<A>(rows) * width,
+            Arithmetic::Bf16 => bf16_gemm::packed_b_len(width, rows) / 2,
+            Arithmetic::Bf16x3 => bf16x3_gemm::packed_b_len(width, rows) / 2,
         }
     }
 
     /// The numbers of sums that `rows` rows take as the rows of a right operand.
     pub fn rows_len<A: Real>(self, rows: usize, width: usize) -> usize {
         match self {
-            Arithmetic::Sums => rows * padded::<A>(width),
-            Arithmetic::Pairs => pairs::right_len(rows, width) / 2,
-            Arithmetic::Thirds => thirds::right_len(rows, width) / 2,
+            Arithmetic::Native => rows * padded::<A>(width),
+            Arithmetic::Bf16 => bf16_gemm::packed_b_len(rows, width) / 2,
+            Arithmetic::Bf16x3 => bf16x3_gemm::packed_b_len(rows, width) / 2,
         }
     }
 
     /// Tiles of queries that are packed together for a backward pass.
     pub fn tiles_together(self) -> usize {
         match self {
-            Arithmetic::Sums | Arithmetic::Thirds => 1,
-            Arithmetic::Pairs => GATHERED_TILES,
+            Arithmetic::Native | Arithmetic::Bf16x3 => 1,
+            Arithmetic::Bf16 => GATHERED_TILES,
         }
     }
 
     /// Rows of a tile that are taken through all its passes at once.
     pub fn rows_at_once(self) -> usize {
         match self {
-            Arithmetic::Sums => QUERIES,
-            Arithmetic::Pairs | Arithmetic::Thirds => PAIR_ROWS,
+            Arithmetic::Native => QUERIES,
+            Arithmetic::Bf16 | Arithmetic::Bf16x3 => PAIR_ROWS,
         }
     }
 }
@@ -102,8 +107,8 @@ impl Arithmetic {
 pub(crate) struct Desk<'s, A: Real> {
     pub(super) isa: Isa,
     pub arithmetic: Arithmetic,
-    pub(super) pairs: Option<Pairs>,
-    pub(super) thirds: Option<Thirds>,
+    pub(super) bf16: Option<Bf16Gemm>,
+    pub(super) bf16x3: Option<Bf16x3Gemm>,
     /// Rows of one tile on their way into an operand.
     pub(super) stage: Buffer<'s, A>,
     /// The last thirds of the weights that were made last.
@@ -113,23 +118,23 @@ pub(crate) struct Desk<'s, A: Real> {
 impl<'s, A: Real> Desk<'s, A> {
     /// For operands of up to `width` numbers a row.
     pub fn new(scratch: &'s Scratch<A>, isa: Isa, arithmetic: Arithmetic, width: usize) -> Self {
-        let pairs = if arithmetic == Arithmetic::Pairs { Pairs::new(isa) } else { None };
-        let thirds = if arithmetic == Arithmetic::Thirds { Thirds::new(isa) } else { None };
-        let low = scratch.take(if thirds.is_some() { QUERIES * KEYS / 2 } else { 0 });
+        let bf16 = if arithmetic == Arithmetic::Bf16 { Bf16Gemm::new(isa) } else { None };
+        let bf16x3 = if arithmetic == Arithmetic::Bf16x3 { Bf16x3Gemm::new(isa) } else { None };
+        let low = scratch.take(if bf16x3.is_some() { QUERIES * KEYS / 2 } else { 0 });
         // Rows of a tile, or its weights rounded.
         let rows = KEYS.max(QUERIES) * arithmetic.left_row::<A>(width);
-        let stage = scratch.take(rows.max(pairs::right_len(QUERIES, KEYS) / 2));
-        Desk { isa, arithmetic, pairs, thirds, stage, low }
+        let stage = scratch.take(rows.max(bf16_gemm::packed_b_len(QUERIES, KEYS) / 2));
+        Desk { isa, arithmetic, bf16, bf16x3, stage, low }
     }
 
     /// The unit that multiplies pairs, in that arithmetic.
-    pub(super) fn pairs(&self) -> &Pairs {
-        self.pairs.as_ref().expect("made with the desk of this arithmetic")
+    pub(super) fn bf16(&self) -> &Bf16Gemm {
+        self.bf16.as_ref().expect("made with the desk of this arithmetic")
     }
 
     /// The unit that multiplies thirds, in that arithmetic.
-    pub(super) fn thirds(&self) -> &Thirds {
-        self.thirds.as_ref().expect("made with the desk of this arithmetic")
+    pub(super) fn bf16x3(&self) -> &Bf16x3Gemm {
+        self.bf16x3.as_ref().expect("made with the desk of this arithmetic")
     }
 
     /// Copies rows as a left operand, and says whether all are finite; of thirds, whether [`scores`](Desk::scores) are surely what
@@ -140,12 +145,12 @@ impl<'s, A: Real> Desk<'s, A> {
         rows: impl Iterator<Item = (usize, usize, usize)> + Clone,
         out: &mut [A],
     ) -> bool {
-        if self.arithmetic != Arithmetic::Thirds {
-            return load_left(self.arithmetic, self.pairs.as_ref(), from, rows, out);
+        if self.arithmetic != Arithmetic::Bf16x3 {
+            return load_left(self.arithmetic, self.bf16.as_ref(), from, rows, out);
         }
         let (width, row, count) = (from.width(), padded::<A>(from.width()), rows.clone().count());
-        load(Arithmetic::Sums, from, rows, &mut self.stage);
-        self.thirds().left(singles_of(&self.stage), row, count, width, halves_mut(out))
+        load(Arithmetic::Native, from, rows, &mut self.stage);
+        self.bf16x3().pack_a(as_f32(&self.stage), row, count, width, as_bf16_mut(out))
     }
 
     /// The sums of products of up to [`QUERIES`] pairs of rows, of which the first were loaded as a left operand, by the very sums that
@@ -159,18 +164,18 @@ impl<'s, A: Real> Desk<'s, A> {
     ) {
         let row = self.arithmetic.left_row::<A>(of.width());
         let (right, rest) = self.stage.split_at_mut(QUERIES * row);
-        load_left(self.arithmetic, self.pairs.as_ref(), of, rows, right);
-        match &self.pairs {
+        load_left(self.arithmetic, self.bf16.as_ref(), of, rows, right);
+        match &self.bf16 {
             None => dots(self.isa, loaded, right, row, out),
-            Some(pairs) => {
+            Some(gemm) => {
                 let (columns, sums) = rest.split_at_mut(SIDE * row);
                 let chunks = 2 * row / DEPTH;
                 for (at, out) in out.chunks_mut(SIDE).enumerate() {
-                    let right = &halves(right)[at * SIDE * 2 * row..];
-                    pairs.right_of_columns(right, 2 * row, out.len(), chunks, halves_mut(columns));
-                    let left = Left { data: &halves(loaded)[at * SIDE * 2 * row..], row: 2 * row };
-                    let right = Right { data: halves(columns), chunks, passing: false };
-                    pairs.product(Target::anew(singles(sums), SIDE), left, right, SIDE, 0..1, 0..chunks);
+                    let right = &as_bf16(right)[at * SIDE * 2 * row..];
+                    gemm.pack_b_transposed(right, 2 * row, out.len(), chunks, as_bf16_mut(columns));
+                    let left = PackedA { data: &as_bf16(loaded)[at * SIDE * 2 * row..], row: 2 * row };
+                    let right = PackedB { data: as_bf16(columns), chunks, non_temporal: false };
+                    gemm.product(Target::overwrite(as_f32_mut(sums), SIDE), left, right, SIDE, 0..1, 0..chunks);
                     out.iter_mut().enumerate().for_each(|(r, out)| *out = sums[r * SIDE + r]);
                 }
             }
@@ -188,24 +193,24 @@ impl<'s, A: Real> Desk<'s, A> {
         let width = from.width();
         let row = self.arithmetic.left_row::<A>(width);
         match self.arithmetic {
-            Arithmetic::Sums => {
+            Arithmetic::Native => {
                 self.stage_rows(from, (b, h), keys);
                 to_panels(self.isa, &self.stage, row, keys.len, width, out);
             }
-            Arithmetic::Pairs => {
-                let (chunks, out) = (deep(width) / DEPTH, halves_mut(out));
+            Arithmetic::Bf16 => {
+                let (chunks, out) = (padded_depth(width) / DEPTH, as_bf16_mut(out));
                 // Rows of whole chunks that lie one after the other are read where they lie.
-                if let Some((rows, row)) = lying(&from, (b, h), keys).filter(|_| width == deep(width)) {
-                    self.pairs().right_of_columns(rows, row, keys.len, chunks, out);
+                if let Some((rows, row)) = lying(&from, (b, h), keys).filter(|_| width == padded_depth(width)) {
+                    self.bf16().pack_b_transposed(rows, row, keys.len, chunks, out);
                 } else {
                     self.stage_rows(from, (b, h), keys);
-                    self.pairs().right_of_columns(halves(&self.stage), 2 * row, keys.len, chunks, out);
+                    self.bf16().pack_b_transposed(as_bf16(&self.stage), 2 * row, keys.len, chunks, out);
                 }
             }
-            Arithmetic::Thirds => {
+            Arithmetic::Bf16x3 => {
                 self.stage_rows(from, (b, h), keys);
-                let rows = singles_of(&self.stage);
-                return self.thirds().right_of_columns(rows, padded::<A>(width), keys.len, width, halves_mut(out));
+                let rows = as_f32(&self.stage);
+                return self.bf16x3().pack_b_transposed(rows, padded::<A>(width), keys.len, width, as_bf16_mut(out));
             }
         }
         true
@@ -221,29 +226,29 @@ impl<'s, A: Real> Desk<'s, A> {
         out: &mut [A],
     ) -> bool {
         match self.arithmetic {
-            Arithmetic::Sums => self.load_left(from, (0..keys.len).map(|at| (b, h, keys.index(at))), out),
-            Arithmetic::Pairs => {
-                let (panels, out) = (from.width().div_ceil(SIDE), halves_mut(out));
+            Arithmetic::Native => self.load_left(from, (0..keys.len).map(|at| (b, h, keys.index(at))), out),
+            Arithmetic::Bf16 => {
+                let (panels, out) = (from.width().div_ceil(SIDE), as_bf16_mut(out));
                 if let Some((rows, row)) = lying(&from, (b, h), keys).filter(|_| from.width() == panels * SIDE)
-                    && self.pairs().right_of_rows(rows, row, keys.len, panels, out)
+                    && self.bf16().pack_b(rows, row, keys.len, panels, out)
                 {
                     return true;
                 }
                 let row = 2 * self.arithmetic.left_row::<A>(from.width());
                 let finite = self.stage_rows(from, (b, h), keys);
                 if !finite {
-                    clear_what_is_not_finite(&mut halves_mut(&mut self.stage)[..keys.len * row]);
+                    zero_nonfinite(&mut as_bf16_mut(&mut self.stage)[..keys.len * row]);
                 }
-                self.pairs().right_of_rows(halves(&self.stage), row, keys.len, panels, out);
+                self.bf16().pack_b(as_bf16(&self.stage), row, keys.len, panels, out);
                 finite
             }
-            Arithmetic::Thirds => {
+            Arithmetic::Bf16x3 => {
                 let row = padded::<A>(from.width());
                 let finite = self.stage_rows(from, (b, h), keys);
                 if !finite {
-                    clear_what_is_not_finite(&mut self.stage[..keys.len * row]);
+                    zero_nonfinite(&mut self.stage[..keys.len * row]);
                 }
-                self.thirds().right_of_rows(singles_of(&self.stage), row, keys.len, row / SIDE, halves_mut(out));
+                self.bf16x3().pack_b(as_f32(&self.stage), row, keys.len, row / SIDE, as_bf16_mut(out));
                 finite
             }
         }
@@ -260,8 +265,8 @@ impl<'s, A: Real> Desk<'s, A> {
         let finite = self.load_rows(from, at, keys, rows);
         match self.arithmetic {
             // Rows of sums lie as they are turned.
-            Arithmetic::Sums => to_panels(self.isa, rows, padded::<A>(from.width()), keys.len, from.width(), columns),
-            Arithmetic::Pairs | Arithmetic::Thirds => {
+            Arithmetic::Native => to_panels(self.isa, rows, padded::<A>(from.width()), keys.len, from.width(), columns),
+            Arithmetic::Bf16 | Arithmetic::Bf16x3 => {
                 self.load_columns(from, at, keys, columns);
             }
         }
@@ -274,7 +279,7 @@ impl<'s, A: Real> Desk<'s, A> {
         (b, h): (usize, usize),
         keys: &TileKeys<'_>,
     ) -> bool {
-        let arithmetic = if self.arithmetic == Arithmetic::Pairs { Arithmetic::Pairs } else { Arithmetic::Sums };
+        let arithmetic = if self.arithmetic == Arithmetic::Bf16 { Arithmetic::Bf16 } else { Arithmetic::Native };
         load(arithmetic, from, (0..keys.len).map(|at| (b, h, keys.index(at))), &mut self.stage)
     }
 
@@ -296,26 +301,33 @@ impl<'s, A: Real> Desk<'s, A> {
             let (left, out) = (&left[strip.start * row..], &mut out[strip.start * KEYS..]);
             let (start, panels) = (span.start as usize, span.start as usize..span.end as usize);
             match self.arithmetic {
-                Arithmetic::Sums => {
+                Arithmetic::Native => {
                     let columns = Panels::packed(&columns[start * width * A::LANES..], width);
-                    let out = Target::anew(&mut out[start * A::LANES..], KEYS);
+                    let out = Target::overwrite(&mut out[start * A::LANES..], KEYS);
                     product(self.isa, out, Matrix::rows(left, row), columns, strip.len(), panels.len(), width);
                 }
-                Arithmetic::Pairs => {
-                    let chunks = deep(width) / DEPTH;
+                Arithmetic::Bf16 => {
+                    let chunks = padded_depth(width) / DEPTH;
                     let (left, right) = (
-                        Left { data: halves(left), row: 2 * row },
-                        Right { data: halves(columns), chunks, passing: true },
+                        PackedA { data: as_bf16(left), row: 2 * row },
+                        PackedB { data: as_bf16(columns), chunks, non_temporal: true },
                     );
-                    self.pairs().product(Target::anew(singles(out), KEYS), left, right, strip.len(), panels, 0..chunks);
+                    self.bf16().product(
+                        Target::overwrite(as_f32_mut(out), KEYS),
+                        left,
+                        right,
+                        strip.len(),
+                        panels,
+                        0..chunks,
+                    );
                 }
-                Arithmetic::Thirds => {
-                    let chunks = deep(width) / DEPTH;
-                    let (left, right) = (halves(left), thirds::Right { data: halves(columns), chunks });
-                    let (to, of) = (Target::anew(singles(out), KEYS), thirds::Left::rows(left, width));
-                    self.thirds().product(to, of, right, strip.len(), panels.clone(), 0..chunks);
+                Arithmetic::Bf16x3 => {
+                    let chunks = padded_depth(width) / DEPTH;
+                    let (left, right) = (as_bf16(left), bf16x3_gemm::SplitB { data: as_bf16(columns), chunks });
+                    let (to, of) = (Target::overwrite(as_f32_mut(out), KEYS), bf16x3_gemm::SplitA::rows(left, width));
+                    self.bf16x3().product(to, of, right, strip.len(), panels.clone(), 0..chunks);
                     if !surely {
-                        mend(left, right, width, strip.len(), panels, singles(out));
+                        recompute_nonfinite(left, right, width, strip.len(), panels, as_f32_mut(out));
                     }
                 }
             }
@@ -337,12 +349,12 @@ impl<'s, A: Real> Desk<'s, A> {
     ) {
         let width = padded::<A>(keys);
         match (self.arithmetic, modulate) {
-            (Arithmetic::Pairs, None) => {
+            (Arithmetic::Bf16, None) => {
                 let Running { max, sum, moment, factor } = running;
                 let how = Exponential { scale: how.scale.to_f64() as f32, spans: how.spans, sharp: how.sharp };
-                let [max, sum, moment, factor] = [max, sum, moment, factor].map(|of| singles(of));
+                let [max, sum, moment, factor] = [max, sum, moment, factor].map(|of| as_f32_mut(of));
                 let running = Running { max, sum, moment, factor };
-                self.pairs().softmax(singles(scores), KEYS, rows, width, how, running);
+                self.bf16().softmax(as_f32_mut(scores), KEYS, rows, width, how, running);
             }
             (_, modulate) => {
                 softmax(self.isa, scores, KEYS, rows, width, how, running);
@@ -358,12 +370,12 @@ impl<'s, A: Real> Desk<'s, A> {
     pub fn round(&mut self, weights: &mut [A], rows: usize, keys: usize) {
         let (weights, width) = (&mut weights[..], padded::<A>(keys));
         match self.arithmetic {
-            Arithmetic::Sums => {}
-            Arithmetic::Pairs => self.pairs().narrow_rows(singles(weights), KEYS, rows, width),
-            Arithmetic::Thirds => {
-                let Desk { thirds, low, .. } = self;
-                let thirds = thirds.as_ref().expect("made with the desk of this arithmetic");
-                thirds.split_rows(singles(weights), KEYS, rows, width, halves_mut(low), KEYS);
+            Arithmetic::Native => {}
+            Arithmetic::Bf16 => self.bf16().narrow_rows(as_f32_mut(weights), KEYS, rows, width),
+            Arithmetic::Bf16x3 => {
+                let Desk { bf16x3, low, .. } = self;
+                let gemm = bf16x3.as_ref().expect("made with the desk of this arithmetic");
+                gemm.split_rows(as_f32_mut(weights), KEYS, rows, width, as_bf16_mut(low), KEYS);
             }
         }
     }
@@ -386,38 +398,38 @@ impl<'s, A: Real> Desk<'s, A> {
         for (strip, span) in extent.strips(rows, self.arithmetic) {
             let (weights, out) = (&weights[strip.start * KEYS..], &mut out[strip.start * row..]);
             match self.arithmetic {
-                Arithmetic::Sums => {
+                Arithmetic::Native => {
                     let (start, end) =
                         (span.start as usize * A::LANES, (span.end as usize * A::LANES).min(of.keys.len));
                     let multiply = if of.finite { product } else { product_skipping_zeros };
                     let (weights, rows) =
                         (Matrix::rows(&weights[start..], KEYS), Panels::rows(&of.rows[start * row..], row));
-                    let out = if anew { Target::anew(out, row) } else { Target::plus(out, row) };
+                    let out = if anew { Target::overwrite(out, row) } else { Target::add_partial(out, row) };
                     multiply(self.isa, out, weights, rows, strip.len(), panels, end - start);
                 }
-                Arithmetic::Pairs => {
+                Arithmetic::Bf16 => {
                     let chunks = of.keys.len.div_ceil(DEPTH);
                     let some = span.start as usize * SIDE / DEPTH..(span.end as usize * SIDE).div_ceil(DEPTH);
-                    let right = Right { data: halves(of.rows), chunks, passing: true };
-                    let left = Left { data: halves(weights), row: 2 * KEYS };
-                    let sums = singles(out);
-                    let sums = if anew { Target::anew(sums, row) } else { Target::onto(sums, row) };
-                    self.pairs().product(sums, left, right, strip.len(), 0..panels, some);
+                    let right = PackedB { data: as_bf16(of.rows), chunks, non_temporal: true };
+                    let left = PackedA { data: as_bf16(weights), row: 2 * KEYS };
+                    let sums = as_f32_mut(out);
+                    let sums = if anew { Target::overwrite(sums, row) } else { Target::accumulate(sums, row) };
+                    self.bf16().product(sums, left, right, strip.len(), 0..panels, some);
                     if !of.finite {
-                        self.add_what_is_not_finite(weights, strip.len(), &of, out);
+                        self.add_nonfinite(weights, strip.len(), &of, out);
                     }
                 }
-                Arithmetic::Thirds => {
+                Arithmetic::Bf16x3 => {
                     let chunks = of.keys.len.div_ceil(DEPTH);
                     let some = span.start as usize * SIDE / DEPTH..(span.end as usize * SIDE).div_ceil(DEPTH);
-                    let right = thirds::Right { data: halves(of.rows), chunks };
-                    let low = &halves(&self.low)[strip.start * KEYS..];
-                    let left = thirds::Left { high: halves(weights), row: 2 * KEYS, low, low_row: KEYS };
-                    let sums = singles(out);
-                    let sums = if anew { Target::anew(sums, row) } else { Target::plus(sums, row) };
-                    self.thirds().product(sums, left, right, strip.len(), 0..panels, some);
+                    let right = bf16x3_gemm::SplitB { data: as_bf16(of.rows), chunks };
+                    let low = &as_bf16(&self.low)[strip.start * KEYS..];
+                    let left = bf16x3_gemm::SplitA { high: as_bf16(weights), row: 2 * KEYS, low, low_row: KEYS };
+                    let sums = as_f32_mut(out);
+                    let sums = if anew { Target::overwrite(sums, row) } else { Target::add_partial(sums, row) };
+                    self.bf16x3().product(sums, left, right, strip.len(), 0..panels, some);
                     if !of.finite {
-                        self.add_what_is_not_finite(weights, strip.len(), &of, out);
+                        self.add_nonfinite(weights, strip.len(), &of, out);
                     }
                 }
             }
@@ -456,7 +468,7 @@ fn run<'b, T: Element>(
     rows: impl Iterator<Item = (usize, usize, usize)>,
 ) -> Option<(&'b [bf16], usize, usize)> {
     let Operand::Given(source) = from else { return None };
-    let ((b, h, first), count) = consecutive(rows).filter(|_| from.width() == deep(from.width()))?;
+    let ((b, h, first), count) = consecutive(rows).filter(|_| from.width() == padded_depth(from.width()))?;
     let (rows, row) = source.slab(b, h, first, count)?;
     Some((T::as_bf16(rows)?, row, count))
 }
@@ -464,20 +476,20 @@ fn run<'b, T: Element>(
 /// Copies rows as a left operand, and says whether all are finite.
 fn load_left<T: Element>(
     arithmetic: Arithmetic,
-    pairs: Option<&Pairs>,
+    gemm: Option<&Bf16Gemm>,
     from: Operand<'_, T>,
     rows: impl Iterator<Item = (usize, usize, usize)> + Clone,
     out: &mut [T::Acc],
 ) -> bool {
-    let Some((pairs, (lying, row, count))) = pairs.zip(run(&from, rows.clone())) else {
+    let Some((gemm, (lying, row, count))) = gemm.zip(run(&from, rows.clone())) else {
         return load(arithmetic, from, rows, out);
     };
-    let (width, out) = (from.width(), halves_mut(out));
+    let (width, out) = (from.width(), as_bf16_mut(out));
     if row == width {
-        return pairs.copy(lying, &mut out[..count * width]);
+        return gemm.copy(lying, &mut out[..count * width]);
     }
     let rows = out.chunks_exact_mut(width).zip(lying.chunks(row));
-    rows.fold(true, |finite, (to, from)| pairs.copy(&from[..width], to) && finite)
+    rows.fold(true, |finite, (to, from)| gemm.copy(&from[..width], to) && finite)
 }
 
 /// Copies rows one after the other, and says whether all are finite.
@@ -489,10 +501,10 @@ fn load<T: Element>(
 ) -> bool {
     let row = arithmetic.left_row::<T::Acc>(from.width());
     match (arithmetic, consecutive(rows.clone())) {
-        (Arithmetic::Sums, Some(((b, h, first), count))) => from.load_rows(b, h, first, &mut out[..count * row], row),
-        (Arithmetic::Sums, None) => each(rows, row, out, |(b, h, i), out| from.load_row(b, h, i, out)),
-        (Arithmetic::Pairs, _) => each(rows, row, out, |(b, h, i), out| from.load_halves(b, h, i, halves_mut(out))),
-        (Arithmetic::Thirds, _) => unreachable!("rows are taken apart after they were loaded"),
+        (Arithmetic::Native, Some(((b, h, first), count))) => from.load_rows(b, h, first, &mut out[..count * row], row),
+        (Arithmetic::Native, None) => each(rows, row, out, |(b, h, i), out| from.load_row(b, h, i, out)),
+        (Arithmetic::Bf16, _) => each(rows, row, out, |(b, h, i), out| from.load_bf16(b, h, i, as_bf16_mut(out))),
+        (Arithmetic::Bf16x3, _) => unreachable!("rows are taken apart after they were loaded"),
     }
 }
 

@@ -1,32 +1,32 @@
 //! Numbers that products cannot take: infinite ones, NaN, and scores that are too large. Nothing of an ordinary tile comes here.
 
-use super::products::{Arithmetic, Desk, Weighed};
+use super::{Arithmetic, Desk, Weighed};
 use crate::tuning::{KEYS, QUERIES};
 use half::bf16;
-use qkv_simd::pairs::{SIDE, halves};
-use qkv_simd::thirds::{self, Thirds};
+use qkv_simd::bf16_gemm::{SIDE, as_bf16};
+use qkv_simd::bf16x3_gemm::{self, Bf16x3Gemm};
 use qkv_simd::{Element, Real, padded};
 use std::ops::Range;
 
 /// Makes zeros of numbers that are not finite.
-pub(super) fn clear_what_is_not_finite<T: Element>(stage: &mut [T]) {
+pub(super) fn zero_nonfinite<T: Element>(stage: &mut [T]) {
     stage.iter_mut().filter(|x| !x.widen().is_finite()).for_each(|x| *x = T::narrow(T::Acc::ZERO));
 }
 
 /// Scores made from thirds, rows of [`KEYS`], that are not finite: made again number by number, in f64. ∞ has no thirds, and those of very
 /// large numbers, which have either sign, may add ∞ and −∞ up. What NaN has part in stays as it is.
-pub(super) fn mend(
+pub(super) fn recompute_nonfinite(
     left: &[bf16],
-    right: thirds::Right<'_>,
+    right: bf16x3_gemm::SplitB<'_>,
     width: usize,
     rows: usize,
     panels: Range<usize>,
     scores: &mut [f32],
 ) {
     let columns = panels.start * SIDE..panels.end * SIDE;
-    let left_row = |r: usize| &left[r * thirds::left_len(width)..];
-    let of_row = |r: usize| (0..width).map(move |k| Thirds::number(left_row(r), width, k));
-    let of_column = |j: usize| (0..width).map(move |k| Thirds::number_of_column(right, k, j));
+    let left_row = |r: usize| &left[r * bf16x3_gemm::packed_a_len(width)..];
+    let of_row = |r: usize| (0..width).map(move |k| Bf16x3Gemm::reconstruct_a(left_row(r), width, k));
+    let of_column = |j: usize| (0..width).map(move |k| Bf16x3Gemm::reconstruct_b(right, k, j));
     let (mut wrong_rows, mut wrong_columns) = ([false; QUERIES], [false; KEYS]);
     for (r, wrong) in wrong_rows[..rows].iter_mut().enumerate() {
         let scores = &scores[r * KEYS..][columns.clone()];
@@ -49,7 +49,7 @@ pub(super) fn mend(
 
 impl<A: Real> Desk<'_, A> {
     /// Adds what [`load_rows`](Desk::load_rows) left out: numbers that are not finite, where their weight is not zero.
-    pub(super) fn add_what_is_not_finite<T: Element<Acc = A>>(
+    pub(super) fn add_nonfinite<T: Element<Acc = A>>(
         &mut self,
         weights: &[A],
         rows: usize,
@@ -62,9 +62,9 @@ impl<A: Real> Desk<'_, A> {
                 continue;
             }
             for r in 0..rows {
-                let weights = halves(&weights[r * KEYS..]);
-                let thirds = self.arithmetic == Arithmetic::Thirds;
-                let weight = if thirds { Thirds::first_third(weights, at) } else { weights[at] };
+                let weights = as_bf16(&weights[r * KEYS..]);
+                let thirds = self.arithmetic == Arithmetic::Bf16x3;
+                let weight = if thirds { Bf16x3Gemm::leading_term(weights, at) } else { weights[at] };
                 let weight = A::of_f64(weight.to_f64());
                 if weight != A::ZERO {
                     for (out, &x) in out[r * row..].iter_mut().zip(&self.stage[..row]).filter(|(_, x)| !x.is_finite()) {

@@ -1,7 +1,9 @@
 //! Where the rows of a tile come from, and how keys and values are packed for the products.
 
-use super::plan::Piece;
-use super::products::{Arithmetic, Desk};
+pub(crate) mod query_blocks;
+
+use crate::exact::gemm::{Arithmetic, Desk};
+use crate::exact::plan::Piece;
 use crate::scratch::{Buffer, Scratch};
 use crate::source::Source;
 use crate::tuning::KEYS;
@@ -48,10 +50,10 @@ impl<T: Element> Operand<'_, T> {
 
     /// Copies a row that was given as bf16, pads it with zeros, and says whether all of it was finite.
     #[inline]
-    pub fn load_halves(&self, b: usize, h: usize, i: usize, out: &mut [bf16]) -> bool {
+    pub fn load_bf16(&self, b: usize, h: usize, i: usize, out: &mut [bf16]) -> bool {
         match self {
-            Operand::Given(source) => source.load_halves(b, h, i, out),
-            Operand::Made(view) => view.load_halves(b, h, i, out),
+            Operand::Given(source) => source.load_bf16(b, h, i, out),
+            Operand::Made(view) => view.load_bf16(b, h, i, out),
         }
     }
 }

@@ -1,12 +1,12 @@
 //! The rows of queries and of upstream gradients for a backward pass, packed when first needed and shared by all tiles of keys; and, with
 //! the latter, what the gradients of their weights are relative to.
 
-use super::gather::Packed;
-use super::operand::Operand;
-use super::order::Order;
-use super::plan::Piece;
-use super::products::{Arithmetic, Desk};
-use super::row_terms::RowTerms;
+use crate::exact::backward::row_terms::RowTerms;
+use crate::exact::gemm::by_key::Packed;
+use crate::exact::gemm::{Arithmetic, Desk};
+use crate::exact::pack::Operand;
+use crate::exact::plan::Piece;
+use crate::exact::plan::order::Order;
 use crate::scratch::{Buffer, Scratch};
 use crate::tuning::QUERIES;
 use qkv_simd::shared::{BlockStates, LazyBlocks};
@@ -14,7 +14,7 @@ use qkv_simd::{Element, Real};
 use std::ops::Range;
 
 /// The packed rows of some heads, as many tiles in a block as the arithmetic takes together.
-pub(super) struct QueryBlocks<'a, T: Element> {
+pub(in crate::exact) struct QueryBlocks<'a, T: Element> {
     queries: Operand<'a, T>,
     terms: &'a RowTerms<'a, T>,
     packed: [LazyBlocks<'a, T::Acc>; 2],
@@ -28,7 +28,7 @@ pub(super) struct QueryBlocks<'a, T: Element> {
 }
 
 /// The room that [`QueryBlocks`] needs for some heads.
-pub(super) struct QueryRoom<'s, A: Real> {
+pub(in crate::exact) struct QueryRoom<'s, A: Real> {
     packed: [Buffer<'s, A>; 2],
     states: [BlockStates; 2],
     sizes: [usize; 2],

@@ -4,15 +4,18 @@
 //! which what it keeps lies together: the natural one, or a list. Tiles are looked at lazily, row by row or column by
 //! column; one that keeps nothing is never touched.
 
-use super::order::{List, Order, Places, TileKeys, by_class};
-use super::rule::{Bits, ClassOf, Extent, Rule, Side, Spans, TileAt, Verdict, class_of_bucket};
-use super::tile::RowAt;
+pub(crate) mod order;
+pub(crate) mod rule;
+
 use crate::attention::Tiles;
+use crate::exact::scores::RowAt;
 use crate::mask::Scene;
 use crate::place::Place;
 use crate::problem::Problem;
 use crate::tuning::{GATHER_FROM, GATHER_GAIN, KEYS, QUERIES};
+use order::{List, Order, Places, TileKeys, by_class};
 use qkv_simd::{Element, View};
+use rule::{Bits, ClassOf, Extent, Rule, Side, Spans, TileAt, Verdict, class_of_bucket};
 use std::ops::Range;
 
 /// A part of what the mask keeps, in an order in which it lies together.

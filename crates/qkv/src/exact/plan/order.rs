@@ -155,7 +155,7 @@ impl TileKeys<'_> {
     }
 
     /// The bits of keys for which `f`, given the natural index, says yes.
-    pub(super) fn each(&self, bits: &mut Bits, f: impl Fn(usize) -> bool) {
+    pub(in crate::exact) fn each(&self, bits: &mut Bits, f: impl Fn(usize) -> bool) {
         // A word at a time, in a register.
         for (word, bits) in bits.iter_mut().enumerate() {
             let within = (word * 64).min(self.len)..((word + 1) * 64).min(self.len);
@@ -189,7 +189,7 @@ impl TileKeys<'_> {
 
 /// The bits of these places; none where the range ends before it starts.
 #[inline]
-pub(super) fn bits_of(range: Range<usize>) -> Bits {
+pub(in crate::exact) fn bits_of(range: Range<usize>) -> Bits {
     let below = |end: usize| if end == 128 { u128::MAX } else { (1 << end) - 1 };
     let set = below(range.end) & !below(range.start);
     [set as u64, (set >> 64) as u64]

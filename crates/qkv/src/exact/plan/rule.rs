@@ -2,7 +2,7 @@
 //! something be kept at all, and which bits of a row are set. [`Mask::allows`] says what is meant; this only says it faster.
 
 use super::order::{TileKeys, bits_of};
-use super::tile::RowAt;
+use crate::exact::scores::RowAt;
 use crate::mask::{BigBird, Blocks, Mask, Scene, clamp};
 use crate::problem::Problem;
 use crate::tuning::{KEYS, PAIRS_LOOKED_AT};

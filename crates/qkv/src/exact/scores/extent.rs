@@ -1,6 +1,6 @@
 //! The part of a tile that its rows see, in panels of keys.
 
-use super::products::Arithmetic;
+use crate::exact::gemm::Arithmetic;
 use crate::tuning::{PAIR_ROWS, SPAN_ROWS};
 use qkv_simd::Real;
 use qkv_simd::tile::Span;
@@ -38,8 +38,8 @@ impl<'a> Extent<'a> {
         let all = Span { start: 0, end: self.panels as u16 };
         let size = match arithmetic {
             _ if self.spans.is_empty() => rows.max(1),
-            Arithmetic::Sums => SPAN_ROWS,
-            Arithmetic::Pairs | Arithmetic::Thirds => PAIR_ROWS,
+            Arithmetic::Native => SPAN_ROWS,
+            Arithmetic::Bf16 | Arithmetic::Bf16x3 => PAIR_ROWS,
         };
         (0..rows).step_by(size).map(move |start| {
             let strip = start..(start + size).min(rows);

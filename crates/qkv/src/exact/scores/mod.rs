@@ -1,18 +1,21 @@
 //! The scores of one tile: computed raw, then scaled, capped, biased and masked in passes over memory that lies in the
 //! first-level cache. Everything that is not needed is skipped for the whole tile, not decided number by number.
 
-use super::extent::Extent;
-use super::order::{TileKeys, bits_of};
-use super::plan::Piece;
-use super::products::{Arithmetic, Desk};
-use super::rule::{Bits, Verdict};
+pub(crate) mod extent;
+pub(crate) mod projection;
+
 use crate::attention::Output;
+use crate::exact::gemm::{Arithmetic, Desk};
+use crate::exact::plan::Piece;
+use crate::exact::plan::order::{TileKeys, bits_of};
+use crate::exact::plan::rule::{Bits, Verdict};
 use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::Scratch;
 use crate::select::{Dropout, Select};
 use crate::tensor::Tensor;
 use crate::tuning::{KEYS, QUERIES};
+use extent::Extent;
 use qkv_simd::pairwise::{self, Pairwise, Sides};
 use qkv_simd::tile::{Exponential, RowOp, Span, hide, keep_bits, ramp, row_op, soft_cap};
 use qkv_simd::{Element, Isa, Real, padded, philox};
@@ -143,7 +146,7 @@ impl<'a, T: Element> TileOps<'a, T> {
 
     /// How the scores of some rows become weights, once they are scaled by `scale`.
     pub fn exponential<'b>(&self, scale: T::Acc, extent: Extent<'b>) -> Exponential<'b, T::Acc> {
-        Exponential { scale, spans: extent.spans, sharp: self.arithmetic != Arithmetic::Pairs }
+        Exponential { scale, spans: extent.spans, sharp: self.arithmetic != Arithmetic::Bf16 }
     }
 
     /// The score that is no product, if it is one.

@@ -1,8 +1,8 @@
 //! What general, additive and cosine scores do to rows before they are compared, and to gradients afterwards: work that is
 //! linear in the sequence, done once, so that the engine itself knows only products, additive and distance.
 
-use super::operand::Operand;
 use crate::error::Result;
+use crate::exact::pack::Operand;
 use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::{Buffer, Scratch};
@@ -131,7 +131,7 @@ fn through<T: Element, U: Element<Acc = T::Acc>>(
             let panels = to_row / T::Acc::LANES;
             product(
                 isa,
-                Target::onto(made, to_row),
+                Target::accumulate(made, to_row),
                 Matrix::rows(rows, from_row),
                 Panels::rows(w, *row),
                 range.len(),
@@ -310,7 +310,7 @@ fn outer<T: Element>(
                     let x = Matrix::transposed(&xs[strip.start..], a_row);
                     product(
                         isa,
-                        Target::onto(sums, b_row),
+                        Target::accumulate(sums, b_row),
                         x,
                         Panels::rows(ys, b_row),
                         strip.len(),

@@ -2,15 +2,15 @@
 //! memory stays linear in the keys. Backward they go through the same tiles as softmax; what they need for it (the keys
 //! chosen, the mean of the values kept) is in the output.
 
-use super::operand::{KeyBlocks, Operand, Room};
-use super::order::TileKeys;
-use super::plan::{Piece, Plan};
-use super::products::Desk;
-use super::projection::Compared;
-use super::rule::Rule;
-use super::tile::{Live, RowAt, TileOps, chosen_by};
 use crate::attention::Output;
 use crate::error::Result;
+use crate::exact::gemm::Desk;
+use crate::exact::pack::{KeyBlocks, Operand, Room};
+use crate::exact::plan::order::TileKeys;
+use crate::exact::plan::rule::Rule;
+use crate::exact::plan::{Piece, Plan};
+use crate::exact::scores::projection::Compared;
+use crate::exact::scores::{Live, RowAt, TileOps, chosen_by};
 use crate::problem::Problem;
 use crate::scratch::{Buffer, Scratch};
 use crate::select::{Choice, Select, gumbel, uniform};
@@ -164,7 +164,7 @@ fn score_rows<T: Element>(
     let finite = desk.load_left(queries, rows.iter().map(|at| (b, at.h, at.i)), q);
     for key_tile in piece.key_tiles() {
         let verdict = piece.verdict_of_rows(&ops.problem.scene, rows, key_tile);
-        if verdict == super::Verdict::Empty {
+        if verdict == crate::exact::plan::rule::Verdict::Empty {
             continue;
         }
         let keys = piece.tile_keys(b, key_head, key_tile);
@@ -260,7 +260,7 @@ fn hard<T: Element>(
             let (value_rows, finite) = blocks.values(at.b, reader.head, tile, desk);
             let multiply = if finite { product } else { product_skipping_zeros };
             let (p, v) = (Matrix::rows(&scores[keys.start..], scores.len()), Panels::rows(value_rows, row));
-            multiply(ops.isa, Target::plus(kept, row), p, v, 1, row / T::Acc::LANES, keys.len);
+            multiply(ops.isa, Target::add_partial(kept, row), p, v, 1, row / T::Acc::LANES, keys.len);
         }
         row_op(ops.isa, kept, RowOp::Scale(T::Acc::ONE / sum));
     }
