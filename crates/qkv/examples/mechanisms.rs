@@ -113,7 +113,7 @@ fn main() -> qkv::Result<()> {
         "Memory is what the call allocated beyond inputs and outputs. *Touched* is the share of tiles that were computed."
     );
     println!(
-        "The error is the relative error of the output against full softmax attention (scaled dot) on the same random inputs."
+        "The error is the output's relative error against full softmax attention (scaled dot) on the same random inputs."
     );
     println!(
         "With random inputs every key matters a little, so it measures how much a mechanism leaves out or changes, not how"
