@@ -14,6 +14,7 @@ use crate::pattern::Pattern;
 use crate::report::{Milliseconds, Report};
 use crate::results::results;
 use crate::source::Source;
+use qkv_models::files::safetensors::TensorInfo;
 use crate::target::Target;
 use crate::threads;
 use half::{bf16, f16};
@@ -104,7 +105,7 @@ fn demand(choices: &Choices, source: Option<&Source>) -> Demand {
         Some(_) => info(name).and_then(|info| info.shape[..].try_into().ok()).unwrap_or([0; 4]),
         None => example::SHAPE,
     };
-    let bytes = |(name, ..): &TensorRow| info(name).map_or(0, |info| info.data_offsets.1 - info.data_offsets.0) as u64;
+    let bytes = |(name, ..): &TensorRow| info(name).map_or(0, TensorInfo::byte_len);
     Demand {
         q: axes("q"),
         k: axes("k"),

@@ -5,6 +5,7 @@ mod seeds;
 use qkv_fuzz::{Shape, Target, fuzz, fuzz_large};
 use qkv_models::chat::{Message, Template};
 use qkv_models::files::gguf::Gguf;
+use qkv_models::files::safetensors::Reader;
 use qkv_models::files::tensors::TensorFile;
 use qkv_models::image::{Image, idx};
 use qkv_models::text::corpus::Corpus;
@@ -33,6 +34,32 @@ fn safetensors() {
     fuzz(&target, |bytes| match TensorFile::from_bytes(bytes.to_vec(), "a.safetensors") {
         Err(error) => error.to_string(),
         Ok(file) => file.names().map(|name| told(file.read(name))).collect::<Vec<_>>().join(", "),
+    });
+}
+
+/// The reader that `qkv run` and the explorer share: a header from a file, then every tensor, whole and in part.
+#[test]
+fn safetensors_from_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let words = &["F32", "I64", "BOOL", "U8", "F4", "__metadata__", "data_offsets", "shape", "dtype", "\"q\":", "\"k\":"];
+    let target = Target { name: "safetensors-file", shape: Shape::Safetensors, seeds: seeds::safetensors(), words };
+    fuzz(&target, |bytes| {
+        let path = folder.path().join("a.safetensors");
+        std::fs::write(&path, bytes).unwrap();
+        let mut file = match Reader::open(&path) {
+            Ok(file) => file,
+            Err(error) => return error.to_string(),
+        };
+        let names: Vec<String> = file.names().map(str::to_owned).collect();
+        for name in &names {
+            let info = file.info(name).expect("it is listed").clone();
+            let whole = file.read(name).expect("its bytes are in the file");
+            assert_eq!(whole.len() as u64, info.byte_len());
+            let half = info.byte_len() / 2;
+            assert_eq!(file.read_range(name, half..info.byte_len()).unwrap(), whole[half as usize..]);
+            assert!(file.read_range(name, 0..info.byte_len() + 1).is_err());
+        }
+        format!("right {:?}", names.len().min(4))
     });
 }
 

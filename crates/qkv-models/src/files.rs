@@ -2,6 +2,8 @@
 
 pub mod atomic;
 pub mod gguf;
+pub mod input;
 pub(crate) mod packed;
+pub mod safetensors;
 pub mod tensors;
 pub mod weights;

@@ -97,14 +97,15 @@ fn a_file_that_is_cut_off_or_goes_on_is_refused() {
     let whole = to_bytes(&[Named { name: "a", shape: &[2], values: &[1.0, 2.0] }], Storage::F32).expect("bytes");
     let data = whole.len() - 8;
     for length in 0..data {
-        assert!(refused(&whole[..length]).starts_with("`m.safetensors`: header: "));
+        assert!(refused(&whole[..length]).starts_with("`m.safetensors`: safetensors header: "));
     }
     for length in data..whole.len() {
         let missing = format!("`m.safetensors`: tensor `a`: its bytes end at 8, the data at {}", length - data);
         assert_eq!(refused(&whole[..length]), missing);
     }
     let longer = [&whole[..], &[0]].concat();
-    assert_eq!(refused(longer), "`m.safetensors`: header: the file goes on after the last tensor");
+    let expected = "`m.safetensors`: safetensors header: the tensors have 8 bytes, 9 follow the header";
+    assert_eq!(refused(longer), expected);
 }
 
 #[test]
@@ -114,19 +115,21 @@ fn a_header_that_lies_is_refused_and_the_tensor_named() {
     };
     let one =
         |shape: &str, from, to, data: &[u8]| refused(forged(&format!("{{{}}}", entry("w", shape, from, to)), data));
-    let shape = "`m.safetensors`: tensor `w`: its shape does not agree with its bytes";
-    assert_eq!(one("[3]", 0, 8, &[0; 8]), shape);
-    assert_eq!(one("[4611686018427387904,4611686018427387904]", 0, 8, &[0; 8]), shape);
+    let tensor = |what: &str| format!("`m.safetensors`: tensor `w`: {what}");
+    assert_eq!(one("[3]", 0, 8, &[0; 8]), tensor("its shape [3] of F32 needs 12 bytes, not 0 to 8"));
+    let huge = "[4611686018427387904,4611686018427387904]";
+    assert!(one(huge, 0, 8, &[0; 8]).ends_with("4611686018427387904] overflows"));
     let beyond = one("[1099511627776]", 0, 4398046511104, &[0; 8]);
-    assert_eq!(beyond, "`m.safetensors`: tensor `w`: its bytes end at 4398046511104, the data at 8");
-    let gap = "`m.safetensors`: tensor `w`: its bytes overlap another's, or leave a gap";
-    assert_eq!(one("[1]", 4, 8, &[0; 8]), gap);
-    assert_eq!(one("[1]", 8, 4, &[0; 8]), gap);
+    assert_eq!(beyond, tensor("its bytes end at 4398046511104, the data at 8"));
+    assert_eq!(one("[1]", 4, 8, &[0; 8]), tensor("its bytes begin at 4, after a gap that begins at 0"));
+    assert_eq!(one("[1]", 8, 4, &[0; 8]), tensor("its shape [1] of F32 needs 4 bytes, not 8 to 4"));
     let both = format!("{{{},{}}}", entry("v", "[2]", 0, 8), entry("w", "[2]", 4, 12));
-    assert_eq!(refused(forged(&both, &[0; 12])), gap);
-    assert!(refused(forged("{\"w\": 3}", &[])).starts_with("`m.safetensors`: header: invalid JSON"));
-    assert!(refused(forged("\u{ff}\"", &[])).starts_with("`m.safetensors`: header: "));
-    assert_eq!(refused(u64::MAX.to_le_bytes()), "`m.safetensors`: header: header too large");
+    let overlap = tensor("its bytes begin at 4, inside another tensor that ends at 8");
+    assert_eq!(refused(forged(&both, &[0; 12])), overlap);
+    let header = "`m.safetensors`: safetensors header: ";
+    assert!(refused(forged("{\"w\": 3}", &[])).starts_with(&format!("{header}`w` is not a tensor")));
+    assert!(refused(forged("\u{ff}\"", &[])).starts_with(header));
+    assert!(refused(u64::MAX.to_le_bytes()).starts_with(&format!("{header}it claims 18446744073709551615 bytes")));
 }
 
 #[test]

@@ -1,105 +1,47 @@
-//! A `.safetensors` file, read a tensor at a time: a recording of a hundred thousand tokens is hundreds of megabytes, and is in
-//! memory once. The header is checked before anything that it claims is believed.
+//! Tensors of a recording as the explorer needs them, on top of [`Reader`] of `qkv-models`, which checks the header. A
+//! tensor is read in pieces: a recording of a hundred thousand tokens is hundreds of megabytes and is in memory once.
 
 use half::{bf16, f16};
 use qkv::Tensor;
+use qkv_models::files::safetensors::{Dtype, Reader, TensorInfo};
 use qkv_models::{Error, Result};
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io::{Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// The largest header that is read.
-const MOST: u64 = 100 << 20;
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Entry {
-    dtype: String,
-    shape: Vec<usize>,
-    data_offsets: [u64; 2],
-}
-
-/// A file whose header has been read.
+/// A file whose header has been checked.
 #[derive(Debug)]
-pub(super) struct File {
-    path: PathBuf,
-    file: std::fs::File,
-    start: u64,
-    entries: BTreeMap<String, Entry>,
-    metadata: BTreeMap<String, String>,
-}
+pub(super) struct File(Reader);
 
-fn size_of(dtype: &str) -> Option<u64> {
-    match dtype {
-        "F64" | "I64" => Some(8),
-        "F32" | "I32" => Some(4),
-        "F16" | "BF16" => Some(2),
-        "U8" | "BOOL" => Some(1),
-        _ => None,
-    }
-}
+/// Bytes of a tensor that are converted at a time.
+const PIECE: u64 = 1 << 20;
 
 impl File {
     pub fn open(path: &Path) -> Result<File> {
-        let wrong = |what: String| Error::format(path, "header", what);
-        let mut file = std::fs::File::open(path).map_err(|e| Error::file("open", path, e))?;
-        let length = file.metadata().map_err(|e| Error::file("read", path, e))?.len();
-        let mut count = [0; 8];
-        file.read_exact(&mut count).map_err(|_| wrong("it has fewer than 8 bytes".into()))?;
-        let count = u64::from_le_bytes(count);
-        if count > MOST || count > length - 8 {
-            return Err(wrong(format!("it claims {count} bytes, the file has {}", length - 8)));
-        }
-        let mut json = vec![0; count as usize];
-        file.read_exact(&mut json).map_err(|e| Error::file("read", path, e))?;
-        let mut all: BTreeMap<String, serde_json::Value> =
-            serde_json::from_slice(&json).map_err(|e| wrong(e.to_string()))?;
-        let metadata = match all.remove("__metadata__") {
-            Some(found) => serde_json::from_value(found).map_err(|e| wrong(format!("`__metadata__`: {e}")))?,
-            None => BTreeMap::new(),
-        };
-        let (start, mut entries) = (8 + count, BTreeMap::new());
-        for (name, value) in all {
-            let wrong = |what: String| Error::format(path, format!("tensor `{name}`"), what);
-            let entry: Entry = serde_json::from_value(value).map_err(|e| wrong(e.to_string()))?;
-            let [from, to] = entry.data_offsets;
-            let each = size_of(&entry.dtype).ok_or_else(|| wrong(format!("its type is {}", entry.dtype)))?;
-            let numbers = entry.shape.iter().try_fold(1u64, |n, &axis| n.checked_mul(axis as u64));
-            let bytes = numbers.and_then(|n| n.checked_mul(each));
-            if from > to || to > length - start || bytes != Some(to - from) {
-                return Err(wrong(format!("bytes {from}..{to} do not hold {:?} of {}", entry.shape, entry.dtype)));
-            }
-            entries.insert(name, entry);
-        }
-        let mut places: Vec<([u64; 2], &String)> =
-            entries.iter().map(|(name, entry)| (entry.data_offsets, name)).collect();
-        places.sort();
-        let shared = places.windows(2).find(|two| two[1].0[0] < two[0].0[1]);
-        if let Some([(_, one), (_, other)]) = shared {
-            return Err(wrong(format!("`{one}` and `{other}` share bytes")));
-        }
-        Ok(File { path: path.to_owned(), file, start, entries, metadata })
+        Reader::open(path).map(File)
     }
 
     pub fn metadata(&self, key: &str) -> Option<String> {
-        self.metadata.get(key).cloned()
+        self.0.metadata(key).map(str::to_owned)
     }
 
     pub fn has(&self, name: &str) -> bool {
-        self.entries.contains_key(name)
+        self.0.info(name).is_some()
     }
 
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.entries.keys().map(String::as_str)
+        self.0.names()
     }
 
     pub fn shape(&self, name: &str) -> Result<&[usize]> {
-        let missing = || Error::format(&self.path, format!("tensor `{name}`"), "it is missing");
-        Ok(&self.entries.get(name).ok_or_else(missing)?.shape)
+        Ok(&self.info(name)?.shape)
+    }
+
+    fn info(&self, name: &str) -> Result<&TensorInfo> {
+        self.0.info(name).ok_or_else(|| self.wrong_tensor(name, "it is missing"))
     }
 
     pub fn wrong(&self, part: &str, what: impl Into<String>) -> Error {
-        Error::format(&self.path, part, what)
+        Error::format(self.0.path(), part, what)
     }
 
     fn wrong_tensor(&self, name: &str, what: impl Into<String>) -> Error {
@@ -117,30 +59,24 @@ impl File {
         Ok(axes)
     }
 
-    /// Part of a tensor's numbers, in order, each as what `number` makes of its bytes.
+    /// Part of a tensor's numbers, in order, each converted from its bytes by `number`.
     fn numbers<N>(
         &mut self,
         name: &str,
         range: std::ops::Range<u64>,
-        number: fn(&str, &[u8]) -> Option<N>,
+        number: fn(Dtype, &[u8]) -> Option<N>,
     ) -> Result<Vec<N>> {
-        self.shape(name)?;
-        let entry = self.entries[name].clone();
-        let each = size_of(&entry.dtype).expect("checked");
+        let dtype = self.info(name)?.dtype;
+        let wrong_type = format!("its type is {dtype}, which does not fit here");
+        let each = (dtype.bitsize() / 8).max(1) as u64;
         let mut out = Vec::with_capacity((range.end - range.start) as usize);
-        let from = self.start + entry.data_offsets[0] + range.start * each;
-        let refused = |e| Error::file("read", &self.path, e);
-        self.file.seek(SeekFrom::Start(from)).map_err(refused)?;
-        let mut part = vec![0; 1 << 20];
-        let mut left = (range.end - range.start) * each;
-        while left > 0 {
-            let some = left.min(part.len() as u64) as usize;
-            self.file.read_exact(&mut part[..some]).map_err(refused)?;
-            for bytes in part[..some].chunks_exact(each as usize) {
-                let what = || format!("its type is {}, which is not what stands there", entry.dtype);
-                out.push(number(&entry.dtype, bytes).ok_or_else(|| self.wrong_tensor(name, what()))?);
+        let (mut from, end) = (range.start * each, range.end * each);
+        while from < end {
+            let to = end.min(from + PIECE);
+            for bytes in self.0.read_range(name, from..to)?.chunks_exact(each as usize) {
+                out.push(number(dtype, bytes).ok_or_else(|| self.wrong_tensor(name, wrong_type.as_str()))?);
             }
-            left -= some as u64;
+            from = to;
         }
         Ok(out)
     }
@@ -205,21 +141,21 @@ impl File {
     }
 }
 
-fn float(dtype: &str, bytes: &[u8]) -> Option<f32> {
+fn float(dtype: Dtype, bytes: &[u8]) -> Option<f32> {
     Some(match dtype {
-        "F32" => f32::from_le_bytes(bytes.try_into().ok()?),
-        "F64" => f64::from_le_bytes(bytes.try_into().ok()?) as f32,
-        "F16" => f16::from_le_bytes(bytes.try_into().ok()?).to_f32(),
-        "BF16" => bf16::from_le_bytes(bytes.try_into().ok()?).to_f32(),
+        Dtype::F32 => f32::from_le_bytes(bytes.try_into().ok()?),
+        Dtype::F64 => f64::from_le_bytes(bytes.try_into().ok()?) as f32,
+        Dtype::F16 => f16::from_le_bytes(bytes.try_into().ok()?).to_f32(),
+        Dtype::BF16 => bf16::from_le_bytes(bytes.try_into().ok()?).to_f32(),
         _ => return None,
     })
 }
 
-fn integer(dtype: &str, bytes: &[u8]) -> Option<i64> {
+fn integer(dtype: Dtype, bytes: &[u8]) -> Option<i64> {
     Some(match dtype {
-        "I64" => i64::from_le_bytes(bytes.try_into().ok()?),
-        "I32" => i64::from(i32::from_le_bytes(bytes.try_into().ok()?)),
-        "U8" | "BOOL" => i64::from(*bytes.first()?),
+        Dtype::I64 => i64::from_le_bytes(bytes.try_into().ok()?),
+        Dtype::I32 => i64::from(i32::from_le_bytes(bytes.try_into().ok()?)),
+        Dtype::U8 | Dtype::BOOL => i64::from(*bytes.first()?),
         _ => return None,
     })
 }
@@ -227,24 +163,24 @@ fn integer(dtype: &str, bytes: &[u8]) -> Option<i64> {
 /// Collects tensors to write: the same give the same bytes, which the crate `safetensors` does not promise of metadata.
 #[derive(Default)]
 pub(crate) struct Writer {
-    entries: BTreeMap<String, Entry>,
+    entries: BTreeMap<String, TensorInfo>,
     data: Vec<u8>,
 }
 
 impl Writer {
-    fn entry(&mut self, name: String, dtype: &str, shape: &[usize], bytes: impl Iterator<Item = u8>) {
+    fn entry(&mut self, name: String, dtype: Dtype, shape: &[usize], bytes: impl Iterator<Item = u8>) {
         let from = self.data.len() as u64;
         self.data.extend(bytes);
-        let data_offsets = [from, self.data.len() as u64];
-        self.entries.insert(name, Entry { dtype: dtype.into(), shape: shape.to_vec(), data_offsets });
+        let data_offsets = (from, self.data.len() as u64);
+        self.entries.insert(name, TensorInfo { dtype, shape: shape.to_vec(), data_offsets });
     }
 
     pub fn floats(&mut self, name: String, shape: &[usize], values: &[f32]) {
-        self.entry(name, "F32", shape, values.iter().flat_map(|x| x.to_le_bytes()));
+        self.entry(name, Dtype::F32, shape, values.iter().flat_map(|x| x.to_le_bytes()));
     }
 
     pub fn integers(&mut self, name: String, shape: &[usize], values: impl Iterator<Item = i64>) {
-        self.entry(name, "I64", shape, values.flat_map(i64::to_le_bytes));
+        self.entry(name, Dtype::I64, shape, values.flat_map(i64::to_le_bytes));
     }
 
     pub fn bytes(self, metadata: &[(&str, &str)]) -> Vec<u8> {

@@ -5,21 +5,20 @@
 //! 127, and beside it `name.scale` of `[rows]`: a value is its number times its row's scale. Everything that is not a matrix
 //! stays `f32`. The error of a value is at most half its row's scale, 0.4 % of the row's largest value.
 //!
-//! A file is checked before a tensor is believed: offsets have to cover the bytes, once and in order, and shapes have to
-//! agree with them. What is allocated is bounded by the bytes that are there, not by what the header says there are.
+//! [`safetensors`](super::safetensors) checks a file before any tensor is read. Allocations are bounded by the bytes that
+//! are there, not by what the header claims.
 
 mod rows;
 
-use crate::files::atomic;
+use super::safetensors::{Header, TensorInfo};
+use super::{atomic, input};
 use crate::{Error, Result};
 use half::{bf16, f16};
-use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors, TensorInfo, TensorView};
+use safetensors::tensor::{Dtype, SafeTensorError, TensorView};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
 use std::io::Read;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// What follows a matrix's name in the name of its scales.
@@ -112,19 +111,12 @@ pub fn write(path: impl AsRef<Path>, tensors: &[Named], storage: Storage) -> Res
     atomic::write(path, &to_bytes(tensors, storage)?)
 }
 
-#[derive(Clone, Debug)]
-struct Entry {
-    dtype: Dtype,
-    shape: Vec<usize>,
-    bytes: Range<usize>,
-}
-
 /// A file of tensors that has been checked. Tensors are read from it one by one.
 #[derive(Clone, Debug)]
 pub struct TensorFile {
     path: PathBuf,
     bytes: Cow<'static, [u8]>,
-    entries: BTreeMap<String, Entry>,
+    header: Header,
 }
 
 impl TensorFile {
@@ -146,7 +138,7 @@ impl TensorFile {
 
     /// `open` for the one type of path: compiled here, once, and not again by every caller.
     fn open_at(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(|e| Error::file("open", path, e))?;
+        let file = input::open(path)?;
         let length = file.metadata().map_err(|e| Error::file("read", path, e))?.len();
         let mut bytes = Vec::new();
         file.take(length).read_to_end(&mut bytes).map_err(|e| Error::file("read", path, e))?;
@@ -156,34 +148,32 @@ impl TensorFile {
     /// Checks the bytes of a file; `path` is what errors call it.
     pub fn from_bytes(bytes: impl Into<Cow<'static, [u8]>>, path: impl AsRef<Path>) -> Result<Self> {
         let (bytes, path) = (bytes.into(), path.as_ref().to_owned());
-        check_ends(&bytes, &path)?;
-        let (header, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| refusal(&bytes, &path, e))?;
-        let start = size_of::<u64>() + header;
-        let entries = metadata.tensors().into_iter().map(|(name, info)| {
-            let (from, to) = info.data_offsets;
-            (name, Entry { dtype: info.dtype, shape: info.shape.clone(), bytes: start + from..start + to })
-        });
-        Ok(TensorFile { entries: entries.collect(), path, bytes })
+        let header = Header::read(&mut &bytes[..], bytes.len() as u64, &path)?;
+        Ok(TensorFile { path, bytes, header })
     }
 
     /// The names of the tensors, in their order. Scales of 8-bit rows are part of their matrix and have no name here.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.entries.keys().map(String::as_str).filter(|name| !self.is_scale(name))
+        self.header.tensors().keys().map(String::as_str).filter(|name| !self.is_scale(name))
+    }
+
+    fn info(&self, name: &str) -> Option<&TensorInfo> {
+        self.header.tensors().get(name)
     }
 
     fn is_scale(&self, name: &str) -> bool {
-        let matrix = name.strip_suffix(SCALE).and_then(|matrix| self.entries.get(matrix));
+        let matrix = name.strip_suffix(SCALE).and_then(|matrix| self.info(matrix));
         matrix.is_some_and(|matrix| matrix.dtype == Dtype::I8)
     }
 
     /// The shape of a tensor, where there is one of that name.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
-        self.entries.get(name).map(|entry| &entry.shape[..])
+        self.info(name).map(|info| &info.shape[..])
     }
 
     /// How a tensor is stored, in words.
     pub fn storage(&self, name: &str) -> Option<String> {
-        self.entries.get(name).map(|entry| entry.dtype.to_string())
+        self.info(name).map(|info| info.dtype.to_string())
     }
 
     /// What errors call it.
@@ -197,21 +187,23 @@ impl TensorFile {
 
     /// The values of a tensor, the last axis fastest.
     pub fn read(&self, name: &str) -> Result<Vec<f32>> {
-        let entry = self.entries.get(name).ok_or_else(|| self.wrong(name, "it is missing"))?;
-        let bytes = &self.bytes[entry.bytes.clone()];
+        let (Some(info), Some(place)) = (self.info(name), self.header.range(name)) else {
+            return Err(self.wrong(name, "it is missing"));
+        };
+        let bytes = &self.bytes[place.start as usize..place.end as usize];
         let halves = || bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
-        match entry.dtype {
+        match info.dtype {
             Dtype::F32 => Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()),
             Dtype::F16 => Ok(halves().map(|b| f16::from_le_bytes(b).to_f32()).collect()),
             Dtype::BF16 => Ok(halves().map(|b| bf16::from_le_bytes(b).to_f32()).collect()),
             Dtype::I8 => {
-                let [count, width] = entry.shape[..] else {
+                let [count, width] = info.shape[..] else {
                     return Err(
-                        self.wrong(name, format!("its 8-bit rows have shape {:?}, expected a matrix", entry.shape))
+                        self.wrong(name, format!("its 8-bit rows have shape {:?}, expected a matrix", info.shape))
                     );
                 };
                 let scale = format!("{name}{SCALE}");
-                if self.entries.get(&scale).is_some_and(|entry| entry.dtype == Dtype::I8) {
+                if self.info(&scale).is_some_and(|info| info.dtype == Dtype::I8) {
                     return Err(self.wrong(&scale, "it is I8, expected F32, F16 or BF16"));
                 }
                 Ok(rows::widen(bytes, &self.read_shaped(&scale, &[count])?, width))
@@ -229,52 +221,4 @@ impl TensorFile {
             _ => self.read(name),
         }
     }
-}
-
-/// What the header says of each tensor, where it can be read; where not, the library that reads it says why.
-fn outline(bytes: &[u8]) -> Option<(BTreeMap<String, TensorInfo>, usize)> {
-    let length = usize::try_from(u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?)).ok()?;
-    let header = bytes.get(8..length.checked_add(8)?)?;
-    let entries: BTreeMap<String, serde_json::Value> = serde_json::from_slice(header).ok()?;
-    let infos = entries.into_iter().filter_map(|(name, value)| Some((name, serde_json::from_value(value).ok()?)));
-    Some((infos.collect(), bytes.len() - 8 - length))
-}
-
-/// Refuses a tensor that ends beyond the file. The library only looks at the sum, which can be so large that it wraps
-/// around to the right one.
-fn check_ends(bytes: &[u8], path: &Path) -> Result<()> {
-    let Some((infos, length)) = outline(bytes) else { return Ok(()) };
-    match infos.iter().find(|(_, info)| info.data_offsets.1 > length) {
-        Some((name, info)) => {
-            let what = format!("its bytes end at {}, the data at {length}", info.data_offsets.1);
-            Err(Error::format(path, format!("tensor `{name}`"), what))
-        }
-        None => Ok(()),
-    }
-}
-
-/// What was wrong, and with which tensor: the library does not say that for a shape.
-fn refusal(bytes: &[u8], path: &Path, error: SafeTensorError) -> Error {
-    match &error {
-        SafeTensorError::InvalidOffset(name) => {
-            Error::format(path, format!("tensor `{name}`"), "its bytes overlap another's, or leave a gap")
-        }
-        SafeTensorError::TensorInvalidInfo | SafeTensorError::ValidationOverflow => {
-            let part = culprit(bytes).map_or("header".into(), |name| format!("tensor `{name}`"));
-            Error::format(path, part, "its shape does not agree with its bytes")
-        }
-        SafeTensorError::MetadataIncompleteBuffer => {
-            Error::format(path, "header", "the file goes on after the last tensor")
-        }
-        _ => Error::format(path, "header", error.to_string()),
-    }
-}
-
-/// The first tensor, by its offset, whose shape does not agree with its bytes.
-fn culprit(bytes: &[u8]) -> Option<String> {
-    let wrong = outline(bytes)?.0.into_iter().filter(|(_, info)| {
-        let bits = info.shape.iter().try_fold(info.dtype.bitsize(), |bits, &axis| bits.checked_mul(axis));
-        bits.is_none_or(|bits| Some(bits / 8) != info.data_offsets.1.checked_sub(info.data_offsets.0))
-    });
-    wrong.min_by_key(|(_, info)| info.data_offsets).map(|(name, _)| name)
 }
