@@ -14,11 +14,11 @@ use crate::pattern::Pattern;
 use crate::report::{Milliseconds, Report};
 use crate::results::results;
 use crate::source::Source;
-use qkv_models::files::safetensors::TensorInfo;
 use crate::target::Target;
 use crate::threads;
 use half::{bf16, f16};
 use qkv::{Features, Score, Select};
+use qkv_models::files::safetensors::TensorInfo;
 use std::io::Write;
 
 /// Does it, and returns what goes to stdout.

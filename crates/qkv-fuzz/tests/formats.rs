@@ -41,7 +41,8 @@ fn safetensors() {
 #[test]
 fn safetensors_from_a_file() {
     let folder = tempfile::tempdir().unwrap();
-    let words = &["F32", "I64", "BOOL", "U8", "F4", "__metadata__", "data_offsets", "shape", "dtype", "\"q\":", "\"k\":"];
+    let words =
+        &["F32", "I64", "BOOL", "U8", "F4", "__metadata__", "data_offsets", "shape", "dtype", "\"q\":", "\"k\":"];
     let target = Target { name: "safetensors-file", shape: Shape::Safetensors, seeds: seeds::safetensors(), words };
     fuzz(&target, |bytes| {
         let path = folder.path().join("a.safetensors");

@@ -55,9 +55,8 @@ pub fn read(path: &Path, max_len: u64) -> Result<Vec<u8>> {
 /// # Errors
 /// As [`read`], and where the bytes are not UTF-8.
 pub fn read_to_string(path: &Path, max_len: u64) -> Result<String> {
-    String::from_utf8(read(path, max_len)?).map_err(|e| {
-        Error::format(path, "text", format!("byte {} is not UTF-8", e.utf8_error().valid_up_to() + 1))
-    })
+    String::from_utf8(read(path, max_len)?)
+        .map_err(|e| Error::format(path, "text", format!("byte {} is not UTF-8", e.utf8_error().valid_up_to() + 1)))
 }
 
 /// The kind of a file that is not a regular one.

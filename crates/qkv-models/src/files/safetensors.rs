@@ -67,7 +67,9 @@ impl Header {
     pub fn read(from: &mut dyn Read, file_len: u64, path: &Path) -> Result<Header> {
         let wrong = |what: String| Error::format(path, "safetensors header", what);
         let Some(after_prefix) = file_len.checked_sub(PREFIX) else {
-            return Err(wrong(format!("the file has {file_len} bytes, fewer than the {PREFIX} of the header's length")));
+            return Err(wrong(format!(
+                "the file has {file_len} bytes, fewer than the {PREFIX} of the header's length"
+            )));
         };
         let mut prefix = [0; PREFIX as usize];
         from.read_exact(&mut prefix).map_err(|e| Error::file("read", path, e))?;
