@@ -188,14 +188,14 @@ impl Bert {
     pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, rows: &Rows, segments: &[u32]) -> Result<Var<T>> {
         let x = self.tokens.forward(tape, &rows.ids, rows.length, 0);
         let texts = tape.embedding(segments, rows.length, self.segments, 1.0, Positions::None, 0);
-        self.through(tape, &x, texts, rows.ragged())
+        self.through(tape, &x, texts, |tape, layer, x| layer.forward(tape, x, rows.ragged(), None, None))
     }
 
     /// The same for texts one behind the other, `[1, T, C]`.
     pub fn packed<T: Float>(&self, tape: &mut Tape<'_, T>, texts: &Packed) -> Result<Var<T>> {
         let x = self.tokens.placed(tape, &texts.ids, &texts.places());
         let segments = tape.embedding(&texts.segments, texts.ids.len(), self.segments, 1.0, Positions::None, 0);
-        self.through(tape, &x, segments, Some(&texts.lengths))
+        self.through(tape, &x, segments, |tape, layer, x| layer.forward_packed(tape, x, &texts.lengths))
     }
 
     fn through<T: Float>(
@@ -203,13 +203,13 @@ impl Bert {
         tape: &mut Tape<'_, T>,
         x: &Var<T>,
         segments: Var<T>,
-        lengths: Option<&[usize]>,
+        apply: impl Fn(&mut Tape<'_, T>, &Block, Var<T>) -> qkv::Result<Var<T>>,
     ) -> Result<Var<T>> {
         let x = tape.add(x, segments);
         let x = self.norm.forward(tape, &x);
         let mut x = tape.dropout(x, self.dropout);
         for layer in &self.layers {
-            x = layer.forward(tape, x, lengths, None, None)?;
+            x = apply(tape, layer, x)?;
         }
         Ok(x)
     }

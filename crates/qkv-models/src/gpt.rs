@@ -8,7 +8,7 @@ use crate::batch::Rows;
 use crate::{Error, Result};
 use qkv::{Attention, Dropout, Mask, Select};
 use qkv_nn::layers::{
-    AttentionConfig, Block, BlockConfig, Builder, Embedding, FeedKind, KeysValues, Linear, Norm, NormKind, PositionKind,
+    AttentionConfig, Block, BlockConfig, Builder, Embedding, FeedKind, KvCache, Linear, Norm, NormKind, PositionKind,
 };
 use qkv_nn::{Angles, Float, Heads, Param, Tape, Var};
 use serde::{Deserialize, Serialize};
@@ -105,7 +105,7 @@ pub struct Gpt {
 /// What step-by-step decoding remembers.
 #[derive(Clone, Debug)]
 pub struct GptState<T: Float> {
-    caches: Vec<[Option<KeysValues<T>>; 2]>,
+    caches: Vec<[Option<KvCache<T>>; 2]>,
     position: usize,
 }
 

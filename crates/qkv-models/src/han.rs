@@ -103,7 +103,7 @@ impl Level {
         let rnn = Gru::new(&mut at.at("rnn"), inputs, config.hidden, 1, true, 0.0);
         let place = &mut at.at("attention");
         let pool = AttentionPool::new(place, &config.attention, 2 * config.hidden, config.attention_width)?;
-        Ok(Level { rnn, pool: pool.penalised(config.entropy) })
+        Ok(Level { rnn, pool: pool.penalized(config.entropy) })
     }
 
     /// Sequences `x [B, N, C]`, of which `lengths` count, as one row each, `[B, 1, 2H]`.

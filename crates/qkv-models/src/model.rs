@@ -9,7 +9,7 @@ use crate::transformer::{Transformer, TransformerConfig, TransformerState};
 use crate::vit::VitConfig;
 use crate::{Error, Result};
 use qkv_nn::layers::{Builder, PositionKind};
-use qkv_nn::{Activation, Float, Loss, Parameters, Tape, Target, Tensor, Var};
+use qkv_nn::{Activation, Captured, Float, Loss, Parameters, Tape, Target, Tensor, Var};
 use serde::{Deserialize, Serialize};
 
 /// What kind of model, with its sizes: the table `[model]` of a recipe.
@@ -189,12 +189,19 @@ impl Group {
     }
 }
 
-/// Where attention is computed in a model, and which of the captured ones of a pass are its: one, or one a step.
+/// An attention of a model, with the label under which a pass captures it: once, or once a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Site {
     pub group: Group,
     pub layer: usize,
-    pub captured: std::ops::Range<usize>,
+    pub label: String,
+}
+
+impl Site {
+    /// The captured calls of this attention, in order.
+    pub fn calls<'c>(&self, captured: &'c [Captured<f32>]) -> Vec<&'c Captured<f32>> {
+        captured.iter().filter(|call| call.label() == self.label).collect()
+    }
 }
 
 /// A model: handles to parameters, and what to do with them.
@@ -308,7 +315,7 @@ impl Model {
     }
 
     /// What the decoder gives at every position at once, `[B, N, C]`; a decoder alone is shown both sides as one, `[B, S + N, C]`.
-    fn given<T: Float>(&self, tape: &mut Tape<'_, T>, source: &Rows, shown: &Rows) -> Result<Var<T>> {
+    pub(crate) fn given<T: Float>(&self, tape: &mut Tape<'_, T>, source: &Rows, shown: &Rows) -> Result<Var<T>> {
         let memory = self.encode(tape, source)?;
         match &self.built {
             Built::Transformer(model) => model.decode(tape, &memory, source, shown),
@@ -356,24 +363,20 @@ impl Model {
         Ok(tape.cross_entropy(&given, self.output(), None, target))
     }
 
-    /// The attentions of one parallel pass over `steps` positions, in a reader's order: encoder, decoder, cross.
-    pub(crate) fn sites(&self, count: usize, steps: usize) -> Vec<Site> {
-        let one = |group, layer, at: usize| Site { group, layer, captured: at..at + 1 };
+    /// The attentions of the model, in a reader's order: encoder, decoder, cross.
+    pub(crate) fn sites(&self) -> Vec<Site> {
+        let stack = |group, layers: usize, prefix: &'static str, name: &'static str| {
+            (0..layers).map(move |layer| Site { group, layer, label: format!("{prefix}layers.{layer}.{name}") })
+        };
         match &self.config.architecture {
-            Architecture::Transformer(config) => {
-                // Self- and cross-attention of each layer take turns after the encoder's.
-                let (encoder, decoder) = (config.encoder_layers, config.decoder_layers);
-                let reading = (0..encoder).map(|layer| one(Group::Encoder, layer, layer));
-                let writing = (0..decoder).map(|layer| one(Group::Decoder, layer, encoder + 2 * layer));
-                let looking = (0..decoder).map(|layer| one(Group::Cross, layer, encoder + 2 * layer + 1));
-                reading.chain(writing).chain(looking).collect()
-            }
-            // All steps at once, or one after the other.
+            Architecture::Transformer(config) => stack(Group::Encoder, config.encoder_layers, "encoder.", "self_attn")
+                .chain(stack(Group::Decoder, config.decoder_layers, "decoder.", "self_attn"))
+                .chain(stack(Group::Cross, config.decoder_layers, "decoder.", "encoder_attn"))
+                .collect(),
             Architecture::Recurrent(_) => {
-                let captured = if count == 1 { 0..1 } else { 0..steps };
-                vec![Site { group: Group::Cross, layer: 0, captured }]
+                vec![Site { group: Group::Cross, layer: 0, label: "decoder.attention".into() }]
             }
-            Architecture::Gpt(config) => (0..config.layers).map(|layer| one(Group::Decoder, layer, layer)).collect(),
+            Architecture::Gpt(config) => stack(Group::Decoder, config.layers, "", "self_attn").collect(),
             Architecture::Encoder(_) | Architecture::Han(_) | Architecture::Vit(_) => Vec::new(),
         }
     }

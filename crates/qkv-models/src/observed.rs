@@ -82,8 +82,8 @@ impl Translator {
         tape.capture();
         let scores = self.model.scores(&mut tape, &batch.source, &batch.shown)?;
         let captured = tape.captured();
-        let sites = self.model.sites(captured.len(), batch.shown.length);
-        let attentions = sites.into_iter().map(|site| attended(site, &captured, &self.parameters));
+        let sites = self.model.sites();
+        let attentions = sites.iter().map(|site| attended(site, &site.calls(&captured), &self.parameters));
         let specials = self.model.config().specials();
         let shown = [&[specials.bos], target].concat();
         let source = ended(source, specials.eos);
@@ -104,18 +104,18 @@ impl Translator {
     pub fn importance(&self, source: &[u32], target: &[u32], machine: &Machine) -> Result<Vec<Vec<f64>>> {
         let batch = self.observed_batch(source, target)?;
         let (pool, mut gradients) = (Pool::new(), Gradients::of(&self.parameters));
-        let mut tape = Tape::training(&self.parameters, &mut gradients, &pool, machine, 0).quiet();
+        let mut tape = Tape::training(&self.parameters, &mut gradients, &pool, machine, 0).without_noise();
         tape.capture();
         self.model.loss(&mut tape, &batch, 0.0, 1.0 / batch.tokens() as f64)?;
         let captured = tape.captured();
         tape.backward();
-        let sites = self.model.sites(captured.len(), batch.shown.length);
-        let gates = |site: &Site| {
-            let heads = captured[site.captured.start].shape()[1];
-            let gate = |at: usize, head: usize| captured[at].gates().map_or(0.0, |gates| gates[head]);
-            (0..heads).map(|head| site.captured.clone().map(|at| gate(at, head)).sum::<f64>().abs()).collect()
+        let gates = |site: Site| {
+            let calls = site.calls(&captured);
+            let gate = |call: &&Captured<f32>, head: usize| call.gates().map_or(0.0, |gates| gates[head]);
+            let heads = calls.first().map_or(0, |call| call.shape()[1]);
+            (0..heads).map(|head| calls.iter().map(|call| gate(call, head)).sum::<f64>().abs()).collect()
         };
-        Ok(sites.iter().map(gates).collect())
+        Ok(self.model.sites().into_iter().map(gates).collect())
     }
 
     /// Where each token of a target looked in its source: the weights of the decoder's attention to the encoder, averaged over
@@ -124,13 +124,24 @@ impl Translator {
     /// # Errors
     /// As [`observe`](Translator::observe).
     pub fn align(&self, source: &[u32], target: &[u32], machine: &Machine) -> Result<Alignment> {
-        let Observed { source, written, attentions, .. } = self.observe(source, target, machine)?;
-        // A decoder alone sees both sides as one sequence: the target's rows, the source's columns.
-        let (group, first) =
-            if self.model.gpt().is_some() { (Group::Decoder, source.len()) } else { (Group::Cross, 0) };
-        let aligns = |seen: &&Attended| seen.group == group && seen.layer == self.model.alignment_layer();
+        // A decoder-only model sees both sides as one sequence: the target's rows, the source's columns.
+        let group = if self.model.gpt().is_some() { Group::Decoder } else { Group::Cross };
+        let layer = self.model.alignment_layer();
+        let site = self.model.sites().into_iter().find(|site| (site.group, site.layer) == (group, layer));
+        let site = site.ok_or_else(|| Error::invalid("the model has no attention to its source"))?;
+        let batch = self.observed_batch(source, target)?;
+        let pool = Pool::new();
+        let mut tape = Tape::inference(&self.parameters, &pool, machine);
+        let label = site.label.clone();
+        tape.capture_where(move |captured| captured == label);
+        self.model.given(&mut tape, &batch.source, &batch.shown)?;
+        let captured = tape.captured();
+        let attentions = [attended(&site, &site.calls(&captured), &self.parameters)?];
+        let eos = self.model.config().specials().eos;
+        let (source, written) = (ended(source, eos), ended(target, eos));
+        let first = if group == Group::Decoder { source.len() } else { 0 };
         let mut weights = vec![vec![0.0f32; source.len()]; written.len()];
-        for seen in attentions.iter().filter(aligns) {
+        for seen in &attentions {
             let [_, heads, _, _] = seen.inputs.q.shape();
             let keys = seen.inputs.k.shape()[2];
             for head in 0..heads {
@@ -146,8 +157,8 @@ impl Translator {
 
 /// Every attention of a stack of layers that attend to their own sequence.
 pub(crate) fn stacked(group: Group, captured: &[Captured<f32>], parameters: &Parameters<f32>) -> Result<Vec<Attended>> {
-    let site = |layer: usize| Site { group, layer, captured: layer..layer + 1 };
-    (0..captured.len()).map(|layer| attended(site(layer), captured, parameters)).collect()
+    let site = |layer: usize| Site { group, layer, label: format!("layers.{layer}.self_attn") };
+    (0..captured.len()).map(site).map(|site| attended(&site, &site.calls(captured), parameters)).collect()
 }
 
 impl Generator {
@@ -230,13 +241,14 @@ impl Han {
         let captured = tape.captured();
         let scores = self.model.head().forward(&mut tape, &x);
         let probabilities = probabilities(scores.value().data(), scores.value().width()).remove(0);
-        let attentions = match captured.split_last() {
-            Some((of_sentences, of_words)) if !of_words.is_empty() => {
-                let site = Site { group: Group::Sentences, layer: 0, captured: 0..1 };
-                let of_sentences = attended(site, std::slice::from_ref(of_sentences), &self.parameters)?;
-                Some([words_side_by_side(&document, of_words, &self.parameters)?, of_sentences])
-            }
-            _ => None,
+        let site = |group, label: &str| Site { group, layer: 0, label: label.into() };
+        let (words, sentences) = (site(Group::Words, "words.attention"), site(Group::Sentences, "sentences.attention"));
+        let of_words = words.calls(&captured);
+        let attentions = if of_words.is_empty() {
+            None
+        } else {
+            let of_sentences = attended(&sentences, &sentences.calls(&captured), &self.parameters)?;
+            Some([words_side_by_side(&document, &of_words, &self.parameters)?, of_sentences])
         };
         Ok(ObservedDocument { document, probabilities, attentions })
     }
@@ -246,7 +258,7 @@ impl Han {
 /// for each sentence, all words as keys, and of those each sees its own.
 fn words_side_by_side(
     document: &Document,
-    captured: &[Captured<f32>],
+    captured: &[&Captured<f32>],
     parameters: &Parameters<f32>,
 ) -> Result<Attended> {
     let all: Vec<&Vec<u32>> = document.sentences.iter().collect();
@@ -282,16 +294,16 @@ fn words_side_by_side(
     Ok(Attended { group: Group::Words, layer: 0, attention, inputs, output })
 }
 
-/// The attention of a site: as it was captured, or, where a model takes step after step, the steps as the queries of one.
-fn attended(site: Site, captured: &[Captured<f32>], parameters: &Parameters<f32>) -> Result<Attended> {
-    let Site { group, layer, captured: range } = site;
-    let first = &captured[range.start];
+/// The attention of a site: as it was captured, or, for a model that decodes step by step, the steps as queries of one call.
+fn attended(site: &Site, calls: &[&Captured<f32>], parameters: &Parameters<f32>) -> Result<Attended> {
+    let &Site { group, layer, .. } = site;
+    let first = calls.first().ok_or_else(|| Error::invalid(format!("`{}` was not computed", site.label)))?;
     let (mut attention, mut inputs) = (first.attention().clone(), first.inputs(parameters));
-    if range.len() == 1 {
+    if calls.len() == 1 {
         return Ok(Attended { group, layer, attention, inputs, output: first.output().clone() });
     }
-    // The queries of the steps side by side, [1, H, steps, D]; each stands where its step does.
-    let steps: Vec<Owned<f32>> = captured[range].iter().map(|step| step.inputs(parameters)).collect();
+    // The queries of the steps side by side, [1, H, steps, D], each at its own position.
+    let steps: Vec<Owned<f32>> = calls.iter().map(|step| step.inputs(parameters)).collect();
     let [_, heads, _, width] = inputs.q.shape();
     inputs.q = Tensor::from_fn([1, heads, steps.len(), width], |[_, h, step, x]| steps[step].q[[0, h, 0, x]]);
     inputs.positions = Some((0..steps.len() as i64).collect());

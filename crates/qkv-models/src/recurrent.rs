@@ -121,7 +121,7 @@ impl Recurrent {
     pub fn start<T: Float>(&self, tape: &mut Tape<'_, T>, encoded: &Var<T>, source: &Rows) -> RecurrentState<T> {
         let first = tape.step(encoded, 0);
         let states = self.bridge.iter().map(|map| map.activated(tape, &first, Activation::Tanh, 0.0)).collect();
-        let memory = self.attention.remember(tape, encoded.clone(), source.ragged());
+        let memory = self.attention.memory(tape, encoded.clone(), source.ragged());
         RecurrentState { states, memory, step: 0 }
     }
 

@@ -5,7 +5,7 @@ use crate::Result;
 use crate::batch::Rows;
 use qkv::{Attention, Dropout, Mask, Select};
 use qkv_nn::layers::{
-    AttentionConfig, Block, BlockConfig, Builder, Embedding, FeedKind, KeysValues, Linear, Norm, NormKind, NormPlace,
+    AttentionConfig, Block, BlockConfig, Builder, Embedding, FeedKind, KvCache, Linear, Norm, NormKind, NormPlace,
     PositionKind,
 };
 use qkv_nn::{Float, Heads, Param, Tape, Var};
@@ -95,7 +95,7 @@ pub struct Transformer {
 /// What step-by-step decoding remembers.
 #[derive(Clone, Debug)]
 pub struct TransformerState<T: Float> {
-    caches: Vec<[Option<KeysValues<T>>; 2]>,
+    caches: Vec<[Option<KvCache<T>>; 2]>,
     lengths: Option<Vec<usize>>,
     position: usize,
 }

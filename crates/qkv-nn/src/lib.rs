@@ -33,6 +33,7 @@
 #![forbid(unsafe_code)]
 
 mod adamw;
+mod captured;
 mod device;
 mod float;
 pub mod layers;
@@ -44,10 +45,11 @@ mod tape;
 mod tensor;
 
 pub use adamw::{AdamW, Moments};
+pub use captured::Captured;
 pub use device::Device;
 pub use float::Float;
 pub use machine::{Machine, Precision};
-pub use ops::attention::{Attend, Captured, Heads, Scoring};
+pub use ops::attention::{AttendOptions, Heads, ScoreParameters};
 pub use ops::embedding::Positions;
 pub use ops::linear::Activation;
 pub use ops::loss::{Loss, Target};

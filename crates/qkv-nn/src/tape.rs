@@ -1,34 +1,35 @@
-//! The tape: what was computed, in order, and the way back. Its methods, one family a file in `ops/`, are the operations.
+//! The tape: the operations of a pass in order, and the backward pass over them. Its methods, one family a file in `ops/`,
+//! are the operations.
 
+use crate::captured::Captured;
 use crate::float::Float;
 use crate::machine::Machine;
-use crate::ops::attention::Captured;
 use crate::parameters::{Gradients, Parameters};
 use crate::pool::Pool;
 use crate::tensor::Tensor;
 use qkv::Scratch;
 
-/// A value on the tape. Dropping the last clone of it frees its memory, unless an operation keeps it for the way back: code
-/// that no longer needs a value lets go of it.
+/// A value on the tape. Its memory is freed with the last clone, unless an operation saves it for the backward pass: drop
+/// values as soon as they are used.
 #[derive(Clone, Debug)]
 pub struct Var<T: Float> {
-    /// Where its gradient is collected; `None` for what needs none.
+    /// Where its gradient is accumulated; `None` for constants.
     pub(crate) slot: Option<usize>,
     pub(crate) value: Tensor<T>,
 }
 
 impl<T: Float> Var<T> {
-    /// Its numbers.
+    /// The tensor.
     pub fn value(&self) -> &Tensor<T> {
         &self.value
     }
 
-    /// Its axes.
+    /// Its shape.
     pub fn shape(&self) -> &[usize] {
         self.value.shape()
     }
 
-    /// The same numbers with other axes.
+    /// The same numbers in another shape.
     ///
     /// # Panics
     /// Where the shape has another number of elements.
@@ -37,10 +38,10 @@ impl<T: Float> Var<T> {
     }
 }
 
-/// The way back through one operation: what it kept, and where its inputs' gradients go.
+/// The backward pass of one operation: what it saved, and where its inputs' gradients go.
 pub(crate) trait Backward<T: Float>: Send {
-    /// Takes the gradient of the output and adds to those of the inputs.
-    fn backward(self: Box<Self>, upstream: Tensor<T>, back: &mut Back<'_, T>);
+    /// Consumes the gradient of the output and adds to those of the inputs.
+    fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>);
 }
 
 struct Node<T: Float> {
@@ -49,7 +50,14 @@ struct Node<T: Float> {
     operation: Box<dyn Backward<T>>,
 }
 
-/// A tape over some parameters.
+/// Which attentions are captured.
+enum Capture {
+    None,
+    All,
+    Where(Box<dyn Fn(&str) -> bool + Send>),
+}
+
+/// A tape over a set of parameters.
 pub struct Tape<'a, T: Float> {
     pub(crate) parameters: &'a Parameters<T>,
     pub(crate) gradients: Option<&'a mut Gradients<T>>,
@@ -62,11 +70,12 @@ pub struct Tape<'a, T: Float> {
     streams: u64,
     penalty: f64,
     noise: bool,
-    pub(crate) captured: Option<Vec<Captured<T>>>,
+    capture: Capture,
+    pub(crate) captured: Vec<Captured<T>>,
 }
 
-/// What the way back works with.
-pub(crate) struct Back<'t, T: Float> {
+/// What the backward pass of an operation works with.
+pub(crate) struct BackwardContext<'t, T: Float> {
     pub parameters: &'t Parameters<T>,
     pub gradients: &'t mut Gradients<T>,
     pub pool: &'t Pool<T>,
@@ -76,7 +85,7 @@ pub(crate) struct Back<'t, T: Float> {
 }
 
 impl<'a, T: Float> Tape<'a, T> {
-    /// A tape that remembers the way back. Noise (dropout, sampled attention) is drawn from `seed` and is on.
+    /// A tape that records operations for [`backward`](Tape::backward), with dropout and sampling on, drawn from `seed`.
     pub fn training(
         parameters: &'a Parameters<T>,
         gradients: &'a mut Gradients<T>,
@@ -87,7 +96,7 @@ impl<'a, T: Float> Tape<'a, T> {
         Tape { gradients: Some(gradients), seed, noise: true, ..Tape::inference(parameters, pool, machine) }
     }
 
-    /// A tape that keeps nothing: values only, no noise.
+    /// A tape that records nothing, with dropout and sampling off.
     pub fn inference(parameters: &'a Parameters<T>, pool: &'a Pool<T>, machine: &'a Machine) -> Self {
         Tape {
             parameters,
@@ -101,22 +110,38 @@ impl<'a, T: Float> Tape<'a, T> {
             streams: 0,
             penalty: 0.0,
             noise: false,
-            captured: None,
+            capture: Capture::None,
+            captured: Vec::new(),
         }
     }
 
-    /// From here on, keeps what is needed to look at each attention later, in the order in which they are computed.
+    /// Captures every attention from here on: see [`captured`](Tape::captured).
     pub fn capture(&mut self) {
-        self.captured = Some(Vec::new());
+        self.capture = Capture::All;
     }
 
-    /// What was captured so far.
+    /// Captures the attentions whose label passes `wanted`; the others save nothing.
+    pub fn capture_where(&mut self, wanted: impl Fn(&str) -> bool + Send + 'static) {
+        self.capture = Capture::Where(Box::new(wanted));
+    }
+
+    /// Takes the attentions captured so far, in the order of their calls, and stops capturing.
     pub fn captured(&mut self) -> Vec<Captured<T>> {
-        self.captured.take().unwrap_or_default()
+        self.capture = Capture::None;
+        std::mem::take(&mut self.captured)
     }
 
-    /// The same tape without noise: what the loss of a finished model depends on.
-    pub fn quiet(self) -> Self {
+    /// Whether an attention with this label is captured.
+    pub(crate) fn captures(&self, label: &str) -> bool {
+        match &self.capture {
+            Capture::None => false,
+            Capture::All => true,
+            Capture::Where(wanted) => wanted(label),
+        }
+    }
+
+    /// The same tape without dropout and sampling: gradients of the deterministic model.
+    pub fn without_noise(self) -> Self {
         Tape { noise: false, ..self }
     }
 
@@ -125,28 +150,28 @@ impl<'a, T: Float> Tape<'a, T> {
         self.noise
     }
 
-    /// Whether this tape remembers the way back.
+    /// Whether operations are recorded for the backward pass.
     pub fn is_training(&self) -> bool {
         self.gradients.is_some()
     }
 
-    /// A value that needs no gradient.
+    /// A value without a gradient.
     pub fn constant(&self, value: Tensor<T>) -> Var<T> {
         Var { slot: None, value }
     }
 
-    /// A value whose gradient is wanted: [`gradient`](Tape::gradient) finds it after [`backward`](Tape::backward).
+    /// A value whose gradient [`gradient`](Tape::gradient) returns after [`backward`](Tape::backward).
     pub fn input(&mut self, value: Tensor<T>) -> Var<T> {
         let slot = self.slot();
         Var { slot: Some(slot), value }
     }
 
-    /// The gradient of an [`input`](Tape::input), once the way back is done.
+    /// The gradient of an [`input`](Tape::input), after the backward pass.
     pub fn gradient(&self, input: &Var<T>) -> Option<&Tensor<T>> {
         self.slots[input.slot?].as_ref()
     }
 
-    /// What the penalties of attentions sum to so far.
+    /// The sum of the attention penalties so far.
     pub fn penalty(&self) -> f64 {
         self.penalty
     }
@@ -155,7 +180,7 @@ impl<'a, T: Float> Tape<'a, T> {
         self.penalty += penalty;
     }
 
-    /// A seed for noise that no other operation of this tape draws from.
+    /// A seed that no other operation of this tape draws from.
     pub(crate) fn stream(&mut self) -> u64 {
         self.streams += 1;
         self.seed.wrapping_add(self.streams.wrapping_mul(0x9e37_79b9_7f4a_7c15))
@@ -166,7 +191,7 @@ impl<'a, T: Float> Tape<'a, T> {
         self.slots.len() - 1
     }
 
-    /// The value of an operation, and, on a tape that trains, the way back through it.
+    /// The output of an operation; on a training tape, its backward pass is recorded.
     pub(crate) fn record<B: Backward<T> + 'static>(
         &mut self,
         value: Tensor<T>,
@@ -180,7 +205,7 @@ impl<'a, T: Float> Tape<'a, T> {
         Var { slot: Some(output), value }
     }
 
-    /// Starts a gradient: what comes back to `var` from above. Losses do this by themselves.
+    /// Sets the gradient from which the backward pass starts at `var`. Losses do this by themselves.
     ///
     /// # Panics
     /// Where the shapes differ.
@@ -191,13 +216,14 @@ impl<'a, T: Float> Tape<'a, T> {
         }
     }
 
-    /// Walks back over everything, adding to the gradients of the parameters. Afterwards the tape is empty.
+    /// Runs the backward pass over the recorded operations, last first, and adds to the gradients of the parameters. The
+    /// tape is empty afterwards.
     pub fn backward(&mut self) {
         let Some(gradients) = self.gradients.as_deref_mut() else { return };
         while let Some(Node { output, operation }) = self.nodes.pop() {
-            // What nobody used has no gradient.
+            // An output that the loss does not depend on has no gradient.
             let Some(upstream) = self.slots[output].take() else { continue };
-            let mut back = Back {
+            let mut context = BackwardContext {
                 parameters: self.parameters,
                 gradients,
                 pool: self.pool,
@@ -205,27 +231,28 @@ impl<'a, T: Float> Tape<'a, T> {
                 scratch: &self.scratch,
                 slots: &mut self.slots,
             };
-            operation.backward(upstream, &mut back);
+            operation.backward(upstream, &mut context);
         }
     }
 }
 
-impl<T: Float> Back<'_, T> {
-    /// Adds to the gradient of an input, if it wants one.
+impl<T: Float> BackwardContext<'_, T> {
+    /// Adds to the gradient of an input; constants have none.
     pub fn add(&mut self, slot: Option<usize>, gradient: Tensor<T>) {
         if let Some(slot) = slot {
             add(&mut self.slots[slot], gradient, self.machine);
         }
     }
 
-    /// The gradient of an input of that shape so far, to be added to in part; `None` where it wants none.
+    /// The accumulated gradient of an input of that shape, for operations that add to some of its rows; `None` for
+    /// constants.
     pub fn sum(&mut self, slot: Option<usize>, shape: &[usize]) -> Option<&mut [T]> {
         let sum = &mut self.slots[slot?];
         Some(sum.get_or_insert_with(|| Tensor::zeros(self.pool, shape)).data_mut())
     }
 }
 
-/// `sum += gradient`, in whichever of the two nobody else holds.
+/// `sum += gradient`, in place in whichever of the two is not shared.
 fn add<T: Float>(sum: &mut Option<Tensor<T>>, mut gradient: Tensor<T>, machine: &Machine) {
     let Some(mut before) = sum.take() else {
         *sum = Some(gradient);
@@ -234,6 +261,6 @@ fn add<T: Float>(sum: &mut Option<Tensor<T>>, mut gradient: Tensor<T>, machine: 
     if !before.is_unshared() && gradient.is_unshared() {
         std::mem::swap(&mut before, &mut gradient);
     }
-    crate::ops::add_onto(machine, before.data_mut(), gradient.data());
+    crate::ops::add_assign(machine, before.data_mut(), gradient.data());
     *sum = Some(before);
 }

@@ -271,13 +271,22 @@ impl Attention {
 
     /// Computes the attention, exactly and in linear memory, on the threads of the current rayon pool.
     pub fn forward<T: Element>(&self, inputs: Inputs<'_, T>) -> Result<Output<T>> {
-        let problem = Problem::new(self, inputs)?;
-        let (scratch, threads) = (Scratch::new(), rayon::current_num_threads());
+        self.forward_with(inputs, &Scratch::new(), rayon::current_num_threads())
+    }
+
+    /// [`forward`](Attention::forward) with reusable scratch and a number of threads.
+    pub fn forward_with<T: Element>(
+        &self,
+        inputs: Inputs<'_, T>,
+        scratch: &Scratch<T::Acc>,
+        threads: usize,
+    ) -> Result<Output<T>> {
+        let (problem, threads) = (Problem::new(self, inputs)?, threads.max(1));
         if self.select == Select::Soft {
-            return Output::written(&problem, |into| T::forward(&problem, into, &scratch, threads));
+            return Output::written(&problem, |into| T::forward(&problem, into, scratch, threads));
         }
         let mut out = Output::zeros(&problem)?;
-        T::select(&problem, &mut out, &scratch, threads)?;
+        T::select(&problem, &mut out, scratch, threads)?;
         Ok(out)
     }
 
@@ -364,14 +373,24 @@ impl Attention {
     /// # Ok::<(), qkv::Error>(())
     /// ```
     pub fn decode<T: Element>(&self, inputs: Inputs<'_, T>, how: Decode) -> Result<Output<T>> {
+        self.decode_with(inputs, how, &Scratch::new(), rayon::current_num_threads())
+    }
+
+    /// [`decode`](Attention::decode) with reusable scratch and a number of threads.
+    pub fn decode_with<T: Element>(
+        &self,
+        inputs: Inputs<'_, T>,
+        how: Decode,
+        scratch: &Scratch<T::Acc>,
+        threads: usize,
+    ) -> Result<Output<T>> {
         let place = if inputs.positions.is_some() { Place::Given } else { Place::End };
-        let problem = Problem::placed(self, inputs, place)?;
-        let (scratch, threads) = (Scratch::new(), rayon::current_num_threads());
+        let (problem, threads) = (Problem::placed(self, inputs, place)?, threads.max(1));
         if self.select == Select::Soft {
-            return Output::written(&problem, |into| T::decode(&problem, into, how, &scratch, threads));
+            return Output::written(&problem, |into| T::decode(&problem, into, how, scratch, threads));
         }
         let mut out = Output::zeros(&problem)?;
-        T::select(&problem, &mut out, &scratch, threads)?;
+        T::select(&problem, &mut out, scratch, threads)?;
         Ok(out)
     }
 

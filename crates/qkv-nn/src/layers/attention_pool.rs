@@ -1,31 +1,32 @@
-//! A sequence as one row, by attention: a query that is learned and asks every sequence the same (Yang et al. 2016, "Hierarchical
-//! attention networks"). With the additive score that is `softmax(vᵀ tanh(W xᵢ + b))`, `b` being the query.
+//! Pools a sequence into one row by attention from a learned query (Yang et al. 2016, "Hierarchical attention networks"). With
+//! the additive score that is `softmax(vᵀ tanh(W xᵢ + b))`, `b` being the query.
 
 use super::{Builder, Linear};
 use crate::float::Float;
-use crate::ops::attention::{Attend, Scoring};
+use crate::ops::attention::{AttendOptions, ScoreParameters};
 use crate::ops::embedding::Positions;
 use crate::parameters::{Init, Param};
 use crate::tape::{Tape, Var};
 use qkv::{Attention, Bias, Mask, Scale, Score};
+use std::sync::Arc;
 
-/// Attention from a learned query to each token of a sequence.
+/// Attention from a learned query to the tokens of a sequence.
 #[derive(Clone, Debug)]
 pub struct AttentionPool {
     attention: Attention,
     key: Linear,
     query: Param,
-    scoring: Scoring,
+    parameters: ScoreParameters,
     entropy: f64,
+    label: Arc<str>,
 }
 
 impl AttentionPool {
-    /// Over rows of `inputs`, which are compared with the query in `width`. Parameters: `key`, `query`, and what the score asks
-    /// for.
+    /// Over rows of width `inputs`, scored in width `width`. Parameters: `key`, `query`, and those of the score.
     ///
     /// # Errors
-    /// Where the description asks for data that a layer has not, or for a mask or a bias: the one query
-    /// stands nowhere among the tokens.
+    /// Where the description needs data that a layer does not have, or has a mask or a bias: the query has no position among
+    /// the tokens.
     pub fn new<T: Float>(
         at: &mut Builder<'_, T>,
         attention: &Attention,
@@ -37,34 +38,35 @@ impl AttentionPool {
             return Err(qkv::Error::Value {
                 name: "attention",
                 found: "one with a mask or a bias".into(),
-                expected: "none: one query, which stands nowhere, asks all tokens".into(),
+                expected: "none: the one query has no position among the tokens".into(),
             });
         }
         let key = Linear::new(&mut at.at("key"), inputs, width, false);
         let additive = attention.score == Score::Additive;
-        // The bias of an additive score begins at nothing; any other score needs something to compare with.
-        let begin = if additive { Init::Zeros } else { Init::Normal(1.0) };
-        let query = at.add("query", &[1, width], begin);
-        let mut asked = |wanted: bool, name: &str, shape: &[usize], init| wanted.then(|| at.add(name, shape, init));
-        let scoring = Scoring {
-            w: asked(attention.score == Score::General, "score.weight", &[width, width], Init::Xavier),
-            v: asked(additive, "score.v", &[width], Init::Uniform((width as f64).powf(-0.5))),
-            scale: asked(attention.scale == Scale::Learned, "score.scale", &[1], Init::Ones),
-            sinks: asked(attention.sinks, "score.sinks", &[1], Init::Zeros),
+        // The query of an additive score is a bias and starts at zero; for any other score that would make all scores zero.
+        let init = if additive { Init::Zeros } else { Init::Normal(1.0) };
+        let query = at.add("query", &[1, width], init);
+        let mut add = |needed: bool, name: &str, shape: &[usize], init| needed.then(|| at.add(name, shape, init));
+        let parameters = ScoreParameters {
+            w: add(attention.score == Score::General, "score.weight", &[width, width], Init::Xavier),
+            v: add(additive, "score.v", &[width], Init::Uniform((width as f64).powf(-0.5))),
+            scale: add(attention.scale == Scale::Learned, "score.scale", &[1], Init::Ones),
+            sinks: add(attention.sinks, "score.sinks", &[1], Init::Zeros),
             table: None,
         };
-        Ok(AttentionPool { attention: attention.clone(), key, query, scoring, entropy: 0.0 })
+        Ok(AttentionPool { attention: attention.clone(), key, query, parameters, entropy: 0.0, label: at.label() })
     }
 
-    /// With a penalty on weights that spread. See [`Attend::entropy`].
-    pub fn penalised(self, entropy: f64) -> Self {
+    /// With an entropy penalty: see [`AttendOptions::entropy`].
+    pub fn penalized(self, entropy: f64) -> Self {
         AttentionPool { entropy, ..self }
     }
 
-    /// What each sequence of `x [B, N, C]`, of which `lengths` count, comes to: `[B, 1, C]`. One without tokens is zeros.
+    /// Pools sequences `x [B, N, C]`, of which the first `lengths[b]` tokens are no padding: `[B, 1, C]`. A sequence without
+    /// tokens gives zeros.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// As [`Tape::attend`].
     pub fn forward<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
@@ -72,9 +74,15 @@ impl AttentionPool {
         lengths: Option<&[usize]>,
     ) -> qkv::Result<Var<T>> {
         let keys = self.key.forward(tape, x); // (B, N, A)
-        let asked = vec![0; x.shape()[0]];
-        let query = tape.embedding(&asked, 1, self.query, 1.0, Positions::None, 0); // (B, 1, A)
-        let how = Attend { scoring: self.scoring, lengths, entropy: self.entropy, ..Attend::new(&self.attention) };
-        tape.attend(&query, &keys, x, None, &how)
+        let first_row = vec![0; x.shape()[0]];
+        let query = tape.embedding(&first_row, 1, self.query, 1.0, Positions::None, 0); // (B, 1, A)
+        let options = AttendOptions {
+            label: &self.label,
+            parameters: self.parameters,
+            key_lengths: lengths,
+            entropy: self.entropy,
+            ..AttendOptions::new(&self.attention)
+        };
+        tape.attend(&query, &keys, x, None, &options)
     }
 }

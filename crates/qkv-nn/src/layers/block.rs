@@ -1,52 +1,52 @@
-//! One layer of a Transformer: self-attention, cross-attention where it decodes, feed-forward, each with its norm and its
-//! residual sum.
+//! One layer of a Transformer: self-attention, cross-attention in a decoder, feed-forward, each with its norm and residual
+//! connection.
 
-use super::{AttentionConfig, Builder, FeedForward, FeedKind, KeysValues, MultiHead, Norm, NormKind};
+use super::{AttentionConfig, Builder, FeedForward, FeedKind, KvCache, MultiHead, Norm, NormKind};
 use crate::float::Float;
 use crate::ops::rotary::Angles;
 use crate::tape::{Tape, Var};
 use serde::{Deserialize, Serialize};
 
-/// Where the norms stand.
+/// Where the norms are applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NormPlace {
-    /// In front of each part, and once at the end of the stack: trains without care.
+    /// Before each sublayer, and once after the last layer: trains stably without a careful warm-up.
     #[default]
     Pre,
-    /// After each sum, as in the first Transformer.
+    /// After each residual sum, as in the original Transformer.
     Post,
 }
 
-/// What a layer is made of.
+/// The configuration of a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockConfig {
-    /// The width of the model.
+    /// Width of the model, `C`.
     pub width: usize,
-    /// The inner width of the feed-forward part.
+    /// Inner width of the feed-forward sublayer.
     pub inner: usize,
-    /// What stands between its maps.
+    /// Its activation.
     pub feed: FeedKind,
-    /// Whether its maps have biases.
+    /// Whether its linear maps have biases.
     pub feed_bias: bool,
-    /// Where the norms stand.
+    /// Where the norms are applied.
     pub norm: NormPlace,
-    /// How they normalise.
+    /// Layer norm or RMS norm.
     pub norm_kind: NormKind,
-    /// Their `ε`.
+    /// `ε` of the norms.
     pub epsilon: f64,
-    /// Dropped from what each part adds.
+    /// Dropout of each sublayer's output, before the residual sum.
     pub dropout: f64,
-    /// Dropped from the inner rows of the feed-forward part.
+    /// Dropout inside the feed-forward sublayer.
     pub inner_dropout: f64,
     /// Self-attention.
     pub own: AttentionConfig,
-    /// Attention to another sequence, in a decoder.
+    /// Cross-attention, in a decoder.
     pub cross: Option<AttentionConfig>,
 }
 
 impl BlockConfig {
-    /// Self-attention alone, ReLU, biases, layer normalisation in front, no dropout.
+    /// Self-attention alone, ReLU, biases, pre-norm with layer norm, no dropout.
     pub fn new(width: usize, inner: usize, own: AttentionConfig) -> Self {
         BlockConfig {
             width,
@@ -64,7 +64,7 @@ impl BlockConfig {
     }
 }
 
-/// A layer.
+/// A Transformer layer.
 #[derive(Clone, Debug)]
 pub struct Block {
     self_attn: MultiHead,
@@ -77,87 +77,102 @@ pub struct Block {
 }
 
 impl Block {
-    /// Parameters: `self_attn`, `self_attn_layer_norm`, `encoder_attn`, `encoder_attn_layer_norm`, `fc1`, `fc2`,
-    /// `gate`, `final_layer_norm`, as the translation models of Hugging Face call them.
+    /// Parameters: `self_attn`, `self_attn_layer_norm`, `encoder_attn`, `encoder_attn_layer_norm`, `fc1`, `fc2`, `gate`,
+    /// `final_layer_norm`, named as in the translation models of Hugging Face.
     ///
     /// # Errors
     /// As [`MultiHead::new`].
     pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &BlockConfig) -> qkv::Result<Self> {
         let BlockConfig { width, inner, feed, feed_bias, norm, dropout, inner_dropout, own, cross, .. } = config;
-        let normal =
+        let new_norm =
             |at: &mut Builder<'_, T>, name: &str| Norm::new(&mut at.at(name), *width, config.norm_kind, config.epsilon);
         let self_attn = MultiHead::new(&mut at.at("self_attn"), *width, own)?;
-        let self_norm = normal(at, "self_attn_layer_norm");
+        let self_norm = new_norm(at, "self_attn_layer_norm");
         let cross = match cross {
             Some(cross) => {
                 let attention = MultiHead::new(&mut at.at("encoder_attn"), *width, cross)?;
-                Some((attention, normal(at, "encoder_attn_layer_norm")))
+                Some((attention, new_norm(at, "encoder_attn_layer_norm")))
             }
             None => None,
         };
         let feed = FeedForward::new(at, *width, *inner, *feed, *feed_bias, *inner_dropout);
-        let feed_norm = normal(at, "final_layer_norm");
+        let feed_norm = new_norm(at, "final_layer_norm");
         Ok(Block { self_attn, self_norm, cross, feed, feed_norm, norm: *norm, dropout: *dropout })
     }
 
-    /// `x` and what `part` makes of it, with the norm where it belongs.
+    /// `x + dropout(sublayer(x))`, with the norm before or after.
     fn add<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
         x: Var<T>,
         norm: &Norm,
-        part: impl FnOnce(&mut Tape<'_, T>, &Var<T>) -> qkv::Result<Var<T>>,
+        sublayer: impl FnOnce(&mut Tape<'_, T>, &Var<T>) -> qkv::Result<Var<T>>,
     ) -> qkv::Result<Var<T>> {
         match self.norm {
             NormPlace::Pre => {
-                let normal = norm.forward(tape, &x);
-                let y = part(tape, &normal)?;
-                drop(normal);
+                let normalized = norm.forward(tape, &x);
+                let y = sublayer(tape, &normalized)?;
+                drop(normalized);
                 Ok(tape.residual(&x, y, self.dropout))
             }
             NormPlace::Post => {
-                let y = part(tape, &x)?;
+                let y = sublayer(tape, &x)?;
                 let sum = tape.residual(&x, y, self.dropout);
                 Ok(norm.forward(tape, &sum))
             }
         }
     }
 
-    /// All tokens at once: `x [B, N, C]`, of which `lengths` count, turned by `angles` where positions are rotary, and the
-    /// other sequence.
+    /// All tokens at once: `x [B, N, C]`, of which the first `lengths[b]` are no padding, rotated by `angles` where positions
+    /// are rotary; in a decoder, with the encoder's output `[B, M, C]` and its lengths.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// As [`Tape::attend`].
     pub fn forward<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
         x: Var<T>,
         lengths: Option<&[usize]>,
         angles: Option<&Angles<T>>,
-        other: Option<(&Var<T>, Option<&[usize]>)>,
+        memory: Option<(&Var<T>, Option<&[usize]>)>,
     ) -> qkv::Result<Var<T>> {
         let mut x =
             self.add(tape, x, &self.self_norm, |tape, x| self.self_attn.forward(tape, x, x, lengths, lengths, angles))?;
-        if let (Some((cross, norm)), Some((memory, kept))) = (&self.cross, other) {
-            x = self.add(tape, x, norm, |tape, x| cross.forward(tape, x, memory, kept, lengths, None))?;
+        if let (Some((cross, norm)), Some((memory, key_lengths))) = (&self.cross, memory) {
+            x = self.add(tape, x, norm, |tape, x| cross.forward(tape, x, memory, key_lengths, lengths, None))?;
         }
         self.add(tape, x, &self.feed_norm, |tape, x| Ok(self.feed.forward(tape, x)))
     }
 
-    /// Empty caches for `batch` sequences, the second filled from the other sequence.
+    /// Packed sequences `x [1, T, C]` of these lengths, one behind the other without padding, in an encoder. For inference.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// As [`Tape::attend`].
+    pub fn forward_packed<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        x: Var<T>,
+        lengths: &[usize],
+    ) -> qkv::Result<Var<T>> {
+        let x = self.add(tape, x, &self.self_norm, |tape, x| self.self_attn.forward_packed(tape, x, lengths))?;
+        self.add(tape, x, &self.feed_norm, |tape, x| Ok(self.feed.forward(tape, x)))
+    }
+
+    /// Caches for `batch` sequences: an empty one for self-attention, and one for cross-attention filled from the encoder's
+    /// output.
+    ///
+    /// # Errors
+    /// As [`Tape::attend`].
     pub fn caches<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
         batch: usize,
         memory: Option<&Var<T>>,
-    ) -> qkv::Result<[Option<KeysValues<T>>; 2]> {
+    ) -> qkv::Result<[Option<KvCache<T>>; 2]> {
         let cross = match (&self.cross, memory) {
             (Some((cross, _)), Some(memory)) => {
                 let mut cache = cross.cache(batch);
-                cross.remember(tape, memory, &mut cache)?;
+                cross.append(tape, memory, &mut cache)?;
                 Some(cache)
             }
             _ => None,
@@ -165,25 +180,25 @@ impl Block {
         Ok([Some(self.self_attn.cache(batch)), cross])
     }
 
-    /// New tokens `x [B, new, C]` after those that the caches hold, turned by the angles of their positions; adds to the first
-    /// cache.
+    /// Decodes new tokens `x [B, new, C]`, rotated by the angles of their positions, and appends them to the first cache.
+    /// `lengths` are those of the encoder's output.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// As [`Tape::attend`].
     pub fn step<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
         x: Var<T>,
-        caches: &mut [Option<KeysValues<T>>; 2],
+        caches: &mut [Option<KvCache<T>>; 2],
         lengths: Option<&[usize]>,
         angles: Option<&Angles<T>>,
     ) -> qkv::Result<Var<T>> {
         let [own, other] = caches;
         let own = own.as_mut().expect("made by `caches`");
-        let from = own.len();
+        let start = own.len();
         let mut x = self.add(tape, x, &self.self_norm, |tape, x| self.self_attn.step(tape, x, own, angles))?;
         if let (Some((cross, norm)), Some(memory)) = (&self.cross, other) {
-            x = self.add(tape, x, norm, |tape, x| cross.look_back(tape, x, memory, lengths, from))?;
+            x = self.add(tape, x, norm, |tape, x| cross.attend_cache(tape, x, memory, lengths, start))?;
         }
         self.add(tape, x, &self.feed_norm, |tape, x| Ok(self.feed.forward(tape, x)))
     }

@@ -1,35 +1,41 @@
-//! Where layers put their parameters: a place in the names, and the seed they are drawn from.
+//! Naming and initialization of a layer's parameters: the prefix of their names, and the seed they are drawn from.
 
 use crate::float::Float;
 use crate::parameters::{Init, Param, Parameters};
+use std::sync::Arc;
 
 /// Adds parameters under a prefix.
 #[derive(Debug)]
 pub struct Builder<'a, T> {
     parameters: &'a mut Parameters<T>,
     prefix: String,
-    /// `None` where the numbers come from elsewhere.
+    /// `None` for parameters that are read from a file.
     seed: Option<u64>,
 }
 
 impl<'a, T: Float> Builder<'a, T> {
-    /// At the top.
+    /// Without a prefix.
     pub fn new(parameters: &'a mut Parameters<T>, seed: u64) -> Self {
         Builder { parameters, prefix: String::new(), seed: Some(seed) }
     }
 
-    /// At the top, for numbers that are read from a file: nothing is drawn, all begin as zeros.
+    /// Without a prefix, for parameters that are read from a file: nothing is drawn, all start as zeros.
     pub fn blank(parameters: &'a mut Parameters<T>) -> Self {
         Builder { parameters, prefix: String::new(), seed: None }
     }
 
-    /// Below: `at("encoder")` adds `encoder.…`.
+    /// One level down: `at("encoder")` adds `encoder.…`.
     pub fn at(&mut self, name: &str) -> Builder<'_, T> {
         let prefix = format!("{}{name}.", self.prefix);
         Builder { parameters: self.parameters, prefix, seed: self.seed }
     }
 
-    /// Adds a parameter here.
+    /// The prefix without its last dot: the label of a layer's [captured](crate::Captured) attentions.
+    pub fn label(&self) -> Arc<str> {
+        self.prefix.trim_end_matches('.').into()
+    }
+
+    /// Adds a parameter.
     pub fn add(&mut self, name: &str, shape: &[usize], init: Init) -> Param {
         let init = if self.seed.is_some() { init } else { Init::Zeros };
         self.parameters.add(&format!("{}{name}", self.prefix), shape, init, self.seed.unwrap_or(0))

@@ -36,6 +36,6 @@ pub use embedding::{Embedding, PositionKind};
 pub use feed_forward::{FeedForward, FeedKind};
 pub use gru::Gru;
 pub use linear::Linear;
-pub use multi_head::{AttentionConfig, KeysValues, MultiHead};
+pub use multi_head::{AttentionConfig, KvCache, MultiHead};
 pub use norm::{Norm, NormKind};
 pub use recurrent_attention::{AttentionStyle, RecurrentAttention, RecurrentMemory};

@@ -1,73 +1,74 @@
-//! Multi-head attention with its four maps, W_Q, W_K, W_V and W_O (Vaswani et al. 2017): self or cross, any attention of the
-//! library, with a cache for decoding.
+//! Multi-head attention with its four projections, W_Q, W_K, W_V and W_O (Vaswani et al. 2017): self or cross, any attention
+//! of the library, with a cache for decoding.
 
 use super::{Builder, Linear};
 use crate::float::Float;
-use crate::ops::attention::{Attend, Heads, Scoring};
+use crate::ops::attention::{AttendOptions, Heads, ScoreParameters, split_heads};
 use crate::ops::rotary::Angles;
 use crate::parameters::Init;
 use crate::tape::{Tape, Var};
-use crate::tensor::Tensor;
 use qkv::{Attention, Cache, Mask, Scale, Score};
+use std::sync::Arc;
 
-/// What a layer of attention computes.
+/// The attention of a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionConfig {
     /// The description.
     pub attention: Attention,
-    /// The heads.
+    /// Query and key/value heads.
     pub heads: Heads,
-    /// The width of each head; `None` shares out the width of the model.
+    /// Width of a head, `D`; `None` divides the model's width by the query heads.
     pub head_width: Option<usize>,
-    /// Whether the four maps have biases.
+    /// Whether the projections have biases.
     pub bias: bool,
-    /// See [`Attend::entropy`].
+    /// Weight of the entropy penalty: see [`AttendOptions::entropy`].
     pub entropy: f64,
 }
 
 impl AttentionConfig {
-    /// With biases, heads that share out the width, and no penalty.
+    /// With biases, head width `C / Hq`, and no penalty.
     pub fn new(attention: Attention, heads: Heads) -> Self {
         AttentionConfig { attention, heads, head_width: None, bias: true, entropy: 0.0 }
     }
 }
 
-/// A layer of attention.
+/// A multi-head attention layer.
 #[derive(Clone, Debug)]
 pub struct MultiHead {
     q: Linear,
     k: Linear,
     v: Linear,
     out: Linear,
-    scoring: Scoring,
+    parameters: ScoreParameters,
     config: AttentionConfig,
     head_width: usize,
+    label: Arc<str>,
 }
 
-/// Keys and values that new queries look back at.
+/// The cached keys and values of a layer.
 #[derive(Clone, Debug)]
-pub struct KeysValues<T> {
+pub struct KvCache<T> {
     cache: Cache<T>,
 }
 
-impl<T: Float> KeysValues<T> {
-    /// How many tokens it holds.
+impl<T: Float> KvCache<T> {
+    /// Number of cached tokens.
     pub fn len(&self) -> usize {
         self.cache.len()
     }
 
-    /// Whether it holds none.
+    /// Whether nothing is cached.
     pub fn is_empty(&self) -> bool {
         self.cache.is_empty()
     }
 
-    /// Keeps these sequences, in this order; one may be kept several times, as a beam does.
+    /// Reorders the sequences to these, with repetitions, as beam search does.
     pub fn select(&mut self, sequences: &[usize]) {
         self.cache.select(sequences);
     }
 }
 
-/// Refuses what a layer has no data for.
+/// Refuses descriptions that need data a layer does not have.
 pub(super) fn check(attention: &Attention) -> qkv::Result<()> {
     let needs = |tensor, needed_by| Err(qkv::Error::Missing { tensor, needed_by });
     if attention.bias.wants_tensor() {
@@ -83,10 +84,10 @@ pub(super) fn check(attention: &Attention) -> qkv::Result<()> {
 }
 
 impl MultiHead {
-    /// For rows of `width`. Parameters: `q_proj`, `k_proj`, `v_proj`, `out_proj`, and what the score asks for.
+    /// For rows of `width`. Parameters: `q_proj`, `k_proj`, `v_proj`, `out_proj`, and those of the score.
     ///
     /// # Errors
-    /// Where the heads do not fit, or the description asks for data that a layer has not.
+    /// Where the heads do not divide the width, or the description needs data that a layer does not have.
     pub fn new<T: Float>(at: &mut Builder<'_, T>, width: usize, config: &AttentionConfig) -> qkv::Result<Self> {
         let Heads { query, key } = config.heads;
         qkv::Heads::new(query, key)?;
@@ -105,7 +106,7 @@ impl MultiHead {
         let v = linear(at, "v_proj", width, key * head_width);
         let out = linear(at, "out_proj", query * head_width, width);
         let attention = &config.attention;
-        let scoring = Scoring {
+        let parameters = ScoreParameters {
             w: (attention.score == Score::General)
                 .then(|| at.add("score.weight", &[head_width, head_width], Init::Xavier)),
             v: (attention.score == Score::Additive)
@@ -114,118 +115,123 @@ impl MultiHead {
             table: attention.bias.reach().map(|reach| at.add("score.relative", &[query, 2 * reach + 1], Init::Zeros)),
             sinks: attention.sinks.then(|| at.add("score.sinks", &[query], Init::Zeros)),
         };
-        Ok(MultiHead { q, k, v, out, scoring, config: config.clone(), head_width })
+        Ok(MultiHead { q, k, v, out, parameters, config: config.clone(), head_width, label: at.label() })
     }
 
-    fn how<'a>(&'a self, lengths: Option<&'a [usize]>, queries: Option<&'a [usize]>) -> Attend<'a> {
+    fn options(&self) -> AttendOptions<'_> {
         let AttentionConfig { attention, heads, entropy, .. } = &self.config;
-        let (heads, scoring, entropy) = (*heads, self.scoring, *entropy);
-        Attend { heads, scoring, lengths, queries, entropy, ..Attend::new(attention) }
+        let (heads, parameters, entropy) = (*heads, self.parameters, *entropy);
+        AttendOptions { label: &self.label, heads, parameters, entropy, ..AttendOptions::new(attention) }
     }
 
-    /// Attends from `x [B, N, C]` to `memory [B, M, C]`, which is `x` itself in self-attention. `lengths` says how many tokens of
-    /// each memory count, `queries` how many of `x`; or, where there are more of them than sequences, how long those are that lie
-    /// one behind the other in the one row that there is (see [`Tape::attend_packed`]). With `angles`, queries and keys are turned by their positions.
+    /// Attends from `x [B, N, C]` to `memory [B, M, C]`, which is `x` itself in self-attention: `[B, N, C]`. Where sequences
+    /// are padded, `key_lengths` counts the tokens of each memory and `query_lengths` those of `x`, `[B]` each. `angles`
+    /// rotates queries and keys by their positions.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// As [`Tape::attend`].
     pub fn forward<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
         x: &Var<T>,
         memory: &Var<T>,
-        lengths: Option<&[usize]>,
-        queries: Option<&[usize]>,
+        key_lengths: Option<&[usize]>,
+        query_lengths: Option<&[usize]>,
         angles: Option<&Angles<T>>,
     ) -> qkv::Result<Var<T>> {
-        let q = turned(tape, self.q, x, angles);
-        let k = turned(tape, self.k, memory, angles);
+        let q = project(tape, self.q, x, angles);
+        let k = project(tape, self.k, memory, angles);
         let v = self.v.forward(tape, memory);
-        let seen = match lengths {
-            Some(packed) if packed.len() > x.shape()[0] => {
-                tape.attend_packed([&q, &k, &v], packed, &self.how(None, None))?
-            }
-            _ => tape.attend(&q, &k, &v, None, &self.how(lengths, queries))?,
-        };
+        let options = AttendOptions { key_lengths, query_lengths, ..self.options() };
+        let attended = tape.attend(&q, &k, &v, None, &options)?;
         drop((q, k, v));
-        Ok(self.out.forward(tape, &seen))
+        Ok(self.out.forward(tape, &attended))
+    }
+
+    /// Self-attention within packed sequences `x [1, T, C]` of these lengths: `[1, T, C]`. For inference; see
+    /// [`Tape::attend_packed`].
+    ///
+    /// # Errors
+    /// As [`Tape::attend`].
+    pub fn forward_packed<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        x: &Var<T>,
+        lengths: &[usize],
+    ) -> qkv::Result<Var<T>> {
+        let [q, k, v] = [self.q, self.k, self.v].map(|projection| projection.forward(tape, x));
+        let attended = tape.attend_packed([&q, &k, &v], lengths, &self.options())?;
+        drop((q, k, v));
+        Ok(self.out.forward(tape, &attended))
     }
 
     /// An empty cache for `batch` sequences.
-    pub fn cache<T: Float>(&self, batch: usize) -> KeysValues<T> {
-        KeysValues { cache: Cache::new(batch, self.config.heads.key, self.head_width, self.head_width) }
+    pub fn cache<T: Float>(&self, batch: usize) -> KvCache<T> {
+        KvCache { cache: Cache::new(batch, self.config.heads.key, self.head_width, self.head_width) }
     }
 
-    /// Adds the keys and values of `memory [B, M, C]` to the cache.
+    /// Appends the keys and values of `memory [B, M, C]` to the cache.
     ///
     /// # Errors
-    /// Where it is another number of sequences.
-    pub fn remember<T: Float>(
-        &self,
-        tape: &mut Tape<'_, T>,
-        memory: &Var<T>,
-        cache: &mut KeysValues<T>,
-    ) -> qkv::Result<()> {
-        let [k, v] = [self.k, self.v].map(|map| map.forward(tape, memory));
+    /// Where the cache is for another number of sequences.
+    pub fn append<T: Float>(&self, tape: &mut Tape<'_, T>, memory: &Var<T>, cache: &mut KvCache<T>) -> qkv::Result<()> {
+        let [k, v] = [self.k, self.v].map(|projection| projection.forward(tape, memory));
         let heads = self.config.heads.key;
-        cache.cache.append(split(k.value(), heads), split(v.value(), heads))
+        cache.cache.append(split_heads(k.value(), heads), split_heads(v.value(), heads))
     }
 
-    /// New tokens `x [B, new, C]` after those that the cache holds: their keys and values are added to it, and they attend to
-    /// all that it then holds. The angles are those of the new positions.
+    /// Decodes new tokens `x [B, new, C]`: appends their keys and values to the cache, then attends to all of it. `angles`
+    /// are those of the new positions.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// As [`Tape::attend`].
     pub fn step<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
         x: &Var<T>,
-        cache: &mut KeysValues<T>,
+        cache: &mut KvCache<T>,
         angles: Option<&Angles<T>>,
     ) -> qkv::Result<Var<T>> {
-        let from = cache.len();
-        let q = turned(tape, self.q, x, angles);
-        let k = turned(tape, self.k, x, angles);
+        let start = cache.len();
+        let q = project(tape, self.q, x, angles);
+        let k = project(tape, self.k, x, angles);
         let v = self.v.forward(tape, x);
         let heads = self.config.heads.key;
-        cache.cache.append(split(k.value(), heads), split(v.value(), heads))?;
-        // Nothing came before and much comes now: a full pass, in tiles.
-        let seen = if from == 0 && x.shape()[1] > 1 {
-            tape.attend(&q, &k, &v, None, &self.how(None, None))?
+        cache.cache.append(split_heads(k.value(), heads), split_heads(v.value(), heads))?;
+        // A prompt into an empty cache is a full forward pass, in tiles.
+        let attended = if start == 0 && x.shape()[1] > 1 {
+            tape.attend(&q, &k, &v, None, &self.options())?
         } else {
-            tape.attend_cached(&q, &cache.cache, &Attend { from, ..self.how(None, None) })?
+            tape.attend_cached(&q, &cache.cache, &AttendOptions { start, ..self.options() })?
         };
-        Ok(self.out.forward(tape, &seen))
+        Ok(self.out.forward(tape, &attended))
     }
 
-    /// Attends from new tokens `x [B, new, C]`, the first of which stands at `from`, to what the cache holds.
+    /// Attends from new tokens `x [B, new, C]`, the first at position `start`, to a cache that stays as it is: the
+    /// cross-attention of a decoding step.
     ///
     /// # Errors
-    /// What `qkv` refuses.
-    pub fn look_back<T: Float>(
+    /// As [`Tape::attend`].
+    pub fn attend_cache<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
         x: &Var<T>,
-        cache: &KeysValues<T>,
-        lengths: Option<&[usize]>,
-        from: usize,
+        cache: &KvCache<T>,
+        key_lengths: Option<&[usize]>,
+        start: usize,
     ) -> qkv::Result<Var<T>> {
         let q = self.q.forward(tape, x);
-        let seen = tape.attend_cached(&q, &cache.cache, &Attend { from, ..self.how(lengths, None) })?;
-        Ok(self.out.forward(tape, &seen))
+        let options = AttendOptions { key_lengths, start, ..self.options() };
+        let attended = tape.attend_cached(&q, &cache.cache, &options)?;
+        Ok(self.out.forward(tape, &attended))
     }
 }
 
-/// A map of `x`, turned where there are angles.
-fn turned<T: Float>(tape: &mut Tape<'_, T>, map: Linear, x: &Var<T>, angles: Option<&Angles<T>>) -> Var<T> {
-    let y = map.forward(tape, x);
+/// A projection of `x`, rotated by the angles of its positions.
+fn project<T: Float>(tape: &mut Tape<'_, T>, projection: Linear, x: &Var<T>, angles: Option<&Angles<T>>) -> Var<T> {
+    let y = projection.forward(tape, x);
     match angles {
         Some(angles) => tape.rotary(y, angles),
         None => y,
     }
-}
-
-/// Heads side by side as `[B, H, L, D]`.
-fn split<T: Float>(tensor: &Tensor<T>, heads: usize) -> qkv::View<'_, T> {
-    crate::ops::attention::heads_of(tensor, heads)
 }

@@ -1,39 +1,41 @@
-//! Attention as a recurrent decoder uses it, one query a step: Bahdanau's, which asks before the unit moves, and Luong's, which
-//! asks after. Where a key's part of the score is a map of its own, it is made once for all steps.
+//! The attention of a recurrent decoder, one query a step: Bahdanau's, from the state before the step, and Luong's, from the
+//! state after it. Projected keys are computed once for all steps.
 
 use super::{Builder, Linear};
 use crate::float::Float;
-use crate::ops::attention::{Attend, Heads, Scoring};
+use crate::ops::attention::{AttendOptions, ScoreParameters};
 use crate::ops::linear::Activation;
 use crate::parameters::Init;
 use crate::tape::{Tape, Var};
 use qkv::{Attention, Score};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
-/// Which state asks.
+/// Which decoder state is the query.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AttentionStyle {
-    /// The state before the step; what it finds goes into the unit (Bahdanau et al. 2014, arXiv:1409.0473).
+    /// The state before the step; the context is an input of the recurrent unit (Bahdanau et al. 2014, arXiv:1409.0473).
     #[default]
     Bahdanau,
-    /// The state after the step; what it finds joins the state in front of the output (Luong et al. 2015, arXiv:1508.04025).
+    /// The state after the step; the context joins the state before the output layer (Luong et al. 2015, arXiv:1508.04025).
     Luong,
 }
 
-/// One head of attention from a decoder's state to an encoder's.
+/// Single-head attention from a decoder's states to an encoder's.
 #[derive(Clone, Debug)]
 pub struct RecurrentAttention {
     attention: Attention,
     query: Option<Linear>,
     key: Option<Linear>,
-    scoring: Scoring,
-    /// Predicts where to look, for local attention.
+    parameters: ScoreParameters,
+    /// Predicts the center of local attention.
     center: Option<[Linear; 2]>,
     entropy: f64,
+    label: Arc<str>,
 }
 
-/// What the steps of one batch look at.
+/// The encoder's states, with their projected keys.
 #[derive(Clone, Debug)]
 pub struct RecurrentMemory<T: Float> {
     keys: Var<T>,
@@ -42,12 +44,12 @@ pub struct RecurrentMemory<T: Float> {
 }
 
 impl<T: Float> RecurrentMemory<T> {
-    /// What it gives back, `[B, M, C]`.
+    /// The encoder's states, `[B, M, C]`.
     pub fn values(&self) -> &Var<T> {
         &self.values
     }
 
-    /// Keeps these sequences, in this order, for inference.
+    /// Reorders the sequences to these, with repetitions, as beam search does. For inference.
     pub fn select(&mut self, tape: &Tape<'_, T>, sequences: &[usize]) {
         self.keys = tape.constant(self.keys.value().select(sequences));
         self.values = tape.constant(self.values.value().select(sequences));
@@ -56,7 +58,7 @@ impl<T: Float> RecurrentMemory<T> {
         }
     }
 
-    /// How many of its tokens count.
+    /// Number of tokens of each sequence, where they are padded.
     pub fn lengths(&self) -> Option<&[usize]> {
         self.lengths.as_deref()
     }
@@ -64,8 +66,8 @@ impl<T: Float> RecurrentMemory<T> {
 
 impl RecurrentAttention {
     /// From states of width `query` to memories of width `key`. The additive score projects both to `width`; dot and
-    /// scaled-dot project the query where the widths differ; general has its matrix. With `local`, two maps predict the centre
-    /// (Luong's local-p).
+    /// scaled-dot project the query where the widths differ; general has its matrix. With `local`, two linear maps predict the
+    /// center (Luong's local-p).
     ///
     /// # Errors
     /// Where the score is none of these.
@@ -77,16 +79,15 @@ impl RecurrentAttention {
         width: usize,
         entropy: f64,
     ) -> qkv::Result<Self> {
-        let mut map = |name: &str, inputs, outputs, bias| Linear::new(&mut at.at(name), inputs, outputs, bias);
+        let mut linear = |name: &str, inputs, outputs| Linear::new(&mut at.at(name), inputs, outputs, false);
         let (q, k) = match attention.score {
-            Score::Additive => (Some(map("query", query, width, false)), Some(map("key", key, width, false))),
+            Score::Additive => (Some(linear("query", query, width)), Some(linear("key", key, width))),
             Score::General => (None, None),
             _ if query == key => (None, None),
-            _ => (Some(map("query", query, key, false)), None),
+            _ => (Some(linear("query", query, key)), None),
         };
-        let center =
-            attention.local.map(|_| [map("center.hidden", query, width, false), map("center.out", width, 1, false)]);
-        let scoring = Scoring {
+        let center = attention.local.map(|_| [linear("center.hidden", query, width), linear("center.out", width, 1)]);
+        let parameters = ScoreParameters {
             w: (attention.score == Score::General).then(|| at.add("score.weight", &[query, key], Init::Xavier)),
             v: (attention.score == Score::Additive)
                 .then(|| at.add("score.v", &[width], Init::Uniform((width as f64).powf(-0.5)))),
@@ -94,57 +95,57 @@ impl RecurrentAttention {
             table: attention.bias.reach().map(|reach| at.add("score.relative", &[1, 2 * reach + 1], Init::Zeros)),
             sinks: attention.sinks.then(|| at.add("score.sinks", &[1], Init::Zeros)),
         };
-        Ok(RecurrentAttention { attention: attention.clone(), query: q, key: k, scoring, center, entropy })
+        let (attention, label) = (attention.clone(), at.label());
+        Ok(RecurrentAttention { attention, query: q, key: k, parameters, center, entropy, label })
     }
 
-    /// What the steps will look at: `values [B, M, C]`, of which `lengths` count.
-    pub fn remember<T: Float>(
+    /// Projects the keys of the encoder's states `values [B, M, C]`, of which the first `lengths[b]` are no padding.
+    pub fn memory<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
         values: Var<T>,
         lengths: Option<&[usize]>,
     ) -> RecurrentMemory<T> {
         let keys = match self.key {
-            Some(map) => map.forward(tape, &values),
+            Some(projection) => projection.forward(tape, &values),
             None => values.clone(),
         };
         RecurrentMemory { keys, values, lengths: lengths.map(<[_]>::to_vec) }
     }
 
-    /// Looks from `states [B, N, C]`, the first of which is step `from`: `[B, N, C]`.
+    /// Attends from `states [B, N, C]`, the first at step `start`: `[B, N, C]`.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// As [`Tape::attend`].
     pub fn forward<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
         states: &Var<T>,
         memory: &RecurrentMemory<T>,
-        from: usize,
+        start: usize,
     ) -> qkv::Result<Var<T>> {
         let q = match self.query {
-            Some(map) => map.forward(tape, states),
+            Some(projection) => projection.forward(tape, states),
             None => states.clone(),
         };
         let center = self.center.map(|[hidden, out]| {
             let hidden = hidden.activated(tape, states, Activation::Tanh, 0.0);
-            let part = out.activated(tape, &hidden, Activation::Sigmoid, 0.0); // (B, N, 1), between 0 and 1
-            let most = memory.keys.shape()[1];
+            let fraction = out.activated(tape, &hidden, Activation::Sigmoid, 0.0); // (B, N, 1), between 0 and 1
             let last = |length: usize| T::of_f64(length.saturating_sub(1) as f64);
             let ends: Vec<T> = match &memory.lengths {
                 Some(lengths) => lengths.iter().map(|&length| last(length)).collect(),
-                None => vec![last(most); states.shape()[0]],
+                None => vec![last(memory.keys.shape()[1]); states.shape()[0]],
             };
-            tape.scale(part, &ends)
+            tape.scale(fraction, &ends)
         });
-        let how = Attend {
-            heads: Heads { query: 1, key: 1 },
-            scoring: self.scoring,
-            lengths: memory.lengths.as_deref(),
+        let options = AttendOptions {
+            label: &self.label,
+            parameters: self.parameters,
+            key_lengths: memory.lengths.as_deref(),
             entropy: self.entropy,
-            from,
-            ..Attend::new(&self.attention)
+            start,
+            ..AttendOptions::new(&self.attention)
         };
-        tape.attend(&q, &memory.keys, &memory.values, center.as_ref(), &how)
+        tape.attend(&q, &memory.keys, &memory.values, center.as_ref(), &options)
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::float::Float;
 use crate::machine::Machine;
-use crate::tape::{Back, Backward, Tape, Var};
+use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 use qkv_simd::pass::Pass;
 use qkv_simd::{Isa, philox};
@@ -73,28 +73,28 @@ pub(crate) fn dropped<T: Float>(machine: &Machine, mut tensor: Tensor<T>, drop: 
     tensor
 }
 
-struct DropoutBack {
+struct DropoutBackward {
     x: Option<usize>,
     drop: Drop,
 }
 
-impl<T: Float> Backward<T> for DropoutBack {
-    fn backward(self: Box<Self>, upstream: Tensor<T>, back: &mut Back<'_, T>) {
-        back.add(self.x, dropped(back.machine, upstream, self.drop));
+impl<T: Float> Backward<T> for DropoutBackward {
+    fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
+        context.add(self.x, dropped(context.machine, upstream, self.drop));
     }
 }
 
-struct ResidualBack {
+struct ResidualBackward {
     x: Option<usize>,
     y: Option<usize>,
     drop: Option<Drop>,
 }
 
-impl<T: Float> Backward<T> for ResidualBack {
-    fn backward(self: Box<Self>, upstream: Tensor<T>, back: &mut Back<'_, T>) {
+impl<T: Float> Backward<T> for ResidualBackward {
+    fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let y = upstream.clone();
-        back.add(self.x, upstream);
-        back.add(self.y, if let Some(drop) = self.drop { dropped(back.machine, y, drop) } else { y });
+        context.add(self.x, upstream);
+        context.add(self.y, if let Some(drop) = self.drop { dropped(context.machine, y, drop) } else { y });
     }
 }
 
@@ -104,7 +104,7 @@ impl<T: Float> Tape<'_, T> {
         let Some(drop) = Drop::new(self, p) else { return x };
         let slot = x.slot;
         let value = dropped(self.machine, x.value, drop);
-        self.record(value, || DropoutBack { x: slot, drop })
+        self.record(value, || DropoutBackward { x: slot, drop })
     }
 
     /// `x + dropout(y)`.
@@ -114,12 +114,12 @@ impl<T: Float> Tape<'_, T> {
     pub fn residual(&mut self, x: &Var<T>, y: Var<T>, p: f64) -> Var<T> {
         assert_eq!(x.shape(), y.shape(), "a sum of two shapes");
         let drop = Drop::new(self, p);
-        let back = ResidualBack { x: x.slot, y: y.slot, drop };
+        let back = ResidualBackward { x: x.slot, y: y.slot, drop };
         let mut value = y.value;
         if let Some(drop) = drop {
             value = dropped(self.machine, value, drop);
         }
-        super::add_onto(self.machine, value.data_mut(), x.value.data());
+        super::add_assign(self.machine, value.data_mut(), x.value.data());
         self.record(value, || back)
     }
 

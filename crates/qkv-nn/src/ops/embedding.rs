@@ -3,7 +3,7 @@
 use crate::float::Float;
 use crate::machine::Machine;
 use crate::parameters::Param;
-use crate::tape::{Back, Backward, Tape, Var};
+use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub enum Positions<'a, T> {
     Learned(Param),
 }
 
-struct EmbeddingBack<T> {
+struct EmbeddingBackward<T> {
     ids: Arc<[u32]>,
     table: Param,
     scale: T,
@@ -63,7 +63,7 @@ impl<T: Float> Tape<'_, T> {
                 }
             }
         });
-        self.record(y, || EmbeddingBack { ids: ids.into(), table, scale, positions: learned })
+        self.record(y, || EmbeddingBackward { ids: ids.into(), table, scale, positions: learned })
     }
 }
 
@@ -93,14 +93,14 @@ fn scatter<T: Float>(
 /// Columns that a thread takes at least: a few lines of the cache.
 const COLUMNS: usize = 64;
 
-impl<T: Float> Backward<T> for EmbeddingBack<T> {
-    fn backward(self: Box<Self>, upstream: Tensor<T>, back: &mut Back<'_, T>) {
+impl<T: Float> Backward<T> for EmbeddingBackward<T> {
+    fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let width = upstream.width();
-        let sums = back.gradients.get_mut(self.table);
-        scatter(back.machine, sums, upstream.data(), width, self.scale, |r| self.ids[r] as usize);
+        let sums = context.gradients.get_mut(self.table);
+        scatter(context.machine, sums, upstream.data(), width, self.scale, |r| self.ids[r] as usize);
         if let Some((param, length, start)) = self.positions {
-            let sums = back.gradients.get_mut(param);
-            scatter(back.machine, sums, upstream.data(), width, T::ONE, |r| start + r % length);
+            let sums = context.gradients.get_mut(param);
+            scatter(context.machine, sums, upstream.data(), width, T::ONE, |r| start + r % length);
         }
     }
 }

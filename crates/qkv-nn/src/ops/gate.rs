@@ -1,11 +1,11 @@
 //! The gate of a feed-forward part (Shazeer 2020, arXiv:2002.05202): `silu(gate) · up`, with `silu(x) = x / (1 + e⁻ˣ)`.
 
 use crate::float::Float;
-use crate::tape::{Back, Backward, Tape, Var};
+use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 use qkv_simd::pass::Pass;
 
-struct GateBack<T: Float> {
+struct GateBackward<T: Float> {
     slots: [Option<usize>; 2],
     gate: Tensor<T>,
     up: Tensor<T>,
@@ -27,7 +27,7 @@ impl<T: Float> Tape<'_, T> {
         });
         let slots = [gate.slot, up.slot];
         let [gate, up] = [gate, up].map(|var| var.value.clone());
-        self.record(y, || GateBack { slots, gate, up })
+        self.record(y, || GateBackward { slots, gate, up })
     }
 }
 
@@ -70,18 +70,18 @@ impl<T: Float> Pass for Slope<'_, T> {
     }
 }
 
-impl<T: Float> Backward<T> for GateBack<T> {
-    fn backward(self: Box<Self>, mut upstream: Tensor<T>, back: &mut Back<'_, T>) {
-        let mut d_gate = Tensor::unwritten(back.pool, self.gate.shape());
-        let each = back.machine.rows_each(d_gate.len(), 1);
+impl<T: Float> Backward<T> for GateBackward<T> {
+    fn backward(self: Box<Self>, mut upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
+        let mut d_gate = Tensor::unwritten(context.pool, self.gate.shape());
+        let each = context.machine.rows_each(d_gate.len(), 1);
         let outs = upstream.data_mut().chunks_mut(each).zip(d_gate.data_mut().chunks_mut(each));
         let parts = outs.zip(self.gate.data().chunks(each).zip(self.up.data().chunks(each))).collect();
         #[allow(clippy::type_complexity)]
         let body = |_, ((gradient, d_gate), (gate, up)): ((&mut [T], &mut [T]), (&[T], &[T]))| {
-            back.machine.run(Slope { gradient, d_gate, gate, up });
+            context.machine.run(Slope { gradient, d_gate, gate, up });
         };
-        back.machine.each(parts, body);
-        back.add(self.slots[0], d_gate);
-        back.add(self.slots[1], upstream.reshaped(self.up.shape()));
+        context.machine.each(parts, body);
+        context.add(self.slots[0], d_gate);
+        context.add(self.slots[1], upstream.reshaped(self.up.shape()));
     }
 }

@@ -1,23 +1,23 @@
 //! Rows of several tensors, each put in its place: sentences back into their documents, a class token in front of patches.
 
 use crate::float::Float;
-use crate::tape::{Back, Backward, Tape, Var};
+use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 
 /// Where rows come from, in the order in which they are put down: part and row of it; nothing for a row of zeros.
 type Places = Vec<Option<(usize, usize)>>;
 
-struct GatherBack {
+struct GatherBackward {
     /// Slot and shape of each part.
     parts: Vec<(Option<usize>, Vec<usize>)>,
     places: Places,
 }
 
-impl<T: Float> Backward<T> for GatherBack {
-    fn backward(self: Box<Self>, upstream: Tensor<T>, back: &mut Back<'_, T>) {
+impl<T: Float> Backward<T> for GatherBackward {
+    fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let width = upstream.width();
         for (part, (slot, shape)) in self.parts.iter().enumerate() {
-            let Some(sum) = back.sum(*slot, shape) else { continue };
+            let Some(sum) = context.sum(*slot, shape) else { continue };
             let rows = self.places.iter().zip(upstream.data().chunks_exact(width));
             for (row, g) in rows.filter_map(|(place, g)| Some((place.filter(|at| at.0 == part)?.1, g))) {
                 sum[row * width..][..width].iter_mut().zip(g).for_each(|(sum, &g)| *sum += g);
@@ -55,6 +55,6 @@ impl<T: Float> Tape<'_, T> {
             }
         }
         let parts = parts.iter().map(|part| (part.slot, part.shape().to_vec())).collect();
-        self.record(y, || GatherBack { parts, places })
+        self.record(y, || GatherBackward { parts, places })
     }
 }

@@ -11,13 +11,13 @@
 use crate::float::Float;
 use crate::machine::Machine;
 use crate::parameters::Param;
-use crate::tape::{Back, Backward, Tape, Var};
+use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 use qkv_simd::matmul::Operand;
 use qkv_simd::pass::Pass;
 use std::sync::Arc;
 
-struct GruBack<T: Float> {
+struct GruBackward<T: Float> {
     x: Option<usize>,
     h: Option<usize>,
     w: Param,
@@ -76,7 +76,7 @@ impl<T: Float> Tape<'_, T> {
         }
         let (slot, from) = (x.slot, h.slot);
         let lengths = lengths.map(Into::into);
-        self.record(y, || GruBack { x: slot, h: from, w, b, lengths, reverse, states, gates })
+        self.record(y, || GruBackward { x: slot, h: from, w, b, lengths, reverse, states, gates })
     }
 }
 
@@ -114,7 +114,7 @@ impl<T: Float> Pass for Cell<'_, T> {
 }
 
 /// The way back through one step of one sequence.
-struct CellBack<'a, T> {
+struct CellBackward<'a, T> {
     d_after: &'a [T],
     before: &'a [T],
     gates: &'a [T],
@@ -126,7 +126,7 @@ struct CellBack<'a, T> {
     d_before: &'a mut [T],
 }
 
-impl<T: Float> Pass for CellBack<'_, T> {
+impl<T: Float> Pass for CellBackward<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -154,15 +154,15 @@ impl<T: Float> Pass for CellBack<'_, T> {
     }
 }
 
-impl<T: Float> Backward<T> for GruBack<T> {
-    fn backward(self: Box<Self>, upstream: Tensor<T>, back: &mut Back<'_, T>) {
-        let machine: &Machine = back.machine;
+impl<T: Float> Backward<T> for GruBackward<T> {
+    fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
+        let machine: &Machine = context.machine;
         let &[steps, batch, four] = self.gates.shape() else { unreachable!("made by forward") };
         let (width, wide) = (four / 4, four / 4 * 3);
-        let mut d_x = Tensor::unwritten(back.pool, &[batch, steps, wide]);
-        let mut d_h = Tensor::zeros(back.pool, &[batch, 1, width]);
-        let mut d_after = Tensor::unwritten(back.pool, &[batch, width]);
-        let mut d_recurrent = Tensor::unwritten(back.pool, &[steps, batch, wide]);
+        let mut d_x = Tensor::unwritten(context.pool, &[batch, steps, wide]);
+        let mut d_h = Tensor::zeros(context.pool, &[batch, 1, width]);
+        let mut d_after = Tensor::unwritten(context.pool, &[batch, width]);
+        let mut d_recurrent = Tensor::unwritten(context.pool, &[steps, batch, wide]);
         for step in (0..steps).rev() {
             let at = if self.reverse { steps - 1 - step } else { step };
             let before = &self.states.data()[step * batch * width..][..batch * width];
@@ -180,7 +180,7 @@ impl<T: Float> Backward<T> for GruBack<T> {
                 let d_after = &mut d_after.data_mut()[b * width..][..width];
                 let above = &upstream.data()[(b * steps + at) * width..][..width];
                 d_after.iter_mut().zip(above).for_each(|(sum, &g)| *sum += g);
-                machine.run(CellBack {
+                machine.run(CellBackward {
                     d_after,
                     before: &before[b * width..][..width],
                     gates: &gates[b * four..][..four],
@@ -189,16 +189,16 @@ impl<T: Float> Backward<T> for GruBack<T> {
                     d_before: &mut d_h.data_mut()[b * width..][..width],
                 });
             }
-            let weight = Operand::rows(back.parameters.get(self.w), wide, width);
+            let weight = Operand::rows(context.parameters.get(self.w), wide, width);
             machine.product(d_h.data_mut(), Operand::rows(d_recurrent, batch, wide), weight, true);
         }
         // All steps at once: (3C, N·B) · (N·B, C).
         let rows = steps * batch;
-        machine.add_columns(d_recurrent.data(), back.gradients.get_mut(self.b));
+        machine.add_columns(d_recurrent.data(), context.gradients.get_mut(self.b));
         let d_recurrent = Operand::rows(d_recurrent.data(), rows, wide);
         let states = Operand::rows(&self.states.data()[..rows * width], rows, width);
-        machine.product(back.gradients.get_mut(self.w), d_recurrent.transposed(), states, true);
-        back.add(self.x, d_x);
-        back.add(self.h, d_h);
+        machine.product(context.gradients.get_mut(self.w), d_recurrent.transposed(), states, true);
+        context.add(self.x, d_x);
+        context.add(self.h, d_h);
     }
 }

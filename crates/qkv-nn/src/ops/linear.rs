@@ -4,7 +4,7 @@ use super::dropout::Drop;
 use crate::float::Float;
 use crate::machine::Machine;
 use crate::parameters::Param;
-use crate::tape::{Back, Backward, Tape, Var};
+use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 use qkv_simd::matmul::Operand;
 use qkv_simd::pass::Pass;
@@ -43,7 +43,7 @@ enum Kept<T: Float> {
     Input(Tensor<T>),
 }
 
-struct LinearBack<T: Float> {
+struct LinearBackward<T: Float> {
     x: Option<usize>,
     input: Tensor<T>,
     w: Param,
@@ -88,7 +88,7 @@ impl<T: Float> Tape<'_, T> {
             _ => Kept::Output(y.clone()),
         };
         let (slot, input) = (x.slot, x.value.clone());
-        self.record(y, || LinearBack { x: slot, input, w, b, activation, kept, drop })
+        self.record(y, || LinearBackward { x: slot, input, w, b, activation, kept, drop })
     }
 }
 
@@ -252,11 +252,11 @@ impl<T: Float> Pass for Slope<'_, T> {
     }
 }
 
-impl<T: Float> Backward<T> for LinearBack<T> {
-    fn backward(self: Box<Self>, mut upstream: Tensor<T>, back: &mut Back<'_, T>) {
-        let machine = back.machine;
+impl<T: Float> Backward<T> for LinearBackward<T> {
+    fn backward(self: Box<Self>, mut upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
+        let machine = context.machine;
         let (rows, inner) = (self.input.rows(), self.input.width());
-        let out = back.parameters.shape(self.w)[0];
+        let out = context.parameters.shape(self.w)[0];
         // Where ReLU's output is kept its zeros say what was dropped; elsewhere the bits are drawn again.
         if let (Some(drop), false) = (self.drop, self.activation == Activation::Relu) {
             upstream = super::dropout::dropped(machine, upstream.reshaped(&[rows, out]), drop);
@@ -271,15 +271,15 @@ impl<T: Float> Backward<T> for LinearBack<T> {
         }
         let d_y = Operand::rows(upstream.data(), rows, out);
         if let Some(b) = self.b {
-            machine.add_columns(upstream.data(), back.gradients.get_mut(b));
+            machine.add_columns(upstream.data(), context.gradients.get_mut(b));
         }
         let x = Operand::rows(self.input.data(), rows, inner);
-        machine.product(back.gradients.get_mut(self.w), d_y.transposed(), x, true); // (O, I)
+        machine.product(context.gradients.get_mut(self.w), d_y.transposed(), x, true); // (O, I)
         if self.x.is_some() {
-            let mut d_x = Tensor::unwritten(back.pool, self.input.shape());
-            let weight = Operand::rows(back.parameters.get(self.w), out, inner);
+            let mut d_x = Tensor::unwritten(context.pool, self.input.shape());
+            let weight = Operand::rows(context.parameters.get(self.w), out, inner);
             machine.product(d_x.data_mut(), d_y, weight, false); // (R, I)
-            back.add(self.x, d_x);
+            context.add(self.x, d_x);
         }
     }
 }

@@ -1,19 +1,19 @@
 //! A sequence as one row: the mean of its tokens, those that fill up left out.
 
 use crate::float::Float;
-use crate::tape::{Back, Backward, Tape, Var};
+use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 
-struct MeanBack {
+struct MeanBackward {
     x: Option<usize>,
     shape: [usize; 3],
     lengths: Vec<usize>,
 }
 
-impl<T: Float> Backward<T> for MeanBack {
-    fn backward(self: Box<Self>, upstream: Tensor<T>, back: &mut Back<'_, T>) {
+impl<T: Float> Backward<T> for MeanBackward {
+    fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let [_, length, width] = self.shape;
-        let mut d_x = Tensor::zeros(back.pool, &self.shape);
+        let mut d_x = Tensor::zeros(context.pool, &self.shape);
         let sequences = d_x.data_mut().chunks_exact_mut((length * width).max(1));
         for ((sequence, g), &count) in sequences.zip(upstream.data().chunks_exact(width)).zip(&self.lengths) {
             let share = T::ONE / T::of_f64(count.max(1) as f64);
@@ -21,7 +21,7 @@ impl<T: Float> Backward<T> for MeanBack {
                 row.iter_mut().zip(g).for_each(|(d_x, &g)| *d_x = g * share);
             }
         }
-        back.add(self.x, d_x);
+        context.add(self.x, d_x);
     }
 }
 
@@ -44,6 +44,6 @@ impl<T: Float> Tape<'_, T> {
             y.iter_mut().for_each(|sum| *sum *= share);
         }
         let slot = x.slot;
-        self.record(y, || MeanBack { x: slot, shape: [batch, length, width], lengths })
+        self.record(y, || MeanBackward { x: slot, shape: [batch, length, width], lengths })
     }
 }

@@ -21,7 +21,7 @@ use crate::machine::Machine;
 use qkv_simd::pass::Pass;
 
 /// `sum += more`, side by side on the threads.
-pub(crate) fn add_onto<T: Float>(machine: &Machine, sum: &mut [T], more: &[T]) {
+pub(crate) fn add_assign<T: Float>(machine: &Machine, sum: &mut [T], more: &[T]) {
     assert_eq!(sum.len(), more.len());
     let each = machine.rows_each(sum.len(), 1);
     let parts = sum.chunks_mut(each).zip(more.chunks(each)).collect();

@@ -3,11 +3,11 @@
 use super::sum_over;
 use crate::float::Float;
 use crate::parameters::Param;
-use crate::tape::{Back, Backward, Tape, Var};
+use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 use qkv_simd::pass::Pass;
 
-struct NormBack<T: Float> {
+struct NormBackward<T: Float> {
     x: Option<usize>,
     input: Tensor<T>,
     gain: Param,
@@ -38,7 +38,7 @@ impl<T: Float> Tape<'_, T> {
             self.machine.run(Normalise { x, y, moments, gain: g, bias: b, epsilon });
         });
         let (slot, input) = (x.slot, x.value.clone());
-        self.record(y, || NormBack { x: slot, input, gain, bias, moments })
+        self.record(y, || NormBackward { x: slot, input, gain, bias, moments })
     }
 }
 
@@ -72,7 +72,7 @@ impl<T: Float> Pass for Normalise<'_, T> {
     }
 }
 
-struct NormaliseBack<'a, T> {
+struct NormaliseBackward<'a, T> {
     x: &'a [T],
     d_y: &'a [T],
     d_x: &'a mut [T],
@@ -82,7 +82,7 @@ struct NormaliseBack<'a, T> {
     sums: &'a mut [T],
 }
 
-impl<T: Float> Pass for NormaliseBack<'_, T> {
+impl<T: Float> Pass for NormaliseBackward<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -110,25 +110,25 @@ impl<T: Float> Pass for NormaliseBack<'_, T> {
     }
 }
 
-impl<T: Float> Backward<T> for NormBack<T> {
-    fn backward(self: Box<Self>, upstream: Tensor<T>, back: &mut Back<'_, T>) {
+impl<T: Float> Backward<T> for NormBackward<T> {
+    fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let (rows, width) = (self.input.rows(), self.input.width());
-        let gain = back.parameters.get(self.gain);
-        let mut d_x = Tensor::unwritten(back.pool, self.input.shape());
+        let gain = context.parameters.get(self.gain);
+        let mut d_x = Tensor::unwritten(context.pool, self.input.shape());
         let blocks = rows.div_ceil(ROWS);
-        let mut sums = Tensor::unwritten(back.pool, &[blocks, 2 * width]);
+        let mut sums = Tensor::unwritten(context.pool, &[blocks, 2 * width]);
         let inputs = self.input.data().chunks(ROWS * width).zip(upstream.data().chunks(ROWS * width));
         let outputs = d_x.data_mut().chunks_mut(ROWS * width).zip(sums.data_mut().chunks_mut(2 * width));
         let parts = inputs.zip(outputs).zip(self.moments.data().chunks(ROWS * 2)).collect();
         #[allow(clippy::type_complexity)]
         let body = |_, (((x, d_y), (d_x, sums)), moments): (((&[T], &[T]), (&mut [T], &mut [T])), &[T])| {
-            back.machine.run(NormaliseBack { x, d_y, d_x, moments, gain, sums });
+            context.machine.run(NormaliseBackward { x, d_y, d_x, moments, gain, sums });
         };
-        back.machine.each(parts, body);
+        context.machine.each(parts, body);
         for sums in sums.data().chunks_exact(2 * width) {
-            back.gradients.get_mut(self.gain).iter_mut().zip(&sums[..width]).for_each(|(sum, &x)| *sum += x);
-            back.gradients.get_mut(self.bias).iter_mut().zip(&sums[width..]).for_each(|(sum, &x)| *sum += x);
+            context.gradients.get_mut(self.gain).iter_mut().zip(&sums[..width]).for_each(|(sum, &x)| *sum += x);
+            context.gradients.get_mut(self.bias).iter_mut().zip(&sums[width..]).for_each(|(sum, &x)| *sum += x);
         }
-        back.add(self.x, d_x);
+        context.add(self.x, d_x);
     }
 }

@@ -1,55 +1,54 @@
-//! Attention within sequences of several lengths that lie one behind the other, `[1, T, H·D]`: nothing is filled up, so no
-//! layer computes rows that count for nothing. For inference.
+//! Attention within packed sequences, `[1, T, H·D]`: sequences of several lengths one behind the other, without padding, so
+//! that no layer computes rows that nobody reads. For inference.
 
-use super::attention::{Attend, put_side_by_side};
+use super::attention::{AttendOptions, Pass, head_strides};
 use crate::float::Float;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use qkv::View;
 
 impl<T: Float> Tape<'_, T> {
-    /// Self-attention within each of the sequences, whose lengths add up to the rows: from `q [1, T, Hq·D]`, `k [1, T, Hk·D]` and
-    /// `v [1, T, Hk·Dv]`, a tensor `[1, T, Hq·Dv]`. Neighbours of one length are computed together: put them beside each other.
+    /// Self-attention within each of the packed sequences, whose lengths add up to the rows: from `q [1, T, Hq·D]`,
+    /// `k [1, T, Hk·D]` and `v [1, T, Hk·Dv]`, a tensor `[1, T, Hq·Dv]`. Neighbors of equal length are computed together, so
+    /// sort sequences by length.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// As [`attend`](Tape::attend).
     ///
     /// # Panics
-    /// On a tape that remembers the way back, and where the lengths do not add up to the rows.
+    /// On a training tape, and where the lengths do not add up to the rows.
     pub fn attend_packed(
         &mut self,
         [q, k, v]: [&Var<T>; 3],
-        sequences: &[usize],
-        how: &Attend<'_>,
+        lengths: &[usize],
+        options: &AttendOptions<'_>,
     ) -> qkv::Result<Var<T>> {
-        assert!(!self.is_training(), "sequences that lie one behind the other are for inference");
+        assert!(!self.is_training(), "packed sequences are for inference");
         let rows = q.value.rows();
-        assert_eq!(sequences.iter().sum::<usize>(), rows, "the lengths add up to the rows");
-        let mut call = self.call(q, &k.value, &v.value, None, &Attend { lengths: None, ..*how });
-        let width = v.value.width() / how.heads.key * how.heads.query;
+        assert_eq!(lengths.iter().sum::<usize>(), rows, "the lengths add up to the rows");
+        let mut call = self.save_call(q, &k.value, &v.value, None, &AttendOptions { key_lengths: None, ..*options });
+        let width = v.value.width() / options.heads.key * options.heads.query;
         let mut out = Tensor::unwritten(self.pool, &[1, rows, width]); // (1, T, Hq·Dv)
-        let (mut from, hash) = (0, call.attention.mask.hash());
-        for alike in sequences.chunk_by(|a, b| a == b) {
-            let (count, length) = (alike.len(), alike[0]);
-            let place = [from, count, length];
-            let views = [(q, how.heads.query), (k, how.heads.key), (v, how.heads.key)]
-                .map(|(var, heads)| part(var, heads, place));
-            call.buckets = match &hash {
+        let (mut first, lsh) = (0, call.attention.mask.hash());
+        for equal in lengths.chunk_by(|a, b| a == b) {
+            let (count, length) = (equal.len(), equal[0]);
+            let views = [(q, options.heads.query), (k, options.heads.key), (v, options.heads.key)]
+                .map(|(var, heads)| group(var, heads, [first, count, length])); // (B, H, L, D)
+            call.buckets = match &lsh {
                 Some(lsh) => Some([lsh.hash(views[0])?, lsh.hash(views[1])?]),
                 None => None,
             };
-            let found = call.attention.forward(call.inputs_over(self.parameters, views))?; // (B, Hq, L, Dv)
-            let to = &mut out.data_mut()[from * width..][..count * length * width];
-            put_side_by_side(self.machine, to, &found.values);
-            from += count * length;
+            let to = &mut out.data_mut()[first * width..][..count * length * width];
+            self.attend_into(&call.attention, call.inputs_over(self.parameters, views), Pass::Forward, to)?;
+            first += count * length;
         }
         Ok(self.constant(out))
     }
 }
 
-/// `count` sequences of one length from row `from` on, as `[B, H, L, D]`.
-fn part<T: Float>(var: &Var<T>, heads: usize, [from, count, length]: [usize; 3]) -> View<'_, T> {
-    let width = var.value.width();
-    let (d, strides) = (width / heads, [length * width, width / heads, width, 1].map(|stride| stride as isize));
-    View::strided(var.value.data(), from * width, [count, heads, length, d], strides).expect("a tensor holds its rows")
+/// `count` sequences of one length, starting at row `first`, as `[B, H, L, D]`.
+fn group<T: Float>(var: &Var<T>, heads: usize, [first, count, length]: [usize; 3]) -> View<'_, T> {
+    let (width, d) = (var.value.width(), var.value.width() / heads);
+    View::strided(var.value.data(), first * width, [count, heads, length, d], head_strides(length, heads, d))
+        .expect("a tensor holds its rows")
 }

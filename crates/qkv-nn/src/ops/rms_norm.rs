@@ -4,11 +4,11 @@
 use super::sum_over;
 use crate::float::Float;
 use crate::parameters::Param;
-use crate::tape::{Back, Backward, Tape, Var};
+use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 use qkv_simd::pass::Pass;
 
-struct RmsBack<T: Float> {
+struct RmsBackward<T: Float> {
     x: Option<usize>,
     input: Tensor<T>,
     gain: Param,
@@ -38,7 +38,7 @@ impl<T: Float> Tape<'_, T> {
             self.machine.run(Normalise { x, y, inverses, gain: g, epsilon });
         });
         let (slot, input) = (x.slot, x.value.clone());
-        self.record(y, || RmsBack { x: slot, input, gain, inverses })
+        self.record(y, || RmsBackward { x: slot, input, gain, inverses })
     }
 }
 
@@ -68,7 +68,7 @@ impl<T: Float> Pass for Normalise<'_, T> {
     }
 }
 
-struct NormaliseBack<'a, T> {
+struct NormaliseBackward<'a, T> {
     x: &'a [T],
     d_y: &'a [T],
     d_x: &'a mut [T],
@@ -77,7 +77,7 @@ struct NormaliseBack<'a, T> {
     d_gain: &'a mut [T],
 }
 
-impl<T: Float> Pass for NormaliseBack<'_, T> {
+impl<T: Float> Pass for NormaliseBackward<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -99,23 +99,23 @@ impl<T: Float> Pass for NormaliseBack<'_, T> {
     }
 }
 
-impl<T: Float> Backward<T> for RmsBack<T> {
-    fn backward(self: Box<Self>, upstream: Tensor<T>, back: &mut Back<'_, T>) {
+impl<T: Float> Backward<T> for RmsBackward<T> {
+    fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let (rows, width) = (self.input.rows(), self.input.width());
-        let gain = back.parameters.get(self.gain);
-        let mut d_x = Tensor::unwritten(back.pool, self.input.shape());
-        let mut sums = Tensor::unwritten(back.pool, &[rows.div_ceil(ROWS), width]);
+        let gain = context.parameters.get(self.gain);
+        let mut d_x = Tensor::unwritten(context.pool, self.input.shape());
+        let mut sums = Tensor::unwritten(context.pool, &[rows.div_ceil(ROWS), width]);
         let inputs = self.input.data().chunks(ROWS * width).zip(upstream.data().chunks(ROWS * width));
         let outputs = d_x.data_mut().chunks_mut(ROWS * width).zip(sums.data_mut().chunks_mut(width));
         let parts = inputs.zip(outputs).zip(self.inverses.data().chunks(ROWS)).collect();
         #[allow(clippy::type_complexity)]
         let body = |_, (((x, d_y), (d_x, d_gain)), inverses): (((&[T], &[T]), (&mut [T], &mut [T])), &[T])| {
-            back.machine.run(NormaliseBack { x, d_y, d_x, inverses, gain, d_gain });
+            context.machine.run(NormaliseBackward { x, d_y, d_x, inverses, gain, d_gain });
         };
-        back.machine.each(parts, body);
+        context.machine.each(parts, body);
         for sums in sums.data().chunks_exact(width) {
-            back.gradients.get_mut(self.gain).iter_mut().zip(sums).for_each(|(sum, &x)| *sum += x);
+            context.gradients.get_mut(self.gain).iter_mut().zip(sums).for_each(|(sum, &x)| *sum += x);
         }
-        back.add(self.x, d_x);
+        context.add(self.x, d_x);
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::float::Float;
 use crate::machine::Machine;
-use crate::tape::{Back, Backward, Tape, Var};
+use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 use qkv_simd::pass::Pass;
 use std::sync::Arc;
@@ -76,15 +76,15 @@ impl<T: Float> Pass for Turn<'_, T> {
     }
 }
 
-struct RotaryBack<T> {
+struct RotaryBackward<T> {
     x: Option<usize>,
     angles: Angles<T>,
 }
 
-impl<T: Float> Backward<T> for RotaryBack<T> {
-    fn backward(self: Box<Self>, mut upstream: Tensor<T>, back: &mut Back<'_, T>) {
-        self.angles.turn(back.machine, &mut upstream, true);
-        back.add(self.x, upstream);
+impl<T: Float> Backward<T> for RotaryBackward<T> {
+    fn backward(self: Box<Self>, mut upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
+        self.angles.turn(context.machine, &mut upstream, true);
+        context.add(self.x, upstream);
     }
 }
 
@@ -96,6 +96,6 @@ impl<T: Float> Tape<'_, T> {
     pub fn rotary(&mut self, x: Var<T>, angles: &Angles<T>) -> Var<T> {
         let (slot, mut value) = (x.slot, x.value);
         angles.turn(self.machine, &mut value, false);
-        self.record(value, || RotaryBack { x: slot, angles: angles.clone() })
+        self.record(value, || RotaryBackward { x: slot, angles: angles.clone() })
     }
 }

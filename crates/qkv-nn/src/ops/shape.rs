@@ -1,7 +1,7 @@
 //! Moving numbers about: side by side, apart, one step of many, many steps as one.
 
 use crate::float::Float;
-use crate::tape::{Back, Backward, Tape, Var};
+use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 
 /// Copies columns `from ..` of rows of width `wide` to or from rows of their own.
@@ -11,35 +11,35 @@ fn columns<T: Float>(rows: &[T], wide: usize, from: usize, width: usize, out: &m
     }
 }
 
-struct ConcatBack {
+struct ConcatBackward {
     /// Slot and width of each part.
     parts: Vec<(Option<usize>, Vec<usize>)>,
 }
 
-impl<T: Float> Backward<T> for ConcatBack {
-    fn backward(self: Box<Self>, upstream: Tensor<T>, back: &mut Back<'_, T>) {
+impl<T: Float> Backward<T> for ConcatBackward {
+    fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let wide = self.parts.iter().map(|(_, shape)| shape[shape.len() - 1]).sum();
         let mut from = 0;
         for (slot, shape) in self.parts {
             let width = shape[shape.len() - 1];
-            let mut part = Tensor::unwritten(back.pool, &shape);
+            let mut part = Tensor::unwritten(context.pool, &shape);
             columns(upstream.data(), wide, from, width, part.data_mut());
-            back.add(slot, part);
+            context.add(slot, part);
             from += width;
         }
     }
 }
 
-struct StepBack {
+struct StepBackward {
     x: Option<usize>,
     shape: [usize; 3],
     step: usize,
 }
 
-impl<T: Float> Backward<T> for StepBack {
-    fn backward(self: Box<Self>, upstream: Tensor<T>, back: &mut Back<'_, T>) {
+impl<T: Float> Backward<T> for StepBackward {
+    fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let [_, length, width] = self.shape;
-        let Some(d_x) = back.sum(self.x, &self.shape) else { return };
+        let Some(d_x) = context.sum(self.x, &self.shape) else { return };
         for (sequence, g) in d_x.chunks_exact_mut(length * width).zip(upstream.data().chunks_exact(width)) {
             let sum = &mut sequence[self.step * width..][..width];
             sum.iter_mut().zip(g).for_each(|(sum, &g)| *sum += g);
@@ -47,32 +47,32 @@ impl<T: Float> Backward<T> for StepBack {
     }
 }
 
-struct StackBack {
+struct StackBackward {
     steps: Vec<Option<usize>>,
     batch: usize,
     width: usize,
 }
 
-impl<T: Float> Backward<T> for StackBack {
-    fn backward(self: Box<Self>, upstream: Tensor<T>, back: &mut Back<'_, T>) {
+impl<T: Float> Backward<T> for StackBackward {
+    fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let wide = self.steps.len() * self.width;
         for (step, slot) in self.steps.into_iter().enumerate() {
-            let mut part = Tensor::unwritten(back.pool, &[self.batch, 1, self.width]);
+            let mut part = Tensor::unwritten(context.pool, &[self.batch, 1, self.width]);
             columns(upstream.data(), wide, step * self.width, self.width, part.data_mut());
-            back.add(slot, part);
+            context.add(slot, part);
         }
     }
 }
 
-struct ScaleBack<T> {
+struct ScaleBackward<T> {
     x: Option<usize>,
     factors: Vec<T>,
 }
 
-impl<T: Float> Backward<T> for ScaleBack<T> {
-    fn backward(self: Box<Self>, mut upstream: Tensor<T>, back: &mut Back<'_, T>) {
+impl<T: Float> Backward<T> for ScaleBackward<T> {
+    fn backward(self: Box<Self>, mut upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         scale(&mut upstream, &self.factors);
-        back.add(self.x, upstream);
+        context.add(self.x, upstream);
     }
 }
 
@@ -104,7 +104,7 @@ impl<T: Float> Tape<'_, T> {
             from += width;
         }
         let parts = parts.iter().map(|part| (part.slot, part.shape().to_vec())).collect();
-        self.record(y, || ConcatBack { parts })
+        self.record(y, || ConcatBackward { parts })
     }
 
     /// One step of each sequence: `[B, N, C]` becomes `[B, 1, C]`.
@@ -117,7 +117,7 @@ impl<T: Float> Tape<'_, T> {
         let mut y = Tensor::unwritten(self.pool, &[batch, 1, width]);
         columns(x.value.data(), length * width, step * width, width, y.data_mut());
         let slot = x.slot;
-        self.record(y, || StepBack { x: slot, shape: [batch, length, width], step })
+        self.record(y, || StepBackward { x: slot, shape: [batch, length, width], step })
     }
 
     /// Steps as sequences: `N` tensors `[B, 1, C]` become `[B, N, C]`.
@@ -137,7 +137,7 @@ impl<T: Float> Tape<'_, T> {
             }
         }
         let steps = steps.iter().map(|step| step.slot).collect();
-        self.record(y, || StackBack { steps, batch, width })
+        self.record(y, || StackBackward { steps, batch, width })
     }
 
     /// Every number of sequence `b` times `factors[b]`, which are constants.
@@ -148,6 +148,6 @@ impl<T: Float> Tape<'_, T> {
         assert_eq!(x.shape()[0], factors.len(), "a factor for each sequence");
         let (slot, mut value) = (x.slot, x.value);
         scale(&mut value, factors);
-        self.record(value, || ScaleBack { x: slot, factors: factors.to_vec() })
+        self.record(value, || ScaleBackward { x: slot, factors: factors.to_vec() })
     }
 }

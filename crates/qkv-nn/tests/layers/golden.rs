@@ -1,4 +1,5 @@
-//! Layers held to PyTorch's on the same weights, outputs and gradients, in f64. `golden/make.py` made the values and says how.
+//! Layers held to PyTorch's on the same weights, outputs and gradients, in f64. `tests/golden/make.py` computed
+//! the values.
 
 use qkv::{Attention, Mask};
 use qkv_nn::layers::{
@@ -11,7 +12,7 @@ use serde_json::Value;
 use std::sync::LazyLock;
 
 static CASES: LazyLock<Value> = LazyLock::new(|| {
-    let file: Value = serde_json::from_str(include_str!("golden/values.json")).expect("the file is JSON");
+    let file: Value = serde_json::from_str(include_str!("../golden/values.json")).expect("the file is JSON");
     file["cases"].clone()
 });
 
@@ -187,7 +188,7 @@ fn attention_of_recurrent_decoders_is_as_the_papers_write_it() {
         let layer = RecurrentAttention::new(&mut at.at("att"), &attention, 4, 6, 3, 0.0).unwrap();
         let parameters = filled(parameters);
         check(name, &parameters, &[("q", &[2, 1, 4]), ("k", &[2, 5, 6])], |tape, x| {
-            let memory = layer.remember(tape, x[1].clone(), None);
+            let memory = layer.memory(tape, x[1].clone(), None);
             layer.forward(tape, &x[0], &memory, 0).unwrap()
         });
     }

@@ -3,8 +3,8 @@
 use qkv::{Attention, Bias, Features, Mask};
 use qkv_nn::layers::{AttentionPool, Builder};
 use qkv_nn::{
-    Activation, Angles, Attend, Gradients, Heads, Init, Machine, Parameters, Pool, Positions, Scoring, Tape, Target,
-    Tensor, Var,
+    Activation, Angles, AttendOptions, Gradients, Heads, Init, Machine, Parameters, Pool, Positions, ScoreParameters,
+    Tape, Target, Tensor, Var,
 };
 
 fn numbers(shape: &[usize], seed: u64) -> Tensor<f64> {
@@ -238,7 +238,7 @@ fn a_learned_query_that_asks_every_sequence() {
     for attention in [Attention::additive(), Attention::scaled_dot(), Attention::additive().sparsemax()] {
         let mut p = parameters(&[]);
         let spread = if attention.select == qkv::Select::Soft { 0.3 } else { 0.0 };
-        let pool = AttentionPool::new(&mut Builder::new(&mut p, 3), &attention, 5, 4).unwrap().penalised(spread);
+        let pool = AttentionPool::new(&mut Builder::new(&mut p, 3), &attention, 5, 4).unwrap().penalized(spread);
         for lengths in [None, Some(&[4usize, 2, 0][..])] {
             check("pool", &p, &[numbers(&[3, 4, 5], 1)], &|tape, x| {
                 (Some(pool.forward(tape, &x[0], lengths).unwrap()), 0.0)
@@ -286,47 +286,55 @@ fn attention_with_everything_a_model_gives_it() {
     let p = parameters(&[&[3, 3], &[3], &[1], &[4, 7], &[4]]);
     let named = |name: &str| p.find(name);
     let causal = Attention::scaled_dot().mask(Mask::causal());
-    let cases: Vec<(&str, Attention, Scoring)> = vec![
-        ("causal", causal.clone(), Scoring::default()),
-        ("dropout", causal.clone().dropout(0.3, 0), Scoring::default()),
-        ("general", Attention::general(), Scoring { w: named("p0"), ..Scoring::default() }),
-        ("additive", Attention::additive(), Scoring { v: named("p1"), ..Scoring::default() }),
-        ("scale", Attention::dot().learned_scale(), Scoring { scale: named("p2"), ..Scoring::default() }),
-        ("table", Attention::dot().bias(Bias::relative(3)), Scoring { table: named("p3"), ..Scoring::default() }),
-        ("sinks", Attention::dot().with_sinks(), Scoring { sinks: named("p4"), ..Scoring::default() }),
-        ("linear", Attention::linear(Features::Elu), Scoring::default()),
-        ("sparsemax", Attention::scaled_dot().sparsemax(), Scoring::default()),
-        ("window", Attention::cosine().mask(Mask::window(1, 1)), Scoring::default()),
+    let cases: Vec<(&str, Attention, ScoreParameters)> = vec![
+        ("causal", causal.clone(), ScoreParameters::default()),
+        ("dropout", causal.clone().dropout(0.3, 0), ScoreParameters::default()),
+        ("general", Attention::general(), ScoreParameters { w: named("p0"), ..ScoreParameters::default() }),
+        ("additive", Attention::additive(), ScoreParameters { v: named("p1"), ..ScoreParameters::default() }),
+        (
+            "scale",
+            Attention::dot().learned_scale(),
+            ScoreParameters { scale: named("p2"), ..ScoreParameters::default() },
+        ),
+        (
+            "table",
+            Attention::dot().bias(Bias::relative(3)),
+            ScoreParameters { table: named("p3"), ..ScoreParameters::default() },
+        ),
+        ("sinks", Attention::dot().with_sinks(), ScoreParameters { sinks: named("p4"), ..ScoreParameters::default() }),
+        ("linear", Attention::linear(Features::Elu), ScoreParameters::default()),
+        ("sparsemax", Attention::scaled_dot().sparsemax(), ScoreParameters::default()),
+        ("window", Attention::cosine().mask(Mask::window(1, 1)), ScoreParameters::default()),
     ];
     for (name, attention, scoring) in cases {
         for lengths in [None, Some(&[5usize, 3][..])] {
             let heads = Heads { query: 4, key: if scoring.w.is_some() { 4 } else { 2 } };
             let keys = [2, 5, heads.key * 3];
-            let penalised = !matches!(name, "linear" | "sparsemax");
+            let penalized = !matches!(name, "linear" | "sparsemax");
             let inputs = [numbers(&[2, 5, 12], 1), numbers(&keys, 2), numbers(&keys, 3)];
             check(name, &p, &inputs, &|tape, x| {
-                let how = Attend {
+                let options = AttendOptions {
                     heads,
-                    scoring,
-                    lengths,
-                    queries: lengths,
-                    entropy: if penalised { 0.3 } else { 0.0 },
-                    ..Attend::new(&attention)
+                    parameters: scoring,
+                    key_lengths: lengths,
+                    query_lengths: lengths,
+                    entropy: if penalized { 0.3 } else { 0.0 },
+                    ..AttendOptions::new(&attention)
                 };
-                (Some(tape.attend(&x[0], &x[1], &x[2], None, &how).unwrap()), 0.0)
+                (Some(tape.attend(&x[0], &x[1], &x[2], None, &options).unwrap()), 0.0)
             });
         }
     }
 }
 
 #[test]
-fn predictive_local_attention_moves_its_centre() {
+fn predictive_local_attention_moves_its_center() {
     let p = parameters(&[]);
     let attention = Attention::scaled_dot().local(2);
     let center = Tensor::new(vec![1.3, 2.6, 0.4, 3.7], &[2, 2, 1]);
     let inputs = [numbers(&[2, 2, 4], 1), numbers(&[2, 6, 4], 2), numbers(&[2, 6, 4], 3), center];
     check("local", &p, &inputs, &|tape, x| {
-        (Some(tape.attend(&x[0], &x[1], &x[2], Some(&x[3]), &Attend::new(&attention)).unwrap()), 0.0)
+        (Some(tape.attend(&x[0], &x[1], &x[2], Some(&x[3]), &AttendOptions::new(&attention)).unwrap()), 0.0)
     });
 }
 
@@ -334,17 +342,18 @@ fn predictive_local_attention_moves_its_centre() {
 fn a_gate_on_a_head_is_a_factor_on_its_values() {
     // What a head gives is linear in its values: turning its gate is scaling them.
     let (attention, parameters) = (Attention::scaled_dot().mask(Mask::causal()), parameters(&[]));
-    let how = Attend { heads: Heads { query: 2, key: 2 }, ..Attend::new(&attention) };
+    let options = AttendOptions { heads: Heads { query: 2, key: 2 }, ..AttendOptions::new(&attention) };
     let inputs = [numbers(&[2, 5, 8], 1), numbers(&[2, 5, 8], 2), numbers(&[2, 5, 8], 3)];
-    let body =
-        |tape: &mut Tape<'_, f64>, x: &[Var<f64>]| (Some(tape.attend(&x[0], &x[1], &x[2], None, &how).unwrap()), 0.0);
+    let body = |tape: &mut Tape<'_, f64>, x: &[Var<f64>]| {
+        (Some(tape.attend(&x[0], &x[1], &x[2], None, &options).unwrap()), 0.0)
+    };
     let (pool, machine, mut gradients) = (Pool::new(), Machine::new(2), Gradients::of(&parameters));
-    let mut tape = Tape::training(&parameters, &mut gradients, &pool, &machine, 5).quiet();
+    let mut tape = Tape::training(&parameters, &mut gradients, &pool, &machine, 5).without_noise();
     tape.capture();
     let vars: Vec<_> = inputs.iter().map(|x| tape.input(x.clone())).collect();
     let out = body(&mut tape, &vars).0.unwrap();
     let captured = tape.captured();
-    assert!(captured[0].gates().is_none(), "before the way back");
+    assert!(captured[0].gates().is_none(), "before the backward pass");
     tape.seed(&out, numbers(out.shape(), 99));
     tape.backward();
     for (head, &found) in captured[0].gates().unwrap().iter().enumerate() {

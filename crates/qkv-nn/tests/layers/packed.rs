@@ -1,4 +1,4 @@
-//! Sequences that lie one behind the other are computed as each would be alone.
+//! Packed sequences are computed as each would be alone.
 
 use qkv::{Attention, Bias, Features, Lsh, Mask};
 use qkv_nn::layers::{AttentionConfig, Block, BlockConfig, Builder};
@@ -23,7 +23,7 @@ fn sequences_of_several_lengths_are_what_each_is_alone() {
         let rows: Vec<f32> = (0..total * width).map(|at| ((at * 37 % 101) as f32 - 50.0) / 40.0).collect();
         let mut tape = Tape::inference(&parameters, &pool, &machine);
         let x = tape.constant(Tensor::new(rows.clone(), &[1, total, width]));
-        let together = block.forward(&mut tape, x, Some(&lengths), None, None).unwrap();
+        let together = block.forward_packed(&mut tape, x, &lengths).unwrap();
         let mut from = 0;
         for length in lengths {
             let part = rows[from * width..][..length * width].to_vec();

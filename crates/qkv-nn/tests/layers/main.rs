@@ -1,0 +1,7 @@
+//! The tests of the crate, one binary: each file holds one property.
+
+mod captures;
+mod golden;
+mod gradients;
+mod packed;
+mod threads;
