@@ -161,9 +161,9 @@ impl Layout {
             // Blocks of few bits stay beside the widened numbers: decoding reads them.
             if let (&[part], Some(compact)) = (&parts[..], weights.compact(&name)) {
                 match mapped.form {
-                    Form::Plain => parameters.set_compact(part, compact),
+                    Form::Plain => parameters.set_quantized(part, compact),
                     Form::Transposed | Form::Axes(_) => {}
-                    Form::Paired(heads) => parameters.set_compact(part, compact.reordered(unpaired_row(rows, heads))),
+                    Form::Paired(heads) => parameters.set_quantized(part, compact.reordered(unpaired_row(rows, heads))),
                 }
             }
         }

@@ -257,7 +257,7 @@ impl Run {
             if let Some(average) = &mut self.average {
                 // Young averages follow faster.
                 let kept = train.average.min((1.0 + step as f64) / (10.0 + step as f64));
-                average.follow(parameters, kept, &self.machine);
+                average.average(parameters, kept, &self.machine);
             }
             self.place.step = step;
             since.add(&loss, penalty);

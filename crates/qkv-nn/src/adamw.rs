@@ -1,4 +1,4 @@
-//! The step that training takes: Adam with decoupled weight decay (Loshchilov and Hutter 2017, arXiv:1711.05101).
+//! The optimizer: Adam with decoupled weight decay (Loshchilov and Hutter 2017, arXiv:1711.05101).
 
 use crate::float::Float;
 use crate::machine::Machine;
@@ -6,17 +6,17 @@ use crate::parameters::{Gradients, Param, Parameters};
 use qkv_simd::pass::Pass;
 use serde::{Deserialize, Serialize};
 
-/// The numbers of the step.
+/// The hyperparameters of AdamW, but for the learning rate.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdamW {
-    /// How much of the mean of gradients stays.
+    /// Decay of the first moment.
     pub beta1: f64,
-    /// How much of the mean of their squares stays.
+    /// Decay of the second moment.
     pub beta2: f64,
-    /// Added to the root of the squares.
+    /// Added to the root of the second moment.
     pub epsilon: f64,
-    /// How much of a matrix decays with a step of size 1; biases and norms do not.
+    /// Weight decay, of matrices alone: biases and norms do not decay.
     pub decay: f64,
 }
 
@@ -26,30 +26,30 @@ impl Default for AdamW {
     }
 }
 
-/// The running means that a step extends, and how many steps there were.
+/// The optimizer's state: running means of the gradients, and the number of steps.
 #[derive(Clone, Debug)]
 pub struct Moments<T> {
-    /// Of the gradients, parameter by parameter.
+    /// First moment of each parameter.
     pub first: Vec<Vec<T>>,
-    /// Of their squares.
+    /// Second moment of each parameter.
     pub second: Vec<Vec<T>>,
     /// Steps so far.
     pub steps: u64,
 }
 
 impl<T: Float> Moments<T> {
-    /// Of parameters that have not moved yet.
+    /// Zero moments for these parameters.
     pub fn of(parameters: &Parameters<T>) -> Self {
         let zeros = || parameters.all().map(|param| vec![T::ZERO; parameters.get(param).len()]).collect();
         Moments { first: zeros(), second: zeros(), steps: 0 }
     }
 }
 
-/// Numbers that a task takes.
-const PART: usize = 1 << 14;
+/// Elements in one task.
+const CHUNK: usize = 1 << 14;
 
 impl AdamW {
-    /// One step of size `rate` along the gradients times `factor` (for clipping).
+    /// One step with learning rate `rate`, along the gradients times `factor` (for clipping).
     pub fn step<T: Float>(
         &self,
         parameters: &mut Parameters<T>,
@@ -65,7 +65,7 @@ impl AdamW {
         let all: Vec<Param> = parameters.all().collect();
         for (at, param) in all.into_iter().enumerate() {
             let decay = if parameters.shape(param).len() > 1 { self.decay } else { 0.0 };
-            let step = Step {
+            let factors = StepFactors {
                 keep: T::of_f64(1.0 - rate * decay),
                 rate: T::of_f64(rate / mean),
                 root: T::of_f64(1.0 / square.sqrt()),
@@ -74,19 +74,19 @@ impl AdamW {
                 epsilon: T::of_f64(self.epsilon),
                 factor: T::of_f64(factor),
             };
-            let values = parameters.get_mut(param).chunks_mut(PART).zip(gradients.get(param).chunks(PART));
-            let means = moments.first[at].chunks_mut(PART).zip(moments.second[at].chunks_mut(PART));
+            let values = parameters.get_mut(param).chunks_mut(CHUNK).zip(gradients.get(param).chunks(CHUNK));
+            let means = moments.first[at].chunks_mut(CHUNK).zip(moments.second[at].chunks_mut(CHUNK));
             let parts = values.zip(means).collect();
             #[allow(clippy::type_complexity)]
             machine.each(parts, |_, ((value, gradient), (first, second)): ((&mut [T], &[T]), (&mut [T], &mut [T]))| {
-                machine.run(Part { step, value, gradient, first, second });
+                machine.run(AdamWUpdate { factors, value, gradient, first, second });
             });
         }
     }
 }
 
 #[derive(Clone, Copy)]
-struct Step<T> {
+struct StepFactors<T> {
     keep: T,
     rate: T,
     root: T,
@@ -96,20 +96,21 @@ struct Step<T> {
     factor: T,
 }
 
-struct Part<'a, T> {
-    step: Step<T>,
+/// One step of some elements of a parameter.
+pub struct AdamWUpdate<'a, T> {
+    factors: StepFactors<T>,
     value: &'a mut [T],
     gradient: &'a [T],
     first: &'a mut [T],
     second: &'a mut [T],
 }
 
-impl<T: Float> Pass for Part<'_, T> {
+impl<T: Float> Pass for AdamWUpdate<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let Step { keep, rate, root, beta1, beta2, epsilon, factor } = self.step;
+        let StepFactors { keep, rate, root, beta1, beta2, epsilon, factor } = self.factors;
         let (new1, new2) = (T::ONE - beta1, T::ONE - beta2);
         for j in 0..self.value.len() {
             let g = self.gradient[j] * factor;

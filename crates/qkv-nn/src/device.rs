@@ -1,10 +1,10 @@
-//! Where a tensor's numbers lie.
+//! The device of a tensor.
 
-/// A place for numbers. Tensors carry it from the first day, so that another device joins without a second tape.
+/// The memory a tensor is in. There is one kind today; the type is there so that another needs no second tape.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Device {
-    /// This machine's memory.
+    /// Host memory.
     #[default]
     Cpu,
 }

@@ -1,5 +1,6 @@
-//! The types a tape computes in: `f32` to train, `f64` to check gradients.
+//! The element types of a tape: `f32` to train, `f64` to check gradients.
 
+use crate::loops::{self, Loop};
 use qkv_simd::Isa;
 use qkv_simd::matmul::{Operand, Packed, matmul_bf16};
 use qkv_simd::pass::Smooth;
@@ -7,8 +8,12 @@ use qkv_simd::quantized::QuantizedMatrix;
 
 /// `f32` or `f64`.
 pub trait Float: qkv::Element<Acc = Self> + Smooth {
-    /// `C = A · B` of numbers rounded to bf16, where this type and this CPU have that; `false`, and nothing done, elsewhere.
-    fn product_of_pairs(
+    /// Runs one of the crate's inner loops.
+    #[doc(hidden)]
+    fn run(isa: Isa, arguments: Loop<'_, Self>);
+
+    /// `C = A · B` in bf16 arithmetic; `false`, and `C` untouched, where this type or this CPU has none.
+    fn matmul_bf16(
         _isa: Isa,
         _c: &mut [Self],
         _a: Operand<'_, Self>,
@@ -20,11 +25,12 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
         false
     }
 
-    /// `y = W x` for some rows of a matrix of few bits, where this type has that; `false`, and nothing done, elsewhere.
-    fn compact_product(
+    /// `y = W x` for a range of rows of a quantized matrix, from row `first` on; `false`, and `y` untouched, where this type
+    /// has no such product.
+    fn quantized_product(
         _matrix: &QuantizedMatrix,
         _isa: Isa,
-        _from: usize,
+        _first: usize,
         _x: &[Self],
         _sums: &[f32],
         _y: &mut [Self],
@@ -32,14 +38,18 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
         false
     }
 
-    /// The sums of blocks that such a product needs; `None` where this type has none.
+    /// The block sums of `x` that a quantized product needs; `None` where this type has no such product.
     fn block_sums(_matrix: &QuantizedMatrix, _x: &[Self]) -> Option<Vec<f32>> {
         None
     }
 }
 
 impl Float for f32 {
-    fn product_of_pairs(
+    fn run(isa: Isa, arguments: Loop<'_, f32>) {
+        loops::run_f32(isa, arguments);
+    }
+
+    fn matmul_bf16(
         isa: Isa,
         c: &mut [f32],
         a: Operand<'_, f32>,
@@ -51,15 +61,15 @@ impl Float for f32 {
         matmul_bf16(isa, c, a, b, add, packed, threads)
     }
 
-    fn compact_product(
+    fn quantized_product(
         matrix: &QuantizedMatrix,
         isa: Isa,
-        from: usize,
+        first: usize,
         x: &[f32],
         sums: &[f32],
         y: &mut [f32],
     ) -> bool {
-        matrix.times(isa, from, x, sums, y);
+        matrix.times(isa, first, x, sums, y);
         true
     }
 
@@ -68,4 +78,8 @@ impl Float for f32 {
     }
 }
 
-impl Float for f64 {}
+impl Float for f64 {
+    fn run(_: Isa, arguments: Loop<'_, f64>) {
+        loops::run_f64(arguments);
+    }
+}

@@ -1,19 +1,20 @@
-//! A small tape over a closed list of fused operations, and the layers of attention models.
+//! Reverse-mode autodiff over a closed list of fused operations, and the layers of attention models.
 //!
 //! It is not a framework: no general broadcasting, no einsum. An operation exists because a shipped model uses it; each has
-//! one forward, one backward and one gradient check. What backward needs is kept, and nothing else; memory is used again from
-//! step to step ([`Pool`]). On one machine the same seed gives the same bits, whatever the number of threads.
+//! one forward pass, one backward pass and one gradient check. Only what the backward pass needs is saved, and memory is reused
+//! from step to step ([`Pool`]). On one machine the same seed gives the same bits, whatever the number of threads.
 //!
 //! | module | owns |
 //! | --- | --- |
-//! | [`Tensor`], [`Pool`] | numbers with a shape, and the memory they come from |
-//! | [`Parameters`], [`Gradients`] | what is trained, by name |
-//! | [`Tape`] | what was computed, and the way back; its methods are the operations |
-//! | [`layers`] | attention, recurrence, feed-forward, norms, embeddings: parameters with a way to use them |
-//! | [`AdamW`] | the step that training takes |
+//! | [`Tensor`], [`Pool`] | elements with a shape, and the memory pool they come from |
+//! | [`Parameters`], [`Gradients`] | trained parameters by name, and their gradients |
+//! | [`Tape`] | recorded operations and the backward pass; its methods are the operations |
+//! | [`layers`] | attention, recurrence, feed-forward, norms, embeddings |
+//! | [`Captured`] | attentions recorded for inspection |
+//! | [`AdamW`] | the optimizer |
 //!
-//! Letters, here and in the layers: `B` sequences of `N` tokens, `M` tokens of the other side, `C` the width of the model,
-//! `H` heads, `D` the width of a head, `V` the size of the vocabulary, `R` rows, all axes but the last together.
+//! Letters of shapes: `B` sequences of `N` tokens (`M` in the memory of cross-attention), `C` width of the model, `H` heads
+//! (`Hq` query, `Hk` key/value) of width `D`, `V` size of the vocabulary, `R` rows (all axes but the last together).
 //!
 //! ```
 //! use qkv_nn::{Activation, Gradients, Init, Machine, Parameters, Pool, Tape, Tensor};
@@ -37,6 +38,7 @@ mod captured;
 mod device;
 mod float;
 pub mod layers;
+mod loops;
 mod machine;
 mod ops;
 mod parameters;

@@ -1,26 +1,27 @@
-//! How things are computed: threads, instruction set, precision of products.
+//! Threads, instruction set and precision of matrix products.
 
 use crate::float::Float;
+use crate::loops::Loop;
 use qkv_simd::Isa;
 use qkv_simd::matmul::{Operand, Packed, matmul};
-use qkv_simd::pass::{self, Pass};
+use qkv_simd::pass::Pass;
 use qkv_simd::quantized::QuantizedMatrix;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::sync::Mutex;
 
-/// What products are made of. Sums, softmax, norms and the parameters themselves stay in the tape's own type.
+/// The arithmetic of matrix products. Accumulators, softmax, norms and parameters stay in the tape's element type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
-    /// The tape's own type.
+    /// The tape's element type.
     #[default]
     F32,
-    /// Numbers rounded to bf16, multiplied on the tile unit or in pairs, summed in f32. Where the CPU has neither, as `F32`.
+    /// Operands rounded to bf16, accumulated in f32, on AMX or by `VDPBF16PS`; as `F32` on a CPU with neither.
     Bf16,
 }
 
-/// Threads, instruction set and precision. Threads are taken from the current rayon pool.
+/// Threads, instruction set and precision. Threads come from the current rayon pool.
 #[derive(Debug)]
 pub struct Machine {
     threads: usize,
@@ -29,11 +30,11 @@ pub struct Machine {
     packed: Mutex<Packed>,
 }
 
-/// Numbers that are worth handing to another thread.
-const WORTH_A_THREAD: usize = 1 << 14;
+/// Elements below which a task is not worth another thread.
+const MIN_TASK: usize = 1 << 14;
 
 impl Machine {
-    /// The best instruction set here, products in full precision.
+    /// With the best instruction set of this CPU and products in full precision.
     pub fn new(threads: usize) -> Machine {
         Machine { threads: threads.max(1), isa: Isa::best(), precision: Precision::F32, packed: Mutex::default() }
     }
@@ -44,7 +45,7 @@ impl Machine {
         self
     }
 
-    /// How many threads.
+    /// Number of threads.
     pub fn threads(&self) -> usize {
         self.threads
     }
@@ -58,41 +59,40 @@ impl Machine {
     pub(crate) fn product<T: Float>(&self, c: &mut [T], a: Operand<'_, T>, b: Operand<'_, T>, add: bool) {
         if self.precision == Precision::Bf16 {
             let mut packed = self.packed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            if T::product_of_pairs(self.isa, c, a, b, add, &mut packed, self.threads) {
+            if T::matmul_bf16(self.isa, c, a, b, add, &mut packed, self.threads) {
                 return;
             }
         }
         matmul(c, a, b, add, self.threads);
     }
 
-    /// `C = A · Wᵀ` for few rows `A [R, I]` and a matrix of few bits `W [O, I]`; `false`, and nothing done, where the type of the
-    /// numbers has no such product.
-    pub(crate) fn compact_product<T: Float>(&self, c: &mut [T], a: &[T], w: &QuantizedMatrix) -> bool {
+    /// `C = A · Wᵀ` for a few rows `A [R, I]` and a quantized matrix `W [O, I]`; `false`, and `C` untouched, where `T` has no
+    /// such product.
+    pub(crate) fn quantized_product<T: Float>(&self, c: &mut [T], a: &[T], w: &QuantizedMatrix) -> bool {
         let rows = a.chunks_exact(w.width()).zip(c.chunks_exact_mut(w.rows()));
         for (x, y) in rows {
             let Some(sums) = T::block_sums(w, x) else { return false };
             let each = if self.threads == 1 { w.rows() } else { w.rows().div_ceil(self.threads) };
             let parts = y.chunks_mut(each.max(1)).collect();
             self.each(parts, |at, y: &mut [T]| {
-                T::compact_product(w, self.isa, at * each, x, &sums, y);
+                T::quantized_product(w, self.isa, at * each, x, &sums, y);
             });
         }
         true
     }
 
-    /// Compiled for the instruction set.
-    #[inline]
-    pub(crate) fn run<P: Pass>(&self, pass: P) -> P::Output {
-        pass::run(self.isa, pass)
+    /// Runs an inner loop, compiled for the instruction set.
+    pub(crate) fn run<'a, T: Float>(&self, arguments: impl Into<Loop<'a, T>>) {
+        T::run(self.isa, arguments.into());
     }
 
-    /// How many rows of `width` numbers one task takes, so that each thread gets a few tasks that are worth it.
+    /// Rows of `width` elements in one task: a few tasks for each thread, none too small to be worth it.
     pub(crate) fn rows_each(&self, rows: usize, width: usize) -> usize {
-        let worth = (WORTH_A_THREAD / width.max(1)).max(1);
-        if self.threads == 1 { rows.max(1) } else { rows.div_ceil(4 * self.threads).max(worth) }
+        let min = (MIN_TASK / width.max(1)).max(1);
+        if self.threads == 1 { rows.max(1) } else { rows.div_ceil(4 * self.threads).max(min) }
     }
 
-    /// Runs `body` on every part, parts side by side on the threads.
+    /// Runs `body` on every part, in parallel.
     pub(crate) fn each<I: Send>(&self, parts: Vec<I>, body: impl Fn(usize, I) + Sync + Send) {
         if self.threads == 1 || parts.len() < 2 {
             parts.into_iter().enumerate().for_each(|(at, part)| body(at, part));
@@ -101,27 +101,28 @@ impl Machine {
         }
     }
 
-    /// Sums columns of rows onto `out`: `out[x] += Σ rows[r][x]`, in one order for any number of threads.
+    /// `out[x] += Σ rows[r][x]`, in the same order for any number of threads.
     pub(crate) fn add_columns<T: Float>(&self, rows: &[T], out: &mut [T]) {
         let width = out.len();
         if width == 0 || rows.is_empty() {
             return;
         }
-        // Each thread takes some columns and all rows.
+        // A thread sums all rows of some columns.
         let columns = width.div_ceil(self.threads).div_ceil(64) * 64;
         let parts: Vec<&mut [T]> = out.chunks_mut(columns).collect();
-        self.each(parts, |at, out| self.run(Columns { rows, width, from: at * columns, out }));
+        self.each(parts, |at, out| self.run(AddColumns { rows, width, from: at * columns, out }));
     }
 }
 
-struct Columns<'a, T> {
+/// `out[x] += Σ rows[r][from + x]`.
+pub struct AddColumns<'a, T> {
     rows: &'a [T],
     width: usize,
     from: usize,
     out: &'a mut [T],
 }
 
-impl<T: Float> Pass for Columns<'_, T> {
+impl<T: Float> Pass for AddColumns<'_, T> {
     type Output = ();
 
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! What is trained. A parameter has a name, which is its name in the checkpoint, and a handle by which layers find it.
+//! Trained parameters. Each has a name, which is its name in the checkpoint, and a handle by which layers find it.
 
 use crate::float::Float;
 use crate::machine::Machine;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Param(usize);
 
-/// How a parameter begins. The draw depends on the seed and on the parameter's name alone, so that adding a layer changes no
+/// Initialization of a parameter. It depends on the seed and the parameter's name alone, so that adding a layer changes no
 /// other.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
@@ -20,12 +20,11 @@ pub enum Init {
     Zeros,
     /// All 1: the gains of norms.
     Ones,
-    /// Uniform within `±√(6 / (rows + columns))` (Glorot and Bengio 2010): the matrices of a Transformer, as its authors' code
-    /// has them.
+    /// Uniform within `±√(6 / (rows + columns))` (Glorot and Bengio 2010): the matrices of a Transformer.
     Xavier,
     /// Normal with this standard deviation: embeddings, `C^(−1/2)` where they are tied to the output (Vaswani et al. 2017).
     Normal(f64),
-    /// Uniform within `±bound`: recurrent cells, `1/√C` as PyTorch has them.
+    /// Uniform within `±bound`: recurrent cells, `1/√C` as in PyTorch.
     Uniform(f64),
 }
 
@@ -34,8 +33,8 @@ struct Entry<T> {
     name: String,
     shape: Vec<usize>,
     data: Vec<T>,
-    /// The same numbers in few bits, where they come from such a file.
-    compact: Option<Arc<QuantizedMatrix>>,
+    /// The quantized matrix of which `data` is the widened copy, where the file had one.
+    quantized: Option<Arc<QuantizedMatrix>>,
 }
 
 /// Named tensors, in the order in which they were added.
@@ -46,55 +45,55 @@ pub struct Parameters<T> {
 }
 
 impl<T: Float> Parameters<T> {
-    /// None.
+    /// Without parameters.
     pub fn new() -> Self {
         Parameters { entries: Vec::new(), names: HashMap::new() }
     }
 
-    /// Adds a parameter that begins as `init` says.
+    /// Adds a parameter.
     ///
     /// # Panics
     /// Where the name is taken.
     pub fn add(&mut self, name: &str, shape: &[usize], init: Init, seed: u64) -> Param {
-        let data = drawn(name, shape, init, seed);
+        let data = initial(name, shape, init, seed);
         let at = self.entries.len();
         assert!(self.names.insert(name.to_owned(), at).is_none(), "two parameters are called `{name}`");
-        self.entries.push(Entry { name: name.to_owned(), shape: shape.to_vec(), data, compact: None });
+        self.entries.push(Entry { name: name.to_owned(), shape: shape.to_vec(), data, quantized: None });
         Param(at)
     }
 
-    /// The parameter of that name.
+    /// Finds a parameter by name.
     pub fn find(&self, name: &str) -> Option<Param> {
         self.names.get(name).copied().map(Param)
     }
 
-    /// Its numbers.
+    /// Its elements.
     pub fn get(&self, param: Param) -> &[T] {
         &self.entries[param.0].data
     }
 
-    /// Its numbers, to be changed; a compact form of what they were is forgotten.
+    /// Its elements, for writing; a quantized form of the old ones is dropped.
     pub fn get_mut(&mut self, param: Param) -> &mut [T] {
-        self.entries[param.0].compact = None;
+        self.entries[param.0].quantized = None;
         &mut self.entries[param.0].data
     }
 
-    /// Says that a matrix has the same numbers in few bits: products with few rows read those, which is faster.
+    /// Attaches the quantized form of a matrix with the same values: products with few rows read it, which is faster.
     ///
     /// # Panics
     /// Where the shapes differ.
-    pub fn set_compact(&mut self, param: Param, compact: QuantizedMatrix) {
+    pub fn set_quantized(&mut self, param: Param, quantized: QuantizedMatrix) {
         let entry = &mut self.entries[param.0];
-        assert_eq!(entry.shape, [compact.rows(), compact.width()], "`{}`", entry.name);
-        entry.compact = Some(Arc::new(compact));
+        assert_eq!(entry.shape, [quantized.rows(), quantized.width()], "`{}`", entry.name);
+        entry.quantized = Some(Arc::new(quantized));
     }
 
-    /// Its numbers in few bits, where it has them.
-    pub(crate) fn compact(&self, param: Param) -> Option<&QuantizedMatrix> {
-        self.entries[param.0].compact.as_deref()
+    /// Its quantized form, where it has one.
+    pub(crate) fn quantized(&self, param: Param) -> Option<&QuantizedMatrix> {
+        self.entries[param.0].quantized.as_deref()
     }
 
-    /// Its axes.
+    /// Its shape.
     pub fn shape(&self, param: Param) -> &[usize] {
         &self.entries[param.0].shape
     }
@@ -109,59 +108,60 @@ impl<T: Float> Parameters<T> {
         (0..self.entries.len()).map(Param)
     }
 
-    /// How many numbers in all.
+    /// Number of elements of all parameters.
     pub fn count(&self) -> usize {
         self.entries.iter().map(|entry| entry.data.len()).sum()
     }
 
-    /// Moves every number towards that of `others`, keeping the part `kept` of its own: a running average.
+    /// Updates an exponential moving average of `others`: `self = decay · self + (1 − decay) · others`.
     ///
     /// # Panics
-    /// Where the others have other shapes.
-    pub fn follow(&mut self, others: &Parameters<T>, kept: f64, machine: &Machine) {
-        let (kept, new) = (T::of_f64(kept), T::of_f64(1.0 - kept));
+    /// Where the shapes differ.
+    pub fn average(&mut self, others: &Parameters<T>, decay: f64, machine: &Machine) {
+        let (decay, rest) = (T::of_f64(decay), T::of_f64(1.0 - decay));
         let entries = self.entries.iter_mut().zip(&others.entries);
         let parts = entries.flat_map(|(own, other)| {
             assert_eq!(own.shape, other.shape, "`{}`", own.name);
-            own.compact = None;
+            own.quantized = None;
             own.data.chunks_mut(BLOCK).zip(other.data.chunks(BLOCK))
         });
         let parts: Vec<_> = parts.collect();
-        machine.each(parts, |_, (own, other): (&mut [T], &[T])| machine.run(Follow { own, other, kept, new }));
+        machine.each(parts, |_, (own, other): (&mut [T], &[T])| machine.run(MovingAverage { own, other, decay, rest }));
     }
 
-    /// Every number in another type.
+    /// Converted to another element type.
     pub fn rounded<U: Float>(&self) -> Parameters<U> {
         let round = |x: &T| U::of_f64(x.to_f64());
         let entry = |entry: &Entry<T>| Entry {
             name: entry.name.clone(),
             shape: entry.shape.clone(),
             data: entry.data.iter().map(round).collect(),
-            compact: None,
+            quantized: None,
         };
         Parameters { entries: self.entries.iter().map(entry).collect(), names: self.names.clone() }
     }
 }
 
-struct Follow<'a, T> {
+/// `own = decay · own + rest · other`.
+pub struct MovingAverage<'a, T> {
     own: &'a mut [T],
     other: &'a [T],
-    kept: T,
-    new: T,
+    decay: T,
+    rest: T,
 }
 
-impl<T: Float> Pass for Follow<'_, T> {
+impl<T: Float> Pass for MovingAverage<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
         for (own, &other) in self.own.iter_mut().zip(self.other) {
-            *own = *own * self.kept + other * self.new;
+            *own = *own * self.decay + other * self.rest;
         }
     }
 }
 
-fn drawn<T: Float>(name: &str, shape: &[usize], init: Init, seed: u64) -> Vec<T> {
+fn initial<T: Float>(name: &str, shape: &[usize], init: Init, seed: u64) -> Vec<T> {
     let len = shape.iter().product();
     let seed = name.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3) // FNV-1a
@@ -185,13 +185,13 @@ fn drawn<T: Float>(name: &str, shape: &[usize], init: Init, seed: u64) -> Vec<T>
     }
 }
 
-/// The gradient of each parameter, summed over all that was computed since it was last cleared.
+/// The gradient of each parameter, accumulated since it was last cleared.
 #[derive(Clone, Debug)]
 pub struct Gradients<T> {
     sums: Vec<Vec<T>>,
 }
 
-/// Numbers whose squares are summed at a time: the order of a norm does not depend on the threads.
+/// Elements whose squares are summed together: the order of a norm does not depend on the threads.
 const BLOCK: usize = 1 << 13;
 
 impl<T: Float> Gradients<T> {
@@ -200,7 +200,7 @@ impl<T: Float> Gradients<T> {
         Gradients { sums: parameters.entries.iter().map(|entry| vec![T::ZERO; entry.data.len()]).collect() }
     }
 
-    /// The gradient of one.
+    /// The gradient of one parameter.
     pub fn get(&self, param: Param) -> &[T] {
         &self.sums[param.0]
     }
@@ -209,13 +209,13 @@ impl<T: Float> Gradients<T> {
         &mut self.sums[param.0]
     }
 
-    /// Back to zeros.
+    /// Sets all gradients to zero.
     pub fn clear(&mut self, machine: &Machine) {
         let parts = self.sums.iter_mut().flat_map(|sums| sums.chunks_mut(1 << 18)).collect();
         machine.each(parts, |_, part: &mut [T]| part.fill(T::ZERO));
     }
 
-    /// The length of all of them as one vector.
+    /// The global L2 norm, of all gradients as one vector.
     pub fn norm(&self, machine: &Machine) -> f64 {
         let blocks: Vec<&[T]> = self.sums.iter().flat_map(|sums| sums.chunks(BLOCK)).collect();
         let mut squares = vec![0.0; blocks.len()];

@@ -1,5 +1,4 @@
-//! Memory that is used again: a tensor that nobody holds any more gives its numbers back, and the next one of about that
-//! size takes them.
+//! A pool of buffers: the memory of a dropped tensor serves the next one of about its size.
 
 use crate::float::Float;
 use qkv_simd::huge_pages::advise_huge_pages;
@@ -8,35 +7,36 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a pool holds, in numbers of `T`.
-struct Held<T> {
-    /// Buffers that wait, by their length.
+/// A pool's free buffers and counters, in elements of `T`.
+struct PoolState<T> {
+    /// Free buffers by length.
     free: BTreeMap<usize, Vec<Vec<T>>>,
-    waiting: usize,
+    /// Elements of the free buffers.
+    free_len: usize,
     used: usize,
-    /// The most that was ever used at a time.
-    most: usize,
+    /// The largest `used` so far.
+    peak: usize,
 }
 
-/// A pool of buffers, shared by all that is made from it. Batches of many shapes would each leave buffers of their own behind, so
-/// what it holds stays within a quarter of the most that was in use at a time.
+/// A pool of buffers, shared by its clones. Batches of many shapes would each leave buffers behind, so its total is limited to
+/// the peak use and a quarter.
 #[derive(Clone)]
 pub struct Pool<T> {
-    held: Arc<Mutex<Held<T>>>,
+    state: Arc<Mutex<PoolState<T>>>,
 }
 
 impl<T> Default for Pool<T> {
     fn default() -> Self {
-        Pool { held: Arc::new(Mutex::new(Held { free: BTreeMap::new(), waiting: 0, used: 0, most: 0 })) }
+        Pool { state: Arc::new(Mutex::new(PoolState { free: BTreeMap::new(), free_len: 0, used: 0, peak: 0 })) }
     }
 }
 
-/// A pool holds at most the most that was in use, and one part in so many more.
+/// The total is limited to the peak use plus one part in `SPARE`.
 const SPARE: usize = 4;
 
 impl<T> fmt::Debug for Pool<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pool({} bytes free)", self.held().waiting * size_of::<T>())
+        write!(f, "Pool({} bytes free)", self.state().free_len * size_of::<T>())
     }
 }
 
@@ -46,38 +46,38 @@ impl<T> Pool<T> {
         Self::default()
     }
 
-    fn held(&self) -> MutexGuard<'_, Held<T>> {
-        // A panic elsewhere leaves whole vectors, nothing half done.
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, PoolState<T>> {
+        // A panic elsewhere cannot leave the lists half updated.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes back what was taken or adopted.
+    /// Returns a buffer that was taken or adopted.
     pub(crate) fn give(&self, buffer: Vec<T>) {
-        let mut held = self.held();
-        held.used -= buffer.len();
-        held.waiting += buffer.len();
+        let mut state = self.state();
+        state.used -= buffer.len();
+        state.free_len += buffer.len();
         if !buffer.is_empty() {
-            held.free.entry(buffer.len()).or_default().push(buffer);
+            state.free.entry(buffer.len()).or_default().push(buffer);
         }
     }
 
-    /// Counts numbers that come from elsewhere and will be given.
+    /// Counts a buffer that was allocated elsewhere and will be given to the pool.
     pub(crate) fn adopt(&self, len: usize) {
-        let mut held = self.held();
-        held.used += len;
-        held.most = held.most.max(held.used);
+        let mut state = self.state();
+        state.used += len;
+        state.peak = state.peak.max(state.used);
     }
 }
 
-impl<T> Held<T> {
-    /// A buffer that waits, of a length within these.
+impl<T> PoolState<T> {
+    /// A free buffer with a length in this range.
     fn take(&mut self, lengths: RangeInclusive<usize>) -> Option<Vec<T>> {
         let (&len, buffers) = self.free.range_mut(lengths).next()?;
         let buffer = buffers.pop().expect("no empty list is kept");
         if buffers.is_empty() {
             self.free.remove(&len);
         }
-        self.waiting -= len;
+        self.free_len -= len;
         Some(buffer)
     }
 }
@@ -90,25 +90,25 @@ fn class(len: usize) -> usize {
 }
 
 impl<T: Float> Pool<T> {
-    /// At least `len` numbers, whatever they are.
+    /// At least `len` elements with arbitrary values.
     pub(crate) fn take(&self, len: usize) -> Vec<T> {
         let len = class(len);
-        let mut held = self.held();
-        // A little more than needed will do; much more would be missed elsewhere.
-        let found = held.take(len..=len + len / 4);
-        held.used += found.as_ref().map_or(len, Vec::len);
-        held.most = held.most.max(held.used);
+        let mut state = self.state();
+        // A slightly larger buffer will do; a much larger one is left to larger tensors.
+        let found = state.take(len..=len + len / 4);
+        state.used += found.as_ref().map_or(len, Vec::len);
+        state.peak = state.peak.max(state.used);
         if let Some(buffer) = found {
             return buffer;
         }
-        // Before the system is asked for more, it gets back what waits for shapes that may not come again.
-        let mut gone = Vec::new();
-        while held.used + held.waiting > held.most + held.most / SPARE {
-            let Some(largest) = held.free.keys().next_back().copied() else { break };
-            gone.extend(held.take(largest..=largest));
+        // Before allocating more, free buffers of shapes that may not come again.
+        let mut freed = Vec::new();
+        while state.used + state.free_len > state.peak + state.peak / SPARE {
+            let Some(largest) = state.free.keys().next_back().copied() else { break };
+            freed.extend(state.take(largest..=largest));
         }
-        drop(held);
-        drop(gone);
+        drop(state);
+        drop(freed);
         let mut data = vec![T::ZERO; len];
         advise_huge_pages(&mut data);
         data
@@ -120,25 +120,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_given_is_taken_again() {
+    fn a_returned_buffer_is_reused() {
         let pool = Pool::<f32>::new();
         let first = pool.take(1000);
         let at = first.as_ptr();
         pool.give(first);
         let (small, large) = (pool.take(10), pool.take(990));
-        assert_ne!(small.as_ptr(), at, "far too large for ten numbers");
+        assert_ne!(small.as_ptr(), at, "far too large for ten elements");
         assert_eq!(large.as_ptr(), at);
     }
 
     #[test]
-    fn what_waits_stays_within_a_part_of_what_was_used() {
+    fn free_buffers_are_limited_by_the_peak_use() {
         let pool = Pool::<f32>::new();
         for len in (1..60).map(|x| 1000 * x) {
             let both = [pool.take(len), pool.take(len / 2)];
             both.into_iter().for_each(|buffer| pool.give(buffer));
-            let held = pool.held();
-            assert_eq!(held.used, 0);
-            assert!(held.waiting <= held.most + held.most / SPARE, "{} of {}", held.waiting, held.most);
+            let state = pool.state();
+            assert_eq!(state.used, 0);
+            assert!(state.free_len <= state.peak + state.peak / SPARE, "{} of {}", state.free_len, state.peak);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Numbers with a shape, rows one after the other. Cheap to clone: clones share the numbers until one of them is changed.
+//! Row-major tensors with copy-on-write memory: clones are cheap and share their elements until one is written.
 
 use crate::device::Device;
 use crate::float::Float;
@@ -10,15 +10,15 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct Tensor<T: Float> {
     shape: Vec<usize>,
-    numbers: Arc<Numbers<T>>,
+    buffer: Arc<Buffer<T>>,
 }
 
-struct Numbers<T: Float> {
+struct Buffer<T: Float> {
     data: Vec<T>,
     pool: Option<Pool<T>>,
 }
 
-impl<T: Float> Drop for Numbers<T> {
+impl<T: Float> Drop for Buffer<T> {
     fn drop(&mut self) {
         if let Some(pool) = &self.pool {
             pool.give(std::mem::take(&mut self.data));
@@ -33,79 +33,79 @@ impl<T: Float> fmt::Debug for Tensor<T> {
 }
 
 impl<T: Float> Tensor<T> {
-    /// From numbers, row by row.
+    /// From elements in row-major order.
     ///
     /// # Panics
     /// Where the shape has another number of elements.
     pub fn new(data: Vec<T>, shape: &[usize]) -> Self {
         assert_eq!(data.len(), shape.iter().product::<usize>(), "shape {shape:?}");
-        Tensor { shape: shape.to_vec(), numbers: Arc::new(Numbers { data, pool: None }) }
+        Tensor { shape: shape.to_vec(), buffer: Arc::new(Buffer { data, pool: None }) }
     }
 
-    /// Memory of the pool, holding whatever was there.
+    /// Uninitialized elements, with arbitrary values, from the pool.
     pub(crate) fn unwritten(pool: &Pool<T>, shape: &[usize]) -> Self {
         let data = pool.take(shape.iter().product());
-        Tensor { shape: shape.to_vec(), numbers: Arc::new(Numbers { data, pool: Some(pool.clone()) }) }
+        Tensor { shape: shape.to_vec(), buffer: Arc::new(Buffer { data, pool: Some(pool.clone()) }) }
     }
 
-    /// Zeros in memory of the pool.
+    /// Zeros from the pool.
     pub(crate) fn zeros(pool: &Pool<T>, shape: &[usize]) -> Self {
         let mut tensor = Tensor::unwritten(pool, shape);
         tensor.data_mut().fill(T::ZERO);
         tensor
     }
 
-    /// Numbers that come from elsewhere, which the pool gets in the end.
+    /// Elements allocated elsewhere, whose memory goes to the pool in the end.
     pub(crate) fn adopted(pool: &Pool<T>, data: Vec<T>, shape: &[usize]) -> Self {
         assert_eq!(data.len(), shape.iter().product::<usize>(), "shape {shape:?}");
         pool.adopt(data.len());
-        Tensor { shape: shape.to_vec(), numbers: Arc::new(Numbers { data, pool: Some(pool.clone()) }) }
+        Tensor { shape: shape.to_vec(), buffer: Arc::new(Buffer { data, pool: Some(pool.clone()) }) }
     }
 
-    /// Its axes.
+    /// Its shape.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Where its numbers lie.
+    /// Its device.
     pub fn device(&self) -> Device {
         Device::Cpu
     }
 
-    /// Its numbers, row by row.
+    /// Its elements, row-major.
     pub fn data(&self) -> &[T] {
-        &self.numbers.data[..self.len()]
+        &self.buffer.data[..self.len()]
     }
 
-    /// Its numbers, to be changed; copied first where a clone shares them.
+    /// Its elements, for writing; copied first where a clone shares them.
     pub fn data_mut(&mut self) -> &mut [T] {
         let len = self.len();
-        if Arc::get_mut(&mut self.numbers).is_none() {
-            let data = match &self.numbers.pool {
+        if Arc::get_mut(&mut self.buffer).is_none() {
+            let data = match &self.buffer.pool {
                 Some(pool) => {
                     let mut data = pool.take(len);
-                    data[..len].copy_from_slice(&self.numbers.data[..len]);
+                    data[..len].copy_from_slice(&self.buffer.data[..len]);
                     data
                 }
-                None => self.numbers.data[..len].to_vec(),
+                None => self.buffer.data[..len].to_vec(),
             };
-            self.numbers = Arc::new(Numbers { data, pool: self.numbers.pool.clone() });
+            self.buffer = Arc::new(Buffer { data, pool: self.buffer.pool.clone() });
         }
-        let numbers = Arc::get_mut(&mut self.numbers).expect("just made unshared");
-        &mut numbers.data[..len]
+        let buffer = Arc::get_mut(&mut self.buffer).expect("just made unshared");
+        &mut buffer.data[..len]
     }
 
-    /// Whether nobody else holds these numbers.
+    /// Whether no clone shares its memory.
     pub(crate) fn is_unshared(&mut self) -> bool {
-        Arc::get_mut(&mut self.numbers).is_some()
+        Arc::get_mut(&mut self.buffer).is_some()
     }
 
-    /// How many numbers.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Whether there are none.
+    /// Whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -120,7 +120,7 @@ impl<T: Float> Tensor<T> {
         self.shape[..self.shape.len().saturating_sub(1)].iter().product()
     }
 
-    /// These entries of the first axis, in this order; one may be taken several times.
+    /// Selects entries of the first axis, in this order, with repetitions.
     ///
     /// # Panics
     /// Where there is no such entry.
@@ -133,7 +133,7 @@ impl<T: Float> Tensor<T> {
         Tensor::new(data, &shape)
     }
 
-    /// The same numbers with other axes.
+    /// The same elements in another shape.
     ///
     /// # Panics
     /// Where the shape has another number of elements.

@@ -1,4 +1,4 @@
-//! Tokens as vectors, and where they stand.
+//! Token and position embeddings.
 
 use super::Builder;
 use crate::float::Float;
@@ -8,22 +8,22 @@ use crate::tape::{Tape, Var};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// How a model knows where a token stands.
+/// How a model encodes positions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PositionKind {
-    /// Sines and cosines of falling frequency (Vaswani et al. 2017): they need no training and have no end.
+    /// Sines and cosines of decreasing frequency (Vaswani et al. 2017): not trained.
     #[default]
     Sinusoidal,
-    /// A vector for each position, trained.
+    /// A trained vector for each position.
     Learned,
-    /// Queries and keys are turned by angles that grow with the position (Su et al. 2021): nothing is added here.
+    /// Queries and keys are rotated by angles that grow with the position (RoPE, Su et al. 2021): nothing is added here.
     Rotary,
-    /// Not at all: for recurrent models, or where attention's bias tells (ALiBi, relative).
+    /// Not at all: for recurrent models, or where attention has a positional bias (ALiBi, relative).
     None,
 }
 
-/// A table of token vectors, with positions.
+/// A token embedding table, with position embeddings.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     /// `[V, C]`.
@@ -48,8 +48,8 @@ fn sinusoids(positions: usize, width: usize) -> Vec<f64> {
 }
 
 impl Embedding {
-    /// For `vocabulary` tokens and `positions` places. Vectors are drawn with a deviation of `C^(−1/2)` and multiplied by
-    /// `√C` on the way in, so that one table can serve the output as well (Vaswani et al. 2017).
+    /// For `vocabulary` tokens and `positions` positions. Embeddings are initialized with a standard deviation of `C^(−1/2)` and
+    /// multiplied by `√C`, so that the table can be tied to the output projection (Vaswani et al. 2017).
     pub fn new<T: Float>(
         at: &mut Builder<'_, T>,
         vocabulary: usize,
@@ -64,23 +64,23 @@ impl Embedding {
         Embedding { weight, scale: (width as f64).sqrt(), width, learned, fixed, positions }
     }
 
-    /// Without the factor `√C`: as GPT and recurrent models have it.
+    /// Without the factor `√C`, as in GPT and in recurrent models.
     pub fn unscaled(mut self) -> Self {
         self.scale = 1.0;
         self
     }
 
-    /// How many tokens a sequence may have; no limit where positions do not count.
-    pub fn most(&self) -> usize {
+    /// The longest sequence; `usize::MAX` without position embeddings.
+    pub fn max_len(&self) -> usize {
         if self.learned.is_some() || self.fixed.is_some() { self.positions } else { usize::MAX }
     }
 
-    /// The vectors of `ids [B, N]`, whose first stands at `start`: `[B, N, C]`.
+    /// The embeddings of `ids [B, N]`, the first at position `start`: `[B, N, C]`.
     ///
     /// # Panics
-    /// Where a sequence goes beyond [`most`](Embedding::most).
+    /// Where a sequence goes beyond [`max_len`](Embedding::max_len).
     pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, ids: &[u32], length: usize, start: usize) -> Var<T> {
-        assert!(start.saturating_add(length) <= self.most(), "position {} of {}", start + length, self.positions);
+        assert!(start.saturating_add(length) <= self.max_len(), "position {} of {}", start + length, self.positions);
         let fixed: Option<Vec<T>> = self.fixed.as_ref().map(|table| {
             let rows = &table[start * self.width..][..length * self.width];
             rows.iter().map(|&x| T::of_f64(x)).collect()
@@ -94,15 +94,15 @@ impl Embedding {
         }
     }
 
-    /// The vectors of tokens that stand at any positions, `[1, T, C]`: for inference.
+    /// The embeddings of tokens at arbitrary positions, `[1, T, C]`. For inference.
     ///
     /// # Panics
-    /// Where a position goes beyond [`most`](Embedding::most).
-    pub fn placed<T: Float>(&self, tape: &mut Tape<'_, T>, ids: &[u32], places: &[u32]) -> Var<T> {
+    /// Where a position goes beyond [`max_len`](Embedding::max_len).
+    pub fn forward_at<T: Float>(&self, tape: &mut Tape<'_, T>, ids: &[u32], positions: &[u32]) -> Var<T> {
         let length = ids.len();
         let fixed: Option<Vec<T>> = self.fixed.as_ref().map(|table| {
-            let row = |&place: &u32| &table[place as usize * self.width..][..self.width];
-            places.iter().flat_map(row).map(|&x| T::of_f64(x)).collect()
+            let row = |&position: &u32| &table[position as usize * self.width..][..self.width];
+            positions.iter().flat_map(row).map(|&x| T::of_f64(x)).collect()
         });
         if let Some(fixed) = &fixed {
             return tape.embedding(ids, length, self.weight, self.scale, Positions::Fixed(fixed), 0);
@@ -110,8 +110,8 @@ impl Embedding {
         let x = tape.embedding(ids, length, self.weight, self.scale, Positions::None, 0);
         match self.learned {
             Some(learned) => {
-                let places = tape.embedding(places, length, learned, 1.0, Positions::None, 0);
-                tape.add(&x, places)
+                let positions = tape.embedding(positions, length, learned, 1.0, Positions::None, 0);
+                tape.add(&x, positions)
             }
             None => x,
         }

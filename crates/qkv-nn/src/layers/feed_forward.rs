@@ -1,4 +1,4 @@
-//! The feed-forward part of a Transformer's layer: out to a greater width and back.
+//! The feed-forward sublayer of a Transformer.
 
 use super::{Builder, Linear};
 use crate::float::Float;
@@ -6,7 +6,7 @@ use crate::ops::linear::Activation;
 use crate::tape::{Tape, Var};
 use serde::{Deserialize, Serialize};
 
-/// What stands between the two maps.
+/// The activation between its two linear layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FeedKind {
@@ -17,7 +17,7 @@ pub enum FeedKind {
     Gelu,
     /// GELU by the hyperbolic tangent.
     GeluTanh,
-    /// A gate: `silu(W_g x) · W₁ x` (Shazeer 2020, arXiv:2002.05202).
+    /// SwiGLU: `silu(W_g x) · W₁ x` (Shazeer 2020, arXiv:2002.05202).
     #[serde(rename = "swiglu")]
     SwiGlu,
 }
@@ -44,7 +44,7 @@ pub struct FeedForward {
 }
 
 impl FeedForward {
-    /// From `width` to `inner` and back. Parameters: `fc1`, `fc2`, and `gate` where there is one.
+    /// From `width` to `inner` and back. Parameters: `fc1`, `fc2`, and `gate` for SwiGLU.
     pub fn new<T: Float>(
         at: &mut Builder<'_, T>,
         width: usize,
@@ -65,7 +65,7 @@ impl FeedForward {
             None => self.fc1.activated(tape, x, self.activation, self.dropout),
             Some(gate) => {
                 let (gate, up) = (gate.forward(tape, x), self.fc1.forward(tape, x)); // (.., I)
-                let inner = tape.gate(&gate, &up);
+                let inner = tape.swiglu(&gate, &up);
                 tape.dropout(inner, self.dropout)
             }
         };

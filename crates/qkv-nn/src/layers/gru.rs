@@ -1,4 +1,4 @@
-//! Gated recurrent units in layers, one way or both ways.
+//! Stacked gated recurrent units, in one direction or both.
 
 use super::{Builder, Linear};
 use crate::float::Float;
@@ -6,7 +6,7 @@ use crate::parameters::{Init, Param};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 
-/// Layers of gated units. Parameters as PyTorch's: `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0`, `bias_hh_l0`, and the same with
+/// A stacked GRU. Parameters as in PyTorch: `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0`, `bias_hh_l0`, and the same with
 /// `_reverse`.
 #[derive(Clone, Debug)]
 pub struct Gru {
@@ -23,8 +23,8 @@ struct Direction {
 }
 
 impl Gru {
-    /// Layers of `width` over inputs of `inputs`; with `both`, each layer runs both ways and gives twice the width. Drawn
-    /// uniformly within `±1/√width`, as PyTorch's. `dropout` stands between layers.
+    /// `layers` layers of `width` over rows of width `inputs`; with `both`, each runs in both directions and gives twice the
+    /// width. Initialized uniformly within `±1/√width`, as in PyTorch. `dropout` is between layers.
     pub fn new<T: Float>(
         at: &mut Builder<'_, T>,
         inputs: usize,
@@ -58,8 +58,8 @@ impl Gru {
         self.layers.iter().map(|_| tape.constant(zero())).collect()
     }
 
-    /// Runs over `x [B, N, I]` from the state of each layer: `[B, N, C]`, or `[B, N, 2C]` both ways. What comes out of a sequence
-    /// that has ended is zero.
+    /// Runs over `x [B, N, I]` from the state of each layer: `[B, N, C]`, or `[B, N, 2C]` in both directions. Outputs beyond a
+    /// sequence's length are zero.
     pub fn forward<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
@@ -82,10 +82,10 @@ impl Gru {
         x
     }
 
-    /// One step of a unit that runs one way: `x [B, 1, I]` and the state of each layer, which moves on. Returns the last.
+    /// One step in one direction: `x [B, 1, I]` and the state of each layer, which is updated. Returns the last.
     ///
     /// # Panics
-    /// Where the layers run both ways.
+    /// Where the layers run in both directions.
     pub fn step<T: Float>(&self, tape: &mut Tape<'_, T>, x: &Var<T>, states: &mut [Var<T>]) -> Var<T> {
         let mut x = x.clone();
         for (at, (layer, state)) in self.layers.iter().zip(states).enumerate() {

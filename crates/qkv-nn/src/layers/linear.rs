@@ -1,4 +1,4 @@
-//! A linear map as a layer: `weight [O, I]` and `bias [O]`, as PyTorch names them.
+//! The linear layer: `weight [O, I]` and `bias [O]`, named as in PyTorch.
 
 use super::Builder;
 use crate::float::Float;
@@ -6,7 +6,7 @@ use crate::ops::linear::Activation;
 use crate::parameters::{Init, Param};
 use crate::tape::{Tape, Var};
 
-/// A linear map.
+/// A linear layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Linear {
     /// `[O, I]`.
@@ -16,13 +16,13 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// From `inputs` to `outputs`, the matrix drawn as [`Init::Xavier`], the bias zero.
+    /// From `inputs` to `outputs`, the matrix initialized by [`Init::Xavier`], the bias by zeros.
     pub fn new<T: Float>(at: &mut Builder<'_, T>, inputs: usize, outputs: usize, bias: bool) -> Self {
-        Linear::drawn(at, inputs, outputs, bias, Init::Xavier)
+        Linear::with_init(at, inputs, outputs, bias, Init::Xavier)
     }
 
-    /// With another way to begin.
-    pub fn drawn<T: Float>(at: &mut Builder<'_, T>, inputs: usize, outputs: usize, bias: bool, init: Init) -> Self {
+    /// With another initialization.
+    pub fn with_init<T: Float>(at: &mut Builder<'_, T>, inputs: usize, outputs: usize, bias: bool, init: Init) -> Self {
         let weight = at.add("weight", &[outputs, inputs], init);
         let begin = if let Init::Uniform(_) = init { init } else { Init::Zeros };
         Linear { weight, bias: bias.then(|| at.add("bias", &[outputs], begin)) }

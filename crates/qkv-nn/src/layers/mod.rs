@@ -1,5 +1,5 @@
-//! Layers: parameters with a way to use them. A layer holds handles, not numbers, and is cheap to clone; the numbers are in
-//! [`Parameters`](crate::Parameters), under the name that the layer gave them.
+//! Layers. A layer holds handles and is cheap to clone; the elements are in [`Parameters`](crate::Parameters), under names that
+//! the layer chose.
 //!
 //! ```
 //! use qkv::{Attention, Mask};

@@ -1,4 +1,4 @@
-//! Rows of a table by number, with a scale and the positions' vectors on top.
+//! Embedding lookup, scaled, with position embeddings added.
 
 use crate::float::Float;
 use crate::machine::Machine;
@@ -7,10 +7,10 @@ use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 use std::sync::Arc;
 
-/// What stands at each position, to be added to the embedding of the token there.
+/// Position embeddings, added to those of the tokens.
 #[derive(Clone, Copy, Debug)]
 pub enum Positions<'a, T> {
-    /// Nothing.
+    /// None.
     None,
     /// Constants, `[positions, C]`.
     Fixed(&'a [T]),
@@ -67,8 +67,7 @@ impl<T: Float> Tape<'_, T> {
     }
 }
 
-/// Adds each row of `rows`, times `scale`, to the row of `sums` that `at` names. Tables are wide and rows many: each thread takes
-/// some columns, so that every sum has one order.
+/// `sums[at(r)] += scale · rows[r]`. A thread takes all rows of some columns, so that sums have one order.
 fn scatter<T: Float>(
     machine: &Machine,
     sums: &mut [T],
@@ -90,7 +89,7 @@ fn scatter<T: Float>(
     });
 }
 
-/// Columns that a thread takes at least: a few lines of the cache.
+/// Smallest number of columns a thread takes: a few cache lines.
 const COLUMNS: usize = 64;
 
 impl<T: Float> Backward<T> for EmbeddingBackward<T> {

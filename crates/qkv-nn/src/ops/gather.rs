@@ -1,14 +1,14 @@
-//! Rows of several tensors, each put in its place: sentences back into their documents, a class token in front of patches.
+//! Gathers rows of several tensors: sentences into their documents, a class token in front of patches.
 
 use crate::float::Float;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 
-/// Where rows come from, in the order in which they are put down: part and row of it; nothing for a row of zeros.
+/// The source of each output row: a tensor and its row; `None` for a row of zeros.
 type Places = Vec<Option<(usize, usize)>>;
 
 struct GatherBackward {
-    /// Slot and shape of each part.
+    /// Slot and shape of each tensor.
     parts: Vec<(Option<usize>, Vec<usize>)>,
     places: Places,
 }
@@ -27,8 +27,8 @@ impl<T: Float> Backward<T> for GatherBackward {
 }
 
 impl<T: Float> Tape<'_, T> {
-    /// Rows of some tensors as `shape [B, N]` of them: row `places[b · N + n]`, counted through all tensors in their order, or
-    /// zeros where that is nothing. Gives `[B, N, C]`.
+    /// Output row `[b, n]` is row `places[b · N + n]` of the tensors, counted through them in order, or zeros where that is
+    /// `None`: `[B, N, C]`.
     ///
     /// # Panics
     /// Where the tensors have different widths, there are not as many places as the shape has, or a place is beyond the rows.

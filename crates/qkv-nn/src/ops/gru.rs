@@ -1,12 +1,12 @@
-//! The gated recurrent unit (Cho et al. 2014, arXiv:1406.1078), in the form that PyTorch has it: the reset gate comes after the
+//! The gated recurrent unit (Cho et al. 2014, arXiv:1406.1078), in PyTorch's form: the reset gate is applied after the
 //! recurrent product.
 //!
 //! ```text
 //! r = σ(x_r + W_r h + b_r)      z = σ(x_z + W_z h + b_z)      n = tanh(x_n + r ∘ (W_n h + b_n))      h' = (1 − z) ∘ n + z ∘ h
 //! ```
 //!
-//! The parts that come from the input, `x_r x_z x_n`, are a linear map of the whole sequence, made before. A sequence that has
-//! ended keeps its state, and what comes out of it is zero.
+//! The input's parts, `x_r x_z x_n`, are one linear map of the whole sequence, computed before. A sequence that has ended keeps
+//! its state and gives zeros.
 
 use crate::float::Float;
 use crate::machine::Machine;
@@ -70,7 +70,7 @@ impl<T: Float> Tape<'_, T> {
                 }
                 let x = &x.value.data()[(b * steps + at) * wide..][..wide];
                 let recurrent = &recurrent.data()[b * wide..][..wide];
-                self.machine.run(Cell { x, recurrent, bias, before, gates, after });
+                self.machine.run(GruCell { x, recurrent, bias, before, gates, after });
                 out.copy_from_slice(after);
             }
         }
@@ -81,7 +81,7 @@ impl<T: Float> Tape<'_, T> {
 }
 
 /// One step of one sequence.
-struct Cell<'a, T> {
+pub struct GruCell<'a, T> {
     x: &'a [T],
     recurrent: &'a [T],
     bias: &'a [T],
@@ -90,7 +90,7 @@ struct Cell<'a, T> {
     after: &'a mut [T],
 }
 
-impl<T: Float> Pass for Cell<'_, T> {
+impl<T: Float> Pass for GruCell<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -113,8 +113,8 @@ impl<T: Float> Pass for Cell<'_, T> {
     }
 }
 
-/// The way back through one step of one sequence.
-struct CellBackward<'a, T> {
+/// The gradients of one step of one sequence.
+pub struct GruCellGradient<'a, T> {
     d_after: &'a [T],
     before: &'a [T],
     gates: &'a [T],
@@ -122,11 +122,11 @@ struct CellBackward<'a, T> {
     d_x: &'a mut [T],
     /// Of the recurrent product.
     d_recurrent: &'a mut [T],
-    /// Of the state before, but for what comes through the product.
+    /// Of the state before, without the path through the product.
     d_before: &'a mut [T],
 }
 
-impl<T: Float> Pass for CellBackward<'_, T> {
+impl<T: Float> Pass for GruCellGradient<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -157,7 +157,7 @@ impl<T: Float> Pass for CellBackward<'_, T> {
 impl<T: Float> Backward<T> for GruBackward<T> {
     fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let machine: &Machine = context.machine;
-        let &[steps, batch, four] = self.gates.shape() else { unreachable!("made by forward") };
+        let &[steps, batch, four] = self.gates.shape() else { unreachable!("the forward pass saved [N, B, 4C]") };
         let (width, wide) = (four / 4, four / 4 * 3);
         let mut d_x = Tensor::unwritten(context.pool, &[batch, steps, wide]);
         let mut d_h = Tensor::zeros(context.pool, &[batch, 1, width]);
@@ -175,12 +175,12 @@ impl<T: Float> Backward<T> for GruBackward<T> {
                 if self.lengths.as_ref().is_some_and(|lengths| at >= lengths[b]) {
                     d_x.fill(T::ZERO);
                     d_recurrent.fill(T::ZERO);
-                    continue; // the state went through as it was
+                    continue; // the state passed through unchanged
                 }
                 let d_after = &mut d_after.data_mut()[b * width..][..width];
                 let above = &upstream.data()[(b * steps + at) * width..][..width];
                 d_after.iter_mut().zip(above).for_each(|(sum, &g)| *sum += g);
-                machine.run(CellBackward {
+                machine.run(GruCellGradient {
                     d_after,
                     before: &before[b * width..][..width],
                     gates: &gates[b * four..][..four],

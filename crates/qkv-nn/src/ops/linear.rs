@@ -1,6 +1,6 @@
-//! A linear map with its bias, its activation and its dropout: `y = dropout(activation(x Wᵀ + b))`.
+//! A fused linear layer: `y = dropout(activation(x Wᵀ + b))`.
 
-use super::dropout::Drop;
+use super::dropout::{DropoutMask, apply_dropout};
 use crate::float::Float;
 use crate::machine::Machine;
 use crate::parameters::Param;
@@ -10,18 +10,18 @@ use qkv_simd::matmul::Operand;
 use qkv_simd::pass::Pass;
 use serde::{Deserialize, Serialize};
 
-/// What follows a linear map.
+/// An activation function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Activation {
-    /// Nothing.
+    /// The identity.
     #[default]
     None,
     /// `max(x, 0)`.
     Relu,
     /// `x Φ(x)` by the error function (Hendrycks and Gimpel 2016).
     Gelu,
-    /// The same by the hyperbolic tangent: `x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`, as GPT-2 has it.
+    /// Its approximation by the hyperbolic tangent, `x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`, as in GPT-2.
     #[serde(rename = "gelu-tanh")]
     GeluTanh,
     /// The hyperbolic tangent.
@@ -30,16 +30,16 @@ pub enum Activation {
     Sigmoid,
 }
 
-/// Rows for which a matrix of few bits is read once each; for more, one product of the widened matrix is faster.
-const FEW: usize = 4;
+/// Rows up to which a quantized matrix is read once a row; beyond, one product with the widened matrix is faster.
+const MAX_QUANTIZED_ROWS: usize = 4;
 
-/// What backward needs of the activation.
-enum Kept<T: Float> {
-    /// The slope is 1.
+/// What the activation's gradient is computed from.
+enum Saved<T: Float> {
+    /// Nothing: the gradient is 1.
     Nothing,
-    /// What came out, dropout included: its zeros are where nothing flows back (ReLU), or the slope is a function of it.
+    /// The output, dropout included: ReLU's gradient is 0 where it is 0, and those of tanh and sigmoid are functions of it.
     Output(Tensor<T>),
-    /// What went in.
+    /// The input.
     Input(Tensor<T>),
 }
 
@@ -49,8 +49,8 @@ struct LinearBackward<T: Float> {
     w: Param,
     b: Option<Param>,
     activation: Activation,
-    kept: Kept<T>,
-    drop: Option<Drop>,
+    saved: Saved<T>,
+    dropout: Option<DropoutMask>,
 }
 
 impl<T: Float> Tape<'_, T> {
@@ -64,35 +64,44 @@ impl<T: Float> Tape<'_, T> {
         assert_eq!(width, inner, "the width of the input and of `{}`", self.parameters.name(w));
         let shape = [&x.shape()[..x.shape().len() - 1], &[out]].concat();
         let mut y = Tensor::unwritten(self.pool, &shape); // (R, O)
-        let few = if rows <= FEW && !self.is_training() { self.parameters.compact(w) } else { None };
-        if !few.is_some_and(|w| self.machine.compact_product(y.data_mut(), x.value.data(), w)) {
+        let quantized =
+            if rows <= MAX_QUANTIZED_ROWS && !self.is_training() { self.parameters.quantized(w) } else { None };
+        if !quantized.is_some_and(|w| self.machine.quantized_product(y.data_mut(), x.value.data(), w)) {
             let weight = Operand::rows(self.parameters.get(w), out, inner).transposed();
             self.machine.product(y.data_mut(), Operand::rows(x.value.data(), rows, inner), weight, false);
         }
         let bias = b.map(|b| self.parameters.get(b));
 
-        let drop = Drop::new(self, dropout);
+        let dropout = DropoutMask::new(self, dropout);
         let of_input = matches!(activation, Activation::Gelu | Activation::GeluTanh);
         let before = if of_input && self.is_training() {
-            // The slope of GELU is a function of what goes in: keep that, and write what comes out elsewhere.
+            // The gradient of GELU is a function of its input: save that, and write the output elsewhere.
             let mut out = Tensor::unwritten(self.pool, &shape);
-            activate(self.machine, y.data_mut(), Some(out.data_mut()), bias, shape[shape.len() - 1], activation, drop);
+            activate(
+                self.machine,
+                y.data_mut(),
+                Some(out.data_mut()),
+                bias,
+                shape[shape.len() - 1],
+                activation,
+                dropout,
+            );
             Some(std::mem::replace(&mut y, out))
         } else {
-            activate(self.machine, y.data_mut(), None, bias, shape[shape.len() - 1], activation, drop);
+            activate(self.machine, y.data_mut(), None, bias, shape[shape.len() - 1], activation, dropout);
             None
         };
-        let kept = match (activation, before) {
-            (Activation::None, _) => Kept::Nothing,
-            (_, Some(before)) => Kept::Input(before),
-            _ => Kept::Output(y.clone()),
+        let saved = match (activation, before) {
+            (Activation::None, _) => Saved::Nothing,
+            (_, Some(before)) => Saved::Input(before),
+            _ => Saved::Output(y.clone()),
         };
         let (slot, input) = (x.slot, x.value.clone());
-        self.record(y, || LinearBackward { x: slot, input, w, b, activation, kept, drop })
+        self.record(y, || LinearBackward { x: slot, input, w, b, activation, saved, dropout })
     }
 }
 
-/// Adds the bias and applies activation and dropout to rows, in place or into `out`; `rows` then hold what went in.
+/// Adds the bias and applies activation and dropout to rows, in place or into `out`; `rows` then hold the activation's input.
 fn activate<T: Float>(
     machine: &Machine,
     rows: &mut [T],
@@ -100,9 +109,9 @@ fn activate<T: Float>(
     bias: Option<&[T]>,
     width: usize,
     activation: Activation,
-    drop: Option<Drop>,
+    dropout: Option<DropoutMask>,
 ) {
-    if bias.is_none() && activation == Activation::None && drop.is_none() || width == 0 {
+    if bias.is_none() && activation == Activation::None && dropout.is_none() || width == 0 {
         return;
     }
     let each = machine.rows_each(rows.len() / width, width) * width;
@@ -115,26 +124,27 @@ fn activate<T: Float>(
         let mut words = vec![u64::MAX; width.div_ceil(64)];
         for (r, row) in rows.chunks_exact_mut(width).enumerate() {
             let mut scale = T::ONE;
-            if let Some(drop) = drop {
-                drop.bits(machine.isa(), at * each / width + r, &mut words);
-                scale = drop.scale();
+            if let Some(dropout) = dropout {
+                dropout.bits(machine.isa(), at * each / width + r, &mut words);
+                scale = dropout.scale();
             }
             let out = out.as_deref_mut().map(|out| &mut out[r * width..][..width]);
-            machine.run(Activate { row, out, bias, activation, words: drop.map(|_| &words[..]), scale });
+            machine.run(Activate { row, out, bias, activation, words: dropout.map(|_| &words[..]), scale });
         }
     });
 }
 
-/// `√(2/π)` and the factor of the cube in GELU by the hyperbolic tangent.
+/// The constants of GELU's approximation.
 const ROOT: f64 = 0.797_884_560_802_865_4;
 const CUBE: f64 = 0.044_715;
 
 #[inline(always)]
-fn bent<T: Float>(x: T) -> T {
+fn gelu_argument<T: Float>(x: T) -> T {
     T::of_f64(ROOT) * (x + T::of_f64(CUBE) * x * x * x)
 }
 
-struct Activate<'a, T> {
+/// Bias, activation and dropout of one row.
+pub struct Activate<'a, T> {
     row: &'a mut [T],
     out: Option<&'a mut [T]>,
     bias: Option<&'a [T]>,
@@ -176,7 +186,7 @@ impl<T: Float> Pass for Activate<'_, T> {
             Activation::GeluTanh => {
                 let half = T::of_f64(0.5);
                 for x in row.iter_mut() {
-                    *x = *x * half * (T::ONE + bent(*x).hyperbolic_tangent());
+                    *x = *x * half * (T::ONE + gelu_argument(*x).hyperbolic_tangent());
                 }
             }
             Activation::Tanh => {
@@ -200,21 +210,21 @@ impl<T: Float> Pass for Activate<'_, T> {
     }
 }
 
-/// Turns the gradient of what came out into that of what went in, in place.
-struct Slope<'a, T> {
+/// Multiplies the gradient of the output by the derivative of the activation, in place.
+pub struct ActivationGradient<'a, T> {
     gradient: &'a mut [T],
-    kept: &'a [T],
+    saved: &'a [T],
     activation: Activation,
-    /// What dropout let the kept numbers grow by.
+    /// Dropout's factor of the elements that remain.
     scale: T,
 }
 
-impl<T: Float> Pass for Slope<'_, T> {
+impl<T: Float> Pass for ActivationGradient<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let pairs = self.gradient.iter_mut().zip(self.kept);
+        let pairs = self.gradient.iter_mut().zip(self.saved);
         match self.activation {
             Activation::None => {}
             Activation::Relu => {
@@ -234,7 +244,7 @@ impl<T: Float> Pass for Slope<'_, T> {
                 let (half, root) = (T::of_f64(0.5), T::of_f64(ROOT));
                 let cube = T::of_f64(3.0 * CUBE);
                 for (g, &x) in pairs {
-                    let y = bent(x).hyperbolic_tangent();
+                    let y = gelu_argument(x).hyperbolic_tangent();
                     *g = *g * half * (T::ONE + y + x * (T::ONE - y * y) * root * (T::ONE + cube * x * x));
                 }
             }
@@ -257,16 +267,16 @@ impl<T: Float> Backward<T> for LinearBackward<T> {
         let machine = context.machine;
         let (rows, inner) = (self.input.rows(), self.input.width());
         let out = context.parameters.shape(self.w)[0];
-        // Where ReLU's output is kept its zeros say what was dropped; elsewhere the bits are drawn again.
-        if let (Some(drop), false) = (self.drop, self.activation == Activation::Relu) {
-            upstream = super::dropout::dropped(machine, upstream.reshaped(&[rows, out]), drop);
+        // ReLU's saved output is zero where elements were dropped; otherwise the mask is drawn again.
+        if let (Some(dropout), false) = (self.dropout, self.activation == Activation::Relu) {
+            upstream = apply_dropout(machine, upstream.reshaped(&[rows, out]), dropout);
         }
-        if let Kept::Output(kept) | Kept::Input(kept) = &self.kept {
-            let scale = self.drop.map_or(T::ONE, Drop::scale);
+        if let Saved::Output(saved) | Saved::Input(saved) = &self.saved {
+            let scale = self.dropout.map_or(T::ONE, DropoutMask::scale);
             let each = machine.rows_each(rows, out) * out.max(1);
-            let parts = upstream.data_mut().chunks_mut(each).zip(kept.data().chunks(each)).collect();
-            machine.each(parts, |_, (gradient, kept): (&mut [T], &[T])| {
-                machine.run(Slope { gradient, kept, activation: self.activation, scale });
+            let parts = upstream.data_mut().chunks_mut(each).zip(saved.data().chunks(each)).collect();
+            machine.each(parts, |_, (gradient, saved): (&mut [T], &[T])| {
+                machine.run(ActivationGradient { gradient, saved, activation: self.activation, scale });
             });
         }
         let d_y = Operand::rows(upstream.data(), rows, out);

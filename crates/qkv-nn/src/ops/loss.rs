@@ -1,7 +1,7 @@
-//! The end of a tape: a linear map to the vocabulary and the cross-entropy of what should have come, with label smoothing.
+//! Fused output projection and cross-entropy, with label smoothing.
 //!
-//! Scores for a whole batch over a whole vocabulary are the largest thing that training could hold, so they are made for some
-//! rows at a time, turned into their gradient where they lie, multiplied back, and forgotten.
+//! Logits of a whole batch over a whole vocabulary would be the largest tensor of a training step. They are computed for
+//! [`ROWS`] rows at a time, replaced in place by their gradient, multiplied into the gradients of `x` and `W`, and dropped.
 
 use super::sum_over;
 use crate::float::Float;
@@ -11,29 +11,29 @@ use crate::tensor::Tensor;
 use qkv_simd::matmul::Operand;
 use qkv_simd::pass::Pass;
 
-/// What should have come out.
+/// The targets of a loss.
 #[derive(Clone, Copy, Debug)]
 pub struct Target<'a> {
-    /// The right class of each row.
+    /// The target class of each row.
     pub ids: &'a [u32],
-    /// Rows whose class is this one do not count.
+    /// Rows of this class are ignored.
     pub ignore: Option<u32>,
-    /// How much of the mass is spread over all classes evenly (Szegedy et al. 2016).
+    /// Label smoothing: the probability spread evenly over all classes (Szegedy et al. 2016).
     pub smoothing: f64,
-    /// What each row's gradient is multiplied by: one over the rows that count in a whole step, say.
+    /// Factor of each row's gradient: one over the rows of a whole step, say.
     pub scale: f64,
 }
 
-/// What a loss came to, summed over the rows that count.
+/// A loss, summed over the rows that are not ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Loss {
-    /// With label smoothing: what training makes small.
+    /// With label smoothing: what training minimizes.
     pub smoothed: f64,
-    /// Without: `−ln p` of the right class.
+    /// Without: `−ln p` of the target class.
     pub nll: f64,
-    /// Rows that count.
+    /// Number of rows.
     pub rows: usize,
-    /// Rows whose right class had the highest score.
+    /// Rows whose target class had the highest logit.
     pub right: usize,
 }
 
@@ -46,12 +46,12 @@ impl std::ops::AddAssign for Loss {
     }
 }
 
-/// Rows whose scores exist at the same time.
+/// Rows whose logits exist at the same time.
 const ROWS: usize = 1024;
 
 impl<T: Float> Tape<'_, T> {
-    /// The loss of `x Wᵀ + b` against the target, `x [.., C]`, `W [V, C]`, `b [V]`. On a tape that trains, the gradient starts
-    /// here.
+    /// The cross-entropy of the logits `x Wᵀ + b`, with `x [.., C]`, `W [V, C]`, `b [V]`. On a training tape the backward pass
+    /// starts here.
     ///
     /// # Panics
     /// Where the shapes do not fit, or a class is beyond the vocabulary.
@@ -66,7 +66,7 @@ impl<T: Float> Tape<'_, T> {
         let most = ROWS.min(counted.len());
         let mut scores = Tensor::unwritten(self.pool, &[most, classes]);
         let mut inputs = Tensor::unwritten(self.pool, &[most, width]);
-        let mut found = vec![Row::default(); most];
+        let mut losses = vec![RowLoss::default(); most];
         let mut loss = Loss { rows: counted.len(), ..Loss::default() };
         for rows in counted.chunks(ROWS) {
             let count = rows.len();
@@ -77,12 +77,12 @@ impl<T: Float> Tape<'_, T> {
             let scores = &mut scores.data_mut()[..count * classes];
             let w_rows = Operand::rows(weight, classes, width);
             self.machine.product(scores, Operand::rows(inputs, count, width), w_rows.transposed(), false);
-            let parts = scores.chunks_exact_mut(classes).zip(&mut found).zip(rows).collect();
-            self.machine.each(parts, |_, ((scores, found), &r): ((&mut [T], &mut Row), &usize)| {
+            let parts = scores.chunks_exact_mut(classes).zip(&mut losses).zip(rows).collect();
+            self.machine.each(parts, |_, ((scores, loss), &r): ((&mut [T], &mut RowLoss), &usize)| {
                 let id = target.ids[r] as usize;
-                *found = self.machine.run(Entropy { scores, bias, id, target: &target, gradient: training });
+                self.machine.run(CrossEntropyRow { scores, bias, id, target: &target, gradient: training, loss });
             });
-            for row in &found[..count] {
+            for row in &losses[..count] {
                 loss.smoothed += row.smoothed;
                 loss.nll += row.nll;
                 loss.right += usize::from(row.right);
@@ -111,40 +111,41 @@ impl<T: Float> Tape<'_, T> {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Row {
+pub struct RowLoss {
     smoothed: f64,
     nll: f64,
     right: bool,
 }
 
-/// The loss of one row of scores, and its gradient in their place.
-struct Entropy<'a, T> {
+/// The loss of one row of logits; the logits are replaced by their gradient.
+pub struct CrossEntropyRow<'a, T> {
     scores: &'a mut [T],
     bias: Option<&'a [T]>,
     id: usize,
     target: &'a Target<'a>,
     gradient: bool,
+    loss: &'a mut RowLoss,
 }
 
-impl<T: Float> Pass for Entropy<'_, T> {
-    type Output = Row;
+impl<T: Float> Pass for CrossEntropyRow<'_, T> {
+    type Output = ();
 
     #[inline(always)]
-    fn run(self) -> Row {
+    fn run(self) {
         let scores = self.scores;
         if let Some(bias) = self.bias {
             for (score, &b) in scores.iter_mut().zip(bias) {
                 *score += b;
             }
         }
-        let mut highest = [T::NEG_INFINITY; super::SIDE];
-        let chunks = scores.chunks_exact(super::SIDE);
+        let mut highest = [T::NEG_INFINITY; super::LANES];
+        let chunks = scores.chunks_exact(super::LANES);
         let mut most = T::NEG_INFINITY;
         for &x in chunks.remainder() {
             most = if x > most { x } else { most };
         }
         for chunk in chunks {
-            for l in 0..super::SIDE {
+            for l in 0..super::LANES {
                 highest[l] = if chunk[l] > highest[l] { chunk[l] } else { highest[l] };
             }
         }
@@ -170,6 +171,6 @@ impl<T: Float> Pass for Entropy<'_, T> {
             }
             scores[self.id] = scores[self.id] - T::of_f64(scale * (1.0 - smoothing));
         }
-        Row { smoothed, nll, right: right == most }
+        *self.loss = RowLoss { smoothed, nll, right: right == most };
     }
 }

@@ -1,4 +1,4 @@
-//! A sequence as one row: the mean of its tokens, those that fill up left out.
+//! Mean pooling of a sequence, padding left out.
 
 use crate::float::Float;
 use crate::tape::{Backward, BackwardContext, Tape, Var};

@@ -1,36 +1,37 @@
-//! The operations: each a method of [`Tape`](crate::Tape), its forward pass, and a struct that knows the way back.
+//! The operations: each a method of [`Tape`](crate::Tape), which is its forward pass, and a struct that implements its
+//! backward pass.
 
 pub(crate) mod attention;
-mod dropout;
+pub(crate) mod dropout;
 pub(crate) mod embedding;
-mod gate;
 mod gather;
-mod gru;
+pub(crate) mod gru;
 pub(crate) mod linear;
 pub(crate) mod loss;
 mod mean;
-mod norm;
+pub(crate) mod norm;
 mod packed;
-mod rms_norm;
 pub(crate) mod rotary;
 mod shape;
 mod span;
+pub(crate) mod swiglu;
 
 use crate::float::Float;
 use crate::machine::Machine;
 use qkv_simd::pass::Pass;
 
-/// `sum += more`, side by side on the threads.
+/// `sum += more`, in parallel.
 pub(crate) fn add_assign<T: Float>(machine: &Machine, sum: &mut [T], more: &[T]) {
     assert_eq!(sum.len(), more.len());
     let each = machine.rows_each(sum.len(), 1);
     let parts = sum.chunks_mut(each).zip(more.chunks(each)).collect();
-    machine.each(parts, |_, (sum, more): (&mut [T], &[T])| machine.run(Add(sum, more)));
+    machine.each(parts, |_, (sum, more): (&mut [T], &[T])| machine.run(AddAssign(sum, more)));
 }
 
-struct Add<'a, T>(&'a mut [T], &'a [T]);
+/// `self.0 += self.1`.
+pub struct AddAssign<'a, T>(&'a mut [T], &'a [T]);
 
-impl<T: Float> Pass for Add<'_, T> {
+impl<T: Float> Pass for AddAssign<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -41,20 +42,20 @@ impl<T: Float> Pass for Add<'_, T> {
     }
 }
 
-/// Numbers that are summed side by side, so that a sum becomes vectors and still has one order.
-const SIDE: usize = 16;
+/// Accumulators of a sum: enough to vectorize it, in an order that does not depend on the instruction set.
+const LANES: usize = 16;
 
 /// `Σ f(x, y)` over two rows of the same length.
 macro_rules! sum_over {
     ($T:ty, $x:expr, $y:expr, |$a:ident, $b:ident| $term:expr) => {{
-        let mut sums = [<$T as qkv_simd::Real>::ZERO; $crate::ops::SIDE];
-        let (xs, ys) = ($x.chunks_exact($crate::ops::SIDE), $y.chunks_exact($crate::ops::SIDE));
+        let mut sums = [<$T as qkv_simd::Real>::ZERO; $crate::ops::LANES];
+        let (xs, ys) = ($x.chunks_exact($crate::ops::LANES), $y.chunks_exact($crate::ops::LANES));
         let mut rest = <$T as qkv_simd::Real>::ZERO;
         for (&$a, &$b) in xs.remainder().iter().zip(ys.remainder()) {
             rest += $term;
         }
         for (x, y) in xs.zip(ys) {
-            for l in 0..$crate::ops::SIDE {
+            for l in 0..$crate::ops::LANES {
                 let ($a, $b) = (x[l], y[l]);
                 sums[l] += $term;
             }

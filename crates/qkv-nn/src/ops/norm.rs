@@ -1,4 +1,4 @@
-//! Layer normalisation (Ba et al. 2016): each row with its mean taken away and divided by its deviation.
+//! Layer normalization (Ba et al. 2016, arXiv:1607.06450) and RMS normalization (Zhang and Sennrich 2019, arXiv:1910.07467).
 
 use super::sum_over;
 use crate::float::Float;
@@ -7,16 +7,16 @@ use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 use qkv_simd::pass::Pass;
 
-struct NormBackward<T: Float> {
+struct LayerNormBackward<T: Float> {
     x: Option<usize>,
     input: Tensor<T>,
     gain: Param,
     bias: Param,
-    /// Mean and one over the deviation of each row.
+    /// Mean and inverse standard deviation of each row, `[R, 2]`.
     moments: Tensor<T>,
 }
 
-/// Rows normalised together, so that the sums for gain and bias have few parts and one order: a function of the width alone.
+/// Rows whose gradients of gain and bias are one partial sum: the order of those sums does not depend on the threads.
 const ROWS: usize = 64;
 
 impl<T: Float> Tape<'_, T> {
@@ -35,14 +35,15 @@ impl<T: Float> Tape<'_, T> {
         let parts = x.value.data().chunks(each * width).zip(y.data_mut().chunks_mut(each * width));
         let parts = parts.zip(moments.data_mut().chunks_mut(each * 2)).collect();
         self.machine.each(parts, |_, ((x, y), moments): ((&[T], &mut [T]), &mut [T])| {
-            self.machine.run(Normalise { x, y, moments, gain: g, bias: b, epsilon });
+            self.machine.run(LayerNorm { x, y, moments, gain: g, bias: b, epsilon });
         });
         let (slot, input) = (x.slot, x.value.clone());
-        self.record(y, || NormBackward { x: slot, input, gain, bias, moments })
+        self.record(y, || LayerNormBackward { x: slot, input, gain, bias, moments })
     }
 }
 
-struct Normalise<'a, T> {
+/// Normalizes some rows.
+pub struct LayerNorm<'a, T> {
     x: &'a [T],
     y: &'a mut [T],
     moments: &'a mut [T],
@@ -51,7 +52,7 @@ struct Normalise<'a, T> {
     epsilon: T,
 }
 
-impl<T: Float> Pass for Normalise<'_, T> {
+impl<T: Float> Pass for LayerNorm<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -72,17 +73,18 @@ impl<T: Float> Pass for Normalise<'_, T> {
     }
 }
 
-struct NormaliseBackward<'a, T> {
+/// The gradients of some rows.
+pub struct LayerNormGradient<'a, T> {
     x: &'a [T],
     d_y: &'a [T],
     d_x: &'a mut [T],
     moments: &'a [T],
     gain: &'a [T],
-    /// Sums for the gain, then for the bias.
+    /// Partial sums of the gradients of gain and bias, `[2, C]`.
     sums: &'a mut [T],
 }
 
-impl<T: Float> Pass for NormaliseBackward<'_, T> {
+impl<T: Float> Pass for LayerNormGradient<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -110,7 +112,7 @@ impl<T: Float> Pass for NormaliseBackward<'_, T> {
     }
 }
 
-impl<T: Float> Backward<T> for NormBackward<T> {
+impl<T: Float> Backward<T> for LayerNormBackward<T> {
     fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let (rows, width) = (self.input.rows(), self.input.width());
         let gain = context.parameters.get(self.gain);
@@ -122,12 +124,123 @@ impl<T: Float> Backward<T> for NormBackward<T> {
         let parts = inputs.zip(outputs).zip(self.moments.data().chunks(ROWS * 2)).collect();
         #[allow(clippy::type_complexity)]
         let body = |_, (((x, d_y), (d_x, sums)), moments): (((&[T], &[T]), (&mut [T], &mut [T])), &[T])| {
-            context.machine.run(NormaliseBackward { x, d_y, d_x, moments, gain, sums });
+            context.machine.run(LayerNormGradient { x, d_y, d_x, moments, gain, sums });
         };
         context.machine.each(parts, body);
         for sums in sums.data().chunks_exact(2 * width) {
             context.gradients.get_mut(self.gain).iter_mut().zip(&sums[..width]).for_each(|(sum, &x)| *sum += x);
             context.gradients.get_mut(self.bias).iter_mut().zip(&sums[width..]).for_each(|(sum, &x)| *sum += x);
+        }
+        context.add(self.x, d_x);
+    }
+}
+
+struct RmsNormBackward<T: Float> {
+    x: Option<usize>,
+    input: Tensor<T>,
+    gain: Param,
+    /// Inverse root mean square of each row, `[R, 1]`.
+    inverses: Tensor<T>,
+}
+
+impl<T: Float> Tape<'_, T> {
+    /// `x / √(mean(x²) + ε) · gain`, row by row.
+    ///
+    /// # Panics
+    /// Where the shapes do not fit.
+    pub fn rms_norm(&mut self, x: &Var<T>, gain: Param, epsilon: f64) -> Var<T> {
+        let (rows, width) = (x.value.rows(), x.value.width());
+        let g = self.parameters.get(gain);
+        assert_eq!(g.len(), width, "the width of `{}`", self.parameters.name(gain));
+        let mut y = Tensor::unwritten(self.pool, x.shape());
+        let mut inverses = Tensor::unwritten(self.pool, &[rows, 1]);
+        let each = self.machine.rows_each(rows, width);
+        let epsilon = T::of_f64(epsilon);
+        let parts = x.value.data().chunks(each * width).zip(y.data_mut().chunks_mut(each * width));
+        let parts = parts.zip(inverses.data_mut().chunks_mut(each)).collect();
+        self.machine.each(parts, |_, ((x, y), inverses): ((&[T], &mut [T]), &mut [T])| {
+            self.machine.run(RmsNorm { x, y, inverses, gain: g, epsilon });
+        });
+        let (slot, input) = (x.slot, x.value.clone());
+        self.record(y, || RmsNormBackward { x: slot, input, gain, inverses })
+    }
+}
+
+/// Normalizes some rows.
+pub struct RmsNorm<'a, T> {
+    x: &'a [T],
+    y: &'a mut [T],
+    inverses: &'a mut [T],
+    gain: &'a [T],
+    epsilon: T,
+}
+
+impl<T: Float> Pass for RmsNorm<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let width = self.gain.len();
+        let count = T::of_f64(width as f64);
+        let rows = self.x.chunks_exact(width).zip(self.y.chunks_exact_mut(width));
+        for ((x, y), inverse) in rows.zip(self.inverses) {
+            let square = sum_over!(T, x, x, |a, b| a * b) / count;
+            *inverse = T::ONE / (square + self.epsilon).sqrt();
+            for j in 0..width {
+                y[j] = x[j] * *inverse * self.gain[j];
+            }
+        }
+    }
+}
+
+/// The gradients of some rows.
+pub struct RmsNormGradient<'a, T> {
+    x: &'a [T],
+    d_y: &'a [T],
+    d_x: &'a mut [T],
+    inverses: &'a [T],
+    gain: &'a [T],
+    d_gain: &'a mut [T],
+}
+
+impl<T: Float> Pass for RmsNormGradient<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let width = self.gain.len();
+        let count = T::of_f64(width as f64);
+        self.d_gain.fill(T::ZERO);
+        let rows = self.x.chunks_exact(width).zip(self.d_y.chunks_exact(width)).zip(self.d_x.chunks_exact_mut(width));
+        for (((x, d_y), d_x), &inverse) in rows.zip(self.inverses) {
+            for j in 0..width {
+                self.d_gain[j] += d_y[j] * x[j] * inverse;
+                d_x[j] = d_y[j] * self.gain[j];
+            }
+            let tilt = sum_over!(T, d_x, x, |g, x| g * x) / count * inverse * inverse;
+            for j in 0..width {
+                d_x[j] = (d_x[j] - x[j] * tilt) * inverse;
+            }
+        }
+    }
+}
+
+impl<T: Float> Backward<T> for RmsNormBackward<T> {
+    fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
+        let (rows, width) = (self.input.rows(), self.input.width());
+        let gain = context.parameters.get(self.gain);
+        let mut d_x = Tensor::unwritten(context.pool, self.input.shape());
+        let mut sums = Tensor::unwritten(context.pool, &[rows.div_ceil(ROWS), width]);
+        let inputs = self.input.data().chunks(ROWS * width).zip(upstream.data().chunks(ROWS * width));
+        let outputs = d_x.data_mut().chunks_mut(ROWS * width).zip(sums.data_mut().chunks_mut(width));
+        let parts = inputs.zip(outputs).zip(self.inverses.data().chunks(ROWS)).collect();
+        #[allow(clippy::type_complexity)]
+        let body = |_, (((x, d_y), (d_x, d_gain)), inverses): (((&[T], &[T]), (&mut [T], &mut [T])), &[T])| {
+            context.machine.run(RmsNormGradient { x, d_y, d_x, inverses, gain, d_gain });
+        };
+        context.machine.each(parts, body);
+        for sums in sums.data().chunks_exact(width) {
+            context.gradients.get_mut(self.gain).iter_mut().zip(sums).for_each(|(sum, &x)| *sum += x);
         }
         context.add(self.x, d_x);
     }

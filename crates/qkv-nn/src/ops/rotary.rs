@@ -1,7 +1,7 @@
-//! Rotary positions (Su et al. 2021, arXiv:2104.09864): the two halves of each head, taken as pairs of numbers, are turned by
-//! angles that grow with the position. The dot product of a query and a key then knows how far apart they stand.
+//! Rotary position embedding (RoPE, Su et al. 2021, arXiv:2104.09864): pairs of elements of each head are rotated by angles
+//! that grow with the position, so that the dot product of a query and a key depends on their distance.
 //!
-//! The pairs are `(x[i], x[i + D/2])`, as the Llama checkpoints of Hugging Face have them.
+//! The pairs are `(x[i], x[i + D/2])`, as in the Llama checkpoints of Hugging Face.
 
 use crate::float::Float;
 use crate::machine::Machine;
@@ -10,7 +10,7 @@ use crate::tensor::Tensor;
 use qkv_simd::pass::Pass;
 use std::sync::Arc;
 
-/// Cosines and sines for some positions in a row, which all layers of a model share.
+/// Cosines and sines for a range of positions, shared by all layers of a model.
 #[derive(Clone, Debug)]
 pub struct Angles<T> {
     /// `[N, D/2]` each.
@@ -20,12 +20,12 @@ pub struct Angles<T> {
 }
 
 impl<T: Float> Angles<T> {
-    /// For heads of `width`, the positions from `start` on: pair `i` turns by `p / θ^(2i/D)` at position `p`.
+    /// For heads of `width` and positions from `start` on: at position `p`, pair `i` is rotated by `p / θ^(2i/D)`.
     ///
     /// # Panics
     /// Where the width is odd.
     pub fn new(width: usize, theta: f64, start: usize, length: usize) -> Self {
-        assert!(width.is_multiple_of(2), "pairs cannot be made of {width} numbers");
+        assert!(width.is_multiple_of(2), "{width} elements are no pairs");
         let half = width / 2;
         let speeds: Vec<f64> = (0..half).map(|i| theta.powf(-2.0 * i as f64 / width as f64)).collect();
         let angle = |at: usize| (start + at / half) as f64 * speeds[at % half];
@@ -34,8 +34,8 @@ impl<T: Float> Angles<T> {
         Angles { table: Arc::new([cosines, sines]), half, length }
     }
 
-    /// Turns rows `[.., N, H·D]` in place, or back with `back`.
-    fn turn(&self, machine: &Machine, x: &mut Tensor<T>, back: bool) {
+    /// Rotates rows `[.., N, H·D]` in place, by the negated angles where `inverse`.
+    fn rotate(&self, machine: &Machine, x: &mut Tensor<T>, inverse: bool) {
         let (width, half) = (x.width(), self.half);
         assert!(width.is_multiple_of(2 * half), "heads of {} cannot share a width of {width}", 2 * half);
         assert!(x.rows().is_multiple_of(self.length.max(1)), "angles for {} positions", self.length);
@@ -45,26 +45,27 @@ impl<T: Float> Angles<T> {
             for (r, row) in rows.chunks_exact_mut(width).enumerate() {
                 let at = (part * each + r) % self.length * half;
                 let [cos, sin] = self.table.each_ref().map(|numbers| &numbers[at..at + half]);
-                machine.run(Turn { row, cos, sin, back });
+                machine.run(Rotate { row, cos, sin, inverse });
             }
         });
     }
 }
 
-struct Turn<'a, T> {
+/// Rotates one row.
+pub struct Rotate<'a, T> {
     row: &'a mut [T],
     cos: &'a [T],
     sin: &'a [T],
-    back: bool,
+    inverse: bool,
 }
 
-impl<T: Float> Pass for Turn<'_, T> {
+impl<T: Float> Pass for Rotate<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
         let half = self.cos.len();
-        let sign = if self.back { -T::ONE } else { T::ONE };
+        let sign = if self.inverse { -T::ONE } else { T::ONE };
         for head in self.row.chunks_exact_mut(2 * half) {
             let (first, second) = head.split_at_mut(half);
             for i in 0..half {
@@ -83,19 +84,19 @@ struct RotaryBackward<T> {
 
 impl<T: Float> Backward<T> for RotaryBackward<T> {
     fn backward(self: Box<Self>, mut upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
-        self.angles.turn(context.machine, &mut upstream, true);
+        self.angles.rotate(context.machine, &mut upstream, true);
         context.add(self.x, upstream);
     }
 }
 
 impl<T: Float> Tape<'_, T> {
-    /// Queries or keys `x [B, N, H·D]`, each head turned by the angles of its position.
+    /// Rotates each head of queries or keys `x [B, N, H·D]` by the angles of its position.
     ///
     /// # Panics
     /// Where the angles are for other widths or lengths.
     pub fn rotary(&mut self, x: Var<T>, angles: &Angles<T>) -> Var<T> {
         let (slot, mut value) = (x.slot, x.value);
-        angles.turn(self.machine, &mut value, false);
+        angles.rotate(self.machine, &mut value, false);
         self.record(value, || RotaryBackward { x: slot, angles: angles.clone() })
     }
 }

@@ -1,10 +1,10 @@
-//! Moving numbers about: side by side, apart, one step of many, many steps as one.
+//! Concatenation, slicing, stacking and scaling of sequences.
 
 use crate::float::Float;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 
-/// Copies columns `from ..` of rows of width `wide` to or from rows of their own.
+/// Copies columns `from .. from + width` of rows of width `wide`.
 fn columns<T: Float>(rows: &[T], wide: usize, from: usize, width: usize, out: &mut [T]) {
     for (row, out) in rows.chunks_exact(wide).zip(out.chunks_exact_mut(width)) {
         out.copy_from_slice(&row[from..from + width]);
@@ -12,7 +12,7 @@ fn columns<T: Float>(rows: &[T], wide: usize, from: usize, width: usize, out: &m
 }
 
 struct ConcatBackward {
-    /// Slot and width of each part.
+    /// Slot and shape of each tensor.
     parts: Vec<(Option<usize>, Vec<usize>)>,
 }
 
@@ -76,7 +76,7 @@ impl<T: Float> Backward<T> for ScaleBackward<T> {
     }
 }
 
-/// Every number of sequence `b` times `factors[b]`.
+/// Scales sequence `b` by `factors[b]`.
 fn scale<T: Float>(x: &mut Tensor<T>, factors: &[T]) {
     let each = x.len() / factors.len().max(1);
     for (sequence, &factor) in x.data_mut().chunks_exact_mut(each.max(1)).zip(factors) {
@@ -85,7 +85,7 @@ fn scale<T: Float>(x: &mut Tensor<T>, factors: &[T]) {
 }
 
 impl<T: Float> Tape<'_, T> {
-    /// Tensors side by side: `[.., C₁]`, `[.., C₂]`, … become `[.., C₁ + C₂ + …]`.
+    /// Concatenates along the last axis: `[.., C₁]`, `[.., C₂]`, … become `[.., C₁ + C₂ + …]`.
     ///
     /// # Panics
     /// Where they have different numbers of rows.
@@ -107,7 +107,7 @@ impl<T: Float> Tape<'_, T> {
         self.record(y, || ConcatBackward { parts })
     }
 
-    /// One step of each sequence: `[B, N, C]` becomes `[B, 1, C]`.
+    /// Slices one step of each sequence: `[B, N, C]` becomes `[B, 1, C]`.
     ///
     /// # Panics
     /// Where there is no such step.
@@ -120,7 +120,7 @@ impl<T: Float> Tape<'_, T> {
         self.record(y, || StepBackward { x: slot, shape: [batch, length, width], step })
     }
 
-    /// Steps as sequences: `N` tensors `[B, 1, C]` become `[B, N, C]`.
+    /// Stacks steps into sequences: `N` tensors `[B, 1, C]` become `[B, N, C]`.
     ///
     /// # Panics
     /// Where their shapes differ.
@@ -140,7 +140,7 @@ impl<T: Float> Tape<'_, T> {
         self.record(y, || StackBackward { steps, batch, width })
     }
 
-    /// Every number of sequence `b` times `factors[b]`, which are constants.
+    /// Scales sequence `b` by the constant `factors[b]`.
     ///
     /// # Panics
     /// Where there are not as many factors as sequences.

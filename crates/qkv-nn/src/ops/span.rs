@@ -1,5 +1,4 @@
-//! The loss of finding a place: cross-entropy over the tokens of a sequence, once for where something begins and once for where
-//! it ends.
+//! The loss of extractive question answering: cross-entropy over the tokens of a sequence, for the start and the end of a span.
 
 use super::loss::Loss;
 use crate::float::Float;
@@ -7,12 +6,12 @@ use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 
 impl<T: Float> Tape<'_, T> {
-    /// The loss of scores `[B, N, 2]`, for each token that something begins and that it ends there, against the tokens where it
-    /// does; `lengths` says how many tokens of each sequence count. On a tape that trains, the gradient starts here, each
-    /// sequence's multiplied by `scale`. A row of the loss is a sequence, its loss the mean of both.
+    /// The loss of the logits `[B, N, 2]` of a span's start and end against the target tokens, over the first `lengths[b]`
+    /// tokens of each sequence: the mean of both cross-entropies. On a training tape the backward pass starts here, with the
+    /// gradient of each sequence multiplied by `scale`.
     ///
     /// # Panics
-    /// Where the shapes do not fit, or a place is beyond its sequence.
+    /// Where the shapes do not fit, or a target is beyond its sequence.
     pub fn span_loss(&mut self, scores: &Var<T>, spans: &[[u32; 2]], lengths: &[usize], scale: f64) -> Loss {
         let &[batch, length, 2] = scores.shape() else { panic!("scores are [B, N, 2], not {:?}", scores.shape()) };
         assert_eq!((spans.len(), lengths.len()), (batch, batch), "a span and a length for each sequence");

@@ -1,43 +1,45 @@
-//! The gate of a feed-forward part (Shazeer 2020, arXiv:2002.05202): `silu(gate) · up`, with `silu(x) = x / (1 + e⁻ˣ)`.
+//! The gated activation of a feed-forward layer (SwiGLU, Shazeer 2020, arXiv:2002.05202): `silu(gate) · up`, with
+//! `silu(x) = x / (1 + e⁻ˣ)`.
 
 use crate::float::Float;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 use qkv_simd::pass::Pass;
 
-struct GateBackward<T: Float> {
+struct SwiGluBackward<T: Float> {
     slots: [Option<usize>; 2],
     gate: Tensor<T>,
     up: Tensor<T>,
 }
 
 impl<T: Float> Tape<'_, T> {
-    /// `silu(gate) · up`, number by number.
+    /// `silu(gate) · up`, element by element.
     ///
     /// # Panics
     /// Where the shapes differ.
-    pub fn gate(&mut self, gate: &Var<T>, up: &Var<T>) -> Var<T> {
+    pub fn swiglu(&mut self, gate: &Var<T>, up: &Var<T>) -> Var<T> {
         assert_eq!(gate.shape(), up.shape(), "a product of two shapes");
         let mut y = Tensor::unwritten(self.pool, gate.shape());
         let each = self.machine.rows_each(y.len(), 1);
         let inputs = gate.value.data().chunks(each).zip(up.value.data().chunks(each));
         let parts = y.data_mut().chunks_mut(each).zip(inputs).collect();
         self.machine.each(parts, |_, (y, (gate, up)): (&mut [T], (&[T], &[T]))| {
-            self.machine.run(Forward { y, gate, up });
+            self.machine.run(SwiGlu { y, gate, up });
         });
         let slots = [gate.slot, up.slot];
         let [gate, up] = [gate, up].map(|var| var.value.clone());
-        self.record(y, || GateBackward { slots, gate, up })
+        self.record(y, || SwiGluBackward { slots, gate, up })
     }
 }
 
-struct Forward<'a, T> {
+/// `y = silu(gate) · up`.
+pub struct SwiGlu<'a, T> {
     y: &'a mut [T],
     gate: &'a [T],
     up: &'a [T],
 }
 
-impl<T: Float> Pass for Forward<'_, T> {
+impl<T: Float> Pass for SwiGlu<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -48,15 +50,15 @@ impl<T: Float> Pass for Forward<'_, T> {
     }
 }
 
-/// Turns the gradient of what came out into that of `up`, in place, and writes that of the gate.
-struct Slope<'a, T> {
+/// Replaces the gradient of the output by that of `up` and writes that of `gate`.
+pub struct SwiGluGradient<'a, T> {
     gradient: &'a mut [T],
     d_gate: &'a mut [T],
     gate: &'a [T],
     up: &'a [T],
 }
 
-impl<T: Float> Pass for Slope<'_, T> {
+impl<T: Float> Pass for SwiGluGradient<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -70,7 +72,7 @@ impl<T: Float> Pass for Slope<'_, T> {
     }
 }
 
-impl<T: Float> Backward<T> for GateBackward<T> {
+impl<T: Float> Backward<T> for SwiGluBackward<T> {
     fn backward(self: Box<Self>, mut upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let mut d_gate = Tensor::unwritten(context.pool, self.gate.shape());
         let each = context.machine.rows_each(d_gate.len(), 1);
@@ -78,7 +80,7 @@ impl<T: Float> Backward<T> for GateBackward<T> {
         let parts = outs.zip(self.gate.data().chunks(each).zip(self.up.data().chunks(each))).collect();
         #[allow(clippy::type_complexity)]
         let body = |_, ((gradient, d_gate), (gate, up)): ((&mut [T], &mut [T]), (&[T], &[T]))| {
-            context.machine.run(Slope { gradient, d_gate, gate, up });
+            context.machine.run(SwiGluGradient { gradient, d_gate, gate, up });
         };
         context.machine.each(parts, body);
         context.add(self.slots[0], d_gate);
