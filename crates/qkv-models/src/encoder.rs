@@ -181,7 +181,7 @@ impl Bert {
 
     /// The longest text it takes.
     pub fn most(&self) -> usize {
-        self.tokens.most()
+        self.tokens.max_len()
     }
 
     /// A row for each token, `[B, N, C]`; `segments [B, N]` says which of the texts each belongs to.
@@ -193,7 +193,7 @@ impl Bert {
 
     /// The same for texts one behind the other, `[1, T, C]`.
     pub fn packed<T: Float>(&self, tape: &mut Tape<'_, T>, texts: &Packed) -> Result<Var<T>> {
-        let x = self.tokens.placed(tape, &texts.ids, &texts.places());
+        let x = self.tokens.forward_at(tape, &texts.ids, &texts.places());
         let segments = tape.embedding(&texts.segments, texts.ids.len(), self.segments, 1.0, Positions::None, 0);
         self.through(tape, &x, segments, |tape, layer, x| layer.forward_packed(tape, x, &texts.lengths))
     }

@@ -164,7 +164,7 @@ impl Transformer {
 
     /// The longest sequence it takes.
     pub fn most(&self) -> usize {
-        self.target.most()
+        self.target.max_len()
     }
 
     /// Reads the source: `[B, S, C]`.
