@@ -162,8 +162,8 @@ fn rotary_scores_depend_on_the_distance_alone() {
 fn a_gate() {
     let p = parameters(&[]);
     check("gate", &p, &[numbers(&[3, 70], 1), numbers(&[3, 70], 2)], &|tape, x| {
-        let y = tape.gate(&x[0], &x[1]);
-        (Some(tape.gate(&y, &x[0])), 0.0)
+        let y = tape.swiglu(&x[0], &x[1]);
+        (Some(tape.swiglu(&y, &x[0])), 0.0)
     });
 }
 
