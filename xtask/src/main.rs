@@ -117,7 +117,7 @@ fn test() -> Vec<Step> {
         Step::cargo("format", "fmt --all --check"),
         Step::cargo("lints", "clippy --workspace --all-targets -- -D warnings"),
         Step::cargo("tests and doc tests", "test --workspace"),
-        Step::cargo("the library without ndarray", "check -p qkv --no-default-features"),
+        Step::cargo("the library with ndarray", "check -p qkv --features ndarray"),
         Step::cargo("docs", "doc --workspace --no-deps").with("RUSTDOCFLAGS", "-D warnings"),
     ];
     // As part of the workspace, so that nothing is compiled again with other features.

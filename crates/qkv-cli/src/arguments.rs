@@ -405,7 +405,7 @@ fn choices(matches: &ArgMatches) -> Result<Choices, String> {
         pattern: matches.get_one("pattern").copied(),
         local: matches.get_one("local").map(|&Local(half_width)| half_width),
         place: place(causal, matches.get_one("place").map(|&PlaceOf(place)| place))?,
-        select: selection.select(seed, matches.get_flag("straight-through")),
+        select: selection.select(matches.get_flag("straight-through")),
         dropout: number("dropout"),
         seed,
         engine: match features {

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 /// What a call gave.
 #[derive(Debug)]
-pub(crate) struct Computed<T: qkv::Number> {
+pub(crate) struct Computed<T: qkv_simd::Element> {
     pub out: Output<T>,
     /// `[B, Hq, N, M]`, if they were asked for.
     pub weights: Option<Tensor<T, 4>>,
@@ -40,6 +40,7 @@ pub(crate) fn compute<T: Element>(
     attention: &Attention,
     hash: Option<Lsh>,
     given: &Given<T>,
+    seed: u64,
     with_weights: bool,
     path: Option<&Path>,
 ) -> Result<Computed<T>, Failure> {
@@ -50,6 +51,7 @@ pub(crate) fn compute<T: Element>(
         Some((queries, keys)) => given.inputs().map_err(told)?.buckets(queries, keys),
         None => given.inputs().map_err(told)?,
     };
+    let inputs = inputs.seed(seed);
     let tiles = attention.tiles(inputs).map_err(told)?;
     let upstream = given.upstream().map_err(told)?;
     let asked = (attention, inputs, upstream, with_weights.then(|| given.k.axes()[2]));
@@ -76,7 +78,7 @@ fn on_card<T: Element>(
     let forward_ms = session.milliseconds().unwrap_or(0.0);
     let mut weights = None;
     if let Some(m) = with_weights {
-        let [batch, heads, n] = out.lse.shape();
+        let [batch, heads, n, _] = out.values.shape();
         let mut all = Vec::new();
         for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
             all.extend(session.rectangle([b, h], 0..n, 0..m)?.data().iter().map(|&weight| T::narrow(weight)));
@@ -144,7 +146,7 @@ fn all_weights<T: Element>(
     m: usize,
 ) -> Result<Tensor<T, 4>, qkv::Error> {
     let weights = attention.weights(inputs, out)?;
-    let [batch, heads, n] = out.lse.shape();
+    let [batch, heads, n, _] = out.values.shape();
     let mut all = Vec::new();
     for b in 0..batch {
         for h in 0..heads {

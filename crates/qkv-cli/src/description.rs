@@ -7,7 +7,7 @@ use crate::given::Given;
 use qkv::{Attention, Bias, Mask};
 
 /// Describes the attention of a call.
-pub(crate) fn describe<T: qkv::Number>(choices: &Choices, given: &Given<T>) -> Result<Attention, Failure> {
+pub(crate) fn describe<T: qkv_simd::Element>(choices: &Choices, given: &Given<T>) -> Result<Attention, Failure> {
     let mut attention = Attention::new(choices.score).place(choices.place).bias(bias(choices, given));
     attention = attention.mask(mask(choices, given)?).select(choices.select);
     attention = match (choices.scale, &given.scale) {
@@ -25,7 +25,7 @@ pub(crate) fn describe<T: qkv::Number>(choices: &Choices, given: &Given<T>) -> R
         attention = attention.local(half_width);
     }
     if let Some(p) = choices.dropout {
-        attention = attention.dropout(p, choices.seed);
+        attention = attention.dropout(p);
     }
     if given.sinks.is_some() {
         attention = attention.with_sinks();
@@ -33,7 +33,7 @@ pub(crate) fn describe<T: qkv::Number>(choices: &Choices, given: &Given<T>) -> R
     Ok(attention)
 }
 
-fn bias<T: qkv::Number>(choices: &Choices, given: &Given<T>) -> Bias {
+fn bias<T: qkv_simd::Element>(choices: &Choices, given: &Given<T>) -> Bias {
     let alibi = choices.alibi.then(Bias::alibi);
     let tensor = given.bias.is_some().then(Bias::tensor);
     let relative = given.table.as_ref().map(|table| Bias::relative(table.shape[1] / 2)); // [.., 2R + 1]
@@ -41,7 +41,7 @@ fn bias<T: qkv::Number>(choices: &Choices, given: &Given<T>) -> Bias {
 }
 
 /// Every rule that was given: a key has to pass them all.
-fn mask<T: qkv::Number>(choices: &Choices, given: &Given<T>) -> Result<Mask, Failure> {
+fn mask<T: qkv_simd::Element>(choices: &Choices, given: &Given<T>) -> Result<Mask, Failure> {
     let longest = given.q.axes()[2].max(given.k.axes()[2]);
     let (width, key_width) = (given.q.axes()[3], given.k.axes()[3]);
     if choices.pattern.is_some_and(|pattern| pattern.hash().is_some()) && width != key_width {

@@ -34,14 +34,14 @@ fn vector(word: &str) -> [f64; WIDTH] {
 pub(crate) const SHAPE: [usize; 4] = [SENTENCES.len(), 1, WORDS, WIDTH];
 
 /// The two sentences as a batch, each word looking at the words of its own sentence: q = k = v.
-pub(crate) fn given<T: qkv::Number>() -> Given<T> {
+pub(crate) fn given<T: qkv_simd::Element>() -> Given<T> {
     let words = SENTENCES.iter().flatten().flat_map(|word| vector(word));
     let x = Array { shape: SHAPE.to_vec(), data: words.map(T::of_f64).collect() };
     Given::new(x.clone(), x.clone(), x)
 }
 
 /// The weights as a table for each sentence, and what became of the word.
-pub(crate) fn drawing<T: qkv::Number>(computed: &Computed<T>) -> String {
+pub(crate) fn drawing<T: qkv_simd::Element>(computed: &Computed<T>) -> String {
     let mut drawn = String::new();
     if let Some(weights) = &computed.weights {
         drawn += "Where each word looks: a row holds its weights, and `·` is none.\n";
@@ -53,7 +53,12 @@ pub(crate) fn drawing<T: qkv::Number>(computed: &Computed<T>) -> String {
     drawn
 }
 
-fn table<T: qkv::Number>(to: &mut String, weights: &Tensor<T, 4>, b: usize, words: &[&str; WORDS]) -> std::fmt::Result {
+fn table<T: qkv_simd::Element>(
+    to: &mut String,
+    weights: &Tensor<T, 4>,
+    b: usize,
+    words: &[&str; WORDS],
+) -> std::fmt::Result {
     write!(to, "\n{:12}", "")?;
     words.iter().try_for_each(|word| write!(to, "{word:>7}"))?;
     for (i, word) in words.iter().enumerate() {
@@ -69,7 +74,7 @@ fn table<T: qkv::Number>(to: &mut String, weights: &Tensor<T, 4>, b: usize, word
 }
 
 /// The word's vector alone, and after it has looked around in each sentence.
-fn becomes<T: qkv::Number>(to: &mut String, values: &Tensor<T, 4>) -> std::fmt::Result {
+fn becomes<T: qkv_simd::Element>(to: &mut String, values: &Tensor<T, 4>) -> std::fmt::Result {
     writeln!(to, "\nWhat `{WORD}` is about, before and after. The vectors are made by hand; context does the rest.\n")?;
     write!(to, "{:12}", "")?;
     MEANINGS.iter().try_for_each(|meaning| write!(to, "{meaning:>9}"))?;
@@ -93,7 +98,7 @@ mod tests {
     #[test]
     fn context_changes_what_the_word_means() {
         let computed =
-            compute(Engine::Exact, &qkv::Attention::scaled_dot(), None, &given::<f32>(), true, None).unwrap();
+            compute(Engine::Exact, &qkv::Attention::scaled_dot(), None, &given::<f32>(), 0, true, None).unwrap();
         let [money, water] = [0, 1].map(|x| [0, 1].map(|b| computed.out.values[[b, 0, WORDS - 1, x]]));
         assert!(water[0] > 2.0 * money[0], "near the river it is about water");
         assert!(money[1] > 2.0 * water[1], "near cash it is about money");

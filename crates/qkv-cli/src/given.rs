@@ -36,7 +36,7 @@ pub(crate) type Segments = (Vec<i32>, Vec<i32>);
 
 /// Everything that a file gave.
 #[derive(Clone, Debug)]
-pub(crate) struct Given<T: qkv::Number> {
+pub(crate) struct Given<T: qkv_simd::Element> {
     pub q: Array<T>,
     pub k: Array<T>,
     pub v: Array<T>,
@@ -57,7 +57,7 @@ pub(crate) struct Given<T: qkv::Number> {
     pub segments: Option<Segments>,
 }
 
-impl<T: qkv::Number> Given<T> {
+impl<T: qkv_simd::Element> Given<T> {
     /// Queries, keys and values alone.
     pub fn new(q: Array<T>, k: Array<T>, v: Array<T>) -> Given<T> {
         Given {
@@ -169,7 +169,7 @@ impl<T: qkv::Number> Given<T> {
             inputs = inputs.v_score(&v_score.data);
         }
         if let Some(mask) = &self.mask {
-            inputs = inputs.mask(mask.view()?);
+            inputs = inputs.bits(mask.view()?);
         }
         if let Some(lengths) = &self.key_lengths {
             inputs = inputs.lengths(lengths);
@@ -211,7 +211,7 @@ fn raw(source: &mut Source, name: &str, axes: RangeInclusive<usize>) -> Result<O
     source.read(name)
 }
 
-fn float<T: qkv::Number>(
+fn float<T: qkv_simd::Element>(
     source: &mut Source,
     name: &str,
     axes: RangeInclusive<usize>,
@@ -223,12 +223,16 @@ fn float<T: qkv::Number>(
     }
 }
 
-fn required<T: qkv::Number>(source: &mut Source, name: &str) -> Result<Array<T>, Failure> {
+fn required<T: qkv_simd::Element>(source: &mut Source, name: &str) -> Result<Array<T>, Failure> {
     float(source, name, 4..=4)?.ok_or_else(|| missing(source, name))
 }
 
 /// One number a query, of exactly this shape: the library takes a flat slice, and would not see `[B, N, Hq]`.
-fn per_query<T: qkv::Number>(source: &mut Source, name: &str, rows: [usize; 3]) -> Result<Option<Array<T>>, Failure> {
+fn per_query<T: qkv_simd::Element>(
+    source: &mut Source,
+    name: &str,
+    rows: [usize; 3],
+) -> Result<Option<Array<T>>, Failure> {
     let found = float(source, name, 3..=3)?;
     match &found {
         Some(Array { shape, .. }) if shape[..] != rows => {
@@ -239,7 +243,11 @@ fn per_query<T: qkv::Number>(source: &mut Source, name: &str, rows: [usize; 3]) 
 }
 
 /// A gradient that comes back from above beside that of the output.
-fn upstream<T: qkv::Number>(source: &mut Source, name: &str, rows: [usize; 3]) -> Result<Option<Array<T>>, Failure> {
+fn upstream<T: qkv_simd::Element>(
+    source: &mut Source,
+    name: &str,
+    rows: [usize; 3],
+) -> Result<Option<Array<T>>, Failure> {
     let found = per_query(source, name, rows)?;
     if found.is_some() && source.info("d_out").is_none() {
         return Err(source.refuse("d_out", format!("is missing: `{name}` needs it")));
@@ -248,7 +256,7 @@ fn upstream<T: qkv::Number>(source: &mut Source, name: &str, rows: [usize; 3]) -
 }
 
 /// Its reach is read off its shape.
-fn table<T: qkv::Number>(source: &mut Source) -> Result<Option<Array<T>>, Failure> {
+fn table<T: qkv_simd::Element>(source: &mut Source) -> Result<Option<Array<T>>, Failure> {
     let table = float(source, "table", 2..=2)?;
     match &table {
         Some(Array { shape, .. }) if shape[1] % 2 == 0 => {

@@ -2,7 +2,7 @@
 //! other way round. Where the bytes lie is `source`'s and `target`'s.
 
 use half::{bf16, f16};
-use qkv::{Element, Number as _};
+use qkv_simd::Element;
 use safetensors::Dtype;
 
 /// A type to compute in.
@@ -75,11 +75,11 @@ macro_rules! stored {
 stored!(f32 F32, f64 F64, bf16 BF16, f16 F16, i64 I64);
 
 /// A type to compute in whose sums, too, a file can hold.
-pub(crate) trait Number: Stored + Element<Acc: Stored> {}
-impl<T: Stored + Element<Acc: Stored>> Number for T {}
+pub(crate) trait Number: Stored + qkv::Element<Acc: Stored> {}
+impl<T: Stored + qkv::Element<Acc: Stored>> Number for T {}
 
 /// The floats that these bytes are, rounded to `T`; `None` if they are none.
-pub(crate) fn floats<T: qkv::Number>(dtype: Dtype, bytes: &[u8]) -> Option<Vec<T>> {
+pub(crate) fn floats<T: qkv_simd::Element>(dtype: Dtype, bytes: &[u8]) -> Option<Vec<T>> {
     Some(match dtype {
         Dtype::F32 => bytes.as_chunks().0.iter().map(|x| T::of_f64(f32::from_le_bytes(*x).into())).collect(),
         Dtype::F64 => bytes.as_chunks().0.iter().map(|x| T::of_f64(f64::from_le_bytes(*x))).collect(),
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn every_float_type_comes_back_as_it_was_put() {
-        fn round<T: Stored + qkv::Number>() {
+        fn round<T: Stored + qkv_simd::Element>() {
             let mut bytes = Vec::new();
             let numbers = [0.5, -2.0, 0.0, f64::INFINITY].map(T::of_f64);
             numbers.into_iter().for_each(|x| x.put(&mut bytes));

@@ -10,7 +10,11 @@ use qkv::Tensor;
 /// Everything that a call gave, in the order in which people read it.
 pub(crate) fn results<T: Number>(given: &Given<T>, computed: Computed<T>) -> Vec<Named> {
     let Computed { out, weights, gradients, .. } = computed;
-    let mut all = vec![tensor("out", out.values), tensor("lse", out.lse)];
+    let mut all = vec![tensor("out", out.values)];
+    all.push(match out.threshold {
+        Some(threshold) => tensor("threshold", threshold),
+        None => tensor("lse", out.lse),
+    });
     all.extend(out.chosen.map(|chosen| tensor("chosen", chosen)));
     all.extend(out.log_prob.map(|log_prob| tensor("log_prob", log_prob)));
     all.extend(weights.map(|weights| tensor("weights", weights)));

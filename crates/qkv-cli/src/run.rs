@@ -51,7 +51,7 @@ fn run_in<T: Number>(choices: &Choices, source: Option<Source>, target: Option<T
     let attention = describe(choices, &given)?;
     let with_weights = choices.weights || input.is_none(); // the example draws them
     let hash = choices.pattern.and_then(Pattern::hash);
-    let mut computed = compute(choices.engine, &attention, hash, &given, with_weights, input.as_deref())?;
+    let mut computed = compute(choices.engine, &attention, hash, &given, choices.seed, with_weights, input.as_deref())?;
     let drawing = (input.is_none() && !choices.json).then(|| example::drawing(&computed));
     if !choices.weights {
         computed.weights = None;

@@ -15,12 +15,12 @@ pub(crate) enum Selection {
 }
 
 impl Selection {
-    /// As the library has it, with the seed of a draw.
-    pub fn select(self, seed: u64, straight_through: bool) -> Select {
+    /// As the library has it.
+    pub fn select(self, straight_through: bool) -> Select {
         match self {
             Selection::Soft => Select::Soft,
-            Selection::Hard => Select::Hard(Choice { sample: None, straight_through }),
-            Selection::Sample => Select::Hard(Choice { sample: Some(seed), straight_through }),
+            Selection::Hard => Select::Hard(Choice { sample: false, straight_through }),
+            Selection::Sample => Select::Hard(Choice { sample: true, straight_through }),
             Selection::TopK(k) => Select::TopK(k),
             Selection::Sparsemax => Select::Sparsemax,
         }
@@ -61,9 +61,9 @@ mod tests {
     }
 
     #[test]
-    fn only_a_sample_takes_the_seed() {
-        assert_eq!(Selection::Hard.select(3, true), Select::Hard(Choice { sample: None, straight_through: true }));
-        let drawn = Choice { sample: Some(3), straight_through: false };
-        assert_eq!(Selection::Sample.select(3, false), Select::Hard(drawn));
+    fn only_a_sample_is_drawn() {
+        assert_eq!(Selection::Hard.select(true), Select::Hard(Choice { sample: false, straight_through: true }));
+        let drawn = Choice { sample: true, straight_through: false };
+        assert_eq!(Selection::Sample.select(false), Select::Hard(drawn));
     }
 }

@@ -223,7 +223,7 @@ pub struct Data<T: Element> {
 impl<T: Element> Data<T> {
     /// As the inputs of a call.
     pub fn inputs(&self) -> Inputs<'_, T> {
-        let mut inputs = Inputs::new(&self.q, &self.k, &self.v);
+        let mut inputs = Inputs::new(&self.q, &self.k, &self.v).seed(99);
         if let Some(w) = &self.w {
             inputs = inputs.w(w);
         }
@@ -255,7 +255,7 @@ impl<T: Element> Data<T> {
             inputs = inputs.segments(queries, keys);
         }
         if let Some(bits) = &self.bits {
-            inputs = inputs.mask(bits);
+            inputs = inputs.bits(bits);
         }
         if let Some(positions) = &self.positions {
             inputs = inputs.positions(positions);

@@ -3,7 +3,7 @@
 use crate::Engine;
 use crate::case::{Case, Data, Sizes};
 use qkv::reference::Reference;
-use qkv::{Bias, Element, Gradients, Number, Tensor, Upstream};
+use qkv::{Bias, Element, Gradients, Output, Tensor, Upstream};
 
 /// How many ε of the largest true value are added to twice the plain formula's own error.
 const FEW: f64 = 16.0;
@@ -61,7 +61,11 @@ fn error(of: &[f64], truth: &[f64]) -> f64 {
 
 /// Log-sum-exp, entropy and weights come in the type of sums; all else is rounded to the tensor's.
 fn epsilon<T: Element>(name: &str) -> f64 {
-    if matches!(name, "lse" | "entropy" | "log_prob" | "weights") { <T::Acc as Number>::EPSILON } else { T::EPSILON }
+    if matches!(name, "lse" | "entropy" | "log_prob" | "weights") {
+        <T::Acc as qkv_simd::Element>::EPSILON
+    } else {
+        T::EPSILON
+    }
 }
 
 /// The sum of the sizes of all gradients of scores: those of a bias that has all four axes.
@@ -88,7 +92,7 @@ fn plain_errors<T: Element>(case: &Case) -> Vec<f64> {
     let truth = defined::<T, f64>(&Reference::exact(), case, &data);
     let plain = defined::<T, T::Acc>(&Reference::rounding_to::<T>(), case, &data);
     let errors = plain.iter().zip(&truth).map(|((name, plain), (_, truth))| {
-        let kept = epsilon::<T>(name) == <T::Acc as Number>::EPSILON;
+        let kept = epsilon::<T>(name) == <T::Acc as qkv_simd::Element>::EPSILON;
         let rounded = plain.iter().map(|&x| if kept { x } else { T::of_f64(x).to_f64() });
         error(&rounded.collect::<Vec<f64>>(), truth)
     });
@@ -99,7 +103,7 @@ fn run<T: Element>(engine: &impl Engine, case: &Case, data: &Data<T>) -> qkv::Re
     let out = engine.forward(&case.attention, data.inputs())?;
     let mut got = vec![
         ("out", wide(out.values.data())),
-        ("lse", wide(out.lse.data())),
+        ("lse", wide(lse_or_threshold(&out).data())),
         ("entropy", wide(out.entropy.as_ref().map_or(&[], |e| e.data()))),
         ("log_prob", wide(out.log_prob.as_ref().map_or(&[], |p| p.data()))),
     ];
@@ -118,7 +122,7 @@ fn defined<T: Element, F: qkv::Real>(reference: &Reference<F>, case: &Case, data
     let forward = reference.forward(&case.attention, data.inputs()).expect("a case is well formed");
     let mut got = vec![
         ("out", wide(forward.output.values.data())),
-        ("lse", wide(forward.output.lse.data())),
+        ("lse", wide(lse_or_threshold(&forward.output).data())),
         ("entropy", wide(forward.output.entropy.as_ref().filter(|_| case.attention.entropy).map_or(&[], |e| e.data()))),
         ("log_prob", wide(forward.output.log_prob.as_ref().map_or(&[], |p| p.data()))),
         ("weights", wide(forward.weights.data())),
@@ -130,7 +134,7 @@ fn defined<T: Element, F: qkv::Real>(reference: &Reference<F>, case: &Case, data
     got
 }
 
-fn gradients<T: Number>(grad: Gradients<T>) -> Vec<Named> {
+fn gradients<T: qkv_simd::Element>(grad: Gradients<T>) -> Vec<Named> {
     let mut all = vec![("d_q", wide(grad.q.data())), ("d_k", wide(grad.k.data())), ("d_v", wide(grad.v.data()))];
     let tensors = [
         ("d_w", &grad.w),
@@ -146,6 +150,11 @@ fn gradients<T: Number>(grad: Gradients<T>) -> Vec<Named> {
     all
 }
 
-fn wide<T: Number>(data: &[T]) -> Vec<f64> {
+/// The one number per row that weights are recomputed from: the log-sum-exp, or sparsemax's threshold.
+fn lse_or_threshold<T: qkv_simd::Element>(out: &Output<T>) -> &Tensor<T::Acc, 3> {
+    out.threshold.as_ref().unwrap_or(&out.lse)
+}
+
+fn wide<T: qkv_simd::Element>(data: &[T]) -> Vec<f64> {
     data.iter().map(|x| x.to_f64()).collect()
 }

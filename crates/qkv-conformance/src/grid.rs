@@ -193,7 +193,7 @@ pub fn gathered() -> Vec<Case> {
             cases.push(Case::new(format!("{name} gathered {place:?}"), attention, sizes, extras));
         }
     }
-    let attention = Attention::additive().mask(Mask::causal() & Mask::strided(24)).dropout(0.2, 3);
+    let attention = Attention::additive().mask(Mask::causal() & Mask::strided(24)).dropout(0.2);
     cases.push(Case::new("additive dropped gathered", attention, Sizes::new(530, 601, 4), Extras::default()));
     cases
 }
@@ -230,13 +230,13 @@ pub fn selection() -> Vec<Case> {
     let mut cases = Vec::new();
     for score in SCORES {
         let extras = Extras { sinks: true, all_upstream: true, ..Extras::default() };
-        let attention = Attention::new(score).dropout(0.3, 99).mask(Mask::causal()).place(Place::End);
+        let attention = Attention::new(score).dropout(0.3).mask(Mask::causal()).place(Place::End);
         cases.push(Case::new(format!("{} dropped into sinks", score.name()), attention, sizes, extras));
     }
     let extras = Extras { sinks: true, ..Extras::default() };
     let nothing = Attention::scaled_dot().mask(!Mask::window(usize::MAX, usize::MAX));
     cases.push(Case::new("all in the sink", nothing, sizes, extras));
-    cases.push(Case::new("dropout alone", Attention::scaled_dot().dropout(0.9, 1), sizes, Extras::default()));
+    cases.push(Case::new("dropout alone", Attention::scaled_dot().dropout(0.9), sizes, Extras::default()));
     cases
 }
 
@@ -249,8 +249,8 @@ pub fn choices() -> Vec<Case> {
         let plain = || Attention::new(score).mask(Mask::causal()).place(Place::End);
         for (name, attention) in [
             ("hard", plain().hard()),
-            ("sampled", plain().sample(5)),
-            ("straight-through", plain().sample(6).straight_through()),
+            ("sampled", plain().sample()),
+            ("straight-through", plain().sample().straight_through()),
             ("top 7", plain().top_k(7)),
             ("top 1000", plain().top_k(1000)),
             ("sparsemax", plain().sparsemax()),
@@ -260,7 +260,7 @@ pub fn choices() -> Vec<Case> {
         }
     }
     for attention in
-        [Attention::scaled_dot().sample(5), Attention::scaled_dot().top_k(9), Attention::scaled_dot().sparsemax()]
+        [Attention::scaled_dot().sample(), Attention::scaled_dot().top_k(9), Attention::scaled_dot().sparsemax()]
     {
         let extras = Extras {
             bias: Some([false, true, true, true]),
@@ -297,7 +297,7 @@ pub fn local() -> Vec<Case> {
         }
     }
     let extras = Extras { lengths: true, sinks: true, ..Extras::default() };
-    let attention = Attention::scaled_dot().local(20).dropout(0.2, 4);
+    let attention = Attention::scaled_dot().local(20).dropout(0.2);
     cases.push(Case::new(
         "local with padding, dropout and sinks",
         attention,
@@ -364,14 +364,14 @@ pub fn decoding() -> Vec<Case> {
     ] {
         let sizes = Sizes::new(3, 300, 9).heads(3, 4, 2);
         cases.push(Case::new(format!("decoding {name}"), scaled(), sizes, extras.clone()));
-        let all = scaled().mask(Mask::causal()).softcap(3.0).bias(Bias::alibi()).dropout(0.3, 7).temperature(0.7);
+        let all = scaled().mask(Mask::causal()).softcap(3.0).bias(Bias::alibi()).dropout(0.3).temperature(0.7);
         cases.push(Case::new(format!("decoding {name} with the rest"), all, sizes, extras));
     }
     cases.push(Case::new("decoding local", scaled().local(20), Sizes::new(3, 300, 9).heads(2, 4, 2), plain()));
     let long = Sizes::new(2, 9_001, 3).heads(1, 4, 2);
     cases.push(Case::new("decoding many pieces", scaled().mask(Mask::causal()), long, plain()));
     let extras = Extras { sinks: true, lengths: true, ..plain() };
-    cases.push(Case::new("decoding many pieces with less", scaled().dropout(0.2, 3), long, extras));
+    cases.push(Case::new("decoding many pieces with less", scaled().dropout(0.2), long, extras));
     cases
 }
 

@@ -83,6 +83,7 @@ impl Cuda {
             let queries = vector(integers(&queries.to_vec()), queries.len())?;
             tensors.buckets = Some((queries, vector(integers(&keys.to_vec()), keys.len())?));
         }
+        tensors.seed = inputs.seed;
         let plan = Plan::new(driver, attention, dtype, place, &tensors, uses)?;
         let rows = plan.sizes.rows();
         let values = Buffer::new(driver, rows * plan.sizes.dv * dtype.size())?;
@@ -197,7 +198,7 @@ impl<T: Element> Session<'_, T> {
         }
         self.values.put(out.values.data(), Stream(0))?;
         let floats =
-            |t: &Tensor<T::Acc, 3>| t.data().iter().map(|x| qkv::Number::to_f64(*x) as f32).collect::<Vec<f32>>();
+            |t: &Tensor<T::Acc, 3>| t.data().iter().map(|x| qkv_simd::Element::to_f64(*x) as f32).collect::<Vec<f32>>();
         self.lse.write(&floats(&out.lse), Stream(0))?;
         match (&self.entropy, &out.entropy) {
             (Some(to), Some(from)) => to.write(&floats(from), Stream(0)),
@@ -212,7 +213,7 @@ impl<T: Element> Session<'_, T> {
         let shape = upstream.values.shape();
         let d_out = Buffer::holding(driver, &upstream.values.to_vec(), Stream(0))?;
         let floats = |given: &[T::Acc]| {
-            let data: Vec<f32> = given.iter().map(|x| qkv::Number::to_f64(*x) as f32).collect();
+            let data: Vec<f32> = given.iter().map(|x| qkv_simd::Element::to_f64(*x) as f32).collect();
             Buffer::holding(driver, &data, Stream(0))
         };
         let (d_lse, d_entropy) = (upstream.lse.map(floats).transpose()?, upstream.entropy.map(floats).transpose()?);
@@ -260,20 +261,9 @@ impl<T: Element> Session<'_, T> {
         let numbers = |given: &Option<(Buffer, usize)>| {
             given.as_ref().map(|(buffer, len)| buffer.read_elements::<T>(*len)).transpose()
         };
-        let gradients = qkv::Gradients {
-            q: dense(&q, shapes[0])?,
-            k: dense(&k, shapes[1])?,
-            v: dense(&v, shapes[2])?,
-            w: None,
-            w_q: None,
-            w_k: None,
-            v_score: None,
-            scale: numbers(&scale)?,
-            bias: tensor(&bias)?,
-            table: tensor(&table)?,
-            sinks: numbers(&sinks)?,
-            center: None,
-        };
+        let mut gradients = qkv::Gradients::new(dense(&q, shapes[0])?, dense(&k, shapes[1])?, dense(&v, shapes[2])?);
+        (gradients.scale, gradients.sinks) = (numbers(&scale)?, numbers(&sinks)?);
+        (gradients.bias, gradients.table) = (tensor(&bias)?, tensor(&table)?);
         self.milliseconds = Some(ms);
         Ok(gradients)
     }

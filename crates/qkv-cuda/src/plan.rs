@@ -212,7 +212,7 @@ impl Plan {
         let scale = if let Scale::Fixed(scale) = attention.scale { scale } else { own };
         let mut mask = [Op::default(); MOST_OPS];
         mask[..self.ops.len()].copy_from_slice(&self.ops);
-        let bits = tensors.bits.map(|bits| bits.broadcast("mask", [b, hq, n, m])).transpose()?;
+        let bits = tensors.bits.map(|bits| bits.broadcast("bits", [b, hq, n, m])).transpose()?;
         let bias = tensors.bias.map(|bias| bias.broadcast("bias", [b, hq, n, m])).transpose()?;
         let at = |vector: Option<crate::tensors::Vector>| vector.map_or(0, |vector| vector.at);
         let dropout = attention.dropout.filter(|dropout| dropout.threshold() > 0);
@@ -245,7 +245,7 @@ impl Plan {
                 Place::End => m as i64 - n as i64,
                 Place::Offset(offset) => offset,
             },
-            seed: dropout.map_or(0, |dropout| dropout.seed),
+            seed: tensors.seed.unwrap_or(0),
             threshold: dropout.map_or(0, |dropout| dropout.threshold()),
             kept_scale: dropout.map_or(1.0, |dropout| dropout.kept_scale() as f32),
             scale: (scale / temperature) as f32,
@@ -333,7 +333,7 @@ impl Kernels<'_> {
         let few = n <= FEW_QUERIES;
         let pieces = if few { m.div_ceil(PIECE).max(1) } else { 1 };
         // Rows of a group see the same keys: one that only some see could bring NaN to the others.
-        let alike = tensors.bits.is_none_or(|bits| bits.shape[1] == 1) && attention.mask.hash().is_none();
+        let alike = tensors.bits.is_none_or(|bits| bits.shape[1] == 1) && attention.mask.lsh_buckets().is_none();
         let whole = [tensors.q, tensors.k, tensors.v].iter().all(|tensor| tensor.reads_sixteen(self.dtype));
         if n == 1 && m > 0 && self.dtype != Dtype::F32 && d == dv && [64, 128, 256].contains(&d) && whole && alike {
             let copied = self.driver.card().is_hopper() && !self.general_only && takes(&tensors.k) && takes(&tensors.v);

@@ -50,6 +50,8 @@ pub struct Tensors {
     pub positions: Option<Vector>,
     /// The hash buckets of queries, `B·Hq·N·rounds`, and of keys, `B·Hk·M·rounds`, of type i32.
     pub buckets: Option<(Vector, Vector)>,
+    /// The seed of dropout.
+    pub seed: Option<u64>,
 }
 
 impl Tensors {
@@ -68,6 +70,7 @@ impl Tensors {
             bits: None,
             positions: None,
             buckets: None,
+            seed: None,
         }
     }
 
@@ -99,14 +102,14 @@ impl Tensors {
             inputs = inputs.segments(queries, keys);
         }
         if let Some(bits) = &self.bits {
-            inputs = inputs.mask(hollow(&[0u8], bits.shape)?);
+            inputs = inputs.bits(hollow(&[0u8], bits.shape)?);
         }
         let positions = self.positions.map(|positions| vec![0; positions.len]);
         if let Some(positions) = &positions {
             inputs = inputs.positions(positions);
         }
         let (rounds, [b, hq, n, _], [_, hk, m, _]) =
-            (attention.mask.hash().map_or(1, |lsh| lsh.rounds), self.q.shape, self.k.shape);
+            (attention.mask.lsh_buckets().map_or(1, |lsh| lsh.rounds), self.q.shape, self.k.shape);
         if let Some((queries, keys)) = &self.buckets {
             let shapes = [[b, hq, n, rounds], [b, hk, m, rounds]];
             for (tensor, vector, shape) in
@@ -120,6 +123,7 @@ impl Tensors {
             }
             inputs = inputs.buckets(hollow(&[0], shapes[0])?, hollow(&[0], shapes[1])?);
         }
+        inputs.seed = self.seed;
         Problem::placed(attention, inputs, place)?;
         Ok(())
     }

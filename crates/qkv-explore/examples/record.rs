@@ -7,7 +7,7 @@
 //! Queries and keys are made so that each head looks somewhere else: near itself, some distance back, at one token in so many.
 //! What a recording needs of a real model is the same: `q`, `k`, the log-sum-exp that `forward` gives anyway, and tokens.
 
-use qkv::{Attention, Inputs, Mask, Output, Owned, Place, Tensor};
+use qkv::{Attention, Inputs, Mask, Output, OwnedInputs, Place, Tensor};
 use qkv_explore::{Computed, Layer, Recording, Seen, Side, file};
 use std::error::Error;
 
@@ -36,7 +36,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let nothing = Tensor::new(Vec::new(), [1, heads, tokens, 0])?; // no values: weights need none
     let lse = attention.forward(Inputs::new(&q, &k, &nothing))?.lse; // [1, H, N]
-    let call = Computed { attention, inputs: Owned::new(q, k, nothing), output: Output::of_lse(lse, 0, Place::Start)? };
+    let call =
+        Computed { attention, inputs: OwnedInputs::new(q, k, nothing), output: Output::of_lse(lse, 0, Place::Start)? };
     let layer = Layer {
         name: "layers.0".into(),
         group: "layers".into(),

@@ -16,7 +16,7 @@ pub(crate) use self::header::Writer;
 use self::header::File;
 use crate::layer::{Computed, Layer, Seen};
 use crate::recording::{Form, Recording, Side, Step};
-use qkv::{Attention, Output, Owned, Select, Tensor};
+use qkv::{Attention, Output, OwnedInputs, Select, Tensor};
 use qkv_models::files::atomic;
 use qkv_models::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -66,7 +66,7 @@ const FLOATS: [&str; 5] = ["w", "w_q", "w_k", "bias", "table"];
 /// And as lists of floats.
 const LISTS: [&str; 4] = ["v_score", "scale", "sinks", "center"];
 
-fn floats<'o>(inputs: &'o Owned<f32>, name: &str) -> Option<&'o Tensor<f32, 4>> {
+fn floats<'o>(inputs: &'o OwnedInputs<f32>, name: &str) -> Option<&'o Tensor<f32, 4>> {
     match name {
         "w" => inputs.w.as_ref(),
         "w_q" => inputs.w_q.as_ref(),
@@ -76,7 +76,7 @@ fn floats<'o>(inputs: &'o Owned<f32>, name: &str) -> Option<&'o Tensor<f32, 4>> 
     }
 }
 
-fn list<'o>(inputs: &'o Owned<f32>, name: &str) -> Option<&'o Vec<f32>> {
+fn list<'o>(inputs: &'o OwnedInputs<f32>, name: &str) -> Option<&'o Vec<f32>> {
     match name {
         "v_score" => inputs.v_score.as_ref(),
         "scale" => inputs.scale.as_ref(),
@@ -108,7 +108,9 @@ fn bytes(recording: &Recording) -> Vec<u8> {
         for (part, tensor) in [("q", &inputs.q), ("k", &inputs.k), ("v", &inputs.v)] {
             to.floats(name(part), &tensor.shape(), tensor.data());
         }
-        to.floats(name("lse"), &output.lse.shape(), output.lse.data());
+        if output.threshold.is_none() {
+            to.floats(name("lse"), &output.lse.shape(), output.lse.data());
+        }
         for part in FLOATS {
             if let Some(tensor) = floats(inputs, part) {
                 to.floats(name(part), &tensor.shape(), tensor.data());
@@ -202,7 +204,7 @@ fn ours(file: &mut File, json: &str) -> Result<Recording> {
 /// The call of a layer whose tensors have `prefix` in front of their names.
 fn computed(file: &mut File, prefix: &str, attention: Attention) -> Result<Computed> {
     let name = |part: &str| format!("{prefix}{part}");
-    let mut inputs = Owned::new(file.four(&name("q"), 0)?, file.four(&name("k"), 0)?, file.four(&name("v"), 0)?);
+    let mut inputs = OwnedInputs::new(file.four(&name("q"), 0)?, file.four(&name("k"), 0)?, file.four(&name("v"), 0)?);
     for part in FLOATS {
         let found = file.has(&name(part)).then(|| file.four(&name(part), usize::MAX)).transpose()?;
         match part {
@@ -251,7 +253,7 @@ fn finished(
     file: &File,
     prefix: &str,
     attention: Attention,
-    inputs: Owned<f32>,
+    inputs: OwnedInputs<f32>,
     lse: Option<Vec<f32>>,
 ) -> Result<Computed> {
     let refused = |e: qkv::Error| file.wrong(&format!("the tensors `{prefix}…`"), e.to_string());

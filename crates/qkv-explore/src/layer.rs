@@ -1,7 +1,7 @@
 //! One attention of a recording, and its weights: recomputed exactly from queries, keys and the log-sum-exp, or as a file gave
 //! them. Rows, rectangles and pictures are all that anyone asks for; where they come from is known here alone.
 
-use qkv::{Attention, Output, Owned, Pool, Tensor};
+use qkv::{Attention, Output, OwnedInputs, Pool, Tensor};
 use qkv_models::{Error, Result};
 use std::ops::Range;
 
@@ -37,7 +37,7 @@ pub struct Computed {
     /// What was computed.
     pub attention: Attention,
     /// From what; one sequence.
-    pub inputs: Owned<f32>,
+    pub inputs: OwnedInputs<f32>,
     /// And what was kept of what came out.
     pub output: Output<f32>,
 }

@@ -113,7 +113,7 @@ pub fn explain(layer: &Layer, head: usize, query: usize, key: usize) -> Result<E
         let seen = if pair.seen { "seen" } else { "absent" };
         term("mask", "may the query see the key?".into(), Value::Word(seen));
     }
-    let lse = f64::from(call.output.lse[[0, head, query]]);
+    let lse = f64::from(call.output.threshold.as_ref().unwrap_or(&call.output.lse)[[0, head, query]]);
     match attention.select {
         Select::Sparsemax => {
             term("threshold of the row", "τ, so that the weights sum to 1".into(), Value::of(lse));

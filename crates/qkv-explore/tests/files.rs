@@ -1,12 +1,12 @@
 //! Recordings as files: what is written is read again, what others wrote is understood, and what lies is refused.
 
-use qkv::{Attention, Bias, Inputs, Mask, Owned, Tensor};
+use qkv::{Attention, Bias, Inputs, Mask, OwnedInputs, Tensor};
 use qkv_explore::file::{self, Asked};
 use qkv_explore::{Computed, Layer, Recording, Seen, Side, explain};
 use std::path::Path;
 
 /// A layer of causal attention over `n` tokens with what its description asks for.
-fn layer(attention: Attention, mut inputs: Owned<f32>) -> Layer {
+fn layer(attention: Attention, mut inputs: OwnedInputs<f32>) -> Layer {
     let heads = inputs.q.shape()[1];
     if attention.sinks {
         inputs.sinks = Some(vec![0.5; heads]);
@@ -22,9 +22,9 @@ fn recording(layers: Vec<Layer>) -> Recording {
     Recording { text: "a text".into(), output: None, sides, layers, steps: Vec::new(), form: None }
 }
 
-fn random(heads: usize, n: usize) -> Owned<f32> {
+fn random(heads: usize, n: usize) -> OwnedInputs<f32> {
     let [q, k, v] = [1, 2, 3].map(|seed| Tensor::<f32, 4>::randn([1, heads, n, 8], seed));
-    Owned::new(q, k, v)
+    OwnedInputs::new(q, k, v)
 }
 
 #[test]

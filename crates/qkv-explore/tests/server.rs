@@ -1,6 +1,6 @@
 //! The server, as a browser and as an attacker meet it: every answer is the library's number or a refusal in words.
 
-use qkv::{Attention, Inputs, Mask, Output, Owned, Place, Pool, Tensor};
+use qkv::{Attention, Inputs, Mask, Output, OwnedInputs, Place, Pool, Tensor};
 use qkv_explore::server::{Server, Settings, stand_alone};
 use qkv_explore::{Computed, Layer, Recording, Seen, Side};
 use qkv_nn::Machine;
@@ -15,7 +15,7 @@ fn recording(n: usize) -> Recording {
     let nothing = Tensor::new(Vec::new(), [1, 2, n, 0]).expect("no values");
     let lse = attention.forward(Inputs::new(&q, &k, &nothing)).expect("it holds together").lse;
     let output = Output::of_lse(lse, 0, Place::Start).expect("memory");
-    let seen = Seen::Computed(Box::new(Computed { attention, inputs: Owned::new(q, k, nothing), output }));
+    let seen = Seen::Computed(Box::new(Computed { attention, inputs: OwnedInputs::new(q, k, nothing), output }));
     let layer = Layer { name: "layers.0".into(), group: "layers".into(), queries: 0, keys: 0, seen, importance: None };
     let side = Side::of_words("tokens", (0..n).map(|at| if at == 1 { "</script><b>".into() } else { at.to_string() }));
     Recording {

@@ -1,7 +1,7 @@
 //! Requests that nearly are ones, sent to the page's server: each is answered or dropped, no handler panics, and a right one is
 //! still answered at the end.
 
-use qkv::{Attention, Inputs, Mask, Output, Owned, Place, Tensor};
+use qkv::{Attention, Inputs, Mask, Output, OwnedInputs, Place, Tensor};
 use qkv_explore::server::{Server, Settings};
 use qkv_explore::{Computed, Layer, Recording, Seen, Side};
 use qkv_fuzz::{Shape, Target, fuzz_few};
@@ -21,7 +21,7 @@ fn recording() -> Recording {
     let nothing = Tensor::new(Vec::new(), [1, 2, n, 0]).unwrap();
     let lse = attention.forward(Inputs::new(&q, &k, &nothing)).unwrap().lse;
     let output = Output::of_lse(lse, 0, Place::Start).unwrap();
-    let seen = Seen::Computed(Box::new(Computed { attention, inputs: Owned::new(q, k, nothing), output }));
+    let seen = Seen::Computed(Box::new(Computed { attention, inputs: OwnedInputs::new(q, k, nothing), output }));
     let layer = Layer { name: "layers.0".into(), group: "layers".into(), queries: 0, keys: 0, seen, importance: None };
     let side = Side::of_words("tokens", (0..n).map(|at| at.to_string()));
     Recording {

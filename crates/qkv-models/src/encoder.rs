@@ -158,7 +158,7 @@ impl Bert {
         let mut attention = config.attention.clone();
         let linear = matches!(attention.score, qkv::Score::Linear(_));
         if config.attention_dropout > 0.0 && attention.select == Select::Soft && !linear {
-            attention.dropout.get_or_insert(Dropout { p: config.attention_dropout, seed: 0 });
+            attention.dropout.get_or_insert(Dropout { p: config.attention_dropout });
         }
         let block = BlockConfig {
             feed: config.activation,

@@ -133,7 +133,7 @@ impl Gpt {
         }
         let linear = matches!(attention.score, qkv::Score::Linear(_));
         if config.attention_dropout > 0.0 && attention.select == Select::Soft && !linear {
-            attention.dropout.get_or_insert(Dropout { p: config.attention_dropout, seed: 0 });
+            attention.dropout.get_or_insert(Dropout { p: config.attention_dropout });
         }
         let own = AttentionConfig {
             head_width: config.head_width,

@@ -5,7 +5,7 @@ use crate::batch::{Rows, ended};
 use crate::classifier::probabilities;
 use crate::model::{Group, Site};
 use crate::{Batch, Document, Encoder, Error, Generator, Han, Result, Translator, han};
-use qkv::{Attention, Mask, Output, Owned, Place, Tensor};
+use qkv::{Attention, Mask, Output, OwnedInputs, Place, Tensor};
 use qkv_nn::{Captured, Gradients, Machine, Parameters, Pool, Tape};
 
 /// What was kept of one pass. Nothing in it is as large as the weights.
@@ -33,7 +33,7 @@ pub struct Attended {
     /// What was computed.
     pub attention: Attention,
     /// From what.
-    pub inputs: Owned<f32>,
+    pub inputs: OwnedInputs<f32>,
     /// And what came out.
     pub output: Output<f32>,
 }
@@ -262,7 +262,7 @@ fn words_side_by_side(
     parameters: &Parameters<f32>,
 ) -> Result<Attended> {
     let all: Vec<&Vec<u32>> = document.sentences.iter().collect();
-    let groups: Vec<Owned<f32>> = captured.iter().map(|group| group.inputs(parameters)).collect();
+    let groups: Vec<OwnedInputs<f32>> = captured.iter().map(|group| group.inputs(parameters)).collect();
     // Where each sentence was computed: the group, and its place there.
     let mut places = vec![(0, 0); all.len()];
     for (group, members) in han::grouped(&all).iter().enumerate() {
@@ -270,7 +270,7 @@ fn words_side_by_side(
     }
     let words: Vec<(usize, usize)> =
         all.iter().enumerate().flat_map(|(sentence, ids)| (0..ids.len()).map(move |word| (sentence, word))).collect();
-    let rows = |pick: fn(&Owned<f32>) -> &Tensor<f32, 4>| {
+    let rows = |pick: fn(&OwnedInputs<f32>) -> &Tensor<f32, 4>| {
         let width = pick(&groups[0]).shape()[3];
         Tensor::from_fn([1, 1, words.len(), width], |[_, _, at, x]| {
             let (sentence, word) = words[at];
@@ -282,14 +282,11 @@ fn words_side_by_side(
     attention.mask = Mask::Segments;
     let width = groups[0].q.shape()[3];
     let q = Tensor::from_fn([1, 1, all.len(), width], |[_, _, _, x]| groups[0].q[[0, 0, 0, x]]);
-    let inputs = Owned {
-        segments: Some([(0..all.len() as i32).collect(), words.iter().map(|&(sentence, _)| sentence as i32).collect()]),
-        lengths: None,
-        k: rows(|inputs| &inputs.k),
-        v: rows(|inputs| &inputs.v),
-        q,
-        ..groups[0].clone()
-    };
+    let mut inputs = groups[0].clone();
+    (inputs.q, inputs.k, inputs.v) = (q, rows(|inputs| &inputs.k), rows(|inputs| &inputs.v));
+    inputs.lengths = None;
+    inputs.segments =
+        Some([(0..all.len() as i32).collect(), words.iter().map(|&(sentence, _)| sentence as i32).collect()]);
     let output = attention.forward(inputs.inputs())?;
     Ok(Attended { group: Group::Words, layer: 0, attention, inputs, output })
 }
@@ -303,7 +300,7 @@ fn attended(site: &Site, calls: &[&Captured<f32>], parameters: &Parameters<f32>)
         return Ok(Attended { group, layer, attention, inputs, output: first.output().clone() });
     }
     // The queries of the steps side by side, [1, H, steps, D], each at its own position.
-    let steps: Vec<Owned<f32>> = calls.iter().map(|step| step.inputs(parameters)).collect();
+    let steps: Vec<OwnedInputs<f32>> = calls.iter().map(|step| step.inputs(parameters)).collect();
     let [_, heads, _, width] = inputs.q.shape();
     inputs.q = Tensor::from_fn([1, heads, steps.len(), width], |[_, h, step, x]| steps[step].q[[0, h, 0, x]]);
     inputs.positions = Some((0..steps.len() as i64).collect());

@@ -123,7 +123,7 @@ impl Transformer {
             let drops = config.attention_dropout > 0.0 && attention.select == Select::Soft;
             let linear = matches!(attention.score, qkv::Score::Linear(_));
             if drops && !linear && attention.dropout.is_none() {
-                attention.dropout = Some(Dropout { p: config.attention_dropout, seed: 0 });
+                attention.dropout = Some(Dropout { p: config.attention_dropout });
             }
             let heads = Heads { query: heads, key: key_heads.unwrap_or(heads) };
             let entropy = if attention.select == Select::Soft && !linear { config.entropy } else { 0.0 };

@@ -155,8 +155,7 @@ impl Network {
         let class = at.add("class_token", &[1, d_model], Init::Normal(0.02));
         let positions = at.add("positions.weight", &[count + 1, d_model], Init::Normal(0.02));
         let mut attention = Attention::scaled_dot();
-        attention.dropout =
-            (config.attention_dropout > 0.0).then_some(Dropout { p: config.attention_dropout, seed: 0 });
+        attention.dropout = (config.attention_dropout > 0.0).then_some(Dropout { p: config.attention_dropout });
         let block = BlockConfig {
             feed: config.activation,
             epsilon,

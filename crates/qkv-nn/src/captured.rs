@@ -5,7 +5,7 @@
 use crate::float::Float;
 use crate::ops::attention::SavedCall;
 use crate::parameters::Parameters;
-use qkv::{Attention, Output, Owned};
+use qkv::{Attention, Output, OwnedInputs};
 use std::sync::{Arc, OnceLock};
 
 /// Gradient of the loss with respect to a gate of 1 on each head's output; filled in by the backward pass.
@@ -59,8 +59,8 @@ impl<T: Float> Captured<T> {
     }
 
     /// A copy of the call's inputs, independent of the tape and of its parameters.
-    pub fn inputs(&self, parameters: &Parameters<T>) -> Owned<T> {
-        Owned::of(self.call.inputs(parameters))
+    pub fn inputs(&self, parameters: &Parameters<T>) -> OwnedInputs<T> {
+        OwnedInputs::of(self.call.inputs(parameters))
     }
 
     /// Its output: `values [B, Hq, N, Dv]` and the log-sum-exp of each row.

@@ -89,6 +89,14 @@ impl<T> fmt::Debug for View<'_, T> {
     }
 }
 
+/// A mask of `bool`, read as bytes: `false` is 0 and `true` is 1.
+impl<'a> From<View<'a, bool>> for View<'a, u8> {
+    fn from(view: View<'a, bool>) -> Self {
+        // A `bool` is one byte, 0 or 1, so the same memory is a view of `u8`.
+        View { data: view.data.cast(), shape: view.shape, strides: view.strides, borrowed: PhantomData }
+    }
+}
+
 /// The strides of rows that lie one after the other, or `None` where they do not fit a machine word.
 fn contiguous(shape: [usize; 4]) -> Option<[isize; 4]> {
     let mut strides = [0; 4];

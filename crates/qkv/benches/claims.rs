@@ -108,13 +108,13 @@ fn main() {
     if asked("selections") {
         let (n, d) = (4096, 64);
         let [q, k, v, d_out] = [1, 2, 3, 4].map(|seed| x(n, d, seed));
-        let inputs = || Inputs::new(&q, &k, &v);
+        let inputs = || Inputs::new(&q, &k, &v).seed(1);
         println!("\nselections at n = {n}, one head, d = {d}, f32");
         let mut soft = [0.0; 2];
         for (name, attention) in [
             ("softmax", Attention::scaled_dot()),
             ("hard", Attention::scaled_dot().hard()),
-            ("sampled", Attention::scaled_dot().sample(1)),
+            ("sampled", Attention::scaled_dot().sample()),
             ("top-k, k = 32", Attention::scaled_dot().top_k(32)),
             ("sparsemax", Attention::scaled_dot().sparsemax()),
         ] {
@@ -144,11 +144,10 @@ fn main() {
             let (scratch, mut values, mut lse) = (Scratch::new(), vec![0.0; n * 64], vec![0.0; n]);
             let (time, _) = measure(2_097_152 / n, || {
                 let buckets = lsh.hash(&qk).unwrap();
-                let into = OutputMut {
-                    values: ViewMut::new(&mut values, [1, 1, n, 64]).unwrap(),
-                    lse: ViewMut::new(&mut lse, [1, 1, n, 1]).unwrap(),
-                    entropy: None,
-                };
+                let into = OutputMut::new(
+                    ViewMut::new(&mut values, [1, 1, n, 64]).unwrap(),
+                    ViewMut::new(&mut lse, [1, 1, n, 1]).unwrap(),
+                );
                 let inputs = Inputs::new(&qk, &qk, &v).buckets(&buckets, &buckets);
                 attention.forward_into(inputs, into, &scratch, rayon::current_num_threads()).unwrap();
             });
@@ -231,7 +230,7 @@ impl LinearRun {
         let inputs = || Inputs::new(&*q, &*k, &*v);
         let (forward, memory) = measure(262_144 / n, || {
             let lse = ViewMut::new(out.lse.data_mut(), [1, 1, n, 1]).unwrap();
-            let into = OutputMut { values: ViewMut::from(&mut out.values), lse, entropy: None };
+            let into = OutputMut::new(&mut out.values, lse);
             attention.forward_into(inputs(), into, scratch, threads).unwrap();
         });
         let (backward, _) = measure((65_536 / n).max(1), || {

@@ -37,7 +37,7 @@ impl Given {
     fn run(&self, attention: &Attention) -> qkv::Result<(Output<f32>, f64, usize, f64)> {
         let start = Instant::now();
         let (result, memory) = ALLOCATOR.beyond(|| {
-            let mut inputs = Inputs::new(&self.q, &self.k, &self.v);
+            let mut inputs = Inputs::new(&self.q, &self.k, &self.v).seed(1);
             let mut buckets = None;
             match attention.score {
                 qkv::Score::General => inputs = inputs.w(&self.w),
@@ -84,7 +84,7 @@ fn mechanisms(n: usize) -> Vec<(&'static str, &'static str, Attention)> {
         ("mask", "BigBird 64, 3, 1, 3", plain().mask(Mask::bigbird(bigbird))),
         ("mask", "LSH, buckets of 64, 2 rounds", plain().mask(Mask::lsh(Lsh { buckets: n / 64, rounds: 2, seed: 1 }))),
         ("select", "hard", plain().hard()),
-        ("select", "sampled", plain().sample(1)),
+        ("select", "sampled", plain().sample()),
         ("select", "top-k 32", plain().top_k(32)),
         ("select", "sparsemax", plain().sparsemax()),
         ("local", "predictive, D = 256", plain().local(256)),

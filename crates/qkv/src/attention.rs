@@ -1,4 +1,4 @@
-//! [`Attention`]: the four choices in one description, and what can be asked of it.
+//! [`Attention`]: the description of an attention, its builders, and the calls that compute it.
 
 use crate::bias::Bias;
 use crate::decode::Decode;
@@ -6,20 +6,23 @@ use crate::element::Element;
 use crate::error::Result;
 use crate::exact;
 use crate::feature::Features;
+use crate::gradients::Gradients;
 use crate::inputs::{Inputs, Upstream};
 use crate::mask::Mask;
+use crate::output::{Output, OutputMut};
 use crate::place::Place;
 use crate::problem::Problem;
 use crate::score::{Scale, Score};
 use crate::scratch::Scratch;
 use crate::select::{Choice, Dropout, Select};
-use crate::tensor::Tensor;
 use crate::weights::Weights;
-use qkv_simd::{Element as _, ViewMut};
 use serde::{Deserialize, Serialize};
 
-/// What attention is to be computed: a plain description, without tensors and without a device. It can be cloned,
-/// compared, written into a file and read back.
+/// The description of an attention: plain data, without tensors and without a device. It can be cloned, compared, written
+/// to a file and read back.
+///
+/// Builders never fail. A description that contradicts itself (`straight_through` before `hard`, two relative tables) is
+/// refused with a typed [`Error`](crate::Error) by the first call that uses it.
 ///
 /// ```
 /// use qkv::{Attention, Bias, Inputs, Mask, Tensor, Upstream};
@@ -61,6 +64,9 @@ pub struct Attention {
     pub sinks: bool,
     /// Whether the forward pass returns the entropy of each row.
     pub entropy: bool,
+    /// Set by [`straight_through`](Attention::straight_through) on an attention that is not hard: an error at first use.
+    #[serde(skip)]
+    pub(crate) misplaced_straight_through: bool,
 }
 
 impl Attention {
@@ -173,28 +179,38 @@ impl Attention {
         self.select(Select::Hard(Choice::default()))
     }
 
-    /// Attend to one key, drawn from the softmax. The log-probability of the draw comes out, and takes an upstream gradient.
+    /// Attend to one key, drawn from the softmax with the seed of the call, [`Inputs::seed`](crate::Inputs::seed). The
+    /// output holds the log-probability of the draw, which takes an upstream gradient.
     ///
     /// ```
     /// use qkv::{Attention, Inputs, Tensor, Upstream};
     /// let x = Tensor::<f32, 4>::randn([1, 1, 9, 4], 1);
-    /// let sampled = Attention::scaled_dot().sample(3);
-    /// let out = sampled.forward(Inputs::new(&x, &x, &x))?;
+    /// let sampled = Attention::scaled_dot().sample();
+    /// let inputs = Inputs::new(&x, &x, &x).seed(3);
+    /// let out = sampled.forward(inputs)?;
     /// // REINFORCE: the gradient of reward · log-probability.
     /// let reward = [1.0; 9];
-    /// let upstream = Upstream::new(&x).log_prob(&reward);
-    /// let grad = sampled.backward(Inputs::new(&x, &x, &x), &out, upstream)?;
+    /// let grad = sampled.backward(inputs, &out, Upstream::new(&x).log_prob(&reward))?;
     /// assert!(grad.q.data().iter().any(|&g| g != 0.0));
     /// # Ok::<(), qkv::Error>(())
     /// ```
-    pub fn sample(self, seed: u64) -> Attention {
-        self.select(Select::Hard(Choice { sample: Some(seed), straight_through: false }))
+    pub fn sample(self) -> Attention {
+        self.select(Select::Hard(Choice { sample: true, straight_through: false }))
     }
 
-    /// Let hard attention's scores learn from the output as if the weights had been soft. See [`Choice`].
+    /// Pass the gradient of a hard attention's output to the scores as if the weights had been soft. Comes after
+    /// [`hard`](Attention::hard) or [`sample`](Attention::sample); elsewhere it is an error at first use. See [`Choice`].
+    ///
+    /// ```
+    /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 9, 4], 1);
+    /// assert!(Attention::dot().hard().straight_through().forward(Inputs::new(&x, &x, &x)).is_ok());
+    /// assert!(Attention::dot().straight_through().hard().forward(Inputs::new(&x, &x, &x)).is_err());
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
     pub fn straight_through(mut self) -> Attention {
-        if let Select::Hard(choice) = &mut self.select {
-            choice.straight_through = true;
+        match &mut self.select {
+            Select::Hard(choice) => choice.straight_through = true,
+            _ => self.misplaced_straight_through = true,
         }
         self
     }
@@ -231,18 +247,42 @@ impl Attention {
         self
     }
 
-    /// Drop each weight with probability `p`, and scale up what is kept.
+    /// Drop each weight with probability `p` and scale up the others. What is dropped depends on the seed of the call,
+    /// [`Inputs::seed`](crate::Inputs::seed). To evaluate, use [`for_evaluation`](Attention::for_evaluation).
     ///
     /// ```
     /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 9, 4], 1);
-    /// let training = Attention::scaled_dot().dropout(0.1, 42);
-    /// let once = training.forward(Inputs::new(&x, &x, &x))?;
-    /// assert_eq!(once, training.forward(Inputs::new(&x, &x, &x))?); // the same seed drops the same
+    /// let training = Attention::scaled_dot().dropout(0.1);
+    /// for step in 0..3 {
+    ///     training.forward(Inputs::new(&x, &x, &x).seed(step))?;
+    /// }
     /// # Ok::<(), qkv::Error>(())
     /// ```
-    pub fn dropout(mut self, p: f64, seed: u64) -> Attention {
-        self.dropout = Some(Dropout { p, seed });
+    pub fn dropout(mut self, p: f64) -> Attention {
+        self.dropout = Some(Dropout { p });
         self
+    }
+
+    /// The same attention without randomness: no dropout, and the most likely key instead of a sampled one. It takes no
+    /// seed.
+    ///
+    /// ```
+    /// # use qkv::*;
+    /// let training = Attention::scaled_dot().dropout(0.1);
+    /// assert_eq!(training.for_evaluation(), Attention::scaled_dot());
+    /// ```
+    pub fn for_evaluation(mut self) -> Attention {
+        self.dropout = None;
+        if let Select::Hard(choice) = &mut self.select {
+            choice.sample = false;
+        }
+        self
+    }
+
+    /// Whether a call draws random numbers, and so needs [`Inputs::seed`](crate::Inputs::seed).
+    pub fn draws(&self) -> bool {
+        self.dropout.is_some_and(|dropout| dropout.threshold() > 0)
+            || matches!(self.select, Select::Hard(Choice { sample: true, .. }))
     }
 
     /// Give every head a sink: a logit, from the input `sinks [Hq]`, that takes mass and gives no value (Xiao et al. 2023,
@@ -300,11 +340,8 @@ impl Attention {
     /// let mut values = vec![0.0; 2 * 9 * 4];
     /// let mut lse = vec![0.0; 2 * 9];
     /// // Heads next to each other in memory: [B, N, H, D], as a layer after it may want them.
-    /// let into = OutputMut {
-    ///     values: ViewMut::strided(&mut values, 0, [1, 2, 9, 4], [72, 4, 8, 1])?,
-    ///     lse: ViewMut::new(&mut lse, [1, 2, 9, 1])?,
-    ///     entropy: None,
-    /// };
+    /// let values = ViewMut::strided(&mut values, 0, [1, 2, 9, 4], [72, 4, 8, 1])?;
+    /// let into = OutputMut::new(values, ViewMut::new(&mut lse, [1, 2, 9, 1])?);
     /// attention.forward_into(Inputs::new(&x, &x, &x), into, &scratch, 2)?;
     /// # Ok::<(), qkv::Error>(())
     /// ```
@@ -345,7 +382,7 @@ impl Attention {
         let problem = Problem::placed(self, inputs, out.place)?;
         out.check(&problem)?;
         problem.check_upstream(&upstream, out.entropy.is_some())?;
-        out.check_kept(self)?;
+        out.check_saved(self)?;
         T::backward(&problem, out, &upstream, scratch, threads.max(1))
     }
 
@@ -354,11 +391,12 @@ impl Attention {
     pub fn weights<'a, T: Element>(&'a self, inputs: Inputs<'a, T>, out: &'a Output<T>) -> Result<Weights<'a, T>> {
         let problem = Problem::placed(self, inputs, out.place)?;
         out.check(&problem)?;
-        out.check_kept(self)?;
+        out.check_saved(self)?;
         Ok(Weights::new(problem, out))
     }
 
-    /// Attends from a few new queries, which stand at the end, to a growing cache of keys and values.
+    /// Attends from a few new queries to a growing cache of keys and values. The queries stand at the end of the keys, or
+    /// where [`Inputs::positions`](crate::Inputs::positions) puts them; a description with another [`Place`] is an error.
     ///
     /// ```
     /// use qkv::{Attention, Cache, Decode, Inputs, Mask, Tensor};
@@ -384,8 +422,7 @@ impl Attention {
         scratch: &Scratch<T::Acc>,
         threads: usize,
     ) -> Result<Output<T>> {
-        let place = if inputs.positions.is_some() { Place::Given } else { Place::End };
-        let (problem, threads) = (Problem::placed(self, inputs, place)?, threads.max(1));
+        let (problem, threads) = (Problem::decoding(self, inputs)?, threads.max(1));
         if self.select == Select::Soft {
             return Output::written(&problem, |into| T::decode(&problem, into, how, scratch, threads));
         }
@@ -402,11 +439,7 @@ impl Attention {
     /// let q = Tensor::<f32, 4>::randn([1, 8, 1, 16], 1);
     /// let [k, v] = [2, 3].map(|seed| Tensor::<f32, 4>::randn([1, 2, 300, 16], seed));
     /// let (mut values, mut lse) = (vec![0.0; 8 * 16], vec![0.0; 8]);
-    /// let into = OutputMut {
-    ///     values: ViewMut::new(&mut values, [1, 8, 1, 16])?,
-    ///     lse: ViewMut::new(&mut lse, [1, 8, 1, 1])?,
-    ///     entropy: None,
-    /// };
+    /// let into = OutputMut::new(ViewMut::new(&mut values, [1, 8, 1, 16])?, ViewMut::new(&mut lse, [1, 8, 1, 1])?);
     /// let scratch = Scratch::new(); // kept from token to token
     /// Attention::scaled_dot().decode_into(Inputs::new(&q, &k, &v), into, Decode::Fast, &scratch, 2)?;
     /// # Ok::<(), qkv::Error>(())
@@ -419,8 +452,7 @@ impl Attention {
         scratch: &Scratch<T::Acc>,
         threads: usize,
     ) -> Result<()> {
-        let place = if inputs.positions.is_some() { Place::Given } else { Place::End };
-        let problem = Problem::placed(self, inputs, place)?;
+        let problem = Problem::decoding(self, inputs)?;
         into.check(&problem)?;
         self.check_into()?;
         T::decode(&problem, into, how, scratch, threads.max(1));
@@ -463,226 +495,4 @@ pub struct Tiles {
     pub partial: usize,
     /// Without a mask.
     pub full: usize,
-}
-
-/// What the forward pass returns, and what backward needs of it. Two are equal if all that they return is.
-#[derive(Clone, Debug)]
-pub struct Output<T: qkv_simd::Element> {
-    /// The weighted sums of the values, `[B, Hq, N, Dv]`.
-    pub values: Tensor<T, 4>,
-    /// The natural log of the sum of exponentials of each row of scores, `[B, Hq, N]`; −∞ where a query sees nothing. For
-    /// top-k over what was chosen; for sparsemax the threshold `τ` instead.
-    pub lse: Tensor<T::Acc, 3>,
-    /// The entropy of each row of weights, `[B, Hq, N]`, where it was asked for.
-    pub entropy: Option<Tensor<T::Acc, 3>>,
-    /// The keys that hard attention or top-k chose, ascending, `[B, Hq, N, 1 or k]`; −1 where there was none to choose.
-    pub chosen: Option<Tensor<i64, 4>>,
-    /// The log-probability of what hard attention chose, `[B, Hq, N]`; 0 where there was nothing to choose.
-    pub log_prob: Option<Tensor<T::Acc, 3>>,
-    /// What backward needs besides, `[B, Hq, N, Dv]`: the soft output for straight-through, the mean of the values that
-    /// sparsemax keeps.
-    pub(crate) kept: Option<Tensor<T::Acc, 4>>,
-    /// Where the queries stood.
-    pub(crate) place: Place,
-}
-
-impl<T: qkv_simd::Element> PartialEq for Output<T> {
-    fn eq(&self, other: &Self) -> bool {
-        (&self.values, &self.lse, &self.entropy) == (&other.values, &other.lse, &other.entropy)
-            && (&self.chosen, &self.log_prob, &self.kept) == (&other.chosen, &other.log_prob, &other.kept)
-    }
-}
-
-impl<T: qkv_simd::Element> Output<T> {
-    /// What a softmax leaves behind, from a file, say: its log-sum-exp `[B, Hq, N]` is all that the weights need. Values are
-    /// as wide as `dv` says, and 0.
-    ///
-    /// ```
-    /// use qkv::{Attention, Inputs, Output, Place, Tensor};
-    /// let x = Tensor::<f32, 4>::randn([1, 1, 5, 8], 1);
-    /// let nothing = Tensor::new(vec![], [1, 1, 5, 0])?; // no values: only the weights are wanted
-    /// let attention = Attention::scaled_dot();
-    /// let lse = attention.forward(Inputs::new(&x, &x, &x))?.lse;
-    /// let out = Output::of_lse(lse, 0, Place::Start)?;
-    /// let row = attention.weights(Inputs::new(&x, &x, &nothing), &out)?.rows(0, 0, 2..3)?;
-    /// assert!((row.data().iter().sum::<f32>() - 1.0).abs() < 1e-6);
-    /// # Ok::<(), qkv::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Where there is no memory for the values.
-    pub fn of_lse(lse: Tensor<T::Acc, 3>, dv: usize, place: Place) -> Result<Self> {
-        let [b, h, n] = lse.shape();
-        let values = Tensor::zeros("out", [b, h, n, dv])?;
-        Ok(Output { values, lse, entropy: None, chosen: None, log_prob: None, kept: None, place })
-    }
-
-    /// Every number rounded to another type.
-    pub fn rounded<U: qkv_simd::Element>(&self) -> Output<U> {
-        let column = |t: &Tensor<T::Acc, 3>| t.map(|x| U::Acc::of_f64(x.to_f64()));
-        Output {
-            values: self.values.rounded(),
-            lse: column(&self.lse),
-            entropy: self.entropy.as_ref().map(column),
-            chosen: self.chosen.clone(),
-            log_prob: self.log_prob.as_ref().map(column),
-            kept: self.kept.as_ref().map(Tensor::rounded),
-            place: self.place,
-        }
-    }
-
-    pub(crate) fn zeros(problem: &Problem<'_, T>) -> Result<Self> {
-        let Problem { b, n, dv, heads, .. } = *problem;
-        Ok(Output { values: Tensor::zeros("out", [b, heads.query, n, dv])?, ..Output::but_values(problem)? })
-    }
-
-    /// All but the values, as zeros.
-    fn but_values(problem: &Problem<'_, T>) -> Result<Self> {
-        let Problem { b, n, heads, .. } = *problem;
-        let rows = [b, heads.query, n];
-        Ok(Output {
-            values: Tensor::zeros("out", [0; 4])?,
-            lse: Tensor::zeros("lse", rows)?,
-            entropy: problem.attention.entropy.then(|| Tensor::zeros("entropy", rows)).transpose()?,
-            chosen: None,
-            log_prob: None,
-            kept: None,
-            place: problem.scene.place,
-        })
-    }
-
-    /// What `write` makes of it: every row of values has to be written.
-    pub(crate) fn written(problem: &Problem<'_, T>, write: impl FnOnce(OutputMut<'_, T>)) -> Result<Self> {
-        let Problem { b, n, dv, heads, .. } = *problem;
-        let mut out = Output::but_values(problem)?;
-        let mut values = Tensor::unwritten("out", [b, heads.query, n, dv])?;
-        write(OutputMut { values: values.view(), ..out.writable() });
-        out.values = Tensor::new(values.written(), [b, heads.query, n, dv])?;
-        Ok(out)
-    }
-
-    pub(crate) fn writable(&mut self) -> OutputMut<'_, T> {
-        let [b, h, n] = self.lse.shape();
-        let column = |tensor| ViewMut::new(Tensor::data_mut(tensor), [b, h, n, 1]).expect("one number a row");
-        OutputMut {
-            values: ViewMut::from(&mut self.values),
-            lse: column(&mut self.lse),
-            entropy: self.entropy.as_mut().map(column),
-        }
-    }
-
-    /// Checks that this came out of the same problem.
-    fn check(&self, problem: &Problem<'_, T>) -> Result<()> {
-        let Problem { b, n, dv, heads, .. } = *problem;
-        check_shape("out", self.values.shape(), [b, heads.query, n, dv])?;
-        check_shape("lse", self.lse.shape(), [b, heads.query, n])?;
-        self.entropy.as_ref().map_or(Ok(()), |e| check_shape("entropy", e.shape(), [b, heads.query, n]))
-    }
-}
-
-impl<T: qkv_simd::Element> Output<T> {
-    /// Checks that what a selection keeps for backward is there.
-    fn check_kept(&self, attention: &Attention) -> Result<()> {
-        let needs = |there: bool, tensor| match there {
-            true => Ok(()),
-            false => {
-                Err(crate::Error::Missing { tensor, needed_by: "this selection (an output of another attention?)" })
-            }
-        };
-        match attention.select {
-            Select::Soft => Ok(()),
-            Select::Hard(choice) => {
-                needs(self.chosen.is_some(), "chosen")?;
-                needs(!choice.straight_through || self.kept.is_some(), "the soft output")
-            }
-            Select::TopK(_) => needs(self.chosen.is_some(), "chosen"),
-            Select::Sparsemax => needs(self.kept.is_some(), "the mean of the values"),
-        }
-    }
-}
-
-fn check_shape<const R: usize>(tensor: &'static str, found: [usize; R], expected: [usize; R]) -> Result<()> {
-    if found == expected {
-        return Ok(());
-    }
-    Err(crate::error::Error::shape(tensor, &found, format!("{expected:?}")))
-}
-
-/// Memory of the caller's for what the forward pass returns.
-#[derive(Debug)]
-pub struct OutputMut<'a, T: qkv_simd::Element> {
-    /// `[B, Hq, N, Dv]`.
-    pub values: ViewMut<'a, T>,
-    /// `[B, Hq, N, 1]`.
-    pub lse: ViewMut<'a, T::Acc>,
-    /// `[B, Hq, N, 1]`, if the attention has [`with_entropy`](Attention::with_entropy).
-    pub entropy: Option<ViewMut<'a, T::Acc>>,
-}
-
-impl<T: qkv_simd::Element> OutputMut<'_, T> {
-    fn check(&self, problem: &Problem<'_, T>) -> Result<()> {
-        let Problem { b, n, dv, heads, .. } = *problem;
-        check_shape("out", self.values.shape(), [b, heads.query, n, dv])?;
-        check_shape("lse", self.lse.shape(), [b, heads.query, n, 1])?;
-        match (&self.entropy, problem.attention.entropy) {
-            (Some(entropy), true) => check_shape("entropy", entropy.shape(), [b, heads.query, n, 1]),
-            (None, false) => Ok(()),
-            (None, true) => Err(crate::Error::Missing { tensor: "entropy", needed_by: "an attention with entropy" }),
-            (Some(_), false) => {
-                Err(crate::Error::Unused { tensor: "entropy", reason: "the attention was not asked for its entropy" })
-            }
-        }
-    }
-}
-
-/// The gradients of everything that was given, each with the shape of what it is the gradient of.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Gradients<T> {
-    /// Of the queries, `[B, Hq, N, D]`.
-    pub q: Tensor<T, 4>,
-    /// Of the keys, `[B, Hk, M, Dk]`.
-    pub k: Tensor<T, 4>,
-    /// Of the values, `[B, Hk, M, Dv]`.
-    pub v: Tensor<T, 4>,
-    /// Of the general score's matrix, `[1, 1 or Hq, D, Dk]`.
-    pub w: Option<Tensor<T, 4>>,
-    /// Of the additive score's query matrix, `[1, 1 or Hq, A, D]`.
-    pub w_q: Option<Tensor<T, 4>>,
-    /// Of the additive score's key matrix, `[1, 1 or Hk, A, Dk]`.
-    pub w_k: Option<Tensor<T, 4>>,
-    /// Of the additive score's vector, `[A]`.
-    pub v_score: Option<Vec<T>>,
-    /// Of the learned scale, `[1 or Hq]`.
-    pub scale: Option<Vec<T>>,
-    /// Of the bias tensor, in the shape in which it was given.
-    pub bias: Option<Tensor<T, 4>>,
-    /// Of the relative table, `[1, 1, 1 or Hq, 2·reach + 1]`.
-    pub table: Option<Tensor<T, 4>>,
-    /// Of the sinks, `[Hq]`.
-    pub sinks: Option<Vec<T>>,
-    /// Of the predicted centres, `[B, Hq, N]`.
-    pub center: Option<Vec<T>>,
-}
-
-impl<T: qkv_simd::Element> Gradients<T> {
-    /// Every number rounded to another type.
-    pub fn rounded<U: qkv_simd::Element>(&self) -> Gradients<U> {
-        let tensor = |given: &Option<Tensor<T, 4>>| given.as_ref().map(Tensor::rounded);
-        let numbers =
-            |given: &Option<Vec<T>>| given.as_ref().map(|given| given.iter().map(|x| U::of_f64(x.to_f64())).collect());
-        Gradients {
-            q: self.q.rounded(),
-            k: self.k.rounded(),
-            v: self.v.rounded(),
-            w: tensor(&self.w),
-            w_q: tensor(&self.w_q),
-            w_k: tensor(&self.w_k),
-            v_score: numbers(&self.v_score),
-            scale: numbers(&self.scale),
-            bias: tensor(&self.bias),
-            table: tensor(&self.table),
-            sinks: numbers(&self.sinks),
-            center: numbers(&self.center),
-        }
-    }
 }

@@ -10,6 +10,9 @@ pub struct Bias {
     pub(crate) alibi: bool,
     pub(crate) tensor: bool,
     pub(crate) relative: Option<usize>,
+    /// Two relative tables were added: an error at first use, since a call has one `table`.
+    #[serde(skip)]
+    pub(crate) two_tables: bool,
 }
 
 impl Bias {
@@ -79,7 +82,7 @@ impl Bias {
     }
 }
 
-/// Both. Of two relative tables the right one counts, since only one can be given.
+/// Both. Two relative tables are an error at first use: a call has only one `table`.
 impl Add for Bias {
     type Output = Bias;
     fn add(self, other: Bias) -> Bias {
@@ -87,6 +90,7 @@ impl Add for Bias {
             alibi: self.alibi || other.alibi,
             tensor: self.tensor || other.tensor,
             relative: other.relative.or(self.relative),
+            two_tables: self.two_tables || other.two_tables || (self.relative.is_some() && other.relative.is_some()),
         }
     }
 }

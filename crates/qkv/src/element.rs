@@ -1,12 +1,13 @@
 //! The types that attention is computed in, and the engines compiled for each of them, here and once: whoever calls a
 //! generic method finds them ready instead of compiling them again.
 
-use crate::attention::{Gradients, Output, OutputMut};
 use crate::decode::Decode;
 use crate::error::Result;
 use crate::exact;
 use crate::feature;
+use crate::gradients::Gradients;
 use crate::inputs::Upstream;
+use crate::output::{Output, OutputMut};
 use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::Scratch;

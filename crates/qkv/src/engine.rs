@@ -12,7 +12,7 @@
 
 pub use crate::problem::Problem;
 
-use crate::attention::Output;
+use crate::output::Output;
 use crate::place::Place;
 use crate::tensor::Tensor;
 
@@ -24,7 +24,7 @@ pub fn output<T: qkv_simd::Element>(
     entropy: Option<Tensor<T::Acc, 3>>,
     place: Place,
 ) -> Output<T> {
-    Output { values, lse, entropy, chosen: None, log_prob: None, kept: None, place }
+    Output { entropy, ..Output::new(values, lse, place) }
 }
 
 /// Where the queries of an output stood.

@@ -50,7 +50,7 @@ impl Lsh {
         self.check()?;
         let x = x.into();
         let [batch, heads, length, width] = x.shape();
-        let mut out = Tensor::zeros("buckets", [batch, heads, length, self.rounds])?;
+        let mut out = Tensor::allocate("buckets", [batch, heads, length, self.rounds])?;
         let factors = self.factors();
         let directions = self.rounds * factors.iter().map(|buckets| buckets / 2).sum::<usize>();
         let row = padded::<f64>(directions);

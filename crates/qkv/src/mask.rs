@@ -167,7 +167,7 @@ impl Mask {
     /// ```
     /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 2, 3, 4], 1);
     /// let bits = Tensor::from_fn([1, 1, 3, 3], |[_, _, i, j]| u8::from((i + j) % 2 == 0));
-    /// Attention::scaled_dot().mask(Mask::bits()).forward(Inputs::new(&x, &x, &x).mask(&bits))?;
+    /// Attention::scaled_dot().mask(Mask::bits()).forward(Inputs::new(&x, &x, &x).bits(&bits))?;
     /// # Ok::<(), qkv::Error>(())
     /// ```
     pub fn bits() -> Mask {
@@ -411,11 +411,11 @@ impl Mask {
     }
 
     /// The hash that is anywhere in the tree; of several, the first.
-    pub fn hash(&self) -> Option<Lsh> {
+    pub fn lsh_buckets(&self) -> Option<Lsh> {
         match self {
             Mask::Lsh(lsh) => Some(*lsh),
-            Mask::And(a, b) | Mask::Or(a, b) => a.hash().or(b.hash()),
-            Mask::Not(a) => a.hash(),
+            Mask::And(a, b) | Mask::Or(a, b) => a.lsh_buckets().or(b.lsh_buckets()),
+            Mask::Not(a) => a.lsh_buckets(),
             _ => None,
         }
     }
@@ -447,7 +447,7 @@ impl Mask {
                 if fits { Ok(()) } else { Err(Error::value("blocks", found, format!("{rows} × {cols} at least"))) }
             }
             Mask::Lsh(lsh) => lsh.check(),
-            Mask::And(a, b) | Mask::Or(a, b) => match (a.hash(), b.hash()) {
+            Mask::And(a, b) | Mask::Or(a, b) => match (a.lsh_buckets(), b.lsh_buckets()) {
                 (Some(x), Some(y)) if x != y => Err(Error::Conflict {
                     first: "one hash",
                     second: "another",

@@ -1,11 +1,12 @@
 //! A cache in pages: sequences of different lengths share one pool, grow a page at a time and give their pages back. What
 //! is computed from it has the bits that a contiguous cache would give.
 
-use crate::attention::{Attention, Output};
+use crate::attention::Attention;
 use crate::decode::Decode;
 use crate::error::{Error, Result};
 use crate::inputs::Inputs;
 use crate::mask::Mask;
+use crate::output::Output;
 use crate::source::Pages;
 use qkv_simd::{Element, View};
 

@@ -80,7 +80,7 @@ impl<'a, T: Element> Problem<'a, T> {
             positions: inputs.positions,
             lengths: inputs.lengths,
             segments: inputs.segments,
-            bits: broadcast("mask", inputs.bits, [b, hq, n, m])?,
+            bits: broadcast("bits", inputs.bits, [b, hq, n, m])?,
             buckets: inputs.buckets,
             group: heads.group,
             heads: hq,
@@ -94,6 +94,23 @@ impl<'a, T: Element> Problem<'a, T> {
         problem.check_bias()?;
         problem.check_selection()?;
         Ok(problem)
+    }
+
+    /// With the queries at the end of the keys, or at the given positions.
+    pub fn decoding(attention: &'a Attention, inputs: Inputs<'a, T>) -> Result<Self> {
+        let place = match (attention.place, inputs.positions) {
+            (Place::Start | Place::Given, Some(_)) => Place::Given,
+            (Place::Start | Place::End, None) => Place::End,
+            (Place::Given, None) => return Err(Error::Missing { tensor: "positions", needed_by: "a given place" }),
+            (Place::End | Place::Offset(_), _) => {
+                return Err(Error::Conflict {
+                    first: "a place",
+                    second: "decoding",
+                    reason: "its queries stand at the end of the keys, or at the input `positions`",
+                });
+            }
+        };
+        Problem::placed(attention, inputs, place)
     }
 
     fn check_numbers(&self) -> Result<()> {
@@ -132,7 +149,7 @@ impl<'a, T: Element> Problem<'a, T> {
         let unused = "no rule of the mask looks at it";
         given_if(mask.uses(&Mask::Lengths), inputs.lengths.is_some(), "lengths", "a padding mask", unused)?;
         given_if(mask.uses(&Mask::Segments), inputs.segments.is_some(), "segments", "a segment mask", unused)?;
-        given_if(mask.uses(&Mask::Bits), inputs.bits.is_some(), "mask", "a mask of bits", unused)?;
+        given_if(mask.uses(&Mask::Bits), inputs.bits.is_some(), "bits", "a mask of bits", unused)?;
         if let Some(lengths) = inputs.lengths {
             if lengths.len() != b {
                 return Err(Error::shape("lengths", &[lengths.len()], format!("[{b}], one a sequence")));
@@ -149,8 +166,8 @@ impl<'a, T: Element> Problem<'a, T> {
                 return Err(Error::shape("segments_k", &[keys.len()], format!("[{b}, {m}], one a key")));
             }
         }
-        given_if(mask.hash().is_some(), inputs.buckets.is_some(), "buckets", "a mask of hash buckets", unused)?;
-        if let (Some(lsh), Some((queries, keys))) = (mask.hash(), inputs.buckets) {
+        given_if(mask.lsh_buckets().is_some(), inputs.buckets.is_some(), "buckets", "a mask of hash buckets", unused)?;
+        if let (Some(lsh), Some((queries, keys))) = (mask.lsh_buckets(), inputs.buckets) {
             for (tensor, found, expected) in [
                 ("buckets of queries", queries.shape(), [b, self.heads.query, n, lsh.rounds]),
                 ("buckets of keys", keys.shape(), [b, self.heads.key, m, lsh.rounds]),
@@ -184,6 +201,13 @@ impl<'a, T: Element> Problem<'a, T> {
         let (bias, inputs, hq) = (&self.attention.bias, &self.inputs, self.heads.query);
         given_if(bias.tensor, inputs.bias.is_some(), "bias", "a tensor bias", "the attention has no tensor bias")?;
         let relative = bias.relative.is_some();
+        if bias.two_tables {
+            return Err(Error::Conflict {
+                first: "a relative bias",
+                second: "another",
+                reason: "a call has only one `table`",
+            });
+        }
         given_if(relative, inputs.table.is_some(), "table", "a relative bias", "the attention has no relative bias")?;
         if let (Some(reach), Some(table)) = (bias.relative, inputs.table) {
             let [one, first, rows, cols] = table.shape();
@@ -200,6 +224,13 @@ impl<'a, T: Element> Problem<'a, T> {
     fn check_selection(&self) -> Result<()> {
         let Attention { select, dropout, sinks, entropy, local, .. } = self.attention;
         let conflict = |first, second, reason| Err(Error::Conflict { first, second, reason });
+        if self.attention.misplaced_straight_through {
+            return conflict("straight-through", "a selection that is not hard", "it comes after `hard` or `sample`");
+        }
+        if self.attention.draws() && self.inputs.seed.is_none() {
+            let needed_by = if dropout.is_some() { "dropout" } else { "sampled hard attention" };
+            return Err(Error::Missing { tensor: "seed", needed_by });
+        }
         if *select != Select::Soft {
             let other = "a selection other than softmax";
             if dropout.is_some_and(|dropout| dropout.p > 0.0) {
@@ -242,6 +273,11 @@ impl<'a, T: Element> Problem<'a, T> {
     /// Where the queries stand.
     pub fn place(&self) -> Place {
         self.scene.place
+    }
+
+    /// The seed of the call; 0 if it draws nothing.
+    pub fn seed(&self) -> u64 {
+        self.inputs.seed.unwrap_or(0)
     }
 
     /// What the raw scores of a query head are multiplied by, and what the gradient of a learned scale is.

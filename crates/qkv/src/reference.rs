@@ -11,9 +11,11 @@ mod selection;
 pub use self::pair::{Pair, Step};
 
 use self::selection::select;
-use crate::attention::{Attention, Gradients, Output};
+use crate::attention::Attention;
 use crate::error::Result;
+use crate::gradients::Gradients;
 use crate::inputs::{Inputs, Upstream};
+use crate::output::Output;
 use crate::problem::Problem;
 use crate::score::Score;
 use crate::select::{Choice, Select};
@@ -64,24 +66,20 @@ impl<F: Real> Reference<F> {
         let problem = Problem::new(attention, inputs)?;
         let Problem { b: batch, n, m, dv, heads, .. } = problem;
         let rows = [batch, heads.query, n];
-        let mut scores = Tensor::zeros("scores", [batch, heads.query, n, m])?;
-        let mut weights = Tensor::zeros("weights", [batch, heads.query, n, m])?;
+        let mut scores = Tensor::allocate("scores", [batch, heads.query, n, m])?;
+        let mut weights = Tensor::allocate("weights", [batch, heads.query, n, m])?;
         let per_row = match attention.select {
             Select::TopK(k) => k.min(m.max(1)),
             _ => 1,
         };
         let chooses = matches!(attention.select, Select::Hard(_) | Select::TopK(_));
-        let mut output = Output {
-            values: Tensor::zeros("out", [batch, heads.query, n, dv])?,
-            lse: Tensor::zeros("lse", rows)?,
-            entropy: Some(Tensor::zeros("entropy", rows)?),
-            chosen: chooses.then(|| Tensor::from_fn([batch, heads.query, n, per_row], |_| -1)),
-            log_prob: matches!(attention.select, Select::Hard(_))
-                .then(|| Tensor::zeros("log_prob", rows))
-                .transpose()?,
-            kept: None,
-            place: attention.place,
-        };
+        let values = Tensor::allocate("out", [batch, heads.query, n, dv])?;
+        let mut output = Output::new(values, Tensor::allocate("lse", rows)?, attention.place);
+        output.entropy = Some(Tensor::allocate("entropy", rows)?);
+        output.chosen = chooses.then(|| Tensor::from_fn([batch, heads.query, n, per_row], |_| -1));
+        if let Select::Hard(_) = attention.select {
+            output.log_prob = Some(Tensor::allocate("log_prob", rows)?);
+        }
         for b in 0..batch {
             for h in 0..heads.query {
                 let head = Head::<F, T>::new(&problem, b, h);
@@ -89,7 +87,7 @@ impl<F: Real> Reference<F> {
                 for i in 0..n {
                     let mut of_row: Vec<F> = (0..m).map(|j| (self.round)(head.score(i, j).score)).collect();
                     let noise = |j| match attention.select {
-                        Select::Hard(choice) => choice.noise(b, h, i, j),
+                        Select::Hard(choice) => choice.noise(problem.seed(), b, h, i, j),
                         _ => 0.0,
                     };
                     let row = select(attention.select, &mut of_row, sink, self.round, noise);
@@ -119,6 +117,9 @@ impl<F: Real> Reference<F> {
                 }
             }
         }
+        if attention.select == Select::Sparsemax {
+            output.threshold = Some(std::mem::replace(&mut output.lse, Tensor::allocate("lse", [0; 3])?));
+        }
         Ok(Forward { output, weights, scores })
     }
 
@@ -133,12 +134,9 @@ impl<F: Real> Reference<F> {
         let problem = Problem::new(attention, inputs)?;
         problem.check_upstream(&upstream, true)?;
         let Problem { b: batch, n, m, d, dk, dv, heads, width, .. } = problem;
-        let given = |view: Option<View<'_, T>>| view.map(|view| Tensor::zeros("gradient", view.shape())).transpose();
+        let given = |view: Option<View<'_, T>>| view.map(|view| Tensor::allocate("gradient", view.shape())).transpose();
         let numbers = |slice: Option<&[T]>| slice.map(|slice| vec![F::ZERO; slice.len()]);
         let mut grad = Gradients {
-            q: Tensor::zeros("d_q", [batch, heads.query, n, d])?,
-            k: Tensor::zeros("d_k", [batch, heads.key, m, dk])?,
-            v: Tensor::zeros("d_v", [batch, heads.key, m, dv])?,
             w: given(inputs.w)?,
             w_q: given(inputs.w_q)?,
             w_k: given(inputs.w_k)?,
@@ -148,6 +146,11 @@ impl<F: Real> Reference<F> {
             table: given(inputs.table)?,
             sinks: numbers(inputs.sinks),
             center: numbers(inputs.center),
+            ..Gradients::new(
+                Tensor::allocate("d_q", [batch, heads.query, n, d])?,
+                Tensor::allocate("d_k", [batch, heads.key, m, dk])?,
+                Tensor::allocate("d_v", [batch, heads.key, m, dv])?,
+            )
         };
         let straight_through = !matches!(attention.select, Select::Hard(Choice { straight_through: false, .. }));
         for b in 0..batch {
@@ -161,7 +164,7 @@ impl<F: Real> Reference<F> {
                     let d_lse = upstream.lse.map_or(F::ZERO, |d| wide(d[at]));
                     let d_entropy = upstream.entropy.map_or(F::ZERO, |d| wide(d[at]));
                     let d_log_prob = upstream.log_prob.map_or(F::ZERO, |d| wide(d[at]));
-                    let lse = forward.output.lse[[b, h, i]];
+                    let lse = forward.output.row_statistic()[[b, h, i]];
                     let (mut delta, mut mass, mut entropy) = (F::ZERO, F::ZERO, F::ZERO);
                     let mut d_weights = vec![F::ZERO; m];
                     let mut p = vec![F::ZERO; m];
@@ -418,7 +421,7 @@ impl<F: Real, T: Element> Head<'_, F, T> {
     fn modulation(&self, i: usize, j: usize) -> F {
         let kept = match self.problem.attention.dropout {
             None => 1.0,
-            Some(d) if u32::from(philox::bits(d.seed, self.b, self.h, i, j)) < d.threshold() => 0.0,
+            Some(d) if u32::from(philox::bits(self.problem.seed(), self.b, self.h, i, j)) < d.threshold() => 0.0,
             Some(d) => d.kept_scale(),
         };
         let gaussian = self.apart(i, j).map_or(1.0, |(apart, sigma)| (-apart * apart / (2.0 * sigma * sigma)).exp());

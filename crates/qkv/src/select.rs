@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use qkv_simd::philox;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// How the scores of a row become weights.
 ///
@@ -20,13 +20,14 @@ use serde::{Deserialize, Serialize};
 /// use qkv::{Attention, Inputs, Tensor};
 /// let x = Tensor::<f32, 4>::randn([1, 1, 50, 8], 1);
 /// let weights = |attention: Attention| {
-///     let out = attention.forward(Inputs::new(&x, &x, &x))?;
-///     let row = attention.weights(Inputs::new(&x, &x, &x), &out)?.rows(0, 0, 7..8)?;
+///     let inputs = Inputs::new(&x, &x, &x).seed(42);
+///     let out = attention.forward(inputs)?;
+///     let row = attention.weights(inputs, &out)?.rows(0, 0, 7..8)?;
 ///     Ok::<usize, qkv::Error>(row.data().iter().filter(|&&w| w > 0.0).count())
 /// };
 /// assert_eq!(weights(Attention::scaled_dot())?, 50);
 /// assert_eq!(weights(Attention::scaled_dot().hard())?, 1);
-/// assert_eq!(weights(Attention::scaled_dot().sample(42))?, 1);
+/// assert_eq!(weights(Attention::scaled_dot().sample())?, 1);
 /// assert_eq!(weights(Attention::scaled_dot().top_k(5))?, 5);
 /// assert!(weights(Attention::scaled_dot().sparsemax())? < 25);
 /// # Ok::<(), qkv::Error>(())
@@ -46,21 +47,38 @@ pub enum Select {
     Sparsemax,
 }
 
-/// How hard attention chooses, and what it tells the scores.
+/// How hard attention chooses a key, and which gradient the scores get.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Choice {
-    /// Draw from the softmax with this seed; without, take the largest.
-    pub sample: Option<u64>,
-    /// Let the gradient of the output reach the scores as if the weights had been soft (Bengio et al. 2013,
-    /// arXiv:1308.3432). Without, only the gradient of the log-probability does.
+    /// Draw the key from the softmax, with [`Inputs::seed`](crate::Inputs::seed); otherwise take the largest score.
+    #[serde(deserialize_with = "sample_or_old_seed")]
+    pub sample: bool,
+    /// Pass the gradient of the output to the scores as if the weights had been soft (Bengio et al. 2013,
+    /// arXiv:1308.3432). Otherwise only the gradient of the log-probability reaches them.
     pub straight_through: bool,
 }
 
+/// Descriptions once held the seed here: a number meant sampling, `null` the largest score.
+fn sample_or_old_seed<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<bool, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Sample(bool),
+        Seed(#[expect(dead_code, reason = "only its presence matters")] u64),
+        Largest(()),
+    }
+    Ok(match Written::deserialize(from)? {
+        Written::Sample(sample) => sample,
+        Written::Seed(_) => true,
+        Written::Largest(()) => false,
+    })
+}
+
 impl Choice {
-    /// What is added to a score before the largest is taken: nothing, or Gumbel noise, whose largest is then a draw from the
-    /// softmax (Gumbel 1954; Maddison et al. 2014). Always in f64, so that every engine adds the same.
-    pub(crate) fn noise(self, b: usize, h: usize, i: usize, j: usize) -> f64 {
-        self.sample.map_or(0.0, |seed| gumbel(philox::words(seed, b, h, i, j / 4)[j % 4]))
+    /// What is added to a score before the largest is taken: 0, or Gumbel noise, whose largest is a draw from the softmax
+    /// (Gumbel 1954; Maddison et al. 2014). In f64, so that every engine adds the same number.
+    pub(crate) fn noise(self, seed: u64, b: usize, h: usize, i: usize, j: usize) -> f64 {
+        if self.sample { gumbel(philox::words(seed, b, h, i, j / 4)[j % 4]) } else { 0.0 }
     }
 }
 
@@ -74,15 +92,15 @@ pub(crate) fn gumbel(word: u32) -> f64 {
     -(-uniform(word).ln()).ln()
 }
 
-/// Attention dropout (Srivastava et al. 2014; Vaswani et al. 2017): each weight is dropped with probability `p` and what
-/// is kept is scaled up. Which are dropped is a pure function of seed, sequence, query head, query and key: the map is
-/// written down in [`qkv_simd::philox`], and every device draws the same.
+/// Attention dropout (Srivastava et al. 2014; Vaswani et al. 2017): each weight is dropped with probability `p` and the
+/// others are scaled up. Which are dropped is a pure function of [`Inputs::seed`](crate::Inputs::seed), sequence, query
+/// head, query and key: [`qkv_simd::philox`] defines it, and every device draws the same.
+///
+/// Descriptions once held the seed as well; it is accepted and ignored when one is read.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Dropout {
-    /// The probability of dropping a weight, from 0 up to but not including 1; kept to 1/65,536.
+    /// The probability of dropping a weight, from 0 up to but not including 1, rounded to 1/65,536.
     pub p: f64,
-    /// The seed of the draw.
-    pub seed: u64,
 }
 
 impl Dropout {

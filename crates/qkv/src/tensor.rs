@@ -72,8 +72,23 @@ impl<T, const R: usize> Tensor<T, R> {
 }
 
 impl<T: Clone + Default, const R: usize> Tensor<T, R> {
-    /// Zeros, or whatever the default is.
-    pub(crate) fn zeros(name: &'static str, shape: [usize; R]) -> Result<Self> {
+    /// Zeros, or the default of `T`.
+    ///
+    /// ```
+    /// let mut t = qkv::Tensor::<f32, 3>::zeros([2, 3, 4])?;
+    /// t[[1, 2, 3]] = 1.0;
+    /// assert_eq!(t.data().iter().sum::<f32>(), 1.0);
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the shape does not fit into memory.
+    pub fn zeros(shape: [usize; R]) -> Result<Self> {
+        Tensor::allocate("tensor", shape)
+    }
+
+    /// Zeros; an error names the tensor.
+    pub(crate) fn allocate(name: &'static str, shape: [usize; R]) -> Result<Self> {
         let len = checked_len::<T>(name, &shape)?;
         // Asked for once to see whether it can be had, then as zeros that the system need not write.
         let too_large = |_| Error::TooLarge { tensor: name, shape: shape.to_vec() };
@@ -167,6 +182,13 @@ fn padded_shape<const R: usize>(shape: [usize; R]) -> [usize; 4] {
 impl<'a, T, const R: usize> From<&'a Tensor<T, R>> for View<'a, T> {
     fn from(tensor: &'a Tensor<T, R>) -> Self {
         View::new(&tensor.data, padded_shape(tensor.shape)).expect("a tensor holds its shape")
+    }
+}
+
+/// A mask of `bool`, for [`Inputs::bits`](crate::Inputs::bits).
+impl<'a, const R: usize> From<&'a Tensor<bool, R>> for View<'a, u8> {
+    fn from(tensor: &'a Tensor<bool, R>) -> Self {
+        View::<bool>::from(tensor).into()
     }
 }
 

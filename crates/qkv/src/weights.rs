@@ -1,11 +1,11 @@
 //! **Weights on demand**: any rows, any rectangle, or a picture of any size, recomputed exactly from q, k and the
 //! log-sum-exp. Nothing larger than what is asked for and its two sides is stored.
 
-use crate::attention::Output;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::exact::{Compared, KeyBlocks, Live, Operand, Plan, Room, RowAt, Rule, TileOps, Verdict, Weighing};
 use crate::feature::{self, Weigher};
+use crate::output::Output;
 use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::Scratch;
@@ -75,7 +75,7 @@ impl<'a, T: Element> Weights<'a, T> {
 
     fn listed(&self, b: usize, h: usize, rows: &[usize], cols: Range<usize>) -> Result<Tensor<T::Acc, 2>> {
         let width = cols.len();
-        let mut out = Tensor::zeros("weights", [rows.len(), width])?;
+        let mut out = Tensor::allocate("weights", [rows.len(), width])?;
         let written = Rows::new(ViewMut::from(&mut out));
         let asked = Asked { b, h, cols: &cols, tasks: rows.len().div_ceil(QUERIES), room: QUERIES * width };
         T::weigh(self, asked, &|weigh, room, block| {
@@ -110,7 +110,7 @@ impl<'a, T: Element> Weights<'a, T> {
             most: usize::MAX,
         };
         let found = self.gridded(b, h, rows, cols, grid, pool)?;
-        if found.shape() == [height, width] { Ok(found) } else { Tensor::zeros("picture", [height, width]) }
+        if found.shape() == [height, width] { Ok(found) } else { Tensor::allocate("picture", [height, width]) }
     }
 
     /// A rectangle of one head as a picture whose cells each cover `[down, across]` weights, the last ones what is left: the
@@ -164,7 +164,7 @@ impl<'a, T: Element> Weights<'a, T> {
     ) -> Result<Tensor<T::Acc, 2>> {
         self.check(b, h, &rows, &cols)?;
         let [height, width] = grid.size;
-        let mut out = Tensor::zeros("picture", grid.size)?;
+        let mut out = Tensor::allocate("picture", grid.size)?;
         if height == 0 || width == 0 {
             return Ok(out);
         }

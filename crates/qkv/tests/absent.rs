@@ -120,7 +120,7 @@ fn a_bias_of_minus_infinity_is_a_mask() {
     let bias = Tensor::from_fn([1, 1, 20, 150], |[_, _, i, j]| if seen(i, j) { 0.0 } else { f32::NEG_INFINITY });
     let masked = Attention::scaled_dot().mask(Mask::bits());
     let biased = Attention::scaled_dot().bias(Bias::tensor());
-    let expected = both(&masked, given.inputs(Score::ScaledDot).mask(&bits), &given.tensors[3]);
+    let expected = both(&masked, given.inputs(Score::ScaledDot).bits(&bits), &given.tensors[3]);
     let got = both(&biased, given.inputs(Score::ScaledDot).bias(&bias), &given.tensors[3]);
     assert_eq!(expected.0, got.0);
     assert_eq!((&expected.1.q, &expected.1.k, &expected.1.v), (&got.1.q, &got.1.k, &got.1.v));

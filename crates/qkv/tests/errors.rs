@@ -51,8 +51,8 @@ fn numbers_without_meaning_are_named() {
     );
     assert_eq!(refused(Attention::dot().softcap(-1.0), plain), "`softcap` is -1, expected a finite number above 0");
     let dropout = "a probability, at least 0 and less than 1";
-    assert_eq!(refused(Attention::dot().dropout(1.0, 0), plain), format!("`dropout` is 1, expected {dropout}"));
-    assert_eq!(refused(Attention::dot().dropout(f64::NAN, 0), plain), format!("`dropout` is NaN, expected {dropout}"));
+    assert_eq!(refused(Attention::dot().dropout(1.0), plain), format!("`dropout` is 1, expected {dropout}"));
+    assert_eq!(refused(Attention::dot().dropout(f64::NAN), plain), format!("`dropout` is NaN, expected {dropout}"));
     assert!(
         refused(Attention::dot().place(Place::Offset(i64::MAX)), plain).starts_with("`place` is 9223372036854775807")
     );
@@ -120,7 +120,7 @@ fn parameters_of_the_wrong_size_are_named() {
     let error = |result: qkv::Result<qkv::Output<f32>>| result.unwrap_err().to_string();
     let bits = Tensor::from_fn([1, 3, 6, 6], |_| 1u8);
     assert_eq!(
-        error(Attention::dot().mask(Mask::bits()).forward(inputs().mask(&bits))),
+        error(Attention::dot().mask(Mask::bits()).forward(inputs().bits(&bits))),
         "`mask` has shape [1, 3, 6, 6], expected something that broadcasts to [2, 4, 6, 6]"
     );
     let bias = t([2, 4, 6, 5]);
@@ -199,11 +199,10 @@ fn output_memory_must_have_a_place_for_every_number() {
     assert!(ViewMut::strided(&mut memory, 0, [1, 2, 10, 5], [0, 0, 5, 1]).is_err());
     let x = t([1, 2, 10, 5]);
     let mut lse = vec![0.0f32; 20];
-    let into = qkv::OutputMut {
-        values: ViewMut::new(&mut memory, [1, 2, 10, 5]).unwrap(),
-        lse: ViewMut::new(&mut lse, [1, 1, 20, 1]).unwrap(),
-        entropy: None,
-    };
+    let into = qkv::OutputMut::new(
+        ViewMut::new(&mut memory, [1, 2, 10, 5]).unwrap(),
+        ViewMut::new(&mut lse, [1, 1, 20, 1]).unwrap(),
+    );
     let error = Attention::dot().forward_into(Inputs::new(&x, &x, &x), into, &qkv::Scratch::new(), 1).unwrap_err();
     assert_eq!(error.to_string(), "`lse` has shape [1, 1, 20, 1], expected [1, 2, 10, 1]");
 }

@@ -108,7 +108,7 @@ impl<T: Element> Given<T> {
         }
         inputs = self.lengths.as_ref().map_or(inputs, |lengths| inputs.lengths(lengths));
         inputs = self.segments.as_ref().map_or(inputs, |(queries, keys)| inputs.segments(queries, keys));
-        self.bits.as_ref().map_or(inputs, |bits| inputs.mask(bits))
+        self.bits.as_ref().map_or(inputs, |bits| inputs.bits(bits))
     }
 
     fn upstream(&self) -> Upstream<'_, T>

@@ -91,7 +91,7 @@ fn every_gradient_is_what_the_loss_moves_by() {
             sizes,
             Extras::default(),
         ));
-        let dropped = Attention::new(score).dropout(0.4, 3);
+        let dropped = Attention::new(score).dropout(0.4);
         gradients_are_differences(&Case::new(format!("{score:?} with dropout"), dropped, sizes, Extras::default()));
     }
 }
@@ -129,7 +129,7 @@ fn selections_and_centres_have_the_gradients_of_what_they_return() {
         let attention = Attention::new(score).softcap(6.0).mask(Mask::causal()).place(Place::End);
         for (name, attention) in [
             ("hard", attention.clone().hard()),
-            ("sampled", attention.clone().sample(7)),
+            ("sampled", attention.clone().sample()),
             ("top-k", attention.clone().top_k(6)),
             ("sparsemax", attention.clone().sparsemax()),
             ("local", attention.clone().local(11)),

@@ -340,7 +340,7 @@ fn what_does_not_go_with_it_is_refused_by_name() {
     assert_eq!(refused(elu().bias(Bias::alibi())), "a bias");
     assert_eq!(refused(elu().learned_scale()), "a learned scale");
     assert_eq!(refused(elu().scale(2.0)), "a scale");
-    assert_eq!(refused(elu().dropout(0.1, 1)), "dropout");
+    assert_eq!(refused(elu().dropout(0.1)), "dropout");
     assert_eq!(refused(elu().with_sinks()), "sinks");
     assert_eq!(refused(elu().with_entropy()), "an entropy");
     assert_eq!(refused(elu().mask(Mask::window(2, 2))), "a window");

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use qkv::reference::Reference;
-use qkv::{Attention, Bias, BigBird, Inputs, Mask, Number, Output, Place, Pool, Score, Tensor, View, segments_of};
+use qkv::{Attention, Bias, BigBird, Inputs, Mask, Output, Place, Pool, Score, Tensor, View, segments_of};
 
 fn randn(shape: [usize; 4], seed: u64) -> Tensor<f64, 4> {
     Tensor::randn(shape, seed)
@@ -288,13 +288,23 @@ fn a_description_survives_being_written_down() {
         .bias(Bias::alibi() + Bias::relative(16))
         .mask(Mask::causal() & !(Mask::strided(4) | Mask::longformer(3, [1, 2])))
         .place(Place::Offset(-3))
-        .dropout(0.1, 7)
+        .dropout(0.1)
         .with_sinks()
         .with_entropy();
     let written = serde_json::to_string(&attention).unwrap();
     assert_eq!(serde_json::from_str::<Attention>(&written).unwrap(), attention);
     assert_eq!(serde_json::from_str::<Attention>("{}").unwrap(), Attention::scaled_dot());
     assert!(serde_json::from_str::<Attention>(r#"{"maks": "causal"}"#).is_err());
+}
+
+#[test]
+fn descriptions_that_hold_a_seed_are_still_read() {
+    let read = |json: &str| serde_json::from_str::<Attention>(json).unwrap();
+    assert_eq!(read(r#"{"dropout": {"p": 0.1, "seed": 42}}"#), Attention::scaled_dot().dropout(0.1));
+    let hard = |sample: &str| format!(r#"{{"select": {{"hard": {{"sample": {sample}, "straight_through": true}}}}}}"#);
+    assert_eq!(read(&hard("17")), Attention::scaled_dot().sample().straight_through());
+    assert_eq!(read(&hard("null")), Attention::scaled_dot().hard().straight_through());
+    assert_eq!(read(&hard("true")), Attention::scaled_dot().sample().straight_through());
 }
 
 #[test]
@@ -318,14 +328,20 @@ fn dropout_keeps_the_mean_and_drops_its_share() {
     let (n, m, p) = (64, 512, 0.25);
     let x = Tensor::<f32, 4>::from_fn([1, 1, m, 4], |_| 0.0);
     let q = View::from(&x).truncate(n);
-    let attention = Attention::dot().dropout(p, 11);
-    let out = attention.forward(Inputs::new(q, &x, &x)).unwrap();
-    let weights = attention.weights(Inputs::new(q, &x, &x), &out).unwrap().rows(0, 0, 0..n).unwrap();
+    let attention = Attention::dot().dropout(p);
+    let inputs = Inputs::new(q, &x, &x).seed(11);
+    let out = attention.forward(inputs).unwrap();
+    let weights = attention.weights(inputs, &out).unwrap().rows(0, 0, 0..n).unwrap();
     let dropped = weights.data().iter().filter(|&&w| w == 0.0).count() as f64 / (n * m) as f64;
     assert!((dropped - p).abs() < 0.01, "{dropped}");
     let sum: f32 = weights.data().iter().sum::<f32>() / n as f32;
     assert!((sum - 1.0).abs() < 0.02, "{sum}");
-    let other = attention.clone().dropout(p, 12).forward(Inputs::new(q, &x, &x)).unwrap();
+    let other = attention.forward(inputs.seed(12)).unwrap();
     assert_eq!(other.lse, out.lse);
-    assert_eq!(f32::EPSILON as f64, <f32 as Number>::EPSILON);
+    let upstream = || qkv::Upstream::new(q);
+    assert!(attention.backward(inputs, &out, upstream()).is_ok());
+    let wrong = attention.backward(inputs.seed(12), &out, upstream()).unwrap_err();
+    assert_eq!(wrong.to_string(), "`seed` is 12, expected 11, the seed of the forward pass");
+    let missing = attention.forward(Inputs::new(q, &x, &x)).unwrap_err();
+    assert_eq!(missing.to_string(), "`seed` is missing: dropout needs it");
 }

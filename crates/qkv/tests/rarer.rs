@@ -3,8 +3,8 @@
 
 use half::bf16;
 use qkv::{
-    Attention, Cache, Choice, Decode, Element, Inputs, Lsh, Mask, Number as _, Output, PagedCache, Pages, Select,
-    Tensor, Upstream, View,
+    Attention, Cache, Choice, Decode, Element, Inputs, Lsh, Mask, Output, PagedCache, Pages, Select, Tensor, Upstream,
+    View,
 };
 
 fn randn<T: Element>(shape: [usize; 4], seed: u64) -> Tensor<T, 4> {
@@ -37,8 +37,9 @@ fn a_sample_follows_the_softmax() {
     let (n, m) = (6000, 6);
     let q = Tensor::from_fn([1, 1, n, 1], |_| 1.0f32);
     let k = Tensor::from_fn([1, 1, m, 1], |[_, _, j, _]| j as f32 * 0.4);
-    let attention = Attention::dot().sample(17);
-    let out = attention.forward(Inputs::new(&q, &k, &k)).unwrap();
+    let attention = Attention::dot().sample();
+    let inputs = Inputs::new(&q, &k, &k).seed(17);
+    let out = attention.forward(inputs).unwrap();
     let chosen = out.chosen.as_ref().unwrap();
     let total: f64 = (0..m).map(|j| (j as f64 * 0.4).exp()).sum();
     for j in 0..m {
@@ -47,25 +48,25 @@ fn a_sample_follows_the_softmax() {
         // Four standard deviations of a binomial share.
         assert!((share - p).abs() < 4.0 * (p * (1.0 - p) / n as f64).sqrt(), "key {j}: {share} for {p}");
     }
-    assert_eq!(attention.forward(Inputs::new(&q, &k, &k)).unwrap(), out);
-    assert_ne!(Attention::dot().sample(18).forward(Inputs::new(&q, &k, &k)).unwrap().chosen, out.chosen);
+    assert_eq!(attention.forward(inputs).unwrap(), out);
+    assert_ne!(attention.forward(inputs.seed(18)).unwrap().chosen, out.chosen);
 }
 
 #[test]
 fn straight_through_gives_the_scores_the_gradients_of_soft_attention() {
     let [q, k, v, d_out] = [1, 2, 3, 4].map(|seed| randn::<f64>([1, 2, 40, 8], seed));
-    let inputs = || Inputs::new(&q, &k, &v);
+    let inputs = || Inputs::new(&q, &k, &v).seed(3);
     let soft = Attention::scaled_dot();
     let soft_out = soft.forward(inputs()).unwrap();
     let expected = soft.backward(inputs(), &soft_out, Upstream::new(&d_out)).unwrap();
-    let hard = Attention::scaled_dot().sample(3).straight_through();
+    let hard = Attention::scaled_dot().sample().straight_through();
     let out = hard.forward(inputs()).unwrap();
     let grad = hard.backward(inputs(), &out, Upstream::new(&d_out)).unwrap();
     for (a, b) in grad.q.data().iter().zip(expected.q.data()).chain(grad.k.data().iter().zip(expected.k.data())) {
         assert!((a - b).abs() < 1e-12);
     }
     assert_ne!(grad.v, expected.v);
-    let plain = Attention::scaled_dot().sample(3);
+    let plain = Attention::scaled_dot().sample();
     let out = plain.forward(inputs()).unwrap();
     let grad = plain.backward(inputs(), &out, Upstream::new(&d_out)).unwrap();
     assert!(grad.q.data().iter().all(|&g| g == 0.0), "without it, the choice has no gradient of its own");
@@ -81,7 +82,7 @@ fn sparsemax_weights_are_the_nearest_point_of_the_simplex() {
         let row = &weights.data()[i * 30..][..30];
         assert!((row.iter().sum::<f64>() - 1.0).abs() < 1e-12 && row.iter().all(|&w| w >= 0.0));
         let scores: Vec<f64> = (0..30).map(|j| (0..4).map(|x| q[[0, 0, i, x]] * k[[0, 0, j, x]]).sum()).collect();
-        let tau = out.lse[[0, 0, i]];
+        let tau = out.threshold.as_ref().unwrap()[[0, 0, i]];
         for (w, s) in row.iter().zip(&scores) {
             assert!((w - (s - tau).max(0.0)).abs() < 1e-12);
         }
@@ -97,7 +98,7 @@ fn selections_refuse_what_only_a_softmax_has() {
     let x = randn::<f32>([1, 1, 5, 4], 1);
     for attention in [Attention::dot().hard(), Attention::dot().top_k(2), Attention::dot().sparsemax()] {
         let refused = |attention: Attention| attention.forward(Inputs::new(&x, &x, &x)).unwrap_err().to_string();
-        assert!(refused(attention.clone().dropout(0.5, 1)).contains("cannot go with"));
+        assert!(refused(attention.clone().dropout(0.5)).contains("cannot go with"));
         let sunk = attention.clone().with_sinks();
         assert!(
             sunk.forward(Inputs::new(&x, &x, &x).sinks(&[0.0])).unwrap_err().to_string().contains("cannot go with")
@@ -122,7 +123,7 @@ fn selections_refuse_what_only_a_softmax_has() {
 #[test]
 fn what_is_not_seen_has_no_effect_on_a_selection() {
     for attention in
-        [Attention::scaled_dot().sample(3), Attention::scaled_dot().top_k(3), Attention::scaled_dot().sparsemax()]
+        [Attention::scaled_dot().sample(), Attention::scaled_dot().top_k(3), Attention::scaled_dot().sparsemax()]
     {
         let attention = attention.mask(Mask::lengths());
         let [q, d_out] = [1, 2].map(|seed| randn::<f32>([1, 2, 20, 4], seed));
@@ -132,7 +133,7 @@ fn what_is_not_seen_has_no_effect_on_a_selection() {
             t.data_mut()[100 * 4..].fill(f32::NAN);
         }
         let run = |[k, v]: &[Tensor<f32, 4>; 2]| {
-            let inputs = Inputs::new(&q, k, v).lengths(&[100]);
+            let inputs = Inputs::new(&q, k, v).lengths(&[100]).seed(3);
             let out = attention.forward(inputs).unwrap();
             let grad = attention.backward(inputs, &out, Upstream::new(&d_out)).unwrap();
             (out, grad)
@@ -148,7 +149,7 @@ fn the_rarer_mechanisms_have_the_same_bits_for_any_threads() {
     let lsh = Lsh { buckets: 16, rounds: 2, seed: 1 };
     let buckets = (lsh.hash(&q).unwrap(), lsh.hash(&k).unwrap());
     for (attention, local, hashed) in [
-        (Attention::scaled_dot().sample(3).straight_through(), false, false),
+        (Attention::scaled_dot().sample().straight_through(), false, false),
         (Attention::scaled_dot().top_k(5), false, false),
         (Attention::scaled_dot().sparsemax(), false, false),
         (Attention::scaled_dot().local(9), true, false),
@@ -157,7 +158,7 @@ fn the_rarer_mechanisms_have_the_same_bits_for_any_threads() {
         let run = |threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| {
-                let mut inputs = Inputs::new(&q, &k, &v);
+                let mut inputs = Inputs::new(&q, &k, &v).seed(3);
                 if local {
                     inputs = inputs.center(&center);
                 }

@@ -3,7 +3,7 @@
 use crate::program::{Input, Stored, noise, qkv};
 use half::{bf16, f16};
 use qkv::reference::Reference;
-use qkv::{Attention, Element, Inputs, Number as _};
+use qkv::{Attention, Element, Inputs};
 use safetensors::Dtype;
 
 fn is_computed_in_its_own_type<T: Element + Stored>(lse: Dtype) {
@@ -51,7 +51,7 @@ fn a_type_that_is_asked_for_is_computed_in_whatever_the_file_holds() {
 #[test]
 fn tensors_of_one_file_may_be_of_different_types() {
     let [q, k, v] = qkv::<f32>();
-    let (k, v) = (k.map(|&x| bf16::of_f64(x.into())), v.map(|&x| f64::from(x)));
+    let (k, v) = (k.map(|&x| bf16::from_f64(x.into())), v.map(|&x| f64::from(x)));
     let exact = k.map(|&k| k.to_f32());
     let v32 = v.map(|&v| v as f32);
     let truth = Reference::<f64>::exact().forward(&Attention::scaled_dot(), Inputs::new(&q, &exact, &v32)).unwrap();
@@ -65,6 +65,6 @@ fn the_reference_is_rounded_only_at_the_end() {
     let [q, k, v] = qkv::<bf16>();
     let truth = Reference::<f64>::exact().forward(&Attention::scaled_dot(), Inputs::new(&q, &k, &v)).unwrap();
     let written = Input::of(&q, &k, &v).folder().run("--engine reference");
-    let rounded = truth.output.values.map(|&x| bf16::of_f64(x));
+    let rounded = truth.output.values.map(|&x| bf16::from_f64(x));
     written["out"].is(&[2, 4, 7, 8], rounded.data(), 0.0);
 }

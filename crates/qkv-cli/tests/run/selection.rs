@@ -10,19 +10,29 @@ fn folder() -> Folder {
     Input::of(&q, &k, &v).folder()
 }
 
-fn definition(attention: &Attention) -> Forward<f64> {
+/// The seed that is typed, or the default.
+fn seed_of(typed: &str) -> u64 {
+    let mut words = typed.split(' ').skip_while(|word| *word != "--seed").skip(1);
+    words.next().map_or(0, |seed| seed.parse().unwrap())
+}
+
+fn definition(attention: &Attention, seed: u64) -> Forward<f64> {
     let [q, k, v] = qkv::<f32>();
-    Reference::<f64>::exact().forward(attention, Inputs::new(&q, &k, &v)).unwrap()
+    Reference::<f64>::exact().forward(attention, Inputs::new(&q, &k, &v).seed(seed)).unwrap()
 }
 
 /// What is typed is what is described: everything that is written, by either engine.
 fn holds(typed: &str, described: Attention) {
-    let truth = definition(&described);
+    let truth = definition(&described, seed_of(typed));
     for engine in ["exact", "reference"] {
         println!("{typed} --engine {engine}");
         let written = folder().run(&format!("{typed} --weights --engine {engine}"));
         written["out"].is(&[2, 4, 7, 8], truth.output.values.data(), 2e-5);
-        written["lse"].is(&[2, 4, 7], truth.output.lse.data(), 2e-5);
+        let (name, of_rows) = match &truth.output.threshold {
+            Some(threshold) => ("threshold", threshold),
+            None => ("lse", &truth.output.lse),
+        };
+        written[name].is(&[2, 4, 7], of_rows.data(), 2e-5);
         written["weights"].is(&[2, 4, 7, 9], truth.weights.data(), 2e-5);
         assert_eq!(written.names().contains(&"chosen"), truth.output.chosen.is_some());
         assert_eq!(written.names().contains(&"log_prob"), truth.output.log_prob.is_some());
@@ -41,9 +51,9 @@ fn holds(typed: &str, described: Attention) {
 fn every_selection_is_the_librarys() {
     holds("--select soft", Attention::scaled_dot());
     holds("--select hard", Attention::scaled_dot().hard());
-    holds("--select sample", Attention::scaled_dot().sample(0));
-    holds("--select sample --seed 7", Attention::scaled_dot().sample(7));
-    holds("--select sample --straight-through", Attention::scaled_dot().sample(0).straight_through());
+    holds("--select sample", Attention::scaled_dot().sample());
+    holds("--select sample --seed 7", Attention::scaled_dot().sample());
+    holds("--select sample --straight-through", Attention::scaled_dot().sample().straight_through());
     holds("--select top-k:3", Attention::scaled_dot().top_k(3));
     holds("--select sparsemax", Attention::scaled_dot().sparsemax());
 }
@@ -102,7 +112,7 @@ fn gradients_hold(typed: &str, described: Attention, names: &[&str]) -> Written 
         (file, upstream) = (file.tensor("d_log_prob", &d_log_prob), upstream.log_prob(d_log_prob.data()));
     }
     let definition = Reference::<f64>::exact();
-    let inputs = Inputs::new(&q, &k, &v);
+    let inputs = Inputs::new(&q, &k, &v).seed(seed_of(typed));
     let forward = definition.forward(&described, inputs).unwrap();
     let truth = definition.backward(&described, inputs, &forward, upstream).unwrap();
     let folder = file.folder();
@@ -123,7 +133,7 @@ fn every_selection_has_its_gradients() {
     gradients_hold("--select top-k:3", plain().top_k(3), &[]);
     gradients_hold("--select sparsemax", plain().sparsemax(), &[]);
     gradients_hold("--select hard --straight-through", plain().hard().straight_through(), &[]);
-    gradients_hold("--select sample --seed 3 --straight-through", plain().sample(3).straight_through(), &[]);
+    gradients_hold("--select sample --seed 3 --straight-through", plain().sample().straight_through(), &[]);
 }
 
 #[test]
@@ -139,8 +149,8 @@ fn the_log_probability_and_the_log_sum_exp_take_gradients() {
     gradients_hold("", plain(), &["d_lse"]);
     gradients_hold("--select top-k:3", plain().top_k(3), &["d_lse"]);
     gradients_hold("--select hard", plain().hard(), &["d_log_prob"]);
-    gradients_hold("--select sample --seed 9", plain().sample(9), &["d_lse", "d_log_prob"]);
-    let both = plain().sample(9).straight_through();
+    gradients_hold("--select sample --seed 9", plain().sample(), &["d_lse", "d_log_prob"]);
+    let both = plain().sample().straight_through();
     gradients_hold("--select sample --seed 9 --straight-through", both, &["d_lse", "d_log_prob"]);
 }
 

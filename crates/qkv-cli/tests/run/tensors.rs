@@ -35,7 +35,7 @@ fn a_mask_is_bool_or_u8_with_any_number_of_axes() {
         let mut four = [1; 4];
         four[4 - shape.len()..].copy_from_slice(shape);
         let bits = Tensor::from_fn(four, |[b, h, i, j]| u8::from((b + 2 * h + 3 * i + 5 * j) % 3 != 0));
-        let truth = definition(&masked, Inputs::new(&q, &k, &v).mask(&bits));
+        let truth = definition(&masked, Inputs::new(&q, &k, &v).bits(&bits));
         for dtype in [Dtype::BOOL, Dtype::U8] {
             let file = Input::of(&q, &k, &v).raw("mask", dtype, shape, bits.data().to_vec());
             out(file).is(&[2, 4, 7, 8], truth.data(), 2e-5);

@@ -4,7 +4,7 @@ use super::header::File;
 use super::{Asked, finished};
 use crate::layer::{Layer, Seen};
 use crate::recording::{Recording, Side};
-use qkv::{Attention, Owned, Tensor};
+use qkv::{Attention, OwnedInputs, Tensor};
 use qkv_models::{Error, Result};
 
 /// Reads what is there.
@@ -63,7 +63,7 @@ fn computed(file: &mut File, prefix: &str, attention: Attention, asked: &Asked) 
         true => Some(file.rows(&name("lse"), asked.sequence)?),
         false => None,
     };
-    finished(file, prefix, attention, Owned::new(q, k, v), lse)
+    finished(file, prefix, attention, OwnedInputs::new(q, k, v), lse)
 }
 
 /// The side with these tokens: one that is there already, or a new one.

@@ -10,9 +10,7 @@ use crate::parameters::{Gradients, Param, Parameters};
 use crate::pool::Pool;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
-use qkv::{
-    Attention, Cache, Choice, Decode, Dropout, Inputs, Mask, Output, OutputMut, Select, Upstream, View, ViewMut,
-};
+use qkv::{Attention, Cache, Choice, Decode, Inputs, Mask, Output, OutputMut, Select, Upstream, View, ViewMut};
 use std::sync::Arc;
 
 /// Number of query heads, and of the key/value heads that they share.
@@ -122,6 +120,8 @@ pub(crate) struct SavedCall<T: Float> {
     parameters: ScoreParameters,
     key_lengths: Option<Arc<[usize]>>,
     positions: Option<Vec<i64>>,
+    /// Of dropout or of a sampled choice.
+    seed: Option<u64>,
     q: Tensor<T>,
     pub(crate) k: Tensor<T>,
     v: Tensor<T>,
@@ -174,6 +174,7 @@ impl<T: Float> SavedCall<T> {
         if let Some(positions) = &self.positions {
             inputs = inputs.positions(positions);
         }
+        inputs.seed = self.seed;
         inputs
     }
 }
@@ -207,12 +208,11 @@ impl<T: Float> Tape<'_, T> {
         options: &AttendOptions<'_>,
     ) -> SavedCall<T> {
         let mut attention = options.attention.clone();
-        let training = self.has_noise();
-        attention.dropout =
-            attention.dropout.filter(|_| training).map(|dropout| Dropout { seed: self.stream(), ..dropout });
-        if let Select::Hard(choice) = attention.select {
-            let sample = choice.sample.filter(|_| training).map(|_| self.stream());
-            attention.select = Select::Hard(Choice { sample, ..choice });
+        let mut seed = None;
+        if !self.has_noise() {
+            attention = attention.for_evaluation();
+        } else if attention.dropout.is_some() || matches!(attention.select, Select::Hard(Choice { sample: true, .. })) {
+            seed = Some(self.stream());
         }
         if options.key_lengths.is_some() {
             attention.mask = attention.mask & Mask::lengths();
@@ -229,6 +229,7 @@ impl<T: Float> Tape<'_, T> {
             parameters: options.parameters,
             key_lengths: options.key_lengths.map(Into::into),
             positions,
+            seed,
             q: q.value.clone(),
             k: k.clone(),
             v: v.clone(),
@@ -258,7 +259,7 @@ impl<T: Float> Tape<'_, T> {
         let mut lse = Tensor::unwritten(self.pool, &[batch, heads, length]);
         let values = ViewMut::strided(out, 0, [batch, heads, length, d], head_strides(length, heads, d))?;
         let lse = ViewMut::new(lse.data_mut(), [batch, heads, length, 1])?;
-        let into = OutputMut { values, lse, entropy: None };
+        let into = OutputMut::new(values, lse);
         match pass {
             Pass::Forward => attention.forward_into(inputs, into, &self.scratch, threads),
             Pass::Decode => attention.decode_into(inputs, into, Decode::Fast, &self.scratch, threads),
@@ -279,7 +280,7 @@ impl<T: Float> Tape<'_, T> {
         options: &AttendOptions<'_>,
     ) -> qkv::Result<Var<T>> {
         let mut call = self.save_call(q, &k.value, &v.value, center, options);
-        if let Some(lsh) = call.attention.mask.hash() {
+        if let Some(lsh) = call.attention.mask.lsh_buckets() {
             let (q, k) = (split_heads(&call.q, options.heads.query), split_heads(&call.k, options.heads.key));
             call.buckets = Some([lsh.hash(q)?, lsh.hash(k)?]);
         }
@@ -328,7 +329,7 @@ impl<T: Float> Tape<'_, T> {
         let empty = Tensor::new(Vec::new(), &[0]);
         let mut call = self.save_call(q, &empty, &empty, None, options);
         call.attention.entropy = false;
-        if let Some(lsh) = call.attention.mask.hash() {
+        if let Some(lsh) = call.attention.mask.lsh_buckets() {
             call.buckets = Some([lsh.hash(split_heads(&call.q, options.heads.query))?, lsh.hash(cache.keys())?]);
         }
         let views = [split_heads(&call.q, options.heads.query), cache.keys(), cache.values()];

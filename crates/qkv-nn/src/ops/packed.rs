@@ -29,7 +29,7 @@ impl<T: Float> Tape<'_, T> {
         let mut call = self.save_call(q, &k.value, &v.value, None, &AttendOptions { key_lengths: None, ..*options });
         let width = v.value.width() / options.heads.key * options.heads.query;
         let mut out = Tensor::unwritten(self.pool, &[1, rows, width]); // (1, T, Hq·Dv)
-        let (mut first, lsh) = (0, call.attention.mask.hash());
+        let (mut first, lsh) = (0, call.attention.mask.lsh_buckets());
         for equal in lengths.chunk_by(|a, b| a == b) {
             let (count, length) = (equal.len(), equal[0]);
             let views = [(q, options.heads.query), (k, options.heads.key), (v, options.heads.key)]

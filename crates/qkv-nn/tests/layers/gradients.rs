@@ -288,7 +288,7 @@ fn attention_with_everything_a_model_gives_it() {
     let causal = Attention::scaled_dot().mask(Mask::causal());
     let cases: Vec<(&str, Attention, ScoreParameters)> = vec![
         ("causal", causal.clone(), ScoreParameters::default()),
-        ("dropout", causal.clone().dropout(0.3, 0), ScoreParameters::default()),
+        ("dropout", causal.clone().dropout(0.3), ScoreParameters::default()),
         ("general", Attention::general(), ScoreParameters { w: named("p0"), ..ScoreParameters::default() }),
         ("additive", Attention::additive(), ScoreParameters { v: named("p1"), ..ScoreParameters::default() }),
         (

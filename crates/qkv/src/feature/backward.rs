@@ -11,9 +11,10 @@ use super::chunk::{Block, Facing, Sizes, State, pack};
 use super::forward::{KeyChunk, Prefixes, Walk, load_keys, sizes_of};
 use super::sequence::{Plan, Query, Sequence};
 use super::sums::{Sums, Unit};
-use crate::attention::{Gradients, Output};
 use crate::error::Result;
+use crate::gradients::Gradients;
 use crate::inputs::Upstream;
+use crate::output::Output;
 use crate::problem::Problem;
 use crate::scratch::{Buffer, Scratch};
 use crate::tensor::Tensor;
@@ -33,27 +34,14 @@ pub(crate) fn backward<T: Element>(
     threads: usize,
 ) -> Result<Gradients<T>> {
     let inputs = &problem.inputs;
-    let mut d_q = Tensor::zeros("d_q", inputs.q.shape())?;
-    let mut d_k = Tensor::zeros("d_k", inputs.k.shape())?;
-    let mut d_v = Tensor::zeros("d_v", inputs.v.shape())?;
+    let mut d_q = Tensor::allocate("d_q", inputs.q.shape())?;
+    let mut d_k = Tensor::allocate("d_k", inputs.k.shape())?;
+    let mut d_v = Tensor::allocate("d_v", inputs.v.shape())?;
     let (sizes, plan) = (sizes_of(problem), Plan::new(problem));
     let above = Above { problem, out, upstream, sizes: &sizes };
     above.queries(&plan, Rows::new(ViewMut::from(&mut d_q)), scratch, threads);
     above.keys(&plan, Rows::new(ViewMut::from(&mut d_k)), Rows::new(ViewMut::from(&mut d_v)), scratch, threads);
-    Ok(Gradients {
-        q: d_q,
-        k: d_k,
-        v: d_v,
-        w: None,
-        w_q: None,
-        w_k: None,
-        v_score: None,
-        scale: None,
-        bias: None,
-        table: None,
-        sinks: None,
-        center: None,
-    })
+    Ok(Gradients::new(d_q, d_k, d_v))
 }
 
 /// What comes back from above, and what it belongs to.

@@ -9,7 +9,7 @@ use super::chunk::{Block, Facing, Sizes, State, larger, pack, shrink};
 use super::map::Map;
 use super::sequence::{Piece, Plan, Sequence};
 use super::sums::{Sums, Unit};
-use crate::attention::OutputMut;
+use crate::output::OutputMut;
 use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::{Buffer, Scratch};

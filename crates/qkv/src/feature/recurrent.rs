@@ -8,10 +8,11 @@ use super::check;
 use super::chunk::{Block, Facing, Sizes, State};
 use super::forward::{Attend, KeyChunk};
 use super::map::Map;
-use crate::attention::{Attention, Output};
+use crate::attention::Attention;
 use crate::error::{Error, Result};
 use crate::heads::Heads;
 use crate::mask::Mask;
+use crate::output::Output;
 use crate::place::Place;
 use crate::score::Score;
 use crate::scratch::Scratch;
@@ -205,15 +206,8 @@ impl<T: Element> LinearState<T> {
     }
 
     fn output(&self, n: usize) -> Result<Output<T>> {
-        Ok(Output {
-            values: Tensor::zeros("out", [self.batch, self.heads.query, n, self.sizes.dv])?,
-            lse: Tensor::zeros("lse", [self.batch, self.heads.query, n])?,
-            entropy: None,
-            chosen: None,
-            log_prob: None,
-            kept: None,
-            place: Place::End,
-        })
+        let values = Tensor::allocate("out", [self.batch, self.heads.query, n, self.sizes.dv])?;
+        Ok(Output::new(values, Tensor::allocate("lse", [self.batch, self.heads.query, n])?, Place::End))
     }
 
     /// Takes tokens into the chunk under way. A chunk that is whole goes into the state only when the next token comes, so

@@ -1,7 +1,7 @@
 //! Weights on demand: `φ(q_i)·φ(k_j)` over the denominator, which is in the log-sum-exp, for rows against a range of keys.
 
 use super::chunk::{Block, Sizes, pack};
-use crate::attention::Output;
+use crate::output::Output;
 use crate::problem::Problem;
 use crate::scratch::{Buffer, Scratch};
 use crate::tuning::CHUNK;

@@ -10,7 +10,6 @@ mod parts;
 pub(crate) mod row_terms;
 mod tile;
 
-use crate::attention::{Gradients, Output};
 use crate::error::Result;
 use crate::exact::pack::Operand;
 use crate::exact::pack::query_blocks::{QueryBlocks, QueryRoom};
@@ -18,7 +17,9 @@ use crate::exact::plan::rule::Rule;
 use crate::exact::plan::{Piece, Plan};
 use crate::exact::scores::TileOps;
 use crate::exact::scores::projection::{Compared, From, back};
+use crate::gradients::Gradients;
 use crate::inputs::Upstream;
+use crate::output::Output;
 use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::Scratch;
@@ -67,9 +68,7 @@ pub(crate) fn backward<T: Element>(
     if let Some(piece) = pass.nothing_more(&plan, bias_shape.is_some()) {
         let whole_heads = problem.b * problem.heads.key >= WHOLE_HEADS * threads;
         let [q, k, v] = if whole_heads { pass.heads(piece)? } else { pass.turns(piece)? };
-        let (w, w_q, w_k, bias, table) = (None, None, None, None, None);
-        let (v_score, scale, center, sinks) = (None, None, None, sinks());
-        return Ok(Gradients { q, k, v, w, w_q, w_k, v_score, scale, bias, table, sinks, center });
+        return Ok(Gradients { sinks: sinks(), ..Gradients::new(q, k, v) });
     }
     let mut bias_room = scratch.zeros(bias_shape.map_or(0, BiasGradient::<T::Acc>::room));
     let table_shape = inputs.table.map(|table| table.shape());
@@ -97,7 +96,7 @@ pub(crate) fn backward<T: Element>(
     let keys = gathered(problem, &parts, Which::Keys, scratch, threads);
     let d_k = back(problem, From::Keys, keys.view(), scratch, threads)?;
     drop(keys);
-    let mut d_v = Tensor::zeros("d_v", inputs.v.shape())?;
+    let mut d_v = Tensor::allocate("d_v", inputs.v.shape())?;
     gathered(problem, &parts, Which::Values, scratch, threads).write(&mut d_v, threads);
 
     let small = |range: std::ops::Range<usize>| {
@@ -111,7 +110,7 @@ pub(crate) fn backward<T: Element>(
     };
     let v_score = inputs.v_score.map(|v| narrowed(small(0..v.len())));
     let scale = inputs.scale.map(|scale| narrowed(pass.scale_gradient(&parts, scale.len())));
-    let mut bias = bias_shape.map(|shape| Tensor::zeros("d_bias", shape)).transpose()?;
+    let mut bias = bias_shape.map(|shape| Tensor::allocate("d_bias", shape)).transpose()?;
     if let (Some(shape), Some(bias)) = (bias_shape, &mut bias) {
         BiasGradient::read(shape, &bias_room, bias);
     }
@@ -194,7 +193,7 @@ impl<'a, T: Element> Pass<'a, T> {
         let problem = self.ops.problem;
         let shapes = [problem.inputs.k.shape(), problem.inputs.v.shape()];
         let (mut d_k, mut d_v) = (Tensor::unwritten("d_k", shapes[0])?, Tensor::unwritten("d_v", shapes[1])?);
-        let mut d_q = Tensor::zeros("d_q", problem.inputs.q.shape())?;
+        let mut d_q = Tensor::allocate("d_q", problem.inputs.q.shape())?;
         let written = [&mut d_k, &mut d_v].map(|d| Rows::new(d.view()));
         let part = self.piece(piece, None, None, Some(&written));
         drop(written);

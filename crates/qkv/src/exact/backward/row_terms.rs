@@ -3,11 +3,11 @@
 //! Most of it is Σ out · d_out. Rows of upstream gradients are packed when a tile first needs them, and that is when this is made:
 //! they are read from memory once.
 
-use crate::attention::Output;
 use crate::exact::gemm::Desk;
 use crate::exact::pack::Operand;
 use crate::exact::scores::TileOps;
 use crate::inputs::Upstream;
+use crate::output::Output;
 use crate::scratch::Scratch;
 use crate::select::Select;
 use crate::tuning::QUERIES;
@@ -37,7 +37,7 @@ impl<'a, T: Element> RowTerms<'a, T> {
         let problem = ops.problem;
         let entropies = out.entropy.as_ref().map_or(&[][..], |entropy| entropy.data());
         RowTerms {
-            lse: out.lse.data(),
+            lse: out.row_statistic().data(),
             entropy: upstream.entropy.filter(|_| !entropies.is_empty()).unwrap_or_default(),
             upstream: Operand::Given(upstream.values.into()),
             made: match (problem.attention.select, &out.kept) {

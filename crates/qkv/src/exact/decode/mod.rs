@@ -7,7 +7,6 @@
 //! Scores of more than a few rows, scores that are no product of rows as they were given, rows whose numbers lie apart, and
 //! [`Decode::Exact`], which has the bits of the full pass, go through [`forward`](super::forward) itself.
 
-use crate::attention::OutputMut;
 use crate::decode::Decode;
 use crate::exact::forward::{Finished, Partial, QueryTiles, State, merge, run};
 use crate::exact::pack::Operand;
@@ -15,6 +14,7 @@ use crate::exact::plan::order::TileKeys;
 use crate::exact::plan::{Piece, Plan};
 use crate::exact::scores::projection::Compared;
 use crate::exact::scores::{Kept, Live, RowAt, TileOps};
+use crate::output::OutputMut;
 use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::{Buffer, Scratch};

@@ -4,7 +4,6 @@
 //! row, its unnormalised sum with the maximum and the mass that belong to it; these are then merged in the order of the
 //! pieces.
 
-use crate::attention::OutputMut;
 use crate::exact::gemm::{Arithmetic, Desk, Weighed};
 use crate::exact::pack::{KeyBlocks, Operand, Room};
 use crate::exact::plan::order::Places;
@@ -12,6 +11,7 @@ use crate::exact::plan::rule::Verdict;
 use crate::exact::plan::{Piece, Plan};
 use crate::exact::scores::projection::Compared;
 use crate::exact::scores::{Kept, Live, RowAt, TileOps};
+use crate::output::OutputMut;
 use crate::problem::Problem;
 use crate::scratch::{Buffer, Scratch};
 use crate::tuning::{KEYS, QUERIES, TOGETHER};

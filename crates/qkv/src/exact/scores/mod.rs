@@ -4,11 +4,11 @@
 pub(crate) mod extent;
 pub(crate) mod projection;
 
-use crate::attention::Output;
 use crate::exact::gemm::{Arithmetic, Desk};
 use crate::exact::plan::Piece;
 use crate::exact::plan::order::{TileKeys, bits_of};
 use crate::exact::plan::rule::{Bits, Verdict};
+use crate::output::Output;
 use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::Scratch;
@@ -371,10 +371,10 @@ impl<'a, T: Element> TileOps<'a, T> {
             match keys.natural() {
                 Some(start) => {
                     let row = [row.b, row.h, row.i];
-                    philox::keep(self.isa, dropout.seed, row, start, dropout.threshold(), &mut bits)
+                    philox::keep(self.isa, self.problem.seed(), row, start, dropout.threshold(), &mut bits)
                 }
                 None => keys.each(&mut bits, |j| {
-                    u32::from(philox::bits(dropout.seed, row.b, row.h, row.i, j)) >= dropout.threshold()
+                    u32::from(philox::bits(self.problem.seed(), row.b, row.h, row.i, j)) >= dropout.threshold()
                 }),
             }
             keep_bits(self.isa, &mut weights[r * KEYS..][..width], 0, &bits, kept, T::Acc::ZERO);

@@ -185,7 +185,7 @@ pub(crate) fn back<T: Element>(
 ) -> Result<Back<T>> {
     let inputs = &problem.inputs;
     let (x, name) = if from == From::Queries { (Source::Rows(inputs.q), "d_q") } else { (inputs.k, "d_k") };
-    let mut rows = Tensor::zeros(name, x.shape())?;
+    let mut rows = Tensor::allocate(name, x.shape())?;
     let grads = Operand::<T>::Made(grads);
     let mut matrix = None;
     let through_matrix = |w: View<'_, T>, transposed: bool, rows: &mut Tensor<T, 4>| {
@@ -287,7 +287,7 @@ fn outer<T: Element>(
     let [_, slots, rows, cols] = of;
     let (a_row, b_row) = (padded::<T::Acc>(rows), padded::<T::Acc>(cols));
     let strips = rows.div_ceil(QUERIES);
-    let mut out = Tensor::zeros("matrix gradient", of)?;
+    let mut out = Tensor::allocate("matrix gradient", of)?;
     let written = Rows::new(ViewMut::from(&mut out));
     let worker = || [QUERIES * a_row, QUERIES * b_row, QUERIES * b_row].map(|len| scratch.take(len));
     for_each_task(threads, slots * strips, worker, |[xs, ys, sums], task| {

@@ -2,7 +2,6 @@
 //! memory stays linear in the keys. Backward they go through the same tiles as softmax; what they need for it (the keys
 //! chosen, the mean of the values kept) is in the output.
 
-use crate::attention::Output;
 use crate::error::Result;
 use crate::exact::gemm::Desk;
 use crate::exact::pack::{KeyBlocks, Operand, Room};
@@ -11,6 +10,7 @@ use crate::exact::plan::rule::Rule;
 use crate::exact::plan::{Piece, Plan};
 use crate::exact::scores::projection::Compared;
 use crate::exact::scores::{Live, RowAt, TileOps, chosen_by};
+use crate::output::Output;
 use crate::problem::Problem;
 use crate::scratch::{Buffer, Scratch};
 use crate::select::{Choice, Select, gumbel, uniform};
@@ -38,16 +38,16 @@ pub(crate) fn select<T: Element>(
     let chooses = problem.attention.select != Select::Sparsemax;
     let keeps =
         matches!(problem.attention.select, Select::Hard(Choice { straight_through: true, .. }) | Select::Sparsemax);
-    let mut chosen = chooses.then(|| Tensor::zeros("chosen", [batch, heads.query, n, per_row])).transpose()?;
-    out.log_prob = hard.then(|| Tensor::zeros("log_prob", rows)).transpose()?;
-    out.kept = keeps.then(|| Tensor::zeros("kept", [batch, heads.query, n, dv])).transpose()?;
+    let mut chosen = chooses.then(|| Tensor::allocate("chosen", [batch, heads.query, n, per_row])).transpose()?;
+    out.log_prob = hard.then(|| Tensor::allocate("log_prob", rows)).transpose()?;
+    out.kept = keeps.then(|| Tensor::allocate("kept", [batch, heads.query, n, dv])).transpose()?;
     {
         // Keys as numbers that `Rows` can write: a key below 2⁵³ is exact in f64.
         let mut keys_chosen = chosen.as_ref().map(|chosen| vec![0.0f64; chosen.data().len()]);
         {
             let to = Selected {
                 values: Rows::new(ViewMut::from(&mut out.values)),
-                lse: column(&mut out.lse),
+                lse: column(out.threshold.as_mut().unwrap_or(&mut out.lse)),
                 entropy: out.entropy.as_mut().map(column),
                 log_prob: out.log_prob.as_mut().map(column),
                 kept: out.kept.as_mut().map(|kept| Rows::new(ViewMut::from(kept))),
@@ -207,11 +207,11 @@ fn soften<A: Real>(isa: qkv_simd::Isa, scores: &mut [A]) -> [A; 3] {
 ///
 /// The noise of a key is `−ln(−ln u)`. Since `−ln u ≥ 1 − u`, a key can only win if `1 − u` is below its power times
 /// `exp(max − best)`: most are passed over without a logarithm.
-fn pick<A: Real>(choice: Choice, at: &RowAt, scores: &[A], powers: &[A], max: A) -> Option<usize> {
+fn pick<A: Real>(seed: Option<u64>, at: &RowAt, scores: &[A], powers: &[A], max: A) -> Option<usize> {
     let mut best: Option<(f64, usize)> = None;
     let mut limit = f64::INFINITY;
     for (group, some) in scores.chunks(4).enumerate() {
-        let words = choice.sample.map(|seed| philox::words(seed, at.b, at.h, at.i, group));
+        let words = seed.map(|seed| philox::words(seed, at.b, at.h, at.i, group));
         for (x, &score) in some.iter().enumerate() {
             let j = group * 4 + x;
             let hopeless = words.is_some_and(|words| {
@@ -248,7 +248,7 @@ fn hard<T: Element>(
 ) {
     copy.copy_from_slice(scores);
     let [max, sum, moment] = soften(ops.isa, scores);
-    let picked = pick(choice, at, copy, scores, max).map(|j| (j, copy[j]));
+    let picked = pick(choice.sample.then(|| ops.problem.seed()), at, copy, scores, max).map(|j| (j, copy[j]));
     let lse = if picked.is_none() { T::Acc::NEG_INFINITY } else { max + sum.ln() };
     if let Some((j, _)) = picked {
         reader.add(j, T::Acc::ONE, values);
@@ -360,7 +360,7 @@ impl<T: Element> Weighing<'_, T> {
         let width = padded::<T::Acc>(keys.len);
         for (r, row) in rows.iter().enumerate() {
             let scores = &mut scores[r * KEYS..][..width];
-            let lse = self.out.lse[[row.b, row.h, row.i]];
+            let lse = self.out.row_statistic()[[row.b, row.h, row.i]];
             match (self.ops.problem.attention.select, &self.out.chosen) {
                 (Select::Hard(_), Some(chosen)) => one_hot(chosen, row, keys, scores),
                 (Select::Sparsemax, _) => {
