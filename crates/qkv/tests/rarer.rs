@@ -13,7 +13,7 @@ fn randn<T: Element>(shape: [usize; 4], seed: u64) -> Tensor<T, 4> {
 
 fn bits<T: Element>(out: &Output<T>) -> (Vec<f64>, Vec<f64>) {
     let wide = |x: &[T]| x.iter().map(|x| x.to_f64()).collect();
-    (wide(out.values.data()), out.lse.data().iter().map(|x| x.to_f64()).collect())
+    (wide(out.values.data()), out.lse.rounded::<f64>().into_data())
 }
 
 #[test]
