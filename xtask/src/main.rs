@@ -5,6 +5,8 @@
 
 mod browser;
 mod fuzz;
+#[cfg(test)]
+mod markdown;
 
 use std::env;
 use std::fs;
