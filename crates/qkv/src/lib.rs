@@ -53,18 +53,33 @@ pub use source::{Pages, Source};
 pub use tensor::Tensor;
 pub use weights::{Pool, Weights};
 
-/// The code of the pages in `docs/`, run as tests.
+/// The code of the READMEs and of the pages in `docs/`, in both languages, run as tests.
 #[cfg(doctest)]
 mod pages {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+
+    #[doc = include_str!("../../../README.zh-CN.md")]
+    struct ReadmeInChinese;
+
     #[doc = include_str!("../../../docs/coming-from-pytorch.md")]
     struct ComingFromPyTorch;
 
     #[doc = include_str!("../../../docs/guide/what-attention-does.md")]
     struct WhatAttentionDoes;
 
+    #[doc = include_str!("../../../docs/guide/what-attention-does.zh-CN.md")]
+    struct WhatAttentionDoesInChinese;
+
     #[doc = include_str!("../../../docs/guide/choosing.md")]
     struct Choosing;
 
+    #[doc = include_str!("../../../docs/guide/choosing.zh-CN.md")]
+    struct ChoosingInChinese;
+
     #[doc = include_str!("../../../docs/guide/linear-attention.md")]
     struct LinearAttention;
+
+    #[doc = include_str!("../../../docs/guide/linear-attention.zh-CN.md")]
+    struct LinearAttentionInChinese;
 }
