@@ -318,7 +318,7 @@ impl Bf16Gemm {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
         unsafe {
-            match (running.moment.is_empty(), self.unit) {
+            match (running.entropy_acc.is_empty(), self.unit) {
                 (true, Unit::Tiles) => softmax::softmax::<false, true>(tile, row, rows, width, how, running),
                 (true, Unit::Dots) => softmax::softmax::<false, false>(tile, row, rows, width, how, running),
                 (false, _) => softmax::softmax::<true, false>(tile, row, rows, width, how, running),
@@ -490,7 +490,7 @@ mod tests {
                 let spans: Vec<Span> =
                     (0..rows as u16).map(|r| Span { start: r % 2, end: (width as u16 / 16 - r % 3).max(1) }).collect();
                 for spans in [&[], &spans[..]] {
-                    let how = Exponential { scale: 0.7, spans, sharp: true };
+                    let how = Exponential { scale: 0.7, spans, accurate_exp: true };
                     let of = RowGradient { lse: &lse, delta: &delta, entropy: &[], scale: 0.3 };
                     let (mut later_scores, mut later) = (scores.clone(), grads.clone());
                     softmax_gradient(isa, &mut later_scores, &mut later, row, rows, width, how, of);
@@ -524,7 +524,7 @@ mod tests {
         for (_, gemm) in units() {
             let (scores, mut grads) = (vec![1.0f32; 2 * 32], vec![1.0f32; 2 * 32]);
             let [mut weights, mut turned] = [(); 2].map(|()| vec![bf16::ZERO; 2 * BLOCK]);
-            let how = Exponential { scale: 1.0, spans: &[], sharp: false };
+            let how = Exponential { scale: 1.0, spans: &[], accurate_exp: false };
             let lse = [f32::from_bits(0x7fff_ffff), 1.0];
             let of = RowGradient { lse: &lse, delta: &[0.0; 2], entropy: &[], scale: 1.0 };
             let into = Blocks { weights: &mut weights, grads: &mut turned, chunks: 1, chunk: 0 };
@@ -547,8 +547,8 @@ mod tests {
                     };
                     let mut scores: Vec<f32> = (0..rows * 128).map(|x| score(x / 128, x % 128)).collect();
                     let before = max.clone();
-                    let running = Running { max: &mut max, sum: &mut sum, moment: &mut [], factor: &mut factor };
-                    let how = Exponential { scale: 1.0, spans: &[], sharp: false };
+                    let running = Running { max: &mut max, sum: &mut sum, entropy_acc: &mut [], factor: &mut factor };
+                    let how = Exponential { scale: 1.0, spans: &[], accurate_exp: false };
                     gemm.softmax(&mut scores, 128, rows, width, how, running);
                     for r in 0..rows {
                         let most = (0..width).map(|j| score(r, j)).fold(f32::NEG_INFINITY, f32::max);
@@ -572,8 +572,8 @@ mod tests {
             let score = |r: usize, j: usize| -((r + 5 * j) as f32 % 131.0) * (1.0 + r as f32 / 16.0);
             let mut scores: Vec<f32> = (0..rows * width).map(|x| score(x / width, x % width)).collect();
             let [mut max, mut sum, mut factor] = [f32::NEG_INFINITY, 0.0, 1.0].map(|x| vec![x; rows]);
-            let running = Running { max: &mut max, sum: &mut sum, moment: &mut [], factor: &mut factor };
-            let how = Exponential { scale: 1.0, spans: &[], sharp: false };
+            let running = Running { max: &mut max, sum: &mut sum, entropy_acc: &mut [], factor: &mut factor };
+            let how = Exponential { scale: 1.0, spans: &[], accurate_exp: false };
             gemm.softmax(&mut scores, width, rows, width, how, running);
             for r in 0..rows {
                 let truth = |j: usize| f64::from(score(r, j) - max[r]).exp();

@@ -31,7 +31,7 @@ pub trait Constants: Sized + 'static {
     const SERIES: &'static [Self];
     /// The coefficients of `eʳ` from the highest power down to `r²`, chosen for the smallest relative error: in `f32` below a
     /// thirtieth of a unit in the last place. Its first two are 1.
-    const SHARP: &'static [Self];
+    const ACCURATE: &'static [Self];
     /// Fewer of them, good to 17 bits: enough for weights that are rounded to the 8 of bf16.
     const SHORT: &'static [Self];
 }
@@ -65,7 +65,7 @@ impl Constants for f32 {
     const HIGHEST: f32 = 88.376; // (127.5) · ln 2
     const TANH_IS_ONE: f32 = 10.0;
     const SERIES: &'static [f32] = &narrowed(inverse_factorials::<6>());
-    const SHARP: &'static [f32] = &[0.001_381_454, 0.008_368_745, 0.041_668_39, 0.166_665_2, 0.499_999_93];
+    const ACCURATE: &'static [f32] = &[0.001_381_454, 0.008_368_745, 0.041_668_39, 0.166_665_2, 0.499_999_93];
     const SHORT: &'static [f32] = &[0.041_277_37, 0.167_536, 0.500_051_26];
 }
 
@@ -79,7 +79,7 @@ impl Constants for f64 {
     const HIGHEST: f64 = 709.4;
     const TANH_IS_ONE: f64 = 20.0;
     const SERIES: &'static [f64] = &inverse_factorials::<12>();
-    const SHARP: &'static [f64] = Self::SERIES;
+    const ACCURATE: &'static [f64] = Self::SERIES;
     const SHORT: &'static [f64] = Self::SERIES;
 }
 
@@ -111,15 +111,15 @@ unsafe fn parts<V: Lanes>(x: V) -> (V, V) {
 /// # Safety
 /// The CPU has the instruction set of `V`.
 #[inline(always)]
-unsafe fn power<V: Lanes, const SHARP: bool>(x: V, lowest: V::Scalar) -> V {
+unsafe fn power<V: Lanes, const ACCURATE: bool>(x: V, lowest: V::Scalar) -> V {
     // SAFETY: the caller vouches for the instruction set.
     unsafe {
         let magic = V::splat(V::Scalar::MAGIC);
         let shifted = x.mul_add(V::splat(V::Scalar::LOG2_E), magic);
         let k = shifted.sub(magic);
-        let (r, series) = if SHARP {
+        let (r, series) = if ACCURATE {
             let r = k.mul_add(V::splat(-V::Scalar::LN_2_HIGH), x);
-            (k.mul_add(V::splat(-V::Scalar::LN_2_LOW), r), V::Scalar::SHARP)
+            (k.mul_add(V::splat(-V::Scalar::LN_2_LOW), r), V::Scalar::ACCURATE)
         } else {
             (k.mul_add(V::splat(-(V::Scalar::LN_2_HIGH + V::Scalar::LN_2_LOW)), x), V::Scalar::SHORT)
         };
@@ -146,14 +146,14 @@ pub(crate) unsafe fn exp<V: Lanes>(x: V) -> V {
 }
 
 /// The weight `eˣ` for an `x` of at most a little above 0, as everything relative to a maximum or a log-sum-exp is: like [`exp`], but 0
-/// from 2⁻¹⁰⁰ down (2⁻⁹⁰⁰ in `f64`), for −∞ too, and without a guard above; to 17 bits if `SHARP` is not asked for.
+/// from 2⁻¹⁰⁰ down (2⁻⁹⁰⁰ in `f64`), for −∞ too, and without a guard above; to 17 bits if `ACCURATE` is not asked for.
 ///
 /// # Safety
 /// The CPU has the instruction set of `V`.
 #[inline(always)]
-pub(crate) unsafe fn weight<V: Lanes, const SHARP: bool>(x: V) -> V {
+pub(crate) unsafe fn weight<V: Lanes, const ACCURATE: bool>(x: V) -> V {
     // SAFETY: the caller vouches for the instruction set.
-    unsafe { power::<V, SHARP>(x, V::Scalar::LOWEST_WEIGHT) }
+    unsafe { power::<V, ACCURATE>(x, V::Scalar::LOWEST_WEIGHT) }
 }
 
 /// `tanh x`, within three units in the last place everywhere; NaN for NaN.

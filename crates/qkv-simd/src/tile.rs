@@ -561,8 +561,8 @@ mod tests {
             }
             let inputs = row;
             let [mut max, mut sum, mut factor] = [[A::NEG_INFINITY], [A::ZERO], [A::ONE]];
-            let running = Running { max: &mut max, sum: &mut sum, moment: &mut [], factor: &mut factor };
-            let how = Exponential { scale: A::ONE, spans: &[], sharp: true };
+            let running = Running { max: &mut max, sum: &mut sum, entropy_acc: &mut [], factor: &mut factor };
+            let how = Exponential { scale: A::ONE, spans: &[], accurate_exp: true };
             softmax(isa, &mut row[..A::LANES], A::LANES, 1, A::LANES, how, running);
             assert_eq!([row[0], row[A::LANES - 1]], [A::ONE, A::ZERO], "{isa}: of the largest, and of what is absent");
             for (x, y) in inputs.into_iter().zip(row).take(A::LANES - 1) {

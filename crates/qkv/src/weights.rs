@@ -3,7 +3,9 @@
 
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::exact::{Compared, KeyBlocks, Live, Operand, Plan, Room, RowAt, Rule, TileOps, Verdict, Weighing};
+use crate::exact::{
+    FinalWeights, KeyBlocks, KeyBuffers, Operand, Plan, RowAt, Rule, ScoreOperands, TileMask, TileOps, Verdict,
+};
 use crate::feature::{self, Weigher};
 use crate::output::Output;
 use crate::problem::Problem;
@@ -258,34 +260,34 @@ impl<T: qkv_simd::Element> Weights<'_, T> {
                 task(&mut weigh, room, at);
             });
         }
-        let compared = Compared::new(problem, &scratch, threads);
+        let operands = ScoreOperands::new(problem, &scratch, threads);
         let plan = Plan::natural_over(Rule::of(problem), &problem.scene, cols);
         let piece = &plan.pieces[0];
         let ops = TileOps::after(problem, self.out);
-        let weighing = Weighing { ops: &ops, out: self.out };
-        let (queries, keys) = (compared.queries(problem), compared.keys(problem));
+        let final_weights = FinalWeights { ops: &ops, out: self.out };
+        let (queries, keys) = (operands.queries(problem), operands.keys(problem));
         let key_head = h / problem.heads.group;
-        let mut keys_room = Room::new(&scratch, ops.scoring, piece, 1, problem.width, 0);
-        let blocks = KeyBlocks::new(piece, keys, Operand::Given(problem.inputs.v), problem.heads.key, &mut keys_room);
-        let blocks = blocks.starting_at(b * problem.heads.key + key_head);
-        let tile = || (scratch.take(QUERIES * ops.query_row), scratch.take(QUERIES * KEYS), Live::default());
-        let worker = || (ops.scorer(&scratch), tile(), scratch.take(room));
-        for_each_task(threads, tasks, worker, |(desk, (q, scores, live), room), at| {
+        let mut keys_room = KeyBuffers::new(&scratch, ops.scoring, piece, 1, problem.width, 0);
+        let blocks = KeyBlocks::new(piece, keys, Operand::Input(problem.inputs.v), problem.heads.key, &mut keys_room);
+        let blocks = blocks.from_head(b * problem.heads.key + key_head);
+        let tile = || (scratch.take(QUERIES * ops.query_row), scratch.take(QUERIES * KEYS), TileMask::default());
+        let worker = || (ops.score_gemm(&scratch), tile(), scratch.take(room));
+        for_each_task(threads, tasks, worker, |(gemm, (q, scores, mask), room), at| {
             let mut weigh = |rows: &[usize], report: &mut Report<'_, T::Acc>| {
                 let at = |&i: &usize| RowAt { b, h, i, p: problem.scene.place(b, i) };
                 let rows: Vec<RowAt> = rows.iter().map(at).collect();
-                let finite = desk.load_left(queries, rows.iter().map(|row| (b, h, row.i)), q);
+                let finite = gemm.pack_a(queries, rows.iter().map(|row| (b, h, row.i)), q);
                 for tile in piece.key_tiles() {
                     let verdict = piece.verdict_of_rows(&problem.scene, &rows, tile);
                     if verdict == Verdict::Empty {
                         continue;
                     }
                     let keys = piece.tile_keys(b, key_head, tile);
-                    ops.live(piece, &keys, verdict, &rows, live);
-                    let columns = blocks.keys(b, key_head, tile, desk);
-                    ops.raw(desk, (q, finite), columns, keys.len, (live, 0..rows.len()), scores);
-                    ops.finish_all(&keys, live, &rows, scores);
-                    weighing.apply(&rows, &keys, scores);
+                    ops.tile_mask(piece, &keys, verdict, &rows, mask);
+                    let columns = blocks.keys(b, key_head, tile, gemm);
+                    ops.raw(gemm, (q, finite), columns, keys.len, (mask, 0..rows.len()), scores);
+                    ops.finish_all(&keys, mask, &rows, scores);
+                    final_weights.apply(&rows, &keys, scores);
                     let asked = keys.start.max(cols.start)..(keys.start + keys.len).min(cols.end);
                     if asked.is_empty() {
                         continue;

@@ -70,13 +70,13 @@ fn formula(shape: Shape, causal: bool, q: &[f32], k: &[f32], v: &[f32]) -> Vec<f
     });
 
     // Weights = softmax of each row.
-    let how = Exponential { scale: 1.0 / (d as f32).sqrt(), spans: &[], sharp: true };
+    let how = Exponential { scale: 1.0 / (d as f32).sqrt(), spans: &[], accurate_exp: true };
     for_blocks(&mut scores, n * wide, wide, |_, first, block| {
         for (row, scores) in block.chunks_exact_mut(wide).enumerate() {
             let seen = if causal { (first + row + 1).min(m) } else { m };
             scores[seen..].fill(f32::NEG_INFINITY);
             let (mut max, mut sum, mut factor) = ([f32::NEG_INFINITY], [0.0], [0.0]);
-            let running = Running { max: &mut max, sum: &mut sum, moment: &mut [], factor: &mut factor };
+            let running = Running { max: &mut max, sum: &mut sum, entropy_acc: &mut [], factor: &mut factor };
             tile::softmax(isa, scores, wide, 1, wide, how, running);
             tile::row_op(isa, scores, RowOp::Scale(1.0 / sum[0]));
         }

@@ -90,7 +90,7 @@ pub(super) unsafe fn softmax<const ENTROPY: bool, const AWAKE: bool>(
     how: Exponential<'_, f32>,
     running: Running<'_, f32>,
 ) {
-    let Running { max, sum, moment, factor } = running;
+    let Running { max, sum, entropy_acc, factor } = running;
     let zero = _mm512_setzero_ps();
     for start in (0..rows).step_by(GROUPS * SIDE) {
         let groups: [Group; GROUPS] = std::array::from_fn(|group| {
@@ -101,9 +101,9 @@ pub(super) unsafe fn softmax<const ENTROPY: bool, const AWAKE: bool>(
         for (group, tops) in groups.iter().zip(&mut tops).filter(|(group, _)| group.count > 0) {
             *tops = group.top(&how, max, factor);
         }
-        let [mut sums, mut moments]: [[Each; GROUPS]; 2] = [[[MaybeUninit::uninit(); SIDE]; GROUPS]; 2];
+        let [mut sums, mut entropy_accs]: [[Each; GROUPS]; 2] = [[[MaybeUninit::uninit(); SIDE]; GROUPS]; 2];
         for (at, group) in groups.iter().enumerate() {
-            group.weights::<ENTROPY, AWAKE>(&how, &tops[at], &mut sums[at], &mut moments[at]);
+            group.weights::<ENTROPY, AWAKE>(&how, &tops[at], &mut sums[at], &mut entropy_accs[at]);
         }
         for (at, group) in groups.iter().enumerate().filter(|(_, group)| group.count > 0) {
             let (there, first) = (group.there(), group.first);
@@ -111,8 +111,8 @@ pub(super) unsafe fn softmax<const ENTROPY: bool, const AWAKE: bool>(
             let found = sum_each(all(&sums[at]));
             let after = _mm512_add_ps(_mm512_mul_ps(before, tops[at].shrink), found);
             if ENTROPY {
-                let found = sum_each(all(&moments[at]));
-                tops[at].moments(before, found, &factor[first..], &mut moment[first..][..group.count]);
+                let found = sum_each(all(&entropy_accs[at]));
+                tops[at].update_entropy(before, found, &factor[first..], &mut entropy_acc[first..][..group.count]);
             }
             _mm512_mask_storeu_ps(sum.as_mut_ptr().add(first), there, after);
         }
@@ -122,16 +122,16 @@ pub(super) unsafe fn softmax<const ENTROPY: bool, const AWAKE: bool>(
 impl Tops {
     /// Brings the moments of a group forward, with its sums `before` and what these scores add.
     #[target_feature(enable = "avx512f,avx512dq")]
-    unsafe fn moments(&self, before: __m512, found: __m512, factor: &[f32], moment: &mut [f32]) {
+    unsafe fn update_entropy(&self, before: __m512, found: __m512, factor: &[f32], entropy_acc: &mut [f32]) {
         let mut lanes = [[0.0f32; SIDE]; 4];
         for (lanes, of) in lanes.iter_mut().zip([self.old, self.new, before, found]) {
             _mm512_storeu_ps(lanes.as_mut_ptr(), of);
         }
         let [old, new, before, found] = lanes;
-        for (r, moment) in moment.iter_mut().enumerate() {
+        for (r, entropy_acc) in entropy_acc.iter_mut().enumerate() {
             let moved = if old[r] == new[r] { 0.0 } else { (old[r] - new[r]) * before[r] };
-            let kept = if old[r] == f32::NEG_INFINITY { 0.0 } else { factor[r] * (*moment + moved) };
-            *moment = kept + found[r];
+            let kept = if old[r] == f32::NEG_INFINITY { 0.0 } else { factor[r] * (*entropy_acc + moved) };
+            *entropy_acc = kept + found[r];
         }
     }
 }
@@ -200,7 +200,7 @@ impl Group {
         how: &Exponential<'_, f32>,
         tops: &Tops,
         sums: &mut Each,
-        moments: &mut Each,
+        entropy_accs: &mut Each,
     ) {
         let whole = self.is_whole(how);
         // Where nothing is there yet, −∞ less 0 stays what it is.
@@ -218,7 +218,7 @@ impl Group {
             let (start, end) = how.span(self.first + r, self.width);
             let (start, end, chunks) = (start / SIDE, end / SIDE, self.width.div_ceil(DEPTH));
             wide = wide || start < end && at.is_wide(start);
-            let (sum, moment) = match (whole, wide) {
+            let (sum, entropy_acc) = match (whole, wide) {
                 (true, false) => at.whole::<ENTROPY, false>(),
                 (true, true) => at.whole::<ENTROPY, true>(),
                 (false, false) => at.weights::<ENTROPY, false>(start, end, chunks),
@@ -226,10 +226,10 @@ impl Group {
             };
             sums[r].write(sum);
             if ENTROPY {
-                moments[r].write(moment);
+                entropy_accs[r].write(entropy_acc);
             }
         }
-        for of in sums[self.count..].iter_mut().chain(&mut moments[self.count..]) {
+        for of in sums[self.count..].iter_mut().chain(&mut entropy_accs[self.count..]) {
             of.write(_mm512_setzero_ps());
         }
     }
@@ -299,13 +299,13 @@ impl Row {
         chunks: usize,
     ) -> (__m512, __m512) {
         let zero = _mm512_setzero_ps();
-        let (mut sums, mut moments) = ([zero; 2], [zero; 2]);
+        let (mut sums, mut entropy_accs) = ([zero; 2], [zero; 2]);
         let to = self.data.cast::<bf16>();
         let mut chunk = 0;
         if start == 0 {
             while 2 * chunk + 1 < end {
-                let low = self.weight::<ENTROPY, WIDE>(2 * chunk, &mut sums[0], &mut moments[0]);
-                let high = self.weight::<ENTROPY, WIDE>(2 * chunk + 1, &mut sums[1], &mut moments[1]);
+                let low = self.weight::<ENTROPY, WIDE>(2 * chunk, &mut sums[0], &mut entropy_accs[0]);
+                let high = self.weight::<ENTROPY, WIDE>(2 * chunk + 1, &mut sums[1], &mut entropy_accs[1]);
                 store(to.add(chunk * DEPTH), low, high);
                 chunk += 1;
             }
@@ -313,15 +313,15 @@ impl Row {
         while chunk < chunks {
             let (mut low, mut high) = (zero, zero);
             if (start..end).contains(&(2 * chunk)) {
-                low = self.weight::<ENTROPY, WIDE>(2 * chunk, &mut sums[0], &mut moments[0]);
+                low = self.weight::<ENTROPY, WIDE>(2 * chunk, &mut sums[0], &mut entropy_accs[0]);
             }
             if (start..end).contains(&(2 * chunk + 1)) {
-                high = self.weight::<ENTROPY, WIDE>(2 * chunk + 1, &mut sums[1], &mut moments[1]);
+                high = self.weight::<ENTROPY, WIDE>(2 * chunk + 1, &mut sums[1], &mut entropy_accs[1]);
             }
             store(to.add(chunk * DEPTH), low, high);
             chunk += 1;
         }
-        (_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(moments[0], moments[1]))
+        (_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(entropy_accs[0], entropy_accs[1]))
     }
 
     /// The same of a whole tile of keys.
@@ -329,13 +329,13 @@ impl Row {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn whole<const ENTROPY: bool, const WIDE: bool>(&self) -> (__m512, __m512) {
         let zero = _mm512_setzero_ps();
-        let (mut sums, mut moments) = ([zero; 2], [zero; 2]);
+        let (mut sums, mut entropy_accs) = ([zero; 2], [zero; 2]);
         for chunk in 0..CHUNKS {
-            let low = self.weight::<ENTROPY, WIDE>(2 * chunk, &mut sums[0], &mut moments[0]);
-            let high = self.weight::<ENTROPY, WIDE>(2 * chunk + 1, &mut sums[1], &mut moments[1]);
+            let low = self.weight::<ENTROPY, WIDE>(2 * chunk, &mut sums[0], &mut entropy_accs[0]);
+            let high = self.weight::<ENTROPY, WIDE>(2 * chunk + 1, &mut sums[1], &mut entropy_accs[1]);
             store(self.data.cast::<bf16>().add(chunk * DEPTH), low, high);
         }
-        (_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(moments[0], moments[1]))
+        (_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(entropy_accs[0], entropy_accs[1]))
     }
 
     /// What a weight is a power of two by.
@@ -352,7 +352,7 @@ impl Row {
         &self,
         panel: usize,
         sum: &mut __m512,
-        moment: &mut __m512,
+        entropy_acc: &mut __m512,
     ) -> __m512 {
         let score = _mm512_loadu_ps(self.data.add(panel * SIDE));
         if ENTROPY {
@@ -362,7 +362,7 @@ impl Row {
             let exponent = _mm512_mul_ps(x, _mm512_set1_ps(std::f32::consts::LOG2_E));
             let there = counts(exponent);
             let weight = power_of_two(there, exponent);
-            *moment = _mm512_mask3_fmadd_ps(weight, x, *moment, there);
+            *entropy_acc = _mm512_mask3_fmadd_ps(weight, x, *entropy_acc, there);
             *sum = _mm512_add_ps(*sum, weight);
             return weight;
         }

@@ -16,7 +16,7 @@ pub struct Running<'a, A> {
     /// The sum of `exp(score − max)` so far.
     pub sum: &'a mut [A],
     /// The sum of `exp(score − max)·(score − max)` so far, for the entropy; empty where that is not asked for.
-    pub moment: &'a mut [A],
+    pub entropy_acc: &'a mut [A],
     /// Out: what the row's accumulated values are to be multiplied by, since the maximum has moved.
     pub factor: &'a mut [A],
 }
@@ -55,7 +55,7 @@ pub struct Exponential<'a, A> {
     /// Where each row has scores; empty where all are everywhere.
     pub spans: &'a [Span],
     /// Right to the last bits, or to the 17 that weights in bf16 cannot tell from them.
-    pub sharp: bool,
+    pub accurate_exp: bool,
 }
 
 impl<A: Real> Exponential<'_, A> {
@@ -109,9 +109,12 @@ pub(crate) fn check_softmax<A: Real>(
 ) {
     check(tile, row, rows, width);
     assert!(how.spans.is_empty() || how.spans.len() >= rows);
-    let Running { max, sum, moment, factor } = running;
+    let Running { max, sum, entropy_acc, factor } = running;
     assert!(
-        max.len() >= rows && sum.len() >= rows && factor.len() >= rows && (moment.is_empty() || moment.len() >= rows)
+        max.len() >= rows
+            && sum.len() >= rows
+            && factor.len() >= rows
+            && (entropy_acc.is_empty() || entropy_acc.len() >= rows)
     );
 }
 
@@ -122,7 +125,7 @@ impl<A: Real> Kernel<A> for Softmax<'_, A> {
     unsafe fn run<V: Lanes<Scalar = A>>(self) {
         // SAFETY: the caller vouches for the instruction set.
         unsafe {
-            match (self.how.sharp, self.running.moment.is_empty()) {
+            match (self.how.accurate_exp, self.running.entropy_acc.is_empty()) {
                 (true, true) => self.rows::<V, true, false>(),
                 (true, false) => self.rows::<V, true, true>(),
                 (false, true) => self.rows::<V, false, false>(),
@@ -139,7 +142,7 @@ impl<A: Real> Softmax<'_, A> {
     /// First the maxima of all rows, then their weights, so that no row's exponentials wait for its own maximum; as many rows at
     /// a time as there are lanes.
     #[inline(always)]
-    unsafe fn rows<V: Lanes<Scalar = A>, const SHARP: bool, const ENTROPY: bool>(mut self) {
+    unsafe fn rows<V: Lanes<Scalar = A>, const ACCURATE: bool, const ENTROPY: bool>(mut self) {
         let (count, lanes) = (self.rows, A::LANES);
         // SAFETY: the caller vouches for the instruction set.
         unsafe {
@@ -147,7 +150,7 @@ impl<A: Real> Softmax<'_, A> {
                 self.tops::<V, ENTROPY>(first..(first + lanes).min(count));
             }
             for first in (0..count).step_by(lanes) {
-                self.weights::<V, SHARP, ENTROPY>(first..(first + lanes).min(count));
+                self.weights::<V, ACCURATE, ENTROPY>(first..(first + lanes).min(count));
             }
         }
     }
@@ -189,9 +192,9 @@ impl<A: Real> Softmax<'_, A> {
             let shrink = old.where_equal(new, one, math::exp(old.sub(new)));
             if ENTROPY {
                 let apart = old.where_equal(new, zero, old.sub(new));
-                let moment = self.running.moment[rows].as_mut_ptr();
-                let moved = apart.mul_add(A::lanes::<V>(sum, count), A::lanes::<V>(moment, count)).mul(shrink);
-                A::store_lanes(old.where_equal(least, zero, moved), moment, count);
+                let entropy_acc = self.running.entropy_acc[rows].as_mut_ptr();
+                let moved = apart.mul_add(A::lanes::<V>(sum, count), A::lanes::<V>(entropy_acc, count)).mul(shrink);
+                A::store_lanes(old.where_equal(least, zero, moved), entropy_acc, count);
             }
             A::store_lanes(A::lanes::<V>(sum, count).mul(shrink), sum, count);
             A::store_lanes(new, max, count);
@@ -201,11 +204,11 @@ impl<A: Real> Softmax<'_, A> {
 
     /// Turns the scores of some rows into weights, and adds these to their sums and moments.
     #[inline(always)]
-    unsafe fn weights<V: Lanes<Scalar = A>, const SHARP: bool, const ENTROPY: bool>(&mut self, rows: Range<usize>) {
+    unsafe fn weights<V: Lanes<Scalar = A>, const ACCURATE: bool, const ENTROPY: bool>(&mut self, rows: Range<usize>) {
         // SAFETY: as in `tops`.
         unsafe {
             let mut totals = [V::splat(A::ZERO); MOST_LANES];
-            let mut moments = totals;
+            let mut entropy_accs = totals;
             for r in rows.clone() {
                 let whole = &mut self.tile[r * self.row..][..self.width];
                 let (start, end) = self.how.span(r, self.width);
@@ -218,15 +221,15 @@ impl<A: Real> Softmax<'_, A> {
                     scores.fill(A::ZERO);
                     continue;
                 }
-                let (total, moment) = weigh::<V, SHARP, ENTROPY>(scores, self.how.scale, top);
+                let (total, entropy_acc) = weigh::<V, ACCURATE, ENTROPY>(scores, self.how.scale, top);
                 totals[at] = total;
                 if ENTROPY {
-                    moments[at] = moment;
+                    entropy_accs[at] = entropy_acc;
                 }
             }
             add_each(&mut self.running.sum[rows.clone()], &totals);
             if ENTROPY {
-                add_each(&mut self.running.moment[rows], &moments);
+                add_each(&mut self.running.entropy_acc[rows], &entropy_accs);
             }
         }
     }
@@ -250,7 +253,7 @@ unsafe fn add_each<V: Lanes>(to: &mut [V::Scalar], rows: &[V; MOST_LANES]) {
 /// # Safety
 /// The CPU has the instruction set of `V`.
 #[inline(always)]
-unsafe fn weigh<V: Lanes, const SHARP: bool, const ENTROPY: bool>(
+unsafe fn weigh<V: Lanes, const ACCURATE: bool, const ENTROPY: bool>(
     scores: &mut [V::Scalar],
     scale: V::Scalar,
     top: V::Scalar,
@@ -259,17 +262,17 @@ unsafe fn weigh<V: Lanes, const SHARP: bool, const ENTROPY: bool>(
     // SAFETY: the slice is whole panels long; the caller vouches for the instruction set.
     unsafe {
         let zero = V::splat(V::Scalar::ZERO);
-        let mut of = Weighed { scale: V::splat(scale), top: V::splat(top), sums: [zero; 2], moments: [zero; 2] };
+        let mut of = Weighed { scale: V::splat(scale), top: V::splat(top), sums: [zero; 2], entropy_accs: [zero; 2] };
         if panels == MOSTLY {
             for panel in 0..MOSTLY {
-                of.panel::<SHARP, ENTROPY>(scores.as_mut_ptr(), panel);
+                of.panel::<ACCURATE, ENTROPY>(scores.as_mut_ptr(), panel);
             }
         } else {
             for panel in 0..panels {
-                of.panel::<SHARP, ENTROPY>(scores.as_mut_ptr(), panel);
+                of.panel::<ACCURATE, ENTROPY>(scores.as_mut_ptr(), panel);
             }
         }
-        (of.sums[0].add(of.sums[1]), of.moments[0].add(of.moments[1]))
+        (of.sums[0].add(of.sums[1]), of.entropy_accs[0].add(of.entropy_accs[1]))
     }
 }
 
@@ -279,31 +282,31 @@ struct Weighed<V> {
     scale: V,
     top: V,
     sums: [V; 2],
-    moments: [V; 2],
+    entropy_accs: [V; 2],
 }
 
 impl<V: Lanes> Weighed<V> {
     /// # Safety
     /// There is such a panel, and the CPU has the instruction set of `V`.
     #[inline(always)]
-    unsafe fn panel<const SHARP: bool, const ENTROPY: bool>(&mut self, row: *mut V::Scalar, panel: usize) {
+    unsafe fn panel<const ACCURATE: bool, const ENTROPY: bool>(&mut self, row: *mut V::Scalar, panel: usize) {
         // SAFETY: the caller vouches for both.
         unsafe {
             let (at, zero) = (row.add(panel * V::Scalar::LANES), V::splat(V::Scalar::ZERO));
             let score = V::load(at);
             // Rounded before it is subtracted, the largest becomes exactly 0; where weights are rounded to bf16 it may as well
             // become a little more or less.
-            let x = if SHARP || ENTROPY {
+            let x = if ACCURATE || ENTROPY {
                 score.mul(self.scale).sub(self.top)
             } else {
                 score.mul_add(self.scale, zero.sub(self.top))
             };
-            let weight = math::weight::<V, SHARP>(x);
+            let weight = math::weight::<V, ACCURATE>(x);
             weight.store(at);
             self.sums[panel % 2] = self.sums[panel % 2].add(weight);
             if ENTROPY {
-                let moment = weight.where_equal(zero, zero, weight.mul(x));
-                self.moments[panel % 2] = self.moments[panel % 2].add(moment);
+                let entropy_acc = weight.where_equal(zero, zero, weight.mul(x));
+                self.entropy_accs[panel % 2] = self.entropy_accs[panel % 2].add(entropy_acc);
             }
         }
     }
@@ -390,7 +393,7 @@ impl<A: Real> Kernel<A> for Gradient<'_, A> {
     unsafe fn run<V: Lanes<Scalar = A>>(self) {
         // SAFETY: the caller vouches for the instruction set.
         unsafe {
-            match (self.how.sharp, self.of.entropy.is_empty()) {
+            match (self.how.accurate_exp, self.of.entropy.is_empty()) {
                 (true, true) => self.rows::<V, true, false>(),
                 (true, false) => self.rows::<V, true, true>(),
                 (false, true) => self.rows::<V, false, false>(),
@@ -402,7 +405,7 @@ impl<A: Real> Kernel<A> for Gradient<'_, A> {
 
 impl<A: Real> Gradient<'_, A> {
     #[inline(always)]
-    unsafe fn rows<V: Lanes<Scalar = A>, const SHARP: bool, const ENTROPY: bool>(self) {
+    unsafe fn rows<V: Lanes<Scalar = A>, const ACCURATE: bool, const ENTROPY: bool>(self) {
         for r in 0..self.rows {
             let (mut start, mut end) = self.how.span(r, self.width);
             let scores = &mut self.scores[r * self.row..][..self.width];
@@ -429,11 +432,11 @@ impl<A: Real> Gradient<'_, A> {
                 };
                 if panels == MOSTLY {
                     for panel in 0..MOSTLY {
-                        of.panel::<SHARP, ENTROPY>(scores, grads, panel);
+                        of.panel::<ACCURATE, ENTROPY>(scores, grads, panel);
                     }
                 } else {
                     for panel in 0..panels {
-                        of.panel::<SHARP, ENTROPY>(scores, grads, panel);
+                        of.panel::<ACCURATE, ENTROPY>(scores, grads, panel);
                     }
                 }
             }
@@ -454,7 +457,7 @@ impl<V: Lanes> Slope<V> {
     /// # Safety
     /// There is such a panel in both, and the CPU has the instruction set of `V`.
     #[inline(always)]
-    unsafe fn panel<const SHARP: bool, const ENTROPY: bool>(
+    unsafe fn panel<const ACCURATE: bool, const ENTROPY: bool>(
         &self,
         scores: *mut V::Scalar,
         grads: *mut V::Scalar,
@@ -464,7 +467,7 @@ impl<V: Lanes> Slope<V> {
         unsafe {
             let (scores, grads) = (scores.add(panel * V::Scalar::LANES), grads.add(panel * V::Scalar::LANES));
             let x = V::load(scores).mul(self.scale).sub(self.lse);
-            let weight = math::weight::<V, SHARP>(x);
+            let weight = math::weight::<V, ACCURATE>(x);
             let mut grad = V::load(grads).sub(self.delta);
             if ENTROPY {
                 grad = x.mul_add(self.entropy, grad);

@@ -11,7 +11,7 @@ use qkv_simd::{Element, Real};
 
 /// Where in the backward pass a contribution comes from.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Step {
+pub(super) struct TileStep {
     pub b: usize,
     pub key_head: usize,
     pub key_tile: usize,
@@ -22,7 +22,7 @@ pub(super) struct Step {
 
 /// How many there are of each.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Steps {
+pub(super) struct StepCounts {
     pub b: usize,
     pub key_heads: usize,
     pub key_tiles: usize,
@@ -33,36 +33,36 @@ pub(super) struct Steps {
 /// The gradient of a bias tensor, tile by tile: an axis that is broadcast has one tile of length 1.
 pub(super) struct BiasGradient<'a, A> {
     shape: [usize; 4],
-    steps: Steps,
+    steps: StepCounts,
     regions: Turnstile<'a, A>,
 }
 
 impl<'a, A: Real> BiasGradient<'a, A> {
     /// How many numbers the tiles of a bias of this shape take.
-    pub fn room(shape: [usize; 4]) -> usize {
+    pub fn buffer_len(shape: [usize; 4]) -> usize {
         let [b, h, ..] = shape;
-        let (tiles, size) = Self::cut(shape);
+        let (tiles, size) = Self::tiling(shape);
         b * h * tiles[0] * tiles[1] * size[0] * size[1]
     }
 
     /// Tiles along queries and keys, and their sizes.
-    fn cut([_, _, n, m]: [usize; 4]) -> ([usize; 2], [usize; 2]) {
+    fn tiling([_, _, n, m]: [usize; 4]) -> ([usize; 2], [usize; 2]) {
         let tile = |len: usize, tile: usize| if len == 1 { 1 } else { tile };
         let (rows, cols) = (tile(n, QUERIES), tile(m, KEYS));
         ([n.div_ceil(rows), m.div_ceil(cols)], [rows, cols])
     }
 
-    /// Over zeroed room for a bias of this shape.
-    pub fn new(shape: [usize; 4], steps: Steps, room: &'a mut [A]) -> Self {
-        let (tiles, size) = Self::cut(shape);
-        let regions = Turnstile::new(room, shape[0] * shape[1] * tiles[0] * tiles[1], size[0] * size[1], |_| 0);
+    /// Over zeroed buffer for a bias of this shape.
+    pub fn new(shape: [usize; 4], steps: StepCounts, buffer: &'a mut [A]) -> Self {
+        let (tiles, size) = Self::tiling(shape);
+        let regions = Turnstile::new(buffer, shape[0] * shape[1] * tiles[0] * tiles[1], size[0] * size[1], |_| 0);
         BiasGradient { shape, steps, regions }
     }
 
     /// Adds the gradients of a tile of scores, or (`None`) passes its turn.
-    pub fn add(&self, step: Step, grads: Option<&[A]>, rows: usize, cols: usize) {
+    pub fn add(&self, step: TileStep, grads: Option<&[A]>, rows: usize, cols: usize) {
         let [b, h, n, m] = self.shape;
-        let (tiles, size) = Self::cut(self.shape);
+        let (tiles, size) = Self::tiling(self.shape);
         let head = step.key_head * self.steps.group + step.g;
         let own = |axis: usize, at: usize| if axis == 1 { 0 } else { at };
         let region = ((own(b, step.b) * h + own(h, head)) * tiles[0] + own(n, step.query_tile)) * tiles[1]
@@ -96,14 +96,14 @@ impl<'a, A: Real> BiasGradient<'a, A> {
     }
 
     /// Copies the tiles into a tensor of the bias's shape.
-    pub fn read<T: Element<Acc = A>>(shape: [usize; 4], room: &[A], out: &mut Tensor<T, 4>) {
+    pub fn read<T: Element<Acc = A>>(shape: [usize; 4], buffer: &[A], out: &mut Tensor<T, 4>) {
         let [_, heads, n, m] = shape;
-        let (tiles, size) = Self::cut(shape);
+        let (tiles, size) = Self::tiling(shape);
         for (at, out) in out.data_mut().iter_mut().enumerate() {
             let (j, i, bh) = (at % m, at / m % n, at / (m * n));
             debug_assert!(heads > 0);
             let tile = (bh * tiles[0] + i / size[0]) * tiles[1] + j / size[1];
-            *out = T::narrow(room[(tile * size[0] + i % size[0]) * size[1] + j % size[1]]);
+            *out = T::narrow(buffer[(tile * size[0] + i % size[0]) * size[1] + j % size[1]]);
         }
     }
 }
@@ -111,14 +111,14 @@ impl<'a, A: Real> BiasGradient<'a, A> {
 /// The gradient of a relative table: a sum for each task, added in the order of the tasks.
 pub(super) struct TableGradient<'a, A> {
     rows: usize,
-    steps: Steps,
+    steps: StepCounts,
     regions: Turnstile<'a, A>,
 }
 
 impl<'a, A: Real> TableGradient<'a, A> {
-    /// Over zeroed room for a table of `rows` rows of `entries`.
-    pub fn new(rows: usize, entries: usize, steps: Steps, room: &'a mut [A]) -> Self {
-        TableGradient { rows, steps, regions: Turnstile::new(room, rows, entries, |_| 0) }
+    /// Over zeroed buffer for a table of `rows` rows of `entries`.
+    pub fn new(rows: usize, entries: usize, steps: StepCounts, buffer: &'a mut [A]) -> Self {
+        TableGradient { rows, steps, regions: Turnstile::new(buffer, rows, entries, |_| 0) }
     }
 
     /// Adds the gradients of a tile to a task's own sum.
@@ -137,8 +137,8 @@ impl<'a, A: Real> TableGradient<'a, A> {
     }
 
     /// Adds a task's sum for one query head, when it is its turn.
-    pub fn add(&self, step: Step, own: &[A]) {
-        let Steps { key_heads, key_tiles, group, .. } = self.steps;
+    pub fn add(&self, step: TileStep, own: &[A]) {
+        let StepCounts { key_heads, key_tiles, group, .. } = self.steps;
         let (region, turn) = if self.rows == 1 {
             (0, ((step.b * key_heads + step.key_head) * key_tiles + step.key_tile) * group + step.g)
         } else {

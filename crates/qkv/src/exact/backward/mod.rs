@@ -6,17 +6,17 @@
 //! one waited for is always under way already; and since the order depends on shapes alone, so do the bits.
 
 mod bias;
-mod parts;
+mod piece_gradients;
 pub(crate) mod row_terms;
 mod tile;
 
 use crate::error::Result;
 use crate::exact::pack::Operand;
-use crate::exact::pack::query_blocks::{QueryBlocks, QueryRoom};
+use crate::exact::pack::query_blocks::{QueryBlocks, QueryBuffers};
 use crate::exact::plan::rule::Rule;
 use crate::exact::plan::{Piece, Plan};
 use crate::exact::scores::TileOps;
-use crate::exact::scores::projection::{Compared, From, back};
+use crate::exact::scores::projection::{ProjectedSide, ScoreOperands, backward_projection};
 use crate::gradients::Gradients;
 use crate::inputs::Upstream;
 use crate::output::Output;
@@ -26,12 +26,12 @@ use crate::scratch::Scratch;
 use crate::select::Select;
 use crate::tensor::Tensor;
 use crate::tuning::{QUERIES, WHOLE_HEADS};
-use bias::{BiasGradient, Step, Steps, TableGradient};
-use parts::{Part, Which, center_gradient, gathered};
+use bias::{BiasGradient, StepCounts, TableGradient, TileStep};
+use piece_gradients::{GradientOf, PieceGradients, center_gradient, gather_gradient};
 use qkv_simd::shared::{Rows, Turnstile, for_each_task};
 use qkv_simd::{Element, Real, ViewMut, padded};
 use row_terms::RowTerms;
-use tile::Worker;
+use tile::BackwardWorker;
 
 /// Computes the gradients of everything that was given.
 pub(crate) fn backward<T: Element>(
@@ -50,14 +50,14 @@ pub(crate) fn backward<T: Element>(
         None if problem.attention.select == Select::Soft => Plan::new(problem),
         _ => Plan::natural(Rule::of(problem), &problem.scene),
     };
-    let compared = Compared::new(problem, scratch, threads);
+    let operands = ScoreOperands::new(problem, scratch, threads);
     let ops = TileOps::after(problem, out);
     let rows = RowTerms::new(&ops, out, upstream);
-    let pass = Pass {
+    let pass = BackwardPass {
         ops,
-        queries: compared.queries(problem),
-        keys: compared.keys(problem),
-        values: Operand::Given(inputs.v),
+        queries: operands.queries(problem),
+        keys: operands.keys(problem),
+        values: Operand::Input(inputs.v),
         out,
         log_prob: upstream.log_prob.unwrap_or_default(),
         rows: &rows,
@@ -65,18 +65,18 @@ pub(crate) fn backward<T: Element>(
         threads,
     };
     let sinks = || inputs.sinks.map(|_| narrowed(rows.sink_gradient(&pass.ops, scratch, threads)));
-    if let Some(piece) = pass.nothing_more(&plan, bias_shape.is_some()) {
+    if let Some(piece) = pass.simple_piece(&plan, bias_shape.is_some()) {
         let whole_heads = problem.b * problem.heads.key >= WHOLE_HEADS * threads;
-        let [q, k, v] = if whole_heads { pass.heads(piece)? } else { pass.turns(piece)? };
+        let [q, k, v] = if whole_heads { pass.run_by_head(piece)? } else { pass.run_shared(piece)? };
         return Ok(Gradients { sinks: sinks(), ..Gradients::new(q, k, v) });
     }
-    let mut bias_room = scratch.zeros(bias_shape.map_or(0, BiasGradient::<T::Acc>::room));
+    let mut bias_buffer = scratch.zeros(bias_shape.map_or(0, BiasGradient::<T::Acc>::buffer_len));
     let table_shape = inputs.table.map(|table| table.shape());
-    let mut table_room = scratch.zeros(table_shape.map_or(0, |shape| shape[2] * shape[3]));
-    let mut parts: Vec<Part<'_, T::Acc>> = Vec::new();
+    let mut table_buffer = scratch.zeros(table_shape.map_or(0, |shape| shape[2] * shape[3]));
+    let mut parts: Vec<PieceGradients<'_, T::Acc>> = Vec::new();
     {
         // With a gradient of the bias there is one piece; tables take their turns piece after piece.
-        let steps = |piece: &Piece| Steps {
+        let steps = |piece: &Piece| StepCounts {
             b: problem.b,
             key_heads: problem.heads.key,
             key_tiles: piece.key_tiles().len(),
@@ -84,20 +84,20 @@ pub(crate) fn backward<T: Element>(
             query_tiles: piece.query_tiles(),
         };
         for piece in &plan.pieces {
-            let bias = bias_shape.map(|shape| BiasGradient::new(shape, steps(piece), &mut bias_room));
+            let bias = bias_shape.map(|shape| BiasGradient::new(shape, steps(piece), &mut bias_buffer));
             let table = table_shape
-                .map(|[_, _, rows, entries]| TableGradient::new(rows, entries, steps(piece), &mut table_room));
-            parts.push(pass.piece(piece, bias.as_ref(), table.as_ref(), None));
+                .map(|[_, _, rows, entries]| TableGradient::new(rows, entries, steps(piece), &mut table_buffer));
+            parts.push(pass.run_piece(piece, bias.as_ref(), table.as_ref(), None));
         }
     }
-    let queries = gathered(problem, &parts, Which::Queries, scratch, threads);
-    let d_q = back(problem, From::Queries, queries.view(), scratch, threads)?;
+    let queries = gather_gradient(problem, &parts, GradientOf::Queries, scratch, threads);
+    let d_q = backward_projection(problem, ProjectedSide::Queries, queries.view(), scratch, threads)?;
     drop(queries);
-    let keys = gathered(problem, &parts, Which::Keys, scratch, threads);
-    let d_k = back(problem, From::Keys, keys.view(), scratch, threads)?;
+    let keys = gather_gradient(problem, &parts, GradientOf::Keys, scratch, threads);
+    let d_k = backward_projection(problem, ProjectedSide::Keys, keys.view(), scratch, threads)?;
     drop(keys);
     let mut d_v = Tensor::allocate("d_v", inputs.v.shape())?;
-    gathered(problem, &parts, Which::Values, scratch, threads).write(&mut d_v, threads);
+    gather_gradient(problem, &parts, GradientOf::Values, scratch, threads).write(&mut d_v, threads);
 
     let small = |range: std::ops::Range<usize>| {
         let mut sum = vec![T::Acc::ZERO; range.len()];
@@ -112,9 +112,9 @@ pub(crate) fn backward<T: Element>(
     let scale = inputs.scale.map(|scale| narrowed(pass.scale_gradient(&parts, scale.len())));
     let mut bias = bias_shape.map(|shape| Tensor::allocate("d_bias", shape)).transpose()?;
     if let (Some(shape), Some(bias)) = (bias_shape, &mut bias) {
-        BiasGradient::read(shape, &bias_room, bias);
+        BiasGradient::read(shape, &bias_buffer, bias);
     }
-    let table = table_shape.map(|shape| Tensor::new(narrowed(table_room.to_vec()), shape)).transpose()?;
+    let table = table_shape.map(|shape| Tensor::new(narrowed(table_buffer.to_vec()), shape)).transpose()?;
     let sinks = sinks();
     let additive = problem.attention.score == crate::score::Score::Additive;
     let (w, w_q) = if additive { (None, d_q.matrix) } else { (d_q.matrix, None) };
@@ -124,30 +124,30 @@ pub(crate) fn backward<T: Element>(
 }
 
 /// The gradients of queries and centres while they are summed up.
-enum Sums<'t, 'a, A> {
+enum QueryGradients<'t, 'a, A> {
     /// Shared between tasks and entered in turn, a tile of queries at a time.
-    Turns { queries: &'t Turnstile<'a, A>, centers: &'t Turnstile<'a, A> },
+    Shared { queries: &'t Turnstile<'a, A>, centers: &'t Turnstile<'a, A> },
     /// A worker's own: the tiles, of some size, of all query heads of one key head.
     Own { tiles: &'t mut [A], size: usize },
 }
 
-impl<A: Real> Sums<'_, '_, A> {
+impl<A: Real> QueryGradients<'_, '_, A> {
     /// Adds to the gradients of a tile of queries, when it is its turn: region `of.0` of all or `of.1` of a key head's own.
     pub fn add(&mut self, of: (usize, usize), turn: u64, next: impl Fn() -> u64, add: impl FnOnce(&mut [A])) {
         match self {
-            Sums::Turns { queries, .. } => {
+            QueryGradients::Shared { queries, .. } => {
                 let next = next();
                 let mut to = queries.enter(of.0, turn);
                 add(&mut to);
                 to.leave(next);
             }
-            Sums::Own { tiles, size } => add(&mut tiles[of.1 * *size..][..*size]),
+            QueryGradients::Own { tiles, size } => add(&mut tiles[of.1 * *size..][..*size]),
         }
     }
 }
 
 /// What is the same for every piece.
-struct Pass<'a, T: Element> {
+struct BackwardPass<'a, T: Element> {
     pub ops: TileOps<'a, T>,
     pub queries: Operand<'a, T>,
     pub keys: Operand<'a, T>,
@@ -159,51 +159,64 @@ struct Pass<'a, T: Element> {
     pub threads: usize,
 }
 
-impl<'a, T: Element> Pass<'a, T> {
-    /// Room for the packed queries of some heads.
-    fn room(&self, piece: &Piece, heads: usize) -> QueryRoom<'a, T::Acc> {
+impl<'a, T: Element> BackwardPass<'a, T> {
+    /// KeyBuffers for the packed queries of some heads.
+    fn buffers(&self, piece: &Piece, heads: usize) -> QueryBuffers<'a, T::Acc> {
         let widths = [self.queries, self.rows.upstream].map(|of| of.width());
-        QueryRoom::new(self.scratch, (self.ops.arithmetic, self.ops.scoring), widths, piece, heads)
+        QueryBuffers::new(self.scratch, (self.ops.arithmetic, self.ops.scoring), widths, piece, heads)
     }
 
     /// The packed queries from a head on, counted over all sequences.
-    fn blocks<'r>(&self, piece: &'r Piece, room: &'r mut QueryRoom<'_, T::Acc>, first: usize) -> QueryBlocks<'r, T>
+    fn blocks<'r>(
+        &self,
+        piece: &'r Piece,
+        buffers: &'r mut QueryBuffers<'_, T::Acc>,
+        first: usize,
+    ) -> QueryBlocks<'r, T>
     where
         'a: 'r,
     {
         let heads = self.ops.problem.heads.query;
-        QueryBlocks::new(self.queries, self.rows, (self.ops.arithmetic, self.ops.scoring), piece, room, (first, heads))
+        QueryBlocks::new(
+            self.queries,
+            self.rows,
+            (self.ops.arithmetic, self.ops.scoring),
+            piece,
+            buffers,
+            (first, heads),
+        )
     }
 
     /// The piece of a plan, if nothing but the gradients of queries, keys and values is asked for and they need no more than to be
     /// written.
-    fn nothing_more<'p>(&self, plan: &'p Plan, for_bias: bool) -> Option<&'p Piece> {
+    fn simple_piece<'p>(&self, plan: &'p Plan, for_bias: bool) -> Option<&'p Piece> {
         let problem = self.ops.problem;
         let inputs = &problem.inputs;
-        let as_they_are = matches!(problem.attention.score, Score::Dot | Score::ScaledDot | Score::Distance);
+        let unprojected = matches!(problem.attention.score, Score::Dot | Score::ScaledDot | Score::Distance);
         let more = for_bias || inputs.table.is_some() || inputs.center.is_some() || self.small_len() > 0;
         match &plan.pieces[..] {
-            [piece] if as_they_are && !more && piece.is_natural() => Some(piece),
+            [piece] if unprojected && !more && piece.is_natural() => Some(piece),
             _ => None,
         }
     }
 
     /// Runs the backward pass with the heads shared by all, and writes the gradients of keys and values as they are made.
-    fn turns(&self, piece: &Piece) -> Result<[Tensor<T, 4>; 3]> {
+    fn run_shared(&self, piece: &Piece) -> Result<[Tensor<T, 4>; 3]> {
         let problem = self.ops.problem;
         let shapes = [problem.inputs.k.shape(), problem.inputs.v.shape()];
         let (mut d_k, mut d_v) = (Tensor::unwritten("d_k", shapes[0])?, Tensor::unwritten("d_v", shapes[1])?);
         let mut d_q = Tensor::allocate("d_q", problem.inputs.q.shape())?;
         let written = [&mut d_k, &mut d_v].map(|d| Rows::new(d.view()));
-        let part = self.piece(piece, None, None, Some(&written));
+        let part = self.run_piece(piece, None, None, Some(&written));
         drop(written);
-        gathered(problem, &[part], Which::Queries, self.scratch, self.threads).write(&mut d_q, self.threads);
+        gather_gradient(problem, &[part], GradientOf::Queries, self.scratch, self.threads)
+            .write(&mut d_q, self.threads);
         Ok([d_q, Tensor::new(d_k.written(), shapes[0])?, Tensor::new(d_v.written(), shapes[1])?])
     }
 
     /// Runs the backward pass head by head: all that a head needs is used again for the next. For so many heads that every worker has
     /// some.
-    fn heads(&self, piece: &Piece) -> Result<[Tensor<T, 4>; 3]> {
+    fn run_by_head(&self, piece: &Piece) -> Result<[Tensor<T, 4>; 3]> {
         let (ops, scratch) = (&self.ops, self.scratch);
         let problem = ops.problem;
         let (heads, query_tiles) = (problem.heads, piece.query_tiles());
@@ -214,16 +227,16 @@ impl<'a, T: Element> Pass<'a, T> {
         let mut d_v = Tensor::unwritten("d_v", shapes[2])?;
         let [to_queries, to_keys, to_values] = [&mut d_q, &mut d_k, &mut d_v].map(|d| Rows::new(d.view()));
         let tiles = heads.group * query_tiles;
-        let worker = || (self.worker(), self.room(piece, heads.group), scratch.take(tiles * QUERIES * row));
-        for_each_task(self.threads, problem.b * heads.key, worker, |(worker, room, sums), task| {
+        let worker = || (self.worker(), self.buffers(piece, heads.group), scratch.take(tiles * QUERIES * row));
+        for_each_task(self.threads, problem.b * heads.key, worker, |(worker, buffers, sums), task| {
             let (b, key_head) = (task / heads.key, task % heads.key);
-            let blocks = self.blocks(piece, room, b * heads.query + key_head * heads.group);
+            let blocks = self.blocks(piece, buffers, b * heads.query + key_head * heads.group);
             sums.fill(T::Acc::ZERO);
-            let mut own = Sums::Own { tiles: sums, size: QUERIES * row };
+            let mut own = QueryGradients::Own { tiles: sums, size: QUERIES * row };
             for key_tile in piece.key_tiles() {
-                let step = Step { b, key_head, key_tile, g: 0, query_tile: 0 };
-                self.task(piece, step, &blocks, worker, &mut own, None, None);
-                self.write(piece, step, worker, &to_keys, &to_values);
+                let step = TileStep { b, key_head, key_tile, g: 0, query_tile: 0 };
+                self.key_tile(piece, step, &blocks, worker, &mut own, None, None);
+                self.write_key_gradients(piece, step, worker, &to_keys, &to_values);
             }
             for g in 0..heads.group {
                 let of_head = &sums[g * query_tiles * QUERIES * row..];
@@ -236,26 +249,26 @@ impl<'a, T: Element> Pass<'a, T> {
     }
 
     /// Writes the gradients of the keys and values of a tile.
-    fn write<U: Element<Acc = T::Acc>>(
+    fn write_key_gradients<U: Element<Acc = T::Acc>>(
         &self,
         piece: &Piece,
-        step: Step,
-        worker: &mut Worker<'_, T::Acc>,
+        step: TileStep,
+        worker: &mut BackwardWorker<'_, T::Acc>,
         to_keys: &Rows<'_, U>,
         to_values: &Rows<'_, U>,
     ) {
         let (ops, problem) = (&self.ops, self.ops.problem);
         let keys = piece.tile_keys(step.b, step.key_head, step.key_tile);
         let (row, value_row) = (padded::<T::Acc>(problem.width), padded::<T::Acc>(problem.dv));
-        let Worker { desk, d_keys, d_values, turned, .. } = worker;
+        let BackwardWorker { gemm, d_keys, d_values, transposed, .. } = worker;
         let rows = if ops.pairwise().is_some() {
-            unpack(d_keys, ops.width, keys.len, row, turned);
-            &**turned
+            unpack(d_keys, ops.width, keys.len, row, transposed);
+            &**transposed
         } else {
-            desk.key_rows(d_keys, problem.width, turned)
+            gemm.unpack_key_rows(d_keys, problem.width, transposed)
         };
         to_keys.write_all(step.b, step.key_head, keys.start, keys.len, rows, row);
-        let rows = desk.key_rows(d_values, problem.dv, turned);
+        let rows = gemm.unpack_key_rows(d_values, problem.dv, transposed);
         to_values.write_all(step.b, step.key_head, keys.start, keys.len, rows, value_row);
     }
 
@@ -264,8 +277,8 @@ impl<'a, T: Element> Pass<'a, T> {
         problem.inputs.v_score.map_or(0, |v| v.len()) + problem.inputs.scale.map_or(0, |_| problem.heads.group)
     }
 
-    /// Sums what the tasks found for the learned scale, in their order.
-    fn scale_gradient(&self, parts: &[Part<'_, T::Acc>], len: usize) -> Vec<T::Acc> {
+    /// QueryGradients what the tasks found for the learned scale, in their order.
+    fn scale_gradient(&self, parts: &[PieceGradients<'_, T::Acc>], len: usize) -> Vec<T::Acc> {
         let problem = self.ops.problem;
         let (group, key_heads, skip) = (problem.heads.group, problem.heads.key, self.small_len() - problem.heads.group);
         let mut sum = vec![T::Acc::ZERO; len];
@@ -282,13 +295,13 @@ impl<'a, T: Element> Pass<'a, T> {
     }
 
     /// Runs the backward pass over one piece. The gradients of keys and values go where they are said to, or into the part.
-    fn piece(
+    fn run_piece(
         &self,
         piece: &Piece,
         bias: Option<&BiasGradient<'_, T::Acc>>,
         table: Option<&TableGradient<'_, T::Acc>>,
         written: Option<&[Rows<'_, T>; 2]>,
-    ) -> Part<'a, T::Acc> {
+    ) -> PieceGradients<'a, T::Acc> {
         let scratch = self.scratch;
         let problem = self.ops.problem;
         let (batch, heads) = (problem.b, problem.heads);
@@ -297,7 +310,7 @@ impl<'a, T: Element> Pass<'a, T> {
         let key_count = if written.is_some() { 0 } else { piece.keys.len() };
         let tasks = batch * heads.key * key_tiles.len();
         let regions = batch * heads.query * query_tiles;
-        let mut part = Part {
+        let mut part = PieceGradients {
             query_places: piece.places_of_queries(problem.n),
             key_places: piece.places_of_keys(problem.m),
             queries: scratch.zeros(batch * heads.query * query_tiles * QUERIES * query_row),
@@ -327,14 +340,14 @@ impl<'a, T: Element> Pass<'a, T> {
         // Tasks of one head wait for each other's turns, so as many heads as there are threads go side by side; gradients that
         // all heads share take their turns head by head.
         let (all, per_head) = (batch * heads.key, key_tiles.len());
-        let abreast = if bias.is_some() || table.is_some() { 1 } else { self.threads.clamp(1, all.max(1)) };
+        let heads_at_once = if bias.is_some() || table.is_some() { 1 } else { self.threads.clamp(1, all.max(1)) };
         let order = |task: usize| {
-            let (first, rest) = (task / (abreast * per_head) * abreast, task % (abreast * per_head));
-            let width = abreast.min(all - first);
+            let (first, rest) = (task / (heads_at_once * per_head) * heads_at_once, task % (heads_at_once * per_head));
+            let width = heads_at_once.min(all - first);
             (first + rest % width, rest / width)
         };
-        let mut room = self.room(piece, batch * heads.query);
-        let blocks = self.blocks(piece, &mut room, 0);
+        let mut buffers = self.buffers(piece, batch * heads.query);
+        let blocks = self.blocks(piece, &mut buffers, 0);
         for_each_task(
             self.threads,
             tasks,
@@ -342,12 +355,12 @@ impl<'a, T: Element> Pass<'a, T> {
             |worker, task| {
                 let (head, key_tile) = order(task);
                 let (b, key_head) = (head / heads.key, head % heads.key);
-                let step = Step { b, key_head, key_tile, g: 0, query_tile: 0 };
-                let mut turns = Sums::Turns { queries: &queries, centers: &centers };
-                self.task(piece, step, &blocks, worker, &mut turns, bias, table);
+                let step = TileStep { b, key_head, key_tile, g: 0, query_tile: 0 };
+                let mut turns = QueryGradients::Shared { queries: &queries, centers: &centers };
+                self.key_tile(piece, step, &blocks, worker, &mut turns, bias, table);
                 match written {
-                    Some([to_keys, to_values]) => self.write(piece, step, worker, to_keys, to_values),
-                    None => self.write(piece, step, worker, &to_keys, &to_values),
+                    Some([to_keys, to_values]) => self.write_key_gradients(piece, step, worker, to_keys, to_values),
+                    None => self.write_key_gradients(piece, step, worker, &to_keys, &to_values),
                 }
                 to_small.write(0, 0, head * key_tiles.len() + key_tile, &worker.small);
             },
@@ -358,28 +371,29 @@ impl<'a, T: Element> Pass<'a, T> {
 
     /// One tile of keys against all the queries that see it.
     #[allow(clippy::too_many_arguments)]
-    fn task(
+    fn key_tile(
         &self,
         piece: &Piece,
-        step: Step,
+        step: TileStep,
         blocks: &QueryBlocks<'_, T>,
-        worker: &mut Worker<'_, T::Acc>,
-        sums: &mut Sums<'_, '_, T::Acc>,
+        worker: &mut BackwardWorker<'_, T::Acc>,
+        sums: &mut QueryGradients<'_, '_, T::Acc>,
         bias: Option<&BiasGradient<'_, T::Acc>>,
         table: Option<&TableGradient<'_, T::Acc>>,
     ) {
-        let Step { b, key_head, key_tile, .. } = step;
+        let TileStep { b, key_head, key_tile, .. } = step;
         let problem = self.ops.problem;
         let (scene, keys, heads) = (&problem.scene, piece.tile_keys(b, key_head, key_tile), problem.heads);
-        let Worker { desk, scorer, key_columns, key_rows, value_columns, d_keys, d_values, small, .. } = worker;
+        let BackwardWorker { gemm, score_gemm, key_columns, key_rows, value_columns, d_keys, d_values, small, .. } =
+            worker;
         let at = (b, key_head);
         let finite = if self.ops.scoring == self.ops.arithmetic {
-            (desk.load_columns_and_rows(self.keys, at, &keys, (key_columns, key_rows)), true)
+            (gemm.pack_b_both(self.keys, at, &keys, (key_columns, key_rows)), true)
         } else {
-            let finite = desk.load_rows(self.keys, at, &keys, key_rows);
-            (finite, scorer.load_columns(self.keys, at, &keys, key_columns))
+            let finite = gemm.pack_b(self.keys, at, &keys, key_rows);
+            (finite, score_gemm.pack_b_transposed(self.keys, at, &keys, key_columns))
         };
-        desk.load_columns(self.values, at, &keys, value_columns);
+        gemm.pack_b_transposed(self.values, at, &keys, value_columns);
         d_keys.fill(T::Acc::ZERO);
         d_values.fill(T::Acc::ZERO);
         small.fill(T::Acc::ZERO);
@@ -387,21 +401,21 @@ impl<'a, T: Element> Pass<'a, T> {
             let h = key_head * heads.group + g;
             worker.table.fill(T::Acc::ZERO);
             let mut passed = 0;
-            let pass_turns = |from: usize, to: usize| {
+            let skip_turns = |from: usize, to: usize| {
                 if let Some(bias) = bias {
-                    (from..to).for_each(|query_tile| bias.add(Step { g, query_tile, ..step }, None, 0, 0));
+                    (from..to).for_each(|query_tile| bias.add(TileStep { g, query_tile, ..step }, None, 0, 0));
                 }
             };
             for (query_tile, verdict) in piece.column(scene, b, h, key_tile) {
-                pass_turns(passed, query_tile);
+                skip_turns(passed, query_tile);
                 passed = query_tile + 1;
-                let at = Step { g, query_tile, ..step };
+                let at = TileStep { g, query_tile, ..step };
                 self.tile(piece, at, verdict, blocks, finite, worker, sums, bias);
             }
-            self.add_waiting(&keys, (b, h), blocks, worker);
-            pass_turns(passed, piece.query_tiles());
+            self.flush_deferred(&keys, (b, h), blocks, worker);
+            skip_turns(passed, piece.query_tiles());
             if let Some(table) = table {
-                table.add(Step { g, ..step }, &worker.table);
+                table.add(TileStep { g, ..step }, &worker.table);
             }
         }
     }

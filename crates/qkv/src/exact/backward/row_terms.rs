@@ -3,7 +3,7 @@
 //! Most of it is Σ out · d_out. Rows of upstream gradients are packed when a tile first needs them, and that is when this is made:
 //! they are read from memory once.
 
-use crate::exact::gemm::Desk;
+use crate::exact::gemm::TileGemm;
 use crate::exact::pack::Operand;
 use crate::exact::scores::TileOps;
 use crate::inputs::Upstream;
@@ -22,7 +22,7 @@ pub(in crate::exact) struct RowTerms<'a, T: Element> {
     pub entropy: &'a [T::Acc],
     pub upstream: Operand<'a, T>,
     /// The output that the weights made; with one choice for each row there is none.
-    made: Option<Operand<'a, T>>,
+    output: Option<Operand<'a, T>>,
     d_lse: &'a [T::Acc],
     d_log_prob: &'a [T::Acc],
     entropies: &'a [T::Acc],
@@ -39,11 +39,11 @@ impl<'a, T: Element> RowTerms<'a, T> {
         RowTerms {
             lse: out.row_statistic().data(),
             entropy: upstream.entropy.filter(|_| !entropies.is_empty()).unwrap_or_default(),
-            upstream: Operand::Given(upstream.values.into()),
-            made: match (problem.attention.select, &out.kept) {
-                (_, Some(kept)) => Some(Operand::Made(View::from(kept))),
+            upstream: Operand::Input(upstream.values.into()),
+            output: match (problem.attention.select, &out.kept) {
+                (_, Some(kept)) => Some(Operand::Computed(View::from(kept))),
                 (Select::Hard(_), None) => None,
-                _ => Some(Operand::Given(View::from(&out.values).into())),
+                _ => Some(Operand::Input(View::from(&out.values).into())),
             },
             d_lse: upstream.lse.unwrap_or_default(),
             d_log_prob: upstream.log_prob.unwrap_or_default(),
@@ -62,12 +62,12 @@ impl<'a, T: Element> RowTerms<'a, T> {
     /// left operand.
     pub fn deltas(
         &self,
-        desk: &mut Desk<'_, T::Acc>,
+        gemm: &mut TileGemm<'_, T::Acc>,
         loaded: &[T::Acc],
         rows: impl Iterator<Item = (usize, usize, usize)> + Clone,
         out: &mut [T::Acc],
     ) {
-        self.shares(desk, loaded, rows.clone(), out);
+        self.deltas_without_entropy(gemm, loaded, rows.clone(), out);
         for (row, out) in rows.zip(out) {
             let at = self.at(row);
             if let Some(&d) = self.entropy.get(at).filter(|_| self.lse[at] != T::Acc::NEG_INFINITY) {
@@ -77,15 +77,15 @@ impl<'a, T: Element> RowTerms<'a, T> {
     }
 
     /// The same without what only kept pairs feel: the gradient of a sink's share.
-    fn shares(
+    fn deltas_without_entropy(
         &self,
-        desk: &mut Desk<'_, T::Acc>,
+        gemm: &mut TileGemm<'_, T::Acc>,
         loaded: &[T::Acc],
         rows: impl Iterator<Item = (usize, usize, usize)> + Clone,
         out: &mut [T::Acc],
     ) {
-        match self.made {
-            Some(made) => desk.dots(loaded, made, rows.clone(), out),
+        match self.output {
+            Some(output) => gemm.row_dots(loaded, output, rows.clone(), out),
             None => out.fill(T::Acc::ZERO),
         }
         for (row, share) in rows.zip(out) {
@@ -108,18 +108,18 @@ impl<'a, T: Element> RowTerms<'a, T> {
     /// `−Σ p_sink · share` over the rows of each head.
     pub fn sink_gradient(&self, ops: &TileOps<'_, T>, scratch: &Scratch<T::Acc>, threads: usize) -> Vec<T::Acc> {
         let (problem, n, heads) = (ops.problem, self.n, self.heads);
-        let (blocks, row) = (n.div_ceil(QUERIES), ops.arithmetic.left_row::<T::Acc>(problem.dv));
+        let (blocks, row) = (n.div_ceil(QUERIES), ops.arithmetic.packed_a_row::<T::Acc>(problem.dv));
         let mut shares = scratch.take(problem.b * heads * n);
         {
             let shape = [problem.b, heads, n, 1];
             let to = Rows::new(ViewMut::new(&mut shares, shape).expect("one number a row"));
-            let worker = || (ops.desk(scratch), scratch.take(QUERIES * row), [T::Acc::ZERO; QUERIES]);
-            for_each_task(threads, problem.b * heads * blocks, worker, |(desk, loaded, shares), task| {
+            let worker = || (ops.tile_gemm(scratch), scratch.take(QUERIES * row), [T::Acc::ZERO; QUERIES]);
+            for_each_task(threads, problem.b * heads * blocks, worker, |(gemm, loaded, shares), task| {
                 let (b, h, block) = (task / (heads * blocks), task / blocks % heads, task % blocks);
                 let range = block * QUERIES..((block + 1) * QUERIES).min(n);
                 let (start, count, rows) = (range.start, range.len(), range.map(|i| (b, h, i)));
-                desk.load_left(self.upstream, rows.clone(), loaded);
-                self.shares(desk, loaded, rows, &mut shares[..count]);
+                gemm.pack_a(self.upstream, rows.clone(), loaded);
+                self.deltas_without_entropy(gemm, loaded, rows, &mut shares[..count]);
                 to.write_all(b, h, start, count, &shares[..], 1);
             });
         }

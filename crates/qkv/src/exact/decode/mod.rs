@@ -8,18 +8,18 @@
 //! [`Decode::Exact`], which has the bits of the full pass, go through [`forward`](super::forward) itself.
 
 use crate::decode::Decode;
-use crate::exact::forward::{Finished, Partial, QueryTiles, State, merge, run};
+use crate::exact::forward::{OutputWriter, PartialOutput, QueryTiling, RowState, merge, run};
 use crate::exact::pack::Operand;
 use crate::exact::plan::order::TileKeys;
 use crate::exact::plan::{Piece, Plan};
-use crate::exact::scores::projection::Compared;
-use crate::exact::scores::{Kept, Live, RowAt, TileOps};
+use crate::exact::scores::projection::ScoreOperands;
+use crate::exact::scores::{RowAt, SavedScores, TileMask, TileOps};
 use crate::output::OutputMut;
 use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::{Buffer, Scratch};
 use crate::source::Source;
-use crate::tuning::{KEYS, QUERIES, SPLIT, STREAM_ROWS};
+use crate::tuning::{DECODE_SPLIT, GEMV_ROWS, KEYS, QUERIES};
 use qkv_simd::gemv::{Table, dots, weigh};
 use qkv_simd::shared::for_each_task;
 use qkv_simd::tile::{Running, scale_rows, softmax};
@@ -37,68 +37,68 @@ pub(crate) fn decode<T: Element>(
     if how == Decode::Exact || problem.n > QUERIES {
         return run(problem, plan, into, scratch, threads);
     }
-    let plan = plan.split(SPLIT);
-    let cuts: Vec<QueryTiles> = plan.pieces.iter().map(|piece| QueryTiles::new(problem, piece)).collect();
-    let few = |(piece, cut): (&Piece, &QueryTiles)| piece.queries.len() * cut.heads <= STREAM_ROWS;
-    if lie_as_they_are_used(problem) && plan.pieces.iter().zip(&cuts).all(few) {
-        stream(problem, &plan, &cuts, into, scratch, threads)
+    let plan = plan.split(DECODE_SPLIT);
+    let tilings: Vec<QueryTiling> = plan.pieces.iter().map(|piece| QueryTiling::new(problem, piece)).collect();
+    let few = |(piece, tiling): (&Piece, &QueryTiling)| piece.queries.len() * tiling.heads <= GEMV_ROWS;
+    if reads_in_place(problem) && plan.pieces.iter().zip(&tilings).all(few) {
+        decode_in_place(problem, &plan, &tilings, into, scratch, threads)
     } else {
         run(problem, plan, into, scratch, threads)
     }
 }
 
 /// Whether scores are products with the keys as they were given, and rows of keys and values are slices.
-fn lie_as_they_are_used<T: Element>(problem: &Problem<'_, T>) -> bool {
+fn reads_in_place<T: Element>(problem: &Problem<'_, T>) -> bool {
     let products = matches!(problem.attention.score, Score::Dot | Score::ScaledDot | Score::General);
     products && problem.inputs.k.rows_are_slices() && problem.inputs.v.rows_are_slices()
 }
 
-fn stream<T: Element>(
+fn decode_in_place<T: Element>(
     problem: &Problem<'_, T>,
     plan: &Plan,
-    cuts: &[QueryTiles],
+    tilings: &[QueryTiling],
     into: OutputMut<'_, T>,
     scratch: &Scratch<T::Acc>,
     threads: usize,
 ) {
-    let finished = Finished::new(problem, into);
-    let compared = Compared::new(problem, scratch, threads);
+    let writer = OutputWriter::new(problem, into);
+    let operands = ScoreOperands::new(problem, scratch, threads);
     let ops = TileOps::new(problem);
-    let pass = Pass { ops: &ops, plan, cuts, queries: compared.queries(problem), scratch, threads };
+    let pass = DecodePass { ops: &ops, plan, tilings, queries: operands.queries(problem), scratch, threads };
     if plan.pieces.len() == 1 {
-        return pass.run(|_, _, row, state| finished.write(row, ops.isa, state));
+        return pass.run(|_, _, row, state| writer.write(row, ops.isa, state));
     }
-    let mut partials: Vec<Partial<'_, T::Acc>> =
-        plan.pieces.iter().map(|piece| Partial::new(problem, piece, scratch)).collect();
+    let mut partials: Vec<PartialOutput<'_, T::Acc>> =
+        plan.pieces.iter().map(|piece| PartialOutput::new(problem, piece, scratch)).collect();
     {
-        let written: Vec<_> = partials.iter_mut().map(Partial::writable).collect();
+        let written: Vec<_> = partials.iter_mut().map(PartialOutput::writable).collect();
         pass.run(|piece, place, row, state| {
-            let State { values, max, sum, moment } = state;
+            let RowState { values, max, sum, entropy_acc } = state;
             written[piece].0.write(row.b, row.h, place, values);
-            written[piece].1.write(row.b, row.h, place, &[max, sum, moment]);
+            written[piece].1.write(row.b, row.h, place, &[max, sum, entropy_acc]);
         });
     }
-    merge(problem, &partials, &finished, &ops, scratch, threads);
+    merge(problem, &partials, &writer, &ops, scratch, threads);
 }
 
 /// What a worker needs of its own.
-struct Worker<'s, A: Real> {
+struct DecodeWorker<'s, A: Real> {
     rows: Vec<RowAt>,
-    live: Live,
+    mask: TileMask,
     queries: Buffer<'s, A>,
     scores: Buffer<'s, A>,
     values: Buffer<'s, A>,
 }
 
 /// Rows where they lie: those of the keys of a tile, then those of its values, then those of the keys of the next.
-struct Lying<'a, T> {
+struct RowQueue<'a, T> {
     rows: [&'a [T]; 3 * KEYS],
     len: usize,
 }
 
-impl<'a, T: Element> Lying<'a, T> {
+impl<'a, T: Element> RowQueue<'a, T> {
     fn new() -> Self {
-        Lying { rows: [&[]; 3 * KEYS], len: 0 }
+        RowQueue { rows: [&[]; 3 * KEYS], len: 0 }
     }
 
     fn push(&mut self, source: Source<'a, T>, b: usize, key_head: usize, keys: &TileKeys<'_>) {
@@ -127,41 +127,42 @@ impl<'a, T: Element> Lying<'a, T> {
 }
 
 /// One pass over all pieces.
-struct Pass<'a, T: Element> {
+struct DecodePass<'a, T: Element> {
     ops: &'a TileOps<'a, T>,
     plan: &'a Plan,
-    cuts: &'a [QueryTiles],
+    tilings: &'a [QueryTiling],
     queries: Operand<'a, T>,
     scratch: &'a Scratch<T::Acc>,
     threads: usize,
 }
 
-impl<T: Element> Pass<'_, T> {
+impl<T: Element> DecodePass<'_, T> {
     /// Runs every tile of queries of every piece, and hands each row's state to `done` with its piece and its place there.
-    fn run(&self, done: impl Fn(usize, usize, &RowAt, State<'_, T::Acc>) + Sync) {
+    fn run(&self, done: impl Fn(usize, usize, &RowAt, RowState<'_, T::Acc>) + Sync) {
         let problem = self.ops.problem;
         let value_row = padded::<T::Acc>(problem.dv);
-        let worker = || Worker {
-            rows: Vec::with_capacity(STREAM_ROWS),
-            live: Live::default(),
-            queries: self.scratch.take(STREAM_ROWS * padded::<T::Acc>(self.ops.width)),
-            scores: self.scratch.take(STREAM_ROWS * KEYS),
-            values: self.scratch.take(STREAM_ROWS * value_row),
+        let worker = || DecodeWorker {
+            rows: Vec::with_capacity(GEMV_ROWS),
+            mask: TileMask::default(),
+            queries: self.scratch.take(GEMV_ROWS * padded::<T::Acc>(self.ops.width)),
+            scores: self.scratch.take(GEMV_ROWS * KEYS),
+            values: self.scratch.take(GEMV_ROWS * value_row),
         };
         // The tasks of a piece follow those of the one before.
         let mut tasks = 0;
-        let end = |cut: &QueryTiles| {
-            tasks += problem.b * cut.slots * cut.tiles;
+        let end = |tiling: &QueryTiling| {
+            tasks += problem.b * tiling.slots * tiling.tiles;
             tasks
         };
-        let ends: Vec<usize> = self.cuts.iter().map(end).collect();
+        let ends: Vec<usize> = self.tilings.iter().map(end).collect();
         for_each_task(self.threads, tasks, worker, |worker, task| {
             let piece = ends.partition_point(|&end| end <= task);
-            let cut = &self.cuts[piece];
-            let task = task + problem.b * cut.slots * cut.tiles - ends[piece];
-            let (b, slot, tile) = (task / (cut.slots * cut.tiles), task / cut.tiles % cut.slots, task % cut.tiles);
+            let tiling = &self.tilings[piece];
+            let task = task + problem.b * tiling.slots * tiling.tiles - ends[piece];
+            let (b, slot, tile) =
+                (task / (tiling.slots * tiling.tiles), task / tiling.tiles % tiling.slots, task % tiling.tiles);
             let of = &self.plan.pieces[piece];
-            cut.rows(problem, of, b, slot, tile, &mut worker.rows);
+            tiling.rows(problem, of, b, slot, tile, &mut worker.rows);
             self.tile(worker, of, b, tile, |place, row, state| done(piece, place, row, state));
         });
     }
@@ -169,54 +170,54 @@ impl<T: Element> Pass<'_, T> {
     /// One tile of queries against all keys of a piece that it sees.
     fn tile(
         &self,
-        worker: &mut Worker<'_, T::Acc>,
+        worker: &mut DecodeWorker<'_, T::Acc>,
         piece: &Piece,
         b: usize,
         tile: usize,
-        done: impl Fn(usize, &RowAt, State<'_, T::Acc>),
+        done: impl Fn(usize, &RowAt, RowState<'_, T::Acc>),
     ) {
         let (ops, problem) = (self.ops, self.ops.problem);
-        let Worker { rows, live, queries, scores, values } = worker;
+        let DecodeWorker { rows, mask, queries, scores, values } = worker;
         let (count, query_row, value_row) = (rows.len(), padded::<T::Acc>(ops.width), padded::<T::Acc>(problem.dv));
         for (r, row) in rows.iter().enumerate() {
             self.queries.load_row(b, row.h, row.i, &mut queries[r * query_row..][..query_row]);
         }
         values.fill(T::Acc::ZERO);
-        let (mut max, mut sum) = ([T::Acc::NEG_INFINITY; STREAM_ROWS], [T::Acc::ZERO; STREAM_ROWS]);
-        let (mut moment, mut factor) = ([T::Acc::ZERO; STREAM_ROWS], [T::Acc::ONE; STREAM_ROWS]);
+        let (mut max, mut sum) = ([T::Acc::NEG_INFINITY; GEMV_ROWS], [T::Acc::ZERO; GEMV_ROWS]);
+        let (mut entropy_acc, mut factor) = ([T::Acc::ZERO; GEMV_ROWS], [T::Acc::ONE; GEMV_ROWS]);
         let (first, key_head) = (rows[0].h, rows[0].h / problem.heads.group);
-        let mut lying = Lying::new();
+        let mut row_queue = RowQueue::new();
         let mut tiles = piece.row(&problem.scene, b, first, tile, 0);
         // The next tile is known while the values of this one are read, so that its keys can be fetched.
         let mut next = tiles.next();
         if let Some((key_tile, _)) = next {
-            lying.push(problem.inputs.k, b, key_head, &piece.tile_keys(b, key_head, key_tile));
+            row_queue.push(problem.inputs.k, b, key_head, &piece.tile_keys(b, key_head, key_tile));
         }
         while let Some((key_tile, verdict)) = next {
             let keys = piece.tile_keys(b, key_head, key_tile);
-            lying.push(problem.inputs.v, b, key_head, &keys);
-            dots(ops.isa, scores, KEYS, queries, query_row, count, lying.table(0, keys.len, ops.width));
-            ops.live(piece, &keys, verdict, rows, live);
-            let scale = ops.finish(&keys, (live, 0), rows, scores, Kept::default());
-            let moment = if problem.attention.entropy { &mut moment[..] } else { &mut [] };
-            let running = Running { max: &mut max, sum: &mut sum, moment, factor: &mut factor };
-            let how = ops.exponential(scale, live.extent(0..count));
+            row_queue.push(problem.inputs.v, b, key_head, &keys);
+            dots(ops.isa, scores, KEYS, queries, query_row, count, row_queue.table(0, keys.len, ops.width));
+            ops.tile_mask(piece, &keys, verdict, rows, mask);
+            let scale = ops.finish(&keys, (mask, 0), rows, scores, SavedScores::default());
+            let entropy_acc = if problem.attention.entropy { &mut entropy_acc[..] } else { &mut [] };
+            let running = Running { max: &mut max, sum: &mut sum, entropy_acc, factor: &mut factor };
+            let how = ops.exponential(scale, mask.visible(0..count));
             softmax(ops.isa, scores, KEYS, count, padded::<T::Acc>(keys.len), how, running);
             ops.modulate(rows, &keys, scores);
             scale_rows(ops.isa, values, value_row, &factor[..count]);
             next = tiles.next();
             if let Some((key_tile, _)) = next {
-                lying.push(problem.inputs.k, b, key_head, &piece.tile_keys(b, key_head, key_tile));
+                row_queue.push(problem.inputs.k, b, key_head, &piece.tile_keys(b, key_head, key_tile));
             }
-            let table = lying.table(keys.len, keys.len, problem.dv);
+            let table = row_queue.table(keys.len, keys.len, problem.dv);
             weigh(ops.isa, values, value_row, scores, KEYS, count, table);
-            lying.pop(2 * keys.len);
+            row_queue.pop(2 * keys.len);
         }
         let per_head = piece.query_range(tile);
         for (r, row) in rows.iter().enumerate() {
             let place = per_head.start + r % per_head.len();
             let values = &mut values[r * value_row..][..value_row];
-            done(place, row, State { values, max: max[r], sum: sum[r], moment: moment[r] });
+            done(place, row, RowState { values, max: max[r], sum: sum[r], entropy_acc: entropy_acc[r] });
         }
     }
 }

@@ -4,17 +4,17 @@
 //! row, its unnormalised sum with the maximum and the mass that belong to it; these are then merged in the order of the
 //! pieces.
 
-use crate::exact::gemm::{Arithmetic, Desk, Weighed};
-use crate::exact::pack::{KeyBlocks, Operand, Room};
+use crate::exact::gemm::{Arithmetic, PackedRows, TileGemm};
+use crate::exact::pack::{KeyBlocks, KeyBuffers, Operand};
 use crate::exact::plan::order::Places;
 use crate::exact::plan::rule::Verdict;
 use crate::exact::plan::{Piece, Plan};
-use crate::exact::scores::projection::Compared;
-use crate::exact::scores::{Kept, Live, RowAt, TileOps};
+use crate::exact::scores::projection::ScoreOperands;
+use crate::exact::scores::{RowAt, SavedScores, TileMask, TileOps};
 use crate::output::OutputMut;
 use crate::problem::Problem;
 use crate::scratch::{Buffer, Scratch};
-use crate::tuning::{KEYS, QUERIES, TOGETHER};
+use crate::tuning::{KEYS, QUERIES, QUERY_TILES_AT_ONCE};
 use qkv_simd::shared::{Rows, for_each_task};
 use qkv_simd::tile::{RowOp, Running, row_op, scale_rows};
 use qkv_simd::{Element, Real, ViewMut, padded};
@@ -33,37 +33,37 @@ pub(crate) fn forward<T: Element>(
 
 /// The state of a row between tiles, and between pieces: an unnormalised sum of values, the largest score so far, the mass
 /// relative to it, and the moment that the entropy needs.
-pub(super) struct State<'a, A> {
+pub(super) struct RowState<'a, A> {
     pub values: &'a mut [A],
     pub max: A,
     pub sum: A,
-    pub moment: A,
+    pub entropy_acc: A,
 }
 
 /// The states of a tile's rows: values at distance `row`, and the rest one a row.
-struct Tile<'a, A> {
+struct RowStates<'a, A> {
     values: &'a mut [A],
     row: usize,
     max: &'a [A],
     sum: &'a [A],
-    moment: &'a [A],
+    entropy_acc: &'a [A],
 }
 
 /// What a piece leaves of its rows: their values, and their maximum, sum and moment.
-pub(super) struct Partial<'s, A: Real> {
+pub(super) struct PartialOutput<'s, A: Real> {
     pub places: Places,
     pub values: Buffer<'s, A>,
     pub states: Buffer<'s, A>,
     pub shape: [usize; 4],
 }
 
-impl<'s, A: Real> Partial<'s, A> {
-    /// Room for what a piece leaves.
+impl<'s, A: Real> PartialOutput<'s, A> {
+    /// KeyBuffers for what a piece leaves.
     pub fn new<T: Element<Acc = A>>(problem: &Problem<'_, T>, piece: &Piece, scratch: &'s Scratch<A>) -> Self {
         let shape = [problem.b, problem.heads.query, piece.queries.len(), padded::<A>(problem.dv)];
         let rows = shape[..3].iter().product::<usize>();
         let (values, states) = (scratch.take(rows * shape[3]), scratch.take(rows * 3));
-        Partial { places: piece.places_of_queries(problem.n), values, states, shape }
+        PartialOutput { places: piece.places_of_queries(problem.n), values, states, shape }
     }
 
     /// Its values and its states, as rows that are written once.
@@ -76,16 +76,16 @@ impl<'s, A: Real> Partial<'s, A> {
 }
 
 /// Where finished rows go.
-pub(super) struct Finished<'a, T: Element> {
+pub(super) struct OutputWriter<'a, T: Element> {
     values: Rows<'a, T>,
     lse: Rows<'a, T::Acc>,
     entropy: Option<Rows<'a, T::Acc>>,
     sinks: Vec<T::Acc>,
 }
 
-impl<'a, T: Element> Finished<'a, T> {
+impl<'a, T: Element> OutputWriter<'a, T> {
     pub fn new(problem: &Problem<'_, T>, into: OutputMut<'a, T>) -> Self {
-        Finished {
+        OutputWriter {
             values: Rows::new(into.values),
             lse: Rows::new(into.lse),
             entropy: into.entropy.map(Rows::new),
@@ -94,9 +94,9 @@ impl<'a, T: Element> Finished<'a, T> {
     }
 
     /// Counts the sink, normalises, and writes a row.
-    pub fn write(&self, row: &RowAt, isa: qkv_simd::Isa, state: State<'_, T::Acc>) {
-        let State { values, max, sum, moment } = state;
-        let (factor, lse, entropy) = self.normal(row, max, sum, moment);
+    pub fn write(&self, row: &RowAt, isa: qkv_simd::Isa, state: RowState<'_, T::Acc>) {
+        let RowState { values, max, sum, entropy_acc } = state;
+        let (factor, lse, entropy) = self.normalizer(row, max, sum, entropy_acc);
         row_op(isa, values, RowOp::Scale(factor));
         self.values.write(row.b, row.h, row.i, values);
         self.lse.write(row.b, row.h, row.i, &[lse]);
@@ -106,19 +106,19 @@ impl<'a, T: Element> Finished<'a, T> {
     }
 
     /// The same for a tile of rows. Where they follow one another, they are written together.
-    fn write_tile(&self, rows: &[RowAt], isa: qkv_simd::Isa, tile: Tile<'_, T::Acc>) {
-        let Tile { values, row: size, max, sum, moment } = tile;
+    fn write_tile(&self, rows: &[RowAt], isa: qkv_simd::Isa, tile: RowStates<'_, T::Acc>) {
+        let RowStates { values, row: size, max, sum, entropy_acc } = tile;
         let (first, count) = (rows[0], rows.len());
         if rows.iter().enumerate().any(|(r, row)| row.h != first.h || row.i != first.i + r) {
             for (r, row) in rows.iter().enumerate() {
                 let values = &mut values[r * size..][..size];
-                self.write(row, isa, State { values, max: max[r], sum: sum[r], moment: moment[r] });
+                self.write(row, isa, RowState { values, max: max[r], sum: sum[r], entropy_acc: entropy_acc[r] });
             }
             return;
         }
         let [mut factors, mut lses, mut entropies] = [[T::Acc::ZERO; QUERIES]; 3];
         for (r, row) in rows.iter().enumerate() {
-            (factors[r], lses[r], entropies[r]) = self.normal(row, max[r], sum[r], moment[r]);
+            (factors[r], lses[r], entropies[r]) = self.normalizer(row, max[r], sum[r], entropy_acc[r]);
         }
         self.values.write_scaled(first.b, first.h, first.i, &factors[..count], values, size);
         self.lse.write_all(first.b, first.h, first.i, count, &lses, 1);
@@ -128,7 +128,7 @@ impl<'a, T: Element> Finished<'a, T> {
     }
 
     /// What a row is multiplied by, its lse and its entropy, the sink counted.
-    fn normal(&self, row: &RowAt, max: T::Acc, sum: T::Acc, moment: T::Acc) -> (T::Acc, T::Acc, T::Acc) {
+    fn normalizer(&self, row: &RowAt, max: T::Acc, sum: T::Acc, entropy_acc: T::Acc) -> (T::Acc, T::Acc, T::Acc) {
         let (zero, least) = (T::Acc::ZERO, T::Acc::NEG_INFINITY);
         let sink = self.sinks.get(row.h).copied().unwrap_or(least);
         let top = if sink > max || sink.is_nan() { sink } else { max };
@@ -138,26 +138,26 @@ impl<'a, T: Element> Finished<'a, T> {
         let shrink = if max == top { T::Acc::ONE } else { (max - top).exp() };
         let whole = sum * shrink + if sink == least { zero } else { (sink - top).exp() };
         let (lse, factor) = (top + whole.ln(), shrink / whole);
-        (factor, lse, if sum == zero { zero } else { sum * factor * (lse - max) - moment * factor })
+        (factor, lse, if sum == zero { zero } else { sum * factor * (lse - max) - entropy_acc * factor })
     }
 }
 
 /// How the queries of a piece are cut into tiles: by head, or, where a few queries share keys, all heads of a group together.
-pub(super) struct QueryTiles {
+pub(super) struct QueryTiling {
     /// Heads that a tile belongs to, and how many of them it takes.
     pub slots: usize,
     pub heads: usize,
     pub tiles: usize,
 }
 
-impl QueryTiles {
+impl QueryTiling {
     pub fn new<T: Element>(problem: &Problem<'_, T>, piece: &Piece) -> Self {
         let group = problem.heads.group;
-        let shared = piece.queries.is_shared() && !head_matters(problem);
+        let shared = piece.queries.is_shared() && !mask_varies_by_head(problem);
         if group > 1 && piece.queries.len() * group <= QUERIES && shared {
-            QueryTiles { slots: problem.heads.key, heads: group, tiles: piece.query_tiles() }
+            QueryTiling { slots: problem.heads.key, heads: group, tiles: piece.query_tiles() }
         } else {
-            QueryTiles { slots: problem.heads.query, heads: 1, tiles: piece.query_tiles() }
+            QueryTiling { slots: problem.heads.query, heads: 1, tiles: piece.query_tiles() }
         }
     }
 
@@ -182,51 +182,51 @@ impl QueryTiles {
 }
 
 /// Whether the mask can differ between the heads of a group, so that one verdict does not do for all.
-fn head_matters<T: Element>(problem: &Problem<'_, T>) -> bool {
+fn mask_varies_by_head<T: Element>(problem: &Problem<'_, T>) -> bool {
     problem.scene.bits.is_some_and(|bits| bits.strides()[1] != 0)
         || problem.scene.buckets.is_some()
         || problem.scene.centers.is_some()
 }
 
 /// What a worker needs of its own.
-struct Worker<'s, A: Real> {
-    desk: Desk<'s, A>,
-    live: Live,
+struct ForwardWorker<'s, A: Real> {
+    gemm: TileGemm<'s, A>,
+    mask: TileMask,
     scores: Buffer<'s, A>,
     /// The tiles of queries that it takes past the keys together.
-    lanes: Vec<Lane<'s, A>>,
+    query_tiles: Vec<QueryTile<'s, A>>,
 }
 
 /// A tile of queries on its way past the keys.
-struct Lane<'s, A: Real> {
+struct QueryTile<'s, A: Real> {
     rows: Vec<RowAt>,
     queries: Buffer<'s, A>,
     finite: bool,
-    /// Sums of values, once the first tile of keys has begun them.
+    /// Sums of values, once the first tile of keys has started them.
     values: Buffer<'s, A>,
-    begun: bool,
+    started: bool,
     max: [A; QUERIES],
     sum: [A; QUERIES],
-    moment: [A; QUERIES],
+    entropy_acc: [A; QUERIES],
 }
 
-impl<'s, A: Real> Worker<'s, A> {
-    fn new<T: Element<Acc = A>>(scratch: &'s Scratch<A>, ops: &TileOps<'_, T>, lanes: usize) -> Self {
-        let lane = |_| Lane {
+impl<'s, A: Real> ForwardWorker<'s, A> {
+    fn new<T: Element<Acc = A>>(scratch: &'s Scratch<A>, ops: &TileOps<'_, T>, query_tiles: usize) -> Self {
+        let query_tile = |_| QueryTile {
             rows: Vec::with_capacity(QUERIES),
             queries: scratch.take(QUERIES * ops.query_row),
             finite: true,
             values: scratch.take(QUERIES * padded::<A>(ops.problem.dv)),
-            begun: false,
+            started: false,
             max: [A::NEG_INFINITY; QUERIES],
             sum: [A::ZERO; QUERIES],
-            moment: [A::ZERO; QUERIES],
+            entropy_acc: [A::ZERO; QUERIES],
         };
-        Worker {
-            desk: ops.desk(scratch),
-            live: Live::default(),
+        ForwardWorker {
+            gemm: ops.tile_gemm(scratch),
+            mask: TileMask::default(),
             scores: scratch.take(ops.arithmetic.rows_at_once() * KEYS),
-            lanes: (0..lanes).map(lane).collect(),
+            query_tiles: (0..query_tiles).map(query_tile).collect(),
         }
     }
 }
@@ -238,48 +238,48 @@ pub(super) fn run<T: Element>(
     scratch: &Scratch<T::Acc>,
     threads: usize,
 ) {
-    let finished = Finished::new(problem, into);
-    let compared = Compared::new(problem, scratch, threads);
+    let writer = OutputWriter::new(problem, into);
+    let operands = ScoreOperands::new(problem, scratch, threads);
     let ops = TileOps::new(problem);
-    let pass = Pass {
+    let pass = ForwardPass {
         ops: &ops,
-        queries: compared.queries(problem),
-        keys: compared.keys(problem),
-        values: Operand::Given(problem.inputs.v),
+        queries: operands.queries(problem),
+        keys: operands.keys(problem),
+        values: Operand::Input(problem.inputs.v),
         scratch,
         threads,
     };
     if let [piece] = &plan.pieces[..] {
-        pass.piece(piece, |_, rows, tile| finished.write_tile(rows, ops.isa, tile));
+        pass.run_piece(piece, |_, rows, tile| writer.write_tile(rows, ops.isa, tile));
         return;
     }
-    let mut partials: Vec<Partial<'_, T::Acc>> = Vec::new();
+    let mut partials: Vec<PartialOutput<'_, T::Acc>> = Vec::new();
     for piece in &plan.pieces {
-        let mut partial = Partial::new(problem, piece, scratch);
+        let mut partial = PartialOutput::new(problem, piece, scratch);
         {
             let (written, states) = partial.writable();
-            pass.piece(piece, |places, rows, tile| {
-                let Tile { values, row: size, max, sum, moment } = tile;
+            pass.run_piece(piece, |places, rows, tile| {
+                let RowStates { values, row: size, max, sum, entropy_acc } = tile;
                 for (r, row) in rows.iter().enumerate() {
                     let place = places.start + r % places.len();
                     written.write(row.b, row.h, place, &values[r * size..][..size]);
-                    states.write(row.b, row.h, place, &[max[r], sum[r], moment[r]]);
+                    states.write(row.b, row.h, place, &[max[r], sum[r], entropy_acc[r]]);
                 }
             });
         }
         partials.push(partial);
     }
-    merge(problem, &partials, &finished, &ops, scratch, threads);
+    merge(problem, &partials, &writer, &ops, scratch, threads);
 }
 
 /// Keys and values on their way into products: packed for all who need them, or a tile at a time in memory that is used again.
-enum Keys<'k, 's, T: Element> {
-    Packed(&'k KeyBlocks<'k, T>),
-    Passing(&'k mut Room<'s, T::Acc>),
+enum KeySource<'k, 's, T: Element> {
+    Shared(&'k KeyBlocks<'k, T>),
+    PerTile(&'k mut KeyBuffers<'s, T::Acc>),
 }
 
 /// What is the same for every piece.
-struct Pass<'a, T: Element> {
+struct ForwardPass<'a, T: Element> {
     ops: &'a TileOps<'a, T>,
     queries: Operand<'a, T>,
     keys: Operand<'a, T>,
@@ -288,48 +288,48 @@ struct Pass<'a, T: Element> {
     threads: usize,
 }
 
-impl<T: Element> Pass<'_, T> {
+impl<T: Element> ForwardPass<'_, T> {
     /// Runs every tile of queries of a piece, and hands each to `done` with its places in the piece.
-    fn piece(&self, piece: &Piece, done: impl Fn(Range<usize>, &[RowAt], Tile<'_, T::Acc>) + Sync) {
+    fn run_piece(&self, piece: &Piece, done: impl Fn(Range<usize>, &[RowAt], RowStates<'_, T::Acc>) + Sync) {
         let (ops, scratch, problem) = (self.ops, self.scratch, self.ops.problem);
-        let cut = QueryTiles::new(problem, piece);
+        let tiling = QueryTiling::new(problem, piece);
         let order = piece.longest_first(&problem.scene);
         let (key_heads, heads) = (problem.heads.key, problem.b * problem.heads.key);
-        let slots = cut.slots / key_heads.max(1);
-        let room = |heads| Room::new(scratch, ops.arithmetic, piece, heads, problem.width, problem.dv);
+        let slots = tiling.slots / key_heads.max(1);
+        let buffers = |heads| KeyBuffers::new(scratch, ops.arithmetic, piece, heads, problem.width, problem.dv);
         // A worker takes whole heads and packs their keys for itself, in memory that it uses again: they stay in its caches.
         // The last heads, one for each worker, are shared, so that all end together.
         let whole = if self.threads > 1 { heads.saturating_sub(self.threads) } else { heads };
         let shared = heads - whole;
         // Fewer together where there would not be enough to hand out.
-        let together = (shared * slots * cut.tiles / (4 * self.threads.max(1))).clamp(1, TOGETHER);
+        let at_once = (shared * slots * tiling.tiles / (4 * self.threads.max(1))).clamp(1, QUERY_TILES_AT_ONCE);
         // Bf16x3Gemm take half as much memory again. Packed by each worker a tile at a time they take next to none, and a twentieth of the
         // time where they are used for as many queries as can be.
-        let passing = ops.arithmetic == Arithmetic::Bf16x3 && together == TOGETHER;
-        let mut rooms = room(if passing { 0 } else { shared });
-        let blocks = KeyBlocks::new(piece, self.keys, self.values, key_heads, &mut rooms).starting_at(whole);
-        let per_slot = cut.tiles.div_ceil(together);
-        let worker = || (Worker::new(scratch, ops, TOGETHER.min(cut.tiles)), None, None);
+        let per_tile = ops.arithmetic == Arithmetic::Bf16x3 && at_once == QUERY_TILES_AT_ONCE;
+        let mut shared_buffers = buffers(if per_tile { 0 } else { shared });
+        let blocks = KeyBlocks::new(piece, self.keys, self.values, key_heads, &mut shared_buffers).from_head(whole);
+        let per_slot = tiling.tiles.div_ceil(at_once);
+        let worker = || (ForwardWorker::new(scratch, ops, QUERY_TILES_AT_ONCE.min(tiling.tiles)), None, None);
         for_each_task(self.threads, whole + shared * slots * per_slot, worker, |(worker, own, passed), task| {
             if task < whole {
-                let own = own.get_or_insert_with(|| room(1));
-                let blocks = KeyBlocks::new(piece, self.keys, self.values, key_heads, own).starting_at(task);
+                let own = own.get_or_insert_with(|| buffers(1));
+                let blocks = KeyBlocks::new(piece, self.keys, self.values, key_heads, own).from_head(task);
                 for at in task * slots..(task + 1) * slots {
-                    for tiles in order.chunks(TOGETHER) {
-                        let slot = (at / cut.slots, at % cut.slots);
-                        self.tiles(piece, &cut, Keys::Packed(&blocks), (slot, tiles), worker, &done);
+                    for tiles in order.chunks(QUERY_TILES_AT_ONCE) {
+                        let slot = (at / tiling.slots, at % tiling.slots);
+                        self.tiles(piece, &tiling, KeySource::Shared(&blocks), (slot, tiles), worker, &done);
                     }
                 }
             } else {
                 let (at, group) = (whole * slots + (task - whole) / per_slot, (task - whole) % per_slot);
-                let tiles = order.chunks(together).nth(group).unwrap_or_default();
-                let slot = (at / cut.slots, at % cut.slots);
-                if passing {
-                    let one = || Room::of_tiles(scratch, ops.arithmetic, piece, 1, problem.width, problem.dv);
-                    let keys = Keys::Passing(passed.get_or_insert_with(one));
-                    self.tiles(piece, &cut, keys, (slot, tiles), worker, &done);
+                let tiles = order.chunks(at_once).nth(group).unwrap_or_default();
+                let slot = (at / tiling.slots, at % tiling.slots);
+                if per_tile {
+                    let one = || KeyBuffers::of_tiles(scratch, ops.arithmetic, piece, 1, problem.width, problem.dv);
+                    let keys = KeySource::PerTile(passed.get_or_insert_with(one));
+                    self.tiles(piece, &tiling, keys, (slot, tiles), worker, &done);
                 } else {
-                    self.tiles(piece, &cut, Keys::Packed(&blocks), (slot, tiles), worker, &done);
+                    self.tiles(piece, &tiling, KeySource::Shared(&blocks), (slot, tiles), worker, &done);
                 }
             }
         });
@@ -339,25 +339,25 @@ impl<T: Element> Pass<'_, T> {
     fn tiles(
         &self,
         piece: &Piece,
-        cut: &QueryTiles,
-        mut keys: Keys<'_, '_, T>,
+        tiling: &QueryTiling,
+        mut keys: KeySource<'_, '_, T>,
         ((b, slot), tiles): ((usize, usize), &[usize]),
-        worker: &mut Worker<'_, T::Acc>,
-        done: &impl Fn(Range<usize>, &[RowAt], Tile<'_, T::Acc>),
+        worker: &mut ForwardWorker<'_, T::Acc>,
+        done: &impl Fn(Range<usize>, &[RowAt], RowStates<'_, T::Acc>),
     ) {
         let scene = &self.ops.problem.scene;
-        let Worker { desk, live, scores, lanes } = worker;
-        for (lane, &tile) in lanes.iter_mut().zip(tiles) {
-            cut.rows(self.ops.problem, piece, b, slot, tile, &mut lane.rows);
-            let rows = lane.rows.iter().map(|row| (b, row.h, row.i));
-            lane.finite = desk.load_left(self.queries, rows, &mut lane.queries);
-            lane.begun = false;
-            lane.max.fill(T::Acc::NEG_INFINITY);
-            lane.sum.fill(T::Acc::ZERO);
-            lane.moment.fill(T::Acc::ZERO);
+        let ForwardWorker { gemm, mask, scores, query_tiles } = worker;
+        for (query_tile, &tile) in query_tiles.iter_mut().zip(tiles) {
+            tiling.rows(self.ops.problem, piece, b, slot, tile, &mut query_tile.rows);
+            let rows = query_tile.rows.iter().map(|row| (b, row.h, row.i));
+            query_tile.finite = gemm.pack_a(self.queries, rows, &mut query_tile.queries);
+            query_tile.started = false;
+            query_tile.max.fill(T::Acc::NEG_INFINITY);
+            query_tile.sum.fill(T::Acc::ZERO);
+            query_tile.entropy_acc.fill(T::Acc::ZERO);
         }
-        let first = slot * cut.heads;
-        let mut touched: [_; TOGETHER] =
+        let first = slot * tiling.heads;
+        let mut touched: [_; QUERY_TILES_AT_ONCE] =
             std::array::from_fn(|at| tiles.get(at).map(|&tile| piece.row(scene, b, first, tile, 0).peekable()));
         let next = |touched: &mut [Option<Peekable<_>>]| {
             touched.iter_mut().flatten().filter_map(|tiles| tiles.peek().map(|&(tile, _)| tile)).min()
@@ -365,27 +365,28 @@ impl<T: Element> Pass<'_, T> {
         let problem = self.ops.problem;
         let (key_heads, head) = (problem.heads.key, b * problem.heads.key + first / problem.heads.group);
         while let Some(key_tile) = next(&mut touched) {
-            let passing;
+            let per_tile;
             let blocks = match &mut keys {
-                Keys::Packed(blocks) => *blocks,
-                Keys::Passing(room) => {
-                    passing = KeyBlocks::new(piece, self.keys, self.values, key_heads, room).only(head, key_tile);
-                    &passing
+                KeySource::Shared(blocks) => *blocks,
+                KeySource::PerTile(buffers) => {
+                    per_tile =
+                        KeyBlocks::new(piece, self.keys, self.values, key_heads, buffers).single_tile(head, key_tile);
+                    &per_tile
                 }
             };
-            for (lane, touched) in lanes.iter_mut().zip(touched.iter_mut().flatten()) {
+            for (query_tile, touched) in query_tiles.iter_mut().zip(touched.iter_mut().flatten()) {
                 if let Some((_, verdict)) = touched.next_if(|&(tile, _)| tile == key_tile) {
-                    self.tile(piece, blocks, (key_tile, verdict), lane, (desk, live, scores));
+                    self.tile(piece, blocks, (key_tile, verdict), query_tile, (gemm, mask, scores));
                 }
             }
         }
-        for (lane, &tile) in lanes.iter_mut().zip(tiles) {
-            let Lane { rows, values, begun, max, sum, moment, .. } = lane;
-            if !*begun {
+        for (query_tile, &tile) in query_tiles.iter_mut().zip(tiles) {
+            let QueryTile { rows, values, started, max, sum, entropy_acc, .. } = query_tile;
+            if !*started {
                 values.fill(T::Acc::ZERO);
             }
             let row = padded::<T::Acc>(self.ops.problem.dv);
-            done(piece.query_range(tile), rows, Tile { values, row, max, sum, moment });
+            done(piece.query_range(tile), rows, RowStates { values, row, max, sum, entropy_acc });
         }
     }
 
@@ -395,40 +396,40 @@ impl<T: Element> Pass<'_, T> {
         piece: &Piece,
         blocks: &KeyBlocks<'_, T>,
         (key_tile, verdict): (usize, Verdict),
-        lane: &mut Lane<'_, T::Acc>,
-        (desk, live, scores): (&mut Desk<'_, T::Acc>, &mut Live, &mut [T::Acc]),
+        query_tile: &mut QueryTile<'_, T::Acc>,
+        (gemm, mask, scores): (&mut TileGemm<'_, T::Acc>, &mut TileMask, &mut [T::Acc]),
     ) {
         let (ops, problem) = (self.ops, self.ops.problem);
-        let Lane { rows, queries, finite: queries_finite, values, begun, max, sum, moment } = lane;
+        let QueryTile { rows, queries, finite: queries_finite, values, started, max, sum, entropy_acc } = query_tile;
         let (value_row, count, at_once) = (padded::<T::Acc>(problem.dv), rows.len(), ops.arithmetic.rows_at_once());
         let (b, key_head) = (rows[0].b, rows[0].h / problem.heads.group);
         let keys = piece.tile_keys(b, key_head, key_tile);
-        ops.live(piece, &keys, verdict, rows, live);
-        let anew = !std::mem::replace(begun, true);
-        let columns = blocks.keys(b, key_head, key_tile, desk);
-        let (value_rows, finite) = blocks.values(b, key_head, key_tile, desk);
-        let weighed = Weighed { rows: value_rows, finite, from: self.values, b, h: key_head, keys: &keys };
+        ops.tile_mask(piece, &keys, verdict, rows, mask);
+        let overwrite = !std::mem::replace(started, true);
+        let columns = blocks.keys(b, key_head, key_tile, gemm);
+        let (value_rows, finite) = blocks.values(b, key_head, key_tile, gemm);
+        let value_rows_packed = PackedRows { rows: value_rows, finite, from: self.values, b, h: key_head, keys: &keys };
         for start in (0..count).step_by(at_once) {
-            let some = start..(start + at_once).min(count);
-            let (extent, len) = (live.extent(some.clone()), some.len());
+            let range = start..(start + at_once).min(count);
+            let (visible, len) = (mask.visible(range.clone()), range.len());
             let queries = (&queries[start * ops.query_row..], *queries_finite);
-            ops.raw(desk, queries, columns, keys.len, (live, some.clone()), scores);
-            let scale = ops.finish(&keys, (live, start), &rows[some.clone()], scores, Kept::default());
+            ops.raw(gemm, queries, columns, keys.len, (mask, range.clone()), scores);
+            let scale = ops.finish(&keys, (mask, start), &rows[range.clone()], scores, SavedScores::default());
             let mut factor = [T::Acc::ONE; QUERIES];
             let running = Running {
-                max: &mut max[some.clone()],
-                sum: &mut sum[some.clone()],
-                moment: if problem.attention.entropy { &mut moment[some.clone()] } else { &mut [] },
+                max: &mut max[range.clone()],
+                sum: &mut sum[range.clone()],
+                entropy_acc: if problem.attention.entropy { &mut entropy_acc[range.clone()] } else { &mut [] },
                 factor: &mut factor,
             };
-            let modulate = |scores: &mut [T::Acc]| ops.modulate(&rows[some.clone()], &keys, scores);
+            let modulate = |scores: &mut [T::Acc]| ops.modulate(&rows[range.clone()], &keys, scores);
             let modulate = ops.modulates().then_some(modulate);
-            desk.soften(scores, len, keys.len, ops.exponential(scale, extent), running, modulate);
+            gemm.softmax_tile(scores, len, keys.len, ops.exponential(scale, visible), running, modulate);
             let values = &mut values[start * value_row..];
-            if !anew {
+            if !overwrite {
                 scale_rows(ops.isa, values, value_row, &factor[..len]);
             }
-            desk.weigh(scores, len, weighed, extent, values, anew);
+            gemm.matmul_pv(scores, len, value_rows_packed, visible, values, overwrite);
         }
     }
 }
@@ -436,8 +437,8 @@ impl<T: Element> Pass<'_, T> {
 /// Merges what the pieces left of each row, in their order.
 pub(super) fn merge<T: Element>(
     problem: &Problem<'_, T>,
-    partials: &[Partial<'_, T::Acc>],
-    finished: &Finished<'_, T>,
+    partials: &[PartialOutput<'_, T::Acc>],
+    writer: &OutputWriter<'_, T>,
     ops: &TileOps<'_, T>,
     scratch: &Scratch<T::Acc>,
     threads: usize,
@@ -452,12 +453,12 @@ pub(super) fn merge<T: Element>(
         |values, task| {
             let (b, h, block) = (task / (heads * blocks), task / blocks % heads, task % blocks);
             for i in block * QUERIES..((block + 1) * QUERIES).min(problem.n) {
-                let (mut max, mut sum, mut moment) = (T::Acc::NEG_INFINITY, T::Acc::ZERO, T::Acc::ZERO);
+                let (mut max, mut sum, mut entropy_acc) = (T::Acc::NEG_INFINITY, T::Acc::ZERO, T::Acc::ZERO);
                 values.fill(T::Acc::ZERO);
                 for partial in partials {
                     let Some(place) = partial.places.of(b, h, i) else { continue };
                     let at = (b * heads + h) * partial.shape[2] + place;
-                    let [part_max, part_sum, part_moment] = [0, 1, 2].map(|x| partial.states[at * 3 + x]);
+                    let [part_max, part_sum, part_entropy_acc] = [0, 1, 2].map(|x| partial.states[at * 3 + x]);
                     if part_max == T::Acc::NEG_INFINITY {
                         continue;
                     }
@@ -466,7 +467,8 @@ pub(super) fn merge<T: Element>(
                     let shrink = |of: T::Acc| if of == top { T::Acc::ONE } else { (of - top).exp() };
                     let (mine, theirs) = (shrink(max), shrink(part_max));
                     let moved = |of: T::Acc, sum: T::Acc| if sum == T::Acc::ZERO { sum } else { (of - top) * sum };
-                    moment = mine * (moment + moved(max, sum)) + theirs * (part_moment + moved(part_max, part_sum));
+                    entropy_acc = mine * (entropy_acc + moved(max, sum))
+                        + theirs * (part_entropy_acc + moved(part_max, part_sum));
                     sum = mine * sum + theirs * part_sum;
                     max = top;
                     for (value, &part) in values.iter_mut().zip(part) {
@@ -474,7 +476,7 @@ pub(super) fn merge<T: Element>(
                     }
                 }
                 let row = RowAt { b, h, i, p: 0 };
-                finished.write(&row, ops.isa, State { values, max, sum, moment });
+                writer.write(&row, ops.isa, RowState { values, max, sum, entropy_acc });
             }
         },
     );

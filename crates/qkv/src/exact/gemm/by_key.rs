@@ -4,10 +4,10 @@
 //! them together, and what multiplies them is rounded two rows at a time.
 
 use super::nonfinite::zero_nonfinite;
-use super::{Arithmetic, Desk};
+use super::{Arithmetic, TileGemm};
 use crate::exact::pack::Operand;
 use crate::exact::scores::RowAt;
-use crate::exact::scores::extent::Extent;
+use crate::exact::scores::visible::VisiblePanels;
 use crate::tuning::{KEYS, QUERIES};
 use qkv_simd::bf16_gemm::{
     self, Blocks, DEPTH, PackedA, PackedB, SIDE, as_bf16, as_bf16_mut, as_f32, as_f32_mut, padded_depth,
@@ -18,13 +18,13 @@ use std::ops::Range;
 
 /// Rows of queries of a tile, packed both ways together with those of its neighbours.
 #[derive(Clone, Copy)]
-pub(crate) struct Packed<'a, A> {
+pub(crate) struct PackedQueries<'a, A> {
     /// The rows of the tile as a left operand.
     pub rows: &'a [A],
     /// All rows as the columns of a left operand, in pairs.
-    pub across: &'a [A],
+    pub transposed: &'a [A],
     /// How many lie together, and where among them the tile begins.
-    pub together: usize,
+    pub packed_rows: usize,
     pub first: usize,
     /// Whether all of them are finite, and their scores surely what products make of them.
     pub finite: bool,
@@ -34,28 +34,28 @@ pub(crate) struct Packed<'a, A> {
 
 /// Rows of queries that are gathered by key: packed, and where they came from.
 #[derive(Clone, Copy)]
-pub(crate) struct Gathering<'a, T: Element> {
-    pub packed: Packed<'a, T::Acc>,
+pub(crate) struct TransposedProduct<'a, T: Element> {
+    pub packed: PackedQueries<'a, T::Acc>,
     pub from: Operand<'a, T>,
     pub rows: &'a [RowAt],
     /// Keys in the tile.
     pub keys: usize,
     /// Rows that are summed from zero before they are added.
-    pub chain: usize,
+    pub partial_sum: usize,
 }
 
-impl<A: Real> Desk<'_, A> {
+impl<A: Real> TileGemm<'_, A> {
     /// Packs the rows of some tiles of queries for a backward pass: as a left operand, and, where that cannot be read both ways, as
     /// one whose columns they are. Says whether all are finite; in the latter, what is not becomes zero.
-    pub fn load_both_ways<T: Element<Acc = A>>(
+    pub fn pack_both<T: Element<Acc = A>>(
         &mut self,
         from: Operand<'_, T>,
         rows: impl ExactSizeIterator<Item = (usize, usize, usize)> + Clone,
         out: &mut [A],
     ) -> bool {
-        let (count, row) = (rows.len(), self.arithmetic.left_row::<A>(from.width()));
-        let (to, across) = out.split_at_mut(self.arithmetic.tiles_together() * QUERIES * row);
-        let finite = self.load_left(from, rows, to);
+        let (count, row) = (rows.len(), self.arithmetic.packed_a_row::<A>(from.width()));
+        let (to, transposed) = out.split_at_mut(self.arithmetic.query_tiles_packed() * QUERIES * row);
+        let finite = self.pack_a(from, rows, to);
         if self.arithmetic == Arithmetic::Bf16 {
             let (panels, chunks) = (from.width().div_ceil(SIDE), count.div_ceil(DEPTH));
             for start in (0..count).step_by(QUERIES) {
@@ -65,66 +65,66 @@ impl<A: Real> Desk<'_, A> {
                     zero_nonfinite(&mut as_bf16_mut(&mut self.stage)[..count * 2 * row]);
                     rows = &self.stage[..rows.len()];
                 }
-                let out = &mut as_bf16_mut(across)[start..];
+                let out = &mut as_bf16_mut(transposed)[start..];
                 self.bf16().pack_a_transposed(as_bf16(rows), 2 * row, count, panels, out, chunks);
             }
         }
         finite
     }
 
-    /// The memory of [`load_both_ways`](Desk::load_both_ways).
-    pub fn both_ways_len(arithmetic: Arithmetic, width: usize) -> usize {
-        let rows = arithmetic.tiles_together() * QUERIES;
-        let across = if arithmetic == Arithmetic::Bf16 { bf16_gemm::packed_b_len(rows, width) / 2 } else { 0 };
-        rows * arithmetic.left_row::<A>(width) + across
+    /// The memory of [`pack_both`](TileGemm::pack_both).
+    pub fn pack_both_len(arithmetic: Arithmetic, width: usize) -> usize {
+        let rows = arithmetic.query_tiles_packed() * QUERIES;
+        let transposed = if arithmetic == Arithmetic::Bf16 { bf16_gemm::packed_b_len(rows, width) / 2 } else { 0 };
+        rows * arithmetic.packed_a_row::<A>(width) + transposed
     }
 
-    /// Turns finished scores and gradients of weights, up to [`PAIR_ROWS`] rows of [`KEYS`], into the operands of the products that
-    /// are left: both by key, as [`turn`](Desk::turn) would leave them, the first row of them at `first` of the rows that are packed
-    /// together, and the gradients as [`round`](Desk::round) would.
+    /// Turns finished scores and gradients of weights, up to [`BF16_ROWS`] rows of [`KEYS`], into the operands of the products that
+    /// are left: both by key, as [`turn`](TileGemm::turn) would leave them, the first row of them at `first` of the rows that are packed
+    /// together, and the gradients as [`round`](TileGemm::round) would.
     #[allow(clippy::too_many_arguments)]
-    pub fn soften_back(
+    pub fn softmax_gradient_tile(
         &self,
         scores: &[A],
         grads: &mut [A],
         (rows, keys): (usize, usize),
         how: Exponential<'_, A>,
         of: RowGradient<'_, A>,
-        (first, together): (usize, usize),
-        [weights, turned]: [&mut [A]; 2],
+        (first, packed_rows): (usize, usize),
+        [weights, transposed]: [&mut [A]; 2],
     ) {
         let single = |x: A| x.to_f64() as f32;
-        let how = Exponential { scale: single(how.scale), spans: how.spans, sharp: how.sharp };
+        let how = Exponential { scale: single(how.scale), spans: how.spans, accurate_exp: how.accurate_exp };
         let of = RowGradient {
             lse: as_f32(of.lse),
             delta: as_f32(of.delta),
             entropy: as_f32(of.entropy),
             scale: single(of.scale),
         };
-        let (chunks, chunk) = (together.div_ceil(DEPTH), first / DEPTH);
-        let into = Blocks { weights: as_bf16_mut(weights), grads: as_bf16_mut(turned), chunks, chunk };
+        let (chunks, chunk) = (packed_rows.div_ceil(DEPTH), first / DEPTH);
+        let into = Blocks { weights: as_bf16_mut(weights), grads: as_bf16_mut(transposed), chunks, chunk };
         let width = padded::<A>(keys);
         self.bf16().softmax_gradient(as_f32(scores), as_f32_mut(grads), KEYS, rows, width, how, of, into);
     }
 
     /// The memory of weights that are turned.
-    pub fn turned_len(arithmetic: Arithmetic) -> usize {
-        let rows = arithmetic.tiles_together() * QUERIES;
+    pub fn transposed_len(arithmetic: Arithmetic) -> usize {
+        let rows = arithmetic.query_tiles_packed() * QUERIES;
         if arithmetic == Arithmetic::Bf16 { bf16_gemm::packed_b_len(rows, KEYS) / 2 } else { 0 }
     }
 
-    /// Rounds weights, rows of [`KEYS`], by key, as [`gather`](Desk::gather) takes them in pairs: the first row at `first` of the rows
+    /// Rounds weights, rows of [`KEYS`], by key, as [`gather`](TileGemm::gather) takes them in pairs: the first row at `first` of the rows
     /// that are packed together.
-    pub fn turn(
+    pub fn pack_transposed(
         &self,
         weights: &[A],
         rows: usize,
-        extent: Extent<'_>,
-        (first, together): (usize, usize),
+        visible: VisiblePanels<'_>,
+        (first, packed_rows): (usize, usize),
         out: &mut [A],
     ) {
         if self.arithmetic == Arithmetic::Bf16 {
-            let (panels, chunks) = (extent.whole(rows).end as usize, together.div_ceil(DEPTH));
+            let (panels, chunks) = (visible.union(rows).end as usize, packed_rows.div_ceil(DEPTH));
             let out = &mut as_bf16_mut(out)[first * SIDE..];
             self.bf16().narrow_pack_b(as_f32(weights), KEYS, rows, panels, out, chunks);
         }
@@ -132,14 +132,14 @@ impl<A: Real> Desk<'_, A> {
 
     /// Adds the transpose of weights, rows of [`KEYS`], times rows of queries that were loaded both ways, to sums for each
     /// key. In pairs the weights are taken from what was `turned`, and the sums lie transposed until
-    /// [`key_rows`](Desk::key_rows) turns them.
+    /// [`key_rows`](TileGemm::key_rows) turns them.
     ///
     /// A weight of zero means that the pair is absent, whatever the query's row holds.
-    pub fn gather<T: Element<Acc = A>>(
+    pub fn matmul_transposed<T: Element<Acc = A>>(
         &mut self,
-        (weights, turned): (&[A], &[A]),
-        of: Gathering<'_, T>,
-        extent: Extent<'_>,
+        (weights, transposed): (&[A], &[A]),
+        of: TransposedProduct<'_, T>,
+        visible: VisiblePanels<'_>,
         out: &mut [A],
     ) {
         let (width, count) = (of.from.width(), of.rows.len());
@@ -148,10 +148,10 @@ impl<A: Real> Desk<'_, A> {
             Arithmetic::Bf16x3 => unreachable!("gradients are not made from thirds"),
             Arithmetic::Native => {
                 let multiply = if of.packed.finite { product } else { product_skipping_zeros };
-                for (keys, queries) in extent.columns::<A>(count, of.keys) {
+                for (keys, queries) in visible.key_strips::<A>(count, of.keys) {
                     let mut start = queries.start;
                     while start < queries.end {
-                        let end = (start / of.chain * of.chain + of.chain).min(queries.end);
+                        let end = (start / of.partial_sum * of.partial_sum + of.partial_sum).min(queries.end);
                         let weights = Matrix::transposed(&weights[start * KEYS + keys.start..], KEYS);
                         let rows = Panels::rows(&of.packed.rows[start * row..], row);
                         let out = Target::add_partial(&mut out[keys.start * row..], row);
@@ -161,35 +161,41 @@ impl<A: Real> Desk<'_, A> {
                 }
             }
             Arithmetic::Bf16 => {
-                for (strip, span) in extent.strips(count, self.arithmetic) {
+                for (strip, span) in visible.row_strips(count, self.arithmetic) {
                     let rows = of.packed.first + strip.start..of.packed.first + strip.end;
-                    self.gather_rows(turned, of.packed, rows, span, width, out);
+                    self.matmul_transposed_rows(transposed, of.packed, rows, span, width, out);
                 }
                 if !of.packed.finite {
-                    self.gather_nonfinite(weights, &of, out);
+                    self.add_nonfinite_transposed(weights, &of, out);
                 }
             }
         }
     }
 
-    /// Of what is packed together, [`gather`](Desk::gather)s some rows: in pairs, and whole chunks.
-    pub fn gather_rows(
+    /// Of what is packed together, [`gather`](TileGemm::gather)s some rows: in pairs, and whole chunks.
+    pub fn matmul_transposed_rows(
         &self,
-        turned: &[A],
-        packed: Packed<'_, A>,
+        transposed: &[A],
+        packed: PackedQueries<'_, A>,
         rows: Range<usize>,
         span: Span,
         width: usize,
         out: &mut [A],
     ) {
-        let left = PackedA { data: as_bf16(packed.across), row: padded_depth(packed.together) };
-        let right = PackedB { data: as_bf16(turned), chunks: packed.together.div_ceil(DEPTH), non_temporal: false };
+        let left = PackedA { data: as_bf16(packed.transposed), row: padded_depth(packed.packed_rows) };
+        let right =
+            PackedB { data: as_bf16(transposed), chunks: packed.packed_rows.div_ceil(DEPTH), non_temporal: false };
         let (panels, chunks) = (span.start as usize..span.end as usize, rows.start / DEPTH..rows.end.div_ceil(DEPTH));
         self.bf16().product(Target::accumulate(as_f32_mut(out), KEYS), left, right, width, panels, chunks);
     }
 
     /// Adds what was left out when queries were loaded both ways.
-    fn gather_nonfinite<T: Element<Acc = A>>(&mut self, weights: &[A], of: &Gathering<'_, T>, out: &mut [A]) {
+    fn add_nonfinite_transposed<T: Element<Acc = A>>(
+        &mut self,
+        weights: &[A],
+        of: &TransposedProduct<'_, T>,
+        out: &mut [A],
+    ) {
         let row = padded::<A>(of.from.width());
         for (r, at) in of.rows.iter().enumerate() {
             if of.from.load_row(at.b, at.h, at.i, &mut self.stage[..row]) {
@@ -204,7 +210,7 @@ impl<A: Real> Desk<'_, A> {
     }
 
     /// What was gathered, as padded rows, one a key.
-    pub fn key_rows<'b>(&self, gathered: &'b [A], width: usize, room: &'b mut [A]) -> &'b [A] {
+    pub fn unpack_key_rows<'b>(&self, gathered: &'b [A], width: usize, room: &'b mut [A]) -> &'b [A] {
         match self.arithmetic {
             Arithmetic::Native | Arithmetic::Bf16x3 => gathered,
             Arithmetic::Bf16 => {

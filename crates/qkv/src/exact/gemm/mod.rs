@@ -10,12 +10,12 @@ mod nonfinite;
 
 use crate::exact::pack::Operand;
 use crate::exact::plan::order::TileKeys;
-use crate::exact::scores::extent::Extent;
+use crate::exact::scores::visible::VisiblePanels;
 use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::{Buffer, Scratch};
 use crate::select::Select;
-use crate::tuning::{GATHERED_TILES, KEYS, PAIR_ROWS, QUERIES};
+use crate::tuning::{BF16_ROWS, KEYS, QUERIES, QUERY_TILES_PACKED};
 use half::bf16;
 use nonfinite::{recompute_nonfinite, zero_nonfinite};
 use qkv_simd::bf16_gemm::{
@@ -37,7 +37,7 @@ pub(crate) enum Arithmetic {
 }
 
 impl Arithmetic {
-    /// Where rows are compared as they are and go through a softmax: pairs of bf16, or thirds where sums are f32, if the CPU multiplies
+    /// Where rows are operands as they are and go through a softmax: pairs of bf16, or thirds where sums are f32, if the CPU multiplies
     /// them. What a projection made is not rounded again, and what selects keys reads values as they are.
     pub fn of<T: Element>(problem: &Problem<'_, T>, isa: Isa) -> Arithmetic {
         let as_they_are = matches!(problem.attention.score, Score::Dot | Score::ScaledDot);
@@ -60,7 +60,7 @@ impl Arithmetic {
     }
 
     /// The numbers of sums that a row takes as a left operand.
-    pub fn left_row<A: Real>(self, width: usize) -> usize {
+    pub fn packed_a_row<A: Real>(self, width: usize) -> usize {
         match self {
             Arithmetic::Native => padded::<A>(width),
             Arithmetic::Bf16 => padded_depth(width) / 2,
@@ -69,7 +69,7 @@ impl Arithmetic {
     }
 
     /// The numbers of sums that `rows` rows take as the columns of a right operand.
-    pub fn columns_len<A: Real>(self, rows: usize, width: usize) -> usize {
+    pub fn packed_b_transposed_len<A: Real>(self, rows: usize, width: usize) -> usize {
         match self {
             Arithmetic::Native => padded::<A>(rows) * width,
             Arithmetic::Bf16 => bf16_gemm::packed_b_len(width, rows) / 2,
@@ -78,7 +78,7 @@ impl Arithmetic {
     }
 
     /// The numbers of sums that `rows` rows take as the rows of a right operand.
-    pub fn rows_len<A: Real>(self, rows: usize, width: usize) -> usize {
+    pub fn packed_b_len<A: Real>(self, rows: usize, width: usize) -> usize {
         match self {
             Arithmetic::Native => rows * padded::<A>(width),
             Arithmetic::Bf16 => bf16_gemm::packed_b_len(rows, width) / 2,
@@ -87,10 +87,10 @@ impl Arithmetic {
     }
 
     /// Tiles of queries that are packed together for a backward pass.
-    pub fn tiles_together(self) -> usize {
+    pub fn query_tiles_packed(self) -> usize {
         match self {
             Arithmetic::Native | Arithmetic::Bf16x3 => 1,
-            Arithmetic::Bf16 => GATHERED_TILES,
+            Arithmetic::Bf16 => QUERY_TILES_PACKED,
         }
     }
 
@@ -98,13 +98,13 @@ impl Arithmetic {
     pub fn rows_at_once(self) -> usize {
         match self {
             Arithmetic::Native => QUERIES,
-            Arithmetic::Bf16 | Arithmetic::Bf16x3 => PAIR_ROWS,
+            Arithmetic::Bf16 | Arithmetic::Bf16x3 => BF16_ROWS,
         }
     }
 }
 
 /// What a worker packs and multiplies with.
-pub(crate) struct Desk<'s, A: Real> {
+pub(crate) struct TileGemm<'s, A: Real> {
     pub(super) isa: Isa,
     pub arithmetic: Arithmetic,
     pub(super) bf16: Option<Bf16Gemm>,
@@ -115,56 +115,56 @@ pub(crate) struct Desk<'s, A: Real> {
     low: Buffer<'s, A>,
 }
 
-impl<'s, A: Real> Desk<'s, A> {
+impl<'s, A: Real> TileGemm<'s, A> {
     /// For operands of up to `width` numbers a row.
     pub fn new(scratch: &'s Scratch<A>, isa: Isa, arithmetic: Arithmetic, width: usize) -> Self {
         let bf16 = if arithmetic == Arithmetic::Bf16 { Bf16Gemm::new(isa) } else { None };
         let bf16x3 = if arithmetic == Arithmetic::Bf16x3 { Bf16x3Gemm::new(isa) } else { None };
         let low = scratch.take(if bf16x3.is_some() { QUERIES * KEYS / 2 } else { 0 });
         // Rows of a tile, or its weights rounded.
-        let rows = KEYS.max(QUERIES) * arithmetic.left_row::<A>(width);
+        let rows = KEYS.max(QUERIES) * arithmetic.packed_a_row::<A>(width);
         let stage = scratch.take(rows.max(bf16_gemm::packed_b_len(QUERIES, KEYS) / 2));
-        Desk { isa, arithmetic, bf16, bf16x3, stage, low }
+        TileGemm { isa, arithmetic, bf16, bf16x3, stage, low }
     }
 
     /// The unit that multiplies pairs, in that arithmetic.
     pub(super) fn bf16(&self) -> &Bf16Gemm {
-        self.bf16.as_ref().expect("made with the desk of this arithmetic")
+        self.bf16.as_ref().expect("made with the gemm of this arithmetic")
     }
 
     /// The unit that multiplies thirds, in that arithmetic.
     pub(super) fn bf16x3(&self) -> &Bf16x3Gemm {
-        self.bf16x3.as_ref().expect("made with the desk of this arithmetic")
+        self.bf16x3.as_ref().expect("made with the gemm of this arithmetic")
     }
 
-    /// Copies rows as a left operand, and says whether all are finite; of thirds, whether [`scores`](Desk::scores) are surely what
+    /// Copies rows as a left operand, and says whether all are finite; of thirds, whether [`scores`](TileGemm::scores) are surely what
     /// products make of them.
-    pub fn load_left<T: Element<Acc = A>>(
+    pub fn pack_a<T: Element<Acc = A>>(
         &mut self,
         from: Operand<'_, T>,
         rows: impl Iterator<Item = (usize, usize, usize)> + Clone,
         out: &mut [A],
     ) -> bool {
         if self.arithmetic != Arithmetic::Bf16x3 {
-            return load_left(self.arithmetic, self.bf16.as_ref(), from, rows, out);
+            return pack_a_rows(self.arithmetic, self.bf16.as_ref(), from, rows, out);
         }
         let (width, row, count) = (from.width(), padded::<A>(from.width()), rows.clone().count());
-        load(Arithmetic::Native, from, rows, &mut self.stage);
+        load_rows(Arithmetic::Native, from, rows, &mut self.stage);
         self.bf16x3().pack_a(as_f32(&self.stage), row, count, width, as_bf16_mut(out))
     }
 
     /// The sums of products of up to [`QUERIES`] pairs of rows, of which the first were loaded as a left operand, by the very sums that
-    /// [`scores`](Desk::scores) makes: where two are equal in exact arithmetic term by term, they are equal to the last bit.
-    pub fn dots<T: Element<Acc = A>>(
+    /// [`scores`](TileGemm::scores) makes: where two are equal in exact arithmetic term by term, they are equal to the last bit.
+    pub fn row_dots<T: Element<Acc = A>>(
         &mut self,
         loaded: &[A],
         of: Operand<'_, T>,
         rows: impl Iterator<Item = (usize, usize, usize)> + Clone,
         out: &mut [A],
     ) {
-        let row = self.arithmetic.left_row::<A>(of.width());
+        let row = self.arithmetic.packed_a_row::<A>(of.width());
         let (right, rest) = self.stage.split_at_mut(QUERIES * row);
-        load_left(self.arithmetic, self.bf16.as_ref(), of, rows, right);
+        pack_a_rows(self.arithmetic, self.bf16.as_ref(), of, rows, right);
         match &self.bf16 {
             None => dots(self.isa, loaded, right, row, out),
             Some(gemm) => {
@@ -182,8 +182,8 @@ impl<'s, A: Real> Desk<'s, A> {
         }
     }
 
-    /// Packs keys as the columns of a right operand, and says whether their [`scores`](Desk::scores) are surely what products make of them.
-    pub fn load_columns<T: Element<Acc = A>>(
+    /// Packs keys as the columns of a right operand, and says whether their [`scores`](TileGemm::scores) are surely what products make of them.
+    pub fn pack_b_transposed<T: Element<Acc = A>>(
         &mut self,
         from: Operand<'_, T>,
         (b, h): (usize, usize),
@@ -191,7 +191,7 @@ impl<'s, A: Real> Desk<'s, A> {
         out: &mut [A],
     ) -> bool {
         let width = from.width();
-        let row = self.arithmetic.left_row::<A>(width);
+        let row = self.arithmetic.packed_a_row::<A>(width);
         match self.arithmetic {
             Arithmetic::Native => {
                 self.stage_rows(from, (b, h), keys);
@@ -200,7 +200,8 @@ impl<'s, A: Real> Desk<'s, A> {
             Arithmetic::Bf16 => {
                 let (chunks, out) = (padded_depth(width) / DEPTH, as_bf16_mut(out));
                 // Rows of whole chunks that lie one after the other are read where they lie.
-                if let Some((rows, row)) = lying(&from, (b, h), keys).filter(|_| width == padded_depth(width)) {
+                if let Some((rows, row)) = contiguous_keys(&from, (b, h), keys).filter(|_| width == padded_depth(width))
+                {
                     self.bf16().pack_b_transposed(rows, row, keys.len, chunks, out);
                 } else {
                     self.stage_rows(from, (b, h), keys);
@@ -217,8 +218,8 @@ impl<'s, A: Real> Desk<'s, A> {
     }
 
     /// Packs keys as the rows of a right operand, and says whether all are finite. In pairs and thirds, what is not becomes zero: see
-    /// [`weigh`](Desk::weigh).
-    pub fn load_rows<T: Element<Acc = A>>(
+    /// [`weigh`](TileGemm::weigh).
+    pub fn pack_b<T: Element<Acc = A>>(
         &mut self,
         from: Operand<'_, T>,
         (b, h): (usize, usize),
@@ -226,15 +227,16 @@ impl<'s, A: Real> Desk<'s, A> {
         out: &mut [A],
     ) -> bool {
         match self.arithmetic {
-            Arithmetic::Native => self.load_left(from, (0..keys.len).map(|at| (b, h, keys.index(at))), out),
+            Arithmetic::Native => self.pack_a(from, (0..keys.len).map(|at| (b, h, keys.index(at))), out),
             Arithmetic::Bf16 => {
                 let (panels, out) = (from.width().div_ceil(SIDE), as_bf16_mut(out));
-                if let Some((rows, row)) = lying(&from, (b, h), keys).filter(|_| from.width() == panels * SIDE)
+                if let Some((rows, row)) =
+                    contiguous_keys(&from, (b, h), keys).filter(|_| from.width() == panels * SIDE)
                     && self.bf16().pack_b(rows, row, keys.len, panels, out)
                 {
                     return true;
                 }
-                let row = 2 * self.arithmetic.left_row::<A>(from.width());
+                let row = 2 * self.arithmetic.packed_a_row::<A>(from.width());
                 let finite = self.stage_rows(from, (b, h), keys);
                 if !finite {
                     zero_nonfinite(&mut as_bf16_mut(&mut self.stage)[..keys.len * row]);
@@ -255,19 +257,19 @@ impl<'s, A: Real> Desk<'s, A> {
     }
 
     /// Packs keys as the columns of one right operand and the rows of another, and says whether all are finite.
-    pub fn load_columns_and_rows<T: Element<Acc = A>>(
+    pub fn pack_b_both<T: Element<Acc = A>>(
         &mut self,
         from: Operand<'_, T>,
         at: (usize, usize),
         keys: &TileKeys<'_>,
         (columns, rows): (&mut [A], &mut [A]),
     ) -> bool {
-        let finite = self.load_rows(from, at, keys, rows);
+        let finite = self.pack_b(from, at, keys, rows);
         match self.arithmetic {
             // Rows of sums lie as they are turned.
             Arithmetic::Native => to_panels(self.isa, rows, padded::<A>(from.width()), keys.len, from.width(), columns),
             Arithmetic::Bf16 | Arithmetic::Bf16x3 => {
-                self.load_columns(from, at, keys, columns);
+                self.pack_b_transposed(from, at, keys, columns);
             }
         }
         finite
@@ -280,24 +282,24 @@ impl<'s, A: Real> Desk<'s, A> {
         keys: &TileKeys<'_>,
     ) -> bool {
         let arithmetic = if self.arithmetic == Arithmetic::Bf16 { Arithmetic::Bf16 } else { Arithmetic::Native };
-        load(arithmetic, from, (0..keys.len).map(|at| (b, h, keys.index(at))), &mut self.stage)
+        load_rows(arithmetic, from, (0..keys.len).map(|at| (b, h, keys.index(at))), &mut self.stage)
     }
 
     /// Raw scores, rows of [`KEYS`]: left rows against the columns of a tile of keys, whole panels, where the rows' spans are. `surely`
     /// is what was said when they were loaded: that products make them.
     #[allow(clippy::too_many_arguments)]
-    pub fn scores(
+    pub fn matmul_qk(
         &self,
         left: &[A],
         rows: usize,
         columns: &[A],
         width: usize,
-        extent: Extent<'_>,
-        surely: bool,
+        visible: VisiblePanels<'_>,
+        no_overflow: bool,
         out: &mut [A],
     ) {
-        let row = self.arithmetic.left_row::<A>(width);
-        for (strip, span) in extent.strips(rows, self.arithmetic) {
+        let row = self.arithmetic.packed_a_row::<A>(width);
+        for (strip, span) in visible.row_strips(rows, self.arithmetic) {
             let (left, out) = (&left[strip.start * row..], &mut out[strip.start * KEYS..]);
             let (start, panels) = (span.start as usize, span.start as usize..span.end as usize);
             match self.arithmetic {
@@ -326,7 +328,7 @@ impl<'s, A: Real> Desk<'s, A> {
                     let (left, right) = (as_bf16(left), bf16x3_gemm::SplitB { data: as_bf16(columns), chunks });
                     let (to, of) = (Target::overwrite(as_f32_mut(out), KEYS), bf16x3_gemm::SplitA::rows(left, width));
                     self.bf16x3().product(to, of, right, strip.len(), panels.clone(), 0..chunks);
-                    if !surely {
+                    if !no_overflow {
                         recompute_nonfinite(left, right, width, strip.len(), panels, as_f32_mut(out));
                     }
                 }
@@ -334,11 +336,11 @@ impl<'s, A: Real> Desk<'s, A> {
         }
     }
 
-    /// Turns finished scores, rows of [`KEYS`], into weights for [`weigh`](Desk::weigh), and brings the state of their rows
+    /// Turns finished scores, rows of [`KEYS`], into weights for [`weigh`](TileGemm::weigh), and brings the state of their rows
     /// forward; `modulate` is what comes between, if anything does.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
-    pub fn soften(
+    pub fn softmax_tile(
         &mut self,
         scores: &mut [A],
         rows: usize,
@@ -350,10 +352,11 @@ impl<'s, A: Real> Desk<'s, A> {
         let width = padded::<A>(keys);
         match (self.arithmetic, modulate) {
             (Arithmetic::Bf16, None) => {
-                let Running { max, sum, moment, factor } = running;
-                let how = Exponential { scale: how.scale.to_f64() as f32, spans: how.spans, sharp: how.sharp };
-                let [max, sum, moment, factor] = [max, sum, moment, factor].map(|of| as_f32_mut(of));
-                let running = Running { max, sum, moment, factor };
+                let Running { max, sum, entropy_acc, factor } = running;
+                let how =
+                    Exponential { scale: how.scale.to_f64() as f32, spans: how.spans, accurate_exp: how.accurate_exp };
+                let [max, sum, entropy_acc, factor] = [max, sum, entropy_acc, factor].map(|of| as_f32_mut(of));
+                let running = Running { max, sum, entropy_acc, factor };
                 self.bf16().softmax(as_f32_mut(scores), KEYS, rows, width, how, running);
             }
             (_, modulate) => {
@@ -361,20 +364,20 @@ impl<'s, A: Real> Desk<'s, A> {
                 if let Some(modulate) = modulate {
                     modulate(scores);
                 }
-                self.round(scores, rows, keys);
+                self.round_weights(scores, rows, keys);
             }
         }
     }
 
-    /// Rounds rows of [`KEYS`] where they lie, or takes them apart, as [`weigh`](Desk::weigh) takes them.
-    pub fn round(&mut self, weights: &mut [A], rows: usize, keys: usize) {
+    /// Rounds rows of [`KEYS`] where they lie, or takes them apart, as [`weigh`](TileGemm::weigh) takes them.
+    pub fn round_weights(&mut self, weights: &mut [A], rows: usize, keys: usize) {
         let (weights, width) = (&mut weights[..], padded::<A>(keys));
         match self.arithmetic {
             Arithmetic::Native => {}
             Arithmetic::Bf16 => self.bf16().narrow_rows(as_f32_mut(weights), KEYS, rows, width),
             Arithmetic::Bf16x3 => {
-                let Desk { bf16x3, low, .. } = self;
-                let gemm = bf16x3.as_ref().expect("made with the desk of this arithmetic");
+                let TileGemm { bf16x3, low, .. } = self;
+                let gemm = bf16x3.as_ref().expect("made with the gemm of this arithmetic");
                 gemm.split_rows(as_f32_mut(weights), KEYS, rows, width, as_bf16_mut(low), KEYS);
             }
         }
@@ -384,18 +387,18 @@ impl<'s, A: Real> Desk<'s, A> {
     /// already, in thirds taken apart: those that were last.
     ///
     /// A weight of zero means that the pair is absent, whatever its row holds.
-    pub fn weigh<T: Element<Acc = A>>(
+    pub fn matmul_pv<T: Element<Acc = A>>(
         &mut self,
         weights: &[A],
         rows: usize,
-        of: Weighed<'_, T>,
-        extent: Extent<'_>,
+        of: PackedRows<'_, T>,
+        visible: VisiblePanels<'_>,
         out: &mut [A],
-        anew: bool,
+        overwrite: bool,
     ) {
         let row = padded::<A>(of.from.width());
         let panels = row / A::LANES;
-        for (strip, span) in extent.strips(rows, self.arithmetic) {
+        for (strip, span) in visible.row_strips(rows, self.arithmetic) {
             let (weights, out) = (&weights[strip.start * KEYS..], &mut out[strip.start * row..]);
             match self.arithmetic {
                 Arithmetic::Native => {
@@ -404,30 +407,30 @@ impl<'s, A: Real> Desk<'s, A> {
                     let multiply = if of.finite { product } else { product_skipping_zeros };
                     let (weights, rows) =
                         (Matrix::rows(&weights[start..], KEYS), Panels::rows(&of.rows[start * row..], row));
-                    let out = if anew { Target::overwrite(out, row) } else { Target::add_partial(out, row) };
+                    let out = if overwrite { Target::overwrite(out, row) } else { Target::add_partial(out, row) };
                     multiply(self.isa, out, weights, rows, strip.len(), panels, end - start);
                 }
                 Arithmetic::Bf16 => {
                     let chunks = of.keys.len.div_ceil(DEPTH);
-                    let some = span.start as usize * SIDE / DEPTH..(span.end as usize * SIDE).div_ceil(DEPTH);
+                    let live_chunks = span.start as usize * SIDE / DEPTH..(span.end as usize * SIDE).div_ceil(DEPTH);
                     let right = PackedB { data: as_bf16(of.rows), chunks, non_temporal: true };
                     let left = PackedA { data: as_bf16(weights), row: 2 * KEYS };
                     let sums = as_f32_mut(out);
-                    let sums = if anew { Target::overwrite(sums, row) } else { Target::accumulate(sums, row) };
-                    self.bf16().product(sums, left, right, strip.len(), 0..panels, some);
+                    let sums = if overwrite { Target::overwrite(sums, row) } else { Target::accumulate(sums, row) };
+                    self.bf16().product(sums, left, right, strip.len(), 0..panels, live_chunks);
                     if !of.finite {
                         self.add_nonfinite(weights, strip.len(), &of, out);
                     }
                 }
                 Arithmetic::Bf16x3 => {
                     let chunks = of.keys.len.div_ceil(DEPTH);
-                    let some = span.start as usize * SIDE / DEPTH..(span.end as usize * SIDE).div_ceil(DEPTH);
+                    let live_chunks = span.start as usize * SIDE / DEPTH..(span.end as usize * SIDE).div_ceil(DEPTH);
                     let right = bf16x3_gemm::SplitB { data: as_bf16(of.rows), chunks };
                     let low = &as_bf16(&self.low)[strip.start * KEYS..];
                     let left = bf16x3_gemm::SplitA { high: as_bf16(weights), row: 2 * KEYS, low, low_row: KEYS };
                     let sums = as_f32_mut(out);
-                    let sums = if anew { Target::overwrite(sums, row) } else { Target::add_partial(sums, row) };
-                    self.bf16x3().product(sums, left, right, strip.len(), 0..panels, some);
+                    let sums = if overwrite { Target::overwrite(sums, row) } else { Target::add_partial(sums, row) };
+                    self.bf16x3().product(sums, left, right, strip.len(), 0..panels, live_chunks);
                     if !of.finite {
                         self.add_nonfinite(weights, strip.len(), &of, out);
                     }
@@ -438,12 +441,12 @@ impl<'s, A: Real> Desk<'s, A> {
 }
 
 /// The keys of a tile as bf16 where they lie: one slice, and the distance between rows.
-fn lying<'b, T: Element>(
+fn contiguous_keys<'b, T: Element>(
     from: &'b Operand<'_, T>,
     (b, h): (usize, usize),
     keys: &TileKeys<'_>,
 ) -> Option<(&'b [bf16], usize)> {
-    let Operand::Given(source) = from else { return None };
+    let Operand::Input(source) = from else { return None };
     let (rows, row) = source.slab(b, h, keys.natural()?, keys.len)?;
     Some((T::as_bf16(rows)?, row))
 }
@@ -463,53 +466,53 @@ fn consecutive(mut rows: impl Iterator<Item = (usize, usize, usize)>) -> Option<
 
 /// Rows of whole chunks as bf16 where they lie, if they follow one another in one head: one slice, the distance between them,
 /// and how many there are.
-fn run<'b, T: Element>(
+fn contiguous_rows<'b, T: Element>(
     from: &'b Operand<'_, T>,
     rows: impl Iterator<Item = (usize, usize, usize)>,
 ) -> Option<(&'b [bf16], usize, usize)> {
-    let Operand::Given(source) = from else { return None };
+    let Operand::Input(source) = from else { return None };
     let ((b, h, first), count) = consecutive(rows).filter(|_| from.width() == padded_depth(from.width()))?;
     let (rows, row) = source.slab(b, h, first, count)?;
     Some((T::as_bf16(rows)?, row, count))
 }
 
 /// Copies rows as a left operand, and says whether all are finite.
-fn load_left<T: Element>(
+fn pack_a_rows<T: Element>(
     arithmetic: Arithmetic,
     gemm: Option<&Bf16Gemm>,
     from: Operand<'_, T>,
     rows: impl Iterator<Item = (usize, usize, usize)> + Clone,
     out: &mut [T::Acc],
 ) -> bool {
-    let Some((gemm, (lying, row, count))) = gemm.zip(run(&from, rows.clone())) else {
-        return load(arithmetic, from, rows, out);
+    let Some((gemm, (contiguous, row, count))) = gemm.zip(contiguous_rows(&from, rows.clone())) else {
+        return load_rows(arithmetic, from, rows, out);
     };
     let (width, out) = (from.width(), as_bf16_mut(out));
     if row == width {
-        return gemm.copy(lying, &mut out[..count * width]);
+        return gemm.copy(contiguous, &mut out[..count * width]);
     }
-    let rows = out.chunks_exact_mut(width).zip(lying.chunks(row));
+    let rows = out.chunks_exact_mut(width).zip(contiguous.chunks(row));
     rows.fold(true, |finite, (to, from)| gemm.copy(&from[..width], to) && finite)
 }
 
 /// Copies rows one after the other, and says whether all are finite.
-fn load<T: Element>(
+fn load_rows<T: Element>(
     arithmetic: Arithmetic,
     from: Operand<'_, T>,
     rows: impl Iterator<Item = (usize, usize, usize)> + Clone,
     out: &mut [T::Acc],
 ) -> bool {
-    let row = arithmetic.left_row::<T::Acc>(from.width());
+    let row = arithmetic.packed_a_row::<T::Acc>(from.width());
     match (arithmetic, consecutive(rows.clone())) {
         (Arithmetic::Native, Some(((b, h, first), count))) => from.load_rows(b, h, first, &mut out[..count * row], row),
-        (Arithmetic::Native, None) => each(rows, row, out, |(b, h, i), out| from.load_row(b, h, i, out)),
-        (Arithmetic::Bf16, _) => each(rows, row, out, |(b, h, i), out| from.load_bf16(b, h, i, as_bf16_mut(out))),
+        (Arithmetic::Native, None) => load_each(rows, row, out, |(b, h, i), out| from.load_row(b, h, i, out)),
+        (Arithmetic::Bf16, _) => load_each(rows, row, out, |(b, h, i), out| from.load_bf16(b, h, i, as_bf16_mut(out))),
         (Arithmetic::Bf16x3, _) => unreachable!("rows are taken apart after they were loaded"),
     }
 }
 
 /// Loads rows one by one, and says whether all are finite.
-fn each<A>(
+fn load_each<A>(
     rows: impl Iterator<Item = (usize, usize, usize)>,
     row: usize,
     out: &mut [A],
@@ -520,7 +523,7 @@ fn each<A>(
 
 /// Rows that are weighed and added up: packed, and where they came from.
 #[derive(Clone, Copy)]
-pub(crate) struct Weighed<'a, T: Element> {
+pub(crate) struct PackedRows<'a, T: Element> {
     pub rows: &'a [T::Acc],
     pub finite: bool,
     pub from: Operand<'a, T>,

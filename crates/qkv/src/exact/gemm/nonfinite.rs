@@ -1,6 +1,6 @@
 //! Numbers that products cannot take: infinite ones, NaN, and scores that are too large. Nothing of an ordinary tile comes here.
 
-use super::{Arithmetic, Desk, Weighed};
+use super::{Arithmetic, PackedRows, TileGemm};
 use crate::tuning::{KEYS, QUERIES};
 use half::bf16;
 use qkv_simd::bf16_gemm::{SIDE, as_bf16};
@@ -24,21 +24,21 @@ pub(super) fn recompute_nonfinite(
     scores: &mut [f32],
 ) {
     let columns = panels.start * SIDE..panels.end * SIDE;
-    let left_row = |r: usize| &left[r * bf16x3_gemm::packed_a_len(width)..];
-    let of_row = |r: usize| (0..width).map(move |k| Bf16x3Gemm::reconstruct_a(left_row(r), width, k));
+    let packed_a_row = |r: usize| &left[r * bf16x3_gemm::packed_a_len(width)..];
+    let of_row = |r: usize| (0..width).map(move |k| Bf16x3Gemm::reconstruct_a(packed_a_row(r), width, k));
     let of_column = |j: usize| (0..width).map(move |k| Bf16x3Gemm::reconstruct_b(right, k, j));
-    let (mut wrong_rows, mut wrong_columns) = ([false; QUERIES], [false; KEYS]);
-    for (r, wrong) in wrong_rows[..rows].iter_mut().enumerate() {
+    let (mut bad_rows, mut bad_columns) = ([false; QUERIES], [false; KEYS]);
+    for (r, bad) in bad_rows[..rows].iter_mut().enumerate() {
         let scores = &scores[r * KEYS..][columns.clone()];
         // Of a row with NaN all are NaN, which is quickly seen.
-        let hopeless = || scores.iter().all(|x| x.is_nan()) && of_row(r).any(f32::is_nan);
-        *wrong = !scores.iter().all(|x| x.is_finite()) && !hopeless();
-        if *wrong {
-            wrong_columns[columns.clone()].iter_mut().zip(scores).for_each(|(wrong, x)| *wrong |= !x.is_finite());
+        let has_nan = || scores.iter().all(|x| x.is_nan()) && of_row(r).any(f32::is_nan);
+        *bad = !scores.iter().all(|x| x.is_finite()) && !has_nan();
+        if *bad {
+            bad_columns[columns.clone()].iter_mut().zip(scores).for_each(|(bad, x)| *bad |= !x.is_finite());
         }
     }
-    for j in columns.filter(|&j| wrong_columns[j]).filter(|&j| !of_column(j).any(f32::is_nan)) {
-        for r in (0..rows).filter(|&r| wrong_rows[r]) {
+    for j in columns.filter(|&j| bad_columns[j]).filter(|&j| !of_column(j).any(f32::is_nan)) {
+        for r in (0..rows).filter(|&r| bad_rows[r]) {
             let score = &mut scores[r * KEYS + j];
             if !score.is_finite() {
                 *score = of_row(r).zip(of_column(j)).map(|(x, y)| f64::from(x) * f64::from(y)).sum::<f64>() as f32;
@@ -47,13 +47,13 @@ pub(super) fn recompute_nonfinite(
     }
 }
 
-impl<A: Real> Desk<'_, A> {
-    /// Adds what [`load_rows`](Desk::load_rows) left out: numbers that are not finite, where their weight is not zero.
+impl<A: Real> TileGemm<'_, A> {
+    /// Adds what [`load_rows`](TileGemm::load_rows) left out: numbers that are not finite, where their weight is not zero.
     pub(super) fn add_nonfinite<T: Element<Acc = A>>(
         &mut self,
         weights: &[A],
         rows: usize,
-        of: &Weighed<'_, T>,
+        of: &PackedRows<'_, T>,
         out: &mut [A],
     ) {
         let row = padded::<A>(of.from.width());
@@ -63,8 +63,8 @@ impl<A: Real> Desk<'_, A> {
             }
             for r in 0..rows {
                 let weights = as_bf16(&weights[r * KEYS..]);
-                let thirds = self.arithmetic == Arithmetic::Bf16x3;
-                let weight = if thirds { Bf16x3Gemm::leading_term(weights, at) } else { weights[at] };
+                let split = self.arithmetic == Arithmetic::Bf16x3;
+                let weight = if split { Bf16x3Gemm::leading_term(weights, at) } else { weights[at] };
                 let weight = A::of_f64(weight.to_f64());
                 if weight != A::ZERO {
                     for (out, &x) in out[r * row..].iter_mut().zip(&self.stage[..row]).filter(|(_, x)| !x.is_finite()) {

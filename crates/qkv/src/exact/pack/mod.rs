@@ -2,7 +2,7 @@
 
 pub(crate) mod query_blocks;
 
-use crate::exact::gemm::{Arithmetic, Desk};
+use crate::exact::gemm::{Arithmetic, TileGemm};
 use crate::exact::plan::Piece;
 use crate::scratch::{Buffer, Scratch};
 use crate::source::Source;
@@ -14,16 +14,16 @@ use qkv_simd::{Element, Real, View};
 /// Rows as they were given, or as a projection made them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Operand<'a, T: Element> {
-    Given(Source<'a, T>),
-    Made(View<'a, T::Acc>),
+    Input(Source<'a, T>),
+    Computed(View<'a, T::Acc>),
 }
 
 impl<T: Element> Operand<'_, T> {
     /// `[B, H, length, width]`.
     pub fn shape(&self) -> [usize; 4] {
         match self {
-            Operand::Given(source) => source.shape(),
-            Operand::Made(view) => view.shape(),
+            Operand::Input(source) => source.shape(),
+            Operand::Computed(view) => view.shape(),
         }
     }
 
@@ -35,16 +35,16 @@ impl<T: Element> Operand<'_, T> {
     #[inline]
     pub fn load_row(&self, b: usize, h: usize, i: usize, out: &mut [T::Acc]) -> bool {
         match self {
-            Operand::Given(source) => source.load_row(b, h, i, out),
-            Operand::Made(view) => view.load_row(b, h, i, out),
+            Operand::Input(source) => source.load_row(b, h, i, out),
+            Operand::Computed(view) => view.load_row(b, h, i, out),
         }
     }
 
     /// Copies the rows from `i` on, pads each with zeros to `row`, and says whether all was finite: as many as there is room for.
     pub fn load_rows(&self, b: usize, h: usize, i: usize, out: &mut [T::Acc], row: usize) -> bool {
         match self {
-            Operand::Given(source) => source.load_rows(b, h, i, out, row),
-            Operand::Made(view) => view.load_rows(b, h, i, out, row),
+            Operand::Input(source) => source.load_rows(b, h, i, out, row),
+            Operand::Computed(view) => view.load_rows(b, h, i, out, row),
         }
     }
 
@@ -52,8 +52,8 @@ impl<T: Element> Operand<'_, T> {
     #[inline]
     pub fn load_bf16(&self, b: usize, h: usize, i: usize, out: &mut [bf16]) -> bool {
         match self {
-            Operand::Given(source) => source.load_bf16(b, h, i, out),
-            Operand::Made(view) => view.load_bf16(b, h, i, out),
+            Operand::Input(source) => source.load_bf16(b, h, i, out),
+            Operand::Computed(view) => view.load_bf16(b, h, i, out),
         }
     }
 }
@@ -73,7 +73,7 @@ pub(crate) struct KeyBlocks<'a, T: Element> {
 }
 
 /// The room that [`KeyBlocks`] needs for one piece.
-pub(crate) struct Room<'s, A: Real> {
+pub(crate) struct KeyBuffers<'s, A: Real> {
     columns: Buffer<'s, A>,
     rows: Buffer<'s, A>,
     states: [BlockStates; 2],
@@ -82,7 +82,7 @@ pub(crate) struct Room<'s, A: Real> {
     blocks: usize,
 }
 
-impl<'s, A: Real> Room<'s, A> {
+impl<'s, A: Real> KeyBuffers<'s, A> {
     /// For `heads` heads in all (sequences times key heads), keys of `width` and values of `dv`.
     pub fn new(
         scratch: &'s Scratch<A>,
@@ -92,7 +92,7 @@ impl<'s, A: Real> Room<'s, A> {
         width: usize,
         dv: usize,
     ) -> Self {
-        Room::of_tiles(scratch, arithmetic, piece, heads * piece.key_tiles().len(), width, dv)
+        KeyBuffers::of_tiles(scratch, arithmetic, piece, heads * piece.key_tiles().len(), width, dv)
     }
 
     /// For so many tiles of keys.
@@ -105,8 +105,8 @@ impl<'s, A: Real> Room<'s, A> {
         dv: usize,
     ) -> Self {
         let most = KEYS.min(piece.keys.len());
-        let sizes = [arithmetic.columns_len::<A>(most, width), arithmetic.rows_len::<A>(most, dv)];
-        Room {
+        let sizes = [arithmetic.packed_b_transposed_len::<A>(most, width), arithmetic.packed_b_len::<A>(most, dv)];
+        KeyBuffers {
             columns: scratch.take(blocks * sizes[0]),
             rows: scratch.take(blocks * sizes[1]),
             states: Default::default(),
@@ -122,9 +122,9 @@ impl<'a, T: Element> KeyBlocks<'a, T> {
         keys: Operand<'a, T>,
         values: Operand<'a, T>,
         heads: usize,
-        room: &'a mut Room<'_, T::Acc>,
+        buffers: &'a mut KeyBuffers<'_, T::Acc>,
     ) -> Self {
-        let Room { columns, rows, states: [of_columns, of_rows], sizes, blocks } = room;
+        let KeyBuffers { columns, rows, states: [of_columns, of_rows], sizes, blocks } = buffers;
         let columns = LazyBlocks::new(columns, of_columns, *blocks, sizes[0]);
         let rows = LazyBlocks::new(rows, of_rows, *blocks, sizes[1]);
         let tiles = piece.key_tiles();
@@ -132,12 +132,12 @@ impl<'a, T: Element> KeyBlocks<'a, T> {
     }
 
     /// With room for one tile of one head only, counted over all sequences.
-    pub fn only(self, head: usize, tile: usize) -> Self {
+    pub fn single_tile(self, head: usize, tile: usize) -> Self {
         KeyBlocks { first: head, first_tile: tile, tiles: 1, ..self }
     }
 
     /// With room only from this head on, counted over all sequences.
-    pub fn starting_at(self, first: usize) -> Self {
+    pub fn from_head(self, first: usize) -> Self {
         KeyBlocks { first, ..self }
     }
 
@@ -146,14 +146,14 @@ impl<'a, T: Element> KeyBlocks<'a, T> {
     }
 
     /// The keys of a tile as the columns of a right operand, and whether all are finite where that matters.
-    pub fn keys(&self, b: usize, h: usize, tile: usize, desk: &mut Desk<'_, T::Acc>) -> (&[T::Acc], bool) {
+    pub fn keys(&self, b: usize, h: usize, tile: usize, gemm: &mut TileGemm<'_, T::Acc>) -> (&[T::Acc], bool) {
         let keys = self.piece.tile_keys(b, h, tile);
-        self.columns.get(self.block(b, h, tile), |out| desk.load_columns(self.keys, (b, h), &keys, out))
+        self.columns.get(self.block(b, h, tile), |out| gemm.pack_b_transposed(self.keys, (b, h), &keys, out))
     }
 
     /// The values of a tile as the rows of a right operand, and whether all are finite.
-    pub fn values(&self, b: usize, h: usize, tile: usize, desk: &mut Desk<'_, T::Acc>) -> (&[T::Acc], bool) {
+    pub fn values(&self, b: usize, h: usize, tile: usize, gemm: &mut TileGemm<'_, T::Acc>) -> (&[T::Acc], bool) {
         let keys = self.piece.tile_keys(b, h, tile);
-        self.rows.get(self.block(b, h, tile), |out| desk.load_rows(self.values, (b, h), &keys, out))
+        self.rows.get(self.block(b, h, tile), |out| gemm.pack_b(self.values, (b, h), &keys, out))
     }
 }

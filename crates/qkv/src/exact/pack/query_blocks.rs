@@ -2,8 +2,8 @@
 //! the latter, what the gradients of their weights are relative to.
 
 use crate::exact::backward::row_terms::RowTerms;
-use crate::exact::gemm::by_key::Packed;
-use crate::exact::gemm::{Arithmetic, Desk};
+use crate::exact::gemm::by_key::PackedQueries;
+use crate::exact::gemm::{Arithmetic, TileGemm};
 use crate::exact::pack::Operand;
 use crate::exact::plan::Piece;
 use crate::exact::plan::order::Order;
@@ -13,7 +13,7 @@ use qkv_simd::shared::{BlockStates, LazyBlocks};
 use qkv_simd::{Element, Real};
 use std::ops::Range;
 
-/// The packed rows of some heads, as many tiles in a block as the arithmetic takes together.
+/// The packed rows of some heads, as many tiles in a block as the arithmetic takes packed_rows.
 pub(in crate::exact) struct QueryBlocks<'a, T: Element> {
     queries: Operand<'a, T>,
     terms: &'a RowTerms<'a, T>,
@@ -22,13 +22,13 @@ pub(in crate::exact) struct QueryBlocks<'a, T: Element> {
     arithmetic: Arithmetic,
     scoring: Arithmetic,
     piece: &'a Piece,
-    /// The first head that there is room for, counted over all sequences, and the heads of a sequence.
+    /// The first head that there is buffers for, counted over all sequences, and the heads of a sequence.
     first: usize,
     heads: usize,
 }
 
-/// The room that [`QueryBlocks`] needs for some heads.
-pub(in crate::exact) struct QueryRoom<'s, A: Real> {
+/// The buffers that [`QueryBlocks`] needs for some heads.
+pub(in crate::exact) struct QueryBuffers<'s, A: Real> {
     packed: [Buffer<'s, A>; 2],
     states: [BlockStates; 2],
     sizes: [usize; 2],
@@ -37,10 +37,10 @@ pub(in crate::exact) struct QueryRoom<'s, A: Real> {
 
 /// Blocks in a head.
 fn blocks_of(piece: &Piece, arithmetic: Arithmetic) -> usize {
-    piece.query_tiles().div_ceil(arithmetic.tiles_together())
+    piece.query_tiles().div_ceil(arithmetic.query_tiles_packed())
 }
 
-impl<'s, A: Real> QueryRoom<'s, A> {
+impl<'s, A: Real> QueryBuffers<'s, A> {
     /// For queries and upstream gradients of these widths.
     pub fn new(
         scratch: &'s Scratch<A>,
@@ -50,12 +50,17 @@ impl<'s, A: Real> QueryRoom<'s, A> {
         heads: usize,
     ) -> Self {
         // After the queries come those that are scored, if they are others, after the upstream gradients a number for each.
-        let [queries, upstream] = widths.map(|width| Desk::<A>::both_ways_len(arithmetic, width));
-        let rows = arithmetic.tiles_together() * QUERIES;
-        let scored = if scoring == arithmetic { 0 } else { rows * scoring.left_row::<A>(widths[0]) };
+        let [queries, upstream] = widths.map(|width| TileGemm::<A>::pack_both_len(arithmetic, width));
+        let rows = arithmetic.query_tiles_packed() * QUERIES;
+        let scored = if scoring == arithmetic { 0 } else { rows * scoring.packed_a_row::<A>(widths[0]) };
         let sizes = [queries + scored, upstream + rows];
         let blocks = heads * blocks_of(piece, arithmetic);
-        QueryRoom { packed: sizes.map(|size| scratch.take(blocks * size)), states: Default::default(), sizes, blocks }
+        QueryBuffers {
+            packed: sizes.map(|size| scratch.take(blocks * size)),
+            states: Default::default(),
+            sizes,
+            blocks,
+        }
     }
 }
 
@@ -66,10 +71,10 @@ impl<'a, T: Element> QueryBlocks<'a, T> {
         terms: &'a RowTerms<'a, T>,
         (arithmetic, scoring): (Arithmetic, Arithmetic),
         piece: &'a Piece,
-        room: &'a mut QueryRoom<'_, T::Acc>,
+        buffers: &'a mut QueryBuffers<'_, T::Acc>,
         (first, heads): (usize, usize),
     ) -> Self {
-        let QueryRoom { packed: [q, o], states: [q_states, o_states], sizes, blocks } = room;
+        let QueryBuffers { packed: [q, o], states: [q_states, o_states], sizes, blocks } = buffers;
         let packed = [LazyBlocks::new(q, q_states, *blocks, sizes[0]), LazyBlocks::new(o, o_states, *blocks, sizes[1])];
         QueryBlocks { queries, terms, packed, arithmetic, scoring, piece, first, heads }
     }
@@ -79,53 +84,53 @@ impl<'a, T: Element> QueryBlocks<'a, T> {
         &self,
         (which, width): (usize, usize),
         (b, h, tile): (usize, usize, usize),
-        pack: impl FnOnce(RowsOf<'_>, &mut [T::Acc]) -> bool,
-    ) -> (Packed<'_, T::Acc>, &[T::Acc]) {
-        let tiles = self.arithmetic.tiles_together();
+        pack: impl FnOnce(HeadRows<'_>, &mut [T::Acc]) -> bool,
+    ) -> (PackedQueries<'_, T::Acc>, &[T::Acc]) {
+        let tiles = self.arithmetic.query_tiles_packed();
         let (block, in_head) = (tile / tiles, blocks_of(self.piece, self.arithmetic));
         let rows = block * tiles * QUERIES..((block + 1) * tiles * QUERIES).min(self.piece.queries.len());
-        let rows = RowsOf { b, h, order: &self.piece.queries, rows };
-        let (together, head) = (rows.rows.len(), b * self.heads + h - self.first);
+        let rows = HeadRows { b, h, order: &self.piece.queries, rows };
+        let (packed_rows, head) = (rows.rows.len(), b * self.heads + h - self.first);
         let (packed, finite) = self.packed[which].get(head * in_head + block, |out| pack(rows, out));
-        let row = self.arithmetic.left_row::<T::Acc>(width);
-        let (both_ways, rest) = packed.split_at(Desk::<T::Acc>::both_ways_len(self.arithmetic, width));
-        let (lying, across) = both_ways.split_at(tiles * QUERIES * row);
+        let row = self.arithmetic.packed_a_row::<T::Acc>(width);
+        let (both, rest) = packed.split_at(TileGemm::<T::Acc>::pack_both_len(self.arithmetic, width));
+        let (rows, transposed) = both.split_at(tiles * QUERIES * row);
         let first = tile % tiles * QUERIES;
-        (Packed { rows: &lying[first * row..], across, together, first, finite, scored: None }, rest)
+        (PackedQueries { rows: &rows[first * row..], transposed, packed_rows, first, finite, scored: None }, rest)
     }
 
-    /// The queries of a tile of a head, packed by the desk of gradients and, if it is another, that of scores.
+    /// The queries of a tile of a head, packed by the gemm of gradients and, if it is another, that of scores.
     pub fn queries(
         &self,
         tile: (usize, usize, usize),
-        desk: &mut Desk<'_, T::Acc>,
-        scorer: &mut Desk<'_, T::Acc>,
-    ) -> Packed<'_, T::Acc> {
-        let (width, apart) = (self.queries.width(), self.scoring != self.arithmetic);
-        let pack = |rows: RowsOf<'_>, out: &mut [T::Acc]| {
-            let (both_ways, scored) = out.split_at_mut(Desk::<T::Acc>::both_ways_len(self.arithmetic, width));
-            let surely = !apart || scorer.load_left(self.queries, rows.iter(0), scored);
-            desk.load_both_ways(self.queries, rows.iter(0), both_ways) && surely
+        gemm: &mut TileGemm<'_, T::Acc>,
+        score_gemm: &mut TileGemm<'_, T::Acc>,
+    ) -> PackedQueries<'_, T::Acc> {
+        let (width, separate_scores) = (self.queries.width(), self.scoring != self.arithmetic);
+        let pack = |rows: HeadRows<'_>, out: &mut [T::Acc]| {
+            let (both, scored) = out.split_at_mut(TileGemm::<T::Acc>::pack_both_len(self.arithmetic, width));
+            let no_overflow = !separate_scores || score_gemm.pack_a(self.queries, rows.iter(0), scored);
+            gemm.pack_both(self.queries, rows.iter(0), both) && no_overflow
         };
         let (packed, rest) = self.block((0, width), tile, pack);
-        let scored = apart.then(|| &rest[packed.first * self.scoring.left_row::<T::Acc>(width)..]);
-        Packed { scored, ..packed }
+        let scored = separate_scores.then(|| &rest[packed.first * self.scoring.packed_a_row::<T::Acc>(width)..]);
+        PackedQueries { scored, ..packed }
     }
 
     /// The upstream gradients of a tile of a head, and what the gradients of their weights are relative to.
     pub fn upstream(
         &self,
         tile: (usize, usize, usize),
-        desk: &mut Desk<'_, T::Acc>,
-    ) -> (Packed<'_, T::Acc>, &[T::Acc]) {
+        gemm: &mut TileGemm<'_, T::Acc>,
+    ) -> (PackedQueries<'_, T::Acc>, &[T::Acc]) {
         let (terms, width) = (self.terms, self.terms.upstream.width());
-        let row = self.arithmetic.left_row::<T::Acc>(width);
-        let pack = |rows: RowsOf<'_>, out: &mut [T::Acc]| {
-            let (out, deltas) = out.split_at_mut(Desk::<T::Acc>::both_ways_len(self.arithmetic, width));
-            let finite = desk.load_both_ways(terms.upstream, rows.iter(0), out);
+        let row = self.arithmetic.packed_a_row::<T::Acc>(width);
+        let pack = |rows: HeadRows<'_>, out: &mut [T::Acc]| {
+            let (out, deltas) = out.split_at_mut(TileGemm::<T::Acc>::pack_both_len(self.arithmetic, width));
+            let finite = gemm.pack_both(terms.upstream, rows.iter(0), out);
             for (at, deltas) in deltas[..rows.rows.len()].chunks_mut(QUERIES).enumerate() {
                 let some = rows.iter(at * QUERIES).take(deltas.len());
-                terms.deltas(desk, &out[at * QUERIES * row..], some, deltas);
+                terms.deltas(gemm, &out[at * QUERIES * row..], some, deltas);
             }
             finite
         };
@@ -135,17 +140,17 @@ impl<'a, T: Element> QueryBlocks<'a, T> {
 }
 
 /// Places of a head's queries, in the order of a piece.
-struct RowsOf<'a> {
+struct HeadRows<'a> {
     b: usize,
     h: usize,
     order: &'a Order,
     rows: Range<usize>,
 }
 
-impl RowsOf<'_> {
+impl HeadRows<'_> {
     /// From one of them on.
     fn iter(&self, from: usize) -> impl ExactSizeIterator<Item = (usize, usize, usize)> + Clone {
-        let &RowsOf { b, h, order, ref rows } = self;
+        let &HeadRows { b, h, order, ref rows } = self;
         (rows.start + from..rows.end).map(move |at| (b, h, order.index(b, h, at)))
     }
 }

@@ -1,10 +1,10 @@
 //! The scores of one tile: computed raw, then scaled, capped, biased and masked in passes over memory that lies in the
 //! first-level cache. Everything that is not needed is skipped for the whole tile, not decided number by number.
 
-pub(crate) mod extent;
 pub(crate) mod projection;
+pub(crate) mod visible;
 
-use crate::exact::gemm::{Arithmetic, Desk};
+use crate::exact::gemm::{Arithmetic, TileGemm};
 use crate::exact::plan::Piece;
 use crate::exact::plan::order::{TileKeys, bits_of};
 use crate::exact::plan::rule::{Bits, Verdict};
@@ -15,11 +15,11 @@ use crate::scratch::Scratch;
 use crate::select::{Dropout, Select};
 use crate::tensor::Tensor;
 use crate::tuning::{KEYS, QUERIES};
-use extent::Extent;
 use qkv_simd::pairwise::{self, Pairwise, Sides};
 use qkv_simd::tile::{Exponential, RowOp, Span, hide, keep_bits, ramp, row_op, soft_cap};
 use qkv_simd::{Element, Isa, Real, padded, philox};
 use std::ops::Range;
+use visible::VisiblePanels;
 
 /// One query: its sequence, its head, its index and its place among the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub(crate) struct TileOps<'a, T: Element> {
 
 /// Copies kept for the gradients of what happens between raw scores and the softmax; empty where not needed.
 #[derive(Default)]
-pub(crate) struct Kept<'a, A> {
+pub(crate) struct SavedScores<'a, A> {
     /// The scores before the scale.
     pub raw: &'a mut [A],
     /// The slopes of the cap.
@@ -62,36 +62,36 @@ pub(crate) struct Kept<'a, A> {
 }
 
 /// Which keys of a tile each of its rows sees.
-pub(crate) struct Live {
+pub(crate) struct TileMask {
     panels: usize,
     /// Whether some see less than all.
-    partly: bool,
+    partial: bool,
     bits: [Bits; QUERIES],
     spans: [Span; QUERIES],
 }
 
-impl Default for Live {
+impl Default for TileMask {
     fn default() -> Self {
-        Live { panels: 0, partly: false, bits: [Bits::default(); QUERIES], spans: [Span::default(); QUERIES] }
+        TileMask { panels: 0, partial: false, bits: [Bits::default(); QUERIES], spans: [Span::default(); QUERIES] }
     }
 }
 
-impl Live {
+impl TileMask {
     /// The keys of the tile, whole panels of them, that a row sees any of.
     pub fn row<A: Real>(&self, r: usize) -> Range<usize> {
         let all = Span { start: 0, end: self.panels as u16 };
-        let span = if self.partly { self.spans[r] } else { all };
+        let span = if self.partial { self.spans[r] } else { all };
         span.start as usize * A::LANES..span.end as usize * A::LANES
     }
 
     /// Whether some rows see less than all.
-    pub fn partly(&self) -> bool {
-        self.partly
+    pub fn is_partial(&self) -> bool {
+        self.partial
     }
 
     /// The panels that there are, and those that some rows see.
-    pub fn extent(&self, rows: Range<usize>) -> Extent<'_> {
-        Extent { panels: self.panels, spans: if self.partly { &self.spans[rows] } else { &[] } }
+    pub fn visible(&self, rows: Range<usize>) -> VisiblePanels<'_> {
+        VisiblePanels { panels: self.panels, spans: if self.partial { &self.spans[rows] } else { &[] } }
     }
 }
 
@@ -114,7 +114,7 @@ impl<'a, T: Element> TileOps<'a, T> {
             arithmetic,
             problem,
             width: problem.width,
-            query_row: arithmetic.left_row::<T::Acc>(problem.width),
+            query_row: arithmetic.packed_a_row::<T::Acc>(problem.width),
             one_scale: scales.windows(2).all(|pair| pair[0] == pair[1]),
             scales,
             v_score: problem.inputs.v_score.unwrap_or_default().iter().map(|x| x.widen()).collect(),
@@ -135,18 +135,18 @@ impl<'a, T: Element> TileOps<'a, T> {
     }
 
     /// What a worker makes scores with.
-    pub fn scorer<'s>(&self, scratch: &'s Scratch<T::Acc>) -> Desk<'s, T::Acc> {
-        Desk::new(scratch, self.isa, self.scoring, self.width)
+    pub fn score_gemm<'s>(&self, scratch: &'s Scratch<T::Acc>) -> TileGemm<'s, T::Acc> {
+        TileGemm::new(scratch, self.isa, self.scoring, self.width)
     }
 
     /// What a worker packs and multiplies with.
-    pub fn desk<'s>(&self, scratch: &'s Scratch<T::Acc>) -> Desk<'s, T::Acc> {
-        Desk::new(scratch, self.isa, self.arithmetic, self.width.max(self.problem.dv))
+    pub fn tile_gemm<'s>(&self, scratch: &'s Scratch<T::Acc>) -> TileGemm<'s, T::Acc> {
+        TileGemm::new(scratch, self.isa, self.arithmetic, self.width.max(self.problem.dv))
     }
 
     /// How the scores of some rows become weights, once they are scaled by `scale`.
-    pub fn exponential<'b>(&self, scale: T::Acc, extent: Extent<'b>) -> Exponential<'b, T::Acc> {
-        Exponential { scale, spans: extent.spans, sharp: self.arithmetic != Arithmetic::Bf16 }
+    pub fn exponential<'b>(&self, scale: T::Acc, visible: VisiblePanels<'b>) -> Exponential<'b, T::Acc> {
+        Exponential { scale, spans: visible.spans, accurate_exp: self.arithmetic != Arithmetic::Bf16 }
     }
 
     /// The score that is no product, if it is one.
@@ -171,17 +171,17 @@ impl<'a, T: Element> TileOps<'a, T> {
     }
 
     /// Which keys of a tile each row sees.
-    pub fn live(&self, piece: &Piece, keys: &TileKeys<'_>, verdict: Verdict, rows: &[RowAt], live: &mut Live) {
+    pub fn tile_mask(&self, piece: &Piece, keys: &TileKeys<'_>, verdict: Verdict, rows: &[RowAt], mask: &mut TileMask) {
         let width = padded::<T::Acc>(keys.len);
-        live.panels = width / T::Acc::LANES;
-        live.partly = verdict != Verdict::Full || keys.len < width || self.chosen.is_some();
-        if !live.partly {
+        mask.panels = width / T::Acc::LANES;
+        mask.partial = verdict != Verdict::Full || keys.len < width || self.chosen.is_some();
+        if !mask.partial {
             return;
         }
         for (r, row) in rows.iter().enumerate() {
             match piece.seen(&self.problem.scene, row, keys) {
                 Some(seen) if self.chosen.is_none() => {
-                    live.spans[r] = if seen.is_empty() {
+                    mask.spans[r] = if seen.is_empty() {
                         Span::default()
                     } else {
                         Span {
@@ -189,29 +189,29 @@ impl<'a, T: Element> TileOps<'a, T> {
                             end: seen.end.div_ceil(T::Acc::LANES) as u16,
                         }
                     };
-                    live.bits[r] = bits_of(seen);
+                    mask.bits[r] = bits_of(seen);
                 }
                 _ => {
-                    let bits = &mut live.bits[r];
+                    let bits = &mut mask.bits[r];
                     *bits = piece.bits(&self.problem.scene, row, keys);
                     if let Some(chosen) = self.chosen {
                         keep_chosen(chosen, row, keys, bits);
                     }
-                    live.spans[r] = span::<T::Acc>(bits);
+                    mask.spans[r] = span::<T::Acc>(bits);
                 }
             }
         }
     }
 
-    /// Writes the raw scores of some rows of a tile, `rows` of those that `live` was made for: rows of [`KEYS`], whole panels
+    /// Writes the raw scores of some rows of a tile, `rows` of those that `mask` was made for: rows of [`KEYS`], whole panels
     /// of keys, where the rows see any. Queries and keys come with what was said when they were loaded.
     pub fn raw(
         &self,
-        desk: &Desk<'_, T::Acc>,
-        (queries, sure_queries): (&[T::Acc], bool),
-        (columns, sure_keys): (&[T::Acc], bool),
+        gemm: &TileGemm<'_, T::Acc>,
+        (queries, queries_no_overflow): (&[T::Acc], bool),
+        (columns, keys_no_overflow): (&[T::Acc], bool),
         keys: usize,
-        (live, rows): (&Live, Range<usize>),
+        (mask, rows): (&TileMask, Range<usize>),
         scores: &mut [T::Acc],
     ) {
         match self.pairwise() {
@@ -220,8 +220,8 @@ impl<'a, T: Element> TileOps<'a, T> {
                 pairwise::scores(self.isa, of, sides, scores, KEYS)
             }
             None => {
-                let (count, surely) = (rows.len(), sure_queries && sure_keys);
-                desk.scores(queries, count, columns, self.width, live.extent(rows), surely, scores)
+                let (count, no_overflow) = (rows.len(), queries_no_overflow && keys_no_overflow);
+                gemm.matmul_qk(queries, count, columns, self.width, mask.visible(rows), no_overflow, scores)
             }
         }
     }
@@ -231,21 +231,21 @@ impl<'a, T: Element> TileOps<'a, T> {
     pub fn finish(
         &self,
         keys: &TileKeys<'_>,
-        (live, first): (&Live, usize),
+        (mask, first): (&TileMask, usize),
         rows: &[RowAt],
         scores: &mut [T::Acc],
-        kept: Kept<'_, T::Acc>,
+        kept: SavedScores<'_, T::Acc>,
     ) -> T::Acc {
         let scale = self.scales[rows[0].h];
         let one_scale = self.one_scale || rows.iter().all(|row| self.scales[row.h] == scale);
         // An absent score stays −∞ under a positive scale, so that one can wait.
         let later = one_scale && scale > T::Acc::ZERO && self.cap.is_none() && !self.biased && kept.raw.is_empty();
-        if later && !live.partly {
+        if later && !mask.partial {
             return scale;
         }
         if !later {
             for (r, row) in rows.iter().enumerate() {
-                let span = live.row::<T::Acc>(first + r);
+                let span = mask.row::<T::Acc>(first + r);
                 let at = r * KEYS + span.start..r * KEYS + span.end;
                 let scores = &mut scores[at.clone()];
                 if !kept.raw.is_empty() {
@@ -261,17 +261,17 @@ impl<'a, T: Element> TileOps<'a, T> {
                 }
             }
         }
-        if live.partly {
+        if mask.partial {
             let some = first..first + rows.len();
-            hide(self.isa, scores, KEYS, &live.bits[some.clone()], &live.spans[some]);
+            hide(self.isa, scores, KEYS, &mask.bits[some.clone()], &mask.spans[some]);
         }
         if later { scale } else { T::Acc::ONE }
     }
 
     /// [`finish`](TileOps::finish) for those who look at whole rows: nothing is left to do, and what no row sees is −∞.
-    pub fn finish_all(&self, keys: &TileKeys<'_>, live: &Live, rows: &[RowAt], scores: &mut [T::Acc]) {
-        let scale = self.finish(keys, (live, 0), rows, scores, Kept::default());
-        self.fill_absent(live, rows.len(), scores);
+    pub fn finish_all(&self, keys: &TileKeys<'_>, mask: &TileMask, rows: &[RowAt], scores: &mut [T::Acc]) {
+        let scale = self.finish(keys, (mask, 0), rows, scores, SavedScores::default());
+        self.fill_absent(mask, rows.len(), scores);
         if scale != T::Acc::ONE {
             for scores in scores.chunks_exact_mut(KEYS).take(rows.len()) {
                 row_op(self.isa, &mut scores[..padded::<T::Acc>(keys.len)], RowOp::Scale(scale));
@@ -280,9 +280,9 @@ impl<'a, T: Element> TileOps<'a, T> {
     }
 
     /// Makes the scores −∞ that no row sees, for those who look at whole rows.
-    pub fn fill_absent(&self, live: &Live, rows: usize, scores: &mut [T::Acc]) {
+    pub fn fill_absent(&self, mask: &TileMask, rows: usize, scores: &mut [T::Acc]) {
         for (r, scores) in scores.chunks_exact_mut(KEYS).enumerate().take(rows) {
-            let span = live.row::<T::Acc>(r);
+            let span = mask.row::<T::Acc>(r);
             scores[..span.start].fill(T::Acc::NEG_INFINITY);
             scores[span.end..].fill(T::Acc::NEG_INFINITY);
         }

@@ -1,4 +1,4 @@
-//! What general, additive and cosine scores do to rows before they are compared, and to gradients afterwards: work that is
+//! What general, additive and cosine scores do to rows before they are operands, and to gradients afterwards: work that is
 //! linear in the sequence, done once, so that the engine itself knows only products, additive and distance.
 
 use crate::error::Result;
@@ -13,56 +13,58 @@ use qkv_simd::shared::{Rows, for_each_task};
 use qkv_simd::{Element, Isa, Matrix, Panels, Real, Target, View, ViewMut, padded, product};
 
 /// The rows as the score compares them.
-pub(crate) struct Compared<'s, T: Element> {
-    queries: Option<Made<'s, T::Acc>>,
-    keys: Option<Made<'s, T::Acc>>,
+pub(crate) struct ScoreOperands<'s, T: Element> {
+    queries: Option<ProjectedBuffer<'s, T::Acc>>,
+    keys: Option<ProjectedBuffer<'s, T::Acc>>,
 }
 
-struct Made<'s, A: Real> {
+struct ProjectedBuffer<'s, A: Real> {
     data: Buffer<'s, A>,
     shape: [usize; 4],
 }
 
-impl<A: Real> Made<'_, A> {
+impl<A: Real> ProjectedBuffer<'_, A> {
     fn view(&self) -> View<'_, A> {
-        View::new(&self.data, self.shape).expect("made with its shape")
+        View::new(&self.data, self.shape).expect("projected with its shape")
     }
 }
 
 /// What happens to rows.
 #[derive(Clone, Copy)]
-enum Change<'a, T> {
+enum RowTransform<'a, T> {
     /// Multiplied by a matrix, `row · W`, or by its transpose.
     Matrix { w: View<'a, T>, transposed: bool },
     /// Divided by its length.
     Unit,
 }
 
-impl<'s, T: Element> Compared<'s, T> {
+impl<'s, T: Element> ScoreOperands<'s, T> {
     /// Projects or normalises, where the score asks for it.
     pub fn new(problem: &Problem<'_, T>, scratch: &'s Scratch<T::Acc>, threads: usize) -> Self {
         let inputs = &problem.inputs;
-        let make = |x: Source<'_, T>, change: Option<Change<'_, T>>| {
-            change.map(|change| changed(Operand::Given(x), change, problem.width, scratch, threads))
+        let make = |x: Source<'_, T>, transform: Option<RowTransform<'_, T>>| {
+            transform.map(|transform| transform_rows(Operand::Input(x), transform, problem.width, scratch, threads))
         };
         let (queries, keys) = match problem.attention.score {
-            Score::General => (inputs.w.map(|w| Change::Matrix { w, transposed: false }), None),
+            Score::General => (inputs.w.map(|w| RowTransform::Matrix { w, transposed: false }), None),
             Score::Additive => {
-                let transposed = |w| Change::Matrix { w, transposed: true };
+                let transposed = |w| RowTransform::Matrix { w, transposed: true };
                 (inputs.w_q.map(transposed), inputs.w_k.map(transposed))
             }
-            Score::Cosine => (Some(Change::Unit), Some(Change::Unit)),
+            Score::Cosine => (Some(RowTransform::Unit), Some(RowTransform::Unit)),
             _ => (None, None),
         };
-        Compared { queries: make(inputs.q.into(), queries), keys: make(inputs.k, keys) }
+        ScoreOperands { queries: make(inputs.q.into(), queries), keys: make(inputs.k, keys) }
     }
 
     pub fn queries<'a>(&'a self, problem: &Problem<'a, T>) -> Operand<'a, T> {
-        self.queries.as_ref().map_or(Operand::Given(problem.inputs.q.into()), |made| Operand::Made(made.view()))
+        self.queries
+            .as_ref()
+            .map_or(Operand::Input(problem.inputs.q.into()), |projected| Operand::Computed(projected.view()))
     }
 
     pub fn keys<'a>(&'a self, problem: &Problem<'a, T>) -> Operand<'a, T> {
-        self.keys.as_ref().map_or(Operand::Given(problem.inputs.k), |made| Operand::Made(made.view()))
+        self.keys.as_ref().map_or(Operand::Input(problem.inputs.k), |projected| Operand::Computed(projected.view()))
     }
 }
 
@@ -82,27 +84,27 @@ fn matrix_rows<T: Element>(w: View<'_, T>, head: usize, transposed: bool) -> (Ve
 }
 
 /// Rows `[B, H, L, width]`, changed one block after the other.
-fn changed<'s, T: Element>(
+fn transform_rows<'s, T: Element>(
     x: Operand<'_, T>,
-    change: Change<'_, T>,
+    transform: RowTransform<'_, T>,
     width: usize,
     scratch: &'s Scratch<T::Acc>,
     threads: usize,
-) -> Made<'s, T::Acc> {
+) -> ProjectedBuffer<'s, T::Acc> {
     let [b, h, len, from] = x.shape();
     let to = [b, h, len, width];
     let mut data = scratch.take(b * h * len * width);
     {
         let out = Rows::new(ViewMut::new(&mut data, to).expect("as long as its shape"));
-        through(x, change, &out, from, scratch, threads);
+        transform_into(x, transform, &out, from, scratch, threads);
     }
-    Made { data, shape: to }
+    ProjectedBuffer { data, shape: to }
 }
 
-/// Sends every row of `x` through a change and writes it.
-fn through<T: Element, U: Element<Acc = T::Acc>>(
+/// Sends every row of `x` through a transform and writes it.
+fn transform_into<T: Element, U: Element<Acc = T::Acc>>(
     x: Operand<'_, T>,
-    change: Change<'_, T>,
+    transform: RowTransform<'_, T>,
     out: &Rows<'_, U>,
     from: usize,
     scratch: &Scratch<T::Acc>,
@@ -112,26 +114,26 @@ fn through<T: Element, U: Element<Acc = T::Acc>>(
     let [batch, heads, len, to] = out.shape();
     let (from_row, to_row) = (padded::<T::Acc>(from), padded::<T::Acc>(to));
     let blocks = len.div_ceil(QUERIES);
-    let matrices: Vec<(Vec<T::Acc>, usize)> = match change {
-        Change::Matrix { w, transposed } => {
+    let matrices: Vec<(Vec<T::Acc>, usize)> = match transform {
+        RowTransform::Matrix { w, transposed } => {
             (0..heads.min(w.shape()[1])).map(|h| matrix_rows(w, h, transposed)).collect()
         }
-        Change::Unit => Vec::new(),
+        RowTransform::Unit => Vec::new(),
     };
     let worker = || (scratch.take(QUERIES * from_row), scratch.take(QUERIES * to_row));
-    for_each_task(threads, batch * heads * blocks, worker, |(rows, made), task| {
+    for_each_task(threads, batch * heads * blocks, worker, |(rows, projected), task| {
         let (b, h, block) = (task / (heads * blocks), task / blocks % heads, task % blocks);
         let range = block * QUERIES..((block + 1) * QUERIES).min(len);
         for (r, i) in range.clone().enumerate() {
             x.load_row(b, h, i, &mut rows[r * from_row..][..from_row]);
         }
-        if let Change::Matrix { .. } = change {
+        if let RowTransform::Matrix { .. } = transform {
             let (w, row) = &matrices[h % matrices.len()];
-            made.fill(T::Acc::ZERO);
+            projected.fill(T::Acc::ZERO);
             let panels = to_row / T::Acc::LANES;
             product(
                 isa,
-                Target::accumulate(made, to_row),
+                Target::accumulate(projected, to_row),
                 Matrix::rows(rows, from_row),
                 Panels::rows(w, *row),
                 range.len(),
@@ -142,13 +144,13 @@ fn through<T: Element, U: Element<Acc = T::Acc>>(
             for r in 0..range.len() {
                 let row = &rows[r * from_row..][..from];
                 let length = norm(row);
-                for (to, &x) in made[r * to_row..].iter_mut().zip(row) {
+                for (to, &x) in projected[r * to_row..].iter_mut().zip(row) {
                     *to = if length == T::Acc::ZERO { T::Acc::ZERO } else { x / length };
                 }
             }
         }
         for (r, i) in range.enumerate() {
-            out.write(b, h, i, &made[r * to_row..][..to_row]);
+            out.write(b, h, i, &projected[r * to_row..][..to_row]);
         }
     });
 }
@@ -162,53 +164,53 @@ fn norm<A: Real>(row: &[A]) -> A {
     row.iter().map(|&x| (x / largest) * (x / largest)).sum::<A>().sqrt() * largest
 }
 
-/// The gradients of the inputs, from those of the rows that were compared: `(d_q, d_w_or_w_q)` or `(d_k, d_w_k)`.
-pub(crate) struct Back<T> {
+/// The gradients of the inputs, from those of the rows that were operands: `(d_q, d_w_or_w_q)` or `(d_k, d_w_k)`.
+pub(crate) struct InputGradients<T> {
     pub rows: Tensor<T, 4>,
     pub matrix: Option<Tensor<T, 4>>,
 }
 
 /// Which side goes back.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum From {
+pub(crate) enum ProjectedSide {
     Queries,
     Keys,
 }
 
-/// Sends gradients back through what [`Compared`] did. `grads` are rows of the compared width.
-pub(crate) fn back<T: Element>(
+/// Sends gradients back through what [`ScoreOperands`] did. `grads` are rows of the operands width.
+pub(crate) fn backward_projection<T: Element>(
     problem: &Problem<'_, T>,
-    from: From,
+    from: ProjectedSide,
     grads: View<'_, T::Acc>,
     scratch: &Scratch<T::Acc>,
     threads: usize,
-) -> Result<Back<T>> {
+) -> Result<InputGradients<T>> {
     let inputs = &problem.inputs;
-    let (x, name) = if from == From::Queries { (Source::Rows(inputs.q), "d_q") } else { (inputs.k, "d_k") };
+    let (x, name) = if from == ProjectedSide::Queries { (Source::Rows(inputs.q), "d_q") } else { (inputs.k, "d_k") };
     let mut rows = Tensor::allocate(name, x.shape())?;
-    let grads = Operand::<T>::Made(grads);
+    let grads = Operand::<T>::Computed(grads);
     let mut matrix = None;
-    let through_matrix = |w: View<'_, T>, transposed: bool, rows: &mut Tensor<T, 4>| {
+    let project_back = |w: View<'_, T>, transposed: bool, rows: &mut Tensor<T, 4>| {
         let out = Rows::new(ViewMut::from(rows));
-        through(grads, Change::Matrix { w, transposed }, &out, problem.width, scratch, threads);
+        transform_into(grads, RowTransform::Matrix { w, transposed }, &out, problem.width, scratch, threads);
     };
     match (problem.attention.score, from) {
-        (Score::General, From::Queries) => {
+        (Score::General, ProjectedSide::Queries) => {
             let w = inputs.w.expect("checked");
-            through_matrix(w, true, &mut rows);
-            matrix = Some(outer(Operand::Given(x), grads, w.shape(), scratch, threads)?);
+            project_back(w, true, &mut rows);
+            matrix = Some(matrix_gradient(Operand::Input(x), grads, w.shape(), scratch, threads)?);
         }
-        (Score::Additive, _) => match if from == From::Queries { inputs.w_q } else { inputs.w_k } {
+        (Score::Additive, _) => match if from == ProjectedSide::Queries { inputs.w_q } else { inputs.w_k } {
             Some(w) => {
-                through_matrix(w, false, &mut rows);
-                matrix = Some(outer(grads, Operand::Given(x), w.shape(), scratch, threads)?);
+                project_back(w, false, &mut rows);
+                matrix = Some(matrix_gradient(grads, Operand::Input(x), w.shape(), scratch, threads)?);
             }
             None => copy(grads, &mut rows, scratch, threads),
         },
-        (Score::Cosine, _) => back_through_norm(x, grads, &mut rows, scratch, threads),
+        (Score::Cosine, _) => backward_norm(x, grads, &mut rows, scratch, threads),
         _ => copy(grads, &mut rows, scratch, threads),
     }
-    Ok(Back { rows, matrix })
+    Ok(InputGradients { rows, matrix })
 }
 
 /// Runs `f` for every row `(b, h, i)`, with room for two rows of `width`.
@@ -247,7 +249,7 @@ fn is_zero<A: Real>(row: &[A]) -> bool {
 }
 
 /// `(d − (d·u)u) / ‖x‖` with the unit vector `u` of `x`; 0 for the zero vector.
-fn back_through_norm<T: Element>(
+fn backward_norm<T: Element>(
     x: Source<'_, T>,
     grads: Operand<'_, T>,
     to: &mut Tensor<T, 4>,
@@ -275,7 +277,7 @@ fn back_through_norm<T: Element>(
 
 /// `Σ aᵢ ⊗ bᵢ` over all rows, of shape `[1, heads or 1, A, B]`: the gradient of a matrix. One task owns a strip of rows of the
 /// result and goes through the whole sequence, so the order of the sum is fixed.
-fn outer<T: Element>(
+fn matrix_gradient<T: Element>(
     a: Operand<'_, T>,
     b: Operand<'_, T>,
     of: [usize; 4],

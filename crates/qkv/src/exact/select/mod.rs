@@ -3,20 +3,20 @@
 //! chosen, the mean of the values kept) is in the output.
 
 use crate::error::Result;
-use crate::exact::gemm::Desk;
-use crate::exact::pack::{KeyBlocks, Operand, Room};
+use crate::exact::gemm::TileGemm;
+use crate::exact::pack::{KeyBlocks, KeyBuffers, Operand};
 use crate::exact::plan::order::TileKeys;
 use crate::exact::plan::rule::Rule;
 use crate::exact::plan::{Piece, Plan};
-use crate::exact::scores::projection::Compared;
-use crate::exact::scores::{Live, RowAt, TileOps, chosen_by};
+use crate::exact::scores::projection::ScoreOperands;
+use crate::exact::scores::{RowAt, TileMask, TileOps, chosen_by};
 use crate::output::Output;
 use crate::problem::Problem;
 use crate::scratch::{Buffer, Scratch};
 use crate::select::{Choice, Select, gumbel, uniform};
 use crate::source::Source;
 use crate::tensor::Tensor;
-use crate::tuning::{KEYS, QUERIES, WHOLE_ROWS};
+use crate::tuning::{KEYS, QUERIES, SELECT_SCORES};
 use qkv_simd::shared::{Rows, for_each_task};
 use qkv_simd::tile::{Exponential, RowOp, Running, row_op, softmax, weights};
 use qkv_simd::{Element, Matrix, Panels, Real, Target, ViewMut, padded, philox, product, product_skipping_zeros};
@@ -45,7 +45,7 @@ pub(crate) fn select<T: Element>(
         // Keys as numbers that `Rows` can write: a key below 2⁵³ is exact in f64.
         let mut keys_chosen = chosen.as_ref().map(|chosen| vec![0.0f64; chosen.data().len()]);
         {
-            let to = Selected {
+            let to = SelectionWriter {
                 values: Rows::new(ViewMut::from(&mut out.values)),
                 lse: column(out.threshold.as_mut().unwrap_or(&mut out.lse)),
                 entropy: out.entropy.as_mut().map(column),
@@ -72,7 +72,7 @@ fn column<A: Real>(tensor: &mut Tensor<A, 3>) -> Rows<'_, A> {
 }
 
 /// Where results go.
-struct Selected<'a, T: Element> {
+struct SelectionWriter<'a, T: Element> {
     values: Rows<'a, T>,
     lse: Rows<'a, T::Acc>,
     entropy: Option<Rows<'a, T::Acc>>,
@@ -82,9 +82,9 @@ struct Selected<'a, T: Element> {
 }
 
 /// What a worker needs of its own.
-struct Worker<'s, A: Real> {
-    desk: Desk<'s, A>,
-    live: Live,
+struct SelectWorker<'s, A: Real> {
+    gemm: TileGemm<'s, A>,
+    mask: TileMask,
     queries: Buffer<'s, A>,
     tile: Buffer<'s, A>,
     /// Whole rows of scores.
@@ -96,22 +96,22 @@ struct Worker<'s, A: Real> {
     key: Buffer<'s, A>,
 }
 
-fn run<T: Element>(problem: &Problem<'_, T>, to: &Selected<'_, T>, scratch: &Scratch<T::Acc>, threads: usize) {
-    let compared = Compared::new(problem, scratch, threads);
+fn run<T: Element>(problem: &Problem<'_, T>, to: &SelectionWriter<'_, T>, scratch: &Scratch<T::Acc>, threads: usize) {
+    let operands = ScoreOperands::new(problem, scratch, threads);
     let ops = TileOps::new(problem);
     let plan = Plan::natural(Rule::of(problem), &problem.scene);
     let piece = &plan.pieces[0];
     let heads = problem.heads;
-    let mut room = Room::new(scratch, ops.arithmetic, piece, problem.b * heads.key, problem.width, problem.dv);
-    let values = Operand::Given(problem.inputs.v);
-    let blocks = KeyBlocks::new(piece, compared.keys(problem), values, heads.key, &mut room);
+    let mut buffers = KeyBuffers::new(scratch, ops.arithmetic, piece, problem.b * heads.key, problem.width, problem.dv);
+    let values = Operand::Input(problem.inputs.v);
+    let blocks = KeyBlocks::new(piece, operands.keys(problem), values, heads.key, &mut buffers);
     let (row, value_row) = (padded::<T::Acc>(problem.m).max(T::Acc::LANES), padded::<T::Acc>(problem.dv));
     // As many rows at once as keep their scores in the second-level cache.
-    let at_once = (WHOLE_ROWS / row).clamp(1, QUERIES);
+    let at_once = (SELECT_SCORES / row).clamp(1, QUERIES);
     let groups = problem.n.div_ceil(at_once);
-    let worker = || Worker {
-        desk: ops.desk(scratch),
-        live: Live::default(),
+    let worker = || SelectWorker {
+        gemm: ops.tile_gemm(scratch),
+        mask: TileMask::default(),
         queries: scratch.take(at_once * ops.query_row),
         tile: scratch.take(at_once * KEYS),
         scores: scratch.take(at_once * row),
@@ -125,16 +125,16 @@ fn run<T: Element>(problem: &Problem<'_, T>, to: &Selected<'_, T>, scratch: &Scr
         let rows: Vec<RowAt> = (group * at_once..((group + 1) * at_once).min(problem.n))
             .map(|i| RowAt { b, h, i, p: problem.scene.place(b, i) })
             .collect();
-        score_rows(&ops, piece, compared.queries(problem), &blocks, &rows, row, worker);
+        score_rows(&ops, piece, operands.queries(problem), &blocks, &rows, row, worker);
         for (r, at) in rows.iter().enumerate() {
-            let Worker { desk, scores, copy, values, kept, key, .. } = &mut *worker;
+            let SelectWorker { gemm, scores, copy, values, kept, key, .. } = &mut *worker;
             let scores = &mut scores[r * row..][..row];
-            let reader = Reader { source: problem.inputs.v, b, head: h / heads.group, key };
+            let reader = ValueReader { source: problem.inputs.v, b, head: h / heads.group, key };
             values.fill(T::Acc::ZERO);
             kept.fill(T::Acc::ZERO);
             match problem.attention.select {
                 Select::Hard(choice) => {
-                    hard(&ops, desk, choice, at, scores, copy, reader, &blocks, piece, values, kept, to)
+                    hard(&ops, gemm, choice, at, scores, copy, reader, &blocks, piece, values, kept, to)
                 }
                 Select::TopK(_) => top_k(&ops, at, scores, copy, reader, values, to),
                 Select::Sparsemax => sparsemax(at, scores, reader, values, kept, to),
@@ -156,22 +156,22 @@ fn score_rows<T: Element>(
     blocks: &KeyBlocks<'_, T>,
     rows: &[RowAt],
     row: usize,
-    worker: &mut Worker<'_, T::Acc>,
+    worker: &mut SelectWorker<'_, T::Acc>,
 ) {
-    let Worker { desk, live, queries: q, tile, scores, .. } = worker;
+    let SelectWorker { gemm, mask, queries: q, tile, scores, .. } = worker;
     let (b, key_head) = (rows[0].b, rows[0].h / ops.problem.heads.group);
     scores.fill(T::Acc::NEG_INFINITY);
-    let finite = desk.load_left(queries, rows.iter().map(|at| (b, at.h, at.i)), q);
+    let finite = gemm.pack_a(queries, rows.iter().map(|at| (b, at.h, at.i)), q);
     for key_tile in piece.key_tiles() {
         let verdict = piece.verdict_of_rows(&ops.problem.scene, rows, key_tile);
         if verdict == crate::exact::plan::rule::Verdict::Empty {
             continue;
         }
         let keys = piece.tile_keys(b, key_head, key_tile);
-        ops.live(piece, &keys, verdict, rows, live);
-        let columns = blocks.keys(b, key_head, key_tile, desk);
-        ops.raw(desk, (q, finite), columns, keys.len, (live, 0..rows.len()), tile);
-        ops.finish_all(&keys, live, rows, tile);
+        ops.tile_mask(piece, &keys, verdict, rows, mask);
+        let columns = blocks.keys(b, key_head, key_tile, gemm);
+        ops.raw(gemm, (q, finite), columns, keys.len, (mask, 0..rows.len()), tile);
+        ops.finish_all(&keys, mask, rows, tile);
         for r in 0..rows.len() {
             scores[r * row + keys.start..][..keys.len].copy_from_slice(&tile[r * KEYS..][..keys.len]);
         }
@@ -179,14 +179,14 @@ fn score_rows<T: Element>(
 }
 
 /// Reads values one key at a time.
-struct Reader<'a, 'b, T: Element> {
+struct ValueReader<'a, 'b, T: Element> {
     source: Source<'a, T>,
     b: usize,
     head: usize,
     key: &'b mut [T::Acc],
 }
 
-impl<T: Element> Reader<'_, '_, T> {
+impl<T: Element> ValueReader<'_, '_, T> {
     /// Adds `weight` times the value of a key.
     fn add(&mut self, j: usize, weight: T::Acc, to: &mut [T::Acc]) {
         self.source.load_row(self.b, self.head, j, self.key);
@@ -195,30 +195,30 @@ impl<T: Element> Reader<'_, '_, T> {
 }
 
 /// The maximum, sum and moment of a whole row of scores, which become `exp(score − max)`.
-fn soften<A: Real>(isa: qkv_simd::Isa, scores: &mut [A]) -> [A; 3] {
-    let (mut max, mut sum, mut moment, mut factor) = ([A::NEG_INFINITY], [A::ZERO], [A::ZERO], [A::ONE]);
-    let running = Running { max: &mut max, sum: &mut sum, moment: &mut moment, factor: &mut factor };
+fn softmax_row<A: Real>(isa: qkv_simd::Isa, scores: &mut [A]) -> [A; 3] {
+    let (mut max, mut sum, mut entropy_acc, mut factor) = ([A::NEG_INFINITY], [A::ZERO], [A::ZERO], [A::ONE]);
+    let running = Running { max: &mut max, sum: &mut sum, entropy_acc: &mut entropy_acc, factor: &mut factor };
     let width = scores.len();
-    softmax(isa, scores, width, 1, width, Exponential { scale: A::ONE, spans: &[], sharp: true }, running);
-    [max[0], sum[0], moment[0]]
+    softmax(isa, scores, width, 1, width, Exponential { scale: A::ONE, spans: &[], accurate_exp: true }, running);
+    [max[0], sum[0], entropy_acc[0]]
 }
 
 /// The key with the largest score, noise included; `powers` are the scores as `exp(score − max)`.
 ///
 /// The noise of a key is `−ln(−ln u)`. Since `−ln u ≥ 1 − u`, a key can only win if `1 − u` is below its power times
 /// `exp(max − best)`: most are passed over without a logarithm.
-fn pick<A: Real>(seed: Option<u64>, at: &RowAt, scores: &[A], powers: &[A], max: A) -> Option<usize> {
+fn gumbel_argmax<A: Real>(seed: Option<u64>, at: &RowAt, scores: &[A], powers: &[A], max: A) -> Option<usize> {
     let mut best: Option<(f64, usize)> = None;
     let mut limit = f64::INFINITY;
     for (group, some) in scores.chunks(4).enumerate() {
         let words = seed.map(|seed| philox::words(seed, at.b, at.h, at.i, group));
         for (x, &score) in some.iter().enumerate() {
             let j = group * 4 + x;
-            let hopeless = words.is_some_and(|words| {
+            let cannot_win = words.is_some_and(|words| {
                 let missing = 1.0 - uniform(words[x]);
                 missing > powers[j].to_f64() * limit * (1.0 + 1e-5) + 1e-30
             });
-            if score == A::NEG_INFINITY || hopeless {
+            if score == A::NEG_INFINITY || cannot_win {
                 continue;
             }
             let noisy = score.to_f64() + words.map_or(0.0, |words| gumbel(words[x]));
@@ -234,21 +234,21 @@ fn pick<A: Real>(seed: Option<u64>, at: &RowAt, scores: &[A], powers: &[A], max:
 #[allow(clippy::too_many_arguments)]
 fn hard<T: Element>(
     ops: &TileOps<'_, T>,
-    desk: &mut Desk<'_, T::Acc>,
+    gemm: &mut TileGemm<'_, T::Acc>,
     choice: Choice,
     at: &RowAt,
     scores: &mut [T::Acc],
     copy: &mut [T::Acc],
-    mut reader: Reader<'_, '_, T>,
+    mut reader: ValueReader<'_, '_, T>,
     blocks: &KeyBlocks<'_, T>,
     piece: &Piece,
     values: &mut [T::Acc],
     kept: &mut [T::Acc],
-    to: &Selected<'_, T>,
+    to: &SelectionWriter<'_, T>,
 ) {
     copy.copy_from_slice(scores);
-    let [max, sum, moment] = soften(ops.isa, scores);
-    let picked = pick(choice.sample.then(|| ops.problem.seed()), at, copy, scores, max).map(|j| (j, copy[j]));
+    let [max, sum, entropy_acc] = softmax_row(ops.isa, scores);
+    let picked = gumbel_argmax(choice.sample.then(|| ops.problem.seed()), at, copy, scores, max).map(|j| (j, copy[j]));
     let lse = if picked.is_none() { T::Acc::NEG_INFINITY } else { max + sum.ln() };
     if let Some((j, _)) = picked {
         reader.add(j, T::Acc::ONE, values);
@@ -257,7 +257,7 @@ fn hard<T: Element>(
         let row = padded::<T::Acc>(ops.problem.dv);
         for tile in piece.key_tiles() {
             let keys: TileKeys<'_> = piece.tile_keys(at.b, reader.head, tile);
-            let (value_rows, finite) = blocks.values(at.b, reader.head, tile, desk);
+            let (value_rows, finite) = blocks.values(at.b, reader.head, tile, gemm);
             let multiply = if finite { product } else { product_skipping_zeros };
             let (p, v) = (Matrix::rows(&scores[keys.start..], scores.len()), Panels::rows(value_rows, row));
             multiply(ops.isa, Target::add_partial(kept, row), p, v, 1, row / T::Acc::LANES, keys.len);
@@ -270,7 +270,7 @@ fn hard<T: Element>(
     to.log_prob.as_ref().expect("and says how likely that was").write(at.b, at.h, at.i, &[log_prob]);
     to.lse.write(at.b, at.h, at.i, &[lse]);
     if let Some(entropy) = &to.entropy {
-        let of_row = if sum == T::Acc::ZERO { sum } else { (lse - max) - moment / sum };
+        let of_row = if sum == T::Acc::ZERO { sum } else { (lse - max) - entropy_acc / sum };
         entropy.write(at.b, at.h, at.i, &[of_row]);
     }
 }
@@ -280,9 +280,9 @@ fn top_k<T: Element>(
     at: &RowAt,
     scores: &mut [T::Acc],
     copy: &mut [T::Acc],
-    mut reader: Reader<'_, '_, T>,
+    mut reader: ValueReader<'_, '_, T>,
     values: &mut [T::Acc],
-    to: &Selected<'_, T>,
+    to: &SelectionWriter<'_, T>,
 ) {
     let chosen = to.chosen.as_ref().expect("top-k chooses");
     let k = chosen.shape()[3];
@@ -303,7 +303,7 @@ fn top_k<T: Element>(
         ties -= usize::from(order.is_eq());
         keys.push(j as f64);
     }
-    let [max, sum, _] = soften(ops.isa, scores);
+    let [max, sum, _] = softmax_row(ops.isa, scores);
     for &j in &keys {
         reader.add(j as usize, scores[j as usize] / sum, values);
     }
@@ -316,10 +316,10 @@ fn top_k<T: Element>(
 fn sparsemax<T: Element>(
     at: &RowAt,
     scores: &mut [T::Acc],
-    mut reader: Reader<'_, '_, T>,
+    mut reader: ValueReader<'_, '_, T>,
     values: &mut [T::Acc],
     kept: &mut [T::Acc],
-    to: &Selected<'_, T>,
+    to: &SelectionWriter<'_, T>,
 ) {
     let one = T::Acc::ONE;
     let most = scores.iter().fold(T::Acc::NEG_INFINITY, |a, &s| if s > a || s.is_nan() { s } else { a });
@@ -349,12 +349,12 @@ fn sparsemax<T: Element>(
 }
 
 /// How final scores become the weights that are looked at.
-pub(crate) struct Weighing<'a, T: Element> {
+pub(crate) struct FinalWeights<'a, T: Element> {
     pub ops: &'a TileOps<'a, T>,
     pub out: &'a Output<T>,
 }
 
-impl<T: Element> Weighing<'_, T> {
+impl<T: Element> FinalWeights<'_, T> {
     /// Turns a tile of finished scores into weights.
     pub fn apply(&self, rows: &[RowAt], keys: &TileKeys<'_>, scores: &mut [T::Acc]) {
         let width = padded::<T::Acc>(keys.len);

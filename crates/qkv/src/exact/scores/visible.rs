@@ -1,27 +1,31 @@
 //! The part of a tile that its rows see, in panels of keys.
 
 use crate::exact::gemm::Arithmetic;
-use crate::tuning::{PAIR_ROWS, SPAN_ROWS};
+use crate::tuning::{BF16_ROWS, SPAN_ROWS};
 use qkv_simd::Real;
 use qkv_simd::tile::Span;
 use std::ops::Range;
 
 /// Which panels of a tile there are, and which of them each row sees; no spans means all.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Extent<'a> {
+pub(crate) struct VisiblePanels<'a> {
     pub panels: usize,
     pub spans: &'a [Span],
 }
 
-impl<'a> Extent<'a> {
+impl<'a> VisiblePanels<'a> {
     /// The panels that any row sees.
-    pub fn whole(self, rows: usize) -> Span {
+    pub fn union(self, rows: usize) -> Span {
         let all = Span { start: 0, end: self.panels as u16 };
         if self.spans.is_empty() { all } else { self.spans[..rows].iter().copied().fold(Span::default(), Span::join) }
     }
 
     /// Strips of keys with the rows that any of them is seen by.
-    pub fn columns<A: Real>(self, rows: usize, keys: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + 'a {
+    pub fn key_strips<A: Real>(
+        self,
+        rows: usize,
+        keys: usize,
+    ) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + 'a {
         let size = if self.spans.is_empty() { keys.max(1) } else { A::LANES };
         (0..keys).step_by(size).filter_map(move |start| {
             let strip = start..(start + size).min(keys);
@@ -34,12 +38,12 @@ impl<'a> Extent<'a> {
     }
 
     /// Strips of rows with the panels that any of them sees, which may be none.
-    pub fn strips(self, rows: usize, arithmetic: Arithmetic) -> impl Iterator<Item = (Range<usize>, Span)> + 'a {
+    pub fn row_strips(self, rows: usize, arithmetic: Arithmetic) -> impl Iterator<Item = (Range<usize>, Span)> + 'a {
         let all = Span { start: 0, end: self.panels as u16 };
         let size = match arithmetic {
             _ if self.spans.is_empty() => rows.max(1),
             Arithmetic::Native => SPAN_ROWS,
-            Arithmetic::Bf16 | Arithmetic::Bf16x3 => PAIR_ROWS,
+            Arithmetic::Bf16 | Arithmetic::Bf16x3 => BF16_ROWS,
         };
         (0..rows).step_by(size).map(move |start| {
             let strip = start..(start + size).min(rows);

@@ -9,7 +9,7 @@ use qkv_simd::shared::{Rows, for_each_task};
 use qkv_simd::{Element, Real, View, ViewMut, padded};
 
 /// What one piece leaves: the gradients of its queries, keys and values in its own order, and small sums of its tasks.
-pub(super) struct Part<'s, A: Real> {
+pub(super) struct PieceGradients<'s, A: Real> {
     pub query_places: Places,
     pub key_places: Places,
     /// Tiles of queries, each of [`QUERIES`] padded rows.
@@ -28,11 +28,14 @@ pub(super) struct Part<'s, A: Real> {
 }
 
 /// The gradients of centres in the natural order, `[B, Hq, N]`: the pieces added up.
-pub(super) fn center_gradient<T: Element>(problem: &Problem<'_, T>, parts: &[Part<'_, T::Acc>]) -> Vec<T::Acc> {
+pub(super) fn center_gradient<T: Element>(
+    problem: &Problem<'_, T>,
+    parts: &[PieceGradients<'_, T::Acc>],
+) -> Vec<T::Acc> {
     let (heads, n) = (problem.heads.query, problem.n);
     let of = |at: usize| {
         let (b, h, i) = (at / (heads * n), at / n % heads, at % n);
-        let part = |part: &Part<'_, T::Acc>| {
+        let part = |part: &PieceGradients<'_, T::Acc>| {
             let place = part.query_places.of(b, h, i)?;
             Some(part.centers[(b * heads + h) * part.query_tiles * QUERIES + place])
         };
@@ -41,23 +44,23 @@ pub(super) fn center_gradient<T: Element>(problem: &Problem<'_, T>, parts: &[Par
     (0..problem.b * heads * n).map(of).collect()
 }
 
-/// Which gradient is put together from the parts.
+/// GradientOf gradient is put together from the parts.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Which {
+pub(super) enum GradientOf {
     Queries,
     Keys,
     Values,
 }
 
 /// A gradient in the natural order: the only part's own memory, or the sum of several.
-pub(super) struct Gathered<'a, A: Real> {
+pub(super) struct GatheredGradient<'a, A: Real> {
     one: Option<&'a [A]>,
     sum: Buffer<'a, A>,
     shape: [usize; 4],
     strides: [isize; 4],
 }
 
-impl<A: Real> Gathered<'_, A> {
+impl<A: Real> GatheredGradient<'_, A> {
     pub fn view(&self) -> View<'_, A> {
         View::strided(self.one.unwrap_or(&self.sum), 0, self.shape, self.strides).expect("as long as its shape")
     }
@@ -80,29 +83,29 @@ impl<A: Real> Gathered<'_, A> {
 }
 
 /// Adds up the parts of a gradient, row by row, in the order of the pieces.
-pub(super) fn gathered<'a, T: Element>(
+pub(super) fn gather_gradient<'a, T: Element>(
     problem: &Problem<'_, T>,
-    parts: &'a [Part<'_, T::Acc>],
-    which: Which,
+    parts: &'a [PieceGradients<'_, T::Acc>],
+    which: GradientOf,
     scratch: &'a Scratch<T::Acc>,
     threads: usize,
-) -> Gathered<'a, T::Acc> {
-    let heads = if which == Which::Queries { problem.heads.query } else { problem.heads.key };
-    let len = if which == Which::Queries { problem.n } else { problem.m };
-    let width = if which == Which::Values { problem.dv } else { problem.width };
+) -> GatheredGradient<'a, T::Acc> {
+    let heads = if which == GradientOf::Queries { problem.heads.query } else { problem.heads.key };
+    let len = if which == GradientOf::Queries { problem.n } else { problem.m };
+    let width = if which == GradientOf::Values { problem.dv } else { problem.width };
     let row = padded::<T::Acc>(width);
     let shape = [problem.b, heads, len, width];
     // Where rows lie in a part: how many a head has, and which memory.
-    let of = |part: &'a Part<'_, T::Acc>| match which {
-        Which::Queries => (part.query_tiles * QUERIES, &part.queries[..], &part.query_places),
-        Which::Keys => (part.key_count, &part.keys[..], &part.key_places),
-        Which::Values => (part.key_count, &part.values[..], &part.key_places),
+    let of = |part: &'a PieceGradients<'_, T::Acc>| match which {
+        GradientOf::Queries => (part.query_tiles * QUERIES, &part.queries[..], &part.query_places),
+        GradientOf::Keys => (part.key_count, &part.keys[..], &part.key_places),
+        GradientOf::Values => (part.key_count, &part.values[..], &part.key_places),
     };
     let strides = |per_head: usize| [heads * per_head * row, per_head * row, row, 1].map(|x| x as isize);
     if let [part] = parts {
         let (per_head, data, _) = of(part);
-        debug_assert!(which != Which::Queries || part.query_row == row);
-        return Gathered { one: Some(data), sum: scratch.take(0), shape, strides: strides(per_head) };
+        debug_assert!(which != GradientOf::Queries || part.query_row == row);
+        return GatheredGradient { one: Some(data), sum: scratch.take(0), shape, strides: strides(per_head) };
     }
     let mut sum = scratch.zeros(problem.b * heads * len * row);
     {
@@ -126,5 +129,5 @@ pub(super) fn gathered<'a, T: Element>(
             },
         );
     }
-    Gathered { one: None, sum, shape, strides: strides(len) }
+    GatheredGradient { one: None, sum, shape, strides: strides(len) }
 }
