@@ -2,7 +2,7 @@
 
 use crate::loops::{self, Loop};
 use qkv_simd::Isa;
-use qkv_simd::matmul::{Operand, Packed, matmul_bf16};
+use qkv_simd::matmul::{Operand, PackBuffers, matmul_bf16};
 use qkv_simd::pass::Smooth;
 use qkv_simd::quantized::QuantizedMatrix;
 
@@ -19,7 +19,7 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
         _a: Operand<'_, Self>,
         _b: Operand<'_, Self>,
         _add: bool,
-        _packed: &mut Packed,
+        _packed: &mut PackBuffers,
         _threads: usize,
     ) -> bool {
         false
@@ -55,7 +55,7 @@ impl Float for f32 {
         a: Operand<'_, f32>,
         b: Operand<'_, f32>,
         add: bool,
-        packed: &mut Packed,
+        packed: &mut PackBuffers,
         threads: usize,
     ) -> bool {
         matmul_bf16(isa, c, a, b, add, packed, threads)

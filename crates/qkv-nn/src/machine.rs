@@ -3,7 +3,7 @@
 use crate::float::Float;
 use crate::loops::Loop;
 use qkv_simd::Isa;
-use qkv_simd::matmul::{Operand, Packed, matmul};
+use qkv_simd::matmul::{Operand, PackBuffers, matmul};
 use qkv_simd::pass::Pass;
 use qkv_simd::quantized::QuantizedMatrix;
 use rayon::prelude::*;
@@ -27,7 +27,7 @@ pub struct Machine {
     threads: usize,
     isa: Isa,
     precision: Precision,
-    packed: Mutex<Packed>,
+    packed: Mutex<PackBuffers>,
 }
 
 /// Elements below which a task is not worth another thread.

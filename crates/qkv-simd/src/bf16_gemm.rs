@@ -1,12 +1,14 @@
-//! Products of bf16 with sums in f32: `C += A · B` on the tile unit (AMX), or by the pair products of AVX-512.
+//! bf16 matrix products accumulated in f32: `C += A · B` with AMX (`TDPBF16PS`) or AVX-512 (`VDPBF16PS`).
 //!
-//! Both take two numbers of the depth at a time, so the right operand lies in *blocks*: [`DEPTH`] numbers deep and
-//! [`SIDE`] wide, pairs of the depth side by side. The left operand is plain rows. Four ways lead there, all from plain rows
-//! of bf16 or from a tile of f32: as they are, transposed, and either of the two for the other side.
+//! Both instructions take two elements of the depth at a time, so the right operand is packed into *blocks* that are
+//! [`DEPTH`] deep and [`SIDE`] wide, with pairs of the depth interleaved. The left operand is plain rows. The functions
+//! here pack either operand from rows of bf16 or from a tile of f32, as they are or transposed.
 //!
-//! An element of `C` is a function of its row of `A`, its column of `B` and the chunks of the depth alone: its bits do not
-//! depend on how rows and panels were blocked. They do depend on the unit, as those of f32 do on the instruction set.
+//! An element of `C` is a pure function of its row of `A`, its column of `B` and the range of chunks: its bits do not depend
+//! on how rows and panels were blocked. They do depend on the unit, as f32 bits depend on the instruction set.
 
+#[cfg(target_arch = "x86_64")]
+use crate::amx::Tiles;
 use crate::isa::{Isa, Level};
 use crate::number::Real;
 use crate::product::{Target, Update};
@@ -23,43 +25,43 @@ mod softmax_gradient;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-/// Numbers of the depth in a block: what the tile unit takes in one step.
+/// Depth of a block: what AMX takes in one step.
 pub const DEPTH: usize = 32;
 
 /// Columns of a block, and rows of `C` that are computed together.
 pub const SIDE: usize = 16;
 
-/// Numbers in a block.
+/// Elements of a block.
 pub const BLOCK: usize = DEPTH * SIDE;
 
-/// Memory of sums, seen as bf16: two for each 32 bits.
+/// Accumulator memory viewed as bf16: two per 32 bits.
 pub fn as_bf16<A: Real>(data: &[A]) -> &[bf16] {
-    // SAFETY: any bits are a bf16, its alignment is less, and the length is that of the same bytes.
+    // SAFETY: any bits are a bf16, whose alignment is smaller, and the length covers the same bytes.
     unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data) / 2) }
 }
 
-/// Memory of sums to be written as bf16.
+/// Accumulator memory, mutably viewed as bf16.
 pub fn as_bf16_mut<A: Real>(data: &mut [A]) -> &mut [bf16] {
-    // SAFETY: as in `as_bf16`; any bits that are written are numbers of the type of sums as well.
+    // SAFETY: as in `as_bf16`; any bits that are written are valid accumulators as well.
     unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(data) / 2) }
 }
 
-/// Memory of sums that are f32, as what they are.
+/// Mutable accumulators that are f32, as f32.
 ///
 /// # Panics
-/// Where sums are made in another type.
+/// If the accumulator type is f64.
 pub fn as_f32_mut<A: Real>(data: &mut [A]) -> &mut [f32] {
-    assert_eq!(size_of::<A>(), size_of::<f32>(), "sums of pairs are made in f32");
-    // SAFETY: of the two types of sums, f32 is the one of this size.
+    assert_eq!(size_of::<A>(), size_of::<f32>(), "bf16 products accumulate in f32");
+    // SAFETY: of the two accumulator types, f32 is the one of this size.
     unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), data.len()) }
 }
 
-/// [`as_f32_mut`] to be read.
+/// Accumulators that are f32, as f32.
 ///
 /// # Panics
-/// Where sums are made in another type.
+/// If the accumulator type is f64.
 pub fn as_f32<A: Real>(data: &[A]) -> &[f32] {
-    assert_eq!(size_of::<A>(), size_of::<f32>(), "sums of pairs are made in f32");
+    assert_eq!(size_of::<A>(), size_of::<f32>(), "bf16 products accumulate in f32");
     // SAFETY: as in `as_f32_mut`.
     unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), data.len()) }
 }
@@ -69,110 +71,84 @@ pub const fn padded_depth(depth: usize) -> usize {
     depth.div_ceil(DEPTH).saturating_mul(DEPTH)
 }
 
-/// The numbers that a right operand of that depth and width takes.
+/// Elements of a packed right operand of this depth and width.
 pub const fn packed_b_len(depth: usize, width: usize) -> usize {
     padded_depth(depth).saturating_mul(width.div_ceil(SIDE)).saturating_mul(SIDE)
 }
 
-/// Rows at distance `row`, zeros from the end of the depth to the end of its last chunk.
+/// The left operand: rows at distance `row`, with zeros from the end of the depth to the end of its last chunk.
 #[derive(Clone, Copy, Debug)]
 pub struct PackedA<'a> {
-    /// The numbers.
+    /// The elements.
     pub data: &'a [bf16],
-    /// From one row to the next.
+    /// The distance between rows.
     pub row: usize,
 }
 
-/// Blocks, all of the first panel and then of the next.
+/// The right operand: blocks, panel by panel.
 #[derive(Clone, Copy, Debug)]
 pub struct PackedB<'a> {
-    /// The numbers.
+    /// The elements.
     pub data: &'a [bf16],
     /// Blocks in a panel.
     pub chunks: usize,
-    /// Whether it is read on its way past, and the first-level cache is better left to others. Where the unit has a way to say so.
+    /// Whether AMX loads it non-temporally, which keeps the first-level cache for the other operands.
     pub non_temporal: bool,
 }
 
-/// One chunk of two right operands of as many chunks, which is made from the rows of a tile.
+/// Where [`Bf16Gemm::softmax_gradient`] writes: one chunk of two right operands.
 #[derive(Debug)]
-pub struct Blocks<'a> {
+pub struct GradientOperands<'a> {
     /// The blocks of the weights.
     pub weights: &'a mut [bf16],
-    /// The blocks of the gradients of scores.
+    /// The blocks of the gradients of the scores.
     pub grads: &'a mut [bf16],
     /// Blocks in a panel.
     pub chunks: usize,
-    /// The one that is made.
+    /// The chunk to write.
     pub chunk: usize,
 }
 
-/// The unit that multiplies pairs, ready on this thread for as long as this lives.
+/// bf16 matrix products on this thread. With AMX it holds the thread's tile configuration for as long as it lives.
 #[derive(Debug)]
 pub struct Bf16Gemm {
     unit: Unit,
-    /// The tile unit is set up for one thread.
+    /// Tiles are configured for one thread.
     here: PhantomData<*const ()>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum Unit {
+    /// `VDPBF16PS` of AVX-512.
     Dots,
-    Tiles,
-}
-
-#[cfg(target_arch = "x86_64")]
-thread_local! {
-    /// How many `Bf16Gemm` of this thread hold the tile unit.
-    static HOLDERS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
-}
-
-impl Drop for Bf16Gemm {
-    fn drop(&mut self) {
-        #[cfg(target_arch = "x86_64")]
-        if self.unit == Unit::Tiles {
-            let left = HOLDERS.get() - 1;
-            HOLDERS.set(left);
-            if left == 0 {
-                // SAFETY: the unit was set up on this thread, and nobody here relies on it any more.
-                unsafe { x86::release() };
-            }
-        }
-    }
-}
-
-/// Whether this CPU has the tile unit and the system lets this process use it. Asks the system, which is what it wants.
-#[cfg(target_arch = "x86_64")]
-pub(crate) fn tiles_allowed() -> bool {
-    x86::allowed()
+    /// `TDPBF16PS` of AMX.
+    #[cfg(target_arch = "x86_64")]
+    Amx(#[allow(dead_code)] Tiles),
 }
 
 impl Bf16Gemm {
-    /// Whether the instruction set multiplies pairs at all.
+    /// Whether the instruction set has bf16 products.
     pub fn available(isa: Isa) -> bool {
         cfg!(target_arch = "x86_64") && isa.level() >= Level::Avx512Bf16
     }
 
-    /// Makes the unit of the instruction set ready on this thread, if it has one.
+    /// Prepares this thread for bf16 products, if the instruction set has them.
     pub fn new(isa: Isa) -> Option<Bf16Gemm> {
-        let unit = if isa.level() == Level::Amx { Unit::Tiles } else { Unit::Dots };
-        #[cfg(target_arch = "x86_64")]
-        if unit == Unit::Tiles {
-            if HOLDERS.get() == 0 {
-                // SAFETY: an `Isa` of this level exists only where the CPU has the unit and the system allowed it.
-                unsafe { x86::configure() };
-            }
-            HOLDERS.set(HOLDERS.get() + 1);
-        }
+        let unit = match isa.level() {
+            // SAFETY: an `Isa` of this level exists only where the CPU has AMX and the system permitted it.
+            #[cfg(target_arch = "x86_64")]
+            Level::Amx => Unit::Amx(unsafe { Tiles::new() }),
+            _ => Unit::Dots,
+        };
         Bf16Gemm::available(isa).then_some(Bf16Gemm { unit, here: PhantomData })
     }
 
-    /// `C = A · B` or `C += A · B` over some panels of `C` and some chunks of the depth. Rows are computed in whole
-    /// [`SIDE`]s: `A` and `C` have memory for these, and what `C` holds beyond the last row that is asked for may be
-    /// overwritten with anything.
+    /// `C = A · B` or `C += A · B`, over a range of panels of `C` and a range of chunks of the depth. Rows are computed in
+    /// multiples of [`SIDE`]: `A` and `C` must have memory for these, and the rows of `C` beyond `rows` may be overwritten
+    /// with anything.
     ///
     /// # Panics
-    /// Where a slice is too short for what is asked, or a sum from zero is to be added, which the tile unit has no way for.
+    /// If a slice is too short, or the update is [`Update::AddPartial`], which AMX cannot do.
     pub fn product(
         &self,
         c: Target<'_, f32>,
@@ -185,7 +161,7 @@ impl Bf16Gemm {
         if rows == 0 || panels.is_empty() {
             return;
         }
-        assert!(c.update != Update::AddPartial, "sums of pairs begin anew or with what is there");
+        assert!(c.update != Update::AddPartial, "bf16 products overwrite or accumulate");
         let rows = rows.div_ceil(SIDE).saturating_mul(SIDE);
         let (depth, width) = (chunks.end.saturating_mul(DEPTH), panels.end.saturating_mul(SIDE));
         assert!(c.row >= width && c.data.len() >= span(rows, c.row, width), "C is too short");
@@ -193,42 +169,42 @@ impl Bf16Gemm {
         let blocks = panels.end.saturating_mul(b.chunks);
         assert!(chunks.end <= b.chunks && b.data.len() >= blocks.saturating_mul(BLOCK), "B is too short");
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: every row, panel and chunk lies inside its slice, as just checked; `self` exists only where the unit does,
-        // and is set up on this thread, which it cannot leave.
+        // SAFETY: every row, panel and chunk lies inside its slice, as just checked; `self` exists only where the CPU has the
+        // instructions, and AMX tiles are configured on this thread, which `self` cannot leave.
         unsafe {
             match self.unit {
-                Unit::Tiles => x86::tiles(c, a, b, rows, panels, chunks),
+                Unit::Amx(_) => x86::amx(c, a, b, rows, panels, chunks),
                 Unit::Dots => x86::dots(c, a, b, rows, panels, chunks),
             }
         }
     }
 
-    /// The right operand whose columns are these rows: `count` rows at distance `row`, of which `chunks` whole chunks are its
-    /// depth. Columns beyond the last row become zero.
+    /// Packs `B = rowsᵀ`: `count` rows at distance `row` become its columns, and `chunks` chunks of each row its depth.
+    /// Columns beyond the last row are zero.
     ///
     /// # Panics
-    /// Where a slice is too short.
+    /// If a slice is too short.
     pub fn pack_b_transposed(&self, rows: &[bf16], row: usize, count: usize, chunks: usize, out: &mut [bf16]) {
         let depth = chunks.saturating_mul(DEPTH);
         assert!(row >= depth && rows.len() >= span(count, row, depth), "the rows are too short");
-        assert!(out.len() >= packed_b_len(depth, count), "no room for the blocks");
+        assert!(out.len() >= packed_b_len(depth, count), "too little memory for the blocks");
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
+        // SAFETY: the lengths were checked; `self` exists only where the CPU has the instructions.
         unsafe {
             x86::pack_b_transposed(rows, row, count, chunks, out);
         }
     }
 
-    /// Copies, and says whether all of it is finite.
+    /// Copies, and returns whether everything is finite.
     ///
     /// # Panics
-    /// Where the two differ in length.
-    pub fn copy(&self, from: &[bf16], to: &mut [bf16]) -> bool {
+    /// If the two differ in length.
+    pub fn copy_checking_finite(&self, from: &[bf16], to: &mut [bf16]) -> bool {
         assert_eq!(from.len(), to.len());
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `self` exists only where the instruction set does.
+        // SAFETY: `self` exists only where the CPU has the instructions.
         unsafe {
-            x86::copy(from, to)
+            x86::copy_checking_finite(from, to)
         }
         #[cfg(not(target_arch = "x86_64"))]
         {
@@ -237,29 +213,28 @@ impl Bf16Gemm {
         }
     }
 
-    /// The right operand whose rows are these: `count` rows at distance `row` are its depth, `panels` panels of them its
-    /// width. Says whether all of them are finite.
+    /// Packs `B = rows`: `count` rows at distance `row` become its depth, and `panels` panels of each row its width.
+    /// Returns whether everything is finite.
     ///
     /// # Panics
-    /// Where a slice is too short.
+    /// If a slice is too short.
     pub fn pack_b(&self, rows: &[bf16], row: usize, count: usize, panels: usize, out: &mut [bf16]) -> bool {
         let width = panels.saturating_mul(SIDE);
         assert!(row >= width && rows.len() >= span(count, row, width), "the rows are too short");
-        assert!(out.len() >= packed_b_len(count, width), "no room for the blocks");
+        assert!(out.len() >= packed_b_len(count, width), "too little memory for the blocks");
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
+        // SAFETY: the lengths were checked; `self` exists only where the CPU has the instructions.
         unsafe {
             x86::pack_b(rows, row, count, panels, out)
         }
         #[cfg(not(target_arch = "x86_64"))]
-        unreachable!("nothing multiplies pairs on this architecture")
+        unreachable!("no bf16 products on this architecture")
     }
 
-    /// The left operand whose columns are these rows, or whole chunks of one: its rows, `panels` panels of them, lie `chunks` chunks
-    /// apart.
+    /// Packs `A = rowsᵀ`, or whole chunks of its depth: the rows of `A`, `panels` panels of them, lie `chunks` chunks apart.
     ///
     /// # Panics
-    /// Where a slice is too short.
+    /// If a slice is too short.
     pub fn pack_a_transposed(
         &self,
         rows: &[bf16],
@@ -271,37 +246,37 @@ impl Bf16Gemm {
     ) {
         let (width, apart) = (panels.saturating_mul(SIDE), chunks.saturating_mul(DEPTH));
         assert!(row >= width && rows.len() >= span(count, row, width), "the rows are too short");
-        let room = apart >= padded_depth(count) && out.len() >= span(width, apart, padded_depth(count));
-        assert!(room || panels == 0, "no room for the rows");
+        let fits = apart >= padded_depth(count) && out.len() >= span(width, apart, padded_depth(count));
+        assert!(fits || panels == 0, "too little memory for the rows");
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
+        // SAFETY: the lengths were checked; `self` exists only where the CPU has the instructions.
         unsafe {
             x86::pack_a_transposed(rows, row, count, panels, out, chunks);
         }
     }
 
-    /// Rounds rows of f32 in place: afterwards each row is `width` bf16 at the start of its memory, and zeros to the end of
-    /// the chunk.
+    /// Rounds rows of f32 to bf16 in place: each row becomes `width` bf16 at the start of its memory, with zeros to the end
+    /// of the chunk.
     ///
     /// # Panics
-    /// Where the tile is too short, or the width is not whole panels.
+    /// If the tile is too short, or the width is not a multiple of [`SIDE`].
     pub fn narrow_rows(&self, tile: &mut [f32], row: usize, rows: usize, width: usize) {
         assert!(
             width.is_multiple_of(SIDE) && row >= padded_depth(width) && tile.len() >= rows.saturating_mul(row),
             "the tile is too short"
         );
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
+        // SAFETY: the lengths were checked; `self` exists only where the CPU has the instructions.
         unsafe {
             x86::narrow_rows(tile, row, rows, width);
         }
     }
 
-    /// The [`softmax`](crate::tile::softmax) of a tile whose weights are then a left operand: each row becomes `width` bf16 at the
-    /// start of its memory, and zeros to the end of the chunk. The exponential is good to 18 bits, of which a bf16 keeps 8.
+    /// [`softmax`](crate::tile::softmax) of a tile whose weights become a left operand: each row becomes `width` bf16 at the
+    /// start of its memory, with zeros to the end of the chunk. The exponential is accurate to 18 bits; bf16 keeps 8.
     ///
     /// # Panics
-    /// Where a slice is too short, the width is not whole panels, or the scale is not positive.
+    /// If a slice is too short, the width is not whole panels, or the scale is not positive.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     pub fn softmax(
@@ -314,24 +289,24 @@ impl Bf16Gemm {
         running: Running<'_, f32>,
     ) {
         check_softmax(tile, row, rows, width, &how, &running);
-        assert!(row >= padded_depth(width) && how.scale > 0.0, "room for whole chunks, and a positive scale");
+        assert!(row >= padded_depth(width) && how.scale > 0.0, "memory for whole chunks, and a positive scale");
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
+        // SAFETY: the lengths were checked; `self` exists only where the CPU has the instructions.
         unsafe {
-            match (running.entropy_acc.is_empty(), self.unit) {
-                (true, Unit::Tiles) => softmax::softmax::<false, true>(tile, row, rows, width, how, running),
+            match (running.entropy_acc.is_empty(), &self.unit) {
+                (true, Unit::Amx(_)) => softmax::softmax::<false, true>(tile, row, rows, width, how, running),
                 (true, Unit::Dots) => softmax::softmax::<false, false>(tile, row, rows, width, how, running),
                 (false, _) => softmax::softmax::<true, false>(tile, row, rows, width, how, running),
             }
         }
     }
 
-    /// The [`softmax_gradient`](crate::tile::softmax_gradient), without an entropy, of up to [`DEPTH`] rows whose results are
-    /// then operands: weights and gradients of scores become a chunk of a right operand each, and each row of gradients becomes
-    /// `width` bf16 at the start of its memory, zeros to the end of the chunk.
+    /// [`softmax_gradient`](crate::tile::softmax_gradient), without an entropy term, of up to [`DEPTH`] rows whose results
+    /// become operands: the weights and the gradients of the scores each become one chunk of a right operand, and each row of
+    /// gradients becomes `width` bf16 at the start of its memory, with zeros to the end of the chunk.
     ///
     /// # Panics
-    /// Where a slice is too short, or the width is not whole panels.
+    /// If a slice is too short, or the width is not whole panels.
     #[allow(clippy::too_many_arguments)]
     pub fn softmax_gradient(
         &self,
@@ -342,26 +317,26 @@ impl Bf16Gemm {
         width: usize,
         how: Exponential<'_, f32>,
         of: RowGradient<'_, f32>,
-        into: Blocks<'_>,
+        into: GradientOperands<'_>,
     ) {
         check(scores, row, rows, width);
         check(grads, row, rows, width);
         assert!(
             rows <= DEPTH && row >= padded_depth(width) && grads.len() >= rows.saturating_mul(row),
-            "rows of a chunk, with room for whole chunks"
+            "at most a chunk of rows, with memory for whole chunks"
         );
         assert!(how.spans.is_empty() || how.spans.len() >= rows);
         assert!(of.lse.len() >= rows && of.delta.len() >= rows && of.entropy.is_empty());
         let len = into.chunks.saturating_mul(BLOCK).saturating_mul(width / SIDE);
         assert!(
             into.chunk < into.chunks && into.weights.len() >= len && into.grads.len() >= len,
-            "no room for the blocks"
+            "too little memory for the blocks"
         );
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
+        // SAFETY: the lengths were checked; `self` exists only where the CPU has the instructions.
         unsafe {
             match self.unit {
-                Unit::Tiles => {
+                Unit::Amx(_) => {
                     softmax_gradient::softmax_gradient::<true>(scores, grads, row, rows, width, how, of, into)
                 }
                 Unit::Dots => {
@@ -371,18 +346,18 @@ impl Bf16Gemm {
         }
     }
 
-    /// Rounds rows of f32 into a right operand whose rows they are, or into whole chunks of one: its panels lie `chunks` blocks apart.
+    /// Packs `B = tile` from rows of f32, rounded, or whole chunks of its depth: its panels lie `chunks` blocks apart.
     ///
     /// # Panics
-    /// Where a slice is too short.
+    /// If a slice is too short.
     pub fn narrow_pack_b(&self, tile: &[f32], row: usize, rows: usize, panels: usize, out: &mut [bf16], chunks: usize) {
         let long = row >= panels.saturating_mul(SIDE) && tile.len() >= rows.saturating_mul(row);
         assert!(long, "the tile is too short");
         let made = padded_depth(rows) / DEPTH;
-        let room = out.len() >= span(panels, chunks, made).saturating_mul(BLOCK);
-        assert!(chunks >= made && room, "no room for the blocks");
+        let fits = out.len() >= span(panels, chunks, made).saturating_mul(BLOCK);
+        assert!(chunks >= made && fits, "too little memory for the blocks");
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
+        // SAFETY: the lengths were checked; `self` exists only where the CPU has the instructions.
         unsafe {
             x86::narrow_pack_b(tile, row, rows, panels, out, chunks);
         }
@@ -393,7 +368,11 @@ impl Bf16Gemm {
 mod tests {
     use super::*;
 
+    /// Every unit of this CPU. Prints which ones a test has to skip.
     fn units() -> Vec<(Isa, Bf16Gemm)> {
+        for name in ["avx512bf16", "amx"].iter().filter(|name| Isa::named(name).is_none()) {
+            println!("skipped: no {name} on this CPU");
+        }
         Isa::available().into_iter().filter_map(|isa| Some((isa, Bf16Gemm::new(isa)?))).collect()
     }
 
@@ -401,14 +380,14 @@ mod tests {
         ((i * 37 + j * 101) % 61) as f32 / 16.0 - 1.9
     }
 
-    /// Rows of bf16 with zeros after the width, and what they are in f32.
+    /// Rows of bf16 with zeros after the width.
     fn rows(count: usize, width: usize, row: usize) -> Vec<bf16> {
         let at = |x: usize| if x % row < width { bf16::from_f32(number(x / row, x % row)) } else { bf16::ZERO };
         (0..count * row).map(at).collect()
     }
 
     #[test]
-    fn every_way_to_an_operand_gives_the_same_product() {
+    fn every_way_to_pack_an_operand_gives_the_same_product() {
         for (isa, gemm) in units() {
             for (m, n, k) in
                 [(1, 1, 1), (16, 16, 32), (5, 40, 64), (64, 128, 20), (33, 17, 130), (48, 96, 96), (48, 80, 64)]
@@ -418,7 +397,7 @@ mod tests {
                 let expected = |i: usize, j: usize| -> f32 {
                     (0..k).map(|x| a[i * padded_depth(k) + x].to_f32() * b[j * padded_depth(k) + x].to_f32()).sum()
                 };
-                // B from rows that are its columns, and from rows that are its own.
+                // B packed from its columns and from its rows.
                 let mut columns = vec![bf16::ONE; packed_b_len(k, n)];
                 gemm.pack_b_transposed(&b, padded_depth(k), n, padded_depth(k) / DEPTH, &mut columns);
                 let turned: Vec<bf16> = (0..k * side(n))
@@ -427,12 +406,12 @@ mod tests {
                 let mut straight = vec![bf16::ONE; packed_b_len(k, n)];
                 gemm.pack_b(&turned, side(n), k, side(n) / SIDE, &mut straight);
                 assert_eq!(columns, straight, "{isa} {m} {n} {k}");
-                // The same from f32.
+                // From f32.
                 let wide: Vec<f32> = turned.iter().map(|x| x.to_f32()).collect();
                 let mut narrowed = vec![bf16::ONE; packed_b_len(k, n)];
                 gemm.narrow_pack_b(&wide, side(n), k, side(n) / SIDE, &mut narrowed, padded_depth(k) / DEPTH);
                 assert_eq!(columns, narrowed, "{isa} {m} {n} {k}");
-                // A from rows that are its columns.
+                // A packed from its columns.
                 let across: Vec<bf16> =
                     (0..k * side(m)).map(|x| a[x % side(m) * padded_depth(k) + x / side(m)]).collect();
                 let mut left = vec![bf16::ONE; side(m) * padded_depth(k)];
@@ -476,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gradient_that_is_rounded_as_it_is_made_is_that_which_is_rounded_later() {
+    fn rounding_a_gradient_in_the_same_pass_equals_rounding_it_afterwards() {
         use crate::tile::{Span, softmax_gradient};
         for (isa, gemm) in units() {
             for (rows, width) in [(32, 128), (31, 96), (1, 16), (18, 112), (7, 48)] {
@@ -498,14 +477,14 @@ mod tests {
                     let mut expected = made.clone();
                     let [weights, turned] = &mut made;
                     let mut grads = grads.clone();
-                    let into = Blocks { weights, grads: turned, chunks, chunk };
+                    let into = GradientOperands { weights, grads: turned, chunks, chunk };
                     gemm.softmax_gradient(&scores, &mut grads, row, rows, width, how, of, into);
                     for (tile, expected) in [&later_scores, &later].into_iter().zip(&mut expected) {
                         let out = &mut expected[chunk * BLOCK..];
                         gemm.narrow_pack_b(tile, row, rows, width / SIDE, out, chunks);
                     }
                     gemm.narrow_rows(&mut later, row, rows, width);
-                    // Both exponentials are good to more than twice what a bf16 holds.
+                    // Both exponentials are accurate to more than twice the bits of a bf16.
                     let near = |a: bf16, b: bf16| (a.to_f32() - b.to_f32()).abs() <= b.to_f32().abs() / 120.0;
                     for (made, expected) in made.iter().zip(&expected) {
                         assert!(made.iter().zip(expected).all(|(&a, &b)| near(a, b)), "{isa} {rows} {width}");
@@ -520,14 +499,14 @@ mod tests {
     }
 
     #[test]
-    fn a_row_whose_log_sum_is_not_a_number_has_no_numbers_whatever_its_bits() {
+    fn a_row_whose_log_sum_exp_is_nan_has_nan_weights_whatever_the_payload() {
         for (_, gemm) in units() {
             let (scores, mut grads) = (vec![1.0f32; 2 * 32], vec![1.0f32; 2 * 32]);
             let [mut weights, mut turned] = [(); 2].map(|()| vec![bf16::ZERO; 2 * BLOCK]);
             let how = Exponential { scale: 1.0, spans: &[], accurate_exp: false };
             let lse = [f32::from_bits(0x7fff_ffff), 1.0];
             let of = RowGradient { lse: &lse, delta: &[0.0; 2], entropy: &[], scale: 1.0 };
-            let into = Blocks { weights: &mut weights, grads: &mut turned, chunks: 1, chunk: 0 };
+            let into = GradientOperands { weights: &mut weights, grads: &mut turned, chunks: 1, chunk: 0 };
             gemm.softmax_gradient(&scores, &mut grads, 32, 2, 32, how, of, into);
             assert!(weights[..DEPTH].chunks_exact(2).all(|two| two[0].is_nan() && two[1] == bf16::ONE));
             assert!(turned[..DEPTH].chunks_exact(2).all(|two| two[0].is_nan() && two[1] == bf16::ONE));
@@ -535,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_score_so_far_weighs_exactly_one_whichever_tile_it_is_in() {
+    fn the_largest_score_so_far_has_a_weight_of_exactly_one_in_any_tile() {
         for (isa, gemm) in units() {
             for (rows, width) in [(32, 128), (32, 96), (21, 128)] {
                 let mut max = vec![f32::NEG_INFINITY; rows];
@@ -565,10 +544,10 @@ mod tests {
     }
 
     #[test]
-    fn weights_that_do_not_count_are_zero_and_change_no_sum() {
+    fn negligible_weights_are_zero_and_change_no_sum() {
         for (isa, gemm) in units() {
             let (rows, width) = (32, 128);
-            // From the largest down to what no number of this type could hold, in every panel.
+            // From the largest weight down to less than the smallest f32, in every panel.
             let score = |r: usize, j: usize| -((r + 5 * j) as f32 % 131.0) * (1.0 + r as f32 / 16.0);
             let mut scores: Vec<f32> = (0..rows * width).map(|x| score(x / width, x % width)).collect();
             let [mut max, mut sum, mut factor] = [f32::NEG_INFINITY, 0.0, 1.0].map(|x| vec![x; rows]);

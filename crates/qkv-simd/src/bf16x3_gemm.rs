@@ -1,17 +1,20 @@
-//! Products of f32 on the unit that multiplies bf16: a number of 24 bits is the sum of three of 8, its *thirds*.
+//! f32 matrix products with AMX in bf16x3 arithmetic: an f32 has 24 significant bits, so it is the sum of three bf16 terms of
+//! 8 bits each.
 //!
-//! Of the nine products of two numbers' thirds six count. The three that are left out, those of a last third with a last or a middle
-//! one, are at most 2⁻²⁴ of the whole, one rounding to f32, and mostly less than 2⁻²⁷. The tile unit sums 32 products before it adds
-//! them to what is there, so a sum is rounded far less often than in a chain of multiply-adds: over 64 numbers its error is half as
-//! large. And the unit is sixteen times as fast as multiply-adds, so six products on it take less than half the time of one of theirs.
+//! Six of the nine products of two numbers' terms are computed. The three products of a low term with a low or a middle one
+//! are left out: together they are at most 2⁻²⁴ of the product, one rounding to f32, and mostly less than 2⁻²⁷. AMX sums 32
+//! products before it adds them to the accumulator, so a sum is rounded far less often than in a chain of multiply-adds: over
+//! 64 elements its error is half as large. AMX has sixteen times the throughput of f32 multiply-adds, so six products take
+//! less than half the time of one.
 //!
-//! Both operands have *chunks* of [`DEPTH`] numbers of the depth, in which the numbers 0 and 16, 1 and 17 and so on are side by side:
-//! that is how two vectors of f32 fall into pairs with no shuffle. A chunk of a left operand's row is its first thirds and then its middle
-//! ones, which take as much room as the numbers took; the last thirds lie elsewhere. A chunk of a right operand is three blocks.
+//! Operands are packed in *chunks* of [`DEPTH`] elements of the depth, in which elements 0 and 16, 1 and 17 and so on are
+//! interleaved: two vectors of f32 then become pairs without a shuffle. A chunk of a row of the left operand is its high terms
+//! followed by its middle terms, which take as much memory as the f32 did; the low terms are stored apart. A chunk of the
+//! right operand is three blocks.
 //!
-//! What is not finite has no thirds, and is packed so that [`Bf16x3Gemm::reconstruct_a`] still tells what it was. Products of very large numbers overflow,
-//! and since thirds have signs of their own, a sum of such may be NaN where it should be ∞, or even finite. Whoever packs is told where
-//! that may be: see [`Bf16x3Gemm::pack_a`].
+//! Non-finite values cannot be split; they are packed so that [`Bf16x3Gemm::reconstruct_a`] still returns them.
+//! Products of very large numbers overflow, and since terms have signs of their own, their sum may be NaN or even
+//! finite where it should be ∞. Packing reports where that may happen: see [`Bf16x3Gemm::pack_a`].
 
 pub use crate::bf16_gemm::{BLOCK, DEPTH, SIDE, padded_depth};
 use crate::bf16_gemm::{Bf16Gemm, packed_b_len as bf16_packed_b_len};
@@ -24,57 +27,59 @@ use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-/// Bf16x3Gemm of a number.
+/// bf16 terms of an f32.
 const TERMS: usize = 3;
 
-/// The bf16 that a row of `width` numbers takes as a left operand, its last thirds after the others.
+/// bf16 elements of a packed row of the left operand of this width: the low terms follow the others.
 pub const fn packed_a_len(width: usize) -> usize {
     padded_depth(width).saturating_mul(TERMS)
 }
 
-/// The bf16 that a right operand of that depth and width takes.
+/// bf16 elements of a packed right operand of this depth and width.
 pub const fn packed_b_len(depth: usize, width: usize) -> usize {
     bf16_packed_b_len(depth, width).saturating_mul(TERMS)
 }
 
-/// Rows of first and middle thirds, and those of last thirds, at their distances.
+/// The left operand: rows of high and middle terms, and rows of low terms.
 #[derive(Clone, Copy, Debug)]
 pub struct SplitA<'a> {
-    /// The first and the middle thirds, chunk by chunk.
+    /// The high and middle terms, chunk by chunk.
     pub high: &'a [bf16],
-    /// From one row of them to the next.
+    /// The distance between rows of `high`.
     pub row: usize,
-    /// The last thirds.
+    /// The low terms.
     pub low: &'a [bf16],
-    /// From one row of them to the next.
+    /// The distance between rows of `low`.
     pub low_row: usize,
 }
 
 impl<'a> SplitA<'a> {
-    /// Rows of `width` numbers whose last thirds come after the others.
+    /// Rows of `width` elements whose low terms follow the others.
     pub fn rows(data: &'a [bf16], width: usize) -> Self {
         let row = packed_a_len(width);
         SplitA { high: data, row, low: data.get(2 * padded_depth(width)..).unwrap_or_default(), low_row: row }
     }
 }
 
-/// Chunks of three blocks, all of the first panel and then of the next.
+/// The right operand: chunks of three blocks, panel by panel.
 #[derive(Clone, Copy, Debug)]
 pub struct SplitB<'a> {
-    /// The numbers.
+    /// The elements.
     pub data: &'a [bf16],
     /// Chunks in a panel.
     pub chunks: usize,
 }
 
-/// The tile unit, ready on this thread for as long as this lives, to multiply f32.
+/// f32 matrix products in bf16x3 arithmetic on this thread. Holds the thread's tile configuration for as long as it
+/// lives.
 #[derive(Debug)]
 pub struct Bf16x3Gemm {
-    /// Holds the unit.
+    /// Holds the tile configuration.
     _unit: Bf16Gemm,
 }
 
-/// The thirds of a number. What is not finite is its own first third, and a number that would round to no finite one is cut instead.
+/// Splits an f32 into its three terms. A non-finite value is its own high term; a value that would round to infinity is
+/// truncated instead.
 fn split(x: f32) -> [bf16; TERMS] {
     if !x.is_finite() {
         return [bf16::from_f32(x), bf16::ZERO, bf16::ZERO];
@@ -86,12 +91,12 @@ fn split(x: f32) -> [bf16; TERMS] {
     [first, middle, bf16::from_f32(rest - middle.to_f32())]
 }
 
-/// Where a number of the depth lies in its chunk of a row.
+/// The position of an element of the depth in its chunk of a row.
 const fn position_in_chunk(k: usize) -> usize {
     k % SIDE * 2 + k % DEPTH / SIDE
 }
 
-/// Where the thirds of a number lie in its row of a left operand.
+/// The positions of an element's terms in its row of the left operand.
 fn a_positions(width: usize, k: usize) -> [usize; TERMS] {
     let chunk = k / DEPTH * DEPTH;
     [2 * chunk, 2 * chunk + DEPTH, 2 * padded_depth(width) + chunk].map(|at| at + position_in_chunk(k))
@@ -102,12 +107,12 @@ fn set_a(row: &mut [bf16], width: usize, k: usize, parts: [bf16; TERMS]) {
 }
 
 impl Bf16x3Gemm {
-    /// Whether the instruction set has the unit.
+    /// Whether the instruction set has AMX.
     pub fn available(isa: Isa) -> bool {
         isa.level() == Level::Amx
     }
 
-    /// Makes the unit ready on this thread, if there is one.
+    /// Configures AMX on this thread, if the instruction set has it.
     pub fn new(isa: Isa) -> Option<Bf16x3Gemm> {
         if !Bf16x3Gemm::available(isa) {
             return None;
@@ -115,14 +120,14 @@ impl Bf16x3Gemm {
         Some(Bf16x3Gemm { _unit: Bf16Gemm::new(isa)? })
     }
 
-    /// `C = A · B`, or a sum that begins from zero added to `C`, over some panels of `C` and some chunks of the depth. Rows are computed
-    /// in whole [`SIDE`]s: `A` and `C` have memory for these, and what `C` holds beyond the last row that is asked for may be
-    /// overwritten with anything.
+    /// `C = A · B`, or `C` plus a sum that starts from zero, over a range of panels of `C` and a range of chunks of the
+    /// depth. Rows are computed in multiples of [`SIDE`]: `A` and `C` must have memory for these, and the rows of `C`
+    /// beyond `rows` may be overwritten with anything.
     ///
-    /// An element of `C` is a function of its row of `A`, its column of `B` and the chunks alone.
+    /// An element of `C` is a pure function of its row of `A`, its column of `B` and the chunks.
     ///
     /// # Panics
-    /// Where a slice is too short for what is asked, or the sum is to begin with what is there.
+    /// If a slice is too short, or the update is [`Update::Accumulate`].
     pub fn product(
         &self,
         c: Target<'_, f32>,
@@ -135,7 +140,7 @@ impl Bf16x3Gemm {
         if rows == 0 || panels.is_empty() {
             return;
         }
-        assert!(c.update != Update::Accumulate, "sums of thirds begin anew");
+        assert!(c.update != Update::Accumulate, "bf16x3 products overwrite or add a partial sum");
         let rows = rows.div_ceil(SIDE).saturating_mul(SIDE);
         let (depth, width) = (chunks.end.saturating_mul(DEPTH), panels.end.saturating_mul(SIDE));
         assert!(c.row >= width && c.data.len() >= span(rows, c.row, width), "C is too short");
@@ -150,26 +155,26 @@ impl Bf16x3Gemm {
             return;
         }
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: every row, panel and chunk lies inside its slice, as just checked; `self` exists only where the unit does,
-        // and is set up on this thread, which it cannot leave.
+        // SAFETY: every row, panel and chunk lies inside its slice, as just checked; `self` exists only where the CPU
+        // has AMX, and the tiles are configured on this thread, which it cannot leave.
         unsafe {
             x86::product(c, a, b, rows, panels, chunks);
         }
     }
 
-    /// The left operand whose rows are these: `count` rows at distance `row`, of `width` numbers and zeros to the end of the panel.
-    /// Says whether all of them are so small that no sum of products of such numbers overflows; else what is not finite in a product has to be
-    /// made again by other means. What is not finite here is its own first third, and the other two are zero.
+    /// Packs `A = rows`: `count` rows at distance `row`, of `width` elements with zeros to the end of the panel.
+    /// Returns whether all of them are so small that no sum of their products overflows. If not, non-finite products
+    /// must be recomputed by other means. A non-finite element is stored as its own high term, with two zeros.
     ///
     /// # Panics
-    /// Where a slice is too short.
+    /// If a slice is too short.
     pub fn pack_a(&self, rows: &[f32], row: usize, count: usize, width: usize, out: &mut [bf16]) -> bool {
         assert!(
             long_enough(rows, row, count, width) && out.len() >= count.saturating_mul(packed_a_len(width)),
             "too short"
         );
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
+        // SAFETY: the lengths were checked; `self` exists only where the CPU has the instructions.
         if unsafe { x86::pack_a(rows, row, count, width.div_ceil(SIDE), out) } {
             return true;
         }
@@ -179,14 +184,14 @@ impl Bf16x3Gemm {
         false
     }
 
-    /// The right operand whose columns are these rows. Says whether all are small, as [`pack_a`](Bf16x3Gemm::pack_a).
+    /// Packs `B = rowsᵀ`. Returns whether no sum of products overflows, as [`pack_a`](Bf16x3Gemm::pack_a).
     ///
     /// # Panics
-    /// Where a slice is too short.
+    /// If a slice is too short.
     pub fn pack_b_transposed(&self, rows: &[f32], row: usize, count: usize, width: usize, out: &mut [bf16]) -> bool {
         assert!(long_enough(rows, row, count, width) && out.len() >= packed_b_len(width, count), "too short");
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
+        // SAFETY: the lengths were checked; `self` exists only where the CPU has the instructions.
         if unsafe { x86::pack_b_transposed(rows, row, count, width.div_ceil(SIDE), out) } {
             return true;
         }
@@ -195,15 +200,16 @@ impl Bf16x3Gemm {
         false
     }
 
-    /// The right operand whose rows are these, `panels` panels wide. Says whether all are small, as [`pack_a`](Bf16x3Gemm::pack_a).
+    /// Packs `B = rows`, `panels` panels wide. Returns whether no sum of products overflows, as
+    /// [`pack_a`](Bf16x3Gemm::pack_a).
     ///
     /// # Panics
-    /// Where a slice is too short.
+    /// If a slice is too short.
     pub fn pack_b(&self, rows: &[f32], row: usize, count: usize, panels: usize, out: &mut [bf16]) -> bool {
         let width = panels.saturating_mul(SIDE);
         assert!(long_enough(rows, row, count, width) && out.len() >= packed_b_len(count, width), "too short");
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
+        // SAFETY: the lengths were checked; `self` exists only where the CPU has the instructions.
         if unsafe { x86::pack_b(rows, row, count, panels, out) } {
             return true;
         }
@@ -212,11 +218,11 @@ impl Bf16x3Gemm {
         false
     }
 
-    /// Rows of `width` f32 become a left operand where they lie, but for their last thirds, which go to `low`, at distance
-    /// `low_row`. They are small enough to have thirds, or NaN.
+    /// Splits rows of `width` f32 in place into a left operand, except for the low terms, which go to `low` at distance
+    /// `low_row`. The elements must be small enough to split, or NaN.
     ///
     /// # Panics
-    /// Where a slice is too short, or the width is not whole panels.
+    /// If a slice is too short, or the width is not whole panels.
     pub fn split_rows(
         &self,
         tile: &mut [f32],
@@ -228,54 +234,54 @@ impl Bf16x3Gemm {
     ) {
         let (long, wide) = (tile.len() >= rows.saturating_mul(row), row >= padded_depth(width));
         assert!(width.is_multiple_of(SIDE) && wide && long, "the tile is too short");
-        let room = low_row >= padded_depth(width) && low.len() >= rows.saturating_mul(low_row);
-        assert!(room, "no room for the last thirds");
+        let fits = low_row >= padded_depth(width) && low.len() >= rows.saturating_mul(low_row);
+        assert!(fits, "too little memory for the low terms");
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the lengths were checked; `self` exists only where the instruction set does.
+        // SAFETY: the lengths were checked; `self` exists only where the CPU has the instructions.
         unsafe {
             x86::split_rows(tile, row, rows, width / SIDE, low, low_row);
         }
     }
 
-    /// The number of a row of a left operand, made from its thirds.
+    /// Reconstructs an element of a row of the left operand from its terms.
     pub fn reconstruct_a(row: &[bf16], width: usize, k: usize) -> f32 {
-        let [first, middle, last] = a_positions(width, k).map(|at| row[at].to_f32());
-        first + (middle + last)
+        let [high, middle, low] = a_positions(width, k).map(|at| row[at].to_f32());
+        high + (middle + low)
     }
 
-    /// The first third of a number of a left operand's row: zero where the number is.
+    /// The high term of an element of a row of the left operand: zero if the element is zero.
     pub fn leading_term(row: &[bf16], k: usize) -> bf16 {
         row[a_positions(0, k)[0]]
     }
 
-    /// The number of a right operand, made from its thirds.
+    /// Reconstructs an element of the right operand from its terms.
     pub fn reconstruct_b(right: SplitB<'_>, k: usize, column: usize) -> f32 {
         let at = b_position(right.chunks, (k, column));
-        let [first, middle, last] = [0, 1, 2].map(|third| right.data[at + third * BLOCK].to_f32());
-        first + (middle + last)
+        let [high, middle, low] = [0, 1, 2].map(|term| right.data[at + term * BLOCK].to_f32());
+        high + (middle + low)
     }
 }
 
-/// Whether rows at that distance hold `width` numbers to the end of the panel.
+/// Whether rows at this distance hold `width` elements up to the end of the panel.
 fn long_enough(rows: &[f32], row: usize, count: usize, width: usize) -> bool {
     let width = width.div_ceil(SIDE).saturating_mul(SIDE);
     count == 0 || row >= width && rows.len() >= span(count, row, width)
 }
 
-/// Where the first third of a number of a right operand lies.
+/// The position of an element's high term in the right operand.
 const fn b_position(chunks: usize, (k, column): (usize, usize)) -> usize {
     (column / SIDE * chunks + k / DEPTH) * TERMS * BLOCK + k % SIDE * DEPTH + column % SIDE * 2 + k % DEPTH / SIDE
 }
 
 fn set_b(out: &mut [bf16], chunks: usize, at: (usize, usize), parts: [bf16; TERMS]) {
     let at = b_position(chunks, at);
-    parts.into_iter().enumerate().for_each(|(third, part)| out[at + third * BLOCK] = part);
+    parts.into_iter().enumerate().for_each(|(term, part)| out[at + term * BLOCK] = part);
 }
 
-/// Sums of up to 2¹⁵ products of numbers below this are finite. And all of these have thirds.
+/// Sums of up to 2¹⁵ products of numbers below this bound are finite, and every such number can be split.
 const LARGE: f32 = (1u64 << 56) as f32;
 
-/// Calls `found` for every number that is not small: its row, its place there, and what it is.
+/// Calls `found` with the row, the column and the value of every element that is not below [`LARGE`].
 fn for_each_large(rows: &[f32], row: usize, count: usize, width: usize, mut found: impl FnMut(usize, usize, f32)) {
     for r in 0..count {
         for (k, &x) in rows[r * row..][..width].iter().enumerate() {
@@ -291,19 +297,23 @@ fn for_each_large(rows: &[f32], row: usize, count: usize, width: usize, mut foun
 mod tests {
     use super::*;
 
-    /// Without a tile unit there is nothing of this module to test: [`Bf16x3Gemm::new`] gives none, and nobody calls the rest.
+    /// AMX, or `None` with a line that says that the test is skipped.
     fn unit() -> Option<Bf16x3Gemm> {
-        Isa::available().into_iter().find_map(Bf16x3Gemm::new)
+        let unit = Isa::available().into_iter().find_map(Bf16x3Gemm::new);
+        if unit.is_none() {
+            println!("skipped: no AMX on this CPU");
+        }
+        unit
     }
 
-    /// Numbers of either sign and many sizes, with all bits of an f32.
+    /// Numbers of either sign and many magnitudes, using all bits of an f32.
     fn number(i: usize, j: usize) -> f32 {
         let bits = (i as u64 * 0x9e37_79b9 + j as u64 * 0x85eb_ca6b + 12345).wrapping_mul(0x2545_f491_4f6c_dd1d);
         let size = f32::from_bits(0x3f80_0000 | (bits >> 41) as u32) * [0.25, 1.0, 0.5, 0.03][(bits >> 9) as usize % 4];
         if bits & 1 == 0 { size } else { -size }
     }
 
-    /// Rows of `width` numbers at distance `row`, zeros between.
+    /// Rows of `width` elements at distance `row`, with zeros between.
     fn rows(count: usize, width: usize, row: usize, seed: usize) -> Vec<f32> {
         (0..count * row).map(|x| if x % row < width { number(x / row + seed, x % row) } else { 0.0 }).collect()
     }
@@ -319,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_an_operand_gives_the_same_product_and_it_is_that_of_f32() {
+    fn every_way_to_pack_an_operand_gives_the_same_product_to_f32_accuracy() {
         let Some(unit) = unit() else { return };
         for (m, n, k) in
             [(1, 1, 1), (16, 16, 32), (5, 40, 64), (64, 128, 20), (33, 17, 130), (48, 96, 96), (32, 80, 256)]
@@ -351,7 +361,8 @@ mod tests {
                     let products = (0..k).map(|x| f64::from(a[i * side(k) + x]) * f64::from(b[j * side(k) + x]));
                     let (truth, size): (f64, f64) =
                         products.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
-                    // Within a chunk chains of 16, then six additions for each chunk, all of them no larger than the size.
+                    // Chains of 16 within a chunk, then six additions per chunk, each no larger than the sum of
+                    // magnitudes.
                     let bound = size * f64::from(f32::EPSILON) * (1.0 + 0.5 * (16.0 + 6.0 * chunks as f64));
                     let found = whole[i * c_row + j];
                     assert!((f64::from(found) - truth).abs() <= bound, "{m} {n} {k}: {found} {truth}");
@@ -359,7 +370,7 @@ mod tests {
                 }
                 assert_eq!(c[i * c_row + side(n)..(i + 1) * c_row], [1.0; 16]);
             }
-            // Panel by panel and in other heights, the bits are the same.
+            // The bits are the same panel by panel and for other numbers of rows.
             for tall in [SIDE, 2 * SIDE] {
                 let mut parts = vec![7.0f32; side(m) * c_row];
                 for first in (0..side(m)).step_by(tall) {
@@ -375,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_half_of_that_of_a_chain() {
+    fn errors_are_about_half_of_those_of_a_chain_of_multiply_adds() {
         let Some(unit) = unit() else { return };
         for k in [64, 128] {
             let (a, b) = (rows(64, k, k, 3), rows(64, k, k, 1000));
@@ -398,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_the_sum_of_their_thirds_and_what_is_not_finite_is_found_again() {
+    fn elements_are_the_sum_of_their_terms_and_non_finite_ones_are_reconstructed() {
         let Some(unit) = unit() else { return };
         let (large, huge) = (f32::from_bits(0x7f7f_ffff), f32::from_bits(0xff12_3456));
         let mut x = rows(2, 40, 48, 5);
@@ -424,10 +435,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_to_count_is_refused() {
+    fn sizes_that_overflow_are_refused() {
         let Some(unit) = unit() else { return };
         let (rows, huge) = ([0.0f32; 64], usize::MAX / 16 + 2);
-        // By our own check, not by that of an operation, which a release build does not make.
+        // By our own check, not by the overflow check of an operation, which release builds omit.
         let refused = |call: &mut dyn FnMut()| {
             let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).unwrap_err();
             let words = panic.downcast_ref::<&str>().copied().unwrap_or_default();

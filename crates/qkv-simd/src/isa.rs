@@ -1,22 +1,22 @@
-//! Which instruction set the kernels run with. An [`Isa`] can only be had for what this CPU has, so holding one is the
-//! proof that its kernels may be called.
+//! Which instruction set the kernels run with. An [`Isa`] exists only for instruction sets of this CPU, so holding one is
+//! the proof that its kernels may be called.
 
 use std::fmt;
 use std::sync::OnceLock;
 
-/// The levels that kernels are compiled for, from the one that runs anywhere to the widest.
+/// The levels that kernels are compiled for, from the portable one to the widest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
     Portable,
     Avx2,
     Avx512,
-    /// AVX-512 with products of bf16 pairs.
+    /// AVX-512 with bf16 dot products (`VDPBF16PS`).
     Avx512Bf16,
-    /// The above and the tile unit.
+    /// The above and AMX.
     Amx,
 }
 
-/// An instruction set that this CPU has been seen to have.
+/// An instruction set of this CPU.
 ///
 /// ```
 /// use qkv_simd::Isa;
@@ -29,8 +29,8 @@ pub(crate) enum Level {
 pub struct Isa(Level);
 
 impl Isa {
-    /// The fastest instruction set here, or the one that the environment variable `QKV_ISA` names
-    /// (`portable`, `avx2`, `avx512`, `avx512bf16`, `amx`). A name that this CPU does not have is passed over. Decided once per process.
+    /// The fastest instruction set of this CPU, or the one named by the environment variable `QKV_ISA` (`portable`, `avx2`,
+    /// `avx512`, `avx512bf16`, `amx`). A name that this CPU does not have is ignored. Decided once per process.
     pub fn best() -> Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| {
@@ -39,13 +39,13 @@ impl Isa {
         })
     }
 
-    /// Every instruction set that this CPU has, narrowest first.
+    /// Every instruction set of this CPU, narrowest first.
     pub fn available() -> Vec<Isa> {
         let mut found = vec![Isa(Level::Portable)];
         #[cfg(target_arch = "x86_64")]
         {
-            let halves = is_x86_feature_detected!("f16c");
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && halves {
+            let f16c = is_x86_feature_detected!("f16c");
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && f16c {
                 found.push(Isa(Level::Avx2));
             }
             if is_x86_feature_detected!("avx512f")
@@ -53,12 +53,12 @@ impl Isa {
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("fma")
-                && halves
+                && f16c
             {
                 found.push(Isa(Level::Avx512));
                 if is_x86_feature_detected!("avx512bf16") {
                     found.push(Isa(Level::Avx512Bf16));
-                    if crate::bf16_gemm::tiles_allowed() {
+                    if crate::amx::permitted() {
                         found.push(Isa(Level::Amx));
                     }
                 }
@@ -67,7 +67,7 @@ impl Isa {
         found
     }
 
-    /// The instruction set of that name, if this CPU has it.
+    /// The instruction set of this name, if the CPU has it.
     pub fn named(name: &str) -> Option<Isa> {
         Isa::available().into_iter().find(|isa| isa.name() == name)
     }

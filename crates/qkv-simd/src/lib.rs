@@ -30,6 +30,8 @@
 
 #![warn(missing_docs)]
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 pub mod bf16_gemm;
 pub mod bf16x3_gemm;
 pub mod counting;

@@ -1,4 +1,4 @@
-//! The numbers of attention: what tensors hold ([`Element`]) and what sums are made in ([`Real`]).
+//! The number types of attention: the elements of tensors ([`Element`]) and the accumulators of sums ([`Real`]).
 
 use crate::lanes::Lanes;
 use half::{bf16, f16};
@@ -13,7 +13,7 @@ mod sealed {
     impl Sealed for half::f16 {}
 }
 
-/// A type that sums are made in: `f32` or `f64`.
+/// An accumulator type: `f32` or `f64`.
 pub trait Real:
     Element<Acc = Self>
     + crate::math::Constants
@@ -27,13 +27,13 @@ pub trait Real:
     + MulAssign
     + std::iter::Sum
 {
-    /// How many of them a panel is wide. The same for every instruction set, so that sums have one order.
+    /// Elements in a panel. The same for every instruction set, so that sums have one order.
     const LANES: usize;
     /// Zero.
     const ZERO: Self;
     /// One.
     const ONE: Self;
-    /// Minus infinity: the score of a pair that is absent.
+    /// −∞: the score of an absent pair.
     const NEG_INFINITY: Self;
     /// ∞.
     const INFINITY: Self;
@@ -47,10 +47,6 @@ pub trait Real:
     #[cfg(target_arch = "x86_64")]
     type Avx512: Lanes<Scalar = Self>;
 
-    /// The product of whole matrices in this type.
-    #[doc(hidden)]
-    #[cfg(feature = "matmul")]
-    fn gemm() -> crate::matmul::Gemm<Self>;
     /// From an `f64`, rounded.
     fn from_f64(x: f64) -> Self;
     /// The natural logarithm.
@@ -63,52 +59,54 @@ pub trait Real:
     fn sqrt(self) -> Self;
     /// The absolute value.
     fn abs(self) -> Self;
-    /// Not a number.
+    /// Whether it is NaN.
     fn is_nan(self) -> bool {
         self.partial_cmp(&self).is_none()
     }
 }
 
-/// A type that tensors hold: `f32`, `f64`, `bf16` or `f16`.
+/// An element type of tensors: `f32`, `f64`, `bf16` or `f16`.
 pub trait Element:
     sealed::Sealed + Copy + Default + PartialEq + PartialOrd + fmt::Debug + Send + Sync + 'static
 {
-    /// The type its sums are made in: `f32`, or `f64` for itself.
+    /// The accumulator type: `f64` for `f64`, otherwise `f32`.
     type Acc: Real;
     /// Its name: `"f32"`, `"f64"`, `"bf16"`, `"f16"`.
     const NAME: &'static str;
     /// The distance from 1 to the next larger number.
     const EPSILON: f64;
+    /// Whether this is `bf16`, whose products the bf16 units compute without rounding an operand.
+    const IS_BF16: bool = false;
 
-    /// Without loss, to the type that sums are made in.
+    /// Converts to the accumulator type, without loss.
     fn widen(self) -> Self::Acc;
-    /// Rounded to nearest even.
+    /// Rounds an accumulator to nearest even.
     fn narrow(x: Self::Acc) -> Self;
-    /// As `f64`, without loss.
+    /// Converts to `f64`, without loss.
     fn to_f64(self) -> f64;
-    /// Rounded from `f64`, by way of the type that sums are made in.
+    /// Rounds an `f64` to the accumulator type, then to this one.
     fn of_f64(x: f64) -> Self {
         Self::narrow(Self::Acc::from_f64(x))
     }
-    /// Neither infinite nor NaN.
+    /// Whether it is neither infinite nor NaN.
     fn is_finite(self) -> bool;
-    /// Rounded to bf16, which changes nothing where it is one.
+    /// Rounds to bf16; the identity for bf16.
     #[inline(always)]
     fn to_bf16(self) -> bf16 {
         bf16::from_f64(self.to_f64())
     }
-    /// These very elements, where they are bf16.
+    /// The same slice, if the elements are bf16.
     #[inline(always)]
     fn as_bf16(_row: &[Self]) -> Option<&[bf16]> {
         None
     }
-    /// `count` of them, from memory, widened: zeros in the lanes beyond.
+    /// Loads and widens `count` elements; the other lanes are zero.
     ///
     /// # Safety
     /// The CPU has the instruction set of `V`, and `count` elements, at most as many as there are lanes, can be read.
     #[doc(hidden)]
     unsafe fn lanes<V: Lanes<Scalar = Self::Acc>>(from: *const Self, count: usize) -> V;
-    /// The first `count` lanes to memory, rounded.
+    /// Rounds and stores the first `count` lanes.
     ///
     /// # Safety
     /// The CPU has the instruction set of `V`, and `count` elements, at most as many as there are lanes, can be written.
@@ -117,7 +115,7 @@ pub trait Element:
 }
 
 macro_rules! real {
-    ($t:ident, $lanes:literal, $portable:ty, $avx2:ident, $avx512:ident, $gemm:ident) => {
+    ($t:ident, $lanes:literal, $portable:ty, $avx2:ident, $avx512:ident) => {
         impl Real for $t {
             const LANES: usize = $lanes;
             const ZERO: Self = 0.0;
@@ -129,10 +127,6 @@ macro_rules! real {
             type Avx2 = crate::lanes::avx2::$avx2;
             #[cfg(target_arch = "x86_64")]
             type Avx512 = crate::lanes::avx512::$avx512;
-            #[cfg(feature = "matmul")]
-            fn gemm() -> crate::matmul::Gemm<$t> {
-                $gemm::gemm::$t::get_gemm_fn()
-            }
             #[inline(always)]
             fn from_f64(x: f64) -> Self {
                 x as $t
@@ -177,27 +171,28 @@ macro_rules! real {
             }
             #[inline(always)]
             unsafe fn lanes<V: Lanes<Scalar = $t>>(from: *const $t, count: usize) -> V {
-                // SAFETY: the caller vouches for the elements and the instruction set.
+                // SAFETY: the caller guarantees the elements and the instruction set.
                 unsafe { if count >= $lanes { V::load(from) } else { V::load_first(from, count) } }
             }
             #[inline(always)]
             unsafe fn store_lanes<V: Lanes<Scalar = $t>>(lanes: V, to: *mut $t, count: usize) {
-                // SAFETY: the caller vouches for the elements and the instruction set.
+                // SAFETY: the caller guarantees the elements and the instruction set.
                 unsafe { if count >= $lanes { lanes.store(to) } else { lanes.store_first(to, count) } }
             }
         }
     };
 }
 
-real!(f32, 16, crate::lanes::portable::F32x16, F32x16, F32x16, gemm_f32);
-real!(f64, 8, crate::lanes::portable::F64x8, F64x8, F64x8, gemm_f64);
+real!(f32, 16, crate::lanes::portable::F32x16, F32x16, F32x16);
+real!(f64, 8, crate::lanes::portable::F64x8, F64x8, F64x8);
 
 macro_rules! half {
-    ($t:ident, $load:ident, $store:ident, $to_bf16:expr, $as_bf16:expr) => {
+    ($t:ident, $is_bf16:literal, $load:ident, $store:ident, $to_bf16:expr, $as_bf16:expr) => {
         impl Element for $t {
             type Acc = f32;
             const NAME: &'static str = stringify!($t);
             const EPSILON: f64 = $t::EPSILON.to_f64_const();
+            const IS_BF16: bool = $is_bf16;
             #[inline(always)]
             fn widen(self) -> f32 {
                 self.to_f32()
@@ -223,17 +218,17 @@ macro_rules! half {
             }
             #[inline(always)]
             unsafe fn lanes<V: Lanes<Scalar = f32>>(from: *const $t, count: usize) -> V {
-                // SAFETY: the caller vouches for the elements and the instruction set.
+                // SAFETY: the caller guarantees the elements and the instruction set.
                 unsafe { V::$load(from, count) }
             }
             #[inline(always)]
             unsafe fn store_lanes<V: Lanes<Scalar = f32>>(lanes: V, to: *mut $t, count: usize) {
-                // SAFETY: the caller vouches for the elements and the instruction set.
+                // SAFETY: the caller guarantees the elements and the instruction set.
                 unsafe { lanes.$store(to, count) }
             }
         }
     };
 }
 
-half!(bf16, load_bf16, store_bf16, std::convert::identity, Some);
-half!(f16, load_f16, store_f16, |x: f16| bf16::from_f32(x.to_f32()), |_| None);
+half!(bf16, true, load_bf16, store_bf16, std::convert::identity, Some);
+half!(f16, false, load_f16, store_f16, |x: f16| bf16::from_f32(x.to_f32()), |_| None);

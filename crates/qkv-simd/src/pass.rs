@@ -1,11 +1,11 @@
-//! Plain loops, compiled for the instruction set that is there: what the layers of a model do to rows of numbers besides
-//! products. A pass is safe code; the compiler turns it into vectors.
+//! Elementwise loops compiled for each instruction set: what the layers of a model do besides matrix products. A pass is safe
+//! code that the compiler vectorizes.
 
 use crate::isa::{Isa, Level};
 use crate::number::Real;
 
-/// A pass with its arguments. `run` has to be `#[inline(always)]`, and so has all that it calls in its loops (closures are
-/// not), or it is compiled without the instruction set.
+/// A pass with its arguments. `run` must be `#[inline(always)]`, and so must every function called in its loops (closures
+/// are not), or the loops are compiled without the instruction set.
 ///
 /// ```
 /// use qkv_simd::{Isa, pass::{Pass, run}};
@@ -24,19 +24,19 @@ use crate::number::Real;
 /// assert_eq!(numbers, [2.0, 4.0]);
 /// ```
 pub trait Pass {
-    /// What comes out.
+    /// The result.
     type Output;
-    /// Does it.
+    /// Runs the loops.
     fn run(self) -> Self::Output;
 }
 
-/// Runs the pass as compiled for `isa`.
+/// Runs a pass as compiled for `isa`.
 #[inline]
 pub fn run<P: Pass>(isa: Isa, pass: P) -> P::Output {
     match isa.level() {
         Level::Portable => pass.run(),
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: an `Isa` of this level exists only where the CPU was seen to have it.
+        // SAFETY: an `Isa` of this level exists only where the CPU has it.
         Level::Avx2 => unsafe { avx2(pass) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
@@ -58,8 +58,8 @@ fn avx512<P: Pass>(pass: P) -> P::Output {
     pass.run()
 }
 
-/// Functions of one number without a branch, so that loops over them become vectors. In `f32` right to a few units in the
-/// last place; in `f64`, where gradients are checked, the standard library's.
+/// Functions of one number without branches, so that loops over them vectorize. In `f32` accurate to a few units in the last
+/// place; in `f64`, which is used to check gradients, those of the standard library and `libm`.
 pub trait Smooth: Real {
     /// The exponential; 0 below −87.3 in `f32`.
     fn exponential(self) -> Self;
@@ -91,7 +91,7 @@ impl Smooth for f32 {
         y = y * r + 0.166_665_2;
         y = y * r + 0.499_999_93;
         y = (y * r) * r + r + 1.0;
-        // 2ᵏ in two factors, so that neither over- nor underflows.
+        // 2ᵏ as two factors, so that neither overflows or underflows.
         let whole = shifted.to_bits().wrapping_sub(MAGIC.to_bits()) as i32;
         let half = whole >> 1;
         let power = |k: i32| f32::from_bits(((k + 127) as u32) << 23);
@@ -101,7 +101,7 @@ impl Smooth for f32 {
 
     #[inline(always)]
     fn hyperbolic_tangent(self) -> f32 {
-        // Near zero the quotient below loses bits; there a few terms of the series are exact enough.
+        // Near zero the quotient below cancels; a few terms of the series are accurate there.
         let (x, square) = (self, self * self);
         let small = x + x
             * square
@@ -111,7 +111,7 @@ impl Smooth for f32 {
         if x.abs() < 0.25 { small } else { large }
     }
 
-    /// Abramowitz and Stegun 7.1.26: within 1.5e-7, and rounding.
+    /// Abramowitz and Stegun 7.1.26: accurate to 1.5e-7, plus rounding.
     #[inline(always)]
     fn error_function(self) -> f32 {
         let x = self.abs();
@@ -133,26 +133,7 @@ impl Smooth for f64 {
     }
 
     fn error_function(self) -> f64 {
-        let x = self.abs();
-        if x > 6.0 {
-            return self.signum();
-        }
-        let scale = 2.0 / std::f64::consts::PI.sqrt() * (-x * x).exp();
-        let sum = if x < 3.0 {
-            // Σ 2ⁿ x²ⁿ⁺¹ / (2n + 1)!!, all terms positive.
-            let (mut term, mut sum, mut n) = (x, x, 1.0);
-            while term > sum * 1e-17 {
-                term *= 2.0 * x * x / (2.0 * n + 1.0);
-                sum += term;
-                n += 1.0;
-            }
-            scale * sum
-        } else {
-            // The continued fraction of the complement.
-            let fraction = (1..60).rev().fold(x, |below, n| x + f64::from(n) / 2.0 / below);
-            1.0 - scale / 2.0 / fraction
-        };
-        sum.copysign(self)
+        libm::erf(self)
     }
 }
 
@@ -173,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn smooth_functions_are_right_on_every_instruction_set() {
+    fn smooth_functions_are_accurate_on_every_instruction_set() {
         let numbers: Vec<f32> = (-90_000..=90_000).map(|x| x as f32 / 1000.0).collect();
         for isa in Isa::available() {
             let mut found = vec![[0.0; 4]; numbers.len()];
@@ -194,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_function_is_right_in_f64() {
+    fn the_error_function_is_accurate_in_f64() {
         // To twenty digits from tables.
         let known = [(0.5, 0.520_499_877_813_046_5), (1.0, 0.842_700_792_949_714_9), (2.9, 0.999_958_902_121_900_5)];
         for (x, expected) in known {

@@ -1,18 +1,17 @@
-//! What is read next, asked for before: a line, or the next page while this one is read.
+//! Software prefetching: single cache lines, and the start of the next page in a sequential read.
 //!
-//! A processor that sees memory read in order fetches what comes next by itself, but not beyond a page of 4 KiB: at the beginning of
-//! each it waits for a few lines from far away before it sees the order again. Asked for its first lines while the page before is
-//! read, it has begun by then.
+//! Hardware prefetchers follow a sequential read, but not across a 4 KiB page boundary: at the start of each page they miss a
+//! few lines before they see the pattern again. Prefetching the first lines of the next page hides those misses.
 
-/// What the processor fetches ahead within.
+/// The page size that bounds hardware prefetching.
 const PAGE: usize = 4096;
 
-/// A line of the cache, and how many of them are asked for.
+/// The size of a cache line, and the number of lines to prefetch.
 const LINE: usize = 64;
 const LINES: usize = 4;
 
-/// Says that so many numbers from here on are read now, as part of more that is read in order. Where they begin a page, the first lines
-/// of the next are asked for. That reads nothing: there need not be anything.
+/// Called as `count` elements of a sequential read are loaded: if they start a page, prefetches the first lines of the next
+/// one. Nothing is read, so there need not be a next page.
 #[inline(always)]
 pub(crate) fn prefetch_next_page<T>(from: *const T, count: usize) {
     let at = from as usize;
@@ -22,14 +21,14 @@ pub(crate) fn prefetch_next_page<T>(from: *const T, count: usize) {
     }
 }
 
-/// Asks for the line of an address, which need not be one that can be read.
+/// Prefetches the cache line of an address, which need not be readable.
 #[inline(always)]
 pub(crate) fn prefetch<T>(from: *const T) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: fetching reads nothing, faults nowhere, and is in every x86-64.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: a prefetch reads nothing and cannot fault, and every x86-64 has it.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(from.cast());
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     let _ = from;
 }

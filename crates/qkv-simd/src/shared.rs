@@ -1,5 +1,5 @@
-//! Memory that several workers share without giving up determinism: tasks taken in order, blocks filled by whoever needs
-//! them first, regions entered in a fixed turn, rows written once.
+//! Memory shared by the workers of a deterministic parallel engine: tasks handed out in order, blocks filled on first use,
+//! regions entered in a fixed turn, and output rows that are written once.
 
 use crate::number::Element;
 use crate::view::{View, ViewMut};
@@ -7,9 +7,9 @@ use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
-/// Runs `body` for every task `0 .. tasks`, taken in ascending order by up to `threads` workers of the current rayon
-/// pool. Each worker makes its own state with `worker`. A body may wait for what an earlier task does (that one was taken
-/// before and never waits for a later one), but must not call into rayon.
+/// Runs `body` for every task `0 .. tasks` on up to `threads` workers of the current rayon pool, which take tasks in
+/// ascending order. Each worker builds its own state with `worker`. A body may wait for an earlier task, which is already
+/// running and never waits for a later one, but must not call into rayon.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicUsize, Ordering};
@@ -46,14 +46,14 @@ pub fn for_each_task<W>(
     }
 }
 
-/// Waits a moment for another worker, politely.
+/// Spins for a while, then yields.
 fn pause(waited: &mut u32) {
     *waited += 1;
     if *waited < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
 }
 
 fn cells<A>(data: &mut [A]) -> &[UnsafeCell<A>] {
-    // SAFETY: `UnsafeCell<A>` has the layout of `A`, and the exclusive borrow becomes the only way to the elements.
+    // SAFETY: `UnsafeCell<A>` has the layout of `A`, and the exclusive borrow is the only access to the elements.
     unsafe { &*(std::ptr::from_mut(data) as *const [UnsafeCell<A>]) }
 }
 
@@ -62,25 +62,25 @@ const BUSY: u8 = 1;
 const READY: u8 = 2;
 const READY_NOT_FINITE: u8 = 3;
 
-/// The memory in which [`LazyBlocks`] note what is filled; keep it to use it again.
+/// The states of the blocks of [`LazyBlocks`], kept so that their memory can be reused.
 #[derive(Debug, Default)]
 pub struct BlockStates(Vec<AtomicU8>);
 
-/// A buffer cut into blocks of one size, each filled by the first worker that asks for it and then read by all.
+/// A buffer of equal blocks, each filled by the first worker that needs it and then read by all.
 pub struct LazyBlocks<'a, A> {
     data: &'a [UnsafeCell<A>],
     states: &'a [AtomicU8],
     size: usize,
 }
 
-// SAFETY: a block is written by the one worker that moved its state from empty to busy, and read only once it is ready.
+// SAFETY: a block is written only by the worker that moved its state from empty to busy, and read only once it is ready.
 unsafe impl<A: Send + Sync> Sync for LazyBlocks<'_, A> {}
 
 impl<'a, A> LazyBlocks<'a, A> {
     /// `blocks` empty blocks of `size` over `data`.
     ///
     /// # Panics
-    /// Where `data` is shorter.
+    /// If `data` is shorter.
     pub fn new(data: &'a mut [A], states: &'a mut BlockStates, blocks: usize, size: usize) -> Self {
         assert!(data.len() >= blocks.saturating_mul(size));
         states.0.clear();
@@ -88,10 +88,10 @@ impl<'a, A> LazyBlocks<'a, A> {
         LazyBlocks { data: cells(data), states: &states.0, size }
     }
 
-    /// The block and whether all in it is finite. `fill` makes it, if nobody has yet, and says whether it is finite.
+    /// A block, and whether all of it is finite. The first caller fills it with `fill`, which returns that flag.
     ///
     /// # Panics
-    /// Where there is no such block.
+    /// If there is no such block.
     pub fn get(&self, block: usize, fill: impl FnOnce(&mut [A]) -> bool) -> (&[A], bool) {
         let state = &self.states[block];
         let cells = &self.data[block * self.size..][..self.size];
@@ -102,7 +102,7 @@ impl<'a, A> LazyBlocks<'a, A> {
                     if state.compare_exchange(EMPTY, BUSY, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                         let release = Release(state, EMPTY);
                         let first = UnsafeCell::raw_get(cells.as_ptr());
-                        // SAFETY: the exchange made this worker the only one with access until the state changes.
+                        // SAFETY: the exchange gave this worker exclusive access until the state changes.
                         let block = unsafe { std::slice::from_raw_parts_mut(first, self.size) };
                         let finite = fill.take().expect("a block is filled once")(block);
                         release.with(if finite { READY } else { READY_NOT_FINITE });
@@ -110,7 +110,7 @@ impl<'a, A> LazyBlocks<'a, A> {
                 }
                 BUSY => pause(&mut waited),
                 ready => {
-                    // SAFETY: a ready block is never written again; the load above sees all that its writer wrote.
+                    // SAFETY: a ready block is never written again, and the acquiring load sees everything its writer wrote.
                     let block = unsafe { std::slice::from_raw_parts(UnsafeCell::raw_get(cells.as_ptr()), self.size) };
                     return (block, ready == READY);
                 }
@@ -119,7 +119,7 @@ impl<'a, A> LazyBlocks<'a, A> {
     }
 }
 
-/// Puts a state back when a fill panics, so that nobody waits for ever.
+/// Resets a block's state if filling it panics, so that no worker waits forever.
 struct Release<'a>(&'a AtomicU8, u8);
 
 impl Release<'_> {
@@ -137,32 +137,34 @@ impl Drop for Release<'_> {
 const LOCKED: u64 = 1 << 63;
 const ABANDONED: u64 = u64::MAX;
 
-/// A buffer cut into regions, each entered by one worker at a time in the order of its turns: additions from many
-/// workers then have one order, whoever is faster.
+/// A buffer of equal regions, each entered by one worker at a time in the order of its turns, so that additions from many
+/// workers have one order whatever their timing.
 pub struct Turnstile<'a, A> {
     data: &'a [UnsafeCell<A>],
     turns: Vec<AtomicU64>,
     size: usize,
 }
 
-// SAFETY: a region is touched only by the worker that moved its turn to locked.
+// SAFETY: a region is accessed only by the worker that locked its turn.
 unsafe impl<A: Send> Sync for Turnstile<'_, A> {}
 
 impl<'a, A> Turnstile<'a, A> {
-    /// `regions` regions of `size` over `data`; `first` says which turn opens each.
+    /// `regions` regions of `size` over `data`; `first` gives the first turn of each.
     ///
     /// # Panics
-    /// Where `data` is shorter.
+    /// If `data` is shorter.
     pub fn new(data: &'a mut [A], regions: usize, size: usize, first: impl Fn(usize) -> u64) -> Self {
         assert!(data.len() >= regions.saturating_mul(size));
         Turnstile { data: cells(data), turns: (0..regions).map(|r| AtomicU64::new(first(r))).collect(), size }
     }
 
-    /// Waits until it is `turn` for the region, and holds it.
+    /// Waits for the region's `turn`, and holds the region.
     ///
     /// # Panics
-    /// Where there is no such region, or a worker that held it panicked.
+    /// If there is no such region, the turn is 2⁶³ or later, or a worker that held the region panicked.
     pub fn enter(&self, region: usize, turn: u64) -> Region<'_, A> {
+        // The highest bit marks a held region: a turn with that bit would match a region that another worker holds.
+        assert!(turn < LOCKED, "turn {turn} is out of range");
         let state = &self.turns[region];
         let cells = &self.data[region * self.size..][..self.size];
         let mut waited = 0;
@@ -173,13 +175,13 @@ impl<'a, A> Turnstile<'a, A> {
                 Err(_) => pause(&mut waited),
             }
         }
-        // SAFETY: the exchange made this worker the only one with access until the region is left.
+        // SAFETY: the exchange gave this worker exclusive access until it leaves the region.
         let data = unsafe { std::slice::from_raw_parts_mut(UnsafeCell::raw_get(cells.as_ptr()), self.size) };
         Region { data, state, next: ABANDONED }
     }
 }
 
-/// A region that is held.
+/// A held region.
 pub struct Region<'a, A> {
     data: &'a mut [A],
     state: &'a AtomicU64,
@@ -187,7 +189,7 @@ pub struct Region<'a, A> {
 }
 
 impl<A> Region<'_, A> {
-    /// Leaves the region and says whose turn is next.
+    /// Leaves the region to the turn `next`.
     pub fn leave(mut self, next: u64) {
         self.next = next;
     }
@@ -212,51 +214,65 @@ impl<A> Drop for Region<'_, A> {
     }
 }
 
-/// An output that many workers write, each row once.
+/// An output written by many workers, each row once.
 pub struct Rows<'a, T> {
     view: ViewMut<'a, T>,
     written: Vec<AtomicU64>,
 }
 
 impl<'a, T: Element> Rows<'a, T> {
-    /// Over an output in which nothing has been written yet.
+    /// Over an output of which no row has been written yet.
     pub fn new(view: ViewMut<'a, T>) -> Self {
-        let [batch, heads, length, _] = view.shape();
-        let words = (batch * heads * length).div_ceil(64);
+        let [batch, heads, length, width] = view.shape();
+        // Rows without elements are not tracked: they may be more than can be counted.
+        let rows = if width == 0 { 0 } else { batch * heads * length };
+        let words = rows.div_ceil(64);
         Rows { view, written: (0..words).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// Rounds a row of sums into place; what `row` holds beyond the width is left out.
+    /// Rounds a row of accumulators into place. Elements of `row` beyond the width are ignored.
     ///
     /// # Panics
-    /// Where the row was written before, or is not there.
+    /// If the row was written before, does not exist, or is longer than `row`.
     pub fn write(&self, b: usize, h: usize, i: usize, row: &[T::Acc]) {
         self.write_all(b, h, i, 1, row, row.len());
     }
 
-    /// Rounds some rows of sums into place, those from `i` on; they lie at distance `row` in `data`.
+    /// Rounds `count` rows of accumulators into the rows from `i` on; they lie at distance `row` in `data`.
     ///
     /// # Panics
-    /// Where one of the rows was written before, or is not there.
+    /// If one of the rows was written before or does not exist, or `data` is too short.
     pub fn write_all(&self, b: usize, h: usize, i: usize, count: usize, data: &[T::Acc], row: usize) {
-        self.claim(b, h, i, count);
         let long = data.len() >= count.saturating_mul(row);
         assert!(row >= self.view.shape()[3] && long, "too little for {count} rows");
+        self.claim(b, h, i, count);
         // SAFETY: the rows were claimed, so this is the first and only access to them.
         unsafe { self.view.store_rows([b, h, i], count, data, row) };
+        self.count(count);
     }
 
-    /// The same with each row multiplied by its factor first: as many rows as there are factors.
+    /// [`write_all`](Rows::write_all) with each row multiplied by its factor first: one row per factor.
     ///
     /// # Panics
-    /// Where one of the rows was written before, or is not there.
+    /// If one of the rows was written before or does not exist, or `data` is too short.
     pub fn write_scaled(&self, b: usize, h: usize, i: usize, factors: &[T::Acc], data: &[T::Acc], row: usize) {
+        let long = data.len() >= factors.len().saturating_mul(row);
+        assert!(row >= self.view.shape()[3] && long, "too little for {} rows", factors.len());
         self.claim(b, h, i, factors.len());
         // SAFETY: the rows were claimed, so this is the first and only access to them.
         unsafe { self.view.store_scaled([b, h, i], factors, data, row) };
+        self.count(factors.len());
     }
 
-    /// Makes sure that some rows are there and have not been written, and notes that they will be.
+    /// Counts rows once they are written. Claimed rows do not count: a caller that panics between the two, and is caught,
+    /// leaves rows that [`Unwritten`](crate::Unwritten) must not take for initialized.
+    fn count(&self, rows: usize) {
+        if let Some(total) = self.view.count {
+            total.fetch_add(rows, Ordering::Relaxed);
+        }
+    }
+
+    /// Checks that some rows exist and are unwritten, and marks them as written.
     fn claim(&self, b: usize, h: usize, i: usize, count: usize) {
         let [batch, heads, length, _] = self.view.shape();
         assert!(
@@ -264,6 +280,9 @@ impl<'a, T: Element> Rows<'a, T> {
             "rows [{b}, {h}, {i}..] of {:?}",
             self.view.shape()
         );
+        if count == 0 || self.view.shape()[3] == 0 {
+            return;
+        }
         let (start, end) = ((b * heads + h) * length + i, (b * heads + h) * length + i + count);
         for word in start / 64..end.div_ceil(64) {
             let (from, to) = (start.max(word * 64) - word * 64, end.min(word * 64 + 64) - word * 64);
@@ -279,16 +298,7 @@ impl<'a, T: Element> Rows<'a, T> {
     }
 }
 
-impl<T> Drop for Rows<'_, T> {
-    fn drop(&mut self) {
-        if let Some(count) = self.view.count {
-            let written = self.written.iter().map(|word| word.load(Ordering::Relaxed).count_ones() as usize);
-            count.fetch_add(written.sum(), Ordering::Relaxed);
-        }
-    }
-}
-
-/// Copies rows of any strides into sums' type, one after the other.
+/// Widens every element to the accumulator type, in row-major order.
 pub fn widened<T: Element>(view: View<'_, T>) -> Vec<T::Acc> {
     let [batch, heads, length, width] = view.shape();
     let mut out = vec![T::Acc::of_f64(0.0); view.len()];
@@ -347,6 +357,54 @@ mod tests {
         });
         let expected = (0..20u64).fold(0u64, |x, turn| x.wrapping_mul(31).wrapping_add(turn));
         assert_eq!(data, [expected; 3]);
+    }
+
+    #[test]
+    #[should_panic(expected = "out of range")]
+    fn a_turn_that_looks_like_a_held_region_is_refused() {
+        let mut data = [0u64; 1];
+        let gate = Turnstile::new(&mut data, 1, 1, |_| 0);
+        let _held = gate.enter(0, 0);
+        gate.enter(0, LOCKED);
+    }
+
+    /// Runs what panics, and catches it.
+    fn caught(body: impl FnOnce()) {
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_err();
+    }
+
+    #[test]
+    fn only_rows_that_hold_something_count_as_written() {
+        use crate::Unwritten;
+        let refused: [&dyn Fn(&Rows<'_, f32>); 5] = [
+            // No rows at all, from within a word of the bitmap.
+            &|rows| rows.write_all(0, 0, 1, 0, &[], 2),
+            // Claims that fail half way, and data that are too short.
+            &|rows| caught(|| rows.write_all(0, 0, 0, 64, &[1.0; 128], 2)),
+            &|rows| caught(|| rows.write_all(0, 0, 1, 63, &[1.0; 3], 2)),
+            &|rows| caught(|| rows.write_scaled(0, 0, 1, &[1.0; 63], &[1.0; 3], 2)),
+            &|rows| caught(|| rows.write(0, 0, 1, &[1.0])),
+        ];
+        for attempt in refused {
+            let mut memory = Unwritten::<f32>::new([1, 1, 64, 2]).unwrap();
+            let rows = Rows::new(memory.view());
+            rows.write(0, 0, 0, &[1.0, 2.0]);
+            attempt(&rows);
+            drop(rows);
+            caught(|| drop(memory.written()));
+        }
+    }
+
+    #[test]
+    fn outputs_without_elements_are_written_at_once() {
+        use crate::Unwritten;
+        for shape in [[0, usize::MAX, usize::MAX, 3], [2, 3, 0, 5], [2, 1, 4, 0]] {
+            assert!(Unwritten::<f32>::new(shape).is_some_and(|mut memory| {
+                drop(Rows::new(memory.view()));
+                memory.written().is_empty()
+            }));
+        }
+        assert!(Unwritten::<f32>::new([usize::MAX, usize::MAX, 1, 1]).is_none());
     }
 
     #[test]

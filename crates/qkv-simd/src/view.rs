@@ -1,5 +1,8 @@
-//! `[batch, heads, length, width]` over memory that someone else owns: a pointer, a shape and strides, nothing more.
-//! Zero strides broadcast; negative ones are fine. Made from slices here, from `ndarray` with the feature of that name.
+//! Tensors `[batch, heads, length, width]` over borrowed memory: a pointer, a shape and strides.
+//!
+//! Zero strides broadcast, negative strides are allowed. Views are built from slices, from raw parts
+//! ([`View::from_raw`], [`ViewMut::from_raw`]) for adapters to other tensor libraries, and from `ndarray` arrays with the
+//! feature of that name. Writing through a [`ViewMut`] is left to [`shared::Rows`](crate::shared::Rows).
 
 use crate::isa::Isa;
 use crate::number::Element;
@@ -9,26 +12,26 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::atomic::AtomicUsize;
 
-/// Why a slice cannot be seen as the shape that was asked for.
+/// Why memory cannot be viewed with a shape and strides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ViewError {
     /// The shape and strides reach outside the slice.
     OutOfBounds {
-        /// The shape that was asked for.
+        /// The requested shape.
         shape: [usize; 4],
-        /// How many elements the slice holds.
+        /// Elements in the slice.
         len: usize,
     },
-    /// The number of elements or a reach in memory does not fit a machine word.
+    /// The number of elements, or an offset in memory, does not fit a machine word.
     TooLarge {
-        /// The shape that was asked for.
+        /// The requested shape.
         shape: [usize; 4],
     },
-    /// Two elements to be written share a place in memory.
+    /// Two elements of a mutable view share an address.
     Overlapping {
-        /// The shape that was asked for.
+        /// The requested shape.
         shape: [usize; 4],
-        /// The strides that make them meet.
+        /// The strides that overlap.
         strides: [isize; 4],
     },
 }
@@ -97,7 +100,7 @@ impl<'a> From<View<'a, bool>> for View<'a, u8> {
     }
 }
 
-/// The strides of rows that lie one after the other, or `None` where they do not fit a machine word.
+/// Row-major strides, or `None` if they do not fit a machine word.
 fn contiguous(shape: [usize; 4]) -> Option<[isize; 4]> {
     let mut strides = [0; 4];
     let mut step = 1isize;
@@ -108,7 +111,7 @@ fn contiguous(shape: [usize; 4]) -> Option<[isize; 4]> {
     Some(strides)
 }
 
-/// The lowest and highest offset that a shape with strides reaches, from its first element.
+/// The lowest and highest offset of an element from the first one.
 fn reach(shape: [usize; 4], strides: [isize; 4]) -> Option<(isize, isize)> {
     let (mut low, mut high) = (0isize, 0isize);
     for (&len, stride) in shape.iter().zip(strides) {
@@ -122,7 +125,7 @@ fn reach(shape: [usize; 4], strides: [isize; 4]) -> Option<(isize, isize)> {
     Some((low, high))
 }
 
-/// Checks that a shape with strides, from `offset`, stays inside a slice of `len`.
+/// Checks that every element of a view from `offset` on lies inside a slice of `len`.
 fn inside(len: usize, offset: usize, shape: [usize; 4], strides: [isize; 4]) -> Result<(), ViewError> {
     let too_large = ViewError::TooLarge { shape };
     let count = shape.iter().try_fold(1usize, |count, &len| count.checked_mul(len));
@@ -141,7 +144,24 @@ fn inside(len: usize, offset: usize, shape: [usize; 4], strides: [isize; 4]) -> 
     }
 }
 
-/// Whether no two elements share a place: sorted by stride, each steps over all that the smaller ones reach.
+/// Checks that the number of elements and every offset, in elements and in bytes, fit a machine word.
+fn representable(size: usize, shape: [usize; 4], strides: [isize; 4]) -> Result<(), ViewError> {
+    let too_large = ViewError::TooLarge { shape };
+    let Some(count) = shape.iter().try_fold(1usize, |count, &len| count.checked_mul(len)) else {
+        return Err(too_large);
+    };
+    if count == 0 {
+        return Ok(());
+    }
+    let size = isize::try_from(size).map_err(|_| too_large.clone())?;
+    let (low, high) = reach(shape, strides).ok_or(too_large.clone())?;
+    match high.checked_sub(low).and_then(|extent| extent.checked_add(1)?.checked_mul(size)) {
+        Some(_) => Ok(()),
+        None => Err(too_large),
+    }
+}
+
+/// Whether no two elements share an address: in order of stride, each axis steps over the extent of the smaller ones.
 fn disjoint(shape: [usize; 4], strides: [isize; 4]) -> bool {
     let mut axes: Vec<(usize, usize)> =
         shape.iter().zip(strides).filter(|(len, _)| **len > 1).map(|(&len, s)| (s.unsigned_abs(), len)).collect();
@@ -155,16 +175,36 @@ fn disjoint(shape: [usize; 4], strides: [isize; 4]) -> bool {
 }
 
 impl<'a, T> View<'a, T> {
-    /// A slice, row by row.
+    /// A slice in row-major order.
     pub fn new(data: &'a [T], shape: [usize; 4]) -> Result<Self, ViewError> {
         let strides = contiguous(shape).ok_or(ViewError::TooLarge { shape })?;
         View::strided(data, 0, shape, strides)
     }
 
-    /// A slice with the first element at `offset` and any strides that stay inside it.
+    /// A slice with the first element at `offset`, and any strides that stay inside the slice.
     pub fn strided(data: &'a [T], offset: usize, shape: [usize; 4], strides: [isize; 4]) -> Result<Self, ViewError> {
         inside(data.len(), offset, shape, strides)?;
         Ok(View { data: data.as_ptr().wrapping_add(offset), shape, strides, borrowed: PhantomData })
+    }
+
+    /// A view over memory that another library owns; `data` is the address of element `[0, 0, 0, 0]`. Fails if the offsets
+    /// of the elements do not fit a machine word.
+    ///
+    /// ```
+    /// use qkv_simd::View;
+    /// let data = [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0];
+    /// // SAFETY: six elements of a live array, read with strides that stay inside it.
+    /// let view = unsafe { View::from_raw(data.as_ptr(), [1, 1, 3, 2], [0, 0, 2, 1]) }.unwrap();
+    /// assert_eq!(view.row(0, 0, 1), Some(&[3.0, 4.0][..]));
+    /// ```
+    ///
+    /// # Safety
+    /// For the lifetime `'a`, the element at offset `Σ index · stride` from `data` must be initialized, aligned and not
+    /// written to, for every index inside `shape`, and all of them must belong to one allocation. A view without elements
+    /// reads no memory, so `data` may then be any pointer.
+    pub unsafe fn from_raw(data: *const T, shape: [usize; 4], strides: [isize; 4]) -> Result<Self, ViewError> {
+        representable(size_of::<T>(), shape, strides)?;
+        Ok(View { data, shape, strides, borrowed: PhantomData })
     }
 
     /// `[batch, heads, length, width]`.
@@ -172,23 +212,25 @@ impl<'a, T> View<'a, T> {
         self.shape
     }
 
-    /// From one element to the next along each axis, in elements.
+    /// The strides of the four axes, in elements.
     pub fn strides(&self) -> [isize; 4] {
         self.strides
     }
 
-    /// How many elements it shows.
+    /// The number of elements, broadcast ones included.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Whether it shows none.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.shape.contains(&0)
     }
 
-    /// The same numbers with axes of length 1 stretched to `shape`, or `None` where another axis differs.
+    /// Broadcasts axes of length 1 to `shape`; `None` if another axis differs or the number of elements does not fit a
+    /// machine word.
     pub fn broadcast(self, shape: [usize; 4]) -> Option<Self> {
+        shape.iter().try_fold(1usize, |count, &len| count.checked_mul(len))?;
         let mut strides = self.strides;
         for axis in 0..4 {
             if self.shape[axis] != shape[axis] {
@@ -204,7 +246,7 @@ impl<'a, T> View<'a, T> {
     /// The first `length` rows of every head.
     ///
     /// # Panics
-    /// Where there are fewer.
+    /// If there are fewer.
     pub fn truncate(self, length: usize) -> Self {
         assert!(length <= self.shape[2], "only {} rows", self.shape[2]);
         View { shape: [self.shape[0], self.shape[1], length, self.shape[3]], ..self }
@@ -213,61 +255,83 @@ impl<'a, T> View<'a, T> {
     fn offset(&self, b: usize, h: usize, i: usize) -> isize {
         let [batch, heads, length, _] = self.shape;
         assert!(b < batch && h < heads && i < length, "row [{b}, {h}, {i}] of {:?}", self.shape);
-        b as isize * self.strides[0] + h as isize * self.strides[1] + i as isize * self.strides[2]
+        offset_of(self.strides, [b, h, i])
     }
+}
+
+/// The offset of a row's first element. It is exact for every row of a view that has elements; a view without elements may
+/// have any strides, so the arithmetic wraps, and its rows must not be turned into pointers.
+fn offset_of(strides: [isize; 4], index: [usize; 3]) -> isize {
+    let terms = index.iter().zip(strides).map(|(&at, stride)| (at as isize).wrapping_mul(stride));
+    terms.fold(0, isize::wrapping_add)
 }
 
 impl<'a, T: Copy> View<'a, T> {
     /// One element.
     ///
     /// # Panics
-    /// Where the index is outside the shape.
+    /// If the index is outside the shape.
     #[inline]
     pub fn at(&self, b: usize, h: usize, i: usize, x: usize) -> T {
         let row = self.offset(b, h, i);
         assert!(x < self.shape[3], "element {x} of {:?}", self.shape);
-        // SAFETY: the index is inside the shape, which was checked to lie inside the borrowed memory.
+        // SAFETY: the index is inside the shape, and every element of the shape lies inside the borrowed memory.
         unsafe { *self.data.offset(row + x as isize * self.strides[3]) }
     }
 
-    /// A row as a slice, where its elements lie next to each other.
+    /// A row as a slice; `None` if its elements are not contiguous.
+    ///
+    /// # Panics
+    /// If there is no such row.
     #[inline]
     pub fn row(&self, b: usize, h: usize, i: usize) -> Option<&'a [T]> {
         let row = self.offset(b, h, i);
         if self.strides[3] != 1 && self.shape[3] != 1 {
             return None;
         }
-        // SAFETY: with a stride of 1 (or one element) the row's elements are contiguous, inside the borrowed memory, and
-        // live as long as the borrow.
+        // A row without elements has no address: the memory behind the view may be empty, and its strides are unchecked.
+        if self.shape[3] == 0 {
+            return Some(&[]);
+        }
+        // SAFETY: with a stride of 1 (or a single element) the row is contiguous; it is not empty and lies inside the
+        // borrowed memory, which lives for `'a`.
         Some(unsafe { std::slice::from_raw_parts(self.data.offset(row), self.shape[3]) })
     }
 
-    /// Rows from `i` on as one slice and the distance between them, where their elements lie next to each other and the rows
-    /// one after the other.
+    /// `count` rows from `i` on as one slice, and the distance between rows; `None` if a row is not contiguous or the rows
+    /// overlap or descend.
+    ///
+    /// # Panics
+    /// If there are fewer rows.
     pub fn slab(&self, b: usize, h: usize, i: usize, count: usize) -> Option<(&'a [T], usize)> {
         let [.., width] = self.shape;
         let row = usize::try_from(self.strides[2]).ok()?;
         if count == 0 || width == 0 || self.strides[3] != 1 || row < width {
             return None;
         }
-        let (first, _) = (self.offset(b, h, i), self.offset(b, h, i + count - 1));
-        // SAFETY: the first and the last row are inside the shape, and with them all that lies between the first element of
-        // the one and the last of the other, which lives as long as the borrow.
+        // Saturating: a count near the largest number must not wrap around to a row that exists.
+        let (first, _) = (self.offset(b, h, i), self.offset(b, h, i.saturating_add(count - 1)));
+        // SAFETY: the first and the last row are inside the shape, and with an ascending stride so is everything between the
+        // first element of the one and the last element of the other.
         Some((unsafe { std::slice::from_raw_parts(self.data.offset(first), (count - 1) * row + width) }, row))
     }
 
-    /// Rows as slices, those from `i` on, one for each place of `out`; `false` where their elements lie apart.
+    /// Writes the rows from `i` on into `out` as slices, as many as it holds; `false` if they are not contiguous.
     ///
     /// # Panics
-    /// Where there are fewer.
+    /// If there are fewer rows.
     pub fn rows(&self, b: usize, h: usize, i: usize, out: &mut [&'a [T]]) -> bool {
         let Some(last) = out.len().checked_sub(1) else { return true };
-        let (first, _) = (self.offset(b, h, i), self.offset(b, h, i + last));
+        let (first, _) = (self.offset(b, h, i), self.offset(b, h, i.saturating_add(last)));
         if self.strides[3] != 1 && self.shape[3] != 1 {
             return false;
         }
+        if self.shape[3] == 0 {
+            out.fill(&[]);
+            return true;
+        }
         for (at, row) in out.iter_mut().enumerate() {
-            // SAFETY: as in `row`; every row between the first and the last is inside the shape.
+            // SAFETY: as in `row`: not empty, and every row between the first and the last is inside the shape.
             *row = unsafe {
                 let start = self.data.offset(first + at as isize * self.strides[2]);
                 std::slice::from_raw_parts(start, self.shape[3])
@@ -276,7 +340,7 @@ impl<'a, T: Copy> View<'a, T> {
         true
     }
 
-    /// Every element, row by row.
+    /// Copies every element in row-major order.
     pub fn to_vec(&self) -> Vec<T> {
         let [batch, heads, length, width] = self.shape;
         let mut out = Vec::with_capacity(self.len());
@@ -295,10 +359,10 @@ impl<'a, T: Copy> View<'a, T> {
 }
 
 impl<T: Element> View<'_, T> {
-    /// Copies a row into sums' type, fills what is left of `out` with zeros, and says whether all of it was finite.
+    /// Widens a row to the accumulator type and pads `out` with zeros. Returns whether the whole row is finite.
     ///
     /// # Panics
-    /// Where `out` is shorter than the row.
+    /// If there is no such row, or `out` is shorter than it.
     #[inline]
     pub fn load_row(&self, b: usize, h: usize, i: usize, out: &mut [T::Acc]) -> bool {
         let width = self.shape[3];
@@ -317,10 +381,10 @@ impl<T: Element> View<'_, T> {
         finite
     }
 
-    /// [`load_row`](View::load_row) for the rows from `i` on, each padded to `row`: as many as there is room for.
+    /// [`load_row`](View::load_row) for the rows from `i` on, each padded to `row`: as many as fit into `out`.
     ///
     /// # Panics
-    /// Where there are fewer, or `row` is shorter than they are.
+    /// If there are fewer rows, or `row` is shorter than the width.
     pub fn load_rows(&self, b: usize, h: usize, i: usize, out: &mut [T::Acc], row: usize) -> bool {
         let count = out.len().checked_div(row).unwrap_or(0);
         match self.slab(b, h, i, count) {
@@ -332,10 +396,10 @@ impl<T: Element> View<'_, T> {
         }
     }
 
-    /// Copies a part of a row, from `start` on, into sums' type.
+    /// Widens the part of a row from `start` on, as much as fits into `out`.
     ///
     /// # Panics
-    /// Where the row is shorter.
+    /// If the row is shorter.
     pub fn load_part(&self, b: usize, h: usize, i: usize, start: usize, out: &mut [T::Acc]) {
         match self.row(b, h, i) {
             Some(row) => _ = rows::widen(Isa::best(), &row[start..][..out.len()], out),
@@ -343,10 +407,10 @@ impl<T: Element> View<'_, T> {
         }
     }
 
-    /// Copies a row as bf16, pads it with zeros, and says whether all of it was finite.
+    /// Copies a row as bf16 and pads `out` with zeros. Returns whether the whole row is finite.
     ///
     /// # Panics
-    /// Where the row is not there, or `out` is shorter.
+    /// If there is no such row, or `out` is shorter than it.
     #[inline]
     pub fn load_bf16(&self, b: usize, h: usize, i: usize, out: &mut [bf16]) -> bool {
         let (to, rest) = out.split_at_mut(self.shape[3]);
@@ -358,12 +422,12 @@ impl<T: Element> View<'_, T> {
             },
             None => to.iter_mut().enumerate().for_each(|(x, to)| *to = self.at(b, h, i, x).to_bf16()),
         }
-        // The exponent alone, without a branch: the compiler makes vectors of this.
+        // Tests the exponent bits without a branch, so that the loop vectorizes.
         to.iter().fold(0, |full, x| full | u16::from(x.to_bits() & 0x7f80 == 0x7f80)) == 0
     }
 }
 
-/// A borrowed tensor to be written, `[batch, heads, length, width]`, whose elements all have their own place.
+/// A mutably borrowed tensor `[batch, heads, length, width]`, in which no two elements overlap.
 ///
 /// ```
 /// use qkv_simd::ViewMut;
@@ -375,15 +439,14 @@ pub struct ViewMut<'a, T> {
     data: *mut T,
     shape: [usize; 4],
     strides: [isize; 4],
-    /// Where to count the rows that are written, if anybody asks.
+    /// Counts the rows that were written, for [`Unwritten`].
     pub(crate) count: Option<&'a AtomicUsize>,
     borrowed: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it is an exclusive borrow of a slice's elements.
+// SAFETY: an exclusive borrow of a slice's elements.
 unsafe impl<T: Send> Send for ViewMut<'_, T> {}
-// SAFETY: a shared reference to it gives no access to the elements except through `shared::Rows`, which hands out each
-// row once.
+// SAFETY: a shared reference gives access to the elements only through `shared::Rows`, which hands out each row once.
 unsafe impl<T: Send> Sync for ViewMut<'_, T> {}
 
 impl<T> fmt::Debug for ViewMut<'_, T> {
@@ -393,13 +456,13 @@ impl<T> fmt::Debug for ViewMut<'_, T> {
 }
 
 impl<'a, T> ViewMut<'a, T> {
-    /// A slice, row by row.
+    /// A slice in row-major order.
     pub fn new(data: &'a mut [T], shape: [usize; 4]) -> Result<Self, ViewError> {
         let strides = contiguous(shape).ok_or(ViewError::TooLarge { shape })?;
         ViewMut::strided(data, 0, shape, strides)
     }
 
-    /// A slice with the first element at `offset` and strides that give every element its own place.
+    /// A slice with the first element at `offset`, and strides with which no two elements overlap.
     pub fn strided(
         data: &'a mut [T],
         offset: usize,
@@ -413,13 +476,37 @@ impl<'a, T> ViewMut<'a, T> {
         Ok(ViewMut { data: data.as_mut_ptr().wrapping_add(offset), shape, strides, count: None, borrowed: PhantomData })
     }
 
+    /// A mutable view over memory that another library owns; `data` is the address of element `[0, 0, 0, 0]`. Fails if two
+    /// elements overlap, or their offsets do not fit a machine word.
+    ///
+    /// ```
+    /// use qkv_simd::{ViewMut, shared::Rows};
+    /// let mut data = [0.0f32; 4];
+    /// // SAFETY: four elements of an array that nothing else touches while the view lives.
+    /// let view = unsafe { ViewMut::from_raw(data.as_mut_ptr(), [1, 1, 2, 2], [4, 4, 2, 1]) }.unwrap();
+    /// Rows::new(view).write(0, 0, 1, &[3.0, 4.0]);
+    /// assert_eq!(data, [0.0, 0.0, 3.0, 4.0]);
+    /// ```
+    ///
+    /// # Safety
+    /// For the lifetime `'a`, the element at offset `Σ index · stride` from `data` must be aligned, writable and accessed
+    /// through this view alone, for every index inside `shape`, and all of them must belong to one allocation. They need not
+    /// be initialized. A view without elements touches no memory, so `data` may then be any pointer.
+    pub unsafe fn from_raw(data: *mut T, shape: [usize; 4], strides: [isize; 4]) -> Result<Self, ViewError> {
+        representable(size_of::<T>(), shape, strides)?;
+        if !disjoint(shape, strides) {
+            return Err(ViewError::Overlapping { shape, strides });
+        }
+        Ok(ViewMut { data, shape, strides, count: None, borrowed: PhantomData })
+    }
+
     /// `[batch, heads, length, width]`.
     pub fn shape(&self) -> [usize; 4] {
         self.shape
     }
 }
 
-/// Memory for a tensor that is still to be written, row by row, through its view: nothing has to be cleared first.
+/// Uninitialized memory for a tensor that is written row by row through its view, without clearing it first.
 ///
 /// ```
 /// use qkv_simd::{Unwritten, shared::Rows};
@@ -434,53 +521,61 @@ impl<'a, T> ViewMut<'a, T> {
 pub struct Unwritten<T> {
     data: Vec<T>,
     shape: [usize; 4],
+    len: usize,
     rows: AtomicUsize,
 }
 
 impl<T: Copy> Unwritten<T> {
-    /// Memory for this shape, or `None` where there is not as much.
+    /// Memory for this shape; `None` if it cannot be allocated.
     pub fn new(shape: [usize; 4]) -> Option<Self> {
         let len = shape.iter().try_fold(1usize, |len, &axis| len.checked_mul(axis))?;
         let mut data = Vec::new();
         data.try_reserve_exact(len).ok()?;
         crate::huge_pages::advise_huge_pages(&mut data);
-        Some(Unwritten { data, shape, rows: AtomicUsize::new(0) })
+        Some(Unwritten { data, shape, len, rows: AtomicUsize::new(0) })
     }
 
     /// The view through which it is written.
     pub fn view(&mut self) -> ViewMut<'_, T> {
         let [_, h, n, d] = self.shape;
-        let strides = [h * n * d, n * d, d, 1].map(|stride| stride as isize);
+        // Exact wherever there are elements; an empty shape may have axes whose product does not fit.
+        let row = |axes: &[usize]| axes.iter().fold(1isize, |product, &len| product.saturating_mul(len as isize));
+        let strides = [row(&[h, n, d]), row(&[n, d]), row(&[d]), 1];
         *self.rows.get_mut() = 0;
-        // Nobody reads through a `ViewMut`; its rows are written through `shared::Rows`, which counts them.
+        // Nothing reads through a `ViewMut`; `shared::Rows` writes its rows and counts them.
         let data = self.data.as_mut_ptr();
         ViewMut { data, shape: self.shape, strides, count: Some(&self.rows), borrowed: PhantomData }
     }
 
-    /// What was written.
+    /// The written elements.
     ///
     /// # Panics
-    /// Where a row was not.
+    /// If a row was not written.
     pub fn written(mut self) -> Vec<T> {
-        let [b, h, n, d] = self.shape;
-        assert!(d == 0 || *self.rows.get_mut() == b * h * n, "a row was not written");
-        // SAFETY: there is memory for as many elements, and every row of them was written, each once.
-        unsafe { self.data.set_len(b * h * n * d) };
+        let width = self.shape[3];
+        let rows = self.len.checked_div(width).unwrap_or(0);
+        assert!(width == 0 || *self.rows.get_mut() == rows, "a row was not written");
+        // SAFETY: the capacity is at least `len`, and all of its rows were written, each once.
+        unsafe { self.data.set_len(self.len) };
         self.data
     }
 }
 
 impl<T: Element> ViewMut<'_, T> {
-    /// Rounds a row of sums into place.
+    /// Rounds a row of accumulators into place.
     ///
     /// # Safety
     /// No other access to this row happens at the same time.
     pub(crate) unsafe fn store_row(&self, b: usize, h: usize, i: usize, row: &[T::Acc]) {
         let [batch, heads, length, width] = self.shape;
         assert!(b < batch && h < heads && i < length && row.len() >= width, "row [{b}, {h}, {i}] of {:?}", self.shape);
-        let start = b as isize * self.strides[0] + h as isize * self.strides[1] + i as isize * self.strides[2];
-        // SAFETY: every index is inside the shape, which was checked to lie inside the borrowed memory, and the caller vouches
-        // that nobody else touches the row.
+        // A row without elements has no address.
+        if width == 0 {
+            return;
+        }
+        let start = offset_of(self.strides, [b, h, i]);
+        // SAFETY: every index is inside the shape, which lies inside the borrowed memory, and the caller guarantees that
+        // nothing else accesses the row.
         unsafe {
             if self.strides[3] == 1 || width == 1 {
                 return rows::narrow(Isa::best(), &row[..width], self.data.offset(start));
@@ -491,30 +586,30 @@ impl<T: Element> ViewMut<'_, T> {
         }
     }
 
-    /// Rounds rows of sums at distance `row` into the rows from `i` on, at once where both sides lie without gaps.
+    /// Rounds `count` rows of accumulators at distance `row` into the rows from `i` on; in one pass if both are dense.
     ///
     /// # Safety
     /// No other access to these rows happens at the same time.
     pub(crate) unsafe fn store_rows(&self, [b, h, i]: [usize; 3], count: usize, data: &[T::Acc], row: usize) {
         let [batch, heads, length, width] = self.shape;
         let dense = row == width && self.strides[2..] == [width as isize, 1];
-        if dense && count > 0 {
+        if dense && count > 0 && width > 0 {
             assert!(
                 b < batch && h < heads && i.saturating_add(count) <= length,
                 "rows [{b}, {h}, {i}..] of {:?}",
                 self.shape
             );
-            let start = b as isize * self.strides[0] + h as isize * self.strides[1] + i as isize * self.strides[2];
-            // SAFETY: as in `store_row`, for each of the rows, which follow one another.
+            let start = offset_of(self.strides, [b, h, i]);
+            // SAFETY: as in `store_row`, for each of the rows, which are contiguous.
             return unsafe { rows::narrow(Isa::best(), &data[..count * width], self.data.offset(start)) };
         }
         for r in 0..count {
-            // SAFETY: the caller vouches for each of the rows.
+            // SAFETY: the caller guarantees exclusive access to each of the rows.
             unsafe { self.store_row(b, h, i + r, &data[r * row..][..row]) };
         }
     }
 
-    /// Multiplies rows of sums at distance `row` by their factors, and rounds them into the rows from `i` on.
+    /// Multiplies rows of accumulators at distance `row` by their factors, and rounds them into the rows from `i` on.
     ///
     /// # Safety
     /// No other access to these rows happens at the same time.
@@ -526,7 +621,10 @@ impl<T: Element> ViewMut<'_, T> {
             self.shape
         );
         assert!(row >= width && data.len() >= factors.len().saturating_mul(row), "the rows are too short");
-        let start = b as isize * self.strides[0] + h as isize * self.strides[1] + i as isize * self.strides[2];
+        if width == 0 || factors.is_empty() {
+            return;
+        }
+        let start = offset_of(self.strides, [b, h, i]);
         // SAFETY: as in `store_row`, for each of the rows.
         unsafe {
             if self.strides[3] == 1 || width == 1 {
@@ -553,7 +651,7 @@ mod from_ndarray {
             let array: &ArrayRef<T, Ix4> = array;
             let (b, h, n, d) = array.dim();
             let strides: [isize; 4] = array.strides().try_into().expect("four axes");
-            // An `ndarray` borrow is a valid view: its pointer, shape and strides lie inside memory that it borrows.
+            // A borrow of an array is a valid view: every element lies inside the memory that it borrows.
             View { data: array.as_ptr(), shape: [b, h, n, d], strides, borrowed: PhantomData }
         }
     }
@@ -596,6 +694,79 @@ mod tests {
         assert!(View::new(&data, [usize::MAX, 2, 1, 1]).is_err());
         assert!(View::new(&data, [1 << 40, 1 << 40, 1, 1]).is_err());
         assert!(View::new(&data, [5, 0, 7, 9]).is_ok());
+    }
+
+    #[test]
+    fn rows_without_elements_touch_no_memory() {
+        // No memory behind it, and strides whose offsets do not fit a machine word.
+        let nothing: [f32; 0] = [];
+        for strides in [[0, 0, 0, 1], [isize::MAX, isize::MIN, isize::MAX, 1], [5, 5, 5, isize::MAX]] {
+            let view = View::strided(&nothing, usize::MAX, [2, 3, 5, 0], strides).unwrap();
+            let expected = (strides[3] == 1).then_some(&[][..]);
+            assert_eq!(view.row(1, 2, 4), expected);
+            let mut rows: [&[f32]; 2] = [&[1.0]; 2];
+            assert_eq!(view.rows(1, 2, 3, &mut rows), expected.is_some());
+            assert_eq!(view.slab(1, 2, 3, 2), None);
+            assert!(view.load_row(1, 2, 4, &mut [1.0; 3]) && view.load_rows(1, 2, 3, &mut [1.0; 32], 16));
+            assert!(view.load_bf16(1, 2, 4, &mut [bf16::ONE; 3]));
+            assert!(view.to_vec().is_empty());
+        }
+        assert!(View::new(&nothing, [1, 1, 5, 0]).unwrap().row(0, 0, 4).unwrap().is_empty());
+        for strides in [[0, 0, 0, 1], [isize::MAX, isize::MIN, isize::MAX, 1]] {
+            let mut nothing: [f32; 0] = [];
+            let rows =
+                crate::shared::Rows::new(ViewMut::strided(&mut nothing, usize::MAX, [2, 3, 5, 0], strides).unwrap());
+            rows.write(1, 2, 4, &[]);
+            rows.write_all(1, 2, 0, 2, &[], 0);
+            rows.write_scaled(1, 2, 2, &[1.0; 2], &[1.0; 32], 16);
+        }
+        // SAFETY: views without elements read and write nothing.
+        unsafe {
+            let (read, write) = (std::ptr::null::<f32>(), std::ptr::null_mut::<f32>());
+            assert!(View::from_raw(read, [1, 1, 5, 0], [0, 0, 0, 1]).unwrap().row(0, 0, 4).unwrap().is_empty());
+            let rows = crate::shared::Rows::new(ViewMut::from_raw(write, [1, 1, 5, 0], [0, 0, 0, 1]).unwrap());
+            rows.write(0, 0, 4, &[]);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "row [0, 0, ")]
+    fn a_count_that_wraps_around_is_no_slab() {
+        let data = [0.0f32; 8];
+        let view = View::new(&data, [1, 1, 4, 2]).unwrap();
+        view.slab(0, 0, 2, usize::MAX);
+    }
+
+    #[test]
+    fn raw_parts_are_read_and_written_like_slices() {
+        let mut data: Vec<f32> = (0..24).map(|x| x as f32).collect();
+        // The rows of each head in descending order.
+        // SAFETY: the elements of a live vector, with strides that stay inside it.
+        let view = unsafe { View::from_raw(data.as_ptr().add(9), [1, 2, 4, 3], [0, 12, -3, 1]) }.unwrap();
+        assert_eq!(view.row(0, 1, 0), Some(&[21.0, 22.0, 23.0][..]));
+        assert_eq!(view.at(0, 0, 3, 2), 2.0);
+        // SAFETY: as above, and nothing else uses the vector while the view lives.
+        let view = unsafe { ViewMut::from_raw(data.as_mut_ptr().add(9), [1, 2, 4, 3], [0, 12, -3, 1]) }.unwrap();
+        crate::shared::Rows::new(view).write(0, 1, 3, &[7.0, 8.0, 9.0]);
+        assert_eq!(data[12..15], [7.0, 8.0, 9.0]);
+        let (read, write) = (data.as_ptr(), data.as_mut_ptr());
+        // SAFETY: refused before anything is read or written.
+        unsafe {
+            let huge = [1, 1, 3, 1];
+            let offsets = [0, 0, isize::MAX / 2, 1];
+            assert!(matches!(View::from_raw(read, huge, offsets), Err(ViewError::TooLarge { .. })));
+            assert!(matches!(View::from_raw(read, [usize::MAX, 2, 1, 1], [0; 4]), Err(ViewError::TooLarge { .. })));
+            assert!(matches!(ViewMut::from_raw(write, huge, offsets), Err(ViewError::TooLarge { .. })));
+            let shared = ViewMut::from_raw(write, [1, 2, 3, 1], [0, 0, 1, 1]);
+            assert!(matches!(shared, Err(ViewError::Overlapping { .. })));
+        }
+    }
+
+    #[test]
+    fn broadcasting_to_more_elements_than_can_be_counted_is_refused() {
+        let view = View::new(&[1.0f32], [1, 1, 1, 1]).unwrap();
+        assert!(view.broadcast([2, 3, 4, 1]).is_some());
+        assert!(view.broadcast([usize::MAX, 2, 1, 1]).is_none());
     }
 
     #[test]

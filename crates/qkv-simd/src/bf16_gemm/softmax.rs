@@ -1,12 +1,12 @@
-//! The online softmax whose weights are rounded to bf16 as they are made: what the tile unit takes next.
+//! Online softmax that rounds its weights to bf16 in the same pass, as the left operand of the next product.
 //!
-//! It is bound by the two ports that add and multiply, so everything is counted: scores are turned into powers of two by one
-//! multiply-add with the maximum, a fraction and a polynomial of four steps follow, and the whole part of the exponent is
-//! applied by an instruction that also makes what is absent, −∞, exactly zero. Maxima and sums of sixteen rows are reduced
-//! together, by half as many shuffles as a transpose takes.
+//! The pass is bound by the two floating-point ports, so its instructions are counted: one multiply-add turns a score
+//! into a power of two relative to the maximum, then come a fraction and a polynomial of degree four, and `VSCALEFPS`
+//! applies the integer part of the exponent and turns absent scores, −∞, into exact zeros. Maxima and sums of sixteen
+//! rows are reduced together, with half the shuffles of a transpose.
 
-// SAFETY, for the whole module: every function asks its caller for AVX-512 with bf16, and for slices that hold what the
-// parent module checks before it calls.
+// SAFETY, for the whole module: every function requires AVX-512 with bf16, and slices of the lengths that the parent
+// module checks before it calls.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
 use super::{DEPTH, SIDE};
@@ -17,18 +17,18 @@ use half::bf16;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
-/// The coefficients of `2ʳ` for `r` from 0 to 1, from the highest power down to `r`; the last is 1. Its largest relative error
-/// is 2⁻¹⁸, and none at either end, so that a score a little below or above the largest has a weight of 1 as that has. One step less
-/// would do for weights in bf16, but not for the log-sum-exp, which is written in f32.
+/// The coefficients of `2ʳ` for `r` in [0, 1], highest power first, without the constant 1. The largest relative error
+/// is 2⁻¹⁸, and there is none at either end, so that scores next to the largest have a weight of 1 as well. One degree
+/// less would do for weights in bf16, but not for the log-sum-exp, which is f32.
 const POWER: [f32; 4] = [0.013_555_747, 0.052_032_37, 0.241_379_77, 0.693_032_15];
 
-/// `2ˣ`, to 18 bits, where it is asked for, 0 elsewhere; 0 for −∞, NaN for NaN.
+/// `2ˣ` to 18 bits in the lanes of `there`, 0 elsewhere; 0 for −∞, NaN for NaN.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 pub(super) unsafe fn power_of_two(there: __mmask16, x: __m512) -> __m512 {
-    // What is left of x above the whole number below it, without a word on what was rounded.
-    const ABOVE_THE_WHOLE: i32 = 0b1001;
-    let r = _mm512_reduce_ps::<ABOVE_THE_WHOLE>(x);
+    // The fraction above the integer below x, without exceptions.
+    const FRACTION: i32 = 0b1001;
+    let r = _mm512_reduce_ps::<FRACTION>(x);
     let mut y = _mm512_set1_ps(POWER[0]);
     y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(POWER[1]));
     y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(POWER[2]));
@@ -37,36 +37,37 @@ pub(super) unsafe fn power_of_two(there: __mmask16, x: __m512) -> __m512 {
     _mm512_maskz_scalef_ps(there, y, x)
 }
 
-/// Below it a weight is 0: 2 to it is nothing beside the largest, and less would be subnormal, of which a CPU makes one in a hundred cycles.
-const LOWEST: f32 = -100.0;
+/// Exponents below this give a weight of 0: the weight is negligible beside the largest, and smaller ones would be
+/// subnormal, which take some hundred cycles each.
+const LOWEST_EXPONENT: f32 = -100.0;
 
-/// The lanes whose weight `2ˣ` is not too small to count; NaN counts.
+/// The lanes whose weight `2ˣ` is not negligible; NaN counts.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn counts(x: __m512) -> __mmask16 {
-    _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(LOWEST))
+pub(super) unsafe fn not_negligible(x: __m512) -> __mmask16 {
+    _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(LOWEST_EXPONENT))
 }
 
 /// All lanes.
-const EVERYWHERE: __mmask16 = __mmask16::MAX;
+const ALL_LANES: __mmask16 = __mmask16::MAX;
 
-/// Chunks in a whole tile of keys.
+/// Chunks in a full tile of keys.
 const CHUNKS: usize = 4;
 
-/// Groups of [`SIDE`] rows that are taken through the passes together, so that the reductions of one run beside the passes of
-/// another.
+/// Groups of [`SIDE`] rows that go through the passes together, so that the reductions of one group overlap the passes
+/// of another.
 const GROUPS: usize = 2;
 
-/// What is summed of each row of a group, lane by lane. Set where it is used: zeros would take as long as some rows.
-type Each = [MaybeUninit<__m512>; SIDE];
+/// A vector per row of a group. Uninitialized until it is used: clearing them would take as long as several rows.
+type PerRow = [MaybeUninit<__m512>; SIDE];
 
-/// What [`Group::top`] found out about the rows of a group, a lane each.
+/// The maxima of a group, one lane per row, from [`Group::update_max`].
 #[derive(Clone, Copy)]
-struct Tops {
-    /// The largest scores before and after these.
+struct GroupMax {
+    /// The largest scores before and after this tile.
     old: __m512,
     new: __m512,
-    /// What sums so far are multiplied by.
+    /// The factors that rescale the sums so far.
     shrink: __m512,
 }
 
@@ -79,8 +80,8 @@ struct Group {
     width: usize,
 }
 
-/// Rows of scores become bf16 weights at the start of their memory, zeros to the end of the chunk. `AWAKE` where the tile unit
-/// is in use and not to fall asleep meanwhile.
+/// Turns rows of scores into bf16 weights at the start of their memory, with zeros to the end of the chunk. `AWAKE`
+/// keeps AMX from powering down meanwhile.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) unsafe fn softmax<const ENTROPY: bool, const AWAKE: bool>(
     tile: &mut [f32],
@@ -97,30 +98,30 @@ pub(super) unsafe fn softmax<const ENTROPY: bool, const AWAKE: bool>(
             let first = (start + group * SIDE).min(rows);
             Group { data: tile.as_mut_ptr(), row, first, count: (rows - first).min(SIDE), width }
         });
-        let mut tops = [Tops { old: zero, new: zero, shrink: zero }; GROUPS];
-        for (group, tops) in groups.iter().zip(&mut tops).filter(|(group, _)| group.count > 0) {
-            *tops = group.top(&how, max, factor);
+        let mut maxima = [GroupMax { old: zero, new: zero, shrink: zero }; GROUPS];
+        for (group, maxima) in groups.iter().zip(&mut maxima).filter(|(group, _)| group.count > 0) {
+            *maxima = group.update_max(&how, max, factor);
         }
-        let [mut sums, mut entropy_accs]: [[Each; GROUPS]; 2] = [[[MaybeUninit::uninit(); SIDE]; GROUPS]; 2];
+        let [mut sums, mut entropy_accs]: [[PerRow; GROUPS]; 2] = [[[MaybeUninit::uninit(); SIDE]; GROUPS]; 2];
         for (at, group) in groups.iter().enumerate() {
-            group.weights::<ENTROPY, AWAKE>(&how, &tops[at], &mut sums[at], &mut entropy_accs[at]);
+            group.weights::<ENTROPY, AWAKE>(&how, &maxima[at], &mut sums[at], &mut entropy_accs[at]);
         }
         for (at, group) in groups.iter().enumerate().filter(|(_, group)| group.count > 0) {
             let (there, first) = (group.there(), group.first);
             let before = _mm512_maskz_loadu_ps(there, sum.as_ptr().add(first));
-            let found = sum_each(all(&sums[at]));
-            let after = _mm512_add_ps(_mm512_mul_ps(before, tops[at].shrink), found);
+            let found = sum_each(assume_init(&sums[at]));
+            let after = _mm512_add_ps(_mm512_mul_ps(before, maxima[at].shrink), found);
             if ENTROPY {
-                let found = sum_each(all(&entropy_accs[at]));
-                tops[at].update_entropy(before, found, &factor[first..], &mut entropy_acc[first..][..group.count]);
+                let found = sum_each(assume_init(&entropy_accs[at]));
+                maxima[at].update_entropy(before, found, &factor[first..], &mut entropy_acc[first..][..group.count]);
             }
             _mm512_mask_storeu_ps(sum.as_mut_ptr().add(first), there, after);
         }
     }
 }
 
-impl Tops {
-    /// Brings the moments of a group forward, with its sums `before` and what these scores add.
+impl GroupMax {
+    /// Updates the entropy accumulators of a group from its sums `before` and the terms that these scores add.
     #[target_feature(enable = "avx512f,avx512dq")]
     unsafe fn update_entropy(&self, before: __m512, found: __m512, factor: &[f32], entropy_acc: &mut [f32]) {
         let mut lanes = [[0.0f32; SIDE]; 4];
@@ -136,39 +137,39 @@ impl Tops {
     }
 }
 
-/// What [`Group::weights`] has set.
-unsafe fn all(each: &Each) -> &[__m512; SIDE] {
+/// The vectors that [`Group::weights`] initialized.
+unsafe fn assume_init(each: &PerRow) -> &[__m512; SIDE] {
     &*each.as_ptr().cast()
 }
 
 impl Group {
-    /// Whether all of a whole tile of keys is there, as mostly.
-    fn is_whole(&self, how: &Exponential<'_, f32>) -> bool {
+    /// Whether every row sees a full tile of keys, the common case.
+    fn is_full(&self, how: &Exponential<'_, f32>) -> bool {
         how.spans.is_empty() && self.width == CHUNKS * DEPTH
     }
 
-    /// The lanes of the rows that there are.
+    /// One bit per row of the group.
     fn there(&self) -> u16 {
         (u32::from(u16::MAX) >> (SIDE - self.count)) as u16
     }
 
-    /// The largest score of each row so far, which `max` holds. Its weight is exactly 1.
+    /// Updates the running maximum of each row in `max`. The largest score has a weight of exactly 1.
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq")]
-    unsafe fn top(&self, how: &Exponential<'_, f32>, max: &mut [f32], factor: &mut [f32]) -> Tops {
+    unsafe fn update_max(&self, how: &Exponential<'_, f32>, max: &mut [f32], factor: &mut [f32]) -> GroupMax {
         let (least, there) = (_mm512_set1_ps(f32::NEG_INFINITY), self.there());
         let data = self.data.add(self.first * self.row);
-        let each: [__m512; SIDE] = if self.count == SIDE && self.is_whole(how) {
-            std::array::from_fn(|r| greatest_of(data.add(r * self.row)))
+        let each: [__m512; SIDE] = if self.count == SIDE && self.is_full(how) {
+            std::array::from_fn(|r| max_of_full_tile(data.add(r * self.row)))
         } else {
             std::array::from_fn(|r| {
                 let (start, end) = if r < self.count { how.span(self.first + r, self.width) } else { (0, 0) };
-                greatest(data.wrapping_add(r * self.row), start / SIDE, end / SIDE)
+                max_of_panels(data.wrapping_add(r * self.row), start / SIDE, end / SIDE)
             })
         };
         let old = _mm512_mask_loadu_ps(least, there, max.as_ptr().add(self.first));
         let mut most = _mm512_mul_ps(greatest_each(&each), _mm512_set1_ps(how.scale));
-        // A row of nothing but NaN and what is absent is NaN.
+        // A row of nothing but NaN and absent scores is NaN.
         let mut none = _mm512_mask_cmp_ps_mask::<_CMP_EQ_OQ>(there, most, least);
         while none != 0 {
             let r = none.trailing_zeros() as usize;
@@ -181,7 +182,7 @@ impl Group {
         }
         let moved = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(most, old) | _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(most, most);
         let new = _mm512_mask_mov_ps(old, moved, most);
-        // Nothing moves where the largest stays, −∞ included.
+        // No rescaling where the maximum stays the same, −∞ included.
         let mut shrink = _mm512_set1_ps(1.0);
         if moved & there != 0 {
             let same = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(old, new);
@@ -189,38 +190,39 @@ impl Group {
         }
         _mm512_mask_storeu_ps(max.as_mut_ptr().add(self.first), there, new);
         _mm512_mask_storeu_ps(factor.as_mut_ptr().add(self.first), there, shrink);
-        Tops { old, new, shrink }
+        GroupMax { old, new, shrink }
     }
 
-    /// Turns the scores of the rows into weights, and leaves the sum and the moment of each, lane by lane.
+    /// Turns the scores of the rows into weights, and accumulates the sum and the entropy term of each row lane by
+    /// lane.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn weights<const ENTROPY: bool, const AWAKE: bool>(
         &self,
         how: &Exponential<'_, f32>,
-        tops: &Tops,
-        sums: &mut Each,
-        entropy_accs: &mut Each,
+        maxima: &GroupMax,
+        sums: &mut PerRow,
+        entropy_accs: &mut PerRow,
     ) {
-        let whole = self.is_whole(how);
-        // Where nothing is there yet, −∞ less 0 stays what it is.
+        let full = self.is_full(how);
+        // Rows without a maximum yet use 0, since −∞ − 0 stays −∞.
         let mut top = [0.0f32; SIDE];
-        let absent = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(tops.new, _mm512_set1_ps(f32::NEG_INFINITY));
-        _mm512_storeu_ps(top.as_mut_ptr(), _mm512_mask_mov_ps(tops.new, absent, _mm512_setzero_ps()));
-        // Whether some weights may be too small to count. One panel of each row is looked at: where there are many such weights, some
-        // are found soon, and the few before take their time.
+        let absent = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(maxima.new, _mm512_set1_ps(f32::NEG_INFINITY));
+        _mm512_storeu_ps(top.as_mut_ptr(), _mm512_mask_mov_ps(maxima.new, absent, _mm512_setzero_ps()));
+        // Whether some weights may be negligible. One panel of each row is tested: where there are many such weights,
+        // some are found soon, and the few rows before that take the slow path of subnormals.
         let mut wide = ENTROPY;
         for r in 0..self.count {
             if AWAKE && r % (SIDE / 2) == 0 {
-                stay_awake();
+                keep_amx_awake();
             }
             let at = Row { data: self.data.add((self.first + r) * self.row), top: top[r], scale: how.scale };
             let (start, end) = how.span(self.first + r, self.width);
             let (start, end, chunks) = (start / SIDE, end / SIDE, self.width.div_ceil(DEPTH));
-            wide = wide || start < end && at.is_wide(start);
-            let (sum, entropy_acc) = match (whole, wide) {
-                (true, false) => at.whole::<ENTROPY, false>(),
-                (true, true) => at.whole::<ENTROPY, true>(),
+            wide = wide || start < end && at.has_negligible(start);
+            let (sum, entropy_acc) = match (full, wide) {
+                (true, false) => at.full_tile::<ENTROPY, false>(),
+                (true, true) => at.full_tile::<ENTROPY, true>(),
                 (false, false) => at.weights::<ENTROPY, false>(start, end, chunks),
                 (false, true) => at.weights::<ENTROPY, true>(start, end, chunks),
             };
@@ -235,17 +237,17 @@ impl Group {
     }
 }
 
-/// A product whose result nobody looks at. The tile unit falls asleep when it has had nothing to do for some 1,000 cycles, and
-/// takes 600 to 800 to wake up; this costs 60 to 100.
+/// A product whose result is discarded. AMX powers down after some 1,000 idle cycles and takes 600 to 800 cycles to
+/// power up again; this costs 60 to 100.
 #[inline(always)]
-pub(super) unsafe fn stay_awake() {
+pub(super) unsafe fn keep_amx_awake() {
     std::arch::asm!("tdpbf16ps tmm0, tmm4, tmm5", out("tmm0") _, options(nostack, nomem));
 }
 
-/// The largest of some panels of a row, lane by lane; what is NaN does not count.
+/// The lane-wise maximum of some panels of a row, ignoring NaN.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn greatest(row: *const f32, start: usize, end: usize) -> __m512 {
+unsafe fn max_of_panels(row: *const f32, start: usize, end: usize) -> __m512 {
     let least = _mm512_set1_ps(f32::NEG_INFINITY);
     let (mut even, mut odd) = (least, least);
     let mut panel = start;
@@ -260,10 +262,10 @@ unsafe fn greatest(row: *const f32, start: usize, end: usize) -> __m512 {
     _mm512_max_ps(even, odd)
 }
 
-/// The same of a whole tile of keys.
+/// [`max_of_panels`] for a full tile of keys.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn greatest_of(row: *const f32) -> __m512 {
+unsafe fn max_of_full_tile(row: *const f32) -> __m512 {
     let least = _mm512_set1_ps(f32::NEG_INFINITY);
     let (mut even, mut odd) = (least, least);
     for chunk in 0..CHUNKS {
@@ -273,7 +275,7 @@ unsafe fn greatest_of(row: *const f32) -> __m512 {
     _mm512_max_ps(even, odd)
 }
 
-/// A row of scores, and what turns them into weights: `exp(score · scale − top)`.
+/// A row of scores, and the parameters of its weights `exp(score · scale − top)`.
 struct Row {
     data: *mut f32,
     top: f32,
@@ -281,15 +283,15 @@ struct Row {
 }
 
 impl Row {
-    /// Whether some weights of a panel are too small to count.
+    /// Whether some weights of a panel are negligible.
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq")]
-    unsafe fn is_wide(&self, panel: usize) -> bool {
-        counts(self.exponent(_mm512_loadu_ps(self.data.add(panel * SIDE)))) != EVERYWHERE
+    unsafe fn has_negligible(&self, panel: usize) -> bool {
+        not_negligible(self.exponent(_mm512_loadu_ps(self.data.add(panel * SIDE)))) != ALL_LANES
     }
 
-    /// Writes the weights of the panels `start..end`, zeros elsewhere in `chunks` chunks. Returns their sum and their
-    /// moment, lane by lane: panels of even and of odd number are summed apart, so that no addition waits for the last.
+    /// Writes the weights of the panels `start..end`, and zeros elsewhere in `chunks` chunks. Returns their sum and
+    /// entropy term lane by lane: even and odd panels are summed separately, to shorten the dependency chain.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn weights<const ENTROPY: bool, const WIDE: bool>(
@@ -306,7 +308,7 @@ impl Row {
             while 2 * chunk + 1 < end {
                 let low = self.weight::<ENTROPY, WIDE>(2 * chunk, &mut sums[0], &mut entropy_accs[0]);
                 let high = self.weight::<ENTROPY, WIDE>(2 * chunk + 1, &mut sums[1], &mut entropy_accs[1]);
-                store(to.add(chunk * DEPTH), low, high);
+                store_chunk(to.add(chunk * DEPTH), low, high);
                 chunk += 1;
             }
         }
@@ -318,27 +320,27 @@ impl Row {
             if (start..end).contains(&(2 * chunk + 1)) {
                 high = self.weight::<ENTROPY, WIDE>(2 * chunk + 1, &mut sums[1], &mut entropy_accs[1]);
             }
-            store(to.add(chunk * DEPTH), low, high);
+            store_chunk(to.add(chunk * DEPTH), low, high);
             chunk += 1;
         }
         (_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(entropy_accs[0], entropy_accs[1]))
     }
 
-    /// The same of a whole tile of keys.
+    /// [`weights`](Row::weights) for a full tile of keys.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    unsafe fn whole<const ENTROPY: bool, const WIDE: bool>(&self) -> (__m512, __m512) {
+    unsafe fn full_tile<const ENTROPY: bool, const WIDE: bool>(&self) -> (__m512, __m512) {
         let zero = _mm512_setzero_ps();
         let (mut sums, mut entropy_accs) = ([zero; 2], [zero; 2]);
         for chunk in 0..CHUNKS {
             let low = self.weight::<ENTROPY, WIDE>(2 * chunk, &mut sums[0], &mut entropy_accs[0]);
             let high = self.weight::<ENTROPY, WIDE>(2 * chunk + 1, &mut sums[1], &mut entropy_accs[1]);
-            store(self.data.cast::<bf16>().add(chunk * DEPTH), low, high);
+            store_chunk(self.data.cast::<bf16>().add(chunk * DEPTH), low, high);
         }
         (_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(entropy_accs[0], entropy_accs[1]))
     }
 
-    /// What a weight is a power of two by.
+    /// The base-2 logarithm of a weight.
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn exponent(&self, score: __m512) -> __m512 {
@@ -356,27 +358,27 @@ impl Row {
     ) -> __m512 {
         let score = _mm512_loadu_ps(self.data.add(panel * SIDE));
         if ENTROPY {
-            // Rounded before it is subtracted, the largest becomes exactly 0, and so does the entropy of a row with one key.
+            // Rounding before subtracting makes the largest exactly 0, and with it the entropy of a row with one key.
             let scaled = _mm512_mul_ps(score, _mm512_set1_ps(self.scale));
             let x = _mm512_sub_ps(scaled, _mm512_set1_ps(self.top));
             let exponent = _mm512_mul_ps(x, _mm512_set1_ps(std::f32::consts::LOG2_E));
-            let there = counts(exponent);
+            let there = not_negligible(exponent);
             let weight = power_of_two(there, exponent);
             *entropy_acc = _mm512_mask3_fmadd_ps(weight, x, *entropy_acc, there);
             *sum = _mm512_add_ps(*sum, weight);
             return weight;
         }
         let exponent = self.exponent(score);
-        let weight = power_of_two(if WIDE { counts(exponent) } else { EVERYWHERE }, exponent);
+        let weight = power_of_two(if WIDE { not_negligible(exponent) } else { ALL_LANES }, exponent);
         *sum = _mm512_add_ps(*sum, weight);
         weight
     }
 }
 
-/// Two panels, rounded, as a chunk.
+/// Rounds two panels to one chunk of bf16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub(super) unsafe fn store(to: *mut bf16, low: __m512, high: __m512) {
+pub(super) unsafe fn store_chunk(to: *mut bf16, low: __m512, high: __m512) {
     let both: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
     _mm512_storeu_si512(to.cast(), both);
 }

@@ -1,7 +1,7 @@
-//! The kernels of the parent module in instructions of x86-64.
+//! The kernels of [`bf16_gemm`](super) for x86-64.
 
-// SAFETY, for the whole module: every function asks its caller for the instruction set that it uses, and for slices that
-// hold what the parent module checks before it calls.
+// SAFETY, for the whole module: every function requires the instruction set that it uses, and slices of the lengths that
+// the parent module checks before it calls.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
 use super::{BLOCK, DEPTH, PackedA, PackedB, SIDE};
@@ -13,70 +13,14 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-/// The bits of a bf16 that are all set where it is not finite.
+/// The exponent bits of a bf16, all set if it is not finite.
 const EXPONENT: i16 = 0x7f80;
 
-/// Bytes of a block.
+/// Bytes in a block.
 const BYTES: usize = 2 * BLOCK;
 
-/// Whether the CPU has bf16 tiles and the system grants them, which Linux does for each process that asks.
-pub(super) fn allowed() -> bool {
-    const AMX_BF16: u32 = 1 << 22;
-    const AMX_TILE: u32 = 1 << 24;
-    let features = __cpuid_count(7, 0).edx;
-    features & AMX_BF16 != 0 && features & AMX_TILE != 0 && granted()
-}
-
-/// Asks Linux for the state of the tiles.
-#[cfg(target_os = "linux")]
-fn granted() -> bool {
-    const ARCH_PRCTL: isize = 158;
-    const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
-    const TILE_DATA: usize = 18;
-    let mut answer = ARCH_PRCTL;
-    // SAFETY: a system call that reads two numbers and changes nothing but what this process may do.
-    unsafe {
-        asm!("syscall", inlateout("rax") answer, in("rdi") ARCH_REQ_XCOMP_PERM, in("rsi") TILE_DATA,
-             lateout("rcx") _, lateout("r11") _, options(nostack));
-    }
-    answer == 0
-}
-
-#[cfg(not(target_os = "linux"))]
-fn granted() -> bool {
-    false
-}
-
-/// Eight tiles of 16 rows of 64 bytes.
-#[repr(C, align(64))]
-struct Palette {
-    palette: u8,
-    start_row: u8,
-    reserved: [u8; 14],
-    bytes: [u16; 16],
-    rows: [u8; 16],
-}
-
-static PALETTE: Palette = Palette {
-    palette: 1,
-    start_row: 0,
-    reserved: [0; 14],
-    bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
-    rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
-};
-
-/// Sets up the tile unit on this thread.
-pub(super) unsafe fn configure() {
-    asm!("ldtilecfg [{0}]", in(reg) &raw const PALETTE, options(nostack, readonly));
-}
-
-/// Gives the tile unit back.
-pub(super) unsafe fn release() {
-    asm!("tilerelease", options(nostack, nomem));
-}
-
-/// `C += A · B`, two by two tiles at a time.
-pub(super) unsafe fn tiles(
+/// `C += A · B` with AMX, two by two tiles at a time.
+pub(super) unsafe fn amx(
     c: Target<'_, f32>,
     a: PackedA<'_>,
     b: PackedB<'_>,
@@ -93,7 +37,7 @@ pub(super) unsafe fn tiles(
             let to = c.data.as_mut_ptr().cast::<u8>().add(row * c_row + panels.start * 4 * SIDE);
             let right = b.data.as_ptr().cast::<u8>().add((panels.start * b.chunks + chunks.start) * BYTES);
             let panel = b.chunks * BYTES;
-            let at = Tile { to, c_row, left, a_row, right, panel, steps, add: false, non_temporal: b.non_temporal };
+            let at = Bf16Tile { to, c_row, left, a_row, right, panel, steps, add: false, non_temporal: b.non_temporal };
             at.shallow(panels.len());
             continue;
         }
@@ -102,7 +46,7 @@ pub(super) unsafe fn tiles(
             let to = c.data.as_mut_ptr().cast::<u8>().add(row * c_row + panel * 4 * SIDE);
             let right = b.data.as_ptr().cast::<u8>().add((panel * b.chunks + chunks.start) * BYTES);
             let panel = b.chunks * BYTES;
-            let at = Tile { to, c_row, left, a_row, right, panel, steps, add, non_temporal: b.non_temporal };
+            let at = Bf16Tile { to, c_row, left, a_row, right, panel, steps, add, non_temporal: b.non_temporal };
             match (two_rows, two_panels) {
                 (true, true) => at.two_by_two(),
                 (true, false) => at.two_by_one(),
@@ -113,28 +57,28 @@ pub(super) unsafe fn tiles(
     }
 }
 
-/// Where up to two by two tiles of `C` and their operands begin, with distances in bytes.
-struct Tile {
+/// The addresses of up to two by two tiles of `C` and of their operands, with distances in bytes.
+struct Bf16Tile {
     to: *mut u8,
     c_row: usize,
     left: *const u8,
     a_row: usize,
     right: *const u8,
-    /// From one panel of B to the next.
+    /// The distance between panels of B.
     panel: usize,
     steps: usize,
     add: bool,
     non_temporal: bool,
 }
 
-/// Calls a macro with the instruction that loads a tile of B: what passes goes by the first-level cache.
-macro_rules! loading {
+/// Calls a macro with the instruction that loads a tile of B: the `t1` hint keeps it out of the first-level cache.
+macro_rules! with_load_of_b {
     ($self:ident, $product:ident) => {
         if $self.non_temporal { $product!("tileloaddt1") } else { $product!("tileloadd") }
     };
 }
 
-/// Loads or clears the tiles of C, walks the depth, stores them.
+/// Loads or clears the tiles of C, loops over the depth, and stores them.
 macro_rules! walk {
     ($self:ident, load: $($load:literal)*; clear: $($clear:literal)*; step: $($step:expr),*; store: $($store:literal)*) => {
         asm!(
@@ -176,9 +120,9 @@ macro_rules! walk {
     };
 }
 
-impl Tile {
-    /// Two tiles of rows over a depth of two chunks: all of A stays in its tiles while the panels of B go by, so that a product
-    /// costs half a load instead of one.
+impl Bf16Tile {
+    /// Two tiles of rows over a depth of two chunks. All of A stays in registers while the panels of B are loaded, so a
+    /// product costs half a load instead of one.
     #[inline(always)]
     unsafe fn shallow(self, panels: usize) {
         macro_rules! product {
@@ -210,7 +154,7 @@ impl Tile {
                 )
             };
         }
-        loading!(self, product)
+        with_load_of_b!(self, product)
     }
 
     #[inline(always)]
@@ -229,7 +173,7 @@ impl Tile {
                            "tilestored [{c2} + {cs}], tmm2" "tilestored [{c2} + {cs} + 64], tmm3")
             };
         }
-        loading!(self, product)
+        with_load_of_b!(self, product)
     }
 
     #[inline(always)]
@@ -245,7 +189,7 @@ impl Tile {
                     store: "tilestored [{c} + {cs}], tmm0" "tilestored [{c2} + {cs}], tmm2")
             };
         }
-        loading!(self, product)
+        with_load_of_b!(self, product)
     }
 
     #[inline(always)]
@@ -261,7 +205,7 @@ impl Tile {
                     store: "tilestored [{c} + {cs}], tmm0" "tilestored [{c} + {cs} + 64], tmm1")
             };
         }
-        loading!(self, product)
+        with_load_of_b!(self, product)
     }
 
     #[inline(always)]
@@ -276,11 +220,11 @@ impl Tile {
                     store: "tilestored [{c} + {cs}], tmm0")
             };
         }
-        loading!(self, product)
+        with_load_of_b!(self, product)
     }
 }
 
-/// `C += A · B` by pair products, six rows and four panels at a time.
+/// `C += A · B` with `VDPBF16PS`, six rows and four panels at a time.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn dots(
     c: Target<'_, f32>,
@@ -339,7 +283,7 @@ unsafe fn dot_tile<const ROWS: usize, const PANELS: usize>(
         for (r, acc) in acc.iter_mut().enumerate() {
             let x = _mm512_set1_epi32(left.add(r * a.row / 2 + pair).read_unaligned());
             for (acc, &column) in acc.iter_mut().zip(&columns) {
-                *acc = _mm512_dpbf16_ps(*acc, as_pairs(x), as_pairs(column));
+                *acc = _mm512_dpbf16_ps(*acc, as_bf16_lanes(x), as_bf16_lanes(column));
             }
         }
     }
@@ -351,7 +295,7 @@ unsafe fn dot_tile<const ROWS: usize, const PANELS: usize>(
 }
 
 #[inline(always)]
-unsafe fn as_pairs(x: __m512i) -> __m512bh {
+unsafe fn as_bf16_lanes(x: __m512i) -> __m512bh {
     std::mem::transmute(x)
 }
 
@@ -374,9 +318,9 @@ pub(super) unsafe fn pack_b_transposed(rows: &[bf16], row: usize, count: usize, 
     }
 }
 
-/// Copies, and says whether all is finite.
+/// Copies, and returns whether everything is finite.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn copy(from: &[bf16], to: &mut [bf16]) -> bool {
+pub(super) unsafe fn copy_checking_finite(from: &[bf16], to: &mut [bf16]) -> bool {
     let exponent = _mm512_set1_epi16(EXPONENT);
     let mut full = 0;
     let (mut from, mut to) = (from.chunks_exact(DEPTH), to.chunks_exact_mut(DEPTH));
@@ -390,32 +334,32 @@ pub(super) unsafe fn copy(from: &[bf16], to: &mut [bf16]) -> bool {
     full == 0 && from.remainder().iter().all(|x| x.is_finite())
 }
 
-/// A block's row: the numbers of two rows side by side, pair by pair.
+/// One row of a block: two rows interleaved.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn side_by_side(first: __m256i, second: __m256i) -> __m512i {
+unsafe fn interleave(first: __m256i, second: __m256i) -> __m512i {
     let low = _mm512_cvtepu16_epi32(first);
     let high = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(second));
     _mm512_or_si512(low, high)
 }
 
-/// Two rows of a block, from the rows `at` and `at + 1` of which those below `count` are there.
+/// The rows `at` and `at + 1` interleaved; rows from `count` on are zero.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn pair_of_rows(from: *const bf16, row: usize, at: usize, count: usize) -> __m512i {
+unsafe fn interleave_rows(from: *const bf16, row: usize, at: usize, count: usize) -> __m512i {
     let none = _mm256_setzero_si256();
     let first = if at < count { _mm256_loadu_si256(from.add(at * row).cast()) } else { none };
     let second = if at + 1 < count { _mm256_loadu_si256(from.add((at + 1) * row).cast()) } else { none };
-    side_by_side(first, second)
+    interleave(first, second)
 }
 
-/// The block of some columns of up to [`DEPTH`] rows, zeros beyond.
+/// The block of [`SIDE`] columns of up to [`DEPTH`] rows; rows from `count` on are zero.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn block_of_rows(from: *const bf16, row: usize, count: usize) -> [__m512i; SIDE] {
     let mut block = [_mm512_setzero_si512(); SIDE];
     for (pair, to) in block.iter_mut().enumerate() {
-        *to = pair_of_rows(from, row, 2 * pair, count);
+        *to = interleave_rows(from, row, 2 * pair, count);
     }
     block
 }
@@ -430,7 +374,7 @@ pub(super) unsafe fn pack_b(rows: &[bf16], row: usize, count: usize, panels: usi
             let to = out.as_mut_ptr().add((panel * chunks + chunk) * BLOCK);
             for pair in 0..SIDE {
                 prefetch_next_page(from.wrapping_add(2 * pair * row), 2 * row);
-                let x = pair_of_rows(from, row, 2 * pair, count - chunk * DEPTH);
+                let x = interleave_rows(from, row, 2 * pair, count - chunk * DEPTH);
                 full |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
                 _mm512_storeu_si512(to.add(pair * DEPTH).cast(), x);
             }
@@ -485,7 +429,7 @@ pub(super) unsafe fn narrow_pack_b(
     out: &mut [bf16],
     chunks: usize,
 ) {
-    // Of two rows, one after the other, to pairs of both.
+    // The permutation that interleaves two rows.
     let mut order = [0u16; DEPTH];
     for (at, x) in order.iter_mut().enumerate() {
         *x = (at / 2 + at % 2 * SIDE) as u16;

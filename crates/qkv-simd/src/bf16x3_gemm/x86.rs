@@ -1,7 +1,7 @@
-//! The kernels of the parent module in instructions of x86-64.
+//! The kernels of [`bf16x3_gemm`](super) for x86-64.
 
-// SAFETY, for the whole module: every function asks its caller for the instruction set that it uses, and for slices that
-// hold what the parent module checks before it calls.
+// SAFETY, for the whole module: every function requires the instruction set that it uses, and slices of the lengths
+// that the parent module checks before it calls.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
 use super::{BLOCK, DEPTH, LARGE, SIDE, SplitA, SplitB, TERMS, packed_a_len};
@@ -13,14 +13,14 @@ use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Bytes of a chunk of a right operand.
+/// Bytes in a chunk of the right operand.
 const CHUNK: usize = TERMS * 2 * BLOCK;
 
-/// Two by two tiles of sums on their way to where they are added.
+/// Two by two tiles of partial sums, before they are added to C.
 #[repr(C, align(64))]
-struct Sums([f32; 4 * SIDE * SIDE]);
+struct PartialTiles([f32; 4 * SIDE * SIDE]);
 
-/// `C = A · B`, or more, two by two tiles at a time.
+/// `C = A · B`, or `C` plus it, two by two tiles at a time.
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn product(
     c: Target<'_, f32>,
@@ -30,7 +30,7 @@ pub(super) unsafe fn product(
     panels: Range<usize>,
     chunks: Range<usize>,
 ) {
-    let mut sums = MaybeUninit::<Sums>::uninit();
+    let mut sums = MaybeUninit::<PartialTiles>::uninit();
     let sums = sums.as_mut_ptr().cast::<f32>();
     let (high_row, low_row) = (2 * a.row, 2 * a.low_row);
     for row in (0..rows).step_by(2 * SIDE) {
@@ -43,7 +43,7 @@ pub(super) unsafe fn product(
             let to = c.data.as_mut_ptr().add(row * c.row + panel * SIDE);
             let added = c.update == Update::AddPartial;
             let (stored, c_row) = if added { (sums, 2 * SIDE) } else { (to, c.row) };
-            let tile = Tile {
+            let tile = SplitTile {
                 to: stored.cast(),
                 c_row: 4 * c_row,
                 high,
@@ -73,8 +73,8 @@ pub(super) unsafe fn product(
     }
 }
 
-/// Where up to two by two tiles of `C` and their operands begin, with distances in bytes.
-struct Tile {
+/// The addresses of up to two by two tiles of `C` and of their operands, with distances in bytes.
+struct SplitTile {
     to: *mut u8,
     c_row: usize,
     high: *const u8,
@@ -82,13 +82,14 @@ struct Tile {
     low: *const u8,
     low_row: usize,
     right: *const u8,
-    /// From one panel of B to the next.
+    /// The distance between panels of B.
     panel: usize,
     steps: usize,
 }
 
-/// Clears the tiles of C, walks the depth, stores them. Everything that is loaded is used by all that need it before it gives way, and
-/// the order of the six products is the same in all shapes: an element's bits do not depend on its neighbours.
+/// Clears the tiles of C, loops over the depth, and stores them. Every loaded tile is used by all products that need it
+/// before its register is reused. The order of the six products is the same in all shapes, so an element's bits do not
+/// depend on its neighbors.
 macro_rules! walk {
     ($self:ident, clear: $($clear:literal)*; step: $($step:literal)*; store: $($store:literal)*; lower: $($lower:literal)*) => {
         asm!(
@@ -123,12 +124,12 @@ macro_rules! walk {
     };
 }
 
-impl Tile {
+impl SplitTile {
     #[inline(always)]
     unsafe fn two_by_two(self) {
         walk!(self,
             clear: "tilezero tmm0" "tilezero tmm1" "tilezero tmm2" "tilezero tmm3";
-            // First thirds with last, middle and first ones, then last and middle ones with first, and middle ones with middle.
+            // A high × B low, middle and high; then A low and A middle × B high; then A middle × B middle.
             step: "tileloadd tmm4, [{h} + {hs}]"
                   "tileloaddt1 tmm6, [{b} + {bs} + 2048]" "tdpbf16ps tmm0, tmm4, tmm6"
                   "tileloaddt1 tmm7, [{b2} + {bs} + 2048]" "tdpbf16ps tmm1, tmm4, tmm7"
@@ -198,8 +199,8 @@ impl Tile {
     }
 }
 
-/// The thirds of two vectors, lane by lane side by side: the first ones, the middle ones, the last ones. They are rounded by whole
-/// numbers, half away from zero.
+/// The high, middle and low terms of two vectors, interleaved lane by lane. Rounds half away from zero, with integer
+/// arithmetic.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn split_pair(x: __m512, y: __m512) -> [__m512i; TERMS] {
@@ -211,7 +212,7 @@ unsafe fn split_pair(x: __m512, y: __m512) -> [__m512i; TERMS] {
     both
 }
 
-/// The thirds of some numbers, each in the upper half of its lane; what is below is of no meaning.
+/// The three terms of each lane, in the upper half of the lane; the lower half is arbitrary.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn split_lanes(x: __m512) -> [__m512i; TERMS] {
@@ -223,7 +224,7 @@ unsafe fn split_lanes(x: __m512) -> [__m512i; TERMS] {
     [first, middle, _mm512_castps_si512(last)]
 }
 
-/// Stores a chunk of a left operand's row.
+/// Stores a chunk of a row of the left operand.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn store_a(high: *mut bf16, low: *mut bf16, [first, middle, last]: [__m512i; TERMS]) {
@@ -232,7 +233,7 @@ unsafe fn store_a(high: *mut bf16, low: *mut bf16, [first, middle, last]: [__m51
     _mm512_storeu_si512(low.cast(), last);
 }
 
-/// The largest of some numbers so far, by their bits without the sign.
+/// The largest magnitude so far, compared by its bits.
 #[derive(Clone, Copy)]
 struct Largest(__m512i);
 
@@ -258,7 +259,7 @@ impl Largest {
     }
 }
 
-/// The panels 2·`chunk` and the one after it of a row of `panels`, zeros where there is none.
+/// Panels 2·`chunk` and 2·`chunk` + 1 of a row of `panels`; zeros beyond the last.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn two_panels(row: *const f32, chunk: usize, panels: usize) -> (__m512, __m512) {
@@ -319,14 +320,14 @@ pub(super) unsafe fn pack_b_transposed(
                 let (x, y) = two_panels(rows.as_ptr().add((panel * SIDE + at) * row), chunk, panels);
                 largest.see(x);
                 largest.see(y);
-                for (columns, third) in columns.iter_mut().zip(split_pair(x, y)) {
-                    columns[at] = third;
+                for (columns, term) in columns.iter_mut().zip(split_pair(x, y)) {
+                    columns[at] = term;
                 }
             }
             let to = out.as_mut_ptr().add((panel * chunks + chunk) * TERMS * BLOCK);
-            for (third, columns) in columns.into_iter().enumerate() {
+            for (term, columns) in columns.into_iter().enumerate() {
                 for (pair, x) in transpose(columns).into_iter().enumerate() {
-                    _mm512_storeu_si512(to.add(third * BLOCK + pair * DEPTH).cast(), x);
+                    _mm512_storeu_si512(to.add(term * BLOCK + pair * DEPTH).cast(), x);
                 }
             }
         }
@@ -334,7 +335,7 @@ pub(super) unsafe fn pack_b_transposed(
     largest.is_small()
 }
 
-/// Two vectors of a panel: of the rows `at` and [`SIDE`] after it, of which those below `count` are there.
+/// A panel of the rows `at` and `at` + [`SIDE`]; rows from `count` on are zero.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn two_rows(from: *const f32, row: usize, at: usize, count: usize) -> (__m512, __m512) {
@@ -356,8 +357,8 @@ pub(super) unsafe fn pack_b(rows: &[f32], row: usize, count: usize, panels: usiz
                 largest.see(x);
                 largest.see(y);
                 let to = out.as_mut_ptr().add((panel * chunks + chunk) * TERMS * BLOCK + pair * DEPTH);
-                for (third, x) in split_pair(x, y).into_iter().enumerate() {
-                    _mm512_storeu_si512(to.add(third * BLOCK).cast(), x);
+                for (term, x) in split_pair(x, y).into_iter().enumerate() {
+                    _mm512_storeu_si512(to.add(term * BLOCK).cast(), x);
                 }
             }
         }

@@ -10,7 +10,7 @@ use crate::exact::scores::RowAt;
 use crate::exact::scores::visible::VisiblePanels;
 use crate::tuning::{KEYS, QUERIES};
 use qkv_simd::bf16_gemm::{
-    self, Blocks, DEPTH, PackedA, PackedB, SIDE, as_bf16, as_bf16_mut, as_f32, as_f32_mut, padded_depth,
+    self, DEPTH, GradientOperands, PackedA, PackedB, SIDE, as_bf16, as_bf16_mut, as_f32, as_f32_mut, padded_depth,
 };
 use qkv_simd::tile::{Exponential, RowGradient, Span, transpose};
 use qkv_simd::{Element, Matrix, Panels, Real, Target, padded, product, product_skipping_zeros};
@@ -102,7 +102,7 @@ impl<A: Real> TileGemm<'_, A> {
             scale: single(of.scale),
         };
         let (chunks, chunk) = (packed_rows.div_ceil(DEPTH), first / DEPTH);
-        let into = Blocks { weights: as_bf16_mut(weights), grads: as_bf16_mut(transposed), chunks, chunk };
+        let into = GradientOperands { weights: as_bf16_mut(weights), grads: as_bf16_mut(transposed), chunks, chunk };
         let width = padded::<A>(keys);
         self.bf16().softmax_gradient(as_f32(scores), as_f32_mut(grads), KEYS, rows, width, how, of, into);
     }

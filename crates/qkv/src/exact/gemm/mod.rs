@@ -44,7 +44,7 @@ impl Arithmetic {
         let single = size_of::<T::Acc>() == size_of::<f32>();
         if !as_they_are || problem.attention.select != Select::Soft {
             Arithmetic::Native
-        } else if T::NAME == bf16::NAME && Bf16Gemm::available(isa) {
+        } else if T::IS_BF16 && Bf16Gemm::available(isa) {
             Arithmetic::Bf16
         } else if single && Bf16x3Gemm::available(isa) {
             Arithmetic::Bf16x3
@@ -489,10 +489,10 @@ fn pack_a_rows<T: Element>(
     };
     let (width, out) = (from.width(), as_bf16_mut(out));
     if row == width {
-        return gemm.copy(contiguous, &mut out[..count * width]);
+        return gemm.copy_checking_finite(contiguous, &mut out[..count * width]);
     }
     let rows = out.chunks_exact_mut(width).zip(contiguous.chunks(row));
-    rows.fold(true, |finite, (to, from)| gemm.copy(&from[..width], to) && finite)
+    rows.fold(true, |finite, (to, from)| gemm.copy_checking_finite(&from[..width], to) && finite)
 }
 
 /// Copies rows one after the other, and says whether all are finite.
