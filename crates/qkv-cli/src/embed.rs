@@ -7,7 +7,7 @@ use crate::threads;
 use crate::translate::Lines;
 use clap::ArgMatches;
 use qkv_models::Encoder;
-use qkv_models::files::tensors::{Named, Storage, write};
+use qkv_models::files::tensors::{NamedTensor, Storage, write};
 use qkv_nn::Machine;
 use serde_json::json;
 use std::path::PathBuf;
@@ -105,7 +105,7 @@ pub(crate) fn embed(asked: &Asked, say: Say<'_>) -> Result<(), Failure> {
         }
         if let Some(path) = &asked.output {
             let shape = [vectors.len(), encoder.config.d_model];
-            write(path, &[Named { name: "embeddings", shape: &shape, values: &vectors.concat() }], Storage::F32)?;
+            write(path, &[NamedTensor { name: "embeddings", shape: &shape, values: &vectors.concat() }], Storage::F32)?;
             say(&format!("written  {}, embeddings {shape:?}\n", path.display()))?;
         }
         if asked.similarity {

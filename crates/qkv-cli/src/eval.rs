@@ -55,7 +55,7 @@ fn score(asked: &Asked, outputs: &[String], references: &[String], model: Option
 fn with_model(asked: &Asked, folder: Option<&Path>, data: &Path) -> Result<Report, Failure> {
     let translator = embedded::translator(folder)?;
     let pairs = Corpus::read(data)?;
-    let most = translator.model.most().saturating_sub(1);
+    let most = translator.model.max_len().saturating_sub(1);
     for (at, pair) in pairs.iter().enumerate() {
         for (side, text) in [("source", &pair.source), ("target", &pair.target)] {
             let count = translator.tokenizer.encode(text).len();

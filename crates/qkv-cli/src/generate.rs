@@ -13,8 +13,8 @@ use crate::say::Say;
 use crate::threads;
 use crate::translate::Lines;
 use qkv_models::chat::Message;
-use qkv_models::files::tensors::{Named, Storage, write};
-use qkv_models::{Ended, Generated, Generation, Generator};
+use qkv_models::files::tensors::{NamedTensor, Storage, write};
+use qkv_models::{Finish, Generated, Generation, Generator};
 use qkv_nn::Machine;
 use serde_json::json;
 use std::io::{self, IsTerminal, Read, Write};
@@ -103,7 +103,7 @@ impl Desk<'_, '_> {
         if let Some(sample) = &mut self.how.sample {
             sample.before += 1;
         }
-        let listens = found.ended != Ended::Unheard;
+        let listens = found.finish != Finish::Cancelled;
         let listens = match json {
             true => (self.say)(&object(prompt, &found))?,
             false if listens && !found.text.ends_with('\n') => (self.say)("\n")?,
@@ -157,8 +157,8 @@ impl Desk<'_, '_> {
         let ids: Vec<f32> = tokens.iter().map(|&id| id as f32).collect();
         let shape = [tokens.len(), scores.len() / tokens.len()];
         let named = [
-            Named { name: "ids", shape: &shape[..1], values: &ids },
-            Named { name: "scores", shape: &shape, values: &scores },
+            NamedTensor { name: "ids", shape: &shape[..1], values: &ids },
+            NamedTensor { name: "scores", shape: &shape, values: &scores },
         ];
         write(path, &named, Storage::F32)?;
         (self.say)(&format!("written  {}, scores {shape:?}\n", path.display())).map(drop)
@@ -176,11 +176,11 @@ fn told_speed(found: &Generated) -> String {
 }
 
 fn object(prompt: &str, found: &Generated) -> String {
-    let ended = match found.ended {
-        Ended::End => "end",
-        Ended::Stop => "stop",
-        Ended::Most => "most",
-        Ended::Unheard => "unheard",
+    let ended = match found.finish {
+        Finish::Eos => "end",
+        Finish::Stop => "stop",
+        Finish::Length => "most",
+        Finish::Cancelled => "unheard",
     };
     let after = found.tokens.len().saturating_sub(1);
     let told = json!({

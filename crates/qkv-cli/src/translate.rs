@@ -78,7 +78,7 @@ impl<'a> Desk<'a> {
 
     /// What is told of some lines; `before` counts those that were translated.
     fn answer(&self, lines: &[Line], before: &mut usize) -> Result<String, Failure> {
-        let most = self.translator.model.most().saturating_sub(1);
+        let most = self.translator.model.max_len().saturating_sub(1);
         let texts: Vec<&str> = lines.iter().map(|line| line.text.trim()).collect();
         let sources: Vec<Vec<u32>> = texts.iter().map(|text| self.translator.tokenizer.encode(text)).collect();
         if let Some(at) = sources.iter().position(|source| source.len() > most) {
@@ -94,7 +94,7 @@ impl<'a> Desk<'a> {
             sample.before = *before;
         }
         *before += sources.iter().filter(|source| !source.is_empty()).count();
-        let found = self.translator.translate(&texts, &search, &self.machine)?;
+        let found = self.translator.translate_tokens(&sources, &search, &self.machine)?;
         let mut told = String::new();
         for ((line, source), found) in lines.iter().zip(&sources).zip(&found) {
             let answer = Answer::new(self.translator, line, source, found, self.align, &self.machine)?;

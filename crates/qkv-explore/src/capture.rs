@@ -5,8 +5,8 @@ use crate::recording::{Candidate, Form, Recording, Side, Step, Token};
 use qkv_models::image::Image;
 use qkv_models::text::tokenizer::{Piece, Tokenizer};
 use qkv_models::{
-    Attended, Document, Encoder, Error, Generation, Generator, Group, Han, Observed, ObservedDocument, ObservedImage,
-    Result, Translator, Vit,
+    Document, Encoder, Error, Generation, Generator, Group, Han, Observed, ObservedAttention, ObservedDocument,
+    ObservedImage, Result, Translator, Vit,
 };
 use qkv_nn::Machine;
 
@@ -44,8 +44,8 @@ pub fn translation(translator: &Translator, text: &str, target: Option<&str>, ma
         form: None,
         sides: vec![
             side("source", &observed.source, tokenizer),
-            side("read", &observed.read, tokenizer),
-            side("written", &observed.written, tokenizer),
+            side("read", &observed.decoder_input, tokenizer),
+            side("written", &observed.targets, tokenizer),
         ],
         layers: observed.attentions.into_iter().map(|seen| layer(seen, recurrent)).collect(),
     })
@@ -74,7 +74,7 @@ pub fn continuation(
         }
     };
     let mut tokens = [prompt, said].concat();
-    tokens.truncate(generator.model.most());
+    tokens.truncate(generator.model.max_len());
     let observed = generator.observe(&tokens, machine)?;
     Ok(alone(text, Some(output), &tokens, observed.attentions, &generator.tokenizer))
 }
@@ -96,7 +96,7 @@ fn alone(
     text: &str,
     output: Option<String>,
     tokens: &[u32],
-    attentions: Vec<Attended>,
+    attentions: Vec<ObservedAttention>,
     tokenizer: &Tokenizer,
 ) -> Recording {
     let layers = attentions.into_iter().map(|seen| {
@@ -148,7 +148,7 @@ pub fn image(vit: &Vit, name: &str, image: &Image, machine: &Machine) -> Result<
     let patch = |at: usize| Token { text: format!("{}·{}", at / grid, at % grid), word: Some(at), ..Token::default() };
     let class = Token { text: "‹class›".into(), word: None, special: true, id: None };
     let tokens = std::iter::once(class).chain((0..grid * grid).map(patch)).collect();
-    let named = |seen: Attended| {
+    let named = |seen: ObservedAttention| {
         let name = format!("layers.{}.self_attn", seen.layer);
         kept(seen, &name, [0, 0])
     };
@@ -174,8 +174,8 @@ fn likeliest(probabilities: &[f32], labels: &[String]) -> String {
 }
 
 /// An attention as a layer from one side to another.
-fn kept(seen: Attended, name: &str, [queries, keys]: [usize; 2]) -> Layer {
-    let Attended { group, attention, inputs, output, .. } = seen;
+fn kept(seen: ObservedAttention, name: &str, [queries, keys]: [usize; 2]) -> Layer {
+    let ObservedAttention { group, attention, inputs, output, .. } = seen;
     let seen = Seen::Computed(Box::new(Computed { attention, inputs, output }));
     Layer { name: name.to_owned(), group: group.name().to_owned(), queries, keys, seen, importance: None }
 }
@@ -221,7 +221,7 @@ pub fn importance(translator: &Translator, recording: &Recording, machine: &Mach
     translator.importance(&source, &target, machine)
 }
 
-fn layer(seen: Attended, recurrent: bool) -> Layer {
+fn layer(seen: ObservedAttention, recurrent: bool) -> Layer {
     let layer = seen.layer;
     let (name, sides) = match seen.group {
         Group::Decoder => (format!("decoder.layers.{layer}.self_attn"), [READ, READ]),
@@ -295,7 +295,7 @@ fn steps(observed: &Observed, tokenizer: &Tokenizer) -> Vec<Step> {
         let candidates = order.iter().map(|&id| Candidate { text: said(id), probability: probability(id) }).collect();
         Step { text: said(written), probability: probability(written), candidates }
     };
-    rows.zip(&observed.written).map(step).collect()
+    rows.zip(&observed.targets).map(step).collect()
 }
 
 #[cfg(test)]

@@ -104,7 +104,7 @@ impl Observer {
         match self {
             Observer::Translator(model) => capture::translation(model, text, target, machine),
             Observer::Generator(model) => {
-                let how = Generation { sample: None, most: WRITTEN, ..model.generation.clone() };
+                let how = Generation { sample: None, max_tokens: WRITTEN, ..model.generation.clone() };
                 capture::continuation(model, text, target, &how, machine)
             }
             Observer::Encoder(model) => capture::reading(model, text, target, machine),

@@ -6,7 +6,7 @@ use qkv_explore::{Cut, Matrix, Observer, Recording, capture, explain};
 use qkv_models::files::tensors::Storage;
 use qkv_models::text::tokenizer::{Kind, Tokenizer};
 use qkv_models::{
-    Architecture, Encoder, EncoderConfig, GptConfig, Model, ModelConfig, RecurrentConfig, Search, Specials,
+    Architecture, Encoder, EncoderConfig, GptConfig, Model, ModelConfig, RecurrentConfig, Search, SpecialTokens,
     TransformerConfig, Translator,
 };
 use qkv_nn::Machine;
@@ -15,7 +15,7 @@ use qkv_nn::layers::AttentionStyle;
 fn translator(architecture: Architecture) -> Translator {
     let texts = ["好久不见。", "Long time, no see.", "Recordings of long times."];
     let tokenizer = Tokenizer::train(texts, Kind::Bpe { size: 300 }).expect("a tokenizer");
-    let config = ModelConfig::new(architecture, tokenizer.len(), Specials::of(&tokenizer));
+    let config = ModelConfig::new(architecture, tokenizer.len(), SpecialTokens::of(&tokenizer));
     let (model, parameters) = Model::new(&config, 7).expect("a model");
     Translator { model, parameters, tokenizer, search: Search::default() }
 }

@@ -5,7 +5,7 @@
 //! cargo run --release -p qkv-models --example cache
 //! ```
 
-use qkv_models::{Architecture, Model, ModelConfig, Rows, Specials, TransformerConfig};
+use qkv_models::{Architecture, Model, ModelConfig, Rows, SpecialTokens, TransformerConfig};
 use qkv_nn::{Machine, Pool, Tape};
 use std::error::Error;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use std::time::Instant;
 const TOKENS: usize = 512;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let specials = Specials { pad: 0, bos: 1, eos: 2 };
+    let specials = SpecialTokens { pad: 0, bos: 1, eos: 2 };
     let config = ModelConfig::new(Architecture::Transformer(TransformerConfig::default()), 8000, specials);
     let (model, parameters) = Model::new(&config, 1)?;
     let (pool, machine) = (Pool::new(), Machine::new(rayon::current_num_threads()));

@@ -4,7 +4,7 @@ use crate::text::tokenizer::Tokenizer;
 
 /// The token numbers that stand for no text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Specials {
+pub struct SpecialTokens {
     /// Fills up a shorter sentence.
     pub pad: u32,
     /// Starts a translation.
@@ -13,10 +13,10 @@ pub struct Specials {
     pub eos: u32,
 }
 
-impl Specials {
+impl SpecialTokens {
     /// Those of a tokenizer.
     pub fn of(tokenizer: &Tokenizer) -> Self {
-        Specials { pad: tokenizer.pad(), bos: tokenizer.bos(), eos: tokenizer.eos() }
+        SpecialTokens { pad: tokenizer.pad(), bos: tokenizer.bos(), eos: tokenizer.eos() }
     }
 }
 
@@ -83,58 +83,66 @@ impl Rows {
 pub struct Batch {
     /// Source tokens, each row with its end.
     pub source: Rows,
-    /// What the decoder is shown: a start, then the target.
-    pub shown: Rows,
+    /// What the decoder is decoder_input: a start, then the target.
+    pub decoder_input: Rows,
     /// What it should say: the target, then its end. Filled up with `pad`.
-    pub wanted: Vec<u32>,
+    pub targets: Vec<u32>,
 }
 
 impl Batch {
     /// From the tokens of both sides, without special tokens.
-    pub fn new<'a>(pairs: impl IntoIterator<Item = (&'a [u32], &'a [u32])>, specials: Specials) -> Self {
-        let Specials { pad, bos, eos } = specials;
-        let (mut source, mut shown, mut wanted) = (Vec::new(), Vec::new(), Vec::new());
+    pub fn new<'a>(pairs: impl IntoIterator<Item = (&'a [u32], &'a [u32])>, specials: SpecialTokens) -> Self {
+        let SpecialTokens { pad, bos, eos } = specials;
+        let (mut source, mut decoder_input, mut targets) = (Vec::new(), Vec::new(), Vec::new());
         for (from, to) in pairs {
-            source.push(ended(from, eos));
-            shown.push([&[bos], to].concat());
-            wanted.push(ended(to, eos));
+            source.push(with_eos(from, eos));
+            decoder_input.push([&[bos], to].concat());
+            targets.push(with_eos(to, eos));
         }
-        Batch { source: Rows::new(&source, pad), shown: Rows::new(&shown, pad), wanted: Rows::new(&wanted, pad).ids }
+        Batch {
+            source: Rows::new(&source, pad),
+            decoder_input: Rows::new(&decoder_input, pad),
+            targets: Rows::new(&targets, pad).ids,
+        }
     }
 
-    /// Rows of a text that goes on: each token is wanted after those before it, and there is no source.
+    /// Rows of a text that goes on: each token is targets after those before it, and there is no source.
     ///
     /// # Panics
     /// Where a row has fewer than two tokens, or they differ in length.
     pub fn of_text<'a>(rows: impl IntoIterator<Item = &'a [u32]>) -> Self {
-        let (mut shown, mut wanted, mut count, mut length) = (Vec::new(), Vec::new(), 0, 0);
+        let (mut decoder_input, mut targets, mut count, mut length) = (Vec::new(), Vec::new(), 0, 0);
         for row in rows {
             let (_, after) = row.split_first().expect("a row has tokens");
             assert!(!after.is_empty() && (count == 0 || after.len() == length), "rows of one length");
             (count, length) = (count + 1, after.len());
-            shown.extend_from_slice(&row[..length]);
-            wanted.extend_from_slice(after);
+            decoder_input.extend_from_slice(&row[..length]);
+            targets.extend_from_slice(after);
         }
-        Batch { source: Rows::none(count), shown: Rows { ids: shown, lengths: vec![length; count], length }, wanted }
+        Batch {
+            source: Rows::none(count),
+            decoder_input: Rows { ids: decoder_input, lengths: vec![length; count], length },
+            targets,
+        }
     }
 
-    /// What is wanted where source and target are one row: nothing of the source, then the target and its end.
-    pub(crate) fn wanted_behind_source(&self, pad: u32) -> Vec<u32> {
+    /// What is targets where source and target are one row: nothing of the source, then the target and its end.
+    pub(crate) fn targets_after_source(&self, pad: u32) -> Vec<u32> {
         let row = |at: usize| {
-            let wanted = &self.wanted[at * self.shown.length..][..self.shown.lengths[at]];
-            [&vec![pad; self.source.lengths[at]][..], wanted].concat()
+            let targets = &self.targets[at * self.decoder_input.length..][..self.decoder_input.lengths[at]];
+            [&vec![pad; self.source.lengths[at]][..], targets].concat()
         };
-        Rows::new(&(0..self.shown.len()).map(row).collect::<Vec<_>>(), pad).ids
+        Rows::new(&(0..self.decoder_input.len()).map(row).collect::<Vec<_>>(), pad).ids
     }
 
     /// How many target tokens count.
     pub fn tokens(&self) -> usize {
-        self.shown.lengths.iter().sum()
+        self.decoder_input.lengths.iter().sum()
     }
 }
 
 /// A sentence with its end.
-pub(crate) fn ended(tokens: &[u32], eos: u32) -> Vec<u32> {
+pub(crate) fn with_eos(tokens: &[u32], eos: u32) -> Vec<u32> {
     [tokens, &[eos]].concat()
 }
 
@@ -144,30 +152,30 @@ mod tests {
 
     #[test]
     fn rows_are_filled_up_and_the_decoder_is_shown_what_came_before() {
-        let specials = Specials { pad: 0, bos: 1, eos: 2 };
+        let specials = SpecialTokens { pad: 0, bos: 1, eos: 2 };
         let batch = Batch::new([(&[7u32, 8][..], &[5u32][..]), (&[9][..], &[5, 6, 4][..])], specials);
         assert_eq!(batch.source.ids, [7, 8, 2, 9, 2, 0]);
         assert_eq!(batch.source.lengths, [3, 2]);
-        assert_eq!(batch.shown.ids, [1, 5, 0, 0, 1, 5, 6, 4]);
-        assert_eq!(batch.wanted, [5, 2, 0, 0, 5, 6, 4, 2]);
+        assert_eq!(batch.decoder_input.ids, [1, 5, 0, 0, 1, 5, 6, 4]);
+        assert_eq!(batch.targets, [5, 2, 0, 0, 5, 6, 4, 2]);
         assert_eq!(batch.tokens(), 6);
         assert_eq!(batch.source.ragged(), Some(&[3, 2][..]));
     }
 
     #[test]
     fn a_source_and_its_target_as_one_row_want_the_target_alone() {
-        let specials = Specials { pad: 0, bos: 1, eos: 2 };
+        let specials = SpecialTokens { pad: 0, bos: 1, eos: 2 };
         let batch = Batch::new([(&[7u32, 8][..], &[5u32][..]), (&[9][..], &[5, 6, 4][..])], specials);
-        let joined = batch.source.joined(&batch.shown, 0);
+        let joined = batch.source.joined(&batch.decoder_input, 0);
         assert_eq!(joined.ids, [7, 8, 2, 1, 5, 0, 9, 2, 1, 5, 6, 4]);
         assert_eq!(joined.lengths, [5, 6]);
-        assert_eq!(batch.wanted_behind_source(0), [0, 0, 0, 5, 2, 0, 0, 0, 5, 6, 4, 2]);
+        assert_eq!(batch.targets_after_source(0), [0, 0, 0, 5, 2, 0, 0, 0, 5, 6, 4, 2]);
     }
 
     #[test]
     fn in_a_text_each_token_is_wanted_after_the_one_before() {
         let batch = Batch::of_text([&[3u32, 4, 5][..], &[6, 7, 8][..]]);
-        assert_eq!((batch.shown.ids, batch.wanted), (vec![3, 4, 6, 7], vec![4, 5, 7, 8]));
+        assert_eq!((batch.decoder_input.ids, batch.targets), (vec![3, 4, 6, 7], vec![4, 5, 7, 8]));
         assert_eq!(batch.source.joined(&Rows::new(&[vec![1]], 0), 0).ids, [1]);
     }
 

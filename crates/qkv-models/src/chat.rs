@@ -1,6 +1,8 @@
 //! Conversations as a model was taught to read them: its chat template, written in Jinja's language, rendered and cut into
 //! tokens. Special tokens are those of the template alone: what a person writes stays text, whatever it says.
 
+use crate::files::folder::{CHAT_TEMPLATE, TOKENIZER_CONFIG, read_json_if_present};
+use crate::files::input;
 use crate::text::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use minijinja::{Environment, ErrorKind, context};
@@ -132,25 +134,20 @@ pub(crate) fn of_folder(folder: &Path) -> Result<Option<Template>> {
     #[serde(untagged)]
     enum Templates {
         One(String),
-        Named(Vec<Named>),
+        Named(Vec<NamedTemplate>),
     }
     #[derive(Deserialize)]
-    struct Named {
+    struct NamedTemplate {
         name: String,
         template: String,
     }
-    let alone = folder.join("chat_template.jinja");
+    let alone = folder.join(CHAT_TEMPLATE);
     if alone.exists() {
-        let source = std::fs::read_to_string(&alone).map_err(|e| Error::file("read", &alone, e))?;
+        let source = input::read_to_string(&alone, input::SETTINGS_MAX)?;
         return Template::new(&source, alone).map(Some);
     }
-    let path = folder.join("tokenizer_config.json");
-    if !path.exists() {
-        return Ok(None);
-    }
-    let bytes = std::fs::read(&path).map_err(|e| Error::file("read", &path, e))?;
-    let settings: Settings =
-        serde_json::from_slice(&bytes).map_err(|e| Error::line(&path, e.line().max(1), e.to_string()))?;
+    let path = folder.join(TOKENIZER_CONFIG);
+    let Some(settings) = read_json_if_present::<Settings>(&path)? else { return Ok(None) };
     let source = match settings.chat_template {
         Some(Templates::One(source)) => Some(source),
         Some(Templates::Named(all)) => all.into_iter().find(|one| one.name == "default").map(|one| one.template),

@@ -1,28 +1,111 @@
-//! A model with its numbers and its tokenizer, wherever it comes from: a folder in the Hugging Face layout, ours or that of a
-//! GPT-2 or a Llama, in one file or in several, or a GGUF file.
+//! Models that generate text, as files: a folder in the Hugging Face layout (ours, GPT-2's or Llama's, in one weights file
+//! or in shards) or a GGUF file. Names of files are in [`files::folder`](crate::files::folder), names of tensors in
+//! [`layout`](crate::layout). The checkpoints that training resumes from are in `train::checkpoint`.
 
 use crate::chat::{self, Template};
-use crate::files::atomic;
-use crate::files::gguf::{Gguf, Value};
+use crate::files::folder::{self, CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS};
+use crate::files::gguf::{Gguf, MetadataValue};
+use crate::files::tensors::{NamedTensor, Storage, TensorFile, to_bytes};
 use crate::files::weights::Weights;
+use crate::files::{atomic, input};
 use crate::layout::{Dialect, Layout, llama};
 use crate::text::tokenizer::Tokenizer;
 use crate::{Error, Model, ModelConfig, Result};
 use qkv_nn::Parameters;
 use std::path::Path;
 
-/// The files of a model's folder.
-pub(crate) const CONFIG: &str = "config.json";
-pub(crate) const TOKENIZER: &str = "tokenizer.json";
-pub(crate) const GENERATION: &str = "generation_config.json";
+/// A model of zeros with its parameters, and the layout by which they are filled from a file.
+pub(crate) type Blank<M> = (M, Parameters<f32>, Layout);
 
-/// Settings of the tokenizer that others look for.
-const TOKENIZER_SETTINGS: &str = "tokenizer_config.json";
+/// A model that was read.
+#[derive(Debug)]
+pub(crate) struct Checkpoint {
+    pub model: Model,
+    pub parameters: Parameters<f32>,
+    pub tokenizer: Tokenizer,
+    pub template: Option<Template>,
+    /// The contents of `generation_config.json`.
+    pub generation: Option<serde_json::Value>,
+}
 
-/// Writes the tokenizer, and beside it that it is to be used as it stands: by the name of the model alone others would take one
-/// of their own.
-pub(crate) fn write_tokenizer(tokenizer: &Tokenizer, template: Option<&Template>, folder: &Path) -> Result<()> {
-    tokenizer.save(folder.join(TOKENIZER))?;
+/// The files of a model: its configuration and its tensors, not yet read into parameters.
+pub(crate) struct ModelFiles {
+    pub config: ModelConfig,
+    pub dialect: Dialect,
+    pub weights: Weights,
+    /// The layout, where it is known before the model is built.
+    layout: Option<Layout>,
+}
+
+/// Whether a path names a GGUF file.
+pub(crate) fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"))
+}
+
+impl ModelFiles {
+    /// Opens a folder or a GGUF file.
+    pub fn open(path: &Path) -> Result<ModelFiles> {
+        if is_gguf(path) {
+            let file = Gguf::open(path)?;
+            let (config, layout) = llama::of_gguf(&file)?;
+            let (dialect, weights, layout) = (Dialect::Llama, Weights::Gguf(file), Some(layout));
+            return Ok(ModelFiles { config, dialect, weights, layout });
+        }
+        let config = path.join(CONFIG);
+        let (config, dialect) = Dialect::read(&input::read(&config, input::SETTINGS_MAX)?, &config)?;
+        Ok(ModelFiles { config, dialect, weights: Weights::of_folder(path)?, layout: None })
+    }
+
+    /// Builds the model with parameters of zero.
+    pub fn build(&self, path: &Path) -> Result<Blank<Model>> {
+        let settings = if is_gguf(path) { path.to_owned() } else { path.join(CONFIG) };
+        // A model that claims to be larger than its file is refused before memory is allocated for it.
+        self.config.check_size(self.weights.numbers()).map_err(|e| folder::in_file(&settings, e))?;
+        let (model, parameters) = Model::blank(&self.config).map_err(|e| folder::in_file(&settings, e))?;
+        let layout = self.layout.clone().or_else(|| self.dialect.layout(&self.config));
+        let layout = layout.unwrap_or_else(|| Layout::own(&parameters));
+        Ok((model, parameters, layout))
+    }
+}
+
+impl Checkpoint {
+    /// Reads a folder or a GGUF file.
+    pub fn open(path: &Path) -> Result<Checkpoint> {
+        let files = ModelFiles::open(path)?;
+        let (model, mut parameters, layout) = files.build(path)?;
+        let tokenizer = match &files.weights {
+            Weights::Gguf(file) => Tokenizer::of_gguf(file)?,
+            _ => Tokenizer::open(path.join(TOKENIZER))?,
+        };
+        if tokenizer.len() > files.config.vocab_size {
+            let (tokens, rows) = (tokenizer.len(), files.config.vocab_size);
+            let what = format!("the tokenizer has {tokens} tokens, the model {rows}");
+            return Err(Error::format(path, "vocabulary", what));
+        }
+        layout.fill(&mut parameters, &files.weights)?;
+        let (template, generation) = match &files.weights {
+            Weights::Gguf(file) => match file.values().get("tokenizer.chat_template") {
+                Some(MetadataValue::Text(source)) => (Some(Template::new(source, path)?), None),
+                _ => (None, None),
+            },
+            _ => (chat::of_folder(path)?, folder::read_json_if_present(&path.join(GENERATION_CONFIG))?),
+        };
+        Ok(Checkpoint { model, parameters, tokenizer, template, generation })
+    }
+}
+
+/// Writes `config.json` and `model.safetensors`, in the layout of GPT-2 or Llama where the model is one.
+pub(crate) fn write_model(model: &Model, parameters: &Parameters<f32>, to: &Path, storage: Storage) -> Result<()> {
+    let dialect = Dialect::of(model.config());
+    let layout = dialect.layout(model.config()).unwrap_or_else(|| Layout::own(parameters));
+    atomic::write(to.join(WEIGHTS), &layout.bytes(parameters, storage)?)?;
+    folder::write_json(&to.join(CONFIG), &dialect.write(model.config()))
+}
+
+/// Writes `tokenizer.json` and a `tokenizer_config.json` that tells `transformers` to use it as it is: by the type of the
+/// model alone it would choose another tokenizer class.
+pub(crate) fn write_tokenizer(tokenizer: &Tokenizer, template: Option<&Template>, to: &Path) -> Result<()> {
+    tokenizer.save(to.join(TOKENIZER))?;
     let name = |id: u32| tokenizer.name(id);
     let mut settings = serde_json::json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -37,100 +120,32 @@ pub(crate) fn write_tokenizer(tokenizer: &Tokenizer, template: Option<&Template>
     if let Some(template) = template {
         settings["chat_template"] = template.source().into();
     }
-    let text = serde_json::to_string_pretty(&settings).expect("plain values") + "\n";
-    atomic::write(folder.join(TOKENIZER_SETTINGS), text.as_bytes())
+    folder::write_json(&to.join(TOKENIZER_CONFIG), &settings)
 }
 
-/// A model that was read.
-#[derive(Debug)]
-pub(crate) struct Checkpoint {
-    pub model: Model,
-    pub parameters: Parameters<f32>,
-    pub tokenizer: Tokenizer,
-    pub template: Option<Template>,
-    /// What `generation_config.json` says.
-    pub generation: Option<serde_json::Value>,
-}
-
-/// A model that was found and not read yet: what it should be, and what there is.
-pub(crate) struct Found {
-    pub config: ModelConfig,
-    pub dialect: Dialect,
-    pub weights: Weights,
-    /// The table of names, where it is known before the model is built.
-    layout: Option<Layout>,
-}
-
-/// Whether a path is a GGUF file.
-pub(crate) fn is_gguf(path: &Path) -> bool {
-    path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"))
-}
-
-/// The bytes of a file of a folder.
-pub(crate) fn bytes(folder: &Path, name: &str) -> Result<Vec<u8>> {
-    let path = folder.join(name);
-    std::fs::read(&path).map_err(|e| Error::file("read", &path, e))
-}
-
-impl Found {
-    /// Looks at a folder or a GGUF file.
-    pub fn at(path: &Path) -> Result<Found> {
-        if is_gguf(path) {
-            let file = Gguf::open(path)?;
-            let (config, layout) = llama::of_gguf(&file)?;
-            return Ok(Found { config, dialect: Dialect::Llama, weights: Weights::Gguf(file), layout: Some(layout) });
-        }
-        let (config, dialect) = Dialect::read(&bytes(path, CONFIG)?, &path.join(CONFIG))?;
-        Ok(Found { config, dialect, weights: Weights::of_folder(path)?, layout: None })
+/// Reads parameters under their own names: all of them, in their shapes, and no others.
+pub(crate) fn read_parameters(parameters: &mut Parameters<f32>, file: &TensorFile) -> Result<()> {
+    let all: Vec<_> = parameters.all().collect();
+    for param in &all {
+        let values = file.read_shaped(parameters.name(*param), parameters.shape(*param))?;
+        parameters.get_mut(*param).copy_from_slice(&values);
     }
-
-    /// The model, all zero, and the table by which it is filled.
-    pub fn build(&self, path: &Path) -> Result<(Model, Parameters<f32>, Layout)> {
-        // What is wrong with a number is said with the file that it stands in.
-        let place = if is_gguf(path) { path.to_owned() } else { path.join(CONFIG) };
-        let wrong = |error: Error| match error {
-            Error::Invalid { .. } | Error::Attention(_) => Error::format(&place, "settings", error.to_string()),
-            error => error,
-        };
-        // The file is there: a model that claims to be larger than it is refused before memory is asked for.
-        self.config.check_size(self.weights.numbers()).map_err(wrong)?;
-        let (model, parameters) = Model::blank(&self.config).map_err(wrong)?;
-        let layout = self.layout.clone().or_else(|| self.dialect.layout(&self.config));
-        let layout = layout.unwrap_or_else(|| Layout::own(&parameters));
-        Ok((model, parameters, layout))
+    if let Some(name) = file.names().find(|name| parameters.find(name).is_none()) {
+        let part = format!("tensor `{name}`");
+        return Err(Error::format(file.path(), part, "the model has no such parameter"));
     }
+    Ok(())
 }
 
-impl Checkpoint {
-    /// From a folder or a GGUF file.
-    pub fn open(path: &Path) -> Result<Checkpoint> {
-        let found = Found::at(path)?;
-        let (model, mut parameters, layout) = found.build(path)?;
-        let tokenizer = match &found.weights {
-            Weights::Gguf(file) => Tokenizer::of_gguf(file)?,
-            _ => Tokenizer::open(path.join(TOKENIZER))?,
-        };
-        if tokenizer.len() > found.config.vocab_size {
-            let (most, size) = (tokenizer.len(), found.config.vocab_size);
-            let what = format!("the tokenizer has {most} tokens, the model {size}");
-            return Err(Error::format(path, "vocabulary", what));
-        }
-        layout.fill(&mut parameters, &found.weights)?;
-        let (template, generation) = match &found.weights {
-            Weights::Gguf(file) => match file.values().get("tokenizer.chat_template") {
-                Some(Value::Text(source)) => (Some(Template::new(source, path)?), None),
-                _ => (None, None),
-            },
-            _ => {
-                let file = path.join(GENERATION);
-                let wrong = |e: serde_json::Error| Error::line(&file, e.line().max(1), e.to_string());
-                let generation = match file.exists() {
-                    true => Some(serde_json::from_slice(&bytes(path, GENERATION)?).map_err(wrong)?),
-                    false => None,
-                };
-                (chat::of_folder(path)?, generation)
-            }
-        };
-        Ok(Checkpoint { model, parameters, tokenizer, template, generation })
-    }
+/// The bytes of a file with all parameters under their own names.
+pub(crate) fn parameter_bytes(parameters: &Parameters<f32>, storage: Storage) -> Result<Vec<u8>> {
+    let named: Vec<NamedTensor<'_>> = parameters
+        .all()
+        .map(|param| NamedTensor {
+            name: parameters.name(param),
+            shape: parameters.shape(param),
+            values: parameters.get(param),
+        })
+        .collect();
+    to_bytes(&named, storage)
 }

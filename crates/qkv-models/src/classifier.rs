@@ -1,8 +1,8 @@
 //! Any model that gives classes, whatever it looks at: an encoder, one that reads documents sentence by sentence, one that sees
 //! images. What a folder holds, its `config.json` says.
 
-use crate::checkpoint::CONFIG;
 use crate::encoder;
+use crate::files::folder::{CONFIG, read_json};
 use crate::image::Image;
 use crate::{Encoder, Error, Han, Result, Vit};
 use qkv_nn::Machine;
@@ -24,10 +24,7 @@ pub enum Classifier {
 /// # Errors
 /// Names the file that is missing or no JSON.
 pub fn kind(folder: &Path) -> Result<String> {
-    let path = folder.join(CONFIG);
-    let bytes = std::fs::read(&path).map_err(|e| Error::file("read", &path, e))?;
-    let json: serde_json::Value =
-        serde_json::from_slice(&bytes).map_err(|e| Error::line(&path, e.line().max(1), e.to_string()))?;
+    let json: serde_json::Value = read_json(&folder.join(CONFIG))?;
     let ours = json.pointer("/architecture/kind").or_else(|| json.get("model_type"));
     Ok(match ours.and_then(|kind| kind.as_str()).unwrap_or_default() {
         "bert" | encoder::OWN => "encoder".into(),

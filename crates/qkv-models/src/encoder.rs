@@ -10,7 +10,7 @@ pub use heads::Answer;
 pub(crate) use heads::{Example, Examples, highest};
 use packed::Packed;
 pub use reader::{Encoder, Pooling};
-pub(crate) use reader::{OWN, looked_at};
+pub(crate) use reader::{OWN, inspect};
 
 use crate::batch::Rows;
 use crate::{Error, Result};
@@ -180,7 +180,7 @@ impl Bert {
     }
 
     /// The longest text it takes.
-    pub fn most(&self) -> usize {
+    pub fn max_len(&self) -> usize {
         self.tokens.max_len()
     }
 

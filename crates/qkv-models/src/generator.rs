@@ -1,56 +1,55 @@
-//! Going on with a text: one token after the other, told as they come. How a token is chosen is in [`search`](crate::search)'s
-//! scores; how tokens become text that can be told, in `voice`.
+//! Text generation with a decoder-only model: a prompt in, tokens out one at a time, streamed as text. Choosing a token
+//! from logits is left to [`search`](crate::search), turning tokens into text that can be printed at once to
+//! `stream_decoder`.
 
-mod voice;
+mod stream_decoder;
 
 use crate::batch::Rows;
 use crate::chat::{Message, Template};
-use crate::checkpoint::{Checkpoint, GENERATION, write_tokenizer};
-use crate::files::atomic;
+use crate::checkpoint::{Checkpoint, write_model, write_tokenizer};
+use crate::files::folder::{self, GENERATION_CONFIG};
 use crate::files::tensors::Storage;
-use crate::files::weights::SINGLE;
 use crate::gpt::GptState;
-use crate::layout::{Dialect, Layout};
-use crate::search::{Sampling, best, draw, forbid_repeats, penalise};
+use crate::search::{Sampling, draw, forbid_repeats, penalize, top};
 use crate::text::tokenizer::Tokenizer;
-use crate::{Error, Model, Result};
+use crate::{Error, Model, Result, finite};
 use qkv_nn::{Activation, Machine, Parameters, Pool, Tape, Tensor};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Instant;
-use voice::Voice;
+use stream_decoder::StreamDecoder;
 
-/// A model that goes on with text.
+/// A decoder-only model with its parameters and tokenizer.
 #[derive(Debug)]
 pub struct Generator {
     /// The model.
     pub model: Model,
-    /// Its numbers.
+    /// Its parameters.
     pub parameters: Parameters<f32>,
-    /// How text is cut.
+    /// Its tokenizer.
     pub tokenizer: Tokenizer,
-    /// How conversations are written down, where it was taught to hold them.
+    /// The chat template, if the model was trained on conversations.
     pub template: Option<Template>,
-    /// How tokens are chosen, unless asked otherwise.
+    /// Default settings.
     pub generation: Generation,
     /// Tokens that end an answer.
-    ends: Vec<u32>,
+    end_tokens: Vec<u32>,
 }
 
-/// How tokens are chosen, and when it is enough.
+/// Settings of a generation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generation {
-    /// How they are drawn; `None` takes the likeliest.
+    /// How tokens are sampled; `None` takes the most probable one.
     pub sample: Option<Sampling>,
-    /// Tokens that were said, or asked, have their score divided (or, below 0, multiplied) by this.
+    /// Logits of tokens in the prompt or the text are divided by this where positive, multiplied where negative.
     pub repetition_penalty: f64,
-    /// No sequence of so many tokens is said twice; 0 allows any.
+    /// No n-gram of this many tokens is generated twice; 0 allows any.
     pub no_repeat: usize,
-    /// The text ends before the first of these.
+    /// The text ends before the first of these strings.
     pub stop: Vec<String>,
-    /// The most tokens.
-    pub most: usize,
-    /// Whether keys and values are kept from step to step: without, every step computes everything again.
+    /// The largest number of tokens to generate.
+    pub max_tokens: usize,
+    /// Whether keys and values are cached between steps; without a cache every step recomputes the whole sequence.
     pub cache: bool,
 }
 
@@ -62,44 +61,46 @@ impl Default for Generation {
             repetition_penalty: 1.0,
             no_repeat: 0,
             stop: Vec::new(),
-            most: 256,
+            max_tokens: 256,
             cache: true,
         }
     }
 }
 
-/// Why a text ended.
+/// Why a generation finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// The model said so.
-    End,
-    /// A text that stops it came.
+pub enum Finish {
+    /// The model generated an end token.
+    Eos,
+    /// A stop string was generated.
     Stop,
-    /// There were as many tokens as were asked for.
-    Most,
-    /// Whoever listens has gone.
-    Unheard,
+    /// The largest number of tokens was reached.
+    Length,
+    /// The receiver of the text returned `false`.
+    Cancelled,
 }
 
-/// What was said.
+/// A generated text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generated {
-    /// The text, without the prompt and without what stopped it.
+    /// The text, without the prompt and without the stop string.
     pub text: String,
-    /// Its tokens, an end included.
+    /// Its tokens, an end token included.
     pub tokens: Vec<u32>,
-    /// How many tokens the prompt had.
+    /// Number of tokens in the prompt.
     pub prompt: usize,
+    /// Tokens at the start of the prompt that the model did not read, because the prompt was longer than its context.
+    pub prompt_dropped: usize,
     /// Seconds until the first token.
     pub prompt_seconds: f64,
-    /// Seconds for those after it.
+    /// Seconds for the remaining tokens.
     pub seconds: f64,
-    /// Why it ended.
-    pub ended: Ended,
+    /// Why it finished.
+    pub finish: Finish,
 }
 
 impl Generator {
-    /// From a folder in the Hugging Face layout, or a GGUF file.
+    /// Reads a folder in the Hugging Face layout, or a GGUF file.
     ///
     /// # Errors
     /// Names the file, and the field or tensor that is wrong.
@@ -107,122 +108,125 @@ impl Generator {
         Self::open_at(path.as_ref())
     }
 
-    /// `open` for the one type of path: compiled here, once, and not again by every caller.
     fn open_at(path: &Path) -> Result<Self> {
         let Checkpoint { model, parameters, tokenizer, template, generation } = Checkpoint::open(path)?;
         if model.gpt().is_none() {
             let what = format!("`{}` holds a {}, which translates", path.display(), model.config().architecture.name());
-            return Err(Error::invalid(what).with_hint("`qkv translate --model` uses it"));
+            return Err(Error::invalid(what).with_hint("use it with `qkv translate --model`"));
         }
-        let mut ends = vec![model.config().eos_token_id];
+        let mut end_tokens = vec![model.config().eos_token_id];
         let mut settings = Generation::default();
         if let Some(json) = &generation {
-            settings.read(json, &path.join(GENERATION))?;
+            settings.read(json, &path.join(GENERATION_CONFIG))?;
             let listed = json.get("eos_token_id").map(|ids| ids.as_array().cloned().unwrap_or(vec![ids.clone()]));
-            ends.extend(listed.into_iter().flatten().filter_map(|id| u32::try_from(id.as_u64()?).ok()));
+            end_tokens.extend(listed.into_iter().flatten().filter_map(|id| u32::try_from(id.as_u64()?).ok()));
         }
-        Ok(Generator { model, parameters, tokenizer, template, generation: settings, ends })
+        Ok(Generator { model, parameters, tokenizer, template, generation: settings, end_tokens })
     }
 
-    /// A conversation as tokens, up to where the model speaks next.
+    /// Tokens of a conversation, up to where the model answers.
     ///
     /// # Errors
-    /// Where it has no template, or the template refuses.
+    /// Where the model has no chat template, or the template refuses the messages.
     pub fn conversation(&self, messages: &[Message]) -> Result<Vec<u32>> {
         let config = self.model.config();
         match &self.template {
             Some(template) => template.encode(messages, &self.tokenizer, config.bos_token_id, config.eos_token_id),
             None => Err(Error::invalid("the model has no chat template")
-                .with_hint("leave out `--chat`: it goes on with a text")),
+                .with_hint("leave out `--chat` to continue a text instead")),
         }
     }
 
-    /// Goes on with a prompt. Each piece of text is told as soon as no later one can change it; who answers `false` has heard
-    /// enough. What goes beyond the longest sequence of the model pushes the older half of it out.
+    /// Generates text after a prompt. `receive` gets each piece of text as soon as no later token can change it, and
+    /// returns `false` to cancel. When the sequence outgrows the model's context, its older half is dropped.
     ///
     /// # Errors
-    /// Where a setting makes no sense.
+    /// Where a setting is out of range, or the model computes NaN.
     pub fn generate(
         &self,
         prompt: &[u32],
-        how: &Generation,
+        settings: &Generation,
         machine: &Machine,
-        told: &mut (dyn FnMut(&str) -> bool + Send),
+        receive: &mut (dyn FnMut(&str) -> bool + Send),
     ) -> Result<Generated> {
-        how.check()?;
-        // Inside the pool: a step hands out work dozens of times, and from outside each would wait for a thread to wake.
-        rayon::scope(|_| self.go_on(prompt, how, machine, told))
+        settings.check()?;
+        // Inside the pool: a step hands out dozens of pieces of work, and from outside each would wake a thread.
+        rayon::scope(|_| self.generate_in_pool(prompt, settings, machine, receive))
     }
 
-    fn go_on(
+    fn generate_in_pool(
         &self,
         prompt: &[u32],
-        how: &Generation,
+        settings: &Generation,
         machine: &Machine,
-        told: &mut (dyn FnMut(&str) -> bool + Send),
+        receive: &mut (dyn FnMut(&str) -> bool + Send),
     ) -> Result<Generated> {
         let start = Instant::now();
         let pool = Pool::new();
-        let mut all = if prompt.is_empty() { vec![self.model.config().bos_token_id] } else { prompt.to_vec() };
-        let before = all.len();
-        let mut context = Context { from: 0, state: None };
-        let mut voice = Voice::new(&self.tokenizer, &how.stop);
-        let (mut first, mut ended) = (None, Ended::Most);
-        while all.len() - before < how.most {
-            let mut scores = context.scores(self, &all, how.cache, machine, &pool)?;
-            penalise(&mut scores, &all, how.repetition_penalty);
-            forbid_repeats(&mut scores, &all[before..], how.no_repeat);
-            let place = [how.sample.map_or(0, |sample| sample.before as u32), 0, (all.len() - before) as u32];
-            let token = match &how.sample {
-                Some(sample) => draw(&scores, sample, place),
-                None => best(&scores, 1).first().map(|&(token, _)| token),
+        let mut tokens = if prompt.is_empty() { vec![self.model.config().bos_token_id] } else { prompt.to_vec() };
+        let prompt = tokens.len();
+        let mut context = Context { start: 0, state: None };
+        let mut decoder = StreamDecoder::new(&self.tokenizer, &settings.stop);
+        let (mut first, mut prompt_dropped, mut finish) = (None, 0, Finish::Length);
+        while tokens.len() - prompt < settings.max_tokens {
+            let mut scores = context.scores(self, &tokens, settings.cache, machine, &pool)?;
+            finite::check(&scores, &self.parameters)?;
+            if first.is_none() {
+                (first, prompt_dropped) = (Some(start.elapsed().as_secs_f64()), context.start);
+            }
+            penalize(&mut scores, &tokens, settings.repetition_penalty);
+            forbid_repeats(&mut scores, &tokens[prompt..], settings.no_repeat);
+            let draw_at = [settings.sample.map_or(0, |sample| sample.before as u32), 0, (tokens.len() - prompt) as u32];
+            let token = match &settings.sample {
+                Some(sample) => draw(&scores, sample, draw_at),
+                None => top(&scores, 1).first().map(|&(token, _)| token),
             };
-            first.get_or_insert_with(|| start.elapsed().as_secs_f64());
-            // Where no score is a number there is nothing to say.
+            // Every token would repeat an n-gram.
             let Some(token) = token else { break };
-            all.push(token);
-            if self.ends.contains(&token) {
-                ended = Ended::End;
+            tokens.push(token);
+            if self.end_tokens.contains(&token) {
+                finish = Finish::Eos;
                 break;
             }
-            let stopped = voice.hear(token);
-            if !voice.tell(told) {
-                ended = Ended::Unheard;
+            let stopped = decoder.push(token);
+            if !decoder.flush(receive) {
+                finish = Finish::Cancelled;
                 break;
             }
             if stopped {
-                ended = Ended::Stop;
+                finish = Finish::Stop;
                 break;
             }
         }
-        voice.finish(told);
+        decoder.finish(receive);
         let prompt_seconds = first.unwrap_or(0.0);
         Ok(Generated {
-            text: voice.text,
-            tokens: all.split_off(before),
-            prompt: before,
+            text: decoder.text,
+            tokens: tokens.split_off(prompt),
+            prompt,
+            prompt_dropped,
             prompt_seconds,
             seconds: start.elapsed().as_secs_f64() - prompt_seconds,
-            ended,
+            finish,
         })
     }
 
-    /// Scores for what comes after these tokens, `[N, V]` row by row: all of them at once, without a cache.
+    /// Logits after each of these tokens, `[N, V]`, in one pass without a cache.
     ///
     /// # Errors
-    /// Where there are more than the model takes.
+    /// Where there are more tokens than the model takes.
     pub fn scores(&self, tokens: &[u32], machine: &Machine) -> Result<Vec<f32>> {
-        if tokens.len() > self.model.most() {
-            let what = format!("{} tokens are more than the {} that the model takes", tokens.len(), self.model.most());
-            return Err(Error::invalid(what));
+        let max_len = self.model.max_len();
+        if tokens.len() > max_len {
+            return Err(Error::invalid(format!("{} tokens are more than the model's {max_len}", tokens.len())));
         }
         let pool = Pool::new();
         let mut tape = Tape::inference(&self.parameters, &pool, machine);
-        let shown = Rows::new(&[tokens.to_vec()], self.model.config().pad_token_id);
-        Ok(self.model.scores(&mut tape, &Rows::none(1), &shown)?.value().data().to_vec())
+        let input = Rows::new(&[tokens.to_vec()], self.model.config().pad_token_id);
+        Ok(self.model.scores(&mut tape, &Rows::none(1), &input)?.value().data().to_vec())
     }
 
-    /// The same, token by token through the cache, as text is written.
+    /// The same logits, computed one token at a time through the cache, as in generation.
     ///
     /// # Errors
     /// As [`scores`](Generator::scores).
@@ -233,14 +237,14 @@ impl Generator {
         let mut scores = Vec::new();
         for token in tokens {
             let mut tape = Tape::inference(&self.parameters, &pool, machine);
-            let given = gpt.step(&mut tape, &[*token], 1, &mut state)?; // (1, 1, C)
-            let given = tape.linear(&given, gpt.output(), None, Activation::None, 0.0); // (1, 1, V)
-            scores.extend_from_slice(given.value().data());
+            let hidden = gpt.step(&mut tape, &[*token], 1, &mut state)?; // [1, 1, C]
+            let logits = tape.linear(&hidden, gpt.output(), None, Activation::None, 0.0); // [1, 1, V]
+            scores.extend_from_slice(logits.value().data());
         }
         Ok(scores)
     }
 
-    /// Writes a folder in the Hugging Face layout that `transformers` reads, where it has a name for such a model.
+    /// Writes a folder in the Hugging Face layout, which `transformers` reads where it knows the architecture.
     ///
     /// # Errors
     /// Where the system refuses.
@@ -248,73 +252,63 @@ impl Generator {
         self.save_at(folder.as_ref(), storage)
     }
 
-    /// `save` for the one type of path: compiled here, once, and not again by every caller.
-    fn save_at(&self, folder: &Path, storage: Storage) -> Result<()> {
-        std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
-        write_model(&self.model, &self.parameters, folder, storage)?;
-        write_tokenizer(&self.tokenizer, self.template.as_ref(), folder)?;
+    fn save_at(&self, to: &Path, storage: Storage) -> Result<()> {
+        std::fs::create_dir_all(to).map_err(|e| Error::file("write", to, e))?;
+        write_model(&self.model, &self.parameters, to, storage)?;
+        write_tokenizer(&self.tokenizer, self.template.as_ref(), to)?;
         let config = self.model.config();
-        let mut json = json!({ "bos_token_id": config.bos_token_id, "eos_token_id": self.ends });
+        let mut json = json!({ "bos_token_id": config.bos_token_id, "eos_token_id": self.end_tokens });
         if let Some(Sampling { temperature, top_k, top_p, min_p, .. }) = self.generation.sample {
             let sampled = [("temperature", json!(temperature)), ("top_k", json!(top_k)), ("top_p", json!(top_p))];
             sampled.into_iter().for_each(|(name, value)| json[name] = value);
             json["do_sample"] = json!(true);
             json["min_p"] = json!(min_p);
         }
-        let text = serde_json::to_string_pretty(&json).expect("plain values") + "\n";
-        atomic::write(folder.join(GENERATION), text.as_bytes())
+        folder::write_json(&to.join(GENERATION_CONFIG), &json)
     }
 }
 
-/// Writes `config.json` and `model.safetensors`, in the words of others where they have some.
-pub(crate) fn write_model(model: &Model, numbers: &Parameters<f32>, folder: &Path, storage: Storage) -> Result<()> {
-    let dialect = Dialect::of(model.config());
-    let layout = dialect.layout(model.config()).unwrap_or_else(|| Layout::own(numbers));
-    atomic::write(folder.join(SINGLE), &layout.bytes(numbers, storage)?)?;
-    let json = serde_json::to_string_pretty(&dialect.write(model.config())).expect("plain values") + "\n";
-    atomic::write(folder.join(crate::checkpoint::CONFIG), json.as_bytes())
-}
-
-/// The part of the text that the model sees, and what it remembers of it.
+/// The part of the sequence that the model attends to, and its cache.
 struct Context {
-    from: usize,
+    /// The first token in the context.
+    start: usize,
     state: Option<GptState<f32>>,
 }
 
 impl Context {
-    /// Scores for the token after all of these.
+    /// Logits of the token after `tokens`, `[V]`.
     fn scores(
         &mut self,
-        of: &Generator,
-        all: &[u32],
+        generator: &Generator,
+        tokens: &[u32],
         cache: bool,
         machine: &Machine,
         pool: &Pool<f32>,
     ) -> Result<Vec<f32>> {
-        let gpt = of.model.gpt().expect("checked when it was opened");
-        if all.len() - self.from > gpt.most() {
-            // The older half goes: the rest is read again from its new place.
-            *self = Context { from: all.len() - gpt.most().div_ceil(2), state: None };
+        let gpt = generator.model.gpt().expect("checked when it was opened");
+        if tokens.len() - self.start > gpt.max_len() {
+            // Half of the context is dropped at a time: the rest is read again at its new positions.
+            *self = Context { start: tokens.len() - gpt.max_len().div_ceil(2), state: None };
         }
-        let mut tape = Tape::inference(&of.parameters, pool, machine);
+        let mut tape = Tape::inference(&generator.parameters, pool, machine);
         if self.state.is_none() || !cache {
             self.state = Some(gpt.start(&mut tape, 1)?);
         }
-        let state = self.state.as_mut().expect("just made");
-        let new = &all[self.from + state.len()..];
-        let given = gpt.step(&mut tape, new, new.len(), state)?; // (1, new, C)
-        let width = given.value().width();
-        let last = given.value().data()[(new.len() - 1) * width..].to_vec();
+        let state = self.state.as_mut().expect("just set");
+        let new = &tokens[self.start + state.len()..];
+        let hidden = gpt.step(&mut tape, new, new.len(), state)?; // [1, new, C]
+        let width = hidden.value().width();
+        let last = hidden.value().data()[(new.len() - 1) * width..].to_vec();
         let last = tape.constant(Tensor::new(last, &[1, 1, width]));
         Ok(tape.linear(&last, gpt.output(), None, Activation::None, 0.0).value().data().to_vec())
     }
 }
 
 impl Generation {
-    /// Refuses numbers that make no sense.
+    /// Checks that every setting is in its range.
     ///
     /// # Errors
-    /// Names the number and what it may be.
+    /// Names the setting and its range.
     pub fn check(&self) -> Result<()> {
         let search = crate::Search {
             beam: 1,
@@ -325,17 +319,17 @@ impl Generation {
         search.check()
     }
 
-    /// What a `generation_config.json` says.
+    /// Takes over the settings of a `generation_config.json`.
     fn read(&mut self, json: &Value, path: &Path) -> Result<()> {
         let number = |name: &str| json.get(name).and_then(Value::as_f64);
         if json.get("do_sample").and_then(Value::as_bool) == Some(true) {
-            let plain = Sampling::default();
+            let defaults = Sampling::default();
             self.sample = Some(Sampling {
-                temperature: number("temperature").unwrap_or(plain.temperature),
-                top_k: number("top_k").map_or(plain.top_k, |k| k as usize),
-                top_p: number("top_p").unwrap_or(plain.top_p),
-                min_p: number("min_p").unwrap_or(plain.min_p),
-                ..plain
+                temperature: number("temperature").unwrap_or(defaults.temperature),
+                top_k: number("top_k").map_or(defaults.top_k, |k| k as usize),
+                top_p: number("top_p").unwrap_or(defaults.top_p),
+                min_p: number("min_p").unwrap_or(defaults.min_p),
+                ..defaults
             });
         }
         self.repetition_penalty = number("repetition_penalty").unwrap_or(self.repetition_penalty);

@@ -1,7 +1,7 @@
-//! A decoder alone (Radford et al. 2018): it continues what it is shown. Learned or rotary positions, either norm, with a gate or
+//! A decoder alone (Radford et al. 2018): it continues what it is input. Learned or rotary positions, either norm, with a gate or
 //! without, queries that share keys or not: GPT-2 and Llama are two of its settings.
 //!
-//! What it was trained on decides what it does. Shown plain text, it goes on with it; shown pairs as one sequence, the source
+//! What it was trained on decides what it does. Shown plain text, it goes on with it; input pairs as one sequence, the source
 //! first, it translates, or makes a title of an article.
 
 use crate::batch::Rows;
@@ -163,8 +163,12 @@ impl Gpt {
         self.output
     }
 
+    pub(crate) fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
     /// The longest sequence it takes.
-    pub fn most(&self) -> usize {
+    pub fn max_len(&self) -> usize {
         self.most
     }
 
@@ -176,12 +180,12 @@ impl Gpt {
     ///
     /// # Errors
     /// What `qkv` refuses.
-    pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, shown: &Rows) -> Result<Var<T>> {
-        let x = self.tokens.forward(tape, &shown.ids, shown.length, 0);
-        let angles = self.angles(0, shown.length);
+    pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, input: &Rows) -> Result<Var<T>> {
+        let x = self.tokens.forward(tape, &input.ids, input.length, 0);
+        let angles = self.angles(0, input.length);
         let mut x = tape.dropout(x, self.dropout);
         for layer in &self.layers {
-            x = layer.forward(tape, x, shown.ragged(), angles.as_ref(), None)?;
+            x = layer.forward(tape, x, input.ragged(), angles.as_ref(), None)?;
         }
         Ok(self.norm.forward(tape, &x))
     }

@@ -12,7 +12,7 @@ mod document;
 mod reader;
 
 pub use document::Document;
-pub(crate) use reader::looked_at;
+pub(crate) use reader::inspect;
 pub use reader::{Han, ReadSentence, ReadWord, Reading};
 
 use crate::batch::Rows;
@@ -119,7 +119,7 @@ const WORDS: usize = 4096;
 
 /// The model: handles to its parameters.
 #[derive(Clone, Debug)]
-pub(crate) struct Network {
+pub(crate) struct HanNetwork {
     tokens: Embedding,
     words: Level,
     sentences: Level,
@@ -127,15 +127,15 @@ pub(crate) struct Network {
     dropout: f64,
 }
 
-impl Network {
+impl HanNetwork {
     /// Adds its parameters: `tokens`, `words`, `sentences`, `head`.
-    pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &HanConfig, vocabulary: usize) -> Result<Network> {
+    pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &HanConfig, vocabulary: usize) -> Result<HanNetwork> {
         config.check()?;
         let tokens = Embedding::new(&mut at.at("tokens"), vocabulary, config.d_model, PositionKind::None, 0).unscaled();
         let words = Level::new(&mut at.at("words"), config, config.d_model)?;
         let sentences = Level::new(&mut at.at("sentences"), config, 2 * config.hidden)?;
         let head = Linear::new(&mut at.at("head"), 2 * config.hidden, config.labels.len(), true);
-        Ok(Network { tokens, words, sentences, head, dropout: config.dropout })
+        Ok(HanNetwork { tokens, words, sentences, head, dropout: config.dropout })
     }
 
     /// The head's map.

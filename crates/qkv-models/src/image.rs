@@ -11,9 +11,8 @@ mod decode;
 pub mod idx;
 mod resize;
 
+use crate::files::input;
 use crate::{Error, Result};
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 /// The largest file, in bytes.
@@ -78,12 +77,7 @@ impl Image {
     /// Names the file and what is wrong with it.
     pub fn open(path: impl AsRef<Path>) -> Result<Image> {
         let path = path.as_ref();
-        let file = File::open(path).map_err(|e| Error::file("open", path, e))?;
-        let mut bytes = Vec::new();
-        file.take(LARGEST_FILE + 1).read_to_end(&mut bytes).map_err(|e| Error::file("read", path, e))?;
-        if bytes.len() as u64 > LARGEST_FILE {
-            return Err(Error::format(path, "image", format!("the file is larger than {LARGEST_FILE} bytes")));
-        }
+        let bytes = input::read(path, LARGEST_FILE)?;
         Image::from_bytes(&bytes, path)
     }
 

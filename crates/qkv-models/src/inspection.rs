@@ -1,10 +1,12 @@
 //! What is in a checkpoint: its tensors, their shapes and types, how many numbers they are, and what does not fit the model that
 //! its settings describe.
 
-use crate::checkpoint::{CONFIG, Found, is_gguf};
+use crate::architecture::Generative;
+use crate::checkpoint::{ModelFiles, is_gguf};
 use crate::classifier::kind;
+use crate::files::folder::{CONFIG, WEIGHTS, WEIGHTS_INDEX};
 use crate::files::tensors::TensorFile;
-use crate::files::weights::{INDEX, SINGLE, Weights};
+use crate::files::weights::Weights;
 use crate::{Architecture, Error, Result, encoder, han, vit};
 use serde::Serialize;
 use std::fmt;
@@ -18,7 +20,7 @@ pub struct Inspection {
     /// What its settings say it is, in words; nothing where there are none.
     pub model: Option<String>,
     /// Its tensors, in their order.
-    pub tensors: Vec<Listed>,
+    pub tensors: Vec<TensorSummary>,
     /// How many numbers they are.
     pub numbers: usize,
     /// How many of them the model would have; nothing where there is none.
@@ -29,7 +31,7 @@ pub struct Inspection {
 
 /// A tensor.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Listed {
+pub struct TensorSummary {
     /// Its name.
     pub name: String,
     /// Its shape, the last axis fastest.
@@ -54,7 +56,7 @@ impl Inspection {
             return Ok(Inspection::listed(path, &Weights::File(TensorFile::open(path)?)));
         }
         if path.is_dir() && !path.join(CONFIG).exists() {
-            if !path.join(SINGLE).exists() && !path.join(INDEX).exists() {
+            if !path.join(WEIGHTS).exists() && !path.join(WEIGHTS_INDEX).exists() {
                 return Err(Error::invalid(format!("`{}` holds no checkpoint", path.display()))
                     .with_hint("a model is a folder with `config.json` and `model.safetensors`"));
             }
@@ -62,18 +64,18 @@ impl Inspection {
             found.misfits.push(format!("`{CONFIG}` is missing"));
             return Ok(found);
         }
-        let looked_at = match path.is_dir().then(|| kind(path)).transpose()?.as_deref() {
-            Some("encoder") => Some(encoder::looked_at(path)?),
-            Some("han") => Some(han::looked_at(path)?),
-            Some("vit") => Some(vit::looked_at(path)?),
+        let inspected = match path.is_dir().then(|| kind(path)).transpose()?.as_deref() {
+            Some("encoder") => Some(encoder::inspect(path)?),
+            Some("han") => Some(han::inspect(path)?),
+            Some("vit") => Some(vit::inspect(path)?),
             _ => None,
         };
-        if let Some((words, parameters, misfits, weights)) = looked_at {
+        if let Some((words, parameters, misfits, weights)) = inspected {
             return Ok(Inspection { model: Some(words), parameters, misfits, ..Inspection::listed(path, &weights) });
         }
-        let found = Found::at(path)?;
+        let found = ModelFiles::open(path)?;
         let listed = Inspection::listed(path, &found.weights);
-        let model = Some(in_words(&found.config.architecture, found.config.vocab_size));
+        let model = Some(describe(&found.config.architecture, found.config.vocab_size));
         Ok(match found.build(path) {
             Ok((_, parameters, layout)) => {
                 let misfits = layout.misfits(&parameters, &found.weights);
@@ -84,7 +86,7 @@ impl Inspection {
     }
 
     fn listed(path: &Path, weights: &Weights) -> Inspection {
-        let tensors = weights.names().into_iter().map(|name| Listed {
+        let tensors = weights.names().into_iter().map(|name| TensorSummary {
             name: name.to_owned(),
             shape: weights.shape(name).unwrap_or_default().to_vec(),
             storage: weights.storage(name).unwrap_or_default(),
@@ -100,12 +102,13 @@ impl Inspection {
     }
 }
 
-fn in_words(architecture: &Architecture, vocabulary: usize) -> String {
-    let (name, heads) = (architecture.name(), |query: usize, key: usize| {
-        if query == key { format!("{query} heads") } else { format!("{query} heads over {key} of keys") }
-    });
-    let sizes = match architecture {
-        Architecture::Gpt(c) => format!(
+/// The sizes of an architecture, in words.
+fn describe(architecture: &Architecture, vocabulary: usize) -> String {
+    let heads = |query: usize, key: usize| {
+        if query == key { format!("{query} heads") } else { format!("{query} query heads, {key} key heads") }
+    };
+    let sizes = match architecture.generative() {
+        Ok(Generative::Gpt(c)) => format!(
             "{} layers, width {}, {}, feed-forward {}, {} positions",
             c.layers,
             c.d_model,
@@ -113,7 +116,7 @@ fn in_words(architecture: &Architecture, vocabulary: usize) -> String {
             c.ffn_dim,
             c.max_positions
         ),
-        Architecture::Transformer(c) => format!(
+        Ok(Generative::Transformer(c)) => format!(
             "{} + {} layers, width {}, {}, feed-forward {}",
             c.encoder_layers,
             c.decoder_layers,
@@ -121,10 +124,10 @@ fn in_words(architecture: &Architecture, vocabulary: usize) -> String {
             heads(c.heads, c.key_heads.unwrap_or(c.heads)),
             c.ffn_dim
         ),
-        Architecture::Encoder(_) | Architecture::Han(_) | Architecture::Vit(_) => "it makes no text".into(),
-        Architecture::Recurrent(c) => format!("{} layers, width {}, states of {}", c.layers, c.d_model, c.hidden),
+        Ok(Generative::Recurrent(c)) => format!("{} layers, width {}, states of {}", c.layers, c.d_model, c.hidden),
+        Err(_) => "it generates no text".into(),
     };
-    format!("{name}: {sizes}, vocabulary {vocabulary}")
+    format!("{}: {sizes}, vocabulary {vocabulary}", architecture.name())
 }
 
 impl fmt::Display for Inspection {
@@ -134,8 +137,8 @@ impl fmt::Display for Inspection {
             writeln!(f, "model    {model}")?;
         }
         writeln!(f, "tensors  {} with {} numbers\n", self.tensors.len(), self.numbers)?;
-        let wide = |text: fn(&Listed) -> String| self.tensors.iter().map(|t| text(t).len()).max().unwrap_or(0);
-        let shape = |listed: &Listed| format!("{:?}", listed.shape);
+        let wide = |text: fn(&TensorSummary) -> String| self.tensors.iter().map(|t| text(t).len()).max().unwrap_or(0);
+        let shape = |listed: &TensorSummary| format!("{:?}", listed.shape);
         let (name, axes) = (wide(|listed| listed.name.clone()), wide(shape));
         for listed in &self.tensors {
             writeln!(f, "  {:name$}  {:axes$}  {}", listed.name, shape(listed), listed.storage)?;

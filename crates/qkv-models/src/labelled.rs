@@ -19,7 +19,7 @@ use std::path::Path;
 
 /// A text and its class.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Labelled {
+pub struct LabelledText {
     /// The class.
     pub label: String,
     /// The text.
@@ -28,7 +28,7 @@ pub struct Labelled {
 
 /// Words and their tags.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sentence {
+pub struct TaggedSentence {
     /// The words.
     pub words: Vec<String>,
     /// As many tags: `O`, or `B-` and `I-` before what an entity is.
@@ -39,13 +39,13 @@ pub struct Sentence {
 ///
 /// # Errors
 /// Names the file and the line.
-pub fn classes(path: &Path) -> Result<Vec<Labelled>> {
+pub fn classes(path: &Path) -> Result<Vec<LabelledText>> {
     let pairs = Corpus::read(path)?;
     let blank = pairs.iter().position(|pair| pair.source.trim().is_empty());
     if let Some(at) = blank {
         return Err(Error::line(path, at + 1, "the label is empty"));
     }
-    Ok(pairs.into_iter().map(|pair| Labelled { label: pair.source.trim().to_owned(), text: pair.target }).collect())
+    Ok(pairs.into_iter().map(|pair| LabelledText { label: pair.source.trim().to_owned(), text: pair.target }).collect())
 }
 
 /// CoNLL columns.
@@ -61,9 +61,9 @@ pub fn classes(path: &Path) -> Result<Vec<Labelled>> {
 ///
 /// # Errors
 /// Names the file and the line.
-pub fn tags(path: &Path) -> Result<Vec<Sentence>> {
+pub fn tags(path: &Path) -> Result<Vec<TaggedSentence>> {
     let text = packed::text(path)?;
-    let (mut sentences, mut sentence) = (Vec::new(), Sentence::default());
+    let (mut sentences, mut sentence) = (Vec::new(), TaggedSentence::default());
     for (at, line) in text.lines().enumerate() {
         if line.trim().is_empty() || line.starts_with("-DOCSTART-") {
             if !sentence.words.is_empty() {
@@ -99,37 +99,37 @@ pub fn answers(path: &Path) -> Result<Vec<Question>> {
 
 /// Texts of one kind.
 #[derive(Clone, Debug)]
-pub(crate) enum Source {
-    Classes(Vec<Labelled>),
-    Tags(Vec<Sentence>),
+pub(crate) enum LabelledTexts {
+    Classes(Vec<LabelledText>),
+    Tags(Vec<TaggedSentence>),
     Answers(Vec<Question>),
 }
 
-impl Source {
+impl LabelledTexts {
     /// What reads them.
     pub fn head(&self) -> Head {
         match self {
-            Source::Classes(_) => Head::Classes,
-            Source::Tags(_) => Head::Tags,
-            Source::Answers(_) => Head::Span,
+            LabelledTexts::Classes(_) => Head::Classes,
+            LabelledTexts::Tags(_) => Head::Tags,
+            LabelledTexts::Answers(_) => Head::Span,
         }
     }
 
     /// The names of classes or tags that occur, in their order.
     pub fn labels(&self) -> Vec<String> {
         match self {
-            Source::Classes(texts) => names(texts.iter().map(|text| &text.label)),
-            Source::Tags(sentences) => names(sentences.iter().flat_map(|sentence| &sentence.tags)),
-            Source::Answers(_) => Vec::new(),
+            LabelledTexts::Classes(texts) => names(texts.iter().map(|text| &text.label)),
+            LabelledTexts::Tags(sentences) => names(sentences.iter().flat_map(|sentence| &sentence.tags)),
+            LabelledTexts::Answers(_) => Vec::new(),
         }
     }
 
     /// The texts alone, for a tokenizer to learn from.
     pub fn texts(&self) -> Vec<String> {
         match self {
-            Source::Classes(texts) => texts.iter().map(|text| text.text.clone()).collect(),
-            Source::Tags(sentences) => sentences.iter().map(|sentence| sentence.words.join(" ")).collect(),
-            Source::Answers(asked) => {
+            LabelledTexts::Classes(texts) => texts.iter().map(|text| text.text.clone()).collect(),
+            LabelledTexts::Tags(sentences) => sentences.iter().map(|sentence| sentence.words.join(" ")).collect(),
+            LabelledTexts::Answers(asked) => {
                 let mut texts: Vec<String> = asked.iter().map(|asked| asked.question.clone()).collect();
                 texts.extend(names(asked.iter().map(|asked| &asked.context)));
                 texts
@@ -140,9 +140,9 @@ impl Source {
     /// How many there are.
     pub fn len(&self) -> usize {
         match self {
-            Source::Classes(texts) => texts.len(),
-            Source::Tags(sentences) => sentences.len(),
-            Source::Answers(asked) => asked.len(),
+            LabelledTexts::Classes(texts) => texts.len(),
+            LabelledTexts::Tags(sentences) => sentences.len(),
+            LabelledTexts::Answers(asked) => asked.len(),
         }
     }
 }

@@ -13,7 +13,7 @@ pub(crate) mod gpt2;
 pub(crate) mod llama;
 pub(crate) mod vit;
 
-use crate::files::tensors::{Named, Storage, to_bytes};
+use crate::files::tensors::{NamedTensor, Storage, to_bytes};
 use crate::files::weights::Weights;
 use crate::{Architecture, Error, ModelConfig, Result};
 use qkv_nn::{Param, Parameters};
@@ -159,11 +159,11 @@ impl Layout {
                 rest = later;
             }
             // Blocks of few bits stay beside the widened numbers: decoding reads them.
-            if let (&[part], Some(compact)) = (&parts[..], weights.compact(&name)) {
+            if let (&[part], Some(quantized)) = (&parts[..], weights.quantized(&name)) {
                 match mapped.form {
-                    Form::Plain => parameters.set_quantized(part, compact),
+                    Form::Plain => parameters.set_quantized(part, quantized),
                     Form::Transposed | Form::Axes(_) => {}
-                    Form::Paired(heads) => parameters.set_quantized(part, compact.reordered(unpaired_row(rows, heads))),
+                    Form::Paired(heads) => parameters.set_quantized(part, quantized.reordered(unpaired_row(rows, heads))),
                 }
             }
         }
@@ -227,7 +227,8 @@ impl Layout {
             }
             tensors.push((Layout::full(self.prefix, &mapped.name), shape, values));
         }
-        let named: Vec<Named<'_>> = tensors.iter().map(|(name, shape, values)| Named { name, shape, values }).collect();
+        let named: Vec<NamedTensor<'_>> =
+            tensors.iter().map(|(name, shape, values)| NamedTensor { name, shape, values }).collect();
         to_bytes(&named, storage)
     }
 }

@@ -1,6 +1,7 @@
 //! Attention models that train, translate, go on with text, read it, and see.
 #![forbid(unsafe_code)]
 
+mod architecture;
 mod batch;
 pub mod chat;
 mod checkpoint;
@@ -9,6 +10,7 @@ pub mod draws;
 mod encoder;
 mod error;
 pub mod files;
+mod finite;
 mod generator;
 mod gpt;
 mod han;
@@ -30,21 +32,22 @@ mod transformer;
 mod translator;
 mod vit;
 
-pub use batch::{Batch, Rows, Specials};
+pub use architecture::{Architecture, ModelConfig};
+pub use batch::{Batch, Rows, SpecialTokens};
 pub use classifier::{Classifier, kind};
 pub use encoder::{Answer, Encoder, EncoderConfig, Head, Pooling};
 pub use error::{Error, Result};
-pub use generator::{Ended, Generated, Generation, Generator};
+pub use generator::{Finish, Generated, Generation, Generator};
 pub use gpt::{Gpt, GptConfig, GptState};
 pub use han::{Document, Han, HanConfig, ReadSentence, ReadWord, Reading};
-pub use inspection::{Inspection, Listed};
+pub use inspection::{Inspection, TensorSummary};
 pub use layout::Dialect;
-pub use model::{Architecture, Group, Model, ModelConfig, State};
-pub use observed::{Alignment, Attended, Observed, ObservedDocument};
-pub use recipe::{Data, Metric, Pieces, Recipe, Training};
+pub use model::{Group, Model, State};
+pub use observed::{Alignment, Observed, ObservedAttention, ObservedDocument};
+pub use recipe::{Data, Metric, Recipe, TokenizerSource, Training};
 pub use recurrent::{Recurrent, RecurrentConfig, RecurrentState};
 pub use schedule::Schedule;
-pub use search::{Found, Sampling, Search};
+pub use search::{Hypothesis, Sampling, Search};
 pub use transformer::{Transformer, TransformerConfig, TransformerState};
 pub use translator::{Translation, Translator};
 pub use vit::{ObservedImage, Vit, VitConfig};

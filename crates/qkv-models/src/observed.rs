@@ -1,44 +1,44 @@
-//! One pass of a model over a sentence and its translation, kept for looking at: every attention, and what the model expected
-//! next at each step.
+//! One pass of a model with its attentions captured, for drawing alignments and for the explorer: inputs and outputs of
+//! every attention, and the log-probabilities of every step. Weights are recomputed from them on demand.
 
-use crate::batch::{Rows, ended};
+use crate::batch::{Batch, Rows, with_eos};
 use crate::classifier::probabilities;
-use crate::model::{Group, Site};
-use crate::{Batch, Document, Encoder, Error, Generator, Han, Result, Translator, han};
+use crate::model::{AttentionSite, Group};
+use crate::{Document, Encoder, Error, Generator, Han, Result, Translator, han};
 use qkv::{Attention, Mask, Output, OwnedInputs, Place, Tensor};
 use qkv_nn::{Captured, Gradients, Machine, Parameters, Pool, Tape};
 
-/// What was kept of one pass. Nothing in it is as large as the weights.
+/// A captured pass. Nothing in it is as large as the attention weights.
 #[derive(Clone, Debug)]
 pub struct Observed {
-    /// The source, cut; its end last.
+    /// Tokens of the source, its end token last.
     pub source: Vec<u32>,
-    /// What the decoder was shown: a start, then the target; to a model without an encoder, after the source.
-    pub read: Vec<u32>,
-    /// What it wrote at each of those steps: the target, then its end.
-    pub written: Vec<u32>,
+    /// Input of the decoder: a start token and the target; for a decoder-only model, after the source.
+    pub decoder_input: Vec<u32>,
+    /// The token predicted at each step: the target and its end token.
+    pub targets: Vec<u32>,
     /// Every attention: encoder, decoder, cross.
-    pub attentions: Vec<Attended>,
-    /// The log-probability of every token at every step, `[steps, V]`.
+    pub attentions: Vec<ObservedAttention>,
+    /// Log-probability of every token at every step, `[steps, V]`.
     pub log_probabilities: Tensor<f32, 2>,
 }
 
 /// One attention of a pass.
 #[derive(Clone, Debug)]
-pub struct Attended {
-    /// Which part of the model it belongs to.
+pub struct ObservedAttention {
+    /// The part of the model it belongs to.
     pub group: Group,
-    /// Which layer of that part.
+    /// Its layer in that part.
     pub layer: usize,
-    /// What was computed.
+    /// The attention that was computed.
     pub attention: Attention,
-    /// From what.
+    /// Its inputs.
     pub inputs: OwnedInputs<f32>,
-    /// And what came out.
+    /// Its output.
     pub output: Output<f32>,
 }
 
-impl Attended {
+impl ObservedAttention {
     /// The weights of one head, `[N, M]`, recomputed exactly.
     ///
     /// # Errors
@@ -49,29 +49,31 @@ impl Attended {
     }
 }
 
-/// Which source tokens each target token looked at.
+/// How much each target token attended to each source token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alignment {
-    /// The source, cut; its end last.
+    /// Tokens of the source, its end token last.
     pub source: Vec<u32>,
-    /// The target, cut; its end last.
+    /// Tokens of the target, its end token last.
     pub target: Vec<u32>,
-    /// One row for each target token, one weight for each source token.
+    /// A row for each target token, a weight for each source token.
     pub weights: Vec<Vec<f32>>,
 }
 
 impl Translator {
+    /// A batch of one pair, if it fits the model.
     fn observed_batch(&self, source: &[u32], target: &[u32]) -> Result<Batch> {
         let batch = Batch::new([(source, target)], self.model.config().specials());
-        if !self.model.takes(batch.source.length, batch.shown.length) {
-            let (source, shown, most) = (batch.source.length, batch.shown.length, self.model.most());
-            let what = format!("the source has {source} tokens and the target {shown}, the model takes at most {most}");
+        let (source, target) = (batch.source.length, batch.decoder_input.length);
+        if !self.model.fits(source, target) {
+            let max_len = self.model.max_len();
+            let what = format!("source and target have {source} and {target} tokens, the model takes {max_len}");
             return Err(Error::invalid(what));
         }
         Ok(batch)
     }
 
-    /// Runs the model over a source and a target, without special tokens, and keeps what it attended to.
+    /// Runs the model over a source and a target, both without special tokens, and captures its attentions.
     ///
     /// # Errors
     /// Where a side is longer than the model takes.
@@ -80,24 +82,26 @@ impl Translator {
         let pool = Pool::new();
         let mut tape = Tape::inference(&self.parameters, &pool, machine);
         tape.capture();
-        let scores = self.model.scores(&mut tape, &batch.source, &batch.shown)?;
+        let scores = self.model.scores(&mut tape, &batch.source, &batch.decoder_input)?;
         let captured = tape.captured();
         let sites = self.model.sites();
-        let attentions = sites.iter().map(|site| attended(site, &site.calls(&captured), &self.parameters));
+        let attentions = sites.iter().map(|site| observed(site, &site.calls(&captured), &self.parameters));
         let specials = self.model.config().specials();
-        let shown = [&[specials.bos], target].concat();
-        let source = ended(source, specials.eos);
+        let decoder_input = [&[specials.bos], target].concat();
+        let source = with_eos(source, specials.eos);
+        let joined = self.model.gpt().is_some();
         Ok(Observed {
-            read: if self.model.gpt().is_some() { [&source[..], &shown].concat() } else { shown },
+            decoder_input: if joined { [&source[..], &decoder_input].concat() } else { decoder_input },
             source,
-            written: ended(target, specials.eos),
+            targets: with_eos(target, specials.eos),
             attentions: attentions.collect::<Result<_>>()?,
-            log_probabilities: log_softmax(scores.value().data(), batch.shown.length)?,
+            log_probabilities: log_softmax(scores.value().data(), batch.decoder_input.length)?,
         })
     }
 
-    /// How much the loss of a target depends on each head of each attention, in the order of [`observe`](Translator::observe):
-    /// the size of the gradient of the mean loss with respect to a gate on the head (Michel et al. 2019, arXiv:1905.10650).
+    /// How much the loss of a target depends on each head of each attention, in the order of
+    /// [`observe`](Translator::observe): the absolute gradient of the mean loss with respect to a gate on the head's
+    /// output (Michel et al. 2019, arXiv:1905.10650).
     ///
     /// # Errors
     /// As [`observe`](Translator::observe).
@@ -109,7 +113,7 @@ impl Translator {
         self.model.loss(&mut tape, &batch, 0.0, 1.0 / batch.tokens() as f64)?;
         let captured = tape.captured();
         tape.backward();
-        let gates = |site: Site| {
+        let gates = |site: AttentionSite| {
             let calls = site.calls(&captured);
             let gate = |call: &&Captured<f32>, head: usize| call.gates().map_or(0.0, |gates| gates[head]);
             let heads = calls.first().map_or(0, |call| call.shape()[1]);
@@ -118,72 +122,72 @@ impl Translator {
         Ok(self.model.sites().into_iter().map(gates).collect())
     }
 
-    /// Where each token of a target looked in its source: the weights of the decoder's attention to the encoder, averaged over
-    /// the heads of the layer that aligns best (the last but one where there are several).
+    /// Attention from each target token to the source: the weights of the layer that aligns best, averaged over heads.
+    /// Only that layer is captured, and no logits are computed.
     ///
     /// # Errors
     /// As [`observe`](Translator::observe).
     pub fn align(&self, source: &[u32], target: &[u32], machine: &Machine) -> Result<Alignment> {
-        // A decoder-only model sees both sides as one sequence: the target's rows, the source's columns.
-        let group = if self.model.gpt().is_some() { Group::Decoder } else { Group::Cross };
-        let layer = self.model.alignment_layer();
-        let site = self.model.sites().into_iter().find(|site| (site.group, site.layer) == (group, layer));
+        let site = self.model.alignment_site();
         let site = site.ok_or_else(|| Error::invalid("the model has no attention to its source"))?;
         let batch = self.observed_batch(source, target)?;
         let pool = Pool::new();
         let mut tape = Tape::inference(&self.parameters, &pool, machine);
         let label = site.label.clone();
         tape.capture_where(move |captured| captured == label);
-        self.model.given(&mut tape, &batch.source, &batch.shown)?;
+        self.model.hidden(&mut tape, &batch.source, &batch.decoder_input)?;
         let captured = tape.captured();
-        let attentions = [attended(&site, &site.calls(&captured), &self.parameters)?];
+        let attention = observed(&site, &site.calls(&captured), &self.parameters)?;
         let eos = self.model.config().specials().eos;
-        let (source, written) = (ended(source, eos), ended(target, eos));
-        let first = if group == Group::Decoder { source.len() } else { 0 };
-        let mut weights = vec![vec![0.0f32; source.len()]; written.len()];
-        for seen in &attentions {
-            let [_, heads, _, _] = seen.inputs.q.shape();
-            let keys = seen.inputs.k.shape()[2];
-            for head in 0..heads {
-                let of_head = seen.weights(head)?;
-                for (sums, row) in weights.iter_mut().zip(of_head.data().chunks_exact(keys).skip(first)) {
-                    sums.iter_mut().zip(row).for_each(|(sum, &w)| *sum += w / heads as f32);
-                }
+        let (source, target) = (with_eos(source, eos), with_eos(target, eos));
+        // In a joined sequence the target's queries follow the source's.
+        let first = if site.group == Group::Decoder { source.len() } else { 0 };
+        let mut weights = vec![vec![0.0f32; source.len()]; target.len()];
+        let [_, heads, _, _] = attention.inputs.q.shape();
+        let keys = attention.inputs.k.shape()[2];
+        for head in 0..heads {
+            let of_head = attention.weights(head)?;
+            for (sums, row) in weights.iter_mut().zip(of_head.data().chunks_exact(keys).skip(first)) {
+                sums.iter_mut().zip(row).for_each(|(sum, &w)| *sum += w / heads as f32);
             }
         }
-        Ok(Alignment { source, target: written, weights })
+        Ok(Alignment { source, target, weights })
     }
 }
 
-/// Every attention of a stack of layers that attend to their own sequence.
-pub(crate) fn stacked(group: Group, captured: &[Captured<f32>], parameters: &Parameters<f32>) -> Result<Vec<Attended>> {
-    let site = |layer: usize| Site { group, layer, label: format!("layers.{layer}.self_attn") };
-    (0..captured.len()).map(site).map(|site| attended(&site, &site.calls(captured), parameters)).collect()
+/// Self-attentions of a stack of layers.
+pub(crate) fn stacked(
+    group: Group,
+    captured: &[Captured<f32>],
+    parameters: &Parameters<f32>,
+) -> Result<Vec<ObservedAttention>> {
+    let site = |layer: usize| AttentionSite { group, layer, label: format!("layers.{layer}.self_attn") };
+    (0..captured.len()).map(site).map(|site| observed(&site, &site.calls(captured), parameters)).collect()
 }
 
 impl Generator {
-    /// Runs the model over tokens, and keeps what each attended to. The last step writes what the model holds likeliest.
+    /// Runs the model over tokens and captures its attentions. The last step predicts the most probable next token.
     ///
     /// # Errors
-    /// Where there are none, or more than the model takes.
+    /// Where there are no tokens, or more than the model takes.
     pub fn observe(&self, tokens: &[u32], machine: &Machine) -> Result<Observed> {
-        let most = self.model.most();
-        if tokens.is_empty() || tokens.len() > most {
-            return Err(Error::invalid(format!("the text has {} tokens, the model takes 1 to {most}", tokens.len())));
+        let max_len = self.model.max_len();
+        if tokens.is_empty() || tokens.len() > max_len {
+            return Err(Error::invalid(format!("the text has {} tokens, the model takes 1 to {max_len}", tokens.len())));
         }
         let pool = Pool::new();
         let mut tape = Tape::inference(&self.parameters, &pool, machine);
         tape.capture();
-        let shown = Rows::new(&[tokens.to_vec()], self.model.config().pad_token_id);
-        let scores = self.model.scores(&mut tape, &Rows::none(1), &shown)?;
+        let input = Rows::new(&[tokens.to_vec()], self.model.config().pad_token_id);
+        let scores = self.model.scores(&mut tape, &Rows::none(1), &input)?;
         let log_probabilities = log_softmax(scores.value().data(), tokens.len())?;
         let width = log_probabilities.shape()[1];
         let last = &log_probabilities.data()[(tokens.len() - 1) * width..];
-        let likeliest = (0..width).reduce(|most, at| if last[at] > last[most] { at } else { most }).unwrap_or(0);
+        let next = (0..width).reduce(|best, at| if last[at] > last[best] { at } else { best }).unwrap_or(0);
         Ok(Observed {
             source: Vec::new(),
-            read: tokens.to_vec(),
-            written: [&tokens[1..], &[likeliest as u32]].concat(),
+            decoder_input: tokens.to_vec(),
+            targets: [&tokens[1..], &[next as u32]].concat(),
             attentions: stacked(Group::Decoder, &tape.captured(), &self.parameters)?,
             log_probabilities,
         })
@@ -191,7 +195,7 @@ impl Generator {
 }
 
 impl Encoder {
-    /// Runs the model over a text, or two, and keeps what each token attended to; nothing is written.
+    /// Runs the model over a text, or two, and captures its attentions.
     ///
     /// # Errors
     /// What `qkv` refuses.
@@ -200,35 +204,32 @@ impl Encoder {
         let pool = Pool::new();
         let mut tape = Tape::inference(&self.parameters, &pool, machine);
         tape.capture();
-        self.model.forward(
-            &mut tape,
-            &Rows::new(std::slice::from_ref(&tokens), self.config.pad_token_id),
-            &segments,
-        )?;
+        let rows = Rows::new(std::slice::from_ref(&tokens), self.config.pad_token_id);
+        self.model.forward(&mut tape, &rows, &segments)?;
         Ok(Observed {
             source: tokens,
-            read: Vec::new(),
-            written: Vec::new(),
+            decoder_input: Vec::new(),
+            targets: Vec::new(),
             attentions: stacked(Group::Encoder, &tape.captured(), &self.parameters)?,
             log_probabilities: Tensor::new(Vec::new(), [0, 0])?,
         })
     }
 }
 
-/// What was kept of a document that was read.
+/// A captured pass over a document.
 #[derive(Clone, Debug)]
 pub struct ObservedDocument {
-    /// The text, cut.
+    /// The tokenized document.
     pub document: Document,
     /// The probability of each class.
     pub probabilities: Vec<f32>,
-    /// The attention of each sentence to its words, all words of the document side by side, and that of the document to its
-    /// sentences; nothing where it has no words.
-    pub attentions: Option<[Attended; 2]>,
+    /// Attention of the sentences to their words, all words of the document side by side, and attention of the document
+    /// to its sentences; `None` for a document without words.
+    pub attentions: Option<[ObservedAttention; 2]>,
 }
 
 impl Han {
-    /// Runs the model over a text, and keeps what was attended to on both levels.
+    /// Runs the model over a text and captures both levels of attention.
     ///
     /// # Errors
     /// What `qkv` refuses.
@@ -241,29 +242,29 @@ impl Han {
         let captured = tape.captured();
         let scores = self.model.head().forward(&mut tape, &x);
         let probabilities = probabilities(scores.value().data(), scores.value().width()).remove(0);
-        let site = |group, label: &str| Site { group, layer: 0, label: label.into() };
+        let site = |group, label: &str| AttentionSite { group, layer: 0, label: label.into() };
         let (words, sentences) = (site(Group::Words, "words.attention"), site(Group::Sentences, "sentences.attention"));
         let of_words = words.calls(&captured);
         let attentions = if of_words.is_empty() {
             None
         } else {
-            let of_sentences = attended(&sentences, &sentences.calls(&captured), &self.parameters)?;
+            let of_sentences = observed(&sentences, &sentences.calls(&captured), &self.parameters)?;
             Some([words_side_by_side(&document, &of_words, &self.parameters)?, of_sentences])
         };
         Ok(ObservedDocument { document, probabilities, attentions })
     }
 }
 
-/// The attention of sentences to their words, which was computed for groups of sentences of about one length, as one: a query
-/// for each sentence, all words as keys, and of those each sees its own.
+/// Attention of the sentences to their words as one call: a query for each sentence, all words as keys, and a mask that
+/// lets each sentence see its own. The model computed it for groups of sentences of similar length.
 fn words_side_by_side(
     document: &Document,
     captured: &[&Captured<f32>],
     parameters: &Parameters<f32>,
-) -> Result<Attended> {
+) -> Result<ObservedAttention> {
     let all: Vec<&Vec<u32>> = document.sentences.iter().collect();
     let groups: Vec<OwnedInputs<f32>> = captured.iter().map(|group| group.inputs(parameters)).collect();
-    // Where each sentence was computed: the group, and its place there.
+    // The group that each sentence was computed in, and its row there.
     let mut places = vec![(0, 0); all.len()];
     for (group, members) in han::grouped(&all).iter().enumerate() {
         members.iter().enumerate().for_each(|(at, &sentence)| places[sentence] = (group, at));
@@ -288,16 +289,21 @@ fn words_side_by_side(
     inputs.segments =
         Some([(0..all.len() as i32).collect(), words.iter().map(|&(sentence, _)| sentence as i32).collect()]);
     let output = attention.forward(inputs.inputs())?;
-    Ok(Attended { group: Group::Words, layer: 0, attention, inputs, output })
+    Ok(ObservedAttention { group: Group::Words, layer: 0, attention, inputs, output })
 }
 
-/// The attention of a site: as it was captured, or, for a model that decodes step by step, the steps as queries of one call.
-fn attended(site: &Site, calls: &[&Captured<f32>], parameters: &Parameters<f32>) -> Result<Attended> {
-    let &Site { group, layer, .. } = site;
+/// The attention of a site: as it was captured, or, for a model that decodes step by step, the steps as queries of one
+/// call.
+fn observed(
+    site: &AttentionSite,
+    calls: &[&Captured<f32>],
+    parameters: &Parameters<f32>,
+) -> Result<ObservedAttention> {
+    let &AttentionSite { group, layer, .. } = site;
     let first = calls.first().ok_or_else(|| Error::invalid(format!("`{}` was not computed", site.label)))?;
     let (mut attention, mut inputs) = (first.attention().clone(), first.inputs(parameters));
     if calls.len() == 1 {
-        return Ok(Attended { group, layer, attention, inputs, output: first.output().clone() });
+        return Ok(ObservedAttention { group, layer, attention, inputs, output: first.output().clone() });
     }
     // The queries of the steps side by side, [1, H, steps, D], each at its own position.
     let steps: Vec<OwnedInputs<f32>> = calls.iter().map(|step| step.inputs(parameters)).collect();
@@ -308,10 +314,10 @@ fn attended(site: &Site, calls: &[&Captured<f32>], parameters: &Parameters<f32>)
     inputs.center = places.map(|(h, step)| steps[step].center.as_ref().map(|center| center[h])).collect();
     attention.place = Place::Given;
     let output = attention.forward(inputs.inputs())?;
-    Ok(Attended { group, layer, attention, inputs, output })
+    Ok(ObservedAttention { group, layer, attention, inputs, output })
 }
 
-/// Scores as log-probabilities, `[steps, V]`.
+/// Logits as log-probabilities, `[steps, V]`.
 fn log_softmax(scores: &[f32], steps: usize) -> Result<Tensor<f32, 2>> {
     let width = scores.len() / steps.max(1);
     let mut rows = scores.to_vec();

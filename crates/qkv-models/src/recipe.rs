@@ -1,7 +1,8 @@
 //! A recipe: all that a training is made of, in one TOML file. What it leaves out has a default; what it misspells is refused;
 //! anything can be changed from the command line by its path, `train.lr=3e-4`.
 
-use crate::model::Architecture;
+use crate::architecture::Architecture;
+use crate::files::input;
 use crate::schedule::Schedule;
 use crate::search::Search;
 use crate::tasks::{SHORTEST_NEEDLES, Task};
@@ -24,7 +25,7 @@ pub struct Recipe {
     pub data: Data,
     /// How text is cut.
     #[serde(default)]
-    pub tokenizer: Pieces,
+    pub tokenizer: TokenizerSource,
     /// What is trained.
     #[serde(default = "transformer")]
     pub model: Architecture,
@@ -134,7 +135,7 @@ fn once() -> usize {
 /// How text is cut into pieces.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
-pub enum Pieces {
+pub enum TokenizerSource {
     /// As a file says.
     File {
         /// A `tokenizer.json`.
@@ -144,9 +145,9 @@ pub enum Pieces {
     Train(Kind),
 }
 
-impl Default for Pieces {
+impl Default for TokenizerSource {
     fn default() -> Self {
-        Pieces::Train(Kind::Bpe { size: 8000 })
+        TokenizerSource::Train(Kind::Bpe { size: 8000 })
     }
 }
 
@@ -255,7 +256,7 @@ impl Recipe {
 
     /// `read` for the one type of path: compiled here, once, and not again by every caller.
     fn read_at(path: &Path, changes: &[String]) -> Result<Recipe> {
-        let text = std::fs::read_to_string(path).map_err(|e| Error::file("read", path, e))?;
+        let text = input::read_to_string(path, input::SETTINGS_MAX)?;
         Recipe::parse(&text, path, changes)
     }
 

@@ -152,7 +152,7 @@ impl Recurrent {
         Ok(self.combined(tape, &hidden, &context))
     }
 
-    /// What the decoder gives at every position when it is shown all of `shown`: `[B, N, C]`. Luong's attention runs over all
+    /// What the decoder gives at every position when it is decoder_input all of `decoder_input`: `[B, N, C]`. Luong's attention runs over all
     /// positions at once; Bahdanau's has to go step by step.
     ///
     /// # Errors
@@ -162,22 +162,22 @@ impl Recurrent {
         tape: &mut Tape<'_, T>,
         encoded: &Var<T>,
         source: &Rows,
-        shown: &Rows,
+        decoder_input: &Rows,
     ) -> Result<Var<T>> {
         let mut state = self.start(tape, encoded, source);
-        let x = self.target.forward(tape, &shown.ids, shown.length, 0);
+        let x = self.target.forward(tape, &decoder_input.ids, decoder_input.length, 0);
         let x = tape.dropout(x, self.dropout);
         if self.style == AttentionStyle::Luong {
             let hidden = self.decoder.forward(tape, x, &state.states, None);
             let context = self.attention.forward(tape, &hidden, &state.memory, 0)?;
             return Ok(self.combined(tape, &hidden, &context));
         }
-        let mut given = Vec::with_capacity(shown.length);
-        for step in 0..shown.length {
+        let mut outputs = Vec::with_capacity(decoder_input.length);
+        for step in 0..decoder_input.length {
             let x = tape.step(&x, step);
-            given.push(self.advance(tape, &x, &mut state)?);
+            outputs.push(self.advance(tape, &x, &mut state)?);
         }
-        Ok(tape.stack(&given))
+        Ok(tape.stack(&outputs))
     }
 
     /// One more token for each sequence: what the decoder gives, `[B, 1, C]`.

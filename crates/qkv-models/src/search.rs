@@ -1,36 +1,36 @@
-//! From scores to sentences: beam search and sampling, many sentences at a time.
+//! Beam search and sampling over many sources at once: batching here, the search in `beam`, logits in `scores`.
 
 mod beam;
 mod scores;
 
-pub(crate) use scores::{best, draw, forbid_repeats, penalise};
+pub(crate) use scores::{draw, forbid_repeats, penalize, top};
 
-use crate::batch::{Rows, ended};
+use crate::batch::{Rows, with_eos};
 use crate::{Error, Model, Result};
 use qkv_nn::{Machine, Parameters, Pool, Tape};
 use serde::{Deserialize, Serialize};
 
-/// How sentences are searched for.
+/// Settings of a search.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Search {
-    /// Sentences that are followed side by side; 1 is greedy. With sampling, how many are drawn.
+    /// Beam width; 1 is greedy. With sampling, the number of samples.
     pub beam: usize,
-    /// A sentence's log-probability is divided by its length to this power: more favours longer ones.
+    /// Log-probabilities are divided by the length to this power: larger values favor longer hypotheses.
     pub length_penalty: f64,
-    /// The most tokens a translation has, as a multiple of its source …
+    /// The longest hypothesis in tokens, as a multiple of the source, plus `length_extra`.
     pub length_ratio: f64,
-    /// … and this many more.
+    /// Tokens that a hypothesis may have beyond `length_ratio` times the source.
     pub length_extra: usize,
-    /// No sequence of so many tokens appears twice; 0 allows any.
+    /// No n-gram of this many tokens is generated twice; 0 allows any.
     pub no_repeat: usize,
-    /// Tokens that were said have their score divided (or, below 0, multiplied) by this.
+    /// Logits of generated tokens are divided by this where positive, multiplied where negative.
     pub repetition_penalty: f64,
-    /// A translation ends before the first of these texts. It is cut when it is found, so its score is that of the whole.
+    /// Translations are cut before the first of these strings, after the search: their scores are those of the whole.
     pub stop: Vec<String>,
-    /// Draw instead of searching.
+    /// Sample instead of searching.
     pub sample: Option<Sampling>,
-    /// Whether keys and values are kept from step to step: without, every step computes everything again.
+    /// Whether keys and values are cached between steps; without a cache every step recomputes the whole sequence.
     pub cache: bool,
 }
 
@@ -50,21 +50,21 @@ impl Default for Search {
     }
 }
 
-/// How tokens are drawn. What is cut off by one choice is not seen by the next: temperature, top-k, top-p, min-p, in this order.
+/// Settings of sampling, applied in this order: temperature, top-k, top-p, min-p. Each sees what the one before kept.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sampling {
-    /// Scores are divided by it.
+    /// Logits are divided by it.
     pub temperature: f64,
-    /// Only so many of the likeliest tokens; 0 keeps all.
+    /// Keeps this many of the most probable tokens; 0 keeps all.
     pub top_k: usize,
-    /// Only the likeliest tokens that together have this probability.
+    /// Keeps the most probable tokens that together have this probability.
     pub top_p: f64,
-    /// Only tokens at least this fraction as likely as the likeliest.
+    /// Keeps tokens at least this fraction as probable as the most probable one.
     pub min_p: f64,
-    /// The seed: the same gives the same sentences, whatever else is in the batch.
+    /// The same seed gives the same samples, whatever else is in the batch.
     pub seed: u64,
-    /// How many sentences came before the first that is given: the same text in parts draws what it draws as a whole.
+    /// Sources before the first of this call: a text translated in parts gets the samples it gets as a whole.
     #[serde(skip)]
     pub before: usize,
 }
@@ -75,27 +75,27 @@ impl Default for Sampling {
     }
 }
 
-/// A sentence that was found.
+/// A finished hypothesis of the search.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Found {
-    /// Its tokens, without start and end.
+pub struct Hypothesis {
+    /// Its tokens, without special ones.
     pub tokens: Vec<u32>,
-    /// Its log-probability, its end included.
+    /// Its log-probability, the end token included.
     pub log_probability: f64,
-    /// What it was ranked by: the log-probability over the length to the power of the penalty.
+    /// The score it was ranked by: its log-probability over its length to the power of the penalty.
     pub score: f64,
 }
 
 impl Search {
-    /// One sentence, the likeliest token at each step.
+    /// Greedy search: the most probable token at each step.
     pub fn greedy() -> Self {
         Search { beam: 1, ..Search::default() }
     }
 
-    /// Refuses numbers that make no sense.
+    /// Checks that every setting is in its range.
     ///
     /// # Errors
-    /// Names the number and what it may be.
+    /// Names the setting and its range.
     pub fn check(&self) -> Result<()> {
         let refuse = |name: &str, found: f64, expected: &str| {
             Err(Error::invalid(format!("`{name}` is {found}, expected {expected}")))
@@ -104,7 +104,9 @@ impl Search {
             return refuse("beam", self.beam as f64, "between 1 and 1000");
         }
         if !self.length_penalty.is_finite() || !(0.0..1e6).contains(&self.length_ratio) {
-            return Err(Error::invalid("length penalty and ratio have to be ordinary numbers"));
+            return Err(Error::invalid(
+                "`length_penalty` and `length_ratio` must be finite, the ratio between 0 and 1e6",
+            ));
         }
         if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {
             return refuse("repetition-penalty", self.repetition_penalty, "above 0");
@@ -123,11 +125,11 @@ impl Search {
         Ok(())
     }
 
-    /// Translates sentences given as tokens without special ones: for each, up to `beam` that were found, best first. Sentences
-    /// of about the same length go through the model together; the order in which they are given does not matter.
+    /// Searches for every source, given as tokens without special ones: for each, up to `beam` hypotheses, best first.
+    /// Sources of similar length are batched; their order does not change the results.
     ///
     /// # Errors
-    /// Where a source is longer than the model takes, or `qkv` refuses something.
+    /// Where a source is longer than the model takes, or the model computes NaN.
     pub fn run(
         &self,
         model: &Model,
@@ -135,9 +137,9 @@ impl Search {
         pool: &Pool<f32>,
         machine: &Machine,
         sources: &[Vec<u32>],
-    ) -> Result<Vec<Vec<Found>>> {
+    ) -> Result<Vec<Vec<Hypothesis>>> {
         self.check()?;
-        // Inside the pool: a step hands out work dozens of times, and from outside each would wait for a thread to wake.
+        // Inside the pool: a step hands out dozens of pieces of work, and from outside each would wake a thread.
         rayon::scope(|_| self.batches(model, parameters, pool, machine, sources))
     }
 
@@ -148,26 +150,26 @@ impl Search {
         pool: &Pool<f32>,
         machine: &Machine,
         sources: &[Vec<u32>],
-    ) -> Result<Vec<Vec<Found>>> {
+    ) -> Result<Vec<Vec<Hypothesis>>> {
         let specials = model.config().specials();
         let mut order: Vec<usize> = (0..sources.len()).collect();
         order.sort_by_key(|&at| (sources[at].len(), at));
         let mut found = vec![Vec::new(); sources.len()];
         let mut rest = &order[..];
         while let Some(&first) = rest.first() {
-            // Room for the source's end, and for the start and one token of the target where both are one sequence.
-            let most = model.most().saturating_sub(if model.gpt().is_some() { 3 } else { 1 });
-            if let Some(&long) = rest.iter().find(|&&at| sources[at].len() > most) {
+            // The source needs its end token; in a joined sequence, also the start and one token of the target.
+            let max_len = model.max_len().saturating_sub(if model.gpt().is_some() { 3 } else { 1 });
+            if let Some(&long) = rest.iter().find(|&&at| sources[at].len() > max_len) {
                 return Err(Error::invalid(format!(
-                    "sentence {} has {} tokens, the model takes at most {most}",
+                    "sentence {} has {} tokens, the model takes at most {max_len}",
                     long + 1,
                     sources[long].len()
                 ))
                 .with_hint("split it into sentences"));
             }
-            // As many as fill the machine without filling its caches.
-            let count = |length: usize| (TOKENS / (length + 1) / self.beam).max(1);
-            // A decoder alone reads sources of one length side by side.
+            // As many as keep the cores busy without overflowing their caches.
+            let count = |length: usize| (BATCH_TOKENS / (length + 1) / self.beam).max(1);
+            // A decoder-only model needs sources of one length.
             let fits = |at: usize| model.gpt().is_none() || sources[at].len() == sources[first].len();
             let mut take = 1;
             while take < rest.len()
@@ -178,9 +180,9 @@ impl Search {
             }
             let (now, later) = rest.split_at(take);
             rest = later;
-            let rows: Vec<Vec<u32>> = now.iter().map(|&at| ended(&sources[at], specials.eos)).collect();
+            let rows: Vec<Vec<u32>> = now.iter().map(|&at| with_eos(&sources[at], specials.eos)).collect();
             let mut tape = Tape::inference(parameters, pool, machine);
-            let results = beam::search(self, model, &mut tape, &Rows::new(&rows, specials.pad), now)?;
+            let results = beam::search(self, model, parameters, &mut tape, &Rows::new(&rows, specials.pad), now)?;
             for (&at, result) in now.iter().zip(results) {
                 found[at] = result;
             }
@@ -189,5 +191,5 @@ impl Search {
     }
 }
 
-/// Source tokens times beams that go through the model together.
-const TOKENS: usize = 6144;
+/// Source tokens × beams per batch.
+const BATCH_TOKENS: usize = 6144;

@@ -5,9 +5,9 @@
 //! a function of the step's number or in the checkpoint.
 
 mod checkpoint;
-mod data;
+mod dataset;
 mod events;
-mod subject;
+mod trained_model;
 mod validation;
 
 pub use events::{Event, Measured, Validation, Watcher};
@@ -15,13 +15,13 @@ pub use events::{Event, Measured, Validation, Watcher};
 use crate::files::atomic;
 use crate::translator::Translator;
 use crate::{Error, Metric, Recipe, Result};
-use checkpoint::{Place, Saved};
-use data::{Disturbance, Prepared, Step};
+use checkpoint::{Progress, SavedCheckpoint};
+use dataset::{Augmentation, Dataset, TrainBatch};
 use qkv_nn::{Gradients, Loss, Machine, Moments, Parameters, Pool, Tape};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
-use subject::Subject;
+use trained_model::TrainedModel;
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,12 +38,12 @@ pub enum Outcome {
 pub struct Run {
     folder: PathBuf,
     recipe: Recipe,
-    data: Prepared,
-    subject: Subject,
+    data: Dataset,
+    model: TrainedModel,
     /// The running average of the weights; `None` where they are used as they are.
     average: Option<Parameters<f32>>,
     moments: Moments<f32>,
-    place: Place,
+    progress: Progress,
     metrics: checkpoint::Metrics,
     machine: Machine,
     pool: Pool<f32>,
@@ -51,7 +51,7 @@ pub struct Run {
 
 impl std::fmt::Debug for Run {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Run({} at step {})", self.folder.display(), self.place.step)
+        write!(f, "Run({} at step {})", self.folder.display(), self.progress.step)
     }
 }
 
@@ -73,7 +73,7 @@ impl Run {
                 Error::invalid(what).with_hint("add `--resume` to go on with it, or choose another with `--out`")
             );
         }
-        let (data, tokenizer) = Prepared::new(recipe, None)?;
+        let (data, tokenizer) = Dataset::new(recipe, None)?;
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
         atomic::write(folder.join(RECIPE), recipe.to_toml().as_bytes())?;
         if let Some(tokenizer) = &tokenizer {
@@ -105,15 +105,15 @@ impl Run {
         let path = folder.join("tokenizer.json");
         // A run that was killed in its first moments has none yet.
         let kept = path.exists().then(|| crate::text::tokenizer::Tokenizer::open(&path)).transpose()?;
-        let (data, tokenizer) = Prepared::new(&recipe, kept)?;
+        let (data, tokenizer) = Dataset::new(&recipe, kept)?;
         if let Some(tokenizer) = tokenizer.as_ref().filter(|_| !path.exists()) {
             tokenizer.save(&path)?;
         }
         let mut run = Run::start(recipe, folder, threads, data, tokenizer)?;
-        if let Some(saved) = Saved::latest(folder)? {
-            run.place = saved.read(run.subject.parameters_mut(), run.average.as_mut(), &mut run.moments)?;
+        if let Some(saved) = SavedCheckpoint::latest(folder)? {
+            run.progress = saved.read(run.model.parameters_mut(), run.average.as_mut(), &mut run.moments)?;
         }
-        run.metrics.cut(run.place.metrics_bytes)?;
+        run.metrics.cut(run.progress.metrics_bytes)?;
         if !changes.is_empty() {
             atomic::write(folder.join(RECIPE), run.recipe.to_toml().as_bytes())?;
         }
@@ -124,34 +124,34 @@ impl Run {
         recipe: Recipe,
         folder: &Path,
         threads: usize,
-        data: Prepared,
+        data: Dataset,
         tokenizer: Option<crate::text::tokenizer::Tokenizer>,
     ) -> Result<Run> {
-        let subject = Subject::new(&recipe, tokenizer, &data)?;
+        let model = TrainedModel::new(&recipe, tokenizer, &data)?;
         let mut data = data;
-        match (&subject, &mut data) {
-            (Subject::Reader(encoder), data) => data.cut(encoder)?,
-            (Subject::Documents(han), data) => data.cut_documents(han),
-            (Subject::Images(vit), data) => data.prepare(vit)?,
-            (Subject::Writer(translator), Prepared::Text(text)) => {
+        match (&model, &mut data) {
+            (TrainedModel::Encoder(encoder), data) => data.cut(encoder)?,
+            (TrainedModel::Han(han), data) => data.cut_documents(han),
+            (TrainedModel::Vit(vit), data) => data.prepare(vit)?,
+            (TrainedModel::Text(translator), Dataset::Text(text)) => {
                 let model = &translator.model;
                 if model.gpt().is_none() {
                     return Err(Error::invalid(format!("a {} cannot go on with a text", recipe.model.name()))
                         .with_hint("set `model.kind` to `gpt`, or learn from pairs"));
                 }
-                if text.block > model.most() {
-                    let what = format!("`train.longest` is {}, the model takes {} tokens", text.block, model.most());
+                if text.block > model.max_len() {
+                    let what = format!("`train.longest` is {}, the model takes {} tokens", text.block, model.max_len());
                     return Err(Error::invalid(what).with_hint("raise `model.max_positions`"));
                 }
             }
-            (Subject::Writer(translator), pairs) => pairs.limit(translator.model.most()),
+            (TrainedModel::Text(translator), pairs) => pairs.limit(translator.model.max_len()),
         }
-        let average = (recipe.train.average > 0.0).then(|| subject.parameters().clone());
-        let moments = Moments::of(subject.parameters());
+        let average = (recipe.train.average > 0.0).then(|| model.parameters().clone());
+        let moments = Moments::of(model.parameters());
         let machine = Machine::new(threads).precision(recipe.train.precision);
         let metrics = checkpoint::Metrics::open(folder)?;
-        let (folder, place) = (folder.to_owned(), Place::default());
-        Ok(Run { folder, recipe, data, subject, average, moments, place, metrics, machine, pool: Pool::new() })
+        let (folder, progress) = (folder.to_owned(), Progress::default());
+        Ok(Run { folder, recipe, data, model, average, moments, progress, metrics, machine, pool: Pool::new() })
     }
 
     /// Its recipe, resolved.
@@ -166,28 +166,28 @@ impl Run {
 
     /// The best score so far of the metric that the recipe chose, and the step it was reached at. A loss counts below 0.
     pub fn best(&self) -> Option<(f64, u64)> {
-        self.place.best.map(|best| (best, self.place.best_step))
+        self.progress.best.map(|best| (best, self.progress.best_step))
     }
 
     /// Steps taken so far.
     pub fn step(&self) -> u64 {
-        self.place.step
+        self.progress.step
     }
 
     /// Numbers that are trained.
     pub fn parameters(&self) -> usize {
-        self.subject.parameters().count()
+        self.model.parameters().count()
     }
 
     /// The model as it would be used now, with averaged weights where the recipe asks for them.
-    fn used(&self) -> Subject {
-        self.subject.with(self.average.as_ref().unwrap_or(self.subject.parameters()).clone())
+    fn used(&self) -> TrainedModel {
+        self.model.with(self.average.as_ref().unwrap_or(self.model.parameters()).clone())
     }
 
     /// The same, where it makes text.
     pub fn translator(&self) -> Option<Translator> {
         match self.used() {
-            Subject::Writer(translator) => Some(translator),
+            TrainedModel::Text(translator) => Some(translator),
             _ => None,
         }
     }
@@ -199,7 +199,7 @@ impl Run {
 
     /// What was read, for the first lines of a log.
     pub fn summary(&self) -> String {
-        self.data.summary(self.subject.tokenizer().map_or(0, crate::text::tokenizer::Tokenizer::len))
+        self.data.summary(self.model.tokenizer().map_or(0, crate::text::tokenizer::Tokenizer::len))
     }
 
     /// Takes steps until the recipe is done, or `stop` is set.
@@ -213,11 +213,11 @@ impl Run {
 
     fn steps(&mut self, watcher: &mut dyn Watcher, stop: &AtomicBool) -> Result<Outcome> {
         let train = self.recipe.train.clone();
-        let mut gradients = Gradients::of(self.subject.parameters());
+        let mut gradients = Gradients::of(self.model.parameters());
         let mut epoch = None;
-        let (mut since, mut clock) = (Since::default(), Instant::now());
-        while self.place.step < train.steps {
-            if self.place.stale > train.patience && train.patience > 0 {
+        let (mut since, mut clock) = (LossAverages::default(), Instant::now());
+        while self.progress.step < train.steps {
+            if self.progress.stale > train.patience && train.patience > 0 {
                 self.finish(watcher)?;
                 return Ok(Outcome::NoBetter);
             }
@@ -229,8 +229,8 @@ impl Run {
             for _ in 0..train.accumulate {
                 batches.push(self.next_batch(&mut epoch)?);
             }
-            let step = self.place.step + 1;
-            let tokens: usize = batches.iter().map(Step::wanted).sum();
+            let step = self.progress.step + 1;
+            let tokens: usize = batches.iter().map(TrainBatch::targets).sum();
             gradients.clear(&self.machine);
             let mut loss = Loss::default();
             let mut penalty = 0.0;
@@ -238,33 +238,33 @@ impl Run {
                 let noise = crate::draws::Draws::new(self.recipe.seed, [NOISE, step as u32, at as u32]).word();
                 let noise = u64::from(noise) << 32 | step;
                 let mut tape =
-                    Tape::training(self.subject.parameters(), &mut gradients, &self.pool, &self.machine, noise);
-                loss += self.subject.loss(&mut tape, batch, train.smoothing, 1.0 / tokens.max(1) as f64)?;
+                    Tape::training(self.model.parameters(), &mut gradients, &self.pool, &self.machine, noise);
+                loss += self.model.loss(&mut tape, batch, train.smoothing, 1.0 / tokens.max(1) as f64)?;
                 penalty += tape.penalty();
                 tape.backward();
             }
             let norm = gradients.norm(&self.machine);
             let mean = loss.smoothed / loss.rows.max(1) as f64;
             if !(mean + penalty).is_finite() || !norm.is_finite() {
-                let place = format!("epoch {}, batch {}", self.place.epoch, self.place.batch);
-                let what = format!("the loss is {mean} and the gradient's length {norm} at step {step} ({place})");
+                let progress = format!("epoch {}, batch {}", self.progress.epoch, self.progress.batch);
+                let what = format!("the loss is {mean} and the gradient's length {norm} at step {step} ({progress})");
                 return Err(Error::invalid(what).with_hint("lower `train.lr`, warm up longer, or clip harder"));
             }
             let rate = train.lr * train.schedule.factor(step, train.warmup, train.steps);
             let factor = if train.clip > 0.0 && norm > train.clip { train.clip / norm } else { 1.0 };
-            let parameters = self.subject.parameters_mut();
+            let parameters = self.model.parameters_mut();
             train.adam.step(parameters, &gradients, &mut self.moments, rate, factor, &self.machine);
             if let Some(average) = &mut self.average {
                 // Young averages follow faster.
                 let kept = train.average.min((1.0 + step as f64) / (10.0 + step as f64));
                 average.average(parameters, kept, &self.machine);
             }
-            self.place.step = step;
+            self.progress.step = step;
             since.add(&loss, penalty);
             let event = Event {
                 step,
                 steps: train.steps,
-                epoch: self.place.epoch,
+                epoch: self.progress.epoch,
                 loss: since.loss(),
                 perplexity: crate::metrics::perplexity(since.nll()),
                 penalty: since.penalty(),
@@ -277,7 +277,7 @@ impl Run {
             if step.is_multiple_of(train.log.max(1)) || step == train.steps {
                 self.metrics.write(&event)?;
                 watcher.logged(&event);
-                (since, clock) = (Since::default(), Instant::now());
+                (since, clock) = (LossAverages::default(), Instant::now());
             }
             if step.is_multiple_of(train.validate) || step == train.steps {
                 self.validate(watcher)?;
@@ -292,30 +292,30 @@ impl Run {
         Ok(Outcome::Finished)
     }
 
-    /// The batch that comes next: a function of seed, epoch and place in the epoch.
-    fn next_batch(&mut self, epoch: &mut Option<(u64, Vec<Vec<usize>>)>) -> Result<Step> {
+    /// The batch that comes next: a function of seed, epoch and progress in the epoch.
+    fn next_batch(&mut self, epoch: &mut Option<(u64, Vec<Vec<usize>>)>) -> Result<TrainBatch> {
         loop {
-            if epoch.as_ref().is_none_or(|(number, _)| *number != self.place.epoch) {
-                *epoch = Some((self.place.epoch, self.data.epoch(self.recipe.seed, self.place.epoch)?));
+            if epoch.as_ref().is_none_or(|(number, _)| *number != self.progress.epoch) {
+                *epoch = Some((self.progress.epoch, self.data.epoch(self.recipe.seed, self.progress.epoch)?));
             }
             let (_, batches) = epoch.as_ref().expect("just made");
-            if let Some(entries) = batches.get(self.place.batch as usize) {
-                let (epoch, batch) = (self.place.epoch as u32, self.place.batch as u32);
-                self.place.batch += 1;
-                let draws = crate::draws::Draws::new(self.recipe.seed, [DISTURBANCE, epoch, batch]);
+            if let Some(entries) = batches.get(self.progress.batch as usize) {
+                let (epoch, batch) = (self.progress.epoch as u32, self.progress.batch as u32);
+                self.progress.batch += 1;
+                let draws = crate::draws::Draws::new(self.recipe.seed, [AUGMENTATION, epoch, batch]);
                 let (words, shift) = (self.recipe.train.word_dropout, self.recipe.train.shift);
-                return Ok(self.data.batch(entries, Disturbance { draws, words, shift }));
+                return Ok(self.data.batch(entries, Augmentation { draws, words, shift }));
             }
-            (self.place.epoch, self.place.batch) = (self.place.epoch + 1, 0);
+            (self.progress.epoch, self.progress.batch) = (self.progress.epoch + 1, 0);
         }
     }
 
     /// Measures on the dev set, and keeps the weights if they are the best so far.
     fn validate(&mut self, watcher: &mut dyn Watcher) -> Result<()> {
-        watcher.validating(self.place.step);
-        let subject = self.used();
+        watcher.validating(self.progress.step);
+        let model = self.used();
         let found =
-            validation::validate(&subject, &self.data, &self.recipe, &self.machine, &self.pool, self.place.step)?;
+            validation::validate(&model, &self.data, &self.recipe, &self.machine, &self.pool, self.progress.step)?;
         let score = match self.recipe.train.metric {
             Metric::Bleu => found.bleu,
             Metric::Chrf => found.chrf,
@@ -324,14 +324,14 @@ impl Run {
             Metric::Loss => -found.loss,
         };
         self.metrics.write(&found)?;
-        let better = self.place.best.is_none_or(|best| score > best);
+        let better = self.progress.best.is_none_or(|best| score > best);
         if better {
-            self.place.best = Some(score);
-            self.place.best_step = self.place.step;
-            self.place.stale = 0;
-            subject.save(&self.folder)?;
+            self.progress.best = Some(score);
+            self.progress.best_step = self.progress.step;
+            self.progress.stale = 0;
+            model.save(&self.folder)?;
         } else {
-            self.place.stale += 1;
+            self.progress.stale += 1;
         }
         watcher.validated(&found, better);
         Ok(())
@@ -339,22 +339,22 @@ impl Run {
 
     /// Writes a checkpoint, and removes those that are too old.
     fn save(&mut self, watcher: &mut dyn Watcher) -> Result<()> {
-        self.place.metrics_bytes = self.metrics.bytes();
-        Saved::write(
+        self.progress.metrics_bytes = self.metrics.bytes();
+        SavedCheckpoint::write(
             &self.folder,
-            &self.place,
-            self.subject.parameters(),
+            &self.progress,
+            self.model.parameters(),
             self.average.as_ref(),
             &self.moments,
             self.recipe.train.keep.max(1),
         )?;
-        watcher.saved(self.place.step);
+        watcher.saved(self.progress.step);
         Ok(())
     }
 
     /// The last checkpoint, and a model in any case.
     fn finish(&mut self, watcher: &mut dyn Watcher) -> Result<()> {
-        if self.place.best.is_none() {
+        if self.progress.best.is_none() {
             self.used().save(&self.folder)?;
         }
         self.save(watcher)
@@ -365,11 +365,11 @@ impl Run {
 const RECIPE: &str = "recipe.toml";
 /// What draws of noise are for, and those that disturb the data.
 const NOISE: u32 = 4;
-const DISTURBANCE: u32 = 7;
+const AUGMENTATION: u32 = 7;
 
 /// Sums since the last line of progress.
 #[derive(Default)]
-struct Since {
+struct LossAverages {
     smoothed: f64,
     nll: f64,
     tokens: usize,
@@ -377,7 +377,7 @@ struct Since {
     steps: usize,
 }
 
-impl Since {
+impl LossAverages {
     fn add(&mut self, loss: &Loss, penalty: f64) {
         self.smoothed += loss.smoothed;
         self.nll += loss.nll;

@@ -162,8 +162,16 @@ impl Transformer {
         self.output
     }
 
+    pub(crate) fn encoder_layers(&self) -> usize {
+        self.encoder.len()
+    }
+
+    pub(crate) fn decoder_layers(&self) -> usize {
+        self.decoder.len()
+    }
+
     /// The longest sequence it takes.
-    pub fn most(&self) -> usize {
+    pub fn max_len(&self) -> usize {
         self.target.max_len()
     }
 
@@ -183,7 +191,7 @@ impl Transformer {
         })
     }
 
-    /// What the decoder gives at every position at once, when it is shown all of `shown`: `[B, N, C]`.
+    /// What the decoder gives at every position at once, when it is decoder_input all of `decoder_input`: `[B, N, C]`.
     ///
     /// # Errors
     /// What `qkv` refuses.
@@ -192,12 +200,12 @@ impl Transformer {
         tape: &mut Tape<'_, T>,
         memory: &Var<T>,
         source: &Rows,
-        shown: &Rows,
+        decoder_input: &Rows,
     ) -> Result<Var<T>> {
-        let x = self.target.forward(tape, &shown.ids, shown.length, 0);
+        let x = self.target.forward(tape, &decoder_input.ids, decoder_input.length, 0);
         let mut x = tape.dropout(x, self.dropout);
         for block in &self.decoder {
-            x = block.forward(tape, x, shown.ragged(), None, Some((memory, source.ragged())))?;
+            x = block.forward(tape, x, decoder_input.ragged(), None, Some((memory, source.ragged())))?;
         }
         Ok(match &self.decoder_norm {
             Some(norm) => norm.forward(tape, &x),

@@ -4,7 +4,7 @@
 
 mod reader;
 
-pub(crate) use reader::looked_at;
+pub(crate) use reader::inspect;
 pub use reader::{ObservedImage, Vit};
 
 use crate::{Error, Result};
@@ -134,7 +134,7 @@ impl VitConfig {
 
 /// The model: handles to its parameters.
 #[derive(Clone, Debug)]
-pub(crate) struct Network {
+pub(crate) struct VitNetwork {
     patches: Linear,
     class: Param,
     positions: Param,
@@ -145,9 +145,9 @@ pub(crate) struct Network {
     count: usize,
 }
 
-impl Network {
+impl VitNetwork {
     /// Adds its parameters: `patches`, `class_token`, `positions`, `layers.N`, `norm`, `head`.
-    pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &VitConfig) -> Result<Network> {
+    pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &VitConfig) -> Result<VitNetwork> {
         config.check()?;
         let VitConfig { d_model, ffn_dim, heads, dropout, epsilon, .. } = *config;
         let count = config.grid() * config.grid();
@@ -166,7 +166,7 @@ impl Network {
         let layers = layers.collect::<Result<_>>()?;
         let norm = Norm::new(&mut at.at("norm"), d_model, NormKind::Layer, epsilon);
         let head = Linear::new(&mut at.at("head"), d_model, config.labels.len(), true);
-        Ok(Network { patches, class, positions, layers, norm, head, dropout, count })
+        Ok(VitNetwork { patches, class, positions, layers, norm, head, dropout, count })
     }
 
     /// The head's map.

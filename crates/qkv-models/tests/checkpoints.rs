@@ -2,11 +2,11 @@
 //! the file and the tensor named.
 
 use qkv::{Attention, Bias, Features, Mask};
-use qkv_models::files::tensors::{Named, Storage, TensorFile, write};
+use qkv_models::files::tensors::{NamedTensor, Storage, TensorFile, write};
 use qkv_models::text::tokenizer::{Kind, Tokenizer};
 use qkv_models::{
     Architecture, Dialect, Encoder, EncoderConfig, Generator, GptConfig, Head, Inspection, Model, ModelConfig, Pooling,
-    Search, Specials, Translator,
+    Search, SpecialTokens, Translator,
 };
 use qkv_nn::Machine;
 use qkv_nn::layers::{FeedKind, NormKind, PositionKind};
@@ -37,7 +37,7 @@ fn llama() -> GptConfig {
 /// Writes a new model into a folder.
 fn written(folder: &Path, sizes: GptConfig) -> Translator {
     let tokenizer = tokenizer();
-    let config = ModelConfig::new(Architecture::Gpt(sizes), tokenizer.len(), Specials::of(&tokenizer));
+    let config = ModelConfig::new(Architecture::Gpt(sizes), tokenizer.len(), SpecialTokens::of(&tokenizer));
     let (model, parameters) = Model::new(&config, 3).unwrap();
     let made = Translator { model, parameters, tokenizer, search: Search::default() };
     made.save(folder, Storage::F32).unwrap();
@@ -90,8 +90,8 @@ fn cut(folder: &Path) {
         let names: Vec<&str> =
             file.names().enumerate().filter(|(at, _)| at % 2 == part).map(|(_, name)| name).collect();
         let values: Vec<Vec<f32>> = names.iter().map(|name| file.read(name).unwrap()).collect();
-        let named: Vec<Named> = (names.iter().zip(&values))
-            .map(|(name, values)| Named { name, shape: file.shape(name).unwrap(), values })
+        let named: Vec<NamedTensor> = (names.iter().zip(&values))
+            .map(|(name, values)| NamedTensor { name, shape: file.shape(name).unwrap(), values })
             .collect();
         write(folder.join(&name), &named, Storage::F32).unwrap();
         names.iter().for_each(|tensor| drop(map.insert(tensor.to_string(), name.clone().into())));

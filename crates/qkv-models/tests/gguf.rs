@@ -148,7 +148,7 @@ fn a_small_model_speaks_and_its_cache_changes_nothing() {
     assert_eq!(generator.tokenizer.encode("the 12"), [119, 259, 35, 52, 53], "merged, and digits one by one");
     let ids = generator.conversation(&[Message::new("user", "he<|im_end|>")]).unwrap();
     assert_eq!((ids[0], ids.iter().filter(|&&id| id == 2).count()), (1, 1), "what is said stays text: {ids:?}");
-    let how = Generation { most: 90, ..Generation::default() };
+    let how = Generation { max_tokens: 90, ..Generation::default() };
     let machine = Machine::new(2);
     let said = |how: &Generation| {
         let mut heard = String::new();
@@ -172,7 +172,7 @@ fn a_small_model_speaks_and_its_cache_changes_nothing() {
         count += 1;
         count < 3
     });
-    assert_eq!((found.unwrap().ended, count), (qkv_models::Ended::Unheard, 3));
+    assert_eq!((found.unwrap().finish, count), (qkv_models::Finish::Cancelled, 3));
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn few_tokens_read_blocks_and_many_the_widened_numbers_to_the_same_scores() {
     assert_eq!(one_by_one.len(), many.len());
     let apart = one_by_one.iter().zip(&many).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(apart < 1e-5, "one by one: {apart}");
-    let long = vec![3; generator.model.most() + 1];
+    let long = vec![3; generator.model.max_len() + 1];
     assert!(generator.scores_one_by_one(&long, &machine).is_err());
 }
 

@@ -2,12 +2,12 @@
 
 use qkv::{Attention, Bias, Features, Mask};
 use qkv_models::{
-    Architecture, Batch, GptConfig, Model, ModelConfig, RecurrentConfig, Rows, Specials, TransformerConfig,
+    Architecture, Batch, GptConfig, Model, ModelConfig, RecurrentConfig, Rows, SpecialTokens, TransformerConfig,
 };
 use qkv_nn::layers::{AttentionStyle, FeedKind, NormKind, NormPlace, PositionKind};
 use qkv_nn::{AdamW, Gradients, Machine, Moments, Parameters, Pool, Precision, Tape};
 
-const SPECIALS: Specials = Specials { pad: 0, bos: 1, eos: 2 };
+const SPECIALS: SpecialTokens = SpecialTokens { pad: 0, bos: 1, eos: 2 };
 
 fn small() -> TransformerConfig {
     TransformerConfig { d_model: 24, ffn_dim: 40, heads: 4, encoder_layers: 2, decoder_layers: 2, ..Default::default() }
@@ -121,17 +121,18 @@ fn the_parallel_pass_and_the_steps_give_the_same_scores() {
         let (model, parameters) = model(architecture);
         let batch = if model.gpt().is_some() { even_batch() } else { batch() };
         let mut tape = Tape::inference(&parameters, &pool, &machine);
-        let all = model.scores(&mut tape, &batch.source, &batch.shown).unwrap(); // (B, N, V)
+        let all = model.scores(&mut tape, &batch.source, &batch.decoder_input).unwrap(); // (B, N, V)
         let memory = model.encode(&mut tape, &batch.source).unwrap();
         let mut state = model.start(&mut tape, &memory, &batch.source).unwrap();
-        let (length, classes) = (batch.shown.length, 30);
+        let (length, classes) = (batch.decoder_input.length, 30);
         for step in 0..length {
-            let last: Vec<u32> = (0..3).map(|b| batch.shown.ids[b * length + step]).collect();
+            let last: Vec<u32> = (0..3).map(|b| batch.decoder_input.ids[b * length + step]).collect();
             let scores = model.step(&mut tape, &last, &mut state).unwrap();
             // Without the cache: everything so far, from the start.
-            let so_far: Vec<Vec<u32>> = (0..3).map(|b| batch.shown.ids[b * length..][..=step].to_vec()).collect();
+            let so_far: Vec<Vec<u32>> =
+                (0..3).map(|b| batch.decoder_input.ids[b * length..][..=step].to_vec()).collect();
             let uncached = model.scores(&mut tape, &batch.source, &Rows::new(&so_far, 0)).unwrap();
-            for b in (0..3).filter(|&b| step < batch.shown.lengths[b]) {
+            for b in (0..3).filter(|&b| step < batch.decoder_input.lengths[b]) {
                 let probabilities = |scores: &[f32]| -> Vec<f32> {
                     let sum: f32 = scores.iter().map(|x| x.exp()).sum();
                     scores.iter().map(|x| x.exp() / sum).collect()

@@ -2,7 +2,7 @@
 //! same bytes; and a file that lies is refused with its name and the tensor's.
 
 use proptest::prelude::*;
-use qkv_models::files::tensors::{Named, Storage, TensorFile, to_bytes, write};
+use qkv_models::files::tensors::{NamedTensor, Storage, TensorFile, to_bytes, write};
 
 fn file(bytes: Vec<u8>) -> TensorFile {
     TensorFile::from_bytes(bytes, "m.safetensors").expect("it is valid")
@@ -21,7 +21,7 @@ proptest! {
     #[test]
     fn f32_comes_back_bit_by_bit(bits in prop::collection::vec(any::<u32>(), 0..50)) {
         let values: Vec<f32> = bits.iter().map(|&b| f32::from_bits(b)).collect();
-        let bytes = to_bytes(&[Named { name: "x", shape: &[values.len()], values: &values }], Storage::F32).expect("bytes");
+        let bytes = to_bytes(&[NamedTensor { name: "x", shape: &[values.len()], values: &values }], Storage::F32).expect("bytes");
         let read = file(bytes).read("x").expect("it is there");
         prop_assert_eq!(read.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), bits);
     }
@@ -31,7 +31,7 @@ proptest! {
         rows in 1usize..6, cols in 1usize..9, exponent in -30i32..30, seed in prop::collection::vec(-1.0f32..1.0, 54),
     ) {
         let values: Vec<f32> = seed[..rows * cols].iter().map(|x| x * 2f32.powi(exponent)).collect();
-        let tensor = Named { name: "w", shape: &[rows, cols], values: &values };
+        let tensor = NamedTensor { name: "w", shape: &[rows, cols], values: &values };
         let file = file(to_bytes(&[tensor], Storage::Rows8).expect("bytes"));
         let read = file.read_shaped("w", &[rows, cols]).expect("it is there");
         for (values, read) in values.chunks(cols).zip(read.chunks(cols)) {
@@ -42,7 +42,7 @@ proptest! {
         }
         prop_assert_eq!(file.names().collect::<Vec<_>>(), ["w"]);
         // What has been rounded once is not rounded again.
-        let again = to_bytes(&[Named { values: &read, ..tensor }], Storage::Rows8).expect("bytes");
+        let again = to_bytes(&[NamedTensor { values: &read, ..tensor }], Storage::Rows8).expect("bytes");
         let twice = TensorFile::from_bytes(again, "m").expect("valid").read("w").expect("it is there");
         for (once, twice) in read.iter().zip(&twice) {
             prop_assert!((once - twice).abs() <= 1e-6 * once.abs());
@@ -52,7 +52,7 @@ proptest! {
     #[test]
     fn halves_are_within_their_precision(values in prop::collection::vec(-1000.0f32..1000.0, 1..50)) {
         for (storage, bound) in [(Storage::F16, 1.0 / 2048.0), (Storage::Bf16, 1.0 / 256.0)] {
-            let tensor = Named { name: "x", shape: &[values.len(), 1], values: &values };
+            let tensor = NamedTensor { name: "x", shape: &[values.len(), 1], values: &values };
             let read = file(to_bytes(&[tensor], storage).expect("bytes")).read("x").expect("it is there");
             for (x, y) in values.iter().zip(&read) {
                 prop_assert!((x - y).abs() <= bound * x.abs() + 1e-7, "{x} became {y}");
@@ -68,7 +68,7 @@ proptest! {
     #[test]
     fn a_file_with_other_bytes_in_it_never_panics(at in 0usize..500, byte: u8, cut in any::<bool>(), digit in b'0'..=b'9') {
         let values = [0.5f32; 12];
-        let tensors = [Named { name: "a", shape: &[3, 4], values: &values }, Named { name: "b", shape: &[12], values: &values }];
+        let tensors = [NamedTensor { name: "a", shape: &[3, 4], values: &values }, NamedTensor { name: "b", shape: &[12], values: &values }];
         for spoiled in [byte, digit] {
             let mut bytes = to_bytes(&tensors, Storage::Rows8).expect("bytes");
             let at = at % bytes.len();
@@ -85,8 +85,8 @@ proptest! {
 
 #[test]
 fn the_order_of_tensors_does_not_change_the_bytes() {
-    let a = Named { name: "a", shape: &[1], values: &[1.0] };
-    let b = Named { name: "b.weight", shape: &[1, 2], values: &[2.0, 3.0] };
+    let a = NamedTensor { name: "a", shape: &[1], values: &[1.0] };
+    let b = NamedTensor { name: "b.weight", shape: &[1, 2], values: &[2.0, 3.0] };
     for storage in [Storage::F32, Storage::F16, Storage::Bf16, Storage::Rows8] {
         assert_eq!(to_bytes(&[a, b], storage).expect("bytes"), to_bytes(&[b, a], storage).expect("bytes"));
     }
@@ -94,7 +94,7 @@ fn the_order_of_tensors_does_not_change_the_bytes() {
 
 #[test]
 fn a_file_that_is_cut_off_or_goes_on_is_refused() {
-    let whole = to_bytes(&[Named { name: "a", shape: &[2], values: &[1.0, 2.0] }], Storage::F32).expect("bytes");
+    let whole = to_bytes(&[NamedTensor { name: "a", shape: &[2], values: &[1.0, 2.0] }], Storage::F32).expect("bytes");
     let data = whole.len() - 8;
     for length in 0..data {
         assert!(refused(&whole[..length]).starts_with("`m.safetensors`: safetensors header: "));
@@ -162,7 +162,8 @@ fn a_type_or_shape_that_was_not_asked_for_is_refused_and_the_tensor_named() {
     assert_eq!(flat, "`m.safetensors`: tensor `w`: its 8-bit rows have shape [4], expected a matrix");
     let scales = r#"{"w":{"dtype":"I8","shape":[2,2],"data_offsets":[0,4]},"w.scale":{"dtype":"I8","shape":[2],"data_offsets":[4,6]}}"#;
     assert_eq!(read(scales, &[0; 6]), "`m.safetensors`: tensor `w.scale`: it is I8, expected F32, F16 or BF16");
-    let file = file(to_bytes(&[Named { name: "w", shape: &[2], values: &[1.0, 2.0] }], Storage::F32).expect("bytes"));
+    let file =
+        file(to_bytes(&[NamedTensor { name: "w", shape: &[2], values: &[1.0, 2.0] }], Storage::F32).expect("bytes"));
     let error = file.read_shaped("w", &[1, 2]).expect_err("another shape");
     assert_eq!(error.to_string(), "`m.safetensors`: tensor `w`: its shape is [2], expected [1, 2]");
     assert_eq!(file.read("v").expect_err("no such").to_string(), "`m.safetensors`: tensor `v`: it is missing");
@@ -172,11 +173,11 @@ fn a_type_or_shape_that_was_not_asked_for_is_refused_and_the_tensor_named() {
 fn what_cannot_be_written_is_refused_before_anything_is() {
     let place = tempfile::tempdir().expect("a folder");
     let path = place.path().join("m.safetensors");
-    let refused = |tensors: &[Named]| write(&path, tensors, Storage::Rows8).expect_err("no").to_string();
-    let bad = Named { name: "w", shape: &[2, 1], values: &[1.0, f32::NAN] };
+    let refused = |tensors: &[NamedTensor]| write(&path, tensors, Storage::Rows8).expect_err("no").to_string();
+    let bad = NamedTensor { name: "w", shape: &[2, 1], values: &[1.0, f32::NAN] };
     assert_eq!(refused(&[bad]), "tensor `w` has a value in row 1 that is not finite");
-    assert_eq!(refused(&[Named { shape: &[3], ..bad }]), "tensor `w` has shape [3] and 2 values");
-    let good = Named { values: &[1.0, 2.0], ..bad };
+    assert_eq!(refused(&[NamedTensor { shape: &[3], ..bad }]), "tensor `w` has shape [3] and 2 values");
+    let good = NamedTensor { values: &[1.0, 2.0], ..bad };
     assert_eq!(refused(&[good, good]), "tensor `w.scale` is there twice");
     assert!(!path.exists());
 }

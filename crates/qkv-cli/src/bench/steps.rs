@@ -7,7 +7,7 @@ use crate::memory;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use qkv::{Attention, Mask};
-use qkv_models::{Architecture, Batch, Model, ModelConfig, Rows, Specials, TransformerConfig};
+use qkv_models::{Architecture, Batch, Model, ModelConfig, Rows, SpecialTokens, TransformerConfig};
 use qkv_nn::layers::{
     AttentionConfig, Block, BlockConfig, Builder, Embedding, FeedKind, Linear, Norm, NormKind, PositionKind,
 };
@@ -138,15 +138,15 @@ fn gpt(step: Step) -> Result<Timing, Failure> {
     let blocks = blocks.map_err(refused)?;
     let norm = Norm::new(&mut at.at("norm"), C, NormKind::Layer, Norm::EPSILON);
     let head = Linear::new(&mut at.at("head"), C, V, false);
-    let (shown, wanted) = (tokens(batch * length, 7919, 13), tokens(batch * length, 104_729, 7));
+    let (decoder_input, targets) = (tokens(batch * length, 7919, 13), tokens(batch * length, 104_729, 7));
     let adam = AdamW { beta2: 0.999, epsilon: 1e-8, decay: 0.01, ..AdamW::default() };
     step.time(&mut parameters, adam, |tape| {
-        let mut x = embedding.forward(tape, &shown, length, 0); // (B, N, C)
+        let mut x = embedding.forward(tape, &decoder_input, length, 0); // (B, N, C)
         for block in &blocks {
             x = block.forward(tape, x, None, None, None).map_err(refused)?;
         }
         let x = norm.forward(tape, &x);
-        let target = Target { ids: &wanted, ignore: None, smoothing: 0.0, scale: 1.0 / wanted.len() as f64 };
+        let target = Target { ids: &targets, ignore: None, smoothing: 0.0, scale: 1.0 / targets.len() as f64 };
         tape.cross_entropy(&x, head.weight, None, target);
         Ok(())
     })
@@ -156,14 +156,14 @@ fn translator(step: Step) -> Result<Timing, Failure> {
     let (batch, length) = (128, 16);
     let sizes = TransformerConfig { dropout: 0.3, attention_dropout: 0.3, ffn_dropout: 0.3, ..Default::default() };
     // No token of the data fills up: all of them count.
-    let specials = Specials { pad: V as u32, bos: 1, eos: 2 };
+    let specials = SpecialTokens { pad: V as u32, bos: 1, eos: 2 };
     let config = ModelConfig::new(Architecture::Transformer(sizes), V + 1, specials);
     let (model, mut parameters) = Model::new(&config, 1).map_err(refused)?;
     let rows = |step, first| {
         let ids = tokens(batch * length, step, first);
         Rows { ids, lengths: vec![length; batch], length }
     };
-    let batch = Batch { source: rows(7919, 13), shown: rows(104_729, 7), wanted: rows(15_485_863, 5).ids };
-    let scale = 1.0 / batch.wanted.len() as f64;
+    let batch = Batch { source: rows(7919, 13), decoder_input: rows(104_729, 7), targets: rows(15_485_863, 5).ids };
+    let scale = 1.0 / batch.targets.len() as f64;
     step.time(&mut parameters, AdamW::default(), |tape| model.loss(tape, &batch, 0.1, scale).map(drop).map_err(refused))
 }

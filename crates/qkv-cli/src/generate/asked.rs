@@ -163,7 +163,7 @@ impl Asked {
         }
         how.repetition_penalty = self.repetition_penalty.unwrap_or(how.repetition_penalty);
         how.no_repeat = self.no_repeat.unwrap_or(how.no_repeat);
-        how.most = self.most.unwrap_or(how.most);
+        how.max_tokens = self.most.unwrap_or(how.max_tokens);
         how.stop.extend_from_slice(&self.stop);
         how.cache &= !self.no_cache;
         how

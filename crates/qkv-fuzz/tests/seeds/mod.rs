@@ -6,11 +6,11 @@ pub use gguf::gguf;
 
 use qkv::{Attention, Features, Mask, Tensor};
 use qkv_fuzz::png_chunk;
-use qkv_models::files::tensors::{Named, Storage, TensorFile, to_bytes, write};
+use qkv_models::files::tensors::{NamedTensor, Storage, TensorFile, to_bytes, write};
 use qkv_models::text::tokenizer::{Kind, Tokenizer};
 use qkv_models::train::{Run, Watcher};
 use qkv_models::{
-    Architecture, Encoder, EncoderConfig, Generator, GptConfig, Model, ModelConfig, Recipe, Search, Specials,
+    Architecture, Encoder, EncoderConfig, Generator, GptConfig, Model, ModelConfig, Recipe, Search, SpecialTokens,
     TransformerConfig, Translator,
 };
 use std::sync::atomic::AtomicBool;
@@ -25,9 +25,9 @@ fn characters() -> Tokenizer {
 
 pub fn safetensors() -> Vec<Vec<u8>> {
     let tensors = [
-        Named { name: "a", shape: &[2, 3], values: &[1.0, -2.0, 0.5, 3.0, 0.0, 7.0] },
-        Named { name: "b.bias", shape: &[3], values: &[1.0, 2.0, 3.0] },
-        Named { name: "empty", shape: &[0, 4], values: &[] },
+        NamedTensor { name: "a", shape: &[2, 3], values: &[1.0, -2.0, 0.5, 3.0, 0.0, 7.0] },
+        NamedTensor { name: "b.bias", shape: &[3], values: &[1.0, 2.0, 3.0] },
+        NamedTensor { name: "empty", shape: &[0, 4], values: &[] },
     ];
     [Storage::F32, Storage::F16, Storage::Bf16, Storage::Rows8]
         .map(|storage| to_bytes(&tensors, storage).unwrap())
@@ -119,7 +119,7 @@ pub fn jpeg() -> Vec<Vec<u8>> {
 
 fn writer(architecture: Architecture) -> Translator {
     let tokenizer = characters();
-    let config = ModelConfig::new(architecture, tokenizer.len(), Specials::of(&tokenizer));
+    let config = ModelConfig::new(architecture, tokenizer.len(), SpecialTokens::of(&tokenizer));
     let (model, parameters) = Model::new(&config, 3).unwrap();
     Translator { model, parameters, tokenizer, search: Search::default() }
 }
@@ -181,8 +181,8 @@ pub fn shards() -> TempDir {
         let names: Vec<&str> =
             file.names().enumerate().filter(|(at, _)| at % 2 == part).map(|(_, name)| name).collect();
         let values: Vec<Vec<f32>> = names.iter().map(|name| file.read(name).unwrap()).collect();
-        let named: Vec<Named> = (names.iter().zip(&values))
-            .map(|(name, values)| Named { name, shape: file.shape(name).unwrap(), values })
+        let named: Vec<NamedTensor> = (names.iter().zip(&values))
+            .map(|(name, values)| NamedTensor { name, shape: file.shape(name).unwrap(), values })
             .collect();
         write(folder.path().join(&name), &named, Storage::F32).unwrap();
         names.iter().for_each(|tensor| drop(map.insert(tensor.to_string(), name.clone().into())));
@@ -215,10 +215,12 @@ pub fn recordings() -> Vec<Vec<u8>> {
     let [q, k, v] = [1, 2, 3].map(|seed| Tensor::<f32, 4>::randn([1, 2, 5, 4], seed));
     let named = |name, tensor: &Tensor<f32, 4>| (name, tensor.data().to_vec());
     let all = [named("q", &q), named("k", &k), named("v", &v)];
-    let four: Vec<Named> = all.iter().map(|(name, values)| Named { name, shape: &[1, 2, 5, 4], values }).collect();
+    let four: Vec<NamedTensor> =
+        all.iter().map(|(name, values)| NamedTensor { name, shape: &[1, 2, 5, 4], values }).collect();
     let plain = to_bytes(&four, Storage::F32).unwrap();
     let weights =
-        to_bytes(&[Named { name: "weights", shape: &[2, 2], values: &[0.5, 0.5, 1.0, 0.0] }], Storage::F32).unwrap();
+        to_bytes(&[NamedTensor { name: "weights", shape: &[2, 2], values: &[0.5, 0.5, 1.0, 0.0] }], Storage::F32)
+            .unwrap();
     // Ours, of two attentions.
     let path = folder.path().join("a.safetensors");
     std::fs::write(&path, &plain).unwrap();

@@ -15,7 +15,7 @@ const LONGEST_ANSWER: usize = 30;
 
 /// What should come out of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum Label {
     /// A class.
     Class(u32),
     /// A tag for each token, or [`IGNORE`].
@@ -29,7 +29,7 @@ pub(crate) enum Wanted {
 pub(crate) struct Example {
     pub ids: Vec<u32>,
     pub segments: Vec<u32>,
-    pub wanted: Wanted,
+    pub label: Label,
 }
 
 /// Examples side by side.
@@ -37,9 +37,9 @@ pub(crate) struct Examples(pub Vec<Example>);
 
 impl Examples {
     /// How many labels are wanted.
-    pub fn wanted(&self) -> usize {
-        let count = |example: &Example| match &example.wanted {
-            Wanted::Tags(tags) => tags.iter().filter(|&&tag| tag != IGNORE).count(),
+    pub fn targets(&self) -> usize {
+        let count = |example: &Example| match &example.label {
+            Label::Tags(tags) => tags.iter().filter(|&&tag| tag != IGNORE).count(),
             _ => 1,
         };
         self.0.iter().map(count).sum()
@@ -77,15 +77,15 @@ impl Encoder {
         if self.config.head == Head::Span {
             let scores = head.forward(tape, &x); // (B, N, 2)
             let spans: Vec<[u32; 2]> = (examples.0.iter())
-                .map(|example| if let Wanted::Span(span) = example.wanted { span } else { [0, 0] })
+                .map(|example| if let Label::Span(span) = example.label { span } else { [0, 0] })
                 .collect();
             return Ok(tape.span_loss(&scores, &spans, &rows.lengths, scale));
         }
         let ids: Vec<u32> = (examples.0.iter())
-            .flat_map(|example| match &example.wanted {
-                Wanted::Class(class) => vec![*class],
-                Wanted::Tags(tags) => [&tags[..], &vec![IGNORE; rows.length - tags.len()]].concat(),
-                Wanted::Span(_) => Vec::new(),
+            .flat_map(|example| match &example.label {
+                Label::Class(class) => vec![*class],
+                Label::Tags(tags) => [&tags[..], &vec![IGNORE; rows.length - tags.len()]].concat(),
+                Label::Span(_) => Vec::new(),
             })
             .collect();
         let target = Target { ids: &ids, ignore: Some(IGNORE), smoothing: 0.0, scale };
@@ -169,7 +169,7 @@ impl Encoder {
             [first, .., last] => (vec![*first], Some(*last)),
             _ => (Vec::new(), None),
         };
-        let most = self.model.most().saturating_sub(usize::from(end.is_some()));
+        let most = self.model.max_len().saturating_sub(usize::from(end.is_some()));
         let firsts = words.iter().map(|word| {
             let pieces = self.tokenizer.encode(word.as_ref());
             let fits = !pieces.is_empty() && ids.len() + pieces.len() <= most;
@@ -188,19 +188,19 @@ impl Encoder {
     /// A sentence with its tags, to learn from.
     pub(crate) fn tagged(&self, words: &[String], tags: &[String]) -> Example {
         let (ids, firsts) = self.words(words);
-        let mut wanted = vec![IGNORE; ids.len()];
+        let mut targets = vec![IGNORE; ids.len()];
         for (first, tag) in firsts.iter().zip(tags) {
             if let (Some(first), Some(label)) = (first, self.label(tag)) {
-                wanted[*first] = label;
+                targets[*first] = label;
             }
         }
-        Example { segments: vec![0; ids.len()], ids, wanted: Wanted::Tags(wanted) }
+        Example { segments: vec![0; ids.len()], ids, label: Label::Tags(targets) }
     }
 
     /// A text with its class, to learn from; nothing where no such class is known.
     pub(crate) fn classed(&self, text: &str, label: &str) -> Option<Example> {
         let (ids, segments) = self.tokens(text, None, usize::MAX);
-        Some(Example { ids, segments, wanted: Wanted::Class(self.label(label)?) })
+        Some(Example { ids, segments, label: Label::Class(self.label(label)?) })
     }
 
     /// The windows of a question's text that hold its first answer whole, to learn from.
@@ -215,7 +215,7 @@ impl Encoder {
                     |fits: &dyn Fn((usize, usize)) -> bool| places.iter().position(|place| place.is_some_and(fits));
                 let first = at(&|(from, to)| from <= start && start < to)?;
                 let last = at(&|(from, to)| from < end && end <= to)?;
-                Some(Example { ids, segments, wanted: Wanted::Span([first as u32, last as u32]) })
+                Some(Example { ids, segments, label: Label::Span([first as u32, last as u32]) })
             })
             .collect())
     }
@@ -230,7 +230,7 @@ impl Encoder {
         let first = places.iter().position(Option::is_some).unwrap_or(places.len());
         let last = places.iter().rposition(Option::is_some).map_or(first, |at| at + 1);
         let (before, after) = (first, ids.len() - last);
-        let room = self.model.most().saturating_sub(before + after);
+        let room = self.model.max_len().saturating_sub(before + after);
         if room < 2 {
             return Err(Error::invalid("the question is as long as the text may be").with_hint("ask in fewer words"));
         }

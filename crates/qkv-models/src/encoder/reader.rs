@@ -3,13 +3,14 @@
 
 use super::packed::Packed;
 use super::{Bert, EncoderConfig, Head};
-use crate::checkpoint::{CONFIG, TOKENIZER, bytes, write_tokenizer};
+use crate::checkpoint::{Blank, write_tokenizer};
 use crate::files::atomic;
+use crate::files::folder::{self, CONFIG, TOKENIZER, WEIGHTS, read_json, read_json_if_present, write_json};
 use crate::files::tensors::Storage;
-use crate::files::weights::{SINGLE, Weights};
+use crate::files::weights::Weights;
 use crate::layout::{Layout, bert};
 use crate::text::tokenizer::Tokenizer;
-use crate::{Error, Result};
+use crate::{Error, Result, finite};
 use qkv_nn::layers::Builder;
 use qkv_nn::{Machine, Parameters, Pool, Tape};
 use serde_json::{Value, json};
@@ -61,20 +62,12 @@ fn written(config: &EncoderConfig, parameters: &Parameters<f32>) -> (Layout, Val
     }
 }
 
-/// A model of zeros, and the table that fills it.
-type Blank = (Bert, Parameters<f32>, Layout);
-
 /// The settings, the weights, and a model of zeros with the table that fills it.
-fn found(folder: &Path) -> Result<(EncoderConfig, Weights, Result<Blank>)> {
+fn found(folder: &Path) -> Result<(EncoderConfig, Weights, Result<Blank<Bert>>)> {
     let path = folder.join(CONFIG);
-    let json: Value = serde_json::from_slice(&bytes(folder, CONFIG)?)
-        .map_err(|e| Error::line(&path, e.line().max(1), e.to_string()))?;
+    let json: Value = read_json(&path)?;
     let weights = Weights::of_folder(folder)?;
     let config = settings(&json, &path, &weights)?;
-    let wrong = |error: Error| match error {
-        Error::Invalid { .. } | Error::Attention(_) => Error::format(&path, "settings", error.to_string()),
-        error => error,
-    };
     let built = || {
         if config.least() > weights.numbers() {
             let (least, there) = (config.least(), weights.numbers());
@@ -82,7 +75,7 @@ fn found(folder: &Path) -> Result<(EncoderConfig, Weights, Result<Blank>)> {
             return Err(Error::format(&path, "settings", what));
         }
         let mut parameters = Parameters::new();
-        let model = Bert::new(&mut Builder::blank(&mut parameters), &config).map_err(wrong)?;
+        let model = Bert::new(&mut Builder::blank(&mut parameters), &config).map_err(|e| folder::in_file(&path, e))?;
         let (layout, _) = written(&config, &parameters);
         Ok((model, parameters, layout))
     };
@@ -91,7 +84,7 @@ fn found(folder: &Path) -> Result<(EncoderConfig, Weights, Result<Blank>)> {
 }
 
 /// What is told of an encoder's folder: in words, how many parameters, what does not fit, and the tensors.
-pub(crate) fn looked_at(folder: &Path) -> Result<(String, Option<usize>, Vec<String>, Weights)> {
+pub(crate) fn inspect(folder: &Path) -> Result<(String, Option<usize>, Vec<String>, Weights)> {
     let (config, weights, built) = found(folder)?;
     let EncoderConfig { layers, d_model, heads, ffn_dim, max_positions, vocab_size, .. } = config;
     let sizes = format!("{layers} layers, width {d_model}, {heads} heads, feed-forward {ffn_dim}");
@@ -124,7 +117,7 @@ impl Encoder {
             return Err(Error::format(folder.join(CONFIG), "field `vocab_size`", what));
         }
         layout.fill(&mut parameters, &weights)?;
-        let pooling = pooling(folder, model.most())?;
+        let pooling = pooling(folder, model.max_len())?;
         Ok(Encoder { config, parameters, tokenizer, pooling, model })
     }
 
@@ -136,7 +129,7 @@ impl Encoder {
         let config = EncoderConfig { vocab_size: tokenizer.len(), pad_token_id: tokenizer.pad(), ..config.clone() };
         let mut parameters = Parameters::new();
         let model = Bert::new(&mut Builder::new(&mut parameters, seed), &config)?;
-        let pooling = Pooling { mean: true, normalised: true, longest: model.most() };
+        let pooling = Pooling { mean: true, normalised: true, longest: model.max_len() };
         Ok(Encoder { config, parameters, tokenizer, pooling, model })
     }
 
@@ -152,20 +145,19 @@ impl Encoder {
     fn save_at(&self, folder: &Path, storage: Storage) -> Result<()> {
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
         let (layout, json) = written(&self.config, &self.parameters);
-        atomic::write(folder.join(SINGLE), &layout.bytes(&self.parameters, storage)?)?;
+        atomic::write(folder.join(WEIGHTS), &layout.bytes(&self.parameters, storage)?)?;
         write_tokenizer(&self.tokenizer, None, folder)?;
         if self.config.head == Head::None {
             write_pooling(self.pooling, self.config.d_model, folder)?;
         }
-        let json = serde_json::to_string_pretty(&json).expect("plain values") + "\n";
-        atomic::write(folder.join(CONFIG), json.as_bytes())
+        write_json(&folder.join(CONFIG), &json)
     }
 
     /// The tokens of a text, or of two, with the special ones around them, cut to what the model takes, and which text each is
     /// of.
     pub fn tokens(&self, first: &str, second: Option<&str>, longest: usize) -> (Vec<u32>, Vec<u32>) {
         let (mut ids, mut segments) = self.tokenizer.encode_framed(first, second);
-        let longest = longest.min(self.model.most()).max(1);
+        let longest = longest.min(self.model.max_len()).max(1);
         if ids.len() > longest {
             // The last token ends the text, and stays.
             let last = ids[ids.len() - 1];
@@ -208,7 +200,8 @@ impl Encoder {
         let Pooling { mean, normalised, longest } = self.pooling;
         let tokens: Vec<_> = texts.iter().map(|text| self.tokens(text.as_ref(), None, longest)).collect();
         self.in_parts(&tokens, machine, |tape, texts| {
-            let x = self.model.packed(tape, texts)?; // (1, T, C)
+            let x = self.model.packed(tape, texts)?; // [1, T, C]
+            finite::check(x.value().data(), &self.parameters)?;
             let width = x.value().width();
             let vector = |rows: &[f32]| {
                 let mut vector = rows[..width].to_vec();
@@ -237,6 +230,7 @@ impl Encoder {
                 return Err(Error::invalid("the model has no head: it was not trained for this")
                     .with_hint("`qkv train` trains one from a recipe"));
             };
+            finite::check(scores.value().data(), &self.parameters)?;
             Ok(match self.config.head {
                 Head::Classes => {
                     scores.value().data().chunks_exact(scores.value().width()).map(<[f32]>::to_vec).collect()
@@ -248,14 +242,9 @@ impl Encoder {
 }
 
 /// How `sentence-transformers` makes a vector of a text, where the folder says so; else the mean, brought to length 1.
-fn pooling(folder: &Path, most: usize) -> Result<Pooling> {
-    let read = |name: &str| -> Result<Value> {
-        let path = folder.join(name);
-        if !path.exists() {
-            return Ok(Value::Null);
-        }
-        serde_json::from_slice(&bytes(folder, name)?).map_err(|e| Error::line(&path, e.line().max(1), e.to_string()))
-    };
+fn pooling(folder: &Path, max_len: usize) -> Result<Pooling> {
+    let read =
+        |name: &str| -> Result<Value> { Ok(read_json_if_present::<Value>(&folder.join(name))?.unwrap_or_default()) };
     let how = read("1_Pooling/config.json")?;
     let first = how.get("pooling_mode_cls_token").and_then(Value::as_bool) == Some(true);
     let modules = read("modules.json")?;
@@ -265,7 +254,7 @@ fn pooling(folder: &Path, most: usize) -> Result<Pooling> {
         modules.iter().any(kind)
     });
     let longest = read("sentence_bert_config.json")?.get("max_seq_length").and_then(Value::as_u64);
-    let longest = longest.and_then(|x| usize::try_from(x).ok()).unwrap_or(most);
+    let longest = longest.and_then(|x| usize::try_from(x).ok()).unwrap_or(max_len);
     Ok(Pooling { mean: !first, normalised, longest })
 }
 
@@ -290,8 +279,7 @@ fn write_pooling(how: Pooling, width: usize, folder: &Path) -> Result<()> {
         ("modules.json", json!(modules)),
         ("sentence_bert_config.json", json!({ "max_seq_length": how.longest, "do_lower_case": false })),
     ] {
-        let text = serde_json::to_string_pretty(&value).expect("plain values") + "\n";
-        atomic::write(folder.join(name), text.as_bytes())?;
+        write_json(&folder.join(name), &value)?;
     }
     Ok(())
 }

@@ -6,11 +6,11 @@
 
 mod blocks;
 
+use super::input;
 use crate::{Error, Result};
-use blocks::Storage;
+use blocks::BlockType;
 use qkv_simd::quantized::QuantizedMatrix;
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -23,7 +23,7 @@ const ALIGNMENT: u64 = 32;
 
 /// Something that a file says of its model.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Value {
+pub enum MetadataValue {
     /// A number of any type.
     Number(f64),
     /// Yes or no.
@@ -37,10 +37,10 @@ pub enum Value {
 }
 
 #[derive(Clone, Debug)]
-struct Entry {
+struct GgufTensor {
     /// The last axis fastest, which is the other way round from the file.
     shape: Vec<usize>,
-    storage: Storage,
+    storage: BlockType,
     from: usize,
     bytes: usize,
 }
@@ -50,8 +50,8 @@ struct Entry {
 pub struct Gguf {
     path: PathBuf,
     bytes: Vec<u8>,
-    values: BTreeMap<String, Value>,
-    entries: BTreeMap<String, Entry>,
+    values: BTreeMap<String, MetadataValue>,
+    entries: BTreeMap<String, GgufTensor>,
 }
 
 /// What is left to read.
@@ -115,9 +115,9 @@ impl<'a> Cursor<'a> {
         }))
     }
 
-    fn value(&mut self) -> Result<Value> {
+    fn value(&mut self) -> Result<MetadataValue> {
         match self.u32()? {
-            8 => Ok(Value::Text(self.text()?)),
+            8 => Ok(MetadataValue::Text(self.text()?)),
             9 => {
                 let (kind, count) = (self.u32()?, self.u64()?);
                 // Every element takes a byte at least: what is not there is noticed before it is asked for.
@@ -131,11 +131,11 @@ impl<'a> Cursor<'a> {
                         },
                     }
                 }
-                Ok(if kind == 8 { Value::Texts(texts) } else { Value::Numbers(numbers) })
+                Ok(if kind == 8 { MetadataValue::Texts(texts) } else { MetadataValue::Numbers(numbers) })
             }
-            7 => Ok(Value::Bool(self.array::<1>()? != [0])),
+            7 => Ok(MetadataValue::Bool(self.array::<1>()? != [0])),
             kind => match self.number(kind)? {
-                Some(number) => Ok(Value::Number(number)),
+                Some(number) => Ok(MetadataValue::Number(number)),
                 None => Err(self.wrong(format!("a value of type {kind}, which there is not"))),
             },
         }
@@ -153,7 +153,7 @@ impl Gguf {
 
     /// `open` for the one type of path: compiled here, once, and not again by every caller.
     fn open_at(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(|e| Error::file("open", path, e))?;
+        let file = input::open(path)?;
         let length = file.metadata().map_err(|e| Error::file("read", path, e))?.len();
         let mut bytes = Vec::new();
         file.take(length).read_to_end(&mut bytes).map_err(|e| Error::file("read", path, e))?;
@@ -196,7 +196,7 @@ impl Gguf {
         }
         let alignment = match values.get("general.alignment") {
             None => ALIGNMENT,
-            Some(&Value::Number(x)) if (8.0..=65536.0).contains(&x) && (x as u64).is_power_of_two() => x as u64,
+            Some(&MetadataValue::Number(x)) if (8.0..=65536.0).contains(&x) && (x as u64).is_power_of_two() => x as u64,
             Some(_) => return Err(Error::format(path, "value `general.alignment`", "expected a power of two")),
         };
         let mut listed = Vec::new();
@@ -214,7 +214,7 @@ impl Gguf {
                 shape.push(usize::try_from(axis).map_err(|_| cursor.wrong(format!("an axis of {axis}")))?);
             }
             let kind = cursor.u32()?;
-            let Some(storage) = Storage::of(kind) else {
+            let Some(storage) = BlockType::of(kind) else {
                 let known = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or one of Q2_K to Q8_K";
                 return Err(cursor.wrong(format!("it is stored as type {kind}, expected {known}")));
             };
@@ -241,7 +241,7 @@ impl Gguf {
                 let what = format!("its {size} bytes at {offset} go beyond the file of {} bytes", bytes.len());
                 return Err(Error::format(path, part, what));
             };
-            if entries.insert(name, Entry { shape, storage, from, bytes: size }).is_some() {
+            if entries.insert(name, GgufTensor { shape, storage, from, bytes: size }).is_some() {
                 return Err(Error::format(path, part, "it is there twice"));
             }
         }
@@ -254,7 +254,7 @@ impl Gguf {
     }
 
     /// All that it says of its model, by name.
-    pub fn values(&self) -> &BTreeMap<String, Value> {
+    pub fn values(&self) -> &BTreeMap<String, MetadataValue> {
         &self.values
     }
 
@@ -285,10 +285,10 @@ impl Gguf {
     }
 
     /// A matrix as products with few rows read it, where it is stored in blocks that are read so.
-    pub(crate) fn compact(&self, name: &str) -> Option<QuantizedMatrix> {
+    pub(crate) fn quantized(&self, name: &str) -> Option<QuantizedMatrix> {
         let entry = self.entries.get(name)?;
         let &[_, width] = &entry.shape[..] else { return None };
-        entry.storage.compact(&self.bytes[entry.from..][..entry.bytes], width)
+        entry.storage.quantized(&self.bytes[entry.from..][..entry.bytes], width)
     }
 
     fn missing(&self, name: &str, expected: &str) -> Error {
@@ -303,7 +303,7 @@ impl Gguf {
     /// Where it is not.
     pub fn whole(&self, name: &str) -> Result<usize> {
         match self.values.get(name) {
-            Some(&Value::Number(x)) if (0.0..=9e15).contains(&x) && x.fract() == 0.0 => Ok(x as usize),
+            Some(&MetadataValue::Number(x)) if (0.0..=9e15).contains(&x) && x.fract() == 0.0 => Ok(x as usize),
             _ => Err(self.missing(name, "a whole number")),
         }
     }
@@ -314,7 +314,7 @@ impl Gguf {
     /// Where it is not.
     pub fn number(&self, name: &str) -> Result<f64> {
         match self.values.get(name) {
-            Some(&Value::Number(x)) => Ok(x),
+            Some(&MetadataValue::Number(x)) => Ok(x),
             _ => Err(self.missing(name, "a number")),
         }
     }
@@ -325,7 +325,7 @@ impl Gguf {
     /// Where it is not.
     pub fn text(&self, name: &str) -> Result<&str> {
         match self.values.get(name) {
-            Some(Value::Text(text)) => Ok(text),
+            Some(MetadataValue::Text(text)) => Ok(text),
             _ => Err(self.missing(name, "a text")),
         }
     }
@@ -336,7 +336,7 @@ impl Gguf {
     /// Where they are not.
     pub fn texts(&self, name: &str) -> Result<&[String]> {
         match self.values.get(name) {
-            Some(Value::Texts(texts)) => Ok(texts),
+            Some(MetadataValue::Texts(texts)) => Ok(texts),
             _ => Err(self.missing(name, "a list of texts")),
         }
     }

@@ -1,9 +1,9 @@
 //! Data as it lies on disks: plain, or packed as `.gz`, which is told by the first bytes and not by the name. What unpacks to
 //! more than a limit is refused before it is held.
 
+use super::input;
 use crate::{Error, Result};
 use flate2::bufread::MultiGzDecoder;
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
@@ -19,7 +19,7 @@ pub(crate) fn open(path: &Path) -> Result<Box<dyn BufRead>> {
 
 /// The same, and whether it is packed.
 fn opened(path: &Path) -> Result<(Box<dyn BufRead>, bool)> {
-    let mut file = BufReader::new(File::open(path).map_err(|e| Error::file("open", path, e))?);
+    let mut file = BufReader::new(input::open(path)?);
     let packed = file.fill_buf().map_err(|e| Error::file("read", path, e))?.starts_with(&GZIP);
     Ok(if packed { (Box::new(BufReader::new(MultiGzDecoder::new(file))), true) } else { (Box::new(file), false) })
 }

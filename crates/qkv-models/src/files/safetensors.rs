@@ -194,10 +194,10 @@ impl<'de> Deserialize<'de> for Entries {
 /// A file whose header has been checked and whose tensors are read one at a time.
 ///
 /// ```
-/// # use qkv_models::files::tensors::{Named, Storage, write};
+/// # use qkv_models::files::tensors::{NamedTensor, Storage, write};
 /// # let folder = tempfile::tempdir().unwrap();
 /// # let path = folder.path().join("a.safetensors");
-/// # write(&path, &[Named { name: "bias", shape: &[2], values: &[0.5, 1.5] }], Storage::F32)?;
+/// # write(&path, &[NamedTensor { name: "bias", shape: &[2], values: &[0.5, 1.5] }], Storage::F32)?;
 /// use qkv_models::files::safetensors::{Dtype, Reader};
 ///
 /// let mut file = Reader::open(&path)?;

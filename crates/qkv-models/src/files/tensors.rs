@@ -1,4 +1,4 @@
-//! Named tensors in `.safetensors` files. Everything is `f32` here: half precisions are widened as they are read, and the
+//! NamedTensor tensors in `.safetensors` files. Everything is `f32` here: half precisions are widened as they are read, and the
 //! 8-bit rows of small shipped models are multiplied out.
 //!
 //! **Eight bits a weight** ([`Storage::Rows8`]): a matrix `name` of `[rows, cols]` is stored as whole numbers from −127 to
@@ -41,7 +41,7 @@ pub enum Storage {
 
 /// A tensor that is to be written.
 #[derive(Clone, Copy, Debug)]
-pub struct Named<'a> {
+pub struct NamedTensor<'a> {
     /// Its name in the file.
     pub name: &'a str,
     /// Its shape.
@@ -53,17 +53,17 @@ pub struct Named<'a> {
 /// The bytes of a file with these tensors: the same tensors give the same bytes, in whatever order they come.
 ///
 /// ```
-/// use qkv_models::files::tensors::{Named, Storage, TensorFile, to_bytes};
+/// use qkv_models::files::tensors::{NamedTensor, Storage, TensorFile, to_bytes};
 ///
-/// let weight = Named { name: "weight", shape: &[2, 2], values: &[1.0, -0.5, 0.0, 8.0] };
+/// let weight = NamedTensor { name: "weight", shape: &[2, 2], values: &[1.0, -0.5, 0.0, 8.0] };
 /// let bytes = to_bytes(&[weight], Storage::Rows8)?;
 /// let file = TensorFile::from_bytes(bytes, "model.safetensors")?;
 /// assert_eq!(file.read("weight")?, [1.0, -64.0 / 127.0, 0.0, 8.0]);
 /// # Ok::<(), qkv_models::Error>(())
 /// ```
-pub fn to_bytes(tensors: &[Named], storage: Storage) -> Result<Vec<u8>> {
+pub fn to_bytes(tensors: &[NamedTensor], storage: Storage) -> Result<Vec<u8>> {
     let mut parts: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)> = BTreeMap::new();
-    for Named { name, shape, values } in tensors {
+    for NamedTensor { name, shape, values } in tensors {
         let wrong = |what: String| Error::invalid(format!("tensor `{name}` {what}"));
         let size = shape.iter().try_fold(1usize, |size, &axis| size.checked_mul(axis));
         if size != Some(values.len()) {
@@ -107,7 +107,7 @@ pub fn to_bytes(tensors: &[Named], storage: Storage) -> Result<Vec<u8>> {
 }
 
 /// Writes a file with these tensors, whole or not at all.
-pub fn write(path: impl AsRef<Path>, tensors: &[Named], storage: Storage) -> Result<()> {
+pub fn write(path: impl AsRef<Path>, tensors: &[NamedTensor], storage: Storage) -> Result<()> {
     atomic::write(path, &to_bytes(tensors, storage)?)
 }
 
@@ -123,10 +123,10 @@ impl TensorFile {
     /// Opens and checks a file.
     ///
     /// ```
-    /// # use qkv_models::files::tensors::{Named, Storage, TensorFile, write};
+    /// # use qkv_models::files::tensors::{NamedTensor, Storage, TensorFile, write};
     /// # let folder = tempfile::tempdir().unwrap();
     /// let path = folder.path().join("model.safetensors");
-    /// write(&path, &[Named { name: "bias", shape: &[2], values: &[0.5, 1.5] }], Storage::F32)?;
+    /// write(&path, &[NamedTensor { name: "bias", shape: &[2], values: &[0.5, 1.5] }], Storage::F32)?;
     /// let file = TensorFile::open(&path)?;
     /// assert_eq!(file.shape("bias"), Some(&[2][..]));
     /// assert_eq!(file.read_shaped("bias", &[2])?, [0.5, 1.5]);

@@ -1,16 +1,14 @@
 //! The tensors of a checkpoint, wherever they lie: one `.safetensors` file, several with an index, or a GGUF file.
 
+use super::folder::{self, WEIGHTS, WEIGHTS_INDEX};
 use super::gguf::Gguf;
+use super::input;
 use super::tensors::TensorFile;
 use crate::{Error, Result};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Component, Path};
 
-/// The file of a checkpoint that has one.
-pub const SINGLE: &str = "model.safetensors";
-/// Which tensor lies in which file of a checkpoint that has several.
-pub const INDEX: &str = "model.safetensors.index.json";
 /// More files than any checkpoint has.
 const MOST_FILES: usize = 4096;
 
@@ -26,7 +24,7 @@ pub enum Weights {
 }
 
 #[derive(Deserialize)]
-struct Index {
+struct ShardIndex {
     weight_map: BTreeMap<String, String>,
 }
 
@@ -36,13 +34,12 @@ impl Weights {
     /// # Errors
     /// Names the file, and the tensor that is missing or wrong.
     pub fn of_folder(folder: &Path) -> Result<Weights> {
-        let index = folder.join(INDEX);
-        if folder.join(SINGLE).exists() || !index.exists() {
-            return Ok(Weights::File(TensorFile::open(folder.join(SINGLE))?));
+        let index = folder.join(WEIGHTS_INDEX);
+        if folder.join(WEIGHTS).exists() || !index.exists() {
+            return Ok(Weights::File(TensorFile::open(folder.join(WEIGHTS))?));
         }
-        let text = std::fs::read(&index).map_err(|e| Error::file("read", &index, e))?;
-        let Index { weight_map } =
-            serde_json::from_slice(&text).map_err(|e| Error::line(&index, e.line().max(1), e.to_string()))?;
+        let bytes = input::read(&index, input::TOKENIZER_MAX)?;
+        let ShardIndex { weight_map } = folder::parse_json(&bytes, &index)?;
         let (mut files, mut opened, mut places) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
         for (tensor, name) in weight_map {
             let wrong = |what: String| Error::format(&index, format!("tensor `{tensor}`"), what);
@@ -131,9 +128,9 @@ impl Weights {
     }
 
     /// A matrix as products with few rows read it, where it is stored in blocks of few bits.
-    pub(crate) fn compact(&self, name: &str) -> Option<qkv_simd::quantized::QuantizedMatrix> {
+    pub(crate) fn quantized(&self, name: &str) -> Option<qkv_simd::quantized::QuantizedMatrix> {
         match self {
-            Weights::Gguf(file) => file.compact(name),
+            Weights::Gguf(file) => file.quantized(name),
             _ => None,
         }
     }
@@ -142,7 +139,7 @@ impl Weights {
     pub fn wrong(&self, name: &str, what: impl Into<String>) -> Error {
         let path = match self {
             Weights::Gguf(file) => file.path(),
-            _ => self.file(name).map_or(Path::new(INDEX), TensorFile::path),
+            _ => self.file(name).map_or(Path::new(WEIGHTS_INDEX), TensorFile::path),
         };
         Error::format(path, format!("tensor `{name}`"), what)
     }

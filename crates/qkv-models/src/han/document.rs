@@ -2,7 +2,7 @@
 //! document is counted and left out.
 
 use crate::text::sentences::sentences;
-use crate::text::tokenizer::{Placed, Tokenizer};
+use crate::text::tokenizer::{PlacedToken, Tokenizer};
 use std::ops::Range;
 
 /// A text, cut. No sentence is empty.
@@ -11,7 +11,7 @@ pub struct Document {
     /// The words of each sentence, as numbers.
     pub(crate) sentences: Vec<Vec<u32>>,
     /// Where each of them stands in the text.
-    pub(crate) places: Vec<Vec<Placed>>,
+    pub(crate) places: Vec<Vec<PlacedToken>>,
     /// Sentences that were left out.
     pub left_out: usize,
 }
@@ -53,7 +53,7 @@ impl Document {
     }
 
     /// Every piece with its place in the text, and the sentence that it is in.
-    pub fn pieces(&self) -> impl Iterator<Item = (usize, &Placed)> + '_ {
+    pub fn pieces(&self) -> impl Iterator<Item = (usize, &PlacedToken)> + '_ {
         self.places.iter().enumerate().flat_map(|(at, pieces)| pieces.iter().map(move |piece| (at, piece)))
     }
 

@@ -1,15 +1,16 @@
 //! The model with its numbers and its tokenizer: a folder that is read and written, and what can be asked of it.
 
-use super::{Document, HanConfig, Network};
-use crate::batch::Specials;
-use crate::checkpoint::{CONFIG, TOKENIZER, bytes, write_tokenizer};
+use super::{Document, HanConfig, HanNetwork};
+use crate::batch::SpecialTokens;
+use crate::checkpoint::{Blank, write_tokenizer};
 use crate::classifier::probabilities;
 use crate::files::atomic;
+use crate::files::folder::{self, CONFIG, TOKENIZER, WEIGHTS, read_json, write_json};
 use crate::files::tensors::Storage;
-use crate::files::weights::{SINGLE, Weights};
+use crate::files::weights::Weights;
 use crate::layout::Layout;
 use crate::text::tokenizer::Tokenizer;
-use crate::{Architecture, Error, ModelConfig, Result};
+use crate::{Architecture, Error, ModelConfig, Result, finite};
 use qkv_nn::layers::Builder;
 use qkv_nn::{Loss, Machine, Parameters, Pool, Tape, Target};
 use serde::Serialize;
@@ -27,7 +28,7 @@ pub struct Han {
     pub parameters: Parameters<f32>,
     /// How text is cut into words.
     pub tokenizer: Tokenizer,
-    pub(crate) model: Network,
+    pub(crate) model: HanNetwork,
 }
 
 /// A document that was read: its class, and what the model attended to.
@@ -61,27 +62,20 @@ pub struct ReadWord {
     pub weight: f32,
 }
 
-/// A model of zeros, and the table that fills it.
-type Blank = (Network, Parameters<f32>, Layout);
-
 /// The settings, the weights, and a model of zeros with the table that fills it.
-fn found(folder: &Path) -> Result<(ModelConfig, HanConfig, Weights, Result<Blank>)> {
+fn found(folder: &Path) -> Result<(ModelConfig, HanConfig, Weights, Result<Blank<HanNetwork>>)> {
     let path = folder.join(CONFIG);
-    let whole: ModelConfig = serde_json::from_slice(&bytes(folder, CONFIG)?)
-        .map_err(|e| Error::line(&path, e.line().max(1), e.to_string()))?;
+    let whole: ModelConfig = read_json(&path)?;
     let Architecture::Han(config) = whole.architecture.clone() else {
         let what = format!("it is a {}, expected `han`", whole.architecture.name());
         return Err(Error::format(&path, "field `architecture.kind`", what));
     };
     let weights = Weights::of_folder(folder)?;
-    let wrong = |error: Error| match error {
-        Error::Invalid { .. } | Error::Attention(_) => Error::format(&path, "settings", error.to_string()),
-        error => error,
-    };
     let built = || {
-        whole.check_size(weights.numbers()).map_err(wrong)?;
+        whole.check_size(weights.numbers()).map_err(|e| folder::in_file(&path, e))?;
         let mut parameters = Parameters::new();
-        let model = Network::new(&mut Builder::blank(&mut parameters), &config, whole.vocab_size).map_err(wrong)?;
+        let model = HanNetwork::new(&mut Builder::blank(&mut parameters), &config, whole.vocab_size)
+            .map_err(|e| folder::in_file(&path, e))?;
         let layout = Layout::own(&parameters);
         Ok((model, parameters, layout))
     };
@@ -90,7 +84,7 @@ fn found(folder: &Path) -> Result<(ModelConfig, HanConfig, Weights, Result<Blank
 }
 
 /// What is told of such a folder: in words, how many parameters, what does not fit, and the tensors.
-pub(crate) fn looked_at(folder: &Path) -> Result<(String, Option<usize>, Vec<String>, Weights)> {
+pub(crate) fn inspect(folder: &Path) -> Result<(String, Option<usize>, Vec<String>, Weights)> {
     let (whole, config, weights, built) = found(folder)?;
     let HanConfig { d_model, hidden, words, sentences, .. } = config;
     let limits = format!("{sentences} sentences of {words} words");
@@ -139,7 +133,7 @@ impl Han {
     /// Where sizes and choices do not fit.
     pub fn new(config: &HanConfig, tokenizer: Tokenizer, seed: u64) -> Result<Han> {
         let mut parameters = Parameters::new();
-        let model = Network::new(&mut Builder::new(&mut parameters, seed), config, tokenizer.len())?;
+        let model = HanNetwork::new(&mut Builder::new(&mut parameters, seed), config, tokenizer.len())?;
         Ok(Han { config: config.clone(), parameters, tokenizer, model })
     }
 
@@ -150,12 +144,11 @@ impl Han {
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
         let folder = folder.as_ref();
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
-        atomic::write(folder.join(SINGLE), &Layout::own(&self.parameters).bytes(&self.parameters, storage)?)?;
+        atomic::write(folder.join(WEIGHTS), &Layout::own(&self.parameters).bytes(&self.parameters, storage)?)?;
         write_tokenizer(&self.tokenizer, None, folder)?;
         let architecture = Architecture::Han(self.config.clone());
-        let config = ModelConfig::new(architecture, self.tokenizer.len(), Specials::of(&self.tokenizer));
-        let json = serde_json::to_string_pretty(&config).expect("plain values") + "\n";
-        atomic::write(folder.join(CONFIG), json.as_bytes())
+        let config = ModelConfig::new(architecture, self.tokenizer.len(), SpecialTokens::of(&self.tokenizer));
+        write_json(&folder.join(CONFIG), &config)
     }
 
     /// A text, cut as the model reads it.
@@ -204,7 +197,8 @@ impl Han {
             rest = later;
             let mut tape = Tape::inference(&self.parameters, &pool, machine);
             let x = self.model.forward(&mut tape, &now.iter().collect::<Vec<_>>(), self.tokenizer.pad())?;
-            let scores = self.model.head().forward(&mut tape, &x); // (D, 1, K)
+            let scores = self.model.head().forward(&mut tape, &x); // [D, 1, K]
+            finite::check(scores.value().data(), &self.parameters)?;
             found.extend(probabilities(scores.value().data(), scores.value().width()));
         }
         Ok(found)

@@ -17,7 +17,7 @@ pub struct Question {
 }
 
 #[derive(Deserialize)]
-struct File {
+struct SquadFile {
     data: Vec<Article>,
 }
 
@@ -29,20 +29,20 @@ struct Article {
 #[derive(Deserialize)]
 struct Paragraph {
     context: String,
-    qas: Vec<Asked>,
+    qas: Vec<SquadQuestion>,
 }
 
 #[derive(Deserialize)]
-struct Asked {
+struct SquadQuestion {
     question: String,
     #[serde(default)]
-    answers: Vec<Answer>,
+    answers: Vec<SquadAnswer>,
     #[serde(default)]
     is_impossible: bool,
 }
 
 #[derive(Deserialize)]
-struct Answer {
+struct SquadAnswer {
     text: String,
     answer_start: usize,
 }
@@ -50,7 +50,8 @@ struct Answer {
 /// All questions of a file that have an answer.
 pub(super) fn read(path: &Path) -> Result<Vec<Question>> {
     let bytes = packed::bytes(path, u64::MAX)?;
-    let file: File = serde_json::from_slice(&bytes).map_err(|e| Error::line(path, e.line().max(1), e.to_string()))?;
+    let file: SquadFile =
+        serde_json::from_slice(&bytes).map_err(|e| Error::line(path, e.line().max(1), e.to_string()))?;
     let mut found = Vec::new();
     for paragraph in file.data.into_iter().flat_map(|article| article.paragraphs) {
         for asked in paragraph.qas {
@@ -58,7 +59,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<Question>> {
                 continue;
             }
             let mut answers = Vec::with_capacity(asked.answers.len());
-            for Answer { text, answer_start } in asked.answers {
+            for SquadAnswer { text, answer_start } in asked.answers {
                 let there = paragraph.context.chars().skip(answer_start).take(text.chars().count()).eq(text.chars());
                 if !there || text.is_empty() {
                     let what = format!("the answer `{text}` is not at character {answer_start} of its text");

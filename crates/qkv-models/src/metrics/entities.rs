@@ -1,4 +1,4 @@
-//! Named entities: how many of those that are there were found, with their beginning, their end and their kind, as the CoNLL
+//! NamedTensor entities: how many of those that are there were found, with their beginning, their end and their kind, as the CoNLL
 //! shared tasks count them.
 
 use super::{same_length, share};

@@ -1,4 +1,4 @@
-//! Scores of the next token: made probabilities, bent by what was said, and looked through for the best or drawn from.
+//! Logits of the next token: penalties on repetition, the top k of them, and sampling.
 
 use super::Sampling;
 use qkv_simd::pass::{Pass, Smooth};
@@ -45,11 +45,11 @@ impl Pass for LogSumExp<'_> {
     }
 }
 
-/// The `count` highest scores, best first; of equals the lower token first.
-pub(crate) fn best(scores: &[f32], count: usize) -> Vec<(u32, f32)> {
+/// The `count` highest scores, best first; among equals the lower token comes first.
+pub(crate) fn top(scores: &[f32], count: usize) -> Vec<(u32, f32)> {
     let mut best: Vec<(u32, f32)> = Vec::with_capacity(count + 1);
     let mut least = f32::NEG_INFINITY;
-    // Most blocks hold nothing of interest, which is seen without looking at each score.
+    // Most blocks have no score above the smallest one kept: their maximum decides.
     for (at, block) in scores.chunks(64).enumerate() {
         let highest = block.iter().fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a });
         if best.len() == count && highest <= least {
@@ -68,34 +68,34 @@ pub(crate) fn best(scores: &[f32], count: usize) -> Vec<(u32, f32)> {
     best
 }
 
-/// Tokens that were said count for less.
-pub(crate) fn penalise(scores: &mut [f32], said: &[u32], penalty: f64) {
+/// Divides the scores of `generated` tokens by the penalty where positive, multiplies them where negative.
+pub(crate) fn penalize(scores: &mut [f32], generated: &[u32], penalty: f64) {
     if penalty == 1.0 {
         return;
     }
-    for &token in &said.iter().copied().collect::<BTreeSet<u32>>() {
+    for &token in &generated.iter().copied().collect::<BTreeSet<u32>>() {
         let score = &mut scores[token as usize];
         *score = if *score > 0.0 { *score / penalty as f32 } else { *score * penalty as f32 };
     }
 }
 
-/// Tokens that would repeat a sequence of `length` are out.
-pub(crate) fn forbid_repeats(scores: &mut [f32], said: &[u32], length: usize) {
-    if length == 0 || said.len() + 1 < length {
+/// Excludes tokens that would repeat an n-gram of `length` tokens.
+pub(crate) fn forbid_repeats(scores: &mut [f32], generated: &[u32], length: usize) {
+    if length == 0 || generated.len() + 1 < length {
         return;
     }
-    let (before, end) = (length - 1, &said[said.len() + 1 - length..]);
-    for window in said.windows(length) {
+    let (before, end) = (length - 1, &generated[generated.len() + 1 - length..]);
+    for window in generated.windows(length) {
         if window[..before] == *end {
             scores[window[before] as usize] = f32::NEG_INFINITY;
         }
     }
 }
 
-/// Draws a token; `place` says which of all draws this is.
+/// Samples a token; `place` selects the random number: source, prefix and position.
 pub(crate) fn draw(scores: &[f32], sampling: &Sampling, place: [u32; 3]) -> Option<u32> {
     let count = if sampling.top_k == 0 { scores.len() } else { sampling.top_k.min(scores.len()) };
-    let mut kept = best(scores, count);
+    let mut kept = top(scores, count);
     let highest = kept.first()?.1;
     let weight = |score: f32| (f64::from(score - highest) / sampling.temperature).exp();
     let total: f64 = kept.iter().map(|&(_, score)| weight(score)).sum();
@@ -123,16 +123,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_best_are_found_in_order() {
+    fn the_top_scores_are_found_in_order() {
         let scores: Vec<f32> = (0..1000).map(|x| ((x * 7919) % 1009) as f32).collect();
         let mut expected: Vec<(u32, f32)> = scores.iter().enumerate().map(|(x, &s)| (x as u32, s)).collect();
         expected.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        assert_eq!(best(&scores, 7), expected[..7]);
-        assert_eq!(best(&[f32::NEG_INFINITY, 1.0], 5), [(1, 1.0)]);
+        assert_eq!(top(&scores, 7), expected[..7]);
+        assert_eq!(top(&[f32::NEG_INFINITY, 1.0], 5), [(1, 1.0)]);
     }
 
     #[test]
-    fn a_sequence_is_not_said_twice() {
+    fn an_n_gram_is_not_repeated() {
         let mut scores = vec![0.0; 5];
         forbid_repeats(&mut scores, &[1, 2, 3, 1, 2], 3);
         assert_eq!(scores, [0.0, 0.0, 0.0, f32::NEG_INFINITY, 0.0]);

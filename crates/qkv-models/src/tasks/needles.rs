@@ -4,7 +4,7 @@
 //! among thousands, how sharply.
 
 use crate::draws::Draws;
-use crate::labelled::Labelled;
+use crate::labelled::LabelledText;
 
 /// What the draws are for.
 const TRAIN: u32 = 6;
@@ -22,13 +22,19 @@ pub(crate) const SHORTEST: usize = 4;
 /// assert_eq!((train.len(), dev.len(), train[0].text.len()), (3, 2, 40));
 /// assert!(train[0].text[..10].contains(&train[0].label[..1]) && train[0].text[30..].contains(&train[0].label[1..]));
 /// ```
-pub fn needles(seed: u64, length: usize, times: usize, train: usize, dev: usize) -> (Vec<Labelled>, Vec<Labelled>) {
+pub fn needles(
+    seed: u64,
+    length: usize,
+    times: usize,
+    train: usize,
+    dev: usize,
+) -> (Vec<LabelledText>, Vec<LabelledText>) {
     let length = length.max(SHORTEST);
     let some = |purpose, count| (0..count as u64).map(|at| text(seed, length, times, purpose, at)).collect();
     (some(TRAIN, train), some(DEV, dev))
 }
 
-fn text(seed: u64, length: usize, times: usize, purpose: u32, at: u64) -> Labelled {
+fn text(seed: u64, length: usize, times: usize, purpose: u32, at: u64) -> LabelledText {
     let mut draws = Draws::new(seed, [purpose, at as u32, (at >> 32) as u32]);
     let mut letters: Vec<u8> = (0..length).map(|_| b'a' + draws.below(26) as u8).collect();
     let (first, last) = (FIRST[draws.below(FIRST.len())], LAST[draws.below(LAST.len())]);
@@ -37,7 +43,7 @@ fn text(seed: u64, length: usize, times: usize, purpose: u32, at: u64) -> Labell
         letters[length - 1 - draws.below(length / 4)] = last;
     }
     let label = [first, last].map(char::from).iter().collect();
-    Labelled { label, text: letters.into_iter().map(char::from).collect() }
+    LabelledText { label, text: letters.into_iter().map(char::from).collect() }
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! News of places that there are not: a happening in a few sentences, other things said in between, the title that it has, and
+//! News of places that there are not: a event in a few sentences, other things said in between, the title that it has, and
 //! questions that its own words answer. Names are put together from syllables, so that most are new to whoever learned from other
 //! stories: a title has to be written with what the text says. There is one right title, and one right answer to each question.
 
-mod happenings;
+mod events;
 mod names;
 
 use super::{DEV, TRAIN};
@@ -12,7 +12,7 @@ use crate::text::corpus::Pair;
 
 /// What the draws are for, besides.
 const ASKED: u32 = 8;
-/// Sentences that have nothing to do with the happening.
+/// Sentences that have nothing to do with the event.
 const ASIDES: [&str; 12] = [
     "In {elsewhere} the market was closed because of the wind",
     "{visitor}, {a_trade} from {elsewhere}, came to see it",
@@ -31,12 +31,12 @@ const ASIDES: [&str; 12] = [
 /// What a story knows: a name for each thing and what it is.
 type Facts = Vec<(&'static str, String)>;
 
-/// How a happening is told: sentences, one of each list, with facts in braces.
-struct Happening {
+/// How a event is sentences: sentences, one of each list, with facts in braces.
+struct StoryEvent {
     title: &'static str,
-    told: &'static [&'static [&'static str]],
+    sentences: &'static [&'static [&'static str]],
     /// A question, and the fact that answers it.
-    asked: &'static [(&'static str, &'static str)],
+    questions: &'static [(&'static str, &'static str)],
 }
 
 /// A story.
@@ -45,7 +45,7 @@ struct Story {
     title: String,
     text: String,
     /// A question, where its answer begins in the text, and the answer. All of it is ASCII.
-    asked: Vec<(String, usize, String)>,
+    questions: Vec<(String, usize, String)>,
 }
 
 /// The first stories as texts and their titles, in pairs.
@@ -71,7 +71,7 @@ pub fn stories(seed: u64, train: usize, dev: usize) -> (Vec<Question>, Vec<Quest
                 context: story.text.clone(),
                 answers: vec![(start, answer)],
             };
-            story.asked.into_iter().map(question)
+            story.questions.into_iter().map(question)
         };
         (0..count as u64).flat_map(each).collect()
     };
@@ -80,8 +80,8 @@ pub fn stories(seed: u64, train: usize, dev: usize) -> (Vec<Question>, Vec<Quest
 
 /// One of them.
 fn story(draws: &mut Draws) -> Story {
-    let (happening, facts) = happenings::drawn(draws);
-    let mut sentences: Vec<&str> = happening.told.iter().map(|ways| draws.pick(ways)).collect();
+    let (event, facts) = events::drawn(draws);
+    let mut sentences: Vec<&str> = event.sentences.iter().map(|ways| draws.pick(ways)).collect();
     let mut asides = ASIDES;
     draws.shuffle(&mut asides);
     // Anywhere, at the start too: what a story begins with is not always what it is about.
@@ -104,13 +104,13 @@ fn story(draws: &mut Draws) -> Story {
         capital(&mut filled, 0);
         filled
     };
-    // A question is asked where a sentence that was chosen says the answer.
-    let asked = happening.asked.iter().filter_map(|(question, fact)| {
+    // A question is questions where a sentence that was chosen says the answer.
+    let questions = event.questions.iter().filter_map(|(question, fact)| {
         let (_, start, end) = *places.iter().find(|(name, ..)| name == fact)?;
         Some((filled(question), start, text[start..end].to_owned()))
     });
-    let asked = asked.collect();
-    Story { title: filled(happening.title), text, asked }
+    let questions = questions.collect();
+    Story { title: filled(event.title), text, questions }
 }
 
 /// Writes a sentence with its facts, and remembers where each stands.
@@ -149,7 +149,7 @@ mod tests {
             assert!(question.context.is_ascii() && !question.context.contains('{'), "{}", question.context);
         }
         let texts: HashSet<&str> = train.iter().map(|question| question.context.as_str()).collect();
-        assert_eq!(texts.len(), 2000, "every story has a question, and none is told twice");
+        assert_eq!(texts.len(), 2000, "every story has a question, and none is sentences twice");
         assert!(dev.iter().all(|question| !texts.contains(question.context.as_str())));
         assert_eq!(stories(3, 1, 0).0[..], train[..stories(3, 1, 0).0.len()]);
         assert_ne!(stories(4, 1, 0).0[0], train[0]);
@@ -159,7 +159,7 @@ mod tests {
     fn a_question_has_one_answer() {
         for question in stories(5, 3000, 0).0 {
             let (_, answer) = &question.answers[0];
-            // What is asked for is not in the question: it would answer itself.
+            // What is questions for is not in the question: it would answer itself.
             assert!(!question.question.contains(answer.as_str()), "{question:?}");
         }
     }

@@ -25,7 +25,7 @@ const UNKNOWN: &[&str] = &["<unk>", "[UNK]"];
 
 /// A piece of a text, and where it stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placed {
+pub struct PlacedToken {
     /// Its number.
     pub id: u32,
     /// Its bytes in the text.
@@ -168,17 +168,17 @@ impl Tokenizer {
     /// assert_eq!((Some(placed[2].id), placed[2].word), (tokenizer.unk(), 2));
     /// # Ok::<(), qkv_models::Error>(())
     /// ```
-    pub fn encode_placed(&self, text: &str) -> Vec<Placed> {
+    pub fn encode_placed(&self, text: &str) -> Vec<PlacedToken> {
         let encoded = catch_unwind(AssertUnwindSafe(|| self.inner.encode(text, false)));
         let Ok(Ok(encoding)) = encoded else {
-            let whole = |id| Placed { id, place: 0..text.len(), word: 0 };
+            let whole = |id| PlacedToken { id, place: 0..text.len(), word: 0 };
             return self.unk.map(whole).into_iter().collect();
         };
         let pieces = encoding.get_ids().iter().zip(encoding.get_offsets()).zip(encoding.get_word_ids());
         let placed = pieces.enumerate().map(|(at, ((&id, &(from, to)), word))| {
             // A mark that stands for a space has no place of its own: what is cut out of a text is text.
             let place = if text.get(from..to).is_some() { from..to } else { 0..0 };
-            Placed { id, place, word: word.map_or(at, |word| word as usize) }
+            PlacedToken { id, place, word: word.map_or(at, |word| word as usize) }
         });
         placed.collect()
     }

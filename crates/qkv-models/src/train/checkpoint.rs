@@ -1,9 +1,9 @@
 //! What a run needs to go on as if it had never stopped: `checkpoints/STEP/`, written whole or not at all, and `metrics.jsonl`,
 //! cut back to where the checkpoint was.
 
+use crate::checkpoint::{parameter_bytes, read_parameters};
 use crate::files::atomic;
-use crate::files::tensors::{Named, Storage, TensorFile, to_bytes};
-use crate::translator::{parameter_bytes, read_parameters};
+use crate::files::tensors::{NamedTensor, Storage, TensorFile, to_bytes};
 use crate::{Error, Result};
 use qkv_nn::{Moments, Parameters};
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// Where a run stands.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Place {
+pub(super) struct Progress {
     /// Steps taken.
     pub step: u64,
     /// The pass over the data that the next batch belongs to.
@@ -32,13 +32,13 @@ pub(super) struct Place {
 }
 
 const FOLDER: &str = "checkpoints";
-const PLACE: &str = "state.json";
+const PROGRESS: &str = "state.json";
 const WEIGHTS: &str = "weights.safetensors";
 const AVERAGE: &str = "average.safetensors";
 const MOMENTS: &str = "moments.safetensors";
 
 /// A checkpoint.
-pub(super) struct Saved {
+pub(super) struct SavedCheckpoint {
     folder: PathBuf,
 }
 
@@ -50,23 +50,23 @@ fn all(run: &Path) -> Result<Vec<(u64, PathBuf)>> {
         .filter_map(|entry| {
             let path = entry.ok()?.path();
             let step = path.file_name()?.to_str()?.parse().ok()?;
-            path.join(PLACE).is_file().then_some((step, path))
+            path.join(PROGRESS).is_file().then_some((step, path))
         })
         .collect();
     found.sort();
     Ok(found)
 }
 
-impl Saved {
+impl SavedCheckpoint {
     /// The last one of a run.
-    pub fn latest(run: &Path) -> Result<Option<Saved>> {
-        Ok(all(run)?.pop().map(|(_, folder)| Saved { folder }))
+    pub fn latest(run: &Path) -> Result<Option<SavedCheckpoint>> {
+        Ok(all(run)?.pop().map(|(_, folder)| SavedCheckpoint { folder }))
     }
 
     /// Writes one, and removes all but the last `keep`.
     pub fn write(
         run: &Path,
-        place: &Place,
+        progress: &Progress,
         weights: &Parameters<f32>,
         average: Option<&Parameters<f32>>,
         moments: &Moments<f32>,
@@ -74,14 +74,14 @@ impl Saved {
     ) -> Result<()> {
         let folder = run.join(FOLDER);
         std::fs::create_dir_all(&folder).map_err(|e| Error::file("write", &folder, e))?;
-        atomic::write_folder(folder.join(format!("{:08}", place.step)), |folder| {
+        atomic::write_folder(folder.join(format!("{:08}", progress.step)), |folder| {
             atomic::write(folder.join(WEIGHTS), &parameter_bytes(weights, Storage::F32)?)?;
             if let Some(average) = average {
                 atomic::write(folder.join(AVERAGE), &parameter_bytes(average, Storage::F32)?)?;
             }
             atomic::write(folder.join(MOMENTS), &moment_bytes(weights, moments)?)?;
-            let json = serde_json::to_string_pretty(place).expect("plain values") + "\n";
-            atomic::write(folder.join(PLACE), json.as_bytes())
+            let json = serde_json::to_string_pretty(progress).expect("plain values") + "\n";
+            atomic::write(folder.join(PROGRESS), json.as_bytes())
         })?;
         let mut found = all(run)?;
         found.truncate(found.len().saturating_sub(keep));
@@ -97,14 +97,14 @@ impl Saved {
         weights: &mut Parameters<f32>,
         average: Option<&mut Parameters<f32>>,
         moments: &mut Moments<f32>,
-    ) -> Result<Place> {
-        let path = self.folder.join(PLACE);
+    ) -> Result<Progress> {
+        let path = self.folder.join(PROGRESS);
         let text = std::fs::read(&path).map_err(|e| Error::file("read", &path, e))?;
-        let place: Place =
+        let progress: Progress =
             serde_json::from_slice(&text).map_err(|e| Error::line(&path, e.line().max(1), e.to_string()))?;
         let read = |name: &str, into: &mut Parameters<f32>| {
             let path = self.folder.join(name);
-            read_parameters(into, &TensorFile::open(&path)?, &path)
+            read_parameters(into, &TensorFile::open(&path)?)
         };
         read(WEIGHTS, weights)?;
         if let Some(average) = average {
@@ -116,8 +116,8 @@ impl Saved {
             moments.first[at] = file.read_shaped(&format!("{name}{FIRST}"), shape)?;
             moments.second[at] = file.read_shaped(&format!("{name}{SECOND}"), shape)?;
         }
-        moments.steps = place.step;
-        Ok(place)
+        moments.steps = progress.step;
+        Ok(progress)
     }
 }
 
@@ -127,15 +127,15 @@ const SECOND: &str = ".second";
 fn moment_bytes(weights: &Parameters<f32>, moments: &Moments<f32>) -> Result<Vec<u8>> {
     let names: Vec<[String; 2]> =
         weights.all().map(|param| [FIRST, SECOND].map(|suffix| format!("{}{suffix}", weights.name(param)))).collect();
-    let named: Vec<Named<'_>> = weights
+    let named: Vec<NamedTensor<'_>> = weights
         .all()
         .zip(&names)
         .enumerate()
         .flat_map(|(at, (param, [first, second]))| {
             let shape = weights.shape(param);
             [
-                Named { name: first, shape, values: &moments.first[at] },
-                Named { name: second, shape, values: &moments.second[at] },
+                NamedTensor { name: first, shape, values: &moments.first[at] },
+                NamedTensor { name: second, shape, values: &moments.second[at] },
             ]
         })
         .collect();

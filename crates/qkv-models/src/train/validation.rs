@@ -1,11 +1,11 @@
 //! Measuring on the dev set: the loss of all of it, and translations of some of it, or the labels of all of it.
 
-use super::data::{Labelled, Prepared, Text};
+use super::dataset::{Dataset, LabelledData, TextStream};
 use super::events::{Measured, Validation};
-use super::subject::Subject;
+use super::trained_model::TrainedModel;
 use crate::batch::Batch;
 use crate::encoder::{Examples, highest};
-use crate::labelled::Source;
+use crate::labelled::LabelledTexts;
 use crate::metrics::answers::Answers;
 use crate::metrics::bleu::Bleu;
 use crate::metrics::chrf::Chrf;
@@ -22,23 +22,25 @@ use qkv_nn::{Loss, Machine, Pool, Tape};
 const SAMPLES: usize = 3;
 
 pub(super) fn validate(
-    subject: &Subject,
-    data: &Prepared,
+    model: &TrainedModel,
+    data: &Dataset,
     recipe: &Recipe,
     machine: &Machine,
     pool: &Pool<f32>,
     step: u64,
 ) -> Result<Validation> {
-    let (translator, dev) = match (subject, data) {
-        (Subject::Writer(translator), Prepared::Pairs(pairs)) => (translator, &pairs.dev),
-        (Subject::Writer(translator), Prepared::Text(text)) => return of_text(translator, text, machine, pool, step),
-        (Subject::Reader(encoder), Prepared::Labelled(data)) => return of_labels(encoder, data, machine, pool, step),
-        (Subject::Documents(han), Prepared::Labelled(Labelled { dev: Source::Classes(texts), .. })) => {
+    let (translator, dev) = match (model, data) {
+        (TrainedModel::Text(translator), Dataset::Pairs(pairs)) => (translator, &pairs.dev),
+        (TrainedModel::Text(translator), Dataset::Text(text)) => return of_text(translator, text, machine, pool, step),
+        (TrainedModel::Encoder(encoder), Dataset::Labelled(data)) => {
+            return of_labels(encoder, data, machine, pool, step);
+        }
+        (TrainedModel::Han(han), Dataset::Labelled(LabelledData { dev: LabelledTexts::Classes(texts), .. })) => {
             let found = han.classify(&texts.iter().map(|text| &text.text).collect::<Vec<_>>(), machine)?;
             let there: Vec<&str> = texts.iter().map(|text| text.label.as_str()).collect();
             return Ok(of_classes(&found, &there, &han.config.labels, step));
         }
-        (Subject::Images(vit), Prepared::Images(images)) => {
+        (TrainedModel::Vit(vit), Dataset::Images(images)) => {
             let found = vit.classify(&images.dev, machine)?;
             let names = &vit.config.labels;
             let there: Vec<&str> = images.dev_classes.iter().map(|&class| names[class as usize].as_str()).collect();
@@ -72,7 +74,13 @@ pub(super) fn validate(
 const TOKENS: usize = 4096;
 
 /// The loss of a text in rows that follow each other, each token but the first of a row after those before it in the row.
-fn of_text(translator: &Translator, text: &Text, machine: &Machine, pool: &Pool<f32>, step: u64) -> Result<Validation> {
+fn of_text(
+    translator: &Translator,
+    text: &TextStream,
+    machine: &Machine,
+    pool: &Pool<f32>,
+    step: u64,
+) -> Result<Validation> {
     let mut loss = Loss::default();
     let rows: Vec<&[u32]> =
         (0..(text.dev.len() - 1) / text.block).map(|row| &text.dev[row * text.block..][..text.block + 1]).collect();
@@ -105,14 +113,20 @@ fn of_classes(found: &[Vec<f32>], there: &[&str], names: &[String], step: u64) -
 }
 
 /// The loss of texts with labels, and what the model makes of them.
-fn of_labels(encoder: &Encoder, data: &Labelled, machine: &Machine, pool: &Pool<f32>, step: u64) -> Result<Validation> {
+fn of_labels(
+    encoder: &Encoder,
+    data: &LabelledData,
+    machine: &Machine,
+    pool: &Pool<f32>,
+    step: u64,
+) -> Result<Validation> {
     let (examples, exact, f1, measured) = match &data.dev {
-        Source::Classes(texts) => {
+        LabelledTexts::Classes(texts) => {
             let found = encoder.classify(&texts.iter().map(|text| &text.text).collect::<Vec<_>>(), machine)?;
             let there: Vec<&str> = texts.iter().map(|text| text.label.as_str()).collect();
             return Ok(of_classes(&found, &there, &encoder.config.labels, step));
         }
-        Source::Tags(sentences) => {
+        LabelledTexts::Tags(sentences) => {
             let words: Vec<Vec<&String>> = sentences.iter().map(|sentence| sentence.words.iter().collect()).collect();
             let found = encoder.tag(&words, machine)?;
             let there: Vec<Vec<String>> = sentences.iter().map(|sentence| sentence.tags.clone()).collect();
@@ -122,7 +136,7 @@ fn of_labels(encoder: &Encoder, data: &Labelled, machine: &Machine, pool: &Pool<
             let examples = sentences.iter().map(|sentence| encoder.tagged(&sentence.words, &sentence.tags)).collect();
             (examples, exact, entities.f1(), Measured::Tags)
         }
-        Source::Answers(asked) => {
+        LabelledTexts::Answers(asked) => {
             let answer = |asked: &crate::labelled::Question| encoder.answer(&asked.question, &asked.context, machine);
             let found = asked.iter().map(|asked| Ok(answer(asked)?.text)).collect::<Result<Vec<String>>>()?;
             let text = |asked: &crate::labelled::Question| asked.answers.iter().map(|(_, text)| text.clone()).collect();

@@ -1,16 +1,17 @@
 //! The model with its numbers: a folder in the Hugging Face layout of `ViTForImageClassification`, and what can be asked of it.
 
-use super::{Network, VitConfig};
-use crate::checkpoint::{CONFIG, bytes};
+use super::{VitConfig, VitNetwork};
+use crate::checkpoint::Blank;
 use crate::classifier::probabilities;
 use crate::files::atomic;
+use crate::files::folder::{self, CONFIG, PREPROCESSOR_CONFIG, WEIGHTS, read_json, read_json_if_present, write_json};
 use crate::files::tensors::Storage;
-use crate::files::weights::{SINGLE, Weights};
+use crate::files::weights::Weights;
 use crate::image::Image;
-use crate::layout::{Layout, vit};
+use crate::layout::vit;
 use crate::model::Group;
-use crate::observed::{Attended, stacked};
-use crate::{Error, Result};
+use crate::observed::{ObservedAttention, stacked};
+use crate::{Error, Result, finite};
 use qkv_nn::layers::Builder;
 use qkv_nn::{Loss, Machine, Parameters, Pool, Tape, Target, Tensor};
 use serde_json::Value;
@@ -19,9 +20,6 @@ use std::path::Path;
 /// Tokens that go through the model together.
 const TOKENS: usize = 4096;
 
-/// How images are brought to the size and the numbers that the model takes.
-const PREPARATION: &str = "preprocessor_config.json";
-
 /// A model that sees.
 #[derive(Debug)]
 pub struct Vit {
@@ -29,7 +27,7 @@ pub struct Vit {
     pub config: VitConfig,
     /// Its numbers.
     pub parameters: Parameters<f32>,
-    pub(crate) model: Network,
+    pub(crate) model: VitNetwork,
 }
 
 /// What was kept of an image that was seen.
@@ -40,26 +38,15 @@ pub struct ObservedImage {
     /// The probability of each class.
     pub probabilities: Vec<f32>,
     /// Every attention: the class token first, then the patches, row by row.
-    pub attentions: Vec<Attended>,
+    pub attentions: Vec<ObservedAttention>,
 }
 
-/// A model of zeros, and the table that fills it.
-type Blank = (Network, Parameters<f32>, Layout);
-
 /// The settings, the weights, and a model of zeros with the table that fills it.
-fn found(folder: &Path) -> Result<(VitConfig, Weights, Result<Blank>)> {
-    let read = |name: &str| -> Result<Value> {
-        let path = folder.join(name);
-        serde_json::from_slice(&bytes(folder, name)?).map_err(|e| Error::line(&path, e.line().max(1), e.to_string()))
-    };
-    let (path, json) = (folder.join(CONFIG), read(CONFIG)?);
-    let prepared = if folder.join(PREPARATION).exists() { read(PREPARATION)? } else { Value::Null };
-    let config = vit::config(&json, &path, &prepared, &folder.join(PREPARATION))?;
+fn found(folder: &Path) -> Result<(VitConfig, Weights, Result<Blank<VitNetwork>>)> {
+    let (path, preprocessor) = (folder.join(CONFIG), folder.join(PREPROCESSOR_CONFIG));
+    let prepared = read_json_if_present::<Value>(&preprocessor)?.unwrap_or_default();
+    let config = vit::config(&read_json(&path)?, &path, &prepared, &preprocessor)?;
     let weights = Weights::of_folder(folder)?;
-    let wrong = |error: Error| match error {
-        Error::Invalid { .. } | Error::Attention(_) => Error::format(&path, "settings", error.to_string()),
-        error => error,
-    };
     let built = || {
         if config.least() > weights.numbers() {
             let (least, there) = (config.least(), weights.numbers());
@@ -67,7 +54,8 @@ fn found(folder: &Path) -> Result<(VitConfig, Weights, Result<Blank>)> {
             return Err(Error::format(&path, "settings", what));
         }
         let mut parameters = Parameters::new();
-        let model = Network::new(&mut Builder::blank(&mut parameters), &config).map_err(wrong)?;
+        let model =
+            VitNetwork::new(&mut Builder::blank(&mut parameters), &config).map_err(|e| folder::in_file(&path, e))?;
         let layout = vit::layout(&config);
         Ok((model, parameters, layout))
     };
@@ -76,7 +64,7 @@ fn found(folder: &Path) -> Result<(VitConfig, Weights, Result<Blank>)> {
 }
 
 /// What is told of such a folder: in words, how many parameters, what does not fit, and the tensors.
-pub(crate) fn looked_at(folder: &Path) -> Result<(String, Option<usize>, Vec<String>, Weights)> {
+pub(crate) fn inspect(folder: &Path) -> Result<(String, Option<usize>, Vec<String>, Weights)> {
     let (config, weights, built) = found(folder)?;
     let VitConfig { image_size, patch_size, channels, d_model, ffn_dim, heads, layers, .. } = config;
     let sizes = format!("{layers} layers, width {d_model}, {heads} heads, feed-forward {ffn_dim}");
@@ -125,7 +113,7 @@ impl Vit {
             }
         }
         let mut parameters = Parameters::new();
-        let model = Network::new(&mut Builder::new(&mut parameters, seed), &config)?;
+        let model = VitNetwork::new(&mut Builder::new(&mut parameters, seed), &config)?;
         Ok(Vit { config, parameters, model })
     }
 
@@ -136,10 +124,9 @@ impl Vit {
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
         let folder = folder.as_ref();
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
-        atomic::write(folder.join(SINGLE), &vit::layout(&self.config).bytes(&self.parameters, storage)?)?;
-        for (name, json) in [(PREPARATION, vit::preparation(&self.config)), (CONFIG, vit::json(&self.config))] {
-            let text = serde_json::to_string_pretty(&json).expect("plain values") + "\n";
-            atomic::write(folder.join(name), text.as_bytes())?;
+        atomic::write(folder.join(WEIGHTS), &vit::layout(&self.config).bytes(&self.parameters, storage)?)?;
+        for (name, json) in [(PREPROCESSOR_CONFIG, vit::preparation(&self.config)), (CONFIG, vit::json(&self.config))] {
+            write_json(&folder.join(name), &json)?;
         }
         Ok(())
     }
@@ -201,7 +188,8 @@ impl Vit {
             for images in images.chunks((TOKENS / tokens).max(1)) {
                 let mut tape = Tape::inference(&self.parameters, &pool, machine);
                 let x = self.model.forward(&mut tape, self.patches(images))?;
-                let scores = self.model.head().forward(&mut tape, &x); // (B, 1, K)
+                let scores = self.model.head().forward(&mut tape, &x); // [B, 1, K]
+                finite::check(scores.value().data(), &self.parameters)?;
                 found.extend(probabilities(scores.value().data(), scores.value().width()));
             }
             Ok(found)

@@ -13,7 +13,7 @@ const BLOCK: usize = 32;
 
 /// The ways that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Storage {
+pub(super) enum BlockType {
     F32,
     F16,
     Bf16,
@@ -41,24 +41,24 @@ pub(super) enum Storage {
     Q8K,
 }
 
-impl Storage {
+impl BlockType {
     /// By its number in a file.
-    pub fn of(kind: u32) -> Option<Storage> {
+    pub fn of(kind: u32) -> Option<BlockType> {
         Some(match kind {
-            0 => Storage::F32,
-            1 => Storage::F16,
-            2 => Storage::Q4Scaled,
-            3 => Storage::Q4Above,
-            6 => Storage::Q5Scaled,
-            7 => Storage::Q5Above,
-            8 => Storage::Q8,
-            10 => Storage::Q2K,
-            11 => Storage::Q3K,
-            12 => Storage::Q4K,
-            13 => Storage::Q5K,
-            14 => Storage::Q6K,
-            15 => Storage::Q8K,
-            30 => Storage::Bf16,
+            0 => BlockType::F32,
+            1 => BlockType::F16,
+            2 => BlockType::Q4Scaled,
+            3 => BlockType::Q4Above,
+            6 => BlockType::Q5Scaled,
+            7 => BlockType::Q5Above,
+            8 => BlockType::Q8,
+            10 => BlockType::Q2K,
+            11 => BlockType::Q3K,
+            12 => BlockType::Q4K,
+            13 => BlockType::Q5K,
+            14 => BlockType::Q6K,
+            15 => BlockType::Q8K,
+            30 => BlockType::Bf16,
             _ => return None,
         })
     }
@@ -66,8 +66,10 @@ impl Storage {
     /// Numbers that are stored together: a row has a multiple of them.
     pub fn together(self) -> usize {
         match self {
-            Storage::F32 | Storage::F16 | Storage::Bf16 => 1,
-            Storage::Q4Scaled | Storage::Q4Above | Storage::Q5Scaled | Storage::Q5Above | Storage::Q8 => BLOCK,
+            BlockType::F32 | BlockType::F16 | BlockType::Bf16 => 1,
+            BlockType::Q4Scaled | BlockType::Q4Above | BlockType::Q5Scaled | BlockType::Q5Above | BlockType::Q8 => {
+                BLOCK
+            }
             _ => SUPER,
         }
     }
@@ -75,19 +77,19 @@ impl Storage {
     /// Bytes that they take.
     fn each(self) -> usize {
         match self {
-            Storage::F32 => 4,
-            Storage::F16 | Storage::Bf16 => 2,
-            Storage::Q4Scaled => 2 + BLOCK / 2,
-            Storage::Q4Above => 4 + BLOCK / 2,
-            Storage::Q5Scaled => 2 + BLOCK / 8 + BLOCK / 2,
-            Storage::Q5Above => 4 + BLOCK / 8 + BLOCK / 2,
-            Storage::Q8 => 2 + BLOCK,
-            Storage::Q2K => SUPER / 16 + SUPER / 4 + 4,
-            Storage::Q3K => SUPER / 8 + SUPER / 4 + 12 + 2,
-            Storage::Q4K => 4 + 12 + SUPER / 2,
-            Storage::Q5K => 4 + 12 + SUPER / 8 + SUPER / 2,
-            Storage::Q6K => SUPER / 2 + SUPER / 4 + SUPER / 16 + 2,
-            Storage::Q8K => 4 + SUPER + SUPER / 16 * 2,
+            BlockType::F32 => 4,
+            BlockType::F16 | BlockType::Bf16 => 2,
+            BlockType::Q4Scaled => 2 + BLOCK / 2,
+            BlockType::Q4Above => 4 + BLOCK / 2,
+            BlockType::Q5Scaled => 2 + BLOCK / 8 + BLOCK / 2,
+            BlockType::Q5Above => 4 + BLOCK / 8 + BLOCK / 2,
+            BlockType::Q8 => 2 + BLOCK,
+            BlockType::Q2K => SUPER / 16 + SUPER / 4 + 4,
+            BlockType::Q3K => SUPER / 8 + SUPER / 4 + 12 + 2,
+            BlockType::Q4K => 4 + 12 + SUPER / 2,
+            BlockType::Q5K => 4 + 12 + SUPER / 8 + SUPER / 2,
+            BlockType::Q6K => SUPER / 2 + SUPER / 4 + SUPER / 16 + 2,
+            BlockType::Q8K => 4 + SUPER + SUPER / 16 * 2,
         }
     }
 
@@ -97,18 +99,18 @@ impl Storage {
     }
 
     /// The same blocks as products with few rows read them, for rows of `width`; `None` where such blocks are not read so.
-    pub fn compact(self, bytes: &[u8], width: usize) -> Option<QuantizedMatrix> {
+    pub fn quantized(self, bytes: &[u8], width: usize) -> Option<QuantizedMatrix> {
         let blocks = bytes.chunks_exact(self.each());
         match self {
-            Storage::Q4Scaled => {
+            BlockType::Q4Scaled => {
                 let scales = blocks.clone().map(|block| [half(block), -8.0 * half(block)]).collect();
                 QuantizedMatrix::q4(width, blocks.flat_map(|block| block[2..].to_vec()).collect(), scales)
             }
-            Storage::Q4Above => {
+            BlockType::Q4Above => {
                 let scales = blocks.clone().map(|block| [half(block), half(&block[2..])]).collect();
                 QuantizedMatrix::q4(width, blocks.flat_map(|block| block[4..].to_vec()).collect(), scales)
             }
-            Storage::Q8 => {
+            BlockType::Q8 => {
                 let scales = blocks.clone().map(half).collect();
                 let bits = blocks.flat_map(|block| block[2..].iter().map(|&x| x as i8)).collect();
                 QuantizedMatrix::q8(width, bits, scales)
@@ -123,39 +125,39 @@ impl Storage {
         let mut out = Vec::with_capacity(blocks.len() * self.together());
         for block in blocks {
             match self {
-                Storage::F32 => out.push(f32::from_le_bytes([block[0], block[1], block[2], block[3]])),
-                Storage::F16 => out.push(half(block)),
-                Storage::Bf16 => out.push(bf16::from_le_bytes([block[0], block[1]]).to_f32()),
-                Storage::Q4Scaled => {
+                BlockType::F32 => out.push(f32::from_le_bytes([block[0], block[1], block[2], block[3]])),
+                BlockType::F16 => out.push(half(block)),
+                BlockType::Bf16 => out.push(bf16::from_le_bytes([block[0], block[1]]).to_f32()),
+                BlockType::Q4Scaled => {
                     let scale = half(block);
                     out.extend(nibbles(&block[2..]).map(|x| f32::from(x as i8 - 8) * scale));
                 }
-                Storage::Q4Above => {
+                BlockType::Q4Above => {
                     let (scale, least) = (half(block), half(&block[2..]));
                     out.extend(nibbles(&block[4..]).map(|x| f32::from(x) * scale + least));
                 }
-                Storage::Q5Scaled => {
+                BlockType::Q5Scaled => {
                     let scale = half(block);
                     let fifths = (0..BLOCK).map(|at| fifth(&block[2..6], at));
                     out.extend(
                         nibbles(&block[6..]).zip(fifths).map(|(x, fifth)| f32::from((x | fifth) as i8 - 16) * scale),
                     );
                 }
-                Storage::Q5Above => {
+                BlockType::Q5Above => {
                     let (scale, least) = (half(block), half(&block[2..]));
                     let fifths = (0..BLOCK).map(|at| fifth(&block[4..8], at));
                     out.extend(nibbles(&block[8..]).zip(fifths).map(|(x, fifth)| f32::from(x | fifth) * scale + least));
                 }
-                Storage::Q8 => {
+                BlockType::Q8 => {
                     let scale = half(block);
                     out.extend(block[2..].iter().map(|&x| f32::from(x as i8) * scale));
                 }
-                Storage::Q2K => super_block::two(block, &mut out),
-                Storage::Q3K => super_block::three(block, &mut out),
-                Storage::Q4K => super_block::four(block, &mut out),
-                Storage::Q5K => super_block::five(block, &mut out),
-                Storage::Q6K => super_block::six(block, &mut out),
-                Storage::Q8K => super_block::eight(block, &mut out),
+                BlockType::Q2K => super_block::two(block, &mut out),
+                BlockType::Q3K => super_block::three(block, &mut out),
+                BlockType::Q4K => super_block::four(block, &mut out),
+                BlockType::Q5K => super_block::five(block, &mut out),
+                BlockType::Q6K => super_block::six(block, &mut out),
+                BlockType::Q8K => super_block::eight(block, &mut out),
             }
         }
         out
@@ -177,23 +179,23 @@ fn nibbles(bytes: &[u8]) -> impl Iterator<Item = u8> {
     bytes.iter().map(|b| b & 15).chain(bytes.iter().map(|b| b >> 4))
 }
 
-impl fmt::Display for Storage {
+impl fmt::Display for BlockType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Storage::F32 => "F32",
-            Storage::F16 => "F16",
-            Storage::Bf16 => "BF16",
-            Storage::Q4Scaled => "Q4_0",
-            Storage::Q4Above => "Q4_1",
-            Storage::Q5Scaled => "Q5_0",
-            Storage::Q5Above => "Q5_1",
-            Storage::Q8 => "Q8_0",
-            Storage::Q2K => "Q2_K",
-            Storage::Q3K => "Q3_K",
-            Storage::Q4K => "Q4_K",
-            Storage::Q5K => "Q5_K",
-            Storage::Q6K => "Q6_K",
-            Storage::Q8K => "Q8_K",
+            BlockType::F32 => "F32",
+            BlockType::F16 => "F16",
+            BlockType::Bf16 => "BF16",
+            BlockType::Q4Scaled => "Q4_0",
+            BlockType::Q4Above => "Q4_1",
+            BlockType::Q5Scaled => "Q5_0",
+            BlockType::Q5Above => "Q5_1",
+            BlockType::Q8 => "Q8_0",
+            BlockType::Q2K => "Q2_K",
+            BlockType::Q3K => "Q3_K",
+            BlockType::Q4K => "Q4_K",
+            BlockType::Q5K => "Q5_K",
+            BlockType::Q6K => "Q6_K",
+            BlockType::Q8K => "Q8_K",
         })
     }
 }
@@ -207,13 +209,13 @@ mod tests {
         let scale = f16::from_f32(0.5).to_le_bytes();
         let least = f16::from_f32(-2.0).to_le_bytes();
         let nibbles: Vec<u8> = (0..16).map(|x| x | (15 - x) << 4).collect();
-        let above = Storage::Q4Above.widen(&[&scale[..], &least, &nibbles].concat());
+        let above = BlockType::Q4Above.widen(&[&scale[..], &least, &nibbles].concat());
         assert_eq!(above[..3], [-2.0, -1.5, -1.0]);
         assert_eq!(above[16..18], [5.5, 5.0]);
-        let scaled = Storage::Q4Scaled.widen(&[&scale[..], &nibbles].concat());
+        let scaled = BlockType::Q4Scaled.widen(&[&scale[..], &nibbles].concat());
         assert_eq!((scaled[0], scaled[15], scaled[16]), (-4.0, 3.5, 3.5));
         let bytes: Vec<u8> = (0..32).map(|x| (x as i8 - 16) as u8).collect();
-        let eight = Storage::Q8.widen(&[&scale[..], &bytes].concat());
+        let eight = BlockType::Q8.widen(&[&scale[..], &bytes].concat());
         assert_eq!((eight[0], eight[31], eight.len()), (-8.0, 7.5, 32));
     }
 }

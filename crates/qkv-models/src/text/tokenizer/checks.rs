@@ -25,12 +25,12 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
 }
 
 #[derive(Deserialize)]
-struct Outline {
-    model: Option<Model>,
+struct FileOutline {
+    model: Option<ModelOutline>,
 }
 
 #[derive(Deserialize)]
-struct Model {
+struct ModelOutline {
     #[serde(rename = "type")]
     kind: Option<String>,
     continuing_subword_prefix: Option<String>,
@@ -49,7 +49,7 @@ enum Merge {
 /// Refuses bytes that are no tokenizer, or whose merges lead out of their vocabulary.
 pub(super) fn check(bytes: &[u8], path: &Path) -> Result<()> {
     let wrong = |field: &str, what: String| Error::format(path, format!("field `{field}`"), what);
-    let outline: Outline =
+    let outline: FileOutline =
         serde_json::from_slice(bytes).map_err(|e| Error::format(path, "tokenizer", format!("not valid: {e}")))?;
     let Some(model) = outline.model else { return Err(wrong("model", "it is missing".into())) };
     let Some(merges) = model.merges else { return Ok(()) };

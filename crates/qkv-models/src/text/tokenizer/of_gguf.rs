@@ -1,6 +1,6 @@
 //! The tokenizer inside a GGUF file, as the `tokenizer.json` that it was made from would say it.
 
-use crate::files::gguf::{Gguf, Value};
+use crate::files::gguf::{Gguf, MetadataValue};
 use crate::{Error, Result};
 use serde_json::{Map, json};
 
@@ -34,7 +34,7 @@ pub(super) fn json(file: &Gguf) -> Result<String> {
         }
     }
     let kinds = match file.values().get("tokenizer.ggml.token_type") {
-        Some(Value::Numbers(kinds)) if kinds.len() == tokens.len() => &kinds[..],
+        Some(MetadataValue::Numbers(kinds)) if kinds.len() == tokens.len() => &kinds[..],
         None => &[],
         Some(_) => return Err(wrong("tokenizer.ggml.token_type", "expected a number for each token".into())),
     };

@@ -1,4 +1,4 @@
-//! Pieces as a person reads them: without the marks by which tokenizers say where spaces and bytes were.
+//! TokenizerSource as a person reads them: without the marks by which tokenizers say where spaces and bytes were.
 
 /// One piece of a text, for display.
 #[derive(Clone, Debug, PartialEq, Eq)]

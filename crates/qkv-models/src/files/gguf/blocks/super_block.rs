@@ -101,7 +101,7 @@ fn sixes(bytes: &[u8], part: usize) -> (u8, u8) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Storage;
+    use super::super::BlockType;
     use super::*;
 
     /// Blocks of every kind, and what the `gguf` package of Python makes of them.
@@ -111,7 +111,7 @@ mod tests {
             serde_json::from_str(include_str!("../../../../tests/golden/blocks.json")).unwrap();
         assert_eq!(golden.len(), 11);
         for (kind, bytes, expected) in golden {
-            let storage = Storage::of(kind).unwrap();
+            let storage = BlockType::of(kind).unwrap();
             let found = storage.widen(&bytes);
             assert_eq!(found.len(), expected.len(), "{storage}");
             for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {

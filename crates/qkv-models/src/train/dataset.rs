@@ -1,13 +1,13 @@
 //! The data of a run, cut into tokens once: pairs from files or from a task, a text that goes on, texts with labels, or images.
 
-use crate::batch::{Batch, Specials};
+use crate::architecture::Architecture;
+use crate::batch::{Batch, SpecialTokens};
 use crate::draws::Draws;
 use crate::encoder::{Example, Examples};
 use crate::files::packed;
 use crate::image::{Image, idx};
-use crate::labelled::{self, Source};
-use crate::model::Architecture;
-use crate::recipe::{Data, Pieces};
+use crate::labelled::{self, LabelledTexts};
+use crate::recipe::{Data, TokenizerSource};
 use crate::tasks;
 use crate::text::batches::{Batching, Lengths};
 use crate::text::corpus::{Corpus, Pair};
@@ -17,15 +17,15 @@ use crate::{Document, Encoder, Error, Han, Recipe, Result, Vit};
 use std::path::Path;
 
 /// Data that is ready to be trained on.
-pub(super) enum Prepared {
-    Pairs(Pairs),
-    Text(Text),
-    Labelled(Labelled),
-    Images(Images),
+pub(super) enum Dataset {
+    Pairs(PairData),
+    Text(TextStream),
+    Labelled(LabelledData),
+    Images(ImageData),
 }
 
 /// What a step learns from.
-pub(super) enum Step {
+pub(super) enum TrainBatch {
     Text(Batch),
     Examples(Examples),
     Documents(Vec<(Document, u32)>),
@@ -33,7 +33,7 @@ pub(super) enum Step {
 }
 
 /// What keeps a model from learning its data by heart, drawn for one batch.
-pub(super) struct Disturbance {
+pub(super) struct Augmentation {
     pub draws: Draws,
     /// The part of the words that is taken for unknown.
     pub words: f64,
@@ -41,25 +41,25 @@ pub(super) struct Disturbance {
     pub shift: usize,
 }
 
-impl Step {
+impl TrainBatch {
     /// How many tokens or labels are wanted.
-    pub fn wanted(&self) -> usize {
+    pub fn targets(&self) -> usize {
         match self {
-            Step::Text(batch) => batch.tokens(),
-            Step::Examples(examples) => examples.wanted(),
-            Step::Documents(documents) => documents.len(),
-            Step::Images(images, _) => images.len(),
+            TrainBatch::Text(batch) => batch.tokens(),
+            TrainBatch::Examples(examples) => examples.targets(),
+            TrainBatch::Documents(documents) => documents.len(),
+            TrainBatch::Images(images, _) => images.len(),
         }
     }
 }
 
 /// Texts with labels.
-pub(super) struct Labelled {
-    pub train: Source,
+pub(super) struct LabelledData {
+    pub train: LabelledTexts,
     /// To measure on.
-    pub dev: Source,
+    pub dev: LabelledTexts,
     /// Those to learn from as the model reads them, once it is there.
-    cut: Cut,
+    cut: TokenizedTexts,
     lengths: Vec<Lengths>,
     batching: Batching,
     /// What a word that is not known has for a number.
@@ -67,22 +67,22 @@ pub(super) struct Labelled {
 }
 
 /// Texts as a model reads them.
-enum Cut {
+enum TokenizedTexts {
     Examples(Vec<Example>),
     Documents(Vec<(Document, u32)>),
 }
 
-impl Cut {
+impl TokenizedTexts {
     fn len(&self) -> usize {
         match self {
-            Cut::Examples(examples) => examples.len(),
-            Cut::Documents(documents) => documents.len(),
+            TokenizedTexts::Examples(examples) => examples.len(),
+            TokenizedTexts::Documents(documents) => documents.len(),
         }
     }
 }
 
 /// Images with their classes.
-pub(super) struct Images {
+pub(super) struct ImageData {
     /// To learn from; in the size that the model takes, once it is there.
     train: Vec<Image>,
     classes: Vec<u32>,
@@ -97,19 +97,19 @@ pub(super) struct Images {
 }
 
 /// Pairs of sentences.
-pub(super) struct Pairs {
-    /// Source and target tokens of each training pair.
+pub(super) struct PairData {
+    /// LabelledTexts and target tokens of each training pair.
     train: Vec<(Vec<u32>, Vec<u32>)>,
     /// Their lengths, as the model sees them.
     lengths: Vec<Lengths>,
     /// Pairs to measure on.
     pub dev: Vec<Pair>,
     batching: Batching,
-    specials: Specials,
+    specials: SpecialTokens,
 }
 
 /// A text, of which a batch takes rows that begin anywhere.
-pub(super) struct Text {
+pub(super) struct TextStream {
     train: Vec<u32>,
     /// The text to measure on.
     pub dev: Vec<u32>,
@@ -125,39 +125,49 @@ const TASK: u64 = 0x7461_736b;
 const PLACES: u32 = 5;
 const IMAGES: u32 = 6;
 
-impl Prepared {
+impl Dataset {
     /// Reads or makes the data, and finds the tokenizer unless one is given.
-    pub fn new(recipe: &Recipe, tokenizer: Option<Tokenizer>) -> Result<(Prepared, Option<Tokenizer>)> {
+    pub fn new(recipe: &Recipe, tokenizer: Option<Tokenizer>) -> Result<(Dataset, Option<Tokenizer>)> {
         if let Data::Images { .. } = recipe.data {
-            return Ok((Prepared::Images(Images::read(recipe)?), None));
+            return Ok((Dataset::Images(ImageData::read(recipe)?), None));
         }
-        Prepared::of_text(recipe, tokenizer).map(|(data, tokenizer)| (data, Some(tokenizer)))
+        Dataset::of_text(recipe, tokenizer).map(|(data, tokenizer)| (data, Some(tokenizer)))
     }
 
-    fn of_text(recipe: &Recipe, tokenizer: Option<Tokenizer>) -> Result<(Prepared, Tokenizer)> {
+    fn of_text(recipe: &Recipe, tokenizer: Option<Tokenizer>) -> Result<(Dataset, Tokenizer)> {
         let (train, dev) = match &recipe.data {
             Data::Task { task, pairs, dev_pairs } => task.split(recipe.seed ^ TASK, *pairs, *dev_pairs),
             Data::Files { train, dev } => (Corpus::read(train)?, Corpus::read(dev)?),
-            Data::Text { text, dev } => return Prepared::text(recipe, tokenizer, text, dev),
+            Data::Text { text, dev } => return Dataset::text(recipe, tokenizer, text, dev),
             Data::Classes { classes, dev } => {
-                let read = |path: &Path| labelled::classes(path).map(Source::Classes);
-                return Prepared::labelled(recipe, tokenizer, read(classes)?, read(dev)?);
+                let read = |path: &Path| labelled::classes(path).map(LabelledTexts::Classes);
+                return Dataset::labelled(recipe, tokenizer, read(classes)?, read(dev)?);
             }
             Data::Tags { tags, dev } => {
-                let read = |path: &Path| labelled::tags(path).map(Source::Tags);
-                return Prepared::labelled(recipe, tokenizer, read(tags)?, read(dev)?);
+                let read = |path: &Path| labelled::tags(path).map(LabelledTexts::Tags);
+                return Dataset::labelled(recipe, tokenizer, read(tags)?, read(dev)?);
             }
             Data::Needles { needles, times, texts, dev_texts } => {
                 let (train, dev) = tasks::needles(recipe.seed ^ TASK, *needles, *times, *texts, *dev_texts);
-                return Prepared::labelled(recipe, tokenizer, Source::Classes(train), Source::Classes(dev));
+                return Dataset::labelled(
+                    recipe,
+                    tokenizer,
+                    LabelledTexts::Classes(train),
+                    LabelledTexts::Classes(dev),
+                );
             }
             Data::Stories { stories, dev_stories } => {
                 let (train, dev) = tasks::stories(recipe.seed ^ TASK, *stories, *dev_stories);
-                return Prepared::labelled(recipe, tokenizer, Source::Answers(train), Source::Answers(dev));
+                return Dataset::labelled(
+                    recipe,
+                    tokenizer,
+                    LabelledTexts::Answers(train),
+                    LabelledTexts::Answers(dev),
+                );
             }
             Data::Answers { answers, dev } => {
-                let read = |path: &Path| labelled::answers(path).map(Source::Answers);
-                return Prepared::labelled(recipe, tokenizer, read(answers)?, read(dev)?);
+                let read = |path: &Path| labelled::answers(path).map(LabelledTexts::Answers);
+                return Dataset::labelled(recipe, tokenizer, read(answers)?, read(dev)?);
             }
             Data::Images { .. } => unreachable!("images are no text"),
         };
@@ -173,8 +183,8 @@ impl Prepared {
         };
         let lengths = train.iter().map(lengths).collect();
         let batching = Batching { tokens: recipe.train.tokens, longest: recipe.train.longest };
-        let specials = Specials::of(&tokenizer);
-        Ok((Prepared::Pairs(Pairs { train, lengths, dev, batching, specials }), tokenizer))
+        let specials = SpecialTokens::of(&tokenizer);
+        Ok((Dataset::Pairs(PairData { train, lengths, dev, batching, specials }), tokenizer))
     }
 
     fn text(recipe: &Recipe, tokenizer: Option<Tokenizer>, train: &Path, dev: &Path) -> Result<(Self, Tokenizer)> {
@@ -191,14 +201,14 @@ impl Prepared {
         };
         let (train, dev) = (cut(&train_text, train)?, cut(&dev_text, dev)?);
         let rows = (recipe.train.tokens / block).max(1);
-        Ok((Prepared::Text(Text { train, dev, block, rows }), tokenizer))
+        Ok((Dataset::Text(TextStream { train, dev, block, rows }), tokenizer))
     }
 
     fn labelled(
         recipe: &Recipe,
         tokenizer: Option<Tokenizer>,
-        train: Source,
-        dev: Source,
+        train: LabelledTexts,
+        dev: LabelledTexts,
     ) -> Result<(Self, Tokenizer)> {
         if train.len() == 0 || dev.len() == 0 {
             return Err(Error::invalid("there is nothing to learn from, or nothing to measure on"));
@@ -213,43 +223,43 @@ impl Prepared {
         }
         let batching = Batching { tokens: recipe.train.tokens, longest: usize::MAX };
         let unknown = tokenizer.unk().unwrap_or(tokenizer.pad());
-        let (cut, lengths) = (Cut::Examples(Vec::new()), Vec::new());
-        Ok((Prepared::Labelled(Labelled { train, dev, cut, lengths, batching, unknown }), tokenizer))
+        let (cut, lengths) = (TokenizedTexts::Examples(Vec::new()), Vec::new());
+        Ok((Dataset::Labelled(LabelledData { train, dev, cut, lengths, batching, unknown }), tokenizer))
     }
 
     /// Cuts texts with labels as an encoder reads them.
     pub fn cut(&mut self, encoder: &Encoder) -> Result<()> {
-        let Prepared::Labelled(data) = self else { return Ok(()) };
+        let Dataset::Labelled(data) = self else { return Ok(()) };
         let examples: Vec<Example> = match &data.train {
-            Source::Classes(texts) => {
+            LabelledTexts::Classes(texts) => {
                 texts.iter().filter_map(|text| encoder.classed(&text.text, &text.label)).collect()
             }
-            Source::Tags(sentences) => sentences.iter().map(|s| encoder.tagged(&s.words, &s.tags)).collect(),
-            Source::Answers(asked) => {
+            LabelledTexts::Tags(sentences) => sentences.iter().map(|s| encoder.tagged(&s.words, &s.tags)).collect(),
+            LabelledTexts::Answers(asked) => {
                 let windows = asked.iter().map(|question| encoder.asked(question)).collect::<Result<Vec<_>>>()?;
                 windows.into_iter().flatten().collect()
             }
         };
         let length = |example: &Example| Lengths { source: example.ids.len(), target: example.ids.len() };
         data.lengths = examples.iter().map(length).collect();
-        data.cut = Cut::Examples(examples);
+        data.cut = TokenizedTexts::Examples(examples);
         Ok(())
     }
 
     /// Cuts texts with classes into sentences of words.
     pub fn cut_documents(&mut self, han: &Han) {
-        let Prepared::Labelled(data) = self else { return };
-        let Source::Classes(texts) = &data.train else { return };
+        let Dataset::Labelled(data) = self else { return };
+        let LabelledTexts::Classes(texts) = &data.train else { return };
         let documents: Vec<(Document, u32)> =
             texts.iter().filter_map(|text| Some((han.cut(&text.text), han.label(&text.label)?))).collect();
         let length = |(document, _): &(Document, u32)| Lengths { source: document.words(), target: document.words() };
         data.lengths = documents.iter().map(length).collect();
-        data.cut = Cut::Documents(documents);
+        data.cut = TokenizedTexts::Documents(documents);
     }
 
     /// Brings images to the size that a model takes.
     pub fn prepare(&mut self, vit: &Vit) -> Result<()> {
-        let Prepared::Images(data) = self else { return Ok(()) };
+        let Dataset::Images(data) = self else { return Ok(()) };
         data.train = data.train.iter().map(|image| vit.prepared(image)).collect::<Result<_>>()?;
         data.each = vit.config.grid() * vit.config.grid() + 1;
         Ok(())
@@ -257,23 +267,23 @@ impl Prepared {
 
     /// Leaves out pairs that are longer than a model takes.
     pub fn limit(&mut self, most: usize) {
-        if let Prepared::Pairs(pairs) = self {
+        if let Dataset::Pairs(pairs) = self {
             pairs.batching.longest = pairs.batching.longest.min(most);
         }
     }
 
     /// The texts to learn from, where they have labels.
-    pub fn source(&self) -> Option<&Source> {
+    pub fn source(&self) -> Option<&LabelledTexts> {
         match self {
-            Prepared::Labelled(data) => Some(&data.train),
+            Dataset::Labelled(data) => Some(&data.train),
             _ => None,
         }
     }
 
     /// The images, where there are any.
-    pub fn images(&self) -> Option<&Images> {
+    pub fn images(&self) -> Option<&ImageData> {
         match self {
-            Prepared::Images(images) => Some(images),
+            Dataset::Images(images) => Some(images),
             _ => None,
         }
     }
@@ -281,14 +291,14 @@ impl Prepared {
     /// The batches of a pass over the data, each a list of pairs or of places in the text: a function of seed and epoch.
     pub fn epoch(&self, seed: u64, epoch: u64) -> Result<Vec<Vec<usize>>> {
         match self {
-            Prepared::Pairs(pairs) => Ok(pairs.batching.epoch(&pairs.lengths, seed, epoch)?.batches),
-            Prepared::Labelled(data) => Ok(data.batching.epoch(&data.lengths, seed, epoch)?.batches),
-            Prepared::Images(Images { train, each, tokens, .. }) => {
+            Dataset::Pairs(pairs) => Ok(pairs.batching.epoch(&pairs.lengths, seed, epoch)?.batches),
+            Dataset::Labelled(data) => Ok(data.batching.epoch(&data.lengths, seed, epoch)?.batches),
+            Dataset::Images(ImageData { train, each, tokens, .. }) => {
                 let mut order: Vec<usize> = (0..train.len()).collect();
                 Draws::new(seed, [IMAGES, epoch as u32, (epoch >> 32) as u32]).shuffle(&mut order);
                 Ok(order.chunks((tokens / each).max(1)).map(<[usize]>::to_vec).collect())
             }
-            Prepared::Text(Text { train, block, rows, .. }) => {
+            Dataset::Text(TextStream { train, block, rows, .. }) => {
                 let mut draws = Draws::new(seed, [PLACES, epoch as u32, (epoch >> 32) as u32]);
                 let batches = (train.len() / (block * rows)).max(1);
                 let mut batch = || (0..*rows).map(|_| draws.below(train.len() - block)).collect();
@@ -298,37 +308,37 @@ impl Prepared {
     }
 
     /// One of those batches, as the model takes it.
-    pub fn batch(&self, entries: &[usize], mut disturbance: Disturbance) -> Step {
+    pub fn batch(&self, entries: &[usize], mut augmentation: Augmentation) -> TrainBatch {
         match self {
-            Prepared::Labelled(Labelled { cut: Cut::Examples(examples), .. }) => {
-                Step::Examples(Examples(entries.iter().map(|&at| examples[at].clone()).collect()))
+            Dataset::Labelled(LabelledData { cut: TokenizedTexts::Examples(examples), .. }) => {
+                TrainBatch::Examples(Examples(entries.iter().map(|&at| examples[at].clone()).collect()))
             }
-            Prepared::Labelled(Labelled { cut: Cut::Documents(documents), unknown, .. }) => {
+            Dataset::Labelled(LabelledData { cut: TokenizedTexts::Documents(documents), unknown, .. }) => {
                 let mut batch: Vec<(Document, u32)> = entries.iter().map(|&at| documents[at].clone()).collect();
-                if disturbance.words > 0.0 {
+                if augmentation.words > 0.0 {
                     for id in batch.iter_mut().flat_map(|(document, _)| document.sentences.iter_mut().flatten()) {
-                        if disturbance.draws.unit() < disturbance.words {
+                        if augmentation.draws.unit() < augmentation.words {
                             *id = *unknown;
                         }
                     }
                 }
-                Step::Documents(batch)
+                TrainBatch::Documents(batch)
             }
-            Prepared::Images(Images { train, classes, .. }) => {
-                let shift = disturbance.shift;
-                let mut by = || disturbance.draws.below(2 * shift + 1) as isize - shift as isize;
+            Dataset::Images(ImageData { train, classes, .. }) => {
+                let shift = augmentation.shift;
+                let mut by = || augmentation.draws.below(2 * shift + 1) as isize - shift as isize;
                 let moved = |&at: &usize| if shift > 0 { train[at].moved(by(), by()) } else { train[at].clone() };
-                Step::Images(entries.iter().map(moved).collect(), entries.iter().map(|&at| classes[at]).collect())
+                TrainBatch::Images(entries.iter().map(moved).collect(), entries.iter().map(|&at| classes[at]).collect())
             }
-            Prepared::Pairs(pairs) => {
+            Dataset::Pairs(pairs) => {
                 let sides = entries.iter().map(|&at| {
                     let (source, target) = &pairs.train[at];
                     (&source[..], &target[..])
                 });
-                Step::Text(Batch::new(sides, pairs.specials))
+                TrainBatch::Text(Batch::new(sides, pairs.specials))
             }
-            Prepared::Text(Text { train, block, .. }) => {
-                Step::Text(Batch::of_text(entries.iter().map(|&at| &train[at..at + block + 1])))
+            Dataset::Text(TextStream { train, block, .. }) => {
+                TrainBatch::Text(Batch::of_text(entries.iter().map(|&at| &train[at..at + block + 1])))
             }
         }
     }
@@ -336,15 +346,15 @@ impl Prepared {
     /// The pairs to measure on; other data has none.
     pub fn dev(&self) -> &[Pair] {
         match self {
-            Prepared::Pairs(pairs) => &pairs.dev,
-            Prepared::Text(_) | Prepared::Labelled(_) | Prepared::Images(_) => &[],
+            Dataset::Pairs(pairs) => &pairs.dev,
+            Dataset::Text(_) | Dataset::Labelled(_) | Dataset::Images(_) => &[],
         }
     }
 
     /// In words.
     pub fn summary(&self, vocabulary: usize) -> String {
         match self {
-            Prepared::Pairs(Pairs { train, lengths, dev, batching, .. }) => {
+            Dataset::Pairs(PairData { train, lengths, dev, batching, .. }) => {
                 let longest = |lengths: &&Lengths| lengths.source.max(lengths.target) > batching.longest;
                 let long = lengths.iter().filter(longest).count();
                 let left_out = if long > 0 { format!(" ({long} too long are left out)") } else { String::new() };
@@ -354,7 +364,7 @@ impl Prepared {
                     "{train} training pairs{left_out} with {tokens} target tokens, {dev} to measure on, {vocabulary} pieces"
                 )
             }
-            Prepared::Labelled(Labelled { train, dev, cut, .. }) => {
+            Dataset::Labelled(LabelledData { train, dev, cut, .. }) => {
                 let labels = match train.labels().len() {
                     0 => String::new(),
                     count => format!(" with {count} labels"),
@@ -362,11 +372,11 @@ impl Prepared {
                 let (cut, dev) = (cut.len(), dev.len());
                 format!("{} texts{labels}, cut into {cut}, {dev} to measure on, {vocabulary} pieces", train.len())
             }
-            Prepared::Images(Images { train, dev, names, .. }) => {
+            Dataset::Images(ImageData { train, dev, names, .. }) => {
                 let size = train.first().map_or(String::new(), |image| format!("{image:?}"));
                 format!("{} images with {} labels, {} to measure on, each {size}", train.len(), names.len(), dev.len())
             }
-            Prepared::Text(Text { train, dev, block, rows }) => {
+            Dataset::Text(TextStream { train, dev, block, rows }) => {
                 let (train, dev) = (train.len(), dev.len());
                 format!("{train} tokens, {dev} to measure on, {vocabulary} pieces; {rows} rows of {block} a batch")
             }
@@ -374,9 +384,9 @@ impl Prepared {
     }
 }
 
-impl Images {
+impl ImageData {
     /// Those that a recipe names.
-    fn read(recipe: &Recipe) -> Result<Images> {
+    fn read(recipe: &Recipe) -> Result<ImageData> {
         let Data::Images { images, labels, dev_images, dev_labels, names } = &recipe.data else {
             return Err(Error::invalid("the recipe names no images"));
         };
@@ -400,7 +410,7 @@ impl Images {
                 names.len()
             )));
         }
-        Ok(Images { train, classes, dev, dev_classes, names, each: 1, tokens: recipe.train.tokens })
+        Ok(ImageData { train, classes, dev, dev_classes, names, each: 1, tokens: recipe.train.tokens })
     }
 
     /// Points each way, where all images are squares of one size; else nothing.
@@ -419,7 +429,7 @@ fn found<S: AsRef<str>, I: IntoIterator<Item = S>>(
 ) -> Result<Tokenizer> {
     match (given, &recipe.tokenizer) {
         (Some(tokenizer), _) => Ok(tokenizer),
-        (None, Pieces::File { file }) => Tokenizer::open(file),
-        (None, Pieces::Train(kind)) => Tokenizer::train(texts(), *kind),
+        (None, TokenizerSource::File { file }) => Tokenizer::open(file),
+        (None, TokenizerSource::Train(kind)) => Tokenizer::train(texts(), *kind),
     }
 }

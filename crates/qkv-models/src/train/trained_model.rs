@@ -1,11 +1,11 @@
 //! What is trained: a model that makes text, one that reads it, or one that sees.
 
-use super::data::{Prepared, Step};
-use crate::batch::Specials;
+use super::dataset::{Dataset, TrainBatch};
+use crate::architecture::Architecture;
+use crate::batch::SpecialTokens;
 use crate::encoder::Head;
 use crate::files::tensors::Storage;
-use crate::labelled::Source;
-use crate::model::Architecture;
+use crate::labelled::LabelledTexts;
 use crate::text::tokenizer::Tokenizer;
 use crate::translator::Translator;
 use crate::{Encoder, EncoderConfig, Error, Han, HanConfig, Model, ModelConfig, Recipe, Result, Vit, VitConfig};
@@ -15,29 +15,29 @@ use std::path::Path;
 /// What is trained.
 // One of them exists in a run: a box would be in everyone's way.
 #[allow(clippy::large_enum_variant)]
-pub(super) enum Subject {
-    Writer(Translator),
-    Reader(Encoder),
-    Documents(Han),
-    Images(Vit),
+pub(super) enum TrainedModel {
+    Text(Translator),
+    Encoder(Encoder),
+    Han(Han),
+    Vit(Vit),
 }
 
-impl Subject {
+impl TrainedModel {
     /// A new one, drawn from the recipe's seed.
-    pub fn new(recipe: &Recipe, tokenizer: Option<Tokenizer>, data: &Prepared) -> Result<Subject> {
+    pub fn new(recipe: &Recipe, tokenizer: Option<Tokenizer>, data: &Dataset) -> Result<TrainedModel> {
         let kind = recipe.model.name();
-        let Some(tokenizer) = tokenizer else { return Subject::of_images(recipe, data) };
+        let Some(tokenizer) = tokenizer else { return TrainedModel::of_images(recipe, data) };
         match (&recipe.model, data.source()) {
             (Architecture::Encoder(config), Some(source)) => {
                 let (head, labels) = (source.head(), source.labels());
                 // Only classes are read from the first row.
                 let pooler = config.pooler && head == Head::Classes;
                 let config = EncoderConfig { head, labels, pooler, ..config.clone() };
-                Ok(Subject::Reader(Encoder::new(&config, tokenizer, recipe.seed)?))
+                Ok(TrainedModel::Encoder(Encoder::new(&config, tokenizer, recipe.seed)?))
             }
-            (Architecture::Han(config), Some(source @ Source::Classes(_))) => {
+            (Architecture::Han(config), Some(source @ LabelledTexts::Classes(_))) => {
                 let config = HanConfig { labels: source.labels(), ..config.clone() };
-                Ok(Subject::Documents(Han::new(&config, tokenizer, recipe.seed)?))
+                Ok(TrainedModel::Han(Han::new(&config, tokenizer, recipe.seed)?))
             }
             (Architecture::Encoder(_), None) => Err(Error::invalid("an encoder makes no text")
                 .with_hint("it learns from `classes`, `tags` or `answers` in `[data]`")),
@@ -48,14 +48,14 @@ impl Subject {
             (_, Some(_)) => Err(Error::invalid(format!("a {kind} cannot learn to read labels"))
                 .with_hint("set `model.kind` to `encoder`, or for documents with classes to `han`")),
             (architecture, None) => {
-                let config = ModelConfig::new(architecture.clone(), tokenizer.len(), Specials::of(&tokenizer));
+                let config = ModelConfig::new(architecture.clone(), tokenizer.len(), SpecialTokens::of(&tokenizer));
                 let (model, parameters) = Model::new(&config, recipe.seed)?;
-                Ok(Subject::Writer(Translator { model, parameters, tokenizer, search: recipe.search.clone() }))
+                Ok(TrainedModel::Text(Translator { model, parameters, tokenizer, search: recipe.search.clone() }))
             }
         }
     }
 
-    fn of_images(recipe: &Recipe, data: &Prepared) -> Result<Subject> {
+    fn of_images(recipe: &Recipe, data: &Dataset) -> Result<TrainedModel> {
         let (Architecture::Vit(config), Some(images)) = (&recipe.model, data.images()) else {
             return Err(Error::invalid(format!("a {} sees no images", recipe.model.name()))
                 .with_hint("set `model.kind` to `vit`"));
@@ -66,46 +66,46 @@ impl Subject {
         let given = |found: usize, there: usize| if found == 0 { there } else { found };
         let (image_size, channels) = (given(config.image_size, side), given(config.channels, 1));
         let config = VitConfig { image_size, channels, labels: images.names.clone(), ..config.clone() };
-        Ok(Subject::Images(Vit::new(&config, recipe.seed)?))
+        Ok(TrainedModel::Vit(Vit::new(&config, recipe.seed)?))
     }
 
     /// Its numbers.
     pub fn parameters(&self) -> &Parameters<f32> {
         match self {
-            Subject::Writer(translator) => &translator.parameters,
-            Subject::Reader(encoder) => &encoder.parameters,
-            Subject::Documents(han) => &han.parameters,
-            Subject::Images(vit) => &vit.parameters,
+            TrainedModel::Text(translator) => &translator.parameters,
+            TrainedModel::Encoder(encoder) => &encoder.parameters,
+            TrainedModel::Han(han) => &han.parameters,
+            TrainedModel::Vit(vit) => &vit.parameters,
         }
     }
 
     /// Its numbers, to be changed.
     pub fn parameters_mut(&mut self) -> &mut Parameters<f32> {
         match self {
-            Subject::Writer(translator) => &mut translator.parameters,
-            Subject::Reader(encoder) => &mut encoder.parameters,
-            Subject::Documents(han) => &mut han.parameters,
-            Subject::Images(vit) => &mut vit.parameters,
+            TrainedModel::Text(translator) => &mut translator.parameters,
+            TrainedModel::Encoder(encoder) => &mut encoder.parameters,
+            TrainedModel::Han(han) => &mut han.parameters,
+            TrainedModel::Vit(vit) => &mut vit.parameters,
         }
     }
 
     /// The same with other numbers.
-    pub fn with(&self, parameters: Parameters<f32>) -> Subject {
+    pub fn with(&self, parameters: Parameters<f32>) -> TrainedModel {
         match self {
-            Subject::Writer(Translator { model, tokenizer, search, .. }) => {
+            TrainedModel::Text(Translator { model, tokenizer, search, .. }) => {
                 let (model, tokenizer, search) = (model.clone(), tokenizer.clone(), search.clone());
-                Subject::Writer(Translator { model, parameters, tokenizer, search })
+                TrainedModel::Text(Translator { model, parameters, tokenizer, search })
             }
-            Subject::Reader(Encoder { config, tokenizer, pooling, model, .. }) => {
+            TrainedModel::Encoder(Encoder { config, tokenizer, pooling, model, .. }) => {
                 let (config, tokenizer, model) = (config.clone(), tokenizer.clone(), model.clone());
-                Subject::Reader(Encoder { config, parameters, tokenizer, pooling: *pooling, model })
+                TrainedModel::Encoder(Encoder { config, parameters, tokenizer, pooling: *pooling, model })
             }
-            Subject::Documents(Han { config, tokenizer, model, .. }) => {
+            TrainedModel::Han(Han { config, tokenizer, model, .. }) => {
                 let (config, tokenizer, model) = (config.clone(), tokenizer.clone(), model.clone());
-                Subject::Documents(Han { config, parameters, tokenizer, model })
+                TrainedModel::Han(Han { config, parameters, tokenizer, model })
             }
-            Subject::Images(Vit { config, model, .. }) => {
-                Subject::Images(Vit { config: config.clone(), parameters, model: model.clone() })
+            TrainedModel::Vit(Vit { config, model, .. }) => {
+                TrainedModel::Vit(Vit { config: config.clone(), parameters, model: model.clone() })
             }
         }
     }
@@ -113,20 +113,22 @@ impl Subject {
     /// How text is cut, where there is text.
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
         match self {
-            Subject::Writer(translator) => Some(&translator.tokenizer),
-            Subject::Reader(encoder) => Some(&encoder.tokenizer),
-            Subject::Documents(han) => Some(&han.tokenizer),
-            Subject::Images(_) => None,
+            TrainedModel::Text(translator) => Some(&translator.tokenizer),
+            TrainedModel::Encoder(encoder) => Some(&encoder.tokenizer),
+            TrainedModel::Han(han) => Some(&han.tokenizer),
+            TrainedModel::Vit(_) => None,
         }
     }
 
     /// The loss of a batch; `scale` is what each label's gradient is multiplied by.
-    pub fn loss(&self, tape: &mut Tape<'_, f32>, step: &Step, smoothing: f64, scale: f64) -> Result<Loss> {
-        match (self, step) {
-            (Subject::Writer(translator), Step::Text(batch)) => translator.model.loss(tape, batch, smoothing, scale),
-            (Subject::Reader(encoder), Step::Examples(examples)) => encoder.loss(tape, examples, scale),
-            (Subject::Documents(han), Step::Documents(documents)) => han.loss(tape, documents, smoothing, scale),
-            (Subject::Images(vit), Step::Images(images, classes)) => {
+    pub fn loss(&self, tape: &mut Tape<'_, f32>, batch: &TrainBatch, smoothing: f64, scale: f64) -> Result<Loss> {
+        match (self, batch) {
+            (TrainedModel::Text(translator), TrainBatch::Text(batch)) => {
+                translator.model.loss(tape, batch, smoothing, scale)
+            }
+            (TrainedModel::Encoder(encoder), TrainBatch::Examples(examples)) => encoder.loss(tape, examples, scale),
+            (TrainedModel::Han(han), TrainBatch::Documents(documents)) => han.loss(tape, documents, smoothing, scale),
+            (TrainedModel::Vit(vit), TrainBatch::Images(images, classes)) => {
                 vit.loss(tape, (images, classes), smoothing, scale)
             }
             _ => Err(Error::invalid("this data is for a model of another kind")),
@@ -136,10 +138,10 @@ impl Subject {
     /// Writes its folder.
     pub fn save(&self, folder: &Path) -> Result<()> {
         match self {
-            Subject::Writer(translator) => translator.save(folder, Storage::F32),
-            Subject::Reader(encoder) => encoder.save(folder, Storage::F32),
-            Subject::Documents(han) => han.save(folder, Storage::F32),
-            Subject::Images(vit) => vit.save(folder, Storage::F32),
+            TrainedModel::Text(translator) => translator.save(folder, Storage::F32),
+            TrainedModel::Encoder(encoder) => encoder.save(folder, Storage::F32),
+            TrainedModel::Han(han) => han.save(folder, Storage::F32),
+            TrainedModel::Vit(vit) => vit.save(folder, Storage::F32),
         }
     }
 }

@@ -1,7 +1,7 @@
-//! What can happen: how it is told, what its title is, and what can be asked about it.
+//! What can happen: how it is sentences, what its title is, and what can be questions about it.
 
 use super::names::{people, places, river};
-use super::{Facts, Happening};
+use super::{Facts, StoryEvent};
 use crate::draws::Draws;
 
 const DAYS: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
@@ -49,10 +49,10 @@ const TRAPS: [&str; 6] = ["a canal", "a deep well", "the harbour", "a ditch", "a
 const CROPS: [&str; 8] = ["wheat", "barley", "apples", "potatoes", "plums", "rye", "oats", "beans"];
 
 /// A mayor is chosen; a match; something is opened; a flood; something is found; an animal is saved; a harvest.
-const ALL: [Happening; 7] = [
-    Happening {
+const ALL: [StoryEvent; 7] = [
+    StoryEvent {
         title: "{one} elected mayor of {town}",
-        told: &[
+        sentences: &[
             &[
                 "The people of {town} chose a new mayor on {day}",
                 "On {day} a new mayor was chosen in {town}",
@@ -66,7 +66,7 @@ const ALL: [Happening; 7] = [
             ],
             &["{count} people had voted", "There were {count} votes"],
         ],
-        asked: &[
+        questions: &[
             ("Who won?", "one"),
             ("Who lost?", "two"),
             ("When was the mayor of {town} chosen?", "day"),
@@ -74,9 +74,9 @@ const ALL: [Happening; 7] = [
             ("How many people voted?", "count"),
         ],
     },
-    Happening {
+    StoryEvent {
         title: "{town} beats {guest} {high}:{low}",
-        told: &[
+        sentences: &[
             &["The final was played on {day}", "On {day} the final was played at last"],
             &[
                 "{town} beat {guest} by {high} to {low}",
@@ -85,16 +85,16 @@ const ALL: [Happening; 7] = [
             ],
             &["{one} scored the last goal", "The last goal was {one}'s"],
         ],
-        asked: &[
+        questions: &[
             ("Which town won?", "town"),
             ("Which town lost?", "guest"),
             ("When was the final?", "day"),
             ("Who scored the last goal?", "one"),
         ],
     },
-    Happening {
+    StoryEvent {
         title: "New {building} for {town}",
-        told: &[
+        sentences: &[
             &[
                 "{town} has a new {building}",
                 "A new {building} was opened in {town}",
@@ -106,7 +106,7 @@ const ALL: [Happening; 7] = [
             ],
             &["It cost {count} thousand crowns", "{count} thousand crowns were spent on it"],
         ],
-        asked: &[
+        questions: &[
             ("What is new in {town}?", "building"),
             ("Who planned the {building}?", "one"),
             ("How many thousand crowns did the {building} cost?", "count"),
@@ -114,9 +114,9 @@ const ALL: [Happening; 7] = [
             ("Which town has a new {building}?", "town"),
         ],
     },
-    Happening {
+    StoryEvent {
         title: "{count} families flee flood in {town}",
-        told: &[
+        sentences: &[
             &[
                 "After {high} days of rain the {river} rose over its banks",
                 "It rained for {high} days, and the {river} rose",
@@ -128,7 +128,7 @@ const ALL: [Happening; 7] = [
             ],
             &["{one} led the fire brigade", "The fire brigade was led by {one}"],
         ],
-        asked: &[
+        questions: &[
             ("Which river rose?", "river"),
             ("How many days did it rain?", "high"),
             ("How many families were driven out?", "count"),
@@ -136,9 +136,9 @@ const ALL: [Happening; 7] = [
             ("Where was the flood?", "town"),
         ],
     },
-    Happening {
+    StoryEvent {
         title: "{one} finds {thing} near {town}",
-        told: &[
+        sentences: &[
             &[
                 "Near {town}, {one} has found a {thing}",
                 "{one} found a {thing} near {town}",
@@ -147,7 +147,7 @@ const ALL: [Happening; 7] = [
             &["It lay in {spot}", "For a long time it had lain in {spot}"],
             &["{two} thinks that it is {count} years old", "According to {two}, it is {count} years old"],
         ],
-        asked: &[
+        questions: &[
             ("What was found?", "thing"),
             ("Who found the {thing}?", "one"),
             ("Where did the {thing} lie?", "spot"),
@@ -155,14 +155,14 @@ const ALL: [Happening; 7] = [
             ("Near which town was it found?", "town"),
         ],
     },
-    Happening {
+    StoryEvent {
         title: "{one} saves {animal} in {town}",
-        told: &[
+        sentences: &[
             &["A {animal} fell into {trap} in {town} on {day}", "On {day} a {animal} fell into {trap} in {town}"],
             &["{two} heard it and called for help", "It was heard by {two}, who called for help"],
             &["{one} pulled it out", "In the end it was pulled out by {one}"],
         ],
-        asked: &[
+        questions: &[
             ("Who pulled out the {animal}?", "one"),
             ("Who called for help?", "two"),
             ("What did the {animal} fall into?", "trap"),
@@ -171,9 +171,9 @@ const ALL: [Happening; 7] = [
             ("Where did it happen?", "town"),
         ],
     },
-    Happening {
+    StoryEvent {
         title: "{count} tons of {crop} around {town}",
-        told: &[
+        sentences: &[
             &[
                 "The farmers around {town} have brought in {count} tons of {crop}",
                 "{count} tons of {crop} were brought in around {town}",
@@ -181,7 +181,7 @@ const ALL: [Happening; 7] = [
             &["{one}'s share was the largest", "{one} had the largest share"],
             &["All of it was in the barns by {day}", "By {day} all of it was in the barns"],
         ],
-        asked: &[
+        questions: &[
             ("What was brought in?", "crop"),
             ("How many tons were brought in?", "count"),
             ("Who had the largest share?", "one"),
@@ -191,8 +191,8 @@ const ALL: [Happening; 7] = [
     },
 ];
 
-/// One of them, with all that may be told of it.
-pub(super) fn drawn(draws: &mut Draws) -> (&'static Happening, Facts) {
+/// One of them, with all that may be sentences of it.
+pub(super) fn drawn(draws: &mut Draws) -> (&'static StoryEvent, Facts) {
     let [town, guest, elsewhere] = places(draws);
     let [one, two, visitor] = people(draws);
     let low = draws.below(5);
