@@ -164,7 +164,12 @@ impl Model {
 
     /// Hidden states of the decoder at all positions at once, `[B, N, C]`; of a decoder-only model, which reads source
     /// and target as one sequence, `[B, S + N, C]`.
-    pub(crate) fn hidden<T: Float>(&self, tape: &mut Tape<'_, T>, source: &Rows, decoder_input: &Rows) -> Result<Var<T>> {
+    pub(crate) fn hidden<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        source: &Rows,
+        decoder_input: &Rows,
+    ) -> Result<Var<T>> {
         let memory = self.encode(tape, source)?;
         match &self.built {
             Built::Transformer(model) => model.decode(tape, &memory, source, decoder_input),

@@ -173,7 +173,10 @@ impl Generator {
     pub fn observe(&self, tokens: &[u32], machine: &Machine) -> Result<Observed> {
         let max_len = self.model.max_len();
         if tokens.is_empty() || tokens.len() > max_len {
-            return Err(Error::invalid(format!("the text has {} tokens, the model takes 1 to {max_len}", tokens.len())));
+            return Err(Error::invalid(format!(
+                "the text has {} tokens, the model takes 1 to {max_len}",
+                tokens.len()
+            )));
         }
         let pool = Pool::new();
         let mut tape = Tape::inference(&self.parameters, &pool, machine);
@@ -294,11 +297,7 @@ fn words_side_by_side(
 
 /// The attention of a site: as it was captured, or, for a model that decodes step by step, the steps as queries of one
 /// call.
-fn observed(
-    site: &AttentionSite,
-    calls: &[&Captured<f32>],
-    parameters: &Parameters<f32>,
-) -> Result<ObservedAttention> {
+fn observed(site: &AttentionSite, calls: &[&Captured<f32>], parameters: &Parameters<f32>) -> Result<ObservedAttention> {
     let &AttentionSite { group, layer, .. } = site;
     let first = calls.first().ok_or_else(|| Error::invalid(format!("`{}` was not computed", site.label)))?;
     let (mut attention, mut inputs) = (first.attention().clone(), first.inputs(parameters));
