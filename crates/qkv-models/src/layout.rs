@@ -163,7 +163,9 @@ impl Layout {
                 match mapped.form {
                     Form::Plain => parameters.set_quantized(part, quantized),
                     Form::Transposed | Form::Axes(_) => {}
-                    Form::Paired(heads) => parameters.set_quantized(part, quantized.reordered(unpaired_row(rows, heads))),
+                    Form::Paired(heads) => {
+                        parameters.set_quantized(part, quantized.reordered(unpaired_row(rows, heads)))
+                    }
                 }
             }
         }
