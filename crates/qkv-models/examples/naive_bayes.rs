@@ -5,7 +5,7 @@
 //! Lines of `label ⇥ text`, cut at spaces, sentences at `<s>`; a feature counts once a text, and one more text of each class is
 //! taken to have it than there is (Laplace).
 
-use qkv_models::labelled::{Labelled, classes};
+use qkv_models::labelled::{LabelledText, classes};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// What a text has.
@@ -24,7 +24,7 @@ fn pairs(text: &str) -> HashSet<String> {
 }
 
 /// The share of the second texts whose class is found by what the first have.
-fn accuracy(train: &[Labelled], dev: &[Labelled], features: Features) -> f64 {
+fn accuracy(train: &[LabelledText], dev: &[LabelledText], features: Features) -> f64 {
     let mut counts: BTreeMap<&str, (usize, HashMap<String, usize>)> = BTreeMap::new();
     let mut known = HashSet::new();
     for text in train {
