@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         _ => {
             let generator = Generator::open(model)?;
-            let how = Generation { sample: None, most: of.parse()?, ..Generation::default() };
+            let how = Generation { sample: None, max_tokens: of.parse()?, ..Generation::default() };
             let prompt = generator.tokenizer.encode_text("Once upon a time, in a town by the sea,");
             rounds(|| Ok(generator.generate(&prompt, &how, &machine, &mut |_| true)?.seconds))
         }
