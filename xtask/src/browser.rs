@@ -1,10 +1,10 @@
-//! A browser for the tests of the page: the one that is there, or Chromium from the system's packages.
+//! A browser for the tests of the explorer page: an installed one, or Chromium from the system's packages.
 
 use std::env;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// Names under which the tests look for one.
+/// Executables that the tests look for.
 const NAMES: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 
 fn on_path(name: &str) -> Option<PathBuf> {
@@ -16,7 +16,7 @@ fn is_there() -> bool {
     env::var_os("QKV_BROWSER").is_some() || NAMES.iter().any(|name| on_path(name).is_some())
 }
 
-/// Makes sure that there is a browser; the error is what to print.
+/// Installs a browser where there is none; the error is what to print.
 pub fn installed() -> Result<(), String> {
     if is_there() {
         return Ok(());

@@ -1,9 +1,9 @@
-//! `cargo xtask fuzz [TARGET] [--seconds N]`: the fuzz tests for longer than an ordinary run of the tests takes.
+//! `cargo xtask fuzz [TARGET] [--seconds N]`: the fuzz tests, for longer than in an ordinary test run.
 
 use std::env;
 use std::process::{Command, ExitCode};
 
-/// How long each target takes, unless it is said.
+/// Default time of each target.
 const SECONDS: u64 = 60;
 
 /// Runs one target, or all of them.

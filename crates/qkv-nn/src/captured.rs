@@ -1,6 +1,7 @@
 //! Attentions recorded during a pass, for inspection: their inputs and outputs, from which weights are recomputed.
 //!
-//! Each carries the label of the layer that called it, so that a reader finds a layer by name and not by counting calls.
+//! Each carries the label of the layer that called it, so that a reader finds a layer by name and not by counting
+//! calls.
 
 use crate::float::Float;
 use crate::ops::attention::SavedCall;
@@ -27,8 +28,9 @@ impl<T: Float> std::fmt::Debug for Captured<T> {
 }
 
 impl<T: Float> Captured<T> {
-    /// The [label](crate::AttendOptions::label) of the call. The layers of this crate give the prefix of their parameters,
-    /// `decoder.layers.2.self_attn`; a layer that is called several times captures several attentions of one label.
+    /// The [label](crate::AttendOptions::label) of the call. The layers of this crate give the prefix of their
+    /// parameters, `decoder.layers.2.self_attn`; a layer that is called several times captures several attentions of
+    /// one label.
     pub fn label(&self) -> &str {
         &self.label
     }

@@ -25,8 +25,8 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
         false
     }
 
-    /// `y = W x` for a range of rows of a quantized matrix, from row `first` on; `false`, and `y` untouched, where this type
-    /// has no such product.
+    /// `y = W x` for a range of rows of a quantized matrix, from row `first` on; `false`, and `y` untouched, where this
+    /// type has no such product.
     fn quantized_product(
         _matrix: &QuantizedMatrix,
         _isa: Isa,

@@ -1,8 +1,9 @@
 //! Reverse-mode autodiff over a closed list of fused operations, and the layers of attention models.
 //!
-//! It is not a framework: no general broadcasting, no einsum. An operation exists because a shipped model uses it; each has
-//! one forward pass, one backward pass and one gradient check. Only what the backward pass needs is saved, and memory is reused
-//! from step to step ([`Pool`]). On one machine the same seed gives the same bits, whatever the number of threads.
+//! It is not a framework: no general broadcasting, no einsum. An operation exists because a shipped model uses it; each
+//! has one forward pass, one backward pass and one gradient check. Only what the backward pass needs is saved, and
+//! memory is reused from step to step ([`Pool`]). On one machine the same seed gives the same bits, whatever the number
+//! of threads.
 //!
 //! | module | owns |
 //! | --- | --- |
@@ -13,8 +14,9 @@
 //! | [`Captured`] | attentions recorded for inspection |
 //! | [`AdamW`] | the optimizer |
 //!
-//! Letters of shapes: `B` sequences of `N` tokens (`M` in the memory of cross-attention), `C` width of the model, `H` heads
-//! (`Hq` query, `Hk` key/value) of width `D`, `V` size of the vocabulary, `R` rows (all axes but the last together).
+//! Letters of shapes: `B` sequences of `N` tokens (`M` in the memory of cross-attention), `C` width of the model, `H`
+//! heads (`Hq` query, `Hk` key/value) of width `D`, `V` size of the vocabulary, `R` rows (all axes but the last
+//! together).
 //!
 //! ```
 //! use qkv_nn::{Activation, Gradients, Init, Machine, Parameters, Pool, Tape, Tensor};

@@ -1,8 +1,8 @@
 //! The inner loops of the operations, compiled once, here, for every instruction set.
 //!
-//! A generic loop is compiled by whoever instantiates it: models, the program and every test binary would each compile all of
-//! them again, at their own optimization level. So every loop is listed in this file and reached through one method of
-//! [`Float`](crate::Float), whose two implementations are not generic.
+//! A generic loop is compiled by whoever instantiates it: models, the program and every test binary would each compile
+//! all of them again, at their own optimization level. So every loop is listed in this file and reached through one
+//! method of [`Float`](crate::Float), whose two implementations are not generic.
 
 use crate::adamw::AdamWUpdate;
 use crate::machine::AddColumns;

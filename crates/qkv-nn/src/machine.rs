@@ -66,8 +66,8 @@ impl Machine {
         matmul(c, a, b, add, self.threads);
     }
 
-    /// `C = A · Wᵀ` for a few rows `A [R, I]` and a quantized matrix `W [O, I]`; `false`, and `C` untouched, where `T` has no
-    /// such product.
+    /// `C = A · Wᵀ` for a few rows `A [R, I]` and a quantized matrix `W [O, I]`; `false`, and `C` untouched, where `T`
+    /// has no such product.
     pub(crate) fn quantized_product<T: Float>(&self, c: &mut [T], a: &[T], w: &QuantizedMatrix) -> bool {
         let rows = a.chunks_exact(w.width()).zip(c.chunks_exact_mut(w.rows()));
         for (x, y) in rows {

@@ -12,8 +12,8 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Param(usize);
 
-/// Initialization of a parameter. It depends on the seed and the parameter's name alone, so that adding a layer changes no
-/// other.
+/// Initialization of a parameter. It depends on the seed and the parameter's name alone, so that adding a layer changes
+/// no other.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     /// All 0: biases.
@@ -22,7 +22,8 @@ pub enum Init {
     Ones,
     /// Uniform within `±√(6 / (rows + columns))` (Glorot and Bengio 2010): the matrices of a Transformer.
     Xavier,
-    /// Normal with this standard deviation: embeddings, `C^(−1/2)` where they are tied to the output (Vaswani et al. 2017).
+    /// Normal with this standard deviation: embeddings, `C^(−1/2)` where they are tied to the output (Vaswani et al.
+    /// 2017).
     Normal(f64),
     /// Uniform within `±bound`: recurrent cells, `1/√C` as in PyTorch.
     Uniform(f64),

@@ -18,8 +18,8 @@ struct PoolState<T> {
     peak: usize,
 }
 
-/// A pool of buffers, shared by its clones. Batches of many shapes would each leave buffers behind, so its total is limited to
-/// the peak use and a quarter.
+/// A pool of buffers, shared by its clones. Batches of many shapes would each leave buffers behind, so its total is
+/// limited to the peak use and a quarter.
 #[derive(Clone)]
 pub struct Pool<T> {
     state: Arc<Mutex<PoolState<T>>>,

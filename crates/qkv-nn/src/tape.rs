@@ -1,5 +1,5 @@
-//! The tape: the operations of a pass in order, and the backward pass over them. Its methods, one family a file in `ops/`,
-//! are the operations.
+//! The tape: the operations of a pass in order, and the backward pass over them. Its methods, one family a file in
+//! `ops/`, are the operations.
 
 use crate::captured::Captured;
 use crate::float::Float;
@@ -9,8 +9,8 @@ use crate::pool::Pool;
 use crate::tensor::Tensor;
 use qkv::Scratch;
 
-/// A value on the tape. Its memory is freed with the last clone, unless an operation saves it for the backward pass: drop
-/// values as soon as they are used.
+/// A value on the tape. Its memory is freed with the last clone, unless an operation saves it for the backward pass:
+/// drop values as soon as they are used.
 #[derive(Clone, Debug)]
 pub struct Var<T: Float> {
     /// Where its gradient is accumulated; `None` for constants.
@@ -85,7 +85,8 @@ pub(crate) struct BackwardContext<'t, T: Float> {
 }
 
 impl<'a, T: Float> Tape<'a, T> {
-    /// A tape that records operations for [`backward`](Tape::backward), with dropout and sampling on, drawn from `seed`.
+    /// A tape that records operations for [`backward`](Tape::backward), with dropout and sampling on, drawn from
+    /// `seed`.
     pub fn training(
         parameters: &'a Parameters<T>,
         gradients: &'a mut Gradients<T>,
@@ -216,8 +217,8 @@ impl<'a, T: Float> Tape<'a, T> {
         }
     }
 
-    /// Runs the backward pass over the recorded operations, last first, and adds to the gradients of the parameters. The
-    /// tape is empty afterwards.
+    /// Runs the backward pass over the recorded operations, last first, and adds to the gradients of the parameters.
+    /// The tape is empty afterwards.
     pub fn backward(&mut self) {
         let Some(gradients) = self.gradients.as_deref_mut() else { return };
         while let Some(Node { output, operation }) = self.nodes.pop() {

@@ -1,5 +1,5 @@
-//! Pools a sequence into one row by attention from a learned query (Yang et al. 2016, "Hierarchical attention networks"). With
-//! the additive score that is `softmax(vᵀ tanh(W xᵢ + b))`, `b` being the query.
+//! Pools a sequence into one row by attention from a learned query (Yang et al. 2016, "Hierarchical attention
+//! networks"). With the additive score that is `softmax(vᵀ tanh(W xᵢ + b))`, `b` being the query.
 
 use super::{Builder, Linear};
 use crate::float::Float;
@@ -25,8 +25,8 @@ impl AttentionPool {
     /// Over rows of width `inputs`, scored in width `width`. Parameters: `key`, `query`, and those of the score.
     ///
     /// # Errors
-    /// Where the description needs data that a layer does not have, or has a mask or a bias: the query has no position among
-    /// the tokens.
+    /// Where the description needs data that a layer does not have, or has a mask or a bias: the query has no position
+    /// among the tokens.
     pub fn new<T: Float>(
         at: &mut Builder<'_, T>,
         attention: &Attention,
@@ -43,7 +43,8 @@ impl AttentionPool {
         }
         let key = Linear::new(&mut at.at("key"), inputs, width, false);
         let additive = attention.score == Score::Additive;
-        // The query of an additive score is a bias and starts at zero; for any other score that would make all scores zero.
+        // The query of an additive score is a bias and starts at zero; for any other score that would make all scores
+        // zero.
         let init = if additive { Init::Zeros } else { Init::Normal(1.0) };
         let query = at.add("query", &[1, width], init);
         let mut add = |needed: bool, name: &str, shape: &[usize], init| needed.then(|| at.add(name, shape, init));
@@ -62,8 +63,8 @@ impl AttentionPool {
         AttentionPool { entropy, ..self }
     }
 
-    /// Pools sequences `x [B, N, C]`, of which the first `lengths[b]` tokens are no padding: `[B, 1, C]`. A sequence without
-    /// tokens gives zeros.
+    /// Pools sequences `x [B, N, C]`, of which the first `lengths[b]` tokens are no padding: `[B, 1, C]`. A sequence
+    /// without tokens gives zeros.
     ///
     /// # Errors
     /// As [`Tape::attend`].

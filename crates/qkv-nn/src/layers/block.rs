@@ -1,5 +1,5 @@
-//! One layer of a Transformer: self-attention, cross-attention in a decoder, feed-forward, each with its norm and residual
-//! connection.
+//! One layer of a Transformer: self-attention, cross-attention in a decoder, feed-forward, each with its norm and
+//! residual connection.
 
 use super::{AttentionConfig, Builder, FeedForward, FeedKind, KvCache, MultiHead, Norm, NormKind};
 use crate::float::Float;
@@ -77,8 +77,8 @@ pub struct Block {
 }
 
 impl Block {
-    /// Parameters: `self_attn`, `self_attn_layer_norm`, `encoder_attn`, `encoder_attn_layer_norm`, `fc1`, `fc2`, `gate`,
-    /// `final_layer_norm`, named as in the translation models of Hugging Face.
+    /// Parameters: `self_attn`, `self_attn_layer_norm`, `encoder_attn`, `encoder_attn_layer_norm`, `fc1`, `fc2`,
+    /// `gate`, `final_layer_norm`, named as in the translation models of Hugging Face.
     ///
     /// # Errors
     /// As [`MultiHead::new`].
@@ -123,8 +123,8 @@ impl Block {
         }
     }
 
-    /// All tokens at once: `x [B, N, C]`, of which the first `lengths[b]` are no padding, rotated by `angles` where positions
-    /// are rotary; in a decoder, with the encoder's output `[B, M, C]` and its lengths.
+    /// All tokens at once: `x [B, N, C]`, of which the first `lengths[b]` are no padding, rotated by `angles` where
+    /// positions are rotary; in a decoder, with the encoder's output `[B, M, C]` and its lengths.
     ///
     /// # Errors
     /// As [`Tape::attend`].
@@ -144,7 +144,8 @@ impl Block {
         self.add(tape, x, &self.feed_norm, |tape, x| Ok(self.feed.forward(tape, x)))
     }
 
-    /// Packed sequences `x [1, T, C]` of these lengths, one behind the other without padding, in an encoder. For inference.
+    /// Packed sequences `x [1, T, C]` of these lengths, one behind the other without padding, in an encoder. For
+    /// inference.
     ///
     /// # Errors
     /// As [`Tape::attend`].
@@ -158,8 +159,8 @@ impl Block {
         self.add(tape, x, &self.feed_norm, |tape, x| Ok(self.feed.forward(tape, x)))
     }
 
-    /// Caches for `batch` sequences: an empty one for self-attention, and one for cross-attention filled from the encoder's
-    /// output.
+    /// Caches for `batch` sequences: an empty one for self-attention, and one for cross-attention filled from the
+    /// encoder's output.
     ///
     /// # Errors
     /// As [`Tape::attend`].
@@ -180,8 +181,8 @@ impl Block {
         Ok([Some(self.self_attn.cache(batch)), cross])
     }
 
-    /// Decodes new tokens `x [B, new, C]`, rotated by the angles of their positions, and appends them to the first cache.
-    /// `lengths` are those of the encoder's output.
+    /// Decodes new tokens `x [B, new, C]`, rotated by the angles of their positions, and appends them to the first
+    /// cache. `lengths` are those of the encoder's output.
     ///
     /// # Errors
     /// As [`Tape::attend`].

@@ -17,7 +17,8 @@ pub enum PositionKind {
     Sinusoidal,
     /// A trained vector for each position.
     Learned,
-    /// Queries and keys are rotated by angles that grow with the position (RoPE, Su et al. 2021): nothing is added here.
+    /// Queries and keys are rotated by angles that grow with the position (RoPE, Su et al. 2021): nothing is added
+    /// here.
     Rotary,
     /// Not at all: for recurrent models, or where attention has a positional bias (ALiBi, relative).
     None,
@@ -48,8 +49,8 @@ fn sinusoids(positions: usize, width: usize) -> Vec<f64> {
 }
 
 impl Embedding {
-    /// For `vocabulary` tokens and `positions` positions. Embeddings are initialized with a standard deviation of `C^(−1/2)` and
-    /// multiplied by `√C`, so that the table can be tied to the output projection (Vaswani et al. 2017).
+    /// For `vocabulary` tokens and `positions` positions. Embeddings are initialized with a standard deviation of
+    /// `C^(−1/2)` and multiplied by `√C`, so that the table can be tied to the output projection (Vaswani et al. 2017).
     pub fn new<T: Float>(
         at: &mut Builder<'_, T>,
         vocabulary: usize,

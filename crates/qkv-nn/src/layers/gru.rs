@@ -6,8 +6,8 @@ use crate::parameters::{Init, Param};
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 
-/// A stacked GRU. Parameters as in PyTorch: `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0`, `bias_hh_l0`, and the same with
-/// `_reverse`.
+/// A stacked GRU. Parameters as in PyTorch: `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0`, `bias_hh_l0`, and the same
+/// with `_reverse`.
 #[derive(Clone, Debug)]
 pub struct Gru {
     layers: Vec<Vec<Direction>>,
@@ -23,8 +23,8 @@ struct Direction {
 }
 
 impl Gru {
-    /// `layers` layers of `width` over rows of width `inputs`; with `both`, each runs in both directions and gives twice the
-    /// width. Initialized uniformly within `±1/√width`, as in PyTorch. `dropout` is between layers.
+    /// `layers` layers of `width` over rows of width `inputs`; with `both`, each runs in both directions and gives
+    /// twice the width. Initialized uniformly within `±1/√width`, as in PyTorch. `dropout` is between layers.
     pub fn new<T: Float>(
         at: &mut Builder<'_, T>,
         inputs: usize,
@@ -58,8 +58,8 @@ impl Gru {
         self.layers.iter().map(|_| tape.constant(zero())).collect()
     }
 
-    /// Runs over `x [B, N, I]` from the state of each layer: `[B, N, C]`, or `[B, N, 2C]` in both directions. Outputs beyond a
-    /// sequence's length are zero.
+    /// Runs over `x [B, N, I]` from the state of each layer: `[B, N, C]`, or `[B, N, 2C]` in both directions. Outputs
+    /// beyond a sequence's length are zero.
     pub fn forward<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,

@@ -1,5 +1,5 @@
-//! Multi-head attention with its four projections, W_Q, W_K, W_V and W_O (Vaswani et al. 2017): self or cross, any attention
-//! of the library, with a cache for decoding.
+//! Multi-head attention with its four projections, W_Q, W_K, W_V and W_O (Vaswani et al. 2017): self or cross, any
+//! attention of the library, with a cache for decoding.
 
 use super::{Builder, Linear};
 use crate::float::Float;
@@ -124,9 +124,9 @@ impl MultiHead {
         AttendOptions { label: &self.label, heads, parameters, entropy, ..AttendOptions::new(attention) }
     }
 
-    /// Attends from `x [B, N, C]` to `memory [B, M, C]`, which is `x` itself in self-attention: `[B, N, C]`. Where sequences
-    /// are padded, `key_lengths` counts the tokens of each memory and `query_lengths` those of `x`, `[B]` each. `angles`
-    /// rotates queries and keys by their positions.
+    /// Attends from `x [B, N, C]` to `memory [B, M, C]`, which is `x` itself in self-attention: `[B, N, C]`. Where
+    /// sequences are padded, `key_lengths` counts the tokens of each memory and `query_lengths` those of `x`, `[B]`
+    /// each. `angles` rotates queries and keys by their positions.
     ///
     /// # Errors
     /// As [`Tape::attend`].
@@ -180,8 +180,8 @@ impl MultiHead {
         cache.cache.append(split_heads(k.value(), heads), split_heads(v.value(), heads))
     }
 
-    /// Decodes new tokens `x [B, new, C]`: appends their keys and values to the cache, then attends to all of it. `angles`
-    /// are those of the new positions.
+    /// Decodes new tokens `x [B, new, C]`: appends their keys and values to the cache, then attends to all of it.
+    /// `angles` are those of the new positions.
     ///
     /// # Errors
     /// As [`Tape::attend`].

@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NormKind {
-    /// Layer norm: mean subtracted, divided by the standard deviation, with gain and bias (Ba et al. 2016, arXiv:1607.06450).
+    /// Layer norm: mean subtracted, divided by the standard deviation, with gain and bias (Ba et al. 2016,
+    /// arXiv:1607.06450).
     #[default]
     Layer,
     /// RMS norm: divided by the root mean square, with a gain (Zhang and Sennrich 2019, arXiv:1910.07467).

@@ -1,5 +1,5 @@
-//! The attention of a recurrent decoder, one query a step: Bahdanau's, from the state before the step, and Luong's, from the
-//! state after it. Projected keys are computed once for all steps.
+//! The attention of a recurrent decoder, one query a step: Bahdanau's, from the state before the step, and Luong's,
+//! from the state after it. Projected keys are computed once for all steps.
 
 use super::{Builder, Linear};
 use crate::float::Float;
@@ -15,10 +15,12 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AttentionStyle {
-    /// The state before the step; the context is an input of the recurrent unit (Bahdanau et al. 2014, arXiv:1409.0473).
+    /// The state before the step; the context is an input of the recurrent unit (Bahdanau et al. 2014,
+    /// arXiv:1409.0473).
     #[default]
     Bahdanau,
-    /// The state after the step; the context joins the state before the output layer (Luong et al. 2015, arXiv:1508.04025).
+    /// The state after the step; the context joins the state before the output layer (Luong et al. 2015,
+    /// arXiv:1508.04025).
     Luong,
 }
 
@@ -66,8 +68,8 @@ impl<T: Float> RecurrentMemory<T> {
 
 impl RecurrentAttention {
     /// From states of width `query` to memories of width `key`. The additive score projects both to `width`; dot and
-    /// scaled-dot project the query where the widths differ; general has its matrix. With `local`, two linear maps predict the
-    /// center (Luong's local-p).
+    /// scaled-dot project the query where the widths differ; general has its matrix. With `local`, two linear maps
+    /// predict the center (Luong's local-p).
     ///
     /// # Errors
     /// Where the score is none of these.

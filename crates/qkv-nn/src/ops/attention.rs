@@ -1,7 +1,7 @@
 //! Attention on the tape: calls `qkv` over heads stored side by side in a row, `[B, L, H·D]`.
 //!
-//! The engine writes straight into the tape's memory, with the tape's scratch and [`Machine::threads`]. Selections other than
-//! softmax, and captured attentions, go through the call that allocates its output.
+//! The engine writes straight into the tape's memory, with the tape's scratch and [`Machine::threads`]. Selections
+//! other than softmax, and captured attentions, go through the call that allocates its output.
 
 use crate::captured::{Captured, HeadGates};
 use crate::float::Float;
@@ -52,8 +52,8 @@ pub struct AttendOptions<'a> {
     pub key_lengths: Option<&'a [usize]>,
     /// Number of queries of each sequence, `[B]`; the entropy penalty leaves out the padding.
     pub query_lengths: Option<&'a [usize]>,
-    /// Weight of the entropy penalty: this times the mean entropy of the rows of weights is added to the loss. Above 0 it
-    /// keeps attention from spreading, below 0 from collapsing.
+    /// Weight of the entropy penalty: this times the mean entropy of the rows of weights is added to the loss. Above 0
+    /// it keeps attention from spreading, below 0 from collapsing.
     pub entropy: f64,
     /// Position of the first query among the keys.
     pub start: usize,
@@ -270,7 +270,8 @@ impl<T: Float> Tape<'_, T> {
     /// [B, N, Hq]` is for predictive local attention, which has one head.
     ///
     /// # Errors
-    /// Whatever `qkv` refuses: shapes, choices that exclude each other, data that the description needs and a model lacks.
+    /// Whatever `qkv` refuses: shapes, choices that exclude each other, data that the description needs and a model
+    /// lacks.
     pub fn attend(
         &mut self,
         q: &Var<T>,

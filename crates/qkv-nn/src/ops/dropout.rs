@@ -1,5 +1,5 @@
-//! Dropout (Srivastava et al. 2014), alone and fused with a residual sum. The mask is drawn by Philox, and again in the backward
-//! pass instead of being saved.
+//! Dropout (Srivastava et al. 2014), alone and fused with a residual sum. The mask is drawn by Philox, and again in the
+//! backward pass instead of being saved.
 
 use crate::float::Float;
 use crate::machine::Machine;

@@ -27,11 +27,12 @@ impl<T: Float> Backward<T> for GatherBackward {
 }
 
 impl<T: Float> Tape<'_, T> {
-    /// Output row `[b, n]` is row `places[b · N + n]` of the tensors, counted through them in order, or zeros where that is
-    /// `None`: `[B, N, C]`.
+    /// Output row `[b, n]` is row `places[b · N + n]` of the tensors, counted through them in order, or zeros where
+    /// that is `None`: `[B, N, C]`.
     ///
     /// # Panics
-    /// Where the tensors have different widths, there are not as many places as the shape has, or a place is beyond the rows.
+    /// Where the tensors have different widths, there are not as many places as the shape has, or a place is beyond the
+    /// rows.
     pub fn gather(&mut self, parts: &[&Var<T>], places: &[Option<usize>], [batch, length]: [usize; 2]) -> Var<T> {
         let width = parts[0].value.width();
         assert!(parts.iter().all(|part| part.value.width() == width), "rows of one width");

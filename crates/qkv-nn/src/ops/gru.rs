@@ -2,11 +2,12 @@
 //! recurrent product.
 //!
 //! ```text
-//! r = σ(x_r + W_r h + b_r)      z = σ(x_z + W_z h + b_z)      n = tanh(x_n + r ∘ (W_n h + b_n))      h' = (1 − z) ∘ n + z ∘ h
+//! r = σ(x_r + W_r h + b_r)                z = σ(x_z + W_z h + b_z)
+//! n = tanh(x_n + r ∘ (W_n h + b_n))       h' = (1 − z) ∘ n + z ∘ h
 //! ```
 //!
-//! The input's parts, `x_r x_z x_n`, are one linear map of the whole sequence, computed before. A sequence that has ended keeps
-//! its state and gives zeros.
+//! The input's parts, `x_r x_z x_n`, are one linear map of the whole sequence, computed before. A sequence that has
+//! ended keeps its state and gives zeros.
 
 use crate::float::Float;
 use crate::machine::Machine;
@@ -31,7 +32,8 @@ struct GruBackward<T: Float> {
 }
 
 impl<T: Float> Tape<'_, T> {
-    /// Runs over `x [B, N, 3C]` from the state `h [B, 1, C]`: the states after each step, `[B, N, C]`. `W [3C, C]`, `b [3C]`.
+    /// Runs over `x [B, N, 3C]` from the state `h [B, 1, C]`: the states after each step, `[B, N, C]`. `W [3C, C]`, `b
+    /// [3C]`.
     ///
     /// # Panics
     /// Where the shapes do not fit.

@@ -37,7 +37,8 @@ const MAX_QUANTIZED_ROWS: usize = 4;
 enum Saved<T: Float> {
     /// Nothing: the gradient is 1.
     Nothing,
-    /// The output, dropout included: ReLU's gradient is 0 where it is 0, and those of tanh and sigmoid are functions of it.
+    /// The output, dropout included: ReLU's gradient is 0 where it is 0, and those of tanh and sigmoid are functions of
+    /// it.
     Output(Tensor<T>),
     /// The input.
     Input(Tensor<T>),
@@ -101,7 +102,8 @@ impl<T: Float> Tape<'_, T> {
     }
 }
 
-/// Adds the bias and applies activation and dropout to rows, in place or into `out`; `rows` then hold the activation's input.
+/// Adds the bias and applies activation and dropout to rows, in place or into `out`; `rows` then hold the activation's
+/// input.
 fn activate<T: Float>(
     machine: &Machine,
     rows: &mut [T],

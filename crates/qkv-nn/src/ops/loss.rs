@@ -1,7 +1,8 @@
 //! Fused output projection and cross-entropy, with label smoothing.
 //!
-//! Logits of a whole batch over a whole vocabulary would be the largest tensor of a training step. They are computed for
-//! [`ROWS`] rows at a time, replaced in place by their gradient, multiplied into the gradients of `x` and `W`, and dropped.
+//! Logits of a whole batch over a whole vocabulary would be the largest tensor of a training step. They are computed
+//! for [`ROWS`] rows at a time, replaced in place by their gradient, multiplied into the gradients of `x` and `W`, and
+//! dropped.
 
 use super::sum_over;
 use crate::float::Float;
@@ -50,8 +51,8 @@ impl std::ops::AddAssign for Loss {
 const ROWS: usize = 1024;
 
 impl<T: Float> Tape<'_, T> {
-    /// The cross-entropy of the logits `x Wᵀ + b`, with `x [.., C]`, `W [V, C]`, `b [V]`. On a training tape the backward pass
-    /// starts here.
+    /// The cross-entropy of the logits `x Wᵀ + b`, with `x [.., C]`, `W [V, C]`, `b [V]`. On a training tape the
+    /// backward pass starts here.
     ///
     /// # Panics
     /// Where the shapes do not fit, or a class is beyond the vocabulary.

@@ -1,4 +1,5 @@
-//! Layer normalization (Ba et al. 2016, arXiv:1607.06450) and RMS normalization (Zhang and Sennrich 2019, arXiv:1910.07467).
+//! Layer normalization (Ba et al. 2016, arXiv:1607.06450) and RMS normalization (Zhang and Sennrich 2019,
+//! arXiv:1910.07467).
 
 use super::sum_over;
 use crate::float::Float;

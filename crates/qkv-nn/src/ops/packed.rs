@@ -1,5 +1,5 @@
-//! Attention within packed sequences, `[1, T, H·D]`: sequences of several lengths one behind the other, without padding, so
-//! that no layer computes rows that nobody reads. For inference.
+//! Attention within packed sequences, `[1, T, H·D]`: sequences of several lengths one behind the other, without
+//! padding, so that no layer computes rows that nobody reads. For inference.
 
 use super::attention::{AttendOptions, Pass, head_strides};
 use crate::float::Float;
@@ -8,9 +8,9 @@ use crate::tensor::Tensor;
 use qkv::View;
 
 impl<T: Float> Tape<'_, T> {
-    /// Self-attention within each of the packed sequences, whose lengths add up to the rows: from `q [1, T, Hq·D]`,
-    /// `k [1, T, Hk·D]` and `v [1, T, Hk·Dv]`, a tensor `[1, T, Hq·Dv]`. Neighbors of equal length are computed together, so
-    /// sort sequences by length.
+    /// Self-attention within each of the packed sequences, whose lengths add up to the rows: from `q [1, T, Hq·D]`, `k
+    /// [1, T, Hk·D]` and `v [1, T, Hk·Dv]`, a tensor `[1, T, Hq·Dv]`. Neighbors of equal length are computed together,
+    /// so sort sequences by length.
     ///
     /// # Errors
     /// As [`attend`](Tape::attend).

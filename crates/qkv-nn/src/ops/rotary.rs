@@ -1,5 +1,5 @@
-//! Rotary position embedding (RoPE, Su et al. 2021, arXiv:2104.09864): pairs of elements of each head are rotated by angles
-//! that grow with the position, so that the dot product of a query and a key depends on their distance.
+//! Rotary position embedding (RoPE, Su et al. 2021, arXiv:2104.09864): pairs of elements of each head are rotated by
+//! angles that grow with the position, so that the dot product of a query and a key depends on their distance.
 //!
 //! The pairs are `(x[i], x[i + D/2])`, as in the Llama checkpoints of Hugging Face.
 

@@ -1,4 +1,5 @@
-//! The loss of extractive question answering: cross-entropy over the tokens of a sequence, for the start and the end of a span.
+//! The loss of extractive question answering: cross-entropy over the tokens of a sequence, for the start and the end of
+//! a span.
 
 use super::loss::Loss;
 use crate::float::Float;
@@ -6,9 +7,9 @@ use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 
 impl<T: Float> Tape<'_, T> {
-    /// The loss of the logits `[B, N, 2]` of a span's start and end against the target tokens, over the first `lengths[b]`
-    /// tokens of each sequence: the mean of both cross-entropies. On a training tape the backward pass starts here, with the
-    /// gradient of each sequence multiplied by `scale`.
+    /// The loss of the logits `[B, N, 2]` of a span's start and end against the target tokens, over the first
+    /// `lengths[b]` tokens of each sequence: the mean of both cross-entropies. On a training tape the backward pass
+    /// starts here, with the gradient of each sequence multiplied by `scale`.
     ///
     /// # Panics
     /// Where the shapes do not fit, or a target is beyond its sequence.

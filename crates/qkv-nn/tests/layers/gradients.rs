@@ -1,4 +1,4 @@
-//! Every operation's way back, against finite differences in f64.
+//! The backward pass of every operation, against finite differences in f64.
 
 use qkv::{Attention, Bias, Features, Mask};
 use qkv_nn::layers::{AttentionPool, Builder};

@@ -1,4 +1,5 @@
-//! Attention uses as many threads as the machine says, forward, backward and decoding, and gives the same bits with any number.
+//! Attention uses as many threads as the machine says, forward, backward and decoding, and gives the same bits with any
+//! number.
 
 use qkv::{Attention, Cache, Mask};
 use qkv_nn::{AttendOptions, Gradients, Heads, Machine, Parameters, Pool, Tape, Tensor};

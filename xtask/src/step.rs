@@ -1,0 +1,185 @@
+//! One step of a command: a cargo command with its environment, or a check of this crate.
+
+use std::env;
+use std::fs;
+use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Instant;
+
+/// The start of a line by which a test says that it was skipped, and why.
+const SKIPPED: &str = "skipped: ";
+
+/// A step, with its name.
+pub struct Step {
+    name: String,
+    action: Action,
+}
+
+enum Action {
+    Cargo {
+        arguments: String,
+        environment: Vec<(&'static str, String)>,
+        file: Option<&'static str>,
+    },
+    Check {
+        typed: &'static str,
+        check: fn() -> Result<(), String>,
+    },
+    /// What cannot be run here, and why.
+    Skip(String),
+}
+
+impl Step {
+    /// `cargo ARGUMENTS`.
+    pub fn cargo(name: impl Into<String>, arguments: impl Into<String>) -> Step {
+        let action = Action::Cargo { arguments: arguments.into(), environment: Vec::new(), file: None };
+        Step { name: name.into(), action }
+    }
+
+    /// A check of this crate, also run by `cargo xtask TYPED`.
+    pub fn check(name: impl Into<String>, typed: &'static str, check: fn() -> Result<(), String>) -> Step {
+        Step { name: name.into(), action: Action::Check { typed, check } }
+    }
+
+    /// A step that cannot be run here: the reason is in the summary.
+    pub fn skip(name: impl Into<String>, reason: impl Into<String>) -> Step {
+        Step { name: name.into(), action: Action::Skip(reason.into()) }
+    }
+
+    /// With an environment variable.
+    pub fn with(mut self, variable: &'static str, value: impl Into<String>) -> Step {
+        if let Action::Cargo { environment, .. } = &mut self.action {
+            environment.push((variable, value.into()));
+        }
+        self
+    }
+
+    /// Its standard output becomes this file, whole or not at all.
+    pub fn into_file(mut self, path: &'static str) -> Step {
+        if let Action::Cargo { file, .. } = &mut self.action {
+            *file = Some(path);
+        }
+        self
+    }
+
+    /// As one would type it.
+    fn typed(&self) -> String {
+        match &self.action {
+            Action::Cargo { arguments, environment, .. } => {
+                let set: String = environment.iter().map(|(name, value)| format!("{name}='{value}' ")).collect();
+                format!("{set}cargo {arguments}")
+            }
+            Action::Check { typed, .. } => format!("cargo xtask {typed}"),
+            Action::Skip(_) => String::new(),
+        }
+    }
+
+    /// Runs it; returns what it skipped, or the error to print.
+    fn run(&self) -> Result<Vec<String>, String> {
+        match &self.action {
+            Action::Skip(reason) => Ok(vec![format!("{}: {reason}", self.name)]),
+            Action::Check { check, .. } => check().map(|()| Vec::new()),
+            Action::Cargo { arguments, environment, file } => {
+                let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+                let mut command = Command::new(cargo);
+                command.args(arguments.split(' ')).envs(environment.clone());
+                let failed = || format!("error: `{}` failed", self.name);
+                match file {
+                    None => run_collecting(command).ok_or_else(failed),
+                    Some(file) => {
+                        let output = command.stderr(Stdio::inherit()).output().map_err(|_| failed())?;
+                        let written = output.status.success() && fs::write(file, output.stdout).is_ok();
+                        if written { Ok(Vec::new()) } else { Err(failed()) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Runs a command, passes its output through, and collects the lines that say what was skipped; `None` where it fails.
+fn run_collecting(mut command: Command) -> Option<Vec<String>> {
+    if std::io::stderr().is_terminal() {
+        command.env("CARGO_TERM_COLOR", "always");
+    }
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().ok()?;
+    let (out, err) = (child.stdout.take()?, child.stderr.take()?);
+    let out = thread::spawn(move || pass_through(out, &mut std::io::stdout()));
+    let mut skipped = pass_through(err, &mut std::io::stderr());
+    skipped.extend(out.join().unwrap_or_default());
+    child.wait().is_ok_and(|status| status.success()).then_some(skipped)
+}
+
+fn pass_through(from: impl Read, to: &mut impl Write) -> Vec<String> {
+    let (mut from, mut line, mut skipped) = (BufReader::new(from), Vec::new(), Vec::new());
+    while from.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+        // A reader that has gone away (`| head`) does not end the tests.
+        let _ = to.write_all(&line).and_then(|()| to.flush());
+        if let Some(reason) = String::from_utf8_lossy(&line).trim_end().strip_prefix(SKIPPED) {
+            skipped.push(reason.to_string());
+        }
+        line.clear();
+    }
+    skipped
+}
+
+/// Runs the steps, stops at the first failure, and prints a summary of the times and of what was skipped. Returns
+/// whether all went well.
+pub fn run_all(steps: &[Step]) -> bool {
+    let (start, mut times, mut skipped) = (Instant::now(), Vec::new(), Vec::new());
+    for step in steps {
+        eprintln!("\n── {}", step.name);
+        let began = Instant::now();
+        match step.run() {
+            Ok(reasons) => skipped.extend(reasons),
+            Err(error) => {
+                eprintln!("\n{error}\nhint: run it alone with `{}`", step.typed());
+                return false;
+            }
+        }
+        times.push((began.elapsed().as_secs_f64(), &step.name));
+    }
+    if steps.len() > 1 {
+        eprintln!("\n── {} steps, {:.0} s", steps.len(), start.elapsed().as_secs_f64());
+        for (seconds, name) in times {
+            eprintln!("{seconds:>6.0} s  {name}");
+        }
+        eprint!("{}", summary(skipped));
+    }
+    true
+}
+
+/// What was skipped, each reason once.
+fn summary(mut skipped: Vec<String>) -> String {
+    skipped.sort();
+    let mut text = String::from("\n── skipped\n");
+    for same in skipped.chunk_by(|a, b| a == b) {
+        let times = if same.len() > 1 { format!(" ({} times)", same.len()) } else { String::new() };
+        text += &format!("{}{times}\n", same[0]);
+    }
+    if skipped.is_empty() {
+        text += "nothing\n";
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_skipped_tests_are_collected_and_all_lines_passed_on() {
+        let output = "running 2 tests\nskipped: no GPU\nok, not skipped: this\nskipped: no AMX";
+        let mut passed = Vec::new();
+        assert_eq!(pass_through(output.as_bytes(), &mut passed), ["no GPU", "no AMX"]);
+        assert_eq!(passed, output.as_bytes());
+    }
+
+    #[test]
+    fn the_summary_has_each_reason_once() {
+        let reasons = ["no GPU", "no AMX", "no GPU"].map(String::from).to_vec();
+        assert_eq!(summary(reasons), "\n── skipped\nno AMX\nno GPU (2 times)\n");
+        assert_eq!(summary(Vec::new()), "\n── skipped\nnothing\n");
+    }
+}
