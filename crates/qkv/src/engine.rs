@@ -1,5 +1,6 @@
-//! What an engine outside of this crate stands on: a description and its inputs, checked against each other and with the
-//! same words for what does not fit; and the output that it makes. Users of an engine need nothing of this.
+//! For engines outside of this crate: a description and its inputs, checked against each other with the same errors; the
+//! mask in the compiled form that all engines share; and the output that an engine returns. Users of an engine need none of
+//! this.
 //!
 //! ```
 //! use qkv::{Attention, Inputs, Place, Tensor, engine::Problem};
@@ -9,7 +10,32 @@
 //! assert_eq!((problem.b, problem.n, problem.m, problem.place()), (1, 5, 5, Place::Start));
 //! # Ok::<(), qkv::Error>(())
 //! ```
+//!
+//! # Compiled masks
+//!
+//! [`CompiledMask::new`] turns a [`Mask`](crate::Mask) into an expression over simple predicates. An engine takes it as it
+//! needs it: [`classify`](CompiledMask::classify) for the verdict of a tile, [`band`](CompiledMask::band) for kernels that
+//! know intervals, and [`program`](CompiledMask::program) for kernels that interpret a postfix program.
+//!
+//! A [`Step`] of a program has 40 bytes, `{ i32 code; i32 size; i64 x; i64 y; u64 data; i64 count; }`. An interpreter keeps
+//! a stack of booleans (for a pair) or of verdicts (for a tile): a predicate pushes one, `AND` and `OR` replace the two on
+//! top by one, `NOT` negates the one on top. A program without steps allows every pair. [`mask_constants`] has the opcodes
+//! as C++, with the meaning of the operands beside each; `p` is the query's position, `i` its index, `j` the key's index.
+//!
+//! `data` is an offset into [`MaskProgram::data`], a multiple of 16; [`MaskProgram::steps_at`] turns offsets into
+//! addresses. It points to:
+//!
+//! | opcode | data |
+//! | --- | --- |
+//! | `OP_KEY_IN`, `OP_QUERY_IN` | `i64[count]`, ascending |
+//! | `OP_BIGBIRD` | `i32[5]`: blocks of keys, drawn per row, listed rows, low and high word of the seed; then `i32[listed][drawn]` |
+//! | `OP_BLOCKS` | `u8[rows][count]` |
+//!
+//! BigBird's draws for rows (blocks of queries) beyond the list follow [`BigBird::drawn`](crate::BigBird::drawn).
 
+pub use crate::compiled::{
+    Band, CompiledMask, MAX_DRAWN, MAX_STEPS, MaskProgram, Opcode, Step, Verdict, mask_constants,
+};
 pub use crate::problem::Problem;
 
 use crate::output::Output;

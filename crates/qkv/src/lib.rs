@@ -4,6 +4,7 @@
 
 mod attention;
 mod bias;
+mod compiled;
 mod decode;
 mod element;
 pub mod engine;
@@ -40,7 +41,7 @@ pub use half;
 pub use heads::Heads;
 pub use inputs::{Inputs, Upstream};
 pub use lsh::Lsh;
-pub use mask::{BigBird, Blocks, Mask, segments_of};
+pub use mask::{BigBird, Blocks, Mask, MaskData, segments_of};
 pub use output::{Output, OutputMut};
 pub use owned_inputs::OwnedInputs;
 pub use paged::{PagedBatch, PagedCache, SequenceId};

@@ -1,18 +1,20 @@
-//! **Mask**: which keys may a query see? A mask is a description, a tree of simple rules joined by `&`, `|` and `!`.
-//! What a rule needs of the data (lengths, segments, bits) comes with the inputs.
+//! **Mask**: which keys may a query see? A mask is a description, an expression of simple masks joined by `&`, `|` and `!`.
+//! The data that some masks read (lengths, segments, bits) comes with the inputs.
 //!
-//! Here is what each rule *means*, one pair at a time ([`Mask::allows`]); how the engine finds out for a whole tile at
-//! once is its own business, and is held to this.
+//! [`Mask::allows`] defines what each mask means, one pair at a time. The [compiled form](crate::engine::CompiledMask),
+//! which engines run, is tested against it. `docs/adding-a-mask.md` says what a new mask needs.
 
 use crate::error::{Error, Result};
 use crate::lsh::Lsh;
 use crate::place::Place;
-use qkv_simd::{View, philox};
+use crate::problem::Problem;
+use qkv_simd::{Element, View, philox};
 use serde::{Deserialize, Serialize};
 use std::ops::{BitAnd, BitOr, Not};
 use std::sync::Arc;
 
-/// Which keys a query may see. `p` is the query's [place](Place); no rule is causal by itself.
+/// Which keys a query may see. `p` is the query's position (see [`Place`]), `j` the key's index. Patterns are not causal by
+/// themselves: join them with `& Mask::causal()`.
 ///
 /// ```
 /// use qkv::{Attention, Inputs, Mask, Tensor};
@@ -162,7 +164,7 @@ impl Mask {
         Mask::Segments
     }
 
-    /// Any bits: pairs where the input `mask`, which broadcasts to `[B, Hq, N, M]`, is not 0.
+    /// Any bits: pairs where the input `bits`, which broadcasts to `[B, Hq, N, M]`, is `true` or not 0.
     ///
     /// ```
     /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 2, 3, 4], 1);
@@ -312,41 +314,121 @@ pub fn segments_of(cumulative: &[usize]) -> Result<Vec<i32>> {
     Ok(segments)
 }
 
-/// What rules look at besides the description: the sizes, the places of the queries, and the data given for masks.
+/// What a mask depends on besides its description: the number of queries and keys, where the queries stand, and the data
+/// of the call. For [`Mask::allows`].
+///
+/// ```
+/// use qkv::{Mask, MaskData, Place};
+/// // Two new tokens at the end of six keys.
+/// let data = MaskData::new(2, 6).place(Place::End);
+/// assert!(!Mask::causal().allows(0, 5, &data)?);
+/// assert!(Mask::causal().allows(1, 5, &data)?);
+/// # Ok::<(), qkv::Error>(())
+/// ```
 #[derive(Clone, Debug)]
-pub(crate) struct Scene<'a> {
-    pub n: usize,
-    pub m: usize,
-    pub place: Place,
-    pub positions: Option<&'a [i64]>,
-    pub lengths: Option<&'a [usize]>,
-    pub segments: Option<(&'a [i32], &'a [i32])>,
+pub struct MaskData<'a> {
+    pub(crate) n: usize,
+    pub(crate) m: usize,
+    pub(crate) place: Place,
+    /// The sequence and the query head of [`Mask::allows`].
+    pub(crate) of: [usize; 2],
+    pub(crate) positions: Option<&'a [i64]>,
+    pub(crate) lengths: Option<&'a [usize]>,
+    pub(crate) segments: Option<(&'a [i32], &'a [i32])>,
     /// Broadcast to `[B, Hq, N, M]`.
-    pub bits: Option<View<'a, u8>>,
+    pub(crate) bits: Option<View<'a, u8>>,
     /// Of queries, `[B, Hq, N, rounds]`, and of keys, `[B, Hk, M, rounds]`.
-    pub buckets: Option<(View<'a, i32>, View<'a, i32>)>,
-    /// Query heads for each key head, and query heads in all.
-    pub group: usize,
-    pub heads: usize,
-    /// The predicted centres of queries, `[B, Hq, N]`.
-    pub centers: Option<Arc<[f64]>>,
+    pub(crate) buckets: Option<(View<'a, i32>, View<'a, i32>)>,
+    /// Query heads per key head, and query heads in all.
+    pub(crate) group: usize,
+    pub(crate) heads: usize,
+    /// The predicted centers of queries, `[B, Hq, N]`.
+    pub(crate) centers: Option<Arc<[f64]>>,
 }
 
-impl Scene<'_> {
+impl<'a> MaskData<'a> {
+    /// `n` queries and `m` keys, the queries from the first key on.
+    pub fn new(n: usize, m: usize) -> Self {
+        MaskData {
+            n,
+            m,
+            place: Place::Start,
+            of: [0; 2],
+            positions: None,
+            lengths: None,
+            segments: None,
+            bits: None,
+            buckets: None,
+            group: 1,
+            heads: 1,
+            centers: None,
+        }
+    }
+
+    /// The data of a call, for all its sequences and heads.
+    pub fn of<T: Element>(problem: &Problem<'a, T>) -> Self {
+        problem.scene.clone()
+    }
+
+    /// Where the queries stand; [`Place::Given`] needs [`positions`](MaskData::positions).
+    pub fn place(mut self, place: Place) -> Self {
+        self.place = place;
+        self
+    }
+
+    /// The position of each query, `[B, N]`.
+    pub fn positions(mut self, positions: &'a [i64]) -> Self {
+        (self.place, self.positions) = (Place::Given, Some(positions));
+        self
+    }
+
+    /// The number of keys of each sequence, `[B]`.
+    pub fn lengths(mut self, lengths: &'a [usize]) -> Self {
+        self.lengths = Some(lengths);
+        self
+    }
+
+    /// The segment of each query, `[B, N]`, and of each key, `[B, M]`.
+    pub fn segments(mut self, queries: &'a [i32], keys: &'a [i32]) -> Self {
+        self.segments = Some((queries, keys));
+        self
+    }
+
+    /// A bit per pair, `[B, Hq, N, M]`.
+    pub fn bits(mut self, bits: impl Into<View<'a, u8>>) -> Self {
+        self.bits = Some(bits.into());
+        self
+    }
+
+    /// The hash buckets of queries, `[B, Hq, N, rounds]`, and of keys, `[B, Hk, M, rounds]`.
+    pub fn buckets(mut self, queries: impl Into<View<'a, i32>>, keys: impl Into<View<'a, i32>>) -> Self {
+        let (queries, keys) = (queries.into(), keys.into());
+        self.heads = queries.shape()[1];
+        self.group = self.heads.checked_div(keys.shape()[1]).unwrap_or(1).max(1);
+        self.buckets = Some((queries, keys));
+        self
+    }
+
+    /// Another sequence and query head than the first.
+    pub fn at(mut self, sequence: usize, head: usize) -> Self {
+        self.of = [sequence, head];
+        self
+    }
+
     /// Whether a query and a key share a bucket in this round.
     #[inline]
-    pub fn share_bucket(&self, b: usize, h: usize, i: usize, j: usize, round: usize) -> bool {
+    pub(crate) fn share_bucket(&self, b: usize, h: usize, i: usize, j: usize, round: usize) -> bool {
         self.buckets.is_none_or(|(q, k)| q.at(b, h, i, round) == k.at(b, h / self.group, j, round))
     }
 
-    /// The predicted centres of a head's queries.
-    pub fn center(&self, b: usize, h: usize) -> Option<impl Fn(usize) -> f64> {
+    /// The predicted centers of a head's queries.
+    pub(crate) fn center(&self, b: usize, h: usize) -> Option<impl Fn(usize) -> f64> {
         self.centers.as_ref().map(|centers| move |i: usize| centers[(b * self.heads + h) * self.n + i])
     }
 
-    /// `p(i)`.
+    /// `p(i)`, the position of query `i` of sequence `b`.
     #[inline]
-    pub fn place(&self, b: usize, i: usize) -> i64 {
+    pub(crate) fn position(&self, b: usize, i: usize) -> i64 {
         match (self.place, self.positions) {
             (Place::Given, Some(positions)) => positions[b * self.n + i],
             (Place::Start | Place::Given, _) => i as i64,
@@ -354,18 +436,78 @@ impl Scene<'_> {
             (Place::Offset(offset), _) => (i as i64).saturating_add(offset),
         }
     }
+
+    /// Checks that the data that a mask reads is there and large enough for a pair.
+    fn check(&self, mask: &Mask, i: usize, j: usize) -> Result<()> {
+        let [b, h] = self.of;
+        let outside = |name, at: usize, limit: usize| Err(Error::value(name, at, format!("less than {limit}")));
+        if i >= self.n {
+            return outside("query", i, self.n);
+        }
+        if j >= self.m {
+            return outside("key", j, self.m);
+        }
+        mask.check(self.n, self.m)?;
+        let large_enough = |used: bool, tensor: &'static str, len: Option<usize>, needed: usize| match len {
+            _ if !used => Ok(()),
+            None => Err(Error::Missing { tensor, needed_by: "the mask" }),
+            Some(len) if len < needed => Err(Error::shape(tensor, &[len], format!("{needed} entries at least"))),
+            Some(_) => Ok(()),
+        };
+        let views = |used: bool, tensor, shape: Option<[usize; 4]>, needed: [usize; 4]| match shape {
+            Some(found) if used && found.iter().zip(needed).any(|(&found, needed)| found < needed) => {
+                Err(Error::shape(tensor, &found, format!("{needed:?} at least")))
+            }
+            shape => large_enough(used, tensor, shape.map(|_| 0), 0),
+        };
+        let rows = (b + 1) * self.n;
+        large_enough(self.place == Place::Given, "positions", self.positions.map(<[_]>::len), rows)?;
+        large_enough(mask.uses(&Mask::Lengths), "lengths", self.lengths.map(<[_]>::len), b + 1)?;
+        let segments = mask.uses(&Mask::Segments);
+        large_enough(segments, "segments_q", self.segments.map(|(q, _)| q.len()), rows)?;
+        large_enough(segments, "segments_k", self.segments.map(|(_, k)| k.len()), (b + 1) * self.m)?;
+        views(mask.uses(&Mask::Bits), "bits", self.bits.map(|bits| bits.shape()), [b + 1, h + 1, self.n, self.m])?;
+        let (used, rounds) = mask.lsh_buckets().map_or((false, 0), |lsh| (true, lsh.rounds));
+        let (queries, keys) = self.buckets.map(|(q, k)| (q.shape(), k.shape())).unzip();
+        views(used, "buckets of queries", queries, [b + 1, h + 1, self.n, rounds])?;
+        views(used, "buckets of keys", keys, [b + 1, h / self.group + 1, self.m, rounds])
+    }
 }
 
 impl Mask {
-    /// Whether query `i` may see key `j`: the definition, one pair at a time.
-    pub(crate) fn allows(&self, scene: &Scene<'_>, b: usize, h: usize, i: usize, j: usize) -> bool {
-        let (p, k) = (scene.place(b, i), j as i64);
+    /// Whether query `i` may see key `j`. This is the definition of every mask, one pair at a time; engines run a compiled
+    /// form that agrees with it.
+    ///
+    /// ```
+    /// use qkv::{Mask, MaskData};
+    /// let mask = Mask::causal() & (Mask::window(2, 0) | Mask::longformer(0, [0]));
+    /// let data = MaskData::new(6, 6);
+    /// for i in 0..6 {
+    ///     let row: String = (0..6).map(|j| if mask.allows(i, j, &data).unwrap() { 'x' } else { '.' }).collect();
+    ///     println!("{row}");
+    /// }
+    /// assert!(mask.allows(5, 0, &data)? && !mask.allows(5, 1, &data)? && mask.allows(5, 3, &data)?);
+    /// assert!(Mask::lengths().allows(0, 0, &data).is_err()); // it needs `lengths`
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the pair is outside, or data that the mask reads is missing or too small.
+    pub fn allows(&self, query: usize, key: usize, data: &MaskData<'_>) -> Result<bool> {
+        data.check(self, query, key)?;
+        let [b, h] = data.of;
+        Ok(self.allows_pair(data, b, h, query, key))
+    }
+
+    /// [`allows`](Mask::allows) for any sequence and head, without checks.
+    pub(crate) fn allows_pair(&self, data: &MaskData<'_>, b: usize, h: usize, i: usize, j: usize) -> bool {
+        let (p, k) = (data.position(b, i), j as i64);
         match self {
             Mask::Full => true,
             Mask::Causal => k <= p,
-            Mask::Lengths => scene.lengths.is_none_or(|lengths| j < lengths[b]),
-            Mask::Segments => scene.segments.is_none_or(|(q, k)| q[b * scene.n + i] == k[b * scene.m + j]),
-            Mask::Bits => scene.bits.is_none_or(|bits| bits.at(b, h, i, j) != 0),
+            Mask::Lengths => data.lengths.is_none_or(|lengths| j < lengths[b]),
+            Mask::Segments => data.segments.is_none_or(|(q, k)| q[b * data.n + i] == k[b * data.m + j]),
+            Mask::Bits => data.bits.is_none_or(|bits| bits.at(b, h, i, j) != 0),
             Mask::Window { left, right } => p.saturating_sub(clamp(*left)) <= k && k <= p.saturating_add(clamp(*right)),
             Mask::Strided { stride } => {
                 let stride = clamp(*stride);
@@ -383,20 +525,41 @@ impl Mask {
                 let size = clamp(pattern.block);
                 let (row, col) = (p.div_euclid(size), k / size);
                 let drawn = || {
-                    row >= 0 && pattern.drawn(row as usize, scene.m.div_ceil(pattern.block)).contains(&(col as usize))
+                    row >= 0 && pattern.drawn(row as usize, data.m.div_ceil(pattern.block)).contains(&(col as usize))
                 };
                 let globals = clamp(pattern.globals);
                 (row - col).abs() <= clamp(pattern.window / 2) || row < globals && row >= 0 || col < globals || drawn()
             }
             Mask::Blocks(blocks) => blocks.seen[i / blocks.size][j / blocks.size],
-            Mask::Lsh(lsh) => (0..lsh.rounds).any(|round| scene.share_bucket(b, h, i, j, round)),
-            Mask::And(a, b_) => a.allows(scene, b, h, i, j) && b_.allows(scene, b, h, i, j),
-            Mask::Or(a, b_) => a.allows(scene, b, h, i, j) || b_.allows(scene, b, h, i, j),
-            Mask::Not(a) => !a.allows(scene, b, h, i, j),
+            Mask::Lsh(lsh) => (0..lsh.rounds).any(|round| data.share_bucket(b, h, i, j, round)),
+            Mask::And(x, y) => x.allows_pair(data, b, h, i, j) && y.allows_pair(data, b, h, i, j),
+            Mask::Or(x, y) => x.allows_pair(data, b, h, i, j) || y.allows_pair(data, b, h, i, j),
+            Mask::Not(x) => !x.allows_pair(data, b, h, i, j),
         }
     }
 
-    /// Whether this very rule is anywhere in the tree.
+    /// What it is called in messages.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Mask::Full => "a full mask",
+            Mask::Causal => "a causal mask",
+            Mask::Lengths => "a padding mask",
+            Mask::Segments => "a segment mask",
+            Mask::Bits => "a mask of bits",
+            Mask::Window { .. } => "a window",
+            Mask::Strided { .. } => "a strided mask",
+            Mask::Fixed { .. } => "a fixed mask",
+            Mask::Longformer { .. } => "a longformer mask",
+            Mask::BigBird(_) => "a bigbird mask",
+            Mask::Blocks(_) => "a mask of blocks",
+            Mask::Lsh(_) => "a mask of hash buckets",
+            Mask::And(..) => "masks joined by `&`",
+            Mask::Or(..) => "masks joined by `|`",
+            Mask::Not(_) => "a mask negated by `!`",
+        }
+    }
+
+    /// Whether this very mask is anywhere in the expression.
     ///
     /// ```
     /// # use qkv::Mask;
@@ -410,7 +573,7 @@ impl Mask {
         }
     }
 
-    /// The hash that is anywhere in the tree; of several, the first.
+    /// The hash of the LSH mask anywhere in the expression; of several, the first.
     pub fn lsh_buckets(&self) -> Option<Lsh> {
         match self {
             Mask::Lsh(lsh) => Some(*lsh),
@@ -420,7 +583,7 @@ impl Mask {
         }
     }
 
-    /// Refuses numbers that make no sense for `n` queries and `m` keys.
+    /// Refuses numbers without meaning for `n` queries and `m` keys.
     pub(crate) fn check(&self, n: usize, m: usize) -> Result<()> {
         match self {
             Mask::Strided { stride: 0 } => Err(Error::value("strided", 0, "a stride of at least 1")),
@@ -461,7 +624,45 @@ impl Mask {
     }
 }
 
-/// A size as a signed distance; a size beyond any sequence is "without limit".
+/// A size as a signed distance; a size beyond any sequence means no limit.
 pub(crate) fn clamp(size: usize) -> i64 {
     i64::try_from(size).unwrap_or(i64::MAX / 4).min(i64::MAX / 4)
+}
+
+/// Random masks, for property tests of everything that interprets a mask.
+#[cfg(test)]
+pub(crate) mod arbitrary {
+    use super::{BigBird, Blocks, Mask};
+    use crate::place::Place;
+    use proptest::prelude::*;
+
+    /// Masks that depend on positions alone, for up to 800 queries and keys: one of each, and expressions of them.
+    pub fn masks() -> impl Strategy<Value = Mask> {
+        let leaf = prop_oneof![
+            Just(Mask::causal()),
+            (0usize..200, 0usize..200).prop_map(|(l, r)| Mask::window(l, r)),
+            (1usize..90).prop_map(Mask::strided),
+            (1usize..90).prop_flat_map(|s| (Just(s), 1..=s)).prop_map(|(s, c)| Mask::fixed(s, c)),
+            (0usize..100, prop::collection::vec(0usize..500, 0..9)).prop_map(|(w, g)| Mask::longformer(w, g)),
+            (1usize..90, 0usize..5, 0usize..3, 0usize..4).prop_map(|(block, window, globals, random)| {
+                Mask::bigbird(BigBird { block, window, globals, random, seed: 9 })
+            }),
+            (40usize..90).prop_map(|size| {
+                let seen = (0..20).map(|r| (0..20).map(|c| (r * 7 + c * 3) % 5 < 2).collect()).collect();
+                Mask::blocks(Blocks { size, seen })
+            }),
+        ];
+        leaf.prop_recursive(2, 5, 2, |inner| {
+            prop_oneof![
+                (inner.clone(), inner.clone()).prop_map(|(a, b)| a & b),
+                (inner.clone(), inner.clone()).prop_map(|(a, b)| a | b),
+                inner.prop_map(|a| !a),
+            ]
+        })
+    }
+
+    /// Places of queries, before, among and beyond the keys.
+    pub fn places() -> impl Strategy<Value = Place> {
+        prop_oneof![Just(Place::Start), Just(Place::End), (-300i64..300).prop_map(Place::Offset)]
+    }
 }

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::feature;
 use crate::heads::Heads;
 use crate::inputs::{Inputs, Upstream};
-use crate::mask::{Mask, Scene};
+use crate::mask::{Mask, MaskData};
 use crate::place::Place;
 use crate::score::{Scale, Score};
 use crate::select::Select;
@@ -41,7 +41,7 @@ pub struct Problem<'a, T: Element> {
     pub dv: usize,
     /// The width in which scores are computed: `D`, `Dk` for the general score, `A` for the additive.
     pub width: usize,
-    pub(crate) scene: Scene<'a>,
+    pub(crate) scene: MaskData<'a>,
     /// The bias tensor, broadcast to `[B, Hq, N, M]`.
     pub bias: Option<View<'a, T>>,
     /// The ALiBi slope of each query head; empty without.
@@ -73,9 +73,7 @@ impl<'a, T: Element> Problem<'a, T> {
         checked_len::<f64>("k", &at_least_one([b, hk, m, dk.max(dv)]))?;
         let width = score_width(attention.score, &inputs, heads, d, dk)?;
         let slopes = if attention.bias.alibi { alibi_slopes(hq) } else { Vec::new() };
-        let scene = Scene {
-            n,
-            m,
+        let scene = MaskData {
             place,
             positions: inputs.positions,
             lengths: inputs.lengths,
@@ -85,6 +83,7 @@ impl<'a, T: Element> Problem<'a, T> {
             group: heads.group,
             heads: hq,
             centers: inputs.center.map(|center| center.iter().map(|c| c.to_f64()).collect()),
+            ..MaskData::new(n, m)
         };
         let bias = broadcast("bias", inputs.bias, [b, hq, n, m])?;
         let problem = Problem { attention, inputs, heads, b, n, m, d, dk, dv, width, scene, bias, slopes };
@@ -227,10 +226,6 @@ impl<'a, T: Element> Problem<'a, T> {
         if self.attention.misplaced_straight_through {
             return conflict("straight-through", "a selection that is not hard", "it comes after `hard` or `sample`");
         }
-        if self.attention.draws() && self.inputs.seed.is_none() {
-            let needed_by = if dropout.is_some() { "dropout" } else { "sampled hard attention" };
-            return Err(Error::Missing { tensor: "seed", needed_by });
-        }
         if *select != Select::Soft {
             let other = "a selection other than softmax";
             if dropout.is_some_and(|dropout| dropout.p > 0.0) {
@@ -249,6 +244,10 @@ impl<'a, T: Element> Problem<'a, T> {
                 return conflict("entropy", "top-k or sparsemax", "it is that of a softmax over all keys");
             }
             _ => {}
+        }
+        if self.attention.draws() && self.inputs.seed.is_none() {
+            let needed_by = if dropout.is_some() { "dropout" } else { "sampled hard attention" };
+            return Err(Error::Missing { tensor: "seed", needed_by });
         }
         given_if(
             local.is_some(),

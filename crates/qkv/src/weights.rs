@@ -1,11 +1,10 @@
 //! **Weights on demand**: any rows, any rectangle, or a picture of any size, recomputed exactly from q, k and the
 //! log-sum-exp. Nothing larger than what is asked for and its two sides is stored.
 
+use crate::compiled::{Expr, Verdict};
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::exact::{
-    FinalWeights, KeyBlocks, KeyBuffers, Operand, Plan, RowAt, Rule, ScoreOperands, TileMask, TileOps, Verdict,
-};
+use crate::exact::{FinalWeights, KeyBlocks, KeyBuffers, Operand, Plan, RowAt, ScoreOperands, TileMask, TileOps};
 use crate::feature::{self, Weigher};
 use crate::output::Output;
 use crate::problem::Problem;
@@ -261,7 +260,7 @@ impl<T: qkv_simd::Element> Weights<'_, T> {
             });
         }
         let operands = ScoreOperands::new(problem, &scratch, threads);
-        let plan = Plan::natural_over(Rule::of(problem), &problem.scene, cols);
+        let plan = Plan::natural_over(Expr::of(problem), &problem.scene, cols);
         let piece = &plan.pieces[0];
         let ops = TileOps::after(problem, self.out);
         let final_weights = FinalWeights { ops: &ops, out: self.out };
@@ -274,7 +273,7 @@ impl<T: qkv_simd::Element> Weights<'_, T> {
         let worker = || (ops.score_gemm(&scratch), tile(), scratch.take(room));
         for_each_task(threads, tasks, worker, |(gemm, (q, scores, mask), room), at| {
             let mut weigh = |rows: &[usize], report: &mut Report<'_, T::Acc>| {
-                let at = |&i: &usize| RowAt { b, h, i, p: problem.scene.place(b, i) };
+                let at = |&i: &usize| RowAt { b, h, i, p: problem.scene.position(b, i) };
                 let rows: Vec<RowAt> = rows.iter().map(at).collect();
                 let finite = gemm.pack_a(queries, rows.iter().map(|row| (b, h, row.i)), q);
                 for tile in piece.key_tiles() {

@@ -121,7 +121,7 @@ fn parameters_of_the_wrong_size_are_named() {
     let bits = Tensor::from_fn([1, 3, 6, 6], |_| 1u8);
     assert_eq!(
         error(Attention::dot().mask(Mask::bits()).forward(inputs().bits(&bits))),
-        "`mask` has shape [1, 3, 6, 6], expected something that broadcasts to [2, 4, 6, 6]"
+        "`bits` has shape [1, 3, 6, 6], expected something that broadcasts to [2, 4, 6, 6]"
     );
     let bias = t([2, 4, 6, 5]);
     assert_eq!(

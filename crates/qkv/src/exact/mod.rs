@@ -28,8 +28,8 @@ pub(crate) use backward::backward;
 pub(crate) use decode::decode;
 pub(crate) use forward::forward;
 pub(crate) use pack::{KeyBlocks, KeyBuffers, Operand};
-pub(crate) use plan::rule::{Rule, Verdict};
-pub(crate) use plan::{Plan, tiles};
+
+pub(crate) use plan::{Plan, order, tiles};
 pub(crate) use scores::projection::ScoreOperands;
 pub(crate) use scores::{RowAt, TileMask, TileOps};
 pub(crate) use select::{FinalWeights, select};

@@ -63,7 +63,7 @@ pub(crate) fn check(attention: &Attention, d: usize, dv: usize) -> Result<()> {
             return Err(Error::Conflict { first: "linear attention", second, reason });
         }
     }
-    sequence::Rules::new(&attention.mask)?;
+    sequence::PrefixMask::new(&attention.mask)?;
     match (features, scale) {
         (Features::Favor { count, .. }, _) if count == 0 || count > MOST => {
             Err(Error::value("favor", count, format!("1 to {MOST} features")))

@@ -4,55 +4,50 @@
 //! Keys are cut into *chunks*, at whose borders the state is known, and chunks into *spans*, whose states are made in
 //! parallel. Queries are cut into *pieces*, the tasks of a pass. All cuts depend on shapes and places alone.
 
+use crate::compiled::{Band, CompiledMask};
 use crate::error::{Error, Result};
 use crate::mask::Mask;
+use crate::place::Place;
 use crate::problem::Problem;
 use crate::tuning::{CHUNK, SPAN};
 use qkv_simd::Element;
 use std::ops::Range;
 
-/// Which of the masks that go with linear attention are on.
+/// The masks that linear attention computes: each query sees a prefix of its sequence.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Rules {
+pub(super) struct PrefixMask {
     pub causal: bool,
     lengths: bool,
     segments: bool,
 }
 
-impl Rules {
-    /// What the mask comes to, or why it does not go with linear attention.
-    pub fn new(mask: &Mask) -> Result<Rules> {
-        let refused = |second| {
-            let reason = "only full, causal, lengths, segments and `&` of these leave each query the first keys of a \
-                          sequence";
-            Err(Error::Conflict { first: "linear attention", second, reason })
-        };
-        let on = Rules::default();
-        match mask {
-            Mask::Full => Ok(on),
-            Mask::Causal => Ok(Rules { causal: true, ..on }),
-            Mask::Lengths => Ok(Rules { lengths: true, ..on }),
-            Mask::Segments => Ok(Rules { segments: true, ..on }),
-            Mask::And(a, b) => {
-                let (a, b) = (Rules::new(a)?, Rules::new(b)?);
-                Ok(Rules {
-                    causal: a.causal || b.causal,
-                    lengths: a.lengths || b.lengths,
-                    segments: a.segments || b.segments,
-                })
-            }
-            Mask::Or(..) => refused("masks joined by `|`"),
-            Mask::Not(_) => refused("a mask turned round by `!`"),
-            Mask::Bits => refused("a mask of bits"),
-            Mask::Window { .. } => refused("a window"),
-            Mask::Strided { .. } => refused("a strided mask"),
-            Mask::Fixed { .. } => refused("a fixed mask"),
-            Mask::Longformer { .. } => refused("a longformer mask"),
-            Mask::BigBird(_) => refused("a bigbird mask"),
-            Mask::Blocks(_) => refused("a mask of blocks"),
-            #[allow(unreachable_patterns)] // a mask that is added elsewhere is refused here
-            _ => refused("this mask"),
-        }
+impl PrefixMask {
+    /// From the compiled mask.
+    ///
+    /// # Errors
+    /// Names the first part of the mask that is no prefix.
+    pub fn new(mask: &Mask) -> Result<PrefixMask> {
+        PrefixMask::of(mask).ok_or_else(|| Error::Conflict {
+            first: "linear attention",
+            second: no_prefix(mask).unwrap_or(mask).name(),
+            reason: "only full, causal, lengths, segments and `&` of these let each query see the first keys of a \
+                     sequence",
+        })
+    }
+
+    fn of(mask: &Mask) -> Option<PrefixMask> {
+        let Band { limited, left, right, lengths, segments, .. } =
+            CompiledMask::new(mask, 0, 0, Place::Start).band()?;
+        let prefix = !limited || (left, right) == (Band::UNLIMITED, 0);
+        prefix.then_some(PrefixMask { causal: limited, lengths, segments })
+    }
+}
+
+/// The first operand of nested `&` that is no prefix mask.
+fn no_prefix(mask: &Mask) -> Option<&Mask> {
+    match mask {
+        Mask::And(a, b) => no_prefix(a).or_else(|| no_prefix(b)),
+        mask => PrefixMask::of(mask).is_none().then_some(mask),
     }
 }
 
@@ -141,18 +136,18 @@ pub(super) struct Plan {
 
 impl Plan {
     pub fn new<T: Element>(problem: &Problem<'_, T>) -> Plan {
-        let rules = Rules::new(&problem.attention.mask).expect("checked");
+        let mask = PrefixMask::new(&problem.attention.mask).expect("checked");
         let (scene, &Problem { n, m, .. }) = (&problem.scene, problem);
         let mut plan = Plan::default();
         for b in 0..problem.b {
-            let length = scene.lengths.filter(|_| rules.lengths).map_or(m, |lengths| lengths[b]);
-            match scene.segments.filter(|_| rules.segments) {
-                None => plan.add(problem, rules, b, Keys::First(length), 0..n),
+            let length = scene.lengths.filter(|_| mask.lengths).map_or(m, |lengths| lengths[b]);
+            match scene.segments.filter(|_| mask.segments) {
+                None => plan.add(problem, mask, b, Keys::First(length), 0..n),
                 Some((queries, keys)) => {
                     let (queries, keys) = (&queries[b * n..][..n], &keys[b * m..][..length]);
                     let (queries, keys) = (Gathered::new(queries), Gathered::new(keys));
                     for (id, indices) in queries.segments() {
-                        plan.add(problem, rules, b, Keys::These(keys.of(id).to_vec()), indices.iter().copied());
+                        plan.add(problem, mask, b, Keys::These(keys.of(id).to_vec()), indices.iter().copied());
                     }
                 }
             }
@@ -181,15 +176,15 @@ impl Plan {
     fn add<T: Element>(
         &mut self,
         problem: &Problem<'_, T>,
-        rules: Rules,
+        mask: PrefixMask,
         b: usize,
         keys: Keys,
         queries: impl Iterator<Item = usize>,
     ) {
-        let mut sequence = Sequence { b, causal: rules.causal, keys, queries: Vec::new() };
+        let mut sequence = Sequence { b, causal: mask.causal, keys, queries: Vec::new() };
         for i in queries {
-            let seen = if rules.causal {
-                let before = (problem.scene.place(b, i) + 1).clamp(0, problem.m as i64) as usize; // keys at or before it
+            let seen = if mask.causal {
+                let before = (problem.scene.position(b, i) + 1).clamp(0, problem.m as i64) as usize; // keys at or before it
                 match &sequence.keys {
                     Keys::First(len) => before.min(*len),
                     Keys::These(keys) => keys.partition_point(|&j| j < before),

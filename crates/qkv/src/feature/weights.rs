@@ -69,7 +69,7 @@ impl<'a, T: Element> Weigher<'a, T> {
             for (r, i) in rows.clone().enumerate() {
                 let seen = &mut self.tile[r * CHUNK..][..keys.len()];
                 for (weight, j) in seen.iter_mut().zip(keys.clone()) {
-                    if !mask.allows(scene, b, h, i, j) {
+                    if !mask.allows_pair(scene, b, h, i, j) {
                         *weight = T::Acc::ZERO;
                     }
                 }

@@ -10,10 +10,10 @@ mod piece_gradients;
 pub(crate) mod row_terms;
 mod tile;
 
+use crate::compiled::Expr;
 use crate::error::Result;
 use crate::exact::pack::Operand;
 use crate::exact::pack::query_blocks::{QueryBlocks, QueryBuffers};
-use crate::exact::plan::rule::Rule;
 use crate::exact::plan::{Piece, Plan};
 use crate::exact::scores::TileOps;
 use crate::exact::scores::projection::{ProjectedSide, ScoreOperands, backward_projection};
@@ -48,7 +48,7 @@ pub(crate) fn backward<T: Element>(
     // chose is known by its natural index.
     let plan = match bias_shape {
         None if problem.attention.select == Select::Soft => Plan::new(problem),
-        _ => Plan::natural(Rule::of(problem), &problem.scene),
+        _ => Plan::natural(Expr::of(problem), &problem.scene),
     };
     let operands = ScoreOperands::new(problem, scratch, threads);
     let ops = TileOps::after(problem, out);

@@ -5,12 +5,12 @@
 
 use super::bias::{BiasGradient, TableGradient, TileStep};
 use super::{BackwardPass, QueryGradients, next_turn};
+use crate::compiled::Verdict;
 use crate::exact::gemm::by_key::{PackedQueries, TransposedProduct};
 use crate::exact::gemm::{Arithmetic, PackedRows, TileGemm};
 use crate::exact::pack::query_blocks::QueryBlocks;
 use crate::exact::plan::Piece;
 use crate::exact::plan::order::TileKeys;
-use crate::exact::plan::rule::Verdict;
 use crate::exact::scores::{RowAt, SavedScores, TileMask};
 use crate::exact::select::{chosen_in, one_hot};
 use crate::scratch::Buffer;
@@ -148,7 +148,7 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         worker.rows.clear();
         worker.rows.extend(piece.query_range(step.query_tile).map(|at| {
             let i = piece.queries.index(b, h, at);
-            RowAt { b, h, i, p: problem.scene.place(b, i) }
+            RowAt { b, h, i, p: problem.scene.position(b, i) }
         }));
         let at = (b, h, step.query_tile);
         let queries = blocks.queries(at, &mut worker.gemm, &mut worker.score_gemm);

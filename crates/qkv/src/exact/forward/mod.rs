@@ -4,10 +4,10 @@
 //! row, its unnormalised sum with the maximum and the mass that belong to it; these are then merged in the order of the
 //! pieces.
 
+use crate::compiled::Verdict;
 use crate::exact::gemm::{Arithmetic, PackedRows, TileGemm};
 use crate::exact::pack::{KeyBlocks, KeyBuffers, Operand};
 use crate::exact::plan::order::Places;
-use crate::exact::plan::rule::Verdict;
 use crate::exact::plan::{Piece, Plan};
 use crate::exact::scores::projection::ScoreOperands;
 use crate::exact::scores::{RowAt, SavedScores, TileMask, TileOps};
@@ -175,7 +175,7 @@ impl QueryTiling {
         for h in slot * self.heads..(slot + 1) * self.heads {
             out.extend(piece.query_range(tile).map(|at| {
                 let i = piece.queries.index(b, h, at);
-                RowAt { b, h, i, p: problem.scene.place(b, i) }
+                RowAt { b, h, i, p: problem.scene.position(b, i) }
             }));
         }
     }

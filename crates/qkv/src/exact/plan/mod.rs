@@ -1,34 +1,34 @@
-//! Which tiles are touched, in which order of the sequence.
+//! The tile schedule: which tiles are visited, and in which order of the sequence.
 //!
-//! A plan is a list of pieces that together keep every pair once. A piece has an order of the queries and of the keys in
-//! which what it keeps lies together: the natural one, or a list. Tiles are looked at lazily, row by row or column by
-//! column; one that keeps nothing is never touched.
+//! A plan is a list of pieces that together cover every allowed pair exactly once. Each piece has an order of the queries
+//! and of the keys in which its pairs are dense: the natural order, or a gathered list. Verdicts are computed lazily, row
+//! by row or column by column; empty tiles are never visited.
 
 pub(crate) mod order;
-pub(crate) mod rule;
 
 use crate::attention::Tiles;
+use crate::compiled::predicate::{ClassOf, Extent, Predicate, Side, TileAt, class_of_bucket};
+use crate::compiled::{Bits, Expr, Spans, Verdict};
 use crate::exact::scores::RowAt;
-use crate::mask::Scene;
+use crate::mask::MaskData;
 use crate::place::Place;
 use crate::problem::Problem;
 use crate::tuning::{GATHER_FROM, GATHER_GAIN, KEYS, QUERIES};
 use order::{List, Order, Places, TileKeys, by_class};
 use qkv_simd::{Element, View};
-use rule::{Bits, ClassOf, Extent, Rule, Side, Spans, TileAt, Verdict, class_of_bucket};
 use std::ops::Range;
 
-/// A part of what the mask keeps, in an order in which it lies together.
+/// A part of the allowed pairs, in an order in which they are dense.
 #[derive(Clone, Debug)]
 pub(crate) struct Piece {
     pub queries: Order,
     pub keys: Order,
-    rule: Rule,
-    /// The key tiles that belong to this piece; all of them but where a cache is split.
+    mask: Expr,
+    /// The key tiles of this piece: all of them, unless decoding splits the cache.
     tiles: Range<usize>,
 }
 
-/// How a part of a mask wants the sequence ordered.
+/// The order in which a part of a mask is dense.
 #[derive(Clone, Debug)]
 enum Gather {
     Residue(i64),
@@ -37,14 +37,14 @@ enum Gather {
 }
 
 impl Piece {
-    fn natural(rule: Rule, n: usize, m: usize) -> Piece {
-        Piece { queries: Order::Natural(n), keys: Order::Natural(m), rule, tiles: 0..m.div_ceil(KEYS) }
+    fn natural(mask: Expr, n: usize, m: usize) -> Piece {
+        Piece { queries: Order::Natural(n), keys: Order::Natural(m), mask, tiles: 0..m.div_ceil(KEYS) }
     }
 
-    fn gathered(gather: Gather, rule: Rule, scene: &Scene<'_>) -> Piece {
+    fn gathered(gather: Gather, mask: Expr, scene: &MaskData<'_>) -> Piece {
         let (n, m) = (scene.n, scene.m);
         let (mut queries, mut keys) = (Order::Natural(n), Order::Natural(m));
-        let place = |i: u32| scene.place(0, i as usize);
+        let place = |i: u32| scene.position(0, i as usize);
         match gather {
             Gather::Residue(stride) => {
                 let of = ClassOf::Stride(stride);
@@ -70,13 +70,13 @@ impl Piece {
                 keys = Order::List(List::new(list.iter().map(|&j| j as u32).collect(), KEYS, i64::from, None));
             }
             Gather::Only(Side::Queries, list) => {
-                let first = scene.place(0, 0);
+                let first = scene.position(0, 0);
                 let list = list.iter().map(|&p| (p - first) as u32).collect();
                 queries = Order::List(List::new(list, QUERIES, place, None));
             }
         }
         let tiles = 0..keys.len().div_ceil(KEYS);
-        Piece { queries, keys, rule, tiles }
+        Piece { queries, keys, mask, tiles }
     }
 
     /// Whether both sides are in their natural order.
@@ -103,23 +103,23 @@ impl Piece {
         TileKeys { list: self.keys.list(b, key_head), start, len: KEYS.min(self.keys.len() - start) }
     }
 
-    fn query_extent(&self, scene: &Scene<'_>, b: usize, h: usize, tile: usize) -> Extent {
+    fn query_extent(&self, scene: &MaskData<'_>, b: usize, h: usize, tile: usize) -> Extent {
         match self.queries.list(b, h) {
             Some(list) => list.extents[tile],
             None => {
                 let range = self.query_range(tile);
                 let (low, high) = if scene.place == Place::Given {
-                    let places = range.map(|i| scene.place(b, i));
+                    let places = range.map(|i| scene.position(b, i));
                     places.fold((i64::MAX, i64::MIN), |(low, high), p| (low.min(p), high.max(p)))
                 } else {
-                    (scene.place(b, range.start), scene.place(b, range.end - 1))
+                    (scene.position(b, range.start), scene.position(b, range.end - 1))
                 };
                 Extent { low, high, classes: None }
             }
         }
     }
 
-    fn key_extent(&self, scene: &Scene<'_>, b: usize, h: usize, tile: usize) -> Extent {
+    fn key_extent(&self, scene: &MaskData<'_>, b: usize, h: usize, tile: usize) -> Extent {
         let keys = self.tile_keys(b, h / scene.group, tile);
         match keys.list {
             Some(list) => list.extents[tile],
@@ -129,14 +129,14 @@ impl Piece {
 
     /// What a tile of the piece keeps. A tile that the spans of either side leave out is empty, so that rows and columns
     /// agree on which tiles there are: the backward pass counts on it.
-    pub fn verdict(&self, scene: &Scene<'_>, b: usize, h: usize, query_tile: usize, key_tile: usize) -> Verdict {
+    pub fn verdict(&self, scene: &MaskData<'_>, b: usize, h: usize, query_tile: usize, key_tile: usize) -> Verdict {
         let natural = self.is_natural().then(|| {
             let (queries, keys) = (self.query_range(query_tile), self.tile_keys(b, 0, key_tile));
             [queries.start, queries.len(), keys.start, keys.len]
         });
         let (queries, keys) = (self.query_extent(scene, b, h, query_tile), self.key_extent(scene, b, h, key_tile));
-        let verdict = self.rule.verdict(scene, &TileAt { b, h, queries, keys, natural });
-        let touches = |side, of: Extent, other: Extent| self.rule.spans(scene, b, side, other).touch(of.low, of.high);
+        let verdict = self.mask.verdict(scene, &TileAt { b, h, queries, keys, natural });
+        let touches = |side, of: Extent, other: Extent| self.mask.spans(scene, b, side, other).touch(of.low, of.high);
         match verdict {
             Verdict::Partial if !touches(Side::Keys, keys, queries) || !touches(Side::Queries, queries, keys) => {
                 Verdict::Empty
@@ -146,19 +146,19 @@ impl Piece {
     }
 
     /// What a tile of the natural order keeps for these rows, which follow one another.
-    pub fn verdict_of_rows(&self, scene: &Scene<'_>, rows: &[RowAt], key_tile: usize) -> Verdict {
+    pub fn verdict_of_rows(&self, scene: &MaskData<'_>, rows: &[RowAt], key_tile: usize) -> Verdict {
         let (low, high) = rows.iter().fold((i64::MAX, i64::MIN), |(low, high), row| (low.min(row.p), high.max(row.p)));
         let (b, h) = (rows[0].b, rows[0].h);
         let (queries, keys) = (Extent { low, high, classes: None }, self.tile_keys(b, h / scene.group, key_tile));
         let natural = Some([rows[0].i, rows.len(), keys.start, keys.len]);
         let at = TileAt { b, h, queries, keys: self.key_extent(scene, b, h, key_tile), natural };
-        self.rule.verdict(scene, &at)
+        self.mask.verdict(scene, &at)
     }
 
     /// The tiles, none before key tile `from`, that the queries of a tile touch, ascending by key.
     pub fn row(
         &self,
-        scene: &Scene<'_>,
+        scene: &MaskData<'_>,
         b: usize,
         h: usize,
         query_tile: usize,
@@ -167,7 +167,7 @@ impl Piece {
         let extent = self.query_extent(scene, b, h, query_tile);
         let Range { start, end } = self.tiles;
         let (spans, tiles, m) = match self.keys.list(b, h / scene.group) {
-            None => (self.rule.spans(scene, b, Side::Keys, extent), 0..0, self.keys.len()),
+            None => (self.mask.spans(scene, b, Side::Keys, extent), 0..0, self.keys.len()),
             Some(list) => (Spans::none(), by_class(&list.extents, extent, start..end), 0),
         };
         let natural = spans.blocks(0, m, KEYS, from.max(start)).take_while(move |&tile| tile < end);
@@ -178,10 +178,10 @@ impl Piece {
     }
 
     /// The tiles of queries, those first that can see the most keys: a long task that starts last would be waited for.
-    pub fn longest_first(&self, scene: &Scene<'_>) -> Vec<usize> {
+    pub fn longest_first(&self, scene: &MaskData<'_>) -> Vec<usize> {
         let keys_seen = |tile: &usize| {
             let extent = self.query_extent(scene, 0, 0, *tile);
-            self.rule.spans(scene, 0, Side::Keys, extent).size(scene.m as i64)
+            self.mask.spans(scene, 0, Side::Keys, extent).size(scene.m as i64)
         };
         let mut tiles: Vec<usize> = (0..self.query_tiles()).collect();
         if self.keys.is_natural() {
@@ -193,7 +193,7 @@ impl Piece {
     /// The tiles that the keys of a tile touch, ascending by query.
     pub fn column(
         &self,
-        scene: &Scene<'_>,
+        scene: &MaskData<'_>,
         b: usize,
         h: usize,
         key_tile: usize,
@@ -202,12 +202,12 @@ impl Piece {
         let all = 0..self.query_tiles();
         let (spans, tiles) = match self.queries.list(b, h) {
             None if scene.place != Place::Given && scene.n > 0 => {
-                (self.rule.spans(scene, b, Side::Queries, extent), 0..0)
+                (self.mask.spans(scene, b, Side::Queries, extent), 0..0)
             }
             None => (Spans::none(), all),
             Some(list) => (Spans::none(), by_class(&list.extents, extent, all)),
         };
-        let first = if scene.n > 0 { scene.place(b, 0) } else { 0 };
+        let first = if scene.n > 0 { scene.position(b, 0) } else { 0 };
         spans.blocks(-first, scene.n, QUERIES, 0).chain(tiles).filter_map(move |tile| {
             let verdict = self.verdict(scene, b, h, tile, key_tile);
             (verdict != Verdict::Empty).then_some((tile, verdict))
@@ -215,16 +215,16 @@ impl Piece {
     }
 
     /// The bits of one row of a tile.
-    pub fn bits(&self, scene: &Scene<'_>, row: &RowAt, keys: &TileKeys<'_>) -> Bits {
+    pub fn bits(&self, scene: &MaskData<'_>, row: &RowAt, keys: &TileKeys<'_>) -> Bits {
         let mut bits = Bits::default();
-        self.rule.bits(scene, row, keys, &mut bits);
+        self.mask.bits(scene, row, keys, &mut bits);
         bits
     }
 
     /// The places of a tile whose keys a query sees, where they follow each other.
     #[inline]
-    pub fn seen(&self, scene: &Scene<'_>, row: &RowAt, keys: &TileKeys<'_>) -> Option<Range<usize>> {
-        let (low, high) = self.rule.interval(scene, row)?;
+    pub fn seen(&self, scene: &MaskData<'_>, row: &RowAt, keys: &TileKeys<'_>) -> Option<Range<usize>> {
+        let (low, high) = self.mask.interval(scene, row)?;
         keys.between(low, high)
     }
 
@@ -242,7 +242,7 @@ impl Piece {
     }
 }
 
-/// The pieces of a mask: disjoint, and together all that it keeps.
+/// The pieces of a mask: disjoint, and together all allowed pairs.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub pieces: Vec<Piece>,
@@ -250,34 +250,35 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Everything in the natural order.
-    pub fn natural(rule: Rule, scene: &Scene<'_>) -> Plan {
-        Plan { pieces: vec![Piece::natural(rule, scene.n, scene.m)] }
+    pub fn natural(mask: Expr, scene: &MaskData<'_>) -> Plan {
+        Plan { pieces: vec![Piece::natural(mask, scene.n, scene.m)] }
     }
 
     /// Everything in the natural order, but only the key tiles that hold some of `keys`.
-    pub fn natural_over(rule: Rule, scene: &Scene<'_>, keys: &Range<usize>) -> Plan {
+    pub fn natural_over(mask: Expr, scene: &MaskData<'_>, keys: &Range<usize>) -> Plan {
         let tiles = if keys.is_empty() { 0..0 } else { keys.start / KEYS..keys.end.div_ceil(KEYS) };
-        Plan { pieces: vec![Piece { tiles, ..Piece::natural(rule, scene.n, scene.m) }] }
+        Plan { pieces: vec![Piece { tiles, ..Piece::natural(mask, scene.n, scene.m) }] }
     }
 
-    /// Scattered parts gathered, where that pays.
+    /// Gathers scattered parts of the mask where that saves tiles.
     pub fn new<T: Element>(problem: &Problem<'_, T>) -> Plan {
         let scene = &problem.scene;
-        let rule = Rule::of(problem);
-        let placed_alike = scene.place != Place::Given; // an order that differs by sequence is not worth its trouble
-        if scene.m < GATHER_FROM || scene.n == 0 || scene.m.max(scene.n) > u32::MAX as usize || !placed_alike {
-            return Plan::natural(rule, scene);
+        let mask = Expr::of(problem);
+        // Given positions differ between sequences; an order per sequence would cost more than it saves.
+        let one_order = scene.place != Place::Given;
+        if scene.m < GATHER_FROM || scene.n == 0 || scene.m.max(scene.n) > u32::MAX as usize || !one_order {
+            return Plan::natural(mask, scene);
         }
         let mut pieces: Vec<Piece> = Vec::new();
-        let mut earlier: Vec<Rule> = Vec::new();
-        for Part { gather, rule, inside } in parts(rule, scene) {
-            let not_earlier = earlier.iter().map(|rule| Rule::Not(Box::new(rule.clone())));
-            let only_new = Rule::and(std::iter::once(inside).chain(not_earlier));
+        let mut earlier: Vec<Expr> = Vec::new();
+        for Part { gather, mask, inside } in parts(mask, scene) {
+            let not_earlier = earlier.iter().map(|mask| Expr::Not(Box::new(mask.clone())));
+            let only_new = Expr::and(std::iter::once(inside).chain(not_earlier));
             pieces.push(match gather {
                 None => Piece::natural(only_new, scene.n, scene.m),
                 Some(gather) => Piece::gathered(gather, only_new, scene),
             });
-            earlier.push(rule);
+            earlier.push(mask);
         }
         Plan { pieces }
     }
@@ -295,86 +296,94 @@ impl Plan {
     }
 }
 
-/// A part of a rule, and the order that it wants.
+/// A part of a mask, and the order in which it is dense.
 #[derive(Clone)]
 struct Part {
     gather: Option<Gather>,
-    /// What it keeps.
-    rule: Rule,
+    /// The pairs that it allows.
+    mask: Expr,
     /// The same, among what is gathered.
-    inside: Rule,
+    inside: Expr,
 }
 
 impl Part {
-    fn natural(rule: Rule) -> Part {
-        Part { gather: None, inside: rule.clone(), rule }
+    fn natural(mask: Expr) -> Part {
+        Part { gather: None, inside: mask.clone(), mask }
     }
 
-    /// The list alone, if that touches far fewer tiles than the natural order does.
-    fn listed(side: Side, list: Vec<i64>, rule: Rule, tile: usize) -> Part {
+    /// The listed positions alone, if they touch far fewer tiles than in the natural order.
+    fn listed(side: Side, list: Vec<i64>, mask: Expr, tile: usize) -> Part {
         let mut touched: Vec<i64> = list.iter().map(|at| at.div_euclid(tile as i64)).collect();
         touched.dedup();
         if list.len().div_ceil(tile) * GATHER_GAIN <= touched.len() {
-            Part { gather: Some(Gather::Only(side, list)), rule, inside: Rule::All }
+            Part { gather: Some(Gather::Only(side, list)), mask, inside: Expr::All }
         } else {
-            Part::natural(rule)
+            Part::natural(mask)
         }
     }
 }
 
-/// The parts of a rule: first what stays in the natural order, then what is to be gathered. They may overlap.
-fn parts(rule: Rule, scene: &Scene<'_>) -> Vec<Part> {
-    match rule {
-        Rule::Residue { stride } if stride > 1 && stride <= scene.m as i64 => {
-            vec![Part { gather: Some(Gather::Residue(stride)), inside: rule.clone(), rule }]
-        }
-        // A pair that meets in several rounds is kept by the first: each piece leaves out what earlier ones keep.
-        Rule::AnyBucket { rounds } => {
-            let part = |round| Part {
-                gather: Some(Gather::Bucket(round)),
-                rule: Rule::Bucket { round },
-                inside: Rule::Bucket { round },
-            };
-            (0..rounds).map(part).collect()
-        }
-        Rule::Summary { stride, summary } => {
-            let keys = (0..scene.m as i64).filter(|j| j.rem_euclid(stride) >= stride - summary).collect();
-            vec![Part::listed(Side::Keys, keys, rule, KEYS)]
-        }
-        Rule::OneOf { side: Side::Keys, ref set } => {
-            let keys = set.iter().copied().filter(|j| (0..scene.m as i64).contains(j)).collect();
-            vec![Part::listed(Side::Keys, keys, rule, KEYS)]
-        }
-        Rule::OneOf { side: Side::Queries, ref set } => {
-            let places = scene.place(0, 0)..=scene.place(0, scene.n - 1);
-            let queries = set.iter().copied().filter(|p| places.contains(p)).collect();
-            vec![Part::listed(Side::Queries, queries, rule, QUERIES)]
-        }
-        Rule::Or(rules) => {
-            let all = rules.into_iter().flat_map(|rule| parts(rule, scene));
+/// The parts of a mask: first those in natural order, then those to be gathered. They may overlap.
+fn parts(mask: Expr, scene: &MaskData<'_>) -> Vec<Part> {
+    match mask {
+        Expr::Leaf(predicate) => predicate_parts(predicate, scene),
+        Expr::Or(masks) => {
+            let all = masks.into_iter().flat_map(|mask| parts(mask, scene));
             let (natural, gathered): (Vec<Part>, Vec<Part>) = all.partition(|part| part.gather.is_none());
-            let natural: Vec<Rule> = natural.into_iter().map(|part| part.rule).collect();
-            let natural = (!natural.is_empty()).then(|| Part::natural(Rule::Or(natural)));
+            let natural: Vec<Expr> = natural.into_iter().map(|part| part.mask).collect();
+            let natural = (!natural.is_empty()).then(|| Part::natural(Expr::Or(natural)));
             natural.into_iter().chain(gathered).collect()
         }
-        Rule::And(rules) => {
-            let split: Vec<Vec<Part>> = rules.iter().map(|rule| parts(rule.clone(), scene)).collect();
-            // The first that wants an order gets it; the others become filters.
+        Expr::And(masks) => {
+            let split: Vec<Vec<Part>> = masks.iter().map(|mask| parts(mask.clone(), scene)).collect();
+            // The first operand to be gathered sets the order; the others filter.
             let Some(leader) = split.iter().position(|parts| parts.iter().any(|part| part.gather.is_some())) else {
-                return vec![Part::natural(Rule::And(rules))];
+                return vec![Part::natural(Expr::And(masks))];
             };
             let filtered = |part: &Part| {
-                let others = rules.iter().enumerate().filter(|(at, _)| *at != leader).map(|(_, rule)| rule.clone());
-                let with = |rule: &Rule| Rule::and(std::iter::once(rule.clone()).chain(others.clone()));
-                Part { gather: part.gather.clone(), rule: with(&part.rule), inside: with(&part.inside) }
+                let others = masks.iter().enumerate().filter(|(at, _)| *at != leader).map(|(_, mask)| mask.clone());
+                let with = |mask: &Expr| Expr::and(std::iter::once(mask.clone()).chain(others.clone()));
+                Part { gather: part.gather.clone(), mask: with(&part.mask), inside: with(&part.inside) }
             };
             split[leader].iter().map(filtered).collect()
         }
-        rule => vec![Part::natural(rule)],
+        mask => vec![Part::natural(mask)],
     }
 }
 
-/// Counts the tiles that a problem leaves, in all sequences and heads.
+/// The parts of one predicate.
+fn predicate_parts(predicate: Predicate, scene: &MaskData<'_>) -> Vec<Part> {
+    let mask = || Expr::Leaf(predicate.clone());
+    match &predicate {
+        &Predicate::Residue { stride } if stride > 1 && stride <= scene.m as i64 => {
+            vec![Part { gather: Some(Gather::Residue(stride)), inside: mask(), mask: mask() }]
+        }
+        // A pair that shares a bucket in several rounds belongs to the first: each piece leaves out the earlier ones.
+        &Predicate::AnyBucket { rounds } => {
+            let part = |round| {
+                let bucket = Expr::Leaf(Predicate::Bucket { round });
+                Part { gather: Some(Gather::Bucket(round)), mask: bucket.clone(), inside: bucket }
+            };
+            (0..rounds).map(part).collect()
+        }
+        &Predicate::Summary { stride, summary } => {
+            let keys = (0..scene.m as i64).filter(|j| j.rem_euclid(stride) >= stride - summary).collect();
+            vec![Part::listed(Side::Keys, keys, mask(), KEYS)]
+        }
+        Predicate::OneOf { side: Side::Keys, set } => {
+            let keys = set.iter().copied().filter(|j| (0..scene.m as i64).contains(j)).collect();
+            vec![Part::listed(Side::Keys, keys, mask(), KEYS)]
+        }
+        Predicate::OneOf { side: Side::Queries, set } => {
+            let positions = scene.position(0, 0)..=scene.position(0, scene.n - 1);
+            let queries = set.iter().copied().filter(|p| positions.contains(p)).collect();
+            vec![Part::listed(Side::Queries, queries, mask(), QUERIES)]
+        }
+        _ => vec![Part::natural(mask())],
+    }
+}
+
+/// Counts the tiles of a problem by verdict, over all sequences and heads.
 pub(crate) fn tiles<T: Element>(problem: &Problem<'_, T>) -> Tiles {
     let plan = Plan::new(problem);
     let scene = &problem.scene;
@@ -399,7 +408,8 @@ pub(crate) fn tiles<T: Element>(problem: &Problem<'_, T>) -> Tiles {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Attention, BigBird, Blocks, Inputs, Mask, Tensor};
+    use crate::mask::arbitrary;
+    use crate::{Attention, Inputs, Mask, Tensor};
     use proptest::prelude::*;
 
     /// Every pair that the mask allows is kept by exactly one piece, no other is; a verdict agrees with the bits; rows and
@@ -413,7 +423,7 @@ mod tests {
         }
         let problem = Problem::new(&attention, inputs).unwrap();
         let scene = &problem.scene;
-        let plans = [Plan::new(&problem), Plan::natural(Rule::new(mask, scene), scene), Plan::new(&problem).split(256)];
+        let plans = [Plan::new(&problem), Plan::natural(Expr::of(&problem), scene), Plan::new(&problem).split(256)];
         for plan in plans {
             let mut times = vec![0; n * m];
             for piece in &plan.pieces {
@@ -430,7 +440,7 @@ mod tests {
                         }
                         for at in piece.query_range(query_tile) {
                             let i = piece.queries.index(0, 0, at);
-                            let bits = piece.bits(scene, &RowAt { b: 0, h: 0, i, p: scene.place(0, i) }, &keys);
+                            let bits = piece.bits(scene, &RowAt { b: 0, h: 0, i, p: scene.position(0, i) }, &keys);
                             for at in 0..keys.len {
                                 let bit = bits[at / 64] >> (at % 64) & 1 == 1;
                                 prop_assert!(verdict != Verdict::Empty || !bit, "an empty tile keeps a pair");
@@ -448,7 +458,7 @@ mod tests {
             }
             for i in 0..n {
                 for j in 0..m {
-                    let allowed = mask.allows(scene, 0, 0, i, j);
+                    let allowed = mask.allows_pair(scene, 0, 0, i, j);
                     prop_assert_eq!(times[i * m + j], u8::from(allowed), "{:?} at ({}, {})", mask, i, j);
                 }
             }
@@ -456,37 +466,13 @@ mod tests {
         Ok(())
     }
 
-    fn masks() -> impl Strategy<Value = Mask> {
-        let leaf = prop_oneof![
-            Just(Mask::causal()),
-            (0usize..200, 0usize..200).prop_map(|(l, r)| Mask::window(l, r)),
-            (1usize..90).prop_map(Mask::strided),
-            (1usize..90).prop_flat_map(|s| (Just(s), 1..=s)).prop_map(|(s, c)| Mask::fixed(s, c)),
-            (0usize..100, prop::collection::vec(0usize..500, 0..9)).prop_map(|(w, g)| Mask::longformer(w, g)),
-            (1usize..90, 0usize..5, 0usize..3, 0usize..4).prop_map(|(block, window, globals, random)| {
-                Mask::bigbird(BigBird { block, window, globals, random, seed: 9 })
-            }),
-            (40usize..90).prop_map(|size| {
-                let seen = (0..20).map(|r| (0..20).map(|c| (r * 7 + c * 3) % 5 < 2).collect()).collect();
-                Mask::blocks(Blocks { size, seen })
-            }),
-        ];
-        leaf.prop_recursive(2, 5, 2, |inner| {
-            prop_oneof![
-                (inner.clone(), inner.clone()).prop_map(|(a, b)| a & b),
-                (inner.clone(), inner.clone()).prop_map(|(a, b)| a | b),
-                inner.prop_map(|a| !a),
-            ]
-        })
-    }
-
     proptest! {
         #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
         #[test]
         fn every_allowed_pair_is_kept_exactly_once(
-            mask in masks(),
-            place in prop_oneof![Just(Place::Start), Just(Place::End), (-300i64..300).prop_map(Place::Offset)],
+            mask in arbitrary::masks(),
+            place in arbitrary::places(),
             n in 500usize..600,
             m in 501usize..720,
         ) {
@@ -494,7 +480,7 @@ mod tests {
         }
 
         #[test]
-        fn given_places_are_kept_exactly_once(mask in masks(), seed in 0i64..1000) {
+        fn given_places_are_kept_exactly_once(mask in arbitrary::masks(), seed in 0i64..1000) {
             let positions: Vec<i64> = (0..130).map(|i| (i * 37 + seed) % 700 - 60).collect();
             holds(&mask, Place::Given, 130, 520, Some(&positions))?;
         }

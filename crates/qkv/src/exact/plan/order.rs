@@ -1,7 +1,8 @@
 //! The order in which a sequence is taken: as it is, or as lists that bring together what a mask keeps; the keys of one tile
 //! in that order; and the way back.
 
-use super::rule::{Bits, ClassOf, Classes, Extent};
+use crate::compiled::Bits;
+use crate::compiled::predicate::{ClassOf, Classes, Extent};
 use std::ops::Range;
 
 /// Of smaller blocks each key is asked about.
@@ -124,7 +125,7 @@ impl TileKeys<'_> {
 
     /// The places of the tile that hold the keys of a class, where classes order them.
     #[inline]
-    pub(super) fn of_class(&self, of: ClassOf, class: u32) -> Option<Range<usize>> {
+    pub(crate) fn of_class(&self, of: ClassOf, class: u32) -> Option<Range<usize>> {
         let (by, classes) = self.list?.classes.as_ref()?;
         (*by == of).then(|| {
             let classes = &classes[self.start..][..self.len];
@@ -134,20 +135,20 @@ impl TileKeys<'_> {
     }
 
     /// All bits, or none.
-    pub(super) fn fill(&self, bits: &mut Bits, value: bool) {
+    pub(crate) fn fill(&self, bits: &mut Bits, value: bool) {
         *bits = bits_of(0..if value { self.len } else { 0 });
     }
 
     /// The places of the tile that hold the keys between `low` and `high`, where those lie in their natural order.
     #[inline]
-    pub(super) fn between(&self, low: i64, high: i64) -> Option<Range<usize>> {
+    pub(crate) fn between(&self, low: i64, high: i64) -> Option<Range<usize>> {
         let start = self.natural()? as i64;
         let within = |x: i64| (x.saturating_sub(start)).clamp(0, self.len as i64) as usize;
         Some(within(low)..within(high.saturating_add(1)))
     }
 
     /// The bits of keys between `low` and `high`.
-    pub(super) fn interval(&self, bits: &mut Bits, low: i64, high: i64) {
+    pub(crate) fn interval(&self, bits: &mut Bits, low: i64, high: i64) {
         match self.between(low, high) {
             Some(range) => *bits = bits_of(range),
             None => self.each(bits, |j| (low..=high).contains(&(j as i64))),
@@ -155,7 +156,7 @@ impl TileKeys<'_> {
     }
 
     /// The bits of keys for which `f`, given the natural index, says yes.
-    pub(in crate::exact) fn each(&self, bits: &mut Bits, f: impl Fn(usize) -> bool) {
+    pub(crate) fn each(&self, bits: &mut Bits, f: impl Fn(usize) -> bool) {
         // A word at a time, in a register.
         for (word, bits) in bits.iter_mut().enumerate() {
             let within = (word * 64).min(self.len)..((word + 1) * 64).min(self.len);
@@ -170,7 +171,7 @@ impl TileKeys<'_> {
     }
 
     /// The bits of keys for whose block of `size`, by its number, `f` says yes.
-    pub(super) fn each_block(&self, bits: &mut Bits, size: usize, f: impl Fn(usize) -> bool) {
+    pub(crate) fn each_block(&self, bits: &mut Bits, size: usize, f: impl Fn(usize) -> bool) {
         let Some(start) = self.natural().filter(|_| size >= SMALL_BLOCK) else {
             return self.each(bits, |j| f(j / size));
         };
@@ -189,7 +190,7 @@ impl TileKeys<'_> {
 
 /// The bits of these places; none where the range ends before it starts.
 #[inline]
-pub(in crate::exact) fn bits_of(range: Range<usize>) -> Bits {
+pub(crate) fn bits_of(range: Range<usize>) -> Bits {
     let below = |end: usize| if end == 128 { u128::MAX } else { (1 << end) - 1 };
     let set = below(range.end) & !below(range.start);
     [set as u64, (set >> 64) as u64]

@@ -2,11 +2,11 @@
 //! memory stays linear in the keys. Backward they go through the same tiles as softmax; what they need for it (the keys
 //! chosen, the mean of the values kept) is in the output.
 
+use crate::compiled::Expr;
 use crate::error::Result;
 use crate::exact::gemm::TileGemm;
 use crate::exact::pack::{KeyBlocks, KeyBuffers, Operand};
 use crate::exact::plan::order::TileKeys;
-use crate::exact::plan::rule::Rule;
 use crate::exact::plan::{Piece, Plan};
 use crate::exact::scores::projection::ScoreOperands;
 use crate::exact::scores::{RowAt, TileMask, TileOps, chosen_by};
@@ -99,7 +99,7 @@ struct SelectWorker<'s, A: Real> {
 fn run<T: Element>(problem: &Problem<'_, T>, to: &SelectionWriter<'_, T>, scratch: &Scratch<T::Acc>, threads: usize) {
     let operands = ScoreOperands::new(problem, scratch, threads);
     let ops = TileOps::new(problem);
-    let plan = Plan::natural(Rule::of(problem), &problem.scene);
+    let plan = Plan::natural(Expr::of(problem), &problem.scene);
     let piece = &plan.pieces[0];
     let heads = problem.heads;
     let mut buffers = KeyBuffers::new(scratch, ops.arithmetic, piece, problem.b * heads.key, problem.width, problem.dv);
@@ -123,7 +123,7 @@ fn run<T: Element>(problem: &Problem<'_, T>, to: &SelectionWriter<'_, T>, scratc
     for_each_task(threads, problem.b * heads.query * groups, worker, |worker, task| {
         let (b, h, group) = (task / (heads.query * groups), task / groups % heads.query, task % groups);
         let rows: Vec<RowAt> = (group * at_once..((group + 1) * at_once).min(problem.n))
-            .map(|i| RowAt { b, h, i, p: problem.scene.place(b, i) })
+            .map(|i| RowAt { b, h, i, p: problem.scene.position(b, i) })
             .collect();
         score_rows(&ops, piece, operands.queries(problem), &blocks, &rows, row, worker);
         for (r, at) in rows.iter().enumerate() {
@@ -164,7 +164,7 @@ fn score_rows<T: Element>(
     let finite = gemm.pack_a(queries, rows.iter().map(|at| (b, at.h, at.i)), q);
     for key_tile in piece.key_tiles() {
         let verdict = piece.verdict_of_rows(&ops.problem.scene, rows, key_tile);
-        if verdict == crate::exact::plan::rule::Verdict::Empty {
+        if verdict == crate::compiled::Verdict::Empty {
             continue;
         }
         let keys = piece.tile_keys(b, key_head, key_tile);
