@@ -1,29 +1,28 @@
-//! An alignment as JSON tells it: source, target and weights, under the names that `qkv translate` gives them.
+//! Word alignments as JSON, the same for `qkv translate` and `qkv train`.
 
 use qkv_explore::Matrix;
 use serde::Serialize;
 
-/// Weights from target words to source words.
+/// The weights from target words to source words.
 #[derive(Debug, Serialize)]
-pub(crate) struct Aligned<'a> {
-    /// The words of the source: Han characters and signs are words.
+pub(crate) struct AlignmentJson<'a> {
+    /// Source words; a Han character or a punctuation mark is a word.
     source: &'a [String],
-    /// Those of the target.
     target: &'a [String],
-    /// One row for each target word, one weight for each source word. What is missing to 1 went to the end of the source.
+    /// A row for each target word, a weight for each source word. A row sums to less than 1 where the end-of-source
+    /// token took the rest.
     weights: &'a [Vec<f32>],
     #[serde(skip_serializing_if = "Option::is_none")]
     pharaoh: Option<String>,
 }
 
-impl<'a> Aligned<'a> {
-    /// The words alone.
-    pub fn new(matrix: &'a Matrix) -> Aligned<'a> {
-        Aligned { source: &matrix.columns, target: &matrix.rows, weights: &matrix.weights, pharaoh: None }
+impl<'a> AlignmentJson<'a> {
+    pub fn new(matrix: &'a Matrix) -> AlignmentJson<'a> {
+        AlignmentJson { source: &matrix.columns, target: &matrix.rows, weights: &matrix.weights, pharaoh: None }
     }
 
-    /// With the links that follow from them.
-    pub fn linked(matrix: &'a Matrix) -> Aligned<'a> {
-        Aligned { pharaoh: Some(matrix.pharaoh()), ..Aligned::new(matrix) }
+    /// With the links of the Pharaoh format.
+    pub fn with_links(matrix: &'a Matrix) -> AlignmentJson<'a> {
+        AlignmentJson { pharaoh: Some(matrix.pharaoh()), ..AlignmentJson::new(matrix) }
     }
 }

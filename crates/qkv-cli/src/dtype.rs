@@ -1,11 +1,10 @@
-//! The numbers of a file: which types there are, and how their bytes become the numbers that are computed with and the
-//! other way round. Where the bytes lie is `source`'s and `target`'s.
+//! Element types: those that attention is computed in, and how the bytes of a file become numbers and back.
 
 use half::{bf16, f16};
-use qkv_simd::Element;
+use qkv::Element;
 use safetensors::Dtype;
 
-/// A type to compute in.
+/// A type that attention is computed in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Precision {
     F32,
@@ -27,7 +26,7 @@ impl Precision {
         }
     }
 
-    /// Bytes of a number.
+    /// Bytes of an element.
     pub fn size(self) -> usize {
         match self {
             Precision::F64 => 8,
@@ -40,7 +39,7 @@ impl Precision {
         Precision::ALL.into_iter().find(|precision| precision.name() == name)
     }
 
-    /// The type of a tensor in a file, if it is one to compute in.
+    /// The type of a tensor in a file, if attention is computed in it.
     pub fn of(dtype: Dtype) -> Option<Precision> {
         match dtype {
             Dtype::F32 => Some(Precision::F32),
@@ -52,9 +51,9 @@ impl Precision {
     }
 }
 
-/// A number that a file can hold.
+/// An element that a file can hold.
 pub(crate) trait Stored: Copy + 'static {
-    /// What a file calls its type.
+    /// Its type in a file.
     const DTYPE: Dtype;
 
     /// Appends its bytes.
@@ -74,12 +73,12 @@ macro_rules! stored {
 
 stored!(f32 F32, f64 F64, bf16 BF16, f16 F16, i64 I64);
 
-/// A type to compute in whose sums, too, a file can hold.
-pub(crate) trait Number: Stored + qkv::Element<Acc: Stored> {}
-impl<T: Stored + qkv::Element<Acc: Stored>> Number for T {}
+/// A type to compute in whose accumulator can be stored, too.
+pub(crate) trait Computable: Stored + Element<Acc: Stored> {}
+impl<T: Stored + Element<Acc: Stored>> Computable for T {}
 
-/// The floats that these bytes are, rounded to `T`; `None` if they are none.
-pub(crate) fn floats<T: qkv_simd::Element>(dtype: Dtype, bytes: &[u8]) -> Option<Vec<T>> {
+/// Decodes floats and rounds them to `T`; `None` for other types.
+pub(crate) fn floats<T: qkv::Element>(dtype: Dtype, bytes: &[u8]) -> Option<Vec<T>> {
     Some(match dtype {
         Dtype::F32 => bytes.as_chunks().0.iter().map(|x| T::of_f64(f32::from_le_bytes(*x).into())).collect(),
         Dtype::F64 => bytes.as_chunks().0.iter().map(|x| T::of_f64(f64::from_le_bytes(*x))).collect(),
@@ -89,18 +88,18 @@ pub(crate) fn floats<T: qkv_simd::Element>(dtype: Dtype, bytes: &[u8]) -> Option
     })
 }
 
-/// Why bytes are not the integers that were asked for.
+/// Why bytes are not the expected integers.
 #[derive(Debug, PartialEq)]
-pub(crate) enum NotIntegers {
-    /// They are of another type.
+pub(crate) enum IntegerError {
+    /// Another type.
     Type,
-    /// One is out of range.
+    /// A value out of range.
     Range(i128),
 }
 
-/// The integers that these bytes are, if each has room in `I`.
-pub(crate) fn integers<I: TryFrom<i128>>(dtype: Dtype, bytes: &[u8]) -> Result<Vec<I>, NotIntegers> {
-    let fit = |x: i128| I::try_from(x).map_err(|_| NotIntegers::Range(x));
+/// Decodes integers of any type; none is wrapped.
+pub(crate) fn integers<I: TryFrom<i128>>(dtype: Dtype, bytes: &[u8]) -> Result<Vec<I>, IntegerError> {
+    let fit = |x: i128| I::try_from(x).map_err(|_| IntegerError::Range(x));
     match dtype {
         Dtype::U8 => bytes.iter().map(|&x| fit(x.into())).collect(),
         Dtype::I8 => bytes.iter().map(|&x| fit((x as i8).into())).collect(),
@@ -110,7 +109,7 @@ pub(crate) fn integers<I: TryFrom<i128>>(dtype: Dtype, bytes: &[u8]) -> Result<V
         Dtype::I32 => bytes.as_chunks().0.iter().map(|x| fit(i32::from_le_bytes(*x).into())).collect(),
         Dtype::U64 => bytes.as_chunks().0.iter().map(|x| fit(u64::from_le_bytes(*x).into())).collect(),
         Dtype::I64 => bytes.as_chunks().0.iter().map(|x| fit(i64::from_le_bytes(*x).into())).collect(),
-        _ => Err(NotIntegers::Type),
+        _ => Err(IntegerError::Type),
     }
 }
 
@@ -119,8 +118,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_float_type_comes_back_as_it_was_put() {
-        fn round<T: Stored + qkv_simd::Element>() {
+    fn every_float_type_survives_a_round_trip() {
+        fn round<T: Stored + qkv::Element>() {
             let mut bytes = Vec::new();
             let numbers = [0.5, -2.0, 0.0, f64::INFINITY].map(T::of_f64);
             numbers.into_iter().for_each(|x| x.put(&mut bytes));
@@ -135,11 +134,11 @@ mod tests {
     }
 
     #[test]
-    fn integers_of_any_type_are_read_and_never_wrapped() {
+    fn integers_of_any_type_are_decoded_and_never_wrapped() {
         assert_eq!(integers::<i32>(Dtype::I8, &[255, 1]), Ok(vec![-1, 1]));
         assert_eq!(integers::<usize>(Dtype::U16, &[1, 1]), Ok(vec![257]));
-        assert_eq!(integers::<usize>(Dtype::I64, &(-3i64).to_le_bytes()), Err(NotIntegers::Range(-3)));
-        assert_eq!(integers::<i32>(Dtype::U64, &u64::MAX.to_le_bytes()), Err(NotIntegers::Range(u64::MAX.into())));
-        assert_eq!(integers::<i32>(Dtype::F32, &[0; 4]), Err(NotIntegers::Type));
+        assert_eq!(integers::<usize>(Dtype::I64, &(-3i64).to_le_bytes()), Err(IntegerError::Range(-3)));
+        assert_eq!(integers::<i32>(Dtype::U64, &u64::MAX.to_le_bytes()), Err(IntegerError::Range(u64::MAX.into())));
+        assert_eq!(integers::<i32>(Dtype::F32, &[0; 4]), Err(IntegerError::Type));
     }
 }

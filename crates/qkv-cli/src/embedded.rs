@@ -1,20 +1,25 @@
-//! The model that commands use where none is named: the one that lay in `model/` when the program was built.
+//! The embedded model: what was in `model/` when the program was built. Commands use it where `--model` is left out.
 
 use crate::failure::Failure;
 use qkv_models::Translator;
 use std::path::Path;
 
-/// Whether this build has a model.
-pub(crate) const THERE: bool = cfg!(embedded_model);
+/// Whether this build has one.
+pub(crate) const AVAILABLE: bool = cfg!(embedded_model);
 
-/// What the embedded model is called where a folder would be named.
+/// Its name where a folder would stand.
 pub(crate) const NAME: &str = "embedded";
 
-/// The model in a folder, or the embedded one.
+/// The hint for a path that is no model.
+pub(crate) const MODEL_FOLDER: &str =
+    "a model is a folder with `config.json`, `tokenizer.json` and `model.safetensors`, or a `.gguf` file";
+
+/// The translator in a folder, or the embedded one.
 pub(crate) fn translator(folder: Option<&Path>) -> Result<Translator, Failure> {
     match folder {
-        Some(folder) if !folder.is_dir() => Err(Failure::new(format!("`{}` is no folder", folder.display()))
-            .hint("a model is a folder with `config.json`, `tokenizer.json` and `model.safetensors`")),
+        Some(folder) if !folder.is_dir() => {
+            Err(Failure::new(format!("`{}` is not a folder", folder.display())).hint(MODEL_FOLDER))
+        }
         Some(folder) => Ok(Translator::open(folder)?),
         None => embedded(),
     }

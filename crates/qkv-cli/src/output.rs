@@ -1,65 +1,72 @@
-//! Where what a command has to say goes: to stdout, or to a file that was named instead.
+//! Where the text of a command goes: to stdout, or to the file of `--output`.
 
+use crate::atomic_file::{AtomicFile, OutputPath, unwritable};
 use crate::failure::Failure;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Writes to stdout, and tells whether anyone reads on.
-pub(crate) type Say<'a> = &'a mut (dyn FnMut(&str) -> Result<bool, Failure> + Send);
+/// Prints to stdout; `false` once the reader has gone.
+pub(crate) type Print<'a> = &'a mut (dyn FnMut(&str) -> Result<bool, Failure> + Send);
 
-/// Writes to stdout, and tells whether anyone reads on. A reader that has gone away has seen enough, which is no failure.
-pub(crate) fn say(words: &str) -> Result<bool, Failure> {
+/// Prints to stdout; `false` once the reader has gone, which is no failure: `head` has seen enough.
+pub(crate) fn print(text: &str) -> Result<bool, Failure> {
     let mut stdout = io::stdout().lock();
-    match stdout.write_all(words.as_bytes()).and_then(|()| stdout.flush()) {
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Failure::new(format!("the report could not be written: {error}")))
+            Err(Failure::new(format!("cannot write to stdout: {error}")))
         }
         written => Ok(written.is_ok()),
     }
 }
 
-/// Where lines go.
-pub(crate) enum Sink<'a> {
-    Stdout(Say<'a>),
-    File(PathBuf, File),
+/// Prints a line to stderr. A reader who closed it does not want to read it.
+pub(crate) fn note(text: impl std::fmt::Display) {
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
-impl<'a> Sink<'a> {
-    /// The file that was named, which must not be the one that is read, or stdout.
-    pub fn new(output: Option<&Path>, input: Option<&Path>, say: Say<'a>) -> Result<Sink<'a>, Failure> {
-        let Some(path) = output else { return Ok(Sink::Stdout(say)) };
-        let same =
-            |input: &Path| fs::canonicalize(input).ok().is_some_and(|real| fs::canonicalize(path).ok() == Some(real));
-        if input.is_some_and(same) {
-            return Err(Failure::in_file(path, "it is read from, and would be lost").hint("name another `--output`"));
+/// Where the lines of a line-wise command go.
+pub(crate) enum LineOutput<'a> {
+    Stdout(Print<'a>),
+    /// Complete when all lines are, or not there.
+    File(AtomicFile),
+    /// `--append`: at the end of the file, as they come.
+    Append(PathBuf, File),
+}
+
+impl<'a> LineOutput<'a> {
+    /// Stdout, or the file that was named, which must not be the one that is read.
+    pub fn new(
+        output: Option<&Path>,
+        append: bool,
+        input: Option<&Path>,
+        print: Print<'a>,
+    ) -> Result<LineOutput<'a>, Failure> {
+        let Some(path) = output else { return Ok(LineOutput::Stdout(print)) };
+        let checked = OutputPath::new(path, input)?;
+        if !append {
+            return Ok(LineOutput::File(checked.create()?));
         }
-        let file = File::create(path).map_err(|error| Failure::in_file(path, format!("cannot be written: {error}")))?;
-        Ok(Sink::File(path.to_owned(), file))
+        let file = File::options().append(true).create(true).open(path).map_err(|error| unwritable(path, error))?;
+        Ok(LineOutput::Append(path.into(), file))
     }
 
-    /// Writes, and tells whether anyone reads on.
-    pub fn put(&mut self, words: &str) -> Result<bool, Failure> {
+    /// Writes text; `false` once the reader has gone.
+    pub fn write(&mut self, text: &str) -> Result<bool, Failure> {
         match self {
-            Sink::Stdout(say) => say(words),
-            Sink::File(path, file) => match file.write_all(words.as_bytes()) {
-                Ok(()) => Ok(true),
-                Err(error) => Err(Failure::in_file(path, format!("cannot be written: {error}"))),
-            },
-        }
-    }
-
-    /// All is written.
-    pub fn done(self) -> Result<(), Failure> {
-        match self {
-            Sink::Stdout(_) => Ok(()),
-            Sink::File(path, file) => {
-                file.sync_all().or_else(|error| match error.kind() {
-                    // A pipe or a device has no disk to bring it to.
-                    io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported => Ok(()),
-                    _ => Err(Failure::in_file(&path, format!("cannot be written: {error}"))),
-                })
+            LineOutput::Stdout(print) => print(text),
+            LineOutput::File(file) => file.put(text.as_bytes()).map(|()| true),
+            LineOutput::Append(path, file) => {
+                file.write_all(text.as_bytes()).map(|()| true).map_err(|error| unwritable(path, error))
             }
+        }
+    }
+
+    /// All lines are written.
+    pub fn finish(self) -> Result<(), Failure> {
+        match self {
+            LineOutput::File(file) => file.commit(),
+            LineOutput::Stdout(_) | LineOutput::Append(..) => Ok(()),
         }
     }
 }

@@ -1,56 +1,54 @@
-//! How sentences are searched for, as it is typed: the choices that `qkv translate` and `qkv eval` share. What is left out
-//! is as the model's `generation_config.json` has it.
+//! Decoding options that `qkv translate` and `qkv eval` share: beam search and sampling. What is left out comes from
+//! the model's `generation_config.json`.
 
-use crate::choices::{Choice, Kind};
-use clap::ArgMatches;
+use crate::arguments::{Argument, Kind, Matches};
 use qkv_models::{Sampling, Search};
 
-/// What goes with `--sample` alone.
 const SAMPLE: &[&str] = &["sample"];
 
-/// The choices about searching.
-pub(crate) const SEARCH: &[Choice] = &[
-    Choice::new("beam", Kind::Count, "Follow N translations side by side; left out, as the model says, mostly 5")
-        .value("N"),
-    Choice::new("greedy", Kind::Switch, "Take the likeliest token at each step").clashes(&["beam", "sample"]),
-    Choice::new(
-        "length-penalty",
-        Kind::Finite,
-        "Divide log-probabilities by length to the power of X: more favours longer",
-    )
-    .value("X"),
-    Choice::new("max-length", Kind::Tokens, "At most N tokens; left out, twice the source and 10 more").value("N"),
-    Choice::new("no-repeat", Kind::Whole, "Say no sequence of N tokens twice; 0 allows any").value("N"),
-    Choice::new("repetition-penalty", Kind::Positive, "Tokens that were said count X times less; 1 is none").value("X"),
-    Choice::new("stop", Kind::Text, "End a translation before this text").value("TEXT").many(),
-    Choice::new("sample", Kind::Switch, "Draw tokens instead of searching").clashes(&["beam", "length-penalty"]),
-    Choice::new("temperature", Kind::Positive, "Divide scores by T before drawing")
-        .value("T")
-        .default("1")
-        .needs(SAMPLE),
-    Choice::new("top-k", Kind::Whole, "Draw from the K likeliest tokens; 0 is all")
-        .value("K")
-        .default("0")
-        .needs(SAMPLE),
-    Choice::new("top-p", Kind::Share, "Draw from the likeliest tokens that together have this probability")
-        .value("P")
-        .default("1")
-        .needs(SAMPLE),
-    Choice::new("min-p", Kind::Share, "Draw from tokens at least this fraction as likely as the likeliest")
-        .value("P")
-        .default("0")
-        .needs(SAMPLE),
-    Choice::new("seed", Kind::Seed, "What is drawn; the same gives the same").value("SEED").default("1").needs(SAMPLE),
-    Choice::new(
-        "no-cache",
-        Kind::Switch,
-        "Compute keys and values anew at every step, to check that it makes no difference",
-    ),
+/// The arguments.
+pub(crate) const SEARCH: &[Argument] = &[
+    Argument::new("beam", Kind::Integer(1, 1000), "Beam size; the model's own by default, usually 5").value("N"),
+    Argument::new("greedy", Kind::Switch, "Take the likeliest token at each step").conflicts(&["beam", "sample"]),
+    Argument::new("length-penalty", Kind::Finite, "Divide log-probabilities by length^X; larger favors longer output")
+        .value("X"),
+    Argument::new("max-length", Kind::TOKENS, "Maximum tokens; twice the source plus 10 by default").value("N"),
+    NO_REPEAT,
+    REPETITION_PENALTY,
+    Argument::new("stop", Kind::Text, "Stop a translation before this text").value("TEXT").repeatable(),
+    Argument::new("sample", Kind::Switch, "Sample tokens instead of searching").conflicts(&["beam", "length-penalty"]),
+    TEMPERATURE.default("1").requires(SAMPLE),
+    TOP_K.default("0").requires(SAMPLE),
+    TOP_P.default("1").requires(SAMPLE),
+    MIN_P.default("0").requires(SAMPLE),
+    SAMPLING_SEED.requires(SAMPLE),
+    NO_CACHE,
 ];
 
-/// What was typed about searching.
+/// The arguments that `qkv generate` has too.
+pub(crate) const TEMPERATURE: Argument =
+    Argument::new("temperature", Kind::Positive, "Divide logits by T before sampling").value("T");
+pub(crate) const TOP_K: Argument =
+    Argument::new("top-k", Kind::WHOLE, "Sample from the K likeliest tokens; 0 means all").value("K");
+pub(crate) const TOP_P: Argument =
+    Argument::new("top-p", Kind::Fraction, "Sample from the likeliest tokens with a total probability of P").value("P");
+pub(crate) const MIN_P: Argument =
+    Argument::new("min-p", Kind::Fraction, "Sample from tokens at least P times as likely as the likeliest").value("P");
+pub(crate) const SAMPLING_SEED: Argument =
+    Argument::new("seed", Kind::SEED, "Seed of the sampling; the same seed gives the same text")
+        .value("SEED")
+        .default("1");
+pub(crate) const NO_REPEAT: Argument =
+    Argument::new("no-repeat", Kind::WHOLE, "Never repeat an n-gram of N tokens; 0 turns it off").value("N");
+pub(crate) const REPETITION_PENALTY: Argument =
+    Argument::new("repetition-penalty", Kind::Positive, "Penalize tokens that already occurred; 1 turns it off")
+        .value("X");
+pub(crate) const NO_CACHE: Argument =
+    Argument::new("no-cache", Kind::Switch, "Recompute keys and values at every step, to check the cache");
+
+/// The typed decoding options.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Searching {
+pub(crate) struct SearchArgs {
     beam: Option<usize>,
     length_penalty: Option<f64>,
     max_length: Option<usize>,
@@ -61,43 +59,40 @@ pub(crate) struct Searching {
     no_cache: bool,
 }
 
-impl Searching {
-    /// From a command line that holds together.
-    pub fn read(matches: &ArgMatches) -> Searching {
-        let number = |name| matches.get_one::<f64>(name).copied();
-        let whole = |name| matches.get_one::<u64>(name).map(|&n| usize::try_from(n).unwrap_or(usize::MAX));
-        let drawn = || {
-            let other = Sampling::default();
+impl SearchArgs {
+    pub fn parse(matches: &Matches<'_>) -> SearchArgs {
+        let sampling = || {
+            let default = Sampling::default();
             Sampling {
-                temperature: number("temperature").unwrap_or(other.temperature),
-                top_k: whole("top-k").unwrap_or(other.top_k),
-                top_p: number("top-p").unwrap_or(other.top_p),
-                min_p: number("min-p").unwrap_or(other.min_p),
-                seed: matches.get_one("seed").copied().unwrap_or(other.seed),
+                temperature: matches.number("temperature").unwrap_or(default.temperature),
+                top_k: matches.count("top-k").unwrap_or(default.top_k),
+                top_p: matches.number("top-p").unwrap_or(default.top_p),
+                min_p: matches.number("min-p").unwrap_or(default.min_p),
+                seed: matches.seed("seed").unwrap_or(default.seed),
                 before: 0,
             }
         };
-        Searching {
-            beam: if matches.get_flag("greedy") { Some(1) } else { whole("beam") },
-            length_penalty: number("length-penalty"),
-            max_length: whole("max-length"),
-            no_repeat: whole("no-repeat"),
-            repetition_penalty: number("repetition-penalty"),
-            stop: matches.get_many("stop").into_iter().flatten().cloned().collect(),
-            sample: matches.get_flag("sample").then(drawn),
-            no_cache: matches.get_flag("no-cache"),
+        SearchArgs {
+            beam: if matches.switch("greedy") { Some(1) } else { matches.count("beam") },
+            length_penalty: matches.number("length-penalty"),
+            max_length: matches.count("max-length"),
+            no_repeat: matches.count("no-repeat"),
+            repetition_penalty: matches.number("repetition-penalty"),
+            stop: matches.texts("stop"),
+            sample: matches.switch("sample").then(sampling),
+            no_cache: matches.switch("no-cache"),
         }
     }
 
-    /// A model's own search with what was typed, wide enough for `best` translations.
-    pub fn over(&self, own: &Search, best: usize) -> Search {
+    /// The model's own search with the typed options on top, wide enough for the `n_best` best translations.
+    pub fn apply_to(&self, own: &Search, n_best: usize) -> Search {
         let mut search = own.clone();
         if let Some(sample) = self.sample {
             (search.sample, search.beam) = (Some(sample), 1);
         } else if self.beam.is_some() {
             search.sample = None;
         }
-        search.beam = self.beam.unwrap_or(search.beam).max(best);
+        search.beam = self.beam.unwrap_or(search.beam).max(n_best);
         search.length_penalty = self.length_penalty.unwrap_or(search.length_penalty);
         if let Some(most) = self.max_length {
             (search.length_ratio, search.length_extra) = (0.0, most);

@@ -1,38 +1,38 @@
-//! What is known of the terminal: whether there is one, how wide it is, whether it wants colour.
+//! The terminal behind stdout: its width and its colors.
 
 use console::Term;
 use qkv_explore::draw::Colours;
 use std::env;
 use std::io::{self, IsTerminal};
 
-/// How wide a drawing may be where nobody says.
+/// The width of drawings where none is known.
 const WIDTH: usize = 100;
 
-/// How something may be drawn on stdout.
+/// How drawings look on stdout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Paper {
-    /// Columns.
+pub(crate) struct TerminalStyle {
+    /// In columns.
     pub width: usize,
-    pub colour: bool,
+    pub color: bool,
 }
 
-impl Paper {
-    /// As stdout has it: the width of the terminal, or else of `COLUMNS`; colour only on a terminal and not with `NO_COLOR`.
-    pub fn of_stdout() -> Paper {
-        let found = Term::stdout().size_checked().map(|(_, columns)| usize::from(columns));
-        let asked = || env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
-        let wide = |&columns: &usize| columns > 0;
-        let width = found.filter(wide).or_else(asked).filter(wide).unwrap_or(WIDTH);
+impl TerminalStyle {
+    /// The width of the terminal, else of `COLUMNS`; color only on a terminal, and not with `NO_COLOR`.
+    pub fn of_stdout() -> TerminalStyle {
+        let terminal = Term::stdout().size_checked().map(|(_, columns)| usize::from(columns));
+        let variable = || env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+        let positive = |&columns: &usize| columns > 0;
+        let width = terminal.filter(positive).or_else(variable).filter(positive).unwrap_or(WIDTH);
         let plain = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
             || env::var_os("TERM").is_some_and(|name| name == "dumb");
-        Paper { width, colour: io::stdout().is_terminal() && !plain }
+        TerminalStyle { width, color: io::stdout().is_terminal() && !plain }
     }
 
-    /// How many colours there are, as `COLORTERM` and `TERM` say.
-    pub fn colours(self) -> Colours {
-        let said = |name| env::var(name).unwrap_or_default();
-        let (depth, term) = (said("COLORTERM"), said("TERM"));
-        match self.colour {
+    /// The color depth, from `COLORTERM` and `TERM`.
+    pub fn colors(self) -> Colours {
+        let variable = |name| env::var(name).unwrap_or_default();
+        let (depth, term) = (variable("COLORTERM"), variable("TERM"));
+        match self.color {
             false => Colours::None,
             true if depth == "truecolor" || depth == "24bit" => Colours::All,
             true if !depth.is_empty() || term.contains("256color") => Colours::Cube,

@@ -1,8 +1,8 @@
-//! Work on as many threads as were asked for.
+//! How many threads compute: `--threads`, or all cores.
 
 use crate::failure::Failure;
 
-/// Does it on `threads` threads, or on every core.
+/// Runs work on `threads` threads, or on all cores.
 pub(crate) fn on<T: Send>(
     threads: Option<usize>,
     work: impl FnOnce() -> Result<T, Failure> + Send,
@@ -10,18 +10,21 @@ pub(crate) fn on<T: Send>(
     let Some(threads) = threads else { return work() };
     match rayon::ThreadPoolBuilder::new().num_threads(threads).build() {
         Ok(pool) => pool.install(work),
-        Err(error) => Err(Failure::new(format!("{threads} threads could not be started: {error}"))),
+        Err(error) => Err(refused(threads, &error)),
     }
 }
 
-/// From here on, all of the program works on `threads` threads, or on every core.
-pub(crate) fn everywhere(threads: Option<usize>) -> Result<(), Failure> {
+/// Sets the threads of the whole process, for work that other threads start.
+pub(crate) fn set_global(threads: Option<usize>) -> Result<(), Failure> {
     let Some(threads) = threads else { return Ok(()) };
-    let failed = |error| Failure::new(format!("{threads} threads could not be started: {error}"));
-    rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().map_err(failed)
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().map_err(|error| refused(threads, &error))
 }
 
-/// How many, in words.
-pub(crate) fn told(threads: usize) -> String {
+fn refused(threads: usize, error: &rayon::ThreadPoolBuildError) -> Failure {
+    Failure::new(format!("cannot start {}: {error}", count(threads)))
+}
+
+/// `1 thread`, `2 threads`.
+pub(crate) fn count(threads: usize) -> String {
     format!("{threads} thread{}", if threads == 1 { "" } else { "s" })
 }

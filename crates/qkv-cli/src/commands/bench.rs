@@ -1,158 +1,169 @@
-//! The command `qkv bench`: this machine measured, beside its peak and, where there is one, beside PyTorch. It puts the
-//! parts in order and owns none of them.
+//! `qkv bench`: attention measured on this machine, against its peak and against PyTorch.
 //!
 //! | module | owns |
 //! | --- | --- |
-//! | `asked` | the choices of the command, and what was chosen |
-//! | `shape`, `case`, `grid` | what is measured, how much work and memory it is, and which cases there are |
-//! | `timing`, `statistics` | calling for a while, and the few numbers that many become |
-//! | `ours`, `formula`, `anchor` | the three sides: the library, the materialised formula, PyTorch (`torch.py`) |
-//! | `peaks` | what the machine can do at most |
-//! | `row`, `table`, `summary`, `machine`, `progress` | what is told, and while it is measured |
-//! | `lengths`, `held`, `plot` | time and memory against length, and their picture |
-//! | `on_card` | the same on a GPU |
-//! | `train`, `steps` | whole training steps of two models, and PyTorch's (`step.py`) |
+//! | `args` | the arguments |
+//! | `shape`, `case`, `grid` | what is measured, its work and memory, and the default cases |
+//! | `timing`, `statistics` | repeated calls, medians and means |
+//! | `ours`, `formula`, `torch` | the three sides: the library, the materialized formula, PyTorch (`torch.py`) |
+//! | `peaks` | the peak of the machine |
+//! | `measurement`, `table`, `summary`, `machine`, `progress` | reports |
+//! | `lengths`, `memory`, `plot` | time and memory against length |
+//! | `on_device` | the same on a GPU |
+//! | `train`, `training_step` | whole training steps, and PyTorch's (`step.py`) |
 
-mod anchor;
-mod asked;
+mod args;
 mod case;
 mod formula;
 mod grid;
-mod held;
 mod lengths;
 mod machine;
-mod on_card;
+mod measurement;
+mod memory;
+mod on_device;
 mod ours;
 mod peaks;
 mod plot;
 mod progress;
-mod row;
 mod shape;
 mod statistics;
-mod steps;
 mod summary;
 mod table;
 mod timing;
+mod torch;
 mod train;
+mod training_step;
 
-pub(crate) use asked::{Asked, CHOICES, FEWEST_ROUNDS, SHORTEST, after_help};
-pub(crate) use held::Held;
-pub(crate) use machine::cpu;
-pub(crate) use shape::Shape;
-pub(crate) use steps::Step;
+pub(super) use machine::cpu;
+pub(super) use memory::COMMAND as MEMORY_COMMAND;
+pub(super) use training_step::COMMAND as STEP_COMMAND;
 
+use crate::command::{Command, Run, Status};
 use crate::failure::Failure;
-use crate::say::Say;
+use crate::output::Print;
 use crate::threads;
-use anchor::{Anchor, How};
-use asked::Form;
+use args::{ARGUMENTS, BenchArgs, EXAMPLES, ReportFormat, notes};
 use case::{Case, Direction};
+use measurement::Measurement;
 use peaks::Peak;
 use progress::Progress;
-use row::Row;
 use statistics::median;
 use std::thread;
 use std::time::Duration;
 use table::{Column, Table, share, speed, time};
 use timing::Timing;
+use torch::{TorchKernel, TorchProcess};
 
-/// Measures what was asked, and tells each case when it is measured.
-pub(crate) fn bench(asked: &Asked, say: Say<'_>) -> Result<(), Failure> {
-    threads::on(asked.threads, || match asked.lengths {
-        _ if asked.on_card => on_card::measure(asked, rayon::current_num_threads(), say),
-        _ if asked.train => train::train(asked, rayon::current_num_threads(), say),
-        Some(_) => lengths::lengths(asked, rayon::current_num_threads(), say),
-        None => measure(asked, rayon::current_num_threads(), say),
+pub(super) const COMMAND: Command =
+    Command::new("bench", "Measure attention on this machine, against its peak and PyTorch", ARGUMENTS, |matches| {
+        Ok(Box::new(BenchArgs::parse(matches)))
     })
+    .examples(EXAMPLES)
+    .notes(notes);
+
+impl Run for BenchArgs {
+    fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
+        threads::on(self.threads, || {
+            let threads = rayon::current_num_threads();
+            match self.lengths {
+                _ if self.on_device => on_device::measure(self, threads, print),
+                _ if self.train => train::train(self, threads, print),
+                Some(_) => lengths::lengths(self, threads, print),
+                None => measure(self, threads, print),
+            }?;
+            Ok(Status::Done)
+        })
+    }
 }
 
-fn measure(asked: &Asked, threads: usize, say: Say<'_>) -> Result<(), Failure> {
-    let cases = grid::cases(asked);
-    let sides = if asked.against.is_some() { 2 } else { 1 };
+/// Measures every case, and prints each as soon as it is measured.
+fn measure(args: &BenchArgs, threads: usize, print: Print<'_>) -> Result<(), Failure> {
+    let cases = grid::cases(args);
+    let sides = if args.against.is_some() { 2 } else { 1 };
     cases.iter().try_for_each(|case| case.check(sides))?;
-    let mut anchor = asked.against.as_ref().map(|(python, _)| Anchor::start(python, threads)).transpose()?;
-    let report = Report::new(asked, &cases);
-    if !say(&report.head(threads, anchor.as_ref().map(Anchor::version)))? {
+    let mut torch = args.against.as_ref().map(|(python, _)| TorchProcess::start(python, threads)).transpose()?;
+    let report = BenchReport::new(args, &cases);
+    if !print(&report.header(threads, torch.as_ref().map(TorchProcess::version)))? {
         return Ok(());
     }
     let progress = Progress::of(cases.len());
     let mut rows = Vec::new();
     for (at, &case) in cases.iter().enumerate() {
-        let row = measure_case(asked, case, threads, &mut anchor, |what| progress.show(at, what))?;
+        let row = measure_case(args, case, threads, &mut torch, |what| progress.show(at, what))?;
         progress.clear();
-        if !say(&report.row(&row))? {
+        if !print(&report.row(&row))? {
             return Ok(());
         }
         rows.push(row);
     }
-    drop(anchor);
-    say(&report.end(&rows)).map(|_| ())
+    drop(torch);
+    print(&report.footer(&rows)).map(|_| ())
 }
 
-/// One case: our side and the anchor's in turns, with the peak beside each round, and then the formula.
+/// One case: ours and PyTorch in alternating rounds, each beside the peak, then the formula.
 fn measure_case(
-    asked: &Asked,
+    args: &BenchArgs,
     case: Case,
     threads: usize,
-    anchor: &mut Option<Anchor>,
+    torch: &mut Option<TorchProcess>,
     show: impl Fn(&str),
-) -> Result<Row, Failure> {
+) -> Result<Measurement, Failure> {
     show(&case.to_string());
     let mut call = ours::prepare(case)?;
-    if let Some(anchor) = anchor {
-        anchor.prepare(case, How::Sdpa)?;
+    if let Some(torch) = torch {
+        torch.prepare(case, TorchKernel::Sdpa)?;
     }
     let mut peak = Peak::of(case, threads);
     let (mut our_rounds, mut their_rounds) = (Vec::new(), Vec::new());
-    let rounds = asked.against.as_ref().map_or(1, |(_, rounds)| *rounds);
+    let rounds = args.rounds();
     for round in 0..rounds {
         if rounds > 1 {
             show(&format!("{case}, round {} of {rounds}", round + 1));
         }
         peak.measure();
         pause();
-        our_rounds.push(Timing::of(asked.seconds, &mut call));
+        our_rounds.push(Timing::of(args.seconds, &mut call));
         peak.measure();
-        if let Some(anchor) = anchor {
+        if let Some(torch) = torch {
             pause();
-            their_rounds.push(anchor.measure(asked.seconds)?);
+            their_rounds.push(torch.measure(args.seconds)?);
         }
     }
     drop(call);
     let ours = Timing::over(&our_rounds).expect("at least one round");
-    let mut row = Row::new(case, ours, &peak);
+    let mut row = Measurement::new(case, ours, &peak);
     let ratios = their_rounds.iter().zip(&our_rounds).map(|(theirs, ours)| theirs.best_ms / ours.best_ms);
     if let (Some(theirs), Some(ratio)) = (Timing::over(&their_rounds), median(ratios)) {
         row = row.against(theirs, ratio);
     }
     if formula::is_for(case) && formula::fits(case) {
         show(&format!("{case}, the formula"));
-        row = row.beside_formula(Timing::of(asked.seconds, formula::prepare(case)?));
+        row = row.with_formula(Timing::of(args.seconds, formula::prepare(case)?));
     }
     Ok(row)
 }
 
-/// Long enough for the other side's threads, which look for work a little longer than they have some, to fall asleep.
+/// Lets the other side's threads, which spin a little after their work, fall asleep.
 fn pause() {
     thread::sleep(Duration::from_millis(20));
 }
 
-/// How rows are told.
-struct Report {
-    form: Form,
+/// The table of a run.
+struct BenchReport {
+    format: ReportFormat,
     rounds: usize,
     table: Table,
-    /// Which of the columns that not every run has.
+    /// Columns that not every run has.
     bandwidth: bool,
     formula: bool,
     against: bool,
 }
 
-impl Report {
-    fn new(asked: &Asked, cases: &[Case]) -> Report {
+impl BenchReport {
+    fn new(args: &BenchArgs, cases: &[Case]) -> BenchReport {
         let bandwidth = cases.iter().any(|case| case.direction == Direction::Decode);
         let formula = cases.iter().any(|&case| formula::is_for(case));
-        let against = asked.against.is_some();
+        let against = args.against.is_some();
         let widest = cases.iter().map(|case| case.shape.to_string().len()).max().unwrap_or(0);
         let mut columns = vec![
             Column::words("b,hq,hk,n,m,d", widest),
@@ -165,27 +176,27 @@ impl Report {
         columns.extend(against.then(|| Column::numbers("PyTorch ms")));
         columns.extend(against.then(|| Column::numbers("ratio")));
         columns.extend(formula.then(|| Column::numbers("formula ms")));
-        let rounds = asked.against.as_ref().map_or(1, |(_, rounds)| *rounds);
-        Report {
-            form: asked.form,
+        let rounds = args.rounds();
+        BenchReport {
+            format: args.format,
             rounds,
-            table: Table::new(columns, asked.form == Form::Markdown),
+            table: Table::new(columns, args.format == ReportFormat::Markdown),
             bandwidth,
             formula,
             against,
         }
     }
 
-    fn head(&self, threads: usize, torch: Option<&str>) -> String {
-        match self.form {
-            Form::Json => String::new(),
-            _ => format!("{}\n\n{}", machine::told(threads, torch), self.table.head()),
+    fn header(&self, threads: usize, torch: Option<&str>) -> String {
+        match self.format {
+            ReportFormat::Json => String::new(),
+            _ => format!("{}\n\n{}", machine::describe(threads, torch), self.table.header()),
         }
     }
 
-    fn row(&self, row: &Row) -> String {
-        if self.form == Form::Json {
-            return row.json();
+    fn row(&self, row: &Measurement) -> String {
+        if self.format == ReportFormat::Json {
+            return row.to_json();
         }
         let case = row.case;
         let or_dash = |cell: Option<String>| cell.unwrap_or_else(|| "–".into());
@@ -204,10 +215,10 @@ impl Report {
         self.table.row(&cells)
     }
 
-    fn end(&self, rows: &[Row]) -> String {
-        match self.form {
-            Form::Json => String::new(),
-            form => summary::summary(rows, self.rounds, form == Form::Markdown),
+    fn footer(&self, rows: &[Measurement]) -> String {
+        match self.format {
+            ReportFormat::Json => String::new(),
+            format => summary::summary(rows, self.rounds, format == ReportFormat::Markdown),
         }
     }
 }

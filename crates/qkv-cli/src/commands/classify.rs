@@ -1,106 +1,201 @@
-//! What `qkv classify` tells: the class of each text or image, how sure the model is, and with `--weights` what it attended to,
-//! drawn or as numbers.
+//! `qkv classify`: the class of each text or image and its probability, and with `--weights` what the model attended to.
 
+use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
+use crate::command::{Command, Run, Status};
 use crate::failure::Failure;
-use crate::reading::{Asked, each_portion};
-use crate::say::Say;
-use crate::terminal::Paper;
+use crate::lines::{BatchResult, Line, Lines, for_each_line};
+use crate::output::Print;
+use crate::terminal::TerminalStyle;
+use crate::{input, threads};
 use qkv_explore::{capture, draw, shades};
 use qkv_models::image::Image;
 use qkv_models::{Classifier, Han, Reading};
 use qkv_nn::Machine;
 use serde_json::{Value, json};
+use std::path::PathBuf;
 
-/// Images that are seen together at most.
-const TOGETHER: usize = 64;
+pub(super) const COMMAND: Command = Command::new("classify", "Classify texts or images", ARGUMENTS, |matches| {
+    Ok(Box::new(ClassifyArgs::parse(matches)))
+})
+.examples(&[
+    ("qkv classify --model runs/reviews 'a film to be seen twice'", "A text"),
+    ("qkv classify --model runs/reviews --json < reviews.txt", "A file, line by line, with all probabilities"),
+    (
+        "qkv classify --model runs/han --weights 'Dull at first. Then it sings.'",
+        "With the weights of sentences and words",
+    ),
+    ("qkv classify --model runs/digits --image seven.png", "An image"),
+]);
 
-/// Says which class each text or image belongs to.
-pub(crate) fn classify(asked: &Asked, machine: &Machine, say: Say<'_>) -> Result<(), Failure> {
-    let model = Classifier::open(&asked.model)?;
-    if !asked.images.is_empty() {
-        return images(asked, &model, machine, say);
-    }
-    match &model {
-        Classifier::Vit(_) => {
-            Err(Failure::new("the model sees images and reads no text").hint("name one with `--image FILE`"))
-        }
-        Classifier::Han(han) if asked.weights => each_portion(asked, say, |texts| {
-            texts.iter().map(|text| read(asked, han, text, machine)).collect::<Result<String, Failure>>()
-        }),
-        _ if asked.weights => {
-            let failure = Failure::new("`--weights` is for models of kind `han` and `vit`");
-            Err(failure.hint(format!("`qkv explore --model {}` shows what any attends to", asked.model.display())))
-        }
-        _ => each_portion(asked, say, |texts| {
-            let found = model.texts(texts, machine)?;
-            Ok(texts.iter().zip(found).map(|(text, row)| told(asked, &model, json!({ "text": text }), row)).collect())
-        }),
-    }
+const ARGUMENTS: Arguments = &[
+    (
+        "Input and model",
+        &[
+            Argument::new("text", Kind::Text, "Text to classify; the lines of `--input` or stdin by default")
+                .value("TEXT")
+                .positional()
+                .repeatable()
+                .conflicts(&["input", "image"]),
+            Argument::new("model", Kind::Path, "Folder of the model, in the Hugging Face layout")
+                .value("DIR")
+                .required(),
+            Argument::new("input", Kind::Path, "Classify the lines of this file").value("FILE").conflicts(&["image"]),
+            Argument::new("image", Kind::Path, "Classify this image, PNG or JPEG").value("FILE").repeatable(),
+        ],
+    ),
+    (
+        "Output: `LABEL⇥PROBABILITY` for each line or image",
+        &[
+            Argument::new(
+                "weights",
+                Kind::Switch,
+                "Show attention over sentences and words (`han`) or patches (`vit`)",
+            ),
+            Argument::new("json", Kind::Switch, "One JSON object for each text or image"),
+        ],
+    ),
+    ("Computation", &[THREADS]),
+];
+
+struct ClassifyArgs {
+    texts: Vec<String>,
+    model: PathBuf,
+    input: Option<PathBuf>,
+    images: Vec<PathBuf>,
+    weights: bool,
+    json: bool,
+    threads: Option<usize>,
 }
 
-/// A document, and the weights of both levels.
-fn read(asked: &Asked, han: &Han, text: &str, machine: &Machine) -> Result<String, Failure> {
-    let read = han.read(text, machine)?;
-    let Reading { probabilities, sentences, left_out } = &read;
-    if asked.json {
-        let about = json!({ "text": text, "sentences": sentences, "left_out": left_out });
-        return Ok(line(about, &ranked(&han.config.labels, probabilities)));
-    }
-    let paper = Paper::of_stdout();
-    let drawn = draw::document(&read, paper.width, paper.colours());
-    Ok(format!("{}\n{drawn}\n", plain(&ranked(&han.config.labels, probabilities))))
-}
+/// Lines that are classified together at most.
+const BATCH: usize = 256;
+/// Images that are classified together at most.
+const IMAGE_BATCH: usize = 64;
 
-fn images(asked: &Asked, model: &Classifier, machine: &Machine, say: Say<'_>) -> Result<(), Failure> {
-    for paths in asked.images.chunks(TOGETHER) {
-        let images = paths.iter().map(Image::open).collect::<Result<Vec<Image>, _>>()?;
-        let found = model.images(&images, machine)?;
-        let mut words = String::new();
-        for ((path, image), row) in paths.iter().zip(&images).zip(found) {
-            let name = path.display().to_string();
-            let mut about = json!({ "image": name });
-            let mut drawn = String::new();
-            if let (true, Classifier::Vit(vit)) = (asked.weights, model) {
-                let weights =
-                    shades::patches(&capture::image(vit, "", image, machine)?, None, None)?.unwrap_or_default();
-                let grid = vit.config.grid();
-                about["patches"] = weights.chunks(grid.max(1)).map(|row| json!(row)).collect();
-                drawn = format!("\n{}", draw::patches(&weights, grid, Paper::of_stdout().colours()));
+impl Run for ClassifyArgs {
+    fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
+        threads::on(self.threads, || {
+            let machine = Machine::new(rayon::current_num_threads());
+            let model = Classifier::open(&self.model)?;
+            match &model {
+                _ if !self.images.is_empty() => self.classify_images(&model, &machine, print)?,
+                Classifier::Vit(_) => {
+                    return Err(
+                        Failure::new("the model classifies images, not texts").hint("name one with `--image FILE`")
+                    );
+                }
+                Classifier::Han(han) if self.weights => self.classify_lines(print, |lines| {
+                    Ok(lines.iter().map(|line| self.read_document(han, &line.text, &machine)).collect())
+                })?,
+                _ if self.weights => {
+                    let hint =
+                        format!("`qkv explore --model {}` shows the attention of any model", self.model.display());
+                    return Err(Failure::new("`--weights` works with models of kind `han` and `vit`").hint(hint));
+                }
+                _ => self.classify_lines(print, |lines| {
+                    let texts: Vec<&str> = lines.iter().map(|line| line.text.as_str()).collect();
+                    let found = model.texts(&texts, &machine)?;
+                    let rows = texts.iter().zip(found);
+                    Ok(rows.map(|(text, row)| Ok(self.format(&model, json!({ "text": text }), &row))).collect())
+                })?,
             }
-            // With several, each says which it is.
-            let prefix = if asked.images.len() > 1 && !asked.json { format!("{name}\t") } else { String::new() };
-            words += &format!("{prefix}{}", told(asked, model, about, row));
-            if !asked.json && asked.weights {
-                words += &format!("{}\n", drawn.trim_start_matches('\n'));
-            }
-        }
-        if !say(&words)? {
-            return Ok(());
-        }
+            Ok(Status::Done)
+        })
     }
-    Ok(())
 }
 
-/// Classes and how likely each is, the likeliest first.
+impl ClassifyArgs {
+    fn parse(matches: &Matches<'_>) -> ClassifyArgs {
+        ClassifyArgs {
+            texts: matches.texts("text"),
+            model: matches.required_path("model"),
+            input: matches.path("input"),
+            images: matches.paths("image"),
+            weights: matches.switch("weights"),
+            json: matches.switch("json"),
+            threads: matches.count("threads"),
+        }
+    }
+
+    fn classify_lines(
+        &self,
+        print: Print<'_>,
+        work: impl FnMut(&[Line]) -> BatchResult<String>,
+    ) -> Result<(), Failure> {
+        let lines = Lines::new(&self.texts, self.input.as_deref())?;
+        for_each_line(lines, BATCH, work, |batch| {
+            let failed = if self.json { "null\n" } else { "\n" };
+            print(&batch.into_iter().map(|line| line.unwrap_or(failed.into())).collect::<String>())
+        })
+    }
+
+    /// A document, with the weights of its sentences and words.
+    fn read_document(&self, han: &Han, text: &str, machine: &Machine) -> Result<String, Failure> {
+        let reading = han.read(text, machine)?;
+        let Reading { probabilities, sentences, left_out } = &reading;
+        let ranked = ranked(&han.config.labels, probabilities);
+        if self.json {
+            return Ok(to_json(json!({ "text": text, "sentences": sentences, "left_out": left_out }), &ranked));
+        }
+        let style = TerminalStyle::of_stdout();
+        Ok(format!("{}\n{}\n", to_text(&ranked), draw::document(&reading, style.width, style.colors())))
+    }
+
+    fn classify_images(&self, model: &Classifier, machine: &Machine, print: Print<'_>) -> Result<(), Failure> {
+        for paths in self.images.chunks(IMAGE_BATCH) {
+            paths.iter().try_for_each(|path| input::check(path))?;
+            let images = paths.iter().map(Image::open).collect::<Result<Vec<Image>, _>>()?;
+            let found = model.images(&images, machine)?;
+            let mut text = String::new();
+            for ((path, image), row) in paths.iter().zip(&images).zip(found) {
+                let name = path.display().to_string();
+                let mut object = json!({ "image": name });
+                let mut drawing = String::new();
+                if let (true, Classifier::Vit(vit)) = (self.weights, model) {
+                    let recording = capture::image(vit, "", image, machine)?;
+                    let weights = shades::patches(&recording, None, None)?.unwrap_or_default();
+                    let grid = vit.config.grid();
+                    object["patches"] = weights.chunks(grid.max(1)).map(|row| json!(row)).collect();
+                    drawing = draw::patches(&weights, grid, TerminalStyle::of_stdout().colors());
+                }
+                // Of several images, each line names its own.
+                if self.images.len() > 1 && !self.json {
+                    text += &format!("{name}\t");
+                }
+                text += &self.format(model, object, &row);
+                if self.weights && !self.json {
+                    text += &format!("{drawing}\n");
+                }
+            }
+            if !print(&text)? {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn format(&self, model: &Classifier, object: Value, row: &[f32]) -> String {
+        let ranked = ranked(model.labels(), row);
+        if self.json { to_json(object, &ranked) } else { to_text(&ranked) }
+    }
+}
+
+/// Labels and their probabilities, likeliest first.
 fn ranked<'a>(labels: &'a [String], row: &[f32]) -> Vec<(&'a String, f32)> {
     let mut all: Vec<(&String, f32)> = labels.iter().zip(row.iter().copied()).collect();
     all.sort_by(|a, b| b.1.total_cmp(&a.1));
     all
 }
 
-fn plain(all: &[(&String, f32)]) -> String {
-    all.first().map_or(String::new(), |(label, share)| format!("{label}\t{share:.4}\n"))
+fn to_text(ranked: &[(&String, f32)]) -> String {
+    ranked.first().map_or(String::new(), |(label, probability)| format!("{label}\t{probability:.4}\n"))
 }
 
-/// What is known of something and its classes, as one JSON object on a line.
-fn line(mut about: Value, all: &[(&String, f32)]) -> String {
-    let shares: serde_json::Map<_, _> = all.iter().map(|(label, share)| ((*label).clone(), json!(share))).collect();
-    about["label"] = all.first().map_or(Value::Null, |(label, _)| json!(label));
-    about["probabilities"] = Value::Object(shares);
-    format!("{about}\n")
-}
-
-fn told(asked: &Asked, model: &Classifier, about: Value, row: Vec<f32>) -> String {
-    let all = ranked(model.labels(), &row);
-    if asked.json { line(about, &all) } else { plain(&all) }
+/// An object with its label and probabilities, on one line.
+fn to_json(mut object: Value, ranked: &[(&String, f32)]) -> String {
+    let probabilities: serde_json::Map<_, _> =
+        ranked.iter().map(|(label, probability)| ((*label).clone(), json!(probability))).collect();
+    object["label"] = ranked.first().map_or(Value::Null, |(label, _)| json!(label));
+    object["probabilities"] = Value::Object(probabilities);
+    format!("{object}\n")
 }

@@ -1,6 +1,11 @@
-//! The command `qkv doctor`: what this machine has, and what the program makes of it.
+//! `qkv doctor`: what this machine has, and which kernels run on it.
 
-use crate::{bench, embedded};
+use super::bench;
+use crate::arguments::{Argument, Arguments, Kind};
+use crate::command::{Command, Run, Status};
+use crate::failure::Failure;
+use crate::output::Print;
+use crate::{embedded, isa};
 use qkv::Isa;
 use qkv_simd::bf16_gemm::Bf16Gemm;
 use qkv_simd::bf16x3_gemm::Bf16x3Gemm;
@@ -8,29 +13,52 @@ use serde::Serialize;
 use std::env;
 use std::fmt;
 
-/// The facts, in the order in which they are told.
+pub(super) const COMMAND: Command =
+    Command::new("doctor", "Report CPU features, kernels, GPU and threads of this machine", ARGUMENTS, |matches| {
+        Ok(Box::new(DoctorArgs { json: matches.switch("json") }))
+    })
+    .examples(&[("qkv doctor", "Everything"), ("qkv doctor --json", "As JSON")])
+    .without_kernels();
+
+const ARGUMENTS: Arguments = &[("Output", &[Argument::new("json", Kind::Switch, "Print one JSON object")])];
+
+struct DoctorArgs {
+    json: bool,
+}
+
+impl Run for DoctorArgs {
+    fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
+        let report = MachineReport::of_this_machine();
+        print(&if self.json { report.to_json() } else { report.to_string() })?;
+        // A wrong `QKV_ISA` is reported with everything else, and is a failure here too.
+        isa::check().map(|()| Status::Done)
+    }
+}
+
+/// The facts, in the order of the report.
 #[derive(Debug, Serialize)]
-pub(crate) struct Health {
+struct MachineReport {
     version: &'static str,
     cpu: Option<String>,
-    /// What the CPU has of what kernels ask for.
+    /// CPU features that kernels use.
     features: Vec<&'static str>,
-    /// The instruction set that kernels run with.
+    /// The instruction set of the kernels.
     isa: &'static str,
-    /// All that could.
+    /// All instruction sets that the CPU supports.
     available: Vec<&'static str>,
-    /// What `QKV_ISA` says, if anything.
-    asked: Option<String>,
+    /// `QKV_ISA`.
+    #[serde(rename = "asked")]
+    requested_isa: Option<String>,
     threads: usize,
-    kernels: Kernels,
+    kernels: KernelNames,
     memory_bytes: Option<u64>,
     gpu: qkv_cuda::Health,
     embedded_model: bool,
 }
 
-/// What computes in each type.
+/// The kernels of each type.
 #[derive(Debug, Serialize)]
-struct Kernels {
+struct KernelNames {
     f32: &'static str,
     f64: &'static str,
     bf16: &'static str,
@@ -47,21 +75,21 @@ macro_rules! features {
     }};
 }
 
-impl Health {
-    pub fn of_this_machine() -> Health {
+impl MachineReport {
+    fn of_this_machine() -> MachineReport {
         let isa = Isa::best();
-        // Products of bf16 have units of their own; f16 is widened to f32.
-        let plain = match isa.name() {
+        // bf16 has instructions of its own; f16 is widened to f32.
+        let native = match isa.name() {
             "avx512bf16" | "amx" => "avx512",
             name => name,
         };
         let bf16 = match isa.name() {
-            "amx" => "amx tiles, sums in f32",
-            "avx512bf16" => "avx512 pair products, sums in f32",
-            _ if Bf16Gemm::available(isa) => "AVX-512 bf16 dot products, f32 accumulation",
+            "amx" => "amx (tdpbf16ps), f32 accumulation",
+            "avx512bf16" => "avx512bf16 (vdpbf16ps), f32 accumulation",
+            _ if Bf16Gemm::available(isa) => "bf16 products, f32 accumulation",
             _ => "widened to f32",
         };
-        let f32 = if Bf16x3Gemm::available(isa) { "avx512; attention scores on AMX as bf16x3" } else { plain };
+        let f32 = if Bf16x3Gemm::available(isa) { "avx512, attention on amx in bf16x3" } else { native };
         let mut features: Vec<&'static str> = features!(
             "sse4.2",
             "avx",
@@ -74,43 +102,43 @@ impl Health {
             "avx512vl",
             "avx512bf16"
         );
-        // The tile unit is not only there: the system has to allow it.
+        // AMX counts only if the operating system allows it.
         features.extend(Isa::named("amx").map(Isa::name));
-        Health {
+        MachineReport {
             version: env!("CARGO_PKG_VERSION"),
             cpu: bench::cpu(),
             features,
             isa: isa.name(),
             available: Isa::available().into_iter().map(Isa::name).collect(),
-            asked: env::var("QKV_ISA").ok(),
+            requested_isa: env::var_os(isa::VARIABLE).map(|name| name.to_string_lossy().into_owned()),
             threads: rayon::current_num_threads(),
-            kernels: Kernels { f32, f64: plain, bf16, f16: "widened to f32" },
+            kernels: KernelNames { f32, f64: native, bf16, f16: "widened to f32" },
             memory_bytes: crate::memory::field("/proc/meminfo", "MemTotal:"),
             gpu: qkv_cuda::Health::of_this_machine(),
-            embedded_model: embedded::THERE,
+            embedded_model: embedded::AVAILABLE,
         }
     }
 
-    /// As one JSON object on a line.
-    pub fn json(&self) -> String {
+    /// One JSON object on a line.
+    fn to_json(&self) -> String {
         serde_json::to_string(self).expect("plain data") + "\n"
     }
 }
 
-impl fmt::Display for Health {
+impl fmt::Display for MachineReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Health { version, features, isa, available, kernels, gpu, .. } = self;
+        let MachineReport { version, features, isa, available, kernels, gpu, .. } = self;
         writeln!(f, "qkv        {version}")?;
-        writeln!(f, "cpu        {}", self.cpu.as_deref().unwrap_or("the system does not say"))?;
+        writeln!(f, "cpu        {}", self.cpu.as_deref().unwrap_or("unknown"))?;
         writeln!(
             f,
             "features   {}",
-            if features.is_empty() { "none that kernels ask for".into() } else { features.join(", ") }
+            if features.is_empty() { "none that kernels use".into() } else { features.join(", ") }
         )?;
-        let why = match &self.asked {
-            Some(asked) if asked == isa => "asked for by `QKV_ISA`".into(),
-            Some(asked) => format!("`QKV_ISA` asks for `{asked}`, which this CPU does not have"),
-            None => "the best here; `QKV_ISA` chooses another".into(),
+        let why = match &self.requested_isa {
+            Some(requested) if requested == isa => "set by `QKV_ISA`".into(),
+            Some(requested) => format!("`QKV_ISA={requested}` is not available"),
+            None => "the best available; `QKV_ISA` selects another".into(),
         };
         writeln!(f, "isa        {isa} of {} ({why})", available.join(", "))?;
         writeln!(f, "threads    {}", self.threads)?;
@@ -123,7 +151,7 @@ impl fmt::Display for Health {
             writeln!(f, "memory     {:.1} GiB", bytes as f64 / f64::from(1 << 30))?;
         }
         match &gpu.cards {
-            Ok(cards) if cards.is_empty() => writeln!(f, "gpu        none: there is a driver, but no card")?,
+            Ok(cards) if cards.is_empty() => writeln!(f, "gpu        none: the driver found no device")?,
             Ok(cards) => {
                 for card in cards {
                     let ((major, minor), (newest, tenth)) = (card.capability, card.driver);
@@ -153,7 +181,7 @@ impl fmt::Display for Health {
                 gpu.cache
             )?;
         }
-        let there = if self.embedded_model { "there" } else { "none in this build: `--model DIR` names one" };
-        writeln!(f, "model      {there}")
+        let model = if self.embedded_model { "embedded" } else { "none embedded in this build; use `--model DIR`" };
+        writeln!(f, "model      {model}")
     }
 }

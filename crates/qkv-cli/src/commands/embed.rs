@@ -1,54 +1,60 @@
-//! The command `qkv embed`: sentences as vectors, or how near sentences are to each other.
+//! `qkv embed`: sentences as vectors, or ranked by similarity.
 
-use crate::choices::{Choice, Kind, Table};
+use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
+use crate::atomic_file::OutputPath;
+use crate::command::{Command, Run, Status};
 use crate::failure::Failure;
-use crate::say::Say;
+use crate::lines::{Lines, for_each_line};
+use crate::output::Print;
 use crate::threads;
-use crate::translate::Lines;
-use clap::ArgMatches;
 use qkv_models::Encoder;
-use qkv_models::files::tensors::{NamedTensor, Storage, write};
+use qkv_models::files::tensors::{NamedTensor, Storage, to_bytes};
 use qkv_nn::Machine;
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Every choice of `qkv embed`.
-pub(crate) const CHOICES: Table = &[
+pub(super) const COMMAND: Command =
+    Command::new("embed", "Embed sentences as vectors", ARGUMENTS, |matches| Ok(Box::new(EmbedArgs::parse(matches))))
+        .examples(&[
+            (
+                "qkv embed --model all-MiniLM-L6-v2 --similarity 'A cat sleeps' 'A kitten naps' 'Prices rose'",
+                "Rank sentences by similarity to the first",
+            ),
+            ("qkv embed --model all-MiniLM-L6-v2 --output vectors.safetensors < lines.txt", "The vectors of a file"),
+        ]);
+
+const ARGUMENTS: Arguments = &[
     (
-        "What is read, and by which model",
+        "Input and model",
         &[
-            Choice::new("text", Kind::Text, "Read this; left out, the lines of `--input`, or else of stdin")
+            Argument::new("text", Kind::Text, "Sentence to embed; the lines of `--input` or stdin by default")
                 .value("TEXT")
-                .bare()
-                .many()
-                .clashes(&["input"]),
-            Choice::new("model", Kind::Path, "The model: a folder in the Hugging Face layout").value("DIR"),
-            Choice::new("input", Kind::Path, "Read lines from here").value("FILE"),
+                .positional()
+                .repeatable()
+                .conflicts(&["input"]),
+            Argument::new("model", Kind::Path, "Folder of the model, in the Hugging Face layout")
+                .value("DIR")
+                .required(),
+            Argument::new("input", Kind::Path, "Embed the lines of this file").value("FILE"),
         ],
     ),
     (
-        "What is told: one JSON object for each line",
+        "Output: one JSON object per line by default",
         &[
-            Choice::new(
+            Argument::new(
                 "output",
                 Kind::Path,
-                "Write all vectors to this `.safetensors` file instead, as `embeddings [N, C]`",
+                "Write all vectors to this `.safetensors` file as `embeddings [N, C]`; a failed line is a row of NaN",
             )
             .value("FILE"),
-            Choice::new(
-                "similarity",
-                Kind::Switch,
-                "How near each line is to the first, as `COSINE⇥LINE`, nearest first",
-            )
-            .clashes(&["output"]),
+            Argument::new("similarity", Kind::Switch, "Rank by cosine similarity to the first line, as `COSINE⇥LINE`")
+                .conflicts(&["output"]),
         ],
     ),
-    ("How", &[Choice::new("threads", Kind::Threads, "Use N threads; left out, every core").value("N")]),
+    ("Computation", &[THREADS]),
 ];
 
-/// What `qkv embed` was asked.
-#[derive(Debug)]
-pub(crate) struct Asked {
+struct EmbedArgs {
     texts: Vec<String>,
     model: PathBuf,
     input: Option<PathBuf>,
@@ -57,82 +63,75 @@ pub(crate) struct Asked {
     threads: Option<usize>,
 }
 
-impl Asked {
-    /// From a command line that holds together; the error says what is missing.
-    pub fn read(matches: &ArgMatches) -> Result<Asked, String> {
-        let path = |name| matches.get_one::<PathBuf>(name).cloned();
-        Ok(Asked {
-            texts: matches.get_many("text").into_iter().flatten().cloned().collect(),
-            model: path("model").ok_or("`qkv embed` needs `--model DIR`")?,
-            input: path("input"),
-            output: path("output"),
-            similarity: matches.get_flag("similarity"),
-            threads: matches.get_one::<u64>("threads").and_then(|&n| usize::try_from(n).ok()),
+impl EmbedArgs {
+    fn parse(matches: &Matches<'_>) -> EmbedArgs {
+        EmbedArgs {
+            texts: matches.texts("text"),
+            model: matches.required_path("model"),
+            input: matches.path("input"),
+            output: matches.path("output"),
+            similarity: matches.switch("similarity"),
+            threads: matches.count("threads"),
+        }
+    }
+}
+
+/// Lines that are embedded together at most.
+const BATCH: usize = 1024;
+
+impl Run for EmbedArgs {
+    fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
+        threads::on(self.threads, || {
+            let output = self.output.as_deref().map(|path| OutputPath::new(path, self.input.as_deref())).transpose()?;
+            let encoder = Encoder::open(&self.model)?;
+            let machine = Machine::new(rayon::current_num_threads());
+            let lines = Lines::new(&self.texts, self.input.as_deref())?;
+            let collects = output.is_some() || self.similarity;
+            let mut embedded: Vec<Option<(String, Vec<f32>)>> = Vec::new();
+            let ended = for_each_line(
+                lines,
+                BATCH,
+                |batch| {
+                    let texts: Vec<&str> = batch.iter().map(|line| line.text.as_str()).collect();
+                    let vectors = encoder.embed(&texts, &machine)?;
+                    Ok(batch.iter().zip(vectors).map(|(line, vector)| Ok((line.text.clone(), vector))).collect())
+                },
+                |batch| {
+                    if collects {
+                        embedded.extend(batch);
+                        return Ok(true);
+                    }
+                    let lines = batch.into_iter().map(|line| match line {
+                        Some((text, vector)) => format!("{}\n", json!({ "text": text, "embedding": vector })),
+                        None => format!("{}\n", json!({ "embedding": null })),
+                    });
+                    print(&lines.collect::<String>())
+                },
+            );
+            if let Some(output) = &output {
+                let shape = [embedded.len(), encoder.config.d_model]; // [N, C]
+                let missing = vec![f32::NAN; encoder.config.d_model];
+                let rows = embedded.iter().flat_map(|line| line.as_ref().map_or(&missing, |(_, vector)| vector));
+                let values: Vec<f32> = rows.copied().collect();
+                let tensor = NamedTensor { name: "embeddings", shape: &shape, values: &values };
+                output.write(&to_bytes(&[tensor], Storage::F32)?)?;
+                print(&format!("written  {}, embeddings {shape:?}\n", output.path().display()))?;
+            }
+            if self.similarity {
+                print(&ranked(&embedded.iter().flatten().collect::<Vec<_>>()))?;
+            }
+            ended.map(|()| Status::Done)
         })
     }
 }
 
-/// Lines that are read together at most.
-const TOGETHER: usize = 1024;
-
-/// Embeds what was asked.
-pub(crate) fn embed(asked: &Asked, say: Say<'_>) -> Result<(), Failure> {
-    threads::on(asked.threads, || {
-        let encoder = Encoder::open(&asked.model)?;
-        let machine = Machine::new(rayon::current_num_threads());
-        let mut lines = match (&asked.texts[..], &asked.input) {
-            ([], None) => Lines::stdin(),
-            ([], Some(path)) => Lines::open(path)?,
-            (texts, _) => Lines::given(texts),
-        };
-        let (mut texts, mut vectors): (Vec<String>, Vec<Vec<f32>>) = (Vec::new(), Vec::new());
-        loop {
-            let portion: Vec<String> = lines.next(TOGETHER)?.into_iter().map(|line| line.text).collect();
-            if portion.is_empty() {
-                break;
-            }
-            let found = encoder.embed(&portion, &machine)?;
-            if asked.output.is_some() || asked.similarity {
-                texts.extend(portion);
-                vectors.extend(found);
-                continue;
-            }
-            let line =
-                |(text, vector): (&String, &Vec<f32>)| format!("{}\n", json!({ "text": text, "embedding": vector }));
-            if !say(&portion.iter().zip(&found).map(line).collect::<String>())? {
-                return Ok(());
-            }
-        }
-        if let Some(path) = &asked.output {
-            let shape = [vectors.len(), encoder.config.d_model];
-            write(path, &[NamedTensor { name: "embeddings", shape: &shape, values: &vectors.concat() }], Storage::F32)?;
-            say(&format!("written  {}, embeddings {shape:?}\n", path.display()))?;
-        }
-        if asked.similarity {
-            say(&near(&texts, &vectors))?;
-        }
-        Ok(())
-    })
-}
-
-/// How near each text is to the first, nearest first.
-fn near(texts: &[String], vectors: &[Vec<f32>]) -> String {
+/// Texts by their similarity to the first, most similar first.
+fn ranked(embedded: &[&(String, Vec<f32>)]) -> String {
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum::<f64>();
     let cosine = |a: &[f32], b: &[f32]| dot(a, b) / (dot(a, a) * dot(b, b)).sqrt().max(1e-12);
-    let Some((first, rest)) = vectors.split_first() else { return String::new() };
+    let Some(((_, first), rest)) = embedded.split_first() else { return String::new() };
     let mut found: Vec<(f64, &str)> =
-        rest.iter().zip(&texts[1..]).map(|(vector, text)| (cosine(first, vector), text.as_str())).collect();
+        rest.iter().map(|(text, vector)| (cosine(first, vector), text.as_str())).collect();
     found.sort_by(|a, b| b.0.total_cmp(&a.0));
     found.iter().map(|(cosine, text)| format!("{cosine:.4}\t{text}\n")).collect()
-}
-
-/// What `qkv embed --help` says beyond its choices.
-pub(crate) fn after_help() -> String {
-    crate::arguments::examples(&[
-        (
-            "qkv embed --model all-MiniLM-L6-v2 --similarity 'A cat sleeps' 'A kitten naps' 'Prices rose'",
-            "Which is nearer",
-        ),
-        ("qkv embed --model all-MiniLM-L6-v2 --output vectors.safetensors < lines.txt", "A file of vectors"),
-    ])
 }

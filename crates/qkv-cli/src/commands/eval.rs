@@ -1,58 +1,71 @@
-//! The command `qkv eval`: how good a model's translations are, or anyone's that lie in a file.
+//! `qkv eval`: scores of a model's translations, or of any translations in a file.
+//!
+//! | module | owns |
+//! | --- | --- |
+//! | `args` | the arguments |
+//! | `report` | the scores as text or JSON |
 
-mod asked;
+mod args;
 mod report;
 
-pub(crate) use asked::{Asked, CHOICES, after_help};
-
+use crate::atomic_file::OutputPath;
+use crate::command::{Command, Run, Status};
 use crate::failure::Failure;
-use crate::say::{Say, Sink};
-use crate::translate::{Line, Lines};
-use crate::{embedded, threads};
-use asked::What;
+use crate::lines::Lines;
+use crate::output::Print;
+use crate::{embedded, input, threads};
+use args::{ARGUMENTS, EXAMPLES, EvalArgs, EvalSource};
 use indicatif::{ProgressBar, ProgressStyle};
 use qkv_models::Translator;
 use qkv_models::metrics::{bleu::Bleu, chrf::Chrf, exact::Exact, perplexity};
 use qkv_models::text::corpus::{Corpus, Pair};
 use qkv_nn::{Machine, Pool};
-use report::{Model, Report};
+use report::{EvalReport, ModelScores};
 use std::path::Path;
 use std::time::Instant;
 
-/// Sentences between two moves of the bar.
-const TOGETHER: usize = 128;
+/// Sentences that are translated together.
+const BATCH: usize = 128;
 
-/// Measures what was asked.
-pub(crate) fn eval(asked: &Asked, say: Say<'_>) -> Result<(), Failure> {
-    threads::on(asked.threads, || {
-        let report = match &asked.what {
-            What::Model { folder, data } => with_model(asked, folder.as_deref(), data)?,
-            What::Files { hypotheses, references } => score(asked, &read(hypotheses)?, &read(references)?, None)?,
-        };
-        say(&if asked.json { report.json() } else { report.to_string() }).map(drop)
+pub(super) const COMMAND: Command =
+    Command::new("eval", "Score translations: BLEU, chrF, exact match, perplexity", ARGUMENTS, |matches| {
+        Ok(Box::new(EvalArgs::parse(matches)?))
     })
-}
+    .examples(EXAMPLES);
 
-/// The lines of a file.
-fn read(path: &Path) -> Result<Vec<String>, Failure> {
-    let mut lines = Lines::open(path)?;
-    let mut all = Vec::new();
-    loop {
-        let portion = lines.next(usize::MAX)?;
-        if portion.is_empty() {
-            return Ok(all);
-        }
-        all.extend(portion.into_iter().map(|Line { text, .. }| text));
+impl Run for EvalArgs {
+    fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
+        threads::on(self.threads, || {
+            let report = match &self.source {
+                EvalSource::Model { folder, data } => evaluate_model(self, folder.as_deref(), data)?,
+                EvalSource::Files { hypotheses, references } => {
+                    score(self, &lines_of(hypotheses)?, &lines_of(references)?, None)?
+                }
+            };
+            print(&if self.json { report.to_json() } else { report.to_string() })?;
+            Ok(Status::Done)
+        })
     }
 }
 
-fn score(asked: &Asked, outputs: &[String], references: &[String], model: Option<Model>) -> Result<Report, Failure> {
-    let bleu = Bleu::of(outputs, references, asked.words)?;
-    let (chrf, exact) = (Chrf::of(outputs, references)?, Exact::of(outputs, references)?);
-    Ok(Report::new(&bleu, &chrf, exact, model))
+fn lines_of(path: &Path) -> Result<Vec<String>, Failure> {
+    Ok(Lines::new(&[], Some(path))?.all()?.into_iter().map(|line| line.text).collect())
 }
 
-fn with_model(asked: &Asked, folder: Option<&Path>, data: &Path) -> Result<Report, Failure> {
+fn score(
+    args: &EvalArgs,
+    outputs: &[String],
+    references: &[String],
+    model: Option<ModelScores>,
+) -> Result<EvalReport, Failure> {
+    let bleu = Bleu::of(outputs, references, args.tokenize)?;
+    let (chrf, exact) = (Chrf::of(outputs, references)?, Exact::of(outputs, references)?);
+    Ok(EvalReport::new(&bleu, &chrf, exact, model))
+}
+
+fn evaluate_model(args: &EvalArgs, folder: Option<&Path>, data: &Path) -> Result<EvalReport, Failure> {
+    input::check(data)?;
+    let output = args.output.as_deref().map(|path| OutputPath::new(path, Some(data))).transpose()?;
     let translator = embedded::translator(folder)?;
     let pairs = Corpus::read(data)?;
     let most = translator.model.max_len().saturating_sub(1);
@@ -67,16 +80,13 @@ fn with_model(asked: &Asked, folder: Option<&Path>, data: &Path) -> Result<Repor
         }
     }
     let machine = Machine::new(rayon::current_num_threads());
-    let (outputs, seconds) = translated(asked, &translator, &pairs, &machine)?;
-    if let Some(path) = &asked.output {
-        let mut no_stdout = |_: &str| Ok(false);
-        let mut sink = Sink::new(Some(path), Some(data), &mut no_stdout)?;
-        sink.put(&outputs.iter().map(|line| format!("{line}\n")).collect::<String>())?;
-        sink.done()?;
+    let (outputs, seconds) = translate(args, &translator, &pairs, &machine)?;
+    if let Some(output) = output {
+        output.write(outputs.iter().map(|line| format!("{line}\n")).collect::<String>().as_bytes())?;
     }
     let loss = translator.loss(&pairs, &machine, &Pool::new())?;
     let nll = loss.nll / loss.rows.max(1) as f64;
-    let model = Model {
+    let scores = ModelScores {
         model: folder.map_or(embedded::NAME.into(), |folder| folder.display().to_string()),
         loss: nll,
         perplexity: perplexity(nll),
@@ -84,34 +94,34 @@ fn with_model(asked: &Asked, folder: Option<&Path>, data: &Path) -> Result<Repor
         sentences_per_second: pairs.len() as f64 / seconds,
     };
     let references: Vec<String> = pairs.into_iter().map(|pair| pair.target).collect();
-    score(asked, &outputs, &references, Some(model))
+    score(args, &outputs, &references, Some(scores))
 }
 
-/// The best translation of each source, and how long they took.
-fn translated(
-    asked: &Asked,
+/// The best translation of each source, and the seconds they took.
+fn translate(
+    args: &EvalArgs,
     translator: &Translator,
     pairs: &[Pair],
     machine: &Machine,
 ) -> Result<(Vec<String>, f64), Failure> {
-    let mut search = asked.searching.over(&translator.search, 1);
-    // Sentences of about one length go through the model together.
+    let mut search = args.search.apply_to(&translator.search, 1);
+    // Sentences of similar length go through the model together.
     let mut order: Vec<usize> = (0..pairs.len()).collect();
     order.sort_by_key(|&at| (pairs[at].source.len(), at));
     let style = ProgressStyle::with_template("{bar:32} {pos}/{len} sentences, {eta} left").expect("a constant");
     let bar = ProgressBar::new(pairs.len() as u64).with_style(style);
     let mut outputs = vec![String::new(); pairs.len()];
     let start = Instant::now();
-    for (portion, part) in order.chunks(TOGETHER).enumerate() {
+    for (batch, indices) in order.chunks(BATCH).enumerate() {
         if let Some(sample) = &mut search.sample {
-            sample.before = portion * TOGETHER;
+            sample.before = batch * BATCH;
         }
-        let sources: Vec<&str> = part.iter().map(|&at| &pairs[at].source[..]).collect();
+        let sources: Vec<&str> = indices.iter().map(|&at| &pairs[at].source[..]).collect();
         let found = translator.translate(&sources, &search, machine)?;
-        for (&at, found) in part.iter().zip(found) {
+        for (&at, found) in indices.iter().zip(found) {
             outputs[at] = found.into_iter().next().map(|best| best.text.replace(['\n', '\r'], " ")).unwrap_or_default();
         }
-        bar.inc(part.len() as u64);
+        bar.inc(indices.len() as u64);
     }
     bar.finish_and_clear();
     Ok((outputs, start.elapsed().as_secs_f64()))

@@ -1,20 +1,25 @@
-//! The command `qkv explore`: a page, served by the program itself, that shows what a model attends to.
+//! `qkv explore`: serves the explorer page, which shows what a model attends to. The page and its server are in
+//! `qkv-explore`.
 
-mod asked;
+mod args;
 
-pub(crate) use asked::{Asked, CHOICES, after_help};
-
+use crate::command::{Command, Run, Status};
 use crate::failure::Failure;
-use crate::say::Say;
-use crate::{embedded, threads};
+use crate::output::Print;
+use crate::{embedded, input, threads};
+use args::{ARGUMENTS, EXAMPLES, ExploreArgs};
+use qkv::{Attention, Mask};
 use qkv_explore::server::{Served, Server, Settings};
 use qkv_explore::{Observer, file};
 use qkv_models::image::Image;
 use qkv_nn::Machine;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// What the embedded model starts from: the first is shown at once.
-const EXAMPLES: &[&str] = &[
+/// The longest list of tokens, in bytes.
+const LONGEST_TOKENS: u64 = 1 << 26;
+
+/// Sentences for the embedded model; the first is shown at once.
+const SENTENCES: &[&str] = &[
     "好久不见",
     "我昨天在图书馆遇到了一个老朋友。",
     "你能告诉我怎么去火车站吗？",
@@ -22,81 +27,109 @@ const EXAMPLES: &[&str] = &[
     "如果下雨，我们就待在家里。",
 ];
 
-/// Serves the page until the program is ended.
-pub(crate) fn explore(asked: &Asked, say: Say<'_>) -> Result<(), Failure> {
-    // Requests are answered on threads of their own, which are in no pool but the first.
-    threads::everywhere(asked.threads)?;
-    let mut settings = Settings::new(Machine::new(rayon::current_num_threads()));
-    (settings.address, settings.port) = (asked.address, asked.port);
-    match &asked.recording {
-        Some(path) => {
-            settings.recording = Some(file::open(path, &asked.file()?)?);
-            if !asked.models.is_empty() || !asked.text.is_empty() {
-                settings.models = models(asked)?;
+pub(super) const COMMAND: Command =
+    Command::new("explore", "Explore the attention of a model in the browser", ARGUMENTS, |matches| {
+        Ok(Box::new(ExploreArgs::parse(matches)?))
+    })
+    .examples(EXAMPLES);
+
+impl Run for ExploreArgs {
+    /// Serves the page until the program is ended.
+    fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
+        // Requests are answered on threads of the server, outside of any pool but the global one.
+        threads::set_global(self.threads)?;
+        let mut settings = Settings::new(Machine::new(rayon::current_num_threads()));
+        (settings.address, settings.port) = (self.address, self.port);
+        match &self.recording {
+            Some(path) => {
+                input::check(path)?;
+                settings.recording = Some(file::open(path, &self.recording_options()?)?);
+                if !self.models.is_empty() || !self.texts.is_empty() {
+                    settings.models = models(self)?;
+                }
             }
+            None => settings.models = models(self)?,
         }
-        None => settings.models = models(asked)?,
-    }
-    let own = asked.models.is_empty() && asked.text.is_empty();
-    settings.examples = match own {
-        true => EXAMPLES.iter().map(|&text| text.to_owned()).collect(),
-        false if !asked.images.is_empty() => {
-            settings.models.iter().flat_map(|served| served.model.images()).map(str::to_owned).collect()
+        settings.examples = match (&self.texts[..], &self.images[..]) {
+            ([], []) if self.models.is_empty() => SENTENCES.iter().map(|&text| text.to_owned()).collect(),
+            ([], []) => vec![SENTENCES[0].to_owned()],
+            (_, [_, ..]) => {
+                settings.models.iter().flat_map(|served| served.model.images()).map(str::to_owned).collect()
+            }
+            (texts, []) => texts.to_vec(),
+        };
+        let server = Server::bind(settings)?;
+        let url = server.url();
+        print(&format!("{url}\nPress Ctrl-C to stop.\n"))?;
+        if server.address().ip().is_unspecified() {
+            print("From another machine, replace the address with this machine's name or address.\n")?;
         }
-        false if asked.text.is_empty() => vec![EXAMPLES[0].to_owned()],
-        false => asked.text.clone(),
-    };
-    let server = Server::bind(settings)?;
-    let url = server.url();
-    say(&format!("{url}\nCtrl-C ends it.\n"))?;
-    if server.address().ip().is_unspecified() {
-        say("From elsewhere, put this machine's name or address in its place.\n")?;
+        if !server.address().ip().is_loopback() {
+            print("The model is served beyond this machine: anyone with this URL can use it.\n")?;
+        }
+        if self.open {
+            open_browser(&url)?;
+        }
+        server.run(std::future::pending())?;
+        Ok(Status::Done)
     }
-    if !server.address().ip().is_loopback() {
-        say("Whoever has this address can use the model: it is served beyond this machine.\n")?;
-    }
-    if asked.open {
-        open(&url)?;
-    }
-    Ok(server.run(std::future::pending())?)
 }
 
-/// The models in these folders, or the embedded one.
-fn models(asked: &Asked) -> Result<Vec<Served>, Failure> {
-    if asked.models.is_empty() {
+impl ExploreArgs {
+    /// What the file of a recording may not contain.
+    fn recording_options(&self) -> Result<file::Asked, Failure> {
+        let lines = |path: &PathBuf| -> Result<Vec<String>, Failure> {
+            Ok(input::read_text(path, LONGEST_TOKENS)?.lines().map(str::to_owned).collect())
+        };
+        Ok(file::Asked {
+            tokens: self.tokens.as_ref().map(lines).transpose()?,
+            sequence: self.sequence,
+            attention: self.causal.then(|| Attention::scaled_dot().mask(Mask::causal())),
+        })
+    }
+}
+
+/// The models that were named, or the embedded one.
+fn models(args: &ExploreArgs) -> Result<Vec<Served>, Failure> {
+    if args.models.is_empty() {
         let model = embedded::translator(None)?.into();
         let note = "the embedded model, Chinese to English".to_owned();
         return Ok(vec![Served { name: embedded::NAME.to_owned(), note, model }]);
     }
-    let served = |folder: &std::path::PathBuf| {
-        let name = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned();
-        let model = Observer::open(folder)?.with_images(images(&asked.images)?)?;
-        if let (Observer::Vit(..), []) = (&model, &asked.images[..]) {
-            return Err(Failure::new(format!("the model in `{}` sees images", folder.display()))
+    let served = |path: &PathBuf| {
+        input::check(path)?;
+        let model = Observer::open(path)?.with_images(images(&args.images)?)?;
+        if let (Observer::Vit(..), []) = (&model, &args.images[..]) {
+            return Err(Failure::new(format!("the model in `{}` takes images", path.display()))
                 .hint("name one with `--image FILE`"));
         }
-        let note = format!("{}, {}", folder.display(), model.note());
-        Ok(Served { name, note, model })
+        let note = format!("{}, {}", path.display(), model.note());
+        Ok(Served { name: file_name(path), note, model })
     };
-    asked.models.iter().map(served).collect()
+    args.models.iter().map(served).collect()
 }
 
-/// Images by the names of their files, told apart where two are called the same.
-fn images(paths: &[std::path::PathBuf]) -> Result<Vec<(String, Image)>, Failure> {
+/// Images by their file names, or by their paths where two names are the same.
+fn images(paths: &[PathBuf]) -> Result<Vec<(String, Image)>, Failure> {
     let mut images: Vec<(String, Image)> = Vec::with_capacity(paths.len());
     for path in paths {
-        let short = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        input::check(path)?;
+        let short = file_name(path);
         let taken = images.iter().any(|(name, _)| *name == short);
         let name = if taken { path.display().to_string() } else { short };
-        // The page writes a name in one line, whatever is in it.
+        // The page shows a name on one line.
         let name = name.split_whitespace().collect::<Vec<_>>().join(" ");
         images.push((name, Image::open(path)?));
     }
     Ok(images)
 }
 
-/// Opens a page with whatever this system opens pages with.
-fn open(url: &str) -> Result<(), Failure> {
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+/// Opens a URL in the default browser.
+fn open_browser(url: &str) -> Result<(), Failure> {
     let program = if cfg!(target_os = "macos") {
         "open"
     } else if cfg!(target_os = "windows") {
@@ -104,14 +137,8 @@ fn open(url: &str) -> Result<(), Failure> {
     } else {
         "xdg-open"
     };
-    let quiet = std::process::Stdio::null;
-    let started = std::process::Command::new(program).arg(url).stdin(quiet()).stdout(quiet()).stderr(quiet()).spawn();
-    let failed = |e| Failure::new(format!("`{program}` cannot be started: {e}")).hint(format!("open {url} by hand"));
+    let null = std::process::Stdio::null;
+    let started = std::process::Command::new(program).arg(url).stdin(null()).stdout(null()).stderr(null()).spawn();
+    let failed = |e| Failure::new(format!("cannot start `{program}`: {e}")).hint(format!("open {url} yourself"));
     started.map(drop).map_err(failed)
-}
-
-/// The lines of a file as tokens.
-fn lines(path: &Path) -> Result<Vec<String>, Failure> {
-    let text = std::fs::read_to_string(path).map_err(|e| qkv_models::Error::file("read", path, e))?;
-    Ok(text.lines().map(str::to_owned).collect())
 }

@@ -1,75 +1,110 @@
-//! The command `qkv run`: from choices to a report. It only puts the parts in order: open, check, read, describe,
-//! compute, write, tell.
+//! `qkv run`: attention on the tensors of a file, forward and backward.
+//!
+//! | module | owns |
+//! | --- | --- |
+//! | `args` | the arguments, the tables of tensors, and the examples |
+//! | `features`, `pattern`, `place`, `selection` | values with a syntax of their own |
+//! | `source`, `tensors` | the input file, and the tensors in it |
+//! | `memory_estimate` | whether a call fits this machine |
+//! | `attention`, `compute` | the description, and the call |
+//! | `results`, `target` | the output tensors, and the output file |
+//! | `report`, `example` | what is printed, and the built-in example |
 
-use crate::arguments::{Choices, Engine};
-use crate::choices::{INPUTS, TensorRow};
-use crate::computation::{Computed, compute};
-use crate::description::describe;
-use crate::example;
+pub(super) mod args;
+mod attention;
+mod compute;
+mod example;
+mod features;
+mod memory_estimate;
+mod pattern;
+mod place;
+mod report;
+mod results;
+mod selection;
+mod source;
+mod target;
+mod tensors;
+
+use crate::atomic_file::OutputPath;
+use crate::command::{Command, Run, Status};
+use crate::dtype::{Computable, Precision};
 use crate::failure::Failure;
-use crate::given::{Given, precision_of};
-use crate::memory::{self, Demand};
-use crate::number::{Number, Precision};
-use crate::pattern::Pattern;
-use crate::report::{Milliseconds, Report};
-use crate::results::results;
-use crate::source::Source;
-use crate::target::Target;
-use crate::threads;
+use crate::output::{Print, note};
+use crate::{memory, threads};
+use args::{ARGUMENTS, EXAMPLES, Engine, INPUTS, RunArgs, TensorRow, notes};
+use compute::{RunOutput, compute};
 use half::{bf16, f16};
+use memory_estimate::MemoryEstimate;
+use pattern::Pattern;
 use qkv::{Features, Score, Select};
 use qkv_models::files::safetensors::TensorInfo;
-use std::io::Write;
+use report::{Milliseconds, RunReport};
+use source::Source;
+use tensors::{InputTensors, precision_of};
 
-/// Does it, and returns what goes to stdout.
-pub(crate) fn run(choices: &Choices) -> Result<String, Failure> {
-    let source = choices.input.as_deref().map(Source::open).transpose()?;
-    let target = choices.output.as_deref().map(|path| Target::new(path, choices.input.as_deref())).transpose()?;
-    let precision = match (choices.dtype, &source) {
-        (Some(asked), _) => asked,
-        (None, Some(source)) => precision_of(source)?,
-        (None, None) => Precision::F32,
-    };
-    if let Some(source) = &source {
-        warn_of_unknown_tensors(source);
+pub(super) const COMMAND: Command =
+    Command::new("run", "Compute attention on tensors from a file, forward and backward", ARGUMENTS, |matches| {
+        Ok(Box::new(RunArgs::parse(matches)?))
+    })
+    .examples(EXAMPLES)
+    .notes(notes);
+
+impl Run for RunArgs {
+    fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
+        let source = self.input.as_deref().map(Source::open).transpose()?;
+        let output = self.output.as_deref().map(|path| OutputPath::new(path, self.input.as_deref())).transpose()?;
+        let precision = match (self.dtype, &source) {
+            (Some(dtype), _) => dtype,
+            (None, Some(source)) => precision_of(source)?,
+            (None, None) => Precision::F32,
+        };
+        if let Some(source) = &source {
+            warn_of_unknown_tensors(source);
+        }
+        memory_estimate(self, source.as_ref()).check(self.input.as_deref())?;
+        let call = move || match precision {
+            Precision::F32 => run_in::<f32>(self, source, output),
+            Precision::F64 => run_in::<f64>(self, source, output),
+            Precision::Bf16 => run_in::<bf16>(self, source, output),
+            Precision::F16 => run_in::<f16>(self, source, output),
+        };
+        print(&threads::on(self.threads, call)?)?;
+        Ok(Status::Done)
     }
-    demand(choices, source.as_ref()).check(choices.input.as_deref())?;
-    let call = move || match precision {
-        Precision::F32 => run_in::<f32>(choices, source, target),
-        Precision::F64 => run_in::<f64>(choices, source, target),
-        Precision::Bf16 => run_in::<bf16>(choices, source, target),
-        Precision::F16 => run_in::<f16>(choices, source, target),
-    };
-    threads::on(choices.threads, call)
 }
 
-fn run_in<T: Number>(choices: &Choices, source: Option<Source>, target: Option<Target>) -> Result<String, Failure> {
-    let (given, input) = match source {
-        Some(mut source) => (Given::<T>::read(&mut source)?, Some(source.path().to_path_buf())),
-        None => (example::given(), None),
+/// Runs the call in one type; what to print.
+fn run_in<T: Computable>(
+    args: &RunArgs,
+    source: Option<Source>,
+    target: Option<OutputPath>,
+) -> Result<String, Failure> {
+    let (tensors, input) = match source {
+        Some(mut source) => (InputTensors::<T>::read(&mut source)?, Some(source.path().to_path_buf())),
+        None => (example::tensors(), None),
     };
-    let attention = describe(choices, &given)?;
-    let with_weights = choices.weights || input.is_none(); // the example draws them
-    let hash = choices.pattern.and_then(Pattern::hash);
-    let mut computed = compute(choices.engine, &attention, hash, &given, choices.seed, with_weights, input.as_deref())?;
-    let drawing = (input.is_none() && !choices.json).then(|| example::drawing(&computed));
-    if !choices.weights {
-        computed.weights = None;
+    let attention = attention::describe(args, &tensors)?;
+    let with_weights = args.weights || input.is_none(); // the example draws them
+    let hash = args.pattern.and_then(Pattern::hash);
+    let mut output = compute(args.engine, &attention, hash, &tensors, args.seed, with_weights, input.as_deref())?;
+    let drawing = (input.is_none() && !args.json).then(|| example::drawing(&output));
+    if !args.weights {
+        output.weights = None;
     }
-    let Computed { tiles, forward_ms, backward_ms, .. } = computed;
-    let ran = computed.ran.take();
-    let mut shapes = given.shapes();
-    let results = results(&given, computed);
+    let RunOutput { tiles, forward_ms, backward_ms, .. } = output;
+    let kernels = output.kernels.take();
+    let mut shapes = tensors.shapes();
+    let results = results::results(&tensors, output);
     shapes.extend(results.iter().map(|result| (result.name.clone(), result.shape.clone())));
     if let Some(target) = &target {
-        target.write(results)?;
+        target::write(target, results)?;
     }
-    let report = Report {
+    let report = RunReport {
         input: input.map(|path| path.display().to_string()),
         output: target.map(|target| target.path().display().to_string()),
         dtype: T::NAME,
-        engine: choices.engine.name(),
-        ran,
+        engine: args.engine.name(),
+        kernels,
         isa: qkv::Isa::best().name(),
         threads: rayon::current_num_threads(),
         shapes,
@@ -79,9 +114,9 @@ fn run_in<T: Number>(choices: &Choices, source: Option<Source>, target: Option<T
         attention,
     };
     Ok(match drawing {
-        _ if choices.json => report.json(),
+        _ if args.json => report.to_json(),
         Some(drawing) => {
-            format!("{drawing}\n{report}\nNext: `qkv run --causal start`, or `qkv run --help` for files of your own\n")
+            format!("{drawing}\n{report}\nNext: `qkv run --causal start`, or `qkv run --help` for your own files\n")
         }
         None => report.to_string(),
     })
@@ -93,39 +128,38 @@ fn warn_of_unknown_tensors(source: &Source) {
         source.names().into_iter().filter(|name| !known(name)).map(|name| format!("`{name}`")).collect();
     if !unknown.is_empty() {
         let (path, unknown) = (source.path().display(), unknown.join(", "));
-        let _ =
-            writeln!(std::io::stderr(), "warning: `{path}`: not used, because `qkv run` has no such tensor: {unknown}");
+        note(format!("warning: `{path}`: ignored tensors, which `qkv run` does not know: {unknown}"));
     }
 }
 
-/// What the call will take, from the header alone. Shapes that are wrong count for nothing here: reading them says so.
-fn demand(choices: &Choices, source: Option<&Source>) -> Demand {
+/// The memory of the call, from the header of the file. Shapes that are wrong count for nothing: reading them is refused.
+fn memory_estimate(args: &RunArgs, source: Option<&Source>) -> MemoryEstimate {
     let info = |name: &'static str| source.and_then(|source| source.info(name));
     let axes = |name: &'static str| match source {
         Some(_) => info(name).and_then(|info| info.shape[..].try_into().ok()).unwrap_or([0; 4]),
         None => example::SHAPE,
     };
     let bytes = |(name, ..): &TensorRow| info(name).map_or(0, TensorInfo::byte_len);
-    Demand {
+    MemoryEstimate {
         q: axes("q"),
         k: axes("k"),
         v: axes("v"),
         a: info("v_score").and_then(|info| info.shape.first().copied()).unwrap_or(0),
-        file: 2 * INPUTS.iter().map(bytes).sum::<u64>(), // as it lies in the file, and as it is computed with
+        file: 2 * INPUTS.iter().map(bytes).sum::<u64>(), // as read, and as converted
         backward: info("d_out").is_some(),
-        reference: choices.engine == Engine::Reference,
-        weights: choices.weights,
-        chosen: match choices.select {
+        reference: args.engine == Engine::Reference,
+        weights: args.weights,
+        chosen: match args.select {
             Select::Hard(_) => 1,
             Select::TopK(k) => k.min(axes("k")[2]),
             _ => 0,
         },
-        hash: choices.pattern.and_then(Pattern::hash),
-        features: match choices.score {
+        hash: args.pattern.and_then(Pattern::hash),
+        features: match args.score {
             Score::Linear(Features::Favor { count, .. }) => count,
             Score::Linear(_) => axes("q")[3],
             _ => 0,
         },
-        threads: choices.threads.unwrap_or_else(rayon::current_num_threads),
+        threads: args.threads.unwrap_or_else(rayon::current_num_threads),
     }
 }

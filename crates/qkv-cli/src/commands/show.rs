@@ -1,192 +1,211 @@
-//! The command `qkv show`: a text is translated, gone on with or read, or an image is seen, and what the model attended to on the
-//! way is drawn, measured or written. It puts the parts in order: which model, which text, which attention, in which form.
+//! `qkv show`: what a model attended to, drawn in the terminal, measured, or written to a file.
 //!
 //! | module | owns |
 //! | --- | --- |
-//! | `asked` | the choices of the command, and what was chosen |
-//! | `chosen` | which layer and heads were meant |
-//! | `shaded` | documents and images, shown as what they are |
-//! | `file` | what a file becomes, by the end of its name |
-//! | `table` | layers and heads as lines and as JSON |
+//! | `args` | the arguments |
+//! | `selected` | the layer and head that are shown |
+//! | `shading` | documents with shaded words, images with shaded patches |
+//! | `file` | the formats of `--out` |
+//! | `table` | layers and heads as text and JSON |
 
-mod asked;
-mod chosen;
+mod args;
 mod file;
-mod shaded;
+mod selected;
+mod shading;
 mod table;
 
-pub(crate) use asked::{Asked, CHOICES, after_help};
-
+use crate::command::{Command, Run, Status};
+use crate::embedded::MODEL_FOLDER;
 use crate::failure::Failure;
-use crate::say::Say;
-use crate::terminal::Paper;
-use crate::translate::Lines;
-use crate::{embedded, threads};
-use asked::What;
-use chosen::Chosen;
-use file::Form;
+use crate::lines::{Lines, for_each_line};
+use crate::output::{Print, note};
+use crate::terminal::TerminalStyle;
+use crate::{embedded, input, threads};
+use args::{ARGUMENTS, EXAMPLES, ShowArgs, ShowMode, notes};
+use file::FileFormat;
 use qkv_explore::{Agreement, Observer, Recording};
 use qkv_models::image::Image;
 use qkv_nn::Machine;
-use std::io::{self, IsTerminal, Write};
+use selected::SelectedAttention;
+use std::io::{self, IsTerminal};
 use std::path::Path;
 
-/// What names of layers are asked of, where no text was given.
-const ANY: &str = "1";
+/// The text for `--list` without a text: any will do.
+const PLACEHOLDER: &str = "1";
 
-/// Shows what was asked.
-pub(crate) fn show(asked: &Asked, say: Say<'_>) -> Result<(), Failure> {
-    // Before anything is computed: a name that nothing can be written to.
-    let form = asked.out.as_deref().map(Form::of).transpose()?;
-    threads::on(asked.threads, || {
-        let machine = Machine::new(rayon::current_num_threads());
-        if let Some(path) = &asked.recording {
-            let recording = qkv_explore::file::open(path, &asked.file())?;
-            let desk = Desk { asked, model: None, machine, form };
-            return say(&desk.told(recording)?).map(drop);
-        }
-        let model = match asked.model.as_deref() {
-            None => embedded::translator(None)?.into(),
-            Some(path) => opened(path, asked.image.as_deref())?,
-        };
-        let seen = model.images().first().map(|&name| name.to_owned());
-        let desk = Desk { asked, model: Some(model), machine, form };
-        if let Some(name) = seen {
-            return say(&desk.shown(&name)?).map(drop);
-        }
-        match &asked.text {
-            Some(text) => say(&desk.shown(text)?).map(drop),
-            None if asked.what == What::List => say(&desk.shown(ANY)?).map(drop),
-            None if form.is_some() => say(&desk.shown(&only_line()?)?).map(drop),
-            None => lines(&desk, say),
-        }
+pub(super) const COMMAND: Command =
+    Command::new("show", "Draw, measure or export the attention of a model", ARGUMENTS, |matches| {
+        Ok(Box::new(ShowArgs::parse(matches)?))
     })
+    .examples(EXAMPLES)
+    .notes(notes);
+
+impl Run for ShowArgs {
+    fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
+        // Refused before anything is computed: a file name without a known extension.
+        let format = self.out.as_deref().map(FileFormat::of).transpose()?;
+        threads::on(self.threads, || {
+            let machine = Machine::new(rayon::current_num_threads());
+            if let Some(path) = &self.recording {
+                input::check(path)?;
+                let recording = qkv_explore::file::open(path, &self.recording_options())?;
+                let session = ShowSession { args: self, model: None, machine, format };
+                print(&session.render(recording)?)?;
+                return Ok(Status::Done);
+            }
+            let model = match self.model.as_deref() {
+                None => embedded::translator(None)?.into(),
+                Some(path) => open(path, self.image.as_deref())?,
+            };
+            let image = model.images().first().map(|&name| name.to_owned());
+            let session = ShowSession { args: self, model: Some(model), machine, format };
+            let text = match (image, &self.text) {
+                (Some(name), _) => Some(name),
+                (None, Some(text)) => Some(text.clone()),
+                (None, None) if self.mode == ShowMode::List => Some(PLACEHOLDER.into()),
+                (None, None) if format.is_some() => Some(only_line()?),
+                (None, None) => None,
+            };
+            match text {
+                Some(text) => print(&session.show(&text)?).map(drop)?,
+                None => session.show_lines(print)?,
+            }
+            Ok(Status::Done)
+        })
+    }
 }
 
-/// Any model, with the image that it is to see.
-fn opened(path: &Path, image: Option<&Path>) -> Result<Observer, Failure> {
+/// Opens a model, with the image that it is shown.
+fn open(path: &Path, image: Option<&Path>) -> Result<Observer, Failure> {
     if !path.exists() {
-        return Err(Failure::new(format!("`{}` is no folder", path.display())).hint(
-            "a model is a folder with `config.json`, `tokenizer.json` and `model.safetensors`, or a `.gguf` file",
-        ));
+        return Err(Failure::new(format!("`{}` does not exist", path.display())).hint(MODEL_FOLDER));
     }
-    let image = image.map(|file| Ok::<_, Failure>((file.display().to_string(), Image::open(file)?))).transpose()?;
-    let model = Observer::open(path)?.with_images(image.into_iter().collect())?;
+    input::check(path)?;
+    let image = image.map(|file| -> Result<_, Failure> {
+        input::check(file)?;
+        Ok((file.display().to_string(), Image::open(file)?))
+    });
+    let model = Observer::open(path)?.with_images(image.transpose()?.into_iter().collect())?;
     match &model {
         Observer::Vit(_, images) if images.is_empty() => {
-            Err(Failure::new("the model sees images and reads no text").hint("name one with `--image FILE`"))
+            Err(Failure::new("the model takes images, not texts").hint("name one with `--image FILE`"))
         }
         _ => Ok(model),
     }
 }
 
-/// The one line of stdin that has text.
+/// The only line of stdin that has text.
 fn only_line() -> Result<String, Failure> {
-    let (mut lines, mut texts) = (Lines::stdin(), Vec::new());
-    loop {
-        let portion = lines.next(usize::MAX)?;
-        if portion.is_empty() {
-            break;
-        }
-        texts.extend(portion.into_iter().map(|line| line.text).filter(|text| !text.trim().is_empty()));
-    }
+    let mut texts: Vec<String> = Lines::stdin().all()?.into_iter().map(|line| line.text).collect();
+    texts.retain(|text| !text.trim().is_empty());
     match texts.len() {
         1 => Ok(texts.remove(0)),
-        0 => Err(Failure::new("there is no text to look at").hint("give a sentence")),
-        count => Err(Failure::new(format!("stdin has {count} lines, a file shows one"))
+        0 => Err(no_text()),
+        count => Err(Failure::new(format!("stdin has {count} lines, and a file shows one"))
             .hint("give one line, or draw in the terminal without `--out`")),
     }
 }
 
-/// Shows each line of stdin that has text.
-fn lines(desk: &Desk<'_>, say: Say<'_>) -> Result<(), Failure> {
-    if io::stdin().is_terminal() {
-        let _ = writeln!(io::stderr(), "A line is drawn when it is entered; Ctrl-D ends.");
-    }
-    let (mut lines, mut some) = (Lines::stdin(), false);
-    loop {
-        let portion = lines.next(1)?;
-        let Some(line) = portion.first() else { break };
-        if line.text.trim().is_empty() {
-            continue;
-        }
-        let parting = if some && !desk.asked.json { "\n" } else { "" };
-        some = true;
-        if !say(&format!("{parting}{}", desk.shown(&line.text)?))? {
-            return Ok(());
-        }
-    }
-    if some { Ok(()) } else { Err(Failure::new("there is no text to look at").hint("give a sentence")) }
+fn no_text() -> Failure {
+    Failure::new("there is no text to show").hint("give a sentence")
 }
 
-/// A model with all that a text needs.
-struct Desk<'a> {
-    asked: &'a Asked,
-    /// None where a recording is shown.
+/// A model, or a recording's settings, with everything that a text needs.
+struct ShowSession<'a> {
+    args: &'a ShowArgs,
+    /// None for a recording.
     model: Option<Observer>,
     machine: Machine,
-    form: Option<Form>,
+    format: Option<FileFormat>,
 }
 
-impl Desk<'_> {
-    /// What is told of a text; a file is written on the way.
-    fn shown(&self, text: &str) -> Result<String, Failure> {
-        let Some(model) = &self.model else { unreachable!("a text is shown by a model") };
-        let target = match self.asked.what {
-            What::List if self.asked.text.is_none() => Some(ANY),
-            _ => self.asked.target.as_deref(),
-        };
-        self.told(model.record(text.trim(), target, &self.machine)?)
+impl ShowSession<'_> {
+    /// Shows each line of stdin that has text.
+    fn show_lines(&self, print: Print<'_>) -> Result<(), Failure> {
+        if io::stdin().is_terminal() {
+            note("Enter a line to draw it; Ctrl-D ends.");
+        }
+        let (mut shown, mut any) = (0, false);
+        for_each_line(
+            Lines::stdin(),
+            1,
+            |batch| {
+                let show = |text: &str| if text.trim().is_empty() { Ok(None) } else { self.show(text).map(Some) };
+                Ok(batch.iter().map(|line| show(&line.text).map_err(|failure| line.failure(failure))).collect())
+            },
+            |batch| {
+                for result in batch {
+                    any |= !matches!(result, Some(None));
+                    let Some(Some(text)) = result else { continue };
+                    let separator = if shown > 0 && !self.args.json { "\n" } else { "" };
+                    shown += 1;
+                    if !print(&format!("{separator}{text}"))? {
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            },
+        )?;
+        if any { Ok(()) } else { Err(no_text()) }
     }
 
-    fn told(&self, mut recording: Recording) -> Result<String, Failure> {
-        let asked = self.asked;
-        match asked.what {
-            What::List => return Ok(table::layers(&recording, asked)),
-            What::Heads => {
+    /// Runs the model on a text; what to print. A file is written on the way.
+    fn show(&self, text: &str) -> Result<String, Failure> {
+        let Some(model) = &self.model else { unreachable!("texts are shown by a model") };
+        let target = match self.args.mode {
+            ShowMode::List if self.args.text.is_none() => Some(PLACEHOLDER),
+            _ => self.args.target.as_deref(),
+        };
+        self.render(model.record(text.trim(), target, &self.machine)?)
+    }
+
+    fn render(&self, mut recording: Recording) -> Result<String, Failure> {
+        let args = self.args;
+        match args.mode {
+            ShowMode::List => return Ok(table::layers(&recording, args)),
+            ShowMode::Heads => {
                 let importance = match &self.model {
                     Some(model) => model.importance(&recording, &self.machine)?,
                     None => None,
                 };
-                if let Some(importance) = importance {
-                    for (layer, importance) in recording.layers.iter_mut().zip(importance) {
-                        layer.importance = Some(importance);
-                    }
+                for (layer, importance) in recording.layers.iter_mut().zip(importance.into_iter().flatten()) {
+                    layer.importance = Some(importance);
                 }
-                return table::heads(&recording, asked.json);
+                return table::heads(&recording, args.json);
             }
-            What::Picture => {}
+            ShowMode::Picture => {}
         }
-        if let (Some(form), Some(path)) = (self.form, &asked.out) {
-            return form.write(path, &recording, asked).map(|()| String::new());
+        if let (Some(format), Some(path)) = (self.format, &args.out) {
+            return format.write(path, &recording, args).map(|()| String::new());
         }
-        // Neither a text nor a model moves the cursor.
-        let calm = |text: String| -> String { text.chars().map(|c| if c.is_control() { '·' } else { c }).collect() };
-        if let (true, Some(told)) = (asked.json, shaded::json(&recording, asked)?) {
-            return Ok(told);
+        // Neither a text nor a model moves the cursor of the terminal.
+        let printable =
+            |text: String| -> String { text.chars().map(|c| if c.is_control() { '·' } else { c }).collect() };
+        if let (true, Some(json)) = (args.json, shading::to_json(&recording, args)?) {
+            return Ok(json);
         }
-        if let (false, Some(drawn)) = (asked.json, shaded::drawn(&recording, asked)?) {
+        if let (false, Some(drawing)) = (args.json, shading::draw(&recording, args)?) {
             let output = recording.output.clone().unwrap_or_default();
             let heading = match recording.form {
                 Some(qkv_explore::Form::Image { .. }) => format!("{} → {output}", recording.text),
                 _ => output,
             };
-            return Ok(format!("{}\n{drawn}", calm(heading)));
+            return Ok(format!("{}\n{drawing}", printable(heading)));
         }
-        let chosen = Chosen::of(&recording, asked)?;
-        if asked.json {
-            return chosen.json(&recording, asked);
+        let selected = SelectedAttention::of(&recording, args)?;
+        if args.json {
+            return selected.to_json(&recording, args);
         }
-        let paper = Paper::of_stdout();
-        let drawn = chosen.picture(asked).terminal(paper.width, paper.colours());
+        let style = TerminalStyle::of_stdout();
+        let drawing = selected.picture(args).terminal(style.width, style.colors());
         let heading = match &recording.output {
-            Some(output) => calm(format!("{} → {output}", recording.text)) + "\n",
+            Some(output) => printable(format!("{} → {output}", recording.text)) + "\n",
             None => String::new(),
         };
-        let agreement = chosen.agreement(asked)?.map_or(String::new(), |found| {
+        let agreement = selected.agreement(args)?.map_or(String::new(), |found| {
             let Agreement { precision, recall, error_rate } = found;
             format!("\nagreement  precision {precision:.3} · recall {recall:.3} · error rate {error_rate:.3}\n")
         });
-        Ok(format!("{heading}{}\n\n{drawn}{agreement}", chosen.title))
+        Ok(format!("{heading}{}\n\n{drawing}{agreement}", selected.title))
     }
 }

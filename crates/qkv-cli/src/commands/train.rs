@@ -1,96 +1,102 @@
-//! The command `qkv train`: a recipe becomes a folder with a model in it. What training is, is in `qkv_models`; here it is
-//! started, watched, and stopped by whoever asks.
+//! `qkv train`: a recipe becomes a folder with a model. Training itself is in `qkv_models::train`; here it is started,
+//! watched, and stopped by signals.
 //!
 //! | module | owns |
 //! | --- | --- |
-//! | `asked` | the choices of the command, and what was chosen |
+//! | `args` | the arguments |
 //! | `log` | progress on stderr: a bar, lines or JSON |
-//! | `end` | what is told at the end |
+//! | `summary` | what is printed at the end |
 
-mod asked;
-mod end;
+mod args;
 mod log;
+mod summary;
 
-pub(crate) use asked::{Asked, CHOICES, after_help};
-
+use crate::command::{Command, Run, Status};
 use crate::failure::Failure;
-use crate::say::Say;
-use crate::threads;
-use end::End;
-use log::Log;
+use crate::output::Print;
+use crate::{input, threads};
+use args::{ARGUMENTS, EXAMPLES, TrainArgs, notes};
+use log::TrainLog;
 use qkv_models::Recipe;
-use qkv_models::train::{Outcome, Run};
+use qkv_models::train::{self, Outcome};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use summary::TrainSummary;
 
-/// The exit code of a run that was interrupted, and saved.
-pub(crate) const INTERRUPTED: u8 = 130;
-
-/// Trains what was asked, and tells how it ended.
-pub(crate) fn train(asked: &Asked, say: Say<'_>) -> Result<Outcome, Failure> {
-    threads::on(asked.threads, || {
-        let mut run = run(asked)?;
-        let mut log = Log::new(asked.form, &run);
-        log.begin(&run);
-        let stop = stop()?;
-        let outcome = run.train(&mut log, &stop);
-        log.finish();
-        let outcome = outcome?;
-        if outcome == Outcome::Interrupted {
-            log.interrupted(&run);
-            return Ok(outcome);
-        }
-        let end = End::new(&run, outcome)?;
-        log.end(&end);
-        say(&if asked.json { end.json() } else { end.told() })?;
-        Ok(outcome)
+pub(super) const COMMAND: Command =
+    Command::new("train", "Train a model from a recipe, or resume a run", ARGUMENTS, |matches| {
+        Ok(Box::new(TrainArgs::parse(matches)))
     })
+    .examples(EXAMPLES)
+    .notes(notes);
+
+impl Run for TrainArgs {
+    fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
+        threads::on(self.threads, || {
+            let mut run = open(self)?;
+            let mut log = TrainLog::new(self.log_format, &run);
+            log.start(&run);
+            let stop = stop_flag()?;
+            let outcome = run.train(&mut log, &stop);
+            log.finish();
+            let outcome = outcome?;
+            if outcome == Outcome::Interrupted {
+                log.interrupted(&run);
+                return Ok(Status::Interrupted);
+            }
+            let summary = TrainSummary::new(&run, outcome)?;
+            log.end(&summary);
+            print(&if self.json { summary.to_json() } else { summary.to_text() })?;
+            Ok(Status::Done)
+        })
+    }
 }
 
-/// The run that was asked for: a new one, or one that goes on.
-fn run(asked: &Asked) -> Result<Run, Failure> {
+/// A new run, or one that continues.
+fn open(args: &TrainArgs) -> Result<train::Run, Failure> {
     let threads = rayon::current_num_threads();
-    let path = &asked.recipe;
+    let path = &args.recipe;
+    input::check(path)?;
     if path.is_dir() {
         let shown = path.display();
-        if !asked.resume {
+        if !args.resume {
             let failure = Failure::new(format!("`{shown}` is a folder, not a recipe"));
-            return Err(failure.hint(format!("`qkv train --resume {shown}` goes on with the run in it")));
+            return Err(failure.hint(format!("`qkv train --resume {shown}` continues the run in it")));
         }
-        if asked.out.is_some() {
-            return Err(Failure::new(format!("`--out` cannot go with the folder of a run, `{shown}`")));
+        if args.out.is_some() {
+            return Err(Failure::new(format!("`--out` cannot be used with the folder of a run, `{shown}`")));
         }
-        return Ok(Run::resume_changed(path, &asked.changes, threads)?);
+        return Ok(train::Run::resume_changed(path, &args.overrides, threads)?);
     }
-    let recipe = Recipe::read(path, &asked.changes)?;
-    let folder = asked.out.clone().unwrap_or_else(|| Path::new("runs").join(&recipe.name));
+    let recipe = Recipe::read(path, &args.overrides)?;
+    let folder = args.out.clone().unwrap_or_else(|| Path::new("runs").join(&recipe.name));
     let begun = folder.join("recipe.toml");
-    if !(asked.resume && begun.exists()) {
-        return Ok(Run::new(&recipe, folder, threads)?);
+    if !(args.resume && begun.exists()) {
+        return Ok(train::Run::new(&recipe, folder, threads)?);
     }
     let there = Recipe::read(&begun, &[])?;
     if there != recipe {
         let (there, here) = (there.to_toml(), recipe.to_toml());
-        let other = there.lines().zip(here.lines()).find(|(there, here)| there != here);
-        let other = other.map_or(String::new(), |(there, here)| format!(": `{there}` there, `{here}` here"));
+        let difference = there.lines().zip(here.lines()).find(|(there, here)| there != here);
+        let difference = difference.map_or(String::new(), |(there, here)| format!(": `{there}` there, `{here}` here"));
         let shown = folder.display();
-        return Err(Failure::new(format!("`{shown}` was begun with another recipe{other}"))
-            .hint(format!("`qkv train --resume {shown}` goes on with its own; `--set` changes it on the way")));
+        return Err(Failure::new(format!("`{shown}` was started with another recipe{difference}"))
+            .hint(format!("`qkv train --resume {shown}` continues with its own; `--set` changes a setting")));
     }
-    Ok(Run::resume(folder, threads)?)
+    Ok(train::Run::resume(folder, threads)?)
 }
 
-/// A flag that SIGINT and SIGTERM set; the second one of them ends the program.
-fn stop() -> Result<Arc<AtomicBool>, Failure> {
+/// A flag that the first SIGINT or SIGTERM sets; the second one exits.
+fn stop_flag() -> Result<Arc<AtomicBool>, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
-        // In this order: what ends the program looks at the flag before it is set.
-        flag::register_conditional_shutdown(signal, INTERRUPTED.into(), Arc::clone(&stop))
+        // In this order: the shutdown looks at the flag before the same signal sets it.
+        flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))
             .and_then(|_| flag::register(signal, Arc::clone(&stop)))
-            .map_err(|error| Failure::new(format!("signals cannot be listened to: {error}")))?;
+            .map_err(|error| Failure::new(format!("cannot listen to signals: {error}")))?;
     }
     Ok(stop)
 }

@@ -1,129 +1,143 @@
-//! The command `qkv translate`: lines in, lines out. It puts the parts in order: which model, which lines, how they are
-//! searched for, what is told of each.
+//! `qkv translate`: lines in, lines out.
 //!
 //! | module | owns |
 //! | --- | --- |
-//! | `asked` | the choices of the command, and what was chosen |
-//! | `lines` | where lines come from, in portions that are there |
-//! | `answer` | what is told of a line: text, columns or JSON |
+//! | `args` | the arguments |
+//! | `format` | a translated line as text, columns or JSON |
 
-mod answer;
-mod asked;
-mod lines;
+mod args;
+mod format;
 
-pub(crate) use asked::{Asked, CHOICES, after_help};
-pub(crate) use lines::{Line, Lines};
-
+use crate::command::{Command, Run, Status};
 use crate::failure::Failure;
-use crate::say::{Say, Sink};
-use crate::terminal::Paper;
+use crate::lines::{BatchResult, Line, Lines, for_each_line, report};
+use crate::output::{LineOutput, Print, note};
+use crate::terminal::TerminalStyle;
 use crate::{embedded, threads};
-use answer::Answer;
-use asked::Align;
+use args::{ARGUMENTS, AlignFormat, EXAMPLES, TranslateArgs};
+use format::TranslatedLine;
 use qkv_models::{Search, Translator};
 use qkv_nn::Machine;
 use std::io::{self, IsTerminal, Write};
 
 /// Lines that are translated together at most: enough to fill the machine, few enough to see something soon.
-const TOGETHER: usize = 256;
+const BATCH: usize = 256;
 
-/// Translates what was asked, and tells each line as soon as it is done.
-pub(crate) fn translate(asked: &Asked, say: Say<'_>) -> Result<(), Failure> {
-    threads::on(asked.threads, || {
-        let translator = embedded::translator(asked.model.as_deref())?;
-        let mut lines = match (&asked.texts[..], &asked.input) {
-            ([], None) if io::stdin().is_terminal() => return prompt(asked, &translator, say),
-            ([], None) => Lines::stdin(),
-            ([], Some(path)) => Lines::open(path)?,
-            (texts, _) => Lines::given(texts),
-        };
-        let mut sink = Sink::new(asked.output.as_deref(), asked.input.as_deref(), say)?;
-        let desk = Desk::new(asked, &translator);
-        let mut before = 0;
-        loop {
-            let portion = lines.next(TOGETHER)?;
-            if portion.is_empty() {
-                return sink.done();
-            }
-            if !sink.put(&desk.answer(&portion, &mut before)?)? {
-                return Ok(());
-            }
-        }
+pub(super) const COMMAND: Command =
+    Command::new("translate", "Translate text line by line, and show the word alignment", ARGUMENTS, |matches| {
+        Ok(Box::new(TranslateArgs::parse(matches)))
     })
+    .examples(EXAMPLES);
+
+impl Run for TranslateArgs {
+    fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
+        threads::on(self.threads, || {
+            let translator = embedded::translator(self.model.as_deref())?;
+            let mut session = TranslateSession::new(self, &translator);
+            let lines = Lines::new(&self.texts, self.input.as_deref())?;
+            let mut output = LineOutput::new(self.output.as_deref(), self.append, self.input.as_deref(), print)?;
+            if self.texts.is_empty() && self.input.is_none() && io::stdin().is_terminal() {
+                session.prompt(lines, &mut output)?;
+                return output.finish().map(|()| Status::Done);
+            }
+            let (mut number, json) = (0, self.json);
+            let ended = for_each_line(
+                lines,
+                BATCH,
+                |batch| session.translate(batch),
+                |results| {
+                    let mut text = String::new();
+                    for result in results {
+                        number += 1;
+                        text += &result.unwrap_or_else(|| failed_line(number, json));
+                    }
+                    output.write(&text)
+                },
+            );
+            // Bad lines were reported; what could be translated is kept.
+            output.finish()?;
+            ended.map(|()| Status::Done)
+        })
+    }
 }
 
-/// A model with all that a line needs.
-struct Desk<'a> {
-    asked: &'a Asked,
+/// What stands for a line that failed, so that output lines keep matching input lines.
+fn failed_line(number: usize, json: bool) -> String {
+    if json { format!("{}\n", serde_json::json!({ "line": number, "translation": null })) } else { "\n".into() }
+}
+
+/// A model with everything that a line needs.
+struct TranslateSession<'a> {
+    args: &'a TranslateArgs,
     translator: &'a Translator,
     search: Search,
     machine: Machine,
-    paper: Paper,
-    align: Align,
+    style: TerminalStyle,
+    align: AlignFormat,
+    /// Sentences translated so far: sampling draws other numbers for each.
+    translated: usize,
 }
 
-impl<'a> Desk<'a> {
-    fn new(asked: &'a Asked, translator: &'a Translator) -> Self {
-        let search = asked.searching.over(&translator.search, asked.n_best);
-        // Whoever types a sentence at a terminal sees where the model looked.
-        let otherwise =
-            asked.texts.is_empty() || asked.json || asked.scores || asked.n_best > 1 || asked.output.is_some();
-        let align = asked.align.unwrap_or(match !otherwise && io::stdout().is_terminal() {
-            true => Align::Draw,
-            false => Align::None,
+impl<'a> TranslateSession<'a> {
+    fn new(args: &'a TranslateArgs, translator: &'a Translator) -> Self {
+        let search = args.search.apply_to(&translator.search, args.n_best);
+        let plain = args.texts.is_empty() || args.json || args.scores || args.n_best > 1 || args.output.is_some();
+        let align = args.align.unwrap_or(match !plain && io::stdout().is_terminal() {
+            true => AlignFormat::Draw,
+            false => AlignFormat::None,
         });
         let machine = Machine::new(rayon::current_num_threads());
-        Desk { asked, translator, search, machine, paper: Paper::of_stdout(), align }
+        let style = TerminalStyle::of_stdout();
+        TranslateSession { args, translator, search, machine, style, align, translated: 0 }
     }
 
-    /// What is told of some lines; `before` counts those that were translated.
-    fn answer(&self, lines: &[Line], before: &mut usize) -> Result<String, Failure> {
+    /// Translates a batch. A line that the model cannot take fails alone.
+    fn translate(&mut self, lines: &[Line]) -> BatchResult<String> {
         let most = self.translator.model.max_len().saturating_sub(1);
-        let texts: Vec<&str> = lines.iter().map(|line| line.text.trim()).collect();
-        let sources: Vec<Vec<u32>> = texts.iter().map(|text| self.translator.tokenizer.encode(text)).collect();
-        if let Some(at) = sources.iter().position(|source| source.len() > most) {
-            let count = sources[at].len();
-            return Err(Failure::new(format!(
-                "{} has {count} tokens, the model takes at most {most}",
-                lines[at].place()
-            ))
-            .hint("split it into sentences"));
-        }
+        let tokens: Vec<Vec<u32>> =
+            lines.iter().map(|line| self.translator.tokenizer.encode(line.text.trim())).collect();
+        let fits = |tokens: &[u32]| tokens.len() <= most;
+        let texts: Vec<&str> =
+            lines.iter().zip(&tokens).filter(|(_, tokens)| fits(tokens)).map(|(line, _)| line.text.trim()).collect();
         let mut search = self.search.clone();
         if let Some(sample) = &mut search.sample {
-            sample.before = *before;
+            sample.before = self.translated;
         }
-        *before += sources.iter().filter(|source| !source.is_empty()).count();
-        let found = self.translator.translate_tokens(&sources, &search, &self.machine)?;
-        let mut told = String::new();
-        for ((line, source), found) in lines.iter().zip(&sources).zip(&found) {
-            let answer = Answer::new(self.translator, line, source, found, self.align, &self.machine)?;
-            told += &if self.asked.json { answer.json(self.asked.n_best) } else { answer.text(self.asked, self.paper) };
+        let mut translations = self.translator.translate(&texts, &search, &self.machine)?.into_iter();
+        self.translated += tokens.iter().filter(|tokens| fits(tokens) && !tokens.is_empty()).count();
+        let mut results = Vec::with_capacity(lines.len());
+        for (line, tokens) in lines.iter().zip(&tokens) {
+            if !fits(tokens) {
+                let what = format!("the line has {} tokens, the model takes at most {most}", tokens.len());
+                results.push(Err(line.failure(Failure::new(what).hint("split it into sentences"))));
+                continue;
+            }
+            let found = translations.next().unwrap_or_default();
+            let line = TranslatedLine::new(self.translator, line, tokens, &found, self.align, &self.machine)?;
+            results.push(Ok(match self.args.json {
+                true => line.to_json(self.args.n_best),
+                false => line.to_text(self.args, self.style),
+            }));
         }
-        Ok(told)
+        Ok(results)
     }
-}
 
-/// Translates each line when it is entered.
-fn prompt(asked: &Asked, translator: &Translator, say: Say<'_>) -> Result<(), Failure> {
-    let desk = Desk::new(asked, translator);
-    let mut lines = Lines::stdin();
-    let mut sink = Sink::new(asked.output.as_deref(), None, say)?;
-    let _ = writeln!(io::stderr(), "A line is translated when it is entered; Ctrl-D ends. `--align` draws alignments.");
-    let mut before = 0;
-    loop {
-        let _ = write!(io::stderr(), "> ");
-        let _ = io::stderr().flush();
-        let portion = lines.next(1)?;
-        if portion.is_empty() {
-            let _ = writeln!(io::stderr());
-            return sink.done();
-        }
-        match desk.answer(&portion, &mut before) {
-            Ok(told) if sink.put(&told)? => {}
-            Ok(_) => return Ok(()),
-            // One line that is too long does not end the conversation.
-            Err(failure) => drop(write!(io::stderr(), "{failure}")),
+    /// Translates each line as it is entered at a terminal.
+    fn prompt(&mut self, mut lines: Lines, output: &mut LineOutput<'_>) -> Result<(), Failure> {
+        note("Enter a line to translate it; Ctrl-D ends. `--align` draws alignments.");
+        loop {
+            let _ = write!(io::stderr(), "> ").and_then(|()| io::stderr().flush());
+            let Some(line) = lines.next(1)?.into_iter().next() else {
+                note("");
+                return Ok(());
+            };
+            let translated = line.and_then(|line| self.translate(std::slice::from_ref(&line))?.remove(0));
+            match translated {
+                Ok(text) if !output.write(&text)? => return Ok(()),
+                Ok(_) => {}
+                // One bad line does not end the session.
+                Err(failure) => report(&failure),
+            }
         }
     }
 }

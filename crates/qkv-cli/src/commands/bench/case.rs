@@ -1,9 +1,9 @@
-//! One case: a shape, a type, a mask and a direction, and how much work and memory that is.
+//! A case: a shape, a type, a mask and a direction, and its work and memory.
 
 use super::shape::Shape;
+use crate::dtype::Precision;
 use crate::failure::Failure;
 use crate::memory;
-use crate::number::Precision;
 use std::fmt;
 
 /// What is computed.
@@ -30,7 +30,7 @@ impl Direction {
     }
 }
 
-/// What is measured at once.
+/// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Case {
     pub shape: Shape,
@@ -40,20 +40,20 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Pairs of a query and a key that it sees, in one head. A causal square counts as half of one.
+    /// Visible query-key pairs of one head. A causal square counts as half.
     fn pairs(self) -> f64 {
         let Shape { n, m, .. } = self.shape;
         let (n, m) = (n as f64, m as f64);
         match (self.causal, self.direction) {
             (false, _) => n * m,
-            // The last query stands at the last key, and each before it sees one key less.
+            // The last query is at the last key, and each before it sees one key less.
             (true, Direction::Decode) => n * m - n * (n - 1.0) / 2.0,
-            // The first query stands at the first key; queries beyond the last key see all.
+            // The first query is at the first key; queries beyond the last key see all.
             (true, _) => n.min(m).powi(2) / 2.0 + (n - m).max(0.0) * m,
         }
     }
 
-    /// Floating-point operations: two products forward, five backward.
+    /// Floating-point operations: two matrix products forward, five backward.
     pub fn flops(self) -> f64 {
         let Shape { b, hq, d, .. } = self.shape;
         let products = if self.direction == Direction::Backward { 5.0 } else { 2.0 };
@@ -65,36 +65,35 @@ impl Case {
         2.0 * self.shape.key_count() as f64 * self.precision.size() as f64
     }
 
-    /// Refuses a case that has no meaning, or no room on this machine, in as many copies of the data as there are sides.
+    /// Refuses a case without meaning, or without enough memory for the copies of all sides.
     pub fn check(self, sides: u128) -> Result<(), Failure> {
         let Shape { n, m, .. } = self.shape;
         if self.direction == Direction::Decode && n > m {
             return Err(Failure::new(format!(
-                "`{}`: {n} queries cannot stand at the end of {m} keys; decoding needs N of at most M",
+                "`{}`: {n} queries cannot be at the end of {m} keys; decoding needs N ≤ M",
                 self.shape
             )));
         }
-        let (needed, available) = (self.room().saturating_mul(sides), memory::available());
+        let (needed, available) = (self.memory().saturating_mul(sides), memory::available());
         if needed <= available {
             return Ok(());
         }
-        let gib = |bytes: u128| bytes as f64 / f64::from(1 << 30);
         Err(Failure::new(format!(
-            "`{}` in {} needs some {:.1} GiB of memory, and this machine has {:.1}",
+            "`{}` in {} needs about {:.1} GiB of memory, and this machine has {:.1} available",
             self.shape,
             self.precision.name(),
-            gib(needed),
-            gib(available)
+            memory::gib(needed),
+            memory::gib(available)
         )))
     }
 
-    /// Bytes of all that a side holds: inputs, results and, backward, sums of gradients.
-    fn room(self) -> u128 {
+    /// Bytes that one side holds: inputs, outputs and, backward, gradient accumulators.
+    fn memory(self) -> u128 {
         let (queries, keys) = (self.shape.query_count(), self.shape.key_count());
         let each = queries.saturating_add(keys).saturating_mul(self.precision.size() as u128);
         match self.direction {
             Direction::Forward => each.saturating_mul(2),
-            Direction::Decode => each.saturating_mul(4), // and as many numbers to measure reading with
+            Direction::Decode => each.saturating_mul(4), // and a buffer to measure bandwidth with
             Direction::Backward => {
                 each.saturating_mul(4).saturating_add(queries.saturating_add(keys).saturating_mul(8))
             }
@@ -118,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn work_is_counted_as_the_anchor_counts_it() {
+    fn work_is_counted_as_in_the_flash_attention_papers() {
         let square = [8, 8, 512, 512, 512, 64]; // only Hq, N, M and D count
         let full = 4.0 * 8.0 * 8.0 * 512.0 * 512.0 * 64.0;
         assert_eq!(case(square, false, Direction::Forward).flops(), full);
@@ -128,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn causal_work_goes_by_where_the_queries_stand() {
+    fn causal_work_depends_on_the_place_of_the_queries() {
         let one = [1, 1, 1, 1, 4096, 128];
         let full = 4.0 * 4096.0 * 128.0;
         assert_eq!(case(one, false, Direction::Decode).flops(), full);
@@ -145,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_or_no_meaning_is_refused() {
+    fn cases_without_memory_or_meaning_are_refused() {
         assert!(case([1, 1, 1, 64, 64, 64], false, Direction::Backward).check(2).is_ok());
         for direction in Direction::ALL {
             assert!(case([1, 1, 1, 1, usize::MAX, 64], false, direction).check(1).is_err());

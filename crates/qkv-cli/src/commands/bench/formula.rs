@@ -1,37 +1,37 @@
-//! The materialised formula, softmax(QKᵀ/√D)·V with all scores stored, as a baseline: the textbook's three steps, each over
-//! the whole of its matrix, on the matrix product and the exponential that the engine uses too. What is left of its
-//! distance to the engine is what storing the scores costs.
+//! The materialized formula, softmax(QKᵀ/√D)·V with all scores stored, as a baseline: the three steps of the textbook, each
+//! over its whole matrix, with the matrix product and the exponential of the engine. The difference to the engine is the cost
+//! of storing the scores.
 
 use super::case::{Case, Direction};
 use super::ours::{Call, noise};
 use super::shape::Shape;
+use crate::dtype::Precision;
 use crate::failure::Failure;
-use crate::number::Precision;
 use qkv_simd::tile::{self, Exponential, RowOp, Running};
 use qkv_simd::{Isa, Matrix, Panels, Real, Target, padded, product};
 use rayon::prelude::*;
 use std::hint::black_box;
 
-/// The scores of a case that is measured take at most this many bytes.
+/// The most bytes of scores that are measured.
 pub(crate) const MOST: u128 = 1 << 30;
 
 const LANES: usize = f32::LANES;
-/// Queries that one task takes: enough to use a block of keys several times while it is in the cache.
+/// Queries of a task: enough to reuse a block of keys while it is in the cache.
 const QUERIES: usize = 96;
-/// Keys in a block: 256 rows of 64 or 128 numbers stay in the second-level cache.
+/// Keys of a block: 256 rows of 64 or 128 elements stay in L2.
 const KEYS: usize = 256;
 
-/// Whether the formula stands beside this case: f32, forward.
+/// Whether the formula is measured beside a case: f32, forward.
 pub(crate) fn is_for(case: Case) -> bool {
     case.precision == Precision::F32 && case.direction == Direction::Forward
 }
 
-/// Whether its scores have room.
+/// Whether its scores fit.
 pub(crate) fn fits(case: Case) -> bool {
     case.shape.scores().saturating_mul(4) <= MOST
 }
 
-/// The data of a case, and its call, which allocates scores and outputs as any caller of the formula does.
+/// Prepares the data of a case, and its call, which allocates scores and outputs as any caller of the formula does.
 pub(crate) fn prepare(case: Case) -> Result<Call, Failure> {
     let failed = |error| Failure::new(format!("`{case}`: {error}"));
     let (queries, keys) = (case.shape.queries(), case.shape.keys());
@@ -97,7 +97,7 @@ fn formula(shape: Shape, causal: bool, q: &[f32], k: &[f32], v: &[f32]) -> Vec<f
     if width == d { out } else { out.chunks_exact(width).flat_map(|row| &row[..d]).copied().collect() }
 }
 
-/// Runs over blocks of rows of all heads, in parallel: the head, its first row here, and the rows themselves.
+/// Runs over blocks of rows of all heads in parallel: the head, the first row, and the rows.
 fn for_blocks(data: &mut [f32], head: usize, row: usize, work: impl Fn(usize, usize, &mut [f32]) + Sync) {
     data.par_chunks_mut(head).enumerate().for_each(|(h, rows)| {
         rows.par_chunks_mut(QUERIES * row).enumerate().for_each(|(at, block)| work(h, at * QUERIES, block));

@@ -1,18 +1,18 @@
-//! Which machine was measured, in a line.
+//! The measured machine, in one line.
 
 use std::fs;
 
-/// This program, the CPU, the instruction set, the threads, and PyTorch where it was measured too.
-pub(crate) fn told(threads: usize, torch: Option<&str>) -> String {
+/// Versions of the program and of PyTorch, the CPU, the instruction set and the threads.
+pub(crate) fn describe(threads: usize, torch: Option<&str>) -> String {
     let mut parts = vec![format!("qkv {}", env!("CARGO_PKG_VERSION"))];
     parts.extend(torch.map(|version| format!("PyTorch {version}")));
     parts.extend(cpu());
     parts.push(qkv::Isa::best().name().into());
-    parts.push(crate::threads::told(threads));
+    parts.push(crate::threads::count(threads));
     parts.join(", ")
 }
 
-/// What the CPU calls itself, where the system tells.
+/// The model name of the CPU, where the system tells.
 pub(crate) fn cpu() -> Option<String> {
     let text = fs::read_to_string("/proc/cpuinfo").ok()?;
     let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'))?.1;

@@ -1,13 +1,13 @@
-//! What is known of a case once it has been measured.
+//! The results of a case.
 
 use super::case::{Case, Direction};
 use super::peaks::Peak;
 use super::timing::Timing;
 use serde::Serialize;
 
-/// A measured case, in the order in which it is told.
+/// A measured case, in the order of the JSON.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Row {
+pub(crate) struct Measurement {
     b: usize,
     hq: usize,
     hk: usize,
@@ -20,12 +20,12 @@ pub(crate) struct Row {
     pub best_ms: f64,
     pub median_ms: f64,
     pub gflops: f64,
-    /// Of multiply-adds, or for decoding of reading if that holds it back.
+    /// Of multiply-adds, or for decoding of memory bandwidth, whichever is the bottleneck.
     pub peak_share: f64,
-    /// Billions of bytes of keys and values a second, for decoding.
+    /// GB/s of keys and values, for decoding.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gbs: Option<f64>,
-    /// The best time of the materialised formula.
+    /// The best time of the materialized formula.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub formula_ms: Option<f64>,
     /// PyTorch's best and median.
@@ -33,18 +33,18 @@ pub(crate) struct Row {
     pub torch_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub torch_median_ms: Option<f64>,
-    /// PyTorch's time over ours, the median over rounds.
+    /// PyTorch's time over ours, median over rounds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio: Option<f64>,
     #[serde(skip)]
     pub case: Case,
 }
 
-impl Row {
-    pub fn new(case: Case, ours: Timing, peak: &Peak) -> Row {
+impl Measurement {
+    pub fn new(case: Case, ours: Timing, peak: &Peak) -> Measurement {
         let shape = case.shape;
-        let a_second = |work: f64| digits(work / ours.best_ms / 1e6, 3);
-        Row {
+        let per_second = |work: f64| round_to(work / ours.best_ms / 1e6, 3);
+        Measurement {
             b: shape.b,
             hq: shape.hq,
             hk: shape.hk,
@@ -56,9 +56,9 @@ impl Row {
             direction: case.direction.name(),
             best_ms: to_ten_nanoseconds(ours.best_ms),
             median_ms: to_ten_nanoseconds(ours.median_ms),
-            gflops: a_second(case.flops()),
-            peak_share: digits(peak.share(ours.best_ms), 4),
-            gbs: (case.direction == Direction::Decode).then(|| a_second(case.bytes())),
+            gflops: per_second(case.flops()),
+            peak_share: round_to(peak.share(ours.best_ms), 4),
+            gbs: (case.direction == Direction::Decode).then(|| per_second(case.bytes())),
             formula_ms: None,
             torch_ms: None,
             torch_median_ms: None,
@@ -67,33 +67,33 @@ impl Row {
         }
     }
 
-    /// With the anchor's time, and the median of its time over ours.
-    pub fn against(mut self, torch: Timing, ratio: f64) -> Row {
+    /// Adds PyTorch's time and the ratio.
+    pub fn against(mut self, torch: Timing, ratio: f64) -> Measurement {
         self.torch_ms = Some(to_ten_nanoseconds(torch.best_ms));
         self.torch_median_ms = Some(to_ten_nanoseconds(torch.median_ms));
-        self.ratio = Some(digits(ratio, 4));
+        self.ratio = Some(round_to(ratio, 4));
         self
     }
 
-    /// With the best time of the materialised formula.
-    pub fn beside_formula(mut self, formula: Timing) -> Row {
+    /// Adds the time of the materialized formula.
+    pub fn with_formula(mut self, formula: Timing) -> Measurement {
         self.formula_ms = Some(to_ten_nanoseconds(formula.best_ms));
         self
     }
 
-    /// As one JSON object on a line.
-    pub fn json(&self) -> String {
+    /// One JSON object on a line.
+    pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("a row is plain data") + "\n"
     }
 }
 
-/// Milliseconds with as many digits as a clock can mean.
+/// Milliseconds without digits that the clock cannot resolve.
 pub(crate) fn to_ten_nanoseconds(ms: f64) -> f64 {
-    digits(ms, 5)
+    round_to(ms, 5)
 }
 
-/// Rounded to as many digits behind the point as mean something.
-fn digits(x: f64, count: i32) -> f64 {
+/// Rounds to a number of decimals.
+fn round_to(x: f64, count: i32) -> f64 {
     let unit = 10f64.powi(count);
     (x * unit).round() / unit
 }

@@ -1,40 +1,53 @@
-//! What one call takes beyond its inputs, found by a process that does nothing else: the hidden command `qkv bench-memory`.
-//! The anchor finds its own in the same way, in a process of its own: the peak of what is resident, counted anew from just
-//! before the call. Linux tells it; elsewhere it is not known.
+//! The hidden `qkv bench-memory`: the memory of one call beyond its inputs, in a process that does nothing else. PyTorch's
+//! process measures its own in the same way: the peak of resident memory, reset just before the call. Only Linux tells it.
 
-use super::anchor::Memory;
 use super::case::{Case, Direction};
 use super::shape::Shape;
+use super::torch::MemoryReply;
 use super::{formula, ours};
+use crate::arguments::{Argument, Arguments, Kind, Matches};
+use crate::command::{Command, Run, Status};
+use crate::dtype::Precision;
 use crate::failure::Failure;
 use crate::memory;
-use crate::number::Precision;
-use clap::{Arg, ArgMatches, Command, value_parser};
+use crate::output::Print;
 use serde_json::json;
 use std::fs;
 
-/// The call whose memory is asked for: one head of width 64, forward, in f32.
+pub(crate) const COMMAND: Command =
+    Command::new("bench-memory", "Measure the memory of one call, for `qkv bench --lengths`", ARGUMENTS, |matches| {
+        Ok(Box::new(MemoryProbe::parse(matches)))
+    })
+    .hidden();
+
+const ARGUMENTS: Arguments = &[(
+    "Call",
+    &[
+        Argument::new("n", Kind::TOKENS, "Length").value("N").positional().required(),
+        Argument::new("threads", Kind::Integer(1, 1024), "Number of threads").value("THREADS").positional().required(),
+        Argument::new("formula", Kind::Switch, "The materialized formula instead of the engine"),
+    ],
+)];
+
+impl Run for MemoryProbe {
+    fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
+        print(&self.measure()?).map(|_| Status::Done)
+    }
+}
+
+/// A call whose memory is measured: one head of width 64, forward, in f32.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Held {
+pub(crate) struct MemoryProbe {
     pub n: usize,
     pub threads: usize,
-    /// The materialised formula, not the engine.
+    /// The materialized formula instead of the engine.
     pub formula: bool,
 }
 
-impl Held {
-    pub fn command() -> Command {
-        let number = |name| Arg::new(name).required(true).value_parser(value_parser!(u64).range(1..=1 << 20));
-        Command::new("bench-memory")
-            .hide(true)
-            .about("Prints what one forward call takes beyond its inputs, for `qkv bench --lengths`")
-            .args([number("n"), number("threads")])
-            .arg(Arg::new("formula").long("formula").num_args(0))
-    }
-
-    pub fn read(matches: &ArgMatches) -> Held {
-        let number = |name| matches.get_one::<u64>(name).map_or(1, |&x| x as usize); // at most 2²⁰
-        Held { n: number("n"), threads: number("threads"), formula: matches.get_flag("formula") }
+impl MemoryProbe {
+    fn parse(matches: &Matches<'_>) -> MemoryProbe {
+        let count = |name| matches.count(name).unwrap_or(1);
+        MemoryProbe { n: count("n"), threads: count("threads"), formula: matches.switch("formula") }
     }
 
     /// The case of a length.
@@ -43,30 +56,31 @@ impl Held {
         Case { shape, precision: Precision::F32, causal: false, direction: Direction::Forward }
     }
 
-    /// Asks a process of its own.
-    pub fn ask(self) -> Result<Option<u64>, Failure> {
-        let failed = |why: String| Failure::new(format!("the memory of a call could not be measured: {why}"));
+    /// Measures in a process of its own.
+    pub fn spawn(self) -> Result<Option<u64>, Failure> {
+        let failed = |why: String| Failure::new(format!("cannot measure the memory of a call: {why}"));
         let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
         let mut command = std::process::Command::new(program);
         command.args(["bench-memory", &self.n.to_string(), &self.threads.to_string()]);
         command.args(self.formula.then_some("--formula"));
         let ran = command.output().map_err(|error| failed(error.to_string()))?;
-        let Memory { beyond_bytes } = serde_json::from_slice(&ran.stdout)
+        let MemoryReply { beyond_bytes } = serde_json::from_slice(&ran.stdout)
             .map_err(|_| failed(format!("{}: {}", ran.status, String::from_utf8_lossy(&ran.stderr).trim_end())))?;
         Ok(beyond_bytes)
     }
 
-    /// Measures it, in this process.
-    pub fn measure(self) -> Result<String, Failure> {
+    /// Measures in this process.
+    fn measure(self) -> Result<String, Failure> {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(self.threads).build();
-        let pool = pool.map_err(|error| Failure::new(format!("no threads could be started: {error}")))?;
-        let beyond_bytes = pool.install(|| self.beyond())?;
+        let pool = pool.map_err(|error| Failure::new(format!("cannot start threads: {error}")))?;
+        let beyond_bytes = pool.install(|| self.beyond_inputs())?;
         Ok(format!("{}\n", json!({ "beyond_bytes": beyond_bytes })))
     }
 
-    fn beyond(self) -> Result<Option<u64>, Failure> {
-        let prepare = |n| if self.formula { formula::prepare(Held::case(n)) } else { ours::prepare(Held::case(n)) };
-        prepare(64)?(); // threads and what else any call has
+    fn beyond_inputs(self) -> Result<Option<u64>, Failure> {
+        let prepare =
+            |n| if self.formula { formula::prepare(MemoryProbe::case(n)) } else { ours::prepare(MemoryProbe::case(n)) };
+        prepare(64)?(); // starts the threads, and whatever else a first call allocates
         let mut call = prepare(self.n)?;
         if fs::write("/proc/self/clear_refs", "5").is_err() {
             return Ok(None);

@@ -1,49 +1,49 @@
-//! `qkv bench --device cuda`: attention on the first GPU, over the grid of the FlashAttention-3 paper, beside PyTorch where
-//! it is asked for. Both sides are timed by the card's clock, call by call, with a cold cache, in turns.
+//! `qkv bench --device cuda`: attention on the first GPU over the grid of the FlashAttention-3 paper, optionally against
+//! PyTorch. Both sides are timed by the device's clock, call by call, with a cold cache, in alternating rounds.
 
-use super::anchor::{Anchor, How};
-use super::asked::{Asked, Form};
+use super::args::{BenchArgs, ReportFormat};
 use super::case::{Case, Direction};
+use super::measurement::to_ten_nanoseconds;
 use super::progress::Progress;
-use super::row::to_ten_nanoseconds;
 use super::shape::Shape;
 use super::statistics::{geometric_mean, median};
 use super::table::{Column, Table, speed, time};
+use super::torch::{TorchKernel, TorchProcess};
+use crate::dtype::Precision;
 use crate::failure::Failure;
-use crate::number::Precision;
-use crate::say::Say;
+use crate::output::Print;
 use qkv::{Attention, Mask, Place};
 use qkv_cuda::{Cuda, Dtype, Measured, Shapes, Uses};
 use serde::Serialize;
 
-/// A case that was measured, in the order in which it is told.
+/// A measured case, in the order of the JSON.
 #[derive(Clone, Debug, Serialize)]
-struct Row {
+struct DeviceMeasurement {
     shape: String,
     dtype: &'static str,
     causal: bool,
     direction: &'static str,
-    /// Which kernel ran.
+    /// The name of the kernel.
     kernel: String,
     best_ms: f64,
     median_ms: f64,
-    /// Trillions of floating-point operations a second, at the median.
+    /// At the median.
     tflops: f64,
-    /// Billions of bytes of keys and values a second, for decoding.
+    /// GB/s of keys and values, for decoding.
     #[serde(skip_serializing_if = "Option::is_none")]
     gbs: Option<f64>,
     /// PyTorch's median.
     #[serde(skip_serializing_if = "Option::is_none")]
     torch_median_ms: Option<f64>,
-    /// PyTorch's time over ours, the median over rounds.
+    /// PyTorch's time over ours, median over rounds.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio: Option<f64>,
 }
 
-/// Every case of the grid, or those that were typed.
-fn cases(asked: &Asked) -> Vec<Case> {
-    let precisions = if asked.precisions.is_empty() { &[Precision::Bf16][..] } else { &asked.precisions };
-    let directions = match (&asked.directions[..], asked.shapes.is_empty()) {
+/// The grid, or the cases that were typed.
+fn cases(args: &BenchArgs) -> Vec<Case> {
+    let precisions = if args.precisions.is_empty() { &[Precision::Bf16][..] } else { &args.precisions };
+    let directions = match (&args.directions[..], args.shapes.is_empty()) {
         ([], true) => &Direction::ALL[..],
         ([], false) => &[Direction::Forward],
         (typed, _) => typed,
@@ -51,14 +51,14 @@ fn cases(asked: &Asked) -> Vec<Case> {
     let mut cases = Vec::new();
     for &precision in precisions {
         let case = |shape, causal, direction| Case { shape, precision, causal, direction };
-        for &shape in &asked.shapes {
-            cases.extend(directions.iter().map(|&direction| case(shape, asked.causal, direction)));
+        for &shape in &args.shapes {
+            cases.extend(directions.iter().map(|&direction| case(shape, args.causal, direction)));
         }
-        if !asked.shapes.is_empty() {
+        if !args.shapes.is_empty() {
             continue;
         }
         for d in [64, 128, 256] {
-            for &causal in if asked.causal { &[true][..] } else { &[false, true] } {
+            for &causal in if args.causal { &[true][..] } else { &[false, true] } {
                 for n in [512, 2048, 8192, 16_384] {
                     let (b, h) = (16_384 / n, 2048 / d);
                     let squares = directions.iter().filter(|&&direction| direction != Direction::Decode);
@@ -70,22 +70,22 @@ fn cases(asked: &Asked) -> Vec<Case> {
             for [b, hk, m] in
                 [[1, 32, 8192], [1, 8, 8192], [8, 8, 8192], [32, 8, 8192], [64, 8, 16_384], [1, 8, 131_072]]
             {
-                cases.push(case(Shape::new([b, 32, hk, 1, m, 128]), asked.causal, Direction::Decode));
+                cases.push(case(Shape::new([b, 32, hk, 1, m, 128]), args.causal, Direction::Decode));
             }
         }
     }
     cases
 }
 
-/// Measures what was asked, and tells each case when it is measured.
-pub(crate) fn measure(asked: &Asked, threads: usize, say: Say<'_>) -> Result<(), Failure> {
+/// Measures every case, and prints each as soon as it is measured.
+pub(crate) fn measure(args: &BenchArgs, threads: usize, print: Print<'_>) -> Result<(), Failure> {
     let cuda = Cuda::new(0)?;
-    let cases = cases(asked);
-    let mut anchor = match &asked.against {
-        Some((python, _)) => Some(Anchor::start_on(python, threads, "cuda")?),
+    let cases = cases(args);
+    let mut torch = match &args.against {
+        Some((python, _)) => Some(TorchProcess::start_on(python, threads, "cuda")?),
         None => None,
     };
-    let against = anchor.is_some();
+    let against = torch.is_some();
     let widest = cases.iter().map(|case| case.shape.to_string().len()).max().unwrap_or(0);
     let mut columns = vec![
         Column::words("b,hq,hk,n,m,d", widest),
@@ -98,30 +98,30 @@ pub(crate) fn measure(asked: &Asked, threads: usize, say: Say<'_>) -> Result<(),
         columns.extend(["PyTorch ms", "ratio"].map(Column::numbers));
     }
     columns.push(Column::words("kernel", 20));
-    let table = Table::new(columns, asked.form == Form::Markdown);
-    let mut head = format!("qkv {}, {}", env!("CARGO_PKG_VERSION"), cuda.card().name);
-    if let Some(anchor) = &anchor {
-        head += &format!(", PyTorch {}", anchor.version());
+    let table = Table::new(columns, args.format == ReportFormat::Markdown);
+    let mut header = format!("qkv {}, {}", env!("CARGO_PKG_VERSION"), cuda.card().name);
+    if let Some(torch) = &torch {
+        header += &format!(", PyTorch {}", torch.version());
     }
-    if asked.form != Form::Json && !say(&format!("{head}\n\n{}", table.head()))? {
+    if args.format != ReportFormat::Json && !print(&format!("{header}\n\n{}", table.header()))? {
         return Ok(());
     }
     let progress = Progress::of(cases.len());
     let mut rows = Vec::new();
     for (at, &case) in cases.iter().enumerate() {
         progress.show(at, &case.to_string());
-        let row = measure_case(asked, &cuda, case, &mut anchor)?;
+        let row = measure_case(args, &cuda, case, &mut torch)?;
         progress.clear();
-        let told = match asked.form {
-            Form::Json => serde_json::to_string(&row).expect("a row is plain data") + "\n",
+        let text = match args.format {
+            ReportFormat::Json => serde_json::to_string(&row).expect("a row is plain data") + "\n",
             _ => table.row(&cells(&row, against)),
         };
-        if !say(&told)? {
+        if !print(&text)? {
             return Ok(());
         }
         rows.push(row);
     }
-    if asked.form == Form::Json || !against {
+    if args.format == ReportFormat::Json || !against {
         return Ok(());
     }
     let mut end = String::from("\n");
@@ -131,10 +131,10 @@ pub(crate) fn measure(asked: &Asked, threads: usize, say: Say<'_>) -> Result<(),
             end += &format!("{}: PyTorch's time over ours, geometric mean {mean:.2}\n", direction.name());
         }
     }
-    say(&end).map(drop)
+    print(&end).map(drop)
 }
 
-fn cells(row: &Row, against: bool) -> Vec<String> {
+fn cells(row: &DeviceMeasurement, against: bool) -> Vec<String> {
     let or_dash = |cell: Option<String>| cell.unwrap_or_else(|| "–".into());
     let mask = if row.causal { "causal" } else { "full" };
     let mut cells = vec![row.shape.clone(), row.dtype.into(), mask.into(), row.direction.into()];
@@ -146,18 +146,23 @@ fn cells(row: &Row, against: bool) -> Vec<String> {
     cells
 }
 
-/// One case: our side and PyTorch's in turns.
-fn measure_case(asked: &Asked, cuda: &Cuda, case: Case, anchor: &mut Option<Anchor>) -> Result<Row, Failure> {
+/// One case: ours and PyTorch in alternating rounds.
+fn measure_case(
+    args: &BenchArgs,
+    cuda: &Cuda,
+    case: Case,
+    torch: &mut Option<TorchProcess>,
+) -> Result<DeviceMeasurement, Failure> {
     let measured = prepare(cuda, case)?;
-    if let Some(anchor) = anchor {
-        anchor.prepare(case, How::Sdpa)?;
+    if let Some(torch) = torch {
+        torch.prepare(case, TorchKernel::Sdpa)?;
     }
-    let rounds = asked.against.as_ref().map_or(1, |(_, rounds)| *rounds);
+    let rounds = args.rounds();
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        ours.push(measured.time(asked.seconds)?);
-        if let Some(anchor) = anchor {
-            theirs.push(anchor.measure(asked.seconds)?);
+        ours.push(measured.time(args.seconds)?);
+        if let Some(torch) = torch {
+            theirs.push(torch.measure(args.seconds)?);
         }
     }
     let median_ms = median(ours.iter().map(|taken| taken.median_ms)).unwrap_or(f64::NAN);
@@ -168,7 +173,7 @@ fn measure_case(asked: &Asked, cuda: &Cuda, case: Case, anchor: &mut Option<Anch
         _ => plan.forward_kernel(),
     };
     let digits = |x: f64| (x * 100.0).round() / 100.0;
-    Ok(Row {
+    Ok(DeviceMeasurement {
         shape: case.shape.to_string(),
         dtype: case.precision.name(),
         causal: case.causal,
@@ -185,8 +190,8 @@ fn measure_case(asked: &Asked, cuda: &Cuda, case: Case, anchor: &mut Option<Anch
 
 fn prepare(cuda: &Cuda, case: Case) -> Result<Measured, Failure> {
     let Some(dtype) = Dtype::named(case.precision.name()) else {
-        return Err(Failure::new(format!("`{}` is computed on the CPU alone", case.precision.name()))
-            .hint("`--dtype bf16`, `f16` or `f32` goes with `--device cuda`"));
+        return Err(Failure::new(format!("`{}` is computed on the CPU only", case.precision.name()))
+            .hint("use `--dtype bf16`, `f16` or `f32` with `--device cuda`"));
     };
     let attention = Attention::scaled_dot().mask(if case.causal { Mask::causal() } else { Mask::full() });
     let place = if case.direction == Direction::Decode { Place::End } else { Place::Start };

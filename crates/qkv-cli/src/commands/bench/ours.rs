@@ -1,20 +1,20 @@
-//! Our side of a case: the data, and the call that is timed.
+//! Our side of a case: its data, and the call that is timed.
 
 use super::case::{Case, Direction};
+use crate::dtype::Precision;
 use crate::failure::Failure;
-use crate::number::Precision;
 use half::{bf16, f16};
 use qkv::{Attention, Decode, Element, Inputs, Mask, Tensor, Upstream};
 use std::hint::black_box;
 
-/// What is timed. It holds its data.
+/// A timed call, with its data.
 pub(crate) type Call = Box<dyn FnMut() + Send>;
 
-/// How many normal numbers are drawn before they repeat. A prime, so that no two rows are alike; drawing as many as a long
-/// cache holds would take longer than measuring it.
+/// Normal numbers that are drawn before they repeat. A prime, so that no two rows are alike; filling a long cache with fresh
+/// ones would take longer than measuring it.
 const DRAWN: usize = 65_521;
 
-/// The data of a case, and its call.
+/// Prepares the data of a case, and its call.
 pub(crate) fn prepare(case: Case) -> Result<Call, Failure> {
     let call = match case.precision {
         Precision::F32 => prepare_in::<f32>(case),
@@ -29,22 +29,22 @@ fn prepare_in<T: Element>(case: Case) -> Result<Call, qkv::Error> {
     let (queries, keys) = (case.shape.queries(), case.shape.keys());
     let (q, k, v) = (noise::<T>(queries, 1)?, noise::<T>(keys, 2)?, noise::<T>(keys, 3)?);
     let attention = Attention::scaled_dot().mask(if case.causal { Mask::causal() } else { Mask::full() });
-    attention.tiles(Inputs::new(&q, &k, &v))?; // what the library refuses, it refuses here
-    const WENT_WELL: &str = "the inputs were checked";
+    attention.tiles(Inputs::new(&q, &k, &v))?; // refused here, not while measuring
+    const CHECKED: &str = "the inputs were checked";
     Ok(match case.direction {
         Direction::Forward => Box::new(move || {
-            black_box(attention.forward(Inputs::new(&q, &k, &v)).expect(WENT_WELL));
+            black_box(attention.forward(Inputs::new(&q, &k, &v)).expect(CHECKED));
         }),
         Direction::Backward => {
             let out = attention.forward(Inputs::new(&q, &k, &v))?;
             let d_out = noise::<T>(queries, 4)?;
             Box::new(move || {
                 let upstream = Upstream::new(&d_out);
-                black_box(attention.backward(Inputs::new(&q, &k, &v), &out, upstream).expect(WENT_WELL));
+                black_box(attention.backward(Inputs::new(&q, &k, &v), &out, upstream).expect(CHECKED));
             })
         }
         Direction::Decode => Box::new(move || {
-            black_box(attention.decode(Inputs::new(&q, &k, &v), Decode::Fast).expect(WENT_WELL));
+            black_box(attention.decode(Inputs::new(&q, &k, &v), Decode::Fast).expect(CHECKED));
         }),
     })
 }

@@ -1,33 +1,32 @@
-//! The peak that stands beside a case: of multiply-adds for what computes; for what decodes, that or reading, whichever
-//! holds it back.
+//! The peak of the machine for a case: multiply-adds, or for decoding memory bandwidth, whichever is the bottleneck.
 
 use super::case::{Case, Direction};
-use crate::number::Precision;
+use crate::dtype::Precision;
 use qkv_simd::{Isa, peak};
 
-/// A peak that is measured again beside every measurement; the best counts.
+/// The peak, measured again beside every measurement; the best counts.
 pub(crate) struct Peak {
     case: Case,
     threads: usize,
-    /// As many bytes of these as the case reads; none where it computes.
+    /// As many bytes as decoding reads; empty in the other directions.
     numbers: Vec<f32>,
-    /// Billions of floating-point operations a second.
+    /// GFLOP/s.
     compute: f64,
-    /// Billions of bytes a second.
+    /// GB/s.
     read: f64,
 }
 
 impl Peak {
     pub fn of(case: Case, threads: usize) -> Peak {
         let numbers = match case.direction {
-            // Ones, because zeros may all be one page of the system's.
+            // Ones: zeros may all share one page of the system.
             Direction::Decode => vec![1.0; (case.bytes() / 4.0) as usize],
             _ => Vec::new(),
         };
         Peak { case, threads, numbers, compute: 0.0, read: 0.0 }
     }
 
-    /// Measures it once more: a few milliseconds, and the time of reading all.
+    /// Measures once more: a few milliseconds, plus reading the buffer.
     pub fn measure(&mut self) {
         let (isa, threads) = (Isa::best(), self.threads);
         let compute = match self.case.precision {
@@ -41,7 +40,7 @@ impl Peak {
         }
     }
 
-    /// The share of it that a case reaches which takes this long.
+    /// The fraction of the peak that a time of `ms` reaches.
     pub fn share(&self, ms: f64) -> f64 {
         let of = |work: f64, peak: f64| if peak > 0.0 { work / ms / 1e6 / peak } else { 0.0 };
         of(self.case.flops(), self.compute).max(of(self.case.bytes(), self.read))

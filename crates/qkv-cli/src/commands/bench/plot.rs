@@ -1,11 +1,10 @@
-//! Lines over lengths as a picture: time on the left, memory on the right, every axis logarithmic. Its colours follow the
-//! reader's, light or dark.
+//! Time and memory against length as an SVG, every axis logarithmic. Colors follow the reader's light or dark theme.
 
 use std::fmt::{self, Write};
 
-/// What one engine took at each length.
+/// The time and memory of one engine at each length.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct Series {
     pub title: &'static str,
     pub ms: Vec<(usize, f64)>,
     pub bytes: Vec<(usize, f64)>,
@@ -25,14 +24,14 @@ const STYLE: &str = "\
 .c0 .line{stroke:#6ea0ff}.c0 .dot{fill:#6ea0ff}.c1 .line{stroke:#f0a35c}.c1 .dot{fill:#f0a35c}\
 .c2 .line{stroke:#e884b0}.c2 .dot{fill:#e884b0}}";
 
-/// The picture, as SVG.
-pub(crate) fn draw(lines: &[Line], about: &str) -> String {
+/// The plot.
+pub(crate) fn draw(lines: &[Series], about: &str) -> String {
     let mut svg = String::new();
     write(&mut svg, lines, about).expect("writing to a string cannot fail");
     svg
 }
 
-fn write(svg: &mut String, lines: &[Line], about: &str) -> fmt::Result {
+fn write(svg: &mut String, lines: &[Series], about: &str) -> fmt::Result {
     writeln!(
         svg,
         r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="system-ui, sans-serif" font-size="13">
@@ -54,8 +53,8 @@ fn write(svg: &mut String, lines: &[Line], about: &str) -> fmt::Result {
         )?;
         x += 34.0 + 7.6 * line.title.chars().count() as f64 + 26.0;
     }
-    let time = |line: &Line| line.ms.clone();
-    let memory = |line: &Line| line.bytes.clone();
+    let time = |line: &Series| line.ms.clone();
+    let memory = |line: &Series| line.bytes.clone();
     Panel { left: 70.0, right: 440.0, title: "time of a forward call", step: 10.0, label: time_label }
         .write(svg, &lines.iter().map(time).collect::<Vec<_>>())?;
     Panel { left: 550.0, right: 895.0, title: "peak memory beyond the inputs", step: 4.0, label: memory_label }
@@ -63,12 +62,12 @@ fn write(svg: &mut String, lines: &[Line], about: &str) -> fmt::Result {
     writeln!(svg, "</svg>")
 }
 
-/// One of the two.
+/// One of the two panels.
 struct Panel {
     left: f64,
     right: f64,
     title: &'static str,
-    /// From one line of the grid to the next.
+    /// The factor between grid lines.
     step: f64,
     label: fn(f64) -> String,
 }
@@ -82,7 +81,7 @@ impl Panel {
         let (low, high) =
             exponents.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), e| (low.min(e), high.max(e)));
         let (Some(shortest), Some(longest)) = (points().map(|p| p.0).min(), points().map(|p| p.0).max()) else {
-            return writeln!(svg, r#"<text x="{left}" y="{}" class="quiet">not known here</text>"#, TOP + 20.0);
+            return writeln!(svg, r#"<text x="{left}" y="{}" class="quiet">unknown</text>"#, TOP + 20.0);
         };
         // Whole steps around all points, and at least one.
         let (low, high) = (low.floor(), high.ceil().max(low.floor() + 1.0));
@@ -105,7 +104,7 @@ impl Panel {
         writeln!(svg, r#"<line class="axis" x1="{left}" y1="{BOTTOM}" x2="{right}" y2="{BOTTOM}"/>"#)?;
         let (middle, under) = ((left + right) / 2.0, BOTTOM + 42.0);
         writeln!(svg, r#"<text x="{middle}" y="{under}" text-anchor="middle" class="quiet">length n</text>"#)?;
-        // The first line last, so that it lies on top.
+        // The first series last, so that it is on top.
         for (at, line) in lines.iter().enumerate().rev() {
             let dots: Vec<(f64, f64)> =
                 line.iter().filter(|(_, value)| *value > 0.0).map(|&(n, value)| (x(n), y(value))).collect();
@@ -146,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_say_their_unit() {
+    fn labels_have_a_unit() {
         assert_eq!([0.01, 1.0, 100.0, 10_000.0].map(time_label), ["10 µs", "1 ms", "100 ms", "10 s"]);
         assert_eq!(
             [256.0, 65_536.0, 4_194_304.0, 4_294_967_296.0].map(memory_label),
@@ -156,11 +155,11 @@ mod tests {
     }
 
     #[test]
-    fn every_point_lies_inside_its_panel() {
+    fn every_point_is_inside_its_panel() {
         let points = |scale: f64| (9..16).map(|e| (1 << e, scale * f64::from(1 << e))).collect::<Vec<_>>();
         let lines = [
-            Line { title: "ours", ms: points(1e-3), bytes: points(64.0) },
-            Line { title: "theirs", ms: points(7.0), bytes: vec![] },
+            Series { title: "ours", ms: points(1e-3), bytes: points(64.0) },
+            Series { title: "theirs", ms: points(7.0), bytes: vec![] },
         ];
         let svg = draw(&lines, "here");
         assert_eq!(svg.matches("<polyline").count(), 4);
@@ -171,7 +170,7 @@ mod tests {
 
     #[test]
     fn without_points_a_panel_says_so() {
-        let lines = [Line { title: "ours", ms: vec![(512, 1.0)], bytes: vec![] }];
-        assert!(draw(&lines, "here").contains("not known here"));
+        let lines = [Series { title: "ours", ms: vec![(512, 1.0)], bytes: vec![] }];
+        assert!(draw(&lines, "here").contains("unknown"));
     }
 }

@@ -1,20 +1,20 @@
-//! What is being measured now, on a line of stderr that is written over, where a person watches.
+//! What is being measured now, on one line of a terminal that is overwritten.
 
 use std::io::{self, IsTerminal, Write};
 
-/// A line that comes and goes.
+/// The line.
 pub(crate) struct Progress {
     watched: bool,
     total: usize,
 }
 
 impl Progress {
-    /// Of so many cases.
+    /// For `total` cases.
     pub fn of(total: usize) -> Progress {
         Progress { watched: io::stderr().is_terminal(), total }
     }
 
-    /// Shows it: the case, counted from 0, and what is being done.
+    /// Shows the case, from 0, and what is being done.
     pub fn show(&self, at: usize, what: &str) {
         if self.watched {
             let _ = write!(io::stderr(), "\r\x1b[2K[{}/{}] {what}", at + 1, self.total);
@@ -22,7 +22,7 @@ impl Progress {
         }
     }
 
-    /// Takes it away, before something else is said.
+    /// Clears the line before something else is printed.
     pub fn clear(&self) {
         if self.watched {
             let _ = write!(io::stderr(), "\r\x1b[2K");

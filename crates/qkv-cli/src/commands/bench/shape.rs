@@ -1,9 +1,9 @@
-//! The shape of a case: how it is typed, and how much memory it takes.
+//! The shape of a case, as it is typed, and its element counts.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// `B` sequences, `Hq` query and `Hk` key heads, `N` queries, `M` keys, and the width `D` of all.
+/// `B` sequences, `Hq` query and `Hk` key heads, `N` queries, `M` keys, head dimension `D`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub b: usize,
@@ -19,27 +19,27 @@ impl Shape {
         Shape { b, hq, hk, n, m, d }
     }
 
-    /// Of queries and outputs, `[B, Hq, N, D]`.
+    /// The shape of queries and outputs, `[B, Hq, N, D]`.
     pub fn queries(self) -> [usize; 4] {
         [self.b, self.hq, self.n, self.d]
     }
 
-    /// Of keys and values, `[B, Hk, M, D]`.
+    /// The shape of keys and values, `[B, Hk, M, D]`.
     pub fn keys(self) -> [usize; 4] {
         [self.b, self.hk, self.m, self.d]
     }
 
-    /// Numbers in a tensor of queries.
+    /// Elements of the queries.
     pub fn query_count(self) -> u128 {
         volume(self.queries())
     }
 
-    /// Numbers in a tensor of keys.
+    /// Elements of the keys.
     pub fn key_count(self) -> u128 {
         volume(self.keys())
     }
 
-    /// Scores of all queries with all keys.
+    /// Scores of all query-key pairs.
     pub fn scores(self) -> u128 {
         volume([self.b, self.hq, self.n, self.m])
     }
@@ -60,7 +60,7 @@ impl FromStr for Shape {
         };
         let shape = Shape::new(axes);
         if !shape.hq.is_multiple_of(shape.hk) {
-            return Err(format!("Hq must be a multiple of Hk, and {} is none of {}", shape.hq, shape.hk));
+            return Err(format!("Hq must be a multiple of Hk, and {} is not a multiple of {}", shape.hq, shape.hk));
         }
         Ok(shape)
     }
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shape_comes_back_as_it_was_typed() {
+    fn a_shape_prints_as_it_was_typed() {
         let shape: Shape = "2,8,4,512,1024,64".parse().unwrap();
         assert_eq!(shape, Shape::new([2, 8, 4, 512, 1024, 64]));
         assert_eq!(shape.to_string(), "2,8,4,512,1024,64");
@@ -87,11 +87,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_shape_is_refused() {
+    fn malformed_shapes_are_refused() {
         for bad in ["", "1", "1,2,3", "1,1,1,1,1,1,1", "1,1,1,0,1,1", "1,1,1,-4,1,1", "1,1,1,x,1,1", "1,1,1,1.5,1,1"] {
             assert!(bad.parse::<Shape>().unwrap_err().contains("six whole numbers"), "{bad}");
         }
-        assert!("1,6,4,1,1,1".parse::<Shape>().unwrap_err().contains("6 is none of 4"));
+        assert!("1,6,4,1,1,1".parse::<Shape>().unwrap_err().contains("6 is not a multiple of 4"));
         assert!("1,2,4,1,1,1".parse::<Shape>().is_err());
     }
 

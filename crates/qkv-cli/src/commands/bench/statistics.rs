@@ -1,6 +1,6 @@
-//! The two numbers that many numbers become.
+//! Median and geometric mean.
 
-/// The one in the middle, or the mean of the two there; nothing of nothing.
+/// Median; `None` if empty.
 pub(crate) fn median(numbers: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = numbers.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
@@ -12,7 +12,7 @@ pub(crate) fn median(numbers: impl IntoIterator<Item = f64>) -> Option<f64> {
     }
 }
 
-/// The mean of ratios: the one whose product, taken as often as there are numbers, is theirs. Nothing of nothing.
+/// Geometric mean; `None` if empty.
 pub(crate) fn geometric_mean(numbers: impl IntoIterator<Item = f64>) -> Option<f64> {
     let (logs, count) = numbers.into_iter().fold((0.0, 0u32), |(logs, count), x| (logs + x.ln(), count + 1));
     (count > 0).then(|| (logs / f64::from(count)).exp())
@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_is_in_the_middle_whatever_the_order() {
+    fn the_median_does_not_depend_on_the_order() {
         assert_eq!(median([3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median([4.0, 1.0, 3.0, 2.0]), Some(2.5));
         assert_eq!(median([7.0]), Some(7.0));

@@ -1,15 +1,15 @@
-//! All ratios in a few: the geometric mean of each group of cases, and the single worst case.
+//! The ratios in short: the geometric mean of each group of cases, and the worst case.
 
 use super::case::Direction;
-use super::row::Row;
+use super::measurement::Measurement;
 use super::statistics::geometric_mean;
 use super::table::{Column, Table};
-use crate::number::Precision;
+use crate::dtype::Precision;
 
-/// Where bf16 gradients begin to count: in shorter sequences PyTorch is several times slower, which would flatter the mean.
+/// Shorter bf16 backward cases are left out: PyTorch is several times slower there, which would flatter the mean.
 const LONG_ENOUGH: usize = 512;
 
-/// A group of cases that are told together.
+/// Cases that are summarized together.
 struct Group {
     precision: Precision,
     direction: Direction,
@@ -25,33 +25,33 @@ impl Group {
         self.precision == Precision::Bf16 && self.direction == Direction::Backward
     }
 
-    fn holds(&self, row: &Row) -> bool {
+    fn holds(&self, row: &Measurement) -> bool {
         row.case.precision == self.precision
             && row.case.direction == self.direction
             && (!self.only_long() || row.case.shape.n >= LONG_ENOUGH)
     }
 }
 
-/// What the ratios of these rows come to. Nothing where there are none.
-pub(crate) fn summary(rows: &[Row], rounds: usize, markdown: bool) -> String {
-    let ratio = |row: &Row| row.ratio.map(|ratio| (ratio, row.case));
+/// The summary of the ratios; empty without any.
+pub(crate) fn summary(rows: &[Measurement], rounds: usize, markdown: bool) -> String {
+    let ratio = |row: &Measurement| row.ratio.map(|ratio| (ratio, row.case));
     let worst = rows.iter().filter_map(ratio).min_by(|(a, _), (b, _)| a.total_cmp(b));
     let Some((worst, case)) = worst else { return String::new() };
     let columns = vec![Column::words("group", 24), Column::numbers("cases"), Column::numbers("ratio")];
     let table = Table::new(columns, markdown);
-    let mut told =
+    let mut text =
         format!("\nPyTorch's time over ours, the geometric mean of the medians of {rounds} alternating rounds:\n\n");
-    told += &table.head();
+    text += &table.header();
     for direction in Direction::ALL {
         for precision in Precision::ALL {
             let group = Group { precision, direction };
             let ratios: Vec<f64> = rows.iter().filter(|row| group.holds(row)).filter_map(|row| row.ratio).collect();
             if let Some(mean) = geometric_mean(ratios.iter().copied()) {
-                told += &table.row(&[group.name(), ratios.len().to_string(), format!("{mean:.2}")]);
+                text += &table.row(&[group.name(), ratios.len().to_string(), format!("{mean:.2}")]);
             }
         }
     }
-    told + &format!("\nThe worst case: {worst:.2}, {case}\n")
+    text + &format!("\nThe worst case: {worst:.2}, {case}\n")
 }
 
 #[cfg(test)]
@@ -62,10 +62,10 @@ mod tests {
     use crate::bench::shape::Shape;
     use crate::bench::timing::Timing;
 
-    fn row(precision: Precision, direction: Direction, n: usize, ratio: f64) -> Row {
+    fn row(precision: Precision, direction: Direction, n: usize, ratio: f64) -> Measurement {
         let case = Case { shape: Shape::new([1, 1, 1, n, n, 8]), precision, causal: false, direction };
         let ms = |ms| Timing { best_ms: ms, median_ms: ms };
-        Row::new(case, ms(1.0), &Peak::of(case, 1)).against(ms(ratio), ratio)
+        Measurement::new(case, ms(1.0), &Peak::of(case, 1)).against(ms(ratio), ratio)
     }
 
     #[test]
@@ -76,14 +76,14 @@ mod tests {
             row(Precision::Bf16, Direction::Backward, 128, 0.5),
             row(Precision::Bf16, Direction::Backward, 512, 3.0),
         ];
-        let told = summary(&rows, 5, true);
-        assert!(told.contains("| f32 forward | 2 | 2.00 |"), "{told}");
-        assert!(told.contains("| bf16 backward, n ≥ 512 | 1 | 3.00 |"), "{told}");
-        assert!(told.ends_with("The worst case: 0.50, 1,1,1,128,128,8 bf16 full backward\n"), "{told}");
+        let text = summary(&rows, 5, true);
+        assert!(text.contains("| f32 forward | 2 | 2.00 |"), "{text}");
+        assert!(text.contains("| bf16 backward, n ≥ 512 | 1 | 3.00 |"), "{text}");
+        assert!(text.ends_with("The worst case: 0.50, 1,1,1,128,128,8 bf16 full backward\n"), "{text}");
     }
 
     #[test]
-    fn without_ratios_there_is_nothing_to_tell() {
+    fn without_ratios_there_is_no_summary() {
         assert_eq!(summary(&[], 5, false), "");
     }
 }

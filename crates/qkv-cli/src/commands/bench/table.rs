@@ -1,15 +1,15 @@
-//! Rows as a table, aligned for a terminal or in Markdown. Its widths are known before the first row, so that each row can
-//! be shown when it is there.
+//! Tables, aligned for a terminal or in Markdown. Widths are fixed before the first row, so that each row can be printed as
+//! soon as it is measured.
 
 use std::fmt::Write;
 
-/// A column: its title, and whether numbers stand in it.
+/// A column.
 #[derive(Clone, Debug)]
 pub(crate) struct Column {
     pub title: String,
-    /// The most that a cell takes.
+    /// Of the widest cell.
     pub width: usize,
-    /// Numbers stand at the right.
+    /// Numbers are right-aligned.
     pub number: bool,
 }
 
@@ -35,16 +35,16 @@ impl Table {
         Table { columns, markdown }
     }
 
-    /// What stands above the rows.
-    pub fn head(&self) -> String {
+    /// The titles, and in Markdown the rule below them.
+    pub fn header(&self) -> String {
         let titles: Vec<String> = self.columns.iter().map(|column| column.title.clone()).collect();
-        let mut head = self.row(&titles);
+        let mut header = self.row(&titles);
         if self.markdown {
             let rule = |column: &Column| if column.number { "---: |" } else { "--- |" };
             let rules: Vec<&str> = self.columns.iter().map(rule).collect();
-            head += &format!("| {}\n", rules.join(" "));
+            header += &format!("| {}\n", rules.join(" "));
         }
-        head
+        header
     }
 
     /// One row.
@@ -64,7 +64,7 @@ impl Table {
     }
 }
 
-/// A time, with about three digits that mean something.
+/// Milliseconds with about three significant digits.
 pub(crate) fn time(ms: f64) -> String {
     match ms {
         100.0.. => format!("{ms:.0}"),
@@ -74,12 +74,12 @@ pub(crate) fn time(ms: f64) -> String {
     }
 }
 
-/// A speed likewise.
+/// A rate with about three significant digits.
 pub(crate) fn speed(x: f64) -> String {
     if x >= 100.0 { format!("{x:.0}") } else { format!("{x:.1}") }
 }
 
-/// A share as a percentage.
+/// A fraction as a percentage.
 pub(crate) fn share(x: f64) -> String {
     format!("{:.0} %", x * 100.0)
 }
@@ -93,21 +93,21 @@ mod tests {
     }
 
     #[test]
-    fn words_stand_left_and_numbers_right() {
+    fn words_are_left_aligned_and_numbers_right_aligned() {
         let table = table(false);
-        assert_eq!(table.head(), "what           ms\n");
+        assert_eq!(table.header(), "what           ms\n");
         assert_eq!(table.row(&["abc".into(), "1.50".into()]), "abc          1.50\n");
     }
 
     #[test]
-    fn markdown_has_a_rule_under_its_head() {
+    fn markdown_has_a_rule_below_its_header() {
         let table = table(true);
-        assert_eq!(table.head(), "| what | ms |\n| --- | ---: |\n");
+        assert_eq!(table.header(), "| what | ms |\n| --- | ---: |\n");
         assert_eq!(table.row(&["abc".into(), "1.50".into()]), "| abc | 1.50 |\n");
     }
 
     #[test]
-    fn numbers_have_the_digits_that_mean_something() {
+    fn numbers_have_about_three_significant_digits() {
         assert_eq!([0.0123, 1.234, 12.34, 1234.5].map(time), ["0.012", "1.23", "12.3", "1234"]);
         assert_eq!([1.26, 345.6].map(speed), ["1.3", "346"]);
         assert_eq!(share(0.756), "76 %");

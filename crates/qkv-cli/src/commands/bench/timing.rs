@@ -1,13 +1,13 @@
-//! How long a call takes, called for a while.
+//! The time of a call, repeated for a while.
 
 use super::statistics::median;
 use serde::Deserialize;
 use std::time::Instant;
 
-/// Calls that do not count: the first pays for memory, the second for threads that slept.
+/// Calls that do not count: the first pays for page faults, the second for sleeping threads.
 const WARM_UP: usize = 2;
 
-/// Of many calls, in milliseconds.
+/// The best and the median of many calls.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 pub(crate) struct Timing {
     pub best_ms: f64,
@@ -15,7 +15,7 @@ pub(crate) struct Timing {
 }
 
 impl Timing {
-    /// Calls it for so many seconds, at least once.
+    /// Repeats a call for some seconds, at least once.
     pub fn of(seconds: f64, mut call: impl FnMut()) -> Timing {
         (0..WARM_UP).for_each(|_| call());
         let (begin, mut times) = (Instant::now(), Vec::new());
@@ -28,7 +28,7 @@ impl Timing {
         Timing { best_ms, median_ms: median(times).expect("at least one call") }
     }
 
-    /// Of several rounds: the best of all, and the median of their medians. Nothing of none.
+    /// Combines rounds: the best of all, and the median of the medians. `None` if empty.
     pub fn over(rounds: &[Timing]) -> Option<Timing> {
         let best_ms = rounds.iter().map(|round| round.best_ms).fold(f64::INFINITY, f64::min);
         median(rounds.iter().map(|round| round.median_ms)).map(|median_ms| Timing { best_ms, median_ms })
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn at_least_one_call_counts_and_two_do_not() {
+    fn two_warm_up_calls_do_not_count_and_at_least_one_call_does() {
         let mut calls = 0;
         let timing = Timing::of(1e-9, || calls += 1);
         assert_eq!(calls, WARM_UP + 1);

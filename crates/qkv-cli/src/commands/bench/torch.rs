@@ -1,5 +1,5 @@
-//! PyTorch's side: a Python of the user's that runs our script, asked one line of JSON at a time. While it is not asked it
-//! waits for the next line, and takes nothing from our side.
+//! PyTorch's side: the user's Python runs `torch.py`, one JSON request per line. Between requests it waits and takes no CPU
+//! time from our side.
 
 use super::case::Case;
 use super::timing::Timing;
@@ -13,109 +13,110 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 const SCRIPT: &str = include_str!("torch.py");
-/// No answer is this long.
+/// The longest answer in bytes.
 const LONGEST_ANSWER: u64 = 1 << 16;
 
-/// What PyTorch computes.
+/// What PyTorch computes with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum How {
+pub(crate) enum TorchKernel {
     /// `scaled_dot_product_attention`.
     Sdpa,
-    /// softmax(QKᵀ)·V as one writes it.
+    /// softmax(QKᵀ)·V, written out.
     Formula,
 }
 
-/// A Python with PyTorch, waiting to be asked.
-pub(crate) struct Anchor {
+/// A Python process with PyTorch, waiting for requests.
+pub(crate) struct TorchProcess {
     python: PathBuf,
     child: Child,
-    /// None when it is to end.
+    /// None once it shall end.
     requests: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
-    /// What it says on stderr.
-    words: Option<JoinHandle<String>>,
+    /// Its stderr.
+    stderr: Option<JoinHandle<String>>,
     version: String,
 }
 
-/// What one call takes beyond its inputs, where the system tells.
+/// The memory of one call beyond its inputs, where the system tells.
 #[derive(Deserialize)]
-pub(crate) struct Memory {
+pub(crate) struct MemoryReply {
     pub beyond_bytes: Option<u64>,
 }
 
-impl Anchor {
-    /// Starts it with so many threads.
-    pub fn start(python: &Path, threads: usize) -> Result<Anchor, Failure> {
-        Anchor::start_on(python, threads, "cpu")
+impl TorchProcess {
+    /// Starts it with a number of threads.
+    pub fn start(python: &Path, threads: usize) -> Result<TorchProcess, Failure> {
+        TorchProcess::start_on(python, threads, "cpu")
     }
 
-    /// Starts it with so many threads, to compute on this device.
-    pub fn start_on(python: &Path, threads: usize, device: &str) -> Result<Anchor, Failure> {
+    /// Starts it with a number of threads, to compute on a device.
+    pub fn start_on(python: &Path, threads: usize, device: &str) -> Result<TorchProcess, Failure> {
         let mut command = Command::new(python);
         command.args(["-c", SCRIPT]).arg(threads.to_string()).arg(device);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|error| {
-            Failure::in_file(python, format!("this Python cannot be started: {error}"))
+            Failure::in_file(python, format!("cannot start this Python: {error}"))
                 .hint("`--python PATH` names the one that has PyTorch")
         })?;
         let (Some(requests), Some(answers), Some(stderr)) =
             (child.stdin.take(), child.stdout.take(), child.stderr.take())
         else {
-            unreachable!("all three were asked for");
+            unreachable!("all three are piped");
         };
-        let words = thread::spawn(move || {
-            let mut words = Vec::new();
-            let _ = BufReader::new(stderr).read_to_end(&mut words);
-            String::from_utf8_lossy(&words).into_owned()
+        let stderr = thread::spawn(move || {
+            let mut text = Vec::new();
+            let _ = BufReader::new(stderr).read_to_end(&mut text);
+            String::from_utf8_lossy(&text).into_owned()
         });
         let answers = BufReader::new(answers);
-        let (requests, words) = (Some(requests), Some(words));
-        let mut anchor = Anchor { python: python.into(), child, requests, answers, words, version: String::new() };
-        let ready = anchor.answer()?;
+        let (requests, stderr) = (Some(requests), Some(stderr));
+        let mut torch =
+            TorchProcess { python: python.into(), child, requests, answers, stderr, version: String::new() };
+        let ready = torch.answer()?;
         match (ready["ready"].as_bool(), ready["version"].as_str()) {
-            (Some(true), Some(version)) => anchor.version = version.into(),
-            _ => return Err(anchor.nonsense(&ready.to_string())),
+            (Some(true), Some(version)) => torch.version = version.into(),
+            _ => return Err(torch.unexpected(&ready.to_string())),
         }
-        Ok(anchor)
+        Ok(torch)
     }
 
-    /// Of PyTorch.
+    /// The version of PyTorch.
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// Makes the data of a case.
-    pub fn prepare(&mut self, case: Case, how: How) -> Result<(), Failure> {
-        let answer = self.ask(&about(case, how, "prepare"))?;
-        if answer["done"].as_bool() == Some(true) { Ok(()) } else { Err(self.nonsense(&answer.to_string())) }
+    /// Prepares the data of a case.
+    pub fn prepare(&mut self, case: Case, kernel: TorchKernel) -> Result<(), Failure> {
+        let answer = self.ask(&request(case, kernel, "prepare"))?;
+        if answer["done"].as_bool() == Some(true) { Ok(()) } else { Err(self.unexpected(&answer.to_string())) }
     }
 
-    /// Times the case that was prepared.
+    /// Times the prepared case.
     pub fn measure(&mut self, seconds: f64) -> Result<Timing, Failure> {
         let answer = self.ask(&json!({ "do": "measure", "seconds": seconds }))?;
         match serde_json::from_value(answer.clone()) {
             Ok(timing @ Timing { best_ms, median_ms }) if best_ms > 0.0 && median_ms >= best_ms => Ok(timing),
-            _ => Err(self.nonsense(&answer.to_string())),
+            _ => Err(self.unexpected(&answer.to_string())),
         }
     }
 
-    /// The most bytes that one call of the case takes beyond its inputs.
-    pub fn memory(&mut self, case: Case, how: How) -> Result<Option<u64>, Failure> {
-        let answer = self.ask(&about(case, how, "memory"))?;
+    /// The peak memory of one call beyond its inputs, in bytes.
+    pub fn memory(&mut self, case: Case, kernel: TorchKernel) -> Result<Option<u64>, Failure> {
+        let answer = self.ask(&request(case, kernel, "memory"))?;
         match serde_json::from_value(answer.clone()) {
-            Ok(Memory { beyond_bytes }) => Ok(beyond_bytes),
-            Err(_) => Err(self.nonsense(&answer.to_string())),
+            Ok(MemoryReply { beyond_bytes }) => Ok(beyond_bytes),
+            Err(_) => Err(self.unexpected(&answer.to_string())),
         }
     }
 
     fn ask(&mut self, request: &Value) -> Result<Value, Failure> {
-        let requests = self.requests.as_mut().expect("it is to end only when it is dropped");
-        // One that cannot be asked has ended, which is what its answer will say.
+        let requests = self.requests.as_mut().expect("it ends only when it is dropped");
+        // A process that takes no request has ended, and reading its answer tells so.
         let _ = writeln!(requests, "{request}").and_then(|()| requests.flush());
         self.answer()
     }
 
-    /// The next line, which is a JSON object that tells of no error.
+    /// The next answer: a JSON object without an error.
     fn answer(&mut self) -> Result<Value, Failure> {
         let mut line = Vec::new();
         let read = (&mut self.answers).take(LONGEST_ANSWER).read_until(b'\n', &mut line);
@@ -124,7 +125,7 @@ impl Anchor {
         }
         let line = String::from_utf8_lossy(&line);
         let Ok(answer @ Value::Object(_)) = serde_json::from_str(&line) else {
-            return Err(self.nonsense(line.trim_end()));
+            return Err(self.unexpected(line.trim_end()));
         };
         match answer["error"].as_str() {
             None => Ok(answer),
@@ -139,22 +140,22 @@ impl Anchor {
     fn ended(&mut self) -> Failure {
         self.requests = None;
         let how = self.child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
-        let words = self.words.take().and_then(|words| words.join().ok()).unwrap_or_default();
+        let stderr = self.stderr.take().and_then(|stderr| stderr.join().ok()).unwrap_or_default();
         let failure = Failure::in_file(&self.python, format!("this Python ended without an answer ({how})"));
-        match words.lines().rev().find(|line| !line.trim().is_empty()) {
-            Some(last) => failure.hint(format!("the last thing it said: {}", cut(last.trim()))),
+        match stderr.lines().rev().find(|line| !line.trim().is_empty()) {
+            Some(last) => failure.hint(format!("its last line on stderr: {}", cut(last.trim()))),
             None => failure,
         }
     }
 
-    fn nonsense(&self, said: &str) -> Failure {
-        Failure::in_file(&self.python, format!("this Python answered something else than was asked: {}", cut(said)))
-            .hint("is it a Python, and does it print nothing of its own?")
+    fn unexpected(&self, answer: &str) -> Failure {
+        Failure::in_file(&self.python, format!("unexpected answer of this Python: {}", cut(answer)))
+            .hint("is it a Python that prints nothing of its own at startup?")
     }
 }
 
-/// It ends when its input does, or soon after.
-impl Drop for Anchor {
+/// The process ends when its stdin does, or is killed soon after.
+impl Drop for TorchProcess {
     fn drop(&mut self) {
         self.requests = None;
         for _ in 0..100 {
@@ -168,16 +169,16 @@ impl Drop for Anchor {
     }
 }
 
-fn about(case: Case, how: How, what: &str) -> Value {
+fn request(case: Case, kernel: TorchKernel, action: &str) -> Value {
     let shape = case.shape;
     json!({
-        "do": what, "how": if how == How::Sdpa { "sdpa" } else { "formula" },
+        "do": action, "how": if kernel == TorchKernel::Sdpa { "sdpa" } else { "formula" },
         "b": shape.b, "hq": shape.hq, "hk": shape.hk, "n": shape.n, "m": shape.m, "d": shape.d,
         "dtype": case.precision.name(), "causal": case.causal, "direction": case.direction.name(),
     })
 }
 
-/// As much of a line as a message has room for.
+/// The start of a line, short enough for a message.
 fn cut(line: &str) -> String {
     let mut cut: String = line.chars().take(200).collect();
     if cut.len() < line.len() {

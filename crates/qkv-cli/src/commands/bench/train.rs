@@ -1,77 +1,80 @@
-//! `qkv bench --train`: whole training steps of two models, ours and PyTorch's in turns, each in a process of its own.
+//! `qkv bench --train`: whole training steps of two models, ours and PyTorch's in alternating rounds, each in its own process.
 
-use super::Say;
-use super::asked::{Asked, Form};
+use super::args::{BenchArgs, ReportFormat};
 use super::progress::Progress;
 use super::statistics::median;
-use super::steps::{Found, MODELS, PRECISIONS, Step};
 use super::table::{Column, Table, time};
+use super::training_step::{MODELS, PRECISIONS, StepTiming, TrainingStep};
 use crate::failure::Failure;
+use crate::output::Print;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Output};
 
 const SCRIPT: &str = include_str!("step.py");
 
-/// A model in a precision, measured.
-struct Row {
-    step: Step,
-    ours: Vec<Found>,
-    theirs: Vec<Found>,
+/// A model in a precision, measured on both sides.
+struct StepComparison {
+    step: TrainingStep,
+    ours: Vec<StepTiming>,
+    theirs: Vec<StepTiming>,
 }
 
-pub(super) fn train(asked: &Asked, threads: usize, say: Say<'_>) -> Result<(), Failure> {
-    let cases: Vec<Step> = MODELS
+pub(super) fn train(args: &BenchArgs, threads: usize, print: Print<'_>) -> Result<(), Failure> {
+    let cases: Vec<TrainingStep> = MODELS
         .iter()
-        .flat_map(|(model, _)| PRECISIONS.map(|precision| Step { model, precision, threads, seconds: asked.seconds }))
+        .flat_map(|(model, _)| {
+            PRECISIONS.map(|precision| TrainingStep { model, precision, threads, seconds: args.seconds })
+        })
         .collect();
-    let against = asked.against.is_some();
+    let against = args.against.is_some();
     let mut columns = vec![Column::words("step of", 10), Column::words("products", 8)];
     columns.extend(["best ms", "median ms", "MB"].map(Column::numbers));
     if against {
         columns.extend(["torch ms", "torch MB", "ratio", "memory"].map(Column::numbers));
     }
-    let table = Table::new(columns, asked.form == Form::Markdown);
-    let mut head = MODELS.map(|(name, what)| format!("{name}: {what}\n")).concat();
-    head += &format!("{threads} threads\n\n{}", table.head());
-    if asked.form != Form::Json && !say(&head)? {
+    let table = Table::new(columns, args.format == ReportFormat::Markdown);
+    let mut header = MODELS.map(|(name, what)| format!("{name}: {what}\n")).concat();
+    header += &format!("{threads} threads\n\n{}", table.header());
+    if args.format != ReportFormat::Json && !print(&header)? {
         return Ok(());
     }
     let progress = Progress::of(cases.len());
     for (at, &step) in cases.iter().enumerate() {
-        let mut row = Row { step, ours: Vec::new(), theirs: Vec::new() };
-        let rounds = asked.against.as_ref().map_or(1, |(_, rounds)| *rounds);
+        let mut row = StepComparison { step, ours: Vec::new(), theirs: Vec::new() };
+        let rounds = args.rounds();
         for round in 0..rounds {
             progress.show(at, &format!("{} {}, round {} of {rounds}", step.model, step.precision, round + 1));
             row.ours.push(ours(step)?);
-            if let Some((python, _)) = &asked.against {
+            if let Some((python, _)) = &args.against {
                 row.theirs.push(theirs(step, python)?);
             }
         }
         progress.clear();
-        let told = if asked.form == Form::Json { format!("{}\n", row.json()) } else { table.row(&row.cells()) };
-        if !say(&told)? {
+        let text =
+            if args.format == ReportFormat::Json { format!("{}\n", row.to_json()) } else { table.row(&row.cells()) };
+        if !print(&text)? {
             return Ok(());
         }
     }
-    let end = "\nratio: PyTorch's time over ours, the best step of either side in each round, the median over rounds.\n\
-               MB: the most memory that the whole process had; memory: ours over PyTorch's.\n";
-    if asked.form != Form::Json && against {
-        say(end)?;
+    let end = "\nratio: PyTorch's time over ours, the best step of each side per round, the median over rounds.\n\
+               MB: peak memory of the process; memory: ours over PyTorch's.\n";
+    if args.format != ReportFormat::Json && against {
+        print(end)?;
     }
     Ok(())
 }
 
-impl Row {
-    fn best(rounds: &[Found]) -> f64 {
+impl StepComparison {
+    fn best(rounds: &[StepTiming]) -> f64 {
         rounds.iter().map(|found| found.best_ms).fold(f64::INFINITY, f64::min)
     }
 
-    fn median(rounds: &[Found]) -> f64 {
+    fn median(rounds: &[StepTiming]) -> f64 {
         median(rounds.iter().map(|found| found.median_ms)).unwrap_or(f64::NAN)
     }
 
-    fn peak(rounds: &[Found]) -> Option<u64> {
+    fn peak(rounds: &[StepTiming]) -> Option<u64> {
         rounds.iter().filter_map(|found| found.peak_bytes).max()
     }
 
@@ -82,62 +85,72 @@ impl Row {
 
     /// Our memory over PyTorch's.
     fn memory(&self) -> Option<f64> {
-        Row::peak(&self.ours).zip(Row::peak(&self.theirs)).map(|(ours, theirs)| ours as f64 / theirs as f64)
+        StepComparison::peak(&self.ours)
+            .zip(StepComparison::peak(&self.theirs))
+            .map(|(ours, theirs)| ours as f64 / theirs as f64)
     }
 
     fn cells(&self) -> Vec<String> {
         let megabytes = |peak: Option<u64>| peak.map_or("?".into(), |bytes| (bytes >> 20).to_string());
         let mut cells = vec![self.step.model.into(), self.step.precision.into()];
-        cells.extend([time(Row::best(&self.ours)), time(Row::median(&self.ours)), megabytes(Row::peak(&self.ours))]);
+        cells.extend([
+            time(StepComparison::best(&self.ours)),
+            time(StepComparison::median(&self.ours)),
+            megabytes(StepComparison::peak(&self.ours)),
+        ]);
         if let Some(ratio) = self.ratio() {
-            cells.extend([time(Row::best(&self.theirs)), megabytes(Row::peak(&self.theirs)), format!("{ratio:.2}")]);
+            cells.extend([
+                time(StepComparison::best(&self.theirs)),
+                megabytes(StepComparison::peak(&self.theirs)),
+                format!("{ratio:.2}"),
+            ]);
             cells.push(self.memory().map_or("?".into(), |memory| format!("{memory:.2}")));
         }
         cells
     }
 
-    fn json(&self) -> Value {
-        let mut told = json!({
+    fn to_json(&self) -> Value {
+        let mut object = json!({
             "model": self.step.model, "products": self.step.precision, "threads": self.step.threads,
-            "best_ms": Row::best(&self.ours), "median_ms": Row::median(&self.ours), "peak_bytes": Row::peak(&self.ours),
+            "best_ms": StepComparison::best(&self.ours), "median_ms": StepComparison::median(&self.ours), "peak_bytes": StepComparison::peak(&self.ours),
         });
-        if let (Some(ratio), Some(told)) = (self.ratio(), told.as_object_mut()) {
-            told.insert("torch_best_ms".into(), json!(Row::best(&self.theirs)));
-            told.insert("torch_peak_bytes".into(), json!(Row::peak(&self.theirs)));
-            told.insert("ratio".into(), json!(ratio));
+        if let (Some(ratio), Some(object)) = (self.ratio(), object.as_object_mut()) {
+            object.insert("torch_best_ms".into(), json!(StepComparison::best(&self.theirs)));
+            object.insert("torch_peak_bytes".into(), json!(StepComparison::peak(&self.theirs)));
+            object.insert("ratio".into(), json!(ratio));
         }
-        told
+        object
     }
 }
 
-fn arguments(step: Step) -> [String; 4] {
+fn arguments(step: TrainingStep) -> [String; 4] {
     [step.model.into(), step.precision.into(), step.threads.to_string(), step.seconds.to_string()]
 }
 
-fn ours(step: Step) -> Result<Found, Failure> {
-    let failed = |why: String| Failure::new(format!("a training step could not be measured: {why}"));
+fn ours(step: TrainingStep) -> Result<StepTiming, Failure> {
+    let failed = |why: String| Failure::new(format!("cannot measure a training step: {why}"));
     let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
     let ran = Command::new(program).arg("bench-step").args(arguments(step)).output();
     let ran = ran.map_err(|error| failed(error.to_string()))?;
-    read(&ran).ok_or_else(|| failed(last_words(&ran)))
+    read(&ran).ok_or_else(|| failed(last_line(&ran)))
 }
 
-fn theirs(step: Step, python: &Path) -> Result<Found, Failure> {
+fn theirs(step: TrainingStep, python: &Path) -> Result<StepTiming, Failure> {
     let ran = Command::new(python).args(["-W", "ignore", "-c", SCRIPT]).args(arguments(step)).output();
     let ran = ran.map_err(|error| {
-        Failure::in_file(python, format!("this Python cannot be started: {error}"))
+        Failure::in_file(python, format!("cannot start this Python: {error}"))
             .hint("`--python PATH` names the one that has PyTorch")
     })?;
-    read(&ran).ok_or_else(|| Failure::in_file(python, format!("PyTorch's step failed: {}", last_words(&ran))))
+    read(&ran).ok_or_else(|| Failure::in_file(python, format!("PyTorch's step failed: {}", last_line(&ran))))
 }
 
-fn read(ran: &Output) -> Option<Found> {
+fn read(ran: &Output) -> Option<StepTiming> {
     let line = ran.stdout.split(|&byte| byte == b'\n').rfind(|line| !line.is_empty())?;
     serde_json::from_slice(line).ok()
 }
 
-/// The last thing that a process said.
-fn last_words(ran: &Output) -> String {
+/// The last line that a process printed.
+fn last_line(ran: &Output) -> String {
     let said = [&ran.stderr[..], &ran.stdout[..]].map(|bytes| String::from_utf8_lossy(bytes).trim_end().to_owned());
     let words = said.iter().find(|words| !words.is_empty()).and_then(|words| words.lines().last());
     words.map_or_else(|| ran.status.to_string(), |words| words.chars().take(200).collect())

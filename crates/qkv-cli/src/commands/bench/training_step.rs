@@ -1,11 +1,12 @@
-//! One training step of two models, found by a process that does nothing else: the hidden command `qkv bench-step`. What it
-//! takes is the whole process: the memory of a training is what the system sees.
+//! The hidden `qkv bench-step`: training steps of two models, timed in a process that does nothing else, so that its peak
+//! memory is that of training.
 
 use super::timing::Timing;
+use crate::arguments::{Argument, Arguments, Kind, Matches};
+use crate::command::{Command, Run, Status};
 use crate::failure::Failure;
 use crate::memory;
-use clap::builder::PossibleValuesParser;
-use clap::{Arg, ArgMatches, Command, value_parser};
+use crate::output::Print;
 use qkv::{Attention, Mask};
 use qkv_models::{Architecture, Batch, Model, ModelConfig, Rows, SpecialTokens, TransformerConfig};
 use qkv_nn::layers::{
@@ -14,7 +15,7 @@ use qkv_nn::layers::{
 use qkv_nn::{AdamW, Gradients, Heads, Machine, Moments, Parameters, Pool, Precision, Tape, Target};
 use serde::{Deserialize, Serialize};
 
-/// The models: 7.3 M parameters in the shape of a GPT, 7.6 M in that of a translator.
+/// The models: a GPT of 7.3 M parameters and a translator of 7.6 M.
 pub(crate) const MODELS: [(&str, &str); 2] = [
     (
         "gpt",
@@ -27,64 +28,78 @@ pub(crate) const MODELS: [(&str, &str); 2] = [
 ];
 pub(crate) const PRECISIONS: [&str; 2] = ["f32", "bf16"];
 
-/// The vocabulary, the width and the heads of both.
+/// Vocabulary, width and heads of both.
 const V: usize = 8000;
 const C: usize = 256;
 const HEADS: Heads = Heads { query: 4, key: 4 };
 
-/// What is asked of a process.
+pub(crate) const COMMAND: Command =
+    Command::new("bench-step", "Time training steps, for `qkv bench --train`", ARGUMENTS, |matches| {
+        Ok(Box::new(TrainingStep::parse(matches)))
+    })
+    .hidden();
+
+const ARGUMENTS: Arguments = &[(
+    "Step",
+    &[
+        Argument::new("model", Kind::Word, "Model").values(&[("gpt", ""), ("translate", "")]).positional().required(),
+        Argument::new("precision", Kind::Word, "Precision")
+            .values(&[("f32", ""), ("bf16", "")])
+            .positional()
+            .required(),
+        Argument::new("threads", Kind::Integer(1, 1024), "Number of threads").value("THREADS").positional().required(),
+        Argument::new("seconds", Kind::Positive, "Seconds").value("SECONDS").positional().required(),
+    ],
+)];
+
+impl Run for TrainingStep {
+    fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
+        print(&self.measure()?).map(|_| Status::Done)
+    }
+}
+
+/// What is timed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Step {
+pub(crate) struct TrainingStep {
     pub model: &'static str,
     pub precision: &'static str,
     pub threads: usize,
     pub seconds: f64,
 }
 
-/// What it finds.
+/// The time and memory of a step.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Found {
+pub(crate) struct StepTiming {
     pub best_ms: f64,
     pub median_ms: f64,
-    /// The most memory that the process had, where the system tells.
+    /// Of the process, where the system tells.
     pub peak_bytes: Option<u64>,
 }
 
-impl Step {
-    pub fn command() -> Command {
-        let word =
-            |name, words: &'static [&str]| Arg::new(name).required(true).value_parser(PossibleValuesParser::new(words));
-        Command::new("bench-step")
-            .hide(true)
-            .about("Times training steps and prints what the process took, for `qkv bench --train`")
-            .args([word("model", &["gpt", "translate"]), word("precision", &PRECISIONS)])
-            .arg(Arg::new("threads").required(true).value_parser(value_parser!(u64).range(1..=1024)))
-            .arg(Arg::new("seconds").required(true).value_parser(value_parser!(f64)))
-    }
-
-    pub fn read(matches: &ArgMatches) -> Step {
+impl TrainingStep {
+    fn parse(matches: &Matches<'_>) -> TrainingStep {
         let word = |name: &str, words: &[&'static str]| {
-            let typed = matches.get_one::<String>(name).map(String::as_str);
+            let typed = matches.word(name);
             words.iter().copied().find(|&word| Some(word) == typed).unwrap_or(words[0])
         };
-        Step {
+        TrainingStep {
             model: word("model", &MODELS.map(|(name, _)| name)),
             precision: word("precision", &PRECISIONS),
-            threads: matches.get_one::<u64>("threads").map_or(1, |&x| x as usize), // at most 1024
-            seconds: matches.get_one("seconds").copied().unwrap_or(1.0),
+            threads: matches.count("threads").unwrap_or(1),
+            seconds: matches.number("seconds").unwrap_or(1.0),
         }
     }
 
-    /// Measures it, in this process.
-    pub fn measure(self) -> Result<String, Failure> {
+    /// Measures in this process.
+    fn measure(self) -> Result<String, Failure> {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(self.threads).build();
-        let pool = pool.map_err(|error| Failure::new(format!("no threads could be started: {error}")))?;
+        let pool = pool.map_err(|error| Failure::new(format!("cannot start threads: {error}")))?;
         let timing = pool.install(|| match self.model {
             "gpt" => gpt(self),
             _ => translator(self),
         })?;
-        let found = Found { best_ms: timing.best_ms, median_ms: timing.median_ms, peak_bytes: memory::peak() };
-        Ok(serde_json::to_string(&found).expect("plain numbers") + "\n")
+        let timing = StepTiming { best_ms: timing.best_ms, median_ms: timing.median_ms, peak_bytes: memory::peak() };
+        Ok(serde_json::to_string(&timing).expect("plain numbers") + "\n")
     }
 
     fn machine(self) -> Machine {
@@ -92,7 +107,7 @@ impl Step {
         Machine::new(self.threads).precision(precision)
     }
 
-    /// Times whole steps: gradients to zero, forward, backward, Adam.
+    /// Times whole steps: zeroed gradients, forward, backward, Adam.
     fn time(
         self,
         parameters: &mut Parameters<f32>,
@@ -118,15 +133,15 @@ impl Step {
 }
 
 fn refused(error: impl std::fmt::Display) -> Failure {
-    Failure::new(format!("the model was refused: {error}"))
+    Failure::new(format!("the model is invalid: {error}"))
 }
 
-/// Token numbers that are not all the same, as the anchor makes them.
+/// Varied token ids, the same as PyTorch's side makes.
 fn tokens(count: usize, step: usize, first: usize) -> Vec<u32> {
     (0..count).map(|at| ((at * step + first) % V) as u32).collect()
 }
 
-fn gpt(step: Step) -> Result<Timing, Failure> {
+fn gpt(step: TrainingStep) -> Result<Timing, Failure> {
     let (batch, length, layers) = (16, 128, 4);
     let mut parameters = Parameters::new();
     let mut at = Builder::new(&mut parameters, 1);
@@ -152,10 +167,10 @@ fn gpt(step: Step) -> Result<Timing, Failure> {
     })
 }
 
-fn translator(step: Step) -> Result<Timing, Failure> {
+fn translator(step: TrainingStep) -> Result<Timing, Failure> {
     let (batch, length) = (128, 16);
     let sizes = TransformerConfig { dropout: 0.3, attention_dropout: 0.3, ffn_dropout: 0.3, ..Default::default() };
-    // No token of the data fills up: all of them count.
+    // No token of the data is padding: all of them count.
     let specials = SpecialTokens { pad: V as u32, bos: 1, eos: 2 };
     let config = ModelConfig::new(Architecture::Transformer(sizes), V + 1, specials);
     let (model, mut parameters) = Model::new(&config, 1).map_err(refused)?;

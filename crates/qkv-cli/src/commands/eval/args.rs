@@ -1,104 +1,99 @@
-//! What `qkv eval` can be asked, as a table of choices, and what was asked.
+//! The arguments of `qkv eval`.
 
-use crate::choices::{Choice, Kind, Table};
-use crate::searching::{SEARCH, Searching};
-use clap::ArgMatches;
+use crate::arguments::{Argument, Arguments, Kind, MODEL_OR_EMBEDDED, Matches, THREADS};
+use crate::search::{SEARCH, SearchArgs};
 use qkv_models::metrics::words::Words;
 use std::path::PathBuf;
 
-/// Every choice of `qkv eval`.
-pub(crate) const CHOICES: Table = &[
+/// The arguments.
+pub(crate) const ARGUMENTS: Arguments = &[
     (
-        "What is measured",
+        "Input and output",
         &[
-            Choice::new(
+            Argument::new(
                 "data",
                 Kind::Path,
-                "Translate the sources of these pairs, a source, a tab and a target a line",
+                "Translate the sources of this file and score them; `SOURCE⇥TARGET` lines",
             )
             .value("DATA.tsv")
-            .bare()
-            .clashes(&["hypotheses", "references"]),
-            Choice::new("model", Kind::Path, "Use the model in this folder; left out, the embedded one")
-                .value("DIR")
-                .clashes(&["hypotheses"]),
-            Choice::new("output", Kind::Path, "Write the translations there").value("FILE").clashes(&["hypotheses"]),
-            Choice::new("hypotheses", Kind::Path, "Measure the lines of this file instead, without a model")
+            .positional()
+            .conflicts(&["hypotheses", "references"]),
+            MODEL_OR_EMBEDDED.conflicts(&["hypotheses"]),
+            Argument::new("output", Kind::Path, "Write the translations to this file")
                 .value("FILE")
-                .needs(&["references"]),
-            Choice::new("references", Kind::Path, "What they should be, line by line")
+                .conflicts(&["hypotheses"]),
+            Argument::new("hypotheses", Kind::Path, "Score the lines of this file instead, without a model")
                 .value("FILE")
-                .needs(&["hypotheses"]),
+                .requires(&["references"]),
+            Argument::new("references", Kind::Path, "The reference translations, line by line")
+                .value("FILE")
+                .requires(&["hypotheses"]),
         ],
     ),
-    ("Search", SEARCH),
+    ("Decoding", SEARCH),
     (
-        "What is told",
+        "Scores",
         &[
-            Choice::new("tokenize", Kind::Word, "How BLEU cuts words, by sacrebleu's names")
+            Argument::new("tokenize", Kind::Word, "Tokenization of BLEU, by the names of sacrebleu")
                 .values(&[
-                    ("13a", "as the WMT conferences do"),
-                    ("zh", "every Chinese character is a word"),
-                    ("intl", "every sign and symbol of Unicode is a word"),
-                    ("char", "every character is a word"),
-                    ("none", "at spaces alone"),
+                    ("13a", "as at the WMT conferences"),
+                    ("zh", "every Chinese character is a token"),
+                    ("intl", "every punctuation mark and symbol of Unicode is a token"),
+                    ("char", "every character is a token"),
+                    ("none", "split at spaces only"),
                 ])
                 .default("13a"),
-            Choice::new("json", Kind::Switch, "One JSON object"),
+            Argument::new("json", Kind::Switch, "Print one JSON object"),
         ],
     ),
-    ("How", &[Choice::new("threads", Kind::Threads, "Use N threads; left out, every core").value("N")]),
+    ("Computation", &[THREADS]),
 ];
 
-/// What is measured.
+/// Command lines to start from.
+pub(crate) const EXAMPLES: &[(&str, &str)] = &[
+    ("qkv eval dev.tsv", "BLEU, chrF, exact match and perplexity of the embedded model"),
+    ("qkv eval --model runs/dates --greedy dates.tsv --json", "Your own model, as JSON"),
+    ("qkv eval --hypotheses out.txt --references ref.txt", "Any translations, as sacrebleu scores them"),
+];
+
+/// What is scored.
 #[derive(Debug)]
-pub(crate) enum What {
+pub(crate) enum EvalSource {
     Model { folder: Option<PathBuf>, data: PathBuf },
     Files { hypotheses: PathBuf, references: PathBuf },
 }
 
-/// What `qkv eval` was asked.
+/// The parsed arguments.
 #[derive(Debug)]
-pub(crate) struct Asked {
-    pub what: What,
+pub(crate) struct EvalArgs {
+    pub source: EvalSource,
     pub output: Option<PathBuf>,
-    pub searching: Searching,
-    pub words: Words,
+    pub search: SearchArgs,
+    pub tokenize: Words,
     pub json: bool,
     pub threads: Option<usize>,
 }
 
-impl Asked {
-    /// From a command line that holds together; the error says what is missing.
-    pub fn read(matches: &ArgMatches) -> Result<Asked, String> {
-        let path = |name| matches.get_one::<PathBuf>(name).cloned();
-        let what = match (path("data"), path("hypotheses"), path("references")) {
-            (Some(data), ..) => What::Model { folder: path("model"), data },
-            (_, Some(hypotheses), Some(references)) => What::Files { hypotheses, references },
-            _ => return Err("`qkv eval` needs DATA.tsv, or `--hypotheses` and `--references`".into()),
+impl EvalArgs {
+    pub fn parse(matches: &Matches<'_>) -> Result<EvalArgs, String> {
+        let source = match (matches.path("data"), matches.path("hypotheses"), matches.path("references")) {
+            (Some(data), ..) => EvalSource::Model { folder: matches.path("model"), data },
+            (_, Some(hypotheses), Some(references)) => EvalSource::Files { hypotheses, references },
+            _ => return Err("`qkv eval` requires DATA.tsv, or `--hypotheses` and `--references`".into()),
         };
-        Ok(Asked {
-            what,
-            output: path("output"),
-            searching: Searching::read(matches),
-            words: match matches.get_one::<String>("tokenize").map(String::as_str) {
+        Ok(EvalArgs {
+            source,
+            output: matches.path("output"),
+            search: SearchArgs::parse(matches),
+            tokenize: match matches.word("tokenize") {
                 Some("zh") => Words::Chinese,
                 Some("intl") => Words::International,
                 Some("char") => Words::Characters,
                 Some("none") => Words::Spaces,
                 _ => Words::V13a,
             },
-            json: matches.get_flag("json"),
-            threads: matches.get_one::<u64>("threads").and_then(|&threads| usize::try_from(threads).ok()),
+            json: matches.switch("json"),
+            threads: matches.count("threads"),
         })
     }
-}
-
-/// What `qkv eval --help` says beyond its choices.
-pub(crate) fn after_help() -> String {
-    crate::arguments::examples(&[
-        ("qkv eval dev.tsv", "BLEU, chrF, exact match and perplexity of the embedded model"),
-        ("qkv eval --model runs/dates --greedy dates.tsv --json", "Of a model of your own, for programs"),
-        ("qkv eval --hypotheses out.txt --references ref.txt", "Of any translations, as sacrebleu does it"),
-    ])
 }

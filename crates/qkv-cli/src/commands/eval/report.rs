@@ -1,22 +1,22 @@
-//! What `qkv eval` found: the same numbers as one JSON object or as lines, with signatures as sacrebleu writes them.
+//! The scores of `qkv eval` as text or as one JSON object, with the signatures of sacrebleu.
 
 use qkv_models::metrics::{bleu, chrf, exact};
 use serde::Serialize;
 use std::fmt;
 
-/// All that was measured.
+/// All scores.
 #[derive(Debug, Serialize)]
-pub(crate) struct Report {
+pub(crate) struct EvalReport {
     sentences: usize,
-    bleu: Bleu,
-    chrf: Chrf,
-    exact: Exact,
+    bleu: BleuJson,
+    chrf: ChrfJson,
+    exact: ExactJson,
     #[serde(flatten)]
-    model: Option<Model>,
+    model: Option<ModelScores>,
 }
 
 #[derive(Debug, Serialize)]
-struct Bleu {
+struct BleuJson {
     score: f64,
     precisions: [f64; 4],
     brevity: f64,
@@ -26,35 +26,35 @@ struct Bleu {
 }
 
 #[derive(Debug, Serialize)]
-struct Chrf {
+struct ChrfJson {
     score: f64,
     signature: String,
 }
 
 #[derive(Debug, Serialize)]
-struct Exact {
+struct ExactJson {
     score: f64,
     right: usize,
 }
 
-/// What can be said of a model alone.
+/// The scores that need a model.
 #[derive(Debug, Serialize)]
-pub(crate) struct Model {
+pub(crate) struct ModelScores {
     pub model: String,
-    /// Of the targets, a token.
+    /// Cross-entropy per target token.
     pub loss: f64,
     pub perplexity: f64,
-    /// That the translations took.
+    /// Of translating.
     pub seconds: f64,
     pub sentences_per_second: f64,
 }
 
-impl Report {
-    pub fn new(bleu: &bleu::Bleu, chrf: &chrf::Chrf, exact: exact::Exact, model: Option<Model>) -> Report {
+impl EvalReport {
+    pub fn new(bleu: &bleu::Bleu, chrf: &chrf::Chrf, exact: exact::Exact, model: Option<ModelScores>) -> EvalReport {
         let version = concat!("version:qkv-", env!("CARGO_PKG_VERSION"));
-        Report {
+        EvalReport {
             sentences: exact.all,
-            bleu: Bleu {
+            bleu: BleuJson {
                 score: bleu.score,
                 precisions: bleu.precisions,
                 brevity: bleu.brevity,
@@ -62,21 +62,21 @@ impl Report {
                 reference_length: bleu.reference_length,
                 signature: format!("BLEU|{}|{version}", bleu.signature()),
             },
-            chrf: Chrf { score: chrf.score, signature: format!("chrF2|{}|{version}", chrf.signature()) },
-            exact: Exact { score: exact.score(), right: exact.right },
+            chrf: ChrfJson { score: chrf.score, signature: format!("chrF2|{}|{version}", chrf.signature()) },
+            exact: ExactJson { score: exact.score(), right: exact.right },
             model,
         }
     }
 
-    /// As one JSON object on a line.
-    pub fn json(&self) -> String {
+    /// One JSON object on a line.
+    pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("a report is plain data") + "\n"
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for EvalReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { bleu, chrf, exact, .. } = self;
+        let EvalReport { bleu, chrf, exact, .. } = self;
         let [a, b, c, d] = bleu.precisions;
         let (length, reference) = (bleu.length, bleu.reference_length);
         let ratio = length as f64 / reference.max(1) as f64;
@@ -88,8 +88,8 @@ impl fmt::Display for Report {
         writeln!(f, "{} = {:.2}", chrf.signature, chrf.score)?;
         writeln!(f, "exact match = {:.2} % ({} of {})", exact.score, exact.right, self.sentences)?;
         if let Some(model) = &self.model {
-            writeln!(f, "loss = {:.4} a token, perplexity = {:.3}", model.loss, model.perplexity)?;
-            let Model { seconds, sentences_per_second, .. } = model;
+            writeln!(f, "loss = {:.4} per token, perplexity = {:.3}", model.loss, model.perplexity)?;
+            let ModelScores { seconds, sentences_per_second, .. } = model;
             writeln!(f, "speed = {sentences_per_second:.1} sentences/s ({} in {seconds:.1} s)", self.sentences)?;
         }
         Ok(())

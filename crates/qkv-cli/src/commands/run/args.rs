@@ -1,196 +1,33 @@
-//! The one table of what `qkv run` can be asked and of the tensors that it reads and writes. Help (`arguments`), the
-//! page of the guide (`page`), the parser and the warning about unknown tensors all come from here; what a choice does
-//! is in `description` and `computation`.
+//! The arguments of `qkv run`, the tensors that it reads and writes, and its examples. Help, `docs/run.md`, the parser and
+//! the warning about unknown tensors come from these tables.
 
-/// How the value of a choice is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// No value: there or not.
-    Switch,
-    /// The name of a file.
-    Path,
-    /// One of the words in `values`.
-    Word,
-    /// A finite number.
-    Finite,
-    /// A finite number above 0.
-    Positive,
-    /// At least 0 and less than 1.
-    Probability,
-    /// A whole number of 64 bits.
-    Seed,
-    /// How many threads.
-    Threads,
-    /// `LEFT,RIGHT`.
-    Window,
-    /// `start`, `end` or a whole number.
-    Place,
-    /// One of the forms in `values`.
-    Pattern,
-    /// `predictive:D`.
-    Local,
-    /// One of the forms in `values`.
-    Selection,
-    /// One of the forms in `values`.
-    Features,
-    /// `B,Hq,Hk,N,M,D`.
-    Shape,
-    /// How many rounds.
-    Rounds,
-    /// A length of sequences.
-    Length,
-    /// Any text.
-    Text,
-    /// A whole number from 1 to 1000.
-    Count,
-    /// A whole number.
-    Whole,
-    /// A whole number of tokens, at least 1.
-    Tokens,
-    /// At least 0 and at most 1.
-    Share,
-}
+use super::features::FeatureMap;
+use super::pattern::Pattern;
+use super::place::{Local, PlaceArg, Window};
+use super::selection::Selection;
+use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
+use crate::dtype::Precision;
+use clap::value_parser;
+use qkv::{Place, Score, Select};
+use std::path::PathBuf;
 
-/// One choice of a command.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Choice {
-    /// Its name, without the dashes.
-    pub name: &'static str,
-    /// What help calls its value, where no list of `values` says more.
-    value: &'static str,
-    /// How the value is read.
-    pub kind: Kind,
-    /// What it is about, in a line.
-    pub about: &'static str,
-    /// Its value where it is left out.
-    pub default: Option<&'static str>,
-    /// What each value means.
-    pub values: &'static [(&'static str, &'static str)],
-    /// Other choices of which one has to be there, or it means nothing.
-    pub needs: &'static [Other],
-    /// Other choices that it cannot go with.
-    pub clashes: &'static [Other],
-    /// Whether it may be given more than once.
-    pub many: bool,
-    /// Whether it is known by its place, without a name.
-    pub bare: bool,
-    /// The value that its name alone stands for; others follow a `=`.
-    pub alone: Option<&'static str>,
-}
-
-/// Choices under the heading that help and the page give them.
-pub(crate) type Table = &'static [(&'static str, &'static [Choice])];
-
-/// Another choice, without the dashes, as it is typed: `"output"`, or `"select top-k:K"` where it is about one value.
-pub(crate) type Other = &'static str;
-
-impl Choice {
-    pub const fn new(name: &'static str, kind: Kind, about: &'static str) -> Choice {
-        Choice {
-            name,
-            value: "",
-            kind,
-            about,
-            default: None,
-            values: &[],
-            needs: &[],
-            clashes: &[],
-            many: false,
-            bare: false,
-            alone: None,
-        }
-    }
-
-    pub const fn value(self, value: &'static str) -> Choice {
-        Choice { value, ..self }
-    }
-
-    pub const fn default(self, default: &'static str) -> Choice {
-        Choice { default: Some(default), ..self }
-    }
-
-    pub const fn values(self, values: &'static [(&'static str, &'static str)]) -> Choice {
-        Choice { values, ..self }
-    }
-
-    pub const fn needs(self, needs: &'static [Other]) -> Choice {
-        Choice { needs, ..self }
-    }
-
-    pub const fn clashes(self, clashes: &'static [Other]) -> Choice {
-        Choice { clashes, ..self }
-    }
-
-    pub const fn many(self) -> Choice {
-        Choice { many: true, ..self }
-    }
-
-    pub const fn bare(self) -> Choice {
-        Choice { bare: true, ..self }
-    }
-
-    pub const fn alone(self, value: &'static str) -> Choice {
-        Choice { alone: Some(value), ..self }
-    }
-
-    /// What it is about, what it is where it is left out, and which other choices it needs or cannot go with.
-    pub fn told(&self) -> String {
-        let mut told = self.about.to_string();
-        if self.many {
-            told += "; can be given several times";
-        }
-        if let Some(alone) = self.alone {
-            told += &format!("; without a value, `{alone}`");
-        }
-        if let Some(default) = self.default {
-            told += &format!("; left out, `{default}`");
-        }
-        if !self.needs.is_empty() {
-            told += &format!("; needs {}", any_of(self.needs));
-        }
-        if !self.clashes.is_empty() {
-            told += &format!("; not with {}", any_of(self.clashes));
-        }
-        told
-    }
-
-    /// What it is called in a sentence: `--beam`, or `TEXT` where it is known by its place.
-    pub fn called(&self) -> String {
-        if self.bare { self.value.into() } else { format!("--{}", self.name) }
-    }
-
-    /// Its value, as help writes it; empty for a switch.
-    pub fn typed(&self) -> String {
-        let words: Vec<&str> = self.values.iter().map(|(value, _)| *value).collect();
-        if words.is_empty() { self.value.into() } else { words.join("|") }
-    }
-}
-
-/// Other choices as a sentence has them.
-pub(crate) fn any_of(others: &[Other]) -> String {
-    let typed: Vec<String> = others.iter().map(|other| format!("`--{other}`")).collect();
-    match &typed[..] {
-        [first @ .., last] if !first.is_empty() => format!("{} or {last}", first.join(", ")),
-        _ => typed.concat(),
-    }
-}
-
-/// Every choice of `qkv run`.
-pub(crate) const CHOICES: Table = &[
+/// The arguments.
+pub(crate) const ARGUMENTS: Arguments = &[
     (
         "Files",
         &[
-            Choice::new("input", Kind::Path, "Read the tensors from here; without it, a small example is shown")
+            Argument::new("input", Kind::Path, "Read tensors from this safetensors file; a small example by default")
                 .value("FILE"),
-            Choice::new("output", Kind::Path, "Write the results here; without it, only the report is printed")
+            Argument::new("output", Kind::Path, "Write results to this safetensors file; only report by default")
                 .value("FILE"),
-            Choice::new("weights", Kind::Switch, "Write the weights too, all [B, Hq, N, M] of them").needs(&["output"]),
+            Argument::new("weights", Kind::Switch, "Write the attention weights too, all [B, Hq, N, M]")
+                .requires(&["output"]),
         ],
     ),
     (
-        "Score, how alike a query and a key are",
+        "Score: how alike a query and a key are",
         &[
-            Choice::new("score", Kind::Word, "How a query and a key are compared").default("scaled-dot").values(&[
+            Argument::new("score", Kind::Word, "Score function").default("scaled-dot").values(&[
                 ("dot", "q·k"),
                 ("scaled-dot", "q·k / √D"),
                 ("general", "qᵀ w k (Luong), with the tensor `w`"),
@@ -198,173 +35,327 @@ pub(crate) const CHOICES: Table = &[
                 ("cosine", "q·k / (‖q‖ ‖k‖)"),
                 ("distance", "−‖q − k‖²"),
             ]),
-            Choice::new("scale", Kind::Finite, "Multiply scores by X instead of by the score's own scale")
+            Argument::new("scale", Kind::Finite, "Multiply scores by X instead of the score's own scale")
                 .value("X")
-                .clashes(&["features elu", "features relu"]),
-            Choice::new(
-                "temperature",
-                Kind::Positive,
-                "Then divide them by T: above 1 weights spread, below they gather",
+                .conflicts(&["features elu", "features relu"]),
+            Argument::new("temperature", Kind::Positive, "Divide scores by T; above 1 flattens the weights").value("T"),
+            Argument::new("softcap", Kind::Positive, "Cap scores softly: C·tanh(score / C)").value("C"),
+            Argument::new("alibi", Kind::Switch, "Add the ALiBi bias, −slope·|p − j|, with the slopes of the paper"),
+            Argument::new(
+                "features",
+                Kind::Custom(|| value_parser!(FeatureMap).into()),
+                "Linear attention: weights φ(q)·φ(k), in time linear in N and M",
             )
-            .value("T"),
-            Choice::new("softcap", Kind::Positive, "Then keep them between −C and C, by C·tanh(score / C)").value("C"),
-            Choice::new("alibi", Kind::Switch, "Then add ALiBi's bias, −slope·|p − j| with the paper's slopes"),
-            Choice::new("features", Kind::Features, "Linear attention: weights φ(q)·φ(k), in time linear in N and M")
-                .values(&[
-                    ("elu", "φ(x) = elu(x) + 1"),
-                    ("relu", "φ(x) = max(x, 0)"),
-                    ("favor:COUNT", "FAVOR+ (Performer): COUNT random features, drawn with `--seed`, near softmax"),
-                ])
-                .clashes(&[
-                    "score",
-                    "temperature",
-                    "softcap",
-                    "alibi",
-                    "window",
-                    "pattern",
-                    "local",
-                    "select",
-                    "dropout",
-                ]),
+            .values(&[
+                ("elu", "φ(x) = elu(x) + 1"),
+                ("relu", "φ(x) = max(x, 0)"),
+                ("favor:COUNT", "FAVOR+ (Performer): COUNT random features, seeded by `--seed`; approximates softmax"),
+            ])
+            .conflicts(&[
+                "score",
+                "temperature",
+                "softcap",
+                "alibi",
+                "window",
+                "pattern",
+                "local",
+                "select",
+                "dropout",
+            ]),
         ],
     ),
     (
-        "Mask, which keys a query may see: a key has to pass every rule",
+        "Mask: which keys a query sees; all masks must allow a key",
         &[
-            Choice::new("causal", Kind::Word, "Only keys at or before the query's place").values(&[
-                ("start", "with the first query at the first key, or at the key that `--place OFFSET` says"),
-                ("end", "with the last query at the last key; implies `--place end`"),
+            Argument::new("causal", Kind::Word, "Only keys at or before the query's position").values(&[
+                ("start", "the first query is at the first key, or where `--place OFFSET` puts it"),
+                ("end", "the last query is at the last key; implies `--place end`"),
             ]),
-            Choice::new("window", Kind::Window, "Only keys from p − LEFT to p + RIGHT").value("LEFT,RIGHT"),
-            Choice::new("pattern", Kind::Pattern, "Only keys of a sparse pattern; none is causal by itself").values(&[
+            Argument::new(
+                "window",
+                Kind::Custom(|| value_parser!(Window).into()),
+                "Only keys from p − LEFT to p + RIGHT",
+            )
+            .value("LEFT,RIGHT"),
+            Argument::new(
+                "pattern",
+                Kind::Custom(|| value_parser!(Pattern).into()),
+                "Only keys of a sparse pattern; combine with `--causal` as needed",
+            )
+            .values(&[
                 ("strided:S", "|p − j| < S, or (p − j) mod S = 0 (Sparse Transformer)"),
-                ("fixed:S,C", "the same block of S, or the last C keys of any block (Sparse Transformer)"),
+                ("fixed:S,C", "the same block of S keys, or the last C keys of any block (Sparse Transformer)"),
                 ("longformer:W,G", "|p − j| ≤ W/2, or p or j among the first G positions"),
-                ("bigbird:B,W,G,R,SEED", "in blocks of B: W around, the first G, and R drawn at random for each"),
-                (
-                    "lsh:BUCKETS,ROUNDS,SEED",
-                    "the same hash bucket in any round (Reformer); `q` and `k` are hashed here",
-                ),
+                ("bigbird:B,W,G,R,SEED", "in blocks of B: a window of W, the first G, and R random ones for each"),
+                ("lsh:BUCKETS,ROUNDS,SEED", "the same hash bucket in any round (Reformer); hashes `q` and `k`"),
             ]),
-            Choice::new("local", Kind::Local, "Only keys around the query's predicted centre c, the tensor `center`")
-                .values(&[("predictive:D", "|j − c| ≤ D, and weights times exp(−(j − c)²/2σ²) with σ = D/2 (Luong)")])
-                .clashes(&["select hard", "select sample", "select top-k:K", "select sparsemax"]),
-            Choice::new("place", Kind::Place, "Where query i stands among the keys, its place p")
-                .default("start")
-                .values(&[("start", "p = i"), ("end", "p = i + M − N"), ("OFFSET", "p = i + OFFSET, a whole number")]),
+            Argument::new(
+                "local",
+                Kind::Custom(|| value_parser!(Local).into()),
+                "Only keys around the query's predicted center c, from the tensor `center`",
+            )
+            .values(&[("predictive:D", "|j − c| ≤ D, weights times exp(−(j − c)²/2σ²) with σ = D/2 (Luong)")])
+            .conflicts(&["select hard", "select sample", "select top-k:K", "select sparsemax"]),
+            Argument::new(
+                "place",
+                Kind::Custom(|| value_parser!(PlaceArg).into()),
+                "Position p of query i relative to the keys",
+            )
+            .default("start")
+            .values(&[
+                ("start", "p = i"),
+                ("end", "p = i + M − N"),
+                ("OFFSET", "p = i + OFFSET, a whole number"),
+            ]),
         ],
     ),
     (
-        "Select, how scores become weights",
+        "Selection: how scores become weights",
         &[
-            Choice::new("select", Kind::Selection, "Which keys get weight, and how much").default("soft").values(&[
-                ("soft", "softmax: every key, by the exponential of its score"),
-                ("hard", "1 for the key with the largest score"),
-                ("sample", "1 for one key, drawn from the softmax with `--seed`"),
-                ("top-k:K", "softmax over the K keys with the largest scores"),
-                ("sparsemax", "max(score − τ, 0), with the threshold τ for which the weights sum to 1"),
-            ]),
-            Choice::new("straight-through", Kind::Switch, "Let scores learn from `d_out` as if the weights were soft")
-                .needs(&["select hard", "select sample"]),
-            Choice::new("dropout", Kind::Probability, "Drop each weight with probability P, and scale up the others")
+            Argument::new("select", Kind::Custom(|| value_parser!(Selection).into()), "Selection of keys")
+                .default("soft")
+                .values(&[
+                    ("soft", "softmax over all keys"),
+                    ("hard", "1 for the key with the largest score"),
+                    ("sample", "1 for a key sampled from the softmax with `--seed`"),
+                    ("top-k:K", "softmax over the K largest scores"),
+                    ("sparsemax", "max(score − τ, 0), with the threshold τ that makes the weights sum to 1"),
+                ]),
+            Argument::new("straight-through", Kind::Switch, "Backpropagate to the scores as if the weights were soft")
+                .requires(&["select hard", "select sample"]),
+            Argument::new("dropout", Kind::Probability, "Drop each weight with probability P and rescale the rest")
                 .value("P")
-                .clashes(&["select hard", "select sample", "select top-k:K", "select sparsemax"]),
-            Choice::new("seed", Kind::Seed, "What is dropped, or drawn: the same seed gives the same")
+                .conflicts(&["select hard", "select sample", "select top-k:K", "select sparsemax"]),
+            Argument::new("seed", Kind::SEED, "Seed of dropout, sampling and random features")
                 .value("SEED")
                 .default("0")
-                .needs(&["dropout", "select sample", "features favor:COUNT"]),
+                .requires(&["dropout", "select sample", "features favor:COUNT"]),
         ],
     ),
     (
         "Computation",
         &[
-            Choice::new("engine", Kind::Word, "What computes it").default("auto").values(&[
-                ("auto", "the best there is for the call; now always `exact`"),
-                ("reference", "the definition in plain loops, in f64, rounded at the end; takes memory for N × M"),
-                (
-                    "exact",
-                    "tiles with an online softmax, in memory linear in N and M; for `--features` sums of features",
-                ),
+            Argument::new("engine", Kind::Word, "Engine").default("auto").values(&[
+                ("auto", "the best for the call; currently always `exact`"),
+                ("reference", "the definition in plain f64 loops, rounded at the end; stores N × M weights"),
+                ("exact", "tiled with online softmax, in memory linear in N and M; for `--features`, feature sums"),
             ]),
-            Choice::new("device", Kind::Word, "Where it is computed").default("cpu").values(&[
+            Argument::new("device", Kind::Word, "Device").default("cpu").values(&[
                 ("cpu", "every mechanism, in every type"),
-                (
-                    "cuda",
-                    "the first NVIDIA GPU: dot products and softmax with every mask and bias, in f32, bf16 and f16",
-                ),
+                ("cuda", "the first NVIDIA GPU: dot scores and softmax, all masks and biases, in f32, bf16 and f16"),
             ]),
-            Choice::new("dtype", Kind::Word, "Compute in this type, and write it; left out, the type of `q`").values(
-                &[
-                    ("f32", "32 bits"),
-                    ("f64", "64 bits"),
-                    ("bf16", "16 bits with the range of f32; sums in f32"),
-                    ("f16", "16 bits, IEEE; sums in f32"),
-                ],
-            ),
-            Choice::new(
+            Argument::new("dtype", Kind::Word, "Type to compute and write in; the type of `q` by default").values(&[
+                ("f32", "32 bits"),
+                ("f64", "64 bits"),
+                ("bf16", "16 bits with the range of f32, accumulated in f32"),
+                ("f16", "16 bits, IEEE, accumulated in f32"),
+            ]),
+            Argument::new(
                 "threads",
-                Kind::Threads,
-                "Use N threads; left out, every core. The result is the same, bit for bit",
+                Kind::Integer(1, 1024),
+                "Number of threads; all cores by default. Results are bit-identical for any number",
             )
             .value("N"),
-            Choice::new("json", Kind::Switch, "Report as one JSON object: shapes, engine, tiles, milliseconds, memory"),
+            Argument::new(
+                "json",
+                Kind::Switch,
+                "Report as one JSON object: shapes, engine, tiles, milliseconds, memory",
+            ),
         ],
     ),
 ];
 
-/// A tensor that a file may hold: its name, its shape and what it is.
+/// A tensor of a file: its name, its shape and what it is.
 pub(crate) type TensorRow = (&'static str, &'static str, &'static str);
 
-/// Every tensor that is read.
+/// The tensors that are read.
 pub(crate) const INPUTS: &[TensorRow] = &[
     ("q", "[B, Hq, N, D]", "queries"),
     ("k", "[B, Hk, M, Dk]", "keys; Hk divides Hq, and Dk = D unless the score is general or additive"),
     ("v", "[B, Hk, M, Dv]", "values"),
-    ("d_out", "[B, Hq, N, Dv]", "the gradient of `out`: with it, gradients are written too"),
-    ("d_lse", "[B, Hq, N]", "the gradient of `lse`, where the loss looks at it too; goes with `d_out`"),
-    ("d_log_prob", "[B, Hq, N]", "the gradient of `log_prob`, which REINFORCE needs; goes with `d_out`"),
-    ("bias", "1 to 4 axes", "added to scores; broadcasts to [B, Hq, N, M] as in NumPy"),
-    ("table", "[1 or Hq, 2R + 1]", "relative bias: entry clamp(j − p, −R, R) + R is added to a score"),
-    ("scale", "[1 or Hq]", "learned scale, in place of the score's own"),
-    ("sinks", "[Hq]", "one logit a head that takes weight and gives no value"),
-    ("center", "[B, Hq, N]", "the predicted centres of `--local predictive:D`, places among the keys"),
-    ("mask", "1 to 4 axes", "bool or u8, 1 = may see; broadcasts to [B, Hq, N, M] as in NumPy"),
-    ("key_lengths", "[B]", "integers: how many keys of each sequence are there, the rest is padding"),
-    ("segments_q", "[B, N]", "integers: queries see keys of their own segment only"),
+    ("d_out", "[B, Hq, N, Dv]", "gradient of `out`; turns the backward pass on"),
+    ("d_lse", "[B, Hq, N]", "gradient of `lse`, for losses that use it; requires `d_out`"),
+    ("d_log_prob", "[B, Hq, N]", "gradient of `log_prob`, for REINFORCE; requires `d_out`"),
+    ("bias", "1 to 4 axes", "added to the scores; broadcasts to [B, Hq, N, M] as in NumPy"),
+    ("table", "[1 or Hq, 2R + 1]", "relative bias: entry clamp(j − p, −R, R) + R is added to the score"),
+    ("scale", "[1 or Hq]", "learned scale, instead of the score's own"),
+    ("sinks", "[Hq]", "one logit per head that takes weight and has no value"),
+    ("center", "[B, Hq, N]", "predicted centers of `--local predictive:D`, as key positions"),
+    ("mask", "1 to 4 axes", "bool or u8, 1 = visible; broadcasts to [B, Hq, N, M] as in NumPy"),
+    ("key_lengths", "[B]", "integers: the number of keys of each sequence; the rest is padding"),
+    ("segments_q", "[B, N]", "integers: a query sees keys of its own segment only"),
     ("segments_k", "[B, M]", "integers: the segments of the keys"),
-    ("w", "[D, Dk]", "the general score's matrix; [Hq, D, Dk] for one a head"),
-    ("w_q", "[A, D]", "the additive score's query matrix; left out, queries count as projected"),
-    ("w_k", "[A, Dk]", "the additive score's key matrix; left out, keys count as projected"),
-    ("v_score", "[A]", "the additive score's vector"),
+    ("w", "[D, Dk]", "matrix of the general score; [Hq, D, Dk] for one per head"),
+    ("w_q", "[A, D]", "query matrix of the additive score; without it, queries are already projected"),
+    ("w_k", "[A, Dk]", "key matrix of the additive score; without it, keys are already projected"),
+    ("v_score", "[A]", "vector of the additive score"),
 ];
 
-/// Every tensor that is written.
+/// The tensors that are written.
 pub(crate) const OUTPUTS: &[TensorRow] = &[
-    ("out", "[B, Hq, N, Dv]", "the weighted sums of the values"),
+    ("out", "[B, Hq, N, Dv]", "attention output"),
     (
         "lse",
         "[B, Hq, N]",
-        "the log-sum-exp of each row of scores (top-k: of those chosen; sparsemax: τ; `--features`: the log of the sum of weights), natural log, in f32 (f64 for f64)",
+        "log-sum-exp of each row of scores, in f32 (f64 for f64); top-k: of the selected keys; `--features`: log of the \
+         sum of weights",
     ),
+    ("threshold", "[B, Hq, N]", "sparsemax, instead of `lse`: τ, in f32 (f64 for f64)"),
     (
         "chosen",
         "[B, Hq, N, 1 or K]",
-        "for hard, sample and top-k (K at most M): the keys chosen, ascending, I64; −1 for none",
+        "hard, sample and top-k: indices of the selected keys, ascending, I64; −1 for none",
     ),
-    ("log_prob", "[B, Hq, N]", "for hard and sample: the log-probability of the choice, in the type of `lse`"),
-    ("weights", "[B, Hq, N, M]", "with `--weights`: what multiplied the values"),
-    ("d_q, d_k, d_v", "as q, k, v", "with `d_out`: their gradients"),
-    ("d_NAME", "as NAME", "with `d_out`: the gradient of each other float tensor that was given"),
+    ("log_prob", "[B, Hq, N]", "hard and sample: log-probability of the selected key, in the type of `lse`"),
+    ("weights", "[B, Hq, N, M]", "with `--weights`: attention weights"),
+    ("d_q, d_k, d_v", "as q, k, v", "with `d_out`: gradients"),
+    ("d_NAME", "as NAME", "with `d_out`: gradient of every other float tensor in the input"),
 ];
 
-/// Commands to start from, each with what it does.
+/// Command lines to start from.
 pub(crate) const EXAMPLES: &[(&str, &str)] = &[
-    ("qkv run", "Two small sentences: see how context changes what a word means"),
-    ("qkv run --input in.safetensors --output out.safetensors --causal start", "A decoder's self-attention"),
-    ("qkv run --input in.safetensors --causal end --window 255,0 --json", "How much a local window saves"),
-    ("qkv run --input in.safetensors --features favor:256 --causal start --json", "A Performer's, in linear time"),
-    ("qkv run --input in.safetensors --pattern lsh:64,2,0 --json", "How much hash buckets save"),
-    ("qkv run --input in.safetensors --output out.safetensors --select sample --seed 7", "One key for each query"),
-    ("qkv run --input in.safetensors --output out.safetensors --engine reference --dtype f64", "The definition"),
-    ("qkv run --input in.safetensors --output out.safetensors --device cuda --json", "On a GPU, and which kernel ran"),
+    ("qkv run", "A built-in example: how context changes the vector of a word"),
+    ("qkv run --input in.safetensors --output out.safetensors --causal start", "Self-attention of a decoder"),
+    ("qkv run --input in.safetensors --causal end --window 255,0 --json", "A sliding window, and what it saves"),
+    ("qkv run --input in.safetensors --features favor:256 --causal start --json", "A Performer, in linear time"),
+    ("qkv run --input in.safetensors --pattern lsh:64,2,0 --json", "LSH buckets, and what they save"),
+    ("qkv run --input in.safetensors --output out.safetensors --select sample --seed 7", "One sampled key per query"),
+    ("qkv run --input in.safetensors --output out.safetensors --engine reference --dtype f64", "The reference engine"),
+    (
+        "qkv run --input in.safetensors --output out.safetensors --device cuda --json",
+        "On a GPU, with the kernel's name",
+    ),
 ];
+
+/// What `--help` explains beyond the arguments.
+pub(crate) fn notes() -> String {
+    let rows = |rows: &[TensorRow]| -> String {
+        rows.iter().map(|(name, shape, what)| format!("  {name:13}  {shape:18}  {what}\n")).collect()
+    };
+    format!(
+        "Input tensors:\n{}\nOutput tensors:\n{}\n  \
+         B sequences, Hq query heads, Hk key heads, N queries, M keys, D, Dk and Dv widths.\n  \
+         Float tensors may be F32, F64, BF16 or F16, integers of any type. Every tensor that is present is used.\n",
+        rows(INPUTS),
+        rows(OUTPUTS)
+    )
+}
+
+/// What computes the attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Engine {
+    Reference,
+    Exact,
+    /// Linear attention.
+    Feature,
+    Cuda,
+}
+
+impl Engine {
+    pub fn name(self) -> &'static str {
+        match self {
+            Engine::Reference => "reference",
+            Engine::Exact => "exact",
+            Engine::Feature => "feature",
+            Engine::Cuda => "cuda",
+        }
+    }
+}
+
+/// The parsed arguments.
+#[derive(Debug)]
+pub(crate) struct RunArgs {
+    pub input: Option<PathBuf>,
+    pub output: Option<PathBuf>,
+    pub weights: bool,
+    pub score: Score,
+    pub scale: Option<f64>,
+    pub temperature: Option<f64>,
+    pub softcap: Option<f64>,
+    pub alibi: bool,
+    pub causal: bool,
+    pub window: Option<Window>,
+    pub pattern: Option<Pattern>,
+    pub local: Option<usize>,
+    pub place: Place,
+    pub select: Select,
+    pub dropout: Option<f64>,
+    pub seed: u64,
+    pub engine: Engine,
+    pub dtype: Option<Precision>,
+    pub threads: Option<usize>,
+    pub json: bool,
+}
+
+impl RunArgs {
+    pub fn parse(matches: &Matches<'_>) -> Result<RunArgs, String> {
+        let scores = [Score::Dot, Score::ScaledDot, Score::General, Score::Additive, Score::Cosine, Score::Distance];
+        let score = scores.into_iter().find(|score| matches.word("score") == Some(score.name())).unwrap_or_default();
+        let causal = matches.word("causal");
+        let seed = matches.seed("seed").unwrap_or(0);
+        let features = matches.value("features").map(|map: FeatureMap| map.features(seed));
+        let selection: Selection = matches.value("select").unwrap_or_default();
+        Ok(RunArgs {
+            input: matches.path("input"),
+            output: matches.path("output"),
+            weights: matches.switch("weights"),
+            score: features.map_or(score, Score::Linear),
+            scale: matches.number("scale"),
+            temperature: matches.number("temperature"),
+            softcap: matches.number("softcap"),
+            alibi: matches.switch("alibi"),
+            causal: causal.is_some(),
+            window: matches.value("window"),
+            pattern: matches.value("pattern"),
+            local: matches.value("local").map(|Local(half_width)| half_width),
+            place: place(causal, matches.value("place").map(|PlaceArg(place)| place))?,
+            select: selection.select(matches.switch("straight-through")),
+            dropout: matches.number("dropout"),
+            seed,
+            engine: match (matches.word("device"), matches.word("engine"), features) {
+                (Some("cuda"), Some("reference"), _) => {
+                    return Err("`--engine reference` runs on the CPU, and cannot be used with `--device cuda`".into());
+                }
+                (Some("cuda"), ..) => Engine::Cuda,
+                (_, Some("reference"), _) => Engine::Reference,
+                (.., Some(_)) => Engine::Feature,
+                (.., None) => Engine::Exact,
+            },
+            dtype: matches.word("dtype").and_then(Precision::named),
+            threads: matches.count(THREADS.name),
+            json: matches.switch("json"),
+        })
+    }
+}
+
+/// The place that `--causal` and `--place` agree on. An offset counts from the start, so it goes with `--causal start`.
+fn place(causal: Option<&str>, place: Option<Place>) -> Result<Place, String> {
+    let conflict = |causal, place| {
+        Err(format!("`--causal {causal}` cannot be used with `--place {place}`: both place the queries"))
+    };
+    match (causal, place) {
+        (Some("end"), None | Some(Place::End)) => Ok(Place::End),
+        (Some("end"), Some(Place::Offset(offset))) => conflict("end", offset.to_string()),
+        (Some("end"), Some(_)) => conflict("end", "start".into()),
+        (Some(_), Some(Place::End)) => conflict("start", "end".into()),
+        (_, place) => Ok(place.unwrap_or_default()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causal_and_place_agree_or_are_refused() {
+        assert_eq!(place(None, None), Ok(Place::Start));
+        assert_eq!(place(Some("start"), None), Ok(Place::Start));
+        assert_eq!(place(Some("start"), Some(Place::Offset(3))), Ok(Place::Offset(3)));
+        assert_eq!(place(Some("end"), None), Ok(Place::End));
+        assert_eq!(place(Some("end"), Some(Place::End)), Ok(Place::End));
+        assert_eq!(place(None, Some(Place::End)), Ok(Place::End));
+        assert!(place(Some("end"), Some(Place::Start)).is_err());
+        assert!(place(Some("end"), Some(Place::Offset(0))).is_err());
+        assert!(place(Some("start"), Some(Place::End)).is_err());
+    }
+}

@@ -1,9 +1,8 @@
-//! The call itself, by whichever engine: forward, weights, backward, each with its time. What is computed comes from
-//! `description`, what it is computed from is `given`'s, what becomes of it is `results`'.
+//! The call itself, by one of the engines: forward, weights and backward, each timed.
 
-use crate::arguments::Engine;
+use super::args::Engine;
+use super::tensors::InputTensors;
 use crate::failure::Failure;
-use crate::given::Given;
 use qkv::reference::Reference;
 use qkv::{Attention, Element, Gradients, Inputs, Lsh, Output, Tensor, Tiles, Upstream};
 use qkv_cuda::{Cuda, Uses};
@@ -11,66 +10,66 @@ use serde::Serialize;
 use std::path::Path;
 use std::time::Instant;
 
-/// What a call gave.
+/// The results of a call.
 #[derive(Debug)]
-pub(crate) struct Computed<T: qkv_simd::Element> {
+pub(crate) struct RunOutput<T: qkv::Element> {
     pub out: Output<T>,
-    /// `[B, Hq, N, M]`, if they were asked for.
+    /// `[B, Hq, N, M]`, with `--weights`.
     pub weights: Option<Tensor<T, 4>>,
-    /// If there was an upstream gradient.
+    /// With an upstream gradient.
     pub gradients: Option<Gradients<T>>,
     pub tiles: Tiles,
     pub forward_ms: f64,
     pub backward_ms: Option<f64>,
-    /// What ran on a GPU, if anything.
-    pub ran: Option<Ran>,
+    /// With `--device cuda`.
+    pub kernels: Option<DeviceKernels>,
 }
 
-/// Which kernels ran, and where.
+/// The kernels that ran on a GPU.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Ran {
-    pub card: String,
+pub(crate) struct DeviceKernels {
+    pub device: String,
     pub forward: String,
     pub backward: Option<String>,
 }
 
-/// Computes an attention. Where it sees hash buckets, hashing is part of the forward pass and of its time.
+/// Computes an attention. Hashing for LSH buckets counts as part of the forward pass.
 pub(crate) fn compute<T: Element>(
     engine: Engine,
     attention: &Attention,
     hash: Option<Lsh>,
-    given: &Given<T>,
+    tensors: &InputTensors<T>,
     seed: u64,
     with_weights: bool,
     path: Option<&Path>,
-) -> Result<Computed<T>, Failure> {
-    let told = |error: qkv::Error| Failure::refused(&error, path);
-    let hashed = |lsh: Lsh| timed(|| Ok((lsh.hash(given.q.view()?)?, lsh.hash(given.k.view()?)?)));
-    let (hash_ms, buckets) = hash.map(hashed).transpose().map_err(told)?.unzip();
+) -> Result<RunOutput<T>, Failure> {
+    let refused = |error: qkv::Error| Failure::refused(&error, path);
+    let hashed = |lsh: Lsh| timed(|| Ok((lsh.hash(tensors.q.view()?)?, lsh.hash(tensors.k.view()?)?)));
+    let (hash_ms, buckets) = hash.map(hashed).transpose().map_err(refused)?.unzip();
     let inputs = match &buckets {
-        Some((queries, keys)) => given.inputs().map_err(told)?.buckets(queries, keys),
-        None => given.inputs().map_err(told)?,
+        Some((queries, keys)) => tensors.inputs().map_err(refused)?.buckets(queries, keys),
+        None => tensors.inputs().map_err(refused)?,
     };
     let inputs = inputs.seed(seed);
-    let tiles = attention.tiles(inputs).map_err(told)?;
-    let upstream = given.upstream().map_err(told)?;
-    let asked = (attention, inputs, upstream, with_weights.then(|| given.k.axes()[2]));
+    let tiles = attention.tiles(inputs).map_err(refused)?;
+    let upstream = tensors.upstream().map_err(refused)?;
+    let call = (attention, inputs, upstream, with_weights.then(|| tensors.k.axes()[2]));
     let mut computed = match engine {
-        Engine::Cuda => on_card(asked, tiles)?,
-        engine => on_cpu(engine, asked, tiles).map_err(told)?,
+        Engine::Cuda => on_device(call, tiles)?,
+        engine => on_cpu(engine, call, tiles).map_err(refused)?,
     };
     computed.forward_ms = to_the_microsecond(computed.forward_ms + hash_ms.unwrap_or(0.0));
     Ok(computed)
 }
 
-/// What is computed of what, with how many keys where all weights are wanted.
-type Asked<'a, T> = (&'a Attention, Inputs<'a, T>, Option<Upstream<'a, T>>, Option<usize>);
+/// The attention, its inputs, the upstream gradients, and the number of keys if all weights are wanted.
+type Call<'a, T> = (&'a Attention, Inputs<'a, T>, Option<Upstream<'a, T>>, Option<usize>);
 
-/// On the first GPU. Its time is that of the kernels, by the card's clock.
-fn on_card<T: Element>(
-    (attention, inputs, upstream, with_weights): Asked<'_, T>,
+/// On the first GPU. The time is that of the kernels, by the device's clock.
+fn on_device<T: Element>(
+    (attention, inputs, upstream, with_weights): Call<'_, T>,
     tiles: Tiles,
-) -> Result<Computed<T>, Failure> {
+) -> Result<RunOutput<T>, Failure> {
     let cuda = Cuda::new(0)?;
     let uses = Uses { backward: upstream.is_some(), weights: with_weights.is_some(), ..Uses::default() };
     let mut session = cuda.session(attention, inputs, attention.place, uses)?;
@@ -88,57 +87,61 @@ fn on_card<T: Element>(
     let gradients = upstream.map(|upstream| session.backward(upstream)).transpose()?;
     let backward_ms = gradients.as_ref().and_then(|_| session.milliseconds()).map(to_the_microsecond);
     let plan = session.plan();
-    let ran = Ran { card: cuda.card().name.clone(), forward: plan.forward_kernel(), backward: plan.backward_kernel() };
-    Ok(Computed { out, weights, gradients, tiles, forward_ms, backward_ms, ran: Some(ran) })
+    let kernels = DeviceKernels {
+        device: cuda.card().name.clone(),
+        forward: plan.forward_kernel(),
+        backward: plan.backward_kernel(),
+    };
+    Ok(RunOutput { out, weights, gradients, tiles, forward_ms, backward_ms, kernels: Some(kernels) })
 }
 
 fn on_cpu<T: Element>(
     engine: Engine,
-    (attention, inputs, upstream, with_weights): Asked<'_, T>,
+    (attention, inputs, upstream, with_weights): Call<'_, T>,
     tiles: Tiles,
-) -> Result<Computed<T>, qkv::Error> {
+) -> Result<RunOutput<T>, qkv::Error> {
     Ok(match engine {
-        // The library takes the engine that the score belongs to.
+        // The library picks the engine of the score.
         Engine::Exact | Engine::Feature | Engine::Cuda => {
             let (forward_ms, out) = timed(|| attention.forward(inputs))?;
             let weights = with_weights.map(|m| all_weights(attention, inputs, &out, m)).transpose()?;
             let backward = upstream.map(|upstream| timed(|| attention.backward(inputs, &out, upstream))).transpose()?;
             let (backward_ms, gradients) = backward.unzip();
-            Computed { out, weights, gradients, tiles, forward_ms, backward_ms, ran: None }
+            RunOutput { out, weights, gradients, tiles, forward_ms, backward_ms, kernels: None }
         }
         Engine::Reference => {
-            let definition = Reference::<f64>::exact();
-            let (forward_ms, forward) = timed(|| definition.forward(attention, inputs))?;
+            let reference = Reference::<f64>::exact();
+            let (forward_ms, forward) = timed(|| reference.forward(attention, inputs))?;
             let backward = upstream
-                .map(|upstream| timed(|| definition.backward(attention, inputs, &forward, upstream)))
+                .map(|upstream| timed(|| reference.backward(attention, inputs, &forward, upstream)))
                 .transpose()?;
             let (backward_ms, gradients) = backward.unzip();
-            Computed {
+            RunOutput {
                 out: forward.output.rounded(),
                 weights: with_weights.map(|_| forward.weights.rounded()),
                 gradients: gradients.map(|gradients| gradients.rounded()),
                 tiles,
                 forward_ms,
                 backward_ms,
-                ran: None,
+                kernels: None,
             }
         }
     })
 }
 
-/// A result, and how many milliseconds it took.
-fn timed<R>(what: impl FnOnce() -> Result<R, qkv::Error>) -> Result<(f64, R), qkv::Error> {
+/// A result and its milliseconds.
+fn timed<R>(work: impl FnOnce() -> Result<R, qkv::Error>) -> Result<(f64, R), qkv::Error> {
     let start = Instant::now();
-    let result = what()?;
+    let result = work()?;
     Ok((to_the_microsecond(start.elapsed().as_secs_f64() * 1e3), result))
 }
 
-/// Milliseconds with as many digits as a clock can mean.
+/// Milliseconds without digits that the clock cannot resolve.
 fn to_the_microsecond(ms: f64) -> f64 {
     (ms * 1e3).round() / 1e3
 }
 
-/// Every weight, one head after the other.
+/// All weights, head by head.
 fn all_weights<T: Element>(
     attention: &Attention,
     inputs: Inputs<'_, T>,

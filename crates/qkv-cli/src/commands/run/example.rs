@@ -1,8 +1,8 @@
-//! What `qkv run` shows without a file: one word in two sentences, and how its neighbours change what it means. The
-//! word vectors are made by hand; the attention is computed like any other.
+//! The built-in example of `qkv run`: one word in two sentences, and how its neighbors change its meaning. The word vectors
+//! are written by hand; the attention is output like any other.
 
-use crate::computation::Computed;
-use crate::given::{Array, Given};
+use super::compute::RunOutput;
+use super::tensors::{Array, InputTensors};
 use qkv::Tensor;
 use std::fmt::Write;
 
@@ -10,15 +10,15 @@ const SENTENCES: [[&str; WORDS]; 2] =
     [["she", "sat", "on", "the", "river", "bank"], ["she", "put", "cash", "in", "the", "bank"]];
 const WORDS: usize = 6;
 
-/// What a word is about.
+/// The features of a word vector.
 const MEANINGS: [&str; WIDTH] = ["money", "water", "people", "grammar"];
 const WIDTH: usize = 4;
 
-/// The word that both sentences end with, and the word that makes the difference.
+/// The word that ends both sentences, and the words that disambiguate it.
 const WORD: &str = "bank";
-const NEIGHBOURS: [&str; 2] = ["river", "cash"];
+const NEIGHBORS: [&str; 2] = ["river", "cash"];
 
-/// How much each word is about each meaning. `bank` alone is as much about money as about water.
+/// The vector of a word. `bank` alone is as much about money as about water.
 fn vector(word: &str) -> [f64; WIDTH] {
     match word {
         "bank" => [1.5, 1.5, 0.0, 0.0],
@@ -33,32 +33,27 @@ fn vector(word: &str) -> [f64; WIDTH] {
 /// The shape of queries, keys and values.
 pub(crate) const SHAPE: [usize; 4] = [SENTENCES.len(), 1, WORDS, WIDTH];
 
-/// The two sentences as a batch, each word looking at the words of its own sentence: q = k = v.
-pub(crate) fn given<T: qkv_simd::Element>() -> Given<T> {
+/// The two sentences as a batch for self-attention: q = k = v.
+pub(crate) fn tensors<T: qkv::Element>() -> InputTensors<T> {
     let words = SENTENCES.iter().flatten().flat_map(|word| vector(word));
     let x = Array { shape: SHAPE.to_vec(), data: words.map(T::of_f64).collect() };
-    Given::new(x.clone(), x.clone(), x)
+    InputTensors::new(x.clone(), x.clone(), x)
 }
 
-/// The weights as a table for each sentence, and what became of the word.
-pub(crate) fn drawing<T: qkv_simd::Element>(computed: &Computed<T>) -> String {
+/// The weights of each sentence as a table, and the word before and after attention.
+pub(crate) fn drawing<T: qkv::Element>(output: &RunOutput<T>) -> String {
     let mut drawn = String::new();
-    if let Some(weights) = &computed.weights {
-        drawn += "Where each word looks: a row holds its weights, and `·` is none.\n";
+    if let Some(weights) = &output.weights {
+        drawn += "Attention weights: a row for each query, a column for each key; `·` is zero.\n";
         for (b, words) in SENTENCES.iter().enumerate() {
-            table(&mut drawn, weights, b, words).expect("a string takes anything");
+            table(&mut drawn, weights, b, words).expect("writing to a string cannot fail");
         }
     }
-    becomes(&mut drawn, &computed.out.values).expect("a string takes anything");
+    becomes(&mut drawn, &output.out.values).expect("writing to a string cannot fail");
     drawn
 }
 
-fn table<T: qkv_simd::Element>(
-    to: &mut String,
-    weights: &Tensor<T, 4>,
-    b: usize,
-    words: &[&str; WORDS],
-) -> std::fmt::Result {
+fn table<T: qkv::Element>(to: &mut String, weights: &Tensor<T, 4>, b: usize, words: &[&str; WORDS]) -> std::fmt::Result {
     write!(to, "\n{:12}", "")?;
     words.iter().try_for_each(|word| write!(to, "{word:>7}"))?;
     for (i, word) in words.iter().enumerate() {
@@ -73,9 +68,12 @@ fn table<T: qkv_simd::Element>(
     writeln!(to)
 }
 
-/// The word's vector alone, and after it has looked around in each sentence.
-fn becomes<T: qkv_simd::Element>(to: &mut String, values: &Tensor<T, 4>) -> std::fmt::Result {
-    writeln!(to, "\nWhat `{WORD}` is about, before and after. The vectors are made by hand; context does the rest.\n")?;
+/// The word's vector alone, and its attention output in each sentence.
+fn becomes<T: qkv::Element>(to: &mut String, values: &Tensor<T, 4>) -> std::fmt::Result {
+    writeln!(
+        to,
+        "\nThe vector of `{WORD}` before attention and after it. Word vectors are written by hand; context does the rest.\n"
+    )?;
     write!(to, "{:12}", "")?;
     MEANINGS.iter().try_for_each(|meaning| write!(to, "{meaning:>9}"))?;
     let mut row = |name: String, vector: [f64; WIDTH]| {
@@ -83,8 +81,8 @@ fn becomes<T: qkv_simd::Element>(to: &mut String, values: &Tensor<T, 4>) -> std:
         vector.iter().try_for_each(|x| write!(to, "{x:>9.2}"))
     };
     row("alone".into(), vector(WORD))?;
-    for (b, neighbour) in NEIGHBOURS.iter().enumerate() {
-        row(format!("near {neighbour}"), std::array::from_fn(|x| values[[b, 0, WORDS - 1, x]].to_f64()))?;
+    for (b, neighbor) in NEIGHBORS.iter().enumerate() {
+        row(format!("near {neighbor}"), std::array::from_fn(|x| values[[b, 0, WORDS - 1, x]].to_f64()))?;
     }
     writeln!(to)
 }
@@ -92,23 +90,23 @@ fn becomes<T: qkv_simd::Element>(to: &mut String, values: &Tensor<T, 4>) -> std:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arguments::Engine;
-    use crate::computation::compute;
+    use crate::commands::run::args::Engine;
+    use crate::commands::run::compute::compute;
 
     #[test]
     fn context_changes_what_the_word_means() {
-        let computed =
-            compute(Engine::Exact, &qkv::Attention::scaled_dot(), None, &given::<f32>(), 0, true, None).unwrap();
-        let [money, water] = [0, 1].map(|x| [0, 1].map(|b| computed.out.values[[b, 0, WORDS - 1, x]]));
+        let output =
+            compute(Engine::Exact, &qkv::Attention::scaled_dot(), None, &tensors::<f32>(), 0, true, None).unwrap();
+        let [money, water] = [0, 1].map(|x| [0, 1].map(|b| output.out.values[[b, 0, WORDS - 1, x]]));
         assert!(water[0] > 2.0 * money[0], "near the river it is about water");
         assert!(money[1] > 2.0 * water[1], "near cash it is about money");
     }
 
     #[test]
-    fn both_sentences_end_with_the_word_and_hold_what_makes_the_difference() {
-        for (sentence, neighbour) in SENTENCES.iter().zip(NEIGHBOURS) {
+    fn both_sentences_end_with_the_word_and_have_its_disambiguating_neighbor() {
+        for (sentence, neighbor) in SENTENCES.iter().zip(NEIGHBORS) {
             assert_eq!(sentence[WORDS - 1], WORD);
-            assert!(sentence.contains(&neighbour));
+            assert!(sentence.contains(&neighbor));
         }
     }
 }

@@ -1,9 +1,9 @@
-//! `--features`: the feature maps of linear attention, as they are typed. What each map is is `qkv::Features`'.
+//! `--features`, parsed: the feature maps of linear attention. The maps themselves are [`qkv::Features`]'.
 
 use qkv::Features;
 use std::str::FromStr;
 
-/// A feature map, before it is known which seed it draws with.
+/// A feature map, before `--seed` is known.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum FeatureMap {
     Elu,
@@ -12,7 +12,7 @@ pub(crate) enum FeatureMap {
 }
 
 impl FeatureMap {
-    /// As the library has it, with the seed of a draw.
+    /// As the library's type.
     pub fn features(self, seed: u64) -> Features {
         match self {
             FeatureMap::Elu => Features::Elu,
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_form_of_the_help_is_understood() {
+    fn every_form_in_the_help_parses() {
         assert_eq!("elu".parse(), Ok(FeatureMap::Elu));
         assert_eq!("relu".parse(), Ok(FeatureMap::Relu));
         assert_eq!("favor:64".parse(), Ok(FeatureMap::Favor { count: 64 }));

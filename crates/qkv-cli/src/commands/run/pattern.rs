@@ -1,14 +1,14 @@
-//! `--pattern`: the sparse patterns as they are typed. What each keeps is `qkv::Mask`'s.
+//! `--pattern`, parsed: sparse patterns. The masks themselves are [`qkv::Mask`]'s.
 
+use super::place::numbers;
 use crate::failure::Failure;
-use crate::place::numbers;
 use qkv::{BigBird, Lsh, Mask};
 use std::str::FromStr;
 
-/// A bucket is an integer of 32 bits.
+/// A bucket is a 32-bit integer.
 const MOST_BUCKETS: usize = i32::MAX as usize;
 
-/// A sparse pattern, its numbers checked as far as they can be without the tensors.
+/// A sparse pattern, checked as far as possible without the tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Pattern {
     Strided { stride: usize },
@@ -19,12 +19,12 @@ pub(crate) enum Pattern {
 }
 
 impl Pattern {
-    /// As a mask, where the longer of queries and keys is `longest`.
+    /// As a mask; `longest` is the larger of N and M.
     pub fn mask(self, longest: usize) -> Result<Mask, Failure> {
         match self {
             Pattern::Strided { stride } => Ok(Mask::strided(stride)),
             Pattern::Fixed { stride, summary } => Ok(Mask::fixed(stride, summary)),
-            // Asked before the positions are listed: the list would be as long as any number that can be typed.
+            // Before the positions are listed: the list would be as long as any number that can be typed.
             Pattern::Longformer { globals, .. } if globals > longest => Err(Failure::new(format!(
                 "`--pattern longformer` has {globals} global positions, expected at most {longest}, the number of \
                  queries or keys"
@@ -35,7 +35,7 @@ impl Pattern {
         }
     }
 
-    /// The hash that queries and keys have to go through, if it is a pattern of hash buckets.
+    /// The hash of queries and keys, for LSH buckets.
     pub fn hash(self) -> Option<Lsh> {
         match self {
             Pattern::Lsh(lsh) => Some(lsh),
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_form_of_the_help_is_understood() {
+    fn every_form_in_the_help_parses() {
         assert_eq!("strided:8".parse(), Ok(Pattern::Strided { stride: 8 }));
         assert_eq!("fixed:8,2".parse(), Ok(Pattern::Fixed { stride: 8, summary: 2 }));
         assert_eq!("longformer:8,2".parse(), Ok(Pattern::Longformer { window: 8, globals: 2 }));
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn malformed_patterns_are_refused() {
         for bad in [
             "",
             "strided",

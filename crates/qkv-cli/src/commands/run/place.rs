@@ -1,28 +1,27 @@
-//! Values of choices that say where: `--place start|end|OFFSET`, `--window LEFT,RIGHT` and `--local predictive:D`. What a
-//! place means is `qkv::Place`'s; whether it goes with `--causal` is `arguments`'.
+//! `--place`, `--window` and `--local`, parsed. Their meaning is [`qkv::Place`]'s and [`qkv::Mask`]'s.
 
 use qkv::{Mask, Place};
 use std::str::FromStr;
 
-/// `--place`, as typed.
+/// `--place start|end|OFFSET`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct PlaceOf(pub Place);
+pub(crate) struct PlaceArg(pub Place);
 
-impl FromStr for PlaceOf {
+impl FromStr for PlaceArg {
     type Err = String;
-    fn from_str(typed: &str) -> Result<PlaceOf, String> {
+    fn from_str(typed: &str) -> Result<PlaceArg, String> {
         match typed {
-            "start" => Ok(PlaceOf(Place::Start)),
-            "end" => Ok(PlaceOf(Place::End)),
+            "start" => Ok(PlaceArg(Place::Start)),
+            "end" => Ok(PlaceArg(Place::End)),
             offset => match offset.parse() {
-                Ok(offset) => Ok(PlaceOf(Place::Offset(offset))),
+                Ok(offset) => Ok(PlaceArg(Place::Offset(offset))),
                 Err(_) => Err("expected `start`, `end` or a whole number".into()),
             },
         }
     }
 }
 
-/// `--window`, as typed.
+/// `--window LEFT,RIGHT`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Window {
     left: usize,
@@ -45,7 +44,7 @@ impl FromStr for Window {
     }
 }
 
-/// `--local`, as typed: how far a query sees around its predicted centre.
+/// `--local predictive:D`: half the width of the window around a query's predicted center.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Local(pub usize);
 
@@ -60,7 +59,7 @@ impl FromStr for Local {
     }
 }
 
-/// Whole numbers between commas.
+/// Whole numbers separated by commas.
 pub(crate) fn numbers(typed: &str) -> Result<Vec<usize>, String> {
     let number = |part: &str| part.trim().parse().map_err(|_| format!("`{part}` is not a whole number of 0 or more"));
     typed.split(',').map(number).collect()
@@ -72,10 +71,10 @@ mod tests {
 
     #[test]
     fn a_place_is_a_word_or_a_whole_number() {
-        assert_eq!("end".parse(), Ok(PlaceOf(Place::End)));
-        assert_eq!("-3".parse(), Ok(PlaceOf(Place::Offset(-3))));
-        assert!("middle".parse::<PlaceOf>().is_err());
-        assert!("1.5".parse::<PlaceOf>().is_err());
+        assert_eq!("end".parse(), Ok(PlaceArg(Place::End)));
+        assert_eq!("-3".parse(), Ok(PlaceArg(Place::Offset(-3))));
+        assert!("middle".parse::<PlaceArg>().is_err());
+        assert!("1.5".parse::<PlaceArg>().is_err());
     }
 
     #[test]

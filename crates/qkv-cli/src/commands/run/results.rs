@@ -1,15 +1,15 @@
-//! The tensors that come out of a call, by the names and in the shapes in which they are written: a gradient has the
-//! shape in which its tensor was given.
+//! The output tensors of a call, with their names and shapes in the file. A gradient has the shape of its tensor in the
+//! input file.
 
-use crate::computation::Computed;
-use crate::given::{Array, Given};
-use crate::number::{Number, Stored};
-use crate::target::Named;
+use super::compute::RunOutput;
+use super::target::OutputTensor;
+use super::tensors::{Array, InputTensors};
+use crate::dtype::{Computable, Stored};
 use qkv::Tensor;
 
-/// Everything that a call gave, in the order in which people read it.
-pub(crate) fn results<T: Number>(given: &Given<T>, computed: Computed<T>) -> Vec<Named> {
-    let Computed { out, weights, gradients, .. } = computed;
+/// All output tensors, in the order of the report.
+pub(crate) fn results<T: Computable>(tensors: &InputTensors<T>, output: RunOutput<T>) -> Vec<OutputTensor> {
+    let RunOutput { out, weights, gradients, .. } = output;
     let mut all = vec![tensor("out", out.values)];
     all.push(match out.threshold {
         Some(threshold) => tensor("threshold", threshold),
@@ -20,25 +20,25 @@ pub(crate) fn results<T: Number>(given: &Given<T>, computed: Computed<T>) -> Vec
     all.extend(weights.map(|weights| tensor("weights", weights)));
     let Some(d) = gradients else { return all };
     all.extend([tensor("d_q", d.q), tensor("d_k", d.k), tensor("d_v", d.v)]);
-    let numbers = |tensor: Option<Tensor<T, 4>>| tensor.map(Tensor::into_data);
+    let elements = |tensor: Option<Tensor<T, 4>>| tensor.map(Tensor::into_data);
     let optional = [
-        ("d_bias", &given.bias, numbers(d.bias)),
-        ("d_table", &given.table, numbers(d.table)),
-        ("d_scale", &given.scale, d.scale),
-        ("d_sinks", &given.sinks, d.sinks),
-        ("d_center", &given.center, d.center),
-        ("d_w", &given.w, numbers(d.w)),
-        ("d_w_q", &given.w_q, numbers(d.w_q)),
-        ("d_w_k", &given.w_k, numbers(d.w_k)),
-        ("d_v_score", &given.v_score, d.v_score),
+        ("d_bias", &tensors.bias, elements(d.bias)),
+        ("d_table", &tensors.table, elements(d.table)),
+        ("d_scale", &tensors.scale, d.scale),
+        ("d_sinks", &tensors.sinks, d.sinks),
+        ("d_center", &tensors.center, d.center),
+        ("d_w", &tensors.w, elements(d.w)),
+        ("d_w_q", &tensors.w_q, elements(d.w_q)),
+        ("d_w_k", &tensors.w_k, elements(d.w_k)),
+        ("d_v_score", &tensors.v_score, d.v_score),
     ];
-    all.extend(optional.into_iter().filter_map(|(name, given, data)| {
-        let Array { shape, .. } = given.as_ref()?;
-        Some(Named { name: name.into(), shape: shape.clone(), numbers: Box::new(data?) })
+    all.extend(optional.into_iter().filter_map(|(name, tensors, data)| {
+        let Array { shape, .. } = tensors.as_ref()?;
+        Some(OutputTensor { name: name.into(), shape: shape.clone(), elements: Box::new(data?) })
     }));
     all
 }
 
-fn tensor<T: Stored, const R: usize>(name: &str, tensor: Tensor<T, R>) -> Named {
-    Named { name: name.into(), shape: tensor.shape().to_vec(), numbers: Box::new(tensor.into_data()) }
+fn tensor<T: Stored, const R: usize>(name: &str, tensor: Tensor<T, R>) -> OutputTensor {
+    OutputTensor { name: name.into(), shape: tensor.shape().to_vec(), elements: Box::new(tensor.into_data()) }
 }

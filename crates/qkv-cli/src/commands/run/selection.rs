@@ -1,9 +1,9 @@
-//! `--select`: how scores become weights, as it is typed. What each selection means is `qkv::Select`'s.
+//! `--select`, parsed: how scores become weights. The selections themselves are [`qkv::Select`]'s.
 
 use qkv::{Choice, Select};
 use std::str::FromStr;
 
-/// A selection, before it is known whether anything is drawn and how gradients go through a choice.
+/// A selection, before `--straight-through` is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum Selection {
     #[default]
@@ -15,7 +15,7 @@ pub(crate) enum Selection {
 }
 
 impl Selection {
-    /// As the library has it.
+    /// As the library's type.
     pub fn select(self, straight_through: bool) -> Select {
         match self {
             Selection::Soft => Select::Soft,
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_form_of_the_help_is_understood() {
+    fn every_form_in_the_help_parses() {
         assert_eq!("soft".parse(), Ok(Selection::Soft));
         assert_eq!("hard".parse(), Ok(Selection::Hard));
         assert_eq!("sample".parse(), Ok(Selection::Sample));
@@ -61,9 +61,9 @@ mod tests {
     }
 
     #[test]
-    fn only_a_sample_is_drawn() {
+    fn only_sample_samples() {
         assert_eq!(Selection::Hard.select(true), Select::Hard(Choice { sample: false, straight_through: true }));
-        let drawn = Choice { sample: true, straight_through: false };
-        assert_eq!(Selection::Sample.select(false), Select::Hard(drawn));
+        let sampled = Choice { sample: true, straight_through: false };
+        assert_eq!(Selection::Sample.select(false), Select::Hard(sampled));
     }
 }

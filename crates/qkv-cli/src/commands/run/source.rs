@@ -1,5 +1,5 @@
 //! The input file of `qkv run`: [`Reader`] of `qkv-models` checks its header and reads tensors; this module words its
-//! errors for the command line. What the numbers mean is left to `given`.
+//! errors for the command line. What the numbers mean is left to `tensors`.
 
 use crate::failure::Failure;
 use qkv_models::files::safetensors::{Dtype, Reader, TensorInfo};
@@ -11,7 +11,7 @@ pub(crate) struct Source(Reader);
 
 /// The bytes of a tensor, not converted yet.
 #[derive(Debug)]
-pub(crate) struct Raw {
+pub(crate) struct RawTensor {
     pub dtype: Dtype,
     pub shape: Vec<usize>,
     pub bytes: Vec<u8>,
@@ -44,10 +44,10 @@ impl Source {
     }
 
     /// A tensor, if there is one of that name.
-    pub fn read(&mut self, name: &str) -> Result<Option<Raw>, Failure> {
+    pub fn read(&mut self, name: &str) -> Result<Option<RawTensor>, Failure> {
         let Some(TensorInfo { dtype, shape, .. }) = self.0.info(name).cloned() else { return Ok(None) };
         let bytes = self.0.read(name)?;
-        Ok(Some(Raw { dtype, shape, bytes }))
+        Ok(Some(RawTensor { dtype, shape, bytes }))
     }
 
     /// An error about one of its tensors.

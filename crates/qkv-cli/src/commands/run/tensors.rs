@@ -1,16 +1,14 @@
-//! The tensors of a call: read from a file, checked as far as their names ask for, and handed to the library as its
-//! inputs. Whether shapes go together is the library's to say; here stands only what it cannot see, because it takes
-//! flat slices or calls a tensor by another name.
+//! The input tensors of a call: read from a file and handed to the library as its inputs. The library checks that shapes
+//! agree; only what it cannot see is checked here, because it takes flat slices or uses another name.
 
+use super::source::{RawTensor, Source};
+use crate::dtype::{IntegerError, Precision, floats, integers};
 use crate::failure::Failure;
-use crate::number::{NotIntegers, Precision, floats, integers};
-use crate::report::Shapes;
-use crate::source::{Raw, Source};
 use qkv::{Inputs, Upstream, View, ViewError};
 use safetensors::Dtype;
 use std::ops::RangeInclusive;
 
-/// A tensor as it was given.
+/// A tensor with the axes of its file.
 #[derive(Clone, Debug)]
 pub(crate) struct Array<T> {
     pub shape: Vec<usize>,
@@ -18,14 +16,14 @@ pub(crate) struct Array<T> {
 }
 
 impl<T> Array<T> {
-    /// With axes of 1 in front, up to four.
+    /// As a view of four axes, with axes of 1 in front.
     pub fn view(&self) -> Result<View<'_, T>, ViewError> {
         let mut shape = [1; 4];
         shape[4 - self.shape.len()..].copy_from_slice(&self.shape);
         View::new(&self.data, shape)
     }
 
-    /// Its shape, where it has four axes.
+    /// The shape of a tensor of four axes.
     pub fn axes(&self) -> [usize; 4] {
         self.shape[..].try_into().expect("read with four axes")
     }
@@ -34,9 +32,12 @@ impl<T> Array<T> {
 /// The segments of queries, `[B, N]`, and of keys, `[B, M]`.
 pub(crate) type Segments = (Vec<i32>, Vec<i32>);
 
-/// Everything that a file gave.
+/// Names and shapes, inputs first.
+pub(crate) type Shapes = Vec<(String, Vec<usize>)>;
+
+/// The input tensors.
 #[derive(Clone, Debug)]
-pub(crate) struct Given<T: qkv_simd::Element> {
+pub(crate) struct InputTensors<T: qkv::Element> {
     pub q: Array<T>,
     pub k: Array<T>,
     pub v: Array<T>,
@@ -57,10 +58,10 @@ pub(crate) struct Given<T: qkv_simd::Element> {
     pub segments: Option<Segments>,
 }
 
-impl<T: qkv_simd::Element> Given<T> {
-    /// Queries, keys and values alone.
-    pub fn new(q: Array<T>, k: Array<T>, v: Array<T>) -> Given<T> {
-        Given {
+impl<T: qkv::Element> InputTensors<T> {
+    /// Only queries, keys and values.
+    pub fn new(q: Array<T>, k: Array<T>, v: Array<T>) -> InputTensors<T> {
+        InputTensors {
             q,
             k,
             v,
@@ -82,12 +83,12 @@ impl<T: qkv_simd::Element> Given<T> {
         }
     }
 
-    /// All tensors of a file that have a meaning.
-    pub fn read(source: &mut Source) -> Result<Given<T>, Failure> {
+    /// Reads every tensor that `qkv run` knows.
+    pub fn read(source: &mut Source) -> Result<InputTensors<T>, Failure> {
         let [q, k, v] = [required(source, "q")?, required(source, "k")?, required(source, "v")?];
         let ([batch, heads, n, _], [_, _, m, _]) = (q.axes(), k.axes());
         let rows = [batch, heads, n];
-        Ok(Given {
+        Ok(InputTensors {
             d_out: float(source, "d_out", 4..=4)?,
             d_lse: upstream(source, "d_lse", rows)?,
             d_log_prob: upstream(source, "d_log_prob", rows)?,
@@ -103,11 +104,11 @@ impl<T: qkv_simd::Element> Given<T> {
             mask: bits(source, "mask", 1..=4)?,
             key_lengths: key_lengths(source, batch, m)?,
             segments: segments(source, batch, n, m)?,
-            ..Given::new(q, k, v)
+            ..InputTensors::new(q, k, v)
         })
     }
 
-    /// The names and shapes of what is there.
+    /// The names and shapes of the tensors that are present.
     pub fn shapes(&self) -> Shapes {
         let [batch, _, n, _] = self.q.axes();
         let m = self.k.axes()[2];
@@ -138,7 +139,7 @@ impl<T: qkv_simd::Element> Given<T> {
         floats.chain(sums).chain(integers).filter_map(|(name, shape)| Some((name.to_string(), shape?))).collect()
     }
 
-    /// As the library takes them.
+    /// As the library's inputs.
     pub fn inputs(&self) -> Result<Inputs<'_, T>, qkv::Error> {
         let mut inputs = Inputs::new(self.q.view()?, self.k.view()?, self.v.view()?);
         if let Some(bias) = &self.bias {
@@ -180,7 +181,7 @@ impl<T: qkv_simd::Element> Given<T> {
         Ok(inputs)
     }
 
-    /// What comes back from above, if anything does.
+    /// The upstream gradients, if there are any.
     pub fn upstream(&self) -> Result<Option<Upstream<'_, T>>, qkv::Error> {
         let Some(d_out) = &self.d_out else { return Ok(None) };
         let mut upstream = Upstream::new(d_out.view()?);
@@ -194,15 +195,15 @@ impl<T: qkv_simd::Element> Given<T> {
     }
 }
 
-/// A tensor of that name with so many axes, none of them absurd.
-fn raw(source: &mut Source, name: &str, axes: RangeInclusive<usize>) -> Result<Option<Raw>, Failure> {
+/// Reads a tensor, if its number of axes is within range and its shape addressable.
+fn raw(source: &mut Source, name: &str, axes: RangeInclusive<usize>) -> Result<Option<RawTensor>, Failure> {
     if let Some(info) = source.info(name) {
         let (found, (least, most)) = (info.shape.len(), axes.clone().into_inner());
         if !axes.contains(&found) {
             let expected = if least == most { format!("{least}") } else { format!("{least} to {most}") };
             return Err(source.refuse(name, format!("has shape {:?}, expected {expected} axes", info.shape)));
         }
-        // An empty tensor may claim any shape; strides over it have to fit a machine word all the same.
+        // An empty tensor may claim any shape; its strides have to fit a machine word all the same.
         let reach = info.shape.iter().try_fold(1isize, |reach, &axis| reach.checked_mul(axis.max(1).try_into().ok()?));
         if reach.is_none() {
             return Err(source.refuse(name, format!("has shape {:?}, which is too large", info.shape)));
@@ -211,28 +212,24 @@ fn raw(source: &mut Source, name: &str, axes: RangeInclusive<usize>) -> Result<O
     source.read(name)
 }
 
-fn float<T: qkv_simd::Element>(
+fn float<T: qkv::Element>(
     source: &mut Source,
     name: &str,
     axes: RangeInclusive<usize>,
 ) -> Result<Option<Array<T>>, Failure> {
-    let Some(Raw { dtype, shape, bytes }) = raw(source, name, axes)? else { return Ok(None) };
+    let Some(RawTensor { dtype, shape, bytes }) = raw(source, name, axes)? else { return Ok(None) };
     match floats(dtype, &bytes) {
         Some(data) => Ok(Some(Array { shape, data })),
         None => Err(source.refuse(name, format!("is of type {dtype}, expected F32, F64, BF16 or F16"))),
     }
 }
 
-fn required<T: qkv_simd::Element>(source: &mut Source, name: &str) -> Result<Array<T>, Failure> {
+fn required<T: qkv::Element>(source: &mut Source, name: &str) -> Result<Array<T>, Failure> {
     float(source, name, 4..=4)?.ok_or_else(|| missing(source, name))
 }
 
-/// One number a query, of exactly this shape: the library takes a flat slice, and would not see `[B, N, Hq]`.
-fn per_query<T: qkv_simd::Element>(
-    source: &mut Source,
-    name: &str,
-    rows: [usize; 3],
-) -> Result<Option<Array<T>>, Failure> {
+/// One number per query. The library takes a flat slice and would not notice `[B, N, Hq]`.
+fn per_query<T: qkv::Element>(source: &mut Source, name: &str, rows: [usize; 3]) -> Result<Option<Array<T>>, Failure> {
     let found = float(source, name, 3..=3)?;
     match &found {
         Some(Array { shape, .. }) if shape[..] != rows => {
@@ -242,12 +239,8 @@ fn per_query<T: qkv_simd::Element>(
     }
 }
 
-/// A gradient that comes back from above beside that of the output.
-fn upstream<T: qkv_simd::Element>(
-    source: &mut Source,
-    name: &str,
-    rows: [usize; 3],
-) -> Result<Option<Array<T>>, Failure> {
+/// An upstream gradient beside `d_out`.
+fn upstream<T: qkv::Element>(source: &mut Source, name: &str, rows: [usize; 3]) -> Result<Option<Array<T>>, Failure> {
     let found = per_query(source, name, rows)?;
     if found.is_some() && source.info("d_out").is_none() {
         return Err(source.refuse("d_out", format!("is missing: `{name}` needs it")));
@@ -255,8 +248,8 @@ fn upstream<T: qkv_simd::Element>(
     Ok(found)
 }
 
-/// Its reach is read off its shape.
-fn table<T: qkv_simd::Element>(source: &mut Source) -> Result<Option<Array<T>>, Failure> {
+/// The table of a relative bias; its reach R follows from its shape.
+fn table<T: qkv::Element>(source: &mut Source) -> Result<Option<Array<T>>, Failure> {
     let table = float(source, "table", 2..=2)?;
     match &table {
         Some(Array { shape, .. }) if shape[1] % 2 == 0 => {
@@ -275,29 +268,29 @@ fn missing(source: &Source, name: &str) -> Failure {
 fn bits(source: &mut Source, name: &str, axes: RangeInclusive<usize>) -> Result<Option<Array<u8>>, Failure> {
     match raw(source, name, axes)? {
         None => Ok(None),
-        Some(Raw { dtype: Dtype::BOOL | Dtype::U8, shape, bytes }) => Ok(Some(Array { shape, data: bytes })),
-        Some(Raw { dtype, .. }) => Err(source
+        Some(RawTensor { dtype: Dtype::BOOL | Dtype::U8, shape, bytes }) => Ok(Some(Array { shape, data: bytes })),
+        Some(RawTensor { dtype, .. }) => Err(source
             .refuse(name, format!("is of type {dtype}, expected BOOL or U8"))
-            .hint("a float mask that is added to scores goes by the name `bias`")),
+            .hint("a float mask that is added to the scores is called `bias`")),
     }
 }
 
-/// Integers of exactly this shape: the library takes them as a flat slice, and would not see `[N, B]` for `[B, N]`.
+/// Integers of one shape. The library takes a flat slice and would not notice `[N, B]`.
 fn whole<I: TryFrom<i128>>(
     source: &mut Source,
     name: &str,
     expected: &[usize],
     range: &str,
 ) -> Result<Option<Vec<I>>, Failure> {
-    let Some(Raw { dtype, shape, bytes }) = raw(source, name, expected.len()..=expected.len())? else {
+    let Some(RawTensor { dtype, shape, bytes }) = raw(source, name, expected.len()..=expected.len())? else {
         return Ok(None);
     };
     if shape != expected {
         return Err(source.refuse(name, format!("has shape {shape:?}, expected {expected:?}, as `q` and `k` have")));
     }
     integers(dtype, &bytes).map(Some).map_err(|error| match error {
-        NotIntegers::Type => source.refuse(name, format!("is of type {dtype}, expected integers")),
-        NotIntegers::Range(found) => source.refuse(name, format!("holds {found}, expected {range}")),
+        IntegerError::Type => source.refuse(name, format!("is of type {dtype}, expected integers")),
+        IntegerError::Range(found) => source.refuse(name, format!("holds {found}, expected {range}")),
     })
 }
 
@@ -322,7 +315,7 @@ fn segments(source: &mut Source, batch: usize, n: usize, m: usize) -> Result<Opt
     }
 }
 
-/// The type that the file's queries are in.
+/// The type of the queries.
 pub(crate) fn precision_of(source: &Source) -> Result<Precision, Failure> {
     let q = source.info("q").ok_or_else(|| missing(source, "q"))?;
     Precision::of(q.dtype)

@@ -1,24 +1,23 @@
-//! What a file becomes, by the end of its name. A new kind of file is a line in the table and an arm in [`Form::write`], where
-//! the whole recording is at hand.
+//! The formats of `--out`, by extension. A new one is a line in [`FileFormat::ALL`] and an arm in [`FileFormat::write`].
 
-use super::asked::Asked;
-use super::chosen::Chosen;
-use super::shaded;
+use super::args::ShowArgs;
+use super::selected::SelectedAttention;
+use super::shading;
+use crate::atomic_file::OutputPath;
 use crate::failure::Failure;
+use crate::output::note;
 use qkv_explore::Recording;
 use qkv_explore::draw::{Fonts, Png};
 use qkv_explore::server::stand_alone;
-use qkv_models::files::atomic;
-use std::io::{self, Write};
 use std::path::Path;
 use unicode_width::UnicodeWidthChar;
 
-/// Characters that a hint names at most.
+/// The most characters that a hint names.
 const NAMED: usize = 8;
 
-/// What can be written.
+/// A file format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum FileFormat {
     Svg,
     Png,
     Html,
@@ -30,74 +29,78 @@ pub(crate) enum Form {
     Pharaoh,
 }
 
-/// The ends of names, what each becomes, and what that is; the first that fits is meant.
-pub(crate) const FORMS: &[(&str, Form, &str)] = &[
-    (".svg", Form::Svg, "a picture for print"),
-    (".png", Form::Png, "a picture for screens, with the fonts of this machine"),
-    (".html", Form::Html, "a page that stands alone, with every head; it opens from disk, with no network"),
-    (".qkv.safetensors", Form::Recording, "the whole recording, for `qkv explore --recording`"),
-    (".npy", Form::Npy, "the weights, f32, [rows, columns]"),
-    (".safetensors", Form::Safetensors, "`weights`, F32, [rows, columns], with `query_tokens` and `key_tokens`"),
-    (".json", Form::Json, "what `--json` tells"),
-    (".csv", Form::Csv, "labels and weights"),
-    (".pharaoh", Form::Pharaoh, "links between words, `0-0 1-2 …`: column and row, counted from 0"),
-    (".txt", Form::Pharaoh, "the same"),
-];
+impl FileFormat {
+    /// Extensions, their formats and what is in them; the first that fits counts.
+    pub const ALL: &[(&str, FileFormat, &str)] = &[
+        (".svg", FileFormat::Svg, "a picture for print"),
+        (".png", FileFormat::Png, "a picture for screens, in the fonts of this machine"),
+        (".html", FileFormat::Html, "a self-contained page with every head; opens from disk, offline"),
+        (".qkv.safetensors", FileFormat::Recording, "the whole recording, for `qkv explore --recording`"),
+        (".npy", FileFormat::Npy, "the weights, f32, [rows, columns]"),
+        (
+            ".safetensors",
+            FileFormat::Safetensors,
+            "`weights`, F32, [rows, columns], with `query_tokens` and `key_tokens`",
+        ),
+        (".json", FileFormat::Json, "the object of `--json`"),
+        (".csv", FileFormat::Csv, "labels and weights"),
+        (".pharaoh", FileFormat::Pharaoh, "word links `0-0 1-2 …`: column and row, from 0"),
+        (".txt", FileFormat::Pharaoh, "the same"),
+    ];
 
-impl Form {
-    /// The form that a name asks for.
-    pub fn of(path: &Path) -> Result<Form, Failure> {
+    /// The format of a file name.
+    pub fn of(path: &Path) -> Result<FileFormat, Failure> {
         let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
-        let fits = |(end, _, _): &&(&str, Form, &str)| name.len() > end.len() && name.ends_with(end);
-        FORMS.iter().find(fits).map(|(_, form, _)| *form).ok_or_else(|| {
-            let ends: Vec<String> = FORMS.iter().map(|(end, _, _)| format!("`{end}`")).collect();
-            Failure::in_file(path, "its name does not say what to write")
-                .hint(format!("names end in {}", ends.join(", ")))
+        let fits = |(end, _, _): &&(&str, FileFormat, &str)| name.len() > end.len() && name.ends_with(end);
+        FileFormat::ALL.iter().find(fits).map(|(_, form, _)| *form).ok_or_else(|| {
+            let ends: Vec<String> = FileFormat::ALL.iter().map(|(end, _, _)| format!("`{end}`")).collect();
+            Failure::in_file(path, "unknown extension").hint(format!("known extensions are {}", ends.join(", ")))
         })
     }
 
-    /// Writes what was asked for, whole or not at all.
-    pub fn write(self, path: &Path, recording: &Recording, asked: &Asked) -> Result<(), Failure> {
+    /// Writes the file, complete or not at all.
+    pub fn write(self, path: &Path, recording: &Recording, args: &ShowArgs) -> Result<(), Failure> {
+        let output = OutputPath::new(path, None)?;
         // These hold every layer.
         match self {
-            Form::Html => return Ok(atomic::write(path, stand_alone(recording)?.as_bytes())?),
-            Form::Recording => return Ok(qkv_explore::file::save(recording, path)?),
+            FileFormat::Html => return output.write(stand_alone(recording)?.as_bytes()),
+            FileFormat::Recording => return Ok(qkv_explore::file::save(recording, path)?),
             _ => {}
         }
-        if let (Form::Svg | Form::Png, Some(shaded)) = (self, shaded::printed(recording, asked)?) {
+        if let (FileFormat::Svg | FileFormat::Png, Some(shaded)) = (self, shading::picture(recording, args)?) {
             let bytes = match self {
-                Form::Svg => shaded.svg().into_bytes(),
-                _ => told(shaded.png(asked.magnified, &Fonts::of_system())?),
+                FileFormat::Svg => shaded.svg().into_bytes(),
+                _ => png_bytes(shaded.png(args.magnification, &Fonts::of_system())?),
             };
-            return Ok(atomic::write(path, &bytes)?);
+            return output.write(&bytes);
         }
-        if let (Form::Json, Some(told)) = (self, shaded::json(recording, asked)?) {
-            return Ok(atomic::write(path, told.as_bytes())?);
+        if let (FileFormat::Json, Some(json)) = (self, shading::to_json(recording, args)?) {
+            return output.write(json.as_bytes());
         }
-        let chosen = Chosen::of(recording, asked)?;
-        let matrix = if matches!(self, Form::Svg | Form::Png) { &chosen.matrix } else { chosen.weights()? };
+        let selected = SelectedAttention::of(recording, args)?;
+        let matrix =
+            if matches!(self, FileFormat::Svg | FileFormat::Png) { &selected.matrix } else { selected.weights()? };
         let bytes = match self {
-            Form::Svg => chosen.picture(asked).svg()?.into_bytes(),
-            Form::Png => told(chosen.picture(asked).png(asked.magnified, &Fonts::of_system())?),
-            Form::Npy => matrix.npy()?,
-            Form::Safetensors => matrix.safetensors()?,
-            Form::Json => chosen.json(recording, asked)?.into_bytes(),
-            Form::Csv => matrix.csv().into_bytes(),
-            Form::Html | Form::Recording | Form::Pharaoh => (matrix.pharaoh() + "\n").into_bytes(),
+            FileFormat::Svg => selected.picture(args).svg()?.into_bytes(),
+            FileFormat::Png => png_bytes(selected.picture(args).png(args.magnification, &Fonts::of_system())?),
+            FileFormat::Npy => matrix.npy()?,
+            FileFormat::Safetensors => matrix.safetensors()?,
+            FileFormat::Json => selected.to_json(recording, args)?.into_bytes(),
+            FileFormat::Csv => matrix.csv().into_bytes(),
+            FileFormat::Html | FileFormat::Recording | FileFormat::Pharaoh => (matrix.pharaoh() + "\n").into_bytes(),
         };
-        Ok(atomic::write(path, &bytes)?)
+        output.write(&bytes)
     }
 }
 
-/// The file; what could not be written in it is told.
-fn told(png: Png) -> Vec<u8> {
+/// The bytes of a PNG; characters that no font has are a hint on stderr.
+fn png_bytes(png: Png) -> Vec<u8> {
     if !png.missing.is_empty() {
-        let _ = writeln!(io::stderr(), "{}", hint(&png.missing));
+        note(hint(&png.missing));
     }
     png.bytes
 }
 
-/// How characters that no font has can be had.
 fn hint(missing: &[char]) -> String {
     let mut named: String = missing.iter().take(NAMED).collect();
     if missing.len() > NAMED {
@@ -105,7 +108,7 @@ fn hint(missing: &[char]) -> String {
     }
     let wide = missing.iter().any(|c| c.width() == Some(2));
     let fonts = if wide { "fonts-noto-cjk" } else { "fonts-noto" };
-    format!("hint: no font here has {named}; install {fonts} or write SVG")
+    format!("hint: no installed font has {named}; install {fonts} or write SVG")
 }
 
 #[cfg(test)]
@@ -113,19 +116,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_of_a_name_says_what_is_written() {
-        assert_eq!(Form::of(Path::new("runs/a.b.SVG")).unwrap(), Form::Svg);
-        assert_eq!(Form::of(Path::new("a.txt")).unwrap(), Form::Pharaoh);
+    fn the_extension_is_the_format() {
+        assert_eq!(FileFormat::of(Path::new("runs/a.b.SVG")).unwrap(), FileFormat::Svg);
+        assert_eq!(FileFormat::of(Path::new("a.txt")).unwrap(), FileFormat::Pharaoh);
         for name in ["a", ".svg", "a.gif", "svg", "runs/", ""] {
-            let refused = Form::of(Path::new(name)).unwrap_err().to_string();
-            assert!(refused.contains("hint: names end in `.svg`, "), "{refused}");
+            let refused = FileFormat::of(Path::new(name)).unwrap_err().to_string();
+            assert!(refused.contains("hint: known extensions are `.svg`, "), "{refused}");
         }
     }
 
     #[test]
-    fn a_hint_names_what_is_missing_and_where_to_get_it() {
-        assert_eq!(hint(&['好']), "hint: no font here has 好; install fonts-noto-cjk or write SVG");
-        assert_eq!(hint(&['न']), "hint: no font here has न; install fonts-noto or write SVG");
+    fn a_hint_names_missing_characters_and_a_package_that_has_them() {
+        assert_eq!(hint(&['好']), "hint: no installed font has 好; install fonts-noto-cjk or write SVG");
+        assert_eq!(hint(&['न']), "hint: no installed font has न; install fonts-noto or write SVG");
         let many: Vec<char> = ('一'..).take(11).collect();
         assert!(hint(&many).contains(" and 3 more;"));
     }

@@ -1,33 +1,35 @@
-//! Progress on stderr: a bar where a person watches, lines for a file, JSON for a program. The same numbers lie in
-//! `metrics.jsonl` in any case.
+//! Progress on stderr: a bar on a terminal, lines in a file, JSON for programs. The same numbers go to `metrics.jsonl` in
+//! any case.
 
-use super::asked::Form;
-use super::end::End;
+use super::args::LogFormat;
+use super::summary::TrainSummary;
+use crate::output::note;
+use crate::threads;
 use indicatif::{ProgressBar, ProgressStyle};
 use qkv_models::train::{Event, Run, Validation, Watcher};
 use serde::Serialize;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::time::Instant;
 
-/// Who watches a run for the user.
-pub(crate) struct Log {
-    form: Form,
+/// The progress of a run.
+pub(crate) struct TrainLog {
+    format: LogFormat,
     bar: ProgressBar,
     start: Instant,
-    /// Where this process took over.
-    first: u64,
+    /// The step at which this process started.
+    first_step: u64,
 }
 
 /// A line of JSON.
 #[derive(Serialize)]
-struct Told<T> {
+struct LogLine<T> {
     event: &'static str,
     #[serde(flatten)]
-    about: T,
+    fields: T,
 }
 
 #[derive(Serialize)]
-struct Begin<'a> {
+struct StartEvent<'a> {
     version: &'static str,
     seed: u64,
     threads: usize,
@@ -42,38 +44,38 @@ struct Begin<'a> {
 }
 
 #[derive(Serialize)]
-struct Measured<'a> {
+struct ValidationEvent<'a> {
     #[serde(flatten)]
     validation: &'a Validation,
     better: bool,
 }
 
 #[derive(Serialize)]
-struct At {
+struct StepEvent {
     step: u64,
 }
 
-impl Log {
-    pub fn new(form: Form, run: &Run) -> Log {
-        let form = match form {
-            Form::Auto if io::stderr().is_terminal() => Form::Bar,
-            Form::Auto => Form::Plain,
-            form => form,
+impl TrainLog {
+    pub fn new(format: LogFormat, run: &Run) -> TrainLog {
+        let format = match format {
+            LogFormat::Auto if io::stderr().is_terminal() => LogFormat::Bar,
+            LogFormat::Auto => LogFormat::Plain,
+            format => format,
         };
         let style = ProgressStyle::with_template("{bar:24} {pos}/{len} · {msg}").expect("a constant");
-        let bar = match form {
-            Form::Bar => ProgressBar::new(run.recipe().train.steps).with_style(style.progress_chars("█▉▊▋▌▍▎▏  ")),
+        let bar = match format {
+            LogFormat::Bar => ProgressBar::new(run.recipe().train.steps).with_style(style.progress_chars("█▉▊▋▌▍▎▏  ")),
             _ => ProgressBar::hidden(),
         };
-        Log { form, bar, start: Instant::now(), first: run.step() }
+        TrainLog { format, bar, start: Instant::now(), first_step: run.step() }
     }
 
-    /// What is trained, where and how.
-    pub fn begin(&self, run: &Run) {
+    /// The run starts: its data, model and settings.
+    pub fn start(&self, run: &Run) {
         let recipe = run.recipe();
         let model = recipe.model.name();
         let folder = run.folder().display().to_string();
-        let begin = Begin {
+        let start = StartEvent {
             version: env!("CARGO_PKG_VERSION"),
             seed: recipe.seed,
             threads: rayon::current_num_threads(),
@@ -86,101 +88,100 @@ impl Log {
             step: run.step(),
             steps: recipe.train.steps,
         };
-        if self.form == Form::Json {
-            return self.json("begin", begin);
+        if self.format == LogFormat::Json {
+            return self.json("begin", start);
         }
-        let Begin { version, seed, isa, device, ref data, parameters, step, steps, .. } = begin;
-        let threads = crate::threads::told(begin.threads);
+        let StartEvent { version, seed, isa, device, ref data, parameters, step, steps, .. } = start;
+        let threads = threads::count(start.threads);
         self.line(&format!("qkv      {version}, seed {seed}, {threads}, {isa}, {device}"));
         self.line(&format!("data     {data}"));
-        self.line(&format!("model    {model}, {} parameters", many(parameters as f64)));
+        self.line(&format!("model    {model}, {} parameters", short_count(parameters as f64)));
         let from = if step > 0 { format!(", from step {step}") } else { String::new() };
         self.line(&format!("run      {folder}, {steps} steps{from}"));
         self.bar.set_position(step);
     }
 
-    /// Nothing moves any more.
+    /// Removes the bar.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }
 
-    /// It was asked to stop, and did.
+    /// The run was stopped by a signal.
     pub fn interrupted(&self, run: &Run) {
         let (step, folder) = (run.step(), run.folder().display());
-        match self.form {
-            Form::Json => self.json("interrupted", At { step }),
-            Form::Quiet => {}
-            _ => self.line(&format!("interrupted at step {step}, and saved: `qkv train --resume {folder}` goes on")),
+        match self.format {
+            LogFormat::Json => self.json("interrupted", StepEvent { step }),
+            LogFormat::Quiet => {}
+            _ => self.line(&format!("interrupted at step {step}, saved; continue with `qkv train --resume {folder}`")),
         }
     }
 
-    /// How it ended, where programs read along.
-    pub fn end(&self, end: &End) {
-        if self.form == Form::Json {
-            self.json("end", end);
+    /// The run ended; the summary for programs that follow the log.
+    pub fn end(&self, summary: &TrainSummary) {
+        if self.format == LogFormat::Json {
+            self.json("end", summary);
         }
     }
 
-    fn json(&self, event: &'static str, about: impl Serialize) {
-        let line = serde_json::to_string(&Told { event, about }).expect("plain data");
-        let _ = writeln!(io::stderr(), "{line}");
+    fn json(&self, event: &'static str, fields: impl Serialize) {
+        note(serde_json::to_string(&LogLine { event, fields }).expect("plain data"));
     }
 
-    /// A line above the bar; whoever closed stderr does not want to read it.
-    fn line(&self, words: &str) {
-        if !matches!(self.form, Form::Json | Form::Quiet) {
-            self.bar.suspend(|| drop(writeln!(io::stderr(), "{words}")));
+    /// Prints a line above the bar.
+    fn line(&self, text: &str) {
+        if !matches!(self.format, LogFormat::Json | LogFormat::Quiet) {
+            self.bar.suspend(|| note(text));
         }
     }
 
-    /// Seconds that the steps to come take if they take what those of this process took, validations included.
-    fn left(&self, event: &Event) -> f64 {
-        let taken = event.step.saturating_sub(self.first).max(1) as f64;
-        self.start.elapsed().as_secs_f64() / taken * event.steps.saturating_sub(event.step) as f64
+    /// Seconds until the end, at the pace of this process, validations included.
+    fn seconds_left(&self, event: &Event) -> f64 {
+        let done = event.step.saturating_sub(self.first_step).max(1) as f64;
+        self.start.elapsed().as_secs_f64() / done * event.steps.saturating_sub(event.step) as f64
     }
 
-    fn told(&self, event: &Event) -> String {
+    fn metrics(&self, event: &Event) -> String {
         let Event { loss, rate, norm, tokens, seconds, .. } = event;
-        let speed = many(*tokens as f64 / seconds.max(1e-9));
-        let left = clock(self.left(event));
+        let speed = short_count(*tokens as f64 / seconds.max(1e-9));
+        let left = clock(self.seconds_left(event));
         format!("loss {loss:.4} · lr {rate:.2e} · gradient {norm:.3} · {speed} tokens/s · {left} left")
     }
 }
 
-impl Watcher for Log {
+impl Watcher for TrainLog {
     fn step(&mut self, event: &Event) {
-        if self.form == Form::Bar {
+        if self.format == LogFormat::Bar {
             self.bar.set_position(event.step);
-            self.bar.set_message(self.told(event));
+            self.bar.set_message(self.metrics(event));
         }
     }
 
     fn logged(&mut self, event: &Event) {
-        match self.form {
-            Form::Json => self.json("step", event),
-            Form::Plain => {
+        match self.format {
+            LogFormat::Json => self.json("step", event),
+            LogFormat::Plain => {
                 let Event { step, steps, epoch, perplexity, .. } = event;
-                let told = self.told(event);
-                self.line(&format!("step {step}/{steps} · epoch {epoch} · perplexity {perplexity:.2} · {told}"));
+                let metrics = self.metrics(event);
+                self.line(&format!("step {step}/{steps} · epoch {epoch} · perplexity {perplexity:.2} · {metrics}"));
             }
             _ => {}
         }
     }
 
     fn validating(&mut self, _step: u64) {
-        if self.form == Form::Bar {
-            self.bar.set_message("measuring on the dev set");
+        if self.format == LogFormat::Bar {
+            self.bar.set_message("validating on the dev set");
             self.bar.tick();
         }
     }
 
     fn validated(&mut self, validation: &Validation, better: bool) {
-        if self.form == Form::Json {
-            return self.json("validation", Measured { validation, better });
+        if self.format == LogFormat::Json {
+            return self.json("validation", ValidationEvent { validation, better });
         }
         let Validation { step, loss, perplexity, .. } = validation;
         let best = if better { " · best so far" } else { "" };
-        let scores = Some(validation.told()).filter(|told| !told.is_empty()).map(|told| format!(" · {told}"));
+        let scores = Some(validation.told()).filter(|scores| !scores.is_empty()).map(|scores| format!(" · {scores}"));
         let scores = scores.unwrap_or_default();
         self.line(&format!("dev at step {step} · loss {loss:.4} · perplexity {perplexity:.3}{scores}{best}"));
         for [source, output, reference] in &validation.samples {
@@ -190,14 +191,14 @@ impl Watcher for Log {
     }
 
     fn saved(&mut self, step: u64) {
-        if self.form == Form::Json {
-            self.json("saved", At { step });
+        if self.format == LogFormat::Json {
+            self.json("saved", StepEvent { step });
         }
     }
 }
 
-/// A count as a person reads it: `413 k`.
-fn many(count: f64) -> String {
+/// A count for people: `413 k`.
+fn short_count(count: f64) -> String {
     match count {
         x if x >= 1e6 => format!("{:.1} M", x / 1e6),
         x if x >= 1e4 => format!("{:.0} k", x / 1e3),
@@ -205,7 +206,7 @@ fn many(count: f64) -> String {
     }
 }
 
-/// Seconds as `1:05` or `2:03:04`.
+/// A duration as `1:05` or `2:03:04`.
 fn clock(seconds: f64) -> String {
     let seconds = seconds.round() as u64;
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
@@ -218,7 +219,7 @@ mod tests {
 
     #[test]
     fn counts_and_times_are_short() {
-        assert_eq!([7.0, 9999.0, 413_000.0, 7.3e6].map(many), ["7", "9999", "413 k", "7.3 M"]);
+        assert_eq!([7.0, 9999.0, 413_000.0, 7.3e6].map(short_count), ["7", "9999", "413 k", "7.3 M"]);
         assert_eq!([0.4, 65.0, 7384.0].map(clock), ["0:00", "1:05", "2:03:04"]);
     }
 }

@@ -1,101 +1,107 @@
-//! What `qkv translate` can be asked, as a table of choices, and what was asked.
+//! The arguments of `qkv translate`.
 
-use crate::choices::{Choice, Kind, Table};
-use crate::searching::{SEARCH, Searching};
-use clap::ArgMatches;
+use crate::arguments::{Argument, Arguments, Kind, MODEL_OR_EMBEDDED, Matches, THREADS};
+use crate::search::{SEARCH, SearchArgs};
 use std::path::PathBuf;
 
-/// Every choice of `qkv translate`.
-pub(crate) const CHOICES: Table = &[
+/// The arguments.
+pub(crate) const ARGUMENTS: Arguments = &[
     (
-        "What is translated, and by which model",
+        "Input and output",
         &[
-            Choice::new("text", Kind::Text, "Translate this; left out, the lines of `--input`, or else of stdin")
+            Argument::new("text", Kind::Text, "Text to translate; the lines of `--input` or stdin by default")
                 .value("TEXT")
-                .bare()
-                .many()
-                .clashes(&["input"]),
-            Choice::new("model", Kind::Path, "Use the model in this folder; left out, the embedded one").value("DIR"),
-            Choice::new("input", Kind::Path, "Read lines from here").value("FILE"),
-            Choice::new("output", Kind::Path, "Write there; left out, to stdout").value("FILE"),
+                .positional()
+                .repeatable()
+                .conflicts(&["input"]),
+            MODEL_OR_EMBEDDED,
+            Argument::new("input", Kind::Path, "Translate the lines of this file").value("FILE"),
+            Argument::new("output", Kind::Path, "Write to this file, which is replaced when all lines are done")
+                .value("FILE"),
+            Argument::new("append", Kind::Switch, "Append to `--output` line by line instead, for endless input")
+                .requires(&["output"]),
         ],
     ),
-    ("Search", SEARCH),
+    ("Decoding", SEARCH),
     (
-        "What is told: one line for each line, an empty one for an empty one",
+        "Format: one line of output for each line of input",
         &[
-            Choice::new("n-best", Kind::Count, "The N best, each as `LINE⇥SCORE⇥TEXT`").value("N").default("1").clashes(&["greedy"]),
-            Choice::new("scores", Kind::Switch, "The score before each translation, as `SCORE⇥TEXT`"),
-            Choice::new("align", Kind::Word, "Where each word looked; at a terminal it is drawn for TEXT")
+            Argument::new("n-best", Kind::Integer(1, 1000), "The N best translations, each as `LINE⇥SCORE⇥TEXT`")
+                .value("N")
+                .default("1")
+                .conflicts(&["greedy"]),
+            Argument::new("scores", Kind::Switch, "The score before each translation, as `SCORE⇥TEXT`"),
+            Argument::new("align", Kind::Word, "Word alignment; drawn by default for a TEXT on a terminal")
                 .values(&[
-                    ("draw", "a grid under the translation: its words down, those of the source across"),
-                    ("pharaoh", "`TEXT⇥0-0 1-2 …`: source and target word, counted from 0, of the largest weight of each target word and of every weight of at least 0.3"),
-                    ("none", "nowhere"),
+                    ("draw", "a grid below the translation: target words down, source words across"),
+                    (
+                        "pharaoh",
+                        "`TEXT⇥0-0 1-2 …`: source-target word pairs from 0, for the largest weight of each target word \
+                         and every weight of at least 0.3",
+                    ),
+                    ("none", "no alignment"),
                 ])
-                .alone("draw"),
-            Choice::new("json", Kind::Switch, "One JSON object for each line, with tokens, scores, alternatives and alignment")
-                .clashes(&["scores"]),
+                .bare_value("draw"),
+            Argument::new("json", Kind::Switch, "One JSON object per line: tokens, scores, alternatives, alignment")
+                .conflicts(&["scores"]),
         ],
     ),
-    ("How", &[Choice::new("threads", Kind::Threads, "Use N threads; left out, every core").value("N")]),
+    ("Computation", &[THREADS]),
 ];
 
-/// How alignments are told.
+/// Command lines to start from.
+pub(crate) const EXAMPLES: &[(&str, &str)] = &[
+    ("qkv translate 好久不见", "A sentence, with its alignment on a terminal"),
+    ("qkv translate < zh.txt > en.txt", "A file, line by line"),
+    ("qkv translate --model runs/dates --align 'November 15th, 2026'", "Your own model, with the alignment"),
+    ("qkv translate --input zh.txt --n-best 3 --beam 8 --output en.tsv", "The three best of each line"),
+    ("qkv translate --sample --temperature 0.8 --top-p 0.9 --seed 7 好久不见", "Sampled, reproducibly"),
+    ("qkv translate --json --align=pharaoh < zh.txt", "Tokens, scores and links as JSON"),
+];
+
+/// The format of alignments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Align {
+pub(crate) enum AlignFormat {
     Draw,
     Pharaoh,
     None,
 }
 
-/// What `qkv translate` was asked.
+/// The parsed arguments.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct TranslateArgs {
     pub texts: Vec<String>,
     pub model: Option<PathBuf>,
     pub input: Option<PathBuf>,
     pub output: Option<PathBuf>,
-    pub searching: Searching,
+    pub append: bool,
+    pub search: SearchArgs,
     pub n_best: usize,
     pub scores: bool,
-    /// Nothing where it was not said.
-    pub align: Option<Align>,
+    /// None where it was not typed.
+    pub align: Option<AlignFormat>,
     pub json: bool,
     pub threads: Option<usize>,
 }
 
-impl Asked {
-    /// From a command line that holds together.
-    pub fn read(matches: &ArgMatches) -> Asked {
-        let path = |name| matches.get_one::<PathBuf>(name).cloned();
-        let whole = |name| matches.get_one::<u64>(name).and_then(|&n| usize::try_from(n).ok());
-        Asked {
-            texts: matches.get_many("text").into_iter().flatten().cloned().collect(),
-            model: path("model"),
-            input: path("input"),
-            output: path("output"),
-            searching: Searching::read(matches),
-            n_best: whole("n-best").unwrap_or(1),
-            scores: matches.get_flag("scores"),
-            align: matches.get_one::<String>("align").map(|word| match &word[..] {
-                "draw" => Align::Draw,
-                "pharaoh" => Align::Pharaoh,
-                _ => Align::None,
+impl TranslateArgs {
+    pub fn parse(matches: &Matches<'_>) -> TranslateArgs {
+        TranslateArgs {
+            texts: matches.texts("text"),
+            model: matches.path("model"),
+            input: matches.path("input"),
+            output: matches.path("output"),
+            append: matches.switch("append"),
+            search: SearchArgs::parse(matches),
+            n_best: matches.count("n-best").unwrap_or(1),
+            scores: matches.switch("scores"),
+            align: matches.word("align").map(|word| match word {
+                "draw" => AlignFormat::Draw,
+                "pharaoh" => AlignFormat::Pharaoh,
+                _ => AlignFormat::None,
             }),
-            json: matches.get_flag("json"),
-            threads: whole("threads"),
+            json: matches.switch("json"),
+            threads: matches.count("threads"),
         }
     }
-}
-
-/// What `qkv translate --help` says beyond its choices.
-pub(crate) fn after_help() -> String {
-    crate::arguments::examples(&[
-        ("qkv translate 好久不见", "A sentence; at a terminal, with its alignment drawn"),
-        ("qkv translate < zh.txt > en.txt", "A file, line by line"),
-        ("qkv translate --model runs/dates --align 'November 15th, 2026'", "A model of your own, and where it looked"),
-        ("qkv translate --input zh.txt --n-best 3 --beam 8 --output en.tsv", "The three best of each line"),
-        ("qkv translate --sample --temperature 0.8 --top-p 0.9 --seed 7 好久不见", "Drawn, and the same every time"),
-        ("qkv translate --json --align=pharaoh < zh.txt", "Tokens, scores and links, for programs"),
-    ])
 }

@@ -1,28 +1,28 @@
-//! What is told of a line: its translation, with scores, alternatives and alignment where they were asked for.
+//! A translated line as text, columns or JSON, with scores, alternatives and alignment.
 
-use super::asked::{Align, Asked};
-use super::lines::Line;
-use crate::aligned::Aligned;
+use super::args::{AlignFormat, TranslateArgs};
+use crate::alignment::AlignmentJson;
 use crate::failure::Failure;
-use crate::terminal::Paper;
+use crate::lines::Line;
+use crate::terminal::TerminalStyle;
 use qkv_explore::{Matrix, draw};
 use qkv_models::{Translation, Translator};
 use qkv_nn::Machine;
 use serde::Serialize;
 
-/// A line and what was found for it.
-pub(crate) struct Answer<'a> {
+/// A line and its translations, best first.
+pub(crate) struct TranslatedLine<'a> {
     translator: &'a Translator,
     line: &'a Line,
     source: &'a [u32],
     found: &'a [Translation],
-    /// Where the best looked, if that was asked for.
-    words: Option<Matrix>,
+    /// The word alignment of the best translation.
+    alignment: Option<Matrix>,
 }
 
-/// The same as JSON.
+/// The JSON of a line.
 #[derive(Serialize)]
-struct Object<'a> {
+struct TranslationJson<'a> {
     line: usize,
     source: &'a str,
     translation: &'a str,
@@ -33,7 +33,7 @@ struct Object<'a> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     alternatives: Vec<Alternative<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    alignment: Option<Aligned<'a>>,
+    alignment: Option<AlignmentJson<'a>>,
 }
 
 #[derive(Serialize)]
@@ -44,30 +44,30 @@ struct Alternative<'a> {
     tokens: Vec<String>,
 }
 
-impl<'a> Answer<'a> {
+impl<'a> TranslatedLine<'a> {
     pub fn new(
         translator: &'a Translator,
         line: &'a Line,
         source: &'a [u32],
         found: &'a [Translation],
-        align: Align,
+        align: AlignFormat,
         machine: &Machine,
     ) -> Result<Self, Failure> {
-        let words = match found.first() {
-            Some(best) if align != Align::None && !source.is_empty() => {
+        let alignment = match found.first() {
+            Some(best) if align != AlignFormat::None && !source.is_empty() => {
                 let alignment = translator.align(source, &best.tokens, machine)?;
                 Some(Matrix::aligned(&alignment, &translator.tokenizer)?)
             }
             _ => None,
         };
-        Ok(Answer { translator, line, source, found, words })
+        Ok(TranslatedLine { translator, line, source, found, alignment })
     }
 
     /// One JSON object on a line.
-    pub fn json(&self, best: usize) -> String {
+    pub fn to_json(&self, n_best: usize) -> String {
         let none = Translation { text: String::new(), tokens: Vec::new(), score: 0.0, log_probability: 0.0 };
         let first = self.found.first().unwrap_or(&none);
-        let object = Object {
+        let object = TranslationJson {
             line: self.line.number,
             source: &self.line.text,
             translation: &first.text,
@@ -75,7 +75,7 @@ impl<'a> Answer<'a> {
             log_probability: first.log_probability,
             source_tokens: self.pieces(self.source),
             target_tokens: self.pieces(&first.tokens),
-            alternatives: (self.found.iter().take(best).skip(1))
+            alternatives: (self.found.iter().take(n_best).skip(1))
                 .map(|found| Alternative {
                     translation: &found.text,
                     score: found.score,
@@ -83,7 +83,7 @@ impl<'a> Answer<'a> {
                     tokens: self.pieces(&found.tokens),
                 })
                 .collect(),
-            alignment: self.words.as_ref().map(Aligned::linked),
+            alignment: self.alignment.as_ref().map(AlignmentJson::with_links),
         };
         serde_json::to_string(&object).expect("plain data") + "\n"
     }
@@ -92,35 +92,35 @@ impl<'a> Answer<'a> {
         self.translator.tokenizer.pieces(tokens).into_iter().map(|piece| piece.text).collect()
     }
 
-    /// Columns with tabs between them: the number of the line with `--n-best`, the score with it or with `--scores`, the text,
-    /// and links with `--align=pharaoh`; a drawing under it.
-    pub fn text(&self, asked: &Asked, paper: Paper) -> String {
-        let mut told = String::new();
+    /// Columns separated by tabs: the line number with `--n-best`, the score with `--n-best` or `--scores`, the text, and
+    /// links with `--align=pharaoh`. A drawing goes below.
+    pub fn to_text(&self, args: &TranslateArgs, style: TerminalStyle) -> String {
+        let mut text = String::new();
         let empty = self.source.is_empty();
-        let count = if empty { 1 } else { asked.n_best };
+        let count = if empty { 1 } else { args.n_best };
         for (at, found) in self.found.iter().take(count).enumerate() {
-            if asked.n_best > 1 {
-                told += &format!("{}\t", self.line.number);
+            if args.n_best > 1 {
+                text += &format!("{}\t", self.line.number);
             }
-            if asked.scores || asked.n_best > 1 {
-                told += &format!("{:.4}\t", found.score);
+            if args.scores || args.n_best > 1 {
+                text += &format!("{:.4}\t", found.score);
             }
-            // A line stays a line, whatever a model says.
-            told += &found.text.replace(['\n', '\r', '\t'], " ");
-            if asked.align == Some(Align::Pharaoh) {
-                told.push('\t');
-                told += &self.words.as_ref().filter(|_| at == 0).map(Matrix::pharaoh).unwrap_or_default();
+            // A line stays one line, whatever the model generates.
+            text += &found.text.replace(['\n', '\r', '\t'], " ");
+            if args.align == Some(AlignFormat::Pharaoh) {
+                text.push('\t');
+                text += &self.alignment.as_ref().filter(|_| at == 0).map(Matrix::pharaoh).unwrap_or_default();
             }
-            told.push('\n');
+            text.push('\n');
         }
         if self.found.is_empty() {
-            told.push('\n');
+            text.push('\n');
         }
-        match &self.words {
-            Some(words) if asked.align != Some(Align::Pharaoh) => {
-                told + "\n" + &draw::alignment(words, paper.width, paper.colour) + "\n"
+        match &self.alignment {
+            Some(alignment) if args.align != Some(AlignFormat::Pharaoh) => {
+                text + "\n" + &draw::alignment(alignment, style.width, style.color) + "\n"
             }
-            _ => told,
+            _ => text,
         }
     }
 }

@@ -1,0 +1,89 @@
+//! `qkv convert`: a model as a folder in the Hugging Face layout.
+
+use crate::arguments::{Argument, Arguments, Kind};
+use crate::command::{Command, Run, Status};
+use crate::failure::Failure;
+use crate::input;
+use crate::output::Print;
+use qkv_models::files::tensors::Storage;
+use qkv_models::{Encoder, Generator, Han, Vit};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+pub(super) const COMMAND: Command =
+    Command::new("convert", "Convert a model to a folder that Python's `transformers` reads", ARGUMENTS, |matches| {
+        Ok(Box::new(ConvertArgs {
+            path: matches.required_path("path"),
+            out: matches.required_path("out"),
+            storage: match matches.word("storage") {
+                Some("f16") => Storage::F16,
+                Some("bf16") => Storage::Bf16,
+                _ => Storage::F32,
+            },
+        }))
+    })
+    .examples(&[("qkv convert SmolLM2-135M-Instruct.Q4_1.gguf --out smollm2", "From GGUF to safetensors")]);
+
+const ARGUMENTS: Arguments = &[(
+    "Input and output",
+    &[
+        Argument::new("path", Kind::Path, "Model: a folder or a `.gguf` file").value("PATH").positional().required(),
+        Argument::new("out", Kind::Path, "Folder to create").value("DIR").required(),
+        Argument::new("storage", Kind::Word, "Type of the stored weights").default("f32").values(&[
+            ("f32", "as computed"),
+            ("f16", "IEEE half precision"),
+            ("bf16", "bfloat16"),
+        ]),
+    ],
+)];
+
+struct ConvertArgs {
+    path: PathBuf,
+    out: PathBuf,
+    storage: Storage,
+}
+
+impl Run for ConvertArgs {
+    fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
+        if fs::read_dir(&self.out).is_ok_and(|mut entries| entries.next().is_some()) {
+            let what = format!("`{}` already exists and is not empty", self.out.display());
+            return Err(Failure::new(what).hint("choose another `--out`"));
+        }
+        input::check(&self.path)?;
+        // Complete or not there: on a full disk nothing stays that would stand in the way of a second try.
+        let part = Part::beside(&self.out)?;
+        self.save(&part.0)?;
+        let _ = fs::remove_dir(&self.out); // an empty folder may be replaced
+        fs::rename(&part.0, &self.out).map_err(|error| qkv_models::Error::file("write", &self.out, error))?;
+        print(&format!("written  {}\n", self.out.display())).map(|_| Status::Done)
+    }
+}
+
+impl ConvertArgs {
+    fn save(&self, folder: &Path) -> Result<(), Failure> {
+        let kind = if self.path.is_dir() { qkv_models::kind(&self.path)? } else { String::new() };
+        match kind.as_str() {
+            "encoder" => Encoder::open(&self.path)?.save(folder, self.storage)?,
+            "han" => Han::open(&self.path)?.save(folder, self.storage)?,
+            "vit" => Vit::open(&self.path)?.save(folder, self.storage)?,
+            _ => Generator::open(&self.path)?.save(folder, self.storage)?,
+        }
+        Ok(())
+    }
+}
+
+/// The folder that is filled before it has its name. What is left of it is removed.
+struct Part(PathBuf);
+
+impl Part {
+    fn beside(path: &Path) -> Result<Part, Failure> {
+        let name = path.file_name().ok_or_else(|| Failure::in_file(path, "cannot be written: it has no name"))?;
+        Ok(Part(path.with_file_name(format!(".{}.{}.part", name.to_string_lossy(), std::process::id()))))
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
