@@ -1,4 +1,4 @@
-//! A model that lies in `model/` is embedded; without one the program builds all the same.
+//! Embeds the model in `model/`, if there is one; the program builds without.
 
 use std::path::Path;
 

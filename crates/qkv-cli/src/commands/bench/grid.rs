@@ -71,7 +71,7 @@ pub(crate) fn cases(args: &BenchArgs) -> Vec<Case> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::args::ReportFormat;
+    use crate::commands::bench::args::ReportFormat;
 
     fn no_args() -> BenchArgs {
         BenchArgs {

@@ -57,10 +57,10 @@ pub(crate) fn summary(rows: &[Measurement], rounds: usize, markdown: bool) -> St
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::case::Case;
-    use crate::bench::peaks::Peak;
-    use crate::bench::shape::Shape;
-    use crate::bench::timing::Timing;
+    use crate::commands::bench::case::Case;
+    use crate::commands::bench::peaks::Peak;
+    use crate::commands::bench::shape::Shape;
+    use crate::commands::bench::timing::Timing;
 
     fn row(precision: Precision, direction: Direction, n: usize, ratio: f64) -> Measurement {
         let case = Case { shape: Shape::new([1, 1, 1, n, n, 8]), precision, causal: false, direction };

@@ -1,0 +1,121 @@
+//! The page over a document and over an image: models that are trained here in seconds.
+
+use crate::explore::browser::Browser;
+use crate::explore::program::Serving;
+use std::path::Path;
+use std::process::Command;
+
+fn train(folder: &Path, recipe: &str) {
+    std::fs::write(folder.join("r.toml"), recipe).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_qkv"));
+    let ran = command.current_dir(folder).args(["train", "r.toml", "--out", "m", "--quiet"]).output().unwrap();
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+}
+
+#[test]
+fn a_document_is_shaded_on_both_levels() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = |at: usize| {
+        let (label, word) = [("good", "lovely"), ("bad", "dreadful")][at % 2];
+        format!("{label}\tthe plot is long . <s> it was {word} to see <s> number {at}\n")
+    };
+    let lines: String = (0..40).map(line).collect();
+    std::fs::write(folder.path().join("data"), lines).unwrap();
+    train(
+        folder.path(),
+        "name = 'tiny'\n[data]\nclasses = 'data'\ndev = 'data'\n[tokenizer]\nkind = 'words'\nsize = 60\n[model]\nkind = 'han'\n\
+         d_model = 16\nhidden = 8\nattention_width = 8\ndropout = 0.0\n[train]\nsteps = 60\ntokens = 256\nlr = 1e-2\nwarmup = 10\n\
+         smoothing = 0.0\naverage = 0.0\nmetric = 'exact'\nvalidate = 30\nsave = 60\n",
+    );
+    let model = folder.path().join("m").display().to_string();
+    let serving = Serving::start(&["--model", &model, "The plot is long. It was lovely to see!"]);
+    let mut browser = Browser::open(&serving.url);
+    assert!(browser.text("#output").starts_with("good "), "{}", browser.text("#output"));
+    // Two sentences; the shares of both levels are those that the server gives, and sum to 1.
+    assert_eq!(browser.eval("document.querySelectorAll('.sentence').length"), 2);
+    let shares = browser.numbers("/api/runs/0/weights?layer=0&head=0");
+    assert!((shares.iter().sum::<f32>() - 1.0).abs() < 1e-5);
+    let drawn = browser.eval("[...document.querySelectorAll('.sentence')].map((s) => Number(s.dataset.weight))");
+    assert!((drawn[1].as_f64().unwrap() as f32 - shares[1]).abs() < 1e-6, "{drawn} {shares:?}");
+    let words = browser.numbers("/api/runs/0/weights?layer=1&head=0&rows=1..2");
+    let drawn =
+        browser.eval("Number(document.querySelector('.sentence:nth-child(2) .word:nth-child(3)').dataset.weight)");
+    assert!((drawn.as_f64().unwrap() as f32 - words[5 + 2]).abs() < 1e-6, "{drawn} {words:?}");
+    assert!(words[..5].iter().all(|&weight| weight == 0.0), "a sentence sees its own words alone: {words:?}");
+    // A word says its weight, and how it came about.
+    browser.click(".sentence:nth-child(2) .word:nth-child(3)");
+    browser.until("!document.querySelector('#pair').hidden && document.querySelector('#pair .result')");
+    browser.press("Escape");
+    browser.until("document.querySelector('#pair').hidden");
+    browser.click("[data-shade=words]");
+    browser.until("location.hash.includes('shade=words')");
+    // The matrices themselves are there too.
+    browser.press("2");
+    browser.until("document.querySelector('.view canvas.cells')");
+    // Another document.
+    browser.press("/");
+    browser.until("document.activeElement.id === 'text'");
+    browser.write("It was dreadful.");
+    browser.press("Enter");
+    browser.until("document.querySelector('#output').textContent.startsWith('bad')");
+    browser.is_content();
+}
+
+#[test]
+fn weights_lie_over_the_image() {
+    let folder = tempfile::tempdir().unwrap();
+    let header = |axes: &[u32]| {
+        let mut bytes = vec![0, 0, 8, axes.len() as u8];
+        axes.iter().for_each(|axis| bytes.extend(axis.to_be_bytes()));
+        bytes
+    };
+    let points = |right: bool| -> Vec<u8> { (0..64).map(|at| if (at % 8 >= 4) == right { 220 } else { 20 }).collect() };
+    let (mut images, mut labels) = (header(&[40, 8, 8]), header(&[40]));
+    for at in 0..40 {
+        images.extend(points(at % 2 == 1));
+        labels.push((at % 2) as u8);
+    }
+    std::fs::write(folder.path().join("images"), images).unwrap();
+    std::fs::write(folder.path().join("labels"), labels).unwrap();
+    train(
+        folder.path(),
+        "name = 'tiny'\n[data]\nimages = 'images'\nlabels = 'labels'\ndev_images = 'images'\ndev_labels = 'labels'\n\
+         names = ['left', 'right']\n[model]\nkind = 'vit'\npatch_size = 2\nd_model = 16\nffn_dim = 32\nheads = 2\nlayers = 2\n\
+         dropout = 0.0\n[train]\nsteps = 40\ntokens = 170\nlr = 5e-3\nwarmup = 10\nsmoothing = 0.0\naverage = 0.0\n\
+         metric = 'exact'\nvalidate = 20\nsave = 40\n",
+    );
+    for (name, right) in [("left.png", false), ("right.png", true)] {
+        let file = std::fs::File::create(folder.path().join(name)).unwrap();
+        let mut encoder = png::Encoder::new(file, 8, 8);
+        encoder.set_color(png::ColorType::Grayscale);
+        encoder.write_header().unwrap().write_image_data(&points(right)).unwrap();
+    }
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let serving = Serving::start(&["--model", &path("m"), "--image", &path("left.png"), "--image", &path("right.png")]);
+    let mut browser = Browser::open(&serving.url);
+    assert!(browser.text("#output").starts_with("left "), "{}", browser.text("#output"));
+    // What the class token gives each patch is told when it is pointed at, and is what the server says.
+    let weights = browser.numbers("/api/runs/0/weights?layer=0&head=0&rows=0..1");
+    let middle = browser.middle(".seen.over");
+    browser.point([middle[0] + 4.0, middle[1] + 4.0]); // the patch in row 2, column 2
+    browser.until("document.querySelector('.told').textContent.includes('patch 2·2')");
+    let told = browser.text(".told");
+    assert!(
+        told.starts_with("the class token looks at") && told.ends_with(&crate::explore::program::shown(weights[11])),
+        "{told}"
+    );
+    // Every head has a small picture; one that is clicked is shown.
+    browser.until("document.querySelectorAll('.one').length === 6");
+    browser.click(".one:nth-child(5)");
+    browser.until("location.hash.includes('layer=1') && location.hash.includes('head=1')");
+    // Followed through the layers.
+    browser.click("[data-way=rollout]");
+    browser.until("document.querySelector('[data-way=rollout]').getAttribute('aria-pressed') === 'true'");
+    // A patch that is clicked is the one that looks.
+    browser.click(".seen.over");
+    browser.until("document.querySelector('.told').textContent.startsWith('patch ')");
+    // The other image.
+    browser.eval("(() => { const s = document.querySelector('#text'); s.selectedIndex = 1; s.dispatchEvent(new Event('change')); })()");
+    browser.until("document.querySelector('#output').textContent.startsWith('right')");
+    browser.is_content();
+}

@@ -1,0 +1,14 @@
+//! The commands about models, on models so small that they train in a second. How good a model gets is not tested here.
+
+mod damaged;
+mod documents;
+mod eval;
+mod generate;
+mod help;
+mod images;
+mod labels;
+pub mod program;
+mod resume;
+mod show;
+mod train;
+mod translate;

@@ -1,0 +1,15 @@
+//! `qkv run` on files.
+
+mod features;
+mod files;
+mod gradients;
+mod local;
+mod lsh;
+mod options;
+mod precision;
+mod program;
+mod report;
+mod selection;
+mod shapes;
+mod tensors;
+mod usage;
