@@ -1,7 +1,8 @@
-//! Files that are read: only regular ones. Opening a FIFO waits for a writer that may never come, and a device such as
-//! `/dev/zero` has no end, so both are refused by what the system says they are, before they are opened.
+//! Files that are read: only regular ones. A FIFO may never have a writer, and a device such as `/dev/zero` has no end;
+//! `qkv_models::files::input` refuses both, and the program adds that stdin takes a pipe.
 
 use crate::failure::Failure;
+use qkv_models::files::input;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
@@ -9,10 +10,10 @@ use std::path::Path;
 /// Opens a regular file.
 pub(crate) fn open(path: &Path) -> Result<File, Failure> {
     check(path)?;
-    File::open(path).map_err(|error| qkv_models::Error::file("open", path, error).into())
+    Ok(input::open(path)?)
 }
 
-/// Refuses what is neither a regular file nor a folder. What does not exist is left to whoever opens it.
+/// Refuses what is neither a regular file nor a folder. A path that does not exist is left to whoever opens it.
 pub(crate) fn check(path: &Path) -> Result<(), Failure> {
     match fs::metadata(path) {
         Ok(about) if !about.is_file() && !about.is_dir() => {
