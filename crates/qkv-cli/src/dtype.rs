@@ -1,7 +1,7 @@
 //! Element types: those that attention is computed in, and how the bytes of a file become numbers and back.
 
 use half::{bf16, f16};
-use qkv::Element;
+use qkv_simd::Element;
 use safetensors::Dtype;
 
 /// A type that attention is computed in.
@@ -74,11 +74,11 @@ macro_rules! stored {
 stored!(f32 F32, f64 F64, bf16 BF16, f16 F16, i64 I64);
 
 /// A type to compute in whose accumulator can be stored, too.
-pub(crate) trait Computable: Stored + Element<Acc: Stored> {}
-impl<T: Stored + Element<Acc: Stored>> Computable for T {}
+pub(crate) trait Computable: Stored + qkv::Element<Acc: Stored> {}
+impl<T: Stored + qkv::Element<Acc: Stored>> Computable for T {}
 
 /// Decodes floats and rounds them to `T`; `None` for other types.
-pub(crate) fn floats<T: qkv::Element>(dtype: Dtype, bytes: &[u8]) -> Option<Vec<T>> {
+pub(crate) fn floats<T: qkv_simd::Element>(dtype: Dtype, bytes: &[u8]) -> Option<Vec<T>> {
     Some(match dtype {
         Dtype::F32 => bytes.as_chunks().0.iter().map(|x| T::of_f64(f32::from_le_bytes(*x).into())).collect(),
         Dtype::F64 => bytes.as_chunks().0.iter().map(|x| T::of_f64(f64::from_le_bytes(*x))).collect(),
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn every_float_type_survives_a_round_trip() {
-        fn round<T: Stored + qkv::Element>() {
+        fn round<T: Stored + qkv_simd::Element>() {
             let mut bytes = Vec::new();
             let numbers = [0.5, -2.0, 0.0, f64::INFINITY].map(T::of_f64);
             numbers.into_iter().for_each(|x| x.put(&mut bytes));

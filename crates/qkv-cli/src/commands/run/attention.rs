@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use qkv::{Attention, Bias, Mask};
 
 /// Builds the description.
-pub(crate) fn describe<T: qkv::Element>(args: &RunArgs, tensors: &InputTensors<T>) -> Result<Attention, Failure> {
+pub(crate) fn describe<T: qkv_simd::Element>(args: &RunArgs, tensors: &InputTensors<T>) -> Result<Attention, Failure> {
     let mut attention = Attention::new(args.score).place(args.place).bias(bias(args, tensors));
     attention = attention.mask(mask(args, tensors)?).select(args.select);
     attention = match (args.scale, &tensors.scale) {
@@ -33,7 +33,7 @@ pub(crate) fn describe<T: qkv::Element>(args: &RunArgs, tensors: &InputTensors<T
     Ok(attention)
 }
 
-fn bias<T: qkv::Element>(args: &RunArgs, tensors: &InputTensors<T>) -> Bias {
+fn bias<T: qkv_simd::Element>(args: &RunArgs, tensors: &InputTensors<T>) -> Bias {
     let alibi = args.alibi.then(Bias::alibi);
     let tensor = tensors.bias.is_some().then(Bias::tensor);
     let relative = tensors.table.as_ref().map(|table| Bias::relative(table.shape[1] / 2)); // [.., 2R + 1]
@@ -41,7 +41,7 @@ fn bias<T: qkv::Element>(args: &RunArgs, tensors: &InputTensors<T>) -> Bias {
 }
 
 /// The conjunction of all masks.
-fn mask<T: qkv::Element>(args: &RunArgs, tensors: &InputTensors<T>) -> Result<Mask, Failure> {
+fn mask<T: qkv_simd::Element>(args: &RunArgs, tensors: &InputTensors<T>) -> Result<Mask, Failure> {
     let longest = tensors.q.axes()[2].max(tensors.k.axes()[2]);
     let (width, key_width) = (tensors.q.axes()[3], tensors.k.axes()[3]);
     if args.pattern.is_some_and(|pattern| pattern.hash().is_some()) && width != key_width {

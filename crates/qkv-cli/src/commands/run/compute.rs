@@ -12,7 +12,7 @@ use std::time::Instant;
 
 /// The results of a call.
 #[derive(Debug)]
-pub(crate) struct RunOutput<T: qkv::Element> {
+pub(crate) struct RunOutput<T: qkv_simd::Element> {
     pub out: Output<T>,
     /// `[B, Hq, N, M]`, with `--weights`.
     pub weights: Option<Tensor<T, 4>>,

@@ -34,14 +34,14 @@ fn vector(word: &str) -> [f64; WIDTH] {
 pub(crate) const SHAPE: [usize; 4] = [SENTENCES.len(), 1, WORDS, WIDTH];
 
 /// The two sentences as a batch for self-attention: q = k = v.
-pub(crate) fn tensors<T: qkv::Element>() -> InputTensors<T> {
+pub(crate) fn tensors<T: qkv_simd::Element>() -> InputTensors<T> {
     let words = SENTENCES.iter().flatten().flat_map(|word| vector(word));
     let x = Array { shape: SHAPE.to_vec(), data: words.map(T::of_f64).collect() };
     InputTensors::new(x.clone(), x.clone(), x)
 }
 
 /// The weights of each sentence as a table, and the word before and after attention.
-pub(crate) fn drawing<T: qkv::Element>(output: &RunOutput<T>) -> String {
+pub(crate) fn drawing<T: qkv_simd::Element>(output: &RunOutput<T>) -> String {
     let mut drawn = String::new();
     if let Some(weights) = &output.weights {
         drawn += "Attention weights: a row for each query, a column for each key; `·` is zero.\n";
@@ -53,7 +53,12 @@ pub(crate) fn drawing<T: qkv::Element>(output: &RunOutput<T>) -> String {
     drawn
 }
 
-fn table<T: qkv::Element>(to: &mut String, weights: &Tensor<T, 4>, b: usize, words: &[&str; WORDS]) -> std::fmt::Result {
+fn table<T: qkv_simd::Element>(
+    to: &mut String,
+    weights: &Tensor<T, 4>,
+    b: usize,
+    words: &[&str; WORDS],
+) -> std::fmt::Result {
     write!(to, "\n{:12}", "")?;
     words.iter().try_for_each(|word| write!(to, "{word:>7}"))?;
     for (i, word) in words.iter().enumerate() {
@@ -69,7 +74,7 @@ fn table<T: qkv::Element>(to: &mut String, weights: &Tensor<T, 4>, b: usize, wor
 }
 
 /// The word's vector alone, and its attention output in each sentence.
-fn becomes<T: qkv::Element>(to: &mut String, values: &Tensor<T, 4>) -> std::fmt::Result {
+fn becomes<T: qkv_simd::Element>(to: &mut String, values: &Tensor<T, 4>) -> std::fmt::Result {
     writeln!(
         to,
         "\nThe vector of `{WORD}` before attention and after it. Word vectors are written by hand; context does the rest.\n"

@@ -37,7 +37,7 @@ pub(crate) type Shapes = Vec<(String, Vec<usize>)>;
 
 /// The input tensors.
 #[derive(Clone, Debug)]
-pub(crate) struct InputTensors<T: qkv::Element> {
+pub(crate) struct InputTensors<T: qkv_simd::Element> {
     pub q: Array<T>,
     pub k: Array<T>,
     pub v: Array<T>,
@@ -58,7 +58,7 @@ pub(crate) struct InputTensors<T: qkv::Element> {
     pub segments: Option<Segments>,
 }
 
-impl<T: qkv::Element> InputTensors<T> {
+impl<T: qkv_simd::Element> InputTensors<T> {
     /// Only queries, keys and values.
     pub fn new(q: Array<T>, k: Array<T>, v: Array<T>) -> InputTensors<T> {
         InputTensors {
@@ -212,7 +212,7 @@ fn raw(source: &mut Source, name: &str, axes: RangeInclusive<usize>) -> Result<O
     source.read(name)
 }
 
-fn float<T: qkv::Element>(
+fn float<T: qkv_simd::Element>(
     source: &mut Source,
     name: &str,
     axes: RangeInclusive<usize>,
@@ -224,12 +224,16 @@ fn float<T: qkv::Element>(
     }
 }
 
-fn required<T: qkv::Element>(source: &mut Source, name: &str) -> Result<Array<T>, Failure> {
+fn required<T: qkv_simd::Element>(source: &mut Source, name: &str) -> Result<Array<T>, Failure> {
     float(source, name, 4..=4)?.ok_or_else(|| missing(source, name))
 }
 
 /// One number per query. The library takes a flat slice and would not notice `[B, N, Hq]`.
-fn per_query<T: qkv::Element>(source: &mut Source, name: &str, rows: [usize; 3]) -> Result<Option<Array<T>>, Failure> {
+fn per_query<T: qkv_simd::Element>(
+    source: &mut Source,
+    name: &str,
+    rows: [usize; 3],
+) -> Result<Option<Array<T>>, Failure> {
     let found = float(source, name, 3..=3)?;
     match &found {
         Some(Array { shape, .. }) if shape[..] != rows => {
@@ -240,7 +244,11 @@ fn per_query<T: qkv::Element>(source: &mut Source, name: &str, rows: [usize; 3])
 }
 
 /// An upstream gradient beside `d_out`.
-fn upstream<T: qkv::Element>(source: &mut Source, name: &str, rows: [usize; 3]) -> Result<Option<Array<T>>, Failure> {
+fn upstream<T: qkv_simd::Element>(
+    source: &mut Source,
+    name: &str,
+    rows: [usize; 3],
+) -> Result<Option<Array<T>>, Failure> {
     let found = per_query(source, name, rows)?;
     if found.is_some() && source.info("d_out").is_none() {
         return Err(source.refuse("d_out", format!("is missing: `{name}` needs it")));
@@ -249,7 +257,7 @@ fn upstream<T: qkv::Element>(source: &mut Source, name: &str, rows: [usize; 3]) 
 }
 
 /// The table of a relative bias; its reach R follows from its shape.
-fn table<T: qkv::Element>(source: &mut Source) -> Result<Option<Array<T>>, Failure> {
+fn table<T: qkv_simd::Element>(source: &mut Source) -> Result<Option<Array<T>>, Failure> {
     let table = float(source, "table", 2..=2)?;
     match &table {
         Some(Array { shape, .. }) if shape[1] % 2 == 0 => {
