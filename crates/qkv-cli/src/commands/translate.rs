@@ -97,14 +97,13 @@ impl<'a> TranslateSession<'a> {
         let tokens: Vec<Vec<u32>> =
             lines.iter().map(|line| self.translator.tokenizer.encode(line.text.trim())).collect();
         let fits = |tokens: &[u32]| tokens.len() <= most;
-        let texts: Vec<&str> =
-            lines.iter().zip(&tokens).filter(|(_, tokens)| fits(tokens)).map(|(line, _)| line.text.trim()).collect();
+        let sources: Vec<Vec<u32>> = tokens.iter().filter(|tokens| fits(tokens)).cloned().collect();
         let mut search = self.search.clone();
         if let Some(sample) = &mut search.sample {
             sample.before = self.translated;
         }
-        let mut translations = self.translator.translate(&texts, &search, &self.machine)?.into_iter();
-        self.translated += tokens.iter().filter(|tokens| fits(tokens) && !tokens.is_empty()).count();
+        let mut translations = self.translator.translate_tokens(&sources, &search, &self.machine)?.into_iter();
+        self.translated += sources.iter().filter(|source| !source.is_empty()).count();
         let mut results = Vec::with_capacity(lines.len());
         for (line, tokens) in lines.iter().zip(&tokens) {
             if !fits(tokens) {
