@@ -1,4 +1,4 @@
-//! An allocator that counts: what a process holds, and the most it has held. Memory claims are tested and reported with it.
+//! A counting allocator: the bytes that a process holds, and their peak. Memory claims are tested and reported with it.
 //!
 //! ```
 //! use qkv_simd::counting::Counting;
@@ -14,7 +14,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The system's allocator, with a count.
+/// The system allocator, with counters.
 #[derive(Debug)]
 pub struct Counting {
     held: AtomicUsize,
@@ -33,18 +33,18 @@ impl Counting {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// The most bytes held at once since the start, or since [`forget_peak`](Counting::forget_peak).
+    /// The peak since the start, or since [`forget_peak`](Counting::forget_peak).
     pub fn peak(&self) -> usize {
         self.peak.load(Ordering::Relaxed)
     }
 
-    /// Counts the peak anew from what is held now.
+    /// Resets the peak to the bytes held now.
     pub fn forget_peak(&self) {
         self.peak.store(self.held(), Ordering::Relaxed);
     }
 
-    /// Runs `f` and returns, beside its result, the most that was held beyond what was there before and what the result
-    /// holds. Other threads are counted too.
+    /// Runs `f`, and returns beside its result the peak of bytes held beyond those held before and those of the result.
+    /// Other threads are counted too.
     pub fn beyond<R>(&self, f: impl FnOnce() -> R) -> (R, usize) {
         let before = self.held();
         self.forget_peak();
@@ -59,7 +59,7 @@ impl Counting {
     }
 }
 
-// SAFETY: every call is handed on to the system's allocator as it is.
+// SAFETY: every call is forwarded to the system allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.grown(layout.size());

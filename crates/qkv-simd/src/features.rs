@@ -1,8 +1,8 @@
-//! Passes over rows of features, for attention whose weight is a product of features: the maps themselves, their slopes,
-//! the factors by which weights of a chunk decay, and sums of states.
+//! Passes over rows of features, for linear attention: feature maps and their slopes, the decay of weights within a
+//! chunk, and sums of states.
 //!
-//! A tile is rows of whole panels at distance `row`, as in [`tile`](crate::tile); what a pass does to a row depends on
-//! that row alone. Where a row has fewer features than its panels hold, the rest of the last panel is made 0.
+//! A tile is rows of whole panels at distance `row`, as in [`tile`](crate::tile), and a pass treats each row by itself.
+//! Elements of the last panel beyond the number of features are set to 0.
 
 use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
@@ -11,7 +11,7 @@ use crate::math;
 use crate::number::Real;
 use crate::{padded, span};
 
-/// A feature map that looks at one number at a time and never gives less than 0.
+/// An elementwise feature map that is never negative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Positive {
     /// `elu(x) + 1`: `x + 1` above 0, `eˣ` below.
@@ -26,7 +26,7 @@ fn check<A: Real>(tile: &[A], row: usize, rows: usize, width: usize) {
     assert!(tile.len() >= span(rows, row, padded), "the tile is too short");
 }
 
-/// The bits of the lanes of panel `p` that lie below `width`.
+/// The bits of the lanes of panel `p` that are below `width`.
 #[inline(always)]
 fn lanes_below<A: Real>(width: usize, p: usize) -> u32 {
     let left = width.saturating_sub(p * A::LANES).min(A::LANES);
@@ -41,7 +41,7 @@ struct Apply<'a, A> {
     map: Positive,
 }
 
-/// Maps rows of `width` numbers in place.
+/// Maps rows of `width` elements in place.
 ///
 /// ```
 /// use qkv_simd::features::{apply, Positive};
@@ -54,7 +54,7 @@ struct Apply<'a, A> {
 /// ```
 ///
 /// # Panics
-/// Where the tile is too short.
+/// If the tile is too short.
 pub fn apply<A: Real>(isa: Isa, tile: &mut [A], row: usize, rows: usize, width: usize, map: Positive) {
     check(tile, row, rows, width);
     dispatch(isa, Apply { tile, row, rows, width, map });
@@ -68,7 +68,7 @@ impl<A: Real> Kernel<A> for Apply<'_, A> {
         for r in 0..self.rows {
             let panels = self.tile[r * self.row..].chunks_exact_mut(A::LANES);
             for (p, panel) in panels.take(self.width.div_ceil(A::LANES)).enumerate() {
-                // SAFETY: the chunk is a whole panel; the caller vouches for the instruction set.
+                // SAFETY: the chunk is a whole panel; the caller guarantees the instruction set.
                 unsafe {
                     let (zero, one) = (V::splat(A::ZERO), V::splat(A::ONE));
                     let x = V::load(panel.as_ptr());
@@ -89,11 +89,11 @@ struct Slope<'a, A> {
     map: Positive,
 }
 
-/// Multiplies gradients of features by the slope of the map, which can be told from the features: the slope of elu + 1 is
-/// the feature itself up to 1 and then 1; that of ReLU is 0 at 0.
+/// Multiplies gradients of features by the slope of the map, computed from the features: for elu + 1 it is the feature
+/// itself up to 1, then 1; for ReLU it is 0 at 0.
 ///
 /// # Panics
-/// Where the two are not whole panels of one length.
+/// If the two are not whole panels of one length.
 pub fn slope<A: Real>(isa: Isa, grads: &mut [A], features: &[A], map: Positive) {
     assert!(grads.len().is_multiple_of(A::LANES) && grads.len() == features.len());
     dispatch(isa, Slope { grads, features, map });
@@ -105,7 +105,7 @@ impl<A: Real> Kernel<A> for Slope<'_, A> {
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = A>>(self) {
         for (grads, features) in self.grads.chunks_exact_mut(A::LANES).zip(self.features.chunks_exact(A::LANES)) {
-            // SAFETY: the chunks are whole panels; the caller vouches for the instruction set.
+            // SAFETY: the chunks are whole panels; the caller guarantees the instruction set.
             unsafe {
                 let (zero, one) = (V::splat(A::ZERO), V::splat(A::ONE));
                 let (grad, feature) = (V::load(grads.as_ptr()), V::load(features.as_ptr()));
@@ -127,11 +127,11 @@ struct Exponentials<'a, A> {
     logs: &'a mut [A],
 }
 
-/// Turns rows of exponents into `exp(x − max)` in place, with the row's own maximum, and adds that to the row's entry of
-/// `logs`: the row stands for `exp(log)` times what it holds.
+/// Turns rows of exponents into `exp(x − max)` in place, with the maximum of the row, and adds the maximum to the row's
+/// entry of `logs`: the row represents `exp(log)` times its contents.
 ///
 /// # Panics
-/// Where a slice is too short for `rows`.
+/// If a slice is too short for `rows`.
 pub fn exponentials<A: Real>(isa: Isa, tile: &mut [A], row: usize, rows: usize, width: usize, logs: &mut [A]) {
     check(tile, row, rows, width);
     assert!(logs.len() >= rows, "a log for each row");
@@ -146,7 +146,7 @@ impl<A: Real> Kernel<A> for Exponentials<'_, A> {
         let panels = self.width.div_ceil(A::LANES);
         for r in 0..self.rows {
             let row = &mut self.tile[r * self.row..][..panels * A::LANES];
-            // SAFETY: the row is whole panels; the caller vouches for the instruction set.
+            // SAFETY: the row is whole panels; the caller guarantees the instruction set.
             unsafe {
                 let least = V::splat(A::NEG_INFINITY);
                 let mut most = least;
@@ -154,7 +154,7 @@ impl<A: Real> Kernel<A> for Exponentials<'_, A> {
                     let x = V::load(panel.as_ptr()).keep(lanes_below::<A>(self.width, p), least);
                     most = x.max(most);
                 }
-                let most = most.greatest();
+                let most = most.max_lane();
                 self.logs[r] += most;
                 let (shift, zero) = (V::splat(most), V::splat(A::ZERO));
                 for (p, panel) in row.chunks_exact_mut(A::LANES).enumerate() {
@@ -166,14 +166,14 @@ impl<A: Real> Kernel<A> for Exponentials<'_, A> {
     }
 }
 
-/// By how much the entries of a tile of weights are to be multiplied, and which of them there are.
+/// The decay of a tile of weights.
 #[derive(Clone, Copy, Debug)]
 pub struct Decay<'a, A> {
-    /// How many columns of each row there are, from the first; the rest becomes 0 whatever it holds.
+    /// The number of visible columns of each row, from the first; the others become 0 whatever they hold.
     pub seen: &'a [usize],
-    /// A log for each row.
+    /// A log per row.
     pub rows: &'a [A],
-    /// A log for each column; empty where they are all 0.
+    /// A log per column; empty if they are all 0.
     pub columns: &'a [A],
 }
 
@@ -185,11 +185,11 @@ struct Decayed<'a, A> {
     of: Decay<'a, A>,
 }
 
-/// Multiplies entry `(i, j)` of a tile by `exp(rows[i] + columns[j])` where `j < seen[i]`, and makes it 0 elsewhere. The
-/// factor is kept finite: what it multiplies is as small as it is large.
+/// Multiplies entry `(i, j)` of a tile by `exp(rows[i] + columns[j])` where `j < seen[i]`, and sets it to 0 elsewhere.
+/// The factor is kept finite: the entry it multiplies is as small as the factor is large.
 ///
 /// # Panics
-/// Where a slice is too short for `count` rows of `width`, which is whole panels.
+/// If a slice is too short for `count` rows of `width`, which is whole panels.
 pub fn decay<A: Real>(isa: Isa, tile: &mut [A], row: usize, count: usize, width: usize, of: Decay<'_, A>) {
     assert!(width.is_multiple_of(A::LANES), "a tile is whole panels wide");
     check(tile, row, count, width);
@@ -204,7 +204,7 @@ impl<A: Real> Kernel<A> for Decayed<'_, A> {
     unsafe fn run<V: Lanes<Scalar = A>>(self) {
         for r in 0..self.count {
             let row = &mut self.tile[r * self.row..][..self.width];
-            // SAFETY: the row is whole panels and the columns are as long; the caller vouches for the instruction set.
+            // SAFETY: the row is whole panels and the columns are as long; the caller guarantees the instruction set.
             unsafe {
                 let (zero, log) = (V::splat(A::ZERO), V::splat(self.of.rows[r]));
                 let limit = V::splat(highest::<A>());
@@ -229,7 +229,8 @@ impl<A: Real> Kernel<A> for Decayed<'_, A> {
     }
 }
 
-/// The largest log of a factor: a little below where the exponential overflows, so that sums of a few thousand do not.
+/// The largest log of a factor: a little below overflow of the exponential, so that sums of a few thousand terms stay
+/// finite.
 pub fn highest<A: Real>() -> A {
     A::HIGHEST - A::from_f64(8.0)
 }
@@ -240,10 +241,10 @@ struct Blend<'a, A> {
     b: (&'a [A], A),
 }
 
-/// `out = a.0 · a.1 + b.0 · b.1`, number by number.
+/// `out = a.0 · a.1 + b.0 · b.1`, elementwise.
 ///
 /// # Panics
-/// Where the three are not whole panels of one length.
+/// If the three are not whole panels of one length.
 pub fn blend<A: Real>(isa: Isa, out: &mut [A], a: (&[A], A), b: (&[A], A)) {
     assert!(out.len().is_multiple_of(A::LANES) && out.len() == a.0.len() && out.len() == b.0.len());
     dispatch(isa, Blend { out, a, b });
@@ -256,7 +257,7 @@ impl<A: Real> Kernel<A> for Blend<'_, A> {
     unsafe fn run<V: Lanes<Scalar = A>>(self) {
         let inputs = self.a.0.chunks_exact(A::LANES).zip(self.b.0.chunks_exact(A::LANES));
         for (out, (a, b)) in self.out.chunks_exact_mut(A::LANES).zip(inputs) {
-            // SAFETY: the chunks are whole panels; the caller vouches for the instruction set.
+            // SAFETY: the chunks are whole panels; the caller guarantees the instruction set.
             unsafe {
                 let scaled = V::load(b.as_ptr()).mul(V::splat(self.b.1));
                 V::load(a.as_ptr()).mul_add(V::splat(self.a.1), scaled).store(out.as_mut_ptr());
@@ -272,11 +273,11 @@ struct RowDots<'a, A> {
     out: &'a mut [A],
 }
 
-/// The sums of products of the rows of two tiles, each given with the distance of its rows (0: one row for all), over
-/// `width`, which is whole panels. One row of sums for each entry of `out`.
+/// Dot products of corresponding rows of two tiles, each given with the distance of its rows (0: one row for all), over
+/// `width`, which is whole panels. One result per entry of `out`.
 ///
 /// # Panics
-/// Where a tile is too short.
+/// If a tile is too short.
 pub fn row_dots<A: Real>(isa: Isa, a: (&[A], usize), b: (&[A], usize), width: usize, out: &mut [A]) {
     assert!(width.is_multiple_of(A::LANES), "rows are whole panels");
     let long = |of: (&[A], usize)| of.0.len() >= span(out.len(), of.1, width);
@@ -291,7 +292,7 @@ impl<A: Real> Kernel<A> for RowDots<'_, A> {
     unsafe fn run<V: Lanes<Scalar = A>>(self) {
         for (r, out) in self.out.iter_mut().enumerate() {
             let (a, b) = (&self.a.0[r * self.a.1..][..self.width], &self.b.0[r * self.b.1..][..self.width]);
-            // SAFETY: the rows are whole panels; the caller vouches for the instruction set.
+            // SAFETY: the rows are whole panels; the caller guarantees the instruction set.
             unsafe {
                 let mut sum = V::splat(A::ZERO);
                 for (a, b) in a.chunks_exact(A::LANES).zip(b.chunks_exact(A::LANES)) {

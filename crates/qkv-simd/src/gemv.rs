@@ -1,14 +1,13 @@
-//! Products with rows as they lie in memory: few rows on one side, very many on the other, each of which is read once and
-//! used for all of the few. Nothing is packed or copied, so the memory's bandwidth is the limit; numbers narrower than
-//! their sums are widened in registers.
+//! Products of a few rows with very many rows that are read in place, once, for all of the few: the matrix-vector
+//! products of decoding. Nothing is packed or copied, so memory bandwidth is the limit; elements are widened in
+//! registers.
 //!
-//! Rows come as a table of slices: one after the other, at any distance, in pages or gathered, it is the same kernel.
-//! While a row is used, one that comes a few kilobytes later is fetched, also across the end of a table into what
-//! will be asked for next.
+//! Rows come as a table of slices, so contiguous, strided, paged and gathered rows take the same kernel. Rows are
+//! prefetched a few kilobytes ahead of their use, also past the end of a table into the rows that are needed next.
 //!
-//! A sum has one order: a dot product is one chain of multiply-adds a lane and then the tree of [`Lanes::sum`]; a weighted
-//! sum is one chain over as many rows as there are lanes, added to those before. Neither depends on what else is computed
-//! beside it.
+//! Every sum has one order: a dot product is one chain of multiply-adds per lane, then the tree of [`Lanes::sum`]; a
+//! weighted sum is one chain over as many rows as there are lanes, added to the previous ones. Neither depends on what
+//! is computed beside it.
 
 use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
@@ -17,65 +16,65 @@ use crate::number::{Element, Real};
 use crate::prefetch::prefetch;
 use crate::{padded, span};
 
-/// How far ahead of its use a row is fetched, in bytes. From memory, two cores of a Xeon were fastest with this (without
-/// fetching they had two thirds of the speed); from the third-level cache anything from 2 to 8 kB is alike.
+/// How far ahead rows are prefetched, in bytes.
 const AHEAD: usize = 4096;
 
-/// Rows of one width, where they lie.
+/// Rows of one width, read in place.
 #[derive(Clone, Copy, Debug)]
-pub struct Table<'a, T> {
-    /// The rows, and after them those that will be asked for next, of any width.
+pub struct RowTable<'a, T> {
+    /// The rows, followed by rows of any width that are needed next and may be prefetched.
     pub rows: &'a [&'a [T]],
-    /// How many of them are meant.
+    /// The number of rows.
     pub len: usize,
-    /// Numbers in a row.
+    /// Elements in a row.
     pub width: usize,
 }
 
-impl<T: Element> Table<'_, T> {
-    /// Checks the rows, so that all of each can be read.
+impl<T: Element> RowTable<'_, T> {
+    /// Checks that every row has `width` elements.
     fn check(&self) {
         assert!(self.rows[..self.len].iter().all(|row| row.len() == self.width), "rows of {} numbers", self.width);
     }
 
-    /// How many rows ahead to fetch.
+    /// How many rows ahead to prefetch.
     fn distance(&self) -> usize {
         AHEAD.div_ceil((self.width * size_of::<T>()).max(1))
     }
 
-    /// The row that comes `distance` later, or the last.
+    /// The row `distance` later, or the last.
     #[inline(always)]
-    fn later(&self, at: usize, distance: usize) -> *const T {
+    fn upcoming(&self, at: usize, distance: usize) -> *const T {
         self.rows[(at + distance).min(self.rows.len() - 1)].as_ptr()
     }
 }
 
-struct Dots<'a, T: Element> {
+struct RowDotsInPlace<'a, T: Element> {
     out: &'a mut [T::Acc],
     out_row: usize,
     queries: &'a [T::Acc],
     query_row: usize,
     count: usize,
-    keys: Table<'a, T>,
+    keys: RowTable<'a, T>,
 }
 
-/// The products of `count` rows `queries`, at distance `query_row` and padded with zeros to whole panels, with every row of
-/// a table: `out[r, j] = queries[r] · keys[j]`, rows of `out` at distance `out_row`. What fills the last panel of keys is 0.
+/// Dot products of `count` rows `queries`, at distance `query_row` and padded with zeros to whole panels, with every
+/// row of a table: `out[r, j] = queries[r] · keys[j]`, with rows of `out` at distance `out_row`. The rest of the last
+/// panel of keys is 0.
 ///
 /// ```
-/// use qkv_simd::gemv::{Table, dots};
+/// use qkv_simd::gemv::{RowTable, dots};
 /// use qkv_simd::{Isa, Real};
 /// let mut query = [0.0f32; f32::LANES];
 /// query[..2].copy_from_slice(&[1.0, 2.0]);
 /// let keys: [&[f32]; 2] = [&[10.0, 1.0], &[0.0, 3.0]];
 /// let mut out = [f32::NAN; f32::LANES];
-/// let table = Table { rows: &keys, len: 2, width: 2 };
+/// let table = RowTable { rows: &keys, len: 2, width: 2 };
 /// dots(Isa::best(), &mut out, f32::LANES, &query, f32::LANES, 1, table);
 /// assert_eq!(out[..3], [12.0, 6.0, 0.0]);
 /// ```
 ///
 /// # Panics
-/// Where a slice is too short for what is asked, or a row has another width.
+/// If a slice is too short, or a row has another width.
 pub fn dots<T: Element>(
     isa: Isa,
     out: &mut [T::Acc],
@@ -83,7 +82,7 @@ pub fn dots<T: Element>(
     queries: &[T::Acc],
     query_row: usize,
     count: usize,
-    keys: Table<'_, T>,
+    keys: RowTable<'_, T>,
 ) {
     if count == 0 {
         return;
@@ -92,16 +91,16 @@ pub fn dots<T: Element>(
     keys.check();
     assert!(query_row >= width && queries.len() >= span(count, query_row, width), "the queries are too short");
     assert!(out_row >= across && out.len() >= span(count, out_row, across), "the output is too short");
-    dispatch(isa, Dots { out, out_row, queries, query_row, count, keys });
+    dispatch(isa, RowDotsInPlace { out, out_row, queries, query_row, count, keys });
 }
 
-impl<T: Element> Kernel<T::Acc> for Dots<'_, T> {
+impl<T: Element> Kernel<T::Acc> for RowDotsInPlace<'_, T> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = T::Acc>>(mut self) {
         let (keys, distance) = (self.keys.len, self.keys.distance());
-        // SAFETY: `dots` checked every row and both sides; the caller vouches for the instruction set.
+        // SAFETY: `dots` checked every row and both sides; the caller guarantees the instruction set.
         unsafe {
             for key in (0..keys / 4 * 4).step_by(4) {
                 self.across::<V, 4>(key, distance);
@@ -116,12 +115,12 @@ impl<T: Element> Kernel<T::Acc> for Dots<'_, T> {
     }
 }
 
-impl<T: Element> Dots<'_, T> {
+impl<T: Element> RowDotsInPlace<'_, T> {
     /// All queries with `KEYS` keys.
     #[inline(always)]
     unsafe fn across<V: Lanes<Scalar = T::Acc>, const KEYS: usize>(&mut self, key: usize, distance: usize) {
-        // The first queries that use a row fetch the later one; where nothing is to be fetched, the row itself is, which
-        // by then is there.
+        // The first queries that use a row prefetch a later one. With a distance of 0 they prefetch the row itself,
+        // which is already in the cache.
         let (mut query, mut distance) = (0, distance);
         while query < self.count {
             let left = self.count - query;
@@ -153,8 +152,8 @@ impl<T: Element> Dots<'_, T> {
         let lanes = T::Acc::LANES;
         let (whole, left) = (self.keys.width / lanes, self.keys.width % lanes);
         let keys: [*const T; KEYS] = std::array::from_fn(|k| self.keys.rows[key + k].as_ptr());
-        let later: [*const T; KEYS] = std::array::from_fn(|k| self.keys.later(key + k, distance));
-        // SAFETY: as in `run`: keys are `width` long, queries that and padded.
+        let upcoming: [*const T; KEYS] = std::array::from_fn(|k| self.keys.upcoming(key + k, distance));
+        // SAFETY: as in `run`: keys have `width` elements, and queries are padded to whole panels of that.
         unsafe {
             let queries = self.queries.as_ptr().add(query * self.query_row);
             let mut sums = [[V::splat(T::Acc::ZERO); KEYS]; ROWS];
@@ -162,7 +161,7 @@ impl<T: Element> Dots<'_, T> {
                 let at = panel * lanes;
                 let keys: [V; KEYS] = std::array::from_fn(|k| {
                     if distance > 0 {
-                        prefetch(later[k].wrapping_add(at));
+                        prefetch(upcoming[k].wrapping_add(at));
                     }
                     T::lanes::<V>(keys[k].add(at), lanes)
                 });
@@ -176,7 +175,7 @@ impl<T: Element> Dots<'_, T> {
             if left > 0 {
                 let at = whole * lanes;
                 for k in 0..KEYS {
-                    prefetch(later[k].wrapping_add(at));
+                    prefetch(upcoming[k].wrapping_add(at));
                     let key = T::lanes::<V>(keys[k].add(at), left);
                     for (r, sums) in sums.iter_mut().enumerate() {
                         sums[k] = V::load(queries.add(r * self.query_row + at)).mul_add(key, sums[k]);
@@ -197,40 +196,40 @@ impl<T: Element> Dots<'_, T> {
     }
 }
 
-struct Weigh<'a, T: Element> {
+struct WeightedSum<'a, T: Element> {
     sums: &'a mut [T::Acc],
     sum_row: usize,
     weights: &'a [T::Acc],
     weight_row: usize,
     count: usize,
-    values: Table<'a, T>,
+    values: RowTable<'a, T>,
 }
 
-/// `sums[r] += Σ weights[r, j] · values[j]` for `count` rows of sums, padded to whole panels. A weight of zero means
-/// *absent*: what the row holds there, NaN and infinities included, has no effect; one that is absent for all is not read.
+/// `sums[r] += Σ weights[r, j] · values[j]` for `count` rows of sums, padded to whole panels. A weight of zero marks an
+/// *absent* row, which has no effect even if it is NaN or infinite. A row that is absent for all is not read.
 ///
 /// ```
-/// use qkv_simd::gemv::{Table, weigh};
+/// use qkv_simd::gemv::{RowTable, weighted_sum};
 /// use qkv_simd::{Isa, Real};
 /// let values: [&[f32]; 3] = [&[1.0, 2.0], &[f32::NAN, 0.0], &[10.0, 20.0]];
 /// let mut weights = [0.0f32; f32::LANES];
 /// (weights[0], weights[2]) = (1.0, 0.5);
 /// let mut sums = [0.0f32; f32::LANES];
-/// let table = Table { rows: &values, len: 3, width: 2 };
-/// weigh(Isa::best(), &mut sums, f32::LANES, &weights, f32::LANES, 1, table);
+/// let table = RowTable { rows: &values, len: 3, width: 2 };
+/// weighted_sum(Isa::best(), &mut sums, f32::LANES, &weights, f32::LANES, 1, table);
 /// assert_eq!(sums[..3], [6.0, 12.0, 0.0]);
 /// ```
 ///
 /// # Panics
-/// Where a slice is too short for what is asked, or a row has another width.
-pub fn weigh<T: Element>(
+/// If a slice is too short, or a row has another width.
+pub fn weighted_sum<T: Element>(
     isa: Isa,
     sums: &mut [T::Acc],
     sum_row: usize,
     weights: &[T::Acc],
     weight_row: usize,
     count: usize,
-    values: Table<'_, T>,
+    values: RowTable<'_, T>,
 ) {
     if count == 0 {
         return;
@@ -239,20 +238,20 @@ pub fn weigh<T: Element>(
     values.check();
     assert!(sum_row >= width && sums.len() >= span(count, sum_row, width), "the sums are too short");
     assert!(weight_row >= across && weights.len() >= span(count, weight_row, across), "the weights are too short");
-    dispatch(isa, Weigh { sums, sum_row, weights, weight_row, count, values });
+    dispatch(isa, WeightedSum { sums, sum_row, weights, weight_row, count, values });
 }
 
-/// The rows that a block of weights is for, of which those count that are there: up to 16 places in the table.
-struct Live {
+/// The present rows of a block of up to 16 weights, as positions in the table.
+struct PresentRows {
     at: [u8; 16],
     count: usize,
 }
 
-impl Live {
-    /// Those whose bit is set.
+impl PresentRows {
+    /// The positions of the set bits.
     #[inline(always)]
     fn new(bits: u32) -> Self {
-        let mut live = Live { at: std::array::from_fn(|at| at as u8), count: bits.count_ones() as usize };
+        let mut live = PresentRows { at: std::array::from_fn(|at| at as u8), count: bits.count_ones() as usize };
         if bits & (bits + 1) != 0 {
             let mut left = bits;
             for at in &mut live.at[..live.count] {
@@ -264,7 +263,7 @@ impl Live {
     }
 }
 
-impl<T: Element> Kernel<T::Acc> for Weigh<'_, T> {
+impl<T: Element> Kernel<T::Acc> for WeightedSum<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -272,8 +271,8 @@ impl<T: Element> Kernel<T::Acc> for Weigh<'_, T> {
         let (lanes, distance) = (T::Acc::LANES, self.values.distance());
         for start in (0..self.values.len).step_by(lanes) {
             let there = u32::MAX >> (32 - lanes.min(self.values.len - start));
-            // SAFETY: `weigh` checked every row and both sides, padded to whole panels; the caller vouches for the
-            // instruction set.
+            // SAFETY: `weighted_sum` checked every row and both sides, padded to whole panels; the caller guarantees
+            // the instruction set.
             unsafe {
                 let (weights, row) = (self.weights.as_ptr().add(start), self.weight_row);
                 let bits = |r: usize| V::load(weights.add(r * row)).not_zero() & there;
@@ -286,22 +285,22 @@ impl<T: Element> Kernel<T::Acc> for Weigh<'_, T> {
                 if any == 0 {
                     continue;
                 }
-                // A row that is absent for some, but not for all, may hold anything: where it is not finite, each row
-                // of sums goes its own way.
+                // A row that is absent for some rows of sums but not for all may hold anything. If it is not finite,
+                // each row of sums is computed by itself.
                 if any != all && !self.finite::<V>(start, any & !all) {
                     for r in 0..self.count {
-                        self.strip::<V, 1>(r, start, &Live::new(bits(r)), distance);
+                        self.strip::<V, 1>(r, start, &PresentRows::new(bits(r)), distance);
                     }
                 } else {
-                    self.strips::<V>(start, &Live::new(any), distance);
+                    self.strips::<V>(start, &PresentRows::new(any), distance);
                 }
             }
         }
     }
 }
 
-impl<T: Element> Weigh<'_, T> {
-    /// Whether all rows of values from `start` whose bit is set are finite.
+impl<T: Element> WeightedSum<'_, T> {
+    /// Whether the rows of values from `start` on whose bits are set are all finite.
     #[inline(always)]
     unsafe fn finite<V: Lanes<Scalar = T::Acc>>(&self, start: usize, bits: u32) -> bool {
         let (lanes, mut left) = (T::Acc::LANES, bits);
@@ -310,7 +309,7 @@ impl<T: Element> Weigh<'_, T> {
             let row = self.values.rows[start + left.trailing_zeros() as usize];
             left &= left - 1;
             for part in row.chunks(lanes) {
-                // SAFETY: the chunk is as long as it says; the caller vouches for the instruction set.
+                // SAFETY: the chunk has the length that is loaded; the caller guarantees the instruction set.
                 unsafe {
                     let x = T::lanes::<V>(part.as_ptr(), part.len());
                     wrong |= x.sub(x).not_zero();
@@ -322,7 +321,7 @@ impl<T: Element> Weigh<'_, T> {
 
     /// All rows of sums.
     #[inline(always)]
-    unsafe fn strips<V: Lanes<Scalar = T::Acc>>(&mut self, start: usize, live: &Live, distance: usize) {
+    unsafe fn strips<V: Lanes<Scalar = T::Acc>>(&mut self, start: usize, live: &PresentRows, distance: usize) {
         let (mut row, mut distance) = (0, distance);
         while row < self.count {
             let left = self.count - row;
@@ -349,7 +348,7 @@ impl<T: Element> Weigh<'_, T> {
         &mut self,
         row: usize,
         start: usize,
-        live: &Live,
+        live: &PresentRows,
         distance: usize,
     ) {
         let lanes = T::Acc::LANES;
@@ -372,14 +371,14 @@ impl<T: Element> Weigh<'_, T> {
         }
     }
 
-    /// One register tile of sums: from zero over every live row of the block from `start`, then added to what is there.
-    /// `count` numbers of its last panel are there.
+    /// One register tile of sums: a chain from zero over every present row of the block from `start`, added to the
+    /// sums. The last panel has `count` elements.
     #[inline(always)]
     unsafe fn tile<V: Lanes<Scalar = T::Acc>, const ROWS: usize, const PANELS: usize>(
         &mut self,
         row: usize,
         [start, panel, count]: [usize; 3],
-        live: &Live,
+        live: &PresentRows,
         distance: usize,
     ) {
         let lanes = T::Acc::LANES;
@@ -391,11 +390,11 @@ impl<T: Element> Weigh<'_, T> {
             for &at in &live.at[..live.count] {
                 let at = usize::from(at);
                 let from = self.values.rows.get_unchecked(start + at).as_ptr();
-                let later = self.values.later(start + at, distance);
+                let upcoming = self.values.upcoming(start + at, distance);
                 let values: [V; PANELS] = std::array::from_fn(|p| {
                     let at = (panel + p) * lanes;
                     if distance > 0 {
-                        prefetch(later.wrapping_add(at));
+                        prefetch(upcoming.wrapping_add(at));
                     }
                     T::lanes::<V>(from.add(at), count)
                 });
@@ -421,13 +420,13 @@ mod tests {
     use super::*;
     use half::{bf16, f16};
 
-    /// Numbers between −2 and 2 that every type holds, and that differ from row to row.
+    /// Numbers between −2 and 2 that every type represents, different from row to row.
     fn noise<T: Element>(at: usize) -> T {
         T::of_f64(((at * 2_654_435_761 + at / 7) % 257) as f64 / 64.0 - 2.0)
     }
 
-    /// `rows` rows of `width` numbers, at some distance from one another.
-    fn lying<T: Element>(rows: usize, width: usize, seed: usize) -> Vec<Vec<T>> {
+    /// `rows` rows of `width` elements, in allocations of their own.
+    fn separate_rows<T: Element>(rows: usize, width: usize, seed: usize) -> Vec<Vec<T>> {
         (0..rows).map(|r| (0..width).map(|x| noise(seed + r * 977 + x)).collect()).collect()
     }
 
@@ -442,7 +441,7 @@ mod tests {
             for width in WIDTHS {
                 for count in 1..10 {
                     for keys in [0, 1, 3, 4, 17, 33] {
-                        let lying = lying::<T>(keys, width, 5);
+                        let separate_rows = separate_rows::<T>(keys, width, 5);
                         let (row, out_row) = (padded::<T::Acc>(width) + 3, padded::<T::Acc>(keys) + 1);
                         let mut queries = vec![T::Acc::ZERO; count * row];
                         for r in 0..count {
@@ -450,13 +449,13 @@ mod tests {
                                 queries[r * row + x] = noise(r * 31 + x * 3);
                             }
                         }
-                        let rows = table(&lying);
+                        let rows = table(&separate_rows);
                         let mut out = vec![T::Acc::from_f64(f64::NAN); count * out_row];
-                        let keys_of = Table { rows: &rows, len: keys, width };
+                        let keys_of = RowTable { rows: &rows, len: keys, width };
                         dots(isa, &mut out, out_row, &queries, row, count, keys_of);
                         for r in 0..count {
                             for j in 0..padded::<T::Acc>(keys) {
-                                let product = |x: usize| lying[j][x].to_f64() * queries[r * row + x].to_f64();
+                                let product = |x: usize| separate_rows[j][x].to_f64() * queries[r * row + x].to_f64();
                                 let truth: f64 = if j < keys { (0..width).map(product).sum() } else { 0.0 };
                                 let found = out[r * out_row + j].to_f64();
                                 let bound = 1e-5 * (1.0 + width as f64);
@@ -470,25 +469,25 @@ mod tests {
     }
 
     #[test]
-    fn products_with_rows_as_they_lie_are_sums_over_the_width() {
+    fn dot_products_are_sums_over_the_width() {
         products_are_sums::<f32>();
         products_are_sums::<f64>();
         products_are_sums::<bf16>();
         products_are_sums::<f16>();
     }
 
-    /// Weights of which some are absent: for all rows, for some, and for none.
+    /// Weights that are absent for all rows, for some, and for none.
     fn weight<A: Real>(r: usize, j: usize) -> A {
         let absent = j.is_multiple_of(5) || (r + j).is_multiple_of(3);
         if absent { A::ZERO } else { noise::<A>(r * 13 + j).abs() + A::ONE }
     }
 
-    fn what_is_absent_has_no_effect<T: Element>() {
+    fn absent_rows_have_no_effect<T: Element>() {
         for isa in Isa::available() {
             for width in WIDTHS {
                 for count in 1..10 {
                     for keys in [0, 1, 16, 33, 128] {
-                        let clean = lying::<T>(keys, width, 9);
+                        let clean = separate_rows::<T>(keys, width, 9);
                         let mut dirty = clean.clone();
                         for (j, row) in dirty.iter_mut().enumerate() {
                             if j.is_multiple_of(5) {
@@ -505,14 +504,14 @@ mod tests {
                         let run = |values: &[Vec<T>], count: usize, weights: &[T::Acc]| {
                             let rows = table(values);
                             let mut sums = vec![T::Acc::ONE; count * sum_row];
-                            weigh(
+                            weighted_sum(
                                 isa,
                                 &mut sums,
                                 sum_row,
                                 weights,
                                 row,
                                 count,
-                                Table { rows: &rows, len: rows.len(), width },
+                                RowTable { rows: &rows, len: rows.len(), width },
                             );
                             sums
                         };
@@ -528,7 +527,7 @@ mod tests {
                                 assert!((found - truth).abs() <= 1e-5 * (8.0 + 8.0 * keys as f64));
                             }
                         }
-                        // Absent for one row and there for another: only the other feels it.
+                        // Absent for one row and present for another: only the other is affected.
                         if count > 1 && keys > 2 && width > 0 {
                             let mut infinite = clean.clone();
                             infinite[2][width - 1] = T::of_f64(f64::INFINITY);
@@ -547,22 +546,22 @@ mod tests {
     }
 
     #[test]
-    fn a_weight_of_zero_means_absent_for_each_row_of_its_own() {
-        what_is_absent_has_no_effect::<f32>();
-        what_is_absent_has_no_effect::<f64>();
-        what_is_absent_has_no_effect::<bf16>();
-        what_is_absent_has_no_effect::<f16>();
+    fn a_weight_of_zero_marks_a_row_absent_for_each_row_of_sums_by_itself() {
+        absent_rows_have_no_effect::<f32>();
+        absent_rows_have_no_effect::<f64>();
+        absent_rows_have_no_effect::<bf16>();
+        absent_rows_have_no_effect::<f16>();
     }
 
     #[test]
-    fn every_number_of_sixteen_bits_is_widened_without_loss() {
+    fn every_16_bit_element_is_widened_without_loss() {
         fn all<T: Element<Acc = f32>>(of: impl Fn(u16) -> T) {
             for isa in Isa::available() {
                 for high in (0..=u16::MAX).step_by(13) {
                     let x = of(high);
                     let rows: [&[T]; 1] = [&[x; 17]];
                     let (mut sums, weights) = ([0.0f32; 32], [1.0f32; 16]);
-                    weigh(isa, &mut sums, 32, &weights, 16, 1, Table { rows: &rows, len: 1, width: 17 });
+                    weighted_sum(isa, &mut sums, 32, &weights, 16, 1, RowTable { rows: &rows, len: 1, width: 17 });
                     for sum in &sums[..17] {
                         assert!(*sum == x.widen() || x.widen().is_nan() && sum.is_nan(), "{isa}: {sum} of {x:?}");
                     }

@@ -1,15 +1,15 @@
-//! How one generic kernel becomes one compiled kernel for each instruction set.
+//! Compiles one generic kernel for each instruction set.
 
 use crate::isa::{Isa, Level};
 use crate::lanes::Lanes;
 use crate::number::Real;
 
-/// A kernel with its arguments: what runs once the instruction set is known.
+/// A kernel with its arguments, run once the instruction set is known.
 pub(crate) trait Kernel<A: Real> {
     type Output;
 
-    /// Runs over vectors of type `V`. Implementations are `#[inline(always)]`, so that they are compiled inside the
-    /// function that has the instruction set switched on.
+    /// Runs with vectors of type `V`. Implementations are `#[inline(always)]`, so that they are compiled inside the
+    /// function that enables the instruction set.
     ///
     /// # Safety
     /// The CPU has the instruction set of `V`.
@@ -20,10 +20,10 @@ pub(crate) trait Kernel<A: Real> {
 #[inline]
 pub(crate) fn dispatch<A: Real, K: Kernel<A>>(isa: Isa, kernel: K) -> K::Output {
     match isa.level() {
-        // SAFETY: portable lanes need nothing of the CPU.
+        // SAFETY: portable lanes run on any CPU.
         Level::Portable => unsafe { kernel.run::<A::Portable>() },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: an `Isa` of this level exists only where the CPU was seen to have it.
+        // SAFETY: an `Isa` of this level exists only where the CPU has it.
         Level::Avx2 => unsafe { avx2(kernel) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.

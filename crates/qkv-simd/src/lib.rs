@@ -1,32 +1,44 @@
-//! The ground that [`qkv`](https://docs.rs/qkv) stands on: numbers, strided views, micro-kernels by instruction set, and
-//! the few pieces of shared memory that a parallel, deterministic engine needs.
+//! The foundation of [`qkv`](https://docs.rs/qkv): number types, strided views, micro-kernels for each instruction set, and
+//! the shared memory of a parallel, deterministic engine.
 //!
-//! All unsafe CPU code of the project is in this crate, behind safe functions that check their slices first. What
-//! attention *is* stays in `qkv`; nothing here knows of queries, masks or softmax beyond "a tile of numbers".
+//! All unsafe CPU code of the project is in this crate, behind safe functions that check the lengths of their slices, in
+//! release builds too. Attention itself is in `qkv`: nothing here knows of queries or masks beyond a tile of numbers.
 //!
 //! | module | owns |
 //! | --- | --- |
-//! | [`number`] | the element types (f32, f64, bf16, f16) and the types sums are made in |
-//! | [`view`] | `[batch, heads, length, width]` over borrowed memory, any strides |
-//! | [`isa`] | which instruction set runs, found once, forced by `QKV_ISA` |
-//! | [`product`](mod@product) | the one matrix product: `C += A · B` over panels |
-//! | [`bf16_gemm`] | products of bf16 with sums in f32, on the tile unit or by pair products |
-//! | [`bf16x3_gemm`] | products of f32 on the unit of bf16, from three numbers of 8 bits for each of 24 |
-//! | [`gemv`] | products with rows as they lie, read once: what decoding needs |
-//! | [`quantized`] | matrices of few bits a number, times a vector |
-//! | [`tile`] | passes over a tile of scores: softmax, its gradient, masks, scales |
-//! | [`features`] | passes over rows of features: the maps of linear attention, their slopes, states |
-//! | [`pairwise`] | scores that are no product: additive and squared distance |
-//! | [`philox`] | the counter-based random bits of dropout |
-//! | [`pass`] | plain loops over rows, compiled for the instruction set: what layers do besides products |
+//! | [`number`] | element types (f32, f64, bf16, f16) and their accumulator types |
+//! | [`view`] | `[batch, heads, length, width]` over borrowed memory, with any strides |
+//! | [`isa`] | the instruction set in use, detected once or forced by `QKV_ISA` |
+//! | [`product`](mod@product) | the native matrix product `C += A · B` over packed panels |
+//! | [`bf16_gemm`] | bf16 products accumulated in f32, with AMX or AVX-512 |
+//! | [`bf16x3_gemm`] | f32 products with AMX, each f32 split into three bf16 terms |
+//! | [`gemv`] | products of a few rows with many rows read in place, for decoding |
+//! | [`quantized`] | 4-bit and 8-bit matrices times a vector |
+//! | [`tile`] | passes over a tile of scores: softmax, its gradient, masks, biases, scales |
+//! | [`features`] | passes over rows of features, for linear attention |
+//! | [`pairwise`] | scores that are not dot products: additive and squared distance |
+//! | [`philox`] | the counter-based random bits of dropout and sampling |
+//! | [`pass`] | elementwise loops compiled for each instruction set, for the layers of a model |
 //! | `matmul` | products of whole matrices (feature `matmul`), for the layers of a model |
-//! | [`huge_pages`] | large pages for large memory |
-//! | [`counting`] | an allocator that counts |
-//! | [`peak`] | what this machine can do at most, measured |
+//! | [`huge_pages`] | huge pages for large buffers |
+//! | [`counting`] | a counting allocator |
+//! | [`peak`] | measured peaks of this machine |
 //! | [`shared`] | tasks in order, blocks filled once, regions entered in turn, rows written once |
 //!
-//! Every kernel is written once, over [`lanes::Lanes`], and compiled for each instruction set. A sum over the width has
-//! one order in all of them, so a score is a pure function of its query and its key.
+//! Every kernel is written once, over [`lanes::Lanes`], and compiled for each instruction set. A sum over the width has the
+//! same order in all of them, so a score is a pure function of its query and its key.
+//!
+//! # Miri
+//!
+//! Under Miri only the portable lanes run, and huge pages and prefetching are compiled out. These tests cover the views, the
+//! shared memory and the portable lanes within minutes:
+//!
+//! ```text
+//! MIRIFLAGS=-Zmiri-ignore-leaks cargo +nightly miri test -p qkv-simd --lib -- view:: shared:: miri::
+//! ```
+//!
+//! Miri cannot run the intrinsics of the AVX2 and AVX-512 lanes or the inline assembly of AMX; the tests of other modules
+//! run on the portable lanes, but take hours there.
 
 #![warn(missing_docs)]
 
@@ -45,6 +57,8 @@ pub mod lanes;
 mod math;
 #[cfg(feature = "matmul")]
 pub mod matmul;
+#[cfg(test)]
+mod miri;
 pub mod number;
 pub mod pairwise;
 pub mod pass;
@@ -63,13 +77,14 @@ pub use number::{Element, Real};
 pub use product::{Matrix, Panels, Target, Update, product, product_skipping_zeros};
 pub use view::{Unwritten, View, ViewError, ViewMut};
 
-/// `width` rounded up to whole panels of `A`: what a row of a padded tile holds.
+/// `width` rounded up to whole panels of `A`: the length of a row of a padded tile.
 pub const fn padded<A: Real>(width: usize) -> usize {
     width.div_ceil(A::LANES).saturating_mul(A::LANES)
 }
 
-/// The numbers from the first to behind the last of `rows` rows of `width`, `row` apart. Lengths that are checked before memory is touched
-/// without a check are made like this, by operations that saturate: what is too large to count is longer than any slice.
+/// The elements from the first to past the last of `rows` rows of `width` at distance `row`. Every length that guards
+/// unchecked memory access is computed with saturating operations like this: a size that overflows is longer than any
+/// slice.
 pub(crate) const fn span(rows: usize, row: usize, width: usize) -> usize {
     if rows == 0 { 0 } else { (rows - 1).saturating_mul(row).saturating_add(width) }
 }

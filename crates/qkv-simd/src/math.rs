@@ -1,8 +1,8 @@
-//! The exponential and the hyperbolic tangent over lanes, right to the last bits and without a branch.
+//! The exponential and the hyperbolic tangent over lanes, accurate to the last bits and without branches.
 //!
-//! Both stand on one range reduction: `x = k·ln 2 + r` with `|r| ≤ ln 2 / 2`, so that `eˣ = 2ᵏ·eʳ`, with a polynomial for
-//! `eʳ`. `tanh` takes `eˣ − 1 = 2ᵏ·p + (2ᵏ − 1)` with `p = eʳ − 1` by its series, which is exact near zero where subtracting
-//! one from the exponential would not be.
+//! Both use one range reduction: `x = k·ln 2 + r` with `|r| ≤ ln 2 / 2`, so that `eˣ = 2ᵏ·eʳ` with a polynomial for
+//! `eʳ`. `tanh` uses `eˣ − 1 = 2ᵏ·p + (2ᵏ − 1)` with the series of `p = eʳ − 1`, which is accurate near zero, where
+//! subtracting one from the exponential would cancel.
 
 use crate::lanes::Lanes;
 use crate::number::Real;
@@ -10,7 +10,7 @@ use crate::number::Real;
 /// The constants of the range reduction, by type.
 #[doc(hidden)]
 pub trait Constants: Sized + 'static {
-    /// `1.5 · 2^(bits of the mantissa)`: adding it rounds to a whole number, which then sits in the low bits.
+    /// `1.5 · 2^(mantissa bits)`: adding it rounds to an integer, which is then in the low bits.
     const MAGIC: Self;
     /// log₂ e.
     const LOG2_E: Self;
@@ -18,21 +18,22 @@ pub trait Constants: Sized + 'static {
     const LN_2_HIGH: Self;
     /// The rest of ln 2.
     const LN_2_LOW: Self;
-    /// Below it the exponential is 0 (it would be subnormal), above [`Self::HIGHEST`] infinite.
+    /// Below this the exponential is 0 (it would be subnormal); above [`Self::HIGHEST`] it is infinite.
     const LOWEST: Self;
     /// See [`Self::LOWEST`].
     const HIGHEST: Self;
-    /// Below it a weight is 0: e to it is some 2⁻¹⁰⁰ of the largest weight (2⁻⁹⁰⁰ in `f64`), which no sum can tell from nothing. What is
-    /// smaller still, and its products with small values and gradients, would be subnormal, and a CPU takes a hundred cycles for each of these.
+    /// Below this a weight is 0. `e` to this power is some 2⁻¹⁰⁰ of the largest weight (2⁻⁹⁰⁰ in `f64`), which no sum
+    /// can tell from zero. Smaller weights, and their products with small values and gradients, would be subnormal,
+    /// which cost some hundred cycles each.
     const LOWEST_WEIGHT: Self;
-    /// Beyond it `tanh` is ±1 to the last bit.
+    /// Above this `tanh` is ±1 to the last bit.
     const TANH_IS_ONE: Self;
-    /// `1/k!` from the highest power down to `1/2!`. One more term would be below half a unit in the last place.
+    /// `1/k!` from the highest power down to `1/2!`. One more term would be less than half a unit in the last place.
     const SERIES: &'static [Self];
-    /// The coefficients of `eʳ` from the highest power down to `r²`, chosen for the smallest relative error: in `f32` below a
-    /// thirtieth of a unit in the last place. Its first two are 1.
+    /// The coefficients of `eʳ` from the highest power down to `r²`, chosen for the smallest relative error: in `f32`
+    /// below a thirtieth of a unit in the last place. The first two coefficients are 1.
     const ACCURATE: &'static [Self];
-    /// Fewer of them, good to 17 bits: enough for weights that are rounded to the 8 of bf16.
+    /// Fewer coefficients, accurate to 17 bits: enough for weights that are rounded to bf16.
     const SHORT: &'static [Self];
 }
 
@@ -89,7 +90,7 @@ impl Constants for f64 {
 /// The CPU has the instruction set of `V`.
 #[inline(always)]
 unsafe fn parts<V: Lanes>(x: V) -> (V, V) {
-    // SAFETY: the caller vouches for the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         let magic = V::splat(V::Scalar::MAGIC);
         let shifted = x.mul_add(V::splat(V::Scalar::LOG2_E), magic);
@@ -105,14 +106,14 @@ unsafe fn parts<V: Lanes>(x: V) -> (V, V) {
     }
 }
 
-/// `2ᵏ·eʳ` of `x = k·ln 2 + r`, with a polynomial of `eʳ`. 0 where `x` is below `lowest`; right from there up to the highest; NaN for
-/// NaN.
+/// `2ᵏ·eʳ` of `x = k·ln 2 + r`, with a polynomial for `eʳ`: 0 below `lowest`, accurate from there up to the highest,
+/// NaN for NaN.
 ///
 /// # Safety
 /// The CPU has the instruction set of `V`.
 #[inline(always)]
 unsafe fn power<V: Lanes, const ACCURATE: bool>(x: V, lowest: V::Scalar) -> V {
-    // SAFETY: the caller vouches for the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         let magic = V::splat(V::Scalar::MAGIC);
         let shifted = x.mul_add(V::splat(V::Scalar::LOG2_E), magic);
@@ -132,37 +133,37 @@ unsafe fn power<V: Lanes, const ACCURATE: bool>(x: V, lowest: V::Scalar) -> V {
     }
 }
 
-/// `eˣ`, within a unit and a half in the last place; 0 where the result would be subnormal, NaN for NaN.
+/// `eˣ`, within 1.5 units in the last place; 0 where the result would be subnormal, NaN for NaN.
 ///
 /// # Safety
 /// The CPU has the instruction set of `V`.
 #[inline(always)]
 pub(crate) unsafe fn exp<V: Lanes>(x: V) -> V {
-    // SAFETY: the caller vouches for the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         let y = power::<V, true>(x, V::Scalar::LOWEST);
         V::splat(V::Scalar::HIGHEST).where_less(x, V::splat(V::Scalar::from_f64(f64::INFINITY)), y)
     }
 }
 
-/// The weight `eˣ` for an `x` of at most a little above 0, as everything relative to a maximum or a log-sum-exp is: like [`exp`], but 0
-/// from 2⁻¹⁰⁰ down (2⁻⁹⁰⁰ in `f64`), for −∞ too, and without a guard above; to 17 bits if `ACCURATE` is not asked for.
+/// The weight `eˣ` for an `x` of at most a little above 0, as scores relative to a maximum or a log-sum-exp are. Like
+/// [`exp`], but 0 from 2⁻¹⁰⁰ down (2⁻⁹⁰⁰ in `f64`) and for −∞, and without a guard above. To 17 bits unless `ACCURATE`.
 ///
 /// # Safety
 /// The CPU has the instruction set of `V`.
 #[inline(always)]
 pub(crate) unsafe fn weight<V: Lanes, const ACCURATE: bool>(x: V) -> V {
-    // SAFETY: the caller vouches for the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe { power::<V, ACCURATE>(x, V::Scalar::LOWEST_WEIGHT) }
 }
 
-/// `tanh x`, within three units in the last place everywhere; NaN for NaN.
+/// `tanh x`, within three units in the last place; NaN for NaN.
 ///
 /// # Safety
 /// The CPU has the instruction set of `V`.
 #[inline(always)]
 pub(crate) unsafe fn tanh<V: Lanes>(x: V) -> V {
-    // SAFETY: the caller vouches for the instruction set.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         let zero = V::splat(V::Scalar::ZERO);
         let size = x.where_less(zero, zero.sub(x), x);

@@ -1,8 +1,8 @@
-//! Scores that are no product of a query with a key: additive, `vᵀ tanh(a + b)`, and the negative squared distance
-//! `−Σ (q − k)²`, which is computed as it is written, since expanding the square cancels.
+//! Scores that are not dot products: additive, `vᵀ tanh(a + b)`, and the negative squared distance `−Σ (q − k)²`, which
+//! is computed without expanding the square, since that would cancel.
 //!
-//! Keys come as packed panels, as for the product; each score is one chain of sums over the width, in ascending order.
-//! A gradient of exactly 0 means that the pair is absent: what the key holds has no effect.
+//! Keys come as packed panels, as for the product. Each score is one chain over the width, in ascending order. A
+//! gradient of exactly 0 marks an absent pair, whose key has no effect.
 
 use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
@@ -11,7 +11,7 @@ use crate::math;
 use crate::number::Real;
 use crate::span;
 
-/// Which pairwise score.
+/// The kind of pairwise score.
 #[derive(Clone, Copy, Debug)]
 pub enum Pairwise<'a, A> {
     /// `Σ vₓ · tanh(qₓ + kₓ)`.
@@ -20,18 +20,18 @@ pub enum Pairwise<'a, A> {
     Distance,
 }
 
-/// The two sides of a tile: queries as rows, keys as packed panels, `depth` wide.
+/// The operands of a tile: queries as rows, keys as packed panels, `depth` wide.
 #[derive(Clone, Copy, Debug)]
 pub struct Sides<'a, A> {
     /// Query rows.
     pub queries: &'a [A],
-    /// From one query row to the next.
+    /// The distance between query rows.
     pub query_row: usize,
     /// Packed key panels of `depth` rows.
     pub keys: &'a [A],
-    /// How many queries.
+    /// The number of queries.
     pub rows: usize,
-    /// How many panels of keys.
+    /// The number of panels of keys.
     pub panels: usize,
     /// The width of both.
     pub depth: usize,
@@ -46,7 +46,7 @@ impl<A: Real> Sides<'_, A> {
         }
     }
 
-    /// The numbers of all keys.
+    /// Elements of all keys.
     fn keys_len(&self) -> usize {
         self.panels.saturating_mul(self.depth).saturating_mul(A::LANES)
     }
@@ -62,7 +62,7 @@ struct Scores<'a, A> {
 /// Writes the scores of a tile.
 ///
 /// # Panics
-/// Where a slice is too short for what is asked.
+/// If a slice is too short.
 pub fn scores<A: Real>(isa: Isa, of: Pairwise<'_, A>, sides: Sides<'_, A>, tile: &mut [A], row: usize) {
     sides.check(&of);
     assert!(tile.len() >= span(sides.rows, row, sides.panels.saturating_mul(A::LANES)));
@@ -80,7 +80,7 @@ impl<A: Real> Kernel<A> for Scores<'_, A> {
             for p in 0..panels {
                 let k = &keys[p * depth * A::LANES..][..depth * A::LANES];
                 let to = &mut self.tile[r * self.row + p * A::LANES..][..A::LANES];
-                // SAFETY: the slices hold `depth` panels of keys and one panel of scores; the caller vouches for the
+                // SAFETY: the slices hold `depth` panels of keys and one panel of scores; the caller guarantees the
                 // instruction set.
                 unsafe {
                     let mut sum = V::splat(A::ZERO);
@@ -105,7 +105,7 @@ impl<A: Real> Kernel<A> for Scores<'_, A> {
     }
 }
 
-/// Where the gradients of a tile of pairwise scores are added.
+/// The gradients that a tile of pairwise scores adds to.
 #[derive(Debug)]
 pub struct Into<'a, A> {
     /// Query gradients, rows like the queries.
@@ -127,7 +127,7 @@ struct Gradients<'a, A> {
 /// Adds the gradients of a tile of scores to those of its queries, its keys and `v`.
 ///
 /// # Panics
-/// Where a slice is too short for what is asked.
+/// If a slice is too short.
 pub fn gradients<A: Real>(
     isa: Isa,
     of: Pairwise<'_, A>,
@@ -155,7 +155,7 @@ impl<A: Real> Kernel<A> for Gradients<'_, A> {
             let grads = &self.grads[r * self.row..][..panels * A::LANES];
             for x in 0..depth {
                 // SAFETY: every panel of keys, of their gradients and of the tile lies inside the slices that were
-                // checked; the caller vouches for the instruction set.
+                // checked; the caller guarantees the instruction set.
                 unsafe {
                     let (zero, one) = (V::splat(A::ZERO), V::splat(A::ONE));
                     let q = V::splat(queries[r * query_row + x]);

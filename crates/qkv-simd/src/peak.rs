@@ -1,7 +1,7 @@
-//! What this machine can do at most, measured: multiply-adds that wait for nothing, and numbers read once from memory. A
-//! speed means something beside these, taken in the same second; on a shared machine they move by a third within minutes.
+//! Measured peaks of this machine: independent multiply-adds, bf16 products, and memory read once. A speed means
+//! something only beside peaks measured at the same time; on a shared machine they vary by a third within minutes.
 //!
-//! Each takes a few milliseconds and returns the best of several short runs.
+//! Each measurement takes a few milliseconds and returns the best of several short runs.
 
 use crate::bf16_gemm::{self, Bf16Gemm, DEPTH, PackedA, PackedB, SIDE};
 use crate::isa::Isa;
@@ -15,13 +15,13 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
-/// Short runs of which the best counts.
+/// Short runs, of which the best counts.
 const RUNS: usize = 5;
-/// Steps of each chain in a run: about a millisecond where a step of all chains takes eight cycles.
+/// Steps of each chain in a run: about a millisecond if a step of all chains takes eight cycles.
 const STEPS: usize = 400_000;
 
-/// Billions of floating-point operations a second that `threads` threads reach together with multiply-adds on registers
-/// alone, a multiply-add counting as two.
+/// GFLOP/s that `threads` threads reach together with multiply-adds on registers; a multiply-add counts as two
+/// operations.
 ///
 /// ```
 /// use qkv_simd::{Isa, peak};
@@ -31,14 +31,14 @@ pub fn fma<A: Real>(isa: Isa, threads: usize) -> f64 {
     best_of(threads, || dispatch(isa, Chains::<A>(std::marker::PhantomData)))
 }
 
-/// Billions of floating-point operations a second of the CPU's bf16 matrix tiles; nothing where it has none.
+/// GFLOP/s of bf16 products (AMX or AVX-512); `None` if the instruction set has none.
 ///
 /// ```
 /// use qkv_simd::{Isa, peak};
 /// assert!(peak::tiles(Isa::named("portable").unwrap(), 1).is_none());
 /// ```
 pub fn tiles(isa: Isa, threads: usize) -> Option<f64> {
-    // Two by two tiles, over a depth that lies in the first-level cache and is long enough to forget how it began.
+    // Two by two tiles, over a depth that stays in the first-level cache and is long enough to hide the start-up.
     const CHUNKS: usize = 10;
     const TIMES: usize = 1000;
     Bf16Gemm::new(isa)?;
@@ -56,8 +56,8 @@ pub fn tiles(isa: Isa, threads: usize) -> Option<f64> {
     }))
 }
 
-/// Billions of bytes a second that `threads` threads read together when they sum these numbers once. Whether they come
-/// from memory or from a cache depends on how many there are: as many as the work that is compared reads is the fair number.
+/// GB/s at which `threads` threads read these numbers together by summing them once. Their count decides whether they
+/// come from memory or from a cache: for a comparison, take as many as the compared work reads.
 ///
 /// ```
 /// use qkv_simd::{Isa, peak};
@@ -73,13 +73,13 @@ pub fn read(isa: Isa, numbers: &[f32], threads: usize) -> f64 {
     })
 }
 
-/// The best rate of `threads` threads that each do this.
+/// The best rate of `threads` threads that each run this.
 fn best_of(threads: usize, work: impl Fn() -> f64 + Sync) -> f64 {
     together(vec![(); threads.max(1)], |()| work())
 }
 
-/// A thread for each share, all starting at once; the best of several runs of what they did together, in billions a second
-/// from the first start to the last end.
+/// Runs one thread per share, all starting at once. Returns the best of several runs, in billions per second from the
+/// first start to the last end.
 fn together<S: Copy + Send>(shares: Vec<S>, work: impl Fn(S) -> f64 + Sync) -> f64 {
     let barrier = Barrier::new(shares.len());
     let (barrier, work) = (&barrier, &work);
@@ -105,7 +105,7 @@ fn together<S: Copy + Send>(shares: Vec<S>, work: impl Fn(S) -> f64 + Sync) -> f
     (0..RUNS).map(rate).fold(0.0, f64::max)
 }
 
-/// Chains of multiply-adds, each independent of the others; the number of operations comes out.
+/// Independent chains of multiply-adds; returns the number of operations.
 struct Chains<A>(std::marker::PhantomData<A>);
 
 impl<A: Real> Kernel<A> for Chains<A> {
@@ -113,9 +113,9 @@ impl<A: Real> Kernel<A> for Chains<A> {
 
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = A>>(self) -> f64 {
-        // As many chains as hide the latency and fit the registers: 16 of one register each where a panel is a register,
-        // else 6 or 3 of several.
-        // SAFETY: the caller vouches for the instruction set.
+        // Enough chains to hide the latency that still fit the registers: 16 of one register each if a panel is a
+        // register, otherwise 6 or 3 of several.
+        // SAFETY: the caller guarantees the instruction set.
         unsafe {
             if V::TILE_PANELS >= 4 {
                 chains::<V, 16>()
@@ -130,9 +130,9 @@ impl<A: Real> Kernel<A> for Chains<A> {
 
 #[inline(always)]
 unsafe fn chains<V: Lanes, const CHAINS: usize>() -> f64 {
-    // SAFETY: the caller vouches for the instruction set; stores go into an array of the lanes' length.
+    // SAFETY: stores go into an array of as many lanes; the caller guarantees the instruction set.
     unsafe {
-        // Each chain runs towards b / (1 − a) = 1, far from infinities and from denormal numbers.
+        // Each chain converges to b / (1 − a) = 1, far from infinities and subnormals.
         let a = V::splat(black_box(V::Scalar::from_f64(0.5)));
         let b = V::splat(black_box(V::Scalar::from_f64(0.5)));
         let mut chains = [V::splat(V::Scalar::ZERO); CHAINS];
@@ -156,7 +156,7 @@ impl Kernel<f32> for Sum<'_> {
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = f32>>(self) -> f32 {
         const CHAINS: usize = 4;
-        // SAFETY: each chunk is whole panels; the caller vouches for the instruction set.
+        // SAFETY: each chunk is whole panels; the caller guarantees the instruction set.
         unsafe {
             let mut sums = [V::splat(0.0); CHAINS];
             let chunks = self.0.chunks_exact(CHAINS * f32::LANES);

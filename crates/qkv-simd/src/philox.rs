@@ -1,8 +1,8 @@
 //! Philox-4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011): random bits as a
 //! pure function of a counter and a key. Dropout draws from it on every device.
 //!
-//! **The map, once and for all.** The score of query `i` and key `j`, of query head `h` and sequence `b`, has 16 bits:
-//! with the counter `(⌊j/8⌋, i, h, b)` and the key `(low, high)` of the seed, the block's four words hold the keys
+//! **The mapping is fixed.** The score of query `i` and key `j`, of query head `h` and sequence `b`, has 16 bits: with
+//! the counter `(⌊j/8⌋, i, h, b)` and the key `(low, high)` of the seed, the four words of the block hold the keys
 //! `8⌊j/8⌋ …` in order, low half first: word `(j mod 8) / 2`, half `j mod 2`.
 
 use crate::isa::Isa;
@@ -29,7 +29,7 @@ pub fn block(counter: [u32; 4], seed: u64) -> [u32; 4] {
     words
 }
 
-/// One of its ten rounds.
+/// One of the ten rounds.
 #[inline(always)]
 fn round([a, b, c, d]: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let first = a as u64 * MULTIPLIERS[0] as u64;
@@ -43,8 +43,8 @@ pub fn bits(seed: u64, sequence: usize, head: usize, i: usize, j: usize) -> u16 
     (words[j % 8 / 2] >> (j % 2 * 16)) as u16
 }
 
-/// The 32 bits each of four scores that a sampled choice draws from, the keys `4·group …` in order: another stream, with the
-/// counter `(group, i, h, b)` and the high word of the seed inverted.
+/// The 32 bits of each of four scores that sampling draws from, for the keys `4·group …` in order. A separate stream,
+/// with the counter `(group, i, h, b)` and the high word of the seed inverted.
 #[inline]
 pub fn words(seed: u64, sequence: usize, head: usize, i: usize, group: usize) -> [u32; 4] {
     block([group as u32, i as u32, head as u32, sequence as u32], seed ^ (0xffff_ffff << 32))
@@ -72,7 +72,7 @@ pub fn keep(isa: Isa, seed: u64, row: [usize; 3], start: usize, threshold: u32, 
 impl Kernel<f32> for Keep<'_> {
     type Output = ();
 
-    /// Plain loops over arrays, which the compiler turns into vectors of the instruction set.
+    /// Loops over arrays, which the compiler vectorizes for the instruction set.
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = f32>>(self) {
         let [sequence, head, i] = self.row;

@@ -1,9 +1,10 @@
-//! The one matrix product of the exact engine: `C += A · B`.
+//! The native matrix product of the exact engine: `C += A · B`.
 //!
-//! `B` comes in panels of `LANES` columns, either packed panel by panel or as the columns of padded rows: both are the
-//! same two strides. `A` is read one number at a time and may be strided any way, so its transpose costs nothing. Every
-//! element of `C` is one chain of multiply-adds over `k` in ascending order: its bits do not depend on how rows and panels
-//! were blocked. The chain begins with what is there, or from zero; in the latter case it may be added to what is there.
+//! `B` comes in panels of `LANES` columns, either packed panel by panel or as the columns of padded rows; both are
+//! described by the same two strides. `A` is read one element at a time with any strides, so its transpose costs
+//! nothing. Every element of `C` is one chain of multiply-adds over `k` in ascending order: its bits do not depend on
+//! how rows and panels were blocked. The chain starts from `C` or from zero, and in the latter case may be added to `C`
+//! at its end.
 
 use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
@@ -11,19 +12,19 @@ use crate::lanes::Lanes;
 use crate::number::Real;
 use crate::span;
 
-/// A matrix that is read one number at a time: element `(i, k)` lies at `i·row + k·col`.
+/// A matrix that is read one element at a time: element `(i, k)` is at `i·row + k·col`.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a, A> {
-    /// The numbers.
+    /// The elements.
     pub data: &'a [A],
-    /// From one row to the next.
+    /// The distance between rows.
     pub row: usize,
-    /// From one column to the next.
+    /// The distance between columns.
     pub col: usize,
 }
 
 impl<'a, A> Matrix<'a, A> {
-    /// Rows of `row` numbers, one after the other.
+    /// Dense rows of `row` elements.
     pub fn rows(data: &'a [A], row: usize) -> Self {
         Matrix { data, row, col: 1 }
     }
@@ -34,14 +35,14 @@ impl<'a, A> Matrix<'a, A> {
     }
 }
 
-/// A matrix that is read `LANES` columns at a time: row `k` of panel `p` lies at `p·panel + k·row`.
+/// A matrix that is read `LANES` columns at a time: row `k` of panel `p` is at `p·panel + k·row`.
 #[derive(Clone, Copy, Debug)]
 pub struct Panels<'a, A> {
-    /// The numbers.
+    /// The elements.
     pub data: &'a [A],
-    /// From one row to the next within a panel.
+    /// The distance between rows of a panel.
     pub row: usize,
-    /// From one panel to the next.
+    /// The distance between panels.
     pub panel: usize,
 }
 
@@ -51,47 +52,48 @@ impl<'a, A: Real> Panels<'a, A> {
         Panels { data, row: A::LANES, panel: depth * A::LANES }
     }
 
-    /// The columns of padded rows of `row` numbers.
+    /// The columns of padded rows of `row` elements.
     pub fn rows(data: &'a [A], row: usize) -> Self {
         Panels { data, row, panel: A::LANES }
     }
 }
 
-/// What becomes of the sums that are there.
+/// How a product updates `C`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Update {
-    /// Nothing: the chain begins from zero and takes their place.
+    /// `C = A · B`: the chain starts from zero.
     Overwrite,
-    /// The chain begins with them, so that a depth may be cut anywhere without a change of bits.
+    /// `C += A · B`, with the chain starting from `C`, so that cutting the depth anywhere does not change the bits.
     Accumulate,
-    /// The chain begins from zero and is added to them at its end. Where a long sum is cut into many products this rounds far
-    /// less: a chain of `n` steps has an error of about √n roundings of the whole, of `b` blocks only that of √(n/b) + √b.
+    /// `C += A · B`, with the chain starting from zero and added to `C` at its end. This rounds far less if a long sum
+    /// is cut into many products: a chain of `n` steps has an error of about √n roundings of the whole, `b` blocks only
+    /// √(n/b) + √b.
     AddPartial,
 }
 
-/// Rows of sums at distance `row`.
+/// The rows of `C` at distance `row`.
 #[derive(Debug)]
 pub struct Target<'a, A> {
-    /// The numbers.
+    /// The elements.
     pub data: &'a mut [A],
-    /// From one row to the next.
+    /// The distance between rows.
     pub row: usize,
-    /// What becomes of them.
+    /// How they are updated.
     pub update: Update,
 }
 
 impl<'a, A> Target<'a, A> {
-    /// Extends what is there.
+    /// Continues the chains that `C` holds.
     pub fn accumulate(data: &'a mut [A], row: usize) -> Self {
         Target { data, row, update: Update::Accumulate }
     }
 
-    /// Adds to what is there a sum that begins from zero.
+    /// Adds partial sums that start from zero.
     pub fn add_partial(data: &'a mut [A], row: usize) -> Self {
         Target { data, row, update: Update::AddPartial }
     }
 
-    /// Begins from zero, whatever is there.
+    /// Replaces `C`.
     pub fn overwrite(data: &'a mut [A], row: usize) -> Self {
         Target { data, row, update: Update::Overwrite }
     }
@@ -106,7 +108,7 @@ struct Product<'a, A> {
     depth: usize,
 }
 
-/// `C += A · B` or `C = A · B`, with `C` of `rows` rows and `panels` panels wide, over `depth`.
+/// `C += A · B` or `C = A · B`, where `C` has `rows` rows and `panels` panels, over a depth of `depth`.
 ///
 /// ```
 /// use qkv_simd::{product, Isa, Matrix, Panels, Real, Target};
@@ -120,7 +122,7 @@ struct Product<'a, A> {
 /// ```
 ///
 /// # Panics
-/// Where a slice is too short for what is asked.
+/// If a slice is too short.
 #[allow(clippy::too_many_arguments)]
 pub fn product<A: Real>(
     isa: Isa,
@@ -138,7 +140,8 @@ pub fn product<A: Real>(
 }
 
 impl<A: Real> Product<'_, A> {
-    /// Checks the slices, and whether anything is to be multiplied; clears what is begun anew and gets nothing.
+    /// Checks the slices and returns whether there is anything to multiply. If not, clears a `C` that is to be
+    /// overwritten.
     fn is_any(&mut self) -> bool {
         let &mut Product { ref mut c, a, b, rows, panels, depth } = self;
         if rows == 0 || panels == 0 || depth == 0 && c.update != Update::Overwrite {
@@ -161,8 +164,8 @@ impl<A: Real> Kernel<A> for Product<'_, A> {
 
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = A>>(self) {
-        // A few panels of B against all rows, so that they stay in the first-level cache while A goes by.
-        // SAFETY: `product` checked that every row, panel and step below lies inside its slice; the caller vouches for
+        // A few panels of B against all rows, so that they stay in the first-level cache while A is streamed.
+        // SAFETY: `product` checked that every row, panel and step below lies inside its slice; the caller guarantees
         // the instruction set.
         unsafe {
             let mut panel = 0;
@@ -184,7 +187,7 @@ impl<A: Real> Kernel<A> for Product<'_, A> {
 }
 
 impl<A: Real> Product<'_, A> {
-    /// `PANELS` panels of C, all their rows.
+    /// `PANELS` panels of C, all of their rows.
     #[inline(always)]
     unsafe fn column<V: Lanes<Scalar = A>, const PANELS: usize>(&self, panel: usize) {
         // SAFETY: as in `run`.
@@ -212,7 +215,7 @@ impl<A: Real> Product<'_, A> {
     /// One register tile over the whole depth.
     #[inline(always)]
     unsafe fn tile<V: Lanes<Scalar = A>, const ROWS: usize, const PANELS: usize>(&self, row: usize, panel: usize) {
-        // SAFETY: as in `run`; the pointer into C is the only one to it for the length of the call.
+        // SAFETY: as in `run`; the pointer into C is the only access to it for the length of the call.
         unsafe {
             let c = self.c.data.as_ptr().cast_mut().add(row * self.c.row + panel * A::LANES);
             let mut a = self.a.data.as_ptr().add(row * self.a.row);
@@ -255,11 +258,11 @@ impl<A: Real> Product<'_, A> {
     }
 }
 
-/// `C += A · B` where a zero of `A` means *absent*: what `B` holds there, NaN and infinities included, has no effect.
-/// The chain of additions is that of [`product`], so where `B` is finite the results are the same.
+/// `C += A · B` where a zero in `A` marks an *absent* element: the row of `B` there has no effect, even if it is NaN or
+/// infinite. The chain of additions is that of [`product`], so the results are the same where `B` is finite.
 ///
 /// # Panics
-/// Where a slice is too short for what is asked.
+/// If a slice is too short.
 #[allow(clippy::too_many_arguments)]
 pub fn product_skipping_zeros<A: Real>(
     isa: Isa,
@@ -288,7 +291,7 @@ impl<A: Real> Kernel<A> for Skipping<'_, A> {
             for p in 0..panels {
                 let c_at = &mut c.data[r * c.row + p * A::LANES..][..A::LANES];
                 // SAFETY: as many lanes as are loaded and stored lie in `c_at`, and from each step of `b` on, as
-                // `product_skipping_zeros` checked; the caller vouches for the instruction set.
+                // `product_skipping_zeros` checked; the caller guarantees the instruction set.
                 unsafe {
                     let there = V::load(c_at.as_ptr());
                     let mut sum = if c.update == Update::Accumulate { there } else { V::splat(A::ZERO) };

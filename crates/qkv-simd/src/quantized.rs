@@ -1,18 +1,18 @@
-//! Matrices of few bits a number, times a vector: what decoding one token after the other is made of. Such a product is as fast
-//! as the matrix can be read, so a matrix of four bits a number is read eight times as fast as one of `f32`. The numbers are
-//! those that the blocks stand for, widened on the way: nothing is rounded that was not rounded before.
+//! Quantized matrices times a vector: the matrix products of generating one token at a time. They are as fast as the
+//! matrix can be read, so a 4-bit matrix is read eight times as fast as one of `f32`. The blocks are dequantized in
+//! registers; nothing is rounded beyond the quantization itself.
 
 use crate::isa::Isa;
 use crate::pass::{self, Pass};
 
-/// Numbers of a block.
+/// Elements of a block.
 pub const BLOCK: usize = 32;
-/// Bytes that four bits for each of them take.
+/// Bytes of a block of 4-bit elements.
 const HALVES: usize = BLOCK / 2;
-/// Sums side by side.
+/// Independent partial sums.
 const SIDE: usize = 16;
 
-/// A matrix in blocks of 32 numbers, each with a scale.
+/// A matrix in blocks of 32 elements, each with a scale.
 ///
 /// ```
 /// use qkv_simd::{Isa, quantized::QuantizedMatrix};
@@ -31,40 +31,40 @@ pub struct QuantizedMatrix {
 
 #[derive(Clone, Debug, PartialEq)]
 enum Blocks {
-    /// Four bits from 0 to 15: the first half of a block in the low halves of its bytes, the second in the high ones. A number is
-    /// the first of the block's pair times its bits, plus the second.
+    /// 4-bit elements 0 to 15: the first half of a block in the low nibbles of its bytes, the second half in the high
+    /// ones. An element is the scale of its block times the bits, plus the minimum of its block.
     Q4(Vec<u8>, Vec<[f32; 2]>),
-    /// Eight bits from −128 to 127, times the scale of the block.
+    /// 8-bit elements −128 to 127, times the scale of their block.
     Q8(Vec<i8>, Vec<f32>),
 }
 
 impl QuantizedMatrix {
-    /// Rows of `width` numbers of four bits; `None` where lists and width do not fit.
+    /// Rows of `width` 4-bit elements; `None` if the lengths do not fit.
     pub fn q4(width: usize, bits: Vec<u8>, scales: Vec<[f32; 2]>) -> Option<QuantizedMatrix> {
         let rows = fitting(width, scales.len()).filter(|_| bits.len() == scales.len() * HALVES)?;
         Some(QuantizedMatrix { rows, width, blocks: Blocks::Q4(bits, scales) })
     }
 
-    /// Rows of `width` numbers of eight bits; `None` where lists and width do not fit.
+    /// Rows of `width` 8-bit elements; `None` if the lengths do not fit.
     pub fn q8(width: usize, bits: Vec<i8>, scales: Vec<f32>) -> Option<QuantizedMatrix> {
         let rows = fitting(width, scales.len()).filter(|_| bits.len() == scales.len() * BLOCK)?;
         Some(QuantizedMatrix { rows, width, blocks: Blocks::Q8(bits, scales) })
     }
 
-    /// How many rows.
+    /// The number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// How many numbers a row has.
+    /// The number of columns.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// The same with its rows in another order: row `r` is what row `from(r)` was.
+    /// The matrix with permuted rows: row `r` is row `from(r)` of this one.
     ///
     /// # Panics
-    /// Where there is no such row.
+    /// If there is no such row.
     pub fn reordered(&self, from: impl Fn(usize) -> usize) -> QuantizedMatrix {
         let each = self.width / BLOCK;
         fn take<A: Copy>(all: &[A], each: usize, rows: usize, from: impl Fn(usize) -> usize) -> Vec<A> {
@@ -81,15 +81,15 @@ impl QuantizedMatrix {
         QuantizedMatrix { blocks, ..*self }
     }
 
-    /// The sum of each block of a vector, which products with smallest values need.
+    /// The sum of each block of a vector, which is multiplied by the minima of 4-bit blocks.
     pub fn sums(&self, x: &[f32]) -> Vec<f32> {
         x.chunks_exact(BLOCK).map(|block| block.iter().sum()).collect()
     }
 
-    /// `y[r] = Σ row[from + r] · x`, for as many rows as `y` has; `sums` are those of `x`.
+    /// `y[r] = Σ row[from + r] · x`, for as many rows as `y` has; `sums` are the block sums of `x`.
     ///
     /// # Panics
-    /// Where lengths do not fit.
+    /// If the lengths do not fit.
     pub fn times(&self, isa: Isa, from: usize, x: &[f32], sums: &[f32], y: &mut [f32]) {
         let each = self.width / BLOCK;
         assert!(
@@ -109,7 +109,7 @@ impl QuantizedMatrix {
     }
 }
 
-/// How many rows so many blocks are.
+/// The number of rows of this many blocks.
 fn fitting(width: usize, blocks: usize) -> Option<usize> {
     let each = (width > 0 && width.is_multiple_of(BLOCK)).then_some(width / BLOCK)?;
     blocks.is_multiple_of(each).then_some(blocks / each)
@@ -134,7 +134,7 @@ impl Pass for Q4Gemv<'_> {
             let (mut wide, mut below) = ([0.0f32; SIDE], 0.0f32);
             let (bits, x) = (bits.as_chunks::<HALVES>().0, self.x.as_chunks::<BLOCK>().0);
             for (((bits, &[scale, least]), x), sum) in bits.iter().zip(scales).zip(x).zip(self.sums) {
-                // Each loop by itself becomes vectors; all in one did not.
+                // Separate loops vectorize; one loop for both does not.
                 let (mut lows, mut highs) = ([0.0f32; SIDE], [0.0f32; SIDE]);
                 for l in 0..SIDE {
                     lows[l] = f32::from(bits[l] & 15);

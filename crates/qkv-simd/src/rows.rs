@@ -1,4 +1,4 @@
-//! Rows on their way in and out: widened to the type of sums, rounded from it.
+//! Conversion of rows: widened to the accumulator type, and rounded from it.
 
 use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
@@ -15,20 +15,20 @@ struct Widen<'a, T: Element> {
     to_row: usize,
 }
 
-/// Copies a row into the type of sums, and says whether all of it was finite.
+/// Widens a row to the accumulator type, and returns whether all of it is finite.
 ///
 /// # Panics
-/// Where the rows differ in length.
+/// If the rows differ in length.
 pub(crate) fn widen<T: Element>(isa: Isa, from: &[T], to: &mut [T::Acc]) -> bool {
     assert_eq!(from.len(), to.len());
     widen_rows(isa, (from, from.len()), from.len(), (to, from.len()))
 }
 
-/// Copies rows of `width` numbers at distance `from_row`, pads each with zeros to `to_row`, and says whether all was finite: as many
-/// as there is room for.
+/// Widens rows of `width` elements at distance `from_row`, pads each with zeros to `to_row`, and returns whether
+/// everything is finite: as many rows as fit into `to`.
 ///
 /// # Panics
-/// Where there are fewer, or they are shorter.
+/// If there are fewer rows, or they are shorter.
 pub(crate) fn widen_rows<T: Element>(
     isa: Isa,
     (from, from_row): (&[T], usize),
@@ -46,10 +46,10 @@ impl<T: Element> Kernel<T::Acc> for Widen<'_, T> {
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = T::Acc>>(self) -> bool {
         let (lanes, width) = (T::Acc::LANES, self.width);
-        // SAFETY: rows of either side hold what is loaded and stored, as `widen_rows` checked; the caller vouches for the
+        // SAFETY: rows of both sides hold what is loaded and stored, as `widen_rows` checked; the caller guarantees the
         // instruction set.
         unsafe {
-            // Zero times what is finite is zero; times anything else, NaN.
+            // Zero times a finite number is zero; times any other it is NaN.
             let zero = V::splat(T::Acc::ZERO);
             let mut finite = zero;
             for (r, to) in self.to.chunks_exact_mut(self.to_row.max(1)).enumerate() {
@@ -73,10 +73,10 @@ struct Narrow<'a, T: Element> {
     to: *mut T,
 }
 
-/// Rounds a row of sums into place.
+/// Rounds a row of accumulators into place.
 ///
 /// # Safety
-/// There is memory for as many elements at `to`, which nobody else touches at the same time.
+/// There is memory for as many elements at `to`, which nothing else accesses at the same time.
 pub(crate) unsafe fn narrow<T: Element>(isa: Isa, from: &[T::Acc], to: *mut T) {
     dispatch(isa, Narrow { from, to })
 }
@@ -88,8 +88,8 @@ impl<T: Element> Kernel<T::Acc> for Narrow<'_, T> {
     unsafe fn run<V: Lanes<Scalar = T::Acc>>(self) {
         let lanes = T::Acc::LANES;
         for (at, from) in self.from.chunks(lanes).enumerate() {
-            // SAFETY: the row holds what is loaded; the caller of `narrow` vouches for the memory, and that of the kernel for
-            // the instruction set.
+            // SAFETY: the row holds what is loaded; the caller of `narrow` guarantees the memory, and that of the
+            // kernel the instruction set.
             unsafe {
                 let x = T::Acc::lanes::<V>(from.as_ptr(), from.len());
                 T::store_lanes(x, self.to.add(at * lanes), from.len());
@@ -107,10 +107,11 @@ struct NarrowScaled<'a, T: Element> {
     to_row: isize,
 }
 
-/// Multiplies each row of sums by its factor and rounds it into place: as many rows as there are factors.
+/// Multiplies each row of accumulators by its factor and rounds it into place: one row per factor.
 ///
 /// # Safety
-/// There is memory for rows of `width` elements from `to` on at distance `to_row`, which nobody else touches at the same time.
+/// There is memory for rows of `width` elements from `to` on at distance `to_row`, which nothing else accesses at the
+/// same time.
 pub(crate) unsafe fn narrow_scaled<T: Element>(
     isa: Isa,
     (from, from_row): (&[T::Acc], usize),
@@ -129,7 +130,7 @@ impl<T: Element> Kernel<T::Acc> for NarrowScaled<'_, T> {
         let lanes = T::Acc::LANES;
         for (r, &factor) in self.factors.iter().enumerate() {
             for (at, from) in self.from[r * self.from_row..][..self.width].chunks(lanes).enumerate() {
-                // SAFETY: as in `Narrow`; the rows lie at their distance from one another.
+                // SAFETY: as in `Narrow`, for rows at distance `to_row`.
                 unsafe {
                     let x = T::Acc::lanes::<V>(from.as_ptr(), from.len()).mul(V::splat(factor));
                     T::store_lanes(x, self.to.offset(r as isize * self.to_row).add(at * lanes), from.len());
@@ -153,7 +154,7 @@ mod tests {
         for isa in Isa::available() {
             for len in [1, 7, 8, 15, 16, 17, 33, numbers.len()] {
                 let mut rounded = vec![T::default(); len];
-                // SAFETY: there is memory for as many, and it is ours.
+                // SAFETY: the vector has as many elements.
                 unsafe { narrow(isa, &numbers[..len], rounded.as_mut_ptr()) };
                 let expected: Vec<T> = numbers[..len].iter().map(|&x| T::narrow(x)).collect();
                 let mut wide = vec![T::Acc::ZERO; len];
@@ -178,7 +179,7 @@ mod tests {
                 // Two rows, the second of which is scaled.
                 let two = [&numbers[..len], &numbers[..len]].concat();
                 let (mut scaled, factors) = (vec![T::default(); 2 * len], [T::Acc::ONE, T::Acc::from_f64(0.7)]);
-                // SAFETY: there is memory for two rows, and it is ours.
+                // SAFETY: the vector has two rows.
                 unsafe { narrow_scaled(isa, (&two, len), &factors, len, (scaled.as_mut_ptr(), len as isize)) };
                 for (at, (found, &x)) in scaled.iter().zip(&two).enumerate() {
                     let expected = T::narrow(x * factors[at / len]).to_f64();

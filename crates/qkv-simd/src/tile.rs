@@ -1,12 +1,12 @@
-//! Passes over a tile of scores that lies in the first-level cache: the online softmax, its gradient, scales, caps and
-//! masks. A tile is rows of `width` numbers (whole panels) at distance `row`; what a row's pass does depends on that row
-//! alone, so a row has the same bits whichever tile it is in.
+//! Passes over a tile of scores in the first-level cache: online softmax and its gradient, scales, caps, biases and
+//! masks. A tile is rows of `width` elements (whole panels) at distance `row`. A pass treats each row by itself, so a
+//! row has the same bits in any tile.
 //!
-//! A score of −∞ means that the pair is absent: its weight is exactly 0 and its gradient too, whatever else is NaN.
+//! A score of −∞ marks an absent pair: its weight and its gradient are exactly 0, even if other values are NaN.
 
 use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
-use crate::lanes::{Lanes, MOST_LANES};
+use crate::lanes::{Lanes, MAX_LANES};
 use crate::math;
 use crate::number::Real;
 use crate::{padded, span};
@@ -16,7 +16,7 @@ mod softmax;
 pub(crate) use softmax::check_softmax;
 pub use softmax::{Exponential, RowGradient, Running, Span, softmax, softmax_gradient};
 
-/// Checks that a tile is as long as its rows.
+/// Checks that a tile holds its rows.
 pub(crate) fn check<A: Real>(tile: &[A], row: usize, rows: usize, width: usize) {
     assert!(width.is_multiple_of(A::LANES) && row >= width, "a tile is whole panels wide");
     assert!(tile.len() >= span(rows, row, width), "the tile is too short");
@@ -30,11 +30,11 @@ struct SparsemaxGradient<'a, A> {
     delta: A,
 }
 
-/// In place, turns a row of scores into sparsemax weights `max(scale·score − threshold, 0)` and gradients of the weights into
-/// gradients of the scores: `grad − delta` where the weight is not 0.
+/// In place: turns a row of scores into sparsemax weights `max(scale·score − threshold, 0)`, and gradients of the
+/// weights into gradients of the scores, `grad − delta` where the weight is not 0.
 ///
 /// # Panics
-/// Where the rows are not whole panels of one length.
+/// If the rows are not whole panels of one length.
 pub fn sparsemax_gradient<A: Real>(isa: Isa, scores: &mut [A], grads: &mut [A], scale: A, threshold: A, delta: A) {
     check(scores, scores.len(), 1, scores.len());
     assert_eq!(scores.len(), grads.len());
@@ -47,7 +47,7 @@ impl<A: Real> Kernel<A> for SparsemaxGradient<'_, A> {
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = A>>(self) {
         for (s, g) in self.scores.chunks_exact_mut(A::LANES).zip(self.grads.chunks_exact_mut(A::LANES)) {
-            // SAFETY: the chunks are whole panels; the caller vouches for the instruction set.
+            // SAFETY: the chunks are whole panels; the caller guarantees the instruction set.
             unsafe {
                 let zero = V::splat(A::ZERO);
                 let above = V::load(s.as_ptr()).mul(V::splat(self.scale)).sub(V::splat(self.threshold));
@@ -67,7 +67,7 @@ struct Weights<'a, A> {
 /// Turns a row of scores into weights `exp(score − lse)`, in place.
 ///
 /// # Panics
-/// Where the row is not whole panels.
+/// If the row is not whole panels.
 pub fn weights<A: Real>(isa: Isa, scores: &mut [A], lse: A) {
     check(scores, scores.len(), 1, scores.len());
     dispatch(isa, Weights { scores, lse });
@@ -79,7 +79,7 @@ impl<A: Real> Kernel<A> for Weights<'_, A> {
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = A>>(self) {
         for panel in self.scores.chunks_exact_mut(A::LANES) {
-            // SAFETY: the chunk is a whole panel; the caller vouches for the instruction set.
+            // SAFETY: the chunk is a whole panel; the caller guarantees the instruction set.
             unsafe {
                 let s = V::load(panel.as_ptr());
                 let weight = math::exp(s.sub(V::splat(self.lse)));
@@ -95,10 +95,10 @@ struct Cap<'a, A> {
     cap: A,
 }
 
-/// Soft-caps scores in place, `cap · tanh(score / cap)`, and writes the slope `1 − tanh²` where room is given.
+/// Soft-caps scores in place, `cap · tanh(score / cap)`, and writes the slopes `1 − tanh²` into `slopes`, if given.
 ///
 /// # Panics
-/// Where the row is not whole panels, or the slopes are shorter.
+/// If the row is not whole panels, or the slopes are shorter.
 pub fn soft_cap<A: Real>(isa: Isa, scores: &mut [A], slopes: Option<&mut [A]>, cap: A) {
     check(scores, scores.len(), 1, scores.len());
     assert!(slopes.as_ref().is_none_or(|s| s.len() >= scores.len()));
@@ -111,7 +111,7 @@ impl<A: Real> Kernel<A> for Cap<'_, A> {
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = A>>(mut self) {
         for (p, panel) in self.scores.chunks_exact_mut(A::LANES).enumerate() {
-            // SAFETY: the chunk is a whole panel and the slopes are as long; the caller vouches for the instruction set.
+            // SAFETY: the chunk is a whole panel and the slopes are as long; the caller guarantees the instruction set.
             unsafe {
                 let cap = V::splat(self.cap);
                 let t = math::tanh(V::load(panel.as_ptr()).div(cap));
@@ -133,10 +133,10 @@ struct KeepBits<'a, A> {
     otherwise: A,
 }
 
-/// Where bit `first + j` is set, `row[j] · kept`; elsewhere `otherwise`.
+/// Multiplies `row[j]` by `kept` where bit `first + j` is set, and replaces it by `otherwise` elsewhere.
 ///
 /// # Panics
-/// Where the row or what comes before it is not whole panels, or there are fewer bits than numbers.
+/// If the row or `first` is not whole panels, or there are fewer bits than elements.
 pub fn keep_bits<A: Real>(isa: Isa, row: &mut [A], first: usize, bits: &[u64], kept: A, otherwise: A) {
     check(row, row.len(), 1, row.len());
     assert!(first.is_multiple_of(A::LANES) && bits.len() * 64 >= first.saturating_add(row.len()), "too few bits");
@@ -151,7 +151,7 @@ impl<A: Real> Kernel<A> for KeepBits<'_, A> {
         for (p, panel) in self.row.chunks_exact_mut(A::LANES).enumerate() {
             let at = self.first + p * A::LANES;
             let bits = (self.bits[at / 64] >> (at % 64)) as u32;
-            // SAFETY: the chunk is a whole panel; the caller vouches for the instruction set.
+            // SAFETY: the chunk is a whole panel; the caller guarantees the instruction set.
             unsafe {
                 let x = V::load(panel.as_ptr()).mul(V::splat(self.kept));
                 x.keep(bits, V::splat(self.otherwise)).store(panel.as_mut_ptr());
@@ -160,25 +160,31 @@ impl<A: Real> Kernel<A> for KeepBits<'_, A> {
     }
 }
 
-struct Hide<'a, A, const WORDS: usize> {
+struct ApplyMask<'a, A, const WORDS: usize> {
     tile: &'a mut [A],
     row: usize,
     bits: &'a [[u64; WORDS]],
     spans: &'a [Span],
 }
 
-/// Makes −∞ of the scores whose bits are not set, row by row, within the panels of each row's span.
+/// Sets the scores whose bits are not set to −∞, within the panels of each row's span.
 ///
 /// # Panics
-/// Where a row is not whole panels or too short for its span, there are fewer rows or spans than bits, or fewer bits than a span takes.
-pub fn hide<A: Real, const WORDS: usize>(isa: Isa, tile: &mut [A], row: usize, bits: &[[u64; WORDS]], spans: &[Span]) {
+/// If a row is not whole panels or shorter than its span, or there are fewer rows, spans or bits than needed.
+pub fn apply_mask<A: Real, const WORDS: usize>(
+    isa: Isa,
+    tile: &mut [A],
+    row: usize,
+    bits: &[[u64; WORDS]],
+    spans: &[Span],
+) {
     check(tile, row, bits.len(), row);
     let most = (row.min(WORDS * 64) / A::LANES) as u16;
     assert!(spans.len() >= bits.len() && spans.iter().all(|span| span.end <= most), "spans beyond their rows");
-    dispatch(isa, Hide { tile, row, bits, spans });
+    dispatch(isa, ApplyMask { tile, row, bits, spans });
 }
 
-impl<A: Real, const WORDS: usize> Kernel<A> for Hide<'_, A, WORDS> {
+impl<A: Real, const WORDS: usize> Kernel<A> for ApplyMask<'_, A, WORDS> {
     type Output = ();
 
     #[inline(always)]
@@ -192,7 +198,8 @@ impl<A: Real, const WORDS: usize> Kernel<A> for Hide<'_, A, WORDS> {
                 while absent != 0 {
                     let panel = absent.trailing_zeros() as usize / A::LANES * A::LANES;
                     absent &= !(all << panel);
-                    // SAFETY: the panel lies inside its row, as `hide` checked; the caller vouches for the instruction set.
+                    // SAFETY: the panel lies inside its row, as `apply_mask` checked; the caller guarantees the
+                    // instruction set.
                     unsafe {
                         let at = self.tile.as_mut_ptr().add(r * self.row + word * 64 + panel);
                         V::load(at).keep((bits >> panel) as u32, V::splat(A::NEG_INFINITY)).store(at);
@@ -203,29 +210,29 @@ impl<A: Real, const WORDS: usize> Kernel<A> for Hide<'_, A, WORDS> {
     }
 }
 
-struct Ramp<'a, A> {
+struct Alibi<'a, A> {
     row: &'a mut [A],
     slope: A,
     from: A,
 }
 
-/// Subtracts `slope · |from − j|` from number `j` of a row.
+/// Subtracts the ALiBi penalty `slope · |from − j|` from element `j` of a row.
 ///
 /// # Panics
-/// Where the row is not whole panels.
-pub fn ramp<A: Real>(isa: Isa, row: &mut [A], slope: A, from: A) {
+/// If the row is not whole panels.
+pub fn add_alibi<A: Real>(isa: Isa, row: &mut [A], slope: A, from: A) {
     check(row, row.len(), 1, row.len());
-    dispatch(isa, Ramp { row, slope, from });
+    dispatch(isa, Alibi { row, slope, from });
 }
 
-impl<A: Real> Kernel<A> for Ramp<'_, A> {
+impl<A: Real> Kernel<A> for Alibi<'_, A> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = A>>(self) {
-        let mut numbers = [A::ZERO; MOST_LANES];
+        let mut numbers = [A::ZERO; MAX_LANES];
         numbers.iter_mut().enumerate().for_each(|(l, x)| *x = A::from_f64(l as f64));
-        // SAFETY: the array and each chunk hold whole panels; the caller vouches for the instruction set.
+        // SAFETY: the array and each chunk hold whole panels; the caller guarantees the instruction set.
         unsafe {
             let (slope, zero) = (V::splat(self.slope), V::splat(A::ZERO));
             let mut apart = V::splat(self.from).sub(V::load(numbers.as_ptr()));
@@ -244,10 +251,10 @@ struct ScaleRows<'a, A> {
     factors: &'a [A],
 }
 
-/// Multiplies each row of a tile, all of it, by a factor of its own. A factor of 1 costs a look.
+/// Multiplies each row of a tile by its factor. Rows with a factor of 1 are skipped.
 ///
 /// # Panics
-/// Where a row is not whole panels, or there are fewer rows than factors.
+/// If a row is not whole panels, or there are fewer rows than factors.
 pub fn scale_rows<A: Real>(isa: Isa, tile: &mut [A], row: usize, factors: &[A]) {
     check(tile, row, factors.len(), row);
     dispatch(isa, ScaleRows { tile, row, factors });
@@ -258,7 +265,7 @@ impl<A: Real> Kernel<A> for ScaleRows<'_, A> {
 
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = A>>(self) {
-        // Few rows change, and which is not to be foreseen: they are found without a branch for each.
+        // Few rows change, and unpredictably: a bitmap finds them without a branch per row.
         for (first, factors) in self.factors.chunks(32).enumerate().map(|(at, factors)| (at * 32, factors)) {
             let mut changed = factors.iter().rev().fold(0u32, |bits, &factor| bits << 1 | u32::from(factor != A::ONE));
             while changed != 0 {
@@ -266,7 +273,7 @@ impl<A: Real> Kernel<A> for ScaleRows<'_, A> {
                 changed &= changed - 1;
                 let factor = self.factors[r];
                 for panel in self.tile[r * self.row..][..self.row].chunks_exact_mut(A::LANES) {
-                    // SAFETY: the chunk is a whole panel; the caller vouches for the instruction set.
+                    // SAFETY: the chunk is a whole panel; the caller guarantees the instruction set.
                     unsafe { V::load(panel.as_ptr()).mul(V::splat(factor)).store(panel.as_mut_ptr()) };
                 }
             }
@@ -274,7 +281,7 @@ impl<A: Real> Kernel<A> for ScaleRows<'_, A> {
     }
 }
 
-/// What [`row_op`] does to a row, number by number.
+/// What [`row_op`] does to each element of a row.
 #[derive(Clone, Copy, Debug)]
 pub enum RowOp<'a, A> {
     /// Multiply by a number.
@@ -290,10 +297,10 @@ struct Elementwise<'a, A> {
     op: RowOp<'a, A>,
 }
 
-/// Changes a row number by number.
+/// Applies an operation to each element of a row.
 ///
 /// # Panics
-/// Where the row is not whole panels, or the other row is shorter.
+/// If the row is not whole panels, or the other row is shorter.
 pub fn row_op<A: Real>(isa: Isa, row: &mut [A], op: RowOp<'_, A>) {
     check(row, row.len(), 1, row.len());
     if let RowOp::Multiply(other) | RowOp::Add(other) = op {
@@ -308,7 +315,7 @@ impl<A: Real> Kernel<A> for Elementwise<'_, A> {
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = A>>(self) {
         for (p, panel) in self.row.chunks_exact_mut(A::LANES).enumerate() {
-            // SAFETY: the chunk is a whole panel and the other row is as long; the caller vouches for the instruction set.
+            // SAFETY: the chunk is a whole panel and the other row is as long; the caller guarantees the instruction set.
             unsafe {
                 let x = V::load(panel.as_ptr());
                 let y = match self.op {
@@ -322,7 +329,7 @@ impl<A: Real> Kernel<A> for Elementwise<'_, A> {
     }
 }
 
-struct ToPanels<'a, A> {
+struct PackPanels<'a, A> {
     rows: &'a [A],
     row: usize,
     count: usize,
@@ -330,20 +337,20 @@ struct ToPanels<'a, A> {
     out: &'a mut [A],
 }
 
-/// Packs rows as panels: `LANES` rows side by side, number by number of the width; zeros where the last panel has no row.
-/// The rows lie at distance `row`, whole panels, and there is memory for whole panels of them.
+/// Packs rows into panels: `LANES` rows interleaved, element by element of the width, with zeros for missing rows of
+/// the last panel. The rows are whole panels apart, and there is memory for whole panels of rows.
 ///
 /// # Panics
-/// Where a slice is too short, or the distance is not whole panels.
-pub fn to_panels<A: Real>(isa: Isa, rows: &[A], row: usize, count: usize, width: usize, out: &mut [A]) {
+/// If a slice is too short, or the distance is not whole panels.
+pub fn pack_panels<A: Real>(isa: Isa, rows: &[A], row: usize, count: usize, width: usize, out: &mut [A]) {
     let padded = padded::<A>(count);
     let long = row >= width && rows.len() >= padded.saturating_mul(row);
     assert!(row.is_multiple_of(A::LANES) && long, "the rows are too short");
     assert!(out.len() >= padded.saturating_mul(width), "no room for the panels");
-    dispatch(isa, ToPanels { rows, row, count, width, out });
+    dispatch(isa, PackPanels { rows, row, count, width, out });
 }
 
-impl<A: Real> Kernel<A> for ToPanels<'_, A> {
+impl<A: Real> Kernel<A> for PackPanels<'_, A> {
     type Output = ();
 
     #[inline(always)]
@@ -354,8 +361,8 @@ impl<A: Real> Kernel<A> for ToPanels<'_, A> {
             let out = &mut self.out[panel * lanes * width..][..lanes * width];
             let mut chunks = out.chunks_exact_mut(lanes * lanes);
             for (x, out) in (&mut chunks).enumerate() {
-                // SAFETY: `lanes` rows of `row` numbers each hold the lanes from `x` on, and `out` holds as many rows of
-                // lanes; the caller vouches for the instruction set.
+                // SAFETY: `lanes` rows of `row` elements each hold the lanes from `x` on, and `out` holds as many rows
+                // of lanes; the caller guarantees the instruction set.
                 unsafe { V::transpose(from[x * lanes..].as_ptr(), self.row, out.as_mut_ptr(), lanes) };
             }
             let done = width / lanes * lanes;
@@ -381,10 +388,11 @@ struct Transpose<'a, A> {
     to_row: usize,
 }
 
-/// Writes the transpose of `rows` rows, `panels` panels wide, each at its own distance; rows are whole panels too.
+/// Transposes `rows` rows that are `panels` panels wide, each side with its own distance. The number of rows is whole
+/// panels too.
 ///
 /// # Panics
-/// Where a slice is too short, or the rows are not whole panels.
+/// If a slice is too short, or the rows are not whole panels.
 pub fn transpose<A: Real>(
     isa: Isa,
     from: &[A],
@@ -410,45 +418,44 @@ impl<A: Real> Kernel<A> for Transpose<'_, A> {
             for panel in 0..self.panels {
                 let from = self.from[r * self.from_row + panel * lanes..].as_ptr();
                 let to = self.to[panel * lanes * self.to_row + r..].as_mut_ptr();
-                // SAFETY: both squares of lanes lie inside, as `transpose` checked; the caller vouches for the instruction
-                // set.
+                // SAFETY: both squares of lanes lie inside, as `transpose` checked; the caller guarantees the
+                // instruction set.
                 unsafe { V::transpose(from, self.from_row, to, self.to_row) };
             }
         }
     }
 }
 
-struct Dots<'a, A> {
+struct CorrespondingDots<'a, A> {
     a: &'a [A],
     b: &'a [A],
     row: usize,
     out: &'a mut [A],
 }
 
-/// The sums of products of pairs of rows, one after the other and of whole panels: the very chain of multiply-adds that
-/// [`product`](crate::product()) makes, so that where the two sums are equal in exact arithmetic term by term, they are equal
-/// to the last bit.
+/// Dot products of corresponding rows of two tiles, which are dense and whole panels wide. The chain of multiply-adds
+/// is that of [`product`](crate::product()), so sums that are equal term by term have equal bits.
 ///
 /// # Panics
-/// Where there are fewer rows than results, or a row is not whole panels.
+/// If there are fewer rows than results, or a row is not whole panels.
 pub fn dots<A: Real>(isa: Isa, a: &[A], b: &[A], row: usize, out: &mut [A]) {
     let len = out.len().saturating_mul(row);
     assert!(a.len() >= len && b.len() >= len, "the rows are too short");
     assert!(row.is_multiple_of(A::LANES), "rows of whole panels");
-    dispatch(isa, Dots { a, b, row, out });
+    dispatch(isa, CorrespondingDots { a, b, row, out });
 }
 
-impl<A: Real> Kernel<A> for Dots<'_, A> {
+impl<A: Real> Kernel<A> for CorrespondingDots<'_, A> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = A>>(self) {
         let (lanes, row) = (A::LANES, self.row);
-        // A lane for each pair of rows, a step for each number: squares of both sides are transposed on the way.
-        let mut squares = [[A::ZERO; MOST_LANES * MOST_LANES]; 2];
+        // One lane per pair of rows and one step per element: squares of both sides are transposed on the fly.
+        let mut squares = [[A::ZERO; MAX_LANES * MAX_LANES]; 2];
         for (first, out) in self.out.chunks_mut(lanes).enumerate().map(|(at, out)| (at * lanes, out)) {
-            // SAFETY: where there are as many rows as lanes, the squares lie inside them, as `dots` checked, and there is room for
-            // a square of lanes in either; the caller vouches for the instruction set.
+            // SAFETY: with as many rows as lanes, the squares lie inside them, as `dots` checked, and the buffers hold
+            // a square of lanes each; the caller guarantees the instruction set.
             unsafe {
                 let mut sums = V::splat(A::ZERO);
                 for x in (0..row).step_by(lanes) {
@@ -509,7 +516,7 @@ mod tests {
             let bits: Vec<[u64; 2]> =
                 (0..5u64).map(|r| [0x0123_4567_89ab_cdef << r | 0xffff << (8 * r), !(0xffff << (7 * r))]).collect();
             let mut tile = vec![1.5f32; 5 * row];
-            hide(isa, &mut tile, row, &bits, &spans);
+            apply_mask(isa, &mut tile, row, &bits, &spans);
             for (at, &x) in tile.iter().enumerate() {
                 let (r, j) = (at / row, at % row);
                 let inside = (spans[r].start * lanes..spans[r].end * lanes).contains(&(j as u16));
@@ -549,8 +556,8 @@ mod tests {
         }
     }
 
-    /// Scores from 0, the largest, down to `low` through the softmax: the largest error of a weight, in units in its last place, and the
-    /// smallest weight that is not 0.
+    /// Runs scores from 0, the largest, down to `low` through the softmax. Returns the largest error of a weight, in
+    /// units in the last place, and the smallest weight that is not 0.
     fn softened<A: Real>(isa: Isa, low: f64, steps: usize) -> (f64, f64) {
         let (mut worst, mut least) = (0.0f64, 1.0f64);
         for step in 0..steps {

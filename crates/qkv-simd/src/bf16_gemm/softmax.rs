@@ -10,7 +10,7 @@
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
 use super::{DEPTH, SIDE};
-use crate::lanes::avx512::{F32x16, greatest_each, sum_each};
+use crate::lanes::avx512::{F32x16, max_each, sum_each};
 use crate::math;
 use crate::tile::{Exponential, Running};
 use half::bf16;
@@ -168,7 +168,7 @@ impl Group {
             })
         };
         let old = _mm512_mask_loadu_ps(least, there, max.as_ptr().add(self.first));
-        let mut most = _mm512_mul_ps(greatest_each(&each), _mm512_set1_ps(how.scale));
+        let mut most = _mm512_mul_ps(max_each(&each), _mm512_set1_ps(how.scale));
         // A row of nothing but NaN and absent scores is NaN.
         let mut none = _mm512_mask_cmp_ps_mask::<_CMP_EQ_OQ>(there, most, least);
         while none != 0 {

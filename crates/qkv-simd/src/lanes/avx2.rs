@@ -43,9 +43,9 @@ unsafe fn mask_of_4(bits: u32) -> __m256d {
     _mm256_castsi256_pd(_mm256_cmpeq_epi64(set, lane))
 }
 
-/// The first `count` of sixteen 16-bit numbers, zeros in the others, eight in each register.
+/// The first `count` of sixteen 16-bit elements, eight in each register; zeros in the others.
 #[inline(always)]
-unsafe fn halves(from: *const i16, count: usize) -> [__m128i; 2] {
+unsafe fn load_u16(from: *const i16, count: usize) -> [__m128i; 2] {
     if count >= 16 {
         return [_mm_loadu_si128(from.cast()), _mm_loadu_si128(from.add(8).cast())];
     }
@@ -76,12 +76,12 @@ impl Lanes for F32x16 {
     #[inline(always)]
     unsafe fn load_bf16(from: *const bf16, count: usize) -> Self {
         let wide = |x| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(x)));
-        let [low, high] = halves(from.cast(), count);
+        let [low, high] = load_u16(from.cast(), count);
         F32x16(wide(low), wide(high))
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const f16, count: usize) -> Self {
-        let [low, high] = halves(from.cast(), count);
+        let [low, high] = load_u16(from.cast(), count);
         F32x16(_mm256_cvtph_ps(low), _mm256_cvtph_ps(high))
     }
     #[inline(always)]
@@ -165,7 +165,7 @@ impl Lanes for F32x16 {
         bits(self.0) | bits(self.1) << 8
     }
     #[inline(always)]
-    unsafe fn greatest(self) -> f32 {
+    unsafe fn max_lane(self) -> f32 {
         let eight = _mm256_max_ps(self.0, self.1);
         let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
         let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
@@ -256,7 +256,7 @@ impl Lanes for F64x8 {
         bits(self.0) | bits(self.1) << 4
     }
     #[inline(always)]
-    unsafe fn greatest(self) -> f64 {
+    unsafe fn max_lane(self) -> f64 {
         let four = _mm256_max_pd(self.0, self.1);
         let two = _mm_max_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd::<1>(four));
         _mm_cvtsd_f64(_mm_max_sd(two, _mm_unpackhi_pd(two, two)))

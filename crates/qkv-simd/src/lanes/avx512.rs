@@ -1,6 +1,6 @@
 //! Lanes as one 512-bit register.
 
-use super::{Lanes, MOST_LANES};
+use super::{Lanes, MAX_LANES};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
@@ -13,10 +13,10 @@ pub struct F32x16(pub(crate) __m512);
 #[derive(Clone, Copy)]
 pub struct F64x8(__m512d);
 
-/// The transpose of sixteen rows of sixteen numbers of 32 bits. Needs AVX-512.
+/// The transpose of sixteen rows of sixteen 32-bit elements. Needs AVX-512.
 #[inline(always)]
 pub(crate) unsafe fn transpose(r: [__m512i; 16]) -> [__m512i; 16] {
-    // Within each quarter: pairs of rows, then fours; then the quarters change places.
+    // Within each quarter pairs of rows, then groups of four; then the quarters are exchanged.
     let mut pairs = r;
     for i in (0..16).step_by(2) {
         pairs[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
@@ -42,11 +42,11 @@ pub(crate) unsafe fn transpose(r: [__m512i; 16]) -> [__m512i; 16] {
     out
 }
 
-/// Lane `l` of the result is row `l` reduced to one number: the largest lane, or the sum of all as a tree.
+/// Lane `l` of the result is row `l` reduced to one number: its largest lane, or the sum of all lanes as a tree.
 macro_rules! of_each {
     ($rows:expr, $op:ident) => {{
         let rows: &[__m512; 16] = $rows;
-        // Halves of two rows beside each other, then quarters of four: a quarter of the register for each row.
+        // Halves of two rows side by side, then quarters of four: a quarter of the register per row.
         let mut fours = [_mm512_setzero_ps(); 4];
         for (four, rows) in fours.iter_mut().zip(rows.chunks_exact(4)) {
             let ab = $op(
@@ -59,7 +59,7 @@ macro_rules! of_each {
             );
             *four = $op(_mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd), _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd));
         }
-        // Then within the quarters, where row 4j + i ends up as number j of quarter i.
+        // Then within the quarters, where row 4j + i ends up as element j of quarter i.
         let [a, b, c, d] = fours;
         let ab = $op(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
         let cd = $op(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
@@ -69,27 +69,27 @@ macro_rules! of_each {
     }};
 }
 
-/// The sums of sixteen rows, a lane each.
+/// The sums of sixteen rows, one per lane.
 #[inline(always)]
 pub(crate) unsafe fn sum_each(rows: &[__m512; 16]) -> __m512 {
     of_each!(rows, _mm512_add_ps)
 }
 
-/// The largest lanes of sixteen rows, a lane each.
+/// The largest lanes of sixteen rows, one per lane.
 #[inline(always)]
-pub(crate) unsafe fn greatest_each(rows: &[__m512; 16]) -> __m512 {
+pub(crate) unsafe fn max_each(rows: &[__m512; 16]) -> __m512 {
     of_each!(rows, _mm512_max_ps)
 }
 
-/// The first `count` of sixteen 16-bit numbers, zeros in the others. Needs AVX-512 BW and VL.
+/// The first `count` of sixteen 16-bit elements, zeros in the others. Needs AVX-512 BW and VL.
 #[inline(always)]
-unsafe fn halves(from: *const i16, count: usize) -> __m256i {
+unsafe fn load_u16(from: *const i16, count: usize) -> __m256i {
     if count >= 16 { _mm256_loadu_si256(from.cast()) } else { _mm256_maskz_loadu_epi16((1 << count) - 1, from) }
 }
 
-/// The first `count` of sixteen 16-bit numbers. Needs AVX-512 BW and VL.
+/// Stores the first `count` of sixteen 16-bit elements. Needs AVX-512 BW and VL.
 #[inline(always)]
-unsafe fn store_halves(to: *mut i16, halves: __m256i, count: usize) {
+unsafe fn store_u16(to: *mut i16, halves: __m256i, count: usize) {
     if count >= 16 {
         _mm256_storeu_si256(to.cast(), halves)
     } else {
@@ -116,15 +116,15 @@ impl Lanes for F32x16 {
     }
     #[inline(always)]
     unsafe fn load_bf16(from: *const bf16, count: usize) -> Self {
-        // Each to the upper half of its lane, in one instruction where widening and shifting are two.
+        // Moves each to the upper half of its lane with one instruction; widening and shifting would take two.
         let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-        let halves = _mm512_castsi256_si512(halves(from.cast(), count));
+        let halves = _mm512_castsi256_si512(load_u16(from.cast(), count));
         let high = _mm512_maskz_permutexvar_epi16(0xaaaa_aaaa, _mm512_slli_epi32::<16>(lanes), halves);
         F32x16(_mm512_castsi512_ps(high))
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const f16, count: usize) -> Self {
-        F32x16(_mm512_cvtph_ps(halves(from.cast(), count)))
+        F32x16(_mm512_cvtph_ps(load_u16(from.cast(), count)))
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
@@ -132,19 +132,19 @@ impl Lanes for F32x16 {
     }
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut bf16, count: usize) {
-        // Half of the last bit that stays, less one, and that bit itself: ties go to even. A NaN only has to stay one.
+        // Adds half of the last kept bit less one, and that bit itself: ties go to even. A NaN only has to stay NaN.
         let bits = _mm512_castps_si512(self.0);
         let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
         let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
         let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0);
         let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
         let kept = _mm512_srli_epi32::<16>(_mm512_mask_mov_epi32(rounded, nan, quiet));
-        store_halves(to.cast(), _mm512_cvtepi32_epi16(kept), count);
+        store_u16(to.cast(), _mm512_cvtepi32_epi16(kept), count);
     }
     #[inline(always)]
     unsafe fn store_f16(self, to: *mut f16, count: usize) {
         let halves = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0);
-        store_halves(to.cast(), halves, count);
+        store_u16(to.cast(), halves, count);
     }
     #[inline(always)]
     unsafe fn store_first(self, to: *mut f32, count: usize) {
@@ -231,15 +231,15 @@ impl Lanes for F32x16 {
         sums
     }
     #[inline(always)]
-    unsafe fn sum_each(rows: &[Self; MOST_LANES]) -> Self {
+    unsafe fn sum_each(rows: &[Self; MAX_LANES]) -> Self {
         Self(sum_each(&*rows.as_ptr().cast())) // the one is what the other is
     }
     #[inline(always)]
-    unsafe fn greatest_each(rows: &[Self; MOST_LANES]) -> Self {
-        Self(greatest_each(&*rows.as_ptr().cast())) // the one is what the other is
+    unsafe fn max_each(rows: &[Self; MAX_LANES]) -> Self {
+        Self(max_each(&*rows.as_ptr().cast())) // the one is what the other is
     }
     #[inline(always)]
-    unsafe fn greatest(self) -> f32 {
+    unsafe fn max_lane(self) -> f32 {
         _mm512_reduce_max_ps(self.0)
     }
     #[inline(always)]
@@ -327,7 +327,7 @@ impl Lanes for F64x8 {
         super::avx2::sum_of_4(_mm256_add_pd(low, high))
     }
     #[inline(always)]
-    unsafe fn greatest(self) -> f64 {
+    unsafe fn max_lane(self) -> f64 {
         _mm512_reduce_max_pd(self.0)
     }
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! Lanes as plain arrays: any architecture, vectorised by the compiler as far as its baseline allows.
+//! Lanes as plain arrays: any architecture, vectorized by the compiler as far as its baseline allows.
 
 use super::Lanes;
 
@@ -83,7 +83,7 @@ macro_rules! portable {
                 lanes[0]
             }
             #[inline(always)]
-            unsafe fn greatest(self) -> $t {
+            unsafe fn max_lane(self) -> $t {
                 self.0.into_iter().fold($t::NEG_INFINITY, |a, b| if a > b { a } else { b })
             }
             #[inline(always)]

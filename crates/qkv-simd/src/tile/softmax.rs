@@ -1,27 +1,27 @@
-//! The online softmax over the rows of a tile, and its gradient.
+//! Online softmax over the rows of a tile, and its gradient.
 
 use super::check;
 use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
-use crate::lanes::{Lanes, MOST_LANES};
+use crate::lanes::{Lanes, MAX_LANES};
 use crate::math;
 use crate::number::{Element, Real};
 use std::ops::Range;
 
-/// The running state of the online softmax, one entry a row.
+/// The running state of the online softmax, one entry per row.
 #[derive(Debug)]
 pub struct Running<'a, A> {
     /// The largest score so far.
     pub max: &'a mut [A],
     /// The sum of `exp(score − max)` so far.
     pub sum: &'a mut [A],
-    /// The sum of `exp(score − max)·(score − max)` so far, for the entropy; empty where that is not asked for.
+    /// The sum of `exp(score − max)·(score − max)` so far, for the entropy; empty if it is not needed.
     pub entropy_acc: &'a mut [A],
-    /// Out: what the row's accumulated values are to be multiplied by, since the maximum has moved.
+    /// Output: the factors that rescale the rows' accumulated values, because the maximum changed.
     pub factor: &'a mut [A],
 }
 
-/// The panels of a row, `start .. end`, outside of which every score is absent and may hold anything.
+/// The panels `start .. end` of a row. Scores outside them are absent, and their memory may hold anything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
     /// The first panel.
@@ -31,12 +31,12 @@ pub struct Span {
 }
 
 impl Span {
-    /// All panels of rows of `width` numbers.
+    /// All panels of rows of `width` elements.
     pub fn all<A: Real>(width: usize) -> Span {
         Span { start: 0, end: (width / A::LANES) as u16 }
     }
 
-    /// The smallest span that holds both.
+    /// The smallest span that contains both.
     #[inline]
     pub fn join(self, other: Span) -> Span {
         match (self.start == self.end, other.start == other.end) {
@@ -50,11 +50,12 @@ impl Span {
 /// How scores become weights.
 #[derive(Clone, Copy, Debug)]
 pub struct Exponential<'a, A> {
-    /// What scores are multiplied by first.
+    /// Multiplies the scores first.
     pub scale: A,
-    /// Where each row has scores; empty where all are everywhere.
+    /// The span of each row; empty if every row has all panels.
     pub spans: &'a [Span],
-    /// Right to the last bits, or to the 17 that weights in bf16 cannot tell from them.
+    /// Whether the exponential is accurate to the last bits, or to 17 bits, enough for weights that are rounded to
+    /// bf16.
     pub accurate_exp: bool,
 }
 
@@ -81,10 +82,10 @@ struct Softmax<'a, A> {
     running: Running<'a, A>,
 }
 
-/// Turns scores into `exp(scale·score − max)` in place and brings the running maximum and sum forward.
+/// Turns scores into `exp(scale·score − max)` in place, and updates the running maximum and sum.
 ///
 /// # Panics
-/// Where a slice is too short for `rows`, or the width is not whole panels.
+/// If a slice is too short for `rows`, or the width is not whole panels.
 pub fn softmax<A: Real>(
     isa: Isa,
     tile: &mut [A],
@@ -123,7 +124,7 @@ impl<A: Real> Kernel<A> for Softmax<'_, A> {
 
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = A>>(self) {
-        // SAFETY: the caller vouches for the instruction set.
+        // SAFETY: the caller guarantees the instruction set.
         unsafe {
             match (self.how.accurate_exp, self.running.entropy_acc.is_empty()) {
                 (true, true) => self.rows::<V, true, false>(),
@@ -135,19 +136,19 @@ impl<A: Real> Kernel<A> for Softmax<'_, A> {
     }
 }
 
-/// Panels of a row as most have them: the passes over these are unrolled.
+/// Panels of a full row, for which the passes are unrolled.
 const MOSTLY: usize = 8;
 
 impl<A: Real> Softmax<'_, A> {
-    /// First the maxima of all rows, then their weights, so that no row's exponentials wait for its own maximum; as many rows at
-    /// a time as there are lanes.
+    /// The maxima of all rows first, then their weights, so that no exponential waits for its row's maximum; as many
+    /// rows at a time as there are lanes.
     #[inline(always)]
     unsafe fn rows<V: Lanes<Scalar = A>, const ACCURATE: bool, const ENTROPY: bool>(mut self) {
         let (count, lanes) = (self.rows, A::LANES);
-        // SAFETY: the caller vouches for the instruction set.
+        // SAFETY: the caller guarantees the instruction set.
         unsafe {
             for first in (0..count).step_by(lanes) {
-                self.tops::<V, ENTROPY>(first..(first + lanes).min(count));
+                self.update_max::<V, ENTROPY>(first..(first + lanes).min(count));
             }
             for first in (0..count).step_by(lanes) {
                 self.weights::<V, ACCURATE, ENTROPY>(first..(first + lanes).min(count));
@@ -155,28 +156,28 @@ impl<A: Real> Softmax<'_, A> {
         }
     }
 
-    /// Brings the maxima of some rows forward, and moves their sums and moments from the old to the new.
+    /// Updates the maxima of some rows, and rescales their sums and entropy accumulators.
     #[inline(always)]
-    unsafe fn tops<V: Lanes<Scalar = A>, const ENTROPY: bool>(&mut self, rows: Range<usize>) {
+    unsafe fn update_max<V: Lanes<Scalar = A>, const ENTROPY: bool>(&mut self, rows: Range<usize>) {
         let (first, count) = (rows.start, rows.len());
         let max = self.running.max[rows.clone()].as_mut_ptr();
         let sum = self.running.sum[rows.clone()].as_mut_ptr();
         let factor = self.running.factor[rows.clone()].as_mut_ptr();
-        // SAFETY: as many lanes as there are rows are loaded and stored; rows are whole panels; the caller vouches for the
-        // instruction set.
+        // SAFETY: as many lanes are loaded and stored as there are rows, which are whole panels; the caller guarantees
+        // the instruction set.
         unsafe {
             let (zero, one, least) = (V::splat(A::ZERO), V::splat(A::ONE), V::splat(A::NEG_INFINITY));
-            let mut each = [least; MOST_LANES];
+            let mut each = [least; MAX_LANES];
             for r in rows.clone() {
                 let (start, end) = self.how.span(r, self.width);
-                each[r - first] = greatest::<V>(&self.tile[r * self.row..][start..end], self.how.scale);
+                each[r - first] = max_lane::<V>(&self.tile[r * self.row..][start..end], self.how.scale);
             }
-            // Rounding keeps the order, so the scale can wait for the largest, unless it turns the order round.
-            let found = V::greatest_each(&each);
+            // Rounding is monotonic, so only the largest score needs to be scaled, unless the scale reverses the order.
+            let found = V::max_each(&each);
             let most = if self.how.scale < A::ZERO { found } else { found.mul(V::splat(self.how.scale)) };
             let old = A::lanes::<V>(max, count);
             let mut new = old.where_less(most, most, old);
-            // A row of nothing but NaN and what is absent is NaN.
+            // A row of nothing but NaN and absent scores is NaN.
             let mut seldom = found.where_equal(least, one, most.where_equal(most, zero, one)).not_zero();
             seldom &= u32::MAX >> (u32::BITS - count as u32);
             while seldom != 0 {
@@ -188,7 +189,7 @@ impl<A: Real> Softmax<'_, A> {
                     new = V::splat(A::from_f64(f64::NAN)).keep(1 << at, new);
                 }
             }
-            // Nothing moves where the maximum stays, −∞ included.
+            // No rescaling where the maximum stays the same, −∞ included.
             let shrink = old.where_equal(new, one, math::exp(old.sub(new)));
             if ENTROPY {
                 let apart = old.where_equal(new, zero, old.sub(new));
@@ -202,12 +203,12 @@ impl<A: Real> Softmax<'_, A> {
         }
     }
 
-    /// Turns the scores of some rows into weights, and adds these to their sums and moments.
+    /// Turns the scores of some rows into weights, and adds them to their sums and entropy accumulators.
     #[inline(always)]
     unsafe fn weights<V: Lanes<Scalar = A>, const ACCURATE: bool, const ENTROPY: bool>(&mut self, rows: Range<usize>) {
-        // SAFETY: as in `tops`.
+        // SAFETY: as in `update_max`.
         unsafe {
-            let mut totals = [V::splat(A::ZERO); MOST_LANES];
+            let mut totals = [V::splat(A::ZERO); MAX_LANES];
             let mut entropy_accs = totals;
             for r in rows.clone() {
                 let whole = &mut self.tile[r * self.row..][..self.width];
@@ -221,7 +222,7 @@ impl<A: Real> Softmax<'_, A> {
                     scores.fill(A::ZERO);
                     continue;
                 }
-                let (total, entropy_acc) = weigh::<V, ACCURATE, ENTROPY>(scores, self.how.scale, top);
+                let (total, entropy_acc) = weights_of_row::<V, ACCURATE, ENTROPY>(scores, self.how.scale, top);
                 totals[at] = total;
                 if ENTROPY {
                     entropy_accs[at] = entropy_acc;
@@ -240,29 +241,30 @@ impl<A: Real> Softmax<'_, A> {
 /// # Safety
 /// The CPU has the instruction set of `V`.
 #[inline(always)]
-unsafe fn add_each<V: Lanes>(to: &mut [V::Scalar], rows: &[V; MOST_LANES]) {
-    // SAFETY: as many lanes as there are; the caller vouches for the instruction set.
+unsafe fn add_each<V: Lanes>(to: &mut [V::Scalar], rows: &[V; MAX_LANES]) {
+    // SAFETY: at most as many lanes as there are; the caller guarantees the instruction set.
     unsafe {
         let sum = V::Scalar::lanes::<V>(to.as_ptr(), to.len()).add(V::sum_each(rows));
         V::Scalar::store_lanes(sum, to.as_mut_ptr(), to.len());
     }
 }
 
-/// Turns a row of scores into `exp(scale·score − top)`, −∞ into exactly 0, and returns their sum and their moment, lane by lane.
+/// Turns a row of scores into `exp(scale·score − top)`, with exactly 0 for −∞. Returns their sum and entropy term, lane
+/// by lane.
 ///
 /// # Safety
 /// The CPU has the instruction set of `V`.
 #[inline(always)]
-unsafe fn weigh<V: Lanes, const ACCURATE: bool, const ENTROPY: bool>(
+unsafe fn weights_of_row<V: Lanes, const ACCURATE: bool, const ENTROPY: bool>(
     scores: &mut [V::Scalar],
     scale: V::Scalar,
     top: V::Scalar,
 ) -> (V, V) {
     let panels = scores.len() / V::Scalar::LANES;
-    // SAFETY: the slice is whole panels long; the caller vouches for the instruction set.
+    // SAFETY: the slice is whole panels long; the caller guarantees the instruction set.
     unsafe {
         let zero = V::splat(V::Scalar::ZERO);
-        let mut of = Weighed { scale: V::splat(scale), top: V::splat(top), sums: [zero; 2], entropy_accs: [zero; 2] };
+        let mut of = RowSums { scale: V::splat(scale), top: V::splat(top), sums: [zero; 2], entropy_accs: [zero; 2] };
         if panels == MOSTLY {
             for panel in 0..MOSTLY {
                 of.panel::<ACCURATE, ENTROPY>(scores.as_mut_ptr(), panel);
@@ -276,26 +278,25 @@ unsafe fn weigh<V: Lanes, const ACCURATE: bool, const ENTROPY: bool>(
     }
 }
 
-/// A row on its way from scores to weights: panels of even and of odd number are summed apart, so that no addition waits for
-/// the last.
-struct Weighed<V> {
+/// A row while its scores become weights. Even and odd panels are summed separately, to shorten the dependency chain.
+struct RowSums<V> {
     scale: V,
     top: V,
     sums: [V; 2],
     entropy_accs: [V; 2],
 }
 
-impl<V: Lanes> Weighed<V> {
+impl<V: Lanes> RowSums<V> {
     /// # Safety
-    /// There is such a panel, and the CPU has the instruction set of `V`.
+    /// The panel exists, and the CPU has the instruction set of `V`.
     #[inline(always)]
     unsafe fn panel<const ACCURATE: bool, const ENTROPY: bool>(&mut self, row: *mut V::Scalar, panel: usize) {
-        // SAFETY: the caller vouches for both.
+        // SAFETY: the caller guarantees both.
         unsafe {
             let (at, zero) = (row.add(panel * V::Scalar::LANES), V::splat(V::Scalar::ZERO));
             let score = V::load(at);
-            // Rounded before it is subtracted, the largest becomes exactly 0; where weights are rounded to bf16 it may as well
-            // become a little more or less.
+            // Rounding before subtracting makes the largest exactly 0. Weights that are rounded to bf16 do not need
+            // that.
             let x = if ACCURATE || ENTROPY {
                 score.mul(self.scale).sub(self.top)
             } else {
@@ -312,14 +313,14 @@ impl<V: Lanes> Weighed<V> {
     }
 }
 
-/// The largest scores lane by lane, times the scale if that turns their order round; what is NaN does not count.
+/// The largest scores lane by lane, ignoring NaN; times the scale if that reverses their order.
 ///
 /// # Safety
 /// The CPU has the instruction set of `V`.
 #[inline(always)]
-unsafe fn greatest<V: Lanes>(scores: &[V::Scalar], scale: V::Scalar) -> V {
+unsafe fn max_lane<V: Lanes>(scores: &[V::Scalar], scale: V::Scalar) -> V {
     let panels = scores.len() / V::Scalar::LANES;
-    // SAFETY: the slice is whole panels long; the caller vouches for the instruction set.
+    // SAFETY: the slice is whole panels long; the caller guarantees the instruction set.
     unsafe {
         let mut most = [V::splat(V::Scalar::NEG_INFINITY); 2];
         let at = scores.as_ptr();
@@ -340,16 +341,16 @@ unsafe fn greatest<V: Lanes>(scores: &[V::Scalar], scale: V::Scalar) -> V {
     }
 }
 
-/// What the gradient of the softmax needs to know of each row.
+/// The statistics of each row that the softmax gradient needs.
 #[derive(Clone, Copy, Debug)]
 pub struct RowGradient<'a, A> {
-    /// The log of the sum of exponentials.
+    /// The log-sum-exp.
     pub lse: &'a [A],
-    /// What is subtracted from the gradient of each weight.
+    /// Subtracted from the gradient of each weight.
     pub delta: &'a [A],
-    /// The gradient of the row's entropy; empty where there is none.
+    /// The gradient of the row's entropy; empty if there is none.
     pub entropy: &'a [A],
-    /// What the gradients of the scores are multiplied by in the end.
+    /// Multiplies the gradients of the scores in the end.
     pub scale: A,
 }
 
@@ -363,11 +364,11 @@ struct Gradient<'a, A> {
     of: RowGradient<'a, A>,
 }
 
-/// In place, turns scores into weights `p = exp(scale·score − lse)` and gradients of the weights into gradients of the
-/// scores `p · (grad − delta − entropy·(score − lse))`, times a last scale.
+/// In place: turns scores into weights `p = exp(scale·score − lse)`, and gradients of the weights into gradients of the
+/// scores `p · (grad − delta − entropy·(score − lse))`, times a final scale.
 ///
 /// # Panics
-/// Where a slice is too short for `rows`, or the width is not whole panels.
+/// If a slice is too short for `rows`, or the width is not whole panels.
 #[allow(clippy::too_many_arguments)]
 pub fn softmax_gradient<A: Real>(
     isa: Isa,
@@ -391,7 +392,7 @@ impl<A: Real> Kernel<A> for Gradient<'_, A> {
 
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = A>>(self) {
-        // SAFETY: the caller vouches for the instruction set.
+        // SAFETY: the caller guarantees the instruction set.
         unsafe {
             match (self.how.accurate_exp, self.of.entropy.is_empty()) {
                 (true, true) => self.rows::<V, true, false>(),
@@ -421,9 +422,9 @@ impl<A: Real> Gradient<'_, A> {
             }
             let panels = (end - start) / A::LANES;
             let (scores, grads) = (scores[start..end].as_mut_ptr(), grads[start..end].as_mut_ptr());
-            // SAFETY: the slices are whole panels long; the caller vouches for the instruction set.
+            // SAFETY: the slices are whole panels long; the caller guarantees the instruction set.
             unsafe {
-                let of = Slope {
+                let of = RowSlope {
                     scale: V::splat(self.how.scale),
                     lse: V::splat(self.of.lse[r]),
                     delta: V::splat(self.of.delta[r]),
@@ -444,8 +445,8 @@ impl<A: Real> Gradient<'_, A> {
     }
 }
 
-/// What turns the scores and the gradients of the weights of a row into weights and gradients of the scores.
-struct Slope<V> {
+/// The parameters of a row's softmax gradient.
+struct RowSlope<V> {
     scale: V,
     lse: V,
     delta: V,
@@ -453,9 +454,9 @@ struct Slope<V> {
     after: V,
 }
 
-impl<V: Lanes> Slope<V> {
+impl<V: Lanes> RowSlope<V> {
     /// # Safety
-    /// There is such a panel in both, and the CPU has the instruction set of `V`.
+    /// The panel exists in both, and the CPU has the instruction set of `V`.
     #[inline(always)]
     unsafe fn panel<const ACCURATE: bool, const ENTROPY: bool>(
         &self,
@@ -463,7 +464,7 @@ impl<V: Lanes> Slope<V> {
         grads: *mut V::Scalar,
         panel: usize,
     ) {
-        // SAFETY: the caller vouches for both.
+        // SAFETY: the caller guarantees both.
         unsafe {
             let (scores, grads) = (scores.add(panel * V::Scalar::LANES), grads.add(panel * V::Scalar::LANES));
             let x = V::load(scores).mul(self.scale).sub(self.lse);
@@ -473,7 +474,7 @@ impl<V: Lanes> Slope<V> {
                 grad = x.mul_add(self.entropy, grad);
             }
             weight.store(scores);
-            // A weight of zero is that of a pair that is not there, whatever the gradient is.
+            // A weight of zero marks an absent pair, whatever its gradient.
             let zero = V::splat(V::Scalar::ZERO);
             weight.where_equal(zero, zero, weight.mul(grad).mul(self.after)).store(grads);
         }

@@ -20,7 +20,7 @@ use crate::score::Score;
 use crate::scratch::{Buffer, Scratch};
 use crate::source::Source;
 use crate::tuning::{DECODE_SPLIT, GEMV_ROWS, KEYS, QUERIES};
-use qkv_simd::gemv::{Table, dots, weigh};
+use qkv_simd::gemv::{RowTable, dots, weighted_sum};
 use qkv_simd::shared::for_each_task;
 use qkv_simd::tile::{Running, scale_rows, softmax};
 use qkv_simd::{Element, Real, padded};
@@ -115,8 +115,8 @@ impl<'a, T: Element> RowQueue<'a, T> {
     }
 
     /// `len` rows after the first `skipped`, of `width` numbers, with all that comes after them.
-    fn table(&self, skipped: usize, len: usize, width: usize) -> Table<'_, T> {
-        Table { rows: &self.rows[skipped..self.len], len, width }
+    fn table(&self, skipped: usize, len: usize, width: usize) -> RowTable<'_, T> {
+        RowTable { rows: &self.rows[skipped..self.len], len, width }
     }
 
     /// Forgets the first rows.
@@ -210,7 +210,7 @@ impl<T: Element> DecodePass<'_, T> {
                 row_queue.push(problem.inputs.k, b, key_head, &piece.tile_keys(b, key_head, key_tile));
             }
             let table = row_queue.table(keys.len, keys.len, problem.dv);
-            weigh(ops.isa, values, value_row, scores, KEYS, count, table);
+            weighted_sum(ops.isa, values, value_row, scores, KEYS, count, table);
             row_queue.pop(2 * keys.len);
         }
         let per_head = piece.query_range(tile);

@@ -22,7 +22,7 @@ use qkv_simd::bf16_gemm::{
     self, Bf16Gemm, DEPTH, PackedA, PackedB, SIDE, as_bf16, as_bf16_mut, as_f32, as_f32_mut, padded_depth,
 };
 use qkv_simd::bf16x3_gemm::{self, Bf16x3Gemm};
-use qkv_simd::tile::{Exponential, Running, dots, softmax, to_panels};
+use qkv_simd::tile::{Exponential, Running, dots, pack_panels, softmax};
 use qkv_simd::{Element, Isa, Matrix, Panels, Real, Target, padded, product, product_skipping_zeros};
 
 /// How products are made.
@@ -195,7 +195,7 @@ impl<'s, A: Real> TileGemm<'s, A> {
         match self.arithmetic {
             Arithmetic::Native => {
                 self.stage_rows(from, (b, h), keys);
-                to_panels(self.isa, &self.stage, row, keys.len, width, out);
+                pack_panels(self.isa, &self.stage, row, keys.len, width, out);
             }
             Arithmetic::Bf16 => {
                 let (chunks, out) = (padded_depth(width) / DEPTH, as_bf16_mut(out));
@@ -267,7 +267,9 @@ impl<'s, A: Real> TileGemm<'s, A> {
         let finite = self.pack_b(from, at, keys, rows);
         match self.arithmetic {
             // Rows of sums lie as they are turned.
-            Arithmetic::Native => to_panels(self.isa, rows, padded::<A>(from.width()), keys.len, from.width(), columns),
+            Arithmetic::Native => {
+                pack_panels(self.isa, rows, padded::<A>(from.width()), keys.len, from.width(), columns)
+            }
             Arithmetic::Bf16 | Arithmetic::Bf16x3 => {
                 self.pack_b_transposed(from, at, keys, columns);
             }

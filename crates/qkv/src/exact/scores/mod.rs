@@ -16,7 +16,7 @@ use crate::select::{Dropout, Select};
 use crate::tensor::Tensor;
 use crate::tuning::{KEYS, QUERIES};
 use qkv_simd::pairwise::{self, Pairwise, Sides};
-use qkv_simd::tile::{Exponential, RowOp, Span, hide, keep_bits, ramp, row_op, soft_cap};
+use qkv_simd::tile::{Exponential, RowOp, Span, add_alibi, apply_mask, keep_bits, row_op, soft_cap};
 use qkv_simd::{Element, Isa, Real, padded, philox};
 use std::ops::Range;
 use visible::VisiblePanels;
@@ -263,7 +263,7 @@ impl<'a, T: Element> TileOps<'a, T> {
         }
         if mask.partial {
             let some = first..first + rows.len();
-            hide(self.isa, scores, KEYS, &mask.bits[some.clone()], &mask.spans[some]);
+            apply_mask(self.isa, scores, KEYS, &mask.bits[some.clone()], &mask.spans[some]);
         }
         if later { scale } else { T::Acc::ONE }
     }
@@ -297,7 +297,7 @@ impl<'a, T: Element> TileOps<'a, T> {
             let exact = 1 << (if size_of::<T::Acc>() == 4 { 23 } else { 51 });
             match keys.natural().map(|start| row.p - (start + span.start) as i64) {
                 Some(from) if from.abs() < exact => {
-                    ramp(self.isa, scores, slope, T::Acc::from_f64(from as f64));
+                    add_alibi(self.isa, scores, slope, T::Acc::from_f64(from as f64));
                 }
                 _ => {
                     for (at, score) in there.clone().zip(&mut *scores) {
