@@ -4,8 +4,8 @@
 //! [`DEPTH`] deep and [`SIDE`] wide, with pairs of the depth interleaved. The left operand is plain rows. The functions
 //! here pack either operand from rows of bf16 or from a tile of f32, as they are or transposed.
 //!
-//! An element of `C` is a pure function of its row of `A`, its column of `B` and the range of chunks: its bits do not depend
-//! on how rows and panels were blocked. They do depend on the unit, as f32 bits depend on the instruction set.
+//! An element of `C` is a pure function of its row of `A`, its column of `B` and the range of chunks: its bits do not
+//! depend on how rows and panels were blocked. They do depend on the unit, as f32 bits depend on the instruction set.
 
 #[cfg(target_arch = "x86_64")]
 use crate::amx::Tiles;
@@ -143,9 +143,9 @@ impl Bf16Gemm {
         Bf16Gemm::available(isa).then_some(Bf16Gemm { unit, here: PhantomData })
     }
 
-    /// `C = A · B` or `C += A · B`, over a range of panels of `C` and a range of chunks of the depth. Rows are computed in
-    /// multiples of [`SIDE`]: `A` and `C` must have memory for these, and the rows of `C` beyond `rows` may be overwritten
-    /// with anything.
+    /// `C = A · B` or `C += A · B`, over a range of panels of `C` and a range of chunks of the depth. Rows are computed
+    /// in multiples of [`SIDE`]: `A` and `C` must have memory for these, and the rows of `C` beyond `rows` may be
+    /// overwritten with anything.
     ///
     /// # Panics
     /// If a slice is too short, or the update is [`Update::AddPartial`], which AMX cannot do.
@@ -169,8 +169,8 @@ impl Bf16Gemm {
         let blocks = panels.end.saturating_mul(b.chunks);
         assert!(chunks.end <= b.chunks && b.data.len() >= blocks.saturating_mul(BLOCK), "B is too short");
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: every row, panel and chunk lies inside its slice, as just checked; `self` exists only where the CPU has the
-        // instructions, and AMX tiles are configured on this thread, which `self` cannot leave.
+        // SAFETY: every row, panel and chunk lies inside its slice, as just checked; `self` exists only where the CPU
+        // has the instructions, and AMX tiles are configured on this thread, which `self` cannot leave.
         unsafe {
             match self.unit {
                 Unit::Amx(_) => x86::amx(c, a, b, rows, panels, chunks),
@@ -231,7 +231,8 @@ impl Bf16Gemm {
         unreachable!("no bf16 products on this architecture")
     }
 
-    /// Packs `A = rowsᵀ`, or whole chunks of its depth: the rows of `A`, `panels` panels of them, lie `chunks` chunks apart.
+    /// Packs `A = rowsᵀ`, or whole chunks of its depth: the rows of `A`, `panels` panels of them, lie `chunks` chunks
+    /// apart.
     ///
     /// # Panics
     /// If a slice is too short.
@@ -255,8 +256,8 @@ impl Bf16Gemm {
         }
     }
 
-    /// Rounds rows of f32 to bf16 in place: each row becomes `width` bf16 at the start of its memory, with zeros to the end
-    /// of the chunk.
+    /// Rounds rows of f32 to bf16 in place: each row becomes `width` bf16 at the start of its memory, with zeros to the
+    /// end of the chunk.
     ///
     /// # Panics
     /// If the tile is too short, or the width is not a multiple of [`SIDE`].
@@ -272,8 +273,9 @@ impl Bf16Gemm {
         }
     }
 
-    /// [`softmax`](crate::tile::softmax) of a tile whose weights become a left operand: each row becomes `width` bf16 at the
-    /// start of its memory, with zeros to the end of the chunk. The exponential is accurate to 18 bits; bf16 keeps 8.
+    /// [`softmax`](crate::tile::softmax) of a tile whose weights become a left operand: each row becomes `width` bf16
+    /// at the start of its memory, with zeros to the end of the chunk. The exponential is accurate to 18 bits; bf16
+    /// keeps 8.
     ///
     /// # Panics
     /// If a slice is too short, the width is not whole panels, or the scale is not positive.
@@ -301,9 +303,9 @@ impl Bf16Gemm {
         }
     }
 
-    /// [`softmax_gradient`](crate::tile::softmax_gradient), without an entropy term, of up to [`DEPTH`] rows whose results
-    /// become operands: the weights and the gradients of the scores each become one chunk of a right operand, and each row of
-    /// gradients becomes `width` bf16 at the start of its memory, with zeros to the end of the chunk.
+    /// [`softmax_gradient`](crate::tile::softmax_gradient), without an entropy term, of up to [`DEPTH`] rows whose
+    /// results become operands: the weights and the gradients of the scores each become one chunk of a right operand,
+    /// and each row of gradients becomes `width` bf16 at the start of its memory, with zeros to the end of the chunk.
     ///
     /// # Panics
     /// If a slice is too short, or the width is not whole panels.

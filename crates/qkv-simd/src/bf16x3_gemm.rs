@@ -1,16 +1,16 @@
-//! f32 matrix products with AMX in bf16x3 arithmetic: an f32 has 24 significant bits, so it is the sum of three bf16 terms of
-//! 8 bits each.
+//! f32 matrix products with AMX in bf16x3 arithmetic: an f32 has 24 significant bits, so it is the sum of three bf16
+//! terms of 8 bits each.
 //!
-//! Six of the nine products of two numbers' terms are computed. The three products of a low term with a low or a middle one
-//! are left out: together they are at most 2⁻²⁴ of the product, one rounding to f32, and mostly less than 2⁻²⁷. AMX sums 32
-//! products before it adds them to the accumulator, so a sum is rounded far less often than in a chain of multiply-adds: over
-//! 64 elements its error is half as large. AMX has sixteen times the throughput of f32 multiply-adds, so six products take
-//! less than half the time of one.
+//! Six of the nine products of two numbers' terms are computed. The three products of a low term with a low or a middle
+//! one are left out: together they are at most 2⁻²⁴ of the product, one rounding to f32, and mostly less than 2⁻²⁷. AMX
+//! sums 32 products before it adds them to the accumulator, so a sum is rounded far less often than in a chain of
+//! multiply-adds: over 64 elements its error is half as large. AMX has sixteen times the throughput of f32
+//! multiply-adds, so six products take less than half the time of one.
 //!
-//! Operands are packed in *chunks* of [`DEPTH`] elements of the depth, in which elements 0 and 16, 1 and 17 and so on are
-//! interleaved: two vectors of f32 then become pairs without a shuffle. A chunk of a row of the left operand is its high terms
-//! followed by its middle terms, which take as much memory as the f32 did; the low terms are stored apart. A chunk of the
-//! right operand is three blocks.
+//! Operands are packed in *chunks* of [`DEPTH`] elements of the depth, in which elements 0 and 16, 1 and 17 and so on
+//! are interleaved: two vectors of f32 then become pairs without a shuffle. A chunk of a row of the left operand is its
+//! high terms followed by its middle terms, which take as much memory as the f32 did; the low terms are stored apart. A
+//! chunk of the right operand is three blocks.
 //!
 //! Non-finite values cannot be split; they are packed so that [`Bf16x3Gemm::reconstruct_a`] still returns them.
 //! Products of very large numbers overflow, and since terms have signs of their own, their sum may be NaN or even

@@ -1,5 +1,5 @@
-//! Which instruction set the kernels run with. An [`Isa`] exists only for instruction sets of this CPU, so holding one is
-//! the proof that its kernels may be called.
+//! Which instruction set the kernels run with. An [`Isa`] exists only for instruction sets of this CPU, so holding one
+//! is the proof that its kernels may be called.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -29,8 +29,8 @@ pub(crate) enum Level {
 pub struct Isa(Level);
 
 impl Isa {
-    /// The fastest instruction set of this CPU, or the one named by the environment variable `QKV_ISA` (`portable`, `avx2`,
-    /// `avx512`, `avx512bf16`, `amx`). A name that this CPU does not have is ignored. Decided once per process.
+    /// The fastest instruction set of this CPU, or the one named by the environment variable `QKV_ISA` (`portable`,
+    /// `avx2`, `avx512`, `avx512bf16`, `amx`). A name that this CPU does not have is ignored. Decided once per process.
     pub fn best() -> Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| {

@@ -1,8 +1,9 @@
-//! The foundation of [`qkv`](https://docs.rs/qkv): number types, strided views, micro-kernels for each instruction set, and
-//! the shared memory of a parallel, deterministic engine.
+//! The foundation of [`qkv`](https://docs.rs/qkv): number types, strided views, micro-kernels for each instruction set,
+//! and the shared memory of a parallel, deterministic engine.
 //!
-//! All unsafe CPU code of the project is in this crate, behind safe functions that check the lengths of their slices, in
-//! release builds too. Attention itself is in `qkv`: nothing here knows of queries or masks beyond a tile of numbers.
+//! All unsafe CPU code of the project is in this crate, behind safe functions that check the lengths of their slices,
+//! in release builds too. Attention itself is in `qkv`: nothing here knows of queries or masks beyond a tile of
+//! numbers.
 //!
 //! | module | owns |
 //! | --- | --- |
@@ -25,20 +26,20 @@
 //! | [`peak`] | measured peaks of this machine |
 //! | [`shared`] | tasks in order, blocks filled once, regions entered in turn, rows written once |
 //!
-//! Every kernel is written once, over [`lanes::Lanes`], and compiled for each instruction set. A sum over the width has the
-//! same order in all of them, so a score is a pure function of its query and its key.
+//! Every kernel is written once, over [`lanes::Lanes`], and compiled for each instruction set. A sum over the width has
+//! the same order in all of them, so a score is a pure function of its query and its key.
 //!
 //! # Miri
 //!
-//! Under Miri only the portable lanes run, and huge pages and prefetching are compiled out. These tests cover the views, the
-//! shared memory and the portable lanes within minutes:
+//! Under Miri only the portable lanes run, and huge pages and prefetching are compiled out. These tests cover the
+//! views, the shared memory and the portable lanes within minutes:
 //!
 //! ```text
 //! MIRIFLAGS=-Zmiri-ignore-leaks cargo +nightly miri test -p qkv-simd --lib -- view:: shared:: miri::
 //! ```
 //!
-//! Miri cannot run the intrinsics of the AVX2 and AVX-512 lanes or the inline assembly of AMX; the tests of other modules
-//! run on the portable lanes, but take hours there.
+//! Miri cannot run the intrinsics of the AVX2 and AVX-512 lanes or the inline assembly of AMX; the tests of other
+//! modules run on the portable lanes, but take hours there.
 
 #![warn(missing_docs)]
 

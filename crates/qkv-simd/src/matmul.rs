@@ -1,5 +1,6 @@
-//! Products of whole matrices, for the layers of a model: in f32 or f64 with the kernels of the `gemm` crate, or rounded to
-//! bf16 and accumulated in f32 with [`bf16_gemm`](crate::bf16_gemm). The bits do not depend on the number of threads.
+//! Products of whole matrices, for the layers of a model: in f32 or f64 with the kernels of the `gemm` crate, or
+//! rounded to bf16 and accumulated in f32 with [`bf16_gemm`](crate::bf16_gemm). The bits do not depend on the number of
+//! threads.
 
 use crate::bf16_gemm::{Bf16Gemm, DEPTH, PackedA, PackedB, SIDE, packed_b_len, padded_depth};
 use crate::isa::Isa;
@@ -107,8 +108,8 @@ pub fn matmul<T: Real>(c: &mut [T], a: Operand<'_, T>, b: Operand<'_, T>, add: b
     }
 }
 
-/// A kernel of the `gemm` crate. Its arguments: the shape; `C` with its column and row strides, and whether it is read; the
-/// two operands with theirs; α and β; which operands are conjugated; the number of threads.
+/// A kernel of the `gemm` crate. Its arguments: the shape; `C` with its column and row strides, and whether it is read;
+/// the two operands with theirs; α and β; which operands are conjugated; the number of threads.
 type GemmKernel<T> = unsafe fn(
     usize,
     usize,
@@ -158,8 +159,8 @@ pub struct PackBuffers {
     right: Vec<bf16>,
 }
 
-/// [`matmul`] with operands rounded to bf16, accumulated in f32. Returns `false`, and does nothing, if this CPU has no bf16
-/// products.
+/// [`matmul`] with operands rounded to bf16, accumulated in f32. Returns `false`, and does nothing, if this CPU has no
+/// bf16 products.
 ///
 /// # Panics
 /// If the shapes do not fit.
@@ -191,7 +192,8 @@ pub fn matmul_bf16(
     let (chunks, panels) = (padded_depth(k) / DEPTH, n.div_ceil(SIDE));
     let left = PackedA { data: &packed.left, row: padded_depth(k) };
     let right = PackedB { data: &packed.right[..packed_b_len(k, n)], chunks, non_temporal: false };
-    // Tasks are whole rows of blocks if there are enough of them for all threads; otherwise columns are divided as well.
+    // Tasks are whole rows of blocks if there are enough of them for all threads; otherwise columns are divided as
+    // well.
     let row_blocks = m.div_ceil(ROWS);
     let across = (3 * threads).div_ceil(row_blocks).clamp(1, panels.div_ceil(PANELS));
     let wide = panels.div_ceil(across).div_ceil(PANELS) * PANELS;

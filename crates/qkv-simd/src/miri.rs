@@ -1,5 +1,5 @@
-//! Tests over the portable lanes that are small enough for Miri. The tests beside each kernel cover sizes and instruction
-//! sets; these cover its memory accesses: odd widths, gaps between rows, slices that end with the last row.
+//! Tests over the portable lanes that are small enough for Miri. The tests beside each kernel cover sizes and
+//! instruction sets; these cover its memory accesses: odd widths, gaps between rows, slices that end with the last row.
 
 use crate::gemv::{RowTable, dots, weighted_sum};
 use crate::shared::{Rows, for_each_task};

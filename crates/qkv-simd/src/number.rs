@@ -109,7 +109,8 @@ pub trait Element:
     /// Rounds and stores the first `count` lanes.
     ///
     /// # Safety
-    /// The CPU has the instruction set of `V`, and `count` elements, at most as many as there are lanes, can be written.
+    /// The CPU has the instruction set of `V`, and `count` elements, at most as many as there are lanes, can be
+    /// written.
     #[doc(hidden)]
     unsafe fn store_lanes<V: Lanes<Scalar = Self::Acc>>(lanes: V, to: *mut Self, count: usize);
 }

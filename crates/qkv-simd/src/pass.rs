@@ -1,11 +1,11 @@
-//! Elementwise loops compiled for each instruction set: what the layers of a model do besides matrix products. A pass is safe
-//! code that the compiler vectorizes.
+//! Elementwise loops compiled for each instruction set: what the layers of a model do besides matrix products. A pass
+//! is safe code that the compiler vectorizes.
 
 use crate::isa::{Isa, Level};
 use crate::number::Real;
 
-/// A pass with its arguments. `run` must be `#[inline(always)]`, and so must every function called in its loops (closures
-/// are not), or the loops are compiled without the instruction set.
+/// A pass with its arguments. `run` must be `#[inline(always)]`, and so must every function called in its loops
+/// (closures are not), or the loops are compiled without the instruction set.
 ///
 /// ```
 /// use qkv_simd::{Isa, pass::{Pass, run}};
@@ -58,8 +58,8 @@ fn avx512<P: Pass>(pass: P) -> P::Output {
     pass.run()
 }
 
-/// Functions of one number without branches, so that loops over them vectorize. In `f32` accurate to a few units in the last
-/// place; in `f64`, which is used to check gradients, those of the standard library and `libm`.
+/// Functions of one number without branches, so that loops over them vectorize. In `f32` accurate to a few units in the
+/// last place; in `f64`, which is used to check gradients, those of the standard library and `libm`.
 pub trait Smooth: Real {
     /// The exponential; 0 below −87.3 in `f32`.
     fn exponential(self) -> Self;

@@ -43,7 +43,7 @@ pub fn tiles(isa: Isa, threads: usize) -> Option<f64> {
     const TIMES: usize = 1000;
     Bf16Gemm::new(isa)?;
     Some(best_of(threads, || {
-        let gemm = Bf16Gemm::new(isa).expect("as on the thread that asked");
+        let gemm = Bf16Gemm::new(isa).expect("as on the calling thread");
         let (side, depth) = (2 * SIDE, CHUNKS * DEPTH);
         let (a, b) = (vec![bf16::ONE; side * depth], vec![bf16::ONE; bf16_gemm::packed_b_len(depth, side)]);
         let (left, right) =

@@ -1,7 +1,7 @@
 //! Software prefetching: single cache lines, and the start of the next page in a sequential read.
 //!
-//! Hardware prefetchers follow a sequential read, but not across a 4 KiB page boundary: at the start of each page they miss a
-//! few lines before they see the pattern again. Prefetching the first lines of the next page hides those misses.
+//! Hardware prefetchers follow a sequential read, but not across a 4 KiB page boundary: at the start of each page they
+//! miss a few lines before they see the pattern again. Prefetching the first lines of the next page hides those misses.
 
 /// The page size that bounds hardware prefetching.
 const PAGE: usize = 4096;
@@ -10,8 +10,8 @@ const PAGE: usize = 4096;
 const LINE: usize = 64;
 const LINES: usize = 4;
 
-/// Called as `count` elements of a sequential read are loaded: if they start a page, prefetches the first lines of the next
-/// one. Nothing is read, so there need not be a next page.
+/// Called as `count` elements of a sequential read are loaded: if they start a page, prefetches the first lines of the
+/// next one. Nothing is read, so there need not be a next page.
 #[inline(always)]
 pub(crate) fn prefetch_next_page<T>(from: *const T, count: usize) {
     let at = from as usize;

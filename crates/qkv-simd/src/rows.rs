@@ -167,9 +167,9 @@ mod tests {
                 }
                 // Two rows with a gap between them, padded.
                 let (gap, pad) = (3, 5);
-                let lying = [&rounded[..], &vec![T::narrow(T::Acc::INFINITY); gap], &rounded[..]].concat();
+                let gapped = [&rounded[..], &vec![T::narrow(T::Acc::INFINITY); gap], &rounded[..]].concat();
                 let mut padded = vec![T::Acc::ONE; 2 * (len + pad)];
-                let all = widen_rows(isa, (&lying, len + gap), len, (&mut padded, len + pad));
+                let all = widen_rows(isa, (&gapped, len + gap), len, (&mut padded, len + pad));
                 assert_eq!(all, finite, "{isa} {} {len}", T::NAME);
                 for row in padded.chunks_exact(len + pad) {
                     let same =

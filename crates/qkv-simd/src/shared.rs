@@ -1,5 +1,5 @@
-//! Memory shared by the workers of a deterministic parallel engine: tasks handed out in order, blocks filled on first use,
-//! regions entered in a fixed turn, and output rows that are written once.
+//! Memory shared by the workers of a deterministic parallel engine: tasks handed out in order, blocks filled on first
+//! use, regions entered in a fixed turn, and output rows that are written once.
 
 use crate::number::Element;
 use crate::view::{View, ViewMut};
@@ -8,8 +8,8 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 /// Runs `body` for every task `0 .. tasks` on up to `threads` workers of the current rayon pool, which take tasks in
-/// ascending order. Each worker builds its own state with `worker`. A body may wait for an earlier task, which is already
-/// running and never waits for a later one, but must not call into rayon.
+/// ascending order. Each worker builds its own state with `worker`. A body may wait for an earlier task, which is
+/// already running and never waits for a later one, but must not call into rayon.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicUsize, Ordering};
@@ -73,7 +73,8 @@ pub struct LazyBlocks<'a, A> {
     size: usize,
 }
 
-// SAFETY: a block is written only by the worker that moved its state from empty to busy, and read only once it is ready.
+// SAFETY: a block is written only by the worker that moved its state from empty to busy, and read only once it is
+// ready.
 unsafe impl<A: Send + Sync> Sync for LazyBlocks<'_, A> {}
 
 impl<'a, A> LazyBlocks<'a, A> {
@@ -110,7 +111,8 @@ impl<'a, A> LazyBlocks<'a, A> {
                 }
                 BUSY => pause(&mut waited),
                 ready => {
-                    // SAFETY: a ready block is never written again, and the acquiring load sees everything its writer wrote.
+                    // SAFETY: a ready block is never written again, and the acquiring load sees everything its writer
+                    // wrote.
                     let block = unsafe { std::slice::from_raw_parts(UnsafeCell::raw_get(cells.as_ptr()), self.size) };
                     return (block, ready == READY);
                 }
@@ -137,8 +139,8 @@ impl Drop for Release<'_> {
 const LOCKED: u64 = 1 << 63;
 const ABANDONED: u64 = u64::MAX;
 
-/// A buffer of equal regions, each entered by one worker at a time in the order of its turns, so that additions from many
-/// workers have one order whatever their timing.
+/// A buffer of equal regions, each entered by one worker at a time in the order of its turns, so that additions from
+/// many workers have one order whatever their timing.
 pub struct Turnstile<'a, A> {
     data: &'a [UnsafeCell<A>],
     turns: Vec<AtomicU64>,
@@ -264,8 +266,8 @@ impl<'a, T: Element> Rows<'a, T> {
         self.count(factors.len());
     }
 
-    /// Counts rows once they are written. Claimed rows do not count: a caller that panics between the two, and is caught,
-    /// leaves rows that [`Unwritten`](crate::Unwritten) must not take for initialized.
+    /// Counts rows once they are written. Claimed rows do not count: a caller that panics between the two, and is
+    /// caught, leaves rows that [`Unwritten`](crate::Unwritten) must not take for initialized.
     fn count(&self, rows: usize) {
         if let Some(total) = self.view.count {
             total.fetch_add(rows, Ordering::Relaxed);

@@ -315,7 +315,8 @@ impl<A: Real> Kernel<A> for Elementwise<'_, A> {
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = A>>(self) {
         for (p, panel) in self.row.chunks_exact_mut(A::LANES).enumerate() {
-            // SAFETY: the chunk is a whole panel and the other row is as long; the caller guarantees the instruction set.
+            // SAFETY: the chunk is a whole panel and the other row is as long; the caller guarantees the instruction
+            // set.
             unsafe {
                 let x = V::load(panel.as_ptr());
                 let y = match self.op {
@@ -571,7 +572,7 @@ mod tests {
             let running = Running { max: &mut max, sum: &mut sum, entropy_acc: &mut [], factor: &mut factor };
             let how = Exponential { scale: A::ONE, spans: &[], accurate_exp: true };
             softmax(isa, &mut row[..A::LANES], A::LANES, 1, A::LANES, how, running);
-            assert_eq!([row[0], row[A::LANES - 1]], [A::ONE, A::ZERO], "{isa}: of the largest, and of what is absent");
+            assert_eq!([row[0], row[A::LANES - 1]], [A::ONE, A::ZERO], "{isa}: the largest, and an absent one");
             for (x, y) in inputs.into_iter().zip(row).take(A::LANES - 1) {
                 let (truth, y) = (x.to_f64().exp(), y.to_f64());
                 if y != 0.0 {

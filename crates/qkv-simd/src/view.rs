@@ -1,8 +1,8 @@
 //! Tensors `[batch, heads, length, width]` over borrowed memory: a pointer, a shape and strides.
 //!
 //! Zero strides broadcast, negative strides are allowed. Views are built from slices, from raw parts
-//! ([`View::from_raw`], [`ViewMut::from_raw`]) for adapters to other tensor libraries, and from `ndarray` arrays with the
-//! feature of that name. Writing through a [`ViewMut`] is left to [`shared::Rows`](crate::shared::Rows).
+//! ([`View::from_raw`], [`ViewMut::from_raw`]) for adapters to other tensor libraries, and from `ndarray` arrays with
+//! the feature of that name. Writing through a [`ViewMut`] is left to [`shared::Rows`](crate::shared::Rows).
 
 use crate::isa::Isa;
 use crate::number::Element;
@@ -187,8 +187,8 @@ impl<'a, T> View<'a, T> {
         Ok(View { data: data.as_ptr().wrapping_add(offset), shape, strides, borrowed: PhantomData })
     }
 
-    /// A view over memory that another library owns; `data` is the address of element `[0, 0, 0, 0]`. Fails if the offsets
-    /// of the elements do not fit a machine word.
+    /// A view over memory that another library owns; `data` is the address of element `[0, 0, 0, 0]`. Fails if the
+    /// offsets of the elements do not fit a machine word.
     ///
     /// ```
     /// use qkv_simd::View;
@@ -200,8 +200,8 @@ impl<'a, T> View<'a, T> {
     ///
     /// # Safety
     /// For the lifetime `'a`, the element at offset `Σ index · stride` from `data` must be initialized, aligned and not
-    /// written to, for every index inside `shape`, and all of them must belong to one allocation. A view without elements
-    /// reads no memory, so `data` may then be any pointer.
+    /// written to, for every index inside `shape`, and all of them must belong to one allocation. A view without
+    /// elements reads no memory, so `data` may then be any pointer.
     pub unsafe fn from_raw(data: *const T, shape: [usize; 4], strides: [isize; 4]) -> Result<Self, ViewError> {
         representable(size_of::<T>(), shape, strides)?;
         Ok(View { data, shape, strides, borrowed: PhantomData })
@@ -259,8 +259,8 @@ impl<'a, T> View<'a, T> {
     }
 }
 
-/// The offset of a row's first element. It is exact for every row of a view that has elements; a view without elements may
-/// have any strides, so the arithmetic wraps, and its rows must not be turned into pointers.
+/// The offset of a row's first element. It is exact for every row of a view that has elements; a view without elements
+/// may have any strides, so the arithmetic wraps, and its rows must not be turned into pointers.
 fn offset_of(strides: [isize; 4], index: [usize; 3]) -> isize {
     let terms = index.iter().zip(strides).map(|(&at, stride)| (at as isize).wrapping_mul(stride));
     terms.fold(0, isize::wrapping_add)
@@ -289,7 +289,8 @@ impl<'a, T: Copy> View<'a, T> {
         if self.strides[3] != 1 && self.shape[3] != 1 {
             return None;
         }
-        // A row without elements has no address: the memory behind the view may be empty, and its strides are unchecked.
+        // A row without elements has no address: the memory behind the view may be empty, and its strides are
+        // unchecked.
         if self.shape[3] == 0 {
             return Some(&[]);
         }
@@ -298,8 +299,8 @@ impl<'a, T: Copy> View<'a, T> {
         Some(unsafe { std::slice::from_raw_parts(self.data.offset(row), self.shape[3]) })
     }
 
-    /// `count` rows from `i` on as one slice, and the distance between rows; `None` if a row is not contiguous or the rows
-    /// overlap or descend.
+    /// `count` rows from `i` on as one slice, and the distance between rows; `None` if a row is not contiguous or the
+    /// rows overlap or descend.
     ///
     /// # Panics
     /// If there are fewer rows.
@@ -311,8 +312,8 @@ impl<'a, T: Copy> View<'a, T> {
         }
         // Saturating: a count near the largest number must not wrap around to a row that exists.
         let (first, _) = (self.offset(b, h, i), self.offset(b, h, i.saturating_add(count - 1)));
-        // SAFETY: the first and the last row are inside the shape, and with an ascending stride so is everything between the
-        // first element of the one and the last element of the other.
+        // SAFETY: the first and the last row are inside the shape, and with an ascending stride so is everything
+        // between the first element of the one and the last element of the other.
         Some((unsafe { std::slice::from_raw_parts(self.data.offset(first), (count - 1) * row + width) }, row))
     }
 
@@ -476,8 +477,8 @@ impl<'a, T> ViewMut<'a, T> {
         Ok(ViewMut { data: data.as_mut_ptr().wrapping_add(offset), shape, strides, count: None, borrowed: PhantomData })
     }
 
-    /// A mutable view over memory that another library owns; `data` is the address of element `[0, 0, 0, 0]`. Fails if two
-    /// elements overlap, or their offsets do not fit a machine word.
+    /// A mutable view over memory that another library owns; `data` is the address of element `[0, 0, 0, 0]`. Fails if
+    /// two elements overlap, or their offsets do not fit a machine word.
     ///
     /// ```
     /// use qkv_simd::{ViewMut, shared::Rows};
@@ -489,9 +490,9 @@ impl<'a, T> ViewMut<'a, T> {
     /// ```
     ///
     /// # Safety
-    /// For the lifetime `'a`, the element at offset `Σ index · stride` from `data` must be aligned, writable and accessed
-    /// through this view alone, for every index inside `shape`, and all of them must belong to one allocation. They need not
-    /// be initialized. A view without elements touches no memory, so `data` may then be any pointer.
+    /// For the lifetime `'a`, the element at offset `Σ index · stride` from `data` must be aligned, writable and
+    /// accessed through this view alone, for every index inside `shape`, and all of them must belong to one allocation.
+    /// They need not be initialized. A view without elements touches no memory, so `data` may then be any pointer.
     pub unsafe fn from_raw(data: *mut T, shape: [usize; 4], strides: [isize; 4]) -> Result<Self, ViewError> {
         representable(size_of::<T>(), shape, strides)?;
         if !disjoint(shape, strides) {
@@ -574,8 +575,8 @@ impl<T: Element> ViewMut<'_, T> {
             return;
         }
         let start = offset_of(self.strides, [b, h, i]);
-        // SAFETY: every index is inside the shape, which lies inside the borrowed memory, and the caller guarantees that
-        // nothing else accesses the row.
+        // SAFETY: every index is inside the shape, which lies inside the borrowed memory, and the caller guarantees
+        // that nothing else accesses the row.
         unsafe {
             if self.strides[3] == 1 || width == 1 {
                 return rows::narrow(Isa::best(), &row[..width], self.data.offset(start));

@@ -1,7 +1,7 @@
 //! The kernels of [`bf16_gemm`](super) for x86-64.
 
-// SAFETY, for the whole module: every function requires the instruction set that it uses, and slices of the lengths that
-// the parent module checks before it calls.
+// SAFETY, for the whole module: every function requires the instruction set that it uses, and slices of the lengths
+// that the parent module checks before it calls.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
 use super::{BLOCK, DEPTH, PackedA, PackedB, SIDE};
@@ -80,7 +80,10 @@ macro_rules! with_load_of_b {
 
 /// Loads or clears the tiles of C, loops over the depth, and stores them.
 macro_rules! walk {
-    ($self:ident, load: $($load:literal)*; clear: $($clear:literal)*; step: $($step:expr),*; store: $($store:literal)*) => {
+    (
+        $self:ident, load: $($load:literal)*; clear: $($clear:literal)*;
+        step: $($step:expr),*; store: $($store:literal)*
+    ) => {
         asm!(
             "/* one tile high needs no {c2} */",
             "test {add:e}, {add:e}",
@@ -133,7 +136,8 @@ impl Bf16Tile {
                     "2:",
                     "tilezero tmm0", "tilezero tmm1",
                     concat!($load, " tmm2, [{b} + {bs}]"), "tdpbf16ps tmm0, tmm4, tmm2", "tdpbf16ps tmm1, tmm6, tmm2",
-                    concat!($load, " tmm3, [{b} + {bs} + 1024]"), "tdpbf16ps tmm0, tmm5, tmm3", "tdpbf16ps tmm1, tmm7, tmm3",
+                    concat!($load, " tmm3, [{b} + {bs} + 1024]"),
+                    "tdpbf16ps tmm0, tmm5, tmm3", "tdpbf16ps tmm1, tmm7, tmm3",
                     "tilestored [{c} + {cs}], tmm0", "tilestored [{c2} + {cs}], tmm1",
                     "add {c}, 64", "add {c2}, 64", "add {b}, {panel}",
                     "dec {panels}",

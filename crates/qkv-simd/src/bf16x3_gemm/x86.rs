@@ -91,7 +91,10 @@ struct SplitTile {
 /// before its register is reused. The order of the six products is the same in all shapes, so an element's bits do not
 /// depend on its neighbors.
 macro_rules! walk {
-    ($self:ident, clear: $($clear:literal)*; step: $($step:literal)*; store: $($store:literal)*; lower: $($lower:literal)*) => {
+    (
+        $self:ident, clear: $($clear:literal)*; step: $($step:literal)*;
+        store: $($store:literal)*; lower: $($lower:literal)*
+    ) => {
         asm!(
             "/* one tile high needs no {h2}, {l2}, one wide no {b2} */",
             $($clear,)*

@@ -11,9 +11,9 @@
 //! | [`decode`](mod@decode) | a few queries against a long cache, read in place |
 //! | [`select`](mod@select) | selections other than softmax, forward |
 //!
-//! Determinism rests on four rules that every change must keep: a score is a pure function of its query and its key; key
-//! tiles have a fixed size and start at key 0; a row is rescaled because of that row alone; and nothing that fixes an
-//! order of summation depends on threads, batch size or cache sizes.
+//! Determinism rests on four rules that every change must keep: a score is a pure function of its query and its key;
+//! key tiles have a fixed size and start at key 0; a row is rescaled because of that row alone; and nothing that fixes
+//! an order of summation depends on threads, batch size or cache sizes.
 
 mod backward;
 mod decode;

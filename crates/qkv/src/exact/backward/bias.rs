@@ -1,6 +1,6 @@
-//! Gradients of bias tensors and relative tables. Many tiles add to the same numbers (an axis of length 1 is shared by all
-//! that it is broadcast over), so each region of the gradient is entered in a fixed turn: the sum has one order, whoever
-//! is faster.
+//! Gradients of bias tensors and relative tables. Many tiles add to the same elements (an axis of length 1 is shared by
+//! all that it is broadcast over), so each region of the gradient is entered in a fixed turn: the sum has one order,
+//! whatever the timing.
 
 use crate::exact::scores::RowAt;
 use crate::problem::Problem;
@@ -9,7 +9,7 @@ use crate::tuning::{KEYS, QUERIES};
 use qkv_simd::shared::Turnstile;
 use qkv_simd::{Element, Real};
 
-/// Where in the backward pass a contribution comes from.
+/// The position of a tile in the backward pass.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TileStep {
     pub b: usize,
@@ -20,7 +20,7 @@ pub(super) struct TileStep {
     pub query_tile: usize,
 }
 
-/// How many there are of each.
+/// The number of each.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StepCounts {
     pub b: usize,
@@ -30,7 +30,7 @@ pub(super) struct StepCounts {
     pub query_tiles: usize,
 }
 
-/// The gradient of a bias tensor, tile by tile: an axis that is broadcast has one tile of length 1.
+/// The gradient of a bias tensor, tile by tile: a broadcast axis has one tile of length 1.
 pub(super) struct BiasGradient<'a, A> {
     shape: [usize; 4],
     steps: StepCounts,
@@ -38,7 +38,7 @@ pub(super) struct BiasGradient<'a, A> {
 }
 
 impl<'a, A: Real> BiasGradient<'a, A> {
-    /// How many numbers the tiles of a bias of this shape take.
+    /// Accumulators that the tiles of a bias of this shape take.
     pub fn buffer_len(shape: [usize; 4]) -> usize {
         let [b, h, ..] = shape;
         let (tiles, size) = Self::tiling(shape);
@@ -52,14 +52,14 @@ impl<'a, A: Real> BiasGradient<'a, A> {
         ([n.div_ceil(rows), m.div_ceil(cols)], [rows, cols])
     }
 
-    /// Over zeroed buffer for a bias of this shape.
+    /// Over a zeroed buffer for a bias of this shape.
     pub fn new(shape: [usize; 4], steps: StepCounts, buffer: &'a mut [A]) -> Self {
         let (tiles, size) = Self::tiling(shape);
         let regions = Turnstile::new(buffer, shape[0] * shape[1] * tiles[0] * tiles[1], size[0] * size[1], |_| 0);
         BiasGradient { shape, steps, regions }
     }
 
-    /// Adds the gradients of a tile of scores, or (`None`) passes its turn.
+    /// Adds the gradients of a tile of scores, or skips its turn (`None`).
     pub fn add(&self, step: TileStep, grads: Option<&[A]>, rows: usize, cols: usize) {
         let [b, h, n, m] = self.shape;
         let (tiles, size) = Self::tiling(self.shape);
@@ -67,7 +67,7 @@ impl<'a, A: Real> BiasGradient<'a, A> {
         let own = |axis: usize, at: usize| if axis == 1 { 0 } else { at };
         let region = ((own(b, step.b) * h + own(h, head)) * tiles[0] + own(n, step.query_tile)) * tiles[1]
             + own(m, step.key_tile);
-        // The turn counts, in the order of the backward pass, what shares the region.
+        // The turn counts the tiles that share the region, in the order of the backward pass.
         let mut turn = 0u64;
         for (shared, at, of) in [
             (b == 1, step.b, self.steps.b),
@@ -108,7 +108,7 @@ impl<'a, A: Real> BiasGradient<'a, A> {
     }
 }
 
-/// The gradient of a relative table: a sum for each task, added in the order of the tasks.
+/// The gradient of a relative table: one sum per task, added in the order of the tasks.
 pub(super) struct TableGradient<'a, A> {
     rows: usize,
     steps: StepCounts,
@@ -116,7 +116,7 @@ pub(super) struct TableGradient<'a, A> {
 }
 
 impl<'a, A: Real> TableGradient<'a, A> {
-    /// Over zeroed buffer for a table of `rows` rows of `entries`.
+    /// Over a zeroed buffer for a table of `rows` rows of `entries`.
     pub fn new(rows: usize, entries: usize, steps: StepCounts, buffer: &'a mut [A]) -> Self {
         TableGradient { rows, steps, regions: Turnstile::new(buffer, rows, entries, |_| 0) }
     }
@@ -136,7 +136,7 @@ impl<'a, A: Real> TableGradient<'a, A> {
         }
     }
 
-    /// Adds a task's sum for one query head, when it is its turn.
+    /// Adds a task's sum for one query head, in its turn.
     pub fn add(&self, step: TileStep, own: &[A]) {
         let StepCounts { key_heads, key_tiles, group, .. } = self.steps;
         let (region, turn) = if self.rows == 1 {

@@ -1,9 +1,10 @@
-//! The backward pass, in one go over the tiles: five products a tile and no second look.
+//! The backward pass, in a single loop over the tiles with five products per tile.
 //!
-//! A task owns a tile of keys: it packs them once, walks the tiles of queries that see them, and sums the gradients of its
-//! keys and values by itself. The gradients of queries are shared between tasks, so a task adds its part only when the task
-//! before it, in the order of the keys, has: a *turn* for each tile of queries. Tasks are taken in that same order, so the
-//! one waited for is always under way already; and since the order depends on shapes alone, so do the bits.
+//! A task owns a tile of keys: it packs them once, loops over the tiles of queries that see them, and accumulates the
+//! gradients of its keys and values alone. The gradients of queries are shared between tasks, so a task adds to a tile
+//! of queries only in its *turn*, after the previous task in the order of the keys. Tasks are taken in that same order,
+//! so the task that is waited for is always running already; and since the order depends on shapes alone, so do the
+//! bits.
 
 mod bias;
 mod piece_gradients;
@@ -33,7 +34,7 @@ use qkv_simd::{Element, Real, ViewMut, padded};
 use row_terms::RowTerms;
 use tile::BackwardWorker;
 
-/// Computes the gradients of everything that was given.
+/// Computes the gradients of all inputs.
 pub(crate) fn backward<T: Element>(
     problem: &Problem<'_, T>,
     out: &Output<T>,
@@ -44,8 +45,8 @@ pub(crate) fn backward<T: Element>(
     let inputs = &problem.inputs;
     let narrowed = |numbers: Vec<T::Acc>| numbers.into_iter().map(T::narrow).collect::<Vec<T>>();
     let bias_shape = inputs.bias.filter(|_| upstream.for_bias).map(|bias| bias.shape());
-    // The gradient of a bias is as large as the natural order of things: nothing is gained by another. What a selection
-    // chose is known by its natural index.
+    // The gradient of a bias covers the natural order, so another order gains nothing. Selections store natural
+    // indices.
     let plan = match bias_shape {
         None if problem.attention.select == Select::Soft => Plan::new(problem),
         _ => Plan::natural(Expr::of(problem), &problem.scene),
@@ -75,7 +76,7 @@ pub(crate) fn backward<T: Element>(
     let mut table_buffer = scratch.zeros(table_shape.map_or(0, |shape| shape[2] * shape[3]));
     let mut parts: Vec<PieceGradients<'_, T::Acc>> = Vec::new();
     {
-        // With a gradient of the bias there is one piece; tables take their turns piece after piece.
+        // With a gradient of the bias there is one piece; tables are added piece after piece.
         let steps = |piece: &Piece| StepCounts {
             b: problem.b,
             key_heads: problem.heads.key,
@@ -123,16 +124,16 @@ pub(crate) fn backward<T: Element>(
     Ok(Gradients { q, k, v, w, w_q, w_k: d_k.matrix, v_score, scale, bias, table, sinks, center })
 }
 
-/// The gradients of queries and centres while they are summed up.
+/// The gradients of queries and centers while they are accumulated.
 enum QueryGradients<'t, 'a, A> {
     /// Shared between tasks and entered in turn, a tile of queries at a time.
     Shared { queries: &'t Turnstile<'a, A>, centers: &'t Turnstile<'a, A> },
-    /// A worker's own: the tiles, of some size, of all query heads of one key head.
+    /// A worker's own: the tiles of all query heads of one key head.
     Own { tiles: &'t mut [A], size: usize },
 }
 
 impl<A: Real> QueryGradients<'_, '_, A> {
-    /// Adds to the gradients of a tile of queries, when it is its turn: region `of.0` of all or `of.1` of a key head's own.
+    /// Adds to the gradients of a tile of queries, in its turn: region `of.0` of all, or `of.1` of a key head's own.
     pub fn add(&mut self, of: (usize, usize), turn: u64, next: impl Fn() -> u64, add: impl FnOnce(&mut [A])) {
         match self {
             QueryGradients::Shared { queries, .. } => {
@@ -146,7 +147,7 @@ impl<A: Real> QueryGradients<'_, '_, A> {
     }
 }
 
-/// What is the same for every piece.
+/// The operands that all pieces share.
 struct BackwardPass<'a, T: Element> {
     pub ops: TileOps<'a, T>,
     pub queries: Operand<'a, T>,
@@ -160,7 +161,7 @@ struct BackwardPass<'a, T: Element> {
 }
 
 impl<'a, T: Element> BackwardPass<'a, T> {
-    /// KeyBuffers for the packed queries of some heads.
+    /// Buffers for the packed queries of some heads.
     fn buffers(&self, piece: &Piece, heads: usize) -> QueryBuffers<'a, T::Acc> {
         let widths = [self.queries, self.rows.upstream].map(|of| of.width());
         QueryBuffers::new(self.scratch, (self.ops.arithmetic, self.ops.scoring), widths, piece, heads)
@@ -187,8 +188,8 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         )
     }
 
-    /// The piece of a plan, if nothing but the gradients of queries, keys and values is asked for and they need no more than to be
-    /// written.
+    /// The only piece of a plan, if only the gradients of queries, keys and values are needed and they need no further
+    /// work.
     fn simple_piece<'p>(&self, plan: &'p Plan, for_bias: bool) -> Option<&'p Piece> {
         let problem = self.ops.problem;
         let inputs = &problem.inputs;
@@ -200,7 +201,8 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         }
     }
 
-    /// Runs the backward pass with the heads shared by all, and writes the gradients of keys and values as they are made.
+    /// Runs the backward pass with heads shared by all workers, and writes the gradients of keys and values as they are
+    /// finished.
     fn run_shared(&self, piece: &Piece) -> Result<[Tensor<T, 4>; 3]> {
         let problem = self.ops.problem;
         let shapes = [problem.inputs.k.shape(), problem.inputs.v.shape()];
@@ -214,8 +216,7 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         Ok([d_q, Tensor::new(d_k.written(), shapes[0])?, Tensor::new(d_v.written(), shapes[1])?])
     }
 
-    /// Runs the backward pass head by head: all that a head needs is used again for the next. For so many heads that every worker has
-    /// some.
+    /// Runs the backward pass head by head, reusing all buffers; needs enough heads for all workers.
     fn run_by_head(&self, piece: &Piece) -> Result<[Tensor<T, 4>; 3]> {
         let (ops, scratch) = (&self.ops, self.scratch);
         let problem = ops.problem;
@@ -277,7 +278,7 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         problem.inputs.v_score.map_or(0, |v| v.len()) + problem.inputs.scale.map_or(0, |_| problem.heads.group)
     }
 
-    /// QueryGradients what the tasks found for the learned scale, in their order.
+    /// Sums the tasks' gradients of the learned scale, in order.
     fn scale_gradient(&self, parts: &[PieceGradients<'_, T::Acc>], len: usize) -> Vec<T::Acc> {
         let problem = self.ops.problem;
         let (group, key_heads, skip) = (problem.heads.group, problem.heads.key, self.small_len() - problem.heads.group);
@@ -294,7 +295,8 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         sum
     }
 
-    /// Runs the backward pass over one piece. The gradients of keys and values go where they are said to, or into the part.
+    /// Runs the backward pass over one piece. The gradients of keys and values go to `written`, or else into the
+    /// result.
     fn run_piece(
         &self,
         piece: &Piece,
@@ -337,8 +339,8 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         let (to_keys, to_values) = (rows_of(&mut part.keys, query_row), rows_of(&mut part.values, value_row));
         let small_shape = [1, 1, tasks, self.small_len()];
         let to_small = Rows::new(ViewMut::new(&mut part.small, small_shape).expect("as long as its shape"));
-        // Tasks of one head wait for each other's turns, so as many heads as there are threads go side by side; gradients that
-        // all heads share take their turns head by head.
+        // Tasks of one head wait for each other's turns, so as many heads as there are threads run side by side;
+        // gradients that all heads share are added head by head.
         let (all, per_head) = (batch * heads.key, key_tiles.len());
         let heads_at_once = if bias.is_some() || table.is_some() { 1 } else { self.threads.clamp(1, all.max(1)) };
         let order = |task: usize| {
@@ -369,7 +371,7 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         part
     }
 
-    /// One tile of keys against all the queries that see it.
+    /// A tile of keys against all queries that see it.
     #[allow(clippy::too_many_arguments)]
     fn key_tile(
         &self,
@@ -421,7 +423,7 @@ impl<'a, T: Element> BackwardPass<'a, T> {
     }
 }
 
-/// The key tile, from `from` on, whose turn it is at a tile of queries.
+/// The next key tile, from `from` on, that adds to a tile of queries.
 fn next_turn<T: Element>(
     problem: &Problem<'_, T>,
     piece: &Piece,
@@ -434,7 +436,7 @@ fn next_turn<T: Element>(
     next.map_or(u64::MAX >> 2, |(tile, _)| tile as u64)
 }
 
-/// From packed panels to padded rows.
+/// Unpacks panels to padded rows.
 fn unpack<A: Real>(panels: &[A], width: usize, keys: usize, row: usize, out: &mut [A]) {
     out.fill(A::ZERO);
     for key in 0..keys {

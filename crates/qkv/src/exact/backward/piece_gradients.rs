@@ -1,4 +1,4 @@
-//! What the pieces of a plan leave of the gradients, and the gradients put together from it.
+//! The gradients that the pieces of a plan leave, and their sum in the natural order.
 
 use crate::exact::plan::order::Places;
 use crate::problem::Problem;
@@ -8,7 +8,7 @@ use crate::tuning::QUERIES;
 use qkv_simd::shared::{Rows, for_each_task};
 use qkv_simd::{Element, Real, View, ViewMut, padded};
 
-/// What one piece leaves: the gradients of its queries, keys and values in its own order, and small sums of its tasks.
+/// The gradients of a piece: those of its queries, keys and values in its own order, and the small sums of its tasks.
 pub(super) struct PieceGradients<'s, A: Real> {
     pub query_places: Places,
     pub key_places: Places,
@@ -16,18 +16,18 @@ pub(super) struct PieceGradients<'s, A: Real> {
     pub queries: Buffer<'s, A>,
     pub query_tiles: usize,
     pub query_row: usize,
-    /// Padded rows, one a key of the piece.
+    /// Padded rows, one per key of the piece.
     pub keys: Buffer<'s, A>,
     pub values: Buffer<'s, A>,
     pub key_count: usize,
-    /// For each task: the gradient of the additive vector, then that of the scale of each head of the group.
+    /// Per task: the gradient of the additive vector, then that of the scale of each head of the group.
     pub small: Buffer<'s, A>,
     pub small_len: usize,
-    /// The gradients of centres, one a query of each tile; empty where there are none.
+    /// The gradients of centers, one per query of each tile; empty if there are none.
     pub centers: Buffer<'s, A>,
 }
 
-/// The gradients of centres in the natural order, `[B, Hq, N]`: the pieces added up.
+/// The gradients of centers in the natural order, `[B, Hq, N]`, summed over the pieces.
 pub(super) fn center_gradient<T: Element>(
     problem: &Problem<'_, T>,
     parts: &[PieceGradients<'_, T::Acc>],
@@ -44,7 +44,7 @@ pub(super) fn center_gradient<T: Element>(
     (0..problem.b * heads * n).map(of).collect()
 }
 
-/// GradientOf gradient is put together from the parts.
+/// Which gradient is summed over the pieces.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum GradientOf {
     Queries,
@@ -52,7 +52,7 @@ pub(super) enum GradientOf {
     Values,
 }
 
-/// A gradient in the natural order: the only part's own memory, or the sum of several.
+/// A gradient in the natural order: the memory of the only piece, or the sum of several.
 pub(super) struct GatheredGradient<'a, A: Real> {
     one: Option<&'a [A]>,
     sum: Buffer<'a, A>,
@@ -82,7 +82,7 @@ impl<A: Real> GatheredGradient<'_, A> {
     }
 }
 
-/// Adds up the parts of a gradient, row by row, in the order of the pieces.
+/// Sums a gradient over the pieces, row by row, in their order.
 pub(super) fn gather_gradient<'a, T: Element>(
     problem: &Problem<'_, T>,
     parts: &'a [PieceGradients<'_, T::Acc>],
@@ -95,7 +95,7 @@ pub(super) fn gather_gradient<'a, T: Element>(
     let width = if which == GradientOf::Values { problem.dv } else { problem.width };
     let row = padded::<T::Acc>(width);
     let shape = [problem.b, heads, len, width];
-    // Where rows lie in a part: how many a head has, and which memory.
+    // The rows per head of a piece, their memory, and their order.
     let of = |part: &'a PieceGradients<'_, T::Acc>| match which {
         GradientOf::Queries => (part.query_tiles * QUERIES, &part.queries[..], &part.query_places),
         GradientOf::Keys => (part.key_count, &part.keys[..], &part.key_places),

@@ -1,7 +1,7 @@
-//! What the gradient of the softmax needs to know of every row.
+//! The row statistics of the softmax gradient.
 //!
-//! Most of it is Σ out · d_out. Rows of upstream gradients are packed when a tile first needs them, and that is when this is made:
-//! they are read from memory once.
+//! Most of the work is delta, Σ out · d_out. It is computed when a tile of upstream gradients is packed, so that those
+//! are read from memory once.
 
 use crate::exact::gemm::TileGemm;
 use crate::exact::pack::Operand;
@@ -14,14 +14,14 @@ use crate::tuning::QUERIES;
 use qkv_simd::shared::{Rows, for_each_task};
 use qkv_simd::{Element, Real, View, ViewMut};
 
-/// What the gradients of weights are relative to, and what else flows into a row.
+/// The statistics of each row: delta, and the other gradients that flow into it.
 pub(in crate::exact) struct RowTerms<'a, T: Element> {
     /// The log-sum-exp of each row, `[B, Hq, N]`.
     pub lse: &'a [T::Acc],
-    /// The gradient of the entropy likewise; empty where there is none.
+    /// The gradient of the entropy of each row; empty if there is none.
     pub entropy: &'a [T::Acc],
     pub upstream: Operand<'a, T>,
-    /// The output that the weights made; with one choice for each row there is none.
+    /// The output of the softmax; hard attention without straight-through has none.
     output: Option<Operand<'a, T>>,
     d_lse: &'a [T::Acc],
     d_log_prob: &'a [T::Acc],
@@ -58,8 +58,7 @@ impl<'a, T: Element> RowTerms<'a, T> {
         (b * self.heads + h) * self.n + i
     }
 
-    /// What is subtracted from the gradients of a row's weights, for up to [`QUERIES`] rows whose upstream gradients were loaded as a
-    /// left operand.
+    /// The deltas of up to [`QUERIES`] rows whose upstream gradients are packed as a left operand.
     pub fn deltas(
         &self,
         gemm: &mut TileGemm<'_, T::Acc>,
@@ -76,7 +75,7 @@ impl<'a, T: Element> RowTerms<'a, T> {
         }
     }
 
-    /// The same without what only kept pairs feel: the gradient of a sink's share.
+    /// The deltas without the entropy term of visible pairs, which is not part of a sink's gradient.
     fn deltas_without_entropy(
         &self,
         gemm: &mut TileGemm<'_, T::Acc>,
@@ -105,7 +104,7 @@ impl<'a, T: Element> RowTerms<'a, T> {
         }
     }
 
-    /// `−Σ p_sink · share` over the rows of each head.
+    /// `−Σ p_sink · delta` over the rows of each head.
     pub fn sink_gradient(&self, ops: &TileOps<'_, T>, scratch: &Scratch<T::Acc>, threads: usize) -> Vec<T::Acc> {
         let (problem, n, heads) = (ops.problem, self.n, self.heads);
         let (blocks, row) = (n.div_ceil(QUERIES), ops.arithmetic.packed_a_row::<T::Acc>(problem.dv));

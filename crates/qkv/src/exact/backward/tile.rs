@@ -1,7 +1,7 @@
-//! One tile of the backward pass: scores again, then every gradient that goes through them.
+//! One tile of the backward pass: the scores again, then every gradient that depends on them.
 //!
-//! Two ways lead through a tile. In passes over rows of sums, whatever lies between scores and weights; or, where products are made
-//! from pairs of bf16 and nothing lies between, with results that are rounded as they are made.
+//! There are two paths. The general one makes passes over native rows, with whatever comes between scores and weights.
+//! In bf16 arithmetic with nothing in between, the softmax gradient rounds its results to operands in the same pass.
 
 use super::bias::{BiasGradient, TableGradient, TileStep};
 use super::{BackwardPass, QueryGradients, next_turn};
@@ -20,7 +20,7 @@ use qkv_simd::tile::{RowGradient, RowOp, Span, row_op, softmax_gradient, sparsem
 use qkv_simd::{Element, Real, padded, pairwise};
 use std::ops::Range;
 
-/// What a worker needs of its own.
+/// The buffers of a worker.
 pub(super) struct BackwardWorker<'s, A: Real> {
     pub gemm: TileGemm<'s, A>,
     pub score_gemm: TileGemm<'s, A>,
@@ -30,25 +30,24 @@ pub(super) struct BackwardWorker<'s, A: Real> {
     grads: Buffer<'s, A>,
     raw: Buffer<'s, A>,
     slopes: Buffer<'s, A>,
-    /// The gradients of weights, where centres need them.
+    /// The gradients of weights, if centers need them.
     d_weights: Buffer<'s, A>,
     pub key_columns: Buffer<'s, A>,
     pub key_rows: Buffer<'s, A>,
     pub value_columns: Buffer<'s, A>,
     pub d_keys: Buffer<'s, A>,
     pub d_values: Buffer<'s, A>,
-    /// Weights and gradients of scores by key, where products take them like that, and those of them that are not added yet.
+    /// Weights and gradients of scores packed by key, in bf16 arithmetic, and the rows of them that are not added yet.
     by_key: [Buffer<'s, A>; 2],
     deferred: Deferred,
-    /// Gradients of keys or values on their way out.
+    /// Gradients of keys or values, unpacked to be written.
     pub transposed: Buffer<'s, A>,
     d_queries: Buffer<'s, A>,
     pub table: Buffer<'s, A>,
     pub small: Buffer<'s, A>,
 }
 
-/// Rows of tiles that are kept whole, one after the other among those that are packed packed_rows, whose part in the gradients of keys
-/// and values is still to be added.
+/// Consecutive rows of fully visible tiles whose contribution to the gradients of keys and values is not added yet.
 #[derive(Default)]
 struct Deferred {
     /// The last of the tiles.
@@ -56,7 +55,7 @@ struct Deferred {
     rows: Range<usize>,
 }
 
-/// A tile: where it is, and its queries and upstream gradients.
+/// A tile with its packed queries and upstream gradients.
 struct BackwardTile<'t, A> {
     step: TileStep,
     piece: &'t Piece,
@@ -64,22 +63,22 @@ struct BackwardTile<'t, A> {
     /// The query head, counted within the sequence.
     h: usize,
     count: usize,
-    /// Whether the keys are finite, where that matters to their scores.
+    /// Whether the scores of the keys cannot overflow.
     finite: bool,
     queries: PackedQueries<'t, A>,
     upstream: PackedQueries<'t, A>,
-    /// What the gradients of weights are relative to, for each row.
+    /// The delta of each row.
     deltas: &'t [A],
 }
 
-/// What the gradient of the softmax needs to know of the rows of a tile.
+/// The statistics of a tile's rows for the softmax gradient.
 struct SoftmaxTerms<A> {
     lse: [A; QUERIES],
     entropy: [A; QUERIES],
 }
 
 impl<'a, T: Element> BackwardPass<'a, T> {
-    /// The room of a worker.
+    /// The buffers of a worker.
     pub fn worker(&self) -> BackwardWorker<'a, T::Acc> {
         let (ops, take) = (&self.ops, |len: usize| self.scratch.take(len));
         let problem = ops.problem;
@@ -110,7 +109,7 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         }
     }
 
-    /// Adds what defers to the gradients of a tile of keys and values.
+    /// Adds the deferred rows to the gradients of a tile of keys and values.
     pub fn flush_deferred(
         &self,
         keys: &TileKeys<'_>,
@@ -156,12 +155,12 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         let (keys, count) = (piece.tile_keys(b, step.key_head, step.key_tile), worker.rows.len());
         let tile = BackwardTile { step, piece, keys, h, count, finite, queries, upstream, deltas };
         ops.tile_mask(piece, &tile.keys, verdict, &worker.rows, &mut worker.mask);
-        // What goes on between the gradients of scores and those of raw scores; mostly nothing but a scale.
+        // What comes between the gradients of scores and those of raw scores; mostly only a scale.
         let more = bias.is_some() || !worker.table.is_empty() || !worker.slopes.is_empty() || !worker.raw.is_empty();
         let only_scaled = problem.attention.select == Select::Soft && !more;
         let plain = only_scaled && !ops.modulates() && self.rows.entropy.is_empty();
         let rounds = ops.arithmetic == Arithmetic::Bf16 && plain && queries.finite && upstream.finite;
-        // Of tiles that are kept whole, those that follow each other are added to keys and values packed_rows.
+        // Consecutive fully visible tiles are added to keys and values together.
         let defers = rounds && !worker.mask.is_partial();
         if !defers || queries.first == 0 || worker.deferred.tile + 1 != step.query_tile {
             self.flush_deferred(&tile.keys, (b, h), blocks, worker);
@@ -187,7 +186,7 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         }
     }
 
-    /// The rows' part in the gradient of the softmax.
+    /// The statistics of the rows of a tile.
     fn softmax_terms(&self, tile: &BackwardTile<'_, T::Acc>, rows: &[RowAt]) -> SoftmaxTerms<T::Acc> {
         let problem = self.ops.problem;
         let [mut lse, mut entropy] = [[T::Acc::ZERO; QUERIES]; 2];
@@ -201,7 +200,7 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         SoftmaxTerms { lse, entropy }
     }
 
-    /// P and dS, rounded as they are made, a few rows at a time: their scores stay in the first-level cache.
+    /// P and dS, rounded in the same pass, a few rows at a time: their scores stay in the first-level cache.
     fn compute_rounded(&self, tile: &BackwardTile<'_, T::Acc>, worker: &mut BackwardWorker<'_, T::Acc>) {
         let (ops, problem) = (&self.ops, self.ops.problem);
         let BackwardTile { keys, h, count, queries, upstream, deltas, .. } = tile;
@@ -336,7 +335,7 @@ impl<'a, T: Element> BackwardPass<'a, T> {
             }
         }
 
-        // dK += dSᵀ · Q; and the gradients of queries, where they are no product.
+        // dK += dSᵀ · Q; and the gradients of queries, if scores are not dot products.
         if let Some(of) = ops.pairwise() {
             d_queries.fill(T::Acc::ZERO);
             let into = pairwise::Into { queries: d_queries, keys: d_keys, v: small };
@@ -349,7 +348,7 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         }
     }
 
-    /// Brings weights, or gradients of scores, into the order in which they are gathered.
+    /// Packs weights, or gradients of scores, by key.
     fn pack_transposed(
         &self,
         tile: &BackwardTile<'_, T::Acc>,
@@ -389,18 +388,18 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         gemm.matmul_transposed(from, operands, mask.visible(0..tile.count), to);
     }
 
-    /// The tile of queries among all.
+    /// The region of a tile of queries among all.
     fn region(&self, tile: &BackwardTile<'_, T::Acc>) -> usize {
         (tile.step.b * self.ops.problem.heads.query + tile.h) * tile.piece.query_tiles() + tile.step.query_tile
     }
 
-    /// The tile of keys whose turn comes after this one.
+    /// The next tile of keys that adds to the same queries.
     fn next(&self, tile: &BackwardTile<'_, T::Acc>) -> u64 {
         let TileStep { b, query_tile, key_tile, .. } = tile.step;
         next_turn(self.ops.problem, tile.piece, b, tile.h, query_tile, key_tile + 1)
     }
 
-    /// Adds to the gradients of the tile's queries, when it is its turn.
+    /// Adds to the gradients of the tile's queries, in its turn.
     fn add_to_queries(
         &self,
         tile: &BackwardTile<'_, T::Acc>,
@@ -412,14 +411,14 @@ impl<'a, T: Element> BackwardPass<'a, T> {
     }
 }
 
-/// Whose gradients are gathered.
+/// The gradients that a transposed product adds to.
 #[derive(Clone, Copy)]
 enum KeySide {
     Values,
     Keys,
 }
 
-/// `Σ grad · raw` over the pairs that are there: the gradient of one that is absent is exactly 0.
+/// `Σ grad · raw` over visible pairs; the gradient of an absent pair is exactly 0.
 fn masked_dot<A: Real>(grads: &[A], raw: &[A]) -> A {
     grads.iter().zip(raw).filter(|(grad, _)| **grad != A::ZERO).map(|(&grad, &raw)| grad * raw).sum()
 }

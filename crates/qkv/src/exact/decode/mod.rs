@@ -1,11 +1,11 @@
-//! Decoding: a few queries against a long cache.
+//! Decoding: attention of a few queries against a long cache.
 //!
-//! What it waits for is memory, so each row of keys and of values is read once, where it lies, for all queries of a group's
-//! heads: nothing is packed or copied. The cache is cut into pieces of a fixed size, which are tasks beside sequences and
-//! heads; what they leave is merged in the order of the pieces.
+//! It is bound by memory bandwidth, so each row of keys and values is read once, in place, for all queries of a group's
+//! heads: nothing is packed or copied. The cache is split into pieces of a fixed size (split-K decoding), which are
+//! tasks beside sequences and heads; their results are merged in order.
 //!
-//! Scores of more than a few rows, scores that are no product of rows as they were given, rows whose numbers lie apart, and
-//! [`Decode::Exact`], which has the bits of the full pass, go through [`forward`](super::forward) itself.
+//! More than a few rows of queries, projected scores, rows that are not contiguous, and [`Decode::Exact`], which has
+//! the bits of the full pass, take the [`forward`](super::forward) pass instead.
 
 use crate::decode::Decode;
 use crate::exact::forward::{OutputWriter, PartialOutput, QueryTiling, RowState, merge, run};
@@ -47,7 +47,7 @@ pub(crate) fn decode<T: Element>(
     }
 }
 
-/// Whether scores are products with the keys as they were given, and rows of keys and values are slices.
+/// Whether scores are dot products with the keys themselves, and rows of keys and values are contiguous.
 fn reads_in_place<T: Element>(problem: &Problem<'_, T>) -> bool {
     let products = matches!(problem.attention.score, Score::Dot | Score::ScaledDot | Score::General);
     products && problem.inputs.k.rows_are_slices() && problem.inputs.v.rows_are_slices()
@@ -81,7 +81,7 @@ fn decode_in_place<T: Element>(
     merge(problem, &partials, &writer, &ops, scratch, threads);
 }
 
-/// What a worker needs of its own.
+/// The buffers of a worker.
 struct DecodeWorker<'s, A: Real> {
     rows: Vec<RowAt>,
     mask: TileMask,
@@ -90,7 +90,7 @@ struct DecodeWorker<'s, A: Real> {
     values: Buffer<'s, A>,
 }
 
-/// Rows where they lie: those of the keys of a tile, then those of its values, then those of the keys of the next.
+/// Rows in place: the keys of a tile, then its values, then the keys of the next tile.
 struct RowQueue<'a, T> {
     rows: [&'a [T]; 3 * KEYS],
     len: usize,
@@ -114,19 +114,19 @@ impl<'a, T: Element> RowQueue<'a, T> {
         }
     }
 
-    /// `len` rows after the first `skipped`, of `width` numbers, with all that comes after them.
+    /// `len` rows of `width` elements after the first `skipped`, followed by the rows to prefetch.
     fn table(&self, skipped: usize, len: usize, width: usize) -> RowTable<'_, T> {
         RowTable { rows: &self.rows[skipped..self.len], len, width }
     }
 
-    /// Forgets the first rows.
+    /// Removes the first rows.
     fn pop(&mut self, rows: usize) {
         self.rows.copy_within(rows..self.len, 0);
         self.len -= rows;
     }
 }
 
-/// One pass over all pieces.
+/// The operands that all pieces share.
 struct DecodePass<'a, T: Element> {
     ops: &'a TileOps<'a, T>,
     plan: &'a Plan,
@@ -137,7 +137,8 @@ struct DecodePass<'a, T: Element> {
 }
 
 impl<T: Element> DecodePass<'_, T> {
-    /// Runs every tile of queries of every piece, and hands each row's state to `done` with its piece and its place there.
+    /// Runs every tile of queries of every piece, and passes each row's state to `done` with its piece and its position
+    /// there.
     fn run(&self, done: impl Fn(usize, usize, &RowAt, RowState<'_, T::Acc>) + Sync) {
         let problem = self.ops.problem;
         let value_row = padded::<T::Acc>(problem.dv);
@@ -148,7 +149,7 @@ impl<T: Element> DecodePass<'_, T> {
             scores: self.scratch.take(GEMV_ROWS * KEYS),
             values: self.scratch.take(GEMV_ROWS * value_row),
         };
-        // The tasks of a piece follow those of the one before.
+        // The tasks of a piece follow those of the previous one.
         let mut tasks = 0;
         let end = |tiling: &QueryTiling| {
             tasks += problem.b * tiling.slots * tiling.tiles;
@@ -167,7 +168,7 @@ impl<T: Element> DecodePass<'_, T> {
         });
     }
 
-    /// One tile of queries against all keys of a piece that it sees.
+    /// A tile of queries against all keys of a piece that it sees.
     fn tile(
         &self,
         worker: &mut DecodeWorker<'_, T::Acc>,
@@ -188,7 +189,7 @@ impl<T: Element> DecodePass<'_, T> {
         let (first, key_head) = (rows[0].h, rows[0].h / problem.heads.group);
         let mut row_queue = RowQueue::new();
         let mut tiles = piece.row(&problem.scene, b, first, tile, 0);
-        // The next tile is known while the values of this one are read, so that its keys can be fetched.
+        // The next tile is determined before the values of this one are read, so that its keys can be prefetched.
         let mut next = tiles.next();
         if let Some((key_tile, _)) = next {
             row_queue.push(problem.inputs.k, b, key_head, &piece.tile_keys(b, key_head, key_tile));

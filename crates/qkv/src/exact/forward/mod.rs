@@ -1,8 +1,7 @@
-//! The forward pass: for each tile of queries, the tiles of keys it touches, with an online softmax.
+//! The forward pass: for each tile of queries, the tiles of keys that it sees, with an online softmax.
 //!
-//! A plan of one piece writes its rows as it goes. Of several pieces (scattered masks, a split cache) each leaves, for every
-//! row, its unnormalised sum with the maximum and the mass that belong to it; these are then merged in the order of the
-//! pieces.
+//! A plan of one piece writes finished rows. With several pieces (scattered masks, a split cache) each piece leaves an
+//! unnormalized sum, a maximum and a mass per row, which are merged in the order of the pieces.
 
 use crate::compiled::Verdict;
 use crate::exact::gemm::{Arithmetic, PackedRows, TileGemm};
@@ -31,8 +30,8 @@ pub(crate) fn forward<T: Element>(
     run(problem, Plan::new(problem), into, scratch, threads);
 }
 
-/// The state of a row between tiles, and between pieces: an unnormalised sum of values, the largest score so far, the mass
-/// relative to it, and the moment that the entropy needs.
+/// The state of a row between tiles and between pieces: the unnormalized sum of values, the largest score so far, the
+/// sum of exponentials relative to it, and the entropy accumulator.
 pub(super) struct RowState<'a, A> {
     pub values: &'a mut [A],
     pub max: A,
@@ -40,7 +39,7 @@ pub(super) struct RowState<'a, A> {
     pub entropy_acc: A,
 }
 
-/// The states of a tile's rows: values at distance `row`, and the rest one a row.
+/// The states of a tile's rows; values are at distance `row`.
 struct RowStates<'a, A> {
     values: &'a mut [A],
     row: usize,
@@ -49,7 +48,7 @@ struct RowStates<'a, A> {
     entropy_acc: &'a [A],
 }
 
-/// What a piece leaves of its rows: their values, and their maximum, sum and moment.
+/// The states that a piece leaves of its rows.
 pub(super) struct PartialOutput<'s, A: Real> {
     pub places: Places,
     pub values: Buffer<'s, A>,
@@ -58,7 +57,7 @@ pub(super) struct PartialOutput<'s, A: Real> {
 }
 
 impl<'s, A: Real> PartialOutput<'s, A> {
-    /// KeyBuffers for what a piece leaves.
+    /// Memory for the states of a piece.
     pub fn new<T: Element<Acc = A>>(problem: &Problem<'_, T>, piece: &Piece, scratch: &'s Scratch<A>) -> Self {
         let shape = [problem.b, problem.heads.query, piece.queries.len(), padded::<A>(problem.dv)];
         let rows = shape[..3].iter().product::<usize>();
@@ -66,7 +65,7 @@ impl<'s, A: Real> PartialOutput<'s, A> {
         PartialOutput { places: piece.places_of_queries(problem.n), values, states, shape }
     }
 
-    /// Its values and its states, as rows that are written once.
+    /// The values and the statistics, as rows that are written once.
     pub fn writable(&mut self) -> (Rows<'_, A>, Rows<'_, A>) {
         let [batch, heads, length, _] = self.shape;
         let values = ViewMut::new(&mut self.values, self.shape).expect("as long as its shape");
@@ -75,7 +74,7 @@ impl<'s, A: Real> PartialOutput<'s, A> {
     }
 }
 
-/// Where finished rows go.
+/// Normalizes finished rows and writes them.
 pub(super) struct OutputWriter<'a, T: Element> {
     values: Rows<'a, T>,
     lse: Rows<'a, T::Acc>,
@@ -93,7 +92,7 @@ impl<'a, T: Element> OutputWriter<'a, T> {
         }
     }
 
-    /// Counts the sink, normalises, and writes a row.
+    /// Adds the sink, normalizes, and writes a row.
     pub fn write(&self, row: &RowAt, isa: qkv_simd::Isa, state: RowState<'_, T::Acc>) {
         let RowState { values, max, sum, entropy_acc } = state;
         let (factor, lse, entropy) = self.normalizer(row, max, sum, entropy_acc);
@@ -105,7 +104,7 @@ impl<'a, T: Element> OutputWriter<'a, T> {
         }
     }
 
-    /// The same for a tile of rows. Where they follow one another, they are written together.
+    /// [`write`](OutputWriter::write) for a tile of rows; consecutive rows are written together.
     fn write_tile(&self, rows: &[RowAt], isa: qkv_simd::Isa, tile: RowStates<'_, T::Acc>) {
         let RowStates { values, row: size, max, sum, entropy_acc } = tile;
         let (first, count) = (rows[0], rows.len());
@@ -127,7 +126,7 @@ impl<'a, T: Element> OutputWriter<'a, T> {
         }
     }
 
-    /// What a row is multiplied by, its lse and its entropy, the sink counted.
+    /// Normalizer, log-sum-exp and entropy of a row, sink included.
     fn normalizer(&self, row: &RowAt, max: T::Acc, sum: T::Acc, entropy_acc: T::Acc) -> (T::Acc, T::Acc, T::Acc) {
         let (zero, least) = (T::Acc::ZERO, T::Acc::NEG_INFINITY);
         let sink = self.sinks.get(row.h).copied().unwrap_or(least);
@@ -142,9 +141,10 @@ impl<'a, T: Element> OutputWriter<'a, T> {
     }
 }
 
-/// How the queries of a piece are cut into tiles: by head, or, where a few queries share keys, all heads of a group together.
+/// How the queries of a piece are cut into tiles: by head, or, for a few queries that share keys, all heads of a group
+/// together.
 pub(super) struct QueryTiling {
-    /// Heads that a tile belongs to, and how many of them it takes.
+    /// Groups of heads that share a tile, and the heads in each.
     pub slots: usize,
     pub heads: usize,
     pub tiles: usize,
@@ -181,28 +181,28 @@ impl QueryTiling {
     }
 }
 
-/// Whether the mask can differ between the heads of a group, so that one verdict does not do for all.
+/// Whether the mask can differ between the heads of a group, so that they cannot share a tile.
 fn mask_varies_by_head<T: Element>(problem: &Problem<'_, T>) -> bool {
     problem.scene.bits.is_some_and(|bits| bits.strides()[1] != 0)
         || problem.scene.buckets.is_some()
         || problem.scene.centers.is_some()
 }
 
-/// What a worker needs of its own.
+/// The buffers of a worker.
 struct ForwardWorker<'s, A: Real> {
     gemm: TileGemm<'s, A>,
     mask: TileMask,
     scores: Buffer<'s, A>,
-    /// The tiles of queries that it takes past the keys together.
+    /// The tiles of queries that it computes together.
     query_tiles: Vec<QueryTile<'s, A>>,
 }
 
-/// A tile of queries on its way past the keys.
+/// A tile of queries, and the running state of its rows.
 struct QueryTile<'s, A: Real> {
     rows: Vec<RowAt>,
     queries: Buffer<'s, A>,
     finite: bool,
-    /// Sums of values, once the first tile of keys has started them.
+    /// Sums of values; uninitialized until the first tile of keys.
     values: Buffer<'s, A>,
     started: bool,
     max: [A; QUERIES],
@@ -272,13 +272,13 @@ pub(super) fn run<T: Element>(
     merge(problem, &partials, &writer, &ops, scratch, threads);
 }
 
-/// Keys and values on their way into products: packed for all who need them, or a tile at a time in memory that is used again.
+/// Where packed keys and values come from: blocks that workers share, or one buffer that is repacked for each tile.
 enum KeySource<'k, 's, T: Element> {
     Shared(&'k KeyBlocks<'k, T>),
     PerTile(&'k mut KeyBuffers<'s, T::Acc>),
 }
 
-/// What is the same for every piece.
+/// The operands that all pieces share.
 struct ForwardPass<'a, T: Element> {
     ops: &'a TileOps<'a, T>,
     queries: Operand<'a, T>,
@@ -289,7 +289,7 @@ struct ForwardPass<'a, T: Element> {
 }
 
 impl<T: Element> ForwardPass<'_, T> {
-    /// Runs every tile of queries of a piece, and hands each to `done` with its places in the piece.
+    /// Runs every tile of queries of a piece, and passes its state to `done` with its positions in the piece.
     fn run_piece(&self, piece: &Piece, done: impl Fn(Range<usize>, &[RowAt], RowStates<'_, T::Acc>) + Sync) {
         let (ops, scratch, problem) = (self.ops, self.scratch, self.ops.problem);
         let tiling = QueryTiling::new(problem, piece);
@@ -297,14 +297,14 @@ impl<T: Element> ForwardPass<'_, T> {
         let (key_heads, heads) = (problem.heads.key, problem.b * problem.heads.key);
         let slots = tiling.slots / key_heads.max(1);
         let buffers = |heads| KeyBuffers::new(scratch, ops.arithmetic, piece, heads, problem.width, problem.dv);
-        // A worker takes whole heads and packs their keys for itself, in memory that it uses again: they stay in its caches.
-        // The last heads, one for each worker, are shared, so that all end together.
+        // A worker takes whole heads and packs their keys for itself, into memory that it reuses and that stays in its
+        // caches. The last heads, one per worker, are shared, so that all workers finish together.
         let whole = if self.threads > 1 { heads.saturating_sub(self.threads) } else { heads };
         let shared = heads - whole;
-        // Fewer together where there would not be enough to hand out.
+        // Fewer tiles at once if there would not be enough tasks.
         let at_once = (shared * slots * tiling.tiles / (4 * self.threads.max(1))).clamp(1, QUERY_TILES_AT_ONCE);
-        // Bf16x3Gemm take half as much memory again. Packed by each worker a tile at a time they take next to none, and a twentieth of the
-        // time where they are used for as many queries as can be.
+        // Packed bf16x3 operands take half as much memory again as f32. Packing a tile at a time per worker takes next
+        // to none, and a twentieth of the time if the tile is used for the maximum number of queries.
         let per_tile = ops.arithmetic == Arithmetic::Bf16x3 && at_once == QUERY_TILES_AT_ONCE;
         let mut shared_buffers = buffers(if per_tile { 0 } else { shared });
         let blocks = KeyBlocks::new(piece, self.keys, self.values, key_heads, &mut shared_buffers).from_head(whole);
@@ -335,7 +335,7 @@ impl<T: Element> ForwardPass<'_, T> {
         });
     }
 
-    /// Some tiles of queries of a slot against every tile of keys that any of them touches, one after the other.
+    /// Some tiles of queries of a slot against every tile of keys that any of them sees, in order.
     fn tiles(
         &self,
         piece: &Piece,
@@ -434,7 +434,7 @@ impl<T: Element> ForwardPass<'_, T> {
     }
 }
 
-/// Merges what the pieces left of each row, in their order.
+/// Merges the partial states of each row, in the order of the pieces.
 pub(super) fn merge<T: Element>(
     problem: &Problem<'_, T>,
     partials: &[PartialOutput<'_, T::Acc>],

@@ -1,7 +1,7 @@
-//! Gradients by key: weights and gradients of scores, transposed, times rows of queries.
+//! Products by key in the backward pass: transposed weights and gradients of scores, times rows of queries.
 //!
-//! Rows of sums are read either way. In pairs of bf16 a transpose is another operand: queries are packed once both ways, some tiles of
-//! them together, and what multiplies them is rounded two rows at a time.
+//! Native operands can be read either way. In bf16 a transpose is another operand: queries are packed both ways once,
+//! several tiles together, and the weights are rounded two rows at a time.
 
 use super::nonfinite::zero_nonfinite;
 use super::{Arithmetic, TileGemm};
@@ -16,23 +16,23 @@ use qkv_simd::tile::{Exponential, RowGradient, Span, transpose};
 use qkv_simd::{Element, Matrix, Panels, Real, Target, padded, product, product_skipping_zeros};
 use std::ops::Range;
 
-/// Rows of queries of a tile, packed both ways together with those of its neighbours.
+/// The rows of a tile of queries, packed both ways together with neighboring tiles.
 #[derive(Clone, Copy)]
 pub(crate) struct PackedQueries<'a, A> {
     /// The rows of the tile as a left operand.
     pub rows: &'a [A],
-    /// All rows as the columns of a left operand, in pairs.
+    /// All packed rows as the columns of a left operand, in bf16.
     pub transposed: &'a [A],
-    /// How many lie together, and where among them the tile begins.
+    /// The number of rows packed together, and the first row of the tile among them.
     pub packed_rows: usize,
     pub first: usize,
-    /// Whether all of them are finite, and their scores surely what products make of them.
+    /// Whether all of them are finite, and their scores cannot overflow.
     pub finite: bool,
-    /// The rows of the tile as a left operand of scores, where these are made in another arithmetic.
+    /// The rows of the tile as a left operand of scores, if scores use another arithmetic.
     pub scored: Option<&'a [A]>,
 }
 
-/// Rows of queries that are gathered by key: packed, and where they came from.
+/// The right-hand side of a transposed product: packed rows of queries, and where they came from.
 #[derive(Clone, Copy)]
 pub(crate) struct TransposedProduct<'a, T: Element> {
     pub packed: PackedQueries<'a, T::Acc>,
@@ -40,13 +40,13 @@ pub(crate) struct TransposedProduct<'a, T: Element> {
     pub rows: &'a [RowAt],
     /// Keys in the tile.
     pub keys: usize,
-    /// Rows that are summed from zero before they are added.
+    /// Rows accumulated in a fresh partial sum before they are added.
     pub partial_sum: usize,
 }
 
 impl<A: Real> TileGemm<'_, A> {
-    /// Packs the rows of some tiles of queries for a backward pass: as a left operand, and, where that cannot be read both ways, as
-    /// one whose columns they are. Says whether all are finite; in the latter, what is not becomes zero.
+    /// Packs the rows of some tiles of queries for the backward pass: as a left operand, and in bf16 as the columns of
+    /// another, in which non-finite elements are zero. Returns whether all are finite.
     pub fn pack_both<T: Element<Acc = A>>(
         &mut self,
         from: Operand<'_, T>,
@@ -72,16 +72,16 @@ impl<A: Real> TileGemm<'_, A> {
         finite
     }
 
-    /// The memory of [`pack_both`](TileGemm::pack_both).
+    /// The length of the output of [`pack_both`](TileGemm::pack_both).
     pub fn pack_both_len(arithmetic: Arithmetic, width: usize) -> usize {
         let rows = arithmetic.query_tiles_packed() * QUERIES;
         let transposed = if arithmetic == Arithmetic::Bf16 { bf16_gemm::packed_b_len(rows, width) / 2 } else { 0 };
         rows * arithmetic.packed_a_row::<A>(width) + transposed
     }
 
-    /// Turns finished scores and gradients of weights, up to [`BF16_ROWS`] rows of [`KEYS`], into the operands of the products that
-    /// are left: both by key, as [`turn`](TileGemm::turn) would leave them, the first row of them at `first` of the rows that are packed
-    /// together, and the gradients as [`round`](TileGemm::round) would.
+    /// Turns finished scores and gradients of weights, up to [`BF16_ROWS`] rows of [`KEYS`], into the operands of the
+    /// remaining products: both by key, as [`pack_transposed`](TileGemm::pack_transposed) would, with their first row
+    /// at `first` of the rows packed together; and the gradients as [`round_weights`](TileGemm::round_weights) would.
     #[allow(clippy::too_many_arguments)]
     pub fn softmax_gradient_tile(
         &self,
@@ -107,14 +107,14 @@ impl<A: Real> TileGemm<'_, A> {
         self.bf16().softmax_gradient(as_f32(scores), as_f32_mut(grads), KEYS, rows, width, how, of, into);
     }
 
-    /// The memory of weights that are turned.
+    /// The length of the output of [`pack_transposed`](TileGemm::pack_transposed).
     pub fn transposed_len(arithmetic: Arithmetic) -> usize {
         let rows = arithmetic.query_tiles_packed() * QUERIES;
         if arithmetic == Arithmetic::Bf16 { bf16_gemm::packed_b_len(rows, KEYS) / 2 } else { 0 }
     }
 
-    /// Rounds weights, rows of [`KEYS`], by key, as [`gather`](TileGemm::gather) takes them in pairs: the first row at `first` of the rows
-    /// that are packed together.
+    /// Packs weights, rows of [`KEYS`], by key and rounded to bf16, for
+    /// [`matmul_transposed`](TileGemm::matmul_transposed); their first row is row `first` of the rows packed together.
     pub fn pack_transposed(
         &self,
         weights: &[A],
@@ -130,11 +130,10 @@ impl<A: Real> TileGemm<'_, A> {
         }
     }
 
-    /// Adds the transpose of weights, rows of [`KEYS`], times rows of queries that were loaded both ways, to sums for each
-    /// key. In pairs the weights are taken from what was `turned`, and the sums lie transposed until
-    /// [`key_rows`](TileGemm::key_rows) turns them.
+    /// Adds `weightsᵀ · queries` to the sums of each key, for weights in rows of [`KEYS`]. In bf16 the weights are
+    /// taken from `transposed`, and the sums stay transposed until [`unpack_key_rows`](TileGemm::unpack_key_rows).
     ///
-    /// A weight of zero means that the pair is absent, whatever the query's row holds.
+    /// A weight of zero marks an absent pair, whose query has no effect.
     pub fn matmul_transposed<T: Element<Acc = A>>(
         &mut self,
         (weights, transposed): (&[A], &[A]),
@@ -145,7 +144,7 @@ impl<A: Real> TileGemm<'_, A> {
         let (width, count) = (of.from.width(), of.rows.len());
         let row = padded::<A>(width);
         match self.arithmetic {
-            Arithmetic::Bf16x3 => unreachable!("gradients are not made from thirds"),
+            Arithmetic::Bf16x3 => unreachable!("gradients do not use bf16x3"),
             Arithmetic::Native => {
                 let multiply = if of.packed.finite { product } else { product_skipping_zeros };
                 for (keys, queries) in visible.key_strips::<A>(count, of.keys) {
@@ -172,7 +171,8 @@ impl<A: Real> TileGemm<'_, A> {
         }
     }
 
-    /// Of what is packed together, [`gather`](TileGemm::gather)s some rows: in pairs, and whole chunks.
+    /// [`matmul_transposed`](TileGemm::matmul_transposed) of a range of the rows packed together, in bf16 and whole
+    /// chunks.
     pub fn matmul_transposed_rows(
         &self,
         transposed: &[A],
@@ -189,7 +189,7 @@ impl<A: Real> TileGemm<'_, A> {
         self.bf16().product(Target::accumulate(as_f32_mut(out), KEYS), left, right, width, panels, chunks);
     }
 
-    /// Adds what was left out when queries were loaded both ways.
+    /// Adds the non-finite elements that [`pack_both`](TileGemm::pack_both) left out.
     fn add_nonfinite_transposed<T: Element<Acc = A>>(
         &mut self,
         weights: &[A],
@@ -209,7 +209,7 @@ impl<A: Real> TileGemm<'_, A> {
         }
     }
 
-    /// What was gathered, as padded rows, one a key.
+    /// The sums by key as padded rows, one per key.
     pub fn unpack_key_rows<'b>(&self, gathered: &'b [A], width: usize, room: &'b mut [A]) -> &'b [A] {
         match self.arithmetic {
             Arithmetic::Native | Arithmetic::Bf16x3 => gathered,

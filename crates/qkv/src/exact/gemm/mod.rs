@@ -1,9 +1,8 @@
-//! The products of a tile, in the arithmetic that its numbers and the CPU give.
+//! The matrix products of a tile, in one of three arithmetics: native, in the accumulator type; bf16, if the inputs are
+//! bf16 and the CPU has bf16 products; and bf16x3, if the accumulators are f32 and the CPU has AMX.
 //!
-//! Everything is made in the type of sums; or, where the inputs are bf16 and the CPU multiplies pairs of them, the operands stay bf16
-//! and only sums are f32; or, where sums are f32 and the CPU has a unit for bf16 that is fast enough, the operands are the three bf16
-//! that make up each number. A tile of scores is rows of f32 (or f64) in all of them, so whatever happens between two products does
-//! not know which it is.
+//! A tile of scores is rows of f32 (or f64) in all of them, so the passes between two products do not depend on the
+//! arithmetic.
 
 pub(crate) mod by_key;
 mod nonfinite;
@@ -25,20 +24,20 @@ use qkv_simd::bf16x3_gemm::{self, Bf16x3Gemm};
 use qkv_simd::tile::{Exponential, Running, dots, pack_panels, softmax};
 use qkv_simd::{Element, Isa, Matrix, Panels, Real, Target, padded, product, product_skipping_zeros};
 
-/// How products are made.
+/// How products are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arithmetic {
-    /// In the type of sums.
+    /// In the accumulator type, f32 or f64.
     Native,
-    /// From pairs of bf16, summed in f32.
+    /// bf16 operands accumulated in f32.
     Bf16,
-    /// From the three bf16 that make up an f32, summed in f32.
+    /// Each f32 split into three bf16 terms, accumulated in f32.
     Bf16x3,
 }
 
 impl Arithmetic {
-    /// Where rows are operands as they are and go through a softmax: pairs of bf16, or thirds where sums are f32, if the CPU multiplies
-    /// them. What a projection made is not rounded again, and what selects keys reads values as they are.
+    /// bf16 or bf16x3 need inputs that are compared without a projection and a softmax: projected rows are not rounded
+    /// again, and other selections read the values themselves.
     pub fn of<T: Element>(problem: &Problem<'_, T>, isa: Isa) -> Arithmetic {
         let as_they_are = matches!(problem.attention.score, Score::Dot | Score::ScaledDot);
         let single = size_of::<T::Acc>() == size_of::<f32>();
@@ -53,13 +52,13 @@ impl Arithmetic {
         }
     }
 
-    /// What gradients are made in, where scores are made in this. Of thirds only the scores: five products for two would have gradients
-    /// feel the moods of the tile unit too much.
+    /// The arithmetic of gradients, given that of the scores. AMX throughput varies on shared hosts, and the backward
+    /// pass has five products for the two of the forward pass: in bf16x3 only the scores use AMX.
     pub fn of_gradients(self) -> Arithmetic {
         if self == Arithmetic::Bf16x3 { Arithmetic::Native } else { self }
     }
 
-    /// The numbers of sums that a row takes as a left operand.
+    /// Accumulators that a packed row of a left operand takes.
     pub fn packed_a_row<A: Real>(self, width: usize) -> usize {
         match self {
             Arithmetic::Native => padded::<A>(width),
@@ -68,7 +67,7 @@ impl Arithmetic {
         }
     }
 
-    /// The numbers of sums that `rows` rows take as the columns of a right operand.
+    /// Accumulators that `rows` rows take as the columns of a right operand.
     pub fn packed_b_transposed_len<A: Real>(self, rows: usize, width: usize) -> usize {
         match self {
             Arithmetic::Native => padded::<A>(rows) * width,
@@ -77,7 +76,7 @@ impl Arithmetic {
         }
     }
 
-    /// The numbers of sums that `rows` rows take as the rows of a right operand.
+    /// Accumulators that `rows` rows take as the rows of a right operand.
     pub fn packed_b_len<A: Real>(self, rows: usize, width: usize) -> usize {
         match self {
             Arithmetic::Native => rows * padded::<A>(width),
@@ -86,7 +85,7 @@ impl Arithmetic {
         }
     }
 
-    /// Tiles of queries that are packed together for a backward pass.
+    /// Tiles of queries that are packed together for the backward pass.
     pub fn query_tiles_packed(self) -> usize {
         match self {
             Arithmetic::Native | Arithmetic::Bf16x3 => 1,
@@ -94,7 +93,7 @@ impl Arithmetic {
         }
     }
 
-    /// Rows of a tile that are taken through all its passes at once.
+    /// Rows of a tile that go through all of its passes at once.
     pub fn rows_at_once(self) -> usize {
         match self {
             Arithmetic::Native => QUERIES,
@@ -103,42 +102,42 @@ impl Arithmetic {
     }
 }
 
-/// What a worker packs and multiplies with.
+/// The matrix products of a worker: its arithmetic, its AMX tiles and its packing buffers.
 pub(crate) struct TileGemm<'s, A: Real> {
     pub(super) isa: Isa,
     pub arithmetic: Arithmetic,
     pub(super) bf16: Option<Bf16Gemm>,
     pub(super) bf16x3: Option<Bf16x3Gemm>,
-    /// Rows of one tile on their way into an operand.
+    /// Rows of a tile before they are packed.
     pub(super) stage: Buffer<'s, A>,
-    /// The last thirds of the weights that were made last.
+    /// The low terms of the weights that were split last.
     low: Buffer<'s, A>,
 }
 
 impl<'s, A: Real> TileGemm<'s, A> {
-    /// For operands of up to `width` numbers a row.
+    /// For operands of up to `width` elements per row.
     pub fn new(scratch: &'s Scratch<A>, isa: Isa, arithmetic: Arithmetic, width: usize) -> Self {
         let bf16 = if arithmetic == Arithmetic::Bf16 { Bf16Gemm::new(isa) } else { None };
         let bf16x3 = if arithmetic == Arithmetic::Bf16x3 { Bf16x3Gemm::new(isa) } else { None };
         let low = scratch.take(if bf16x3.is_some() { QUERIES * KEYS / 2 } else { 0 });
-        // Rows of a tile, or its weights rounded.
+        // The rows of a tile, or its rounded weights.
         let rows = KEYS.max(QUERIES) * arithmetic.packed_a_row::<A>(width);
         let stage = scratch.take(rows.max(bf16_gemm::packed_b_len(QUERIES, KEYS) / 2));
         TileGemm { isa, arithmetic, bf16, bf16x3, stage, low }
     }
 
-    /// The unit that multiplies pairs, in that arithmetic.
+    /// The bf16 products; only in that arithmetic.
     pub(super) fn bf16(&self) -> &Bf16Gemm {
         self.bf16.as_ref().expect("made with the gemm of this arithmetic")
     }
 
-    /// The unit that multiplies thirds, in that arithmetic.
+    /// The bf16x3 products; only in that arithmetic.
     pub(super) fn bf16x3(&self) -> &Bf16x3Gemm {
         self.bf16x3.as_ref().expect("made with the gemm of this arithmetic")
     }
 
-    /// Copies rows as a left operand, and says whether all are finite; of thirds, whether [`scores`](TileGemm::scores) are surely what
-    /// products make of them.
+    /// Packs rows as a left operand. Returns whether all are finite; in bf16x3, whether their
+    /// [`matmul_qk`](TileGemm::matmul_qk) cannot overflow.
     pub fn pack_a<T: Element<Acc = A>>(
         &mut self,
         from: Operand<'_, T>,
@@ -153,8 +152,8 @@ impl<'s, A: Real> TileGemm<'s, A> {
         self.bf16x3().pack_a(as_f32(&self.stage), row, count, width, as_bf16_mut(out))
     }
 
-    /// The sums of products of up to [`QUERIES`] pairs of rows, of which the first were loaded as a left operand, by the very sums that
-    /// [`scores`](TileGemm::scores) makes: where two are equal in exact arithmetic term by term, they are equal to the last bit.
+    /// Dot products of up to [`QUERIES`] pairs of rows, the first of which are packed as a left operand, with the
+    /// summation order of [`matmul_qk`](TileGemm::matmul_qk): sums that are equal term by term have equal bits.
     pub fn row_dots<T: Element<Acc = A>>(
         &mut self,
         loaded: &[A],
@@ -182,7 +181,8 @@ impl<'s, A: Real> TileGemm<'s, A> {
         }
     }
 
-    /// Packs keys as the columns of a right operand, and says whether their [`scores`](TileGemm::scores) are surely what products make of them.
+    /// Packs keys as the columns of a right operand. Returns whether their [`matmul_qk`](TileGemm::matmul_qk) cannot
+    /// overflow.
     pub fn pack_b_transposed<T: Element<Acc = A>>(
         &mut self,
         from: Operand<'_, T>,
@@ -199,7 +199,7 @@ impl<'s, A: Real> TileGemm<'s, A> {
             }
             Arithmetic::Bf16 => {
                 let (chunks, out) = (padded_depth(width) / DEPTH, as_bf16_mut(out));
-                // Rows of whole chunks that lie one after the other are read where they lie.
+                // Contiguous rows of whole chunks are packed in place.
                 if let Some((rows, row)) = contiguous_keys(&from, (b, h), keys).filter(|_| width == padded_depth(width))
                 {
                     self.bf16().pack_b_transposed(rows, row, keys.len, chunks, out);
@@ -217,8 +217,8 @@ impl<'s, A: Real> TileGemm<'s, A> {
         true
     }
 
-    /// Packs keys as the rows of a right operand, and says whether all are finite. In pairs and thirds, what is not becomes zero: see
-    /// [`weigh`](TileGemm::weigh).
+    /// Packs keys as the rows of a right operand. Returns whether all are finite. In bf16 and bf16x3 non-finite
+    /// elements become zero, and [`matmul_pv`](TileGemm::matmul_pv) adds them afterwards.
     pub fn pack_b<T: Element<Acc = A>>(
         &mut self,
         from: Operand<'_, T>,
@@ -256,7 +256,7 @@ impl<'s, A: Real> TileGemm<'s, A> {
         }
     }
 
-    /// Packs keys as the columns of one right operand and the rows of another, and says whether all are finite.
+    /// Packs keys as the columns of one right operand and as the rows of another. Returns whether all are finite.
     pub fn pack_b_both<T: Element<Acc = A>>(
         &mut self,
         from: Operand<'_, T>,
@@ -266,7 +266,7 @@ impl<'s, A: Real> TileGemm<'s, A> {
     ) -> bool {
         let finite = self.pack_b(from, at, keys, rows);
         match self.arithmetic {
-            // Rows of sums lie as they are turned.
+            // Native rows are already what the panels are packed from.
             Arithmetic::Native => {
                 pack_panels(self.isa, rows, padded::<A>(from.width()), keys.len, from.width(), columns)
             }
@@ -287,8 +287,8 @@ impl<'s, A: Real> TileGemm<'s, A> {
         load_rows(arithmetic, from, (0..keys.len).map(|at| (b, h, keys.index(at))), &mut self.stage)
     }
 
-    /// Raw scores, rows of [`KEYS`]: left rows against the columns of a tile of keys, whole panels, where the rows' spans are. `surely`
-    /// is what was said when they were loaded: that products make them.
+    /// Raw scores `Q · Kᵀ`, rows of [`KEYS`], in the panels that the rows see. `no_overflow`: packing proved that the
+    /// products cannot overflow.
     #[allow(clippy::too_many_arguments)]
     pub fn matmul_qk(
         &self,
@@ -338,8 +338,8 @@ impl<'s, A: Real> TileGemm<'s, A> {
         }
     }
 
-    /// Turns finished scores, rows of [`KEYS`], into weights for [`weigh`](TileGemm::weigh), and brings the state of their rows
-    /// forward; `modulate` is what comes between, if anything does.
+    /// Turns finished scores, rows of [`KEYS`], into weights for [`matmul_pv`](TileGemm::matmul_pv), and updates the
+    /// running softmax state of their rows; `modulate` changes the weights before they are rounded.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     pub fn softmax_tile(
@@ -371,7 +371,7 @@ impl<'s, A: Real> TileGemm<'s, A> {
         }
     }
 
-    /// Rounds rows of [`KEYS`] where they lie, or takes them apart, as [`weigh`](TileGemm::weigh) takes them.
+    /// Rounds or splits weights, rows of [`KEYS`], in place, for [`matmul_pv`](TileGemm::matmul_pv).
     pub fn round_weights(&mut self, weights: &mut [A], rows: usize, keys: usize) {
         let (weights, width) = (&mut weights[..], padded::<A>(keys));
         match self.arithmetic {
@@ -385,10 +385,10 @@ impl<'s, A: Real> TileGemm<'s, A> {
         }
     }
 
-    /// Adds weights, rows of [`KEYS`], times the rows of a tile of keys, or begins with them anew. In pairs the weights are rounded
-    /// already, in thirds taken apart: those that were last.
+    /// `out = P · V` or `out += P · V`, for weights in rows of [`KEYS`] and the packed rows of a tile of keys; `dS · K`
+    /// in the backward pass. In bf16 the weights are already rounded; in bf16x3 they are those that were split last.
     ///
-    /// A weight of zero means that the pair is absent, whatever its row holds.
+    /// A weight of zero marks an absent pair, whose row has no effect.
     pub fn matmul_pv<T: Element<Acc = A>>(
         &mut self,
         weights: &[A],
@@ -442,7 +442,7 @@ impl<'s, A: Real> TileGemm<'s, A> {
     }
 }
 
-/// The keys of a tile as bf16 where they lie: one slice, and the distance between rows.
+/// The keys of a tile as bf16 in place: one slice, and the distance between rows.
 fn contiguous_keys<'b, T: Element>(
     from: &'b Operand<'_, T>,
     (b, h): (usize, usize),
@@ -453,7 +453,7 @@ fn contiguous_keys<'b, T: Element>(
     Some((T::as_bf16(rows)?, row))
 }
 
-/// The first of some rows and how many there are, if they follow one another in one head.
+/// The first of some rows and their number, if they are consecutive rows of one head.
 fn consecutive(mut rows: impl Iterator<Item = (usize, usize, usize)>) -> Option<((usize, usize, usize), usize)> {
     let (b, h, first) = rows.next()?;
     let mut count = 1;
@@ -466,8 +466,7 @@ fn consecutive(mut rows: impl Iterator<Item = (usize, usize, usize)>) -> Option<
     Some(((b, h, first), count))
 }
 
-/// Rows of whole chunks as bf16 where they lie, if they follow one another in one head: one slice, the distance between them,
-/// and how many there are.
+/// Consecutive rows of whole chunks as bf16 in place: one slice, the distance between rows, and their number.
 fn contiguous_rows<'b, T: Element>(
     from: &'b Operand<'_, T>,
     rows: impl Iterator<Item = (usize, usize, usize)>,
@@ -478,7 +477,7 @@ fn contiguous_rows<'b, T: Element>(
     Some((T::as_bf16(rows)?, row, count))
 }
 
-/// Copies rows as a left operand, and says whether all are finite.
+/// Packs rows as a left operand. Returns whether all are finite.
 fn pack_a_rows<T: Element>(
     arithmetic: Arithmetic,
     gemm: Option<&Bf16Gemm>,
@@ -497,7 +496,7 @@ fn pack_a_rows<T: Element>(
     rows.fold(true, |finite, (to, from)| gemm.copy_checking_finite(&from[..width], to) && finite)
 }
 
-/// Copies rows one after the other, and says whether all are finite.
+/// Loads dense rows. Returns whether all are finite.
 fn load_rows<T: Element>(
     arithmetic: Arithmetic,
     from: Operand<'_, T>,
@@ -513,7 +512,7 @@ fn load_rows<T: Element>(
     }
 }
 
-/// Loads rows one by one, and says whether all are finite.
+/// Loads rows one by one. Returns whether all are finite.
 fn load_each<A>(
     rows: impl Iterator<Item = (usize, usize, usize)>,
     row: usize,
@@ -523,7 +522,7 @@ fn load_each<A>(
     rows.zip(out.chunks_exact_mut(row.max(1))).fold(true, |finite, (at, out)| load(at, out) && finite)
 }
 
-/// Rows that are weighed and added up: packed, and where they came from.
+/// The packed rows of a tile of keys or values, and where they came from.
 #[derive(Clone, Copy)]
 pub(crate) struct PackedRows<'a, T: Element> {
     pub rows: &'a [T::Acc],

@@ -1,4 +1,4 @@
-//! Numbers that products cannot take: infinite ones, NaN, and scores that are too large. Nothing of an ordinary tile comes here.
+//! Non-finite elements and scores that overflow, which packed products cannot handle. Ordinary tiles never come here.
 
 use super::{Arithmetic, PackedRows, TileGemm};
 use crate::tuning::{KEYS, QUERIES};
@@ -8,13 +8,14 @@ use qkv_simd::bf16x3_gemm::{self, Bf16x3Gemm};
 use qkv_simd::{Element, Real, padded};
 use std::ops::Range;
 
-/// Makes zeros of numbers that are not finite.
+/// Replaces non-finite elements by zero.
 pub(super) fn zero_nonfinite<T: Element>(stage: &mut [T]) {
     stage.iter_mut().filter(|x| !x.widen().is_finite()).for_each(|x| *x = T::narrow(T::Acc::ZERO));
 }
 
-/// Scores made from thirds, rows of [`KEYS`], that are not finite: made again number by number, in f64. ∞ has no thirds, and those of very
-/// large numbers, which have either sign, may add ∞ and −∞ up. What NaN has part in stays as it is.
+/// Recomputes the non-finite scores of a bf16x3 product, rows of [`KEYS`], one by one in f64. ∞ cannot be split, and
+/// the terms of very large numbers, which have either sign, may sum to ∞ − ∞. Scores with a NaN operand stay as they
+/// are.
 pub(super) fn recompute_nonfinite(
     left: &[bf16],
     right: bf16x3_gemm::SplitB<'_>,
@@ -30,7 +31,7 @@ pub(super) fn recompute_nonfinite(
     let (mut bad_rows, mut bad_columns) = ([false; QUERIES], [false; KEYS]);
     for (r, bad) in bad_rows[..rows].iter_mut().enumerate() {
         let scores = &scores[r * KEYS..][columns.clone()];
-        // Of a row with NaN all are NaN, which is quickly seen.
+        // All scores of a row with NaN are NaN.
         let has_nan = || scores.iter().all(|x| x.is_nan()) && of_row(r).any(f32::is_nan);
         *bad = !scores.iter().all(|x| x.is_finite()) && !has_nan();
         if *bad {
@@ -48,7 +49,7 @@ pub(super) fn recompute_nonfinite(
 }
 
 impl<A: Real> TileGemm<'_, A> {
-    /// Adds what [`load_rows`](TileGemm::load_rows) left out: numbers that are not finite, where their weight is not zero.
+    /// Adds the non-finite elements that [`pack_b`](TileGemm::pack_b) left out, where their weight is not zero.
     pub(super) fn add_nonfinite<T: Element<Acc = A>>(
         &mut self,
         weights: &[A],

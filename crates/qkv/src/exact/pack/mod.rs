@@ -1,4 +1,4 @@
-//! Where the rows of a tile come from, and how keys and values are packed for the products.
+//! The sources of rows, and keys and values packed for the products, block by block on first use.
 
 pub(crate) mod query_blocks;
 
@@ -11,7 +11,7 @@ use half::bf16;
 use qkv_simd::shared::{BlockStates, LazyBlocks};
 use qkv_simd::{Element, Real, View};
 
-/// Rows as they were given, or as a projection made them.
+/// Rows of an input, or rows that were computed in the accumulator type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Operand<'a, T: Element> {
     Input(Source<'a, T>),
@@ -31,7 +31,7 @@ impl<T: Element> Operand<'_, T> {
         self.shape()[3]
     }
 
-    /// Copies a row, pads it with zeros, and says whether all of it was finite.
+    /// Widens a row and pads it with zeros. Returns whether all of it is finite.
     #[inline]
     pub fn load_row(&self, b: usize, h: usize, i: usize, out: &mut [T::Acc]) -> bool {
         match self {
@@ -40,7 +40,8 @@ impl<T: Element> Operand<'_, T> {
         }
     }
 
-    /// Copies the rows from `i` on, pads each with zeros to `row`, and says whether all was finite: as many as there is room for.
+    /// Widens the rows from `i` on and pads each with zeros to `row`: as many as fit into `out`. Returns whether all
+    /// are finite.
     pub fn load_rows(&self, b: usize, h: usize, i: usize, out: &mut [T::Acc], row: usize) -> bool {
         match self {
             Operand::Input(source) => source.load_rows(b, h, i, out, row),
@@ -48,7 +49,7 @@ impl<T: Element> Operand<'_, T> {
         }
     }
 
-    /// Copies a row that was given as bf16, pads it with zeros, and says whether all of it was finite.
+    /// Copies a row as bf16 and pads it with zeros. Returns whether all of it is finite.
     #[inline]
     pub fn load_bf16(&self, b: usize, h: usize, i: usize, out: &mut [bf16]) -> bool {
         match self {
@@ -58,7 +59,7 @@ impl<T: Element> Operand<'_, T> {
     }
 }
 
-/// The keys and values of a piece, packed block by block when first needed and shared by everyone.
+/// The packed keys and values of a piece, shared by all workers.
 pub(crate) struct KeyBlocks<'a, T: Element> {
     piece: &'a Piece,
     keys: Operand<'a, T>,
@@ -66,18 +67,18 @@ pub(crate) struct KeyBlocks<'a, T: Element> {
     columns: LazyBlocks<'a, T::Acc>,
     rows: LazyBlocks<'a, T::Acc>,
     heads: usize,
-    /// The first head that there is room for, and the first tile of each.
+    /// The first head, counted over all sequences, and the first tile that the buffers hold.
     first: usize,
     first_tile: usize,
     tiles: usize,
 }
 
-/// The room that [`KeyBlocks`] needs for one piece.
+/// The memory of [`KeyBlocks`] for one piece.
 pub(crate) struct KeyBuffers<'s, A: Real> {
     columns: Buffer<'s, A>,
     rows: Buffer<'s, A>,
     states: [BlockStates; 2],
-    /// Numbers in a block of each.
+    /// Accumulators in a block of keys and in a block of values.
     sizes: [usize; 2],
     blocks: usize,
 }
@@ -95,7 +96,7 @@ impl<'s, A: Real> KeyBuffers<'s, A> {
         KeyBuffers::of_tiles(scratch, arithmetic, piece, heads * piece.key_tiles().len(), width, dv)
     }
 
-    /// For so many tiles of keys.
+    /// For this many tiles of keys.
     pub fn of_tiles(
         scratch: &'s Scratch<A>,
         arithmetic: Arithmetic,
@@ -131,12 +132,12 @@ impl<'a, T: Element> KeyBlocks<'a, T> {
         KeyBlocks { piece, keys, values, columns, rows, heads, first: 0, first_tile: tiles.start, tiles: tiles.len() }
     }
 
-    /// With room for one tile of one head only, counted over all sequences.
+    /// Restricts the blocks to one tile of one head, counted over all sequences.
     pub fn single_tile(self, head: usize, tile: usize) -> Self {
         KeyBlocks { first: head, first_tile: tile, tiles: 1, ..self }
     }
 
-    /// With room only from this head on, counted over all sequences.
+    /// Restricts the blocks to the heads from this one on, counted over all sequences.
     pub fn from_head(self, first: usize) -> Self {
         KeyBlocks { first, ..self }
     }
@@ -145,7 +146,7 @@ impl<'a, T: Element> KeyBlocks<'a, T> {
         (b * self.heads + h - self.first) * self.tiles + tile - self.first_tile
     }
 
-    /// The keys of a tile as the columns of a right operand, and whether all are finite where that matters.
+    /// The keys of a tile as the columns of a right operand, and whether their scores cannot overflow.
     pub fn keys(&self, b: usize, h: usize, tile: usize, gemm: &mut TileGemm<'_, T::Acc>) -> (&[T::Acc], bool) {
         let keys = self.piece.tile_keys(b, h, tile);
         self.columns.get(self.block(b, h, tile), |out| gemm.pack_b_transposed(self.keys, (b, h), &keys, out))

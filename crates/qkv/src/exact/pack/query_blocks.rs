@@ -1,5 +1,5 @@
-//! The rows of queries and of upstream gradients for a backward pass, packed when first needed and shared by all tiles of keys; and, with
-//! the latter, what the gradients of their weights are relative to.
+//! Queries and upstream gradients packed for the backward pass on first use and shared by all tiles of keys; with the
+//! upstream gradients, the deltas of their rows.
 
 use crate::exact::backward::row_terms::RowTerms;
 use crate::exact::gemm::by_key::PackedQueries;
@@ -13,21 +13,21 @@ use qkv_simd::shared::{BlockStates, LazyBlocks};
 use qkv_simd::{Element, Real};
 use std::ops::Range;
 
-/// The packed rows of some heads, as many tiles in a block as the arithmetic takes packed_rows.
+/// The packed rows of some heads, as many tiles per block as the arithmetic packs together.
 pub(in crate::exact) struct QueryBlocks<'a, T: Element> {
     queries: Operand<'a, T>,
     terms: &'a RowTerms<'a, T>,
     packed: [LazyBlocks<'a, T::Acc>; 2],
-    /// What gradients and what scores are made in.
+    /// The arithmetics of gradients and of scores.
     arithmetic: Arithmetic,
     scoring: Arithmetic,
     piece: &'a Piece,
-    /// The first head that there is buffers for, counted over all sequences, and the heads of a sequence.
+    /// The first head that the buffers hold, counted over all sequences, and the heads of a sequence.
     first: usize,
     heads: usize,
 }
 
-/// The buffers that [`QueryBlocks`] needs for some heads.
+/// The memory of [`QueryBlocks`] for some heads.
 pub(in crate::exact) struct QueryBuffers<'s, A: Real> {
     packed: [Buffer<'s, A>; 2],
     states: [BlockStates; 2],
@@ -35,7 +35,7 @@ pub(in crate::exact) struct QueryBuffers<'s, A: Real> {
     blocks: usize,
 }
 
-/// Blocks in a head.
+/// Blocks per head.
 fn blocks_of(piece: &Piece, arithmetic: Arithmetic) -> usize {
     piece.query_tiles().div_ceil(arithmetic.query_tiles_packed())
 }
@@ -49,7 +49,8 @@ impl<'s, A: Real> QueryBuffers<'s, A> {
         piece: &Piece,
         heads: usize,
     ) -> Self {
-        // After the queries come those that are scored, if they are others, after the upstream gradients a number for each.
+        // The queries are followed by those packed for scores, if their arithmetic differs; the upstream gradients by a
+        // delta per row.
         let [queries, upstream] = widths.map(|width| TileGemm::<A>::pack_both_len(arithmetic, width));
         let rows = arithmetic.query_tiles_packed() * QUERIES;
         let scored = if scoring == arithmetic { 0 } else { rows * scoring.packed_a_row::<A>(widths[0]) };
@@ -65,7 +66,7 @@ impl<'s, A: Real> QueryBuffers<'s, A> {
 }
 
 impl<'a, T: Element> QueryBlocks<'a, T> {
-    /// From the head `first` of all on, of sequences of so many heads.
+    /// From head `first` on, counted over all sequences of `heads` heads.
     pub fn new(
         queries: Operand<'a, T>,
         terms: &'a RowTerms<'a, T>,
@@ -79,7 +80,7 @@ impl<'a, T: Element> QueryBlocks<'a, T> {
         QueryBlocks { queries, terms, packed, arithmetic, scoring, piece, first, heads }
     }
 
-    /// The block of a tile, made by `pack` from its rows if nobody has yet, and its rows as a left operand.
+    /// The block of a tile, packed by `pack` on first use, and the rows of the tile in it.
     fn block(
         &self,
         (which, width): (usize, usize),
@@ -99,7 +100,7 @@ impl<'a, T: Element> QueryBlocks<'a, T> {
         (PackedQueries { rows: &rows[first * row..], transposed, packed_rows, first, finite, scored: None }, rest)
     }
 
-    /// The queries of a tile of a head, packed by the gemm of gradients and, if it is another, that of scores.
+    /// The queries of a tile, packed for gradients and, if that arithmetic differs, for scores.
     pub fn queries(
         &self,
         tile: (usize, usize, usize),
@@ -117,7 +118,7 @@ impl<'a, T: Element> QueryBlocks<'a, T> {
         PackedQueries { scored, ..packed }
     }
 
-    /// The upstream gradients of a tile of a head, and what the gradients of their weights are relative to.
+    /// The upstream gradients of a tile, and the deltas of its rows.
     pub fn upstream(
         &self,
         tile: (usize, usize, usize),
@@ -139,7 +140,7 @@ impl<'a, T: Element> QueryBlocks<'a, T> {
     }
 }
 
-/// Places of a head's queries, in the order of a piece.
+/// A range of a head's queries, in the order of a piece.
 struct HeadRows<'a> {
     b: usize,
     h: usize,
@@ -148,7 +149,7 @@ struct HeadRows<'a> {
 }
 
 impl HeadRows<'_> {
-    /// From one of them on.
+    /// The rows from `from` on.
     fn iter(&self, from: usize) -> impl ExactSizeIterator<Item = (usize, usize, usize)> + Clone {
         let &HeadRows { b, h, order, ref rows } = self;
         (rows.start + from..rows.end).map(move |at| (b, h, order.index(b, h, at)))

@@ -1,5 +1,5 @@
-//! The scores of one tile: computed raw, then scaled, capped, biased and masked in passes over memory that lies in the
-//! first-level cache. Everything that is not needed is skipped for the whole tile, not decided number by number.
+//! The scores of a tile: the raw product, then scaled, capped, biased and masked in passes over memory in the
+//! first-level cache. Whether a step is needed is decided once per tile, not per element.
 
 pub(crate) mod projection;
 pub(crate) mod visible;
@@ -21,7 +21,7 @@ use qkv_simd::{Element, Isa, Real, padded, philox};
 use std::ops::Range;
 use visible::VisiblePanels;
 
-/// One query: its sequence, its head, its index and its place among the keys.
+/// A query: its sequence, head, index, and position among the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowAt {
     pub b: usize,
@@ -30,19 +30,19 @@ pub(crate) struct RowAt {
     pub p: i64,
 }
 
-/// What is the same for every tile of a problem.
+/// The parameters that all tiles of a problem share.
 pub(crate) struct TileOps<'a, T: Element> {
     pub isa: Isa,
-    /// What scores are made in, and what everything else is.
+    /// The arithmetic of the scores, and of everything else.
     pub scoring: Arithmetic,
     pub arithmetic: Arithmetic,
     pub problem: &'a Problem<'a, T>,
-    /// The width in which scores are computed, and the numbers that a query of it takes.
+    /// The width of the compared rows, and the accumulators that a packed query takes.
     pub width: usize,
     pub query_row: usize,
-    /// What the scores of each query head are multiplied by.
+    /// The scale of each query head.
     pub scales: Vec<T::Acc>,
-    /// Whether they are all the same.
+    /// Whether all scales are equal.
     one_scale: bool,
     v_score: Vec<T::Acc>,
     slopes: Vec<T::Acc>,
@@ -52,7 +52,7 @@ pub(crate) struct TileOps<'a, T: Element> {
     chosen: Option<&'a Tensor<i64, 4>>,
 }
 
-/// Copies kept for the gradients of what happens between raw scores and the softmax; empty where not needed.
+/// Copies that the gradients of scale and cap need; empty if they are not needed.
 #[derive(Default)]
 pub(crate) struct SavedScores<'a, A> {
     /// The scores before the scale.
@@ -61,10 +61,10 @@ pub(crate) struct SavedScores<'a, A> {
     pub slopes: &'a mut [A],
 }
 
-/// Which keys of a tile each of its rows sees.
+/// The mask of a tile: which of its keys each row sees.
 pub(crate) struct TileMask {
     panels: usize,
-    /// Whether some see less than all.
+    /// Whether some rows see less than all keys.
     partial: bool,
     bits: [Bits; QUERIES],
     spans: [Span; QUERIES],
@@ -77,25 +77,25 @@ impl Default for TileMask {
 }
 
 impl TileMask {
-    /// The keys of the tile, whole panels of them, that a row sees any of.
+    /// The panels of keys that a row sees any of, in keys.
     pub fn row<A: Real>(&self, r: usize) -> Range<usize> {
         let all = Span { start: 0, end: self.panels as u16 };
         let span = if self.partial { self.spans[r] } else { all };
         span.start as usize * A::LANES..span.end as usize * A::LANES
     }
 
-    /// Whether some rows see less than all.
+    /// Whether some rows see less than all keys.
     pub fn is_partial(&self) -> bool {
         self.partial
     }
 
-    /// The panels that there are, and those that some rows see.
+    /// The panels of the tile, and those that each row sees.
     pub fn visible(&self, rows: Range<usize>) -> VisiblePanels<'_> {
         VisiblePanels { panels: self.panels, spans: if self.partial { &self.spans[rows] } else { &[] } }
     }
 }
 
-/// The panels that hold any of these bits.
+/// The panels that contain any of these bits.
 fn span<A: Real>(&[low, high]: &Bits) -> Span {
     let bits = u128::from(high) << 64 | u128::from(low);
     let end = (128 - bits.leading_zeros()).div_ceil(A::LANES as u32);
@@ -125,8 +125,8 @@ impl<'a, T: Element> TileOps<'a, T> {
         }
     }
 
-    /// With what the forward pass selected: after top-k, all keys but the chosen ones are absent. Scores are those of the forward
-    /// pass to the last bit.
+    /// For the backward pass: after top-k, all keys but the chosen ones are absent. Scores have the bits of the forward
+    /// pass.
     pub fn after(problem: &'a Problem<'a, T>, out: &'a Output<T>) -> Self {
         let top_k = matches!(problem.attention.select, Select::TopK(_));
         let ops = TileOps::new(problem);
@@ -134,22 +134,22 @@ impl<'a, T: Element> TileOps<'a, T> {
         TileOps { chosen: out.chosen.as_ref().filter(|_| top_k), arithmetic, ..ops }
     }
 
-    /// What a worker makes scores with.
+    /// The products of scores, for a worker.
     pub fn score_gemm<'s>(&self, scratch: &'s Scratch<T::Acc>) -> TileGemm<'s, T::Acc> {
         TileGemm::new(scratch, self.isa, self.scoring, self.width)
     }
 
-    /// What a worker packs and multiplies with.
+    /// All other products, for a worker.
     pub fn tile_gemm<'s>(&self, scratch: &'s Scratch<T::Acc>) -> TileGemm<'s, T::Acc> {
         TileGemm::new(scratch, self.isa, self.arithmetic, self.width.max(self.problem.dv))
     }
 
-    /// How the scores of some rows become weights, once they are scaled by `scale`.
+    /// How scores become weights once they are scaled by `scale`.
     pub fn exponential<'b>(&self, scale: T::Acc, visible: VisiblePanels<'b>) -> Exponential<'b, T::Acc> {
         Exponential { scale, spans: visible.spans, accurate_exp: self.arithmetic != Arithmetic::Bf16 }
     }
 
-    /// The score that is no product, if it is one.
+    /// The score, if it is not a dot product.
     pub fn pairwise(&self) -> Option<Pairwise<'_, T::Acc>> {
         match self.problem.attention.score {
             Score::Additive => Some(Pairwise::Additive(&self.v_score)),
@@ -158,7 +158,7 @@ impl<'a, T: Element> TileOps<'a, T> {
         }
     }
 
-    /// The two sides of a tile, as the pairwise kernels take them.
+    /// The operands of the pairwise kernels.
     pub fn sides<'b>(
         &self,
         queries: &'b [T::Acc],
@@ -170,7 +170,7 @@ impl<'a, T: Element> TileOps<'a, T> {
         Sides { queries, query_row: self.query_row, keys: panels, rows, panels: panel_count, depth: self.width }
     }
 
-    /// Which keys of a tile each row sees.
+    /// Computes which keys of a tile each row sees.
     pub fn tile_mask(&self, piece: &Piece, keys: &TileKeys<'_>, verdict: Verdict, rows: &[RowAt], mask: &mut TileMask) {
         let width = padded::<T::Acc>(keys.len);
         mask.panels = width / T::Acc::LANES;
@@ -203,8 +203,8 @@ impl<'a, T: Element> TileOps<'a, T> {
         }
     }
 
-    /// Writes the raw scores of some rows of a tile, `rows` of those that `mask` was made for: rows of [`KEYS`], whole panels
-    /// of keys, where the rows see any. Queries and keys come with what was said when they were loaded.
+    /// Writes the raw scores of `rows` rows of a tile: rows of [`KEYS`], in the panels that the rows see. Each operand
+    /// carries its no-overflow flag.
     pub fn raw(
         &self,
         gemm: &TileGemm<'_, T::Acc>,
@@ -226,7 +226,7 @@ impl<'a, T: Element> TileOps<'a, T> {
         }
     }
 
-    /// Scales, caps, biases and masks the raw scores of some rows of a tile. Where only a scale is left to do, it is returned
+    /// Scales, caps, biases and masks the raw scores of some rows of a tile. If only a scale remains, it is returned
     /// for the next pass to apply; otherwise 1.
     pub fn finish(
         &self,
@@ -238,7 +238,7 @@ impl<'a, T: Element> TileOps<'a, T> {
     ) -> T::Acc {
         let scale = self.scales[rows[0].h];
         let one_scale = self.one_scale || rows.iter().all(|row| self.scales[row.h] == scale);
-        // An absent score stays −∞ under a positive scale, so that one can wait.
+        // An absent score stays −∞ under a positive scale, so the scale can be applied later.
         let later = one_scale && scale > T::Acc::ZERO && self.cap.is_none() && !self.biased && kept.raw.is_empty();
         if later && !mask.partial {
             return scale;
@@ -268,7 +268,7 @@ impl<'a, T: Element> TileOps<'a, T> {
         if later { scale } else { T::Acc::ONE }
     }
 
-    /// [`finish`](TileOps::finish) for those who look at whole rows: nothing is left to do, and what no row sees is −∞.
+    /// [`finish`](TileOps::finish) for selections that read whole rows: the scale is applied, and absent scores are −∞.
     pub fn finish_all(&self, keys: &TileKeys<'_>, mask: &TileMask, rows: &[RowAt], scores: &mut [T::Acc]) {
         let scale = self.finish(keys, (mask, 0), rows, scores, SavedScores::default());
         self.fill_absent(mask, rows.len(), scores);
@@ -279,7 +279,7 @@ impl<'a, T: Element> TileOps<'a, T> {
         }
     }
 
-    /// Makes the scores −∞ that no row sees, for those who look at whole rows.
+    /// Sets absent scores to −∞ outside the rows' spans too, for selections that read whole rows.
     pub fn fill_absent(&self, mask: &TileMask, rows: usize, scores: &mut [T::Acc]) {
         for (r, scores) in scores.chunks_exact_mut(KEYS).enumerate().take(rows) {
             let span = mask.row::<T::Acc>(r);
@@ -288,12 +288,12 @@ impl<'a, T: Element> TileOps<'a, T> {
         }
     }
 
-    /// Adds all biases of one row of a tile, over a span of it that is whole panels.
+    /// Adds all biases to a row of a tile, over a span of whole panels.
     fn add_bias(&self, row: &RowAt, keys: &TileKeys<'_>, span: Range<usize>, scores: &mut [T::Acc]) {
         let problem = self.problem;
         let there = span.start..span.end.min(keys.len);
         if let Some(&slope) = self.slopes.get(row.h) {
-            // Whole numbers of this size are exact, so that the distances of a run can be counted down from the first.
+            // Integers of this size are exact, so the distances of consecutive keys can be counted down from the first.
             let exact = 1 << (if size_of::<T::Acc>() == 4 { 23 } else { 51 });
             match keys.natural().map(|start| row.p - (start + span.start) as i64) {
                 Some(from) if from.abs() < exact => {
@@ -329,13 +329,12 @@ impl<'a, T: Element> TileOps<'a, T> {
         }
     }
 
-    /// Whether anything comes after the softmax.
+    /// Whether anything changes the weights after the softmax.
     pub fn modulates(&self) -> bool {
         self.problem.attention.dropout.is_some() || self.problem.attention.local.is_some()
     }
 
-    /// Multiplies weights, or the gradients of weights, by what comes after the softmax: what dropout keeps, and the Gaussian
-    /// of predictive local attention.
+    /// Multiplies weights, or gradients of weights, by dropout and by the Gaussian of predictive local attention.
     pub fn modulate(&self, rows: &[RowAt], keys: &TileKeys<'_>, weights: &mut [T::Acc]) {
         if let Some(dropout) = self.problem.attention.dropout {
             self.drop(dropout, rows, keys, weights);
@@ -355,14 +354,15 @@ impl<'a, T: Element> TileOps<'a, T> {
         self.problem.scene.center(row.b, row.h).map_or(0.0, |center| center(row.i))
     }
 
-    /// The gradient of a row's centre: `Σ weight · grad · (j − c)/σ²`, with `grads` those of the weights after the Gaussian.
+    /// The gradient of a row's center: `Σ weight · grad · (j − c)/σ²`, with `grads` those of the weights after the
+    /// Gaussian.
     pub fn center_gradient(&self, row: &RowAt, keys: &TileKeys<'_>, weights: &[T::Acc], grads: &[T::Acc]) -> T::Acc {
         let (center, inverse) = (self.center(row), inverse_variance(self.problem.attention.local.unwrap_or(1)));
         let part = |at: usize| weights[at] * grads[at] * T::Acc::from_f64((keys.index(at) as f64 - center) * inverse);
         (0..keys.len).filter(|&at| weights[at] != T::Acc::ZERO).map(part).sum()
     }
 
-    /// Drops weights, or the gradients of weights, and scales up what is kept.
+    /// Drops weights, or gradients of weights, and rescales the others.
     fn drop(&self, dropout: Dropout, rows: &[RowAt], keys: &TileKeys<'_>, weights: &mut [T::Acc]) {
         let width = padded::<T::Acc>(keys.len);
         let kept = T::Acc::from_f64(dropout.kept_scale());
@@ -382,7 +382,7 @@ impl<'a, T: Element> TileOps<'a, T> {
     }
 }
 
-/// The keys that a row chose, ascending; −1, where fewer were there to choose, comes first.
+/// The keys that a row chose, ascending, after −1 for each that is missing.
 pub(crate) fn chosen_by<'a>(chosen: &'a Tensor<i64, 4>, row: &RowAt) -> &'a [i64] {
     let [_, heads, n, k] = chosen.shape();
     &chosen.data()[((row.b * heads + row.h) * n + row.i) * k..][..k]

@@ -1,5 +1,5 @@
-//! What general, additive and cosine scores do to rows before they are operands, and to gradients afterwards: work that is
-//! linear in the sequence, done once, so that the engine itself knows only products, additive and distance.
+//! The projections and normalizations of general, additive and cosine scores, and their gradients: work linear in the
+//! sequence that is done once, so that the tiles know only dot products, additive scores and distances.
 
 use crate::error::Result;
 use crate::exact::pack::Operand;
@@ -12,7 +12,7 @@ use crate::tuning::QUERIES;
 use qkv_simd::shared::{Rows, for_each_task};
 use qkv_simd::{Element, Isa, Matrix, Panels, Real, Target, View, ViewMut, padded, product};
 
-/// The rows as the score compares them.
+/// The rows that the score compares.
 pub(crate) struct ScoreOperands<'s, T: Element> {
     queries: Option<ProjectedBuffer<'s, T::Acc>>,
     keys: Option<ProjectedBuffer<'s, T::Acc>>,
@@ -29,17 +29,17 @@ impl<A: Real> ProjectedBuffer<'_, A> {
     }
 }
 
-/// What happens to rows.
+/// What happens to each row.
 #[derive(Clone, Copy)]
 enum RowTransform<'a, T> {
     /// Multiplied by a matrix, `row · W`, or by its transpose.
     Matrix { w: View<'a, T>, transposed: bool },
-    /// Divided by its length.
+    /// Divided by its norm.
     Unit,
 }
 
 impl<'s, T: Element> ScoreOperands<'s, T> {
-    /// Projects or normalises, where the score asks for it.
+    /// Projects or normalizes the inputs, if the score needs it.
     pub fn new(problem: &Problem<'_, T>, scratch: &'s Scratch<T::Acc>, threads: usize) -> Self {
         let inputs = &problem.inputs;
         let make = |x: Source<'_, T>, transform: Option<RowTransform<'_, T>>| {
@@ -68,7 +68,7 @@ impl<'s, T: Element> ScoreOperands<'s, T> {
     }
 }
 
-/// A matrix of one head as padded rows, transposed if asked for.
+/// A matrix of one head as padded rows, transposed on request.
 fn matrix_rows<T: Element>(w: View<'_, T>, head: usize, transposed: bool) -> (Vec<T::Acc>, usize) {
     let [_, heads, r, c] = w.shape();
     let (rows, cols) = if transposed { (c, r) } else { (r, c) };
@@ -83,7 +83,7 @@ fn matrix_rows<T: Element>(w: View<'_, T>, head: usize, transposed: bool) -> (Ve
     (out, row)
 }
 
-/// Rows `[B, H, L, width]`, changed one block after the other.
+/// Transforms rows `[B, H, L, width]`, block by block.
 fn transform_rows<'s, T: Element>(
     x: Operand<'_, T>,
     transform: RowTransform<'_, T>,
@@ -101,7 +101,7 @@ fn transform_rows<'s, T: Element>(
     ProjectedBuffer { data, shape: to }
 }
 
-/// Sends every row of `x` through a transform and writes it.
+/// Transforms every row of `x` and writes it.
 fn transform_into<T: Element, U: Element<Acc = T::Acc>>(
     x: Operand<'_, T>,
     transform: RowTransform<'_, T>,
@@ -155,7 +155,7 @@ fn transform_into<T: Element, U: Element<Acc = T::Acc>>(
     });
 }
 
-/// The length of a row, without under- or overflow on the way: relative to its largest number.
+/// The norm of a row, computed relative to its largest element to avoid overflow and underflow.
 fn norm<A: Real>(row: &[A]) -> A {
     let largest = row.iter().fold(A::ZERO, |a, &x| if x.abs() > a || x.is_nan() { x.abs() } else { a });
     if largest == A::ZERO || !largest.is_finite() {
@@ -164,20 +164,20 @@ fn norm<A: Real>(row: &[A]) -> A {
     row.iter().map(|&x| (x / largest) * (x / largest)).sum::<A>().sqrt() * largest
 }
 
-/// The gradients of the inputs, from those of the rows that were operands: `(d_q, d_w_or_w_q)` or `(d_k, d_w_k)`.
+/// The gradients of the inputs: `(d_q, d_w or d_w_q)` or `(d_k, d_w_k)`.
 pub(crate) struct InputGradients<T> {
     pub rows: Tensor<T, 4>,
     pub matrix: Option<Tensor<T, 4>>,
 }
 
-/// Which side goes back.
+/// The side that a gradient belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ProjectedSide {
     Queries,
     Keys,
 }
 
-/// Sends gradients back through what [`ScoreOperands`] did. `grads` are rows of the operands width.
+/// Backpropagates the gradients of the compared rows, `grads`, through [`ScoreOperands`].
 pub(crate) fn backward_projection<T: Element>(
     problem: &Problem<'_, T>,
     from: ProjectedSide,
@@ -213,7 +213,7 @@ pub(crate) fn backward_projection<T: Element>(
     Ok(InputGradients { rows, matrix })
 }
 
-/// Runs `f` for every row `(b, h, i)`, with room for two rows of `width`.
+/// Runs `f` for every row `(b, h, i)`, with two buffers of a padded row.
 fn for_each_row<A: Real>(
     [batch, heads, len, width]: [usize; 4],
     scratch: &Scratch<A>,
@@ -243,7 +243,7 @@ fn copy<T: Element>(grads: Operand<'_, T>, to: &mut Tensor<T, 4>, scratch: &Scra
     });
 }
 
-/// Whether a gradient says that its row had no part in anything: then what the row holds, NaN included, has no effect.
+/// Whether a row's gradient is zero: then the row has no effect, even if it holds NaN.
 fn is_zero<A: Real>(row: &[A]) -> bool {
     row.iter().all(|&x| x == A::ZERO)
 }
@@ -275,8 +275,8 @@ fn backward_norm<T: Element>(
     });
 }
 
-/// `Σ aᵢ ⊗ bᵢ` over all rows, of shape `[1, heads or 1, A, B]`: the gradient of a matrix. One task owns a strip of rows of the
-/// result and goes through the whole sequence, so the order of the sum is fixed.
+/// `Σ aᵢ ⊗ bᵢ` over all rows, of shape `[1, heads or 1, A, B]`: the gradient of a matrix. One task owns a strip of rows
+/// of the result and reads the whole sequence, so the order of summation is fixed.
 fn matrix_gradient<T: Element>(
     a: Operand<'_, T>,
     b: Operand<'_, T>,

@@ -1,4 +1,4 @@
-//! The part of a tile that its rows see, in panels of keys.
+//! The panels of a tile of keys that its rows see.
 
 use crate::exact::gemm::Arithmetic;
 use crate::tuning::{BF16_ROWS, SPAN_ROWS};
@@ -6,7 +6,7 @@ use qkv_simd::Real;
 use qkv_simd::tile::Span;
 use std::ops::Range;
 
-/// Which panels of a tile there are, and which of them each row sees; no spans means all.
+/// The panels of a tile, and the span of them that each row sees; without spans, all of them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct VisiblePanels<'a> {
     pub panels: usize,
@@ -14,13 +14,13 @@ pub(crate) struct VisiblePanels<'a> {
 }
 
 impl<'a> VisiblePanels<'a> {
-    /// The panels that any row sees.
+    /// The span of panels that any row sees.
     pub fn union(self, rows: usize) -> Span {
         let all = Span { start: 0, end: self.panels as u16 };
         if self.spans.is_empty() { all } else { self.spans[..rows].iter().copied().fold(Span::default(), Span::join) }
     }
 
-    /// Strips of keys with the rows that any of them is seen by.
+    /// Strips of keys, each with the range of rows that see any of them.
     pub fn key_strips<A: Real>(
         self,
         rows: usize,
@@ -37,7 +37,7 @@ impl<'a> VisiblePanels<'a> {
         })
     }
 
-    /// Strips of rows with the panels that any of them sees, which may be none.
+    /// Strips of rows, each with the span of panels that any of them sees, which may be empty.
     pub fn row_strips(self, rows: usize, arithmetic: Arithmetic) -> impl Iterator<Item = (Range<usize>, Span)> + 'a {
         let all = Span { start: 0, end: self.panels as u16 };
         let size = match arithmetic {

@@ -1,6 +1,6 @@
-//! Selections other than softmax, forward: hard, top-k and sparsemax look at whole rows of scores, a few rows a worker, so
-//! memory stays linear in the keys. Backward they go through the same tiles as softmax; what they need for it (the keys
-//! chosen, the mean of the values kept) is in the output.
+//! The forward pass of selections other than softmax. Hard attention, top-k and sparsemax read whole rows of scores, a
+//! few rows per worker, so memory stays linear in the number of keys. Their backward pass takes the same tiles as
+//! softmax; what it needs (the chosen keys, the mean of the selected values) is in the output.
 
 use crate::compiled::Expr;
 use crate::error::Result;
@@ -42,7 +42,7 @@ pub(crate) fn select<T: Element>(
     out.log_prob = hard.then(|| Tensor::allocate("log_prob", rows)).transpose()?;
     out.kept = keeps.then(|| Tensor::allocate("kept", [batch, heads.query, n, dv])).transpose()?;
     {
-        // Keys as numbers that `Rows` can write: a key below 2⁵³ is exact in f64.
+        // `Rows` writes numbers: keys below 2⁵³ are exact in f64.
         let mut keys_chosen = chosen.as_ref().map(|chosen| vec![0.0f64; chosen.data().len()]);
         {
             let to = SelectionWriter {
@@ -65,13 +65,13 @@ pub(crate) fn select<T: Element>(
     Ok(())
 }
 
-/// One number a row.
+/// One number per row.
 fn column<A: Real>(tensor: &mut Tensor<A, 3>) -> Rows<'_, A> {
     let [b, h, n] = tensor.shape();
     Rows::new(ViewMut::new(tensor.data_mut(), [b, h, n, 1]).expect("as long as its shape"))
 }
 
-/// Where results go.
+/// The outputs of a selection.
 struct SelectionWriter<'a, T: Element> {
     values: Rows<'a, T>,
     lse: Rows<'a, T::Acc>,
@@ -81,7 +81,7 @@ struct SelectionWriter<'a, T: Element> {
     chosen: Option<Rows<'a, f64>>,
 }
 
-/// What a worker needs of its own.
+/// The buffers of a worker.
 struct SelectWorker<'s, A: Real> {
     gemm: TileGemm<'s, A>,
     mask: TileMask,
@@ -148,7 +148,7 @@ fn run<T: Element>(problem: &Problem<'_, T>, to: &SelectionWriter<'_, T>, scratc
     });
 }
 
-/// The final scores of some rows against all keys; −∞ where a pair is absent.
+/// The final scores of some rows against all keys; −∞ for absent pairs.
 fn score_rows<T: Element>(
     ops: &TileOps<'_, T>,
     piece: &Piece,
@@ -194,7 +194,7 @@ impl<T: Element> ValueReader<'_, '_, T> {
     }
 }
 
-/// The maximum, sum and moment of a whole row of scores, which become `exp(score − max)`.
+/// The maximum, sum and entropy accumulator of a whole row of scores, which become `exp(score − max)`.
 fn softmax_row<A: Real>(isa: qkv_simd::Isa, scores: &mut [A]) -> [A; 3] {
     let (mut max, mut sum, mut entropy_acc, mut factor) = ([A::NEG_INFINITY], [A::ZERO], [A::ZERO], [A::ONE]);
     let running = Running { max: &mut max, sum: &mut sum, entropy_acc: &mut entropy_acc, factor: &mut factor };
@@ -203,10 +203,10 @@ fn softmax_row<A: Real>(isa: qkv_simd::Isa, scores: &mut [A]) -> [A; 3] {
     [max[0], sum[0], entropy_acc[0]]
 }
 
-/// The key with the largest score, noise included; `powers` are the scores as `exp(score − max)`.
+/// The key with the largest score plus Gumbel noise; `powers` are the scores as `exp(score − max)`.
 ///
-/// The noise of a key is `−ln(−ln u)`. Since `−ln u ≥ 1 − u`, a key can only win if `1 − u` is below its power times
-/// `exp(max − best)`: most are passed over without a logarithm.
+/// The noise of a key is `−ln(−ln u)`. Since `−ln u ≥ 1 − u`, a key can win only if `1 − u` is below its power times
+/// `exp(max − best)`: most are rejected without a logarithm.
 fn gumbel_argmax<A: Real>(seed: Option<u64>, at: &RowAt, scores: &[A], powers: &[A], max: A) -> Option<usize> {
     let mut best: Option<(f64, usize)> = None;
     let mut limit = f64::INFINITY;
@@ -327,8 +327,8 @@ fn sparsemax<T: Element>(
         to.lse.write(at.b, at.h, at.i, &[most]);
         return;
     }
-    // The threshold lies within 1 of the largest score, and grows with each look at what is above it (Michelot 1986) until
-    // nothing more falls below. Scores relative to the largest, so that nothing cancels.
+    // The threshold is within 1 of the largest score. It grows with each pass over the scores above it until none falls
+    // below (Michelot 1986). Scores are taken relative to the largest, to avoid cancellation.
     let mut support: Vec<(usize, T::Acc)> =
         scores.iter().enumerate().map(|(j, &s)| (j, s - most)).filter(|(_, s)| *s > -one || s.is_nan()).collect();
     let tau = loop {
@@ -348,7 +348,7 @@ fn sparsemax<T: Element>(
     to.lse.write(at.b, at.h, at.i, &[most + tau]);
 }
 
-/// How final scores become the weights that are looked at.
+/// Turns final scores into the weights that are returned to the user.
 pub(crate) struct FinalWeights<'a, T: Element> {
     pub ops: &'a TileOps<'a, T>,
     pub out: &'a Output<T>,
@@ -385,7 +385,7 @@ pub(crate) fn one_hot<A: Real>(chosen: &Tensor<i64, 4>, row: &RowAt, keys: &Tile
     }
 }
 
-/// Where in a tile the key is that hard attention chose.
+/// The position in a tile of the key that hard attention chose.
 pub(crate) fn chosen_in(chosen: &Tensor<i64, 4>, row: &RowAt, keys: &TileKeys<'_>) -> Option<usize> {
     let j = usize::try_from(chosen_by(chosen, row)[0]).ok()?;
     (keys.start..keys.start + keys.len).contains(&j).then(|| j - keys.start)
