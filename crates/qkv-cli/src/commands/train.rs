@@ -60,6 +60,7 @@ fn open(args: &TrainArgs) -> Result<train::Run, Failure> {
     let threads = rayon::current_num_threads();
     let path = &args.recipe;
     input::check(path)?;
+    args.overrides.iter().try_for_each(|setting| check_range(setting))?;
     if path.is_dir() {
         let shown = path.display();
         if !args.resume {
@@ -87,6 +88,18 @@ fn open(args: &TrainArgs) -> Result<train::Run, Failure> {
             .hint(format!("`qkv train --resume {shown}` continues with its own; `--set` changes a setting")));
     }
     Ok(train::Run::resume(folder, threads)?)
+}
+
+/// Refuses a number that TOML cannot hold. It would be taken for a text, and the message would be about its type.
+fn check_range(setting: &str) -> Result<(), Failure> {
+    let Some((_, value)) = setting.split_once('=') else { return Ok(()) };
+    let digits = value.trim().trim_start_matches(['+', '-']);
+    let number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'_');
+    if number && value.trim().replace('_', "").parse::<i64>().is_err() {
+        let what = format!("`--set {setting}`: the number is out of range");
+        return Err(Failure::new(what).hint(format!("integers go from {} to {}", i64::MIN, i64::MAX)));
+    }
+    Ok(())
 }
 
 /// A flag that the first SIGINT or SIGTERM sets; the second one exits.

@@ -6,8 +6,10 @@
 //! | `models` | training, translation, generation and the other commands about models, on models that train in seconds |
 //! | `bench` | `qkv bench`, on tiny shapes for tiny times |
 //! | `explore` | `qkv explore`, in a real browser |
+//! | `hostile` | attacks: endless inputs, damaged models, kills |
 
 mod bench;
 mod explore;
+mod hostile;
 mod models;
 mod run;

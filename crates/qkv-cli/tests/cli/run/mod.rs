@@ -7,7 +7,7 @@ mod local;
 mod lsh;
 mod options;
 mod precision;
-mod program;
+pub mod program;
 mod report;
 mod selection;
 mod shapes;
