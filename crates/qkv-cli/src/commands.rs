@@ -62,8 +62,8 @@ fn program() -> clap::Command {
         .subcommands(COMMANDS.iter().map(|command| command.to_clap()))
 }
 
-/// Parses a command line, and runs nothing. The error is help that was asked for, or wrong usage; it knows which, and
-/// its exit code.
+/// Parses a command line, and runs nothing. The error is requested help or wrong usage; it knows which, and its
+/// exit code.
 pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<(Command, Box<dyn Run>), Error> {
     let mut program = program();
     let matches = program.try_get_matches_from_mut(arguments)?;

@@ -7,7 +7,7 @@ use std::path::Path;
 /// Whether this build has one.
 pub(crate) const AVAILABLE: bool = cfg!(embedded_model);
 
-/// Its name where a folder would stand.
+/// Its name in place of a folder.
 pub(crate) const NAME: &str = "embedded";
 
 /// The hint for a path that is no model.

@@ -13,7 +13,7 @@ pub(crate) fn open(path: &Path) -> Result<File, Failure> {
     Ok(input::open(path)?)
 }
 
-/// Refuses what is neither a regular file nor a folder. A path that does not exist is left to whoever opens it.
+/// Refuses what is neither a regular file nor a folder. A path that does not exist fails when it is opened.
 pub(crate) fn check(path: &Path) -> Result<(), Failure> {
     match fs::metadata(path) {
         Ok(about) if !about.is_file() && !about.is_dir() => {

@@ -1,5 +1,5 @@
-//! `QKV_ISA`: the instruction set that the environment asks for. The library ignores a name it does not know; the
-//! program refuses it, because who sets the variable wants to know what runs.
+//! `QKV_ISA`: the instruction set of the kernels. The library ignores a name it does not know; the program refuses it,
+//! so that nobody measures something else than they think.
 
 use crate::failure::Failure;
 use qkv::Isa;

@@ -12,7 +12,7 @@
 //! | `dtype` | element types of tensors, in files and in computation |
 //! | `embedded` | the model that is compiled in |
 //! | `alignment`, `terminal` | alignments as JSON; width and colors of the terminal |
-//! | `memory`, `isa`, `threads` | what the machine has, and what the environment asks of it |
+//! | `memory`, `isa`, `threads` | memory, instruction set and threads of the machine |
 //!
 //! Exit codes: 0 success, 1 failure (a file, a shape), 2 wrong usage, 130 interrupted after saving.
 

@@ -1,4 +1,5 @@
-//! `qkv classify`: the class of each text or image and its probability, and with `--weights` what the model attended to.
+//! `qkv classify`: the class of each text or image and its probability, and with `--weights` what the model attended
+//! to.
 
 use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
 use crate::command::{Command, Run, Status};

@@ -50,7 +50,7 @@ impl Run for ConvertArgs {
             return Err(Failure::new(what).hint("choose another `--out`"));
         }
         input::check(&self.path)?;
-        // Complete or not there: on a full disk nothing stays that would stand in the way of a second try.
+        // Complete or not there: a failure on a full disk must not block a second try.
         let part = Part::beside(&self.out)?;
         self.save(&part.0)?;
         let _ = fs::remove_dir(&self.out); // an empty folder may be replaced

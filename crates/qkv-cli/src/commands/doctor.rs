@@ -153,14 +153,14 @@ impl fmt::Display for MachineReport {
         match &gpu.cards {
             Ok(cards) if cards.is_empty() => writeln!(f, "gpu        none: the driver found no device")?,
             Ok(cards) => {
-                for card in cards {
-                    let ((major, minor), (newest, tenth)) = (card.capability, card.driver);
+                for device in cards {
+                    let ((major, minor), (newest, tenth)) = (device.capability, device.driver);
                     writeln!(
                         f,
                         "gpu        {}, compute {major}.{minor}, {:.0} GiB, {} multiprocessors, driver for CUDA {newest}.{tenth}",
-                        card.name,
-                        card.memory_bytes as f64 / f64::from(1 << 30),
-                        card.processors
+                        device.name,
+                        device.memory_bytes as f64 / f64::from(1 << 30),
+                        device.processors
                     )?;
                 }
             }

@@ -115,7 +115,7 @@ impl GenerateSession<'_, '_> {
         Ok((generated.text, listens))
     }
 
-    /// Chats: the text that was given, or each line as it is entered. A bad line is reported and skipped.
+    /// Chats: one message from the command line, or each line as it is entered. A bad line is reported and skipped.
     fn chat(&mut self) -> Result<(), Failure> {
         let mut messages: Vec<Message> = Vec::new();
         messages.extend(self.args.system.as_ref().map(|text| Message::new("system", text.as_str())));

@@ -132,7 +132,8 @@ fn warn_of_unknown_tensors(source: &Source) {
     }
 }
 
-/// The memory of the call, from the header of the file. Shapes that are wrong count for nothing: reading them is refused.
+/// The memory of the call, from the header of the file. Shapes that are wrong count for nothing: reading them is
+/// refused.
 fn memory_estimate(args: &RunArgs, source: Option<&Source>) -> MemoryEstimate {
     let info = |name: &'static str| source.and_then(|source| source.info(name));
     let axes = |name: &'static str| match source {

@@ -90,7 +90,7 @@ fn open(args: &TrainArgs) -> Result<train::Run, Failure> {
     Ok(train::Run::resume(folder, threads)?)
 }
 
-/// Refuses a number that TOML cannot hold. It would be taken for a text, and the message would be about its type.
+/// Refuses a number that TOML cannot hold. The recipe would read it as a string and complain about its type.
 fn check_range(setting: &str) -> Result<(), Failure> {
     let Some((_, value)) = setting.split_once('=') else { return Ok(()) };
     let digits = value.trim().trim_start_matches(['+', '-']);

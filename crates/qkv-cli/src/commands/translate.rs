@@ -61,7 +61,7 @@ impl Run for TranslateArgs {
     }
 }
 
-/// What stands for a line that failed, so that output lines keep matching input lines.
+/// The output of a failed line, so that output lines keep matching input lines.
 fn failed_line(number: usize, json: bool) -> String {
     if json { format!("{}\n", serde_json::json!({ "line": number, "translation": null })) } else { "\n".into() }
 }

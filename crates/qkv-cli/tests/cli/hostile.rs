@@ -1,5 +1,5 @@
-//! Attacks on the program that once worked, or nearly did: hostile files, endless inputs, damaged models, kills. Each ends
-//! in time and in bounded memory, with an exit code and a message, never with a panic.
+//! Attacks on the program that once worked, or nearly did: hostile files, endless inputs, damaged models, kills. Each
+//! ends in time and in bounded memory, with an exit code and a message, never with a panic.
 
 use crate::models::program::{Folder, Ran, json, model};
 use crate::run::program::{Input, noise, qkv};
@@ -234,9 +234,8 @@ fn poison(from: &Path, to: &Path) {
         file.names().map(|name| (name.to_owned(), file.shape(name).unwrap().to_vec())).collect();
     let values: Vec<Vec<f32>> =
         tensors.iter().map(|(_, shape)| vec![f32::NAN; shape.iter().product::<usize>().max(1)]).collect();
-    let named: Vec<NamedTensor<'_>> = (tensors.iter().zip(&values))
-        .map(|((name, shape), values)| NamedTensor { name, shape, values })
-        .collect();
+    let named: Vec<NamedTensor<'_>> =
+        (tensors.iter().zip(&values)).map(|((name, shape), values)| NamedTensor { name, shape, values }).collect();
     write(to, &named, Storage::F32).unwrap();
 }
 

@@ -1,4 +1,5 @@
-//! The program as a user types it: whole commands, in a folder, on files. One binary, so that the libraries are linked once.
+//! The program as a user types it: whole commands, in a folder, on files. One binary, so that the libraries are linked
+//! once.
 //!
 //! | module | tests |
 //! | --- | --- |

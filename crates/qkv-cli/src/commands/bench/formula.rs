@@ -1,6 +1,6 @@
-//! The materialized formula, softmax(QKᵀ/√D)·V with all scores stored, as a baseline: the three steps of the textbook, each
-//! over its whole matrix, with the matrix product and the exponential of the engine. The difference to the engine is the cost
-//! of storing the scores.
+//! The materialized formula, softmax(QKᵀ/√D)·V with all scores stored, as a baseline: the three steps of the textbook,
+//! each over its whole matrix, with the matrix product and the exponential of the engine. The difference to the engine
+//! is the cost of storing the scores.
 
 use super::case::{Case, Direction};
 use super::ours::{Call, noise};

@@ -1,5 +1,6 @@
-//! The hidden `qkv bench-memory`: the memory of one call beyond its inputs, in a process that does nothing else. PyTorch's
-//! process measures its own in the same way: the peak of resident memory, reset just before the call. Only Linux tells it.
+//! The hidden `qkv bench-memory`: the memory of one call beyond its inputs, in a process that does nothing else.
+//! PyTorch's process measures its own in the same way: the peak of resident memory, reset just before the call. Only
+//! Linux tells it.
 
 use super::case::{Case, Direction};
 use super::shape::Shape;

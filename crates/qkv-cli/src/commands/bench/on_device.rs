@@ -1,5 +1,5 @@
-//! `qkv bench --device cuda`: attention on the first GPU over the grid of the FlashAttention-3 paper, optionally against
-//! PyTorch. Both sides are timed by the device's clock, call by call, with a cold cache, in alternating rounds.
+//! `qkv bench --device cuda`: attention on the first GPU over the grid of the FlashAttention-3 paper, optionally
+//! against PyTorch. Both sides are timed by the device's clock, call by call, with a cold cache, in alternating rounds.
 
 use super::args::{BenchArgs, ReportFormat};
 use super::case::{Case, Direction};
@@ -165,7 +165,7 @@ fn measure_case(
             theirs.push(torch.measure(args.seconds)?);
         }
     }
-    let median_ms = median(ours.iter().map(|taken| taken.median_ms)).unwrap_or(f64::NAN);
+    let median_ms = median(ours.iter().map(|timing| timing.median_ms)).unwrap_or(f64::NAN);
     let ratio = median(theirs.iter().zip(&ours).map(|(theirs, ours)| theirs.median_ms / ours.median_ms));
     let plan = measured.plan();
     let kernel = match case.direction {
@@ -179,7 +179,7 @@ fn measure_case(
         causal: case.causal,
         direction: case.direction.name(),
         kernel,
-        best_ms: to_ten_nanoseconds(ours.iter().map(|taken| taken.best_ms).fold(f64::INFINITY, f64::min)),
+        best_ms: to_ten_nanoseconds(ours.iter().map(|timing| timing.best_ms).fold(f64::INFINITY, f64::min)),
         median_ms: to_ten_nanoseconds(median_ms),
         tflops: digits(case.flops() / median_ms / 1e9),
         gbs: (case.direction == Direction::Decode).then(|| digits(case.bytes() / median_ms / 1e6)),

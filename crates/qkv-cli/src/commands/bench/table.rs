@@ -1,5 +1,5 @@
-//! Tables, aligned for a terminal or in Markdown. Widths are fixed before the first row, so that each row can be printed as
-//! soon as it is measured.
+//! Tables, aligned for a terminal or in Markdown. Widths are fixed before the first row, so that each row can be
+//! printed as soon as it is measured.
 
 use std::fmt::Write;
 

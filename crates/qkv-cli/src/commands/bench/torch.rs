@@ -1,5 +1,5 @@
-//! PyTorch's side: the user's Python runs `torch.py`, one JSON request per line. Between requests it waits and takes no CPU
-//! time from our side.
+//! PyTorch's side: the user's Python runs `torch.py`, one JSON request per line. Between requests it waits and takes no
+//! CPU time from our side.
 
 use super::case::Case;
 use super::timing::Timing;
@@ -111,7 +111,7 @@ impl TorchProcess {
 
     fn ask(&mut self, request: &Value) -> Result<Value, Failure> {
         let requests = self.requests.as_mut().expect("it ends only when it is dropped");
-        // A process that takes no request has ended, and reading its answer tells so.
+        // If the process has ended, reading its answer is the error.
         let _ = writeln!(requests, "{request}").and_then(|()| requests.flush());
         self.answer()
     }

@@ -1,4 +1,5 @@
-//! `qkv bench --train`: whole training steps of two models, ours and PyTorch's in alternating rounds, each in its own process.
+//! `qkv bench --train`: whole training steps of two models, ours and PyTorch's in alternating rounds, each in its own
+//! process.
 
 use super::args::{BenchArgs, ReportFormat};
 use super::progress::Progress;
@@ -151,7 +152,7 @@ fn read(ran: &Output) -> Option<StepTiming> {
 
 /// The last line that a process printed.
 fn last_line(ran: &Output) -> String {
-    let said = [&ran.stderr[..], &ran.stdout[..]].map(|bytes| String::from_utf8_lossy(bytes).trim_end().to_owned());
-    let words = said.iter().find(|words| !words.is_empty()).and_then(|words| words.lines().last());
-    words.map_or_else(|| ran.status.to_string(), |words| words.chars().take(200).collect())
+    let texts = [&ran.stderr[..], &ran.stdout[..]].map(|bytes| String::from_utf8_lossy(bytes).trim_end().to_owned());
+    let line = texts.iter().find(|text| !text.is_empty()).and_then(|text| text.lines().last());
+    line.map_or_else(|| ran.status.to_string(), |line| line.chars().take(200).collect())
 }

@@ -1,5 +1,5 @@
-//! The hidden `qkv bench-step`: training steps of two models, timed in a process that does nothing else, so that its peak
-//! memory is that of training.
+//! The hidden `qkv bench-step`: training steps of two models, timed in a process that does nothing else, so that its
+//! peak memory is that of training.
 
 use super::timing::Timing;
 use crate::arguments::{Argument, Arguments, Kind, Matches};

@@ -1,5 +1,5 @@
-//! The arguments of `qkv run`, the tensors that it reads and writes, and its examples. Help, `docs/run.md`, the parser and
-//! the warning about unknown tensors come from these tables.
+//! The arguments of `qkv run`, the tensors that it reads and writes, and its examples. Help, `docs/run.md`, the parser
+//! and the warning about unknown tensors come from these tables.
 
 use super::features::FeatureMap;
 use super::pattern::Pattern;

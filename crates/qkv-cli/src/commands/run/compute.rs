@@ -56,13 +56,25 @@ pub(crate) fn compute<T: Element>(
     let call = (attention, inputs, upstream, with_weights.then(|| tensors.k.axes()[2]));
     let mut computed = match engine {
         Engine::Cuda => on_device(call, tiles)?,
-        engine => on_cpu(engine, call, tiles).map_err(refused)?,
+        // The library picks the engine of the score.
+        Engine::Exact | Engine::Feature => on_cpu(call, tiles).map_err(refused)?,
+        Engine::Reference => {
+            // Compiled for f64 alone: widening is exact, so every type gives the same bits.
+            let wide = tensors.widened();
+            let inputs = match &buckets {
+                Some((queries, keys)) => wide.inputs().map_err(refused)?.buckets(queries, keys),
+                None => wide.inputs().map_err(refused)?,
+            };
+            let upstream = wide.upstream().map_err(refused)?;
+            let call = (attention, inputs.seed(seed), upstream, with_weights.then_some(0));
+            by_reference(call, tiles).map_err(refused)?.rounded()
+        }
     };
     computed.forward_ms = to_the_microsecond(computed.forward_ms + hash_ms.unwrap_or(0.0));
     Ok(computed)
 }
 
-/// The attention, its inputs, the upstream gradients, and the number of keys if all weights are wanted.
+/// The attention, its inputs, the upstream gradients, and the number of keys with `--weights`.
 type Call<'a, T> = (&'a Attention, Inputs<'a, T>, Option<Upstream<'a, T>>, Option<usize>);
 
 /// On the first GPU. The time is that of the kernels, by the device's clock.
@@ -96,37 +108,42 @@ fn on_device<T: Element>(
 }
 
 fn on_cpu<T: Element>(
-    engine: Engine,
     (attention, inputs, upstream, with_weights): Call<'_, T>,
     tiles: Tiles,
 ) -> Result<RunOutput<T>, qkv::Error> {
-    Ok(match engine {
-        // The library picks the engine of the score.
-        Engine::Exact | Engine::Feature | Engine::Cuda => {
-            let (forward_ms, out) = timed(|| attention.forward(inputs))?;
-            let weights = with_weights.map(|m| all_weights(attention, inputs, &out, m)).transpose()?;
-            let backward = upstream.map(|upstream| timed(|| attention.backward(inputs, &out, upstream))).transpose()?;
-            let (backward_ms, gradients) = backward.unzip();
-            RunOutput { out, weights, gradients, tiles, forward_ms, backward_ms, kernels: None }
+    let (forward_ms, out) = timed(|| attention.forward(inputs))?;
+    let weights = with_weights.map(|m| all_weights(attention, inputs, &out, m)).transpose()?;
+    let backward = upstream.map(|upstream| timed(|| attention.backward(inputs, &out, upstream))).transpose()?;
+    let (backward_ms, gradients) = backward.unzip();
+    Ok(RunOutput { out, weights, gradients, tiles, forward_ms, backward_ms, kernels: None })
+}
+
+fn by_reference(
+    (attention, inputs, upstream, with_weights): Call<'_, f64>,
+    tiles: Tiles,
+) -> Result<RunOutput<f64>, qkv::Error> {
+    let reference = Reference::<f64>::exact();
+    let (forward_ms, forward) = timed(|| reference.forward(attention, inputs))?;
+    let backward =
+        upstream.map(|upstream| timed(|| reference.backward(attention, inputs, &forward, upstream))).transpose()?;
+    let (backward_ms, gradients) = backward.unzip();
+    let weights = with_weights.map(|_| forward.weights);
+    Ok(RunOutput { out: forward.output, weights, gradients, tiles, forward_ms, backward_ms, kernels: None })
+}
+
+impl RunOutput<f64> {
+    /// In another type.
+    fn rounded<T: Element>(self) -> RunOutput<T> {
+        RunOutput {
+            out: self.out.rounded(),
+            weights: self.weights.map(|weights| weights.rounded()),
+            gradients: self.gradients.map(|gradients| gradients.rounded()),
+            tiles: self.tiles,
+            forward_ms: self.forward_ms,
+            backward_ms: self.backward_ms,
+            kernels: self.kernels,
         }
-        Engine::Reference => {
-            let reference = Reference::<f64>::exact();
-            let (forward_ms, forward) = timed(|| reference.forward(attention, inputs))?;
-            let backward = upstream
-                .map(|upstream| timed(|| reference.backward(attention, inputs, &forward, upstream)))
-                .transpose()?;
-            let (backward_ms, gradients) = backward.unzip();
-            RunOutput {
-                out: forward.output.rounded(),
-                weights: with_weights.map(|_| forward.weights.rounded()),
-                gradients: gradients.map(|gradients| gradients.rounded()),
-                tiles,
-                forward_ms,
-                backward_ms,
-                kernels: None,
-            }
-        }
-    })
+    }
 }
 
 /// A result and its milliseconds.

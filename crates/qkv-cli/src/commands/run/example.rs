@@ -1,5 +1,5 @@
-//! The built-in example of `qkv run`: one word in two sentences, and how its neighbors change its meaning. The word vectors
-//! are written by hand; the attention is output like any other.
+//! The built-in example of `qkv run`: one word in two sentences, and how its neighbors change its meaning. The word
+//! vectors are written by hand; the attention is output like any other.
 
 use super::compute::RunOutput;
 use super::tensors::{Array, InputTensors};

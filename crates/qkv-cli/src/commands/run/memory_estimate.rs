@@ -1,5 +1,6 @@
-//! How much memory a call of `qkv run` takes, estimated from the shapes alone. A file of a few bytes may claim shapes that
-//! no memory holds, because an axis of 0 makes any shape free to store; such a call is refused before it allocates.
+//! How much memory a call of `qkv run` takes, estimated from the shapes alone. A file of a few bytes may claim shapes
+//! that no memory holds, because an axis of 0 makes any shape free to store; such a call is refused before it
+//! allocates.
 
 use crate::failure::Failure;
 use crate::memory::{available, gib};

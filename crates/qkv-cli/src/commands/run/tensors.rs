@@ -1,5 +1,5 @@
-//! The input tensors of a call: read from a file and handed to the library as its inputs. The library checks that shapes
-//! agree; only what it cannot see is checked here, because it takes flat slices or uses another name.
+//! The input tensors of a call: read from a file and handed to the library as its inputs. The library checks that
+//! shapes agree; only what it cannot see is checked here, because it takes flat slices or uses another name.
 
 use super::source::{RawTensor, Source};
 use crate::dtype::{IntegerError, Precision, floats, integers};
@@ -26,6 +26,12 @@ impl<T> Array<T> {
     /// The shape of a tensor of four axes.
     pub fn axes(&self) -> [usize; 4] {
         self.shape[..].try_into().expect("read with four axes")
+    }
+}
+
+impl<T: qkv_simd::Element> Array<T> {
+    fn widened(&self) -> Array<f64> {
+        Array { shape: self.shape.clone(), data: self.data.iter().map(|x| x.to_f64()).collect() }
     }
 }
 
@@ -106,6 +112,31 @@ impl<T: qkv_simd::Element> InputTensors<T> {
             segments: segments(source, batch, n, m)?,
             ..InputTensors::new(q, k, v)
         })
+    }
+
+    /// The same numbers in f64.
+    pub fn widened(&self) -> InputTensors<f64> {
+        fn wide<T: qkv_simd::Element>(array: &Option<Array<T>>) -> Option<Array<f64>> {
+            array.as_ref().map(Array::widened)
+        }
+        InputTensors {
+            d_out: wide(&self.d_out),
+            d_lse: wide(&self.d_lse),
+            d_log_prob: wide(&self.d_log_prob),
+            bias: wide(&self.bias),
+            table: wide(&self.table),
+            scale: wide(&self.scale),
+            sinks: wide(&self.sinks),
+            center: wide(&self.center),
+            w: wide(&self.w),
+            w_q: wide(&self.w_q),
+            w_k: wide(&self.w_k),
+            v_score: wide(&self.v_score),
+            mask: self.mask.clone(),
+            key_lengths: self.key_lengths.clone(),
+            segments: self.segments.clone(),
+            ..InputTensors::new(self.q.widened(), self.k.widened(), self.v.widened())
+        }
     }
 
     /// The names and shapes of the tensors that are present.

@@ -1,4 +1,5 @@
-//! The formats of `--out`, by extension. A new one is a line in [`FileFormat::ALL`] and an arm in [`FileFormat::write`].
+//! The formats of `--out`, by extension. A new one is a line in [`FileFormat::ALL`] and an arm in
+//! [`FileFormat::write`].
 
 use super::args::ShowArgs;
 use super::selected::SelectedAttention;

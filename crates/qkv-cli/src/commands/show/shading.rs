@@ -1,5 +1,5 @@
-//! Documents with shaded words and images with shaded patches. A document is shaded unless a layer or head is selected, an
-//! image unless `--tokens` is.
+//! Documents with shaded words and images with shaded patches. A document is shaded unless a layer or head is selected,
+//! an image unless `--tokens` is.
 
 use super::args::ShowArgs;
 use super::selected::{find_layer, short_name};

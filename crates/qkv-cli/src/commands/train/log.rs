@@ -1,5 +1,5 @@
-//! Progress on stderr: a bar on a terminal, lines in a file, JSON for programs. The same numbers go to `metrics.jsonl` in
-//! any case.
+//! Progress on stderr: a bar on a terminal, lines in a file, JSON for programs. The same numbers go to `metrics.jsonl`
+//! in any case.
 
 use super::args::LogFormat;
 use super::summary::TrainSummary;

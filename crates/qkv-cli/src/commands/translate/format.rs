@@ -92,8 +92,8 @@ impl<'a> TranslatedLine<'a> {
         self.translator.tokenizer.pieces(tokens).into_iter().map(|piece| piece.text).collect()
     }
 
-    /// Columns separated by tabs: the line number with `--n-best`, the score with `--n-best` or `--scores`, the text, and
-    /// links with `--align=pharaoh`. A drawing goes below.
+    /// Columns separated by tabs: the line number with `--n-best`, the score with `--n-best` or `--scores`, the text,
+    /// and links with `--align=pharaoh`. A drawing goes below.
     pub fn to_text(&self, args: &TranslateArgs, style: TerminalStyle) -> String {
         let mut text = String::new();
         let empty = self.source.is_empty();

@@ -1,4 +1,5 @@
-//! A browser without a window, driven over its DevTools protocol: a websocket, JSON in and out. As little of it as the tests need.
+//! A browser without a window, driven over its DevTools protocol: a websocket, JSON in and out. As little of it as the
+//! tests need.
 
 use serde_json::{Value, json};
 use std::net::TcpStream;

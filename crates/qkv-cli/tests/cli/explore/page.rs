@@ -182,7 +182,8 @@ fn a_small_window_needs_no_scrolling_sideways() {
 fn joined_hidden_and_dropped_tokens_leave_the_sums_that_are_promised() {
     let serving = Serving::start(&[]);
     let mut browser = Browser::open(&serving.url);
-    // Three rows over four keys; the keys 1 and 2 are one word, so are the queries 1 and 2. Key 0 is special, and the sink.
+    // Three rows over four keys; the keys 1 and 2 are one word, so are the queries 1 and 2. Key 0 is special, and the
+    // sink.
     let made = |display: &str| {
         format!(
             "(async () => {{ const {{ matrix }} = await import('qkv/matrix');

@@ -1,4 +1,5 @@
-//! `qkv train` and `qkv classify` with hierarchical attention: trained here in seconds, on documents whose class hangs on one word.
+//! `qkv train` and `qkv classify` with hierarchical attention: trained here in seconds, on documents whose class hangs
+//! on one word.
 
 use crate::models::program::{Folder, json};
 

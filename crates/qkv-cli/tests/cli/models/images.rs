@@ -1,4 +1,5 @@
-//! `qkv train` and `qkv classify --image` with a model that sees: trained here in seconds, on images that are light on one side.
+//! `qkv train` and `qkv classify --image` with a model that sees: trained here in seconds, on images that are light on
+//! one side.
 
 use crate::models::program::{Folder, json};
 use png::{BitDepth, ColorType, Encoder};
