@@ -46,7 +46,7 @@ pub fn steps(full: bool) -> Vec<Step> {
 }
 
 /// Packs every crate that is published, as `cargo publish` would.
-pub const PACKAGE: &str = "package --workspace --no-verify --allow-dirty --quiet";
+pub const PACKAGE: &str = "package --workspace --exclude xtask --exclude qkv-conformance --exclude qkv-fuzz --no-verify --allow-dirty --quiet";
 
 /// Checks `qkv` for other targets.
 pub fn targets() -> Vec<Step> {

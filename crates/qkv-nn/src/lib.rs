@@ -62,3 +62,8 @@ pub use parameters::{Gradients, Init, Param, Parameters};
 pub use pool::Pool;
 pub use tape::{Tape, Var};
 pub use tensor::Tensor;
+
+/// The example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
