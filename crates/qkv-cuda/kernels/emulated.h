@@ -1,5 +1,5 @@
-// The kernels as plain C++, for a machine without a card: each thread of a block is a fibre, and a fibre that waits at a
-// barrier lets the next one run. Slow, and the same source: what is wrong in a kernel's logic is wrong here too.
+// The kernels as plain C++, for a machine without a card: each thread of a block is a fibre, and a fibre that waits at
+// a barrier lets the next one run. Slow, and the same source: what is wrong in a kernel's logic is wrong here too.
 
 #define EMULATED 1
 #include <cmath>
@@ -128,7 +128,8 @@ static unsigned __ballot_sync(unsigned, int x) {
     return bits;
 }
 static unsigned fragments[64][32][6];
-template <class Widen> static void emulated_mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, Widen widen) {
+template <class Widen>
+static void emulated_mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, Widen widen) {
     int warp = current / 32, lane = current % 32, g = lane / 4, t = lane % 4;
     unsigned* mine = fragments[warp][lane];
     for (int x = 0; x < 4; x++) mine[x] = a[x];
@@ -159,9 +160,21 @@ static inline uint16_t emulated_to_half(float x) {
     std::memcpy(&bits, &half, 2);
     return bits;
 }
-static inline float __int_as_float(int x) { float y; std::memcpy(&y, &x, 4); return y; }
-static inline float __uint_as_float(unsigned x) { float y; std::memcpy(&y, &x, 4); return y; }
-static inline unsigned __float_as_uint(float x) { unsigned y; std::memcpy(&y, &x, 4); return y; }
+static inline float __int_as_float(int x) {
+    float y;
+    std::memcpy(&y, &x, 4);
+    return y;
+}
+static inline float __uint_as_float(unsigned x) {
+    float y;
+    std::memcpy(&y, &x, 4);
+    return y;
+}
+static inline unsigned __float_as_uint(float x) {
+    unsigned y;
+    std::memcpy(&y, &x, 4);
+    return y;
+}
 // The C library has a name like this too.
 #define __expf expf
 static inline int __ffs(int x) { return __builtin_ffs(x); }
@@ -182,7 +195,12 @@ static void run_fibre() {
     // Whoever waits for this fibre waits for one fewer.
     Barrier& warp = warp_barriers[current / 32];
     int left = warp_size() - ended_in_warp[current / 32];
-    if (warp.came && warp.came == left) { warp.came = 0; warp.result = warp.value; warp.value = 0; warp.round++; }
+    if (warp.came && warp.came == left) {
+        warp.came = 0;
+        warp.result = warp.value;
+        warp.value = 0;
+        warp.round++;
+    }
     left = threads_here - ended_in_block;
     if (block_barrier.came && block_barrier.came == left) {
         block_barrier.came = 0;
@@ -224,23 +242,26 @@ static void run_block(int threads) {
 }
 
 // What the host calls: 0 where there is no such kernel.
-#define EMULATED_LAUNCH(...)                                                                              \
+#define EMULATED_LAUNCH(...)                                                                                    \
     extern "C" int emulated_launch(const char* name, const unsigned* grid, unsigned threads, const void* job) { \
-        struct Named { const char* name; void (*call)(const void*); };                                     \
-        static const Named all[] = {__VA_ARGS__};                                                          \
-        for (const Named& one : all)                                                                       \
-            if (!std::strcmp(one.name, name)) {                                                            \
-                body = one.call;                                                                           \
-                argument = job;                                                                            \
-                blockDim = {threads, 1, 1};                                                                \
-                gridDim = {grid[0], grid[1], 1};                                                           \
-                for (unsigned y = 0; y < grid[1]; y++)                                                     \
-                    for (unsigned x = 0; x < grid[0]; x++) {                                               \
-                        blockIdx = {x, y, 0};                                                              \
-                        run_block(int(threads));                                                           \
-                    }                                                                                      \
-                return 1;                                                                                  \
-            }                                                                                              \
-        return 0;                                                                                          \
+        struct Named {                                                                                          \
+            const char* name;                                                                                   \
+            void (*call)(const void*);                                                                          \
+        };                                                                                                      \
+        static const Named all[] = {__VA_ARGS__};                                                               \
+        for (const Named& one : all)                                                                            \
+            if (!std::strcmp(one.name, name)) {                                                                 \
+                body = one.call;                                                                                \
+                argument = job;                                                                                 \
+                blockDim = {threads, 1, 1};                                                                     \
+                gridDim = {grid[0], grid[1], 1};                                                                \
+                for (unsigned y = 0; y < grid[1]; y++)                                                          \
+                    for (unsigned x = 0; x < grid[0]; x++) {                                                    \
+                        blockIdx = {x, y, 0};                                                                   \
+                        run_block(int(threads));                                                                \
+                    }                                                                                           \
+                return 1;                                                                                       \
+            }                                                                                                   \
+        return 0;                                                                                               \
     }
-#define EMULATED_KERNEL(name) {#name, [](const void* job) { name(*(const Job*)job); }}
+#define EMULATED_KERNEL(name) {#name, [](const void* job) { name(*(const GeneralParams*)job); }}

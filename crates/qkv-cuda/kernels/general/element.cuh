@@ -68,32 +68,38 @@ __device__ __forceinline__ T narrow(float x) {
     r.bits = bits_of(x);
     return r;
 }
-__device__ __forceinline__ u32 pair_of(float low, float high) { return u32(bits_of(low)) | u32(bits_of(high)) << 16; }
+__device__ __forceinline__ u32 pack_pair(float low, float high) { return u32(bits_of(low)) | u32(bits_of(high)) << 16; }
 
 // c[16×8] += a[16×16] · b[16×8], the warp's own instruction: sums in f32.
 __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #ifdef EMULATED
-    emulated_mma(c, a, b0, b1, [](u16 bits) { T x; x.bits = bits; return widen(x); });
+    emulated_mma(c, a, b0, b1, [](u16 bits) {
+        T x;
+        x.bits = bits;
+        return widen(x);
+    });
 #elif ELEMENT == BF16
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #endif
 }
 #endif
 
-// Two kernels of which the second was launched to start early: the first says when its blocks are all under way, and the second
-// waits until what the first wrote is there. Cards before Hopper run one after the other.
-__device__ __forceinline__ void the_next_may_start() {
+// Two kernels of which the second was launched to start early: the first says when its blocks are all under way, and
+// the second waits until what the first wrote is there. Cards before Hopper run one after the other.
+__device__ __forceinline__ void launch_dependents() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-__device__ __forceinline__ void wait_for_the_last() {
+__device__ __forceinline__ void wait_on_dependency() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif

@@ -1,18 +1,18 @@
-// Which keys a query may see, asked of one pair (`allowed`) and of a whole tile (`verdict`). A mask is a small program in
-// postfix order; each rule means what `Mask::allows` of the library says. A verdict is always sound: "partial" may be said
-// of a tile that turns out empty or full, never the reverse.
+// Which keys a query may see, asked of one pair (`mask_allows`) and of a whole tile (`verdict`). A mask is a small
+// program in postfix order; each rule means what `Mask::allows` of the library says. A verdict is always sound:
+// "partial" may be said of a tile that turns out empty or full, never the reverse.
 
 #define OP_FULL 0
-#define OP_NEAR 1     // p − x ≤ j ≤ p + y
+#define OP_NEAR 1 // p − x ≤ j ≤ p + y
 #define OP_LENGTHS 2
 #define OP_SEGMENTS 3
 #define OP_BITS 4
-#define OP_STRIDED 5  // x the stride
-#define OP_FIXED 6    // x the stride, y the summary
+#define OP_STRIDED 5    // x the stride
+#define OP_FIXED 6      // x the stride, y the summary
 #define OP_LONGFORMER 7 // x half the window; data: i64 positions, count of them
-#define OP_BIGBIRD 8  // x the block, y half the window, size the globals; data: i32 header and drawn blocks
-#define OP_BLOCKS 9   // x the block; data: u8 [rows, count]
-#define OP_BUCKETS 10 // size rounds
+#define OP_BIGBIRD 8    // x the block, y half the window, size the globals; data: i32 header and drawn blocks
+#define OP_BLOCKS 9     // x the block; data: u8 [rows, count]
+#define OP_BUCKETS 10   // size rounds
 #define OP_AND 11
 #define OP_OR 12
 #define OP_NOT 13
@@ -29,7 +29,10 @@ __device__ __forceinline__ void philox(u32 (&c)[4], u64 seed) {
         u64 first = u64(c[0]) * 0xd2511f53u, second = u64(c[2]) * 0xcd9e8d57u;
         u32 a = u32(second >> 32) ^ c[1] ^ k0, b = u32(second);
         u32 cc = u32(first >> 32) ^ c[3] ^ k1, d = u32(first);
-        c[0] = a; c[1] = b; c[2] = cc; c[3] = d;
+        c[0] = a;
+        c[1] = b;
+        c[2] = cc;
+        c[3] = d;
         k0 += 0x9e3779b9u;
         k1 += 0xbb67ae85u;
     }
@@ -41,12 +44,12 @@ __device__ __forceinline__ i64 floor_div(i64 a, i64 b) {
 }
 
 __device__ __forceinline__ i64 floor_mod(i64 a, i64 b) { return a - floor_div(a, b) * b; }
-__device__ __forceinline__ i64 least(i64 a, i64 b) { return a < b ? a : b; }
-__device__ __forceinline__ i64 most(i64 a, i64 b) { return a > b ? a : b; }
-__device__ __forceinline__ i64 apart(i64 a, i64 b) { return a < b ? b - a : a - b; }
+__device__ __forceinline__ i64 min_i64(i64 a, i64 b) { return a < b ? a : b; }
+__device__ __forceinline__ i64 max_i64(i64 a, i64 b) { return a > b ? a : b; }
+__device__ __forceinline__ i64 distance(i64 a, i64 b) { return a < b ? b - a : a - b; }
 
 // The first of an ascending set that is not below `low`.
-__device__ __noinline__ i64 not_below(const i64* set, i64 count, i64 low) {
+__device__ __noinline__ i64 lower_bound(const i64* set, i64 count, i64 low) {
     i64 start = 0, end = count;
     while (start < end) {
         i64 middle = (start + end) / 2;
@@ -56,15 +59,15 @@ __device__ __noinline__ i64 not_below(const i64* set, i64 count, i64 low) {
     return start;
 }
 
-__device__ __forceinline__ bool has_between(const i64* set, i64 count, i64 low, i64 high) {
-    i64 at = not_below(set, count, low);
+__device__ __forceinline__ bool any_in_range(const i64* set, i64 count, i64 low, i64 high) {
+    i64 at = lower_bound(set, count, low);
     return at < count && set[at] <= high;
 }
 
-// Whether BigBird's places of block `row` see the keys of block `col`. The data: blocks of keys, drawn a row, rows that are
-// listed, seed (two words), then the lists. A row beyond the list draws here, by the same rule as the library.
-__device__ __noinline__ bool bigbird_sees(const Op& op, i64 row, i64 col) {
-    if (apart(row, col) <= op.y || (row >= 0 && row < op.size) || col < op.size) return true;
+// Whether BigBird's places of block `row` see the keys of block `col`. The data: blocks of keys, drawn a row, rows that
+// are listed, seed (two words), then the lists. A row beyond the list draws here, by the same rule as the library.
+__device__ __noinline__ bool bigbird_allows(const Op& op, i64 row, i64 col) {
+    if (distance(row, col) <= op.y || (row >= 0 && row < op.size) || col < op.size) return true;
     if (row < 0) return false;
     const int* data = (const int*)op.data;
     int blocks = data[0], random = data[1], listed = data[2];
@@ -81,49 +84,78 @@ __device__ __noinline__ bool bigbird_sees(const Op& op, i64 row, i64 col) {
         philox(words, seed);
         int pick = int((u64(words[0]) * (u64(last) + 1)) >> 32);
         for (int before = 0; before < at; before++)
-            if (taken[before] == pick) { pick = last; break; }
+            if (taken[before] == pick) {
+                pick = last;
+                break;
+            }
         taken[at] = pick;
         if (pick == col) return true;
     }
     return false;
 }
 
-__device__ __forceinline__ i64 place_of(const Job& job, int b, int i) {
-    return job.positions ? job.positions[i64(b) * job.n + i] : i + job.offset;
+__device__ __forceinline__ i64 position_of(const GeneralParams& params, int b, int i) {
+    return params.positions ? params.positions[i64(b) * params.n + i] : i + params.offset;
 }
 
-__device__ __noinline__ bool allowed(const Job& job, int b, int h, int i, int j, i64 p) {
+__device__ __noinline__ bool mask_allows(const GeneralParams& params, int b, int h, int i, int j, i64 p) {
     u32 stack = 1; // bit 0 is the top
-    for (int at = 0; at < job.ops; at++) {
-        const Op& op = job.mask[at];
+    for (int at = 0; at < params.mask_ops; at++) {
+        const Op& op = params.mask[at];
         bool yes = true;
         switch (op.code) {
-        case OP_NEAR: yes = p - op.x <= j && j <= p + op.y; break;
-        case OP_LENGTHS: yes = j < job.lengths[b]; break;
-        case OP_SEGMENTS: yes = job.segments_q[i64(b) * job.n + i] == job.segments_k[i64(b) * job.m + j]; break;
-        case OP_BITS:
-            yes = job.bits[b * job.bits_batch + h * job.bits_head + i * job.bits_row + j * job.bits_col] != 0;
+        case OP_NEAR:
+            yes = p - op.x <= j && j <= p + op.y;
             break;
-        case OP_STRIDED: yes = apart(p, j) < op.x || floor_mod(p - j, op.x) == 0; break;
-        case OP_FIXED: yes = floor_div(j, op.x) == floor_div(p, op.x) || floor_mod(j, op.x) >= op.x - op.y; break;
+        case OP_LENGTHS:
+            yes = j < params.lengths[b];
+            break;
+        case OP_SEGMENTS:
+            yes = params.segments_q[i64(b) * params.n + i] == params.segments_k[i64(b) * params.m + j];
+            break;
+        case OP_BITS:
+            yes =
+                params.bits[b * params.bits_batch + h * params.bits_head + i * params.bits_row + j * params.bits_col] !=
+                0;
+            break;
+        case OP_STRIDED:
+            yes = distance(p, j) < op.x || floor_mod(p - j, op.x) == 0;
+            break;
+        case OP_FIXED:
+            yes = floor_div(j, op.x) == floor_div(p, op.x) || floor_mod(j, op.x) >= op.x - op.y;
+            break;
         case OP_LONGFORMER: {
             const i64* set = (const i64*)op.data;
-            yes = apart(p, j) <= op.x || has_between(set, op.count, j, j) || has_between(set, op.count, p, p);
+            yes = distance(p, j) <= op.x || any_in_range(set, op.count, j, j) || any_in_range(set, op.count, p, p);
             break;
         }
-        case OP_BIGBIRD: yes = bigbird_sees(op, floor_div(p, op.x), j / op.x); break;
-        case OP_BLOCKS: yes = ((const u8*)op.data)[(i / op.x) * op.count + j / op.x] != 0; break;
+        case OP_BIGBIRD:
+            yes = bigbird_allows(op, floor_div(p, op.x), j / op.x);
+            break;
+        case OP_BLOCKS:
+            yes = ((const u8*)op.data)[(i / op.x) * op.count + j / op.x] != 0;
+            break;
         case OP_BUCKETS: {
-            const int* q = job.buckets_q + ((i64(b) * job.heads + h) * job.n + i) * op.size;
-            const int* k = job.buckets_k + ((i64(b) * job.key_heads + h / job.group) * job.m + j) * op.size;
+            const int* q = params.buckets_q + ((i64(b) * params.heads + h) * params.n + i) * op.size;
+            const int* k = params.buckets_k + ((i64(b) * params.key_heads + h / params.group) * params.m + j) * op.size;
             yes = false;
             for (int round = 0; round < op.size; round++) yes |= q[round] == k[round];
             break;
         }
-        case OP_AND: yes = (stack & 3) == 3; stack >>= 2; break;
-        case OP_OR: yes = (stack & 3) != 0; stack >>= 2; break;
-        case OP_NOT: yes = !(stack & 1); stack >>= 1; break;
-        default: break;
+        case OP_AND:
+            yes = (stack & 3) == 3;
+            stack >>= 2;
+            break;
+        case OP_OR:
+            yes = (stack & 3) != 0;
+            stack >>= 2;
+            break;
+        case OP_NOT:
+            yes = !(stack & 1);
+            stack >>= 1;
+            break;
+        default:
+            break;
         }
         stack = stack << 1 | u32(yes);
     }
@@ -131,48 +163,52 @@ __device__ __noinline__ bool allowed(const Job& job, int b, int h, int i, int j,
 }
 
 // A tile as a rule sees it: both ends included. The numbers of its two tiles find its segments.
-struct Extent {
+struct TileExtent {
     i64 p0, p1;
     int i0, i1, j0, j1, query_tile, key_tile, query_tiles, key_tiles;
 };
 
-__device__ __forceinline__ int of(bool empty, bool full) { return empty ? EMPTY : full ? FULL : PARTIAL; }
+__device__ __forceinline__ int to_verdict(bool empty, bool full) { return empty ? EMPTY : full ? FULL : PARTIAL; }
 
-__device__ __noinline__ int verdict(const Job& job, int b, const Extent& e) {
+__device__ __noinline__ int verdict(const GeneralParams& params, int b, const TileExtent& e) {
     u32 any = 1, all = 1;
-    for (int at = 0; at < job.ops; at++) {
-        const Op& op = job.mask[at];
+    for (int at = 0; at < params.mask_ops; at++) {
+        const Op& op = params.mask[at];
         int found = PARTIAL;
         bool some = true, every = true;
         i64 low = e.p0 - e.j1, high = e.p1 - e.j0; // p − j
-        i64 nearest = low > 0 ? low : high < 0 ? -high : 0, farthest = most(-low, high);
+        i64 nearest = low > 0 ? low : high < 0 ? -high : 0, farthest = max_i64(-low, high);
         switch (op.code) {
-        case OP_FULL: found = FULL; break;
-        case OP_NEAR:
-            found = of(e.j1 < e.p0 - op.x || e.j0 > e.p1 + op.y, e.j0 >= e.p1 - op.x && e.j1 <= e.p0 + op.y);
+        case OP_FULL:
+            found = FULL;
             break;
-        case OP_LENGTHS: found = of(e.j0 >= job.lengths[b], e.j1 < job.lengths[b]); break;
+        case OP_NEAR:
+            found = to_verdict(e.j1 < e.p0 - op.x || e.j0 > e.p1 + op.y, e.j0 >= e.p1 - op.x && e.j1 <= e.p0 + op.y);
+            break;
+        case OP_LENGTHS:
+            found = to_verdict(e.j0 >= params.lengths[b], e.j1 < params.lengths[b]);
+            break;
         case OP_SEGMENTS: {
-            const int* q = job.extents_q + (i64(b) * e.query_tiles + e.query_tile) * 2;
-            const int* k = job.extents_k + (i64(b) * e.key_tiles + e.key_tile) * 2;
-            found = of(q[1] < k[0] || k[1] < q[0], q[0] == q[1] && k[0] == k[1] && q[0] == k[0]);
+            const int* q = params.extents_q + (i64(b) * e.query_tiles + e.query_tile) * 2;
+            const int* k = params.extents_k + (i64(b) * e.key_tiles + e.key_tile) * 2;
+            found = to_verdict(q[1] < k[0] || k[1] < q[0], q[0] == q[1] && k[0] == k[1] && q[0] == k[0]);
             break;
         }
         case OP_STRIDED: {
             bool multiple = floor_div(high, op.x) * op.x >= low;
-            found = of(nearest >= op.x && !multiple, farthest < op.x || op.x == 1);
+            found = to_verdict(nearest >= op.x && !multiple, farthest < op.x || op.x == 1);
             break;
         }
         case OP_FIXED: {
             i64 q0 = floor_div(e.p0, op.x), q1 = floor_div(e.p1, op.x), k0 = e.j0 / op.x, k1 = e.j1 / op.x;
             bool summary = e.j1 - e.j0 + 1 >= op.x || k0 != k1 || floor_mod(e.j1, op.x) >= op.x - op.y;
-            found = of((q1 < k0 || k1 < q0) && !summary, q0 == q1 && q0 == k0 && k0 == k1);
+            found = to_verdict((q1 < k0 || k1 < q0) && !summary, q0 == q1 && q0 == k0 && k0 == k1);
             break;
         }
         case OP_LONGFORMER: {
             const i64* set = (const i64*)op.data;
-            bool global = has_between(set, op.count, e.j0, e.j1) || has_between(set, op.count, e.p0, e.p1);
-            found = of(nearest > op.x && !global, farthest <= op.x);
+            bool global = any_in_range(set, op.count, e.j0, e.j1) || any_in_range(set, op.count, e.p0, e.p1);
+            found = to_verdict(nearest > op.x && !global, farthest <= op.x);
             break;
         }
         case OP_BIGBIRD:
@@ -184,51 +220,56 @@ __device__ __noinline__ int verdict(const Job& job, int b, const Extent& e) {
             some = false;
             for (i64 r = r0; r <= r1; r++)
                 for (i64 c = c0; c <= c1; c++) {
-                    bool seen = blocks ? ((const u8*)op.data)[r * op.count + c] != 0 : bigbird_sees(op, r, c);
+                    bool seen = blocks ? ((const u8*)op.data)[r * op.count + c] != 0 : bigbird_allows(op, r, c);
                     some |= seen;
                     every &= seen;
                 }
-            found = of(!some, every);
+            found = to_verdict(!some, every);
             break;
         }
         case OP_AND:
-            found = of(!(any & 1 && any & 2), all & 1 && all & 2);
-            any >>= 2; all >>= 2;
+            found = to_verdict(!(any & 1 && any & 2), all & 1 && all & 2);
+            any >>= 2;
+            all >>= 2;
             break;
         case OP_OR:
-            found = of(!(any & 3), (all & 3) != 0);
-            any >>= 2; all >>= 2;
+            found = to_verdict(!(any & 3), (all & 3) != 0);
+            any >>= 2;
+            all >>= 2;
             break;
         case OP_NOT: {
             bool was_any = any & 1, was_all = all & 1;
-            found = of(was_all, !was_any);
-            any >>= 1; all >>= 1;
+            found = to_verdict(was_all, !was_any);
+            any >>= 1;
+            all >>= 1;
             break;
         }
-        default: break;
+        default:
+            break;
         }
         any = any << 1 | u32(found != EMPTY);
         all = all << 1 | u32(found == FULL);
     }
-    return of(!(any & 1), all & 1);
+    return to_verdict(!(any & 1), all & 1);
 }
 
 // The smallest and largest segment of each tile of `size` queries and of `other` keys: one thread a tile.
-extern "C" __global__ void segment_extents(const __grid_constant__ Job job) {
-    int query_tiles = (job.n + QUERY_TILE - 1) / QUERY_TILE, key_tiles = (job.m + KEY_TILE - 1) / KEY_TILE;
-    i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x, of_queries = i64(job.batch) * query_tiles;
+extern "C" __global__ void segment_extents(const __grid_constant__ GeneralParams params) {
+    int query_tiles = (params.n + QUERY_TILE - 1) / QUERY_TILE, key_tiles = (params.m + KEY_TILE - 1) / KEY_TILE;
+    i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x, of_queries = i64(params.batch) * query_tiles;
     bool queries = at < of_queries;
     if (!queries) at -= of_queries;
-    if (!queries && at >= i64(job.batch) * key_tiles) return;
-    int tiles = queries ? query_tiles : key_tiles, len = queries ? job.n : job.m, size = queries ? QUERY_TILE : KEY_TILE;
+    if (!queries && at >= i64(params.batch) * key_tiles) return;
+    int tiles = queries ? query_tiles : key_tiles, len = queries ? params.n : params.m,
+        size = queries ? QUERY_TILE : KEY_TILE;
     int b = int(at / tiles), first = int(at % tiles) * size;
-    const int* segments = (queries ? job.segments_q : job.segments_k) + i64(b) * len;
+    const int* segments = (queries ? params.segments_q : params.segments_k) + i64(b) * len;
     int low = segments[first], high = low;
     for (int i = first + 1; i < first + size && i < len; i++) {
         low = segments[i] < low ? segments[i] : low;
         high = segments[i] > high ? segments[i] : high;
     }
-    int* extent = (queries ? job.extents_q : job.extents_k) + at * 2;
+    int* extent = (queries ? params.extents_q : params.extents_k) + at * 2;
     extent[0] = low;
     extent[1] = high;
 }

@@ -1,5 +1,5 @@
-// A score, from the product of a query and a key to what the softmax takes: scale, temperature, cap, bias, mask. One pair
-// at a time, a pure function of it.
+// A score, from the product of a query and a key to what the softmax takes: scale, temperature, cap, bias, mask. One
+// pair at a time, a pure function of it.
 
 // What a head's scores have in common.
 struct Head {
@@ -7,58 +7,63 @@ struct Head {
     float scale, slope; // slope: ALiBi's
 };
 
-__device__ __forceinline__ Head head_of(const Job& job, int b, int h) {
+__device__ __forceinline__ Head head_of(const GeneralParams& params, int b, int h) {
     Head head;
     head.b = b;
     head.h = h;
-    head.key_head = h / job.group;
-    head.scale = job.learned ? widen(job.learned[h % job.learned_count]) * job.inverse_temperature : job.scale;
-    head.slope = job.slopes ? job.slopes[h] : 0.0f;
+    head.key_head = h / params.group;
+    head.scale = params.learned_scale
+                     ? widen(params.learned_scale[h % params.learned_scale_count]) * params.inverse_temperature
+                     : params.scale;
+    head.slope = params.alibi_slopes ? params.alibi_slopes[h] : 0.0f;
     return head;
 }
 
-struct Made {
+struct ModifiedScore {
     float score; // −∞ where the pair is absent
     float slope; // the derivative of the cap
 };
 
-__device__ __forceinline__ i64 table_entry(const Job& job, i64 p, int j) {
-    return most(-job.reach, least(job.reach, j - p)) + job.reach;
+__device__ __forceinline__ i64 table_entry(const GeneralParams& params, i64 p, int j) {
+    return max_i64(-params.reach, min_i64(params.reach, j - p)) + params.reach;
 }
 
-// `full`: the tile keeps every pair that is there. Called, not put in place: it is long, and where speed counts a tile is
-// whole and its scores are plain.
-__device__ __noinline__ Made finish(const Job& job, const Head& head, float raw, int i, int j, i64 p, bool full) {
-    Made made;
+// `full`: the tile keeps every pair that is there. Called, not put in place: it is long, and where speed counts a tile
+// is whole and its scores are plain.
+__device__ __noinline__ ModifiedScore finish_score(const GeneralParams& params, const Head& head, float raw, int i,
+                                                   int j, i64 p, bool full) {
+    ModifiedScore made;
     made.slope = 1.0f;
     made.score = raw * head.scale;
-    if (job.cap != 0.0f) {
-        float t = tanhf(made.score / job.cap);
-        made.score = job.cap * t;
+    if (params.cap != 0.0f) {
+        float t = tanhf(made.score / params.cap);
+        made.score = params.cap * t;
         made.slope = 1.0f - t * t;
     }
-    if (i >= job.n || j >= job.m) {
+    if (i >= params.n || j >= params.m) {
         made.score = -INFINITE;
         return made;
     }
-    if (job.slopes) made.score -= head.slope * float(apart(p, j));
-    if (job.bias.at)
-        made.score += widen(job.bias.at[head.b * job.bias.batch + head.h * job.bias.head + i * job.bias.row + j * job.bias.col]);
-    if (job.table)
-        made.score += widen(job.table[head.h % job.table_rows * job.table_row + table_entry(job, p, j) * job.table_col]);
-    if (!full && !allowed(job, head.b, head.h, i, j, p)) made.score = -INFINITE;
+    if (params.alibi_slopes) made.score -= head.slope * float(distance(p, j));
+    if (params.bias.data)
+        made.score += widen(params.bias.data[head.b * params.bias.batch + head.h * params.bias.head +
+                                             i * params.bias.row + j * params.bias.col]);
+    if (params.table)
+        made.score += widen(
+            params.table[head.h % params.table_rows * params.table_row + table_entry(params, p, j) * params.table_col]);
+    if (!full && !mask_allows(params, head.b, head.h, i, j, p)) made.score = -INFINITE;
     return made;
 }
 
-// What a weight is multiplied by: 1, or by dropout 0 or a little more than 1. The map is that of the library's Philox: the
-// score of query i and key j has 16 bits, word (j mod 8) / 2 of the block (⌊j/8⌋, i, h, b), low half first.
-__device__ __noinline__ float modulation(const Job& job, const Head& head, int i, int j) {
-    if (job.threshold == 0) return 1.0f;
+// What a weight is multiplied by: 1, or by dropout 0 or a little more than 1. The map is that of the library's Philox:
+// the score of query i and key j has 16 bits, word (j mod 8) / 2 of the block (⌊j/8⌋, i, h, b), low half first.
+__device__ __noinline__ float dropout_factor(const GeneralParams& params, const Head& head, int i, int j) {
+    if (params.dropout_threshold == 0) return 1.0f;
     u32 words[4] = {u32(j / 8), u32(i), u32(head.h), u32(head.b)};
-    philox(words, job.seed);
+    philox(words, params.seed);
     u32 word = j % 8 < 2 ? words[0] : j % 8 < 4 ? words[1] : j % 8 < 6 ? words[2] : words[3];
     u32 drawn = j % 2 ? word >> 16 : word & 0xffff;
-    return drawn < job.threshold ? 0.0f : job.kept_scale;
+    return drawn < params.dropout_threshold ? 0.0f : params.dropout_scale;
 }
 
 __device__ __forceinline__ float weight_of(float score, float lse) {
@@ -72,63 +77,69 @@ __device__ __noinline__ u32 random_word(u64 seed, int group, int i, int h, int b
     return at == 0 ? words[0] : at == 1 ? words[1] : at == 2 ? words[2] : words[3];
 }
 
-// Whether a tile needs no look at single pairs: the mask keeps all of it, none of it lies outside, and scores are plain.
-__device__ __forceinline__ bool is_plain(const Job& job, bool whole, int first, int queries, int j0, int keys) {
-    return whole && job.plain && first + queries <= job.n && j0 + keys <= job.m;
+// Whether a tile needs no look at single pairs: the mask keeps all of it, none of it lies outside, and scores are
+// plain.
+__device__ __forceinline__ bool is_plain(const GeneralParams& params, bool full_tile, int first, int queries, int j0,
+                                         int keys) {
+    return full_tile && params.plain_scores && first + queries <= params.n && j0 + keys <= params.m;
 }
 
 // The places of queries `first …`, at most `count` of them: the smallest and the largest.
-__device__ __forceinline__ void places_of(const Job& job, int b, int first, int count, Extent& extent) {
-    int last = first + count - 1 < job.n ? first + count - 1 : job.n - 1;
+__device__ __forceinline__ void query_extent(const GeneralParams& params, int b, int first, int count,
+                                             TileExtent& extent) {
+    int last = first + count - 1 < params.n ? first + count - 1 : params.n - 1;
     extent.i0 = first;
     extent.i1 = last;
-    extent.p0 = extent.p1 = place_of(job, b, first);
-    if (!job.positions) {
-        extent.p1 = place_of(job, b, last);
+    extent.p0 = extent.p1 = position_of(params, b, first);
+    if (!params.positions) {
+        extent.p1 = position_of(params, b, last);
         return;
     }
     for (int i = first + 1; i <= last; i++) {
-        i64 p = place_of(job, b, i);
-        extent.p0 = least(extent.p0, p);
-        extent.p1 = most(extent.p1, p);
+        i64 p = position_of(params, b, i);
+        extent.p0 = min_i64(extent.p0, p);
+        extent.p1 = max_i64(extent.p1, p);
     }
 }
 
-__device__ __forceinline__ void keys_of(const Job& job, int first, int count, Extent& extent) {
+__device__ __forceinline__ void key_extent(const GeneralParams& params, int first, int count, TileExtent& extent) {
     extent.j0 = first;
-    extent.j1 = first + count - 1 < job.m ? first + count - 1 : job.m - 1;
+    extent.j1 = first + count - 1 < params.m ? first + count - 1 : params.m - 1;
 }
 
-// Which tiles, of the 32 from `base` on, one side of a tile touches: bits of those that keep something, and of those that
-// keep everything. Every warp of a block asks the same and is told the same.
-__device__ __forceinline__ u32 tiles_touched(const Job& job, int b, Extent extent, bool of_keys, int base, int end, u32& full) {
+// Which tiles, of the 32 from `base` on, one side of a tile touches: bits of those that keep something, and of those
+// that keep everything. Every warp of a block asks the same and is told the same.
+__device__ __forceinline__ u32 classify_tiles(const GeneralParams& params, int b, TileExtent extent, bool of_keys,
+                                              int base, int end, u32& full) {
     int tile = base + int(threadIdx.x % 32);
     int found = EMPTY;
     if (tile < end) {
         if (of_keys) {
-            keys_of(job, tile * KEY_TILE, KEY_TILE, extent);
+            key_extent(params, tile * KEY_TILE, KEY_TILE, extent);
             extent.key_tile = tile;
         } else {
-            places_of(job, b, tile * QUERY_TILE, QUERY_TILE, extent);
+            query_extent(params, b, tile * QUERY_TILE, QUERY_TILE, extent);
             extent.query_tile = tile;
         }
-        found = verdict(job, b, extent);
+        found = verdict(params, b, extent);
     }
     full = __ballot_sync(FULL_WARP, found == FULL);
     return __ballot_sync(FULL_WARP, found != EMPTY);
 }
 
-__device__ __forceinline__ int query_tiles(const Job& job) { return (job.n + QUERY_TILE - 1) / QUERY_TILE; }
-__device__ __forceinline__ int key_tiles(const Job& job) { return (job.m + KEY_TILE - 1) / KEY_TILE; }
+__device__ __forceinline__ int query_tiles(const GeneralParams& params) {
+    return (params.n + QUERY_TILE - 1) / QUERY_TILE;
+}
+__device__ __forceinline__ int key_tiles(const GeneralParams& params) { return (params.m + KEY_TILE - 1) / KEY_TILE; }
 
-// Calls `work(tile, bh)` for the tiles of a block, one after the other: of `tiles` tiles of each of `heads` heads, all, or
-// those that another kernel says are to be computed again.
-template <class Work>
-__device__ __forceinline__ void each_tile(const Job& job, int tiles, int heads, bool last_first, Work work) {
-    if (job.broken && !*job.broken) return;
+// Calls `work(tile, bh)` for the tiles of a block, one after the other: of `tiles` tiles of each of `heads` heads, all,
+// or those that another kernel says are to be computed again.
+template <class Work> __device__ __forceinline__ void for_each_tile(const GeneralParams& params, int tiles, int heads,
+                                                                    bool last_first, Work work) {
+    if (params.recompute_any && !*params.recompute_any) return;
     for (int at = int(blockIdx.x); at < tiles * heads; at += int(gridDim.x)) {
         int bh = at / tiles, tile = last_first ? tiles - 1 - at % tiles : at % tiles;
-        if (job.broken_tiles && !job.broken_tiles[i64(bh) * tiles + tile]) continue;
+        if (params.recompute_tiles && !params.recompute_tiles[i64(bh) * tiles + tile]) continue;
         __syncthreads();
         work(tile, bh);
     }

@@ -1,24 +1,24 @@
-// Tiles in shared memory and the two products a warp makes of them. A block has ROWS rows, 16 a warp, against COLS rows of
-// the other side. Where a lane's numbers lie: lane = 4·g + t holds, of every 16 × 8 part, rows g and g + 8 and columns
-// 2t and 2t + 1, whatever the type. Widths are padded with zeros to WIDTH.
+// Tiles in shared memory and the two products a warp makes of them. A block has ROWS rows, 16 a warp, against COLS rows
+// of the other side. Where a lane's numbers lie: lane = 4·g + t holds, of every 16 × 8 part, rows g and g + 8 and
+// columns 2t and 2t + 1, whatever the type. Widths are padded with zeros to WIDTH.
 
 #define THREADS (ROWS * 2)
-#define LD (WIDTH + PAD)   // of a tile of rows
-#define LDP (COLS + PAD)   // of a tile of weights
-#define PARTS (COLS / 8)   // 16 × 8 parts of a warp's scores
-#define SUMS (WIDTH / 8)   // 16 × 8 parts of a warp's results
+#define LD (WIDTH + PAD) // of a tile of rows
+#define LDP (COLS + PAD) // of a tile of weights
+#define PARTS (COLS / 8) // 16 × 8 parts of a warp's scores
+#define SUMS (WIDTH / 8) // 16 × 8 parts of a warp's results
 
-struct alignas(16) Sixteen {
+struct alignas(16) Vec16 {
     u32 words[4];
 };
 
 __device__ __forceinline__ bool all_finite(T x) { return is_finite(widen(x)); }
 
-// Rows `first …` of a head into shared memory; rows and columns that are not there become 0. Says whether everything that
-// this thread read is finite.
-__device__ __forceinline__ bool load_rows(T* to, int rows, const Tensor& from, int b, int h, int first, int len, int width,
-                                          bool vectors) {
-    const T* head = from.at + b * from.batch + h * from.head;
+// Rows `first …` of a head into shared memory; rows and columns that are not there become 0. Says whether everything
+// that this thread read is finite.
+__device__ __forceinline__ bool load_rows(T* to, int rows, const Tensor& from, int b, int h, int first, int len,
+                                          int width, bool vectorized) {
+    const T* head = from.data + b * from.batch + h * from.head;
     bool finite = true;
     const int each = 16 / int(sizeof(T));
     for (int at = threadIdx.x; at < rows * (WIDTH / each); at += THREADS) {
@@ -26,8 +26,8 @@ __device__ __forceinline__ bool load_rows(T* to, int rows, const Tensor& from, i
         T* into = to + r * LD + c;
         const T* row = head + (first + r) * from.row;
         bool there = first + r < len;
-        if (vectors && there && c + each <= width) {
-            *(Sixteen*)into = *(const Sixteen*)(row + c);
+        if (vectorized && there && c + each <= width) {
+            *(Vec16*)into = *(const Vec16*)(row + c);
         } else {
             for (int x = 0; x < each; x++) into[x] = there && c + x < width ? row[(c + x) * from.col] : narrow(0.0f);
         }
@@ -38,8 +38,7 @@ __device__ __forceinline__ bool load_rows(T* to, int rows, const Tensor& from, i
 
 #if ELEMENT == F32
 // acc += A · Bᵀ over `depth`: A the warp's 16 rows, B N·8 rows.
-template <int N>
-__device__ __forceinline__ void rows_by_rows(float (&acc)[N][4], const T* a, const T* b, int depth) {
+template <int N> __device__ __forceinline__ void matmul_abt(float (&acc)[N][4], const T* a, const T* b, int depth) {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     for (int k = 0; k < depth; k += 4) {
         float4 a0 = *(const float4*)(a + g * LD + k), a1 = *(const float4*)(a + (g + 8) * LD + k);
@@ -47,7 +46,7 @@ __device__ __forceinline__ void rows_by_rows(float (&acc)[N][4], const T* a, con
         for (int part = 0; part < N; part++) {
             float4 b0 = *(const float4*)(b + (8 * part + 2 * t) * LD + k);
             float4 b1 = *(const float4*)(b + (8 * part + 2 * t + 1) * LD + k);
-            float(&c)[4] = acc[part];
+            float (&c)[4] = acc[part];
             c[0] = fmaf(a0.w, b0.w, fmaf(a0.z, b0.z, fmaf(a0.y, b0.y, fmaf(a0.x, b0.x, c[0]))));
             c[1] = fmaf(a0.w, b1.w, fmaf(a0.z, b1.z, fmaf(a0.y, b1.y, fmaf(a0.x, b1.x, c[1]))));
             c[2] = fmaf(a1.w, b0.w, fmaf(a1.z, b0.z, fmaf(a1.y, b0.y, fmaf(a1.x, b0.x, c[2]))));
@@ -57,8 +56,7 @@ __device__ __forceinline__ void rows_by_rows(float (&acc)[N][4], const T* a, con
 }
 
 // acc += A · B: A the warp's 16 rows of weights, B COLS rows, N·8 columns.
-template <int N>
-__device__ __forceinline__ void weights_by_rows(float (&acc)[N][4], const T* a, const T* b) {
+template <int N> __device__ __forceinline__ void matmul_ab(float (&acc)[N][4], const T* a, const T* b) {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll 2
     for (int k = 0; k < COLS; k++) {
@@ -74,40 +72,38 @@ __device__ __forceinline__ void weights_by_rows(float (&acc)[N][4], const T* a, 
     }
 }
 #else
-__device__ __forceinline__ u32 two(const T* at) { return *(const u32*)at; }
+__device__ __forceinline__ u32 load_pair(const T* at) { return *(const u32*)at; }
 
 // The four registers of a 16 × 16 part, rows one after the other `ld` apart.
-__device__ __forceinline__ void left(u32 (&a)[4], const T* at, int ld) {
+__device__ __forceinline__ void load_a_fragment(u32 (&a)[4], const T* at, int ld) {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    a[0] = two(at + g * ld + 2 * t);
-    a[1] = two(at + (g + 8) * ld + 2 * t);
-    a[2] = two(at + g * ld + 2 * t + 8);
-    a[3] = two(at + (g + 8) * ld + 2 * t + 8);
+    a[0] = load_pair(at + g * ld + 2 * t);
+    a[1] = load_pair(at + (g + 8) * ld + 2 * t);
+    a[2] = load_pair(at + g * ld + 2 * t + 8);
+    a[3] = load_pair(at + (g + 8) * ld + 2 * t + 8);
 }
 
 // acc += A · Bᵀ over `depth`: A the warp's 16 rows, B N·8 rows.
-template <int N>
-__device__ __forceinline__ void rows_by_rows(float (&acc)[N][4], const T* a, const T* b, int depth) {
+template <int N> __device__ __forceinline__ void matmul_abt(float (&acc)[N][4], const T* a, const T* b, int depth) {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     for (int k = 0; k < depth; k += 16) {
         u32 x[4];
-        left(x, a + k, LD);
+        load_a_fragment(x, a + k, LD);
 #pragma unroll
         for (int part = 0; part < N; part++) {
             const T* row = b + (8 * part + g) * LD + k + 2 * t;
-            mma(acc[part], x, two(row), two(row + 8));
+            mma(acc[part], x, load_pair(row), load_pair(row + 8));
         }
     }
 }
 
 // acc += A · B: A the warp's 16 rows of weights, B COLS rows, N·8 columns.
-template <int N>
-__device__ __forceinline__ void weights_by_rows(float (&acc)[N][4], const T* a, const T* b) {
+template <int N> __device__ __forceinline__ void matmul_ab(float (&acc)[N][4], const T* a, const T* b) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int k = 0; k < COLS; k += 16) {
         u32 x[4];
-        left(x, a + k, LDP);
+        load_a_fragment(x, a + k, LDP);
 #pragma unroll
         for (int part = 0; part < N; part += 2) {
             u32 y[4];
@@ -131,8 +127,7 @@ __device__ __forceinline__ void weights_by_rows(float (&acc)[N][4], const T* a, 
 #endif
 
 // The same where B holds something that is not finite: a weight of 0 takes nothing, whatever it would be multiplied by.
-template <int N>
-__device__ __forceinline__ void weights_by_rows_carefully(float (&acc)[N][4], const T* a, const T* b) {
+template <int N> __device__ __forceinline__ void matmul_ab_skip_zeros(float (&acc)[N][4], const T* a, const T* b) {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll 1
     for (int k = 0; k < COLS; k++) {
@@ -153,13 +148,13 @@ __device__ __forceinline__ void weights_by_rows_carefully(float (&acc)[N][4], co
 }
 
 template <int N>
-__device__ __forceinline__ void add_product(float (&acc)[N][4], const T* a, const T* b, bool careful) {
-    if (careful) weights_by_rows_carefully(acc, a, b);
-    else weights_by_rows(acc, a, b);
+__device__ __forceinline__ void accumulate_ab(float (&acc)[N][4], const T* a, const T* b, bool nonfinite) {
+    if (nonfinite) matmul_ab_skip_zeros(acc, a, b);
+    else matmul_ab(acc, a, b);
 }
 
 // A warp's 16 rows of numbers, from registers into a tile of weights.
-__device__ __forceinline__ void keep(T* to, const float (&from)[PARTS][4]) {
+__device__ __forceinline__ void store_weights(T* to, const float (&from)[PARTS][4]) {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
@@ -168,29 +163,29 @@ __device__ __forceinline__ void keep(T* to, const float (&from)[PARTS][4]) {
         *(float2*)at = make_float2(from[part][0], from[part][1]);
         *(float2*)(at + 8 * LDP) = make_float2(from[part][2], from[part][3]);
 #else
-        *(u32*)at = pair_of(from[part][0], from[part][1]);
-        *(u32*)(at + 8 * LDP) = pair_of(from[part][2], from[part][3]);
+        *(u32*)at = pack_pair(from[part][0], from[part][1]);
+        *(u32*)(at + 8 * LDP) = pack_pair(from[part][2], from[part][3]);
 #endif
     }
 }
 
 // A warp's 16 rows of results into a head's rows `first …`, multiplied by one number a row.
-template <int N>
-__device__ __forceinline__ void store_rows(const Tensor& to, int b, int h, int first, int len, int width,
-                                           const float (&from)[N][4], float by0, float by1) {
+template <int N> __device__ __forceinline__ void store_rows(const Tensor& to, int b, int h, int first, int len,
+                                                            int width, const float (&from)[N][4], float rescale0,
+                                                            float rescale1) {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    T* head = to.at + b * to.batch + h * to.head;
+    T* head = to.data + b * to.batch + h * to.head;
 #pragma unroll
     for (int part = 0; part < N; part++)
 #pragma unroll
         for (int x = 0; x < 4; x++) {
             int r = first + g + x / 2 * 8, c = 8 * part + 2 * t + x % 2;
-            if (r < len && c < width) head[r * to.row + c * to.col] = narrow(from[part][x] * (x < 2 ? by0 : by1));
+            if (r < len && c < width)
+                head[r * to.row + c * to.col] = narrow(from[part][x] * (x < 2 ? rescale0 : rescale1));
         }
 }
 
-template <int N>
-__device__ __forceinline__ void clear(float (&acc)[N][4]) {
+template <int N> __device__ __forceinline__ void clear(float (&acc)[N][4]) {
 #pragma unroll
     for (int part = 0; part < N; part++)
 #pragma unroll

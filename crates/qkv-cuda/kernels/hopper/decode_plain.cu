@@ -1,8 +1,8 @@
-// Decoding on Hopper where one query sees every key and a score is a scaled product: what most tokens are. As in decode.cu, a
-// warp has the copy engine bring 64 keys and values at a time, of piece after piece, and four warps compute with 16 of them
-// each. Products are turned, keys and columns of the values along the rows of the tensor cores, up to 8 (HEADS · 8) query
-// heads along their columns, which halves the products and the registers; nothing is called, since what lies on a thread's
-// stack would go through the little cache that is left.
+// Decoding on Hopper where one query sees every key and a score is a scaled product: what most tokens are. As in
+// decode.cu, a warp has the copy engine bring 64 keys and values at a time, of piece after piece, and four warps
+// compute with 16 of them each. Products are turned, keys and columns of the values along the rows of the tensor cores,
+// up to 8 (HEADS · 8) query heads along their columns, which halves the products and the registers; nothing is called,
+// since what lies on a thread's stack would go through the little cache that is left.
 
 #ifndef HEADS // query heads of a group, in eights: 1 or 2
 #define HEADS 1
@@ -13,7 +13,7 @@
 #ifndef STAGES
 #define STAGES (WIDTH >= 128 ? 3 : 6)
 #endif
-#define RING_BYTES (STAGES * 2 * SIDE_BYTES)
+#define RING_BYTES (STAGES * 2 * KV_TILE_BYTES)
 #define ROWS_OUT (8 * HEADS)
 #define LD_OUT (WIDTH + 4)
 #define LOG2_E 1.4426950408889634f
@@ -24,7 +24,7 @@ __device__ __forceinline__ float power_of_two(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-__device__ __forceinline__ u32 turned(u32 x) {
+__device__ __forceinline__ u32 transposed(u32 x) {
     u32 y;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
     return y;
@@ -39,59 +39,61 @@ __device__ __forceinline__ float column_sum(float x) {
     return x;
 }
 
-struct Piece {
+struct WorkTile {
     int number, row_tile, key_head, b, start, end;
-    __device__ __forceinline__ Piece(const Job& job, int work) {
-        int row_tiles = (job.group + ROWS_OUT - 1) / ROWS_OUT, at = work / job.pieces;
-        number = work - at * job.pieces;
+    __device__ __forceinline__ WorkTile(const GeneralParams& params, int work) {
+        int row_tiles = (params.group + ROWS_OUT - 1) / ROWS_OUT, at = work / params.splits;
+        number = work - at * params.splits;
         int both = at / row_tiles;
-        row_tile = at - both * row_tiles, b = both / job.key_heads, key_head = both - b * job.key_heads;
-        start = number * PIECE, end = start + PIECE < job.m ? start + PIECE : job.m;
+        row_tile = at - both * row_tiles, b = both / params.key_heads, key_head = both - b * params.key_heads;
+        start = number * SPLIT_KEYS, end = start + SPLIT_KEYS < params.m ? start + SPLIT_KEYS : params.m;
     }
 };
 
 extern "C" __global__ void __launch_bounds__(160, BLOCKS)
-decode(const __grid_constant__ Job job, const __grid_constant__ TensorMap map_k, const __grid_constant__ TensorMap map_v) {
+    decode(const __grid_constant__ GeneralParams params, const __grid_constant__ TensorMap map_k,
+           const __grid_constant__ TensorMap map_v) {
     extern __shared__ u8 memory[];
     u32 ring = (u32(__cvta_generic_to_shared(memory)) + 1023) & ~1023u;
-    float* out_of = (float*)(memory + (ring - u32(__cvta_generic_to_shared(memory))) + RING_BYTES); // [ROWS_OUT, LD_OUT]
-    float* most_of = out_of + ROWS_OUT * LD_OUT;                                                    // [4, ROWS_OUT]
-    float* sum_of = most_of + 4 * ROWS_OUT;                                                         // [4, ROWS_OUT]
-    u32 gates = u32(__cvta_generic_to_shared(sum_of + 4 * ROWS_OUT));
-    auto full = [&](u32 stage) { return Gate{gates + stage * 8}; };
-    auto empty = [&](u32 stage) { return Gate{gates + (STAGES + stage) * 8}; };
+    float* out_of =
+        (float*)(memory + (ring - u32(__cvta_generic_to_shared(memory))) + RING_BYTES); // [ROWS_OUT, LD_OUT]
+    float* max_of = out_of + ROWS_OUT * LD_OUT;                                         // [4, ROWS_OUT]
+    float* sum_of = max_of + 4 * ROWS_OUT;                                              // [4, ROWS_OUT]
+    u32 barriers = u32(__cvta_generic_to_shared(sum_of + 4 * ROWS_OUT));
+    auto full = [&](u32 stage) { return Barrier{barriers + stage * 8}; };
+    auto empty = [&](u32 stage) { return Barrier{barriers + (STAGES + stage) * 8}; };
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
         for (int at = 0; at < STAGES; at++) full(at).init(1), empty(at).init(4);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-    the_next_may_start();
-    int works = (job.group + ROWS_OUT - 1) / ROWS_OUT * job.key_heads * job.batch * job.pieces;
+    launch_dependents();
+    int works = (params.group + ROWS_OUT - 1) / ROWS_OUT * params.key_heads * params.batch * params.splits;
     u32 stage = 0, parity = 0;
     if (warp == 4) {
         if (lane != 0) return;
         for (int work = int(blockIdx.x); work < works; work += int(gridDim.x)) {
-            Piece piece(job, work);
-            for (int j0 = piece.start; j0 < piece.end; j0 += KEYS) {
+            WorkTile split(params, work);
+            for (int j0 = split.start; j0 < split.end; j0 += kBlockN) {
                 empty(stage).wait(parity ^ 1);
-                bring_both(ring + stage * 2 * SIDE_BYTES, map_k, map_v, full(stage), j0, piece.key_head, piece.b);
+                tma_load_kv(ring + stage * 2 * KV_TILE_BYTES, map_k, map_v, full(stage), j0, split.key_head, split.b);
                 if (++stage == STAGES) stage = 0, parity ^= 1;
             }
         }
         return;
     }
     int g = lane / 4, t = lane % 4;
-    i64 in_all = i64(job.batch) * job.heads;
+    i64 in_all = i64(params.batch) * params.heads;
     u32 q[HEADS][WIDTH / 16][2]; // of head g of each eight: columns 16k + 2t, and 8 further on
-    float unit[HEADS][2];        // of heads 2t, 2t + 1: from products to exponents of two
-    auto ask = [&](const Piece& piece) {
+    float scale_log2[HEADS][2];  // of heads 2t, 2t + 1: from products to exponents of two
+    auto load_queries = [&](const WorkTile& split) {
 #pragma unroll
         for (int n = 0; n < HEADS; n++) {
-            int row = piece.row_tile * ROWS_OUT + n * 8 + g;
-            bool there = row < job.group;
-            int h = piece.key_head * job.group + (there ? row : 0);
-            const T* from = job.q.at + piece.b * job.q.batch + h * job.q.head + 2 * t;
+            int row = split.row_tile * ROWS_OUT + n * 8 + g;
+            bool there = row < params.group;
+            int h = split.key_head * params.group + (there ? row : 0);
+            const T* from = params.q.data + split.b * params.q.batch + h * params.q.head + 2 * t;
 #pragma unroll
             for (int k = 0; k < WIDTH / 16; k++) {
                 q[n][k][0] = there ? *(const u32*)(from + k * 16) : 0;
@@ -99,22 +101,24 @@ decode(const __grid_constant__ Job job, const __grid_constant__ TensorMap map_k,
             }
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                int row = piece.row_tile * ROWS_OUT + n * 8 + 2 * t + e;
-                unit[n][e] = head_of(job, piece.b, piece.key_head * job.group + (row < job.group ? row : 0)).scale * LOG2_E;
+                int row = split.row_tile * ROWS_OUT + n * 8 + 2 * t + e;
+                scale_log2[n][e] =
+                    head_of(params, split.b, split.key_head * params.group + (row < params.group ? row : 0)).scale *
+                    LOG2_E;
             }
         }
     };
-    if (int(blockIdx.x) < works) ask(Piece(job, int(blockIdx.x)));
+    if (int(blockIdx.x) < works) load_queries(WorkTile(params, int(blockIdx.x)));
     for (int work = int(blockIdx.x); work < works; work += int(gridDim.x)) {
-        Piece piece(job, work);
+        WorkTile split(params, work);
         float acc[WIDTH / 16][HEADS][4]; // [16 columns of the values, 8 heads] each
         float most[HEADS][2], sum[HEADS][2];
 #pragma unroll
         for (int m = 0; m < WIDTH / 16; m++) clear(acc[m]);
 #pragma unroll
         for (int n = 0; n < HEADS; n++) most[n][0] = most[n][1] = -INFINITE, sum[n][0] = sum[n][1] = 0.0f;
-        for (int first = piece.start; first < piece.end; first += KEYS) {
-            u32 keys = ring + stage * 2 * SIDE_BYTES, values = keys + SIDE_BYTES;
+        for (int first = split.start; first < split.end; first += kBlockN) {
+            u32 keys = ring + stage * 2 * KV_TILE_BYTES, values = keys + KV_TILE_BYTES;
             full(stage).wait(parity);
             float s[HEADS][4], more[HEADS][4]; // [16 keys, 8 heads] each: even and odd parts of the sum
             clear(s);
@@ -122,21 +126,21 @@ decode(const __grid_constant__ Job job, const __grid_constant__ TensorMap map_k,
 #pragma unroll
             for (int k = 0; k < WIDTH / 16; k++) {
                 u32 a[4];
-                take(a, place_in(keys, warp * 16 + lane % 16, 2 * k + lane / 16));
+                ldmatrix(a, swizzled(keys, warp * 16 + lane % 16, 2 * k + lane / 16));
 #pragma unroll
                 for (int n = 0; n < HEADS; n++) mma(k % 2 ? more[n] : s[n], a, q[n][k][0], q[n][k][1]);
             }
-            bool grows = false;
+            bool max_grew = false;
 #pragma unroll
             for (int n = 0; n < HEADS; n++)
 #pragma unroll
                 for (int x = 0; x < 4; x++) {
-                    s[n][x] = (s[n][x] + more[n][x]) * unit[n][x % 2];
-                    if (first + warp * 16 + g + x / 2 * 8 >= piece.end) s[n][x] = -INFINITE; // values there are zeros
-                    grows |= s[n][x] > most[n][x % 2] + 8.0f;
+                    s[n][x] = (s[n][x] + more[n][x]) * scale_log2[n][x % 2];
+                    if (first + warp * 16 + g + x / 2 * 8 >= split.end) s[n][x] = -INFINITE; // values there are zeros
+                    max_grew |= s[n][x] > most[n][x % 2] + 8.0f;
                 }
             // What the exponents are taken against is moved only when a score would be 2^8 above it.
-            if (__ballot_sync(FULL_WARP, grows)) {
+            if (__ballot_sync(FULL_WARP, max_grew)) {
 #pragma unroll
                 for (int n = 0; n < HEADS; n++)
 #pragma unroll
@@ -158,13 +162,13 @@ decode(const __grid_constant__ Job job, const __grid_constant__ TensorMap map_k,
                     s[n][x] = power_of_two(s[n][x] - against);
                     sum[n][x % 2] += s[n][x];
                 }
-                weights[n][0] = turned(pair_of(s[n][0], s[n][1]));
-                weights[n][1] = turned(pair_of(s[n][2], s[n][3]));
+                weights[n][0] = transposed(pack_pair(s[n][0], s[n][1]));
+                weights[n][1] = transposed(pack_pair(s[n][2], s[n][3]));
             }
 #pragma unroll
             for (int m = 0; m < WIDTH / 16; m++) {
                 u32 a[4];
-                take_turned(a, place_in(values, warp * 16 + lane / 16 * 8 + lane % 8, 2 * m + lane / 8 % 2));
+                ldmatrix_trans(a, swizzled(values, warp * 16 + lane / 16 * 8 + lane % 8, 2 * m + lane / 8 % 2));
 #pragma unroll
                 for (int n = 0; n < HEADS; n++) mma(acc[m][n], a, weights[n][0], weights[n][1]);
             }
@@ -173,7 +177,7 @@ decode(const __grid_constant__ Job job, const __grid_constant__ TensorMap map_k,
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
         // The next queries are asked for before this piece is put together.
-        if (work + int(gridDim.x) < works) ask(Piece(job, work + int(gridDim.x)));
+        if (work + int(gridDim.x) < works) load_queries(WorkTile(params, work + int(gridDim.x)));
         // The four warps' parts are added one after the other, always in their order.
         float share[HEADS][2];
 #pragma unroll
@@ -182,16 +186,16 @@ decode(const __grid_constant__ Job job, const __grid_constant__ TensorMap map_k,
             for (int e = 0; e < 2; e++) {
                 sum[n][e] = column_sum(sum[n][e]);
                 if (g == 0) {
-                    most_of[warp * ROWS_OUT + n * 8 + 2 * t + e] = most[n][e];
+                    max_of[warp * ROWS_OUT + n * 8 + 2 * t + e] = most[n][e];
                     sum_of[warp * ROWS_OUT + n * 8 + 2 * t + e] = sum[n][e];
                 }
             }
-        meet();
+        consumer_sync();
 #pragma unroll
         for (int n = 0; n < HEADS; n++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                const float* of = most_of + n * 8 + 2 * t + e;
+                const float* of = max_of + n * 8 + 2 * t + e;
                 float all = fmaxf(fmaxf(of[0], of[ROWS_OUT]), fmaxf(of[2 * ROWS_OUT], of[3 * ROWS_OUT]));
                 share[n][e] = most[n][e] == -INFINITE ? 0.0f : power_of_two(most[n][e] - all);
             }
@@ -202,7 +206,7 @@ decode(const __grid_constant__ Job job, const __grid_constant__ TensorMap map_k,
                 for (int n = 0; n < HEADS; n++)
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
-                        if (piece.row_tile * ROWS_OUT + n * 8 + 2 * t + e >= job.group) continue;
+                        if (split.row_tile * ROWS_OUT + n * 8 + 2 * t + e >= params.group) continue;
                         float* to = out_of + (n * 8 + 2 * t + e) * LD_OUT + g;
 #pragma unroll
                         for (int m = 0; m < WIDTH / 16; m++)
@@ -214,42 +218,45 @@ decode(const __grid_constant__ Job job, const __grid_constant__ TensorMap map_k,
                             }
                     }
             }
-            meet();
+            consumer_sync();
         }
 #pragma unroll 1
         for (int cell = threadIdx.x; cell < ROWS_OUT * (WIDTH / 4); cell += 128) {
-            int r = cell / (WIDTH / 4), c = cell % (WIDTH / 4) * 4, row = piece.row_tile * ROWS_OUT + r;
-            if (row >= job.group) break;
-            const float *of = most_of + r, *sums = sum_of + r;
+            int r = cell / (WIDTH / 4), c = cell % (WIDTH / 4) * 4, row = split.row_tile * ROWS_OUT + r;
+            if (row >= params.group) break;
+            const float *of = max_of + r, *sums = sum_of + r;
             float all = fmaxf(fmaxf(of[0], of[ROWS_OUT]), fmaxf(of[2 * ROWS_OUT], of[3 * ROWS_OUT])), total = 0.0f;
 #pragma unroll
             for (int w = 0; w < 4; w++)
-                total += of[w * ROWS_OUT] == -INFINITE ? 0.0f : power_of_two(of[w * ROWS_OUT] - all) * sums[w * ROWS_OUT];
+                total +=
+                    of[w * ROWS_OUT] == -INFINITE ? 0.0f : power_of_two(of[w * ROWS_OUT] - all) * sums[w * ROWS_OUT];
             float4 x = *(const float4*)(out_of + r * LD_OUT + c);
-            int h = piece.key_head * job.group + row;
-            i64 at_row = i64(piece.b) * job.heads + h;
-            float by = total == 0.0f ? 0.0f : 1.0f / total, lse = total == 0.0f ? -INFINITE : (all + log2f(total)) * LN_2;
-            if (job.pieces > 1) {
+            int h = split.key_head * params.group + row;
+            i64 at_row = i64(split.b) * params.heads + h;
+            float by = total == 0.0f ? 0.0f : 1.0f / total,
+                  lse = total == 0.0f ? -INFINITE : (all + log2f(total)) * LN_2;
+            if (params.splits > 1) {
                 x.x *= by, x.y *= by, x.z *= by, x.w *= by;
-                *(float4*)(job.piece_out + (piece.number * in_all + at_row) * WIDTH + c) = x;
-                if (c == 0) job.piece_lse[piece.number * in_all + at_row] = lse;
+                *(float4*)(params.split_out + (split.number * in_all + at_row) * WIDTH + c) = x;
+                if (c == 0) params.split_lse[split.number * in_all + at_row] = lse;
                 continue;
             }
-            if (job.sinks) {
+            if (params.sinks) {
                 // One piece: the sink joins here.
-                float sink = widen(job.sinks[h]), larger = fmaxf(lse, sink);
-                float in_all_of_it = (lse == -INFINITE ? 0.0f : expf(lse - larger)) + (sink == -INFINITE ? 0.0f : expf(sink - larger));
+                float sink = widen(params.sinks[h]), larger = fmaxf(lse, sink);
+                float in_all_of_it =
+                    (lse == -INFINITE ? 0.0f : expf(lse - larger)) + (sink == -INFINITE ? 0.0f : expf(sink - larger));
                 float with = in_all_of_it == 0.0f ? -INFINITE : larger + logf(in_all_of_it);
                 by = lse == -INFINITE ? 0.0f : by * expf(lse - with);
                 lse = with;
             }
-            T* out = job.out.at + piece.b * job.out.batch + h * job.out.head + c * job.out.col;
+            T* out = params.out.data + split.b * params.out.batch + h * params.out.head + c * params.out.col;
             out[0] = narrow(x.x * by);
-            out[job.out.col] = narrow(x.y * by);
-            out[2 * job.out.col] = narrow(x.z * by);
-            out[3 * job.out.col] = narrow(x.w * by);
-            if (c == 0) job.lse[at_row] = lse;
+            out[params.out.col] = narrow(x.y * by);
+            out[2 * params.out.col] = narrow(x.z * by);
+            out[3 * params.out.col] = narrow(x.w * by);
+            if (c == 0) params.lse[at_row] = lse;
         }
-        meet(); // the room is free for the next piece
+        consumer_sync(); // the room is free for the next piece
     }
 }

@@ -1,0 +1,313 @@
+// What a launch is about: the parameter block that every Hopper kernel takes, the tile sizes, and which pairs of query
+// and key a tile keeps. The layout of `HopperParams` is the border to the host (INTERFACE.md): 8-byte fields at
+// multiples of 8.
+#pragma once
+#include "ptx.cuh"
+
+#ifndef HEAD_DIM // 64, 128 or 256: the width in shared memory, of which d and dv are used
+#define HEAD_DIM 128
+#endif
+#ifndef BAND // keys p − left .. p + right: causal and windows
+#define BAND 0
+#endif
+#ifndef LENGTHS // keys before lengths[b]
+#define LENGTHS 0
+#endif
+#ifndef SEGMENTS // query and key of one segment, which are runs: a range of keys for each query
+#define SEGMENTS 0
+#endif
+#ifndef TILE_LIST // tiles from a list, some of them by bits; not with BAND or SEGMENTS
+#define TILE_LIST 0
+#endif
+#ifndef SOFTCAP
+#define SOFTCAP 0
+#endif
+#ifndef ALIBI
+#define ALIBI 0
+#endif
+#ifndef BIAS // 1: of elements, 2: of f32
+#define BIAS 0
+#endif
+#ifndef SINKS
+#define SINKS 0
+#endif
+#ifndef DROPOUT
+#define DROPOUT 0
+#endif
+// Scores are more than a scaled product.
+#define SCORE_MOD (SOFTCAP || ALIBI || BIAS)
+// Some pairs may be absent.
+#define MASKED (BAND || LENGTHS || SEGMENTS || TILE_LIST)
+
+struct HopperParams {
+    int batch, heads_q, heads_k, n, m, d, dv, offset; // 0
+    int left, right, heads_per_section, lpt_order;    // 32
+    float scale, softcap, dropout_scale;              // 48
+    u32 dropout_threshold;                            // 60
+    u64 seed;                                         // 64
+    u16* out;                                         // 72
+    i64 out_b, out_h, out_i;                          // 80
+    float* lse;                                       // 104  [batch, heads_q, n]
+    const int* lengths;                               // 112  [batch]
+    const int *segments_q, *segments_k;               // 120  [batch, n], [batch, m]
+    const uint4* list_rows;                           // 136
+    const uint4* list_entries;                        // 144
+    const u32* list_bits;                             // 152
+    int list_stride_b, list_stride_h;                 // 160  rows of the plan from one sequence, head to the next
+    const void* bias;                                 // 168
+    i64 bias_b, bias_h, bias_i, bias_j;               // 176
+    const float *alibi, *sinks;                       // 208  [heads_q]
+    u32* scheduler_counter;                           // 224  two words, zero before the first launch
+    // Backward only.
+    const u16* d_out;                           // 232
+    i64 d_out_b, d_out_h, d_out_i;              // 240
+    const float* d_lse;                         // 264  [batch, heads_q, n] or null
+    u16* dq;                                    // 272
+    i64 dq_b, dq_h, dq_i;                       // 280
+    u16* dk;                                    // 304
+    i64 dk_b, dk_h, dk_j;                       // 312
+    u16* dv_out;                                // 336
+    i64 dv_b, dv_h, dv_j;                       // 344
+    float *delta, *lse_log2;                    // 368  [batch · heads_q, padded n]
+    float* dq_sum;                              // 384  [batch · heads_q, query tiles, tile · HEAD_DIM]
+    float* dq_scale;                            // 392  [batch · heads_q, padded n]
+    float* d_bias;                              // 400
+    i64 d_bias_b, d_bias_h, d_bias_i, d_bias_j; // 408
+    float* d_sinks;                             // 440  [heads_q]
+    float2* absmax;                             // 448  [batch · heads_k, key tiles of 128]
+    const u16* k;                               // 456
+    i64 k_b, k_h, k_j;                          // 464
+    const u16* v;                               // 488
+    i64 v_b, v_h, v_j;                          // 496
+    // Results that are not finite, though the mask may be why: what the general kernels compute again.
+    u32* recompute_any;   // 520  [1]: whether there are any
+    u32* recompute_q;     // 528  [batch · heads_q, tiles of 64 queries]
+    u32* recompute_k;     // 536  [batch · heads_k, tiles of 64 keys]
+    int2* ranges;         // 544  [batch, n]: the keys of a query; backward [batch, m]
+    int4* range_extents;  // 552  [batch, tiles of 64]: of 64 ranges
+    int* tile_order;      // 560  [batch · tiles]: which tile comes when, the longest first
+    u32* tickets;         // 568  [batch · heads_q, query tiles]
+    u32* progress;        // 576  counts of each head of keys, and others: `walk.cuh`
+    u32 tma_stores;       // 584  which results the copy engine can write: their maps are good
+    int list_row_count;   // 588  rows of the plan, for each sequence and head
+    float* split_results; // 592  [slots, batch · heads, ...]: results of split_results of rows that are cut
+    u32* split_arrivals;  // 600  [slots, batch · heads, warps]: how many of a row have come, at its first slot
+    int prepared_heads;   // 608  heads of keys that are prepared before the main kernel, not beside it
+}; // 616
+static_assert(sizeof(HopperParams) == 616, "the host counts on it");
+// Of `tma_stores`.
+constexpr u32 STORE_OUT = 1, STORE_DK = 2, STORE_DV = 4, STORE_DQ = 8;
+// WorkTile that may wait in line beside the one that is computed: more would end unevenly where tiles do not come
+// longest first, fewer let short rows wait for what must be looked up.
+constexpr int SCHEDULER_STAGES = SEGMENTS || TILE_LIST ? 2 : 1;
+
+// Rows of the statistics of the backward pass are padded to this.
+constexpr int ROW_STATS_PAD = 128;
+
+INLINE int div_up(int a, int b) { return (a + b - 1) / b; }
+INLINE int padded_len(int n) { return div_up(n, ROW_STATS_PAD) * ROW_STATS_PAD; }
+
+// Which work a persistent block takes: `index` counts (sequence · head) × tiles, `section` heads at a time, the tiles
+// of a section one after the other with its heads inside, so that what a section reads stays in the cache. Of a list,
+// the first `ordered` rows, which are long, are taken of all heads before that. With segments, tiles come in the order
+// that was found.
+struct WorkTile {
+    int tile, head, batch;
+#if TILE_LIST
+    u32 split; // of a row that is cut, or 0
+#endif
+    INLINE WorkTile() {}
+    INLINE WorkTile(const HopperParams& params, int index, int tiles, int heads, bool last_first) {
+        int batches = params.batch, per_sequence = tiles, skipped = 0, section = params.heads_per_section;
+        (void)per_sequence;
+#if SEGMENTS
+        // Of the order, the last `ordered` places come after all else, of all heads: short ones, so that all blocks end
+        // alike.
+        tiles = tiles * batches - params.lpt_order, batches = 1;
+        bool end = index >= tiles * heads;
+        if (end) index -= tiles * heads, skipped = tiles, tiles = params.lpt_order, section = heads;
+#elif TILE_LIST
+        int all = heads * batches, first = params.lpt_order * all;
+        if (index < first) {
+            tile = index / all, batch = (index - tile * all) / heads, head = index - tile * all - batch * heads;
+            return;
+        }
+        index -= first, tiles -= params.lpt_order, skipped = params.lpt_order;
+#endif
+        int of_section = section * tiles, at = index / of_section, rest = index - at * of_section;
+        int inside = min(section, heads * batches - at * section);
+        tile = rest / inside;
+        int both = at * section + rest - tile * inside;
+        if (last_first) tile = tiles - 1 - tile;
+        tile += skipped, batch = both / heads, head = both - batch * heads;
+#if SEGMENTS
+        int found = params.tile_order[tile];
+        batch = found / per_sequence, tile = found - batch * per_sequence;
+#endif
+    }
+};
+
+#if SEGMENTS
+// What 64 ranges have in common: the lowest beginning and the highest end of those that are not empty, then the highest
+// beginning and the lowest end of all.
+struct RangeExtent {
+    int low, high, all_low, all_high;
+    INLINE RangeExtent() : low(0x7fffffff), high(0), all_low(0), all_high(0x7fffffff) {}
+    // Of the tiles of 64 from `tile` on, at most `count`.
+    INLINE RangeExtent(const HopperParams& params, int batch, int tile, int count, int rows) : RangeExtent() {
+        int tiles = div_up(rows, 64);
+        for (int t = tile; t < min(tile + count, tiles); t++) {
+            int4 x = params.range_extents[(i64)batch * tiles + t];
+            low = min(low, x.x), high = max(high, x.y), all_low = max(all_low, x.z), all_high = min(all_high, x.w);
+        }
+    }
+};
+#endif
+
+// The bits low .. high − 1 of a word, of those that it has.
+INLINE u32 bits_between(int low, int high) {
+    u32 x, from = max(low, 0), count = max(high - max(low, 0), 0);
+    asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(x) : "r"(from), "r"(count));
+    return x;
+}
+
+// Of a row of a fragment a thread has two columns of each 8, and counts them: column 8c + 2t + e is the (2c + e)-th of
+// thread t of four. So many of them come before a column. What it keeps of them is then a run of bits, which the
+// machine turns into conditions seven at a time.
+INLINE int columns_before(int column) {
+    int from = column - fragment_column();
+    return 2 * (from >> 3) + min(from & 7, 2);
+}
+// Of a list: the bits of a thread's columns in a row of COLUMNS, where each of four threads has its own together.
+template <int COLUMNS> INLINE u32 load_row_bits(const u32* bits, i64 row) {
+    static_assert(COLUMNS == 64 || COLUMNS == 128, "half a word or a word");
+    i64 at = row * 4 + (threadIdx.x & 3);
+    return COLUMNS == 128 ? bits[at] : ((const u16*)bits)[at];
+}
+
+// The keys that the rows [first, last] of a sequence's queries may see, before plans.
+struct KeyRange {
+    int end;               // keys of the sequence
+    int low, high;         // seen by some row: [low, high)
+    int all_low, all_high; // seen by every row
+    // `known`: what segments say is known already.
+    INLINE KeyRange(const HopperParams& params, int batch, int first, int last, bool known = false) {
+        end = params.m;
+#if LENGTHS && !SEGMENTS
+        end = min(end, params.lengths[batch]);
+#endif
+        low = 0, high = end, all_low = 0, all_high = end;
+#if SEGMENTS
+        if (known) return;
+        RangeExtent x(params, batch, first / 64, div_up(last + 1, 64) - first / 64, params.n);
+        low = x.low, high = x.high, all_low = x.all_low, all_high = x.all_high;
+#elif BAND
+        low = max(0, first + params.offset - params.left), high = min(end, last + params.offset + params.right + 1);
+        all_low = max(0, last + params.offset - params.left),
+        all_high = min(end, first + params.offset + params.right + 1);
+#endif
+    }
+};
+
+// Tiles of the plan that one row of tiles keeps.
+struct ListRow {
+    int from, count, tile;
+    u32 split;
+    INLINE ListRow(const HopperParams& params, int batch, int head, int at) {
+        uint4 row = params.list_rows[(i64)batch * params.list_stride_b + (i64)head * params.list_stride_h + at];
+        from = row.x, count = row.y, tile = row.z, split = row.w;
+    }
+};
+// x: the tile; bit 31 set where it is not kept whole; bit 28 + g where warpgroup g has no pair of it. y: which tile of
+// the bits, or NO_BITS. z, w: free.
+constexpr u32 PARTIAL = 1u << 31, EMPTY_GROUP = 1u << 28, NO_BITS = ~0u;
+INLINE int entry_tile(uint4 entry) { return entry.x & EMPTY_GROUP - 1; }
+INLINE u32 empty_groups_of(uint4 entry) { return entry.x / EMPTY_GROUP & 7; }
+
+#if TILE_LIST
+// A split of a row that is cut, as a warp has it. Rows much longer than the others are cut, and several blocks take
+// their split_results: each puts what it has into a slot, and whoever comes last takes all of them together, in their
+// order. A warp needs no other for that: it puts its fragments as its threads have them, UNITS of four floats each, and
+// the same threads of another block find them again. WARPS of a block compute.
+template <int WARPS, int UNITS> struct RowSplit {
+    float4* first; // of this lane, in the row's first slot
+    i64 apart;     // from one slot to the next
+    u32* there;
+    int number, count;
+    // `word`: its slot, its number in the row, how many the row has.
+    INLINE RowSplit(const HopperParams& params, u32 word, int batch, int head, int heads_of_sequence)
+        : number(word >> 16 & 255), count(word >> 24) {
+        int heads = rematerialize(params.batch) * heads_of_sequence, bh = batch * heads_of_sequence + head;
+        int thread = rematerialize(threadIdx.x) - 128; // the first warps of a block copy
+        i64 at = ((i64)((word & 0xffff) - number) * heads + bh) * WARPS + (thread >> 5);
+        first = (float4*)params.split_results + at * (UNITS * 32) + (thread & 31), there = params.split_arrivals + at;
+        apart = (i64)heads * (WARPS * UNITS * 32);
+    }
+    INLINE void put(int unit, float a, float b, float c, float d) const {
+        first[number * apart + unit * 32] = make_float4(a, b, c, d);
+    }
+    INLINE float4 get(int of, int unit) const { return __ldcg(first + of * apart + unit * 32); }
+    // Whether all others of the row are there. Whoever learns it leaves the count as it was found.
+    INLINE bool is_last() const {
+        __threadfence();
+        __syncwarp();
+        int before = 0;
+        if (lane_id() == 0) {
+            before = atomicAdd(there, 1);
+            if (before == count - 1) *there = 0;
+        }
+        before = __shfl_sync(~0u, before, 0);
+        __threadfence();
+        return before == count - 1;
+    }
+};
+// Whether a row is cut: by a vote, so that it is known to be the same for all threads of a warp.
+INLINE bool is_split(u32 word) { return __any_sync(~0u, word); }
+#endif
+
+// Scores as they enter the softmax, in units of log2, from raw products: scale, cap, bias.
+struct ScoreMod {
+    float scale, cap, slope;
+    const u8* bias;
+    i64 bias_i, bias_j;
+    int offset;
+    INLINE ScoreMod(const HopperParams& params, int batch, int head)
+        : scale(params.scale), cap(params.softcap), slope(0), bias(nullptr), offset(params.offset) {
+#if ALIBI
+        slope = params.alibi[head];
+#endif
+#if BIAS
+        constexpr int SIZE = BIAS == 1 ? 2 : 4;
+        bias = (const u8*)params.bias + (batch * params.bias_b + head * params.bias_h) * SIZE,
+        bias_i = params.bias_i * SIZE, bias_j = params.bias_j * SIZE;
+#endif
+    }
+    // `inside`: i and j are of the sequence. `slope_of_cap` gets d(capped) / d(product · scale).
+    INLINE float operator()(float x, int i, int j, bool inside, float* slope_of_cap = nullptr) const {
+        x *= scale;
+#if SOFTCAP
+        float t = tanh_exact(x / cap);
+        x = cap * t;
+        if (slope_of_cap) *slope_of_cap = 1.f - t * t;
+#endif
+#if ALIBI
+        x -= slope * fabsf((float)(i + offset - j));
+#endif
+#if BIAS == 1
+        if (inside) x += widen(*(const u16*)(bias + i * bias_i + j * bias_j));
+#elif BIAS == 2
+        if (inside) x += *(const float*)(bias + i * bias_i + j * bias_j);
+#endif
+        return x * LOG2E;
+    }
+};
+
+// Says of 64 rows of a head that the general kernels have to compute them again. `tiles`: as many rows as there are, in
+// 64s.
+INLINE void mark_for_recompute(const HopperParams& params, u32* of, int bh, int tiles, int tile) {
+    *params.recompute_any = 1, of[(i64)bh * tiles + tile] = 1;
+}
+
+#if SEGMENTS
+#include "segment_ranges.cuh"
+#endif
