@@ -57,7 +57,7 @@ impl From<qkv_cuda::Error> for Failure {
     fn from(error: qkv_cuda::Error) -> Failure {
         match &error {
             qkv_cuda::Error::Refused(refused) => Failure::refused(refused, None),
-            qkv_cuda::Error::OnTheCpu { what, .. } => {
+            qkv_cuda::Error::CpuOnly { what, .. } => {
                 Failure::new(format!("{what} runs on the CPU only")).hint("leave out `--device cuda`")
             }
             _ => Failure { message: error.to_string(), hint: error.hint().map(Into::into) },

@@ -2,27 +2,27 @@
 //! grid, beside PyTorch, is `qkv bench --device cuda --against torch`.
 
 use qkv::{Attention, Mask, Place};
-use qkv_cuda::{Cuda, Dtype, Error, Shapes, Strided, Tensors, Uses};
+use qkv_cuda::{Cuda, Dtype, Error, PlanOptions, Strided, Tensors};
 use std::time::Instant;
 
 fn main() -> Result<(), Error> {
     let start = Instant::now();
     let cuda = Cuda::new(0)?;
-    println!("{}, {:.0} ms until it can be used", cuda.card().name, start.elapsed().as_secs_f64() * 1e3);
+    println!("{}, {:.0} ms until it can be used", cuda.device().name, start.elapsed().as_secs_f64() * 1e3);
     let scaled = Attention::scaled_dot;
     // What a plan takes: seconds where kernels have to be compiled, little where they are on disk, nothing after that.
     let room = cuda.buffer(2048 * 16 * 128 * 2)?;
-    let x = Strided::contiguous(room.at(), [1, 16, 2048, 128]);
+    let x = Strided::contiguous(room.ptr(), [1, 16, 2048, 128]);
     for _ in 0..2 {
         let start = Instant::now();
-        let uses = Uses { backward: true, ..Uses::default() };
+        let options = PlanOptions::default().backward(true);
         let causal = scaled().mask(Mask::causal());
-        let plan = cuda.plan(&causal, Dtype::Bf16, Place::Start, &Tensors::new(x, x, x), uses)?;
+        let plan = cuda.plan(&causal, Dtype::Bf16, Place::Start, &Tensors::new(x, x, x), options)?;
         println!("plan of {}: {:.1} ms", plan.forward_kernel(), start.elapsed().as_secs_f64() * 1e3);
     }
     for [b, hk, m] in [[1, 32, 8192], [1, 8, 8192], [8, 8, 8192], [32, 8, 8192], [64, 8, 16_384], [1, 8, 131_072]] {
-        let shapes = Shapes { q: [b, 32, 1, 128], k: [b, hk, m, 128] };
-        let measured = cuda.measured(&scaled(), Dtype::Bf16, shapes, Place::End, Uses::default())?;
+        let shapes = [[b, 32, 1, 128], [b, hk, m, 128]];
+        let measured = cuda.benchmark(&scaled(), Dtype::Bf16, shapes, Place::End, PlanOptions::default())?;
         let ms = measured.time(0.2)?.median_ms;
         let bytes = (4 * b * hk * m * 128) as f64;
         println!("decode b {b} heads 32/{hk} keys {m}: {ms:.4} ms, {:.0} GB/s", bytes / ms / 1e6);
@@ -42,9 +42,9 @@ fn main() -> Result<(), Error> {
         ] {
             for backward in [false, true] {
                 let shape = [b, h, n, d];
-                let uses = Uses { backward, general_only, ..Uses::default() };
+                let options = PlanOptions::default().backward(backward).general_only(general_only);
                 let attention = scaled().mask(mask.clone());
-                let measured = cuda.measured(&attention, dtype, Shapes { q: shape, k: shape }, Place::Start, uses)?;
+                let measured = cuda.benchmark(&attention, dtype, [shape, shape], Place::Start, options)?;
                 let ms = measured.time(0.15)?.median_ms;
                 let products = if backward { 10.0 } else { 4.0 };
                 let work = products * (b * h * n) as f64 * n as f64 * d as f64 * share;

@@ -5,9 +5,6 @@
 // copies for the next keys are under way while these are computed with, and no lane waits for another. For bf16 and
 // f16, widths WIDTH = D = DV of 64, 128 or 256. Masks, bias and the rest are those of score.cuh.
 
-#ifndef SPLIT_KEYS
-#define SPLIT_KEYS 512
-#endif
 #define CHUNKS (WIDTH / 32)            // 16-byte loads of a lane for 8 keys
 #define STEPS (WIDTH / 64)             // 16-byte loads of a lane for one row of values
 #define SLOTS (2 * CHUNKS + 4 * STEPS) // of a lane, for 16 keys and values

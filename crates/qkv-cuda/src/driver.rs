@@ -1,45 +1,28 @@
-//! What stands between a plan and a card: memory, modules and launches. Two of them: the driver of a card ([`card`]
-//! (crate::card)) and one that runs the same kernels on this CPU ([`emulated`](crate::emulated)), for tests.
+//! The interface between plans and what executes kernels: memory, modules and launches. Two implementations: NVIDIA's
+//! driver ([`cuda_driver`](crate::cuda_driver)) and an emulation on the CPU ([`emulated`](crate::emulated)) for tests.
 
+use crate::device::{Device, Stream};
 use crate::error::Result;
-use crate::program::Program;
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// A card, as `qkv doctor` tells of it and as plans are made for it.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
-#[non_exhaustive]
-pub struct Card {
-    /// Its name.
+/// The source of a module, ready to compile.
+#[derive(Clone, Debug)]
+pub(crate) struct Source {
+    /// Unique among all programs: identifies the module once it is loaded.
     pub name: String,
-    /// Its compute capability.
-    pub capability: (u32, u32),
-    /// Its multiprocessors.
-    pub processors: u32,
-    /// The most shared memory that a block can have, in bytes.
-    pub shared_bytes: usize,
-    /// Its memory, in bytes.
-    pub memory_bytes: u64,
-    /// The newest CUDA that its driver speaks: 13.0 is `(13, 0)`.
-    pub driver: (u32, u32),
+    /// The prefix of its file in the kernel cache.
+    pub cache_prefix: &'static str,
+    /// CUDA C++, headers included.
+    pub text: String,
+    /// Compiler options, the architecture excepted.
+    pub options: Vec<String>,
+    /// The entry points.
+    pub kernels: &'static [&'static str],
 }
 
-impl Card {
-    /// What kernels are compiled for.
-    pub fn architecture(&self) -> String {
-        let (major, minor) = self.capability;
-        // Hopper's own instructions are in a target of their own.
-        if self.is_hopper() { "sm_90a".into() } else { format!("sm_{major}{minor}") }
-    }
-
-    /// Whether it has Hopper's tensor cores and copy engine.
-    pub fn is_hopper(&self) -> bool {
-        self.capability == (9, 0)
-    }
-}
-
-/// A kernel, ready to be launched with so many threads and so much shared memory.
+/// A kernel with its block size and dynamic shared memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
     pub module: Arc<dyn Module>,
@@ -50,60 +33,57 @@ pub(crate) struct Kernel {
     pub shared: u32,
 }
 
-/// A loaded program.
+/// A loaded module.
 pub(crate) trait Module: Send + Sync + Debug + Any {
-    /// For whoever knows which it is.
+    /// For the driver that loaded it to downcast.
     fn any(&self) -> &dyn Any;
 }
 
-/// A stream of the driver's: work on one is done in order. 0 is the default stream.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stream(pub u64);
-
 pub(crate) trait Driver: Send + Sync + Debug {
-    fn card(&self) -> &Card;
+    fn device(&self) -> &Device;
     fn allocate(&self, bytes: usize) -> Result<u64>;
-    fn free(&self, at: u64);
-    /// Copies in; the source may be used again when it returns.
+    fn free(&self, ptr: u64);
+    /// Copies to the device; `from` may be reused when this returns.
     fn write(&self, to: u64, from: &[u8], stream: Stream) -> Result<()>;
-    /// Copies out, after all that is on the stream.
+    /// Copies to the host, after everything on the stream.
     fn read(&self, to: &mut [u8], from: u64, stream: Stream) -> Result<()>;
-    fn zero(&self, at: u64, bytes: usize, stream: Stream) -> Result<()>;
+    fn zero(&self, ptr: u64, bytes: usize, stream: Stream) -> Result<()>;
     fn wait(&self, stream: Stream) -> Result<()>;
-    /// Compiles and loads, or finds it loaded.
-    fn module(&self, program: &Program) -> Result<Arc<dyn Module>>;
+    /// The module of this name: compiled and loaded on first use.
+    fn module(&self, source: &Source) -> Result<Arc<dyn Module>>;
     fn kernel(&self, module: &Arc<dyn Module>, name: &'static str, threads: u32, shared: u32) -> Result<Kernel>;
-    /// What a global of a module holds.
+    /// Reads a `__device__` variable of a module.
     fn global(&self, module: &Arc<dyn Module>, name: &'static str, to: &mut [u8]) -> Result<()>;
-    /// Launches with these parameters, each by its address.
+    /// Launches a kernel with these arguments, each by its address.
     ///
     /// # Safety
-    /// The parameters are those that the kernel takes, and every pointer in them is to memory of the card that is as large
-    /// as they say.
-    unsafe fn launch(&self, kernel: &Kernel, grid: [u32; 2], stream: Stream, parameters: &[*const u8]) -> Result<()>;
-    /// Launches so that blocks may start while those of the last launch on this stream are still at work; the kernel itself
-    /// waits for them before it reads anything. Where a card cannot, it starts after them.
+    /// The arguments have the kernel's parameter types, and every pointer in them is to device memory as large as the
+    /// kernel reads or writes.
+    unsafe fn launch(&self, kernel: &Kernel, grid: [u32; 2], stream: Stream, arguments: &[*const u8]) -> Result<()>;
+    /// Programmatic dependent launch: blocks may start while the previous launch on the stream still runs. The kernel
+    /// waits by itself (`griddepcontrol.wait`) before it reads results of that launch. Without hardware support this is
+    /// an ordinary launch.
     ///
     /// # Safety
     /// As for [`launch`](Driver::launch).
-    unsafe fn launch_early(
+    unsafe fn launch_dependent(
         &self,
         kernel: &Kernel,
         grid: [u32; 2],
         stream: Stream,
-        parameters: &[*const u8],
+        arguments: &[*const u8],
     ) -> Result<()> {
         // SAFETY: as the caller promises.
-        unsafe { self.launch(kernel, grid, stream, parameters) }
+        unsafe { self.launch(kernel, grid, stream, arguments) }
     }
-    /// A map for the copy engine over a tensor of 16-bit elements: axes and strides (of all but the first, in bytes) from
-    /// the innermost, and the box that one copy takes.
-    fn tensor_map(&self, at: u64, bf16: bool, axes: [u64; 4], strides: [u64; 3], rows: u32) -> Result<TensorMap>;
-    /// Milliseconds that work on the stream takes, by the card's own clock.
+    /// A TMA descriptor of a 4-D tensor of 16-bit elements: dimensions from the innermost, strides in bytes of all but
+    /// the innermost, and boxes of `rows` × 64 elements.
+    fn tensor_map(&self, ptr: u64, bf16: bool, dims: [u64; 4], strides: [u64; 3], rows: u32) -> Result<TensorMap>;
+    /// Milliseconds that work on a stream takes, measured by events on the device.
     fn timed(&self, stream: Stream, work: &mut dyn FnMut() -> Result<()>) -> Result<f64>;
 }
 
-/// What the copy engine is told of a tensor.
+/// A `CUtensorMap`, opaque.
 #[derive(Clone, Copy)]
 #[repr(C, align(128))]
 pub(crate) struct TensorMap(pub [u64; 16]);

@@ -1,9 +1,10 @@
-//! The general kernels on this CPU: the same sources, compiled by the system's C++ compiler with a header that makes a
-//! fibre of each thread. For tests on machines without a card; thousands of times slower than one.
+//! [`Driver`] on the CPU: the general kernels compiled by the system's C++ compiler with a header that turns each thread
+//! into a fiber. For tests on machines without a GPU. TMA and Hopper's kernels are not emulated.
 
-use crate::driver::{Card, Driver, Kernel, Module, Stream, TensorMap};
+use crate::device::{Device, Stream};
+use crate::driver::{Driver, Kernel, Module, Source, TensorMap};
 use crate::error::{Error, Result};
-use crate::program::{EMULATED, Program};
+use crate::program::EMULATION_HEADER;
 use libloading::Library;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
@@ -12,26 +13,22 @@ use std::ffi::{CString, c_char};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::{env, fs, slice};
 
-/// No card, but something that behaves like one.
+/// An emulated GPU.
 #[derive(Debug)]
-pub(crate) struct OnCpu {
-    card: Card,
+pub(crate) struct EmulatedDriver {
+    device: Device,
     compiler: PathBuf,
-    state: Mutex<State>,
+    allocated: Mutex<HashMap<u64, Layout>>,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    allocated: HashMap<u64, Layout>,
-}
+/// Modules compiled so far, shared by all emulated devices of the process. Threads that need the same module wait for
+/// one compilation.
+static MODULES: Mutex<Vec<(String, Arc<OnceLock<Result<Arc<Loaded>>>>)>> = Mutex::new(Vec::new());
 
-/// What was compiled so far, for every card that this process emulates.
-static MODULES: Mutex<Vec<(String, Arc<Loaded>)>> = Mutex::new(Vec::new());
-
-/// A library; its kernels keep their state in statics, so one launch at a time.
+/// A shared library. Kernels keep their state in statics: one launch at a time.
 #[derive(Debug)]
 struct Loaded(Library, Mutex<()>);
 
@@ -43,62 +40,88 @@ impl Module for Loaded {
 
 type Launch = unsafe extern "C" fn(*const c_char, *const u32, u32, *const u8) -> i32;
 
-impl OnCpu {
+impl EmulatedDriver {
     /// With the compiler that `CXX` names, or `c++`.
-    pub fn new(capability: (u32, u32), shared_bytes: usize) -> Result<OnCpu> {
+    pub fn new(capability: (u32, u32), shared_bytes: usize) -> Result<EmulatedDriver> {
         let compiler = PathBuf::from(env::var_os("CXX").unwrap_or_else(|| "c++".into()));
-        if !Command::new(&compiler).arg("--version").output().is_ok_and(|said| said.status.success()) {
+        if !Command::new(&compiler).arg("--version").output().is_ok_and(|out| out.status.success()) {
             return Err(Error::NoCompiler { looked_for: vec![format!("`{}`", compiler.display())] });
         }
-        let card = Card {
-            name: "this CPU, as a card".into(),
+        let device = Device {
+            name: "emulation on the CPU".into(),
             capability,
             processors: 1,
             shared_bytes,
             memory_bytes: 1 << 32,
             driver: (0, 0),
         };
-        Ok(OnCpu { card, compiler, state: Mutex::default() })
+        Ok(EmulatedDriver { device, compiler, allocated: Mutex::default() })
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn allocated(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Layout>> {
+        self.allocated.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn compile(&self, source: &Source) -> Result<Arc<Loaded>> {
+        let failed =
+            |log: String| Error::Compile { program: source.name.clone(), architecture: "this CPU".into(), log };
+        let io = |error: std::io::Error| failed(error.to_string());
+        static FOLDERS: AtomicU64 = AtomicU64::new(0);
+        let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
+        let folder = env::temp_dir().join(format!("qkv-emulated-{}-{number}", std::process::id()));
+        fs::create_dir_all(&folder).map_err(io)?;
+        let (file, library) = (folder.join("kernel.cpp"), folder.join("kernel.so"));
+        let table: Vec<String> = source.kernels.iter().map(|name| format!("EMULATED_KERNEL({name})")).collect();
+        let text = format!("{EMULATION_HEADER}{}\nEMULATED_LAUNCH({})\n", source.text, table.join(", "));
+        fs::write(&file, text).map_err(io)?;
+        let mut command = Command::new(&self.compiler);
+        command.args(["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off", "-o"]);
+        command.arg(&library).args(source.options.iter().filter(|option| option.starts_with("-D"))).arg(&file);
+        let out = command.output().map_err(io)?;
+        if !out.status.success() {
+            let log = String::from_utf8_lossy(&out.stderr);
+            return Err(failed(log.lines().take(12).collect::<Vec<_>>().join("\n")));
+        }
+        // SAFETY: it was just built from our source, and has no initializers but of its own statics.
+        let library = unsafe { Library::new(&library) }.map_err(|error| failed(error.to_string()))?;
+        let _ = fs::remove_dir_all(&folder);
+        Ok(Arc::new(Loaded(library, Mutex::new(()))))
     }
 }
 
-impl Drop for OnCpu {
+impl Drop for EmulatedDriver {
     fn drop(&mut self) {
-        for (at, layout) in self.state().allocated.drain() {
+        for (ptr, layout) in self.allocated().drain() {
             // SAFETY: it was allocated with this layout, and not freed yet.
-            unsafe { dealloc(at as *mut u8, layout) }
+            unsafe { dealloc(ptr as *mut u8, layout) }
         }
     }
 }
 
-impl Driver for OnCpu {
-    fn card(&self) -> &Card {
-        &self.card
+impl Driver for EmulatedDriver {
+    fn device(&self) -> &Device {
+        &self.device
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
-        let layout = Layout::from_size_align(bytes.max(1), 256);
-        let layout = layout.map_err(|_| Error::memory("buffer", format!("cannot have {bytes} bytes")))?;
+        let refused = || Error::memory("buffer", format!("of {bytes} bytes cannot be allocated"));
+        let layout = Layout::from_size_align(bytes.max(1), 256).map_err(|_| refused())?;
         // SAFETY: the layout is not empty.
-        let at = unsafe { alloc_zeroed(layout) } as u64;
-        if at == 0 {
-            return Err(Error::memory("buffer", format!("cannot have {bytes} bytes")));
+        let ptr = unsafe { alloc_zeroed(layout) } as u64;
+        if ptr == 0 {
+            return Err(refused());
         }
-        // Nobody may count on zeros.
-        // SAFETY: it was just allocated with this many bytes.
-        unsafe { slice::from_raw_parts_mut(at as *mut u8, layout.size()) }.fill(0xff);
-        self.state().allocated.insert(at, layout);
-        Ok(at)
+        // As NaN, so that a kernel that relies on zeros fails.
+        // SAFETY: it was just allocated with this size.
+        unsafe { slice::from_raw_parts_mut(ptr as *mut u8, layout.size()) }.fill(0xff);
+        self.allocated().insert(ptr, layout);
+        Ok(ptr)
     }
 
-    fn free(&self, at: u64) {
-        if let Some(layout) = self.state().allocated.remove(&at) {
+    fn free(&self, ptr: u64) {
+        if let Some(layout) = self.allocated().remove(&ptr) {
             // SAFETY: it was allocated with this layout.
-            unsafe { dealloc(at as *mut u8, layout) }
+            unsafe { dealloc(ptr as *mut u8, layout) }
         }
     }
 
@@ -114,9 +137,9 @@ impl Driver for OnCpu {
         Ok(())
     }
 
-    fn zero(&self, at: u64, bytes: usize, _: Stream) -> Result<()> {
+    fn zero(&self, ptr: u64, bytes: usize, _: Stream) -> Result<()> {
         // SAFETY: likewise.
-        unsafe { slice::from_raw_parts_mut(at as *mut u8, bytes) }.fill(0);
+        unsafe { slice::from_raw_parts_mut(ptr as *mut u8, bytes) }.fill(0);
         Ok(())
     }
 
@@ -124,36 +147,20 @@ impl Driver for OnCpu {
         Ok(())
     }
 
-    fn module(&self, program: &Program) -> Result<Arc<dyn Module>> {
-        let name = program.name();
-        let loaded = || MODULES.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, module)) = loaded().iter().find(|(known, _)| *known == name) {
-            return Ok(module.clone());
-        }
-        let failed = |log: String| Error::Compile { program: name.clone(), architecture: "this CPU".into(), log };
-        static MADE: AtomicU64 = AtomicU64::new(0);
-        let number = MADE.fetch_add(1, Ordering::Relaxed);
-        let folder = env::temp_dir().join(format!("qkv-emulated-{}-{number}", std::process::id()));
-        let told = |error: std::io::Error| failed(error.to_string());
-        fs::create_dir_all(&folder).map_err(told)?;
-        let (source, library) = (folder.join("kernel.cpp"), folder.join("kernel.so"));
-        let table: Vec<String> = program.kernels().iter().map(|name| format!("EMULATED_KERNEL({name})")).collect();
-        let text = format!("{EMULATED}{}\nEMULATED_LAUNCH({})\n", program.source(), table.join(", "));
-        fs::write(&source, text).map_err(told)?;
-        let mut command = Command::new(&self.compiler);
-        command.args(["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off", "-o"]);
-        command.arg(&library).args(program.options().iter().filter(|option| option.starts_with("-D"))).arg(&source);
-        let said = command.output().map_err(told)?;
-        if !said.status.success() {
-            let words = String::from_utf8_lossy(&said.stderr);
-            return Err(failed(words.lines().take(12).collect::<Vec<_>>().join("\n")));
-        }
-        // SAFETY: we just made it, and it has no initialiser but its own statics.
-        let library = unsafe { Library::new(&library) }.map_err(|error| failed(error.to_string()))?;
-        let _ = fs::remove_dir_all(&folder);
-        let module = Arc::new(Loaded(library, Mutex::new(())));
-        loaded().push((name, module.clone()));
-        Ok(module)
+    fn module(&self, source: &Source) -> Result<Arc<dyn Module>> {
+        let module = {
+            let mut modules = MODULES.lock().unwrap_or_else(PoisonError::into_inner);
+            match modules.iter().find(|(name, _)| *name == source.name) {
+                Some((_, module)) => module.clone(),
+                None => {
+                    let module = Arc::new(OnceLock::new());
+                    modules.push((source.name.clone(), module.clone()));
+                    module
+                }
+            }
+        };
+        let loaded: Arc<dyn Module> = module.get_or_init(|| self.compile(source)).clone()?;
+        Ok(loaded)
     }
 
     fn kernel(&self, module: &Arc<dyn Module>, name: &'static str, threads: u32, shared: u32) -> Result<Kernel> {
@@ -161,20 +168,20 @@ impl Driver for OnCpu {
     }
 
     fn global(&self, _: &Arc<dyn Module>, name: &'static str, _: &mut [u8]) -> Result<()> {
-        Err(Error::memory("global", format!("`{name}` is not emulated")))
+        Err(Error::memory("variable", format!("`{name}` is not emulated")))
     }
 
-    unsafe fn launch(&self, kernel: &Kernel, grid: [u32; 2], _: Stream, parameters: &[*const u8]) -> Result<()> {
-        let failed = |words: String| Error::Driver { doing: format!("launching `{}`", kernel.name), words };
-        let Some(Loaded(library, turn)) = kernel.module.any().downcast_ref::<Loaded>() else {
+    unsafe fn launch(&self, kernel: &Kernel, grid: [u32; 2], _: Stream, arguments: &[*const u8]) -> Result<()> {
+        let failed = |message: String| Error::Driver { action: format!("launching `{}`", kernel.name), message };
+        let Some(Loaded(library, lock)) = kernel.module.any().downcast_ref::<Loaded>() else {
             return Err(failed("a module of another driver".into()));
         };
-        let name = CString::new(kernel.name).expect("a name of ours");
-        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the symbol is that of the header; the parameters are as the caller promises.
+        let name = CString::new(kernel.name).expect("kernel names have no zero byte");
+        let _lock = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the header defines the symbol; the arguments are as the caller promises.
         let found = unsafe {
             let launch = library.get::<Launch>(b"emulated_launch\0").map_err(|error| failed(error.to_string()))?;
-            launch(name.as_ptr(), grid.as_ptr(), kernel.threads, parameters[0])
+            launch(name.as_ptr(), grid.as_ptr(), kernel.threads, arguments[0])
         };
         if found == 1 { Ok(()) } else { Err(failed("no such kernel".into())) }
     }

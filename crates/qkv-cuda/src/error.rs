@@ -1,5 +1,5 @@
-//! What can go wrong on the way to a GPU. Every variant says what is missing, or which call failed with the driver's own
-//! words and on which shapes; a hint says how to mend it.
+//! Errors. Each variant says what is missing, or which driver call failed on which shapes with the driver's message;
+//! [`Error::hint`] says how to fix it.
 
 use std::path::PathBuf;
 
@@ -7,64 +7,64 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The description or its inputs do not go together: the library's own words.
+    /// The description and its inputs do not fit together: an error of `qkv`.
     #[error(transparent)]
     Refused(#[from] qkv::Error),
-    /// There is no driver on this machine.
+    /// The driver library cannot be loaded.
     #[error("there is no NVIDIA driver on this machine: its library `{library}` cannot be loaded")]
     NoDriver {
-        /// The name that was looked for.
+        /// The library's file name.
         library: &'static str,
     },
-    /// There is a driver, but no card, or not as many.
-    #[error("there is no GPU {asked}: the driver sees {found}")]
-    NoCard {
-        /// The number asked for, from 0.
-        asked: usize,
-        /// How many there are.
+    /// There is a driver, but no GPU with this number.
+    #[error("there is no GPU {number}: the driver sees {found}")]
+    NoDevice {
+        /// The requested number, from 0.
+        number: usize,
+        /// How many GPUs there are.
         found: usize,
     },
-    /// The card is from before tensor cores for bf16.
+    /// The GPU has no tensor cores for bf16.
     #[error("`{name}` has compute capability {}.{}, and the kernels need 8.0", .capability.0, .capability.1)]
     TooOld {
-        /// The card.
+        /// The GPU's name.
         name: String,
-        /// What it has.
+        /// Its compute capability.
         capability: (u32, u32),
     },
-    /// The compiler that turns kernels into machine code is not there.
+    /// No compiler for the kernels was found.
     #[error("NVRTC, the compiler for kernels, was not found: looked for {}", .looked_for.join(", "))]
     NoCompiler {
         /// The files that were tried.
         looked_for: Vec<String>,
     },
-    /// The compiler did not take a kernel.
+    /// The compiler rejected a kernel.
     #[error("kernel `{program}` does not compile for {architecture}: {log}")]
     Compile {
-        /// Which kernel.
+        /// The program.
         program: String,
-        /// For which card.
+        /// The target architecture.
         architecture: String,
-        /// The compiler's words.
+        /// The compiler's log.
         log: String,
     },
-    /// The driver refused a call.
-    #[error("{doing}: the driver says `{words}`")]
+    /// A driver call failed.
+    #[error("{action}: the driver reports `{message}`")]
     Driver {
         /// What was being done, with the shapes.
-        doing: String,
-        /// The driver's words.
-        words: String,
+        action: String,
+        /// The driver's message.
+        message: String,
     },
-    /// What is asked for is computed on the CPU alone.
-    #[error("{what} runs on the CPU alone: {instead}")]
-    OnTheCpu {
-        /// Which choice.
+    /// A choice that only the CPU supports.
+    #[error("{what} runs only on the CPU: {instead}")]
+    CpuOnly {
+        /// The choice.
         what: String,
-        /// What to do.
+        /// What to call instead.
         instead: &'static str,
     },
-    /// Device memory that was given is too small, or not where kernels can read it.
+    /// Device memory is too small, or has a layout the kernels cannot read.
     #[error("`{tensor}` on the device {problem}")]
     Memory {
         /// Its name.
@@ -72,12 +72,12 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
-    /// A file of the cache cannot be written.
+    /// The kernel cache cannot be written.
     #[error("the kernel cache `{}` cannot be used: {reason}", .folder.display())]
     Cache {
-        /// Where it is.
+        /// Its folder.
         folder: PathBuf,
-        /// The system's words.
+        /// The system's message.
         reason: String,
     },
 }
@@ -86,23 +86,24 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// How to mend it.
+    /// How to fix it.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Error::NoDriver { .. } => {
                 Some("install NVIDIA's driver, or leave out `--device cuda` to compute on the CPU")
             }
             Error::NoCompiler { .. } => Some(
-                "install the CUDA toolkit, or `pip install nvidia-cuda-nvrtc`, and name the library in `QKV_NVRTC` if it is not found by itself",
+                "install the CUDA toolkit, or `pip install nvidia-cuda-nvrtc`; \
+                 `QKV_NVRTC` names the library if it is in neither place",
             ),
             Error::TooOld { .. } => Some("compute on the CPU: leave out `--device cuda`"),
-            Error::Cache { .. } => Some("`QKV_CUDA_CACHE` names another folder"),
+            Error::Cache { .. } => Some("set `QKV_CUDA_CACHE` to a folder that can be written"),
             _ => None,
         }
     }
 
-    pub(crate) fn on_the_cpu(what: impl Into<String>) -> Error {
-        Error::OnTheCpu { what: what.into(), instead: "call `Attention` itself with host tensors" }
+    pub(crate) fn cpu_only(what: impl Into<String>) -> Error {
+        Error::CpuOnly { what: what.into(), instead: "call `Attention` itself with host tensors" }
     }
 
     pub(crate) fn memory(tensor: &'static str, problem: impl Into<String>) -> Error {

@@ -1,29 +1,30 @@
-//! What a machine has for this crate, as `qkv doctor` tells it: cards, driver, compiler, and the cache of kernels.
+//! What this machine has for the crate, as `qkv doctor` prints it: GPUs, driver, compiler and kernel cache.
 
 use crate::cache::Cache;
-use crate::card::OnCard;
-use crate::driver::{Card, Driver};
+use crate::cuda_driver::CudaDriver;
+use crate::device::Device;
+use crate::driver::Driver;
 use crate::nvrtc::Compiler;
 use serde::Serialize;
 
-/// What there is, and what is missing.
+/// What there is and what is missing.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Health {
-    /// The cards, or why there are none.
-    pub cards: Result<Vec<Card>, String>,
-    /// NVRTC's version and where it was found, or what is missing.
+    /// The GPUs, or why there are none.
+    pub devices: Result<Vec<Device>, String>,
+    /// NVRTC's version and path, or what is missing.
     pub compiler: Result<String, String>,
-    /// Where compiled kernels are kept.
+    /// The folder of compiled kernels.
     pub cache: String,
-    /// How many there are, and how many bytes they take.
+    /// How many compiled kernels it has, and their size in bytes.
     pub kernels: (usize, u64),
     /// Why the cache cannot be written, if it cannot.
     pub cache_problem: Option<String>,
 }
 
 impl Health {
-    /// Of this machine.
+    /// Inspects this machine.
     ///
     /// ```
     /// let health = qkv_cuda::Health::of_this_machine();
@@ -31,22 +32,22 @@ impl Health {
     /// ```
     pub fn of_this_machine() -> Health {
         let cache = Cache::of_the_user();
-        let cards = OnCard::count().and_then(|count| {
-            (0..count).map(|number| Ok(OnCard::new(number, cache.clone())?.card().clone())).collect()
+        let devices = CudaDriver::count().and_then(|count| {
+            (0..count).map(|number| Ok(CudaDriver::new(number, cache.clone())?.device().clone())).collect()
         });
         let compiler = Compiler::find().map(|found| {
             let (major, minor) = found.version();
             format!("{major}.{minor}, {}", found.path())
         });
-        let told = |error: crate::Error| match error.hint() {
+        let with_hint = |error: crate::Error| match error.hint() {
             Some(hint) => format!("{error}; {hint}"),
             None => error.to_string(),
         };
         Health {
-            // A machine without a driver has nowhere to write kernels for: its cache is left alone.
-            cache_problem: cards.is_ok().then(|| cache.writable().err()).flatten().map(|error| error.to_string()),
-            cards: cards.map_err(told),
-            compiler: compiler.map_err(told),
+            // Without a driver there is nothing to compile for, and the cache folder is not created.
+            cache_problem: devices.is_ok().then(|| cache.writable().err()).flatten().map(|error| error.to_string()),
+            devices: devices.map_err(with_hint),
+            compiler: compiler.map_err(with_hint),
             cache: cache.folder().display().to_string(),
             kernels: cache.size(),
         }

@@ -1,91 +1,122 @@
-//! Hopper's own kernels: which descriptions they take, and how they are launched. `kernels/hopper/INTERFACE.md` is the
-//! border: the parameter block, the maps of the copy engine, grids and workspace. Whatever does not fit runs in the general
-//! kernels.
+//! Hopper's own kernels (`wgmma`, TMA, warp specialization): which calls they take, their workspace, and their launches.
+//! `kernels/hopper/INTERFACE.md` describes the parameters, tensor maps and grids. Calls that do not fit run in the
+//! [`general`](crate::general) kernels, as do tiles that a mask makes non-finite here.
 
-mod late;
-mod parameters;
-mod seen;
+mod mask_class;
+mod overlapped_prep;
+mod regions;
 
-use crate::driver::{Kernel, Stream, TensorMap};
+use crate::call::{Call, Sizes};
+use crate::device::Stream;
+use crate::driver::{Kernel, Module, TensorMap};
 use crate::error::{Error, Result};
-use crate::job::Job;
+use crate::general::{GeneralBackward, GeneralForward, Recompute, Scope};
+use crate::general_params::GeneralParams;
+use crate::hopper_params::HopperParams;
+use crate::kernel_abi::{STORE_DK, STORE_DQ, STORE_DV, STORE_OUT};
 use crate::memory::{Dtype, Strided};
-use crate::plan::{Plan, Sizes};
-use crate::program::{General, Program};
+use crate::program::{Kind, Program};
 use crate::tensors::{Gradients, Outputs, Tensors, Upstreams};
-use crate::tiles::{Tiles, without_data};
+use crate::tile_list::{TileList, split_lengths};
 use crate::workspace::Layout;
-use late::{LATE, first_heads};
-use parameters::{DK, DQ, DV, OUT, Parameters};
-use seen::{Seen, fits};
+use mask_class::MaskClass;
+use overlapped_prep::{PREP_BLOCKS, prepared_heads};
+use regions::{BackwardRegions, CommonRegions};
+use std::sync::Arc;
 
-/// The most warps of a block that compute, each of which counts the stretches of a row that is cut.
-const WARPS: usize = 12;
-/// Heads whose tiles are taken side by side where segments say in which order: forward, backward.
-const HEADS_ABREAST: [usize; 2] = [16, 8];
-
-/// The text of a program, its headers put in where they are included.
-pub(crate) fn source(forward: bool) -> String {
-    let text = if forward {
-        include_str!("../kernels/hopper/forward.cu")
-    } else {
-        include_str!("../kernels/hopper/backward.cu")
-    };
-    let headers = [
-        ("problem.cuh", include_str!("../kernels/hopper/problem.cuh")),
-        ("tile.cuh", include_str!("../kernels/hopper/tile.cuh")),
-        ("ranges.cuh", include_str!("../kernels/hopper/ranges.cuh")),
-        ("walk.cuh", include_str!("../kernels/hopper/walk.cuh")),
-        ("sum.cuh", include_str!("../kernels/hopper/sum.cuh")),
-        ("step.cuh", include_str!("../kernels/hopper/step.cuh")),
-        ("rows.cuh", include_str!("../kernels/hopper/rows.cuh")),
-        ("late.cuh", include_str!("../kernels/hopper/late.cuh")),
-    ];
-    let text = headers.into_iter().fold(text.to_string(), |text, (name, header)| {
-        text.replace(&format!("#include \"{name}\""), &header.replace("#pragma once", ""))
-    });
-    // NVRTC knows this constant by another name.
-    let infinity = "#define __builtin_huge_valf() __builtin_bit_cast(float, 0x7f800000)\n";
-    format!("{infinity}{text}")
-}
-
-/// Where Hopper's kernels say which tiles have to be computed again: on the card, as the general kernels read it.
+/// What a plan asks of these kernels.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Broken {
-    /// Whether there are any.
-    pub any: u64,
-    /// `[B, Hq, tiles of 64 queries]`.
-    pub queries: u64,
-    /// `[B, Hk, tiles of 64 keys]`.
-    pub keys: u64,
+pub(crate) struct HopperOptions {
+    pub backward: bool,
+    /// dq summed as floats, in any order.
+    pub any_order: bool,
 }
 
-/// Kernels of one direction, with the sizes that their module tells.
+/// Heads whose tiles are scheduled side by side with segments: forward, backward.
+const HEADS_PER_SECTION: [usize; 2] = [16, 8];
+/// L2 that a section may fill, in bytes.
+const SECTION_BYTES: usize = 32 << 20;
+/// Rows of a TMA box by which results are stored.
+const STORE_ROWS: usize = 16;
+
+/// A module, with the sizes that it reports.
 #[derive(Debug)]
-struct Pass {
-    main: Kernel,
-    /// Before it, backward.
-    prepare: Option<Kernel>,
-    /// Before all, where sums are made of whole grains.
-    measure: Option<Kernel>,
-    /// Beside it, backward.
-    late: Option<Kernel>,
-    sinks: Option<Kernel>,
-    /// The tiles to visit, where the mask is none of those that the kernels know.
-    list: Option<Tiles>,
-    /// Finds the range of keys of each query's segment, or of queries of each key's.
-    ranges: Option<Kernel>,
-    tile_m: usize,
-    tile_n: usize,
+struct MainKernel {
+    module: Arc<dyn Module>,
+    kernel: Kernel,
+    /// kBlockM and kBlockN.
+    block_m: usize,
+    block_n: usize,
+    /// Whether preprocessing has to find the largest keys and values; threads and shared memory of `overlapped_prep`.
+    needs_absmax: bool,
+    prep_threads: u32,
+    prep_shared: u32,
     name: String,
 }
 
-/// The kernels of a plan.
+impl MainKernel {
+    fn new(call: &Call, forward: bool, defines: Vec<(&'static str, u32)>) -> Result<MainKernel> {
+        let program = Program::Hopper { forward, defines };
+        let module = call.driver.module(&program.source())?;
+        let (variable, count) = if forward { ("forward_sizes", 5) } else { ("backward_sizes", 7) };
+        let mut bytes = [0; 28];
+        call.driver.global(&module, variable, &mut bytes[..4 * count])?;
+        let size = |at: usize| i32::from_le_bytes(std::array::from_fn(|x| bytes[4 * at + x])).max(0) as usize;
+        let name = if forward { "attention_forward" } else { "attention_backward" };
+        let kernel = call.driver.kernel(&module, name, size(2) as u32, size(3) as u32)?;
+        let defines = program.name();
+        let defines = defines.split_once("HEAD_DIM=").map_or("", |(_, rest)| rest);
+        Ok(MainKernel {
+            module,
+            kernel,
+            block_m: size(0).max(1),
+            block_n: size(1).max(1),
+            needs_absmax: size(4) == 1,
+            prep_threads: size(5) as u32,
+            prep_shared: size(6) as u32,
+            name: format!("hopper {} {defines}", call.dtype),
+        })
+    }
+
+    fn helper(&self, call: &Call, name: &'static str, threads: u32, shared: u32) -> Result<Kernel> {
+        call.driver.kernel(&self.module, name, threads, shared)
+    }
+}
+
+#[derive(Debug)]
+struct Forward {
+    main: MainKernel,
+    /// The range of keys that each query's segment gives it.
+    ranges: Option<Kernel>,
+    list: Option<TileList>,
+    regions: CommonRegions,
+    /// For tiles that are marked; none without a mask.
+    general: Option<GeneralForward>,
+}
+
+#[derive(Debug)]
+struct Backward {
+    main: MainKernel,
+    /// The range of queries that see each key.
+    ranges: Option<Kernel>,
+    list: Option<TileList>,
+    /// Largest |k| and |v|, where dq is summed in fixed point.
+    absmax: Option<Kernel>,
+    preprocess: Kernel,
+    overlapped_prep: Kernel,
+    sinks: Option<Kernel>,
+    common: CommonRegions,
+    regions: BackwardRegions,
+    /// For marked tiles and the gradient of a bias tensor.
+    general: Option<GeneralBackward>,
+}
+
+/// The kernels of a plan on Hopper.
 #[derive(Debug)]
 pub(crate) struct Hopper {
-    forward: Option<Pass>,
-    backward: Option<Pass>,
-    seen: Seen,
+    forward: Forward,
+    backward: Option<Backward>,
+    mask: MaskClass,
     head_dim: usize,
     pack: Kernel,
     widen_sinks: Kernel,
@@ -93,558 +124,438 @@ pub(crate) struct Hopper {
 }
 
 impl Hopper {
-    /// The kernels for a plan, where the card is a Hopper and the choices fit.
-    pub fn of(plan: &Plan, tensors: &Tensors) -> Result<Option<Hopper>> {
-        let Plan { driver, attention, sizes, dtype, uses, .. } = plan;
-        if !driver.card().is_hopper() || uses.general_only {
+    /// None where the device or the call does not fit.
+    pub fn new(
+        call: &Call,
+        tensors: &Tensors,
+        options: HopperOptions,
+        forward_layout: &mut Layout,
+        backward_layout: &mut Layout,
+    ) -> Result<Option<Hopper>> {
+        let Call { driver, attention, sizes, dtype, .. } = call;
+        if !driver.device().is_hopper() {
             return Ok(None);
         }
-        let Some(seen) = fits(attention, plan.place, sizes, *dtype) else { return Ok(None) };
+        let Some(mask) = MaskClass::of_call(attention, call.place, sizes, *dtype) else { return Ok(None) };
         let head_dim = [64, 128, 256].into_iter().find(|&width| width >= sizes.d.max(sizes.dv)).unwrap_or(256);
-        let dropout = attention.dropout.is_some_and(|dropout| dropout.threshold() > 0);
-        let mut defines = vec![("ELEMENT", u32::from(*dtype == Dtype::F16)), ("HEAD_DIM", head_dim as u32)];
-        for (define, on) in [
-            ("BAND", seen.band),
-            ("SEGMENTS", seen.segments),
-            ("PLAN", seen.listed),
-            ("LENGTHS", seen.lengths),
-            ("SOFTCAP", attention.softcap.is_some()),
-            ("ALIBI", attention.bias.has_alibi()),
-            ("BIAS", tensors.bias.is_some()),
-            ("SINKS", attention.sinks),
-            ("DROPOUT", dropout),
-        ] {
-            if on {
-                defines.push((define, 1));
+        let mut defines = defines(call, tensors, &mask, head_dim);
+        let main = MainKernel::new(call, true, defines.clone())?;
+        let backward_main = match options.backward {
+            true => {
+                defines.extend(options.any_order.then_some(("FREE_ORDER", 1)));
+                Some(MainKernel::new(call, false, defines)?)
             }
-        }
-        let border = Program::General { what: General::Border, dtype: *dtype, width: 64, rows: 64, cols: 64 };
-        let border = driver.module(&border)?;
-        let mut forward = pass(plan, true, defines.clone())?;
-        let mut backward = if uses.backward {
-            if uses.any_order {
-                defines.push(("FREE_ORDER", 1));
-            }
-            Some(pass(plan, false, defines)?)
-        } else {
-            None
+            false => None,
         };
-        if seen.listed {
-            let (_, mask) = without_data(&attention.mask).unwrap_or_default();
-            for (pass, by_keys) in [(Some(&mut forward), false), (backward.as_mut(), true)] {
-                let Some(pass) = pass else { continue };
-                let (tiles, heads) = ([pass.tile_m, pass.tile_n], if by_keys { sizes.hk } else { sizes.hq });
-                pass.list = Tiles::of(driver, &mask, plan.place, [sizes.n, sizes.m], tiles, heads, by_keys)?;
-                if pass.list.is_none() {
+        let mut lists = [None, None];
+        if mask.tile_list {
+            let (_, rest) = split_lengths(&attention.mask).unwrap_or_default();
+            for (list, main, by_keys) in [(0, Some(&main), false), (1, backward_main.as_ref(), true)] {
+                let Some(main) = main else { continue };
+                let (blocks, heads) = ([main.block_m, main.block_n], if by_keys { sizes.hk } else { sizes.hq });
+                let (place, len) = (call.place, [sizes.n, sizes.m]);
+                lists[list] = TileList::new(driver, &rest, place, len, blocks, heads, by_keys)?;
+                if lists[list].is_none() {
                     return Ok(None);
                 }
             }
         }
+        let [list, backward_list] = lists;
+        let ranges = |main: &MainKernel| mask.segments.then(|| main.helper(call, "segment_ranges", 256, 0)).transpose();
+        let is_masked = mask.is_masked();
+        let forward = Forward {
+            ranges: ranges(&main)?,
+            regions: CommonRegions::forward(call, &mask, list.as_ref(), main.block_m, head_dim, forward_layout),
+            general: is_masked.then(|| GeneralForward::new(call, forward_layout)).transpose()?,
+            list,
+            main,
+        };
+        let backward = match backward_main {
+            Some(main) => {
+                let list = backward_list;
+                let needs_general = is_masked || attention.bias.wants_tensor();
+                Some(Backward {
+                    ranges: ranges(&main)?,
+                    absmax: main
+                        .needs_absmax
+                        .then(|| main.helper(call, "attention_backward_absmax", 256, 0))
+                        .transpose()?,
+                    preprocess: main.helper(call, "attention_backward_preprocess", 256, 0)?,
+                    overlapped_prep: main.helper(
+                        call,
+                        "attention_backward_overlapped_prep",
+                        main.prep_threads,
+                        main.prep_shared,
+                    )?,
+                    sinks: attention.sinks.then(|| main.helper(call, "sink_gradient", 256, 0)).transpose()?,
+                    common: CommonRegions::backward(
+                        call,
+                        &mask,
+                        list.as_ref(),
+                        main.block_n,
+                        head_dim,
+                        backward_layout,
+                    ),
+                    regions: BackwardRegions::new(call, main.block_m, head_dim, backward_layout),
+                    general: needs_general.then(|| GeneralBackward::new(call, backward_layout)).transpose()?,
+                    list,
+                    main,
+                })
+            }
+            None => None,
+        };
+        let convert = Program::fixed(Kind::Convert, *dtype, 64, [64, 64]);
+        let convert = driver.module(&convert.source())?;
         Ok(Some(Hopper {
-            forward: Some(forward),
+            forward,
             backward,
-            seen,
+            mask,
             head_dim,
-            pack: driver.kernel(&border, "pack", 256, 0)?,
-            widen_sinks: driver.kernel(&border, "widen_sinks", 128, 0)?,
-            narrow_sinks: driver.kernel(&border, "narrow_sinks", 128, 0)?,
+            pack: driver.kernel(&convert, "pack", 256, 0)?,
+            widen_sinks: driver.kernel(&convert, "widen_sinks", 128, 0)?,
+            narrow_sinks: driver.kernel(&convert, "narrow_sinks", 128, 0)?,
         }))
     }
 
-    pub fn forward_fits(&self) -> bool {
-        self.forward.is_some()
-    }
-
-    pub fn backward_fits(&self) -> bool {
-        self.backward.is_some()
-    }
-
     pub fn forward_name(&self) -> String {
-        self.forward.as_ref().map_or(String::new(), |pass| pass.name.clone())
+        self.forward.main.name.clone()
     }
 
-    pub fn backward_name(&self) -> String {
-        self.backward.as_ref().map_or(String::new(), |pass| pass.name.clone())
+    pub fn backward_name(&self) -> Option<String> {
+        self.backward.as_ref().map(|backward| backward.main.name.clone())
     }
 
-    /// Whether some pairs may be absent: then results may have to be computed again.
-    fn masked(&self) -> bool {
-        self.seen.band || self.seen.lengths || self.seen.segments || self.seen.listed
-    }
-
-    /// Numbers that begin at zero: two counters, whether anything is broken, and which tiles of queries and of keys are; how many stretches of rows
-    /// that are cut have come.
-    fn zeros(&self, plan: &Plan, backward: bool) -> usize {
-        if self.masked() { 3 + self.broken_tiles(plan, backward) + self.stretches(plan, backward)[0] } else { 2 }
-    }
-
-    fn broken_tiles(&self, plan: &Plan, backward: bool) -> usize {
-        let Sizes { b, hq, hk, n, m, .. } = plan.sizes;
-        b * hq * n.div_ceil(64) + if backward { b * hk * m.div_ceil(64) } else { 0 }
-    }
-
-    /// What rows that are cut need: counts, and floats for their results.
-    fn stretches(&self, plan: &Plan, backward: bool) -> [usize; 2] {
-        let Sizes { b, hq, hk, .. } = plan.sizes;
-        let pass = if backward { &self.backward } else { &self.forward };
-        let Some(Pass { list: Some(list), tile_m, tile_n, .. }) = pass else { return [0; 2] };
-        let (heads, floats) = match backward {
-            true => (hk, 2 * tile_n * self.head_dim),
-            false => (hq, tile_m * (self.head_dim + 8)),
-        };
-        [WARPS, floats].map(|each| list.slots * b * heads * each)
-    }
-
-    /// Lays the forward pass out.
-    pub fn forward_layout(&self, plan: &Plan, layout: &mut Layout) {
-        self.lay(plan, false, layout);
-    }
-
-    fn lay(&self, plan: &Plan, backward: bool, layout: &mut Layout) {
-        let Sizes { b, hq, hk, n, m, d, dv } = plan.sizes;
-        layout.take(self.zeros(plan, backward), 4);
-        layout.take(hq, 4);
-        // Room for copies of what the copy engine cannot take.
-        for (h, len, width) in [(hq, n, d), (hk, m, d), (hk, m, dv)] {
-            layout.take(b * h * len * width.next_multiple_of(8), 2);
+    pub fn forward(&self, call: &Call, tensors: &Tensors, out: &Outputs, base: u64, stream: Stream) -> Result<()> {
+        let Forward { main, ranges, list, regions, general } = &self.forward;
+        let Sizes { b, hq, hk, n, m, d, dv } = call.sizes;
+        let mut params = self.params(call, tensors, out)?;
+        let [q, k, v] = self.begin(call, tensors, regions, &mut params, base, stream)?;
+        if self.mask.segments {
+            // Whatever order the tiles come in, a few of them read a key at a time.
+            params.heads_per_section = hq.min((hq / hk).max(HEADS_PER_SECTION[0])) as i32;
+        } else if self.mask.band || self.mask.tile_list {
+            let pairs = heads_in_l2(m, d + dv) * (hq / hk);
+            (params.heads_per_section, params.lpt_order) = (pairs.clamp(1, b * hq) as i32, i32::from(self.mask.band));
         }
-        layout.take(self.stretches(plan, backward)[1], 4);
-        if self.seen.segments {
-            let rows = if backward { m } else { n };
-            layout.take(b * rows, 8);
-            layout.take(b * rows.div_ceil(64), 16);
-            layout.take(b * rows.div_ceil(64), 4);
-        }
-    }
-
-    /// Finds the ranges of `rows` rows of each sequence, on the card.
-    fn find_ranges(
-        &self,
-        plan: &Plan,
-        kernel: &Kernel,
-        rows: usize,
-        parameters: &mut Parameters,
-        layout: &mut Layout,
-        stream: Stream,
-    ) -> Result<()> {
-        let b = plan.sizes.b;
-        parameters.ranges = layout.take(b * rows, 8);
-        parameters.extents = layout.take(b * rows.div_ceil(64), 16);
-        parameters.order = layout.take(b * rows.div_ceil(64), 4);
-        let alone: [*const u8; 1] = [(&raw const *parameters).cast()];
-        let grid = [(rows.div_ceil(256) * b) as u32, 1];
-        // SAFETY: the room was laid out for as many rows.
-        told(unsafe { plan.driver.launch(kernel, grid, stream, &alone) }, plan)
-    }
-
-    /// Lays the backward pass out.
-    pub fn backward_layout(&self, plan: &Plan, layout: &mut Layout) {
-        let (Some(backward), Sizes { b, hq, hk, n, m, dv, .. }) = (&self.backward, plan.sizes) else { return };
-        self.lay(plan, true, layout);
-        layout.take(b * hq * n * dv.next_multiple_of(8), 2);
-        let tiles = n.div_ceil(backward.tile_m);
-        layout.take(b * hq * n.next_multiple_of(128), 4);
-        layout.take(b * hq * n.next_multiple_of(128), 4);
-        layout.take(b * hq * tiles * backward.tile_m * self.head_dim, 4);
-        layout.take(b * hq * n.next_multiple_of(128), 4);
-        layout.take(2 * b * hk * m.div_ceil(128), 4);
-        layout.take(hq, 4);
-        layout.take(b * hq * tiles, 4);
-        layout.take(counts(b * hk), 4);
-    }
-
-    /// # Safety
-    /// As for [`Plan::forward`].
-    pub unsafe fn forward(
-        &self,
-        plan: &Plan,
-        tensors: &Tensors,
-        out: &Outputs,
-        layout: &mut Layout,
-        stream: Stream,
-    ) -> Result<Option<Broken>> {
-        let Some(pass) = &self.forward else { return Err(Error::memory("plan", "has no forward kernel")) };
-        let mut parameters = self.parameters(plan, tensors, out)?;
-        let [q, k, v] = self.begin(plan, tensors, false, &mut parameters, layout, stream)?;
-        let Sizes { b, hq, hk, n, m, d, dv } = plan.sizes;
-        if self.seen.segments {
-            // A key is read by a few tiles at a time, whatever order they come in.
-            parameters.section = hq.min((hq / hk).max(HEADS_ABREAST[0])) as i32;
-        } else if self.seen.band || self.seen.listed {
-            let pairs = heads_in_cache(m, d + dv) * (hq / hk);
-            (parameters.section, parameters.ordered) = (pairs.clamp(1, b * hq) as i32, i32::from(self.seen.band));
-        }
-        put_list(pass.list.as_ref(), &mut parameters);
-        if let Some(kernel) = &pass.ranges {
-            self.find_ranges(plan, kernel, n, &mut parameters, layout, stream)?;
+        set_list(list.as_ref(), &mut params);
+        if let Some(kernel) = ranges {
+            launch_ranges(call, kernel, n, &params, stream)?;
         }
         let maps = [
-            plan.tensor_map(&q, pass.tile_m)?,
-            plan.tensor_map(&k, pass.tile_n)?,
-            plan.tensor_map(&v, pass.tile_n)?,
-            result_map(plan, &out.values, OUT, &mut parameters)?,
+            call.tensor_map(&q, main.block_m)?,
+            call.tensor_map(&k, main.block_n)?,
+            call.tensor_map(&v, main.block_n)?,
+            result_map(call, &out.values, STORE_OUT, &mut params)?,
         ];
-        let work = b * hq * pass.list.as_ref().map_or(n.div_ceil(pass.tile_m), |list| list.count);
-        let given: Vec<*const u8> = [(&raw const parameters).cast()]
-            .into_iter()
-            .chain(maps.iter().map(|map| (&raw const *map).cast()))
-            .collect();
-        let blocks = work.min(plan.driver.card().processors as usize) as u32;
-        // SAFETY: these are the parameters of the interface, and their pointers are what the caller promises.
-        told(unsafe { plan.driver.launch(&pass.main, [blocks, 1], stream, &given) }, plan)?;
-        Ok(self.broken(&parameters))
+        let work = b * hq * list.as_ref().map_or(n.div_ceil(main.block_m), |list| list.row_count);
+        let blocks = work.min(call.driver.device().processors as usize) as u32;
+        // SAFETY: the kernel takes these; the pointers in them are what the callers of `Plan`'s passes promise.
+        call.describe(unsafe { call.driver.launch(&main.kernel, [blocks, 1], stream, &arguments(&params, &maps)) })?;
+        match general {
+            Some(general) => general.launch(call, tensors, out, self.recompute(&params), base, stream),
+            None => Ok(()),
+        }
     }
 
-    fn broken(&self, parameters: &Parameters) -> Option<Broken> {
-        let Parameters { broken, broken_q, broken_k, .. } = *parameters;
-        self.masked().then_some(Broken { any: broken, queries: broken_q, keys: broken_k })
+    /// The marks of a launch, if there is a mask.
+    fn recompute(&self, params: &HopperParams) -> Option<Recompute> {
+        let HopperParams { recompute_any, recompute_q, recompute_k, .. } = *params;
+        self.mask.is_masked().then_some(Recompute { any: recompute_any, queries: recompute_q, keys: recompute_k })
     }
 
-    /// # Safety
-    /// As for [`Plan::backward`].
     #[allow(clippy::too_many_arguments)]
-    pub unsafe fn backward(
+    pub fn backward(
         &self,
-        plan: &Plan,
+        call: &Call,
         tensors: &Tensors,
         out: &Outputs,
         upstream: &Upstreams,
         into: &Gradients,
-        layout: &mut Layout,
+        base: u64,
         stream: Stream,
-    ) -> Result<Option<Broken>> {
-        let Some(Pass {
-            main,
-            prepare: Some(prepare),
-            late: Some(late),
-            measure,
-            sinks,
-            ranges,
-            list,
-            tile_m,
-            tile_n,
-            ..
-        }) = &self.backward
-        else {
+    ) -> Result<()> {
+        let Some(backward) = &self.backward else {
             return Err(Error::memory("plan", "has no backward kernel"));
         };
-        let Sizes { b, hq, hk, n, m, dv, .. } = plan.sizes;
-        let mut parameters = self.parameters(plan, tensors, out)?;
-        let [q, k, v] = self.begin(plan, tensors, true, &mut parameters, layout, stream)?;
-        put_list(list.as_ref(), &mut parameters);
+        let params = self.launch_backward(backward, call, tensors, out, upstream, into, base, stream)?;
+        let recompute = self.recompute(&params);
+        match &backward.general {
+            Some(general) if recompute.is_some() || into.bias.is_some() => {
+                let scope = Scope::AfterHopper(recompute);
+                general.launch(call, tensors, out, upstream, into, scope, base, stream)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn launch_backward(
+        &self,
+        backward: &Backward,
+        call: &Call,
+        tensors: &Tensors,
+        out: &Outputs,
+        upstream: &Upstreams,
+        into: &Gradients,
+        base: u64,
+        stream: Stream,
+    ) -> Result<HopperParams> {
+        let Backward { main, ranges, list, regions, .. } = backward;
+        let Sizes { b, hq, hk, n, m, d, dv } = call.sizes;
+        let mut params = self.params(call, tensors, out)?;
+        let [q, k, v] = self.begin(call, tensors, &backward.common, &mut params, base, stream)?;
+        set_list(list.as_ref(), &mut params);
         if list.is_some() {
-            // Long rows of as many heads as the cache holds come before the short ones.
-            parameters.section = heads_in_cache(n, plan.sizes.d + plan.sizes.dv).clamp(1, b * hk) as i32;
+            // Long rows of as many heads as L2 holds come before the short ones.
+            params.heads_per_section = heads_in_l2(n, d + dv).clamp(1, b * hk) as i32;
         }
         if let Some(kernel) = ranges {
-            parameters.section = hk.min(HEADS_ABREAST[1]) as i32;
-            // A quarter of the tiles, the short ones of all heads, come last: then all blocks end alike.
-            parameters.ordered = (b * m.div_ceil(*tile_n) / 4) as i32;
-            self.find_ranges(plan, kernel, m, &mut parameters, layout, stream)?;
+            params.heads_per_section = hk.min(HEADS_PER_SECTION[1]) as i32;
+            // The last quarter of the order, the short tiles of all heads, fills the blocks evenly at the end.
+            params.lpt_order = (b * m.div_ceil(main.block_n) / 4) as i32;
+            launch_ranges(call, kernel, m, &params, stream)?;
         }
-        let room = layout.take(b * hq * n * dv.next_multiple_of(8), 2);
-        let d_out = self.takeable(plan, upstream.values, room, stream)?;
-        parameters.d_out = upstream.values.at;
-        parameters.d_out_strides = rows_of("d_out", &upstream.values, &mut [&d_out], &mut parameters.d_out)?;
-        parameters.d_lse = upstream.lse.map_or(0, |lse| lse.at);
-        (parameters.dq, parameters.dk, parameters.d_v) = (into.q.at, into.k.at, into.v.at);
-        parameters.dq_strides = unit_rows("d_q", &into.q)?;
-        parameters.dk_strides = unit_rows("d_k", &into.k)?;
-        parameters.d_v_strides = unit_rows("d_v", &into.v)?;
-        let tiles = n.div_ceil(*tile_m);
-        parameters.delta = layout.take(b * hq * n.next_multiple_of(128), 4);
-        parameters.lse2 = layout.take(b * hq * n.next_multiple_of(128), 4);
-        parameters.dq_sum = layout.take(b * hq * tiles * tile_m * self.head_dim, 4);
-        parameters.grain = layout.take(b * hq * n.next_multiple_of(128), 4);
-        parameters.limits = layout.take(2 * b * hk * m.div_ceil(128), 4);
-        (parameters.k, parameters.v) = (k.at, v.at);
-        (parameters.k_strides, parameters.v_strides) = (unit_rows("k", &k)?, unit_rows("v", &v)?);
-        parameters.d_sinks = layout.take(hq, 4);
-        parameters.tickets = layout.take(b * hq * tiles, 4);
-        parameters.whole = layout.take(counts(b * hk), 4);
+        let d_out = self.tma_addressable(call, upstream.values, regions.d_out.ptr(base), stream)?;
+        regions.set(&mut params, base);
+        params.d_out = upstream.values.ptr;
+        params.d_out_strides = unit_rows("d_out", &upstream.values).or_else(|_| {
+            params.d_out = d_out.ptr;
+            unit_rows("d_out", &d_out)
+        })?;
+        params.d_lse = upstream.lse.map_or(0, |lse| lse.ptr);
+        (params.dq, params.dk, params.d_v) = (into.q.ptr, into.k.ptr, into.v.ptr);
+        params.dq_strides = unit_rows("d_q", &into.q)?;
+        params.dk_strides = unit_rows("d_k", &into.k)?;
+        params.d_v_strides = unit_rows("d_v", &into.v)?;
+        (params.k, params.v) = (k.ptr, v.ptr);
+        (params.k_strides, params.v_strides) = (unit_rows("k", &k)?, unit_rows("v", &v)?);
         let maps = [
-            plan.tensor_map(&q, *tile_m)?,
-            plan.tensor_map(&k, *tile_n)?,
-            plan.tensor_map(&v, *tile_n)?,
-            plan.tensor_map(&d_out, *tile_m)?,
-            result_map(plan, &into.q, DQ, &mut parameters)?,
-            result_map(plan, &into.k, DK, &mut parameters)?,
-            result_map(plan, &into.v, DV, &mut parameters)?,
+            call.tensor_map(&q, main.block_m)?,
+            call.tensor_map(&k, main.block_n)?,
+            call.tensor_map(&v, main.block_n)?,
+            call.tensor_map(&d_out, main.block_m)?,
+            result_map(call, &into.q, STORE_DQ, &mut params)?,
+            result_map(call, &into.k, STORE_DK, &mut params)?,
+            result_map(call, &into.v, STORE_DV, &mut params)?,
         ];
-        let works = list.as_ref().map_or(m.div_ceil(*tile_n), |list| list.count);
-        let processors = plan.driver.card().processors as usize;
-        // Segments and long rows of a list are taken of many heads at once; where most pairs are kept, nothing is gained.
-        let window = (self.seen.left + self.seen.right + 1) as usize;
-        let narrow = self.seen.band && 2 * window < m;
-        let by_heads = ranges.is_none() && if list.is_some() { parameters.ordered == 0 } else { narrow };
-        let pairs = list.as_ref().map_or(n * window, |list| list.kept * tile_m * tile_n);
-        let first = match by_heads && takes(&out.values) && takes(&upstream.values) {
-            true => first_heads(&plan.sizes, pairs, works, parameters.section as usize, processors),
-            false => b * hk,
-        };
-        parameters.first = first as i32;
-        let rows = 2048 / self.head_dim;
-        let late_maps = match first < b * hk {
+        let tiles = list.as_ref().map_or(m.div_ceil(main.block_n), |list| list.row_count);
+        let addressable = out.values.is_tma_addressable() && upstream.values.is_tma_addressable();
+        let prepared = self.prepared_heads(backward, call, &params, tiles, addressable);
+        params.prepared_heads = prepared as i32;
+        let box_rows = 2048 / self.head_dim;
+        let prep_maps = match prepared < b * hk {
             true => Some([
-                plan.tensor_map(&k, rows)?,
-                plan.tensor_map(&v, rows)?,
-                plan.tensor_map(&out.values, rows)?,
-                plan.tensor_map(&d_out, rows)?,
+                call.tensor_map(&k, box_rows)?,
+                call.tensor_map(&v, box_rows)?,
+                call.tensor_map(&out.values, box_rows)?,
+                call.tensor_map(&d_out, box_rows)?,
+                maps[4],
             ]),
             false => None,
         };
-        let alone: [*const u8; 1] = [(&raw const parameters).cast()];
-        let given: Vec<*const u8> = alone.into_iter().chain(maps.iter().map(|map| (&raw const *map).cast())).collect();
-        let blocks = (b * hk * works).min(processors) as u32;
-        // SAFETY: these are the parameters of the interface, and their pointers are what the caller promises.
+        let alone: [*const u8; 1] = [(&raw const params).cast()];
+        let blocks = (b * hk * tiles).min(call.driver.device().processors as usize) as u32;
+        // SAFETY: the kernels take these; the pointers in them are what the callers of `Plan`'s passes promise.
         unsafe {
-            if let Some(measure) = measure {
-                let grid = [(m.div_ceil(128) * first) as u32, 1];
-                // Beside the ranges, unless something else was launched after them.
-                told(
-                    match ranges.is_some() && takes(&upstream.values) {
-                        true => plan.driver.launch_early(measure, grid, stream, &alone),
-                        false => plan.driver.launch(measure, grid, stream, &alone),
-                    },
-                    plan,
-                )?;
+            let launch = |kernel: &Kernel, blocks: usize, arguments: &[*const u8], dependent: bool| {
+                let grid = [blocks as u32, 1];
+                call.describe(match dependent {
+                    true => call.driver.launch_dependent(kernel, grid, stream, arguments),
+                    false => call.driver.launch(kernel, grid, stream, arguments),
+                })
+            };
+            if let Some(absmax) = &backward.absmax {
+                // It may overlap the ranges, unless a copy of d_out was launched after them.
+                let dependent = ranges.is_some() && upstream.values.is_tma_addressable();
+                launch(absmax, m.div_ceil(128) * prepared, &alone, dependent)?;
             }
-            // The others wait by themselves for the one before.
-            let grid = [(n.div_ceil(128) * first * (hq / hk)) as u32, 1];
-            told(
-                match measure {
-                    Some(_) => plan.driver.launch_early(prepare, grid, stream, &alone),
-                    None => plan.driver.launch(prepare, grid, stream, &alone),
-                },
-                plan,
-            )?;
-            if let Some(late_maps) = &late_maps {
-                let dq = &maps[4];
-                let given = late_maps.iter().chain([dq]).map(|map| (&raw const *map).cast());
-                let given: Vec<*const u8> = alone.into_iter().chain(given).collect();
-                told(plan.driver.launch_early(late, [LATE, 1], stream, &given), plan)?;
+            let rows = n.div_ceil(128) * prepared * (hq / hk);
+            launch(&backward.preprocess, rows, &alone, backward.absmax.is_some())?;
+            if let Some(prep_maps) = &prep_maps {
+                let arguments = arguments(&params, prep_maps);
+                launch(&backward.overlapped_prep, PREP_BLOCKS as usize, &arguments, true)?;
             }
-            told(plan.driver.launch_early(main, [blocks, 1], stream, &given), plan)?;
-            if let (Some(kernel), Some(d_sinks)) = (sinks, into.sinks) {
-                told(plan.driver.launch(kernel, [hq as u32, 1], stream, &alone), plan)?;
-                let job = Job { heads: hq as i32, picture: parameters.d_sinks, d_sinks: d_sinks.at, ..Job::default() };
-                told(
-                    plan.driver.launch(
-                        &self.narrow_sinks,
-                        [hq.div_ceil(128) as u32, 1],
-                        stream,
-                        &[(&raw const job).cast()],
-                    ),
-                    plan,
-                )?;
+            launch(&main.kernel, blocks as usize, &arguments(&params, &maps), true)?;
+            if let (Some(kernel), Some(d_sinks)) = (&backward.sinks, into.sinks) {
+                launch(kernel, hq, &alone, false)?;
+                let (heads, result) = (hq as i32, params.d_sinks);
+                let convert = GeneralParams { heads, result, d_sinks: d_sinks.ptr, ..GeneralParams::default() };
+                launch(&self.narrow_sinks, hq.div_ceil(128), &[(&raw const convert).cast()], false)?;
             }
         }
-        Ok(self.broken(&parameters))
+        Ok(params)
     }
 
-    /// What both passes are told alike.
-    fn parameters(&self, plan: &Plan, tensors: &Tensors, out: &Outputs) -> Result<Parameters> {
-        let Sizes { b, hq, hk, n, m, d, dv } = plan.sizes;
-        let mut parameters = Parameters::none();
-        let job = plan.job(tensors)?;
-        (parameters.batch, parameters.heads_q, parameters.heads_k) = (b as i32, hq as i32, hk as i32);
-        (parameters.n, parameters.m, parameters.d, parameters.dv) = (n as i32, m as i32, d as i32, dv as i32);
-        (parameters.offset, parameters.left, parameters.right) =
-            (job.offset as i32, self.seen.left as i32, self.seen.right as i32);
-        parameters.section = 1;
-        (parameters.scale, parameters.softcap) = (job.scale, job.cap);
-        (parameters.dropout_scale, parameters.dropout_threshold, parameters.seed) =
-            (job.kept_scale, job.threshold, job.seed);
-        parameters.out = out.values.at;
-        parameters.out_strides = unit_rows("out", &out.values)?;
-        parameters.lse = out.lse.at;
-        parameters.lengths = job.lengths;
-        (parameters.segments_q, parameters.segments_k) = (job.segments_q, job.segments_k);
-        (parameters.bias, parameters.bias_strides) = (job.bias.at, job.bias.strides);
-        parameters.alibi = job.slopes;
-        Ok(parameters)
+    /// How many key heads are preprocessed before the main kernel; the others are preprocessed beside it.
+    fn prepared_heads(
+        &self,
+        backward: &Backward,
+        call: &Call,
+        params: &HopperParams,
+        tiles: usize,
+        addressable: bool,
+    ) -> usize {
+        let Sizes { b, hk, n, m, .. } = call.sizes;
+        let Backward { main, ranges, list, .. } = backward;
+        // With segments and with long rows of a list, many heads are worked on at once; where most pairs are visible,
+        // there is nothing to gain.
+        let window = (self.mask.left + self.mask.right + 1) as usize;
+        let narrow = self.mask.band && 2 * window < m;
+        let by_heads = ranges.is_none() && if list.is_some() { params.lpt_order == 0 } else { narrow };
+        if !by_heads || !addressable {
+            return b * hk;
+        }
+        let pairs = list.as_ref().map_or(n * window, |list| list.kept * main.block_m * main.block_n);
+        let processors = call.driver.device().processors as usize;
+        prepared_heads(&call.sizes, pairs, tiles, params.heads_per_section as usize, processors)
     }
 
-    /// What begins at zero, the sinks as f32, and q, k and v where the copy engine can take them.
+    /// The parameters that both passes share.
+    fn params(&self, call: &Call, tensors: &Tensors, out: &Outputs) -> Result<HopperParams> {
+        let Sizes { b, hq, hk, n, m, d, dv } = call.sizes;
+        let bias = tensors.bias.map(|bias| bias.broadcast("bias", [b, hq, n, m])).transpose()?;
+        let (segments_q, segments_k) = tensors.segments.map_or((0, 0), |(queries, keys)| (queries.ptr, keys.ptr));
+        Ok(HopperParams {
+            batch: b as i32,
+            heads_q: hq as i32,
+            heads_k: hk as i32,
+            n: n as i32,
+            m: m as i32,
+            d: d as i32,
+            dv: dv as i32,
+            offset: call.scalars.offset as i32,
+            left: self.mask.left as i32,
+            right: self.mask.right as i32,
+            heads_per_section: 1,
+            scale: call.scalars.scale,
+            softcap: call.scalars.softcap,
+            dropout_scale: call.scalars.dropout_scale,
+            dropout_threshold: call.scalars.dropout_threshold,
+            seed: tensors.seed.unwrap_or(0),
+            out: out.values.ptr,
+            out_strides: unit_rows("out", &out.values)?,
+            lse: out.lse.ptr,
+            lengths: tensors.lengths.map_or(0, |lengths| lengths.ptr),
+            segments_q,
+            segments_k,
+            bias: bias.map_or(0, |bias| bias.ptr),
+            bias_strides: bias.map_or([0; 4], |bias| bias.strides),
+            alibi: call.slopes(),
+            ..HopperParams::default()
+        })
+    }
+
+    /// Zeros the counters, converts the sinks to f32, and returns q, k and v as TMA can address them.
     fn begin(
         &self,
-        plan: &Plan,
+        call: &Call,
         tensors: &Tensors,
-        backward: bool,
-        parameters: &mut Parameters,
-        layout: &mut Layout,
+        regions: &CommonRegions,
+        params: &mut HopperParams,
+        base: u64,
         stream: Stream,
     ) -> Result<[Strided; 3]> {
-        let Sizes { b, hq, hk, n, m, d, dv } = plan.sizes;
-        let zeros = self.zeros(plan, backward);
-        parameters.counter = layout.take(zeros, 4);
-        plan.driver.zero(parameters.counter, 4 * zeros, stream)?;
-        parameters.broken = parameters.counter + 8;
-        parameters.broken_q = parameters.broken + 4;
-        parameters.broken_k = parameters.broken_q + 4 * (b * hq * n.div_ceil(64)) as u64;
-        parameters.stretches_there = parameters.broken_q + 4 * self.broken_tiles(plan, backward) as u64;
-        parameters.sinks = layout.take(hq, 4);
+        regions.set(params, base);
+        call.driver.zero(regions.counters.ptr(base), regions.counters.bytes(), stream)?;
         if let Some(sinks) = tensors.sinks {
-            let job = Job { heads: hq as i32, picture: parameters.sinks, sinks: sinks.at, ..Job::default() };
-            let grid = [hq.div_ceil(128) as u32, 1];
-            // SAFETY: one number a head on either side.
-            unsafe { plan.driver.launch(&self.widen_sinks, grid, stream, &[(&raw const job).cast()]) }?;
+            let (heads, result) = (call.sizes.hq as i32, params.sinks);
+            let convert = GeneralParams { heads, result, sinks: sinks.ptr, ..GeneralParams::default() };
+            let grid = [call.sizes.hq.div_ceil(128) as u32, 1];
+            // SAFETY: one number per head on both sides.
+            unsafe { call.driver.launch(&self.widen_sinks, grid, stream, &[(&raw const convert).cast()]) }?;
         }
-        let mut room = |h: usize, len: usize, width: usize| layout.take(b * h * len * width.next_multiple_of(8), 2);
-        let rooms = [room(hq, n, d), room(hk, m, d), room(hk, m, dv)];
-        parameters.stretches = layout.take(self.stretches(plan, backward)[1], 4);
         Ok([
-            self.takeable(plan, tensors.q, rooms[0], stream)?,
-            self.takeable(plan, tensors.k, rooms[1], stream)?,
-            self.takeable(plan, tensors.v, rooms[2], stream)?,
+            self.tma_addressable(call, tensors.q, regions.q.ptr(base), stream)?,
+            self.tma_addressable(call, tensors.k, regions.k.ptr(base), stream)?,
+            self.tma_addressable(call, tensors.v, regions.v.ptr(base), stream)?,
         ])
     }
 
-    /// A tensor as the copy engine can take it: itself, or a copy in the workspace.
-    fn takeable(&self, plan: &Plan, tensor: Strided, room: u64, stream: Stream) -> Result<Strided> {
-        if takes(&tensor) {
+    /// The tensor itself where TMA can address it; otherwise a copy at `to`, with padded rows.
+    fn tma_addressable(&self, call: &Call, tensor: Strided, to: u64, stream: Stream) -> Result<Strided> {
+        if tensor.is_tma_addressable() {
             return Ok(tensor);
         }
         let [b, h, n, d] = tensor.shape;
         let row = d.next_multiple_of(8) as i64;
-        let copy =
-            Strided { at: room, shape: tensor.shape, strides: [h as i64 * n as i64 * row, n as i64 * row, row, 1] };
+        let strides = [h as i64 * n as i64 * row, n as i64 * row, row, 1];
+        let copy = Strided { ptr: to, shape: tensor.shape, strides };
         let axes = [b, h, n, d].map(|axis| axis as i32);
-        let job = Job {
+        let params = GeneralParams {
             q: tensor.into(),
             d_q: copy.into(),
             batch: axes[0],
             heads: axes[1],
             n: axes[2],
             d: axes[3],
-            ..Job::default()
+            ..GeneralParams::default()
         };
         let grid = [(b * h * n * d).div_ceil(256) as u32, 1];
-        // SAFETY: the room was laid out for this tensor, with its rows padded.
-        told(unsafe { plan.driver.launch(&self.pack, grid, stream, &[(&raw const job).cast()]) }, plan)?;
+        // SAFETY: the region was sized for this tensor with padded rows.
+        call.describe(unsafe { call.driver.launch(&self.pack, grid, stream, &[(&raw const params).cast()]) })?;
         Ok(copy)
     }
 }
 
-/// What backward's kernels count, of so many heads of keys.
-fn counts(heads: usize) -> usize {
-    3 * heads + 6
+/// The defines that select features of the kernels.
+fn defines(call: &Call, tensors: &Tensors, mask: &MaskClass, head_dim: usize) -> Vec<(&'static str, u32)> {
+    let attention = &call.attention;
+    let mut defines = vec![("ELEMENT", u32::from(call.dtype == Dtype::F16)), ("HEAD_DIM", head_dim as u32)];
+    let features = [
+        ("BAND", mask.band),
+        ("SEGMENTS", mask.segments),
+        ("TILE_LIST", mask.tile_list),
+        ("LENGTHS", mask.lengths),
+        ("SOFTCAP", attention.softcap.is_some()),
+        ("ALIBI", attention.bias.has_alibi()),
+        ("BIAS", tensors.bias.is_some()),
+        ("SINKS", attention.sinks),
+        ("DROPOUT", call.scalars.dropout_threshold > 0),
+    ];
+    defines.extend(features.into_iter().filter(|&(_, on)| on).map(|(feature, _)| (feature, 1)));
+    defines
 }
 
-/// How many heads of so many rows of two tensors, of both widths together, the cache holds: a power of two, or none.
-fn heads_in_cache(rows: usize, widths: usize) -> usize {
-    let heads = (32usize << 20) / (rows * widths * 2).max(1);
+/// Computes the ranges of `rows` rows per sequence.
+fn launch_ranges(call: &Call, kernel: &Kernel, rows: usize, params: &HopperParams, stream: Stream) -> Result<()> {
+    let grid = [(rows.div_ceil(256) * call.sizes.b) as u32, 1];
+    // SAFETY: the regions of ranges, extents and order are sized for as many rows.
+    call.describe(unsafe { call.driver.launch(kernel, grid, stream, &[(&raw const *params).cast()]) })
+}
+
+/// The parameter block and the tensor maps of a launch, by address.
+fn arguments(params: &HopperParams, maps: &[TensorMap]) -> Vec<*const u8> {
+    let maps = maps.iter().map(|map| (&raw const *map).cast());
+    [(&raw const *params).cast()].into_iter().chain(maps).collect()
+}
+
+/// How many heads fit in L2, with `rows` rows of two tensors of these widths together: a power of two, or 0.
+fn heads_in_l2(rows: usize, widths: usize) -> usize {
+    let heads = SECTION_BYTES / (rows * widths * 2).max(1);
     if heads == 0 { 0 } else { 1 << heads.ilog2() }
 }
 
-/// The list of tiles, which all heads and sequences share.
-fn put_list(list: Option<&Tiles>, parameters: &mut Parameters) {
-    if let Some(Tiles { rows, entries, bits, count, long, .. }) = list {
-        (parameters.plan_rows, parameters.plan_tiles, parameters.plan_bits) = (rows.at(), entries.at(), bits.at());
-        (parameters.plan_count, parameters.ordered) = (*count as u32, *long as i32);
+/// The tile list, shared by all heads and sequences.
+fn set_list(list: Option<&TileList>, params: &mut HopperParams) {
+    if let Some(TileList { rows, entries, bits, row_count, long_rows, .. }) = list {
+        (params.list_rows, params.list_entries, params.list_bits) = (rows.ptr(), entries.ptr(), bits.ptr());
+        (params.list_row_count, params.lpt_order) = (*row_count as u32, *long_rows as i32);
     }
 }
 
-/// Compiles one direction and asks its module for its sizes.
-fn pass(plan: &Plan, forward: bool, defines: Vec<(&'static str, u32)>) -> Result<Pass> {
-    let driver = &plan.driver;
-    let (has_sinks, by_ranges) = (defines.contains(&("SINKS", 1)), defines.contains(&("SEGMENTS", 1)));
-    let program = Program::Hopper { forward, defines };
-    let module = driver.module(&program)?;
-    let mut bytes = [0; 28];
-    let (sizes, count) = if forward { ("forward_sizes", 5) } else { ("backward_sizes", 7) };
-    driver.global(&module, sizes, &mut bytes[..4 * count])?;
-    let size = |at: usize| i32::from_le_bytes(std::array::from_fn(|x| bytes[4 * at + x])).max(0) as usize;
-    let kernel = |name, threads, shared| driver.kernel(&module, name, threads, shared);
-    let main = if forward { "attention_forward" } else { "attention_backward" };
-    Ok(Pass {
-        main: kernel(main, size(2) as u32, size(3) as u32)?,
-        prepare: (!forward).then(|| kernel("attention_backward_prepare", 256, 0)).transpose()?,
-        measure: (!forward && size(4) == 1).then(|| kernel("attention_backward_measure", 256, 0)).transpose()?,
-        late: (!forward).then(|| kernel("attention_backward_late", size(5) as u32, size(6) as u32)).transpose()?,
-        ranges: by_ranges.then(|| kernel("segment_ranges", 256, 0)).transpose()?,
-        list: None,
-        sinks: (!forward && has_sinks).then(|| kernel("sink_gradient", 256, 0)).transpose()?,
-        tile_m: size(0).max(1),
-        tile_n: size(1).max(1),
-        name: format!("hopper {} {}", plan.dtype, program.name().split_once("HEAD_DIM=").map_or("", |(_, rest)| rest)),
-    })
-}
-
-/// Whether the copy engine takes a tensor's strides: rows without gaps, all else in steps of 16 bytes.
-pub(crate) fn takes(tensor: &Strided) -> bool {
-    let step = |axis: usize| tensor.shape[axis] <= 1 || tensor.strides[axis] > 0 && tensor.strides[axis] % 8 == 0;
-    tensor.at.is_multiple_of(16) && (tensor.strides[3] == 1 || tensor.shape[3] <= 1) && (0..3).all(step)
-}
-
-/// The map by which the copy engine writes a result, 16 rows at a time. Where it cannot, a map of nothing: the kernel then writes
-/// element by element.
-fn result_map(plan: &Plan, result: &Strided, bit: u32, parameters: &mut Parameters) -> Result<TensorMap> {
-    if !takes(result) || !result.shape[3].is_multiple_of(8) {
+/// The map by which TMA stores a result. Where it cannot, an empty map: the kernel then stores element by element.
+fn result_map(call: &Call, result: &Strided, bit: u32, params: &mut HopperParams) -> Result<TensorMap> {
+    if !result.is_tma_addressable() || !result.shape[3].is_multiple_of(8) {
         return Ok(TensorMap([0; 16]));
     }
-    parameters.mapped |= bit;
-    plan.tensor_map(result, 16)
+    params.tma_stores |= bit;
+    call.tensor_map(result, STORE_ROWS)
 }
 
-/// The strides of rows, heads and sequences of what a kernel writes row by row. An axis of one is never stepped along, whatever its stride is.
+/// The strides of sequences, heads and rows of a tensor that a kernel accesses row by row; 0 for axes of length 1.
 fn unit_rows(name: &'static str, tensor: &Strided) -> Result<[i64; 3]> {
     if tensor.strides[3] != 1 && tensor.shape[3] > 1 {
-        return Err(Error::memory(
-            name,
-            "has rows with gaps: give it as the kernel writes it, elements next to each other",
-        ));
+        return Err(Error::memory(name, "has rows with gaps: the elements of a row have to be contiguous"));
     }
     Ok(std::array::from_fn(|axis| if tensor.shape[axis] <= 1 { 0 } else { tensor.strides[axis] }))
-}
-
-/// As [`unit_rows`], but where rows have gaps, those of the copy.
-fn rows_of(name: &'static str, tensor: &Strided, copies: &mut [&Strided], at: &mut u64) -> Result<[i64; 3]> {
-    unit_rows(name, tensor).or_else(|error| match copies.first() {
-        Some(copy) => {
-            *at = copy.at;
-            unit_rows(name, copy)
-        }
-        None => Err(error),
-    })
-}
-
-fn told(result: Result<()>, plan: &Plan) -> Result<()> {
-    plan.told(result)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn strides_that_the_copy_engine_cannot_take_are_seen() {
-        let dense = Strided::contiguous(4096, [2, 4, 100, 64]);
-        assert!(takes(&dense));
-        assert!(!takes(&Strided { at: 4098, ..dense }));
-        assert!(!takes(&Strided::contiguous(4096, [2, 4, 100, 33])));
-        assert!(!takes(&Strided { strides: [1, 100, 200, 2], ..dense }));
-        // Heads next to each other, as a layer leaves them.
-        assert!(takes(&Strided { strides: [100 * 256, 64, 256, 1], ..dense }));
-        assert!(!takes(&Strided { strides: [0, 6400, 64, 1], ..dense }), "a broadcast axis is copied");
-    }
-
-    #[test]
-    fn what_is_computed_again_comes_in_tiles_of_64_rows() {
-        let of = |what, width| Program::general(what, Dtype::Bf16, width, width, 232_448).unwrap().tiles();
-        for width in [16, 64, 128, 256] {
-            assert_eq!((of(General::Forward, width).0, of(General::Queries, width).0), (64, 64));
-            let (k, v) = (true, width <= 128);
-            assert_eq!(of(General::Keys { k, v }, width).1, 64);
-        }
-    }
-
-    #[test]
-    fn headers_are_put_where_they_are_included() {
-        for forward in [true, false] {
-            let text = source(forward);
-            assert!(!text.contains("#include \"") && !text.contains("#pragma once"));
-            assert!(text.contains("struct Problem"));
-        }
-    }
 }

@@ -1,55 +1,62 @@
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 
+mod benchmark;
 mod cache;
-mod card;
-mod copies;
+mod call;
+mod cuda_driver;
+mod decode;
+mod device;
 mod driver;
 mod emulated;
 mod error;
+mod general;
+mod general_params;
 mod health;
 mod hopper;
-mod host;
-mod job;
-mod launch;
-mod looking;
-mod measure;
+mod hopper_params;
+mod kernel_abi;
+mod libcuda;
+mod mask_program;
 mod memory;
 mod nvrtc;
 mod plan;
 mod program;
-mod rules;
+mod session;
 mod tensors;
-mod tiles;
+mod tile_list;
+mod weights;
 mod workspace;
 
+pub use benchmark::{Benchmark, Timing};
 pub use cache::{Cache, Key};
-pub use driver::{Card, Stream};
+pub use device::{Device, Stream};
 pub use error::{Error, Result};
 pub use health::Health;
-pub use host::Session;
-pub use measure::{Measured, Shapes, Taken};
-pub use memory::{Buffer, Dtype, Number, Strided};
+pub use memory::{Buffer, Dtype, Scalar, Strided};
 pub use nvrtc::Compiler;
-pub use plan::{Plan, Uses};
+pub use plan::{Plan, PlanOptions};
+pub use session::Session;
 pub use tensors::{Gradients, Outputs, Tensors, Upstreams, Vector};
 pub use workspace::Workspace;
 
+use cuda_driver::CudaDriver;
 use driver::Driver;
+use emulated::EmulatedDriver;
 use qkv::{Attention, Place};
 use std::sync::Arc;
 
-/// A card, ready to compute.
+/// A GPU, ready to compute.
 ///
 /// ```
 /// use qkv::{Attention, Inputs, Mask, Tensor};
 /// use qkv_cuda::{Cuda, Error};
 /// let cuda = match Cuda::new(0) {
 ///     Ok(cuda) => cuda,
-///     Err(Error::NoDriver { .. } | Error::NoCard { .. }) => return Ok(()), // nothing to show on this machine
+///     Err(Error::NoDriver { .. } | Error::NoDevice { .. }) => return Ok(()), // this machine has no GPU
 ///     Err(error) => return Err(error),
 /// };
-/// let x = Tensor::<f32, 4>::randn([1, 8, 256, 64], 1);
+/// let x = Tensor::<f32, 4>::randn([1, 8, 256, 64], 1); // [B, H, N, D]
 /// let causal = Attention::scaled_dot().mask(Mask::causal());
 /// let out = cuda.forward(&causal, Inputs::new(&x, &x, &x))?;
 /// assert_eq!(out.values.shape(), [1, 8, 256, 64]);
@@ -61,56 +68,57 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// The card of this number, from 0, with the user's cache of kernels.
+    /// The GPU with this number, from 0, with the user's kernel cache.
     pub fn new(number: usize) -> Result<Cuda> {
         Cuda::with_cache(number, Cache::of_the_user())
     }
 
-    /// The card of this number, with this cache of kernels.
+    /// The GPU with this number, with this kernel cache.
     pub fn with_cache(number: usize, cache: Cache) -> Result<Cuda> {
-        Ok(Cuda { driver: Arc::new(card::OnCard::new(number, cache)?) })
+        Ok(Cuda { driver: Arc::new(CudaDriver::new(number, cache)?) })
     }
 
-    /// How many cards there are.
+    /// The number of GPUs.
     pub fn count() -> Result<usize> {
-        card::OnCard::count()
+        CudaDriver::count()
     }
 
-    /// This CPU in the place of a card: the general kernels, compiled as C++, far too slow for anything but tests. It
+    /// An emulation on the CPU: the general kernels compiled as C++, thousands of times slower than a GPU, for tests. It
     /// needs a C++ compiler.
     pub fn emulated() -> Result<Cuda> {
-        Ok(Cuda { driver: Arc::new(emulated::OnCpu::new((8, 0), 166_912)?) })
+        Ok(Cuda { driver: Arc::new(EmulatedDriver::new((8, 0), 166_912)?) })
     }
 
-    /// What the card is.
-    pub fn card(&self) -> &Card {
-        self.driver.card()
+    /// The GPU's properties.
+    pub fn device(&self) -> &Device {
+        self.driver.device()
     }
 
-    /// Plans an attention over tensors in device memory: finds and compiles its kernels, and puts what its mask needs on
-    /// the card. The tensors' shapes, strides and alignment count; what they hold does not.
+    /// Plans an attention over tensors in device memory: compiles its kernels, and copies what its mask needs to the
+    /// device. Of the tensors, shapes, strides and alignment matter; their content does not.
     pub fn plan(
         &self,
         attention: &Attention,
         dtype: Dtype,
         place: Place,
         tensors: &Tensors,
-        uses: Uses,
+        options: PlanOptions,
     ) -> Result<Plan> {
-        Plan::new(&self.driver, attention, dtype, place, tensors, uses)
+        tensors.check(attention, place)?;
+        Plan::new(&self.driver, attention, dtype, place, tensors, options)
     }
 
-    /// Device memory.
+    /// Allocates device memory.
     pub fn buffer(&self, bytes: usize) -> Result<Buffer> {
         Buffer::new(&self.driver, bytes)
     }
 
-    /// Waits for all that is on a stream.
+    /// Waits for everything on a stream.
     pub fn wait(&self, stream: Stream) -> Result<()> {
         self.driver.wait(stream)
     }
 
-    /// Milliseconds that work on a stream takes, by the card's clock.
+    /// Milliseconds that work on a stream takes, measured on the device.
     pub fn timed(&self, stream: Stream, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
         self.driver.timed(stream, &mut work)
     }

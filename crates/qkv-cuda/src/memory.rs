@@ -1,18 +1,19 @@
-//! Device memory: tensors that lie there, whoever owns them, and buffers of our own.
+//! Device memory: tensors that someone owns, described by pointer, shape and strides, and buffers of our own.
 
-use crate::driver::{Driver, Stream};
+use crate::device::Stream;
+use crate::driver::Driver;
 use crate::error::{Error, Result};
 use std::fmt;
 use std::sync::Arc;
 
-/// The type of a tensor's elements.
+/// The element type of a tensor. Kernels accumulate in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
-    /// 32 bits; products and sums in f32.
+    /// 32 bits, multiplied in f32.
     F32,
-    /// 16 bits with the range of f32; sums in f32.
+    /// bfloat16.
     Bf16,
-    /// 16 bits, IEEE; sums in f32.
+    /// IEEE half precision.
     F16,
 }
 
@@ -22,7 +23,7 @@ impl Dtype {
         if self == Dtype::F32 { 4 } else { 2 }
     }
 
-    /// That of the library's type of this name. None for f64, which is the CPU's.
+    /// The type with this name in `qkv`; none for f64, which runs only on the CPU.
     pub fn named(name: &str) -> Option<Dtype> {
         match name {
             "f32" => Some(Dtype::F32),
@@ -43,26 +44,26 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// A tensor of four axes in device memory: where it begins, its axes, and its strides in elements. Zero strides broadcast.
-/// It owns nothing: whoever makes it keeps the memory for as long as work that reads it is on a stream.
+/// A 4-D tensor in device memory. Strides count elements; a stride of 0 broadcasts. It owns nothing: its creator keeps
+/// the memory alive while work that reads it is on a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strided {
-    /// The address of its first element.
-    pub at: u64,
-    /// Its axes.
+    /// The address of the first element.
+    pub ptr: u64,
+    /// The length of each axis.
     pub shape: [usize; 4],
-    /// Elements from one index of each axis to the next.
+    /// Elements from one index of an axis to the next.
     pub strides: [i64; 4],
 }
 
 impl Strided {
-    /// Row by row, without gaps.
-    pub fn contiguous(at: u64, shape: [usize; 4]) -> Strided {
+    /// A row-major tensor.
+    pub fn contiguous(ptr: u64, shape: [usize; 4]) -> Strided {
         let [_, h, n, d] = shape.map(|axis| axis as i64);
-        Strided { at, shape, strides: [h * n * d, n * d, d, 1] }
+        Strided { ptr, shape, strides: [h * n * d, n * d, d, 1] }
     }
 
-    /// Elements that it spans, from the first to behind the last.
+    /// Elements from the first to one past the last.
     pub fn span(&self) -> usize {
         if self.shape.contains(&0) {
             return 0;
@@ -72,14 +73,20 @@ impl Strided {
     }
 
     /// Whether rows can be read 16 bytes at a time.
-    pub(crate) fn reads_sixteen(&self, dtype: Dtype) -> bool {
+    pub(crate) fn is_vectorized(&self, dtype: Dtype) -> bool {
         let each = (16 / dtype.size()) as i64;
         self.strides[3] == 1
-            && self.at.is_multiple_of(16)
+            && self.ptr.is_multiple_of(16)
             && self.strides[..3].iter().zip(&self.shape[..3]).all(|(stride, &axis)| axis <= 1 || stride % each == 0)
     }
 
-    /// With each axis of 1 spread over that of `shape`.
+    /// Whether TMA can address it, as 16-bit elements: contiguous rows, every other stride a multiple of 16 bytes.
+    pub(crate) fn is_tma_addressable(&self) -> bool {
+        let step = |axis: usize| self.shape[axis] <= 1 || self.strides[axis] > 0 && self.strides[axis] % 8 == 0;
+        self.ptr.is_multiple_of(16) && (self.strides[3] == 1 || self.shape[3] <= 1) && (0..3).all(step)
+    }
+
+    /// Broadcasts each axis of length 1 to that of `shape`.
     pub(crate) fn broadcast(mut self, tensor: &'static str, shape: [usize; 4]) -> Result<Strided> {
         for (axis, &expected) in shape.iter().enumerate() {
             match self.shape[axis] {
@@ -96,82 +103,100 @@ impl Strided {
     }
 }
 
-/// Device memory of our own, freed when it is dropped.
+/// Device memory that is freed when dropped.
 #[derive(Debug)]
 pub struct Buffer {
-    at: u64,
+    ptr: u64,
     bytes: usize,
     driver: Arc<dyn Driver>,
 }
 
 impl Buffer {
     pub(crate) fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Buffer> {
-        Ok(Buffer { at: driver.allocate(bytes)?, bytes, driver: driver.clone() })
+        Ok(Buffer { ptr: driver.allocate(bytes)?, bytes, driver: driver.clone() })
     }
 
-    pub(crate) fn holding<T: Copy>(driver: &Arc<dyn Driver>, data: &[T], stream: Stream) -> Result<Buffer> {
+    /// A buffer with a copy of `data`, which has no padding.
+    pub(crate) fn from_slice<T: Copy>(driver: &Arc<dyn Driver>, data: &[T], stream: Stream) -> Result<Buffer> {
         let buffer = Buffer::new(driver, size_of_val(data))?;
-        buffer.put(data, stream)?;
+        buffer.write_unpadded(data, stream)?;
         Ok(buffer)
     }
 
-    /// Its address.
-    pub fn at(&self) -> u64 {
-        self.at
+    /// The address of the first byte.
+    pub fn ptr(&self) -> u64 {
+        self.ptr
     }
 
-    /// Its size.
+    /// The size.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Copies plain numbers in.
-    pub fn write<T: Number>(&self, data: &[T], stream: Stream) -> Result<()> {
-        self.put(data, stream)
+    /// Copies scalars to the device.
+    pub fn write<T: Scalar>(&self, data: &[T], stream: Stream) -> Result<()> {
+        self.write_unpadded(data, stream)
     }
 
-    /// As [`write`](Buffer::write), for what the crate knows to have no padding.
-    pub(crate) fn put<T: Copy>(&self, data: &[T], stream: Stream) -> Result<()> {
+    /// As [`write`](Buffer::write), for types that this crate knows to have no padding.
+    pub(crate) fn write_unpadded<T: Copy>(&self, data: &[T], stream: Stream) -> Result<()> {
         let bytes = size_of_val(data);
         if bytes > self.bytes {
-            return Err(Error::memory("buffer", format!("has {} bytes, and {bytes} were to be written", self.bytes)));
+            return Err(Error::memory("buffer", format!("has {} bytes, fewer than the {bytes} to write", self.bytes)));
         }
-        // SAFETY: any initialised plain data may be read as bytes; numbers have no padding.
-        self.driver.write(self.at, unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), bytes) }, stream)
+        // SAFETY: initialized data without padding may be read as bytes.
+        self.driver.write(self.ptr, unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), bytes) }, stream)
     }
 
-    /// Copies plain numbers out, after all that is on the stream.
-    pub fn read<T: Number>(&self, count: usize, stream: Stream) -> Result<Vec<T>> {
+    /// Copies scalars to the host, after everything on the stream.
+    pub fn read<T: Scalar>(&self, count: usize, stream: Stream) -> Result<Vec<T>> {
         let bytes = count.saturating_mul(size_of::<T>());
         if bytes > self.bytes {
-            return Err(Error::memory("buffer", format!("has {} bytes, and {bytes} were to be read", self.bytes)));
+            return Err(Error::memory("buffer", format!("has {} bytes, fewer than the {bytes} to read", self.bytes)));
         }
         let mut data = vec![T::default(); count];
-        // SAFETY: every pattern of bits is a number of a sealed type of numbers.
+        // SAFETY: every bit pattern is a value of the sealed scalar types.
         let into = unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), bytes) };
-        self.driver.read(into, self.at, stream)?;
+        self.driver.read(into, self.ptr, stream)?;
         Ok(data)
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.driver.free(self.at);
+        self.driver.free(self.ptr);
     }
 }
 
-/// A plain number, of which every pattern of bits is one.
-pub trait Number: Copy + Default + sealed::Plain {}
+/// A number of which every bit pattern is a value.
+pub trait Scalar: Copy + Default + sealed::Sealed {}
 
 mod sealed {
-    pub trait Plain {}
+    pub trait Sealed {}
 }
 
-macro_rules! numbers {
+macro_rules! scalars {
     ($($t:ty)*) => {$(
-        impl sealed::Plain for $t {}
-        impl Number for $t {}
+        impl sealed::Sealed for $t {}
+        impl Scalar for $t {}
     )*};
 }
 
-numbers! { f32 f64 half::bf16 half::f16 u8 i32 u32 i64 u64 }
+scalars! { f32 f64 half::bf16 half::f16 u8 i32 u32 i64 u64 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strides_that_tma_cannot_address_are_recognized() {
+        let dense = Strided::contiguous(4096, [2, 4, 100, 64]);
+        assert!(dense.is_tma_addressable());
+        assert!(!Strided { ptr: 4098, ..dense }.is_tma_addressable());
+        assert!(!Strided::contiguous(4096, [2, 4, 100, 33]).is_tma_addressable());
+        assert!(!Strided { strides: [1, 100, 200, 2], ..dense }.is_tma_addressable());
+        // [B, N, H, D] in memory, as a projection leaves it.
+        assert!(Strided { strides: [100 * 256, 64, 256, 1], ..dense }.is_tma_addressable());
+        assert!(!Strided { strides: [0, 6400, 64, 1], ..dense }.is_tma_addressable(), "a broadcast axis is copied");
+    }
+}

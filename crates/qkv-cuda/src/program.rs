@@ -1,6 +1,10 @@
-//! The kernels as text: which files make a program, with which tile sizes and for which type, and what shared memory a
-//! block of it takes. Compiling is `card`'s, choosing is the plans'.
+//! The kernels as text: which files make a program, its defines and tile sizes, and the shared memory a block needs.
+//! [`Driver::module`](crate::driver::Driver::module) compiles them; plans choose among them.
 
+use crate::driver::Source;
+use crate::general_params::{GeneralParams, MaskOp, Tensor};
+use crate::hopper_params::HopperParams;
+use crate::kernel_abi::constants;
 use crate::memory::Dtype;
 use std::fmt::Write as _;
 
@@ -10,34 +14,30 @@ macro_rules! kernel {
     };
 }
 
-/// What makes C++ of a kernel.
-pub(crate) const EMULATED: &str = kernel!("emulated.h");
+/// The header that makes C++ of a kernel, for [`emulated`](crate::emulated).
+pub(crate) const EMULATION_HEADER: &str = kernel!("emulated.h");
 
-const PRELUDE: [&str; 5] = [
-    kernel!("general/element.cuh"),
-    kernel!("general/job.cuh"),
-    kernel!("general/mask.cuh"),
-    kernel!("general/tile.cuh"),
-    kernel!("general/score.cuh"),
-];
 const BACKWARD: &str = kernel!("general/backward.cu");
-const PARAMETERS: &str = kernel!("general/parameters.cu");
+const PARAMETER_GRADIENTS: &str = kernel!("general/parameter_gradients.cu");
+const GENERATED: &str = "// Generated from src/kernel_abi.rs and the parameter blocks in src: do not edit.\n";
 
-/// What a general program does.
+/// What a program of the general kernels computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum General {
+pub(crate) enum Kind {
     Forward,
+    /// One query per head, keys by `cp.async`.
     Decode,
-    /// The same by Hopper's copy engine.
-    DecodeHopper,
-    /// Where every key is seen and a score is a scaled product: for so many query heads of a group, in eights.
+    /// The same, keys by TMA.
+    DecodeTma,
+    /// By TMA, for a query that sees every key by scaled products: `heads` times eight query heads of a group.
     DecodePlain {
         heads: usize,
     },
-    /// What backward needs of each row, and sums over rows.
-    Rows,
+    /// Row sums of `dO ∘ O`, and reductions over rows.
+    Delta,
+    /// dQ.
     Queries,
-    /// Which of the gradients of keys and of values.
+    /// dK, dV or both.
     Keys {
         k: bool,
         v: bool,
@@ -45,57 +45,62 @@ pub(crate) enum General {
     Bias,
     Table,
     Weights,
-    /// Copies and conversions.
-    Border,
-    /// What a mask keeps of each tile.
-    Tiles,
+    /// Copies to aligned strides, and conversions of sinks.
+    Convert,
+    /// The verdict of a mask on every tile, and the bits of partial ones.
+    TileList,
 }
 
-/// A program of kernels.
+/// A program: one module of kernels.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Program {
-    /// Of the general kernels: for a type, a padded width, and tiles of `rows` against `cols`.
-    General { what: General, dtype: Dtype, width: usize, rows: usize, cols: usize },
-    /// Of Hopper's: forward or backward, with defines.
+    /// General kernels for a type, a padded head width, and tiles of `rows` × `cols`.
+    General { kind: Kind, dtype: Dtype, width: usize, rows: usize, cols: usize },
+    /// Hopper's forward or backward kernels with their defines.
     Hopper { forward: bool, defines: Vec<(&'static str, u32)> },
 }
 
-/// The sizes of tiles that are tried, largest first; the first whose shared memory the card has is taken.
+/// Tile sizes in the order they are tried: the first whose shared memory the device has is used.
 const TILES: [(usize, usize); 6] = [(64, 64), (64, 32), (32, 32), (32, 16), (16, 16), (16, 16)];
 
 impl Program {
-    /// The largest tiles that fit into so much shared memory, for widths of `d` and `dv`. None where they are too wide.
-    pub fn general(what: General, dtype: Dtype, d: usize, dv: usize, shared: usize) -> Option<Program> {
+    /// The largest tiles that fit `shared` bytes, for widths `d` and `dv`. None if they are too wide.
+    pub fn general(kind: Kind, dtype: Dtype, d: usize, dv: usize, shared: usize) -> Option<Program> {
         let width = [32, 64, 128, 256].into_iter().find(|&width| width >= d.max(dv))?;
-        // Sums of wide rows take the registers: fewer columns leave room for them.
-        let most_cols =
-            if width >= 256 || matches!(what, General::Keys { k: true, v: true }) && width >= 128 { 32 } else { 64 };
-        let fits = TILES.into_iter().filter(|&(_, cols)| cols <= most_cols);
-        let mut programs = fits.map(|(rows, cols)| Program::General { what, dtype, width, rows, cols });
+        // Accumulators of wide rows need the registers that more columns would take.
+        let max_cols =
+            if width >= 256 || matches!(kind, Kind::Keys { k: true, v: true }) && width >= 128 { 32 } else { 64 };
+        let fits = TILES.into_iter().filter(|&(_, cols)| cols <= max_cols);
+        let mut programs = fits.map(|(rows, cols)| Program::General { kind, dtype, width, rows, cols });
         programs.find(|program| program.shared() as usize <= shared)
     }
 
-    /// Threads of a block.
+    /// A general program whose tile sizes do not depend on the device.
+    pub fn fixed(kind: Kind, dtype: Dtype, width: usize, [rows, cols]: [usize; 2]) -> Program {
+        Program::General { kind, dtype, width, rows, cols }
+    }
+
+    /// Threads per block. Hopper's modules say theirs.
     pub fn threads(&self) -> u32 {
         match self {
-            Program::General { what: General::Decode | General::Tiles, .. } => 128,
-            Program::General { what: General::DecodeHopper | General::DecodePlain { .. }, .. } => 160,
+            Program::General { kind: Kind::Decode | Kind::TileList, .. } => 128,
+            Program::General { kind: Kind::DecodeTma | Kind::DecodePlain { .. }, .. } => 160,
             Program::General { rows, .. } => 2 * *rows as u32,
-            Program::Hopper { .. } => 0, // the module says
+            Program::Hopper { .. } => 0,
         }
     }
 
-    /// Bytes of shared memory of a block.
+    /// Bytes of shared memory per block. Hopper's modules say theirs.
     pub fn shared(&self) -> u32 {
-        let Program::General { what, dtype, width, rows, cols } = *self else { return 0 };
+        let Program::General { kind, dtype, width, rows, cols } = *self else { return 0 };
         let size = dtype.size();
         let pad = 16 / size;
         let (row, weights) = ((width + pad) * size, rows * (cols + pad) * size);
         let floats = rows * (cols + 1) * 4;
-        let bytes = match what {
-            General::Forward => (rows + 2 * cols) * row + weights,
-            // Four warps' slots for the copies under way; later room for what the warps found.
-            General::Decode => {
+        let bytes = match kind {
+            Kind::Forward => (rows + 2 * cols) * row + weights,
+            // Four warps' rings of copies in flight; afterwards their partial results.
+            Kind::Decode => {
                 let stages = if width >= 256 {
                     2
                 } else if width >= 128 {
@@ -105,83 +110,83 @@ impl Program {
                 };
                 (4 * stages * (width / 8) * 512).max(3 * 64 * 4 + 64 * (width + 4) * 4)
             }
-            // Stages of 64 keys and values, the sums of 16 rows, three numbers a row and warp, two barriers a stage.
-            General::DecodeHopper => {
+            // Stages of 64 keys and values, sums of 16 rows, three numbers per row and warp, two barriers per stage.
+            Kind::DecodeTma => {
                 let stages = if width >= 128 { 3 } else { 5 };
                 stages * 256 * width + 16 * (width + 4) * 4 + 3 * 64 * 4 + 16 * stages + 1024
             }
-            // Likewise, with two numbers a row and warp, in as many blocks as a multiprocessor is to hold.
-            General::DecodePlain { heads } => {
+            // The same with two numbers per row and warp; sized for two blocks per multiprocessor.
+            Kind::DecodePlain { heads } => {
                 let stages = if width >= 128 { 3 } else { 6 };
                 stages * 256 * width + 8 * heads * ((width + 4) * 4 + 32) + 16 * stages + 1024
             }
-            General::Rows => 2 * rows * row,
-            General::Queries => 2 * (rows + cols) * row + weights,
-            General::Keys { .. } => 2 * (rows + cols) * row + weights + cols * (12 + 8) + 16,
-            General::Bias => 2 * (rows + cols) * row + floats,
-            General::Table => 2 * (rows + cols) * row + floats + rows * (4 + 4 + 8) + 16,
-            General::Weights => (rows + cols) * row + floats,
-            General::Border => 0,
-            // Two sums and a word for each thread.
-            General::Tiles => 128 * (16 + 4),
+            Kind::Delta => 2 * rows * row,
+            Kind::Queries => 2 * (rows + cols) * row + weights,
+            Kind::Keys { .. } => 2 * (rows + cols) * row + weights + cols * (12 + 8) + 16,
+            Kind::Bias => 2 * (rows + cols) * row + floats,
+            Kind::Table => 2 * (rows + cols) * row + floats + rows * (4 + 4 + 8) + 16,
+            Kind::Weights => (rows + cols) * row + floats,
+            Kind::Convert => 0,
+            // Two checksums and a word per thread.
+            Kind::TileList => 128 * (16 + 4),
         };
         bytes as u32
     }
 
-    /// Tiles of queries and of keys, as the mask sees them.
+    /// Rows of the query tiles and of the key tiles that the mask classifies.
     pub fn tiles(&self) -> (usize, usize) {
         match *self {
-            Program::General { what: General::Keys { .. }, rows, cols, .. } => (cols, rows),
+            Program::General { kind: Kind::Keys { .. }, rows, cols, .. } => (cols, rows),
             Program::General { rows, cols, .. } => (rows, cols),
             Program::Hopper { .. } => (0, 0),
         }
     }
 
-    /// Its kernels.
-    pub fn kernels(&self) -> &'static [&'static str] {
+    /// The entry points.
+    fn kernels(&self) -> &'static [&'static str] {
         match self {
-            Program::General { what, .. } => match what {
-                General::Forward => &["forward", "merge", "segment_extents"],
-                General::Decode | General::DecodeHopper | General::DecodePlain { .. } => &["decode", "merge"],
-                General::Rows => &["row_terms", "reduce_scale", "reduce_sinks"],
-                General::Queries => &["backward_queries", "segment_extents"],
-                General::Keys { .. } => &["backward_keys", "segment_extents"],
-                General::Bias => &["backward_bias", "segment_extents"],
-                General::Table => &["backward_table", "reduce_table", "segment_extents"],
-                General::Weights => &["weights", "weights_columns", "weights_cells"],
-                General::Border => &["pack", "widen_sinks", "narrow_sinks"],
-                General::Tiles => &["classify", "fill_queries", "fill_keys"],
+            Program::General { kind, .. } => match kind {
+                Kind::Forward => &["forward", "merge", "segment_extents"],
+                Kind::Decode | Kind::DecodeTma | Kind::DecodePlain { .. } => &["decode", "merge"],
+                Kind::Delta => &["compute_delta", "reduce_scale", "reduce_sinks"],
+                Kind::Queries => &["backward_queries", "segment_extents"],
+                Kind::Keys { .. } => &["backward_keys", "segment_extents"],
+                Kind::Bias => &["backward_bias", "segment_extents"],
+                Kind::Table => &["backward_table", "reduce_table", "segment_extents"],
+                Kind::Weights => &["weights", "weights_columns", "weights_cells"],
+                Kind::Convert => &["pack", "widen_sinks", "narrow_sinks"],
+                Kind::TileList => &["classify", "fill_queries", "fill_keys"],
             },
             Program::Hopper { forward: true, .. } => &["attention_forward"],
-            Program::Hopper { .. } => &["attention_backward_prepare", "attention_backward_late", "attention_backward"],
+            Program::Hopper { .. } => {
+                &["attention_backward_preprocess", "attention_backward_overlapped_prep", "attention_backward"]
+            }
         }
     }
 
-    /// What its entry in the cache is called.
-    pub fn file(&self) -> &'static str {
+    fn cache_prefix(&self) -> &'static str {
         match self {
             Program::Hopper { forward: true, .. } => "hopper-forward",
             Program::Hopper { .. } => "hopper-backward",
-            Program::General {
-                what: General::Decode | General::DecodeHopper | General::DecodePlain { .. }, ..
-            } => "decode",
+            Program::General { kind: Kind::Decode | Kind::DecodeTma | Kind::DecodePlain { .. }, .. } => "decode",
             Program::General { .. } => "general",
         }
     }
 
-    /// One name for each program.
+    /// A name, unique among programs.
     pub fn name(&self) -> String {
         match self {
-            Program::General { what, dtype, width, rows, cols } => {
-                let what = match what {
-                    General::Keys { k: true, v: true } => "keys and values".into(),
-                    General::Keys { k: true, .. } => "keys".into(),
-                    General::Keys { .. } => "values".into(),
-                    General::DecodePlain { heads } => format!("plain decode by copies for {} heads", 8 * heads),
-                    General::DecodeHopper => "decode by copies".into(),
-                    what => format!("{what:?}").to_lowercase(),
+            Program::General { kind, dtype, width, rows, cols } => {
+                let kind = match kind {
+                    Kind::Keys { k: true, v: true } => "keys and values".into(),
+                    Kind::Keys { k: true, .. } => "keys".into(),
+                    Kind::Keys { .. } => "values".into(),
+                    Kind::DecodePlain { heads } => format!("plain decode by TMA for {} heads", 8 * heads),
+                    Kind::DecodeTma => "decode by TMA".into(),
+                    Kind::TileList => "tile list".into(),
+                    kind => format!("{kind:?}").to_lowercase(),
                 };
-                format!("general {what} {dtype} width {width} tiles {rows}×{cols}")
+                format!("general {kind} {dtype} width {width} tiles {rows}×{cols}")
             }
             Program::Hopper { forward, defines } => {
                 let mut name = String::from(if *forward { "hopper forward" } else { "hopper backward" });
@@ -193,11 +198,11 @@ impl Program {
         }
     }
 
-    /// What the compiler is told.
-    pub fn options(&self) -> Vec<String> {
+    /// Compiler options.
+    fn options(&self) -> Vec<String> {
         let mut options = vec!["-std=c++17".to_string()];
         match self {
-            Program::General { what, dtype, width, rows, cols } => {
+            Program::General { kind, dtype, width, rows, cols } => {
                 let (query_tile, key_tile) = self.tiles();
                 let element = match dtype {
                     Dtype::F32 => 0,
@@ -211,23 +216,19 @@ impl Program {
                 define("COLS", *cols);
                 define("QUERY_TILE", query_tile);
                 define("KEY_TILE", key_tile);
-                match what {
-                    General::Rows => define("BACKWARD_ROWS", 1),
-                    General::Queries => define("BACKWARD_QUERIES", 1),
-                    General::Keys { k, v } => {
+                match kind {
+                    Kind::Delta => define("BACKWARD_DELTA", 1),
+                    Kind::Queries => define("BACKWARD_QUERIES", 1),
+                    Kind::Keys { k, v } => {
                         define("BACKWARD_KEYS", 1);
                         define("FOR_K", usize::from(*k));
                         define("FOR_V", usize::from(*v));
                     }
-                    General::DecodePlain { heads } => define("HEADS", *heads),
-                    General::Bias => define("BACKWARD_BIAS", 1),
-                    General::Table => define("BACKWARD_TABLE", 1),
-                    General::Forward
-                    | General::Decode
-                    | General::DecodeHopper
-                    | General::Weights
-                    | General::Border
-                    | General::Tiles => {}
+                    Kind::DecodePlain { heads } => define("HEADS", *heads),
+                    Kind::Bias => define("BACKWARD_BIAS", 1),
+                    Kind::Table => define("BACKWARD_TABLE", 1),
+                    Kind::Forward | Kind::Decode | Kind::DecodeTma | Kind::Weights | Kind::Convert | Kind::TileList => {
+                    }
                 }
             }
             Program::Hopper { defines, .. } => {
@@ -237,134 +238,253 @@ impl Program {
         options
     }
 
-    /// Its source, in one piece.
-    pub fn source(&self) -> String {
-        let mut text = String::new();
-        match self {
-            Program::General { what, .. } => {
-                text.extend(PRELUDE);
-                match what {
-                    General::Forward => text.extend([kernel!("general/forward.cu"), kernel!("general/merge.cu")]),
-                    General::Decode => text.extend([kernel!("decode.cu"), kernel!("general/merge.cu")]),
-                    General::DecodeHopper => text.extend([
-                        kernel!("general/carefully.cuh"),
-                        kernel!("hopper/copies.cuh"),
-                        kernel!("hopper/decode.cu"),
-                        kernel!("general/merge.cu"),
-                    ]),
-                    General::DecodePlain { .. } => text.extend([
-                        kernel!("hopper/copies.cuh"),
-                        kernel!("hopper/decode_plain.cu"),
-                        kernel!("general/merge.cu"),
-                    ]),
-                    General::Weights => text.push_str(kernel!("general/weights.cu")),
-                    General::Border => text.push_str(kernel!("general/border.cu")),
-                    General::Tiles => text.push_str(kernel!("general/tiles.cu")),
-                    General::Queries | General::Keys { .. } => text.push_str(BACKWARD),
-                    General::Rows | General::Bias | General::Table => text.extend([BACKWARD, PARAMETERS]),
-                }
-            }
-            Program::Hopper { forward, .. } => text.push_str(&crate::hopper::source(*forward)),
+    /// What the driver compiles.
+    pub fn source(&self) -> Source {
+        Source {
+            name: self.name(),
+            cache_prefix: self.cache_prefix(),
+            text: self.text(),
+            options: self.options(),
+            kernels: self.kernels(),
         }
+    }
+
+    fn text(&self) -> String {
+        let kind = match self {
+            Program::General { kind, .. } => kind,
+            Program::Hopper { forward, .. } => return hopper_text(*forward),
+        };
+        let parts: &[&str] = match kind {
+            Kind::Forward => &[kernel!("general/forward.cu"), kernel!("general/merge.cu")],
+            Kind::Decode => &[kernel!("decode.cu"), kernel!("general/merge.cu")],
+            Kind::DecodeTma => &[
+                kernel!("general/decode_scores.cuh"),
+                kernel!("hopper/decode_tma.cuh"),
+                kernel!("hopper/decode.cu"),
+                kernel!("general/merge.cu"),
+            ],
+            Kind::DecodePlain { .. } => {
+                &[kernel!("hopper/decode_tma.cuh"), kernel!("hopper/decode_plain.cu"), kernel!("general/merge.cu")]
+            }
+            Kind::Weights => &[kernel!("general/weights.cu")],
+            Kind::Convert => &[kernel!("general/convert.cu")],
+            Kind::TileList => &[kernel!("general/tile_list.cu")],
+            Kind::Queries | Kind::Keys { .. } => &[BACKWARD],
+            Kind::Delta | Kind::Bias | Kind::Table => &[BACKWARD, PARAMETER_GRADIENTS],
+        };
+        let mut text = String::from(kernel!("general/element.cuh"));
+        text.push_str(&general_header());
+        text.extend([kernel!("general/mask.cuh"), kernel!("general/tile.cuh"), kernel!("general/score.cuh")]);
+        text.extend(parts.iter().copied());
         text
     }
+}
+
+/// Constants and parameter blocks of the general kernels: `kernels/generated/general.cuh`.
+pub(crate) fn general_header() -> String {
+    [GENERATED.into(), constants(), Tensor::cpp(), MaskOp::cpp(), GeneralParams::cpp()].concat()
+}
+
+/// Constants and the parameter block of Hopper's kernels: `kernels/generated/hopper.cuh`.
+pub(crate) fn hopper_header() -> String {
+    [GENERATED.into(), constants(), HopperParams::cpp()].concat()
+}
+
+/// A program of Hopper's, headers pasted where they are included: NVRTC has no files to look in.
+fn hopper_text(forward: bool) -> String {
+    let text = if forward { kernel!("hopper/forward.cu") } else { kernel!("hopper/backward.cu") };
+    let header = hopper_header();
+    let headers = [
+        ("params.cuh", kernel!("hopper/params.cuh")),
+        ("ptx.cuh", kernel!("hopper/ptx.cuh")),
+        ("generated/hopper.cuh", &header),
+        ("segment_ranges.cuh", kernel!("hopper/segment_ranges.cuh")),
+        ("backward_producer.cuh", kernel!("hopper/backward_producer.cuh")),
+        ("dq_accumulate.cuh", kernel!("hopper/dq_accumulate.cuh")),
+        ("backward_tile.cuh", kernel!("hopper/backward_tile.cuh")),
+        ("preprocess.cuh", kernel!("hopper/preprocess.cuh")),
+        ("overlapped_prep.cuh", kernel!("hopper/overlapped_prep.cuh")),
+    ];
+    let text = headers.into_iter().fold(text.to_string(), |text, (name, header)| {
+        text.replace(&format!("#include \"{name}\""), &header.replace("#pragma once", ""))
+    });
+    // NVRTC has this constant under another name.
+    let infinity = "#define __builtin_huge_valf() __builtin_bit_cast(float, 0x7f800000)\n";
+    format!("{infinity}{text}")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::nvrtc::Compiler;
+    use std::io::Write as _;
+    use std::path::Path;
 
     const SHARED: usize = 166_912; // of an A100
-    const ALL: [General; 10] = [
-        General::Forward,
-        General::Rows,
-        General::Queries,
-        General::Keys { k: true, v: true },
-        General::Keys { k: false, v: true },
-        General::Bias,
-        General::Table,
-        General::Weights,
-        General::Border,
-        General::Tiles,
+    const ALL: [Kind; 10] = [
+        Kind::Forward,
+        Kind::Delta,
+        Kind::Queries,
+        Kind::Keys { k: true, v: true },
+        Kind::Keys { k: false, v: true },
+        Kind::Bias,
+        Kind::Table,
+        Kind::Weights,
+        Kind::Convert,
+        Kind::TileList,
     ];
 
     #[test]
     fn tiles_shrink_until_they_fit_and_no_further() {
         let tiles =
-            |width, shared| Program::general(General::Queries, Dtype::F32, width, width, shared).map(|p| p.tiles());
+            |width, shared| Program::general(Kind::Queries, Dtype::F32, width, width, shared).map(|p| p.tiles());
         assert_eq!(tiles(64, SHARED), Some((64, 64)));
         assert_eq!(tiles(256, 232_448), Some((64, 32)));
         assert_eq!(tiles(256, SHARED), Some((32, 32)));
         assert_eq!(tiles(256, 101_376), Some((16, 16)));
         assert_eq!(tiles(257, SHARED), None);
         for width in [1, 64, 100, 256] {
-            for what in ALL {
-                let program = Program::general(what, Dtype::F32, width, 1, SHARED).unwrap();
+            for kind in ALL {
+                let program = Program::general(kind, Dtype::F32, width, 1, SHARED).unwrap();
                 assert!(program.shared() as usize <= SHARED, "{}", program.name());
             }
         }
     }
 
     #[test]
-    fn a_program_without_tiles_of_its_own_kind_names_its_kernels() {
-        for what in ALL {
-            let program = Program::general(what, Dtype::Bf16, 64, 64, SHARED).unwrap();
-            for kernel in program.kernels() {
-                assert!(program.source().contains(&format!(" {kernel}(const __grid_constant__ Job job)")), "{kernel}");
+    fn recomputed_tiles_have_64_rows() {
+        let of = |kind, width| Program::general(kind, Dtype::Bf16, width, width, 232_448).unwrap().tiles();
+        for width in [16, 64, 128, 256] {
+            assert_eq!((of(Kind::Forward, width).0, of(Kind::Queries, width).0), (64, 64));
+            let (k, v) = (true, width <= 128);
+            assert_eq!(of(Kind::Keys { k, v }, width).1, crate::kernel_abi::RECOMPUTE_ROWS);
+        }
+    }
+
+    #[test]
+    fn every_program_defines_the_kernels_it_names() {
+        for kind in ALL {
+            let source = Program::general(kind, Dtype::Bf16, 64, 64, SHARED).unwrap().source();
+            for kernel in source.kernels {
+                let defined = format!(" {kernel}(const __grid_constant__ GeneralParams params)");
+                assert!(source.text.contains(&defined), "{kernel}");
             }
         }
     }
 
-    /// With a compiler from PyPI or a toolkit, every program is compiled, for the oldest cards and for Hopper: in one type
-    /// and width each, all of them with `QKV_EVERY_CASE=1`. Without one, it says so.
+    #[test]
+    fn headers_are_pasted_where_they_are_included() {
+        for forward in [true, false] {
+            let text = hopper_text(forward);
+            assert!(!text.contains("#include \"") && !text.contains("#pragma once"));
+            assert!(text.contains("struct HopperParams"));
+        }
+    }
+
+    /// With NVRTC from PyPI or a toolkit, every program compiles for the oldest supported GPU and for Hopper: one type
+    /// and width of each, all of them with `QKV_EVERY_CASE=1`. `QKV_CUBINS` names a folder for the machine code and the
+    /// sources, which `kernels/dev/sass.py` compares. Without NVRTC the test says that it was skipped.
     #[test]
     fn every_program_compiles_where_there_is_a_compiler() {
         let compiler = match Compiler::find() {
             Ok(compiler) => compiler,
-            // Past the harness, which keeps back what a passing test prints.
-            Err(error) => {
-                return drop(std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("skipped: {error}\n")));
-            }
+            // The harness captures `eprintln!` of tests that pass, but not this.
+            Err(error) => return drop(writeln!(std::io::stderr(), "skipped: {error}")),
         };
         let every = std::env::var_os("QKV_EVERY_CASE").is_some();
         let mut programs = Vec::new();
         for (dtype, width) in
             [(Dtype::Bf16, 128), (Dtype::F32, 64), (Dtype::F16, 256), (Dtype::F32, 256), (Dtype::Bf16, 32)]
         {
-            programs.extend(ALL.map(|what| Program::general(what, dtype, width, width, SHARED).unwrap()));
+            programs.extend(ALL.map(|kind| Program::general(kind, dtype, width, width, SHARED).unwrap()));
             if !every {
                 break;
             }
         }
-        for width in [64, 128, 256] {
-            programs.push(Program::General { what: General::Decode, dtype: Dtype::Bf16, width, rows: 64, cols: 64 });
-        }
-        for program in &programs {
-            for architecture in ["sm_80", "sm_90a"] {
-                let code = compiler.compile(&program.name(), &program.source(), architecture, &program.options());
-                assert!(code.is_ok_and(|code| code.starts_with(b"\x7fELF")), "{} for {architecture}", program.name());
-            }
-        }
+        programs.extend([64, 128, 256].map(|width| Program::fixed(Kind::Decode, Dtype::Bf16, width, [64, 64])));
+        let mut jobs: Vec<(Program, &str)> =
+            programs.into_iter().flat_map(|program| ["sm_80", "sm_90a"].map(|at| (program.clone(), at))).collect();
         for (width, heads) in [(64, 1), (128, 2), (128, 0), (256, 1)] {
-            let what = if heads > 0 { General::DecodePlain { heads } } else { General::DecodeHopper };
-            let program = Program::General { what, dtype: Dtype::Bf16, width, rows: 64, cols: 64 };
-            compiler.compile(&program.name(), &program.source(), "sm_90a", &program.options()).unwrap();
+            let kind = if heads > 0 { Kind::DecodePlain { heads } } else { Kind::DecodeTma };
+            jobs.push((Program::fixed(kind, Dtype::Bf16, width, [64, 64]), "sm_90a"));
         }
-        let choices = ["BAND", "LENGTHS", "SOFTCAP", "ALIBI", "BIAS", "SINKS", "DROPOUT"];
+        let features = ["BAND", "LENGTHS", "SOFTCAP", "ALIBI", "BIAS", "SINKS", "DROPOUT"];
         let mut hopper =
             vec![vec![("ELEMENT", 0), ("HEAD_DIM", 128)], vec![("ELEMENT", 1), ("HEAD_DIM", 64), ("BAND", 1)]];
         if every {
             hopper.extend([64, 128, 256].map(|width| vec![("ELEMENT", 0), ("HEAD_DIM", width), ("BAND", 1)]));
             hopper.push(vec![("ELEMENT", 0), ("HEAD_DIM", 128), ("BAND", 1), ("SEGMENTS", 1)]);
-            hopper.push(vec![("ELEMENT", 0), ("HEAD_DIM", 64), ("PLAN", 1), ("LENGTHS", 1)]);
-            hopper.extend(choices.map(|choice| vec![("ELEMENT", 0), ("HEAD_DIM", 128), (choice, 1)]));
+            hopper.push(vec![("ELEMENT", 0), ("HEAD_DIM", 64), ("TILE_LIST", 1), ("LENGTHS", 1)]);
+            hopper.extend(features.map(|feature| vec![("ELEMENT", 0), ("HEAD_DIM", 128), (feature, 1)]));
         }
         for defines in hopper {
-            for forward in [true, false] {
-                let program = Program::Hopper { forward, defines: defines.clone() };
-                compiler.compile(&program.name(), &program.source(), "sm_90a", &program.options()).unwrap();
+            jobs.extend([true, false].map(|forward| (Program::Hopper { forward, defines: defines.clone() }, "sm_90a")));
+        }
+        let folder = std::env::var_os("QKV_CUBINS").map(std::path::PathBuf::from);
+        for (program, architecture) in jobs {
+            let Source { name, text, options, .. } = program.source();
+            let code = compiler.compile(&name, &text, architecture, &options).unwrap();
+            assert!(code.starts_with(b"\x7fELF"), "{name} for {architecture}");
+            if let Some(folder) = &folder {
+                let path = folder.join(format!("{name} {architecture}").replace(' ', "_"));
+                std::fs::write(path.with_extension("cubin"), code).unwrap();
             }
+        }
+    }
+
+    /// Members follow each other without holes that the C++ compiler might fill differently: each begins where its
+    /// alignment puts it after the one before.
+    #[test]
+    fn members_cover_their_blocks() {
+        for (members, bytes) in
+            [(GeneralParams::MEMBERS, size_of::<GeneralParams>()), (HopperParams::MEMBERS, size_of::<HopperParams>())]
+        {
+            let mut end = 0;
+            for member in members {
+                assert!(member.offset >= end && member.offset - end < 8, "{member:?}");
+                end = member.offset + member.bytes;
+            }
+            assert!(bytes - end < 8);
+            assert!(bytes <= 4096, "kernel parameters are at most 4 KB");
+        }
+    }
+
+    #[test]
+    fn the_header_in_the_repository_is_the_one_that_is_generated() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/generated");
+        for (file, text) in [("general.cuh", general_header()), ("hopper.cuh", hopper_header())] {
+            let path = folder.join(file);
+            if std::env::var_os("QKV_BLESS").is_some() {
+                std::fs::create_dir_all(&folder).unwrap();
+                std::fs::write(&path, &text).unwrap();
+            }
+            let found = std::fs::read_to_string(&path).unwrap_or_default();
+            assert!(found == text, "`{}` is out of date: QKV_BLESS=1 cargo test -p qkv-cuda", path.display());
+        }
+    }
+
+    /// The C++ compiler of this machine, if there is one, agrees with every offset; a wrong one is an error.
+    #[test]
+    fn a_cpp_compiler_agrees_with_the_offsets() {
+        let types = "typedef unsigned char u8; typedef unsigned short u16; typedef unsigned u32; typedef float T;\n\
+                     typedef unsigned long long u64; typedef long long i64;\n\
+                     struct uint4; struct int2; struct int4; struct float2;\n";
+        let compiles = |text: &str| {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("layout.cpp");
+            std::fs::write(&path, text).unwrap();
+            let compiler = std::env::var_os("CXX").unwrap_or_else(|| "c++".into());
+            let run = std::process::Command::new(compiler).args(["-std=c++17", "-fsyntax-only"]).arg(&path).output();
+            run.ok().map(|out| (out.status.success(), String::from_utf8_lossy(&out.stderr).into_owned()))
+        };
+        for header in [general_header(), hopper_header()] {
+            let text = format!("{types}{header}");
+            let Some((agrees, log)) = compiles(&text) else { return };
+            assert!(agrees, "{log}");
+            // Two members of one type change places: the sizes stay, the assertions do not hold.
+            let swapped = text.replacen("* lse;", "* swapped;", 1).replacen("* lengths;", "* lse;", 1);
+            let swapped = swapped.replacen("* swapped;", "* lengths;", 1);
+            assert!(swapped != text && !compiles(&swapped).unwrap().0, "a swap goes unnoticed");
         }
     }
 }

@@ -1,28 +1,28 @@
-//! The tensors of a call in device memory: what goes in, what comes out, what comes back from above. They are the
-//! counterparts of the library's `Inputs`, `Output`, `Upstream` and `Gradients`, and are checked by the library itself.
+//! The tensors of a call in device memory: the counterparts of the `Inputs`, `Output`, `Upstream` and `Gradients` of
+//! `qkv`, whose own checks are applied to their shapes.
 
 use crate::error::{Error, Result};
 use crate::memory::Strided;
 use qkv::engine::Problem;
 use qkv::{Attention, Inputs, Place, View};
 
-/// Numbers one after the other in device memory.
+/// Consecutive numbers in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vector {
     /// The address of the first.
-    pub at: u64,
-    /// How many.
+    pub ptr: u64,
+    /// How many there are.
     pub len: usize,
 }
 
 impl Vector {
-    /// So many from there on.
-    pub fn new(at: u64, len: usize) -> Vector {
-        Vector { at, len }
+    /// `len` numbers from `ptr` on.
+    pub fn new(ptr: u64, len: usize) -> Vector {
+        Vector { ptr, len }
     }
 }
 
-/// What goes in. Letters as everywhere: `B` sequences, `Hq` query and `Hk` key heads, `N` queries, `M` keys.
+/// The inputs of a call. Letters: `B` sequences, `Hq` query and `Hk` key heads, `N` queries, `M` keys.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Tensors {
@@ -32,30 +32,30 @@ pub struct Tensors {
     pub k: Strided,
     /// Values, `[B, Hk, M, Dv]`.
     pub v: Strided,
-    /// The bias tensor: each axis of `[B, Hq, N, M]` as it is, or 1.
+    /// The bias tensor, each axis as in `[B, Hq, N, M]` or 1.
     pub bias: Option<Strided>,
     /// The relative table, `[1, 1, 1 or Hq, 2·reach + 1]`.
     pub table: Option<Strided>,
-    /// The learned scale, 1 or `Hq`.
+    /// The learned scale, `1` or `Hq` elements.
     pub scale: Option<Vector>,
-    /// The sink logits, `Hq`.
+    /// The sink logits, `Hq` elements.
     pub sinks: Option<Vector>,
-    /// How many keys each sequence has, `B` numbers of type i32.
+    /// The number of keys of each sequence, `B` × i32.
     pub lengths: Option<Vector>,
-    /// The segment of each query, `B·N`, and of each key, `B·M`, of type i32.
+    /// The segment of each query, `B·N` × i32, and of each key, `B·M` × i32.
     pub segments: Option<(Vector, Vector)>,
-    /// The bits of a mask, of type u8: each axis of `[B, Hq, N, M]` as it is, or 1.
+    /// The bits of a mask, u8, each axis as in `[B, Hq, N, M]` or 1.
     pub bits: Option<Strided>,
-    /// The place of each query among the keys, `B·N` of type i64.
+    /// The position of each query among the keys, `B·N` × i64.
     pub positions: Option<Vector>,
-    /// The hash buckets of queries, `B·Hq·N·rounds`, and of keys, `B·Hk·M·rounds`, of type i32.
+    /// The hash buckets of queries, `B·Hq·N·rounds` × i32, and of keys, `B·Hk·M·rounds` × i32.
     pub buckets: Option<(Vector, Vector)>,
     /// The seed of dropout.
     pub seed: Option<u64>,
 }
 
 impl Tensors {
-    /// Queries, keys and values alone.
+    /// Queries, keys and values.
     pub fn new(q: Strided, k: Strided, v: Strided) -> Tensors {
         Tensors {
             q,
@@ -74,18 +74,18 @@ impl Tensors {
         }
     }
 
-    /// Holds them to the description: the library's own checks of shapes, on tensors of these shapes that hold nothing.
+    /// Applies the checks of `qkv` to these shapes, by views of one element with strides of 0.
     pub(crate) fn check(&self, attention: &Attention, place: Place) -> Result<()> {
         let zero = [0.0f32];
-        let nothing = |tensor: &Strided| hollow(&zero, tensor.shape);
+        let view = |tensor: &Strided| shaped(&zero, tensor.shape);
         let numbers = |vector: Option<Vector>| vector.map(|vector| vec![0.0f32; vector.len]);
-        let mut inputs = Inputs::new(nothing(&self.q)?, nothing(&self.k)?, nothing(&self.v)?);
+        let mut inputs = Inputs::new(view(&self.q)?, view(&self.k)?, view(&self.v)?);
         let (scale, sinks) = (numbers(self.scale), numbers(self.sinks));
         if let Some(bias) = &self.bias {
-            inputs = inputs.bias(nothing(bias)?);
+            inputs = inputs.bias(view(bias)?);
         }
         if let Some(table) = &self.table {
-            inputs = inputs.table(nothing(table)?);
+            inputs = inputs.table(view(table)?);
         }
         if let Some(scale) = &scale {
             inputs = inputs.scale(scale);
@@ -102,7 +102,7 @@ impl Tensors {
             inputs = inputs.segments(queries, keys);
         }
         if let Some(bits) = &self.bits {
-            inputs = inputs.bits(hollow(&[0u8], bits.shape)?);
+            inputs = inputs.bits(shaped(&[0u8], bits.shape)?);
         }
         let positions = self.positions.map(|positions| vec![0; positions.len]);
         if let Some(positions) = &positions {
@@ -121,35 +121,67 @@ impl Tensors {
                     );
                 }
             }
-            inputs = inputs.buckets(hollow(&[0], shapes[0])?, hollow(&[0], shapes[1])?);
+            inputs = inputs.buckets(shaped(&[0], shapes[0])?, shaped(&[0], shapes[1])?);
         }
         inputs.seed = self.seed;
         Problem::placed(attention, inputs, place)?;
         Ok(())
     }
+
+    /// The shape of every tensor, by name; empty where it is absent.
+    pub(crate) fn shapes(&self) -> [(&'static str, Vec<usize>); 14] {
+        let tensor = |tensor: Option<Strided>| tensor.map_or(Vec::new(), |tensor| tensor.shape.to_vec());
+        let vector = |vector: Option<Vector>| vector.map_or(Vec::new(), |vector| vec![vector.len]);
+        let (segments, buckets) = (self.segments.unzip(), self.buckets.unzip());
+        [
+            ("q", self.q.shape.to_vec()),
+            ("k", self.k.shape.to_vec()),
+            ("v", self.v.shape.to_vec()),
+            ("bias", tensor(self.bias)),
+            ("table", tensor(self.table)),
+            ("bits", tensor(self.bits)),
+            ("scale", vector(self.scale)),
+            ("sinks", vector(self.sinks)),
+            ("lengths", vector(self.lengths)),
+            ("segments of queries", vector(segments.0)),
+            ("segments of keys", vector(segments.1)),
+            ("positions", vector(self.positions)),
+            ("buckets of queries", vector(buckets.0)),
+            ("buckets of keys", vector(buckets.1)),
+        ]
+    }
 }
 
-/// A view of any shape over one number.
-fn hollow<T>(one: &[T; 1], shape: [usize; 4]) -> Result<View<'_, T>> {
+/// A view of any shape over one element.
+fn shaped<T>(one: &[T; 1], shape: [usize; 4]) -> Result<View<'_, T>> {
     let view = View::strided(one, 0, shape, [0; 4]);
     view.map_err(|error| Error::Refused(error.into()))
 }
 
-/// What comes out of the forward pass.
+/// Where the forward pass writes.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Outputs {
     /// `[B, Hq, N, Dv]`.
     pub values: Strided,
     /// The log-sum-exp, f32 `[B, Hq, N]`.
     pub lse: Vector,
-    /// The entropy of each row, f32 `[B, Hq, N]`, if the attention has it.
+    /// The entropy of each row, f32 `[B, Hq, N]`, if the attention computes it.
     pub entropy: Option<Vector>,
 }
 
-/// What comes back from above.
+impl Outputs {
+    /// Values and log-sum-exp.
+    pub fn new(values: Strided, lse: Vector) -> Outputs {
+        Outputs { values, lse, entropy: None }
+    }
+}
+
+/// Upstream gradients.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Upstreams {
-    /// `[B, Hq, N, Dv]`.
+    /// Of the values, `[B, Hq, N, Dv]`.
     pub values: Strided,
     /// Of the log-sum-exp, f32 `[B, Hq, N]`.
     pub lse: Option<Vector>,
@@ -157,8 +189,16 @@ pub struct Upstreams {
     pub entropy: Option<Vector>,
 }
 
-/// Where gradients go. Those of q, k and v always; of the others, those that are given.
+impl Upstreams {
+    /// The gradient of the values alone.
+    pub fn new(values: Strided) -> Upstreams {
+        Upstreams { values, lse: None, entropy: None }
+    }
+}
+
+/// Where the backward pass writes: always q, k and v, and those of the others that are present.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Gradients {
     /// `[B, Hq, N, D]`.
     pub q: Strided,
@@ -168,10 +208,17 @@ pub struct Gradients {
     pub v: Strided,
     /// In the shape of the bias tensor.
     pub bias: Option<Strided>,
-    /// `[1 or Hq, 2·reach + 1]`, one row after the other.
+    /// Row-major `[1 or Hq, 2·reach + 1]`.
     pub table: Option<Vector>,
     /// Of the learned scale.
     pub scale: Option<Vector>,
     /// Of the sinks.
     pub sinks: Option<Vector>,
+}
+
+impl Gradients {
+    /// Gradients of queries, keys and values.
+    pub fn new(q: Strided, k: Strided, v: Strided) -> Gradients {
+        Gradients { q, k, v, bias: None, table: None, scale: None, sinks: None }
+    }
 }

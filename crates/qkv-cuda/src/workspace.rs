@@ -1,51 +1,77 @@
-//! Device memory that a pass needs beside its tensors: how it is laid out, so that it can be asked for before and handed
-//! out after.
+//! Device memory that a pass needs beside its tensors. A [`Layout`] assigns regions when a plan is made; the size that
+//! the plan reports and the pointers that its launches use come from the same regions.
 
 use crate::error::{Error, Result};
 
-/// Hands out parts of one stretch of memory, each at a multiple of 256 bytes.
-#[derive(Clone, Copy, Debug)]
+/// Every region begins at a multiple of this many bytes.
+const ALIGNMENT: u64 = 256;
+
+/// Part of a workspace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Region {
+    offset: u64,
+    bytes: u64,
+}
+
+impl Region {
+    /// Its address in the workspace that begins at `base`.
+    pub fn ptr(self, base: u64) -> u64 {
+        base + self.offset
+    }
+
+    pub fn bytes(self) -> usize {
+        self.bytes as usize
+    }
+}
+
+/// Assigns regions one after the other.
+#[derive(Debug, Default)]
 pub(crate) struct Layout {
-    start: u64,
     used: u64,
 }
 
 impl Layout {
-    /// Memory from `start` on; 0 to find out how much is needed.
-    pub fn new(start: u64) -> Layout {
-        Layout { start, used: 0 }
+    /// A region of `count` elements of `size` bytes.
+    pub fn region(&mut self, count: usize, size: usize) -> Region {
+        let (offset, bytes) = (self.used, count as u64 * size as u64);
+        self.used = (offset + bytes).next_multiple_of(ALIGNMENT);
+        Region { offset, bytes }
     }
 
-    /// So many numbers of so many bytes.
-    pub fn take(&mut self, count: usize, size: usize) -> u64 {
-        let at = self.start + self.used;
-        self.used = (self.used + count as u64 * size as u64).next_multiple_of(256);
-        at
+    /// A region of f32, i32 or u32.
+    pub fn words(&mut self, count: usize) -> Region {
+        self.region(count, 4)
     }
 
-    /// Bytes so far.
+    /// The size of the workspace.
     pub fn bytes(&self) -> usize {
         self.used as usize
     }
 }
 
-/// Device memory of the caller's for a pass. Its content is lost; it must not be used by two passes at once.
+/// Device memory of the caller's for a pass. Its content is overwritten; two passes at once need two.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Workspace {
-    /// Where it begins: a multiple of 256.
-    pub at: u64,
-    /// Its size.
+    /// The address of the first byte, a multiple of 256.
+    pub ptr: u64,
+    /// The size.
     pub bytes: usize,
 }
 
 impl Workspace {
-    /// Checks that it will do.
+    /// `bytes` of device memory from `ptr` on.
+    pub fn new(ptr: u64, bytes: usize) -> Workspace {
+        Workspace { ptr, bytes }
+    }
+
+    /// Checks that it is large enough and aligned.
     pub(crate) fn check(&self, needed: usize) -> Result<()> {
         if self.bytes < needed {
             return Err(Error::memory("workspace", format!("has {} bytes, and {needed} are needed", self.bytes)));
         }
-        if needed > 0 && !self.at.is_multiple_of(256) {
-            return Err(Error::memory("workspace", "does not begin at a multiple of 256 bytes"));
+        if needed > 0 && !self.ptr.is_multiple_of(ALIGNMENT) {
+            return Err(Error::memory("workspace", format!("does not begin at a multiple of {ALIGNMENT} bytes")));
         }
         Ok(())
     }
@@ -56,17 +82,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_do_not_overlap_and_begin_where_copies_can() {
-        let mut layout = Layout::new(512);
-        let (a, b) = (layout.take(3, 4), layout.take(100, 8));
-        assert_eq!((a, b, layout.bytes()), (512, 768, 256 + 1024));
+    fn regions_do_not_overlap_and_are_aligned() {
+        let mut layout = Layout::default();
+        let (a, b) = (layout.words(3), layout.region(100, 8));
+        assert_eq!((a.ptr(512), b.ptr(512), a.bytes(), b.bytes()), (512, 768, 12, 800));
+        assert_eq!(layout.bytes(), 256 + 1024);
     }
 
     #[test]
     fn a_workspace_that_is_too_small_is_refused_with_both_sizes() {
-        let small = Workspace { at: 256, bytes: 10 }.check(11).unwrap_err();
+        let small = Workspace::new(256, 10).check(11).unwrap_err();
         assert!(small.to_string().contains("10 bytes, and 11"), "{small}");
-        assert!(Workspace { at: 100, bytes: 1000 }.check(500).is_err());
-        assert!(Workspace { at: 0, bytes: 0 }.check(0).is_ok());
+        assert!(Workspace::new(100, 1000).check(500).is_err());
+        assert!(Workspace::new(0, 0).check(0).is_ok());
     }
 }

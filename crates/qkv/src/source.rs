@@ -136,6 +136,34 @@ impl<'a, T: Element> Source<'a, T> {
         }
     }
 
+    /// The elements in row-major order, copied row by row.
+    ///
+    /// ```
+    /// use qkv::{Pages, Source, Tensor};
+    /// let pool = Tensor::from_fn([2, 1, 2, 3], |[page, _, i, x]| (page * 100 + i * 10 + x) as f32); // [pages, Hk, size, width]
+    /// let keys = Source::from(Pages::new(&pool, &[1, 0], 1, 3)?);
+    /// assert_eq!(keys.to_vec(), [100.0, 101.0, 102.0, 110.0, 111.0, 112.0, 0.0, 1.0, 2.0]);
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    pub fn to_vec(&self) -> Vec<T> {
+        let pages = match self {
+            Source::Rows(view) => return view.to_vec(),
+            Source::Pages(pages) => pages,
+        };
+        let [batch, heads, length, width] = pages.shape();
+        let mut out = Vec::with_capacity(batch * heads * length * width);
+        for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
+            for j in 0..length {
+                let (page, row) = pages.place(b, j);
+                match pages.pool.row(page, h, row) {
+                    Some(row) => out.extend_from_slice(row),
+                    None => out.extend((0..width).map(|x| pages.pool.at(page, h, row, x))),
+                }
+            }
+        }
+        out
+    }
+
     /// Copies a row, pads it with zeros, and says whether all of it was finite.
     #[inline]
     pub(crate) fn load_row(&self, b: usize, h: usize, j: usize, out: &mut [T::Acc]) -> bool {

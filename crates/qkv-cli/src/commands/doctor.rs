@@ -150,10 +150,10 @@ impl fmt::Display for MachineReport {
         if let Some(bytes) = self.memory_bytes {
             writeln!(f, "memory     {:.1} GiB", bytes as f64 / f64::from(1 << 30))?;
         }
-        match &gpu.cards {
-            Ok(cards) if cards.is_empty() => writeln!(f, "gpu        none: the driver found no device")?,
-            Ok(cards) => {
-                for device in cards {
+        match &gpu.devices {
+            Ok(devices) if devices.is_empty() => writeln!(f, "gpu        none: the driver found no device")?,
+            Ok(devices) => {
+                for device in devices {
                     let ((major, minor), (newest, tenth)) = (device.capability, device.driver);
                     writeln!(
                         f,
@@ -168,10 +168,10 @@ impl fmt::Display for MachineReport {
         }
         match &gpu.compiler {
             Ok(found) => writeln!(f, "nvrtc      {found}")?,
-            Err(_) if gpu.cards.is_err() => {}
+            Err(_) if gpu.devices.is_err() => {}
             Err(why) => writeln!(f, "nvrtc      none: {why}")?,
         }
-        if gpu.cards.is_ok() {
+        if gpu.devices.is_ok() {
             let (count, bytes) = gpu.kernels;
             let problem = gpu.cache_problem.as_ref().map_or(String::new(), |why| format!(" ({why})"));
             writeln!(

@@ -25,7 +25,7 @@ __device__ __forceinline__ float score_gradient(const Row& row, float p, float s
     return p * (d_weight - row.delta - of_entropy);
 }
 
-#ifdef BACKWARD_ROWS
+#ifdef BACKWARD_DELTA
 // One number a row: Σ dO·O, less the gradients of lse and entropy. And each row's part of the gradient of its sink. The
 // sum is made as dO·Vᵀ is made in the other kernels, bit for bit: a row that sees one key alone must get exactly 0.
 __device__ __forceinline__ void delta_tile(const GeneralParams& params, int tile, int bh) {
@@ -59,7 +59,7 @@ __device__ __forceinline__ void delta_tile(const GeneralParams& params, int tile
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) delta(const __grid_constant__ GeneralParams params) {
+extern "C" __global__ void __launch_bounds__(THREADS) compute_delta(const __grid_constant__ GeneralParams params) {
     for_each_tile(params, query_tiles(params), params.batch * params.heads, false,
                   [&](int tile, int bh) { delta_tile(params, tile, bh); });
 }

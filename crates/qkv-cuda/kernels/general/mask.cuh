@@ -66,7 +66,7 @@ __device__ __forceinline__ bool any_in_range(const i64* set, i64 count, i64 low,
 
 // Whether BigBird's places of block `row` see the keys of block `col`. The data: blocks of keys, drawn a row, rows that
 // are listed, seed (two words), then the lists. A row beyond the list draws here, by the same rule as the library.
-__device__ __noinline__ bool bigbird_allows(const Op& op, i64 row, i64 col) {
+__device__ __noinline__ bool bigbird_allows(const MaskOp& op, i64 row, i64 col) {
     if (distance(row, col) <= op.y || (row >= 0 && row < op.size) || col < op.size) return true;
     if (row < 0) return false;
     const int* data = (const int*)op.data;
@@ -78,7 +78,7 @@ __device__ __noinline__ bool bigbird_allows(const Op& op, i64 row, i64 col) {
         return false;
     }
     u64 seed = u64(u32(data[3])) | u64(u32(data[4])) << 32;
-    int taken[64];
+    int taken[MAX_DRAWN];
     for (int last = blocks - random, at = 0; last < blocks; last++, at++) {
         u32 words[4] = {u32(last), u32(row), 0x62696721u, 0};
         philox(words, seed);
@@ -101,7 +101,7 @@ __device__ __forceinline__ i64 position_of(const GeneralParams& params, int b, i
 __device__ __noinline__ bool mask_allows(const GeneralParams& params, int b, int h, int i, int j, i64 p) {
     u32 stack = 1; // bit 0 is the top
     for (int at = 0; at < params.mask_ops; at++) {
-        const Op& op = params.mask[at];
+        const MaskOp& op = params.mask[at];
         bool yes = true;
         switch (op.code) {
         case OP_NEAR:
@@ -173,7 +173,7 @@ __device__ __forceinline__ int to_verdict(bool empty, bool full) { return empty 
 __device__ __noinline__ int verdict(const GeneralParams& params, int b, const TileExtent& e) {
     u32 any = 1, all = 1;
     for (int at = 0; at < params.mask_ops; at++) {
-        const Op& op = params.mask[at];
+        const MaskOp& op = params.mask[at];
         int found = PARTIAL;
         bool some = true, every = true;
         i64 low = e.p0 - e.j1, high = e.p1 - e.j0; // p − j

@@ -204,7 +204,7 @@ extern "C" __global__ void reduce_table(const __grid_constant__ GeneralParams pa
 }
 #endif
 
-#ifdef BACKWARD_ROWS
+#ifdef BACKWARD_DELTA
 // to[c] = Σ over the rows of every head h with h mod count = c, always in the same order.
 __device__ __forceinline__ void reduce_heads(const GeneralParams& params, const float* from, T* to, int count) {
     SHARED(shared);

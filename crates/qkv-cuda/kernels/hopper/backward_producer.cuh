@@ -165,8 +165,8 @@ struct QueryTileWalk {
         u32 flags = 0;
 #if TILE_LIST
         uint4 entry = entries[step];
-        bits = entry.x & PARTIAL ? entry.y : NO_BITS;
-        if (entry.x & PARTIAL) return 3 * PARTIAL_FOR | (empty_groups_of(entry) & 3) * EMPTY_FOR;
+        bits = entry.x & PARTIAL_TILE ? entry.y : NO_BITS;
+        if (entry.x & PARTIAL_TILE) return 3 * PARTIAL_FOR | (empty_groups_of(entry) & 3) * EMPTY_FOR;
 #endif
 #if LENGTHS
         end = min(end, params.lengths[batch]);

@@ -2,9 +2,6 @@
 // in shared memory holds KEYS rows of 64 elements (128 bytes, swizzled as the engine does it), 64 columns after the
 // other.
 
-#ifndef SPLIT_KEYS
-#define SPLIT_KEYS 512
-#endif
 #define kBlockN 64                          // that are brought at a time
 #define KV_TILE_BYTES (kBlockN * WIDTH * 2) // of a stage: keys, then values
 

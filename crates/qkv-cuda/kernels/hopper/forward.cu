@@ -277,7 +277,7 @@ struct Rows {
 #if TILE_LIST
     // Of the thread's two rows in a tile.
     INLINE static u32 bits_of(const HopperParams& params, uint2 entry, int group, int r) {
-        return entry.x & PARTIAL ? load_row_bits<kBlockN>(params.list_bits,
+        return entry.x & PARTIAL_TILE ? load_row_bits<kBlockN>(params.list_bits,
                                                           (i64)entry.y * kBlockM + group * 64 + fragment_row() + 8 * r)
                                  : ~0u;
     }
@@ -332,7 +332,7 @@ struct Rows {
 #if TILE_LIST
         uint2 entry = shared.get_step(place);
         look.tile = entry.x & EMPTY_GROUP - 1,
-        look.partial = entry.x & PARTIAL || look.tile * kBlockN + kBlockN > keys.end;
+        look.partial = entry.x & PARTIAL_TILE || look.tile * kBlockN + kBlockN > keys.end;
         if (look.partial) {
 #pragma unroll
             for (int r = 0; r < 2; r++) look.bits[r] = FIRST ? ahead.bits[r] : bits_of(params, entry, group, r);

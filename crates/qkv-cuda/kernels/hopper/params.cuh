@@ -39,70 +39,12 @@
 // Some pairs may be absent.
 #define MASKED (BAND || LENGTHS || SEGMENTS || TILE_LIST)
 
-struct HopperParams {
-    int batch, heads_q, heads_k, n, m, d, dv, offset; // 0
-    int left, right, heads_per_section, lpt_order;    // 32
-    float scale, softcap, dropout_scale;              // 48
-    u32 dropout_threshold;                            // 60
-    u64 seed;                                         // 64
-    u16* out;                                         // 72
-    i64 out_b, out_h, out_i;                          // 80
-    float* lse;                                       // 104  [batch, heads_q, n]
-    const int* lengths;                               // 112  [batch]
-    const int *segments_q, *segments_k;               // 120  [batch, n], [batch, m]
-    const uint4* list_rows;                           // 136
-    const uint4* list_entries;                        // 144
-    const u32* list_bits;                             // 152
-    int list_stride_b, list_stride_h;                 // 160  rows of the plan from one sequence, head to the next
-    const void* bias;                                 // 168
-    i64 bias_b, bias_h, bias_i, bias_j;               // 176
-    const float *alibi, *sinks;                       // 208  [heads_q]
-    u32* scheduler_counter;                           // 224  two words, zero before the first launch
-    // Backward only.
-    const u16* d_out;                           // 232
-    i64 d_out_b, d_out_h, d_out_i;              // 240
-    const float* d_lse;                         // 264  [batch, heads_q, n] or null
-    u16* dq;                                    // 272
-    i64 dq_b, dq_h, dq_i;                       // 280
-    u16* dk;                                    // 304
-    i64 dk_b, dk_h, dk_j;                       // 312
-    u16* dv_out;                                // 336
-    i64 dv_b, dv_h, dv_j;                       // 344
-    float *delta, *lse_log2;                    // 368  [batch · heads_q, padded n]
-    float* dq_sum;                              // 384  [batch · heads_q, query tiles, tile · HEAD_DIM]
-    float* dq_scale;                            // 392  [batch · heads_q, padded n]
-    float* d_bias;                              // 400
-    i64 d_bias_b, d_bias_h, d_bias_i, d_bias_j; // 408
-    float* d_sinks;                             // 440  [heads_q]
-    float2* absmax;                             // 448  [batch · heads_k, key tiles of 128]
-    const u16* k;                               // 456
-    i64 k_b, k_h, k_j;                          // 464
-    const u16* v;                               // 488
-    i64 v_b, v_h, v_j;                          // 496
-    // Results that are not finite, though the mask may be why: what the general kernels compute again.
-    u32* recompute_any;   // 520  [1]: whether there are any
-    u32* recompute_q;     // 528  [batch · heads_q, tiles of 64 queries]
-    u32* recompute_k;     // 536  [batch · heads_k, tiles of 64 keys]
-    int2* ranges;         // 544  [batch, n]: the keys of a query; backward [batch, m]
-    int4* range_extents;  // 552  [batch, tiles of 64]: of 64 ranges
-    int* tile_order;      // 560  [batch · tiles]: which tile comes when, the longest first
-    u32* tickets;         // 568  [batch · heads_q, query tiles]
-    u32* progress;        // 576  counts of each head of keys, and others: `walk.cuh`
-    u32 tma_stores;       // 584  which results the copy engine can write: their maps are good
-    int list_row_count;   // 588  rows of the plan, for each sequence and head
-    float* split_results; // 592  [slots, batch · heads, ...]: results of split_results of rows that are cut
-    u32* split_arrivals;  // 600  [slots, batch · heads, warps]: how many of a row have come, at its first slot
-    int prepared_heads;   // 608  heads of keys that are prepared before the main kernel, not beside it
-}; // 616
-static_assert(sizeof(HopperParams) == 616, "the host counts on it");
-// Of `tma_stores`.
-constexpr u32 STORE_OUT = 1, STORE_DK = 2, STORE_DV = 4, STORE_DQ = 8;
+#include "generated/hopper.cuh"
+static_assert(RECOMPUTE_ROWS == 64, "marks are for the 64 rows of a warpgroup");
+
 // WorkTile that may wait in line beside the one that is computed: more would end unevenly where tiles do not come
 // longest first, fewer let short rows wait for what must be looked up.
 constexpr int SCHEDULER_STAGES = SEGMENTS || TILE_LIST ? 2 : 1;
-
-// Rows of the statistics of the backward pass are padded to this.
-constexpr int ROW_STATS_PAD = 128;
 
 INLINE int div_up(int a, int b) { return (a + b - 1) / b; }
 INLINE int padded_len(int n) { return div_up(n, ROW_STATS_PAD) * ROW_STATS_PAD; }
@@ -220,7 +162,6 @@ struct ListRow {
 };
 // x: the tile; bit 31 set where it is not kept whole; bit 28 + g where warpgroup g has no pair of it. y: which tile of
 // the bits, or NO_BITS. z, w: free.
-constexpr u32 PARTIAL = 1u << 31, EMPTY_GROUP = 1u << 28, NO_BITS = ~0u;
 INLINE int entry_tile(uint4 entry) { return entry.x & EMPTY_GROUP - 1; }
 INLINE u32 empty_groups_of(uint4 entry) { return entry.x / EMPTY_GROUP & 7; }
 
@@ -236,10 +177,10 @@ template <int WARPS, int UNITS> struct RowSplit {
     int number, count;
     // `word`: its slot, its number in the row, how many the row has.
     INLINE RowSplit(const HopperParams& params, u32 word, int batch, int head, int heads_of_sequence)
-        : number(word >> 16 & 255), count(word >> 24) {
+        : number(word >> SPLIT_INDEX_SHIFT & 255), count(word >> SPLIT_COUNT_SHIFT) {
         int heads = rematerialize(params.batch) * heads_of_sequence, bh = batch * heads_of_sequence + head;
         int thread = rematerialize(threadIdx.x) - 128; // the first warps of a block copy
-        i64 at = ((i64)((word & 0xffff) - number) * heads + bh) * WARPS + (thread >> 5);
+        i64 at = ((i64)((word & ((1u << SPLIT_INDEX_SHIFT) - 1)) - number) * heads + bh) * WARPS + (thread >> 5);
         first = (float4*)params.split_results + at * (UNITS * 32) + (thread & 31), there = params.split_arrivals + at;
         apart = (i64)heads * (WARPS * UNITS * 32);
     }

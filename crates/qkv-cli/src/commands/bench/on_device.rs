@@ -13,7 +13,7 @@ use crate::dtype::Precision;
 use crate::failure::Failure;
 use crate::output::Print;
 use qkv::{Attention, Mask, Place};
-use qkv_cuda::{Cuda, Dtype, Measured, Shapes, Uses};
+use qkv_cuda::{Benchmark, Cuda, Dtype, PlanOptions};
 use serde::Serialize;
 
 /// A measured case, in the order of the JSON.
@@ -99,7 +99,7 @@ pub(crate) fn measure(args: &BenchArgs, threads: usize, print: Print<'_>) -> Res
     }
     columns.push(Column::words("kernel", 20));
     let table = Table::new(columns, args.format == ReportFormat::Markdown);
-    let mut header = format!("qkv {}, {}", env!("CARGO_PKG_VERSION"), cuda.card().name);
+    let mut header = format!("qkv {}, {}", env!("CARGO_PKG_VERSION"), cuda.device().name);
     if let Some(torch) = &torch {
         header += &format!(", PyTorch {}", torch.version());
     }
@@ -188,14 +188,13 @@ fn measure_case(
     })
 }
 
-fn prepare(cuda: &Cuda, case: Case) -> Result<Measured, Failure> {
+fn prepare(cuda: &Cuda, case: Case) -> Result<Benchmark, Failure> {
     let Some(dtype) = Dtype::named(case.precision.name()) else {
         return Err(Failure::new(format!("`{}` is computed on the CPU only", case.precision.name()))
             .hint("use `--dtype bf16`, `f16` or `f32` with `--device cuda`"));
     };
     let attention = Attention::scaled_dot().mask(if case.causal { Mask::causal() } else { Mask::full() });
     let place = if case.direction == Direction::Decode { Place::End } else { Place::Start };
-    let uses = Uses { backward: case.direction == Direction::Backward, ..Uses::default() };
-    let shapes = Shapes { q: case.shape.queries(), k: case.shape.keys() };
-    Ok(cuda.measured(&attention, dtype, shapes, place, uses)?)
+    let options = PlanOptions::default().backward(case.direction == Direction::Backward);
+    Ok(cuda.benchmark(&attention, dtype, [case.shape.queries(), case.shape.keys()], place, options)?)
 }

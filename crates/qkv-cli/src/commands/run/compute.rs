@@ -5,7 +5,7 @@ use super::tensors::InputTensors;
 use crate::failure::Failure;
 use qkv::reference::Reference;
 use qkv::{Attention, Element, Gradients, Inputs, Lsh, Output, Tensor, Tiles, Upstream};
-use qkv_cuda::{Cuda, Uses};
+use qkv_cuda::{Cuda, PlanOptions};
 use serde::Serialize;
 use std::path::Path;
 use std::time::Instant;
@@ -83,8 +83,8 @@ fn on_device<T: Element>(
     tiles: Tiles,
 ) -> Result<RunOutput<T>, Failure> {
     let cuda = Cuda::new(0)?;
-    let uses = Uses { backward: upstream.is_some(), weights: with_weights.is_some(), ..Uses::default() };
-    let mut session = cuda.session(attention, inputs, attention.place, uses)?;
+    let options = PlanOptions::default().backward(upstream.is_some()).weights(with_weights.is_some());
+    let mut session = cuda.session(attention, inputs, attention.place, options)?;
     let out = session.forward()?;
     let forward_ms = session.milliseconds().unwrap_or(0.0);
     let mut weights = None;
@@ -100,7 +100,7 @@ fn on_device<T: Element>(
     let backward_ms = gradients.as_ref().and_then(|_| session.milliseconds()).map(to_the_microsecond);
     let plan = session.plan();
     let kernels = DeviceKernels {
-        device: cuda.card().name.clone(),
+        device: cuda.device().name.clone(),
         forward: plan.forward_kernel(),
         backward: plan.backward_kernel(),
     };

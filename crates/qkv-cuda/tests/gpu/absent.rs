@@ -1,13 +1,13 @@
-//! What is masked is absent, whatever it holds: NaN in keys and values that a query does not see, in queries that see
-//! nothing, and in gradients that come back to them. On this CPU in the place of a card, and on a card where there is one.
+//! Masked elements have no effect, whatever they hold: NaN and ∞ in keys and values that no query sees, in queries that
+//! see nothing, and in their upstream gradients. On the emulation, and on a GPU where there is one.
 
 use half::bf16;
 use qkv::{Attention, Element, Inputs, Mask, Tensor, Upstream};
 use qkv_cuda::Cuda;
 use std::io::Write;
 
-/// Everything that can compute here.
-fn cards() -> Vec<Cuda> {
+/// The devices of this machine.
+fn devices() -> Vec<Cuda> {
     let all = [Cuda::emulated(), Cuda::new(0)];
     all.into_iter()
         .filter_map(|cuda| cuda.map_err(|error| drop(writeln!(std::io::stderr(), "skipped: {error}"))).ok())
@@ -27,7 +27,7 @@ fn noise<T: Element>(seed: u64, from: usize, odd: f64) -> Tensor<T, 4> {
     noise
 }
 
-/// The numbers of a run in which everything from row 70 on holds `odd`, under a mask that lets nobody see it.
+/// The results of a run in which everything from row 70 on is `odd`, and masked.
 fn run<T: Element>(cuda: &Cuda, odd: f64) -> Vec<f64> {
     let [q, k, v, d_out] = [1, 2, 3, 4].map(|seed| noise::<T>(seed, 70, odd));
     let segments: Vec<i32> = (0..90).map(|i| if i < 70 { i / 40 } else { 100 + i }).collect();
@@ -40,25 +40,25 @@ fn run<T: Element>(cuda: &Cuda, odd: f64) -> Vec<f64> {
     all.into_iter().flat_map(|tensor| tensor.data().iter().map(|x| x.to_f64())).collect()
 }
 
-fn nothing_comes_through<T: Element>(tolerance: f64) {
-    for cuda in cards() {
+fn masked_values_have_no_effect<T: Element>(tolerance: f64) {
+    for cuda in devices() {
         let plain = run::<T>(&cuda, 0.0);
         assert!(plain.iter().all(|x| x.is_finite()));
         for odd in [f64::NAN, f64::INFINITY] {
             let held = run::<T>(&cuda, odd);
             let apart = plain.iter().zip(&held).map(|(a, b)| (a - b).abs());
             let worst = apart.fold(0.0, |a: f64, b| if b.is_nan() { f64::INFINITY } else { a.max(b) });
-            assert!(worst <= tolerance, "{odd} on {}: {worst}", cuda.card().name);
+            assert!(worst <= tolerance, "{odd} on {}: {worst}", cuda.device().name);
         }
     }
 }
 
 #[test]
-fn nan_that_nobody_sees_has_no_effect_in_f32() {
-    nothing_comes_through::<f32>(1e-5);
+fn masked_nan_has_no_effect_in_f32() {
+    masked_values_have_no_effect::<f32>(1e-5);
 }
 
 #[test]
-fn nan_that_nobody_sees_has_no_effect_in_bf16() {
-    nothing_comes_through::<bf16>(3e-2);
+fn masked_nan_has_no_effect_in_bf16() {
+    masked_values_have_no_effect::<bf16>(3e-2);
 }

@@ -1,21 +1,22 @@
-//! Weights on demand, recomputed from what the forward pass kept: a rectangle of one head, a picture of it, a map. All by the
-//! general kernels, on the caller's stream.
+//! Weights on demand, recomputed from q, k and the log-sum-exp by the general kernels: a rectangle of one head, as it is
+//! or pooled to cells.
 
-use crate::driver::Stream;
+use crate::call::{Sizes, check_len};
+use crate::device::Stream;
 use crate::error::{Error, Result};
-use crate::job::Job;
-use crate::launch::check_len;
-use crate::plan::{Plan, Sizes};
+use crate::general::WeightsKernels;
+use crate::general_params::GeneralParams;
+use crate::plan::Plan;
 use crate::tensors::{Tensors, Vector};
 use crate::workspace::Workspace;
 use qkv::Pool;
 use std::ops::Range;
 
 impl Plan {
-    /// Puts the weights of a rectangle of one head, recomputed, on a stream: f32 `[rows, cols]`.
+    /// Puts the weights of one head in a rectangle on a stream: f32 `[rows, cols]`.
     ///
     /// # Safety
-    /// As for [`forward`](Plan::forward); `lse` is what the forward pass wrote, and `into` has room.
+    /// As for [`forward`](Plan::forward); `lse` is what the forward pass wrote, and `into` is large enough.
     #[allow(clippy::too_many_arguments)]
     pub unsafe fn rectangle(
         &self,
@@ -27,16 +28,17 @@ impl Plan {
         into: Vector,
         stream: Stream,
     ) -> Result<()> {
-        let (weights, job) = self.looking(tensors, lse, [b, h], &rows, &cols, into, rows.len() * cols.len())?;
+        let (weights, params) =
+            self.weights_params(tensors, lse, [b, h], &rows, &cols, into, rows.len() * cols.len())?;
         if rows.is_empty() || cols.is_empty() {
             return Ok(());
         }
         let (row, col) = weights.tiles;
-        self.launch(&weights.rectangle, [rows.len().div_ceil(row) * cols.len().div_ceil(col), 1], &job, stream)
+        self.call.launch(&weights.rectangle, [rows.len().div_ceil(row) * cols.len().div_ceil(col), 1], &params, stream)
     }
 
-    /// Puts a picture of a rectangle of weights on a stream: f32 `[height, width]` cells, each the largest or the mean of
-    /// what it covers. The workspace holds `height · cols` numbers of f32.
+    /// Puts a rectangle of weights, pooled to f32 `[height, width]` cells, on a stream: each cell is the largest weight it
+    /// covers, or their mean. The workspace holds `height · cols` × f32.
     ///
     /// # Safety
     /// As for [`rectangle`](Plan::rectangle).
@@ -56,12 +58,12 @@ impl Plan {
     ) -> Result<()> {
         let shape = [height, width];
         // SAFETY: as the caller promises.
-        unsafe { self.picture(tensors, lse, [b, h], [rows, cols], shape, [0; 2], pool, into, workspace, stream) }
+        unsafe { self.pool_cells(tensors, lse, [b, h], [rows, cols], shape, [0; 2], pool, into, workspace, stream) }
     }
 
-    /// Puts a map of a rectangle of weights on a stream: as [`pooled`](Plan::pooled), of cells that each cover `[down, across]`
-    /// weights, the last ones what is left, so that maps fit together whatever rectangle they were cut from. `into` has room
-    /// for `[⌈rows / down⌉, ⌈cols / across⌉]` numbers, and the workspace for a row of cells of whole columns each.
+    /// As [`pooled`](Plan::pooled), with cells that each cover `[down, across]` weights; the last cells cover what is left,
+    /// so that maps of adjacent rectangles fit together. `into` holds `[⌈rows / down⌉, ⌈cols / across⌉]` numbers, and the
+    /// workspace `⌈rows / down⌉ · cols` × f32.
     ///
     /// # Safety
     /// As for [`rectangle`](Plan::rectangle).
@@ -88,13 +90,13 @@ impl Plan {
         let shape = [rows.len().div_ceil(down), cols.len().div_ceil(across)];
         // SAFETY: as the caller promises.
         unsafe {
-            self.picture(tensors, lse, [b, h], [rows, cols], shape, [down, across], pool, into, workspace, stream)
+            self.pool_cells(tensors, lse, [b, h], [rows, cols], shape, [down, across], pool, into, workspace, stream)
         }
     }
 
-    /// A picture of `[height, width]` cells that cover so many weights each, or share them out.
+    /// `[height, width]` cells that each cover `[down, across]` weights, or, if these are 0, share them evenly.
     #[allow(clippy::too_many_arguments)]
-    unsafe fn picture(
+    unsafe fn pool_cells(
         &self,
         tensors: &Tensors,
         lse: Vector,
@@ -107,23 +109,23 @@ impl Plan {
         workspace: Workspace,
         stream: Stream,
     ) -> Result<()> {
-        let (weights, mut job) = self.looking(tensors, lse, head, &rows, &cols, into, height * width)?;
+        let (weights, mut params) = self.weights_params(tensors, lse, head, &rows, &cols, into, height * width)?;
         workspace.check(height * cols.len() * 4)?;
         if height == 0 || width == 0 {
             return Ok(());
         }
         if rows.is_empty() || cols.is_empty() {
-            return self.driver.zero(into.at, height * width * 4, stream);
+            return self.call.driver.zero(into.ptr, height * width * 4, stream);
         }
-        (job.height, job.width, job.columns) = (height as i32, width as i32, workspace.at);
-        (job.down, job.across) = (down as i32, across as i32);
-        job.pool = i32::from(matches!(pool, Pool::Mean));
-        self.launch(&weights.columns, [height * cols.len().div_ceil(weights.tiles.1), 1], &job, stream)?;
-        self.launch(&weights.cells, [(height * width).div_ceil(128), 1], &job, stream)
+        (params.height, params.width, params.pooled_columns) = (height as i32, width as i32, workspace.ptr);
+        (params.cell_rows, params.cell_cols) = (down as i32, across as i32);
+        params.pool = i32::from(matches!(pool, Pool::Mean));
+        self.call.launch(&weights.columns, [height * cols.len().div_ceil(weights.tiles.1), 1], &params, stream)?;
+        self.call.launch(&weights.cells, [(height * width).div_ceil(128), 1], &params, stream)
     }
 
     #[allow(clippy::too_many_arguments)]
-    fn looking(
+    fn weights_params(
         &self,
         tensors: &Tensors,
         lse: Vector,
@@ -132,17 +134,17 @@ impl Plan {
         cols: &Range<usize>,
         into: Vector,
         needed: usize,
-    ) -> Result<(&crate::plan::Weights, Job)> {
+    ) -> Result<(&WeightsKernels, GeneralParams)> {
         let Some(weights) = &self.weights else {
-            return Err(Error::memory("plan", "was not made for weights: ask for them in `Uses`"));
+            return Err(Error::memory("plan", "has no weights: set `PlanOptions::weights`"));
         };
-        self.check_tensors(tensors)?;
-        check_len("lse", lse, self.sizes.rows())?;
+        self.call.check_tensors(tensors)?;
+        check_len("lse", lse, self.call.sizes.rows())?;
         check_len("weights", into, needed)?;
         let outside = |name, found: String, limit| {
             Err(qkv::Error::Value { name, found, expected: format!("within 0..{limit}") }.into())
         };
-        let Sizes { b: batch, hq, n, m, .. } = self.sizes;
+        let Sizes { b: batch, hq, n, m, .. } = self.call.sizes;
         match () {
             () if b >= batch => return outside("sequence", b.to_string(), batch),
             () if h >= hq => return outside("head", h.to_string(), hq),
@@ -150,11 +152,11 @@ impl Plan {
             () if cols.start > cols.end || cols.end > m => return outside("columns", format!("{cols:?}"), m),
             () => {}
         }
-        let mut job = self.job(tensors)?;
-        (job.lse, job.picture) = (lse.at, into.at);
-        (job.at_batch, job.at_head) = (b as i32, h as i32);
-        (job.first_row, job.rows) = (rows.start as i32, rows.len() as i32);
-        (job.first_col, job.cols) = (cols.start as i32, cols.len() as i32);
-        Ok((weights, job))
+        let mut params = self.call.params(tensors)?;
+        (params.lse, params.result) = (lse.ptr, into.ptr);
+        (params.at_batch, params.at_head) = (b as i32, h as i32);
+        (params.first_row, params.rows) = (rows.start as i32, rows.len() as i32);
+        (params.first_col, params.cols) = (cols.start as i32, cols.len() as i32);
+        Ok((weights, params))
     }
 }

@@ -1,4 +1,4 @@
-//! A card as one more engine of the conformance suite.
+//! A GPU as an engine of the conformance suite.
 
 use half::{bf16, f16};
 use qkv::{Attention, Element, Gradients, Inputs, Output, Result, Score, Select, Tensor, Upstream};
@@ -8,24 +8,24 @@ use qkv_conformance::{Engine, case::Case, check::check};
 use qkv_cuda::{Cuda, Error};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A card, asked with host tensors.
+/// A device, called with host tensors.
 #[derive(Clone, Debug)]
-pub struct OnCard {
+pub struct DeviceEngine {
     pub cuda: Cuda,
-    /// Queries stand at the end of the keys.
+    /// Calls `decode`: queries are at the end of the keys.
     pub decoding: bool,
 }
 
-fn told<T>(result: qkv_cuda::Result<T>) -> Result<T> {
+fn into_qkv<T>(result: qkv_cuda::Result<T>) -> Result<T> {
     result.map_err(|error| match error {
         Error::Refused(error) => error,
-        error => qkv::Error::Value { name: "the card", found: error.to_string(), expected: "a result".into() },
+        error => qkv::Error::Value { name: "the device", found: error.to_string(), expected: "a result".into() },
     })
 }
 
-impl Engine for OnCard {
+impl Engine for DeviceEngine {
     fn forward<T: Element>(&self, attention: &Attention, inputs: Inputs<'_, T>) -> Result<Output<T>> {
-        told(if self.decoding { self.cuda.decode(attention, inputs) } else { self.cuda.forward(attention, inputs) })
+        into_qkv(if self.decoding { self.cuda.decode(attention, inputs) } else { self.cuda.forward(attention, inputs) })
     }
 
     fn backward<T: Element>(
@@ -35,7 +35,7 @@ impl Engine for OnCard {
         out: &Output<T>,
         upstream: Upstream<'_, T>,
     ) -> Result<Gradients<T>> {
-        told(self.cuda.backward(attention, inputs, out, upstream))
+        into_qkv(self.cuda.backward(attention, inputs, out, upstream))
     }
 
     fn weights<T: Element>(
@@ -46,33 +46,34 @@ impl Engine for OnCard {
         b: usize,
         h: usize,
     ) -> Result<Tensor<T::Acc, 2>> {
-        told(self.cuda.weights(attention, inputs, out, [b, h], 0..out.lse.shape()[2]))
+        into_qkv(self.cuda.weights(attention, inputs, out, [b, h], 0..out.lse.shape()[2]))
     }
 }
 
-/// Whether a card computes this case at all; what it does not is refused, with the CPU named.
-pub fn is_for_cards(case: &Case) -> bool {
+/// Whether the crate supports this case. It refuses the others with an error that names the CPU.
+pub fn is_supported(case: &Case) -> bool {
     matches!(case.attention.score, Score::Dot | Score::ScaledDot)
         && case.attention.select == Select::Soft
         && case.attention.local.is_none()
         && case.sizes.d.max(case.sizes.dv) <= 256
 }
 
-/// Every type that cards compute in.
+/// The element types of the crate.
 pub const TYPES: &str = "f32,bf16,f16";
 
-/// Holds a card to these cases, in the types that `QKV_TYPES` names or in these. `each` thins the cases out.
-pub fn holds(engine: &OnCard, cases: Vec<Case>, each: usize, types: &str) {
+/// Checks a device against the definition on every `each`-th case, in the types that `QKV_TYPES` names, or else in
+/// `types`.
+pub fn holds(engine: &DeviceEngine, cases: Vec<Case>, each: usize, types: &str) {
     let types = std::env::var("QKV_TYPES").unwrap_or(types.into());
-    let cases: Vec<Case> = cases.into_iter().filter(is_for_cards).step_by(each.max(1)).collect();
-    assert!(!cases.is_empty(), "no case of this group is for cards");
+    let cases: Vec<Case> = cases.into_iter().filter(is_supported).step_by(each.max(1)).collect();
+    assert!(!cases.is_empty(), "no case of this group is supported");
     let in_type = |name: &str, case: &Case| match name {
         "f32" => check::<f32>(engine, case),
         "bf16" => check::<bf16>(engine, case),
         "f16" => check::<f16>(engine, case),
-        other => panic!("QKV_TYPES names {other:?}, which is no type of a card"),
+        other => panic!("QKV_TYPES names {other:?}, which no kernel has"),
     };
-    // Most of the time goes into compiling kernels: on all cores.
+    // Most of the time is compilation: use all cores.
     let all: Vec<(&Case, &str)> =
         cases.iter().flat_map(|case| types.split(',').map(move |name| (case, name))).collect();
     let workers = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(all.len()));
@@ -86,12 +87,12 @@ pub fn holds(engine: &OnCard, cases: Vec<Case>, each: usize, types: &str) {
     };
     let broken: Vec<String> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
-        workers.into_iter().flat_map(|worker| worker.join().expect("a case does not panic")).collect()
+        workers.into_iter().flat_map(|worker| worker.join().expect("a case panicked")).collect()
     });
     assert!(broken.is_empty(), "{} results out of bounds:\n{}", broken.len(), broken.join("\n"));
 }
 
-/// One query of widths that the decoding kernel is made for: with everything that can come on top.
+/// One query, for the widths of the decoding kernels, plain and with every feature.
 pub fn one_token() -> Vec<Case> {
     let scaled = || Attention::scaled_dot().place(Place::End);
     let plain = Extras::default;

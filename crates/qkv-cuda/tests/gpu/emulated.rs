@@ -1,9 +1,7 @@
 //! The general kernels held to the definition without a card: the same sources, compiled as C++ and run with a fibre for
 //! each thread. A few cases of each group, most in f32; `QKV_EVERY_CASE=1` runs all of them in every type, for minutes.
 
-mod engine;
-
-use engine::{OnCard, TYPES, holds};
+use crate::engine::{self, DeviceEngine, TYPES, holds};
 use qkv_conformance::case::Case;
 use qkv_conformance::grid;
 use qkv_cuda::Cuda;
@@ -15,7 +13,7 @@ fn group(cases: Vec<Case>, each: usize, types: &str, decoding: bool) {
         Ok(cuda) => {
             let every = std::env::var_os("QKV_EVERY_CASE").is_some();
             let (each, types) = if every { (1, TYPES) } else { (each, types) };
-            holds(&OnCard { cuda, decoding }, cases, each, types);
+            holds(&DeviceEngine { cuda, decoding }, cases, each, types);
         }
         // Past the harness, which keeps back what a passing test prints.
         Err(error) => drop(writeln!(std::io::stderr(), "skipped: {error}")),

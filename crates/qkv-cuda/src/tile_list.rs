@@ -1,64 +1,64 @@
-//! Lists of tiles: which tiles a mask keeps, for kernels that visit those and no others. A mask that asks nothing of the data
-//! is looked at once, on the card, when a plan is made; what the card says of each tile is put in order here. Tiles kept in
-//! part have their bits, and tiles with the same bits share them.
+//! Tile lists: the tiles of a mask that keep any pair, for kernels that visit only those (a block mask). A mask that does
+//! not depend on the data is classified once, on the device, when a plan is made; here the tiles are ordered by row.
+//! Partial tiles have bits, and tiles with equal bits share them.
 
-use crate::driver::{Driver, Stream};
+use crate::call::position_of_query_0;
+use crate::device::Stream;
+use crate::driver::Driver;
 use crate::error::Result;
-use crate::job::{Job, MOST_OPS, Op};
+use crate::general_params::{GeneralParams, MaskOp};
+use crate::kernel_abi::{EMPTY_GROUP, MAX_MASK_OPS, NO_BITS, PARTIAL_TILE, SPLIT_COUNT_SHIFT, SPLIT_INDEX_SHIFT};
+use crate::mask_program::MaskProgram;
 use crate::memory::{Buffer, Dtype};
-use crate::program::{General, Program};
-use crate::rules::Rules;
+use crate::program::{Kind, Program};
 use qkv::{Mask, Place};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The most tiles that are looked at: a quarter of a million tokens against as many.
-const MOST_TILES: usize = 1 << 22;
-/// The most bytes of bits that a list may have.
-const MOST_BITS: usize = 256 << 20;
-/// Set in an entry whose tile is kept in part.
-const PARTIAL: u32 = 1 << 31;
-/// Set, moved up by its number, where a warpgroup's 64 rows or keys keep nothing of a tile that is kept in part.
-const IDLE: u32 = 1 << 28;
-const NO_BITS: u32 = u32::MAX;
-/// Of a row that is cut: the fewest tokens of a stretch, and the most stretches.
-const LEAST_TOKENS: usize = 1024;
-const MOST_STRETCHES: usize = 64;
-/// Processors for which it is counted whether a row is worth cutting. Not those of the card, nor is the batch counted: a row's sum has one order.
+/// The most tiles of a list: a quarter of a million tokens against as many.
+const MAX_TILES: usize = 1 << 22;
+/// The most bytes of bits of a list.
+const MAX_BITS: usize = 256 << 20;
+/// Of a row that is split: the fewest tokens of a split, and the most splits.
+const MIN_SPLIT_TOKENS: usize = 1024;
+const MAX_SPLITS: usize = 64;
+/// Multiprocessors for which it is decided whether a row is worth splitting. Neither the device's own number nor the
+/// batch counts: the order in which a row is summed must not depend on them.
 const PROCESSORS: usize = 132;
 const EMPTY: [u64; 2] = [0; 2];
 const FULL: [u64; 2] = [u64::MAX; 2];
 
-/// A list on the card, as `INTERFACE.md` lays it out.
+/// A tile list on the device, in the layout of `INTERFACE.md`.
 #[derive(Debug)]
-pub(crate) struct Tiles {
+pub(crate) struct TileList {
     pub rows: Buffer,
     pub entries: Buffer,
     pub bits: Buffer,
-    /// How many rows there are, of which a tile may have several.
-    pub count: usize,
-    /// How many tiles are kept, whole or in part.
+    /// Rows of the list; a tile that is split has several.
+    pub row_count: usize,
+    /// Tiles that keep any pair.
     pub kept: usize,
-    /// How many rows, from the first on, are so long that those of all heads are begun before the others.
-    pub long: usize,
-    /// How many stretches there are of rows that are cut: each head needs room for as many results.
-    pub slots: usize,
+    /// Leading rows that are long: all heads begin them before other rows.
+    pub long_rows: usize,
+    /// Splits of all rows: each head keeps as many partial results.
+    pub split_slots: usize,
 }
 
-/// The part of a mask that asks for lengths, and the part that asks for nothing; none where there is more.
-pub(crate) fn without_data(mask: &Mask) -> Option<(bool, Mask)> {
-    fn asks(mask: &Mask) -> bool {
+/// Separates padding from a mask: whether it has lengths, and the rest, which does not depend on the data. None where it
+/// does otherwise.
+pub(crate) fn split_lengths(mask: &Mask) -> Option<(bool, Mask)> {
+    fn reads_data(mask: &Mask) -> bool {
         match mask {
             Mask::Lengths | Mask::Segments | Mask::Bits | Mask::Lsh(_) => true,
-            Mask::And(a, b) | Mask::Or(a, b) => asks(a) || asks(b),
-            Mask::Not(a) => asks(a),
+            Mask::And(a, b) | Mask::Or(a, b) => reads_data(a) || reads_data(b),
+            Mask::Not(a) => reads_data(a),
             _ => false,
         }
     }
     match mask {
         Mask::Lengths => Some((true, Mask::Full)),
         Mask::And(a, b) => {
-            let ((long, a), (wide, b)) = (without_data(a)?, without_data(b)?);
+            let ((long, a), (wide, b)) = (split_lengths(a)?, split_lengths(b)?);
             Some((
                 long || wide,
                 if a == Mask::Full {
@@ -70,14 +70,14 @@ pub(crate) fn without_data(mask: &Mask) -> Option<(bool, Mask)> {
                 },
             ))
         }
-        mask => (!asks(mask)).then(|| (false, mask.clone())),
+        mask => (!reads_data(mask)).then(|| (false, mask.clone())),
     }
 }
 
-impl Tiles {
-    /// Of a mask that asks nothing of the data, in tiles of `[queries, keys]`: a row for each tile of queries, or of keys. So many `heads` of
-    /// a sequence take it, of queries or of keys. None where the list would be too long.
-    pub fn of(
+impl TileList {
+    /// The list of a mask that does not depend on the data, in tiles of `[queries, keys]`: one row per query tile, or
+    /// `by_keys` per key tile. `heads` of a sequence walk it. None where it would be too long.
+    pub fn new(
         driver: &Arc<dyn Driver>,
         mask: &Mask,
         place: Place,
@@ -85,115 +85,113 @@ impl Tiles {
         [queries, keys]: [usize; 2],
         heads: usize,
         by_keys: bool,
-    ) -> Result<Option<Tiles>> {
+    ) -> Result<Option<TileList>> {
         let [query_tiles, key_tiles] = [n.div_ceil(queries), m.div_ceil(keys)];
-        if query_tiles.saturating_mul(key_tiles) > MOST_TILES || query_tiles > 65_535 {
+        if query_tiles.saturating_mul(key_tiles) > MAX_TILES || query_tiles > 65_535 {
             return Ok(None);
         }
-        let rules = Rules::of(mask, n, m, place)?;
-        let constants = Buffer::holding(driver, &rules.bytes, Stream(0))?;
-        let ops = rules.at(constants.at());
-        let mut steps = [Op::default(); MOST_OPS];
-        steps[..ops.len()].copy_from_slice(&ops);
-        let offset = match place {
-            Place::Start | Place::Given => 0,
-            Place::End => m as i64 - n as i64,
-            Place::Offset(offset) => offset,
-        };
-        let looked = Buffer::new(driver, query_tiles * key_tiles * 24)?;
+        let program = MaskProgram::of(mask, n, m, place)?;
+        let constants = Buffer::from_slice(driver, &program.data, Stream(0))?;
+        let ops = program.at(constants.ptr());
+        let mut mask = [MaskOp::default(); MAX_MASK_OPS];
+        mask[..ops.len()].copy_from_slice(&ops);
+        let offset = position_of_query_0(place, n, m);
+        let verdicts = Buffer::new(driver, query_tiles * key_tiles * 24)?;
         let [count, others] = [n as i32, m as i32];
-        let mut job = Job { n: count, m: others, offset, ops: ops.len() as i32, mask: steps, ..Job::default() };
-        (job.batch, job.heads, job.key_heads, job.group) = (1, 1, 1, 1);
-        job.picture = looked.at();
-        let program =
-            Program::General { what: General::Tiles, dtype: Dtype::Bf16, width: 64, rows: queries, cols: keys };
-        let module = driver.module(&program)?;
-        let launch = |name, grid: [usize; 2], job: &Job| {
+        let mut params = GeneralParams { n: count, m: others, offset, mask, ..GeneralParams::default() };
+        params.mask_ops = ops.len() as i32;
+        (params.batch, params.heads, params.key_heads, params.group) = (1, 1, 1, 1);
+        params.result = verdicts.ptr();
+        let program = Program::fixed(Kind::TileList, Dtype::Bf16, 64, [queries, keys]);
+        let module = driver.module(&program.source())?;
+        let launch = |name, grid: [usize; 2], params: &GeneralParams| {
             let kernel = driver.kernel(&module, name, program.threads(), program.shared())?;
             let grid = grid.map(|axis| axis as u32);
-            // SAFETY: the job is what these kernels take, and every buffer in it is as large as they write.
-            unsafe { driver.launch(&kernel, grid, Stream(0), &[(&raw const *job).cast()]) }
+            // SAFETY: these kernels take this block, and every buffer in it is as large as they write.
+            unsafe { driver.launch(&kernel, grid, Stream(0), &[(&raw const *params).cast()]) }
         };
-        launch("classify", [key_tiles, query_tiles], &job)?;
-        let words = looked.read::<u64>(query_tiles * key_tiles * 3, Stream(0))?;
-        let found: Vec<Found> =
-            words.chunks_exact(3).map(|three| Found { sums: [three[0], three[1]], blocks: three[2] }).collect();
+        launch("classify", [key_tiles, query_tiles], &params)?;
+        let words = verdicts.read::<u64>(query_tiles * key_tiles * 3, Stream(0))?;
+        let found: Vec<Verdict> =
+            words.chunks_exact(3).map(|three| Verdict { bits: [three[0], three[1]], blocks: three[2] }).collect();
         let list = List::of(&found, [query_tiles, key_tiles], [queries / 64, keys / 64], by_keys)
-            .cut(heads, LEAST_TOKENS / if by_keys { queries } else { keys });
+            .split(heads, MIN_SPLIT_TOKENS / if by_keys { queries } else { keys });
         let words = list.distinct.len() * queries * keys / 32;
-        if words * 4 > MOST_BITS {
+        if words * 4 > MAX_BITS {
             return Ok(None);
         }
         let bits = Buffer::new(driver, words.max(1) * 4)?;
         if !list.distinct.is_empty() {
-            let asked = Buffer::holding(driver, &list.distinct.concat(), Stream(0))?;
-            (job.picture, job.columns) = (bits.at(), asked.at());
-            launch(if by_keys { "fill_keys" } else { "fill_queries" }, [list.distinct.len(), 1], &job)?;
+            let listed = Buffer::from_slice(driver, &list.distinct.concat(), Stream(0))?;
+            (params.result, params.pooled_columns) = (bits.ptr(), listed.ptr());
+            launch(if by_keys { "fill_keys" } else { "fill_queries" }, [list.distinct.len(), 1], &params)?;
             driver.wait(Stream(0))?;
         }
         // An empty list still needs an address.
         let entries = if list.entries.is_empty() { vec![0; 4] } else { list.entries.concat() };
-        let rows = Buffer::holding(driver, &list.rows.concat(), Stream(0))?;
-        let entries = Buffer::holding(driver, &entries, Stream(0))?;
+        let rows = Buffer::from_slice(driver, &list.rows.concat(), Stream(0))?;
+        let entries = Buffer::from_slice(driver, &entries, Stream(0))?;
         driver.wait(Stream(0))?;
-        let (count, kept, long, slots) = (list.rows.len(), list.entries.len(), list.long(), list.slots);
-        Ok(Some(Tiles { rows, entries, bits, count, kept, long, slots }))
+        let (row_count, kept) = (list.rows.len(), list.entries.len());
+        let (long_rows, split_slots) = (list.long_rows(), list.split_slots);
+        Ok(Some(TileList { rows, entries, bits, row_count, kept, long_rows, split_slots }))
     }
 }
 
-/// What the card says of a tile.
+/// The verdict of the mask on a tile.
 #[derive(Clone, Copy, Debug)]
-struct Found {
-    sums: [u64; 2],
-    /// Where it is kept in part: which 64 queries keep something of which 64 keys, a bit each.
+struct Verdict {
+    /// [`EMPTY`], [`FULL`], or a checksum of the bits of a partial tile.
+    bits: [u64; 2],
+    /// Of a partial tile: a bit for each block of 64 queries × 64 keys that keeps any pair.
     blocks: u64,
 }
 
-impl Found {
-    /// Of which 64 of the row's own queries, or keys, nothing is kept.
-    fn idle(&self, [queries, keys]: [usize; 2], by_keys: bool) -> u32 {
+impl Verdict {
+    /// Flags of the 64 rows (queries, or by_keys keys) that keep no pair of the tile.
+    fn empty_groups(&self, [queries, keys]: [usize; 2], by_keys: bool) -> u32 {
         let nothing = |own: &usize| match by_keys {
             true => (0..queries).all(|i| self.blocks >> (i * keys + own) & 1 == 0),
             false => (0..keys).all(|j| self.blocks >> (own * keys + j) & 1 == 0),
         };
-        (0..if by_keys { keys } else { queries }).filter(nothing).map(|own| IDLE << own).sum()
+        (0..if by_keys { keys } else { queries }).filter(nothing).map(|own| EMPTY_GROUP << own).sum()
     }
 }
 
-/// A list before it is put on the card.
+/// A list on the host.
 #[derive(Debug)]
 struct List {
-    /// First entry, how many, which tile, which stretch: the longest first, but stretches before all others.
+    /// First entry, count, tile, split: splits first, then the longest rows.
     rows: Vec<[u32; 4]>,
-    /// The tile on the other side, rising, and which bits.
+    /// The other tile, ascending, with flags; the index of its bits; 0, 0.
     entries: Vec<[u32; 4]>,
-    /// One tile, of queries and of keys, for each set of bits.
+    /// A query tile and a key tile for each distinct set of bits.
     distinct: Vec<[i32; 2]>,
-    /// Stretches of rows that are cut.
-    slots: usize,
+    /// Splits of all rows.
+    split_slots: usize,
 }
 
 impl List {
-    /// `blocks`: of 64 queries and 64 keys, in a tile.
-    fn of(found: &[Found], [query_tiles, key_tiles]: [usize; 2], blocks: [usize; 2], by_keys: bool) -> List {
+    /// `blocks`: of 64 queries and of 64 keys in a tile.
+    fn of(found: &[Verdict], [query_tiles, key_tiles]: [usize; 2], blocks: [usize; 2], by_keys: bool) -> List {
         let mut known: HashMap<[u64; 2], u32> = HashMap::new();
         let (rows, others) = if by_keys { (key_tiles, query_tiles) } else { (query_tiles, key_tiles) };
-        let mut list = List { rows: Vec::new(), entries: Vec::new(), distinct: Vec::new(), slots: 0 };
+        let mut list = List { rows: Vec::new(), entries: Vec::new(), distinct: Vec::new(), split_slots: 0 };
         for row in 0..rows {
             let first = list.entries.len();
             for other in 0..others {
                 let (i, j) = if by_keys { (other, row) } else { (row, other) };
                 let tile = found[i * key_tiles + j];
-                let entry = match tile.sums {
+                let entry = match tile.bits {
                     EMPTY => continue,
                     FULL => [other as u32, NO_BITS, 0, 0],
-                    sums => {
+                    bits => {
                         let next = list.distinct.len() as u32;
-                        let at = *known.entry(sums).or_insert(next);
+                        let at = *known.entry(bits).or_insert(next);
                         if at == next {
                             list.distinct.push([i as i32, j as i32]);
                         }
-                        [other as u32 | PARTIAL | tile.idle(blocks, by_keys), at, 0, 0]
+                        [other as u32 | PARTIAL_TILE | tile.empty_groups(blocks, by_keys), at, 0, 0]
                     }
                 };
                 list.entries.push(entry);
@@ -204,41 +202,41 @@ impl List {
         list
     }
 
-    /// Cuts rows that one block would walk alone while all others are done: those that are more than twice as long as the mean, and longer than four
-    /// fifths of what a processor has to do in all, into stretches of no more than two thirds of that, but of `least` tiles. What a stretch costs beside
-    /// its tiles is worth two or three of them. Where many rows are long, nobody waits for them, and all stay as they are.
-    fn cut(mut self, heads: usize, least: usize) -> List {
+    /// Splits rows that one block would still walk when all others have finished: those more than twice the mean length
+    /// and longer than four fifths of a multiprocessor's share of the work. Splits are at most two thirds of that share
+    /// and at least `min_tiles` long; one costs as much as two or three tiles. Where many rows are long, none is split.
+    fn split(mut self, heads: usize, min_tiles: usize) -> List {
         let (count, total, work) = (self.rows.len(), self.entries.len(), self.entries.len().saturating_mul(heads));
         let is_long = |row: &[u32; 4]| {
             let tiles = row[1] as usize;
-            tiles * count > 2 * total && 5 * tiles * PROCESSORS > work.saturating_mul(4) && tiles >= 2 * least
+            tiles * count > 2 * total && 5 * tiles * PROCESSORS > work.saturating_mul(4) && tiles >= 2 * min_tiles
         };
         let parts = |row: &[u32; 4]| {
             let tiles = row[1] as usize;
-            (3 * tiles * PROCESSORS).div_ceil(2 * work).min(tiles / least).min(MOST_STRETCHES)
+            (3 * tiles * PROCESSORS).div_ceil(2 * work).min(tiles / min_tiles).min(MAX_SPLITS)
         };
-        // They are the first, since the longest are.
+        // Rows are sorted, longest first.
         let long = self.rows.iter().take_while(|row| is_long(row)).count();
         let slots = self.rows[..long].iter().map(parts).sum::<usize>();
-        if slots > count.clamp(MOST_STRETCHES, 1 << 16) {
+        if slots > count.clamp(MAX_SPLITS, 1 << 16) {
             return self;
         }
-        let mut stretches = Vec::with_capacity(slots);
+        let mut splits = Vec::with_capacity(slots);
         for row in self.rows.drain(..long) {
             let parts = parts(&row);
             let at = |part: usize| (part * row[1] as usize / parts) as u32;
             for part in 0..parts {
-                let which = (stretches.len() | part << 16 | parts << 24) as u32;
-                stretches.push([row[0] + at(part), at(part + 1) - at(part), row[2], which]);
+                let word = (splits.len() | part << SPLIT_INDEX_SHIFT | parts << SPLIT_COUNT_SHIFT) as u32;
+                splits.push([row[0] + at(part), at(part + 1) - at(part), row[2], word]);
             }
         }
-        self.rows.splice(..0, stretches);
-        self.slots = slots;
+        self.rows.splice(..0, splits);
+        self.split_slots = slots;
         self
     }
 
-    /// Stretches, and rows more than twice as long as the mean.
-    fn long(&self) -> usize {
+    /// Splits, and rows more than twice the mean length.
+    fn long_rows(&self) -> usize {
         let is_long = |row: &[u32; 4]| row[3] != 0 || row[1] as usize * self.rows.len() > 2 * self.entries.len();
         self.rows.iter().take_while(|row| is_long(row)).count()
     }
@@ -247,76 +245,78 @@ impl List {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::emulated::OnCpu;
+    use crate::emulated::EmulatedDriver;
     use qkv::{BigBird, Blocks};
     use std::io::Write;
 
     #[test]
     fn tiles_are_listed_longest_row_first_and_share_their_bits() {
-        let [e, f, a, b] = [EMPTY, FULL, [3, 4], [5, 6]].map(|sums| Found { sums, blocks: 1 });
+        let [e, f, a, b] = [EMPTY, FULL, [3, 4], [5, 6]].map(|bits| Verdict { bits, blocks: 1 });
         let list = List::of(&[a, e, e, f, a, b], [2, 3], [1, 1], false);
         assert_eq!(list.rows, [[1, 3, 1, 0], [0, 1, 0, 0]]);
-        assert_eq!(list.entries[0], [PARTIAL, 0, 0, 0]);
-        assert_eq!(list.entries[1..], [[0, NO_BITS, 0, 0], [1 | PARTIAL, 0, 0, 0], [2 | PARTIAL, 1, 0, 0]]);
+        assert_eq!(list.entries[0], [PARTIAL_TILE, 0, 0, 0]);
+        assert_eq!(list.entries[1..], [[0, NO_BITS, 0, 0], [1 | PARTIAL_TILE, 0, 0, 0], [2 | PARTIAL_TILE, 1, 0, 0]]);
         assert_eq!(list.distinct, [[0, 0], [1, 2]]);
-        assert_eq!(list.long(), 0);
-        assert_eq!(List::of(&[f, f, f, f, e, e, e, e, f], [3, 3], [1, 1], false).long(), 0);
-        assert_eq!(List::of(&[f, f, f, f, e, e, e, e, e, e, e, e, e, e, f], [5, 3], [1, 1], false).long(), 1);
+        assert_eq!(list.long_rows(), 0);
+        assert_eq!(List::of(&[f, f, f, f, e, e, e, e, f], [3, 3], [1, 1], false).long_rows(), 0);
+        assert_eq!(List::of(&[f, f, f, f, e, e, e, e, e, e, e, e, e, e, f], [5, 3], [1, 1], false).long_rows(), 1);
         let turned = List::of(&[a, e, e, f, a, b], [2, 3], [1, 1], true);
         assert_eq!(turned.rows[0], [0, 2, 0, 0]);
         assert_eq!(turned.entries[1], [1, NO_BITS, 0, 0]);
     }
 
     #[test]
-    fn rows_much_longer_than_others_are_cut_and_come_first() {
-        let [e, f] = [EMPTY, FULL].map(|sums| Found { sums, blocks: 1 });
+    fn rows_much_longer_than_others_are_split_and_come_first() {
+        let [e, f] = [EMPTY, FULL].map(|bits| Verdict { bits, blocks: 1 });
         // Of nine rows the last keeps seven tiles, the others one or two.
-        let found: Vec<Found> =
+        let found: Vec<Verdict> =
             (0..9).flat_map(|i| (0..7).map(move |j| if i == 8 || j == 0 || i == j { f } else { e })).collect();
         let list = || List::of(&found, [9, 7], [1, 1], false);
-        let cut = list().cut(1, 2);
-        assert_eq!((cut.slots, cut.long(), cut.rows.len()), (3, 3, 11));
+        let cut = list().split(1, 2);
+        assert_eq!((cut.split_slots, cut.long_rows(), cut.rows.len()), (3, 3, 11));
         let from = list().rows[0][0];
-        let stretch = |part: u32| part | part << 16 | 3 << 24;
-        assert_eq!(
-            cut.rows[..3],
-            [[from, 2, 8, stretch(0)], [from + 2, 2, 8, stretch(1)], [from + 4, 3, 8, stretch(2)]]
-        );
+        let split = |part: u32| part | part << 16 | 3 << 24;
+        assert_eq!(cut.rows[..3], [[from, 2, 8, split(0)], [from + 2, 2, 8, split(1)], [from + 4, 3, 8, split(2)]]);
         assert_eq!(cut.rows[3..], list().rows[1..]);
         // With so many heads that the row is what a processor has to do in all: stretches of no more than two thirds of it.
-        assert_eq!(list().cut(45, 2).rows[..2], [[from, 3, 8, 2 << 24], [from + 3, 4, 8, 1 | 1 << 16 | 2 << 24]]);
+        assert_eq!(list().split(45, 2).rows[..2], [[from, 3, 8, 2 << 24], [from + 3, 4, 8, 1 | 1 << 16 | 2 << 24]]);
         // Of more heads than processors wait for, shorter than two stretches, and not longer than the mean.
-        for whole in [list().cut(60, 2), list().cut(1, 4), List::of(&vec![f; 90], [9, 10], [1, 1], false).cut(1, 2)] {
-            assert_eq!((whole.slots, whole.rows.len()), (0, 9));
+        for whole in
+            [list().split(60, 2), list().split(1, 4), List::of(&vec![f; 90], [9, 10], [1, 1], false).split(1, 2)]
+        {
+            assert_eq!((whole.split_slots, whole.rows.len()), (0, 9));
             assert!(whole.rows.iter().all(|row| row[3] == 0));
         }
         // Where many are long, nobody waits for them: a quarter of all would take more room than all rows.
-        let many: Vec<Found> =
+        let many: Vec<Verdict> =
             (0..80).flat_map(|i| (0..80).map(move |j| if i < 20 || i == j { f } else { e })).collect();
-        assert_eq!(List::of(&many, [80, 80], [1, 1], false).cut(1, 4).slots, 0);
+        assert_eq!(List::of(&many, [80, 80], [1, 1], false).split(1, 4).split_slots, 0);
         // However long it is, a row has no more stretches than its number has bits for.
-        let endless: Vec<Found> =
+        let endless: Vec<Verdict> =
             (0..3).flat_map(|i| (0..500).map(move |j| if i == 0 || j == 0 { f } else { e })).collect();
-        let endless = List::of(&endless, [3, 500], [1, 1], false).cut(1, 2);
-        assert_eq!(endless.slots, MOST_STRETCHES);
+        let endless = List::of(&endless, [3, 500], [1, 1], false).split(1, 2);
+        assert_eq!(endless.split_slots, MAX_SPLITS);
         assert_eq!(endless.rows[..64].iter().map(|row| row[1]).sum::<u32>(), 500);
     }
 
     #[test]
-    fn those_who_keep_nothing_of_a_tile_are_marked() {
+    fn warpgroups_that_keep_nothing_of_a_tile_are_marked() {
         // Of three times 64 queries and twice 64 keys, only the last queries keep something, of the first keys.
-        let found = [Found { sums: [3, 4], blocks: 0b01_00_00 }];
-        assert_eq!(List::of(&found, [1, 1], [3, 2], false).entries, [[PARTIAL | IDLE | IDLE << 1, 0, 0, 0]]);
-        assert_eq!(List::of(&found, [1, 1], [3, 2], true).entries, [[PARTIAL | IDLE << 1, 0, 0, 0]]);
+        let found = [Verdict { bits: [3, 4], blocks: 0b01_00_00 }];
+        assert_eq!(
+            List::of(&found, [1, 1], [3, 2], false).entries,
+            [[PARTIAL_TILE | EMPTY_GROUP | EMPTY_GROUP << 1, 0, 0, 0]]
+        );
+        assert_eq!(List::of(&found, [1, 1], [3, 2], true).entries, [[PARTIAL_TILE | EMPTY_GROUP << 1, 0, 0, 0]]);
     }
 
     #[test]
-    fn lengths_come_apart_from_what_asks_for_nothing() {
+    fn lengths_are_separated_from_the_rest_of_a_mask() {
         let both = Mask::longformer(64, [0]) & (Mask::lengths() & Mask::causal());
-        assert_eq!(without_data(&both), Some((true, Mask::longformer(64, [0]) & Mask::causal())));
-        assert_eq!(without_data(&Mask::strided(8)), Some((false, Mask::strided(8))));
+        assert_eq!(split_lengths(&both), Some((true, Mask::longformer(64, [0]) & Mask::causal())));
+        assert_eq!(split_lengths(&Mask::strided(8)), Some((false, Mask::strided(8))));
         for mask in [Mask::segments() & Mask::strided(8), Mask::lengths() | Mask::causal(), !Mask::bits()] {
-            assert_eq!(without_data(&mask), None, "{mask:?}");
+            assert_eq!(split_lengths(&mask), None, "{mask:?}");
         }
     }
 
@@ -329,22 +329,22 @@ mod tests {
         [queries, keys]: [usize; 2],
         by_keys: bool,
     ) -> usize {
-        let tiles = Tiles::of(driver, mask, place, [n, m], [queries, keys], 1, by_keys).unwrap().unwrap();
-        let rows = tiles.rows.read::<u32>(tiles.count * 4, Stream(0)).unwrap();
-        stretches_hold(&rows, tiles.slots);
+        let tiles = TileList::new(driver, mask, place, [n, m], [queries, keys], 1, by_keys).unwrap().unwrap();
+        let rows = tiles.rows.read::<u32>(tiles.row_count * 4, Stream(0)).unwrap();
+        splits_are_complete(&rows, tiles.split_slots);
         let entries = tiles.entries.read::<u32>(tiles.entries.bytes() / 4, Stream(0)).unwrap();
         let bits = tiles.bits.read::<u32>(tiles.bits.bytes() / 4, Stream(0)).unwrap();
         let mut kept = vec![false; n * m];
         for row in rows.chunks_exact(4) {
             for entry in entries[4 * row[0] as usize..].chunks_exact(4).take(row[1] as usize) {
-                let [mine, other] = [row[2] as usize, (entry[0] & (IDLE - 1)) as usize];
+                let [mine, other] = [row[2] as usize, (entry[0] & (EMPTY_GROUP - 1)) as usize];
                 let mut busy = vec![false; if by_keys { keys } else { queries } / 64];
                 let (query_tile, key_tile) = if by_keys { (other, mine) } else { (mine, other) };
                 for (i, j) in (0..queries).flat_map(|i| (0..keys).map(move |j| (i, j))) {
                     let (row, column, columns) = if by_keys { (j, i, queries) } else { (i, j, keys) };
                     let lane = column / 2 % 4 * (columns / 4) + column / 8 * 2 + column % 2;
                     let bit = entry[1] as usize * queries * keys + row * columns + lane;
-                    let seen = entry[0] & PARTIAL == 0 || bits[bit / 32] >> (bit % 32) & 1 == 1;
+                    let seen = entry[0] & PARTIAL_TILE == 0 || bits[bit / 32] >> (bit % 32) & 1 == 1;
                     busy[row / 64] |= seen;
                     let (i, j) = (query_tile * queries + i, key_tile * keys + j);
                     assert!(!seen || j < m || i >= n, "a key beyond the last is seen: {mask:?}");
@@ -353,7 +353,7 @@ mod tests {
                     }
                 }
                 for (at, &busy) in busy.iter().enumerate() {
-                    assert_eq!(entry[0] & IDLE << at == 0, busy, "{mask:?}: {at} of {entry:?}");
+                    assert_eq!(entry[0] & EMPTY_GROUP << at == 0, busy, "{mask:?}: {at} of {entry:?}");
                 }
             }
         }
@@ -362,11 +362,11 @@ mod tests {
             let there = allows(mask, i as i64 + offset, i, j, m);
             assert_eq!(kept[i * m + j], there, "{mask:?} at {i}, {j}");
         }
-        tiles.slots
+        tiles.split_slots
     }
 
     /// Of a tile whose row is cut, every stretch is there once, in slots of its own, one after the other.
-    fn stretches_hold(rows: &[u32], slots: usize) {
+    fn splits_are_complete(rows: &[u32], slots: usize) {
         let mut at = 0;
         for row in rows.chunks_exact(4) {
             let [slot, part, parts] = [row[3] & 0xffff, row[3] >> 16 & 255, row[3] >> 24].map(|x| x as usize);
@@ -410,7 +410,7 @@ mod tests {
 
     #[test]
     fn a_list_keeps_what_its_mask_keeps() {
-        let driver: Arc<dyn Driver> = match OnCpu::new((8, 0), 166_912) {
+        let driver: Arc<dyn Driver> = match EmulatedDriver::new((8, 0), 166_912) {
             Ok(driver) => Arc::new(driver),
             Err(error) => return drop(writeln!(std::io::stderr(), "skipped: {error}")),
         };

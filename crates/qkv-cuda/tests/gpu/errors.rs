@@ -1,11 +1,10 @@
-//! What is refused, and with which words: on a machine without a card, and by plans that are made without launching
-//! anything.
+//! Refusals and their messages: without a GPU, and by plans that never launch.
 
 use qkv::{Attention, Inputs, Mask, Place, Tensor};
-use qkv_cuda::{Cuda, Dtype, Error, Outputs, Stream, Strided, Tensors, Uses, Vector, Workspace};
+use qkv_cuda::{Cuda, Dtype, Error, Outputs, PlanOptions, Stream, Strided, Tensors, Vector, Workspace};
 use std::io::Write;
 
-/// A stand-in for a card, or nothing with a word why.
+/// The emulation; without a compiler, says why.
 fn emulated() -> Option<Cuda> {
     Cuda::emulated().map_err(|error| drop(writeln!(std::io::stderr(), "skipped: {error}"))).ok()
 }
@@ -16,31 +15,31 @@ fn tensors(n: usize, m: usize, d: usize) -> Tensors {
 }
 
 fn plan(attention: &Attention, tensors: &Tensors) -> Option<Result<qkv_cuda::Plan, Error>> {
-    emulated().map(|cuda| cuda.plan(attention, Dtype::F32, Place::Start, tensors, Uses::default()))
+    emulated().map(|cuda| cuda.plan(attention, Dtype::F32, Place::Start, tensors, PlanOptions::default()))
 }
 
 #[test]
-fn a_machine_without_a_card_is_told_what_is_missing() {
+fn without_a_gpu_the_error_names_what_is_missing() {
     match Cuda::new(0) {
-        Ok(cuda) => assert!(!cuda.card().name.is_empty()),
+        Ok(cuda) => assert!(!cuda.device().name.is_empty()),
         Err(error @ Error::NoDriver { .. }) => {
             assert!(error.to_string().contains("driver"), "{error}");
             assert!(error.hint().unwrap().contains("--device cuda"));
         }
-        Err(error) => assert!(matches!(error, Error::NoCard { .. } | Error::TooOld { .. }), "{error}"),
+        Err(error) => assert!(matches!(error, Error::NoDevice { .. } | Error::TooOld { .. }), "{error}"),
     }
     if let Err(error) = Cuda::new(1000) {
-        assert!(matches!(error, Error::NoDriver { .. } | Error::NoCard { asked: 1000, .. }), "{error}");
+        assert!(matches!(error, Error::NoDriver { .. } | Error::NoDevice { number: 1000, .. }), "{error}");
     }
 }
 
 #[test]
-fn what_only_the_cpu_computes_names_the_cpu() {
+fn unsupported_descriptions_name_the_cpu() {
     let dot = Attention::scaled_dot;
     for attention in [Attention::cosine(), Attention::distance(), dot().top_k(3), dot().sparsemax(), dot().hard()] {
         let Some(refused) = plan(&attention, &tensors(8, 8, 16)) else { return };
         let refused = refused.unwrap_err();
-        assert!(matches!(refused, Error::OnTheCpu { .. }), "{refused}");
+        assert!(matches!(refused, Error::CpuOnly { .. }), "{refused}");
         assert!(refused.to_string().contains("CPU"), "{refused}");
     }
     let wide = plan(&dot(), &tensors(8, 8, 300)).unwrap().unwrap_err();
@@ -51,7 +50,7 @@ fn what_only_the_cpu_computes_names_the_cpu() {
 }
 
 #[test]
-fn shapes_are_refused_with_the_words_of_the_library() {
+fn shapes_are_refused_with_the_errors_of_qkv() {
     let mut wrong = tensors(8, 8, 16);
     wrong.v.shape[2] = 7;
     let Some(refused) = plan(&Attention::scaled_dot(), &wrong) else { return };
@@ -65,15 +64,15 @@ fn shapes_are_refused_with_the_words_of_the_library() {
 }
 
 #[test]
-fn a_plan_says_how_much_workspace_it_needs_and_takes_no_less() {
+fn a_plan_reports_its_workspace_and_refuses_less() {
     let Some(cuda) = emulated() else { return };
     let given = tensors(1, 2000, 16);
-    let plan = cuda.plan(&Attention::scaled_dot(), Dtype::F32, Place::End, &given, Uses::default()).unwrap();
-    assert_eq!(plan.forward_kernel(), "general f32 in 4 pieces");
+    let plan = cuda.plan(&Attention::scaled_dot(), Dtype::F32, Place::End, &given, PlanOptions::default()).unwrap();
+    assert_eq!(plan.forward_kernel(), "general f32 in 4 splits");
     assert!(plan.forward_workspace() >= 4 * 2 * 16 * 4);
-    let out = Outputs { values: Strided::contiguous(4096, [1, 2, 1, 16]), lse: Vector::new(4096, 2), entropy: None };
-    let none = Workspace { at: 0, bytes: 0 };
-    // SAFETY: it is refused before anything is touched.
+    let out = Outputs::new(Strided::contiguous(4096, [1, 2, 1, 16]), Vector::new(4096, 2));
+    let none = Workspace::new(0, 0);
+    // SAFETY: it is refused before any memory is accessed.
     let refused = unsafe { plan.forward(&given, &out, none, Stream(0)) }.unwrap_err();
     assert!(refused.to_string().contains("workspace"), "{refused}");
     let other = tensors(2, 2000, 16);
@@ -83,5 +82,5 @@ fn a_plan_says_how_much_workspace_it_needs_and_takes_no_less() {
     let without = tensors(1, 2000, 16);
     // SAFETY: likewise.
     let refused = unsafe { plan.rectangle(&without, out.lse, [0, 0], 0..1, 0..1, Vector::new(4096, 1), Stream(0)) };
-    assert!(refused.unwrap_err().to_string().contains("`Uses`"));
+    assert!(refused.unwrap_err().to_string().contains("`PlanOptions::weights`"));
 }

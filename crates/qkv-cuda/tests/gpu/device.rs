@@ -1,36 +1,34 @@
-//! A card of this machine held to the definition: every case of the suite that cards compute, in every type, through the
-//! general kernels; and through Hopper's own where there is one. Without a card, each test says so and is done.
+//! The suite on a GPU of this machine, in every type: the general kernels, and Hopper's own where the GPU is one. Without
+//! a GPU the tests say so and pass.
 
-mod engine;
-
-use engine::{OnCard, TYPES, holds};
+use crate::engine::{self, DeviceEngine, TYPES, holds};
 use qkv::{Attention, Bias, BigBird, Blocks, Element, Inputs, Mask, Place, Pool, Tensor};
 use qkv_conformance::case::{Case, Extras, Sizes};
 use qkv_conformance::grid;
 use qkv_cuda::{
-    Buffer, Cuda, Dtype, Error, Gradients, Outputs, Stream, Strided, Tensors, Upstreams, Uses, Vector, Workspace,
+    Buffer, Cuda, Dtype, Error, Gradients, Outputs, PlanOptions, Stream, Strided, Tensors, Upstreams, Vector, Workspace,
 };
 use std::io::Write;
 use std::sync::Once;
 
-/// The first card, or nothing with a word why.
-fn card() -> Option<Cuda> {
+/// The first GPU; without one, says why.
+fn device() -> Option<Cuda> {
     match Cuda::new(0) {
         Ok(cuda) => Some(cuda),
-        Err(error @ (Error::NoDriver { .. } | Error::NoCard { .. } | Error::TooOld { .. })) => {
-            // Once, and past the harness, which keeps back what a passing test prints. The same sources are held to the
-            // definition by `emulated.rs`; Hopper's own by nothing but a card.
-            static SAID: Once = Once::new();
-            SAID.call_once(|| drop(writeln!(std::io::stderr(), "skipped: {error}")));
+        Err(error @ (Error::NoDriver { .. } | Error::NoDevice { .. } | Error::TooOld { .. })) => {
+            // Once, and around the harness, which captures the output of tests that pass. The general kernels are also
+            // tested by `emulated.rs`; Hopper's own only here.
+            static REPORTED: Once = Once::new();
+            REPORTED.call_once(|| drop(writeln!(std::io::stderr(), "skipped: {error}")));
             None
         }
-        Err(error) => panic!("there is a card, but: {error}"),
+        Err(error) => panic!("there is a GPU, but: {error}"),
     }
 }
 
 fn group(cases: Vec<Case>, decoding: bool) {
-    if let Some(cuda) = card() {
-        holds(&OnCard { cuda, decoding }, cases, 1, TYPES);
+    if let Some(cuda) = device() {
+        holds(&DeviceEngine { cuda, decoding }, cases, 1, TYPES);
     }
 }
 
@@ -79,7 +77,7 @@ fn decoding_one_token_of_whole_widths_holds() {
     group(engine::one_token(), true);
 }
 
-/// What Hopper's kernels are for: no entropy, more than a few queries.
+/// Cases that Hopper's kernels take: no entropy, more than a few queries.
 fn for_hopper() -> Vec<Case> {
     let plain = Extras::default;
     let mut cases = Vec::new();
@@ -135,19 +133,19 @@ fn for_hopper() -> Vec<Case> {
 }
 
 #[test]
-fn what_hopper_kernels_are_for_holds() {
-    if let Some(cuda) = card() {
-        holds(&OnCard { cuda, decoding: false }, for_hopper(), 1, "bf16,f16");
+fn cases_of_the_hopper_kernels_hold() {
+    if let Some(cuda) = device() {
+        holds(&DeviceEngine { cuda, decoding: false }, for_hopper(), 1, "bf16,f16");
     }
 }
 
-/// A number from 0 up to `below`, from a counter that goes on.
+/// A pseudo-random number below `below`.
 fn draw(state: &mut u64, below: usize) -> usize {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     ((*state >> 33) as usize) % below
 }
 
-/// Sizes, masks and choices drawn from a seed, which `QKV_SEED` changes.
+/// Random sizes, masks and features; `QKV_SEED` changes the seed.
 fn at_random(count: usize) -> Vec<Case> {
     let seed = std::env::var("QKV_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     let mut state: u64 = seed;
@@ -180,16 +178,16 @@ fn at_random(count: usize) -> Vec<Case> {
 
 #[test]
 fn shapes_and_masks_at_random_hold() {
-    if let Some(cuda) = card() {
+    if let Some(cuda) = device() {
         let count = if std::env::var_os("QKV_EVERY_CASE").is_some() { 400 } else { 60 };
-        holds(&OnCard { cuda, decoding: false }, at_random(count), 1, "bf16,f16");
+        holds(&DeviceEngine { cuda, decoding: false }, at_random(count), 1, "bf16,f16");
     }
 }
 
-/// NaN and ∞ in what *some* queries of a tile do not see: those that do are told, the others never know.
+/// NaN in a key and a value that only some queries of a tile see: it reaches these, and no others.
 #[test]
 fn nan_under_a_mask_reaches_only_those_who_see_it() {
-    let Some(cuda) = card() else { return };
+    let Some(cuda) = device() else { return };
     let (n, d) = (400, 64);
     let plain = |seed| Tensor::<half::bf16, 4>::randn([1, 2, n, d], seed);
     let (q, d_out) = (plain(1), plain(4));
@@ -222,10 +220,10 @@ fn nan_under_a_mask_reaches_only_those_who_see_it() {
     }
 }
 
-/// Segments that are runs, runs of which one was put to the end, and no runs at all: the last are the general kernels'.
+/// Segments that are runs, runs with one moved to the end, and no runs, which are left to the general kernels.
 #[test]
 fn segments_in_any_order_hold() {
-    let Some(cuda) = card() else { return };
+    let Some(cuda) = device() else { return };
     let (n, d) = (300, 64);
     let [q, k, v, d_out] = [1, 2, 3, 4].map(|seed| Tensor::<half::bf16, 4>::randn([2, 2, n, d], seed));
     let attention = Attention::scaled_dot().mask(Mask::segments());
@@ -236,8 +234,8 @@ fn segments_in_any_order_hold() {
         let ids: Vec<i32> = two.into_iter().flatten().copied().collect();
         let inputs = Inputs::new(&q, &k, &v).segments(&ids, &ids);
         let of = |general_only: bool| {
-            let uses = Uses { backward: true, general_only, ..Uses::default() };
-            let mut session = cuda.session(&attention, inputs, Place::Start, uses).unwrap();
+            let options = PlanOptions::default().backward(true).general_only(general_only);
+            let mut session = cuda.session(&attention, inputs, Place::Start, options).unwrap();
             let out = session.forward().unwrap();
             let grad = session.backward(qkv::Upstream::new(&d_out)).unwrap();
             [out.values, grad.q, grad.k, grad.v]
@@ -250,14 +248,14 @@ fn segments_in_any_order_hold() {
     }
 }
 
-/// Rows so long that several blocks take them: a few tokens that see everything and are seen by everything, beside a window, held to the CPU in f32. Each
-/// of those rows is looked at by itself: among so many others it would not be seen.
+/// Rows so long that they are split among blocks: global tokens beside a window, against the CPU in f32. Each global row
+/// is compared by itself: an error in one would vanish among the others.
 #[test]
-fn rows_that_are_cut_hold() {
-    let Some(cuda) = card() else { return };
+fn split_rows_hold() {
+    let Some(cuda) = device() else { return };
     let globals = [0, 3_000, 5_999];
     let lengths = [5_000, 2_100];
-    for (d, softcap, dropout, cut_short) in
+    for (d, softcap, dropout, padded) in
         [(64, None, None, false), (128, None, Some(0.1), true), (128, Some(5.0), None, false), (256, None, None, true)]
     {
         let n = 6_000;
@@ -266,12 +264,12 @@ fn rows_that_are_cut_hold() {
         let sinks = [1.0, 0.5, -1.0, 3.0].map(half::bf16::from_f32);
         let mut attention = Attention::scaled_dot().mask(Mask::longformer(300, globals)).with_sinks();
         (attention.softcap, attention.mask) =
-            (softcap, if cut_short { attention.mask & Mask::lengths() } else { attention.mask });
+            (softcap, if padded { attention.mask & Mask::lengths() } else { attention.mask });
         if let Some(part) = dropout {
             attention = attention.dropout(part);
         }
         let inputs = Inputs::new(&q, &k, &v).sinks(&sinks).seed(9);
-        let inputs = if cut_short { inputs.lengths(&lengths) } else { inputs };
+        let inputs = if padded { inputs.lengths(&lengths) } else { inputs };
         let run = || {
             let out = cuda.forward(&attention, inputs).unwrap();
             let grad = cuda.backward(&attention, inputs, &out, qkv::Upstream::new(&d_out)).unwrap();
@@ -282,7 +280,7 @@ fn rows_that_are_cut_hold() {
         let [q, k, v, d_out] = [&q, &k, &v, &d_out].map(|x| x.map(|x| x.to_f32()));
         let sinks = sinks.map(half::bf16::to_f32);
         let inputs = Inputs::new(&q, &k, &v).sinks(&sinks).seed(9);
-        let inputs = if cut_short { inputs.lengths(&lengths) } else { inputs };
+        let inputs = if padded { inputs.lengths(&lengths) } else { inputs };
         let out = attention.forward(inputs).unwrap();
         let grad = attention.backward(inputs, &out, qkv::Upstream::new(&d_out)).unwrap();
         for (name, ours, exact) in [
@@ -316,7 +314,7 @@ fn rows_that_are_cut_hold() {
     }
 }
 
-/// What sequences have beside their tensors: one length each, one segment for each token, whether there is a gradient of the log-sum-exp.
+/// Lengths per sequence, segments per token, and whether there is a gradient of the log-sum-exp.
 #[derive(Clone, Copy, Default)]
 struct Beside<'a> {
     lengths: Option<&'a [usize]>,
@@ -324,7 +322,7 @@ struct Beside<'a> {
     d_lse: bool,
 }
 
-/// Each of `some` sequences gives the bits alone that it gives among all, forward and backward.
+/// Each of `some` sequences has the same bits alone as in the batch, forward and backward.
 fn alone_as_together<T: Element<Acc = f32>>(
     cuda: &Cuda,
     attention: &Attention,
@@ -364,10 +362,11 @@ fn alone_as_together<T: Element<Acc = f32>>(
     }
 }
 
-/// So many sequences that most heads are prepared, and dq of some is rounded, beside the products; and each of them alone, where nothing is.
+/// Enough sequences that most heads are preprocessed, and dq of some is converted, beside the main kernel; against each
+/// sequence alone, where nothing overlaps.
 #[test]
-fn heads_prepared_beside_the_products_have_the_same_bits() {
-    let Some(cuda) = card() else { return };
+fn overlapped_preprocessing_has_the_same_bits() {
+    let Some(cuda) = device() else { return };
     fn holds<T: Element<Acc = f32>>(cuda: &Cuda, [hq, hk, n, m, d]: [usize; 5], mask: Mask, beside: Beside<'_>) {
         let plain = |heads: usize, len: usize, seed: u64| Tensor::<T, 4>::randn([4, heads, len, d], seed);
         let tensors = [plain(hq, n, 1), plain(hk, m, 2), plain(hk, m, 3), plain(hq, n, 4)];
@@ -379,17 +378,17 @@ fn heads_prepared_beside_the_products_have_the_same_bits() {
     holds::<bf16>(&cuda, [8, 4, n, n, 64], Mask::window(900, 0), none);
     holds::<bf16>(&cuda, [8, 8, n, n, 64], Mask::window(600, 500) & Mask::lengths(), shorter);
     holds::<bf16>(&cuda, [4, 4, n, n, 128], Mask::window(1_000, 70), Beside { d_lse: true, ..none });
-    // A list, since no kernel knows a window with a hole.
+    // A tile list: a window with a hole is no band.
     holds::<bf16>(&cuda, [4, 4, n, n, 128], Mask::window(900, 900) & !Mask::window(5, 5), none);
-    // Heads between two widths; fewer queries than keys.
+    // A width between two kernels; fewer queries than keys.
     holds::<f16>(&cuda, [8, 8, n, n, 72], Mask::window(600, 600), none);
     holds::<f16>(&cuda, [4, 4, 6_000, n, 256], Mask::window(700, 700), none);
 }
 
-/// More heads, and more sequences, than a grid has room for in its second axis.
+/// More sequences than the second axis of a grid can count.
 #[test]
 fn very_many_sequences_hold() {
-    let Some(cuda) = card() else { return };
+    let Some(cuda) = device() else { return };
     let (all, n, d) = (66_000, 20, 8);
     let plain = |seed: usize| {
         let number = |[b, _, i, c]: [usize; 4]| (((b * n + i) * d + c) * 7_919 + seed * 104_729) % 1_009;
@@ -404,10 +403,10 @@ fn very_many_sequences_hold() {
     }
 }
 
-/// Tensors as others leave them: an axis of one with any stride, rows with gaps of any length.
+/// Any stride on an axis of length 1, and gaps of any length between rows.
 #[test]
-fn bits_do_not_depend_on_how_tensors_lie() {
-    let Some(cuda) = card() else { return };
+fn bits_do_not_depend_on_strides() {
+    let Some(cuda) = device() else { return };
     let (h, n, d) = (8, 8_192, 64);
     let shape = [1, h, n, d];
     let attention = Attention::scaled_dot().mask(Mask::window(600, 600));
@@ -430,18 +429,18 @@ fn bits_do_not_depend_on_how_tensors_lie() {
         let given = given.each_ref().map(put);
         let made: [Buffer; 4] = std::array::from_fn(|_| cuda.buffer(bytes).unwrap());
         let lse = cuda.buffer(h * n * 4).unwrap();
-        let at = |buffer: &Buffer| Strided { at: buffer.at(), ..form };
+        let at = |buffer: &Buffer| Strided { ptr: buffer.ptr(), ..form };
         let [q, k, v, d_out] = given.each_ref().map(at);
         let [values, d_q, d_k, d_v] = made.each_ref().map(at);
         let tensors = Tensors::new(q, k, v);
-        let uses = Uses { backward: true, ..Uses::default() };
-        let plan = cuda.plan(&attention, Dtype::Bf16, Place::Start, &tensors, uses).unwrap();
+        let options = PlanOptions::default().backward(true);
+        let plan = cuda.plan(&attention, Dtype::Bf16, Place::Start, &tensors, options).unwrap();
         let room = cuda.buffer(plan.forward_workspace().max(plan.backward_workspace())).unwrap();
-        let workspace = Workspace { at: room.at(), bytes: room.bytes() };
-        let out = Outputs { values, lse: Vector::new(lse.at(), h * n), entropy: None };
-        let upstream = Upstreams { values: d_out, lse: None, entropy: None };
-        let into = Gradients { q: d_q, k: d_k, v: d_v, bias: None, table: None, scale: None, sinks: None };
-        // SAFETY: all of it is held until what is read below has been waited for.
+        let workspace = Workspace::new(room.ptr(), room.bytes());
+        let out = Outputs::new(values, Vector::new(lse.ptr(), h * n));
+        let upstream = Upstreams::new(d_out);
+        let into = Gradients::new(d_q, d_k, d_v);
+        // SAFETY: all buffers outlive the reads below, which wait for the stream.
         unsafe {
             plan.forward(&tensors, &out, workspace, Stream(0)).unwrap();
             plan.backward(&tensors, &out, &upstream, &into, workspace, Stream(0)).unwrap();
@@ -462,7 +461,7 @@ fn bits_do_not_depend_on_how_tensors_lie() {
 
 #[test]
 fn two_runs_give_the_same_bits() {
-    let Some(cuda) = card() else { return };
+    let Some(cuda) = device() else { return };
     let x = Tensor::<half::bf16, 4>::randn([2, 4, 777, 64], 1);
     let attention = Attention::scaled_dot().mask(Mask::causal());
     let inputs = || Inputs::new(&x, &x, &x);
@@ -479,16 +478,16 @@ fn two_runs_give_the_same_bits() {
 
 #[test]
 fn a_picture_is_pooled_from_the_weights() {
-    let Some(cuda) = card() else { return };
-    picture_holds(&cuda);
+    let Some(cuda) = device() else { return };
+    pooling_holds(&cuda);
 }
 
-fn picture_holds(cuda: &Cuda) {
+fn pooling_holds(cuda: &Cuda) {
     let x = Tensor::<f32, 4>::randn([1, 2, 130, 16], 1);
     let attention = Attention::scaled_dot().mask(Mask::causal());
     let inputs = Inputs::new(&x, &x, &x);
-    let uses = Uses { weights: true, ..Uses::default() };
-    let mut session = cuda.session(&attention, inputs, Place::Start, uses).unwrap();
+    let options = PlanOptions::default().weights(true);
+    let mut session = cuda.session(&attention, inputs, Place::Start, options).unwrap();
     let out = session.forward().unwrap();
     let weights = attention.weights(inputs, &out).unwrap();
     for pool in [Pool::Max, Pool::Mean] {
@@ -511,9 +510,9 @@ fn picture_holds(cuda: &Cuda) {
 }
 
 #[test]
-fn a_picture_is_pooled_without_a_card_too() {
+fn weights_are_pooled_in_emulation_too() {
     match Cuda::emulated() {
-        Ok(cuda) => picture_holds(&cuda),
+        Ok(cuda) => pooling_holds(&cuda),
         Err(error) => drop(writeln!(std::io::stderr(), "skipped: {error}")),
     }
 }
