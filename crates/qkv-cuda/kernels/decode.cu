@@ -1,14 +1,14 @@
-// Decoding: a few queries against many keys, limited by memory. A block takes one piece of 512 keys of a key head, for
-// all the query rows that share it: the heads of a group and the queries are packed as up to 16 rows of one tensor-core
-// tile. A product does not mind in which order the width is summed, nor the columns of the result where they lie, so
-// each lane takes what is contiguous for it, 16 bytes at a time, into slots of shared memory that it alone reads:
-// copies for the next keys are under way while these are computed with, and no lane waits for another. For bf16 and
-// f16, widths WIDTH = D = DV of 64, 128 or 256. Masks, bias and the rest are those of score.cuh.
+// Decoding: a few queries against many keys, bound by memory bandwidth. A block takes one split of the keys of a key
+// head, for all query rows that share it: the heads of a group and their queries are packed into up to 16 rows of a
+// tensor-core tile. The order in which the width is summed is free, and so is the order of result columns: each lane
+// copies 16 contiguous bytes at a time into shared memory that only it reads. Copies of the next keys are in flight
+// during the products, and no lane waits for another.
+// For bf16 and f16, WIDTH = D = DV of 64, 128 or 256. Masks and biases come from score.cuh.
 
 #define CHUNKS (WIDTH / 32)            // 16-byte loads of a lane for 8 keys
 #define STEPS (WIDTH / 64)             // 16-byte loads of a lane for one row of values
-#define SLOTS (2 * CHUNKS + 4 * STEPS) // of a lane, for 16 keys and values
-#ifndef STAGES                         // 16 keys of a warp each, under way at once
+#define SLOTS (2 * CHUNKS + 4 * STEPS) // 16-byte slots of a lane for 16 keys and values
+#ifndef STAGES                         // stages of 16 keys per warp in flight
 #define STAGES (WIDTH >= 256 ? 2 : WIDTH >= 128 ? 3 : 4)
 #endif
 
@@ -27,7 +27,7 @@ __device__ __forceinline__ void cp_async_commit() {
 #endif
 }
 
-// Until all but the last `left` groups of copies are there.
+// Waits until at most LEFT groups of copies are in flight.
 template <int LEFT> __device__ __forceinline__ void cp_async_wait() {
 #ifndef EMULATED
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
@@ -36,7 +36,7 @@ template <int LEFT> __device__ __forceinline__ void cp_async_wait() {
 
 __device__ __forceinline__ u32 word(const Vec16& x, int at) { return x.words[at]; }
 
-// Whether a query sees every key of a piece.
+// Whether a query sees every key of a split.
 __device__ __forceinline__ bool split_is_full(const GeneralParams& params, int b, int i, int first) {
     TileExtent extent;
     extent.query_tiles = extent.key_tiles = 1;
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(128) decode(const __grid_constant__
     clear(acc);
     float max0 = -INFINITE, max1 = -INFINITE, sum0 = 0.0f, sum1 = 0.0f, entropy_acc0 = 0.0f, entropy_acc1 = 0.0f;
     int start = split * SPLIT_KEYS, end = start + SPLIT_KEYS < params.m ? start + SPLIT_KEYS : params.m;
-    // [STAGES][SLOTS][32 lanes] of this warp: keys first, then values.
+    // The warp's ring, [STAGES][SLOTS][32 lanes]: keys first, then values.
     Vec16* ring = (Vec16*)shared + warp * STAGES * SLOTS * 32 + lane;
     auto copy = [&](int j0, int stage) {
         Vec16* to = ring + stage * SLOTS * 32;
@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(128) decode(const __grid_constant__
         copy(start + warp * 16 + prefetched * 64, prefetched);
     launch_dependents();
 
-    // Copies are under way. The queries, in the order in which a lane's 16 bytes of a key are summed.
+    // The queries, in the order in which a lane's 16 bytes of a key are multiplied. Copies are in flight.
     u32 q[CHUNKS][2][4];
     const T* q0 = params.q.data + b * params.q.batch + h0 * params.q.head + (i0 < params.n ? i0 : 0) * params.q.row;
     const T* q1 = params.q.data + b * params.q.batch + h1 * params.q.head + (i1 < params.n ? i1 : 0) * params.q.row;
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(128) decode(const __grid_constant__
         }
     }
     Head head0 = head_of(params, b, h0), head1 = head_of(params, b, h1);
-    float scale0 = head0.scale, scale1 = head1.scale; // in registers, whoever is called with the heads
+    float scale0 = head0.scale, scale1 = head1.scale; // copies that stay in registers
     i64 p0 = position_of(params, b, i0 < params.n ? i0 : 0), p1 = position_of(params, b, i1 < params.n ? i1 : 0);
     bool unmasked = params.mask_ops == 0 || split_is_full(params, b, i0 < params.n ? i0 : 0, split * SPLIT_KEYS);
     for (int j0 = start + warp * 16; j0 < end; j0 += 64) {
@@ -146,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(128) decode(const __grid_constant__
             for (int x = 0; x < 4; x++) {
                 int j = j0 + part * 8 + 2 * t + x % 2;
                 float score = -INFINITE;
-                bool there = (x < 2 ? i0 : i1) < params.n; // a row of the 16 that stands for a query
+                bool there = (x < 2 ? i0 : i1) < params.n; // whether this row of the 16 is a query
                 if (there && plain_scores) score = s[part][x] * (x < 2 ? scale0 : scale1);
                 else if (there && j < end)
                     score = finish_score(params, x < 2 ? head0 : head1, s[part][x], x < 2 ? i0 : i1, j, x < 2 ? p0 : p1,
@@ -157,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(128) decode(const __grid_constant__
                 else tile_max1 = fmaxf(tile_max1, score);
                 odd |= there && score == -INFINITE;
             }
-        // Where a pair is absent, its value may be anything: NaN must not come in through a weight of 0.
+        // The value of a masked pair may be NaN, and 0 · NaN is NaN.
         if (__ballot_sync(FULL_WARP, odd)) {
             bool bad = false;
 #pragma unroll
@@ -171,10 +171,10 @@ extern "C" __global__ void __launch_bounds__(128) decode(const __grid_constant__
                         bad |= !all_finite(value);
                     }
             if (__ballot_sync(FULL_WARP, bad)) {
-                // Rare, so one key at a time: those that no row sees are taken out whole.
+                // Rare: zero the values of keys that no row sees.
 #pragma unroll
                 for (int r = 0; r < 4; r++) {
-                    // Does any row see the key of this lane's row r of values? Its scores lie in the lanes with the
+                    // Whether any row sees the key of this lane's value row r. Its scores are in the lanes with the
                     // same t.
                     float seen0 = r / 2 == 0 ? s[0][r % 2] : s[1][r % 2],
                           seen1 = r / 2 == 0 ? s[0][2 + r % 2] : s[1][2 + r % 2];
@@ -235,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(128) decode(const __grid_constant__
                 mma(c, a, b0, b1);
             }
     }
-    __syncthreads(); // the slots become room for what the warps found
+    __syncthreads(); // the ring is reused for the partial results of the warps
     sum0 = quad_sum(sum0);
     sum1 = quad_sum(sum1);
     entropy_acc0 = quad_sum(entropy_acc0);
@@ -258,7 +258,7 @@ extern "C" __global__ void __launch_bounds__(128) decode(const __grid_constant__
             out_of[(warp * 16 + g + x / 2 * 8) * ld + column] = acc[part][x];
         }
     __syncthreads();
-    // The four warps' parts, always in their order.
+    // Combine the four warps, in order.
     i64 in_all = i64(params.batch) * params.heads * params.n;
     for (int cell = threadIdx.x; cell < 16 * WIDTH; cell += 128) {
         int r = cell / WIDTH, c = cell % WIDTH, row = row_tile * 16 + r;
@@ -278,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(128) decode(const __grid_constant__
         if (params.splits > 1) {
             params.split_out[(split * in_all + at_row) * WIDTH + c] = x * by;
         } else {
-            // One piece: the sink, if there is one, joins here.
+            // A single split: the sink joins here.
             int h = key_head * params.group + row / params.n;
             if (params.sinks) {
                 float sink = widen(params.sinks[h]), larger = fmaxf(most, sink);
@@ -288,7 +288,7 @@ extern "C" __global__ void __launch_bounds__(128) decode(const __grid_constant__
                 if (c == 0) {
                     float lse = total == 0.0f ? -INFINITE : larger + logf(total);
                     params.lse[at_row] = lse;
-                    // −Σ p (s − lse), with s − lse = (s − most) + (most − lse)
+                    // −Σ p (s − lse), with s − lse = (s − max) + (max − lse)
                     if (params.entropy)
                         params.entropy[at_row] = sum == 0.0f ? 0.0f : by * (-inner - (most - lse) * sum);
                 }

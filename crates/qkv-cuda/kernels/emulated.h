@@ -1,5 +1,5 @@
-// The kernels as plain C++, for a machine without a card: each thread of a block is a fibre, and a fibre that waits at
-// a barrier lets the next one run. Slow, and the same source: what is wrong in a kernel's logic is wrong here too.
+// Compiles the general kernels as C++, for machines without a GPU: each thread of a block is a fiber, and a fiber that
+// waits at a barrier yields to the next. Slow, but the same source: errors in a kernel's logic show here, too.
 
 #define EMULATED 1
 #include <cmath>
@@ -28,21 +28,21 @@ static inline float2 make_float2(float x, float y) { return {x, y}; }
 
 static const int SHARED_BYTES = 232448;
 alignas(128) static unsigned char shared_memory[SHARED_BYTES];
-// `extern __shared__ float4 shared[]` in a kernel becomes a use of this.
+// What `extern __shared__ float4 shared[]` becomes.
 #define __shared__
 static float4* const shared_tile = (float4*)shared_memory;
 
 static Index blockIdx, blockDim, gridDim;
 static int current = 0, threads_here = 0;
-struct Fibre {
-    void* at; // where its stack stands
+struct Fiber {
+    void* at; // its stack pointer
     std::vector<char> stack;
     bool done;
 };
-static std::vector<Fibre> fibres;
+static std::vector<Fiber> fibers;
 static void* scheduler;
 
-// From one stack to another: what a call must keep is kept on the stack that is left.
+// Switches stacks; callee-saved registers stay on the old one.
 #ifdef __x86_64__
 extern "C" void qkv_switch(void** from, void* to);
 asm(R"(
@@ -66,7 +66,7 @@ qkv_switch:
     ret
 )");
 #else
-#error "fibres are written for x86-64"
+#error "fibers are written for x86-64"
 #endif
 struct ThreadIndex {
     struct {
@@ -75,9 +75,9 @@ struct ThreadIndex {
 };
 static ThreadIndex threadIdx;
 
-static void yield() { qkv_switch(&fibres[current].at, scheduler); }
+static void yield() { qkv_switch(&fibers[current].at, scheduler); }
 
-// A barrier of some fibres: a fibre waits until the round it came in with is over. Those that have ended count as come.
+// A barrier of fibers: a fiber waits until its round is over. Fibers that have returned count as arrived.
 struct Barrier {
     int came = 0;
     unsigned long round = 0;
@@ -175,7 +175,7 @@ static inline unsigned __float_as_uint(float x) {
     std::memcpy(&y, &x, 4);
     return y;
 }
-// The C library has a name like this too.
+// The C library declares __expf, too.
 #define __expf expf
 static inline int __ffs(int x) { return __builtin_ffs(x); }
 static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned by) {
@@ -187,12 +187,12 @@ static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned by) {
 
 static void (*body)(const void*);
 static const void* argument;
-static void run_fibre() {
+static void run_fiber() {
     body(argument);
-    fibres[current].done = true;
+    fibers[current].done = true;
     ended_in_warp[current / 32]++;
     ended_in_block++;
-    // Whoever waits for this fibre waits for one fewer.
+    // Barriers wait for one fiber fewer.
     Barrier& warp = warp_barriers[current / 32];
     int left = warp_size() - ended_in_warp[current / 32];
     if (warp.came && warp.came == left) {
@@ -213,7 +213,7 @@ static void run_fibre() {
 
 static void run_block(int threads) {
     const size_t stack = 256 * 1024;
-    if (int(fibres.size()) < threads) fibres.resize(threads);
+    if (int(fibers.size()) < threads) fibers.resize(threads);
     threads_here = threads;
     block_barrier = Barrier();
     ended_in_block = 0;
@@ -221,29 +221,29 @@ static void run_block(int threads) {
         warp_barriers[warp] = Barrier();
         ended_in_warp[warp] = 0;
     }
-    std::memset(shared_memory, 0xff, SHARED_BYTES); // what nobody wrote reads as NaN
+    std::memset(shared_memory, 0xff, SHARED_BYTES); // uninitialized memory reads as NaN
     for (int at = 0; at < threads; at++) {
-        Fibre& fibre = fibres[at];
-        fibre.stack.resize(stack);
-        fibre.done = false;
-        // As if it had left: a place to go on at, and six registers.
-        void** top = (void**)((uintptr_t)(fibre.stack.data() + stack) / 16 * 16);
+        Fiber& fiber = fibers[at];
+        fiber.stack.resize(stack);
+        fiber.done = false;
+        // As if it had yielded: a return address and six registers.
+        void** top = (void**)((uintptr_t)(fiber.stack.data() + stack) / 16 * 16);
         top[-1] = nullptr;
-        top[-2] = (void*)run_fibre;
+        top[-2] = (void*)run_fiber;
         for (int at = 3; at <= 8; at++) top[-at] = nullptr;
-        fibre.at = top - 8;
+        fiber.at = top - 8;
     }
     for (int left = threads; left > 0;)
         for (current = 0; current < threads; current++) {
-            if (fibres[current].done) continue;
-            qkv_switch(&scheduler, fibres[current].at);
-            if (fibres[current].done) left--;
+            if (fibers[current].done) continue;
+            qkv_switch(&scheduler, fibers[current].at);
+            if (fibers[current].done) left--;
         }
 }
 
-// What the host calls: 0 where there is no such kernel.
+// Entry point of the host: 0 if there is no such kernel.
 #define EMULATED_LAUNCH(...)                                                                                    \
-    extern "C" int emulated_launch(const char* name, const unsigned* grid, unsigned threads, const void* job) { \
+    extern "C" int emulated_launch(const char* name, const unsigned* grid, unsigned threads, const void* params) { \
         struct Named {                                                                                          \
             const char* name;                                                                                   \
             void (*call)(const void*);                                                                          \
@@ -252,7 +252,7 @@ static void run_block(int threads) {
         for (const Named& one : all)                                                                            \
             if (!std::strcmp(one.name, name)) {                                                                 \
                 body = one.call;                                                                                \
-                argument = job;                                                                                 \
+                argument = params;                                                                                 \
                 blockDim = {threads, 1, 1};                                                                     \
                 gridDim = {grid[0], grid[1], 1};                                                                \
                 for (unsigned y = 0; y < grid[1]; y++)                                                          \
@@ -264,4 +264,4 @@ static void run_block(int threads) {
             }                                                                                                   \
         return 0;                                                                                               \
     }
-#define EMULATED_KERNEL(name) {#name, [](const void* job) { name(*(const GeneralParams*)job); }}
+#define EMULATED_KERNEL(name) {#name, [](const void* params) { name(*(const GeneralParams*)params); }}

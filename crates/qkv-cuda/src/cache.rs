@@ -1,6 +1,6 @@
-//! Compiled kernels, kept on disk from one run to the next. An entry's name is a hash of everything that its code depends
-//! on; its content carries a check of itself, so that one that was cut short or changed is compiled again. Entries appear
-//! whole or not at all, and two programs may write the same one at once.
+//! Compiled kernels on disk. An entry's name is a hash of everything its code depends on, and its content carries a
+//! checksum: a truncated or damaged entry is compiled again. Entries appear whole or not at all, and several processes may
+//! write the same one at once.
 
 use crate::error::{Error, Result};
 use std::env;
@@ -18,7 +18,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// The user's: what `QKV_CUDA_CACHE` names, else `qkv/kernels` where the system keeps caches.
+    /// The user's cache: `QKV_CUDA_CACHE`, or `qkv/kernels` in the system's cache folder.
     pub fn of_the_user() -> Cache {
         let named = env::var_os("QKV_CUDA_CACHE").filter(|name| !name.is_empty()).map(PathBuf::from);
         let system = || {
@@ -29,25 +29,25 @@ impl Cache {
         Cache { folder: named.or_else(system).unwrap_or_else(|| env::temp_dir().join("qkv-kernels")) }
     }
 
-    /// In this folder.
+    /// A cache in this folder.
     pub fn at(folder: impl Into<PathBuf>) -> Cache {
         Cache { folder: folder.into() }
     }
 
-    /// Where it is.
+    /// Its folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// How many entries it has, and how many bytes they take.
+    /// The number of entries, and their size in bytes.
     pub fn size(&self) -> (usize, u64) {
         let Ok(entries) = fs::read_dir(&self.folder) else { return (0, 0) };
         let sizes = entries.flatten().filter(|entry| entry.path().extension().is_some_and(|e| e == "cubin"));
         sizes.fold((0, 0), |(count, bytes), entry| (count + 1, bytes + entry.metadata().map_or(0, |meta| meta.len())))
     }
 
-    /// The entry of this key, or what `make` makes of it, which is then kept. A cache that cannot be written is no error
-    /// where the code could be made: it is made again next time.
+    /// The entry of this key; if there is none, what `make` returns, which is then stored. A cache that cannot be written
+    /// is not an error.
     pub fn get(&self, name: &str, key: &Key, make: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
         let path = self.folder.join(format!("{name}-{}.cubin", key.0));
         if let Some(code) = fs::read(&path).ok().and_then(|bytes| content(&bytes)) {
@@ -62,7 +62,7 @@ impl Cache {
         static WRITTEN: AtomicU64 = AtomicU64::new(0);
         let failed = |error: std::io::Error| Error::Cache { folder: self.folder.clone(), reason: error.to_string() };
         fs::create_dir_all(&self.folder).map_err(failed)?;
-        // Under a name of its own first: what is read under the final name is always whole.
+        // Written under a temporary name and renamed, so that the final name is always a whole file.
         let own = format!(".{}-{}.part", std::process::id(), WRITTEN.fetch_add(1, Ordering::Relaxed));
         let part = self.folder.join(own);
         let mut bytes = Vec::with_capacity(24 + code.len());
@@ -77,7 +77,7 @@ impl Cache {
         done.map_err(failed)
     }
 
-    /// Whether it can be written: what `qkv doctor` tells.
+    /// Whether it can be written, for `qkv doctor`.
     pub fn writable(&self) -> Result<()> {
         let probe = self.folder.join(format!(".{}.probe", std::process::id()));
         let tried = fs::create_dir_all(&self.folder).and_then(|()| fs::write(&probe, b""));
@@ -86,12 +86,12 @@ impl Cache {
     }
 }
 
-/// What an entry depends on, hashed.
+/// A hash of what an entry depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key(String);
 
 impl Key {
-    /// Of a source, its options, the architecture and the version of the compiler.
+    /// The key of a source with its options, the architecture and the compiler's version.
     pub fn new(source: &str, options: &[String], architecture: &str, compiler: (i32, i32)) -> Key {
         let half = |salt: u64| {
             let mut hasher = DefaultHasher::new();
@@ -108,7 +108,7 @@ fn check(code: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// The code of an entry, if the entry is whole.
+/// The code of an entry, if its checksum holds.
 fn content(bytes: &[u8]) -> Option<Vec<u8>> {
     let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
     let code = bytes.get(24..)?;
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_made_once_and_again_when_it_was_damaged() {
+    fn an_entry_is_made_once_and_again_if_it_is_damaged() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path().join("deep/er"));
         let made = Cell::new(0);

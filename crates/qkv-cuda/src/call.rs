@@ -157,8 +157,7 @@ impl Call {
     /// The parameters that all launches of the general kernels share.
     pub fn params(&self, tensors: &Tensors) -> Result<GeneralParams> {
         let Sizes { b, hq, hk, n, m, d, dv } = self.sizes;
-        let Scalars { offset, scale, inverse_temperature, softcap, dropout_threshold, dropout_scale } =
-            self.scalars;
+        let Scalars { offset, scale, inverse_temperature, softcap, dropout_threshold, dropout_scale } = self.scalars;
         let mut mask = [MaskOp::default(); MAX_MASK_OPS];
         mask[..self.mask.len()].copy_from_slice(&self.mask);
         let bits = tensors.bits.map(|bits| bits.broadcast("bits", [b, hq, n, m])).transpose()?;

@@ -1,5 +1,5 @@
-//! NVRTC, the compiler in a library: found at run time where the toolkit, the system or a Python package has put it. Only
-//! what is needed of it is bound, so that every version from 11 on will do.
+//! NVRTC, CUDA's run-time compiler, loaded from the toolkit, the system or a Python package. Only a few functions are
+//! bound, so that every version from 11 on works.
 
 use crate::error::{Error, Result};
 use libloading::Library;
@@ -12,27 +12,27 @@ use std::sync::OnceLock;
 
 type Handle = *mut std::ffi::c_void;
 
-/// The compiler, loaded.
+/// The loaded compiler.
 #[derive(Debug)]
 pub struct Compiler {
     library: Library,
-    /// What it looks for by name when it compiles, loaded from beside it.
-    _beside: Vec<Library>,
+    /// `libnvrtc-builtins`, which it looks up by name when it compiles, loaded from the same folder.
+    _builtins: Vec<Library>,
     path: String,
     version: (i32, i32),
 }
 
-/// Names that a system may know it by, newest first.
+/// Library names, newest first.
 const NAMES: [&str; 5] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so", "nvrtc64_130_0.dll", "nvrtc64_120_0.dll"];
 
 impl Compiler {
-    /// The compiler of this machine, found once.
+    /// The compiler of this machine, searched once.
     pub fn find() -> Result<&'static Compiler> {
         static FOUND: OnceLock<Result<Compiler>> = OnceLock::new();
         FOUND.get_or_init(|| Compiler::among(candidates())).as_ref().map_err(Clone::clone)
     }
 
-    /// The first of these that loads and answers.
+    /// The first of these files that loads and reports a version.
     pub(crate) fn among(candidates: Vec<PathBuf>) -> Result<Compiler> {
         let mut looked_for = Vec::new();
         for path in candidates {
@@ -42,20 +42,20 @@ impl Compiler {
                 .filter(|folder| folder.is_absolute())
                 .map_or(Vec::new(), |folder| entries(folder, "libnvrtc-builtins.so"));
             // SAFETY: as below.
-            let beside = builtins.iter().filter_map(|path| unsafe { Library::new(path) }.ok()).collect();
-            // SAFETY: NVRTC has no initialiser with preconditions; a file that is no library is an error.
+            let loaded = builtins.iter().filter_map(|path| unsafe { Library::new(path) }.ok()).collect();
+            // SAFETY: NVRTC has no initializer with preconditions; a file that is no library is an error.
             let Ok(library) = (unsafe { Library::new(&path) }) else { continue };
             let (mut major, mut minor) = (0, 0);
             // SAFETY: the symbol has this type in every version.
-            let answered = unsafe {
+            let works = unsafe {
                 library
                     .get::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>(b"nvrtcVersion\0")
                     .is_ok_and(|version| version(&mut major, &mut minor) == 0)
             };
-            if answered {
+            if works {
                 return Ok(Compiler {
                     library,
-                    _beside: beside,
+                    _builtins: loaded,
                     path: path.display().to_string(),
                     version: (major, minor),
                 });
@@ -64,20 +64,20 @@ impl Compiler {
         Err(Error::NoCompiler { looked_for })
     }
 
-    /// Where it was found.
+    /// Its path.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Its version.
+    /// Its version, `(major, minor)`.
     pub fn version(&self) -> (i32, i32) {
         self.version
     }
 
-    /// Machine code for one architecture, `sm_80` say, from a source and options.
+    /// Compiles a source to machine code for an architecture such as `sm_80`.
     pub fn compile(&self, program: &str, source: &str, architecture: &str, options: &[String]) -> Result<Vec<u8>> {
         let failed = |log: String| Error::Compile { program: program.into(), architecture: architecture.into(), log };
-        let text = |s: &str| CString::new(s).map_err(|_| failed("a zero byte in it".into()));
+        let text = |s: &str| CString::new(s).map_err(|_| failed("it contains a zero byte".into()));
         let (source, name) = (text(source)?, text(&format!("{program}.cu"))?);
         let mut options = options.iter().map(|option| text(option)).collect::<Result<Vec<_>>>()?;
         options.push(text(&format!("-arch={architecture}"))?);
@@ -100,35 +100,35 @@ impl Compiler {
             )?;
             let destroy =
                 self.symbol::<unsafe extern "C" fn(*mut Handle) -> c_int>(b"nvrtcDestroyProgram\0", failed)?;
-            let said = create(&mut handle, source.as_ptr(), name.as_ptr(), 0, ptr::null(), ptr::null());
-            if said != 0 {
-                return Err(failed(self.words(said)));
+            let code = create(&mut handle, source.as_ptr(), name.as_ptr(), 0, ptr::null(), ptr::null());
+            if code != 0 {
+                return Err(failed(self.message(code)));
             }
-            let said = compile(handle, options.len() as c_int, options.as_ptr());
-            let result = if said == 0 {
+            let code = compile(handle, options.len() as c_int, options.as_ptr());
+            let result = if code == 0 {
                 self.bytes(handle, b"nvrtcGetCUBINSize\0", b"nvrtcGetCUBIN\0", failed)
             } else {
                 let log = self.bytes(handle, b"nvrtcGetProgramLogSize\0", b"nvrtcGetProgramLog\0", failed);
                 let log = log.map(|log| String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_owned());
-                Err(failed(format!("{}: {}", self.words(said), log.unwrap_or_default())))
+                Err(failed(format!("{}: {}", self.message(code), log.unwrap_or_default())))
             };
             destroy(&mut handle);
             match result {
-                Ok(code) if code.is_empty() => Err(failed("the compiler made no machine code".into())),
+                Ok(cubin) if cubin.is_empty() => Err(failed("the compiler returned no machine code".into())),
                 result => result,
             }
         }
     }
 
-    /// What an error number means.
-    fn words(&self, said: c_int) -> String {
+    /// The message of an error code.
+    fn message(&self, code: c_int) -> String {
         // SAFETY: the symbol has this type, and what it returns is a static text.
-        let words = unsafe {
+        let text = unsafe {
             self.library
                 .get::<unsafe extern "C" fn(c_int) -> *const c_char>(b"nvrtcGetErrorString\0")
-                .map(|words| CStr::from_ptr(words(said)).to_string_lossy().into_owned())
+                .map(|lookup| CStr::from_ptr(lookup(code)).to_string_lossy().into_owned())
         };
-        words.unwrap_or_else(|_| format!("error {said}"))
+        text.unwrap_or_else(|_| format!("error {code}"))
     }
 
     /// # Safety
@@ -152,15 +152,15 @@ impl Compiler {
             let size = self.symbol::<unsafe extern "C" fn(Handle, *mut usize) -> c_int>(size, failed)?;
             let get = self.symbol::<unsafe extern "C" fn(Handle, *mut c_char) -> c_int>(get, failed)?;
             let mut len = 0;
-            let said = size(handle, &mut len);
+            let code = size(handle, &mut len);
             let mut bytes = vec![0u8; len];
-            let said = if said == 0 { get(handle, bytes.as_mut_ptr().cast()) } else { said };
-            if said == 0 { Ok(bytes) } else { Err(failed(self.words(said))) }
+            let code = if code == 0 { get(handle, bytes.as_mut_ptr().cast()) } else { code };
+            if code == 0 { Ok(bytes) } else { Err(failed(self.message(code))) }
         }
     }
 }
 
-/// Where it may lie: where `QKV_NVRTC` says, where the loader looks, in a toolkit, in a Python environment.
+/// Where it may be: `QKV_NVRTC`, the loader's path, a toolkit, a Python environment.
 fn candidates() -> Vec<PathBuf> {
     let mut all: Vec<PathBuf> = env::var_os("QKV_NVRTC").map(PathBuf::from).into_iter().collect();
     all.extend(NAMES.map(PathBuf::from));
@@ -200,14 +200,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_without_nvrtc_is_told_where_it_was_looked_for_and_where_to_get_it() {
+    fn without_nvrtc_the_error_lists_where_it_was_looked_for_and_how_to_get_it() {
         let missing = Compiler::among(vec!["no-such-nvrtc.so".into()]).unwrap_err();
         assert!(missing.to_string().contains("no-such-nvrtc.so"), "{missing}");
         assert!(missing.hint().unwrap().contains("pip install nvidia-cuda-nvrtc"));
     }
 
     #[test]
-    fn a_library_that_is_something_else_is_passed_over() {
+    fn a_file_that_is_no_library_is_skipped() {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), b"not a library").unwrap();
         assert!(matches!(Compiler::among(vec![file.path().into()]), Err(Error::NoCompiler { .. })));

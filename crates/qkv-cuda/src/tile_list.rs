@@ -278,20 +278,20 @@ mod tests {
         let split = |part: u32| part | part << 16 | 3 << 24;
         assert_eq!(cut.rows[..3], [[from, 2, 8, split(0)], [from + 2, 2, 8, split(1)], [from + 4, 3, 8, split(2)]]);
         assert_eq!(cut.rows[3..], list().rows[1..]);
-        // With so many heads that the row is what a processor has to do in all: stretches of no more than two thirds of it.
+        // As many heads as make the row one multiprocessor's share: splits of at most two thirds of it.
         assert_eq!(list().split(45, 2).rows[..2], [[from, 3, 8, 2 << 24], [from + 3, 4, 8, 1 | 1 << 16 | 2 << 24]]);
-        // Of more heads than processors wait for, shorter than two stretches, and not longer than the mean.
+        // Not split: with more heads, shorter than two splits, or no longer than the mean.
         for whole in
             [list().split(60, 2), list().split(1, 4), List::of(&vec![f; 90], [9, 10], [1, 1], false).split(1, 2)]
         {
             assert_eq!((whole.split_slots, whole.rows.len()), (0, 9));
             assert!(whole.rows.iter().all(|row| row[3] == 0));
         }
-        // Where many are long, nobody waits for them: a quarter of all would take more room than all rows.
+        // Not split: a quarter of the rows is long.
         let many: Vec<Verdict> =
             (0..80).flat_map(|i| (0..80).map(move |j| if i < 20 || i == j { f } else { e })).collect();
         assert_eq!(List::of(&many, [80, 80], [1, 1], false).split(1, 4).split_slots, 0);
-        // However long it is, a row has no more stretches than its number has bits for.
+        // However long, a row has at most MAX_SPLITS splits.
         let endless: Vec<Verdict> =
             (0..3).flat_map(|i| (0..500).map(move |j| if i == 0 || j == 0 { f } else { e })).collect();
         let endless = List::of(&endless, [3, 500], [1, 1], false).split(1, 2);
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn warpgroups_that_keep_nothing_of_a_tile_are_marked() {
-        // Of three times 64 queries and twice 64 keys, only the last queries keep something, of the first keys.
+        // Of 3 × 64 queries and 2 × 64 keys, only the last queries see the first keys.
         let found = [Verdict { bits: [3, 4], blocks: 0b01_00_00 }];
         assert_eq!(
             List::of(&found, [1, 1], [3, 2], false).entries,
@@ -320,7 +320,7 @@ mod tests {
         }
     }
 
-    /// What a list says of every pair, against the mask itself; and how many stretches of rows that are cut it has.
+    /// Compares a list with its mask, pair by pair; returns the number of splits.
     fn holds(
         driver: &Arc<dyn Driver>,
         mask: &Mask,
@@ -365,7 +365,7 @@ mod tests {
         tiles.split_slots
     }
 
-    /// Of a tile whose row is cut, every stretch is there once, in slots of its own, one after the other.
+    /// Every split of a row is listed once, in consecutive slots.
     fn splits_are_complete(rows: &[u32], slots: usize) {
         let mut at = 0;
         for row in rows.chunks_exact(4) {
@@ -382,7 +382,7 @@ mod tests {
         assert_eq!(at, slots);
     }
 
-    /// A mask by its definition, as far as this test goes.
+    /// The definition of the masks of this test.
     fn allows(mask: &Mask, p: i64, i: usize, j: usize, m: usize) -> bool {
         let apart = (p - j as i64).unsigned_abs() as usize;
         match mask {
@@ -428,7 +428,7 @@ mod tests {
                 holds(&driver, &mask, place, sizes, tile, by_keys);
             }
         }
-        // Rows that are cut, of queries and of keys.
+        // Split rows, of queries and of keys.
         for (sizes, by_keys) in [([140, 4500], false), ([4500, 140], true)] {
             assert_eq!(holds(&driver, &Mask::longformer(64, [1]), Place::Start, sizes, [64, 64], by_keys), 4);
         }

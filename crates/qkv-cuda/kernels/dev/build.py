@@ -13,11 +13,11 @@ def build(name):
     path = f"{here}/../hopper/{source}"
     if "decode" in source:
         path = f"{out}/{name}.cu"
-        parts = [f"general/{x}.cuh" for x in ("element", "job", "mask", "tile", "score", "carefully")] + ["hopper/copies.cuh"] * ("hopper" in source) + [source + ".cu", "general/merge.cu"]
+        parts = [f"general/{x}.cuh" for x in ("element", "../generated/general", "mask", "tile", "score", "decode_scores")] + ["hopper/decode_tma.cuh"] * ("hopper" in source) + [source + ".cu", "general/merge.cu"]
         open(path, "w").write("".join(open(f"{here}/../{x}").read() for x in parts))
     flags = [f"-D{k}={v}" for k, v in defines.items()]
     r = subprocess.run([os.environ.get("NVCC", "nvcc"), "-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a", "-cubin",
-                        "-Xptxas", "-v", "-I", here + "/../hopper", *os.environ.get("FLAGS", "").split(), *flags, "-o", f"{out}/{name}.cubin", path],
+                        "-Xptxas", "-v", "-I", here + "/../hopper", "-I", here + "/..", *os.environ.get("FLAGS", "").split(), *flags, "-o", f"{out}/{name}.cubin", path],
                        capture_output=True, text=True)
     words = [l.strip() for l in (r.stdout + r.stderr).splitlines()
              if any(w in l for w in ("error", "C75", "spill", "Used")) and "0 bytes spill stores, 0 bytes spill loads" not in l and "C7519" not in l]

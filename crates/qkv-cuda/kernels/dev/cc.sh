@@ -3,5 +3,5 @@
 set -e
 here=$(dirname "$0"); file=$1; out=$2; shift 2
 nvcc=${NVCC:-nvcc}
-$nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -cubin -Xptxas -v -I"$here/../hopper" "$@" -o "$out" "$here/../hopper/$file" 2>&1 |
+$nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -cubin -Xptxas -v -I"$here/../hopper" -I"$here/.." "$@" -o "$out" "$here/../hopper/$file" 2>&1 |
     grep -v -E "^$|Compiling entry|gmem|Function properties" || true

@@ -1,4 +1,4 @@
-"""Checks and times the decoding kernel on a card beside cuDNN: decode.py DIR [NAME ...]. DIR has what `build.py` made: d*.cubin."""
+"""Checks and times the decoding kernel on a GPU beside cuDNN: decode.py DIR [NAME ...]. DIR has what `build.py` made: d*.cubin."""
 import ctypes as C, glob, os, sys, torch, torch.nn.functional as F
 from math import exp, log
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -6,7 +6,7 @@ import host, reference
 from host import Attribute, Config, check, cuda
 from run import error, measure_cold
 
-PIECE = 512
+SPLIT_KEYS = 512
 
 
 class Tensor(C.Structure):
@@ -17,24 +17,24 @@ class Op(C.Structure):
     _fields_ = [("code", C.c_int), ("size", C.c_int), ("x", C.c_int64), ("y", C.c_int64), ("data", C.c_uint64), ("count", C.c_int64)]
 
 
-class Job(C.Structure):
+class GeneralParams(C.Structure):
     _fields_ = (
         [(x, Tensor) for x in "q k v out d_out d_q d_k d_v bias d_bias".split()]
-        + [(x, C.c_uint64) for x in ("learned table sinks d_learned d_table d_sinks slopes positions lengths segments_q segments_k bits "
-            "buckets_q buckets_k extents_q extents_k lse entropy d_lse d_entropy row_terms scale_rows sink_rows piece_out piece_lse "
-            "piece_entropy table_parts picture columns broken broken_tiles").split()]
+        + [(x, C.c_uint64) for x in ("learned_scale table sinks d_learned d_table d_sinks alibi_slopes positions lengths segments_q segments_k bits "
+            "buckets_q buckets_k extents_q extents_k lse entropy d_lse d_entropy delta_rows scale_rows sink_rows split_out split_lse "
+            "split_entropy table_parts picture columns recompute_any recompute_tiles").split()]
         + [("bits_strides", C.c_int64 * 4)]
         + [(x, C.c_int64) for x in "offset reach table_row table_col seed".split()]
-        + [(x, C.c_int) for x in "batch heads key_heads group n m d dv learned_count table_rows".split()]
+        + [(x, C.c_int) for x in "batch heads key_heads group n m d dv learned_scale_count table_rows".split()]
         + [(x, C.c_float) for x in "scale inverse_temperature cap kept_scale".split()]
-        + [(x, C.c_int) for x in "threshold pieces piece_tiles".split()]
+        + [(x, C.c_int) for x in "threshold splits split_tiles".split()]
         + [("bias_shape", C.c_int * 4)]
         + [(x, C.c_int) for x in "at_batch at_head first_row rows first_col cols height width pool down across parts vectors ops plain".split()]
         + [("mask", Op * 32)]
     )
 
 
-assert C.sizeof(Job) == 864 + 32 * 40
+assert C.sizeof(GeneralParams) == 864 + 32 * 40
 
 
 def tensor(x):
@@ -44,7 +44,7 @@ def tensor(x):
 class Decode:
     """One decoding call over dense tensors, ready to be launched many times."""
 
-    def __init__(self, path, q, k, v, out, lse, stages, early=True, piece=PIECE, blocks=2):
+    def __init__(self, path, q, k, v, out, lse, stages, early=True, piece=SPLIT_KEYS, blocks=2):
         self.module = C.c_void_p()
         check(cuda.cuModuleLoadData(C.byref(self.module), open(path, "rb").read()), path)
         self.functions = {}
@@ -62,29 +62,29 @@ class Decode:
         if kind == "p":
             self.shared = stages * 256 * d + 8 * (d + 4) * 4 + 2 * 32 * 4 + 16 * stages + 1024
         check(cuda.cuFuncSetAttribute(self.functions["decode"], 8, self.shared), "shared memory")
-        pieces, rows = -(-m // piece), b * hq * n
+        splits, rows = -(-m // piece), b * hq * n
         f32 = dict(device="cuda", dtype=torch.float32)
-        self.held = (q, k, v, out, lse, torch.full((pieces * rows * d,), float("nan"), **f32), torch.full((pieces * rows,), float("nan"), **f32))
-        j = self.job = Job(batch=b, heads=hq, key_heads=hk, group=hq // hk, n=n, m=m, d=d, dv=d, learned_count=1, table_rows=1,
-                           scale=d ** -0.5, inverse_temperature=1.0, kept_scale=1.0, pieces=pieces, vectors=7, plain=1, offset=m - n)
+        self.held = (q, k, v, out, lse, torch.full((splits * rows * d,), float("nan"), **f32), torch.full((splits * rows,), float("nan"), **f32))
+        j = self.params = GeneralParams(batch=b, heads=hq, key_heads=hk, group=hq // hk, n=n, m=m, d=d, dv=d, learned_scale_count=1, table_rows=1,
+                           scale=d ** -0.5, inverse_temperature=1.0, kept_scale=1.0, splits=splits, vectors=7, plain=1, offset=m - n)
         j.q, j.k, j.v, j.out = tensor(q), tensor(k), tensor(v), tensor(out)
-        j.lse, j.piece_out, j.piece_lse = lse.data_ptr(), self.held[5].data_ptr(), self.held[6].data_ptr()
-        self.grid, self.rows, self.pieces, self.early = b * hk * -(-(hq // hk * n) // 16), rows, pieces, early
+        j.lse, j.split_out, j.split_lse = lse.data_ptr(), self.held[5].data_ptr(), self.held[6].data_ptr()
+        self.grid, self.rows, self.splits, self.early = b * hk * -(-(hq // hk * n) // 16), rows, splits, early
         self.parameters = (C.c_void_p * 3)(C.addressof(j))
         self.threads = 128
         if self.hopper:
             self.maps = [host.tensor_map(k, 64), host.tensor_map(v, 64)]
             self.parameters[1], self.parameters[2] = self.maps[0][0], self.maps[1][0]
-            self.launched = (min(self.grid * pieces, blocks * torch.cuda.get_device_properties(0).multi_processor_count), 1)
+            self.launched = (min(self.grid * splits, blocks * torch.cuda.get_device_properties(0).multi_processor_count), 1)
             self.threads = 160
         else:
-            self.launched = (self.grid, pieces)
+            self.launched = (self.grid, splits)
         self.attribute = Attribute(id=6, value=1)  # programmatic stream serialization
 
     def __call__(self):
         stream = torch.cuda.current_stream().cuda_stream
         check(cuda.cuLaunchKernel(self.functions["decode"], *self.launched, 1, self.threads, 1, 1, self.shared, C.c_void_p(stream), self.parameters, None), "decode")
-        if self.pieces > 1:
+        if self.splits > 1:
             config = Config(self.rows, 1, 1, 256, 1, 1, 8 * 64 * 16 + 264 * 4, stream, C.addressof(self.attribute), 1 if self.early else 0)
             check(cuda.cuLaunchKernelEx(C.byref(config), self.functions["merge"], self.parameters, None), "merge")
 
@@ -93,7 +93,7 @@ CASES = ((1, 32, 32, 8192), (1, 32, 8, 8192), (8, 32, 8, 8192), (32, 32, 8, 8192
 
 if __name__ == "__main__":
     here = sys.argv[1]
-    # Names: d any card's, h Hopper's, p plain; _s3: 3 stages; _b2: 2 blocks a multiprocessor; _p256: pieces of 256 keys.
+    # Names: d any GPU's, h Hopper's, p plain; _s3: 3 stages; _b2: 2 blocks a multiprocessor; _p256: splits of 256 keys.
     names = sys.argv[2:] or sorted(os.path.basename(x)[:-6] for x in glob.glob(here + "/[dhp]128*.cubin"))
     rand = lambda *s: torch.randn(*s, device="cuda", dtype=torch.bfloat16)
     part = lambda name, letter, usual: next((int(x[1:]) for x in name.split("_")[1:] if x[0] == letter and x[1:].isdigit()), usual)
@@ -108,7 +108,7 @@ if __name__ == "__main__":
 
         calls, want = {"cudnn": cudnn}, cudnn()
         for name in names:
-            call = Decode(f"{here}/{name}.cubin", q, k, v, out, lse, part(name, "s", 3), piece=part(name, "p", PIECE), blocks=part(name, "b", 2))
+            call = Decode(f"{here}/{name}.cubin", q, k, v, out, lse, part(name, "s", 3), piece=part(name, "p", SPLIT_KEYS), blocks=part(name, "b", 2))
             outs = []
             for _ in range(4):
                 out.fill_(float("nan"))

@@ -11,23 +11,23 @@ def check(code, what=""):
         raise RuntimeError(f"{what}: {code} {text.value}")
 
 
-class Problem(C.Structure):
+class HopperParams(C.Structure):
     _fields_ = (
         [(x, C.c_int) for x in "batch heads_q heads_k n m d dv offset left right section ordered".split()]
         + [(x, C.c_float) for x in "scale softcap dropout_scale".split()]
         + [("dropout_threshold", C.c_uint), ("seed", C.c_uint64)]
-        + [(x, C.c_int64) for x in "out out_b out_h out_i lse lengths segments_q segments_k plan_rows plan_tiles plan_bits".split()]
-        + [("plan_b", C.c_int), ("plan_h", C.c_int)]
+        + [(x, C.c_int64) for x in "out out_b out_h out_i lse lengths segments_q segments_k list_rows list_entries list_bits".split()]
+        + [("list_stride_b", C.c_int), ("list_stride_h", C.c_int)]
         + [(x, C.c_int64) for x in (
-            "bias bias_b bias_h bias_i bias_j alibi sinks counter d_out d_out_b d_out_h d_out_i d_lse dq dq_b dq_h dq_i "
-            "dk dk_b dk_h dk_j dv_out dv_b dv_h dv_j delta lse2 dq_sum grain d_bias d_bias_b d_bias_h d_bias_i d_bias_j d_sinks limits k k_b k_h k_j v v_b v_h v_j broken broken_q broken_k ranges extents order tickets whole").split()]
-        + [("mapped", C.c_uint), ("plan_count", C.c_int)]
-        + [(x, C.c_int64) for x in "stretches stretches_there".split()]
+            "bias bias_b bias_h bias_i bias_j alibi sinks scheduler_counter d_out d_out_b d_out_h d_out_i d_lse dq dq_b dq_h dq_i "
+            "dk dk_b dk_h dk_j dv_out dv_b dv_h dv_j delta lse_log2 dq_sum dq_scale d_bias d_bias_b d_bias_h d_bias_i d_bias_j d_sinks absmax k k_b k_h k_j v v_b v_h v_j recompute_any recompute_q recompute_k ranges extents order tickets progress").split()]
+        + [("tma_stores", C.c_uint), ("list_row_count", C.c_int)]
+        + [(x, C.c_int64) for x in "split_results split_arrivals".split()]
         + [("first", C.c_int), ("pad", C.c_int)]
     )
 
 
-assert C.sizeof(Problem) == 616
+assert C.sizeof(HopperParams) == 616
 SMS = None
 
 
@@ -95,7 +95,7 @@ def tensor_map(x, rows):
 def result_map(p, bit, x):
     """The map by which each warp has its 16 rows of a result written, or of nothing where the copy engine cannot: then elements are."""
     good = x.data_ptr() % 16 == 0 and x.shape[-1] % 8 == 0 and all(x.stride(a) % 8 == 0 or x.shape[a] == 1 for a in range(3)) and not PLAIN_STORES
-    p.mapped |= bit if good else 0
+    p.tma_stores |= bit if good else 0
     return tensor_map(x, 16) if good else (C.addressof(_NO_MAP), _NO_MAP)
 
 
@@ -120,12 +120,12 @@ def problem(q, k, v, **more):
         COUNTER = torch.zeros(2, device="cuda", dtype=torch.int32)
     b, hq, n, d = q.shape
     _, hk, m, dv = v.shape
-    p = Problem(batch=b, heads_q=hq, heads_k=hk, n=n, m=m, d=d, dv=dv, left=1 << 29, right=1 << 29, section=1, scale=d ** -0.5)
-    p.counter = COUNTER.data_ptr()
+    p = HopperParams(batch=b, heads_q=hq, heads_k=hk, n=n, m=m, d=d, dv=dv, left=1 << 29, right=1 << 29, section=1, scale=d ** -0.5)
+    p.scheduler_counter = COUNTER.data_ptr()
     tiles = b * hq * -(-n // 64), b * hk * -(-m // 64)
     p._zeros = torch.zeros(1 + sum(tiles), device="cuda", dtype=torch.int32)
-    p.broken = p._zeros.data_ptr()
-    p.broken_q, p.broken_k = p.broken + 4, p.broken + 4 + 4 * tiles[0]
+    p.recompute_any = p._zeros.data_ptr()
+    p.recompute_q, p.recompute_k = p.recompute_any + 4, p.recompute_any + 4 + 4 * tiles[0]
     for name, x in more.items():
         if name.startswith("_"):
             continue
@@ -133,10 +133,10 @@ def problem(q, k, v, **more):
     return p
 
 
-def stretches(p, heads, floats, slots):
-    """Room for rows that are cut, and how many of their stretches have come: which the kernels leave at zero."""
+def split_results(p, heads, floats, slots):
+    """Room for rows that are cut, and how many of their split_results have come: which the kernels leave at zero."""
     room = torch.full((slots * heads * floats,), float("nan"), device="cuda"), torch.zeros(slots * heads * 12, device="cuda", dtype=torch.int32)
-    p.stretches, p.stretches_there = (x.data_ptr() for x in room)
+    p.split_results, p.split_arrivals = (x.data_ptr() for x in room)
     return room
 
 
@@ -154,7 +154,7 @@ class Forward:
         p = self.p = problem(q, k, v, **more)
         strided(p, ("out", "out_"), out, "bhi")
         p.lse = lse.data_ptr()
-        if more.get("_band") or "plan_rows" in more:
+        if more.get("_band") or "list_rows" in more:
             p.ordered = 1 if more.get("_band") else more.get("_long", 0)
             group = p.heads_q // p.heads_k
             p.section = min(max(1, pow2floor((32 << 20) // (p.m * (p.d + p.dv) * 2)) * group), p.batch * p.heads_q)
@@ -163,8 +163,8 @@ class Forward:
         if "section" in more:
             p.section = more["section"]
         self.maps = [tensor_map(q, module.M), tensor_map(k, module.N), tensor_map(v, module.N), result_map(p, 1, out)]
-        self.work = p.batch * p.heads_q * (p.plan_count or -(-p.n // module.M))
-        self.stretches = stretches(p, p.batch * p.heads_q, module.M * (width(p) + 8), more.get("_slots", 0))
+        self.work = p.batch * p.heads_q * (p.list_row_count or -(-p.n // module.M))
+        self.split_results = split_results(p, p.batch * p.heads_q, module.M * (width(p) + 8), more.get("_slots", 0))
 
     def __call__(self):
         m = self.module
@@ -174,18 +174,18 @@ class Forward:
 FIRST = int(os.environ.get("FIRST", 0))  # for checks: so many heads are prepared before the main kernel, however small the problem is
 
 
-LATE = 6  # blocks of the kernel beside the main one
+PREP_BLOCKS = 6  # blocks of the kernel beside the main one
 
 
-def first_heads(p, works, kept):
-    """How many heads of keys are prepared before the main kernel, as `late.rs` says it; the others are beside it. `kept`: pairs in the tiles of a list."""
+def prepared_heads(p, works, kept):
+    """How many heads of keys are prepared before the main kernel, as `overlapped_prep.rs` says it; the others are beside it. `kept`: pairs in the tiles of a list."""
     heads = p.batch * p.heads_k
     if FIRST:
         return min(FIRST, heads)
     moved = 2 * p.batch * (p.heads_k * p.m * (p.d + p.dv) + 2 * p.heads_q * p.n * p.dv)
     first = -(-(-(-SMS // works) + heads // 16) // p.section) * p.section
     window = p.left + p.right + 1
-    by_heads = not p.ranges and (not p.ordered if p.plan_rows else 2 * window < p.m)
+    by_heads = not p.ranges and (not p.ordered if p.list_rows else 2 * window < p.m)
     pairs = kept or p.n * window
     ahead = p.heads_q * pairs >= 500 * (p.heads_k * p.m + p.heads_q * p.n)
     return first if by_heads and ahead and moved >= 64 << 20 and p.m >= 4096 and 2 * first <= heads else heads
@@ -210,12 +210,12 @@ class Backward:
                            torch.full((heads * pad,), nan, **f32), torch.full((p.batch * p.heads_k * -(-p.m // 128) * 2,), nan, **f32), torch.full((heads * tiles,), nan, **f32), torch.full((3 * p.batch * p.heads_k + 6,), nan, **f32)]
         strided(p, ("k", "k_"), k, "bhj")
         strided(p, ("v", "v_"), v, "bhj")
-        p.lse2, p.delta, p.dq_sum, p.grain, p.limits, p.tickets, p.whole = (x.data_ptr() for x in self.work_space)
+        p.lse_log2, p.delta, p.dq_sum, p.dq_scale, p.absmax, p.tickets, p.progress = (x.data_ptr() for x in self.work_space)
         self.maps = [tensor_map(q, module.M), tensor_map(k, module.N), tensor_map(v, module.N), tensor_map(d_out, module.M), result_map(p, 8, dq), result_map(p, 2, dk), result_map(p, 4, dv)]
-        self.work = p.batch * p.heads_k * (p.plan_count or -(-p.m // module.N))
-        self.stretches = stretches(p, p.batch * p.heads_k, 2 * module.N * wide, more.get("_slots", 0))
+        self.work = p.batch * p.heads_k * (p.list_row_count or -(-p.m // module.N))
+        self.split_results = split_results(p, p.batch * p.heads_k, 2 * module.N * wide, more.get("_slots", 0))
         self.heads, self.ranges = heads, "_ranges" in more  # found by the launch before
-        if "plan_rows" in more:
+        if "list_rows" in more:
             p.section = min(max(1, pow2floor((32 << 20) // (p.n * (p.d + p.dv) * 2))), p.batch * p.heads_k)
             p.ordered = more.get("_long", 0)
         if "segments_q" in more:
@@ -223,17 +223,17 @@ class Backward:
         if "section" in more:
             p.section = more["section"]
         # Modules before step 25 prepare all heads first.
-        p.first = first_heads(p, self.work // (p.batch * p.heads_k), more.get("_kept", 0) * module.M * module.N) if module.has("attention_backward_late") else p.batch * p.heads_k
+        p.first = prepared_heads(p, self.work // (p.batch * p.heads_k), more.get("_kept", 0) * module.M * module.N) if module.has("attention_backward_overlapped_prep") else p.batch * p.heads_k
         self.late_maps = [tensor_map(x, 2048 // wide) for x in (k, v, out, d_out)] + [self.maps[4]]
 
     def __call__(self, only=None):
         """All of it; or `only` what comes before the main kernel, or one of that by its name."""
-        m, whole, group = self.module, only in (None, "before"), self.p.heads_q // self.p.heads_k
-        if (whole or only == "measure") and m.ordered:
-            m.launch("attention_backward_measure", (-(-self.p.m // 128) * self.p.first, 1), 256, 0, self.p, early=whole and self.ranges)
-        if whole or only == "prepare":
-            m.launch("attention_backward_prepare", (-(-self.p.n // 128) * self.p.first * group, 1), 256, 0, self.p, early=whole and bool(m.ordered))
-        if whole and self.p.first < self.p.batch * self.p.heads_k:
-            m.launch("attention_backward_late", (LATE, 1), *m.late, self.p, *[a for a, _ in self.late_maps], early=True)
+        m, progress, group = self.module, only in (None, "before"), self.p.heads_q // self.p.heads_k
+        if (progress or only == "measure") and m.ordered:
+            m.launch("attention_backward_absmax", (-(-self.p.m // 128) * self.p.first, 1), 256, 0, self.p, early=progress and self.ranges)
+        if progress or only == "prepare":
+            m.launch("attention_backward_preprocess", (-(-self.p.n // 128) * self.p.first * group, 1), 256, 0, self.p, early=progress and bool(m.ordered))
+        if progress and self.p.first < self.p.batch * self.p.heads_k:
+            m.launch("attention_backward_overlapped_prep", (PREP_BLOCKS, 1), *m.late, self.p, *[a for a, _ in self.late_maps], early=True)
         if only is None:
             m.launch("attention_backward", (min(SMS, self.work), 1), m.threads, m.shared, self.p, *[a for a, _ in self.maps], early=True)

@@ -11,8 +11,8 @@ ids = (torch.arange(n) // 90).to("cuda", torch.int32).expand(b, n).contiguous()
 kinds = {
     "": {}, "band": dict(left=100, right=20, _band=True),
     "seg": dict(left=1 << 29, right=1 << 29, segments_q=ids, segments_k=ids),
-    "plan": dict(keep=((i - j).abs() < 50) | (i == 0) | (j == 7), stretch=0),
-    "plan, cut": dict(keep=((i - j).abs() < 50) | (i == 0) | (j == 7), stretch=1),
+    "plan": dict(keep=((i - j).abs() < 50) | (i == 0) | (j == 7), split=0),
+    "plan, cut": dict(keep=((i - j).abs() < 50) | (i == 0) | (j == 7), split=1),
 }
 for d in (64, 128):
     for kind, opts in kinds.items():
@@ -24,9 +24,9 @@ for d in (64, 128):
         out, lse = torch.empty_like(q), torch.empty(b, 2, n, device="cuda")
         for backward in (False, True):
             mod = module(names[backward], backward)
-            o = {x: y for x, y in opts.items() if x not in ("keep", "stretch")}
+            o = {x: y for x, y in opts.items() if x not in ("keep", "split")}
             if kind == "plan":
-                o.update(plan_of(opts["keep"], mod.M, mod.N, backward, stretch=opts["stretch"]))
+                o.update(plan_of(opts["keep"], mod.M, mod.N, backward, split=opts["split"]))
             elif kind == "seg":
                 o.update(segment_room(b, n, n, backward))
             if backward:

@@ -24,7 +24,7 @@ def philox_keep(seed, b, h, n, m, threshold, device):
     return halves.reshape(b, h, n, groups * 8)[..., :m] >= threshold
 
 
-def attention(q, k, v, scale=None, band=None, offset=0, lengths=None, segments=None, bits=None, softcap=None, slopes=None,
+def attention(q, k, v, scale=None, band=None, offset=0, lengths=None, segments=None, bits=None, softcap=None, alibi_slopes=None,
               bias=None, sinks=None, dropout=None, kind=torch.float64):
     """out, lse; differentiable. bits: [.., n, m] booleans that broadcast."""
     q, k, v = (x.to(kind) for x in (q, k, v))
@@ -35,8 +35,8 @@ def attention(q, k, v, scale=None, band=None, offset=0, lengths=None, segments=N
     i, j = torch.arange(n, device=q.device)[:, None] + offset, torch.arange(m, device=q.device)[None, :]
     if softcap:
         s = softcap * torch.tanh(s / softcap)
-    if slopes is not None:
-        s = s - slopes.to(kind)[None, :, None, None] * (i - j).abs()
+    if alibi_slopes is not None:
+        s = s - alibi_slopes.to(kind)[None, :, None, None] * (i - j).abs()
     if bias is not None:
         s = s + bias.to(kind)
     keep = torch.ones(n, m, dtype=torch.bool, device=q.device)

@@ -1,4 +1,4 @@
-"""Checks and times the Hopper kernels on the card: run.py SUITE [MODULES_DIR]. Each suite is a process of its own."""
+"""Checks and times the Hopper kernels on the GPU: run.py SUITE [MODULES_DIR]. Each suite is a process of its own."""
 import os, sys, time, json, torch, torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 import host, reference
@@ -28,29 +28,29 @@ def in_fragments(tile):
     return tile.reshape(rows, columns // 8, 4, 2).transpose(1, 2).reshape(rows, columns)
 
 
-PROCESSORS, LEAST = 132, 1024  # which rows are cut is counted for; tokens of a stretch, at least
+PROCESSORS, LEAST = 132, 1024  # which rows are cut is counted for; tokens of a split, at least
 
 
-def cut(rows, heads, least, processors=PROCESSORS, stretch=None):
-    """Rows (first entry, how many, tile) as the kernels take them, some of them cut into stretches, as `tiles.rs` does it; then how many slots that takes,
+def cut(rows, heads, least, processors=PROCESSORS, split=None):
+    """Rows (first entry, how many, tile) as the kernels take them, some of them cut into split_results, as `tile_list.rs` does it; then how many slots that takes,
     and how many rows come before all others. Cut are those that are more than twice as long as the mean, and longer than four fifths of what each of so
-    many processors has to do, into stretches of no more than two thirds of that. `stretch`, for checks: all rows of more tiles, into stretches of so many."""
-    total, slots, out, whole = sum(row[1] for row in rows), 0, [], []
+    many processors has to do, into split_results of no more than two thirds of that. `split`, for checks: all rows of more tiles, into split_results of so many."""
+    total, slots, out, progress = sum(row[1] for row in rows), 0, [], []
     is_long = lambda count: count * len(rows) > 2 * total and 5 * count * processors > 4 * total * heads and count >= 2 * least
     parts = lambda count: min(-(-3 * count * processors // (2 * total * heads)), count // least, 64)
-    if stretch is not None:
-        is_long, parts = (lambda count: 0 < stretch < count), (lambda count: -(-count // stretch))
+    if split is not None:
+        is_long, parts = (lambda count: 0 < split < count), (lambda count: -(-count // split))
     elif sum(parts(row[1]) for row in rows if is_long(row[1])) > max(len(rows), 64):
         is_long = lambda count: False
     for first, count, tile in rows:
         if not is_long(count):
-            whole.append((first, count, tile, 0))
+            progress.append((first, count, tile, 0))
             continue
         for x in range(parts(count)):
             a, b = x * count // parts(count), (x + 1) * count // parts(count)
             out.append((first + a, b - a, tile, slots + x | x << 16 | parts(count) << 24))
         slots += parts(count)
-    out += sorted(whole, key=lambda row: -row[1])
+    out += sorted(progress, key=lambda row: -row[1])
     long = slots
     while long < len(out) and out[long][1] * len(out) > 2 * total:
         long += 1
@@ -67,7 +67,7 @@ def plan_of(keep, M, N, turned=False, heads=1, **cuts):
     some = tiles.flatten(2).any(-1)
     inside = torch.zeros(tn * M, tm * N, dtype=torch.bool)
     inside[:n, :] = True
-    whole = (tiles | ~inside.view(tn, M, tm, N).permute(0, 2, 1, 3)).flatten(2).all(-1)
+    progress = (tiles | ~inside.view(tn, M, tm, N).permute(0, 2, 1, 3)).flatten(2).all(-1)
     turn = some.cumsum(1) - some.int()
     rows, entries, bits = [0], [], []
     weights = 1 << torch.arange(32, dtype=torch.int64)
@@ -75,7 +75,7 @@ def plan_of(keep, M, N, turned=False, heads=1, **cuts):
     for a, others in order:
         for b in others:
             i, j = (a, b) if not turned else (b, a)
-            if whole[i, j]:
+            if progress[i, j]:
                 entries.append((b, 0xFFFFFFFF, int(turn[i, j]), 0))
             else:
                 # Which 64 of the row's own, queries or keys, have no pair here.
@@ -88,14 +88,14 @@ def plan_of(keep, M, N, turned=False, heads=1, **cuts):
     rows = [(a, b - a, t) for t, (a, b) in enumerate(zip(rows, rows[1:]))]
     out = [torch.tensor(entries or [(0, 0, 0, 0)], dtype=torch.int64), torch.stack(bits) if bits else torch.zeros(1, dtype=torch.int64)]
     entries, bits = (i32(x).contiguous().cuda() for x in out)
-    return cut_plan(dict(plan_tiles=entries, plan_bits=bits, _kept=sum(row[1] for row in rows), _rows=(rows, heads, LEAST // (M if turned else N))), **cuts)
+    return cut_plan(dict(list_entries=entries, list_bits=bits, _kept=sum(row[1] for row in rows), _rows=(rows, heads, LEAST // (M if turned else N))), **cuts)
 
 
 def cut_plan(plan, **cuts):
     """The plan with its rows cut otherwise."""
     rows, slots, long = cut(*plan["_rows"], **cuts)
     rows_on_card = torch.tensor(rows, dtype=torch.int64).to(torch.uint32).view(torch.int32).cuda()
-    return dict(plan, plan_rows=rows_on_card, plan_count=len(rows), _long=long, _slots=slots)
+    return dict(plan, list_rows=rows_on_card, list_row_count=len(rows), _long=long, _slots=slots)
 
 
 def segment_room(b, n, m, turned):
@@ -143,10 +143,10 @@ def options(name, b, hq, hk, n, m, kw):
         x = torch.tensor(kw["lengths"], device="cuda", dtype=torch.int32)
         mine["lengths"], theirs["lengths"] = x, x
     if kw.get("shape"):
-        slopes = torch.rand(hq, device="cuda") * 0.1
+        alibi_slopes = torch.rand(hq, device="cuda") * 0.1
         bias = torch.randn(b, hq, n, m, device="cuda", dtype=torch.bfloat16)
-        mine.update(softcap=3.0, alibi=slopes, bias=bias, bias_b=hq * n * m, bias_h=n * m, bias_i=m, bias_j=1)
-        theirs.update(softcap=3.0, slopes=slopes, bias=bias)
+        mine.update(softcap=3.0, alibi=alibi_slopes, bias=bias, bias_b=hq * n * m, bias_h=n * m, bias_i=m, bias_j=1)
+        theirs.update(softcap=3.0, alibi_slopes=alibi_slopes, bias=bias)
     if kw.get("sinks"):
         sinks = torch.randn(hq, device="cuda") * 2
         mine["sinks"], theirs["sinks"] = sinks, sinks
@@ -159,8 +159,8 @@ def options(name, b, hq, hk, n, m, kw):
         mine.update(dropout_threshold=threshold, dropout_scale=65536 / (65536 - threshold), seed=seed)
         theirs["dropout"] = (threshold, seed)
     if kw.get("segments"):
-        pieces = kw["segments"]
-        ids = torch.repeat_interleave(torch.arange(len(pieces)).roll(kw.get("turned_by", 0)), torch.tensor(pieces))
+        splits = kw["segments"]
+        ids = torch.repeat_interleave(torch.arange(len(splits)).roll(kw.get("turned_by", 0)), torch.tensor(splits))
         assert len(ids) == n == m
         ids = ids.to("cuda", torch.int32).expand(b, n).contiguous()
         mine.update(segments_q=ids, segments_k=ids)
@@ -169,7 +169,7 @@ def options(name, b, hq, hk, n, m, kw):
 
 
 def mask_plan(kw, mine, theirs, n, m, M, N, heads, turned=False):
-    plan = lambda bits: mine.update(plan_of(bits, M, N, turned, heads, stretch=kw.get("stretch")))
+    plan = lambda bits: mine.update(plan_of(bits, M, N, turned, heads, split=kw.get("split")))
     i, j = torch.arange(n)[:, None], torch.arange(m)[None, :]
     if kw.get("bits"):
         torch.manual_seed(n * m)
@@ -198,13 +198,13 @@ BANDS = [
     dict(shape=(1, 2, 2, 1000, 1000), band=(BIG, 5), offset=-7), dict(shape=(1, 3, 3, 300, 900), band=(100, 100), offset=400),
 ]
 # Rows that are cut: of every length, some of them emptied by lengths; and as masks have them.
-CUT = [dict(shape=(2, 4, 2, 1000, 1000), globals=[0, 500, 999], stretch=2), dict(shape=(2, 2, 2, 333, 1517), bits=True, stretch=1), dict(shape=(1, 4, 1, 1900, 333), globals=[9, 10], stretch=2)]
+CUT = [dict(shape=(2, 4, 2, 1000, 1000), globals=[0, 500, 999], split=2), dict(shape=(2, 2, 2, 333, 1517), bits=True, split=1), dict(shape=(1, 4, 1, 1900, 333), globals=[9, 10], split=2)]
 SPECIAL = {
-    "planall": [dict(shape=(3, 4, 2, 600, 600), globals=[0, 333], stretch=1, lengths=[600, 77, 0], shape_=1, sinks=True, drop=0.25), dict(shape=(2, 2, 2, 200, 900), bits=True, stretch=1, lengths=[900, 300], shape_=1, sinks=True, drop=0.1)],
+    "planall": [dict(shape=(3, 4, 2, 600, 600), globals=[0, 333], split=1, lengths=[600, 77, 0], shape_=1, sinks=True, drop=0.25), dict(shape=(2, 2, 2, 200, 900), bits=True, split=1, lengths=[900, 300], shape_=1, sinks=True, drop=0.1)],
     "planhalf": [dict(x, bias32=True) for x in CUT], "plan_free": CUT, "planlen": [dict(x, lengths=y) for x, y in zip(CUT, ([999, 140], [0, 1517], [100]))],
     "len": [dict(shape=(3, 4, 2, 400, 400), lengths=[400, 77, 0], band=(BIG, BIG)), dict(shape=(2, 4, 2, 300, 500), lengths=[129, 500], band=(BIG, 0), offset=200)],
     "seg": [dict(shape=(2, 4, 2, 1000, 1000), segments=[100, 37, 263, 400, 200], band=(BIG, 0)), dict(shape=(2, 4, 2, 900, 900), segments=[300, 37, 263, 300], turned_by=1, band=(BIG, BIG)), dict(shape=(2, 4, 2, 700, 700), segments=[128, 256, 200, 116], band=(BIG, BIG))],
-    "plan": [dict(shape=(2, 4, 2, 1000, 1000), bits=True, stretch=0), dict(shape=(1, 2, 2, 333, 517), bits=True, stretch=0), *CUT, dict(shape=(1, 2, 1, 5000, 5000), globals=[0, 2600]), dict(shape=(1, 2, 1, 4500, 4500), globals=[4400], turned=True)],
+    "plan": [dict(shape=(2, 4, 2, 1000, 1000), bits=True, split=0), dict(shape=(1, 2, 2, 333, 517), bits=True, split=0), *CUT, dict(shape=(1, 2, 1, 5000, 5000), globals=[0, 2600]), dict(shape=(1, 2, 1, 4500, 4500), globals=[4400], turned=True)],
     "shape": [dict(shape=(2, 4, 2, 300, 300), shape_=1, sinks=True, band=(BIG, 0)), dict(shape=(1, 4, 4, 130, 333), shape_=1, sinks=True, band=(BIG, BIG))],
     "drop": [dict(shape=(2, 4, 2, 300, 333), drop=0.25, band=(BIG, BIG)), dict(shape=(2, 4, 2, 300, 300), drop=0.1, band=(BIG, 0))],
     "half": [dict(shape=(2, 4, 2, 300, 333), bias32=True)],
@@ -255,7 +255,7 @@ def check_forward(names):
                 torch.cuda.synchronize()
                 ref, ref_lse = reference.attention(q, k, v, **theirs)
                 report(f"{name} d{d},{dv} {kw['shape']} {kw.get('band', '')}{kw.get('offset', '')}", out=(error(out, ref), 6e-3),
-                       lse=(lse_error(lse, ref_lse), 2e-3), again=(float((out != first).sum()), 1), counts=(float(call.stretches[1].sum()), 1))
+                       lse=(lse_error(lse, ref_lse), 2e-3), again=(float((out != first).sum()), 1), counts=(float(call.split_results[1].sum()), 1))
 
 
 def check_backward(names):
@@ -312,7 +312,7 @@ def check_backward(names):
                     errors.update(bias=(error(torch.nan_to_num(d_bias), grads[3]), 1.2e-2), sinks=(error(d_sinks, grads[4]), 5e-2))
                 if "free" not in name:
                     errors["again"] = (again, 1)
-                errors["counts"] = (float(call.stretches[1].sum()), 1)
+                errors["counts"] = (float(call.split_results[1].sum()), 1)
                 report(f"{name} d{d},{dv} {kw['shape']} {kw.get('band', '')}{kw.get('offset', '')}", **errors)
 
 
@@ -336,7 +336,7 @@ def measure(calls, rounds=5, budget=0.02):
         count[name] = max(2, int(budget / (start.elapsed_time(stop) / 1e3 + 1e-9)))
     import random
     for _ in range(rounds):
-        # A call runs slower after one that heats the card: the order is drawn anew each round.
+        # A call runs slower after one that heats the GPU: the order is drawn anew each round.
         for name, call in random.sample(list(calls.items()), len(calls)):
             start.record()
             for _ in range(count[name]):
@@ -400,7 +400,7 @@ def time_forward(variants, anchors=("cudnn",), ns=(512, 2048, 8192, 16384), ds=(
     return ratios
 
 
-# What is timed beside a whole backward call: the main kernel is the rest, since it cannot run twice over what was prepared.
+# What is timed beside a progress backward call: the main kernel is the rest, since it cannot run twice over what was prepared.
 PARTS = ("before", "measure", "prepare")
 
 

@@ -1,10 +1,10 @@
-// The backward pass, without an atomic: every number is summed by one block in one order. Two kernels make the scores
-// again: one takes a tile of queries over all keys for dQ, the other a tile of keys over all queries, and over the
-// query heads that share them, for dK and dV.
+// The backward pass, without atomics: every number is summed by one block in one order. Two kernels recompute the
+// scores: one walks the keys of a query tile for dQ, the other walks the queries of a key tile, over all query heads of
+// the group, for dK and dV.
 
-// The gradient of a score, from the gradient of its weight before dropout.
+// Statistics of a row. `entropy` is the gradient of the row's entropy.
 struct Row {
-    float lse, delta, entropy; // entropy: the gradient of the row's entropy
+    float lse, delta, entropy;
 };
 
 __device__ __forceinline__ Row row_of(const GeneralParams& params, int b, int h, int i) {
@@ -26,8 +26,9 @@ __device__ __forceinline__ float score_gradient(const Row& row, float p, float s
 }
 
 #ifdef BACKWARD_DELTA
-// One number a row: Σ dO·O, less the gradients of lse and entropy. And each row's part of the gradient of its sink. The
-// sum is made as dO·Vᵀ is made in the other kernels, bit for bit: a row that sees one key alone must get exactly 0.
+// delta: row sums of dO ∘ O, less the gradients of lse and entropy; and each row's share of the gradient of its sink.
+// The sum is computed like dO·Vᵀ in the other kernels, bit for bit, so that a row that sees a single key gets a
+// gradient of exactly 0.
 __device__ __forceinline__ void delta_tile(const GeneralParams& params, int tile, int bh) {
     SHARED(shared);
     T* out = (T*)shared;        // [ROWS, LD]
@@ -40,7 +41,7 @@ __device__ __forceinline__ void delta_tile(const GeneralParams& params, int tile
     float acc[2][4];
     clear(acc);
     matmul_abt(acc, d_out + warp * 16 * LD, out + warp * 16 * LD, padded(params.dv));
-    if (t != g / 2) return; // who holds the diagonal
+    if (t != g / 2) return; // the lane that holds the diagonal
     float sink = params.sinks ? widen(params.sinks[h]) : -INFINITE;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -49,7 +50,7 @@ __device__ __forceinline__ void delta_tile(const GeneralParams& params, int tile
         i64 row = (i64(b) * params.heads + h) * params.n + i;
         float lse = params.lse[row], delta = 0.0f;
         float of_sink = sink == -INFINITE || lse == -INFINITE ? 0.0f : expf(sink - lse);
-        if (lse != -INFINITE) { // a row that sees nothing takes no gradient, whatever comes from above
+        if (lse != -INFINITE) { // a row that sees nothing has no gradient
             delta = half ? (g % 2 ? acc[1][3] : acc[1][2]) : (g % 2 ? acc[0][1] : acc[0][0]);
             if (params.d_lse) delta -= params.d_lse[row];
             if (params.d_entropy) delta += params.d_entropy[row] * (params.entropy[row] - (1.0f - of_sink));
@@ -151,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_queries(const __g
 #endif
 
 #ifdef BACKWARD_KEYS
-// FOR_K and FOR_V: which of the two gradients; both where the registers hold both.
+// FOR_K and FOR_V select dK and dV; both, where the registers hold both accumulators.
 __device__ __forceinline__ void keys_tile(const GeneralParams& params, int tile, int bk) {
     SHARED(shared);
     T* k = (T*)shared;                        // [ROWS, LD]

@@ -1,6 +1,6 @@
-// What stands between tensors as they come and kernels that want them otherwise.
+// Copies to aligned strides, and conversions of sinks between the element type and f32.
 
-// d_q = q, whatever the strides of either: [B, H, N, D]. One thread an element.
+// d_q = q for any strides, [B, H, N, D]. One thread per element.
 extern "C" __global__ void pack(const __grid_constant__ GeneralParams params) {
     i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x;
     if (at >= i64(params.batch) * params.heads * params.n * params.d) return;
@@ -10,13 +10,13 @@ extern "C" __global__ void pack(const __grid_constant__ GeneralParams params) {
         params.q.data[b * params.q.batch + h * params.q.head + i * params.q.row + c * params.q.col];
 }
 
-// picture = sinks, as f32: one a head.
+// result = sinks in f32, [H].
 extern "C" __global__ void widen_sinks(const __grid_constant__ GeneralParams params) {
     int h = int(blockIdx.x * blockDim.x + threadIdx.x);
     if (h < params.heads) params.result[h] = widen(params.sinks[h]);
 }
 
-// d_sinks = picture, rounded: one a head.
+// d_sinks = result, rounded, [H].
 extern "C" __global__ void narrow_sinks(const __grid_constant__ GeneralParams params) {
     int h = int(blockIdx.x * blockDim.x + threadIdx.x);
     if (h < params.heads) params.d_sinks[h] = narrow(params.result[h]);

@@ -1,13 +1,12 @@
-// Scores of decoding that are more than scaled products, or that a mask may take out: called, not put in place, and
-// with everything by way of memory, so that the loops that call it keep their sums in registers. A warp's tile of 16
-// rows (heads of a group, one query) and 16 keys from j0 on: lane 4g + t has, for parts of 8 keys, rows g and g + 8 and
-// keys 2t, 2t + 1.
+// The slow path of decoding: scores that are masked or more than scaled products. Not inlined, and with operands in
+// memory, so that the main loop keeps its accumulators in registers. A warp has a tile of 16 rows (the heads of a
+// group) × 16 keys from j0 on: lane 4g + t holds, for each 8 keys, rows g and g + 8 and keys 2t, 2t + 1.
 
 struct ScoreTile {
     float s[2][4];
 };
 
-// Products become scores, −∞ where there is no such row or key, or no such pair.
+// Turns products into scores; −∞ for rows and keys out of range and for masked pairs.
 __device__ __noinline__ void score_slow_path(const GeneralParams& params, int b, int key_head, int first_row, int j0,
                                              int end, bool full_tile, ScoreTile& x) {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -24,7 +23,7 @@ __device__ __noinline__ void score_slow_path(const GeneralParams& params, int b,
     }
 }
 
-// Weights that dropout leaves.
+// Applies dropout to weights.
 __device__ __noinline__ void dropout_slow_path(const GeneralParams& params, int b, int key_head, int first_row, int j0,
                                                ScoreTile& x) {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -37,9 +36,8 @@ __device__ __noinline__ void dropout_slow_path(const GeneralParams& params, int 
     }
 }
 
-// A value may be anything where its key is absent: NaN must not come in through a weight of 0. Heads of a group see the
-// same keys, so a key that none sees is taken out whole. Masks of pairs of values, of the keys 2t, 2t + 1 of both
-// parts.
+// Bit masks of the values that any row sees, for keys 2t and 2t + 1 of both halves. A masked value may be NaN, and 0 ·
+// NaN is NaN: values of keys that no row sees are zeroed. Heads of a group see the same keys.
 __device__ __noinline__ void visible_values(const ScoreTile& x, u32 (&kept)[2]) {
     for (int part = 0; part < 2; part++)
         for (int e = 0; e < 2; e++) {

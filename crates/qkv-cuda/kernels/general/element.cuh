@@ -1,5 +1,5 @@
-// The numbers of a kernel: the type of the tensors, how it widens to f32 and back, and the product of a warp's tile.
-// ELEMENT says which: 0 f32, 1 bf16, 2 f16. Nothing here includes a header: NVRTC has none to offer.
+// The element type T of the tensors (ELEMENT: 0 f32, 1 bf16, 2 f16), its conversions to and from f32, and the warp's
+// matrix product. No headers: NVRTC has none.
 
 #define F32 0
 #define BF16 1
@@ -70,7 +70,7 @@ __device__ __forceinline__ T narrow(float x) {
 }
 __device__ __forceinline__ u32 pack_pair(float low, float high) { return u32(bits_of(low)) | u32(bits_of(high)) << 16; }
 
-// c[16×8] += a[16×16] · b[16×8], the warp's own instruction: sums in f32.
+// c[16×8] += a[16×16] · b[16×8] on the tensor cores, accumulated in f32.
 __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #ifdef EMULATED
     emulated_mma(c, a, b0, b1, [](u16 bits) {
@@ -92,8 +92,8 @@ __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u3
 }
 #endif
 
-// Two kernels of which the second was launched to start early: the first says when its blocks are all under way, and
-// the second waits until what the first wrote is there. Cards before Hopper run one after the other.
+// Programmatic dependent launch: the first kernel lets the second one start; the second waits for the results of the
+// first. Before Hopper the kernels run one after the other.
 __device__ __forceinline__ void launch_dependents() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -1,5 +1,5 @@
-// The forward pass: a block takes ROWS queries of a head and goes over the key tiles that the mask leaves, with an
-// online softmax. One launch does it all, or, where there are splits, each block one piece of the keys, for merge.cu.
+// The forward pass: a block takes ROWS queries of a head and walks the key tiles that are not masked, with an online
+// softmax. With splits, each block walks one split of the keys, and merge.cu combines them.
 
 __device__ __forceinline__ void forward_tile(const GeneralParams& params, int tile, int bh) {
     SHARED(shared);
@@ -24,10 +24,10 @@ __device__ __forceinline__ void forward_tile(const GeneralParams& params, int ti
     float acc[SUMS][4];
     clear(acc);
     bool sink = params.sinks && params.splits == 1;
-    float max0 = sink ? widen(params.sinks[h]) : -INFINITE, max1 = max0; // the largest score so far
-    float sum0 = max0 == -INFINITE || t != 0 ? 0.0f : 1.0f, sum1 = sum0; // Σ exp(score − most), this lane's part
-    float entropy_acc0 = 0.0f, entropy_acc1 = 0.0f;                      // Σ exp(score − most)·(score − most), of keys
-    float key_sum0 = 0.0f, key_sum1 = 0.0f;                              // as the sum, without the sink
+    float max0 = sink ? widen(params.sinks[h]) : -INFINITE, max1 = max0; // running maximum
+    float sum0 = max0 == -INFINITE || t != 0 ? 0.0f : 1.0f, sum1 = sum0; // Σ exp(score − max), this lane's share
+    float entropy_acc0 = 0.0f, entropy_acc1 = 0.0f;                      // Σ exp(score − max)·(score − max) over keys
+    float key_sum0 = 0.0f, key_sum1 = 0.0f;                              // the sum without the sink
 
     int start = int(blockIdx.y) * params.split_tiles;
     int end = params.splits == 1 ? extent.key_tiles : start + params.split_tiles;
@@ -68,7 +68,7 @@ __device__ __forceinline__ void forward_tile(const GeneralParams& params, int ti
             for (int part = 0; part < PARTS; part++)
 #pragma unroll
                 for (int x = 0; x < 4; x++) {
-                    // NaN goes on to the weights, and with them into the output.
+                    // fmaxf drops NaN here; it reaches the output through the weights.
                     if (x < 2) tile_max0 = fmaxf(tile_max0, s[part][x]);
                     else tile_max1 = fmaxf(tile_max1, s[part][x]);
                 }
@@ -109,7 +109,7 @@ __device__ __forceinline__ void forward_tile(const GeneralParams& params, int ti
                 for (int part = 0; part < PARTS; part++)
 #pragma unroll
                     for (int r = 0; r < 2; r++) {
-                        // The four lanes of a row draw the same block, and each has its own word of it.
+                        // The four lanes of a row draw the same block of random bits; each uses its own word.
                         u32 word = random_word(params.seed, j0 / 8 + part, row + r * 8, h, b, t);
                         s[part][2 * r] *= (word & 0xffff) < params.dropout_threshold ? 0.0f : params.dropout_scale;
                         s[part][2 * r + 1] *= (word >> 16) < params.dropout_threshold ? 0.0f : params.dropout_scale;
@@ -166,7 +166,7 @@ __device__ __forceinline__ void forward_tile(const GeneralParams& params, int ti
     }
 }
 
-// The longest causal tiles first.
+// Last tiles first: with a causal mask they are the longest.
 extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_constant__ GeneralParams params) {
     for_each_tile(params, query_tiles(params), params.batch * params.heads, true,
                   [&](int tile, int bh) { forward_tile(params, tile, bh); });

@@ -1,6 +1,6 @@
-// Which keys a query may see, asked of one pair (`mask_allows`) and of a whole tile (`verdict`). A mask is a small
-// program in postfix order; each rule means what `Mask::allows` of the library says. A verdict is always sound:
-// "partial" may be said of a tile that turns out empty or full, never the reverse.
+// The interpreter of mask programs (postfix): for one pair (`mask_allows`) and for a whole tile (`verdict`). Each
+// operation has the meaning of `Mask::allows` in qkv. A verdict is conservative: a tile that is empty or full may be
+// called partial, never the reverse.
 
 #define OP_FULL 0
 #define OP_NEAR 1 // p − x ≤ j ≤ p + y
@@ -48,7 +48,7 @@ __device__ __forceinline__ i64 min_i64(i64 a, i64 b) { return a < b ? a : b; }
 __device__ __forceinline__ i64 max_i64(i64 a, i64 b) { return a > b ? a : b; }
 __device__ __forceinline__ i64 distance(i64 a, i64 b) { return a < b ? b - a : a - b; }
 
-// The first of an ascending set that is not below `low`.
+// The first index of an ascending set whose element is not below `low`.
 __device__ __noinline__ i64 lower_bound(const i64* set, i64 count, i64 low) {
     i64 start = 0, end = count;
     while (start < end) {
@@ -64,8 +64,8 @@ __device__ __forceinline__ bool any_in_range(const i64* set, i64 count, i64 low,
     return at < count && set[at] <= high;
 }
 
-// Whether BigBird's places of block `row` see the keys of block `col`. The data: blocks of keys, drawn a row, rows that
-// are listed, seed (two words), then the lists. A row beyond the list draws here, by the same rule as the library.
+// Whether BigBird lets positions of block `row` see keys of block `col`. Data: number of key blocks, blocks drawn per
+// row, rows listed, seed (two words), then the lists. Rows beyond the list are drawn here by the rule of qkv.
 __device__ __noinline__ bool bigbird_allows(const MaskOp& op, i64 row, i64 col) {
     if (distance(row, col) <= op.y || (row >= 0 && row < op.size) || col < op.size) return true;
     if (row < 0) return false;
@@ -162,7 +162,7 @@ __device__ __noinline__ bool mask_allows(const GeneralParams& params, int b, int
     return stack & 1;
 }
 
-// A tile as a rule sees it: both ends included. The numbers of its two tiles find its segments.
+// A tile, bounds included: positions p0 … p1 of queries i0 … i1, and keys j0 … j1.
 struct TileExtent {
     i64 p0, p1;
     int i0, i1, j0, j1, query_tile, key_tile, query_tiles, key_tiles;
@@ -253,7 +253,7 @@ __device__ __noinline__ int verdict(const GeneralParams& params, int b, const Ti
     return to_verdict(!(any & 1), all & 1);
 }
 
-// The smallest and largest segment of each tile of `size` queries and of `other` keys: one thread a tile.
+// The smallest and largest segment of each query tile and each key tile: one thread per tile.
 extern "C" __global__ void segment_extents(const __grid_constant__ GeneralParams params) {
     int query_tiles = (params.n + QUERY_TILE - 1) / QUERY_TILE, key_tiles = (params.m + KEY_TILE - 1) / KEY_TILE;
     i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x, of_queries = i64(params.batch) * query_tiles;

@@ -1,13 +1,13 @@
-// The splits of a row's keys put together, always in the same order: one block a row. Groups of 32 threads take every
-// eighth piece each, 16 bytes of it a thread, and the groups' sums are added one after the other. What it takes is a
-// few trips to memory, so the first splits are asked for before their shares are known.
+// Merges the splits of a row by their lse, always in the same order: one block per row. Groups of 32 threads each take
+// every eighth split, 16 bytes per thread, and the sums of the groups are added in order. Memory latency dominates, so
+// the first splits are loaded before their weights are known.
 
-#define MERGE_THREADS 256   // threads
-#define GROUPS 8            // of 32 threads
-#define SPLITS_PER_PASS 256 // splits whose shares are known at a time
-#define PREFETCH 8          // splits of a group asked for at once
+#define MERGE_THREADS 256
+#define GROUPS 8            // warps
+#define SPLITS_PER_PASS 256 // splits whose weights are in shared memory at a time
+#define PREFETCH 8          // splits that a group loads at once
 
-// The largest, or the sum, over a block, the same in every thread; `room` holds a number for each group.
+// The maximum or the sum over a block, in every thread. `room` holds one number per group.
 __device__ __forceinline__ float block_reduce(float x, float* room, bool sum) {
     for (int by = 16; by > 0; by /= 2) {
         float other = __shfl_xor_sync(FULL_WARP, x, by);
@@ -21,7 +21,7 @@ __device__ __forceinline__ float block_reduce(float x, float* room, bool sum) {
     return y;
 }
 
-// Four columns of a piece, from column c on: zeros where there is none.
+// Four columns of a split from column c on; zeros out of range.
 __device__ __forceinline__ float4 load_split_columns(const GeneralParams& params, i64 rows, i64 row, int split, int c) {
     float4 x;
     x.x = x.y = x.z = x.w = 0.0f;
@@ -77,10 +77,10 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS) merge(const __grid_c
     of_group[1] = of_group[0];
     for (int base = 0; base < params.splits; base += SPLITS_PER_PASS) {
         int split = base + int(threadIdx.x);
-        float of_piece = base == 0 ? mine : split < params.splits ? lses[split * rows] : -INFINITE;
-        float share = of_piece == -INFINITE ? 0.0f : expf(of_piece - lse);
+        float lse_of_split = base == 0 ? mine : split < params.splits ? lses[split * rows] : -INFINITE;
+        float share = lse_of_split == -INFINITE ? 0.0f : expf(lse_of_split - lse);
         if (params.entropy && share != 0.0f)
-            entropy += share * (params.split_entropy[split * rows + row] - (of_piece - lse));
+            entropy += share * (params.split_entropy[split * rows + row] - (lse_of_split - lse));
         __syncthreads();
         shares[threadIdx.x] = share;
         __syncthreads();

@@ -1,7 +1,7 @@
-// The gradients of a bias tensor, a relative table, a learned scale and sinks: sums of gradients of scores over
-// whatever was shared. Scores are made again; every sum has one order.
+// Gradients of a bias tensor, a relative table, a learned scale and sinks: sums of score gradients over whatever shares
+// a parameter. Scores are recomputed; every sum has one order.
 
-// The gradients of one tile's scores, in registers: what backward_queries makes, without the products after it.
+// The score gradients of one tile, in registers: backward_queries without the final product.
 __device__ __forceinline__ void tile_gradients(const GeneralParams& params, const Head& head, const T* q,
                                                const T* d_out, const T* k, const T* v, int first, int j0,
                                                bool full_tile, float (&s)[PARTS][4]) {
@@ -29,7 +29,7 @@ __device__ __forceinline__ void tile_gradients(const GeneralParams& params, cons
 }
 
 #ifdef BACKWARD_BIAS
-// A block makes one tile of the bias as it was given, and goes over all that shares it.
+// A block computes one tile of the bias before broadcasting, and walks everything that shares it.
 extern "C" __global__ void __launch_bounds__(THREADS) backward_bias(const __grid_constant__ GeneralParams params) {
     SHARED(shared);
     T* q = (T*)shared;
@@ -107,8 +107,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_bias(const __grid
 #endif
 
 #ifdef BACKWARD_TABLE
-// A block goes over every parts-th tile of queries of the heads that share a row of the table, and adds up each entry
-// in one order. `reduce_table` then adds up the parts.
+// A block walks every table_part_count-th query tile of the heads that share a row of the table, and sums each entry in
+// one order. `reduce_table` adds the parts.
 extern "C" __global__ void __launch_bounds__(THREADS) backward_table(const __grid_constant__ GeneralParams params) {
     SHARED(shared);
     T* q = (T*)shared;
@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_table(const __gri
     T* k = d_out + ROWS * LD;
     T* v = k + COLS * LD;
     float* grads = (float*)(v + COLS * LD);                          // [ROWS, COLS + 1]
-    float *below = grads + ROWS * (COLS + 1), *above = below + ROWS; // what each row adds to the two ends
+    float *below = grads + ROWS * (COLS + 1), *above = below + ROWS; // sums of the two clamped ends, per row
     i64* places = (i64*)(above + ROWS);                              // [ROWS]
 
     int table_row = int(blockIdx.x) % params.table_rows, part_of = int(blockIdx.x) / params.table_rows;
@@ -160,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_table(const __gri
                         grads[(warp * 16 + g + x / 2 * 8) * (COLS + 1) + 8 * part + 2 * t + x % 2] = s[part][x];
                 __syncthreads();
                 int rows = params.n - tile * ROWS < ROWS ? params.n - tile * ROWS : ROWS;
-                // The two ends take whole stretches of a row: one thread a row first.
+                // The two ends of the table collect whole ranges of a row: one thread per row.
                 for (int r = threadIdx.x; r < ROWS; r += THREADS) {
                     float low = 0.0f, high = 0.0f;
                     if (r < rows)
@@ -173,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_table(const __gri
                     above[r] = high;
                 }
                 __syncthreads();
-                // Then the entries that this tile can touch, one thread each; a row has each of them once.
+                // Then one thread per entry that this tile touches; each row has an entry once.
                 i64 low = max_i64(1, min_i64(entries - 1, j0 - extent.p1 + params.reach));
                 i64 high = min_i64(entries - 2, max_i64(0, j0 + COLS - 1 - extent.p0 + params.reach));
                 for (i64 e = low + threadIdx.x; e <= high; e += THREADS) {
@@ -205,7 +205,7 @@ extern "C" __global__ void reduce_table(const __grid_constant__ GeneralParams pa
 #endif
 
 #ifdef BACKWARD_DELTA
-// to[c] = Σ over the rows of every head h with h mod count = c, always in the same order.
+// to[c] = sum over the rows of every head h with h mod count = c, in a fixed order.
 __device__ __forceinline__ void reduce_heads(const GeneralParams& params, const float* from, T* to, int count) {
     SHARED(shared);
     float* sums = (float*)shared; // [256]

@@ -1,10 +1,10 @@
-// A score, from the product of a query and a key to what the softmax takes: scale, temperature, cap, bias, mask. One
-// pair at a time, a pure function of it.
+// From the product of a query and a key to the score that the softmax sees: scale, temperature, soft-cap, bias, mask.
+// One pair at a time.
 
-// What a head's scores have in common.
+// What the scores of a head have in common.
 struct Head {
     int b, h, key_head;
-    float scale, slope; // slope: ALiBi's
+    float scale, slope; // slope: ALiBi
 };
 
 __device__ __forceinline__ Head head_of(const GeneralParams& params, int b, int h) {
@@ -20,16 +20,15 @@ __device__ __forceinline__ Head head_of(const GeneralParams& params, int b, int 
 }
 
 struct ModifiedScore {
-    float score; // −∞ where the pair is absent
-    float slope; // the derivative of the cap
+    float score; // −∞ for a masked pair
+    float slope; // derivative of the soft-cap
 };
 
 __device__ __forceinline__ i64 table_entry(const GeneralParams& params, i64 p, int j) {
     return max_i64(-params.reach, min_i64(params.reach, j - p)) + params.reach;
 }
 
-// `full`: the tile keeps every pair that is there. Called, not put in place: it is long, and where speed counts a tile
-// is whole and its scores are plain.
+// `full`: no pair of the tile is masked. Not inlined: it is long, and the fast path has full tiles with plain scores.
 __device__ __noinline__ ModifiedScore finish_score(const GeneralParams& params, const Head& head, float raw, int i,
                                                    int j, i64 p, bool full) {
     ModifiedScore made;
@@ -55,8 +54,8 @@ __device__ __noinline__ ModifiedScore finish_score(const GeneralParams& params, 
     return made;
 }
 
-// What a weight is multiplied by: 1, or by dropout 0 or a little more than 1. The map is that of the library's Philox:
-// the score of query i and key j has 16 bits, word (j mod 8) / 2 of the block (⌊j/8⌋, i, h, b), low half first.
+// The dropout factor of a weight: 1 without dropout, else 0 or dropout_scale. The random bits are those of qkv's
+// Philox: the pair (i, j) has 16 bits of word (j mod 8) / 2 of the block (⌊j/8⌋, i, h, b), low half first.
 __device__ __noinline__ float dropout_factor(const GeneralParams& params, const Head& head, int i, int j) {
     if (params.dropout_threshold == 0) return 1.0f;
     u32 words[4] = {u32(j / 8), u32(i), u32(head.h), u32(head.b)};
@@ -77,14 +76,13 @@ __device__ __noinline__ u32 random_word(u64 seed, int group, int i, int h, int b
     return at == 0 ? words[0] : at == 1 ? words[1] : at == 2 ? words[2] : words[3];
 }
 
-// Whether a tile needs no look at single pairs: the mask keeps all of it, none of it lies outside, and scores are
-// plain.
+// Whether a tile takes the fast path: full, in range, and with plain scores.
 __device__ __forceinline__ bool is_plain(const GeneralParams& params, bool full_tile, int first, int queries, int j0,
                                          int keys) {
     return full_tile && params.plain_scores && first + queries <= params.n && j0 + keys <= params.m;
 }
 
-// The places of queries `first …`, at most `count` of them: the smallest and the largest.
+// The queries from `first` on, at most `count`, and their smallest and largest position.
 __device__ __forceinline__ void query_extent(const GeneralParams& params, int b, int first, int count,
                                              TileExtent& extent) {
     int last = first + count - 1 < params.n ? first + count - 1 : params.n - 1;
@@ -107,8 +105,8 @@ __device__ __forceinline__ void key_extent(const GeneralParams& params, int firs
     extent.j1 = first + count - 1 < params.m ? first + count - 1 : params.m - 1;
 }
 
-// Which tiles, of the 32 from `base` on, one side of a tile touches: bits of those that keep something, and of those
-// that keep everything. Every warp of a block asks the same and is told the same.
+// Classifies up to 32 tiles from `base` on against a tile of the other side, one per lane: returns a bit for each that
+// keeps any pair, and in `full` for each that keeps all. All warps of a block get the same answer.
 __device__ __forceinline__ u32 classify_tiles(const GeneralParams& params, int b, TileExtent extent, bool of_keys,
                                               int base, int end, u32& full) {
     int tile = base + int(threadIdx.x % 32);
@@ -132,8 +130,8 @@ __device__ __forceinline__ int query_tiles(const GeneralParams& params) {
 }
 __device__ __forceinline__ int key_tiles(const GeneralParams& params) { return (params.m + KEY_TILE - 1) / KEY_TILE; }
 
-// Calls `work(tile, bh)` for the tiles of a block, one after the other: of `tiles` tiles of each of `heads` heads, all,
-// or those that another kernel says are to be computed again.
+// Calls `work(tile, bh)` for this block's share of `tiles` tiles in each of `heads` heads: all of them, or those marked
+// for recomputation.
 template <class Work> __device__ __forceinline__ void for_each_tile(const GeneralParams& params, int tiles, int heads,
                                                                     bool last_first, Work work) {
     if (params.recompute_any && !*params.recompute_any) return;

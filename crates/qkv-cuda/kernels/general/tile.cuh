@@ -1,12 +1,12 @@
-// Tiles in shared memory and the two products a warp makes of them. A block has ROWS rows, 16 a warp, against COLS rows
-// of the other side. Where a lane's numbers lie: lane = 4·g + t holds, of every 16 × 8 part, rows g and g + 8 and
-// columns 2t and 2t + 1, whatever the type. Widths are padded with zeros to WIDTH.
+// Tiles in shared memory and the two matrix products of a warp. A block has ROWS rows, 16 per warp, against COLS rows
+// of the other side. Fragments have the layout of mma.m16n8k16 for every type: lane 4g + t holds rows g and g + 8 and
+// columns 2t and 2t + 1 of each 16 × 8 part. Widths are zero-padded to WIDTH.
 
 #define THREADS (ROWS * 2)
-#define LD (WIDTH + PAD) // of a tile of rows
-#define LDP (COLS + PAD) // of a tile of weights
+#define LD (WIDTH + PAD) // leading dimension of a tile of rows
+#define LDP (COLS + PAD) // leading dimension of a tile of weights
 #define PARTS (COLS / 8) // 16 × 8 parts of a warp's scores
-#define SUMS (WIDTH / 8) // 16 × 8 parts of a warp's results
+#define SUMS (WIDTH / 8) // 16 × 8 parts of a warp's accumulator
 
 struct alignas(16) Vec16 {
     u32 words[4];
@@ -14,8 +14,7 @@ struct alignas(16) Vec16 {
 
 __device__ __forceinline__ bool all_finite(T x) { return is_finite(widen(x)); }
 
-// Rows `first …` of a head into shared memory; rows and columns that are not there become 0. Says whether everything
-// that this thread read is finite.
+// Loads rows from `first` on into shared memory, zero-padded. Returns whether everything this thread read is finite.
 __device__ __forceinline__ bool load_rows(T* to, int rows, const Tensor& from, int b, int h, int first, int len,
                                           int width, bool vectorized) {
     const T* head = from.data + b * from.batch + h * from.head;
@@ -37,7 +36,7 @@ __device__ __forceinline__ bool load_rows(T* to, int rows, const Tensor& from, i
 }
 
 #if ELEMENT == F32
-// acc += A · Bᵀ over `depth`: A the warp's 16 rows, B N·8 rows.
+// acc += A · Bᵀ over `depth`: A has the warp's 16 rows, B has 8N rows.
 template <int N> __device__ __forceinline__ void matmul_abt(float (&acc)[N][4], const T* a, const T* b, int depth) {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     for (int k = 0; k < depth; k += 4) {
@@ -55,7 +54,7 @@ template <int N> __device__ __forceinline__ void matmul_abt(float (&acc)[N][4], 
     }
 }
 
-// acc += A · B: A the warp's 16 rows of weights, B COLS rows, N·8 columns.
+// acc += A · B: A is the warp's 16 rows of weights, B has COLS rows and 8N columns.
 template <int N> __device__ __forceinline__ void matmul_ab(float (&acc)[N][4], const T* a, const T* b) {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll 2
@@ -74,7 +73,7 @@ template <int N> __device__ __forceinline__ void matmul_ab(float (&acc)[N][4], c
 #else
 __device__ __forceinline__ u32 load_pair(const T* at) { return *(const u32*)at; }
 
-// The four registers of a 16 × 16 part, rows one after the other `ld` apart.
+// The four registers of a 16 × 16 operand with leading dimension `ld`.
 __device__ __forceinline__ void load_a_fragment(u32 (&a)[4], const T* at, int ld) {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     a[0] = load_pair(at + g * ld + 2 * t);
@@ -83,7 +82,7 @@ __device__ __forceinline__ void load_a_fragment(u32 (&a)[4], const T* at, int ld
     a[3] = load_pair(at + (g + 8) * ld + 2 * t + 8);
 }
 
-// acc += A · Bᵀ over `depth`: A the warp's 16 rows, B N·8 rows.
+// acc += A · Bᵀ over `depth`: A has the warp's 16 rows, B has 8N rows.
 template <int N> __device__ __forceinline__ void matmul_abt(float (&acc)[N][4], const T* a, const T* b, int depth) {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     for (int k = 0; k < depth; k += 16) {
@@ -97,7 +96,7 @@ template <int N> __device__ __forceinline__ void matmul_abt(float (&acc)[N][4], 
     }
 }
 
-// acc += A · B: A the warp's 16 rows of weights, B COLS rows, N·8 columns.
+// acc += A · B: A is the warp's 16 rows of weights, B has COLS rows and 8N columns.
 template <int N> __device__ __forceinline__ void matmul_ab(float (&acc)[N][4], const T* a, const T* b) {
     int lane = threadIdx.x % 32;
 #pragma unroll
@@ -126,7 +125,7 @@ template <int N> __device__ __forceinline__ void matmul_ab(float (&acc)[N][4], c
 }
 #endif
 
-// The same where B holds something that is not finite: a weight of 0 takes nothing, whatever it would be multiplied by.
+// The same for B with non-finite elements: a weight of 0 contributes nothing, instead of 0 · NaN.
 template <int N> __device__ __forceinline__ void matmul_ab_skip_zeros(float (&acc)[N][4], const T* a, const T* b) {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll 1
@@ -153,7 +152,7 @@ __device__ __forceinline__ void accumulate_ab(float (&acc)[N][4], const T* a, co
     else matmul_ab(acc, a, b);
 }
 
-// A warp's 16 rows of numbers, from registers into a tile of weights.
+// Stores a warp's 16 rows from registers to a tile of weights.
 __device__ __forceinline__ void store_weights(T* to, const float (&from)[PARTS][4]) {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -169,7 +168,7 @@ __device__ __forceinline__ void store_weights(T* to, const float (&from)[PARTS][
     }
 }
 
-// A warp's 16 rows of results into a head's rows `first …`, multiplied by one number a row.
+// Stores a warp's 16 accumulator rows to rows `first` … of a head, scaled by one factor per row.
 template <int N> __device__ __forceinline__ void store_rows(const Tensor& to, int b, int h, int first, int len,
                                                             int width, const float (&from)[N][4], float rescale0,
                                                             float rescale1) {

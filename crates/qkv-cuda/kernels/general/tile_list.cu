@@ -1,9 +1,9 @@
-// What a mask keeps of each tile, for kernels that walk over lists of tiles: made once, when a plan is made, from masks
-// that ask nothing of the data. A block takes one tile of QUERY_TILE queries and KEY_TILE keys, 128 threads.
+// Classifies every tile of a mask that does not depend on the data, when a plan is made: tile_list.rs turns the
+// verdicts into the lists that Hopper's kernels walk. A block of 128 threads takes one tile of QUERY_TILE × KEY_TILE.
 
-#define WORDS (QUERY_TILE * KEY_TILE / 32) // of a tile's bits
+#define WORDS (QUERY_TILE * KEY_TILE / 32) // words of a tile's bits
 
-// 32 pairs of a tile, [QUERY_TILE, KEY_TILE / 32] words: bit x is set where its query sees key x of the word's 32.
+// 32 pairs of a tile, [QUERY_TILE, KEY_TILE / 32] words: bit x is set if the query sees key x of the word.
 __device__ __forceinline__ u32 bits_at(const GeneralParams& params, int query_tile, int key_tile, int word) {
     int i = query_tile * QUERY_TILE + word / (KEY_TILE / 32), j0 = key_tile * KEY_TILE + word % (KEY_TILE / 32) * 32;
     u32 bits = 0;
@@ -19,21 +19,21 @@ __device__ __forceinline__ u64 mix64(u64 x) {
     return x ^ x >> 31;
 }
 
-// picture [query tiles, key tiles]: three words of 64 bits a tile. Two are zeros where it keeps nothing, ones where it
-// keeps everything, else sums by which tiles of the same bits are known. The third is for those: which 64 queries keep
-// something of which 64 keys, a bit each, [QUERY_TILE / 64, KEY_TILE / 64]. blockIdx: key tile, query tile.
+// result [query tiles, key tiles, 3] × u64. Two words are zeros for an empty tile, ones for a full tile, and otherwise
+// a checksum that identifies its bits. The third has a bit for each 64 × 64 block of a partial tile that keeps any
+// pair, [QUERY_TILE / 64, KEY_TILE / 64]. blockIdx: key tile, query tile.
 extern "C" __global__ void __launch_bounds__(128) classify(const __grid_constant__ GeneralParams params) {
     SHARED(shared);
     u64* sums = (u64*)shared; // [128, 2]
     int* found =
-        (int*)(sums + 128 * 2); // [128]: 1 something is kept, 2 something is not; 4, 8 … where something is kept
+        (int*)(sums + 128 * 2); // [128]: 1 some pair is kept, 2 some is masked; 4, 8 … the blocks with kept pairs
     int key_tile = int(blockIdx.x), query_tile = int(blockIdx.y), thread = int(threadIdx.x);
     TileExtent extent;
     extent.query_tiles = extent.key_tiles = 1;
     extent.query_tile = extent.key_tile = 0;
     query_extent(params, 0, query_tile * QUERY_TILE, QUERY_TILE, extent);
     key_extent(params, key_tile * KEY_TILE, KEY_TILE, extent);
-    // A last tile of keys that is not whole is never full: what lies beyond has to be taken out.
+    // The last key tile is never full if it is ragged: keys beyond the end have to be masked.
     bool ragged = (key_tile + 1) * KEY_TILE > params.m;
     int said = verdict(params, 0, extent);
     u64 first = 0, second = 0;
@@ -41,7 +41,8 @@ extern "C" __global__ void __launch_bounds__(128) classify(const __grid_constant
     if (here == 0)
         for (int word = thread; word < WORDS; word += 128) {
             u32 bits = bits_at(params, query_tile, key_tile, word);
-            bool inside = query_tile * QUERY_TILE + word / (KEY_TILE / 32) < params.n; // a row beyond may be anything
+            bool inside =
+                query_tile * QUERY_TILE + word / (KEY_TILE / 32) < params.n; // rows beyond the end do not matter
             here |= (bits ? 1 : 0) | (inside && bits != 0xffffffffu ? 2 : 0);
             if (bits) here |= 4 << (word / (KEY_TILE / 32) / 64 * (KEY_TILE / 64) + word % (KEY_TILE / 32) / 2);
             u64 both = u64(word) << 32 | bits;
@@ -58,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(128) classify(const __grid_constant
         second += sums[2 * at + 1];
         here |= found[at];
     }
-    // Sums that would read as something else are one off.
+    // A checksum must not read as empty or full.
     if (first == 0 && second == 0) first = 1;
     if (~first == 0 && ~second == 0) first = 1;
     u64* to = (u64*)params.result + (i64(query_tile) * int(gridDim.x) + key_tile) * 3;
@@ -68,9 +69,9 @@ extern "C" __global__ void __launch_bounds__(128) classify(const __grid_constant
     to[2] = u64(here >> 2);
 }
 
-// picture [tiles, WORDS]: the bits of the tiles that `columns` lists by their numbers, query tile and key tile: a row
-// of them for each query, or, BY_KEYS, for each key. Within a row, columns lie as the four threads have them that hold
-// a row of a product on the matrix units: of each eight, thread t has 2t and 2t + 1, and its own are together.
+// result [tiles, WORDS]: the bits of the tiles that `pooled_columns` lists as (query tile, key tile). Rows of bits are
+// queries, or keys if BY_KEYS. Columns are in fragment order: thread t of a quad holds columns 2t and 2t + 1 of each 8,
+// and the bits of a thread are adjacent.
 template <bool BY_KEYS> __device__ __forceinline__ void fill_tile(const GeneralParams& params) {
     constexpr int COLUMNS = BY_KEYS ? QUERY_TILE : KEY_TILE;
     const int* tile = (const int*)params.pooled_columns + 2 * blockIdx.x;

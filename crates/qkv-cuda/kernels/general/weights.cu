@@ -1,4 +1,4 @@
-// Weights on demand, recomputed from q, k and the log-sum-exp: a rectangle of one head, or a picture of it.
+// Weights on demand, recomputed from q, k and the log-sum-exp: a rectangle of one head, as it is or pooled to cells.
 
 __device__ __forceinline__ void tile_weights(const GeneralParams& params, const Head& head, const T* q, const T* k,
                                              int first, int j0, float (&s)[PARTS][4]) {
@@ -21,7 +21,7 @@ __device__ __forceinline__ void tile_weights(const GeneralParams& params, const 
         }
 }
 
-// picture [rows, cols]: one block a tile of it.
+// result [rows, cols]: one block per tile.
 extern "C" __global__ void __launch_bounds__(THREADS) weights(const __grid_constant__ GeneralParams params) {
     SHARED(shared);
     T* q = (T*)shared;
@@ -45,8 +45,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) weights(const __grid_const
         }
 }
 
-// The rows (or columns) of a rectangle of `len` that a cell of a grid of `cells` covers: `each`, the last what is left,
-// or, where that is 0, its share of them, at least one.
+// The rows (or columns) of a range of `len` that cell `at` of `cells` covers: `each` of them, the last cell what is
+// left; or, if `each` is 0, an even share, at least one.
 __device__ __forceinline__ void cell_of(i64 at, i64 len, i64 cells, i64 each, i64& start, i64& end) {
     start = each ? at * each : at * len / cells;
     end = each ? min_i64(start + each, len) : max_i64((at + 1) * len / cells, start + 1);
@@ -54,7 +54,7 @@ __device__ __forceinline__ void cell_of(i64 at, i64 len, i64 cells, i64 each, i6
 
 __device__ __forceinline__ float larger(float a, float b) { return b > a || b != b ? b : a; }
 
-// columns [height, cols]: of each column, the largest or the sum over the rows that a row of the picture covers.
+// pooled_columns [height, cols]: the maximum or the sum of each column over the rows of a cell.
 extern "C" __global__ void __launch_bounds__(THREADS) weights_columns(const __grid_constant__ GeneralParams params) {
     SHARED(shared);
     T* q = (T*)shared;
@@ -99,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) weights_columns(const __gr
     }
 }
 
-// picture [height, width], from the columns: one thread a cell.
+// result [height, width] from the pooled columns: one thread per cell.
 extern "C" __global__ void weights_cells(const __grid_constant__ GeneralParams params) {
     i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x;
     if (at >= i64(params.height) * params.width) return;

@@ -1,17 +1,17 @@
-// Attention backward on Hopper. `measure` finds the absmax_of keys and values, `prepare` takes Σ out·d_out of each row;
-// the main kernel does the five products, and rounds dq in the end. Each may be launched early, and waits for the one
-// before by itself. Where that is worth it, `measure` and `prepare` do the first heads only, and `late` all others,
-// beside the main kernel; it also rounds dq of heads that are done.
+// Backward on Hopper. attention_backward_absmax finds the largest key and value of each head,
+// attention_backward_preprocess computes delta and the other row statistics; the main kernel does the five products and
+// converts dq at the end. Each may be a dependent launch, and waits by itself for the kernel before. Where it pays,
+// absmax and preprocess handle only the first heads, and attention_backward_overlapped_prep all others beside the main
+// kernel; it also converts dq of finished heads.
 //
-// In the main kernel a block owns BWD_N keys of a head and walks over the queries that see them, of every query head of
-// the group, from the last tile to the first. Scores are kept turned, [keys, queries], so that weights and their
-// gradients lie in registers as the left operands of dv and dk; only the gradient of the scores goes to shared memory,
-// for dq. A dq tile is summed over blocks in device memory by the copy engine, in whatever order the blocks come.
+// In the main kernel a block owns kBlockN keys of a head and walks the query tiles that see them, in every query head
+// of the group, from the last tile to the first. Scores are transposed, [keys, queries], so that P and dS are in
+// registers as operands A of dV and dK; only dS goes to shared memory, for dQ. TMA adds dQ tiles of all blocks in
+// global memory, in whatever order they come.
 //
-// The result is the same bit for bit all the same, because what is added are whole numbers: dq in grains of a power of
-// two that `prepare` gives each row. |dq| ≤ Σ|ds| · max|k| and Σ|ds| ≤ 2 · |d_out| · max|v| (+ |d_lse|), so a grain of
-// 2^−30 of that never overflows, and is 2^−20 of the error that rounding a single weight to 16 bits makes. FREE_ORDER
-// adds floats.
+// The result is still deterministic, because dQ is added in fixed point: each row has a power-of-two scale from
+// preprocessing. |dq| ≤ Σ|ds| · max|k| and Σ|ds| ≤ 2 · |d_out| · max|v| (+ |d_lse|), so a unit of 2^−30 of that bound
+// never overflows, and is 2^−20 of the error of rounding a single weight to 16 bits. FREE_ORDER adds floats instead.
 #ifndef ADD_TO_DESCRIPTOR
 #define ADD_TO_DESCRIPTOR 1
 #endif
@@ -35,19 +35,19 @@
 #ifndef BWD_O_STAGES
 #define BWD_O_STAGES (HEAD_DIM == 256 ? 1 : 2)
 #endif
-#ifndef BWD_K_STAGES // 2: the next work's first scores are multiplied in the last step of this one
+#ifndef BWD_K_STAGES // 2: the first scores of the next tile are multiplied in the last step of this one
 #define BWD_K_STAGES (HEAD_DIM == 64 ? 2 : 1)
 #endif
-#ifndef BWD_SCORES_BEFORE_DQ // the next scores are multiplied before dq is handed on, which takes registers
+#ifndef BWD_SCORES_BEFORE_DQ // the next scores are multiplied before dq is staged, which takes registers
 #define BWD_SCORES_BEFORE_DQ (HEAD_DIM == 64 || FREE_ORDER)
 #endif
-#ifndef BWD_RELEASE_V_FIRST // the values' place is given back before the keys': as measured, LADDER.md
+#ifndef BWD_RELEASE_V_FIRST // the stage of the values is released before that of the keys: as measured, LADDER.md
 #define BWD_RELEASE_V_FIRST (HEAD_DIM == 128 && !MASKED)
 #endif
-#ifndef BWD_SKIP_EMPTY // a warpgroup whose keys none of a tile's queries see multiplies nothing of its own
+#ifndef BWD_SKIP_EMPTY // a warpgroup skips products of query tiles that see none of its keys
 #define BWD_SKIP_EMPTY (HEAD_DIM == 128 && MASKED)
 #endif
-#ifndef BWD_ROUNDED_P // the gradient of a score from its rounded weight, which saves registers
+#ifndef BWD_ROUNDED_P // ds from the rounded weight, which saves registers
 #define BWD_ROUNDED_P (HEAD_DIM == 64)
 #endif
 
@@ -57,8 +57,8 @@ constexpr bool SPLIT_WIDTH =
     kHeadDim == 256; // each warpgroup has half of the columns of dk and dv, not half of the keys
 constexpr int COLUMNS = SPLIT_WIDTH ? kBlockM / 2 : kBlockM; // queries whose scores a warpgroup computes, for 64 keys
 constexpr int Q_STAGES = BWD_Q_STAGES, O_STAGES = BWD_O_STAGES, K_STAGES = BWD_K_STAGES;
-constexpr int SPLIT_SLOTS = 4;                       // a work, those in line, rounded up
-constexpr int DQ_BLOCKS = kBlockM * kHeadDim / 4096; // of a dq tile: 64 × 64 each
+constexpr int SPLIT_SLOTS = 4;                       // the current tile and those scheduled, rounded up
+constexpr int DQ_BLOCKS = kBlockM * kHeadDim / 4096; // 64 × 64 blocks of a dq tile
 constexpr int DQ_ROUNDS = DQ_BLOCKS / CONSUMER_GROUPS;
 constexpr int KV_BYTES = kBlockN * kHeadDim * 2, Q_BYTES = kBlockM * kHeadDim * 2, S_BYTES = kBlockM * kBlockN * 2,
               ADD_BYTES = CONSUMER_GROUPS * 4096 * 4;
@@ -78,7 +78,7 @@ static_assert(!BWD_SKIP_EMPTY || kBlockM == 64 && kBlockN == 128 && DQ_ROUNDS ==
               "its step is written for these");
 static_assert((Q_STAGES & (Q_STAGES - 1)) == 0 && (O_STAGES & (O_STAGES - 1)) == 0, "places are counted in bits");
 
-// Of the kernel beside the main one: its warps, and what each has on its way to a place of its own.
+// The overlapped preprocessing kernel: its warps, and bytes in flight per warp.
 constexpr int PREP_WARPS = 24, PREP_BYTES = 8192, PREP_SHARED = PREP_WARPS * (PREP_BYTES + 8) + 1024;
 
 extern "C" __device__ const int backward_sizes[7] = {kBlockM,     kBlockN,         THREADS,    SHARED,
@@ -91,8 +91,7 @@ extern "C" __device__ const int backward_sizes[7] = {kBlockM,     kBlockN,      
 #include "overlapped_prep.cuh"
 
 #if TILE_LIST
-// Puts dk and dv of a split of a row that is cut where the others are; true for the last, which then has what all came
-// to.
+// Stores dk and dv of one split of a row. True for the last split to arrive, which then has the combined result.
 template <int COUNT> INLINE bool combine_splits(const HopperParams& params, const WorkTile& w, u32 split,
                                                 float (&dk)[COUNT], float (&dv)[COUNT]) {
     constexpr int UNITS = COUNT / 4;
@@ -120,12 +119,12 @@ template <int COUNT> INLINE bool combine_splits(const HopperParams& params, cons
 
 INLINE void consumer(const HopperParams& params, const Shared& shared, const TensorMap& map_dk, const TensorMap& map_dv,
                      int group) {
-    constexpr int WIDE = SPLIT_WIDTH ? 128 : kHeadDim; // columns of dk and dv that a warpgroup has
+    constexpr int WIDE = SPLIT_WIDTH ? 128 : kHeadDim; // columns of dk and dv per warpgroup
     bool elected = is_elected();
     u32 keys_from = SPLIT_WIDTH ? 0 : group * 64 * 128, values = shared.v() + (SPLIT_WIDTH ? 0 : group * 64 * 128);
     u32 queries_from = SPLIT_WIDTH ? group * COLUMNS * 128 : 0;
-    u32 works = 0, step = 0, adds = 0; // counted since the beginning: they say which place of a ring, and its parity
-    bool ready = false;                // s has the first scores already, and what they need was asked for
+    u32 works = 0, step = 0, adds = 0; // running counts: they give the slot of a ring and its parity
+    bool ready = false;                // s has the first scores of the tile, and its mask is being loaded
     Tile::TileMask look;
     for (;; works++) {
         u32 at_k = works % K_STAGES, keys = shared.k(at_k) + keys_from;
@@ -141,7 +140,7 @@ INLINE void consumer(const HopperParams& params, const Shared& shared, const Ten
         look.look(params, w, group);
         float dk[WIDE / 2], dv[WIDE / 2];              // [64, WIDE]
         float s[COLUMNS / 2], dp[COLUMNS / 2], dq[32]; // [64 keys, COLUMNS], [64, 64]
-        u32 weights[COLUMNS / 4], slopes[COLUMNS / 4]; // what s and dp are rounded to
+        u32 weights[COLUMNS / 4], slopes[COLUMNS / 4]; // s and dp, rounded
 #pragma unroll
         for (int i = 0; i < WIDE / 2; i++) dk[i] = dv[i] = 0.f;
         fence_registers(dk), fence_registers(dv);
@@ -161,14 +160,13 @@ INLINE void consumer(const HopperParams& params, const Shared& shared, const Ten
             bool more;
 #pragma unroll 1
             do {
-                // Nothing is multiplied yet; s has the scores of this step.
+                // No product is in flight; s has the scores of this step.
                 u32 at_q = step % Q_STAGES, at_o = step % O_STAGES, at_s = step & 1;
                 int4 about = shared.get_step(at_q);
                 Tile tile(params, w, about, group, seen);
                 more = about.w & MORE_STEPS;
-                // Where none of the pairs is this warpgroup's, there is only the other's dq to multiply. By a vote, so
-                // that it is known to be the same for all threads of a warp: else products are compiled as if lanes
-                // went their own ways.
+                // None of the pairs is this warpgroup's: only the other's dq is left to multiply. By a vote, so that
+                // the compiler knows it to be warp-uniform; otherwise products are serialized.
                 if constexpr (BWD_SKIP_EMPTY) {
                     if (__any_sync(~0u, tile.nothing)) {
                         int other = 1 - group;
@@ -206,7 +204,7 @@ INLINE void consumer(const HopperParams& params, const Shared& shared, const Ten
                         continue;
                     }
                 }
-                // dp = v · d_outᵀ, under which the scores become weights.
+                // dp = v · d_outᵀ, while the scores become weights.
                 shared.o_full(at_o).wait(step / O_STAGES & 1);
                 wgmma_fence();
                 gemm_abt<COLUMNS, kHeadDim, kBlockN, kBlockM>(dp, values, shared.o(at_o) + queries_from);
@@ -231,17 +229,17 @@ INLINE void consumer(const HopperParams& params, const Shared& shared, const Ten
                     store_tile<COLUMNS / 4, kBlockN>(shared.p(at_s), weights, group * COLUMNS / 8);
                     wgmma_wait<0>();
                 } else {
-                    // dv += pᵀ · d_out, under which ds is made.
+                    // dv += pᵀ · d_out, while ds is computed.
                     fence_registers(dv), fence_registers(weights);
                     wgmma_fence();
                     gemm_rs<WIDE, COLUMNS, kBlockM>(dv, weights, shared.o(at_o));
                     wgmma_commit();
                     wgmma_wait<1>();
-                    // The next values may come.
+                    // Release the values.
                     if (BWD_RELEASE_V_FIRST && !more && elected) shared.v_empty().arrive();
                 }
                 fence_registers(dp);
-                // ds = p · (dp − Σ out · d_out)
+                // ds = p · (dp − delta)
                 tile.apply_dropout(dp, shared.drop(group));
                 u32 delta = shared.delta(at_o) + (fragment_column() + (SPLIT_WIDTH ? group * COLUMNS : 0)) * 4;
 #pragma unroll
@@ -262,15 +260,15 @@ INLINE void consumer(const HopperParams& params, const Shared& shared, const Ten
                 for (int i = 0; i < COLUMNS / 2; i++) dp[i] *= slope[i];
 #endif
                 round_fragment(slopes, dp);
-                // What of the dk and dv before lay there is on its way.
+                // TMA has read the previous dk and dv from here.
                 tma_store_wait_read();
                 __syncwarp();
                 store_tile<COLUMNS / 4, kBlockN>(shared.ds(at_s) + (SPLIT_WIDTH ? 0 : group * 64 * 128), slopes,
                                                  SPLIT_WIDTH ? group * COLUMNS / 8 : 0);
                 fence_async_proxy_shared();
                 named_sync(1, 256);
-                // dq = ds · k; dk += dsᵀ · q; then the scores of the next step (after the last, of whatever lies there:
-                // the matrix units' pipeline keeps one shape).
+                // dq = ds · k; dk += dsᵀ · q; then the scores of the next step (after the last one, of stale data: the
+                // wgmma pipeline keeps one shape).
                 if constexpr (SPLIT_WIDTH) {
                     fence_registers(dv), fence_registers(dk);
                     wgmma_fence();
@@ -291,7 +289,7 @@ INLINE void consumer(const HopperParams& params, const Shared& shared, const Ten
                 wgmma_wait<1>();
                 fence_registers(dv), fence_registers(weights), fence_registers(dq);
                 if (elected) shared.o_empty(at_o).arrive();
-                // The next keys may come.
+                // Release the keys.
                 if (!SPLIT_WIDTH && !more && elected) {
                     shared.k_empty(at_k).arrive();
                     if (!BWD_RELEASE_V_FIRST) shared.v_empty().arrive();
@@ -337,9 +335,8 @@ INLINE void consumer(const HopperParams& params, const Shared& shared, const Ten
             __syncwarp();
             if (!SPLIT_WIDTH && elected) shared.k_empty(at_k).arrive(), shared.v_empty().arrive();
         }
-        // By way of places of which this warp alone uses its rows, and which nobody reads any more: dk of where ds was,
-        // or at width 256 the values; dv likewise, or, where that has no room, of where dq is handed on, once its last
-        // part is on its way.
+        // Epilogue: dk goes through the buffer of ds, or at width 256 of the values; dv likewise, or, where there is no
+        // space, through the staging buffer of dq once its last part is stored. Each warp uses only its own rows.
         int from = SPLIT_WIDTH ? group * 128 : 0, key = w.tile * kBlockN + (SPLIT_WIDTH ? 0 : group * 64),
             warp = threadIdx.x >> 5 & 3;
         u32 room_k = SPLIT_WIDTH ? shared.v() + group * 2 * kBlockN * 128 : shared.ds(0) + group * 64 * 128;
@@ -378,7 +375,7 @@ INLINE void consumer(const HopperParams& params, const Shared& shared, const Ten
             if (elected) shared.k_empty(at_k).arrive(), shared.v_empty().arrive();
         }
     }
-    // Where dq was handed on, it is rounded.
+    // The staging buffer of dq is reused for the conversion.
     shared.add_empty().wait(adds & 1 ^ 1);
     tma_store_wait_read();
     __syncwarp();

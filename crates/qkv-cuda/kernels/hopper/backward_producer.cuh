@@ -1,5 +1,5 @@
-// Backward's way through the tiles: what lies in shared memory, which query tiles a key tile visits, the thread that
-// has the copy engine bring them, and the one that finds work. backward.cu says the sizes.
+// Backward's shared memory, the walk over the query tiles of a key tile, the producer thread that loads them, and the
+// scheduler thread. Sizes are in backward.cu.
 #pragma once
 
 struct Shared {
@@ -28,8 +28,7 @@ struct Shared {
     INLINE Barrier o_empty(u32 i) const { return barrier(8 + 2 * Q_STAGES + O_STAGES + i); }
     INLINE Barrier k_full(u32 i) const { return barrier(8 + 2 * Q_STAGES + 2 * O_STAGES + i); }
     INLINE Barrier k_empty(u32 i) const { return barrier(8 + 2 * Q_STAGES + 2 * O_STAGES + K_STAGES + i); }
-    // The next work: its key tile, doubled, with a bit for whether any query sees it; its place in a list; its head;
-    // its sequence, doubled, with a bit for whether there is any work at all.
+    // A scheduled tile: key tile · 2 + (any query sees it), row of the tile list, head, sequence · 2 + (valid).
     INLINE void put_work(u32 i, int tile, int place, int head, int batch) const {
         asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(base + WORK_AT + i * WORK_BYTES), "r"(tile),
                      "r"(place), "r"(head), "r"(batch)
@@ -43,8 +42,7 @@ struct Shared {
                      : "memory");
         return x;
     }
-    // Which split of a row the n-th work is, where the row is cut. It stays until the work is done, so that no register
-    // has to hold it.
+    // The split word of the n-th tile. It stays in shared memory until the tile is done, to save a register.
     INLINE void put_split(u32 works, u32 x) const {
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(base + SPLIT_AT + works % SPLIT_SLOTS * 4), "r"(x) : "memory");
     }
@@ -53,7 +51,7 @@ struct Shared {
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(base + SPLIT_AT + works % SPLIT_SLOTS * 4) : "memory");
         return x;
     }
-    // Of segments: the queries that see all keys of a warpgroup, and those that see some.
+    // With segments: the queries that see all keys of a warpgroup, and those that see some.
     INLINE void put_visible(u32 i, int group, int4 x) const {
         asm volatile(
             "st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(base + WORK_AT + i * WORK_BYTES + 16 + group * 16),
@@ -63,7 +61,7 @@ struct Shared {
     INLINE int4 get_visible(u32 i, int group) const {
         return load_shared4(base + WORK_AT + i * WORK_BYTES + 16 + group * 16);
     }
-    // The same, by one thread that has to know the place: false where there is no more.
+    // For single threads, which need the row of the list: false when there are no more tiles.
     INLINE bool take_work(Ring<SCHEDULER_STAGES>& next, WorkTile& w) const {
         work_full(next.place).wait(next.parity);
         int4 x = get_work(next.place);
@@ -72,7 +70,7 @@ struct Shared {
         w.tile = x.y, w.head = x.z, w.batch = x.w >> 1;
         return x.w & 1;
     }
-    // What the step is that a place of the queries holds: the query tile, its head, which tile of the bits, flags.
+    // A step: the query tile in a stage, its head, the index of its bits, flags.
     INLINE void put_step(u32 i, int tile, int head, u32 bits, u32 flags) const {
         asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(base + STEP_AT + i * 16), "r"(tile), "r"(head),
                      "r"(bits), "r"(flags)
@@ -87,7 +85,7 @@ struct Shared {
         return x;
     }
 };
-// Flags of a step: there is another; it is partial for the keys of warpgroup 0, 1; it has no pair of theirs.
+// Flags of a step: another step follows; it is partial for the keys of warpgroup 0, 1; it is empty for them.
 constexpr u32 MORE_STEPS = 1, PARTIAL_FOR = 2, EMPTY_FOR = 8;
 
 #if !TILE_LIST
@@ -113,10 +111,10 @@ struct QueryTiles {
 };
 #endif
 
-// The query tiles that see a key tile: for each query head of the group, from the last tile to the first.
+// The walk over the query tiles that see a key tile: every query head of the group, last tile first.
 struct QueryTileWalk {
     const HopperParams& params;
-    int batch, at, key_tile, head, last_head; // heads: head .. last_head; at: the row of the plan
+    int batch, at, key_tile, head, last_head; // heads: head … last_head; at: row of the tile list
     int step, count, high;
     const uint4* entries;
 #if TILE_LIST
@@ -156,7 +154,7 @@ struct QueryTileWalk {
         return high - 1 - step;
 #endif
     }
-    // Whether the step keeps only some pairs, for the keys of each warpgroup: flags. Of segments, the warpgroups know.
+    // The partial and empty flags of a step. With segments the warpgroups find out by themselves.
     INLINE u32 partial(u32& bits) const {
 #if SEGMENTS
         return 0;
@@ -187,26 +185,26 @@ struct QueryTileWalk {
 };
 
 #if SEGMENTS
-// Up to which query all keys of a warpgroup are seen: none, where some of them are not there.
+// Up to which query all keys of a warpgroup are visible; 0 if some keys are out of range.
 INLINE int full_query_end(int all_high, int tile, int group, int m) {
     return tile * kBlockN + (SPLIT_WIDTH ? 0 : group * 64) + 64 > m ? 0 : all_high;
 }
 #endif
 
-// What others of this launch, or of one beside it, say in device memory.
+// Loads a word that other blocks, or a concurrent kernel, release.
 INLINE u32 load_acquire(const u32* at) {
     u32 x;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
     return x;
 }
-// These or_release to whoever sees the word afterwards what this thread knows to be in device memory.
+// Release: who sees the word afterwards also sees what this thread wrote before.
 INLINE void or_release(u32* at, u32 bits) {
     asm volatile("red.or.release.gpu.global.b32 [%0], %1;" ::"l"(at), "r"(bits) : "memory");
 }
 INLINE void increment_release(u32* at) {
     asm volatile("red.add.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(1) : "memory");
 }
-// Waits until a word is no less.
+// Spins until a word is at least `count`.
 INLINE void wait_until_at_least(const u32* at, u32 count) {
 #if WATCHDOG
     for (u32 tries = 0; load_acquire(at) < count && tries < 20000; tries++) {}
@@ -215,33 +213,34 @@ INLINE void wait_until_at_least(const u32* at, u32 count) {
 #endif
 }
 
-// Counts at `whole`: of each head of keys, its key tiles that have been added; how many tiles' quarters, the first, the
-// second, … are rounded; of each head, the parts of it that have been measured beside this kernel, and those that have
-// been prepared; the blocks that do so; the parts that they have taken.
+// Offsets in `progress`: per key head, its key tiles already added to dq (at 0); four counters of converted quarter
+// tiles; per head, blocks whose absmax is done, and blocks whose delta is done; preprocessing blocks started; work they
+// have taken.
 INLINE int absmax_done_at(const HopperParams& params) { return params.batch * params.heads_k + 4; }
 INLINE int delta_done_at(const HopperParams& params) { return 2 * params.batch * params.heads_k + 4; }
 INLINE int prep_started_at(const HopperParams& params) { return 3 * params.batch * params.heads_k + 4; }
 INLINE int prep_taken_at(const HopperParams& params) { return 3 * params.batch * params.heads_k + 5; }
 INLINE int progress_len(const HopperParams& params) { return 3 * params.batch * params.heads_k + 6; }
 
-// Key tiles of a head; with a list, its rows, of which a tile may have several.
+// Key tiles of a head; with a tile list its rows, of which a split tile has several.
 INLINE int work_per_head(const HopperParams& params) {
     return TILE_LIST ? params.list_row_count : div_up(params.m, kBlockN);
 }
 
-// Finds work, a tile or two ahead, and has its keys and values brought to the cache. It alone waits for the kernels
-// before: all others wait for it.
+// The scheduler: finds tiles ahead of the producer, and prefetches their keys and values. It alone waits for the
+// previous kernels; all other threads wait for it.
 INLINE void scheduler(const HopperParams& params, const Shared& shared, const TensorMap& map_k,
                       const TensorMap& map_v) {
     int tiles = work_per_head(params), total = tiles * params.heads_k * params.batch;
-    // Where some heads are prepared beside this kernel, it begins when that does.
+    // If preprocessing overlaps this kernel, begin when that has begun.
     if (params.prepared_heads < params.batch * params.heads_k)
         wait_until_at_least(params.progress + prep_started_at(params), 1), fence_async_proxy();
     else wait_on_dependency();
     Ring<SCHEDULER_STAGES> next;
     for (u32 works = 0;; works++) {
         shared.work_empty(next.place).wait(next.parity ^ 1);
-        // Even the first is only taken by a block that runs: in the end, others wait for it.
+        // Even the first tile is taken from the counter: only running blocks may own one, since others wait for it at
+        // the end.
         int index = atomicAdd(params.scheduler_counter, 1);
         bool more = index < total;
         WorkTile w(params, more ? index : 0, tiles, params.heads_k, false);
@@ -250,7 +249,7 @@ INLINE void scheduler(const HopperParams& params, const Shared& shared, const Te
             prefetch_tile<kHeadDim>(map_k, walk.key_tile * kBlockN, w.head, w.batch),
                 prefetch_tile<kHeadDim>(map_v, walk.key_tile * kBlockN, w.head, w.batch);
         if (more && w.batch * params.heads_k + w.head >= params.prepared_heads) {
-            // What is prepared beside this kernel, the copy engine will read.
+            // TMA will read what the overlapped kernel prepared.
             wait_until_at_least(params.progress + delta_done_at(params) + w.batch * params.heads_k + w.head,
                                 params.heads_q / params.heads_k * div_up(params.n, ROW_STATS_PAD));
             fence_async_proxy();
@@ -272,7 +271,7 @@ INLINE void scheduler(const HopperParams& params, const Shared& shared, const Te
         next.next();
         if (!more) break;
     }
-    // By now it has nothing to wait for; but what comes after this kernel counts on the end of those before.
+    // Nothing to wait for any more, but the next kernel relies on the end of the previous ones.
     wait_on_dependency();
     __threadfence();
     if (atomicAdd(params.scheduler_counter + 1, 1) == gridDim.x - 1)
@@ -301,7 +300,7 @@ INLINE void producer(const HopperParams& params, const Shared& shared, const Ten
             shared.v_full().expect(KV_BYTES);
             tma_load_tile<kBlockN, kHeadDim>(shared.v(), map_v, shared.v_full(), w.tile * kBlockN, w.head, w.batch);
         };
-        // In the order in which their places become free: the first queries before the keys and values.
+        // In the order in which stages become free: the first queries before the keys and values.
         bool first = walk.valid();
         if (!first) load_keys(), load_values();
 #pragma unroll 1
@@ -323,7 +322,7 @@ INLINE void producer(const HopperParams& params, const Shared& shared, const Ten
             tma_load_tile<kBlockM, kHeadDim>(shared.o(o.place), map_o, shared.o_full(o.place), row, head, w.batch);
             tma_load_bytes(shared.delta(o.place), params.delta + at, kBlockM * 4, shared.o_full(o.place));
             o.next();
-            // Of both, that whose place becomes free first.
+            // Of keys and values, the one whose stage is released first.
             if (BWD_RELEASE_V_FIRST && first) load_values(), load_keys();
             else if (first) load_keys(), load_values();
         }

@@ -1,14 +1,13 @@
-// One step of backward's: what a warpgroup keeps of a tile of queries and keys, from scores to weights, and how it
-// hands dq on.
+// One step of the backward mainloop for a warpgroup: from scores to weights under the mask, dropout, and staging of dq.
 #pragma once
 
-// One step of a warpgroup: 64 keys from `key` on, COLUMNS queries from `query` on.
+// 64 keys from `key` on, COLUMNS queries from `query` on.
 struct Tile {
     const HopperParams& params;
     int batch, head, key, query, query_tile, key_tile;
-    bool partial, nothing; // nothing: no pair is kept
+    bool partial, nothing; // nothing: no pair is visible
     u32 bits_of;
-    // `seen`: the queries that see all keys of the warpgroup, and some, where segments say so.
+    // `seen`: with segments, the queries that see all keys of the warpgroup, and some.
     INLINE Tile(const HopperParams& params, const WorkTile& w, int4 step, int group, int4 seen)
         : params(params), batch(w.batch), head(step.y) {
         query_tile = step.x, key_tile = w.tile, bits_of = step.z, partial = step.w & (PARTIAL_FOR << group),
@@ -21,8 +20,8 @@ struct Tile {
         query = query_tile * kBlockM + (SPLIT_WIDTH ? group * COLUMNS : 0);
     }
 
-    // What a partial step needs from device memory. Of segments, asked for once: each lane has the range of one of the
-    // 16 keys of its warp. Of a list, one step ahead: the bits of the thread's two keys.
+    // What a partial step loads from global memory. With segments once per tile: each lane has the range of one of its
+    // warp's 16 keys. With a tile list one step ahead: the bits of the thread's two keys.
     struct TileMask {
 #if SEGMENTS
         int2 range;
@@ -51,8 +50,7 @@ struct Tile {
 #endif
     }
 
-    // Products become weights: exponentials of the shaped score against the log-sum, 0 where a pair is absent. `slope`
-    // gets what the cap lets through.
+    // Scores to weights: exp(score − lse), 0 for masked pairs. `slope` receives the derivative of the soft-cap.
     INLINE void compute_weights(float (&s)[COLUMNS / 2], float* slope, u32 lse, TileMask& look) const {
         int row = key + fragment_row(), column = query + fragment_column();
         float unit = params.scale * LOG2E;
@@ -82,7 +80,7 @@ struct Tile {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 bool inside = row + 8 * r < end;
-                // The queries that see this key, from the first of this step on.
+                // The queries that see this key, relative to the first of this step.
 #if SEGMENTS
                 int lane = (threadIdx.x >> 2 & 7) + 8 * r;
                 int low = __shfl_sync(~0u, look.range.x, lane) - query,
@@ -106,7 +104,7 @@ struct Tile {
         }
     }
 
-    // Draws which pairs dropout keeps: a byte for each query and 8 keys.
+    // Draws the dropout mask: a byte for each query and 8 keys.
     INLINE void draw_dropout(u32 to, int group) const {
 #if DROPOUT
         int t = threadIdx.x & 127;
@@ -148,7 +146,7 @@ struct Tile {
     }
 };
 
-// Hands a piece of dq to the thread that adds it up, in the grains of its rows: a quarter of the place is each warp's.
+// Stages a 64 × 64 block of dq in fixed point for the accumulator thread; each warp has a quarter of the buffer.
 INLINE void stage_dq(const Shared& shared, const float (&dq)[32], u32 dq_scale, int group, u32 count, bool elected) {
     int row = fragment_row() + (kBlockM == 128 ? group * 64 : 0);
     float upper = load_shared(dq_scale + row * 4), lower = load_shared(dq_scale + (row + 8) * 4);

@@ -1,16 +1,16 @@
-// Decoding on Hopper: one query a head against many keys, limited by memory. A block takes splits of 512 keys of a key
-// head, one after the other, for all query heads that share it, packed as up to 16 rows of a tensor-core tile. One warp
-// has the copy engine bring keys and values, 64 at a time, and never waits for the end of a piece; each of the other
-// four computes with 16 of the 64. Masks, bias and the rest are those of score.cuh. WIDTH = D = DV: 64, 128 or 256.
+// Decoding on Hopper: one query per head against many keys, bound by memory bandwidth. Persistent blocks take one split
+// of a key head's keys after the other, for all query heads that share it, packed into up to 16 rows of a tensor-core
+// tile. One producer warp loads keys and values by TMA, 64 at a time, across the ends of splits; each of four consumer
+// warps computes with 16 of the 64. Masks and biases come from score.cuh. WIDTH = D = DV: 64, 128 or 256.
 
 #ifndef STAGES
 #define STAGES (WIDTH >= 128 ? 3 : 5)
 #endif
-#define BLOCKS (WIDTH >= 256 ? 1 : 2) // on a multiprocessor
+#define BLOCKS (WIDTH >= 256 ? 1 : 2) // per multiprocessor
 #define RING_BYTES (STAGES * 2 * KV_TILE_BYTES)
 #define LD_OUT (WIDTH + 4)
 
-// What a piece is about. Queries stand at place i0 of 1.
+// One split of one key head.
 struct WorkTile {
     int number, row_tile, key_head, b, start, end;
     bool full_tile;
@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(160, BLOCKS)
     for (int work = int(blockIdx.x); work < works; work += int(gridDim.x)) {
         WorkTile split(params, work);
         int b = split.b, r0 = split.row_tile * 16 + g, r1 = r0 + 8;
-        bool there0 = r0 < rows, there1 = r1 < rows; // rows of the 16 that stand for a query
+        bool there0 = r0 < rows, there1 = r1 < rows; // whether these rows of the 16 are queries
         int h0 = split.key_head * params.group + (there0 ? r0 : 0),
             h1 = split.key_head * params.group + (there1 ? r1 : 0);
         u32 q[WIDTH / 16][4]; // [16 rows, 16 columns] each
@@ -93,7 +93,8 @@ extern "C" __global__ void __launch_bounds__(160, BLOCKS)
             int j0 = first + warp * 16, end = split.end;
             u32 keys = ring + stage * 2 * KV_TILE_BYTES, values = keys + KV_TILE_BYTES;
             full(stage).wait(parity);
-            float s[2][4], more[2][4]; // [16 rows, 8 keys] each, even and odd parts of the sum
+            float s[2][4],
+                more[2][4]; // [16 rows, 8 keys] each: even and odd steps of the sum, for two independent chains
             clear(s);
             clear(more);
 #pragma unroll
@@ -109,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(160, BLOCKS)
                 for (int x = 0; x < 4; x++) s[part][x] += more[part][x];
             u32 kept[2] = {0xffffffffu, 0xffffffffu};
             if (split.full_tile && params.plain_scores && j0 + 16 <= end) {
-                // Rows that stand for no query are computed with zeros, and never looked at.
+                // Rows that are no query are computed with zeros, and never stored.
 #pragma unroll
                 for (int part = 0; part < 2; part++)
 #pragma unroll
@@ -188,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(160, BLOCKS)
             if (lane == 0) empty(stage).arrive();
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
-        // The four warps' parts are added one after the other, always in their order.
+        // Combine the four warps, in order.
         sum0 = quad_sum(sum0);
         sum1 = quad_sum(sum1);
         entropy_acc0 = quad_sum(entropy_acc0);
@@ -216,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(160, BLOCKS)
                         if (!(x < 2 ? there0 : there1)) continue;
                         float2* to = (float2*)(out_of + (g + x * 4) * LD_OUT + 8 * c + 2 * t);
                         float share = x < 2 ? share0 : share1;
-                        // A share of 0 is of nothing, whatever the sums hold.
+                        // A weight of 0 contributes nothing, whatever the accumulator holds.
                         float2 add = share == 0.0f ? make_float2(0.0f, 0.0f)
                                                    : make_float2(share * acc[c][x], share * acc[c][x + 1]);
                         if (w > 0) add.x += to->x, add.y += to->y;
@@ -244,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(160, BLOCKS)
             if (params.splits > 1) {
                 params.split_out[(split.number * in_all + at_row) * WIDTH + c] = x * by;
             } else {
-                // One piece: the sink, if there is one, joins here.
+                // A single split: the sink joins here.
                 if (params.sinks) {
                     float sink = widen(params.sinks[h]), larger = fmaxf(most, sink);
                     float total = (sum == 0.0f ? 0.0f : sum * expf(most - larger)) +
@@ -253,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(160, BLOCKS)
                     if (c == 0) {
                         float lse = total == 0.0f ? -INFINITE : larger + logf(total);
                         params.lse[at_row] = lse;
-                        // −Σ p (s − lse), with s − lse = (s − most) + (most − lse)
+                        // −Σ p (s − lse), with s − lse = (s − max) + (max − lse)
                         if (params.entropy)
                             params.entropy[at_row] = sum == 0.0f ? 0.0f : by * (-inner - (most - lse) * sum);
                     }
@@ -269,6 +270,6 @@ extern "C" __global__ void __launch_bounds__(160, BLOCKS)
                         sum == 0.0f ? 0.0f : logf(sum) - inner * by;
             }
         }
-        consumer_sync(); // the room is free for the next piece
+        consumer_sync(); // shared memory is free for the next split
     }
 }

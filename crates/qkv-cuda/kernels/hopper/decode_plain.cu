@@ -1,13 +1,12 @@
-// Decoding on Hopper where one query sees every key and a score is a scaled product: what most tokens are. As in
-// decode.cu, a warp has the copy engine bring 64 keys and values at a time, of piece after piece, and four warps
-// compute with 16 of them each. Products are turned, keys and columns of the values along the rows of the tensor cores,
-// up to 8 (HEADS · 8) query heads along their columns, which halves the products and the registers; nothing is called,
-// since what lies on a thread's stack would go through the little cache that is left.
+// Decoding on Hopper for the common case: the query sees every key, and scores are scaled products. As in decode.cu, a
+// producer warp loads 64 keys and values at a time by TMA, and four consumer warps compute with 16 of them each.
+// Products are transposed: keys, then columns of the values, are the rows of the tensor-core tile, and 8 · HEADS query
+// heads its columns. That halves products and registers. Nothing is called: the ring leaves too little L1 for a stack.
 
 #ifndef HEADS // query heads of a group, in eights: 1 or 2
 #define HEADS 1
 #endif
-#ifndef BLOCKS // on a multiprocessor
+#ifndef BLOCKS // per multiprocessor
 #define BLOCKS (WIDTH >= 256 ? 1 : 2)
 #endif
 #ifndef STAGES
@@ -85,8 +84,8 @@ extern "C" __global__ void __launch_bounds__(160, BLOCKS)
     }
     int g = lane / 4, t = lane % 4;
     i64 in_all = i64(params.batch) * params.heads;
-    u32 q[HEADS][WIDTH / 16][2]; // of head g of each eight: columns 16k + 2t, and 8 further on
-    float scale_log2[HEADS][2];  // of heads 2t, 2t + 1: from products to exponents of two
+    u32 q[HEADS][WIDTH / 16][2]; // head g of each eight: columns 16k + 2t, and 8 further on
+    float scale_log2[HEADS][2];  // heads 2t, 2t + 1: from products to base-2 exponents
     auto load_queries = [&](const WorkTile& split) {
 #pragma unroll
         for (int n = 0; n < HEADS; n++) {
@@ -120,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(160, BLOCKS)
         for (int first = split.start; first < split.end; first += kBlockN) {
             u32 keys = ring + stage * 2 * KV_TILE_BYTES, values = keys + KV_TILE_BYTES;
             full(stage).wait(parity);
-            float s[HEADS][4], more[HEADS][4]; // [16 keys, 8 heads] each: even and odd parts of the sum
+            float s[HEADS][4], more[HEADS][4]; // [16 keys, 8 heads] each: even and odd steps of the sum
             clear(s);
             clear(more);
 #pragma unroll
@@ -136,10 +135,11 @@ extern "C" __global__ void __launch_bounds__(160, BLOCKS)
 #pragma unroll
                 for (int x = 0; x < 4; x++) {
                     s[n][x] = (s[n][x] + more[n][x]) * scale_log2[n][x % 2];
-                    if (first + warp * 16 + g + x / 2 * 8 >= split.end) s[n][x] = -INFINITE; // values there are zeros
+                    if (first + warp * 16 + g + x / 2 * 8 >= split.end)
+                        s[n][x] = -INFINITE; // values out of range are zeros
                     max_grew |= s[n][x] > most[n][x % 2] + 8.0f;
                 }
-            // What the exponents are taken against is moved only when a score would be 2^8 above it.
+            // Lazy rescaling: the running maximum moves only when a score exceeds it by 2^8.
             if (__ballot_sync(FULL_WARP, max_grew)) {
 #pragma unroll
                 for (int n = 0; n < HEADS; n++)
@@ -153,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(160, BLOCKS)
                         for (int m = 0; m < WIDTH / 16; m++) acc[m][n][e] *= by, acc[m][n][2 + e] *= by;
                     }
             }
-            u32 weights[HEADS][2]; // [keys, heads], turned into the right operand
+            u32 weights[HEADS][2]; // [keys, heads], transposed into the right operand
 #pragma unroll
             for (int n = 0; n < HEADS; n++) {
 #pragma unroll
@@ -176,9 +176,9 @@ extern "C" __global__ void __launch_bounds__(160, BLOCKS)
             if (lane == 0) empty(stage).arrive();
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
-        // The next queries are asked for before this piece is put together.
+        // Load the next queries before this split is combined.
         if (work + int(gridDim.x) < works) load_queries(WorkTile(params, work + int(gridDim.x)));
-        // The four warps' parts are added one after the other, always in their order.
+        // Combine the four warps, in order.
         float share[HEADS][2];
 #pragma unroll
         for (int n = 0; n < HEADS; n++)
@@ -242,7 +242,7 @@ extern "C" __global__ void __launch_bounds__(160, BLOCKS)
                 continue;
             }
             if (params.sinks) {
-                // One piece: the sink joins here.
+                // A single split: the sink joins here.
                 float sink = widen(params.sinks[h]), larger = fmaxf(lse, sink);
                 float in_all_of_it =
                     (lse == -INFINITE ? 0.0f : expf(lse - larger)) + (sink == -INFINITE ? 0.0f : expf(sink - larger));
@@ -257,6 +257,6 @@ extern "C" __global__ void __launch_bounds__(160, BLOCKS)
             out[3 * params.out.col] = narrow(x.w * by);
             if (c == 0) params.lse[at_row] = lse;
         }
-        consumer_sync(); // the room is free for the next piece
+        consumer_sync(); // shared memory is free for the next split
     }
 }

@@ -1,15 +1,14 @@
-// What decoding by the copy engine is written in: barriers, copies of boxes, and matrices out of swizzled tiles. A tile
-// in shared memory holds KEYS rows of 64 elements (128 bytes, swizzled as the engine does it), 64 columns after the
-// other.
+// Primitives of decoding by TMA: mbarriers, tile loads, and ldmatrix on swizzled tiles. A tile in shared memory is
+// [WIDTH / 64][kBlockN][64 elements], rows of 128 bytes with TMA's 128-byte swizzle.
 
-#define kBlockN 64                          // that are brought at a time
-#define KV_TILE_BYTES (kBlockN * WIDTH * 2) // of a stage: keys, then values
+#define kBlockN 64                          // keys of a stage
+#define KV_TILE_BYTES (kBlockN * WIDTH * 2) // bytes of the keys, and of the values, of a stage
 
 struct alignas(64) TensorMap {
     u64 opaque[16];
 };
 
-// A barrier of the copy engine, by its address in shared memory.
+// An mbarrier, by its address in shared memory.
 struct Barrier {
     u32 at;
     __device__ __forceinline__ void init(int arrivals) const {
@@ -39,12 +38,12 @@ __device__ __forceinline__ void tma_load(u32 to, const TensorMap& map, Barrier d
                  : "memory");
 }
 
-// Vec16 bytes, `unit` of a row.
+// The address of 16-byte unit `unit` of a row.
 __device__ __forceinline__ u32 swizzled(u32 tile, int row, int scale_log2) {
     return tile + scale_log2 / 8 * (kBlockN * 128) + row * 128 + ((scale_log2 % 8) ^ (row % 8)) * 16;
 }
 
-// Four 8 × 8 matrices, as they lie or turned.
+// Four 8 × 8 matrices, as stored or transposed.
 __device__ __forceinline__ void ldmatrix(u32 (&x)[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -57,10 +56,10 @@ __device__ __forceinline__ void ldmatrix_trans(u32 (&x)[4], u32 at) {
                  : "r"(at)
                  : "memory");
 }
-// The four warps that compute.
+// Synchronizes the four consumer warps.
 __device__ __forceinline__ void consumer_sync() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
 
-// Brings the keys and values of a head from j0 on into a stage.
+// Loads the keys and values of a head from j0 on into a stage.
 __device__ __forceinline__ void tma_load_kv(u32 to, const TensorMap& map_k, const TensorMap& map_v, Barrier done,
                                             int j0, int head, int batch) {
     done.expect(2 * KV_TILE_BYTES);

@@ -1,15 +1,14 @@
-// Backward's sum of dq: the thread that has the copy engine add tiles up in device memory, and what rounds them in the
-// end. backward.cu says the sizes.
+// The sum of dq over blocks: the thread that adds tiles in global memory by TMA, and their conversion to elements at
+// the end. Sizes are in backward.cu.
 //
-// Nobody clears what is added to. Each tile has a ticket, 0 before: the first block to come puts its part there, the
-// others wait until it is there, and add to it. A block that finds no more work rounds tiles of heads that are whole,
-// until all are.
+// The memory is not zeroed. Each tile has a ticket, initially 0: the first block to arrive stores its part, the others
+// wait for that and add. A block without further work converts tiles of finished heads until all are converted.
 #pragma once
 
-// Of a ticket: one has begun; what it put is there.
+// Bits of a ticket: the tile is claimed; its first part is stored.
 constexpr u32 CLAIMED = 1, STORED = 2;
 
-// Adds the dq tiles up in device memory.
+// The accumulator thread: adds staged dq blocks in global memory.
 INLINE void dq_accumulator(const HopperParams& params, const Shared& shared) {
     int query_tiles = div_up(params.n, kBlockM);
     Ring<SCHEDULER_STAGES> next;
@@ -18,7 +17,7 @@ INLINE void dq_accumulator(const HopperParams& params, const Shared& shared) {
         QueryTileWalk walk(params, w);
         int tile = 0;
         u32 ticket = 0;
-        // A trip to a ticket takes a while beside all that is added: it is begun a step before its answer is looked at.
+        // Claim the ticket of the next step early: an atomic takes long beside all the additions.
         auto claim = [&]() {
             if (!walk.valid()) return;
             tile = (w.batch * params.heads_q + walk.head) * query_tiles + walk.tile();
@@ -36,10 +35,10 @@ INLINE void dq_accumulator(const HopperParams& params, const Shared& shared) {
                 if (round == 0) {
                     first = !(ticket & CLAIMED);
                     if (!first && !(ticket & STORED)) wait_until_at_least(params.tickets + current, STORED);
-                    // The copy engine of another multiprocessor wrote what this one's adds to.
+                    // TMA of another multiprocessor wrote what this one adds to.
                     if (!first) fence_async_proxy();
                 }
-                // Warpgroup g has the pieces g · DQ_ROUNDS ..
+                // Warpgroup g has the blocks g · DQ_ROUNDS …
 #pragma unroll
                 for (int g = 0; g < CONSUMER_GROUPS; g++) {
                     if (first) tma_store_bytes(to + (g * DQ_ROUNDS + round) * 4096, shared.add(g), 4096 * 4);
@@ -63,13 +62,13 @@ INLINE void dq_accumulator(const HopperParams& params, const Shared& shared) {
     }
 }
 
-// Rounds a warp's 16 rows of a piece of dq, and has them written by way of `room`, of which 16 rows from the warp's
-// number in its warpgroup on are used. OVERLAPPED: what blocks that run have prepared.
+// Converts a warp's 16 rows of a dq block, and stores them through `room`, of which the warp uses its own 16 rows.
+// OVERLAPPED: scales come from a concurrent kernel.
 template <bool OVERLAPPED> INLINE void convert_dq_block(const HopperParams& params, const TensorMap& map_dq,
-                                                        float (&x)[32], int bh, int tile, int piece, bool some,
+                                                        float (&x)[32], int bh, int tile, int block, bool some,
                                                         u32 room) {
     int batch = bh / params.heads_q, head = bh - batch * params.heads_q,
-        row = tile * kBlockM + (kBlockM == 128 ? piece * 64 : 0), column = kBlockM == 128 ? 0 : piece * 64;
+        row = tile * kBlockM + (kBlockM == 128 ? block * 64 : 0), column = kBlockM == 128 ? 0 : block * 64;
     float upper = params.scale, lower = params.scale;
 #if !FREE_ORDER
     const float* dq_scale = params.dq_scale + (i64)bh * padded_len(params.n) + row + fragment_row();
@@ -90,10 +89,9 @@ template <bool OVERLAPPED> INLINE void convert_dq_block(const HopperParams& para
         mark_for_recompute(params, params.recompute_q, bh, div_up(params.n, 64), row / 64);
 }
 
-// Rounds what is whole: each warp for itself takes its 16 rows of the pieces of tile after tile of all, the first heads
-// first.
+// Converts finished heads, first heads first: each warp takes 16 rows of one tile after the other.
 INLINE void convert_dq(const HopperParams& params, const Shared& shared, const TensorMap& map_dq) {
-    // Found rematerialize: known from before, it would change how the products are compiled.
+    // Computed here: if it were known from before, the products would be compiled differently.
     int group = (int)(threadIdx.x >> 7) - 1, warp = threadIdx.x >> 5 & 3, tiles = div_up(params.n, kBlockM),
         all = params.batch * params.heads_q * tiles, whole = -1;
     auto take = [&]() {
@@ -108,24 +106,24 @@ INLINE void convert_dq(const HopperParams& params, const Shared& shared, const T
             if (lane_id() == 0) wait_until_at_least(params.progress + bh_k, work_per_head(params));
             __syncwarp();
         }
-        bool some = __ldcg(params.tickets + at) & STORED; // where nobody came, nothing is there
+        bool some = __ldcg(params.tickets + at) & STORED; // unclaimed tiles have no data
 #pragma unroll 1
-        for (int piece = 0; piece < DQ_BLOCKS; piece += 2) {
+        for (int block = 0; block < DQ_BLOCKS; block += 2) {
             float x[2][32];
             const float4* from =
-                (const float4*)(params.dq_sum + (i64)at * (kBlockM * kHeadDim) + piece * 4096) + warp * 256 + lane_id();
+                (const float4*)(params.dq_sum + (i64)at * (kBlockM * kHeadDim) + block * 4096) + warp * 256 + lane_id();
 #pragma unroll
             for (int i = 0; i < 16; i++) {
                 float4 y = __ldcg(from + i / 8 * 1024 + i % 8 * 32);
                 float* to = x[i / 8] + i % 8 * 4;
                 to[0] = y.x, to[1] = y.y, to[2] = y.z, to[3] = y.w;
             }
-            // What was there before is on its way.
+            // TMA has read the previous rows.
             tma_store_wait_read();
             __syncwarp();
 #pragma unroll
             for (int e = 0; e < 2; e++)
-                convert_dq_block<false>(params, map_dq, x[e], bh, tile, piece + e, some,
+                convert_dq_block<false>(params, map_dq, x[e], bh, tile, block + e, some,
                                         shared.add(group) + warp * 2048 + e * 2048);
         }
         at = __shfl_sync(~0u, next, 0);

@@ -1,14 +1,14 @@
-// Attention forward on Hopper. A block takes tiles of FWD_M queries of one head, one after the other; a warp of its
-// first warpgroup brings queries, keys and values to shared memory, each other warpgroup owns 64 rows: scores, softmax
-// and output stay in its registers. The scores of the next keys are multiplied while the softmax of these runs, those
-// of the next tile while this one is written, and the warpgroups take turns, so that one multiplies while another is at
-// its exponentials.
+// Forward mainloop and epilogue on Hopper. Persistent blocks take query tiles of kBlockM rows. In the producer
+// warpgroup one thread loads queries, keys and values by TMA and another schedules tiles; each consumer warpgroup owns
+// 64 rows, with scores, softmax and output in its registers. The scores of the next key tile are multiplied during the
+// softmax of this one, and those of the next query tile during the epilogue. With ping-pong scheduling, one warpgroup
+// multiplies while another computes exponentials.
 #ifndef ADD_TO_DESCRIPTOR
 #define ADD_TO_DESCRIPTOR (HEAD_DIM == 64)
 #endif
 #include "params.cuh"
 
-#ifndef FWD_CONSUMER_GROUPS // warpgroups that compute
+#ifndef FWD_CONSUMER_GROUPS // consumer warpgroups
 #define FWD_CONSUMER_GROUPS (HEAD_DIM == 64 ? 3 : 2)
 #endif
 #ifndef FWD_N
@@ -20,22 +20,19 @@
 #ifndef FWD_Q_STAGES
 #define FWD_Q_STAGES (HEAD_DIM == 256 || FWD_N > 160 ? 1 : 2)
 #endif
-#ifndef FWD_PINGPONG // warpgroups take turns at the matrix units: as measured, LADDER.md
+#ifndef FWD_PINGPONG // ping-pong scheduling of the consumers: as measured, LADDER.md
 #define FWD_PINGPONG (HEAD_DIM == 64 || HEAD_DIM == 256 && !BAND && !TILE_LIST && !SEGMENTS)
 #endif
-#ifndef FWD_OVERLAP_TILES // the next tile's first scores are multiplied while this one is written, which takes
-                          // registers
+#ifndef FWD_OVERLAP_TILES // the next tile's first scores overlap this tile's epilogue, which takes registers
 #define FWD_OVERLAP_TILES (FWD_Q_STAGES == 2)
 #endif
-#ifndef FWD_OVERLAP_SOFTMAX // exponentials are taken while the weights before are multiplied, not after: as measured,
-                            // LADDER.md
+#ifndef FWD_OVERLAP_SOFTMAX // exponentials overlap the previous P·V product: as measured, LADDER.md
 #define FWD_OVERLAP_SOFTMAX (HEAD_DIM != 64)
 #endif
-#ifndef FWD_DEFER_Q_RELEASE // the queries' place, by way of which results are written, is given back after the next
-                            // tile's first softmax: as measured, LADDER.md
+#ifndef FWD_DEFER_Q_RELEASE // release the query stage after the next tile's first softmax: as measured, LADDER.md
 #define FWD_DEFER_Q_RELEASE (HEAD_DIM == 128 && MASKED)
 #endif
-#ifndef FWD_LAZY_RESCALE // an output is scaled rematerialize only when its maximum grew by more than 2^8
+#ifndef FWD_LAZY_RESCALE // rescale an output only when its maximum grew by more than 2^8
 #define FWD_LAZY_RESCALE 1
 #endif
 
@@ -54,7 +51,7 @@ static_assert(kBlockN % 16 == 0 && kHeadDim % 64 == 0 && SHARED <= 232448, "shar
 
 extern "C" __device__ const int forward_sizes[5] = {kBlockM, kBlockN, THREADS, SHARED, 0};
 
-// The barriers, and the place where the index of the next work lies.
+// Addresses in shared memory: tiles, barriers, and the scheduler's slots.
 struct Shared {
     u32 base;
     INLINE u32 q(u32 place) const { return base + Q_AT + place * Q_BYTES; }
@@ -69,7 +66,7 @@ struct Shared {
     INLINE Barrier v_empty(u32 i) const { return barrier(2 * Q_STAGES + 3 * STAGES + i); }
     INLINE Barrier work_full(u32 i) const { return barrier(2 * Q_STAGES + 4 * STAGES + i); }
     INLINE Barrier work_empty(u32 i) const { return barrier(2 * Q_STAGES + 4 * STAGES + 2 + i); }
-    // The next work, as the producer found it: the tile, and the visit.
+    // A scheduled tile: (tile, head, sequence, valid), and its key tiles.
     INLINE void put_work(u32 i, int4 tile, int2 visit) const {
         u32 at = base + WORK_AT + i * 32;
         asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(tile.x), "r"(tile.y), "r"(tile.z),
@@ -85,7 +82,7 @@ struct Shared {
                      : "memory");
         asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(visit.x), "=r"(visit.y) : "r"(at + 16) : "memory");
     }
-    // Which split of a row the work is, where the row is cut.
+    // Which split of a row the tile is; 0 if the row is not split.
     INLINE void put_split(u32 i, u32 x) const {
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(base + WORK_AT + i * 32 + 24), "r"(x) : "memory");
     }
@@ -94,7 +91,7 @@ struct Shared {
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(base + WORK_AT + i * 32 + 24) : "memory");
         return x;
     }
-    // What the plan says of the tile that a place of the keys holds.
+    // The tile list's entry of the key tile in a stage.
     INLINE void put_step(u32 i, u32 tile, u32 bits) const {
         asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(base + STEP_AT + i * 8), "r"(tile), "r"(bits) : "memory");
     }
@@ -108,17 +105,17 @@ struct Shared {
     }
 };
 
-// The key tiles that a query tile visits, and in which order: from the end, where the ragged and diagonal ones are.
+// The key tiles of a query tile, visited from the last, where ragged and diagonal tiles are.
 struct KeyTiles {
-    int count, from; // from: the last tile, or the first entry of the plan
+    int count, from; // from: the last tile, or the first entry of the tile list
     INLINE KeyTiles(int count, int from) : count(count), from(from) {}
     INLINE KeyTiles(const HopperParams& params, WorkTile& w) {
 #if TILE_LIST
-        // Rows come in an order of their own, and say which tile they are.
+        // Rows of the list are sorted by length, and name their tile.
         ListRow row(params, w.batch, w.head, w.tile);
         count = row.count, from = row.from, w.tile = row.tile, w.split = row.split;
 #if LENGTHS
-        // Key tiles rise along a row: those beyond the sequence are left out.
+        // Key tiles ascend along a row: skip those beyond the sequence.
         for (int low = 0, end = params.lengths[w.batch]; low < count;) {
             int middle = (low + count) / 2;
             if (entry_tile(params.list_entries[from + middle]) * kBlockN < end) low = middle + 1;
@@ -132,7 +129,7 @@ struct KeyTiles {
     }
 };
 
-// Finds work, a tile or two ahead: what it takes are trips to device memory, one after the other.
+// The scheduler: finds tiles ahead of the producer, to hide the latency of its loads.
 INLINE void scheduler(const HopperParams& params, const Shared& shared, const TensorMap& map_q) {
     int tiles = TILE_LIST ? params.list_row_count : div_up(params.n, kBlockM),
         total = tiles * params.heads_q * params.batch;
@@ -154,7 +151,7 @@ INLINE void scheduler(const HopperParams& params, const Shared& shared, const Te
         next.next();
         if (!more) break;
     }
-    // The last block out leaves the counters as they were found.
+    // The last block resets the counters.
     __threadfence();
     if (atomicAdd(params.scheduler_counter + 1, 1) == gridDim.x - 1)
         params.scheduler_counter[0] = 0, params.scheduler_counter[1] = 0;
@@ -210,15 +207,15 @@ INLINE void producer(const HopperParams& params, const Shared& shared, const Ten
     }
 }
 
-// The softmax of 64 rows as their keys pass by. `top` is what the exponents are taken against, in units of the scores.
+// Online softmax of 64 rows. `top` is the running maximum, in units of the scores.
 struct Softmax {
     float top[2], sum[2], grown[2];
     bool any;
-    float unit; // from scores to log2
+    float unit; // from scores to base-2 exponents
     INLINE Softmax(float unit) : unit(unit) { top[0] = top[1] = MINUS_INFINITY, sum[0] = sum[1] = 0.f; }
 
-    // Turns scores into weights; `grown` is what the output and the sum so far have to be multiplied by. Both rows go
-    // side by side, and each in two chains: it is latency that this takes, not work.
+    // Turns scores into weights; `grown` is the factor for output and sum so far. Both rows of a thread, each in two
+    // chains: latency bounds this, not throughput.
     INLINE void step(float (&s)[kBlockN / 2]) {
         float peak[4] = {s[0], s[1], s[2], s[3]}, against[2], part[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
@@ -254,7 +251,7 @@ struct Softmax {
     }
 };
 
-// The 64 rows of one warpgroup: what they are of, and what they keep of a tile of keys.
+// The 64 rows of one warpgroup.
 struct Rows {
     const HopperParams& params;
     int batch, head, first, row, column;
@@ -263,8 +260,8 @@ struct Rows {
 #if TILE_LIST
     u32 split;
 #endif
-    // What they need from device memory, asked for before the rows before them are written: the range of keys of the
-    // thread's two, and what all have in common; of a list, the bits of the first tile, which lies at `place`.
+    // Loaded ahead, before the epilogue of the previous rows: the key ranges of the thread's two rows and their bounds;
+    // with a tile list, the bits of the first tile, whose entry is at `place`.
     struct PrefetchedMask {
 #if SEGMENTS
         int2 range[2];
@@ -275,11 +272,11 @@ struct Rows {
 #endif
     } ahead;
 #if TILE_LIST
-    // Of the thread's two rows in a tile.
+    // The bits of the thread's two rows in a tile.
     INLINE static u32 bits_of(const HopperParams& params, uint2 entry, int group, int r) {
-        return entry.x & PARTIAL_TILE ? load_row_bits<kBlockN>(params.list_bits,
-                                                          (i64)entry.y * kBlockM + group * 64 + fragment_row() + 8 * r)
-                                 : ~0u;
+        return entry.x & PARTIAL_TILE ? load_row_bits<kBlockN>(params.list_bits, (i64)entry.y * kBlockM + group * 64 +
+                                                                                     fragment_row() + 8 * r)
+                                      : ~0u;
     }
 #endif
     INLINE static void prefetch_mask(PrefetchedMask& ahead, const HopperParams& params, const WorkTile& w,
@@ -311,14 +308,14 @@ struct Rows {
 #endif
     }
 
-    // Whether a list says that these rows have no pair in a tile, though others have. By a vote, so that it is known to
-    // be the same for all threads of a warp: else products are compiled as if lanes went their own ways. Bands and
-    // segments have few such tiles, and do not ask: it takes 4 %.
+    // Whether the tile list says that these rows keep no pair of the tile. By a vote, so that the compiler knows the
+    // condition to be warp-uniform; otherwise products are serialized. Bands and segments have few such tiles and do
+    // not check: it would cost 4 %.
     INLINE static bool is_empty_group(const Shared& shared, u32 place, int group) {
         return TILE_LIST && __any_sync(~0u, shared.get_step(place).x & EMPTY_GROUP << group);
     }
 
-    // What is known of a tile before its scores are there; bits are on their way by then.
+    // What is known of a tile before its scores; the bits are being loaded.
     struct TileMask {
         int tile;
         bool partial;
@@ -344,7 +341,7 @@ struct Rows {
         return look;
     }
 
-    // Scores become what the softmax sees: shaped, and −∞ where a pair is absent.
+    // Soft-cap and biases, and −∞ for masked pairs.
     INLINE void score_and_mask(float (&s)[kBlockN / 2], TileMask& look) const {
 #if SCORE_MOD
         int j0 = look.tile * kBlockN + column;
@@ -357,7 +354,7 @@ struct Rows {
         if (look.partial) {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                // From the tile's first key on.
+                // Relative to the first key of the tile.
                 int i = row + 8 * r, high = keys.end - look.tile * kBlockN, low = 0;
                 (void)i;
 #if SEGMENTS
@@ -370,7 +367,8 @@ struct Rows {
 #pragma unroll
                 for (int x = 0; x < kBlockN / 4; x += 32) {
                     u32 word = ~0u;
-                    if (!TILE_LIST || LENGTHS) word = bits_between(low - x, high - x); // bits end where the keys end
+                    if (!TILE_LIST || LENGTHS)
+                        word = bits_between(low - x, high - x); // bits of a list end with the keys
 #if TILE_LIST
                     word &= look.bits[r];
 #endif
@@ -382,7 +380,7 @@ struct Rows {
         }
     }
 
-    // Weights that dropout leaves, grown by its scale.
+    // Applies dropout to weights.
     INLINE void apply_dropout(float (&s)[kBlockN / 2], int tile) const {
 #if DROPOUT
         int t = threadIdx.x & 3;
@@ -406,7 +404,7 @@ struct Rows {
 #endif
     }
 
-    // One tile of scores through the softmax.
+    // Mask and softmax of one tile.
     INLINE void softmax_tile(Softmax& softmax, float (&s)[kBlockN / 2], TileMask& look) const {
         score_and_mask(s, look);
         softmax.step(s);
@@ -414,7 +412,7 @@ struct Rows {
     }
 
 #if TILE_LIST
-    // Puts a split of rows that are cut where the others are; true for the last, which then has what all came to.
+    // Stores the partial result of a split row. True for the last split to arrive, which then has the combined result.
     INLINE bool combine_splits(Softmax& softmax, float (&o)[kHeadDim / 2]) const {
         float top[2] = {softmax.top[0], softmax.top[1]}, sums[2] = {quad_sum(softmax.sum[0]), quad_sum(softmax.sum[1])},
               unit = softmax.unit;
@@ -435,7 +433,7 @@ struct Rows {
 #pragma unroll 1
         for (int of = 0; of < mine.count; of++) {
             float4 x = mine.get(of, UNITS - 1);
-            // One that saw nothing may hold anything.
+            // A split that saw nothing may hold anything.
             bool seen[2] = {x.z != 0.f, x.w != 0.f};
             float factor[2] = {seen[0] ? exp2_fast((x.x - top[0]) * unit) : 0.f,
                                seen[1] ? exp2_fast((x.y - top[1]) * unit) : 0.f};
@@ -450,7 +448,7 @@ struct Rows {
                               o[4 * c + 3] = fmaf(y.w, factor[1], o[4 * c + 3]);
             }
         }
-        // As threads have it: the four of a row add their sums up.
+        // The four threads of a row add their sums in the epilogue: one of them has it.
         bool adds = (threadIdx.x & 3) == 0;
 #pragma unroll
         for (int r = 0; r < 2; r++) softmax.top[r] = top[r], softmax.sum[r] = adds ? sums[r] : 0.f;
@@ -458,7 +456,7 @@ struct Rows {
     }
 #endif
 
-    // By way of `tile`, where the rows' queries were, which nobody reads any more.
+    // Epilogue: normalizes, writes lse, and stores the output through `tile`, the rows' query tile in shared memory.
     INLINE void epilogue(Softmax& softmax, float (&o)[kHeadDim / 2], u32 tile, int group,
                          const TensorMap& map_out) const {
         float factor[2];
@@ -519,8 +517,8 @@ INLINE void consumer(const HopperParams& params, const Shared& shared, const Ten
     KeyTiles visit(0, 0);
     Rows::PrefetchedMask ahead;
     bool more, first = true;
-    // Takes the next tile and multiplies its first scores: where there is none, of nothing new, so that the matrix
-    // units' pipeline has one shape.
+    // Takes the next tile and starts its first scores. Without a next tile the product is of stale data: the wgmma
+    // pipeline keeps one shape.
     auto next_tile = [&](bool in_turn) {
         int4 tile;
         int2 tiles;
@@ -556,7 +554,7 @@ INLINE void consumer(const HopperParams& params, const Shared& shared, const Ten
             fence_registers(s);
         }
         if (!more) break;
-        bool some = visit.count > 0, zero_weights = false; // none: all weights are zero
+        bool some = visit.count > 0, zero_weights = false;
         Rows rows(params, w, group, ahead);
         Softmax softmax(SCORE_MOD ? 1.f : params.scale * LOG2E);
 #pragma unroll
@@ -577,7 +575,7 @@ INLINE void consumer(const HopperParams& params, const Shared& shared, const Ten
         }
         round_fragment(weights, s);
         if (FWD_DEFER_Q_RELEASE && !first) {
-            // What was written of the tile before.
+            // The output of the previous tile has been read from shared memory.
             tma_store_wait_read();
             __syncwarp();
             if (elected) shared.q_empty(q.place ^ 1).arrive();
@@ -588,7 +586,8 @@ INLINE void consumer(const HopperParams& params, const Shared& shared, const Ten
         for (int step = 1; step < visit.count; step++) {
             shared.k_full(k.place).wait(k.parity);
             if (Rows::is_empty_group(shared, k.place, group)) {
-                // Only the weights before are multiplied, if there are any; there are none here.
+                // Nothing of this tile is visible to these rows: only the pending product with the previous values, if
+                // there is one.
                 if (elected) shared.k_empty(k.place).arrive();
                 k.next();
                 shared.v_full(v.place).wait(v.parity);
@@ -664,7 +663,7 @@ INLINE void consumer(const HopperParams& params, const Shared& shared, const Ten
             if (elected) shared.q_empty(at_q).arrive();
         }
     }
-    if (FWD_DEFER_Q_RELEASE) tma_store_wait_read(); // shared memory is there until then
+    if (FWD_DEFER_Q_RELEASE) tma_store_wait_read(); // shared memory must stay valid until TMA has read it
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

@@ -1,11 +1,11 @@
-// Beside the main kernel, by a few blocks of a kernel of its own: heads are measured and prepared, as `rows.cuh` does
-// with the first, and dq of heads that are done is rounded. A multiprocessor alone reads two to three times as fast as
-// it does when all read, if enough is on its way to it: 24 warps have the copy engine bring 8 KB to each, and ask for
-// the next before they are done with what came. backward.cu says the sizes.
+// Preprocessing beside the main kernel: a few blocks of a separate kernel do what preprocess.cuh does for the first
+// heads, and convert dq of finished heads. One multiprocessor alone reads two to three times as fast as when all read,
+// if enough is in flight: 24 warps each load 8 KB by TMA, and start the next load before they finish with this one.
+// Sizes are in backward.cu.
 #pragma once
 
 constexpr int BOX = PREP_BYTES / (4 * kHeadDim),
-              BOX_BYTES = PREP_BYTES / 2; // rows of each of two tensors that come at a time
+              BOX_BYTES = PREP_BYTES / 2; // rows of each of two tensors in flight
 
 INLINE u32 max_u16x2(u32 a, u32 b) {
     u32 x;
@@ -17,17 +17,17 @@ INLINE uint4 load_shared_u4(u32 at) {
     return make_uint4(x.x, x.y, x.z, x.w);
 }
 
-// The parts of 128 rows that a warp takes, one after the other, each in boxes. So many heads are measured before those
-// before them are prepared that nobody of `all` waits long for a measure. Whoever is free takes the next: parts that
-// others wait for are of warps that run, however few can.
+// The work of a warp: parts of 128 rows, in boxes. Enough heads have their absmax computed ahead of the deltas that
+// depend on it that no warp waits long. Work is taken from a counter: a part that others wait for belongs to a running
+// warp.
 struct PrepWork {
     const HopperParams& params;
     int group, heads, window, of_keys, of_queries;
     int number,
-        next_number; // of all parts, in their order; the next one is asked for early, and known to the first lane
+        next_number; // index among all parts; the next one is fetched early, by the first lane
     int from, at, box;
     bool prepares;
-    int head_k, head, row; // sequence · heads + head: of keys, of what is read; its first row
+    int head_k, head, row; // sequence · heads + head: key head, head that is read; first row
     INLINE PrepWork(const HopperParams& params, int all)
         : params(params), group(params.heads_q / params.heads_k), heads(params.batch * params.heads_k) {
         of_keys = div_up(params.m, 128), of_queries = div_up(params.n, 128);
@@ -63,7 +63,7 @@ struct PrepWork {
     }
 };
 
-// The absmax_of |k| and |v| of what lies there, in `key` and `value`, two at a time.
+// The largest |k| and |v| of a box, two packed values at a time.
 INLINE void absmax_box(const HopperParams& params, u32 from, int batch, int row, u32& key, u32& value) {
     int lane = lane_id(), end = sequence_keys(params, batch);
     auto absmax_of = [](uint4 x) {
@@ -74,8 +74,7 @@ INLINE void absmax_box(const HopperParams& params, u32 from, int batch, int row,
     for (int i = 0; i < BOX_BYTES / 512; i++) {
         u32 k = absmax_of(load_shared_u4(from + i * 512 + lane * 16)),
             v = absmax_of(load_shared_u4(from + BOX_BYTES + i * 512 + lane * 16));
-        // As in `absmax_of`: rows that are masked count where they are not finite, those of tiles that nobody
-        // multiplies do not.
+        // As in absmax_of: masked rows count only if not finite, and only in tiles that are multiplied.
         int here = row + (i * 4 + lane / 8) % BOX;
         if (LENGTHS && here >= end) {
             auto odd = [&](u32 x) {
@@ -86,8 +85,8 @@ INLINE void absmax_box(const HopperParams& params, u32 from, int batch, int row,
         key = max_u16x2(key, k), value = max_u16x2(value, v);
     }
 }
-// Σ out · d_out and Σ d_out² of what eight lanes have of each row of a box: row 4r + lane / 8. What each lane has, and
-// in which order it is summed, is what `prepare` does, for all that boxes are swizzled.
+// Σ out · d_out and Σ d_out² of each row of a box, row 4r + lane / 8 over eight lanes, in the order of
+// attention_backward_preprocess although boxes are swizzled.
 INLINE void delta_box(u32 from, float (&sum)[BOX / 4], float (&square)[BOX / 4]) {
 #pragma unroll
     for (int r = 0; r < BOX / 4; r++) {
@@ -105,7 +104,7 @@ INLINE void delta_box(u32 from, float (&sum)[BOX / 4], float (&square)[BOX / 4])
         sum[r] = a[0], square[r] = b[0];
     }
 }
-// The sums of a row for the lane of its number.
+// The sums of a row, in the lane with its number.
 INLINE float2 reduce_box_rows(float (&sum)[BOX / 4], float (&square)[BOX / 4]) {
     int lane = lane_id();
     float2 mine = make_float2(0.f, 0.f);
@@ -120,10 +119,10 @@ INLINE float2 reduce_box_rows(float (&sum)[BOX / 4], float (&square)[BOX / 4]) {
     return mine;
 }
 
-// Rounds quarters of dq tiles, as many heads as are whole by now.
+// Converts quarters of dq tiles of heads that are finished by now.
 INLINE void convert_finished_dq(const HopperParams& params, const TensorMap& map_dq, u32 place, Barrier full,
                                 u32 parity) {
-    constexpr int EACH = 4; // tiles that a warp takes at a time
+    constexpr int EACH = 4; // tiles a warp takes at a time
     int quarter = warp_id() % 4, of_head = div_up(params.n, kBlockM) * (params.heads_q / params.heads_k),
         end = params.batch * params.heads_k * of_head;
     u32* taken = params.progress + params.batch * params.heads_k + quarter;
@@ -132,7 +131,7 @@ INLINE void convert_finished_dq(const HopperParams& params, const TensorMap& map
         if (lane_id() == 0) {
             for (tile = load_acquire(taken); tile < end;) {
                 int bh_k = tile / of_head;
-                // Nobody waits here: main's blocks may wait for this one.
+                // Never wait here: blocks of the main kernel may wait for this one.
                 if (load_acquire(params.progress + bh_k) < (u32)work_per_head(params)) break;
                 int until = min(tile + EACH, (bh_k + 1) * of_head), before = atomicCAS(taken, tile, until);
                 if (before == tile) {
@@ -147,17 +146,17 @@ INLINE void convert_finished_dq(const HopperParams& params, const TensorMap& map
         tile = __shfl_sync(~0u, tile, 0), count = __shfl_sync(~0u, count, 0);
         if (count == 0) break;
         for (int at = tile; at < tile + count; at++) {
-            bool some = __ldcg(params.tickets + at) & STORED; // where nobody came, nothing is there
+            bool some = __ldcg(params.tickets + at) & STORED; // unclaimed tiles have no data
             int bh = at / div_up(params.n, kBlockM);
 #pragma unroll 1
-            for (int piece = 0; piece < DQ_BLOCKS; piece += 2) {
+            for (int block = 0; block < DQ_BLOCKS; block += 2) {
                 if (lane_id() == 0) {
-                    // What was there before is on its way.
+                    // TMA has read the previous rows.
                     tma_store_wait_read();
                     full.expect(2 * 4096);
                     for (int e = 0; e < 2; e++)
                         tma_load_bytes(place + e * 4096,
-                                       params.dq_sum + (i64)at * (kBlockM * kHeadDim) + (piece + e) * 4096 +
+                                       params.dq_sum + (i64)at * (kBlockM * kHeadDim) + (block + e) * 4096 +
                                            quarter * 1024,
                                        4096, full);
                 }
@@ -173,7 +172,7 @@ INLINE void convert_finished_dq(const HopperParams& params, const TensorMap& map
                               x[4 * i + 2] = __int_as_float(y.z), x[4 * i + 3] = __int_as_float(y.w);
                     }
                     __syncwarp();
-                    convert_dq_block<true>(params, map_dq, x, bh, at % div_up(params.n, kBlockM), piece + e, some,
+                    convert_dq_block<true>(params, map_dq, x, bh, at % div_up(params.n, kBlockM), block + e, some,
                                            place + e * 4096 - quarter * 2048);
                 }
                 __syncwarp();
@@ -196,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(32 * PREP_WARPS, 1)
     if (lane == 0) full.init(1), publish_barriers(), fence_async_proxy_shared();
     __syncwarp();
     wait_on_dependency();
-    // What the kernels before wrote, whoever sees this sees.
+    // Release what the previous kernels wrote to whoever sees this count.
     if (threadIdx.x == 0) increment_release(params.progress + prep_started_at(params)), launch_dependents();
     PrepWork part(params, gridDim.x * PREP_WARPS);
     // Boxes of two tensors: keys and values, or out and d_out.
@@ -248,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(32 * PREP_WARPS, 1)
             float2 sums = reduce_box_rows(sum, square);
             if (lane < BOX) write_row_stats(params, (i64)bh * padded + mine, lse, d_lse, sums.x, sums.y, most);
             if (!last) continue;
-            // The copy engine will read them.
+            // TMA will read them.
             fence_async_proxy();
             __threadfence();
             __syncwarp();

@@ -1,22 +1,21 @@
-// What a launch is about: the parameter block that every Hopper kernel takes, the tile sizes, and which pairs of query
-// and key a tile keeps. The layout of `HopperParams` is the border to the host (INTERFACE.md): 8-byte fields at
-// multiples of 8.
+// Feature defines, the parameter block (generated/hopper.cuh), the tile scheduler's order, and which pairs of a tile
+// are visible. INTERFACE.md describes what the host passes.
 #pragma once
 #include "ptx.cuh"
 
 #ifndef HEAD_DIM // 64, 128 or 256: the width in shared memory, of which d and dv are used
 #define HEAD_DIM 128
 #endif
-#ifndef BAND // keys p − left .. p + right: causal and windows
+#ifndef BAND // keys from position − left to position + right: causal and windows
 #define BAND 0
 #endif
 #ifndef LENGTHS // keys before lengths[b]
 #define LENGTHS 0
 #endif
-#ifndef SEGMENTS // query and key of one segment, which are runs: a range of keys for each query
+#ifndef SEGMENTS // query and key of one segment; segments are runs, so a query has a range of keys
 #define SEGMENTS 0
 #endif
-#ifndef TILE_LIST // tiles from a list, some of them by bits; not with BAND or SEGMENTS
+#ifndef TILE_LIST // tiles from a list, partial ones with bits; not with BAND or SEGMENTS
 #define TILE_LIST 0
 #endif
 #ifndef SOFTCAP
@@ -34,37 +33,37 @@
 #ifndef DROPOUT
 #define DROPOUT 0
 #endif
-// Scores are more than a scaled product.
+// Scores are more than scaled products.
 #define SCORE_MOD (SOFTCAP || ALIBI || BIAS)
-// Some pairs may be absent.
+// Some pairs may be masked.
 #define MASKED (BAND || LENGTHS || SEGMENTS || TILE_LIST)
 
 #include "generated/hopper.cuh"
 static_assert(RECOMPUTE_ROWS == 64, "marks are for the 64 rows of a warpgroup");
 
-// WorkTile that may wait in line beside the one that is computed: more would end unevenly where tiles do not come
-// longest first, fewer let short rows wait for what must be looked up.
+// Tiles the scheduler prepares beside the current one. More would end unevenly where tiles do not come longest first;
+// with fewer, short rows would wait for the scheduler's loads.
 constexpr int SCHEDULER_STAGES = SEGMENTS || TILE_LIST ? 2 : 1;
 
 INLINE int div_up(int a, int b) { return (a + b - 1) / b; }
 INLINE int padded_len(int n) { return div_up(n, ROW_STATS_PAD) * ROW_STATS_PAD; }
 
-// Which work a persistent block takes: `index` counts (sequence · head) × tiles, `section` heads at a time, the tiles
-// of a section one after the other with its heads inside, so that what a section reads stays in the cache. Of a list,
-// the first `ordered` rows, which are long, are taken of all heads before that. With segments, tiles come in the order
-// that was found.
+// The tile that index `index` of a persistent block's schedule stands for. Sections of heads_per_section (sequence,
+// head) pairs are scheduled tile by tile, heads innermost, so that their keys stay in L2. lpt_order (longest processing
+// time first): with BAND 1 takes the last tiles first; with TILE_LIST, that many leading rows, the long ones, are
+// scheduled for all heads before everything else; with SEGMENTS tiles come in tile_order, and that many of its last
+// places after everything else.
 struct WorkTile {
     int tile, head, batch;
 #if TILE_LIST
-    u32 split; // of a row that is cut, or 0
+    u32 split; // word of a split row, or 0
 #endif
     INLINE WorkTile() {}
     INLINE WorkTile(const HopperParams& params, int index, int tiles, int heads, bool last_first) {
         int batches = params.batch, per_sequence = tiles, skipped = 0, section = params.heads_per_section;
         (void)per_sequence;
 #if SEGMENTS
-        // Of the order, the last `ordered` places come after all else, of all heads: short ones, so that all blocks end
-        // alike.
+        // The last lpt_order places, short tiles of all heads, come at the end, so that the blocks finish together.
         tiles = tiles * batches - params.lpt_order, batches = 1;
         bool end = index >= tiles * heads;
         if (end) index -= tiles * heads, skipped = tiles, tiles = params.lpt_order, section = heads;
@@ -90,12 +89,12 @@ struct WorkTile {
 };
 
 #if SEGMENTS
-// What 64 ranges have in common: the lowest beginning and the highest end of those that are not empty, then the highest
-// beginning and the lowest end of all.
+// Bounds of 64 ranges: the lowest start and highest end of non-empty ones, then the highest start and lowest end of
+// all.
 struct RangeExtent {
     int low, high, all_low, all_high;
     INLINE RangeExtent() : low(0x7fffffff), high(0), all_low(0), all_high(0x7fffffff) {}
-    // Of the tiles of 64 from `tile` on, at most `count`.
+    // Of at most `count` tiles of 64 rows from `tile` on.
     INLINE RangeExtent(const HopperParams& params, int batch, int tile, int count, int rows) : RangeExtent() {
         int tiles = div_up(rows, 64);
         for (int t = tile; t < min(tile + count, tiles); t++) {
@@ -106,33 +105,33 @@ struct RangeExtent {
 };
 #endif
 
-// The bits low .. high − 1 of a word, of those that it has.
+// The bits low … high − 1 of a word, clamped to it.
 INLINE u32 bits_between(int low, int high) {
     u32 x, from = max(low, 0), count = max(high - max(low, 0), 0);
     asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(x) : "r"(from), "r"(count));
     return x;
 }
 
-// Of a row of a fragment a thread has two columns of each 8, and counts them: column 8c + 2t + e is the (2c + e)-th of
-// thread t of four. So many of them come before a column. What it keeps of them is then a run of bits, which the
-// machine turns into conditions seven at a time.
+// A thread of a quad holds two columns of each 8 of a fragment row: column 8c + 2t + e is its (2c + e)-th. Returns how
+// many of them come before a column, so that a range of columns is a run of bits; R2P turns bits into predicates seven
+// at a time.
 INLINE int columns_before(int column) {
     int from = column - fragment_column();
     return 2 * (from >> 3) + min(from & 7, 2);
 }
-// Of a list: the bits of a thread's columns in a row of COLUMNS, where each of four threads has its own together.
+// The bits of a thread's columns in a row of COLUMNS of a tile list: those of each thread of a quad are adjacent.
 template <int COLUMNS> INLINE u32 load_row_bits(const u32* bits, i64 row) {
     static_assert(COLUMNS == 64 || COLUMNS == 128, "half a word or a word");
     i64 at = row * 4 + (threadIdx.x & 3);
     return COLUMNS == 128 ? bits[at] : ((const u16*)bits)[at];
 }
 
-// The keys that the rows [first, last] of a sequence's queries may see, before plans.
+// The keys that rows [first, last] may see, by band, lengths and segments.
 struct KeyRange {
     int end;               // keys of the sequence
-    int low, high;         // seen by some row: [low, high)
-    int all_low, all_high; // seen by every row
-    // `known`: what segments say is known already.
+    int low, high;         // visible to some row: [low, high)
+    int all_low, all_high; // visible to every row
+    // `known`: skip the segments; the caller has their ranges.
     INLINE KeyRange(const HopperParams& params, int batch, int first, int last, bool known = false) {
         end = params.m;
 #if LENGTHS && !SEGMENTS
@@ -151,7 +150,7 @@ struct KeyRange {
     }
 };
 
-// Tiles of the plan that one row of tiles keeps.
+// A row of the tile list.
 struct ListRow {
     int from, count, tile;
     u32 split;
@@ -160,26 +159,25 @@ struct ListRow {
         from = row.x, count = row.y, tile = row.z, split = row.w;
     }
 };
-// x: the tile; bit 31 set where it is not kept whole; bit 28 + g where warpgroup g has no pair of it. y: which tile of
-// the bits, or NO_BITS. z, w: free.
+// An entry: x is the tile with PARTIAL_TILE and EMPTY_GROUP flags, y the index of its bits or NO_BITS.
 INLINE int entry_tile(uint4 entry) { return entry.x & EMPTY_GROUP - 1; }
 INLINE u32 empty_groups_of(uint4 entry) { return entry.x / EMPTY_GROUP & 7; }
 
 #if TILE_LIST
-// A split of a row that is cut, as a warp has it. Rows much longer than the others are cut, and several blocks take
-// their split_results: each puts what it has into a slot, and whoever comes last takes all of them together, in their
-// order. A warp needs no other for that: it puts its fragments as its threads have them, UNITS of four floats each, and
-// the same threads of another block find them again. WARPS of a block compute.
+// One split of a row, per warp. Rows much longer than the others are split among blocks; each split stores its partial
+// result in a slot, and the last to arrive combines them in order. Warps do this independently: a warp stores its
+// fragments as its threads hold them, UNITS × float4 each, and the same threads of another block load them. A block has
+// WARPS consumer warps.
 template <int WARPS, int UNITS> struct RowSplit {
     float4* first; // of this lane, in the row's first slot
     i64 apart;     // from one slot to the next
     u32* there;
     int number, count;
-    // `word`: its slot, its number in the row, how many the row has.
+    // `word`: slot, index of the split, number of splits.
     INLINE RowSplit(const HopperParams& params, u32 word, int batch, int head, int heads_of_sequence)
         : number(word >> SPLIT_INDEX_SHIFT & 255), count(word >> SPLIT_COUNT_SHIFT) {
         int heads = rematerialize(params.batch) * heads_of_sequence, bh = batch * heads_of_sequence + head;
-        int thread = rematerialize(threadIdx.x) - 128; // the first warps of a block copy
+        int thread = rematerialize(threadIdx.x) - 128; // the first warpgroup is the producer
         i64 at = ((i64)((word & ((1u << SPLIT_INDEX_SHIFT) - 1)) - number) * heads + bh) * WARPS + (thread >> 5);
         first = (float4*)params.split_results + at * (UNITS * 32) + (thread & 31), there = params.split_arrivals + at;
         apart = (i64)heads * (WARPS * UNITS * 32);
@@ -188,7 +186,7 @@ template <int WARPS, int UNITS> struct RowSplit {
         first[number * apart + unit * 32] = make_float4(a, b, c, d);
     }
     INLINE float4 get(int of, int unit) const { return __ldcg(first + of * apart + unit * 32); }
-    // Whether all others of the row are there. Whoever learns it leaves the count as it was found.
+    // Whether all other splits have arrived. The last one resets the count.
     INLINE bool is_last() const {
         __threadfence();
         __syncwarp();
@@ -202,11 +200,11 @@ template <int WARPS, int UNITS> struct RowSplit {
         return before == count - 1;
     }
 };
-// Whether a row is cut: by a vote, so that it is known to be the same for all threads of a warp.
+// Whether a row is split. By a vote, so that the compiler knows it to be warp-uniform.
 INLINE bool is_split(u32 word) { return __any_sync(~0u, word); }
 #endif
 
-// Scores as they enter the softmax, in units of log2, from raw products: scale, cap, bias.
+// From raw products to base-2 scores: scale, soft-cap, ALiBi, bias.
 struct ScoreMod {
     float scale, cap, slope;
     const u8* bias;
@@ -223,7 +221,7 @@ struct ScoreMod {
         bias_i = params.bias_i * SIZE, bias_j = params.bias_j * SIZE;
 #endif
     }
-    // `inside`: i and j are of the sequence. `slope_of_cap` gets d(capped) / d(product · scale).
+    // `inside`: i and j are in range. `slope_of_cap` receives the derivative of the soft-cap.
     INLINE float operator()(float x, int i, int j, bool inside, float* slope_of_cap = nullptr) const {
         x *= scale;
 #if SOFTCAP
@@ -243,8 +241,7 @@ struct ScoreMod {
     }
 };
 
-// Says of 64 rows of a head that the general kernels have to compute them again. `tiles`: as many rows as there are, in
-// 64s.
+// Marks 64 rows of a head for recomputation by the general kernels; `tiles` per head.
 INLINE void mark_for_recompute(const HopperParams& params, u32* of, int bh, int tiles, int tile) {
     *params.recompute_any = 1, of[(i64)bh * tiles + tile] = 1;
 }

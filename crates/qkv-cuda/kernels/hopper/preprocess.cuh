@@ -1,19 +1,19 @@
-// Backward's small kernels, linear in the sequence: the absmax_of key and value of each head, and of each row Σ out ·
-// d_out, its log-sum and its grain. Of the heads that come first, before the main kernel; of the others, beside it. And
-// the gradient of the sinks.
+// Backward's preprocessing kernels, linear in the sequence: the largest key and value of each head; delta, base-2 lse
+// and fixed-point scale of each row. Of the first heads before the main kernel, of the others beside it
+// (overlapped_prep.cuh). And the gradient of the sinks.
 #pragma once
 
-// Threads that share a row of the statistics: 16 bytes each.
+// Threads per row: 16 bytes each.
 constexpr int LANES = HEAD_DIM / 8;
 constexpr u32 INFINITE_BITS = ELEMENT == 0 ? 0x7f80 : 0x7c00;
 
-// KeyRange of a sequence that are there.
+// The number of keys of a sequence.
 INLINE int sequence_keys(const HopperParams& params, int batch) {
     return LENGTHS ? min(params.m, params.lengths[batch]) : params.m;
 }
 
-// The absmax_of absolute value of rows 128 · part .. of a matrix, as bits, of those that this thread reads. Rows from
-// `end` on, which are multiplied though they are masked, count only where they are not finite.
+// The largest magnitude in rows 128 · part … of a matrix, as bits, over the elements this thread reads. Rows from `end`
+// on are masked but still multiplied: they count only if they are not finite.
 INLINE u32 absmax_of(const u16* x, i64 stride, int columns, int part, int rows, int end) {
     int first = part * 128 + threadIdx.x / LANES, lane = threadIdx.x % LANES;
     u32 most = 0;
@@ -21,7 +21,7 @@ INLINE u32 absmax_of(const u16* x, i64 stride, int columns, int part, int rows, 
         if (row < end || here >= INFINITE_BITS) most = max(most, here);
     };
     if (columns % 8 == 0 && stride % 8 == 0 && ((u64)x & 15) == 0) {
-        // All are on their way before the first is looked at.
+        // Load everything before using the first.
         uint4 y[LANES / 2];
 #pragma unroll
         for (int r = 0; r < LANES / 2; r++) {
@@ -47,7 +47,7 @@ INLINE u32 absmax_of(const u16* x, i64 stride, int columns, int part, int rows, 
     return most;
 }
 
-// The absmax_of |k| and |v| of 128 keys of a head; ∞ where one is not a number.
+// The largest |k| and |v| of 128 keys of a head; ∞ for NaN.
 extern "C" __global__ void __launch_bounds__(256)
     attention_backward_absmax(const __grid_constant__ HopperParams params) {
     launch_dependents();
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (lane_id() == 0) seen[threadIdx.x / 32] = most;
     __syncthreads();
     if (threadIdx.x != 0) return;
-    // Nothing here is of the kernel before, but what comes after counts on its end.
+    // Nothing here depends on the previous kernel, but the next one relies on its end.
     wait_on_dependency();
     key = value = 0;
     for (int w = 0; w < 8; w++) key = max(key, seen[w] >> 16), value = max(value, seen[w] & 0xffffu);
@@ -70,8 +70,7 @@ extern "C" __global__ void __launch_bounds__(256)
         make_float2(widen((u16)min(key, INFINITE_BITS)), widen((u16)min(value, INFINITE_BITS)));
 }
 
-// The absmax_of key and value of a head, for each lane of a warp. OVERLAPPED: of blocks that run, not of a kernel
-// before.
+// The largest key and value of a head, in every lane of a warp. OVERLAPPED: written by a concurrent kernel.
 template <bool OVERLAPPED> INLINE float2 head_absmax(const HopperParams& params, int bh_k) {
     float2 most = make_float2(0.f, 0.f);
 #if !FREE_ORDER
@@ -88,8 +87,8 @@ template <bool OVERLAPPED> INLINE float2 head_absmax(const HopperParams& params,
 #endif
     return most;
 }
-// Two elements of out and of d_out, and sixteen bytes of each. Each operation is named: heads that are prepared first
-// and those that are prepared beside the main kernel have the same bits.
+// Dot product of out and d_out, and square of d_out, two elements and 16 bytes at a time. Rounding is explicit, so that
+// heads preprocessed before and beside the main kernel have the same bits.
 INLINE void accumulate_dot(float& sum, float& square, u32 x, u32 y) {
     float a = widen_low(y), b = widen_high(y);
     sum = __fadd_rn(sum, fmaf(widen_low(x), a, __fmul_rn(widen_high(x), b))),
@@ -99,13 +98,12 @@ INLINE void accumulate_dot(float& sum, float& square, uint4 x, uint4 y) {
     accumulate_dot(sum, square, x.x, y.x), accumulate_dot(sum, square, x.y, y.y), accumulate_dot(sum, square, x.z, y.z),
         accumulate_dot(sum, square, x.w, y.w);
 }
-// Eight elements, of which `count` are there, one by one, where they cannot be read at once. In the same order: sums
-// have the same bits however rows lie.
+// Eight elements one by one, `count` of them in range, for rows that cannot be vectorized. Same order, same bits.
 INLINE uint4 load_elementwise(const u16* x, int count) {
     auto two = [&](int c) { return (c < count ? (u32)x[c] : 0) | (c + 1 < count ? (u32)x[c + 1] << 16 : 0); };
     return make_uint4(two(0), two(2), two(4), two(6));
 }
-// Of a row: Σ out · d_out less the gradient of its lse, its lse in units of log2, its grain.
+// Statistics of a row: delta (less the gradient of lse), base-2 lse, fixed-point scale of dq.
 INLINE void write_row_stats(const HopperParams& params, i64 to, float lse, float d_lse, float sum, float square,
                             float2 most) {
     params.lse_log2[to] = lse == MINUS_INFINITY ? -MINUS_INFINITY : lse * LOG2E;
@@ -113,16 +111,15 @@ INLINE void write_row_stats(const HopperParams& params, i64 to, float lse, float
     float of_values = __fmul_rn(
         __fmul_rn(2.f * (DROPOUT ? params.dropout_scale : 1.f), sqrtf(__fmul_rn(square, (float)params.dv))), most.y);
     float absmax_of = __fmul_rn(most.x, __fadd_rn(of_values, fabsf(d_lse)));
-    // 2^(30 − ⌈log2 absmax_of⌉), from the exponent of `absmax_of`; a row without a bound, or whose sum is none, has no
-    // numbers either.
+    // 2^(30 − ⌈log2 bound⌉) from the exponent of the bound; NaN if the bound or delta is not finite.
     int exponent = (int)(__float_as_uint(fmaxf(absmax_of, 1e-30f)) >> 23) - 126;
     params.dq_scale[to] = absmax_of < 1e37f && fabsf(sum) < 1e37f
                               ? __uint_as_float((u32)(min(30 - exponent, 126) + 127) << 23)
                               : __uint_as_float(0x7fc00000);
 }
 
-// Σ out · d_out of each row of the heads that come first, less the gradient of its lse; the lse in units of log2, +∞
-// where a row saw nothing or is padding; the grain of its dq. And zeros, for all heads, in what is counted.
+// Row statistics of the first heads; base-2 lse is +∞ for rows that see nothing and for padding. Also zeros tickets and
+// progress counters of all heads.
 extern "C" __global__ void __launch_bounds__(256)
     attention_backward_preprocess(const __grid_constant__ HopperParams params) {
     launch_dependents();
@@ -130,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(256)
         all = tickets + progress_len(params);
     for (int x = blockIdx.x * 256 + threadIdx.x; x < all; x += gridDim.x * 256)
         *(x < tickets ? params.tickets + x : params.progress + (x - tickets)) = 0;
-    // The first heads last: they are in the cache when the main kernel begins.
+    // First heads last: they are in L2 when the main kernel begins.
     int parts = div_up(params.n, ROW_STATS_PAD), at = blockIdx.x / parts, part = blockIdx.x - at * parts,
         bh = gridDim.x / parts - 1 - at, bh_k = bh / group;
     int batch = bh / params.heads_q, head = bh - batch * params.heads_q, lane = threadIdx.x % LANES;
@@ -140,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(256)
         params.dv % 8 == 0 &&
         (params.out_i | params.out_h | params.out_b | params.d_out_i | params.d_out_h | params.d_out_b) % 8 == 0 &&
         (((u64)params.out | (u64)params.d_out) & 15) == 0;
-    // Half of the threads have a row each, in the end.
+    // Half of the threads finish a row each.
     int mine = part * ROW_STATS_PAD + threadIdx.x;
     float lse = MINUS_INFINITY, d_lse = 0.f;
     if (threadIdx.x < ROW_STATS_PAD && mine < params.n) {
@@ -148,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(256)
         if (params.d_lse) d_lse = params.d_lse[(i64)bh * params.n + mine];
     }
     __shared__ float2 sums[ROW_STATS_PAD];
-    constexpr int EACH = 4; // rows that are on their way to a thread at a time
+    constexpr int EACH = 4; // rows in flight per thread
     for (int r = 0; r < ROW_STATS_PAD * LANES / 256; r += EACH) {
         uint4 x[EACH], y[EACH];
         int first = r * (256 / LANES) + threadIdx.x / LANES;
@@ -172,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(256)
         }
     }
     __syncthreads();
-    // The absmax_of keys and values are of the kernel before; nothing until here is.
+    // The largest keys and values come from the previous kernel; everything before does not depend on it.
     wait_on_dependency();
     if (threadIdx.x >= ROW_STATS_PAD) return;
     float2 most = head_absmax<false>(params, bh_k), sum = sums[threadIdx.x];

@@ -1,8 +1,7 @@
-// The vocabulary that the Hopper kernels are written in: barriers, bulk copies, matrix products of a warpgroup, and the
-// fragments that they leave in registers. Everything here is one instruction or a few; no kernel writes PTX of its own.
+// PTX wrappers: barriers, TMA, wgmma, and the register fragments of wgmma. Everything here is one instruction or a few;
+// no kernel writes PTX of its own.
 //
-// A tile in shared memory holds rows of 64 elements (128 bytes, swizzled as the copy engine does it); a wider tile is
-// several of these columns of rows, one after the other: [width / 64][rows][64].
+// A tile in shared memory is [width / 64][rows][64 elements]: rows of 128 bytes with TMA's 128-byte swizzle.
 #pragma once
 
 typedef unsigned char u8;
@@ -14,14 +13,15 @@ typedef long long i64;
 #ifndef ELEMENT // 0: bf16, 1: f16
 #define ELEMENT 0
 #endif
-#ifndef WATCHDOG // 1: a wait that takes too long goes on, wrongly, instead of hanging: for checks only
+#ifndef WATCHDOG // 1: a wait that takes too long continues, wrongly, instead of hanging: for checks only
 #define WATCHDOG 0
 #endif
 
-#ifndef ADD_TO_DESCRIPTOR // where parts of a tile lie is found by adding to where it begins
+#ifndef ADD_TO_DESCRIPTOR // descriptors of parts of a tile by addition to that of its start
 #define ADD_TO_DESCRIPTOR 0
 #endif
-#ifndef EVERY_LANE // 1: all lanes of a warp arrive, not one for all, which racecheck does not follow: for checks only
+#ifndef EVERY_LANE // 1: every lane arrives at barriers, since racecheck does not follow one arrival per warp: for
+                   // checks only
 #define EVERY_LANE 0
 #endif
 
@@ -37,17 +37,17 @@ struct alignas(64) TensorMap {
 // ---------------------------------------------------------------------------------------------- threads
 
 INLINE int lane_id() { return threadIdx.x & 31; }
-// The same number; what follows from it is computed here and now, not before a loop and kept in registers all the
-// while.
+// The same number, opaque to the compiler: what follows from it is computed here, not hoisted out of a loop into
+// registers.
 INLINE int rematerialize(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
-// One lane arrives at a barrier for its warp, after __syncwarp or a barrier of the block: ELECTED_PER_WARP of them.
+// One elected lane arrives at a barrier for its warp, after __syncwarp or a barrier of the block.
 constexpr int ELECTED_PER_WARP = EVERY_LANE ? 32 : 1;
 INLINE bool is_elected() { return EVERY_LANE || lane_id() == 0; }
 INLINE int warp_id() { return __shfl_sync(~0u, threadIdx.x >> 5, 0); }
-// The same for all threads of a warpgroup, and known to be so.
+// Uniform over a warpgroup, and known to the compiler to be so.
 INLINE int warpgroup_id() { return __shfl_sync(~0u, threadIdx.x >> 7, 0); }
 
 template <int REGISTERS> INLINE void setmaxnreg_inc() {
@@ -63,17 +63,17 @@ INLINE void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;
 
 INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-// Shared memory written by plain stores becomes visible to the matrix units and the copy engine.
+// Makes plain stores to shared memory visible to wgmma and TMA (the async proxy).
 INLINE void fence_async_proxy_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// A barrier of the copy engine, by its address in shared memory.
+// An mbarrier, by its address in shared memory.
 struct Barrier {
     u32 at;
     INLINE void init(int arrivals) const {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals));
     }
     INLINE void arrive() const { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory"); }
-    // One arrival, and so many bytes that the copy engine will bring.
+    // One arrival, and `bytes` that TMA will write.
     INLINE void expect(int bytes) const {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
     }
@@ -95,12 +95,11 @@ struct Barrier {
 };
 INLINE void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-// A kernel that is launched early: from here on, the one before it is done and what it wrote is there. And the word to
-// the next one that it may be brought onto the card.
+// Programmatic dependent launch: waits for the previous kernel and its results; lets the next kernel start.
 INLINE void wait_on_dependency() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 INLINE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-// A ring of STAGES places: the place and its parity for the n-th use.
+// A ring of STAGES slots: the slot and the phase parity of the next use.
 template <int STAGES> struct Ring {
     u32 place = 0, parity = 0;
     INLINE void next() {
@@ -108,12 +107,12 @@ template <int STAGES> struct Ring {
     }
 };
 
-// ---------------------------------------------------------------------------------------------- copies
+// ---------------------------------------------------------------------------------------------- TMA
 
 INLINE void prefetch_tensor_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
-// What other blocks of this launch wrote: not from a cache of this multiprocessor's own.
+// Data written by other blocks of this launch: bypasses L1.
 INLINE int4 load_l2(const int4* at) {
     int4 x;
     asm volatile("ld.global.cg.v4.s32 {%0, %1, %2, %3}, [%4];"
@@ -123,20 +122,20 @@ INLINE int4 load_l2(const int4* at) {
     return x;
 }
 
-// A box of a [batch, head, row, column] tensor.
+// Loads a box of a [batch, head, row, column] tensor.
 INLINE void tma_load_box(u32 to, const TensorMap& map, Barrier done, int column, int row, int head, int batch) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
                  "%6}], [%2];" ::"r"(to),
                  "l"(&map), "r"(done.at), "r"(column), "r"(row), "r"(head), "r"(batch)
                  : "memory");
 }
-// All columns of a tile of rows: one box for each 64.
+// Loads all columns of a tile of rows: one box per 64.
 template <int ROWS, int WIDTH>
 INLINE void tma_load_tile(u32 to, const TensorMap& map, Barrier done, int row, int head, int batch) {
 #pragma unroll
     for (int c = 0; c < WIDTH / 64; c++) tma_load_box(to + c * ROWS * 128, map, done, c * 64, row, head, batch);
 }
-// Asks for a tile that will be loaded soon: device memory brings it to the cache.
+// Prefetches a tile into L2.
 template <int WIDTH> INLINE void prefetch_tile(const TensorMap& map, int row, int head, int batch) {
 #pragma unroll
     for (int c = 0; c < WIDTH; c += 64)
@@ -149,7 +148,7 @@ INLINE void tma_load_bytes(u32 to, const void* from, int bytes, Barrier done) {
                  "l"(from), "r"(bytes), "r"(done.at)
                  : "memory");
 }
-// Adds words in shared memory to words in device memory.
+// Adds words in shared memory to words in global memory.
 INLINE void tma_reduce_add_f32(float* to, u32 from, int bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from),
                  "r"(bytes)
@@ -160,12 +159,12 @@ INLINE void tma_reduce_add_u32(float* to, u32 from, int bytes) {
                  "r"(bytes)
                  : "memory");
 }
-// Words in shared memory take the place of words in device memory.
+// Copies words from shared to global memory.
 INLINE void tma_store_bytes(float* to, u32 from, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
                  : "memory");
 }
-// A box of a tensor takes what lies in shared memory; what is outside of the tensor is left out.
+// Stores a box from shared memory; elements outside the tensor are skipped.
 INLINE void tma_store_box(u32 from, const TensorMap& map, int column, int row, int head, int batch) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
                  "r"(from), "r"(column), "r"(row), "r"(head), "r"(batch)
@@ -173,11 +172,11 @@ INLINE void tma_store_box(u32 from, const TensorMap& map, int column, int row, i
 }
 INLINE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 INLINE void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-// Waits until all but the last PENDING groups are done, as every thread of the card sees it.
+// Waits until at most PENDING groups of stores are incomplete, as seen by the whole device.
 template <int PENDING> INLINE void tma_store_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
 }
-// What this thread knows to be in device memory, the copy engine sees.
+// Orders this thread's view of global memory before later TMA accesses.
 INLINE void fence_async_proxy() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 // ---------------------------------------------------------------------------------------------- numbers
@@ -197,7 +196,7 @@ INLINE float reciprocal(float x) {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-// tanh from one exponential and one reciprocal: exact to 1e-7 of the absmax_of value, unlike the instruction.
+// tanh from one exponential and one reciprocal: error 1e-7 of the largest value, unlike tanh.approx.
 INLINE float tanh_exact(float x) { return 1.f - 2.f * reciprocal(1.f + exp2_fast(2.f * LOG2E * x)); }
 
 // Two floats as two elements, the first in the low half.
@@ -228,7 +227,7 @@ INLINE float widen_high(u32 two) {
 #endif
 }
 
-// Adds 0 · x to two elements that are 0, or not a number since an x before was not finite.
+// sum += 0 · x for two elements: sum stays 0 until an x is not finite, then it is NaN.
 INLINE void accumulate_nonfinite(u32& sum, u32 two) {
 #if ELEMENT == 0
     asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(two), "r"(0));
@@ -247,7 +246,7 @@ INLINE float quad_sum(float x) {
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// Philox-4x32-10: four words of random bits for a scheduler_counter.
+// Philox-4x32-10: four random words for a counter.
 INLINE void philox(u32 (&word)[4], u64 seed) {
     u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
 #pragma unroll
@@ -258,7 +257,7 @@ INLINE void philox(u32 (&word)[4], u64 seed) {
         k0 += 0x9e3779b9u, k1 += 0xbb67ae85u;
     }
 }
-// One bit for each of the keys 8·group .. 8·group + 8 of a query: set where it is kept.
+// A bit for each key 8·group … 8·group + 7 of a query: set if dropout keeps it.
 INLINE u32 dropout_keep(u64 seed, int sequence, int head, int i, int group, u32 threshold) {
     u32 word[4] = {(u32)group, (u32)i, (u32)head, (u32)sequence}, kept = 0;
     philox(word, seed);
@@ -270,33 +269,32 @@ INLINE u32 dropout_keep(u64 seed, int sequence, int head, int i, int group, u32 
     return kept;
 }
 
-// ---------------------------------------------------------------------------------------------- matrix products
+// ---------------------------------------------------------------------------------------------- wgmma
 
-// What the matrix units know of an smem_descriptor in shared memory. `across` is the distance in bytes between columns
-// of 64 elements, which matters where rows run along the summed dimension.
+// The wgmma descriptor of an operand in shared memory. `across`: bytes between columns of 64 elements, used where rows
+// run along the summed dimension.
 INLINE u64 smem_descriptor(u32 at, int across = 16) {
     return (u64)(at >> 4 & 0x3fff) | (u64)(across >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
 
-// The same, so many bytes further on, which is known: added to what is known of the beginning, or found rematerialize.
-// Either is the faster in some kernels, as measured: LADDER.md.
+// The descriptor of a part at a constant offset: by adding to the descriptor of the start, or computed anew. Which is
+// faster depends on the kernel, as measured: LADDER.md.
 template <bool ADDED = ADD_TO_DESCRIPTOR> INLINE u64 smem_descriptor_at(u32 at, int bytes, int across = 16) {
     return ADDED ? smem_descriptor(at, across) + (bytes >> 4) : smem_descriptor(at + bytes, across);
 }
 
 INLINE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 INLINE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Waits until at most PENDING committed groups are still running.
+// Waits until at most PENDING committed groups are running.
 template <int PENDING> INLINE void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
-// What `never` is found from is computed before what follows, though the compiler knows no reason: it would have the
-// wait for a product come as early as it can be, and what was to run beside the product after it. Never true, `never`
-// must depend on all of that; were it true, nothing would be wrong.
+// Forces what `never` depends on to be computed before the next wait: the compiler would move the wait up, and the work
+// that should overlap the product behind it. `never` is never true, and harmless if it were.
 INLINE void finish_before_wait(bool never) {
     if (__any_sync(~0u, never)) asm volatile("nanosleep.u32 1;");
 }
-// Registers that a product reads or writes stay where they are across this point.
+// Registers that a product reads or writes stay in place across this point.
 template <int COUNT> INLINE void fence_registers(float (&x)[COUNT]) {
 #pragma unroll
     for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(x[i])::"memory");
@@ -321,10 +319,10 @@ template <int COUNT> INLINE void fence_registers(u32 (&x)[COUNT]) {
 #define TEXT_80 TEXT_64 "," TEXT_8(64, 65, 66, 67, 68, 69, 70, 71) "," TEXT_8(72, 73, 74, 75, 76, 77, 78, 79)
 #define TEXT_88 TEXT_80 "," TEXT_8(80, 81, 82, 83, 84, 85, 86, 87)
 #define TEXT_96 TEXT_88 "," TEXT_8(88, 89, 90, 91, 92, 93, 94, 95)
-#define TEXT_128                                                                                                      \
-    TEXT_96                                                                                                           \
-        "," TEXT_8(96, 97, 98, 99, 100, 101, 102, 103) "," TEXT_8(104, 105, 106, 107, 108, 109, 110, 111) "," TEXT_8( \
-            112, 113, 114, 115, 116, 117, 118, 119) "," TEXT_8(120, 121, 122, 123, 124, 125, 126, 127)
+#define TEXT_128                                                                                                  \
+    TEXT_96                                                                                                       \
+    "," TEXT_8(96, 97, 98, 99, 100, 101, 102, 103) "," TEXT_8(104, 105, 106, 107, 108, 109, 110, 111) "," TEXT_8( \
+        112, 113, 114, 115, 116, 117, 118, 119) "," TEXT_8(120, 121, 122, 123, 124, 125, 126, 127)
 #define FLOATS_8(c, x, o) \
     c(x[o]), c(x[o + 1]), c(x[o + 2]), c(x[o + 3]), c(x[o + 4]), c(x[o + 5]), c(x[o + 6]), c(x[o + 7])
 #define FLOATS_16(c, x) FLOATS_8(c, x, 0), FLOATS_8(c, x, 8)
@@ -338,8 +336,8 @@ template <int COUNT> INLINE void fence_registers(u32 (&x)[COUNT]) {
 #define FLOATS_128(c, x) \
     FLOATS_96(c, x), FLOATS_8(c, x, 96), FLOATS_8(c, x, 104), FLOATS_8(c, x, 112), FLOATS_8(c, x, 120)
 
-// One instruction: 64 rows times N columns, 16 deep. R = N / 2 registers; i0.. are the numbers of the operands after
-// them. `fresh` forgets what the accumulator held, so that its registers are free until then.
+// One wgmma: 64 rows × N columns, depth 16. R = N / 2 registers; i0 … are the numbers of the operands after them.
+// `fresh` overwrites the accumulator, so that its registers are free until then.
 template <int N> struct Wgmma;
 #define DEFINE_WGMMA(N, R, i0, i1, i2, i3, i4, i5)                                                                \
     template <> struct Wgmma<N> {                                                                                 \
@@ -373,27 +371,26 @@ DEFINE_WGMMA(176, 88, 88, 89, 90, 91, 92, 93)
 DEFINE_WGMMA(192, 96, 96, 97, 98, 99, 100, 101)
 DEFINE_WGMMA(256, 128, 128, 129, 130, 131, 132, 133)
 
-// ADD: the product is added to what x holds; otherwise it replaces it.
+// ADD: accumulate; otherwise the first step overwrites x.
 template <int N, bool ADD, int TRANS_A, int TRANS_B> INLINE void wgmma_step(float (&x)[N / 2], u64 a, u64 b, int k) {
     if (!ADD && k == 0) Wgmma<N>::template fresh<TRANS_A, TRANS_B>(x, a, b);
     else Wgmma<N>::template shared<TRANS_A, TRANS_B>(x, a, b);
 }
-// x = A · Bᵀ: A is 64 rows of a tile of A_ROWS rows, B a tile of N rows, both with the summed dimension (DEPTH) along
-// their rows' elements.
+// x = A · Bᵀ: A is 64 rows of a tile of A_ROWS rows, B a tile of N rows; DEPTH runs along the rows of both.
 template <int N, int DEPTH, int A_ROWS, int B_ROWS = N> INLINE void gemm_abt(float (&x)[N / 2], u32 a, u32 b) {
 #pragma unroll
     for (int k = 0; k < DEPTH / 16; k++)
         wgmma_step<N, false, 0, 0>(x, smem_descriptor_at(a, (k / 4) * A_ROWS * 128 + k % 4 * 32),
                                    smem_descriptor_at(b, (k / 4) * B_ROWS * 128 + k % 4 * 32), k);
 }
-// x += A · B: A in registers, B a tile whose DEPTH rows are summed over; N of its columns, from a multiple of 64.
+// x += A · B: A in registers, B a tile of DEPTH rows, N of its columns from a multiple of 64.
 template <int N, int DEPTH, int B_ROWS = DEPTH>
 INLINE void gemm_rs(float (&x)[N / 2], const u32 (&a)[DEPTH / 4], u32 b) {
 #pragma unroll
     for (int k = 0; k < DEPTH / 16; k++)
         Wgmma<N>::template registers<1>(x, a + 4 * k, smem_descriptor_at(b, k * 2048, B_ROWS * 128));
 }
-// x = Aᵀ · B, where the DEPTH rows of both tiles are summed over; 64 columns of A give the rows.
+// x = Aᵀ · B: both tiles have DEPTH rows; 64 columns of A are the rows of x.
 template <int N, int DEPTH, int A_ROWS = DEPTH, int B_ROWS = DEPTH>
 INLINE void gemm_atb(float (&x)[N / 2], u32 a, u32 b) {
 #pragma unroll
@@ -401,7 +398,7 @@ INLINE void gemm_atb(float (&x)[N / 2], u32 a, u32 b) {
         wgmma_step<N, false, 1, 1>(x, smem_descriptor_at(a, k * 2048, A_ROWS * 128),
                                    smem_descriptor_at(b, k * 2048, B_ROWS * 128), k);
 }
-// x += A · B: A is 64 rows along whose elements is summed, B a tile whose DEPTH rows are.
+// x += A · B: A is 64 rows with DEPTH along their elements, B a tile of DEPTH rows.
 template <int N, int DEPTH, int A_ROWS, int B_ROWS = DEPTH> INLINE void gemm_ss(float (&x)[N / 2], u32 a, u32 b) {
 #pragma unroll
     for (int k = 0; k < DEPTH / 16; k++)
@@ -411,26 +408,26 @@ template <int N, int DEPTH, int A_ROWS, int B_ROWS = DEPTH> INLINE void gemm_ss(
 
 // ---------------------------------------------------------------------------------------------- fragments
 
-// A fragment of 64 rows × N columns: thread t of the warpgroup holds, for each 8 columns c, x[4c], x[4c + 1] of row
-// `fragment_row()` and columns 8c + 2(t mod 4), + 1, and x[4c + 2], x[4c + 3] of the row 8 further down.
+// A wgmma fragment of 64 rows × N columns: thread t of the warpgroup holds, for each 8 columns c, x[4c] and x[4c + 1]
+// of row `fragment_row()` and columns 8c + 2(t mod 4), + 1, and x[4c + 2] and x[4c + 3] of the row 8 below.
 INLINE int fragment_row() { return (threadIdx.x >> 5 & 3) * 16 + (threadIdx.x >> 2 & 7); }
 INLINE int fragment_column() { return (threadIdx.x & 3) * 2; }
 
-// The fragment rounded to elements, as the left smem_descriptor of a product over its columns.
+// Rounds a fragment to elements, as the register operand A of a product over its columns.
 template <int COUNT> INLINE void round_fragment(u32 (&to)[COUNT / 2], const float (&x)[COUNT]) {
 #pragma unroll
     for (int i = 0; i < COUNT / 2; i++) to[i] = pack(x[2 * i], x[2 * i + 1]);
 }
 
-// Writes a fragment that is rounded to elements into a swizzled tile of ROWS rows, from its group `first` of 8 columns
-// on; the fragment's 64 rows are those at `to`.
+// Stores a rounded fragment into a swizzled tile of ROWS rows, from column group `first` (of 8) on; `to` is the address
+// of its 64 rows.
 template <int COUNT, int ROWS> INLINE void store_tile(u32 to, const u32 (&x)[COUNT], int first = 0) {
     int lane = lane_id(), warp = threadIdx.x >> 5 & 3;
-    // Of the four matrices that one instruction writes, lanes 8q .. 8q + 8 name the rows of matrix q.
+    // stmatrix.x4: lanes 8q … 8q + 7 give the row addresses of matrix q.
     int row = warp * 16 + (lane & 15), half = lane >> 4;
 #pragma unroll
     for (int c = 0; c < COUNT / 4; c++) {
-        int column = first + 2 * c + half; // of 8 elements
+        int column = first + 2 * c + half; // in groups of 8 elements
         u32 at = to + (column >> 3) * ROWS * 128 + row * 128 + ((column & 7) ^ (row & 7)) * 16;
         asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x[4 * c]),
                      "r"(x[4 * c + 1]), "r"(x[4 * c + 2]), "r"(x[4 * c + 3])
@@ -469,8 +466,7 @@ INLINE u32 load_shared_u16(u32 at) {
     return x;
 }
 
-// A fragment times a factor for each of the thread's two rows, as elements. Unless SURE, a factor of 0 gives 0 whatever
-// the fragment holds.
+// Scales the thread's two rows of a fragment and rounds them. Unless SURE, a factor of 0 gives 0 even for NaN.
 template <bool SURE, int COUNT>
 INLINE void round_scaled(u32 (&to)[COUNT / 2], const float (&x)[COUNT], float upper, float lower) {
 #pragma unroll
@@ -479,7 +475,7 @@ INLINE void round_scaled(u32 (&to)[COUNT / 2], const float (&x)[COUNT], float up
         to[i] = !SURE && factor == 0.f ? 0 : pack(x[2 * i] * factor, x[2 * i + 1] * factor);
     }
 }
-// Whether one of the thread's two rows, if it is below `rows`, has an element that is not finite.
+// Whether one of the thread's two rows, if below `rows`, has a non-finite element.
 template <int COUNT> INLINE bool has_nonfinite(const u32 (&x)[COUNT], int rows) {
     u32 upper = 0, lower = 0;
 #pragma unroll
@@ -487,9 +483,8 @@ template <int COUNT> INLINE bool has_nonfinite(const u32 (&x)[COUNT], int rows) 
     int row = fragment_row();
     return row < rows && upper & 0x7fff7fffu || row + 8 < rows && lower & 0x7fff7fffu;
 }
-// Has the copy engine write what each warp has put into its 16 rows of a tile of ROWS, WIDTH columns of it; `row` is
-// that of the tile's first. The map's boxes are of 16 rows. Few instructions: what a kernel does once a tile is not in
-// the instruction cache.
+// Each warp's 16 rows of a tile of ROWS rows are stored by TMA, WIDTH columns, in boxes of 16 rows; `row` is that of
+// the tile's first. Few instructions: code that runs once per tile is not in the instruction cache.
 template <int WIDTH, int ROWS>
 INLINE void tma_store_tile(u32 tile, const TensorMap& map, int column, int row, int head, int batch) {
     int first = (threadIdx.x >> 5 & 3) * 16;
@@ -501,8 +496,7 @@ INLINE void tma_store_tile(u32 tile, const TensorMap& map, int column, int row, 
         tma_store_box(tile + c * ROWS * 128 + first * 128, map, column + 64 * c, row + first, head, batch);
     tma_store_commit();
 }
-// Writes what each warp has put into its 16 rows of a tile of ROWS element by element: rows below `rows`, columns below
-// `columns`, any stride.
+// Each warp stores its 16 rows of a tile element by element: rows below `rows`, columns below `columns`, any stride.
 template <int WIDTH, int ROWS>
 INLINE void store_tile_elementwise(u32 tile, u16* to, i64 stride, int rows, int columns) {
     int warp = threadIdx.x >> 5 & 3;
@@ -514,7 +508,7 @@ INLINE void store_tile_elementwise(u32 tile, u16* to, i64 stride, int rows, int 
                                 (column & 7) * 2);
         if (row < rows && column < columns) to[row * stride + column] = (u16)x;
     }
-    // The copy engine may write there next.
+    // TMA may write there next.
     fence_async_proxy_shared();
     __syncwarp();
 }

@@ -1,10 +1,9 @@
-// Segments as ranges: the keys that each query sees, or the queries that see each key, what 64 rows have in common, and
-// in which order tiles are taken. A kernel of its own, before the main one, does all of it.
+// Segments as ranges: the keys of each query (or, backward, the queries of each key), bounds of 64 ranges, and the
+// order of tiles, longest first. A kernel of its own, before the main one.
 #pragma once
 
-// Where the segments of a sequence begin rematerialize, if they do so once: runs of rising numbers, of which a part may
-// have been put to the end (padding, mostly). More than one such place: −1, and nothing is said of the order. `x` is
-// read once, into `held`, where that has room for it.
+// Segments must be runs of rising ids, of which the last runs may wrap around to lower ids (padding). Returns where
+// they wrap, 0 if they do not, −1 if they are no such runs. Ids are cached in `held` if they fit.
 constexpr int HELD_IDS = 8192;
 INLINE int wrap_point(const int*& x, int count, int (&held)[HELD_IDS]) {
     __shared__ int falls, where;
@@ -27,7 +26,7 @@ INLINE int wrap_point(const int*& x, int count, int (&held)[HELD_IDS]) {
     __syncthreads();
     return found;
 }
-// The first of x[from .. to), which rises, that is not below (or, OVER, that is above) a number.
+// The first index of ascending x[from … to) not below (OVER: above) a number.
 template <bool OVER> INLINE int bound(const int* x, int from, int to, int number) {
     while (from < to) {
         int middle = (from + to) / 2;
@@ -36,7 +35,7 @@ template <bool OVER> INLINE int bound(const int* x, int from, int to, int number
     }
     return from;
 }
-// Puts all tiles of TILE rows in an order, longest first, to 1/255 of the longest there could be. By one block.
+// Sorts all tiles of TILE rows, longest first, by a counting sort into 256 buckets. One block.
 template <int TILE, int OTHER> INLINE void sort_tiles(const HopperParams& params, int rows, int others) {
     __shared__ int from[256], of_warp[8];
     int tiles = div_up(rows, TILE), parts = div_up(rows, 64), most = div_up(others, OTHER), t = threadIdx.x;
@@ -69,10 +68,9 @@ template <int TILE, int OTHER> INLINE void sort_tiles(const HopperParams& params
     for (int at = t; at < tiles * params.batch; at += 256)
         params.tile_order[atomicAdd(&from[at == t ? first : bucket(at)], 1)] = at;
 }
-// The range of keys that each query sees, by segment, band and length together, or, BY_KEYS, of queries that see each
-// key; and what 64 of them have in common. A block takes 256 rows of a sequence. A sequence whose segments are no runs
-// has nothing here, and all of it is left to the general kernels. The last block to be done puts the tiles of TILE rows
-// in order, by how many tiles of OTHER on the other side they visit.
+// The range of keys of each query by segment, band and length, or, BY_KEYS, of queries of each key; and bounds of 64
+// ranges. A block takes 256 rows of a sequence. A sequence whose segments are no runs gets empty ranges, and is marked
+// for the general kernels. The last block sorts the tiles of TILE rows by how many tiles of OTHER they visit.
 template <bool BY_KEYS, int TILE, int OTHER> INLINE void compute_ranges(const HopperParams& params) {
     launch_dependents();
     int rows = BY_KEYS ? params.m : params.n, others = BY_KEYS ? params.n : params.m, parts = div_up(rows, 256),
@@ -82,7 +80,7 @@ template <bool BY_KEYS, int TILE, int OTHER> INLINE void compute_ranges(const Ho
     __shared__ int held[HELD_IDS];
     int turn = wrap_point(its, others, held), tiles = div_up(rows, 64), row = part * 256 + threadIdx.x, end = params.m;
     if (turn < 0) {
-        // Rows of both sides, a share for each block.
+        // Mark all rows of both sides, a share per block.
         int of_q = div_up(params.n, 64), of_k = div_up(params.m, 64), all = parts * 256;
         for (int t = row; t < of_q * params.heads_q; t += all)
             mark_for_recompute(params, params.recompute_q, batch * params.heads_q + t / of_q, of_q, t % of_q);
@@ -96,7 +94,7 @@ template <bool BY_KEYS, int TILE, int OTHER> INLINE void compute_ranges(const Ho
     int2 range = make_int2(0, 0);
     if (row < rows && turn >= 0 && (!BY_KEYS || row < end)) {
         int number = mine[row];
-        // Those from the wrap_point on are below the first.
+        // Ids after the wrap are below the first id.
         bool after = turn > 0 && number < its[0];
         int from = after ? turn : 0, to = after || turn == 0 ? others : turn;
         range.x = bound<false>(its, from, to, number), range.y = bound<true>(its, range.x, to, number);
@@ -109,7 +107,7 @@ template <bool BY_KEYS, int TILE, int OTHER> INLINE void compute_ranges(const Ho
         if (range.x >= range.y) range = make_int2(0, 0);
     }
     if (row < rows) params.ranges[(i64)batch * rows + row] = range;
-    // Rows that are not there change nothing.
+    // Rows out of range must not change the bounds.
     bool some = range.x < range.y, there = row < rows;
     int4 x = make_int4(some ? range.x : 0x7fffffff, range.y, range.x, there ? range.y : 0x7fffffff);
     for (int by = 16; by > 0; by /= 2) {
