@@ -8,7 +8,7 @@ use crate::step::Step;
 use crate::toolchain;
 
 /// Modules of `qkv-simd` whose tests Miri can run: no intrinsics, no foreign calls, no large loops.
-const MIRI_FILTERS: &str = "view shared tensor matrix";
+const MIRI_FILTERS: &str = "view:: shared:: miri::";
 
 /// What Miri cannot run, for the summary.
 const NOT_FOR_MIRI: &str = "under Miri: kernels on AVX2, AVX-512 and AMX (intrinsics), huge pages (system calls), CUDA";

@@ -52,7 +52,7 @@ pub const GATHER_FROM: usize = 4 * KEYS;
 /// Scattered keys (or queries) are gathered if that touches at most one tile in this many.
 pub const GATHER_GAIN: usize = 2;
 
-/// Pairs of pattern blocks that a verdict inspects before it settles for "partial".
+/// Query-block and key-block pairs of a pattern that a verdict inspects before it settles for "partial".
 pub const PAIRS_LOOKED_AT: usize = 512;
 
 /// Scores that a worker keeps for selections that read whole rows: 1 MiB in `f32`, half of a second-level cache. A
