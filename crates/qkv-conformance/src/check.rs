@@ -1,102 +1,127 @@
-//! Holds an engine to the definition.
+//! Holds an engine to the definition in `f64`.
+//!
+//! The error of every element is measured in [spreads](crate::bound): the root of the sum of squares of the largest
+//! effects that its roundings can have. Two limits apply to each result:
+//!
+//! - one element is at most [`ELEMENT_LIMIT`] spreads off;
+//! - the root mean square over the result is at most 1 spread. A systematic error too small for one element shows here.
+//!
+//! A rounding error is uniform within ± its largest effect at worst, so its standard deviation is 1/√3 of it. The limits
+//! are therefore at 5.2 and 1.7 standard deviations of an engine that makes all the roundings it is entitled to. The
+//! second is wider for few rows, within which errors are correlated.
 
 use crate::Engine;
-use crate::case::{Case, Data, Sizes};
+use crate::bound;
+use crate::case::{Case, Data};
 use qkv::reference::Reference;
-use qkv::{Bias, Element, Gradients, Output, Tensor, Upstream};
+use qkv::{Element, Gradients, Output, Tensor};
 
-/// How many ε of the largest true value are added to twice the plain formula's own error.
-const FEW: f64 = 16.0;
+/// Spreads that one element may be off by.
+pub const ELEMENT_LIMIT: f64 = 3.0;
 
 /// One result of a run, flattened.
 type Named = (&'static str, Vec<f64>);
 
-/// Runs a case and returns every way in which it breaks the bound.
+/// How far one result is from the definition, in spreads of its elements.
+#[derive(Clone, Debug)]
+pub struct Distance {
+    /// The result: `out`, `lse`, `d_q`, …
+    pub name: &'static str,
+    /// The largest distance of an element.
+    pub largest: f64,
+    /// Root mean square over all elements.
+    pub rms: f64,
+    /// What the root mean square may be.
+    pub rms_limit: f64,
+    /// The element that is furthest off: index, value, and value of the definition.
+    pub worst: (usize, f64, f64),
+}
+
+impl Distance {
+    /// Whether the result is within its bound.
+    pub fn holds(&self) -> bool {
+        self.largest <= ELEMENT_LIMIT && self.rms <= self.rms_limit
+    }
+}
+
+/// Runs a case and describes every result that is out of bounds. With `QKV_SPREADS=1` in the environment the distances of
+/// all results are printed.
 pub fn check<T: Element>(engine: &impl Engine, case: &Case) -> Vec<String> {
-    let data = case.data::<T>();
-    let got = match run(engine, case, &data) {
-        Ok(got) => got,
+    let distances = match distances::<T>(engine, case) {
+        Ok(distances) => distances,
         Err(error) => return vec![format!("{} {}: {error}", case.name, T::NAME)],
     };
-    let truth = defined::<T, f64>(&Reference::exact(), case, &data);
-    // In f64 the plain formula is the truth itself; its error is estimated from that of f32 by the two ε, and doubled,
-    // since an estimate of a largest error can be off by that much either way.
-    let plain = if T::NAME == "f64" {
-        let ratio = 2.0 * f64::EPSILON / f64::from(f32::EPSILON);
-        plain_errors::<f32>(case).into_iter().map(|error| error * ratio).collect()
-    } else {
-        plain_errors::<T>(case)
-    };
-    assert_eq!((got.len(), got.len()), (truth.len(), plain.len()), "{}: results and truths", case.name);
-    let mut broken = Vec::new();
-    for (((name, got), (_, truth)), theirs) in got.iter().zip(&truth).zip(plain) {
-        assert_eq!(got.len(), truth.len(), "{} {name}: length", case.name);
-        let largest = truth.iter().filter(|x| x.is_finite()).fold(0.0f64, |a, b| a.max(b.abs()));
-        let mine = error(got, truth);
-        let mut bound = 2.0 * theirs + FEW * epsilon::<T>(name) * largest;
-        if matches!(*name, "d_bias" | "d_table") && case.shifts_whole_rows() {
-            // The truth is 0: what counts is how large the numbers are that cancel.
-            bound += epsilon::<T>(name) * score_gradients(case, &data) / truth.len() as f64;
-        }
-        if mine > bound {
-            let apart = |(x, y): &(f64, f64)| (x - y).abs();
-            let pairs = got.iter().copied().zip(truth.iter().copied()).enumerate();
-            let (at, (x, y)) = pairs.max_by(|a, b| apart(&a.1).total_cmp(&apart(&b.1))).expect("something is off");
-            broken.push(format!(
-                "{} {} {name}: off by {mine:.3e}, bound {bound:.3e} (plain formula {theirs:.3e}, largest {largest:.3e}); at {at}: {x:e} for {y:e}",
-                case.name,
-                T::NAME,
-            ));
+    if std::env::var_os("QKV_SPREADS").is_some() {
+        for Distance { name, largest, rms, rms_limit, .. } in &distances {
+            println!("spreads {} {name} {largest:.3} {rms:.3} of {rms_limit:.3} | {}", T::NAME, case.name);
         }
     }
-    broken
-}
-
-/// The largest distance between two results; equal infinities and NaNs are no distance.
-fn error(of: &[f64], truth: &[f64]) -> f64 {
-    let apart =
-        of.iter().zip(truth).map(|(&x, &y)| if x == y || x.is_nan() && y.is_nan() { 0.0 } else { (x - y).abs() });
-    apart.fold(0.0, |a: f64, b| if b.is_nan() { f64::INFINITY } else { a.max(b) })
-}
-
-/// Log-sum-exp, entropy and weights come in the type of sums; all else is rounded to the tensor's.
-fn epsilon<T: Element>(name: &str) -> f64 {
-    if matches!(name, "lse" | "entropy" | "log_prob" | "weights") {
-        <T::Acc as qkv_simd::Element>::EPSILON
-    } else {
-        T::EPSILON
-    }
-}
-
-/// The sum of the sizes of all gradients of scores: those of a bias that has all four axes.
-fn score_gradients<T: Element>(case: &Case, data: &Data<T>) -> f64 {
-    let Sizes { b, hq, n, m, .. } = case.sizes;
-    let attention = case.attention.clone().bias(Bias::tensor());
-    let bias = Tensor::from_fn([b, hq, n, m], |[b, h, i, j]| match &data.bias {
-        Some(bias) => {
-            let [bb, bh, bn, bm] = bias.shape();
-            bias[[b % bb, h % bh, i % bn, j % bm]]
-        }
-        None => T::of_f64(0.0),
+    let broken = distances.iter().filter(|distance| !distance.holds());
+    let described = broken.map(|Distance { name, largest, rms, rms_limit, worst: (at, got, truth) }| {
+        format!(
+            "{} {} {name}: worst element {largest:.2} spreads off (limit {ELEMENT_LIMIT}), rms {rms:.2} (limit {rms_limit:.2}); \
+             [{at}] is {got:e}, should be {truth:e}",
+            case.name,
+            T::NAME,
+        )
     });
-    let inputs = data.inputs().bias(&bias);
-    let reference = Reference::<f64>::exact();
-    let forward = reference.forward(&attention, inputs).expect("a case is well formed");
-    let grad = reference.backward(&attention, inputs, &forward, data.upstream()).expect("a case is well formed");
-    grad.bias.expect("it was given").data().iter().map(|x| x.abs()).sum()
+    described.collect()
 }
 
-/// The error of the plain formula in a type, for every result of a case.
-fn plain_errors<T: Element>(case: &Case) -> Vec<f64> {
+/// How far every result of a case is from the definition.
+///
+/// # Errors
+/// Those of the engine.
+pub fn distances<T: Element>(engine: &impl Engine, case: &Case) -> qkv::Result<Vec<Distance>> {
     let data = case.data::<T>();
-    let truth = defined::<T, f64>(&Reference::exact(), case, &data);
-    let plain = defined::<T, T::Acc>(&Reference::rounding_to::<T>(), case, &data);
-    let errors = plain.iter().zip(&truth).map(|((name, plain), (_, truth))| {
-        let kept = epsilon::<T>(name) == <T::Acc as qkv_simd::Element>::EPSILON;
-        let rounded = plain.iter().map(|&x| if kept { x } else { T::of_f64(x).to_f64() });
-        error(&rounded.collect::<Vec<f64>>(), truth)
+    let got = run(engine, case, &data)?;
+    let reference = Reference::<f64>::exact();
+    let forward = reference.forward(&case.attention, data.inputs())?;
+    let grads = gradients(reference.backward(&case.attention, data.inputs(), &forward, data.upstream())?);
+    let spreads = bound::spreads(case, &data, &forward, &grads);
+    let mut truth = vec![
+        ("out", wide(forward.output.values.data())),
+        ("lse", wide(lse_or_threshold(&forward.output).data())),
+        ("entropy", wide(forward.output.entropy.as_ref().filter(|_| case.attention.entropy).map_or(&[], |e| e.data()))),
+        ("log_prob", wide(forward.output.log_prob.as_ref().map_or(&[], |p| p.data()))),
+        ("weights", wide(forward.weights.data())),
+    ];
+    truth.extend(grads);
+    assert_eq!(got.len(), truth.len(), "{}: results", case.name);
+    let compared = got.iter().zip(&truth).map(|((name, got), (of, truth))| {
+        assert_eq!((name, got.len()), (of, truth.len()), "{}: results and their length", case.name);
+        let (_, spread) = spreads.iter().find(|(of, _)| of == name).expect("every result has a spread");
+        distance::<T>(name, got, truth, spread, rows(case, name, truth.len()))
     });
-    errors.collect()
+    Ok(compared.collect())
+}
+
+/// The number of rows with errors of their own.
+fn rows(case: &Case, name: &str, len: usize) -> usize {
+    let sizes = case.sizes;
+    match name {
+        "out" | "lse" | "entropy" | "log_prob" | "weights" | "d_q" | "d_center" => sizes.b * sizes.hq * sizes.n,
+        "d_k" | "d_v" => sizes.b * sizes.hk * sizes.m,
+        _ => len,
+    }
+}
+
+fn distance<T: Element>(name: &'static str, got: &[f64], truth: &[f64], spread: &[f64], rows: usize) -> Distance {
+    let (mut largest, mut worst, mut squares) = (0.0f64, (0, 0.0, 0.0), 0.0);
+    for (at, ((&got, &truth), &spread)) in got.iter().zip(truth).zip(spread).enumerate() {
+        // Beyond the range of the type both are infinite.
+        let same =
+            got == truth || got.is_nan() && truth.is_nan() || got.is_infinite() && got == T::of_f64(truth).to_f64();
+        let off = if same { 0.0 } else { (got - truth).abs() / spread };
+        let off = if off.is_nan() { f64::INFINITY } else { off };
+        squares += off * off;
+        if off > largest {
+            (largest, worst) = (off, (at, got, truth));
+        }
+    }
+    let rms = (squares / got.len().max(1) as f64).sqrt();
+    let rms_limit = 1.0 + (ELEMENT_LIMIT - 1.0) / (rows.max(1) as f64).sqrt();
+    Distance { name, largest, rms, rms_limit, worst }
 }
 
 fn run<T: Element>(engine: &impl Engine, case: &Case, data: &Data<T>) -> qkv::Result<Vec<Named>> {
@@ -116,22 +141,6 @@ fn run<T: Element>(engine: &impl Engine, case: &Case, data: &Data<T>) -> qkv::Re
     got.push(("weights", weights));
     got.extend(gradients(engine.backward(&case.attention, data.inputs(), &out, data.upstream())?));
     Ok(got)
-}
-
-fn defined<T: Element, F: qkv::Real>(reference: &Reference<F>, case: &Case, data: &Data<T>) -> Vec<Named> {
-    let forward = reference.forward(&case.attention, data.inputs()).expect("a case is well formed");
-    let mut got = vec![
-        ("out", wide(forward.output.values.data())),
-        ("lse", wide(lse_or_threshold(&forward.output).data())),
-        ("entropy", wide(forward.output.entropy.as_ref().filter(|_| case.attention.entropy).map_or(&[], |e| e.data()))),
-        ("log_prob", wide(forward.output.log_prob.as_ref().map_or(&[], |p| p.data()))),
-        ("weights", wide(forward.weights.data())),
-    ];
-    let upstream: Upstream<'_, T> = data.upstream();
-    got.extend(gradients(
-        reference.backward(&case.attention, data.inputs(), &forward, upstream).expect("a case is well formed"),
-    ));
-    got
 }
 
 fn gradients<T: qkv_simd::Element>(grad: Gradients<T>) -> Vec<Named> {

@@ -1,0 +1,838 @@
+//! How far a result may be from the definition: one standard deviation for each of its elements.
+//!
+//! Every rounding that an engine is entitled to moves a result by at most `u · |what is rounded| · |derivative|`. These
+//! largest effects are added in squares, per element, from the values of the `f64` definition. The root is the *spread*
+//! of the element: what the roundings do together when their signs are independent. It follows the row's own scores,
+//! weights and values and the length of its sums, and knows nothing about any engine's measured error.
+//!
+//! The roundings, with `u` half an ε of the tensor's type and `a` half an ε of the type of sums:
+//!
+//! | rounding | size |
+//! | --- | --- |
+//! | a sum of `L` products, in any order | `a · √L · hypot(norm of the terms, sum)` |
+//! | scale, soft-cap, bias, conversion of the exponent to base 2 | `a` of each value |
+//! | exponential, hyperbolic tangent | [`Roundoff::exp`]; 4 units in the last place |
+//! | weights before they multiply values and upstream gradients | `u`, relative |
+//! | output, which the row term `dO·O` of the backward pass reads | `u`, relative |
+//! | gradients of scores before they multiply queries and keys | `u`, relative |
+//! | every result | `u`, relative; log-sum-exp, entropy and weights `a` |
+//!
+//! Scores and gradients of weights are never rounded to the tensor's type.
+
+use crate::case::{Case, Data, Sizes};
+use qkv::reference::{Forward, Reference};
+use qkv::{Choice, Element, Features, Inputs, Scale, Score, Select, Tensor};
+use qkv_simd::Element as Number;
+
+/// Unit roundoffs of an element type.
+#[derive(Clone, Copy, Debug)]
+pub struct Roundoff {
+    /// Of the tensor's type.
+    pub stored: f64,
+    /// Of the type of sums.
+    pub sum: f64,
+    /// Relative error of the exponential.
+    pub exp: f64,
+    /// Absolute error of a weight or a score gradient that is subnormal in the tensor's type.
+    pub subnormal: f64,
+}
+
+impl Roundoff {
+    /// Those of `T`.
+    pub fn of<T: Element>() -> Roundoff {
+        // The definition in f64 has roundings of its own, as many as an engine.
+        let twice = if T::NAME == "f64" { 2f64.sqrt() } else { 1.0 };
+        let sum = <T::Acc as Number>::EPSILON / 2.0 * twice;
+        Roundoff {
+            stored: T::EPSILON / 2.0,
+            sum,
+            // bf16 engines may take an exponential of 18 bits: its error vanishes beside that of a rounded weight.
+            exp: if T::NAME == "bf16" { 2f64.powi(-18) } else { 4.0 * sum },
+            subnormal: if T::NAME == "f16" { 2f64.powi(-25) } else { 0.0 },
+        }
+    }
+}
+
+/// The spreads of one result, element by element.
+pub type Spread = (&'static str, Vec<f64>);
+
+/// The spreads of every result of a case, by name. `gradients` are those of the definition.
+pub fn spreads<T: Element>(
+    case: &Case,
+    data: &Data<T>,
+    truth: &Forward<f64>,
+    gradients: &[(&'static str, Vec<f64>)],
+) -> Vec<Spread> {
+    let mut all = All::new(case, data);
+    for b in 0..case.sizes.b {
+        for h in 0..case.sizes.hq {
+            Head::new(case, data, truth, b, h).add_to(&mut all);
+        }
+    }
+    let Sizes { b, hq, hk, n, m, .. } = case.sizes;
+    let unit = Roundoff::of::<T>();
+    let mut spreads = all.finish();
+    // What the sums over queries, keys or all pairs add to, and the rounding of the result.
+    for (name, gradient) in gradients {
+        let length = match *name {
+            "d_q" | "d_center" => m,
+            "d_k" | "d_v" => n * hq / hk.max(1),
+            _ => b * hq * n * m,
+        };
+        let own = unit.stored.powi(2) + unit.sum.powi(2) * length as f64;
+        let (_, spread) = spreads.iter_mut().find(|(of, _)| of == name).expect("every gradient has a spread");
+        for (spread, x) in spread.iter_mut().zip(gradient) {
+            *spread = (*spread).hypot(own.sqrt() * x).hypot(unit.subnormal);
+        }
+    }
+    spreads
+}
+
+/// The variances of all results while heads are added.
+struct All {
+    out: Vec<f64>,
+    lse: Vec<f64>,
+    entropy: Vec<f64>,
+    log_prob: Vec<f64>,
+    weights: Vec<f64>,
+    d_v: Vec<f64>,
+    d_center: Vec<f64>,
+    d_sinks: Vec<f64>,
+    d_bias: Sums,
+    d_table: Sums,
+    d_scale: Sums,
+    /// Of queries, keys and the score's parameters, by [`Parameter`].
+    of_score: [Sums; 6],
+}
+
+/// A gradient that is a sum over pairs of a score's gradient times the derivative of the score.
+#[derive(Default)]
+struct Sums {
+    variance: Vec<f64>,
+    /// For each element, Σⱼ p·derivative of the row at hand: what an error of the whole row does to it.
+    row: Vec<f64>,
+    touched: Vec<usize>,
+}
+
+impl Sums {
+    fn new(len: usize) -> Sums {
+        Sums { variance: vec![0.0; len], row: vec![0.0; len], touched: Vec::new() }
+    }
+
+    /// `by` is the derivative, `norm` that of the terms it is the sum of.
+    fn add(&mut self, at: usize, pair: &PairError, by: f64, norm: f64) {
+        self.variance[at] += pair.variance * by * by + (pair.relative * norm).powi(2);
+        if self.row[at] == 0.0 {
+            self.touched.push(at);
+        }
+        self.row[at] += pair.share * by;
+    }
+
+    fn end_row(&mut self, error: f64) {
+        for at in self.touched.drain(..) {
+            self.variance[at] += (error * self.row[at]).powi(2);
+            self.row[at] = 0.0;
+        }
+    }
+}
+
+/// Errors of the gradient of one score.
+struct PairError {
+    /// Of the gradient itself.
+    variance: f64,
+    /// What multiplies the terms of the derivative: their own roundings and those of the sum over pairs.
+    relative: f64,
+    /// The pair's share in an error of the whole row.
+    share: f64,
+}
+
+/// The inputs that a raw score is made of.
+#[derive(Clone, Copy)]
+enum Parameter {
+    Q,
+    K,
+    W,
+    WQ,
+    WK,
+    VScore,
+}
+
+const PARAMETERS: [&str; 6] = ["d_q", "d_k", "d_w", "d_w_q", "d_w_k", "d_v_score"];
+
+impl All {
+    fn new<T: Element>(case: &Case, data: &Data<T>) -> All {
+        let Sizes { b, hq, hk, n, m, dv, .. } = case.sizes;
+        let rows = b * hq * n;
+        let len = |tensor: &Option<Tensor<T, 4>>| tensor.as_ref().map_or(0, |t| t.data().len());
+        let numbers = |slice: &Option<Vec<T>>| slice.as_ref().map_or(0, Vec::len);
+        All {
+            out: vec![0.0; rows * dv],
+            lse: vec![0.0; rows],
+            entropy: vec![0.0; rows],
+            log_prob: vec![0.0; rows],
+            weights: vec![0.0; rows * m],
+            d_v: vec![0.0; b * hk * m * dv],
+            d_center: vec![0.0; numbers(&data.center)],
+            d_sinks: vec![0.0; numbers(&data.sinks)],
+            d_bias: Sums::new(len(&data.bias)),
+            d_table: Sums::new(data.table.as_ref().map_or(0, |t| t.data().len())),
+            d_scale: Sums::new(numbers(&data.scale)),
+            of_score: [
+                Sums::new(data.q.data().len()),
+                Sums::new(data.k.data().len()),
+                Sums::new(len(&data.w)),
+                Sums::new(len(&data.w_q)),
+                Sums::new(len(&data.w_k)),
+                Sums::new(numbers(&data.v_score)),
+            ],
+        }
+    }
+
+    fn sums(&mut self) -> impl Iterator<Item = &mut Sums> {
+        self.of_score.iter_mut().chain([&mut self.d_bias, &mut self.d_table, &mut self.d_scale])
+    }
+
+    fn finish(self) -> Vec<Spread> {
+        let of_score = PARAMETERS.into_iter().zip(self.of_score.map(|sums| sums.variance));
+        let others = [
+            ("out", self.out),
+            ("lse", self.lse),
+            ("entropy", self.entropy),
+            ("log_prob", self.log_prob),
+            ("weights", self.weights),
+            ("d_v", self.d_v),
+            ("d_center", self.d_center),
+            ("d_sinks", self.d_sinks),
+            ("d_bias", self.d_bias.variance),
+            ("d_table", self.d_table.variance),
+            ("d_scale", self.d_scale.variance),
+        ];
+        let root = |(name, variance): (_, Vec<f64>)| (name, variance.into_iter().map(f64::sqrt).collect());
+        of_score.chain(others).map(root).collect()
+    }
+}
+
+/// One query head of a case: its rows in `f64`, and the definition's results.
+struct Head<'a, T: Element> {
+    case: &'a Case,
+    data: &'a Data<T>,
+    truth: &'a Forward<f64>,
+    unit: Roundoff,
+    b: usize,
+    h: usize,
+    kh: usize,
+    q: Vec<Vec<f64>>,
+    k: Vec<Vec<f64>>,
+    v: Vec<Vec<f64>>,
+    d_out: Vec<Vec<f64>>,
+    score: RawScore,
+    /// The factor of a raw score, temperature included.
+    scale: f64,
+}
+
+/// A raw score, its spread, and the derivative of what comes after it.
+struct Made {
+    raw: f64,
+    /// Spread of the final score.
+    spread: f64,
+    /// Derivative of the final score with respect to the raw one: scale and soft-cap.
+    slope: f64,
+    /// The largest that terms of the derivative can be: where a soft-cap saturates, `1 − tanh²` cancels.
+    slope_terms: f64,
+    /// Relative spread of the terms of the derivative.
+    slope_spread: f64,
+}
+
+impl<'a, T: Element> Head<'a, T> {
+    fn new(case: &'a Case, data: &'a Data<T>, truth: &'a Forward<f64>, b: usize, h: usize) -> Self {
+        let kh = h / (case.sizes.hq / case.sizes.hk.max(1)).max(1);
+        let attention = &case.attention;
+        let scale = match (attention.scale, &data.scale) {
+            _ if matches!(attention.score, Score::Linear(_)) => 1.0,
+            (Scale::Fixed(scale), _) => scale,
+            (Scale::Learned, Some(given)) => given[h % given.len()].to_f64(),
+            _ if attention.score == Score::ScaledDot => 1.0 / (case.sizes.d.max(1) as f64).sqrt(),
+            _ => 1.0,
+        };
+        Head {
+            case,
+            data,
+            truth,
+            unit: Roundoff::of::<T>(),
+            b,
+            h,
+            kh,
+            q: rows(&data.q, b, h),
+            k: rows(&data.k, b, kh),
+            v: rows(&data.v, b, kh),
+            d_out: rows(&data.d_out, b, h),
+            score: RawScore::new(case, data, h, kh),
+            scale: scale / attention.temperature.unwrap_or(1.0),
+        }
+    }
+
+    /// Adds the variances of this head to all.
+    fn add_to(&self, all: &mut All) {
+        for i in 0..self.case.sizes.n {
+            self.add_row(i, all);
+        }
+    }
+
+    fn add_row(&self, i: usize, all: &mut All) {
+        let Sizes { hq, n, m, dv, .. } = self.case.sizes;
+        let (b, h, unit) = (self.b, self.h, self.unit);
+        let (u, a) = (unit.stored, unit.sum);
+        let select = self.case.attention.select;
+        let sparse = select == Select::Sparsemax;
+        let at = (b * hq + h) * n + i;
+        let output = &self.truth.output;
+        let lse = output.threshold.as_ref().unwrap_or(&output.lse)[[b, h, i]];
+        if lse == f64::NEG_INFINITY {
+            return; // it sees nothing, and every result is exactly 0 or −∞
+        }
+        let length = m as f64;
+        let scores: Vec<f64> = (0..m).map(|j| self.truth.scores[[b, h, i, j]]).collect();
+        let weights: Vec<f64> = (0..m).map(|j| self.truth.weights[[b, h, i, j]]).collect();
+        let seen: Vec<usize> = (0..m).filter(|&j| scores[j] != f64::NEG_INFINITY).collect();
+        let most = seen.iter().fold(0.0f64, |most, &j| most.max(weights[j].abs()));
+        let made: Vec<Made> = (0..m).map(|j| self.made(i, j, scores[j])).collect();
+        // Softmax: a probability and its relative spread. Sparsemax: 1 within the support, and the score's own spread.
+        let p: Vec<f64> = (0..m)
+            .map(|j| match select {
+                Select::Sparsemax => f64::from(weights[j] != 0.0),
+                _ => (scores[j] - lse).exp(),
+            })
+            .collect();
+        let support: f64 = p.iter().sum();
+        let relative = |j: usize| {
+            let exponent = if sparse { 0.0 } else { 2.0 * a * (scores[j] - lse).abs() };
+            made[j].spread.hypot(exponent)
+        };
+        // The log-sum-exp, or sparsemax's threshold.
+        let mut lse_spread = seen.iter().map(|&j| (p[j] * relative(j) / support.max(1e-300)).powi(2)).sum::<f64>();
+        if sparse {
+            lse_spread += (a * (lse.abs() + 1.0)).powi(2) * length;
+        } else {
+            lse_spread += a * a * (length + lse * lse) + unit.exp.powi(2);
+        }
+        let lse_spread = lse_spread.sqrt();
+        all.lse[at] = lse_spread.powi(2);
+
+        // Entropy: −Σ p (s − lse).
+        let entropy = seen.iter().map(|&j| if p[j] > 0.0 { -p[j] * (scores[j] - lse) } else { 0.0 }).sum::<f64>();
+        let mut entropy_variance = (lse_spread * (1.0 + entropy)).powi(2) + a * a * length * entropy.powi(2);
+        entropy_variance += (a * lse).powi(2) + (unit.exp * (1.0 + entropy)).powi(2);
+        for &j in &seen {
+            let by = p[j] * (1.0 + (scores[j] - lse).abs());
+            entropy_variance += by * by * (relative(j).powi(2) + a * a * length);
+        }
+        all.entropy[at] = entropy_variance;
+
+        // Weights, and what each is off by where it multiplies a value.
+        let of_weight: Vec<f64> = (0..m)
+            .map(|j| {
+                if scores[j] == f64::NEG_INFINITY {
+                    return 0.0;
+                }
+                let modulation = if p[j] > 0.0 { weights[j] / p[j] } else { 0.0 };
+                let own = match select {
+                    Select::Hard(_) => 0.0,
+                    Select::Sparsemax => p[j] * relative(j).hypot(lse_spread),
+                    _ => weights[j] * relative(j).hypot(unit.exp).hypot(lse_spread).hypot(2.0 * a),
+                };
+                let gaussian = if self.case.attention.local.is_some() { 8.0 * a * modulation * p[j] } else { 0.0 };
+                own.hypot(gaussian)
+            })
+            .collect();
+        // Weights far below the largest of the row are flushed to 0.
+        let flushed = most * 2f64.powi(if T::NAME == "f64" { -900 } else { -100 });
+        for &j in &seen {
+            all.weights[at * m + j] = of_weight[j].powi(2) + flushed.powi(2);
+        }
+        if let Select::Hard(_) = select {
+            let chosen = seen.iter().copied().find(|&j| weights[j] != 0.0);
+            if let Some(j) = chosen {
+                all.log_prob[at] = made[j].spread.powi(2) + lse_spread.powi(2) + (a * (scores[j] - lse)).powi(2);
+            }
+        }
+
+        // Output. A hard choice copies a value, and rounds nothing.
+        let hard = matches!(select, Select::Hard(_));
+        let rounded: Vec<f64> = (0..m)
+            .map(|j| match select {
+                Select::Hard(_) => 0.0,
+                _ => {
+                    let rounding = (u * weights[j]).hypot(unit.subnormal).hypot(flushed);
+                    of_weight[j].powi(2) + rounding.powi(2)
+                }
+            })
+            .collect();
+        let mut out_variance = vec![0.0; dv];
+        for x in 0..dv {
+            let out = self.truth.output.values[[b, h, i, x]];
+            let mut variance = 0.0;
+            let mut norm = 0.0;
+            for &j in &seen {
+                variance += rounded[j] * self.v[j][x].powi(2);
+                norm += (weights[j] * self.v[j][x]).powi(2);
+            }
+            let threshold: f64 =
+                if sparse { lse_spread * seen.iter().map(|&j| p[j] * self.v[j][x]).sum::<f64>() } else { 0.0 };
+            variance += threshold.powi(2) + (lse_spread * out).powi(2);
+            if !hard {
+                variance += a * a * length * (norm + out * out) + (u * out).powi(2) + unit.subnormal.powi(2);
+            }
+            all.out[at * dv + x] = variance;
+            out_variance[x] = variance;
+        }
+
+        // Values: each key of the row.
+        let queries = (n * self.case.sizes.hq / self.case.sizes.hk.max(1)) as f64;
+        for &j in &seen {
+            for x in 0..dv {
+                let d_out = self.d_out[i][x];
+                let term = (weights[j] * d_out).powi(2);
+                let to = (((b * self.case.sizes.hk + self.kh) * m) + j) * dv + x;
+                all.d_v[to] += rounded[j] * d_out * d_out + a * a * queries * term;
+            }
+        }
+
+        // Gradients of scores.
+        let of_rows = |data: &Option<Vec<T::Acc>>| data.as_ref().map_or(0.0, |d| Number::to_f64(d[at]));
+        let (d_lse, d_entropy) = (of_rows(&self.data.d_lse), of_rows(&self.data.d_entropy));
+        let d_log_prob = of_rows(&self.data.d_log_prob);
+        let through = !matches!(select, Select::Hard(Choice { straight_through: false, .. }));
+        let mut d_weights = vec![0.0; m];
+        let mut d_weight_spreads = vec![0.0; m];
+        for &j in &seen {
+            let modulation = if hard {
+                1.0
+            } else if p[j] > 0.0 {
+                weights[j] / p[j]
+            } else {
+                0.0
+            };
+            let modulation = if sparse { 1.0 } else { modulation };
+            let terms = (0..dv).map(|x| self.d_out[i][x] * self.v[j][x]);
+            let sum: f64 = terms.clone().sum();
+            let norm: f64 = terms.map(|term| term * term).sum();
+            if through {
+                d_weights[j] = sum * modulation;
+                d_weight_spreads[j] = a * ((dv as f64) * (norm + sum * sum)).sqrt() * modulation.abs();
+            }
+            if let (Some(_), Some(local)) = (&self.data.center, self.case.attention.local) {
+                let sigma = local as f64 / 2.0;
+                let center = self.data.center.as_ref().expect("just seen")[at].to_f64();
+                let pull = (j as f64 - center) / (sigma * sigma);
+                let term = p[j] * d_weights[j] * pull;
+                let own = relative(j).powi(2) + lse_spread.powi(2) + unit.exp.powi(2) + a * a * (length + 64.0);
+                all.d_center[at] += term * term * own + (p[j] * d_weight_spreads[j] * pull).powi(2);
+                all.d_center[at] += (a * p[j] * d_weights[j] * center / (sigma * sigma)).powi(2);
+            }
+        }
+        let delta: f64 = seen.iter().map(|&j| p[j] * d_weights[j]).sum();
+        let mass: f64 = seen.iter().map(|&j| p[j]).sum();
+        let row = delta - d_lse + d_log_prob + d_entropy * (entropy - mass);
+        // An error that all scores of the row share: the row term, made from the rounded output.
+        let mut row_variance = entropy_variance * d_entropy.powi(2) + (a * row).powi(2);
+        row_variance += (d_entropy * lse_spread).powi(2);
+        if sparse {
+            let mean: f64 = seen.iter().map(|&j| (p[j] * d_weight_spreads[j]).powi(2)).sum::<f64>();
+            row_variance += mean / support.max(1.0).powi(2) + a * a * length * (delta / support.max(1.0)).powi(2);
+        } else if through {
+            let norm: f64 = (0..dv).map(|x| (self.d_out[i][x] * self.truth.output.values[[b, h, i, x]]).powi(2)).sum();
+            row_variance += (0..dv).map(|x| self.d_out[i][x].powi(2) * out_variance[x]).sum::<f64>();
+            row_variance += a * a * (dv as f64) * (norm + delta * delta);
+            if hard {
+                // The row term of a choice is made from probabilities, not from the output.
+                row_variance += seen
+                    .iter()
+                    .map(|&j| {
+                        (p[j] * d_weights[j]).powi(2) * (relative(j).powi(2) + lse_spread.powi(2) + a * a * length)
+                    })
+                    .sum::<f64>();
+            }
+        }
+        let row_spread = row_variance.sqrt();
+        if let Some(sinks) = &self.data.sinks {
+            let sink = (sinks[h].to_f64() - lse).exp();
+            let relative = lse_spread.hypot(unit.exp).hypot(a * (all_rows(self.case).sqrt() + lse.abs()));
+            all.d_sinks[h] += (sink * row * relative).powi(2) + (sink * row_spread).powi(2);
+        }
+        let mean = delta / support.max(1.0);
+        let linear = matches!(self.case.attention.score, Score::Linear(_));
+        for &j in &seen {
+            let of_entropy = if d_entropy == 0.0 { 0.0 } else { d_entropy * (scores[j] - lse + 1.0) };
+            let chosen = hard && weights[j] != 0.0;
+            let size = if sparse { d_weights[j] - mean } else { d_weights[j] - row - of_entropy };
+            let d_score = p[j] * size + if chosen { d_log_prob } else { 0.0 };
+            let probability = if sparse { 0.0 } else { relative(j).hypot(lse_spread).hypot(unit.exp).hypot(2.0 * a) };
+            let mut variance = (p[j] * size * probability).powi(2) + (p[j] * d_weight_spreads[j]).powi(2);
+            variance += (p[j] * d_entropy * made[j].spread.hypot(lse_spread)).powi(2);
+            variance += (u * d_score).powi(2) + unit.subnormal.powi(2) + (flushed * size).powi(2);
+            // Linear attention never makes the difference: its two terms are summed apart.
+            let magnitude =
+                if linear { p[j] * (d_weights[j].abs() + row.abs()) } else { d_score.abs() + a * p[j] * row.abs() };
+            let error = |length: f64, own: f64| PairError {
+                variance,
+                relative: magnitude * (a * length.sqrt()).hypot(own),
+                share: p[j],
+            };
+            self.add_pair(i, j, &made[j], &error, all);
+        }
+        for sums in all.sums() {
+            sums.end_row(row_spread);
+        }
+    }
+
+    /// Adds what the gradient of one score brings to those of all that the score is made of.
+    fn add_pair(&self, i: usize, j: usize, made: &Made, error: &impl Fn(f64, f64) -> PairError, all: &mut All) {
+        let Sizes { b, hq, n, m, .. } = self.case.sizes;
+        let group = hq / self.case.sizes.hk.max(1);
+        let (of_query, of_key) = (error(m as f64, made.slope_spread), error((n * group) as f64, made.slope_spread));
+        let of_all = error((b * hq * n * m) as f64, made.slope_spread);
+        let [q, k, rest @ ..] = &mut all.of_score;
+        self.score.derivatives(&self.q[i], &self.k[j], |parameter, at, by, norm| {
+            let (by, norm) = (by * made.slope, norm * made.slope_terms);
+            match parameter {
+                Parameter::Q => q.add(((self.b * hq + self.h) * n + i) * self.q[i].len() + at, &of_query, by, norm),
+                Parameter::K => {
+                    let row = (self.b * self.case.sizes.hk + self.kh) * m + j;
+                    k.add(row * self.k[j].len() + at, &of_key, by, norm);
+                }
+                other => rest[other as usize - 2].add(at, &of_all, by, norm),
+            }
+        });
+        if let Some(bias) = &self.data.bias {
+            let [bb, bh, bn, bm] = bias.shape();
+            let at = (((self.b % bb) * bh + self.h % bh) * bn + i % bn) * bm + j % bm;
+            all.d_bias.add(at, &of_all, 1.0, 1.0);
+        }
+        if let (Some(table), Some((reach, _))) = (&self.data.table, self.case.extras.table) {
+            let reach = reach as i64;
+            let entry = ((j as i64 - self.place(i)).clamp(-reach, reach) + reach) as usize;
+            let [heads, width] = table.shape();
+            all.d_table.add((self.h % heads) * width + entry, &of_all, 1.0, 1.0);
+        }
+        if let Some(scale) = &self.data.scale {
+            let unscaled = made.raw / self.scale / self.case.attention.temperature.unwrap_or(1.0);
+            let (by, norm) = (unscaled * made.slope, unscaled * made.slope_terms);
+            all.d_scale.add(self.h % scale.len(), &of_all, by, norm);
+        }
+    }
+
+    fn place(&self, i: usize) -> i64 {
+        let Sizes { n, m, .. } = self.case.sizes;
+        match self.case.attention.place {
+            qkv::Place::Start => i as i64,
+            qkv::Place::End => i as i64 + m as i64 - n as i64,
+            qkv::Place::Offset(offset) => i as i64 + offset,
+            qkv::Place::Given => self.data.positions.as_ref().expect("as the case says")[self.b * n + i],
+        }
+    }
+
+    fn made(&self, i: usize, j: usize, score: f64) -> Made {
+        let a = self.unit.sum;
+        let (raw, raw_spread) = self.score.value(&self.q[i], &self.k[j], self.unit);
+        let scaled = raw * self.scale;
+        let (capped, slope) = match self.case.attention.softcap {
+            None => (scaled, 1.0),
+            Some(cap) => {
+                let t = (scaled / cap).tanh();
+                (cap * t, 1.0 - t * t)
+            }
+        };
+        let added = if score.is_finite() { score - capped } else { 0.0 };
+        let steps =
+            2.0 * a * (scaled * slope).hypot(capped).hypot(added).hypot(if score.is_finite() { score } else { 0.0 });
+        let spread = (raw_spread * self.scale * slope).hypot(steps);
+        // A derivative through tanh has its error, taken to be 4 units in the last place.
+        let capped_spread = self.case.attention.softcap.map(|cap| (2.0 * raw_spread * self.scale / cap).hypot(8.0 * a));
+        let additive = matches!(self.score, RawScore::Additive { .. }).then_some(8.0 * a);
+        let slope_spread = spread.hypot(capped_spread.unwrap_or(0.0)).hypot(additive.unwrap_or(0.0));
+        Made { raw, spread, slope: slope * self.scale, slope_terms: self.scale.abs(), slope_spread }
+    }
+}
+
+fn all_rows(case: &Case) -> f64 {
+    (case.sizes.b * case.sizes.n) as f64
+}
+
+fn rows<T: Element>(tensor: &Tensor<T, 4>, b: usize, h: usize) -> Vec<Vec<f64>> {
+    let [_, _, n, d] = tensor.shape();
+    (0..n).map(|i| (0..d).map(|x| tensor[[b, h, i, x]].to_f64()).collect()).collect()
+}
+
+/// A raw score of two rows: its value, its spread and its derivatives, written out for each score.
+enum RawScore {
+    Dot,
+    /// The matrix `[D, Dk]`, and where it begins in its tensor.
+    General(Matrix),
+    Additive {
+        w_q: Matrix,
+        w_k: Option<Matrix>,
+        v: Vec<f64>,
+    },
+    Cosine,
+    Distance,
+    /// `relu` rather than `elu + 1`.
+    Simple {
+        relu: bool,
+    },
+    /// The rows of random features times the root of the scale, `[F][D]`, and the scale.
+    Favor {
+        rows: Vec<Vec<f64>>,
+        scale: f64,
+    },
+}
+
+/// One head's matrix.
+struct Matrix {
+    begin: usize,
+    columns: usize,
+    data: Vec<f64>,
+}
+
+impl Matrix {
+    fn new<T: Element>(of: &Tensor<T, 4>, h: usize) -> Matrix {
+        let [_, heads, r, c] = of.shape();
+        let begin = (h % heads) * r * c;
+        Matrix { begin, columns: c, data: of.data()[begin..begin + r * c].iter().map(|x| x.to_f64()).collect() }
+    }
+
+    fn at(&self, r: usize, c: usize) -> f64 {
+        self.data[r * self.columns + c]
+    }
+}
+
+impl RawScore {
+    fn new<T: Element>(case: &Case, data: &Data<T>, h: usize, kh: usize) -> RawScore {
+        match case.attention.score {
+            Score::Dot | Score::ScaledDot => RawScore::Dot,
+            Score::General => RawScore::General(Matrix::new(data.w.as_ref().expect("general"), h)),
+            Score::Additive => RawScore::Additive {
+                w_q: Matrix::new(data.w_q.as_ref().expect("additive"), h),
+                w_k: data.w_k.as_ref().map(|w| Matrix::new(w, kh)),
+                v: data.v_score.as_ref().expect("additive").iter().map(|x| x.to_f64()).collect(),
+            },
+            Score::Cosine => RawScore::Cosine,
+            Score::Distance => RawScore::Distance,
+            Score::Linear(Features::Elu) => RawScore::Simple { relu: false },
+            Score::Linear(Features::Relu) => RawScore::Simple { relu: true },
+            Score::Linear(_) => favor(case),
+            _ => panic!("{}: this score has no bound yet", case.name),
+        }
+    }
+
+    /// The raw score and its spread.
+    fn value(&self, q: &[f64], k: &[f64], unit: Roundoff) -> (f64, f64) {
+        let a = unit.sum;
+        let of_terms = |terms: &mut dyn Iterator<Item = f64>, length: usize| {
+            let (mut sum, mut norm) = (0.0, 0.0);
+            for term in terms {
+                sum += term;
+                norm += term * term;
+            }
+            (sum, a * ((length.max(1) as f64) * (norm + sum * sum)).sqrt())
+        };
+        match self {
+            RawScore::Dot => of_terms(&mut q.iter().zip(k).map(|(q, k)| q * k), q.len()),
+            RawScore::General(w) => {
+                let pairs = (0..q.len()).flat_map(|r| (0..k.len()).map(move |c| (r, c)));
+                of_terms(&mut pairs.map(|(r, c)| q[r] * w.at(r, c) * k[c]), q.len() + k.len())
+            }
+            RawScore::Additive { w_q, w_k, v } => {
+                let (mut raw, mut variance, terms) = (0.0, 0.0, v.len() as f64);
+                for (at, &v) in v.iter().enumerate() {
+                    let (of_q, spread_q) = of_terms(&mut q.iter().enumerate().map(|(x, q)| w_q.at(at, x) * q), q.len());
+                    let (of_k, spread_k) = match w_k {
+                        Some(w) => of_terms(&mut k.iter().enumerate().map(|(x, k)| w.at(at, x) * k), k.len()),
+                        None => (k[at], 0.0),
+                    };
+                    let z = of_q + of_k;
+                    let t = z.tanh();
+                    raw += v * t;
+                    variance += (v * (1.0 - t * t)).powi(2) * (spread_q.powi(2) + spread_k.powi(2) + (a * z).powi(2));
+                    variance += (v * t * a).powi(2) * (4.0 + terms);
+                }
+                (raw, (variance + a * a * terms * raw * raw).sqrt())
+            }
+            RawScore::Cosine => {
+                let (length_q, length_k) = (norm(q), norm(k));
+                if length_q == 0.0 || length_k == 0.0 {
+                    return (0.0, 0.0);
+                }
+                let (raw, spread) =
+                    of_terms(&mut q.iter().zip(k).map(|(q, k)| (q / length_q) * (k / length_k)), q.len());
+                (raw, 2.0 * spread)
+            }
+            RawScore::Distance => {
+                let (raw, spread) = of_terms(&mut q.iter().zip(k).map(|(q, k)| -(q - k).powi(2)), q.len());
+                (raw, 2.0 * spread)
+            }
+            RawScore::Simple { relu } => {
+                let weight: f64 = q.iter().zip(k).map(|(&q, &k)| feature(*relu, q) * feature(*relu, k)).sum();
+                (
+                    if weight == 0.0 { f64::NEG_INFINITY } else { weight.ln() },
+                    unit.exp + a * 2.0 * (q.len() as f64).sqrt(),
+                )
+            }
+            RawScore::Favor { rows, scale } => {
+                let exponent = |x: &[f64], w: &[f64]| {
+                    let (sum, spread) = of_terms(&mut x.iter().zip(w).map(|(x, w)| x * w), x.len());
+                    let (half, half_spread) = of_terms(&mut x.iter().map(|x| 0.5 * scale * x * x), x.len());
+                    (sum - half, spread.hypot(half_spread).hypot(2.0 * a * (sum - half)))
+                };
+                let (mut mean, mut spread) = (0.0, 0.0f64);
+                for w in rows {
+                    let ((of_q, spread_q), (of_k, spread_k)) = (exponent(q, w), exponent(k, w));
+                    mean += (of_q + of_k).exp() / rows.len() as f64;
+                    spread = spread.max(spread_q.hypot(spread_k));
+                }
+                (mean.ln(), spread + unit.exp + a * 2.0 * (rows.len() as f64).sqrt())
+            }
+        }
+    }
+
+    /// The derivative of the raw score with respect to each number that it is made of, and the norm of the terms of which
+    /// that is a sum.
+    fn derivatives(&self, q: &[f64], k: &[f64], mut visit: impl FnMut(Parameter, usize, f64, f64)) {
+        match self {
+            RawScore::Dot => {
+                for x in 0..q.len() {
+                    visit(Parameter::Q, x, k[x], k[x].abs());
+                    visit(Parameter::K, x, q[x], q[x].abs());
+                }
+            }
+            RawScore::General(w) => {
+                for r in 0..q.len() {
+                    let terms = (0..k.len()).map(|c| w.at(r, c) * k[c]);
+                    visit(Parameter::Q, r, terms.clone().sum(), terms.map(|t| t * t).sum::<f64>().sqrt());
+                    for c in 0..k.len() {
+                        let by = q[r] * k[c];
+                        visit(Parameter::W, w.begin + r * w.columns + c, by, by.abs());
+                    }
+                }
+                for c in 0..k.len() {
+                    let terms = (0..q.len()).map(|r| w.at(r, c) * q[r]);
+                    visit(Parameter::K, c, terms.clone().sum(), terms.map(|t| t * t).sum::<f64>().sqrt());
+                }
+            }
+            RawScore::Additive { w_q, w_k, v } => {
+                let apply = |w: &Matrix, x: &[f64], at: usize| (0..x.len()).map(|c| w.at(at, c) * x[c]).sum::<f64>();
+                let (mut of_q, mut of_k) = (vec![(0.0, 0.0); q.len()], vec![(0.0, 0.0); k.len()]);
+                for (at, &v) in v.iter().enumerate() {
+                    let z = apply(w_q, q, at) + w_k.as_ref().map_or_else(|| k[at], |w| apply(w, k, at));
+                    let t = z.tanh();
+                    let slope = v * (1.0 - t * t);
+                    visit(Parameter::VScore, at, t, t.abs());
+                    for (x, (by, norm)) in of_q.iter_mut().enumerate() {
+                        *by += slope * w_q.at(at, x);
+                        *norm += (v * w_q.at(at, x)).abs();
+                        visit(Parameter::WQ, w_q.begin + at * w_q.columns + x, slope * q[x], (v * q[x]).abs());
+                    }
+                    match w_k {
+                        None => of_k[at] = (slope, v.abs()),
+                        Some(w) => {
+                            for (x, (by, norm)) in of_k.iter_mut().enumerate() {
+                                *by += slope * w.at(at, x);
+                                *norm += (v * w.at(at, x)).abs();
+                                visit(Parameter::WK, w.begin + at * w.columns + x, slope * k[x], (v * k[x]).abs());
+                            }
+                        }
+                    }
+                }
+                for (parameter, all) in [(Parameter::Q, of_q), (Parameter::K, of_k)] {
+                    for (x, (by, norm)) in all.into_iter().enumerate() {
+                        visit(parameter, x, by, norm);
+                    }
+                }
+            }
+            RawScore::Cosine => {
+                let (length_q, length_k) = (norm(q), norm(k));
+                if length_q == 0.0 || length_k == 0.0 {
+                    return;
+                }
+                let cosine: f64 = q.iter().zip(k).map(|(q, k)| (q / length_q) * (k / length_k)).sum();
+                for x in 0..q.len() {
+                    let (q, k) = (q[x] / length_q, k[x] / length_k);
+                    visit(Parameter::Q, x, (k - cosine * q) / length_q, (k.abs() + q.abs()) / length_q);
+                    visit(Parameter::K, x, (q - cosine * k) / length_k, (k.abs() + q.abs()) / length_k);
+                }
+            }
+            RawScore::Distance => {
+                for x in 0..q.len() {
+                    let by = 2.0 * (q[x] - k[x]);
+                    visit(Parameter::Q, x, -by, by.abs());
+                    visit(Parameter::K, x, by, by.abs());
+                }
+            }
+            RawScore::Simple { relu } => {
+                let slope = |x: f64| {
+                    if x > 0.0 {
+                        1.0
+                    } else if *relu {
+                        0.0
+                    } else {
+                        x.exp()
+                    }
+                };
+                let weight: f64 = q.iter().zip(k).map(|(&q, &k)| feature(*relu, q) * feature(*relu, k)).sum();
+                if weight == 0.0 {
+                    return;
+                }
+                for x in 0..q.len() {
+                    let (of_q, of_k) =
+                        (slope(q[x]) * feature(*relu, k[x]) / weight, slope(k[x]) * feature(*relu, q[x]) / weight);
+                    visit(Parameter::Q, x, of_q, of_q);
+                    visit(Parameter::K, x, of_k, of_k);
+                }
+            }
+            RawScore::Favor { rows, scale } => {
+                let exponent =
+                    |x: &[f64], w: &[f64]| x.iter().zip(w).map(|(x, w)| x * w - 0.5 * scale * x * x).sum::<f64>();
+                let each: Vec<f64> = rows.iter().map(|w| (exponent(q, w) + exponent(k, w)).exp()).collect();
+                let all: f64 = each.iter().sum();
+                for x in 0..q.len() {
+                    for (parameter, row) in [(Parameter::Q, q), (Parameter::K, k)] {
+                        let terms = rows.iter().zip(&each).map(|(w, each)| each / all * (w[x] - scale * row[x]));
+                        let sizes =
+                            rows.iter().zip(&each).map(|(w, each)| each / all * (w[x].abs() + scale * row[x].abs()));
+                        visit(parameter, x, terms.sum(), sizes.sum());
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn norm(row: &[f64]) -> f64 {
+    row.iter().map(|x| x * x).sum::<f64>().sqrt()
+}
+
+fn feature(relu: bool, x: f64) -> f64 {
+    match (relu, x > 0.0) {
+        (true, true) => x,
+        (true, false) => 0.0,
+        (false, true) => x + 1.0,
+        (false, false) => x.exp(),
+    }
+}
+
+/// The random rows of FAVOR+, found from the exponents of unit vectors: `±w·e − scale / 2`.
+fn favor(case: &Case) -> RawScore {
+    let d = case.sizes.d;
+    let exponents = |sign: f64| -> Vec<Vec<f64>> {
+        let units = Tensor::<f64, 4>::from_fn([1, 1, d, d], |[_, _, i, x]| if i == x { sign } else { 0.0 });
+        let mut attention = case.attention.clone();
+        attention.mask = qkv::Mask::full();
+        let of = |i| Reference::<f64>::exact().pair(&attention, Inputs::new(&units, &units, &units), [0, 0, i, 0]);
+        (0..d).map(|i| of(i).expect("a case is well formed").query).collect()
+    };
+    if d == 0 {
+        return RawScore::Favor { rows: vec![Vec::new()], scale: 0.0 };
+    }
+    let (plus, minus) = (exponents(1.0), exponents(-1.0));
+    let rows = (0..plus[0].len()).map(|f| (0..d).map(|x| (plus[x][f] - minus[x][f]) / 2.0).collect()).collect();
+    RawScore::Favor { rows, scale: -(plus[0][0] + minus[0][0]) }
+}
