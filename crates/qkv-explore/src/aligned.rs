@@ -1,18 +1,18 @@
-//! From the alignment that a model gives to weights between words.
+//! Turns the alignment of a translation model into weights between words.
 
 use crate::capture;
-use crate::layer::{Layer, Seen};
+use crate::layer::{Layer, WeightSource};
 use crate::recording::Recording;
-use crate::words::{Cut, Matrix};
+use crate::words::{Matrix, MatrixOptions};
 use qkv::Tensor;
 use qkv_models::text::tokenizer::Tokenizer;
 use qkv_models::{Alignment, Result};
 
 impl Matrix {
-    /// An alignment between words: pieces put together, the ends of both sides left out.
+    /// The alignment between words: word pieces are merged, special tokens left out.
     ///
     /// # Errors
-    /// Where the weights do not have the shape of the tokens.
+    /// If the weights do not have the shape of the tokens.
     pub fn aligned(alignment: &Alignment, tokenizer: &Tokenizer) -> Result<Matrix> {
         let Alignment { source, target, weights } = alignment;
         let weights = Tensor::new(weights.concat(), [1, target.len(), source.len()])?;
@@ -21,7 +21,7 @@ impl Matrix {
             group: String::new(),
             queries: 1,
             keys: 0,
-            seen: Seen::Given(weights),
+            weights: WeightSource::Stored(weights),
             importance: None,
         };
         let sides = [("source", source), ("written", target)];
@@ -33,6 +33,6 @@ impl Matrix {
             steps: Vec::new(),
             form: None,
         };
-        Matrix::of(&recording, 0, &Cut { words: true, text_only: true, ..Cut::default() })
+        Matrix::of(&recording, 0, &MatrixOptions { words: true, text_only: true, ..MatrixOptions::default() })
     }
 }

@@ -1,6 +1,6 @@
-//! From a run of a model to a [`Recording`]: the tokens as a person reads them, and every attention that was computed.
+//! Runs a model and captures a [`Recording`]: readable tokens, and every attention call.
 
-use crate::layer::{Computed, Layer, Seen};
+use crate::layer::{AttentionCall, Layer, WeightSource};
 use crate::recording::{Candidate, Form, Recording, Side, Step, Token};
 use qkv_models::image::Image;
 use qkv_models::text::tokenizer::{Piece, Tokenizer};
@@ -10,22 +10,22 @@ use qkv_models::{
 };
 use qkv_nn::Machine;
 
-/// How many tokens that might have been written are kept for each step.
+/// Candidate tokens recorded per decoding step.
 const CANDIDATES: usize = 8;
 
-/// Where the sides of a translation stand.
+/// Indices of the sides of a translation.
 const SOURCE: usize = 0;
 const READ: usize = 1;
 const WRITTEN: usize = 2;
 
-/// Translates a text, or takes the translation that is given, and records what the model attended to on the way.
+/// Captures the translation of a text. With `target`, the model is run over that translation instead of its own.
 ///
 /// # Errors
-/// Where there is nothing to translate, or more than the model takes.
+/// If the text is empty or too long for the model.
 pub fn translation(translator: &Translator, text: &str, target: Option<&str>, machine: &Machine) -> Result<Recording> {
     let source = translator.tokenizer.encode(text);
     if source.is_empty() {
-        return Err(Error::invalid("there is no text to look at").with_hint("give a sentence"));
+        return Err(Error::invalid("the text is empty").with_hint("give a sentence"));
     }
     let target = match target {
         Some(target) => translator.tokenizer.encode(target),
@@ -36,7 +36,7 @@ pub fn translation(translator: &Translator, text: &str, target: Option<&str>, ma
     };
     let observed = translator.observe(&source, &target, machine)?;
     let tokenizer = &translator.tokenizer;
-    let recurrent = observed.attentions.iter().all(|seen| seen.group == Group::Cross);
+    let recurrent = observed.attentions.iter().all(|attended| attended.group == Group::Cross);
     Ok(Recording {
         text: text.to_owned(),
         output: Some(tokenizer.decode(&target)),
@@ -47,14 +47,14 @@ pub fn translation(translator: &Translator, text: &str, target: Option<&str>, ma
             side("read", &observed.decoder_input, tokenizer),
             side("written", &observed.targets, tokenizer),
         ],
-        layers: observed.attentions.into_iter().map(|seen| layer(seen, recurrent)).collect(),
+        layers: observed.attentions.into_iter().map(|attended| translation_layer(attended, recurrent)).collect(),
     })
 }
 
-/// Goes on with a text, or takes what is said to have come after it, and records what each token attended to.
+/// Captures the generation of text after a prompt. With `target`, the model reads that continuation instead of its own.
 ///
 /// # Errors
-/// Where there is no text, or more than the model takes.
+/// If the text is empty or too long for the model.
 pub fn continuation(
     generator: &Generator,
     text: &str,
@@ -64,45 +64,42 @@ pub fn continuation(
 ) -> Result<Recording> {
     let prompt = generator.tokenizer.encode_text(text);
     if prompt.is_empty() {
-        return Err(Error::invalid("there is no text to look at").with_hint("give a sentence"));
+        return Err(Error::invalid("the text is empty").with_hint("give a sentence"));
     }
-    let (said, output) = match target {
+    let (continuation, output) = match target {
         Some(target) => (generator.tokenizer.encode(target), target.to_owned()),
         None => {
             let found = generator.generate(&prompt, how, machine, &mut |_| true)?;
             (found.tokens, found.text)
         }
     };
-    let mut tokens = [prompt, said].concat();
+    let mut tokens = [prompt, continuation].concat();
     tokens.truncate(generator.model.max_len());
     let observed = generator.observe(&tokens, machine)?;
-    Ok(alone(text, Some(output), &tokens, observed.attentions, &generator.tokenizer))
+    Ok(one_sequence(text, Some(output), &tokens, observed.attentions, &generator.tokenizer))
 }
 
-/// Reads a text, or two, and records what each token attended to.
+/// Captures an encoder over one text, or over a pair of texts.
 ///
 /// # Errors
-/// Where there is no text.
+/// If the text is empty.
 pub fn reading(encoder: &Encoder, first: &str, second: Option<&str>, machine: &Machine) -> Result<Recording> {
     if first.trim().is_empty() {
-        return Err(Error::invalid("there is no text to look at").with_hint("give a sentence"));
+        return Err(Error::invalid("the text is empty").with_hint("give a sentence"));
     }
     let observed = encoder.observe(first, second, machine)?;
-    Ok(alone(first, None, &observed.source, observed.attentions, &encoder.tokenizer))
+    Ok(one_sequence(first, None, &observed.source, observed.attentions, &encoder.tokenizer))
 }
 
-/// A run over one sequence.
-fn alone(
+/// A recording over one sequence.
+fn one_sequence(
     text: &str,
     output: Option<String>,
     tokens: &[u32],
     attentions: Vec<ObservedAttention>,
     tokenizer: &Tokenizer,
 ) -> Recording {
-    let layers = attentions.into_iter().map(|seen| {
-        let name = format!("layers.{}.self_attn", seen.layer);
-        kept(seen, &name, [0, 0])
-    });
+    let layers = attentions.into_iter().map(self_attention_layer);
     Recording {
         text: text.to_owned(),
         output,
@@ -113,50 +110,49 @@ fn alone(
     }
 }
 
-/// Reads a document, and records what it attended to: its sentences, and each sentence its words.
+/// Captures a hierarchical attention network over a document: sentences attend to words, the document to sentences.
 ///
 /// # Errors
-/// Where there is no text.
+/// If the text is empty.
 pub fn document(han: &Han, text: &str, machine: &Machine) -> Result<Recording> {
     let ObservedDocument { document, probabilities, attentions } = han.observe(text, machine)?;
     let Some([of_words, of_sentences]) = attentions else {
-        return Err(Error::invalid("there is no text to look at").with_hint("give a document of one or more sentences"));
+        return Err(Error::invalid("the text is empty").with_hint("give a document of one or more sentences"));
     };
-    let reading = Shown { document: &document, text };
+    let reading = DocumentText { document: &document, text };
     let whole = Token { text: "‹document›".into(), word: None, special: true, id: None };
     Ok(Recording {
         text: text.to_owned(),
-        output: Some(likeliest(&probabilities, &han.config.labels)),
+        output: Some(top_class(&probabilities, &han.config.labels)),
         sides: vec![
             Side { name: "document".into(), tokens: vec![whole] },
             Side::of_words("sentences", reading.sentences()),
             Side { name: "words".into(), tokens: reading.words() },
         ],
-        layers: vec![kept(of_sentences, "sentences.attention", [0, 1]), kept(of_words, "words.attention", [1, 2])],
+        layers: vec![
+            to_layer(of_sentences, "sentences.attention", [0, 1]),
+            to_layer(of_words, "words.attention", [1, 2]),
+        ],
         steps: Vec::new(),
         form: Some(Form::Document { sentences: 0, words: 1, lengths: document.lengths() }),
     })
 }
 
-/// Sees an image, and records what each of its patches attended to; `name` is what it is called.
+/// Captures a vision transformer over an image called `name`.
 ///
 /// # Errors
-/// What `qkv` refuses.
+/// Those of the model.
 pub fn image(vit: &Vit, name: &str, image: &Image, machine: &Machine) -> Result<Recording> {
     let ObservedImage { image, probabilities, attentions } = vit.observe(image, machine)?;
     let grid = vit.config.grid();
     let patch = |at: usize| Token { text: format!("{}·{}", at / grid, at % grid), word: Some(at), ..Token::default() };
     let class = Token { text: "‹class›".into(), word: None, special: true, id: None };
     let tokens = std::iter::once(class).chain((0..grid * grid).map(patch)).collect();
-    let named = |seen: ObservedAttention| {
-        let name = format!("layers.{}.self_attn", seen.layer);
-        kept(seen, &name, [0, 0])
-    };
     Ok(Recording {
         text: name.to_owned(),
-        output: Some(likeliest(&probabilities, &vit.config.labels)),
+        output: Some(top_class(&probabilities, &vit.config.labels)),
         sides: vec![Side { name: "patches".into(), tokens }],
-        layers: attentions.into_iter().map(named).collect(),
+        layers: attentions.into_iter().map(self_attention_layer).collect(),
         steps: Vec::new(),
         form: Some(Form::Image {
             grid: [grid, grid],
@@ -167,31 +163,37 @@ pub fn image(vit: &Vit, name: &str, image: &Image, machine: &Machine) -> Result<
     })
 }
 
-/// The likeliest class, and how likely it is.
-fn likeliest(probabilities: &[f32], labels: &[String]) -> String {
+/// The most probable class, with its probability.
+fn top_class(probabilities: &[f32], labels: &[String]) -> String {
     let best = labels.iter().zip(probabilities).reduce(|best, other| if other.1 > best.1 { other } else { best });
     best.map_or(String::new(), |(label, share)| format!("{label} {share:.4}"))
 }
 
-/// An attention as a layer from one side to another.
-fn kept(seen: ObservedAttention, name: &str, [queries, keys]: [usize; 2]) -> Layer {
-    let ObservedAttention { group, attention, inputs, output, .. } = seen;
-    let seen = Seen::Computed(Box::new(Computed { attention, inputs, output }));
-    Layer { name: name.to_owned(), group: group.name().to_owned(), queries, keys, seen, importance: None }
+/// A captured attention call as a layer between two sides.
+fn to_layer(attended: ObservedAttention, name: &str, [queries, keys]: [usize; 2]) -> Layer {
+    let ObservedAttention { group, attention, inputs, output, .. } = attended;
+    let weights = WeightSource::Call(Box::new(AttentionCall::new(attention, inputs, Some(output))));
+    Layer { name: name.to_owned(), group: group.name().to_owned(), queries, keys, weights, importance: None }
 }
 
-/// A document beside the text that it was cut from.
-struct Shown<'a> {
+/// A layer of self-attention over the only side.
+fn self_attention_layer(attended: ObservedAttention) -> Layer {
+    let name = format!("layers.{}.self_attn", attended.layer);
+    to_layer(attended, &name, [0, 0])
+}
+
+/// A split document with its original text.
+struct DocumentText<'a> {
     document: &'a Document,
     text: &'a str,
 }
 
-impl Shown<'_> {
+impl DocumentText<'_> {
     fn sentences(&self) -> Vec<String> {
         self.document.sentence_ranges().map(|range| self.text[range].trim().to_owned()).collect()
     }
 
-    /// Pieces, each with the word that it is a part of.
+    /// Word pieces, each with the index of its word.
     fn words(&self) -> Vec<Token> {
         let (mut tokens, mut count): (Vec<Token>, usize) = (Vec::new(), 0);
         let mut last = None;
@@ -209,30 +211,30 @@ impl Shown<'_> {
 /// How much the loss of the recorded translation depends on each head of each layer.
 ///
 /// # Errors
-/// Where the recording is of no translation with numbered tokens.
+/// If the recording is not a translation with token ids.
 pub fn importance(translator: &Translator, recording: &Recording, machine: &Machine) -> Result<Vec<Vec<f64>>> {
     let ids = |side: usize| -> Option<Vec<u32>> {
         let tokens = &recording.sides.get(side)?.tokens;
         tokens[..tokens.len().checked_sub(1)?].iter().map(|token| token.id).collect()
     };
     let (Some(source), Some(target)) = (ids(SOURCE), ids(WRITTEN)) else {
-        return Err(Error::invalid("only a translation that was recorded here has the importance of its heads"));
+        return Err(Error::invalid("head importance needs a translation recorded by this model"));
     };
     translator.importance(&source, &target, machine)
 }
 
-fn layer(seen: ObservedAttention, recurrent: bool) -> Layer {
-    let layer = seen.layer;
-    let (name, sides) = match seen.group {
+fn translation_layer(attended: ObservedAttention, recurrent: bool) -> Layer {
+    let layer = attended.layer;
+    let (name, sides) = match attended.group {
         Group::Decoder => (format!("decoder.layers.{layer}.self_attn"), [READ, READ]),
         Group::Cross if recurrent => ("decoder.attention".to_owned(), [WRITTEN, SOURCE]),
         Group::Cross => (format!("decoder.layers.{layer}.encoder_attn"), [WRITTEN, SOURCE]),
         _ => (format!("encoder.layers.{layer}.self_attn"), [SOURCE, SOURCE]),
     };
-    kept(seen, &name, sides)
+    to_layer(attended, &name, sides)
 }
 
-/// Tokens as a person reads them, put together to words.
+/// A side from token ids: readable text, and the word that each token belongs to.
 pub(crate) fn side(name: &str, ids: &[u32], tokenizer: &Tokenizer) -> Side {
     let named = tokenizer.specials();
     let special = |id: u32| {
@@ -241,7 +243,7 @@ pub(crate) fn side(name: &str, ids: &[u32], tokenizer: &Tokenizer) -> Side {
     let text: Vec<u32> = ids.iter().copied().filter(|&id| !special(id)).collect();
     let mut pieces = words(tokenizer.pieces(&text)).into_iter();
     let token = |&id: &u32| match special(id) {
-        true => Token { text: name_of(id, tokenizer), word: None, special: true, id: Some(id) },
+        true => Token { text: special_name(id, tokenizer), word: None, special: true, id: Some(id) },
         false => {
             let (text, word) = pieces.next().unwrap_or_default();
             Token { text, word: Some(word), special: false, id: Some(id) }
@@ -250,8 +252,8 @@ pub(crate) fn side(name: &str, ids: &[u32], tokenizer: &Tokenizer) -> Side {
     Side { name: name.into(), tokens: ids.iter().map(token).collect() }
 }
 
-/// What a token that stands for no text is called: our own in words, others as their makers call them.
-fn name_of(id: u32, tokenizer: &Tokenizer) -> String {
+/// The display name of a special token.
+fn special_name(id: u32, tokenizer: &Tokenizer) -> String {
     let named = tokenizer.name(id).unwrap_or_default();
     match named.as_str() {
         "</s>" => "‹end›".into(),
@@ -261,7 +263,7 @@ fn name_of(id: u32, tokenizer: &Tokenizer) -> String {
     }
 }
 
-/// What each piece says, and which word it belongs to. A piece that is only a space belongs to the word behind it.
+/// The text of each piece and the index of its word. A piece that is only a space belongs to the word after it.
 fn words(pieces: Vec<Piece>) -> Vec<(String, usize)> {
     let (mut count, mut empty) = (0, true);
     let place = |Piece { text, begins_word }: Piece| {
@@ -278,7 +280,7 @@ fn words(pieces: Vec<Piece>) -> Vec<(String, usize)> {
 fn steps(observed: &Observed, tokenizer: &Tokenizer) -> Vec<Step> {
     let [_, width] = observed.log_probabilities.shape();
     let rows = observed.log_probabilities.data().chunks_exact(width.max(1));
-    let said = |id: u32| match side("", &[id], tokenizer).tokens.pop() {
+    let text_of = |id: u32| match side("", &[id], tokenizer).tokens.pop() {
         Some(token) => token.text,
         None => String::new(),
     };
@@ -292,8 +294,8 @@ fn steps(observed: &Observed, tokenizer: &Tokenizer) -> Vec<Step> {
         order.truncate(kept);
         order.sort_by(likelier);
         let probability = |id: u32| f64::from(row[id as usize]).exp();
-        let candidates = order.iter().map(|&id| Candidate { text: said(id), probability: probability(id) }).collect();
-        Step { text: said(written), probability: probability(written), candidates }
+        let candidates = order.iter().map(|&id| Candidate { text: text_of(id), probability: probability(id) }).collect();
+        Step { text: text_of(written), probability: probability(written), candidates }
     };
     rows.zip(&observed.targets).map(step).collect()
 }

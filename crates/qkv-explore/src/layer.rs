@@ -1,110 +1,180 @@
-//! One attention of a recording, and its weights: recomputed exactly from queries, keys and the log-sum-exp, or as a file gave
-//! them. Rows, rectangles and pictures are all that anyone asks for; where they come from is known here alone.
+//! One attention layer of a recording, and access to its weights: single rows, rectangles, pooled maps.
+//!
+//! Weights are recomputed exactly from queries, keys and the log-sum-exp, or read from what a file stored. Nothing outside
+//! this module needs to know which.
 
-use qkv::{Attention, Output, OwnedInputs, Pool, Tensor};
+use qkv::{Attention, Mask, Output, OwnedInputs, Place, Pool, Select, Tensor};
 use qkv_models::{Error, Result};
 use std::ops::Range;
+use std::sync::OnceLock;
 
-/// One attention: some heads, each from queries to keys.
+/// One attention layer: some heads, each from queries to keys.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layer {
-    /// Its name, as the model's parameters have it: `decoder.layers.1.cross_attn`.
+    /// Its name, after the model's parameters: `decoder.layers.1.cross_attn`.
     pub name: String,
-    /// The part of the model that it belongs to.
+    /// The part of the model: `encoder`, `decoder`, `cross`.
     pub group: String,
-    /// Which side of the recording the rows stand for.
+    /// Index of the side of the recording that the rows stand for.
     pub queries: usize,
-    /// Which side the columns stand for.
+    /// Index of the side that the columns stand for.
     pub keys: usize,
-    /// How its weights are known.
-    pub seen: Seen,
-    /// How much the loss depends on each head, where it is known.
+    /// Where its weights come from.
+    pub weights: WeightSource,
+    /// How much the loss depends on each head, if known.
     pub importance: Option<Vec<f64>>,
 }
 
-/// How weights are known.
+/// Where weights come from.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Seen {
-    /// By what they are computed from, for one sequence.
-    Computed(Box<Computed>),
-    /// As they are, `[H, N, M]`.
-    Given(Tensor<f32, 3>),
+pub enum WeightSource {
+    /// Recomputed from the attention call, of one sequence.
+    Call(Box<AttentionCall>),
+    /// Stored, `[H, N, M]`.
+    Stored(Tensor<f32, 3>),
 }
 
-/// A call of an attention, kept.
+/// An attention call that was recorded: description, inputs, and the output that weights are recomputed from.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Computed {
-    /// What was computed.
+pub struct AttentionCall {
+    /// The description.
     pub attention: Attention,
-    /// From what; one sequence.
+    /// The inputs, of one sequence.
     pub inputs: OwnedInputs<f32>,
-    /// And what was kept of what came out.
-    pub output: Output<f32>,
+    /// Computed on first use if a file did not store it: for 100,000 tokens that takes half a minute.
+    output: OnceLock<Output<f32>>,
+}
+
+impl AttentionCall {
+    /// A call whose output is known; without it, the output is computed when weights first need it.
+    pub fn new(attention: Attention, inputs: OwnedInputs<f32>, output: Option<Output<f32>>) -> AttentionCall {
+        let output = output.map_or_else(OnceLock::new, OnceLock::from);
+        AttentionCall { attention, inputs, output }
+    }
+
+    /// The output: known, or computed now.
+    ///
+    /// # Errors
+    /// If the inputs do not fit the description.
+    pub fn output(&self) -> Result<&Output<f32>> {
+        if let Some(output) = self.output.get() {
+            return Ok(output);
+        }
+        let output = self.attention.forward(self.inputs.inputs())?;
+        Ok(self.output.get_or_init(|| output))
+    }
+
+    /// The output, if it is known already.
+    pub fn known_output(&self) -> Option<&Output<f32>> {
+        self.output.get()
+    }
+
+    /// The key position of a query.
+    fn place(&self, query: usize) -> Option<i64> {
+        let ([_, _, n, _], [_, _, m, _]) = (self.inputs.q.shape(), self.inputs.k.shape());
+        match self.attention.place {
+            Place::Start => Some(query as i64),
+            Place::End => Some(query as i64 + m as i64 - n as i64),
+            Place::Offset(offset) => Some(query as i64 + offset),
+            Place::Given => Some(self.inputs.positions.as_ref()?[query]),
+        }
+    }
+
+    /// Whether a row depends on nothing but its query, its place and the keys. Such rows can be computed by themselves.
+    fn has_independent_rows(&self) -> bool {
+        let OwnedInputs { bias, bits, segments, buckets, center, .. } = &self.inputs;
+        let by_place = matches!(self.attention.mask, Mask::Full | Mask::Causal | Mask::Lengths | Mask::Window { .. });
+        let no_row_data =
+            bias.is_none() && bits.is_none() && segments.is_none() && buckets.is_none() && center.is_none();
+        by_place && no_row_data && self.attention.select == Select::Soft && self.attention.dropout.is_none()
+    }
+
+    /// The weights of some queries of a head, `[rows, M]`. Computes no more than these rows need: where the output is not
+    /// known yet, the listed queries are attended by themselves.
+    fn rows_at(&self, head: usize, rows: &[usize]) -> Result<Tensor<f32, 2>> {
+        let n = self.inputs.q.shape()[2];
+        if self.output.get().is_some() || rows.len() >= n / 4 || !self.has_independent_rows() {
+            return Ok(self.attention.weights(self.inputs.inputs(), self.output()?)?.rows_at(0, head, rows)?);
+        }
+        let [_, heads, _, d] = self.inputs.q.shape();
+        let q = Tensor::from_fn([1, heads, rows.len(), d], |[_, h, i, x]| self.inputs.q[[0, h, rows[i], x]]);
+        let positions: Option<Vec<i64>> = rows.iter().map(|&row| self.place(row)).collect();
+        let mut inputs = OwnedInputs::new(q, self.inputs.k.clone(), self.inputs.v.clone());
+        let OwnedInputs { w, w_q, w_k, table, v_score, scale, sinks, lengths, .. } = self.inputs.clone();
+        (inputs.w, inputs.w_q, inputs.w_k, inputs.table) = (w, w_q, w_k, table);
+        (inputs.v_score, inputs.scale, inputs.sinks, inputs.lengths) = (v_score, scale, sinks, lengths);
+        inputs.positions = positions;
+        let attention = self.attention.clone().place(Place::Given);
+        let output = attention.forward(inputs.inputs())?;
+        Ok(attention.weights(inputs.inputs(), &output)?.rows(0, head, 0..rows.len())?)
+    }
 }
 
 impl Layer {
-    /// How many heads.
+    /// Number of heads.
     pub fn heads(&self) -> usize {
-        match &self.seen {
-            Seen::Computed(call) => call.inputs.q.shape()[1],
-            Seen::Given(weights) => weights.shape()[0],
+        match &self.weights {
+            WeightSource::Call(call) => call.inputs.q.shape()[1],
+            WeightSource::Stored(weights) => weights.shape()[0],
         }
     }
 
-    /// Queries and keys.
+    /// Number of queries and keys, `[N, M]`.
     pub fn size(&self) -> [usize; 2] {
-        match &self.seen {
-            Seen::Computed(call) => [call.inputs.q.shape()[2], call.inputs.k.shape()[2]],
-            Seen::Given(weights) => [weights.shape()[1], weights.shape()[2]],
+        match &self.weights {
+            WeightSource::Call(call) => [call.inputs.q.shape()[2], call.inputs.k.shape()[2]],
+            WeightSource::Stored(weights) => [weights.shape()[1], weights.shape()[2]],
         }
     }
 
-    /// What is known of how it was computed.
-    pub fn computed(&self) -> Option<&Computed> {
-        match &self.seen {
-            Seen::Computed(call) => Some(call),
-            Seen::Given(_) => None,
+    /// The attention call, unless the weights were stored.
+    pub fn call(&self) -> Option<&AttentionCall> {
+        match &self.weights {
+            WeightSource::Call(call) => Some(call),
+            WeightSource::Stored(_) => None,
         }
     }
 
-    /// The key at which a query stands, where rows and columns stand for the same tokens.
-    pub fn place(&self, query: usize) -> Option<usize> {
-        let [n, m] = self.size();
-        let at = match &self.seen {
-            Seen::Given(_) => query as i64,
-            Seen::Computed(call) => match call.attention.place {
-                qkv::Place::Start => query as i64,
-                qkv::Place::End => query as i64 + m as i64 - n as i64,
-                qkv::Place::Offset(offset) => query as i64 + offset,
-                qkv::Place::Given => call.inputs.positions.as_ref()?[query],
-            },
+    /// Computes whatever all weights need and no file stored: the log-sum-exp.
+    ///
+    /// # Errors
+    /// If the inputs do not fit the description.
+    pub fn prepare(&self) -> Result<()> {
+        self.call().map_or(Ok(()), |call| call.output().map(drop))
+    }
+
+    /// The key at the position of a query, in a layer of self-attention.
+    pub fn key_of_query(&self, query: usize) -> Option<usize> {
+        let at = match &self.weights {
+            WeightSource::Stored(_) => query as i64,
+            WeightSource::Call(call) => call.place(query)?,
         };
-        usize::try_from(at).ok().filter(|&at| at < m)
+        usize::try_from(at).ok().filter(|&at| at < self.size()[1])
     }
 
     fn check(&self, head: usize, rows: &Range<usize>, cols: &Range<usize>) -> Result<()> {
         let ([n, m], heads) = (self.size(), self.heads());
         let within = |range: &Range<usize>, limit| range.start <= range.end && range.end <= limit;
         match () {
-            () if head >= heads => Err(Error::invalid(format!("there is no head {head}, only {heads} from 0"))),
+            () if head >= heads => Err(Error::invalid(format!("head {head} does not exist: the layer has {heads}, counted from 0"))),
             () if !within(rows, n) => Err(Error::invalid(format!("rows {rows:?} are not within 0..{n}"))),
             () if !within(cols, m) => Err(Error::invalid(format!("columns {cols:?} are not within 0..{m}"))),
             () => Ok(()),
         }
     }
 
-    /// The weights of some queries to some keys, `[rows, cols]`.
+    /// The weights of a rectangle of queries and keys, `[rows, cols]`.
     ///
     /// # Errors
-    /// Where there is no such head, row or column.
+    /// If there is no such head, row or column.
     pub fn rectangle(&self, head: usize, rows: Range<usize>, cols: Range<usize>) -> Result<Tensor<f32, 2>> {
         self.check(head, &rows, &cols)?;
-        match &self.seen {
-            Seen::Computed(call) => {
-                let weights = call.attention.weights(call.inputs.inputs(), &call.output)?;
+        match &self.weights {
+            WeightSource::Call(call) => {
+                let weights = call.attention.weights(call.inputs.inputs(), call.output()?)?;
                 Ok(weights.rectangle(0, head, rows, cols)?)
             }
-            Seen::Given(weights) => {
+            WeightSource::Stored(weights) => {
                 let cell = |[r, c]: [usize; 2]| weights[[head, rows.start + r, cols.start + c]];
                 Ok(Tensor::from_fn([rows.len(), cols.len()], cell))
             }
@@ -127,24 +197,22 @@ impl Layer {
         self.rows(head, 0..self.size()[0])
     }
 
-    /// The weights of the queries that are listed, `[rows, M]`.
+    /// The weights of the listed queries, `[rows, M]`. Few of many rows are computed by themselves, where that is possible.
     ///
     /// # Errors
     /// As [`rectangle`](Layer::rectangle).
     pub fn rows_at(&self, head: usize, rows: &[usize]) -> Result<Tensor<f32, 2>> {
         self.check(head, &(0..rows.iter().max().map_or(0, |most| most + 1)), &(0..0))?;
-        match &self.seen {
-            Seen::Computed(call) => {
-                Ok(call.attention.weights(call.inputs.inputs(), &call.output)?.rows_at(0, head, rows)?)
-            }
-            Seen::Given(weights) => {
+        match &self.weights {
+            WeightSource::Call(call) => call.rows_at(head, rows),
+            WeightSource::Stored(weights) => {
                 Ok(Tensor::from_fn([rows.len(), self.size()[1]], |[r, j]| weights[[head, rows[r], j]]))
             }
         }
     }
 
-    /// A rectangle as a picture whose cells each cover `each` weights both ways, the last ones what is left. With `most`, no
-    /// more than so many rows of a cell are looked at: quick, and not exact.
+    /// A pooled rectangle: each cell covers `each` weights, the last ones what remains. With `max_rows`, at most that many
+    /// rows of a cell are read, which is faster but not exact.
     ///
     /// # Errors
     /// As [`rectangle`](Layer::rectangle).
@@ -155,52 +223,51 @@ impl Layer {
         cols: Range<usize>,
         each: [usize; 2],
         pool: Pool,
-        most: Option<usize>,
+        max_rows: Option<usize>,
     ) -> Result<Tensor<f32, 2>> {
         self.check(head, &rows, &cols)?;
-        match &self.seen {
-            Seen::Computed(call) => {
-                let weights = call.attention.weights(call.inputs.inputs(), &call.output)?;
-                Ok(weights.map(0, head, rows, cols, each, pool, most)?)
+        match &self.weights {
+            WeightSource::Call(call) => {
+                let weights = call.attention.weights(call.inputs.inputs(), call.output()?)?;
+                Ok(weights.map(0, head, rows, cols, each, pool, max_rows)?)
             }
-            Seen::Given(weights) => {
+            WeightSource::Stored(weights) => {
                 let (down, across, [n, m]) = (each[0].max(1), each[1].max(1), [rows.len(), cols.len()]);
                 let covered: [&dyn Fn(usize) -> Range<usize>; 2] =
                     [&|y| y * down..((y + 1) * down).min(n), &|x| x * across..((x + 1) * across).min(m)];
                 let size = [n.div_ceil(down), m.div_ceil(across)];
-                Ok(pictured(weights, [head, rows.start, cols.start], size, covered, pool))
+                Ok(pool_stored(weights, [head, rows.start, cols.start], size, covered, pool))
             }
         }
     }
 
-    /// All of a head as a picture of `[height, width]` cells, each the largest or the mean of the weights it covers; where the
-    /// picture is finer than the weights, they repeat.
+    /// All weights of a head, pooled to `[height, width]` cells. Weights repeat if there are fewer of them than cells.
     ///
     /// # Errors
     /// As [`rectangle`](Layer::rectangle).
     pub fn pooled(&self, head: usize, [height, width]: [usize; 2], pool: Pool) -> Result<Tensor<f32, 2>> {
         let [n, m] = self.size();
         self.check(head, &(0..n), &(0..m))?;
-        match &self.seen {
-            Seen::Computed(call) => {
-                let weights = call.attention.weights(call.inputs.inputs(), &call.output)?;
+        match &self.weights {
+            WeightSource::Call(call) => {
+                let weights = call.attention.weights(call.inputs.inputs(), call.output()?)?;
                 Ok(weights.pooled(0, head, 0..n, 0..m, [height, width], pool)?)
             }
-            Seen::Given(weights) => {
+            WeightSource::Stored(weights) => {
                 let cell = |at: usize, of: usize, cells: usize| {
                     let edge = |at: usize| (at as u128 * of as u128 / cells as u128) as usize;
                     edge(at)..edge(at + 1).max(edge(at) + 1)
                 };
                 let covered: [&dyn Fn(usize) -> Range<usize>; 2] = [&|y| cell(y, n, height), &|x| cell(x, m, width)];
                 let size = if n == 0 || m == 0 { [0; 2] } else { [height, width] };
-                Ok(pictured(weights, [head, 0, 0], size, covered, pool))
+                Ok(pool_stored(weights, [head, 0, 0], size, covered, pool))
             }
         }
     }
 
-    /// In a few words: `scaled dot · causal`.
+    /// A short description: `scaled dot · causal`.
     pub fn description(&self) -> String {
-        let Some(call) = self.computed() else { return "given weights".into() };
+        let Some(call) = self.call() else { return "stored weights".into() };
         let Attention { score, mask, select, .. } = &call.attention;
         let mut words = vec![score.name().replace('-', " ")];
         if mask.uses(&qkv::Mask::causal()) {
@@ -217,8 +284,8 @@ impl Layer {
     }
 }
 
-/// Weights that were given, as a picture: which of them a cell covers, counted from the corner, is said for both ways.
-fn pictured(
+/// Stored weights, pooled; `covered` gives the rows and columns that a cell covers, counted from the corner.
+fn pool_stored(
     weights: &Tensor<f32, 3>,
     [head, top, left]: [usize; 3],
     size: [usize; 2],

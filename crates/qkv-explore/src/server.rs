@@ -1,24 +1,28 @@
-//! The page that shows what a model attends to, served on loopback: the program's own files, and the numbers that the page asks
-//! for, a tile, a head or a row at a time, recomputed when they are asked for.
+//! The explorer's HTTP server: the page, and an API that returns weights a tile, a head or a row at a time, recomputed
+//! on request.
 //!
-//! Safe by default: it listens on 127.0.0.1, answers only requests whose Host is its own, takes small bodies and texts, serves
-//! nothing by path but the files that are part of the program, and computes in threads of its own, so that a slow request stops
-//! no other. On any other address every request has to bring a token.
+//! Safe by default: it listens on 127.0.0.1, checks Host and origin of every request, limits headers, bodies, texts and
+//! connections in size and time, serves no files but those embedded in the program, and computes on threads of its own, so
+//! that a slow request does not block others. On any other address every request needs a token.
 
 mod answer;
 mod api;
+pub mod connections;
 mod export;
 mod guard;
 mod page;
 mod runs;
 mod tiles;
 
-pub use page::stand_alone;
+pub use page::standalone_page;
 
 use crate::observer::Observer;
 use crate::recording::Recording;
 use axum::Router;
+use axum::extract::Request;
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::routing::{get, post};
+use connections::Limits;
 use guard::Guard;
 use qkv_models::{Error, Result};
 use qkv_nn::Machine;
@@ -26,88 +30,91 @@ use runs::Runs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 
-/// A model that can be asked.
+/// A model that the page can run.
 #[derive(Debug)]
-pub struct Served {
-    /// What the page calls it.
+pub struct ServedModel {
+    /// Its name on the page.
     pub name: String,
-    /// What it does, in a line.
+    /// What it does, in one line.
     pub note: String,
     /// The model.
     pub model: Observer,
 }
 
-/// What is shown, and where.
+/// What the server shows, and where it listens.
 #[derive(Debug)]
 pub struct Settings {
-    /// The address; loopback unless someone asks for more.
+    /// The address; loopback by default.
     pub address: IpAddr,
-    /// The port; 0 for any that is free.
+    /// The port; 0 for any free one.
     pub port: u16,
-    /// Models that take text.
-    pub models: Vec<Served>,
-    /// A recording that was opened.
+    /// Models to run.
+    pub models: Vec<ServedModel>,
+    /// A recording to show first.
     pub recording: Option<Recording>,
-    /// Sentences to start from: the first is shown at once.
+    /// Example sentences; the first is run when the server starts, unless there is a recording.
     pub examples: Vec<String>,
     /// Threads that compute.
     pub machine: Machine,
+    /// Limits on connections, headers and bodies.
+    pub limits: Limits,
 }
 
 impl Settings {
-    /// On loopback, any port, with nothing to show yet.
+    /// Any port on loopback, and nothing to show yet.
     pub fn new(machine: Machine) -> Settings {
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        Settings { address, port: 0, models: Vec::new(), recording: None, examples: Vec::new(), machine }
+        Settings { address, port: 0, models: Vec::new(), recording: None, examples: Vec::new(), machine, limits: Limits::default() }
     }
 }
 
-/// What every request sees.
-struct State {
+/// State shared by all requests.
+struct AppState {
     guard: Guard,
-    models: Vec<Served>,
+    models: Vec<ServedModel>,
     examples: Vec<String>,
     machine: Machine,
     runs: Runs,
-    /// Whole matrices of long sequences, one at a time.
+    /// Permits for exact maps of long sequences.
     heavy: Arc<tokio::sync::Semaphore>,
-    /// Everything else that computes.
+    /// Permits for all other computations.
     light: Arc<tokio::sync::Semaphore>,
 }
 
-/// A server that is bound and has not started to answer.
+/// A server that listens but does not answer yet.
 #[derive(Debug)]
 pub struct Server {
     listener: TcpListener,
-    state: Arc<State>,
+    state: Arc<AppState>,
     address: SocketAddr,
+    limits: Limits,
 }
 
-impl std::fmt::Debug for State {
+impl std::fmt::Debug for AppState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "State({} models)", self.models.len())
+        write!(f, "AppState({} models)", self.models.len())
     }
 }
 
-/// Light requests that compute at a time.
+/// Concurrent light computations.
 const LIGHT: usize = 4;
 
 impl Server {
-    /// Binds, and makes the first run: what the page shows at once.
+    /// Binds the address and prepares the run that the page shows first.
     ///
     /// # Errors
-    /// Where the address is taken, or the first example cannot be run.
+    /// If the address is taken, or the first example cannot be run.
     pub fn bind(settings: Settings) -> Result<Server> {
-        let Settings { address, port, models, recording, examples, machine } = settings;
-        let wanted = SocketAddr::new(address, port);
+        let Settings { address, port, models, recording, examples, machine, limits } = settings;
+        let requested = SocketAddr::new(address, port);
         let refused = |e: std::io::Error| {
-            let error = Error::invalid(format!("cannot listen on {wanted}: {e}"));
+            let error = Error::invalid(format!("cannot listen on {requested}: {e}"));
             if e.kind() == std::io::ErrorKind::AddrInUse {
-                return error.with_hint("another program has that port; `--port 0` takes any that is free");
+                return error.with_hint("another program uses that port; `--port 0` takes any free one");
             }
             error
         };
-        let listener = TcpListener::bind(wanted).map_err(refused)?;
+        let listener = TcpListener::bind(requested).map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
         let runs = Runs::default();
         match (recording, models.first(), examples.first()) {
@@ -120,16 +127,16 @@ impl Server {
         }
         let [heavy, light] = [1, LIGHT].map(|turns| Arc::new(tokio::sync::Semaphore::new(turns)));
         let guard = Guard::new(address);
-        let state = Arc::new(State { guard, models, examples, machine, runs, heavy, light });
-        Ok(Server { listener, state, address })
+        let state = Arc::new(AppState { guard, models, examples, machine, runs, heavy, light });
+        Ok(Server { listener, state, address, limits })
     }
 
-    /// Where it listens.
+    /// The address it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What to open in a browser: with the token, where one is needed.
+    /// The URL to open in a browser, with the token if one is needed.
     pub fn url(&self) -> String {
         match self.state.guard.token() {
             Some(token) => format!("http://{}/?token={token}", self.address),
@@ -137,12 +144,12 @@ impl Server {
         }
     }
 
-    /// Answers until the process ends, or `stop` is done.
+    /// Answers requests until `stop` completes.
     ///
     /// # Errors
-    /// Where the system refuses.
+    /// If the operating system refuses.
     pub fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<()> {
-        let Server { listener, state, address } = self;
+        let Server { listener, state, address, limits } = self;
         let refused = |e: std::io::Error| Error::invalid(format!("cannot serve on {address}: {e}"));
         listener.set_nonblocking(true).map_err(refused)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -153,18 +160,27 @@ impl Server {
             .map_err(refused)?;
         runtime.block_on(async move {
             let listener = tokio::net::TcpListener::from_std(listener).map_err(refused)?;
+            let first = state.runs.get(0);
+            // Log-sum-exps that a recording lacks are computed in the background: the page is there at once.
+            tokio::task::spawn_blocking(move || {
+                for layer in first.iter().flat_map(|run| &run.recording.layers) {
+                    // A failure shows when the weights are requested.
+                    let _ = layer.prepare();
+                }
+            });
             tokio::select! {
-                served = async { axum::serve(listener, router(state)).await } => served.map_err(refused),
-                () = stop => Ok(()),
+                () = connections::serve(listener, router(state, limits), limits) => {}
+                () = stop => {}
             }
+            Ok(())
         })?;
-        // A tile that is still being computed is not waited for.
+        // Computations that are still running are abandoned.
         runtime.shutdown_background();
         Ok(())
     }
 }
 
-fn router(state: Arc<State>) -> Router {
+fn router(state: Arc<AppState>, limits: Limits) -> Router {
     let runs = Router::new()
         .route("/tokens", get(api::tokens))
         .route("/weights", get(api::weights))
@@ -181,8 +197,8 @@ fn router(state: Arc<State>) -> Router {
         .route("/api/run", post(api::new_run))
         .route("/api/runs/{id}", get(api::run))
         .nest("/api/runs/{id}", runs)
-        .fallback(answer::missing)
-        .layer(axum::extract::DefaultBodyLimit::max(guard::BODY))
-        .layer(axum::middleware::from_fn_with_state(state.clone(), guard::check))
+        .fallback(answer::not_found)
+        .layer(from_fn(move |request: Request, next: Next| connections::read_body(limits, request, next)))
+        .layer(from_fn_with_state(state.clone(), guard::check))
         .with_state(state)
 }

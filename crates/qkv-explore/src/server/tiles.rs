@@ -1,8 +1,9 @@
-//! The map of a long matrix, in tiles: 256 × 256 cells, each the largest or the mean of the weights that it covers. Level 0 is
-//! one tile for the whole; each level halves what a cell covers, down to one weight a cell.
+//! The zoomable map of a long weight matrix, in tiles of 256 × 256 cells.
 //!
-//! A tile that looks at few enough pairs is computed at once. A larger one comes first from some of its rows, marked as sampled,
-//! and exactly when it is asked for again: in bands of rows, so that others get a turn between them. What was computed is kept.
+//! A cell is the maximum or the mean of the weights it covers. Zoom 0 is one tile for the whole matrix; each zoom level
+//! halves what a cell covers, down to one weight per cell. A tile over few enough pairs is computed exactly. A larger one
+//! is first computed from a sample of its rows, marked as such, and exactly on a second request: in bands of rows, so
+//! that other requests get a turn in between. Exact tiles are cached.
 
 use crate::layer::Layer;
 use qkv::Pool;
@@ -10,18 +11,18 @@ use qkv_models::{Error, Result};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-/// Cells of a tile, each way.
+/// Cells per side of a tile.
 pub(super) const SIDE: usize = 256;
-/// Pairs that are computed without asking whether the page can wait: up to about a second on two cores.
-const AT_ONCE: usize = 1 << 30;
+/// Pairs up to which a tile is computed exactly on the first request: about a second on two cores.
+const QUICK_PAIRS: usize = 1 << 30;
 /// Pairs of a sampled tile.
-const SAMPLED: usize = 1 << 26;
-/// Pairs between two chances for others.
-const BAND: usize = 1 << 29;
-/// Tiles that are kept of a run: 32 MiB.
-const KEPT: usize = 128;
+const SAMPLED_PAIRS: usize = 1 << 26;
+/// Pairs of a band.
+const BAND_PAIRS: usize = 1 << 29;
+/// Cached tiles per run: 32 MiB.
+const MAX_TILES: usize = 128;
 
-/// Which tile of a map.
+/// A tile of the map of one head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Tile {
     pub layer: usize,
@@ -32,57 +33,54 @@ pub(super) struct Tile {
     pub mean: bool,
 }
 
-/// The tiles of a run that were computed.
+/// The exact tiles of a run; the least recently used is dropped first, and expensive ones after all others.
 #[derive(Debug, Default)]
-pub(super) struct Tiles(Mutex<Kept>);
+pub(super) struct TileCache(Mutex<Cached>);
 
 #[derive(Debug, Default)]
-struct Kept {
-    tiles: HashMap<Tile, Cells>,
-    used: u64,
+struct Cached {
+    tiles: HashMap<Tile, CachedTile>,
+    clock: u64,
 }
 
-/// A tile that was computed.
 #[derive(Debug)]
-struct Cells {
+struct CachedTile {
     cells: Arc<[f32]>,
     used: u64,
-    /// It took long, and stays.
-    dear: bool,
+    expensive: bool,
 }
 
-impl Tiles {
+impl TileCache {
     pub fn get(&self, tile: &Tile) -> Option<Arc<[f32]>> {
-        let mut kept = self.0.lock().expect("nobody panics while holding it");
-        kept.used += 1;
-        let now = kept.used;
-        kept.tiles.get_mut(tile).map(|kept| {
-            kept.used = now;
-            kept.cells.clone()
+        let mut cached = self.0.lock().expect("not poisoned");
+        cached.clock += 1;
+        let now = cached.clock;
+        cached.tiles.get_mut(tile).map(|found| {
+            found.used = now;
+            found.cells.clone()
         })
     }
 
-    /// Keeps a tile; a dear one goes only after all others.
-    pub fn keep(&self, tile: Tile, cells: Arc<[f32]>, dear: bool) {
-        let mut kept = self.0.lock().expect("nobody panics while holding it");
-        kept.used += 1;
-        let now = kept.used;
-        let oldest = kept.tiles.iter().min_by_key(|(_, kept)| (kept.dear, kept.used));
-        if kept.tiles.len() >= KEPT
+    pub fn insert(&self, tile: Tile, cells: Arc<[f32]>, expensive: bool) {
+        let mut cached = self.0.lock().expect("not poisoned");
+        cached.clock += 1;
+        let now = cached.clock;
+        let oldest = cached.tiles.iter().min_by_key(|(_, tile)| (tile.expensive, tile.used));
+        if cached.tiles.len() >= MAX_TILES
             && let Some(oldest) = oldest.map(|(tile, _)| *tile)
         {
-            kept.tiles.remove(&oldest);
+            cached.tiles.remove(&oldest);
         }
-        kept.tiles.insert(tile, Cells { cells, used: now, dear });
+        cached.tiles.insert(tile, CachedTile { cells, used: now, expensive });
     }
 }
 
-/// The deepest level of a map: one weight a cell.
-pub(super) fn deepest([n, m]: [usize; 2]) -> u32 {
+/// The deepest zoom level of a map: one weight per cell.
+pub(super) fn max_zoom([n, m]: [usize; 2]) -> u32 {
     n.max(m).div_ceil(SIDE).next_power_of_two().trailing_zeros()
 }
 
-/// What a tile covers: rows, columns, and how many weights a cell has each way.
+/// The weights under a tile; a cell covers `each` × `each` of them.
 struct Cover {
     rows: std::ops::Range<usize>,
     cols: std::ops::Range<usize>,
@@ -92,18 +90,18 @@ struct Cover {
 impl Tile {
     fn cover(&self, layer: &Layer) -> Result<Cover> {
         let [n, m] = layer.size();
-        let deepest = deepest([n, m]);
-        if self.zoom > deepest {
-            return Err(Error::invalid(format!("there is no level {}: the deepest is {deepest}", self.zoom)));
+        let max_zoom = max_zoom([n, m]);
+        if self.zoom > max_zoom {
+            return Err(Error::invalid(format!("zoom {} is beyond the maximum of {max_zoom}", self.zoom)));
         }
         if self.head >= layer.heads() {
-            return Err(Error::invalid(format!("there is no head {}, only {} from 0", self.head, layer.heads())));
+            return Err(Error::invalid(format!("head {} does not exist: the layer has {} heads, counted from 0", self.head, layer.heads())));
         }
-        let each = 1usize << (deepest - self.zoom);
+        let each = 1usize << (max_zoom - self.zoom);
         let across = 1usize << self.zoom;
         if self.x >= across || self.y >= across {
             let Tile { zoom, x, y, .. } = self;
-            return Err(Error::invalid(format!("level {zoom} has {across} tiles each way, none at {x}, {y}")));
+            return Err(Error::invalid(format!("zoom {zoom} has {across} × {across} tiles; {x}, {y} is outside")));
         }
         let range = |at: usize, limit: usize| (at * SIDE * each).min(limit)..((at + 1) * SIDE * each).min(limit);
         Ok(Cover { rows: range(self.y, n), cols: range(self.x, m), each })
@@ -113,32 +111,32 @@ impl Tile {
         if self.mean { Pool::Mean } else { Pool::Max }
     }
 
-    /// Whether it is computed exactly at once.
+    /// Whether it is computed exactly on the first request.
     ///
     /// # Errors
-    /// Where there is no such tile.
+    /// If there is no such tile.
     pub fn is_quick(&self, layer: &Layer) -> Result<bool> {
         let Cover { rows, cols, .. } = self.cover(layer)?;
-        Ok(rows.len().saturating_mul(cols.len()) <= AT_ONCE)
+        Ok(rows.len().saturating_mul(cols.len()) <= QUICK_PAIRS)
     }
 
-    /// From some of its rows.
+    /// From a sample of its rows.
     pub fn sampled(&self, layer: &Layer) -> Result<Vec<f32>> {
         let Cover { rows, cols, each } = self.cover(layer)?;
-        let most = SAMPLED / (SIDE * cols.len().max(1)).max(1);
-        let cells = layer.map(self.head, rows, cols, [each, each], self.pool(), Some(most.max(1)))?;
-        Ok(placed(cells))
+        let max_rows = SAMPLED_PAIRS / (SIDE * cols.len().max(1)).max(1);
+        let cells = layer.map(self.head, rows, cols, [each, each], self.pool(), Some(max_rows.max(1)))?;
+        Ok(padded(cells))
     }
 
-    /// From all of them, as long as someone waits.
-    pub fn exact(&self, layer: &Layer, waits: &dyn Fn() -> bool) -> Result<Vec<f32>> {
+    /// From all its rows, as long as `wanted` is true.
+    pub fn exact(&self, layer: &Layer, wanted: &dyn Fn() -> bool) -> Result<Vec<f32>> {
         let Cover { rows, cols, each } = self.cover(layer)?;
-        // Whole cells.
-        let band = (BAND / cols.len().max(1) / each).max(1) * each;
+        // A band ends at the edge of a cell.
+        let band = (BAND_PAIRS / cols.len().max(1) / each).max(1) * each;
         let mut all = vec![f32::NAN; SIDE * SIDE];
         for start in rows.clone().step_by(band) {
-            if !waits() {
-                return Err(Error::invalid("nobody waits for this tile any more"));
+            if !wanted() {
+                return Err(Error::invalid("the client no longer waits for this tile"));
             }
             let part = start..(start + band).min(rows.end);
             let cells = layer.map(self.head, part, cols.clone(), [each, each], self.pool(), None)?;
@@ -152,8 +150,8 @@ impl Tile {
     }
 }
 
-/// Cells in the corner of a tile; what is outside the matrix is not a number.
-fn placed(cells: qkv::Tensor<f32, 2>) -> Vec<f32> {
+/// A whole tile with `cells` in its top left corner, and NaN outside the matrix.
+fn padded(cells: qkv::Tensor<f32, 2>) -> Vec<f32> {
     let [height, width] = cells.shape();
     let mut all = vec![f32::NAN; SIDE * SIDE];
     for y in 0..height {
@@ -167,9 +165,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_deepest_level_has_one_weight_a_cell_and_the_first_all_of_them() {
+    fn the_deepest_zoom_has_one_weight_per_cell_and_the_first_covers_everything() {
         for (size, levels) in [(1, 0), (256, 0), (257, 1), (512, 1), (513, 2), (100_000, 9)] {
-            assert_eq!(deepest([size, 1]), levels, "{size}");
+            assert_eq!(max_zoom([size, 1]), levels, "{size}");
             assert!(SIDE << levels >= size);
         }
     }
