@@ -294,7 +294,6 @@ impl<'a, T: Element> Head<'a, T> {
         let scores: Vec<f64> = (0..m).map(|j| self.truth.scores[[b, h, i, j]]).collect();
         let weights: Vec<f64> = (0..m).map(|j| self.truth.weights[[b, h, i, j]]).collect();
         let seen: Vec<usize> = (0..m).filter(|&j| scores[j] != f64::NEG_INFINITY).collect();
-        let most = seen.iter().fold(0.0f64, |most, &j| most.max(weights[j].abs()));
         let made: Vec<Made> = (0..m).map(|j| self.made(i, j, scores[j])).collect();
         // Softmax: a probability and its relative spread. Sparsemax: 1 within the support, and the score's own spread.
         let p: Vec<f64> = (0..m)
@@ -345,7 +344,9 @@ impl<'a, T: Element> Head<'a, T> {
             })
             .collect();
         // Weights far below the largest of the row are flushed to 0.
-        let flushed = most * 2f64.powi(if T::NAME == "f64" { -900 } else { -100 });
+        let largest = seen.iter().fold(0.0f64, |largest, &j| largest.max(p[j]));
+        let modulated = seen.iter().filter(|&&j| p[j] > 0.0).fold(1.0f64, |most, &j| most.max(weights[j] / p[j]));
+        let flushed = largest * modulated * 2f64.powi(if T::NAME == "f64" { -898 } else { -98 });
         for &j in &seen {
             all.weights[at * m + j] = of_weight[j].powi(2) + flushed.powi(2);
         }

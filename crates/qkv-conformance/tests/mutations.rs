@@ -72,6 +72,11 @@ impl Mutant {
     }
 }
 
+fn with_keys<'a, T: Element>(mut inputs: Inputs<'a, T>, k: &'a Tensor<T, 4>) -> Inputs<'a, T> {
+    inputs.k = k.into();
+    inputs
+}
+
 fn acc<T: Element>(x: f64) -> T::Acc {
     <T::Acc as qkv_simd::Element>::of_f64(x)
 }
@@ -103,7 +108,7 @@ fn without_rescale<T: Element>(attention: &Attention, inputs: Inputs<'_, T>, out
 impl Engine for Mutant {
     fn forward<T: Element>(&self, attention: &Attention, inputs: Inputs<'_, T>) -> Result<Output<T>> {
         let (changed, k) = (self.attention(attention, &inputs), self.keys(&inputs));
-        let mut out = Exact.forward(&changed, Inputs { k: (&k).into(), ..inputs })?;
+        let mut out = Exact.forward(&changed, with_keys(inputs, &k))?;
         match self.0 {
             Defect::ScaleOfOutput => out.values = Exact.forward(&scaled(attention, &inputs), inputs)?.values,
             Defect::MissingRescale => without_rescale(attention, inputs, &mut out)?,
@@ -120,7 +125,7 @@ impl Engine for Mutant {
         upstream: Upstream<'_, T>,
     ) -> Result<Gradients<T>> {
         let (changed, k) = (self.attention(attention, &inputs), self.keys(&inputs));
-        let mut grad = Exact.backward(&changed, Inputs { k: (&k).into(), ..inputs }, out, upstream)?;
+        let mut grad = Exact.backward(&changed, with_keys(inputs, &k), out, upstream)?;
         if self.0 == Defect::ScaleOfGradients {
             let larger = |x: &T| T::of_f64(x.to_f64() * 1.02);
             (grad.q, grad.k) = (grad.q.map(larger), grad.k.map(larger));
@@ -137,7 +142,7 @@ impl Engine for Mutant {
         h: usize,
     ) -> Result<Tensor<T::Acc, 2>> {
         let (changed, k) = (self.attention(attention, &inputs), self.keys(&inputs));
-        Exact.weights(&changed, Inputs { k: (&k).into(), ..inputs }, out, b, h)
+        Exact.weights(&changed, with_keys(inputs, &k), out, b, h)
     }
 }
 

@@ -1,14 +1,14 @@
-//! Records an attention of your own, of any length, for `qkv explore --recording`:
+//! Records an attention layer of any length for `qkv explore --recording`:
 //!
 //! ```text
 //! cargo run --release -p qkv-explore --example record -- 20000 8 long.safetensors
 //! ```
 //!
-//! Queries and keys are made so that each head looks somewhere else: near itself, some distance back, at one token in so many.
-//! What a recording needs of a real model is the same: `q`, `k`, the log-sum-exp that `forward` gives anyway, and tokens.
+//! Queries and keys are synthetic: each head attends to another distance. A recording of a real model needs the same data:
+//! `q`, `k`, the log-sum-exp that `forward` returns anyway, and tokens.
 
 use qkv::{Attention, Inputs, Mask, Output, OwnedInputs, Place, Tensor};
-use qkv_explore::{Computed, Layer, Recording, Seen, Side, file};
+use qkv_explore::{AttentionCall, Layer, Recording, Side, WeightSource, file};
 use std::error::Error;
 
 const WIDTH: usize = 64;
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for h in 0..heads {
         for i in 0..tokens {
             for pair in 0..WIDTH / 4 {
-                // Waves of places: q_i and k_j agree where i − j is near the head's distance.
+                // Sinusoids of the position: q_i and k_j agree where i − j is near the head's distance.
                 let wave = (40.0f32).powf(-(pair as f32) / 8.0) / (1 << h.min(6)) as f32;
                 let back = (h * h * 7) as f32;
                 let (at, from) = (wave * i as f32, wave * (i as f32 - back));
@@ -36,14 +36,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let nothing = Tensor::new(Vec::new(), [1, heads, tokens, 0])?; // no values: weights need none
     let lse = attention.forward(Inputs::new(&q, &k, &nothing))?.lse; // [1, H, N]
-    let call =
-        Computed { attention, inputs: OwnedInputs::new(q, k, nothing), output: Output::of_lse(lse, 0, Place::Start)? };
+    let output = Output::of_lse(lse, 0, Place::Start)?;
+    let call = AttentionCall::new(attention, OwnedInputs::new(q, k, nothing), Some(output));
     let layer = Layer {
         name: "layers.0".into(),
         group: "layers".into(),
         queries: 0,
         keys: 0,
-        seen: Seen::Computed(Box::new(call)),
+        weights: WeightSource::Call(Box::new(call)),
         importance: None,
     };
     let recording = Recording {

@@ -1,9 +1,9 @@
-// Owns where a map stands: a place in the matrix (row, column) at the middle of the canvas, and how many pixels a weight gets. It turns
-// places into pixels and back, and says which tiles are in sight.
+// The viewport of a map: the matrix position (row, column) at the center of the canvas and the pixels per weight.
+// Converts between matrix and pixel coordinates and lists the visible tiles.
 
 import { deepest, side } from 'qkv/tiles';
 
-/** Room for labels along the left and the upper edge, in CSS pixels. */
+/** Space for labels at the left and top edge, in CSS pixels. */
 export const edge = { left: 62, top: 44 };
 
 const closest = 44; // pixels a weight, at most
@@ -14,13 +14,13 @@ export class Camera {
     Object.assign(this, { layer, width: 0, height: 0, row: layer.n / 2, col: layer.m / 2, pixels: 0 });
   }
 
-  /** Takes the size of the canvas; a camera that stands nowhere yet sees the whole matrix. */
+  /** Sets the canvas size; a camera without a position shows the whole matrix. */
   resize(width, height) {
     Object.assign(this, { width: Math.max(1, width - edge.left), height: Math.max(1, height - edge.top) });
     this.keep();
   }
 
-  /** Pixels a weight when all of the matrix is in sight. */
+  /** Pixels per weight when the whole matrix is visible. */
   get least() {
     return Math.min(this.width / this.layer.m, this.height / this.layer.n);
   }
@@ -35,14 +35,14 @@ export class Camera {
     this.col = bound(this.col, 0, this.layer.m);
   }
 
-  /** Goes to [row, column, pixels], or with null back to the whole. */
+  /** Moves to [row, column, pixels]; null shows the whole matrix. */
   go(place) {
     const { n, m } = this.layer;
     [this.row, this.col, this.pixels] = place?.length === 3 ? place : [n / 2, m / 2, 0];
     this.keep();
   }
 
-  /** Where it stands, short enough for an address. */
+  /** The position, short enough for a URL. */
   get place() {
     return [this.row, this.col, this.pixels].map((value) => Number(value.toPrecision(6)));
   }
@@ -53,7 +53,7 @@ export class Camera {
     this.keep();
   }
 
-  /** Zooms; what lies at x, y stays there. */
+  /** Zooms around x, y. */
   zoom(factor, x = edge.left + this.width / 2, y = edge.top + this.height / 2) {
     const [row, col] = [this.rowAt(y), this.colAt(x)];
     this.pixels *= factor;
@@ -68,14 +68,14 @@ export class Camera {
   colAt(x) { return this.col + (x - edge.left - this.width / 2) / this.pixels; }
   rowAt(y) { return this.row + (y - edge.top - this.height / 2) / this.pixels; }
 
-  /** The weight under x, y, or null outside of the matrix. */
+  /** The cell at x, y, or null outside the matrix. */
   under(x, y) {
     const [row, col] = [Math.floor(this.rowAt(y)), Math.floor(this.colAt(x))];
     const inside = x >= edge.left && y >= edge.top && row >= 0 && row < this.layer.n && col >= 0 && col < this.layer.m;
     return inside ? { row, col } : null;
   }
 
-  /** The rows and columns in sight: [from, to) each. */
+  /** The visible rows and columns, [from, to) each. */
   get sight() {
     const { n, m } = this.layer;
     return {
@@ -84,18 +84,18 @@ export class Camera {
     };
   }
 
-  /** The level whose cells come closest to one device pixel. */
+  /** The zoom level whose cells are closest to one device pixel. */
   get level() {
     const deep = deepest(this.layer);
     return bound(Math.ceil(deep + Math.log2(this.pixels * window.devicePixelRatio) - 0.25), 0, deep);
   }
 
-  /** Weights a cell of a level, each way. */
+  /** Weights per side of a cell at a zoom level. */
   cells(zoom) {
     return 2 ** (deepest(this.layer) - zoom);
   }
 
-  /** The tiles of a level that are in sight, those in the middle first. */
+  /** The visible tiles of a zoom level, center first. */
   tiles(zoom) {
     const span = this.cells(zoom) * side;
     const { rows, cols } = this.sight;

@@ -1,4 +1,4 @@
-// Owns the line above the picture: which layer and head it is, what its rows and columns are, and the steps to the next.
+// The line above the picture: layer and head, what rows and columns are, and buttons to the next ones.
 
 import { fill, h, place } from 'qkv/element';
 import { count } from 'qkv/number';
@@ -6,7 +6,7 @@ import { at, groupName, headName, headsIn, layerName, order } from 'qkv/run';
 import { say } from 'qkv/say';
 import { chosen, choose } from 'qkv/state';
 
-/** Goes on by some layers and heads; at the ends it stays. */
+/** Moves by some layers and heads, clamped at the ends. */
 export function go(run, layers, heads) {
   const now = at(run, chosen());
   const list = order(run);
@@ -18,7 +18,7 @@ export function go(run, layers, heads) {
   say(`${layerName(run.layers[index])}, ${headName(run.layers[index], head)}`);
 }
 
-/** Writes the line for what is chosen. */
+/** Updates the line. */
 export function showCaption(run, state) {
   const { layer, head } = at(run, state);
   const step = (symbol, label, layers, heads) => h('button', { type: 'button', class: 'step', 'aria-label': label, title: label, onclick: () => go(run, layers, heads) }, symbol);
@@ -26,8 +26,8 @@ export function showCaption(run, state) {
   const sides = state.view === 'lines' ? `from ${queries} to ${keys}` : layer.queries === layer.keys ? `rows and columns: ${queries}` : `rows: ${queries} · columns: ${keys}`;
   const focused = document.activeElement?.closest?.('#caption') ? document.activeElement.getAttribute('aria-label') : null;
   fill(place('caption'),
-    h('h2', { id: 'where' }, groupName(layer.group), h('span', { class: 'spot' }, step('▴', 'layer before (↑)', -1, 0), `layer ${layer.index}`, step('▾', 'layer after (↓)', 1, 0)),
-      h('span', { class: 'spot' }, step('◂', 'head before (←)', 0, -1), headName(layer, head), step('▸', 'head after (→)', 0, 1))),
+    h('h2', { id: 'where' }, groupName(layer.group), h('span', { class: 'spot' }, step('▴', 'previous layer (↑)', -1, 0), `layer ${layer.index}`, step('▾', 'next layer (↓)', 1, 0)),
+      h('span', { class: 'spot' }, step('◂', 'previous head (←)', 0, -1), headName(layer, head), step('▸', 'next head (→)', 0, 1))),
     h('p', { class: 'quiet' }, `${sides} · ${count(layer.n)} × ${count(layer.m)} · ${layer.attention}${layer.causal && !layer.attention.includes('causal') ? ' · causal' : ''}`));
   if (focused) place('caption').querySelector(`[aria-label="${CSS.escape(focused)}"]`)?.focus();
 }

@@ -1,5 +1,5 @@
-// Owns a matrix drawn as cells with labelled rows and columns: on one canvas, with what is pointed at on a second one above it. It knows
-// rows and columns by number; what they mean, and what a click does, is its owner's.
+// A matrix drawn as cells with labeled rows and columns on one canvas; hover marks are drawn on a second canvas above
+// it. Knows rows and columns by index only; its owner gives them meaning and handles clicks.
 
 import { h, sized } from 'qkv/element';
 import { cut, every, level, longest } from 'qkv/label';
@@ -124,7 +124,7 @@ export class Chart {
     }
   }
 
-  /** Whether a column's label stands upright above it. */
+  /** Whether column labels are horizontal. */
   stands(context, label) {
     const { flat, upright, cell } = this.size;
     return flat || (upright && context.measureText(label).width <= cell + 1);
@@ -155,7 +155,7 @@ export class Chart {
     }
   }
 
-  /** Marks a cell, a row or a column as pointed at; null marks nothing. `mine`: the tip shows here. */
+  /** Marks the hovered cell, row or column; null clears. `mine`: the tooltip belongs to this chart. */
   mark(row, col, mine = true) {
     this.marked = { row, col, mine };
     if (this.size) this.paintOver();
@@ -207,7 +207,7 @@ export class Chart {
     }
   }
 
-  /** Puts the tip beside the cell at x, y: right of it, else left, else below. It must not cover what it tells of. */
+  /** Places the tooltip right of the cell at x, y, else left, else below, never over it. */
   placeTip(x, y) {
     const { cell } = this.size;
     const { offsetWidth: width, offsetHeight: height } = this.tip;
@@ -219,7 +219,7 @@ export class Chart {
     this.tip.style.top = `${right || left ? y + cell / 2 - height / 2 : y + cell + 10}px`;
   }
 
-  /** Which cell lies under the pointer: −1 for the labels. */
+  /** The cell under the pointer; −1 for labels. */
   under(event) {
     const box = this.over.getBoundingClientRect();
     const { left, top, cell } = this.size;
@@ -261,7 +261,7 @@ export class Chart {
     event.stopPropagation();
   }
 
-  /** The picture as one canvas on the page's own colour. */
+  /** The picture as one canvas with the background of the page. */
   picture() {
     const canvas = h('canvas');
     [canvas.width, canvas.height] = [this.base.width, this.base.height];

@@ -1,4 +1,4 @@
-// Owns the controls of how things are shown. Each writes a choice; none draws.
+// The display controls. Each writes to the state; none draws.
 
 import { fill, h, place } from 'qkv/element';
 import { percent } from 'qkv/number';
@@ -9,41 +9,41 @@ import { chosen, choose } from 'qkv/state';
 
 const followers = [];
 
-/** A row of buttons of which one is on. */
+/** A group of buttons, one of them pressed. */
 function segments(label, name, options) {
   const buttons = options.map(([value, text, title]) => h('button', { type: 'button', title, onclick: () => choose({ [name]: value }) }, text));
   followers.push((state) => buttons.forEach((button, i) => button.setAttribute('aria-pressed', String(state[name] === options[i][0]))));
   return h('div', { class: 'control' }, h('span', { class: 'control-name' }, label), h('span', { class: 'segments', role: 'group', 'aria-label': label }, buttons));
 }
 
-/** A box to tick. `flips`: ticked means off. */
+/** A checkbox. `flips`: checked means off. */
 function box(label, name, { flips = false, title } = {}) {
   const input = h('input', { type: 'checkbox', onchange: () => choose({ [name]: input.checked !== flips }) });
   followers.push((state) => { input.checked = state[name] !== flips; });
   return h('label', { class: 'box', title }, input, label);
 }
 
-/** How much of each row's weight is drawn. */
+/** Fraction of each row's weight that is drawn. */
 function massSlider() {
   const said = h('output', {});
-  const input = h('input', { type: 'range', min: 0.05, max: 1, step: 0.01, 'aria-label': 'Share of each row that is kept', oninput: () => choose({ mass: Number(input.value) }) });
+  const input = h('input', { type: 'range', min: 0.05, max: 1, step: 0.01, 'aria-label': 'Fraction of each row that is drawn', oninput: () => choose({ mass: Number(input.value) }) });
   followers.push((state) => {
     input.value = state.mass;
     said.textContent = state.mass < 1 ? percent(state.mass) : 'all';
     input.setAttribute('aria-valuetext', said.textContent);
   });
-  return h('label', { class: 'control', title: 'keeps the fewest largest weights of each row that sum to this share' }, h('span', { class: 'control-name' }, 'Keep of each row ', said), input);
+  return h('label', { class: 'control', title: 'draws the fewest largest weights of each row that sum to this fraction' }, h('span', { class: 'control-name' }, 'Per row, draw ', said), input);
 }
 
-/** Builds the panel once. */
+/** Builds the panel. */
 export function buildDisplay() {
   const picked = h('div', { class: 'picked', hidden: true });
   const count = h('span', {});
   picked.append(count, segments('together', 'fold', [['mean', 'mean', 'the mean of the picked tokens'], ['sum', 'sum', 'the sum of the picked tokens']]),
     h('button', { type: 'button', class: 'link', onclick: unpick }, 'pick none'));
-  const pool = segments('Pool', 'pool', [['max', 'max', 'a pixel shows the largest weight it covers'], ['mean', 'mean', 'a pixel shows the mean of the weights it covers']]);
+  const pool = segments('Pool', 'pool', [['max', 'max', 'a pixel shows the maximum of the weights it covers'], ['mean', 'mean', 'a pixel shows the mean of the weights it covers']]);
   const tokens = h('fieldset', {}, h('legend', {}, 'Tokens'),
-    box('join subwords to words', 'words', { title: 'a weight to a word is the sum over its tokens; a word’s row is the mean of its tokens’ rows' }),
+    box('join merge subwords', 'words', { title: 'a weight to a word is the sum over its tokens; a word’s row is the mean of its tokens’ rows' }),
     box('hide special tokens', 'special', { flips: true }),
     box('hide the first key (sink)', 'sink', { flips: true, title: 'the first token often takes what a head does not want to give to any other' }),
     box('rows sum to 1 again', 'renormalise', { title: 'what is left of each row is divided by its sum: no longer the weights that the model used' }),
@@ -66,5 +66,5 @@ export function buildDisplay() {
       layout, tokens, picked)));
 }
 
-/** Sets every control to what is chosen. */
+/** Updates all controls from the state. */
 export const showDisplay = (run, state = chosen()) => followers.forEach((follow) => follow(state, run));

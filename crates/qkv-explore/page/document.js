@@ -1,6 +1,6 @@
-// Owns the view of a document that a model read on two levels: its sentences one below the other, each with its share of the document,
-// and their words shaded by how far their share of the sentence lies above an even one: times √s (Yang et al. 2016), so that strong words of
-// strong sentences stand out, or alone.
+// The document view: sentences below each other with their weights, words shaded by the excess of their weight over a
+// uniform one, times √s of the sentence (Yang et al. 2016), so that strong words of strong sentences stand out, or by
+// itself.
 
 import { h } from 'qkv/element';
 import { weight } from 'qkv/number';
@@ -14,10 +14,10 @@ import { theme } from 'qkv/theme';
 
 const ways = [['both', 'with their sentence', 'how far above an even share, times √s: strong words of strong sentences'], ['words', 'within their sentence', 'how far above an even share of the sentence']];
 
-/** Text that can be read on a colour. */
+/** A legible text color for a background. */
 const ink = ([red, green, blue]) => (0.299 * red + 0.587 * green + 0.114 * blue > 140 ? '#14161d' : '#f4f6fa');
 
-/** The words of a sentence, pieces put together: { text, from, to } by tokens. */
+/** The words of a sentence with subwords merged: { text, from, to } in tokens. */
 function wordsOf(tokens, from, to) {
   const words = [];
   for (let at = from; at < to; at++) {
@@ -34,9 +34,9 @@ function open(host, pane) {
   const { run } = pane;
   const { form } = run;
   const body = h('div', { class: 'document', role: 'list', 'aria-label': 'The document, shaded by attention' });
-  const how = h('span', { class: 'segments', role: 'group', 'aria-label': 'How words are shaded' });
-  const told = h('p', { class: 'quiet told', 'aria-hidden': 'true' });
-  host.append(h('div', { class: 'knobs' }, h('span', {}, 'words ', how), told), body);
+  const how = h('span', { class: 'segments', role: 'group', 'aria-label': 'Shading of words' });
+  const status = h('p', { class: 'quiet status', 'aria-hidden': 'true' });
+  host.append(h('div', { class: 'knobs' }, h('span', {}, 'words ', how), status), body);
   const note = h('p', { class: 'quiet note' }, 'The bar beside a sentence is its share of the document; over all sentences they sum to 1, as the words of a sentence do. Words are shaded by how far their share lies above an even one.');
   pane.element.append(note);
   let [shares, words, shown, lines] = [null, null, null, null];
@@ -58,11 +58,11 @@ function open(host, pane) {
     });
   }
 
-  /** What is said of a word and its sentence, where one is pointed at. */
+  /** The tooltip of a word and its sentence. */
   function tell(line, word) {
     const of = `sentence ${weight(line.share)} of the document`;
-    told.textContent = word ? `${word.text} ${weight(word.weight)} of its sentence · ${of}` : of;
-    return told.textContent;
+    status.textContent = word ? `${word.text} ${weight(word.weight)} of its sentence · ${of}` : of;
+    return status.textContent;
   }
 
   function draw(state) {
@@ -94,7 +94,7 @@ function open(host, pane) {
     pane.legend(measure, shades);
   }
 
-  // One word is in the tab order; the arrows walk on from there.
+  // Roving tabindex: one word is in the tab order, arrows move from there.
   body.addEventListener('keydown', (event) => {
     const all = [...body.querySelectorAll('.word')];
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -104,15 +104,15 @@ function open(host, pane) {
     event.stopPropagation();
     next?.focus();
   });
-  body.addEventListener('pointerleave', () => { told.textContent = ''; });
+  body.addEventListener('pointerleave', () => { status.textContent = ''; });
 
   return {
     async show(state) {
-      const asked = shown = {};
+      const request = shown = {};
       if (!lines) {
         pane.busy(true);
         await fetchAll();
-        if (asked !== shown) return;
+        if (request !== shown) return;
         pane.busy(false);
       }
       draw(state);

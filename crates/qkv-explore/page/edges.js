@@ -1,4 +1,4 @@
-// Owns what stands around a map: numbers or tokens along its edges, the bar that says how long a piece is, and the small map of the whole.
+// The decorations of a map: numbers or tokens along its edges, the scale bar, and the overview map.
 
 import { edge } from 'qkv/camera';
 import { sized } from 'qkv/element';
@@ -11,10 +11,10 @@ import { deepest, side } from 'qkv/tiles';
 const readable = 13; // pixels a weight from which on tokens are written
 const round = Array.from({ length: 8 }, (_, zeros) => [1, 2, 5].map((lead) => lead * 10 ** zeros)).flat();
 
-/** Whether the map is near enough for tokens along its edges. */
+/** Whether the zoom allows tokens along the edges. */
 export const near = (camera) => camera.pixels >= readable;
 
-/** Numbers along the edges, or tokens where they are known: `tokens` is { rows, cols }, each [first, tokens…]. */
+/** Numbers along the edges, or tokens if loaded: `tokens` is { rows, cols }, each [first, tokens…]. */
 export function drawEdges(context, camera, tokens) {
   const ink = inks();
   context.font = `12px ${ink.font}`;
@@ -50,7 +50,7 @@ export function drawEdges(context, camera, tokens) {
   }
 }
 
-/** A bar of a round number of tokens. */
+/** A scale bar of a round number of tokens. */
 export function drawScaleBar(context, camera) {
   const ink = inks();
   const long = round.findLast((each) => each * camera.pixels <= 110) ?? 1;
@@ -69,7 +69,7 @@ export function drawScaleBar(context, camera) {
   context.fillRect(x, y, width, 2);
 }
 
-/** The whole matrix, small, with a frame around what is in sight; hidden where all is. */
+/** The overview with a frame around the visible part; hidden if everything is visible. */
 export function drawMini(canvas, camera, image) {
   canvas.hidden = !image || camera.whole;
   if (canvas.hidden) return;

@@ -1,6 +1,6 @@
-// Owns how elements are made: `h('button', { class: 'tab', onclick }, 'Lines')`. Nothing here knows what is shown.
+// Creates DOM elements: `h('button', { class: 'tab', onclick }, 'Lines')`.
 
-/** Makes an element. Keys that start with "on" listen, known properties are set, everything else is an attribute. */
+/** Creates an element. Keys that start with "on" are listeners, known properties are set, all others are attributes. */
 export function h(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [key, value] of Object.entries(properties)) {
@@ -17,7 +17,7 @@ export function h(tag, properties = {}, ...children) {
 /** The element of index.html with this id. */
 export const place = (id) => document.getElementById(id);
 
-/** Gives an element new children, but leaves the page alone when there is no such element. */
+/** Replaces the children of an element, if it exists. */
 export function fill(element, ...children) {
   element.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   return element;
@@ -37,7 +37,7 @@ export function sized(canvas, width, height) {
   return context;
 }
 
-/** Moves focus among `items` by arrow keys, one of them in the tab order: a roving tabindex. `across` is how many lie in a line. */
+/** Moves focus among `items` by arrow keys, one of them in the tab order: a roving tabindex. `across` is the number per line. */
 export function rove(event, items, across = 1) {
   const now = items.indexOf(document.activeElement);
   if (now < 0) return false;

@@ -1,12 +1,12 @@
-// Owns the source of a file that stands alone: weights lie in the page as base64, nobody is asked. Thumbnails and tiles are pooled here,
-// by the same rules as the server's.
+// The data source of a standalone page: weights are in the page as base64. Thumbnails and tiles are pooled here by the
+// same rules as on the server.
 
 function decode(text) { // base64 → f32
   const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
   return new Float32Array(bytes.buffer);
 }
 
-/** The largest or the mean of a rectangle of weights [n, m]. */
+/** The maximum or mean of a rectangle of weights [n, m]. */
 function pooled(weights, m, rows, cols, pool) {
   let [most, sum] = [0, 0];
   for (let i = rows[0]; i < rows[1]; i++) {
@@ -19,13 +19,13 @@ function pooled(weights, m, rows, cols, pool) {
   return pool === 'max' ? most : sum / ((rows[1] - rows[0]) * (cols[1] - cols[0]));
 }
 
-/** Which of `length` things the cell `at` of `size` covers: at least one. */
+/** The range of `length` items under cell `at` of `size`: at least one. */
 function covered(at, size, length) {
   const from = Math.min(length - 1, Math.floor((at * length) / size));
   return [from, Math.max(from + 1, Math.floor(((at + 1) * length) / size))];
 }
 
-/** The source over what the page carries: { run, weights: base64 by layer and head, heads }. */
+/** The source over the data in the page: { run, weights: base64 by layer and head, heads }. */
 export function embedded(carried) {
   const decoded = new Map();
   const whole = (layer, head) => {

@@ -1,4 +1,4 @@
-// Owns what can be taken home: files that the program makes of what is chosen, and the picture and its numbers as the page shows them.
+// Exports: files that the server renders, and the picture and its numbers as shown.
 
 import { h } from 'qkv/element';
 import { at, fits, headName } from 'qkv/run';
@@ -19,16 +19,16 @@ function save(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-/** A cell of CSV: in quotes, and never a formula for a spreadsheet to run. */
+/** A CSV cell: quoted, and never a spreadsheet formula. */
 const quoted = (text) => `"${(/^[=+\-@\t\r]/.test(text) ? `'${text}` : text).replaceAll('"', '""')}"`;
 
-/** The numbers that are shown, as CSV: the first line names the columns, the first cell of each other line its row. */
+/** The numbers shown as CSV, with a header line and a label per row. */
 export function csv({ rows, cols, values }) {
   const lines = rows.map((row, r) => [quoted(row.label), ...values.subarray(r * cols.length, (r + 1) * cols.length)].join(','));
   return [['""', ...cols.map(({ label }) => quoted(label))].join(','), ...lines].join('\r\n');
 }
 
-/** The address of a file that the program makes of what is chosen. */
+/** The URL of a file rendered by the server. */
 function download(run, state, format, shown) {
   const { index, layer, head } = at(run, state);
   const whole = fits(layer) || !shown ? {} : { rows: shown.rows.join('..'), cols: shown.cols.join('..') };
@@ -37,7 +37,7 @@ function download(run, state, format, shown) {
   });
 }
 
-/** The button that opens the list of files. `pane` gives the pane that is exported. */
+/** The export button and its menu. `pane` returns the pane to export. */
 export function exporter(pane, chosen) {
   const items = h('div', { class: 'menu', role: 'group', 'aria-label': 'Files' });
   const name = () => `${at(pane().run, chosen()).layer.name}.${at(pane().run, chosen()).head}`;
@@ -53,8 +53,8 @@ export function exporter(pane, chosen) {
       ...(byProgram ? formats.map(([format, title, hint]) => h('a', { href: download(run, chosen(), format, open?.shown?.()), download: '', 'data-format': format, onclick: () => { details.open = false; } }, title, h('small', {}, hint))) : []),
     ].filter(Boolean));
   }
-  const details = h('details', { class: 'drop', id: 'export' }, h('summary', { title: 'take it home (e)' }, 'Export'), items);
-  // Empty while it is closed, so that nobody presses what is about to be replaced.
+  const details = h('details', { class: 'drop', id: 'export' }, h('summary', { title: 'export (e)' }, 'Export'), items);
+  // Empty while closed, so that a stale entry cannot be clicked.
   details.addEventListener('toggle', () => { if (details.open) build(); else items.replaceChildren(); });
   details.addEventListener('keydown', (event) => {
     if (event.key !== 'Escape') return;

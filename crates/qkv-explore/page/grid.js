@@ -1,5 +1,5 @@
-// Owns the picture of all heads: a thumbnail each, rows for layers, columns for heads, one block for each group. The thumbnails of a
-// block lie on one canvas; above each lies a button, so that keyboard and screen reader find every head.
+// The overview of all heads: one thumbnail each, rows are layers, columns heads, one block per group. The thumbnails of
+// a block share a canvas; a transparent button lies over each, so that keyboards and screen readers reach every head.
 
 import { fill, h, rove, sized } from 'qkv/element';
 import { palette } from 'qkv/palette';
@@ -14,10 +14,10 @@ const gap = 4;
 const margin = 22; // for the layer's number
 
 export class Grid {
-  /** `largest`: CSS pixels of a thumbnail; `goesTo`: what else a click chooses; `beside`: blocks stand side by side where they can. */
+  /** `largest`: CSS pixels of a thumbnail; `goesTo`: state that a click sets besides the head; `beside`: blocks side by side if there is room. */
   constructor(host, run, { largest, goesTo, beside = false }) {
     Object.assign(this, { host, run, largest, goesTo, beside, blocks: [] });
-    this.badge = h('p', { class: 'quiet note', hidden: true }, 'sampled: thumbnails of a long input look at some rows only');
+    this.badge = h('p', { class: 'quiet note', hidden: true }, 'sampled: thumbnails of a long input are computed from some of its rows');
     this.build();
   }
 
@@ -44,7 +44,7 @@ export class Grid {
     choose({ layer, head, cell: null, ...(this.goesTo?.() ?? {}) }, { push: true });
   }
 
-  /** Lays the blocks out in the room there is, marks the chosen head, and paints what has arrived. */
+  /** Lays out the blocks, marks the chosen head and paints loaded thumbnails. */
   async show(state) {
     const { run } = this;
     const room = this.host.clientWidth;
@@ -124,7 +124,7 @@ export class Grid {
   }
 }
 
-/** One value a weight again, where a small matrix was blown up to a thumbnail: its cells are then drawn equally large. */
+/** Undoes the upscaling of a small matrix to a thumbnail, so that its cells are drawn equally large. */
 function thinned(values, pixels, rows, cols) {
   if (rows === pixels && cols === pixels) return values;
   const out = new Float32Array(rows * cols);

@@ -1,9 +1,10 @@
-// Owns what hands do to a map: drag, wheel, pinch, double click, click, arrows. It reports in pixels and knows nothing of matrices.
+// Pointer and keyboard input of a map: drag, wheel, pinch, double click, click, arrows. Reports pixels and knows
+// nothing of matrices.
 
 const still = 5; // a pointer that moved less than this has clicked
 const second = 260; // ms in which a second click would mean zoom
 
-/** Listens to a canvas. `on` has pan(x, y), zoom(factor, x, y), click(x, y), hover({ x, y } | null), enter(). Returns how to stop. */
+/** Listens to a canvas. `on` has pan(x, y), zoom(factor, x, y), click(x, y), hover({ x, y } | null), enter(). Returns a function that removes the listeners. */
 export function hands(canvas, on) {
   const down = new Map(); // pointers that are down: id → { x, y }
   let travelled = 0;

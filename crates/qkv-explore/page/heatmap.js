@@ -1,4 +1,4 @@
-// Owns the view of one head as a heatmap, for matrices small enough to be fetched whole.
+// The heatmap view of one head, for matrices small enough to be fetched whole.
 
 import { Chart } from 'qkv/chart';
 import { point } from 'qkv/hover';
@@ -13,8 +13,8 @@ import { choose } from 'qkv/state';
 import { theme } from 'qkv/theme';
 import { spoken, tip } from 'qkv/tip';
 
-/** The rows and columns that are pointed at or picked, and what the chart needs to draw them. */
-export function looks(drawn, state, room, step = null) {
+/** The hovered or selected rows and columns, and what the chart needs to draw them. */
+export function chartOptions(drawn, state, room, step = null) {
   const shades = palette(state.palette, theme());
   const values = drawn.kept ? drawn.values.filter((_, i) => drawn.kept[i]) : drawn.values;
   const measure = scale(state.scale, values);
@@ -26,7 +26,7 @@ export function looks(drawn, state, room, step = null) {
   };
 }
 
-/** A chart that points, picks and tells as every heatmap of this page does. `open(row, col)` gets tokens. */
+/** A chart with the hover, selection and tooltips of all heatmaps of this page. `open(row, col)` gets tokens. */
 export function pointedChart(host, pane, label, { drawn, open, note }) {
   const cell = (row, col) => {
     const { rows, cols, values, sums } = drawn();
@@ -46,14 +46,14 @@ export function pointedChart(host, pane, label, { drawn, open, note }) {
   }, label);
 }
 
-/** Marks in a chart what is pointed at in any pane. */
+/** Marks the cell that is hovered in any pane. */
 export function markIn(chart, drawn, pane, cell) {
   if (!drawn) return;
   const unit = (units, token) => (token === null || token === undefined ? null : unitOf(units, token));
   chart.mark(unit(drawn.rows, cell?.row), unit(drawn.cols, cell?.col), cell?.from === pane.side);
 }
 
-/** Fetches the heads beside the chosen one, so that the next arrow key finds them here. */
+/** Prefetches the neighboring heads. */
 export function prefetch(run, index, head) {
   const layer = run.layers[index];
   const heads = headsIn(layer);
@@ -87,7 +87,7 @@ function open(host, pane) {
     const { layer } = now;
     drawn = matrix(weights, [layer.n, layer.m], [run.sides[layer.queries].tokens, run.sides[layer.keys].tokens], state);
     const step = stepwise(run, layer) && state.step !== null ? unitOf(drawn.rows, state.step) : null;
-    const look = looks(drawn, state, host.clientWidth, step === -1 ? null : step);
+    const look = chartOptions(drawn, state, host.clientWidth, step === -1 ? null : step);
     chart.draw(drawn, look);
     pane.legend(look.scale, look.palette);
   }
@@ -95,10 +95,10 @@ function open(host, pane) {
   return {
     async show(state) {
       now = at(run, state);
-      const asked = shown = {};
+      const request = shown = {};
       const { index, layer, head } = now;
       weights = heldWeights(run, index, head) ?? (pane.busy(true), await weightsOf(run, index, head));
-      if (asked !== shown) return;
+      if (request !== shown) return;
       pane.busy(false);
       draw(state);
       chart.over.setAttribute('aria-label', `Weights of ${layerName(layer)}, ${headName(layer, head)}: arrows move, Enter tells how a weight came about, Space picks a row`);

@@ -1,6 +1,5 @@
-// Owns the view of an image that a model saw: the weights of one query, the class token or a patch, laid over the image, of one head or
-// followed through the layers; and small pictures of what the same query looks at in every head. Over an image much is bright, in either
-// theme: what is looked at lights up.
+// The image view: the weights of one query (the class token or a patch) over the image, of one head or by rollout, and
+// thumbnails of the same query in every head. Bright means high in both themes.
 
 import { h, sized } from 'qkv/element';
 import { weight } from 'qkv/number';
@@ -16,7 +15,7 @@ const largest = 420; // CSS pixels of the picture
 const tiny = 46; // and of a small one
 const most = 160; // small pictures; of more heads only the chosen layer's are drawn
 
-/** The image of a run as a canvas of its own size. */
+/** The image of a run as a canvas of its size. */
 function painted({ width, height, points }) {
   const bytes = Uint8Array.from(atob(points), (character) => character.charCodeAt(0));
   const image = new ImageData(width, height);
@@ -33,20 +32,20 @@ function open(host, pane) {
   const [down, across] = form.grid;
   const image = painted(form);
   const plain = h('canvas', { class: 'seen', role: 'img', 'aria-label': `The image, ${form.width} × ${form.height}` });
-  const over = h('canvas', { class: 'seen over', tabIndex: 0, role: 'application', 'aria-roledescription': 'image', 'aria-label': 'What is looked at, over the image: arrows move, Enter makes a patch the one that looks' });
+  const over = h('canvas', { class: 'seen over', tabIndex: 0, role: 'application', 'aria-roledescription': 'image', 'aria-label': 'Weights over the image: arrows move, Enter makes a patch the query' });
   const ways = h('span', { class: 'segments', role: 'group', 'aria-label': 'Which weights' });
-  const slider = h('input', { type: 'range', min: 1, max: run.layers.length, step: 1, 'aria-label': 'Layers followed', oninput: () => choose({ depth: Number(slider.value) }) });
+  const slider = h('input', { type: 'range', min: 1, max: run.layers.length, step: 1, 'aria-label': 'Layers', oninput: () => choose({ depth: Number(slider.value) }) });
   const depth = h('label', { hidden: true }, 'through ', slider, h('output', {}));
   const from = h('button', { type: 'button', class: 'link', onclick: () => choose({ rows: [] }) }, 'from the class token');
-  const told = h('p', { class: 'quiet told' });
+  const status = h('p', { class: 'quiet status' });
   const small = h('div', { class: 'every', 'aria-label': 'Every head' });
-  host.append(h('div', { class: 'knobs' }, ways, depth, from), h('div', { class: 'images' }, plain, over), told, small);
+  host.append(h('div', { class: 'knobs' }, ways, depth, from), h('div', { class: 'images' }, plain, over), status, small);
   let [values, shown, marked, look] = [null, null, null, null];
 
-  /** The token that looks: a patch that was picked, or the class token. */
+  /** The query: the selected patch or the class token. */
   const query = (state) => (state.rows[0] > 0 && state.rows[0] <= down * across ? state.rows[0] : 0);
 
-  /** The weights of a head from a token to all: an array of tokens, the class token first. */
+  /** The weights of a head from one query to all tokens, the class token first. */
   async function row(index, head, token) {
     const { m, heads } = run.layers[index];
     if (head !== 'mean') return part(run, index, head, [token, token + 1], [0, m]);
@@ -99,14 +98,14 @@ function open(host, pane) {
     if (marked !== null) frame(marked, inks().accent, 2);
     const who = look.token ? `patch ${run.sides[0].tokens[look.token].text}` : 'the class token';
     const own = ` · ${weight(values[0])} on the class token`;
-    told.textContent = marked === null ? `${who}${own}` : `${who} looks at patch ${run.sides[0].tokens[marked + 1].text}: ${weight(values[marked + 1])}`;
+    status.textContent = marked === null ? `${who}${own}` : `${who} attends to patch ${run.sides[0].tokens[marked + 1].text}: ${weight(values[marked + 1])}`;
   }
 
   function mark(patch, aloud = false) {
     if (!look || patch === marked) return;
     marked = patch;
     paintOver();
-    if (aloud) say(told.textContent);
+    if (aloud) say(status.textContent);
   }
 
   const under = (event) => {
@@ -128,13 +127,13 @@ function open(host, pane) {
     event.stopPropagation();
   });
 
-  /** A small picture of every head, for the same query; a click chooses it. */
-  async function drawSmall(state, now, asked) {
+  /** A thumbnail per head for the same query; a click chooses the head. */
+  async function drawSmall(state, now, request) {
     const layers = run.layers.reduce((sum, layer) => sum + layer.heads, 0) <= most ? run.layers.map((_, i) => i) : [now.index];
     const token = query(state);
     const shades = palette(state.palette, 'dark');
     const rows = await Promise.all(layers.flatMap((index) => headsIn(run.layers[index]).map(async (head) => ({ index, head, found: await row(index, head, token) }))));
-    if (asked !== shown) return;
+    if (request !== shown) return;
     small.style.setProperty('--heads', Math.max(...layers.map((index) => headsIn(run.layers[index]).length)));
     small.replaceChildren(...rows.map(({ index, head, found }) => {
       const layer = run.layers[index];
@@ -154,7 +153,7 @@ function open(host, pane) {
   return {
     async show(state) {
       const now = at(run, state);
-      const asked = shown = {};
+      const request = shown = {};
       const token = query(state);
       const follows = state.followed && run.can.rollout;
       const deep = Math.min(run.layers.length, state.depth ?? run.layers.length);
@@ -167,11 +166,11 @@ function open(host, pane) {
       from.hidden = token === 0;
       pane.busy(true);
       const found = follows ? await rolloutOf(run, now.layer.group, deep, [token, token + 1]) : await row(now.index, now.head, token);
-      if (asked !== shown) return;
+      if (request !== shown) return;
       pane.busy(false);
       values = found;
       draw(state);
-      await drawSmall(state, now, asked);
+      await drawSmall(state, now, request);
     },
     picture: () => over,
     numbers: () => values && {

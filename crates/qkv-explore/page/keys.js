@@ -1,11 +1,11 @@
-// Owns the keys of the page and the list of them. Widgets that use arrows themselves (tokens, thumbnails, tables, sliders, the figure once
-// it has the focus) take them first; with Shift the arrows mean layer and head everywhere.
+// Keyboard shortcuts and their list. Widgets that use arrow keys (tokens, thumbnails, tables, sliders, the focused
+// figure) handle them first; Shift and arrows change layer and head everywhere.
 
 import { fill, h, place } from 'qkv/element';
 
 const list = [];
 
-/** Gives keys a meaning: `keys` as the browser names them, `shown` as people do. */
+/** Registers a shortcut: `keys` as the browser names them, `shown` for the list. */
 export const addKey = (keys, shown, meaning, act) => list.push({ keys, shown, meaning, act });
 
 const typed = (target) => target.closest('input:not([type=checkbox]):not([type=range]), select, textarea');

@@ -1,4 +1,4 @@
-// Owns the strip that says which colour is which weight.
+// The color legend.
 
 import { h, sized } from 'qkv/element';
 import { plain } from 'qkv/number';
@@ -12,7 +12,7 @@ const ends = {
   rank: () => ['least', 'by rank', 'most'],
 };
 
-/** Draws the strip for a scale and a palette into `host`. */
+/** Draws the legend of a scale and a palette into `host`. */
 export function legend(host, scale, palette) {
   let canvas = host.querySelector('canvas');
   if (!canvas) {

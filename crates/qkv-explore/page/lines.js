@@ -1,6 +1,6 @@
-// Owns the view of one head as lines between tokens: those that look on one side, those that are looked at on the other, across or down.
-// Tokens are buttons, so that they can be reached and picked by keyboard; lines are painted on one canvas. Of a long input it shows the
-// tokens around the place where the map stands.
+// The view of one head as lines between tokens: queries on one side, keys on the other, horizontally or vertically.
+// Tokens are buttons that the keyboard reaches; lines are drawn on one canvas. Long inputs show the tokens around the
+// position of the map.
 
 import { h, rove, sized } from 'qkv/element';
 import { point } from 'qkv/hover';
@@ -18,13 +18,13 @@ const faint = 0.012; // lines below this share of the scale are not drawn
 const plenty = 0.05; // where no weight reaches this, none is drawn as if it were strong
 const around = 40; // tokens each way, of a long input
 
-/** The tokens of a long side that are shown: around `middle`. */
+/** The shown tokens of a long side: around `middle`. */
 function span(middle, count) {
   const from = Math.max(0, Math.min(Math.round(middle) - around, count - 2 * around));
   return [from, Math.min(count, from + 2 * around)];
 }
 
-/** A click as it is; a key press on a button picks one more or one fewer, since a keyboard holds no pointer. */
+/** Keyboard activation of a button toggles the selection; a click is passed on. */
 const byHand = (event) => (event.detail === 0 ? { ctrlKey: true } : event);
 
 function open(host, pane) {
@@ -51,12 +51,12 @@ function open(host, pane) {
 
   const absolute = (side) => drawn[side].map((unit) => ({ members: unit.members.map((member) => member + offset[side === 'rows' ? 0 : 1]) }));
 
-  function summary(side, i) { // what a token looks at most, or what looks at it most
+  function summary(side, i) { // the strongest weight from or to a token
     if (i < 0) return '';
     const m = drawn.cols.length;
     const [mine, others] = side === 'rows' ? [(j) => drawn.values[i * m + j], drawn.cols] : [(j) => drawn.values[j * m + i], drawn.rows];
     const best = others.map((_, j) => j).sort((a, b) => mine(b) - mine(a)).slice(0, 3);
-    return `${drawn[side][i].label} ${side === 'rows' ? 'looks at' : 'is looked at by'} ${best.map((j) => `${others[j].label} ${weight(mine(j))}`).join(', ')}`;
+    return `${drawn[side][i].label} ${side === 'rows' ? 'attends to' : 'is attended by'} ${best.map((j) => `${others[j].label} ${weight(mine(j))}`).join(', ')}`;
   }
 
   function layOut() {
@@ -73,7 +73,7 @@ function open(host, pane) {
     }
   }
 
-  /** Where the lines of a token begin: the edge of its button that faces the other side. */
+  /** The start of the lines of a token: the edge of its button that faces the other side. */
   function anchors(side) {
     const box = frame.getBoundingClientRect();
     return [...sides[side].children].map((button) => {
@@ -115,7 +115,7 @@ function open(host, pane) {
     shade(only);
   }
 
-  /** Which lines count: those of what is pointed at, else of what is picked; null when all do. */
+  /** The highlighted lines: of the hovered token, else of the selection; null for all. */
   function focus() {
     const row = marked?.row === null || marked?.row === undefined ? -1 : unitOf(drawn.rows, marked.row - offset[0]);
     const col = marked?.col === null || marked?.col === undefined ? -1 : unitOf(drawn.cols, marked.col - offset[1]);
@@ -126,7 +126,7 @@ function open(host, pane) {
     return null;
   }
 
-  /** Shades each token by what it gives to, or gets from, the tokens that count. */
+  /** Shades each token by its weight to or from the highlighted tokens. */
   function shade(only) {
     const m = drawn.cols.length;
     const share = { rows: new Float64Array(drawn.rows.length), cols: new Float64Array(m) };
@@ -171,9 +171,9 @@ function open(host, pane) {
     async show(chosen) {
       state = chosen;
       const now = at(run, state);
-      const asked = shown = {};
+      const request = shown = {};
       const [weights, shape, tokens] = await fetch(now);
-      if (asked !== shown) return;
+      if (request !== shown) return;
       pane.busy(false);
       drawn = matrix(weights, shape, tokens, offset[1] > 0 ? { ...state, sink: true } : state);
       const step = stepwise(run, now.layer) && state.step !== null ? unitOf(drawn.rows, state.step) : -1;
@@ -219,4 +219,4 @@ function open(host, pane) {
   };
 }
 
-export const lines = { tab: 'lines', name: 'Lines', hint: 'who looks at whom', suits: () => true, open };
+export const lines = { tab: 'lines', name: 'Lines', hint: 'which token attends to which', suits: () => true, open };

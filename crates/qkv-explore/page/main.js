@@ -1,4 +1,4 @@
-// Wires the page: reads what is chosen, opens the run, hands both to everyone who draws, and says which views there are.
+// Wires the page: reads the state, opens the run, passes both to everything that draws, and registers the views.
 
 import { go, showCaption } from 'qkv/caption';
 import { buildDisplay, showDisplay } from 'qkv/display';
@@ -33,13 +33,13 @@ const prompts = { a: new Prompt(h('div', { class: 'line' }), 'a'), b: new Prompt
 
 // ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-/** The run of a model and a text. The first one came with the page; a model that takes no text has one of its own. */
+/** The run of a model and a text. The first one is part of the page; a model without text input has a run of its own. */
 async function find(model, text, target) {
-  const asked = { model: model ?? first.run.model, text: text ?? first.run.text };
-  if (!target && asked.model === first.run.model && asked.text === first.run.text) return first.run;
-  const known = (first.models ?? []).find(({ id }) => id === asked.model);
+  const request = { model: model ?? first.run.model, text: text ?? first.run.text };
+  if (!target && request.model === first.run.model && request.text === first.run.text) return first.run;
+  const known = (first.models ?? []).find(({ id }) => id === request.model);
   if (known && !known.takes_text && known.run !== undefined) return source.run(known.run);
-  return ask(asked.model, asked.text, target);
+  return ask(request.model, request.text, target);
 }
 
 const same = (a, b, names) => names.every((name) => a[name] === b[name]);
@@ -93,7 +93,7 @@ async function openOther(state) {
   }
 }
 
-/** Whether there is anything to compare with: a model that can be asked. */
+/** Whether there is a model to compare with. */
 const comparable = !first.standalone && (first.models ?? []).length > 0;
 
 function toggleCompare() {
@@ -106,7 +106,7 @@ function toggleCompare() {
   place('text2')?.focus();
 }
 
-// ── what is shown ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+// ── rendering ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 const tabBar = place('tabs');
 
@@ -130,15 +130,15 @@ function showTabs(state) {
   }
 }
 
-/** The layer of the other run that stands where the chosen one stands, by group and number; null where there is none. */
+/** The layer of the other run with the same group and index; null if there is none. */
 function twin(state) {
   const { layer } = at(run, state);
   const found = other.layers.findIndex(({ group, index }) => group === layer.group && index === layer.index);
   return found < 0 ? null : found;
 }
 
-/** What a pane says above its picture when there are two: the model where they differ, the text, the output. */
-function told(which) {
+/** The caption of a pane in a comparison: the model if they differ, text, output. */
+function captionOf(which) {
   const name = (first.models ?? []).find(({ id }) => id === which.model)?.name;
   const words = [which.text, which.output].filter(Boolean).join(' → ');
   return run.model !== other.model || !words ? [name, words].filter(Boolean).join(' · ') : words;
@@ -146,14 +146,14 @@ function told(which) {
 
 /** What is chosen, with what was left open decided: what is more than a sequence is shown as what it is; long inputs are nearly empty to
     the eye on a linear scale. */
-function settled(asked) {
-  const state = { ...asked, view: asked.view ?? firstView(run, at(run, asked).layer) };
+function settled(request) {
+  const state = { ...request, view: request.view ?? firstView(run, at(run, request).layer) };
   return { ...state, scale: state.scale ?? (fits(at(run, state).layer) || ['lines', 'document', 'image'].includes(state.view) ? 'linear' : 'log') };
 }
 
-function showAll(asked, before = null) {
+function showAll(request, before = null) {
   if (!run) return;
-  const state = settled(asked);
+  const state = settled(request);
   document.body.dataset.view = state.view;
   document.title = run.text ? `${run.text} · qkv explore` : 'qkv explore';
   place('theme').textContent = theme() === 'dark' ? 'Light' : 'Dark';
@@ -164,16 +164,16 @@ function showAll(asked, before = null) {
   showDisplay(run, state);
   showSteps(state, before);
   heads.show(state).catch((error) => panes.a.refuse(error));
-  panes.a.name(panes.b ? told(run) : null);
+  panes.a.name(panes.b ? captionOf(run) : null);
   panes.a.show(state);
   if (panes.b) {
-    panes.b.name(told(other));
+    panes.b.name(captionOf(other));
     panes.b.show({ ...state, layer: twin(state) });
   }
   showPair(run, state);
 }
 
-// ── the page's own buttons and keys ─────────────────────────────────────────────────────────────────────────────────────────
+// ── buttons and shortcuts ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 function buildTools() {
   const flip = () => choose({ theme: theme() === 'dark' ? 'light' : 'dark' });
@@ -181,13 +181,13 @@ function buildTools() {
   fill(place('tools'),
     !comparable ? null : tool('Compare', 'two models or two sentences side by side (c)', toggleCompare, 'compare'),
     exporter(() => panes.a, () => settled(chosen())),
-    tool('Dark', 'light or dark (d)', flip, 'theme'),
-    tool('Keys', 'the keys (?)', toggleHelp, 'keys'));
+    tool('Dark', 'light or dark theme (d)', flip, 'theme'),
+    tool('Keys', 'keyboard shortcuts (?)', toggleHelp, 'keys'));
   const model = (first.models ?? []).find(({ id }) => id === first.run.model);
   place('model').textContent = first.standalone ? 'a file that stands alone' : model?.note ?? model?.name ?? '';
-  addKey(['ArrowUp'], '↑ ↓', 'layer before, after', () => go(run, -1, 0));
+  addKey(['ArrowUp'], '↑ ↓', 'previous, next layer', () => go(run, -1, 0));
   addKey(['ArrowDown'], '', '', () => go(run, 1, 0));
-  addKey(['ArrowLeft'], '← →', 'head before, after', () => go(run, 0, -1));
+  addKey(['ArrowLeft'], '← →', 'previous, next head', () => go(run, 0, -1));
   addKey(['ArrowRight'], '', '', () => go(run, 0, 1));
   const nth = (i) => () => { // the tabs as they are seen: not every run has all
     const view = tabs().filter(({ tab }) => viewFor(tab, run, at(run, chosen()).layer))[i];
@@ -201,14 +201,14 @@ function buildTools() {
   addKey(['-', '_'], '', '', () => panes.a.open.zoomBy?.(0.5) ?? undefined);
   const around = (name, values) => () => choose({ [name]: values[(values.indexOf(chosen()[name]) + 1) % values.length] });
   addKey(['s'], 's', 'scale: linear, log, rank', () => choose({ scale: { linear: 'log', log: 'rank', rank: 'linear' }[settled(chosen()).scale] }));
-  addKey(['w'], 'w', 'subwords to words', around('words', [false, true]));
+  addKey(['w'], 'w', 'merge subwords', around('words', [false, true]));
   addKey(['p'], 'p', 'play the steps', togglePlay);
-  addKey(['['], '[ ]', 'step before, after', () => stepBy(-1));
+  addKey(['['], '[ ]', 'previous, next step', () => stepBy(-1));
   addKey([']'], '', '', () => stepBy(1));
   addKey(['/'], '/', 'type a text', () => { place('text')?.focus(); place('text')?.select(); });
   addKey(['c'], 'c', 'compare', () => { if (comparable) toggleCompare(); });
   addKey(['e'], 'e', 'export', () => { const menu = place('export'); menu.open = !menu.open; menu.querySelector('summary').focus(); });
-  addKey(['d'], 'd', 'light or dark', flip);
+  addKey(['d'], 'd', 'light or dark theme', flip);
   addKey(['?'], '?', 'this list', toggleHelp);
   addKey(['Escape'], 'Esc', 'close, pick none, all steps', () => {
     const state = chosen();
@@ -226,7 +226,7 @@ function stepBy(way) {
   choose({ step: step === null ? (way > 0 ? 0 : run.steps.length - 1) : Math.min(run.steps.length - 1, Math.max(0, step + way)) });
 }
 
-// ── begin ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+// ── start ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 dress(chosen().theme);
 onSystemTheme(() => showAll(chosen()));
@@ -240,12 +240,12 @@ onChoice((state, before) => {
   if (!same(state, before, ['model', 'text', 'target'])) openRun(state);
   else showAll(state, before);
 });
-const asked = chosen();
-if ((asked.text !== null && asked.text !== first.run.text) || (asked.model !== null && asked.model !== first.run.model) || asked.target) {
-  prompts.a.show(first.run, asked);
-  openRun(asked);
+const request = chosen();
+if ((request.text !== null && request.text !== first.run.text) || (request.model !== null && request.model !== first.run.model) || request.target) {
+  prompts.a.show(first.run, request);
+  openRun(request);
 } else setRun(first.run);
-if (compares(asked)) openOther(asked);
+if (compares(request)) openOther(request);
 
 let resizing;
 window.addEventListener('resize', () => {

@@ -1,5 +1,5 @@
-// Owns the view of one head as a map, for inputs too long to be drawn whole. Where it stands is the camera's, what hands do to it is the
-// hands', what stands around it is the edges'; here tiles are put on the canvas, and told what lies under the pointer.
+// The map view of one head, for inputs too long to draw whole. `camera` owns the viewport, `hands` the input, `edges`
+// the decorations; this module draws tiles and describes the weight under the pointer.
 
 import { Camera, edge } from 'qkv/camera';
 import { drawEdges, drawMini, drawScaleBar, near } from 'qkv/edges';
@@ -72,9 +72,9 @@ function open(host, pane) {
     hover: (place) => { pointer = place; tell(); repaint(); },
   });
 
-  // ── colours ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+  // ── colors ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-  /** Colours for what is seen. The largest weight so far is most; while one stays with a head it only grows, so that colours keep still. */
+  /** Colors relative to the largest weight seen so far in this head, so that they do not flicker. */
   function tint(zoom, seen) {
     const key = [index, head, state.pool, state.scale, state.palette, theme(), state.pool === 'mean' ? zoom : ''].join('/');
     const here = seen.map((tile) => tiles.get(tile)).filter(Boolean);
@@ -131,7 +131,7 @@ function open(host, pane) {
     pane.busy(!seen.some((tile) => tiles.get(tile)) && !tiles.get(whole()));
   }
 
-  /** The tile, or as long as it is on its way the piece of a coarser one that covers it. */
+  /** The tile, or part of a coarser one while it is loading. */
   function drawTile(context, tile) {
     const span = camera.cells(tile.zoom) * side;
     const [x, y, size] = [camera.xOf(tile.x * span), camera.yOf(tile.y * span), span * camera.pixels];
@@ -146,13 +146,13 @@ function open(host, pane) {
     }
   }
 
-  /** The same tiles of the heads beside, where that is cheap: the next arrow key finds them here. */
+  /** Prefetches the same tiles of neighboring heads if that is cheap. */
   function beside(seen) {
     if (Math.max(layer.n, layer.m) > cheap) return [];
     return [head + 1, head - 1].filter((one) => headsIn(layer).includes(one)).flatMap((one) => seen.map((tile) => ({ ...tile, head: one })));
   }
 
-  /** Frames around the weight that is open, the one under the pointer, and the one under the other pane's pointer. */
+  /** Frames around the open weight, the hovered one, and the one hovered in the other pane. */
   function drawMarks(context) {
     const own = pointer && camera.pixels >= clickable ? camera.under(pointer.x, pointer.y) : null;
     const opened = state.cell ? { row: state.cell[0], col: state.cell[1] } : null;
@@ -177,7 +177,7 @@ function open(host, pane) {
     repaint();
   }
 
-  // ── what lies under the pointer ───────────────────────────────────────────────────────────────────────────────────────────
+  // ── hover ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
   function tell() {
     clearTimeout(resting);
@@ -197,7 +197,7 @@ function open(host, pane) {
     if (!exact) resting = setTimeout(() => askWeight(cell, block, pointer), rest);
   }
 
-  /** The weight itself, where the picture shows many in one pixel. */
+  /** The exact weight, where a pixel covers many. */
   async function askWeight({ row, col }, block, mine) {
     const asked = head;
     const [[query], [key], [value]] = await Promise.all([tokensOf(run, layer.queries, row, row + 1), tokensOf(run, layer.keys, col, col + 1),

@@ -1,9 +1,9 @@
-// Owns what is made of a head's weights before they are drawn: subwords joined to words, tokens left out, rows made to sum to 1 again if
-// asked for, small weights dropped. The weights themselves stay as they came; what is dropped is only marked.
+// Prepares the weights of a head for drawing: merges subwords, leaves out tokens, renormalizes rows on request and
+// marks weights below the threshold. The weights themselves are not changed.
 
 import { written } from 'qkv/run';
 
-/** What a row or a column stands for: one token, or the tokens of a word. */
+/** A row or column: one token, or the tokens of a word. */
 export function units(tokens, { words, special, sink }, keys) {
   const units = [];
   tokens.forEach((token, index) => {
@@ -21,8 +21,8 @@ export function units(tokens, { words, special, sink }, keys) {
 
 /**
  * The matrix that is drawn, from weights [n, m] and the tokens of both sides:
- * { rows, cols: units; values [rows, cols]; sums: of the whole row before anything was left out; kept: which pass the threshold }.
- * A weight to a word is the sum over its tokens; a word's own row is the mean of its tokens' rows. So rows still sum to 1.
+ * { rows, cols: units; values [rows, cols]; sums: of whole rows before tokens were left out; kept: which pass the threshold }.
+ * Columns of a word are summed, rows averaged, so that rows still sum to 1.
  */
 export function matrix(weights, [n, m], [queries, keys], display) {
   const rows = units(queries, display, false);
@@ -46,7 +46,7 @@ export function matrix(weights, [n, m], [queries, keys], display) {
   return { rows, cols, values, sums, kept: display.mass < 1 ? heaviest(values, cols.length, display.mass) : null };
 }
 
-/** Marks the fewest largest weights of each row that reach this share of the row. */
+/** Marks the fewest largest weights of each row that reach this fraction of the row. */
 export function heaviest(values, m, mass) {
   const kept = new Uint8Array(values.length);
   for (let start = 0; start < values.length; start += m) {
@@ -62,16 +62,16 @@ export function heaviest(values, m, mass) {
   return kept;
 }
 
-/** Which units hold any of these tokens. */
+/** The units that contain any of these tokens. */
 export function holding(units, tokens) {
   const wanted = new Set(tokens);
   return units.flatMap((unit, index) => (unit.members.some((member) => wanted.has(member)) ? [index] : []));
 }
 
-/** The unit that holds a token, or −1. */
+/** The unit that contains a token, or −1. */
 export const unitOf = (units, token) => units.findIndex((unit) => unit.members.includes(token));
 
-/** What the chosen rows give each column, or the chosen columns take from each row: their mean or sum. */
+/** The mean of the selected rows per column, or the sum of the selected columns per row. */
 export function folded({ rows, cols, values }, lines, fold, ofColumns) {
   const m = cols.length;
   const out = new Float64Array(ofColumns ? rows.length : m);

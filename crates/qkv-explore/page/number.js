@@ -1,4 +1,4 @@
-// Owns how numbers are written. A weight is shown to six places, or with an exponent when that would show nothing.
+// Number formatting. A weight has six decimals, or an exponent if that would show only zeros.
 
 /** A weight: `0.512346`, `3.21e-7`, `0`. */
 export function weight(value) {
@@ -7,7 +7,7 @@ export function weight(value) {
   return Math.abs(value) < 1e-4 ? value.toExponential(2) : value.toFixed(6);
 }
 
-/** Any other number: four significant digits. */
+/** Any other number, four significant digits. */
 export function plain(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return '–';
   if (value === 0) return '0';
@@ -17,8 +17,8 @@ export function plain(value) {
   return value.toFixed(size >= 100 ? 1 : size >= 10 ? 2 : size >= 1 ? 3 : size >= 0.01 ? 4 : 5).replace('-', '−');
 }
 
-/** A probability as per cent. */
+/** A probability in percent. */
 export const percent = (value) => `${(100 * value).toFixed(value < 0.0995 ? 1 : 0)} %`;
 
-/** A whole number with its thousands apart: `100,000`. */
+/** An integer with thousands separators: `100,000`. */
 export const count = (value) => value.toLocaleString('en');

@@ -1,5 +1,5 @@
-// Owns the sheet that tells how one weight came about: the two vectors, what each dimension adds, and then term by term the way from
-// there to the weight. It opens on a cell and follows the choice of head.
+// The panel that derives one weight: query and key, the contribution of each dimension, and the steps from score to
+// weight. Opens on a cell and follows the chosen head.
 
 import { fill, h, place, sized } from 'qkv/element';
 import { plain, weight } from 'qkv/number';
@@ -11,7 +11,7 @@ import { inks } from 'qkv/theme';
 
 const height = 54;
 
-/** One vector as bars up and down from a line; what is pointed at shows its number. */
+/** A vector as bars around a zero line; hovering shows the value. */
 function strip(title, values, point) {
   const canvas = h('canvas', { role: 'img', 'aria-label': `${title}: ${values.length} numbers from ${plain(Math.min(...values))} to ${plain(Math.max(...values))}` });
   const number = h('output', {});
@@ -50,7 +50,7 @@ let redraw = () => {};
 
 const close = () => choose({ cell: null });
 
-/** Shows, follows or closes the sheet as the choices say. */
+/** Opens, updates or closes the panel. */
 export async function showPair(run, state) {
   const sheet = place('pair');
   const open = Boolean(state.cell) && run.can.pair;
@@ -81,7 +81,7 @@ export async function showPair(run, state) {
   if (fresh) sheet.querySelector('h2')?.focus({ preventScroll: false });
 }
 
-/** Of all heads, the one that gives this pair the most: the mean has no vectors of its own. */
+/** The head with the largest weight for this pair: the mean has no vectors. */
 async function strongest(run, index, query, key) {
   const { heads, m } = run.layers[index];
   const all = await Promise.all(Array.from({ length: heads }, (_, head) => weightsOf(run, index, head)));
@@ -97,7 +97,7 @@ function draw(sheet, { layer, head, one, query, key, from, to, pair }) {
   strips.push(strip(`q of “${from}”`, pair.q, point), strip(`k of “${to}”`, pair.k, point), strip(pair.parts.name, pair.parts.values, point));
   sheet.hidden = false;
   fill(sheet, closer(),
-    h('h2', { tabIndex: -1 }, 'How this weight came about'),
+    h('h2', { tabIndex: -1 }, 'Derivation of this weight'),
     h('p', { class: 'pairline' }, h('b', {}, from), h('span', { class: 'quiet' }, ' looks at '), h('b', {}, to), h('span', { class: 'result' }, weight(pair.weight))),
     h('p', { class: 'quiet' }, `${layerName(layer)}, ${headName(layer, one)} · query ${query}, key ${key}`,
       head === 'mean' ? h('span', {}, ' · of all heads the one that gives this pair most') : null),

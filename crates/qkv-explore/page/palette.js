@@ -1,6 +1,6 @@
-// Owns the colours of weights. Each palette is a few points in OKLCH (lightness, chroma, hue), joined in OKLab; lightness only ever
-// rises or falls, so that order survives colour blindness and grey print. On paper nothing is nearly white and much is dark; on a dark
-// page it is the other way about: what carries weight stands out from the page.
+// Color maps. A palette is a list of control points in OKLCH (lightness, chroma, hue), interpolated in OKLab. Lightness
+// is monotonic, so that order survives color blindness and grayscale print. In the light theme 0 is nearly white and 1
+// is dark; in the dark theme it is the other way round.
 
 const points = {
   sea: {
@@ -17,7 +17,7 @@ const points = {
   },
 };
 
-/** The palettes' names, the default first. */
+/** Palette names, the default first. */
 export const names = Object.keys(points);
 
 const gamma = (x) => Math.round(255 * Math.min(1, Math.max(0, x <= 0.0031308 ? 12.92 * x : 1.055 * x ** (1 / 2.4) - 0.055)));
@@ -30,7 +30,7 @@ function rgb([l, a, b]) {
 
 const lab = ([l, c, hue]) => [l, c * Math.cos((hue * Math.PI) / 180), c * Math.sin((hue * Math.PI) / 180)];
 
-/** A palette as a function from 0…1 to [red, green, blue], each 0…255. An unknown name gives the default. */
+/** A palette as a function from 0…1 to [red, green, blue] in 0…255. Unknown names give the default. */
 export function palette(name, theme) {
   const stops = (points[name] ?? points.sea)[theme].map(lab);
   return (t) => {

@@ -1,5 +1,5 @@
-// Owns one picture with its run: which view is open in it, whether it waits, what went wrong, which colours mean what. There are two of
-// them when two runs stand side by side.
+// One picture with its run: the open view, the busy state, errors and the legend. There are two panes when runs are
+// compared.
 
 import { h } from 'qkv/element';
 import { onPoint } from 'qkv/hover';
@@ -8,7 +8,7 @@ import { at } from 'qkv/run';
 import { firstView, viewFor } from 'qkv/views';
 
 export class Pane {
-  /** `side` is "a" or "b": whose pointer it is. */
+  /** `side` is "a" or "b". */
   constructor(host, run, side) {
     Object.assign(this, { run, side, view: null, open: null });
     this.title = h('p', { class: 'pane-title', hidden: true });
@@ -20,7 +20,7 @@ export class Pane {
     this.stop = onPoint((cell) => this.open?.mark?.(cell));
   }
 
-  /** Shows what is chosen, in the view that suits it. */
+  /** Shows the state in a suitable view. */
   async show(state) {
     const { layer } = at(this.run, state);
     const view = viewFor(state.view, this.run, layer) ?? viewFor(firstView(this.run, layer), this.run, layer);
@@ -41,13 +41,13 @@ export class Pane {
     }
   }
 
-  /** The text above the picture, where there are two. */
+  /** The caption above the picture in a comparison. */
   name(text) {
     this.title.hidden = !text;
     this.title.textContent = text ?? '';
   }
 
-  /** Dims the old picture when the new one lets itself be waited for. */
+  /** Dims the old picture while the new one is loading. */
   busy(waits) {
     clearTimeout(this.waiting);
     if (waits) this.waiting = setTimeout(() => this.element.classList.add('busy'), 120);
@@ -60,7 +60,7 @@ export class Pane {
     this.fault.textContent = error.hint ? `${error.message}: ${error.hint}` : error.message;
   }
 
-  /** Says which colour is which weight; null where colours mean nothing. */
+  /** Sets the legend; null hides it. */
   legend(scale, palette) {
     this.strip.hidden = !scale;
     if (scale) legend(this.strip, scale, palette);

@@ -1,4 +1,4 @@
-// Owns the line where a sentence is typed and what the model made of it. The same line, once more, asks for the run to compare with.
+// The input line and the output of the model. A second one requests the run to compare with.
 
 import { fill, h } from 'qkv/element';
 import { first } from 'qkv/source';
@@ -7,20 +7,20 @@ import { chosen, choose } from 'qkv/state';
 const models = first.models ?? [];
 const model = (id) => models.find((one) => one.id === id);
 
-/** What the button says: a model with cross-attention translates, one that reads or sees looks, others just run. */
+/** The label of the button. */
 const verb = (run) => (run.form ? 'Look' : run.groups.some(({ name }) => name === 'cross') ? 'Translate' : 'Run');
 
-/** What can be looked at: the models, and the recording that the program was started with. */
+/** The choices: models, and the recording that the program was started with. */
 const offered = first.run.model === null && models.length ? [{ id: null, name: 'the recording' }, ...models] : models;
 
-/** A choice of model, where there are several. */
+/** The model selector, if there are several. */
 function chooser(run, pick) {
   if (offered.length < 2) return null;
   return h('select', { 'aria-label': 'Model', onchange: (event) => pick(offered[event.target.selectedIndex]) },
     offered.map(({ id, name, note }) => h('option', { selected: id === run.model, title: note ?? '' }, name)));
 }
 
-/** The line for the first run ("a") or the one to compare with ("b"). */
+/** The input of the first run ("a") or of the comparison ("b"). */
 export class Prompt {
   constructor(host, side) {
     Object.assign(this, { host, side, giving: false });
@@ -48,7 +48,7 @@ export class Prompt {
         takes && this.side === 'a' ? this.examples(run) : null));
   }
 
-  /** The choice of an image, for a model that sees. */
+  /** The image selector. */
   album(run, names, pick) {
     const go = (event) => this.ask({ model: run.model, text: names[event.target.selectedIndex], target: null });
     return h('div', { class: 'ask' }, h('select', { 'aria-label': 'Image', id: this.side === 'a' ? 'text' : 'text2', onchange: go },
@@ -60,9 +60,9 @@ export class Prompt {
     if (names.length) return this.album(run, names, pick);
     this.input = h('input', { type: 'text', value: run.text, 'aria-label': this.side === 'a' ? 'Text' : 'Text to compare with', spellcheck: 'false', autocomplete: 'off', placeholder: 'Type a sentence', id: this.side === 'a' ? 'text' : 'text2', enterkeyhint: 'go' });
     if (this.giving) {
-      this.target = h('input', { type: 'text', value: state.target ?? run.output ?? '', 'aria-label': 'The output to force', placeholder: 'An output of your own', spellcheck: 'false', autocomplete: 'off' });
+      this.target = h('input', { type: 'text', value: state.target ?? run.output ?? '', 'aria-label': 'Output to force', placeholder: 'An output of your own', spellcheck: 'false', autocomplete: 'off' });
     }
-    // Enter that ends the composition of a Chinese word is not meant for the model.
+    // Enter that ends an IME composition does not submit.
     const compose = (event) => { if (event.key === 'Enter' && event.isComposing) event.preventDefault(); };
     const submit = (event) => {
       event.preventDefault();
@@ -83,10 +83,10 @@ export class Prompt {
     return h('p', { class: 'examples' },
       others.length ? h('span', { class: 'quiet' }, 'try ') : null,
       others.map((text) => h('button', { type: 'button', class: 'link', title: text, onclick: () => this.ask({ model: run.model, text, target: null }) }, text.length > 60 ? `${text.slice(0, 60)}…` : text)),
-      run.output && !run.form ? h('button', { type: 'button', class: 'link quiet', 'aria-pressed': String(this.giving), onclick: give, title: 'see what the model attends to when it is made to write this' }, this.giving ? 'let the model write' : 'give the output') : null);
+      run.output && !run.form ? h('button', { type: 'button', class: 'link quiet', 'aria-pressed': String(this.giving), onclick: give, title: 'see what the model attends to when it is made to write this' }, this.giving ? 'generate the output' : 'set the output') : null);
   }
 
-  /** Shows that an answer is on its way, or why there is none. */
+  /** Shows progress or an error. */
   waits(on) {
     this.host.classList.toggle('busy', on);
     this.host.querySelector('.refusal')?.remove();

@@ -1,8 +1,8 @@
-// Owns the view of rollout: attention followed through the layers of a group, from the first up to the one the slider stands at. Long
-// inputs have a matrix too large to look at; there one row is shown, as a profile over the keys.
+// The rollout view: attention through the layers of a group, from the first to the one chosen by the slider. For long
+// inputs one row is shown as a profile over the keys.
 
 import { h, sized } from 'qkv/element';
-import { looks, markIn, pointedChart } from 'qkv/heatmap';
+import { chartOptions, markIn, pointedChart } from 'qkv/heatmap';
 import { matrix } from 'qkv/matrix';
 import { count } from 'qkv/number';
 import { at, fits, groupName } from 'qkv/run';
@@ -10,12 +10,12 @@ import { rolloutOf } from 'qkv/source';
 import { chosen, choose } from 'qkv/state';
 import { inks } from 'qkv/theme';
 
-/** Groups that look at themselves: only these can be followed from layer to layer. */
+/** Groups of self-attention: only these have a rollout. */
 const followed = (run) => run.groups.filter(({ layers }) => layers.length && layers.every((i) => run.layers[i].queries === run.layers[i].keys));
 
 function open(host, pane) {
   const { run } = pane;
-  const slider = h('input', { type: 'range', min: 1, step: 1, 'aria-label': 'Layers followed', oninput: () => choose({ depth: Number(slider.value) }) });
+  const slider = h('input', { type: 'range', min: 1, step: 1, 'aria-label': 'Layers', oninput: () => choose({ depth: Number(slider.value) }) });
   const said = h('output', {});
   const groups = h('span', { class: 'segments', role: 'group', 'aria-label': 'Group' });
   const rowAt = h('input', { type: 'number', min: 0, 'aria-label': 'Row', onchange: () => choose({ rows: [Number(rowAt.value)] }) });
@@ -37,7 +37,7 @@ function open(host, pane) {
     chart ??= pointedChart(body, pane, 'Rollout: arrows move', { drawn: () => drawn, open() {} });
     const tokens = run.sides[layer.queries].tokens;
     drawn = matrix(values, [layer.n, layer.m], [tokens, tokens], state);
-    const look = looks(drawn, state, host.clientWidth);
+    const look = chartOptions(drawn, state, host.clientWidth);
     chart.draw(drawn, look);
     pane.legend(look.scale, look.palette);
   }

@@ -1,29 +1,29 @@
-// Owns what can be said of a run without its weights: which layers and heads there are, in which order, what they and their tokens are
-// called, and which of them a newcomer should see first.
+// What is known of a run without its weights: layers, heads, their order and names, tokens, and the defaults to show
+// first.
 
-/** Above this many tokens on a side a matrix is shown as a map. */
+/** Maximum tokens per side of a heatmap; longer inputs are shown as a map. */
 export const small = 384;
 
-/** Whether a layer's matrix is small enough to be fetched whole. */
+/** Whether the matrix of a layer is small enough to be fetched whole. */
 export const fits = ({ n, m }) => n <= small && m <= small;
 
-/** Layers in the order of the groups: as the grid stacks them, and as the arrow keys walk. */
+/** Layers in the order of the groups, as in the overview and for arrow keys. */
 export const order = (run) => run.groups.flatMap((group) => group.layers);
 
-/** The heads of a layer: their numbers, then "mean" where it can be shown. */
+/** The heads of a layer: indices, then "mean" if it can be shown. */
 export function headsIn(layer) {
   const heads = Array.from({ length: layer.heads }, (_, head) => head);
   return layer.heads > 1 && fits(layer) ? [...heads, 'mean'] : heads;
 }
 
-/** The layer to begin with: the last but one that looks from output to input, which aligns best; else the first. */
+/** The default layer: the second to last cross-attention, which aligns best; else the first. */
 export function firstLayer(run) {
   const cross = run.groups.find((group) => group.name === 'cross');
   const layers = cross?.layers.length ? cross.layers : order(run);
   return cross?.layers.length ? layers[Math.max(0, layers.length - 2)] : layers[0];
 }
 
-/** The layer and head that are chosen, made to fit this run. */
+/** The chosen layer and head, clamped to this run. */
 export function at(run, state) {
   const index = state.layer !== null && state.layer < run.layers.length ? state.layer : firstLayer(run);
   const layer = run.layers[index];
@@ -40,23 +40,23 @@ export const layerName = (layer) => `${groupName(layer.group)}, layer ${layer.in
 /** "head 3", "mean of 4 heads" */
 export const headName = (layer, head) => (head === 'mean' ? `mean of ${layer.heads} heads` : `head ${head}`);
 
-/** What a group of layers is called. */
+/** The name of a group of layers. */
 export const groupName = (group) => ({ encoder: 'encoder', decoder: 'decoder', cross: 'cross-attention', layers: 'attention', words: 'sentences to words', sentences: 'document to sentences' })[group] ?? group;
 
 const marks = /^[▁Ġ]|^##/u;
 
-/** A token as a reader knows it: no marks of the tokenizer, spaces and line ends made visible. */
+/** The readable form of a token: no tokenizer marks, visible whitespace. */
 export function written(token) {
   const text = token.text.replace(marks, '').replaceAll('\n', '⏎').replaceAll('\t', '⇥');
   return text.trim() === '' ? (text === '' ? '␣' : text.replaceAll(' ', '␣')) : text.replace(/^ /, '');
 }
 
-/** Whether most of these tokens are Chinese, Japanese or Korean: such text reads best across. */
+/** Whether most of these tokens are Chinese, Japanese or Korean, which read best horizontally. */
 export function wide(tokens) {
   const plain = tokens.filter((token) => !token.special);
   const cjk = plain.filter((token) => /[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff]/u.test(token.text));
   return plain.length > 0 && cjk.length * 2 > plain.length;
 }
 
-/** Whether the rows of a layer are the steps of writing. */
+/** Whether the rows of a layer are decoding steps. */
 export const stepwise = (run, layer) => run.steps !== null && run.steps !== undefined && layer.group !== 'encoder' && layer.n === run.steps.length;

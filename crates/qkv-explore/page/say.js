@@ -1,10 +1,10 @@
-// Owns what is spoken: one polite live region, for those who do not see the picture.
+// Announcements for screen readers: one polite live region.
 
 import { place } from 'qkv/element';
 
 let waiting;
 
-/** Says a sentence once things have settled: of many in a row, only the last is heard. */
+/** Announces a sentence, debounced: of several in a row only the last is read. */
 export function say(sentence) {
   clearTimeout(waiting);
   waiting = setTimeout(() => { place('say').textContent = sentence; }, 150);

@@ -1,11 +1,11 @@
-// Owns how a weight becomes a place between nothing and most, 0…1, and with a palette a colour. Linear reads as it is; log shows small
-// weights beside a sink that swallows nearly all; rank shows order alone.
-// A colour is looked up by the upper half of a float's bits: 32,768 colours made once paint any number of weights without arithmetic.
+// Maps a weight to a level in 0…1, and with a palette to a color. Linear is proportional; log shows small weights
+// beside an attention sink; rank shows order alone. Colors are looked up by the upper 16 bits of the float: a table of
+// 32,768 colors paints any number of weights without arithmetic.
 
-/** Where a log scale over long rows begins: a tenth of what each key gets when a head looks everywhere alike. */
+/** Lower end of the log scale for long rows: a tenth of a uniform weight. */
 export const evenly = (keys) => 0.1 / keys;
 
-/** A scale over some weights. For rank it keeps a sorted sample of them; otherwise only the largest counts. */
+/** A scale over weights. Rank keeps a sorted sample; the others need only the largest. */
 export function scale(kind, values, { most = largest(values), floor = Infinity } = {}) {
   const top = most > 0 ? most : 1;
   if (kind === 'log') {
@@ -19,7 +19,7 @@ export function scale(kind, values, { most = largest(values), floor = Infinity }
   return { kind: 'linear', top, at: (v) => Math.min(1, Math.max(0, v / top)) };
 }
 
-/** The largest of some weights, those that are not there (NaN) left out. */
+/** The largest weight, ignoring NaN. */
 export function largest(values) {
   let most = 0;
   for (let i = 0; i < values.length; i++) if (values[i] > most) most = values[i];
@@ -48,7 +48,7 @@ export const pixelsOf = (palette) => Uint32Array.from({ length: 256 }, (_, i) =>
   return (0xff000000 | (blue << 16) | (green << 8) | red) >>> 0;
 });
 
-/** The colours of a scale, by the upper sixteen bits of a weight. What is not there is clear. */
+/** The colors of a scale by the upper 16 bits of a weight. NaN is transparent. */
 export function colours(scale, palette) {
   const shades = pixelsOf(palette);
   const bits = new Uint32Array(1);
@@ -63,7 +63,7 @@ export function colours(scale, palette) {
   return table;
 }
 
-/** Paints weights into an image, one pixel each. `kept`, where given, is 0 for those that a threshold dropped. */
+/** Paints weights into an image, one pixel each. `kept`, if given, is 0 for weights below the threshold. */
 export function paint(values, width, height, table, kept = null) {
   const image = new ImageData(width, height);
   const pixels = new Uint32Array(image.data.buffer);
@@ -72,7 +72,7 @@ export function paint(values, width, height, table, kept = null) {
   return image;
 }
 
-/** Paints a few weights by a scale of their own, without a table; `shades` as pixelsOf makes them. */
+/** Paints a few weights by their own scale, without a table; `shades` from pixelsOf. */
 export function tint(values, width, height, scale, shades) {
   const image = new ImageData(width, height);
   const pixels = new Uint32Array(image.data.buffer);
@@ -80,7 +80,7 @@ export function tint(values, width, height, scale, shades) {
   return image;
 }
 
-/** A canvas that holds an image, to be drawn larger or smaller: a new one, or one that is done with. */
+/** A canvas with an image, to be drawn scaled; new or reused. */
 export function stamp(image, canvas = document.createElement('canvas')) {
   [canvas.width, canvas.height] = [image.width, image.height];
   canvas.getContext('2d').putImageData(image, 0, 0);

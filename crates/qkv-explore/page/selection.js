@@ -1,10 +1,10 @@
-// Owns which tokens are picked: a click picks one, with Ctrl or ⌘ one more or one fewer, with Shift all from the last to this one.
+// The selected tokens: click selects one, Ctrl or ⌘ toggles one, Shift selects a range.
 
 import { chosen, choose } from 'qkv/state';
 
 const last = { rows: null, cols: null };
 
-/** Picks a unit of a side ("rows" or "cols") as the event says. */
+/** Selects a unit of a side ("rows" or "cols") by an event. */
 export function pick(side, index, units, event) {
   const members = units[index].members;
   const now = new Set(chosen()[side]);
@@ -23,5 +23,5 @@ export function pick(side, index, units, event) {
   choose({ [side]: [...now].sort((a, b) => a - b) });
 }
 
-/** Picks nothing. */
+/** Clears the selection. */
 export const unpick = () => choose({ rows: [], cols: [] });

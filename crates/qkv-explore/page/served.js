@@ -1,6 +1,7 @@
-// Owns the questions to the server: one function for each address, JSON or little-endian f32 as answers, a sentence when it says no.
+// The data source over HTTP: one function per route; responses are JSON or little-endian f32, errors carry a message
+// and a hint.
 
-/** What the server says no with: a sentence, and perhaps a hint. */
+/** An error of the server: a message, and perhaps a hint. */
 export class Refusal extends Error {
   constructor({ error, hint }) {
     super(error);
@@ -32,7 +33,7 @@ async function floats(path, options) {
   return { values: new Float32Array(await response.arrayBuffer()), sampled: response.headers.get('qkv-sampled') === '1' };
 }
 
-/** The source that asks the program that serves this page. */
+/** The source over HTTP. */
 export function served() {
   return {
     ask: (model, text, target) => json('/api/run', {

@@ -1,15 +1,15 @@
-// Owns where runs and weights come from: a server (served.js), or the file itself (embedded.js). Both answer the same questions, so no
-// view asks which it is; what a source cannot do, `run.can` says.
+// Where runs and weights come from: the server (served.js) or the page itself (embedded.js). Both have the same
+// interface; `run.can` lists what a source supports.
 
 import { embedded } from 'qkv/embedded';
 import { served } from 'qkv/served';
 
-/** What index.html carries: enough for the first paint without asking anyone. */
+/** The data in index.html: enough for the first paint. */
 export const first = JSON.parse(document.getElementById('qkv-first').textContent);
 
 export const source = first.standalone ? embedded(first) : served();
 
-/** A small memory of what was fetched: the oldest goes first, what is used stays. Values are promises or what they became. */
+/** A small LRU cache. Values are promises or their results. */
 export class Memory {
   constructor(room) {
     this.room = room;
@@ -35,7 +35,7 @@ export class Memory {
     return value;
   }
 
-  /** What is kept under the key, or what `make` promises; a promise that fails is forgotten. */
+  /** The cached value, or the one from `make`; a rejected promise is dropped. */
   async ask(key, make) {
     const known = this.get(key);
     if (known !== undefined) return known;
@@ -49,7 +49,7 @@ export class Memory {
     }
   }
 
-  /** What is kept and has arrived. */
+  /** The cached value if it has arrived. */
   held(key) {
     const value = this.get(key);
     return value instanceof Promise ? undefined : value;
@@ -70,14 +70,14 @@ export function weightsOf(run, layer, head) {
   });
 }
 
-/** The same, if it is here already: then there is nothing to wait for. */
+/** The same, if it is loaded. */
 export const heldWeights = (run, layer, head) => matrices.held(`${run.id}/${layer}/${head}`);
 
-/** Some weights of a head. */
+/** A rectangle of the weights of a head. */
 export const part = (run, layer, head, rows, cols) =>
   answers.ask(`part/${run.id}/${layer}/${head}/${rows}/${cols}`, () => source.weights(run, layer, head, rows, cols));
 
-/** A run by what was asked for; the same question is asked once. */
+/** A run by its request; equal requests are sent once. */
 export const ask = (model, text, target) => runs.ask(`run/${model}/${text}/${target ?? ''}`, () => source.ask(model, text, target));
 
 /** The thumbnails of all heads: { values: f32 [heads, size, size], sampled }. */
@@ -86,7 +86,7 @@ export const gridOf = (run, size, pool) => answers.ask(`grid/${run.id}/${size}/$
 /** The measures of all heads. */
 export const headsOf = (run) => answers.ask(`heads/${run.id}`, () => source.heads(run));
 
-/** How a weight came about. */
+/** The derivation of a weight. */
 export const pairOf = (run, layer, head, query, key) =>
   answers.ask(`pair/${run.id}/${layer}/${head}/${query}/${key}`, () => source.pair(run, layer, head, query, key));
 
@@ -96,7 +96,7 @@ export const rolloutOf = (run, group, depth, rows) =>
 
 const page = 256;
 
-/** The tokens from…to of a side. Those of a long side come a page at a time. */
+/** The tokens from…to of a side. Long sides are loaded in pages. */
 export async function tokensOf(run, side, from, to) {
   const { tokens, count } = run.sides[side];
   if (tokens) return tokens.slice(from, to);

@@ -1,5 +1,5 @@
-// Owns what is chosen: one flat object, kept in the address after `#`, so that an address is a picture and the back button works.
-// Who draws listens; who lets the user choose calls `set`. Nothing here knows views or the server.
+// The state of the page: one flat object in the URL fragment, so that a URL is a picture and the back button works.
+// Drawing code subscribes, controls call `set`. Knows neither views nor the server.
 
 const whole = { read: (text) => (/^\d+$/.test(text) ? Number(text) : undefined), write: String };
 const fraction = { read: (text) => (text !== '' && Number.isFinite(Number(text)) ? Number(text) : undefined), write: (value) => String(Number(value.toPrecision(6))) };
@@ -15,9 +15,9 @@ const numbers = (part) => ({
 });
 const head = { read: (text) => (text === 'mean' ? 'mean' : whole.read(text)), write: String };
 
-/** Every choice: its value when the address is silent, and how it is read and written there. */
+/** Every entry: its default, and how it is parsed from and written to the URL. */
 const choices = {
-  // what is looked at
+  // what is shown
   model: [null, whole], text: [null, words], target: [null, words],
   model2: [null, whole], text2: [null, words],
   view: [null, words], layer: [null, whole], head: [null, head],
@@ -25,7 +25,7 @@ const choices = {
   rows: [[], numbers(whole)], cols: [[], numbers(whole)], fold: ['mean', among('mean', 'sum')],
   shade: ['both', among('both', 'words')], followed: [false, flag],
   at: [null, numbers(fraction)], pool: ['max', among('max', 'mean')], sort: [null, words],
-  // how it is shown
+  // how it is drawn
   scale: [null, among('linear', 'log', 'rank')], palette: ['sea', words], theme: ['auto', among('auto', 'light', 'dark')],
   words: [false, flag], special: [true, flag], sink: [true, flag], renormalise: [false, flag],
   mass: [1, fraction], layout: ['auto', among('auto', 'across', 'down')],
@@ -52,10 +52,10 @@ function write(state) {
   return said.length ? `#${said.join('&')}` : location.pathname + location.search;
 }
 
-/** What is chosen now. */
+/** The current state. */
 export const chosen = () => now;
 
-/** Changes some choices. `push` makes a step that the back button undoes; otherwise the current step is rewritten. */
+/** Changes entries. `push` adds a history entry; otherwise the current one is replaced. */
 export function choose(patch, { push = false } = {}) {
   const before = now;
   now = { ...now, ...patch };
@@ -66,7 +66,7 @@ export function choose(patch, { push = false } = {}) {
   for (const listener of listeners) listener(now, before);
 }
 
-/** Calls back after each change, with the new choices and the old ones. */
+/** Subscribes to changes; called with the new and the old state. */
 export const onChoice = (listener) => listeners.add(listener);
 
 window.addEventListener('popstate', () => {

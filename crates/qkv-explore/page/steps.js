@@ -1,4 +1,4 @@
-// Owns how the output was written: one step a token, with a slider, a play button, and what else the model could have written there.
+// The decoding steps: one per token, with a slider, a play button and the other candidates.
 
 import { fill, h, place, rove } from 'qkv/element';
 import { percent } from 'qkv/number';
@@ -29,7 +29,7 @@ function play(run) {
   }, pace);
 }
 
-/** Builds the line of steps for a run; a run that wrote nothing has none. */
+/** Builds the steps of a run, if it has any. */
 export function buildSteps(run) {
   stop();
   const host = place('steps');
@@ -45,10 +45,10 @@ export function buildSteps(run) {
   fill(host, h('div', { class: 'player' }, playButton, slider, row, all), candidates);
 }
 
-/** Starts or stops the play, for the key. */
+/** Starts or stops playing. */
 export const togglePlay = () => { if (parts) play(parts.run); };
 
-/** Shows the chosen step: what was written, how sure the model was, what came next in its mind. */
+/** Shows the chosen step: the token, its probability, the other candidates. */
 export function showSteps(state, before) {
   if (!parts) return;
   const { run, slider, chips, candidates, all } = parts;

@@ -1,4 +1,5 @@
-// Owns the table of heads: one row each, one column for each measure, sorted by a click on a column's name. The formula is its tooltip.
+// The table of heads: one row per head, one column per measure, sorted by clicking a column header. The formula is its
+// tooltip.
 
 import { h } from 'qkv/element';
 import { plain } from 'qkv/number';
@@ -7,7 +8,7 @@ import { say } from 'qkv/say';
 import { headsOf } from 'qkv/source';
 import { choose } from 'qkv/state';
 
-/** Rows in the order that `sort` asks for: "entropy" rises, "-entropy" falls; what has no value comes last. */
+/** Rows sorted by `sort`: "entropy" ascending, "-entropy" descending; rows without a value come last. */
 export function sorted(rows, columns, sort) {
   if (!sort) return rows;
   const falls = sort.startsWith('-');

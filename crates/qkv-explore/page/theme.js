@@ -1,20 +1,20 @@
-// Owns light and dark: what the user chose, or what the system says, and the page's few colours for those who draw on canvas.
+// Light and dark: the choice of the user or the system, and the colors of the style sheet for canvas drawing.
 
 const dark = window.matchMedia('(prefers-color-scheme: dark)');
 let choice = 'auto';
 let ink = null;
 
-/** "light" or "dark", whichever is shown. */
+/** The current theme, "light" or "dark". */
 export const theme = () => (choice === 'auto' ? (dark.matches ? 'dark' : 'light') : choice);
 
-/** Shows the page in the chosen theme. */
+/** Applies the chosen theme. */
 export function dress(chosen) {
   choice = chosen;
   document.documentElement.dataset.theme = theme();
   ink = null;
 }
 
-/** The page's colours and type, as the style sheet has them. */
+/** Colors and fonts of the style sheet. */
 export function inks() {
   if (!ink) {
     const style = getComputedStyle(document.documentElement);
@@ -24,7 +24,7 @@ export function inks() {
   return ink;
 }
 
-/** Calls back when the system changes its mind and the user has none. */
+/** Subscribes to changes of the system theme, unless the user chose one. */
 export function onSystemTheme(listener) {
   dark.addEventListener('change', () => {
     if (choice !== 'auto') return;

@@ -1,5 +1,5 @@
-// Owns the tiles of a map: which are here, which are on their way. Four are asked for at once, the nearest first; what has scrolled away
-// is called back. A tile that came sampled is shown, and asked for again exactly.
+// The tiles of a map: loaded and pending. Four requests run at once, nearest first; tiles that scrolled away are
+// cancelled. A sampled tile is shown and requested again in exact form.
 
 import { Memory, source } from 'qkv/source';
 
@@ -7,23 +7,23 @@ export const side = 256; // cells of a tile, each way
 const atOnce = 4;
 const slow = 2; // of them, those that ask for exact tiles: they may take seconds
 
-/** The deepest level of a matrix: there a cell is one weight. */
+/** The deepest zoom level of a matrix: one weight per cell. */
 export const deepest = ({ n, m }) => Math.max(0, Math.ceil(Math.log2(Math.max(n, m) / side)));
 
 const name = ({ layer, head, zoom, x, y, pool }) => `${layer}/${head}/${pool}/${zoom}/${x}/${y}`;
 
 export class Tiles {
-  /** `arrived` is called when a tile has come, `failed` with an error that is not our own doing. */
+  /** `arrived` is called when a tile is loaded, `failed` with an error other than a cancellation. */
   constructor(run, arrived, failed) {
     Object.assign(this, { run, arrived, failed, here: new Memory(192), way: new Map(), wanted: [], rough: [], refused: new Set() });
   }
 
-  /** The tile, if it is here: { values: f32 [256, 256], sampled, most }. */
+  /** The tile, if loaded: { values: f32 [256, 256], sampled, most }. */
   get(tile) {
     return this.here.get(name(tile));
   }
 
-  /** Says which tiles are wanted now, the most urgent first; of those in `rough` a sample will do. Others on their way are called back. */
+  /** Sets the wanted tiles, most urgent first; for those in `rough` a sample will do. Other pending requests are cancelled. */
   want(tiles, rough = []) {
     Object.assign(this, { wanted: tiles, rough });
     const names = new Set([...tiles, ...rough].map(name));
@@ -63,7 +63,7 @@ export class Tiles {
     }
   }
 
-  /** Whether any wanted tile shows only a sample. */
+  /** Whether any wanted tile is only a sample. */
   sampled(tiles) {
     return tiles.some((tile) => this.here.get(name(tile))?.sampled);
   }

@@ -1,9 +1,9 @@
-// Owns what is said of one cell: its two tokens, the exact weight, what the row sums to.
+// The description of one cell: its two tokens, the exact weight, the sum of the row.
 
 import { h } from 'qkv/element';
 import { weight } from 'qkv/number';
 
-/** The sentence about a cell, for a reader of the picture. */
+/** The tooltip of a cell. */
 export function tip({ query, key, value, sum, shown, note }) {
   const less = sum !== undefined && Math.abs(sum - shown) > 5e-5 ? `, shown of it ${shown.toFixed(4)}` : '';
   return h('div', {},
@@ -13,5 +13,5 @@ export function tip({ query, key, value, sum, shown, note }) {
     note ? h('p', { class: 'quiet' }, note) : null);
 }
 
-/** The same for a listener. */
-export const spoken = ({ query, key, value }) => `${query} looks at ${key}, ${weight(value)}`;
+/** The same as a sentence for screen readers. */
+export const spoken = ({ query, key, value }) => `${query} attends to ${key}, ${weight(value)}`;

@@ -1,16 +1,16 @@
-//! How well attention agrees with a word alignment that someone else made.
+//! Agreement between attention and a reference word alignment.
 
 use crate::words::Matrix;
 use qkv_models::{Error, Result};
 use serde::Serialize;
 
-/// From which weight on a key is linked, beside the one with the largest.
-const LINKED: f32 = 0.3;
+/// Keys with at least this weight are linked, besides the one with the largest.
+const LINK_THRESHOLD: f32 = 0.3;
 
-/// Links between words, source and target, counted from 0.
+/// Links between words: source and target index.
 pub type Links = Vec<(usize, usize)>;
 
-/// How well links agree with those of a reference.
+/// Agreement of links with those of a reference.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Agreement {
     /// The share of our links that are in the reference.
@@ -22,13 +22,13 @@ pub struct Agreement {
 }
 
 impl Matrix {
-    /// The links of an alignment, sorted: for each row the column with the largest weight (the first of several), and every
-    /// other with a weight of at least 0.3.
+    /// The links of an alignment, sorted: for each row the column with the largest weight (the first on a tie) and every
+    /// other column with a weight of at least 0.3.
     pub fn links(&self) -> Links {
         let mut links = Vec::new();
         for (to, row) in self.weights.iter().enumerate() {
             let most = (0..row.len()).reduce(|most, at| if row[at] > row[most] { at } else { most });
-            let linked = |from: &usize| Some(*from) == most || row[*from] >= LINKED;
+            let linked = |from: &usize| Some(*from) == most || row[*from] >= LINK_THRESHOLD;
             links.extend((0..row.len()).filter(linked).map(|from| (from, to)));
         }
         links.sort();
@@ -40,7 +40,7 @@ impl Matrix {
         self.links().iter().map(|(from, to)| format!("{from}-{to}")).collect::<Vec<_>>().join(" ")
     }
 
-    /// How well its links agree with those of a reference.
+    /// The agreement of its links with those of a reference.
     pub fn agreement(&self, reference: &Links) -> Agreement {
         let ours = self.links();
         let mut theirs = reference.clone();
@@ -57,7 +57,7 @@ impl Matrix {
 /// Reads a line in Pharaoh format.
 ///
 /// # Errors
-/// Names what is no link.
+/// Names the word that is not a link.
 pub fn pharaoh(line: &str) -> Result<Links> {
     let link = |word: &str| {
         let (from, to) = word.split_once('-')?;
@@ -66,7 +66,7 @@ pub fn pharaoh(line: &str) -> Result<Links> {
     line.split_whitespace()
         .map(|word| {
             link(word).ok_or_else(|| {
-                Error::invalid(format!("`{word}` is no link")).with_hint("links look like `0-0 1-2`: source, target")
+                Error::invalid(format!("`{word}` is not a link")).with_hint("links look like `0-0 1-2`: source, target")
             })
         })
         .collect()

@@ -294,7 +294,8 @@ fn steps(observed: &Observed, tokenizer: &Tokenizer) -> Vec<Step> {
         order.truncate(kept);
         order.sort_by(likelier);
         let probability = |id: u32| f64::from(row[id as usize]).exp();
-        let candidates = order.iter().map(|&id| Candidate { text: text_of(id), probability: probability(id) }).collect();
+        let candidates =
+            order.iter().map(|&id| Candidate { text: text_of(id), probability: probability(id) }).collect();
         Step { text: text_of(written), probability: probability(written), candidates }
     };
     rows.zip(&observed.targets).map(step).collect()

@@ -1,16 +1,16 @@
-//! Weights as something to see or to keep: drawn in a terminal, printed as SVG or PNG, written as data. A [`Picture`] says what is
-//! drawn and how; every way of drawing has a file of its own.
+//! Weights as pictures and as data: drawn in a terminal, rendered as SVG or PNG, exported. A [`Picture`] holds what is drawn
+//! and how; every output format has its own file.
 //!
 //! | module | owns |
 //! | --- | --- |
-//! | `picture` | what is drawn, and how a large matrix becomes a small one |
-//! | `scale`, `palette`, `ticks` | from a weight to a place, from a place to a colour, and the numbers beside the colours |
-//! | `letters` | text that fits |
-//! | `alignment`, `terminal` | drawings of block characters |
-//! | `document`, `patches`, `shaded` | a text and an image, shaded: in a terminal, and for print |
-//! | `sheet` | where everything of a printed picture stands |
-//! | `svg`, `png` | the sheet as a file |
-//! | `fonts`, `strokes` | letters for PNG: this machine's, or a few of our own |
+//! | `picture` | what is drawn, and pooling of large matrices |
+//! | `scale`, `palette`, `ticks` | weight to level, level to color, and the labels of the color bar |
+//! | `letters` | truncating and escaping labels |
+//! | `alignment`, `terminal` | heat maps of block characters |
+//! | `document`, `patches`, `shaded` | text and images shaded by weight, in a terminal and for print |
+//! | `sheet` | layout of a rendered picture |
+//! | `svg`, `png` | rendering of a layout |
+//! | `fonts`, `strokes` | glyphs for PNG: system fonts, or a built-in stroke font |
 //! | `data` | `.npy`, `.safetensors`, JSON, CSV |
 
 mod alignment;

@@ -1,12 +1,13 @@
-//! Recordings as files: `.safetensors`, ours with all that was recorded, or anyone's with queries and keys, or with weights.
+//! Recordings as `.safetensors` files: our own, and files of other programs that hold queries and keys, or weights.
 //!
-//! **Ours** has the key `recording` in its metadata (JSON: text, sides, steps, what the tokens are parts of, and for each layer its name, group, sides and
-//! description) and the tensors of layer `i` as `layers.i.q`, `layers.i.k`, `layers.i.lse` and what else its attention asks for.
+//! **Our own** files have the key `recording` in their metadata (JSON: text, sides, steps, form, and for each layer its
+//! name, group, sides and attention) and the tensors of layer `i` as `layers.i.q`, `layers.i.k`, `layers.i.lse` and
+//! whatever else its attention takes.
 //!
-//! **Anyone's** has `q` and `k`, each `[B, H, N, D]`, `[H, N, D]` or `[N, D]`, and if it can `v` and `lse` (`[B, H, N]`, natural
-//! logarithm); or `weights`, `[B, H, N, M]`, `[H, N, M]` or `[N, M]`; for several layers each name with something in front
-//! (`layers.0.q`, `layers.1.q`). The metadata may hold `tokens`, or `query_tokens` and `key_tokens` (JSON lists of strings), and
-//! `attention` (a description as `qkv` writes it; scaled dot product without it).
+//! **Other** files have `q` and `k`, each `[B, H, N, D]`, `[H, N, D]` or `[N, D]`, and optionally `v` and `lse`
+//! (`[B, H, N]`, natural logarithm); or `weights`, `[B, H, N, M]`, `[H, N, M]` or `[N, M]`. With several layers each name
+//! has a prefix (`layers.0.q`, `layers.1.q`). The metadata may hold `tokens`, or `query_tokens` and `key_tokens` (JSON
+//! lists of strings), and `attention` (a description as `qkv` writes it; scaled dot product by default).
 
 mod header;
 mod others;
@@ -14,7 +15,7 @@ mod others;
 pub(crate) use self::header::Writer;
 
 use self::header::File;
-use crate::layer::{Computed, Layer, Seen};
+use crate::layer::{AttentionCall, Layer, WeightSource};
 use crate::recording::{Form, Recording, Side, Step};
 use qkv::{Attention, Output, OwnedInputs, Select, Tensor};
 use qkv_models::files::atomic;
@@ -22,48 +23,48 @@ use qkv_models::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// What a file does not say by itself.
+/// What files of other programs may lack.
 #[derive(Clone, Debug, Default)]
-pub struct Asked {
+pub struct OpenOptions {
     /// The tokens of both sides.
     pub tokens: Option<Vec<String>>,
-    /// Which sequence of a batch.
+    /// Index of the sequence in the batch.
     pub sequence: usize,
-    /// What was computed, where the file has no description.
+    /// The attention, if the file does not describe it.
     pub attention: Option<Attention>,
 }
 
-/// The key of the metadata under which a recording of ours lies.
+/// The metadata key of our own recordings.
 const RECORDING: &str = "recording";
 
-/// What is not tensors.
+/// A recording without its tensors.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Written {
+struct RecordingHeader {
     text: String,
     output: Option<String>,
     sides: Vec<Side>,
     steps: Vec<Step>,
-    layers: Vec<WrittenLayer>,
+    layers: Vec<LayerHeader>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     form: Option<Form>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenLayer {
+struct LayerHeader {
     name: String,
     group: String,
     queries: usize,
     keys: usize,
-    /// None where weights are given.
+    /// `None` if the weights are stored.
     attention: Option<Attention>,
     importance: Option<Vec<f64>>,
 }
 
-/// The names of what an attention may ask for, as tensors of floats with four axes.
+/// Optional inputs of an attention that are float tensors with four axes.
 const FLOATS: [&str; 5] = ["w", "w_q", "w_k", "bias", "table"];
-/// And as lists of floats.
+/// Optional inputs that are lists of floats.
 const LISTS: [&str; 4] = ["v_score", "scale", "sinks", "center"];
 
 fn floats<'o>(inputs: &'o OwnedInputs<f32>, name: &str) -> Option<&'o Tensor<f32, 4>> {
@@ -85,26 +86,26 @@ fn list<'o>(inputs: &'o OwnedInputs<f32>, name: &str) -> Option<&'o Vec<f32>> {
     }
 }
 
-/// Writes a recording, whole or not at all.
+/// Writes a recording atomically.
 ///
 /// # Errors
-/// Where the system refuses.
+/// If the log-sum-exp of a layer cannot be computed, or the file cannot be written.
 pub fn save(recording: &Recording, path: impl AsRef<Path>) -> Result<()> {
-    atomic::write(path, &bytes(recording))
+    atomic::write(path, &bytes(recording)?)
 }
 
-fn bytes(recording: &Recording) -> Vec<u8> {
+fn bytes(recording: &Recording) -> Result<Vec<u8>> {
     let mut to = Writer::default();
     for (at, layer) in recording.layers.iter().enumerate() {
         let name = |part: &str| format!("layers.{at}.{part}");
-        let call = match &layer.seen {
-            Seen::Given(weights) => {
+        let call = match &layer.weights {
+            WeightSource::Stored(weights) => {
                 to.floats(name("weights"), &weights.shape(), weights.data());
                 continue;
             }
-            Seen::Computed(call) => call,
+            WeightSource::Call(call) => call,
         };
-        let Computed { inputs, output, .. } = &**call;
+        let (inputs, output) = (&call.inputs, call.output()?);
         for (part, tensor) in [("q", &inputs.q), ("k", &inputs.k), ("v", &inputs.v)] {
             to.floats(name(part), &tensor.shape(), tensor.data());
         }
@@ -139,15 +140,15 @@ fn bytes(recording: &Recording) -> Vec<u8> {
             to.integers(name("mask"), &bits.shape(), bits.data().iter().map(|&x| i64::from(x)));
         }
     }
-    let layers = recording.layers.iter().map(|layer| WrittenLayer {
+    let layers = recording.layers.iter().map(|layer| LayerHeader {
         name: layer.name.clone(),
         group: layer.group.clone(),
         queries: layer.queries,
         keys: layer.keys,
-        attention: layer.computed().map(|call| call.attention.clone()),
+        attention: layer.call().map(|call| call.attention.clone()),
         importance: layer.importance.clone(),
     });
-    let written = Written {
+    let header = RecordingHeader {
         text: recording.text.clone(),
         output: recording.output.clone(),
         sides: recording.sides.clone(),
@@ -155,29 +156,29 @@ fn bytes(recording: &Recording) -> Vec<u8> {
         layers: layers.collect(),
         form: recording.form.clone(),
     };
-    let json = serde_json::to_string(&written).expect("plain values");
-    to.bytes(&[(RECORDING, &json)])
+    let json = serde_json::to_string(&header).expect("plain values");
+    Ok(to.bytes(&[(RECORDING, &json)]))
 }
 
-/// Reads a recording, ours or anyone's.
+/// Reads a recording, our own or of another program.
 ///
 /// # Errors
 /// Names the file, the tensor and what is wrong with it.
-pub fn open(path: impl AsRef<Path>, asked: &Asked) -> Result<Recording> {
-    open_at(path.as_ref(), asked)
+pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Recording> {
+    open_at(path.as_ref(), options)
 }
 
-fn open_at(path: &Path, asked: &Asked) -> Result<Recording> {
+fn open_at(path: &Path, options: &OpenOptions) -> Result<Recording> {
     let mut file = File::open(path)?;
     let mut recording = match file.metadata(RECORDING) {
-        Some(_) if asked.tokens.is_some() || asked.sequence > 0 || asked.attention.is_some() => {
-            return Err(Error::invalid("the recording says by itself what its tokens and its attention are")
-                .with_hint("leave out what says so besides"));
+        Some(_) if options.tokens.is_some() || options.sequence > 0 || options.attention.is_some() => {
+            return Err(Error::invalid("the recording has its own tokens and attention")
+                .with_hint("leave out the options that describe them"));
         }
-        Some(json) => ours(&mut file, &json)?,
-        None => others::read(&mut file, asked)?,
+        Some(json) => own(&mut file, &json)?,
+        None => others::read(&mut file, options)?,
     };
-    // Names are printed: they move no cursor.
+    // Names are printed: control characters could move the cursor.
     let names = recording.layers.iter_mut().flat_map(|layer| [&mut layer.name, &mut layer.group]);
     for name in names.chain(recording.sides.iter_mut().map(|side| &mut side.name)) {
         *name = name.chars().map(|c| if c.is_control() { '·' } else { c }).collect();
@@ -186,23 +187,24 @@ fn open_at(path: &Path, asked: &Asked) -> Result<Recording> {
     Ok(recording)
 }
 
-fn ours(file: &mut File, json: &str) -> Result<Recording> {
-    let written: Written = serde_json::from_str(json).map_err(|e| file.wrong("metadata `recording`", e.to_string()))?;
-    let mut layers = Vec::with_capacity(written.layers.len().min(1024));
-    for (at, layer) in written.layers.into_iter().enumerate() {
-        let seen = match layer.attention {
-            None => Seen::Given(file.three(&format!("layers.{at}.weights"), 0)?),
-            Some(attention) => Seen::Computed(Box::new(computed(file, &format!("layers.{at}."), attention)?)),
+fn own(file: &mut File, json: &str) -> Result<Recording> {
+    let header: RecordingHeader =
+        serde_json::from_str(json).map_err(|e| file.wrong("metadata `recording`", e.to_string()))?;
+    let mut layers = Vec::with_capacity(header.layers.len().min(1024));
+    for (at, layer) in header.layers.into_iter().enumerate() {
+        let weights = match layer.attention {
+            None => WeightSource::Stored(file.three(&format!("layers.{at}.weights"), 0)?),
+            Some(attention) => WeightSource::Call(Box::new(call(file, &format!("layers.{at}."), attention)?)),
         };
-        let WrittenLayer { name, group, queries, keys, importance, .. } = layer;
-        layers.push(Layer { name, group, queries, keys, seen, importance });
+        let LayerHeader { name, group, queries, keys, importance, .. } = layer;
+        layers.push(Layer { name, group, queries, keys, weights, importance });
     }
-    let Written { text, output, sides, steps, form, .. } = written;
+    let RecordingHeader { text, output, sides, steps, form, .. } = header;
     Ok(Recording { text, output, sides, layers, steps, form })
 }
 
-/// The call of a layer whose tensors have `prefix` in front of their names.
-fn computed(file: &mut File, prefix: &str, attention: Attention) -> Result<Computed> {
+/// The attention call of a layer whose tensors are named with `prefix`.
+fn call(file: &mut File, prefix: &str, attention: Attention) -> Result<AttentionCall> {
     let name = |part: &str| format!("{prefix}{part}");
     let mut inputs = OwnedInputs::new(file.four(&name("q"), 0)?, file.four(&name("k"), 0)?, file.four(&name("v"), 0)?);
     for part in FLOATS {
@@ -245,39 +247,46 @@ fn computed(file: &mut File, prefix: &str, attention: Attention) -> Result<Compu
         inputs.bits = Some(Tensor::new(bits, file.axes(&name("mask"))?)?);
     }
     let lse = file.has(&name("lse")).then(|| file.floats(&name("lse"))).transpose()?;
-    finished(file, prefix, attention, inputs, lse)
+    with_lse(file, prefix, attention, inputs, lse)
 }
 
-/// With the log-sum-exp that was kept, or computed again.
-fn finished(
+/// A call with the log-sum-exp that the file stored. Without one it is computed when weights first need it.
+fn with_lse(
     file: &File,
     prefix: &str,
     attention: Attention,
     inputs: OwnedInputs<f32>,
     lse: Option<Vec<f32>>,
-) -> Result<Computed> {
+) -> Result<AttentionCall> {
     let refused = |e: qkv::Error| file.wrong(&format!("the tensors `{prefix}…`"), e.to_string());
     let ([_, heads, n, _], [_, _, _, dv]) = (inputs.q.shape(), inputs.v.shape());
-    let output = match lse {
-        // Whatever it says about the values, weights need no more than this.
-        Some(lse) if attention.select == Select::Soft => {
-            let lse = Tensor::new(lse, [1, heads, n]).map_err(refused)?;
-            Output::of_lse(lse, dv, attention.place).map_err(refused)?
-        }
-        _ => attention.forward(inputs.inputs()).map_err(refused)?,
+    let of_lse = |lse: Vec<f32>| -> Result<Output<f32>> {
+        // The values stay empty: weights need the log-sum-exp alone.
+        let lse = Tensor::new(lse, [1, heads, n]).map_err(refused)?;
+        let output = Output::of_lse(lse, dv, attention.place).map_err(refused)?;
+        attention.weights(inputs.inputs(), &output).map_err(refused)?;
+        Ok(output)
     };
-    attention.weights(inputs.inputs(), &output).map_err(refused)?;
-    Ok(Computed { attention, inputs, output })
+    let output = match lse {
+        Some(lse) if attention.select == Select::Soft => Some(of_lse(lse)?),
+        None if attention.select == Select::Soft => {
+            // Any log-sum-exp shows whether the shapes fit the description.
+            of_lse(vec![0.0; heads * n])?;
+            None
+        }
+        _ => Some(attention.forward(inputs.inputs()).map_err(refused)?),
+    };
+    Ok(AttentionCall::new(attention, inputs, output))
 }
 
-/// What a recording promises: that sides exist and are as long as the tensors say.
+/// Checks that sides exist and have the length of the tensors, and that weights are weights.
 fn check(recording: &Recording, path: &Path) -> Result<()> {
     let wrong = |what: String| Error::format(path, "recording", what);
     if recording.layers.is_empty() {
-        return Err(wrong("it has no attention to look at".into()));
+        return Err(wrong("it has no attention layers".into()));
     }
     if let Some(form) = &recording.form {
-        form.fits(recording).map_err(wrong)?;
+        form.check(recording).map_err(wrong)?;
     }
     for layer in &recording.layers {
         let [n, m] = layer.size();
@@ -297,9 +306,9 @@ fn check(recording: &Recording, path: &Path) -> Result<()> {
                 layer.heads()
             )));
         }
-        // A log-sum-exp of another attention, or in another base, shows here.
+        // Catches a log-sum-exp of another attention, or in another base.
         let rows: Vec<usize> = [0, n / 2, n.saturating_sub(1)].into_iter().filter(|&row| row < n).collect();
-        if layer.computed().is_some() {
+        if layer.call().is_some_and(|call| call.known_output().is_some()) {
             let weights = layer.rows_at(0, &rows)?;
             for (row, of_row) in rows.iter().zip(weights.data().chunks_exact(m.max(1))) {
                 let sum: f32 = of_row.iter().sum();
@@ -310,7 +319,7 @@ fn check(recording: &Recording, path: &Path) -> Result<()> {
                 }
             }
         }
-        if let Seen::Given(weights) = &layer.seen
+        if let WeightSource::Stored(weights) = &layer.weights
             && let Some(bad) = weights.data().iter().find(|w| !(w.is_finite() && **w >= 0.0))
         {
             return Err(wrong(format!("`{}` has a weight of {bad}", layer.name)));

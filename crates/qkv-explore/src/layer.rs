@@ -156,7 +156,9 @@ impl Layer {
         let ([n, m], heads) = (self.size(), self.heads());
         let within = |range: &Range<usize>, limit| range.start <= range.end && range.end <= limit;
         match () {
-            () if head >= heads => Err(Error::invalid(format!("head {head} does not exist: the layer has {heads}, counted from 0"))),
+            () if head >= heads => {
+                Err(Error::invalid(format!("head {head} does not exist: the layer has {heads}, counted from 0")))
+            }
             () if !within(rows, n) => Err(Error::invalid(format!("rows {rows:?} are not within 0..{n}"))),
             () if !within(cols, m) => Err(Error::invalid(format!("columns {cols:?} are not within 0..{m}"))),
             () => Ok(()),

@@ -1,4 +1,8 @@
-//! What a model attended to: captured, measured, drawn.
+//! Attention of a model: captured, measured, drawn, served.
+//!
+//! [`capture`] runs a model and records its attention calls into a [`Recording`]; [`file`](mod@file) reads and writes recordings.
+//! [`measures`] computes statistics of heads, [`draw`] renders weights for terminals and files, and [`server`] serves the
+//! explorer page.
 #![forbid(unsafe_code)]
 
 mod agreement;
@@ -13,13 +17,13 @@ mod pair;
 mod recording;
 mod rollout;
 pub mod server;
-pub mod shades;
+pub mod token_weights;
 mod words;
 
 pub use agreement::{Agreement, Links, pharaoh};
-pub use layer::{Computed, Layer, Seen};
+pub use layer::{AttentionCall, Layer, WeightSource};
 pub use observer::Observer;
-pub use pair::{Explained, Parts, Term, Value, explain};
+pub use pair::{PairExplanation, Parts, Term, TermValue, explain};
 pub use recording::{Candidate, Form, Group, Recording, Side, Step, Token};
 pub use rollout::rollout;
-pub use words::{Cut, Matrix};
+pub use words::{Matrix, MatrixOptions};

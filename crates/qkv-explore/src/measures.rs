@@ -1,7 +1,7 @@
-//! What a head does, in numbers. Each is a mean over the queries that it is defined for; rows of weights are recomputed a block
-//! at a time, and of a long sequence only some queries, spread evenly, are looked at.
+//! Statistics of attention heads. Each is a mean over the queries for which it is defined. Rows of weights are recomputed a
+//! block at a time; long sequences are sampled at evenly spaced queries.
 //!
-//! With `w` the weights of a head, `p(i)` the key at which query `i` stands, and `t` the tokens:
+//! With `w` the weights of a head, `p(i)` the key position of query `i`, and `t` the tokens:
 //!
 //! | measure | mean over the queries `i` of | where |
 //! | --- | --- | --- |
@@ -12,21 +12,21 @@
 //! | induction | `Σⱼ wᵢⱼ` over `1 ≤ j ≤ p(i)` with `t(j − 1) = t(p(i))`, where there is such a `j` (Olsson et al. 2022, arXiv:2209.11895) | from a sequence to itself |
 //! | distance | `Σⱼ wᵢⱼ \|p(i) − j\|` | from a sequence to itself |
 //! | above | the share of the keys `j` with `wᵢⱼ >` a threshold | everywhere |
-//! | importance | the gradient of the loss with respect to a gate on the head, its size (Michel et al. 2019, arXiv:1905.10650) | where a model computed it |
+//! | importance | magnitude of the gradient of the loss with respect to a gate on the head (Michel et al. 2019, arXiv:1905.10650) | where a model computed it |
 
 use crate::recording::Recording;
 use qkv_models::Result;
 use serde::Serialize;
 use std::collections::HashMap;
 
-/// Queries that are looked at, at most.
-const MOST: usize = 2048;
-/// Rows that are recomputed at a time.
+/// Maximum number of sampled queries.
+const MAX_QUERIES: usize = 2048;
+/// Rows recomputed at a time.
 const BLOCK: usize = 256;
-/// From which weight on a key counts as looked at, unless asked otherwise.
+/// Default threshold of the measure `above`.
 pub const THRESHOLD: f32 = 0.1;
 
-/// The measures, in the order of [`Measured::values`].
+/// The measures, in the order of [`HeadMeasures::values`].
 pub const MEASURES: [Measure; 8] = [
     Measure { id: "entropy", formula: "mean over queries i of −Σⱼ wᵢⱼ ln wᵢⱼ", unit: "nats" },
     Measure { id: "first", formula: "mean over queries i of wᵢ₀, the weight on the first token", unit: "" },
@@ -38,70 +38,70 @@ pub const MEASURES: [Measure; 8] = [
     Measure { id: "importance", formula: "|∂ loss / ∂ gate| of the head", unit: "" },
 ];
 
-/// A measure: what it is called and how it is computed.
+/// A measure and its formula.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Measure {
     /// Its name.
     pub id: &'static str,
-    /// In one line.
+    /// Its formula, in one line.
     pub formula: &'static str,
-    /// What it is counted in.
+    /// Its unit, or empty.
     pub unit: &'static str,
 }
 
-/// A head, measured.
+/// The measures of one head.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Measured {
-    /// Which layer.
+pub struct HeadMeasures {
+    /// Index of the layer.
     pub layer: usize,
-    /// Which head of it.
+    /// Index of the head.
     pub head: usize,
-    /// One for each of [`MEASURES`]; none where it is not defined.
+    /// One value per entry of [`MEASURES`]; `None` where it is not defined.
     pub values: [Option<f64>; MEASURES.len()],
 }
 
-/// Which queries of a sequence are looked at: all, or some spread evenly.
-fn queries(n: usize) -> Vec<usize> {
-    match n <= MOST {
+/// The queries that are measured: all, or evenly spaced ones.
+fn sampled_queries(n: usize) -> Vec<usize> {
+    match n <= MAX_QUERIES {
         true => (0..n).collect(),
-        false => (0..MOST).map(|at| at * n / MOST).collect(),
+        false => (0..MAX_QUERIES).map(|at| at * n / MAX_QUERIES).collect(),
     }
 }
 
-/// Whether the measures of a recording look at some of its queries only.
+/// Whether a recording is long enough for its queries to be sampled.
 pub fn is_sampled(recording: &Recording) -> bool {
-    recording.layers.iter().any(|layer| layer.size()[0] > MOST)
+    recording.layers.iter().any(|layer| layer.size()[0] > MAX_QUERIES)
 }
 
 /// Measures every head.
 ///
 /// # Errors
-/// Where weights cannot be computed.
-pub fn measure(recording: &Recording, threshold: f32) -> Result<Vec<Measured>> {
+/// If weights cannot be computed.
+pub fn measure(recording: &Recording, threshold: f32) -> Result<Vec<HeadMeasures>> {
     let mut all = Vec::new();
     for (layer, of) in recording.layers.iter().enumerate() {
-        let follows = recording.is_own(layer).then(|| Followers::of(recording, layer));
+        let follows = recording.is_self_attention(layer).then(|| Followers::of(recording, layer));
         for head in 0..of.heads() {
-            let mut values = one(recording, layer, head, threshold, follows.as_ref())?;
+            let mut values = measure_head(recording, layer, head, threshold, follows.as_ref())?;
             values[7] = of.importance.as_ref().map(|importance| importance[head]);
-            all.push(Measured { layer, head, values });
+            all.push(HeadMeasures { layer, head, values });
         }
     }
     Ok(all)
 }
 
-/// Adds the importance of heads, by layer and head.
-pub fn with_importance(measured: &mut [Measured], importance: &[Vec<f64>]) {
+/// Sets the importance of heads, by layer and head.
+pub fn with_importance(measured: &mut [HeadMeasures], importance: &[Vec<f64>]) {
     for one in measured {
         one.values[7] = importance.get(one.layer).and_then(|layer| layer.get(one.head)).copied();
     }
 }
 
-/// For each token, the places right behind its occurrences.
+/// For each token, the positions right after its occurrences.
 struct Followers {
     /// The class of each token: equal tokens have equal classes.
     classes: Vec<usize>,
-    behind: Vec<Vec<usize>>,
+    after: Vec<Vec<usize>>,
 }
 
 impl Followers {
@@ -114,21 +114,21 @@ impl Followers {
             let count = known.len();
             classes.push(*known.entry(key).or_insert(count));
         }
-        let mut behind = vec![Vec::new(); known.len()];
+        let mut after = vec![Vec::new(); known.len()];
         for (at, &class) in classes.iter().enumerate().take(classes.len().saturating_sub(1)) {
-            behind[class].push(at + 1);
+            after[class].push(at + 1);
         }
-        Followers { classes, behind }
+        Followers { classes, after }
     }
 
     /// The keys `j ≤ p` that follow an earlier token equal to that at `p`.
     fn before(&self, p: usize) -> &[usize] {
-        let all = &self.behind[self.classes[p]];
+        let all = &self.after[self.classes[p]];
         &all[..all.partition_point(|&j| j <= p)]
     }
 }
 
-/// A sum and how many it is of.
+/// A running mean.
 #[derive(Clone, Copy, Default)]
 struct Mean {
     sum: f64,
@@ -146,7 +146,7 @@ impl Mean {
     }
 }
 
-fn one(
+fn measure_head(
     recording: &Recording,
     layer: usize,
     head: usize,
@@ -156,15 +156,15 @@ fn one(
     let of = &recording.layers[layer];
     let [n, m] = of.size();
     let mut means = [Mean::default(); 7];
-    let chosen = queries(n);
-    for block in chosen.chunks(BLOCK) {
+    let queries = sampled_queries(n);
+    for block in queries.chunks(BLOCK) {
         let weights = of.rows_at(head, block)?; // [block, M]
         for (&i, row) in block.iter().zip(weights.data().chunks_exact(m.max(1))) {
             let entropy = -row.iter().filter(|&&w| w > 0.0).map(|&w| f64::from(w) * f64::from(w).ln()).sum::<f64>();
             means[0].add(entropy);
             means[1].add(f64::from(row[0]));
             means[6].add(row.iter().filter(|&&w| w > threshold).count() as f64 / m as f64);
-            let (Some(follows), Some(p)) = (follows, of.place(i)) else { continue };
+            let (Some(follows), Some(p)) = (follows, of.key_of_query(i)) else { continue };
             if p > 0 {
                 means[2].add(f64::from(row[p - 1]));
             }

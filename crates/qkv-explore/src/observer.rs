@@ -1,5 +1,5 @@
-//! Any model that can be looked into: one that translates, one that goes on with text, one that reads, one that sees. What it is
-//! asked with is text, or the name of an image that it was given; what it gives is a [`Recording`].
+//! Any model whose attention can be recorded: translator, generator, encoder, document classifier or vision transformer.
+//! Its input is a text, or the name of an image; its output is a [`Recording`].
 
 use crate::capture;
 use crate::recording::Recording;
@@ -8,30 +8,30 @@ use qkv_models::{Data, Encoder, Error, Generation, Generator, Han, Recipe, Resul
 use qkv_nn::Machine;
 use std::path::Path;
 
-/// Tokens that a model goes on with, where its own are looked at.
-const WRITTEN: usize = 32;
+/// Tokens that a generator writes after a prompt.
+const MAX_NEW_TOKENS: usize = 32;
 
-/// A model that can be looked into.
+/// A model whose attention can be recorded.
 #[derive(Debug)]
 pub enum Observer {
-    /// It writes one text for another.
+    /// Translates.
     Translator(Box<Translator>),
-    /// It goes on with a text.
+    /// Generates text after a prompt.
     Generator(Box<Generator>),
-    /// It reads a text.
+    /// Encodes a text.
     Encoder(Box<Encoder>),
-    /// It reads a document, sentence by sentence.
+    /// Classifies a document, sentence by sentence.
     Han(Box<Han>),
-    /// It sees images: these, by their names.
+    /// Classifies images: these, by name.
     Vit(Box<Vit>, Vec<(String, Image)>),
 }
 
-/// The longest text of a model that reads sentence after sentence, and of any other, in characters.
-const DOCUMENT: usize = 50_000;
-const TEXT: usize = 2000;
+/// Maximum input in characters: of a document, and of any other text.
+const MAX_DOCUMENT: usize = 50_000;
+const MAX_TEXT: usize = 2000;
 
-/// Whether the run in this folder learned from pairs.
-fn of_pairs(folder: &Path) -> bool {
+/// Whether the run in this folder was trained on pairs of texts.
+fn trained_on_pairs(folder: &Path) -> bool {
     let recipe = Recipe::read(folder.join("recipe.toml"), &[]);
     recipe.is_ok_and(|recipe| matches!(recipe.data, Data::Files { .. } | Data::Task { .. }))
 }
@@ -54,36 +54,36 @@ impl Observer {
             "vit" => Ok(Observer::Vit(Box::new(Vit::open(path)?), Vec::new())),
             "encoder" => Ok(Observer::Encoder(Box::new(Encoder::open(path)?))),
             "transformer" | "recurrent" => Ok(Observer::Translator(Box::new(Translator::open(path)?))),
-            // A decoder alone is what it was trained for: a run that learned from pairs writes one text for another.
-            _ if of_pairs(path) => Ok(Observer::Translator(Box::new(Translator::open(path)?))),
+            // A decoder-only model is whatever it was trained for: one trained on pairs translates.
+            _ if trained_on_pairs(path) => Ok(Observer::Translator(Box::new(Translator::open(path)?))),
             _ => Ok(Observer::Generator(Box::new(Generator::open(path)?))),
         }
     }
 
-    /// In a line: what it does.
+    /// What it does, in one line.
     pub fn note(&self) -> &'static str {
         match self {
             Observer::Translator(_) => "translates",
-            Observer::Generator(_) => "goes on with text",
-            Observer::Encoder(_) => "reads text",
-            Observer::Han(_) => "reads documents",
-            Observer::Vit(..) => "sees images",
+            Observer::Generator(_) => "generates text",
+            Observer::Encoder(_) => "encodes text",
+            Observer::Han(_) => "classifies documents",
+            Observer::Vit(..) => "classifies images",
         }
     }
 
-    /// The same with images to look at, each by a name of its own.
+    /// The same model with images to choose from, each with its own name.
     ///
     /// # Errors
-    /// Where the model sees none.
+    /// If the model does not take images.
     pub fn with_images(self, images: Vec<(String, Image)>) -> Result<Observer> {
         match self {
             Observer::Vit(model, _) => Ok(Observer::Vit(model, images)),
             _ if images.is_empty() => Ok(self),
-            _ => Err(Error::invalid("the model reads text and sees no images").with_hint("leave out `--image`")),
+            _ => Err(Error::invalid("the model takes text, not images").with_hint("leave out `--image`")),
         }
     }
 
-    /// The names of the images that it can be asked about; none where it takes text.
+    /// Names of its images; empty for models that take text.
     pub fn images(&self) -> Vec<&str> {
         match self {
             Observer::Vit(_, images) => images.iter().map(|(name, _)| name.as_str()).collect(),
@@ -91,20 +91,21 @@ impl Observer {
         }
     }
 
-    /// The longest text that it is asked with, in characters.
-    pub fn longest(&self) -> usize {
-        if matches!(self, Observer::Han(_)) { DOCUMENT } else { TEXT }
+    /// Maximum input text in characters.
+    pub fn max_chars(&self) -> usize {
+        if matches!(self, Observer::Han(_)) { MAX_DOCUMENT } else { MAX_TEXT }
     }
 
-    /// Runs the model on a text, and records what it attended to; `target` is what it is to have written, where it writes.
+    /// Runs the model on a text and records its attention. With `target`, the model is run over that output instead of its
+    /// own.
     ///
     /// # Errors
-    /// Where there is no text, or more than the model takes.
+    /// If the text is empty or too long for the model.
     pub fn record(&self, text: &str, target: Option<&str>, machine: &Machine) -> Result<Recording> {
         match self {
             Observer::Translator(model) => capture::translation(model, text, target, machine),
             Observer::Generator(model) => {
-                let how = Generation { sample: None, max_tokens: WRITTEN, ..model.generation.clone() };
+                let how = Generation { sample: None, max_tokens: MAX_NEW_TOKENS, ..model.generation.clone() };
                 capture::continuation(model, text, target, &how, machine)
             }
             Observer::Encoder(model) => capture::reading(model, text, target, machine),
@@ -118,7 +119,7 @@ impl Observer {
         }
     }
 
-    /// How much the loss of what was recorded depends on each head, where the model has one.
+    /// How much the loss of a recording depends on each head; `None` for models without such a loss.
     ///
     /// # Errors
     /// As [`capture::importance`].

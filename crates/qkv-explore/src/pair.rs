@@ -1,5 +1,5 @@
-//! How one weight came about: the two vectors, what each of their numbers adds to the score, and what was done to the score
-//! until it was a weight. Computed in f64 by the plain definition, beside the weight of the fast engine.
+//! The derivation of one weight: query and key, the contribution of each component to the score, and the steps from score
+//! to weight. Computed in f64 by the reference, beside the weight of the engine.
 
 use crate::layer::Layer;
 use qkv::reference::Reference;
@@ -7,94 +7,96 @@ use qkv::{Mask, Score, Select};
 use qkv_models::{Error, Result};
 use serde::Serialize;
 
-/// One weight, taken apart.
+/// The derivation of one weight.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Explained {
-    /// The query, as the score compares it.
+pub struct PairExplanation {
+    /// The query, projected or normalized as the score needs it.
     pub q: Vec<f64>,
     /// The key, likewise.
     pub k: Vec<f64>,
-    /// What each number adds to the score.
+    /// The contribution of each component to the score.
     pub parts: Parts,
-    /// From the score to the weight, one after the other.
+    /// The steps from score to weight.
     pub terms: Vec<Term>,
-    /// The weight, from the engine.
+    /// The weight that the engine computes.
     pub weight: f32,
 }
 
-/// What each number of a query and a key adds.
+/// The contributions of components to a score.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Parts {
-    /// How: `qᵢ kᵢ`.
+    /// Their formula: `qᵢ kᵢ`.
     pub name: &'static str,
-    /// The numbers.
+    /// The contributions.
     pub values: Vec<f64>,
 }
 
 /// One step from a score to a weight.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Term {
-    /// What happens.
+    /// Name of the step.
     pub name: String,
-    /// How.
+    /// Its formula.
     pub formula: String,
-    /// What it is then: a number, or a word.
-    pub value: Value,
+    /// The value after the step.
+    pub value: TermValue,
 }
 
-/// A number, or a word where there is none.
+/// A number, or a word if it has no finite value.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
-pub enum Value {
+pub enum TermValue {
     /// A number.
     Number(f64),
-    /// A word: `seen`, `absent`, `−∞`.
+    /// A word: `visible`, `masked`, `−∞`.
     Word(&'static str),
 }
 
-impl Value {
-    fn of(x: f64) -> Value {
+impl TermValue {
+    fn of(x: f64) -> TermValue {
         match x {
-            x if x == f64::NEG_INFINITY => Value::Word("−∞"),
-            x if !x.is_finite() => Value::Word("not a number"),
-            x => Value::Number(x),
+            x if x == f64::NEG_INFINITY => TermValue::Word("−∞"),
+            x if !x.is_finite() => TermValue::Word("NaN"),
+            x => TermValue::Number(x),
         }
     }
 }
 
-/// The name and the formula of a score, and of its parts.
+/// The name and formula of a score, and the formula of its components.
 fn names(score: Score) -> (&'static str, &'static str, &'static str) {
     match score {
         Score::Additive => ("additive score", "Σ vᵢ tanh(qᵢ + kᵢ)", "vᵢ tanh(qᵢ + kᵢ)"),
         Score::Distance => ("distance", "−Σ (qᵢ − kᵢ)²", "−(qᵢ − kᵢ)²"),
-        Score::Cosine => ("cosine", "Σ qᵢ kᵢ, both of length 1", "qᵢ kᵢ"),
+        Score::Cosine => ("cosine", "Σ qᵢ kᵢ, both normalized", "qᵢ kᵢ"),
         Score::General => ("general score", "Σ (Wᵀq)ᵢ kᵢ", "(Wᵀq)ᵢ kᵢ"),
         Score::Linear(_) => ("linear score", "ln Σ φ(q)ᵢ φ(k)ᵢ", "φ(q)ᵢ φ(k)ᵢ"),
         _ => ("dot product", "Σ qᵢ kᵢ", "qᵢ kᵢ"),
     }
 }
 
-/// How the weight of a query on a key came about.
+/// Explains the weight of a query on a key.
 ///
 /// # Errors
-/// Where there is no such pair, or the layer's weights were given and not computed.
-pub fn explain(layer: &Layer, head: usize, query: usize, key: usize) -> Result<Explained> {
+/// If there is no such pair, or the weights of the layer are stored rather than recomputed.
+pub fn explain(layer: &Layer, head: usize, query: usize, key: usize) -> Result<PairExplanation> {
     let [n, m] = layer.size();
     if query >= n || key >= m {
-        return Err(Error::invalid(format!("there is no weight of query {query} on key {key}: they are {n} and {m}")));
+        return Err(Error::invalid(format!(
+            "query {query} or key {key} is out of range: there are {n} queries and {m} keys"
+        )));
     }
     let weight = layer.rectangle(head, query..query + 1, key..key + 1)?[[0, 0]];
-    let Some(call) = layer.computed() else {
-        return Err(Error::invalid("these weights were given: how they came about is not known"));
+    let Some(call) = layer.call() else {
+        return Err(Error::invalid("the file stores these weights without the queries and keys behind them"));
     };
     let attention = &call.attention;
     let pair = Reference::<f64>::exact().pair(attention, call.inputs.inputs(), [0, head, query, key])?;
     let (name, formula, part) = names(attention.score);
     let mut terms = Vec::new();
-    let mut term = |name: &str, formula: String, value: Value| {
+    let mut term = |name: &str, formula: String, value: TermValue| {
         terms.push(Term { name: name.into(), formula, value });
     };
-    term(name, formula.into(), Value::of(pair.raw));
+    term(name, formula.into(), TermValue::of(pair.raw));
     let width = call.inputs.q.shape()[3];
     for step in &pair.steps {
         let by = step.by;
@@ -107,33 +109,42 @@ pub fn explain(layer: &Layer, head: usize, query: usize, key: usize) -> Result<E
             "soft-cap" => format!("{by} tanh(score / {by})"),
             _ => format!("{}{:.6}", if by < 0.0 { "− " } else { "+ " }, by.abs()),
         };
-        term(step.name, formula, Value::of(step.after));
+        term(step.name, formula, TermValue::of(step.after));
     }
     if attention.mask != Mask::Full || attention.local.is_some() {
-        let seen = if pair.seen { "seen" } else { "absent" };
-        term("mask", "may the query see the key?".into(), Value::Word(seen));
+        let visible = if pair.seen { "visible" } else { "masked" };
+        term("mask", "is the key visible to the query?".into(), TermValue::Word(visible));
     }
-    let lse = f64::from(call.output.threshold.as_ref().unwrap_or(&call.output.lse)[[0, head, query]]);
+    let output = call.output()?;
+    let lse = f64::from(output.threshold.as_ref().unwrap_or(&output.lse)[[0, head, query]]);
     match attention.select {
         Select::Sparsemax => {
-            term("threshold of the row", "τ, so that the weights sum to 1".into(), Value::of(lse));
-            term("weight", "max(score − τ, 0)".into(), Value::of(f64::from(weight)));
+            term("threshold of the row", "τ, so that the weights sum to 1".into(), TermValue::of(lse));
+            term("weight", "max(score − τ, 0)".into(), TermValue::of(f64::from(weight)));
         }
         Select::TopK(k) => {
-            term("log-sum-exp of the row", format!("ln Σⱼ exp(scoreⱼ) over the {k} largest"), Value::of(lse));
-            term("weight", "exp(score − log-sum-exp) of those, 0 of all others".into(), Value::of(f64::from(weight)));
+            term("log-sum-exp of the row", format!("ln Σⱼ exp(scoreⱼ) over the {k} largest"), TermValue::of(lse));
+            term(
+                "weight",
+                "exp(score − log-sum-exp) for those, 0 for all others".into(),
+                TermValue::of(f64::from(weight)),
+            );
         }
-        Select::Hard(_) => term("weight", "1 for the key that was chosen".into(), Value::of(f64::from(weight))),
+        Select::Hard(_) => term("weight", "1 for the chosen key".into(), TermValue::of(f64::from(weight))),
         _ => {
             let formula =
                 if attention.sinks { "ln (exp(sink) + Σⱼ exp(scoreⱼ))" } else { "ln Σⱼ exp(scoreⱼ)" };
-            term("log-sum-exp of the row", formula.into(), Value::of(lse));
+            term("log-sum-exp of the row", formula.into(), TermValue::of(lse));
             if pair.modulation != 1.0 {
-                term("modulation", format!("× {:.6} after the softmax", pair.modulation), Value::of(pair.modulation));
+                term(
+                    "modulation",
+                    format!("× {:.6} after the softmax", pair.modulation),
+                    TermValue::of(pair.modulation),
+                );
             }
-            term("weight", "exp(score − log-sum-exp)".into(), Value::of(f64::from(weight)));
+            term("weight", "exp(score − log-sum-exp)".into(), TermValue::of(f64::from(weight)));
         }
     }
     let parts = Parts { name: part, values: pair.parts };
-    Ok(Explained { q: pair.query, k: pair.key, parts, terms, weight })
+    Ok(PairExplanation { q: pair.query, k: pair.key, parts, terms, weight })
 }

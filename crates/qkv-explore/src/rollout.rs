@@ -1,31 +1,28 @@
-//! Attention rollout (Abnar and Zuidema 2020, arXiv:2005.00928): how much of each input token reaches each position after some
-//! layers, if what a layer adds is mixed by the mean of its heads and the residual path carries the other half.
+//! Attention rollout (Abnar and Zuidema 2020, arXiv:2005.00928): how much of each input token reaches each position after a
+//! number of layers, if a layer mixes by the mean of its heads and the residual connection carries the other half.
 //!
-//! `R₀ = I`, `Rₗ = ½ (I + Āₗ) Rₗ₋₁`, `Āₗ` the mean over the heads of layer `l`. Some rows of `R` are computed from the last
-//! layer down, so that no more than those rows is stored: `r ← ½ (r + r Āₗ)`, `Āₗ` recomputed a block of rows at a time.
+//! `R₀ = I`, `Rₗ = ½ (I + Āₗ) Rₗ₋₁`, with `Āₗ` the mean over the heads of layer `l`. Rows of `R` are computed from the last
+//! layer down, so that only those rows are stored: `r ← ½ (r + r Āₗ)`, with `Āₗ` recomputed a block of rows at a time.
 
 use crate::recording::Recording;
 use qkv::Tensor;
 use qkv_models::{Error, Result};
 use std::ops::Range;
 
-/// Rows of a layer that are recomputed at a time.
+/// Rows of a layer recomputed at a time.
 const BLOCK: usize = 256;
 
-/// The rollout through some layers of self-attention, given from the first to the last, for some rows: `[rows, N]`.
+/// The rollout of some rows through layers of self-attention, listed from first to last: `[rows, N]`.
 ///
 /// # Errors
-/// Where a layer is not from a sequence to itself, or has no such rows.
+/// If a layer is not self-attention, or has no such rows.
 pub fn rollout(recording: &Recording, layers: &[usize], rows: Range<usize>) -> Result<Tensor<f32, 2>> {
-    let Some(&first) = layers.first() else { return Err(Error::invalid("a rollout goes through at least one layer")) };
+    let Some(&first) = layers.first() else { return Err(Error::invalid("a rollout needs at least one layer")) };
     let [n, _] = recording.layers[first].size();
     for &layer in layers {
         let of = &recording.layers[layer];
-        if !recording.is_own(layer) || of.size() != [n, n] {
-            return Err(Error::invalid(format!(
-                "`{}` does not attend from a sequence to itself: it has no rollout",
-                of.name
-            )));
+        if !recording.is_self_attention(layer) || of.size() != [n, n] {
+            return Err(Error::invalid(format!("`{}` is not self-attention and has no rollout", of.name)));
         }
     }
     if rows.start > rows.end || rows.end > n {

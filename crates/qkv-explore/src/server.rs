@@ -64,7 +64,15 @@ impl Settings {
     /// Any port on loopback, and nothing to show yet.
     pub fn new(machine: Machine) -> Settings {
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        Settings { address, port: 0, models: Vec::new(), recording: None, examples: Vec::new(), machine, limits: Limits::default() }
+        Settings {
+            address,
+            port: 0,
+            models: Vec::new(),
+            recording: None,
+            examples: Vec::new(),
+            machine,
+            limits: Limits::default(),
+        }
     }
 }
 
@@ -172,7 +180,7 @@ impl Server {
                 () = connections::serve(listener, router(state, limits), limits) => {}
                 () = stop => {}
             }
-            Ok(())
+            Ok::<(), Error>(())
         })?;
         // Computations that are still running are abandoned.
         runtime.shutdown_background();

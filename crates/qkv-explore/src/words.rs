@@ -1,4 +1,4 @@
-//! Weights between words: pieces put together, columns by their sum, rows by their mean.
+//! Weights between words: word pieces are merged, columns by sum, rows by mean.
 
 use crate::recording::{Recording, Side};
 use qkv::Tensor;
@@ -6,42 +6,42 @@ use qkv_models::Result;
 use serde::Serialize;
 use std::ops::Range;
 
-/// Weights with the labels of their rows and columns: what is drawn and written.
+/// Weights with labels for rows and columns, as they are drawn and exported.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Matrix {
-    /// Row by row: what asks.
+    /// Labels of the rows (queries).
     pub rows: Vec<String>,
-    /// Column by column: what is looked at.
+    /// Labels of the columns (keys).
     pub columns: Vec<String>,
-    /// One row for each query, one weight for each key.
+    /// One row per query, one weight per key.
     pub weights: Vec<Vec<f32>>,
 }
 
-/// What of a layer is wanted.
+/// Which weights of a layer a [`Matrix`] holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Cut {
+pub struct MatrixOptions {
     /// One head, or the mean of all.
     pub head: Option<usize>,
-    /// Some rows, or all.
+    /// A range of rows, or all.
     pub rows: Option<Range<usize>>,
-    /// Some columns, or all.
+    /// A range of columns, or all.
     pub columns: Option<Range<usize>>,
-    /// Pieces put together to words.
+    /// Merge word pieces.
     pub words: bool,
-    /// Without what stands for no text.
+    /// Leave out special tokens.
     pub text_only: bool,
 }
 
 impl Matrix {
-    /// The weights of a layer, cut as asked.
+    /// The weights of a layer.
     ///
     /// # Errors
-    /// Where there is no such head, row or column.
-    pub fn of(recording: &Recording, layer: usize, cut: &Cut) -> Result<Matrix> {
+    /// If there is no such head, row or column.
+    pub fn of(recording: &Recording, layer: usize, options: &MatrixOptions) -> Result<Matrix> {
         let of = &recording.layers[layer];
         let [n, m] = of.size();
-        let (rows, cols) = (cut.rows.clone().unwrap_or(0..n), cut.columns.clone().unwrap_or(0..m));
-        let weights = match cut.head {
+        let (rows, cols) = (options.rows.clone().unwrap_or(0..n), options.columns.clone().unwrap_or(0..m));
+        let weights = match options.head {
             Some(head) => of.rectangle(head, rows.clone(), cols.clone())?,
             None => {
                 let mut mean: Tensor<f32, 2> = Tensor::from_fn([rows.len(), cols.len()], |_| 0.0);
@@ -54,19 +54,19 @@ impl Matrix {
             }
         };
         let (down, across) = (recording.queries(layer), recording.keys(layer));
-        let down = Labels::of(down, rows, cut);
-        let across = Labels::of(across, cols, cut);
+        let down = Labels::of(down, rows, options);
+        let across = Labels::of(across, cols, options);
         Ok(down.merged(&across, &weights))
     }
 }
 
 impl Matrix {
-    /// A long layer from afar: cells of `each` weights both ways, each the largest that it covers, of one head or of the mean of
-    /// those of all; a cell is called after its first token.
+    /// A long layer, max-pooled to cells of `each` × `each` weights, of one head or as the mean of all pooled heads. A cell
+    /// is labeled by its first token.
     ///
     /// # Errors
-    /// Where there is no such head.
-    pub fn from_afar(recording: &Recording, layer: usize, head: Option<usize>, each: usize) -> Result<Matrix> {
+    /// If there is no such head.
+    pub fn pooled(recording: &Recording, layer: usize, head: Option<usize>, each: usize) -> Result<Matrix> {
         let of = &recording.layers[layer];
         let [n, m] = of.size();
         let each = each.max(1);
@@ -84,23 +84,23 @@ impl Matrix {
     }
 }
 
-/// The lines of a side that are shown, and which tokens each stands for.
+/// The labels of one axis, and the tokens behind each.
 struct Labels {
     names: Vec<String>,
-    /// For each token of the range, the line that it belongs to.
+    /// For each token of the range, the index of its label.
     owners: Vec<Option<usize>>,
 }
 
 impl Labels {
-    fn of(side: &Side, range: Range<usize>, cut: &Cut) -> Labels {
+    fn of(side: &Side, range: Range<usize>, options: &MatrixOptions) -> Labels {
         let (mut names, mut owners): (Vec<String>, Vec<Option<usize>>) = (Vec::new(), Vec::new());
         let mut last = None;
         for token in &side.tokens[range] {
-            if token.special && cut.text_only {
+            if token.special && options.text_only {
                 owners.push(None);
                 continue;
             }
-            match token.word.filter(|_| cut.words) {
+            match token.word.filter(|_| options.words) {
                 Some(word) if last == Some(word) => names.last_mut().expect("of this word").push_str(&token.text),
                 word => {
                     names.push(token.text.clone());
@@ -112,7 +112,7 @@ impl Labels {
         Labels { names, owners }
     }
 
-    /// The weight on a line of columns is the sum over its tokens, that of a line of rows the mean.
+    /// Merges tokens: columns by sum, rows by mean.
     fn merged(self, across: &Labels, weights: &Tensor<f32, 2>) -> Matrix {
         let mut merged = vec![vec![0.0; across.names.len()]; self.names.len()];
         let mut pieces = vec![0usize; self.names.len()];

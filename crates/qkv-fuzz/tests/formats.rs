@@ -357,7 +357,7 @@ fn recordings() {
     fuzz(&target, |bytes| {
         let path = folder.path().join("a.safetensors");
         std::fs::write(&path, bytes).unwrap();
-        let recording = match qkv_explore::file::open(&path, &qkv_explore::file::Asked::default()) {
+        let recording = match qkv_explore::file::open(&path, &qkv_explore::file::OpenOptions::default()) {
             Ok(recording) => recording,
             Err(error) => return error.to_string(),
         };

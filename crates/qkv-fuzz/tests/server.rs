@@ -3,7 +3,7 @@
 
 use qkv::{Attention, Inputs, Mask, Output, OwnedInputs, Place, Tensor};
 use qkv_explore::server::{Server, Settings};
-use qkv_explore::{Computed, Layer, Recording, Seen, Side};
+use qkv_explore::{AttentionCall, Layer, Recording, Side, WeightSource};
 use qkv_fuzz::{Shape, Target, fuzz_few};
 use qkv_nn::Machine;
 use std::io::{Read, Write};
@@ -21,8 +21,10 @@ fn recording() -> Recording {
     let nothing = Tensor::new(Vec::new(), [1, 2, n, 0]).unwrap();
     let lse = attention.forward(Inputs::new(&q, &k, &nothing)).unwrap().lse;
     let output = Output::of_lse(lse, 0, Place::Start).unwrap();
-    let seen = Seen::Computed(Box::new(Computed { attention, inputs: OwnedInputs::new(q, k, nothing), output }));
-    let layer = Layer { name: "layers.0".into(), group: "layers".into(), queries: 0, keys: 0, seen, importance: None };
+    let call = AttentionCall::new(attention, OwnedInputs::new(q, k, nothing), Some(output));
+    let weights = WeightSource::Call(Box::new(call));
+    let layer =
+        Layer { name: "layers.0".into(), group: "layers".into(), queries: 0, keys: 0, weights, importance: None };
     let side = Side::of_words("tokens", (0..n).map(|at| at.to_string()));
     Recording {
         text: "text".into(),

@@ -1,21 +1,21 @@
-//! Which words of a source each word of its translation looked at, as a grid of text: what `qkv translate` draws under a line.
-//! Shades stand for weights themselves, not for their share of the largest: two alignments can be held beside each other.
+//! The word alignment of a translation as a grid of block characters, as `qkv translate` prints it. Shades stand for
+//! absolute weights, not for shares of the largest, so that alignments can be compared.
 
-use super::letters::shown;
+use super::letters::fit_columns;
 use crate::words::Matrix;
 use std::ops::Range;
 use unicode_width::UnicodeWidthStr;
 
-/// From which place between 0 and 1 on a cell is drawn darker.
+/// Lower bounds of the shades, darkest first.
 pub(crate) const SHADES: [(f32, char); 4] = [(0.6, '█'), (0.35, '▓'), (0.15, '▒'), (0.05, '░')];
-/// The longest word that is drawn whole, in columns.
+/// Maximum label width in terminal columns.
 pub(crate) const LONGEST: usize = 24;
-/// The strongest of a row, where there is colour.
+/// ANSI style of the largest weight of a row.
 pub(crate) const STRONG: &str = "\x1b[1;36m";
 pub(crate) const PLAIN: &str = "\x1b[0m";
 
-/// An alignment as a grid: rows down, columns across, darker where the weight is larger. What is wider than `width` columns of
-/// the terminal goes on below. With colour the strongest of each row stands out.
+/// Draws an alignment as a grid, darker where the weight is larger. Columns that do not fit into `width` continue below.
+/// With color, the largest weight of each row is highlighted.
 ///
 /// ```
 /// use qkv_explore::{Matrix, draw};
@@ -42,34 +42,34 @@ pub fn alignment(matrix: &Matrix, width: usize, colour: bool) -> String {
     drawing
 }
 
-/// How a cell is filled.
+/// The content of a cell.
 pub(crate) struct Cell {
     pub shade: char,
-    /// What turns its colour on; nothing for none.
+    /// ANSI sequence that sets its color; may be empty.
     pub before: String,
 }
 
-/// Labels of a grid as they are drawn, and how wide each is.
+/// The labels of a grid, truncated, with their widths.
 pub(crate) struct Grid {
     rows: Vec<String>,
     columns: Vec<(String, usize)>,
-    /// The widest label of a row.
+    /// Width of the widest row label.
     label: usize,
 }
 
 impl Grid {
-    /// With labels of at most so many columns.
+    /// A grid with labels of at most `longest` columns.
     pub fn of(matrix: &Matrix, longest: usize) -> Grid {
-        let rows: Vec<String> = matrix.rows.iter().map(|word| shown(word, longest)).collect();
+        let rows: Vec<String> = matrix.rows.iter().map(|word| fit_columns(word, longest)).collect();
         let columns = matrix.columns.iter().map(|word| {
-            let word = shown(word, longest);
+            let word = fit_columns(word, longest);
             let width = word.width().max(2);
             (word, width)
         });
         Grid { label: rows.iter().map(|word| word.width()).max().unwrap_or(0), columns: columns.collect(), rows }
     }
 
-    /// Columns that fit beside each other, and then the next ones: at least one at a time.
+    /// Splits the columns into bands that fit into `width`, of at least one column each.
     pub fn bands(&self, width: usize) -> Vec<Range<usize>> {
         let width = width.saturating_sub(self.label);
         let (mut bands, mut from, mut used) = (Vec::new(), 0, 0);
@@ -86,7 +86,7 @@ impl Grid {
         bands
     }
 
-    /// One band: the labels of its columns, then the rows.
+    /// Writes one band: column labels, then rows.
     pub fn write(
         &self,
         drawing: &mut String,
@@ -112,12 +112,12 @@ impl Grid {
     }
 }
 
-/// The place of the largest weight, the first of several.
+/// Index of the largest weight, the first on a tie.
 pub(crate) fn strongest(row: &[f32]) -> Option<usize> {
     (0..row.len()).reduce(|most, at| if row[at] > row[most] { at } else { most })
 }
 
-/// The block for a place.
+/// The block character for a level.
 pub(crate) fn shade(place: f32) -> char {
     SHADES.iter().find(|(least, _)| place >= *least).map_or(' ', |(_, shade)| *shade)
 }
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_wide_goes_on_below() {
+    fn columns_that_do_not_fit_continue_below() {
         for width in 1..30 {
             let drawn = alignment(&example(), width, false);
             assert!(drawn.lines().all(|line| line.width() <= width.max(4 + 3)), "{width}:\n{drawn}");
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn colour_marks_the_strongest_of_a_row_and_changes_nothing_else() {
+    fn color_marks_the_largest_of_a_row_and_changes_nothing_else() {
         let coloured = alignment(&example(), 80, true);
         assert_eq!(coloured.matches(STRONG).count(), 5);
         assert_eq!(coloured.replace(STRONG, "").replace(PLAIN, ""), alignment(&example(), 80, false));
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_drawn_of_nothing() {
+    fn an_empty_matrix_draws_nothing() {
         let nothing = Matrix { rows: vec![], columns: vec![], weights: vec![] };
         assert_eq!((alignment(&nothing, 80, false), nothing.pharaoh()), (String::new(), String::new()));
     }

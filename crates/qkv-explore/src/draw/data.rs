@@ -1,11 +1,10 @@
-//! Weights as data, for other programs: `.npy`, `.safetensors`, JSON and CSV. Pharaoh links are the matrix's own
-//! ([`Matrix::pharaoh`]).
+//! Weights as data for other programs: `.npy`, `.safetensors`, JSON and CSV. Pharaoh links are in [`Matrix::pharaoh`].
 
 use crate::file::Writer;
 use crate::words::Matrix;
 use qkv_models::{Error, Result};
 
-/// Where `.npy` has its numbers begin.
+/// Alignment of the data in `.npy`.
 const ALIGNED: usize = 64;
 
 impl Matrix {
@@ -27,7 +26,7 @@ impl Matrix {
     /// ```
     ///
     /// # Errors
-    /// Where there is not one weight for each row and column.
+    /// If there is not one weight per row and column.
     pub fn npy(&self) -> Result<Vec<u8>> {
         let data = self.flat()?;
         let shape = format!("({}, {})", self.rows.len(), self.columns.len());
@@ -44,7 +43,7 @@ impl Matrix {
     /// rows and `key_tokens` for the columns. The same weights give the same bytes.
     ///
     /// # Errors
-    /// Where there is not one weight for each row and column.
+    /// If there is not one weight per row and column.
     pub fn safetensors(&self) -> Result<Vec<u8>> {
         self.flat()?;
         let labels = |labels: &[String]| serde_json::to_string(labels).expect("texts are plain data");

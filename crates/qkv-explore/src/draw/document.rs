@@ -1,23 +1,22 @@
-//! A document in a terminal, shaded by what a model attended to on both levels: beside each sentence its share of the document,
-//! and its words by their share of the sentence. What is drawn is how far a share lies above an even one, so that a model that
-//! spreads its attention is seen to do so; and as in the paper (Yang et al. 2016) that of a word is multiplied by `√s`, so that
-//! strong words of strong sentences stand out. Where there are colours they lie behind the words; where there are none, shades
-//! stand in a line below them.
+//! A document in a terminal, shaded by attention: the weight of each sentence beside it, and its words by their weight
+//! within the sentence. Shades show the excess over a uniform weight, so that spread-out attention looks flat. As in Yang et
+//! al. 2016 the excess of a word is multiplied by `√s` of its sentence, so that strong words of strong sentences stand out.
+//! With color, words have a background; without, block characters are drawn on a line below.
 
 use super::alignment::{PLAIN, push_line, shade};
-use super::letters::tamed;
+use super::letters::sanitized;
 use super::palette::{Palette, Theme};
 use super::scale::Scale;
 use super::terminal::Colours;
 use qkv_models::{ReadSentence, Reading};
 use unicode_width::UnicodeWidthStr;
 
-/// Columns that a sentence's share takes, with the space behind it.
+/// Columns of a sentence weight and the space after it.
 const MARGIN: usize = 9;
-/// Places below this are not painted.
+/// Levels below this have no background.
 const PAINTED: f32 = 0.02;
 
-/// A document that was read, for a terminal of `width` columns.
+/// Draws a document for a terminal of `width` columns.
 ///
 /// ```
 /// use qkv_explore::draw::{Colours, document};
@@ -55,7 +54,7 @@ pub fn document(read: &Reading, width: usize, colours: Colours) -> String {
         let mut margin = format!("{mark} {:.3} ", sentence.weight);
         let mut line = Line::default();
         for (word, &strength) in sentence.words.iter().zip(&strong_words[at]) {
-            let text = tamed(&word.text);
+            let text = sanitized(&word.text);
             if line.columns > 0 && line.columns + 1 + text.width() > room {
                 line.write(&mut drawing, &margin, colours);
                 (line, margin) = (Line::default(), " ".repeat(MARGIN));
@@ -70,7 +69,7 @@ pub fn document(read: &Reading, width: usize, colours: Colours) -> String {
     drawing
 }
 
-/// How strongly each word of each sentence is drawn, and each sentence.
+/// The excess over uniform weights, of words by sentence and of sentences.
 pub(super) fn strengths(read: &Reading) -> (Vec<Vec<f32>>, Vec<f32>) {
     let above = |share: f32, of: usize| (share - 1.0 / of.max(1) as f32).max(0.0);
     let words = |sentence: &ReadSentence| {
@@ -86,12 +85,12 @@ fn coloured(colours: Colours) -> bool {
     matches!(colours, Colours::Cube | Colours::All)
 }
 
-/// What paints behind a place, where there are colours and something to paint.
+/// ANSI background for a level; `None` without color or below the threshold.
 pub(super) fn paint(place: f32, colours: Colours) -> Option<String> {
     colours.behind(Palette::Sea.colour(place, Theme::Dark)).filter(|_| place >= PAINTED)
 }
 
-/// A line of words, and the shades below it.
+/// A line of words, and the line of shades below it.
 #[derive(Default)]
 struct Line {
     words: String,
@@ -108,7 +107,7 @@ impl Line {
         }
         match paint(place, colours) {
             Some(before) => {
-                // Light words on dark colours, dark words on light ones.
+                // Light text on dark backgrounds, dark text on light ones.
                 let ink = if place > 0.6 { [16, 18, 24] } else { [244, 246, 250] };
                 let ink = colours.before(ink).unwrap_or_default();
                 self.words += &format!("{before}{ink}{text}{PLAIN}");
@@ -141,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn long_sentences_go_on_below_and_shades_stay_under_their_words() {
+    fn long_sentences_wrap_and_shades_stay_under_their_words() {
         let drawn = document(&read(), 40, Colours::None);
         let lines: Vec<&str> = drawn.lines().collect();
         assert_eq!(lines[0], "   1.000 word0 word1 word2 word3 word4");
@@ -151,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn colours_lie_behind_words_and_a_word_cannot_move_the_cursor() {
+    fn colors_are_backgrounds_and_a_word_cannot_move_the_cursor() {
         let mut read = read();
         read.sentences[0].words[7].text = "a\x1b[2Jb".into();
         let drawn = document(&read, 40, Colours::All);

@@ -1,11 +1,10 @@
-//! The fonts of this machine, and which of them has a character. A picture is drawn with the first in an order of preference; a
-//! character that it lacks comes from the next that has it, and what none has is told.
+//! System fonts, and glyph lookup with fallback: a character comes from the first font, in order of preference, that has it.
 
 use fontdb::{Database, ID, Stretch, Style, Weight};
 use std::path::Path;
 use ttf_parser::{Face, GlyphId};
 
-/// Families that read well small, before all others: Latin first, then Chinese.
+/// Preferred families, legible at small sizes: Latin first, then Chinese.
 const PREFERRED: [&str; 14] = [
     "Noto Sans",
     "DejaVu Sans",
@@ -23,7 +22,7 @@ const PREFERRED: [&str; 14] = [
     "Noto Sans Symbols2",
 ];
 
-/// Fonts to draw with, best first.
+/// Fonts in order of preference.
 pub struct Fonts {
     database: Database,
     order: Vec<ID>,
@@ -35,36 +34,36 @@ impl std::fmt::Debug for Fonts {
     }
 }
 
-/// A character in a font.
+/// A glyph of a font.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Glyph {
     font: ID,
     glyph: GlyphId,
-    /// To the next character, in units of the size.
+    /// Advance width in em.
     pub advance: f64,
 }
 
 impl Fonts {
-    /// Those that are installed.
+    /// The installed fonts.
     pub fn of_system() -> Fonts {
         let mut database = Database::new();
         database.load_system_fonts();
         Fonts::ordered(database)
     }
 
-    /// None: letters of our own are drawn, those of ASCII.
+    /// No fonts: the built-in stroke font draws ASCII.
     pub fn none() -> Fonts {
         Fonts::ordered(Database::new())
     }
 
-    /// Those in a folder and below it.
+    /// The fonts in a folder and its subfolders.
     pub fn in_folder(folder: impl AsRef<Path>) -> Fonts {
         let mut database = Database::new();
         database.load_fonts_dir(folder);
         Fonts::ordered(database)
     }
 
-    /// Whether there are none.
+    /// Whether it has no fonts.
     pub fn is_empty(&self) -> bool {
         self.order.is_empty()
     }
@@ -92,40 +91,41 @@ impl Fonts {
         Fonts { database, order }
     }
 
-    /// The first font's glyph of a character, where any has it with something to draw.
+    /// The glyph of a character in the first font that has it with an outline.
     pub(crate) fn glyph(&self, c: char) -> Option<Glyph> {
         self.order.iter().find_map(|&font| {
             self.database.with_face_data(font, |data, index| {
                 let face = Face::parse(data, index).ok()?;
                 let glyph = face.glyph_index(c).filter(|glyph| glyph.0 != 0)?;
-                let drawn = c.is_whitespace() || face.outline_glyph(glyph, &mut Nothing).is_some();
+                let drawn = c.is_whitespace() || face.outline_glyph(glyph, &mut NullBuilder).is_some();
                 let advance = f64::from(face.glyph_hor_advance(glyph)?) / f64::from(face.units_per_em());
                 (drawn && advance.is_finite()).then_some(Glyph { font, glyph, advance })
             })?
         })
     }
 
-    /// Draws a glyph's outline into `pen`, in units of the size, up being positive.
+    /// Draws the outline of a glyph into `pen`, in em with y up.
     pub(crate) fn outline(&self, glyph: Glyph, pen: &mut dyn Pen) {
         self.database.with_face_data(glyph.font, |data, index| {
             let Ok(face) = Face::parse(data, index) else { return };
             let unit = 1.0 / f64::from(face.units_per_em());
-            let mut scaled = Scaled { pen, unit, start: (0.0, 0.0), last: (0.0, 0.0) };
+            let mut scaled = EmBuilder { pen, unit, start: (0.0, 0.0), last: (0.0, 0.0) };
             face.outline_glyph(glyph.glyph, &mut scaled);
         });
     }
 }
 
-/// What draws outlines: lines and curves, each from where it begins to where it ends.
+/// Receives an outline as lines and curves with explicit start points.
 pub(crate) trait Pen {
     fn line(&mut self, from: (f64, f64), to: (f64, f64));
     fn quad(&mut self, from: (f64, f64), over: (f64, f64), to: (f64, f64));
     fn cubic(&mut self, from: (f64, f64), over: [(f64, f64); 2], to: (f64, f64));
 }
 
-struct Nothing;
+/// An outline builder that only tells whether there is an outline.
+struct NullBuilder;
 
-impl ttf_parser::OutlineBuilder for Nothing {
+impl ttf_parser::OutlineBuilder for NullBuilder {
     fn move_to(&mut self, _: f32, _: f32) {}
     fn line_to(&mut self, _: f32, _: f32) {}
     fn quad_to(&mut self, _: f32, _: f32, _: f32, _: f32) {}
@@ -133,21 +133,21 @@ impl ttf_parser::OutlineBuilder for Nothing {
     fn close(&mut self) {}
 }
 
-/// From units of a font to units of the size.
-struct Scaled<'a> {
+/// Converts font units to em.
+struct EmBuilder<'a> {
     pen: &'a mut dyn Pen,
     unit: f64,
     start: (f64, f64),
     last: (f64, f64),
 }
 
-impl Scaled<'_> {
+impl EmBuilder<'_> {
     fn at(&self, x: f32, y: f32) -> (f64, f64) {
         (f64::from(x) * self.unit, f64::from(y) * self.unit)
     }
 }
 
-impl ttf_parser::OutlineBuilder for Scaled<'_> {
+impl ttf_parser::OutlineBuilder for EmBuilder<'_> {
     fn move_to(&mut self, x: f32, y: f32) {
         self.start = self.at(x, y);
         self.last = self.start;

@@ -1,26 +1,25 @@
-//! How text is made fit for a line: nothing that moves the cursor or breaks the line, and no longer than it may be, counted in
-//! columns of a terminal or in widths of a printed letter.
+//! Labels: replaces characters that move the cursor or break the line, and truncates to a width in terminal columns or in em.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// Stands for a character that would move the cursor.
-const TAMED: char = '·';
-/// Ends what was cut.
-const CUT: char = '…';
+/// Replaces control characters.
+const REPLACEMENT: char = '·';
+/// Ends a truncated label.
+const ELLIPSIS: char = '…';
 
-/// A text without characters that move the cursor, break the line or turn the direction of writing.
-pub(crate) fn tamed(text: &str) -> String {
-    text.chars().map(|c| if c.width().is_none() || turns(c) { TAMED } else { c }).collect()
+/// Replaces characters that move the cursor, break the line or change the writing direction.
+pub(crate) fn sanitized(text: &str) -> String {
+    text.chars().map(|c| if c.width().is_none() || is_directional(c) { REPLACEMENT } else { c }).collect()
 }
 
 /// Whether a character breaks a line or changes the direction of what follows.
-fn turns(c: char) -> bool {
+fn is_directional(c: char) -> bool {
     matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}')
 }
 
-/// A tamed text of at most so many columns of a terminal.
-pub(crate) fn shown(text: &str, most: usize) -> String {
-    let text = tamed(text);
+/// Sanitizes and truncates to `most` terminal columns.
+pub(crate) fn fit_columns(text: &str, most: usize) -> String {
+    let text = sanitized(text);
     if text.width() <= most {
         return text;
     }
@@ -29,16 +28,15 @@ pub(crate) fn shown(text: &str, most: usize) -> String {
         columns += c.width().unwrap_or(0);
         columns < most
     };
-    text.chars().take_while(fits).chain([CUT]).collect()
+    text.chars().take_while(fits).chain([ELLIPSIS]).collect()
 }
 
-/// About how wide a text is in print, in units of its size: a little more than a wide sans-serif font takes, so that what is
-/// planned to fit does fit.
-pub(crate) fn printed(text: &str) -> f64 {
-    text.chars().map(letter).sum()
+/// Estimated width in em: a little more than a wide sans-serif font takes, so that a layout by estimates holds.
+pub(crate) fn text_width(text: &str) -> f64 {
+    text.chars().map(char_width).sum()
 }
 
-fn letter(c: char) -> f64 {
+fn char_width(c: char) -> f64 {
     match c {
         _ if c.width() == Some(2) => 1.02,
         _ if c.width() == Some(0) => 0.0,
@@ -53,19 +51,19 @@ fn letter(c: char) -> f64 {
     }
 }
 
-/// A tamed text that takes at most `most` times its size in print.
-pub(crate) fn shortened(text: &str, most: f64) -> String {
-    let text = tamed(text);
-    if printed(&text) <= most {
+/// Sanitizes and truncates to `most` em.
+pub(crate) fn fit_em(text: &str, most: f64) -> String {
+    let text = sanitized(text);
+    if text_width(&text) <= most {
         return text;
     }
-    let mut used = letter(CUT);
+    let mut used = char_width(ELLIPSIS);
     let fits = |c: &char| {
-        used += letter(*c);
+        used += char_width(*c);
         used <= most
     };
     let kept: String = text.chars().take_while(fits).collect();
-    kept.trim_end().to_owned() + &CUT.to_string()
+    kept.trim_end().to_owned() + &ELLIPSIS.to_string()
 }
 
 #[cfg(test)]
@@ -73,23 +71,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_that_are_long_or_would_move_the_cursor_are_tamed() {
-        assert_eq!(shown("a\x1b[2Jb", 24), "a·[2Jb");
-        let long = shown(&"长".repeat(30), 24);
+    fn long_words_are_truncated_and_escape_sequences_replaced() {
+        assert_eq!(fit_columns("a\x1b[2Jb", 24), "a·[2Jb");
+        let long = fit_columns(&"长".repeat(30), 24);
         assert!(long.width() <= 24 && long.ends_with('…'), "{long}");
     }
 
     #[test]
-    fn what_turns_the_direction_of_writing_is_tamed() {
-        assert_eq!(tamed("a\u{202e}b\u{2028}c\n"), "a·b·c·");
+    fn characters_that_change_the_writing_direction_are_replaced() {
+        assert_eq!(sanitized("a\u{202e}b\u{2028}c\n"), "a·b·c·");
     }
 
     #[test]
-    fn what_is_shortened_fits() {
+    fn truncated_labels_fit() {
         for most in [1.5, 3.0, 7.5] {
             for text in ["a long label of many words", "很长的一个标签在这里", "short", "WWWWWWWW"] {
-                let short = shortened(text, most);
-                assert!(printed(&short) <= most, "{short} in {most}");
+                let short = fit_em(text, most);
+                assert!(text_width(&short) <= most, "{short} in {most}");
                 assert!(short == text || short.ends_with('…'));
             }
         }

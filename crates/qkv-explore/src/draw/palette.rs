@@ -1,33 +1,33 @@
-//! The colours of weights. Each palette is a few points in OKLCH (lightness, chroma, hue in degrees), joined in OKLab; lightness
-//! only rises or only falls, so that order survives colour blindness and grey print. On light paper nothing is nearly white and
-//! much is dark; on dark paper the other way about. The page has the same points under the same names.
+//! Color maps. A palette is a list of control points in OKLCH (lightness, chroma, hue in degrees), interpolated in OKLab.
+//! Lightness is monotonic, so that order survives color blindness and grayscale print. In the light theme 0 is nearly white
+//! and 1 is dark; in the dark theme it is the other way round. `page/palette.js` has the same points under the same names.
 
 use serde::{Deserialize, Serialize};
 
 /// Red, green and blue.
 pub type Colour = [u8; 3];
 
-/// What weights are painted with.
+/// A color map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Palette {
-    /// From white over green and blue to a deep violet; safe for the colour-blind.
+    /// White, green, blue, deep violet; safe for the color-blind.
     #[default]
     Sea,
-    /// From white over yellow and red to a dark red.
+    /// White, yellow, red, dark red.
     Ember,
     /// Black and white.
     Grey,
 }
 
-/// What is painted on.
+/// The background.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Theme {
-    /// White paper.
+    /// Dark on white.
     #[default]
     Light,
-    /// A dark page.
+    /// Light on dark.
     Dark,
 }
 

@@ -1,11 +1,11 @@
-//! An image's patches in a terminal, each shaded by a weight: two columns and a line for a patch.
+//! The patches of an image in a terminal, shaded by weight: two columns and one line per patch.
 
 use super::alignment::{PLAIN, push_line, shade};
 use super::document::paint;
 use super::scale::Scale;
 use super::terminal::Colours;
 
-/// Weights of patches, row by row, `across` of them in a row.
+/// Draws the weights of patches in row-major order, `across` per row.
 ///
 /// ```
 /// use qkv_explore::draw::{Colours, patches};

@@ -1,23 +1,22 @@
-//! A picture: weights, and how they are painted. What it becomes (a drawing in a terminal, SVG, PNG) is in the files beside this
-//! one; here it is checked, and made small enough to be looked at.
+//! A picture: weights and how they are drawn. Checks and pools the matrix; the files beside this one render it.
 
 use super::palette::{Palette, Theme};
 use super::scale::{Scale, Scaled};
 use crate::words::Matrix;
 use qkv_models::{Error, Result};
 
-/// Weights with all that a drawing of them needs.
+/// Weights with everything needed to draw them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Picture {
-    /// What is drawn.
+    /// The weights.
     pub matrix: Matrix,
-    /// What stands above it.
+    /// The title above it.
     pub title: Option<String>,
-    /// Which weight is drawn how strongly.
+    /// How weights map to levels.
     pub scale: Scale,
-    /// In which colours.
+    /// The color map.
     pub palette: Palette,
-    /// On which paper.
+    /// The background.
     pub theme: Theme,
 }
 
@@ -27,16 +26,16 @@ impl From<Matrix> for Picture {
     }
 }
 
-/// A matrix that may be smaller than the one it stands for, each weight the largest of those that it covers.
+/// A max-pooled matrix.
 #[derive(Clone, Debug)]
 pub(crate) struct Pooled {
     pub matrix: Matrix,
-    /// How many rows and columns one cell covers at most; `[1, 1]` where nothing was pooled.
+    /// Rows and columns per cell; `[1, 1]` if nothing was pooled.
     pub covers: [usize; 2],
 }
 
 impl Pooled {
-    /// At most so many rows and columns.
+    /// Pools to at most `rows` × `columns` cells.
     pub fn of(matrix: &Matrix, [rows, columns]: [usize; 2]) -> Pooled {
         let covers =
             [matrix.rows.len().div_ceil(rows.max(1)).max(1), matrix.columns.len().div_ceil(columns.max(1)).max(1)];
@@ -57,7 +56,7 @@ impl Pooled {
         Pooled { matrix: pooled, covers }
     }
 
-    /// What has to be said of it.
+    /// A note about the pooling, if there was any.
     pub fn note(&self) -> Option<String> {
         let [down, across] = self.covers;
         (down * across > 1).then(|| format!("each cell is the largest of {down} × {across} weights"))
@@ -65,7 +64,7 @@ impl Pooled {
 }
 
 impl Picture {
-    /// Whether there is something to draw, and as many weights as labels.
+    /// Checks that the matrix is not empty and has one weight per row and column.
     pub(crate) fn check(&self) -> Result<()> {
         let Matrix { rows, columns, weights } = &self.matrix;
         if rows.is_empty() || columns.is_empty() {
@@ -78,7 +77,7 @@ impl Picture {
         Ok(())
     }
 
-    /// Its scale, over all its weights.
+    /// Its scale over all weights.
     pub(crate) fn scaled(&self) -> Scaled {
         Scaled::of(&self.matrix, self.scale)
     }
@@ -108,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_left_alone() {
+    fn a_matrix_that_fits_is_not_pooled() {
         let pooled = Pooled::of(&counted(5, 4), [5, 4]);
         assert_eq!((pooled.matrix, pooled.covers), (counted(5, 4), [1, 1]));
     }

@@ -1,5 +1,5 @@
-//! A picture as PNG: the marks of its sheet as points of colour, text from the fonts of this machine. What no font has is drawn as
-//! a hollow box, and told; without any font, letters of our own are drawn.
+//! A picture as PNG: the layout rasterized, with text from system fonts. Characters that no font has become hollow boxes and
+//! are reported. Without any font a built-in stroke font draws ASCII.
 
 use super::fonts::{Fonts, Glyph, Pen};
 use super::palette::Colour;
@@ -10,24 +10,24 @@ use ab_glyph_rasterizer::{Rasterizer, point};
 use qkv_models::{Error, Result};
 use std::collections::{BTreeSet, HashMap};
 
-/// The most points that a picture may have.
-const MOST: f64 = 64e6;
-/// The box of a character that no font has: left, right and top, in units of the size.
+/// Maximum number of pixels.
+const MAX_PIXELS: f64 = 64e6;
+/// Left, right and top of the box for a missing character, in em.
 const BOX: [f64; 3] = [0.08, 0.82, 0.74];
-/// Points of a screen in an inch, where nothing is magnified.
+/// Pixels per inch at magnification 1.
 const DENSITY: f64 = 96.0;
 
-/// A picture as a file, and what could not be written in it.
+/// A PNG file, and the characters it could not draw.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Png {
     /// The file.
     pub bytes: Vec<u8>,
-    /// Characters that no font here has, in order; each is a hollow box.
+    /// Characters that no font has, sorted; each is drawn as a hollow box.
     pub missing: Vec<char>,
 }
 
 impl Picture {
-    /// The picture as PNG, so many times the size of the SVG.
+    /// The picture as PNG, `magnified` times the size of the SVG.
     ///
     /// ```
     /// use qkv_explore::{Matrix, draw::{Fonts, Picture}};
@@ -38,18 +38,18 @@ impl Picture {
     /// ```
     ///
     /// # Errors
-    /// As [`svg`](Picture::svg), and where it would be too large.
+    /// As [`svg`](Picture::svg), and if it would be too large.
     pub fn png(&self, magnified: f64, fonts: &Fonts) -> Result<Png> {
         of_sheet(&Sheet::of(self)?, magnified, fonts)
     }
 }
 
-/// Whatever is laid out.
+/// Renders a layout.
 pub(super) fn of_sheet(sheet: &Sheet, magnified: f64, fonts: &Fonts) -> Result<Png> {
     let [width, height] = [sheet.width, sheet.height].map(|side| (side * magnified).round());
-    if !(magnified > 0.0 && width >= 1.0 && height >= 1.0 && width * height <= MOST) {
-        let most = (MOST / (sheet.width * sheet.height)).sqrt().floor();
-        let what = format!("a picture of {width} × {height} points cannot be drawn");
+    if !(magnified > 0.0 && width >= 1.0 && height >= 1.0 && width * height <= MAX_PIXELS) {
+        let most = (MAX_PIXELS / (sheet.width * sheet.height)).sqrt().floor();
+        let what = format!("a picture of {width} × {height} pixels is too large");
         return Err(Error::invalid(what).with_hint(format!("magnify it by at most {most}")));
     }
     let mut canvas = Canvas {
@@ -69,7 +69,7 @@ pub(super) fn of_sheet(sheet: &Sheet, magnified: f64, fonts: &Fonts) -> Result<P
 struct Canvas<'a> {
     width: usize,
     height: usize,
-    /// Red, green and blue of each point, row by row.
+    /// RGB in row-major order.
     points: Vec<u8>,
     zoom: f64,
     fonts: &'a Fonts,
@@ -110,8 +110,14 @@ impl Canvas<'_> {
                 };
                 let (sin, cos) = turn.to_radians().sin_cos();
                 for (c, advance) in text.chars().zip(advances) {
-                    let place =
-                        Place { x: x + along * cos, y: y + along * sin, size: *size, sin, cos, zoom: self.zoom };
+                    let place = GlyphTransform {
+                        x: x + along * cos,
+                        y: y + along * sin,
+                        size: *size,
+                        sin,
+                        cos,
+                        zoom: self.zoom,
+                    };
                     self.letter(c, place, *colour);
                     along += advance;
                 }
@@ -119,7 +125,7 @@ impl Canvas<'_> {
         }
     }
 
-    /// Fills a rectangle of left, top, right and bottom; its edges lie between points.
+    /// Fills a rectangle given by left, top, right and bottom, rounded to whole pixels.
     fn fill(&mut self, edges: [f64; 4], colour: Colour) {
         let [left, top, right, bottom] = edges.map(|edge| (edge * self.zoom).round().max(0.0) as usize);
         let (right, bottom) = (right.min(self.width), bottom.min(self.height));
@@ -145,7 +151,7 @@ impl Canvas<'_> {
         }
     }
 
-    fn letter(&mut self, c: char, place: Place, colour: Colour) {
+    fn letter(&mut self, c: char, place: GlyphTransform, colour: Colour) {
         let mut outline = Outline { place, lines: Vec::new() };
         match (self.glyph(c), strokes(c)) {
             (Some(glyph), _) => self.fonts.outline(glyph, &mut outline),
@@ -159,19 +165,19 @@ impl Canvas<'_> {
         self.ink(&outline.lines, colour);
     }
 
-    /// Fills an outline, grey at its edges.
-    fn ink(&mut self, lines: &[[Spot; 2]], colour: Colour) {
+    /// Fills an outline with antialiasing.
+    fn ink(&mut self, lines: &[[Point2; 2]], colour: Colour) {
         let ends = || lines.iter().flatten();
-        let least = |by: fn(&Spot) -> f64| ends().map(by).fold(f64::INFINITY, f64::min).floor() - 1.0;
-        let most = |by: fn(&Spot) -> f64| ends().map(by).fold(f64::NEG_INFINITY, f64::max).ceil() + 1.0;
+        let least = |by: fn(&Point2) -> f64| ends().map(by).fold(f64::INFINITY, f64::min).floor() - 1.0;
+        let most = |by: fn(&Point2) -> f64| ends().map(by).fold(f64::NEG_INFINITY, f64::max).ceil() + 1.0;
         let (left, top, right, bottom) = (least(|s| s.0), least(|s| s.1), most(|s| s.0), most(|s| s.1));
         let (width, height) = (right - left, bottom - top);
-        // Nothing to draw, or a font that claims a letter as large as the picture.
+        // Empty, or a glyph as large as the picture from a broken font.
         if !(width >= 1.0 && height >= 1.0 && width <= self.width as f64 && height <= self.height as f64) {
             return;
         }
         let mut grey = Rasterizer::new(width as usize, height as usize);
-        let spot = |(x, y): Spot| point((x - left) as f32, (y - top) as f32);
+        let spot = |(x, y): Point2| point((x - left) as f32, (y - top) as f32);
         lines.iter().for_each(|&[from, to]| grey.draw_line(spot(from), spot(to)));
         let (size, points) = ([self.width as f64, self.height as f64], &mut self.points);
         grey.for_each_pixel_2d(|x, y, cover| {
@@ -188,12 +194,12 @@ impl Canvas<'_> {
     }
 }
 
-/// A place on the canvas, in points.
-type Spot = (f64, f64);
+/// A position on the canvas, in pixels.
+type Point2 = (f64, f64);
 
-/// Where a letter stands, how large, and how it is turned.
+/// Position, size and rotation of a glyph.
 #[derive(Clone, Copy)]
-struct Place {
+struct GlyphTransform {
     x: f64,
     y: f64,
     size: f64,
@@ -202,26 +208,26 @@ struct Place {
     zoom: f64,
 }
 
-impl Place {
-    /// From units of the size, up being positive, to points.
-    fn at(&self, (right, up): Spot) -> Spot {
+impl GlyphTransform {
+    /// From em, with y up, to pixels.
+    fn at(&self, (right, up): Point2) -> Point2 {
         let (right, down) = (right * self.size, -up * self.size);
         let (x, y) = (self.x + right * self.cos - down * self.sin, self.y + right * self.sin + down * self.cos);
         (x * self.zoom, y * self.zoom)
     }
 }
 
-/// The edges of a letter, in points, its curves cut into lines.
+/// The outline of a glyph in pixels, with curves flattened to lines.
 struct Outline {
-    place: Place,
-    lines: Vec<[Spot; 2]>,
+    place: GlyphTransform,
+    lines: Vec<[Point2; 2]>,
 }
 
-/// Pieces that a curve is cut into: more than anyone sees at these sizes.
-const PIECES: usize = 6;
+/// Lines per curve: enough at these sizes.
+const CURVE_LINES: usize = 6;
 
 impl Outline {
-    /// A stroke of our own letters: each of its pieces a thin box, all turned the same way, so that they add up.
+    /// A stroke of the built-in font: each segment a thin box, all with the same orientation.
     fn stroke(&mut self, points: &[(f64, f64)]) {
         let place = |&(x, y): &(f64, f64)| ((x + 0.5) * UNIT, (6.0 - y) * UNIT);
         let half = THICK / 2.0;
@@ -232,13 +238,13 @@ impl Outline {
             let length = (bx - ax).hypot(by - ay);
             let (ux, uy) =
                 if length > 0.0 { ((bx - ax) / length * half, (by - ay) / length * half) } else { (half, 0.0) };
-            // Longer at both ends by half its thickness, so that corners are whole.
+            // Extended by half the thickness at both ends, so that corners are closed.
             let (ax, ay, bx, by) = (ax - ux, ay - uy, bx + ux, by + uy);
             self.ring(&[(ax - uy, ay + ux), (bx - uy, by + ux), (bx + uy, by - ux), (ax + uy, ay - ux)]);
         }
     }
 
-    /// A box with nothing in it.
+    /// A hollow box.
     fn hollow(&mut self) {
         let [left, right, top] = BOX;
         let line = 0.06;
@@ -246,7 +252,7 @@ impl Outline {
         self.ring(&[(left + line, line), (left + line, top - line), (right - line, top - line), (right - line, line)]);
     }
 
-    fn ring(&mut self, corners: &[Spot]) {
+    fn ring(&mut self, corners: &[Point2]) {
         for at in 0..corners.len() {
             self.line(corners[at], corners[(at + 1) % corners.len()]);
         }
@@ -254,26 +260,26 @@ impl Outline {
 }
 
 impl Pen for Outline {
-    fn line(&mut self, from: Spot, to: Spot) {
+    fn line(&mut self, from: Point2, to: Point2) {
         self.lines.push([self.place.at(from), self.place.at(to)]);
     }
 
-    fn quad(&mut self, from: Spot, over: Spot, to: Spot) {
-        // The same curve, with two points that it bends to.
-        let two_thirds = |end: Spot| (end.0 + (over.0 - end.0) * 2.0 / 3.0, end.1 + (over.1 - end.1) * 2.0 / 3.0);
+    fn quad(&mut self, from: Point2, over: Point2, to: Point2) {
+        // Degree elevation: the same curve as a cubic.
+        let two_thirds = |end: Point2| (end.0 + (over.0 - end.0) * 2.0 / 3.0, end.1 + (over.1 - end.1) * 2.0 / 3.0);
         self.cubic(from, [two_thirds(from), two_thirds(to)], to);
     }
 
-    fn cubic(&mut self, from: Spot, [a, b]: [Spot; 2], to: Spot) {
+    fn cubic(&mut self, from: Point2, [a, b]: [Point2; 2], to: Point2) {
         let at = |t: f64| {
             let s = 1.0 - t;
             let by = [s * s * s, 3.0 * s * s * t, 3.0 * s * t * t, t * t * t];
-            let sum = |pick: fn(Spot) -> f64| [from, a, b, to].into_iter().zip(by).map(|(p, w)| pick(p) * w).sum();
+            let sum = |pick: fn(Point2) -> f64| [from, a, b, to].into_iter().zip(by).map(|(p, w)| pick(p) * w).sum();
             (sum(|p| p.0), sum(|p| p.1))
         };
         let mut last = from;
-        for piece in 1..=PIECES {
-            let next = if piece == PIECES { to } else { at(piece as f64 / PIECES as f64) };
+        for piece in 1..=CURVE_LINES {
+            let next = if piece == CURVE_LINES { to } else { at(piece as f64 / CURVE_LINES as f64) };
             self.line(last, next);
             last = next;
         }

@@ -1,27 +1,27 @@
-//! How a weight becomes a place between nothing and most, 0 to 1. Linear reads as it is; log shows small weights beside a sink
-//! that swallows nearly all; rank shows order alone. The page has the same three, with the same meaning.
+//! Maps a weight to a level between 0 and 1. Linear is proportional; log shows small weights beside an attention sink; rank
+//! shows order alone. `page/scale.js` has the same three scales.
 
 use crate::words::Matrix;
 use serde::{Deserialize, Serialize};
 
-/// How far below the largest weight the logarithmic scale reaches, in powers of ten.
+/// Range of the logarithmic scale below the largest weight, in powers of ten.
 pub const DECADES: f32 = 4.0;
 
-/// Which weight is drawn how strongly.
+/// How weights map to levels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scale {
     /// `w / largest`.
     #[default]
     Linear,
-    /// `1 + log₁₀(w / largest) / 4`, nothing below four decades.
+    /// `1 + log₁₀(w / largest) / 4`, and 0 below four decades.
     Log,
-    /// The share of the weights above 0 that are no larger; equal weights have equal places, and 0 stays 0.
+    /// The fraction of positive weights that are no larger; equal weights have equal levels, and 0 stays 0.
     Rank,
 }
 
 impl Scale {
-    /// All, with the names that people type.
+    /// All scales by name.
     pub const ALL: [(&'static str, Scale); 3] = [("linear", Scale::Linear), ("log", Scale::Log), ("rank", Scale::Rank)];
 
     /// The scale over some weights.
@@ -50,7 +50,7 @@ impl Scale {
 pub struct Scaled {
     scale: Scale,
     largest: f32,
-    /// The weights above 0, ascending, where ranks are asked for.
+    /// The positive weights, ascending; empty unless the scale is by rank.
     order: Vec<f32>,
 }
 
@@ -60,12 +60,12 @@ impl Scaled {
         scale.over(matrix.weights.iter().flatten().copied())
     }
 
-    /// Which scale it is.
+    /// The scale.
     pub fn scale(&self) -> Scale {
         self.scale
     }
 
-    /// The largest weight, or 1 where none is above 0.
+    /// The largest weight, or 1 if none is positive.
     pub fn largest(&self) -> f32 {
         self.largest
     }

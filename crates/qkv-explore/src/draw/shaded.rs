@@ -1,9 +1,9 @@
-//! A document or an image for print, shaded by what a model attended to: words on their lines with the share of each sentence
-//! beside it, or the image and beside it the same under the weights of its patches. Strengths are those of the terminal's drawing.
+//! A document or an image for print, shaded by attention: words with the weight of each sentence beside it, or an image next
+//! to itself overlaid with the weights of its patches. Shades are those of `document`.
 
 use super::document::strengths;
 use super::fonts::Fonts;
-use super::letters::{printed, shortened, tamed};
+use super::letters::{fit_em, sanitized, text_width};
 use super::palette::{Colour, Palette, Theme};
 use super::png::{self, Png};
 use super::scale::Scale;
@@ -14,41 +14,41 @@ use qkv_models::{Error, Reading, Result};
 
 const MARGIN: f64 = 16.0;
 const TITLE: f64 = 15.0;
-/// Letters of a document, their lines, and how wide these are.
+/// Font size, line height and line width of a document.
 const SIZE: f64 = 14.0;
 const LINE: f64 = 22.0;
 const WIDE: f64 = 620.0;
-/// The share of a sentence, in front of it.
+/// Font size and column width of sentence weights.
 const SHARE: f64 = 11.0;
 const BESIDE: f64 = 52.0;
-/// Places below this are not painted.
+/// Levels below this have no background.
 const PAINTED: f32 = 0.02;
-/// An image each way, and the most cells that it is drawn with.
+/// Side of an image, and the maximum number of cells per side.
 const IMAGE: f64 = 256.0;
 const CELLS: usize = 64;
-/// The part of the weights' colours in what lies under them.
+/// Opacity of the overlay.
 const COVER: f32 = 0.65;
 
-/// Something shaded, laid out.
+/// A shaded document or image, laid out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shaded {
     sheet: Sheet,
     title: String,
 }
 
-/// In which colours, and on which paper.
+/// Colors of a drawing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Style {
-    /// The colours.
+    /// The color map.
     pub palette: Palette,
-    /// The paper.
+    /// The background.
     pub theme: Theme,
     /// Which weight is drawn how strongly.
     pub scale: Scale,
 }
 
 impl Shaded {
-    /// A document that was read, with a title above it.
+    /// A document with a title.
     ///
     /// ```
     /// use qkv_explore::draw::{Shaded, Style};
@@ -81,8 +81,8 @@ impl Shaded {
             let start = MARGIN + BESIDE;
             let mut x = start;
             for (word, &strength) in sentence.words.iter().zip(&of_words[at]) {
-                let said = shortened(&tamed(&word.text), (WIDE - BESIDE) / SIZE);
-                let width = printed(&said) * SIZE;
+                let label = fit_em(&sanitized(&word.text), (WIDE - BESIDE) / SIZE);
+                let width = text_width(&label) * SIZE;
                 if x > start && x + width > MARGIN + WIDE {
                     (x, y) = (start, y + LINE);
                 }
@@ -91,9 +91,9 @@ impl Shaded {
                 if place >= PAINTED {
                     let colour = palette.colour(place, theme);
                     marks.push(Mark::Box { x: x - 2.0, y: y + 2.0, width: width + 4.0, height: LINE - 4.0, colour });
-                    ink = if light(colour) { [16, 18, 24] } else { [244, 246, 250] };
+                    ink = if is_light(colour) { [16, 18, 24] } else { [244, 246, 250] };
                 }
-                marks.push(text(x, y + LINE * 0.72, SIZE, ink, said));
+                marks.push(text(x, y + LINE * 0.72, SIZE, ink, label));
                 x += width + SIZE * 0.4;
             }
             y += LINE;
@@ -145,9 +145,9 @@ impl Shaded {
     }
 
     fn titled(title: &str, mut marks: Vec<Mark>, [width, height]: [f64; 2], style: Style) -> Shaded {
-        let title = tamed(title);
+        let title = sanitized(title);
         let room = width - 2.0 * MARGIN;
-        let shown = shortened(&title, room / TITLE);
+        let shown = fit_em(&title, room / TITLE);
         let (anchor, turn, colour) = (Anchor::Start, 0.0, style.theme.ink());
         marks.push(Mark::Text { x: MARGIN, y: MARGIN + TITLE, size: TITLE, anchor, turn, colour, text: shown });
         let (paper, colours) = (style.theme.paper(), style.palette.colours(style.theme));
@@ -159,17 +159,17 @@ impl Shaded {
         svg::of_sheet(&self.sheet, Some(&self.title))
     }
 
-    /// As PNG, so many times the size of the SVG.
+    /// As PNG, `magnified` times the size of the SVG.
     ///
     /// # Errors
-    /// Where it would be too large.
+    /// If it would be too large.
     pub fn png(&self, magnified: f64, fonts: &Fonts) -> Result<Png> {
         png::of_sheet(&self.sheet, magnified, fonts)
     }
 }
 
-/// Whether dark letters are read on it.
-fn light([r, g, b]: Colour) -> bool {
+/// Whether dark text is legible on a color.
+fn is_light([r, g, b]: Colour) -> bool {
     299 * u32::from(r) + 587 * u32::from(g) + 114 * u32::from(b) > 140_000
 }
 
@@ -185,14 +185,14 @@ mod tests {
     }
 
     #[test]
-    fn words_stay_on_the_paper_and_the_strong_one_is_painted() {
+    fn words_stay_on_the_sheet_and_the_strong_one_is_shaded() {
         let Shaded { sheet, .. } = Shaded::document(&read(90), "pos", Style::default());
         let painted = sheet.marks.iter().filter(|mark| matches!(mark, Mark::Box { .. })).count();
         assert_eq!(painted, 1, "one word stands out; one sentence has no more than its share");
         let mut lines = std::collections::BTreeSet::new();
         for mark in &sheet.marks {
             let Mark::Text { x, y, size, text, .. } = mark else { continue };
-            assert!(x + printed(text) * size <= sheet.width && *y < sheet.height, "{text} at {x}, {y}");
+            assert!(x + text_width(text) * size <= sheet.width && *y < sheet.height, "{text} at {x}, {y}");
             lines.insert(*y as i64);
         }
         assert!(lines.len() > 5, "{lines:?}");

@@ -1,19 +1,19 @@
-//! Letters of our own, for machines without a font: each a few strokes on a grid. The first digit of a point counts to the right,
-//! the second down from the top of a capital, 6 being the line that letters stand on; a point by itself is a dot.
+//! A built-in stroke font for machines without fonts. A glyph is a list of strokes, a stroke a list of two-digit points: x to
+//! the right, then y down from cap height, with the baseline at 6. A stroke of one point is a dot.
 
-/// One unit of the grid, in units of the size.
+/// One grid unit in em.
 pub(crate) const UNIT: f64 = 0.115;
-/// How thick a stroke is, likewise.
+/// Thickness of a stroke in em.
 pub(crate) const THICK: f64 = 0.085;
-/// From the right of a letter to the next, in units of the grid.
+/// Spacing between glyphs in grid units.
 const APART: f64 = 1.6;
-/// How wide a space is.
+/// Width of a space in grid units.
 const SPACE: f64 = 3.0;
 
-/// A point on the grid.
+/// A grid point.
 type Point = (f64, f64);
 
-/// The strokes of a character, where it has any here.
+/// The strokes of a character, if the font has it.
 pub(crate) fn strokes(c: char) -> Option<impl Iterator<Item = Vec<Point>>> {
     let at = LETTERS.iter().position(|(letter, _)| *letter == c)?;
     let digit = |byte: u8| f64::from(byte - b'0');
@@ -21,7 +21,7 @@ pub(crate) fn strokes(c: char) -> Option<impl Iterator<Item = Vec<Point>>> {
     Some(LETTERS[at].1.split_whitespace().map(points))
 }
 
-/// How far the next character stands, in units of the size.
+/// Advance width in em.
 pub(crate) fn advance(c: char) -> f64 {
     let right = strokes(c).into_iter().flatten().flatten().map(|(x, _)| x).reduce(f64::max);
     UNIT * right.map_or(SPACE, |right| right + APART)
@@ -135,7 +135,7 @@ const LETTERS: &[(char, &str)] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draw::letters::printed;
+    use crate::draw::letters::text_width;
 
     #[test]
     fn every_letter_of_ascii_has_strokes_of_whole_points() {
@@ -150,11 +150,11 @@ mod tests {
     }
 
     #[test]
-    fn no_letter_is_wider_than_planned() {
+    fn no_glyph_is_wider_than_estimated() {
         for c in ' '..='~' {
-            assert!(advance(c) <= printed(&c.to_string()) + 0.3, "{c}: {}", advance(c));
+            assert!(advance(c) <= text_width(&c.to_string()) + 0.3, "{c}: {}", advance(c));
         }
         let text = "what a model attended to, in words of its own";
-        assert!(text.chars().map(advance).sum::<f64>() <= printed(text) * 1.02);
+        assert!(text.chars().map(advance).sum::<f64>() <= text_width(text) * 1.02);
     }
 }

@@ -1,5 +1,4 @@
-//! A picture as SVG: for print, for pages, for anyone's editor. One file with no scripts and no references; the same picture
-//! gives the same bytes.
+//! A picture as SVG, without scripts and external references. The same picture gives the same bytes.
 
 use super::palette::Colour;
 use super::picture::Picture;
@@ -7,7 +6,7 @@ use super::sheet::{Anchor, Mark, Sheet};
 use qkv_models::Result;
 use std::fmt::{self, Write};
 
-/// Fonts by name: whoever opens the file has one of them.
+/// Font families in order of preference.
 const FONTS: &str = "system-ui, 'Noto Sans', 'Noto Sans CJK SC', 'DejaVu Sans', sans-serif";
 
 impl Picture {
@@ -22,13 +21,13 @@ impl Picture {
     /// ```
     ///
     /// # Errors
-    /// Where there is nothing to draw, or not one weight for each row and column.
+    /// If the matrix is empty, or does not have one weight per row and column.
     pub fn svg(&self) -> Result<String> {
         Ok(of_sheet(&Sheet::of(self)?, self.title.as_deref()))
     }
 }
 
-/// Whatever is laid out.
+/// Renders a layout.
 pub(super) fn of_sheet(sheet: &Sheet, title: Option<&str>) -> String {
     let mut svg = String::new();
     write(&mut svg, sheet, title).expect("writing to a string cannot fail");
@@ -76,7 +75,7 @@ fn write(svg: &mut String, sheet: &Sheet, title: Option<&str>) -> fmt::Result {
     writeln!(svg, "</svg>")
 }
 
-/// One path for each colour, in the order of the colours; cells beside each other are one piece where nothing is between them.
+/// One path per color. Adjacent cells are merged where there is no gap.
 fn cells(svg: &mut String, cell: f64, gap: f64, columns: usize, levels: &[u8], colours: &[Colour; 256]) -> fmt::Result {
     let mut paths: Vec<String> = vec![String::new(); 256];
     let (side, columns) = (cell - gap, columns.max(1));
@@ -100,10 +99,10 @@ fn hex([r, g, b]: Colour) -> String {
     format!("#{r:02x}{g:02x}{b:02x}")
 }
 
-/// Text between tags: nothing in it is markup, and nothing that XML does not allow.
+/// Escapes markup and drops characters that XML does not allow.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
-    for c in super::letters::tamed(text).chars() {
+    for c in super::letters::sanitized(text).chars() {
         match c {
             '&' => escaped.push_str("&amp;"),
             '<' => escaped.push_str("&lt;"),

@@ -1,8 +1,8 @@
-//! A picture in a terminal: cells of block characters under their labels, coloured where the terminal can, shaded where it cannot.
-//! What is a little too wide goes on below, as an alignment does; what is much too large becomes a map of what fits, and says so.
+//! A picture in a terminal: cells of block characters with labels, colored if the terminal can, shaded otherwise. A matrix that
+//! is too wide continues below; a much larger one is pooled to a map that fits, with a note.
 
 use super::alignment::{Cell, Grid, LONGEST, PLAIN, SHADES, STRONG, push_line, strongest};
-use super::letters::shown;
+use super::letters::fit_columns;
 use super::palette::{Colour, Theme};
 use super::picture::{Picture, Pooled};
 use super::scale::{Scale, Scaled};
@@ -10,34 +10,34 @@ use super::ticks::number;
 use std::ops::Range;
 use unicode_width::UnicodeWidthStr;
 
-/// The most bands and rows of a drawing with labels; what is larger becomes a map.
+/// Maximum bands and rows of a drawing with labels; larger ones become a map.
 const BANDS: usize = 3;
 const ROWS: usize = 80;
-/// The most lines of a map.
+/// Maximum lines of a map.
 const LINES: usize = 40;
-/// Cells below this place are not painted: they look like the terminal, whatever that looks like.
+/// Cells below this level keep the background of the terminal.
 const PAINTED: f32 = 0.02;
-/// From which place on a cell is drawn darker where places say order or magnitude: evenly.
+/// Lower bounds of the shades for logarithmic and rank scales: evenly spaced.
 const EVEN: [(f32, char); 4] = [(0.8, '█'), (0.6, '▓'), (0.4, '▒'), (0.2, '░')];
-/// The steps of the strip that says which colour is which weight.
+/// Steps of the color legend.
 const STRIP: usize = 24;
 
-/// How many colours a terminal has.
+/// Color support of a terminal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Colours {
-    /// None: weights are shades.
+    /// None: weights are drawn as shades.
     #[default]
     None,
-    /// A few: weights are shades, and the strongest of a row stands out.
+    /// 16: weights are drawn as shades, and the largest of a row is highlighted.
     Few,
-    /// 256, a cube of six levels and some greys.
+    /// 256: a 6 × 6 × 6 cube and grays.
     Cube,
-    /// All.
+    /// 24-bit.
     All,
 }
 
 impl Colours {
-    /// What paints the background; nothing where there are too few.
+    /// ANSI sequence for a background; `None` with too few colors.
     pub(crate) fn behind(self, [r, g, b]: Colour) -> Option<String> {
         match self {
             Colours::None | Colours::Few => None,
@@ -55,7 +55,7 @@ impl Colours {
     }
 }
 
-/// The nearest of the 256 colours: of the cube, or of the greys beside it.
+/// The nearest of the 256 colors, from the cube or the grays.
 fn cube(colour: Colour) -> usize {
     const LEVELS: [u8; 6] = [0, 95, 135, 175, 215, 255];
     let nearest = |x: u8| (0..6).min_by_key(|&at| LEVELS[at].abs_diff(x)).unwrap_or(0);
@@ -71,7 +71,7 @@ fn cube(colour: Colour) -> usize {
 }
 
 impl Picture {
-    /// The picture for a terminal of `width` columns. Where there are colours they are those of the dark theme.
+    /// Draws the picture for a terminal of `width` columns. Colors are those of the dark theme.
     ///
     /// ```
     /// use qkv_explore::{Matrix, draw::{Colours, Picture}};
@@ -113,7 +113,7 @@ impl Picture {
         drawing
     }
 
-    /// A grid with labels, and its bands: with the longest labels of which it is not too large.
+    /// A grid with the longest labels that fit, and its bands.
     fn grid(&self, width: usize) -> Option<(Grid, Vec<Range<usize>>)> {
         if self.matrix.rows.len() > ROWS {
             return None;
@@ -142,18 +142,21 @@ impl Picture {
         }
     }
 
-    /// One character for one pooled weight, or for two above each other where there are colours; the labels of some rows.
+    /// A pooled map: one character per cell, or per two cells above each other with color; some rows are labeled.
     fn map(&self, drawing: &mut String, scaled: &Scaled, width: usize, colours: Colours) {
         let high = if matches!(colours, Colours::Cube | Colours::All) { 2 } else { 1 };
-        let widest = self.matrix.rows.iter().map(|row| shown(row, LONGEST).width()).max().unwrap_or(0);
+        let widest = self.matrix.rows.iter().map(|row| fit_columns(row, LONGEST).width()).max().unwrap_or(0);
         let label = widest.min(width / 4);
         let room = width.saturating_sub(label + 1).max(8);
         let pooled = Pooled::of(&self.matrix, [LINES * high, room]);
         let place = |row: usize, at: usize| pooled.matrix.weights.get(row).map_or(0.0, |row| scaled.place(row[at]));
         for first in (0..pooled.matrix.rows.len()).step_by(high) {
-            // Every second label leaves room to see which line it belongs to.
-            let name =
-                if (first / high).is_multiple_of(2) { shown(&pooled.matrix.rows[first], label) } else { String::new() };
+            // Every second row is labeled, so that a label is next to its row.
+            let name = if (first / high).is_multiple_of(2) {
+                fit_columns(&pooled.matrix.rows[first], label)
+            } else {
+                String::new()
+            };
             let mut line = format!("{}{name} ", " ".repeat(label - name.width()));
             for at in 0..pooled.matrix.columns.len() {
                 match high {
@@ -174,7 +177,7 @@ impl Picture {
         let columns = &self.matrix.columns;
         let longest = LONGEST.min((room - 1) / 2);
         let ends =
-            [columns.first(), columns.last()].map(|name| name.map_or(String::new(), |name| shown(name, longest)));
+            [columns.first(), columns.last()].map(|name| name.map_or(String::new(), |name| fit_columns(name, longest)));
         let across = pooled.matrix.columns.len();
         let between = " ".repeat(across.saturating_sub(ends[0].width() + ends[1].width()).max(1));
         push_line(drawing, &format!("{} {}{between}{}", " ".repeat(label), ends[0], ends[1]));
@@ -184,11 +187,11 @@ impl Picture {
         }
     }
 
-    /// Which shade or colour is which weight.
+    /// The legend of shades or colors.
     fn legend(&self, scaled: &Scaled, colours: Colours) -> String {
         let written = |weight: f32| {
             let weight = f64::from(weight);
-            // Two digits that say something.
+            // Two significant digits.
             number(weight, 10f64.powf(weight.log10().floor() - 1.0))
         };
         let (largest, name) = (written(scaled.largest()), name(scaled));

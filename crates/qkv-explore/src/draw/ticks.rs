@@ -1,11 +1,11 @@
-//! The numbers beside a bar of colours: round ones, at the places of their weights.
+//! Tick labels of a color bar: round weights at their levels.
 
 use super::scale::{DECADES, Scale, Scaled};
 
-/// How far apart two numbers are at least, as a share of the bar.
+/// Minimum distance between ticks, as a fraction of the bar.
 const APART: f32 = 0.11;
 
-/// Places between 0 and 1, ascending, and what stands there.
+/// Ticks as level and label, ascending.
 pub(crate) fn ticks(scaled: &Scaled) -> Vec<(f32, String)> {
     let largest = scaled.largest();
     let mut ticks: Vec<(f32, String)> = match scaled.scale() {
@@ -34,14 +34,14 @@ pub(crate) fn ticks(scaled: &Scaled) -> Vec<(f32, String)> {
     ticks
 }
 
-/// 1, 2 or 5 times a power of ten, near what is asked.
+/// A step of 1, 2 or 5 times a power of ten near the requested one.
 fn round_step(about: f64) -> f64 {
     let power = 10f64.powf(about.log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].into_iter().find(|step| step * power >= about * 0.999).unwrap_or(10.0);
     step * power
 }
 
-/// A number with the digits that its step needs.
+/// A number with as many digits as its step needs.
 pub(crate) fn number(x: f64, step: f64) -> String {
     let digits = -step.log10().floor();
     match digits {

@@ -7,7 +7,7 @@ use crate::measures;
 use crate::recording::Recording;
 use axum::extract::Path;
 use axum::http::header;
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use qkv_models::{Error, Result};
 use serde_json::{Value, json};
 use std::sync::Arc;

@@ -95,7 +95,11 @@ impl Tile {
             return Err(Error::invalid(format!("zoom {} is beyond the maximum of {max_zoom}", self.zoom)));
         }
         if self.head >= layer.heads() {
-            return Err(Error::invalid(format!("head {} does not exist: the layer has {} heads, counted from 0", self.head, layer.heads())));
+            return Err(Error::invalid(format!(
+                "head {} does not exist: the layer has {} heads, counted from 0",
+                self.head,
+                layer.heads()
+            )));
         }
         let each = 1usize << (max_zoom - self.zoom);
         let across = 1usize << self.zoom;

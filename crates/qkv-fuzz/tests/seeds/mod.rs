@@ -226,7 +226,7 @@ pub fn recordings() -> Vec<Vec<u8>> {
     std::fs::write(&path, &plain).unwrap();
     let mut seeds = vec![plain, weights];
     for attention in [Attention::scaled_dot().mask(Mask::causal()), Attention::linear(Features::Elu)] {
-        let asked = qkv_explore::file::Asked { attention: Some(attention), ..Default::default() };
+        let asked = qkv_explore::file::OpenOptions { attention: Some(attention), ..Default::default() };
         let Ok(recording) = qkv_explore::file::open(&path, &asked) else { continue };
         let to = folder.path().join("b.safetensors");
         qkv_explore::file::save(&recording, &to).unwrap();

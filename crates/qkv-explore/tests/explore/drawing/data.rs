@@ -1,6 +1,6 @@
 //! Weights as data: what is written is read back, by rules of the format and not of the writer.
 
-use crate::example::{hostile, large, small};
+use super::example::{hostile, large, small};
 use qkv_explore::Matrix;
 use safetensors::{Dtype, SafeTensors};
 

@@ -55,7 +55,7 @@ pub fn hostile() -> Matrix {
 
 /// Compares with what is kept; `UPDATE_SNAPSHOTS=1` keeps what was drawn instead.
 pub fn kept(name: &str, drawn: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/drawing/kept").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/explore/drawing/golden").join(name);
     if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, drawn).unwrap();

@@ -1,6 +1,6 @@
 //! Pictures for print: SVG and PNG show the same, and the colours are those of the weights.
 
-use crate::example::{hostile, kept, large, small};
+use super::example::{hostile, kept, large, small};
 use qkv_explore::Matrix;
 use qkv_explore::draw::{Fonts, Palette, Picture, Scale, Scaled, Theme};
 

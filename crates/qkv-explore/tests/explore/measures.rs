@@ -1,8 +1,8 @@
 //! Measures of heads on matrices whose answers are known by hand.
 
 use qkv::Tensor;
-use qkv_explore::measures::{self, MEASURES, Measured};
-use qkv_explore::{Cut, Layer, Matrix, Recording, Seen, Side, pharaoh, rollout};
+use qkv_explore::measures::{self, HeadMeasures, MEASURES};
+use qkv_explore::{Layer, Matrix, MatrixOptions, Recording, Side, WeightSource, pharaoh, rollout};
 
 /// A recording of one layer with given weights, from words to themselves.
 fn recording(words: &[&str], heads: &[&[&[f32]]]) -> Recording {
@@ -13,14 +13,14 @@ fn recording(words: &[&str], heads: &[&[&[f32]]]) -> Recording {
         group: "layers".into(),
         queries: 0,
         keys: 0,
-        seen: Seen::Given(weights),
+        weights: WeightSource::Stored(weights),
         importance: None,
     };
     let sides = vec![Side::of_words("tokens", words.iter().copied())];
     Recording { text: String::new(), output: None, sides, layers: vec![layer], steps: Vec::new(), form: None }
 }
 
-fn value(measured: &Measured, id: &str) -> Option<f64> {
+fn value(measured: &HeadMeasures, id: &str) -> Option<f64> {
     let at = MEASURES.iter().position(|measure| measure.id == id).expect("a measure");
     measured.values[at]
 }
@@ -108,7 +108,8 @@ fn rollout_through_two_layers_is_the_product_of_their_mixtures() {
 #[test]
 fn links_agree_with_a_reference_as_far_as_they_are_the_same() {
     let of = recording(&["a", "b", "c"], &[&[&[0.9, 0.1, 0.0], &[0.35, 0.0, 0.65], &[0.0, 1.0, 0.0]]]);
-    let matrix = Matrix::of(&of, 0, &Cut { head: Some(0), ..Cut::default() }).expect("it has weights");
+    let matrix =
+        Matrix::of(&of, 0, &MatrixOptions { head: Some(0), ..MatrixOptions::default() }).expect("it has weights");
     assert_eq!(matrix.pharaoh(), "0-0 0-1 1-2 2-1");
     let agreement = matrix.agreement(&pharaoh("0-0 1-2 2-2").expect("links"));
     assert_eq!((agreement.precision, agreement.recall), (0.5, 2.0 / 3.0));
@@ -122,7 +123,8 @@ fn pieces_of_a_word_are_summed_as_columns_and_averaged_as_rows() {
     for (at, word) in [0, 0, 1].into_iter().enumerate() {
         of.sides[0].tokens[at].word = Some(word);
     }
-    let matrix = Matrix::of(&of, 0, &Cut { words: true, ..Cut::default() }).expect("it has weights");
+    let matrix =
+        Matrix::of(&of, 0, &MatrixOptions { words: true, ..MatrixOptions::default() }).expect("it has weights");
     assert_eq!((matrix.rows.join(" "), matrix.columns.join(" ")), ("record it".into(), "record it".into()));
     let expected = [[(0.75 + 0.4) / 2.0, (0.25 + 0.6) / 2.0], [0.4, 0.6]];
     for (found, expected) in matrix.weights.iter().flatten().zip(expected.iter().flatten()) {

@@ -1,8 +1,8 @@
 //! Recordings as files: what is written is read again, what others wrote is understood, and what lies is refused.
 
 use qkv::{Attention, Bias, Inputs, Mask, OwnedInputs, Tensor};
-use qkv_explore::file::{self, Asked};
-use qkv_explore::{Computed, Layer, Recording, Seen, Side, explain};
+use qkv_explore::file::{self, OpenOptions};
+use qkv_explore::{AttentionCall, Layer, Recording, Side, WeightSource, explain};
 use std::path::Path;
 
 /// A layer of causal attention over `n` tokens with what its description asks for.
@@ -12,8 +12,8 @@ fn layer(attention: Attention, mut inputs: OwnedInputs<f32>) -> Layer {
         inputs.sinks = Some(vec![0.5; heads]);
     }
     let output = attention.forward(inputs.inputs()).expect("it holds together");
-    let seen = Seen::Computed(Box::new(Computed { attention, inputs, output }));
-    Layer { name: "layers.0".into(), group: "layers".into(), queries: 0, keys: 0, seen, importance: None }
+    let weights = WeightSource::Call(Box::new(AttentionCall::new(attention, inputs, Some(output))));
+    Layer { name: "layers.0".into(), group: "layers".into(), queries: 0, keys: 0, weights, importance: None }
 }
 
 fn recording(layers: Vec<Layer>) -> Recording {
@@ -44,7 +44,7 @@ fn what_is_written_is_read_again_to_the_bit() {
     ];
     let before = recording(layers);
     file::save(&before, &path).expect("it can be written");
-    let after = file::open(&path, &Asked::default()).expect("it can be read");
+    let after = file::open(&path, &OpenOptions::default()).expect("it can be read");
     assert_eq!((&after.text, &after.sides), (&before.text, &before.sides));
     for (before, after) in before.layers.iter().zip(&after.layers) {
         for head in 0..before.heads() {
@@ -72,6 +72,35 @@ fn foreign(path: &Path, tensors: &[(&str, &[usize], &[f32])], metadata: &[(&str,
 }
 
 #[test]
+fn recordings_of_earlier_versions_are_read() {
+    // As version 0.1.0 wrote it: all names inside the file stay as they are.
+    let header = r#"{"text":"a b","output":null,"sides":[{"name":"tokens","tokens":[{"text":"a","word":0,"special":false},
+        {"text":"b","word":1,"special":false,"id":7}]}],"steps":[{"text":"b","probability":0.5,"candidates":
+        [{"text":"b","probability":0.5}]}],"layers":[{"name":"layers.0.self_attn","group":"encoder","queries":0,"keys":0,
+        "attention":{"score":"scaled-dot","scale":"own","temperature":null,"softcap":null,"bias":{"alibi":false,
+        "tensor":false,"relative":null},"mask":"causal","place":"start","local":null,"select":"soft","dropout":null,
+        "sinks":false,"entropy":false},
+        "importance":[0.25]},{"name":"layers.1.self_attn","group":"encoder","queries":0,"keys":0,"attention":null,
+        "importance":null}]}"#;
+    let (folder, lse) = (tempfile::tempdir().expect("a folder"), [0.0f32, std::f32::consts::LN_2]);
+    let path = folder.path().join("old.safetensors");
+    let rows: (&[usize], &[f32]) = (&[1, 1, 2, 1], &[0.0, 0.0]);
+    let tensors = [
+        ("layers.0.q", rows.0, rows.1),
+        ("layers.0.k", rows.0, rows.1),
+        ("layers.0.v", rows.0, rows.1),
+        ("layers.0.lse", &[1, 1, 2][..], &lse[..]),
+        ("layers.1.weights", &[1, 2, 2][..], &[1.0, 0.0, 0.25, 0.75][..]),
+    ];
+    foreign(&path, &tensors, &[("recording", header)]);
+    let read = file::open(&path, &OpenOptions::default()).expect("it is read");
+    assert_eq!(read.layers[0].weights(0).expect("weights").data(), [1.0, 0.0, 0.5, 0.5]);
+    assert_eq!(read.layers[1].weights(0).expect("weights").data(), [1.0, 0.0, 0.25, 0.75]);
+    assert_eq!((read.sides[0].tokens[1].id, read.steps[0].candidates.len()), (Some(7), 1));
+    assert_eq!(read.layers[0].importance, Some(vec![0.25]));
+}
+
+#[test]
 fn queries_and_keys_of_others_give_the_weights_of_the_library() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("theirs.safetensors");
@@ -79,14 +108,14 @@ fn queries_and_keys_of_others_give_the_weights_of_the_library() {
     let shape: &[usize] = &[2, 3, 5, 4];
     let tokens = r#"["a","b","c","d","e"]"#;
     foreign(&path, &[("q", shape, q.data()), ("k", shape, k.data())], &[("tokens", tokens)]);
-    let asked = Asked { sequence: 1, ..Asked::default() };
+    let asked = OpenOptions { sequence: 1, ..OpenOptions::default() };
     let read = file::open(&path, &asked).expect("it can be read");
     let attention = Attention::scaled_dot();
     let out = attention.forward(Inputs::new(&q, &k, &k)).expect("it holds together");
     let expected = attention.weights(Inputs::new(&q, &k, &k), &out).expect("weights").rows(1, 2, 0..5).expect("rows");
     assert_eq!(read.layers[0].weights(2).expect("weights"), expected);
     assert_eq!(read.sides[0].tokens[4].text, "e");
-    let none = file::open(&path, &Asked { sequence: 2, ..Asked::default() }).expect_err("there are two");
+    let none = file::open(&path, &OpenOptions { sequence: 2, ..OpenOptions::default() }).expect_err("there are two");
     assert!(none.to_string().contains("2 sequences"), "{none}");
 }
 
@@ -99,7 +128,7 @@ fn weights_of_others_are_taken_as_they_are_layer_by_layer() {
     let shape: &[usize] = &[1, 1, 2, 2];
     let tensors: Vec<_> = names.iter().map(|name| (name.as_str(), shape, &weights[..])).collect();
     foreign(&path, &tensors, &[]);
-    let read = file::open(&path, &Asked::default()).expect("it can be read");
+    let read = file::open(&path, &OpenOptions::default()).expect("it can be read");
     assert_eq!(read.layers.len(), 11);
     assert_eq!((read.layers[2].name.as_str(), read.layers[10].name.as_str()), ("model.layers.2", "model.layers.10"));
     assert_eq!(read.layers[3].weights(0).expect("weights").data(), weights);
@@ -110,21 +139,21 @@ fn weights_of_others_are_taken_as_they_are_layer_by_layer() {
 fn what_lies_is_refused_with_the_tensor_that_does() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("bad.safetensors");
-    let refused = |asked: &Asked| file::open(&path, asked).expect_err("it lies").to_string();
+    let refused = |asked: &OpenOptions| file::open(&path, asked).expect_err("it lies").to_string();
     let (four, eight): (&[usize], &[usize]) = (&[1, 1, 2, 2], &[1, 1, 2, 4]);
 
     foreign(&path, &[("q", four, &[0.0; 4]), ("k", eight, &[0.0; 8])], &[]);
-    assert!(refused(&Asked::default()).contains("`k`"), "{}", refused(&Asked::default()));
+    assert!(refused(&OpenOptions::default()).contains("`k`"), "{}", refused(&OpenOptions::default()));
     foreign(&path, &[("other", four, &[0.0; 4])], &[]);
-    assert!(refused(&Asked::default()).contains("neither `q` and `k` nor `weights`"));
+    assert!(refused(&OpenOptions::default()).contains("neither `q` and `k` nor `weights`"));
     foreign(&path, &[("q", four, &[0.0; 4])], &[]);
-    assert!(refused(&Asked::default()).contains("tensor `k`: it is missing"));
+    assert!(refused(&OpenOptions::default()).contains("tensor `k`: it is missing"));
     foreign(&path, &[("weights", four, &[0.5, f32::NAN, 0.5, 0.5])], &[]);
-    assert!(refused(&Asked::default()).contains("a weight of NaN"));
+    assert!(refused(&OpenOptions::default()).contains("a weight of NaN"));
     foreign(&path, &[("weights", four, &[0.5; 4])], &[("tokens", "[\"a\"]")]);
-    assert!(refused(&Asked::default()).contains("1 tokens for 2 positions"));
+    assert!(refused(&OpenOptions::default()).contains("1 tokens for 2 positions"));
     foreign(&path, &[("weights", four, &[0.5; 4])], &[("recording", "{}")]);
-    assert!(refused(&Asked::default()).contains("metadata `recording`"));
+    assert!(refused(&OpenOptions::default()).contains("metadata `recording`"));
 
     // Bytes that claim what they do not have.
     let good = {
@@ -133,22 +162,22 @@ fn what_lies_is_refused_with_the_tensor_that_does() {
     };
     for cut in [0, 4, 8, 20, good.len() - 1] {
         std::fs::write(&path, &good[..cut]).expect("it can be written");
-        refused(&Asked::default());
+        refused(&OpenOptions::default());
     }
     let mut claims = good.clone();
     claims[..8].copy_from_slice(&u64::MAX.to_le_bytes());
     std::fs::write(&path, &claims).expect("it can be written");
-    assert!(refused(&Asked::default()).contains("claims"));
+    assert!(refused(&OpenOptions::default()).contains("claims"));
     let text = String::from_utf8_lossy(&good).replace("[1,1,2,2]", "[1,1,9,9]");
     std::fs::write(&path, text.as_bytes()).expect("it can be written");
-    assert!(refused(&Asked::default()).contains("needs 324 bytes, not 0 to 16"));
+    assert!(refused(&OpenOptions::default()).contains("needs 324 bytes, not 0 to 16"));
 }
 
 #[test]
 fn shapes_with_nothing_in_them_and_bytes_that_are_shared_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("bad.safetensors");
-    let refused = || file::open(&path, &Asked::default()).expect_err("it lies").to_string();
+    let refused = || file::open(&path, &OpenOptions::default()).expect_err("it lies").to_string();
     for shape in [&[1usize << 40, 0][..], &[0, 4, 4], &[4, 0]] {
         foreign(&path, &[("weights", shape, &[])], &[]);
         assert!(refused().contains("with nothing in it"), "{}", refused());
@@ -172,14 +201,15 @@ fn a_log_sum_exp_of_another_attention_is_found_out() {
     let (four, three): (&[usize], &[usize]) = (&[1, 1, 6, 4], &[1, 1, 6]);
     let tensors = [("q", four, q.data()), ("k", four, k.data()), ("lse", three, lse.data())];
     foreign(&path, &tensors, &[]);
-    let error = file::open(&path, &Asked::default()).expect_err("the future was not summed");
+    let error = file::open(&path, &OpenOptions::default()).expect_err("the future was not summed");
     assert!(error.hint().is_some_and(|hint| hint.contains("causal")), "{error}");
-    let asked = Asked { attention: Some(causal.clone()), ..Asked::default() };
+    let asked = OpenOptions { attention: Some(causal.clone()), ..OpenOptions::default() };
     file::open(&path, &asked).expect("told so, it fits");
     // What the file says counts for more than what is asked.
     let described = serde_json::to_string(&causal).expect("plain");
     foreign(&path, &tensors, &[("attention", &described)]);
-    file::open(&path, &Asked { attention: Some(Attention::dot()), ..Asked::default() }).expect("as it is described");
+    file::open(&path, &OpenOptions { attention: Some(Attention::dot()), ..OpenOptions::default() })
+        .expect("as it is described");
 }
 
 #[test]
@@ -189,7 +219,7 @@ fn names_move_no_cursor_and_a_recording_is_not_told_what_it_is() {
     let mut named = recording(vec![layer(Attention::scaled_dot(), random(1, 4))]);
     named.layers[0].group = "\u{1b}[2Jx".into();
     file::save(&named, &path).expect("it can be written");
-    assert_eq!(file::open(&path, &Asked::default()).expect("it can be read").layers[0].group, "·[2Jx");
-    let asked = Asked { sequence: 1, ..Asked::default() };
+    assert_eq!(file::open(&path, &OpenOptions::default()).expect("it can be read").layers[0].group, "·[2Jx");
+    let asked = OpenOptions { sequence: 1, ..OpenOptions::default() };
     assert!(file::open(&path, &asked).expect_err("it has one").to_string().contains("by itself"));
 }

@@ -1,12 +1,13 @@
 //! The server, as a browser and as an attacker meet it: every answer is the library's number or a refusal in words.
 
 use qkv::{Attention, Inputs, Mask, Output, OwnedInputs, Place, Pool, Tensor};
-use qkv_explore::server::{Server, Settings, stand_alone};
-use qkv_explore::{Computed, Layer, Recording, Seen, Side};
+use qkv_explore::server::connections::Limits;
+use qkv_explore::server::{Server, Settings, standalone_page};
+use qkv_explore::{AttentionCall, Layer, Recording, Side, WeightSource};
 use qkv_nn::Machine;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Causal attention over `n` tokens, two heads.
 fn recording(n: usize) -> Recording {
@@ -15,8 +16,10 @@ fn recording(n: usize) -> Recording {
     let nothing = Tensor::new(Vec::new(), [1, 2, n, 0]).expect("no values");
     let lse = attention.forward(Inputs::new(&q, &k, &nothing)).expect("it holds together").lse;
     let output = Output::of_lse(lse, 0, Place::Start).expect("memory");
-    let seen = Seen::Computed(Box::new(Computed { attention, inputs: OwnedInputs::new(q, k, nothing), output }));
-    let layer = Layer { name: "layers.0".into(), group: "layers".into(), queries: 0, keys: 0, seen, importance: None };
+    let call = AttentionCall::new(attention, OwnedInputs::new(q, k, nothing), Some(output));
+    let weights = WeightSource::Call(Box::new(call));
+    let layer =
+        Layer { name: "layers.0".into(), group: "layers".into(), queries: 0, keys: 0, weights, importance: None };
     let side = Side::of_words("tokens", (0..n).map(|at| if at == 1 { "</script><b>".into() } else { at.to_string() }));
     Recording {
         text: "</script>".into(),
@@ -37,7 +40,11 @@ struct Running {
 
 impl Running {
     fn of(recording: Recording) -> Running {
-        let settings = Settings { recording: Some(recording), ..Settings::new(Machine::new(2)) };
+        Running::with_limits(recording, Limits::default())
+    }
+
+    fn with_limits(recording: Recording, limits: Limits) -> Running {
+        let settings = Settings { recording: Some(recording), limits, ..Settings::new(Machine::new(2)) };
         let server = Server::bind(settings).expect("a free port");
         let (address, (stop, stopped)) = (server.address(), tokio::sync::oneshot::channel::<()>());
         assert!(address.ip().is_loopback(), "{address}");
@@ -111,11 +118,18 @@ impl Answer {
         self.head.contains("qkv-sampled: 1")
     }
 
-    /// A refusal in words, never a panic or an empty answer.
+    /// An error with this status: JSON with a message, never an empty body.
     fn refused(&self, status: u16) {
         let json: serde_json::Value = serde_json::from_slice(&self.body).unwrap_or_default();
-        let said = json["error"].as_str().is_some_and(|error| !error.is_empty());
-        assert!(self.status == status && (said || status == 413 || !self.body.is_empty()), "{status}: {self:?}");
+        let has_message = json["error"].as_str().is_some_and(|error| !error.is_empty());
+        assert!(self.status == status && has_message, "{status}: {self:?}");
+        assert!(!self.head.contains("nonce-"), "errors carry no nonce: {}", self.head);
+    }
+
+    /// The nonce of the page's inline scripts.
+    fn nonce(&self) -> String {
+        let rest = self.head.split("'nonce-").nth(1).expect("the page has a nonce");
+        rest.split('\'').next().expect("it ends").to_owned()
     }
 }
 
@@ -178,7 +192,7 @@ fn tiles_of_a_map_fit_together_at_every_level() {
 
 #[test]
 fn a_large_tile_comes_sampled_at_once_and_exactly_when_asked_again() {
-    // 34,000² pairs are more than are computed without being asked for.
+    // 34,000² pairs are more than are computed without being ask for.
     let server = Running::of(recording(34_000));
     let first = server.get("/api/runs/0/tile?layer=0&head=0&zoom=0&x=0&y=0");
     assert!(first.is_sampled());
@@ -219,17 +233,17 @@ fn what_is_shown_can_be_kept_in_every_form() {
 fn only_pages_of_this_server_are_answered() {
     let server = Running::of(recording(6));
     let address = server.address;
-    let asked =
+    let ask =
         |lines: &str| server.raw(format!("GET /api/state HTTP/1.1\r\nConnection: close\r\n{lines}\r\n").as_bytes());
-    assert_eq!(asked(&format!("Host: {address}\r\n")).status, 200);
-    assert_eq!(asked(&format!("Host: localhost:{}\r\n", address.port())).status, 200);
-    asked("Host: evil.example\r\n").refused(403);
-    asked(&format!("Host: evil.example:{}\r\n", address.port())).refused(403);
-    assert_ne!(asked("").status, 200, "no Host at all");
-    assert_ne!(asked(&format!("Host: {address}\r\nHost: evil.example\r\n")).status, 200, "two of them");
-    asked(&format!("Host: {address}\r\nOrigin: http://evil.example\r\n")).refused(403);
-    asked(&format!("Host: {address}\r\nSec-Fetch-Site: cross-site\r\n")).refused(403);
-    assert_eq!(asked(&format!("Host: {address}\r\nOrigin: http://{address}\r\n")).status, 200);
+    assert_eq!(ask(&format!("Host: {address}\r\n")).status, 200);
+    assert_eq!(ask(&format!("Host: localhost:{}\r\n", address.port())).status, 200);
+    ask("Host: evil.example\r\n").refused(403);
+    ask(&format!("Host: evil.example:{}\r\n", address.port())).refused(403);
+    assert_ne!(ask("").status, 200, "no Host at all");
+    assert_ne!(ask(&format!("Host: {address}\r\nHost: evil.example\r\n")).status, 200, "two of them");
+    ask(&format!("Host: {address}\r\nOrigin: http://evil.example\r\n")).refused(403);
+    ask(&format!("Host: {address}\r\nSec-Fetch-Site: cross-site\r\n")).refused(403);
+    assert_eq!(ask(&format!("Host: {address}\r\nOrigin: http://{address}\r\n")).status, 200);
 }
 
 #[test]
@@ -271,15 +285,15 @@ fn bad_questions_are_refused_in_words() {
         ("/api/runs/0/rollout?group=layers&layers=2", 400),
         ("/api/runs/0/export?format=exe&layer=0", 400),
     ] {
-        let answer = server.get(path);
-        assert!(answer.status == status && !answer.body.is_empty(), "{path}: {answer:?}");
+        server.get(path).refused(status);
     }
     server.post("/api/run", "Content-Type: application/json\r\n", "{\"text\": 3}").refused(422);
     server.post("/api/run", "Content-Type: application/json\r\n", "{").refused(400);
     server.post("/api/run", "Content-Type: text/plain\r\n", "{\"text\": \"a\"}").refused(415);
     server.post("/api/run", "Content-Type: application/json\r\n", "{\"text\": \"a\"}").refused(404);
     let huge = format!("{{\"text\": \"{}\"}}", "a".repeat(1 << 20));
-    assert_eq!(server.post("/api/run", "Content-Type: application/json\r\n", &huge).status, 413);
+    server.post("/api/run", "Content-Type: application/json\r\n", &huge).refused(413);
+    server.post("/api/state", "", "").refused(405);
     assert_ne!(server.raw(b"\x00\x01\x02\x03\r\n\r\n").status, 200);
     assert_eq!(server.get("/api/state").status, 200, "and it still answers");
 }
@@ -304,8 +318,72 @@ fn many_connections_and_slow_ones_stop_nobody() {
 }
 
 #[test]
+fn every_page_has_a_nonce_of_its_own() {
+    let server = Running::of(recording(6));
+    let pages = [server.get("/"), server.get("/")];
+    let nonces = pages.each_ref().map(Answer::nonce);
+    assert_ne!(nonces[0], nonces[1]);
+    for (page, nonce) in pages.iter().zip(&nonces) {
+        assert!(nonce.len() >= 32 && page.text().contains(&format!("nonce=\"{nonce}\"")), "{nonce}");
+    }
+    assert!(!server.get("/page/main.js").head.contains("nonce-"));
+}
+
+#[test]
+fn a_client_that_does_not_finish_its_request_is_cut_off() {
+    let quick = Duration::from_millis(300);
+    let server = Running::with_limits(recording(6), Limits { header: quick, body: quick, ..Limits::default() });
+    for sent in ["", "GET /api/sta", "GET /api/state HTTP/1.1\r\nHost: x\r\n"] {
+        let (mut stream, start, mut bytes) = (server.connect(), Instant::now(), Vec::new());
+        stream.write_all(sent.as_bytes()).expect("it takes bytes");
+        let _ = stream.read_to_end(&mut bytes);
+        assert!(start.elapsed() < Duration::from_secs(30), "{sent:?} was waited for");
+    }
+    // The head is whole, the body is not.
+    let head = format!("POST /api/run HTTP/1.1\r\nHost: {}\r\nContent-Length: 100\r\n\r\n{{", server.address);
+    server.raw(head.as_bytes()).refused(408);
+    assert_eq!(server.get("/api/state").status, 200);
+}
+
+#[test]
+fn idle_connections_make_room_for_new_ones() {
+    let patient = Duration::from_secs(600);
+    let limits = Limits { connections: 4, header: patient, body: patient, ..Limits::default() };
+    let server = Running::with_limits(recording(6), limits);
+    let mut idle: Vec<TcpStream> = (0..20).map(|_| server.connect()).collect();
+    for stream in &mut idle {
+        stream.write_all(b"GET /api/sta").expect("it takes bytes");
+    }
+    for _ in 0..10 {
+        assert_eq!(server.get("/api/state").status, 200);
+    }
+    // The oldest were closed.
+    let mut bytes = Vec::new();
+    let _ = idle[0].read_to_end(&mut bytes);
+    assert!(bytes.is_empty(), "it was never answered");
+}
+
+#[test]
+fn the_page_is_there_before_a_long_recording_is_computed() {
+    let n = 20_000;
+    let [q, k] = [1, 2].map(|seed| Tensor::<f32, 4>::randn([1, 1, n, 16], seed));
+    let nothing = Tensor::new(Vec::new(), [1, 1, n, 0]).expect("no values");
+    let call = AttentionCall::new(Attention::scaled_dot(), OwnedInputs::new(q, k, nothing), None);
+    let mut long = recording(2);
+    long.sides = vec![Side::numbered("tokens", n)];
+    long.layers[0].weights = WeightSource::Call(Box::new(call));
+    assert!(long.layers[0].call().expect("a call").known_output().is_none());
+    let row = long.layers[0].rows_at(0, &[7]).expect("one row");
+    assert!((row.data().iter().sum::<f32>() - 1.0).abs() < 1e-4);
+    assert!(long.layers[0].call().expect("a call").known_output().is_none(), "one row needs no other");
+    let server = Running::of(long);
+    assert_eq!(server.get("/").status, 200);
+    assert_eq!(server.get("/api/runs/0/weights?layer=0&head=0&rows=7..8").numbers().len(), n);
+}
+
+#[test]
 fn a_page_that_stands_alone_asks_for_nothing_from_elsewhere() {
-    let page = stand_alone(&recording(12)).expect("it is small");
+    let page = standalone_page(&recording(12)).expect("it is small");
     for marker in ["src=\"/", "href=\"/page", "http://", "https://", "<!--qkv:"] {
         let found = page.split(marker).nth(1).map(|rest| rest.chars().take(60).collect::<String>());
         assert!(
@@ -314,6 +392,6 @@ fn a_page_that_stands_alone_asks_for_nothing_from_elsewhere() {
         );
     }
     assert!(page.contains("data:text/javascript;base64,") && page.contains("\"standalone\":true"));
-    let error = stand_alone(&recording(3_000)).expect_err("nine million weights");
+    let error = standalone_page(&recording(3_000)).expect_err("nine million weights");
     assert!(error.to_string().contains("at most"), "{error}");
 }

@@ -2,7 +2,7 @@
 //! model, with labels that stand where they belong.
 
 use qkv::Attention;
-use qkv_explore::{Cut, Matrix, Observer, Recording, capture, explain};
+use qkv_explore::{Matrix, MatrixOptions, Observer, Recording, capture, explain};
 use qkv_models::files::tensors::Storage;
 use qkv_models::text::tokenizer::{Kind, Tokenizer};
 use qkv_models::{
@@ -66,7 +66,7 @@ fn the_weights_of_every_layer_sum_to_one_and_give_what_the_layer_gave() {
         for (at, layer) in recording.layers.iter().enumerate() {
             let [n, m] = layer.size();
             assert_eq!((recording.queries(at).len(), recording.keys(at).len()), (n, m), "{}", layer.name);
-            let call = layer.computed().expect("a model computes");
+            let call = layer.call().expect("a model computes");
             for head in 0..layer.heads() {
                 let weights = layer.weights(head).expect("weights");
                 for (i, row) in weights.data().chunks_exact(m).enumerate() {
@@ -74,7 +74,11 @@ fn the_weights_of_every_layer_sum_to_one_and_give_what_the_layer_gave() {
                     // Predictive local attention does not normalise again.
                     assert!(local || (sum - 1.0).abs() < 1e-5, "{}: row {i} sums to {sum}", layer.name);
                     let out: f32 = (0..m).map(|j| row[j] * call.inputs.v[[0, head, j, 1]]).sum();
-                    assert!((out - call.output.values[[0, head, i, 1]]).abs() < 1e-5, "{}: row {i}", layer.name);
+                    assert!(
+                        (out - call.output().expect("it was recorded").values[[0, head, i, 1]]).abs() < 1e-5,
+                        "{}: row {i}",
+                        layer.name
+                    );
                 }
                 let pair = explain(layer, head, n - 1, 0).expect("a pair");
                 assert_eq!(pair.weight, weights[[n - 1, 0]]);
@@ -93,7 +97,8 @@ fn rows_of_cross_attention_are_what_was_written_and_those_of_the_decoder_what_wa
     let (read, written) = (said(recording.queries(2)), said(recording.queries(4)));
     assert_eq!((read[0].as_str(), written.last().map(String::as_str)), ("‹start›", Some("‹end›")));
     assert_eq!(read[1..], written[..written.len() - 1]);
-    let words = Matrix::of(&recording, 5, &Cut { words: true, text_only: true, ..Cut::default() }).expect("weights");
+    let words = Matrix::of(&recording, 5, &MatrixOptions { words: true, text_only: true, ..MatrixOptions::default() })
+        .expect("weights");
     assert_eq!(words.columns.join(" "), "好 久 不 见 。");
     assert_eq!(words.rows.join(" "), "Long time , no see .");
     // The decoder cannot look ahead.
@@ -138,7 +143,7 @@ fn nothing_to_look_at_is_said_so() {
 /// Rows that sum to 1, and outputs that are the weights times the values.
 fn holds(recording: &Recording) {
     for layer in &recording.layers {
-        let ([n, m], call) = (layer.size(), layer.computed().expect("a model computes"));
+        let ([n, m], call) = (layer.size(), layer.call().expect("a model computes"));
         let shared = layer.heads() / call.inputs.v.shape()[1];
         assert_eq!(recording.sides[layer.queries].len(), n);
         for head in 0..layer.heads() {
@@ -146,7 +151,11 @@ fn holds(recording: &Recording) {
             for (i, row) in weights.data().chunks_exact(m).enumerate() {
                 assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-5, "{}: row {i}", layer.name);
                 let out: f32 = (0..m).map(|j| row[j] * call.inputs.v[[0, head / shared, j, 1]]).sum();
-                assert!((out - call.output.values[[0, head, i, 1]]).abs() < 1e-5, "{}: row {i}", layer.name);
+                assert!(
+                    (out - call.output().expect("it was recorded").values[[0, head, i, 1]]).abs() < 1e-5,
+                    "{}: row {i}",
+                    layer.name
+                );
             }
         }
     }

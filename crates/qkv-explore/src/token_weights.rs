@@ -1,11 +1,11 @@
-//! What the words of a document and the patches of an image weigh: a recording of either, brought back to what it is of.
+//! The weights of the words of a document and of the patches of an image, from a recording of either.
 
 use crate::recording::{Form, Recording};
 use crate::rollout;
 use qkv_models::{ReadSentence, ReadWord, Reading, Result};
 use std::ops::Range;
 
-/// The weights of some queries over some keys, of one head or the mean of all, row by row.
+/// The weights of a rectangle in row-major order, of one head or as the mean of all.
 fn weights(
     recording: &Recording,
     layer: usize,
@@ -25,14 +25,15 @@ fn weights(
     Ok(mean)
 }
 
-/// A document with the weights of both levels; `None` where the recording is of none. Pieces are put together to words.
+/// A document with the weights of sentences and words; `None` if the recording is not of a document. Word pieces are
+/// merged.
 ///
 /// # Errors
-/// What `qkv` refuses.
+/// If weights cannot be computed.
 pub fn document(recording: &Recording) -> Result<Option<Reading>> {
     let Some(Form::Document { words, sentences, lengths }) = &recording.form else { return Ok(None) };
     let shares = weights(recording, *sentences, None, 0..1, 0..lengths.len())?;
-    let (said, tokens) = (&recording.keys(*sentences).tokens, &recording.keys(*words).tokens);
+    let (sentence_tokens, tokens) = (&recording.keys(*sentences).tokens, &recording.keys(*words).tokens);
     let (mut read, mut from) = (Vec::with_capacity(lengths.len()), 0);
     for (at, &length) in lengths.iter().enumerate() {
         let within = weights(recording, *words, None, at..at + 1, from..from + length)?;
@@ -47,17 +48,17 @@ pub fn document(recording: &Recording) -> Result<Option<Reading>> {
             }
             last = token.word;
         }
-        read.push(ReadSentence { text: said[at].text.clone(), weight: shares[at], words });
+        read.push(ReadSentence { text: sentence_tokens[at].text.clone(), weight: shares[at], words });
         from += length;
     }
     Ok(Some(Reading { probabilities: Vec::new(), sentences: read, left_out: 0 }))
 }
 
-/// How much of each patch of an image reaches the token for the whole, without what that keeps: by rollout through all layers, or
-/// what it attends to in one layer, with one head or the mean of all. They sum to 1. `None` where the recording is of no image.
+/// The weights of the patches of an image for the class token, normalized to sum to 1: by rollout through all layers, or
+/// the attention in one layer, of one head or as the mean of all. `None` if the recording is not of an image.
 ///
 /// # Errors
-/// Where there is no such head.
+/// If there is no such head.
 pub fn patches(recording: &Recording, layer: Option<usize>, head: Option<usize>) -> Result<Option<Vec<f32>>> {
     let Some(Form::Image { grid: [down, across], .. }) = &recording.form else { return Ok(None) };
     let mut shares = match layer {

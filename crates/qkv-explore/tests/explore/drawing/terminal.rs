@@ -1,6 +1,6 @@
 //! Pictures in a terminal.
 
-use crate::example::{hostile, kept, large, small};
+use super::example::{hostile, kept, large, small};
 use qkv_explore::draw::{Colours, Palette, Picture, Scale};
 use unicode_width::UnicodeWidthStr;
 
