@@ -8,7 +8,7 @@ use crate::lines::{BatchResult, Line, Lines, for_each_line};
 use crate::output::Print;
 use crate::terminal::TerminalStyle;
 use crate::{input, threads};
-use qkv_explore::{capture, draw, shades};
+use qkv_explore::{capture, draw, token_weights};
 use qkv_models::image::Image;
 use qkv_models::{Classifier, Han, Reading};
 use qkv_nn::Machine;
@@ -154,7 +154,7 @@ impl ClassifyArgs {
                 let mut drawing = String::new();
                 if let (true, Classifier::Vit(vit)) = (self.weights, model) {
                     let recording = capture::image(vit, "", image, machine)?;
-                    let weights = shades::patches(&recording, None, None)?.unwrap_or_default();
+                    let weights = token_weights::patches(&recording, None, None)?.unwrap_or_default();
                     let grid = vit.config.grid();
                     object["patches"] = weights.chunks(grid.max(1)).map(|row| json!(row)).collect();
                     drawing = draw::patches(&weights, grid, TerminalStyle::of_stdout().colors());

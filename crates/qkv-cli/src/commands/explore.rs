@@ -9,7 +9,7 @@ use crate::output::Print;
 use crate::{embedded, input, threads};
 use args::{ARGUMENTS, EXAMPLES, ExploreArgs};
 use qkv::{Attention, Mask};
-use qkv_explore::server::{Served, Server, Settings};
+use qkv_explore::server::{ServedModel, Server, Settings};
 use qkv_explore::{Observer, file};
 use qkv_models::image::Image;
 use qkv_nn::Machine;
@@ -77,11 +77,11 @@ impl Run for ExploreArgs {
 
 impl ExploreArgs {
     /// What the file of a recording may not contain.
-    fn recording_options(&self) -> Result<file::Asked, Failure> {
+    fn recording_options(&self) -> Result<file::OpenOptions, Failure> {
         let lines = |path: &PathBuf| -> Result<Vec<String>, Failure> {
             Ok(input::read_text(path, LONGEST_TOKENS)?.lines().map(str::to_owned).collect())
         };
-        Ok(file::Asked {
+        Ok(file::OpenOptions {
             tokens: self.tokens.as_ref().map(lines).transpose()?,
             sequence: self.sequence,
             attention: self.causal.then(|| Attention::scaled_dot().mask(Mask::causal())),
@@ -90,11 +90,11 @@ impl ExploreArgs {
 }
 
 /// The models that were named, or the embedded one.
-fn models(args: &ExploreArgs) -> Result<Vec<Served>, Failure> {
+fn models(args: &ExploreArgs) -> Result<Vec<ServedModel>, Failure> {
     if args.models.is_empty() {
         let model = embedded::translator(None)?.into();
         let note = "the embedded model, Chinese to English".to_owned();
-        return Ok(vec![Served { name: embedded::NAME.to_owned(), note, model }]);
+        return Ok(vec![ServedModel { name: embedded::NAME.to_owned(), note, model }]);
     }
     let served = |path: &PathBuf| {
         input::check(path)?;
@@ -104,7 +104,7 @@ fn models(args: &ExploreArgs) -> Result<Vec<Served>, Failure> {
                 .hint("name one with `--image FILE`"));
         }
         let note = format!("{}, {}", path.display(), model.note());
-        Ok(Served { name: file_name(path), note, model })
+        Ok(ServedModel { name: file_name(path), note, model })
     };
     args.models.iter().map(served).collect()
 }

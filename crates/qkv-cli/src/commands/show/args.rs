@@ -201,8 +201,8 @@ impl ShowArgs {
     }
 
     /// What the file of a recording may not contain.
-    pub fn recording_options(&self) -> qkv_explore::file::Asked {
+    pub fn recording_options(&self) -> qkv_explore::file::OpenOptions {
         let attention = self.causal.then(|| qkv::Attention::scaled_dot().mask(qkv::Mask::causal()));
-        qkv_explore::file::Asked { tokens: None, sequence: self.sequence, attention }
+        qkv_explore::file::OpenOptions { tokens: None, sequence: self.sequence, attention }
     }
 }

@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::output::note;
 use qkv_explore::Recording;
 use qkv_explore::draw::{Fonts, Png};
-use qkv_explore::server::stand_alone;
+use qkv_explore::server::standalone_page;
 use std::path::Path;
 use unicode_width::UnicodeWidthChar;
 
@@ -64,7 +64,7 @@ impl FileFormat {
         let output = OutputPath::new(path, None)?;
         // These hold every layer.
         match self {
-            FileFormat::Html => return output.write(stand_alone(recording)?.as_bytes()),
+            FileFormat::Html => return output.write(standalone_page(recording)?.as_bytes()),
             FileFormat::Recording => return Ok(qkv_explore::file::save(recording, path)?),
             _ => {}
         }

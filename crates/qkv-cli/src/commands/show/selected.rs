@@ -3,7 +3,7 @@
 use super::args::ShowArgs;
 use crate::failure::Failure;
 use qkv_explore::draw::{Picture, Theme};
-use qkv_explore::{Agreement, Cut, Matrix, Recording};
+use qkv_explore::{Agreement, Matrix, MatrixOptions, Recording};
 use serde::Serialize;
 
 /// The most weights that are drawn one by one.
@@ -66,7 +66,7 @@ impl SelectedAttention {
     pub fn of(recording: &Recording, args: &ShowArgs) -> Result<SelectedAttention, Failure> {
         let layer = match &args.layer {
             Some(name) => find_layer(recording, name)?,
-            None => recording.first_to_look_at(),
+            None => recording.default_layer(),
         };
         let (of, short) = (&recording.layers[layer], short_name(recording, layer));
         let heads = of.heads();
@@ -74,12 +74,17 @@ impl SelectedAttention {
             return Err(Failure::new(format!("`{short}` has no head {head}"))
                 .hint(format!("its heads are 0 to {}, or `mean`", heads - 1)));
         }
-        let cut = Cut { head: args.head, words: !args.tokens, text_only: !args.special, ..Cut::default() };
+        let options = MatrixOptions {
+            head: args.head,
+            words: !args.tokens,
+            text_only: !args.special,
+            ..MatrixOptions::default()
+        };
         let (matrix, each) = match of.size() {
-            [n, m] if n.saturating_mul(m) <= MOST => (Matrix::of(recording, layer, &cut)?, 1),
+            [n, m] if n.saturating_mul(m) <= MOST => (Matrix::of(recording, layer, &options)?, 1),
             [n, m] => {
                 let each = n.max(m).div_ceil(CELLS);
-                (Matrix::from_afar(recording, layer, args.head, each)?, each)
+                (Matrix::pooled(recording, layer, args.head, each)?, each)
             }
         };
         if matrix.rows.is_empty() || matrix.columns.is_empty() {

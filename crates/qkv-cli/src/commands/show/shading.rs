@@ -6,7 +6,7 @@ use super::selected::{find_layer, short_name};
 use crate::failure::Failure;
 use crate::terminal::TerminalStyle;
 use qkv_explore::draw::{self, Shaded, Style, Theme};
-use qkv_explore::{Form, Recording, shades};
+use qkv_explore::{Form, Recording, token_weights};
 use qkv_models::Reading;
 use serde_json::json;
 
@@ -20,7 +20,7 @@ enum Shading {
 fn shading(recording: &Recording, args: &ShowArgs) -> Result<Option<Shading>, Failure> {
     match &recording.form {
         Some(Form::Document { .. }) if args.layer.is_none() && args.head.is_none() && !args.tokens => {
-            Ok(shades::document(recording)?.map(Shading::Document))
+            Ok(token_weights::document(recording)?.map(Shading::Document))
         }
         Some(Form::Image { .. }) if !args.tokens => {
             let chosen = match (&args.layer, args.head) {
@@ -40,7 +40,7 @@ fn shading(recording: &Recording, args: &ShowArgs) -> Result<Option<Shading>, Fa
                 (Some(at), Some(head)) => format!("{} · head {head}", short_name(recording, at)),
                 (Some(at), None) => format!("{} · mean of heads", short_name(recording, at)),
             };
-            Ok(shades::patches(recording, chosen, args.head)?.map(|weights| Shading::Image(weights, what)))
+            Ok(token_weights::patches(recording, chosen, args.head)?.map(|weights| Shading::Image(weights, what)))
         }
         _ => Ok(None),
     }

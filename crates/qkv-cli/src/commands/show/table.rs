@@ -53,7 +53,7 @@ pub(crate) fn layers(recording: &Recording, args: &ShowArgs) -> String {
 pub(crate) fn heads(recording: &Recording, json: bool) -> Result<String, Failure> {
     let measured = measure(recording, THRESHOLD)?;
     if json {
-        let one = |head: &qkv_explore::measures::Measured| {
+        let one = |head: &qkv_explore::measures::HeadMeasures| {
             let mut object = Map::new();
             object.insert("layer".into(), short_name(recording, head.layer).into());
             object.insert("head".into(), head.head.into());
