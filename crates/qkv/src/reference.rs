@@ -216,7 +216,7 @@ impl<F: Real> Reference<F> {
                         }
                         let of_entropy = if d_entropy == F::ZERO { F::ZERO } else { d_entropy * (s - lse + F::ONE) };
                         let d_score = (self.round)(match attention.select {
-                            Select::Sparsemax if p[j] == F::ZERO => F::ZERO,
+                            Select::Sparsemax if p[j] == F::ZERO || p[j].is_nan() => p[j],
                             Select::Sparsemax => d_weights[j] - mean,
                             Select::Hard(_) if forward.weights[[b, h, i, j]] != F::ZERO => {
                                 p[j] * (d_weights[j] - row - of_entropy) + d_log_prob

@@ -58,9 +58,14 @@ pub(super) fn select<F: Real>(
                 best = Some((noisy, j));
             }
         }
-        row.weights.fill(F::ZERO);
+        // A visible NaN or +∞ makes the row NaN, as it does for softmax.
+        if !row.lse.is_nan() {
+            row.weights.fill(F::ZERO);
+        }
         if let Some((_, j)) = best {
-            row.weights[j] = F::ONE;
+            if !row.lse.is_nan() {
+                row.weights[j] = F::ONE;
+            }
             row.log_prob = scores[j] - row.lse;
             row.chosen = vec![j];
         }
@@ -91,13 +96,18 @@ fn sparsemax<F: Real>(scores: &[F], round: fn(F) -> F) -> (Vec<F>, F) {
     if most == F::NEG_INFINITY {
         return (vec![F::ZERO; scores.len()], most);
     }
+    if !most.is_finite() {
+        let nan = most - most;
+        let visible = |s: &F| if *s == F::NEG_INFINITY { F::ZERO } else { nan };
+        return (scores.iter().map(visible).collect(), nan);
+    }
     let mut sorted: Vec<F> = scores.iter().filter(|&&s| s != F::NEG_INFINITY).map(|&s| s - most).collect();
     sorted.sort_by(|a, b| b.to_f64().total_cmp(&a.to_f64()));
     let (mut sum, mut tau) = (F::ZERO, F::ZERO);
     for (count, &s) in sorted.iter().enumerate() {
         sum += s;
         let candidate = (sum - F::ONE) / F::from_f64(count as f64 + 1.0);
-        if s > candidate || s.is_nan() {
+        if s > candidate {
             tau = candidate;
         }
     }

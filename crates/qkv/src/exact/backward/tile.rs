@@ -277,7 +277,11 @@ impl<'a, T: Element> BackwardPass<'a, T> {
             ops.fill_absent(mask, count, scores);
             for r in 0..count {
                 let at = r * KEYS..r * KEYS + width;
-                sparsemax_gradient(isa, &mut scores[at.clone()], &mut grads[at], scale, lse[r], deltas[r]);
+                let (scores, grads) = (&mut scores[at.clone()], &mut grads[at]);
+                match lse[r].is_nan() {
+                    true => nan_row(scores, grads),
+                    false => sparsemax_gradient(isa, scores, grads, scale, lse[r], deltas[r]),
+                }
             }
         } else {
             let of = RowGradient {
@@ -293,6 +297,9 @@ impl<'a, T: Element> BackwardPass<'a, T> {
                 if let Some(at) = chosen_in(chosen, row, keys) {
                     let of_row = (row.b * problem.heads.query + h) * problem.n + row.i;
                     grads[r * KEYS + at] += self.log_prob.get(of_row).copied().unwrap_or(T::Acc::ZERO);
+                }
+                if lse[r].is_nan() {
+                    continue; // the weights are NaN, as they are for softmax
                 }
                 one_hot(chosen, row, keys, &mut scores[r * KEYS..][..width]);
             }
@@ -421,4 +428,12 @@ enum KeySide {
 /// `Σ grad · raw` over visible pairs; the gradient of an absent pair is exactly 0.
 fn masked_dot<A: Real>(grads: &[A], raw: &[A]) -> A {
     grads.iter().zip(raw).filter(|(grad, _)| **grad != A::ZERO).map(|(&grad, &raw)| grad * raw).sum()
+}
+
+/// The weights and the gradients of a row whose threshold is NaN: NaN for every visible key, 0 for the others.
+fn nan_row<A: Real>(scores: &mut [A], grads: &mut [A]) {
+    let nan = A::from_f64(f64::NAN);
+    for (score, grad) in scores.iter_mut().zip(grads) {
+        (*score, *grad) = if *score == A::NEG_INFINITY { (A::ZERO, A::ZERO) } else { (nan, nan) };
+    }
 }

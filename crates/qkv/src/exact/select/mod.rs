@@ -250,8 +250,11 @@ fn hard<T: Element>(
     let [max, sum, entropy_acc] = softmax_row(ops.isa, scores);
     let picked = gumbel_argmax(choice.sample.then(|| ops.problem.seed()), at, copy, scores, max).map(|j| (j, copy[j]));
     let lse = if picked.is_none() { T::Acc::NEG_INFINITY } else { max + sum.ln() };
-    if let Some((j, _)) = picked {
-        reader.add(j, T::Acc::ONE, values);
+    match picked {
+        // A visible NaN or +∞ makes the row NaN, as it does for softmax.
+        Some(_) if lse.is_nan() => values.fill(lse),
+        Some((j, _)) => reader.add(j, T::Acc::ONE, values),
+        None => {}
     }
     if choice.straight_through && picked.is_some() {
         let row = padded::<T::Acc>(ops.problem.dv);
@@ -327,15 +330,23 @@ fn sparsemax<T: Element>(
         to.lse.write(at.b, at.h, at.i, &[most]);
         return;
     }
+    if !most.is_finite() {
+        // A visible NaN or +∞ makes the row NaN, as it does for softmax.
+        let nan = most - most;
+        values.fill(nan);
+        kept.fill(nan);
+        to.lse.write(at.b, at.h, at.i, &[nan]);
+        return;
+    }
     // The threshold is within 1 of the largest score. It grows with each pass over the scores above it until none falls
     // below (Michelot 1986). Scores are taken relative to the largest, to avoid cancellation.
     let mut support: Vec<(usize, T::Acc)> =
-        scores.iter().enumerate().map(|(j, &s)| (j, s - most)).filter(|(_, s)| *s > -one || s.is_nan()).collect();
+        scores.iter().enumerate().map(|(j, &s)| (j, s - most)).filter(|(_, s)| *s > -one).collect();
     let tau = loop {
         let sum: T::Acc = support.iter().map(|(_, s)| *s).sum();
         let tau = (sum - one) / T::Acc::from_f64(support.len() as f64);
         let before = support.len();
-        support.retain(|(_, s)| *s > tau || s.is_nan());
+        support.retain(|(_, s)| *s > tau);
         if support.len() == before {
             break tau;
         }
@@ -362,7 +373,7 @@ impl<T: Element> FinalWeights<'_, T> {
             let scores = &mut scores[r * KEYS..][..width];
             let lse = self.out.row_statistic()[[row.b, row.h, row.i]];
             match (self.ops.problem.attention.select, &self.out.chosen) {
-                (Select::Hard(_), Some(chosen)) => one_hot(chosen, row, keys, scores),
+                (Select::Hard(_), Some(chosen)) if !lse.is_nan() => one_hot(chosen, row, keys, scores),
                 (Select::Sparsemax, _) => {
                     for score in scores {
                         let above = *score - lse;
