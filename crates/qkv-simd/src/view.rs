@@ -501,6 +501,12 @@ impl<'a, T> ViewMut<'a, T> {
         Ok(ViewMut { data, shape, strides, count: None, borrowed: PhantomData })
     }
 
+    /// The same view for a shorter time, so that it can be written again later.
+    pub fn reborrow(&mut self) -> ViewMut<'_, T> {
+        let ViewMut { data, shape, strides, count, .. } = *self;
+        ViewMut { data, shape, strides, count, borrowed: PhantomData }
+    }
+
     /// `[batch, heads, length, width]`.
     pub fn shape(&self) -> [usize; 4] {
         self.shape

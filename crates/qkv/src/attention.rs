@@ -6,15 +6,16 @@ use crate::element::Element;
 use crate::error::Result;
 use crate::exact;
 use crate::feature::Features;
-use crate::gradients::Gradients;
+use crate::gradients::{Gradients, GradientsMut};
 use crate::inputs::{Inputs, Upstream};
 use crate::mask::Mask;
-use crate::output::{Output, OutputMut};
+use crate::output::{Output, OutputMut, OutputRef};
 use crate::place::Place;
 use crate::problem::Problem;
 use crate::score::{Scale, Score};
 use crate::scratch::Scratch;
 use crate::select::{Choice, Dropout, Select};
+use crate::tensor::Tensor;
 use crate::weights::Weights;
 use serde::{Deserialize, Serialize};
 
@@ -379,11 +380,70 @@ impl Attention {
         scratch: &Scratch<T::Acc>,
         threads: usize,
     ) -> Result<Gradients<T>> {
-        let problem = Problem::placed(self, inputs, out.place)?;
+        let (problem, threads) = (Problem::placed(self, inputs, out.place)?, threads.max(1));
         out.check(&problem)?;
         problem.check_upstream(&upstream, out.entropy.is_some())?;
         out.check_saved(self)?;
-        T::backward(&problem, out, &upstream, scratch, threads.max(1))
+        let shapes = [("d_q", inputs.q.shape()), ("d_k", inputs.k.shape()), ("d_v", inputs.v.shape())];
+        if let Score::Linear(_) = self.score {
+            let [q, k, v] = shapes.map(|(name, shape)| Tensor::allocate(name, shape));
+            let mut gradients = Gradients::new(q?, k?, v?);
+            T::backward(&problem, out.as_ref(), &upstream, gradients.as_mut(), scratch, threads);
+            return Ok(gradients);
+        }
+        // Every row is written, so the memory is not cleared first.
+        let [d_q, d_k, d_v] = shapes.map(|(name, shape)| Tensor::unwritten(name, shape));
+        let (mut d_q, mut d_k, mut d_v) = (d_q?, d_k?, d_v?);
+        let empty = || Tensor::allocate("gradient", [0; 4]);
+        let mut gradients = Gradients::allocate([empty()?, empty()?, empty()?], &inputs, &upstream)?;
+        let into = GradientsMut { q: d_q.view(), k: d_k.view(), v: d_v.view(), ..gradients.as_mut() };
+        T::backward(&problem, out.as_ref(), &upstream, into, scratch, threads);
+        let [q, k, v] = shapes.map(|(_, shape)| shape);
+        gradients.q = Tensor::new(d_q.written(), q)?;
+        gradients.k = Tensor::new(d_k.written(), k)?;
+        gradients.v = Tensor::new(d_v.written(), v)?;
+        Ok(gradients)
+    }
+
+    /// [`backward`](Attention::backward) of a softmax from and into memory of the caller, with any strides: the output of
+    /// [`forward_into`](Attention::forward_into) is read and the gradients are written in place, without copies. The bits
+    /// are those of [`backward`](Attention::backward).
+    ///
+    /// ```
+    /// use qkv::{Attention, GradientsMut, Inputs, OutputRef, Scratch, Tensor, Upstream, ViewMut};
+    /// let [q, k, v, d_out] = [1, 2, 3, 4].map(|seed| Tensor::<f32, 4>::randn([1, 2, 9, 4], seed));
+    /// let attention = Attention::scaled_dot();
+    /// let inputs = Inputs::new(&q, &k, &v);
+    /// let out = attention.forward(inputs)?;
+    /// let [mut d_q, mut d_k, mut d_v] = [(); 3].map(|()| vec![0.0f32; 2 * 9 * 4]);
+    /// // Heads side by side in memory, [B, N, H, D], as the layer before wrote them.
+    /// let side_by_side = |data| ViewMut::strided(data, 0, [1, 2, 9, 4], [72, 4, 8, 1]);
+    /// let into = GradientsMut::new(side_by_side(&mut d_q)?, side_by_side(&mut d_k)?, side_by_side(&mut d_v)?);
+    /// let saved = OutputRef::new(&out.values, out.lse.data());
+    /// attention.backward_into(inputs, saved, Upstream::new(&d_out), into, &Scratch::new(), 2)?;
+    /// let expected = attention.backward(inputs, &out, Upstream::new(&d_out))?;
+    /// assert_eq!(d_q[8 + 4], expected.q[[0, 1, 1, 0]]); // query 1 of head 1
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`backward`](Attention::backward), and for a selection other than softmax, whose output holds more than values.
+    pub fn backward_into<T: Element>(
+        &self,
+        inputs: Inputs<'_, T>,
+        out: OutputRef<'_, T>,
+        upstream: Upstream<'_, T>,
+        into: GradientsMut<'_, T>,
+        scratch: &Scratch<T::Acc>,
+        threads: usize,
+    ) -> Result<()> {
+        let problem = Problem::placed(self, inputs, out.place.unwrap_or(self.place))?;
+        self.check_into()?;
+        out.check(&problem)?;
+        problem.check_upstream(&upstream, out.entropy.is_some())?;
+        into.check(&inputs)?;
+        T::backward(&problem, out, &upstream, into, scratch, threads.max(1));
+        Ok(())
     }
 
     /// The weights, on demand: any rows, any rectangle, or pooled to a picture, recomputed exactly from `q`, `k` and what
@@ -392,7 +452,7 @@ impl Attention {
         let problem = Problem::placed(self, inputs, out.place)?;
         out.check(&problem)?;
         out.check_saved(self)?;
-        Ok(Weights::new(problem, out))
+        Ok(Weights::new(problem, out.as_ref()))
     }
 
     /// Attends from a few new queries to a growing cache of keys and values. The queries stand at the end of the keys, or

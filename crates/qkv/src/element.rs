@@ -5,9 +5,9 @@ use crate::decode::Decode;
 use crate::error::Result;
 use crate::exact;
 use crate::feature;
-use crate::gradients::Gradients;
+use crate::gradients::GradientsMut;
 use crate::inputs::Upstream;
-use crate::output::{Output, OutputMut};
+use crate::output::{Output, OutputMut, OutputRef};
 use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::Scratch;
@@ -44,11 +44,12 @@ pub(crate) trait Engines: qkv_simd::Element {
     /// The gradients of everything that was given.
     fn backward(
         problem: &Problem<'_, Self>,
-        out: &Output<Self>,
+        out: OutputRef<'_, Self>,
         upstream: &Upstream<'_, Self>,
+        into: GradientsMut<'_, Self>,
         scratch: &Scratch<Self::Acc>,
         threads: usize,
-    ) -> Result<Gradients<Self>>;
+    );
 
     /// Runs tasks over recomputed weights.
     fn weigh(weights: &Weights<'_, Self>, asked: Asked<'_>, task: &Task<'_, Self::Acc>);
@@ -96,14 +97,15 @@ macro_rules! element {
 
             fn backward(
                 problem: &Problem<'_, $t>,
-                out: &Output<$t>,
+                out: OutputRef<'_, $t>,
                 upstream: &Upstream<'_, $t>,
+                into: GradientsMut<'_, $t>,
                 scratch: &Scratch<<$t as qkv_simd::Element>::Acc>,
                 threads: usize,
-            ) -> Result<Gradients<$t>> {
+            ) {
                 match problem.attention.score {
-                    Score::Linear(_) => feature::backward(problem, out, upstream, scratch, threads),
-                    _ => exact::backward(problem, out, upstream, scratch, threads),
+                    Score::Linear(_) => feature::backward(problem, out, upstream, into, scratch, threads),
+                    _ => exact::backward(problem, out, upstream, into, scratch, threads),
                 }
             }
 

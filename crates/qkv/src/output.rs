@@ -6,7 +6,7 @@ use crate::place::Place;
 use crate::problem::Problem;
 use crate::select::Select;
 use crate::tensor::Tensor;
-use qkv_simd::{Element, ViewMut};
+use qkv_simd::{Element, View, ViewMut};
 
 /// What the forward pass returns, including what the backward pass needs. Two outputs are equal if all returned numbers
 /// are.
@@ -92,6 +92,18 @@ impl<T: Element> Output<T> {
     /// The number of each row that its weights are recomputed from, `[B, Hq, N]`: the log-sum-exp, or sparsemax's threshold.
     pub(crate) fn row_statistic(&self) -> &Tensor<T::Acc, 3> {
         self.threshold.as_ref().unwrap_or(&self.lse)
+    }
+
+    /// The same, borrowed, as the backward pass reads it.
+    pub fn as_ref(&self) -> OutputRef<'_, T> {
+        OutputRef {
+            values: View::from(&self.values),
+            row_statistic: self.row_statistic().data(),
+            entropy: self.entropy.as_ref().map(Tensor::data),
+            chosen: self.chosen.as_ref(),
+            kept: self.kept.as_ref(),
+            place: Some(self.place),
+        }
     }
 
     pub(crate) fn zeros(problem: &Problem<'_, T>) -> Result<Self> {
@@ -180,6 +192,69 @@ fn check_shape<const R: usize>(tensor: &'static str, found: [usize; R], expected
         return Ok(());
     }
     Err(Error::shape(tensor, &found, format!("{expected:?}")))
+}
+
+/// The output of a softmax in the caller's memory, read by [`Attention::backward_into`].
+///
+/// ```
+/// use qkv::{OutputRef, Tensor};
+/// let (values, lse) = (Tensor::<f32, 4>::zeros([1, 2, 9, 4])?, vec![0.0; 2 * 9]);
+/// let out = OutputRef::<f32>::new(&values, &lse);
+/// # let _ = out;
+/// # Ok::<(), qkv::Error>(())
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct OutputRef<'a, T: Element> {
+    /// `[B, Hq, N, Dv]`, with any strides.
+    pub values: View<'a, T>,
+    /// The log-sum-exp `[B, Hq, N]`, or sparsemax's threshold.
+    pub(crate) row_statistic: &'a [T::Acc],
+    /// `[B, Hq, N]`, if the attention has [`with_entropy`](Attention::with_entropy).
+    pub(crate) entropy: Option<&'a [T::Acc]>,
+    pub(crate) chosen: Option<&'a Tensor<i64, 4>>,
+    pub(crate) kept: Option<&'a Tensor<T::Acc, 4>>,
+    /// The place of the queries, if it is not that of the description.
+    pub(crate) place: Option<Place>,
+}
+
+impl<T: Element> Clone for OutputRef<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T: Element> Copy for OutputRef<'_, T> {}
+
+impl<'a, T: Element> OutputRef<'a, T> {
+    /// Values `[B, Hq, N, Dv]` with any strides, and the log-sum-exp `[B, Hq, N]`.
+    pub fn new(values: impl Into<View<'a, T>>, lse: &'a [T::Acc]) -> Self {
+        let (entropy, chosen, kept, place) = (None, None, None, None);
+        OutputRef { values: values.into(), row_statistic: lse, entropy, chosen, kept, place }
+    }
+
+    /// The entropy as well, `[B, Hq, N]`.
+    pub fn entropy(mut self, entropy: &'a [T::Acc]) -> Self {
+        self.entropy = Some(entropy);
+        self
+    }
+
+    /// The place of the queries, after [`Attention::decode_into`]: [`Place::End`], or [`Place::Given`] with positions.
+    pub fn place(mut self, place: Place) -> Self {
+        self.place = Some(place);
+        self
+    }
+
+    pub(crate) fn check(&self, problem: &Problem<'_, T>) -> Result<()> {
+        let Problem { b, n, dv, heads, .. } = *problem;
+        check_shape("out", self.values.shape(), [b, heads.query, n, dv])?;
+        for (tensor, rows) in [("lse", Some(self.row_statistic)), ("entropy", self.entropy)] {
+            if let Some(rows) = rows.filter(|rows| rows.len() != b * heads.query * n) {
+                return Err(Error::shape(tensor, &[rows.len()], format!("[{b}, {}, {n}]", heads.query)));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The caller's memory for the output of a softmax.

@@ -6,7 +6,7 @@ use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::exact::{FinalWeights, KeyBlocks, KeyBuffers, Operand, Plan, RowAt, ScoreOperands, TileMask, TileOps};
 use crate::feature::{self, Weigher};
-use crate::output::Output;
+use crate::output::OutputRef;
 use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::Scratch;
@@ -47,11 +47,11 @@ pub enum Pool {
 #[derive(Debug)]
 pub struct Weights<'a, T: qkv_simd::Element> {
     problem: Problem<'a, T>,
-    out: &'a Output<T>,
+    out: OutputRef<'a, T>,
 }
 
 impl<'a, T: Element> Weights<'a, T> {
-    pub(crate) fn new(problem: Problem<'a, T>, out: &'a Output<T>) -> Self {
+    pub(crate) fn new(problem: Problem<'a, T>, out: OutputRef<'a, T>) -> Self {
         Weights { problem, out }
     }
 

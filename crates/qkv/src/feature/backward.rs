@@ -11,43 +11,50 @@ use super::chunk::{Block, Facing, Sizes, State, pack};
 use super::forward::{KeyChunk, Prefixes, Walk, load_keys, sizes_of};
 use super::sequence::{Plan, Query, Sequence};
 use super::sums::{Sums, Unit};
-use crate::error::Result;
-use crate::gradients::Gradients;
+use crate::gradients::GradientsMut;
 use crate::inputs::Upstream;
-use crate::output::Output;
+use crate::output::OutputRef;
 use crate::problem::Problem;
 use crate::scratch::{Buffer, Scratch};
-use crate::tensor::Tensor;
 use crate::tuning::CHUNK;
 use qkv_simd::features::{Decay, decay, highest, row_dots};
 use qkv_simd::shared::{Rows, for_each_task};
 use qkv_simd::tile::{RowOp, row_op};
-use qkv_simd::{Element, Matrix, Panels, Real, Target, View, ViewMut, padded, product, product_skipping_zeros};
+use qkv_simd::{Element, Matrix, Panels, Real, Target, ViewMut, padded, product, product_skipping_zeros};
 use std::ops::Range;
 
 /// Computes the gradients of queries, keys and values.
 pub(crate) fn backward<T: Element>(
     problem: &Problem<'_, T>,
-    out: &Output<T>,
+    out: OutputRef<'_, T>,
     upstream: &Upstream<'_, T>,
+    mut into: GradientsMut<'_, T>,
     scratch: &Scratch<T::Acc>,
     threads: usize,
-) -> Result<Gradients<T>> {
-    let inputs = &problem.inputs;
-    let mut d_q = Tensor::allocate("d_q", inputs.q.shape())?;
-    let mut d_k = Tensor::allocate("d_k", inputs.k.shape())?;
-    let mut d_v = Tensor::allocate("d_v", inputs.v.shape())?;
+) {
+    // Queries that see nothing and keys that nobody sees are not written below.
+    for view in [&mut into.q, &mut into.k, &mut into.v] {
+        clear(view.reborrow(), scratch);
+    }
     let (sizes, plan) = (sizes_of(problem), Plan::new(problem));
     let above = Above { problem, out, upstream, sizes: &sizes };
-    above.queries(&plan, Rows::new(ViewMut::from(&mut d_q)), scratch, threads);
-    above.keys(&plan, Rows::new(ViewMut::from(&mut d_k)), Rows::new(ViewMut::from(&mut d_v)), scratch, threads);
-    Ok(Gradients::new(d_q, d_k, d_v))
+    above.queries(&plan, Rows::new(into.q), scratch, threads);
+    above.keys(&plan, Rows::new(into.k), Rows::new(into.v), scratch, threads);
+}
+
+/// Writes zeros.
+fn clear<T: Element>(view: ViewMut<'_, T>, scratch: &Scratch<T::Acc>) {
+    let [b, h, n, d] = view.shape();
+    let (rows, zeros) = (Rows::new(view), scratch.zeros(d));
+    for at in 0..b * h * n {
+        rows.write(at / (h * n), at / n % h, at % n, &zeros);
+    }
 }
 
 /// What comes back from above, and what it belongs to.
 struct Above<'a, T: Element> {
     problem: &'a Problem<'a, T>,
-    out: &'a Output<T>,
+    out: OutputRef<'a, T>,
     upstream: &'a Upstream<'a, T>,
     sizes: &'a Sizes<T::Acc>,
 }
@@ -61,21 +68,21 @@ impl<T: Element> Above<'_, T> {
         let indices = || queries.iter().map(|query| query.i);
         block.load(self.sizes, self.problem.inputs.q.into(), [b, h], indices());
         block.load_values(self.sizes, self.upstream.values.into(), [b, h], indices());
-        let outputs = View::from(&self.out.values);
+        let outputs = self.out.values;
         for (i, room) in indices().zip(room.chunks_exact_mut(*v_row)) {
             outputs.load_row(b, h, i, room);
         }
         let mut deltas = [zero; CHUNK];
         row_dots(map.isa, (&block.values, *v_row), (room, *v_row), *v_row, &mut deltas[..queries.len()]);
         for (r, i) in indices().enumerate() {
-            let (lse, values) = (self.out.lse[[b, h, i]], &mut block.values[r * v_row..][..*v_row]);
+            let at = (b * self.problem.heads.query + h) * self.problem.n + i;
+            let (lse, values) = (self.out.row_statistic[at], &mut block.values[r * v_row..][..*v_row]);
             if lse == T::Acc::NEG_INFINITY {
                 values.fill(zero);
                 block.features[r * map.row..][..map.row].fill(zero);
                 block.logs[r] = lse;
                 continue;
             }
-            let at = (b * self.problem.heads.query + h) * self.problem.n + i;
             values[*dv] = self.upstream.lse.map_or(zero, |d_lse| d_lse[at]) - deltas[r];
             block.finite[1] &= values[*dv].is_finite();
             block.logs[r] = block.logs[r] - map.divisor_log() - lse;

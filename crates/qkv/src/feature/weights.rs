@@ -1,7 +1,7 @@
 //! Weights on demand: `φ(q_i)·φ(k_j)` over the denominator, which is in the log-sum-exp, for rows against a range of keys.
 
 use super::chunk::{Block, Sizes, pack};
-use crate::output::Output;
+use crate::output::OutputRef;
 use crate::problem::Problem;
 use crate::scratch::{Buffer, Scratch};
 use crate::tuning::CHUNK;
@@ -35,7 +35,7 @@ impl<'a, T: Element> Weigher<'a, T> {
     /// Reports the weights of up to [`CHUNK`] rows of one head against `cols`.
     pub fn weigh(
         &mut self,
-        out: &Output<T>,
+        out: OutputRef<'_, T>,
         [b, h]: [usize; 2],
         rows: Range<usize>,
         cols: &Range<usize>,
@@ -45,7 +45,7 @@ impl<'a, T: Element> Weigher<'a, T> {
         let (mask, scene, count) = (&problem.attention.mask, &problem.scene, rows.len());
         self.queries.load(self.sizes, problem.inputs.q.into(), [b, h], rows.clone());
         for (log, i) in self.queries.logs.iter_mut().zip(rows.clone()) {
-            let lse = out.lse[[b, h, i]];
+            let lse = out.row_statistic[(b * self.problem.heads.query + h) * self.problem.n + i];
             // A row that sees nothing has no weights.
             *log = if lse == T::Acc::NEG_INFINITY { lse } else { *log - map.divisor_log() - lse };
         }

@@ -4,10 +4,9 @@
 
 use crate::exact::scores::RowAt;
 use crate::problem::Problem;
-use crate::tensor::Tensor;
 use crate::tuning::{KEYS, QUERIES};
-use qkv_simd::shared::Turnstile;
-use qkv_simd::{Element, Real};
+use qkv_simd::shared::{Rows, Turnstile};
+use qkv_simd::{Element, Real, ViewMut};
 
 /// The position of a tile in the backward pass.
 #[derive(Clone, Copy, Debug)]
@@ -96,14 +95,19 @@ impl<'a, A: Real> BiasGradient<'a, A> {
     }
 
     /// Copies the tiles into a tensor of the bias's shape.
-    pub fn read<T: Element<Acc = A>>(shape: [usize; 4], buffer: &[A], out: &mut Tensor<T, 4>) {
-        let [_, heads, n, m] = shape;
+    pub fn read<T: Element<Acc = A>>(buffer: &[A], to: ViewMut<'_, T>) {
+        let shape = to.shape();
+        let [batch, heads, n, m] = shape;
         let (tiles, size) = Self::tiling(shape);
-        for (at, out) in out.data_mut().iter_mut().enumerate() {
-            let (j, i, bh) = (at % m, at / m % n, at / (m * n));
-            debug_assert!(heads > 0);
-            let tile = (bh * tiles[0] + i / size[0]) * tiles[1] + j / size[1];
-            *out = T::narrow(buffer[(tile * size[0] + i % size[0]) * size[1] + j % size[1]]);
+        let to = Rows::new(to);
+        let mut row = vec![A::ZERO; m];
+        for at in 0..batch * heads * n {
+            let (bh, i) = (at / n, at % n);
+            for (j, x) in row.iter_mut().enumerate() {
+                let tile = (bh * tiles[0] + i / size[0]) * tiles[1] + j / size[1];
+                *x = buffer[(tile * size[0] + i % size[0]) * size[1] + j % size[1]];
+            }
+            to.write(bh / heads, bh % heads, i, &row);
         }
     }
 }

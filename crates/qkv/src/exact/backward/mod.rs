@@ -12,20 +12,18 @@ pub(crate) mod row_terms;
 mod tile;
 
 use crate::compiled::Expr;
-use crate::error::Result;
 use crate::exact::pack::Operand;
 use crate::exact::pack::query_blocks::{QueryBlocks, QueryBuffers};
 use crate::exact::plan::{Piece, Plan};
 use crate::exact::scores::TileOps;
 use crate::exact::scores::projection::{ProjectedSide, ScoreOperands, backward_projection};
-use crate::gradients::Gradients;
+use crate::gradients::GradientsMut;
 use crate::inputs::Upstream;
-use crate::output::Output;
+use crate::output::OutputRef;
 use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::Scratch;
 use crate::select::Select;
-use crate::tensor::Tensor;
 use crate::tuning::{QUERIES, WHOLE_HEADS};
 use bias::{BiasGradient, StepCounts, TableGradient, TileStep};
 use piece_gradients::{GradientOf, PieceGradients, center_gradient, gather_gradient};
@@ -34,17 +32,21 @@ use qkv_simd::{Element, Real, ViewMut, padded};
 use row_terms::RowTerms;
 use tile::BackwardWorker;
 
-/// Computes the gradients of all inputs.
+/// Computes the gradients of all inputs, into the memory of `into`.
 pub(crate) fn backward<T: Element>(
     problem: &Problem<'_, T>,
-    out: &Output<T>,
+    out: OutputRef<'_, T>,
     upstream: &Upstream<'_, T>,
+    into: GradientsMut<'_, T>,
     scratch: &Scratch<T::Acc>,
     threads: usize,
-) -> Result<Gradients<T>> {
+) {
     let inputs = &problem.inputs;
-    let narrowed = |numbers: Vec<T::Acc>| numbers.into_iter().map(T::narrow).collect::<Vec<T>>();
-    let bias_shape = inputs.bias.filter(|_| upstream.for_bias).map(|bias| bias.shape());
+    let GradientsMut { q, k, v, w, w_q, w_k, v_score, scale, bias, table, sinks, center, .. } = into;
+    let write = |to: Option<&mut [T]>, numbers: Vec<T::Acc>| {
+        to.into_iter().flatten().zip(numbers).for_each(|(to, x)| *to = T::narrow(x));
+    };
+    let bias_shape = bias.as_ref().map(ViewMut::shape);
     // The gradient of a bias covers the natural order, so another order gains nothing. Selections store natural
     // indices.
     let plan = match bias_shape {
@@ -65,11 +67,12 @@ pub(crate) fn backward<T: Element>(
         scratch,
         threads,
     };
-    let sinks = || inputs.sinks.map(|_| narrowed(rows.sink_gradient(&pass.ops, scratch, threads)));
+    if inputs.sinks.is_some() {
+        write(sinks, rows.sink_gradient(&pass.ops, scratch, threads));
+    }
     if let Some(piece) = pass.simple_piece(&plan, bias_shape.is_some()) {
         let whole_heads = problem.b * problem.heads.key >= WHOLE_HEADS * threads;
-        let [q, k, v] = if whole_heads { pass.run_by_head(piece)? } else { pass.run_shared(piece)? };
-        return Ok(Gradients { sinks: sinks(), ..Gradients::new(q, k, v) });
+        return if whole_heads { pass.run_by_head(piece, [q, k, v]) } else { pass.run_shared(piece, [q, k, v]) };
     }
     let mut bias_buffer = scratch.zeros(bias_shape.map_or(0, BiasGradient::<T::Acc>::buffer_len));
     let table_shape = inputs.table.map(|table| table.shape());
@@ -92,13 +95,13 @@ pub(crate) fn backward<T: Element>(
         }
     }
     let queries = gather_gradient(problem, &parts, GradientOf::Queries, scratch, threads);
-    let d_q = backward_projection(problem, ProjectedSide::Queries, queries.view(), scratch, threads)?;
+    let query_matrix = if problem.attention.score == Score::Additive { w_q } else { w };
+    backward_projection(problem, ProjectedSide::Queries, queries.view(), (q, query_matrix), scratch, threads);
     drop(queries);
     let keys = gather_gradient(problem, &parts, GradientOf::Keys, scratch, threads);
-    let d_k = backward_projection(problem, ProjectedSide::Keys, keys.view(), scratch, threads)?;
+    backward_projection(problem, ProjectedSide::Keys, keys.view(), (k, w_k), scratch, threads);
     drop(keys);
-    let mut d_v = Tensor::allocate("d_v", inputs.v.shape())?;
-    gather_gradient(problem, &parts, GradientOf::Values, scratch, threads).write(&mut d_v, threads);
+    gather_gradient(problem, &parts, GradientOf::Values, scratch, threads).write(v, threads);
 
     let small = |range: std::ops::Range<usize>| {
         let mut sum = vec![T::Acc::ZERO; range.len()];
@@ -109,19 +112,21 @@ pub(crate) fn backward<T: Element>(
         }
         sum
     };
-    let v_score = inputs.v_score.map(|v| narrowed(small(0..v.len())));
-    let scale = inputs.scale.map(|scale| narrowed(pass.scale_gradient(&parts, scale.len())));
-    let mut bias = bias_shape.map(|shape| Tensor::allocate("d_bias", shape)).transpose()?;
-    if let (Some(shape), Some(bias)) = (bias_shape, &mut bias) {
-        BiasGradient::read(shape, &bias_buffer, bias);
+    if let Some(given) = inputs.v_score {
+        write(v_score, small(0..given.len()));
     }
-    let table = table_shape.map(|shape| Tensor::new(narrowed(table_buffer.to_vec()), shape)).transpose()?;
-    let sinks = sinks();
-    let additive = problem.attention.score == crate::score::Score::Additive;
-    let (w, w_q) = if additive { (None, d_q.matrix) } else { (d_q.matrix, None) };
-    let center = inputs.center.map(|_| narrowed(center_gradient(problem, &parts)));
-    let (q, k, v) = (d_q.rows, d_k.rows, d_v);
-    Ok(Gradients { q, k, v, w, w_q, w_k: d_k.matrix, v_score, scale, bias, table, sinks, center })
+    if let Some(given) = inputs.scale {
+        write(scale, pass.scale_gradient(&parts, given.len()));
+    }
+    if let Some(bias) = bias {
+        BiasGradient::read(&bias_buffer, bias);
+    }
+    if let (Some([_, _, rows, entries]), Some(table)) = (table_shape, table) {
+        Rows::new(table).write_all(0, 0, 0, rows, &table_buffer, entries);
+    }
+    if inputs.center.is_some() {
+        write(center, center_gradient(problem, &parts));
+    }
 }
 
 /// The gradients of queries and centers while they are accumulated.
@@ -153,7 +158,7 @@ struct BackwardPass<'a, T: Element> {
     pub queries: Operand<'a, T>,
     pub keys: Operand<'a, T>,
     pub values: Operand<'a, T>,
-    pub out: &'a Output<T>,
+    pub out: OutputRef<'a, T>,
     pub log_prob: &'a [T::Acc],
     pub rows: &'a RowTerms<'a, T>,
     pub scratch: &'a Scratch<T::Acc>,
@@ -203,30 +208,19 @@ impl<'a, T: Element> BackwardPass<'a, T> {
 
     /// Runs the backward pass with heads shared by all workers, and writes the gradients of keys and values as they are
     /// finished.
-    fn run_shared(&self, piece: &Piece) -> Result<[Tensor<T, 4>; 3]> {
-        let problem = self.ops.problem;
-        let shapes = [problem.inputs.k.shape(), problem.inputs.v.shape()];
-        let (mut d_k, mut d_v) = (Tensor::unwritten("d_k", shapes[0])?, Tensor::unwritten("d_v", shapes[1])?);
-        let mut d_q = Tensor::allocate("d_q", problem.inputs.q.shape())?;
-        let written = [&mut d_k, &mut d_v].map(|d| Rows::new(d.view()));
-        let part = self.run_piece(piece, None, None, Some(&written));
-        drop(written);
-        gather_gradient(problem, &[part], GradientOf::Queries, self.scratch, self.threads)
-            .write(&mut d_q, self.threads);
-        Ok([d_q, Tensor::new(d_k.written(), shapes[0])?, Tensor::new(d_v.written(), shapes[1])?])
+    fn run_shared(&self, piece: &Piece, [d_q, d_k, d_v]: [ViewMut<'_, T>; 3]) {
+        let part = self.run_piece(piece, None, None, Some(&[d_k, d_v].map(Rows::new)));
+        gather_gradient(self.ops.problem, &[part], GradientOf::Queries, self.scratch, self.threads)
+            .write(d_q, self.threads);
     }
 
     /// Runs the backward pass head by head, reusing all buffers; needs enough heads for all workers.
-    fn run_by_head(&self, piece: &Piece) -> Result<[Tensor<T, 4>; 3]> {
+    fn run_by_head(&self, piece: &Piece, into: [ViewMut<'_, T>; 3]) {
         let (ops, scratch) = (&self.ops, self.scratch);
         let problem = ops.problem;
         let (heads, query_tiles) = (problem.heads, piece.query_tiles());
         let row = padded::<T::Acc>(problem.width);
-        let shapes = [problem.inputs.q.shape(), problem.inputs.k.shape(), problem.inputs.v.shape()];
-        let mut d_q = Tensor::unwritten("d_q", shapes[0])?;
-        let mut d_k = Tensor::unwritten("d_k", shapes[1])?;
-        let mut d_v = Tensor::unwritten("d_v", shapes[2])?;
-        let [to_queries, to_keys, to_values] = [&mut d_q, &mut d_k, &mut d_v].map(|d| Rows::new(d.view()));
+        let [to_queries, to_keys, to_values] = into.map(Rows::new);
         let tiles = heads.group * query_tiles;
         let worker = || (self.worker(), self.buffers(piece, heads.group), scratch.take(tiles * QUERIES * row));
         for_each_task(self.threads, problem.b * heads.key, worker, |(worker, buffers, sums), task| {
@@ -244,9 +238,6 @@ impl<'a, T: Element> BackwardPass<'a, T> {
                 to_queries.write_all(b, key_head * heads.group + g, 0, problem.n, of_head, row);
             }
         });
-        drop((to_queries, to_keys, to_values));
-        let [q, k, v] = shapes;
-        Ok([Tensor::new(d_q.written(), q)?, Tensor::new(d_k.written(), k)?, Tensor::new(d_v.written(), v)?])
     }
 
     /// Writes the gradients of the keys and values of a tile.

@@ -3,7 +3,6 @@
 use crate::exact::plan::order::Places;
 use crate::problem::Problem;
 use crate::scratch::{Buffer, Scratch};
-use crate::tensor::Tensor;
 use crate::tuning::QUERIES;
 use qkv_simd::shared::{Rows, for_each_task};
 use qkv_simd::{Element, Real, View, ViewMut, padded};
@@ -65,8 +64,8 @@ impl<A: Real> GatheredGradient<'_, A> {
         View::strided(self.one.unwrap_or(&self.sum), 0, self.shape, self.strides).expect("as long as its shape")
     }
 
-    pub fn write<T: Element<Acc = A>>(&self, to: &mut Tensor<T, 4>, threads: usize) {
-        let out = Rows::new(ViewMut::from(to));
+    pub fn write<T: Element<Acc = A>>(&self, to: ViewMut<'_, T>, threads: usize) {
+        let out = Rows::new(to);
         let ([batch, heads, len, _], view) = (self.shape, self.view());
         for_each_task(
             threads,

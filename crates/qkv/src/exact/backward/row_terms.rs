@@ -7,7 +7,7 @@ use crate::exact::gemm::TileGemm;
 use crate::exact::pack::Operand;
 use crate::exact::scores::TileOps;
 use crate::inputs::Upstream;
-use crate::output::Output;
+use crate::output::OutputRef;
 use crate::scratch::Scratch;
 use crate::select::Select;
 use crate::tuning::QUERIES;
@@ -33,17 +33,17 @@ pub(in crate::exact) struct RowTerms<'a, T: Element> {
 }
 
 impl<'a, T: Element> RowTerms<'a, T> {
-    pub fn new(ops: &TileOps<'a, T>, out: &'a Output<T>, upstream: &Upstream<'a, T>) -> Self {
+    pub fn new(ops: &TileOps<'a, T>, out: OutputRef<'a, T>, upstream: &Upstream<'a, T>) -> Self {
         let problem = ops.problem;
-        let entropies = out.entropy.as_ref().map_or(&[][..], |entropy| entropy.data());
+        let entropies = out.entropy.unwrap_or_default();
         RowTerms {
-            lse: out.row_statistic().data(),
+            lse: out.row_statistic,
             entropy: upstream.entropy.filter(|_| !entropies.is_empty()).unwrap_or_default(),
             upstream: Operand::Input(upstream.values.into()),
-            output: match (problem.attention.select, &out.kept) {
+            output: match (problem.attention.select, out.kept) {
                 (_, Some(kept)) => Some(Operand::Computed(View::from(kept))),
                 (Select::Hard(_), None) => None,
-                _ => Some(Operand::Input(View::from(&out.values).into())),
+                _ => Some(Operand::Input(out.values.into())),
             },
             d_lse: upstream.lse.unwrap_or_default(),
             d_log_prob: upstream.log_prob.unwrap_or_default(),

@@ -292,7 +292,7 @@ impl<'a, T: Element> BackwardPass<'a, T> {
             };
             softmax_gradient(isa, scores, grads, KEYS, count, width, ops.exponential(scale, visible), of);
         }
-        if let (Select::Hard(_), Some(chosen)) = (select, &self.out.chosen) {
+        if let (Select::Hard(_), Some(chosen)) = (select, self.out.chosen) {
             for (r, row) in rows.iter().enumerate() {
                 if let Some(at) = chosen_in(chosen, row, keys) {
                     let of_row = (row.b * problem.heads.query + h) * problem.n + row.i;

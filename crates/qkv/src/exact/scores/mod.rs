@@ -8,7 +8,7 @@ use crate::compiled::{Bits, Verdict};
 use crate::exact::gemm::{Arithmetic, TileGemm};
 use crate::exact::plan::Piece;
 use crate::exact::plan::order::{TileKeys, bits_of};
-use crate::output::Output;
+use crate::output::OutputRef;
 use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::Scratch;
@@ -127,11 +127,11 @@ impl<'a, T: Element> TileOps<'a, T> {
 
     /// For the backward pass: after top-k, all keys but the chosen ones are absent. Scores have the bits of the forward
     /// pass.
-    pub fn after(problem: &'a Problem<'a, T>, out: &'a Output<T>) -> Self {
+    pub fn after(problem: &'a Problem<'a, T>, out: OutputRef<'a, T>) -> Self {
         let top_k = matches!(problem.attention.select, Select::TopK(_));
         let ops = TileOps::new(problem);
         let arithmetic = ops.scoring.of_gradients();
-        TileOps { chosen: out.chosen.as_ref().filter(|_| top_k), arithmetic, ..ops }
+        TileOps { chosen: out.chosen.filter(|_| top_k), arithmetic, ..ops }
     }
 
     /// The products of scores, for a worker.

@@ -1,13 +1,11 @@
 //! The projections and normalizations of general, additive and cosine scores, and their gradients: work linear in the
 //! sequence that is done once, so that the tiles know only dot products, additive scores and distances.
 
-use crate::error::Result;
 use crate::exact::pack::Operand;
 use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::{Buffer, Scratch};
 use crate::source::Source;
-use crate::tensor::Tensor;
 use crate::tuning::QUERIES;
 use qkv_simd::shared::{Rows, for_each_task};
 use qkv_simd::{Element, Isa, Matrix, Panels, Real, Target, View, ViewMut, padded, product};
@@ -164,12 +162,6 @@ fn norm<A: Real>(row: &[A]) -> A {
     row.iter().map(|&x| (x / largest) * (x / largest)).sum::<A>().sqrt() * largest
 }
 
-/// The gradients of the inputs: `(d_q, d_w or d_w_q)` or `(d_k, d_w_k)`.
-pub(crate) struct InputGradients<T> {
-    pub rows: Tensor<T, 4>,
-    pub matrix: Option<Tensor<T, 4>>,
-}
-
 /// The side that a gradient belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ProjectedSide {
@@ -177,40 +169,42 @@ pub(crate) enum ProjectedSide {
     Keys,
 }
 
-/// Backpropagates the gradients of the compared rows, `grads`, through [`ScoreOperands`].
+/// Backpropagates the gradients of the compared rows, `grads`, through [`ScoreOperands`], into the gradients of `q` or `k`
+/// and of its matrix.
 pub(crate) fn backward_projection<T: Element>(
     problem: &Problem<'_, T>,
     from: ProjectedSide,
     grads: View<'_, T::Acc>,
+    (to, matrix): (ViewMut<'_, T>, Option<ViewMut<'_, T>>),
     scratch: &Scratch<T::Acc>,
     threads: usize,
-) -> Result<InputGradients<T>> {
+) {
     let inputs = &problem.inputs;
-    let (x, name) = if from == ProjectedSide::Queries { (Source::Rows(inputs.q), "d_q") } else { (inputs.k, "d_k") };
-    let mut rows = Tensor::allocate(name, x.shape())?;
+    let x = if from == ProjectedSide::Queries { Source::Rows(inputs.q) } else { inputs.k };
     let grads = Operand::<T>::Computed(grads);
-    let mut matrix = None;
-    let project_back = |w: View<'_, T>, transposed: bool, rows: &mut Tensor<T, 4>| {
-        let out = Rows::new(ViewMut::from(rows));
-        transform_into(grads, RowTransform::Matrix { w, transposed }, &out, problem.width, scratch, threads);
+    let project_back = |w: View<'_, T>, transposed: bool, to: ViewMut<'_, T>| {
+        let transform = RowTransform::Matrix { w, transposed };
+        transform_into(grads, transform, &Rows::new(to), problem.width, scratch, threads);
     };
     match (problem.attention.score, from) {
         (Score::General, ProjectedSide::Queries) => {
-            let w = inputs.w.expect("checked");
-            project_back(w, true, &mut rows);
-            matrix = Some(matrix_gradient(Operand::Input(x), grads, w.shape(), scratch, threads)?);
+            project_back(inputs.w.expect("checked"), true, to);
+            if let Some(matrix) = matrix {
+                matrix_gradient(Operand::Input(x), grads, matrix, scratch, threads);
+            }
         }
         (Score::Additive, _) => match if from == ProjectedSide::Queries { inputs.w_q } else { inputs.w_k } {
             Some(w) => {
-                project_back(w, false, &mut rows);
-                matrix = Some(matrix_gradient(grads, Operand::Input(x), w.shape(), scratch, threads)?);
+                project_back(w, false, to);
+                if let Some(matrix) = matrix {
+                    matrix_gradient(grads, Operand::Input(x), matrix, scratch, threads);
+                }
             }
-            None => copy(grads, &mut rows, scratch, threads),
+            None => copy(grads, to, scratch, threads),
         },
-        (Score::Cosine, _) => backward_norm(x, grads, &mut rows, scratch, threads),
-        _ => copy(grads, &mut rows, scratch, threads),
+        (Score::Cosine, _) => backward_norm(x, grads, to, scratch, threads),
+        _ => copy(grads, to, scratch, threads),
     }
-    Ok(InputGradients { rows, matrix })
 }
 
 /// Runs `f` for every row `(b, h, i)`, with two buffers of a padded row.
@@ -235,8 +229,8 @@ fn for_each_row<A: Real>(
     );
 }
 
-fn copy<T: Element>(grads: Operand<'_, T>, to: &mut Tensor<T, 4>, scratch: &Scratch<T::Acc>, threads: usize) {
-    let out = Rows::new(ViewMut::from(&mut *to));
+fn copy<T: Element>(grads: Operand<'_, T>, to: ViewMut<'_, T>, scratch: &Scratch<T::Acc>, threads: usize) {
+    let out = Rows::new(to);
     for_each_row(out.shape(), scratch, threads, |b, h, i, row, _| {
         grads.load_row(b, h, i, row);
         out.write(b, h, i, row);
@@ -252,12 +246,12 @@ fn is_zero<A: Real>(row: &[A]) -> bool {
 fn backward_norm<T: Element>(
     x: Source<'_, T>,
     grads: Operand<'_, T>,
-    to: &mut Tensor<T, 4>,
+    to: ViewMut<'_, T>,
     scratch: &Scratch<T::Acc>,
     threads: usize,
 ) {
     let width = x.shape()[3];
-    let out = Rows::new(ViewMut::from(&mut *to));
+    let out = Rows::new(to);
     for_each_row(out.shape(), scratch, threads, |b, h, i, x_row, d_row| {
         x.load_row(b, h, i, x_row);
         grads.load_row(b, h, i, d_row);
@@ -280,17 +274,16 @@ fn backward_norm<T: Element>(
 fn matrix_gradient<T: Element>(
     a: Operand<'_, T>,
     b: Operand<'_, T>,
-    of: [usize; 4],
+    to: ViewMut<'_, T>,
     scratch: &Scratch<T::Acc>,
     threads: usize,
-) -> Result<Tensor<T, 4>> {
+) {
     let isa = Isa::best();
     let [batch, heads, len, _] = a.shape();
-    let [_, slots, rows, cols] = of;
+    let [_, slots, rows, cols] = to.shape();
     let (a_row, b_row) = (padded::<T::Acc>(rows), padded::<T::Acc>(cols));
     let strips = rows.div_ceil(QUERIES);
-    let mut out = Tensor::allocate("matrix gradient", of)?;
-    let written = Rows::new(ViewMut::from(&mut out));
+    let written = Rows::new(to);
     let worker = || [QUERIES * a_row, QUERIES * b_row, QUERIES * b_row].map(|len| scratch.take(len));
     for_each_task(threads, slots * strips, worker, |[xs, ys, sums], task| {
         let (slot, strip) = (task / strips, task % strips);
@@ -326,6 +319,4 @@ fn matrix_gradient<T: Element>(
             written.write(0, slot, row, &sums[r * b_row..][..b_row]);
         }
     });
-    drop(written);
-    Ok(out)
 }

@@ -10,7 +10,7 @@ use crate::exact::plan::order::TileKeys;
 use crate::exact::plan::{Piece, Plan};
 use crate::exact::scores::projection::ScoreOperands;
 use crate::exact::scores::{RowAt, TileMask, TileOps, chosen_by};
-use crate::output::Output;
+use crate::output::{Output, OutputRef};
 use crate::problem::Problem;
 use crate::scratch::{Buffer, Scratch};
 use crate::select::{Choice, Select, gumbel, uniform};
@@ -362,7 +362,7 @@ fn sparsemax<T: Element>(
 /// Turns final scores into the weights that are returned to the user.
 pub(crate) struct FinalWeights<'a, T: Element> {
     pub ops: &'a TileOps<'a, T>,
-    pub out: &'a Output<T>,
+    pub out: OutputRef<'a, T>,
 }
 
 impl<T: Element> FinalWeights<'_, T> {
@@ -371,8 +371,9 @@ impl<T: Element> FinalWeights<'_, T> {
         let width = padded::<T::Acc>(keys.len);
         for (r, row) in rows.iter().enumerate() {
             let scores = &mut scores[r * KEYS..][..width];
-            let lse = self.out.row_statistic()[[row.b, row.h, row.i]];
-            match (self.ops.problem.attention.select, &self.out.chosen) {
+            let problem = self.ops.problem;
+            let lse = self.out.row_statistic[(row.b * problem.heads.query + row.h) * problem.n + row.i];
+            match (problem.attention.select, self.out.chosen) {
                 (Select::Hard(_), Some(chosen)) if !lse.is_nan() => one_hot(chosen, row, keys, scores),
                 (Select::Sparsemax, _) => {
                     for score in scores {
