@@ -78,6 +78,9 @@ fn backward_into_has_the_bits_of_backward<T: Element>() {
         }
         let [mut d_q, mut d_k, mut d_v] = [q.shape(), k.shape(), v.shape()].map(SideBySide::<T>::new);
         let mut found = expected.clone();
+        let nan = T::of_f64(f64::NAN);
+        found.table.iter_mut().for_each(|table| table.data_mut().fill(nan));
+        found.sinks.iter_mut().chain(&mut found.scale).for_each(|numbers| numbers.fill(nan));
         let optional = found.as_mut();
         let (mut d_w, mut d_bias) = (SideBySide::<T>::new([1, 1, 8, 8]), SideBySide::<T>::new(bias.shape()));
         let mut into = GradientsMut::new(d_q.view_mut(), d_k.view_mut(), d_v.view_mut());
