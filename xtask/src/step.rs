@@ -81,8 +81,9 @@ impl Step {
             Action::Skip(reason) => Ok(vec![format!("{}: {reason}", self.name)]),
             Action::Check { check, .. } => check().map(|()| Vec::new()),
             Action::Cargo { arguments, environment, file } => {
-                let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-                let mut command = Command::new(cargo);
+                // `+nightly` is for rustup's cargo on the path; `CARGO` names that of the current toolchain.
+                let cargo = env::var("CARGO").ok().filter(|_| !arguments.starts_with('+'));
+                let mut command = Command::new(cargo.unwrap_or_else(|| "cargo".into()));
                 command.args(arguments.split(' ')).envs(environment.clone());
                 let failed = || format!("error: `{}` failed", self.name);
                 match file {

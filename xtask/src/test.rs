@@ -25,7 +25,7 @@ pub fn steps(full: bool) -> Vec<Step> {
     steps.extend([
         Step::check("a browser for the explorer's tests", "browser", browser::installed),
         Step::cargo("lints", "clippy --workspace --all-targets -- -D warnings"),
-        tests(Step::cargo("tests and doc tests", "test --workspace")),
+        tests(Step::cargo("tests and doc tests", "test --workspace").with("CARGO_INCREMENTAL", "0")),
     ]);
     if let Err(reason) = &library {
         steps.push(Step::skip("CUDA programs for sm_80 and sm_90a", reason.as_str()));
@@ -75,7 +75,7 @@ fn promises(full: bool) -> Vec<Step> {
         // As part of the workspace, so that nothing is compiled again with other features.
         let targets: String = PROMISES.iter().map(|promise| format!(" --test {promise}")).collect();
         let name = format!("promises on {isa} in {drawn}");
-        let step = Step::cargo(name, format!("test --workspace{targets}"));
+        let step = Step::cargo(name, format!("test --workspace{targets}")).with("CARGO_INCREMENTAL", "0");
         let step = step.with("QKV_ISA", isa).with("QKV_TYPES", drawn).with("QKV_SEED", seed.to_string());
         steps.push(if full { step.with("QKV_EVERY_CASE", "1") } else { step });
     }

@@ -23,7 +23,7 @@ pub fn miri() -> Vec<Step> {
     let command = format!("+nightly miri test -p qkv-simd --lib -- {MIRI_FILTERS}");
     let step = Step::cargo("Miri over views and shared memory", command)
         .with("QKV_ISA", "portable")
-        .with("MIRIFLAGS", "-Zmiri-disable-isolation -Zmiri-ignore-leaks")
+        .with("MIRIFLAGS", "-Zmiri-ignore-leaks")
         .with("CARGO_TARGET_DIR", "target/miri");
     vec![step, Step::skip("not run", NOT_FOR_MIRI)]
 }
