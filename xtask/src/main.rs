@@ -24,9 +24,9 @@ use step::Step;
 const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
-  test [--full]   everything CI runs: format, words, lints, tests, doc tests, docs, packages, other targets, and the promises
-                  (conformance, determinism, absence, sizes, memory) on every instruction set of this CPU, in types drawn by
-                  QKV_SEED; with --full every case in every type, Miri, the sanitizers and cargo-deny (an hour)
+  test [--full]   everything CI runs: format, lints, tests, doc tests, docs, packages, other targets, and the promises
+                  (conformance, determinism, absence, sizes, memory) on every instruction set of this CPU, over a sample
+                  (QKV_SEED repeats one); with --full every case, Miri, the sanitizers and cargo-deny (an hour)
   words           retired words that came back (docs/glossary.md)
   lines           lines of code wider than 120 columns
   package         packs every published crate, without verifying

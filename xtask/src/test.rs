@@ -2,7 +2,6 @@
 
 use crate::step::Step;
 use crate::{browser, nvrtc, toolchain, unsafe_code};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Targets that `qkv` is checked for besides the host, where their standard library is installed.
 const TARGETS: [&str; 2] = ["aarch64-unknown-linux-gnu", "wasm32-unknown-unknown"];
@@ -60,26 +59,21 @@ pub fn targets() -> Vec<Step> {
     TARGETS.into_iter().map(step).collect()
 }
 
-/// The promises on each instruction set of this CPU but the best, with which all tests ran. In an ordinary run, each
-/// promise is tried in types drawn by a seed; in a full one, in all types for which the instruction set computes
-/// something else.
+/// Part of the cases that an ordinary run draws for an instruction set other than the best.
+const SAMPLE: &str = "0.1";
+
+/// The promises on each instruction set of this CPU but the best, with which all tests ran: in the types for which it
+/// computes something else than the next, over a sample of the cases, or over all of them in a full run. `QKV_SEED`
+/// repeats a sample; the tests print theirs.
 fn promises(full: bool) -> Vec<Step> {
-    let seed = std::env::var("QKV_SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok())
-        .unwrap_or_else(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs()));
-    let mut draw = Draw(seed);
-    let mut steps = Vec::new();
-    for (isa, types) in instruction_sets() {
-        let drawn = if full { types.to_string() } else { draw.some_of(types) };
+    let targets: String = PROMISES.iter().map(|promise| format!(" --test {promise}")).collect();
+    let step = |(isa, types): (&str, &str)| {
         // As part of the workspace, so that nothing is compiled again with other features.
-        let targets: String = PROMISES.iter().map(|promise| format!(" --test {promise}")).collect();
-        let name = format!("promises on {isa} in {drawn}");
-        let step = Step::cargo(name, format!("test --workspace{targets}")).with("CARGO_INCREMENTAL", "0");
-        let step = step.with("QKV_ISA", isa).with("QKV_TYPES", drawn).with("QKV_SEED", seed.to_string());
-        steps.push(if full { step.with("QKV_EVERY_CASE", "1") } else { step });
-    }
-    steps
+        let step = Step::cargo(format!("promises on {isa} in {types}"), format!("test --workspace{targets}"));
+        let step = step.with("CARGO_INCREMENTAL", "0").with("QKV_ISA", isa).with("QKV_TYPES", types);
+        if full { step.with("QKV_EVERY_CASE", "1") } else { step.with("QKV_SAMPLE", SAMPLE) }
+    };
+    instruction_sets().into_iter().map(step).collect()
 }
 
 /// The instruction sets of this CPU but the best, each with the types for which it computes something else than the
@@ -99,42 +93,4 @@ fn instruction_sets() -> Vec<(&'static str, &'static str)> {
         }
     }
     found
-}
-
-/// A small generator for the draw: SplitMix64.
-struct Draw(u64);
-
-impl Draw {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ x >> 31
-    }
-
-    /// One or two of the names in a list, in its order.
-    fn some_of(&mut self, names: &str) -> String {
-        let names: Vec<&str> = names.split(',').collect();
-        let picked = [self.next(), self.next()].map(|draw| draw as usize % names.len());
-        let chosen = names.iter().enumerate().filter(|(at, _)| picked.contains(at)).map(|(_, &name)| name);
-        chosen.collect::<Vec<_>>().join(",")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_draw_depends_on_its_seed_alone_and_reaches_every_type() {
-        let draws = |seed| (0..50).map(|_| Draw(seed).some_of(ALL_TYPES)).collect::<Vec<_>>();
-        assert_eq!(draws(7), draws(7));
-        let mut draw = Draw(1);
-        let many: Vec<String> = (0..100).map(|_| draw.some_of(ALL_TYPES)).collect();
-        for name in ALL_TYPES.split(',') {
-            assert!(many.iter().any(|drawn| drawn.split(',').any(|drawn| drawn == name)), "{name}");
-        }
-        assert_eq!(draw.some_of("bf16"), "bf16");
-    }
 }
