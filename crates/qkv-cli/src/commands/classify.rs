@@ -82,7 +82,7 @@ impl Run for ClassifyArgs {
                 _ if !self.images.is_empty() => self.classify_images(&model, &machine, print)?,
                 Classifier::Vit(_) => {
                     return Err(
-                        Failure::new("the model classifies images, not texts").hint("name one with `--image FILE`")
+                        Failure::new("the model takes images, not texts").hint("name one with `--image FILE`")
                     );
                 }
                 Classifier::Han(han) if self.weights => self.classify_lines(print, |lines| {

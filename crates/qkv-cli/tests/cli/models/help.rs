@@ -29,7 +29,7 @@ fn completions_and_the_manual_come_from_the_same_table() {
     assert!(out.contains(".TH qkv") && out.contains("translate"), "{out}");
     let out = folder.qkv("man translate").quietly();
     assert!(out.contains("pharaoh") && out.contains("qkv translate 好久不见"), "{out}");
-    folder.qkv("man walk").misused(&["no command `walk`"]);
+    folder.qkv("man walk").fails(&["there is no command `walk`", "hint: see `qkv --help`"]);
 }
 
 #[test]

@@ -182,10 +182,10 @@ fn what_is_not_there_is_named() {
     fails("--layer encoder.1 abc", &["there is no layer `encoder.1`"]);
     fails("--head 2 abc", &["`cross.0` has no head 2", "hint: its heads are 0 to 1, or `mean`"]);
     fails("--out a.gif abc", &["`a.gif`: unknown extension", "hint: known extensions are `.svg`"]);
-    fails("--out none/a.svg abc", &["cannot write `none/a.svg`"]);
+    fails("--out none/a.svg abc", &["`none/a.svg`: cannot be written: there is no folder `none`"]);
     fails(&"a".repeat(60), &["the model takes at most"]);
     folder.typed(&["show", "--model", model(), "--target", "", "abc"], "").fails(&["no words to draw", "`--special`"]);
-    folder.qkv("show --model none abc").fails(&["`none` is not a folder"]);
+    folder.qkv("show --model none abc").fails(&["`none` does not exist", "hint: a model is a folder with"]);
 }
 
 #[test]
