@@ -81,9 +81,7 @@ impl Run for ClassifyArgs {
             match &model {
                 _ if !self.images.is_empty() => self.classify_images(&model, &machine, print)?,
                 Classifier::Vit(_) => {
-                    return Err(
-                        Failure::new("the model takes images, not texts").hint("name one with `--image FILE`")
-                    );
+                    return Err(Failure::new("the model takes images, not texts").hint("name one with `--image FILE`"));
                 }
                 Classifier::Han(han) if self.weights => self.classify_lines(print, |lines| {
                     Ok(lines.iter().map(|line| self.read_document(han, &line.text, &machine)).collect())
