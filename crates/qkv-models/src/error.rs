@@ -51,6 +51,16 @@ pub enum Error {
         /// What is wrong there.
         what: String,
     },
+    /// A file of a checkpoint is not the one that was written.
+    #[error("`{}` is damaged: {what}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+        /// The step of the newest checkpoint that is whole.
+        whole: Option<u64>,
+    },
     /// A setting, or two of them together, make no sense.
     #[error("{what}")]
     Invalid {
@@ -80,6 +90,11 @@ impl Error {
         Error::Format { path: path.as_ref().to_owned(), part: part.into(), what: what.into() }
     }
 
+    /// A file of a checkpoint that is not the one that was written.
+    pub fn damaged(path: impl AsRef<Path>, what: impl Into<String>) -> Self {
+        Error::Damaged { path: path.as_ref().to_owned(), what: what.into(), whole: None }
+    }
+
     /// A setting that is wrong.
     pub fn invalid(what: impl Into<String>) -> Self {
         Error::Invalid { what: what.into(), hint: None }
@@ -106,6 +121,10 @@ impl Error {
                 let relative = if path.is_relative() { ", counted from the folder the program runs in" } else { "" };
                 Some(format!("check the path{relative}"))
             }
+            Error::Damaged { whole: Some(step), .. } => {
+                Some(format!("the checkpoint of step {step} is whole: resume from it with `--checkpoint {step}`"))
+            }
+            Error::Damaged { whole: None, .. } => Some("no other checkpoint of the run is whole".into()),
             Error::Format { .. } => Some("the file may be cut off or of another kind; write or fetch it again".into()),
             _ => None,
         }

@@ -290,9 +290,9 @@ impl Recipe {
         let recipe: Recipe = if changes.is_empty() {
             toml::from_str(text).map_err(|e| at(&e, e.message()))?
         } else {
-            toml::Value::Table(table)
-                .try_into()
-                .map_err(|e: toml::de::Error| Error::format(path, "recipe with changes", e.message()))?
+            toml::Value::Table(table).try_into().map_err(|e: toml::de::Error| {
+                Error::invalid(format!("`{}` with {}: {}", path.display(), changes.join(", "), e.message()))
+            })?
         };
         recipe.check()?;
         Ok(recipe)
@@ -339,6 +339,19 @@ impl Recipe {
                 return refuse("data.times", times.to_string(), "between 1 and the letters of a text");
             }
         }
+        let counts: &[(&str, usize)] = match self.data {
+            Data::Task { pairs, dev_pairs, .. } => &[("data.pairs", pairs), ("data.dev_pairs", dev_pairs)],
+            Data::Needles { texts, dev_texts, .. } => &[("data.texts", texts), ("data.dev_texts", dev_texts)],
+            Data::Stories { stories, dev_stories } => &[("data.stories", stories), ("data.dev_stories", dev_stories)],
+            _ => &[],
+        };
+        for &(name, found) in counts {
+            // All of it is generated before training starts, and is in memory.
+            let max = if name.contains("dev_") { 1 << 20 } else { 1 << 26 };
+            if found == 0 || found > max {
+                return refuse(name, found.to_string(), &format!("between 1 and {max}"));
+            }
+        }
         let (fits, said) = match self.data {
             Data::Text { .. } => (train.metric == Metric::Loss, "`loss`"),
             Data::Files { .. } | Data::Task { .. } => (train.metric != Metric::F1, "`bleu`, `chrf`, `exact` or `loss`"),
@@ -380,6 +393,10 @@ fn set(table: &mut toml::Table, change: &str) -> Result<()> {
     let parsed: Result<toml::Table, _> = toml::from_str(&format!("value = {value}"));
     let value = match parsed {
         Ok(mut parsed) => parsed.remove("value").ok_or_else(wrong)?,
+        Err(_) if !value.is_empty() && value.bytes().all(|b| b.is_ascii_digit() || b"+-_".contains(&b)) => {
+            let what = format!("`{}` is {value}, expected a whole number up to {}", path.trim(), i64::MAX);
+            return Err(Error::invalid(what));
+        }
         Err(_) => toml::Value::String(value.to_owned()),
     };
     let keys: Vec<&str> = path.trim().split('.').collect();
@@ -437,8 +454,21 @@ mod tests {
         let recipe =
             changes(&["train.adam.beta2=0.95", "name=other", "model.kind=recurrent", "train.lr = 3e-4"]).unwrap();
         assert_eq!((recipe.train.adam.beta2, recipe.name.as_str(), recipe.train.lr), (0.95, "other", 3e-4));
-        for wrong in ["lr", "=3", "name.x=3", "train.lr=-1", "train..lr=1", "name=../up", "train.steps=0"] {
+        for wrong in [
+            "lr",
+            "=3",
+            "name.x=3",
+            "train.lr=-1",
+            "train..lr=1",
+            "name=../up",
+            "train.steps=0",
+            "train.steps=18446744073709551616",
+            "data.pairs=100000000000",
+        ] {
             assert!(changes(&[wrong]).is_err(), "{wrong}");
         }
+        let beyond = changes(&["train.steps=18446744073709551616"]).unwrap_err();
+        let expected = "`train.steps` is 18446744073709551616, expected a whole number up to 9223372036854775807";
+        assert_eq!((beyond.to_string().as_str(), beyond.hint()), (expected, None));
     }
 }

@@ -1,23 +1,35 @@
-//! Training: from a recipe to a folder with a model in it, in steps that depend on nothing but the recipe.
+//! Training: from a recipe to a folder with a model. A run can be killed at any time and resumed from its last checkpoint;
+//! the weights at the end are the same, bit for bit, as without the stop. So nothing depends on the clock, and everything
+//! a step depends on is a function of its number or part of the checkpoint.
 //!
-//! A run can stop anywhere, killed or interrupted, and go on from its last checkpoint: the weights at the end are the same, bit
-//! for bit, as if it had never stopped. So nothing here is decided by the clock, and everything that a step depends on is either
-//! a function of the step's number or in the checkpoint.
+//! | module | owns |
+//! | --- | --- |
+//! | `dataset` | the data of a run, tokenized, and its batches |
+//! | `trained_model` | the model that is trained, of any architecture |
+//! | `validation` | metrics on the dev set |
+//! | `checkpoint` | what a run resumes from |
+//! | `lock` | one process per run folder |
+//! | `events` | what a run reports while it trains |
 
 mod checkpoint;
 mod dataset;
 mod events;
+mod lock;
 mod trained_model;
 mod validation;
 
 pub use events::{Event, Measured, Validation, Watcher};
 
 use crate::files::atomic;
+use crate::files::folder::TOKENIZER;
+use crate::text::tokenizer::Tokenizer;
 use crate::translator::Translator;
 use crate::{Error, Metric, Recipe, Result};
-use checkpoint::{Progress, SavedCheckpoint};
+use checkpoint::{Progress, SavedCheckpoint, TrainState};
 use dataset::{Augmentation, Dataset, TrainBatch};
+use lock::{LOCK, RunLock};
 use qkv_nn::{Gradients, Loss, Machine, Moments, Parameters, Pool, Tape};
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -28,25 +40,36 @@ use trained_model::TrainedModel;
 pub enum Outcome {
     /// All steps were taken.
     Finished,
-    /// Nothing got better for as long as the recipe's patience.
+    /// No validation improved within the recipe's patience.
     NoBetter,
-    /// Somebody asked it to stop; it saved, and can be resumed.
+    /// It was asked to stop; it saved a checkpoint and can be resumed.
     Interrupted,
 }
 
-/// A run: a recipe on its way.
+/// How a run is resumed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resume {
+    /// Changes to the recipe, each `path=value`, which are saved with the run. A run that was changed gives other weights
+    /// than one that was not.
+    pub changes: Vec<String>,
+    /// The step of the checkpoint to resume from; `None` takes the newest. Newer checkpoints are removed.
+    pub checkpoint: Option<u64>,
+}
+
+/// A training run.
 pub struct Run {
     folder: PathBuf,
     recipe: Recipe,
     data: Dataset,
     model: TrainedModel,
-    /// The running average of the weights; `None` where they are used as they are.
+    /// Exponential moving average of the weights, if the recipe asks for one.
     average: Option<Parameters<f32>>,
     moments: Moments<f32>,
     progress: Progress,
     metrics: checkpoint::Metrics,
     machine: Machine,
     pool: Pool<f32>,
+    _lock: RunLock,
 }
 
 impl std::fmt::Debug for Run {
@@ -56,65 +79,83 @@ impl std::fmt::Debug for Run {
 }
 
 impl Run {
-    /// A new run in a folder that must not be there yet, or be empty.
+    /// Starts a run in a folder that is empty or does not exist.
     ///
     /// # Errors
-    /// Where the folder is taken, the data is not what it should be, or sizes do not fit.
+    /// Where the folder is not empty or in use, data cannot be read, or sizes do not fit together.
     pub fn new(recipe: &Recipe, folder: impl AsRef<Path>, threads: usize) -> Result<Run> {
         Self::new_at(recipe, folder.as_ref(), threads)
     }
 
-    /// `new` for the one type of path: compiled here, once, and not again by every caller.
     fn new_at(recipe: &Recipe, folder: &Path, threads: usize) -> Result<Run> {
-        let taken = std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
-        if taken {
-            let what = format!("`{}` is there already, and not empty", folder.display());
-            return Err(
-                Error::invalid(what).with_hint("add `--resume` to go on with it, or choose another with `--out`")
-            );
-        }
+        refuse_taken(folder)?;
         let (data, tokenizer) = Dataset::new(recipe, None)?;
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
+        let lock = RunLock::acquire(folder)?;
+        refuse_taken(folder)?;
         atomic::write(folder.join(RECIPE), recipe.to_toml().as_bytes())?;
         if let Some(tokenizer) = &tokenizer {
-            tokenizer.save(folder.join("tokenizer.json"))?;
+            tokenizer.save(folder.join(TOKENIZER))?;
         }
-        Run::start(recipe.clone(), folder, threads, data, tokenizer)
+        Run::start(recipe.clone(), folder, threads, data, tokenizer, lock)
     }
 
-    /// Goes on with the run in a folder, from its last checkpoint, or from the start where it has none yet.
+    /// Resumes the run in a folder from its newest checkpoint, or from the start where it has none yet.
     ///
     /// # Errors
-    /// Where there is no run, or its files are not what they should be.
+    /// Where there is no run, another process trains it, or its files are damaged.
     pub fn resume(folder: impl AsRef<Path>, threads: usize) -> Result<Run> {
-        Run::resume_changed(folder, &[], threads)
+        Run::resume_with(folder, &Resume::default(), threads)
     }
 
-    /// The same with changes to its recipe, each `path=value`, which are kept: more steps, say. What is changed no longer
-    /// gives what the run without the change would have.
+    /// Resumes a run with changes to its recipe or from an older checkpoint.
     ///
     /// # Errors
-    /// As [`resume`](Run::resume), and where a change makes no sense.
-    pub fn resume_changed(folder: impl AsRef<Path>, changes: &[String], threads: usize) -> Result<Run> {
-        Self::resume_changed_at(folder.as_ref(), changes, threads)
+    /// As [`resume`](Run::resume), and where a change is invalid or there is no such checkpoint.
+    pub fn resume_with(folder: impl AsRef<Path>, how: &Resume, threads: usize) -> Result<Run> {
+        Self::resume_at(folder.as_ref(), how, threads)
     }
 
-    /// `resume_changed` for the one type of path: compiled here, once, and not again by every caller.
-    fn resume_changed_at(folder: &Path, changes: &[String], threads: usize) -> Result<Run> {
-        let recipe = Recipe::read(folder.join(RECIPE), changes)?;
-        let path = folder.join("tokenizer.json");
-        // A run that was killed in its first moments has none yet.
-        let kept = path.exists().then(|| crate::text::tokenizer::Tokenizer::open(&path)).transpose()?;
-        let (data, tokenizer) = Dataset::new(&recipe, kept)?;
+    /// Resumes a run with changes to its recipe.
+    ///
+    /// # Errors
+    /// As [`resume_with`](Run::resume_with).
+    pub fn resume_changed(folder: impl AsRef<Path>, changes: &[String], threads: usize) -> Result<Run> {
+        let how = Resume { changes: changes.to_vec(), checkpoint: None };
+        Self::resume_at(folder.as_ref(), &how, threads)
+    }
+
+    fn resume_at(folder: &Path, how: &Resume, threads: usize) -> Result<Run> {
+        let recipe_path = folder.join(RECIPE);
+        if folder.is_dir() && !recipe_path.exists() {
+            let what = format!("`{}` has no `{RECIPE}`, so it is no run that could be resumed", folder.display());
+            return Err(Error::invalid(what).with_hint("copy the recipe of the run there"));
+        }
+        let recipe = Recipe::read(recipe_path, &how.changes)?;
+        let lock = RunLock::acquire(folder)?;
+        checkpoint::remove_litter(folder)?;
+        let saved = SavedCheckpoint::find(folder, how.checkpoint)?;
+        let path = folder.join(TOKENIZER);
+        // A run that was killed early has no tokenizer yet.
+        let tokenizer = path.exists().then(|| Tokenizer::open(&path)).transpose()?;
+        let (data, tokenizer) = Dataset::new(&recipe, tokenizer)?;
         if let Some(tokenizer) = tokenizer.as_ref().filter(|_| !path.exists()) {
             tokenizer.save(&path)?;
         }
-        let mut run = Run::start(recipe, folder, threads, data, tokenizer)?;
-        if let Some(saved) = SavedCheckpoint::latest(folder)? {
-            run.progress = saved.read(run.model.parameters_mut(), run.average.as_mut(), &mut run.moments)?;
+        let mut run = Run::start(recipe, folder, threads, data, tokenizer, lock)?;
+        if let Some(saved) = saved {
+            run.progress = saved.read(folder, run.state())?;
+            let (step, steps) = (run.progress.step, run.recipe.train.steps);
+            if step > steps {
+                return Err(Error::invalid(format!("the run is at step {step}, beyond `train.steps` = {steps}"))
+                    .with_hint("set it to more steps, or resume from an older checkpoint"));
+            }
+            if how.checkpoint.is_some() {
+                saved.remove_newer(folder)?;
+            }
         }
         run.metrics.cut(run.progress.metrics_bytes)?;
-        if !changes.is_empty() {
+        if !how.changes.is_empty() {
             atomic::write(folder.join(RECIPE), run.recipe.to_toml().as_bytes())?;
         }
         Ok(run)
@@ -124,23 +165,24 @@ impl Run {
         recipe: Recipe,
         folder: &Path,
         threads: usize,
-        data: Dataset,
-        tokenizer: Option<crate::text::tokenizer::Tokenizer>,
+        mut data: Dataset,
+        tokenizer: Option<Tokenizer>,
+        lock: RunLock,
     ) -> Result<Run> {
         let model = TrainedModel::new(&recipe, tokenizer, &data)?;
-        let mut data = data;
         match (&model, &mut data) {
-            (TrainedModel::Encoder(encoder), data) => data.cut(encoder)?,
-            (TrainedModel::Han(han), data) => data.cut_documents(han),
-            (TrainedModel::Vit(vit), data) => data.prepare(vit)?,
+            (TrainedModel::Encoder(encoder), data) => data.tokenize(encoder)?,
+            (TrainedModel::Han(han), data) => data.tokenize_documents(han),
+            (TrainedModel::Vit(vit), data) => data.resize_images(vit)?,
             (TrainedModel::Text(translator), Dataset::Text(text)) => {
                 let model = &translator.model;
                 if model.gpt().is_none() {
-                    return Err(Error::invalid(format!("a {} cannot go on with a text", recipe.model.name()))
-                        .with_hint("set `model.kind` to `gpt`, or learn from pairs"));
+                    return Err(Error::invalid(format!("a {} cannot learn from plain text", recipe.model.name()))
+                        .with_hint("set `model.kind` to `gpt`, or train on pairs"));
                 }
                 if text.block > model.max_len() {
-                    let what = format!("`train.longest` is {}, the model takes {} tokens", text.block, model.max_len());
+                    let (block, max_len) = (text.block, model.max_len());
+                    let what = format!("`train.longest` is {block}, the model takes {max_len} tokens");
                     return Err(Error::invalid(what).with_hint("raise `model.max_positions`"));
                 }
             }
@@ -150,21 +192,21 @@ impl Run {
         let moments = Moments::of(model.parameters());
         let machine = Machine::new(threads).precision(recipe.train.precision);
         let metrics = checkpoint::Metrics::open(folder)?;
-        let (folder, progress) = (folder.to_owned(), Progress::default());
-        Ok(Run { folder, recipe, data, model, average, moments, progress, metrics, machine, pool: Pool::new() })
+        let (folder, progress, pool) = (folder.to_owned(), Progress::default(), Pool::new());
+        Ok(Run { folder, recipe, data, model, average, moments, progress, metrics, machine, pool, _lock: lock })
     }
 
-    /// Its recipe, resolved.
+    /// The recipe, with its changes.
     pub fn recipe(&self) -> &Recipe {
         &self.recipe
     }
 
-    /// Where it lies.
+    /// The run's folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The best score so far of the metric that the recipe chose, and the step it was reached at. A loss counts below 0.
+    /// The best score so far of the recipe's metric and its step. The score of a loss is its negative.
     pub fn best(&self) -> Option<(f64, u64)> {
         self.progress.best.map(|best| (best, self.progress.best_step))
     }
@@ -174,40 +216,40 @@ impl Run {
         self.progress.step
     }
 
-    /// Numbers that are trained.
+    /// Number of trained parameters.
     pub fn parameters(&self) -> usize {
         self.model.parameters().count()
     }
 
-    /// The model as it would be used now, with averaged weights where the recipe asks for them.
-    fn used(&self) -> TrainedModel {
+    /// The model for inference now: with averaged weights where the recipe asks for them.
+    fn inference_model(&self) -> TrainedModel {
         self.model.with(self.average.as_ref().unwrap_or(self.model.parameters()).clone())
     }
 
-    /// The same, where it makes text.
+    /// The same, if it generates text.
     pub fn translator(&self) -> Option<Translator> {
-        match self.used() {
+        match self.inference_model() {
             TrainedModel::Text(translator) => Some(translator),
             _ => None,
         }
     }
 
-    /// The pairs that the model is measured on.
+    /// The pairs that the model is validated on.
     pub fn dev(&self) -> &[crate::text::corpus::Pair] {
         self.data.dev()
     }
 
-    /// What was read, for the first lines of a log.
+    /// The sizes of the data, for the first lines of a log.
     pub fn summary(&self) -> String {
-        self.data.summary(self.model.tokenizer().map_or(0, crate::text::tokenizer::Tokenizer::len))
+        self.data.summary(self.model.tokenizer().map_or(0, Tokenizer::len))
     }
 
-    /// Takes steps until the recipe is done, or `stop` is set.
+    /// Trains until the last step of the recipe, or until `stop` is set.
     ///
     /// # Errors
-    /// Where a loss is no number, or the system refuses to write.
+    /// Where the loss is not finite, or the system refuses to write.
     pub fn train(&mut self, watcher: &mut dyn Watcher, stop: &AtomicBool) -> Result<Outcome> {
-        // Inside the pool: a step hands out work a thousand times, and from outside each would wait for a thread to wake.
+        // Inside the pool: a step hands out a thousand pieces of work, and from outside each would wake a thread.
         rayon::scope(|_| self.steps(watcher, stop))
     }
 
@@ -215,7 +257,7 @@ impl Run {
         let train = self.recipe.train.clone();
         let mut gradients = Gradients::of(self.model.parameters());
         let mut epoch = None;
-        let (mut since, mut clock) = (LossAverages::default(), Instant::now());
+        let mut clock = Instant::now();
         while self.progress.step < train.steps {
             if self.progress.stale > train.patience && train.patience > 0 {
                 self.finish(watcher)?;
@@ -230,7 +272,7 @@ impl Run {
                 batches.push(self.next_batch(&mut epoch)?);
             }
             let step = self.progress.step + 1;
-            let tokens: usize = batches.iter().map(TrainBatch::targets).sum();
+            let targets: usize = batches.iter().map(TrainBatch::targets).sum();
             gradients.clear(&self.machine);
             let mut loss = Loss::default();
             let mut penalty = 0.0;
@@ -239,45 +281,47 @@ impl Run {
                 let noise = u64::from(noise) << 32 | step;
                 let mut tape =
                     Tape::training(self.model.parameters(), &mut gradients, &self.pool, &self.machine, noise);
-                loss += self.model.loss(&mut tape, batch, train.smoothing, 1.0 / tokens.max(1) as f64)?;
+                loss += self.model.loss(&mut tape, batch, train.smoothing, 1.0 / targets.max(1) as f64)?;
                 penalty += tape.penalty();
                 tape.backward();
             }
             let norm = gradients.norm(&self.machine);
             let mean = loss.smoothed / loss.rows.max(1) as f64;
             if !(mean + penalty).is_finite() || !norm.is_finite() {
-                let progress = format!("epoch {}, batch {}", self.progress.epoch, self.progress.batch);
-                let what = format!("the loss is {mean} and the gradient's length {norm} at step {step} ({progress})");
-                return Err(Error::invalid(what).with_hint("lower `train.lr`, warm up longer, or clip harder"));
+                let place = format!("epoch {}, batch {}", self.progress.epoch, self.progress.batch);
+                let what = format!("the loss is {mean} and the gradient norm {norm} at step {step} ({place})");
+                return Err(Error::invalid(what)
+                    .with_hint("lower `train.lr`, raise `train.warmup`, or set a smaller `train.clip`"));
             }
             let rate = train.lr * train.schedule.factor(step, train.warmup, train.steps);
             let factor = if train.clip > 0.0 && norm > train.clip { train.clip / norm } else { 1.0 };
             let parameters = self.model.parameters_mut();
             train.adam.step(parameters, &gradients, &mut self.moments, rate, factor, &self.machine);
             if let Some(average) = &mut self.average {
-                // Young averages follow faster.
-                let kept = train.average.min((1.0 + step as f64) / (10.0 + step as f64));
-                average.average(parameters, kept, &self.machine);
+                // The average follows faster in the first steps.
+                let decay = train.average.min((1.0 + step as f64) / (10.0 + step as f64));
+                average.average(parameters, decay, &self.machine);
             }
             self.progress.step = step;
-            since.add(&loss, penalty);
+            let averages = &mut self.progress.averages;
+            averages.add(&loss, penalty);
             let event = Event {
                 step,
                 steps: train.steps,
                 epoch: self.progress.epoch,
-                loss: since.loss(),
-                perplexity: crate::metrics::perplexity(since.nll()),
-                penalty: since.penalty(),
+                loss: averages.loss(),
+                perplexity: crate::metrics::perplexity(averages.nll()),
+                penalty: averages.penalty(),
                 rate,
                 norm,
-                tokens: since.tokens,
+                tokens: averages.tokens,
                 seconds: clock.elapsed().as_secs_f64(),
             };
             watcher.step(&event);
             if step.is_multiple_of(train.log.max(1)) || step == train.steps {
                 self.metrics.write(&event)?;
                 watcher.logged(&event);
-                (since, clock) = (LossAverages::default(), Instant::now());
+                (self.progress.averages, clock) = (LossAverages::default(), Instant::now());
             }
             if step.is_multiple_of(train.validate) || step == train.steps {
                 self.validate(watcher)?;
@@ -292,13 +336,13 @@ impl Run {
         Ok(Outcome::Finished)
     }
 
-    /// The batch that comes next: a function of seed, epoch and progress in the epoch.
+    /// The next batch: a function of seed, epoch and its number in the epoch.
     fn next_batch(&mut self, epoch: &mut Option<(u64, Vec<Vec<usize>>)>) -> Result<TrainBatch> {
         loop {
             if epoch.as_ref().is_none_or(|(number, _)| *number != self.progress.epoch) {
                 *epoch = Some((self.progress.epoch, self.data.epoch(self.recipe.seed, self.progress.epoch)?));
             }
-            let (_, batches) = epoch.as_ref().expect("just made");
+            let (_, batches) = epoch.as_ref().expect("just drawn");
             if let Some(entries) = batches.get(self.progress.batch as usize) {
                 let (epoch, batch) = (self.progress.epoch as u32, self.progress.batch as u32);
                 self.progress.batch += 1;
@@ -310,12 +354,12 @@ impl Run {
         }
     }
 
-    /// Measures on the dev set, and keeps the weights if they are the best so far.
+    /// Validates on the dev set, and saves the model if it is the best so far.
     fn validate(&mut self, watcher: &mut dyn Watcher) -> Result<()> {
         watcher.validating(self.progress.step);
-        let model = self.used();
-        let found =
-            validation::validate(&model, &self.data, &self.recipe, &self.machine, &self.pool, self.progress.step)?;
+        let model = self.inference_model();
+        let step = self.progress.step;
+        let found = validation::validate(&model, &self.data, &self.recipe, &self.machine, &self.pool, step)?;
         let score = match self.recipe.train.metric {
             Metric::Bleu => found.bleu,
             Metric::Chrf => found.chrf,
@@ -327,7 +371,7 @@ impl Run {
         let better = self.progress.best.is_none_or(|best| score > best);
         if better {
             self.progress.best = Some(score);
-            self.progress.best_step = self.progress.step;
+            self.progress.best_step = step;
             self.progress.stale = 0;
             model.save(&self.folder)?;
         } else {
@@ -337,38 +381,52 @@ impl Run {
         Ok(())
     }
 
-    /// Writes a checkpoint, and removes those that are too old.
+    /// Writes a checkpoint, and removes those beyond the number to keep.
     fn save(&mut self, watcher: &mut dyn Watcher) -> Result<()> {
         self.progress.metrics_bytes = self.metrics.bytes();
-        SavedCheckpoint::write(
-            &self.folder,
-            &self.progress,
-            self.model.parameters(),
-            self.average.as_ref(),
-            &self.moments,
-            self.recipe.train.keep.max(1),
-        )?;
+        let (folder, progress, keep) = (self.folder.clone(), self.progress.clone(), self.recipe.train.keep.max(1));
+        SavedCheckpoint::write(&folder, &progress, self.state(), keep)?;
         watcher.saved(self.progress.step);
         Ok(())
     }
 
-    /// The last checkpoint, and a model in any case.
+    /// Weights, their average and the moments of Adam.
+    fn state(&mut self) -> TrainState<'_> {
+        let (weights, average) = (self.model.parameters_mut(), self.average.as_mut());
+        TrainState { weights, average, moments: &mut self.moments }
+    }
+
+    /// Writes the last checkpoint, and a model even where no validation was better than none.
     fn finish(&mut self, watcher: &mut dyn Watcher) -> Result<()> {
         if self.progress.best.is_none() {
-            self.used().save(&self.folder)?;
+            self.inference_model().save(&self.folder)?;
         }
         self.save(watcher)
     }
 }
 
-/// The resolved recipe in a run's folder.
+/// Refuses a folder that has something in it besides a lock.
+fn refuse_taken(folder: &Path) -> Result<()> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    if entries.map(|entry| entry.file_name()).all(|name| name == LOCK) {
+        return Ok(());
+    }
+    let hint = match folder.join(RECIPE).exists() {
+        true => "add `--resume` to continue the run in it, or choose another folder with `--out`",
+        false => "choose another folder with `--out`",
+    };
+    Err(Error::invalid(format!("`{}` exists and is not empty", folder.display())).with_hint(hint))
+}
+
+/// The recipe in a run's folder.
 const RECIPE: &str = "recipe.toml";
-/// What draws of noise are for, and those that disturb the data.
+/// Purposes of random draws: dropout, and augmentation of the data.
 const NOISE: u32 = 4;
 const AUGMENTATION: u32 = 7;
 
-/// Sums since the last line of progress.
-#[derive(Default)]
+/// Sums of losses since the last line of `metrics.jsonl`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 struct LossAverages {
     smoothed: f64,
     nll: f64,

@@ -1,6 +1,6 @@
 //! What is true of a run: it can stop anywhere and ends the same; it learns what it is given; it refuses what it cannot use.
 
-use qkv_models::train::{Event, Outcome, Run, Validation, Watcher};
+use qkv_models::train::{Event, Outcome, Resume, Run, Validation, Watcher};
 use qkv_models::{Recipe, Search, Translator};
 use qkv_nn::Machine;
 use std::path::Path;
@@ -89,9 +89,7 @@ fn a_run_that_stopped_anywhere_ends_as_if_it_never_had() {
             };
             text.lines().map(line).collect()
         };
-        let steps =
-            |folder: &Path| -> Vec<u64> { lines(folder).iter().map(|line| line["step"].as_u64().unwrap()).collect() };
-        assert_eq!(steps(&whole), steps(&parts));
+        assert_eq!(lines(&whole), lines(&parts));
     }
 }
 
@@ -108,12 +106,180 @@ fn a_checkpoint_that_was_cut_off_does_not_count() {
     assert_eq!(Run::resume(&folder, 1).unwrap().step(), 9);
 }
 
+/// A run of 24 steps that was stopped at step 15, with checkpoints of steps 14 and 15.
+fn stopped(folder: &Path) {
+    let stop = AtomicBool::new(false);
+    Run::new(&recipe(&[]), folder, 1).unwrap().train(&mut StopAt(15, &stop), &stop).unwrap();
+}
+
+/// Changes a byte in the middle of a file.
+fn damage(path: &Path) {
+    let mut bytes = std::fs::read(path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn a_damaged_checkpoint_is_refused_and_the_newest_whole_one_is_named() {
+    let place = tempfile::tempdir().unwrap();
+    let whole = place.path().join("whole");
+    stopped(&whole);
+    for name in ["weights.safetensors", "moments.safetensors", "average.safetensors", "state.json", "SHA256SUMS"] {
+        let folder = place.path().join(name);
+        copy(&whole, &folder);
+        damage(&folder.join("checkpoints/00000015").join(name));
+        let error = Run::resume(&folder, 1).unwrap_err();
+        let (said, hint) = (error.to_string(), error.hint().unwrap());
+        assert!(said.contains("00000015") && said.contains("is damaged"), "{name}: {said}");
+        assert!(hint.contains("step 14") && hint.contains("--checkpoint 14"), "{name}: {hint}");
+    }
+    // The run resumes from there, and ends as it would have.
+    let folder = place.path().join("weights.safetensors");
+    let how = Resume { checkpoint: Some(14), ..Resume::default() };
+    let mut run = Run::resume_with(&folder, &how, 1).unwrap();
+    assert_eq!(run.step(), 14);
+    run.train(&mut (), &AtomicBool::new(false)).unwrap();
+    Run::resume(&whole, 1).unwrap().train(&mut (), &AtomicBool::new(false)).unwrap();
+    assert!(bytes(&whole, LAST) == bytes(&folder, LAST));
+    drop(run);
+    let error = Run::resume_with(&folder, &how, 1).unwrap_err();
+    assert!(error.hint().unwrap().contains("steps 21, 24"), "{error} {:?}", error.hint());
+}
+
+#[test]
+fn a_checkpoint_whose_step_is_not_its_folders_or_whose_file_is_missing_is_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path().join("run");
+    stopped(&folder);
+    let checkpoints = folder.join("checkpoints");
+    std::fs::remove_file(checkpoints.join("00000015/moments.safetensors")).unwrap();
+    let error = Run::resume(&folder, 1).unwrap_err();
+    assert!(error.to_string().ends_with("moments.safetensors` is damaged: it is missing"), "{error}");
+    std::fs::remove_dir_all(checkpoints.join("00000015")).unwrap();
+    std::fs::rename(checkpoints.join("00000014"), checkpoints.join("00000010")).unwrap();
+    let error = Run::resume(&folder, 1).unwrap_err();
+    assert!(error.to_string().contains("it is of step 14, its folder of step 10"), "{error}");
+    assert_eq!(error.hint().as_deref(), Some("no other checkpoint of the run is whole"));
+}
+
+#[test]
+fn an_edited_tokenizer_is_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path().join("run");
+    stopped(&folder);
+    let path = folder.join("tokenizer.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replacen("1.0", "1.0 ", 1)).unwrap();
+    let error = Run::resume(&folder, 1).unwrap_err();
+    assert!(error.to_string().contains("tokenizer.json` is damaged"), "{error}");
+}
+
+#[test]
+fn a_deleted_metrics_file_is_continued_without_filling() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path().join("run");
+    stopped(&folder);
+    std::fs::remove_file(folder.join("metrics.jsonl")).unwrap();
+    Run::resume(&folder, 1).unwrap().train(&mut (), &AtomicBool::new(false)).unwrap();
+    let text = String::from_utf8(bytes(&folder, "metrics.jsonl")).unwrap();
+    let steps: Vec<u64> = text
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["step"].as_u64().unwrap())
+        .collect();
+    assert_eq!(steps.first(), Some(&16), "{text}");
+}
+
+#[test]
+fn a_checkpoint_from_before_there_were_checksums_is_still_read() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path().join("run");
+    stopped(&folder);
+    let checkpoint = folder.join("checkpoints/00000015");
+    std::fs::remove_file(checkpoint.join("SHA256SUMS")).unwrap();
+    let error = Run::resume(&folder, 1).unwrap_err();
+    assert!(error.to_string().contains("SHA256SUMS` is damaged: it is missing"), "{error}");
+    let old = "{ \"step\": 15, \"epoch\": 0, \"batch\": 15, \"best\": 1.5, \"best_step\": 8, \"stale\": 0, \"metrics_bytes\": 10 }";
+    std::fs::write(checkpoint.join("state.json"), old).unwrap();
+    assert_eq!(Run::resume(&folder, 1).unwrap().step(), 15);
+}
+
+#[test]
+fn a_run_in_use_is_refused_and_left_as_it_is() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path().join("run");
+    stopped(&folder);
+    let held = Run::resume(&folder, 1).unwrap();
+    let before = bytes(&folder, "recipe.toml");
+    let how = Resume { changes: vec!["train.lr=5e-3".into()], ..Resume::default() };
+    let error = Run::resume_with(&folder, &how, 1).unwrap_err();
+    assert!(error.to_string().contains(&format!("in use by process {}", std::process::id())), "{error}");
+    assert_eq!(bytes(&folder, "recipe.toml"), before);
+    drop(held);
+    assert!(Run::resume_with(&folder, &how, 1).is_ok());
+}
+
+#[test]
+fn resuming_removes_what_killed_processes_left() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path().join("run");
+    stopped(&folder);
+    let litter =
+        ["checkpoints/.00000021.4294967294.part", "checkpoints/00000003", ".model.safetensors.4294967294.part"];
+    for name in litter {
+        std::fs::create_dir(folder.join(name)).unwrap();
+        std::fs::write(folder.join(name).join("weights.safetensors"), b"half").unwrap();
+    }
+    assert_eq!(Run::resume(&folder, 1).unwrap().step(), 15);
+    assert!(litter.iter().all(|name| !folder.join(name).exists()));
+}
+
+#[test]
+fn fewer_steps_than_were_taken_are_refused_and_the_recipe_stays() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path().join("run");
+    stopped(&folder);
+    let before = bytes(&folder, "recipe.toml");
+    let how = Resume { changes: vec!["train.steps=10".into()], ..Resume::default() };
+    let error = Run::resume_with(&folder, &how, 1).unwrap_err();
+    assert_eq!(error.to_string(), "the run is at step 15, beyond `train.steps` = 10");
+    assert_eq!(bytes(&folder, "recipe.toml"), before);
+}
+
+#[test]
+fn a_run_without_its_recipe_is_not_told_to_resume() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path().join("run");
+    stopped(&folder);
+    std::fs::remove_file(folder.join("recipe.toml")).unwrap();
+    let error = Run::resume(&folder, 1).unwrap_err();
+    assert!(error.to_string().contains("has no `recipe.toml`"), "{error}");
+    let error = Run::new(&recipe(&[]), &folder, 1).unwrap_err();
+    assert!(!error.hint().unwrap().contains("--resume"), "{error}");
+}
+
+/// Copies a folder.
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        let to = to.join(path.file_name().unwrap());
+        match path.is_dir() {
+            true => copy(&path, &to),
+            false => assert!(std::fs::copy(&path, &to).is_ok()),
+        }
+    }
+}
+
 #[test]
 fn a_folder_that_is_taken_is_not_written_over() {
     let place = tempfile::tempdir().unwrap();
     std::fs::write(place.path().join("mine"), b"work").unwrap();
     let error = Run::new(&recipe(&[]), place.path(), 1).unwrap_err();
-    assert!(error.to_string().contains("not empty") && error.hint().unwrap().contains("--resume"), "{error}");
+    assert!(error.to_string().contains("not empty") && error.hint().unwrap().contains("--out"), "{error}");
+    std::fs::write(place.path().join("recipe.toml"), b"").unwrap();
+    let error = Run::new(&recipe(&[]), place.path(), 1).unwrap_err();
+    assert!(error.hint().unwrap().contains("--resume"), "{error}");
 }
 
 #[test]

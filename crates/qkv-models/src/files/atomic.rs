@@ -6,14 +6,20 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// The name under which something is written before it has its own: beside its place, so that renaming stays on one disk.
-fn beside(path: &Path) -> Result<PathBuf> {
+/// Ends of the hidden names `.NAME.PID.END` under which this process writes, replaces and deletes. They stand beside the
+/// final name, so that renaming stays on one file system.
+const PART: &str = "part";
+const OLD: &str = "old";
+const GONE: &str = "gone";
+
+/// The hidden name of a path.
+fn hidden(path: &Path, end: &str) -> Result<PathBuf> {
     let Some(name) = path.file_name() else {
         return Err(Error::invalid(format!("`{}` has no name that could be written to", path.display())));
     };
     let mut hidden = std::ffi::OsString::from(".");
     hidden.push(name);
-    hidden.push(format!(".{}.part", std::process::id()));
+    hidden.push(format!(".{}.{end}", std::process::id()));
     Ok(path.with_file_name(hidden))
 }
 
@@ -46,7 +52,7 @@ pub fn write(path: impl AsRef<Path>, bytes: &[u8]) -> Result<()> {
 /// Writes a file by a function that is given its beginning, whole or not at all.
 pub fn write_with(path: impl AsRef<Path>, fill: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<()> {
     let path = path.as_ref();
-    let part = beside(path)?;
+    let part = hidden(path, PART)?;
     let written = File::create(&part)
         .and_then(|mut file| {
             fill(&mut file)?;
@@ -75,8 +81,7 @@ pub fn write_with(path: impl AsRef<Path>, fill: impl FnOnce(&mut File) -> std::i
 /// ```
 pub fn write_folder(path: impl AsRef<Path>, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let path = path.as_ref();
-    let part = beside(path)?;
-    let aside = part.with_extension("old");
+    let (part, aside) = (hidden(path, PART)?, hidden(path, OLD)?);
     let outcome = (|| {
         if part.exists() {
             fs::remove_dir_all(&part).map_err(|e| Error::file("remove", &part, e))?;
@@ -101,6 +106,53 @@ pub fn write_folder(path: impl AsRef<Path>, fill: impl FnOnce(&Path) -> Result<(
     outcome?;
     settle(folder_of(path));
     Ok(())
+}
+
+/// Deletes a folder. It is renamed first, so that a kill leaves litter and not half a folder under its name.
+///
+/// # Errors
+/// Where the system refuses.
+pub fn remove_folder(path: &Path) -> Result<()> {
+    let gone = hidden(path, GONE)?;
+    let removed = fs::rename(path, &gone).and_then(|()| fs::remove_dir_all(&gone));
+    removed.map_err(|e| Error::file("remove", path, e))
+}
+
+/// Removes what killed processes left in a folder: hidden files and folders that were being written, replaced or deleted.
+/// A folder that was set aside and not replaced gets its name back. What a live process owns is left alone.
+///
+/// # Errors
+/// Where the system refuses.
+pub fn remove_litter(folder: &Path) -> Result<()> {
+    let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
+    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+        let Some((name, pid, end)) = path.file_name().and_then(|name| name.to_str()).and_then(parse_hidden) else {
+            continue;
+        };
+        if is_alive(pid) {
+            continue;
+        }
+        let place = folder.join(name);
+        let done = match (end, path.is_dir()) {
+            (OLD, _) if !place.exists() => fs::rename(&path, place),
+            (_, true) => fs::remove_dir_all(&path),
+            (_, false) => fs::remove_file(&path),
+        };
+        done.map_err(|e| Error::file("remove", &path, e))?;
+    }
+    Ok(())
+}
+
+/// Name, process id and end of a hidden name.
+fn parse_hidden(name: &str) -> Option<(&str, u32, &str)> {
+    let (rest, end) = name.strip_prefix('.')?.rsplit_once('.')?;
+    let (name, pid) = rest.rsplit_once('.')?;
+    [PART, OLD, GONE].contains(&end).then_some((name, pid.parse().ok()?, end))
+}
+
+/// Whether another process with this id runs. Where that cannot be seen, none does: callers hold the lock of the folder.
+fn is_alive(pid: u32) -> bool {
+    pid != std::process::id() && Path::new("/proc").join(pid.to_string()).exists()
 }
 
 #[cfg(test)]
@@ -144,6 +196,43 @@ mod tests {
         write_folder(&path, |folder| write(folder.join("new"), b"2")).expect("written");
         assert_eq!(names(&path), ["new"]);
         assert_eq!(names(place.path()), ["model"]);
+    }
+
+    #[test]
+    fn litter_of_dead_processes_is_removed_and_a_folder_set_aside_comes_back() {
+        let place = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| place.path().join(name);
+        // Process ids end far below this one.
+        let dead = u32::MAX - 1;
+        fs::create_dir(path(&format!(".00000007.{dead}.part"))).expect("created");
+        fs::write(path(&format!(".config.json.{dead}.part")), b"{").expect("written");
+        fs::create_dir(path(&format!(".00000005.{dead}.gone"))).expect("created");
+        fs::create_dir(path(&format!(".00000006.{dead}.old"))).expect("created");
+        fs::write(path(".hidden.part"), b"somebody's").expect("written");
+        let live = std::process::Command::new("sleep").arg("30").spawn();
+        let kept = live.as_ref().map_or(".hidden.part".into(), |live| format!(".x.{}.part", live.id()));
+        fs::write(path(&kept), b"").expect("written");
+        remove_litter(place.path()).expect("removed");
+        let mut expected = vec![".hidden.part".to_owned(), "00000006".to_owned()];
+        if cfg!(target_os = "linux") && live.is_ok() {
+            expected.push(kept);
+        }
+        expected.sort();
+        assert_eq!(names(place.path()), expected);
+        if let Ok(mut live) = live {
+            live.kill().and_then(|()| live.wait()).expect("it was started here");
+        }
+    }
+
+    #[test]
+    fn a_folder_is_removed_as_a_whole() {
+        let place = tempfile::tempdir().expect("a folder");
+        let path = place.path().join("00000007");
+        fs::create_dir(&path).expect("created");
+        fs::write(path.join("weights"), b"1").expect("written");
+        remove_folder(&path).expect("removed");
+        assert_eq!(names(place.path()), [""; 0]);
+        assert!(remove_folder(&path).is_err());
     }
 
     #[test]

@@ -1,124 +1,236 @@
-//! What a run needs to go on as if it had never stopped: `checkpoints/STEP/`, written whole or not at all, and `metrics.jsonl`,
-//! cut back to where the checkpoint was.
+//! Checkpoints of training: everything a run needs to resume as if it had never stopped. `checkpoints/STEP/` is written
+//! atomically and has the SHA-256 of every file in `SHA256SUMS`, the run's tokenizer included; `metrics.jsonl` is cut back
+//! to its length at the checkpoint. The files of finished models are in [`checkpoint`](crate::checkpoint).
 
+use super::LossAverages;
 use crate::checkpoint::{parameter_bytes, read_parameters};
-use crate::files::atomic;
+use crate::files::folder::{TOKENIZER, parse_json};
 use crate::files::tensors::{NamedTensor, Storage, TensorFile, to_bytes};
+use crate::files::{atomic, input};
 use crate::{Error, Result};
 use qkv_nn::{Moments, Parameters};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// Where a run stands.
+/// How far a run has come.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Progress {
     /// Steps taken.
     pub step: u64,
-    /// The pass over the data that the next batch belongs to.
+    /// The epoch of the next batch.
     pub epoch: u64,
-    /// The next batch of that pass.
+    /// The next batch of that epoch.
     pub batch: u64,
-    /// The best score so far.
+    /// The best validation score so far.
     pub best: Option<f64>,
-    /// The step it was reached at.
+    /// The step of the best score.
     pub best_step: u64,
     /// Validations since then.
     pub stale: u64,
     /// The length of `metrics.jsonl`.
     pub metrics_bytes: u64,
+    /// Sums since the last line of `metrics.jsonl`: the next line averages over a stop.
+    #[serde(default)]
+    pub averages: LossAverages,
+    /// Whether the checkpoint has checksums; those written before there were any have none.
+    #[serde(default)]
+    pub checksums: bool,
 }
 
-const FOLDER: &str = "checkpoints";
-const PROGRESS: &str = "state.json";
+const CHECKPOINTS: &str = "checkpoints";
+const STATE: &str = "state.json";
 const WEIGHTS: &str = "weights.safetensors";
 const AVERAGE: &str = "average.safetensors";
 const MOMENTS: &str = "moments.safetensors";
+const CHECKSUMS: &str = "SHA256SUMS";
 
-/// A checkpoint.
+/// What training changes besides its progress.
+pub(super) struct TrainState<'a> {
+    pub weights: &'a mut Parameters<f32>,
+    pub average: Option<&'a mut Parameters<f32>>,
+    pub moments: &'a mut Moments<f32>,
+}
+
+/// A checkpoint in a run's folder.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SavedCheckpoint {
+    step: u64,
     folder: PathBuf,
 }
 
-/// Checkpoints of a run, oldest first.
-fn all(run: &Path) -> Result<Vec<(u64, PathBuf)>> {
-    let folder = run.join(FOLDER);
-    let Ok(entries) = std::fs::read_dir(&folder) else { return Ok(Vec::new()) };
-    let mut found: Vec<(u64, PathBuf)> = entries
+/// The checkpoints of a run, oldest first. A folder without a state is one that was being deleted.
+fn all(run: &Path) -> Vec<SavedCheckpoint> {
+    let Ok(entries) = std::fs::read_dir(run.join(CHECKPOINTS)) else { return Vec::new() };
+    let mut found: Vec<SavedCheckpoint> = entries
         .filter_map(|entry| {
-            let path = entry.ok()?.path();
-            let step = path.file_name()?.to_str()?.parse().ok()?;
-            path.join(PROGRESS).is_file().then_some((step, path))
+            let folder = entry.ok()?.path();
+            let step = folder.file_name()?.to_str()?.parse().ok()?;
+            folder.join(STATE).is_file().then_some(SavedCheckpoint { step, folder })
         })
         .collect();
     found.sort();
-    Ok(found)
+    found
+}
+
+/// Removes what killed processes left in a run's folder: files and folders that were being written or deleted.
+///
+/// # Errors
+/// Where the system refuses.
+pub(super) fn remove_litter(run: &Path) -> Result<()> {
+    let checkpoints = run.join(CHECKPOINTS);
+    atomic::remove_litter(run)?;
+    atomic::remove_litter(&checkpoints)?;
+    let Ok(entries) = std::fs::read_dir(&checkpoints) else { return Ok(()) };
+    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+        let is_step = path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.parse::<u64>().is_ok());
+        if is_step && path.is_dir() && !path.join(STATE).exists() {
+            atomic::remove_folder(&path)?;
+        }
+    }
+    Ok(())
 }
 
 impl SavedCheckpoint {
-    /// The last one of a run.
-    pub fn latest(run: &Path) -> Result<Option<SavedCheckpoint>> {
-        Ok(all(run)?.pop().map(|(_, folder)| SavedCheckpoint { folder }))
+    /// The checkpoint to resume from: that of a step, or the newest.
+    ///
+    /// # Errors
+    /// Where there is none of that step.
+    pub fn find(run: &Path, step: Option<u64>) -> Result<Option<SavedCheckpoint>> {
+        let mut found = all(run);
+        let Some(step) = step else { return Ok(found.pop()) };
+        let steps: Vec<String> = found.iter().map(|saved| saved.step.to_string()).collect();
+        match found.into_iter().find(|saved| saved.step == step) {
+            Some(saved) => Ok(Some(saved)),
+            None => Err(Error::invalid(format!("`{}` has no checkpoint of step {step}", run.display()))
+                .with_hint(format!("it has checkpoints of steps {}", steps.join(", ")))),
+        }
     }
 
-    /// Writes one, and removes all but the last `keep`.
-    pub fn write(
-        run: &Path,
-        progress: &Progress,
-        weights: &Parameters<f32>,
-        average: Option<&Parameters<f32>>,
-        moments: &Moments<f32>,
-        keep: usize,
-    ) -> Result<()> {
-        let folder = run.join(FOLDER);
-        std::fs::create_dir_all(&folder).map_err(|e| Error::file("write", &folder, e))?;
-        atomic::write_folder(folder.join(format!("{:08}", progress.step)), |folder| {
-            atomic::write(folder.join(WEIGHTS), &parameter_bytes(weights, Storage::F32)?)?;
-            if let Some(average) = average {
-                atomic::write(folder.join(AVERAGE), &parameter_bytes(average, Storage::F32)?)?;
-            }
-            atomic::write(folder.join(MOMENTS), &moment_bytes(weights, moments)?)?;
-            let json = serde_json::to_string_pretty(progress).expect("plain values") + "\n";
-            atomic::write(folder.join(PROGRESS), json.as_bytes())
+    /// Writes a checkpoint and removes all but the newest `keep`.
+    pub fn write(run: &Path, progress: &Progress, state: TrainState<'_>, keep: usize) -> Result<()> {
+        let parent = run.join(CHECKPOINTS);
+        std::fs::create_dir_all(&parent).map_err(|e| Error::file("write", &parent, e))?;
+        let mut files = vec![(WEIGHTS, parameter_bytes(state.weights, Storage::F32)?)];
+        if let Some(average) = &state.average {
+            files.push((AVERAGE, parameter_bytes(average, Storage::F32)?));
+        }
+        files.push((MOMENTS, moment_bytes(state.weights, state.moments)?));
+        let progress = Progress { checksums: true, ..progress.clone() };
+        let json = serde_json::to_string_pretty(&progress).expect("plain values") + "\n";
+        files.push((STATE, json.into_bytes()));
+        let mut sums: String = files.iter().map(|(name, bytes)| format!("{}  {name}\n", sha256(bytes))).collect();
+        if let Ok(tokenizer) = input::read(&run.join(TOKENIZER), input::TOKENIZER_MAX) {
+            sums += &format!("{}  {TOKENIZER_FROM_CHECKPOINT}\n", sha256(&tokenizer));
+        }
+        files.push((CHECKSUMS, sums.into_bytes()));
+        atomic::write_folder(parent.join(format!("{:08}", progress.step)), |folder| {
+            files.iter().try_for_each(|(name, bytes)| atomic::write(folder.join(name), bytes))
         })?;
-        let mut found = all(run)?;
+        let mut found = all(run);
         found.truncate(found.len().saturating_sub(keep));
-        for (_, old) in found {
-            std::fs::remove_dir_all(&old).map_err(|e| Error::file("remove", &old, e))?;
-        }
-        Ok(())
+        found.iter().try_for_each(|old| atomic::remove_folder(&old.folder))
     }
 
-    /// Reads it back.
-    pub fn read(
-        &self,
-        weights: &mut Parameters<f32>,
-        average: Option<&mut Parameters<f32>>,
-        moments: &mut Moments<f32>,
-    ) -> Result<Progress> {
-        let path = self.folder.join(PROGRESS);
-        let text = std::fs::read(&path).map_err(|e| Error::file("read", &path, e))?;
-        let progress: Progress =
-            serde_json::from_slice(&text).map_err(|e| Error::line(&path, e.line().max(1), e.to_string()))?;
-        let read = |name: &str, into: &mut Parameters<f32>| {
+    /// Reads the checkpoint.
+    ///
+    /// # Errors
+    /// Where a file is damaged: names it and the newest checkpoint that is whole.
+    pub fn read(&self, run: &Path, state: TrainState<'_>) -> Result<Progress> {
+        let files = self.verified(run).map_err(|error| self.with_whole_checkpoint(run, error))?;
+        let file = |name: &str| {
             let path = self.folder.join(name);
-            read_parameters(into, &TensorFile::open(&path)?)
+            let bytes = files.bytes.get(name).cloned().unwrap_or_default();
+            TensorFile::from_bytes(bytes, path)
         };
-        read(WEIGHTS, weights)?;
-        if let Some(average) = average {
-            read(AVERAGE, average)?;
+        read_parameters(state.weights, &file(WEIGHTS)?)?;
+        if let Some(average) = state.average {
+            read_parameters(average, &file(AVERAGE)?)?;
         }
-        let file = TensorFile::open(self.folder.join(MOMENTS))?;
-        for (at, param) in weights.all().enumerate() {
-            let (name, shape) = (weights.name(param), weights.shape(param));
-            moments.first[at] = file.read_shaped(&format!("{name}{FIRST}"), shape)?;
-            moments.second[at] = file.read_shaped(&format!("{name}{SECOND}"), shape)?;
+        let moments = file(MOMENTS)?;
+        for (at, param) in state.weights.all().enumerate() {
+            let (name, shape) = (state.weights.name(param), state.weights.shape(param));
+            state.moments.first[at] = moments.read_shaped(&format!("{name}{FIRST}"), shape)?;
+            state.moments.second[at] = moments.read_shaped(&format!("{name}{SECOND}"), shape)?;
         }
-        moments.steps = progress.step;
-        Ok(progress)
+        state.moments.steps = files.progress.step;
+        Ok(files.progress)
     }
+
+    /// Removes the checkpoints after this one: a run that goes back must not find them again.
+    pub fn remove_newer(&self, run: &Path) -> Result<()> {
+        let newer = all(run).into_iter().filter(|other| other.step > self.step);
+        newer.into_iter().try_for_each(|other| atomic::remove_folder(&other.folder))
+    }
+
+    /// Reads every file and compares its checksum.
+    fn verified(&self, run: &Path) -> Result<CheckpointFiles> {
+        let mut bytes = BTreeMap::new();
+        for name in [STATE, WEIGHTS, AVERAGE, MOMENTS, CHECKSUMS] {
+            let path = self.folder.join(name);
+            if path.exists() {
+                bytes.insert(name, input::read(&path, u64::MAX)?);
+            }
+        }
+        let damaged = |name: &str, what: String| Error::damaged(self.folder.join(name), what);
+        let state = self.folder.join(STATE);
+        let progress: Progress = parse_json(bytes.get(STATE).map_or(&[][..], |bytes| bytes), &state)
+            .map_err(|error| damaged(STATE, error.to_string()))?;
+        if progress.step != self.step {
+            let what = format!("it is of step {}, its folder of step {}", progress.step, self.step);
+            return Err(damaged(STATE, what));
+        }
+        if progress.checksums || bytes.contains_key(CHECKSUMS) {
+            let sums = bytes.get(CHECKSUMS).ok_or_else(|| damaged(CHECKSUMS, "it is missing".into()))?;
+            for line in String::from_utf8_lossy(sums).lines() {
+                let Some((expected, name)) = line.split_once("  ") else {
+                    return Err(damaged(CHECKSUMS, format!("`{line}` is not a checksum and a file")));
+                };
+                let found = match name {
+                    TOKENIZER_FROM_CHECKPOINT => {
+                        Some(sha256(&input::read(&run.join(TOKENIZER), input::TOKENIZER_MAX)?))
+                    }
+                    name => bytes.get(name).map(|bytes| sha256(bytes)),
+                };
+                let what = match found {
+                    Some(found) if found == expected => continue,
+                    Some(_) => "its SHA-256 is not the one it was written with",
+                    None => "it is missing",
+                };
+                let path = if name == TOKENIZER_FROM_CHECKPOINT { run.join(TOKENIZER) } else { self.folder.join(name) };
+                return Err(Error::damaged(path, what));
+            }
+        }
+        Ok(CheckpointFiles { progress, bytes })
+    }
+
+    /// Adds the newest other checkpoint that is whole to an error about damage.
+    fn with_whole_checkpoint(&self, run: &Path, error: Error) -> Error {
+        let others = all(run).into_iter().rev().filter(|other| other != self);
+        let whole = || others.into_iter().find(|other| other.verified(run).is_ok()).map(|other| other.step);
+        match error {
+            Error::Damaged { path, what, .. } => Error::Damaged { path, what, whole: whole() },
+            Error::File { path, source, .. } => Error::Damaged { path, what: source.to_string(), whole: whole() },
+            error => error,
+        }
+    }
+}
+
+/// The files of a checkpoint whose checksums agree.
+struct CheckpointFiles {
+    progress: Progress,
+    bytes: BTreeMap<&'static str, Vec<u8>>,
+}
+
+/// The run's tokenizer as `SHA256SUMS` names it, so that `sha256sum -c` finds it.
+const TOKENIZER_FROM_CHECKPOINT: &str = "../../tokenizer.json";
+
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 const FIRST: &str = ".first";
@@ -142,7 +254,7 @@ fn moment_bytes(weights: &Parameters<f32>, moments: &Moments<f32>) -> Result<Vec
     to_bytes(&named, Storage::F32)
 }
 
-/// The file of measurements: one JSON object a line.
+/// The measurements of a run: `metrics.jsonl`, a JSON object per line.
 pub(super) struct Metrics {
     path: PathBuf,
     file: File,
@@ -163,14 +275,19 @@ impl Metrics {
         self.file.write_all(&text).map_err(|e| Error::file("write", &self.path, e))
     }
 
-    /// How long it is.
+    /// Its length.
     pub fn bytes(&mut self) -> u64 {
         self.file.stream_position().unwrap_or(0)
     }
 
-    /// Back to this length.
+    /// Cuts it back to this length. A file that is shorter, because someone deleted it, is continued at its end.
     pub fn cut(&mut self, bytes: u64) -> Result<()> {
-        let cut = self.file.set_len(bytes).and_then(|()| self.file.seek(SeekFrom::Start(bytes)));
+        let cut = self.file.metadata().and_then(|about| {
+            if about.len() > bytes {
+                self.file.set_len(bytes)?;
+            }
+            self.file.seek(SeekFrom::End(0))
+        });
         cut.map(drop).map_err(|e| Error::file("write", &self.path, e))
     }
 }

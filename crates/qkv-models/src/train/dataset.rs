@@ -228,7 +228,7 @@ impl Dataset {
     }
 
     /// Cuts texts with labels as an encoder reads them.
-    pub fn cut(&mut self, encoder: &Encoder) -> Result<()> {
+    pub fn tokenize(&mut self, encoder: &Encoder) -> Result<()> {
         let Dataset::Labelled(data) = self else { return Ok(()) };
         let examples: Vec<Example> = match &data.train {
             LabelledTexts::Classes(texts) => {
@@ -247,7 +247,7 @@ impl Dataset {
     }
 
     /// Cuts texts with classes into sentences of words.
-    pub fn cut_documents(&mut self, han: &Han) {
+    pub fn tokenize_documents(&mut self, han: &Han) {
         let Dataset::Labelled(data) = self else { return };
         let LabelledTexts::Classes(texts) = &data.train else { return };
         let documents: Vec<(Document, u32)> =
@@ -258,7 +258,7 @@ impl Dataset {
     }
 
     /// Brings images to the size that a model takes.
-    pub fn prepare(&mut self, vit: &Vit) -> Result<()> {
+    pub fn resize_images(&mut self, vit: &Vit) -> Result<()> {
         let Dataset::Images(data) = self else { return Ok(()) };
         data.train = data.train.iter().map(|image| vit.prepared(image)).collect::<Result<_>>()?;
         data.each = vit.config.grid() * vit.config.grid() + 1;
