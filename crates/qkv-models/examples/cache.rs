@@ -1,5 +1,5 @@
-//! How much the key/value cache is worth: the default Transformer writes 512 tokens, once remembering keys and values, once
-//! computing everything so far anew at every step.
+//! How much the key/value cache is worth: the default Transformer writes 512 tokens, once remembering keys and values,
+//! once computing everything so far anew at every step.
 //!
 //! ```text
 //! cargo run --release -p qkv-models --example cache

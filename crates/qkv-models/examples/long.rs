@@ -1,4 +1,5 @@
-//! Long documents: quality, time and memory against length, with full, Longformer's and linear attention on the same texts.
+//! Long documents: quality, time and memory against length, with full, Longformer's and linear attention on the same
+//! texts.
 //!
 //! ```text
 //! cargo xtask long                                                         docs/long.md, from texts that the program makes
@@ -242,7 +243,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What changes where real reviews are read: pieces instead of characters, more noise against so few texts, longer training.
+/// What changes where real reviews are read: pieces instead of characters, more noise against so few texts, longer
+/// training.
 const REVIEWS: [&str; 6] = [
     "tokenizer={ kind = 'bpe', size = 8000 }",
     "model.dropout=0.3",

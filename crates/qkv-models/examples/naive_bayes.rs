@@ -1,9 +1,10 @@
-//! Naive Bayes over which words, or which pairs of neighbours, a text has: what any model of long texts has to be held against.
+//! Naive Bayes over which words, or which pairs of neighbours, a text has: what any model of long texts has to be held
+//! against.
 //!
 //! `cargo run --release -p qkv-models --example naive_bayes -- data/movie-reviews/train.tsv data/movie-reviews/dev.tsv`
 //!
-//! Lines of `label ⇥ text`, cut at spaces, sentences at `<s>`; a feature counts once a text, and one more text of each class is
-//! taken to have it than there is (Laplace).
+//! Lines of `label ⇥ text`, cut at spaces, sentences at `<s>`; a feature counts once a text, and one more text of each
+//! class is taken to have it than there is (Laplace).
 
 use qkv_models::labelled::{LabelledText, classes};
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -1,5 +1,5 @@
-//! How long the work of a model takes, to be measured beside something else: each line on stdin is a round, whose seconds are
-//! printed. Whoever asks can take turns with another program, so that a busy machine is busy for both.
+//! How long the work of a model takes, to be measured beside something else: each line on stdin is a round, whose
+//! seconds are printed. Whoever asks can take turns with another program, so that a busy machine is busy for both.
 //!
 //! ```text
 //! cargo run --release -p qkv-models --example pace -- embed DIR FILE [f32|bf16]        a round embeds the lines of FILE

@@ -151,8 +151,8 @@ impl ModelConfig {
         SpecialTokens { pad: self.pad_token_id, bos: self.bos_token_id, eos: self.eos_token_id }
     }
 
-    /// Refuses a configuration that needs more parameters than a file of `available` values has. Called before memory is
-    /// allocated for the model.
+    /// Refuses a configuration that needs more parameters than a file of `available` values has. Called before memory
+    /// is allocated for the model.
     pub(crate) fn check_size(&self, available: usize) -> Result<()> {
         let (width, layers) = self.architecture.width_and_layers();
         let blocks = layers.saturating_mul(width).saturating_mul(width);

@@ -1,38 +1,38 @@
-//! Sentences side by side: what a model takes in one step.
+//! Batches of token sequences: padded rows, and the three sequences that training needs of each pair.
 
 use crate::text::tokenizer::Tokenizer;
 
-/// The token numbers that stand for no text.
+/// Ids of the special tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpecialTokens {
-    /// Fills up a shorter sentence.
+    /// Pads shorter sequences.
     pub pad: u32,
-    /// Starts a translation.
+    /// Starts a target sequence.
     pub bos: u32,
-    /// Ends a sentence.
+    /// Ends a sequence.
     pub eos: u32,
 }
 
 impl SpecialTokens {
-    /// Those of a tokenizer.
+    /// The special tokens of a tokenizer.
     pub fn of(tokenizer: &Tokenizer) -> Self {
         SpecialTokens { pad: tokenizer.pad(), bos: tokenizer.bos(), eos: tokenizer.eos() }
     }
 }
 
-/// Token numbers in rows of one length, `[B, N]`.
+/// Token ids in rows of equal length, `[B, N]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rows {
-    /// Row by row, filled up.
+    /// Row by row, padded.
     pub ids: Vec<u32>,
-    /// How many tokens of each row count.
+    /// Number of tokens in each row, without padding.
     pub lengths: Vec<usize>,
-    /// The length of every row.
+    /// The length of every row, with padding.
     pub length: usize,
 }
 
 impl Rows {
-    /// Fills up to the longest.
+    /// Pads rows to the longest.
     pub fn new(rows: &[Vec<u32>], pad: u32) -> Self {
         let length = rows.iter().map(Vec::len).max().unwrap_or(0).max(1);
         let mut ids = Vec::with_capacity(rows.len() * length);
@@ -43,17 +43,17 @@ impl Rows {
         Rows { ids, lengths: rows.iter().map(Vec::len).collect(), length }
     }
 
-    /// As many rows of nothing.
+    /// `count` empty rows.
     pub fn none(count: usize) -> Self {
         Rows { ids: Vec::new(), lengths: vec![0; count], length: 0 }
     }
 
-    /// The tokens of a row that count.
+    /// The tokens of a row, without padding.
     pub fn row(&self, at: usize) -> &[u32] {
         &self.ids[at * self.length..][..self.lengths[at]]
     }
 
-    /// Each of these rows and the one of `others` behind it, as one.
+    /// Concatenates each row with the row of `others` at the same place.
     pub fn joined(&self, others: &Rows, pad: u32) -> Rows {
         if self.length == 0 {
             return others.clone();
@@ -62,30 +62,30 @@ impl Rows {
         Rows::new(&rows, pad)
     }
 
-    /// How many rows.
+    /// Number of rows.
     pub fn len(&self) -> usize {
         self.lengths.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.lengths.is_empty()
     }
 
-    /// The lengths, where they differ from the length of the rows.
+    /// The lengths, if any row is padded.
     pub fn ragged(&self) -> Option<&[usize]> {
         self.lengths.iter().any(|&length| length != self.length).then_some(&self.lengths)
     }
 }
 
-/// Source sentences and, to train on, what should come out.
+/// Pairs of sequences, as training and teacher forcing take them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// Source tokens, each row with its end.
+    /// Source tokens, each row with its end token.
     pub source: Rows,
-    /// What the decoder is decoder_input: a start, then the target.
+    /// Input of the decoder: a start token, then the target.
     pub decoder_input: Rows,
-    /// What it should say: the target, then its end. Filled up with `pad`.
+    /// Tokens to predict: the target, then its end token, padded.
     pub targets: Vec<u32>,
 }
 
@@ -106,10 +106,10 @@ impl Batch {
         }
     }
 
-    /// Rows of a text that goes on: each token is targets after those before it, and there is no source.
+    /// Rows of plain text: every token predicts the next, and there is no source.
     ///
     /// # Panics
-    /// Where a row has fewer than two tokens, or they differ in length.
+    /// Where a row has fewer than two tokens, or rows differ in length.
     pub fn of_text<'a>(rows: impl IntoIterator<Item = &'a [u32]>) -> Self {
         let (mut decoder_input, mut targets, mut count, mut length) = (Vec::new(), Vec::new(), 0, 0);
         for row in rows {
@@ -126,7 +126,7 @@ impl Batch {
         }
     }
 
-    /// What is targets where source and target are one row: nothing of the source, then the target and its end.
+    /// Targets of a joined sequence: padding in place of the source, then the target and its end token.
     pub(crate) fn targets_after_source(&self, pad: u32) -> Vec<u32> {
         let row = |at: usize| {
             let targets = &self.targets[at * self.decoder_input.length..][..self.decoder_input.lengths[at]];
@@ -135,13 +135,13 @@ impl Batch {
         Rows::new(&(0..self.decoder_input.len()).map(row).collect::<Vec<_>>(), pad).ids
     }
 
-    /// How many target tokens count.
+    /// Number of target tokens, without padding.
     pub fn tokens(&self) -> usize {
         self.decoder_input.lengths.iter().sum()
     }
 }
 
-/// A sentence with its end.
+/// Tokens with an end token.
 pub(crate) fn with_eos(tokens: &[u32], eos: u32) -> Vec<u32> {
     [tokens, &[eos]].concat()
 }

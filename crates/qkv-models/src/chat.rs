@@ -1,5 +1,5 @@
-//! Conversations as a model was taught to read them: its chat template, written in Jinja's language, rendered and cut into
-//! tokens. Special tokens are those of the template alone: what a person writes stays text, whatever it says.
+//! Chat templates: a model's Jinja template renders a conversation, which is then tokenized. Only the template produces
+//! special tokens; what a person writes is tokenized as text, whatever it contains.
 
 use crate::files::folder::{CHAT_TEMPLATE, TOKENIZER_CONFIG, read_json_if_present};
 use crate::files::input;
@@ -9,23 +9,23 @@ use minijinja::{Environment, ErrorKind, context};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// Steps that a template may take: those of real models take some hundreds for each message.
+/// Steps that a template may take; those of real models take some hundreds per message.
 const FUEL: u64 = 1_000_000;
-/// What stands in the rendered text for what a message says: characters that nobody has given a meaning to.
+/// Placeholders for messages in the rendered text: characters of a private-use plane.
 const OPEN: char = '\u{f0000}';
 const CLOSE: char = '\u{f0001}';
 
-/// Something that was said.
+/// A message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// Who said it: `system`, `user` or `assistant`.
+    /// Its author: `system`, `user` or `assistant`.
     pub role: String,
-    /// What.
+    /// Its text.
     pub content: String,
 }
 
 impl Message {
-    /// Said by somebody.
+    /// A message of a role.
     pub fn new(role: &str, content: impl Into<String>) -> Self {
         Message { role: role.to_owned(), content: content.into() }
     }
@@ -50,10 +50,10 @@ pub struct Template {
 const NAME: &str = "chat";
 
 impl Template {
-    /// Reads a template; `path` is what errors call it.
+    /// Parses a template; `path` is for errors.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// Where its syntax is wrong.
     pub fn new(source: &str, path: impl AsRef<Path>) -> Result<Self> {
         Self::called(source, path.as_ref().display().to_string())
     }
@@ -72,15 +72,15 @@ impl Template {
         Ok(Template { environment, source: source.to_owned(), place })
     }
 
-    /// What it was made from.
+    /// Its source.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// A conversation as text, up to where the model speaks next.
+    /// Renders a conversation up to where the model answers.
     ///
     /// # Errors
-    /// What the template refuses: two messages of one person in a row, say.
+    /// Where the template refuses the messages, such as two of one role in a row.
     pub fn render(&self, messages: &[Message], bos: &str, eos: &str) -> Result<String> {
         let wrong = |e: minijinja::Error| Error::format(&self.place, "chat template", e.to_string());
         let template = self.environment.get_template(NAME).map_err(wrong)?;
@@ -88,12 +88,12 @@ impl Template {
         template.render(around).map_err(wrong)
     }
 
-    /// A conversation as tokens, up to where the model speaks next.
+    /// Tokens of a conversation up to where the model answers.
     ///
     /// # Errors
     /// As [`render`](Template::render).
     pub fn encode(&self, messages: &[Message], tokenizer: &Tokenizer, bos: u32, eos: u32) -> Result<Vec<u32>> {
-        // What people say is put in after the special tokens have been found.
+        // Messages are put in after special tokens have been recognized.
         let stand_ins: Vec<Message> = (messages.iter().enumerate())
             .map(|(at, message)| Message::new(&message.role, format!("{OPEN}{at}{CLOSE}")))
             .collect();
@@ -124,7 +124,7 @@ impl Template {
     }
 }
 
-/// The template of a model's folder, where it has one: in a file of its own, or among the settings of its tokenizer.
+/// The chat template of a model's folder: in its own file, or in the settings of the tokenizer.
 pub(crate) fn of_folder(folder: &Path) -> Result<Option<Template>> {
     #[derive(Deserialize)]
     struct Settings {

@@ -1,6 +1,6 @@
-//! Models that generate text, as files: a folder in the Hugging Face layout (ours, GPT-2's or Llama's, in one weights file
-//! or in shards) or a GGUF file. Names of files are in [`files::folder`](crate::files::folder), names of tensors in
-//! [`layout`](crate::layout). The checkpoints that training resumes from are in `train::checkpoint`.
+//! Models that generate text, as files: a folder in the Hugging Face layout (ours, GPT-2's or Llama's, in one weights
+//! file or in shards) or a GGUF file. Names of files are in [`files::folder`](crate::files::folder), names of tensors
+//! in [`layout`](crate::layout). The checkpoints that training resumes from are in `train::checkpoint`.
 
 use crate::chat::{self, Template};
 use crate::files::folder::{self, CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS};
@@ -102,8 +102,8 @@ pub(crate) fn write_model(model: &Model, parameters: &Parameters<f32>, to: &Path
     folder::write_json(&to.join(CONFIG), &dialect.write(model.config()))
 }
 
-/// Writes `tokenizer.json` and a `tokenizer_config.json` that tells `transformers` to use it as it is: by the type of the
-/// model alone it would choose another tokenizer class.
+/// Writes `tokenizer.json` and a `tokenizer_config.json` that tells `transformers` to use it as it is: by the type of
+/// the model alone it would choose another tokenizer class.
 pub(crate) fn write_tokenizer(tokenizer: &Tokenizer, template: Option<&Template>, to: &Path) -> Result<()> {
     tokenizer.save(to.join(TOKENIZER))?;
     let name = |id: u32| tokenizer.name(id);

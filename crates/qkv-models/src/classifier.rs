@@ -1,5 +1,5 @@
-//! Any model that gives classes, whatever it looks at: an encoder, one that reads documents sentence by sentence, one that sees
-//! images. What a folder holds, its `config.json` says.
+//! One interface to every model that classifies: encoders, hierarchical attention over documents, and vision models.
+//! The `config.json` of a folder says which one it holds.
 
 use crate::encoder;
 use crate::files::folder::{CONFIG, read_json};
@@ -8,21 +8,21 @@ use crate::{Encoder, Error, Han, Result, Vit};
 use qkv_nn::Machine;
 use std::path::Path;
 
-/// A model that gives classes.
+/// A model that classifies texts or images.
 #[derive(Debug)]
 pub enum Classifier {
-    /// It reads a text.
+    /// Classifies texts.
     Encoder(Box<Encoder>),
-    /// It reads a document, sentence by sentence.
+    /// Classifies documents.
     Han(Box<Han>),
-    /// It sees an image.
+    /// Classifies images.
     Vit(Box<Vit>),
 }
 
-/// What a folder says it holds: the kind of one of our models, as a recipe has it, or else its `model_type`.
+/// The kind of the model in a folder: for one of ours, as in a recipe; otherwise its `model_type`.
 ///
 /// # Errors
-/// Names the file that is missing or no JSON.
+/// Names the file that is missing or not JSON.
 pub fn kind(folder: &Path) -> Result<String> {
     let json: serde_json::Value = read_json(&folder.join(CONFIG))?;
     let ours = json.pointer("/architecture/kind").or_else(|| json.get("model_type"));
@@ -33,7 +33,7 @@ pub fn kind(folder: &Path) -> Result<String> {
 }
 
 impl Classifier {
-    /// The model of a folder.
+    /// Reads a folder.
     ///
     /// # Errors
     /// Names the file, and the field or tensor that is wrong.
@@ -46,7 +46,7 @@ impl Classifier {
         }
     }
 
-    /// The names of its classes.
+    /// Names of the classes.
     pub fn labels(&self) -> &[String] {
         match self {
             Classifier::Encoder(encoder) => &encoder.config.labels,
@@ -55,10 +55,10 @@ impl Classifier {
         }
     }
 
-    /// The probability of each class, for each text.
+    /// The probabilities of all classes, for each text.
     ///
     /// # Errors
-    /// Where the model was not trained for classes, or sees images.
+    /// Where the model was not trained for classes, or classifies images.
     pub fn texts<S: AsRef<str>>(&self, texts: &[S], machine: &Machine) -> Result<Vec<Vec<f32>>> {
         match self {
             Classifier::Encoder(encoder) => encoder.classify(texts, machine),
@@ -69,10 +69,10 @@ impl Classifier {
         }
     }
 
-    /// The probability of each class, for each image.
+    /// The probabilities of all classes, for each image.
     ///
     /// # Errors
-    /// Where the model reads text.
+    /// Where the model classifies texts.
     pub fn images(&self, images: &[Image], machine: &Machine) -> Result<Vec<Vec<f32>>> {
         match self {
             Classifier::Vit(vit) => vit.classify(images, machine),
@@ -82,7 +82,7 @@ impl Classifier {
     }
 }
 
-/// Scores of some classes, row by row, as probabilities.
+/// Softmax of logits, row by row.
 pub(crate) fn probabilities(scores: &[f32], classes: usize) -> Vec<Vec<f32>> {
     let row = |row: &[f32]| {
         let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);

@@ -1,12 +1,12 @@
-//! Random numbers that depend on nothing but a seed and a place: a stream of draws is a function of both, so whoever knows
-//! the place can begin again there. Drawn from Philox ([`qkv_simd::philox`]), apart from what dropout draws.
+//! Random numbers as a function of a seed and a place, so that any stream can be started again where it is needed:
+//! Philox ([`qkv_simd::philox`]), in streams apart from those of dropout.
 
 use qkv_simd::philox;
 
-/// Keeps these streams apart from the others that draw with the same seed.
+/// Separates these streams from others of the same seed.
 const APART: u64 = 0x7478_6574_2076_6b71;
 
-/// A stream of draws.
+/// A stream of random numbers.
 ///
 /// ```
 /// use qkv_models::draws::Draws;
@@ -26,12 +26,12 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// The stream of a seed at a place: what it is drawn for, and which of those.
+    /// The stream of a seed at a place: a purpose, and two indices.
     pub fn new(seed: u64, place: [u32; 3]) -> Self {
         Draws { seed: seed ^ APART, place, block: 0, words: [0; 4], used: 4 }
     }
 
-    /// 32 bits.
+    /// 32 random bits.
     pub fn word(&mut self) -> u32 {
         if self.used == 4 {
             let [a, b, c] = self.place;
@@ -43,8 +43,7 @@ impl Draws {
         self.words[self.used - 1]
     }
 
-    /// A number below `end`, each as likely as the other (Lemire, "Fast random integer generation in an interval", 2019).
-    /// Below 0 there is none: that gives 0.
+    /// A uniform number below `end` (Lemire, "Fast random integer generation in an interval", 2019); 0 if `end` is 0.
     pub fn below(&mut self, end: usize) -> usize {
         let end = u64::try_from(end).unwrap_or(u64::MAX);
         if let Ok(end) = u32::try_from(end) {
@@ -66,18 +65,18 @@ impl Draws {
         }
     }
 
-    /// A number from [0, 1), a multiple of 2⁻⁵³.
+    /// A uniform number in [0, 1), a multiple of 2⁻⁵³.
     pub fn unit(&mut self) -> f64 {
         let word = u64::from(self.word()) << 32 | u64::from(self.word());
         (word >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// One of several; there has to be one.
+    /// A random element of a list that is not empty.
     pub fn pick<'a, T: ?Sized>(&mut self, among: &[&'a T]) -> &'a T {
         among[self.below(among.len())]
     }
 
-    /// Brings a list into an order, each as likely as the other.
+    /// Shuffles a list.
     pub fn shuffle<T>(&mut self, list: &mut [T]) {
         for end in (2..=list.len()).rev() {
             list.swap(end - 1, self.below(end));

@@ -1,6 +1,6 @@
-//! An encoder alone (Devlin et al. 2018, arXiv:1810.04805): it reads a text both ways and gives a row for each token. Token,
-//! position and segment are added up and normalised; norms stand behind each part. What stands on top decides what it is for:
-//! a class for the text, a tag for each token, where an answer begins and ends, or the text as one vector.
+//! Encoder-only Transformer (BERT; Devlin et al. 2018, arXiv:1810.04805): token, position and segment embeddings are
+//! summed and normalized, layers are post-norm. A head on top predicts a class per text, a tag per token or the span of
+//! an answer; without one, texts are embedded as vectors.
 
 mod heads;
 mod packed;
@@ -21,54 +21,54 @@ use qkv_nn::layers::{
 use qkv_nn::{Activation, Float, Heads, Init, Param, Positions, Tape, Var};
 use serde::{Deserialize, Serialize};
 
-/// What an encoder is for.
+/// The head of an encoder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Head {
-    /// Rows and vectors alone.
+    /// None: hidden states and sentence vectors only.
     #[default]
     None,
-    /// A class for each text.
+    /// A class per text.
     Classes,
-    /// A tag for each token.
+    /// A tag per token.
     Tags,
-    /// Where an answer begins and where it ends.
+    /// The first and last token of an answer.
     Span,
 }
 
-/// The sizes and choices of an encoder.
+/// Sizes and settings of an encoder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EncoderConfig {
-    /// The number of tokens.
+    /// Vocabulary size.
     pub vocab_size: usize,
-    /// The width of the model.
+    /// Model width.
     pub d_model: usize,
-    /// The inner width of the feed-forward parts.
+    /// Inner width of the feed-forward layers.
     pub ffn_dim: usize,
-    /// Heads.
+    /// Number of heads.
     pub heads: usize,
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
-    /// The longest text, special tokens included.
+    /// The longest sequence, special tokens included.
     pub max_positions: usize,
-    /// Texts that can stand in one sequence.
+    /// Number of segments: texts in one sequence.
     pub segments: usize,
-    /// What stands between the maps of the feed-forward parts.
+    /// Activation of the feed-forward layers.
     pub activation: FeedKind,
-    /// The norms' `ε`.
+    /// The `ε` of the layer norms.
     pub epsilon: f64,
-    /// Dropped from embeddings, from what each part adds, and in front of the head.
+    /// Dropout of embeddings, of each residual branch, and before the head.
     pub dropout: f64,
-    /// Dropped from the weights of attention.
+    /// Dropout of attention weights.
     pub attention_dropout: f64,
-    /// Fills up a shorter text.
+    /// Pads shorter texts.
     pub pad_token_id: u32,
-    /// Whether the first token's row goes through a map of its own before it is classed, as BERT's does.
+    /// Whether the first token's row passes through a tanh layer before classification, as BERT's pooler does.
     pub pooler: bool,
-    /// What stands on top.
+    /// The head.
     pub head: Head,
-    /// The names of the classes or tags.
+    /// Names of the classes or tags.
     pub labels: Vec<String>,
     /// Self-attention.
     pub attention: Attention,
@@ -98,7 +98,7 @@ impl Default for EncoderConfig {
 }
 
 impl EncoderConfig {
-    /// Refuses numbers that make no model, or one that no machine could hold.
+    /// Refuses sizes that are zero or that no machine could hold.
     pub(crate) fn check(&self) -> Result<()> {
         let sizes = [
             ("vocab_size", self.vocab_size, 1 << 24),
@@ -125,7 +125,7 @@ impl EncoderConfig {
         Ok(())
     }
 
-    /// Numbers that it has at least.
+    /// A lower bound on the number of parameters.
     pub(crate) fn least(&self) -> usize {
         let layers = self.layers.saturating_mul(self.d_model).saturating_mul(self.d_model);
         self.vocab_size.saturating_mul(self.d_model).saturating_add(layers)
@@ -179,19 +179,19 @@ impl Bert {
         Ok(Bert { tokens, segments, norm, layers, pooler, head, kind: config.head, dropout })
     }
 
-    /// The longest text it takes.
+    /// The longest sequence it takes.
     pub fn max_len(&self) -> usize {
         self.tokens.max_len()
     }
 
-    /// A row for each token, `[B, N, C]`; `segments [B, N]` says which of the texts each belongs to.
+    /// Hidden states of padded texts, `[B, N, C]`; `segments [B, N]` has the segment of each token.
     pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, rows: &Rows, segments: &[u32]) -> Result<Var<T>> {
         let x = self.tokens.forward(tape, &rows.ids, rows.length, 0);
         let texts = tape.embedding(segments, rows.length, self.segments, 1.0, Positions::None, 0);
         self.through(tape, &x, texts, |tape, layer, x| layer.forward(tape, x, rows.ragged(), None, None))
     }
 
-    /// The same for texts one behind the other, `[1, T, C]`.
+    /// Hidden states of packed texts, `[1, T, C]`.
     pub fn packed<T: Float>(&self, tape: &mut Tape<'_, T>, texts: &Packed) -> Result<Var<T>> {
         let x = self.tokens.forward_at(tape, &texts.ids, &texts.places());
         let segments = tape.embedding(&texts.segments, texts.ids.len(), self.segments, 1.0, Positions::None, 0);
@@ -214,7 +214,7 @@ impl Bert {
         Ok(x)
     }
 
-    /// What the head looks at: a row for each text, `[B, 1, C]`, where it is about texts, or all of them.
+    /// Input of the head: the pooled first row of each text, `[B, 1, C]`, or all rows, `[B, N, C]`.
     pub fn looked_at<T: Float>(&self, tape: &mut Tape<'_, T>, rows: &Rows, segments: &[u32]) -> Result<Var<T>> {
         let x = self.forward(tape, rows, segments)?;
         let x = match self.kind {
@@ -227,8 +227,7 @@ impl Bert {
         Ok(tape.dropout(x, self.dropout))
     }
 
-    /// What the head gives for texts one behind the other: a row of scores for each, `[B, 1, K]`, where it is about texts, or for
-    /// each token, `[1, T, K]`; `None` where there is no head.
+    /// Logits of packed texts: a row per text, `[B, 1, K]`, or per token, `[1, T, K]`; `None` without a head.
     pub fn scores<T: Float>(&self, tape: &mut Tape<'_, T>, texts: &Packed) -> Result<Option<Var<T>>> {
         let Some(head) = self.head else { return Ok(None) };
         let x = self.packed(tape, texts)?;
@@ -242,7 +241,7 @@ impl Bert {
         Ok(Some(head.forward(tape, &x)))
     }
 
-    /// The first row of each text through the map of its own, where there is one.
+    /// Applies the pooler, if there is one.
     fn pooled<T: Float>(&self, tape: &mut Tape<'_, T>, x: Var<T>) -> Var<T> {
         match self.pooler {
             Some(pooler) => pooler.activated(tape, &x, Activation::Tanh, 0.0),
@@ -250,7 +249,7 @@ impl Bert {
         }
     }
 
-    /// The head's map.
+    /// The linear layer of the head.
     pub fn head(&self) -> Option<Linear> {
         self.head
     }

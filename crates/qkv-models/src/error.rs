@@ -1,5 +1,5 @@
-//! What can go wrong between a file and a model: the errors of this crate. Each names the file, and the line, tensor or
-//! field in it; the program turns one into `error: …` and, where there is a way out, `hint: …`. Nothing here is a panic.
+//! The errors of this crate. Each names the file, and the line, tensor or field in it. The program prints one as
+//! `error: …` and, where there is something to do about it, `hint: …`.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why something was refused.
+/// An error of this crate.
 ///
 /// ```
 /// use qkv_models::Error;
@@ -22,14 +22,14 @@ pub enum Error {
     /// The system refused to open, read or write a file.
     #[error("cannot {action} `{}`: {source}", path.display())]
     File {
-        /// What was tried: `open`, `read`, `write`, `rename`.
+        /// The attempted action: `open`, `read`, `write`, `rename`.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's reason.
         source: io::Error,
     },
-    /// A line of a text file is not what it should be.
+    /// A line of a text file is invalid.
     #[error("{}:{line}: {what}", path.display())]
     Line {
         /// The file.
@@ -38,15 +38,15 @@ pub enum Error {
         line: usize,
         /// What is wrong with it.
         what: String,
-        /// A way out.
+        /// What to do about it.
         hint: Option<String>,
     },
-    /// The bytes of a file are not what its format asks for.
+    /// The bytes of a file do not follow its format.
     #[error("`{}`: {part}: {what}", path.display())]
     Format {
         /// The file.
         path: PathBuf,
-        /// Where in it: a tensor, a field, the header.
+        /// The part of the file: a tensor, a field, the header.
         part: String,
         /// What is wrong there.
         what: String,
@@ -61,31 +61,31 @@ pub enum Error {
         /// The step of the newest checkpoint that is whole.
         whole: Option<u64>,
     },
-    /// A setting, or two of them together, make no sense.
+    /// A setting is invalid, or two of them do not fit together.
     #[error("{what}")]
     Invalid {
         /// What is wrong.
         what: String,
-        /// A way out.
+        /// What to do about it.
         hint: Option<String>,
     },
-    /// An attention was refused.
+    /// `qkv` refused an attention.
     #[error(transparent)]
     Attention(#[from] qkv::Error),
 }
 
 impl Error {
-    /// A file that the system refused.
+    /// The system refused a file.
     pub fn file(action: &'static str, path: impl AsRef<Path>, source: io::Error) -> Self {
         Error::File { action, path: path.as_ref().to_owned(), source }
     }
 
-    /// A line that is wrong.
+    /// An invalid line.
     pub fn line(path: impl AsRef<Path>, line: usize, what: impl Into<String>) -> Self {
         Error::Line { path: path.as_ref().to_owned(), line, what: what.into(), hint: None }
     }
 
-    /// Bytes that are wrong, and where.
+    /// Invalid bytes in a part of a file.
     pub fn format(path: impl AsRef<Path>, part: impl Into<String>, what: impl Into<String>) -> Self {
         Error::Format { path: path.as_ref().to_owned(), part: part.into(), what: what.into() }
     }
@@ -95,12 +95,12 @@ impl Error {
         Error::Damaged { path: path.as_ref().to_owned(), what: what.into(), whole: None }
     }
 
-    /// A setting that is wrong.
+    /// An invalid setting.
     pub fn invalid(what: impl Into<String>) -> Self {
         Error::Invalid { what: what.into(), hint: None }
     }
 
-    /// The same error with a way out: one sentence, commands and names in backticks, no full stop.
+    /// Adds a hint: one sentence, commands and names in backticks, no full stop.
     ///
     /// ```
     /// let error = qkv_models::Error::invalid("a vocabulary of 3 is too small").with_hint("use at least `300`");
@@ -113,7 +113,7 @@ impl Error {
         self
     }
 
-    /// A way out, where there is one.
+    /// What to do about it, if anything is known.
     pub fn hint(&self) -> Option<String> {
         match self {
             Error::Line { hint, .. } | Error::Invalid { hint, .. } => hint.clone(),

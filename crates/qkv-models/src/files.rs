@@ -1,4 +1,5 @@
-//! Files as the ecosystem has them, written whole or not at all and read with suspicion.
+//! File formats and access to files: safetensors, GGUF and compressed data are read with every size checked against the
+//! bytes that are there; files are written atomically.
 
 pub mod atomic;
 pub(crate) mod folder;

@@ -1,8 +1,8 @@
-//! A decoder alone (Radford et al. 2018): it continues what it is input. Learned or rotary positions, either norm, with a gate or
-//! without, queries that share keys or not: GPT-2 and Llama are two of its settings.
+//! Decoder-only Transformer (Radford et al. 2018), with learned or rotary positions, layer or RMS norm, a gated or
+//! plain feed-forward layer, and grouped-query attention: GPT-2 and Llama are two of its settings.
 //!
-//! What it was trained on decides what it does. Shown plain text, it goes on with it; input pairs as one sequence, the source
-//! first, it translates, or makes a title of an article.
+//! Trained on plain text it is a language model; trained on pairs as one sequence, the source first, it translates or
+//! summarizes.
 
 use crate::batch::Rows;
 use crate::{Error, Result};
@@ -13,43 +13,43 @@ use qkv_nn::layers::{
 use qkv_nn::{Angles, Float, Heads, Param, Tape, Var};
 use serde::{Deserialize, Serialize};
 
-/// The sizes and choices of a decoder.
+/// Sizes and settings of a decoder-only model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GptConfig {
-    /// The width of the model.
+    /// Model width.
     pub d_model: usize,
-    /// The inner width of the feed-forward parts.
+    /// Inner width of the feed-forward layers.
     pub ffn_dim: usize,
-    /// Heads of the queries.
+    /// Number of query heads.
     pub heads: usize,
-    /// Heads of keys and values, where queries share them (grouped-query attention).
+    /// Number of key/value heads, if fewer (grouped-query attention).
     pub key_heads: Option<usize>,
-    /// The width of a head, where the heads do not share out the width of the model.
+    /// Width of a head, if not the model width over the number of heads.
     pub head_width: Option<usize>,
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
-    /// How tokens know where they stand.
+    /// Position encoding.
     pub positions: PositionKind,
-    /// How slowly the last pair of a head turns, with rotary positions.
+    /// Base of rotary positions.
     pub rotary_base: f64,
     /// The longest sequence.
     pub max_positions: usize,
-    /// How rows are normalised, in front of each part and at the end.
+    /// Normalization before each sublayer and at the end.
     pub norm: NormKind,
-    /// The norms' `ε`.
+    /// The `ε` of the norms.
     pub epsilon: f64,
-    /// What stands between the maps of the feed-forward parts.
+    /// Activation of the feed-forward layers.
     pub activation: FeedKind,
-    /// Whether maps have biases.
+    /// Whether linear layers have biases.
     pub bias: bool,
-    /// One table for what goes in and what comes out, instead of two.
+    /// Whether input embedding and output projection share a matrix.
     pub tied: bool,
-    /// Dropped from embeddings and from what each part adds.
+    /// Dropout of embeddings and of each residual branch.
     pub dropout: f64,
-    /// Dropped from the weights of attention.
+    /// Dropout of attention weights.
     pub attention_dropout: f64,
-    /// Self-attention; causal whatever its mask says besides.
+    /// Self-attention; its mask is combined with a causal one.
     pub attention: Attention,
 }
 
@@ -78,18 +78,18 @@ impl Default for GptConfig {
 }
 
 impl GptConfig {
-    /// The width of a head.
+    /// Width of a head.
     pub fn head_width(&self) -> usize {
         self.head_width.unwrap_or(self.d_model / self.heads.max(1))
     }
 
-    /// Heads of keys and values.
+    /// Number of key/value heads.
     pub fn key_heads(&self) -> usize {
         self.key_heads.unwrap_or(self.heads)
     }
 }
 
-/// A decoder: handles to its parameters.
+/// A decoder-only model: handles to its parameters.
 #[derive(Clone, Debug)]
 pub struct Gpt {
     tokens: Embedding,
@@ -97,12 +97,12 @@ pub struct Gpt {
     layers: Vec<Block>,
     norm: Norm,
     dropout: f64,
-    /// The width of a head and the base, where positions are rotary.
+    /// Width of a head and base, for rotary positions.
     rotary: Option<(usize, f64)>,
     most: usize,
 }
 
-/// What step-by-step decoding remembers.
+/// State of decoding: a cache of keys and values per layer.
 #[derive(Clone, Debug)]
 pub struct GptState<T: Float> {
     caches: Vec<[Option<KvCache<T>>; 2]>,
@@ -110,10 +110,10 @@ pub struct GptState<T: Float> {
 }
 
 impl Gpt {
-    /// Adds its parameters: `tokens`, `layers.N`, `norm`, and `lm_head` where the output has a table of its own.
+    /// Adds its parameters: `tokens`, `layers.N`, `norm`, and `lm_head` unless it is tied.
     ///
     /// # Errors
-    /// Where heads and widths do not fit, or the attention asks for data that a layer has not.
+    /// Where heads and widths do not fit together, or the attention needs data that a layer does not have.
     pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &GptConfig, vocabulary: usize) -> Result<Self> {
         let GptConfig { d_model, ffn_dim, heads, layers, positions, max_positions, dropout, .. } = *config;
         let rotary = (positions == PositionKind::Rotary).then(|| (config.head_width(), config.rotary_base));
@@ -158,7 +158,7 @@ impl Gpt {
         Ok(Gpt { tokens, output, layers, norm, dropout, rotary, most: max_positions })
     }
 
-    /// The matrix that turns what it gives into scores for the vocabulary, `[V, C]`.
+    /// The output projection, `[V, C]`.
     pub fn output(&self) -> Param {
         self.output
     }
@@ -176,7 +176,7 @@ impl Gpt {
         self.rotary.map(|(width, base)| Angles::new(width, base, start, length))
     }
 
-    /// What it gives at every position at once: `[B, N, C]`.
+    /// Hidden states of all positions, `[B, N, C]`.
     ///
     /// # Errors
     /// What `qkv` refuses.
@@ -190,7 +190,7 @@ impl Gpt {
         Ok(self.norm.forward(tape, &x))
     }
 
-    /// Ready for the first tokens of `batch` sequences.
+    /// State before the first token of `batch` sequences.
     ///
     /// # Errors
     /// What `qkv` refuses.
@@ -199,10 +199,10 @@ impl Gpt {
         Ok(GptState { caches: caches.collect::<qkv::Result<_>>()?, position: 0 })
     }
 
-    /// `new` more tokens for each sequence, `ids [B, new]`: what it gives for each of them, `[B, new, C]`.
+    /// Hidden states of `new` more tokens per sequence, `ids [B, new]`: `[B, new, C]`.
     ///
     /// # Errors
-    /// Where there are more than the model takes.
+    /// Where the sequence becomes longer than the model takes.
     pub fn step<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
@@ -225,17 +225,17 @@ impl Gpt {
 }
 
 impl<T: Float> GptState<T> {
-    /// How many tokens it has seen.
+    /// Number of tokens so far.
     pub fn len(&self) -> usize {
         self.position
     }
 
-    /// Whether it has seen none.
+    /// Whether there are none yet.
     pub fn is_empty(&self) -> bool {
         self.position == 0
     }
 
-    /// Takes the sequences in another order; one may be taken several times.
+    /// Reorders the sequences; one may be taken several times.
     pub fn select(&mut self, sequences: &[usize]) {
         for cache in self.caches.iter_mut().flatten().flatten() {
             cache.select(sequences);

@@ -1,12 +1,12 @@
-//! Hierarchical attention (Yang et al. 2016, "Hierarchical attention networks for document classification"): a gated unit reads
-//! the words of a sentence both ways and attention makes one row of them; another reads the sentences of a document, and
-//! attention makes one row of those, which the head looks at. Both attentions are the library's: a learned query asks, and the
-//! score is additive unless the recipe says otherwise.
+//! Hierarchical attention (Yang et al. 2016, "Hierarchical attention networks for document classification"): a
+//! bidirectional GRU reads the words of a sentence and attention pools them to one row; a second level does the same
+//! with the sentences of a document. Both attentions have a learned query, and additive scores unless the recipe says
+//! otherwise.
 //!
 //! | module | owns |
 //! | --- | --- |
-//! | `document` | a text cut into sentences of words, within the model's limits |
-//! | `reader` | the model with its numbers and its tokenizer: a folder, and what can be asked of it |
+//! | `document` | a text split into sentences of words, within the model's limits |
+//! | `reader` | the model with its parameters and tokenizer, and its folder |
 
 mod document;
 mod reader;
@@ -22,27 +22,27 @@ use qkv_nn::layers::{AttentionPool, Builder, Embedding, Gru, Linear, PositionKin
 use qkv_nn::{Float, Tape, Var};
 use serde::{Deserialize, Serialize};
 
-/// The sizes and choices of a model with hierarchical attention.
+/// Sizes and settings of a HAN.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HanConfig {
-    /// The width of words.
+    /// Width of word embeddings.
     pub d_model: usize,
-    /// The width of the states, each way, of words and of sentences.
+    /// Width of the GRU states, each direction, of both levels.
     pub hidden: usize,
-    /// The width in which attention compares.
+    /// Width of queries and keys.
     pub attention_width: usize,
-    /// Words of a sentence, at most: a longer one goes on as another.
+    /// Words per sentence; longer sentences are split.
     pub words: usize,
-    /// Sentences of a document, at most: what comes behind them is not read.
+    /// Sentences per document; further ones are not read.
     pub sentences: usize,
-    /// How both levels attend.
+    /// The attention of both levels.
     pub attention: Attention,
-    /// Added to the loss: this times the mean entropy of the weights, on both levels. Above 0 it keeps attention from spreading.
+    /// Weight of the mean attention entropy in the loss, on both levels: positive values concentrate attention.
     pub entropy: f64,
-    /// Dropped from words, from sentences and from the document.
+    /// Dropout of words, sentences and documents.
     pub dropout: f64,
-    /// The names of the classes.
+    /// Names of the classes.
     pub labels: Vec<String>,
 }
 
@@ -63,7 +63,7 @@ impl Default for HanConfig {
 }
 
 impl HanConfig {
-    /// Refuses numbers that make no model, or one that no machine could hold.
+    /// Refuses sizes that are zero or that no machine could hold.
     pub(crate) fn check(&self) -> Result<()> {
         let sizes = [
             ("d_model", self.d_model, 1 << 16),
@@ -91,7 +91,7 @@ impl HanConfig {
     }
 }
 
-/// One level: what stands in a sequence, read both ways, and the sequence as one row.
+/// One level: a GRU and attention pooling.
 #[derive(Clone, Debug)]
 struct Level {
     rnn: Gru,
@@ -106,7 +106,7 @@ impl Level {
         Ok(Level { rnn, pool: pool.penalized(config.entropy) })
     }
 
-    /// Sequences `x [B, N, C]`, of which `lengths` count, as one row each, `[B, 1, 2H]`.
+    /// Pools sequences `x [B, N, C]` of these lengths to one row each, `[B, 1, 2H]`.
     fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, x: Var<T>, lengths: Option<&[usize]>) -> Result<Var<T>> {
         let zeros = self.rnn.zeros(tape, x.shape()[0]);
         let states = self.rnn.forward(tape, x, &zeros, lengths); // (B, N, 2H)
@@ -114,10 +114,10 @@ impl Level {
     }
 }
 
-/// Words that are read together: enough to fill the machine, and sentences of one length side by side.
+/// Words per group of sentences: enough to keep the cores busy.
 const WORDS: usize = 4096;
 
-/// The model: handles to its parameters.
+/// A HAN: handles to its parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct HanNetwork {
     tokens: Embedding,
@@ -138,13 +138,13 @@ impl HanNetwork {
         Ok(HanNetwork { tokens, words, sentences, head, dropout: config.dropout })
     }
 
-    /// The head's map.
+    /// The linear layer of the head.
     pub fn head(&self) -> Linear {
         self.head
     }
 
-    /// A row for each document, `[D, 1, 2H]`; one without words is zeros. Sentences of about one length are read side by side,
-    /// whatever document they are of, and go back to their places.
+    /// A row per document, `[D, 1, 2H]`, zeros for one without words. Sentences of similar length are computed
+    /// together, whatever document they belong to.
     pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, documents: &[&Document], pad: u32) -> Result<Var<T>> {
         let lengths: Vec<usize> = documents.iter().map(|document| document.sentences.len()).collect();
         let all: Vec<&Vec<u32>> = documents.iter().flat_map(|document| &document.sentences).collect();
@@ -179,7 +179,7 @@ impl HanNetwork {
         Ok(tape.dropout(x, self.dropout))
     }
 
-    /// A row that nobody takes: where no document has a word.
+    /// A placeholder row, where no document has a word.
     fn nothing<T: Float>(&self, tape: &Tape<'_, T>) -> Var<T> {
         let states = self.words.rnn.zeros(tape, 1).remove(0); // (1, 1, H)
         let width = 2 * states.value().width();
@@ -187,7 +187,7 @@ impl HanNetwork {
     }
 }
 
-/// Sentences in groups of about one length, by their place.
+/// Indices of sentences in groups of similar length.
 pub(crate) fn grouped(sentences: &[&Vec<u32>]) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..sentences.len()).collect();
     order.sort_by_key(|&at| (sentences[at].len(), at));

@@ -1,11 +1,11 @@
-//! Images: from PNG and JPEG files to rows of grey or colour, in the size that a model takes. What a file is, its first bytes
-//! say and not its name; how large it may be is decided before memory is asked for.
+//! Images: PNG and JPEG files as rows of gray or RGB pixels, in the size that a model takes. The format is recognized
+//! by the first bytes and not by the name, and sizes are checked before memory is allocated.
 //!
 //! | module | owns |
 //! | --- | --- |
 //! | `decode` | PNG and JPEG |
-//! | `resize` | another size |
-//! | [`idx`] | files of many small images and their classes, as MNIST has them |
+//! | `resize` | resampling |
+//! | [`idx`] | files of many small images and their classes, the format of MNIST |
 
 mod decode;
 pub mod idx;
@@ -17,11 +17,11 @@ use std::path::Path;
 
 /// The largest file, in bytes.
 const LARGEST_FILE: u64 = 64 << 20;
-/// The longest side, and the most points: 33 million, what a large camera gives.
+/// The longest side, and the largest number of pixels: 33 million.
 const LONGEST_SIDE: usize = 1 << 14;
 const MOST_POINTS: usize = 1 << 25;
 
-/// An image of 8 bits a channel.
+/// An image of 8 bits per channel.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Image {
     width: usize,
@@ -37,7 +37,7 @@ impl std::fmt::Debug for Image {
 }
 
 impl Image {
-    /// From rows of points, each of one channel (grey) or of three (red, green, blue).
+    /// From rows of pixels of one channel (gray) or three (red, green, blue).
     ///
     /// ```
     /// use qkv_models::image::Image;
@@ -48,7 +48,7 @@ impl Image {
     /// ```
     ///
     /// # Errors
-    /// Where that many points do not make such an image, or it is larger than any that is taken.
+    /// Where the number of values does not fit the size, or the image is too large.
     pub fn new(width: usize, height: usize, channels: usize, points: Vec<u8>) -> Result<Image> {
         Image::fits(width, height).map_err(Error::invalid)?;
         if !matches!(channels, 1 | 3) || points.len() != width * height * channels {
@@ -58,7 +58,7 @@ impl Image {
         Ok(Image { width, height, channels, points })
     }
 
-    /// Whether a size is taken; else why not.
+    /// Checks a size.
     fn fits(width: usize, height: usize) -> Result<(), String> {
         if width == 0 || height == 0 {
             return Err(format!("it is {width} × {height}, with nothing in it"));
@@ -81,7 +81,7 @@ impl Image {
         Image::from_bytes(&bytes, path)
     }
 
-    /// The same from bytes; `path` is what errors call them.
+    /// Decodes the bytes of a PNG or JPEG file; `path` is for errors.
     ///
     /// # Errors
     /// As [`open`](Image::open).
@@ -89,27 +89,27 @@ impl Image {
         decode::decode(bytes).map_err(|what| Error::format(path, "image", what))
     }
 
-    /// Points across.
+    /// Width in pixels.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Points down.
+    /// Height in pixels.
     pub fn height(&self) -> usize {
         self.height
     }
 
-    /// 1 for grey, 3 for red, green and blue.
+    /// 1 for gray, 3 for RGB.
     pub fn channels(&self) -> usize {
         self.channels
     }
 
-    /// Row by row, the channels of each point side by side.
+    /// Row by row, channels interleaved.
     pub fn points(&self) -> &[u8] {
         &self.points
     }
 
-    /// The same in grey or in colour. Grey is how light a colour looks (ITU-R BT.601).
+    /// Converts to gray (luma by ITU-R BT.601) or RGB.
     pub fn in_channels(&self, channels: usize) -> Image {
         let points = match (self.channels, channels) {
             (3, 1) => (self.points.chunks_exact(3))
@@ -124,7 +124,7 @@ impl Image {
         Image { channels, points, ..*self }
     }
 
-    /// The same moved by some points, dark where nothing was.
+    /// Shifts the image; uncovered pixels are black.
     pub(crate) fn moved(&self, right: isize, down: isize) -> Image {
         let mut points = vec![0; self.points.len()];
         for (y, row) in points.chunks_exact_mut(self.width * self.channels).enumerate() {

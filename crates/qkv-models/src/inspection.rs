@@ -1,5 +1,5 @@
-//! What is in a checkpoint: its tensors, their shapes and types, how many numbers they are, and what does not fit the model that
-//! its settings describe.
+//! Inspection of a checkpoint: its tensors with shapes and storage types, and what does not fit the model of its
+//! configuration.
 
 use crate::architecture::Generative;
 use crate::checkpoint::{ModelFiles, is_gguf};
@@ -12,37 +12,37 @@ use serde::Serialize;
 use std::fmt;
 use std::path::Path;
 
-/// A checkpoint that was looked at.
+/// The contents of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Inspection {
-    /// Where it lies.
+    /// Its path.
     pub path: String,
-    /// What its settings say it is, in words; nothing where there are none.
+    /// The model of its configuration, in words.
     pub model: Option<String>,
-    /// Its tensors, in their order.
+    /// Its tensors, in alphabetical order.
     pub tensors: Vec<TensorSummary>,
-    /// How many numbers they are.
+    /// Number of values in all tensors.
     pub numbers: usize,
-    /// How many of them the model would have; nothing where there is none.
+    /// Number of parameters of the model.
     pub parameters: Option<usize>,
-    /// What does not fit, in words.
+    /// Tensors that do not fit the model, in words.
     pub misfits: Vec<String>,
 }
 
-/// A tensor.
+/// Name, shape and storage type of a tensor.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TensorSummary {
     /// Its name.
     pub name: String,
-    /// Its shape, the last axis fastest.
+    /// Its shape, row-major.
     pub shape: Vec<usize>,
-    /// How its numbers are stored.
+    /// Its storage type.
     pub storage: String,
 }
 
 impl Inspection {
-    /// Looks at a model's folder, a `.safetensors` file or a `.gguf` file. What does not fit is told, not refused; a file that
-    /// cannot be read is.
+    /// Inspects a model's folder, a `.safetensors` file or a `.gguf` file. What does not fit is listed; a file that
+    /// cannot be read is an error.
     ///
     /// # Errors
     /// Names the file and what is wrong with it.
@@ -50,7 +50,6 @@ impl Inspection {
         Self::of_at(path.as_ref())
     }
 
-    /// `of` for the one type of path: compiled here, once, and not again by every caller.
     fn of_at(path: &Path) -> Result<Inspection> {
         if path.is_file() && !is_gguf(path) {
             return Ok(Inspection::listed(path, &Weights::File(TensorFile::open(path)?)));

@@ -1,10 +1,10 @@
-//! Texts that somebody has read before: with a class, with a tag for each word, or with questions and where their answers stand.
-//! Each is read from the files that others keep them in, plain or `.gz`, and a line or field that is wrong is named.
+//! Labelled texts: with a class, with a tag per word, or with questions and their answers. Files may be plain or `.gz`;
+//! errors name the line or field.
 //!
 //! | kind | file |
 //! | --- | --- |
 //! | classes | lines of `label ⇥ text` |
-//! | tags | CoNLL columns: a word a line, first its text, last its tag; an empty line between sentences |
+//! | tags | CoNLL columns: a word per line, its text first, its tag last; an empty line between sentences |
 //! | answers | SQuAD's JSON |
 
 mod squad;
@@ -26,16 +26,16 @@ pub struct LabelledText {
     pub text: String,
 }
 
-/// Words and their tags.
+/// A sentence with a tag per word.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TaggedSentence {
     /// The words.
     pub words: Vec<String>,
-    /// As many tags: `O`, or `B-` and `I-` before what an entity is.
+    /// Their tags: `O`, or `B-` and `I-` before the kind of an entity.
     pub tags: Vec<String>,
 }
 
-/// Lines of `label ⇥ text`.
+/// Reads lines of `label ⇥ text`.
 ///
 /// # Errors
 /// Names the file and the line.
@@ -48,7 +48,7 @@ pub fn classes(path: &Path) -> Result<Vec<LabelledText>> {
     Ok(pairs.into_iter().map(|pair| LabelledText { label: pair.source.trim().to_owned(), text: pair.target }).collect())
 }
 
-/// CoNLL columns.
+/// Reads CoNLL columns.
 ///
 /// ```
 /// # let folder = tempfile::tempdir().unwrap();
@@ -89,7 +89,7 @@ pub fn tags(path: &Path) -> Result<Vec<TaggedSentence>> {
     Ok(sentences)
 }
 
-/// Questions about texts, and their answers.
+/// Reads questions in SQuAD's JSON.
 ///
 /// # Errors
 /// Names the file and what is wrong with it.
@@ -97,7 +97,7 @@ pub fn answers(path: &Path) -> Result<Vec<Question>> {
     squad::read(path)
 }
 
-/// Texts of one kind.
+/// Labelled texts of one kind.
 #[derive(Clone, Debug)]
 pub(crate) enum LabelledTexts {
     Classes(Vec<LabelledText>),
@@ -106,7 +106,7 @@ pub(crate) enum LabelledTexts {
 }
 
 impl LabelledTexts {
-    /// What reads them.
+    /// The head that predicts their labels.
     pub fn head(&self) -> Head {
         match self {
             LabelledTexts::Classes(_) => Head::Classes,
@@ -115,7 +115,7 @@ impl LabelledTexts {
         }
     }
 
-    /// The names of classes or tags that occur, in their order.
+    /// Names of all classes or tags, sorted.
     pub fn labels(&self) -> Vec<String> {
         match self {
             LabelledTexts::Classes(texts) => names(texts.iter().map(|text| &text.label)),
@@ -124,7 +124,7 @@ impl LabelledTexts {
         }
     }
 
-    /// The texts alone, for a tokenizer to learn from.
+    /// The texts, for training a tokenizer.
     pub fn texts(&self) -> Vec<String> {
         match self {
             LabelledTexts::Classes(texts) => texts.iter().map(|text| text.text.clone()).collect(),
@@ -137,7 +137,7 @@ impl LabelledTexts {
         }
     }
 
-    /// How many there are.
+    /// Number of texts.
     pub fn len(&self) -> usize {
         match self {
             LabelledTexts::Classes(texts) => texts.len(),
@@ -147,7 +147,7 @@ impl LabelledTexts {
     }
 }
 
-/// All names that occur, in their order.
+/// Distinct names, sorted.
 fn names<'a>(all: impl Iterator<Item = &'a String>) -> Vec<String> {
     let all: std::collections::BTreeSet<&String> = all.collect();
     all.into_iter().cloned().collect()

@@ -1,11 +1,11 @@
-//! How others name and lay out what our models are made of: GPT-2, Llama, BERT and ViT in the Hugging Face layout, Llama in GGUF.
-//! A layout is a table, read both ways: each tensor of theirs is some parameters of ours, one below the other, perhaps
-//! transposed, or with the rows of its heads in another order.
+//! Layouts of other programs: names and shapes of tensors of GPT-2, Llama, BERT and ViT in the Hugging Face layout, and
+//! of Llama in GGUF. A layout is a table that is read both ways: each of their tensors is one or several parameters of
+//! ours, stacked, and perhaps transposed or with the rows of its heads permuted.
 //!
 //! | module | owns |
 //! | --- | --- |
-//! | `config` | a field of somebody's `config.json`, or why not |
-//! | `gpt2`, `llama`, `bert`, `vit` | the table and the settings of each |
+//! | `config` | fields of a foreign `config.json`, with errors that name them |
+//! | `gpt2`, `llama`, `bert`, `vit` | table and configuration of each |
 
 pub(crate) mod bert;
 pub(crate) mod config;
@@ -20,20 +20,20 @@ use qkv_nn::{Param, Parameters};
 use serde_json::Value;
 use std::path::Path;
 
-/// How a tensor of theirs is laid out.
+/// How a foreign tensor is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// As ours.
+    /// Like ours, `[outputs, inputs]`.
     Plain,
-    /// Inputs down, outputs across.
+    /// `[inputs, outputs]`.
     Transposed,
-    /// The two halves of each of so many heads, which rotary positions turn together, row by row in turns.
+    /// Rows of this many heads permuted: the two rows that rotary positions rotate together are adjacent.
     Paired(usize),
-    /// With these axes, in the same order of numbers; zeros in front stand for none.
+    /// With these axes over the same values; leading zeros are no axes.
     Axes([usize; 4]),
 }
 
-/// A tensor of theirs, and the parameters of ours that it is, one below the other.
+/// A foreign tensor and the parameters that are stacked in it.
 #[derive(Clone, Debug)]
 pub(crate) struct Mapped {
     pub name: String,
@@ -47,20 +47,20 @@ impl Mapped {
     }
 }
 
-/// A table of tensors, and what stands in their files besides and is not read.
+/// A table of tensors.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
-    /// What all names begin with.
+    /// Prefix of all names.
     pub prefix: &'static str,
     pub tensors: Vec<Mapped>,
-    /// Ends of names, or with `^` their beginnings, that are no parameters of ours: masks, copies of what is shared, other heads.
+    /// Suffixes, or with `^` prefixes, of tensors that are no parameters: masks, tied copies, other heads.
     pub ignored: &'static [&'static str],
 }
 
-/// Who reads and writes a model's folder besides us.
+/// Whose configuration and tensor names a model's folder has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
-    /// Ours alone.
+    /// Ours.
     Own,
     /// `GPT2LMHeadModel`.
     Gpt2,
@@ -69,7 +69,7 @@ pub enum Dialect {
 }
 
 impl Dialect {
-    /// The one that says all there is to say about a model.
+    /// The dialect that can describe a model completely.
     pub fn of(config: &ModelConfig) -> Dialect {
         match &config.architecture {
             Architecture::Gpt(sizes) if gpt2::fits(sizes) => Dialect::Gpt2,
@@ -78,7 +78,7 @@ impl Dialect {
         }
     }
 
-    /// What a `config.json` says: a model that makes text, and whose it is.
+    /// Parses the `config.json` of a model that generates text.
     pub(crate) fn read(bytes: &[u8], path: &Path) -> Result<(ModelConfig, Dialect)> {
         let wrong = |e: serde_json::Error| Error::line(path, e.line().max(1), e.to_string());
         let json: Value = serde_json::from_slice(bytes).map_err(wrong)?;
@@ -96,7 +96,7 @@ impl Dialect {
         }
     }
 
-    /// The same, to be written.
+    /// The `config.json` of a model.
     pub(crate) fn write(self, config: &ModelConfig) -> Value {
         match (&config.architecture, self) {
             (Architecture::Gpt(sizes), Dialect::Gpt2) => gpt2::json(config, sizes),
@@ -105,7 +105,7 @@ impl Dialect {
         }
     }
 
-    /// The table for a model; `None` where names are our own.
+    /// The table of a model; `None` where names are our own.
     pub(crate) fn layout(self, config: &ModelConfig) -> Option<Layout> {
         match (&config.architecture, self) {
             (Architecture::Gpt(sizes), Dialect::Gpt2) => Some(gpt2::layout(sizes)),
@@ -116,7 +116,7 @@ impl Dialect {
 }
 
 impl Layout {
-    /// Parameters that keep their names.
+    /// The layout where parameters keep their names.
     pub fn own(parameters: &Parameters<f32>) -> Layout {
         let tensors = parameters.all().map(|param| {
             let name = parameters.name(param);
@@ -125,20 +125,20 @@ impl Layout {
         Layout { prefix: "", tensors: tensors.collect(), ignored: &[] }
     }
 
-    /// The prefix that these weights have: some are written with the head, some without.
+    /// The prefix in these weights: checkpoints with and without a head differ.
     fn prefix_in(&self, weights: &Weights) -> &'static str {
         let Some(first) = self.tensors.first() else { return "" };
         let found = |prefix: &&&str| weights.has(&format!("{prefix}{}", first.name));
         ["", "transformer.", "model.", "bert.", "vit."].iter().find(found).copied().unwrap_or(self.prefix)
     }
 
-    /// A tensor's full name; heads stand beside the model that has a prefix.
+    /// The full name of a tensor; heads have no prefix.
     fn full(prefix: &str, name: &str) -> String {
         let head = ["lm_head.", "classifier.", "qa_outputs."].iter().any(|head| name.starts_with(head));
         if head { name.to_owned() } else { format!("{prefix}{name}") }
     }
 
-    /// Fills the parameters: all of them, in their shapes; a tensor that is none of them is refused.
+    /// Fills all parameters in their shapes. A tensor that is not in the table is an error.
     pub fn fill(&self, parameters: &mut Parameters<f32>, weights: &Weights) -> Result<()> {
         let prefix = self.prefix_in(weights);
         for mapped in &self.tensors {
@@ -158,7 +158,7 @@ impl Layout {
                 to.copy_from_slice(now);
                 rest = later;
             }
-            // Blocks of few bits stay beside the widened numbers: decoding reads them.
+            // Quantized blocks stay beside the dequantized values: decoding reads them.
             if let (&[part], Some(quantized)) = (&parts[..], weights.quantized(&name)) {
                 match mapped.form {
                     Form::Plain => parameters.set_quantized(part, quantized),
@@ -175,7 +175,7 @@ impl Layout {
         }
     }
 
-    /// Tensors that the table does not know.
+    /// Tensors that are not in the table.
     pub fn strangers<'w>(&self, weights: &'w Weights) -> Vec<&'w str> {
         let prefix = self.prefix_in(weights);
         let known: std::collections::HashSet<String> =
@@ -189,7 +189,7 @@ impl Layout {
         weights.names().into_iter().filter(|name| !known.contains(*name) && !ignored(name)).collect()
     }
 
-    /// Tensors of the table that the file has not, or in another shape, in words.
+    /// Tensors that are missing, have another shape, or are not in the table, in words.
     pub fn misfits(&self, parameters: &Parameters<f32>, weights: &Weights) -> Vec<String> {
         let prefix = self.prefix_in(weights);
         let misfit = |mapped: &Mapped| {
@@ -217,7 +217,7 @@ impl Layout {
         mapped.parts.iter().map(find).collect()
     }
 
-    /// The bytes of a file with all parameters, as the others have them.
+    /// The bytes of a file with all parameters in this layout.
     pub fn bytes(&self, parameters: &Parameters<f32>, storage: Storage) -> Result<Vec<u8>> {
         let mut tensors = Vec::with_capacity(self.tensors.len());
         for mapped in &self.tensors {
@@ -235,7 +235,7 @@ impl Layout {
     }
 }
 
-/// The shape of a tensor of theirs, and rows and width of ours.
+/// Shape of a foreign tensor, and rows and width of ours.
 fn shape_of(parameters: &Parameters<f32>, parts: &[Param], form: Form) -> (Vec<usize>, usize, usize) {
     let rows = parts.iter().map(|&part| parameters.shape(part)[0]).sum();
     match (parameters.shape(parts[0]), form) {
@@ -246,18 +246,18 @@ fn shape_of(parameters: &Parameters<f32>, parts: &[Param], form: Form) -> (Vec<u
     }
 }
 
-/// Rows of `width` numbers as columns.
+/// Transposes a matrix.
 fn transposed(values: &[f32], rows: usize, width: usize) -> Vec<f32> {
     (0..width).flat_map(|x| (0..rows).map(move |r| values[r * width + x])).collect()
 }
 
-/// Rows `(2i, 2i + 1)` of each head as rows `(i, i + D/2)`.
+/// Moves rows `(2i, 2i + 1)` of each head to `(i, i + D/2)`.
 fn unpaired(values: &[f32], rows: usize, width: usize, heads: usize) -> Vec<f32> {
     let from = unpaired_row(rows, heads);
     (0..rows).flat_map(|row| values[from(row) * width..][..width].iter().copied()).collect()
 }
 
-/// Which row of theirs a row of ours is.
+/// The foreign row of a row of ours.
 fn unpaired_row(rows: usize, heads: usize) -> impl Fn(usize) -> usize {
     let each = rows / heads.max(1);
     move |row| {

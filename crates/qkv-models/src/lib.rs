@@ -1,4 +1,6 @@
-//! Attention models that train, translate, go on with text, read it, and see.
+//! Attention models on top of `qkv-nn`: Transformers that translate and generate text, recurrent models with attention,
+//! encoders that classify, tag, answer and embed, hierarchical attention over documents, and vision models; their
+//! training, decoding, metrics and file formats.
 #![forbid(unsafe_code)]
 
 mod architecture;

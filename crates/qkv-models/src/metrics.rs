@@ -1,5 +1,5 @@
-//! How good an output is: BLEU and chrF as sacrebleu computes them, exact match, perplexity, entities, answers. Each looks at whole corpora,
-//! one reference a line; what is decoded, and when, is the business of training.
+//! Metrics over corpora: BLEU and chrF as sacrebleu computes them, exact match, perplexity, entity F1, and answers of
+//! SQuAD.
 
 pub mod answers;
 pub mod bleu;
@@ -10,7 +10,7 @@ pub mod words;
 
 use crate::{Error, Result};
 
-/// The perplexity of a mean loss a token, in nats: how many tokens, equally likely, would be as hard to choose from.
+/// The perplexity of a mean loss per token in nats.
 ///
 /// ```
 /// let loss = 8f64.ln();
@@ -32,12 +32,12 @@ fn same_length(outputs: usize, references: usize) -> Result<()> {
     Ok(())
 }
 
-/// How many in a hundred; of none, none.
+/// A percentage; 0 of nothing.
 fn share(part: usize, all: usize) -> f64 {
     100.0 * part as f64 / all.max(1) as f64
 }
 
-/// White space as Python's `str.split` has it: Unicode's, and the four separators of ASCII.
+/// White space of Python's `str.split`: Unicode's, and the four ASCII separators.
 fn is_space(c: char) -> bool {
     c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}')
 }

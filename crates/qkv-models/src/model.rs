@@ -124,8 +124,8 @@ impl Model {
         }
     }
 
-    /// The longest target, its start included, after a source of `source` tokens, its end included. Source and target of
-    /// a decoder-only model share one sequence.
+    /// The longest target, its start included, after a source of `source` tokens, its end included. Source and target
+    /// of a decoder-only model share one sequence.
     pub fn max_target_len(&self, source: usize) -> usize {
         match &self.built {
             Built::Gpt(model) => model.max_len().saturating_sub(source),

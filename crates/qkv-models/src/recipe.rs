@@ -1,5 +1,5 @@
-//! A recipe: all that a training is made of, in one TOML file. What it leaves out has a default; what it misspells is refused;
-//! anything can be changed from the command line by its path, `train.lr=3e-4`.
+//! Recipes: data, model and training of a run in one TOML file. Settings that are left out have defaults, unknown ones
+//! are refused, and any of them can be changed on the command line by its path, `train.lr=3e-4`.
 
 use crate::architecture::Architecture;
 use crate::files::input;
@@ -16,23 +16,23 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
-    /// What the run is called; its folder too, unless another is given.
+    /// Name of the run and, unless another is given, of its folder.
     pub name: String,
-    /// The seed of everything that is drawn.
+    /// Seed of all random numbers.
     #[serde(default = "one")]
     pub seed: u64,
-    /// What to learn from.
+    /// The training data.
     pub data: Data,
-    /// How text is cut.
+    /// The tokenizer.
     #[serde(default)]
     pub tokenizer: TokenizerSource,
-    /// What is trained.
+    /// The model.
     #[serde(default = "transformer")]
     pub model: Architecture,
-    /// How.
+    /// Optimizer, schedule, validation and checkpoints.
     #[serde(default)]
     pub train: Training,
-    /// How sentences are searched for, in validation and afterwards.
+    /// Settings of the search, in validation and in use.
     #[serde(default)]
     pub search: Search,
 }
@@ -45,85 +45,85 @@ fn transformer() -> Architecture {
     Architecture::Transformer(TransformerConfig::default())
 }
 
-/// What to learn from: files of pairs, a text that goes on, texts or images with labels, or a task whose pairs are made.
+/// The training data: pairs, plain text, labelled texts or images, or a synthetic task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 pub enum Data {
     /// Two files of lines `source ⇥ target`.
     Files {
-        /// To learn from.
+        /// Training pairs.
         train: PathBuf,
-        /// To measure on.
+        /// Validation pairs.
         dev: PathBuf,
     },
-    /// Two files of plain text, for a model that continues it.
+    /// Two files of plain text, for a language model.
     Text {
-        /// To learn from.
+        /// Training text.
         text: PathBuf,
-        /// To measure on.
+        /// Validation text.
         dev: PathBuf,
     },
-    /// Two files of lines `label ⇥ text`, for an encoder or a model that reads documents.
+    /// Two files of lines `label ⇥ text`, for an encoder or a HAN.
     Classes {
-        /// To learn from.
+        /// Training texts.
         classes: PathBuf,
-        /// To measure on.
+        /// Validation texts.
         dev: PathBuf,
     },
     /// Two files of CoNLL columns, for an encoder.
     Tags {
-        /// To learn from.
+        /// Training sentences.
         tags: PathBuf,
-        /// To measure on.
+        /// Validation sentences.
         dev: PathBuf,
     },
     /// Two files of questions in SQuAD's JSON, for an encoder.
     Answers {
-        /// To learn from.
+        /// Training questions.
         answers: PathBuf,
-        /// To measure on.
+        /// Validation questions.
         dev: PathBuf,
     },
-    /// Four files as MNIST has them (idx, plain or `.gz`), for a model that sees.
+    /// Four files in MNIST's idx format, plain or `.gz`, for a vision model.
     Images {
-        /// Images to learn from.
+        /// Training images.
         images: PathBuf,
         /// Their classes.
         labels: PathBuf,
-        /// Images to measure on.
+        /// Validation images.
         dev_images: PathBuf,
         /// Their classes.
         dev_labels: PathBuf,
-        /// What the classes are called; left out, by their numbers.
+        /// Names of the classes; their numbers, if left out.
         #[serde(default)]
         names: Vec<String>,
     },
-    /// Texts with a class that the program makes, for an encoder: see [`needles`](crate::tasks::needles()).
+    /// Synthetic texts with a class, for an encoder: see [`needles`](crate::tasks::needles()).
     Needles {
-        /// Letters of a text.
+        /// Letters per text.
         needles: usize,
-        /// How often each of the two characters that decide is drawn.
+        /// How often each of the two deciding characters is placed.
         #[serde(default = "once")]
         times: usize,
-        /// Texts to learn from.
+        /// Training texts.
         texts: usize,
-        /// Texts to measure on.
+        /// Validation texts.
         dev_texts: usize,
     },
-    /// Questions about little stories that the program makes, for an encoder: see [`stories`](crate::tasks::stories()).
+    /// Questions about synthetic stories, for an encoder: see [`stories`](crate::tasks::stories()).
     Stories {
-        /// Stories to learn from, each with some questions.
+        /// Training stories, each with several questions.
         stories: usize,
-        /// Stories to measure on.
+        /// Validation stories.
         dev_stories: usize,
     },
-    /// A task of which the program makes as many pairs as are asked for.
+    /// A synthetic task.
     Task {
-        /// Which.
+        /// The task.
         task: Task,
-        /// Pairs to learn from.
+        /// Training pairs.
         pairs: usize,
-        /// Pairs to measure on.
+        /// Validation pairs.
         dev_pairs: usize,
     },
 }
@@ -132,16 +132,16 @@ fn once() -> usize {
     1
 }
 
-/// How text is cut into pieces.
+/// Where the tokenizer comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 pub enum TokenizerSource {
-    /// As a file says.
+    /// It is read from a file.
     File {
         /// A `tokenizer.json`.
         file: PathBuf,
     },
-    /// As is found in the training data, both sides together.
+    /// It is trained on the training data, source and target together.
     Train(Kind),
 }
 
@@ -151,7 +151,7 @@ impl Default for TokenizerSource {
     }
 }
 
-/// What decides which weights are best.
+/// The metric that decides which weights are best.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Metric {
@@ -160,58 +160,57 @@ pub enum Metric {
     Bleu,
     /// chrF as sacrebleu computes it.
     Chrf,
-    /// The share of sentences that are right in every character, or of labels that are right.
+    /// Fraction of exact matches, or accuracy of labels.
     Exact,
-    /// The F1 of classes, entities or answers.
+    /// F1 of classes, entities or answers.
     F1,
-    /// The loss on the dev set; less is better.
+    /// Loss on the dev set; lower is better.
     Loss,
 }
 
-/// How a model is trained.
+/// Settings of training.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Training {
-    /// Steps in all.
+    /// Number of steps.
     pub steps: u64,
-    /// The budget of a batch: pairs × the longest side among them, in tokens.
+    /// Tokens per batch: pairs × the longest side among them.
     pub tokens: usize,
-    /// Pairs with a longer side are left out.
+    /// Pairs with a longer side, in tokens, are left out.
     pub longest: usize,
-    /// Batches whose gradients make one step.
+    /// Gradient accumulation: batches per step.
     pub accumulate: usize,
-    /// The highest learning rate.
+    /// Peak learning rate.
     pub lr: f64,
-    /// Steps until it is reached.
+    /// Steps of linear warmup.
     pub warmup: u64,
-    /// What it does then.
+    /// Schedule after the warmup.
     pub schedule: Schedule,
-    /// Adam's numbers.
+    /// Settings of AdamW.
     pub adam: AdamW,
-    /// Gradients longer than this are shortened to it; 0 leaves them.
+    /// Largest gradient norm; larger gradients are scaled down to it. 0 disables clipping.
     pub clip: f64,
     /// Label smoothing.
     pub smoothing: f64,
-    /// How many words of a document, which part of all, are taken for unknown while it is learned from.
+    /// Fraction of words replaced by UNK during training, for documents.
     pub word_dropout: f64,
-    /// By how many points images are moved, at most, each way, while they are learned from.
+    /// Maximum random shift of training images, in pixels.
     pub shift: usize,
-    /// How much of the running average of the weights, with which sentences are translated, stays at each step; 0 takes the
-    /// weights as they are.
+    /// Decay of the exponential moving average of the weights, which inference uses; 0 uses the weights themselves.
     pub average: f64,
-    /// What products are made of.
+    /// Arithmetic of matrix products.
     pub precision: Precision,
     /// Steps between validations.
     pub validate: u64,
-    /// Sentences that are translated in a validation.
+    /// Sentences translated per validation.
     pub validate_sentences: usize,
-    /// What decides which weights are best.
+    /// Metric that decides which weights are best.
     pub metric: Metric,
-    /// Validations without a better one until training stops; 0 never stops early.
+    /// Validations without improvement after which training stops; 0 never stops early.
     pub patience: u64,
     /// Steps between checkpoints.
     pub save: u64,
-    /// Checkpoints that are kept.
+    /// Number of checkpoints to keep.
     pub keep: usize,
     /// Steps between lines of progress.
     pub log: u64,
@@ -246,7 +245,7 @@ impl Default for Training {
 }
 
 impl Recipe {
-    /// Reads a file, with changes from outside, each `path=value`.
+    /// Reads a file and applies changes, each `path=value`.
     ///
     /// # Errors
     /// Names the file, and the line or the setting.
@@ -254,13 +253,12 @@ impl Recipe {
         Self::read_at(path.as_ref(), changes)
     }
 
-    /// `read` for the one type of path: compiled here, once, and not again by every caller.
     fn read_at(path: &Path, changes: &[String]) -> Result<Recipe> {
         let text = input::read_to_string(path, input::SETTINGS_MAX)?;
         Recipe::parse(&text, path, changes)
     }
 
-    /// From text; `path` is for errors.
+    /// Parses a recipe; `path` is for errors.
     ///
     /// ```
     /// use qkv_models::Recipe;
@@ -286,7 +284,7 @@ impl Recipe {
         for change in changes {
             set(&mut table, change)?;
         }
-        // Settings that are wrong are named by their place in the file, unless one was changed from outside.
+        // An error in the file names its line; with changes from outside, lines no longer match.
         let recipe: Recipe = if changes.is_empty() {
             toml::from_str(text).map_err(|e| at(&e, e.message()))?
         } else {
@@ -298,15 +296,15 @@ impl Recipe {
         Ok(recipe)
     }
 
-    /// As a file that gives the same recipe.
+    /// The recipe as TOML that parses to the same recipe.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("a recipe is made of tables and plain values")
     }
 
-    /// Refuses numbers that make no sense.
+    /// Checks that every setting is in its range.
     ///
     /// # Errors
-    /// Names the setting and what it may be.
+    /// Names the setting and its range.
     pub fn check(&self) -> Result<()> {
         let refuse = |name: &str, found: String, expected: &str| {
             Err(Error::invalid(format!("`{name}` is {found}, expected {expected}")))
@@ -346,7 +344,7 @@ impl Recipe {
             _ => &[],
         };
         for &(name, found) in counts {
-            // All of it is generated before training starts, and is in memory.
+            // The data is generated before training starts and held in memory.
             let max = if name.contains("dev_") { 1 << 20 } else { 1 << 26 };
             if found == 0 || found > max {
                 return refuse(name, found.to_string(), &format!("between 1 and {max}"));
@@ -385,7 +383,7 @@ impl Recipe {
     }
 }
 
-/// Puts `a.b.c=value` into a table. The value is TOML, or else a string.
+/// Sets `a.b.c=value` in a table. The value is parsed as TOML, and is a string where that fails.
 fn set(table: &mut toml::Table, change: &str) -> Result<()> {
     let wrong = || Error::invalid(format!("`{change}` is no change")).with_hint("write it as `train.lr=3e-4`");
     let (path, value) = change.split_once('=').ok_or_else(wrong)?;

@@ -1,5 +1,5 @@
-//! Sequence to sequence with attention: an encoder of gated units that runs both ways, and a decoder that attends at every step
-//! (Bahdanau et al. 2014, arXiv:1409.0473; Luong et al. 2015, arXiv:1508.04025).
+//! Recurrent sequence-to-sequence model with attention: a bidirectional GRU encoder, and a GRU decoder that attends at
+//! every step (Bahdanau et al. 2014, arXiv:1409.0473; Luong et al. 2015, arXiv:1508.04025).
 
 use crate::Result;
 use crate::batch::Rows;
@@ -10,27 +10,27 @@ use qkv_nn::layers::{
 use qkv_nn::{Activation, Float, Param, Tape, Var};
 use serde::{Deserialize, Serialize};
 
-/// The sizes and choices of a recurrent model.
+/// Sizes and settings of a recurrent model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RecurrentConfig {
-    /// The width of embeddings and of what the decoder gives.
+    /// Width of embeddings and of the decoder's output.
     pub d_model: usize,
-    /// The width of the states, each way.
+    /// Width of the GRU states, each direction.
     pub hidden: usize,
-    /// Layers of the encoder and of the decoder.
+    /// Number of layers of encoder and decoder.
     pub layers: usize,
-    /// Which state asks.
+    /// Which state is the query: Bahdanau's or Luong's.
     pub style: AttentionStyle,
-    /// What it asks: additive, general, dot or scaled-dot scores; a window or `local` for local attention; a hard selection.
+    /// The attention: additive, general, dot or scaled-dot scores; a window or `local`; a hard selection.
     pub attention: Attention,
-    /// The width in which the additive score compares.
+    /// Width of queries and keys of the additive score.
     pub attention_width: usize,
-    /// One table for both sides and the output, instead of three.
+    /// Whether source embedding, target embedding and output projection share a matrix.
     pub tied: bool,
-    /// Dropped from embeddings, between layers, and from what the decoder gives.
+    /// Dropout of embeddings, between layers, and of the decoder's output.
     pub dropout: f64,
-    /// Added to the loss: this times the mean entropy of the weights.
+    /// Weight of the mean attention entropy in the loss.
     pub entropy: f64,
 }
 
@@ -65,7 +65,7 @@ pub struct Recurrent {
     dropout: f64,
 }
 
-/// What step-by-step decoding remembers.
+/// State of decoding: GRU states, and keys and values of the source.
 #[derive(Clone, Debug)]
 pub struct RecurrentState<T: Float> {
     states: Vec<Var<T>>,
@@ -77,7 +77,7 @@ impl Recurrent {
     /// Adds its parameters.
     ///
     /// # Errors
-    /// Where the attention asks for data that a layer has not.
+    /// Where the attention needs data that a layer does not have.
     pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &RecurrentConfig, vocabulary: usize) -> Result<Self> {
         let RecurrentConfig { d_model, hidden, layers, style, attention_width, dropout, entropy, .. } = *config;
         let table = |at: &mut Builder<'_, T>, name: &str| {
@@ -103,12 +103,12 @@ impl Recurrent {
         Ok(Recurrent { source, target, output, encoder, bridge, decoder, attention, combine, style, dropout })
     }
 
-    /// The matrix that turns what the decoder gives into scores for the vocabulary, `[V, C]`.
+    /// The output projection, `[V, C]`.
     pub fn output(&self) -> Param {
         self.output
     }
 
-    /// Reads the source: `[B, S, 2H]`.
+    /// Encodes the source, `[B, S, 2H]`.
     pub fn encode<T: Float>(&self, tape: &mut Tape<'_, T>, source: &Rows) -> Var<T> {
         let x = self.source.forward(tape, &source.ids, source.length, 0);
         let x = tape.dropout(x, self.dropout);
@@ -116,8 +116,8 @@ impl Recurrent {
         self.encoder.forward(tape, x, &zeros, source.ragged())
     }
 
-    /// Ready for the first step: the decoder's states from what the encoder gives at the first token, where the way back has
-    /// seen everything.
+    /// State before the first step: GRU states from the encoder's first row, where its backward direction has read the
+    /// whole source.
     pub fn start<T: Float>(&self, tape: &mut Tape<'_, T>, encoded: &Var<T>, source: &Rows) -> RecurrentState<T> {
         let first = tape.step(encoded, 0);
         let states = self.bridge.iter().map(|map| map.activated(tape, &first, Activation::Tanh, 0.0)).collect();
@@ -125,7 +125,7 @@ impl Recurrent {
         RecurrentState { states, memory, step: 0 }
     }
 
-    /// State and context joined: what the decoder gives.
+    /// The decoder's output from its state and the context.
     fn combined<T: Float>(&self, tape: &mut Tape<'_, T>, state: &Var<T>, context: &Var<T>) -> Var<T> {
         let both = tape.concat(&[state, context]);
         let y = self.combine.activated(tape, &both, Activation::Tanh, 0.0);
@@ -152,8 +152,8 @@ impl Recurrent {
         Ok(self.combined(tape, &hidden, &context))
     }
 
-    /// What the decoder gives at every position when it is decoder_input all of `decoder_input`: `[B, N, C]`. Luong's attention runs over all
-    /// positions at once; Bahdanau's has to go step by step.
+    /// Outputs of the decoder at all positions, `[B, N, C]`. Luong's attention runs over all positions at once,
+    /// Bahdanau's step by step.
     ///
     /// # Errors
     /// What `qkv` refuses.
@@ -180,7 +180,7 @@ impl Recurrent {
         Ok(tape.stack(&outputs))
     }
 
-    /// One more token for each sequence: what the decoder gives, `[B, 1, C]`.
+    /// Output after one more token per sequence, `[B, 1, C]`.
     ///
     /// # Errors
     /// What `qkv` refuses.
@@ -196,7 +196,7 @@ impl Recurrent {
 }
 
 impl<T: Float> RecurrentState<T> {
-    /// Takes the sequences in another order. With `same_sources` each only changes places with others of the same source.
+    /// Reorders the sequences. `same_sources` leaves the keys and values of the source in place.
     pub fn select(&mut self, tape: &Tape<'_, T>, sequences: &[usize], same_sources: bool) {
         for state in &mut self.states {
             *state = tape.constant(state.value().select(sequences));

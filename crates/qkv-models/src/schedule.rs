@@ -1,24 +1,24 @@
-//! How large a step is, by its number.
+//! Learning rate schedules.
 
 use serde::{Deserialize, Serialize};
 
-/// What the learning rate does after it has warmed up.
+/// Learning rate after the warmup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Schedule {
-    /// Falls with one over the root of the step (Vaswani et al. 2017): training has no fixed end.
+    /// Inverse square root of the step (Vaswani et al. 2017): training has no fixed end.
     #[default]
     InverseSqrt,
-    /// Half a cosine, to 0 at the last step.
+    /// Cosine to 0 at the last step.
     Cosine,
-    /// A line, to 0 at the last step.
+    /// Linear to 0 at the last step.
     Linear,
-    /// Stays.
+    /// Constant.
     Constant,
 }
 
 impl Schedule {
-    /// The rate of step `step`, counted from 1, as a fraction of the highest.
+    /// The rate of a step, counted from 1, as a fraction of the peak.
     ///
     /// ```
     /// use qkv_models::Schedule;

@@ -1,6 +1,6 @@
-//! Tasks whose data the program makes itself, so that training works on any machine with nothing to fetch. The pairs are a
-//! function of the seed. Each has one right answer, so exact match is its metric; each is solved by looking at the right
-//! place, so its alignments can be read. Beside them, for models that read, texts with a class ([`needles()`]) and with questions
+//! Synthetic tasks: data generated from a seed, so that training works on any machine without a download. Each source
+//! has one right target, so exact match is the metric, and each is solved by attending to the right place, so
+//! alignments can be read. For encoders there are texts with a class ([`needles()`]) and with questions
 //! ([`stories()`]).
 
 mod dates;
@@ -16,12 +16,12 @@ use crate::text::corpus::Pair;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 
-/// What the draws are for.
+/// Purposes of random draws.
 const TRAIN: u32 = 2;
 const DEV: u32 = 3;
-/// The symbols that are sorted and copied, in their order.
+/// Symbols of sequences, in order.
 const SYMBOLS: &[u8] = b"0123456789abcdefghijklmnopqrstuvwxyz";
-/// How many of them a sequence has at least and at most.
+/// Symbols per sequence.
 const SHORTEST: usize = 4;
 const LONGEST: usize = 16;
 
@@ -41,13 +41,13 @@ const LONGEST: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Task {
-    /// A date as people write it, in English or Chinese, becomes `2026-11-15`.
+    /// A date in English or Chinese becomes `2026-11-15`.
     Dates,
-    /// Letters and digits, none twice, become the same in their order.
+    /// Distinct letters and digits become the same, sorted.
     Sort,
     /// Letters and digits become themselves.
     Copy,
-    /// A little story becomes its title.
+    /// A short story becomes its title.
     Titles,
 }
 
@@ -57,7 +57,7 @@ impl Task {
         (0..count as u64).map(|at| self.pair(seed, TRAIN, at)).collect()
     }
 
-    /// Pairs to train on and pairs to validate with: no source of the second is among the first, and none is there twice.
+    /// Training and validation pairs: validation sources are distinct, and none of them is in the training pairs.
     ///
     /// ```
     /// let (train, dev) = qkv_models::tasks::Task::Dates.split(7, 1000, 100);

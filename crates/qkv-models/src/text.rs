@@ -1,5 +1,4 @@
-//! Text on its way to a model and back: pairs of sentences from files, sentences of documents, pieces of words
-//! as numbers, and batches of them.
+//! Text for models: parallel corpora, sentence splitting, tokenizers, and batches by length.
 
 pub mod batches;
 pub mod corpus;

@@ -1,6 +1,6 @@
-//! Training: from a recipe to a folder with a model. A run can be killed at any time and resumed from its last checkpoint;
-//! the weights at the end are the same, bit for bit, as without the stop. So nothing depends on the clock, and everything
-//! a step depends on is a function of its number or part of the checkpoint.
+//! Training: from a recipe to a folder with a model. A run can be killed at any time and resumed from its last
+//! checkpoint; the weights at the end are the same, bit for bit, as without the stop. So nothing depends on the clock,
+//! and everything a step depends on is a function of its number or part of the checkpoint.
 //!
 //! | module | owns |
 //! | --- | --- |
@@ -49,8 +49,8 @@ pub enum Outcome {
 /// How a run is resumed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resume {
-    /// Changes to the recipe, each `path=value`, which are saved with the run. A run that was changed gives other weights
-    /// than one that was not.
+    /// Changes to the recipe, each `path=value`, which are saved with the run. A run that was changed gives other
+    /// weights than one that was not.
     pub changes: Vec<String>,
     /// The step of the checkpoint to resume from; `None` takes the newest. Newer checkpoints are removed.
     pub checkpoint: Option<u64>,

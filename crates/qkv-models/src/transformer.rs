@@ -1,5 +1,5 @@
-//! The Transformer, encoder and decoder (Vaswani et al. 2017, arXiv:1706.03762), with any attention of the library in each of
-//! its three places.
+//! Encoder–decoder Transformer (Vaswani et al. 2017, arXiv:1706.03762), with any attention of the library for each of
+//! its three attentions.
 
 use crate::Result;
 use crate::batch::Rows;
@@ -11,46 +11,46 @@ use qkv_nn::layers::{
 use qkv_nn::{Float, Heads, Param, Tape, Var};
 use serde::{Deserialize, Serialize};
 
-/// The sizes and choices of a Transformer.
+/// Sizes and settings of a Transformer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TransformerConfig {
-    /// The width of the model.
+    /// Model width.
     pub d_model: usize,
-    /// The inner width of the feed-forward parts.
+    /// Inner width of the feed-forward layers.
     pub ffn_dim: usize,
-    /// Heads of the queries.
+    /// Number of query heads.
     pub heads: usize,
-    /// Heads of keys and values, where queries share them (grouped-query attention).
+    /// Number of key/value heads, if fewer (grouped-query attention).
     pub key_heads: Option<usize>,
-    /// Layers of the encoder.
+    /// Number of encoder layers.
     pub encoder_layers: usize,
-    /// Layers of the decoder.
+    /// Number of decoder layers.
     pub decoder_layers: usize,
-    /// Where the norms stand.
+    /// Pre-norm or post-norm.
     pub norm: NormPlace,
-    /// How tokens know where they stand.
+    /// Position encoding.
     pub positions: PositionKind,
     /// The longest sequence.
     pub max_positions: usize,
-    /// One table for both sides and the output, instead of three.
+    /// Whether source embedding, target embedding and output projection share a matrix.
     pub tied: bool,
-    /// The activation of the feed-forward parts.
+    /// Activation of the feed-forward layers.
     pub activation: FeedKind,
-    /// Dropped from embeddings and from what each part adds.
+    /// Dropout of embeddings and of each residual branch.
     pub dropout: f64,
-    /// Dropped from the weights of attention.
+    /// Dropout of attention weights.
     pub attention_dropout: f64,
-    /// Dropped from the inner rows of the feed-forward parts.
+    /// Dropout inside the feed-forward layers.
     pub ffn_dropout: f64,
-    /// Added to the loss: this times the mean entropy of the weights. Above 0 it keeps attention from spreading, below 0 from
-    /// collapsing.
+    /// Weight of the mean attention entropy in the loss: positive values concentrate attention, negative ones spread
+    /// it.
     pub entropy: f64,
     /// Self-attention of the encoder.
     pub encoder_attention: Attention,
-    /// Self-attention of the decoder; causal whatever its mask says besides.
+    /// Self-attention of the decoder; its mask is combined with a causal one.
     pub decoder_attention: Attention,
-    /// Attention of the decoder to the encoder.
+    /// Attention from the decoder to the encoder.
     pub cross_attention: Attention,
 }
 
@@ -92,7 +92,7 @@ pub struct Transformer {
     dropout: f64,
 }
 
-/// What step-by-step decoding remembers.
+/// State of decoding: caches of keys and values per layer.
 #[derive(Clone, Debug)]
 pub struct TransformerState<T: Float> {
     caches: Vec<[Option<KvCache<T>>; 2]>,
@@ -104,7 +104,7 @@ impl Transformer {
     /// Adds its parameters.
     ///
     /// # Errors
-    /// Where heads and widths do not fit, or an attention asks for data that a layer has not.
+    /// Where heads and widths do not fit together, or an attention needs data that a layer does not have.
     pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &TransformerConfig, vocabulary: usize) -> Result<Self> {
         let TransformerConfig { d_model, ffn_dim, heads, key_heads, norm, positions, max_positions, dropout, .. } =
             *config;
@@ -157,7 +157,7 @@ impl Transformer {
         Ok(Transformer { source, target, output, encoder, encoder_norm, decoder, decoder_norm, dropout })
     }
 
-    /// The matrix that turns what the decoder gives into scores for the vocabulary, `[V, C]`.
+    /// The output projection, `[V, C]`.
     pub fn output(&self) -> Param {
         self.output
     }
@@ -175,7 +175,7 @@ impl Transformer {
         self.target.max_len()
     }
 
-    /// Reads the source: `[B, S, C]`.
+    /// Encodes the source, `[B, S, C]`.
     ///
     /// # Errors
     /// What `qkv` refuses.
@@ -191,7 +191,7 @@ impl Transformer {
         })
     }
 
-    /// What the decoder gives at every position at once, when it is decoder_input all of `decoder_input`: `[B, N, C]`.
+    /// Hidden states of the decoder at all positions, `[B, N, C]`.
     ///
     /// # Errors
     /// What `qkv` refuses.
@@ -213,7 +213,7 @@ impl Transformer {
         })
     }
 
-    /// Ready for the first step.
+    /// State before the first step.
     ///
     /// # Errors
     /// What `qkv` refuses.
@@ -229,7 +229,7 @@ impl Transformer {
         Ok(TransformerState { caches, lengths: source.ragged().map(<[_]>::to_vec), position: 0 })
     }
 
-    /// One more token for each sequence: what the decoder gives, `[B, 1, C]`.
+    /// Hidden states after one more token per sequence, `[B, 1, C]`.
     ///
     /// # Errors
     /// What `qkv` refuses.
@@ -252,7 +252,7 @@ impl Transformer {
 }
 
 impl<T: Float> TransformerState<T> {
-    /// Takes the sequences in another order. With `same_sources` each only changes places with others of the same source.
+    /// Reorders the sequences. `same_sources` leaves the keys and values of the source in place.
     pub fn select(&mut self, sequences: &[usize], same_sources: bool) {
         for [own, other] in &mut self.caches {
             if let Some(own) = own {

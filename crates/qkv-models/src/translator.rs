@@ -47,7 +47,8 @@ pub struct Translation {
 const BATCH_TOKENS: usize = 4096;
 
 impl Translator {
-    /// Reads a folder with `config.json`, `model.safetensors`, `tokenizer.json` and, optionally, `generation_config.json`.
+    /// Reads a folder with `config.json`, `model.safetensors`, `tokenizer.json` and, optionally,
+    /// `generation_config.json`.
     ///
     /// # Errors
     /// Names the file and what is wrong with it.

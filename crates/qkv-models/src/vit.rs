@@ -1,6 +1,5 @@
-//! Vision (Dosovitskiy et al. 2020, arXiv:2010.11929): an image is cut into patches, each a token by a linear map; a class token
-//! stands in front of them, positions are learned, and the layers are those of the other models, norms in front. What the class
-//! token comes to is what the head looks at.
+//! Vision Transformer (Dosovitskiy et al. 2020, arXiv:2010.11929): patches of an image become tokens by a linear layer,
+//! after a class token; positions are learned, layers are pre-norm. The head reads the class token.
 
 mod reader;
 
@@ -13,37 +12,37 @@ use qkv_nn::layers::{AttentionConfig, Block, BlockConfig, Builder, FeedKind, Lin
 use qkv_nn::{Float, Heads, Init, Param, Positions, Tape, Tensor, Var};
 use serde::{Deserialize, Serialize};
 
-/// The sizes and choices of a model that sees.
+/// Sizes and settings of a vision model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct VitConfig {
-    /// Points of an image each way; in a recipe 0 stands for what the data has.
+    /// Side length of images in pixels; in a recipe, 0 takes that of the data.
     pub image_size: usize,
-    /// Points of a patch each way.
+    /// Side length of patches in pixels.
     pub patch_size: usize,
-    /// 1 for grey, 3 for colour; in a recipe 0 stands for what the data has.
+    /// 1 for gray, 3 for color; in a recipe, 0 takes that of the data.
     pub channels: usize,
-    /// The width of the model.
+    /// Model width.
     pub d_model: usize,
-    /// The inner width of the feed-forward parts.
+    /// Inner width of the feed-forward layers.
     pub ffn_dim: usize,
-    /// Heads.
+    /// Number of heads.
     pub heads: usize,
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
-    /// What stands between the maps of the feed-forward parts.
+    /// Activation of the feed-forward layers.
     pub activation: FeedKind,
-    /// The norms' `ε`.
+    /// The `ε` of the layer norms.
     pub epsilon: f64,
-    /// Dropped from patches and from what each part adds.
+    /// Dropout of patches and of each residual branch.
     pub dropout: f64,
-    /// Dropped from the weights of attention.
+    /// Dropout of attention weights.
     pub attention_dropout: f64,
-    /// What each channel, from 0 to 1, has taken away.
+    /// Mean of each channel, for values from 0 to 1.
     pub mean: Vec<f64>,
-    /// And is divided by then.
+    /// Standard deviation of each channel.
     pub deviation: Vec<f64>,
-    /// The names of the classes.
+    /// Names of the classes.
     pub labels: Vec<String>,
 }
 
@@ -69,7 +68,7 @@ impl Default for VitConfig {
 }
 
 impl VitConfig {
-    /// Refuses numbers that make no model, or one that no machine could hold.
+    /// Refuses sizes that are zero or that no machine could hold.
     pub(crate) fn check(&self) -> Result<()> {
         let sizes = [
             ("image_size", self.image_size, 1 << 13),
@@ -114,17 +113,17 @@ impl VitConfig {
         Ok(())
     }
 
-    /// Patches each way.
+    /// Patches per side.
     pub fn grid(&self) -> usize {
         self.image_size / self.patch_size.max(1)
     }
 
-    /// Numbers of a patch.
+    /// Values per patch.
     pub(crate) fn patch(&self) -> usize {
         self.channels * self.patch_size * self.patch_size
     }
 
-    /// Numbers that it has at least.
+    /// A lower bound on the number of parameters.
     pub(crate) fn least(&self) -> usize {
         let layers = self.layers.saturating_mul(self.d_model).saturating_mul(self.d_model);
         let positions = self.grid().saturating_mul(self.grid()).saturating_add(1);
@@ -132,7 +131,7 @@ impl VitConfig {
     }
 }
 
-/// The model: handles to its parameters.
+/// A vision model: handles to its parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct VitNetwork {
     patches: Linear,
@@ -169,17 +168,17 @@ impl VitNetwork {
         Ok(VitNetwork { patches, class, positions, layers, norm, head, dropout, count })
     }
 
-    /// The head's map.
+    /// The linear layer of the head.
     pub fn head(&self) -> Linear {
         self.head
     }
 
-    /// What the class token of each image comes to, `[B, 1, C]`, from patches `[B, P, patch]`.
+    /// The final state of the class token, `[B, 1, C]`, from patches `[B, P, patch]`.
     pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, patches: Tensor<T>) -> Result<Var<T>> {
         let (batch, count) = (patches.shape()[0], self.count);
         let patches = tape.constant(patches);
         let x = self.patches.forward(tape, &patches); // (B, P, C)
-        // The class token stands at the first position, the patches at those behind it.
+        // The class token has position 0, the patches those after it.
         let places: Vec<u32> = (0..batch).flat_map(|_| 1..=count as u32).collect();
         let at = tape.embedding(&places, count, self.positions, 1.0, Positions::None, 0);
         let x = tape.add(&x, at);

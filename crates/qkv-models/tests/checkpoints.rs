@@ -1,5 +1,5 @@
-//! Checkpoints of others, both ways: what is written is read as it was, in one file or in several, and what lies is refused with
-//! the file and the tensor named.
+//! Checkpoints of others, both ways: what is written is read as it was, in one file or in several, and what lies is
+//! refused with the file and the tensor named.
 
 use qkv::{Attention, Bias, Features, Mask};
 use qkv_models::files::tensors::{NamedTensor, Storage, TensorFile, write};

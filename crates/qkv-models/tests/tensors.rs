@@ -1,5 +1,5 @@
-//! What tensor files promise: what is written is read, to the bits or to the precision asked for; the same tensors are the
-//! same bytes; and a file that lies is refused with its name and the tensor's.
+//! What tensor files promise: what is written is read, to the bits or to the precision asked for; the same tensors are
+//! the same bytes; and a file that lies is refused with its name and the tensor's.
 
 use proptest::prelude::*;
 use qkv_models::files::tensors::{NamedTensor, Storage, TensorFile, to_bytes, write};

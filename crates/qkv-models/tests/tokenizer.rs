@@ -1,5 +1,5 @@
-//! What a tokenizer promises: text comes back, Han characters stay alone, training is a function of its texts, and a file
-//! that is not a tokenizer is refused by name.
+//! What a tokenizer promises: text comes back, Han characters stay alone, training is a function of its texts, and a
+//! file that is not a tokenizer is refused by name.
 
 use proptest::prelude::*;
 use qkv_models::text::tokenizer::{Kind, Tokenizer};
@@ -102,7 +102,7 @@ fn a_file_that_is_no_tokenizer_is_refused_by_name() {
     let prefix = model(r#"{"type":"BPE","continuing_subword_prefix":"@@@@","vocab":{"a":0,"b":1},"merges":["a b"]}"#);
     assert_eq!(refused(&prefix), "`t.json`: field `model.merges[0]`: `b` does not begin with `@@@@`");
     let far = model(r#"{"type":"BPE","vocab":{"</s>":0,"a":4294967295},"merges":[]}"#);
-    assert_eq!(refused(&far), "`t.json`: tokenizer: a token has number 4294967295, expected less than 4194304");
+    assert_eq!(refused(&far), "`t.json`: tokenizer: a token has number 4294967295, expected less than 1048576");
     let endless = model(r#"{"type":"BPE","vocab":{"a":0},"merges":[]}"#);
     assert_eq!(refused(&endless), "`t.json`: tokenizer: it has no token that ends a sentence");
 }

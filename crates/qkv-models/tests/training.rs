@@ -1,4 +1,5 @@
-//! What is true of a run: it can stop anywhere and ends the same; it learns what it is given; it refuses what it cannot use.
+//! What is true of a run: it can stop anywhere and ends the same; it learns what it is given; it refuses what it cannot
+//! use.
 
 use qkv_models::train::{Event, Outcome, Resume, Run, Validation, Watcher};
 use qkv_models::{Recipe, Search, Translator};

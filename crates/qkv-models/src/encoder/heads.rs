@@ -1,5 +1,5 @@
-//! What the heads are for: a class for a text, a tag for each word, an answer to a question. How texts go in, what is wanted of
-//! them in training, and how what comes out is read.
+//! The heads of an encoder: inputs and labels for training, and predictions: a class per text, a tag per word, an
+//! answer to a question.
 
 use super::{Encoder, Head};
 use crate::batch::Rows;
@@ -8,23 +8,23 @@ use crate::labelled::Question;
 use crate::{Error, Result};
 use qkv_nn::{Loss, Machine, Tape, Target};
 
-/// Where no label is wanted.
+/// The label of a token without one.
 pub(crate) const IGNORE: u32 = u32::MAX;
 /// The longest answer, in tokens.
 const LONGEST_ANSWER: usize = 30;
 
-/// What should come out of a text.
+/// The label of an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Label {
     /// A class.
     Class(u32),
-    /// A tag for each token, or [`IGNORE`].
+    /// A tag per token, or [`IGNORE`].
     Tags(Vec<u32>),
-    /// The first and the last token of the answer.
+    /// First and last token of the answer.
     Span([u32; 2]),
 }
 
-/// A text as the model reads it, and what should come out.
+/// A tokenized text with its label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Example {
     pub ids: Vec<u32>,
@@ -32,11 +32,11 @@ pub(crate) struct Example {
     pub label: Label,
 }
 
-/// Examples side by side.
+/// A batch of examples.
 pub(crate) struct Examples(pub Vec<Example>);
 
 impl Examples {
-    /// How many labels are wanted.
+    /// Number of labels.
     pub fn targets(&self) -> usize {
         let count = |example: &Example| match &example.label {
             Label::Tags(tags) => tags.iter().filter(|&&tag| tag != IGNORE).count(),
@@ -46,27 +46,27 @@ impl Examples {
     }
 }
 
-/// An answer that was found.
+/// A predicted answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// What it says.
+    /// Its text.
     pub text: String,
-    /// Where it begins in the text, in characters.
+    /// Its first character in the text.
     pub start: usize,
-    /// How sure the model is: the scores of its beginning and its end, added up.
+    /// The sum of the logits of its first and last token.
     pub score: f64,
 }
 
-/// A piece of a text that a question was asked about, and where each of its tokens stands.
+/// A window of a text with a question before it.
 struct Window {
     ids: Vec<u32>,
     segments: Vec<u32>,
-    /// The place in the text of each token that is of the text, in characters.
+    /// The character range of each token of the text; `None` for other tokens.
     places: Vec<Option<(usize, usize)>>,
 }
 
 impl Encoder {
-    /// The loss of some examples; `scale` is what each label's gradient is multiplied by.
+    /// The loss of a batch; the gradient of each label is multiplied by `scale`.
     pub(crate) fn loss(&self, tape: &mut Tape<'_, f32>, examples: &Examples, scale: f64) -> Result<Loss> {
         let head = self.model.head().ok_or_else(|| Error::invalid("the model has no head"))?;
         let pad = self.config.pad_token_id;
@@ -92,20 +92,20 @@ impl Encoder {
         Ok(tape.cross_entropy(&x, head.weight, head.bias, target))
     }
 
-    /// The probability of each class, for each text, in the order of [`labels`](super::EncoderConfig::labels).
+    /// The probabilities of all classes, for each text, in the order of [`labels`](super::EncoderConfig::labels).
     ///
     /// # Errors
-    /// Where the model was not trained for classes.
+    /// Where the model was not trained for classes, or computes NaN.
     pub fn classify<S: AsRef<str>>(&self, texts: &[S], machine: &Machine) -> Result<Vec<Vec<f32>>> {
         self.is_for(Head::Classes)?;
         let tokens: Vec<_> = texts.iter().map(|text| self.tokens(text.as_ref(), None, usize::MAX)).collect();
         Ok(probabilities(&self.scores(&tokens, machine)?.concat(), self.config.labels.len()))
     }
 
-    /// A tag for each word of each sentence; words beyond the longest text have `O`.
+    /// A tag for each word of each sentence; words beyond the longest sequence are tagged `O`.
     ///
     /// # Errors
-    /// Where the model was not trained for tags.
+    /// Where the model was not trained for tags, or computes NaN.
     pub fn tag<S: AsRef<str>>(&self, sentences: &[Vec<S>], machine: &Machine) -> Result<Vec<Vec<String>>> {
         self.is_for(Head::Tags)?;
         let cut: Vec<_> = sentences.iter().map(|words| self.words(words)).collect();
@@ -119,10 +119,10 @@ impl Encoder {
         Ok(cut.iter().zip(&scores).map(|((_, firsts), scores)| tags(firsts, scores)).collect())
     }
 
-    /// The answer to a question that a text gives; longer texts are read in windows that overlap.
+    /// The answer to a question in a text. Long texts are read in overlapping windows.
     ///
     /// # Errors
-    /// Where the model was not trained for answers, or the question leaves no room for the text.
+    /// Where the model was not trained for answers, computes NaN, or the question leaves no room for the text.
     pub fn answer(&self, question: &str, context: &str, machine: &Machine) -> Result<Answer> {
         self.is_for(Head::Span)?;
         let windows = self.windows(question, context)?;
@@ -143,7 +143,7 @@ impl Encoder {
         }
         let (score, start, end) = best.unwrap_or((f64::NEG_INFINITY, 0, 0));
         let text: String = context.chars().skip(start).take(end.saturating_sub(start)).collect();
-        // A piece may begin with the space before its word.
+        // A token may include the space before its word.
         let start = start + text.chars().take_while(|c| c.is_whitespace()).count();
         Ok(Answer { text: text.trim().to_owned(), start, score })
     }
@@ -162,7 +162,7 @@ impl Encoder {
         Err(Error::invalid(what).with_hint("`qkv train` trains one from a recipe"))
     }
 
-    /// The tokens of words, with the special ones around them, and the first token of each word that is there.
+    /// Tokens of words with special tokens around them, and the first token of each word that fits.
     fn words<S: AsRef<str>>(&self, words: &[S]) -> (Vec<u32>, Vec<Option<usize>>) {
         let (frame, _) = self.tokenizer.encode_framed("", None);
         let (mut ids, end) = match &frame[..] {
@@ -185,7 +185,7 @@ impl Encoder {
         (ids, firsts)
     }
 
-    /// A sentence with its tags, to learn from.
+    /// A training example of a tagged sentence.
     pub(crate) fn tagged(&self, words: &[String], tags: &[String]) -> Example {
         let (ids, firsts) = self.words(words);
         let mut targets = vec![IGNORE; ids.len()];
@@ -197,13 +197,13 @@ impl Encoder {
         Example { segments: vec![0; ids.len()], ids, label: Label::Tags(targets) }
     }
 
-    /// A text with its class, to learn from; nothing where no such class is known.
+    /// A training example of a labelled text; `None` if the label is unknown.
     pub(crate) fn classed(&self, text: &str, label: &str) -> Option<Example> {
         let (ids, segments) = self.tokens(text, None, usize::MAX);
         Some(Example { ids, segments, label: Label::Class(self.label(label)?) })
     }
 
-    /// The windows of a question's text that hold its first answer whole, to learn from.
+    /// Training examples of a question: the windows that contain its first answer.
     pub(crate) fn asked(&self, question: &Question) -> Result<Vec<Example>> {
         let Some((start, text)) = question.answers.first() else { return Ok(Vec::new()) };
         let (start, end) = (*start, start + text.chars().count());
@@ -224,7 +224,7 @@ impl Encoder {
         self.config.labels.iter().position(|label| label == name).map(|at| at as u32)
     }
 
-    /// A question and its text, in as many pieces as it takes.
+    /// Splits a text into windows that fit after the question.
     fn windows(&self, question: &str, context: &str) -> Result<Vec<Window>> {
         let (ids, segments, places) = self.tokenizer.encode_asked(question, context);
         let first = places.iter().position(Option::is_some).unwrap_or(places.len());
@@ -247,13 +247,13 @@ impl Encoder {
             if to == last {
                 return Ok(windows);
             }
-            // Half of a window is seen again, so that an answer at its edge is seen whole.
+            // Windows overlap by half, so that an answer at the edge of one is whole in the next.
             from += (room / 2).max(1);
         }
     }
 }
 
-/// The place of the highest score, the first of equals.
+/// The index of the largest value, the first of equals.
 pub(crate) fn highest(scores: &[f32]) -> usize {
     let mut best = 0;
     for (at, score) in scores.iter().enumerate() {

@@ -1,22 +1,22 @@
-//! Texts one behind the other, as an encoder reads them when nobody trains it: nothing is filled up.
+//! Packed sequences for inference: texts are concatenated instead of padded.
 
 use qkv_nn::{Float, Tape, Tensor, Var};
 
-/// Tokens that go through the model together: enough to fill the machine without filling its caches.
+/// Tokens per part: enough to keep the cores busy without overflowing their caches.
 const TOKENS: usize = 2048;
 
-/// Texts one behind the other, those of one length beside each other.
+/// Concatenated texts, sorted by length.
 pub(crate) struct Packed {
     pub ids: Vec<u32>,
-    /// Which of the texts in it each token belongs to.
+    /// The segment of each token within its text.
     pub segments: Vec<u32>,
     pub lengths: Vec<usize>,
-    /// Where each stands in the list that they were taken from.
+    /// The index of each text in the original list.
     pub order: Vec<usize>,
 }
 
 impl Packed {
-    /// All texts, in as many parts as they need.
+    /// Splits texts into parts.
     pub fn parts(texts: &[(Vec<u32>, Vec<u32>)]) -> Vec<Packed> {
         let mut order: Vec<usize> = (0..texts.len()).collect();
         order.sort_by_key(|&at| (texts[at].0.len(), at));
@@ -41,7 +41,7 @@ impl Packed {
         self.lengths.iter().flat_map(|&length| 0..length as u32).collect()
     }
 
-    /// The rows of each text among `x [1, T, C]`.
+    /// The rows of each text in `x [1, T, C]`.
     pub fn rows<'x, T: Float>(&self, x: &'x Var<T>) -> Vec<&'x [T]> {
         let (width, mut rest) = (x.value().width(), x.value().data());
         let next = |&length: &usize| {

@@ -1,5 +1,5 @@
-//! An encoder with its numbers and its tokenizer: a folder that is read and written in the Hugging Face layout, and what can be
-//! asked of it.
+//! An encoder with its parameters and tokenizer: reading and writing its folder in the Hugging Face layout, and
+//! sentence vectors.
 
 use super::packed::Packed;
 use super::{Bert, EncoderConfig, Head};
@@ -16,36 +16,36 @@ use qkv_nn::{Machine, Parameters, Pool, Tape};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// How the rows of a text become one vector.
+/// How the hidden states of a text are pooled to a vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pooling {
-    /// The mean of all rows, or else the first.
+    /// The mean of all rows; otherwise the first row.
     pub mean: bool,
-    /// Whether the vector is brought to length 1.
+    /// Whether the vector is scaled to length 1.
     pub normalised: bool,
-    /// Longer texts are cut.
+    /// Longer texts are truncated to this many tokens.
     pub longest: usize,
 }
 
-/// An encoder that reads.
+/// An encoder with its parameters and tokenizer.
 #[derive(Debug)]
 pub struct Encoder {
-    /// What it was made from.
+    /// Its configuration.
     pub config: EncoderConfig,
-    /// Its numbers.
+    /// Its parameters.
     pub parameters: Parameters<f32>,
-    /// How text is cut.
+    /// Its tokenizer.
     pub tokenizer: Tokenizer,
-    /// How a text becomes a vector.
+    /// How texts are pooled to vectors.
     pub pooling: Pooling,
     pub(crate) model: Bert,
 }
 
-/// What `model_type` says of an encoder that is no BERT: one with another attention, say. Its settings are ours, under `encoder`,
-/// and its tensors keep our names; under the name of BERT others would compute something else with it.
+/// The `model_type` of encoders that are not BERT, such as those with another attention. Their configuration is ours,
+/// under `encoder`, and their tensors have our names: as `bert`, other programs would compute something else.
 pub(crate) const OWN: &str = "qkv-encoder";
 
-/// What a `config.json` says of an encoder, theirs or ours.
+/// The configuration in a `config.json`, BERT's or ours.
 fn settings(json: &Value, path: &Path, weights: &Weights) -> Result<EncoderConfig> {
     if json.get("model_type").and_then(Value::as_str) != Some(OWN) {
         return bert::config(json, path, weights);
@@ -54,7 +54,7 @@ fn settings(json: &Value, path: &Path, weights: &Weights) -> Result<EncoderConfi
     serde_json::from_value(ours).map_err(|e| Error::format(path, "field `encoder`", e.to_string()))
 }
 
-/// How its tensors are named, and what its `config.json` says.
+/// The layout of an encoder's tensors and its `config.json`.
 fn written(config: &EncoderConfig, parameters: &Parameters<f32>) -> (Layout, Value) {
     match bert::fits(config) {
         true => (bert::layout(config), bert::json(config)),
@@ -62,7 +62,7 @@ fn written(config: &EncoderConfig, parameters: &Parameters<f32>) -> (Layout, Val
     }
 }
 
-/// The settings, the weights, and a model of zeros with the table that fills it.
+/// Configuration and weights of a folder, and the model with parameters of zero.
 fn found(folder: &Path) -> Result<(EncoderConfig, Weights, Result<Blank<Bert>>)> {
     let path = folder.join(CONFIG);
     let json: Value = read_json(&path)?;
@@ -83,7 +83,7 @@ fn found(folder: &Path) -> Result<(EncoderConfig, Weights, Result<Blank<Bert>>)>
     Ok((config, weights, built))
 }
 
-/// What is told of an encoder's folder: in words, how many parameters, what does not fit, and the tensors.
+/// Description, number of parameters, mismatches and weights of an encoder's folder.
 pub(crate) fn inspect(folder: &Path) -> Result<(String, Option<usize>, Vec<String>, Weights)> {
     let (config, weights, built) = found(folder)?;
     let EncoderConfig { layers, d_model, heads, ffn_dim, max_positions, vocab_size, .. } = config;
@@ -99,7 +99,7 @@ pub(crate) fn inspect(folder: &Path) -> Result<(String, Option<usize>, Vec<Strin
 }
 
 impl Encoder {
-    /// From a folder in the Hugging Face layout; how sentences become vectors is read as `sentence-transformers` writes it.
+    /// Reads a folder in the Hugging Face layout. Pooling is read from the files of `sentence-transformers`.
     ///
     /// # Errors
     /// Names the file, and the field or tensor that is wrong.
@@ -107,7 +107,6 @@ impl Encoder {
         Self::open_at(folder.as_ref())
     }
 
-    /// `open` for the one type of path: compiled here, once, and not again by every caller.
     fn open_at(folder: &Path) -> Result<Self> {
         let (config, weights, built) = found(folder)?;
         let (model, mut parameters, layout) = built?;
@@ -121,10 +120,10 @@ impl Encoder {
         Ok(Encoder { config, parameters, tokenizer, pooling, model })
     }
 
-    /// A new one, its numbers drawn from the seed; `config` gets the vocabulary of the tokenizer.
+    /// A new encoder with parameters drawn from the seed; vocabulary and padding are the tokenizer's.
     ///
     /// # Errors
-    /// Where sizes and choices do not fit.
+    /// Where sizes do not fit together.
     pub fn new(config: &EncoderConfig, tokenizer: Tokenizer, seed: u64) -> Result<Self> {
         let config = EncoderConfig { vocab_size: tokenizer.len(), pad_token_id: tokenizer.pad(), ..config.clone() };
         let mut parameters = Parameters::new();
@@ -141,7 +140,6 @@ impl Encoder {
         self.save_at(folder.as_ref(), storage)
     }
 
-    /// `save` for the one type of path: compiled here, once, and not again by every caller.
     fn save_at(&self, folder: &Path, storage: Storage) -> Result<()> {
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
         let (layout, json) = written(&self.config, &self.parameters);
@@ -153,13 +151,12 @@ impl Encoder {
         write_json(&folder.join(CONFIG), &json)
     }
 
-    /// The tokens of a text, or of two, with the special ones around them, cut to what the model takes, and which text each is
-    /// of.
+    /// Tokens of one or two texts with special tokens, truncated to what the model takes, and the segment of each.
     pub fn tokens(&self, first: &str, second: Option<&str>, longest: usize) -> (Vec<u32>, Vec<u32>) {
         let (mut ids, mut segments) = self.tokenizer.encode_framed(first, second);
         let longest = longest.min(self.model.max_len()).max(1);
         if ids.len() > longest {
-            // The last token ends the text, and stays.
+            // The last token, which ends the text, stays.
             let last = ids[ids.len() - 1];
             ids.truncate(longest);
             ids[longest - 1] = last;
@@ -172,14 +169,14 @@ impl Encoder {
         (ids, segments)
     }
 
-    /// Runs `body` on texts in parts; what it gives for each comes back in the order of the texts.
+    /// Runs `body` on the parts of packed texts; results are returned in the order of the texts.
     fn in_parts<R: Send>(
         &self,
         texts: &[(Vec<u32>, Vec<u32>)],
         machine: &Machine,
         body: impl Fn(&mut Tape<'_, f32>, &Packed) -> Result<Vec<R>> + Sync,
     ) -> Result<Vec<R>> {
-        // Inside the pool: a pass hands out work dozens of times, and from outside each would wait for a thread to wake.
+        // Inside the pool: a pass hands out dozens of pieces of work, and from outside each would wake a thread.
         rayon::scope(|_| {
             let (pool, mut found) = (Pool::new(), Vec::new());
             for part in Packed::parts(texts) {
@@ -192,10 +189,10 @@ impl Encoder {
         })
     }
 
-    /// Each text as a vector.
+    /// Embeds texts as vectors.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// Where the model computes NaN.
     pub fn embed<S: AsRef<str>>(&self, texts: &[S], machine: &Machine) -> Result<Vec<Vec<f32>>> {
         let Pooling { mean, normalised, longest } = self.pooling;
         let tokens: Vec<_> = texts.iter().map(|text| self.tokens(text.as_ref(), None, longest)).collect();
@@ -220,7 +217,7 @@ impl Encoder {
         })
     }
 
-    /// What the head gives: for each text a row of scores, or one for each token.
+    /// Logits of the head: a row per text, or rows per token.
     ///
     /// # Errors
     /// Where there is no head.
@@ -241,7 +238,7 @@ impl Encoder {
     }
 }
 
-/// How `sentence-transformers` makes a vector of a text, where the folder says so; else the mean, brought to length 1.
+/// Pooling as `sentence-transformers` stores it; by default the normalized mean.
 fn pooling(folder: &Path, max_len: usize) -> Result<Pooling> {
     let read =
         |name: &str| -> Result<Value> { Ok(read_json_if_present::<Value>(&folder.join(name))?.unwrap_or_default()) };
@@ -258,7 +255,7 @@ fn pooling(folder: &Path, max_len: usize) -> Result<Pooling> {
     Ok(Pooling { mean: !first, normalised, longest })
 }
 
-/// Writes how a text becomes a vector, as [`pooling`] reads it.
+/// Writes the pooling as [`pooling`] reads it.
 fn write_pooling(how: Pooling, width: usize, folder: &Path) -> Result<()> {
     let part = "1_Pooling";
     std::fs::create_dir_all(folder.join(part)).map_err(|e| Error::file("write", folder.join(part), e))?;

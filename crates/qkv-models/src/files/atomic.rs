@@ -1,13 +1,13 @@
-//! Files and folders that are there whole or not at all: written under another name beside their place, brought to the
-//! disk, and then renamed. A program that is killed on the way leaves what was there before.
+//! Atomic writes: files and folders are written under a hidden name beside their final one, flushed to disk, and
+//! renamed. A process that is killed leaves what was there before, and litter that [`remove_litter`] removes.
 
 use crate::{Error, Result};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Ends of the hidden names `.NAME.PID.END` under which this process writes, replaces and deletes. They stand beside the
-/// final name, so that renaming stays on one file system.
+/// Ends of the hidden names `.NAME.PID.END` under which this process writes, replaces and deletes. They stand beside
+/// the final name, so that renaming stays on one file system.
 const PART: &str = "part";
 const OLD: &str = "old";
 const GONE: &str = "gone";
@@ -23,20 +23,19 @@ fn hidden(path: &Path, end: &str) -> Result<PathBuf> {
     Ok(path.with_file_name(hidden))
 }
 
-/// The folder that a name stands in.
+/// The parent folder of a path.
 fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Brings what a folder lists to the disk. Where a folder cannot be opened as a file, which not every system allows, the
-/// rename itself is all there is.
+/// Flushes a folder's entries to disk. Systems that cannot open a folder as a file have nothing beyond the rename.
 fn settle(folder: &Path) {
     if let Ok(folder) = File::open(folder) {
         let _ = folder.sync_all();
     }
 }
 
-/// Writes a file, whole or not at all.
+/// Writes a file atomically.
 ///
 /// ```
 /// # let folder = tempfile::tempdir().unwrap();
@@ -49,7 +48,7 @@ pub fn write(path: impl AsRef<Path>, bytes: &[u8]) -> Result<()> {
     write_with(path, |file| file.write_all(bytes))
 }
 
-/// Writes a file by a function that is given its beginning, whole or not at all.
+/// Writes a file atomically, with a function that fills it.
 pub fn write_with(path: impl AsRef<Path>, fill: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<()> {
     let path = path.as_ref();
     let part = hidden(path, PART)?;
@@ -67,8 +66,8 @@ pub fn write_with(path: impl AsRef<Path>, fill: impl FnOnce(&mut File) -> std::i
     Ok(())
 }
 
-/// Writes a folder by a function that fills it, whole or not at all. A folder of that name that is already there is
-/// replaced; for the moment between two renames it stands aside under another name.
+/// Writes a folder atomically, with a function that fills it. An existing folder of that name is replaced; between the
+/// two renames it has a hidden name.
 ///
 /// ```
 /// # let place = tempfile::tempdir().unwrap();
@@ -118,8 +117,8 @@ pub fn remove_folder(path: &Path) -> Result<()> {
     removed.map_err(|e| Error::file("remove", path, e))
 }
 
-/// Removes what killed processes left in a folder: hidden files and folders that were being written, replaced or deleted.
-/// A folder that was set aside and not replaced gets its name back. What a live process owns is left alone.
+/// Removes what killed processes left in a folder: hidden files and folders that were being written, replaced or
+/// deleted. A folder that was set aside and not replaced gets its name back. What a live process owns is left alone.
 ///
 /// # Errors
 /// Where the system refuses.
@@ -150,7 +149,8 @@ fn parse_hidden(name: &str) -> Option<(&str, u32, &str)> {
     [PART, OLD, GONE].contains(&end).then_some((name, pid.parse().ok()?, end))
 }
 
-/// Whether another process with this id runs. Where that cannot be seen, none does: callers hold the lock of the folder.
+/// Whether another process with this id runs. Where that cannot be seen, none does: callers hold the lock of the
+/// folder.
 fn is_alive(pid: u32) -> bool {
     pid != std::process::id() && Path::new("/proc").join(pid.to_string()).exists()
 }
@@ -202,7 +202,7 @@ mod tests {
     fn litter_of_dead_processes_is_removed_and_a_folder_set_aside_comes_back() {
         let place = tempfile::tempdir().expect("a folder");
         let path = |name: &str| place.path().join(name);
-        // Process ids end far below this one.
+        // No system has a process id this large.
         let dead = u32::MAX - 1;
         fs::create_dir(path(&format!(".00000007.{dead}.part"))).expect("created");
         fs::write(path(&format!(".config.json.{dead}.part")), b"{").expect("written");

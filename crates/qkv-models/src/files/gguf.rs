@@ -1,8 +1,8 @@
-//! GGUF files (version 2 and 3): a model, what is known of it and its tokenizer in one file, mostly with weights in blocks of
-//! few bits. Everything is widened to `f32` as it is read.
+//! GGUF files, versions 2 and 3: a model with its metadata and tokenizer in one file, usually quantized. Weights are
+//! dequantized to `f32` when they are read.
 //!
-//! Nothing in a header is believed before the bytes that it speaks of are seen to be there: lengths are held to what is left
-//! of the file, shapes to the bytes of their tensor, and lists grow as they are read.
+//! Every length is checked against the bytes that are left, every shape against the bytes of its tensor, and lists grow
+//! as they are read, so that a header cannot cause large allocations.
 
 mod blocks;
 
@@ -14,38 +14,38 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// `GGUF` as its bytes are read.
+/// The first bytes of a file.
 const MAGIC: &[u8; 4] = b"GGUF";
-/// More axes than any tensor has.
+/// The largest number of axes.
 const MOST_AXES: u32 = 4;
-/// Where tensors begin, unless the file says otherwise.
+/// Alignment of tensors, unless the metadata has another.
 const ALIGNMENT: u64 = 32;
 
-/// Something that a file says of its model.
+/// A metadata value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MetadataValue {
     /// A number of any type.
     Number(f64),
-    /// Yes or no.
+    /// A boolean.
     Bool(bool),
-    /// A text.
+    /// A string.
     Text(String),
-    /// Numbers, or yes and no as 1 and 0.
+    /// Numbers, or booleans as 1 and 0.
     Numbers(Vec<f64>),
-    /// Texts.
+    /// Strings.
     Texts(Vec<String>),
 }
 
 #[derive(Clone, Debug)]
 struct GgufTensor {
-    /// The last axis fastest, which is the other way round from the file.
+    /// Row-major: the reverse of the order in the file.
     shape: Vec<usize>,
     storage: BlockType,
     from: usize,
     bytes: usize,
 }
 
-/// A file that has been checked. Tensors are read from it one by one.
+/// A file whose header has been checked. Tensors are dequantized as they are read.
 #[derive(Clone, Debug)]
 pub struct Gguf {
     path: PathBuf,
@@ -54,12 +54,12 @@ pub struct Gguf {
     entries: BTreeMap<String, GgufTensor>,
 }
 
-/// What is left to read.
+/// A position in the bytes of a file.
 struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
     path: &'a Path,
-    /// What is being read, for errors.
+    /// The part being read, for errors.
     part: String,
 }
 
@@ -97,7 +97,7 @@ impl<'a> Cursor<'a> {
         std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| self.wrong("a text is not UTF-8"))
     }
 
-    /// A number of that type; `None` where the type is no number.
+    /// Reads a number of a type; `None` if the type is not a number.
     fn number(&mut self, kind: u32) -> Result<Option<f64>> {
         Ok(Some(match kind {
             0 => f64::from(u8::from_le_bytes(self.array()?)),
@@ -120,7 +120,8 @@ impl<'a> Cursor<'a> {
             8 => Ok(MetadataValue::Text(self.text()?)),
             9 => {
                 let (kind, count) = (self.u32()?, self.u64()?);
-                // Every element takes a byte at least: what is not there is noticed before it is asked for.
+                // Every element takes at least a byte, so a count that is too large ends in an error before it is
+                // allocated.
                 let (mut numbers, mut texts) = (Vec::new(), Vec::new());
                 for _ in 0..count {
                     match kind {
@@ -146,12 +147,11 @@ impl Gguf {
     /// Opens and checks a file.
     ///
     /// # Errors
-    /// Names the file, and the value or tensor that is wrong.
+    /// Names the file, and the metadata value or tensor that is wrong.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::open_at(path.as_ref())
     }
 
-    /// `open` for the one type of path: compiled here, once, and not again by every caller.
     fn open_at(path: &Path) -> Result<Self> {
         let file = input::open(path)?;
         let length = file.metadata().map_err(|e| Error::file("read", path, e))?.len();
@@ -160,7 +160,7 @@ impl Gguf {
         Gguf::from_bytes(bytes, path)
     }
 
-    /// Checks the bytes of a file; `path` is what errors call it.
+    /// Checks the bytes of a file; `path` is for errors.
     ///
     /// ```
     /// let error = qkv_models::files::gguf::Gguf::from_bytes(b"GGUF\x09\0\0\0".to_vec(), "m.gguf").unwrap_err();
@@ -173,7 +173,6 @@ impl Gguf {
         Self::from_bytes_at(bytes, path.as_ref())
     }
 
-    /// `from_bytes` for the one type of path: compiled here, once, and not again by every caller.
     fn from_bytes_at(bytes: Vec<u8>, path: &Path) -> Result<Self> {
         let mut cursor = Cursor { bytes: &bytes, at: 0, path, part: "header".into() };
         if cursor.take(4)? != MAGIC {
@@ -248,35 +247,35 @@ impl Gguf {
         Ok(Gguf { path: path.to_owned(), values, entries, bytes })
     }
 
-    /// What errors call it.
+    /// The path it was opened with.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// All that it says of its model, by name.
+    /// The metadata, by name.
     pub fn values(&self) -> &BTreeMap<String, MetadataValue> {
         &self.values
     }
 
-    /// The names of the tensors, in their order.
+    /// Names of all tensors, in alphabetical order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
     }
 
-    /// The shape of a tensor, the last axis fastest.
+    /// The shape of a tensor, row-major.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         self.entries.get(name).map(|entry| &entry.shape[..])
     }
 
-    /// How a tensor is stored, in words.
+    /// The storage type of a tensor.
     pub fn storage(&self, name: &str) -> Option<String> {
         self.entries.get(name).map(|entry| entry.storage.to_string())
     }
 
-    /// The values of a tensor, the last axis fastest.
+    /// Dequantizes a tensor, row-major.
     ///
     /// # Errors
-    /// Where there is none of that name.
+    /// Where there is no tensor of that name.
     pub fn read(&self, name: &str) -> Result<Vec<f32>> {
         match self.entries.get(name) {
             Some(entry) => Ok(entry.storage.widen(&self.bytes[entry.from..][..entry.bytes])),
@@ -284,7 +283,7 @@ impl Gguf {
         }
     }
 
-    /// A matrix as products with few rows read it, where it is stored in blocks that are read so.
+    /// A matrix in its quantized blocks, if matrix-vector products read its type.
     pub(crate) fn quantized(&self, name: &str) -> Option<QuantizedMatrix> {
         let entry = self.entries.get(name)?;
         let &[_, width] = &entry.shape[..] else { return None };
@@ -297,10 +296,10 @@ impl Gguf {
         Error::format(&self.path, format!("value `{name}`"), what)
     }
 
-    /// A whole number that has to be there.
+    /// A required whole number.
     ///
     /// # Errors
-    /// Where it is not.
+    /// Where it is missing.
     pub fn whole(&self, name: &str) -> Result<usize> {
         match self.values.get(name) {
             Some(&MetadataValue::Number(x)) if (0.0..=9e15).contains(&x) && x.fract() == 0.0 => Ok(x as usize),
@@ -308,10 +307,10 @@ impl Gguf {
         }
     }
 
-    /// A number that has to be there.
+    /// A required number.
     ///
     /// # Errors
-    /// Where it is not.
+    /// Where it is missing.
     pub fn number(&self, name: &str) -> Result<f64> {
         match self.values.get(name) {
             Some(&MetadataValue::Number(x)) => Ok(x),
@@ -319,10 +318,10 @@ impl Gguf {
         }
     }
 
-    /// A text that has to be there.
+    /// A required string.
     ///
     /// # Errors
-    /// Where it is not.
+    /// Where it is missing.
     pub fn text(&self, name: &str) -> Result<&str> {
         match self.values.get(name) {
             Some(MetadataValue::Text(text)) => Ok(text),
@@ -330,10 +329,10 @@ impl Gguf {
         }
     }
 
-    /// Texts that have to be there.
+    /// A required list of strings.
     ///
     /// # Errors
-    /// Where they are not.
+    /// Where it is missing.
     pub fn texts(&self, name: &str) -> Result<&[String]> {
         match self.values.get(name) {
             Some(MetadataValue::Texts(texts)) => Ok(texts),

@@ -1,6 +1,6 @@
 //! Opening files that somebody else wrote. A path that names a device, a pipe or a folder is refused before anything is
-//! read from it, and small files (configurations, recipes, tokenizers) have a size limit. What the bytes mean is left to
-//! the reader of each format.
+//! read from it, and small files (configurations, recipes, tokenizers) have a size limit. What the bytes mean is left
+//! to the reader of each format.
 
 use crate::{Error, Result};
 use std::fs::{File, FileType, OpenOptions};
@@ -14,8 +14,8 @@ pub(crate) const TOKENIZER_MAX: u64 = 128 << 20;
 
 /// Opens a regular file for reading.
 ///
-/// The file is opened without blocking, so that a FIFO without a writer does not hang, and then examined: everything but
-/// a regular file is refused.
+/// The file is opened without blocking, so that a FIFO without a writer does not hang, and then examined: everything
+/// but a regular file is refused.
 ///
 /// # Errors
 /// Names the path and the kind of file found there.

@@ -1,5 +1,5 @@
-//! Data as it lies on disks: plain, or packed as `.gz`, which is told by the first bytes and not by the name. What unpacks to
-//! more than a limit is refused before it is held.
+//! Text and data files, plain or compressed with gzip, which is recognized by the first bytes and not by the name. The
+//! decompressed size is limited.
 
 use super::input;
 use crate::{Error, Result};
@@ -7,24 +7,24 @@ use flate2::bufread::MultiGzDecoder;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-/// The most bytes that a packed file is unpacked to: it may say a thousand times what it has.
+/// The largest decompressed size: gzip can expand a thousandfold.
 pub(crate) const LARGEST: u64 = 1 << 30;
-/// What a packed file begins with.
+/// The first bytes of a gzip file.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-/// A file that is read as a stream, unpacked where it is packed.
+/// Opens a file as a stream, decompressing it if necessary.
 pub(crate) fn open(path: &Path) -> Result<Box<dyn BufRead>> {
     Ok(opened(path)?.0)
 }
 
-/// The same, and whether it is packed.
+/// The same, with whether it is compressed.
 fn opened(path: &Path) -> Result<(Box<dyn BufRead>, bool)> {
     let mut file = BufReader::new(input::open(path)?);
     let packed = file.fill_buf().map_err(|e| Error::file("read", path, e))?.starts_with(&GZIP);
     Ok(if packed { (Box::new(BufReader::new(MultiGzDecoder::new(file))), true) } else { (Box::new(file), false) })
 }
 
-/// All bytes of a file, unpacked where they are packed; more than `most`, or than [`LARGEST`] where it is packed, are refused.
+/// Reads a whole file of at most `most` bytes, or [`LARGEST`] if it is compressed.
 ///
 /// # Errors
 /// Names the file.
@@ -39,7 +39,7 @@ pub(crate) fn bytes(path: &Path, most: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// All of a text, unpacked where it is packed.
+/// Reads a whole text file.
 ///
 /// # Errors
 /// Names the file.

@@ -2,8 +2,8 @@
 //!
 //! A header is checked before anything in it is believed: every tensor lies inside the file, has as many bytes as its
 //! type and shape need, and the tensors cover the data without gaps or overlaps, each name once. [`Reader`] then reads
-//! the tensors that are asked for, one at a time. Converting bytes to numbers is left to the caller: [`tensors`] does it
-//! for weights.
+//! the tensors that are asked for, one at a time. Converting bytes to numbers is left to the caller: [`tensors`] does
+//! it for weights.
 //!
 //! [`tensors`]: super::tensors
 

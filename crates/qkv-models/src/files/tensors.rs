@@ -1,12 +1,12 @@
-//! NamedTensor tensors in `.safetensors` files. Everything is `f32` here: half precisions are widened as they are read, and the
-//! 8-bit rows of small shipped models are multiplied out.
+//! Weights in `.safetensors` files. Everything is `f32` in memory: half precision is widened and 8-bit rows are
+//! dequantized when they are read.
 //!
-//! **Eight bits a weight** ([`Storage::Rows8`]): a matrix `name` of `[rows, cols]` is stored as whole numbers from −127 to
-//! 127, and beside it `name.scale` of `[rows]`: a value is its number times its row's scale. Everything that is not a matrix
-//! stays `f32`. The error of a value is at most half its row's scale, 0.4 % of the row's largest value.
+//! **8-bit rows** ([`Storage::Rows8`]): a matrix `name` of `[rows, cols]` is stored as integers from −127 to 127 with
+//! `name.scale` of `[rows]` beside it; a value is its integer times the scale of its row. Other tensors stay `f32`. The
+//! error of a value is at most half the scale of its row, 0.4 % of the row's largest value.
 //!
-//! [`safetensors`](super::safetensors) checks a file before any tensor is read. Allocations are bounded by the bytes that
-//! are there, not by what the header claims.
+//! [`safetensors`](super::safetensors) checks a file before any tensor is read. Allocations are bounded by the bytes
+//! that are there, not by what the header claims.
 
 mod rows;
 
@@ -21,36 +21,36 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// What follows a matrix's name in the name of its scales.
+/// Appended to the name of a matrix for its scales.
 const SCALE: &str = ".scale";
 
-/// How numbers are stored.
+/// Storage types for writing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Storage {
-    /// As they are: reading gives the same bits.
+    /// 32 bits; values are read back bit for bit.
     #[default]
     F32,
-    /// In IEEE half precision.
+    /// IEEE half precision.
     F16,
-    /// In bfloat16.
+    /// bfloat16.
     Bf16,
     /// Matrices in 8-bit rows, the rest as `f32`.
     Rows8,
 }
 
-/// A tensor that is to be written.
+/// A tensor to write.
 #[derive(Clone, Copy, Debug)]
 pub struct NamedTensor<'a> {
     /// Its name in the file.
     pub name: &'a str,
     /// Its shape.
     pub shape: &'a [usize],
-    /// Its values, the last axis fastest.
+    /// Its values, row-major.
     pub values: &'a [f32],
 }
 
-/// The bytes of a file with these tensors: the same tensors give the same bytes, in whatever order they come.
+/// The bytes of a file with these tensors. Their order does not change the bytes.
 ///
 /// ```
 /// use qkv_models::files::tensors::{NamedTensor, Storage, TensorFile, to_bytes};
@@ -101,17 +101,17 @@ pub fn to_bytes(tensors: &[NamedTensor], storage: Storage) -> Result<Vec<u8>> {
         Ok((name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).map_err(broken)?))
     });
     let views = views.collect::<Result<Vec<_>>>()?;
-    // One entry only: a map with more would be written in another order each time.
+    // A map with more entries would be written in a different order each time.
     let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     safetensors::serialize(views, Some(format)).map_err(broken)
 }
 
-/// Writes a file with these tensors, whole or not at all.
+/// Writes a file with these tensors atomically.
 pub fn write(path: impl AsRef<Path>, tensors: &[NamedTensor], storage: Storage) -> Result<()> {
     atomic::write(path, &to_bytes(tensors, storage)?)
 }
 
-/// A file of tensors that has been checked. Tensors are read from it one by one.
+/// A file whose header has been checked, in memory. Tensors are converted as they are read.
 #[derive(Clone, Debug)]
 pub struct TensorFile {
     path: PathBuf,
@@ -136,7 +136,6 @@ impl TensorFile {
         Self::open_at(path.as_ref())
     }
 
-    /// `open` for the one type of path: compiled here, once, and not again by every caller.
     fn open_at(path: &Path) -> Result<Self> {
         let file = input::open(path)?;
         let length = file.metadata().map_err(|e| Error::file("read", path, e))?.len();
@@ -145,14 +144,14 @@ impl TensorFile {
         TensorFile::from_bytes(bytes, path)
     }
 
-    /// Checks the bytes of a file; `path` is what errors call it.
+    /// Checks the bytes of a file; `path` is for errors.
     pub fn from_bytes(bytes: impl Into<Cow<'static, [u8]>>, path: impl AsRef<Path>) -> Result<Self> {
         let (bytes, path) = (bytes.into(), path.as_ref().to_owned());
         let header = Header::read(&mut &bytes[..], bytes.len() as u64, &path)?;
         Ok(TensorFile { path, bytes, header })
     }
 
-    /// The names of the tensors, in their order. Scales of 8-bit rows are part of their matrix and have no name here.
+    /// Names of all tensors, in alphabetical order. Scales of 8-bit rows belong to their matrix and are not listed.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.header.tensors().keys().map(String::as_str).filter(|name| !self.is_scale(name))
     }
@@ -166,17 +165,17 @@ impl TensorFile {
         matrix.is_some_and(|matrix| matrix.dtype == Dtype::I8)
     }
 
-    /// The shape of a tensor, where there is one of that name.
+    /// The shape of a tensor.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         self.info(name).map(|info| &info.shape[..])
     }
 
-    /// How a tensor is stored, in words.
+    /// The storage type of a tensor.
     pub fn storage(&self, name: &str) -> Option<String> {
         self.info(name).map(|info| info.dtype.to_string())
     }
 
-    /// What errors call it.
+    /// The path it was opened with.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -185,7 +184,7 @@ impl TensorFile {
         Error::format(&self.path, format!("tensor `{name}`"), what)
     }
 
-    /// The values of a tensor, the last axis fastest.
+    /// Reads a tensor, row-major.
     pub fn read(&self, name: &str) -> Result<Vec<f32>> {
         let (Some(info), Some(place)) = (self.info(name), self.header.range(name)) else {
             return Err(self.wrong(name, "it is missing"));
@@ -212,7 +211,7 @@ impl TensorFile {
         }
     }
 
-    /// The values of a tensor that has to have this shape.
+    /// Reads a tensor that must have this shape.
     pub fn read_shaped(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         match self.shape(name) {
             Some(found) if found != shape => {

@@ -1,4 +1,4 @@
-//! The tensors of a checkpoint, wherever they lie: one `.safetensors` file, several with an index, or a GGUF file.
+//! The tensors of a checkpoint: one `.safetensors` file, several with an index, or a GGUF file.
 
 use super::folder::{self, WEIGHTS, WEIGHTS_INDEX};
 use super::gguf::Gguf;
@@ -9,7 +9,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Component, Path};
 
-/// More files than any checkpoint has.
+/// The largest number of files in a checkpoint.
 const MOST_FILES: usize = 4096;
 
 /// The tensors of a checkpoint.
@@ -17,7 +17,7 @@ const MOST_FILES: usize = 4096;
 pub enum Weights {
     /// In one file.
     File(TensorFile),
-    /// In several; each tensor with the file that has it.
+    /// In several files; each tensor with the index of its file.
     Shards(Vec<TensorFile>, BTreeMap<String, usize>),
     /// In a GGUF file.
     Gguf(Gguf),
@@ -29,7 +29,7 @@ struct ShardIndex {
 }
 
 impl Weights {
-    /// Those of a folder: its one file, or those that its index names.
+    /// Opens the weights of a folder: its one file, or the files that its index names.
     ///
     /// # Errors
     /// Names the file, and the tensor that is missing or wrong.
@@ -43,7 +43,7 @@ impl Weights {
         let (mut files, mut opened, mut places) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
         for (tensor, name) in weight_map {
             let wrong = |what: String| Error::format(&index, format!("tensor `{tensor}`"), what);
-            // A name that leads elsewhere, or to a file of another kind, is no part of this checkpoint.
+            // A path into another folder, or a file of another kind, is no part of this checkpoint.
             let plain = matches!(Path::new(&name).components().collect::<Vec<_>>()[..], [Component::Normal(_)]);
             if !plain || !name.ends_with(".safetensors") {
                 return Err(wrong(format!("it lies in `{name}`, which is no `.safetensors` file beside the index")));
@@ -72,7 +72,7 @@ impl Weights {
         Ok(Weights::Shards(files, places))
     }
 
-    /// The names of the tensors, in their order.
+    /// Names of all tensors, in alphabetical order.
     pub fn names(&self) -> Vec<&str> {
         match self {
             Weights::File(file) => file.names().collect(),
@@ -81,7 +81,7 @@ impl Weights {
         }
     }
 
-    /// The file that has a tensor, or the first.
+    /// The file of a tensor, or the first file.
     fn file(&self, name: &str) -> Option<&TensorFile> {
         match self {
             Weights::File(file) => Some(file),
@@ -103,7 +103,7 @@ impl Weights {
         }
     }
 
-    /// How a tensor is stored, in words.
+    /// The storage type of a tensor.
     pub fn storage(&self, name: &str) -> Option<String> {
         match self {
             Weights::Gguf(file) => file.storage(name),
@@ -111,7 +111,7 @@ impl Weights {
         }
     }
 
-    /// The values of a tensor that has to have this shape.
+    /// Reads a tensor that must have this shape.
     ///
     /// # Errors
     /// Names the file and the tensor.
@@ -127,7 +127,7 @@ impl Weights {
         }
     }
 
-    /// A matrix as products with few rows read it, where it is stored in blocks of few bits.
+    /// A matrix in its quantized blocks, if it is stored in some that matrix-vector products read.
     pub(crate) fn quantized(&self, name: &str) -> Option<qkv_simd::quantized::QuantizedMatrix> {
         match self {
             Weights::Gguf(file) => file.quantized(name),
@@ -144,7 +144,7 @@ impl Weights {
         Error::format(path, format!("tensor `{name}`"), what)
     }
 
-    /// How many numbers there are in all.
+    /// Number of values in all tensors.
     pub fn numbers(&self) -> usize {
         let count = |name: &str| self.shape(name).map_or(0, |shape| shape.iter().product::<usize>());
         self.names().into_iter().map(count).sum()

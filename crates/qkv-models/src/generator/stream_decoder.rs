@@ -1,5 +1,6 @@
-//! Incremental detokenization: text is handed out as soon as no later token can change it. A character spelled by several
-//! tokens waits until it is complete, and text that may be the start of a stop string waits until that is decided.
+//! Incremental detokenization: text is handed out as soon as no later token can change it. A character spelled by
+//! several tokens waits until it is complete, and text that may be the start of a stop string waits until that is
+//! decided.
 
 use crate::text::tokenizer::Tokenizer;
 

@@ -1,23 +1,23 @@
-//! A text as sentences of words, within limits: what is too long for a sentence goes on as another, what is too long for the
-//! document is counted and left out.
+//! Documents as sentences of words, within the limits of a model: long sentences are split, and further sentences are
+//! counted and left out.
 
 use crate::text::sentences::sentences;
 use crate::text::tokenizer::{PlacedToken, Tokenizer};
 use std::ops::Range;
 
-/// A text, cut. No sentence is empty.
+/// A tokenized document. No sentence is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Document {
-    /// The words of each sentence, as numbers.
+    /// Word ids of each sentence.
     pub(crate) sentences: Vec<Vec<u32>>,
-    /// Where each of them stands in the text.
+    /// Their places in the text.
     pub(crate) places: Vec<Vec<PlacedToken>>,
-    /// Sentences that were left out.
+    /// Number of sentences left out.
     pub left_out: usize,
 }
 
 impl Document {
-    /// Cuts a text into at most `most` sentences of at most `longest` words.
+    /// Tokenizes a text into at most `most` sentences of at most `longest` words.
     pub fn new(text: &str, tokenizer: &Tokenizer, longest: usize, most: usize) -> Document {
         let mut document = Document::default();
         for range in sentences(text) {
@@ -37,34 +37,34 @@ impl Document {
         document
     }
 
-    /// How many words there are.
+    /// Number of words.
     pub fn words(&self) -> usize {
         self.sentences.iter().map(Vec::len).sum()
     }
 
-    /// How many words each sentence has.
+    /// Number of words in each sentence.
     pub fn lengths(&self) -> Vec<usize> {
         self.sentences.iter().map(Vec::len).collect()
     }
 
-    /// The bytes of each sentence in the text.
+    /// Byte range of each sentence.
     pub fn sentence_ranges(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         (0..self.sentences.len()).map(|at| self.sentence(at))
     }
 
-    /// Every piece with its place in the text, and the sentence that it is in.
+    /// Every token with its sentence.
     pub fn pieces(&self) -> impl Iterator<Item = (usize, &PlacedToken)> + '_ {
         self.places.iter().enumerate().flat_map(|(at, pieces)| pieces.iter().map(move |piece| (at, piece)))
     }
 
-    /// The bytes of a sentence in the text.
+    /// Byte range of a sentence.
     pub(crate) fn sentence(&self, at: usize) -> Range<usize> {
         let places = &self.places[at];
         let start = places.iter().map(|word| word.place.start).min().unwrap_or(0);
         start..places.iter().map(|word| word.place.end).max().unwrap_or(start)
     }
 
-    /// The words of a sentence as a person has them, pieces put together: their bytes in the text, and which pieces they are.
+    /// The words of a sentence, tokens merged: their byte ranges, and the range of their tokens.
     pub(crate) fn whole_words(&self, at: usize) -> Vec<(Range<usize>, Range<usize>)> {
         let mut words: Vec<(Range<usize>, Range<usize>, usize)> = Vec::new();
         for (piece, placed) in self.places[at].iter().enumerate() {

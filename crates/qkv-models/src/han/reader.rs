@@ -1,4 +1,4 @@
-//! The model with its numbers and its tokenizer: a folder that is read and written, and what can be asked of it.
+//! A HAN with its parameters and tokenizer: reading and writing its folder, classification, and attention for display.
 
 use super::{Document, HanConfig, HanNetwork};
 use crate::batch::SpecialTokens;
@@ -16,53 +16,53 @@ use qkv_nn::{Loss, Machine, Parameters, Pool, Tape, Target};
 use serde::Serialize;
 use std::path::Path;
 
-/// Words of documents that go through the model together.
+/// Words per batch of documents.
 const WORDS: usize = 16 << 10;
 
-/// A model that reads documents, sentence by sentence.
+/// A HAN with its parameters and tokenizer.
 #[derive(Debug)]
 pub struct Han {
-    /// What it was made from.
+    /// Its configuration.
     pub config: HanConfig,
-    /// Its numbers.
+    /// Its parameters.
     pub parameters: Parameters<f32>,
-    /// How text is cut into words.
+    /// Its tokenizer.
     pub tokenizer: Tokenizer,
     pub(crate) model: HanNetwork,
 }
 
-/// A document that was read: its class, and what the model attended to.
+/// A classified document with both levels of attention.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Reading {
     /// The probability of each class, in the order of the model's labels.
     pub probabilities: Vec<f32>,
     /// Its sentences.
     pub sentences: Vec<ReadSentence>,
-    /// Sentences behind the last that the model takes.
+    /// Number of sentences that were not read.
     pub left_out: usize,
 }
 
-/// A sentence that was read.
+/// A sentence of a classified document.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReadSentence {
-    /// What it says.
+    /// Its text.
     pub text: String,
-    /// What the document attended to it with; over all sentences they sum to 1.
+    /// Its attention weight; those of all sentences sum to 1.
     pub weight: f32,
     /// Its words.
     pub words: Vec<ReadWord>,
 }
 
-/// A word that was read.
+/// A word of a classified document.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReadWord {
-    /// What it says.
+    /// Its text.
     pub text: String,
-    /// What its sentence attended to it with; over all words of the sentence they sum to 1.
+    /// Its attention weight; those of all words of the sentence sum to 1.
     pub weight: f32,
 }
 
-/// The settings, the weights, and a model of zeros with the table that fills it.
+/// Configuration and weights of a folder, and the model with parameters of zero.
 fn found(folder: &Path) -> Result<(ModelConfig, HanConfig, Weights, Result<Blank<HanNetwork>>)> {
     let path = folder.join(CONFIG);
     let whole: ModelConfig = read_json(&path)?;
@@ -83,7 +83,7 @@ fn found(folder: &Path) -> Result<(ModelConfig, HanConfig, Weights, Result<Blank
     Ok((whole, config, weights, built))
 }
 
-/// What is told of such a folder: in words, how many parameters, what does not fit, and the tensors.
+/// Description, number of parameters, mismatches and weights of a folder.
 pub(crate) fn inspect(folder: &Path) -> Result<(String, Option<usize>, Vec<String>, Weights)> {
     let (whole, config, weights, built) = found(folder)?;
     let HanConfig { d_model, hidden, words, sentences, .. } = config;
@@ -98,7 +98,7 @@ pub(crate) fn inspect(folder: &Path) -> Result<(String, Option<usize>, Vec<Strin
 }
 
 impl Han {
-    /// From a folder.
+    /// Reads a folder.
     ///
     /// # Errors
     /// Names the file, and the field or tensor that is wrong.
@@ -115,7 +115,7 @@ impl Han {
         Ok(Han { config, parameters, tokenizer, model })
     }
 
-    /// A new one, its numbers drawn from the seed.
+    /// A new model with parameters drawn from the seed.
     ///
     /// ```
     /// use qkv_models::text::tokenizer::{Kind, Tokenizer};
@@ -130,7 +130,7 @@ impl Han {
     /// ```
     ///
     /// # Errors
-    /// Where sizes and choices do not fit.
+    /// Where sizes do not fit together.
     pub fn new(config: &HanConfig, tokenizer: Tokenizer, seed: u64) -> Result<Han> {
         let mut parameters = Parameters::new();
         let model = HanNetwork::new(&mut Builder::new(&mut parameters, seed), config, tokenizer.len())?;
@@ -151,17 +151,17 @@ impl Han {
         write_json(&folder.join(CONFIG), &config)
     }
 
-    /// A text, cut as the model reads it.
+    /// Tokenizes a text within the limits of the model.
     pub fn cut(&self, text: &str) -> Document {
         Document::new(text, &self.tokenizer, self.config.words, self.config.sentences)
     }
 
-    /// The number of a class, where it is known.
+    /// The index of a class, if it is known.
     pub(crate) fn label(&self, name: &str) -> Option<u32> {
         self.config.labels.iter().position(|label| label == name).map(|at| at as u32)
     }
 
-    /// The loss of some documents and their classes; `scale` is what each gradient is multiplied by.
+    /// The loss of documents with classes; each gradient is multiplied by `scale`.
     pub(crate) fn loss(
         &self,
         tape: &mut Tape<'_, f32>,
@@ -176,10 +176,10 @@ impl Han {
         Ok(tape.cross_entropy(&x, head.weight, head.bias, Target { ids: &ids, ignore: None, smoothing, scale }))
     }
 
-    /// The probability of each class, for each document, in the order of [`labels`](HanConfig::labels).
+    /// The probabilities of all classes, for each document, in the order of [`labels`](HanConfig::labels).
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// Where the model computes NaN.
     pub fn classify<S: AsRef<str>>(&self, texts: &[S], machine: &Machine) -> Result<Vec<Vec<f32>>> {
         let documents: Vec<Document> = texts.iter().map(|text| self.cut(text.as_ref())).collect();
         rayon::scope(|_| self.classify_cut(&documents, machine))
@@ -204,7 +204,7 @@ impl Han {
         Ok(found)
     }
 
-    /// Reads a document, and says what was attended to on both levels.
+    /// Classifies a document and returns both levels of attention.
     ///
     /// # Errors
     /// What `qkv` refuses.

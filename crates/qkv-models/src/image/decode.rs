@@ -1,5 +1,5 @@
-//! PNG and JPEG. Every kind of either becomes 8 bits of grey or of red, green and blue: palettes are looked up, 16 bits lose
-//! their lower half, what is transparent lies on white, CMYK becomes what it looks like.
+//! PNG and JPEG decoding. Everything becomes 8-bit gray or RGB: palettes are expanded, 16 bits are truncated to 8,
+//! transparency is blended onto white, CMYK is converted.
 
 use super::{Image, LONGEST_SIDE, MOST_POINTS};
 use png::{BitDepth, ColorType, Decoder, Limits, Transformations};
@@ -10,17 +10,17 @@ use zune_jpeg::zune_core::bytestream::ZCursor;
 use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
 
-/// What a decoder may take besides the image itself, in bytes.
+/// Memory that a decoder may use besides the image itself, in bytes.
 const WORKING: usize = 64 << 20;
-/// Passes of a progressive JPEG, at most: each costs a walk over the whole image.
+/// The largest number of scans of a progressive JPEG: each is a pass over the whole image.
 const SCANS: usize = 100;
 
 const PNG: &[u8] = b"\x89PNG\r\n\x1a\n";
 const JPEG: &[u8] = b"\xff\xd8\xff";
 
-/// The image in some bytes; the error says what is wrong with them.
+/// Decodes an image; the error says what is wrong with the bytes.
 pub(super) fn decode(bytes: &[u8]) -> Result<Image, String> {
-    // Decoders are tested against hostile files by their makers; should there be a panic left, it is still an error.
+    // The decoders are fuzzed upstream; a panic that is left becomes an error.
     let decoded = catch_unwind(AssertUnwindSafe(|| match bytes {
         [] => Err("the file is empty".into()),
         _ if bytes.starts_with(PNG) => png(bytes),
@@ -37,7 +37,7 @@ fn png(bytes: &[u8]) -> Result<Image, String> {
     let mut reader = decoder.read_info().map_err(wrong)?;
     let (width, height) = (reader.info().width as usize, reader.info().height as usize);
     Image::fits(width, height)?;
-    // The decoder takes for granted that there are whole colours, and no more of them than 8 bits count.
+    // The decoder assumes a palette of whole colors, at most 256 of them.
     let colours = reader.info().palette.as_ref().map_or(0, |palette| palette.len());
     if !colours.is_multiple_of(3) || colours > 3 * 256 {
         return Err(format!("the PNG is broken: its palette has {colours} bytes"));
@@ -88,7 +88,7 @@ fn jpeg(bytes: &[u8]) -> Result<Image, String> {
     };
     let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options(colours));
     let points = decoder.decode().map_err(wrong)?;
-    // A file that ends early is told by its missing end: what was not there would be grey.
+    // A truncated file has no end marker; its missing rows would be gray.
     if !bytes.windows(2).any(|two| two == [0xff, 0xd9]) {
         return Err("the JPEG is broken: it is cut off".into());
     }

@@ -1,12 +1,12 @@
-//! Files of many images and of their classes, as MNIST has them: a magic number that says what the numbers are and how many
-//! axes there are, the axes, and then the numbers, big-endian; plain or, by their first bytes, `.gz`.
+//! The idx format of MNIST: a magic number with type and number of axes, the axes, then the values, big-endian; plain
+//! or compressed with gzip.
 
 use super::Image;
 use crate::files::packed;
 use crate::{Error, Result};
 use std::path::Path;
 
-/// The axes of a file of bytes, and what comes behind them.
+/// The axes of a file of bytes, and the offset of its values.
 fn opened<const AXES: usize>(bytes: &[u8], path: &Path) -> Result<([usize; AXES], usize)> {
     let wrong = |what: String| Error::format(path, "idx header", what);
     let [0, 0, kind, axes, ..] = *bytes else { return Err(wrong("it does not begin with two zeros".into())) };
@@ -29,12 +29,12 @@ fn opened<const AXES: usize>(bytes: &[u8], path: &Path) -> Result<([usize; AXES]
     Ok((found, start))
 }
 
-/// The images of a file, in grey.
+/// Reads the images of a file, in gray.
 ///
 /// ```
 /// # let folder = tempfile::tempdir().unwrap();
 /// # let path = folder.path().join("images.idx");
-/// // Two images of two points each.
+/// // Two images of two pixels each.
 /// std::fs::write(&path, [0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 2, 10, 20, 30, 40]).unwrap();
 /// let images = qkv_models::image::idx::images(&path)?;
 /// assert_eq!((images.len(), images[1].points()), (2, &[30, 40][..]));
@@ -55,7 +55,7 @@ pub fn images(path: impl AsRef<Path>) -> Result<Vec<Image>> {
     Ok(images)
 }
 
-/// The classes of a file, one for each image.
+/// Reads the classes of a file, one per image.
 ///
 /// # Errors
 /// As [`images`].

@@ -1,9 +1,9 @@
-//! Another size: each new point is the mean of the old ones around it, those nearer weighing more (a triangle, as wide as a new
-//! point is of old ones, at least one each way), across and then down. It is what others call bilinear with antialiasing.
+//! Resampling with a triangle filter as wide as the scale, at least one pixel, horizontally and then vertically:
+//! bilinear interpolation with antialiasing.
 
 use super::Image;
 
-/// For each new point, the first old one that counts and the weights from there on.
+/// For each new pixel, the first old pixel and the weights from there on.
 fn weights(from: usize, to: usize) -> Vec<(usize, Vec<f32>)> {
     let step = from as f64 / to as f64;
     let reach = step.max(1.0);
@@ -21,17 +21,17 @@ fn weights(from: usize, to: usize) -> Vec<(usize, Vec<f32>)> {
 }
 
 impl Image {
-    /// The same in another size; sides grow and shrink apart from each other.
+    /// Resamples to another size; the aspect ratio is not kept.
     ///
     /// # Errors
-    /// Where the size is larger than any that is taken, or nothing.
+    /// Where the size is zero or too large.
     pub fn resized(&self, width: usize, height: usize) -> crate::Result<Image> {
         Image::fits(width, height).map_err(crate::Error::invalid)?;
         if (width, height) == (self.width, self.height) {
             return Ok(self.clone());
         }
         let channels = self.channels;
-        // Rows first shrink across, then the columns of what is left.
+        // Rows first, then columns.
         let across = weights(self.width, width);
         let mut rows = vec![0f32; self.height * width * channels];
         let lines = self.points.chunks_exact(self.width * channels).zip(rows.chunks_exact_mut(width * channels));
@@ -64,7 +64,7 @@ mod tests {
         let flat = Image::new(9, 7, 3, vec![77; 9 * 7 * 3]).unwrap();
         assert!(flat.resized(4, 20).unwrap().points().iter().all(|&x| x == 77));
         let line = Image::new(4, 1, 1, vec![0, 0, 200, 200]).unwrap();
-        // Weights 3, 3, 1 of 7 and their mirror image.
+        // Weights 3, 3, 1 of 7, and mirrored.
         assert_eq!(line.resized(2, 1).unwrap().points(), [29, 171]);
         assert_eq!(line.resized(4, 1).unwrap(), line);
         assert!(line.resized(0, 1).is_err() && line.resized(1 << 20, 1).is_err());

@@ -1,4 +1,4 @@
-//! Questions about texts as SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250) keeps them.
+//! Questions about texts in the format of SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250).
 
 use crate::files::packed;
 use crate::{Error, Result};
@@ -8,11 +8,11 @@ use std::path::Path;
 /// A question about a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// What is asked.
+    /// The question.
     pub question: String,
-    /// The text that answers it.
+    /// The text.
     pub context: String,
-    /// Answers that count as right: where each begins in the text, in characters, and what it says.
+    /// Reference answers: their first character in the text, and their text.
     pub answers: Vec<(usize, String)>,
 }
 
@@ -47,7 +47,7 @@ struct SquadAnswer {
     answer_start: usize,
 }
 
-/// All questions of a file that have an answer.
+/// Reads all questions that have an answer.
 pub(super) fn read(path: &Path) -> Result<Vec<Question>> {
     let bytes = packed::bytes(path, u64::MAX)?;
     let file: SquadFile =

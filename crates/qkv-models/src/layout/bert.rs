@@ -1,4 +1,4 @@
-//! BERT as Hugging Face has it, alone and with a head for classes, tags or answers.
+//! BERT in the Hugging Face layout, alone and with a head for classes, tags or answers.
 
 use super::config::Fields;
 use super::{Layout, Mapped};
@@ -10,14 +10,14 @@ use qkv_nn::layers::FeedKind;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
-/// Its words for what stands between the maps of a feed-forward part.
+/// BERT's names of activations.
 const ACTIVATIONS: [(&str, FeedKind); 4] = [
     ("gelu", FeedKind::Gelu),
     ("gelu_new", FeedKind::GeluTanh),
     ("gelu_pytorch_tanh", FeedKind::GeluTanh),
     ("relu", FeedKind::Relu),
 ];
-/// Its names for what stands on top.
+/// Class names by head.
 const HEADS: [(&str, Head); 4] = [
     ("BertModel", Head::None),
     ("BertForSequenceClassification", Head::Classes),
@@ -25,11 +25,11 @@ const HEADS: [(&str, Head); 4] = [
     ("BertForQuestionAnswering", Head::Span),
 ];
 
-/// Whether BERT's words say all there is to say of an encoder.
+/// Whether BERT's configuration describes an encoder completely.
 pub(crate) fn fits(config: &EncoderConfig) -> bool {
     let mut attention = config.attention.clone();
     attention.dropout = None;
-    // Its model for classes always has the map of the first row: where one is missing, it is drawn, and the classes with it.
+    // `BertForSequenceClassification` always has a pooler: where it is missing, `transformers` would initialize one.
     let pooled = config.pooler || config.head != Head::Classes;
     pooled && attention == Attention::scaled_dot() && ACTIVATIONS.iter().any(|(_, kind)| *kind == config.activation)
 }
@@ -65,7 +65,7 @@ pub(crate) fn config(json: &Value, path: &Path, weights: &Weights) -> Result<Enc
     })
 }
 
-/// Names by their numbers; what is missing between them is called by its number.
+/// Labels by index; missing ones are named by their index.
 pub(super) fn labels(names: &Map<String, Value>) -> Vec<String> {
     (0..names.len())
         .map(|at| names.get(&at.to_string()).and_then(Value::as_str).map_or(format!("LABEL_{at}"), str::to_owned))
@@ -134,7 +134,7 @@ pub(crate) fn layout(config: &EncoderConfig) -> Layout {
         Head::Classes | Head::Tags => both("classifier", "head"),
         Head::Span => both("qa_outputs", "head"),
     }
-    // A model alone is written without its prefix; with a head the model has one and the head has none.
+    // The bare model has no prefix; with a head, the model has one and the head none.
     let prefix = if config.head == Head::None { "" } else { "bert." };
     Layout { prefix, tensors, ignored: &["embeddings.position_ids", "^cls."] }
 }

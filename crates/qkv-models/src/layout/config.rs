@@ -1,4 +1,4 @@
-//! Fields of somebody else's `config.json`: each is there in its type, or the file and the field are named.
+//! Typed access to the fields of a foreign `config.json`, with errors that name the file and the field.
 
 use crate::{Error, Result};
 use serde_json::Value;
@@ -12,47 +12,47 @@ pub(crate) struct Fields<'a> {
 }
 
 impl Fields<'_> {
-    /// What is wrong with a field.
+    /// An error about a field.
     pub fn wrong(&self, name: &str, what: impl Into<String>) -> Error {
         Error::format(self.path, format!("field `{name}`"), what)
     }
 
-    /// The first of these names that is there and not null.
+    /// The first of these fields that is present and not null.
     fn find(&self, names: &[&str]) -> Option<&Value> {
         names.iter().find_map(|name| self.json.get(name)).filter(|value| !value.is_null())
     }
 
-    /// A whole number, where there is one.
+    /// An optional whole number.
     pub fn whole(&self, names: &[&str]) -> Result<Option<usize>> {
         let Some(value) = self.find(names) else { return Ok(None) };
         let number = value.as_u64().and_then(|x| usize::try_from(x).ok());
         number.map(Some).ok_or_else(|| self.wrong(names[0], format!("it is {value}, expected a whole number")))
     }
 
-    /// A whole number that has to be there.
+    /// A required whole number.
     pub fn needed(&self, names: &[&str]) -> Result<usize> {
         self.whole(names)?.ok_or_else(|| self.wrong(names[0], "it is missing"))
     }
 
-    /// A number, or this one.
+    /// A number with a default.
     pub fn number(&self, name: &str, other: f64) -> Result<f64> {
         let Some(value) = self.find(&[name]) else { return Ok(other) };
         value.as_f64().ok_or_else(|| self.wrong(name, format!("it is {value}, expected a number")))
     }
 
-    /// Yes or no, or this.
+    /// A boolean with a default.
     pub fn flag(&self, name: &str, other: bool) -> Result<bool> {
         let Some(value) = self.find(&[name]) else { return Ok(other) };
         value.as_bool().ok_or_else(|| self.wrong(name, format!("it is {value}, expected `true` or `false`")))
     }
 
-    /// A word, or this one.
+    /// A string with a default.
     pub fn word(&self, name: &str, other: &'static str) -> Result<&str> {
         let Some(value) = self.find(&[name]) else { return Ok(other) };
         value.as_str().ok_or_else(|| self.wrong(name, format!("it is {value}, expected a word")))
     }
 
-    /// The number of a token, the first where there are several.
+    /// A token id; the first, where there are several.
     pub fn token(&self, name: &str) -> Result<Option<u32>> {
         let Some(mut value) = self.find(&[name]) else { return Ok(None) };
         if let Some(first) = value.as_array().and_then(|list| list.first()) {
@@ -62,7 +62,7 @@ impl Fields<'_> {
         number.map(Some).ok_or_else(|| self.wrong(name, format!("it is {value}, expected the number of a token")))
     }
 
-    /// Refuses a field that has to have this value, where it is there.
+    /// Refuses a field that has another value.
     pub fn only(&self, name: &str, expected: Value) -> Result<()> {
         match self.find(&[name]) {
             Some(found) if *found != expected => {

@@ -1,4 +1,4 @@
-//! GPT-2 as Hugging Face has it: queries, keys and values in one map, and every map transposed.
+//! GPT-2 in the Hugging Face layout: one projection for queries, keys and values, and all matrices transposed.
 
 use super::config::Fields;
 use super::{Form, Layout, Mapped};
@@ -8,7 +8,7 @@ use qkv_nn::layers::{FeedKind, NormKind, PositionKind};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Its words for what stands between the maps of a feed-forward part.
+/// GPT-2's names of activations.
 const ACTIVATIONS: [(&str, FeedKind); 4] = [
     ("gelu_new", FeedKind::GeluTanh),
     ("gelu_pytorch_tanh", FeedKind::GeluTanh),
@@ -16,7 +16,7 @@ const ACTIVATIONS: [(&str, FeedKind); 4] = [
     ("relu", FeedKind::Relu),
 ];
 
-/// Whether these sizes and choices are those of a GPT-2.
+/// Whether GPT-2's configuration describes a model completely.
 pub(crate) fn fits(config: &GptConfig) -> bool {
     config.positions == PositionKind::Learned
         && config.norm == NormKind::Layer

@@ -1,4 +1,4 @@
-//! Llama as Hugging Face has it, and as GGUF files have it: rotary positions, RMS norms, a gate, heads that share keys.
+//! Llama in the Hugging Face layout and in GGUF: rotary positions, RMS norm, SwiGLU, grouped-query attention.
 
 use super::config::Fields;
 use super::{Form, Layout, Mapped};
@@ -9,7 +9,7 @@ use qkv_nn::layers::{FeedKind, NormKind, PositionKind};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Whether these sizes and choices are those of a Llama.
+/// Whether Llama's configuration describes a model completely.
 pub(crate) fn fits(config: &GptConfig) -> bool {
     config.positions == PositionKind::Rotary
         && config.norm == NormKind::Rms
@@ -17,7 +17,7 @@ pub(crate) fn fits(config: &GptConfig) -> bool {
         && config.attention == Attention::scaled_dot()
 }
 
-/// What all of them share.
+/// The settings that all Llamas share.
 fn llama() -> GptConfig {
     GptConfig {
         positions: PositionKind::Rotary,
@@ -31,7 +31,7 @@ fn llama() -> GptConfig {
 pub(crate) fn config(json: &Value, path: &Path) -> Result<ModelConfig> {
     let fields = Fields { json, path };
     fields.only("hidden_act", json!("silu"))?;
-    // Newer files keep the base beside the kind of scaling.
+    // Newer files store the base with the kind of scaling.
     let mut base = fields.number("rope_theta", 10_000.0)?;
     for name in ["rope_scaling", "rope_parameters"] {
         let Some(json) = json.get(name).filter(|value| !value.is_null()) else { continue };
@@ -103,7 +103,7 @@ pub(crate) fn json(config: &ModelConfig, sizes: &GptConfig) -> Value {
     })
 }
 
-/// The parts of a layer: Hugging Face's name, GGUF's, ours.
+/// The parts of a layer by their names in Hugging Face's layout, in GGUF, and here.
 const PARTS: [[&str; 3]; 9] = [
     ["self_attn.q_proj", "attn_q", "self_attn.q_proj"],
     ["self_attn.k_proj", "attn_k", "self_attn.k_proj"],
@@ -141,7 +141,7 @@ pub(crate) fn layout(sizes: &GptConfig) -> Layout {
     Layout { prefix: "model.", tensors, ignored }
 }
 
-/// What a GGUF file says of its model. Rows of queries and keys lie in it as its own rotary positions want them, in pairs.
+/// Configuration and layout of a GGUF file. Rows of queries and keys are permuted for adjacent rotary pairs.
 pub(crate) fn of_gguf(file: &Gguf) -> Result<(ModelConfig, Layout)> {
     let wrong = |name: &str, what: String| Error::format(file.path(), format!("value `{name}`"), what);
     let name = "general.architecture";

@@ -1,4 +1,4 @@
-//! ViT as Hugging Face has it, with a head for classes, and how its images are prepared.
+//! ViT in the Hugging Face layout, with a classification head, and its image preprocessing.
 
 use super::bert::labels;
 use super::config::Fields;
@@ -9,17 +9,17 @@ use qkv_nn::layers::FeedKind;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Its words for what stands between the maps of a feed-forward part.
+/// ViT's names of activations.
 const ACTIVATIONS: [(&str, FeedKind); 4] = [
     ("gelu", FeedKind::Gelu),
     ("gelu_new", FeedKind::GeluTanh),
     ("gelu_pytorch_tanh", FeedKind::GeluTanh),
     ("relu", FeedKind::Relu),
 ];
-/// What its images are multiplied by before anything else.
+/// Scale of pixel values.
 const TO_ONE: f64 = 1.0 / 255.0;
 
-/// The settings: the model's, and how its images are prepared.
+/// The configuration, from `config.json` and `preprocessor_config.json`.
 pub(crate) fn config(json: &Value, path: &Path, prepared: &Value, other: &Path) -> Result<VitConfig> {
     let fields = Fields { json, path };
     fields.only("model_type", json!("vit"))?;
@@ -68,7 +68,7 @@ pub(crate) fn config(json: &Value, path: &Path, prepared: &Value, other: &Path) 
     })
 }
 
-/// The settings as others read them.
+/// The `config.json` of a model.
 pub(crate) fn json(config: &VitConfig) -> Value {
     let word = ACTIVATIONS.iter().find(|(_, kind)| *kind == config.activation).map(|(name, _)| *name);
     let named = || config.labels.iter().enumerate();
@@ -95,7 +95,7 @@ pub(crate) fn json(config: &VitConfig) -> Value {
     })
 }
 
-/// How images are prepared, as others read it.
+/// The `preprocessor_config.json` of a model.
 pub(crate) fn preparation(config: &VitConfig) -> Value {
     json!({
         "image_processor_type": "ViTImageProcessor",

@@ -1,15 +1,15 @@
-//! Answers: exact match and the F1 of their words, as SQuAD's own script counts them: without case, punctuation and articles,
-//! against the answer that fits best.
+//! Exact match and word F1 of answers as in SQuAD's script: without case, punctuation and articles, against the best
+//! matching reference.
 
 use super::same_length;
 use crate::Result;
 
-/// The answers of a corpus, in percent.
+/// Metrics of answers, in percent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Answers {
-    /// Answers that are right in every word.
+    /// Exact matches.
     pub exact: f64,
-    /// Words that are right, on both sides.
+    /// Mean word F1.
     pub f1: f64,
 }
 
@@ -32,7 +32,7 @@ fn overlap(output: &[String], reference: &[String]) -> f64 {
 }
 
 impl Answers {
-    /// Compares answers with those that count as right.
+    /// Compares answers with their references.
     ///
     /// ```
     /// use qkv_models::metrics::answers::Answers;
@@ -42,7 +42,7 @@ impl Answers {
     /// ```
     ///
     /// # Errors
-    /// Where there are not as many on either side.
+    /// Where there are not as many answers as references.
     pub fn of<A: AsRef<str>, B: AsRef<str>>(outputs: &[A], references: &[Vec<B>]) -> Result<Self> {
         same_length(outputs.len(), references.len())?;
         let (mut exact, mut f1) = (0.0, 0.0);

@@ -1,5 +1,5 @@
-//! BLEU of a corpus (Papineni et al., 2002), as sacrebleu computes it: case as it is, up to four words, one reference, and
-//! where an order has no match, half of the smallest possible count, then a quarter, and so on (`exp`).
+//! Corpus BLEU (Papineni et al., 2002) as sacrebleu computes it: cased, up to 4-grams, one reference, exponential
+//! smoothing of orders without a match.
 
 use super::same_length;
 use super::words::Words;
@@ -7,23 +7,23 @@ use crate::Result;
 use std::collections::HashMap;
 use std::fmt;
 
-/// The longest run of words that is compared.
+/// The longest n-gram.
 const ORDERS: usize = 4;
 
-/// The BLEU of a corpus.
+/// BLEU of a corpus.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bleu {
     /// The score, from 0 to 100.
     pub score: f64,
-    /// For runs of one to four words, how many in a hundred are in the reference.
+    /// Precision of each n-gram order, in percent.
     pub precisions: [f64; ORDERS],
-    /// What the score is multiplied by because the output is shorter than the references.
+    /// Brevity penalty.
     pub brevity: f64,
-    /// The words of the output.
+    /// Words in the output.
     pub length: usize,
-    /// The words of the references.
+    /// Words in the references.
     pub reference_length: usize,
-    /// The rules that cut the words.
+    /// The tokenization of words.
     pub words: Words,
 }
 
@@ -74,13 +74,13 @@ impl Bleu {
         Ok(Bleu { score, precisions, brevity, length, reference_length, words })
     }
 
-    /// What the score depends on beside the text, as sacrebleu writes it.
+    /// The signature in sacrebleu's form.
     pub fn signature(&self) -> String {
         format!("nrefs:1|case:mixed|eff:no|tok:{}|smooth:exp", self.words.name())
     }
 }
 
-/// How many in a hundred, smoothed. An order of which the output has no run, and all after it, stay zero.
+/// Smoothed precisions in percent. Orders that the output is too short for are zero.
 fn precisions(found: [u64; ORDERS], all: [u64; ORDERS]) -> [f64; ORDERS] {
     let mut precisions = [0.0; ORDERS];
     if found == [0; ORDERS] {
@@ -98,7 +98,7 @@ fn precisions(found: [u64; ORDERS], all: [u64; ORDERS]) -> [f64; ORDERS] {
     precisions
 }
 
-/// The score, the precisions, the brevity penalty and the lengths.
+/// Score, precisions, brevity penalty and lengths.
 impl fmt::Display for Bleu {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let [a, b, c, d] = self.precisions;

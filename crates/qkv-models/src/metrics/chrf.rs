@@ -1,17 +1,17 @@
-//! chrF2 of a corpus (Popović, 2015), as sacrebleu computes it: runs of one to six characters, spaces left out, recall
-//! weighing twice as much as precision, averaged over the orders that both sides have.
+//! Corpus chrF2 (Popović, 2015) as sacrebleu computes it: character n-grams up to 6 without spaces, recall weighted
+//! twice, averaged over the orders that both sides have.
 
 use super::{is_space, same_length};
 use crate::Result;
 use std::collections::HashMap;
 use std::fmt;
 
-/// The longest run of characters that is compared.
+/// The longest n-gram.
 const ORDERS: usize = 6;
-/// The weight of recall, squared.
+/// β²: the weight of recall.
 const RECALL: f64 = 4.0;
 
-/// The chrF2 of a corpus.
+/// chrF2 of a corpus.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Chrf {
     /// The score, from 0 to 100.
@@ -30,7 +30,7 @@ impl Chrf {
     /// ```
     pub fn of<A: AsRef<str>, B: AsRef<str>>(outputs: &[A], references: &[B]) -> Result<Self> {
         same_length(outputs.len(), references.len())?;
-        // For each order: the runs of the outputs, those of the references, those in both.
+        // For each order: n-grams of the outputs, of the references, and in both.
         let mut counts = [[0u64; 3]; ORDERS];
         for (output, reference) in outputs.iter().zip(references) {
             let output: Vec<char> = output.as_ref().chars().filter(|&c| !is_space(c)).collect();
@@ -39,7 +39,7 @@ impl Chrf {
                 let mut left: HashMap<&[char], u64> = HashMap::new();
                 reference.windows(order).for_each(|run| *left.entry(run).or_default() += 1);
                 *theirs += reference.windows(order).len() as u64;
-                // Runs of a length that the reference has not are not held against the output.
+                // Orders that the reference is too short for do not count.
                 if left.is_empty() {
                     continue;
                 }
@@ -65,7 +65,7 @@ impl Chrf {
         Ok(Chrf { score: 100.0 * ((1.0 + RECALL) * precision * recall / (RECALL * precision + recall)) })
     }
 
-    /// What the score depends on beside the text, as sacrebleu writes it.
+    /// The signature in sacrebleu's form.
     pub fn signature(&self) -> &'static str {
         "nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no"
     }

@@ -1,26 +1,25 @@
-//! NamedTensor entities: how many of those that are there were found, with their beginning, their end and their kind, as the CoNLL
-//! shared tasks count them.
+//! F1 of named entities as in the CoNLL shared tasks: first word, last word and kind must be right.
 
 use super::{same_length, share};
 use crate::Result;
 use std::collections::HashSet;
 use std::fmt;
 
-/// The entities of a corpus.
+/// Counts of entities in a corpus.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Entities {
-    /// Found and right.
+    /// Predicted and right.
     pub right: usize,
-    /// Found.
+    /// Predicted.
     pub found: usize,
-    /// There.
+    /// In the references.
     pub there: usize,
 }
 
-/// An entity: its first word, the one after its last, what it is.
+/// An entity: its first word, the word after its last, its kind.
 type Entity<'a> = (usize, usize, &'a str);
 
-/// The entities of a sentence. An entity begins at `B-`, and at an `I-` that does not go on with the one before it.
+/// The entities of a sentence. One starts at `B-`, and at an `I-` that does not continue the one before.
 fn entities<S: AsRef<str>>(tags: &[S]) -> HashSet<Entity<'_>> {
     let mut found = HashSet::new();
     let mut open: Option<(usize, &str)> = None;
@@ -38,7 +37,7 @@ fn entities<S: AsRef<str>>(tags: &[S]) -> HashSet<Entity<'_>> {
 }
 
 impl Entities {
-    /// Counts the entities of sentences, one tag a word.
+    /// Counts the entities of sentences, a tag per word.
     ///
     /// ```
     /// use qkv_models::metrics::entities::Entities;
@@ -51,7 +50,7 @@ impl Entities {
     /// ```
     ///
     /// # Errors
-    /// Where there are not as many sentences on either side.
+    /// Where there are not as many sentences on both sides.
     pub fn of<A: AsRef<str>, B: AsRef<str>>(outputs: &[Vec<A>], references: &[Vec<B>]) -> Result<Self> {
         same_length(outputs.len(), references.len())?;
         let mut all = Entities::default();
@@ -64,17 +63,17 @@ impl Entities {
         Ok(all)
     }
 
-    /// How many in a hundred of those found are right.
+    /// Precision in percent.
     pub fn precision(&self) -> f64 {
         share(self.right, self.found)
     }
 
-    /// How many in a hundred of those there were found.
+    /// Recall in percent.
     pub fn recall(&self) -> f64 {
         share(self.right, self.there)
     }
 
-    /// The harmonic mean of both.
+    /// The harmonic mean of precision and recall.
     pub fn f1(&self) -> f64 {
         share(2 * self.right, self.found + self.there)
     }

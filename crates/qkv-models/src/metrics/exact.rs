@@ -1,15 +1,15 @@
-//! Exact match: how many outputs are their references, character by character. The metric of tasks that have one answer.
+//! Exact match: outputs that equal their references.
 
 use super::same_length;
 use crate::Result;
 use std::fmt;
 
-/// The exact match of a corpus.
+/// Exact match of a corpus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exact {
-    /// How many outputs are right.
+    /// Number of matches.
     pub right: usize,
-    /// How many there are.
+    /// Number of outputs.
     pub all: usize,
 }
 
@@ -29,7 +29,7 @@ impl Exact {
         Ok(Exact { right, all: outputs.len() })
     }
 
-    /// How many in a hundred are right.
+    /// Percentage of matches.
     pub fn score(&self) -> f64 {
         100.0 * self.right as f64 / self.all as f64
     }

@@ -1,33 +1,32 @@
-//! How a line is cut into words before they are counted: sacrebleu's tokenizers, rule by rule, with the slips that they keep
-//! for the sake of scores already published.
+//! Tokenization for BLEU: sacrebleu's tokenizers, rule by rule, with the slips that they keep for comparable scores.
 
 use super::is_space;
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 use std::sync::LazyLock;
 
-/// Which rules cut the words.
+/// A tokenizer of sacrebleu.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Words {
-    /// `13a`, as the WMT conferences' `mteval-v13a`: what a score of a European language means when nothing is said.
+    /// `13a`, the `mteval-v13a` of WMT: the default for European languages.
     #[default]
     #[serde(rename = "13a")]
     V13a,
-    /// `zh`: every Chinese character is a word, the rest as `13a`.
+    /// `zh`: every Chinese character is a word, the rest as in `13a`.
     #[serde(rename = "zh")]
     Chinese,
-    /// `intl`, as `mteval-v14`: every sign of punctuation and every symbol of Unicode is a word.
+    /// `intl`, the `mteval-v14` of WMT: every Unicode punctuation mark and symbol is a word.
     #[serde(rename = "intl")]
     International,
     /// `char`: every character is a word.
     #[serde(rename = "char")]
     Characters,
-    /// `none`: the line has spaces where it should be cut.
+    /// `none`: words are separated by spaces already.
     #[serde(rename = "none")]
     Spaces,
 }
 
-/// Rules, one after the other: what is found, and what is put there.
+/// Rules in order: a pattern and its replacement.
 type Rules = Vec<(Regex, &'static str)>;
 
 fn rules<const N: usize>(rules: [(&str, &'static str); N]) -> Rules {
@@ -37,7 +36,7 @@ fn rules<const N: usize>(rules: [(&str, &'static str); N]) -> Rules {
 static WESTERN: LazyLock<Rules> = LazyLock::new(|| {
     rules([
         (r"([\{-~\[-` -\&\(-\+:-@/])", " $1 "),
-        // A full stop or a comma is a word unless a digit is before it; and unless one is behind it.
+        // A full stop or a comma is a word, unless a digit precedes it, and unless one follows.
         (r"([^0-9])([.,])", "$1 $2 "),
         (r"([.,])([^0-9])", " $1 $2"),
         (r"([0-9])(-)", "$1 $2 "),
@@ -51,7 +50,7 @@ fn apply(rules: &Rules, line: &str) -> String {
     rules.iter().fold(line.to_owned(), |line, (pattern, by)| pattern.replace_all(&line, *by).into_owned())
 }
 
-/// What `zh` takes for Chinese. Two of its ranges were meant to lie beyond U+FFFF and do not: they cover the signs from
+/// What `zh` takes for Chinese. Two of its ranges were meant to be beyond U+FFFF and are not: they cover marks from
 /// U+2001 on, quotation marks and arrows among them.
 fn is_chinese(c: char) -> bool {
     matches!(c, '\u{3400}'..='\u{4db5}' | '\u{4e00}'..='\u{9fbb}' | '\u{f900}'..='\u{fa2d}' | '\u{fa30}'..='\u{fa6a}'
@@ -62,7 +61,7 @@ fn is_chinese(c: char) -> bool {
 }
 
 impl Words {
-    /// The name that sacrebleu has for the rules.
+    /// The name in sacrebleu.
     pub fn name(self) -> &'static str {
         match self {
             Words::V13a => "13a",
@@ -73,7 +72,7 @@ impl Words {
         }
     }
 
-    /// The words of a line, with one space between them.
+    /// The words of a line, separated by single spaces.
     ///
     /// ```
     /// use qkv_models::metrics::words::Words;

@@ -1,5 +1,5 @@
-//! Beam search and sampling over a batch of sources. Each source has `beam` prefixes that grow by a token per step; finished
-//! hypotheses are collected until there are enough of them.
+//! Beam search and sampling over a batch of sources. Each source has `beam` prefixes that grow by a token per step;
+//! finished hypotheses are collected until there are enough of them.
 
 use super::scores::{LogSumExp, draw, forbid_repeats, penalize, top};
 use super::{Hypothesis, Search};
@@ -162,8 +162,8 @@ fn candidates(search: &Search, beams: &SourceBeams, scores: &[f32], vocab_size: 
     all
 }
 
-/// Extends the prefixes of a source by their best candidates. Returns the prefix that each new one extends, or `None` where
-/// the source is done.
+/// Extends the prefixes of a source by their best candidates. Returns the prefix that each new one extends, or `None`
+/// where the source is done.
 fn advance(search: &Search, beams: &mut SourceBeams, candidates: &[Candidate], eos: u32) -> Option<Vec<usize>> {
     let beam = search.beam;
     let length = beams.prefixes[0].tokens.len();

@@ -1,5 +1,5 @@
-//! Dates as people write them, in English and Chinese, and their ISO form. Years run from 1900 to 2099. Only what can be
-//! read in one way is written: no day before the month in digits, no year of two digits.
+//! Dates as people write them, in English and Chinese, and in ISO form, from 1900 to 2099. Ambiguous forms are not
+//! generated: no day before the month in digits, no two-digit years.
 
 use crate::draws::Draws;
 use crate::text::corpus::Pair;
@@ -262,7 +262,7 @@ mod tests {
         );
     }
 
-    /// The numbers in a text, whatever is between them.
+    /// The numbers in a text.
     fn numbers(text: &str) -> Vec<usize> {
         let parts = text.split(|c: char| !c.is_ascii_digit()).filter(|part| !part.is_empty());
         parts.map(|part| part.parse().expect("digits")).collect()

@@ -1,21 +1,20 @@
-//! Texts to be classed by two characters that lie far apart: a long row of small letters with a digit somewhere in its first
-//! quarter and a capital somewhere in its last, each there once or several times. The class is both. Whoever reads only what is
-//! near finds one at most; so how well a model does against length says how far it sees, and how well it does with one of each
-//! among thousands, how sharply.
+//! Classification by two characters that are far apart: a long row of lower-case letters with a digit in its first
+//! quarter and a capital in its last, each once or several times. The class is both. Accuracy over length measures how
+//! far a model attends, and accuracy with one of each among thousands how sharply.
 
 use crate::draws::Draws;
 use crate::labelled::LabelledText;
 
-/// What the draws are for.
+/// Purposes of random draws.
 const TRAIN: u32 = 6;
 const DEV: u32 = 7;
-/// What lies in the first quarter, and in the last.
+/// Characters in the first quarter, and in the last.
 const FIRST: &[u8] = b"0123";
 const LAST: &[u8] = b"ABCD";
-/// The shortest text: its quarters have a letter each.
+/// The shortest text: each quarter has a letter.
 pub(crate) const SHORTEST: usize = 4;
 
-/// Texts of `length` letters, with each of the two drawn `times` times, to train on, and others to measure on: a function of the seed.
+/// Training and validation texts of `length` letters, with each character placed `times` times.
 ///
 /// ```
 /// let (train, dev) = qkv_models::tasks::needles(7, 40, 1, 3, 2);

@@ -1,6 +1,6 @@
-//! News of places that there are not: a event in a few sentences, other things said in between, the title that it has, and
-//! questions that its own words answer. Names are put together from syllables, so that most are new to whoever learned from other
-//! stories: a title has to be written with what the text says. There is one right title, and one right answer to each question.
+//! News from places that do not exist: an event in a few sentences with unrelated ones in between, its title, and
+//! questions that the text answers. Names are built from syllables, so that most are new in validation and must be
+//! copied from the text. There is one right title, and one right answer to each question.
 
 mod events;
 mod names;
@@ -10,9 +10,9 @@ use crate::draws::Draws;
 use crate::labelled::Question;
 use crate::text::corpus::Pair;
 
-/// What the draws are for, besides.
+/// Separates stories for questions from those for titles.
 const ASKED: u32 = 8;
-/// Sentences that have nothing to do with the event.
+/// Sentences unrelated to the event.
 const ASIDES: [&str; 12] = [
     "In {elsewhere} the market was closed because of the wind",
     "{visitor}, {a_trade} from {elsewhere}, came to see it",
@@ -28,14 +28,14 @@ const ASIDES: [&str; 12] = [
     "Later that week it was {weather} again",
 ];
 
-/// What a story knows: a name for each thing and what it is.
+/// Names and values of the facts of a story.
 type Facts = Vec<(&'static str, String)>;
 
-/// How a event is sentences: sentences, one of each list, with facts in braces.
+/// An event: a title and sentences with facts in braces, one of each list.
 struct StoryEvent {
     title: &'static str,
     sentences: &'static [&'static [&'static str]],
-    /// A question, and the fact that answers it.
+    /// Questions, and the facts that answer them.
     questions: &'static [(&'static str, &'static str)],
 }
 
@@ -44,17 +44,17 @@ struct StoryEvent {
 struct Story {
     title: String,
     text: String,
-    /// A question, where its answer begins in the text, and the answer. All of it is ASCII.
+    /// Questions with the first byte of the answer in the text, and the answer. Everything is ASCII.
     questions: Vec<(String, usize, String)>,
 }
 
-/// The first stories as texts and their titles, in pairs.
+/// A story and its title.
 pub(super) fn pair(draws: &mut Draws) -> Pair {
     let story = story(draws);
     Pair::new(story.text, story.title)
 }
 
-/// Questions about stories, to train on and to measure on: some for each story; a function of the seed.
+/// Questions for training and validation: several per story, a function of the seed.
 ///
 /// ```
 /// let (train, dev) = qkv_models::tasks::stories(7, 3, 2);
@@ -78,13 +78,13 @@ pub fn stories(seed: u64, train: usize, dev: usize) -> (Vec<Question>, Vec<Quest
     (some(TRAIN, train), some(DEV, dev))
 }
 
-/// One of them.
+/// Generates a story.
 fn story(draws: &mut Draws) -> Story {
     let (event, facts) = events::drawn(draws);
     let mut sentences: Vec<&str> = event.sentences.iter().map(|ways| draws.pick(ways)).collect();
     let mut asides = ASIDES;
     draws.shuffle(&mut asides);
-    // Anywhere, at the start too: what a story begins with is not always what it is about.
+    // Anywhere, also at the start: a story does not always begin with its event.
     for aside in &asides[..1 + draws.below(3)] {
         sentences.insert(draws.below(sentences.len() + 1), aside);
     }
@@ -104,7 +104,7 @@ fn story(draws: &mut Draws) -> Story {
         capital(&mut filled, 0);
         filled
     };
-    // A question is questions where a sentence that was chosen says the answer.
+    // Only questions whose answer is in one of the chosen sentences.
     let questions = event.questions.iter().filter_map(|(question, fact)| {
         let (_, start, end) = *places.iter().find(|(name, ..)| name == fact)?;
         Some((filled(question), start, text[start..end].to_owned()))
@@ -113,7 +113,7 @@ fn story(draws: &mut Draws) -> Story {
     Story { title: filled(event.title), text, questions }
 }
 
-/// Writes a sentence with its facts, and remembers where each stands.
+/// Writes a sentence with its facts, and records their byte ranges.
 fn write(pattern: &str, facts: &Facts, text: &mut String, places: &mut Vec<(&'static str, usize, usize)>) {
     let mut rest = pattern;
     while let Some((before, behind)) = rest.split_once('{') {
@@ -127,7 +127,7 @@ fn write(pattern: &str, facts: &Facts, text: &mut String, places: &mut Vec<(&'st
     text.push_str(rest);
 }
 
-/// A capital at the start of a sentence.
+/// Capitalizes the start of a sentence.
 fn capital(text: &mut str, at: usize) {
     if let Some(first) = text.get_mut(at..at + 1) {
         first.make_ascii_uppercase();
@@ -159,7 +159,7 @@ mod tests {
     fn a_question_has_one_answer() {
         for question in stories(5, 3000, 0).0 {
             let (_, answer) = &question.answers[0];
-            // What is questions for is not in the question: it would answer itself.
+            // A question that contains its answer would answer itself.
             assert!(!question.question.contains(answer.as_str()), "{question:?}");
         }
     }
@@ -168,7 +168,7 @@ mod tests {
     fn a_title_is_made_of_what_the_text_says() {
         for at in 0..2000 {
             let story = story(&mut Draws::new(9, [TRAIN, at, 0]));
-            // Every name and number of it: words of a title that are not common to all of its kind.
+            // Names and numbers of the title: words that are not part of its pattern.
             let said: HashSet<&str> = story.text.split(|c: char| !c.is_ascii_alphanumeric()).collect();
             for word in story.title.split([' ', ':']).filter(|word| word.len() > 1) {
                 let name =

@@ -1,26 +1,26 @@
-//! Batches: which pairs a step sees together. A batch takes as many pairs as its budget of tokens holds, of about one length,
-//! so that little of it is padding. The batches of an epoch are a function of the lengths, the settings, the seed and the
-//! epoch's number, and of nothing else: a run that stopped anywhere goes on with the batch that was next.
+//! Batches by length: pairs of similar length are batched up to a budget of tokens, so that little is padding. The
+//! batches of an epoch are a function of lengths, settings, seed and epoch, so that a run resumes with the batch that
+//! was next.
 //!
-//! **What the budget counts**: pairs × the longest side among them, padding included. That is the size of the larger of the
-//! two rectangles that the step computes on, which is what bounds its memory; a batch of 4,096 holds at most 4,096 source
-//! and 4,096 target tokens, padded.
+//! **The budget** counts pairs × the longest side among them, padding included: the size of the larger of the two
+//! padded matrices, which bounds the memory of a step. A batch of 4,096 holds at most 4,096 source and 4,096 target
+//! tokens.
 //!
-//! **How an epoch is drawn**: the pairs are shuffled, taken in pools of some batches, sorted by length within the pool, cut
-//! into batches, and the batches are shuffled. Sorting everything would pad least, but then the same pairs would meet in
-//! every epoch. Over 27,000 sentences from Chinese to English in batches of 4,096, pools of 32 batches pad the source by
-//! 6 % and the target by 15 %; sorting everything, by 3 % and 9 %.
+//! **An epoch**: pairs are shuffled, taken in pools of 32 batches, sorted by length within the pool, split into
+//! batches, and the batches are shuffled. Sorting everything would pad least, but the same pairs would meet in every
+//! epoch. Over 27,000 sentences from Chinese to English in batches of 4,096, pools pad the source by 6 % and the target
+//! by 15 %; sorting everything, by 3 % and 9 %.
 
 use crate::draws::Draws;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// The budgets that a pool holds.
+/// Batches per pool.
 const POOL: usize = 32;
-/// What the draws are for.
+/// Purpose of the random draws.
 const PURPOSE: u32 = 1;
 
-/// How many tokens each side of a pair has, with the start and the end that the model adds.
+/// Tokens on each side of a pair, special tokens included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lengths {
     /// Of the source.
@@ -36,7 +36,7 @@ impl Lengths {
     }
 }
 
-/// What batches may hold.
+/// Limits of a batch.
 ///
 /// ```
 /// use qkv_models::text::batches::{Batching, Lengths};
@@ -50,23 +50,23 @@ impl Lengths {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Batching {
-    /// The budget: pairs × the longest side among them.
+    /// Budget: pairs × the longest side among them.
     pub tokens: usize,
-    /// The longest side that a pair may have: longer pairs are left out of training.
+    /// The longest side of a pair; longer pairs are left out.
     pub longest: usize,
 }
 
-/// The batches of one pass over the data.
+/// The batches of one epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Epoch {
-    /// The pairs of each batch, by their place in the data.
+    /// Indices of the pairs in each batch.
     pub batches: Vec<Vec<usize>>,
-    /// How many pairs were too long.
+    /// Number of pairs that are too long.
     pub left_out: usize,
 }
 
 impl Batching {
-    /// The batches of an epoch, in the order in which they are trained on.
+    /// The batches of an epoch, in training order.
     pub fn epoch(&self, lengths: &[Lengths], seed: u64, epoch: u64) -> Result<Epoch> {
         let most = self.longest.min(self.tokens);
         let mut order: Vec<usize> = (0..lengths.len()).filter(|&i| lengths[i].longer() <= most).collect();
@@ -84,7 +84,7 @@ impl Batching {
             pool.push(i);
             if size >= self.tokens.saturating_mul(POOL) {
                 self.cut(lengths, &mut pool, &mut batches);
-                // The last batch of a pool has room left: its pairs wait for the next pool.
+                // The last batch of a pool is not full: its pairs move to the next pool.
                 pool = batches.pop().unwrap_or_default();
                 size = pool.iter().map(|&i| lengths[i].longer()).sum();
             }
@@ -94,8 +94,8 @@ impl Batching {
         Ok(Epoch { batches, left_out })
     }
 
-    /// All pairs in batches of about one length, the shortest first, nothing left out and nothing drawn: for validation.
-    /// A pair that is over the budget by itself is a batch by itself.
+    /// All pairs in batches of similar length, shortest first, without shuffling: for validation. A pair beyond the
+    /// budget is a batch of its own.
     ///
     /// ```
     /// use qkv_models::text::batches::{Batching, Lengths};
@@ -109,7 +109,7 @@ impl Batching {
         batches
     }
 
-    /// Sorts a pool and cuts it into batches. Pairs of equal lengths stay in the order they came in.
+    /// Sorts a pool and splits it into batches. The sort is stable.
     fn cut(&self, lengths: &[Lengths], pool: &mut Vec<usize>, batches: &mut Vec<Vec<usize>>) {
         pool.sort_by_key(|&i| (lengths[i].longer(), lengths[i].target, lengths[i].source));
         let (mut batch, mut longest) = (Vec::new(), 0);
@@ -136,7 +136,7 @@ mod tests {
         batch.len() * batch.iter().map(|&i| lengths[i].longer()).max().unwrap_or(0)
     }
 
-    /// Lengths as sentences have them: few short, few long, the sides alike.
+    /// Lengths like those of sentences: few short, few long, both sides similar.
     fn sentences(count: u32) -> Vec<Lengths> {
         let mut draws = Draws::new(9, [0; 3]);
         let sides = (0..count).map(|_| {

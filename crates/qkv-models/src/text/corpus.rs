@@ -1,5 +1,6 @@
-//! Parallel text: one pair a line, source and target with a tab between them, UTF-8. It is read as a stream; a line that is
-//! not a pair is an error with its number, because a corpus that is silently shorter trains a model that is silently worse.
+//! Parallel text: a pair per line, source and target separated by a tab, UTF-8. The file is streamed; a line that is
+//! not a pair is an error with its number, because a corpus that is silently shorter trains a model that is silently
+//! worse.
 
 use crate::files::packed;
 use crate::{Error, Result};
@@ -7,15 +8,15 @@ use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 
-/// The longest line, in bytes: longer ones are not sentences, and would be held in memory whole.
+/// The longest line in bytes: a longer one is no sentence, and would be held in memory whole.
 const LONGEST_LINE: u64 = 1 << 20;
 
-/// A sentence and what it should become.
+/// A source sentence and its target.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Pair {
-    /// What goes in.
+    /// The source.
     pub source: String,
-    /// What should come out.
+    /// The target.
     pub target: String,
 }
 
@@ -26,7 +27,7 @@ impl Pair {
     }
 }
 
-/// The pairs of a file, one after the other.
+/// Iterates over the pairs of a file.
 ///
 /// ```
 /// use qkv_models::text::corpus::{Corpus, Pair};
@@ -77,7 +78,7 @@ impl<R> std::fmt::Debug for Corpus<R> {
 }
 
 impl<R: BufRead> Corpus<R> {
-    /// Pairs from any reader; `path` is what errors call it.
+    /// Pairs of any reader; `path` is for errors.
     pub fn new(reader: R, path: impl AsRef<Path>) -> Self {
         Corpus { reader, path: path.as_ref().to_owned(), line: 0, bytes: Vec::new(), over: false }
     }
@@ -127,7 +128,7 @@ impl<R: BufRead> Corpus<R> {
     }
 }
 
-/// After an error the stream is over.
+/// The iterator ends after an error.
 impl<R: BufRead> Iterator for Corpus<R> {
     type Item = Result<Pair>;
 

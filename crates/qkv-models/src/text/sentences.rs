@@ -1,33 +1,34 @@
-//! Where sentences end. A text that marks its sentences, with `<s>` between them or each on a line of its own, is taken at its
-//! word; any other is cut behind full stops, question and exclamation marks, with the quotes and brackets that close there.
+//! Sentence splitting by rules. A text that marks its sentences, with `<s>` between them or one per line, is split
+//! there; any other is split after full stops, question and exclamation marks, with the quotes and brackets that close
+//! there.
 //!
-//! It is a rule and not a model: behind `Dr.` or an initial nothing ends, nor before a small letter in a text that has capitals.
+//! Abbreviations such as `Dr.` and initials end no sentence, nor does a full stop before a lower-case letter.
 
 use std::ops::Range;
 
-/// What some corpora put between sentences.
+/// Separates sentences in some corpora.
 const MARK: &str = "<s>";
-/// Words whose full stop ends no sentence, in small letters.
+/// Abbreviations, in lower case.
 const SHORT: &[&str] = &["mr", "mrs", "ms", "dr", "prof", "st", "jr", "sr", "vs", "e.g", "i.e", "etc", "cf", "approx"];
-/// The same, before a number.
+/// Abbreviations before a number.
 const NUMBERED: &[&str] = &["no", "vol", "fig"];
 
-/// Whether a sentence may end with this sign, before a space.
+/// Whether a mark ends a sentence before a space.
 fn ends(c: char) -> bool {
     matches!(c, '.' | '!' | '?' | '…')
 }
 
-/// Whether one does end with this sign, space or none.
+/// Whether a mark ends a sentence, with or without a space.
 fn ends_at_once(c: char) -> bool {
     matches!(c, '。' | '！' | '？' | '｡')
 }
 
-/// What closes behind the end of a sentence, and belongs to it.
+/// Quotes and brackets that belong to the sentence they close.
 fn closes(c: char) -> bool {
     matches!(c, '"' | '\'' | ')' | ']' | '}' | '”' | '’' | '»' | '」' | '』' | '）' | '】')
 }
 
-/// The sentences of a text, as ranges of its bytes, none of them empty, without the space around them.
+/// Byte ranges of the sentences of a text, trimmed, none of them empty.
 ///
 /// ```
 /// use qkv_models::text::sentences::sentences;
@@ -62,7 +63,7 @@ fn lines(text: &str) -> impl Iterator<Item = Range<usize>> + '_ {
     })
 }
 
-/// A range without the space around it, unless that is all there is.
+/// Adds a trimmed range, unless it is empty.
 fn push(text: &str, range: Range<usize>, found: &mut Vec<Range<usize>>) {
     let part = &text[range.clone()];
     let start = range.start + part.len() - part.trim_start().len();
@@ -88,7 +89,7 @@ fn split_at_ends(text: &str, line: Range<usize>, capitals: bool, found: &mut Vec
         if !ends(c) && !ends_at_once(c) {
             continue;
         }
-        // All signs that stand together, and what closes there.
+        // Consecutive marks, quotes and brackets belong together.
         let (mut end, mut last) = (at + c.len_utf8(), c);
         while let Some(&(next, c)) = rest.peek()
             && (ends(c) || ends_at_once(c) || closes(c))
@@ -109,7 +110,7 @@ fn split_at_ends(text: &str, line: Range<usize>, capitals: bool, found: &mut Vec
     push(text, from..line.end, found);
 }
 
-/// Whether what stands before a full stop is a word that has one of its own: an abbreviation, or an initial.
+/// Whether the word before a full stop is an abbreviation or an initial.
 fn is_short(before: &str, next: Option<char>) -> bool {
     let word = before.rsplit(char::is_whitespace).next().unwrap_or(before).trim_start_matches(['(', '"', '\'', '“']);
     let mut letters = word.chars();
@@ -156,7 +157,7 @@ mod tests {
         fn nothing_but_space_and_marks_is_lost(text in "[a-cA-C .!?。<>s\n\"é]{0,60}") {
             let ranges = sentences(&text);
             prop_assert!(ranges.windows(2).all(|two| two[0].end <= two[1].start));
-            // With space between them: two that met could make a mark.
+            // Joined with spaces: two sentences that meet could form a mark.
             let kept: Vec<&str> = ranges.iter().map(|range| &text[range.clone()]).collect();
             let kept = kept.join(" ");
             let bare = |text: &str| text.replace(MARK, "").split_whitespace().collect::<String>();

@@ -1,6 +1,6 @@
-//! Text as numbers and back. A [`Tokenizer`] is a `tokenizer.json`, the format of the Hugging Face library, trained here from
-//! a corpus or read from anyone's file; one serves both languages of a model. How the text is cut is said in
-//! [`training`], what a hostile file is refused for in `checks`, and how pieces are shown in [`pieces`].
+//! Tokenizers: text to token ids and back. A [`Tokenizer`] is a `tokenizer.json` of the Hugging Face library, trained
+//! here or read from a file; one serves both languages of a translation model. Its kinds are described in [`training`],
+//! checks of hostile files are in `checks`, display of tokens in [`pieces`].
 
 mod checks;
 mod of_gguf;
@@ -14,27 +14,32 @@ use crate::{Error, Result};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-/// Names of the special tokens, in the order of their numbers in a tokenizer that was trained here.
+/// Special tokens of a tokenizer that is trained here, in the order of their ids.
 const SPECIALS: [&str; 4] = ["<pad>", "<s>", "</s>", "<unk>"];
-/// What others call them, most telling first. A tokenizer without padding pads with its end, one without a start begins
-/// with its end.
+/// Common names of special tokens, the most specific first. The end token stands in for a missing padding or start
+/// token.
 const PAD: &[&str] = &["<pad>", "[PAD]", "<|pad|>"];
 const START: &[&str] = &["<s>", "[CLS]", "<bos>", "<|startoftext|>", "<|im_start|>", "<|begin_of_text|>"];
 const END: &[&str] = &["</s>", "[SEP]", "<eos>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>"];
 const UNKNOWN: &[&str] = &["<unk>", "[UNK]"];
 
-/// A piece of a text, and where it stands.
+/// Normalizers of known tokenizers lengthen a text by less; texts of any length are fine with them.
+const USUAL_GROWTH: u64 = 128;
+/// With other normalizers, the longest normalized text in bytes.
+const MAX_NORMALIZED: u64 = 16 << 20;
+
+/// A token with its place in the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacedToken {
-    /// Its number.
+    /// Its id.
     pub id: u32,
-    /// Its bytes in the text.
+    /// Its byte range in the text.
     pub place: std::ops::Range<usize>,
-    /// The word that it is a part of, counted from 0.
+    /// The word it belongs to, counted from 0.
     pub word: usize,
 }
 
-/// Cuts text into pieces with numbers, and puts it together again.
+/// Tokenizes text and puts it together again.
 ///
 /// ```
 /// use qkv_models::text::tokenizer::{Kind, Tokenizer};
@@ -55,10 +60,12 @@ pub struct Tokenizer {
     eos: u32,
     unk: Option<u32>,
     marks: pieces::Marks,
+    /// Upper bound on the factor by which the normalizer lengthens a text.
+    growth: u64,
 }
 
 impl Tokenizer {
-    /// Trains a tokenizer: the same texts in the same order give the same file, byte for byte.
+    /// Trains a tokenizer. The same texts in the same order give the same file, byte for byte.
     pub fn train<S: AsRef<str>>(texts: impl IntoIterator<Item = S>, kind: Kind) -> Result<Self> {
         let json = training::train(texts, kind)?;
         Tokenizer::from_bytes(json.as_bytes(), "tokenizer.json")
@@ -71,7 +78,7 @@ impl Tokenizer {
         Tokenizer::from_bytes(&bytes, path)
     }
 
-    /// A tokenizer from the bytes of a `tokenizer.json`; `path` is what errors call it.
+    /// Parses the bytes of a `tokenizer.json`; `path` is for errors.
     ///
     /// ```
     /// let error = qkv_models::text::tokenizer::Tokenizer::from_bytes(b"{}", "my.json").expect_err("it is empty");
@@ -81,24 +88,23 @@ impl Tokenizer {
         Self::from_bytes_at(bytes, path.as_ref())
     }
 
-    /// `from_bytes` for the one type of path: compiled here, once, and not again by every caller.
     fn from_bytes_at(bytes: &[u8], path: &Path) -> Result<Self> {
-        checks::check(bytes, path)?;
+        let growth = checks::check(bytes, path)?;
         let whole = |what: String| Error::format(path, "tokenizer", what);
         let text = std::str::from_utf8(bytes).map_err(|e| whole(e.to_string()))?;
-        // The checks refuse what is known to make the library panic; should there be more, it is still an error.
+        // The checks refuse files that are known to make the library panic; any other panic becomes an error here.
         let mut inner = catch_unwind(|| text.parse::<tokenizers::Tokenizer>())
             .map_err(|_| whole("it cannot be built".into()))?
             .map_err(|e| whole(e.to_string()))?;
-        // Text is text: a sentence that contains `</s>` does not end there.
+        // Special tokens in the text are text: a sentence that contains `</s>` does not end there.
         inner.set_encode_special_tokens(true);
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|e| whole(e.to_string()))?;
 
         let vocabulary = inner.get_vocab(true);
         let highest = vocabulary.values().max().copied().ok_or_else(|| whole("it has no tokens".into()))?;
-        if highest as usize >= checks::MOST_TOKENS {
-            return Err(whole(format!("a token has number {highest}, expected less than {}", checks::MOST_TOKENS)));
+        if highest as usize >= checks::MAX_TOKENS {
+            return Err(whole(format!("a token has number {highest}, expected less than {}", checks::MAX_TOKENS)));
         }
         let find = |names: &[&str]| names.iter().find_map(|&name| vocabulary.get(name).copied());
         let eos = find(END).ok_or_else(|| whole("it has no token that ends a sentence".into()))?;
@@ -107,13 +113,13 @@ impl Tokenizer {
             tokenizers::ModelWrapper::WordLevel(_) => pieces::Marks::None,
             _ => pieces::Marks::of(vocabulary.keys()),
         };
-        Ok(Tokenizer { inner, len: highest as usize + 1, pad, bos, eos, unk, marks })
+        Ok(Tokenizer { inner, len: highest as usize + 1, pad, bos, eos, unk, marks, growth })
     }
 
-    /// The tokenizer inside a GGUF file.
+    /// Reads the tokenizer of a GGUF file.
     ///
     /// # Errors
-    /// Names the value of the file that is missing or not supported.
+    /// Names the metadata value that is missing or not supported.
     pub fn of_gguf(file: &crate::files::gguf::Gguf) -> Result<Self> {
         Tokenizer::from_bytes(of_gguf::json(file)?.as_bytes(), file.path())
     }
@@ -127,14 +133,17 @@ impl Tokenizer {
         specials
     }
 
-    /// The name of a token.
+    /// The string of a token.
     pub fn name(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
     }
 
-    /// The numbers of one or two texts between the special tokens that the file puts around them, and which of the two each
-    /// belongs to: what an encoder reads.
+    /// Ids of one or two texts with the special tokens of the post-processor around them, and the segment of each
+    /// token: the input of an encoder.
     pub fn encode_framed(&self, first: &str, second: Option<&str>) -> (Vec<u32>, Vec<u32>) {
+        if self.is_too_long(first) || second.is_some_and(|second| self.is_too_long(second)) {
+            return self.unk.map_or_else(Default::default, |unk| (vec![unk], vec![0]));
+        }
         let encoded = catch_unwind(AssertUnwindSafe(|| match second {
             Some(second) => self.inner.encode_fast((first, second), true),
             None => self.inner.encode_fast(first, true),
@@ -145,10 +154,13 @@ impl Tokenizer {
         }
     }
 
-    /// A question and a text as one: their numbers, which of the two each belongs to, and where in the text, in characters,
-    /// each of the text stands.
+    /// Ids of a question and a text as one sequence, the segment of each token and, for tokens of the text, their
+    /// character range in it.
     #[allow(clippy::type_complexity)]
     pub fn encode_asked(&self, question: &str, text: &str) -> (Vec<u32>, Vec<u32>, Vec<Option<(usize, usize)>>) {
+        if self.is_too_long(question) || self.is_too_long(text) {
+            return Default::default();
+        }
         let encoded = catch_unwind(AssertUnwindSafe(|| self.inner.encode_char_offsets((question, text), true)));
         let Ok(Ok(encoding)) = encoded else { return Default::default() };
         let sides = encoding.get_sequence_ids();
@@ -157,7 +169,7 @@ impl Tokenizer {
         (encoding.get_ids().to_vec(), encoding.get_type_ids().to_vec(), places.collect())
     }
 
-    /// The numbers of a text's pieces, and where in the text each stands: what is unknown can still be shown.
+    /// Ids of a text, each with its byte range, so that unknown words can still be shown.
     ///
     /// ```
     /// # use qkv_models::text::tokenizer::{Kind, Tokenizer};
@@ -169,24 +181,26 @@ impl Tokenizer {
     /// # Ok::<(), qkv_models::Error>(())
     /// ```
     pub fn encode_placed(&self, text: &str) -> Vec<PlacedToken> {
-        let encoded = catch_unwind(AssertUnwindSafe(|| self.inner.encode(text, false)));
+        let encode = || if self.is_too_long(text) { Err("too long".into()) } else { self.inner.encode(text, false) };
+        let encoded = catch_unwind(AssertUnwindSafe(encode));
         let Ok(Ok(encoding)) = encoded else {
             let whole = |id| PlacedToken { id, place: 0..text.len(), word: 0 };
             return self.unk.map(whole).into_iter().collect();
         };
         let pieces = encoding.get_ids().iter().zip(encoding.get_offsets()).zip(encoding.get_word_ids());
         let placed = pieces.enumerate().map(|(at, ((&id, &(from, to)), word))| {
-            // A mark that stands for a space has no place of its own: what is cut out of a text is text.
+            // A token that only marks a space may have a range that splits a character.
             let place = if text.get(from..to).is_some() { from..to } else { 0..0 };
             PlacedToken { id, place, word: word.map_or(at, |word| word as usize) }
         });
         placed.collect()
     }
 
-    /// The same tokenizer, which puts its start and its end around what an encoder reads, and its end between two texts.
+    /// The same tokenizer with a post-processor: a start token, the text and an end token, which also separates two
+    /// texts.
     ///
     /// # Errors
-    /// Where it has no names for them.
+    /// Where the special tokens have no names.
     pub fn framed(&self) -> Result<Self> {
         let name = |id| self.name(id).ok_or_else(|| Error::invalid("the tokenizer does not name its special tokens"));
         let (start, end) = (name(self.bos)?, name(self.eos)?);
@@ -208,7 +222,7 @@ impl Tokenizer {
         self.inner.to_string(true).expect("a tokenizer is strings and numbers")
     }
 
-    /// Writes the `tokenizer.json`, whole or not at all.
+    /// Writes the `tokenizer.json` atomically.
     ///
     /// ```
     /// # use qkv_models::text::tokenizer::{Kind, Tokenizer};
@@ -223,11 +237,14 @@ impl Tokenizer {
         crate::files::atomic::write(path, self.to_json().as_bytes())
     }
 
-    /// The numbers of a text's pieces, with no start or end added.
+    /// Ids of a text, without special tokens.
     ///
-    /// Special tokens that stand in the text are text. A text that the tokenizer cannot cut, which only a file from
-    /// elsewhere can cause, is unknown as a whole.
+    /// Special tokens that occur in the text are tokenized as text. Where the tokenizer fails, which only a foreign
+    /// file can cause, the whole text is one unknown token.
     pub fn encode(&self, text: &str) -> Vec<u32> {
+        if self.is_too_long(text) {
+            return self.unk.into_iter().collect();
+        }
         let encoded = catch_unwind(AssertUnwindSafe(|| self.inner.encode_fast(text, false)));
         match encoded {
             Ok(Ok(encoding)) => encoding.get_ids().to_vec(),
@@ -235,8 +252,13 @@ impl Tokenizer {
         }
     }
 
-    /// The numbers of a text of many lines. Where lines are cut alike whatever stands around them they are cut one by one,
-    /// which takes time that grows with the text and no faster.
+    /// Whether normalizing a text could take memory without measure, which only rules of a foreign file can cause.
+    fn is_too_long(&self, text: &str) -> bool {
+        self.growth > USUAL_GROWTH && (text.len() as u64).saturating_mul(self.growth) > MAX_NORMALIZED
+    }
+
+    /// Ids of a text of many lines. Lines are tokenized one by one where no pre-tokenizer looks across them: the time
+    /// is then linear in the text.
     pub fn encode_text(&self, text: &str) -> Vec<u32> {
         if self.inner.get_pre_tokenizer().is_some() {
             return self.encode(text);
@@ -244,13 +266,12 @@ impl Tokenizer {
         text.split_inclusive('\n').flat_map(|line| self.encode(line)).collect()
     }
 
-    /// The text of pieces, special tokens left out; numbers that are no token are left out too.
+    /// The text of tokens, without special and unknown ids.
     pub fn decode(&self, ids: &[u32]) -> String {
         catch_unwind(AssertUnwindSafe(|| self.inner.decode(ids, true))).ok().and_then(Result::ok).unwrap_or_default()
     }
 
-    /// The text that `decode(encode(text))` gives back where nothing is unknown: one form for each character (NFC), one
-    /// space where there was any white space, none at the ends.
+    /// The text that `decode(encode(text))` returns where no token is unknown: NFC, single spaces, none at the ends.
     ///
     /// ```
     /// # use qkv_models::text::tokenizer::{Kind, Tokenizer};
@@ -270,7 +291,7 @@ impl Tokenizer {
         text.strip_prefix(' ').unwrap_or(text).to_owned()
     }
 
-    /// The pieces behind numbers, as a person reads them.
+    /// Tokens as a reader expects to see them.
     ///
     /// ```
     /// # use qkv_models::text::tokenizer::{Kind, Tokenizer};
@@ -285,28 +306,28 @@ impl Tokenizer {
         pieces::pieces(&tokens, self.marks)
     }
 
-    /// How many numbers there are: the rows of an embedding.
+    /// Number of ids: the rows of an embedding.
     #[expect(clippy::len_without_is_empty, reason = "a tokenizer has at least its special tokens")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The number that fills the end of shorter sentences in a batch.
+    /// Id of the padding token.
     pub fn pad(&self) -> u32 {
         self.pad
     }
 
-    /// The number a sentence begins with.
+    /// Id of the start token.
     pub fn bos(&self) -> u32 {
         self.bos
     }
 
-    /// The number a sentence ends with.
+    /// Id of the end token.
     pub fn eos(&self) -> u32 {
         self.eos
     }
 
-    /// The number of what has none, where there is such a number: a tokenizer of bytes needs none.
+    /// Id of the unknown token; byte-level tokenizers have none.
     pub fn unk(&self) -> Option<u32> {
         self.unk
     }

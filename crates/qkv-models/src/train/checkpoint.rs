@@ -1,6 +1,6 @@
 //! Checkpoints of training: everything a run needs to resume as if it had never stopped. `checkpoints/STEP/` is written
-//! atomically and has the SHA-256 of every file in `SHA256SUMS`, the run's tokenizer included; `metrics.jsonl` is cut back
-//! to its length at the checkpoint. The files of finished models are in [`checkpoint`](crate::checkpoint).
+//! atomically and has the SHA-256 of every file in `SHA256SUMS`, the run's tokenizer included; `metrics.jsonl` is cut
+//! back to its length at the checkpoint. The files of finished models are in [`checkpoint`](crate::checkpoint).
 
 use super::LossAverages;
 use crate::checkpoint::{parameter_bytes, read_parameters};

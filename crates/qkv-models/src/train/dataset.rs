@@ -1,4 +1,4 @@
-//! The data of a run, cut into tokens once: pairs from files or from a task, a text that goes on, texts with labels, or images.
+//! The data of a run, tokenized once, and its batches: pairs, plain text, labelled texts, or images.
 
 use crate::architecture::Architecture;
 use crate::batch::{Batch, SpecialTokens};
@@ -16,7 +16,7 @@ use crate::text::tokenizer::Tokenizer;
 use crate::{Document, Encoder, Error, Han, Recipe, Result, Vit};
 use std::path::Path;
 
-/// Data that is ready to be trained on.
+/// Training and validation data.
 pub(super) enum Dataset {
     Pairs(PairData),
     Text(TextStream),
@@ -24,7 +24,7 @@ pub(super) enum Dataset {
     Images(ImageData),
 }
 
-/// What a step learns from.
+/// The data of one batch.
 pub(super) enum TrainBatch {
     Text(Batch),
     Examples(Examples),
@@ -32,17 +32,17 @@ pub(super) enum TrainBatch {
     Images(Vec<Image>, Vec<u32>),
 }
 
-/// What keeps a model from learning its data by heart, drawn for one batch.
+/// Random augmentation of one batch.
 pub(super) struct Augmentation {
     pub draws: Draws,
-    /// The part of the words that is taken for unknown.
+    /// Fraction of words replaced by UNK.
     pub words: f64,
-    /// By how many points images are moved, at most.
+    /// Maximum shift of images, in pixels.
     pub shift: usize,
 }
 
 impl TrainBatch {
-    /// How many tokens or labels are wanted.
+    /// Number of target tokens or labels.
     pub fn targets(&self) -> usize {
         match self {
             TrainBatch::Text(batch) => batch.tokens(),
@@ -53,20 +53,20 @@ impl TrainBatch {
     }
 }
 
-/// Texts with labels.
+/// Labelled texts.
 pub(super) struct LabelledData {
     pub train: LabelledTexts,
-    /// To measure on.
+    /// Validation texts.
     pub dev: LabelledTexts,
-    /// Those to learn from as the model reads them, once it is there.
+    /// Training texts, tokenized by [`tokenize`](Dataset::tokenize) once the model exists.
     cut: TokenizedTexts,
     lengths: Vec<Lengths>,
     batching: Batching,
-    /// What a word that is not known has for a number.
+    /// Id of the unknown token.
     unknown: u32,
 }
 
-/// Texts as a model reads them.
+/// Tokenized texts with their labels.
 enum TokenizedTexts {
     Examples(Vec<Example>),
     Documents(Vec<(Document, u32)>),
@@ -83,50 +83,50 @@ impl TokenizedTexts {
 
 /// Images with their classes.
 pub(super) struct ImageData {
-    /// To learn from; in the size that the model takes, once it is there.
+    /// Training images, resized by [`resize_images`](Dataset::resize_images) once the model exists.
     train: Vec<Image>,
     classes: Vec<u32>,
-    /// To measure on.
+    /// Validation images.
     pub dev: Vec<Image>,
     pub dev_classes: Vec<u32>,
-    /// What the classes are called.
+    /// Names of the classes.
     pub names: Vec<String>,
-    /// Tokens of an image.
+    /// Tokens per image.
     each: usize,
     tokens: usize,
 }
 
 /// Pairs of sentences.
 pub(super) struct PairData {
-    /// LabelledTexts and target tokens of each training pair.
+    /// Source and target tokens of each training pair.
     train: Vec<(Vec<u32>, Vec<u32>)>,
-    /// Their lengths, as the model sees them.
+    /// Their lengths, special tokens included.
     lengths: Vec<Lengths>,
-    /// Pairs to measure on.
+    /// Validation pairs.
     pub dev: Vec<Pair>,
     batching: Batching,
     specials: SpecialTokens,
 }
 
-/// A text, of which a batch takes rows that begin anywhere.
+/// A text; each row of a batch starts anywhere in it.
 pub(super) struct TextStream {
     train: Vec<u32>,
-    /// The text to measure on.
+    /// Validation text.
     pub dev: Vec<u32>,
-    /// Tokens that a row shows.
+    /// Tokens per row.
     pub block: usize,
-    /// Rows of a batch.
+    /// Rows per batch.
     pub rows: usize,
 }
 
-/// What the pairs of a task are drawn from, besides the seed.
+/// Separates the data of synthetic tasks from other uses of the seed.
 const TASK: u64 = 0x7461_736b;
-/// What the places in a text are drawn for, and the order of images.
+/// Purposes of random draws: places in a text, and the order of images.
 const PLACES: u32 = 5;
 const IMAGES: u32 = 6;
 
 impl Dataset {
-    /// Reads or makes the data, and finds the tokenizer unless one is given.
+    /// Reads or generates the data, and trains or reads the tokenizer unless one is passed.
     pub fn new(recipe: &Recipe, tokenizer: Option<Tokenizer>) -> Result<(Dataset, Option<Tokenizer>)> {
         if let Data::Images { .. } = recipe.data {
             return Ok((Dataset::Images(ImageData::read(recipe)?), None));
@@ -175,7 +175,7 @@ impl Dataset {
         let tokenizer = found(recipe, tokenizer, texts)?;
         let train: Vec<_> =
             train.iter().map(|pair| (tokenizer.encode(&pair.source), tokenizer.encode(&pair.target))).collect();
-        // To a decoder alone both sides are one sequence.
+        // A decoder-only model reads both sides as one sequence.
         let one = matches!(recipe.model, Architecture::Gpt(_));
         let lengths = |(source, target): &(Vec<u32>, Vec<u32>)| {
             let (source, target) = (source.len() + 1, target.len() + 1);
@@ -227,7 +227,7 @@ impl Dataset {
         Ok((Dataset::Labelled(LabelledData { train, dev, cut, lengths, batching, unknown }), tokenizer))
     }
 
-    /// Cuts texts with labels as an encoder reads them.
+    /// Tokenizes labelled texts for an encoder.
     pub fn tokenize(&mut self, encoder: &Encoder) -> Result<()> {
         let Dataset::Labelled(data) = self else { return Ok(()) };
         let examples: Vec<Example> = match &data.train {
@@ -246,7 +246,7 @@ impl Dataset {
         Ok(())
     }
 
-    /// Cuts texts with classes into sentences of words.
+    /// Tokenizes documents for a HAN.
     pub fn tokenize_documents(&mut self, han: &Han) {
         let Dataset::Labelled(data) = self else { return };
         let LabelledTexts::Classes(texts) = &data.train else { return };
@@ -257,7 +257,7 @@ impl Dataset {
         data.cut = TokenizedTexts::Documents(documents);
     }
 
-    /// Brings images to the size that a model takes.
+    /// Resizes images for a vision model.
     pub fn resize_images(&mut self, vit: &Vit) -> Result<()> {
         let Dataset::Images(data) = self else { return Ok(()) };
         data.train = data.train.iter().map(|image| vit.prepared(image)).collect::<Result<_>>()?;
@@ -265,14 +265,14 @@ impl Dataset {
         Ok(())
     }
 
-    /// Leaves out pairs that are longer than a model takes.
+    /// Leaves out pairs that are longer than the model takes.
     pub fn limit(&mut self, most: usize) {
         if let Dataset::Pairs(pairs) = self {
             pairs.batching.longest = pairs.batching.longest.min(most);
         }
     }
 
-    /// The texts to learn from, where they have labels.
+    /// The labelled training texts, if there are any.
     pub fn source(&self) -> Option<&LabelledTexts> {
         match self {
             Dataset::Labelled(data) => Some(&data.train),
@@ -280,7 +280,7 @@ impl Dataset {
         }
     }
 
-    /// The images, where there are any.
+    /// The images, if there are any.
     pub fn images(&self) -> Option<&ImageData> {
         match self {
             Dataset::Images(images) => Some(images),
@@ -288,7 +288,7 @@ impl Dataset {
         }
     }
 
-    /// The batches of a pass over the data, each a list of pairs or of places in the text: a function of seed and epoch.
+    /// The batches of an epoch, each a list of examples or of places in the text: a function of seed and epoch.
     pub fn epoch(&self, seed: u64, epoch: u64) -> Result<Vec<Vec<usize>>> {
         match self {
             Dataset::Pairs(pairs) => Ok(pairs.batching.epoch(&pairs.lengths, seed, epoch)?.batches),
@@ -307,7 +307,7 @@ impl Dataset {
         }
     }
 
-    /// One of those batches, as the model takes it.
+    /// Builds a batch.
     pub fn batch(&self, entries: &[usize], mut augmentation: Augmentation) -> TrainBatch {
         match self {
             Dataset::Labelled(LabelledData { cut: TokenizedTexts::Examples(examples), .. }) => {
@@ -343,7 +343,7 @@ impl Dataset {
         }
     }
 
-    /// The pairs to measure on; other data has none.
+    /// The validation pairs; other data has none.
     pub fn dev(&self) -> &[Pair] {
         match self {
             Dataset::Pairs(pairs) => &pairs.dev,
@@ -351,7 +351,7 @@ impl Dataset {
         }
     }
 
-    /// In words.
+    /// Sizes of the data, in words.
     pub fn summary(&self, vocabulary: usize) -> String {
         match self {
             Dataset::Pairs(PairData { train, lengths, dev, batching, .. }) => {
@@ -385,7 +385,7 @@ impl Dataset {
 }
 
 impl ImageData {
-    /// Those that a recipe names.
+    /// Reads the images that a recipe names.
     fn read(recipe: &Recipe) -> Result<ImageData> {
         let Data::Images { images, labels, dev_images, dev_labels, names } = &recipe.data else {
             return Err(Error::invalid("the recipe names no images"));
@@ -413,7 +413,7 @@ impl ImageData {
         Ok(ImageData { train, classes, dev, dev_classes, names, each: 1, tokens: recipe.train.tokens })
     }
 
-    /// Points each way, where all images are squares of one size; else nothing.
+    /// The side length in pixels, if all images are squares of one size.
     pub fn side(&self) -> Option<usize> {
         let side = self.train.first()?.width();
         let square = |image: &Image| image.width() == side && image.height() == side;
@@ -421,7 +421,7 @@ impl ImageData {
     }
 }
 
-/// The tokenizer that is given, that the recipe names, or that is trained on these texts.
+/// The tokenizer: the one passed, the recipe's file, or one trained on these texts.
 fn found<S: AsRef<str>, I: IntoIterator<Item = S>>(
     recipe: &Recipe,
     given: Option<Tokenizer>,

@@ -1,33 +1,33 @@
-//! What a run tells whoever watches it.
+//! What a run reports while it trains.
 
 use serde::Serialize;
 
-/// The state of a run after a step; sums are since the last line of progress.
+/// The state of a run after a step. Losses and tokens are since the last line of progress.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Event {
     /// Steps taken.
     pub step: u64,
-    /// Steps in all.
+    /// Steps of the whole run.
     pub steps: u64,
-    /// Passes over the data that were begun before this one.
+    /// The epoch, counted from 0.
     pub epoch: u64,
-    /// The loss that is trained on, a token.
+    /// Mean loss per token, with label smoothing.
     pub loss: f64,
-    /// Of the training data, without label smoothing.
+    /// Perplexity of the training data, without label smoothing.
     pub perplexity: f64,
-    /// What penalties on attention add.
+    /// Mean penalty on attention per step.
     pub penalty: f64,
     /// The learning rate.
     pub rate: f64,
-    /// The length of the gradient, before clipping.
+    /// Norm of the gradient before clipping.
     pub norm: f64,
     /// Target tokens.
     pub tokens: usize,
-    /// Seconds they took.
+    /// Seconds since the last line.
     pub seconds: f64,
 }
 
-/// What is measured besides the loss.
+/// What a validation measures besides the loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Measured {
     /// Nothing.
@@ -43,26 +43,26 @@ pub enum Measured {
     Answers,
 }
 
-/// What a validation found.
+/// Metrics of a validation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Validation {
-    /// After how many steps.
+    /// The step.
     pub step: u64,
-    /// The loss on the dev set, a token, without label smoothing.
+    /// Mean loss per token on the dev set, without label smoothing.
     pub loss: f64,
     /// Its exponential.
     pub perplexity: f64,
-    /// BLEU of the sentences that were translated.
+    /// BLEU of the translated sentences.
     pub bleu: f64,
     /// Their chrF.
     pub chrf: f64,
-    /// The share of them that is right in every character, in percent; of classes and tags, the share that is right.
+    /// Percentage of exact matches; for classes and tags, the accuracy in percent.
     pub exact: f64,
-    /// The F1 of classes (their mean), of entities, or of the words of answers, in percent.
+    /// Macro F1 of classes, F1 of entities, or word F1 of answers, in percent.
     pub f1: f64,
-    /// How many they were.
+    /// Number of sentences.
     pub sentences: usize,
-    /// A few of them: source, translation, reference.
+    /// Examples: source, translation, reference.
     pub samples: Vec<[String; 3]>,
     /// What was measured.
     #[serde(skip)]
@@ -70,7 +70,7 @@ pub struct Validation {
 }
 
 impl Validation {
-    /// The scores besides the loss, in words.
+    /// The metrics besides the loss, as text.
     pub fn told(&self) -> String {
         let Validation { bleu, chrf, exact, f1, .. } = self;
         match self.measured {
@@ -83,19 +83,19 @@ impl Validation {
     }
 }
 
-/// Someone who watches a run. Every method may be left as it is.
+/// Watches a run. Methods do nothing by default.
 pub trait Watcher: Send {
     /// After every step.
     fn step(&mut self, _event: &Event) {}
-    /// After a step whose numbers went into `metrics.jsonl`.
+    /// After a line was written to `metrics.jsonl`.
     fn logged(&mut self, _event: &Event) {}
     /// Before a validation.
     fn validating(&mut self, _step: u64) {}
-    /// After it; `better` where it is the best so far.
+    /// After a validation; `better` if it is the best so far.
     fn validated(&mut self, _validation: &Validation, _better: bool) {}
-    /// After a checkpoint.
+    /// After a checkpoint was written.
     fn saved(&mut self, _step: u64) {}
 }
 
-/// Someone who does not look.
+/// Ignores everything.
 impl Watcher for () {}

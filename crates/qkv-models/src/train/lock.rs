@@ -1,5 +1,5 @@
-//! The lock of a run's folder: one process trains in it at a time. It is a lock of the operating system on a file, so the
-//! lock of a process that died is free; the file names the holder for whoever is turned away.
+//! The lock of a run's folder: one process trains in it at a time. It is a lock of the operating system on a file, so
+//! the lock of a process that died is free; the file names the holder for whoever is turned away.
 
 use crate::{Error, Result};
 use std::fs::{File, OpenOptions, TryLockError};

@@ -1,4 +1,4 @@
-//! What is trained: a model that makes text, one that reads it, or one that sees.
+//! The model of a run: one that generates text, an encoder, a HAN or a vision model.
 
 use super::dataset::{Dataset, TrainBatch};
 use crate::architecture::Architecture;
@@ -12,8 +12,8 @@ use crate::{Encoder, EncoderConfig, Error, Han, HanConfig, Model, ModelConfig, R
 use qkv_nn::{Loss, Parameters, Tape};
 use std::path::Path;
 
-/// What is trained.
-// One of them exists in a run: a box would be in everyone's way.
+/// The model of a run.
+// One exists per run; a box would only be in the way.
 #[allow(clippy::large_enum_variant)]
 pub(super) enum TrainedModel {
     Text(Translator),
@@ -23,14 +23,14 @@ pub(super) enum TrainedModel {
 }
 
 impl TrainedModel {
-    /// A new one, drawn from the recipe's seed.
+    /// A new model with parameters drawn from the recipe's seed.
     pub fn new(recipe: &Recipe, tokenizer: Option<Tokenizer>, data: &Dataset) -> Result<TrainedModel> {
         let kind = recipe.model.name();
         let Some(tokenizer) = tokenizer else { return TrainedModel::of_images(recipe, data) };
         match (&recipe.model, data.source()) {
             (Architecture::Encoder(config), Some(source)) => {
                 let (head, labels) = (source.head(), source.labels());
-                // Only classes are read from the first row.
+                // Only classification reads the first row.
                 let pooler = config.pooler && head == Head::Classes;
                 let config = EncoderConfig { head, labels, pooler, ..config.clone() };
                 Ok(TrainedModel::Encoder(Encoder::new(&config, tokenizer, recipe.seed)?))
@@ -69,7 +69,7 @@ impl TrainedModel {
         Ok(TrainedModel::Vit(Vit::new(&config, recipe.seed)?))
     }
 
-    /// Its numbers.
+    /// Its parameters.
     pub fn parameters(&self) -> &Parameters<f32> {
         match self {
             TrainedModel::Text(translator) => &translator.parameters,
@@ -79,7 +79,7 @@ impl TrainedModel {
         }
     }
 
-    /// Its numbers, to be changed.
+    /// Its parameters, mutable.
     pub fn parameters_mut(&mut self) -> &mut Parameters<f32> {
         match self {
             TrainedModel::Text(translator) => &mut translator.parameters,
@@ -89,7 +89,7 @@ impl TrainedModel {
         }
     }
 
-    /// The same with other numbers.
+    /// The same model with other parameters.
     pub fn with(&self, parameters: Parameters<f32>) -> TrainedModel {
         match self {
             TrainedModel::Text(Translator { model, tokenizer, search, .. }) => {
@@ -110,7 +110,7 @@ impl TrainedModel {
         }
     }
 
-    /// How text is cut, where there is text.
+    /// Its tokenizer, unless it reads images.
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
         match self {
             TrainedModel::Text(translator) => Some(&translator.tokenizer),
@@ -120,7 +120,7 @@ impl TrainedModel {
         }
     }
 
-    /// The loss of a batch; `scale` is what each label's gradient is multiplied by.
+    /// The loss of a batch; the gradient of each label is multiplied by `scale`.
     pub fn loss(&self, tape: &mut Tape<'_, f32>, batch: &TrainBatch, smoothing: f64, scale: f64) -> Result<Loss> {
         match (self, batch) {
             (TrainedModel::Text(translator), TrainBatch::Text(batch)) => {
@@ -135,7 +135,7 @@ impl TrainedModel {
         }
     }
 
-    /// Writes its folder.
+    /// Writes the model's folder.
     pub fn save(&self, folder: &Path) -> Result<()> {
         match self {
             TrainedModel::Text(translator) => translator.save(folder, Storage::F32),

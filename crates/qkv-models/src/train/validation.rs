@@ -1,4 +1,4 @@
-//! Measuring on the dev set: the loss of all of it, and translations of some of it, or the labels of all of it.
+//! Validation on the dev set: its loss, and the metrics of translations or labels.
 
 use super::dataset::{Dataset, LabelledData, TextStream};
 use super::events::{Measured, Validation};
@@ -18,7 +18,7 @@ use crate::translator::Translator;
 use crate::{Encoder, Error, Recipe, Result};
 use qkv_nn::{Loss, Machine, Pool, Tape};
 
-/// Sentences that are shown.
+/// Examples that are reported.
 const SAMPLES: usize = 3;
 
 pub(super) fn validate(
@@ -52,7 +52,7 @@ pub(super) fn validate(
     let count = recipe.train.validate_sentences.min(dev.len());
     let sources: Vec<&str> = dev[..count].iter().map(|pair| pair.source.as_str()).collect();
     let references: Vec<&str> = dev[..count].iter().map(|pair| pair.target.as_str()).collect();
-    // Greedy: quick, and what is better greedily is better with a beam.
+    // Greedy search is fast, and ranks checkpoints as a beam would.
     let search = Search { beam: 1, sample: None, ..recipe.search.clone() };
     let found = translator.translate(&sources, &search, machine)?;
     let outputs: Vec<&str> = found.iter().map(|found| found.first().map_or("", |best| best.text.as_str())).collect();
@@ -70,10 +70,10 @@ pub(super) fn validate(
     Ok(Validation { step, loss: nll, perplexity, bleu, chrf, exact, f1, sentences, samples, measured })
 }
 
-/// Tokens that go through the model together.
+/// Tokens per batch.
 const TOKENS: usize = 4096;
 
-/// The loss of a text in rows that follow each other, each token but the first of a row after those before it in the row.
+/// The loss of a text in consecutive rows.
 fn of_text(
     translator: &Translator,
     text: &TextStream,
@@ -92,8 +92,8 @@ fn of_text(
     Ok(Validation { step, loss: nll, perplexity: perplexity(nll), ..Validation::default() })
 }
 
-/// What the probabilities of classes come to, beside the classes that are right. A class that the model does not know counts as
-/// wrong, and in no loss.
+/// Accuracy, F1 and loss of predicted classes. A class that the model does not know counts as wrong, and not in the
+/// loss.
 fn of_classes(found: &[Vec<f32>], there: &[&str], names: &[String], step: u64) -> Validation {
     let said: Vec<&str> = found.iter().map(|row| names[highest(row)].as_str()).collect();
     let right = said.iter().zip(there).filter(|(said, there)| said == there).count();
@@ -112,7 +112,7 @@ fn of_classes(found: &[Vec<f32>], there: &[&str], names: &[String], step: u64) -
     }
 }
 
-/// The loss of texts with labels, and what the model makes of them.
+/// Loss and metrics of an encoder on labelled texts.
 fn of_labels(
     encoder: &Encoder,
     data: &LabelledData,
@@ -157,10 +157,10 @@ fn of_labels(
     Ok(Validation { measured, ..whole })
 }
 
-/// Texts whose loss is computed together.
+/// Texts per batch.
 const TOGETHER: usize = 16;
 
-/// The mean over the classes of their F1.
+/// Macro F1: the mean over the classes.
 fn mean_f1(said: &[&str], there: &[&str]) -> f64 {
     let names: std::collections::BTreeSet<&str> = there.iter().copied().collect();
     let of = |name: &str| {

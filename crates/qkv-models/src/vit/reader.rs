@@ -1,4 +1,4 @@
-//! The model with its numbers: a folder in the Hugging Face layout of `ViTForImageClassification`, and what can be asked of it.
+//! A vision model with its parameters: its folder in the layout of `ViTForImageClassification`, and classification.
 
 use super::{VitConfig, VitNetwork};
 use crate::checkpoint::Blank;
@@ -17,23 +17,23 @@ use qkv_nn::{Loss, Machine, Parameters, Pool, Tape, Target, Tensor};
 use serde_json::Value;
 use std::path::Path;
 
-/// Tokens that go through the model together.
+/// Tokens per batch.
 const TOKENS: usize = 4096;
 
-/// A model that sees.
+/// A vision model with its parameters.
 #[derive(Debug)]
 pub struct Vit {
-    /// What it was made from.
+    /// Its configuration.
     pub config: VitConfig,
-    /// Its numbers.
+    /// Its parameters.
     pub parameters: Parameters<f32>,
     pub(crate) model: VitNetwork,
 }
 
-/// What was kept of an image that was seen.
+/// A captured pass over an image.
 #[derive(Clone, Debug)]
 pub struct ObservedImage {
-    /// The image as the model took it.
+    /// The image, resized for the model.
     pub image: Image,
     /// The probability of each class.
     pub probabilities: Vec<f32>,
@@ -41,7 +41,7 @@ pub struct ObservedImage {
     pub attentions: Vec<ObservedAttention>,
 }
 
-/// The settings, the weights, and a model of zeros with the table that fills it.
+/// Configuration and weights of a folder, and the model with parameters of zero.
 fn found(folder: &Path) -> Result<(VitConfig, Weights, Result<Blank<VitNetwork>>)> {
     let (path, preprocessor) = (folder.join(CONFIG), folder.join(PREPROCESSOR_CONFIG));
     let prepared = read_json_if_present::<Value>(&preprocessor)?.unwrap_or_default();
@@ -63,7 +63,7 @@ fn found(folder: &Path) -> Result<(VitConfig, Weights, Result<Blank<VitNetwork>>
     Ok((config, weights, built))
 }
 
-/// What is told of such a folder: in words, how many parameters, what does not fit, and the tensors.
+/// Description, number of parameters, mismatches and weights of a folder.
 pub(crate) fn inspect(folder: &Path) -> Result<(String, Option<usize>, Vec<String>, Weights)> {
     let (config, weights, built) = found(folder)?;
     let VitConfig { image_size, patch_size, channels, d_model, ffn_dim, heads, layers, .. } = config;
@@ -79,7 +79,7 @@ pub(crate) fn inspect(folder: &Path) -> Result<(String, Option<usize>, Vec<Strin
 }
 
 impl Vit {
-    /// From a folder in the Hugging Face layout.
+    /// Reads a folder in the Hugging Face layout.
     ///
     /// # Errors
     /// Names the file, and the field or tensor that is wrong.
@@ -90,7 +90,7 @@ impl Vit {
         Ok(Vit { config, parameters, model })
     }
 
-    /// A new one, its numbers drawn from the seed. Channels that have no mean and deviation get one half of each.
+    /// A new model with parameters drawn from the seed. Mean and deviation of channels default to 0.5.
     ///
     /// ```
     /// use qkv_models::image::Image;
@@ -104,7 +104,7 @@ impl Vit {
     /// ```
     ///
     /// # Errors
-    /// Where sizes and choices do not fit.
+    /// Where sizes do not fit together.
     pub fn new(config: &VitConfig, seed: u64) -> Result<Vit> {
         let mut config = config.clone();
         for numbers in [&mut config.mean, &mut config.deviation] {
@@ -131,15 +131,15 @@ impl Vit {
         Ok(())
     }
 
-    /// An image in the size and the channels that the model takes.
+    /// An image in the size and channels of the model.
     ///
     /// # Errors
-    /// Where the model takes images larger than any.
+    /// Where the model's images are larger than any that are read.
     pub fn prepared(&self, image: &Image) -> Result<Image> {
         image.in_channels(self.config.channels).resized(self.config.image_size, self.config.image_size)
     }
 
-    /// Images that were [prepared](Vit::prepared) as patches, `[B, P, patch]`; the numbers of a patch are channel by channel, row
+    /// Patches of [prepared](Vit::prepared) images, `[B, P, patch]`; the values of a patch are channel by channel, row
     /// by row.
     fn patches(&self, images: &[Image]) -> Tensor<f32> {
         let VitConfig { image_size, patch_size, channels, .. } = self.config;
@@ -163,7 +163,7 @@ impl Vit {
         Tensor::new(data, &[images.len(), grid * grid, each])
     }
 
-    /// The loss of some images, prepared, and their classes; `scale` is what each gradient is multiplied by.
+    /// The loss of prepared images with classes; each gradient is multiplied by `scale`.
     pub(crate) fn loss(
         &self,
         tape: &mut Tape<'_, f32>,
@@ -176,10 +176,10 @@ impl Vit {
         Ok(tape.cross_entropy(&x, head.weight, head.bias, Target { ids: classes, ignore: None, smoothing, scale }))
     }
 
-    /// The probability of each class, for each image, in the order of [`labels`](VitConfig::labels).
+    /// The probabilities of all classes, for each image, in the order of [`labels`](VitConfig::labels).
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// Where the model computes NaN.
     pub fn classify(&self, images: &[Image], machine: &Machine) -> Result<Vec<Vec<f32>>> {
         let images = images.iter().map(|image| self.prepared(image)).collect::<Result<Vec<_>>>()?;
         let tokens = self.config.grid() * self.config.grid() + 1;
@@ -196,7 +196,7 @@ impl Vit {
         })
     }
 
-    /// Runs the model over an image, and keeps what each patch attended to.
+    /// Runs the model over an image and captures its attentions.
     ///
     /// # Errors
     /// What `qkv` refuses.

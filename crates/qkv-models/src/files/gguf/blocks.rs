@@ -1,5 +1,5 @@
-//! How GGUF stores numbers: as they are; in blocks of 32 with a scale and, in some, a smallest value; or in blocks of 256 whose
-//! parts have scales of their own, themselves of few bits (`super_block`).
+//! Block types of GGUF: plain numbers; blocks of 32 with a scale and, in some types, a minimum; super-blocks of 256
+//! whose parts have quantized scales (`super_block`).
 
 mod super_block;
 
@@ -8,41 +8,41 @@ use qkv_simd::quantized::QuantizedMatrix;
 use std::fmt;
 use super_block::SUPER;
 
-/// Numbers of a block.
+/// Values per block.
 const BLOCK: usize = 32;
 
-/// The ways that are read.
+/// Supported block types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlockType {
     F32,
     F16,
     Bf16,
-    /// Four bits from −8 to 7, times a scale.
+    /// Q4_0: 4 bits from −8 to 7, times a scale.
     Q4Scaled,
-    /// Four bits from 0 to 15, times a scale, above a smallest value.
+    /// Q4_1: 4 bits from 0 to 15, times a scale, plus a minimum.
     Q4Above,
-    /// Five bits from −16 to 15, times a scale.
+    /// Q5_0: 5 bits from −16 to 15, times a scale.
     Q5Scaled,
-    /// Five bits from 0 to 31, times a scale, above a smallest value.
+    /// Q5_1: 5 bits from 0 to 31, times a scale, plus a minimum.
     Q5Above,
-    /// Eight bits, times a scale.
+    /// Q8_0: 8 bits, times a scale.
     Q8,
-    /// 256 numbers of two bits; each 16 of them have a scale and a smallest value of four bits.
+    /// Q2_K: 256 values of 2 bits; parts of 16 have a scale and a minimum of 4 bits.
     Q2K,
-    /// 256 numbers of three bits; each 16 have a scale of six.
+    /// Q3_K: 256 values of 3 bits; parts of 16 have a scale of 6 bits.
     Q3K,
-    /// 256 numbers of four bits; each 32 have a scale and a smallest value of six.
+    /// Q4_K: 256 values of 4 bits; parts of 32 have a scale and a minimum of 6 bits.
     Q4K,
-    /// The same with five bits.
+    /// Q5_K: the same with 5 bits.
     Q5K,
-    /// 256 numbers of six bits; each 16 have a scale of eight.
+    /// Q6_K: 256 values of 6 bits; parts of 16 have a scale of 8 bits.
     Q6K,
-    /// 256 numbers of eight bits with one scale.
+    /// Q8_K: 256 values of 8 bits with one scale.
     Q8K,
 }
 
 impl BlockType {
-    /// By its number in a file.
+    /// The type of a number in a file.
     pub fn of(kind: u32) -> Option<BlockType> {
         Some(match kind {
             0 => BlockType::F32,
@@ -63,7 +63,7 @@ impl BlockType {
         })
     }
 
-    /// Numbers that are stored together: a row has a multiple of them.
+    /// Values per block: a row has a multiple of them.
     pub fn together(self) -> usize {
         match self {
             BlockType::F32 | BlockType::F16 | BlockType::Bf16 => 1,
@@ -74,7 +74,7 @@ impl BlockType {
         }
     }
 
-    /// Bytes that they take.
+    /// Bytes per block.
     fn each(self) -> usize {
         match self {
             BlockType::F32 => 4,
@@ -93,12 +93,12 @@ impl BlockType {
         }
     }
 
-    /// Bytes that so many numbers take.
+    /// Bytes of `numbers` values.
     pub fn bytes(self, numbers: usize) -> Option<usize> {
         (numbers / self.together()).checked_mul(self.each())
     }
 
-    /// The same blocks as products with few rows read them, for rows of `width`; `None` where such blocks are not read so.
+    /// The blocks as matrix-vector products read them, for rows of `width`; `None` for types that they do not read.
     pub fn quantized(self, bytes: &[u8], width: usize) -> Option<QuantizedMatrix> {
         let blocks = bytes.chunks_exact(self.each());
         match self {
@@ -119,7 +119,7 @@ impl BlockType {
         }
     }
 
-    /// The numbers behind bytes.
+    /// Dequantizes blocks.
     pub fn widen(self, bytes: &[u8]) -> Vec<f32> {
         let blocks = bytes.chunks_exact(self.each());
         let mut out = Vec::with_capacity(blocks.len() * self.together());
@@ -164,17 +164,17 @@ impl BlockType {
     }
 }
 
-/// A number of half precision.
+/// A number in half precision.
 fn half(bytes: &[u8]) -> f32 {
     f16::from_le_bytes([bytes[0], bytes[1]]).to_f32()
 }
 
-/// The fifth bit of a number, in its place; those of a block lie together, the first number's lowest.
+/// The fifth bit of a value, shifted to its place. The fifth bits of a block are stored together, lowest first.
 fn fifth(bits: &[u8], at: usize) -> u8 {
     (bits[at / 8] >> (at % 8) & 1) << 4
 }
 
-/// The low halves of all bytes, then the high ones.
+/// The low nibbles of all bytes, then the high nibbles.
 fn nibbles(bytes: &[u8]) -> impl Iterator<Item = u8> {
     bytes.iter().map(|b| b & 15).chain(bytes.iter().map(|b| b >> 4))
 }

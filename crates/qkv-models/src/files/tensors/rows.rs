@@ -1,9 +1,9 @@
-//! Rows of eight bits: each row of a matrix as whole numbers from −127 to 127 and one scale.
+//! 8-bit rows: each row of a matrix as integers from −127 to 127 with one scale.
 
-/// The largest of the whole numbers.
+/// The largest integer.
 const LARGEST: f32 = 127.0;
 
-/// The numbers and the scales of a matrix, or the row that has a value which is not finite.
+/// Quantizes a matrix: its integers and scales, or the first row with a non-finite value.
 pub(super) fn narrow(values: &[f32], count: usize, width: usize) -> Result<(Vec<u8>, Vec<f32>), usize> {
     let (mut bytes, mut scales) = (Vec::with_capacity(values.len()), Vec::with_capacity(count));
     for row in 0..count {
@@ -12,7 +12,7 @@ pub(super) fn narrow(values: &[f32], count: usize, width: usize) -> Result<(Vec<
             return Err(row);
         }
         let scale = values.iter().fold(0f32, |most, x| most.max(x.abs())) / LARGEST;
-        // A row of zeros, or of values so small that they have no scale, is zero.
+        // A row of zeros, or of subnormal values whose scale underflows, is zero.
         let number = |x: f32| if scale > 0.0 { (x / scale).round().clamp(-LARGEST, LARGEST) as i8 } else { 0 };
         bytes.extend(values.iter().map(|&x| number(x) as u8));
         scales.push(scale);
@@ -20,7 +20,7 @@ pub(super) fn narrow(values: &[f32], count: usize, width: usize) -> Result<(Vec<
     Ok((bytes, scales))
 }
 
-/// The values of a matrix from its numbers and its scales.
+/// Dequantizes a matrix.
 pub(super) fn widen(bytes: &[u8], scales: &[f32], width: usize) -> Vec<f32> {
     let rows = bytes.chunks_exact(width.max(1)).zip(scales);
     rows.flat_map(|(row, scale)| row.iter().map(move |&b| f32::from(b as i8) * scale)).collect()

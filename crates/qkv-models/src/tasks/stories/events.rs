@@ -1,4 +1,4 @@
-//! What can happen: how it is sentences, what its title is, and what can be questions about it.
+//! The events: their titles, sentences and questions.
 
 use super::names::{people, places, river};
 use super::{Facts, StoryEvent};
@@ -48,7 +48,7 @@ const ANIMALS: [&str; 9] = ["dog", "horse", "cow", "young owl", "cat", "goat", "
 const TRAPS: [&str; 6] = ["a canal", "a deep well", "the harbour", "a ditch", "an icy pond", "a mill race"];
 const CROPS: [&str; 8] = ["wheat", "barley", "apples", "potatoes", "plums", "rye", "oats", "beans"];
 
-/// A mayor is chosen; a match; something is opened; a flood; something is found; an animal is saved; a harvest.
+/// Election, match, opening, flood, find, rescue, harvest.
 const ALL: [StoryEvent; 7] = [
     StoryEvent {
         title: "{one} elected mayor of {town}",
@@ -191,13 +191,13 @@ const ALL: [StoryEvent; 7] = [
     },
 ];
 
-/// One of them, with all that may be sentences of it.
+/// Draws an event and its facts.
 pub(super) fn drawn(draws: &mut Draws) -> (&'static StoryEvent, Facts) {
     let [town, guest, elsewhere] = places(draws);
     let [one, two, visitor] = people(draws);
     let low = draws.below(5);
     let high = low + 1 + draws.below(4);
-    // No fact is another's number.
+    // Numbers of different facts do not collide.
     let count = 12 + draws.below(980);
     let mut pick = |among: &[&str]| draws.pick(&among.iter().map(|x| &**x).collect::<Vec<&str>>()).to_owned();
     let mut facts: Facts = vec![

@@ -1,4 +1,4 @@
-//! Names of places, rivers and people, from syllables.
+//! Names of places, rivers and people, built from syllables.
 
 use crate::draws::Draws;
 
@@ -24,12 +24,12 @@ const LAST: [&str; 20] = [
 const LAST_ENDS: [&str; 14] =
     ["ander", "berg", "by", "er", "feld", "gren", "in", "ley", "man", "mark", "ov", "sen", "stein", "well"];
 
-/// Different places, as many as are asked for.
+/// Distinct places.
 pub(super) fn places<const N: usize>(draws: &mut Draws) -> [String; N] {
     apart(|| format!("{}{}", draws.pick(&PLACES), draws.pick(&ENDS)))
 }
 
-/// Different people.
+/// Distinct people.
 pub(super) fn people<const N: usize>(draws: &mut Draws) -> [String; N] {
     apart(|| format!("{} {}{}", draws.pick(&FIRST), draws.pick(&LAST), draws.pick(&LAST_ENDS)))
 }
@@ -39,7 +39,7 @@ pub(super) fn river(draws: &mut Draws) -> String {
     draws.pick(&RIVERS).to_owned()
 }
 
-/// Drawn until none is another, nor part of another.
+/// Draws until no name is part of another.
 fn apart<const N: usize>(mut drawn: impl FnMut() -> String) -> [String; N] {
     let mut found: Vec<String> = Vec::new();
     while found.len() < N {

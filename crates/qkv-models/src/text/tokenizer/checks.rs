@@ -1,42 +1,60 @@
-//! What a `tokenizer.json` is refused for before the library that reads it sees it: sizes without bound, and lists that do
-//! not fit together, which that library would meet with a panic.
+//! Checks of a `tokenizer.json` before the library parses it: numbers of tokens, how much rules may lengthen a text,
+//! and merges that lead out of the vocabulary, on which the library panics.
 
+use crate::files::input;
 use crate::{Error, Result};
 use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
-/// More numbers than any tokenizer has: each is a row of an embedding.
-pub(super) const MOST_TOKENS: usize = 1 << 22;
-/// The largest file: the largest known ones are below 40 MB.
-const LARGEST_FILE: u64 = 256 << 20;
+/// The largest number of tokens. The largest known vocabularies have 900,000; each token is a row of an embedding.
+pub(super) const MAX_TOKENS: usize = 1 << 20;
+/// The largest number of merges or added tokens.
+const MAX_ENTRIES: usize = 1 << 21;
+/// The largest factor by which normalizer or decoder may lengthen a text. Those of known tokenizers stay below 128.
+const MAX_GROWTH: u64 = 256;
 
-/// The bytes of a file, unless there are far too many.
+/// The bytes of a file of a plausible size.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
-    let file = File::open(path).map_err(|e| Error::file("open", path, e))?;
-    let mut bytes = Vec::new();
-    file.take(LARGEST_FILE + 1).read_to_end(&mut bytes).map_err(|e| Error::file("read", path, e))?;
-    if bytes.len() as u64 > LARGEST_FILE {
-        return Err(Error::format(path, "tokenizer", format!("the file is larger than {LARGEST_FILE} bytes")));
-    }
-    Ok(bytes)
+    input::read(path, input::TOKENIZER_MAX)
 }
 
 #[derive(Deserialize)]
 struct FileOutline {
     model: Option<ModelOutline>,
+    #[serde(default)]
+    added_tokens: Count,
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    decoder: Value,
 }
 
 #[derive(Deserialize)]
 struct ModelOutline {
     #[serde(rename = "type")]
     kind: Option<String>,
+    #[serde(default)]
+    vocab: Count,
+    #[serde(default)]
+    merges: Option<Count>,
+}
+
+/// The merges of a model, parsed once its sizes are known to be plausible.
+#[derive(Deserialize)]
+struct MergesFile {
+    model: Merges,
+}
+
+#[derive(Deserialize)]
+struct Merges {
     continuing_subword_prefix: Option<String>,
     #[serde(default)]
-    vocab: serde_json::Value,
-    merges: Option<Vec<Merge>>,
+    vocab: HashMap<String, u32>,
+    #[serde(default)]
+    merges: Vec<Merge>,
 }
 
 #[derive(Deserialize)]
@@ -46,19 +64,84 @@ enum Merge {
     Line(String),
 }
 
-/// Refuses bytes that are no tokenizer, or whose merges lead out of their vocabulary.
-pub(super) fn check(bytes: &[u8], path: &Path) -> Result<()> {
-    let wrong = |field: &str, what: String| Error::format(path, format!("field `{field}`"), what);
-    let outline: FileOutline =
-        serde_json::from_slice(bytes).map_err(|e| Error::format(path, "tokenizer", format!("not valid: {e}")))?;
-    let Some(model) = outline.model else { return Err(wrong("model", "it is missing".into())) };
-    let Some(merges) = model.merges else { return Ok(()) };
-    if model.kind.as_deref().is_some_and(|kind| kind != "BPE") {
-        return Ok(());
+/// Number of entries of a list or an object, which are not stored.
+#[derive(Default)]
+struct Count(usize);
+
+impl<'de> Deserialize<'de> for Count {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct CountVisitor;
+
+        impl<'de> Visitor<'de> for CountVisitor {
+            type Value = Count;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a list or an object")
+            }
+
+            fn visit_unit<E>(self) -> Result<Count, E> {
+                Ok(Count(0))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Count, A::Error> {
+                let mut count = 0;
+                while list.next_element::<IgnoredAny>()?.is_some() {
+                    count += 1;
+                }
+                Ok(Count(count))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Count, A::Error> {
+                let mut count = 0;
+                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+                    count += 1;
+                }
+                Ok(Count(count))
+            }
+        }
+
+        deserializer.deserialize_any(CountVisitor)
     }
-    let vocabulary: HashMap<String, u32> =
-        serde_json::from_value(model.vocab).map_err(|e| wrong("model.vocab", e.to_string()))?;
-    let prefix = model.continuing_subword_prefix.unwrap_or_default();
+}
+
+/// Checks the bytes of a file. Returns the factor by which its normalizer may lengthen a text.
+///
+/// # Errors
+/// Names the field that is missing, too large or inconsistent.
+pub(super) fn check(bytes: &[u8], path: &Path) -> Result<u64> {
+    let wrong = |field: &str, what: String| Error::format(path, format!("field `{field}`"), what);
+    let invalid = |e: serde_json::Error| Error::format(path, "tokenizer", format!("not valid: {e}"));
+    let outline: FileOutline = serde_json::from_slice(bytes).map_err(invalid)?;
+    let Some(model) = outline.model else { return Err(wrong("model", "it is missing".into())) };
+    let merges = model.merges.as_ref().map_or(0, |merges| merges.0);
+    for (field, found, max) in [
+        ("model.vocab", model.vocab.0, MAX_TOKENS),
+        ("model.merges", merges, MAX_ENTRIES),
+        ("added_tokens", outline.added_tokens.0, MAX_TOKENS),
+    ] {
+        if found > max {
+            return Err(wrong(field, format!("it has {found} entries, expected at most {max}")));
+        }
+    }
+    let growth = growth(&outline.normalizer);
+    for (field, growth) in [("normalizer", growth), ("decoder", self::growth(&outline.decoder))] {
+        if growth > MAX_GROWTH {
+            let what = format!("its rules may lengthen a text {growth}-fold, expected at most {MAX_GROWTH}-fold");
+            return Err(wrong(field, what));
+        }
+    }
+    if merges > 0 && model.kind.as_deref().is_none_or(|kind| kind == "BPE") {
+        check_merges(bytes, path)?;
+    }
+    Ok(growth)
+}
+
+/// Refuses merges that lead out of the vocabulary.
+fn check_merges(bytes: &[u8], path: &Path) -> Result<()> {
+    let wrong = |field: &str, what: String| Error::format(path, format!("field `{field}`"), what);
+    let file: MergesFile = serde_json::from_slice(bytes).map_err(|e| wrong("model.vocab", e.to_string()))?;
+    let Merges { continuing_subword_prefix, vocab, merges } = file.model;
+    let prefix = continuing_subword_prefix.unwrap_or_default();
     let mut merged = String::new();
     for (at, merge) in merges.iter().enumerate() {
         let wrong = |what: String| wrong(&format!("model.merges[{at}]"), what);
@@ -73,10 +156,76 @@ pub(super) fn check(bytes: &[u8], path: &Path) -> Result<()> {
         merged.clear();
         merged.extend([left, rest]);
         for piece in [left, right, &merged] {
-            if !vocabulary.contains_key(piece) {
+            if !vocab.contains_key(piece) {
                 return Err(wrong(format!("`{piece}` is not in the vocabulary")));
             }
         }
     }
     Ok(())
+}
+
+/// An upper bound on the factor by which a normalizer or decoder lengthens a text, in bytes: rules in a sequence
+/// multiply.
+fn growth(rule: &Value) -> u64 {
+    let text = |name: &str| rule.get(name).and_then(Value::as_str).unwrap_or_default().len() as u64;
+    match rule.get("type").and_then(Value::as_str).unwrap_or_default() {
+        "Sequence" => {
+            let rules = ["normalizers", "decoders"].iter().find_map(|name| rule.get(name)?.as_array());
+            rules.into_iter().flatten().map(growth).fold(1, u64::saturating_mul)
+        }
+        "Replace" => {
+            let content = text("content");
+            match rule.pointer("/pattern/String").and_then(Value::as_str).map_or(0, str::len) as u64 {
+                // A regular expression may match every byte, and between any two.
+                0 => content.saturating_mul(2).max(1),
+                pattern => content.div_ceil(pattern).max(1),
+            }
+        }
+        // Characters that decompose: U+FDFA has 3 bytes, and 33 decomposed.
+        "NFKC" | "NFKD" => 11,
+        "NFC" | "NFD" | "Lowercase" | "BertNormalizer" => 3,
+        "Precompiled" => 11,
+        "ByteLevel" => 2,
+        _ => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(json: &str) -> String {
+        check(json.as_bytes(), Path::new("t.json")).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn rules_that_lengthen_a_text_beyond_measure_are_refused() {
+        let a = "a".repeat(1000);
+        let rule = format!(r#"{{"type":"Replace","pattern":{{"String":"a"}},"content":"{a}"}}"#);
+        let nested = vec![rule.as_str(); 5].join(",");
+        let file = |field: &str, list: &str, rules: &str| {
+            format!(r#"{{"model":{{"vocab":{{}}}},"{field}":{{"type":"Sequence","{list}":[{rules}]}}}}"#)
+        };
+        for (field, list) in [("normalizer", "normalizers"), ("decoder", "decoders")] {
+            let what = refused(&file(field, list, &nested));
+            assert!(what.starts_with(&format!("`t.json`: field `{field}`: its rules may lengthen a text")), "{what}");
+        }
+        let regex = r#"{"type":"Replace","pattern":{"Regex":"x*"},"content":"yyyyyyyyyyyyyyyyyyyy"}"#;
+        assert!(refused(&file("normalizer", "normalizers", &vec![regex; 2].join(","))).contains("1600-fold"));
+        // Of a Llama, of a T5 and of an XLM-R.
+        let space = r#"{"type":"Prepend","prepend":"▁"},{"type":"Replace","pattern":{"String":" "},"content":"▁"}"#;
+        let runs = r#"{"type":"Precompiled"},{"type":"Replace","pattern":{"Regex":" {2,}"},"content":"▁"}"#;
+        for known in [space, runs, r#"{"type":"NFKC"},{"type":"Lowercase"}"#] {
+            assert!(check(file("normalizer", "normalizers", known).as_bytes(), Path::new("t.json")).is_ok(), "{known}");
+        }
+    }
+
+    #[test]
+    fn a_vocabulary_of_millions_is_refused_before_it_is_built() {
+        let entries: Vec<String> = (0..1_500_000).map(|at| format!("\"t{at}\":{at}")).collect();
+        let start = std::time::Instant::now();
+        let what = refused(&format!(r#"{{"model":{{"type":"WordLevel","vocab":{{{}}}}}}}"#, entries.join(",")));
+        assert_eq!(what, "`t.json`: field `model.vocab`: it has 1500000 entries, expected at most 1048576");
+        assert!(start.elapsed().as_secs() < 5, "{:?}", start.elapsed());
+    }
 }

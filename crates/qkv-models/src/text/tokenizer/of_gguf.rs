@@ -1,15 +1,15 @@
-//! The tokenizer inside a GGUF file, as the `tokenizer.json` that it was made from would say it.
+//! The tokenizer of a GGUF file, as the `tokenizer.json` it was made from.
 
 use crate::files::gguf::{Gguf, MetadataValue};
 use crate::{Error, Result};
 use serde_json::{Map, json};
 
-/// Tokens that stand for no text.
+/// Type of control tokens.
 const CONTROL: f64 = 3.0;
-/// Tokens that somebody added.
+/// Type of user-defined tokens.
 const ADDED: f64 = 4.0;
 
-/// The `tokenizer.json`: pairs of bytes, merged, as the GPTs have them.
+/// The `tokenizer.json` of a byte-level BPE, the tokenizer of the GPTs.
 pub(super) fn json(file: &Gguf) -> Result<String> {
     let wrong = |name: &str, what: String| Error::format(file.path(), format!("value `{name}`"), what);
     let name = "tokenizer.ggml.model";

@@ -1,31 +1,31 @@
-//! TokenizerSource as a person reads them: without the marks by which tokenizers say where spaces and bytes were.
+//! Tokens for display: without the marks by which tokenizers encode spaces and bytes.
 
-/// One piece of a text, for display.
+/// A token for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// What it says. Where a character is spelled in several pieces, the first has it; a piece that is only a space has
-    /// nothing.
+    /// Its text. A character that is spelled in several tokens is shown by the first; a token that is only a space has
+    /// none.
     pub text: String,
-    /// Whether a word begins here. Han characters and signs of punctuation are words; the rest of a word, a number or
-    /// a contraction is not, nor is what follows a piece that is only the space before it.
+    /// Whether it starts a word. Han characters and punctuation marks are words; the rest of a word, of a number or of
+    /// a contraction is not, nor is the token after one that is only a space.
     pub begins_word: bool,
 }
 
-/// How a vocabulary says where spaces were, and bytes.
+/// How a vocabulary marks spaces and bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Marks {
-    /// A sign for a space, `▁`, and bytes as `<0xE4>`: what is trained here, and SentencePiece.
+    /// `▁` for a space and `<0xE4>` for a byte: tokenizers trained here, SentencePiece.
     Spaces,
-    /// Every byte as a character, a space as `Ġ`: the GPTs.
+    /// A character for every byte, `Ġ` for a space: GPT-2.
     Bytes,
-    /// A sign where there was no space, `##`: BERT.
+    /// `##` where there is no space: BERT.
     Joints,
-    /// None: every token is a word.
+    /// No marks: every token is a word.
     None,
 }
 
 impl Marks {
-    /// The marks that most tokens of a vocabulary have.
+    /// The marks of most tokens of a vocabulary.
     pub(super) fn of<'a>(vocabulary: impl Iterator<Item = &'a String>) -> Self {
         let (mut bytes, mut joints, mut spaces) = (0, 0, 0);
         for token in vocabulary {
@@ -40,7 +40,7 @@ impl Marks {
         }
     }
 
-    /// Whether there was a space before a token, and the bytes of its text.
+    /// Whether a space precedes a token, and the bytes of its text.
     fn read(self, token: &str) -> (bool, Vec<u8>) {
         match self {
             Marks::Spaces => {
@@ -51,7 +51,7 @@ impl Marks {
             Marks::Joints => token.strip_prefix("##").map_or((true, token.into()), |rest| (false, rest.into())),
             Marks::Bytes => {
                 let (space, rest) = token.strip_prefix('Ġ').map_or((false, token), |rest| (true, rest));
-                // What is not in the table is a token that was added as text.
+                // Added tokens are text, and their characters may not be in the table.
                 let bytes: Option<Vec<u8>> = rest.chars().map(standing_for).collect();
                 (space, bytes.unwrap_or_else(|| rest.into()))
             }
@@ -59,13 +59,13 @@ impl Marks {
     }
 }
 
-/// The byte that a token such as `<0xE4>` stands for.
+/// The byte of a token such as `<0xE4>`.
 fn byte(token: &str) -> Option<u8> {
     u8::from_str_radix(token.strip_prefix("<0x")?.strip_suffix('>').filter(|hex| hex.len() == 2)?, 16).ok()
 }
 
-/// The byte that a character stands for where every byte is a character: itself where it can be seen, and the 68 others from
-/// U+0100 on, in their order.
+/// The byte that a character stands for in a byte-level vocabulary: printable bytes stand for themselves, the other 68
+/// are U+0100 and up, in order.
 fn standing_for(c: char) -> Option<u8> {
     let seen = |b: &u8| matches!(b, 33..=126 | 161..=172 | 174..=255);
     match u8::try_from(u32::from(c)) {
@@ -74,7 +74,7 @@ fn standing_for(c: char) -> Option<u8> {
     }
 }
 
-/// Whether this is part of a word that goes on, rather than a word by itself.
+/// Whether a character continues a word, rather than being one.
 fn goes_on(c: char) -> bool {
     let ideograph = matches!(c, '\u{2e80}'..='\u{2fdf}' | '\u{3001}'..='\u{303f}' | '\u{3400}'..='\u{9fff}'
         | '\u{f900}'..='\u{faff}' | '\u{ff00}'..='\u{ffef}' | '\u{20000}'..='\u{3ffff}');

@@ -1,22 +1,22 @@
-//! How text is cut, and how the pieces are found.
+//! Training of tokenizers, and how each kind splits text.
 //!
 //! **Byte-pair encoding** ([`Kind::Bpe`]), for language:
-//! - The text is brought to one form: NFC, so that punctuation stays what it is (the compatibility forms would turn `？` into
-//!   `?` and `…` into `...`, and a translation would come back with other signs than its reference has); control characters
-//!   go, any white space is one space.
-//! - Every Han character and every sign of Chinese and Japanese punctuation is a word of its own: worth 1.5 BLEU from
-//!   Chinese over letting them merge. So is every digit, and every other sign of punctuation with the space before it.
-//!   English contractions (`'t`, `'s`) stay whole. Merges never cross the border of a word.
-//! - A word carries the space before it (`▁`), the first one too unless it is Han: decoding gives the text back exactly.
-//! - A character that the corpus has only once, or that it has not, is spelled in bytes (`<0xE4>`): nothing is unknown, and
-//!   what was rare in training teaches the bytes.
+//! - Text is normalized to NFC, which leaves punctuation alone (NFKC would turn `？` into `?` and `…` into `...`, and a
+//!   translation would differ from its reference). Control characters are removed, runs of white space become one
+//!   space.
+//! - Every Han character and every mark of Chinese and Japanese punctuation is a word: worth 1.5 BLEU from Chinese over
+//!   letting them merge. So is every digit, and every other punctuation mark with the space before it. English
+//!   contractions (`'t`, `'s`) stay whole. Merges never cross word boundaries.
+//! - A word includes the space before it (`▁`), the first one too unless it is Han, so that decoding is exact.
+//! - Characters that occur once in the corpus, or not at all, are spelled in bytes (`<0xE4>`): no text is unknown, and
+//!   rare characters train the byte tokens.
 //!
-//! **Words** ([`Kind::Words`]), for models that look at each word as one: in small letters, cut at white space; signs of
-//! punctuation, Han characters and English contractions are words of their own. A word that the corpus has only once, or that
-//! there is no room for, is unknown.
+//! **Words** ([`Kind::Words`]), for models with word embeddings: lower case, split at white space; punctuation marks,
+//! Han characters and English contractions are words. Words that occur once, or beyond the vocabulary size, are
+//! unknown.
 //!
-//! **Characters** ([`Kind::Characters`]), for the synthetic tasks: each character, spaces included, is a piece; one that the
-//! texts do not have is unknown.
+//! **Characters** ([`Kind::Characters`]), for the synthetic tasks: every character, spaces included, is a token;
+//! characters that the texts do not contain are unknown.
 
 use super::SPECIALS;
 use crate::{Error, Result};
@@ -27,25 +27,25 @@ use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::{AddedToken, OffsetReferential, OffsetType, PreTokenizedString, Trainer};
 use tokenizers::{NormalizedString, Normalizer, PreTokenizer};
 
-/// Han characters, the signs of Chinese and Japanese punctuation, and full-width forms: the inside of a class.
+/// Han characters, Chinese and Japanese punctuation, and full-width forms, as the inside of a character class.
 const IDEOGRAPHS: &str = r"\p{Han}、-〿＀-￯";
-/// A character seen less often than this is spelled in bytes.
+/// Characters that occur less often are spelled in bytes.
 const RARE: u64 = 2;
-/// The numbers that bytes take.
+/// Ids for bytes.
 const BYTES: usize = 256;
 
-/// What a piece is.
+/// The kind of a tokenizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Kind {
-    /// Parts of words, merged from characters by how often they meet.
+    /// Byte-pair encoding.
     Bpe {
-        /// How many pieces at most, special tokens and bytes included.
+        /// Largest vocabulary size, special tokens and bytes included.
         size: usize,
     },
-    /// Whole words, the most frequent.
+    /// Whole words, the most frequent ones.
     Words {
-        /// How many words at most, special tokens included.
+        /// Largest vocabulary size, special tokens included.
         size: usize,
     },
     /// Single characters.
@@ -62,7 +62,7 @@ pub(super) fn train<S: AsRef<str>>(texts: impl IntoIterator<Item = S>, kind: Kin
     Ok(file.to_string())
 }
 
-/// The file without its model: how text is brought to one form, cut, and put together again.
+/// A `tokenizer.json` with its normalizer, pre-tokenizer and decoder.
 fn file(normaliser: Value, cutting: Value, decoder: Value, model: Value) -> Value {
     let specials: Vec<Value> = SPECIALS
         .iter()
@@ -119,7 +119,7 @@ fn byte_pairs<S: AsRef<str>>(texts: impl IntoIterator<Item = S>, size: usize) ->
     letters.truncate(size - least);
     let letters: HashSet<char> = letters.into_iter().map(|(c, _)| c).collect();
 
-    // A word is cut where a letter is spelled in bytes: what stands beside them is not next to each other.
+    // A word is split where a character is spelled in bytes: its neighbors do not meet.
     let mut known: BTreeMap<&str, u64> = BTreeMap::new();
     for (word, count) in &words {
         for part in word.split(|c| !letters.contains(&c)).filter(|part| !part.is_empty()) {
@@ -130,7 +130,7 @@ fn byte_pairs<S: AsRef<str>>(texts: impl IntoIterator<Item = S>, size: usize) ->
     Ok(file)
 }
 
-/// The words of the texts as the file cuts them, and how often each occurs.
+/// The pre-tokenized words of the texts with their counts.
 fn words<S: AsRef<str>>(file: &Value, texts: impl IntoIterator<Item = S>) -> Result<BTreeMap<String, u64>> {
     let broken = |e: Box<dyn std::error::Error + Send + Sync>| Error::invalid(format!("the text cannot be cut: {e}"));
     let empty = file.to_string().parse::<tokenizers::Tokenizer>().map_err(broken)?;
@@ -150,7 +150,7 @@ fn words<S: AsRef<str>>(file: &Value, texts: impl IntoIterator<Item = S>) -> Res
     Ok(words)
 }
 
-/// The model: special tokens, bytes, letters, and then merges up to `size` pieces.
+/// The BPE model: special tokens, bytes, characters, then merges up to `size` tokens.
 fn merged(words: &BTreeMap<&str, u64>, letters: HashSet<char>, size: usize) -> Result<Value> {
     let broken = |e: Box<dyn std::error::Error + Send + Sync>| Error::invalid(format!("no vocabulary was found: {e}"));
     let first = SPECIALS.iter().map(|name| name.to_string()).chain((0..BYTES).map(|b| format!("<{b:#04X}>")));
@@ -162,7 +162,7 @@ fn merged(words: &BTreeMap<&str, u64>, letters: HashSet<char>, size: usize) -> R
         .initial_alphabet(letters)
         .special_tokens(first.map(|name| AddedToken::from(name, true)).collect())
         .build();
-    // Each word once with its count is what the trainer makes of its texts; it is given the words as often as they occur.
+    // The trainer counts words itself, so each is fed as often as it occurs.
     let often = words.iter().flat_map(|(word, &count)| std::iter::repeat_n(*word, count as usize));
     trainer.feed(often, |word| Ok(vec![word.to_owned()])).map_err(broken)?;
     let mut model = BPE::builder().unk_token(SPECIALS[3].into()).byte_fallback(true).build().map_err(broken)?;

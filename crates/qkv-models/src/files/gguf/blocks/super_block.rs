@@ -1,13 +1,13 @@
-//! Blocks of 256 numbers, the "K" types of GGUF: parts of 16 or 32 numbers have scales of their own, which are whole numbers of
-//! few bits, times one scale of the whole block. Bits of one number may lie in two places: its low ones with those of others in
-//! one list, the rest in another.
+//! Super-blocks of 256 values, the "K" types of GGUF: parts of 16 or 32 values have quantized scales, which are
+//! multiplied by one scale of the block. The bits of a value may be stored in two places: low bits in one list, high
+//! bits in another.
 
 use super::half;
 
-/// Numbers of a block.
+/// Values per super-block.
 pub(super) const SUPER: usize = 256;
 
-/// Two bits a number; parts of 16, each with a scale (low half of a byte) and a smallest value (high half).
+/// Q2_K: parts of 16, each with a scale (low nibble) and a minimum (high nibble).
 pub(super) fn two(block: &[u8], out: &mut Vec<f32>) {
     let (parts, rest) = block.split_at(SUPER / 16);
     let (bits, ends) = rest.split_at(SUPER / 4);
@@ -18,14 +18,14 @@ pub(super) fn two(block: &[u8], out: &mut Vec<f32>) {
     }
 }
 
-/// Three bits a number, the third apart (clear: four less); parts of 16 with scales of six bits from −32 to 31.
+/// Q3_K: the third bits are stored apart (cleared: minus four); parts of 16 with scales of 6 bits from −32 to 31.
 pub(super) fn three(block: &[u8], out: &mut Vec<f32>) {
     let (thirds, rest) = block.split_at(SUPER / 8);
     let (bits, rest) = rest.split_at(SUPER / 4);
     let (parts, scale) = rest.split_at(12);
     let scale = half(scale);
     for at in 0..SUPER / 16 {
-        // The low four bits of the sixteen scales in eight bytes, their high two in the four after these.
+        // The low four bits of the sixteen scales are in eight bytes, their high two in the next four.
         let low = parts[at % 8] >> (at / 8 * 4) & 15;
         let high = parts[8 + at % 4] >> (at / 4 * 2) & 3;
         let scale = scale * f32::from((low | high << 4) as i8 - 32);
@@ -34,7 +34,7 @@ pub(super) fn three(block: &[u8], out: &mut Vec<f32>) {
     }
 }
 
-/// Four bits a number; parts of 32 with scales and smallest values of six bits.
+/// Q4_K: parts of 32 with scales and minimums of 6 bits.
 pub(super) fn four(block: &[u8], out: &mut Vec<f32>) {
     let (scale, least) = (half(block), half(&block[2..]));
     for at in 0..SUPER / 32 {
@@ -44,7 +44,7 @@ pub(super) fn four(block: &[u8], out: &mut Vec<f32>) {
     }
 }
 
-/// The same with a fifth bit apart.
+/// Q5_K: the same with the fifth bits stored apart.
 pub(super) fn five(block: &[u8], out: &mut Vec<f32>) {
     let (scale, least) = (half(block), half(&block[2..]));
     let fifths = &block[16..48];
@@ -56,14 +56,14 @@ pub(super) fn five(block: &[u8], out: &mut Vec<f32>) {
     }
 }
 
-/// Six bits a number from −32 to 31, the high two apart; parts of 16 with scales of eight bits.
+/// Q6_K: values from −32 to 31, the high two bits stored apart; parts of 16 with scales of 8 bits.
 pub(super) fn six(block: &[u8], out: &mut Vec<f32>) {
     let (lows, rest) = block.split_at(SUPER / 2);
     let (highs, rest) = rest.split_at(SUPER / 4);
     let (parts, scale) = rest.split_at(SUPER / 16);
     let scale = half(scale);
     for (at, &part) in parts.iter().enumerate() {
-        // In each half of the block: 32 numbers in low halves, 32 more, then the same bytes' high halves.
+        // In each half of the block: 32 values in low nibbles, 32 more, then the high nibbles of the same bytes.
         let (side, eighth, from) = (at / 8, at % 8 / 2, at % 2 * 16);
         let lows = lows[side * 64 + eighth % 2 * 32 + from..][..16].iter().map(|b| b >> (eighth / 2 * 4) & 15);
         let highs = highs[side * 32 + from..][..16].iter().map(|b| b >> (eighth * 2) & 3);
@@ -72,25 +72,26 @@ pub(super) fn six(block: &[u8], out: &mut Vec<f32>) {
     }
 }
 
-/// Eight bits a number with one scale of full precision; the sums behind them are for products and not needed here.
+/// Q8_K: one scale in full precision. The sums after the values are for dot products and not needed here.
 pub(super) fn eight(block: &[u8], out: &mut Vec<f32>) {
     let scale = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);
     out.extend(block[4..4 + SUPER].iter().map(|&x| scale * f32::from(x as i8)));
 }
 
-/// The sixteen numbers of two bits of a part: 32 bytes hold 128 numbers, the first 32 of them in their lowest bits.
+/// The sixteen 2-bit values of a part: 32 bytes hold 128 values, the first 32 in their lowest bits.
 fn quarters(bits: &[u8], part: usize) -> impl Iterator<Item = u8> {
     let (side, eighth, from) = (part / 8, part % 8 / 2, part % 2 * 16);
     bits[side * 32 + from..][..16].iter().map(move |b| b >> (eighth * 2) & 3)
 }
 
-/// The 32 numbers of four bits of a part: 32 bytes hold two parts, the first in their low halves.
+/// The 32 4-bit values of a part: 32 bytes hold two parts, the first in their low nibbles.
 fn halves(bits: &[u8], part: usize) -> impl Iterator<Item = u8> {
     bits[part / 2 * 32..][..32].iter().map(move |b| b >> (part % 2 * 4) & 15)
 }
 
-/// The scale and the smallest value of one of eight parts, six bits each, in twelve bytes: those of the first four parts lie in
-/// the low bits of the first eight bytes; the later ones have their low bits in the last four and their high ones above these.
+/// Scale and minimum of one of eight parts, 6 bits each, in twelve bytes: those of parts 0–3 are the low bits of the
+/// first eight bytes; parts 4–7 have their low bits in the last four bytes and their high bits above those of parts
+/// 0–3.
 fn sixes(bytes: &[u8], part: usize) -> (u8, u8) {
     if part < 4 {
         return (bytes[part] & 63, bytes[part + 4] & 63);
@@ -104,7 +105,7 @@ mod tests {
     use super::super::BlockType;
     use super::*;
 
-    /// Blocks of every kind, and what the `gguf` package of Python makes of them.
+    /// Blocks of every type, and their values by the `gguf` package of Python.
     #[test]
     fn blocks_are_widened_as_others_do() {
         let golden: Vec<(u32, Vec<u8>, Vec<f32>)> =
