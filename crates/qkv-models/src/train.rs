@@ -116,15 +116,6 @@ impl Run {
         Self::resume_at(folder.as_ref(), how, threads)
     }
 
-    /// Resumes a run with changes to its recipe.
-    ///
-    /// # Errors
-    /// As [`resume_with`](Run::resume_with).
-    pub fn resume_changed(folder: impl AsRef<Path>, changes: &[String], threads: usize) -> Result<Run> {
-        let how = Resume { changes: changes.to_vec(), checkpoint: None };
-        Self::resume_at(folder.as_ref(), &how, threads)
-    }
-
     fn resume_at(folder: &Path, how: &Resume, threads: usize) -> Result<Run> {
         let recipe_path = folder.join(RECIPE);
         if folder.is_dir() && !recipe_path.exists() {

@@ -18,7 +18,7 @@ use crate::{input, threads};
 use args::{ARGUMENTS, EXAMPLES, TrainArgs, notes};
 use log::TrainLog;
 use qkv_models::Recipe;
-use qkv_models::train::{self, Outcome};
+use qkv_models::train::{self, Outcome, Resume};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::path::Path;
@@ -70,7 +70,8 @@ fn open(args: &TrainArgs) -> Result<train::Run, Failure> {
         if args.out.is_some() {
             return Err(Failure::new(format!("`--out` cannot be used with the folder of a run, `{shown}`")));
         }
-        return Ok(train::Run::resume_changed(path, &args.overrides, threads)?);
+        let how = Resume { changes: args.overrides.clone(), checkpoint: args.checkpoint };
+        return Ok(train::Run::resume_with(path, &how, threads)?);
     }
     let recipe = Recipe::read(path, &args.overrides)?;
     let folder = args.out.clone().unwrap_or_else(|| Path::new("runs").join(&recipe.name));
@@ -87,7 +88,8 @@ fn open(args: &TrainArgs) -> Result<train::Run, Failure> {
         return Err(Failure::new(format!("`{shown}` was started with another recipe{difference}"))
             .hint(format!("`qkv train --resume {shown}` continues with its own; `--set` changes a setting")));
     }
-    Ok(train::Run::resume(folder, threads)?)
+    let how = Resume { checkpoint: args.checkpoint, ..Resume::default() };
+    Ok(train::Run::resume_with(folder, &how, threads)?)
 }
 
 /// Refuses a number that TOML cannot hold. The recipe would read it as a string and complain about its type.

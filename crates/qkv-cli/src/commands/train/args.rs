@@ -25,6 +25,9 @@ pub(crate) const ARGUMENTS: Arguments = &[
             .value("SEED")
             .conflicts(&["resume"]),
             Argument::new("resume", Kind::Switch, "Continue from the last checkpoint, as if the run had never stopped"),
+            Argument::new("checkpoint", Kind::SEED, "With `--resume`: the step of the checkpoint to continue from")
+                .value("STEP")
+                .requires("resume"),
         ],
     ),
     (
@@ -84,6 +87,8 @@ pub(crate) struct TrainArgs {
     /// Settings that override the recipe, the seed among them.
     pub overrides: Vec<String>,
     pub resume: bool,
+    /// The checkpoint to resume from; the newest by default.
+    pub checkpoint: Option<u64>,
     pub threads: Option<usize>,
     pub log_format: LogFormat,
     pub json: bool,
@@ -98,6 +103,7 @@ impl TrainArgs {
             out: matches.path("out"),
             overrides,
             resume: matches.switch("resume"),
+            checkpoint: matches.seed("checkpoint"),
             threads: matches.count("threads"),
             log_format: match matches.word("log-format") {
                 _ if matches.switch("quiet") => LogFormat::Quiet,
