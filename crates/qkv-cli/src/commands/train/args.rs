@@ -25,9 +25,9 @@ pub(crate) const ARGUMENTS: Arguments = &[
             .value("SEED")
             .conflicts(&["resume"]),
             Argument::new("resume", Kind::Switch, "Continue from the last checkpoint, as if the run had never stopped"),
-            Argument::new("checkpoint", Kind::SEED, "With `--resume`: the step of the checkpoint to continue from")
+            Argument::new("checkpoint", Kind::SEED, "Step of the checkpoint to continue from; the newest by default")
                 .value("STEP")
-                .requires("resume"),
+                .requires(&["resume"]),
         ],
     ),
     (
