@@ -695,8 +695,8 @@ impl RawScore {
         }
     }
 
-    /// The derivative of the raw score with respect to each number that it is made of, and the norm of the terms of which
-    /// that is a sum.
+    /// The derivative of the raw score with respect to each number that it is made of, and the norm of the terms of
+    /// which that is a sum.
     fn derivatives(&self, q: &[f64], k: &[f64], mut visit: impl FnMut(Parameter, usize, f64, f64)) {
         match self {
             RawScore::Dot => {
@@ -826,7 +826,7 @@ fn favor(case: &Case) -> RawScore {
     let exponents = |sign: f64| -> Vec<Vec<f64>> {
         let units = Tensor::<f64, 4>::from_fn([1, 1, d, d], |[_, _, i, x]| if i == x { sign } else { 0.0 });
         let mut attention = case.attention.clone();
-        attention.mask = qkv::Mask::full();
+        (attention.mask, attention.place) = (qkv::Mask::full(), qkv::Place::Start);
         let of = |i| Reference::<f64>::exact().pair(&attention, Inputs::new(&units, &units, &units), [0, 0, i, 0]);
         (0..d).map(|i| of(i).expect("a case is well formed").query).collect()
     };

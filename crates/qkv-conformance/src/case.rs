@@ -40,8 +40,8 @@ impl Sizes {
     }
 }
 
-/// Which shape a bias tensor or a mask of bits has: `true` where an axis of `[B, Hq, N, M]` is as it is, `false` where it
-/// is 1.
+/// Which shape a bias tensor or a mask of bits has: `true` where an axis of `[B, Hq, N, M]` is as it is, `false` where
+/// it is 1.
 pub type Axes = [bool; 4];
 
 /// What a case asks for beyond its score.

@@ -6,9 +6,9 @@
 //! - one element is at most [`ELEMENT_LIMIT`] spreads off;
 //! - the root mean square over the result is at most 1 spread. A systematic error too small for one element shows here.
 //!
-//! A rounding error is uniform within ± its largest effect at worst, so its standard deviation is 1/√3 of it. The limits
-//! are therefore at 5.2 and 1.7 standard deviations of an engine that makes all the roundings it is entitled to. The
-//! second is wider for few rows, within which errors are correlated.
+//! A rounding error is uniform within ± its largest effect at worst, so its standard deviation is 1/√3 of it. The
+//! limits are therefore at 5.2 and 1.7 standard deviations of an engine that makes all the roundings it is entitled to.
+//! The second is wider for few rows, within which errors are correlated.
 
 use crate::Engine;
 use crate::bound;
@@ -44,8 +44,8 @@ impl Distance {
     }
 }
 
-/// Runs a case and describes every result that is out of bounds. With `QKV_SPREADS=1` in the environment the distances of
-/// all results are printed.
+/// Runs a case and describes every result that is out of bounds. With `QKV_SPREADS=1` in the environment the distances
+/// of all results are printed.
 pub fn check<T: Element>(engine: &impl Engine, case: &Case) -> Vec<String> {
     let distances = match distances::<T>(engine, case) {
         Ok(distances) => distances,

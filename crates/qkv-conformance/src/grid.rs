@@ -198,8 +198,8 @@ pub fn gathered() -> Vec<Case> {
     cases
 }
 
-/// Sequences of several tiles, with nothing between scores and weights but a mask: whole tiles that follow each other, that do not,
-/// and some among those that are kept in part.
+/// Sequences of several tiles, with nothing between scores and weights but a mask: whole tiles that follow each other,
+/// that do not, and some among those that are kept in part.
 pub fn long() -> Vec<Case> {
     let every_other = |keep: fn(usize, usize) -> bool| Blocks {
         size: 64,
@@ -325,8 +325,8 @@ pub fn hashed() -> Vec<Case> {
     cases
 }
 
-/// A few queries at the end of the keys: what is decoded. Odd widths and lengths, shared heads, several pieces of a cache,
-/// and everything that can be asked of a score or a mask.
+/// A few queries at the end of the keys: what is decoded. Odd widths and lengths, shared heads, several pieces of a
+/// cache, and everything that can be asked of a score or a mask.
 pub fn decoding() -> Vec<Case> {
     let at_end = |score| Attention::new(score).place(Place::End);
     let scaled = || at_end(Score::ScaledDot);

@@ -1,9 +1,9 @@
 //! The conformance suite: the same cases and the same bounds for every engine and every device.
 //!
-//! [`grid`] lists the cases. [`check`](check::check) runs one through an [`Engine`] in one element type and compares every
-//! result (output, log-sum-exp, entropy, weights and each gradient) with the definition in `f64`. [`bound`] derives how far
-//! each element may be off. [`sample`] draws from the cases, types and instruction sets. `tests/mutations.rs` shows that
-//! the bounds bite: engines with deliberate defects fail in every type.
+//! [`grid`] lists the cases. [`check`](check::check) runs one through an [`Engine`] in one element type and compares
+//! every result (output, log-sum-exp, entropy, weights and each gradient) with the definition in `f64`. [`bound`]
+//! derives how far each element may be off. [`sample`] draws from the cases, types and instruction sets.
+//! `tests/mutations.rs` shows that the bounds bite: engines with deliberate defects fail in every type.
 
 pub mod bound;
 pub mod case;
@@ -87,7 +87,7 @@ impl Engine for Exact {
         b: usize,
         h: usize,
     ) -> Result<Tensor<T::Acc, 2>> {
-        let n = out.lse.shape()[2];
+        let n = out.values.shape()[2];
         attention.weights(inputs, out)?.rows(b, h, 0..n)
     }
 }

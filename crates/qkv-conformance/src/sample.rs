@@ -1,8 +1,8 @@
 //! A reproducible sample of test cases.
 //!
-//! `QKV_SAMPLE=0.1` keeps about a tenth of the cases, `QKV_SEED` chooses which. Without a seed one is taken from the clock.
-//! The seed is printed, so that a failure can be repeated. Whether a case is kept depends on the seed and its name alone:
-//! not on the order of tests or on other cases.
+//! `QKV_SAMPLE=0.1` keeps about a tenth of the cases, `QKV_SEED` chooses which. Without a seed one is taken from the
+//! clock. The seed is printed, so that a failure can be repeated. Whether a case is kept depends on the seed and its
+//! name alone: not on the order of tests or on other cases.
 
 use std::io::Write;
 use std::sync::OnceLock;

@@ -2,7 +2,7 @@
 // and a hint.
 
 /** An error of the server: a message, and perhaps a hint. */
-export class Refusal extends Error {
+export class ServerError extends Error {
   constructor({ error, hint }) {
     super(error);
     this.hint = hint ?? null;
@@ -15,10 +15,10 @@ async function request(path, options = {}) {
     response = await fetch(path, options);
   } catch (error) {
     if (error.name === 'AbortError') throw error;
-    throw new Refusal({ error: 'the server does not answer', hint: 'is `qkv explore` still running?' });
+    throw new ServerError({ error: 'the server does not answer', hint: 'is `qkv explore` still running?' });
   }
   if (!response.ok) {
-    throw new Refusal(await response.json().catch(() => ({ error: `the server answered ${response.status}` })));
+    throw new ServerError(await response.json().catch(() => ({ error: `the server answered ${response.status}` })));
   }
   return response;
 }

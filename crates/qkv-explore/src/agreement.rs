@@ -22,8 +22,8 @@ pub struct Agreement {
 }
 
 impl Matrix {
-    /// The links of an alignment, sorted: for each row the column with the largest weight (the first on a tie) and every
-    /// other column with a weight of at least 0.3.
+    /// The links of an alignment, sorted: for each row the column with the largest weight (the first on a tie) and
+    /// every other column with a weight of at least 0.3.
     pub fn links(&self) -> Links {
         let mut links = Vec::new();
         for (to, row) in self.weights.iter().enumerate() {

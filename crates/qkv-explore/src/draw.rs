@@ -1,5 +1,5 @@
-//! Weights as pictures and as data: drawn in a terminal, rendered as SVG or PNG, exported. A [`Picture`] holds what is drawn
-//! and how; every output format has its own file.
+//! Weights as pictures and as data: drawn in a terminal, rendered as SVG or PNG, exported. A [`Picture`] holds what is
+//! drawn and how; every output format has its own file.
 //!
 //! | module | owns |
 //! | --- | --- |

@@ -5,9 +5,9 @@
 //! whatever else its attention takes.
 //!
 //! **Other** files have `q` and `k`, each `[B, H, N, D]`, `[H, N, D]` or `[N, D]`, and optionally `v` and `lse`
-//! (`[B, H, N]`, natural logarithm); or `weights`, `[B, H, N, M]`, `[H, N, M]` or `[N, M]`. With several layers each name
-//! has a prefix (`layers.0.q`, `layers.1.q`). The metadata may hold `tokens`, or `query_tokens` and `key_tokens` (JSON
-//! lists of strings), and `attention` (a description as `qkv` writes it; scaled dot product by default).
+//! (`[B, H, N]`, natural logarithm); or `weights`, `[B, H, N, M]`, `[H, N, M]` or `[N, M]`. With several layers each
+//! name has a prefix (`layers.0.q`, `layers.1.q`). The metadata may hold `tokens`, or `query_tokens` and `key_tokens`
+//! (JSON lists of strings), and `attention` (a description as `qkv` writes it; scaled dot product by default).
 
 mod header;
 mod others;

@@ -1,7 +1,7 @@
 //! One attention layer of a recording, and access to its weights: single rows, rectangles, pooled maps.
 //!
-//! Weights are recomputed exactly from queries, keys and the log-sum-exp, or read from what a file stored. Nothing outside
-//! this module needs to know which.
+//! Weights are recomputed exactly from queries, keys and the log-sum-exp, or read from what a file stored. Nothing
+//! outside this module needs to know which.
 
 use qkv::{Attention, Mask, Output, OwnedInputs, Place, Pool, Select, Tensor};
 use qkv_models::{Error, Result};
@@ -89,8 +89,8 @@ impl AttentionCall {
         by_place && no_row_data && self.attention.select == Select::Soft && self.attention.dropout.is_none()
     }
 
-    /// The weights of some queries of a head, `[rows, M]`. Computes no more than these rows need: where the output is not
-    /// known yet, the listed queries are attended by themselves.
+    /// The weights of some queries of a head, `[rows, M]`. Computes no more than these rows need: where the output is
+    /// not known yet, the listed queries are attended by themselves.
     fn rows_at(&self, head: usize, rows: &[usize]) -> Result<Tensor<f32, 2>> {
         let n = self.inputs.q.shape()[2];
         if self.output.get().is_some() || rows.len() >= n / 4 || !self.has_independent_rows() {
@@ -199,7 +199,8 @@ impl Layer {
         self.rows(head, 0..self.size()[0])
     }
 
-    /// The weights of the listed queries, `[rows, M]`. Few of many rows are computed by themselves, where that is possible.
+    /// The weights of the listed queries, `[rows, M]`. Few of many rows are computed by themselves, where that is
+    /// possible.
     ///
     /// # Errors
     /// As [`rectangle`](Layer::rectangle).
@@ -213,8 +214,8 @@ impl Layer {
         }
     }
 
-    /// A pooled rectangle: each cell covers `each` weights, the last ones what remains. With `max_rows`, at most that many
-    /// rows of a cell are read, which is faster but not exact.
+    /// A pooled rectangle: each cell covers `each` weights, the last ones what remains. With `max_rows`, at most that
+    /// many rows of a cell are read, which is faster but not exact.
     ///
     /// # Errors
     /// As [`rectangle`](Layer::rectangle).

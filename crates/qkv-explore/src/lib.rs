@@ -1,8 +1,8 @@
 //! Attention of a model: captured, measured, drawn, served.
 //!
-//! [`capture`] runs a model and records its attention calls into a [`Recording`]; [`file`](mod@file) reads and writes recordings.
-//! [`measures`] computes statistics of heads, [`draw`] renders weights for terminals and files, and [`server`] serves the
-//! explorer page.
+//! [`capture`] runs a model and records its attention calls into a [`Recording`]; [`file`](mod@file) reads and writes
+//! recordings. [`measures`] computes statistics of heads, [`draw`] renders weights for terminals and files, and
+//! [`server`] serves the explorer page.
 #![forbid(unsafe_code)]
 
 mod agreement;

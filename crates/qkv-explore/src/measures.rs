@@ -1,5 +1,5 @@
-//! Statistics of attention heads. Each is a mean over the queries for which it is defined. Rows of weights are recomputed a
-//! block at a time; long sequences are sampled at evenly spaced queries.
+//! Statistics of attention heads. Each is a mean over the queries for which it is defined. Rows of weights are
+//! recomputed a block at a time; long sequences are sampled at evenly spaced queries.
 //!
 //! With `w` the weights of a head, `p(i)` the key position of query `i`, and `t` the tokens:
 //!
@@ -7,12 +7,14 @@
 //! | --- | --- | --- |
 //! | entropy | `−Σⱼ wᵢⱼ ln wᵢⱼ` | everywhere |
 //! | first | `wᵢ₀` | everywhere |
-//! | previous | `w(i, p(i) − 1)`, where `p(i) ≥ 1` | from a sequence to itself |
-//! | itself | `w(i, p(i))` | from a sequence to itself |
-//! | induction | `Σⱼ wᵢⱼ` over `1 ≤ j ≤ p(i)` with `t(j − 1) = t(p(i))`, where there is such a `j` (Olsson et al. 2022, arXiv:2209.11895) | from a sequence to itself |
-//! | distance | `Σⱼ wᵢⱼ \|p(i) − j\|` | from a sequence to itself |
+//! | previous | `w(i, p(i) − 1)`, where `p(i) ≥ 1` | self-attention |
+//! | itself | `w(i, p(i))` | self-attention |
+//! | induction | `Σⱼ wᵢⱼ` over `1 ≤ j ≤ p(i)` with `t(j − 1) = t(p(i))`, if there is such a `j` [1] | self-attention |
+//! | distance | `Σⱼ wᵢⱼ \|p(i) − j\|` | self-attention |
 //! | above | the share of the keys `j` with `wᵢⱼ >` a threshold | everywhere |
-//! | importance | magnitude of the gradient of the loss with respect to a gate on the head (Michel et al. 2019, arXiv:1905.10650) | where a model computed it |
+//! | importance | magnitude of the gradient of the loss with respect to a gate on the head [2] | if a model computed it |
+//!
+//! [1] Olsson et al. 2022, arXiv:2209.11895. [2] Michel et al. 2019, arXiv:1905.10650.
 
 use crate::recording::Recording;
 use qkv_models::Result;

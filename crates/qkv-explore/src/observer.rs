@@ -1,5 +1,5 @@
-//! Any model whose attention can be recorded: translator, generator, encoder, document classifier or vision transformer.
-//! Its input is a text, or the name of an image; its output is a [`Recording`].
+//! Any model whose attention can be recorded: translator, generator, encoder, document classifier or vision
+//! transformer. Its input is a text, or the name of an image; its output is a [`Recording`].
 
 use crate::capture;
 use crate::recording::Recording;
@@ -96,8 +96,8 @@ impl Observer {
         if matches!(self, Observer::Han(_)) { MAX_DOCUMENT } else { MAX_TEXT }
     }
 
-    /// Runs the model on a text and records its attention. With `target`, the model is run over that output instead of its
-    /// own.
+    /// Runs the model on a text and records its attention. With `target`, the model is run over that output instead of
+    /// its own.
     ///
     /// # Errors
     /// If the text is empty or too long for the model.

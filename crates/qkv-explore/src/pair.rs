@@ -1,5 +1,5 @@
-//! The derivation of one weight: query and key, the contribution of each component to the score, and the steps from score
-//! to weight. Computed in f64 by the reference, beside the weight of the engine.
+//! The derivation of one weight: query and key, the contribution of each component to the score, and the steps from
+//! score to weight. Computed in f64 by the reference, beside the weight of the engine.
 
 use crate::layer::Layer;
 use qkv::reference::Reference;

@@ -1,5 +1,5 @@
-//! A **recording** of one run of a model, or read from a file: tokens, and for every attention layer the tensors from which
-//! its weights are recomputed. Nothing of the size of the weights is stored, unless a file brought them.
+//! A **recording** of one run of a model, or read from a file: tokens, and for every attention layer the tensors from
+//! which its weights are recomputed. Nothing of the size of the weights is stored, unless a file brought them.
 
 use crate::layer::Layer;
 use serde::{Deserialize, Serialize};
@@ -168,8 +168,8 @@ impl Recording {
         groups
     }
 
-    /// The layer to show first. For translations that is the second to last cross-attention layer, which aligns words best;
-    /// otherwise the first layer.
+    /// The layer to show first. For translations that is the second to last cross-attention layer, which aligns words
+    /// best; otherwise the first layer.
     pub fn default_layer(&self) -> usize {
         let cross = self.groups().into_iter().find(|group| group.name == "cross");
         cross.map_or(0, |group| group.layers[group.layers.len().saturating_sub(2)])

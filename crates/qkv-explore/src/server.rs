@@ -2,8 +2,8 @@
 //! on request.
 //!
 //! Safe by default: it listens on 127.0.0.1, checks Host and origin of every request, limits headers, bodies, texts and
-//! connections in size and time, serves no files but those embedded in the program, and computes on threads of its own, so
-//! that a slow request does not block others. On any other address every request needs a token.
+//! connections in size and time, serves no files but those embedded in the program, and computes on threads of its own,
+//! so that a slow request does not block others. On any other address every request needs a token.
 
 mod answer;
 mod api;

@@ -54,8 +54,8 @@ pub fn document(recording: &Recording) -> Result<Option<Reading>> {
     Ok(Some(Reading { probabilities: Vec::new(), sentences: read, left_out: 0 }))
 }
 
-/// The weights of the patches of an image for the class token, normalized to sum to 1: by rollout through all layers, or
-/// the attention in one layer, of one head or as the mean of all. `None` if the recording is not of an image.
+/// The weights of the patches of an image for the class token, normalized to sum to 1: by rollout through all layers,
+/// or the attention in one layer, of one head or as the mean of all. `None` if the recording is not of an image.
 ///
 /// # Errors
 /// If there is no such head.

@@ -61,8 +61,8 @@ impl Matrix {
 }
 
 impl Matrix {
-    /// A long layer, max-pooled to cells of `each` × `each` weights, of one head or as the mean of all pooled heads. A cell
-    /// is labeled by its first token.
+    /// A long layer, max-pooled to cells of `each` × `each` weights, of one head or as the mean of all pooled heads. A
+    /// cell is labeled by its first token.
     ///
     /// # Errors
     /// If there is no such head.

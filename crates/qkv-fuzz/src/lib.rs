@@ -1,18 +1,20 @@
-//! Hostile bytes for every format that qkv reads. A target is some files that are right, what the format is made of, and a body
-//! that reads bytes and says what came of it. Cases are a function of the target's name, the seed and their number, so what
-//! fails once fails again, on any machine and on a stable compiler.
+//! Fuzzing of every format that qkv reads, on a stable compiler.
 //!
-//! What is asked of a body: no panic, no more than [`MOST`] bytes held at a time, an end within [`LONGEST`]. A case whose outcome
-//! was not seen before becomes a seed for later ones, which leads deeper into a reader than chance alone.
+//! A target has valid files as seeds, the structure and keywords of its format, and a body that parses bytes and
+//! returns the outcome in words. Inputs are a function of the target's name, the seed and their index, so that a
+//! failure repeats on any machine. A body must not panic, allocate more than [`MAX_BYTES`] or take longer than
+//! [`MAX_TIME`]. An input with a new outcome joins the seeds, which leads deeper into a parser than chance alone.
 //!
-//! | variable | what it does |
+//! | variable | effect |
 //! | --- | --- |
-//! | `QKV_FUZZ_SECONDS` | goes on for so long, instead of [`CASES`] cases |
-//! | `QKV_FUZZ_SEED` | draws others |
-//! | `QKV_FUZZ_INPUT` | reads this file alone: an input that was kept when it failed |
+//! | `QKV_FUZZ_SECONDS` | runs each target for this long, instead of [`CASES`] inputs |
+//! | `QKV_FUZZ_SEED` | draws other inputs |
+//! | `QKV_FUZZ_INPUT` | runs one saved input |
 //!
-//! `cargo xtask fuzz [TARGET] [--seconds N]` sets them.
+//! `cargo xtask fuzz [TARGET] [--seconds N]` sets them. The same [`bodies`] are `cargo-fuzz` targets in `fuzz/`, for
+//! those with a nightly compiler: `cd crates/qkv-fuzz && cargo +nightly fuzz run safetensors`.
 
+pub mod bodies;
 mod mutation;
 
 pub use mutation::{Shape, png_chunk};
@@ -23,54 +25,58 @@ use std::collections::HashSet;
 use std::env;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Cases of a target in an ordinary run of the tests: some seconds.
+/// Inputs per target in an ordinary test run: some seconds.
 pub const CASES: u64 = 1500;
-/// Bytes that a case may hold beyond what was there before. Seeds have kilobytes.
-pub const MOST: usize = 64 << 20;
-/// How long a case may take, on a busy machine too.
-pub const LONGEST: Duration = Duration::from_secs(20);
-/// Seeds that a target keeps.
-const POOL: usize = 400;
-/// The longest input: mutations that double it end here.
-const WIDEST: usize = 1 << 16;
+/// Bytes that an input may allocate at a time. Seeds have kilobytes.
+pub const MAX_BYTES: usize = 64 << 20;
+/// Time that an input may take, on a busy machine too.
+pub const MAX_TIME: Duration = Duration::from_secs(20);
+/// Maximum seeds of a target.
+const MAX_SEEDS: usize = 400;
+/// Maximum length of an input.
+const MAX_INPUT: usize = 1 << 16;
 
-/// What the process holds. Targets run one after the other, so that what is counted is theirs.
+/// Counts allocations. Targets run one after the other, so that the count is theirs.
 #[global_allocator]
 static ALLOCATOR: Counting = Counting::new();
 static TURN: Mutex<()> = Mutex::new(());
+/// Executions of all targets of this process.
+static EXECUTIONS: AtomicU64 = AtomicU64::new(0);
 
-/// A format.
+/// A format to fuzz.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// What it is called.
+    /// Its name.
     pub name: &'static str,
-    /// How its bytes hang together.
+    /// The structure of its bytes.
     pub shape: Shape,
-    /// Files that are right.
+    /// Valid files.
     pub seeds: Vec<Vec<u8>>,
-    /// Words that mean something in it.
+    /// Its keywords.
     pub words: &'static [&'static str],
 }
 
-/// Runs a target. The body says what came of an input, in words: what differs in more than numbers and quoted parts counts as new.
+/// Runs a target. The body returns the outcome of an input in words; outcomes that differ in more than numbers and
+/// quoted parts count as new.
 ///
 /// # Panics
-/// Where a case does what none may; the message says where its input was kept.
+/// If an input breaks a rule; the message tells where it was saved.
 pub fn fuzz(target: &Target, body: impl Fn(&[u8]) -> String) {
-    run(target, CASES, MOST, body);
+    run(target, CASES, MAX_BYTES, body);
 }
 
-/// The same with another number of cases in an ordinary run, for a body that takes its time.
+/// The same with another number of inputs in an ordinary run, for a slow body.
 ///
 /// # Panics
 /// As [`fuzz`].
 pub fn fuzz_few(target: &Target, count: u64, body: impl Fn(&[u8]) -> String) {
-    run(target, count, MOST, body);
+    run(target, count, MAX_BYTES, body);
 }
 
-/// The same with another number of bytes that may be held, for a format that says in a few bytes how large it is.
+/// The same with another allocation limit, for a format in which few bytes can declare a large size.
 ///
 /// # Panics
 /// As [`fuzz`].
@@ -97,40 +103,46 @@ fn run(target: &Target, count: u64, most: usize, body: impl Fn(&[u8]) -> String)
     while seconds.map_or(cases < count, |most| start.elapsed() < most) {
         let mut draws = Draws::new(seed, [purpose, cases as u32, (cases >> 32) as u32]);
         let mut input = mutation::mutated(&mut draws, &pool, target.words, target.shape);
-        input.truncate(WIDEST);
+        input.truncate(MAX_INPUT);
         let outcome = kind(&checked(target, &input, most, &body));
-        if seen.insert(outcome) && pool.len() < POOL {
+        if seen.insert(outcome) && pool.len() < MAX_SEEDS {
             pool.push(input);
         }
         cases += 1;
     }
-    println!("{}: {cases} cases, {} outcomes, {:.1} s", target.name, seen.len(), start.elapsed().as_secs_f64());
+    let executions = cases + target.seeds.len() as u64;
+    let total = EXECUTIONS.fetch_add(executions, Ordering::Relaxed) + executions;
+    let (outcomes, elapsed) = (seen.len(), start.elapsed().as_secs_f64());
+    println!(
+        "{}: {executions} executions, {outcomes} outcomes, {elapsed:.1} s; {total} executions so far",
+        target.name
+    );
 }
 
-/// Runs one case, and holds it to what is asked.
+/// Runs one input and checks the rules.
 fn checked(target: &Target, input: &[u8], most: usize, body: impl Fn(&[u8]) -> String) -> String {
-    // Before the case: memory that the system refuses ends the process, and leaves the input.
+    // Saved beforehand: an aborted process leaves its input.
     let path = env::temp_dir().join(format!("qkv-fuzz-{}-{}", target.name, std::process::id()));
     std::fs::write(&path, input).expect("a folder for temporary files");
     let start = Instant::now();
     let (outcome, held) = ALLOCATOR.beyond(|| catch_unwind(AssertUnwindSafe(|| body(input))));
     let what = match outcome {
         Err(panic) => {
-            let said = panic.downcast_ref::<String>().cloned();
-            let said = said.or_else(|| panic.downcast_ref::<&str>().map(|&text| text.to_owned()));
-            format!("panicked: {}", said.unwrap_or_default())
+            let message = panic.downcast_ref::<String>().cloned();
+            let message = message.or_else(|| panic.downcast_ref::<&str>().map(|&text| text.to_owned()));
+            format!("panicked: {}", message.unwrap_or_default())
         }
-        Ok(_) if held > most => format!("held {held} bytes"),
-        Ok(_) if start.elapsed() > LONGEST => format!("took {:?}", start.elapsed()),
+        Ok(_) if held > most => format!("allocated {held} bytes"),
+        Ok(_) if start.elapsed() > MAX_TIME => format!("took {:?}", start.elapsed()),
         Ok(outcome) => {
             let _ = std::fs::remove_file(path);
             return outcome;
         }
     };
-    panic!("{} {what}\nthe input is kept in {}; `QKV_FUZZ_INPUT` reads it again", target.name, path.display());
+    panic!("{} {what}\nthe input is saved in {}; `QKV_FUZZ_INPUT` runs it again", target.name, path.display());
 }
 
-/// An outcome without its numbers and without what it quotes.
+/// An outcome without numbers and quoted parts.
 fn kind(outcome: &str) -> String {
     let mut quoted = false;
     let letters = outcome.chars().filter(|&c| {

@@ -1,5 +1,5 @@
-//! How bytes that are right become bytes that are not: cut, flipped, joined with others, with lengths that lie; and, where a
-//! format has a structure, changed inside it, so that readers are met behind their first check too.
+//! How bytes that are right become bytes that are not: cut, flipped, joined with others, with lengths that lie; and,
+//! where a format has a structure, changed inside it, so that readers are met behind their first check too.
 
 use qkv_models::draws::Draws;
 use serde_json::Value;
@@ -158,8 +158,8 @@ fn header(draws: &mut Draws, bytes: &[u8], words: &[&str]) -> Option<Vec<u8>> {
 const BEFORE_CHUNKS: usize = 8;
 const AROUND_CHUNK: usize = 12;
 
-/// One chunk changed, left out or there twice, and its length and checksum made right again: a reader that checks them is met
-/// behind that. `None` where there are no chunks.
+/// One chunk changed, left out or there twice, and its length and checksum made right again: a reader that checks them
+/// is met behind that. `None` where there are no chunks.
 fn chunk(draws: &mut Draws, bytes: &[u8]) -> Option<Vec<u8>> {
     let mut chunks: Vec<(&[u8], Vec<u8>)> = Vec::new();
     let mut rest = bytes.get(BEFORE_CHUNKS..)?;

@@ -14,8 +14,8 @@ pub(crate) const LONGEST: usize = 24;
 pub(crate) const STRONG: &str = "\x1b[1;36m";
 pub(crate) const PLAIN: &str = "\x1b[0m";
 
-/// Draws an alignment as a grid, darker where the weight is larger. Columns that do not fit into `width` continue below.
-/// With color, the largest weight of each row is highlighted.
+/// Draws an alignment as a grid, darker where the weight is larger. Columns that do not fit into `width` continue
+/// below. With color, the largest weight of each row is highlighted.
 ///
 /// ```
 /// use qkv_explore::{Matrix, draw};

@@ -19,7 +19,8 @@ impl Matrix {
     /// As `.npy`, version 1: f32 in C order, `[rows, columns]`.
     ///
     /// ```
-    /// let matrix = qkv_explore::Matrix { rows: vec!["a".into()], columns: vec!["b".into()], weights: vec![vec![1.0]] };
+    /// let (rows, columns) = (vec!["a".into()], vec!["b".into()]);
+    /// let matrix = qkv_explore::Matrix { rows, columns, weights: vec![vec![1.0]] };
     /// let npy = matrix.npy()?;
     /// assert_eq!((&npy[..6], npy.len(), &npy[128..]), (&b"\x93NUMPY"[..], 132, &1.0f32.to_le_bytes()[..]));
     /// # Ok::<(), qkv_models::Error>(())
@@ -39,8 +40,8 @@ impl Matrix {
         Ok([b"\x93NUMPY\x01\x00", &length.to_le_bytes()[..], header.as_bytes(), &data].concat())
     }
 
-    /// As `.safetensors`: `weights` `[rows, columns]`, F32, and the labels as JSON lists in the metadata, `query_tokens` for the
-    /// rows and `key_tokens` for the columns. The same weights give the same bytes.
+    /// As `.safetensors`: `weights` `[rows, columns]`, F32, and the labels as JSON lists in the metadata,
+    /// `query_tokens` for the rows and `key_tokens` for the columns. The same weights give the same bytes.
     ///
     /// # Errors
     /// If there is not one weight per row and column.
@@ -57,11 +58,12 @@ impl Matrix {
         serde_json::to_string(self).expect("plain data") + "\n"
     }
 
-    /// As CSV (RFC 4180): the labels of the columns, then one line for each row, its label first. Labels are quoted, whatever
-    /// they hold.
+    /// As CSV (RFC 4180): the labels of the columns, then one line for each row, its label first. Labels are quoted,
+    /// whatever they hold.
     ///
     /// ```
-    /// let matrix = qkv_explore::Matrix { rows: vec!["\"".into()], columns: vec![",".into()], weights: vec![vec![0.25]] };
+    /// let (rows, columns) = (vec!["\"".into()], vec![",".into()]);
+    /// let matrix = qkv_explore::Matrix { rows, columns, weights: vec![vec![0.25]] };
     /// assert_eq!(matrix.csv(), "\"\",\",\"\r\n\"\"\"\",0.25\r\n");
     /// ```
     pub fn csv(&self) -> String {

@@ -1,7 +1,7 @@
 //! A document in a terminal, shaded by attention: the weight of each sentence beside it, and its words by their weight
-//! within the sentence. Shades show the excess over a uniform weight, so that spread-out attention looks flat. As in Yang et
-//! al. 2016 the excess of a word is multiplied by `√s` of its sentence, so that strong words of strong sentences stand out.
-//! With color, words have a background; without, block characters are drawn on a line below.
+//! within the sentence. Shades show the excess over a uniform weight, so that spread-out attention looks flat. As in
+//! Yang et al. 2016 the excess of a word is multiplied by `√s` of its sentence, so that strong words of strong
+//! sentences stand out. With color, words have a background; without, block characters are drawn on a line below.
 
 use super::alignment::{PLAIN, push_line, shade};
 use super::letters::sanitized;

@@ -1,4 +1,5 @@
-//! System fonts, and glyph lookup with fallback: a character comes from the first font, in order of preference, that has it.
+//! System fonts, and glyph lookup with fallback: a character comes from the first font, in order of preference, that
+//! has it.
 
 use fontdb::{Database, ID, Stretch, Style, Weight};
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! Labels: replaces characters that move the cursor or break the line, and truncates to a width in terminal columns or in em.
+//! Labels: replaces characters that move the cursor or break the line, and truncates to a width in terminal columns or
+//! in em.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
@@ -14,7 +15,9 @@ pub(crate) fn sanitized(text: &str) -> String {
 
 /// Whether a character breaks a line or changes the direction of what follows.
 fn is_directional(c: char) -> bool {
-    matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}')
+    let breaks = matches!(c, '\u{2028}' | '\u{2029}');
+    let directions = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    breaks || directions || matches!(c, '\u{feff}' | '\u{fffe}' | '\u{ffff}')
 }
 
 /// Sanitizes and truncates to `most` terminal columns.

@@ -1,6 +1,7 @@
-//! Color maps. A palette is a list of control points in OKLCH (lightness, chroma, hue in degrees), interpolated in OKLab.
-//! Lightness is monotonic, so that order survives color blindness and grayscale print. In the light theme 0 is nearly white
-//! and 1 is dark; in the dark theme it is the other way round. `page/palette.js` has the same points under the same names.
+//! Color maps. A palette is a list of control points in OKLCH (lightness, chroma, hue in degrees), interpolated in
+//! OKLab. Lightness is monotonic, so that order survives color blindness and grayscale print. In the light theme 0 is
+//! nearly white and 1 is dark; in the dark theme it is the other way round. `page/palette.js` has the same points under
+//! the same names.
 
 use serde::{Deserialize, Serialize};
 

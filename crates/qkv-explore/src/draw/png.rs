@@ -1,5 +1,5 @@
-//! A picture as PNG: the layout rasterized, with text from system fonts. Characters that no font has become hollow boxes and
-//! are reported. Without any font a built-in stroke font draws ASCII.
+//! A picture as PNG: the layout rasterized, with text from system fonts. Characters that no font has become hollow
+//! boxes and are reported. Without any font a built-in stroke font draws ASCII.
 
 use super::fonts::{Fonts, Glyph, Pen};
 use super::palette::Colour;
@@ -31,7 +31,8 @@ impl Picture {
     ///
     /// ```
     /// use qkv_explore::{Matrix, draw::{Fonts, Picture}};
-    /// let matrix = Matrix { rows: vec!["hello".into()], columns: vec!["你".into(), "好".into()], weights: vec![vec![0.3, 0.7]] };
+    /// let (rows, columns) = (vec!["hello".into()], vec!["你".into(), "好".into()]);
+    /// let matrix = Matrix { rows, columns, weights: vec![vec![0.3, 0.7]] };
     /// let png = Picture::from(matrix).png(2.0, &Fonts::none())?;
     /// assert_eq!((&png.bytes[1..4], png.missing), (&b"PNG"[..], vec!['你', '好']));
     /// # Ok::<(), qkv_models::Error>(())
@@ -49,7 +50,7 @@ pub(super) fn of_sheet(sheet: &Sheet, magnified: f64, fonts: &Fonts) -> Result<P
     let [width, height] = [sheet.width, sheet.height].map(|side| (side * magnified).round());
     if !(magnified > 0.0 && width >= 1.0 && height >= 1.0 && width * height <= MAX_PIXELS) {
         let most = (MAX_PIXELS / (sheet.width * sheet.height)).sqrt().floor();
-        let what = format!("a picture of {width} × {height} pixels is too large");
+        let what = format!("a picture of {width} × {height} pixels is too large or too small");
         return Err(Error::invalid(what).with_hint(format!("magnify it by at most {most}")));
     }
     let mut canvas = Canvas {

@@ -1,5 +1,5 @@
-//! Maps a weight to a level between 0 and 1. Linear is proportional; log shows small weights beside an attention sink; rank
-//! shows order alone. `page/scale.js` has the same three scales.
+//! Maps a weight to a level between 0 and 1. Linear is proportional; log shows small weights beside an attention sink;
+//! rank shows order alone. `page/scale.js` has the same three scales.
 
 use crate::words::Matrix;
 use serde::{Deserialize, Serialize};

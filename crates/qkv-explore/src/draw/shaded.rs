@@ -1,5 +1,5 @@
-//! A document or an image for print, shaded by attention: words with the weight of each sentence beside it, or an image next
-//! to itself overlaid with the weights of its patches. Shades are those of `document`.
+//! A document or an image for print, shaded by attention: words with the weight of each sentence beside it, or an image
+//! next to itself overlaid with the weights of its patches. Shades are those of `document`.
 
 use super::document::strengths;
 use super::fonts::Fonts;
@@ -54,10 +54,13 @@ impl Shaded {
     /// use qkv_explore::draw::{Shaded, Style};
     /// use qkv_models::{ReadSentence, ReadWord, Reading};
     /// let word = |text: &str, weight| ReadWord { text: text.into(), weight };
-    /// let sentence = ReadSentence { text: "So <good>!".into(), weight: 1.0, words: vec![word("So", 0.1), word("<good>!", 0.9)] };
+    /// let words = vec![word("So", 0.1), word("<good>!", 0.9)];
+    /// let sentence = ReadSentence { text: "So <good>!".into(), weight: 1.0, words };
     /// let read = Reading { probabilities: vec![], sentences: vec![sentence], left_out: 0 };
     /// let svg = Shaded::document(&read, "pos 0.9", Style::default()).svg();
-    /// assert!(svg.contains(">&lt;good&gt;!</text>") && svg.contains(">1.000</text>") && svg.contains(">pos 0.9</text>"));
+    /// for text in ["&lt;good&gt;!", "1.000", "pos 0.9"] {
+    ///     assert!(svg.contains(&format!(">{text}</text>")));
+    /// }
     /// ```
     pub fn document(read: &Reading, title: &str, style: Style) -> Shaded {
         let Style { palette, theme, scale } = style;

@@ -1,5 +1,5 @@
-//! The layout of a rendered picture: cells, labels, color bar, title and note, as a list of marks that SVG and PNG draw alike.
-//! Labels are placed by estimated text widths (`letters`), so that no two overlap.
+//! The layout of a rendered picture: cells, labels, color bar, title and note, as a list of marks that SVG and PNG draw
+//! alike. Labels are placed by estimated text widths (`letters`), so that no two overlap.
 
 use super::letters::{fit_em, text_width};
 use super::palette::Colour;

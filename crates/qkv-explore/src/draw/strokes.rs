@@ -1,5 +1,5 @@
-//! A built-in stroke font for machines without fonts. A glyph is a list of strokes, a stroke a list of two-digit points: x to
-//! the right, then y down from cap height, with the baseline at 6. A stroke of one point is a dot.
+//! A built-in stroke font for machines without fonts. A glyph is a list of strokes, a stroke a list of two-digit
+//! points: x to the right, then y down from cap height, with the baseline at 6. A stroke of one point is a dot.
 
 /// One grid unit in em.
 pub(crate) const UNIT: f64 = 0.115;

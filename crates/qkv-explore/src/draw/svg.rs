@@ -14,7 +14,8 @@ impl Picture {
     ///
     /// ```
     /// use qkv_explore::{Matrix, draw::Picture};
-    /// let matrix = Matrix { rows: vec!["hello".into()], columns: vec!["你".into(), "好".into()], weights: vec![vec![0.3, 0.7]] };
+    /// let (rows, columns) = (vec!["hello".into()], vec!["你".into(), "好".into()]);
+    /// let matrix = Matrix { rows, columns, weights: vec![vec![0.3, 0.7]] };
     /// let svg = Picture { title: Some("<3".into()), ..Picture::from(matrix) }.svg()?;
     /// assert!(svg.starts_with("<svg ") && svg.contains(">你</text>") && svg.contains(">&lt;3</text>"));
     /// # Ok::<(), qkv_models::Error>(())

@@ -1,7 +1,7 @@
 //! Access control: only pages of this server may send requests.
 //!
-//! Rejects a Host that is not the server's own (DNS rebinding) and requests from scripts of other origins. A server that
-//! listens beyond loopback also requires a token. Sets the security headers of every response.
+//! Rejects a Host that is not the server's own (DNS rebinding) and requests from scripts of other origins. A server
+//! that listens beyond loopback also requires a token. Sets the security headers of every response.
 
 use super::AppState;
 use super::answer::{ApiError, errors_as_json};

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 /// Runs kept in memory, tens of megabytes each for long texts. The least recently used is dropped, except run 0.
 const MAX_RUNS: usize = 32;
-/// Sides with at most this many tokens are sent with the run; the page requests the tokens of longer ones as it needs them.
+/// Sides with at most this many tokens are sent with the run; the page requests the tokens of longer ones as it needs
+/// them.
 const INLINE_TOKENS: usize = 4096;
 
 /// A recording with its cached results.

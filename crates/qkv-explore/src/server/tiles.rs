@@ -1,9 +1,9 @@
 //! The zoomable map of a long weight matrix, in tiles of 256 × 256 cells.
 //!
 //! A cell is the maximum or the mean of the weights it covers. Zoom 0 is one tile for the whole matrix; each zoom level
-//! halves what a cell covers, down to one weight per cell. A tile over few enough pairs is computed exactly. A larger one
-//! is first computed from a sample of its rows, marked as such, and exactly on a second request: in bands of rows, so
-//! that other requests get a turn in between. Exact tiles are cached.
+//! halves what a cell covers, down to one weight per cell. A tile over few enough pairs is computed exactly. A larger
+//! one is first computed from a sample of its rows, marked as such, and exactly on a second request: in bands of rows,
+//! so that other requests get a turn in between. Exact tiles are cached.
 
 use crate::layer::Layer;
 use qkv::Pool;

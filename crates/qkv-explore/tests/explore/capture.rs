@@ -1,5 +1,5 @@
-//! What is recorded of a model's run is what the model computed: weights that sum to 1 and give its outputs, in every kind of
-//! model, with labels that stand where they belong.
+//! What is recorded of a model's run is what the model computed: weights that sum to 1 and give its outputs, in every
+//! kind of model, with labels that stand where they belong.
 
 use qkv::Attention;
 use qkv_explore::{Matrix, MatrixOptions, Observer, Recording, capture, explain};
@@ -134,7 +134,7 @@ fn importance_is_known_for_every_head() {
 fn nothing_to_look_at_is_said_so() {
     let translator = translator(transformer());
     let error = capture::translation(&translator, "  ", None, &Machine::new(1)).expect_err("no text");
-    assert_eq!(error.to_string(), "there is no text to look at");
+    assert_eq!(error.to_string(), "the text is empty");
     let long = "long ".repeat(2000);
     let error = capture::translation(&translator, &long, Some("a"), &Machine::new(1)).expect_err("too long");
     assert!(error.to_string().contains("takes at most 1024"), "{error}");

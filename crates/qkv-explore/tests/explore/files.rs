@@ -108,8 +108,8 @@ fn queries_and_keys_of_others_give_the_weights_of_the_library() {
     let shape: &[usize] = &[2, 3, 5, 4];
     let tokens = r#"["a","b","c","d","e"]"#;
     foreign(&path, &[("q", shape, q.data()), ("k", shape, k.data())], &[("tokens", tokens)]);
-    let asked = OpenOptions { sequence: 1, ..OpenOptions::default() };
-    let read = file::open(&path, &asked).expect("it can be read");
+    let options = OpenOptions { sequence: 1, ..OpenOptions::default() };
+    let read = file::open(&path, &options).expect("it can be read");
     let attention = Attention::scaled_dot();
     let out = attention.forward(Inputs::new(&q, &k, &k)).expect("it holds together");
     let expected = attention.weights(Inputs::new(&q, &k, &k), &out).expect("weights").rows(1, 2, 0..5).expect("rows");
@@ -132,7 +132,7 @@ fn weights_of_others_are_taken_as_they_are_layer_by_layer() {
     assert_eq!(read.layers.len(), 11);
     assert_eq!((read.layers[2].name.as_str(), read.layers[10].name.as_str()), ("model.layers.2", "model.layers.10"));
     assert_eq!(read.layers[3].weights(0).expect("weights").data(), weights);
-    assert!(explain(&read.layers[0], 0, 0, 0).expect_err("nobody knows").to_string().contains("given"));
+    assert!(explain(&read.layers[0], 0, 0, 0).expect_err("nobody knows").to_string().contains("stores these weights"));
 }
 
 #[test]
@@ -203,8 +203,8 @@ fn a_log_sum_exp_of_another_attention_is_found_out() {
     foreign(&path, &tensors, &[]);
     let error = file::open(&path, &OpenOptions::default()).expect_err("the future was not summed");
     assert!(error.hint().is_some_and(|hint| hint.contains("causal")), "{error}");
-    let asked = OpenOptions { attention: Some(causal.clone()), ..OpenOptions::default() };
-    file::open(&path, &asked).expect("told so, it fits");
+    let options = OpenOptions { attention: Some(causal.clone()), ..OpenOptions::default() };
+    file::open(&path, &options).expect("told so, it fits");
     // What the file says counts for more than what is asked.
     let described = serde_json::to_string(&causal).expect("plain");
     foreign(&path, &tensors, &[("attention", &described)]);
@@ -220,6 +220,6 @@ fn names_move_no_cursor_and_a_recording_is_not_told_what_it_is() {
     named.layers[0].group = "\u{1b}[2Jx".into();
     file::save(&named, &path).expect("it can be written");
     assert_eq!(file::open(&path, &OpenOptions::default()).expect("it can be read").layers[0].group, "·[2Jx");
-    let asked = OpenOptions { sequence: 1, ..OpenOptions::default() };
-    assert!(file::open(&path, &asked).expect_err("it has one").to_string().contains("by itself"));
+    let options = OpenOptions { sequence: 1, ..OpenOptions::default() };
+    assert!(file::open(&path, &options).expect_err("it has one").to_string().contains("its own tokens"));
 }

@@ -60,7 +60,8 @@ fn a_head_that_looks_at_the_token_before_is_told_from_one_that_looks_at_itself()
 
 #[test]
 fn a_head_that_looks_behind_an_earlier_occurrence_is_an_induction_head() {
-    // "a b a b": the third token is an `a`, which was followed by the token at 1; the fourth a `b`, followed by that at 2.
+    // "a b a b": the third token is an `a`, which was followed by the token at 1; the fourth a `b`, followed by that at
+    // 2.
     let looks: &[&[f32]] =
         &[&[1.0, 0.0, 0.0, 0.0], &[1.0, 0.0, 0.0, 0.0], &[0.1, 0.7, 0.2, 0.0], &[0.5, 0.0, 0.3, 0.2]];
     let of = measures::measure(&recording(&["a", "b", "a", "b"], &[looks]), 0.1).expect("it has weights");

@@ -1,0 +1,173 @@
+//! The bodies of the targets that read one input by itself. Each parses hostile bytes, uses what came of them, and returns
+//! the outcome in words. Shared by the tests of this crate and the `cargo-fuzz` targets in `fuzz/`.
+
+use qkv_explore::file::{self, OpenOptions};
+use qkv_models::chat::{Message, Template};
+use qkv_models::files::gguf::Gguf;
+use qkv_models::files::safetensors::Reader;
+use qkv_models::files::tensors::TensorFile;
+use qkv_models::image::{Image, idx};
+use qkv_models::text::corpus::Corpus;
+use qkv_models::text::tokenizer::Tokenizer;
+use qkv_models::{Generator, Recipe, Result, labelled};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// The error and its hint, or `right`.
+pub fn outcome<T>(found: Result<T>) -> String {
+    found.map_or_else(|error| format!("{error} {}", error.hint().unwrap_or_default()), |_| "right".into())
+}
+
+/// Writes the input to a temporary file of this name.
+fn file_of(name: &str, bytes: &[u8]) -> PathBuf {
+    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| tempfile::tempdir().expect("a folder for temporary files"));
+    let path = folder.path().join(name);
+    std::fs::write(&path, bytes).expect("a temporary file");
+    path
+}
+
+fn read<T>(name: &str, bytes: &[u8], read: impl FnOnce(&Path) -> Result<T>) -> String {
+    outcome(read(&file_of(name, bytes)))
+}
+
+/// Weights in memory, every tensor read.
+pub fn safetensors(bytes: &[u8]) -> String {
+    match TensorFile::from_bytes(bytes.to_vec(), "a.safetensors") {
+        Err(error) => error.to_string(),
+        Ok(file) => file.names().map(|name| outcome(file.read(name))).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// The reader of `qkv run` and the explorer: a header from a file, then every tensor, whole and in part.
+pub fn safetensors_file(bytes: &[u8]) -> String {
+    let mut file = match Reader::open(file_of("reader.safetensors", bytes)) {
+        Ok(file) => file,
+        Err(error) => return error.to_string(),
+    };
+    let names: Vec<String> = file.names().map(str::to_owned).collect();
+    for name in &names {
+        let info = file.info(name).expect("it is listed").clone();
+        let whole = file.read(name).expect("its bytes are in the file");
+        assert_eq!(whole.len() as u64, info.byte_len());
+        let half = info.byte_len() / 2;
+        assert_eq!(file.read_range(name, half..info.byte_len()).expect("within it"), whole[half as usize..]);
+        assert!(file.read_range(name, 0..info.byte_len() + 1).is_err());
+    }
+    format!("right {:?}", names.len().min(4))
+}
+
+/// A GGUF file: tensors, tokenizer, and the model.
+pub fn gguf(bytes: &[u8]) -> String {
+    match Gguf::from_bytes(bytes.to_vec(), "a.gguf") {
+        Err(error) => error.to_string(),
+        Ok(file) => {
+            file.names().for_each(|name| drop(file.read(name)));
+            outcome(Tokenizer::of_gguf(&file)) + &read("a.gguf", bytes, |path| Generator::open(path))
+        }
+    }
+}
+
+/// A `tokenizer.json`, and texts that go through it.
+pub fn tokenizer(bytes: &[u8]) -> String {
+    match Tokenizer::from_bytes(bytes, "tokenizer.json") {
+        Err(error) => error.to_string(),
+        Ok(tokenizer) => {
+            let ids = tokenizer.encode("the Fox\u{301} 好 </s> 12");
+            let (framed, _) = tokenizer.encode_framed("one", Some("two"));
+            format!("right {} {}", tokenizer.decode(&ids).is_empty(), framed.len())
+        }
+    }
+}
+
+/// A chat template, rendered.
+pub fn template(bytes: &[u8]) -> String {
+    let messages = [Message::new("user", "What is it?"), Message::new("assistant", "A dog.")];
+    let source = String::from_utf8_lossy(bytes);
+    outcome(Template::new(&source, "t").and_then(|template| template.render(&messages, "<s>", "</s>")))
+}
+
+/// A recipe, and its lines as changes of `base`, a recipe that is right.
+pub fn recipe(bytes: &[u8], base: &str) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let (change, rest) = text.split_once('\n').unwrap_or((&text, ""));
+    let changed = Recipe::parse(base, "r.toml".as_ref(), &[change.to_owned(), rest.to_owned()]);
+    match Recipe::parse(&text, "r.toml".as_ref(), &[]) {
+        Err(error) => error.to_string() + &outcome(changed),
+        Ok(recipe) => {
+            let again = Recipe::parse(&recipe.to_toml(), "r.toml".as_ref(), &[]).expect("it wrote this itself");
+            assert!(recipe == again || recipe.to_toml().contains("nan"), "{text}");
+            format!("right {}", recipe.model.name())
+        }
+    }
+}
+
+/// Pairs and labeled texts, one per line.
+pub fn pairs(bytes: &[u8]) -> String {
+    read("a.tsv", bytes, |path| Corpus::read(path)) + &read("a.tsv", bytes, labelled::classes)
+}
+
+/// Pairs in a compressed file.
+pub fn packed_pairs(bytes: &[u8]) -> String {
+    read("a.tsv.gz", bytes, |path| Corpus::read(path))
+}
+
+/// Images and labels in IDX files.
+pub fn idx_files(bytes: &[u8]) -> String {
+    read("a.idx", bytes, |path| idx::images(path)) + &read("a.idx", bytes, |path| idx::labels(path))
+}
+
+/// A PNG image.
+pub fn png(bytes: &[u8]) -> String {
+    image(Image::from_bytes(bytes, "a.png"))
+}
+
+/// A JPEG image.
+pub fn jpeg(bytes: &[u8]) -> String {
+    image(Image::from_bytes(bytes, "a.jpg"))
+}
+
+/// Checks the size of an image that was accepted.
+fn image(found: Result<Image>) -> String {
+    let kind = match &found {
+        Ok(image) => format!("{} channels", ["no", "one", "two", "three"][image.channels()]),
+        Err(_) => String::new(),
+    };
+    if let Ok(image) = &found {
+        assert_eq!(image.points().len(), image.width() * image.height() * image.channels());
+        assert_eq!(image.in_channels(1).channels(), 1);
+    }
+    let outcome = kind + &outcome(found);
+    assert!(!outcome.contains("cannot be decoded"), "a decoder panicked, and was caught");
+    outcome
+}
+
+/// Tagged words in columns.
+pub fn columns(bytes: &[u8]) -> String {
+    read("a.conll", bytes, labelled::tags)
+}
+
+/// Questions with answers.
+pub fn questions(bytes: &[u8]) -> String {
+    read("a.json", bytes, labelled::answers)
+}
+
+/// A recording, with weights of every layer.
+pub fn recordings(bytes: &[u8]) -> String {
+    let recording = match file::open(file_of("recording.safetensors", bytes), &OpenOptions::default()) {
+        Ok(recording) => recording,
+        Err(error) => return error.to_string(),
+    };
+    let layers = recording.layers.iter().map(|layer| {
+        let [n, m] = layer.size();
+        outcome(layer.rows_at(0, &[0]))
+            + &outcome(layer.rectangle(0, 0..n.min(8), 0..m.min(8)))
+            + &outcome(layer.pooled(layer.heads() - 1, [4, 4], qkv::Pool::Mean))
+    });
+    layers.collect::<Vec<_>>().join(", ")
+}
+
+/// A word alignment in Pharaoh format.
+pub fn links(bytes: &[u8]) -> String {
+    outcome(qkv_explore::pharaoh(&String::from_utf8_lossy(bytes)).map(drop))
+}

@@ -1,0 +1,265 @@
+//! Every file format: nearly valid bytes give an error or a value, never a panic, a memory bomb or a hang.
+
+use crate::seeds;
+use qkv_fuzz::bodies::{self, outcome};
+use qkv_fuzz::{Shape, Target, fuzz, fuzz_large};
+use qkv_models::train::Run;
+use qkv_models::{Encoder, Generator, Inspection, Translator};
+use std::path::Path;
+
+#[test]
+fn safetensors() {
+    let words =
+        &["F32", "BF16", "I8", "F8_E5M2", "BOOL", "F4", "__metadata__", "data_offsets", "shape", "dtype", "a.scale"];
+    let target = Target { name: "safetensors", shape: Shape::Safetensors, seeds: seeds::safetensors(), words };
+    fuzz(&target, bodies::safetensors);
+}
+
+/// The reader that `qkv run` and the explorer share: a header from a file, then every tensor, whole and in part.
+#[test]
+fn safetensors_from_a_file() {
+    let words =
+        &["F32", "I64", "BOOL", "U8", "F4", "__metadata__", "data_offsets", "shape", "dtype", "\"q\":", "\"k\":"];
+    let target = Target { name: "safetensors-file", shape: Shape::Safetensors, seeds: seeds::safetensors(), words };
+    fuzz(&target, bodies::safetensors_file);
+}
+
+#[test]
+fn gguf() {
+    let words = &["GGUF", "llama.", "general.alignment", "tokenizer.ggml.tokens", "blk.0.", "weight", "gpt2"];
+    let target = Target { name: "gguf", shape: Shape::Binary, seeds: seeds::gguf(), words };
+    fuzz(&target, bodies::gguf);
+}
+
+#[test]
+fn tokenizer() {
+    let words = &[
+        "BPE",
+        "WordPiece",
+        "Unigram",
+        "ByteLevel",
+        "[UNK]",
+        "</s>",
+        "type",
+        "pattern",
+        "Regex",
+        "(a*)*b",
+        "Sequence",
+    ];
+    let target = Target { name: "tokenizer", shape: Shape::Json, seeds: seeds::tokenizers(), words };
+    fuzz(&target, bodies::tokenizer);
+}
+
+#[test]
+fn template() {
+    let words = &[
+        "{%",
+        "%}",
+        "{{",
+        "}}",
+        " for x in range(9) ",
+        "endfor",
+        "messages",
+        "['role']",
+        "|upper",
+        "range(999999999)",
+        "'a'*999999999",
+    ];
+    let target = Target { name: "template", shape: Shape::Text, seeds: seeds::templates(), words };
+    fuzz(&target, bodies::template);
+}
+
+#[test]
+fn recipe() {
+    let words = &[
+        "[data]",
+        "[model]",
+        "kind = ",
+        "'gpt'",
+        "mask = ",
+        "{ longformer = ",
+        "[train]",
+        "attention",
+        "=",
+        "[[",
+        "\"\"\"",
+    ];
+    let target = Target { name: "recipe", shape: Shape::Text, seeds: seeds::recipes(), words };
+    fuzz(&target, |bytes| bodies::recipe(bytes, &seeds::recipe()));
+}
+
+/// A folder with a model, one of whose files is replaced.
+fn folder_of(name: &'static str, folder: &Path, file: &str, shape: Shape, read: impl Fn(&Path) -> String) {
+    let seed = std::fs::read(folder.join(file)).unwrap();
+    let words = &[
+        "model_type",
+        "gpt2",
+        "llama",
+        "bert",
+        "qkv",
+        "qkv-encoder",
+        "hidden_size",
+        "num_hidden_layers",
+        "id2label",
+        "eos_token_id",
+        "attention",
+        "longformer",
+        "linear",
+        "weight_map",
+        "../x.safetensors",
+        "kind",
+        "transformer",
+    ];
+    fuzz(&Target { name, shape, seeds: vec![seed], words }, |bytes| {
+        std::fs::write(folder.join(file), bytes).unwrap();
+        read(folder)
+    });
+}
+
+#[test]
+fn config_of_a_decoder() {
+    let folder = seeds::decoder();
+    let read = |folder: &Path| {
+        outcome(Generator::open(folder)) + &outcome(Inspection::of(folder)) + &outcome(Translator::open(folder))
+    };
+    folder_of("config-decoder", folder.path(), "config.json", Shape::Json, read);
+}
+
+#[test]
+fn config_of_an_encoder() {
+    for (name, folder) in [("config-bert", seeds::encoder(false)), ("config-encoder", seeds::encoder(true))] {
+        let read = |folder: &Path| outcome(Encoder::open(folder)) + &outcome(Inspection::of(folder));
+        folder_of(name, folder.path(), "config.json", Shape::Json, read);
+    }
+}
+
+#[test]
+fn config_of_a_translator() {
+    let folder = seeds::translator();
+    folder_of("config-translator", folder.path(), "config.json", Shape::Json, |folder| {
+        outcome(Translator::open(folder)) + &outcome(Inspection::of(folder))
+    });
+}
+
+#[test]
+fn settings_beside_a_model() {
+    let folder = seeds::decoder();
+    for file in ["generation_config.json", "tokenizer_config.json"] {
+        let name = if file.starts_with('g') { "generation" } else { "tokenizer-settings" };
+        let whole = std::fs::read(folder.path().join(file)).unwrap();
+        folder_of(name, folder.path(), file, Shape::Json, |folder| outcome(Generator::open(folder)));
+        std::fs::write(folder.path().join(file), whole).unwrap();
+    }
+    let folder = seeds::encoder(false);
+    for file in ["1_Pooling/config.json", "modules.json", "sentence_bert_config.json"] {
+        let whole = std::fs::read(folder.path().join(file)).unwrap();
+        folder_of("pooling", folder.path(), file, Shape::Json, |folder| {
+            let machine = qkv_nn::Machine::new(1);
+            outcome(Encoder::open(folder).and_then(|encoder| encoder.embed(&["the fox"], &machine)))
+        });
+        std::fs::write(folder.path().join(file), whole).unwrap();
+    }
+}
+
+#[test]
+fn index_of_shards() {
+    let folder = seeds::shards();
+    let file = "model.safetensors.index.json";
+    folder_of("index", folder.path(), file, Shape::Json, |folder| outcome(Generator::open(folder)));
+}
+
+#[test]
+fn a_run_that_is_resumed() {
+    let folder = seeds::run();
+    let (place, kept) = ("checkpoints/00000004/state.json", folder.path().join("checkpoints/00000004/state.json"));
+    let whole = std::fs::read(&kept).unwrap();
+    folder_of("resume-state", folder.path(), place, Shape::Json, |folder| outcome(Run::resume(folder, 1)));
+    std::fs::write(&kept, whole).unwrap();
+    let moments = "checkpoints/00000004/moments.safetensors";
+    folder_of("resume-moments", folder.path(), moments, Shape::Safetensors, |folder| outcome(Run::resume(folder, 1)));
+}
+
+#[test]
+fn pairs_and_classes() {
+    let seeds =
+        ["pos\tgood film\nneg\tbad\n", "\u{feff}a\tb\r\n好\t久\r\n", "a\tb"].map(|text| text.as_bytes().to_vec());
+    let target = Target {
+        name: "pairs",
+        shape: Shape::Text,
+        seeds: seeds.to_vec(),
+        words: &["\t", "\n", "\r\n", "\u{feff}", "\u{2028}"],
+    };
+    fuzz(&target, bodies::pairs);
+}
+
+#[test]
+fn packed_pairs() {
+    let words = &["\u{1f}\u{8b}", "\t", "\n"];
+    let target = Target { name: "packed-pairs", shape: Shape::Binary, seeds: seeds::packed(), words };
+    fuzz(&target, bodies::packed_pairs);
+}
+
+#[test]
+fn idx_files() {
+    let target =
+        Target { name: "idx", shape: Shape::Binary, seeds: seeds::idx(), words: &["\0\0\u{8}\u{3}", "\0\0\0\u{2}"] };
+    fuzz(&target, bodies::idx_files);
+}
+
+#[test]
+fn the_seeds_of_images_and_packed_files_are_valid() {
+    for (at, bytes) in seeds::png().into_iter().chain(seeds::jpeg()).enumerate() {
+        let found = bodies::png(&bytes);
+        assert!(found.ends_with("right"), "{at}: {found}");
+    }
+    assert!(seeds::packed().iter().all(|bytes| bodies::pairs(bytes).starts_with("right")));
+    assert!(bodies::idx_files(&seeds::idx()[0]).starts_with("right"));
+    assert!(bodies::idx_files(&seeds::idx()[1]).ends_with("right"));
+}
+
+/// Memory of the largest accepted image and its decoder; both limits are documented.
+const IMAGE: usize = 768 << 20;
+
+#[test]
+fn png_images() {
+    let words = &["IHDR", "PLTE", "tRNS", "IDAT", "acTL", "fcTL", "fdAT", "IEND", "iCCP", "zTXt"];
+    let target = Target { name: "png", shape: Shape::Png, seeds: seeds::png(), words };
+    fuzz_large(&target, IMAGE, bodies::png);
+}
+
+#[test]
+fn jpeg_images() {
+    let words = &["JFIF", "Exif", "Adobe", "ICC_PROFILE"];
+    let target = Target { name: "jpeg", shape: Shape::Binary, seeds: seeds::jpeg(), words };
+    fuzz_large(&target, IMAGE, bodies::jpeg);
+}
+
+#[test]
+fn columns() {
+    let seeds = ["Ada\tB-person\nsleeps\tO\n\nOslo\tB-location\n", "-DOCSTART- -X- O\n\nAda NNP B-NP B-PER\n"];
+    let seeds = seeds.map(|text| text.as_bytes().to_vec()).to_vec();
+    let target =
+        Target { name: "columns", shape: Shape::Text, seeds, words: &["\t", "\n\n", " ", "B-", "I-", "-DOCSTART-"] };
+    fuzz(&target, bodies::columns);
+}
+
+#[test]
+fn questions() {
+    let words = &["data", "paragraphs", "context", "qas", "answers", "answer_start", "is_impossible", "text"];
+    let target = Target { name: "questions", shape: Shape::Json, seeds: seeds::questions(), words };
+    fuzz(&target, bodies::questions);
+}
+
+#[test]
+fn recordings() {
+    let words =
+        &["q", "k", "v", "lse", "weights", "layers.0.q", "tokens", "attention", "recording", "F16", "I64", "shape"];
+    let target = Target { name: "recordings", shape: Shape::Safetensors, seeds: seeds::recordings(), words };
+    fuzz(&target, bodies::recordings);
+}
+
+#[test]
+fn links() {
+    let seeds = vec![b"0-0 1-2 2-1".to_vec(), b"".to_vec(), b"3-3".to_vec()];
+    fuzz(&Target { name: "links", shape: Shape::Text, seeds, words: &["-", " ", "0-0", "p"] }, bodies::links);
+}
