@@ -41,7 +41,7 @@ pub fn safetensors(bytes: &[u8]) -> String {
 
 /// The reader of `qkv run` and the explorer: a header from a file, then every tensor, whole and in part.
 pub fn safetensors_file(bytes: &[u8]) -> String {
-    let mut file = match Reader::open(file_of("reader.safetensors", bytes)) {
+    let mut file = match Reader::open(&file_of("reader.safetensors", bytes)) {
         Ok(file) => file,
         Err(error) => return error.to_string(),
     };
