@@ -109,10 +109,10 @@ pub fn png() -> Vec<Vec<u8>> {
 /// Grey, colour, in several passes, and in the colours of print.
 pub fn jpeg() -> Vec<Vec<u8>> {
     let files: [&[u8]; 4] = [
-        include_bytes!("../../../qkv-models/tests/images/grey.jpg"),
-        include_bytes!("../../../qkv-models/tests/images/colour.jpg"),
-        include_bytes!("../../../qkv-models/tests/images/progressive.jpg"),
-        include_bytes!("../../../qkv-models/tests/images/cmyk.jpg"),
+        include_bytes!("../../../../qkv-models/tests/images/grey.jpg"),
+        include_bytes!("../../../../qkv-models/tests/images/colour.jpg"),
+        include_bytes!("../../../../qkv-models/tests/images/progressive.jpg"),
+        include_bytes!("../../../../qkv-models/tests/images/cmyk.jpg"),
     ];
     files.map(<[u8]>::to_vec).to_vec()
 }
