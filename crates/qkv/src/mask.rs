@@ -46,6 +46,13 @@ pub enum Mask {
         /// How many after.
         right: usize,
     },
+    /// See [`Mask::dilated`].
+    Dilated {
+        /// The keys in the window, both sides together.
+        window: usize,
+        /// The distance between them.
+        step: usize,
+    },
     /// See [`Mask::strided`].
     Strided {
         /// The stride.
@@ -185,6 +192,18 @@ impl Mask {
     /// ```
     pub fn window(left: usize, right: usize) -> Mask {
         Mask::Window { left, right }
+    }
+
+    /// Dilated sliding window (Longformer, Beltagy et al. 2020, arXiv:2004.05150): every `step`-th key on both sides,
+    /// `window/2` of them each way. That is `|p − j| ≤ window/2 · step` and `(p − j) mod step = 0`.
+    ///
+    /// ```
+    /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 500, 8], 1);
+    /// Attention::scaled_dot().mask(Mask::dilated(64, 4)).forward(Inputs::new(&x, &x, &x))?;
+    /// # Ok::<(), qkv::Error>(())
+    /// ```
+    pub fn dilated(window: usize, step: usize) -> Mask {
+        Mask::Dilated { window, step }
     }
 
     /// Strided (Child et al. 2019, "Sparse Transformers", arXiv:1904.10509): `|p − j| < stride`, or `(p − j) mod stride = 0`.
@@ -509,6 +528,10 @@ impl Mask {
             Mask::Segments => data.segments.is_none_or(|(q, k)| q[b * data.n + i] == k[b * data.m + j]),
             Mask::Bits => data.bits.is_none_or(|bits| bits.at(b, h, i, j) != 0),
             Mask::Window { left, right } => p.saturating_sub(clamp(*left)) <= k && k <= p.saturating_add(clamp(*right)),
+            Mask::Dilated { window, step } => {
+                let (half, step) = (clamp(*window / 2), clamp(*step));
+                (p - k).abs() <= half.saturating_mul(step) && (p - k).rem_euclid(step) == 0
+            }
             Mask::Strided { stride } => {
                 let stride = clamp(*stride);
                 (p - k).abs() < stride || (p - k).rem_euclid(stride) == 0
@@ -547,6 +570,7 @@ impl Mask {
             Mask::Segments => "a segment mask",
             Mask::Bits => "a mask of bits",
             Mask::Window { .. } => "a window",
+            Mask::Dilated { .. } => "a dilated window",
             Mask::Strided { .. } => "a strided mask",
             Mask::Fixed { .. } => "a fixed mask",
             Mask::Longformer { .. } => "a longformer mask",
@@ -586,6 +610,7 @@ impl Mask {
     /// Refuses numbers without meaning for `n` queries and `m` keys.
     pub(crate) fn check(&self, n: usize, m: usize) -> Result<()> {
         match self {
+            Mask::Dilated { step: 0, .. } => Err(Error::value("dilated", 0, "a step of at least 1")),
             Mask::Strided { stride: 0 } => Err(Error::value("strided", 0, "a stride of at least 1")),
             Mask::Fixed { stride, summary } if *summary == 0 || summary > stride => Err(Error::value(
                 "fixed",
@@ -641,6 +666,7 @@ pub(crate) mod arbitrary {
         let leaf = prop_oneof![
             Just(Mask::causal()),
             (0usize..200, 0usize..200).prop_map(|(l, r)| Mask::window(l, r)),
+            (0usize..40, 1usize..30).prop_map(|(window, step)| Mask::dilated(window, step)),
             (1usize..90).prop_map(Mask::strided),
             (1usize..90).prop_flat_map(|s| (Just(s), 1..=s)).prop_map(|(s, c)| Mask::fixed(s, c)),
             (0usize..100, prop::collection::vec(0usize..500, 0..9)).prop_map(|(w, g)| Mask::longformer(w, g)),

@@ -345,3 +345,24 @@ fn dropout_keeps_the_mean_and_drops_its_share() {
     let missing = attention.forward(Inputs::new(q, &x, &x)).unwrap_err();
     assert_eq!(missing.to_string(), "`seed` is missing: dropout needs it");
 }
+
+#[test]
+fn a_dilated_window_sees_every_step_th_key_on_both_sides() {
+    let mask = Mask::dilated(4, 3);
+    let data = qkv::MaskData::new(20, 20);
+    let visible = |i: usize| (0..20).filter(|&j| mask.allows(i, j, &data).unwrap()).collect::<Vec<_>>();
+    assert_eq!(visible(10), [4, 7, 10, 13, 16]);
+    assert_eq!(visible(1), [1, 4, 7]);
+    // A step of 1 is a plain window, and a window of 0 the query's own key.
+    let alike = |a: &Mask, b: &Mask| {
+        (0..20).all(|i| (0..20).all(|j| a.allows(i, j, &data).unwrap() == b.allows(i, j, &data).unwrap()))
+    };
+    assert!(alike(&Mask::dilated(6, 1), &Mask::window(3, 3)));
+    assert!(alike(&Mask::dilated(0, 5), &Mask::window(0, 0)));
+    let x = Tensor::<f32, 4>::randn([1, 1, 4096, 1], 1);
+    let tiles = |mask: Mask| Attention::dot().mask(mask).tiles(Inputs::new(&x, &x, &x)).unwrap();
+    let (dilated, window) = (tiles(Mask::dilated(64, 16)), tiles(Mask::window(512, 512)));
+    assert!(3 * (dilated.partial + dilated.full) < window.partial + window.full, "{dilated:?} {window:?}");
+    let refused = Attention::dot().mask(Mask::dilated(4, 0)).forward(Inputs::new(&x, &x, &x)).unwrap_err();
+    assert_eq!(refused.to_string(), "`dilated` is 0, expected a step of at least 1");
+}

@@ -63,6 +63,11 @@ fn lower(mask: &Mask, m: usize) -> Expr {
         Mask::Segments => Expr::Leaf(Predicate::Segments),
         Mask::Bits => Expr::Leaf(Predicate::Bits),
         Mask::Window { left, right } => band(clamp(*left), clamp(*right)),
+        Mask::Dilated { window, step } => {
+            let (half, step) = (clamp(*window / 2), clamp(*step));
+            let reach = half.saturating_mul(step).min(FAR);
+            Expr::And(vec![band(reach, reach), Expr::Leaf(Predicate::Residue { stride: step })])
+        }
         Mask::Strided { stride } => {
             let stride = clamp(*stride);
             Expr::Or(vec![band(stride - 1, stride - 1), Expr::Leaf(Predicate::Residue { stride })])
