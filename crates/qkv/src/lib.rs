@@ -12,6 +12,7 @@ mod error;
 mod exact;
 mod feature;
 mod gradients;
+pub mod guide;
 mod heads;
 mod inputs;
 mod lsh;
@@ -56,33 +57,12 @@ pub use source::{Pages, Source};
 pub use tensor::Tensor;
 pub use weights::{Pool, Weights};
 
-/// The code of the READMEs and of the pages in `docs/`, in both languages, run as tests.
+/// The code of the READMEs, run as tests. The pages of the guide are modules, and so tested as well.
 #[cfg(doctest)]
-mod pages {
+mod readmes {
     #[doc = include_str!("../../../README.md")]
     struct Readme;
 
     #[doc = include_str!("../../../README.zh-CN.md")]
     struct ReadmeInChinese;
-
-    #[doc = include_str!("../../../docs/coming-from-pytorch.md")]
-    struct ComingFromPyTorch;
-
-    #[doc = include_str!("../../../docs/guide/what-attention-does.md")]
-    struct WhatAttentionDoes;
-
-    #[doc = include_str!("../../../docs/guide/what-attention-does.zh-CN.md")]
-    struct WhatAttentionDoesInChinese;
-
-    #[doc = include_str!("../../../docs/guide/choosing.md")]
-    struct Choosing;
-
-    #[doc = include_str!("../../../docs/guide/choosing.zh-CN.md")]
-    struct ChoosingInChinese;
-
-    #[doc = include_str!("../../../docs/guide/linear-attention.md")]
-    struct LinearAttention;
-
-    #[doc = include_str!("../../../docs/guide/linear-attention.zh-CN.md")]
-    struct LinearAttentionInChinese;
 }
