@@ -163,6 +163,9 @@ fn representable(size: usize, shape: [usize; 4], strides: [isize; 4]) -> Result<
 
 /// Whether no two elements share an address: in order of stride, each axis steps over the extent of the smaller ones.
 fn disjoint(shape: [usize; 4], strides: [isize; 4]) -> bool {
+    if shape.contains(&0) {
+        return true;
+    }
     let mut axes: Vec<(usize, usize)> =
         shape.iter().zip(strides).filter(|(len, _)| **len > 1).map(|(&len, s)| (s.unsigned_abs(), len)).collect();
     axes.sort_unstable();
