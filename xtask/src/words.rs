@@ -63,7 +63,7 @@ fn has_whole(word: &str, line: &str) -> bool {
     let part_of_word = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(word).any(|(at, _)| {
         let (before, after) = (line[..at].chars().next_back(), line[at + word.len()..].chars().next());
-        // A path such as `qkv::card` holds whole words; so does `--card`.
+        // A path such as `qkv::gadget` holds whole words; so does `--gadget`.
         !before.is_some_and(part_of_word) && !after.is_some_and(part_of_word)
     })
 }
