@@ -42,7 +42,8 @@ impl Failure {
     /// An attention that the library refused, with the file of its tensors.
     pub fn refused(error: &qkv::Error, path: Option<&Path>) -> Failure {
         let failure = match path {
-            Some(path) => Failure::in_file(path, error),
+            // In a file, the bits of a mask are the tensor `mask`.
+            Some(path) => Failure::in_file(path, error.to_string().replace("`bits`", "`mask`")),
             None => Failure::new(error.to_string()),
         };
         match hint(error, path.is_some()) {

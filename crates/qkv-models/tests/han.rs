@@ -94,7 +94,7 @@ fn a_folder_gives_the_model_back_and_one_that_lies_is_refused() {
     let config = std::fs::read_to_string(path.join("config.json")).unwrap();
     for (from, to, what) in [
         ("\"hidden\": 6", "\"hidden\": 7", "its shape is"),
-        ("\"d_model\": 12", "\"d_model\": 60000", "asks for"),
+        ("\"d_model\": 12", "\"d_model\": 60000", "the configuration needs at least"),
         ("\"hidden\": 6", "\"hidden\": 0", "`hidden` is 0"),
         ("\"words\": 8", "\"words\": \"many\"", "config.json"),
         ("\"kind\": \"han\"", "\"kind\": \"gru\"", "config.json"),

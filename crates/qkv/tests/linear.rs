@@ -344,7 +344,7 @@ fn what_does_not_go_with_it_is_refused_by_name() {
     assert_eq!(refused(elu().with_sinks()), "sinks");
     assert_eq!(refused(elu().with_entropy()), "an entropy");
     assert_eq!(refused(elu().mask(Mask::window(2, 2))), "a window");
-    assert_eq!(refused(elu().mask(Mask::causal() & !Mask::lengths())), "a mask turned round by `!`");
+    assert_eq!(refused(elu().mask(Mask::causal() & !Mask::lengths())), "a mask negated by `!`");
     assert_eq!(refused(elu().mask(Mask::causal() | Mask::lengths())), "masks joined by `|`");
     let blocks = Blocks { size: 6, seen: vec![vec![true]] };
     assert_eq!(refused(elu().mask(Mask::blocks(blocks))), "a mask of blocks");

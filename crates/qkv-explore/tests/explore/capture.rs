@@ -137,7 +137,7 @@ fn nothing_to_look_at_is_said_so() {
     assert_eq!(error.to_string(), "the text is empty");
     let long = "long ".repeat(2000);
     let error = capture::translation(&translator, &long, Some("a"), &Machine::new(1)).expect_err("too long");
-    assert!(error.to_string().contains("takes at most 1024"), "{error}");
+    assert!(error.to_string().contains("the model takes 1024"), "{error}");
 }
 
 /// Rows that sum to 1, and outputs that are the weights times the values.

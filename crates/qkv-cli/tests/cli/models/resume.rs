@@ -110,7 +110,7 @@ fn a_run_goes_on_only_with_its_own_recipe() {
         .qkv("train tiny.toml --resume")
         .fails(&["was started with another recipe", "`steps = 4` there, `steps = 40` here"]);
     folder.qkv("train --resume runs/tiny --out b").fails(&["`--out` cannot be used with the folder of a run"]);
-    folder.qkv("train --resume runs/none").fails(&["cannot read `runs/none`"]);
+    folder.qkv("train --resume runs/none").fails(&["cannot open `runs/none`"]);
     let once = folder.bytes("runs/tiny/model.safetensors");
     folder.qkv("train --resume runs/tiny --quiet").well();
     assert_eq!(folder.bytes("runs/tiny/model.safetensors"), once, "a run that is done stays as it is");

@@ -121,7 +121,8 @@ fn pictures_change_with_scale_palette_paper_and_size() {
     show(&folder, "--out two.png abc").well();
     show(&folder, "--out four.png --magnify 4 abc").well();
     assert_eq!(width("four.png"), 2 * width("two.png"));
-    show(&folder, "--out a.png --magnify 1e6 abc").fails(&["cannot be drawn", "hint: magnify it by at most "]);
+    show(&folder, "--out a.png --magnify 1e6 abc")
+        .fails(&["pixels is too large or too small", "hint: magnify it by at most "]);
     assert!(!folder.has("a.png"));
 }
 
@@ -234,7 +235,7 @@ fn links_of_someone_else_are_compared() {
     let other = folder.typed(&["show", "--model", model(), "--json", "--links", "90-90", "abc"], "").quietly();
     let other: Value = serde_json::from_str(&other).unwrap();
     assert_eq!((&other["agreement"]["precision"], &other["agreement"]["error_rate"]), (&0.0.into(), &1.0.into()));
-    folder.typed(&["show", "--model", model(), "--links", "0:0", "abc"], "").misused(&["`0:0` is no link"]);
+    folder.typed(&["show", "--model", model(), "--links", "0:0", "abc"], "").misused(&["`0:0` is not a link"]);
 }
 
 #[test]
@@ -290,5 +291,5 @@ fn an_image_is_shown_under_the_weights_of_its_patches() {
     assert!(folder.qkv("show --model m --image right.png --tokens").quietly().contains("encoder.0 · mean of 2 heads"));
     folder.qkv("show --model m abc").fails(&["takes images", "hint: name one with `--image FILE`"]);
     folder.qkv("show --model m --image right.png --layer encoder.0 --head 7").fails(&["no head 7", "heads are 0 to 1"]);
-    folder.qkv(&format!("show --model {} --image right.png", model())).fails(&["sees no images"]);
+    folder.qkv(&format!("show --model {} --image right.png", model())).fails(&["takes text, not images"]);
 }

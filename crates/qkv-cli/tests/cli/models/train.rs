@@ -88,7 +88,7 @@ fn a_run_is_never_overwritten_silently() {
 #[test]
 fn a_recipe_that_is_wrong_is_refused_with_its_line() {
     let folder = Folder::new();
-    folder.qkv("train none.toml").fails(&["cannot read `none.toml`", "hint: check the path"]);
+    folder.qkv("train none.toml").fails(&["cannot open `none.toml`", "hint: check the path"]);
     folder.put("a.toml", RECIPE.replace("steps = 40", "stpes = 40").as_bytes());
     folder.qkv("train a.toml").fails(&["a.toml:17", "stpes"]);
     folder.put("b.toml", b"name = 'b'\n[data\n");
