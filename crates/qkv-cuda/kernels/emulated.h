@@ -29,7 +29,7 @@ static inline float2 make_float2(float x, float y) { return {x, y}; }
 static const int SHARED_BYTES = 232448;
 alignas(128) static unsigned char shared_memory[SHARED_BYTES];
 // What `extern __shared__ float4 shared[]` becomes.
-#define __shared__
+#define __shared__ static
 static float4* const shared_tile = (float4*)shared_memory;
 
 static Index blockIdx, blockDim, gridDim;
@@ -78,15 +78,15 @@ static ThreadIndex threadIdx;
 static void yield() { qkv_switch(&fibers[current].at, scheduler); }
 
 // A barrier of fibers: a fiber waits until its round is over. Fibers that have returned count as arrived.
-struct Barrier {
+struct FiberBarrier {
     int came = 0;
     unsigned long round = 0;
     int value = 0, result = 0;
 };
-static Barrier block_barrier, warp_barriers[64];
+static FiberBarrier block_barrier, warp_barriers[64];
 static int ended_in_warp[64], ended_in_block;
 
-static void arrive(Barrier& barrier, int members) {
+static void arrive(FiberBarrier& barrier, int members) {
     unsigned long mine = barrier.round;
     barrier.came++;
     if (barrier.came == members) {
@@ -193,7 +193,7 @@ static void run_fiber() {
     ended_in_warp[current / 32]++;
     ended_in_block++;
     // Barriers wait for one fiber fewer.
-    Barrier& warp = warp_barriers[current / 32];
+    FiberBarrier& warp = warp_barriers[current / 32];
     int left = warp_size() - ended_in_warp[current / 32];
     if (warp.came && warp.came == left) {
         warp.came = 0;
@@ -215,10 +215,10 @@ static void run_block(int threads) {
     const size_t stack = 256 * 1024;
     if (int(fibers.size()) < threads) fibers.resize(threads);
     threads_here = threads;
-    block_barrier = Barrier();
+    block_barrier = FiberBarrier();
     ended_in_block = 0;
     for (int warp = 0; warp < 64; warp++) {
-        warp_barriers[warp] = Barrier();
+        warp_barriers[warp] = FiberBarrier();
         ended_in_warp[warp] = 0;
     }
     std::memset(shared_memory, 0xff, SHARED_BYTES); // uninitialized memory reads as NaN

@@ -5,6 +5,8 @@
 mod mask_class;
 mod overlapped_prep;
 mod regions;
+#[cfg(test)]
+mod schedule_tests;
 
 use crate::call::{Call, Sizes};
 use crate::device::Stream;

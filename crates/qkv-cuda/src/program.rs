@@ -293,24 +293,41 @@ pub(crate) fn hopper_header() -> String {
 /// A program of Hopper's, headers pasted where they are included: NVRTC has no files to look in.
 fn hopper_text(forward: bool) -> String {
     let text = if forward { kernel!("hopper/forward.cu") } else { kernel!("hopper/backward.cu") };
+    // NVRTC has this constant under another name.
+    let infinity = "#define __builtin_huge_valf() __builtin_bit_cast(float, 0x7f800000)\n";
+    format!("{infinity}{}", with_headers(text))
+}
+
+fn with_headers(text: &str) -> String {
     let header = hopper_header();
     let headers = [
         ("params.cuh", kernel!("hopper/params.cuh")),
         ("ptx.cuh", kernel!("hopper/ptx.cuh")),
         ("generated/hopper.cuh", &header),
         ("segment_ranges.cuh", kernel!("hopper/segment_ranges.cuh")),
+        ("key_tiles.cuh", kernel!("hopper/key_tiles.cuh")),
         ("backward_producer.cuh", kernel!("hopper/backward_producer.cuh")),
+        ("query_tiles.cuh", kernel!("hopper/query_tiles.cuh")),
         ("dq_accumulate.cuh", kernel!("hopper/dq_accumulate.cuh")),
         ("backward_tile.cuh", kernel!("hopper/backward_tile.cuh")),
         ("preprocess.cuh", kernel!("hopper/preprocess.cuh")),
         ("overlapped_prep.cuh", kernel!("hopper/overlapped_prep.cuh")),
     ];
-    let text = headers.into_iter().fold(text.to_string(), |text, (name, header)| {
+    headers.into_iter().fold(text.to_string(), |text, (name, header)| {
         text.replace(&format!("#include \"{name}\""), &header.replace("#pragma once", ""))
-    });
-    // NVRTC has this constant under another name.
-    let infinity = "#define __builtin_huge_valf() __builtin_bit_cast(float, 0x7f800000)\n";
-    format!("{infinity}{text}")
+    })
+}
+
+/// The index arithmetic of Hopper's kernels as C++, with tiles of these sizes, for tests on the CPU.
+#[cfg(test)]
+pub(crate) fn hopper_schedule_test(forward: bool, [block_m, block_n]: [usize; 2]) -> String {
+    let sizes = format!("constexpr int kBlockM = {block_m}, kBlockN = {block_n}, CONSUMER_GROUPS = 2;\n");
+    let tiles = match forward {
+        true => "#define TEST_FORWARD 1\n#include \"key_tiles.cuh\"\n",
+        false => "constexpr bool SPLIT_WIDTH = false;\n#include \"query_tiles.cuh\"\n",
+    };
+    let text = with_headers(&format!("#include \"params.cuh\"\n{sizes}{tiles}"));
+    [EMULATION_HEADER, kernel!("hopper/emulated.h"), &text, kernel!("hopper/schedule_test.cpp")].concat()
 }
 
 #[cfg(test)]

@@ -108,7 +108,11 @@ struct RangeExtent {
 // The bits low … high − 1 of a word, clamped to it.
 INLINE u32 bits_between(int low, int high) {
     u32 x, from = max(low, 0), count = max(high - max(low, 0), 0);
+#ifdef EMULATED
+    x = from > 31 ? 0 : u32((u64(1) << min(count, 32)) - 1) << from;
+#else
     asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(x) : "r"(from), "r"(count));
+#endif
     return x;
 }
 

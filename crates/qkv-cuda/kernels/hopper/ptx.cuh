@@ -96,8 +96,13 @@ struct Barrier {
 INLINE void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 // Programmatic dependent launch: waits for the previous kernel and its results; lets the next kernel start.
+#ifdef EMULATED
+INLINE void wait_on_dependency() {}
+INLINE void launch_dependents() {}
+#else
 INLINE void wait_on_dependency() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 INLINE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+#endif
 
 // A ring of STAGES slots: the slot and the phase parity of the next use.
 template <int STAGES> struct Ring {
@@ -114,12 +119,16 @@ INLINE void prefetch_tensor_map(const TensorMap& map) {
 }
 // Data written by other blocks of this launch: bypasses L1.
 INLINE int4 load_l2(const int4* at) {
+#ifdef EMULATED
+    return *at;
+#else
     int4 x;
     asm volatile("ld.global.cg.v4.s32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
                  : "l"(at)
                  : "memory");
     return x;
+#endif
 }
 
 // Loads a box of a [batch, head, row, column] tensor.
