@@ -4,11 +4,10 @@
 use crate::device::Stream;
 use crate::driver::{Driver, Kernel, TensorMap};
 use crate::error::{Error, Result};
-use crate::general_params::{GeneralParams, MaskOp, Tensor};
-use crate::kernel_abi::MAX_MASK_OPS;
-use crate::mask_program::MaskProgram;
+use crate::general_params::{GeneralParams, Tensor, mask_program};
 use crate::memory::{Buffer, Dtype, Strided};
 use crate::tensors::{Gradients, Outputs, Tensors, Upstreams, Vector};
+use qkv::engine::{CompiledMask, MaskProgram};
 use qkv::{Attention, Place, Scale, Score, alibi_slopes};
 use std::fmt;
 use std::sync::Arc;
@@ -109,9 +108,10 @@ pub(crate) struct Call {
     pub sizes: Sizes,
     pub scalars: Scalars,
     shapes: [(&'static str, Vec<usize>); 14],
-    mask: Vec<MaskOp>,
-    /// What `mask` and `slopes` point to.
-    _constants: Buffer,
+    pub mask: CompiledMask,
+    program: MaskProgram,
+    /// The data of `program`, and the ALiBi slopes.
+    constants: Buffer,
     slopes: u64,
 }
 
@@ -126,7 +126,8 @@ impl Call {
     ) -> Result<Call> {
         let sizes = Sizes::of(tensors);
         sizes.check()?;
-        let program = MaskProgram::of(&attention.mask, sizes.n, sizes.m, place)?;
+        let mask = CompiledMask::new(&attention.mask, sizes.n, sizes.m, place);
+        let program = mask_program(&mask)?;
         let slopes: Vec<u8> = match attention.bias.has_alibi() {
             true => alibi_slopes(sizes.hq).into_iter().flat_map(|slope| (slope as f32).to_le_bytes()).collect(),
             false => Vec::new(),
@@ -143,9 +144,10 @@ impl Call {
             sizes,
             scalars: Scalars::of(attention, place, &sizes),
             shapes: tensors.shapes(),
-            mask: program.at(constants.ptr()),
             slopes: if has_slopes { constants.ptr() + program.data.len() as u64 } else { 0 },
-            _constants: constants,
+            mask,
+            program,
+            constants,
         })
     }
 
@@ -158,13 +160,11 @@ impl Call {
     pub fn params(&self, tensors: &Tensors) -> Result<GeneralParams> {
         let Sizes { b, hq, hk, n, m, d, dv } = self.sizes;
         let Scalars { offset, scale, inverse_temperature, softcap, dropout_threshold, dropout_scale } = self.scalars;
-        let mut mask = [MaskOp::default(); MAX_MASK_OPS];
-        mask[..self.mask.len()].copy_from_slice(&self.mask);
         let bits = tensors.bits.map(|bits| bits.broadcast("bits", [b, hq, n, m])).transpose()?;
         let bias = tensors.bias.map(|bias| bias.broadcast("bias", [b, hq, n, m])).transpose()?;
         let vectorized = |tensor: &Strided, bit: i32| i32::from(tensor.is_vectorized(self.dtype)) << bit;
         let plain = self.attention.softcap.is_none() && !self.attention.bias.has_alibi();
-        Ok(GeneralParams {
+        let mut params = GeneralParams {
             q: tensors.q.into(),
             k: tensors.k.into(),
             v: tensors.v.into(),
@@ -204,11 +204,11 @@ impl Call {
             dv: dv as i32,
             splits: 1,
             vectorized: vectorized(&tensors.q, 0) | vectorized(&tensors.k, 1) | vectorized(&tensors.v, 2),
-            mask_ops: self.mask.len() as i32,
             plain_scores: i32::from(plain && bias.is_none() && tensors.table.is_none()),
-            mask,
             ..GeneralParams::default()
-        })
+        };
+        params.set_mask(&self.program, self.constants.ptr());
+        Ok(params)
     }
 
     /// Launches a general kernel; a grid of 0 blocks is no launch.

@@ -31,7 +31,7 @@ impl Tiled {
         let program = program(call, kind)?;
         let module = call.driver.module(&program.source())?;
         let kernel = call.driver.kernel(&module, name, program.threads(), program.shared())?;
-        let segments = call.attention.mask.uses(&qkv::Mask::Segments);
+        let segments = call.mask.needs_segments();
         let extents = segments.then(|| call.driver.kernel(&module, "segment_extents", 128, 0)).transpose()?;
         Ok(Tiled { kernel, extents, tiles: program.tiles() })
     }

@@ -1,8 +1,10 @@
 //! The parameter block of the general kernels: one struct for all of them, passed by value. Letters: `B` sequences, `H`
 //! query heads, `Hk` key heads, `N` queries, `M` keys, `D` and `DV` widths. Strides count elements; 0 broadcasts.
 
-use crate::kernel_abi::{MAX_MASK_OPS, parameter_block};
+use crate::error::{Error, Result};
+use crate::kernel_abi::parameter_block;
 use crate::memory::Strided;
+use qkv::engine::{CompiledMask, MAX_STEPS, MaskProgram, Step};
 
 parameter_block! {
     /// A tensor as a kernel reads it.
@@ -19,8 +21,8 @@ impl From<Strided> for Tensor {
 }
 
 parameter_block! {
-    /// One operation of a mask program, in postfix order. The opcode gives `size`, `x`, `y`, `data` and `count` their
-    /// meaning.
+    /// One step of a mask program, in postfix order: `qkv::engine::Step` with an address. The opcode gives `size`, `x`,
+    /// `y`, `data` and `count` their meaning.
     struct MaskOp {
         code: i32 = "int" ["code"];
         size: i32 = "int" ["size"];
@@ -29,6 +31,17 @@ parameter_block! {
         data: u64 = "const void*" ["data"];
         count: i64 = "i64" ["count"];
     }
+}
+
+impl From<Step> for MaskOp {
+    fn from(Step { code, size, x, y, data, count }: Step) -> MaskOp {
+        MaskOp { code, size, x, y, data, count }
+    }
+}
+
+/// The program of a mask, for the general kernels.
+pub(crate) fn mask_program(mask: &CompiledMask) -> Result<MaskProgram> {
+    mask.program().map_err(|error| Error::cpu_only(format!("this mask ({error})")))
 }
 
 parameter_block! {
@@ -158,6 +171,43 @@ parameter_block! {
         mask_ops: i32 = "int" ["mask_ops"];
         /// scores are scaled products: no cap, no bias
         plain_scores: i32 = "int" ["plain_scores"];
-        mask: [MaskOp; MAX_MASK_OPS] = "MaskOp" ["mask[MAX_MASK_OPS]"];
+        mask: [MaskOp; MAX_STEPS] = "MaskOp" ["mask[MAX_MASK_STEPS]"];
+    }
+}
+
+impl GeneralParams {
+    /// Sets the mask, with its data at this address.
+    pub fn set_mask(&mut self, program: &MaskProgram, address: u64) {
+        for (to, step) in self.mask.iter_mut().zip(program.steps_at(address)) {
+            *to = step.into();
+        }
+        self.mask_ops = program.steps.len() as i32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use qkv::{Mask, Place};
+    use std::mem::offset_of;
+
+    #[test]
+    fn a_step_has_the_layout_of_its_operation() {
+        assert_eq!(size_of::<Step>(), size_of::<MaskOp>());
+        assert_eq!(
+            [offset_of!(Step, code), offset_of!(Step, size), offset_of!(Step, x), offset_of!(Step, y)],
+            [offset_of!(MaskOp, code), offset_of!(MaskOp, size), offset_of!(MaskOp, x), offset_of!(MaskOp, y)]
+        );
+        assert_eq!(
+            [offset_of!(Step, data), offset_of!(Step, count)],
+            [offset_of!(MaskOp, data), offset_of!(MaskOp, count)]
+        );
+    }
+
+    #[test]
+    fn a_mask_that_is_too_long_names_the_cpu() {
+        let long = (0..20).fold(Mask::causal(), |mask, at| mask | Mask::window(at, 0));
+        let refused = mask_program(&CompiledMask::new(&long, 1, 1, Place::Start)).unwrap_err();
+        assert!(refused.to_string().contains("CPU"), "{refused}");
     }
 }

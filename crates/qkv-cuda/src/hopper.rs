@@ -19,7 +19,7 @@ use crate::kernel_abi::{STORE_DK, STORE_DQ, STORE_DV, STORE_OUT};
 use crate::memory::{Dtype, Strided};
 use crate::program::{Kind, Program};
 use crate::tensors::{Gradients, Outputs, Tensors, Upstreams};
-use crate::tile_list::{TileList, split_lengths};
+use crate::tile_list::TileList;
 use crate::workspace::Layout;
 use mask_class::MaskClass;
 use overlapped_prep::{PREP_BLOCKS, prepared_heads};
@@ -138,7 +138,7 @@ impl Hopper {
         if !driver.device().is_hopper() {
             return Ok(None);
         }
-        let Some(mask) = MaskClass::of_call(attention, call.place, sizes, *dtype) else { return Ok(None) };
+        let Some(mask) = MaskClass::of_call(&call.mask, attention, call.place, sizes, *dtype) else { return Ok(None) };
         let head_dim = [64, 128, 256].into_iter().find(|&width| width >= sizes.d.max(sizes.dv)).unwrap_or(256);
         let mut defines = defines(call, tensors, &mask, head_dim);
         let main = MainKernel::new(call, true, defines.clone())?;
@@ -151,7 +151,7 @@ impl Hopper {
         };
         let mut lists = [None, None];
         if mask.tile_list {
-            let (_, rest) = split_lengths(&attention.mask).unwrap_or_default();
+            let Some((_, rest)) = call.mask.without_lengths() else { return Ok(None) };
             for (list, main, by_keys) in [(0, Some(&main), false), (1, backward_main.as_ref(), true)] {
                 let Some(main) = main else { continue };
                 let (blocks, heads) = ([main.block_m, main.block_n], if by_keys { sizes.hk } else { sizes.hq });

@@ -36,10 +36,6 @@ constants! {
     /// Keys of one split, where the keys of a few queries are shared among blocks (Flash-Decoding). It must not depend
     /// on the device or the batch: the order in which a row is summed depends on it.
     SPLIT_KEYS: usize = 512;
-    /// The most operations of a mask program.
-    MAX_MASK_OPS: usize = 32;
-    /// The most blocks BigBird may draw per row: the size of the list a kernel draws into.
-    MAX_DRAWN: usize = 64;
     /// Rows of the tiles that Hopper's kernels mark for recomputation by the general kernels.
     RECOMPUTE_ROWS: usize = 64;
     /// Per-row statistics of the backward pass are padded to this many rows.

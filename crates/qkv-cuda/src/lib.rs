@@ -17,7 +17,6 @@ mod hopper;
 mod hopper_params;
 mod kernel_abi;
 mod libcuda;
-mod mask_program;
 mod memory;
 mod nvrtc;
 mod plan;

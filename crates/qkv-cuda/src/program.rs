@@ -6,6 +6,7 @@ use crate::general_params::{GeneralParams, MaskOp, Tensor};
 use crate::hopper_params::HopperParams;
 use crate::kernel_abi::constants;
 use crate::memory::Dtype;
+use qkv::engine::mask_constants;
 use std::fmt::Write as _;
 
 macro_rules! kernel {
@@ -282,7 +283,7 @@ impl Program {
 
 /// Constants and parameter blocks of the general kernels: `kernels/generated/general.cuh`.
 pub(crate) fn general_header() -> String {
-    [GENERATED.into(), constants(), Tensor::cpp(), MaskOp::cpp(), GeneralParams::cpp()].concat()
+    [GENERATED.into(), constants(), mask_constants(), Tensor::cpp(), MaskOp::cpp(), GeneralParams::cpp()].concat()
 }
 
 /// Constants and the parameter block of Hopper's kernels: `kernels/generated/hopper.cuh`.

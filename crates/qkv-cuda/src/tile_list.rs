@@ -6,12 +6,12 @@ use crate::call::position_of_query_0;
 use crate::device::Stream;
 use crate::driver::Driver;
 use crate::error::Result;
-use crate::general_params::{GeneralParams, MaskOp};
-use crate::kernel_abi::{EMPTY_GROUP, MAX_MASK_OPS, NO_BITS, PARTIAL_TILE, SPLIT_COUNT_SHIFT, SPLIT_INDEX_SHIFT};
-use crate::mask_program::MaskProgram;
+use crate::general_params::{GeneralParams, mask_program};
+use crate::kernel_abi::{EMPTY_GROUP, NO_BITS, PARTIAL_TILE, SPLIT_COUNT_SHIFT, SPLIT_INDEX_SHIFT};
 use crate::memory::{Buffer, Dtype};
 use crate::program::{Kind, Program};
-use qkv::{Mask, Place};
+use qkv::Place;
+use qkv::engine::CompiledMask;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -44,42 +44,12 @@ pub(crate) struct TileList {
     pub split_slots: usize,
 }
 
-/// Separates padding from a mask: whether it has lengths, and the rest, which does not depend on the data. None where it
-/// does otherwise.
-pub(crate) fn split_lengths(mask: &Mask) -> Option<(bool, Mask)> {
-    fn reads_data(mask: &Mask) -> bool {
-        match mask {
-            Mask::Lengths | Mask::Segments | Mask::Bits | Mask::Lsh(_) => true,
-            Mask::And(a, b) | Mask::Or(a, b) => reads_data(a) || reads_data(b),
-            Mask::Not(a) => reads_data(a),
-            _ => false,
-        }
-    }
-    match mask {
-        Mask::Lengths => Some((true, Mask::Full)),
-        Mask::And(a, b) => {
-            let ((long, a), (wide, b)) = (split_lengths(a)?, split_lengths(b)?);
-            Some((
-                long || wide,
-                if a == Mask::Full {
-                    b
-                } else if b == Mask::Full {
-                    a
-                } else {
-                    a & b
-                },
-            ))
-        }
-        mask => (!reads_data(mask)).then(|| (false, mask.clone())),
-    }
-}
-
 impl TileList {
     /// The list of a mask that does not depend on the data, in tiles of `[queries, keys]`: one row per query tile, or
     /// `by_keys` per key tile. `heads` of a sequence walk it. None where it would be too long.
     pub fn new(
         driver: &Arc<dyn Driver>,
-        mask: &Mask,
+        mask: &CompiledMask,
         place: Place,
         [n, m]: [usize; 2],
         [queries, keys]: [usize; 2],
@@ -90,16 +60,13 @@ impl TileList {
         if query_tiles.saturating_mul(key_tiles) > MAX_TILES || query_tiles > 65_535 {
             return Ok(None);
         }
-        let program = MaskProgram::of(mask, n, m, place)?;
-        let constants = Buffer::from_slice(driver, &program.data, Stream(0))?;
-        let ops = program.at(constants.ptr());
-        let mut mask = [MaskOp::default(); MAX_MASK_OPS];
-        mask[..ops.len()].copy_from_slice(&ops);
+        let steps = mask_program(mask)?;
+        let constants = Buffer::from_slice(driver, &steps.data, Stream(0))?;
         let offset = position_of_query_0(place, n, m);
         let verdicts = Buffer::new(driver, query_tiles * key_tiles * 24)?;
         let [count, others] = [n as i32, m as i32];
-        let mut params = GeneralParams { n: count, m: others, offset, mask, ..GeneralParams::default() };
-        params.mask_ops = ops.len() as i32;
+        let mut params = GeneralParams { n: count, m: others, offset, ..GeneralParams::default() };
+        params.set_mask(&steps, constants.ptr());
         (params.batch, params.heads, params.key_heads, params.group) = (1, 1, 1, 1);
         params.result = verdicts.ptr();
         let program = Program::fixed(Kind::TileList, Dtype::Bf16, 64, [queries, keys]);
@@ -246,7 +213,7 @@ impl List {
 mod tests {
     use super::*;
     use crate::emulated::EmulatedDriver;
-    use qkv::{BigBird, Blocks};
+    use qkv::{BigBird, Blocks, Mask};
     use std::io::Write;
 
     #[test]
@@ -310,16 +277,6 @@ mod tests {
         assert_eq!(List::of(&found, [1, 1], [3, 2], true).entries, [[PARTIAL_TILE | EMPTY_GROUP << 1, 0, 0, 0]]);
     }
 
-    #[test]
-    fn lengths_are_separated_from_the_rest_of_a_mask() {
-        let both = Mask::longformer(64, [0]) & (Mask::lengths() & Mask::causal());
-        assert_eq!(split_lengths(&both), Some((true, Mask::longformer(64, [0]) & Mask::causal())));
-        assert_eq!(split_lengths(&Mask::strided(8)), Some((false, Mask::strided(8))));
-        for mask in [Mask::segments() & Mask::strided(8), Mask::lengths() | Mask::causal(), !Mask::bits()] {
-            assert_eq!(split_lengths(&mask), None, "{mask:?}");
-        }
-    }
-
     /// Compares a list with its mask, pair by pair; returns the number of splits.
     fn holds(
         driver: &Arc<dyn Driver>,
@@ -329,7 +286,8 @@ mod tests {
         [queries, keys]: [usize; 2],
         by_keys: bool,
     ) -> usize {
-        let tiles = TileList::new(driver, mask, place, [n, m], [queries, keys], 1, by_keys).unwrap().unwrap();
+        let compiled = CompiledMask::new(mask, n, m, place);
+        let tiles = TileList::new(driver, &compiled, place, [n, m], [queries, keys], 1, by_keys).unwrap().unwrap();
         let rows = tiles.rows.read::<u32>(tiles.row_count * 4, Stream(0)).unwrap();
         splits_are_complete(&rows, tiles.split_slots);
         let entries = tiles.entries.read::<u32>(tiles.entries.bytes() / 4, Stream(0)).unwrap();

@@ -2,25 +2,6 @@
 // operation has the meaning of `Mask::allows` in qkv. A verdict is conservative: a tile that is empty or full may be
 // called partial, never the reverse.
 
-#define OP_FULL 0
-#define OP_NEAR 1 // p − x ≤ j ≤ p + y
-#define OP_LENGTHS 2
-#define OP_SEGMENTS 3
-#define OP_BITS 4
-#define OP_STRIDED 5    // x the stride
-#define OP_FIXED 6      // x the stride, y the summary
-#define OP_LONGFORMER 7 // x half the window; data: i64 positions, count of them
-#define OP_BIGBIRD 8    // x the block, y half the window, size the globals; data: i32 header and drawn blocks
-#define OP_BLOCKS 9     // x the block; data: u8 [rows, count]
-#define OP_BUCKETS 10   // size rounds
-#define OP_AND 11
-#define OP_OR 12
-#define OP_NOT 13
-
-#define EMPTY 0
-#define PARTIAL 1
-#define FULL 2
-
 // Philox-4x32-10: four words from a counter and a key.
 __device__ __forceinline__ void philox(u32 (&c)[4], u64 seed) {
     u32 k0 = u32(seed), k1 = u32(seed >> 32);
@@ -59,9 +40,9 @@ __device__ __noinline__ i64 lower_bound(const i64* set, i64 count, i64 low) {
     return start;
 }
 
-__device__ __forceinline__ bool any_in_range(const i64* set, i64 count, i64 low, i64 high) {
-    i64 at = lower_bound(set, count, low);
-    return at < count && set[at] <= high;
+// How many elements of an ascending set are in low … high.
+__device__ __forceinline__ i64 members_in(const i64* set, i64 count, i64 low, i64 high) {
+    return lower_bound(set, count, high + 1) - lower_bound(set, count, low);
 }
 
 // Whether BigBird lets positions of block `row` see keys of block `col`. Data: number of key blocks, blocks drawn per
@@ -78,7 +59,7 @@ __device__ __noinline__ bool bigbird_allows(const MaskOp& op, i64 row, i64 col) 
         return false;
     }
     u64 seed = u64(u32(data[3])) | u64(u32(data[4])) << 32;
-    int taken[MAX_DRAWN];
+    int taken[MAX_BIGBIRD_DRAWN];
     for (int last = blocks - random, at = 0; last < blocks; last++, at++) {
         u32 words[4] = {u32(last), u32(row), 0x62696721u, 0};
         philox(words, seed);
@@ -104,12 +85,8 @@ __device__ __noinline__ bool mask_allows(const GeneralParams& params, int b, int
         const MaskOp& op = params.mask[at];
         bool yes = true;
         switch (op.code) {
-        case OP_NEAR:
-            yes = p - op.x <= j && j <= p + op.y;
-            break;
-        case OP_LENGTHS:
-            yes = j < params.lengths[b];
-            break;
+        case OP_BAND: yes = p - op.x <= j && j <= p + op.y; break;
+        case OP_LENGTHS: yes = j < params.lengths[b]; break;
         case OP_SEGMENTS:
             yes = params.segments_q[i64(b) * params.n + i] == params.segments_k[i64(b) * params.m + j];
             break;
@@ -118,23 +95,13 @@ __device__ __noinline__ bool mask_allows(const GeneralParams& params, int b, int
                 params.bits[b * params.bits_batch + h * params.bits_head + i * params.bits_row + j * params.bits_col] !=
                 0;
             break;
-        case OP_STRIDED:
-            yes = distance(p, j) < op.x || floor_mod(p - j, op.x) == 0;
-            break;
-        case OP_FIXED:
-            yes = floor_div(j, op.x) == floor_div(p, op.x) || floor_mod(j, op.x) >= op.x - op.y;
-            break;
-        case OP_LONGFORMER: {
-            const i64* set = (const i64*)op.data;
-            yes = distance(p, j) <= op.x || any_in_range(set, op.count, j, j) || any_in_range(set, op.count, p, p);
-            break;
-        }
-        case OP_BIGBIRD:
-            yes = bigbird_allows(op, floor_div(p, op.x), j / op.x);
-            break;
-        case OP_BLOCKS:
-            yes = ((const u8*)op.data)[(i / op.x) * op.count + j / op.x] != 0;
-            break;
+        case OP_RESIDUE: yes = floor_mod(p - j, op.x) == 0; break;
+        case OP_SAME_BLOCK: yes = floor_div(j, op.x) == floor_div(p, op.x); break;
+        case OP_SUMMARY: yes = floor_mod(j, op.x) >= op.x - op.y; break;
+        case OP_KEY_IN: yes = members_in((const i64*)op.data, op.count, j, j) > 0; break;
+        case OP_QUERY_IN: yes = members_in((const i64*)op.data, op.count, p, p) > 0; break;
+        case OP_BIGBIRD: yes = bigbird_allows(op, floor_div(p, op.x), j / op.x); break;
+        case OP_BLOCKS: yes = ((const u8*)op.data)[(i / op.x) * op.count + j / op.x] != 0; break;
         case OP_BUCKETS: {
             const int* q = params.buckets_q + ((i64(b) * params.heads + h) * params.n + i) * op.size;
             const int* k = params.buckets_k + ((i64(b) * params.key_heads + h / params.group) * params.m + j) * op.size;
@@ -154,8 +121,7 @@ __device__ __noinline__ bool mask_allows(const GeneralParams& params, int b, int
             yes = !(stack & 1);
             stack >>= 1;
             break;
-        default:
-            break;
+        default: break;
         }
         stack = stack << 1 | u32(yes);
     }
@@ -177,38 +143,36 @@ __device__ __noinline__ int verdict(const GeneralParams& params, int b, const Ti
         int found = PARTIAL;
         bool some = true, every = true;
         i64 low = e.p0 - e.j1, high = e.p1 - e.j0; // p − j
-        i64 nearest = low > 0 ? low : high < 0 ? -high : 0, farthest = max_i64(-low, high);
         switch (op.code) {
-        case OP_FULL:
-            found = FULL;
-            break;
-        case OP_NEAR:
+        case OP_ALL: found = FULL; break;
+        case OP_BAND:
             found = to_verdict(e.j1 < e.p0 - op.x || e.j0 > e.p1 + op.y, e.j0 >= e.p1 - op.x && e.j1 <= e.p0 + op.y);
             break;
-        case OP_LENGTHS:
-            found = to_verdict(e.j0 >= params.lengths[b], e.j1 < params.lengths[b]);
-            break;
+        case OP_LENGTHS: found = to_verdict(e.j0 >= params.lengths[b], e.j1 < params.lengths[b]); break;
         case OP_SEGMENTS: {
             const int* q = params.extents_q + (i64(b) * e.query_tiles + e.query_tile) * 2;
             const int* k = params.extents_k + (i64(b) * e.key_tiles + e.key_tile) * 2;
             found = to_verdict(q[1] < k[0] || k[1] < q[0], q[0] == q[1] && k[0] == k[1] && q[0] == k[0]);
             break;
         }
-        case OP_STRIDED: {
-            bool multiple = floor_div(high, op.x) * op.x >= low;
-            found = to_verdict(nearest >= op.x && !multiple, farthest < op.x || op.x == 1);
-            break;
-        }
-        case OP_FIXED: {
+        case OP_RESIDUE: found = to_verdict(floor_div(high, op.x) * op.x < low, op.x == 1); break;
+        case OP_SAME_BLOCK: {
             i64 q0 = floor_div(e.p0, op.x), q1 = floor_div(e.p1, op.x), k0 = e.j0 / op.x, k1 = e.j1 / op.x;
-            bool summary = e.j1 - e.j0 + 1 >= op.x || k0 != k1 || floor_mod(e.j1, op.x) >= op.x - op.y;
-            found = to_verdict((q1 < k0 || k1 < q0) && !summary, q0 == q1 && q0 == k0 && k0 == k1);
+            found = to_verdict(q1 < k0 || k1 < q0, q0 == q1 && q0 == k0 && k0 == k1);
             break;
         }
-        case OP_LONGFORMER: {
-            const i64* set = (const i64*)op.data;
-            bool global = any_in_range(set, op.count, e.j0, e.j1) || any_in_range(set, op.count, e.p0, e.p1);
-            found = to_verdict(nearest > op.x && !global, farthest <= op.x);
+        case OP_SUMMARY: {
+            bool one_block = e.j0 / op.x == e.j1 / op.x;
+            bool some_key = !one_block || floor_mod(e.j1, op.x) >= op.x - op.y;
+            found = to_verdict(!some_key, op.x == op.y || (one_block && floor_mod(e.j0, op.x) >= op.x - op.y));
+            break;
+        }
+        case OP_KEY_IN:
+        case OP_QUERY_IN: {
+            bool keys = op.code == OP_KEY_IN;
+            i64 from = keys ? e.j0 : e.p0, to = keys ? e.j1 : e.p1;
+            i64 members = members_in((const i64*)op.data, op.count, from, to);
+            found = to_verdict(members == 0, members == to - from + 1);
             break;
         }
         case OP_BIGBIRD:
@@ -244,8 +208,7 @@ __device__ __noinline__ int verdict(const GeneralParams& params, int b, const Ti
             all >>= 1;
             break;
         }
-        default:
-            break;
+        default: break;
         }
         any = any << 1 | u32(found != EMPTY);
         all = all << 1 | u32(found == FULL);

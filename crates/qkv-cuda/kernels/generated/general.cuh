@@ -7,10 +7,6 @@
 // Keys of one split, where the keys of a few queries are shared among blocks (Flash-Decoding). It must not depend
 // on the device or the batch: the order in which a row is summed depends on it.
 #define SPLIT_KEYS 512
-// The most operations of a mask program.
-#define MAX_MASK_OPS 32
-// The most blocks BigBird may draw per row: the size of the list a kernel draws into.
-#define MAX_DRAWN 64
 // Rows of the tiles that Hopper's kernels mark for recomputation by the general kernels.
 #define RECOMPUTE_ROWS 64
 // Per-row statistics of the backward pass are padded to this many rows.
@@ -29,6 +25,28 @@
 // Row of a tile list, fourth word: where the index of a split and the count of a row's splits begin.
 #define SPLIT_INDEX_SHIFT 16u
 #define SPLIT_COUNT_SHIFT 24u
+// Generated from qkv's table of opcodes (qkv::engine::mask_constants).
+#define OP_ALL 0 // every pair
+#define OP_BAND 1 // p − x ≤ j ≤ p + y
+#define OP_LENGTHS 2 // j < lengths[b]
+#define OP_SEGMENTS 3 // the same segment
+#define OP_BITS 4 // the bit of the pair
+#define OP_RESIDUE 5 // (p − j) mod x = 0
+#define OP_SAME_BLOCK 6 // ⌊p / x⌋ = ⌊j / x⌋
+#define OP_SUMMARY 7 // j mod x ≥ x − y
+#define OP_KEY_IN 8 // j is one of `count` positions
+#define OP_QUERY_IN 9 // p is one of `count` positions
+#define OP_BIGBIRD 10 // blocks of x: a window of y blocks each way, `size` global blocks, drawn blocks
+#define OP_BLOCKS 11 // the bit of (i / x, j / x) in a table of `count` columns
+#define OP_BUCKETS 12 // the same hash bucket in any of `size` rounds
+#define OP_AND 13 // both of the two on top
+#define OP_OR 14 // either of the two on top
+#define OP_NOT 15 // not the one on top
+#define MAX_MASK_STEPS 32
+#define MAX_BIGBIRD_DRAWN 64
+#define EMPTY 0
+#define PARTIAL 1
+#define FULL 2
 struct Tensor {
     T* data;
     i64 batch, head, row, col;
@@ -135,7 +153,7 @@ struct GeneralParams {
     int vectorized; // bits of q, k, v, out, d_out: rows can be read 16 bytes at a time
     int mask_ops;
     int plain_scores; // scores are scaled products: no cap, no bias
-    MaskOp mask[MAX_MASK_OPS];
+    MaskOp mask[MAX_MASK_STEPS];
 };
 static_assert(sizeof(GeneralParams) == 2144, "size of GeneralParams");
 static_assert(OFFSET_OF(GeneralParams, q) == 0, "q");

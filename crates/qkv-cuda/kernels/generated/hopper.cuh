@@ -7,10 +7,6 @@
 // Keys of one split, where the keys of a few queries are shared among blocks (Flash-Decoding). It must not depend
 // on the device or the batch: the order in which a row is summed depends on it.
 #define SPLIT_KEYS 512
-// The most operations of a mask program.
-#define MAX_MASK_OPS 32
-// The most blocks BigBird may draw per row: the size of the list a kernel draws into.
-#define MAX_DRAWN 64
 // Rows of the tiles that Hopper's kernels mark for recomputation by the general kernels.
 #define RECOMPUTE_ROWS 64
 // Per-row statistics of the backward pass are padded to this many rows.

@@ -4,8 +4,8 @@
 use crate::call::Sizes;
 use crate::kernel_abi::FEW_QUERIES;
 use crate::memory::Dtype;
-use crate::tile_list::split_lengths;
-use qkv::{Attention, Mask, Place, Scale, Score};
+use qkv::engine::{Band, CompiledMask};
+use qkv::{Attention, Place, Scale, Score};
 
 /// Beyond any key: no limit.
 const FAR: i64 = 1 << 29;
@@ -23,38 +23,32 @@ pub(super) struct MaskClass {
 }
 
 impl MaskClass {
-    /// The class of a conjunction of causal, window, padding and segment masks.
-    pub fn of(mask: &Mask) -> Option<MaskClass> {
+    /// The class of a conjunction of causal, window, padding and segment masks, or of one that depends on positions
+    /// alone, with padding.
+    fn of(mask: &CompiledMask) -> Option<MaskClass> {
         let all = MaskClass { band: false, left: FAR, right: FAR, lengths: false, segments: false, tile_list: false };
-        let far = |size: usize| i64::try_from(size).unwrap_or(FAR).min(FAR);
-        match mask {
-            Mask::Full => Some(all),
-            Mask::Causal => Some(MaskClass { band: true, right: 0, ..all }),
-            Mask::Window { left, right } => Some(MaskClass { band: true, left: far(*left), right: far(*right), ..all }),
-            Mask::Lengths => Some(MaskClass { lengths: true, ..all }),
-            Mask::Segments => Some(MaskClass { segments: true, ..all }),
-            Mask::And(a, b) => {
-                let (a, b) = (MaskClass::of(a)?, MaskClass::of(b)?);
-                Some(MaskClass {
-                    band: a.band || b.band,
-                    left: a.left.min(b.left),
-                    right: a.right.min(b.right),
-                    lengths: a.lengths || b.lengths,
-                    segments: a.segments || b.segments,
-                    tile_list: false,
-                })
-            }
-            _ => None,
+        match mask.band() {
+            Some(Band { limited, left, right, lengths, segments, .. }) => Some(MaskClass {
+                band: limited,
+                left: left.min(FAR),
+                right: right.min(FAR),
+                lengths,
+                segments,
+                tile_list: false,
+            }),
+            None => mask.without_lengths().map(|(lengths, _)| MaskClass { lengths, tile_list: true, ..all }),
         }
     }
 
     /// The class of a call's mask; none where the kernels do not take the call.
-    pub fn of_call(attention: &Attention, place: Place, sizes: &Sizes, dtype: Dtype) -> Option<MaskClass> {
-        let listed = || {
-            let (lengths, _) = split_lengths(&attention.mask)?;
-            Some(MaskClass { lengths, tile_list: true, ..MaskClass::of(&Mask::Full)? })
-        };
-        let class = MaskClass::of(&attention.mask).or_else(listed)?;
+    pub fn of_call(
+        mask: &CompiledMask,
+        attention: &Attention,
+        place: Place,
+        sizes: &Sizes,
+        dtype: Dtype,
+    ) -> Option<MaskClass> {
+        let class = MaskClass::of(mask)?;
         let scale = match attention.scale {
             Scale::Own => attention.score == Score::ScaledDot || attention.score == Score::Dot,
             Scale::Fixed(scale) => scale > 0.0,
@@ -80,18 +74,32 @@ impl MaskClass {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use qkv::Mask;
+
+    fn class(mask: &Mask) -> Option<MaskClass> {
+        MaskClass::of(&CompiledMask::new(mask, 100, 100, Place::Start))
+    }
 
     #[test]
-    fn bands_and_lengths_have_a_class_and_other_masks_do_not() {
-        let causal = MaskClass::of(&(Mask::causal() & Mask::window(256, 9) & Mask::lengths())).unwrap();
-        assert_eq!(
-            causal,
-            MaskClass { band: true, left: 256, right: 0, lengths: true, segments: false, tile_list: false }
-        );
-        assert!(MaskClass::of(&(Mask::segments() & Mask::causal())).unwrap().segments);
-        assert_eq!(MaskClass::of(&Mask::causal()).unwrap().left, FAR);
-        for mask in [Mask::bits(), Mask::causal() | Mask::window(1, 1), !Mask::causal()] {
-            assert_eq!(MaskClass::of(&mask), None, "{mask:?}");
+    fn bands_lengths_and_segments_have_a_class_of_their_own() {
+        let causal = class(&(Mask::causal() & Mask::window(256, 9) & Mask::lengths())).unwrap();
+        let expected = MaskClass { band: true, left: 256, right: 0, lengths: true, segments: false, tile_list: false };
+        assert_eq!(causal, expected);
+        assert!(class(&(Mask::segments() & Mask::causal())).unwrap().segments);
+        assert_eq!(class(&Mask::causal()).unwrap().left, FAR);
+        assert!(!class(&Mask::full()).unwrap().is_masked());
+    }
+
+    #[test]
+    fn masks_of_positions_alone_are_lists_and_others_have_no_class() {
+        for mask in [Mask::strided(8), Mask::causal() | Mask::window(1, 1), !Mask::causal()] {
+            let listed = class(&mask).unwrap();
+            assert!(listed.tile_list && !listed.lengths, "{mask:?}");
+        }
+        let padded = class(&(Mask::longformer(64, [0]) & (Mask::lengths() & Mask::causal()))).unwrap();
+        assert!(padded.tile_list && padded.lengths);
+        for mask in [Mask::bits(), Mask::segments() & Mask::strided(8), Mask::lengths() | Mask::causal()] {
+            assert_eq!(class(&mask), None, "{mask:?}");
         }
     }
 }
