@@ -343,10 +343,12 @@ impl<'a, T: Element> Head<'a, T> {
                 own.hypot(gaussian)
             })
             .collect();
-        // Weights far below the largest of the row are flushed to 0.
+        // Weights far below the largest of the row are flushed to 0, and so are all below the smallest normal number:
+        // beside a sink that takes everything, those of a whole row.
         let largest = seen.iter().fold(0.0f64, |largest, &j| largest.max(p[j]));
         let modulated = seen.iter().filter(|&&j| p[j] > 0.0).fold(1.0f64, |most, &j| most.max(weights[j] / p[j]));
-        let flushed = largest * modulated * 2f64.powi(if T::NAME == "f64" { -898 } else { -98 });
+        let (relative_floor, smallest) = if T::NAME == "f64" { (-898, -1022) } else { (-98, -126) };
+        let flushed = (largest * modulated * 2f64.powi(relative_floor)).max(2f64.powi(smallest));
         for &j in &seen {
             all.weights[at * m + j] = of_weight[j].powi(2) + flushed.powi(2);
         }
