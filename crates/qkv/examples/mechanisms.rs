@@ -1,7 +1,8 @@
 //! Measures every mechanism against length and prints the page `docs/mechanisms.md`: `cargo xtask mechanisms`.
 //!
 //! One head of width 64 in f32, random queries, keys and values, forward. The error is that of the output against full
-//! softmax attention on the same inputs, relative to it: for random inputs, where every key matters a little, it says how
+//! softmax attention on the same inputs, relative to it: for random inputs, where every key matters a little, it says
+//! how
 //! much a mechanism leaves out, not how well a trained model would do with it.
 
 use qkv::{Attention, Bias, BigBird, Features, Inputs, Lsh, Mask, Output, Tensor};
@@ -33,7 +34,8 @@ impl Given {
         Given { n, q, k, v, w: small(D, 4), w_a: small(16, 5), v_score: vec![0.25; 16], center }
     }
 
-    /// Runs a mechanism once: its output, milliseconds, bytes beyond inputs and outputs, and the share of tiles touched.
+    /// Runs a mechanism once: its output, milliseconds, bytes beyond inputs and outputs, and the share of tiles
+    /// touched.
     fn run(&self, attention: &Attention) -> qkv::Result<(Output<f32>, f64, usize, f64)> {
         let start = Instant::now();
         let (result, memory) = ALLOCATOR.beyond(|| {

@@ -19,10 +19,12 @@ use crate::tensor::Tensor;
 use crate::weights::Weights;
 use serde::{Deserialize, Serialize};
 
-/// The description of an attention: plain data, without tensors and without a device. It can be cloned, compared, written
+/// The description of an attention: plain data, without tensors and without a device. It can be cloned, compared,
+/// written
 /// to a file and read back.
 ///
-/// Builders never fail. A description that contradicts itself (`straight_through` before `hard`, two relative tables) is
+/// Builders never fail. A description that contradicts itself (`straight_through` before `hard`, two relative tables)
+/// is
 /// refused with a typed [`Error`](crate::Error) by the first call that uses it.
 ///
 /// ```
@@ -65,7 +67,8 @@ pub struct Attention {
     pub sinks: bool,
     /// Whether the forward pass returns the entropy of each row.
     pub entropy: bool,
-    /// Set by [`straight_through`](Attention::straight_through) on an attention that is not hard: an error at first use.
+    /// Set by [`straight_through`](Attention::straight_through) on an attention that is not hard: an error at first
+    /// use.
     #[serde(skip)]
     pub(crate) misplaced_straight_through: bool,
 }
@@ -200,7 +203,8 @@ impl Attention {
     }
 
     /// Pass the gradient of a hard attention's output to the scores as if the weights had been soft. Comes after
-    /// [`hard`](Attention::hard) or [`sample`](Attention::sample); elsewhere it is an error at first use. See [`Choice`].
+    /// [`hard`](Attention::hard) or [`sample`](Attention::sample); elsewhere it is an error at first use. See
+    /// [`Choice`].
     ///
     /// ```
     /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 9, 4], 1);
@@ -286,7 +290,8 @@ impl Attention {
             || matches!(self.select, Select::Hard(Choice { sample: true, .. }))
     }
 
-    /// Give every head a sink: a logit, from the input `sinks [Hq]`, that takes mass and gives no value (Xiao et al. 2023,
+    /// Give every head a sink: a logit, from the input `sinks [Hq]`, that takes mass and gives no value (Xiao et al.
+    /// 2023,
     /// arXiv:2309.17453). The log-sum-exp counts it, and the weights of a row sum to less than 1.
     ///
     /// ```
@@ -405,8 +410,10 @@ impl Attention {
         Ok(gradients)
     }
 
-    /// [`backward`](Attention::backward) of a softmax from and into memory of the caller, with any strides: the output of
-    /// [`forward_into`](Attention::forward_into) is read and the gradients are written in place, without copies. The bits
+    /// [`backward`](Attention::backward) of a softmax from and into memory of the caller, with any strides: the output
+    /// of
+    /// [`forward_into`](Attention::forward_into) is read and the gradients are written in place, without copies. The
+    /// bits
     /// are those of [`backward`](Attention::backward).
     ///
     /// ```
@@ -427,7 +434,8 @@ impl Attention {
     /// ```
     ///
     /// # Errors
-    /// As [`backward`](Attention::backward), and for a selection other than softmax, whose output holds more than values.
+    /// As [`backward`](Attention::backward), and for a selection other than softmax, whose output holds more than
+    /// values.
     pub fn backward_into<T: Element>(
         &self,
         inputs: Inputs<'_, T>,
@@ -446,7 +454,8 @@ impl Attention {
         Ok(())
     }
 
-    /// The weights, on demand: any rows, any rectangle, or pooled to a picture, recomputed exactly from `q`, `k` and what
+    /// The weights, on demand: any rows, any rectangle, or pooled to a picture, recomputed exactly from `q`, `k` and
+    /// what
     /// [`forward`](Attention::forward) kept.
     pub fn weights<'a, T: Element>(&'a self, inputs: Inputs<'a, T>, out: &'a Output<T>) -> Result<Weights<'a, T>> {
         let problem = Problem::placed(self, inputs, out.place)?;
@@ -455,8 +464,10 @@ impl Attention {
         Ok(Weights::new(problem, out.as_ref()))
     }
 
-    /// Attends from a few new queries to a growing cache of keys and values. The queries stand at the end of the keys, or
-    /// where [`Inputs::positions`](crate::Inputs::positions) puts them; a description with another [`Place`] is an error.
+    /// Attends from a few new queries to a growing cache of keys and values. The queries stand at the end of the keys,
+    /// or
+    /// where [`Inputs::positions`](crate::Inputs::positions) puts them; a description with another [`Place`] is an
+    /// error.
     ///
     /// ```
     /// use qkv::{Attention, Cache, Decode, Inputs, Mask, Tensor};
@@ -531,7 +542,8 @@ impl Attention {
         })
     }
 
-    /// How many tiles of each kind the mask leaves, in all sequences and heads: what the engine will touch. Linear attention
+    /// How many tiles of each kind the mask leaves, in all sequences and heads: what the engine will touch. Linear
+    /// attention
     /// touches none.
     ///
     /// ```

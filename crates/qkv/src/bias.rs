@@ -67,7 +67,8 @@ impl Bias {
         Bias { tensor: true, ..Bias::default() }
     }
 
-    /// The input `table [1 or Hq, 2·reach + 1]`, with its gradient: entry `clamp(j − p, −reach, reach) + reach` (Shaw et
+    /// The input `table [1 or Hq, 2·reach + 1]`, with its gradient: entry `clamp(j − p, −reach, reach) + reach` (Shaw
+    /// et
     /// al. 2018, arXiv:1803.02155; Raffel et al. 2019, arXiv:1910.10683).
     ///
     /// ```
@@ -95,7 +96,8 @@ impl Add for Bias {
     }
 }
 
-/// The slope of each head, as the ALiBi paper has them: `2^(−8/H), 2^(−16/H), …` where the number of heads is a power of
+/// The slope of each head, as the ALiBi paper has them: `2^(−8/H), 2^(−16/H), …` where the number of heads is a power
+/// of
 /// two; otherwise those of the next lower power, followed by every other one of the next higher.
 ///
 /// ```

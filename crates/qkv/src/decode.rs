@@ -12,7 +12,8 @@ pub enum Decode {
     /// A long cache is cut into pieces of a fixed size, which several threads take; their results are merged in order.
     #[default]
     Fast,
-    /// Equal, bit for bit, to the same rows of a full pass over all keys, for every mask that goes by places. (Patterns that
+    /// Equal, bit for bit, to the same rows of a full pass over all keys, for every mask that goes by places. (Patterns
+    /// that
     /// bring their own order of the keys, strided and fixed, depend on the length of the sequence and are equal only to
     /// rounding; dropout, block bits and BigBird's draws go by a query's index or the number of keys, and differ.)
     Exact,

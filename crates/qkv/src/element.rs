@@ -12,7 +12,7 @@ use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::Scratch;
 use crate::select::Select;
-use crate::weights::{Asked, Task, Weights};
+use crate::weights::{Task, Weights, WeightsRequest};
 use half::{bf16, f16};
 
 /// A type that attention is computed in: `f32`, `f64`, `bf16` or `f16`. Sums are made in `f32`, or `f64` for itself.
@@ -52,7 +52,7 @@ pub(crate) trait Engines: qkv_simd::Element {
     );
 
     /// Runs tasks over recomputed weights.
-    fn weigh(weights: &Weights<'_, Self>, asked: Asked<'_>, task: &Task<'_, Self::Acc>);
+    fn weigh(weights: &Weights<'_, Self>, asked: WeightsRequest<'_>, task: &Task<'_, Self::Acc>);
 }
 
 macro_rules! element {
@@ -111,7 +111,7 @@ macro_rules! element {
 
             fn weigh(
                 weights: &Weights<'_, $t>,
-                asked: Asked<'_>,
+                asked: WeightsRequest<'_>,
                 task: &Task<'_, Self::Acc>,
             ) {
                 weights.run(asked, task);

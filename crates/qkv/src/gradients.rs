@@ -100,7 +100,8 @@ macro_rules! gradients {
                 Ok(all)
             }
 
-            /// The memory of all gradients, for a call of [`Attention::backward_into`](crate::Attention::backward_into).
+            /// The memory of all gradients, for a call of
+            /// [`Attention::backward_into`](crate::Attention::backward_into).
             pub fn as_mut(&mut self) -> GradientsMut<'_, T> {
                 GradientsMut {
                     $($name: self.$name.as_mut().map(AsGradient::as_gradient),)*

@@ -3,13 +3,15 @@
 //! - [What attention does](what_attention_does): the subject from a single word upwards.
 //! - [Which attention, and when](choosing): what each mechanism is good for, costs and gives up.
 //! - [Linear attention](linear_attention): features, states, and the error of FAVOR+.
-//! - [Coming from PyTorch](coming_from_pytorch): `scaled_dot_product_attention`, `MultiheadAttention` and FlexAttention.
+//! - [Coming from PyTorch](coming_from_pytorch): `scaled_dot_product_attention`, `MultiheadAttention` and
+//! FlexAttention.
 //! - [Mechanisms](mechanisms): time and memory of every mechanism against length.
 //!
 //! In Chinese: [what attention does](zh::what_attention_does), [choosing](zh::choosing),
 //! [linear attention](zh::linear_attention).
 //!
-//! The pages are those of the repository's `docs/`, by links in `crates/qkv/docs` that `cargo package` follows. Their links
+//! The pages are those of the repository's `docs/`, by links in `crates/qkv/docs` that `cargo package` follows. Their
+//! links
 //! to each other are reference links; the definitions here come first and win.
 
 #[doc = "[中文]: zh::what_attention_does\n\n"]

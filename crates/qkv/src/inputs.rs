@@ -1,7 +1,9 @@
-//! The tensors of a call, forward ([`Inputs`]) and backward ([`Upstream`]). Which of them a description needs, and which
+//! The tensors of a call, forward ([`Inputs`]) and backward ([`Upstream`]). Which of them a description needs, and
+//! which
 //! shapes go together, is checked by [`Problem`](crate::engine::Problem).
 //!
-//! Letters in shapes: `B` sequences, `Hq` query heads, `Hk` key heads, `N` queries, `M` keys, `D` and `Dk` the widths of
+//! Letters in shapes: `B` sequences, `Hq` query heads, `Hk` key heads, `N` queries, `M` keys, `D` and `Dk` the widths
+//! of
 //! queries and keys, `Dv` the width of values, `A` the width of the additive score.
 
 use crate::source::Source;
@@ -42,7 +44,8 @@ macro_rules! inputs {
         differentiable { $($with:ident: $view:ty, $owned:ty, $mut:ty, $doc:literal;)* }
         constant { $($name:ident: $data:ty, $kept:ty;)* }
     ) => {
-        /// The tensors of a call. `q`, `k` and `v` are always needed; the rest only if the description asks for it, and it
+        /// The tensors of a call. `q`, `k` and `v` are always needed; the rest only if the description asks for it, and
+        /// it
         /// is an error to pass a tensor that the description does not use.
         ///
         /// ```
@@ -133,7 +136,8 @@ impl<'a, T: Element> Inputs<'a, T> {
         self
     }
 
-    /// The predicted center of each query among the keys, `[B, Hq, N]`, for [`Attention::local`](crate::Attention::local).
+    /// The predicted center of each query among the keys, `[B, Hq, N]`, for
+    /// [`Attention::local`](crate::Attention::local).
     pub fn center(mut self, center: &'a [T]) -> Self {
         self.center = Some(center);
         self
@@ -151,7 +155,8 @@ impl<'a, T: Element> Inputs<'a, T> {
         self
     }
 
-    /// The bits of [`Mask::bits`](crate::Mask::bits), which broadcast to `[B, Hq, N, M]`: each axis has that size or 1. A
+    /// The bits of [`Mask::bits`](crate::Mask::bits), which broadcast to `[B, Hq, N, M]`: each axis has that size or 1.
+    /// A
     /// pair is visible if its bit is `true`, or not 0. Tensors of `bool` and of `u8` are both accepted.
     ///
     /// ```
@@ -182,7 +187,8 @@ impl<'a, T: Element> Inputs<'a, T> {
     }
 
     /// The seed of dropout and of sampled hard attention: the same seed draws the same on every device. A training loop
-    /// passes a new one at each step, and the backward pass gets the seed of its forward pass. A call that draws nothing
+    /// passes a new one at each step, and the backward pass gets the seed of its forward pass. A call that draws
+    /// nothing
     /// ignores it.
     ///
     /// ```

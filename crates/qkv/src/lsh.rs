@@ -1,5 +1,7 @@
-//! Hash buckets (Reformer, Kitaev et al. 2020, arXiv:2001.04451): vectors that point the same way fall into the same bucket.
-//! The buckets are computed once, in f64, into integers; from then on they are data, and every element type and engine sees
+//! Hash buckets (Reformer, Kitaev et al. 2020, arXiv:2001.04451): vectors that point the same way fall into the same
+//! bucket.
+//! The buckets are computed once, in f64, into integers; from then on they are data, and every element type and engine
+//! sees
 //! the same.
 
 use crate::error::{Error, Result};
@@ -20,7 +22,8 @@ pub struct Lsh {
     pub seed: u64,
 }
 
-/// One rotation has at most so many directions (and their opposites); more buckets are made of several hashes, as Reformer
+/// One rotation has at most so many directions (and their opposites); more buckets are made of several hashes, as
+/// Reformer
 /// does, so that hashing costs n·log(buckets) and not n·buckets.
 const DIRECTIONS: usize = 16;
 
@@ -31,7 +34,8 @@ const MOST_DIRECTIONS: usize = 1 << 16;
 const BLOCK: usize = 64;
 
 impl Lsh {
-    /// The bucket of every row in every round, `[B, H, L, rounds]`: with a random rotation `R`, the largest of `[xR; −xR]`.
+    /// The bucket of every row in every round, `[B, H, L, rounds]`: with a random rotation `R`, the largest of `[xR;
+    /// −xR]`.
     ///
     /// Queries and keys are hashed with the same rotations; a caller who shares them hashes once and passes the same
     /// buckets for both.
@@ -122,7 +126,8 @@ impl Lsh {
     }
 }
 
-/// The bucket that lengths along the directions of one round make, and what is left of them: a digit from each factor, the
+/// The bucket that lengths along the directions of one round make, and what is left of them: a digit from each factor,
+/// the
 /// largest of `[xR; −xR]`, the first on a tie.
 fn bucket<'a>(mut along: &'a [f64], factors: &[usize]) -> (i32, &'a [f64]) {
     let mut bucket = 0;

@@ -1,4 +1,5 @@
-//! **Mask**: which keys may a query see? A mask is a description, an expression of simple masks joined by `&`, `|` and `!`.
+//! **Mask**: which keys may a query see? A mask is a description, an expression of simple masks joined by `&`, `|` and
+//! `!`.
 //! The data that some masks read (lengths, segments, bits) comes with the inputs.
 //!
 //! [`Mask::allows`] defines what each mask means, one pair at a time. The [compiled form](crate::engine::CompiledMask),
@@ -13,7 +14,8 @@ use serde::{Deserialize, Serialize};
 use std::ops::{BitAnd, BitOr, Not};
 use std::sync::Arc;
 
-/// Which keys a query may see. `p` is the query's position (see [`Place`]), `j` the key's index. Patterns are not causal by
+/// Which keys a query may see. `p` is the query's position (see [`Place`]), `j` the key's index. Patterns are not
+/// causal by
 /// themselves: join them with `& Mask::causal()`.
 ///
 /// ```
@@ -157,7 +159,8 @@ impl Mask {
         Mask::Lengths
     }
 
-    /// Packed sequences: query and key of the same segment, from the inputs `segments_q [B, N]` and `segments_k [B, M]`.
+    /// Packed sequences: query and key of the same segment, from the inputs `segments_q [B, N]` and `segments_k [B,
+    /// M]`.
     /// Cumulative lengths, the convention of "varlen" kernels, become segments with [`segments_of`].
     ///
     /// ```
@@ -206,7 +209,8 @@ impl Mask {
         Mask::Dilated { window, step }
     }
 
-    /// Strided (Child et al. 2019, "Sparse Transformers", arXiv:1904.10509): `|p − j| < stride`, or `(p − j) mod stride = 0`.
+    /// Strided (Child et al. 2019, "Sparse Transformers", arXiv:1904.10509): `|p − j| < stride`, or `(p − j) mod stride
+    /// = 0`.
     ///
     /// ```
     /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 500, 8], 1);
@@ -217,7 +221,8 @@ impl Mask {
         Mask::Strided { stride }
     }
 
-    /// Fixed (Child et al. 2019, arXiv:1904.10509): the same block of `stride`, or one of the last `summary` keys of any block.
+    /// Fixed (Child et al. 2019, arXiv:1904.10509): the same block of `stride`, or one of the last `summary` keys of
+    /// any block.
     ///
     /// ```
     /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 500, 8], 1);
@@ -242,7 +247,8 @@ impl Mask {
         Mask::Longformer { window, globals }
     }
 
-    /// BigBird (Zaheer et al. 2020, arXiv:2007.14062), in blocks: a window of blocks, the first blocks for all, and a few
+    /// BigBird (Zaheer et al. 2020, arXiv:2007.14062), in blocks: a window of blocks, the first blocks for all, and a
+    /// few
     /// drawn at random for each block of queries. What is drawn depends on the number of keys: it is an encoder's mask.
     ///
     /// ```
@@ -268,7 +274,8 @@ impl Mask {
         Mask::Blocks(blocks)
     }
 
-    /// Hash buckets (Reformer, Kitaev et al. 2020, arXiv:2001.04451): pairs in the same bucket in any round, counted once.
+    /// Hash buckets (Reformer, Kitaev et al. 2020, arXiv:2001.04451): pairs in the same bucket in any round, counted
+    /// once.
     /// The buckets come with the inputs, from [`Lsh::hash`].
     ///
     /// ```
@@ -311,7 +318,8 @@ impl Not for Mask {
     }
 }
 
-/// The segment of every token, from cumulative lengths: `[0, 4, 9]` gives four tokens of segment 0 and five of segment 1.
+/// The segment of every token, from cumulative lengths: `[0, 4, 9]` gives four tokens of segment 0 and five of segment
+/// 1.
 ///
 /// ```
 /// assert_eq!(qkv::segments_of(&[0, 2, 2, 5])?, [0, 0, 2, 2, 2]);
@@ -333,7 +341,8 @@ pub fn segments_of(cumulative: &[usize]) -> Result<Vec<i32>> {
     Ok(segments)
 }
 
-/// What a mask depends on besides its description: the number of queries and keys, where the queries stand, and the data
+/// What a mask depends on besides its description: the number of queries and keys, where the queries stand, and the
+/// data
 /// of the call. For [`Mask::allows`].
 ///
 /// ```
@@ -494,7 +503,8 @@ impl<'a> MaskData<'a> {
 }
 
 impl Mask {
-    /// Whether query `i` may see key `j`. This is the definition of every mask, one pair at a time; engines run a compiled
+    /// Whether query `i` may see key `j`. This is the definition of every mask, one pair at a time; engines run a
+    /// compiled
     /// form that agrees with it.
     ///
     /// ```

@@ -15,7 +15,8 @@ use qkv_simd::{Element, View, ViewMut};
 pub struct Output<T: Element> {
     /// The weighted sums of the values, `[B, Hq, N, Dv]`.
     pub values: Tensor<T, 4>,
-    /// The natural log of the sum of exponentials of each row of scores, `[B, Hq, N]`; −∞ where a query sees no key. For
+    /// The natural log of the sum of exponentials of each row of scores, `[B, Hq, N]`; −∞ where a query sees no key.
+    /// For
     /// top-k it covers the chosen keys. Empty for sparsemax, which has a [`threshold`](Output::threshold).
     pub lse: Tensor<T::Acc, 3>,
     /// The threshold τ of each row of sparsemax, `[B, Hq, N]`; −∞ where a query sees no key.
@@ -23,7 +24,8 @@ pub struct Output<T: Element> {
     /// The entropy of each row of weights, `[B, Hq, N]`, if the attention has
     /// [`with_entropy`](Attention::with_entropy).
     pub entropy: Option<Tensor<T::Acc, 3>>,
-    /// The keys that hard attention or top-k chose, ascending, `[B, Hq, N, 1 or k]`; −1 fills the front of a row that sees
+    /// The keys that hard attention or top-k chose, ascending, `[B, Hq, N, 1 or k]`; −1 fills the front of a row that
+    /// sees
     /// fewer keys.
     pub chosen: Option<Tensor<i64, 4>>,
     /// The log-probability of hard attention's choice, `[B, Hq, N]`; 0 where a query sees no key.
@@ -89,7 +91,8 @@ impl<T: Element> Output<T> {
         }
     }
 
-    /// The number of each row that its weights are recomputed from, `[B, Hq, N]`: the log-sum-exp, or sparsemax's threshold.
+    /// The number of each row that its weights are recomputed from, `[B, Hq, N]`: the log-sum-exp, or sparsemax's
+    /// threshold.
     pub(crate) fn row_statistic(&self) -> &Tensor<T::Acc, 3> {
         self.threshold.as_ref().unwrap_or(&self.lse)
     }

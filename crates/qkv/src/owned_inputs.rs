@@ -8,13 +8,13 @@ use qkv_simd::View;
 
 /// A borrowed input and its owned counterpart.
 trait Borrowed<'a>: Copy {
-    type Owned;
-    fn to_owned(self) -> Self::Owned;
-    fn borrow(owned: &'a Self::Owned) -> Self;
+    type Stored;
+    fn to_owned(self) -> Self::Stored;
+    fn borrow(owned: &'a Self::Stored) -> Self;
 }
 
 impl<'a, T: Copy> Borrowed<'a> for View<'a, T> {
-    type Owned = Tensor<T, 4>;
+    type Stored = Tensor<T, 4>;
     fn to_owned(self) -> Tensor<T, 4> {
         Tensor::new(self.to_vec(), self.shape()).expect("a view has as many elements as its shape")
     }
@@ -24,7 +24,7 @@ impl<'a, T: Copy> Borrowed<'a> for View<'a, T> {
 }
 
 impl<'a, T: Copy> Borrowed<'a> for &'a [T] {
-    type Owned = Vec<T>;
+    type Stored = Vec<T>;
     fn to_owned(self) -> Vec<T> {
         self.to_vec()
     }
@@ -33,18 +33,18 @@ impl<'a, T: Copy> Borrowed<'a> for &'a [T] {
     }
 }
 
-impl<'a, A: Borrowed<'a, Owned: 'a>> Borrowed<'a> for (A, A) {
-    type Owned = [A::Owned; 2];
-    fn to_owned(self) -> [A::Owned; 2] {
+impl<'a, A: Borrowed<'a, Stored: 'a>> Borrowed<'a> for (A, A) {
+    type Stored = [A::Stored; 2];
+    fn to_owned(self) -> [A::Stored; 2] {
         [self.0.to_owned(), self.1.to_owned()]
     }
-    fn borrow([first, second]: &'a [A::Owned; 2]) -> Self {
+    fn borrow([first, second]: &'a [A::Stored; 2]) -> Self {
         (A::borrow(first), A::borrow(second))
     }
 }
 
 impl Borrowed<'_> for u64 {
-    type Owned = u64;
+    type Stored = u64;
     fn to_owned(self) -> u64 {
         self
     }

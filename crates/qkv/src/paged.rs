@@ -1,4 +1,5 @@
-//! A cache in pages: sequences of different lengths share one pool, grow a page at a time and give their pages back. What
+//! A cache in pages: sequences of different lengths share one pool, grow a page at a time and give their pages back.
+//! What
 //! is computed from it has the bits that a contiguous cache would give.
 
 use crate::attention::Attention;
@@ -198,7 +199,8 @@ impl<T: Element> PagedBatch<'_, T> {
 }
 
 impl Attention {
-    /// [`decode`](Attention::decode) against sequences of different lengths in a [`PagedCache`]: each sequence's queries,
+    /// [`decode`](Attention::decode) against sequences of different lengths in a [`PagedCache`]: each sequence's
+    /// queries,
     /// one or a chunk of a prompt, stand at the end of that sequence.
     pub fn decode_paged<'a, T: crate::Element>(
         &self,

@@ -1,6 +1,7 @@
 //! The definition, in plain loops. Every engine is held to it; it is never optimised and never deleted.
 //!
-//! It stores the whole matrix of weights, one pair of query and key after the other, in the type `F`. In `f64` it is the
+//! It stores the whole matrix of weights, one pair of query and key after the other, in the type `F`. In `f64` it is
+//! the
 //! truth. In a tensor's own precision, rounding scores, weights and their gradients to the tensor's type, it is the
 //! *plain formula* whose error sets the bound for every engine.
 
@@ -416,7 +417,8 @@ impl<F: Real, T: Element> Head<'_, F, T> {
         near && self.problem.attention.mask.allows_pair(&self.problem.scene, self.b, self.h, i, j)
     }
 
-    /// What a weight is multiplied by after the softmax: by dropout 0 or a little more than 1, by predictive local attention
+    /// What a weight is multiplied by after the softmax: by dropout 0 or a little more than 1, by predictive local
+    /// attention
     /// its Gaussian.
     fn modulation(&self, i: usize, j: usize) -> F {
         let kept = match self.problem.attention.dropout {

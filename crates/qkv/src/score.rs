@@ -50,7 +50,8 @@ pub enum Score {
     Cosine,
     /// `−‖q − k‖²`.
     Distance,
-    /// `ln φ(q)·φ(k)`, so that the weight is a product of features: linear attention, in linear time. See [`Features`] for
+    /// `ln φ(q)·φ(k)`, so that the weight is a product of features: linear attention, in linear time. See [`Features`]
+    /// for
     /// the maps and for what goes with it.
     Linear(Features),
 }

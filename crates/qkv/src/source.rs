@@ -1,4 +1,5 @@
-//! Where keys and values lie: rows with strides, or pages of a paged cache. Everything that reads a key or a value reads it
+//! Where keys and values lie: rows with strides, or pages of a paged cache. Everything that reads a key or a value
+//! reads it
 //! from a [`Source`], so whatever works on rows works on pages, with the same bits.
 
 use crate::error::{Error, Result};
@@ -45,7 +46,8 @@ pub struct Pages<'a, T> {
 }
 
 impl<'a, T> Pages<'a, T> {
-    /// A pool `[pages, Hk, size, width]`, a table `[batch, pages of a sequence]`, and the length of the longest sequence.
+    /// A pool `[pages, Hk, size, width]`, a table `[batch, pages of a sequence]`, and the length of the longest
+    /// sequence.
     /// Every entry that the length reaches must name a page of the pool; shorter sequences are told by
     /// [`Inputs::lengths`](crate::Inputs::lengths), and may name any page for what they do not have.
     pub fn new(pool: impl Into<View<'a, T>>, table: &'a [u32], batch: usize, length: usize) -> Result<Self> {
@@ -101,7 +103,8 @@ impl<'a, T: Element> Source<'a, T> {
         view.strides()[3] == 1 || view.shape()[3] <= 1
     }
 
-    /// The rows from `j` on, where they lie, one for each place of `out`; they must [be slices](Source::rows_are_slices).
+    /// The rows from `j` on, where they lie, one for each place of `out`; they must [be
+    /// slices](Source::rows_are_slices).
     pub(crate) fn rows(&self, b: usize, h: usize, j: usize, out: &mut [&'a [T]]) {
         let slices = match self {
             Source::Rows(view) => view.rows(b, h, j, out),
@@ -140,7 +143,8 @@ impl<'a, T: Element> Source<'a, T> {
     ///
     /// ```
     /// use qkv::{Pages, Source, Tensor};
-    /// let pool = Tensor::from_fn([2, 1, 2, 3], |[page, _, i, x]| (page * 100 + i * 10 + x) as f32); // [pages, Hk, size, width]
+    /// let pool = Tensor::from_fn([2, 1, 2, 3], |[page, _, i, x]| (page * 100 + i * 10 + x) as f32); // [pages, Hk,
+    /// size, width]
     /// let keys = Source::from(Pages::new(&pool, &[1, 0], 1, 3)?);
     /// assert_eq!(keys.to_vec(), [100.0, 101.0, 102.0, 110.0, 111.0, 112.0, 0.0, 1.0, 2.0]);
     /// # Ok::<(), qkv::Error>(())
@@ -176,7 +180,8 @@ impl<'a, T: Element> Source<'a, T> {
         }
     }
 
-    /// Copies the rows from `j` on, pads each with zeros to `row`, and says whether all was finite: as many as there is room for.
+    /// Copies the rows from `j` on, pads each with zeros to `row`, and says whether all was finite: as many as there is
+    /// room for.
     pub(crate) fn load_rows(&self, b: usize, h: usize, j: usize, out: &mut [T::Acc], row: usize) -> bool {
         match self {
             Source::Rows(view) => view.load_rows(b, h, j, out, row),

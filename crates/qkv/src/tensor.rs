@@ -90,7 +90,7 @@ impl<T: Clone + Default, const R: usize> Tensor<T, R> {
     /// Zeros; an error names the tensor.
     pub(crate) fn allocate(name: &'static str, shape: [usize; R]) -> Result<Self> {
         let len = checked_len::<T>(name, &shape)?;
-        // Asked for once to see whether it can be had, then as zeros that the system need not write.
+        // Reserved once to see whether it fits, then allocated as zeros that the system need not write.
         let too_large = |_| Error::TooLarge { tensor: name, shape: shape.to_vec() };
         Vec::<T>::new().try_reserve_exact(len).map_err(too_large)?;
         let mut data = vec![T::default(); len];

@@ -78,7 +78,7 @@ impl<'a, T: Element> Weights<'a, T> {
         let width = cols.len();
         let mut out = Tensor::allocate("weights", [rows.len(), width])?;
         let written = Rows::new(ViewMut::from(&mut out));
-        let asked = Asked { b, h, cols: &cols, tasks: rows.len().div_ceil(QUERIES), room: QUERIES * width };
+        let asked = WeightsRequest { b, h, cols: &cols, tasks: rows.len().div_ceil(QUERIES), room: QUERIES * width };
         T::weigh(self, asked, &|weigh, room, block| {
             let first = block * QUERIES;
             let rows = &rows[first..(first + QUERIES).min(rows.len())];
@@ -92,7 +92,8 @@ impl<'a, T: Element> Weights<'a, T> {
         Ok(out)
     }
 
-    /// A rectangle of one head as a picture: a grid of `[height, width]` cells, each the largest or the mean of the weights
+    /// A rectangle of one head as a picture: a grid of `[height, width]` cells, each the largest or the mean of the
+    /// weights
     /// it covers. Where the grid is finer than the rectangle, weights repeat.
     pub fn pooled(
         &self,
@@ -114,8 +115,10 @@ impl<'a, T: Element> Weights<'a, T> {
         if found.shape() == [height, width] { Ok(found) } else { Tensor::allocate("picture", [height, width]) }
     }
 
-    /// A rectangle of one head as a picture whose cells each cover `[down, across]` weights, the last ones what is left: the
-    /// tiles of a map, which fit together whatever rectangle they were cut from. With `most`, no more than so many rows of a
+    /// A rectangle of one head as a picture whose cells each cover `[down, across]` weights, the last ones what is
+    /// left: the
+    /// tiles of a map, which fit together whatever rectangle they were cut from. With `most`, no more than so many rows
+    /// of a
     /// cell are looked at, spread evenly: quick, and not exact.
     ///
     /// ```
@@ -171,7 +174,7 @@ impl<'a, T: Element> Weights<'a, T> {
         }
         let written = Rows::new(ViewMut::from(&mut out));
         // Numbers of one column of the rectangle, then cells.
-        let asked = Asked { b, h, cols: &cols, tasks: height, room: cols.len() };
+        let asked = WeightsRequest { b, h, cols: &cols, tasks: height, room: cols.len() };
         T::weigh(self, asked, &|weigh, column, y| {
             let covered = (grid.rows)(y);
             let looked = covered.len().min(grid.most);
@@ -217,7 +220,8 @@ impl<'a, T: Element> Weights<'a, T> {
     }
 }
 
-/// A grid over a rectangle: which rows and columns of it, counted from its corner, a cell covers, and how many rows of a cell
+/// A grid over a rectangle: which rows and columns of it, counted from its corner, a cell covers, and how many rows of
+/// a cell
 /// are looked at.
 struct Grid<'a> {
     size: [usize; 2],
@@ -228,7 +232,7 @@ struct Grid<'a> {
 
 /// What is asked of the weights of one head: some columns, in so many tasks, with so much room for each.
 #[derive(Clone, Copy)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct WeightsRequest<'a> {
     b: usize,
     h: usize,
     cols: &'a Range<usize>,
@@ -239,7 +243,7 @@ pub(crate) struct Asked<'a> {
 impl<T: qkv_simd::Element> Weights<'_, T> {
     /// Runs tasks that weigh rows of one head against some columns. A task gets a function that, for at most
     /// [`QUERIES`] rows, reports their weights; and room of its own.
-    pub(crate) fn run(&self, Asked { b, h, cols, tasks, room }: Asked<'_>, task: &Task<'_, T::Acc>) {
+    pub(crate) fn run(&self, WeightsRequest { b, h, cols, tasks, room }: WeightsRequest<'_>, task: &Task<'_, T::Acc>) {
         let problem = &self.problem;
         let scratch = Scratch::new();
         let threads = rayon::current_num_threads();
@@ -308,7 +312,8 @@ pub(crate) type Task<'a, A> = dyn Fn(&mut Weigh<'_, A>, &mut [A], usize) + Sync 
 /// Weighs some rows and reports them.
 pub(crate) type Weigh<'a, A> = dyn FnMut(&[usize], &mut Report<'_, A>) + 'a;
 
-/// Takes neighbouring weights of one row: which of the rows, the first column from the corner, and the weights. What is not
+/// Takes neighbouring weights of one row: which of the rows, the first column from the corner, and the weights. What is
+/// not
 /// reported is 0.
 pub(crate) type Report<'a, A> = dyn FnMut(usize, usize, &[A]) + 'a;
 

@@ -1,4 +1,5 @@
-//! Promises 3 and 7: masked means absent. What is not seen has no effect, whatever it holds; who sees nothing gets nothing;
+//! Promises 3 and 7: masked means absent. What is not seen has no effect, whatever it holds; who sees nothing gets
+//! nothing;
 //! what is seen flows through as the definition would.
 
 use qkv::reference::Reference;

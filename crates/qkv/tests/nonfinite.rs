@@ -1,4 +1,5 @@
-//! NaN, ±∞ and the largest finite numbers in every input of every mechanism, forward and backward, in every type: nothing
+//! NaN, ±∞ and the largest finite numbers in every input of every mechanism, forward and backward, in every type:
+//! nothing
 //! panics, a row is NaN only if it sees one, and a row that sees a NaN says so in its output and in its gradients.
 
 use half::{bf16, f16};

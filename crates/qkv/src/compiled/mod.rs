@@ -1,7 +1,8 @@
 //! A mask, compiled: the one form that every engine reads.
 //!
 //! [`Mask::allows`] defines what a mask means, one pair at a time. A [`CompiledMask`] means the same for a number of
-//! queries and keys, as an expression over a dozen simple predicates. It answers for whole tiles (empty, partial, full),
+//! queries and keys, as an expression over a dozen simple predicates. It answers for whole tiles (empty, partial,
+//! full),
 //! and it is made once per call:
 //!
 //! - the CPU engine visits the tiles that are not empty and masks the partial ones row by row, an interval at a time;
@@ -409,7 +410,7 @@ mod tests {
             let data = MaskData::new(320, 380).place(place);
             let pairs = (i..i + rows).flat_map(|i| (j..j + cols).map(move |j| (i, j)));
             let allowed = pairs.filter(|&(i, j)| mask.allows(i, j, &data).unwrap()).count();
-            let exact = if allowed == 0 { Verdict::Empty } else if allowed == rows * cols { Verdict::Full } else { Verdict::Partial };
+            let exact = Verdict::of(allowed == 0, allowed == rows * cols);
             let verdict = CompiledMask::new(&mask, 320, 380, place).classify(i..i + rows, j..j + cols);
             // A window and causal together can leave a tile empty that each of them touches.
             prop_assert!(verdict == exact || causal && exact == Verdict::Empty);

@@ -1,4 +1,5 @@
-//! The postfix program of a compiled mask, for engines that cannot run Rust: steps of a fixed layout, the sets and tables
+//! The postfix program of a compiled mask, for engines that cannot run Rust: steps of a fixed layout, the sets and
+//! tables
 //! that they read, and the constants of both as C++.
 //! [`crate::engine`] documents the layout.
 
@@ -327,7 +328,8 @@ mod tests {
             let Ok(program) = CompiledMask::new(&mask, n, m, place).program() else { return Ok(()) };
             for i in (0..n).step_by(7) {
                 for j in 0..m {
-                    prop_assert_eq!(run(&program, &data, i, j), mask.allows(i, j, &data).unwrap(), "{:?} ({}, {})", mask, i, j);
+                    let expected = mask.allows(i, j, &data).unwrap();
+                    prop_assert_eq!(run(&program, &data, i, j), expected, "{:?} ({}, {})", mask, i, j);
                 }
             }
         }

@@ -59,7 +59,8 @@ impl Spans {
         self.0.get(next).is_some_and(|span| span.0 <= high)
     }
 
-    /// The blocks of `size` in `0 .. len`, from block `from` on, that the shifted intervals touch: ascending, each once.
+    /// The blocks of `size` in `0 .. len`, from block `from` on, that the shifted intervals touch: ascending, each
+    /// once.
     pub fn blocks(self, shift: i64, len: usize, size: usize, from: usize) -> impl Iterator<Item = usize> {
         let mut next = from;
         let last = len as i64 - 1;

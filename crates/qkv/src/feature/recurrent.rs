@@ -1,7 +1,9 @@
-//! Linear attention as a recurrence (Katharopoulos et al. 2020, "Transformers are RNNs"): what has been seen so far is a
+//! Linear attention as a recurrence (Katharopoulos et al. 2020, "Transformers are RNNs"): what has been seen so far is
+//! a
 //! state of fixed size, whatever the length.
 //!
-//! Kept are the state at the last span's border, the state of the chunks since, and the keys and values of the chunk that
+//! Kept are the state at the last span's border, the state of the chunks since, and the keys and values of the chunk
+//! that
 //! is under way: the very parts that the full causal pass is made of, so its rows come out with the same bits.
 
 use super::check;
@@ -20,7 +22,8 @@ use crate::tensor::{Tensor, checked_len};
 use crate::tuning::{CHUNK, SPAN};
 use qkv_simd::{Element, View};
 
-/// The state of causal linear attention while decoding: tokens go in, and queries that stand at the end attend to all that
+/// The state of causal linear attention while decoding: tokens go in, and queries that stand at the end attend to all
+/// that
 /// went in. Memory does not grow with the length. Results are equal, bit for bit, to the same rows of
 /// [`forward`](Attention::forward) over all tokens.
 ///
@@ -130,7 +133,8 @@ impl<T: Element> LinearState<T> {
     }
 
     /// Attends from queries `[B, Hq, new, D]` that stand at the last tokens, the last query at the last token. With
-    /// several, all must stand in the chunk of 64 tokens that is under way; [`step`](LinearState::step) takes any number.
+    /// several, all must stand in the chunk of 64 tokens that is under way; [`step`](LinearState::step) takes any
+    /// number.
     pub fn attend<'a>(&self, q: impl Into<View<'a, T>>) -> Result<Output<T>>
     where
         T: 'a,
@@ -147,7 +151,8 @@ impl<T: Element> LinearState<T> {
         Ok(out)
     }
 
-    /// Adds tokens and attends from each: as [`append`](LinearState::append) and [`attend`](LinearState::attend) one after
+    /// Adds tokens and attends from each: as [`append`](LinearState::append) and [`attend`](LinearState::attend) one
+    /// after
     /// the other, for any number at a time.
     ///
     /// ```
@@ -210,7 +215,8 @@ impl<T: Element> LinearState<T> {
         Ok(Output::new(values, Tensor::allocate("lse", [self.batch, self.heads.query, n])?, Place::End))
     }
 
-    /// Takes tokens into the chunk under way. A chunk that is whole goes into the state only when the next token comes, so
+    /// Takes tokens into the chunk under way. A chunk that is whole goes into the state only when the next token comes,
+    /// so
     /// that a query at its last token still finds it.
     fn extend(&mut self, k: View<'_, T>, v: View<'_, T>, tokens: std::ops::Range<usize>) {
         for i in tokens {

@@ -1,4 +1,5 @@
-//! What a mask leaves of each sequence: keys in order, and for each query how many of them it sees, from the first. Full,
+//! What a mask leaves of each sequence: keys in order, and for each query how many of them it sees, from the first.
+//! Full,
 //! causal, lengths and segments, and any `&` of these, all come to that.
 //!
 //! Keys are cut into *chunks*, at whose borders the state is known, and chunks into *spans*, whose states are made in
@@ -184,7 +185,8 @@ impl Plan {
         let mut sequence = Sequence { b, causal: mask.causal, keys, queries: Vec::new() };
         for i in queries {
             let seen = if mask.causal {
-                let before = (problem.scene.position(b, i) + 1).clamp(0, problem.m as i64) as usize; // keys at or before it
+                // Keys at or before the query's position.
+                let before = (problem.scene.position(b, i) + 1).clamp(0, problem.m as i64) as usize;
                 match &sequence.keys {
                     Keys::First(len) => before.min(*len),
                     Keys::These(keys) => keys.partition_point(|&j| j < before),

@@ -1,4 +1,5 @@
-//! Weights on demand: `φ(q_i)·φ(k_j)` over the denominator, which is in the log-sum-exp, for rows against a range of keys.
+//! Weights on demand: `φ(q_i)·φ(k_j)` over the denominator, which is in the log-sum-exp, for rows against a range of
+//! keys.
 
 use super::chunk::{Block, Sizes, pack};
 use crate::output::OutputRef;

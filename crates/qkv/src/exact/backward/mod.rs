@@ -269,7 +269,7 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         problem.inputs.v_score.map_or(0, |v| v.len()) + problem.inputs.scale.map_or(0, |_| problem.heads.group)
     }
 
-    /// Sums the tasks' gradients of the learned scale, in order.
+    /// Accumulates the tasks' gradients of the learned scale, in order.
     fn scale_gradient(&self, parts: &[PieceGradients<'_, T::Acc>], len: usize) -> Vec<T::Acc> {
         let problem = self.ops.problem;
         let (group, key_heads, skip) = (problem.heads.group, problem.heads.key, self.small_len() - problem.heads.group);

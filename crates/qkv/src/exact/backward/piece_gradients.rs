@@ -81,7 +81,7 @@ impl<A: Real> GatheredGradient<'_, A> {
     }
 }
 
-/// Sums a gradient over the pieces, row by row, in their order.
+/// Adds up a gradient over the pieces, row by row, in their order.
 pub(super) fn gather_gradient<'a, T: Element>(
     problem: &Problem<'_, T>,
     parts: &'a [PieceGradients<'_, T::Acc>],

@@ -202,7 +202,7 @@ struct QueryTile<'s, A: Real> {
     rows: Vec<RowAt>,
     queries: Buffer<'s, A>,
     finite: bool,
-    /// Sums of values; uninitialized until the first tile of keys.
+    /// Weighted sums of values; uninitialized until the first tile of keys.
     values: Buffer<'s, A>,
     started: bool,
     max: [A; QUERIES],

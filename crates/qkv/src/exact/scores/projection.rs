@@ -169,7 +169,8 @@ pub(crate) enum ProjectedSide {
     Keys,
 }
 
-/// Backpropagates the gradients of the compared rows, `grads`, through [`ScoreOperands`], into the gradients of `q` or `k`
+/// Backpropagates the gradients of the compared rows, `grads`, through [`ScoreOperands`], into the gradients of `q` or
+/// `k`
 /// and of its matrix.
 pub(crate) fn backward_projection<T: Element>(
     problem: &Problem<'_, T>,
