@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::sync::LazyLock;
 
 static CASES: LazyLock<Vec<Value>> = LazyLock::new(|| {
-    let file: Value = serde_json::from_str(include_str!("golden/metrics.json")).expect("the file is JSON");
+    let file: Value = serde_json::from_str(include_str!("../golden/metrics.json")).expect("the file is JSON");
     file["cases"].as_array().expect("a list of cases").clone()
 });
 

@@ -4,10 +4,10 @@ use png::{BitDepth, ColorType, Encoder};
 use qkv_models::image::Image;
 use std::path::Path;
 
-const GREY: &[u8] = include_bytes!("images/grey.jpg");
-const COLOUR: &[u8] = include_bytes!("images/colour.jpg");
-const PROGRESSIVE: &[u8] = include_bytes!("images/progressive.jpg");
-const CMYK: &[u8] = include_bytes!("images/cmyk.jpg");
+const GREY: &[u8] = include_bytes!("../images/grey.jpg");
+const COLOUR: &[u8] = include_bytes!("../images/colour.jpg");
+const PROGRESSIVE: &[u8] = include_bytes!("../images/progressive.jpg");
+const CMYK: &[u8] = include_bytes!("../images/cmyk.jpg");
 
 fn png(width: u32, height: u32, colour: ColorType, depth: BitDepth, data: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();

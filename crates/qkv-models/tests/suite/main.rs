@@ -1,0 +1,12 @@
+//! All integration tests of the crate in one binary: models and kernels are linked once.
+
+mod checkpoints;
+mod gguf;
+mod han;
+mod images;
+mod metrics;
+mod models;
+mod tensors;
+mod tokenizer;
+mod training;
+mod vit;
