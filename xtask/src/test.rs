@@ -19,7 +19,7 @@ pub fn steps(full: bool) -> Vec<Step> {
         if let Ok(library) = &library {
             step = step.with("QKV_NVRTC", library.display().to_string());
         }
-        if full { step.with("QKV_EVERY_CASE", "1") } else { step }
+        if full { step.with("QKV_EVERY_CASE", "1") } else { step.with("QKV_SAMPLE", BEST_SAMPLE) }
     };
     steps.extend([
         Step::check("a browser for the explorer's tests", "browser", browser::installed),
@@ -59,7 +59,10 @@ pub fn targets() -> Vec<Step> {
     TARGETS.into_iter().map(step).collect()
 }
 
-/// Part of the cases that an ordinary run draws for an instruction set other than the best.
+/// Part of the cases that an ordinary run draws for the best instruction set.
+const BEST_SAMPLE: &str = "0.25";
+
+/// Part of the cases that an ordinary run draws for another one.
 const SAMPLE: &str = "0.1";
 
 /// The promises on each instruction set of this CPU but the best, with which all tests ran: in the types for which it

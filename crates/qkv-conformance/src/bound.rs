@@ -19,6 +19,8 @@
 //!
 //! Scores and gradients of weights are never rounded to the tensor's type.
 
+#![allow(clippy::needless_range_loop)] // Indices follow the formulas of the derivation.
+
 use crate::case::{Case, Data, Sizes};
 use qkv::reference::{Forward, Reference};
 use qkv::{Choice, Element, Features, Inputs, Scale, Score, Select, Tensor};

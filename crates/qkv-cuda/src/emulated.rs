@@ -26,6 +26,7 @@ pub(crate) struct EmulatedDriver {
 
 /// Modules compiled so far, shared by all emulated devices of the process. Threads that need the same module wait for
 /// one compilation.
+#[allow(clippy::type_complexity)] // By source: the module, or why it did not compile.
 static MODULES: Mutex<Vec<(String, Arc<OnceLock<Result<Arc<Loaded>>>>)>> = Mutex::new(Vec::new());
 
 /// A shared library. Kernels keep their state in statics: one launch at a time.

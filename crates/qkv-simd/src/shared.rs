@@ -378,6 +378,7 @@ mod tests {
     #[test]
     fn only_rows_that_hold_something_count_as_written() {
         use crate::Unwritten;
+        #[allow(clippy::type_complexity)] // Five closures of one test.
         let refused: [&dyn Fn(&Rows<'_, f32>); 5] = [
             // No rows at all, from within a word of the bitmap.
             &|rows| rows.write_all(0, 0, 1, 0, &[], 2),

@@ -4,7 +4,7 @@
 //! - [Which attention, and when](choosing): what each mechanism is good for, costs and gives up.
 //! - [Linear attention](linear_attention): features, states, and the error of FAVOR+.
 //! - [Coming from PyTorch](coming_from_pytorch): `scaled_dot_product_attention`, `MultiheadAttention` and
-//! FlexAttention.
+//!   FlexAttention.
 //! - [Mechanisms](mechanisms): time and memory of every mechanism against length.
 //!
 //! In Chinese: [what attention does](zh::what_attention_does), [choosing](zh::choosing),

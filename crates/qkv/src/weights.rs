@@ -272,7 +272,7 @@ impl<T: qkv_simd::Element> Weights<'_, T> {
         let key_head = h / problem.heads.group;
         let mut keys_room = KeyBuffers::new(&scratch, ops.scoring, piece, 1, problem.width, 0);
         let blocks = KeyBlocks::new(piece, keys, Operand::Input(problem.inputs.v), problem.heads.key, &mut keys_room);
-        let blocks = blocks.from_head(b * problem.heads.key + key_head);
+        let blocks = blocks.starting_at_head(b * problem.heads.key + key_head);
         let tile = || (scratch.take(QUERIES * ops.query_row), scratch.take(QUERIES * KEYS), TileMask::default());
         let worker = || (ops.score_gemm(&scratch), tile(), scratch.take(room));
         for_each_task(threads, tasks, worker, |(gemm, (q, scores, mask), room), at| {

@@ -61,7 +61,7 @@ fn inputs<T: Element>(attention: &Attention) -> OwnedInputs<T> {
 
 /// The inputs by name, with the element of each that is poisoned: of keys and values that of key `BAD`, of queries that
 /// of query 2 of head 0, of a bias that of both.
-fn numbers<'a, T: Element>(inputs: &'a mut OwnedInputs<T>) -> Vec<(&'static str, &'a mut T)> {
+fn numbers<T: Element>(inputs: &mut OwnedInputs<T>) -> Vec<(&'static str, &mut T)> {
     let mut all: Vec<(&'static str, &mut T)> = vec![
         ("q", &mut inputs.q.data_mut()[2 * D + 1]),
         ("k", &mut inputs.k.data_mut()[BAD * D + 2]),

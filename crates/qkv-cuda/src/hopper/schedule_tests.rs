@@ -116,6 +116,7 @@ fn forward_visits_the_key_tiles_that_a_band_touches() {
             let mut out = [0; 64];
             // SAFETY: a row has at most as many tiles as there are.
             let count =
+                // SAFETY: the library was compiled from the source above, with functions of these signatures.
                 unsafe { library.get::<KeyTiles>(b"test_key_tiles\0").unwrap()(&params, b, tile, out.as_mut_ptr()) };
             let visited = &out[..count as usize];
             assert!(visited.windows(2).all(|two| two[0] > two[1]), "not descending: {visited:?}");
@@ -139,6 +140,7 @@ fn backward_walks_the_query_tiles_that_a_band_touches_and_flags_them() {
         let params = HopperParams { lengths: lengths.as_ptr() as u64, ..params };
         for (b, key_tile) in (0..2).flat_map(|b| (0..(params.m + block_n - 1) / block_n).map(move |tile| (b, tile))) {
             let mut out = [[0; 3]; 64];
+            // SAFETY: the library was compiled from the source above, with functions of these signatures.
             let function = unsafe { library.get::<QueryTiles>(b"test_query_tiles\0") }.unwrap();
             // SAFETY: two heads have at most as many tiles as there are.
             let count = unsafe { function(&params, b, 0, key_tile, out.as_mut_ptr().cast()) };

@@ -97,6 +97,7 @@ fn sparsemax<F: Real>(scores: &[F], round: fn(F) -> F) -> (Vec<F>, F) {
         return (vec![F::ZERO; scores.len()], most);
     }
     if !most.is_finite() {
+        #[allow(clippy::eq_op)] // NaN of either a NaN or an infinity.
         let nan = most - most;
         let visible = |s: &F| if *s == F::NEG_INFINITY { F::ZERO } else { nan };
         return (scores.iter().map(visible).collect(), nan);

@@ -202,7 +202,7 @@ mod tests {
     fn rules_that_lengthen_a_text_beyond_measure_are_refused() {
         let a = "a".repeat(1000);
         let rule = format!(r#"{{"type":"Replace","pattern":{{"String":"a"}},"content":"{a}"}}"#);
-        let nested = vec![rule.as_str(); 5].join(",");
+        let nested = [rule.as_str(); 5].join(",");
         let file = |field: &str, list: &str, rules: &str| {
             format!(r#"{{"model":{{"vocab":{{}}}},"{field}":{{"type":"Sequence","{list}":[{rules}]}}}}"#)
         };
@@ -211,7 +211,7 @@ mod tests {
             assert!(what.starts_with(&format!("`t.json`: field `{field}`: its rules may lengthen a text")), "{what}");
         }
         let regex = r#"{"type":"Replace","pattern":{"Regex":"x*"},"content":"yyyyyyyyyyyyyyyyyyyy"}"#;
-        assert!(refused(&file("normalizer", "normalizers", &vec![regex; 2].join(","))).contains("1600-fold"));
+        assert!(refused(&file("normalizer", "normalizers", &[regex; 2].join(","))).contains("1600-fold"));
         // Of a Llama, of a T5 and of an XLM-R.
         let space = r#"{"type":"Prepend","prepend":"▁"},{"type":"Replace","pattern":{"String":" "},"content":"▁"}"#;
         let runs = r#"{"type":"Precompiled"},{"type":"Replace","pattern":{"Regex":" {2,}"},"content":"▁"}"#;

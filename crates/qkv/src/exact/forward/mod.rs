@@ -307,13 +307,14 @@ impl<T: Element> ForwardPass<'_, T> {
         // to none, and a twentieth of the time if the tile is used for the maximum number of queries.
         let per_tile = ops.arithmetic == Arithmetic::Bf16x3 && at_once == QUERY_TILES_AT_ONCE;
         let mut shared_buffers = buffers(if per_tile { 0 } else { shared });
-        let blocks = KeyBlocks::new(piece, self.keys, self.values, key_heads, &mut shared_buffers).from_head(whole);
+        let blocks =
+            KeyBlocks::new(piece, self.keys, self.values, key_heads, &mut shared_buffers).starting_at_head(whole);
         let per_slot = tiling.tiles.div_ceil(at_once);
         let worker = || (ForwardWorker::new(scratch, ops, QUERY_TILES_AT_ONCE.min(tiling.tiles)), None, None);
         for_each_task(self.threads, whole + shared * slots * per_slot, worker, |(worker, own, passed), task| {
             if task < whole {
                 let own = own.get_or_insert_with(|| buffers(1));
-                let blocks = KeyBlocks::new(piece, self.keys, self.values, key_heads, own).from_head(task);
+                let blocks = KeyBlocks::new(piece, self.keys, self.values, key_heads, own).starting_at_head(task);
                 for at in task * slots..(task + 1) * slots {
                     for tiles in order.chunks(QUERY_TILES_AT_ONCE) {
                         let slot = (at / tiling.slots, at % tiling.slots);

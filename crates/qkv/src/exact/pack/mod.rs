@@ -138,7 +138,7 @@ impl<'a, T: Element> KeyBlocks<'a, T> {
     }
 
     /// Restricts the blocks to the heads from this one on, counted over all sequences.
-    pub fn from_head(self, first: usize) -> Self {
+    pub fn starting_at_head(self, first: usize) -> Self {
         KeyBlocks { first, ..self }
     }
 

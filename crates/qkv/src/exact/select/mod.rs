@@ -332,6 +332,7 @@ fn sparsemax<T: Element>(
     }
     if !most.is_finite() {
         // A visible NaN or +∞ makes the row NaN, as it does for softmax.
+        #[allow(clippy::eq_op)] // NaN of either a NaN or an infinity.
         let nan = most - most;
         values.fill(nan);
         kept.fill(nan);
