@@ -9,12 +9,12 @@
 //! | first | `wᵢ₀` | everywhere |
 //! | previous | `w(i, p(i) − 1)`, where `p(i) ≥ 1` | self-attention |
 //! | itself | `w(i, p(i))` | self-attention |
-//! | induction | `Σⱼ wᵢⱼ` over `1 ≤ j ≤ p(i)` with `t(j − 1) = t(p(i))`, if there is such a `j` [1] | self-attention |
+//! | induction | `Σⱼ wᵢⱼ` over `1 ≤ j ≤ p(i)` with `t(j − 1) = t(p(i))`, if there is such a `j` \[1\] | self-attention |
 //! | distance | `Σⱼ wᵢⱼ \|p(i) − j\|` | self-attention |
 //! | above | the share of the keys `j` with `wᵢⱼ >` a threshold | everywhere |
-//! | importance | magnitude of the gradient of the loss with respect to a gate on the head [2] | if a model computed it |
+//! | importance | magnitude of the gradient of the loss with respect to a gate on the head \[2\] | if a model computed it |
 //!
-//! [1] Olsson et al. 2022, arXiv:2209.11895. [2] Michel et al. 2019, arXiv:1905.10650.
+//! \[1\] Olsson et al. 2022, arXiv:2209.11895. \[2\] Michel et al. 2019, arXiv:1905.10650.
 
 use crate::recording::Recording;
 use qkv_models::Result;

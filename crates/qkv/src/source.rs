@@ -143,8 +143,8 @@ impl<'a, T: Element> Source<'a, T> {
     ///
     /// ```
     /// use qkv::{Pages, Source, Tensor};
-    /// let pool = Tensor::from_fn([2, 1, 2, 3], |[page, _, i, x]| (page * 100 + i * 10 + x) as f32); // [pages, Hk,
-    /// size, width]
+    /// // [pages, Hk, size, width]
+    /// let pool = Tensor::from_fn([2, 1, 2, 3], |[page, _, i, x]| (page * 100 + i * 10 + x) as f32);
     /// let keys = Source::from(Pages::new(&pool, &[1, 0], 1, 3)?);
     /// assert_eq!(keys.to_vec(), [100.0, 101.0, 102.0, 110.0, 111.0, 112.0, 0.0, 1.0, 2.0]);
     /// # Ok::<(), qkv::Error>(())

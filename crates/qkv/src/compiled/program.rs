@@ -28,7 +28,7 @@ macro_rules! opcodes {
 opcodes! {
     All = 0, "OP_ALL": "every pair";
     Band = 1, "OP_BAND": "p − x ≤ j ≤ p + y";
-    Lengths = 2, "OP_LENGTHS": "j < lengths[b]";
+    Lengths = 2, "OP_LENGTHS": "j is below the length of the sequence";
     Segments = 3, "OP_SEGMENTS": "the same segment";
     Bits = 4, "OP_BITS": "the bit of the pair";
     Residue = 5, "OP_RESIDUE": "(p − j) mod x = 0";
