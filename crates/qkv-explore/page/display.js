@@ -43,7 +43,7 @@ export function buildDisplay() {
     h('button', { type: 'button', class: 'link', onclick: unpick }, 'pick none'));
   const pool = segments('Pool', 'pool', [['max', 'max', 'a pixel shows the maximum of the weights it covers'], ['mean', 'mean', 'a pixel shows the mean of the weights it covers']]);
   const tokens = h('fieldset', {}, h('legend', {}, 'Tokens'),
-    box('join merge subwords', 'words', { title: 'a weight to a word is the sum over its tokens; a word’s row is the mean of its tokens’ rows' }),
+    box('merge subwords', 'words', { title: 'a weight to a word is the sum over its tokens; a word’s row is the mean of its tokens’ rows' }),
     box('hide special tokens', 'special', { flips: true }),
     box('hide the first key (sink)', 'sink', { flips: true, title: 'the first token often takes what a head does not want to give to any other' }),
     box('rows sum to 1 again', 'renormalise', { title: 'what is left of each row is divided by its sum: no longer the weights that the model used' }),

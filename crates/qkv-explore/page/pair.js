@@ -98,14 +98,14 @@ function draw(sheet, { layer, head, one, query, key, from, to, pair }) {
   sheet.hidden = false;
   fill(sheet, closer(),
     h('h2', { tabIndex: -1 }, 'Derivation of this weight'),
-    h('p', { class: 'pairline' }, h('b', {}, from), h('span', { class: 'quiet' }, ' looks at '), h('b', {}, to), h('span', { class: 'result' }, weight(pair.weight))),
+    h('p', { class: 'pairline' }, h('b', {}, from), h('span', { class: 'quiet' }, ' attends to '), h('b', {}, to), h('span', { class: 'result' }, weight(pair.weight))),
     h('p', { class: 'quiet' }, `${layerName(layer)}, ${headName(layer, one)} · query ${query}, key ${key}`,
       head === 'mean' ? h('span', {}, ' · of all heads the one that gives this pair most') : null),
     strips.map(({ element }) => element),
     ledger(pair.terms));
   redraw = () => point(null);
   redraw();
-  say(`${from} looks at ${to}: weight ${weight(pair.weight)}, from ${pair.terms.map(({ name, value }) => `${name} ${typeof value === 'number' ? plain(value) : value}`).join(', ')}`);
+  say(`${from} attends to ${to}: weight ${weight(pair.weight)}, from ${pair.terms.map(({ name, value }) => `${name} ${typeof value === 'number' ? plain(value) : value}`).join(', ')}`);
 }
 
 window.addEventListener('resize', () => redraw());

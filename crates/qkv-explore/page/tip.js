@@ -7,7 +7,7 @@ import { weight } from 'qkv/number';
 export function tip({ query, key, value, sum, shown, note }) {
   const less = sum !== undefined && Math.abs(sum - shown) > 5e-5 ? `, shown of it ${shown.toFixed(4)}` : '';
   return h('div', {},
-    h('p', { class: 'tip-pair' }, h('b', {}, query), h('span', { class: 'quiet' }, ' looks at '), h('b', {}, key)),
+    h('p', { class: 'tip-pair' }, h('b', {}, query), h('span', { class: 'quiet' }, ' attends to '), h('b', {}, key)),
     h('p', { class: 'tip-weight' }, typeof value === 'string' ? value : weight(value)),
     sum === undefined ? null : h('p', { class: 'quiet' }, `row sums to ${sum.toFixed(4)}${less}`),
     note ? h('p', { class: 'quiet' }, note) : null);

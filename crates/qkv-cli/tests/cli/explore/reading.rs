@@ -98,11 +98,12 @@ fn weights_lie_over_the_image() {
     let weights = browser.numbers("/api/runs/0/weights?layer=0&head=0&rows=0..1");
     let middle = browser.middle(".seen.over");
     browser.point([middle[0] + 4.0, middle[1] + 4.0]); // the patch in row 2, column 2
-    browser.until("document.querySelector('.told').textContent.includes('patch 2·2')");
-    let told = browser.text(".told");
+    browser.until("document.querySelector('.status').textContent.includes('patch 2·2')");
+    let status = browser.text(".status");
     assert!(
-        told.starts_with("the class token looks at") && told.ends_with(&crate::explore::program::shown(weights[11])),
-        "{told}"
+        status.starts_with("the class token attends to")
+            && status.ends_with(&crate::explore::program::shown(weights[11])),
+        "{status}"
     );
     // Every head has a small picture; one that is clicked is shown.
     browser.until("document.querySelectorAll('.one').length === 6");
@@ -113,7 +114,7 @@ fn weights_lie_over_the_image() {
     browser.until("document.querySelector('[data-way=rollout]').getAttribute('aria-pressed') === 'true'");
     // A patch that is clicked is the one that looks.
     browser.click(".seen.over");
-    browser.until("document.querySelector('.told').textContent.startsWith('patch ')");
+    browser.until("document.querySelector('.status').textContent.startsWith('patch ')");
     // The other image.
     browser.eval("(() => { const s = document.querySelector('#text'); s.selectedIndex = 1; s.dispatchEvent(new Event('change')); })()");
     browser.until("document.querySelector('#output').textContent.startsWith('right')");
