@@ -170,7 +170,7 @@ impl List {
     }
 
     /// Splits rows that one block would still walk when all others have finished: those more than twice the mean length
-    /// and longer than four fifths of a multiprocessor's share of the work. Splits are at most two thirds of that share
+    /// and longer than four fifths of a multiprocessor's share of the work. Splits are at most 2/3 of that share
     /// and at least `min_tiles` long; one costs as much as two or three tiles. Where many rows are long, none is split.
     fn split(mut self, heads: usize, min_tiles: usize) -> List {
         let (count, total, work) = (self.rows.len(), self.entries.len(), self.entries.len().saturating_mul(heads));
@@ -245,7 +245,7 @@ mod tests {
         let split = |part: u32| part | part << 16 | 3 << 24;
         assert_eq!(cut.rows[..3], [[from, 2, 8, split(0)], [from + 2, 2, 8, split(1)], [from + 4, 3, 8, split(2)]]);
         assert_eq!(cut.rows[3..], list().rows[1..]);
-        // As many heads as make the row one multiprocessor's share: splits of at most two thirds of it.
+        // As many heads as make the row one multiprocessor's share: splits of at most 2/3 of it.
         assert_eq!(list().split(45, 2).rows[..2], [[from, 3, 8, 2 << 24], [from + 3, 4, 8, 1 | 1 << 16 | 2 << 24]]);
         // Not split: with more heads, shorter than two splits, or no longer than the mean.
         for whole in

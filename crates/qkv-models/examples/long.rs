@@ -43,7 +43,7 @@ const OFTEN_STEPS: usize = 150;
 
 /// What a cell is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
-struct Asked {
+struct Experiment {
     kind: usize,
     length: usize,
     /// Whether what decides is there often, or once.
@@ -98,8 +98,8 @@ impl Watcher for Clock {
 }
 
 /// Trains a recipe, and reads a text with what came of it.
-fn cell(asked: Asked, reviews: Option<&str>) -> Result<Cell, Box<dyn Error>> {
-    let Asked { kind, length, often } = asked;
+fn cell(asked: Experiment, reviews: Option<&str>) -> Result<Cell, Box<dyn Error>> {
+    let Experiment { kind, length, often } = asked;
     let (_, recipe, change) = KINDS[kind];
     let mut changes = vec![format!("model.max_positions={length}")];
     changes.extend((!change.is_empty()).then(|| change.to_owned()));
@@ -140,12 +140,12 @@ fn cell(asked: Asked, reviews: Option<&str>) -> Result<Cell, Box<dyn Error>> {
 }
 
 /// Threads of a cell: the slowest have two, so that they are not alone at the end.
-fn threads(asked: Asked) -> usize {
+fn threads(asked: Experiment) -> usize {
     if asked.kind == 0 && asked.length > 2048 { 2 } else { 1 }
 }
 
 /// Asks a process of its own.
-fn apart(asked: Asked, reviews: Option<&str>) -> Result<Cell, Box<dyn Error>> {
+fn apart(asked: Experiment, reviews: Option<&str>) -> Result<Cell, Box<dyn Error>> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["--cell", &serde_json::to_string(&asked)?]).args(reviews);
     command.env("RAYON_NUM_THREADS", threads(asked).to_string()).stderr(Stdio::inherit());
@@ -154,20 +154,20 @@ fn apart(asked: Asked, reviews: Option<&str>) -> Result<Cell, Box<dyn Error>> {
 }
 
 /// Cells that were measured before, a line each: what was asked, and what was found.
-fn kept(file: Option<&str>) -> Result<BTreeMap<Asked, Cell>, Box<dyn Error>> {
+fn kept(file: Option<&str>) -> Result<BTreeMap<Experiment, Cell>, Box<dyn Error>> {
     let text = file.and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
     Ok(text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
 }
 
 /// All that is asked, so many at a time, the longest first; what is found is kept at once.
 fn measured(
-    asked: &[Asked],
+    asked: &[Experiment],
     reviews: Option<&str>,
     jobs: usize,
     keep: Option<&str>,
-) -> Result<BTreeMap<Asked, Cell>, Box<dyn Error>> {
+) -> Result<BTreeMap<Experiment, Cell>, Box<dyn Error>> {
     let before = kept(keep)?;
-    let mut queue: Vec<Asked> = asked.iter().copied().filter(|asked| !before.contains_key(asked)).collect();
+    let mut queue: Vec<Experiment> = asked.iter().copied().filter(|asked| !before.contains_key(asked)).collect();
     // The last is taken first: by length, and the full attention of a length before the others.
     queue.sort_by_key(|asked| (asked.length, std::cmp::Reverse(asked.kind)));
     let (queue, found) = (Mutex::new(queue), Mutex::new(Ok(before)));
@@ -216,9 +216,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let keep = choice(&mut arguments, "--keep")?;
     let reviews = arguments.first().map(String::as_str);
     let how = if reviews.is_some() { &[false][..] } else { &[false, true] };
-    let lengths =
-        |kind| LENGTHS.into_iter().flat_map(move |length| how.iter().map(move |&often| Asked { kind, length, often }));
-    let asked: Vec<Asked> = (0..KINDS.len()).flat_map(lengths).collect();
+    let lengths = |kind| {
+        LENGTHS.into_iter().flat_map(move |length| how.iter().map(move |&often| Experiment { kind, length, often }))
+    };
+    let asked: Vec<Experiment> = (0..KINDS.len()).flat_map(lengths).collect();
     let found = measured(&asked, reviews, jobs, keep.as_deref())?;
     let (quality, line) =
         if reviews.is_some() { ("right on dev", " --- |") } else { ("one of each | many of each", " --- | --- |") };
@@ -229,7 +230,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("| --- | --- |{line} --- | --- | --- |");
     for length in LENGTHS {
         for (kind, (name, ..)) in KINDS.iter().enumerate() {
-            let cell = |often| found[&Asked { kind, length, often }];
+            let cell = |often| found[&Experiment { kind, length, often }];
             let right =
                 how.iter().map(|&often| format!("{:.1} %", cell(often).quality)).collect::<Vec<_>>().join(" | ");
             let Cell { training, steps, memory, reading, .. } = cell(false);

@@ -135,8 +135,8 @@ impl Bf16Gemm {
     /// Prepares this thread for bf16 products, if the instruction set has them.
     pub fn new(isa: Isa) -> Option<Bf16Gemm> {
         let unit = match isa.level() {
-            // SAFETY: an `Isa` of this level exists only where the CPU has AMX and the system permitted it.
             #[cfg(target_arch = "x86_64")]
+            // SAFETY: an `Isa` of this level exists only where the CPU has AMX and the system permitted it.
             Level::Amx => Unit::Amx(unsafe { Tiles::new() }),
             _ => Unit::Dots,
         };

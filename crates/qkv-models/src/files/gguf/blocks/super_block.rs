@@ -20,7 +20,7 @@ pub(super) fn two(block: &[u8], out: &mut Vec<f32>) {
 
 /// Q3_K: the third bits are stored apart (cleared: minus four); parts of 16 with scales of 6 bits from −32 to 31.
 pub(super) fn three(block: &[u8], out: &mut Vec<f32>) {
-    let (thirds, rest) = block.split_at(SUPER / 8);
+    let (high_bits, rest) = block.split_at(SUPER / 8);
     let (bits, rest) = rest.split_at(SUPER / 4);
     let (parts, scale) = rest.split_at(12);
     let scale = half(scale);
@@ -29,8 +29,8 @@ pub(super) fn three(block: &[u8], out: &mut Vec<f32>) {
         let low = parts[at % 8] >> (at / 8 * 4) & 15;
         let high = parts[8 + at % 4] >> (at / 4 * 2) & 3;
         let scale = scale * f32::from((low | high << 4) as i8 - 32);
-        let thirds = thirds[at % 2 * 16..][..16].iter().map(|b| b >> (at / 2) & 1);
-        out.extend(quarters(bits, at).zip(thirds).map(|(x, third)| scale * f32::from((x | third << 2) as i8 - 4)));
+        let high_bits = high_bits[at % 2 * 16..][..16].iter().map(|b| b >> (at / 2) & 1);
+        out.extend(quarters(bits, at).zip(high_bits).map(|(x, high)| scale * f32::from((x | high << 2) as i8 - 4)));
     }
 }
 
