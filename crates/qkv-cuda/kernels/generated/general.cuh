@@ -28,7 +28,7 @@
 // Generated from qkv's table of opcodes (qkv::engine::mask_constants).
 #define OP_ALL 0 // every pair
 #define OP_BAND 1 // p − x ≤ j ≤ p + y
-#define OP_LENGTHS 2 // j < lengths[b]
+#define OP_LENGTHS 2 // j is below the length of the sequence
 #define OP_SEGMENTS 3 // the same segment
 #define OP_BITS 4 // the bit of the pair
 #define OP_RESIDUE 5 // (p − j) mod x = 0
