@@ -1,0 +1,27 @@
+#![doc = include_str!("../README.md")]
+//!
+//! | module | owns |
+//! | --- | --- |
+//! | `transport` | messages between ranks: the trait, and what is pending |
+//! | `in_process` | ranks that are threads of one process, for tests of the algorithms |
+//! | `mpi` | MPI through its standard ABI, loaded at run time: all unsafe code |
+//! | `launch` | whether a launcher started this process, and starting ranks on this machine |
+//! | `ranks` | [`Ranks`]: the ranks of a group, and their collectives |
+//! | `tree` | the fixed binary tree in which contributions are summed |
+//! | `traffic` | bytes sent, and time spent waiting |
+
+mod error;
+mod in_process;
+pub mod launch;
+mod mpi;
+mod ranks;
+mod traffic;
+mod transport;
+pub mod tree;
+
+pub use error::{Error, Result};
+pub use in_process::{InProcess, run_in_process};
+pub use mpi::{Mpi, MpiOptions};
+pub use ranks::{Pending, Ranks};
+pub use traffic::{Traffic, TrafficCount};
+pub use transport::{PendingMessage, Transport};

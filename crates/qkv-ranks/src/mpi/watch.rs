@@ -1,0 +1,109 @@
+//! A thread beside the computation. It lets MPI move messages while the rank computes, and gives and expects signs of
+//! life: every rank sends to the next and hears from the one before. A rank that was killed is noticed by the launcher;
+//! one that is stopped or hangs as a whole sends nothing, and its neighbour ends the job.
+//!
+//! Silence is counted in looks of this thread and not by the clock, so that a job that is stopped as a whole and
+//! continued does not end.
+
+use super::{MpiLibrary, MpiOptions};
+use crate::error::{Error, Result};
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// The tag of signs of life.
+const SIGN: u32 = 15;
+/// Time between two looks.
+const LOOK: Duration = Duration::from_millis(2);
+/// Time between two signs of life.
+const PERIOD: Duration = Duration::from_millis(500);
+
+const ALIVE: u8 = 0;
+const LAST: u8 = 1;
+
+pub(super) struct Watch {
+    ending: Arc<AtomicBool>,
+    thread: Mutex<Option<JoinHandle<Result<()>>>>,
+}
+
+impl Watch {
+    pub fn start(library: Arc<MpiLibrary>, options: MpiOptions) -> Watch {
+        let ending = Arc::new(AtomicBool::new(false));
+        let thread = thread::spawn({
+            let ending = ending.clone();
+            move || watch(&library, options, &ending)
+        });
+        Watch { ending, thread: Mutex::new(Some(thread)) }
+    }
+
+    /// Ends the thread, once the neighbours end theirs.
+    pub fn finish(&self) -> Result<()> {
+        self.ending.store(true, Ordering::Relaxed);
+        let thread = self.thread.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        match thread.map(JoinHandle::join) {
+            Some(Ok(result)) => result,
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            None => Ok(()),
+        }
+    }
+}
+
+fn watch(library: &MpiLibrary, options: MpiOptions, ending: &AtomicBool) -> Result<()> {
+    let (abi, rank, size) = (&library.abi, library.rank, library.size);
+    let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
+    let mut heard = Some({
+        let _turn = library.lock();
+        abi.receive(1, before, SIGN)?
+    });
+    let (mut sending, mut last_sent) = (None, false);
+    let (mut silence, mut since_sign) = (Duration::ZERO, PERIOD);
+    loop {
+        let start = Instant::now();
+        {
+            let _turn = library.lock();
+            match &mut sending {
+                Some(request) => {
+                    if abi.is_done(request)? {
+                        sending = None;
+                    }
+                }
+                None if last_sent => {}
+                None => {
+                    let last = ending.load(Ordering::Relaxed);
+                    if last || since_sign >= PERIOD {
+                        sending = Some(abi.send(vec![if last { LAST } else { ALIVE }], next, SIGN)?);
+                        (last_sent, since_sign) = (last, Duration::ZERO);
+                    }
+                }
+            }
+            if let Some(mut request) = heard.take() {
+                if abi.is_done(&mut request)? {
+                    silence = Duration::ZERO;
+                    if request.into_bytes() == [ALIVE] {
+                        heard = Some(abi.receive(1, before, SIGN)?);
+                    }
+                } else {
+                    heard = Some(request);
+                }
+            }
+            abi.progress(SIGN)?;
+        }
+        if last_sent && sending.is_none() && heard.is_none() {
+            return Ok(());
+        }
+        if heard.is_some() && silence >= options.timeout {
+            let seconds = options.timeout.as_secs_f64();
+            let reason = format!("no sign of life for {seconds} s: it is stopped, or its machine is");
+            (options.on_lost)(&Error::Lost { rank: before, reason });
+            let _turn = library.lock();
+            abi.abort(1);
+        }
+        thread::sleep(LOOK);
+        // A look that took much longer than the pause was itself stopped.
+        let took = start.elapsed().min(10 * LOOK);
+        silence += took;
+        since_sign += took;
+    }
+}
