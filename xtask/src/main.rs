@@ -58,14 +58,14 @@ fn main() -> ExitCode {
         ["bench"] => vec![Step::cargo("claims", "bench -p qkv --bench claims")],
         ["docs"] => vec![
             Step::cargo("the page of qkv run", "run --quiet -p qkv-cli -- page").into_file("docs/run.md"),
-            Step::cargo("the picture of masks", "run --quiet -p qkv --example patterns").into_file("docs/patterns.svg"),
+            Step::cargo("the picture of masks", "run --quiet -p figures --bin patterns").into_file("docs/patterns.svg"),
         ],
         ["mechanisms"] => {
-            let command = "run --quiet --release -p qkv --example mechanisms";
+            let command = "run --quiet --release -p figures --bin mechanisms";
             vec![Step::cargo("every mechanism against length", command).into_file("docs/mechanisms.md")]
         }
         ["long"] => {
-            let command = "run --quiet --release -p qkv-models --example long";
+            let command = "run --quiet --release -p figures --bin long";
             vec![Step::cargo("long documents", command).into_file("docs/long.md")]
         }
         _ => {

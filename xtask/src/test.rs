@@ -1,7 +1,7 @@
 //! `cargo xtask test`: what CI runs. Cheapest first, so that a slip shows at once.
 
 use crate::step::Step;
-use crate::{browser, nvrtc, toolchain, unsafe_code};
+use crate::{browser, lines, nvrtc, toolchain, unsafe_code, words};
 
 /// Targets that `qkv` is checked for besides the host, where their standard library is installed.
 const TARGETS: [&str; 2] = ["aarch64-unknown-linux-gnu", "wasm32-unknown-unknown"];
@@ -13,7 +13,11 @@ const ALL_TYPES: &str = "f32,f64,bf16,f16";
 
 /// The steps; with `full`, every case on every instruction set, in every type.
 pub fn steps(full: bool) -> Vec<Step> {
-    let mut steps = vec![Step::cargo("format", "fmt --all --check")];
+    let mut steps = vec![
+        Step::cargo("format", "fmt --all --check"),
+        Step::check("width of lines", "lines", lines::check),
+        Step::check("retired words", "words", words::check),
+    ];
     let library = nvrtc::library();
     let tests = |mut step: Step| {
         if let Ok(library) = &library {
@@ -45,7 +49,7 @@ pub fn steps(full: bool) -> Vec<Step> {
 }
 
 /// Packs every crate that is published, as `cargo publish` would.
-pub const PACKAGE: &str = "package --workspace --exclude xtask --exclude qkv-conformance --exclude qkv-fuzz --no-verify --allow-dirty --quiet";
+pub const PACKAGE: &str = "package --workspace --exclude xtask --exclude figures --exclude qkv-conformance --exclude qkv-fuzz --no-verify --allow-dirty --quiet";
 
 /// Checks `qkv` for other targets.
 pub fn targets() -> Vec<Step> {

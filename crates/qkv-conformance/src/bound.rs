@@ -24,7 +24,6 @@
 use crate::case::{Case, Data, Sizes};
 use qkv::reference::{Forward, Reference};
 use qkv::{Choice, Element, Features, Inputs, Scale, Score, Select, Tensor};
-use qkv_simd::Element as Number;
 
 /// Unit roundoffs of an element type.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +43,7 @@ impl Roundoff {
     pub fn of<T: Element>() -> Roundoff {
         // The definition in f64 has roundings of its own, as many as an engine.
         let twice = if T::NAME == "f64" { 2f64.sqrt() } else { 1.0 };
-        let sum = <T::Acc as Number>::EPSILON / 2.0 * twice;
+        let sum = <T::Acc as qkv_simd::Element>::EPSILON / 2.0 * twice;
         Roundoff {
             stored: T::EPSILON / 2.0,
             sum,
@@ -403,7 +402,7 @@ impl<'a, T: Element> Head<'a, T> {
         }
 
         // Gradients of scores.
-        let of_rows = |data: &Option<Vec<T::Acc>>| data.as_ref().map_or(0.0, |d| Number::to_f64(d[at]));
+        let of_rows = |data: &Option<Vec<T::Acc>>| data.as_ref().map_or(0.0, |d| qkv_simd::Element::to_f64(d[at]));
         let (d_lse, d_entropy) = (of_rows(&self.data.d_lse), of_rows(&self.data.d_entropy));
         let d_log_prob = of_rows(&self.data.d_log_prob);
         let through = !matches!(select, Select::Hard(Choice { straight_through: false, .. }));

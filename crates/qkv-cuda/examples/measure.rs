@@ -1,5 +1,5 @@
-//! Measures attention on the first GPU over a few shapes: `cargo run --release -p qkv-cuda --example measure`. The whole
-//! grid, beside PyTorch, is `qkv bench --device cuda --against torch`.
+//! Measures attention on the first GPU over a few shapes: `cargo run --release -p qkv-cuda --example measure`. The
+//! whole grid, beside PyTorch, is `qkv bench --device cuda --against torch`.
 
 use qkv::{Attention, Mask, Place};
 use qkv_cuda::{Cuda, Dtype, Error, PlanOptions, Strided, Tensors};

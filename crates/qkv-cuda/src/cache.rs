@@ -1,6 +1,6 @@
 //! Compiled kernels on disk. An entry's name is a hash of everything its code depends on, and its content carries a
-//! checksum: a truncated or damaged entry is compiled again. Entries appear whole or not at all, and several processes may
-//! write the same one at once.
+//! checksum: a truncated or damaged entry is compiled again. Entries appear whole or not at all, and several processes
+//! may write the same one at once.
 
 use crate::error::{Error, Result};
 use std::env;
@@ -46,8 +46,8 @@ impl Cache {
         sizes.fold((0, 0), |(count, bytes), entry| (count + 1, bytes + entry.metadata().map_or(0, |meta| meta.len())))
     }
 
-    /// The entry of this key; if there is none, what `make` returns, which is then stored. A cache that cannot be written
-    /// is not an error.
+    /// The entry of this key; if there is none, what `make` returns, which is then stored. A cache that cannot be
+    /// written is not an error.
     pub fn get(&self, name: &str, key: &Key, make: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
         let path = self.folder.join(format!("{name}-{}.cubin", key.0));
         if let Some(code) = fs::read(&path).ok().and_then(|bytes| content(&bytes)) {

@@ -1,5 +1,5 @@
-//! [`Driver`] on the CPU: the general kernels compiled by the system's C++ compiler with a header that turns each thread
-//! into a fiber. For tests on machines without a GPU. TMA and Hopper's kernels are not emulated.
+//! [`Driver`] on the CPU: the general kernels compiled by the system's C++ compiler with a header that turns each
+//! thread into a fiber. For tests on machines without a GPU. TMA and Hopper's kernels are not emulated.
 
 use crate::device::{Device, Stream};
 use crate::driver::{Driver, Kernel, Module, Source, TensorMap};

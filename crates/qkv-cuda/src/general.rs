@@ -1,5 +1,5 @@
-//! The general kernels, forward and backward: which programs a call needs, their workspace, and their launches. They run
-//! on every supported GPU and compute every description the crate supports; [`decode`](crate::decode) and
+//! The general kernels, forward and backward: which programs a call needs, their workspace, and their launches. They
+//! run on every supported GPU and compute every description the crate supports; [`decode`](crate::decode) and
 //! [`hopper`](crate::hopper) are faster where they apply, and leave the rest to these.
 
 use crate::call::{Call, Sizes, ptr};
@@ -202,8 +202,9 @@ pub(crate) enum Scope {
     AfterHopper(Option<Recompute>),
 }
 
-/// The backward pass. Two kernels recompute the scores: one for dQ, by tiles of queries, and one for dK and dV, by tiles
-/// of keys, so that every sum has one order and needs no atomics. Gradients of bias and table recompute them again.
+/// The backward pass. Two kernels recompute the scores: one for dQ, by tiles of queries, and one for dK and dV, by
+/// tiles of keys, so that every sum has one order and needs no atomics. Gradients of bias and table recompute them
+/// again.
 #[derive(Clone, Debug)]
 pub(crate) struct GeneralBackward {
     delta: Kernel,

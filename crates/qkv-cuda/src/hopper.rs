@@ -1,6 +1,6 @@
-//! Hopper's own kernels (`wgmma`, TMA, warp specialization): which calls they take, their workspace, and their launches.
-//! `kernels/hopper/INTERFACE.md` describes the parameters, tensor maps and grids. Calls that do not fit run in the
-//! [`general`](crate::general) kernels, as do tiles that a mask makes non-finite here.
+//! Hopper's own kernels (`wgmma`, TMA, warp specialization): which calls they take, their workspace, and their
+//! launches. `kernels/hopper/INTERFACE.md` describes the parameters, tensor maps and grids. Calls that do not fit run
+//! in the [`general`](crate::general) kernels, as do tiles that a mask makes non-finite here.
 
 mod mask_class;
 mod overlapped_prep;

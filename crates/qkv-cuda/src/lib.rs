@@ -82,8 +82,8 @@ impl Cuda {
         CudaDriver::count()
     }
 
-    /// An emulation on the CPU: the general kernels compiled as C++, thousands of times slower than a GPU, for tests. It
-    /// needs a C++ compiler.
+    /// An emulation on the CPU: the general kernels compiled as C++, thousands of times slower than a GPU, for tests.
+    /// It needs a C++ compiler.
     pub fn emulated() -> Result<Cuda> {
         Ok(Cuda { driver: Arc::new(EmulatedDriver::new((8, 0), 166_912)?) })
     }

@@ -83,8 +83,8 @@ impl Compiler {
         options.push(text(&format!("-arch={architecture}"))?);
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let mut handle: Handle = ptr::null_mut();
-        // SAFETY: the symbols have these types in every version; all pointers are to memory that outlives the calls, and
-        // the program is destroyed once.
+        // SAFETY: the symbols have these types in every version; all pointers are to memory that outlives the calls,
+        // and the program is destroyed once.
         unsafe {
             let create = self.symbol::<unsafe extern "C" fn(
                 *mut Handle,

@@ -152,8 +152,8 @@ impl Plan {
     /// Puts the forward pass on a stream.
     ///
     /// # Safety
-    /// Every tensor, and the workspace, is memory of this plan's device, as large as it says, that stays valid until the
-    /// work is done; outputs overlap nothing else.
+    /// Every tensor, and the workspace, is memory of this plan's device, as large as it says, that stays valid until
+    /// the work is done; outputs overlap nothing else.
     pub unsafe fn forward(&self, tensors: &Tensors, out: &Outputs, workspace: Workspace, stream: Stream) -> Result<()> {
         let call = &self.call;
         call.check_forward(tensors, out)?;

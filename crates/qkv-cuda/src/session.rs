@@ -194,7 +194,7 @@ impl<T: Element> Session<'_, T> {
         Ok(engine::output(Tensor::new(values, [b, hq, n, dv])?, lse, entropy, self.plan.call.place))
     }
 
-    /// Uses the output of an earlier forward pass, of any engine.
+    /// Takes the output of an earlier forward pass, of any engine.
     pub fn set_output(&mut self, out: &Output<T>) -> Result<()> {
         let Sizes { b, hq, n, dv, .. } = self.plan.call.sizes;
         let wrong = |tensor, found: &[usize], expected: &[usize]| {

@@ -1,6 +1,6 @@
-//! Tile lists: the tiles of a mask that keep any pair, for kernels that visit only those (a block mask). A mask that does
-//! not depend on the data is classified once, on the device, when a plan is made; here the tiles are ordered by row.
-//! Partial tiles have bits, and tiles with equal bits share them.
+//! Tile lists: the tiles of a mask that keep any pair, for kernels that visit only those (a block mask). A mask that
+//! does not depend on the data is classified once, on the device, when a plan is made; here the tiles are ordered by
+//! row. Partial tiles have bits, and tiles with equal bits share them.
 
 use crate::call::position_of_query_0;
 use crate::device::Stream;

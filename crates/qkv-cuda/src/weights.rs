@@ -1,5 +1,5 @@
-//! Weights on demand, recomputed from q, k and the log-sum-exp by the general kernels: a rectangle of one head, as it is
-//! or pooled to cells.
+//! Weights on demand, recomputed from q, k and the log-sum-exp by the general kernels: a rectangle of one head, as it
+//! is or pooled to cells.
 
 use crate::call::{Sizes, check_len};
 use crate::device::Stream;
@@ -37,8 +37,8 @@ impl Plan {
         self.call.launch(&weights.rectangle, [rows.len().div_ceil(row) * cols.len().div_ceil(col), 1], &params, stream)
     }
 
-    /// Puts a rectangle of weights, pooled to f32 `[height, width]` cells, on a stream: each cell is the largest weight it
-    /// covers, or their mean. The workspace holds `height · cols` × f32.
+    /// Puts a rectangle of weights, pooled to f32 `[height, width]` cells, on a stream: each cell is the largest weight
+    /// it covers, or their mean. The workspace holds `height · cols` × f32.
     ///
     /// # Safety
     /// As for [`rectangle`](Plan::rectangle).
@@ -61,9 +61,9 @@ impl Plan {
         unsafe { self.pool_cells(tensors, lse, [b, h], [rows, cols], shape, [0; 2], pool, into, workspace, stream) }
     }
 
-    /// As [`pooled`](Plan::pooled), with cells that each cover `[down, across]` weights; the last cells cover what is left,
-    /// so that maps of adjacent rectangles fit together. `into` holds `[⌈rows / down⌉, ⌈cols / across⌉]` numbers, and the
-    /// workspace `⌈rows / down⌉ · cols` × f32.
+    /// As [`pooled`](Plan::pooled), with cells that each cover `[down, across]` weights; the last cells cover what is
+    /// left, so that maps of adjacent rectangles fit together. `into` holds `[⌈rows / down⌉, ⌈cols / across⌉]` numbers,
+    /// and the workspace `⌈rows / down⌉ · cols` × f32.
     ///
     /// # Safety
     /// As for [`rectangle`](Plan::rectangle).

@@ -1,5 +1,5 @@
-//! The bodies of the targets that read one input by itself. Each parses hostile bytes, uses what came of them, and returns
-//! the outcome in words. Shared by the tests of this crate and the `cargo-fuzz` targets in `fuzz/`.
+//! The bodies of the targets that read one input by itself. Each parses hostile bytes, uses what came of them, and
+//! returns the outcome in words. Shared by the tests of this crate and the `cargo-fuzz` targets in `fuzz/`.
 
 use qkv_explore::file::{self, OpenOptions};
 use qkv_models::chat::{Message, Template};

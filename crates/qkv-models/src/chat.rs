@@ -35,7 +35,8 @@ impl Message {
 ///
 /// ```
 /// use qkv_models::chat::{Message, Template};
-/// let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+/// let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}\
+///               {% if add_generation_prompt %}<assistant>{% endif %}";
 /// let template = Template::new(source, "tokenizer_config.json")?;
 /// assert_eq!(template.render(&[Message::new("user", "Hello!")], "<s>", "</s>")?, "<user>Hello!<assistant>");
 /// # Ok::<(), qkv_models::Error>(())

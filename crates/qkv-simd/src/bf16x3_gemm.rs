@@ -278,7 +278,7 @@ fn set_b(out: &mut [bf16], chunks: usize, at: (usize, usize), parts: [bf16; TERM
     parts.into_iter().enumerate().for_each(|(term, part)| out[at + term * BLOCK] = part);
 }
 
-/// Sums of up to 2¹⁵ products of numbers below this bound are finite, and every such number can be split.
+/// A sum of up to 2¹⁵ products of numbers below this bound is finite, and every such number can be split.
 const LARGE: f32 = (1u64 << 56) as f32;
 
 /// Calls `found` with the row, the column and the value of every element that is not below [`LARGE`].

@@ -78,7 +78,8 @@ proptest! {
 
     #[test]
     fn one_pair_taken_apart_is_the_score_of_the_definition(
-        mask in masks(), place in places(), n in 2usize..20, m in 2usize..40, cap in prop::option::of(1.0f64..20.0), seed: u64,
+        mask in masks(), place in places(), n in 2usize..20, m in 2usize..40,
+        cap in prop::option::of(1.0f64..20.0), seed: u64,
     ) {
         let (q, k) = (randn([1, 2, n, 6], seed), randn([1, 1, m, 6], seed ^ 1));
         let mut attention = Attention::scaled_dot().mask(mask).place(place).bias(Bias::alibi());
@@ -110,7 +111,8 @@ proptest! {
         for (y, x) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
             let down = y * each..((y + 1) * each).min(rows.len());
             let over = x * across..((x + 1) * across).min(cols.len());
-            let covered: Vec<f64> = down.clone().flat_map(|i| over.clone().map(move |j| [i, j])).map(|at| part[at]).collect();
+            let positions = down.clone().flat_map(|i| over.clone().map(move |j| [i, j]));
+            let covered: Vec<f64> = positions.map(|at| part[at]).collect();
             prop_assert_eq!(largest[[y, x]], covered.iter().copied().fold(0.0, f64::max));
             let expected = covered.iter().sum::<f64>() / covered.len() as f64;
             prop_assert!((mean[[y, x]] - expected).abs() < 1e-12);
@@ -151,7 +153,9 @@ proptest! {
     }
 
     #[test]
-    fn the_output_lies_inside_the_hull_of_the_values(n in 1usize..80, m in 1usize..200, sharpness in 0.0f64..50.0, seed: u64) {
+    fn the_output_lies_inside_the_hull_of_the_values(
+        n in 1usize..80, m in 1usize..200, sharpness in 0.0f64..50.0, seed: u64,
+    ) {
         let q = randn([1, 1, n, 4], seed).map(|x| x * sharpness);
         let (k, v) = (randn([1, 1, m, 4], seed ^ 1), randn([1, 1, m, 3], seed ^ 2));
         let out = Attention::dot().forward(Inputs::new(&q, &k, &v)).unwrap();
@@ -175,10 +179,12 @@ proptest! {
         let [q, k, v] = [0, 1, 2].map(|x| randn([1, 2, total, 4], seed ^ x));
         let causal = Attention::scaled_dot().mask(Mask::causal());
         let segments = segments_of(&cumulative).unwrap();
-        let packed = causal.clone().mask(Mask::segments()).forward(Inputs::new(&q, &k, &v).segments(&segments, &segments)).unwrap();
+        let inputs = Inputs::new(&q, &k, &v).segments(&segments, &segments);
+        let packed = causal.clone().mask(Mask::segments()).forward(inputs).unwrap();
         for pair in cumulative.windows(2) {
             let length = pair[1] - pair[0];
-            let part = |t: &Tensor<f64, 4>| Tensor::from_fn([1, 2, length, 4], |[_, h, i, x]| t[[0, h, pair[0] + i, x]]);
+            let part =
+                |t: &Tensor<f64, 4>| Tensor::from_fn([1, 2, length, 4], |[_, h, i, x]| t[[0, h, pair[0] + i, x]]);
             let (q, k, v) = (part(&q), part(&k), part(&v));
             let alone = causal.forward(Inputs::new(&q, &k, &v)).unwrap();
             close(alone.values.data(), part(&packed.values).data(), 1e-12)?;
@@ -190,7 +196,8 @@ proptest! {
         let (heads, d) = (2, 5);
         let q = randn([1, heads * group, n, d], seed);
         let [k, v] = [1, 2].map(|x| randn([1, heads, m, d], seed ^ x));
-        let repeated = |t: &Tensor<f64, 4>| Tensor::from_fn([1, heads * group, m, d], |[_, h, j, x]| t[[0, h / group, j, x]]);
+        let repeated =
+            |t: &Tensor<f64, 4>| Tensor::from_fn([1, heads * group, m, d], |[_, h, j, x]| t[[0, h / group, j, x]]);
         let attention = Attention::scaled_dot().bias(Bias::alibi());
         let (rk, rv) = (repeated(&k), repeated(&v));
         let shared = attention.forward(Inputs::new(&q, &k, &v)).unwrap();
@@ -261,7 +268,10 @@ proptest! {
         prop_assert_eq!(all[[0, 2]], whole[[n / 5, m / 7 + 2]]);
         for pool in [Pool::Max, Pool::Mean] {
             let picture = weights.pooled(0, 0, rows.clone(), cols.clone(), [height, width], pool).unwrap();
-            let cell = |at: usize, len: usize, cells: usize| at * len / cells..((at + 1) * len / cells).max(at * len / cells + 1);
+            let cell = |at: usize, len: usize, cells: usize| {
+                let start = at * len / cells;
+                start..((at + 1) * len / cells).max(start + 1)
+            };
             for y in 0..height {
                 for x in 0..width {
                     let covered = cell(y, rows.len(), height)

@@ -93,7 +93,7 @@ def tensor_map(x, rows):
 
 
 def result_map(p, bit, x):
-    """The map by which each warp has its 16 rows of a result written, or of nothing where the copy engine cannot: then elements are."""
+    """The map by which each warp has its 16 rows of a result written, or of nothing where TMA cannot: then elements are."""
     good = x.data_ptr() % 16 == 0 and x.shape[-1] % 8 == 0 and all(x.stride(a) % 8 == 0 or x.shape[a] == 1 for a in range(3)) and not PLAIN_STORES
     p.tma_stores |= bit if good else 0
     return tensor_map(x, 16) if good else (C.addressof(_NO_MAP), _NO_MAP)

@@ -33,8 +33,8 @@ PROCESSORS, LEAST = 132, 1024  # which rows are cut is counted for; tokens of a 
 
 def cut(rows, heads, least, processors=PROCESSORS, split=None):
     """Rows (first entry, how many, tile) as the kernels take them, some of them cut into split_results, as `tile_list.rs` does it; then how many slots that takes,
-    and how many rows come before all others. Cut are those that are more than twice as long as the mean, and longer than four fifths of what each of so
-    many processors has to do, into split_results of no more than two thirds of that. `split`, for checks: all rows of more tiles, into split_results of so many."""
+    and how many rows come before all others. Cut are those that are more than twice as long as the mean, and longer than 80 % of what each of so
+    many processors has to do, into split_results of no more than 67 % of that. `split`, for checks: all rows of more tiles, into split_results of so many."""
     total, slots, out, progress = sum(row[1] for row in rows), 0, [], []
     is_long = lambda count: count * len(rows) > 2 * total and 5 * count * processors > 4 * total * heads and count >= 2 * least
     parts = lambda count: min(-(-3 * count * processors // (2 * total * heads)), count // least, 64)

@@ -1,7 +1,7 @@
-//! How much of the backward pass's preprocessing overlaps the main kernel. Preprocessing (the largest key and value of a
-//! head, delta of each row) and the final conversion of dq move memory and multiply nothing; before and after the main
-//! kernel they take a seventh of a short pass. A few blocks of their own do them beside it, for all heads but the first.
-//! The results have the same bits either way.
+//! How much of the backward pass's preprocessing overlaps the main kernel. Preprocessing (the largest key and value of
+//! a head, delta of each row) and the final conversion of dq move memory and multiply nothing; before and after the
+//! main kernel they take a seventh of a short pass. A few blocks of their own do them beside it, for all heads but the
+//! first. The results have the same bits either way.
 
 use crate::call::Sizes;
 

@@ -1,5 +1,5 @@
-//! The workspace of Hopper's kernels: one struct per pass, made with the plan, from which both the size and the pointers
-//! of a launch are taken.
+//! The workspace of Hopper's kernels: one struct per pass, made with the plan, from which both the size and the
+//! pointers of a launch are taken.
 
 use super::mask_class::MaskClass;
 use crate::call::{Call, Sizes};

@@ -1,5 +1,5 @@
-//! The suite on a GPU of this machine, in every type: the general kernels, and Hopper's own where the GPU is one. Without
-//! a GPU the tests say so and pass.
+//! The suite on a GPU of this machine, in every type: the general kernels, and Hopper's own where the GPU is one.
+//! Without a GPU the tests say so and pass.
 
 use crate::engine::{self, DeviceEngine, TYPES, holds};
 use qkv::{Attention, Bias, BigBird, Blocks, Element, Inputs, Mask, Place, Pool, Tensor};
@@ -203,8 +203,8 @@ fn nan_under_a_mask_reaches_only_those_who_see_it() {
             let grad = cuda.backward(&attention, inputs, &out, qkv::Upstream::new(&d_out)).unwrap();
             (out.values, grad.q)
         };
-        let (clean, broken) = (run(0.0), run(f32::NAN));
-        for (clean, broken) in [(&clean.0, &broken.0), (&clean.1, &broken.1)] {
+        let (clean, poisoned) = (run(0.0), run(f32::NAN));
+        for (clean, poisoned) in [(&clean.0, &poisoned.0), (&clean.1, &poisoned.1)] {
             for (h, i) in (0..2).flat_map(|h| (0..n).map(move |i| (h, i))) {
                 let sees = match mask {
                     Mask::Causal => from <= i,
@@ -212,9 +212,9 @@ fn nan_under_a_mask_reaches_only_those_who_see_it() {
                     _ => from.abs_diff(i) <= 16,
                 };
                 let row = |of: &Tensor<half::bf16, 4>| (0..d).map(|x| of[[0, h, i, x]].to_f32()).collect::<Vec<_>>();
-                let apart = row(clean).iter().zip(row(broken)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                let apart = row(clean).iter().zip(row(poisoned)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                 assert!(sees || apart < 0.05, "{mask:?}: row {i} of head {h} is {apart} apart");
-                assert!(!sees || row(broken).iter().any(|x| x.is_nan()), "{mask:?}: row {i} of head {h} saw nothing");
+                assert!(!sees || row(poisoned).iter().any(|x| x.is_nan()), "{mask:?}: row {i} of head {h} saw nothing");
             }
         }
     }
@@ -248,8 +248,8 @@ fn segments_in_any_order_hold() {
     }
 }
 
-/// Rows so long that they are split among blocks: global tokens beside a window, against the CPU in f32. Each global row
-/// is compared by itself: an error in one would vanish among the others.
+/// Rows so long that they are split among blocks: global tokens beside a window, against the CPU in f32. Each global
+/// row is compared by itself: an error in one would vanish among the others.
 #[test]
 fn split_rows_hold() {
     let Some(cuda) = device() else { return };

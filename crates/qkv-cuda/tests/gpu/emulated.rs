@@ -1,6 +1,6 @@
-//! The general kernels without a GPU: the same sources, compiled as C++ with a fiber per thread, against the definition.
-//! Every mask in every type, at sizes of two query tiles and three key tiles; of the other groups a sample in one or two
-//! types. `QKV_EVERY_CASE=1` runs all cases in all types at full size, which takes minutes.
+//! The general kernels without a GPU: the same sources, compiled as C++ with a fiber per thread, against the
+//! definition. Every mask in every type, at sizes of two query tiles and three key tiles; of the other groups a sample
+//! in one or two types. `QKV_EVERY_CASE=1` runs all cases in all types at full size, which takes minutes.
 
 use crate::engine::{self, DeviceEngine, TYPES, holds};
 use qkv_conformance::case::Case;

@@ -79,17 +79,17 @@ pub fn holds(engine: &DeviceEngine, cases: Vec<Case>, each: usize, types: &str) 
     let workers = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(all.len()));
     let next = AtomicUsize::new(0);
     let work = || {
-        let mut broken = Vec::new();
+        let mut failures = Vec::new();
         while let Some((case, name)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-            broken.extend(in_type(name, case));
+            failures.extend(in_type(name, case));
         }
-        broken
+        failures
     };
-    let broken: Vec<String> = std::thread::scope(|scope| {
+    let failures: Vec<String> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
         workers.into_iter().flat_map(|worker| worker.join().expect("a case panicked")).collect()
     });
-    assert!(broken.is_empty(), "{} results out of bounds:\n{}", broken.len(), broken.join("\n"));
+    assert!(failures.is_empty(), "{} results out of bounds:\n{}", failures.len(), failures.join("\n"));
 }
 
 /// One query, for the widths of the decoding kernels, plain and with every feature.

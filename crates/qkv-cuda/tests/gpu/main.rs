@@ -1,5 +1,6 @@
-//! The crate's integration tests in one binary: the suite on a GPU ([`device`]), on the emulation ([`emulated`]), masked
-//! NaN ([`absent`]), and refusals ([`errors`]). Tests that need a GPU or a compiler say so when they are skipped.
+//! The crate's integration tests in one binary: the suite on a GPU ([`device`]), on the emulation ([`emulated`]),
+//! masked NaN ([`absent`]), and refusals ([`errors`]). Tests that need a GPU or a compiler say so when they are
+//! skipped.
 
 mod absent;
 mod device;

@@ -106,7 +106,8 @@ pub(crate) fn recording_json(recording: &Recording, server: bool) -> Value {
             attention += &format!(" · {heads} {} of {width}", if heads == 1 { "head" } else { "heads" });
         }
         json!({
-            "name": layer.name, "group": layer.group, "index": index_in_group(at), "heads": heads, "queries": layer.queries,
+            "name": layer.name, "group": layer.group, "index": index_in_group(at), "heads": heads,
+            "queries": layer.queries,
             "keys": layer.keys, "n": n, "m": m, "causal": causal, "attention": attention, "width": width,
         })
     });

@@ -259,7 +259,10 @@ fn pooling(folder: &Path, max_len: usize) -> Result<Pooling> {
 fn write_pooling(how: Pooling, width: usize, folder: &Path) -> Result<()> {
     let part = "1_Pooling";
     std::fs::create_dir_all(folder.join(part)).map_err(|e| Error::file("write", folder.join(part), e))?;
-    let module = |at: usize, path: &str, kind: &str| json!({ "idx": at, "name": at.to_string(), "path": path, "type": format!("sentence_transformers.models.{kind}") });
+    let module = |at: usize, path: &str, kind: &str| {
+        let kind = format!("sentence_transformers.models.{kind}");
+        json!({ "idx": at, "name": at.to_string(), "path": path, "type": kind })
+    };
     let mut modules = vec![module(0, "", "Transformer"), module(1, part, "Pooling")];
     if how.normalised {
         modules.push(module(2, "2_Normalize", "Normalize"));

@@ -121,7 +121,8 @@ impl Han {
     /// use qkv_models::text::tokenizer::{Kind, Tokenizer};
     /// use qkv_models::{Han, HanConfig};
     /// let tokenizer = Tokenizer::train(["a good film . <s> twice good"; 2], Kind::Words { size: 50 })?;
-    /// let config = HanConfig { d_model: 8, hidden: 4, labels: vec!["bad".into(), "good".into()], ..HanConfig::default() };
+    /// let labels = vec!["bad".into(), "good".into()];
+    /// let config = HanConfig { d_model: 8, hidden: 4, labels, ..HanConfig::default() };
     /// let han = Han::new(&config, tokenizer, 1)?;
     /// let read = han.read("A good film. Twice!", &qkv_nn::Machine::new(1))?;
     /// assert_eq!(read.sentences[1].words[0].text, "Twice");

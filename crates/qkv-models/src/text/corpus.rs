@@ -199,7 +199,9 @@ mod tests {
         }
 
         #[test]
-        fn pairs_that_are_written_are_read(texts in proptest::collection::vec(("[^\t\r\n\u{feff}]*[a-z好]", "[a-z好]"), 1..9)) {
+        fn pairs_that_are_written_are_read(
+            texts in proptest::collection::vec(("[^\t\r\n\u{feff}]*[a-z好]", "[a-z好]"), 1..9),
+        ) {
             let pairs: Vec<Pair> = texts.iter().map(|(s, t)| Pair::new(s.trim(), t.trim())).collect();
             let file: String = pairs.iter().map(|p| format!("{}\t{}\n", p.source, p.target)).collect();
             prop_assert_eq!(read(file.as_bytes()).expect("pairs"), pairs);

@@ -96,7 +96,8 @@ impl Vit {
     /// use qkv_models::image::Image;
     /// use qkv_models::{Vit, VitConfig};
     /// let labels = vec!["dark".into(), "light".into()];
-    /// let config = VitConfig { image_size: 4, patch_size: 2, channels: 1, d_model: 8, heads: 2, labels, ..VitConfig::default() };
+    /// let sizes = VitConfig { image_size: 4, patch_size: 2, channels: 1, ..VitConfig::default() };
+    /// let config = VitConfig { d_model: 8, heads: 2, labels, ..sizes };
     /// let vit = Vit::new(&config, 1)?;
     /// let found = vit.classify(&[Image::new(4, 4, 1, vec![200; 16])?], &qkv_nn::Machine::new(1))?;
     /// assert!((found[0].iter().sum::<f32>() - 1.0).abs() < 1e-5);

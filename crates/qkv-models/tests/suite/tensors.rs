@@ -21,7 +21,8 @@ proptest! {
     #[test]
     fn f32_comes_back_bit_by_bit(bits in prop::collection::vec(any::<u32>(), 0..50)) {
         let values: Vec<f32> = bits.iter().map(|&b| f32::from_bits(b)).collect();
-        let bytes = to_bytes(&[NamedTensor { name: "x", shape: &[values.len()], values: &values }], Storage::F32).expect("bytes");
+        let tensor = NamedTensor { name: "x", shape: &[values.len()], values: &values };
+        let bytes = to_bytes(&[tensor], Storage::F32).expect("bytes");
         let read = file(bytes).read("x").expect("it is there");
         prop_assert_eq!(read.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), bits);
     }
@@ -66,9 +67,12 @@ proptest! {
     }
 
     #[test]
-    fn a_file_with_other_bytes_in_it_never_panics(at in 0usize..500, byte: u8, cut in any::<bool>(), digit in b'0'..=b'9') {
+    fn a_file_with_other_bytes_in_it_never_panics(
+        at in 0usize..500, byte: u8, cut in any::<bool>(), digit in b'0'..=b'9',
+    ) {
         let values = [0.5f32; 12];
-        let tensors = [NamedTensor { name: "a", shape: &[3, 4], values: &values }, NamedTensor { name: "b", shape: &[12], values: &values }];
+        let tensor = |name, shape| NamedTensor { name, shape, values: &values };
+        let tensors = [tensor("a", &[3, 4][..]), tensor("b", &[12])];
         for spoiled in [byte, digit] {
             let mut bytes = to_bytes(&tensors, Storage::Rows8).expect("bytes");
             let at = at % bytes.len();

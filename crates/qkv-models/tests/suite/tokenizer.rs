@@ -124,7 +124,9 @@ proptest! {
     }
 
     #[test]
-    fn a_file_with_other_bytes_in_it_is_read_or_refused(at in any::<prop::sample::Index>(), bytes in prop::collection::vec(any::<u8>(), 0..4), cut in any::<bool>()) {
+    fn a_file_with_other_bytes_in_it_is_read_or_refused(
+        at in any::<prop::sample::Index>(), bytes in prop::collection::vec(any::<u8>(), 0..4), cut in any::<bool>(),
+    ) {
         let mut file = SMALL.clone().into_bytes();
         let at = at.index(file.len());
         if cut { file.truncate(at) }

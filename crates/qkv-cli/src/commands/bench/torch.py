@@ -85,8 +85,8 @@ def by_cudnn(call):
     return chosen
 
 
-def measure_on_card(call, seconds):
-    """By the card's clock, call by call, with a cache that holds nothing of the call's."""
+def measure_on_gpu(call, seconds):
+    """By the GPU's clock, call by call, with a cache that holds nothing of the call's."""
     for _ in range(5):
         call()
     cache = torch.empty(256 << 20, dtype=torch.int8, device=DEVICE)
@@ -150,7 +150,7 @@ def main():
                 answer(done=True)
             elif request["do"] == "measure":
                 timed = by_cudnn(call)
-                answer(**(measure if DEVICE == "cpu" else measure_on_card)(timed, request["seconds"]))
+                answer(**(measure if DEVICE == "cpu" else measure_on_gpu)(timed, request["seconds"]))
             elif request["do"] == "memory":
                 answer(**memory(request))
             else:

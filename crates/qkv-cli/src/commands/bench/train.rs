@@ -113,7 +113,8 @@ impl StepComparison {
     fn to_json(&self) -> Value {
         let mut object = json!({
             "model": self.step.model, "products": self.step.precision, "threads": self.step.threads,
-            "best_ms": StepComparison::best(&self.ours), "median_ms": StepComparison::median(&self.ours), "peak_bytes": StepComparison::peak(&self.ours),
+            "best_ms": StepComparison::best(&self.ours), "median_ms": StepComparison::median(&self.ours),
+            "peak_bytes": StepComparison::peak(&self.ours),
         });
         if let (Some(ratio), Some(object)) = (self.ratio(), object.as_object_mut()) {
             object.insert("torch_best_ms".into(), json!(StepComparison::best(&self.theirs)));

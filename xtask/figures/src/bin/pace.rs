@@ -2,8 +2,8 @@
 //! seconds are printed. Whoever asks can take turns with another program, so that a busy machine is busy for both.
 //!
 //! ```text
-//! cargo run --release -p qkv-models --example pace -- embed DIR FILE [f32|bf16]        a round embeds the lines of FILE
-//! cargo run --release -p qkv-models --example pace -- generate PATH TOKENS [f32|bf16]  a round says so many tokens, greedily
+//! cargo run --release -p figures --bin pace -- embed DIR FILE [f32|bf16]        a round embeds the lines of FILE
+//! cargo run --release -p figures --bin pace -- generate PATH TOKENS [f32|bf16]  a round generates TOKENS tokens
 //! ```
 
 use qkv_models::{Encoder, Generation, Generator};

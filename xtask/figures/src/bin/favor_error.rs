@@ -1,5 +1,5 @@
 //! How far FAVOR+ (Performer) is from the softmax attention it estimates, by the number of features. Prints a table and
-//! draws `docs/favor-error.svg`: `cargo run --release -p qkv --example favor_error`.
+//! draws `docs/favor-error.svg`: `cargo run --release -p figures --bin favor_error`.
 
 use qkv::{Attention, Features, Inputs, Tensor};
 use std::fmt::Write;

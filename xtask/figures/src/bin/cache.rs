@@ -2,7 +2,7 @@
 //! once computing everything so far anew at every step.
 //!
 //! ```text
-//! cargo run --release -p qkv-models --example cache
+//! cargo run --release -p figures --bin cache
 //! ```
 
 use qkv_models::{Architecture, Model, ModelConfig, Rows, SpecialTokens, TransformerConfig};
@@ -34,7 +34,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 
         let (start, mut without) = (Instant::now(), vec![specials.bos]);
         for _ in 0..TOKENS {
-            let scores = model.scores(&mut tape, &source, &Rows::new(&[without.clone()], specials.pad))?; // [1, so far, V]
+            // [1, so far, V]
+            let scores = model.scores(&mut tape, &source, &Rows::new(&[without.clone()], specials.pad))?;
             let rows = scores.value().data();
             without.push(likeliest(&rows[rows.len() - config.vocab_size..]) as u32);
         }

@@ -1,7 +1,7 @@
 //! Naive Bayes over which words, or which pairs of neighbours, a text has: what any model of long texts has to be held
 //! against.
 //!
-//! `cargo run --release -p qkv-models --example naive_bayes -- data/movie-reviews/train.tsv data/movie-reviews/dev.tsv`
+//! `cargo run --release -p figures --bin naive_bayes -- data/movie-reviews/train.tsv data/movie-reviews/dev.tsv`
 //!
 //! Lines of `label ⇥ text`, cut at spaces, sentences at `<s>`; a feature counts once a text, and one more text of each
 //! class is taken to have it than there is (Laplace).

@@ -2,10 +2,10 @@
 //! texts.
 //!
 //! ```text
-//! cargo xtask long                                                         docs/long.md, from texts that the program makes
-//! cargo run --release -p qkv-models --example long -- data/movie-reviews   the table of real reviews
-//! cargo run --release -p qkv-models --example long -- --jobs 8             eight trainings at a time
-//! cargo run --release -p qkv-models --example long -- --keep cells.jsonl   what is measured is kept there, and not measured again
+//! cargo xtask long                                                  docs/long.md, from texts that the program makes
+//! cargo run --release -p figures --bin long -- data/movie-reviews   the table of real reviews
+//! cargo run --release -p figures --bin long -- --jobs 8             eight trainings at a time
+//! cargo run --release -p figures --bin long -- --keep cells.jsonl   what is measured is kept there
 //! ```
 //!
 //! Every cell of a table is a process of its own, so that what it holds and the time it takes are counted for it alone.
@@ -28,12 +28,12 @@ static ALLOCATOR: Counting = Counting::new();
 const LENGTHS: [usize; 4] = [512, 1024, 2048, 4096];
 /// What the kinds are called, their recipe, and what is changed in it.
 const KINDS: [(&str, &str, &str); 4] = [
-    ("full", include_str!("../../../recipes/long-full.toml"), ""),
-    ("Longformer", include_str!("../../../recipes/long-longformer.toml"), ""),
-    ("linear, relu", include_str!("../../../recipes/long-linear.toml"), ""),
+    ("full", include_str!("../../../../recipes/long-full.toml"), ""),
+    ("Longformer", include_str!("../../../../recipes/long-longformer.toml"), ""),
+    ("linear, relu", include_str!("../../../../recipes/long-linear.toml"), ""),
     (
         "linear, elu + 1",
-        include_str!("../../../recipes/long-linear.toml"),
+        include_str!("../../../../recipes/long-linear.toml"),
         "model.attention={ score = { linear = 'elu' } }",
     ),
 ];
@@ -255,5 +255,5 @@ const REVIEWS: [&str; 6] = [
     "train.average=0.99",
 ];
 
-const BEFORE: &str = include_str!("long/before.md");
-const AFTER: &str = include_str!("long/after.md");
+const BEFORE: &str = include_str!("../long/before.md");
+const AFTER: &str = include_str!("../long/after.md");

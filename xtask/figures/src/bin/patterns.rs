@@ -1,4 +1,5 @@
-//! Draws what each mask keeps, read off the library's own weights: `cargo run --example patterns > docs/patterns.svg`.
+//! Draws what each mask keeps, read off the library's own weights:
+//! `cargo run -p figures --bin patterns > docs/patterns.svg`.
 
 use qkv::{Attention, BigBird, Blocks, Inputs, Lsh, Mask, Tensor, segments_of};
 
