@@ -1,6 +1,5 @@
 //! The figures that the README claims, measured: `cargo bench -p qkv`. Times are the best of several; memory is what
-//! the
-//! process asked for beyond inputs and outputs, by a counting allocator.
+//! the process asked for beyond inputs and outputs, by a counting allocator.
 
 use qkv::reference::Reference;
 use qkv::{Attention, Features, Inputs, Lsh, Mask, Output, OutputMut, Scratch, Tensor, Upstream, ViewMut};

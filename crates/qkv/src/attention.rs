@@ -20,12 +20,10 @@ use crate::weights::Weights;
 use serde::{Deserialize, Serialize};
 
 /// The description of an attention: plain data, without tensors and without a device. It can be cloned, compared,
-/// written
-/// to a file and read back.
+/// written to a file and read back.
 ///
 /// Builders never fail. A description that contradicts itself (`straight_through` before `hard`, two relative tables)
-/// is
-/// refused with a typed [`Error`](crate::Error) by the first call that uses it.
+/// is refused with a typed [`Error`](crate::Error) by the first call that uses it.
 ///
 /// ```
 /// use qkv::{Attention, Bias, Inputs, Mask, Tensor, Upstream};
@@ -291,8 +289,7 @@ impl Attention {
     }
 
     /// Give every head a sink: a logit, from the input `sinks [Hq]`, that takes mass and gives no value (Xiao et al.
-    /// 2023,
-    /// arXiv:2309.17453). The log-sum-exp counts it, and the weights of a row sum to less than 1.
+    /// 2023, arXiv:2309.17453). The log-sum-exp counts it, and the weights of a row sum to less than 1.
     ///
     /// ```
     /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 2, 9, 4], 1);
@@ -465,8 +462,7 @@ impl Attention {
     }
 
     /// Attends from a few new queries to a growing cache of keys and values. The queries stand at the end of the keys,
-    /// or
-    /// where [`Inputs::positions`](crate::Inputs::positions) puts them; a description with another [`Place`] is an
+    /// or where [`Inputs::positions`](crate::Inputs::positions) puts them; a description with another [`Place`] is an
     /// error.
     ///
     /// ```
@@ -543,8 +539,7 @@ impl Attention {
     }
 
     /// How many tiles of each kind the mask leaves, in all sequences and heads: what the engine will touch. Linear
-    /// attention
-    /// touches none.
+    /// attention touches none.
     ///
     /// ```
     /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 4096, 8], 1);

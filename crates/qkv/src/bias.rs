@@ -68,8 +68,7 @@ impl Bias {
     }
 
     /// The input `table [1 or Hq, 2·reach + 1]`, with its gradient: entry `clamp(j − p, −reach, reach) + reach` (Shaw
-    /// et
-    /// al. 2018, arXiv:1803.02155; Raffel et al. 2019, arXiv:1910.10683).
+    /// et al. 2018, arXiv:1803.02155; Raffel et al. 2019, arXiv:1910.10683).
     ///
     /// ```
     /// use qkv::{Attention, Bias, Inputs, Tensor};
@@ -97,8 +96,7 @@ impl Add for Bias {
 }
 
 /// The slope of each head, as the ALiBi paper has them: `2^(−8/H), 2^(−16/H), …` where the number of heads is a power
-/// of
-/// two; otherwise those of the next lower power, followed by every other one of the next higher.
+/// of two; otherwise those of the next lower power, followed by every other one of the next higher.
 ///
 /// ```
 /// assert_eq!(qkv::alibi_slopes(8)[..2], [0.5, 0.25]);

@@ -13,9 +13,9 @@ pub enum Decode {
     #[default]
     Fast,
     /// Equal, bit for bit, to the same rows of a full pass over all keys, for every mask that goes by places. (Patterns
-    /// that
-    /// bring their own order of the keys, strided and fixed, depend on the length of the sequence and are equal only to
-    /// rounding; dropout, block bits and BigBird's draws go by a query's index or the number of keys, and differ.)
+    /// that bring their own order of the keys, strided and fixed, depend on the length of the sequence and are equal
+    /// only to rounding; dropout, block bits and BigBird's draws go by a query's index or the number of keys, and
+    /// differ.)
     Exact,
 }
 

@@ -1,8 +1,6 @@
 //! For engines outside of this crate: a description and its inputs, checked against each other with the same errors;
-//! the
-//! mask in the compiled form that all engines share; and the output that an engine returns. Users of an engine need
-//! none of
-//! this.
+//! the mask in the compiled form that all engines share; and the output that an engine returns. Users of an engine need
+//! none of this.
 //!
 //! ```
 //! use qkv::{Attention, Inputs, Place, Tensor, engine::Problem};
@@ -16,19 +14,14 @@
 //! # Compiled masks
 //!
 //! [`CompiledMask::new`] turns a [`Mask`](crate::Mask) into an expression over simple predicates. An engine takes it as
-//! it
-//! needs it: [`classify`](CompiledMask::classify) for the verdict of a tile, [`band`](CompiledMask::band) for kernels
-//! that
-//! know intervals, and [`program`](CompiledMask::program) for kernels that interpret a postfix program.
+//! it needs it: [`classify`](CompiledMask::classify) for the verdict of a tile, [`band`](CompiledMask::band) for
+//! kernels that know intervals, and [`program`](CompiledMask::program) for kernels that interpret a postfix program.
 //!
 //! A [`Step`] of a program has 40 bytes, `{ i32 code; i32 size; i64 x; i64 y; u64 data; i64 count; }`. An interpreter
-//! keeps
-//! a stack of booleans (for a pair) or of verdicts (for a tile): a predicate pushes one, `AND` and `OR` replace the two
-//! on
-//! top by one, `NOT` negates the one on top. A program without steps allows every pair. [`mask_constants`] has the
-//! opcodes
-//! as C++, with the meaning of the operands beside each; `p` is the query's position, `i` its index, `j` the key's
-//! index.
+//! keeps a stack of booleans (for a pair) or of verdicts (for a tile): a predicate pushes one, `AND` and `OR` replace
+//! the two on top by one, `NOT` negates the one on top. A program without steps allows every pair. [`mask_constants`]
+//! has the opcodes as C++, with the meaning of the operands beside each; `p` is the query's position, `i` its index,
+//! `j` the key's index.
 //!
 //! `data` is an offset into [`MaskProgram::data`], a multiple of 16; [`MaskProgram::steps_at`] turns offsets into
 //! addresses. It points to:
@@ -51,8 +44,7 @@ use crate::place::Place;
 use crate::tensor::Tensor;
 
 /// The output of a softmax, as another engine made it: values `[B, Hq, N, Dv]`, log-sum-exp and entropy `[B, Hq, N]`,
-/// and
-/// where the queries stood.
+/// and where the queries stood.
 pub fn output<T: qkv_simd::Element>(
     values: Tensor<T, 4>,
     lse: Tensor<T::Acc, 3>,

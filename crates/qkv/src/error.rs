@@ -1,6 +1,5 @@
 //! What can be wrong with a description or its inputs. Every variant names the tensor or setting, what it is and what
-//! was
-//! expected; nothing here is ever a panic.
+//! was expected; nothing here is ever a panic.
 
 use qkv_simd::ViewError;
 

@@ -11,8 +11,7 @@
 //! [linear attention](zh::linear_attention).
 //!
 //! The pages are those of the repository's `docs/`, by links in `crates/qkv/docs` that `cargo package` follows. Their
-//! links
-//! to each other are reference links; the definitions here come first and win.
+//! links to each other are reference links; the definitions here come first and win.
 
 #[doc = "[中文]: zh::what_attention_does\n\n"]
 #[doc = include_str!("../docs/what-attention-does.md")]

@@ -1,10 +1,8 @@
 //! The tensors of a call, forward ([`Inputs`]) and backward ([`Upstream`]). Which of them a description needs, and
-//! which
-//! shapes go together, is checked by [`Problem`](crate::engine::Problem).
+//! which shapes go together, is checked by [`Problem`](crate::engine::Problem).
 //!
 //! Letters in shapes: `B` sequences, `Hq` query heads, `Hk` key heads, `N` queries, `M` keys, `D` and `Dk` the widths
-//! of
-//! queries and keys, `Dv` the width of values, `A` the width of the additive score.
+//! of queries and keys, `Dv` the width of values, `A` the width of the additive score.
 
 use crate::source::Source;
 use qkv_simd::{Element, View};
@@ -45,8 +43,7 @@ macro_rules! inputs {
         constant { $($name:ident: $data:ty, $kept:ty;)* }
     ) => {
         /// The tensors of a call. `q`, `k` and `v` are always needed; the rest only if the description asks for it, and
-        /// it
-        /// is an error to pass a tensor that the description does not use.
+        /// it is an error to pass a tensor that the description does not use.
         ///
         /// ```
         /// use qkv::{Attention, Inputs, Mask, Tensor};
@@ -156,8 +153,7 @@ impl<'a, T: Element> Inputs<'a, T> {
     }
 
     /// The bits of [`Mask::bits`](crate::Mask::bits), which broadcast to `[B, Hq, N, M]`: each axis has that size or 1.
-    /// A
-    /// pair is visible if its bit is `true`, or not 0. Tensors of `bool` and of `u8` are both accepted.
+    /// A pair is visible if its bit is `true`, or not 0. Tensors of `bool` and of `u8` are both accepted.
     ///
     /// ```
     /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 2, 3, 4], 1);
@@ -188,8 +184,7 @@ impl<'a, T: Element> Inputs<'a, T> {
 
     /// The seed of dropout and of sampled hard attention: the same seed draws the same on every device. A training loop
     /// passes a new one at each step, and the backward pass gets the seed of its forward pass. A call that draws
-    /// nothing
-    /// ignores it.
+    /// nothing ignores it.
     ///
     /// ```
     /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 2, 9, 4], 1);

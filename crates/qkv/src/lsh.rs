@@ -1,8 +1,6 @@
 //! Hash buckets (Reformer, Kitaev et al. 2020, arXiv:2001.04451): vectors that point the same way fall into the same
-//! bucket.
-//! The buckets are computed once, in f64, into integers; from then on they are data, and every element type and engine
-//! sees
-//! the same.
+//! bucket. The buckets are computed once, in f64, into integers; from then on they are data, and every element type and
+//! engine sees the same.
 
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -23,8 +21,7 @@ pub struct Lsh {
 }
 
 /// One rotation has at most so many directions (and their opposites); more buckets are made of several hashes, as
-/// Reformer
-/// does, so that hashing costs n·log(buckets) and not n·buckets.
+/// Reformer does, so that hashing costs n·log(buckets) and not n·buckets.
 const DIRECTIONS: usize = 16;
 
 /// Directions of all rounds together: far beyond any use, and still little memory.
@@ -127,8 +124,7 @@ impl Lsh {
 }
 
 /// The bucket that lengths along the directions of one round make, and what is left of them: a digit from each factor,
-/// the
-/// largest of `[xR; −xR]`, the first on a tie.
+/// the largest of `[xR; −xR]`, the first on a tie.
 fn bucket<'a>(mut along: &'a [f64], factors: &[usize]) -> (i32, &'a [f64]) {
     let mut bucket = 0;
     for &factor in factors {

@@ -15,8 +15,7 @@ use std::ops::{BitAnd, BitOr, Not};
 use std::sync::Arc;
 
 /// Which keys a query may see. `p` is the query's position (see [`Place`]), `j` the key's index. Patterns are not
-/// causal by
-/// themselves: join them with `& Mask::causal()`.
+/// causal by themselves: join them with `& Mask::causal()`.
 ///
 /// ```
 /// use qkv::{Attention, Inputs, Mask, Tensor};
@@ -248,8 +247,8 @@ impl Mask {
     }
 
     /// BigBird (Zaheer et al. 2020, arXiv:2007.14062), in blocks: a window of blocks, the first blocks for all, and a
-    /// few
-    /// drawn at random for each block of queries. What is drawn depends on the number of keys: it is an encoder's mask.
+    /// few drawn at random for each block of queries. What is drawn depends on the number of keys: it is an encoder's
+    /// mask.
     ///
     /// ```
     /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 500, 8], 1);
@@ -342,8 +341,7 @@ pub fn segments_of(cumulative: &[usize]) -> Result<Vec<i32>> {
 }
 
 /// What a mask depends on besides its description: the number of queries and keys, where the queries stand, and the
-/// data
-/// of the call. For [`Mask::allows`].
+/// data of the call. For [`Mask::allows`].
 ///
 /// ```
 /// use qkv::{Mask, MaskData, Place};
@@ -504,8 +502,7 @@ impl<'a> MaskData<'a> {
 
 impl Mask {
     /// Whether query `i` may see key `j`. This is the definition of every mask, one pair at a time; engines run a
-    /// compiled
-    /// form that agrees with it.
+    /// compiled form that agrees with it.
     ///
     /// ```
     /// use qkv::{Mask, MaskData};

@@ -16,8 +16,7 @@ pub struct Output<T: Element> {
     /// The weighted sums of the values, `[B, Hq, N, Dv]`.
     pub values: Tensor<T, 4>,
     /// The natural log of the sum of exponentials of each row of scores, `[B, Hq, N]`; −∞ where a query sees no key.
-    /// For
-    /// top-k it covers the chosen keys. Empty for sparsemax, which has a [`threshold`](Output::threshold).
+    /// For top-k it covers the chosen keys. Empty for sparsemax, which has a [`threshold`](Output::threshold).
     pub lse: Tensor<T::Acc, 3>,
     /// The threshold τ of each row of sparsemax, `[B, Hq, N]`; −∞ where a query sees no key.
     pub threshold: Option<Tensor<T::Acc, 3>>,
@@ -25,8 +24,7 @@ pub struct Output<T: Element> {
     /// [`with_entropy`](Attention::with_entropy).
     pub entropy: Option<Tensor<T::Acc, 3>>,
     /// The keys that hard attention or top-k chose, ascending, `[B, Hq, N, 1 or k]`; −1 fills the front of a row that
-    /// sees
-    /// fewer keys.
+    /// sees fewer keys.
     pub chosen: Option<Tensor<i64, 4>>,
     /// The log-probability of hard attention's choice, `[B, Hq, N]`; 0 where a query sees no key.
     pub log_prob: Option<Tensor<T::Acc, 3>>,

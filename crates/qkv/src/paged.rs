@@ -1,6 +1,5 @@
 //! A cache in pages: sequences of different lengths share one pool, grow a page at a time and give their pages back.
-//! What
-//! is computed from it has the bits that a contiguous cache would give.
+//! What is computed from it has the bits that a contiguous cache would give.
 
 use crate::attention::Attention;
 use crate::decode::Decode;

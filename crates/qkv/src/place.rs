@@ -1,6 +1,5 @@
 //! **Place**: where the queries stand among the keys. One setting, used by causal, windows, patterns, ALiBi and
-//! relative
-//! tables alike.
+//! relative tables alike.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,8 +1,7 @@
 //! The definition, in plain loops. Every engine is held to it; it is never optimised and never deleted.
 //!
 //! It stores the whole matrix of weights, one pair of query and key after the other, in the type `F`. In `f64` it is
-//! the
-//! truth. In a tensor's own precision, rounding scores, weights and their gradients to the tensor's type, it is the
+//! the truth. In a tensor's own precision, rounding scores, weights and their gradients to the tensor's type, it is the
 //! *plain formula* whose error sets the bound for every engine.
 
 mod linear;
@@ -418,8 +417,7 @@ impl<F: Real, T: Element> Head<'_, F, T> {
     }
 
     /// What a weight is multiplied by after the softmax: by dropout 0 or a little more than 1, by predictive local
-    /// attention
-    /// its Gaussian.
+    /// attention its Gaussian.
     fn modulation(&self, i: usize, j: usize) -> F {
         let kept = match self.problem.attention.dropout {
             None => 1.0,

@@ -51,8 +51,7 @@ pub enum Score {
     /// `−‖q − k‖²`.
     Distance,
     /// `ln φ(q)·φ(k)`, so that the weight is a product of features: linear attention, in linear time. See [`Features`]
-    /// for
-    /// the maps and for what goes with it.
+    /// for the maps and for what goes with it.
     Linear(Features),
 }
 

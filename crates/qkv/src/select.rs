@@ -1,6 +1,5 @@
 //! **Select**: how do scores become weights? By softmax, with dropout and sinks where they are asked for; or by
-//! choosing one
-//! key, a few, or as many as sparsemax finds.
+//! choosing one key, a few, or as many as sparsemax finds.
 
 use crate::error::{Error, Result};
 use qkv_simd::philox;
@@ -77,8 +76,7 @@ fn sample_or_old_seed<'de, D: Deserializer<'de>>(from: D) -> std::result::Result
 
 impl Choice {
     /// What is added to a score before the largest is taken: 0, or Gumbel noise, whose largest is a draw from the
-    /// softmax
-    /// (Gumbel 1954; Maddison et al. 2014). In f64, so that every engine adds the same number.
+    /// softmax (Gumbel 1954; Maddison et al. 2014). In f64, so that every engine adds the same number.
     pub(crate) fn noise(self, seed: u64, b: usize, h: usize, i: usize, j: usize) -> f64 {
         if self.sample { gumbel(philox::words(seed, b, h, i, j / 4)[j % 4]) } else { 0.0 }
     }

@@ -1,6 +1,5 @@
 //! Where keys and values lie: rows with strides, or pages of a paged cache. Everything that reads a key or a value
-//! reads it
-//! from a [`Source`], so whatever works on rows works on pages, with the same bits.
+//! reads it from a [`Source`], so whatever works on rows works on pages, with the same bits.
 
 use crate::error::{Error, Result};
 use half::bf16;

@@ -93,8 +93,7 @@ impl<'a, T: Element> Weights<'a, T> {
     }
 
     /// A rectangle of one head as a picture: a grid of `[height, width]` cells, each the largest or the mean of the
-    /// weights
-    /// it covers. Where the grid is finer than the rectangle, weights repeat.
+    /// weights it covers. Where the grid is finer than the rectangle, weights repeat.
     pub fn pooled(
         &self,
         b: usize,
@@ -116,10 +115,8 @@ impl<'a, T: Element> Weights<'a, T> {
     }
 
     /// A rectangle of one head as a picture whose cells each cover `[down, across]` weights, the last ones what is
-    /// left: the
-    /// tiles of a map, which fit together whatever rectangle they were cut from. With `most`, no more than so many rows
-    /// of a
-    /// cell are looked at, spread evenly: quick, and not exact.
+    /// left: the tiles of a map, which fit together whatever rectangle they were cut from. With `most`, no more than so
+    /// many rows of a cell are looked at, spread evenly: quick, and not exact.
     ///
     /// ```
     /// # use qkv::{Attention, Inputs, Pool, Tensor};
@@ -221,8 +218,7 @@ impl<'a, T: Element> Weights<'a, T> {
 }
 
 /// A grid over a rectangle: which rows and columns of it, counted from its corner, a cell covers, and how many rows of
-/// a cell
-/// are looked at.
+/// a cell are looked at.
 struct Grid<'a> {
     size: [usize; 2],
     rows: &'a (dyn Fn(usize) -> Range<usize> + Sync),
@@ -313,8 +309,7 @@ pub(crate) type Task<'a, A> = dyn Fn(&mut Weigh<'_, A>, &mut [A], usize) + Sync 
 pub(crate) type Weigh<'a, A> = dyn FnMut(&[usize], &mut Report<'_, A>) + 'a;
 
 /// Takes neighbouring weights of one row: which of the rows, the first column from the corner, and the weights. What is
-/// not
-/// reported is 0.
+/// not reported is 0.
 pub(crate) type Report<'a, A> = dyn FnMut(usize, usize, &[A]) + 'a;
 
 /// The larger of two weights; NaN is not lost.

@@ -2,8 +2,7 @@
 //!
 //! [`Mask::allows`] defines what a mask means, one pair at a time. A [`CompiledMask`] means the same for a number of
 //! queries and keys, as an expression over a dozen simple predicates. It answers for whole tiles (empty, partial,
-//! full),
-//! and it is made once per call:
+//! full), and it is made once per call:
 //!
 //! - the CPU engine visits the tiles that are not empty and masks the partial ones row by row, an interval at a time;
 //! - linear attention needs every query to see a prefix of its sequence, and asks [`CompiledMask::band`];

@@ -1,6 +1,5 @@
 //! The leaf predicates of a compiled mask, and how each answers for a whole tile: its verdict, the intervals that it
-//! can
-//! touch, and the bits of one row. Each agrees with [`Mask::allows`](crate::Mask::allows), which defines the masks.
+//! can touch, and the bits of one row. Each agrees with [`Mask::allows`](crate::Mask::allows), which defines the masks.
 
 use super::{Bits, Spans, Verdict};
 use crate::exact::RowAt;
@@ -10,8 +9,7 @@ use crate::tuning::PAIRS_LOOKED_AT;
 use std::ops::RangeInclusive;
 
 /// The smallest and largest position (of queries) or index (of keys) in a tile, and their classes if the tile is
-/// ordered
-/// by class.
+/// ordered by class.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Extent {
     pub low: i64,

@@ -1,6 +1,5 @@
 //! The postfix program of a compiled mask, for engines that cannot run Rust: steps of a fixed layout, the sets and
-//! tables
-//! that they read, and the constants of both as C++.
+//! tables that they read, and the constants of both as C++.
 //! [`crate::engine`] documents the layout.
 
 use super::predicate::{Predicate, Side};

@@ -1,10 +1,8 @@
-//! The backward pass. With `p_ij` the weight of a pair, `g_i` the gradient of the output and
-//! `c_i = d_lse_i − g_i·out_i`, the gradient of `ln φ(q_i)·φ(k_j)` is `p_ij (g_i·v_j + c_i)`: in features, products of
-//! `[g_i, c_i]` and `[v_j, 1]`. So there are two scans like that of the forward pass. Queries walk forward with the sum
-//! of
-//! `[v_j, 1] φ(k_j)ᵀ` over the keys before them; keys walk backward with the sum of `[g_i, c_i] φ(q_i)ᵀ` over the
-//! queries
-//! behind them. Nothing is kept from the forward pass but its output and log-sum-exp.
+//! The backward pass. With `p_ij` the weight of a pair, `g_i` the gradient of the output and `c_i = d_lse_i −
+//! g_i·out_i`, the gradient of `ln φ(q_i)·φ(k_j)` is `p_ij (g_i·v_j + c_i)`: in features, products of `[g_i, c_i]` and
+//! `[v_j, 1]`. So there are two scans like that of the forward pass. Queries walk forward with the sum of `[v_j, 1]
+//! φ(k_j)ᵀ` over the keys before them; keys walk backward with the sum of `[g_i, c_i] φ(q_i)ᵀ` over the queries behind
+//! them. Nothing is kept from the forward pass but its output and log-sum-exp.
 //!
 //! The log of a query is that of its features less its log-sum-exp, so the factor of a pair is `exp` of the sum of two
 //! logs and `p_ij`, which is at most 1, never leaves its range.
@@ -63,8 +61,7 @@ struct Above<'a, T: Element> {
 
 impl<T: Element> Above<'_, T> {
     /// Loads queries, each carrying `[g_i, c_i]`, their logs less the log-sum-exp. A query without a denominator
-    /// carries
-    /// nothing and has a log of −∞.
+    /// carries nothing and has a log of −∞.
     fn load(&self, [b, h]: [usize; 2], queries: &[Query], room: &mut Room<'_, T::Acc>) {
         let Room { queries: block, outputs: room, .. } = room;
         let (zero, Sizes { map, dv, v_row }) = (T::Acc::ZERO, self.sizes);

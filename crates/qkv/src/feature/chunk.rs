@@ -1,10 +1,9 @@
 //! A chunk of rows and the state that chunks are summed into.
 //!
 //! A [`Block`] is up to [`CHUNK`] rows: features with their logs, and beside each what it carries: for a key its value
-//! and
-//! a 1, so that the denominator is one more column of the numerator; for a query, in the backward pass, what comes back
-//! from above. A [`State`] is the sum over rows of features times what they carry, relative to the largest log so far,
-//! exactly as the online softmax keeps its sum: when the largest log grows, the state shrinks.
+//! and a 1, so that the denominator is one more column of the numerator; for a query, in the backward pass, what comes
+//! back from above. A [`State`] is the sum over rows of features times what they carry, relative to the largest log so
+//! far, exactly as the online softmax keeps its sum: when the largest log grows, the state shrinks.
 
 use super::map::Map;
 use crate::scratch::{Buffer, Scratch};

@@ -1,12 +1,9 @@
 //! The forward pass. States of spans are made in parallel and summed in order; then pieces of queries, in parallel,
-//! walk
-//! the chunks of their span from the state at its start: what lies before a query's chunk comes from the state, what
-//! lies
-//! in it from the masked product of features.
+//! walk the chunks of their span from the state at its start: what lies before a query's chunk comes from the state,
+//! what lies in it from the masked product of features.
 //!
 //! A row's arithmetic depends on the keys it sees and on where chunks and spans begin, on nothing else, so a row has
-//! the
-//! same bits alone, in a batch, on any number of threads, and in the recurrence.
+//! the same bits alone, in a batch, on any number of threads, and in the recurrence.
 
 use super::chunk::{Block, Facing, Sizes, State, larger, pack, shrink};
 use super::map::Map;
@@ -75,8 +72,7 @@ pub(crate) fn sizes_of<T: Element>(problem: &Problem<'_, T>) -> Sizes<T::Acc> {
 }
 
 /// The states before every span of every long sequence, and after the last of those that are not causal. A sequence of
-/// one
-/// span has none: its tasks make their own, so that many short sequences need no memory for states.
+/// one span has none: its tasks make their own, so that many short sequences need no memory for states.
 pub(super) struct Prefixes<'a, T: Element> {
     pub problem: &'a Problem<'a, T>,
     pub sizes: &'a Sizes<T::Acc>,
@@ -156,8 +152,7 @@ impl<'a, 's, T: Element> Walk<'a, 's, T> {
     }
 
     /// Calls `visit` with the state before each chunk that queries of the piece end in, the chunk, and these queries;
-    /// or,
-    /// where the sequence is not causal, once with the state after all keys and no chunk.
+    /// or, where the sequence is not causal, once with the state after all keys and no chunk.
     pub fn piece(
         &mut self,
         piece: &Piece,
@@ -233,8 +228,7 @@ impl<'s, A: Real> Attend<'s, A> {
     }
 
     /// Attends from the queries that are loaded to a state and to the keys of a chunk that `seen` says each sees, and
-    /// hands
-    /// over each row with its log-sum-exp.
+    /// hands over each row with its log-sum-exp.
     pub fn run(
         &mut self,
         sizes: &Sizes<A>,

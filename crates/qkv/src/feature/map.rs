@@ -18,10 +18,8 @@ use serde::{Deserialize, Serialize};
 /// `out_i = Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j)` over the keys `j` that query `i` may see.
 ///
 /// Since the sum over keys of `φ(k_j) v_jᵀ` does not depend on the query, time is linear in the length: for `F`
-/// features it
-/// is `O((n + m)·F·Dv)`. The log-sum-exp is the log of the denominator; where that is 0 (nothing is seen, or every
-/// product
-/// is 0, which ReLU can do) it is −∞, the output is 0 and so are the gradients.
+/// features it is `O((n + m)·F·Dv)`. The log-sum-exp is the log of the denominator; where that is 0 (nothing is seen,
+/// or every product is 0, which ReLU can do) it is −∞, the output is 0 and so are the gradients.
 ///
 /// | map | `φ(x)` | features | paper |
 /// | --- | --- | --- | --- |
@@ -31,14 +29,10 @@ use serde::{Deserialize, Serialize};
 ///
 /// **What goes with it.** The masks [full](crate::Mask::full), [causal](crate::Mask::causal) at every
 /// [place](crate::Place), [lengths](crate::Mask::lengths), [segments](crate::Mask::segments), and any `&` of these;
-/// with
-/// FAVOR+ a fixed scale above 0. **What does not**, and is refused with [`Error::Conflict`](crate::Error::Conflict):
-/// every
-/// other mask, and `|` and `!`, because the keys that a query sees must be the first few of a sequence; biases,
-/// soft-cap,
-/// temperature and a learned scale, because there is no score to change; dropout, sinks and entropy, because no weight
-/// is
-/// ever made; a scale with elu or ReLU, which have none.
+/// with FAVOR+ a fixed scale above 0. **What does not**, and is refused with
+/// [`Error::Conflict`](crate::Error::Conflict): every other mask, and `|` and `!`, because the keys that a query sees
+/// must be the first few of a sequence; biases, soft-cap, temperature and a learned scale, because there is no score to
+/// change; dropout, sinks and entropy, because no weight is ever made; a scale with elu or ReLU, which have none.
 ///
 /// ```
 /// use qkv::{Attention, Features, Inputs, Mask, Tensor};
@@ -62,12 +56,10 @@ pub enum Features {
     /// `max(x, 0)`; its gradient at 0 is 0.
     Relu,
     /// FAVOR+, the Performer's positive orthogonal random features: `φ(q)·φ(k)` estimates `exp(scale·q·k)`, without
-    /// bias.
-    /// The scale is 1/√d unless another is given. The rows `w_f` are orthogonal in blocks of `d` and depend on width,
-    /// count
-    /// and seed alone, on every machine. What keeps the exponentials in range is local, a row's own maximum and a
-    /// running
-    /// maximum over the keys seen so far, so that neither causal attention nor decoding looks ahead.
+    /// bias. The scale is 1/√d unless another is given. The rows `w_f` are orthogonal in blocks of `d` and depend on
+    /// width, count and seed alone, on every machine. What keeps the exponentials in range is local, a row's own
+    /// maximum and a running maximum over the keys seen so far, so that neither causal attention nor decoding looks
+    /// ahead.
     Favor {
         /// How many features, 1 to 65,536.
         count: usize,
@@ -152,8 +144,7 @@ impl<A: Real> Map<A> {
     }
 
     /// Loads the rows that `indices` name and makes their features `[rows, row]` with their logs; says whether all of
-    /// them
-    /// are finite. Maps that need them again, to go [`back`](Map::back), leave the rows themselves in `x [rows,
+    /// them are finite. Maps that need them again, to go [`back`](Map::back), leave the rows themselves in `x [rows,
     /// d_row]`.
     pub fn load<T: Element<Acc = A>>(
         &self,
@@ -188,8 +179,7 @@ impl<A: Real> Map<A> {
     /// From the gradients of features, `[rows, row]`, which it uses up, those of the rows `x`, `[rows, d_row]`.
     ///
     /// The gradients are those of what the features stand for, times `exp(log)`: with elu and ReLU that is the gradient
-    /// of
-    /// the feature; with FAVOR+ their product with the features held is the gradient of the exponents.
+    /// of the feature; with FAVOR+ their product with the features held is the gradient of the exponents.
     pub fn back(&self, x: &[A], features: &[A], rows: usize, grads: &mut [A], d_x: &mut [A]) {
         let (features, grads) = (&features[..rows * self.row], &mut grads[..rows * self.row]);
         match &self.kind {

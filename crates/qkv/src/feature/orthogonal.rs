@@ -1,7 +1,6 @@
 //! The random rows of FAVOR+: orthogonal in blocks of the width, each as long as a normal vector would be. They are a
 //! function of width, count and seed alone, made of additions, multiplications, divisions and roots in `f64`, which
-//! every
-//! machine rounds alike; the logarithm is made of these too, since a system's own may differ in its last bit.
+//! every machine rounds alike; the logarithm is made of these too, since a system's own may differ in its last bit.
 
 use qkv_simd::philox;
 

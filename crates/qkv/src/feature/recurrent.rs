@@ -1,10 +1,8 @@
 //! Linear attention as a recurrence (Katharopoulos et al. 2020, "Transformers are RNNs"): what has been seen so far is
-//! a
-//! state of fixed size, whatever the length.
+//! a state of fixed size, whatever the length.
 //!
 //! Kept are the state at the last span's border, the state of the chunks since, and the keys and values of the chunk
-//! that
-//! is under way: the very parts that the full causal pass is made of, so its rows come out with the same bits.
+//! that is under way: the very parts that the full causal pass is made of, so its rows come out with the same bits.
 
 use super::check;
 use super::chunk::{Block, Facing, Sizes, State};
@@ -23,8 +21,7 @@ use crate::tuning::{CHUNK, SPAN};
 use qkv_simd::{Element, View};
 
 /// The state of causal linear attention while decoding: tokens go in, and queries that stand at the end attend to all
-/// that
-/// went in. Memory does not grow with the length. Results are equal, bit for bit, to the same rows of
+/// that went in. Memory does not grow with the length. Results are equal, bit for bit, to the same rows of
 /// [`forward`](Attention::forward) over all tokens.
 ///
 /// ```
@@ -152,8 +149,7 @@ impl<T: Element> LinearState<T> {
     }
 
     /// Adds tokens and attends from each: as [`append`](LinearState::append) and [`attend`](LinearState::attend) one
-    /// after
-    /// the other, for any number at a time.
+    /// after the other, for any number at a time.
     ///
     /// ```
     /// # use qkv::*;
@@ -216,8 +212,7 @@ impl<T: Element> LinearState<T> {
     }
 
     /// Takes tokens into the chunk under way. A chunk that is whole goes into the state only when the next token comes,
-    /// so
-    /// that a query at its last token still finds it.
+    /// so that a query at its last token still finds it.
     fn extend(&mut self, k: View<'_, T>, v: View<'_, T>, tokens: std::ops::Range<usize>) {
         for i in tokens {
             if self.pending == CHUNK {

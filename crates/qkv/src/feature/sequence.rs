@@ -1,6 +1,5 @@
 //! What a mask leaves of each sequence: keys in order, and for each query how many of them it sees, from the first.
-//! Full,
-//! causal, lengths and segments, and any `&` of these, all come to that.
+//! Full, causal, lengths and segments, and any `&` of these, all come to that.
 //!
 //! Keys are cut into *chunks*, at whose borders the state is known, and chunks into *spans*, whose states are made in
 //! parallel. Queries are cut into *pieces*, the tasks of a pass. All cuts depend on shapes and places alone.

@@ -1,6 +1,5 @@
 //! States of long sequences, made in parallel and summed in order. Each sequence has some units (spans of keys, say);
-//! the
-//! state of each is made by itself, whoever is free, and then added to the sum of those before it.
+//! the state of each is made by itself, whoever is free, and then added to the sum of those before it.
 
 use super::chunk::{Sizes, State};
 use crate::scratch::{Buffer, Scratch};

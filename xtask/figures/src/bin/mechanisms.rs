@@ -2,8 +2,7 @@
 //!
 //! One head of width 64 in f32, random queries, keys and values, forward. The error is that of the output against full
 //! softmax attention on the same inputs, relative to it: for random inputs, where every key matters a little, it says
-//! how
-//! much a mechanism leaves out, not how well a trained model would do with it.
+//! how much a mechanism leaves out, not how well a trained model would do with it.
 
 use qkv::{Attention, Bias, BigBird, Features, Inputs, Lsh, Mask, Output, Tensor};
 use qkv_simd::counting::Counting;

@@ -1,10 +1,8 @@
 //! The tile schedule: which tiles are visited, and in which order of the sequence.
 //!
 //! A plan is a list of pieces that together cover every allowed pair exactly once. Each piece has an order of the
-//! queries
-//! and of the keys in which its pairs are dense: the natural order, or a gathered list. Verdicts are computed lazily,
-//! row
-//! by row or column by column; empty tiles are never visited.
+//! queries and of the keys in which its pairs are dense: the natural order, or a gathered list. Verdicts are computed
+//! lazily, row by row or column by column; empty tiles are never visited.
 
 pub(crate) mod order;
 
@@ -130,8 +128,7 @@ impl Piece {
     }
 
     /// What a tile of the piece keeps. A tile that the spans of either side leave out is empty, so that rows and
-    /// columns
-    /// agree on which tiles there are: the backward pass counts on it.
+    /// columns agree on which tiles there are: the backward pass counts on it.
     pub fn verdict(&self, scene: &MaskData<'_>, b: usize, h: usize, query_tile: usize, key_tile: usize) -> Verdict {
         let natural = self.is_natural().then(|| {
             let (queries, keys) = (self.query_range(query_tile), self.tile_keys(b, 0, key_tile));
@@ -416,8 +413,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// Every pair that the mask allows is kept by exactly one piece, no other is; a verdict agrees with the bits; rows
-    /// and
-    /// columns list the same tiles.
+    /// and columns list the same tiles.
     fn holds(mask: &Mask, place: Place, n: usize, m: usize, positions: Option<&[i64]>) -> Result<(), TestCaseError> {
         let (q, k) = (Tensor::<f32, 4>::randn([1, 1, n, 1], 1), Tensor::<f32, 4>::randn([1, 1, m, 1], 2));
         let attention = Attention::dot().mask(mask.clone()).place(place);

@@ -1,6 +1,5 @@
 //! The order in which a sequence is taken: as it is, or as lists that bring together what a mask keeps; the keys of one
-//! tile
-//! in that order; and the way back.
+//! tile in that order; and the way back.
 
 use crate::compiled::Bits;
 use crate::compiled::predicate::{ClassOf, Classes, Extent};

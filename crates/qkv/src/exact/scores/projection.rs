@@ -170,8 +170,7 @@ pub(crate) enum ProjectedSide {
 }
 
 /// Backpropagates the gradients of the compared rows, `grads`, through [`ScoreOperands`], into the gradients of `q` or
-/// `k`
-/// and of its matrix.
+/// `k` and of its matrix.
 pub(crate) fn backward_projection<T: Element>(
     problem: &Problem<'_, T>,
     from: ProjectedSide,

@@ -1,6 +1,5 @@
 //! Promises 3 and 7: masked means absent. What is not seen has no effect, whatever it holds; who sees nothing gets
-//! nothing;
-//! what is seen flows through as the definition would.
+//! nothing; what is seen flows through as the definition would.
 
 use qkv::reference::Reference;
 use qkv::{Attention, Bias, Element, Gradients, Inputs, Mask, Output, Place, Score, Tensor, Upstream};

@@ -1,6 +1,5 @@
 //! The rarer mechanisms: what is true of hard, top-k and sparsemax attention, of predicted centres, hash buckets and
-//! pages,
-//! beyond what the conformance suite holds them to.
+//! pages, beyond what the conformance suite holds them to.
 
 use half::bf16;
 use qkv::{

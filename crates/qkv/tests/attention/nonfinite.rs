@@ -1,6 +1,6 @@
 //! NaN, ±∞ and the largest finite numbers in every input of every mechanism, forward and backward, in every type:
-//! nothing
-//! panics, a row is NaN only if it sees one, and a row that sees a NaN says so in its output and in its gradients.
+//! nothing panics, a row is NaN only if it sees one, and a row that sees a NaN says so in its output and in its
+//! gradients.
 
 use half::{bf16, f16};
 use qkv::{Attention, Bias, Element, Features, Mask, OwnedInputs, Scale, Score, Tensor, Upstream};

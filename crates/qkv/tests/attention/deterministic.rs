@@ -1,6 +1,5 @@
 //! Promise 5: on one instruction set, bit for bit the same for any number of threads, and for a sequence whatever else
-//! is in
-//! its batch; decoding, when asked, equals the full pass.
+//! is in its batch; decoding, when asked, equals the full pass.
 
 use half::{bf16, f16};
 use qkv::{Attention, Bias, Cache, Decode, Element, Gradients, Inputs, Mask, Output, Place, Tensor, Upstream, View};

@@ -1,6 +1,5 @@
 //! Promise 3: gradients for every input and every parameter, held to finite differences in f64. The loss is a random
-//! sum of
-//! everything that comes out: values, log-sum-exp and entropy.
+//! sum of everything that comes out: values, log-sum-exp and entropy.
 
 use qkv::{Attention, Bias, Gradients, Mask, Place, Score};
 use qkv_conformance::case::{Case, Data, Extras, Sizes};

@@ -1,6 +1,5 @@
 //! Numbers of any size: large, small and infinite ones give in f32 what they give in f64. Products of f32 may be made
-//! from parts of
-//! fewer bits, which must not show.
+//! from parts of fewer bits, which must not show.
 
 use qkv::{Attention, Inputs, Mask, Tensor, Upstream};
 

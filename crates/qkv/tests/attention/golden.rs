@@ -1,6 +1,5 @@
 //! Golden values: what PyTorch gives for a few dozen small attentions, outputs and gradients. `golden/make.py` made
-//! them
-//! and says how; inputs are made here by the same arithmetic, so that only results are stored.
+//! them and says how; inputs are made here by the same arithmetic, so that only results are stored.
 //!
 //! The engine is held to them in `f64` and in `f32`, and so is the definition that everything else is held to.
 

@@ -1,6 +1,5 @@
 //! What is true of decoding beyond the conformance suite: which bits it has, whatever the cache looks like, and that
-//! what
-//! is not seen is absent.
+//! what is not seen is absent.
 
 use half::{bf16, f16};
 use qkv::{
