@@ -56,14 +56,18 @@ impl ModelFiles {
         Ok(ModelFiles { config, dialect, weights: Weights::of_folder(path)?, layout: None })
     }
 
+    /// The names of its tensors, where they are not our own.
+    pub fn known_layout(&self) -> Option<Layout> {
+        self.layout.clone().or_else(|| self.dialect.layout(&self.config))
+    }
+
     /// Builds the model with parameters of zero.
     pub fn build(&self, path: &Path) -> Result<Blank<Model>> {
         let settings = if is_gguf(path) { path.to_owned() } else { path.join(CONFIG) };
         // A model that claims to be larger than its file is refused before memory is allocated for it.
         self.config.check_size(self.weights.numbers()).map_err(|e| folder::in_file(&settings, e))?;
         let (model, parameters) = Model::blank(&self.config).map_err(|e| folder::in_file(&settings, e))?;
-        let layout = self.layout.clone().or_else(|| self.dialect.layout(&self.config));
-        let layout = layout.unwrap_or_else(|| Layout::own(&parameters));
+        let layout = self.known_layout().unwrap_or_else(|| Layout::own(&parameters));
         Ok((model, parameters, layout))
     }
 }

@@ -10,7 +10,7 @@ pub use heads::Answer;
 pub(crate) use heads::{Example, Examples, highest};
 use packed::Packed;
 pub use reader::{Encoder, Pooling};
-pub(crate) use reader::{OWN, inspect};
+pub(crate) use reader::{OWN, inspect, settings};
 
 use crate::batch::Rows;
 use crate::{Error, Result};

@@ -15,7 +15,7 @@ pub(crate) fn check(outputs: &[f32], parameters: &Parameters<f32>) -> Result<()>
 }
 
 fn refusal(parameters: &Parameters<f32>) -> Error {
-    let finite = |param: &qkv_nn::Param| parameters.get(*param).iter().all(|x| x.is_finite());
+    let finite = |param: &qkv_nn::Param| parameters.values(*param).iter().all(|x| x.is_finite());
     match parameters.all().find(|param| !finite(param)) {
         Some(param) => {
             let what = format!("the model computes NaN: its parameter `{}` is not finite", parameters.name(param));

@@ -109,7 +109,12 @@ impl Generator {
     }
 
     fn open_at(path: &Path) -> Result<Self> {
-        let Checkpoint { model, parameters, tokenizer, template, generation } = Checkpoint::open(path)?;
+        Generator::of_checkpoint(Checkpoint::open(path)?, path)
+    }
+
+    /// From what was read; `path` is for errors.
+    pub(crate) fn of_checkpoint(read: Checkpoint, path: &Path) -> Result<Self> {
+        let Checkpoint { model, parameters, tokenizer, template, generation } = read;
         if model.gpt().is_none() {
             let what = format!("`{}` holds a {}, which translates", path.display(), model.config().architecture.name());
             return Err(Error::invalid(what).with_hint("use it with `qkv translate --model`"));

@@ -118,7 +118,7 @@ impl Dialect {
 impl Layout {
     /// The layout where parameters keep their names.
     pub fn own(parameters: &Parameters<f32>) -> Layout {
-        let tensors = parameters.all().map(|param| {
+        let tensors = parameters.all().filter(|&param| !parameters.is_of_adapter(param)).map(|param| {
             let name = parameters.name(param);
             Mapped::plain(name, name)
         });
@@ -126,14 +126,14 @@ impl Layout {
     }
 
     /// The prefix in these weights: checkpoints with and without a head differ.
-    fn prefix_in(&self, weights: &Weights) -> &'static str {
+    pub(crate) fn prefix_in(&self, weights: &Weights) -> &'static str {
         let Some(first) = self.tensors.first() else { return "" };
         let found = |prefix: &&&str| weights.has(&format!("{prefix}{}", first.name));
         ["", "transformer.", "model.", "bert.", "vit."].iter().find(found).copied().unwrap_or(self.prefix)
     }
 
     /// The full name of a tensor; heads have no prefix.
-    fn full(prefix: &str, name: &str) -> String {
+    pub(crate) fn full(prefix: &str, name: &str) -> String {
         let head = ["lm_head.", "classifier.", "qa_outputs."].iter().any(|head| name.starts_with(head));
         if head { name.to_owned() } else { format!("{prefix}{name}") }
     }
@@ -142,37 +142,46 @@ impl Layout {
     pub fn fill(&self, parameters: &mut Parameters<f32>, weights: &Weights) -> Result<()> {
         let prefix = self.prefix_in(weights);
         for mapped in &self.tensors {
-            let name = Layout::full(prefix, &mapped.name);
-            let parts = self.parts(parameters, mapped)?;
-            let (shape, rows, width) = shape_of(parameters, &parts, mapped.form);
-            let mut values = weights.read_shaped(&name, &shape)?;
-            match mapped.form {
-                Form::Plain | Form::Axes(_) => {}
-                Form::Transposed => values = transposed(&values, width, rows),
-                Form::Paired(heads) => values = unpaired(&values, rows, width, heads),
-            }
-            let mut rest = &values[..];
-            for &part in &parts {
-                let to = parameters.get_mut(part);
-                let (now, later) = rest.split_at(to.len());
-                to.copy_from_slice(now);
-                rest = later;
-            }
-            // Quantized blocks stay beside the dequantized values: decoding reads them.
-            if let (&[part], Some(quantized)) = (&parts[..], weights.quantized(&name)) {
-                match mapped.form {
-                    Form::Plain => parameters.set_quantized(part, quantized),
-                    Form::Transposed | Form::Axes(_) => {}
-                    Form::Paired(heads) => {
-                        parameters.set_quantized(part, quantized.reordered(unpaired_row(rows, heads)))
-                    }
-                }
-            }
+            self.fill_one(parameters, weights, mapped, &Layout::full(prefix, &mapped.name))?;
         }
         match self.strangers(weights).first() {
             Some(name) => Err(weights.wrong(name, "the model has no such parameter")),
             None => Ok(()),
         }
+    }
+
+    /// Fills the parameters of one tensor, which has this name in the file.
+    pub(crate) fn fill_one(
+        &self,
+        parameters: &mut Parameters<f32>,
+        weights: &Weights,
+        mapped: &Mapped,
+        name: &str,
+    ) -> Result<()> {
+        let parts = self.parts(parameters, mapped)?;
+        let (shape, rows, width) = shape_of(parameters, &parts, mapped.form);
+        let mut values = weights.read_shaped(name, &shape)?;
+        match mapped.form {
+            Form::Plain | Form::Axes(_) => {}
+            Form::Transposed => values = transposed(&values, width, rows),
+            Form::Paired(heads) => values = unpaired(&values, rows, width, heads),
+        }
+        let mut rest = &values[..];
+        for &part in &parts {
+            let to = parameters.get_mut(part);
+            let (now, later) = rest.split_at(to.len());
+            to.copy_from_slice(now);
+            rest = later;
+        }
+        // Quantized blocks stay beside the dequantized values: decoding reads them.
+        if let (&[part], Some(quantized)) = (&parts[..], weights.quantized(name)) {
+            match mapped.form {
+                Form::Plain => parameters.set_quantized(part, quantized),
+                Form::Transposed | Form::Axes(_) => {}
+                Form::Paired(heads) => parameters.set_quantized(part, quantized.reordered(unpaired_row(rows, heads))),
+            }
+        }
+        Ok(())
     }
 
     /// Tensors that are not in the table.
@@ -209,7 +218,7 @@ impl Layout {
         missing.chain(strangers.iter().map(|name| format!("tensor `{name}` has no place in the model"))).collect()
     }
 
-    fn parts(&self, parameters: &Parameters<f32>, mapped: &Mapped) -> Result<Vec<Param>> {
+    pub(crate) fn parts(&self, parameters: &Parameters<f32>, mapped: &Mapped) -> Result<Vec<Param>> {
         let find = |part: &String| {
             let missing = || Error::invalid(format!("the model has no parameter `{part}` for `{}`", mapped.name));
             parameters.find(part).ok_or_else(missing)
@@ -223,7 +232,7 @@ impl Layout {
         for mapped in &self.tensors {
             let parts = self.parts(parameters, mapped)?;
             let (shape, rows, width) = shape_of(parameters, &parts, mapped.form);
-            let mut values: Vec<f32> = parts.iter().flat_map(|&part| parameters.get(part)).copied().collect();
+            let mut values: Vec<f32> = parts.iter().flat_map(|&part| parameters.values(part).into_owned()).collect();
             if mapped.form == Form::Transposed {
                 values = transposed(&values, rows, width);
             }

@@ -1,6 +1,10 @@
 //! Recipes: data, model and training of a run in one TOML file. Settings that are left out have defaults, unknown ones
 //! are refused, and any of them can be changed on the command line by its path, `train.lr=3e-4`.
 
+mod model_source;
+
+pub use model_source::{ModelSource, Pretrained};
+
 use crate::architecture::Architecture;
 use crate::files::input;
 use crate::schedule::Schedule;
@@ -28,7 +32,7 @@ pub struct Recipe {
     pub tokenizer: TokenizerSource,
     /// The model.
     #[serde(default = "transformer")]
-    pub model: Architecture,
+    pub model: ModelSource,
     /// Optimizer, schedule, validation and checkpoints.
     #[serde(default)]
     pub train: Training,
@@ -41,8 +45,8 @@ fn one() -> u64 {
     1
 }
 
-fn transformer() -> Architecture {
-    Architecture::Transformer(TransformerConfig::default())
+fn transformer() -> ModelSource {
+    ModelSource::New(Architecture::Transformer(TransformerConfig::default()))
 }
 
 /// The training data: pairs, plain text, labelled texts or images, or a synthetic task.
@@ -379,6 +383,7 @@ impl Recipe {
         if !(train.clip >= 0.0 && train.clip.is_finite()) {
             return refuse("train.clip", train.clip.to_string(), "at least 0");
         }
+        self.model.check()?;
         self.search.check()
     }
 }
@@ -428,8 +433,24 @@ mod tests {
         let again = Recipe::parse(&recipe.to_toml(), Path::new("b.toml"), &[]).unwrap();
         assert_eq!(recipe, again);
         assert!(
-            matches!(&recipe.model, Architecture::Recurrent(model) if model.attention.score == qkv::Score::General)
+            matches!(&recipe.model, ModelSource::New(Architecture::Recurrent(model)) if model.attention.score == qkv::Score::General)
         );
+    }
+
+    #[test]
+    fn a_model_comes_from_sizes_or_from_a_path() {
+        let from = |model: &str| Recipe::parse(&format!("{COPY}\n[model]\n{model}\n"), Path::new("a.toml"), &[]);
+        let recipe = from("from = 'runs/a'\ndropout = 0.2").unwrap();
+        assert_eq!(recipe.model.pretrained().map(|model| model.dropout), Some(Some(0.2)));
+        assert_eq!(Recipe::parse(&recipe.to_toml(), Path::new("b.toml"), &[]).unwrap(), recipe);
+        for (wrong, said) in [
+            ("from = 'a'\nkind = 'gpt'", "`kind` cannot be set beside `from`"),
+            ("from = 'a'\nd_model = 3", "unknown field `d_model`"),
+            ("from = 'a'\ndropout = 1.0", "`model.dropout` is 1"),
+            ("kind = 'gpt'\ndmodel = 3", "unknown field `dmodel`"),
+        ] {
+            assert!(from(wrong).unwrap_err().to_string().contains(said), "{wrong}");
+        }
     }
 
     #[test]

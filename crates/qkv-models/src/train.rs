@@ -6,6 +6,7 @@
 //! | --- | --- |
 //! | `dataset` | the data of a run, tokenized, and its batches |
 //! | `trained_model` | the model that is trained, of any architecture |
+//! | `plan` | data and model of a recipe, before a step is taken |
 //! | `validation` | metrics on the dev set |
 //! | `checkpoint` | what a run resumes from |
 //! | `lock` | one process per run folder |
@@ -15,16 +16,18 @@ mod checkpoint;
 mod dataset;
 mod events;
 mod lock;
+mod plan;
 mod trained_model;
 mod validation;
 
 pub use events::{Event, Measured, Validation, Watcher};
+pub use plan::Plan;
 
 use crate::files::atomic;
 use crate::files::folder::TOKENIZER;
 use crate::text::tokenizer::Tokenizer;
 use crate::translator::Translator;
-use crate::{Error, Metric, Recipe, Result};
+use crate::{Error, Metric, Provenance, Recipe, Result};
 use checkpoint::{Progress, SavedCheckpoint, TrainState};
 use dataset::{Augmentation, Dataset, TrainBatch};
 use lock::{LOCK, RunLock};
@@ -62,6 +65,8 @@ pub struct Run {
     recipe: Recipe,
     data: Dataset,
     model: TrainedModel,
+    /// Where the weights of a fine-tuned model come from.
+    provenance: Option<Provenance>,
     /// Exponential moving average of the weights, if the recipe asks for one.
     average: Option<Parameters<f32>>,
     moments: Moments<f32>,
@@ -89,15 +94,15 @@ impl Run {
 
     fn new_at(recipe: &Recipe, folder: &Path, threads: usize) -> Result<Run> {
         refuse_taken(folder)?;
-        let (data, tokenizer) = Dataset::new(recipe, None)?;
+        let plan = Plan::new(recipe, None)?;
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
         let lock = RunLock::acquire(folder)?;
         refuse_taken(folder)?;
         atomic::write(folder.join(RECIPE), recipe.to_toml().as_bytes())?;
-        if let Some(tokenizer) = &tokenizer {
+        if let Some(tokenizer) = plan.model.tokenizer() {
             tokenizer.save(folder.join(TOKENIZER))?;
         }
-        Run::start(recipe.clone(), folder, threads, data, tokenizer, lock)
+        Run::start(recipe.clone(), folder, threads, plan, lock)
     }
 
     /// Resumes the run in a folder from its newest checkpoint, or from the start where it has none yet.
@@ -129,11 +134,11 @@ impl Run {
         let path = folder.join(TOKENIZER);
         // A run that was killed early has no tokenizer yet.
         let tokenizer = path.exists().then(|| Tokenizer::open(&path)).transpose()?;
-        let (data, tokenizer) = Dataset::new(&recipe, tokenizer)?;
-        if let Some(tokenizer) = tokenizer.as_ref().filter(|_| !path.exists()) {
+        let plan = Plan::new(&recipe, tokenizer)?;
+        if let Some(tokenizer) = plan.model.tokenizer().filter(|_| !path.exists()) {
             tokenizer.save(&path)?;
         }
-        let mut run = Run::start(recipe, folder, threads, data, tokenizer, lock)?;
+        let mut run = Run::start(recipe, folder, threads, plan, lock)?;
         if let Some(saved) = saved {
             run.progress = saved.read(folder, run.state())?;
             let (step, steps) = (run.progress.step, run.recipe.train.steps);
@@ -152,39 +157,27 @@ impl Run {
         Ok(run)
     }
 
-    fn start(
-        recipe: Recipe,
-        folder: &Path,
-        threads: usize,
-        mut data: Dataset,
-        tokenizer: Option<Tokenizer>,
-        lock: RunLock,
-    ) -> Result<Run> {
-        let model = TrainedModel::new(&recipe, tokenizer, &data)?;
-        match (&model, &mut data) {
-            (TrainedModel::Encoder(encoder), data) => data.tokenize(encoder)?,
-            (TrainedModel::Han(han), data) => data.tokenize_documents(han),
-            (TrainedModel::Vit(vit), data) => data.resize_images(vit)?,
-            (TrainedModel::Text(translator), Dataset::Text(text)) => {
-                let model = &translator.model;
-                if model.gpt().is_none() {
-                    return Err(Error::invalid(format!("a {} cannot learn from plain text", recipe.model.name()))
-                        .with_hint("set `model.kind` to `gpt`, or train on pairs"));
-                }
-                if text.block > model.max_len() {
-                    let (block, max_len) = (text.block, model.max_len());
-                    let what = format!("`train.longest` is {block}, the model takes {max_len} tokens");
-                    return Err(Error::invalid(what).with_hint("raise `model.max_positions`"));
-                }
-            }
-            (TrainedModel::Text(translator), pairs) => pairs.limit(translator.model.max_len()),
-        }
+    fn start(recipe: Recipe, folder: &Path, threads: usize, plan: Plan, lock: RunLock) -> Result<Run> {
+        let Plan { data, model, provenance } = plan;
         let average = (recipe.train.average > 0.0).then(|| model.parameters().clone());
         let moments = Moments::of(model.parameters());
         let machine = Machine::new(threads).precision(recipe.train.precision);
         let metrics = checkpoint::Metrics::open(folder)?;
         let (folder, progress, pool) = (folder.to_owned(), Progress::default(), Pool::new());
-        Ok(Run { folder, recipe, data, model, average, moments, progress, metrics, machine, pool, _lock: lock })
+        Ok(Run {
+            folder,
+            recipe,
+            data,
+            model,
+            provenance,
+            average,
+            moments,
+            progress,
+            metrics,
+            machine,
+            pool,
+            _lock: lock,
+        })
     }
 
     /// The recipe, with its changes.
@@ -207,22 +200,46 @@ impl Run {
         self.progress.step
     }
 
-    /// Number of trained parameters.
+    /// Number of parameters.
     pub fn parameters(&self) -> usize {
         self.model.parameters().count()
     }
 
-    /// The model for inference now: with averaged weights where the recipe asks for them.
-    fn inference_model(&self) -> TrainedModel {
-        self.model.with(self.average.as_ref().unwrap_or(self.model.parameters()).clone())
+    /// Number of parameters that are trained.
+    pub fn trained_parameters(&self) -> usize {
+        self.model.parameters().trained_count()
     }
 
-    /// The same, if it generates text.
-    pub fn translator(&self) -> Option<Translator> {
-        match self.inference_model() {
-            TrainedModel::Text(translator) => Some(translator),
-            _ => None,
+    /// The kind of the model, as in a recipe.
+    pub fn kind(&self) -> &'static str {
+        self.model.kind()
+    }
+
+    /// Where the weights of a fine-tuned model come from.
+    pub fn provenance(&self) -> Option<&Provenance> {
+        self.provenance.as_ref()
+    }
+
+    /// Runs `body` on the model for inference: with averaged weights where the recipe asks for them.
+    fn for_inference<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
+        self.swap_average();
+        let result = body(self);
+        self.swap_average();
+        result
+    }
+
+    fn swap_average(&mut self) {
+        if let Some(average) = &mut self.average {
+            std::mem::swap(self.model.parameters_mut(), average);
         }
+    }
+
+    /// The model for inference now, if it translates.
+    pub fn translator(&self) -> Option<Translator> {
+        let TrainedModel::Text(Translator { model, parameters, tokenizer, search }) = &self.model else { return None };
+        let parameters = self.average.as_ref().unwrap_or(parameters).clone();
+        let (model, tokenizer, search) = (model.clone(), tokenizer.clone(), search.clone());
+        Some(Translator { model, parameters, tokenizer, search })
     }
 
     /// The pairs that the model is validated on.
@@ -348,9 +365,10 @@ impl Run {
     /// Validates on the dev set, and saves the model if it is the best so far.
     fn validate(&mut self, watcher: &mut dyn Watcher) -> Result<()> {
         watcher.validating(self.progress.step);
-        let model = self.inference_model();
         let step = self.progress.step;
-        let found = validation::validate(&model, &self.data, &self.recipe, &self.machine, &self.pool, step)?;
+        let found = self.for_inference(|run| {
+            validation::validate(&run.model, &run.data, &run.recipe, &run.machine, &run.pool, step)
+        })?;
         let score = match self.recipe.train.metric {
             Metric::Bleu => found.bleu,
             Metric::Chrf => found.chrf,
@@ -364,7 +382,7 @@ impl Run {
             self.progress.best = Some(score);
             self.progress.best_step = step;
             self.progress.stale = 0;
-            model.save(&self.folder)?;
+            self.for_inference(|run| run.model.save(&run.folder))?;
         } else {
             self.progress.stale += 1;
         }
@@ -390,7 +408,7 @@ impl Run {
     /// Writes the last checkpoint, and a model even where no validation was better than none.
     fn finish(&mut self, watcher: &mut dyn Watcher) -> Result<()> {
         if self.progress.best.is_none() {
-            self.inference_model().save(&self.folder)?;
+            self.for_inference(|run| run.model.save(&run.folder))?;
         }
         self.save(watcher)
     }

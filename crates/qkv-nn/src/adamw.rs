@@ -38,9 +38,10 @@ pub struct Moments<T> {
 }
 
 impl<T: Float> Moments<T> {
-    /// Zero moments for these parameters.
+    /// Zero moments for these parameters; none for those that are frozen.
     pub fn of(parameters: &Parameters<T>) -> Self {
-        let zeros = || parameters.all().map(|param| vec![T::ZERO; parameters.get(param).len()]).collect();
+        let count = |param| if parameters.is_trained(param) { parameters.get(param).len() } else { 0 };
+        let zeros = || parameters.all().map(|param| vec![T::ZERO; count(param)]).collect();
         Moments { first: zeros(), second: zeros(), steps: 0 }
     }
 }
@@ -49,7 +50,8 @@ impl<T: Float> Moments<T> {
 const CHUNK: usize = 1 << 14;
 
 impl AdamW {
-    /// One step with learning rate `rate`, along the gradients times `factor` (for clipping).
+    /// One step with learning rate `rate`, times the factor of each parameter, along the gradients times `factor` (for
+    /// clipping). What is frozen stays.
     pub fn step<T: Float>(
         &self,
         parameters: &mut Parameters<T>,
@@ -63,7 +65,9 @@ impl AdamW {
         let power = i32::try_from(moments.steps).unwrap_or(i32::MAX);
         let (mean, square) = (1.0 - self.beta1.powi(power), 1.0 - self.beta2.powi(power));
         let all: Vec<Param> = parameters.all().collect();
-        for (at, param) in all.into_iter().enumerate() {
+        let trained = all.into_iter().enumerate().filter(|&(_, param)| parameters.is_trained(param));
+        for (at, param) in trained.collect::<Vec<_>>() {
+            let rate = rate * parameters.rate(param);
             let decay = if parameters.shape(param).len() > 1 { self.decay } else { 0.0 };
             let factors = StepFactors {
                 keep: T::of_f64(1.0 - rate * decay),

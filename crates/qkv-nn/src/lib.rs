@@ -12,6 +12,7 @@
 //! | [`Tape`] | recorded operations and the backward pass; its methods are the operations |
 //! | [`layers`] | attention, recurrence, feed-forward, norms, embeddings |
 //! | [`Captured`] | attentions recorded for inspection |
+//! | [`Adapter`] | low-rank adapters of frozen matrices (LoRA) |
 //! | [`AdamW`] | the optimizer |
 //!
 //! Letters of shapes: `B` sequences of `N` tokens (`M` in the memory of cross-attention), `C` width of the model, `H`
@@ -36,6 +37,7 @@
 #![forbid(unsafe_code)]
 
 mod adamw;
+mod adapter;
 mod captured;
 mod device;
 mod float;
@@ -45,10 +47,12 @@ mod machine;
 mod ops;
 mod parameters;
 mod pool;
+mod recompute;
 mod tape;
 mod tensor;
 
 pub use adamw::{AdamW, Moments};
+pub use adapter::Adapter;
 pub use captured::Captured;
 pub use device::Device;
 pub use float::Float;

@@ -1,10 +1,16 @@
-//! Trained parameters. Each has a name, which is its name in the checkpoint, and a handle by which layers find it.
+//! Parameters. Each has a name, which is its name in the checkpoint, and a handle by which layers find it. Some may be
+//! frozen: they have no gradient and no moments. A frozen matrix may be there in quantized blocks alone, and have a
+//! low-rank adapter that is trained in its place ([`Adapter`]).
 
+use crate::adapter::Adapter;
 use crate::float::Float;
 use crate::machine::Machine;
+use crate::pool::Pool;
+use crate::tensor::Tensor;
 use qkv_simd::pass::Pass;
 use qkv_simd::philox;
 use qkv_simd::quantized::QuantizedMatrix;
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -33,9 +39,38 @@ pub enum Init {
 struct Entry<T> {
     name: String,
     shape: Vec<usize>,
-    data: Vec<T>,
+    /// Shared with clones until one of them writes; empty where the quantized form alone is kept.
+    data: Arc<Vec<T>>,
     /// The quantized matrix of which `data` is the widened copy, where the file had one.
     quantized: Option<Arc<QuantizedMatrix>>,
+    /// Factor of the learning rate; 0 where it is frozen.
+    rate: f64,
+    /// The adapter of a matrix.
+    adapter: Option<Adapter>,
+}
+
+impl<T> Entry<T> {
+    /// Number of elements.
+    fn count(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// The elements of a matrix: those that are there, or a copy widened from quantized blocks.
+pub(crate) enum Matrix<'p, T: Float> {
+    Dense(&'p [T]),
+    Widened(Tensor<T>),
+}
+
+impl<T: Float> std::ops::Deref for Matrix<'_, T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match self {
+            Matrix::Dense(data) => data,
+            Matrix::Widened(tensor) => tensor.data(),
+        }
+    }
 }
 
 /// Named tensors, in the order in which they were added.
@@ -56,11 +91,115 @@ impl<T: Float> Parameters<T> {
     /// # Panics
     /// Where the name is taken.
     pub fn add(&mut self, name: &str, shape: &[usize], init: Init, seed: u64) -> Param {
-        let data = initial(name, shape, init, seed);
+        let data = Arc::new(initial(name, shape, init, seed));
         let at = self.entries.len();
         assert!(self.names.insert(name.to_owned(), at).is_none(), "two parameters are called `{name}`");
-        self.entries.push(Entry { name: name.to_owned(), shape: shape.to_vec(), data, quantized: None });
+        let (name, shape) = (name.to_owned(), shape.to_vec());
+        self.entries.push(Entry { name, shape, data, quantized: None, rate: 1.0, adapter: None });
         Param(at)
+    }
+
+    /// Draws a parameter again, by another initialization.
+    pub fn redraw(&mut self, param: Param, init: Init, seed: u64) {
+        let Entry { name, shape, .. } = &self.entries[param.0];
+        let data = initial(name, shape, init, seed);
+        self.get_mut(param).copy_from_slice(&data);
+    }
+
+    /// Sets the number of rows of a matrix: new ones, at the end, are copies of `row`.
+    ///
+    /// # Panics
+    /// Where it is no matrix of rows of that length.
+    pub fn set_rows(&mut self, param: Param, rows: usize, row: &[T]) {
+        let entry = &mut self.entries[param.0];
+        assert!(entry.shape.len() == 2 && entry.shape[1] == row.len(), "rows of `{}`", entry.name);
+        let data = Arc::make_mut(&mut entry.data);
+        let before = entry.shape[0];
+        data.truncate(rows * row.len());
+        (before..rows).for_each(|_| data.extend_from_slice(row));
+        (entry.shape[0], entry.quantized) = (rows, None);
+    }
+
+    /// Freezes a parameter: it has no gradient, and no step of the optimizer changes it.
+    pub fn freeze(&mut self, param: Param) {
+        self.set_rate(param, 0.0);
+    }
+
+    /// Sets the factor of a parameter's learning rate; 0 freezes it.
+    pub fn set_rate(&mut self, param: Param, rate: f64) {
+        self.entries[param.0].rate = rate;
+    }
+
+    /// The factor of its learning rate.
+    pub fn rate(&self, param: Param) -> f64 {
+        self.entries[param.0].rate
+    }
+
+    /// Whether it is trained.
+    pub fn is_trained(&self, param: Param) -> bool {
+        self.entries[param.0].rate != 0.0
+    }
+
+    /// Those that are trained, in order.
+    pub fn trained(&self) -> impl Iterator<Item = Param> + '_ {
+        self.all().filter(|&param| self.is_trained(param))
+    }
+
+    /// Number of elements that are trained.
+    pub fn trained_count(&self) -> usize {
+        self.trained().map(|param| self.entries[param.0].count()).sum()
+    }
+
+    /// The adapter of a matrix, if it has one.
+    pub fn adapter(&self, param: Param) -> Option<Adapter> {
+        self.entries[param.0].adapter
+    }
+
+    /// Sets or removes the adapter of a matrix.
+    pub(crate) fn set_adapter(&mut self, param: Param, adapter: Option<Adapter>) {
+        self.entries[param.0].adapter = adapter;
+    }
+
+    /// Keeps the quantized form of a matrix alone, where it has one, and freezes it. [`get`](Parameters::get) is for
+    /// others from then on, [`values`](Parameters::values) for all.
+    pub fn keep_quantized(&mut self, param: Param) {
+        let entry = &mut self.entries[param.0];
+        if entry.quantized.is_some() {
+            (entry.data, entry.rate) = (Arc::default(), 0.0);
+        }
+    }
+
+    /// Its elements, widened where there is the quantized form alone.
+    pub fn values(&self, param: Param) -> Cow<'_, [T]> {
+        let entry = &self.entries[param.0];
+        match &entry.quantized {
+            Some(quantized) if entry.data.is_empty() => {
+                let mut values = vec![0.0; entry.count()];
+                quantized.widen(0, &mut values);
+                Cow::Owned(values.into_iter().map(|x| T::of_f64(f64::from(x))).collect())
+            }
+            _ => Cow::Borrowed(&entry.data),
+        }
+    }
+
+    /// The elements of a matrix for a product: in place, or widened into the pool's memory.
+    pub(crate) fn matrix(&self, param: Param, pool: &Pool<T>, machine: &Machine) -> Matrix<'_, T> {
+        let entry = &self.entries[param.0];
+        let (Some(quantized), true) = (&entry.quantized, entry.data.is_empty()) else {
+            return Matrix::Dense(&entry.data);
+        };
+        let mut widened = Tensor::unwritten(pool, &entry.shape);
+        let width = quantized.width();
+        let each = machine.rows_each(quantized.rows(), width);
+        let parts = widened.data_mut().chunks_mut((each * width).max(1)).collect();
+        machine.each(parts, |at, rows: &mut [T]| {
+            let mut row = vec![0.0; width];
+            for (r, to) in rows.chunks_exact_mut(width).enumerate() {
+                quantized.widen(at * each + r, &mut row);
+                to.iter_mut().zip(&row).for_each(|(to, &x)| *to = T::of_f64(f64::from(x)));
+            }
+        });
+        Matrix::Widened(widened)
     }
 
     /// Finds a parameter by name.
@@ -68,15 +207,20 @@ impl<T: Float> Parameters<T> {
         self.names.get(name).copied().map(Param)
     }
 
-    /// Its elements.
+    /// Its elements; none where [the quantized form alone](Parameters::keep_quantized) is kept.
     pub fn get(&self, param: Param) -> &[T] {
         &self.entries[param.0].data
     }
 
     /// Its elements, for writing; a quantized form of the old ones is dropped.
     pub fn get_mut(&mut self, param: Param) -> &mut [T] {
-        self.entries[param.0].quantized = None;
-        &mut self.entries[param.0].data
+        let widened = self.entries[param.0].data.is_empty().then(|| self.values(param).into_owned());
+        let entry = &mut self.entries[param.0];
+        entry.quantized = None;
+        if let Some(widened) = widened {
+            entry.data = Arc::new(widened);
+        }
+        &mut Arc::make_mut(&mut entry.data)[..]
     }
 
     /// Attaches the quantized form of a matrix with the same values: products with few rows read it, which is faster.
@@ -111,7 +255,7 @@ impl<T: Float> Parameters<T> {
 
     /// Number of elements of all parameters.
     pub fn count(&self) -> usize {
-        self.entries.iter().map(|entry| entry.data.len()).sum()
+        self.entries.iter().map(Entry::count).sum()
     }
 
     /// Updates an exponential moving average of `others`: `self = decay · self + (1 − decay) · others`.
@@ -120,11 +264,12 @@ impl<T: Float> Parameters<T> {
     /// Where the shapes differ.
     pub fn average(&mut self, others: &Parameters<T>, decay: f64, machine: &Machine) {
         let (decay, rest) = (T::of_f64(decay), T::of_f64(1.0 - decay));
-        let entries = self.entries.iter_mut().zip(&others.entries);
+        // What is frozen is the same in both.
+        let entries = self.entries.iter_mut().zip(&others.entries).filter(|(_, other)| other.rate != 0.0);
         let parts = entries.flat_map(|(own, other)| {
             assert_eq!(own.shape, other.shape, "`{}`", own.name);
             own.quantized = None;
-            own.data.chunks_mut(BLOCK).zip(other.data.chunks(BLOCK))
+            Arc::make_mut(&mut own.data).chunks_mut(BLOCK).zip(other.data.chunks(BLOCK))
         });
         let parts: Vec<_> = parts.collect();
         machine.each(parts, |_, (own, other): (&mut [T], &[T])| machine.run(MovingAverage { own, other, decay, rest }));
@@ -133,13 +278,15 @@ impl<T: Float> Parameters<T> {
     /// Converted to another element type.
     pub fn rounded<U: Float>(&self) -> Parameters<U> {
         let round = |x: &T| U::of_f64(x.to_f64());
-        let entry = |entry: &Entry<T>| Entry {
+        let entry = |(at, entry): (usize, &Entry<T>)| Entry {
             name: entry.name.clone(),
             shape: entry.shape.clone(),
-            data: entry.data.iter().map(round).collect(),
+            data: Arc::new(self.values(Param(at)).iter().map(round).collect()),
             quantized: None,
+            rate: entry.rate,
+            adapter: entry.adapter,
         };
-        Parameters { entries: self.entries.iter().map(entry).collect(), names: self.names.clone() }
+        Parameters { entries: self.entries.iter().enumerate().map(entry).collect(), names: self.names.clone() }
     }
 }
 
@@ -186,7 +333,7 @@ fn initial<T: Float>(name: &str, shape: &[usize], init: Init, seed: u64) -> Vec<
     }
 }
 
-/// The gradient of each parameter, accumulated since it was last cleared.
+/// The gradient of each trained parameter, accumulated since it was last cleared.
 #[derive(Clone, Debug)]
 pub struct Gradients<T> {
     sums: Vec<Vec<T>>,
@@ -196,18 +343,20 @@ pub struct Gradients<T> {
 const BLOCK: usize = 1 << 13;
 
 impl<T: Float> Gradients<T> {
-    /// Zeros in the shapes of the parameters.
+    /// Zeros in the shapes of the parameters that are trained.
     pub fn of(parameters: &Parameters<T>) -> Self {
-        Gradients { sums: parameters.entries.iter().map(|entry| vec![T::ZERO; entry.data.len()]).collect() }
+        let zeros = |entry: &Entry<T>| vec![T::ZERO; if entry.rate == 0.0 { 0 } else { entry.count() }];
+        Gradients { sums: parameters.entries.iter().map(zeros).collect() }
     }
 
-    /// The gradient of one parameter.
+    /// The gradient of one parameter; empty where it is frozen.
     pub fn get(&self, param: Param) -> &[T] {
         &self.sums[param.0]
     }
 
-    pub(crate) fn get_mut(&mut self, param: Param) -> &mut [T] {
-        &mut self.sums[param.0]
+    /// The gradient of one parameter, to be added to; `None` where it is frozen.
+    pub(crate) fn sum(&mut self, param: Param) -> Option<&mut [T]> {
+        Some(&mut self.sums[param.0][..]).filter(|sum| !sum.is_empty())
     }
 
     /// Sets all gradients to zero.

@@ -4,7 +4,7 @@
 use crate::captured::Captured;
 use crate::float::Float;
 use crate::machine::Machine;
-use crate::parameters::{Gradients, Parameters};
+use crate::parameters::{Gradients, Param, Parameters};
 use crate::pool::Pool;
 use crate::tensor::Tensor;
 use qkv::Scratch;
@@ -70,6 +70,8 @@ pub struct Tape<'a, T: Float> {
     streams: u64,
     penalty: f64,
     noise: bool,
+    /// Whether this is the forward pass of a segment that is computed again for its backward pass.
+    suspended: bool,
     capture: Capture,
     pub(crate) captured: Vec<Captured<T>>,
 }
@@ -111,6 +113,7 @@ impl<'a, T: Float> Tape<'a, T> {
             streams: 0,
             penalty: 0.0,
             noise: false,
+            suspended: false,
             capture: Capture::None,
             captured: Vec::new(),
         }
@@ -156,6 +159,11 @@ impl<'a, T: Float> Tape<'a, T> {
         self.gradients.is_some()
     }
 
+    /// Whether neither this pass nor a later one over the same operations is recorded.
+    pub(crate) fn is_inference(&self) -> bool {
+        !self.is_training() && !self.suspended
+    }
+
     /// A value without a gradient.
     pub fn constant(&self, value: Tensor<T>) -> Var<T> {
         Var { slot: None, value }
@@ -187,18 +195,49 @@ impl<'a, T: Float> Tape<'a, T> {
         self.seed.wrapping_add(self.streams.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
+    /// Where its random draws are.
+    pub(crate) fn draws(&self) -> (u64, u64) {
+        (self.seed, self.streams)
+    }
+
+    /// Continues the random draws of another tape.
+    pub(crate) fn set_draws(&mut self, (seed, streams): (u64, u64), noise: bool) {
+        (self.seed, self.streams, self.noise) = (seed, streams, noise);
+    }
+
+    /// Runs operations that are not recorded now, because they are computed again later.
+    pub(crate) fn suspend<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
+        let (gradients, before) = (self.gradients.take(), std::mem::replace(&mut self.suspended, true));
+        let result = body(self);
+        (self.gradients, self.suspended) = (gradients, before);
+        result
+    }
+
+    /// Takes the gradient of an [`input`](Tape::input), after the backward pass.
+    pub(crate) fn take_gradient(&mut self, input: &Var<T>) -> Option<Tensor<T>> {
+        self.slots[input.slot?].take()
+    }
+
     fn slot(&mut self) -> usize {
         self.slots.push(None);
         self.slots.len() - 1
     }
 
-    /// The output of an operation; on a training tape, its backward pass is recorded.
+    /// Whether an operation has a backward pass: on a training tape, where one of these inputs has a gradient or one of
+    /// these parameters is trained.
+    pub(crate) fn depends(&self, slots: &[Option<usize>], parameters: &[Option<Param>]) -> bool {
+        let trained = |param: &Param| self.parameters.is_trained(*param);
+        self.is_training() && (slots.iter().any(Option::is_some) || parameters.iter().flatten().any(trained))
+    }
+
+    /// The output of an operation; where it [has one](Tape::depends), its backward pass is recorded.
     pub(crate) fn record<B: Backward<T> + 'static>(
         &mut self,
         value: Tensor<T>,
+        depends: bool,
         operation: impl FnOnce() -> B,
     ) -> Var<T> {
-        if !self.is_training() {
+        if !depends {
             return Var { slot: None, value };
         }
         let output = self.slot();

@@ -2,6 +2,8 @@
 //! matrix can be read, so a 4-bit matrix is read eight times as fast as one of `f32`. The blocks are dequantized in
 //! registers; nothing is rounded beyond the quantization itself.
 
+mod rounding;
+
 use crate::isa::Isa;
 use crate::pass::{self, Pass};
 

@@ -1,11 +1,13 @@
-//! `qkv eval`: scores of a model's translations, or of any translations in a file.
+//! `qkv eval`: scores of a model's translations, labels or predictions of text, or of any translations in a file.
 //!
 //! | module | owns |
 //! | --- | --- |
 //! | `args` | the arguments |
-//! | `report` | the scores as text or JSON |
+//! | `labels` | scores of labels and of text, as text or JSON |
+//! | `report` | scores of translations, as text or JSON |
 
 mod args;
+mod labels;
 mod report;
 
 use crate::atomic_file::OutputPath;
@@ -16,9 +18,9 @@ use crate::output::Print;
 use crate::{embedded, input, threads};
 use args::{ARGUMENTS, EXAMPLES, EvalArgs, EvalSource};
 use indicatif::{ProgressBar, ProgressStyle};
-use qkv_models::Translator;
 use qkv_models::metrics::{bleu::Bleu, chrf::Chrf, exact::Exact, perplexity};
 use qkv_models::text::corpus::{Corpus, Pair};
+use qkv_models::{Classifier, Evaluation, Generator, Translator};
 use qkv_nn::{Machine, Pool};
 use report::{EvalReport, ModelScores};
 use std::path::Path;
@@ -28,7 +30,7 @@ use std::time::Instant;
 const BATCH: usize = 128;
 
 pub(super) const COMMAND: Command =
-    Command::new("eval", "Score translations: BLEU, chrF, exact match, perplexity", ARGUMENTS, |matches| {
+    Command::new("eval", "Score a model: BLEU, chrF, accuracy, F1, exact match, perplexity", ARGUMENTS, |matches| {
         Ok(Box::new(EvalArgs::parse(matches)?))
     })
     .examples(EXAMPLES);
@@ -36,6 +38,12 @@ pub(super) const COMMAND: Command =
 impl Run for EvalArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         threads::on(self.threads, || {
+            if let EvalSource::Model { folder: Some(folder), data } = &self.source
+                && let Some(found) = evaluate_labels(folder, data)?
+            {
+                print(&if self.json { labels::to_json(folder, &found) } else { labels::to_text(&found) })?;
+                return Ok(Status::Done);
+            }
             let report = match &self.source {
                 EvalSource::Model { folder, data } => evaluate_model(self, folder.as_deref(), data)?,
                 EvalSource::Files { hypotheses, references } => {
@@ -46,6 +54,28 @@ impl Run for EvalArgs {
             Ok(Status::Done)
         })
     }
+}
+
+/// Scores of labels or of plain text; `None` for a model that translates.
+fn evaluate_labels(model: &Path, data: &Path) -> Result<Option<Evaluation>, Failure> {
+    let machine = Machine::new(rayon::current_num_threads());
+    let is_file = model.is_file();
+    if !is_file && (!model.is_dir() || !model.join("config.json").exists()) {
+        return Ok(None);
+    }
+    if !is_file && Evaluation::is_of_labels(model)? {
+        input::check(data)?;
+        return Ok(Some(Evaluation::of_labels(&Classifier::open(model)?, data, &machine)?));
+    }
+    // Pairs are lines of `source ⇥ target`; any other file is text, which a decoder-only model predicts.
+    let name = data.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+    let pairs = name.trim_end_matches(".gz").ends_with(".tsv");
+    let decoder = is_file || matches!(qkv_models::kind(model)?.as_str(), "gpt" | "gpt2" | "llama");
+    if pairs || !decoder {
+        return Ok(None);
+    }
+    input::check(data)?;
+    Ok(Some(Evaluation::of_text(&Generator::open(model)?, data, &machine)?))
 }
 
 fn lines_of(path: &Path) -> Result<Vec<String>, Failure> {

@@ -36,6 +36,9 @@ pub(super) const COMMAND: Command =
 impl Run for TrainArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         threads::on(self.threads, || {
+            if self.dry_run {
+                return plan(self, print);
+            }
             let mut run = open(self)?;
             let mut log = TrainLog::new(self.log_format, &run);
             log.start(&run);
@@ -53,6 +56,18 @@ impl Run for TrainArgs {
             Ok(Status::Done)
         })
     }
+}
+
+/// Prints what a run would do, without a folder and without a step.
+fn plan(args: &TrainArgs, print: Print<'_>) -> Result<Status, Failure> {
+    input::check(&args.recipe)?;
+    args.overrides.iter().try_for_each(|setting| check_range(setting))?;
+    if args.recipe.is_dir() {
+        return Err(Failure::new(format!("`{}` is a folder, not a recipe", args.recipe.display())));
+    }
+    let plan = train::Plan::of(&Recipe::read(&args.recipe, &args.overrides)?)?;
+    print(&if args.json { log::plan_json(&plan) } else { log::plan_lines(&plan).join("\n") + "\n" })?;
+    Ok(Status::Done)
 }
 
 /// A new run, or one that continues.

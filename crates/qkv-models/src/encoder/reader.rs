@@ -9,8 +9,10 @@ use crate::files::folder::{self, CONFIG, TOKENIZER, WEIGHTS, read_json, read_jso
 use crate::files::tensors::Storage;
 use crate::files::weights::Weights;
 use crate::layout::{Layout, bert};
+use crate::provenance::Provenance;
+use crate::start::Start;
 use crate::text::tokenizer::Tokenizer;
-use crate::{Error, Result, finite};
+use crate::{Architecture, Error, Result, finite};
 use qkv_nn::layers::Builder;
 use qkv_nn::{Machine, Parameters, Pool, Tape};
 use serde_json::{Value, json};
@@ -46,7 +48,7 @@ pub struct Encoder {
 pub(crate) const OWN: &str = "qkv-encoder";
 
 /// The configuration in a `config.json`, BERT's or ours.
-fn settings(json: &Value, path: &Path, weights: &Weights) -> Result<EncoderConfig> {
+pub(crate) fn settings(json: &Value, path: &Path, weights: &Weights) -> Result<EncoderConfig> {
     if json.get("model_type").and_then(Value::as_str) != Some(OWN) {
         return bert::config(json, path, weights);
     }
@@ -130,6 +132,24 @@ impl Encoder {
         let model = Bert::new(&mut Builder::new(&mut parameters, seed), &config)?;
         let pooling = Pooling { mean: true, normalised: true, longest: model.max_len() };
         Ok(Encoder { config, parameters, tokenizer, pooling, model })
+    }
+
+    /// An encoder with a head of its own on the layers of a trained one.
+    pub(crate) fn from_start(
+        config: EncoderConfig,
+        tokenizer: Tokenizer,
+        start: &Start,
+        seed: u64,
+    ) -> Result<(Self, Provenance)> {
+        let mut parameters = Parameters::new();
+        let model = Bert::new(&mut Builder::new(&mut parameters, seed), &config)?;
+        let (layout, _) = written(&config, &parameters);
+        let same_head = matches!(&start.architecture, Architecture::Encoder(from)
+            if from.head == config.head && from.labels == config.labels);
+        let fresh = |name: &str| name.starts_with("head.") && !same_head;
+        let found = layout.fill_from(&mut parameters, &start.weights, fresh, seed)?;
+        let pooling = Pooling { mean: true, normalised: true, longest: model.max_len() };
+        Ok((Encoder { config, parameters, tokenizer, pooling, model }, found))
     }
 
     /// Writes a folder that `transformers` reads.

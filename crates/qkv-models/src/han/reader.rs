@@ -9,6 +9,8 @@ use crate::files::folder::{self, CONFIG, TOKENIZER, WEIGHTS, read_json, write_js
 use crate::files::tensors::Storage;
 use crate::files::weights::Weights;
 use crate::layout::Layout;
+use crate::provenance::Provenance;
+use crate::start::Start;
 use crate::text::tokenizer::Tokenizer;
 use crate::{Architecture, Error, ModelConfig, Result, finite};
 use qkv_nn::layers::Builder;
@@ -136,6 +138,21 @@ impl Han {
         let mut parameters = Parameters::new();
         let model = HanNetwork::new(&mut Builder::new(&mut parameters, seed), config, tokenizer.len())?;
         Ok(Han { config: config.clone(), parameters, tokenizer, model })
+    }
+
+    /// A model for other classes on the layers of a trained one.
+    pub(crate) fn from_start(
+        config: &HanConfig,
+        tokenizer: Tokenizer,
+        start: &Start,
+        seed: u64,
+    ) -> Result<(Han, Provenance)> {
+        let mut han = Han::new(config, tokenizer, seed)?;
+        let same_head = matches!(&start.architecture, Architecture::Han(from) if from.labels == config.labels);
+        let fresh = |name: &str| name.starts_with("head.") && !same_head;
+        let layout = Layout::own(&han.parameters);
+        let found = layout.fill_from(&mut han.parameters, &start.weights, fresh, seed)?;
+        Ok((han, found))
     }
 
     /// Writes a folder.

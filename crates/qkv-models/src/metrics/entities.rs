@@ -1,8 +1,9 @@
 //! F1 of named entities as in the CoNLL shared tasks: first word, last word and kind must be right.
 
+use super::classes::{self, ClassScore, Counts};
 use super::{same_length, share};
 use crate::Result;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
 /// Counts of entities in a corpus.
@@ -63,6 +64,23 @@ impl Entities {
         Ok(all)
     }
 
+    /// Scores by kind of entity, sorted by name, as seqeval's `classification_report`.
+    ///
+    /// # Errors
+    /// As [`of`](Entities::of).
+    pub fn by_kind<A: AsRef<str>, B: AsRef<str>>(outputs: &[Vec<A>], references: &[Vec<B>]) -> Result<Vec<ClassScore>> {
+        same_length(outputs.len(), references.len())?;
+        let mut counts: BTreeMap<String, Counts> = BTreeMap::new();
+        for (output, reference) in outputs.iter().zip(references) {
+            let (found, there) = (entities(output), entities(reference));
+            let mut count = |at: usize, kind: &str| counts.entry(kind.to_owned()).or_default()[at] += 1;
+            found.intersection(&there).for_each(|(.., kind)| count(0, kind));
+            found.iter().for_each(|(.., kind)| count(1, kind));
+            there.iter().for_each(|(.., kind)| count(2, kind));
+        }
+        Ok(classes::scores(&counts))
+    }
+
     /// Precision in percent.
     pub fn precision(&self) -> f64 {
         share(self.right, self.found)
@@ -98,5 +116,9 @@ mod tests {
         let expected = [(0, 2, "a"), (2, 3, "a"), (3, 4, "b"), (5, 6, "b"), (6, 7, "b")];
         assert_eq!(found, expected.into_iter().collect());
         assert!(entities::<&str>(&[]).is_empty());
+        let kinds = Entities::by_kind(&[tags.to_vec()], &[vec!["B-a", "I-a", "O", "O", "O", "B-b", "O"]]).unwrap();
+        assert_eq!(kinds.iter().map(|kind| (&kind.name[..], kind.support)).collect::<Vec<_>>(), [("a", 1), ("b", 1)]);
+        assert_eq!((kinds[0].precision, kinds[0].recall), (50.0, 100.0));
+        assert!((kinds[1].precision - 100.0 / 3.0).abs() < 1e-9 && kinds[1].recall == 100.0);
     }
 }

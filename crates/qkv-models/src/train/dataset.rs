@@ -127,47 +127,43 @@ const IMAGES: u32 = 6;
 
 impl Dataset {
     /// Reads or generates the data, and trains or reads the tokenizer unless one is passed.
-    pub fn new(recipe: &Recipe, tokenizer: Option<Tokenizer>) -> Result<(Dataset, Option<Tokenizer>)> {
+    pub fn new(
+        recipe: &Recipe,
+        model: &Architecture,
+        tokenizer: Option<Tokenizer>,
+    ) -> Result<(Dataset, Option<Tokenizer>)> {
         if let Data::Images { .. } = recipe.data {
             return Ok((Dataset::Images(ImageData::read(recipe)?), None));
         }
-        Dataset::of_text(recipe, tokenizer).map(|(data, tokenizer)| (data, Some(tokenizer)))
+        Dataset::of_text(recipe, model, tokenizer).map(|(data, tokenizer)| (data, Some(tokenizer)))
     }
 
-    fn of_text(recipe: &Recipe, tokenizer: Option<Tokenizer>) -> Result<(Dataset, Tokenizer)> {
+    fn of_text(recipe: &Recipe, model: &Architecture, tokenizer: Option<Tokenizer>) -> Result<(Dataset, Tokenizer)> {
         let (train, dev) = match &recipe.data {
             Data::Task { task, pairs, dev_pairs } => task.split(recipe.seed ^ TASK, *pairs, *dev_pairs),
             Data::Files { train, dev } => (Corpus::read(train)?, Corpus::read(dev)?),
             Data::Text { text, dev } => return Dataset::text(recipe, tokenizer, text, dev),
             Data::Classes { classes, dev } => {
                 let read = |path: &Path| labelled::classes(path).map(LabelledTexts::Classes);
-                return Dataset::labelled(recipe, tokenizer, read(classes)?, read(dev)?);
+                return Dataset::labelled(recipe, model, tokenizer, read(classes)?, read(dev)?);
             }
             Data::Tags { tags, dev } => {
                 let read = |path: &Path| labelled::tags(path).map(LabelledTexts::Tags);
-                return Dataset::labelled(recipe, tokenizer, read(tags)?, read(dev)?);
+                return Dataset::labelled(recipe, model, tokenizer, read(tags)?, read(dev)?);
             }
             Data::Needles { needles, times, texts, dev_texts } => {
                 let (train, dev) = tasks::needles(recipe.seed ^ TASK, *needles, *times, *texts, *dev_texts);
-                return Dataset::labelled(
-                    recipe,
-                    tokenizer,
-                    LabelledTexts::Classes(train),
-                    LabelledTexts::Classes(dev),
-                );
+                let [train, dev] = [train, dev].map(LabelledTexts::Classes);
+                return Dataset::labelled(recipe, model, tokenizer, train, dev);
             }
             Data::Stories { stories, dev_stories } => {
                 let (train, dev) = tasks::stories(recipe.seed ^ TASK, *stories, *dev_stories);
-                return Dataset::labelled(
-                    recipe,
-                    tokenizer,
-                    LabelledTexts::Answers(train),
-                    LabelledTexts::Answers(dev),
-                );
+                let [train, dev] = [train, dev].map(LabelledTexts::Answers);
+                return Dataset::labelled(recipe, model, tokenizer, train, dev);
             }
             Data::Answers { answers, dev } => {
                 let read = |path: &Path| labelled::answers(path).map(LabelledTexts::Answers);
-                return Dataset::labelled(recipe, tokenizer, read(answers)?, read(dev)?);
+                return Dataset::labelled(recipe, model, tokenizer, read(answers)?, read(dev)?);
             }
             Data::Images { .. } => unreachable!("images are no text"),
         };
@@ -176,7 +172,7 @@ impl Dataset {
         let train: Vec<_> =
             train.iter().map(|pair| (tokenizer.encode(&pair.source), tokenizer.encode(&pair.target))).collect();
         // A decoder-only model reads both sides as one sequence.
-        let one = matches!(recipe.model, Architecture::Gpt(_));
+        let one = matches!(model, Architecture::Gpt(_));
         let lengths = |(source, target): &(Vec<u32>, Vec<u32>)| {
             let (source, target) = (source.len() + 1, target.len() + 1);
             Lengths { source, target: if one { source + target } else { target } }
@@ -206,6 +202,7 @@ impl Dataset {
 
     fn labelled(
         recipe: &Recipe,
+        model: &Architecture,
         tokenizer: Option<Tokenizer>,
         train: LabelledTexts,
         dev: LabelledTexts,
@@ -214,7 +211,7 @@ impl Dataset {
             return Err(Error::invalid("there is nothing to learn from, or nothing to measure on"));
         }
         let sentences = |text: String| sentences(&text).into_iter().map(|range| text[range].to_owned()).collect();
-        let in_sentences = matches!(recipe.model, Architecture::Han(_));
+        let in_sentences = matches!(model, Architecture::Han(_));
         let texts =
             || train.texts().into_iter().flat_map(|text| if in_sentences { sentences(text) } else { vec![text] });
         let mut tokenizer = found(recipe, tokenizer, texts)?;

@@ -3,12 +3,18 @@
 use super::dataset::{Dataset, TrainBatch};
 use crate::architecture::Architecture;
 use crate::batch::SpecialTokens;
+use crate::checkpoint::Checkpoint;
 use crate::encoder::Head;
 use crate::files::tensors::Storage;
 use crate::labelled::LabelledTexts;
+use crate::layout::Layout;
+use crate::provenance::Provenance;
+use crate::start::Start;
 use crate::text::tokenizer::Tokenizer;
 use crate::translator::Translator;
-use crate::{Encoder, EncoderConfig, Error, Han, HanConfig, Model, ModelConfig, Recipe, Result, Vit, VitConfig};
+use crate::{
+    Encoder, EncoderConfig, Error, Generator, Han, HanConfig, Model, ModelConfig, Recipe, Result, Vit, VitConfig,
+};
 use qkv_nn::{Loss, Parameters, Tape};
 use std::path::Path;
 
@@ -17,27 +23,47 @@ use std::path::Path;
 #[allow(clippy::large_enum_variant)]
 pub(super) enum TrainedModel {
     Text(Translator),
+    Generator(Generator),
     Encoder(Encoder),
     Han(Han),
     Vit(Vit),
 }
 
 impl TrainedModel {
-    /// A new model with parameters drawn from the recipe's seed.
-    pub fn new(recipe: &Recipe, tokenizer: Option<Tokenizer>, data: &Dataset) -> Result<TrainedModel> {
-        let kind = recipe.model.name();
-        let Some(tokenizer) = tokenizer else { return TrainedModel::of_images(recipe, data) };
-        match (&recipe.model, data.source()) {
+    /// A new model with parameters drawn from the recipe's seed, or with those of `start`, and where they come from.
+    pub fn new(
+        recipe: &Recipe,
+        model: &Architecture,
+        start: Option<Start>,
+        tokenizer: Option<Tokenizer>,
+        data: &Dataset,
+    ) -> Result<(TrainedModel, Option<Provenance>)> {
+        let kind = model.name();
+        let Some(tokenizer) = tokenizer else { return TrainedModel::of_images(recipe, model, start, data) };
+        match (model, data.source()) {
             (Architecture::Encoder(config), Some(source)) => {
                 let (head, labels) = (source.head(), source.labels());
-                // Only classification reads the first row.
-                let pooler = config.pooler && head == Head::Classes;
-                let config = EncoderConfig { head, labels, pooler, ..config.clone() };
-                Ok(TrainedModel::Encoder(Encoder::new(&config, tokenizer, recipe.seed)?))
+                // Only classification reads the first row. BERT's class for it always has a pooler.
+                let pooler = match recipe.model.pretrained() {
+                    Some(from) => from.pooler.unwrap_or(config.pooler || crate::layout::bert::fits(config)),
+                    None => config.pooler,
+                };
+                let config = EncoderConfig { head, labels, pooler: pooler && head == Head::Classes, ..config.clone() };
+                let Some(start) = start else {
+                    return Ok((TrainedModel::Encoder(Encoder::new(&config, tokenizer, recipe.seed)?), None));
+                };
+                let vocab_size = config.vocab_size.max(tokenizer.len());
+                let config = EncoderConfig { vocab_size, ..config };
+                let (encoder, found) = Encoder::from_start(config, tokenizer, &start, recipe.seed)?;
+                Ok((TrainedModel::Encoder(encoder), Some(found)))
             }
             (Architecture::Han(config), Some(source @ LabelledTexts::Classes(_))) => {
                 let config = HanConfig { labels: source.labels(), ..config.clone() };
-                Ok(TrainedModel::Han(Han::new(&config, tokenizer, recipe.seed)?))
+                let Some(start) = start else {
+                    return Ok((TrainedModel::Han(Han::new(&config, tokenizer, recipe.seed)?), None));
+                };
+                let (han, found) = Han::from_start(&config, tokenizer, &start, recipe.seed)?;
+                Ok((TrainedModel::Han(han), Some(found)))
             }
             (Architecture::Encoder(_), None) => Err(Error::invalid("an encoder makes no text")
                 .with_hint("it learns from `classes`, `tags` or `answers` in `[data]`")),
@@ -48,31 +74,90 @@ impl TrainedModel {
             (_, Some(_)) => Err(Error::invalid(format!("a {kind} cannot learn to read labels"))
                 .with_hint("set `model.kind` to `encoder`, or for documents with classes to `han`")),
             (architecture, None) => {
-                let config = ModelConfig::new(architecture.clone(), tokenizer.len(), SpecialTokens::of(&tokenizer));
-                let (model, parameters) = Model::new(&config, recipe.seed)?;
-                Ok(TrainedModel::Text(Translator { model, parameters, tokenizer, search: recipe.search.clone() }))
+                let specials = SpecialTokens::of(&tokenizer);
+                let search = recipe.search.clone();
+                let Some(start) = start else {
+                    let config = ModelConfig::new(architecture.clone(), tokenizer.len(), specials);
+                    let (model, parameters) = Model::new(&config, recipe.seed)?;
+                    return Ok((TrainedModel::Text(Translator { model, parameters, tokenizer, search }), None));
+                };
+                let Some(config) = &start.config else {
+                    return Err(Error::invalid(format!("a {kind} generates no text")));
+                };
+                let vocab_size = config.vocab_size.max(tokenizer.len());
+                let pairs = matches!(data, Dataset::Pairs(_));
+                let config = match pairs {
+                    true => ModelConfig::new(architecture.clone(), vocab_size, specials),
+                    false => ModelConfig { vocab_size, ..config.clone() },
+                };
+                let (model, mut parameters) = Model::blank(&config)?;
+                let layout = start.layout.clone().unwrap_or_else(|| Layout::own(&parameters));
+                let found = layout.fill_from(&mut parameters, &start.weights, |_| false, recipe.seed)?;
+                if pairs || model.gpt().is_none() {
+                    let translator = Translator { model, parameters, tokenizer, search };
+                    return Ok((TrainedModel::Text(translator), Some(found)));
+                }
+                let Start { template, generation, .. } = start;
+                let read = Checkpoint { model, parameters, tokenizer, template, generation };
+                let path = recipe.model.pretrained().map_or(Path::new(""), |model| &model.from);
+                let generator = Generator::of_checkpoint(read, path)?;
+                Ok((TrainedModel::Generator(generator), Some(found)))
             }
         }
     }
 
-    fn of_images(recipe: &Recipe, data: &Dataset) -> Result<TrainedModel> {
-        let (Architecture::Vit(config), Some(images)) = (&recipe.model, data.images()) else {
-            return Err(Error::invalid(format!("a {} sees no images", recipe.model.name()))
-                .with_hint("set `model.kind` to `vit`"));
+    fn of_images(
+        recipe: &Recipe,
+        model: &Architecture,
+        start: Option<Start>,
+        data: &Dataset,
+    ) -> Result<(TrainedModel, Option<Provenance>)> {
+        let (Architecture::Vit(config), Some(images)) = (model, data.images()) else {
+            return Err(
+                Error::invalid(format!("a {} sees no images", model.name())).with_hint("set `model.kind` to `vit`")
+            );
         };
+        if let Some(start) = start {
+            let config = VitConfig { labels: images.names.clone(), ..config.clone() };
+            let (vit, found) = Vit::from_start(&config, &start, recipe.seed)?;
+            return Ok((TrainedModel::Vit(vit), Some(found)));
+        }
         let side = images.side().ok_or_else(|| {
             Error::invalid("the images are no squares of one size").with_hint("cut them before they are learned from")
         })?;
         let given = |found: usize, there: usize| if found == 0 { there } else { found };
         let (image_size, channels) = (given(config.image_size, side), given(config.channels, 1));
         let config = VitConfig { image_size, channels, labels: images.names.clone(), ..config.clone() };
-        Ok(TrainedModel::Vit(Vit::new(&config, recipe.seed)?))
+        Ok((TrainedModel::Vit(Vit::new(&config, recipe.seed)?), None))
+    }
+
+    /// The kind of the model, as in a recipe.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            TrainedModel::Text(Translator { model, .. }) | TrainedModel::Generator(Generator { model, .. }) => {
+                model.config().architecture.name()
+            }
+            TrainedModel::Encoder(_) => "encoder",
+            TrainedModel::Han(_) => "han",
+            TrainedModel::Vit(_) => "vit",
+        }
+    }
+
+    /// The model that generates text, if it is one.
+    pub fn generative(&self) -> Option<&Model> {
+        match self {
+            TrainedModel::Text(Translator { model, .. }) | TrainedModel::Generator(Generator { model, .. }) => {
+                Some(model)
+            }
+            _ => None,
+        }
     }
 
     /// Its parameters.
     pub fn parameters(&self) -> &Parameters<f32> {
         match self {
             TrainedModel::Text(translator) => &translator.parameters,
+            TrainedModel::Generator(generator) => &generator.parameters,
             TrainedModel::Encoder(encoder) => &encoder.parameters,
             TrainedModel::Han(han) => &han.parameters,
             TrainedModel::Vit(vit) => &vit.parameters,
@@ -83,30 +168,10 @@ impl TrainedModel {
     pub fn parameters_mut(&mut self) -> &mut Parameters<f32> {
         match self {
             TrainedModel::Text(translator) => &mut translator.parameters,
+            TrainedModel::Generator(generator) => &mut generator.parameters,
             TrainedModel::Encoder(encoder) => &mut encoder.parameters,
             TrainedModel::Han(han) => &mut han.parameters,
             TrainedModel::Vit(vit) => &mut vit.parameters,
-        }
-    }
-
-    /// The same model with other parameters.
-    pub fn with(&self, parameters: Parameters<f32>) -> TrainedModel {
-        match self {
-            TrainedModel::Text(Translator { model, tokenizer, search, .. }) => {
-                let (model, tokenizer, search) = (model.clone(), tokenizer.clone(), search.clone());
-                TrainedModel::Text(Translator { model, parameters, tokenizer, search })
-            }
-            TrainedModel::Encoder(Encoder { config, tokenizer, pooling, model, .. }) => {
-                let (config, tokenizer, model) = (config.clone(), tokenizer.clone(), model.clone());
-                TrainedModel::Encoder(Encoder { config, parameters, tokenizer, pooling: *pooling, model })
-            }
-            TrainedModel::Han(Han { config, tokenizer, model, .. }) => {
-                let (config, tokenizer, model) = (config.clone(), tokenizer.clone(), model.clone());
-                TrainedModel::Han(Han { config, parameters, tokenizer, model })
-            }
-            TrainedModel::Vit(Vit { config, model, .. }) => {
-                TrainedModel::Vit(Vit { config: config.clone(), parameters, model: model.clone() })
-            }
         }
     }
 
@@ -114,6 +179,7 @@ impl TrainedModel {
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
         match self {
             TrainedModel::Text(translator) => Some(&translator.tokenizer),
+            TrainedModel::Generator(generator) => Some(&generator.tokenizer),
             TrainedModel::Encoder(encoder) => Some(&encoder.tokenizer),
             TrainedModel::Han(han) => Some(&han.tokenizer),
             TrainedModel::Vit(_) => None,
@@ -123,8 +189,9 @@ impl TrainedModel {
     /// The loss of a batch; the gradient of each label is multiplied by `scale`.
     pub fn loss(&self, tape: &mut Tape<'_, f32>, batch: &TrainBatch, smoothing: f64, scale: f64) -> Result<Loss> {
         match (self, batch) {
-            (TrainedModel::Text(translator), TrainBatch::Text(batch)) => {
-                translator.model.loss(tape, batch, smoothing, scale)
+            (TrainedModel::Text(Translator { model, .. }), TrainBatch::Text(batch))
+            | (TrainedModel::Generator(Generator { model, .. }), TrainBatch::Text(batch)) => {
+                model.loss(tape, batch, smoothing, scale)
             }
             (TrainedModel::Encoder(encoder), TrainBatch::Examples(examples)) => encoder.loss(tape, examples, scale),
             (TrainedModel::Han(han), TrainBatch::Documents(documents)) => han.loss(tape, documents, smoothing, scale),
@@ -139,6 +206,7 @@ impl TrainedModel {
     pub fn save(&self, folder: &Path) -> Result<()> {
         match self {
             TrainedModel::Text(translator) => translator.save(folder, Storage::F32),
+            TrainedModel::Generator(generator) => generator.save(folder, Storage::F32),
             TrainedModel::Encoder(encoder) => encoder.save(folder, Storage::F32),
             TrainedModel::Han(han) => han.save(folder, Storage::F32),
             TrainedModel::Vit(vit) => vit.save(folder, Storage::F32),

@@ -15,8 +15,8 @@ use crate::metrics::perplexity;
 use crate::metrics::words::Words;
 use crate::search::Search;
 use crate::translator::Translator;
-use crate::{Encoder, Error, Recipe, Result};
-use qkv_nn::{Loss, Machine, Pool, Tape};
+use crate::{Encoder, Error, Generator, Model, Recipe, Result};
+use qkv_nn::{Loss, Machine, Parameters, Pool, Tape};
 
 /// Examples that are reported.
 const SAMPLES: usize = 3;
@@ -31,7 +31,10 @@ pub(super) fn validate(
 ) -> Result<Validation> {
     let (translator, dev) = match (model, data) {
         (TrainedModel::Text(translator), Dataset::Pairs(pairs)) => (translator, &pairs.dev),
-        (TrainedModel::Text(translator), Dataset::Text(text)) => return of_text(translator, text, machine, pool, step),
+        (TrainedModel::Text(Translator { model, parameters, .. }), Dataset::Text(text))
+        | (TrainedModel::Generator(Generator { model, parameters, .. }), Dataset::Text(text)) => {
+            return of_text((model, parameters), text, machine, pool, step);
+        }
         (TrainedModel::Encoder(encoder), Dataset::Labelled(data)) => {
             return of_labels(encoder, data, machine, pool, step);
         }
@@ -75,7 +78,7 @@ const TOKENS: usize = 4096;
 
 /// The loss of a text in consecutive rows.
 fn of_text(
-    translator: &Translator,
+    (model, parameters): (&Model, &Parameters<f32>),
     text: &TextStream,
     machine: &Machine,
     pool: &Pool<f32>,
@@ -85,8 +88,8 @@ fn of_text(
     let rows: Vec<&[u32]> =
         (0..(text.dev.len() - 1) / text.block).map(|row| &text.dev[row * text.block..][..text.block + 1]).collect();
     for rows in rows.chunks((TOKENS / text.block).max(1)) {
-        let mut tape = Tape::inference(&translator.parameters, pool, machine);
-        loss += translator.model.loss(&mut tape, &Batch::of_text(rows.iter().copied()), 0.0, 1.0)?;
+        let mut tape = Tape::inference(parameters, pool, machine);
+        loss += model.loss(&mut tape, &Batch::of_text(rows.iter().copied()), 0.0, 1.0)?;
     }
     let nll = loss.nll / loss.rows.max(1) as f64;
     Ok(Validation { step, loss: nll, perplexity: perplexity(nll), ..Validation::default() })

@@ -11,7 +11,9 @@ use crate::image::Image;
 use crate::layout::vit;
 use crate::model::Group;
 use crate::observed::{ObservedAttention, stacked};
-use crate::{Error, Result, finite};
+use crate::provenance::Provenance;
+use crate::start::Start;
+use crate::{Architecture, Error, Result, finite};
 use qkv_nn::layers::Builder;
 use qkv_nn::{Loss, Machine, Parameters, Pool, Tape, Target, Tensor};
 use serde_json::Value;
@@ -116,6 +118,15 @@ impl Vit {
         let mut parameters = Parameters::new();
         let model = VitNetwork::new(&mut Builder::new(&mut parameters, seed), &config)?;
         Ok(Vit { config, parameters, model })
+    }
+
+    /// A model for other classes on the layers of a trained one.
+    pub(crate) fn from_start(config: &VitConfig, start: &Start, seed: u64) -> Result<(Vit, Provenance)> {
+        let mut vit = Vit::new(config, seed)?;
+        let same_head = matches!(&start.architecture, Architecture::Vit(from) if from.labels == config.labels);
+        let fresh = |name: &str| name.starts_with("head.") && !same_head;
+        let found = vit::layout(config).fill_from(&mut vit.parameters, &start.weights, fresh, seed)?;
+        Ok((vit, found))
     }
 
     /// Writes a folder that `transformers` reads.

@@ -286,7 +286,10 @@ impl<T: Float> Tape<'_, T> {
             call.buckets = Some([lsh.hash(q)?, lsh.hash(k)?]);
         }
         let capture = self.captures(options.label);
-        if !self.is_training() && !capture {
+        let slots = [q.slot, k.slot, v.slot, center.and_then(|center| center.slot)];
+        let ScoreParameters { w, v: vector, scale, table, sinks } = options.parameters;
+        let depends = self.depends(&slots, &[w, vector, scale, table, sinks]);
+        if !depends && !capture && !call.attention.entropy {
             let &[batch, length, _] = q.shape() else { unreachable!("`save_call` checked the axes") };
             let width = v.value.width() / options.heads.key * options.heads.query;
             let mut out = Tensor::unwritten(self.pool, &[batch, length, width]); // (B, N, Hq·Dv)
@@ -304,9 +307,9 @@ impl<T: Float> Tape<'_, T> {
             self.captured.push(Captured { label: options.label.into(), call, out, gates: gates.clone() });
             gates
         });
-        let slots = [q.slot, k.slot, v.slot];
-        let center = center.and_then(|center| center.slot);
-        Ok(self.record(values, || AttentionBackward { call, slots, center, out, d_entropy, gates }))
+        let [q, k, v, center] = slots;
+        let slots = [q, k, v];
+        Ok(self.record(values, depends, || AttentionBackward { call, slots, center, out, d_entropy, gates }))
     }
 
     /// Adds the mean entropy of the rows that are no padding to the penalty; returns its gradient, `[B, Hq, N]`.
@@ -344,7 +347,7 @@ impl<T: Float> Tape<'_, T> {
 
 fn accumulate<T: Float>(gradients: &mut Gradients<T>, param: Option<Param>, gradient: Option<&[T]>) {
     if let (Some(param), Some(gradient)) = (param, gradient) {
-        gradients.get_mut(param).iter_mut().zip(gradient).for_each(|(sum, &x)| *sum += x);
+        gradients.sum(param).into_iter().flatten().zip(gradient).for_each(|(sum, &x)| *sum += x);
     }
 }
 

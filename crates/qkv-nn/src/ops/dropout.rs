@@ -105,7 +105,7 @@ impl<T: Float> Tape<'_, T> {
         let Some(dropout) = DropoutMask::new(self, p) else { return x };
         let slot = x.slot;
         let value = apply_dropout(self.machine, x.value, dropout);
-        self.record(value, || DropoutBackward { x: slot, dropout })
+        self.record(value, self.depends(&[slot], &[]), || DropoutBackward { x: slot, dropout })
     }
 
     /// `x + dropout(y)`.
@@ -121,7 +121,7 @@ impl<T: Float> Tape<'_, T> {
             value = apply_dropout(self.machine, value, dropout);
         }
         super::add_assign(self.machine, value.data_mut(), x.value.data());
-        self.record(value, || backward)
+        self.record(value, self.depends(&[backward.x, backward.y], &[]), || backward)
     }
 
     /// `x + y`.

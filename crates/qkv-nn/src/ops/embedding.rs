@@ -63,7 +63,8 @@ impl<T: Float> Tape<'_, T> {
                 }
             }
         });
-        self.record(y, || EmbeddingBackward { ids: ids.into(), table, scale, positions: learned })
+        let depends = self.depends(&[], &[Some(table), learned.map(|(param, ..)| param)]);
+        self.record(y, depends, || EmbeddingBackward { ids: ids.into(), table, scale, positions: learned })
     }
 }
 
@@ -95,10 +96,12 @@ const COLUMNS: usize = 64;
 impl<T: Float> Backward<T> for EmbeddingBackward<T> {
     fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let width = upstream.width();
-        let sums = context.gradients.get_mut(self.table);
-        scatter(context.machine, sums, upstream.data(), width, self.scale, |r| self.ids[r] as usize);
-        if let Some((param, length, start)) = self.positions {
-            let sums = context.gradients.get_mut(param);
+        if let Some(sums) = context.gradients.sum(self.table) {
+            scatter(context.machine, sums, upstream.data(), width, self.scale, |r| self.ids[r] as usize);
+        }
+        if let Some((param, length, start)) = self.positions
+            && let Some(sums) = context.gradients.sum(param)
+        {
             scatter(context.machine, sums, upstream.data(), width, T::ONE, |r| start + r % length);
         }
     }

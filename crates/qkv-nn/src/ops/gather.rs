@@ -55,7 +55,9 @@ impl<T: Float> Tape<'_, T> {
                 None => to.fill(T::ZERO),
             }
         }
+        let slots: Vec<Option<usize>> = parts.iter().map(|part| part.slot).collect();
+        let depends = self.depends(&slots, &[]);
         let parts = parts.iter().map(|part| (part.slot, part.shape().to_vec())).collect();
-        self.record(y, || GatherBackward { parts, places })
+        self.record(y, depends, || GatherBackward { parts, places })
     }
 }

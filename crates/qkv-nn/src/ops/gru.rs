@@ -78,7 +78,8 @@ impl<T: Float> Tape<'_, T> {
         }
         let (slot, from) = (x.slot, h.slot);
         let lengths = lengths.map(Into::into);
-        self.record(y, || GruBackward { x: slot, h: from, w, b, lengths, reverse, states, gates })
+        let depends = self.depends(&[slot, from], &[Some(w), Some(b)]);
+        self.record(y, depends, || GruBackward { x: slot, h: from, w, b, lengths, reverse, states, gates })
     }
 }
 
@@ -196,10 +197,14 @@ impl<T: Float> Backward<T> for GruBackward<T> {
         }
         // All steps at once: (3C, N·B) · (N·B, C).
         let rows = steps * batch;
-        machine.add_columns(d_recurrent.data(), context.gradients.get_mut(self.b));
-        let d_recurrent = Operand::rows(d_recurrent.data(), rows, wide);
-        let states = Operand::rows(&self.states.data()[..rows * width], rows, width);
-        machine.product(context.gradients.get_mut(self.w), d_recurrent.transposed(), states, true);
+        if let Some(sum) = context.gradients.sum(self.b) {
+            machine.add_columns(d_recurrent.data(), sum);
+        }
+        if let Some(sum) = context.gradients.sum(self.w) {
+            let d_recurrent = Operand::rows(d_recurrent.data(), rows, wide);
+            let states = Operand::rows(&self.states.data()[..rows * width], rows, width);
+            machine.product(sum, d_recurrent.transposed(), states, true);
+        }
         context.add(self.x, d_x);
         context.add(self.h, d_h);
     }

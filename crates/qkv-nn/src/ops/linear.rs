@@ -1,6 +1,7 @@
 //! A fused linear layer: `y = dropout(activation(x Wᵀ + b))`.
 
 use super::dropout::{DropoutMask, apply_dropout};
+use crate::adapter::AdapterCall;
 use crate::float::Float;
 use crate::machine::Machine;
 use crate::parameters::Param;
@@ -46,7 +47,10 @@ enum Saved<T: Float> {
 
 struct LinearBackward<T: Float> {
     x: Option<usize>,
-    input: Tensor<T>,
+    shape: Vec<usize>,
+    /// The input, where the matrix is trained or adapted.
+    input: Option<Tensor<T>>,
+    adapter: Option<AdapterCall<T>>,
     w: Param,
     b: Option<Param>,
     activation: Activation,
@@ -55,7 +59,8 @@ struct LinearBackward<T: Float> {
 }
 
 impl<T: Float> Tape<'_, T> {
-    /// `dropout(activation(x Wᵀ + b))` with `x [.., I]`, `W [O, I]`, `b [O]`: a tensor `[.., O]`.
+    /// `dropout(activation(x Wᵀ + b))` with `x [.., I]`, `W [O, I]`, `b [O]`: a tensor `[.., O]`. Where `W` has an
+    /// [adapter](crate::Adapter), its product is added to `x Wᵀ`.
     ///
     /// # Panics
     /// Where the shapes do not fit.
@@ -66,16 +71,21 @@ impl<T: Float> Tape<'_, T> {
         let shape = [&x.shape()[..x.shape().len() - 1], &[out]].concat();
         let mut y = Tensor::unwritten(self.pool, &shape); // (R, O)
         let quantized =
-            if rows <= MAX_QUANTIZED_ROWS && !self.is_training() { self.parameters.quantized(w) } else { None };
+            if rows <= MAX_QUANTIZED_ROWS && self.is_inference() { self.parameters.quantized(w) } else { None };
         if !quantized.is_some_and(|w| self.machine.quantized_product(y.data_mut(), x.value.data(), w)) {
-            let weight = Operand::rows(self.parameters.get(w), out, inner).transposed();
+            let matrix = self.parameters.matrix(w, self.pool, self.machine);
+            let weight = Operand::rows(&matrix, out, inner).transposed();
             self.machine.product(y.data_mut(), Operand::rows(x.value.data(), rows, inner), weight, false);
         }
+        let adapter = self.parameters.adapter(w);
+        let [a, b_low] = [adapter.map(|adapter| adapter.a), adapter.map(|adapter| adapter.b)];
+        let depends = self.depends(&[x.slot], &[Some(w), b, a, b_low]);
+        let adapter = adapter.map(|adapter| self.add_adapter(&mut y, x, adapter));
         let bias = b.map(|b| self.parameters.get(b));
 
         let dropout = DropoutMask::new(self, dropout);
         let of_input = matches!(activation, Activation::Gelu | Activation::GeluTanh);
-        let before = if of_input && self.is_training() {
+        let before = if of_input && depends {
             // The gradient of GELU is a function of its input: save that, and write the output elsewhere.
             let mut out = Tensor::unwritten(self.pool, &shape);
             activate(
@@ -97,8 +107,9 @@ impl<T: Float> Tape<'_, T> {
             (_, Some(before)) => Saved::Input(before),
             _ => Saved::Output(y.clone()),
         };
-        let (slot, input) = (x.slot, x.value.clone());
-        self.record(y, || LinearBackward { x: slot, input, w, b, activation, saved, dropout })
+        let input = (adapter.is_some() || self.parameters.is_trained(w)).then(|| x.value.clone());
+        let (x, shape) = (x.slot, x.shape().to_vec());
+        self.record(y, depends, || LinearBackward { x, shape, input, adapter, w, b, activation, saved, dropout })
     }
 }
 
@@ -267,8 +278,8 @@ impl<T: Float> Pass for ActivationGradient<'_, T> {
 impl<T: Float> Backward<T> for LinearBackward<T> {
     fn backward(self: Box<Self>, mut upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let machine = context.machine;
-        let (rows, inner) = (self.input.rows(), self.input.width());
-        let out = context.parameters.shape(self.w)[0];
+        let &[out, inner] = context.parameters.shape(self.w) else { unreachable!("forward had a matrix") };
+        let rows = self.shape[..self.shape.len() - 1].iter().product();
         // ReLU's saved output is zero where elements were dropped; otherwise the mask is drawn again.
         if let (Some(dropout), false) = (self.dropout, self.activation == Activation::Relu) {
             upstream = apply_dropout(machine, upstream.reshaped(&[rows, out]), dropout);
@@ -282,15 +293,21 @@ impl<T: Float> Backward<T> for LinearBackward<T> {
             });
         }
         let d_y = Operand::rows(upstream.data(), rows, out);
-        if let Some(b) = self.b {
-            machine.add_columns(upstream.data(), context.gradients.get_mut(b));
+        if let Some(sum) = self.b.and_then(|b| context.gradients.sum(b)) {
+            machine.add_columns(upstream.data(), sum);
         }
-        let x = Operand::rows(self.input.data(), rows, inner);
-        machine.product(context.gradients.get_mut(self.w), d_y.transposed(), x, true); // (O, I)
-        if self.x.is_some() {
-            let mut d_x = Tensor::unwritten(context.pool, self.input.shape());
-            let weight = Operand::rows(context.parameters.get(self.w), out, inner);
-            machine.product(d_x.data_mut(), d_y, weight, false); // (R, I)
+        if let (Some(input), Some(sum)) = (&self.input, context.gradients.sum(self.w)) {
+            machine.product(sum, d_y.transposed(), Operand::rows(input.data(), rows, inner), true); // (O, I)
+        }
+        let mut d_x = self.x.map(|_| Tensor::unwritten(context.pool, &self.shape));
+        if let Some(d_x) = &mut d_x {
+            let matrix = context.parameters.matrix(self.w, context.pool, machine);
+            machine.product(d_x.data_mut(), d_y, Operand::rows(&matrix, out, inner), false); // (R, I)
+        }
+        if let (Some(adapter), Some(input)) = (&self.adapter, &self.input) {
+            adapter.backward(input, &upstream, d_x.as_mut(), context);
+        }
+        if let Some(d_x) = d_x {
             context.add(self.x, d_x);
         }
     }

@@ -90,15 +90,12 @@ impl<T: Float> Tape<'_, T> {
             }
             let (Some(gradients), Some(d_x)) = (self.gradients.as_deref_mut(), &mut d_x) else { continue };
             let d_scores = Operand::rows(&*scores, count, classes);
-            if let Some(b) = b {
-                self.machine.add_columns(scores, gradients.get_mut(b));
+            if let Some(sum) = b.and_then(|b| gradients.sum(b)) {
+                self.machine.add_columns(scores, sum);
             }
-            self.machine.product(
-                gradients.get_mut(w),
-                d_scores.transposed(),
-                Operand::rows(inputs, count, width),
-                true,
-            );
+            if let Some(sum) = gradients.sum(w) {
+                self.machine.product(sum, d_scores.transposed(), Operand::rows(inputs, count, width), true);
+            }
             self.machine.product(inputs, d_scores, w_rows, false);
             for (from, &r) in inputs.chunks_exact(width).zip(rows) {
                 d_x.data_mut()[r * width..][..width].copy_from_slice(from);

@@ -44,6 +44,6 @@ impl<T: Float> Tape<'_, T> {
             y.iter_mut().for_each(|sum| *sum *= share);
         }
         let slot = x.slot;
-        self.record(y, || MeanBackward { x: slot, shape: [batch, length, width], lengths })
+        self.record(y, self.depends(&[slot], &[]), || MeanBackward { x: slot, shape: [batch, length, width], lengths })
     }
 }

@@ -39,7 +39,13 @@ impl<T: Float> Tape<'_, T> {
             self.machine.run(LayerNorm { x, y, moments, gain: g, bias: b, epsilon });
         });
         let (slot, input) = (x.slot, x.value.clone());
-        self.record(y, || LayerNormBackward { x: slot, input, gain, bias, moments })
+        self.record(y, self.depends(&[slot], &[Some(gain), Some(bias)]), || LayerNormBackward {
+            x: slot,
+            input,
+            gain,
+            bias,
+            moments,
+        })
     }
 }
 
@@ -129,8 +135,10 @@ impl<T: Float> Backward<T> for LayerNormBackward<T> {
         };
         context.machine.each(parts, body);
         for sums in sums.data().chunks_exact(2 * width) {
-            context.gradients.get_mut(self.gain).iter_mut().zip(&sums[..width]).for_each(|(sum, &x)| *sum += x);
-            context.gradients.get_mut(self.bias).iter_mut().zip(&sums[width..]).for_each(|(sum, &x)| *sum += x);
+            for (param, sums) in [(self.gain, &sums[..width]), (self.bias, &sums[width..])] {
+                let to = context.gradients.sum(param).into_iter().flatten();
+                to.zip(sums).for_each(|(sum, &x)| *sum += x);
+            }
         }
         context.add(self.x, d_x);
     }
@@ -163,7 +171,7 @@ impl<T: Float> Tape<'_, T> {
             self.machine.run(RmsNorm { x, y, inverses, gain: g, epsilon });
         });
         let (slot, input) = (x.slot, x.value.clone());
-        self.record(y, || RmsNormBackward { x: slot, input, gain, inverses })
+        self.record(y, self.depends(&[slot], &[Some(gain)]), || RmsNormBackward { x: slot, input, gain, inverses })
     }
 }
 
@@ -241,7 +249,7 @@ impl<T: Float> Backward<T> for RmsNormBackward<T> {
         };
         context.machine.each(parts, body);
         for sums in sums.data().chunks_exact(width) {
-            context.gradients.get_mut(self.gain).iter_mut().zip(sums).for_each(|(sum, &x)| *sum += x);
+            context.gradients.sum(self.gain).into_iter().flatten().zip(sums).for_each(|(sum, &x)| *sum += x);
         }
         context.add(self.x, d_x);
     }

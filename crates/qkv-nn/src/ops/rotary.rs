@@ -97,6 +97,6 @@ impl<T: Float> Tape<'_, T> {
     pub fn rotary(&mut self, x: Var<T>, angles: &Angles<T>) -> Var<T> {
         let (slot, mut value) = (x.slot, x.value);
         angles.rotate(self.machine, &mut value, false);
-        self.record(value, || RotaryBackward { x: slot, angles: angles.clone() })
+        self.record(value, self.depends(&[slot], &[]), || RotaryBackward { x: slot, angles: angles.clone() })
     }
 }

@@ -103,8 +103,10 @@ impl<T: Float> Tape<'_, T> {
             }
             from += width;
         }
+        let slots: Vec<Option<usize>> = parts.iter().map(|part| part.slot).collect();
+        let depends = self.depends(&slots, &[]);
         let parts = parts.iter().map(|part| (part.slot, part.shape().to_vec())).collect();
-        self.record(y, || ConcatBackward { parts })
+        self.record(y, depends, || ConcatBackward { parts })
     }
 
     /// Slices one step of each sequence: `[B, N, C]` becomes `[B, 1, C]`.
@@ -117,7 +119,7 @@ impl<T: Float> Tape<'_, T> {
         let mut y = Tensor::unwritten(self.pool, &[batch, 1, width]);
         columns(x.value.data(), length * width, step * width, width, y.data_mut());
         let slot = x.slot;
-        self.record(y, || StepBackward { x: slot, shape: [batch, length, width], step })
+        self.record(y, self.depends(&[slot], &[]), || StepBackward { x: slot, shape: [batch, length, width], step })
     }
 
     /// Stacks steps into sequences: `N` tensors `[B, 1, C]` become `[B, N, C]`.
@@ -136,8 +138,8 @@ impl<T: Float> Tape<'_, T> {
                 sequence[at * width..][..width].copy_from_slice(x);
             }
         }
-        let steps = steps.iter().map(|step| step.slot).collect();
-        self.record(y, || StackBackward { steps, batch, width })
+        let steps: Vec<Option<usize>> = steps.iter().map(|step| step.slot).collect();
+        self.record(y, self.depends(&steps, &[]), || StackBackward { steps, batch, width })
     }
 
     /// Scales sequence `b` by the constant `factors[b]`.
@@ -148,6 +150,6 @@ impl<T: Float> Tape<'_, T> {
         assert_eq!(x.shape()[0], factors.len(), "a factor for each sequence");
         let (slot, mut value) = (x.slot, x.value);
         scale(&mut value, factors);
-        self.record(value, || ScaleBackward { x: slot, factors: factors.to_vec() })
+        self.record(value, self.depends(&[slot], &[]), || ScaleBackward { x: slot, factors: factors.to_vec() })
     }
 }

@@ -27,8 +27,9 @@ impl<T: Float> Tape<'_, T> {
             self.machine.run(SwiGlu { y, gate, up });
         });
         let slots = [gate.slot, up.slot];
+        let depends = self.depends(&slots, &[]);
         let [gate, up] = [gate, up].map(|var| var.value.clone());
-        self.record(y, || SwiGluBackward { slots, gate, up })
+        self.record(y, depends, || SwiGluBackward { slots, gate, up })
     }
 }
 

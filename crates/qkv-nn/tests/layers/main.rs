@@ -5,3 +5,4 @@ mod golden;
 mod gradients;
 mod packed;
 mod threads;
+mod tuning;

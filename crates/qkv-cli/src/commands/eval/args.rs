@@ -13,9 +13,9 @@ pub(crate) const ARGUMENTS: Arguments = &[
             Argument::new(
                 "data",
                 Kind::Path,
-                "Translate the sources of this file and score them; `SOURCE⇥TARGET` lines",
+                "Score the model on this file: `SOURCE⇥TARGET` or `LABEL⇥TEXT` lines, CoNLL columns, SQuAD's JSON, text",
             )
-            .value("DATA.tsv")
+            .value("DATA")
             .positional()
             .conflicts(&["hypotheses", "references"]),
             MODEL_OR_EMBEDDED.conflicts(&["hypotheses"]),
@@ -53,6 +53,9 @@ pub(crate) const ARGUMENTS: Arguments = &[
 pub(crate) const EXAMPLES: &[(&str, &str)] = &[
     ("qkv eval dev.tsv", "BLEU, chrF, exact match and perplexity of the embedded model"),
     ("qkv eval --model runs/dates --greedy dates.tsv --json", "Your own model, as JSON"),
+    ("qkv eval --model runs/ner-minilm data/wnut17-ner/dev.conll", "Entity F1, by kind, as seqeval reports it"),
+    ("qkv eval --model runs/reviews-minilm data/movie-reviews/dev.tsv", "Accuracy, and F1 by class"),
+    ("qkv eval --model runs/shakespeare data/tinyshakespeare/dev.txt", "Perplexity of a text"),
     ("qkv eval --hypotheses out.txt --references ref.txt", "Any translations, as sacrebleu scores them"),
 ];
 
@@ -79,7 +82,7 @@ impl EvalArgs {
         let source = match (matches.path("data"), matches.path("hypotheses"), matches.path("references")) {
             (Some(data), ..) => EvalSource::Model { folder: matches.path("model"), data },
             (_, Some(hypotheses), Some(references)) => EvalSource::Files { hypotheses, references },
-            _ => return Err("`qkv eval` requires DATA.tsv, or `--hypotheses` and `--references`".into()),
+            _ => return Err("`qkv eval` requires DATA, or `--hypotheses` and `--references`".into()),
         };
         Ok(EvalArgs {
             source,

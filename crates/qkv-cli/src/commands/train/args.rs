@@ -25,6 +25,12 @@ pub(crate) const ARGUMENTS: Arguments = &[
             .value("SEED")
             .conflicts(&["resume"]),
             Argument::new("resume", Kind::Switch, "Continue from the last checkpoint, as if the run had never stopped"),
+            Argument::new(
+                "dry-run",
+                Kind::Switch,
+                "Print data, model and what of `model.from` is used, added and left out; train nothing",
+            )
+            .conflicts(&["resume", "out"]),
             Argument::new("checkpoint", Kind::SEED, "Step of the checkpoint to continue from; the newest by default")
                 .value("STEP")
                 .requires(&["resume"]),
@@ -57,6 +63,7 @@ pub(crate) const EXAMPLES: &[(&str, &str)] = &[
     ),
     ("qkv train recipes/dates.toml --resume", "Continue `runs/dates`, or start it"),
     ("qkv train --resume runs/dates --set train.steps=2000", "Continue for longer"),
+    ("qkv train recipes/ner-minilm.toml --dry-run", "Fine-tuning: what of the model would be used"),
     ("qkv train recipes/dates.toml --log-format json 2> log.jsonl", "Progress for programs"),
 ];
 
@@ -87,6 +94,8 @@ pub(crate) struct TrainArgs {
     /// Settings that override the recipe, the seed among them.
     pub overrides: Vec<String>,
     pub resume: bool,
+    /// Only say what would be trained.
+    pub dry_run: bool,
     /// The checkpoint to resume from; the newest by default.
     pub checkpoint: Option<u64>,
     pub threads: Option<usize>,
@@ -103,6 +112,7 @@ impl TrainArgs {
             out: matches.path("out"),
             overrides,
             resume: matches.switch("resume"),
+            dry_run: matches.switch("dry-run"),
             checkpoint: matches.seed("checkpoint"),
             threads: matches.count("threads"),
             log_format: match matches.word("log-format") {

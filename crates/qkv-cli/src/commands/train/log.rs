@@ -6,8 +6,10 @@ use super::summary::TrainSummary;
 use crate::output::note;
 use crate::threads;
 use indicatif::{ProgressBar, ProgressStyle};
-use qkv_models::train::{Event, Run, Validation, Watcher};
+use qkv_models::Provenance;
+use qkv_models::train::{Event, Plan, Run, Validation, Watcher};
 use serde::Serialize;
+use serde_json::json;
 use std::io::{self, IsTerminal};
 use std::time::Instant;
 
@@ -38,6 +40,9 @@ struct StartEvent<'a> {
     data: String,
     model: &'static str,
     parameters: usize,
+    trained: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from: Option<&'a Provenance>,
     folder: &'a str,
     step: u64,
     steps: u64,
@@ -73,7 +78,7 @@ impl TrainLog {
     /// The run starts: its data, model and settings.
     pub fn start(&self, run: &Run) {
         let recipe = run.recipe();
-        let model = recipe.model.name();
+        let model = run.kind();
         let folder = run.folder().display().to_string();
         let start = StartEvent {
             version: env!("CARGO_PKG_VERSION"),
@@ -84,6 +89,8 @@ impl TrainLog {
             data: run.summary(),
             model,
             parameters: run.parameters(),
+            trained: run.trained_parameters(),
+            from: run.provenance(),
             folder: &folder,
             step: run.step(),
             steps: recipe.train.steps,
@@ -95,7 +102,9 @@ impl TrainLog {
         let threads = threads::count(start.threads);
         self.line(&format!("qkv      {version}, seed {seed}, {threads}, {isa}, {device}"));
         self.line(&format!("data     {data}"));
-        self.line(&format!("model    {model}, {} parameters", short_count(parameters as f64)));
+        for line in model_lines(model, [parameters, start.trained], run.provenance()) {
+            self.line(&line);
+        }
         let from = if step > 0 { format!(", from step {step}") } else { String::new() };
         self.line(&format!("run      {folder}, {steps} steps{from}"));
         self.bar.set_position(step);
@@ -195,6 +204,30 @@ impl Watcher for TrainLog {
             self.json("saved", StepEvent { step });
         }
     }
+}
+
+/// The model of a run: its size, what of it is trained, and where its weights come from.
+fn model_lines(kind: &str, [parameters, trained]: [usize; 2], from: Option<&Provenance>) -> Vec<String> {
+    let mut line = format!("model    {kind}, {} parameters", short_count(parameters as f64));
+    if trained < parameters {
+        line += &format!(", {} of them trained", short_count(trained as f64));
+    }
+    let from = from.into_iter().flat_map(Provenance::lines).enumerate();
+    let from = from.map(|(at, line)| format!("{}{line}", if at == 0 { "from     " } else { "         " }));
+    [line].into_iter().chain(from).collect()
+}
+
+/// What a run would do, in lines.
+pub(super) fn plan_lines(plan: &Plan) -> Vec<String> {
+    let data = format!("data     {}", plan.data());
+    [data].into_iter().chain(model_lines(plan.kind(), plan.parameters(), plan.provenance())).collect()
+}
+
+/// The same as one JSON object on a line.
+pub(super) fn plan_json(plan: &Plan) -> String {
+    let [parameters, trained] = plan.parameters();
+    let (data, model, from) = (plan.data(), plan.kind(), plan.provenance());
+    format!("{}\n", json!({ "data": data, "model": model, "parameters": parameters, "trained": trained, "from": from }))
 }
 
 /// A count for people: `413 k`.

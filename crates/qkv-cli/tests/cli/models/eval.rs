@@ -50,7 +50,7 @@ fn what_cannot_be_measured_is_refused() {
     folder.qkv(&format!("eval --model {} dev.tsv", model())).fails(&["dev.tsv:2: the line has no tab"]);
     folder.put("long.tsv", format!("a\tb\na\t{}\n", "a".repeat(99)).as_bytes());
     folder.qkv(&format!("eval --model {} long.tsv", model())).fails(&["long.tsv:2: the target has 99 tokens"]);
-    folder.qkv("eval").misused(&["requires DATA.tsv"]);
+    folder.qkv("eval").misused(&["requires DATA"]);
     folder.qkv("eval --hypotheses one.txt").misused(&["`--hypotheses` requires `--references`"]);
     folder.qkv("eval dev.tsv --hypotheses one.txt --references two.txt").misused(&["cannot be used with"]);
 }

@@ -1,0 +1,47 @@
+//! Scores of labels and of text, as lines in the form of seqeval's report or as one JSON object.
+
+use qkv_models::Evaluation;
+use serde_json::json;
+use std::path::Path;
+
+/// One JSON object on a line.
+pub(super) fn to_json(model: &Path, found: &Evaluation) -> String {
+    let mut report = json!(found);
+    report["model"] = json!(model.display().to_string());
+    format!("{report}\n")
+}
+
+/// A few lines: a table by class, then the whole.
+pub(super) fn to_text(found: &Evaluation) -> String {
+    let mut text = String::new();
+    let width = found.classes.iter().map(|class| class.name.chars().count()).max().unwrap_or(0).max(5);
+    if !found.classes.is_empty() {
+        text += &format!("{:width$}  precision  recall     F1  support\n", "");
+    }
+    for class in &found.classes {
+        let (name, precision, recall, f1, support) =
+            (&class.name, class.precision, class.recall, class.f1, class.support);
+        text += &format!("{name:width$}  {precision:9.2}  {recall:6.2}  {f1:5.2}  {support:7}\n");
+    }
+    match found.measured {
+        "tags" => {
+            let [precision, recall] = found.precision_recall.unwrap_or_default();
+            let (f1, right) = (found.f1.unwrap_or(0.0), found.accuracy.unwrap_or(0.0));
+            text += &format!("entity F1 = {f1:.2} (precision {precision:.2}, recall {recall:.2})\n");
+            text += &format!("tags right = {right:.2} % ({} sentences)\n", found.items);
+        }
+        "classes" => {
+            let (accuracy, f1) = (found.accuracy.unwrap_or(0.0), found.f1.unwrap_or(0.0));
+            text += &format!("accuracy = {accuracy:.2} % ({} texts), mean F1 = {f1:.2}\n", found.items);
+        }
+        "answers" => {
+            let (exact, f1) = (found.exact.unwrap_or(0.0), found.f1.unwrap_or(0.0));
+            text += &format!("exact match = {exact:.2} %, F1 = {f1:.2} ({} questions)\n", found.items);
+        }
+        _ => {
+            let (loss, perplexity) = (found.loss.unwrap_or(0.0), found.perplexity.unwrap_or(0.0));
+            text += &format!("loss = {loss:.4} per token, perplexity = {perplexity:.3} ({} tokens)\n", found.items);
+        }
+    }
+    text
+}

@@ -1,0 +1,85 @@
+//! What a recipe asks for, before a step is taken: its data, tokenized, and its model.
+
+use super::dataset::Dataset;
+use super::trained_model::TrainedModel;
+use crate::recipe::ModelSource;
+use crate::start::Start;
+use crate::text::tokenizer::Tokenizer;
+use crate::{Error, Provenance, Recipe, Result};
+
+/// Data and model of a recipe.
+pub struct Plan {
+    pub(super) data: Dataset,
+    pub(super) model: TrainedModel,
+    pub(super) provenance: Option<Provenance>,
+}
+
+impl std::fmt::Debug for Plan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Plan({})", self.model.kind())
+    }
+}
+
+impl Plan {
+    /// Reads the data and builds the model of a recipe, without a folder and without a step.
+    ///
+    /// # Errors
+    /// Where data or a model cannot be read, or they do not fit together.
+    pub fn of(recipe: &Recipe) -> Result<Plan> {
+        Plan::new(recipe, None)
+    }
+
+    /// With the tokenizer of a run that is resumed.
+    pub(super) fn new(recipe: &Recipe, tokenizer: Option<Tokenizer>) -> Result<Plan> {
+        let mut start = recipe.model.pretrained().map(Start::open).transpose()?;
+        let tokenizer = tokenizer.or_else(|| start.as_mut().and_then(|start| start.tokenizer.take()));
+        let architecture = match (&recipe.model, &start) {
+            (ModelSource::New(architecture), _) => architecture.clone(),
+            (_, Some(start)) => start.architecture.clone(),
+            _ => unreachable!("a model is new or starts from another"),
+        };
+        let (mut data, tokenizer) = Dataset::new(recipe, &architecture, tokenizer)?;
+        let (model, provenance) = TrainedModel::new(recipe, &architecture, start, tokenizer, &data)?;
+        match (&model, &mut data) {
+            (TrainedModel::Encoder(encoder), data) => data.tokenize(encoder)?,
+            (TrainedModel::Han(han), data) => data.tokenize_documents(han),
+            (TrainedModel::Vit(vit), data) => data.resize_images(vit)?,
+            (model, data) => {
+                let model = model.generative().expect("the other kinds were matched");
+                match data {
+                    Dataset::Text(_) if model.gpt().is_none() => {
+                        return Err(Error::invalid(format!("a {} cannot learn from plain text", architecture.name()))
+                            .with_hint("set `model.kind` to `gpt`, or train on pairs"));
+                    }
+                    Dataset::Text(text) if text.block > model.max_len() => {
+                        let (block, max_len) = (text.block, model.max_len());
+                        let what = format!("`train.longest` is {block}, the model takes {max_len} tokens");
+                        return Err(Error::invalid(what).with_hint("lower it, or raise `model.max_positions`"));
+                    }
+                    data => data.limit(model.max_len()),
+                }
+            }
+        }
+        Ok(Plan { data, model, provenance })
+    }
+
+    /// The sizes of the data, in words.
+    pub fn data(&self) -> String {
+        self.data.summary(self.model.tokenizer().map_or(0, Tokenizer::len))
+    }
+
+    /// The kind of the model, as in a recipe.
+    pub fn kind(&self) -> &'static str {
+        self.model.kind()
+    }
+
+    /// Number of parameters, and of those that are trained.
+    pub fn parameters(&self) -> [usize; 2] {
+        [self.model.parameters().count(), self.model.parameters().trained_count()]
+    }
+
+    /// Where the weights of a fine-tuned model come from.
+    pub fn provenance(&self) -> Option<&Provenance> {
+        self.provenance.as_ref()
+    }
+}

@@ -1,0 +1,64 @@
+//! Gradient checkpointing (Chen et al. 2016, arXiv:1604.06174): of a segment of the model only the input is saved; its
+//! operations are computed again in the backward pass, with the same dropout. Memory for the price of a second forward
+//! pass.
+
+use crate::float::Float;
+use crate::tape::{Backward, BackwardContext, Tape, Var};
+use crate::tensor::Tensor;
+
+/// A segment of a model: from one value to another.
+type Segment<T> = Box<dyn for<'t> Fn(&mut Tape<'t, T>, Var<T>) -> qkv::Result<Var<T>> + Send>;
+
+struct RecomputeBackward<T: Float> {
+    x: Option<usize>,
+    input: Tensor<T>,
+    segment: Segment<T>,
+    /// Where the random draws of the segment start.
+    stream: (u64, u64),
+    noise: bool,
+}
+
+impl<T: Float> Tape<'_, T> {
+    /// Runs a segment and saves its input alone.
+    ///
+    /// # Errors
+    /// Those of the segment.
+    pub fn recomputed(
+        &mut self,
+        x: Var<T>,
+        segment: impl for<'t> Fn(&mut Tape<'t, T>, Var<T>) -> qkv::Result<Var<T>> + Send + 'static,
+    ) -> qkv::Result<Var<T>> {
+        if !self.is_training() {
+            return segment(self, x);
+        }
+        let (slot, input, stream) = (x.slot, x.value.clone(), self.draws());
+        let output = self.suspend(|tape| {
+            let x = tape.constant(x.value);
+            segment(tape, x)
+        })?;
+        let noise = self.has_noise();
+        let backward = || RecomputeBackward { x: slot, input, segment: Box::new(segment), stream, noise };
+        Ok(self.record(output.value, true, backward))
+    }
+}
+
+impl<T: Float> Backward<T> for RecomputeBackward<T> {
+    fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
+        let (parameters, pool, machine) = (context.parameters, context.pool, context.machine);
+        let mut tape = Tape::training(parameters, context.gradients, pool, machine, 0);
+        tape.set_draws(self.stream, self.noise);
+        let x = match self.x {
+            Some(_) => tape.input(self.input),
+            None => tape.constant(self.input),
+        };
+        let output = (self.segment)(&mut tape, x.clone()).expect("the forward pass went through it");
+        tape.seed(&output, upstream);
+        drop(output);
+        tape.backward();
+        let d_x = tape.take_gradient(&x);
+        drop(tape);
+        if let Some(d_x) = d_x {
+            context.add(self.x, d_x);
+        }
+    }
+}
