@@ -11,6 +11,7 @@ mod lines;
 #[cfg(test)]
 mod markdown;
 mod nvrtc;
+mod python;
 mod step;
 mod test;
 mod toolchain;
@@ -27,6 +28,7 @@ usage: cargo xtask COMMAND
   test [--full]   everything CI runs: format, lints, tests, doc tests, docs, packages, other targets, and the promises
                   (conformance, determinism, absence, sizes, memory) on every instruction set of this CPU, over a sample
                   (QKV_SEED repeats one); with --full every case, Miri, the sanitizers and cargo-deny (an hour)
+  python          the Python package with every framework, in target/python: built, installed, tested (gigabytes)
   words           retired words that came back (docs/glossary.md)
   lines           lines of code wider than 120 columns
   package         packs every published crate, without verifying
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
         ["words"] => vec![Step::check("retired words", "words", words::check)],
         ["lines"] => vec![Step::check("width of lines", "lines", lines::check)],
         ["browser"] => vec![Step::check("a browser for the explorer's tests", "browser", browser::installed)],
+        ["python"] => python::all_steps(),
         ["package"] => vec![Step::cargo("packages", test::PACKAGE)],
         ["targets"] => test::targets(),
         ["miri"] => unsafe_code::miri(),

@@ -3,6 +3,7 @@
 use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Instant;
@@ -22,6 +23,11 @@ enum Action {
         environment: Vec<(&'static str, String)>,
         file: Option<&'static str>,
     },
+    Program {
+        program: PathBuf,
+        arguments: Vec<String>,
+        environment: Vec<(&'static str, String)>,
+    },
     Check {
         typed: &'static str,
         check: fn() -> Result<(), String>,
@@ -37,6 +43,12 @@ impl Step {
         Step { name: name.into(), action }
     }
 
+    /// Another program.
+    pub fn program(name: impl Into<String>, program: PathBuf, arguments: &[&str]) -> Step {
+        let arguments = arguments.iter().map(|argument| argument.to_string()).collect();
+        Step { name: name.into(), action: Action::Program { program, arguments, environment: Vec::new() } }
+    }
+
     /// A check of this crate, also run by `cargo xtask TYPED`.
     pub fn check(name: impl Into<String>, typed: &'static str, check: fn() -> Result<(), String>) -> Step {
         Step { name: name.into(), action: Action::Check { typed, check } }
@@ -49,7 +61,7 @@ impl Step {
 
     /// With an environment variable.
     pub fn with(mut self, variable: &'static str, value: impl Into<String>) -> Step {
-        if let Action::Cargo { environment, .. } = &mut self.action {
+        if let Action::Cargo { environment, .. } | Action::Program { environment, .. } = &mut self.action {
             environment.push((variable, value.into()));
         }
         self
@@ -70,6 +82,10 @@ impl Step {
                 let set: String = environment.iter().map(|(name, value)| format!("{name}='{value}' ")).collect();
                 format!("{set}cargo {arguments}")
             }
+            Action::Program { program, arguments, environment } => {
+                let set: String = environment.iter().map(|(name, value)| format!("{name}='{value}' ")).collect();
+                format!("{set}{} {}", program.display(), arguments.join(" "))
+            }
             Action::Check { typed, .. } => format!("cargo xtask {typed}"),
             Action::Skip(_) => String::new(),
         }
@@ -80,6 +96,11 @@ impl Step {
         match &self.action {
             Action::Skip(reason) => Ok(vec![format!("{}: {reason}", self.name)]),
             Action::Check { check, .. } => check().map(|()| Vec::new()),
+            Action::Program { program, arguments, environment } => {
+                let mut command = Command::new(program);
+                command.args(arguments).envs(environment.clone());
+                run_collecting(command).ok_or_else(|| format!("error: `{}` failed", self.name))
+            }
             Action::Cargo { arguments, environment, file } => {
                 // `+nightly` is for rustup's cargo on the path; `CARGO` names that of the current toolchain.
                 let cargo = env::var("CARGO").ok().filter(|_| !arguments.starts_with('+'));

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: what CI runs. Cheapest first, so that a slip shows at once.
 
 use crate::step::Step;
-use crate::{browser, lines, nvrtc, toolchain, unsafe_code, words};
+use crate::{browser, lines, nvrtc, python, toolchain, unsafe_code, words};
 
 /// Targets that `qkv` is checked for besides the host, where their standard library is installed.
 const TARGETS: [&str; 2] = ["aarch64-unknown-linux-gnu", "wasm32-unknown-unknown"];
@@ -33,6 +33,7 @@ pub fn steps(full: bool) -> Vec<Step> {
     if let Err(reason) = &library {
         steps.push(Step::skip("CUDA programs for sm_80 and sm_90a", reason.as_str()));
     }
+    steps.extend(python::numpy_steps());
     steps.extend(promises(full));
     steps.extend([
         Step::cargo("docs", "doc --workspace --no-deps").with("RUSTDOCFLAGS", "-D warnings"),
@@ -49,7 +50,7 @@ pub fn steps(full: bool) -> Vec<Step> {
 }
 
 /// Packs every crate that is published, as `cargo publish` would.
-pub const PACKAGE: &str = "package --workspace --exclude xtask --exclude figures --exclude qkv-conformance --exclude qkv-fuzz --no-verify --allow-dirty --quiet";
+pub const PACKAGE: &str = "package --workspace --exclude xtask --exclude figures --exclude qkv-conformance --exclude qkv-fuzz --exclude qkv-python --no-verify --allow-dirty --quiet";
 
 /// Checks `qkv` for other targets.
 pub fn targets() -> Vec<Step> {

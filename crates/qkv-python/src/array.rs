@@ -1,0 +1,305 @@
+//! [`Array`]: memory that this module owns and gives to Python, through NumPy's array interface and DLPack; and results
+//! as arrays of the library that the queries came from.
+
+use crate::dlpack::{self, Managed, ManagedVersioned};
+use crate::dtype::{Dtype, Typed};
+use crate::errors::{refused, value};
+use half::{bf16, f16};
+use pyo3::IntoPyObjectExt;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyDict, PyList, PyTuple};
+use qkv::Tensor;
+use std::ffi::c_void;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// The memory of a vector, freed when the last array or capsule that shares it is gone: by any thread, without Python.
+struct Memory {
+    data: NonNull<u8>,
+    len: usize,
+    capacity: usize,
+    free: fn(NonNull<u8>, usize, usize),
+}
+
+// SAFETY: it owns its memory, which this module never writes; whoever gets the address shares it as Python's arrays are
+// shared.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    fn new<T: Typed>(data: Vec<T>) -> Arc<Memory> {
+        let mut data = ManuallyDrop::new(data);
+        let free = |data: NonNull<u8>, len, capacity| {
+            // SAFETY: the parts of the vector above.
+            drop(unsafe { Vec::<T>::from_raw_parts(data.cast().as_ptr(), len, capacity) });
+        };
+        let (len, capacity) = (data.len(), data.capacity());
+        let data = NonNull::new(data.as_mut_ptr().cast()).expect("a vector's pointer is not null");
+        Arc::new(Memory { data, len, capacity, free })
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        (self.free)(self.data, self.len, self.capacity);
+    }
+}
+
+/// An array in row-major order that qkv allocated. `numpy.asarray(array)`, `torch.from_dlpack(array)` and
+/// `jax.dlpack.from_dlpack(array)` see its memory without a copy.
+#[pyclass(frozen, module = "qkv")]
+pub struct Array {
+    memory: Arc<Memory>,
+    dtype: Dtype,
+    shape: Vec<usize>,
+}
+
+impl Array {
+    /// Takes over a tensor's memory; `rank` axes are kept, the leading ones of length 1 are dropped.
+    pub fn new<T: Typed, const R: usize>(tensor: Tensor<T, R>, rank: usize) -> Array {
+        let shape = tensor.shape()[R.saturating_sub(rank)..].to_vec();
+        Array { memory: Memory::new(tensor.into_data()), dtype: T::DTYPE, shape }
+    }
+
+    /// A vector in this shape.
+    pub fn shaped<T: Typed>(data: Vec<T>, shape: &[usize]) -> PyResult<Array> {
+        let len = data.len();
+        let mut array = Array::new(Tensor::new(data, [len]).map_err(refused)?, 1);
+        debug_assert_eq!(len, shape.iter().product::<usize>());
+        array.shape = shape.to_vec();
+        Ok(array)
+    }
+
+    /// Its elements.
+    fn elements<T: Typed>(&self) -> &[T] {
+        debug_assert!(T::DTYPE == self.dtype || T::DTYPE == Dtype::U8);
+        // SAFETY: `len` elements of this type, written when the tensor was made.
+        unsafe { std::slice::from_raw_parts(self.memory.data.cast().as_ptr(), self.memory.len) }
+    }
+}
+
+#[pymethods]
+impl Array {
+    /// The axes.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.shape)
+    }
+
+    /// The name of the element type, as NumPy spells it.
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.dtype.name()
+    }
+
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let interface = PyDict::new(py);
+        interface.set_item("version", 3)?;
+        interface.set_item("typestr", self.dtype.typestr())?;
+        interface.set_item("shape", self.shape(py)?)?;
+        interface.set_item("data", (self.memory.data.as_ptr().expose_provenance(), false))?;
+        Ok(interface)
+    }
+
+    /// The kind and number of the device: the host.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        (dlpack::HOST[0], 0)
+    }
+
+    /// A capsule that shares the memory.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        if stream.is_some_and(|stream| !stream.is_none()) {
+            return Err(value("`stream` was given, but the array is on the host"));
+        }
+        if dl_device.is_some_and(|(kind, _)| kind != dlpack::HOST[0]) || copy == Some(true) {
+            return Err(pyo3::exceptions::PyBufferError::new_err("it can only be shared, on the host"));
+        }
+        let shared = Shared::new(self);
+        if max_version.is_some_and(|(major, _)| major >= 1) {
+            let managed = Box::into_raw(Box::new(ManagedVersioned {
+                version: dlpack::Version { major: 1, minor: 0 },
+                tensor: shared.tensor(),
+                context: Box::into_raw(shared).cast(),
+                deleter: Some(delete_versioned),
+                flags: 0,
+            }));
+            let managed = NonNull::new(managed).expect("a box is not null").cast();
+            // SAFETY: the capsule owns a structure of its name; the destructor frees it unless a consumer did.
+            return unsafe {
+                PyCapsule::new_with_pointer_and_destructor(py, managed, dlpack::VERSIONED_CAPSULE, Some(drop_versioned))
+            };
+        }
+        let tensor = shared.tensor();
+        let context = Box::into_raw(shared).cast();
+        let managed = Box::into_raw(Box::new(Managed { tensor, context, deleter: Some(delete) }));
+        let managed = NonNull::new(managed).expect("a box is not null").cast();
+        // SAFETY: as above.
+        unsafe { PyCapsule::new_with_pointer_and_destructor(py, managed, dlpack::CAPSULE, Some(drop_unversioned)) }
+    }
+
+    /// Nested lists of numbers.
+    fn tolist<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        fn nested<'py, T: Copy>(
+            py: Python<'py>,
+            data: &[T],
+            shape: &[usize],
+            number: &dyn Fn(T) -> PyResult<Bound<'py, PyAny>>,
+        ) -> PyResult<Bound<'py, PyAny>> {
+            let Some((&len, rest)) = shape.split_first() else { return number(data[0]) };
+            let step: usize = rest.iter().product();
+            let items = (0..len).map(|at| nested(py, &data[at * step..][..step], rest, number));
+            PyList::new(py, items.collect::<PyResult<Vec<_>>>()?).map(Bound::into_any)
+        }
+        let shape = &self.shape;
+        match self.dtype {
+            Dtype::F32 => nested::<f32>(py, self.elements(), shape, &|x| f64::from(x).into_bound_py_any(py)),
+            Dtype::F64 => nested::<f64>(py, self.elements(), shape, &|x| x.into_bound_py_any(py)),
+            Dtype::Bf16 => nested::<bf16>(py, self.elements(), shape, &|x| x.to_f64().into_bound_py_any(py)),
+            Dtype::F16 => nested::<f16>(py, self.elements(), shape, &|x| x.to_f64().into_bound_py_any(py)),
+            Dtype::I32 => nested::<i32>(py, self.elements(), shape, &|x| x.into_bound_py_any(py)),
+            Dtype::I64 => nested::<i64>(py, self.elements(), shape, &|x| x.into_bound_py_any(py)),
+            Dtype::Bool => nested::<u8>(py, self.elements(), shape, &|x| (x != 0).into_bound_py_any(py)),
+            Dtype::U8 | Dtype::I8 | Dtype::I16 => {
+                nested::<u8>(py, self.elements(), shape, &|x| x.into_bound_py_any(py))
+            }
+        }
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<qkv.Array {:?} {}>", self.shape, self.dtype.name())
+    }
+}
+
+/// Bytes of 0 and 1 as an array of bool.
+pub fn bools(tensor: Tensor<u8, 2>) -> Array {
+    let mut array = Array::new(tensor, 2);
+    array.dtype = Dtype::Bool;
+    array
+}
+
+/// What a capsule keeps: the memory, and its shape and strides as DLPack wants them.
+struct Shared {
+    memory: Arc<Memory>,
+    dtype: dlpack::DataType,
+    shape: Vec<i64>,
+    strides: Vec<i64>,
+}
+
+impl Shared {
+    fn new(array: &Array) -> Box<Shared> {
+        let shape: Vec<i64> = array.shape.iter().map(|&len| len as i64).collect();
+        let mut strides = vec![1; shape.len()];
+        for axis in (1..shape.len()).rev() {
+            strides[axis - 1] = strides[axis] * shape[axis].max(1);
+        }
+        Box::new(Shared { memory: array.memory.clone(), dtype: array.dtype.dlpack(), shape, strides })
+    }
+
+    fn tensor(&self) -> dlpack::Tensor {
+        dlpack::Tensor {
+            data: self.memory.data.as_ptr().cast(),
+            device: dlpack::Device { kind: dlpack::HOST[0], id: 0 },
+            rank: self.shape.len() as i32,
+            dtype: self.dtype,
+            shape: self.shape.as_ptr().cast_mut(),
+            strides: self.strides.as_ptr().cast_mut(),
+            byte_offset: 0,
+        }
+    }
+}
+
+/// Frees what a capsule kept, from any thread, with or without Python's lock: consumers call it as they like.
+unsafe fn release(context: *mut c_void) {
+    // SAFETY: `__dlpack__` made it, and a deleter is called once.
+    drop(unsafe { Box::from_raw(context.cast::<Shared>()) });
+}
+
+unsafe extern "C" fn delete(managed: *mut Managed) {
+    // SAFETY: called once, with the box that `__dlpack__` made.
+    unsafe { release(Box::from_raw(managed).context) }
+}
+
+unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
+    // SAFETY: as above.
+    unsafe { release(Box::from_raw(managed).context) }
+}
+
+/// The destructors of capsules: a consumer renames a capsule whose tensor it took over.
+unsafe extern "C" fn drop_unversioned(capsule: *mut pyo3::ffi::PyObject) {
+    // SAFETY: called by Python with the capsule; under its first name it still holds what was put into it.
+    unsafe {
+        if pyo3::ffi::PyCapsule_IsValid(capsule, dlpack::CAPSULE.as_ptr()) == 1 {
+            delete(pyo3::ffi::PyCapsule_GetPointer(capsule, dlpack::CAPSULE.as_ptr()).cast());
+        }
+    }
+}
+
+unsafe extern "C" fn drop_versioned(capsule: *mut pyo3::ffi::PyObject) {
+    // SAFETY: as above.
+    unsafe {
+        if pyo3::ffi::PyCapsule_IsValid(capsule, dlpack::VERSIONED_CAPSULE.as_ptr()) == 1 {
+            delete_versioned(pyo3::ffi::PyCapsule_GetPointer(capsule, dlpack::VERSIONED_CAPSULE.as_ptr()).cast());
+        }
+    }
+}
+
+/// The library of the caller's arrays, in which results come back.
+#[derive(Clone, Copy)]
+pub enum Library {
+    NumPy,
+    Torch,
+    Jax,
+    Other,
+}
+
+impl Library {
+    /// That of an array; a PyTorch tensor that requires a gradient is refused, because it would be lost.
+    pub fn of(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Library> {
+        let py = object.py();
+        let module: String = object.get_type().getattr(intern!(py, "__module__"))?.extract().unwrap_or_default();
+        Ok(match module.split('.').next() {
+            Some("numpy") => Library::NumPy,
+            Some("torch") => {
+                if object.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
+                    return Err(value(format!(
+                        "`{name}` requires a gradient, which this call would lose: use `qkv.torch`, or pass `.detach()`"
+                    )));
+                }
+                Library::Torch
+            }
+            Some("jax" | "jaxlib") => Library::Jax,
+            _ => Library::Other,
+        })
+    }
+
+    /// An array of this library over the same memory.
+    pub fn array<'py>(self, py: Python<'py>, array: Array) -> PyResult<Bound<'py, PyAny>> {
+        let dtype = array.dtype;
+        let array = Bound::new(py, array)?.into_any();
+        match self {
+            Library::NumPy => {
+                let found = py.import(intern!(py, "numpy"))?.call_method1(intern!(py, "asarray"), (array,))?;
+                if dtype != Dtype::Bf16 {
+                    return Ok(found);
+                }
+                let bfloat16 = py.import(intern!(py, "ml_dtypes"))?.getattr(intern!(py, "bfloat16"))?;
+                found.call_method1(intern!(py, "view"), (bfloat16,))
+            }
+            Library::Torch => py.import(intern!(py, "torch"))?.call_method1(intern!(py, "from_dlpack"), (array,)),
+            Library::Jax => py.import(intern!(py, "jax.dlpack"))?.call_method1(intern!(py, "from_dlpack"), (array,)),
+            Library::Other => Ok(array),
+        }
+    }
+}

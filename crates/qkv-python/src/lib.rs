@@ -1,0 +1,53 @@
+//! The native half of the Python package `qkv`: the library's descriptions as Python objects ([`description`],
+//! [`attention`]), arrays in ([`borrowed`]) and out ([`array`]), calls without the interpreter's lock ([`call`],
+//! [`ops`]), and the threads that they run on ([`pool`]). The package around it is in `python/qkv`.
+
+mod array;
+mod attention;
+mod borrowed;
+mod call;
+mod description;
+mod dlpack;
+mod dtype;
+mod errors;
+mod ops;
+mod pool;
+mod results;
+mod spelling;
+
+use pyo3::prelude::*;
+
+/// The native half of `qkv`.
+#[pymodule]
+mod _qkv {
+    use super::*;
+
+    #[pymodule_export]
+    use super::array::Array;
+    #[pymodule_export]
+    use super::attention::Attention;
+    #[pymodule_export]
+    use super::description::{Bias, Features, Mask, Place, Score, Select, alibi_slopes, lsh_buckets, segments_of};
+    #[pymodule_export]
+    use super::ops::{backward_into, forward_into};
+    #[pymodule_export]
+    use super::results::{Gradients, Output, Weights};
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+
+    /// The number of threads of calls that do not say it.
+    #[pyfunction]
+    fn get_num_threads(py: Python<'_>) -> PyResult<usize> {
+        call::threads(py, None)
+    }
+
+    /// Sets the number of threads of calls that do not say it; 0 for one for each core, or PyTorch's number where it is
+    /// in use.
+    #[pyfunction]
+    fn set_num_threads(threads: usize) {
+        pool::set_threads(threads);
+    }
+}

@@ -1,0 +1,176 @@
+//! What operators of frameworks call: inputs and outputs in the framework's memory, the description as JSON, and every
+//! argument by its position, because a call takes microseconds.
+
+use crate::attention::parsed;
+use crate::borrowed::{Borrowed, apart};
+use crate::call::{Float, Optional, Tensors, Vectors, of_type};
+use crate::errors::{kind, refused, value};
+use crate::pool;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use qkv::{GradientsMut, OutputMut, OutputRef, Scratch, Upstream};
+
+/// The tensors of a call: q, k, v and the optional ones in the order of [`Optional::NAMES`], which may end early.
+fn tensors_of(given: &Bound<'_, PyTuple>, seed: Option<u64>) -> PyResult<Tensors> {
+    let most = 3 + Optional::NAMES.len();
+    if given.len() < 3 || given.len() > most {
+        return Err(kind(format!("{} tensors were given, expected 3 to {most}", given.len())));
+    }
+    let borrow = |name, at| Borrowed::new(name, &*given.get_borrowed_item(at)?);
+    let (q, k, v) = (borrow("q", 0)?, borrow("k", 1)?, borrow("v", 2)?);
+    let mut optional = Optional::default();
+    for (at, name) in (3..given.len()).zip(Optional::NAMES) {
+        let object = given.get_borrowed_item(at)?;
+        if !object.is_none() {
+            optional.set(name, &object)?;
+        }
+    }
+    Ok(Tensors { q, k, v, optional, seed })
+}
+
+fn borrowed(name: &'static str, object: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Borrowed>> {
+    object.map(|object| Borrowed::new(name, object)).transpose()
+}
+
+/// Computes a softmax attention into memory of the caller: `values [B, Hq, N, Dv]`, `lse` and `entropy` `[B, Hq, N,
+/// 1]`.
+#[pyfunction]
+#[pyo3(signature = (description, tensors, values, lse, entropy, seed, threads))]
+#[expect(clippy::too_many_arguments, reason = "an operator's arguments, by position")]
+pub fn forward_into(
+    py: Python<'_>,
+    description: &str,
+    tensors: &Bound<'_, PyTuple>,
+    values: &Bound<'_, PyAny>,
+    lse: &Bound<'_, PyAny>,
+    entropy: Option<&Bound<'_, PyAny>>,
+    seed: Option<u64>,
+    threads: usize,
+) -> PyResult<()> {
+    let attention = parsed(description)?;
+    let tensors = tensors_of(tensors, seed)?;
+    let (values, lse) = (Borrowed::new("out", values)?, Borrowed::new("lse", lse)?);
+    let entropy = borrowed("entropy", entropy)?;
+    let into = (values, lse, entropy);
+    of_type!(tensors.q.dtype(), "q", T => forward_of::<T>(py, &attention, &tensors, into, threads))
+}
+
+fn forward_of<T: Float>(
+    py: Python<'_>,
+    attention: &qkv::Attention,
+    tensors: &Tensors,
+    (mut values, mut lse, mut entropy): (Borrowed, Borrowed, Option<Borrowed>),
+    threads: usize,
+) -> PyResult<()> {
+    let vectors = Vectors::<T>::new(tensors)?;
+    let (inputs, work) = (vectors.inputs(tensors)?, tensors.work());
+    let written: Vec<&Borrowed> = [&values, &lse].into_iter().chain(&entropy).collect();
+    apart(&written, tensors.all())?;
+    let mut into = OutputMut::new(values.view_mut::<T>()?, lse.view_mut::<T::Acc>()?);
+    if let Some(entropy) = &mut entropy {
+        into = into.entropy(entropy.view_mut::<T::Acc>()?);
+    }
+    let forward = |threads| attention.forward_into(inputs, into, &Scratch::new(), threads);
+    py.detach(|| pool::run(threads, work, forward)).map_err(refused)
+}
+
+/// Computes the gradients of a softmax attention into memory of the caller: `gradients` has those of q, k and v and, in
+/// the order of the tensors, of the optional inputs that have one, or `None` where it is not wanted. `saved` is
+/// (values, lse, entropy or None), `upstream` (d_out, d_lse or None, d_entropy or None).
+#[pyfunction]
+#[pyo3(signature = (description, tensors, saved, upstream, gradients, seed, threads))]
+#[expect(clippy::too_many_arguments, reason = "an operator's arguments, by position")]
+pub fn backward_into<'py>(
+    py: Python<'py>,
+    description: &str,
+    tensors: &Bound<'py, PyTuple>,
+    saved: [Option<Bound<'py, PyAny>>; 3],
+    upstream: [Option<Bound<'py, PyAny>>; 3],
+    gradients: &Bound<'py, PyTuple>,
+    seed: Option<u64>,
+    threads: usize,
+) -> PyResult<()> {
+    let attention = parsed(description)?;
+    let tensors = tensors_of(tensors, seed)?;
+    let three = |names: [&'static str; 3], given: &[Option<Bound<'py, PyAny>>; 3]| {
+        let one = |at: usize| borrowed(names[at], given[at].as_ref());
+        PyResult::Ok([one(0)?, one(1)?, one(2)?])
+    };
+    let saved = three(["out", "lse", "entropy"], &saved)?;
+    let upstream = three(["d_out", "d_lse", "d_entropy"], &upstream)?;
+    if gradients.len() != GRADIENTS.len() {
+        return Err(kind(format!("{} gradients were given, expected {}", gradients.len(), GRADIENTS.len())));
+    }
+    let mut into: [Option<Borrowed>; GRADIENTS.len()] = Default::default();
+    for (at, to) in into.iter_mut().enumerate() {
+        let object = gradients.get_borrowed_item(at)?;
+        if !object.is_none() {
+            *to = Some(Borrowed::new(GRADIENTS[at], &object)?);
+        }
+    }
+    of_type!(tensors.q.dtype(), "q", T => backward_of::<T>(py, &attention, &tensors, (saved, upstream), into, threads))
+}
+
+/// The gradients in their order.
+const GRADIENTS: [&str; 12] =
+    ["d_q", "d_k", "d_v", "d_w", "d_w_q", "d_w_k", "d_v_score", "d_scale", "d_bias", "d_table", "d_sinks", "d_center"];
+
+type Three = [Option<Borrowed>; 3];
+
+fn backward_of<T: Float>(
+    py: Python<'_>,
+    attention: &qkv::Attention,
+    tensors: &Tensors,
+    (saved, upstream): (Three, Three),
+    mut into: [Option<Borrowed>; GRADIENTS.len()],
+    threads: usize,
+) -> PyResult<()> {
+    let vectors = Vectors::<T>::new(tensors)?;
+    let (inputs, work) = (vectors.inputs(tensors)?, tensors.work().saturating_mul(2));
+    let written: Vec<&Borrowed> = into.iter().flatten().collect();
+    apart(&written, tensors.all().chain(saved.iter().chain(&upstream).flatten()))?;
+    let column = |of: &Option<Borrowed>| of.as_ref().map(Borrowed::to_vec::<T::Acc>).transpose();
+    let missing = |name: &str| value(format!("`{name}` is missing"));
+    let (lse, entropy) = (column(&saved[1])?.ok_or_else(|| missing("lse"))?, column(&saved[2])?);
+    let values = saved[0].as_ref().ok_or_else(|| missing("out"))?;
+    let mut out = OutputRef::new(values.view::<T>()?, &lse);
+    if let Some(entropy) = &entropy {
+        out = out.entropy(entropy);
+    }
+    let (d_lse, d_entropy) = (column(&upstream[1])?, column(&upstream[2])?);
+    let d_out = upstream[0].as_ref().ok_or_else(|| missing("d_out"))?;
+    let mut from = Upstream::new(d_out.view::<T>()?);
+    from.lse = d_lse.as_deref();
+    from.entropy = d_entropy.as_deref();
+    from.for_bias = into[8].is_some();
+    let [q, k, v, w, w_q, w_k, v_score, scale, bias, table, sinks, center] = &mut into;
+    fn needed<'a, T: Float>(name: &str, of: &'a mut Option<Borrowed>) -> PyResult<qkv::ViewMut<'a, T>> {
+        of.as_mut().ok_or_else(|| value(format!("`{name}` is missing")))?.view_mut::<T>()
+    }
+    fn wanted<T: Float>(of: &mut Option<Borrowed>) -> PyResult<Option<qkv::ViewMut<'_, T>>> {
+        of.as_mut().map(Borrowed::view_mut::<T>).transpose()
+    }
+    let (q, k, v) = (needed::<T>("d_q", q)?, needed::<T>("d_k", k)?, needed::<T>("d_v", v)?);
+    let mut gradients = GradientsMut::new(q, k, v);
+    gradients.w = wanted(w)?;
+    gradients.w_q = wanted(w_q)?;
+    gradients.w_k = wanted(w_k)?;
+    gradients.bias = wanted(bias)?;
+    gradients.table = wanted(table)?;
+    // Vectors are computed into memory of this call and copied: they may have any strides, and are small.
+    let zeros = |of: &Option<Borrowed>| of.as_ref().map(|of| vec![T::default(); of.shape().iter().product()]);
+    let mut columns = [zeros(v_score), zeros(scale), zeros(sinks), zeros(center)];
+    let [d_v_score, d_scale, d_sinks, d_center] = &mut columns;
+    gradients.v_score = d_v_score.as_deref_mut();
+    gradients.scale = d_scale.as_deref_mut();
+    gradients.sinks = d_sinks.as_deref_mut();
+    gradients.center = d_center.as_deref_mut();
+    let backward = |threads| attention.backward_into(inputs, out, from, gradients, &Scratch::new(), threads);
+    py.detach(|| pool::run(threads, work, backward)).map_err(refused)?;
+    for (to, from) in [v_score, scale, sinks, center].into_iter().zip(&columns) {
+        if let (Some(to), Some(from)) = (to, from) {
+            to.fill_from::<T>(from)?;
+        }
+    }
+    Ok(())
+}

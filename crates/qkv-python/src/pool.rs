@@ -1,0 +1,83 @@
+//! Threads. One pool per process id, made at first use: a child that was forked after its parent computed something
+//! makes its own, and never waits for workers that were not forked with it. Nothing here is locked, so nothing can be
+//! held by a thread that is gone.
+
+use rayon::ThreadPool;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::{process, ptr, thread};
+
+struct Pool {
+    process: u32,
+    threads: usize,
+    workers: ThreadPool,
+}
+
+static POOL: AtomicPtr<Pool> = AtomicPtr::new(ptr::null_mut());
+
+/// The number of threads that [`set_threads`] set; 0 for the machine's own.
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+
+/// Multiply-adds below which waking another thread costs more than it gains: some 40 µs of work. Results do not depend
+/// on the number of threads.
+const SMALL: usize = 1 << 20;
+
+/// The number of threads that was set, if any.
+pub fn set() -> Option<usize> {
+    Some(THREADS.load(Ordering::Relaxed)).filter(|&threads| threads > 0)
+}
+
+/// The number of threads of calls that do not say it: what was set, or one for each core.
+pub fn threads() -> usize {
+    set().unwrap_or_else(|| thread::available_parallelism().map_or(1, |cores| cores.get()))
+}
+
+/// Sets the number of threads; 0 for one for each core.
+pub fn set_threads(threads: usize) {
+    THREADS.store(threads, Ordering::Relaxed);
+}
+
+/// Runs a computation of so many multiply-adds that may use `threads` threads: where it is small or there is one
+/// thread, on the caller's. The computation gets the number of threads to use.
+pub fn run<R: Send>(threads: usize, work: usize, computation: impl FnOnce(usize) -> R + Send) -> R {
+    match threads.clamp(1, MOST) {
+        threads if threads > 1 && work >= SMALL => match pool(threads) {
+            Some(pool) => pool.install(|| computation(threads)),
+            None => computation(1),
+        },
+        _ => computation(1),
+    }
+}
+
+/// The same for a computation that takes the number of threads from the pool it runs in.
+pub fn run_inside<R: Send>(threads: usize, computation: impl FnOnce() -> R + Send) -> R {
+    match pool(threads.clamp(1, MOST)) {
+        Some(pool) => pool.install(computation),
+        None => computation(),
+    }
+}
+
+/// More threads than any machine has cores: a number that is mistyped does not take all memory for stacks.
+const MOST: usize = 1024;
+
+/// The pool of this process with at least so many workers; `None` if the system gives no threads.
+fn pool(threads: usize) -> Option<&'static ThreadPool> {
+    let process = process::id();
+    loop {
+        let found = POOL.load(Ordering::Acquire);
+        // SAFETY: a pool that was stored is never freed or changed.
+        if let Some(pool) = unsafe { found.as_ref() }
+            && pool.process == process
+            && pool.threads >= threads
+        {
+            return Some(&pool.workers);
+        }
+        let threads = threads.max(self::threads()).min(MOST);
+        let workers = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|at| format!("qkv-{at}"));
+        let made = Box::into_raw(Box::new(Pool { process, threads, workers: workers.build().ok()? }));
+        if POOL.compare_exchange(found, made, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            // SAFETY: it was made above and never shared.
+            drop(unsafe { Box::from_raw(made) });
+        }
+        // The pool that it replaces, if any, is left alone: it is smaller or its workers belong to the parent.
+    }
+}

@@ -1,0 +1,126 @@
+//! The Python module: built, put beside its Python files under `target/python`, and tested with pytest in a virtual
+//! environment of its own. `cargo xtask test` brings NumPy alone; `cargo xtask python` brings every framework that the
+//! package works with, installs the package with pip, and runs all of its tests.
+
+use crate::step::Step;
+use std::env::{self, consts};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Where everything is.
+const FOLDER: &str = "target/python";
+
+/// The package as an interpreter finds it.
+const PACKAGE: &str = "target/python/package";
+
+/// What the tests need at least.
+const NUMPY: [&str; 3] = ["numpy", "ml_dtypes", "pytest"];
+
+/// What all of them need. PyTorch's wheels for the CPU alone are on its own index, which pip is told of in
+/// `PIP_EXTRA_INDEX_URL`, by whoever wants the smaller download.
+const FRAMEWORKS: [&str; 6] = ["maturin>=1.9.4,<2", "torch", "transformers>=5", "jax", "mypy", "typing_extensions"];
+
+/// Names of interpreters, in the order in which they are tried.
+const PYTHONS: [&str; 6] = ["python3", "python", "python3.14", "python3.13", "python3.12", "python3.11"];
+
+/// Builds the module with the profile of the tests, whose artifacts it shares, and tests it with NumPy.
+pub fn numpy_steps() -> Vec<Step> {
+    match environment(&NUMPY) {
+        Err(reason) => vec![Step::skip("the Python module", reason)],
+        Ok(python) => {
+            let build = "build -p qkv-python --profile test";
+            let build = Step::cargo("the Python module", build).with("CARGO_INCREMENTAL", "0");
+            let tests = Step::program("tests of the Python module", python, &["-m", "pytest", "-q", "python/tests"]);
+            vec![
+                build,
+                Step::check("the Python package", "python", || assemble("debug")),
+                tests.with("PYTHONPATH", package_path()),
+            ]
+        }
+    }
+}
+
+/// Builds the module for speed, brings every framework, and runs all tests; then the package as pip installs it, and
+/// its stubs.
+pub fn all_steps() -> Vec<Step> {
+    let python = match environment(&[&NUMPY[..], &FRAMEWORKS[..]].concat()) {
+        Ok(python) => python,
+        Err(reason) => return vec![Step::skip("the Python module", reason)],
+    };
+    let run = |name: &str, arguments: &[&str]| Step::program(name, python.clone(), arguments);
+    vec![
+        run("the Python package, installed", &["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "."]),
+        run("tests of the Python package", &["-m", "pytest", "-q", "python/tests"]),
+        run("stubs", &["-m", "mypy.stubtest", "qkv._qkv", "--ignore-disjoint-bases"]),
+    ]
+}
+
+fn package_path() -> String {
+    Path::new(PACKAGE).canonicalize().unwrap_or_else(|_| PathBuf::from(PACKAGE)).display().to_string()
+}
+
+/// Puts the module that cargo built beside the Python files.
+fn assemble(profile: &str) -> Result<(), String> {
+    let failed = |what: &Path, error: std::io::Error| format!("error: {}: {error}", what.display());
+    let package = Path::new(PACKAGE).join("qkv");
+    let _ = fs::remove_dir_all(&package);
+    fs::create_dir_all(&package).map_err(|error| failed(&package, error))?;
+    let sources = Path::new("python/qkv");
+    for entry in fs::read_dir(sources).map_err(|error| failed(sources, error))? {
+        let path = entry.map_err(|error| failed(sources, error))?.path();
+        if let Some(name) = path.file_name().filter(|_| path.is_file()) {
+            fs::copy(&path, package.join(name)).map_err(|error| failed(&path, error))?;
+        }
+    }
+    let target = env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".into());
+    let library = format!("{}_qkv{}", consts::DLL_PREFIX, consts::DLL_SUFFIX);
+    let library = Path::new(&target).join(profile).join(library);
+    let module = if cfg!(windows) { "_qkv.pyd" } else { "_qkv.abi3.so" };
+    fs::copy(&library, package.join(module)).map_err(|error| failed(&library, error))?;
+    Ok(())
+}
+
+/// The interpreter of a virtual environment with these packages; the error is why there is none.
+fn environment(packages: &[&str]) -> Result<PathBuf, String> {
+    let python = interpreter()?;
+    let venv = Path::new(FOLDER).join("venv");
+    let inside = venv.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" });
+    if !inside.exists() {
+        eprintln!("\n── a virtual environment for Python, {}", venv.display());
+        let made = quiet(Command::new(&python).args(["-m", "venv"]).arg(&venv));
+        if !made {
+            let _ = fs::remove_dir_all(&venv);
+            return Err(format!("`{python} -m venv` failed"));
+        }
+    }
+    // What was asked for before is there: pip takes seconds to find that out.
+    let (list, wanted) = (Path::new(FOLDER).join("installed"), packages.join("\n"));
+    let installed = fs::read_to_string(&list).unwrap_or_default();
+    if packages.iter().any(|package| !installed.lines().any(|line| line == *package)) {
+        eprintln!("\n── for Python, from PyPI: {}", packages.join(", "));
+        let mut pip = Command::new(&inside);
+        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(packages);
+        if !quiet(pip.args(["--retries", "1", "--timeout", "15"])) {
+            return Err(format!("`pip install {}` failed", packages.join(" ")));
+        }
+        fs::write(&list, wanted).map_err(|error| format!("{}: {error}", list.display()))?;
+    }
+    Ok(inside)
+}
+
+fn quiet(command: &mut Command) -> bool {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+/// A Python of at least 3.11: the one that `QKV_PYTHON` names, or one on the path.
+fn interpreter() -> Result<String, String> {
+    let new_enough = |python: &String| {
+        let mut probe = Command::new(python);
+        probe.args(["-c", "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))"]);
+        probe.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+    };
+    let named = env::var("QKV_PYTHON").ok();
+    let candidates = named.map_or_else(|| PYTHONS.map(String::from).to_vec(), |named| vec![named]);
+    candidates.into_iter().find(new_enough).ok_or_else(|| "no Python of at least 3.11 with venv".into())
+}
