@@ -239,8 +239,8 @@ def _padding(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> T
 
 
 def _is_window(function: Callable[..., Any], size: int | None) -> bool:
-    """Whether a mask function with a local size is a causal sliding window, and not chunks: asked at the edges of
-    both.""" if size is None or size < 1:
+    """Whether a mask function with a local size is a causal sliding window, and not chunks: asked at the edges."""
+    if size is None or size < 1:
         return False
     zero, edge = torch.tensor(0), torch.tensor(size)
     ask = lambda q, k: bool(function(zero, zero, q, k))  # noqa: E731
