@@ -30,7 +30,7 @@ pub struct Output<T: Element> {
     pub log_prob: Option<Tensor<T::Acc, 3>>,
     /// Saved for backward, `[B, Hq, N, Dv]`: the soft output for straight-through, the mean of the supported values for
     /// sparsemax.
-    pub(crate) kept: Option<Tensor<T::Acc, 4>>,
+    pub(crate) saved: Option<Tensor<T::Acc, 4>>,
     /// The place of the queries in this call.
     pub(crate) place: Place,
     /// The seed of this call, if it drew anything and the output came from this crate.
@@ -41,14 +41,14 @@ impl<T: Element> PartialEq for Output<T> {
     fn eq(&self, other: &Self) -> bool {
         (&self.values, &self.lse, &self.threshold, &self.entropy)
             == (&other.values, &other.lse, &other.threshold, &other.entropy)
-            && (&self.chosen, &self.log_prob, &self.kept) == (&other.chosen, &other.log_prob, &other.kept)
+            && (&self.chosen, &self.log_prob, &self.saved) == (&other.chosen, &other.log_prob, &other.saved)
     }
 }
 
 impl<T: Element> Output<T> {
     pub(crate) fn new(values: Tensor<T, 4>, lse: Tensor<T::Acc, 3>, place: Place) -> Self {
-        let (threshold, entropy, chosen, log_prob, kept) = (None, None, None, None, None);
-        Output { values, lse, threshold, entropy, chosen, log_prob, kept, place, seed: None }
+        let (threshold, entropy, chosen, log_prob, saved) = (None, None, None, None, None);
+        Output { values, lse, threshold, entropy, chosen, log_prob, saved, place, seed: None }
     }
 
     /// The output of a softmax whose log-sum-exp `[B, Hq, N]` is known, from a file for example: all that the weights
@@ -83,7 +83,7 @@ impl<T: Element> Output<T> {
             entropy: self.entropy.as_ref().map(column),
             chosen: self.chosen.clone(),
             log_prob: self.log_prob.as_ref().map(column),
-            kept: self.kept.as_ref().map(Tensor::rounded),
+            saved: self.saved.as_ref().map(Tensor::rounded),
             place: self.place,
             seed: self.seed,
         }
@@ -102,7 +102,7 @@ impl<T: Element> Output<T> {
             row_statistic: self.row_statistic().data(),
             entropy: self.entropy.as_ref().map(Tensor::data),
             chosen: self.chosen.as_ref(),
-            kept: self.kept.as_ref(),
+            saved: self.saved.as_ref(),
             place: Some(self.place),
         }
     }
@@ -122,7 +122,7 @@ impl<T: Element> Output<T> {
             threshold: sparsemax.then(|| Tensor::allocate("threshold", rows)).transpose()?,
             entropy: problem.attention.entropy.then(|| Tensor::allocate("entropy", rows)).transpose()?,
             seed: problem.inputs.seed.filter(|_| problem.attention.draws()),
-            ..Output::new(Tensor::allocate("out", [0; 4])?, lse, problem.scene.place)
+            ..Output::new(Tensor::allocate("out", [0; 4])?, lse, problem.mask_data.place)
         })
     }
 
@@ -177,12 +177,12 @@ impl<T: Element> Output<T> {
             Select::Soft => Ok(()),
             Select::Hard(choice) => {
                 needs(self.chosen.is_some(), "chosen")?;
-                needs(!choice.straight_through || self.kept.is_some(), "the soft output")
+                needs(!choice.straight_through || self.saved.is_some(), "the soft output")
             }
             Select::TopK(_) => needs(self.chosen.is_some(), "chosen"),
             Select::Sparsemax => {
                 needs(self.threshold.is_some(), "threshold")?;
-                needs(self.kept.is_some(), "the mean of the values")
+                needs(self.saved.is_some(), "the mean of the values")
             }
         }
     }
@@ -214,7 +214,7 @@ pub struct OutputRef<'a, T: Element> {
     /// `[B, Hq, N]`, if the attention has [`with_entropy`](Attention::with_entropy).
     pub(crate) entropy: Option<&'a [T::Acc]>,
     pub(crate) chosen: Option<&'a Tensor<i64, 4>>,
-    pub(crate) kept: Option<&'a Tensor<T::Acc, 4>>,
+    pub(crate) saved: Option<&'a Tensor<T::Acc, 4>>,
     /// The place of the queries, if it is not that of the description.
     pub(crate) place: Option<Place>,
 }
@@ -230,8 +230,8 @@ impl<T: Element> Copy for OutputRef<'_, T> {}
 impl<'a, T: Element> OutputRef<'a, T> {
     /// Values `[B, Hq, N, Dv]` with any strides, and the log-sum-exp `[B, Hq, N]`.
     pub fn new(values: impl Into<View<'a, T>>, lse: &'a [T::Acc]) -> Self {
-        let (entropy, chosen, kept, place) = (None, None, None, None);
-        OutputRef { values: values.into(), row_statistic: lse, entropy, chosen, kept, place }
+        let (entropy, chosen, saved, place) = (None, None, None, None);
+        OutputRef { values: values.into(), row_statistic: lse, entropy, chosen, saved, place }
     }
 
     /// The entropy as well, `[B, Hq, N]`.

@@ -41,7 +41,7 @@ pub struct Problem<'a, T: Element> {
     pub dv: usize,
     /// The width in which scores are computed: `D`, `Dk` for the general score, `A` for the additive.
     pub width: usize,
-    pub(crate) scene: MaskData<'a>,
+    pub(crate) mask_data: MaskData<'a>,
     /// The bias tensor, broadcast to `[B, Hq, N, M]`.
     pub bias: Option<View<'a, T>>,
     /// The ALiBi slope of each query head; empty without.
@@ -73,7 +73,7 @@ impl<'a, T: Element> Problem<'a, T> {
         checked_len::<f64>("k", &at_least_one([b, hk, m, dk.max(dv)]))?;
         let width = score_width(attention.score, &inputs, heads, d, dk)?;
         let slopes = if attention.bias.alibi { alibi_slopes(hq) } else { Vec::new() };
-        let scene = MaskData {
+        let mask_data = MaskData {
             place,
             positions: inputs.positions,
             lengths: inputs.lengths,
@@ -86,7 +86,7 @@ impl<'a, T: Element> Problem<'a, T> {
             ..MaskData::new(n, m)
         };
         let bias = broadcast("bias", inputs.bias, [b, hq, n, m])?;
-        let problem = Problem { attention, inputs, heads, b, n, m, d, dk, dv, width, scene, bias, slopes };
+        let problem = Problem { attention, inputs, heads, b, n, m, d, dk, dv, width, mask_data, bias, slopes };
         feature::check(attention, d, dv)?;
         problem.check_numbers()?;
         problem.check_mask()?;
@@ -177,12 +177,12 @@ impl<'a, T: Element> Problem<'a, T> {
             }
         }
         let far = |at: i64| Error::value("place", at, format!("between −{FARTHEST} and {FARTHEST}"));
-        if let Place::Offset(offset) = self.scene.place
+        if let Place::Offset(offset) = self.mask_data.place
             && offset.saturating_abs() > FARTHEST
         {
             return Err(far(offset));
         }
-        let placed = self.scene.place == Place::Given;
+        let placed = self.mask_data.place == Place::Given;
         given_if(placed, inputs.positions.is_some(), "positions", "a given place", "the place is not taken from it")?;
         match inputs.positions {
             Some(positions) if positions.len() != b * n => {
@@ -271,7 +271,7 @@ impl<'a, T: Element> Problem<'a, T> {
 
     /// Where the queries stand.
     pub fn place(&self) -> Place {
-        self.scene.place
+        self.mask_data.place
     }
 
     /// The seed of the call; 0 if it draws nothing.

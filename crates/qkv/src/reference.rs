@@ -228,7 +228,7 @@ impl<F: Real> Reference<F> {
                             bias[[b % bb, h % bh, i % bn, j % bm]] += d_score;
                         }
                         if let Some(table) = &mut grad.table {
-                            let entry = problem.table_entry(problem.scene.position(b, i), j);
+                            let entry = problem.table_entry(problem.mask_data.position(b, i), j);
                             let row = h % table.shape()[2];
                             table[[0, 0, row, entry]] += d_score;
                         }
@@ -394,7 +394,7 @@ impl<F: Real, T: Element> Head<'_, F, T> {
 
     /// What ALiBi adds.
     fn alibi(&self, i: usize, j: usize) -> Option<F> {
-        let p = self.problem.scene.position(self.b, i);
+        let p = self.problem.mask_data.position(self.b, i);
         let &m = self.problem.slopes.get(self.h)?;
         Some(F::from_f64(-m) * F::from_f64((p - j as i64).abs() as f64))
     }
@@ -406,14 +406,14 @@ impl<F: Real, T: Element> Head<'_, F, T> {
 
     /// What the relative table adds.
     fn relative(&self, i: usize, j: usize) -> Option<F> {
-        let (p, table) = (self.problem.scene.position(self.b, i), self.problem.inputs.table?);
+        let (p, table) = (self.problem.mask_data.position(self.b, i), self.problem.inputs.table?);
         Some(wide(table.at(0, 0, self.h % table.shape()[2], self.problem.table_entry(p, j))))
     }
 
     /// Whether the mask, and predictive local attention, leave the pair.
     fn sees(&self, i: usize, j: usize) -> bool {
         let near = self.apart(i, j).is_none_or(|(apart, sigma)| apart.abs() <= 2.0 * sigma);
-        near && self.problem.attention.mask.allows_pair(&self.problem.scene, self.b, self.h, i, j)
+        near && self.problem.attention.mask.allows_pair(&self.problem.mask_data, self.b, self.h, i, j)
     }
 
     /// What a weight is multiplied by after the softmax: by dropout 0 or a little more than 1, by predictive local
@@ -430,7 +430,7 @@ impl<F: Real, T: Element> Head<'_, F, T> {
 
     /// How far a key is from the query's predicted centre, and the width of the Gaussian around that.
     fn apart(&self, i: usize, j: usize) -> Option<(f64, f64)> {
-        let center = self.problem.scene.center(self.b, self.h)?(i);
+        let center = self.problem.mask_data.center(self.b, self.h)?(i);
         Some((j as f64 - center, self.problem.attention.local? as f64 / 2.0))
     }
 

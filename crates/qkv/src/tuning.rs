@@ -53,7 +53,7 @@ pub const GATHER_FROM: usize = 4 * KEYS;
 pub const GATHER_GAIN: usize = 2;
 
 /// Query-block and key-block pairs of a pattern that a verdict inspects before it settles for "partial".
-pub const PAIRS_LOOKED_AT: usize = 512;
+pub const MAX_SCANNED_PAIRS: usize = 512;
 
 /// Scores that a worker keeps for selections that read whole rows: 1 MiB in `f32`, half of a second-level cache. A
 /// longer row is processed alone.

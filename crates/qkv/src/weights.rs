@@ -260,7 +260,7 @@ impl<T: qkv_simd::Element> Weights<'_, T> {
             });
         }
         let operands = ScoreOperands::new(problem, &scratch, threads);
-        let plan = Plan::natural_over(Expr::of(problem), &problem.scene, cols);
+        let plan = Plan::natural_over(Expr::of(problem), &problem.mask_data, cols);
         let piece = &plan.pieces[0];
         let ops = TileOps::after(problem, self.out);
         let final_weights = FinalWeights { ops: &ops, out: self.out };
@@ -273,11 +273,11 @@ impl<T: qkv_simd::Element> Weights<'_, T> {
         let worker = || (ops.score_gemm(&scratch), tile(), scratch.take(room));
         for_each_task(threads, tasks, worker, |(gemm, (q, scores, mask), room), at| {
             let mut weigh = |rows: &[usize], report: &mut Report<'_, T::Acc>| {
-                let at = |&i: &usize| RowAt { b, h, i, p: problem.scene.position(b, i) };
+                let at = |&i: &usize| RowAt { b, h, i, p: problem.mask_data.position(b, i) };
                 let rows: Vec<RowAt> = rows.iter().map(at).collect();
                 let finite = gemm.pack_a(queries, rows.iter().map(|row| (b, h, row.i)), q);
                 for tile in piece.key_tiles() {
-                    let verdict = piece.verdict_of_rows(&problem.scene, &rows, tile);
+                    let verdict = piece.verdict_of_rows(&problem.mask_data, &rows, tile);
                     if verdict == Verdict::Empty {
                         continue;
                     }

@@ -2,7 +2,7 @@
 //! beyond inputs and results; a matrix of n × n numbers would be 16 MiB at the
 //! shortest of these lengths and a gigabyte at the longest.
 
-use qkv::{Attention, Bias, BigBird, Features, Inputs, Lsh, Mask, Pool, Scratch, Tensor, Upstream};
+use qkv::{Attention, Bias, BigBird, Features, Inputs, Mask, Pool, Scratch, Tensor, Upstream};
 use qkv_simd::counting::Counting;
 use std::sync::Mutex;
 

@@ -5,7 +5,7 @@ use super::{Bits, Spans, Verdict};
 use crate::exact::RowAt;
 use crate::exact::order::{TileKeys, bits_of};
 use crate::mask::{BigBird, Blocks, MaskData, clamp};
-use crate::tuning::PAIRS_LOOKED_AT;
+use crate::tuning::MAX_SCANNED_PAIRS;
 use std::ops::RangeInclusive;
 
 /// The smallest and largest position (of queries) or index (of keys) in a tile, and their classes if the tile is
@@ -336,7 +336,7 @@ fn over_blocks(
     sees: impl Fn(i64, i64) -> bool,
 ) -> Verdict {
     let pairs = (rows.end() - rows.start() + 1).saturating_mul(cols.end() - cols.start() + 1);
-    if at.natural.is_none() || pairs > PAIRS_LOOKED_AT as i64 {
+    if at.natural.is_none() || pairs > MAX_SCANNED_PAIRS as i64 {
         return Verdict::Partial;
     }
     let (mut any, mut all) = (false, true);

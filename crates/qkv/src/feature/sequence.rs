@@ -137,11 +137,11 @@ pub(super) struct Plan {
 impl Plan {
     pub fn new<T: Element>(problem: &Problem<'_, T>) -> Plan {
         let mask = PrefixMask::new(&problem.attention.mask).expect("checked");
-        let (scene, &Problem { n, m, .. }) = (&problem.scene, problem);
+        let (mask_data, &Problem { n, m, .. }) = (&problem.mask_data, problem);
         let mut plan = Plan::default();
         for b in 0..problem.b {
-            let length = scene.lengths.filter(|_| mask.lengths).map_or(m, |lengths| lengths[b]);
-            match scene.segments.filter(|_| mask.segments) {
+            let length = mask_data.lengths.filter(|_| mask.lengths).map_or(m, |lengths| lengths[b]);
+            match mask_data.segments.filter(|_| mask.segments) {
                 None => plan.add(problem, mask, b, Keys::First(length), 0..n),
                 Some((queries, keys)) => {
                     let (queries, keys) = (&queries[b * n..][..n], &keys[b * m..][..length]);
@@ -185,7 +185,7 @@ impl Plan {
         for i in queries {
             let seen = if mask.causal {
                 // Keys at or before the query's position.
-                let before = (problem.scene.position(b, i) + 1).clamp(0, problem.m as i64) as usize;
+                let before = (problem.mask_data.position(b, i) + 1).clamp(0, problem.m as i64) as usize;
                 match &sequence.keys {
                     Keys::First(len) => before.min(*len),
                     Keys::These(keys) => keys.partition_point(|&j| j < before),

@@ -43,7 +43,7 @@ impl<'a, T: Element> Weigher<'a, T> {
         report: &mut Report<'_, T::Acc>,
     ) {
         let (problem, Sizes { map, .. }) = (self.problem, self.sizes);
-        let (mask, scene, count) = (&problem.attention.mask, &problem.scene, rows.len());
+        let (mask, mask_data, count) = (&problem.attention.mask, &problem.mask_data, rows.len());
         self.queries.load(self.sizes, problem.inputs.q.into(), [b, h], rows.clone());
         for (log, i) in self.queries.logs.iter_mut().zip(rows.clone()) {
             let lse = out.row_statistic[(b * self.problem.heads.query + h) * self.problem.n + i];
@@ -70,7 +70,7 @@ impl<'a, T: Element> Weigher<'a, T> {
             for (r, i) in rows.clone().enumerate() {
                 let seen = &mut self.tile[r * CHUNK..][..keys.len()];
                 for (weight, j) in seen.iter_mut().zip(keys.clone()) {
-                    if !mask.allows_pair(scene, b, h, i, j) {
+                    if !mask.allows_pair(mask_data, b, h, i, j) {
                         *weight = T::Acc::ZERO;
                     }
                 }

@@ -51,7 +51,7 @@ pub(crate) fn backward<T: Element>(
     // indices.
     let plan = match bias_shape {
         None if problem.attention.select == Select::Soft => Plan::new(problem),
-        _ => Plan::natural(Expr::of(problem), &problem.scene),
+        _ => Plan::natural(Expr::of(problem), &problem.mask_data),
     };
     let operands = ScoreOperands::new(problem, scratch, threads);
     let ops = TileOps::after(problem, out);
@@ -376,7 +376,7 @@ impl<'a, T: Element> BackwardPass<'a, T> {
     ) {
         let TileStep { b, key_head, key_tile, .. } = step;
         let problem = self.ops.problem;
-        let (scene, keys, heads) = (&problem.scene, piece.tile_keys(b, key_head, key_tile), problem.heads);
+        let (mask_data, keys, heads) = (&problem.mask_data, piece.tile_keys(b, key_head, key_tile), problem.heads);
         let BackwardWorker { gemm, score_gemm, key_columns, key_rows, value_columns, d_keys, d_values, small, .. } =
             worker;
         let at = (b, key_head);
@@ -399,7 +399,7 @@ impl<'a, T: Element> BackwardPass<'a, T> {
                     (from..to).for_each(|query_tile| bias.add(TileStep { g, query_tile, ..step }, None, 0, 0));
                 }
             };
-            for (query_tile, verdict) in piece.column(scene, b, h, key_tile) {
+            for (query_tile, verdict) in piece.column(mask_data, b, h, key_tile) {
                 skip_turns(passed, query_tile);
                 passed = query_tile + 1;
                 let at = TileStep { g, query_tile, ..step };
@@ -423,7 +423,7 @@ fn next_turn<T: Element>(
     query_tile: usize,
     from: usize,
 ) -> u64 {
-    let next = piece.row(&problem.scene, b, h, query_tile, from).next();
+    let next = piece.row(&problem.mask_data, b, h, query_tile, from).next();
     next.map_or(u64::MAX >> 2, |(tile, _)| tile as u64)
 }
 

@@ -40,7 +40,7 @@ impl<'a, T: Element> RowTerms<'a, T> {
             lse: out.row_statistic,
             entropy: upstream.entropy.filter(|_| !entropies.is_empty()).unwrap_or_default(),
             upstream: Operand::Input(upstream.values.into()),
-            output: match (problem.attention.select, out.kept) {
+            output: match (problem.attention.select, out.saved) {
                 (_, Some(kept)) => Some(Operand::Computed(View::from(kept))),
                 (Select::Hard(_), None) => None,
                 _ => Some(Operand::Input(out.values.into())),

@@ -147,7 +147,7 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         worker.rows.clear();
         worker.rows.extend(piece.query_range(step.query_tile).map(|at| {
             let i = piece.queries.index(b, h, at);
-            RowAt { b, h, i, p: problem.scene.position(b, i) }
+            RowAt { b, h, i, p: problem.mask_data.position(b, i) }
         }));
         let at = (b, h, step.query_tile);
         let queries = blocks.queries(at, &mut worker.gemm, &mut worker.score_gemm);

@@ -188,7 +188,7 @@ impl<T: Element> DecodePass<'_, T> {
         let (mut entropy_acc, mut factor) = ([T::Acc::ZERO; GEMV_ROWS], [T::Acc::ONE; GEMV_ROWS]);
         let (first, key_head) = (rows[0].h, rows[0].h / problem.heads.group);
         let mut row_queue = RowQueue::new();
-        let mut tiles = piece.row(&problem.scene, b, first, tile, 0);
+        let mut tiles = piece.row(&problem.mask_data, b, first, tile, 0);
         // The next tile is determined before the values of this one are read, so that its keys can be prefetched.
         let mut next = tiles.next();
         if let Some((key_tile, _)) = next {

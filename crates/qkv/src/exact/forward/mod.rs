@@ -175,7 +175,7 @@ impl QueryTiling {
         for h in slot * self.heads..(slot + 1) * self.heads {
             out.extend(piece.query_range(tile).map(|at| {
                 let i = piece.queries.index(b, h, at);
-                RowAt { b, h, i, p: problem.scene.position(b, i) }
+                RowAt { b, h, i, p: problem.mask_data.position(b, i) }
             }));
         }
     }
@@ -183,9 +183,9 @@ impl QueryTiling {
 
 /// Whether the mask can differ between the heads of a group, so that they cannot share a tile.
 fn mask_varies_by_head<T: Element>(problem: &Problem<'_, T>) -> bool {
-    problem.scene.bits.is_some_and(|bits| bits.strides()[1] != 0)
-        || problem.scene.buckets.is_some()
-        || problem.scene.centers.is_some()
+    problem.mask_data.bits.is_some_and(|bits| bits.strides()[1] != 0)
+        || problem.mask_data.buckets.is_some()
+        || problem.mask_data.centers.is_some()
 }
 
 /// The buffers of a worker.
@@ -293,7 +293,7 @@ impl<T: Element> ForwardPass<'_, T> {
     fn run_piece(&self, piece: &Piece, done: impl Fn(Range<usize>, &[RowAt], RowStates<'_, T::Acc>) + Sync) {
         let (ops, scratch, problem) = (self.ops, self.scratch, self.ops.problem);
         let tiling = QueryTiling::new(problem, piece);
-        let order = piece.longest_first(&problem.scene);
+        let order = piece.longest_first(&problem.mask_data);
         let (key_heads, heads) = (problem.heads.key, problem.b * problem.heads.key);
         let slots = tiling.slots / key_heads.max(1);
         let buffers = |heads| KeyBuffers::new(scratch, ops.arithmetic, piece, heads, problem.width, problem.dv);
@@ -346,7 +346,7 @@ impl<T: Element> ForwardPass<'_, T> {
         worker: &mut ForwardWorker<'_, T::Acc>,
         done: &impl Fn(Range<usize>, &[RowAt], RowStates<'_, T::Acc>),
     ) {
-        let scene = &self.ops.problem.scene;
+        let mask_data = &self.ops.problem.mask_data;
         let ForwardWorker { gemm, mask, scores, query_tiles } = worker;
         for (query_tile, &tile) in query_tiles.iter_mut().zip(tiles) {
             tiling.rows(self.ops.problem, piece, b, slot, tile, &mut query_tile.rows);
@@ -359,7 +359,7 @@ impl<T: Element> ForwardPass<'_, T> {
         }
         let first = slot * tiling.heads;
         let mut touched: [_; QUERY_TILES_AT_ONCE] =
-            std::array::from_fn(|at| tiles.get(at).map(|&tile| piece.row(scene, b, first, tile, 0).peekable()));
+            std::array::from_fn(|at| tiles.get(at).map(|&tile| piece.row(mask_data, b, first, tile, 0).peekable()));
         let next = |touched: &mut [Option<Peekable<_>>]| {
             touched.iter_mut().flatten().filter_map(|tiles| tiles.peek().map(|&(tile, _)| tile)).min()
         };

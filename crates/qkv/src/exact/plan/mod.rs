@@ -41,10 +41,10 @@ impl Piece {
         Piece { queries: Order::Natural(n), keys: Order::Natural(m), mask, tiles: 0..m.div_ceil(KEYS) }
     }
 
-    fn gathered(gather: Gather, mask: Expr, scene: &MaskData<'_>) -> Piece {
-        let (n, m) = (scene.n, scene.m);
+    fn gathered(gather: Gather, mask: Expr, mask_data: &MaskData<'_>) -> Piece {
+        let (n, m) = (mask_data.n, mask_data.m);
         let (mut queries, mut keys) = (Order::Natural(n), Order::Natural(m));
-        let place = |i: u32| scene.position(0, i as usize);
+        let place = |i: u32| mask_data.position(0, i as usize);
         match gather {
             Gather::Residue(stride) => {
                 let of = ClassOf::Stride(stride);
@@ -54,7 +54,7 @@ impl Piece {
                 keys = Order::List(List::by_class(m, KEYS, i64::from, (of, &key_class)));
             }
             Gather::Bucket(round) => {
-                let (of, Some((q, k))) = (ClassOf::Round(round), scene.buckets) else { unreachable!("checked") };
+                let (of, Some((q, k))) = (ClassOf::Round(round), mask_data.buckets) else { unreachable!("checked") };
                 let per_head = |buckets: View<'_, i32>, len, tile, place: &dyn Fn(u32) -> i64| {
                     let [batch, heads, ..] = buckets.shape();
                     let list = |at: usize| {
@@ -70,7 +70,7 @@ impl Piece {
                 keys = Order::List(List::new(list.iter().map(|&j| j as u32).collect(), KEYS, i64::from, None));
             }
             Gather::Only(Side::Queries, list) => {
-                let first = scene.position(0, 0);
+                let first = mask_data.position(0, 0);
                 let list = list.iter().map(|&p| (p - first) as u32).collect();
                 queries = Order::List(List::new(list, QUERIES, place, None));
             }
@@ -103,24 +103,24 @@ impl Piece {
         TileKeys { list: self.keys.list(b, key_head), start, len: KEYS.min(self.keys.len() - start) }
     }
 
-    fn query_extent(&self, scene: &MaskData<'_>, b: usize, h: usize, tile: usize) -> Extent {
+    fn query_extent(&self, mask_data: &MaskData<'_>, b: usize, h: usize, tile: usize) -> Extent {
         match self.queries.list(b, h) {
             Some(list) => list.extents[tile],
             None => {
                 let range = self.query_range(tile);
-                let (low, high) = if scene.place == Place::Given {
-                    let places = range.map(|i| scene.position(b, i));
+                let (low, high) = if mask_data.place == Place::Given {
+                    let places = range.map(|i| mask_data.position(b, i));
                     places.fold((i64::MAX, i64::MIN), |(low, high), p| (low.min(p), high.max(p)))
                 } else {
-                    (scene.position(b, range.start), scene.position(b, range.end - 1))
+                    (mask_data.position(b, range.start), mask_data.position(b, range.end - 1))
                 };
                 Extent { low, high, classes: None }
             }
         }
     }
 
-    fn key_extent(&self, scene: &MaskData<'_>, b: usize, h: usize, tile: usize) -> Extent {
-        let keys = self.tile_keys(b, h / scene.group, tile);
+    fn key_extent(&self, mask_data: &MaskData<'_>, b: usize, h: usize, tile: usize) -> Extent {
+        let keys = self.tile_keys(b, h / mask_data.group, tile);
         match keys.list {
             Some(list) => list.extents[tile],
             None => Extent { low: keys.start as i64, high: (keys.start + keys.len - 1) as i64, classes: None },
@@ -129,14 +129,16 @@ impl Piece {
 
     /// What a tile of the piece keeps. A tile that the spans of either side leave out is empty, so that rows and
     /// columns agree on which tiles there are: the backward pass counts on it.
-    pub fn verdict(&self, scene: &MaskData<'_>, b: usize, h: usize, query_tile: usize, key_tile: usize) -> Verdict {
+    pub fn verdict(&self, mask_data: &MaskData<'_>, b: usize, h: usize, query_tile: usize, key_tile: usize) -> Verdict {
         let natural = self.is_natural().then(|| {
             let (queries, keys) = (self.query_range(query_tile), self.tile_keys(b, 0, key_tile));
             [queries.start, queries.len(), keys.start, keys.len]
         });
-        let (queries, keys) = (self.query_extent(scene, b, h, query_tile), self.key_extent(scene, b, h, key_tile));
-        let verdict = self.mask.verdict(scene, &TileAt { b, h, queries, keys, natural });
-        let touches = |side, of: Extent, other: Extent| self.mask.spans(scene, b, side, other).touch(of.low, of.high);
+        let (queries, keys) =
+            (self.query_extent(mask_data, b, h, query_tile), self.key_extent(mask_data, b, h, key_tile));
+        let verdict = self.mask.verdict(mask_data, &TileAt { b, h, queries, keys, natural });
+        let touches =
+            |side, of: Extent, other: Extent| self.mask.spans(mask_data, b, side, other).touch(of.low, of.high);
         match verdict {
             Verdict::Partial if !touches(Side::Keys, keys, queries) || !touches(Side::Queries, queries, keys) => {
                 Verdict::Empty
@@ -146,42 +148,42 @@ impl Piece {
     }
 
     /// What a tile of the natural order keeps for these rows, which follow one another.
-    pub fn verdict_of_rows(&self, scene: &MaskData<'_>, rows: &[RowAt], key_tile: usize) -> Verdict {
+    pub fn verdict_of_rows(&self, mask_data: &MaskData<'_>, rows: &[RowAt], key_tile: usize) -> Verdict {
         let (low, high) = rows.iter().fold((i64::MAX, i64::MIN), |(low, high), row| (low.min(row.p), high.max(row.p)));
         let (b, h) = (rows[0].b, rows[0].h);
-        let (queries, keys) = (Extent { low, high, classes: None }, self.tile_keys(b, h / scene.group, key_tile));
+        let (queries, keys) = (Extent { low, high, classes: None }, self.tile_keys(b, h / mask_data.group, key_tile));
         let natural = Some([rows[0].i, rows.len(), keys.start, keys.len]);
-        let at = TileAt { b, h, queries, keys: self.key_extent(scene, b, h, key_tile), natural };
-        self.mask.verdict(scene, &at)
+        let at = TileAt { b, h, queries, keys: self.key_extent(mask_data, b, h, key_tile), natural };
+        self.mask.verdict(mask_data, &at)
     }
 
     /// The tiles, none before key tile `from`, that the queries of a tile touch, ascending by key.
     pub fn row(
         &self,
-        scene: &MaskData<'_>,
+        mask_data: &MaskData<'_>,
         b: usize,
         h: usize,
         query_tile: usize,
         from: usize,
     ) -> impl Iterator<Item = (usize, Verdict)> {
-        let extent = self.query_extent(scene, b, h, query_tile);
+        let extent = self.query_extent(mask_data, b, h, query_tile);
         let Range { start, end } = self.tiles;
-        let (spans, tiles, m) = match self.keys.list(b, h / scene.group) {
-            None => (self.mask.spans(scene, b, Side::Keys, extent), 0..0, self.keys.len()),
+        let (spans, tiles, m) = match self.keys.list(b, h / mask_data.group) {
+            None => (self.mask.spans(mask_data, b, Side::Keys, extent), 0..0, self.keys.len()),
             Some(list) => (Spans::none(), by_class(&list.extents, extent, start..end), 0),
         };
         let natural = spans.blocks(0, m, KEYS, from.max(start)).take_while(move |&tile| tile < end);
         natural.chain(tiles.start.max(from)..tiles.end).filter_map(move |tile| {
-            let verdict = self.verdict(scene, b, h, query_tile, tile);
+            let verdict = self.verdict(mask_data, b, h, query_tile, tile);
             (verdict != Verdict::Empty).then_some((tile, verdict))
         })
     }
 
     /// The tiles of queries, those first that can see the most keys: a long task that starts last would be waited for.
-    pub fn longest_first(&self, scene: &MaskData<'_>) -> Vec<usize> {
+    pub fn longest_first(&self, mask_data: &MaskData<'_>) -> Vec<usize> {
         let keys_seen = |tile: &usize| {
-            let extent = self.query_extent(scene, 0, 0, *tile);
-            self.mask.spans(scene, 0, Side::Keys, extent).size(scene.m as i64)
+            let extent = self.query_extent(mask_data, 0, 0, *tile);
+            self.mask.spans(mask_data, 0, Side::Keys, extent).size(mask_data.m as i64)
         };
         let mut tiles: Vec<usize> = (0..self.query_tiles()).collect();
         if self.keys.is_natural() {
@@ -193,38 +195,38 @@ impl Piece {
     /// The tiles that the keys of a tile touch, ascending by query.
     pub fn column(
         &self,
-        scene: &MaskData<'_>,
+        mask_data: &MaskData<'_>,
         b: usize,
         h: usize,
         key_tile: usize,
     ) -> impl Iterator<Item = (usize, Verdict)> {
-        let extent = self.key_extent(scene, b, h, key_tile);
+        let extent = self.key_extent(mask_data, b, h, key_tile);
         let all = 0..self.query_tiles();
         let (spans, tiles) = match self.queries.list(b, h) {
-            None if scene.place != Place::Given && scene.n > 0 => {
-                (self.mask.spans(scene, b, Side::Queries, extent), 0..0)
+            None if mask_data.place != Place::Given && mask_data.n > 0 => {
+                (self.mask.spans(mask_data, b, Side::Queries, extent), 0..0)
             }
             None => (Spans::none(), all),
             Some(list) => (Spans::none(), by_class(&list.extents, extent, all)),
         };
-        let first = if scene.n > 0 { scene.position(b, 0) } else { 0 };
-        spans.blocks(-first, scene.n, QUERIES, 0).chain(tiles).filter_map(move |tile| {
-            let verdict = self.verdict(scene, b, h, tile, key_tile);
+        let first = if mask_data.n > 0 { mask_data.position(b, 0) } else { 0 };
+        spans.blocks(-first, mask_data.n, QUERIES, 0).chain(tiles).filter_map(move |tile| {
+            let verdict = self.verdict(mask_data, b, h, tile, key_tile);
             (verdict != Verdict::Empty).then_some((tile, verdict))
         })
     }
 
     /// The bits of one row of a tile.
-    pub fn bits(&self, scene: &MaskData<'_>, row: &RowAt, keys: &TileKeys<'_>) -> Bits {
+    pub fn bits(&self, mask_data: &MaskData<'_>, row: &RowAt, keys: &TileKeys<'_>) -> Bits {
         let mut bits = Bits::default();
-        self.mask.bits(scene, row, keys, &mut bits);
+        self.mask.bits(mask_data, row, keys, &mut bits);
         bits
     }
 
     /// The places of a tile whose keys a query sees, where they follow each other.
     #[inline]
-    pub fn seen(&self, scene: &MaskData<'_>, row: &RowAt, keys: &TileKeys<'_>) -> Option<Range<usize>> {
-        let (low, high) = self.mask.interval(scene, row)?;
+    pub fn seen(&self, mask_data: &MaskData<'_>, row: &RowAt, keys: &TileKeys<'_>) -> Option<Range<usize>> {
+        let (low, high) = self.mask.interval(mask_data, row)?;
         keys.between(low, high)
     }
 
@@ -250,33 +252,37 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Everything in the natural order.
-    pub fn natural(mask: Expr, scene: &MaskData<'_>) -> Plan {
-        Plan { pieces: vec![Piece::natural(mask, scene.n, scene.m)] }
+    pub fn natural(mask: Expr, mask_data: &MaskData<'_>) -> Plan {
+        Plan { pieces: vec![Piece::natural(mask, mask_data.n, mask_data.m)] }
     }
 
     /// Everything in the natural order, but only the key tiles that hold some of `keys`.
-    pub fn natural_over(mask: Expr, scene: &MaskData<'_>, keys: &Range<usize>) -> Plan {
+    pub fn natural_over(mask: Expr, mask_data: &MaskData<'_>, keys: &Range<usize>) -> Plan {
         let tiles = if keys.is_empty() { 0..0 } else { keys.start / KEYS..keys.end.div_ceil(KEYS) };
-        Plan { pieces: vec![Piece { tiles, ..Piece::natural(mask, scene.n, scene.m) }] }
+        Plan { pieces: vec![Piece { tiles, ..Piece::natural(mask, mask_data.n, mask_data.m) }] }
     }
 
     /// Gathers scattered parts of the mask where that saves tiles.
     pub fn new<T: Element>(problem: &Problem<'_, T>) -> Plan {
-        let scene = &problem.scene;
+        let mask_data = &problem.mask_data;
         let mask = Expr::of(problem);
         // Given positions differ between sequences; an order per sequence would cost more than it saves.
-        let one_order = scene.place != Place::Given;
-        if scene.m < GATHER_FROM || scene.n == 0 || scene.m.max(scene.n) > u32::MAX as usize || !one_order {
-            return Plan::natural(mask, scene);
+        let one_order = mask_data.place != Place::Given;
+        if mask_data.m < GATHER_FROM
+            || mask_data.n == 0
+            || mask_data.m.max(mask_data.n) > u32::MAX as usize
+            || !one_order
+        {
+            return Plan::natural(mask, mask_data);
         }
         let mut pieces: Vec<Piece> = Vec::new();
         let mut earlier: Vec<Expr> = Vec::new();
-        for Part { gather, mask, inside } in parts(mask, scene) {
+        for Part { gather, mask, inside } in parts(mask, mask_data) {
             let not_earlier = earlier.iter().map(|mask| Expr::Not(Box::new(mask.clone())));
             let only_new = Expr::and(std::iter::once(inside).chain(not_earlier));
             pieces.push(match gather {
-                None => Piece::natural(only_new, scene.n, scene.m),
-                Some(gather) => Piece::gathered(gather, only_new, scene),
+                None => Piece::natural(only_new, mask_data.n, mask_data.m),
+                Some(gather) => Piece::gathered(gather, only_new, mask_data),
             });
             earlier.push(mask);
         }
@@ -324,18 +330,18 @@ impl Part {
 }
 
 /// The parts of a mask: first those in natural order, then those to be gathered. They may overlap.
-fn parts(mask: Expr, scene: &MaskData<'_>) -> Vec<Part> {
+fn parts(mask: Expr, mask_data: &MaskData<'_>) -> Vec<Part> {
     match mask {
-        Expr::Leaf(predicate) => predicate_parts(predicate, scene),
+        Expr::Leaf(predicate) => predicate_parts(predicate, mask_data),
         Expr::Or(masks) => {
-            let all = masks.into_iter().flat_map(|mask| parts(mask, scene));
+            let all = masks.into_iter().flat_map(|mask| parts(mask, mask_data));
             let (natural, gathered): (Vec<Part>, Vec<Part>) = all.partition(|part| part.gather.is_none());
             let natural: Vec<Expr> = natural.into_iter().map(|part| part.mask).collect();
             let natural = (!natural.is_empty()).then(|| Part::natural(Expr::Or(natural)));
             natural.into_iter().chain(gathered).collect()
         }
         Expr::And(masks) => {
-            let split: Vec<Vec<Part>> = masks.iter().map(|mask| parts(mask.clone(), scene)).collect();
+            let split: Vec<Vec<Part>> = masks.iter().map(|mask| parts(mask.clone(), mask_data)).collect();
             // The first operand to be gathered sets the order; the others filter.
             let Some(leader) = split.iter().position(|parts| parts.iter().any(|part| part.gather.is_some())) else {
                 return vec![Part::natural(Expr::And(masks))];
@@ -352,10 +358,10 @@ fn parts(mask: Expr, scene: &MaskData<'_>) -> Vec<Part> {
 }
 
 /// The parts of one predicate.
-fn predicate_parts(predicate: Predicate, scene: &MaskData<'_>) -> Vec<Part> {
+fn predicate_parts(predicate: Predicate, mask_data: &MaskData<'_>) -> Vec<Part> {
     let mask = || Expr::Leaf(predicate.clone());
     match &predicate {
-        &Predicate::Residue { stride } if stride > 1 && stride <= scene.m as i64 => {
+        &Predicate::Residue { stride } if stride > 1 && stride <= mask_data.m as i64 => {
             vec![Part { gather: Some(Gather::Residue(stride)), inside: mask(), mask: mask() }]
         }
         // A pair that shares a bucket in several rounds belongs to the first: each piece leaves out the earlier ones.
@@ -367,15 +373,15 @@ fn predicate_parts(predicate: Predicate, scene: &MaskData<'_>) -> Vec<Part> {
             (0..rounds).map(part).collect()
         }
         &Predicate::Summary { stride, summary } => {
-            let keys = (0..scene.m as i64).filter(|j| j.rem_euclid(stride) >= stride - summary).collect();
+            let keys = (0..mask_data.m as i64).filter(|j| j.rem_euclid(stride) >= stride - summary).collect();
             vec![Part::listed(Side::Keys, keys, mask(), KEYS)]
         }
         Predicate::OneOf { side: Side::Keys, set } => {
-            let keys = set.iter().copied().filter(|j| (0..scene.m as i64).contains(j)).collect();
+            let keys = set.iter().copied().filter(|j| (0..mask_data.m as i64).contains(j)).collect();
             vec![Part::listed(Side::Keys, keys, mask(), KEYS)]
         }
         Predicate::OneOf { side: Side::Queries, set } => {
-            let positions = scene.position(0, 0)..=scene.position(0, scene.n - 1);
+            let positions = mask_data.position(0, 0)..=mask_data.position(0, mask_data.n - 1);
             let queries = set.iter().copied().filter(|p| positions.contains(p)).collect();
             vec![Part::listed(Side::Queries, queries, mask(), QUERIES)]
         }
@@ -386,7 +392,7 @@ fn predicate_parts(predicate: Predicate, scene: &MaskData<'_>) -> Vec<Part> {
 /// Counts the tiles of a problem by verdict, over all sequences and heads.
 pub(crate) fn tiles<T: Element>(problem: &Problem<'_, T>) -> Tiles {
     let plan = Plan::new(problem);
-    let scene = &problem.scene;
+    let mask_data = &problem.mask_data;
     let heads = problem.b * problem.heads.query;
     let all = problem.n.div_ceil(QUERIES).saturating_mul(problem.m.div_ceil(KEYS)).saturating_mul(heads);
     let mut count = Tiles::default();
@@ -394,7 +400,7 @@ pub(crate) fn tiles<T: Element>(problem: &Problem<'_, T>) -> Tiles {
         for b in 0..problem.b {
             for h in 0..problem.heads.query {
                 for tile in 0..piece.query_tiles() {
-                    for (_, verdict) in piece.row(scene, b, h, tile, 0) {
+                    for (_, verdict) in piece.row(mask_data, b, h, tile, 0) {
                         if verdict == Verdict::Full { count.full += 1 } else { count.partial += 1 }
                     }
                 }
@@ -422,14 +428,14 @@ mod tests {
             inputs = inputs.positions(positions);
         }
         let problem = Problem::new(&attention, inputs).unwrap();
-        let scene = &problem.scene;
-        let plans = [Plan::new(&problem), Plan::natural(Expr::of(&problem), scene), Plan::new(&problem).split(256)];
+        let mask_data = &problem.mask_data;
+        let plans = [Plan::new(&problem), Plan::natural(Expr::of(&problem), mask_data), Plan::new(&problem).split(256)];
         for plan in plans {
             let mut times = vec![0; n * m];
             for piece in &plan.pieces {
                 let mut by_row: Vec<(usize, usize)> = Vec::new();
                 for query_tile in 0..piece.query_tiles() {
-                    let touched: Vec<_> = piece.row(scene, 0, 0, query_tile, 0).collect();
+                    let touched: Vec<_> = piece.row(mask_data, 0, 0, query_tile, 0).collect();
                     prop_assert!(touched.is_sorted_by(|a, b| a.0 < b.0));
                     for key_tile in piece.key_tiles() {
                         let keys = piece.tile_keys(0, 0, key_tile);
@@ -440,7 +446,8 @@ mod tests {
                         }
                         for at in piece.query_range(query_tile) {
                             let i = piece.queries.index(0, 0, at);
-                            let bits = piece.bits(scene, &RowAt { b: 0, h: 0, i, p: scene.position(0, i) }, &keys);
+                            let bits =
+                                piece.bits(mask_data, &RowAt { b: 0, h: 0, i, p: mask_data.position(0, i) }, &keys);
                             for at in 0..keys.len {
                                 let bit = bits[at / 64] >> (at % 64) & 1 == 1;
                                 prop_assert!(verdict != Verdict::Empty || !bit, "an empty tile keeps a pair");
@@ -451,14 +458,14 @@ mod tests {
                     }
                 }
                 let columns = piece.key_tiles().flat_map(|key_tile| {
-                    piece.column(scene, 0, 0, key_tile).map(move |(query_tile, _)| (key_tile, query_tile))
+                    piece.column(mask_data, 0, 0, key_tile).map(move |(query_tile, _)| (key_tile, query_tile))
                 });
                 by_row.sort_unstable();
                 prop_assert_eq!(by_row, columns.collect::<Vec<_>>());
             }
             for i in 0..n {
                 for j in 0..m {
-                    let allowed = mask.allows_pair(scene, 0, 0, i, j);
+                    let allowed = mask.allows_pair(mask_data, 0, 0, i, j);
                     prop_assert_eq!(times[i * m + j], u8::from(allowed), "{:?} at ({}, {})", mask, i, j);
                 }
             }

@@ -179,7 +179,7 @@ impl<'a, T: Element> TileOps<'a, T> {
             return;
         }
         for (r, row) in rows.iter().enumerate() {
-            match piece.seen(&self.problem.scene, row, keys) {
+            match piece.seen(&self.problem.mask_data, row, keys) {
                 Some(seen) if self.chosen.is_none() => {
                     mask.spans[r] = if seen.is_empty() {
                         Span::default()
@@ -193,7 +193,7 @@ impl<'a, T: Element> TileOps<'a, T> {
                 }
                 _ => {
                     let bits = &mut mask.bits[r];
-                    *bits = piece.bits(&self.problem.scene, row, keys);
+                    *bits = piece.bits(&self.problem.mask_data, row, keys);
                     if let Some(chosen) = self.chosen {
                         keep_chosen(chosen, row, keys, bits);
                     }
@@ -351,7 +351,7 @@ impl<'a, T: Element> TileOps<'a, T> {
     }
 
     fn center(&self, row: &RowAt) -> f64 {
-        self.problem.scene.center(row.b, row.h).map_or(0.0, |center| center(row.i))
+        self.problem.mask_data.center(row.b, row.h).map_or(0.0, |center| center(row.i))
     }
 
     /// The gradient of a row's center: `Σ weight · grad · (j − c)/σ²`, with `grads` those of the weights after the

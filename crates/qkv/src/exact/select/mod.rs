@@ -40,7 +40,7 @@ pub(crate) fn select<T: Element>(
         matches!(problem.attention.select, Select::Hard(Choice { straight_through: true, .. }) | Select::Sparsemax);
     let mut chosen = chooses.then(|| Tensor::allocate("chosen", [batch, heads.query, n, per_row])).transpose()?;
     out.log_prob = hard.then(|| Tensor::allocate("log_prob", rows)).transpose()?;
-    out.kept = keeps.then(|| Tensor::allocate("kept", [batch, heads.query, n, dv])).transpose()?;
+    out.saved = keeps.then(|| Tensor::allocate("saved", [batch, heads.query, n, dv])).transpose()?;
     {
         // `Rows` writes numbers: keys below 2⁵³ are exact in f64.
         let mut keys_chosen = chosen.as_ref().map(|chosen| vec![0.0f64; chosen.data().len()]);
@@ -50,7 +50,7 @@ pub(crate) fn select<T: Element>(
                 lse: column(out.threshold.as_mut().unwrap_or(&mut out.lse)),
                 entropy: out.entropy.as_mut().map(column),
                 log_prob: out.log_prob.as_mut().map(column),
-                kept: out.kept.as_mut().map(|kept| Rows::new(ViewMut::from(kept))),
+                saved: out.saved.as_mut().map(|saved| Rows::new(ViewMut::from(saved))),
                 chosen: keys_chosen.as_mut().map(|keys| {
                     Rows::new(ViewMut::new(keys, [batch, heads.query, n, per_row]).expect("as long as its shape"))
                 }),
@@ -77,7 +77,7 @@ struct SelectionWriter<'a, T: Element> {
     lse: Rows<'a, T::Acc>,
     entropy: Option<Rows<'a, T::Acc>>,
     log_prob: Option<Rows<'a, T::Acc>>,
-    kept: Option<Rows<'a, T::Acc>>,
+    saved: Option<Rows<'a, T::Acc>>,
     chosen: Option<Rows<'a, f64>>,
 }
 
@@ -92,14 +92,14 @@ struct SelectWorker<'s, A: Real> {
     /// A second copy of one row.
     copy: Buffer<'s, A>,
     values: Buffer<'s, A>,
-    kept: Buffer<'s, A>,
+    saved: Buffer<'s, A>,
     key: Buffer<'s, A>,
 }
 
 fn run<T: Element>(problem: &Problem<'_, T>, to: &SelectionWriter<'_, T>, scratch: &Scratch<T::Acc>, threads: usize) {
     let operands = ScoreOperands::new(problem, scratch, threads);
     let ops = TileOps::new(problem);
-    let plan = Plan::natural(Expr::of(problem), &problem.scene);
+    let plan = Plan::natural(Expr::of(problem), &problem.mask_data);
     let piece = &plan.pieces[0];
     let heads = problem.heads;
     let mut buffers = KeyBuffers::new(scratch, ops.arithmetic, piece, problem.b * heads.key, problem.width, problem.dv);
@@ -117,32 +117,32 @@ fn run<T: Element>(problem: &Problem<'_, T>, to: &SelectionWriter<'_, T>, scratc
         scores: scratch.take(at_once * row),
         copy: scratch.take(row),
         values: scratch.take(value_row),
-        kept: scratch.take(value_row),
+        saved: scratch.take(value_row),
         key: scratch.take(value_row),
     };
     for_each_task(threads, problem.b * heads.query * groups, worker, |worker, task| {
         let (b, h, group) = (task / (heads.query * groups), task / groups % heads.query, task % groups);
         let rows: Vec<RowAt> = (group * at_once..((group + 1) * at_once).min(problem.n))
-            .map(|i| RowAt { b, h, i, p: problem.scene.position(b, i) })
+            .map(|i| RowAt { b, h, i, p: problem.mask_data.position(b, i) })
             .collect();
         score_rows(&ops, piece, operands.queries(problem), &blocks, &rows, row, worker);
         for (r, at) in rows.iter().enumerate() {
-            let SelectWorker { gemm, scores, copy, values, kept, key, .. } = &mut *worker;
+            let SelectWorker { gemm, scores, copy, values, saved, key, .. } = &mut *worker;
             let scores = &mut scores[r * row..][..row];
             let reader = ValueReader { source: problem.inputs.v, b, head: h / heads.group, key };
             values.fill(T::Acc::ZERO);
-            kept.fill(T::Acc::ZERO);
+            saved.fill(T::Acc::ZERO);
             match problem.attention.select {
                 Select::Hard(choice) => {
-                    hard(&ops, gemm, choice, at, scores, copy, reader, &blocks, piece, values, kept, to)
+                    hard(&ops, gemm, choice, at, scores, copy, reader, &blocks, piece, values, saved, to)
                 }
                 Select::TopK(_) => top_k(&ops, at, scores, copy, reader, values, to),
-                Select::Sparsemax => sparsemax(at, scores, reader, values, kept, to),
+                Select::Sparsemax => sparsemax(at, scores, reader, values, saved, to),
                 Select::Soft => unreachable!("softmax has its own pass"),
             }
             to.values.write(b, h, at.i, values);
-            if let Some(to) = &to.kept {
-                to.write(b, h, at.i, kept);
+            if let Some(to) = &to.saved {
+                to.write(b, h, at.i, saved);
             }
         }
     });
@@ -163,7 +163,7 @@ fn score_rows<T: Element>(
     scores.fill(T::Acc::NEG_INFINITY);
     let finite = gemm.pack_a(queries, rows.iter().map(|at| (b, at.h, at.i)), q);
     for key_tile in piece.key_tiles() {
-        let verdict = piece.verdict_of_rows(&ops.problem.scene, rows, key_tile);
+        let verdict = piece.verdict_of_rows(&ops.problem.mask_data, rows, key_tile);
         if verdict == crate::compiled::Verdict::Empty {
             continue;
         }
@@ -243,7 +243,7 @@ fn hard<T: Element>(
     blocks: &KeyBlocks<'_, T>,
     piece: &Piece,
     values: &mut [T::Acc],
-    kept: &mut [T::Acc],
+    saved: &mut [T::Acc],
     to: &SelectionWriter<'_, T>,
 ) {
     copy.copy_from_slice(scores);
@@ -263,9 +263,9 @@ fn hard<T: Element>(
             let (value_rows, finite) = blocks.values(at.b, reader.head, tile, gemm);
             let multiply = if finite { product } else { product_skipping_zeros };
             let (p, v) = (Matrix::rows(&scores[keys.start..], scores.len()), Panels::rows(value_rows, row));
-            multiply(ops.isa, Target::add_partial(kept, row), p, v, 1, row / T::Acc::LANES, keys.len);
+            multiply(ops.isa, Target::add_partial(saved, row), p, v, 1, row / T::Acc::LANES, keys.len);
         }
-        row_op(ops.isa, kept, RowOp::Scale(T::Acc::ONE / sum));
+        row_op(ops.isa, saved, RowOp::Scale(T::Acc::ONE / sum));
     }
     let key = picked.map_or(-1.0, |(j, _)| j as f64);
     to.chosen.as_ref().expect("hard attention chooses").write(at.b, at.h, at.i, &[key]);
@@ -298,8 +298,8 @@ fn top_k<T: Element>(
     let mut keys: Vec<f64> = Vec::with_capacity(k);
     for (j, score) in scores.iter_mut().enumerate() {
         let order = rank(&place(*score), &limit);
-        let kept = *score != T::Acc::NEG_INFINITY && (order.is_lt() || order.is_eq() && ties > 0);
-        if !kept {
+        let selected = *score != T::Acc::NEG_INFINITY && (order.is_lt() || order.is_eq() && ties > 0);
+        if !selected {
             *score = T::Acc::NEG_INFINITY;
             continue;
         }
@@ -321,7 +321,7 @@ fn sparsemax<T: Element>(
     scores: &mut [T::Acc],
     mut reader: ValueReader<'_, '_, T>,
     values: &mut [T::Acc],
-    kept: &mut [T::Acc],
+    saved: &mut [T::Acc],
     to: &SelectionWriter<'_, T>,
 ) {
     let one = T::Acc::ONE;
@@ -335,7 +335,7 @@ fn sparsemax<T: Element>(
         #[allow(clippy::eq_op)] // NaN of either a NaN or an infinity.
         let nan = most - most;
         values.fill(nan);
-        kept.fill(nan);
+        saved.fill(nan);
         to.lse.write(at.b, at.h, at.i, &[nan]);
         return;
     }
@@ -355,7 +355,7 @@ fn sparsemax<T: Element>(
     let share = one / T::Acc::from_f64(support.len() as f64);
     for &(j, score) in &support {
         reader.add(j, score - tau, values);
-        reader.add(j, share, kept);
+        reader.add(j, share, saved);
     }
     to.lse.write(at.b, at.h, at.i, &[most + tau]);
 }
