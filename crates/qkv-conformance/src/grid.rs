@@ -123,6 +123,8 @@ fn named_masks() -> Vec<(&'static str, Mask)> {
         ("window", Mask::window(20, 4)),
         ("window of one", Mask::window(0, 0)),
         ("wide window", Mask::window(usize::MAX, 3)),
+        ("dilated", Mask::dilated(20, 3)),
+        ("dilated by one", Mask::dilated(20, 1)),
         ("strided", Mask::strided(9)),
         ("strided by one", Mask::strided(1)),
         ("fixed", Mask::fixed(16, 3)),
@@ -177,6 +179,7 @@ pub fn masks() -> Vec<Case> {
 pub fn gathered() -> Vec<Case> {
     let scattered: Vec<usize> = (0..600).step_by(97).collect();
     let named = [
+        ("causal dilated", Mask::causal() & Mask::dilated(64, 7)),
         ("strided", Mask::strided(24)),
         ("causal strided", Mask::causal() & Mask::strided(40)),
         ("fixed", Mask::fixed(40, 2)),

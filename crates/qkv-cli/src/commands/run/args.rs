@@ -83,6 +83,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
                 "Only keys of a sparse pattern; combine with `--causal` as needed",
             )
             .values(&[
+                ("dilated:W,STEP", "|p − j| ≤ STEP·W/2 and (p − j) mod STEP = 0 (Longformer's dilated window)"),
                 ("strided:S", "|p − j| < S, or (p − j) mod S = 0 (Sparse Transformer)"),
                 ("fixed:S,C", "the same block of S keys, or the last C keys of any block (Sparse Transformer)"),
                 ("longformer:W,G", "|p − j| ≤ W/2, or p or j among the first G positions"),

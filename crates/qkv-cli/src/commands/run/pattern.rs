@@ -11,6 +11,7 @@ const MOST_BUCKETS: usize = i32::MAX as usize;
 /// A sparse pattern, checked as far as possible without the tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Pattern {
+    Dilated { window: usize, step: usize },
     Strided { stride: usize },
     Fixed { stride: usize, summary: usize },
     Longformer { window: usize, globals: usize },
@@ -22,6 +23,7 @@ impl Pattern {
     /// As a mask; `longest` is the larger of N and M.
     pub fn mask(self, longest: usize) -> Result<Mask, Failure> {
         match self {
+            Pattern::Dilated { window, step } => Ok(Mask::dilated(window, step)),
             Pattern::Strided { stride } => Ok(Mask::strided(stride)),
             Pattern::Fixed { stride, summary } => Ok(Mask::fixed(stride, summary)),
             // Before the positions are listed: the list would be as long as any number that can be typed.
@@ -47,13 +49,15 @@ impl Pattern {
 impl FromStr for Pattern {
     type Err = String;
     fn from_str(typed: &str) -> Result<Pattern, String> {
-        const FORMS: &str = "expected `strided:S`, `fixed:S,C`, `longformer:W,G`, `bigbird:B,W,G,R,SEED` or \
-                             `lsh:BUCKETS,ROUNDS,SEED`";
+        const FORMS: &str = "expected `dilated:W,STEP`, `strided:S`, `fixed:S,C`, `longformer:W,G`, \
+                             `bigbird:B,W,G,R,SEED` or `lsh:BUCKETS,ROUNDS,SEED`";
         let (name, rest) = typed.split_once(':').ok_or(FORMS)?;
-        if !["strided", "fixed", "longformer", "bigbird", "lsh"].contains(&name) {
+        if !["dilated", "strided", "fixed", "longformer", "bigbird", "lsh"].contains(&name) {
             return Err(FORMS.into());
         }
         match (name, &numbers(rest)?[..]) {
+            ("dilated", &[window, step]) if step > 0 => Ok(Pattern::Dilated { window, step }),
+            ("dilated", [_, _]) => Err("the step must be at least 1".into()),
             ("strided", &[stride]) if stride > 0 => Ok(Pattern::Strided { stride }),
             ("strided", [_]) => Err("the stride must be at least 1".into()),
             ("fixed", &[stride, summary]) if (1..=stride).contains(&summary) => Ok(Pattern::Fixed { stride, summary }),
@@ -79,6 +83,7 @@ mod tests {
 
     #[test]
     fn every_form_in_the_help_parses() {
+        assert_eq!("dilated:8,2".parse(), Ok(Pattern::Dilated { window: 8, step: 2 }));
         assert_eq!("strided:8".parse(), Ok(Pattern::Strided { stride: 8 }));
         assert_eq!("fixed:8,2".parse(), Ok(Pattern::Fixed { stride: 8, summary: 2 }));
         assert_eq!("longformer:8,2".parse(), Ok(Pattern::Longformer { window: 8, globals: 2 }));
@@ -110,6 +115,8 @@ mod tests {
             "lsh:8,0,7",
             "lsh:4294967296,1,0",
             "dilated:3",
+            "dilated:8,0",
+            "star:3",
         ] {
             assert!(bad.parse::<Pattern>().is_err(), "{bad}");
         }
