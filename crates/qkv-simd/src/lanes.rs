@@ -12,6 +12,8 @@
 pub mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod horizontal;
 pub mod portable;
 
 use crate::number::{Element, Real};

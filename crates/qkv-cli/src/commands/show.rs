@@ -10,6 +10,7 @@
 
 mod args;
 mod file;
+mod file_format;
 mod selected;
 mod shading;
 mod table;
@@ -22,7 +23,7 @@ use crate::output::{Print, note};
 use crate::terminal::TerminalStyle;
 use crate::{embedded, input, threads};
 use args::{ARGUMENTS, EXAMPLES, ShowArgs, ShowMode, notes};
-use file::FileFormat;
+use file_format::FileFormat;
 use qkv_explore::{Agreement, Observer, Recording};
 use qkv_models::image::Image;
 use qkv_nn::Machine;
@@ -176,7 +177,7 @@ impl ShowSession<'_> {
             ShowMode::Picture => {}
         }
         if let (Some(format), Some(path)) = (self.format, &args.out) {
-            return format.write(path, &recording, args).map(|()| String::new());
+            return file::write(format, path, &recording, args).map(|()| String::new());
         }
         // Neither a text nor a model moves the cursor of the terminal.
         let printable =

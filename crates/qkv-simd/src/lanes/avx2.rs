@@ -1,6 +1,7 @@
 //! Lanes as two 256-bit registers.
 
 use super::Lanes;
+use super::horizontal;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
@@ -11,21 +12,6 @@ pub struct F32x16(__m256, __m256);
 /// Eight `f64` in two registers.
 #[derive(Clone, Copy)]
 pub struct F64x8(__m256d, __m256d);
-
-/// The sum of eight lanes as a tree. Needs AVX.
-#[inline(always)]
-pub(super) unsafe fn sum_of_8(x: __m256) -> f32 {
-    let four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
-    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
-}
-
-/// The sum of four lanes as a tree. Needs AVX.
-#[inline(always)]
-pub(super) unsafe fn sum_of_4(x: __m256d) -> f64 {
-    let two = _mm_add_pd(_mm256_castpd256_pd128(x), _mm256_extractf128_pd::<1>(x));
-    _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)))
-}
 
 /// All ones in lane `l` where bit `l` is set.
 #[inline(always)]
@@ -141,7 +127,7 @@ impl Lanes for F32x16 {
     }
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
-        sum_of_8(_mm256_add_ps(self.0, self.1))
+        horizontal::sum_of_8(_mm256_add_ps(self.0, self.1))
     }
     #[inline(always)]
     unsafe fn sums(of: [Self; 4]) -> [f32; 4] {
@@ -248,7 +234,7 @@ impl Lanes for F64x8 {
     }
     #[inline(always)]
     unsafe fn sum(self) -> f64 {
-        sum_of_4(_mm256_add_pd(self.0, self.1))
+        horizontal::sum_of_4(_mm256_add_pd(self.0, self.1))
     }
     #[inline(always)]
     unsafe fn not_zero(self) -> u32 {

@@ -212,7 +212,7 @@ impl Lanes for F32x16 {
     unsafe fn sum(self) -> f32 {
         let low = _mm512_castps512_ps256(self.0);
         let high = _mm512_extractf32x8_ps::<1>(self.0);
-        super::avx2::sum_of_8(_mm256_add_ps(low, high))
+        super::horizontal::sum_of_8(_mm256_add_ps(low, high))
     }
     #[inline(always)]
     unsafe fn sums([a, b, c, d]: [Self; 4]) -> [f32; 4] {
@@ -324,7 +324,7 @@ impl Lanes for F64x8 {
     unsafe fn sum(self) -> f64 {
         let low = _mm512_castpd512_pd256(self.0);
         let high = _mm512_extractf64x4_pd::<1>(self.0);
-        super::avx2::sum_of_4(_mm256_add_pd(low, high))
+        super::horizontal::sum_of_4(_mm256_add_pd(low, high))
     }
     #[inline(always)]
     unsafe fn max_lane(self) -> f64 {

@@ -1,6 +1,6 @@
 //! The arguments of `qkv show`.
 
-use super::file::FileFormat;
+use super::file_format::FileFormat;
 use crate::arguments::{Argument, Arguments, Kind, MODEL_OR_EMBEDDED, Matches, THREADS};
 use qkv_explore::draw::{Palette, Scale};
 use qkv_explore::{Links, pharaoh};
