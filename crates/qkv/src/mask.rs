@@ -7,6 +7,7 @@
 mod data;
 
 pub use data::MaskData;
+pub(crate) use data::RowAt;
 
 use crate::error::{Error, Result};
 use crate::lsh::Lsh;

@@ -1,6 +1,6 @@
 //! **Score**: how alike are a query and a key? What comes on top of any score, its scale, is here too.
 
-use crate::feature::Features;
+use crate::features::Features;
 use serde::{Deserialize, Serialize};
 
 /// How alike a query and a key are, before scale, cap, bias and mask.
@@ -97,4 +97,14 @@ pub enum Scale {
     Fixed(f64),
     /// The input `scale [1]` or `[Hq]` instead, with its gradient.
     Learned,
+}
+
+impl Scale {
+    /// What FAVOR+ multiplies products of queries and keys of width `d` by.
+    pub(crate) fn of_favor(self, d: usize) -> f64 {
+        match self {
+            Scale::Fixed(scale) => scale,
+            _ => 1.0 / (d.max(1) as f64).sqrt(),
+        }
+    }
 }

@@ -4,8 +4,9 @@
 use crate::compiled::{Expr, Verdict};
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::exact::{FinalWeights, KeyBlocks, KeyBuffers, Operand, Plan, RowAt, ScoreOperands, TileMask, TileOps};
+use crate::exact::{FinalWeights, KeyBlocks, KeyBuffers, Operand, Plan, ScoreOperands, TileMask, TileOps};
 use crate::feature::{self, Weigher};
+use crate::mask::RowAt;
 use crate::output::OutputRef;
 use crate::problem::Problem;
 use crate::score::Score;

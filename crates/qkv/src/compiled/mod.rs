@@ -19,8 +19,8 @@ pub use self::program::{MAX_DRAWN, MAX_STEPS, MaskProgram, Opcode, Step, mask_co
 pub(crate) use self::spans::Spans;
 
 use self::predicate::{Extent, FAR, Predicate, Side, TileAt};
-use crate::exact::RowAt;
 use crate::exact::order::TileKeys;
+use crate::mask::RowAt;
 use crate::mask::{Mask, MaskData, clamp};
 use crate::place::Place;
 use crate::problem::Problem;

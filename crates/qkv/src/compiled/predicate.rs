@@ -2,8 +2,8 @@
 //! can touch, and the bits of one row. Each agrees with [`Mask::allows`](crate::Mask::allows), which defines the masks.
 
 use super::{Bits, Spans, Verdict};
-use crate::exact::RowAt;
 use crate::exact::order::{TileKeys, bits_of};
+use crate::mask::RowAt;
 use crate::mask::{BigBird, Blocks, MaskData, clamp};
 use crate::tuning::MAX_SCANNED_PAIRS;
 use std::ops::RangeInclusive;

@@ -31,5 +31,5 @@ pub(crate) use pack::{KeyBlocks, KeyBuffers, Operand};
 
 pub(crate) use plan::{Plan, order, tiles};
 pub(crate) use scores::projection::ScoreOperands;
-pub(crate) use scores::{RowAt, TileMask, TileOps};
+pub(crate) use scores::{TileMask, TileOps};
 pub(crate) use select::{FinalWeights, select};

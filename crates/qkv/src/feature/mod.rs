@@ -3,7 +3,7 @@
 //!
 //! | module | owns |
 //! | --- | --- |
-//! | [`map`] | the feature maps, the choice and its computation |
+//! | [`map`] | the feature maps: [`Features`](crate::Features) of rows |
 //! | [`orthogonal`] | the random rows of FAVOR+ |
 //! | [`sequence`] | what a mask leaves: keys in order, how many each query sees, and the cuts |
 //! | [`chunk`] | a chunk of rows, and the state that chunks are summed into |
@@ -28,13 +28,13 @@ mod weights;
 use crate::attention::Attention;
 use crate::bias::Bias;
 use crate::error::{Error, Result};
+use crate::features::Features;
 use crate::score::{Scale, Score};
 use crate::select::Select;
 use crate::tensor::checked_len;
 
 pub(crate) use backward::backward;
 pub(crate) use forward::{forward, sizes_of};
-pub use map::Features;
 pub(crate) use orthogonal::orthogonal_rows;
 pub use recurrent::LinearState;
 pub(crate) use weights::Weigher;

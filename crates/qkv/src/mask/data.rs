@@ -166,3 +166,12 @@ impl<'a> MaskData<'a> {
         views(used, "buckets of keys", keys, [b + 1, h / self.group + 1, self.m, rounds])
     }
 }
+
+/// A query: its sequence, head, index, and position among the keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowAt {
+    pub b: usize,
+    pub h: usize,
+    pub i: usize,
+    pub p: i64,
+}

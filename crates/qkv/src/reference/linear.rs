@@ -2,7 +2,8 @@
 //! `ln φ(q)·φ(k)`: that score, one pair at a time, and its gradient are all that is defined here.
 
 use super::{sum, wide};
-use crate::feature::{Features, orthogonal_rows};
+use crate::feature::orthogonal_rows;
+use crate::features::Features;
 use crate::problem::Problem;
 use qkv_simd::{Element, Real};
 
@@ -28,7 +29,7 @@ pub(super) fn compared<F: Real, T: Element>(
 }
 
 fn scale<T: Element>(problem: &Problem<'_, T>) -> f64 {
-    Features::scale(problem.attention.scale, problem.d)
+    problem.attention.scale.of_favor(problem.d)
 }
 
 /// The rows `w_f` times the root of the scale.

@@ -2,7 +2,7 @@
 //! all that it is broadcast over), so each region of the gradient is entered in a fixed turn: the sum has one order,
 //! whatever the timing.
 
-use crate::exact::scores::RowAt;
+use crate::mask::RowAt;
 use crate::problem::Problem;
 use crate::tuning::{KEYS, QUERIES};
 use qkv_simd::shared::{Rows, Turnstile};

@@ -6,8 +6,8 @@
 use super::nonfinite::zero_nonfinite;
 use super::{Arithmetic, TileGemm};
 use crate::exact::pack::Operand;
-use crate::exact::scores::RowAt;
 use crate::exact::scores::visible::VisiblePanels;
+use crate::mask::RowAt;
 use crate::tuning::{KEYS, QUERIES};
 use qkv_simd::bf16_gemm::{
     self, DEPTH, GradientOperands, PackedA, PackedB, SIDE, as_bf16, as_bf16_mut, as_f32, as_f32_mut, padded_depth,

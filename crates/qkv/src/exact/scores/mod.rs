@@ -8,6 +8,7 @@ use crate::compiled::{Bits, Verdict};
 use crate::exact::gemm::{Arithmetic, TileGemm};
 use crate::exact::plan::Piece;
 use crate::exact::plan::order::{TileKeys, bits_of};
+use crate::mask::RowAt;
 use crate::output::OutputRef;
 use crate::problem::Problem;
 use crate::score::Score;
@@ -20,15 +21,6 @@ use qkv_simd::tile::{Exponential, RowOp, Span, add_alibi, apply_mask, keep_bits,
 use qkv_simd::{Element, Isa, Real, padded, philox};
 use std::ops::Range;
 use visible::VisiblePanels;
-
-/// A query: its sequence, head, index, and position among the keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RowAt {
-    pub b: usize,
-    pub h: usize,
-    pub i: usize,
-    pub p: i64,
-}
 
 /// The parameters that all tiles of a problem share.
 pub(crate) struct TileOps<'a, T: Element> {
