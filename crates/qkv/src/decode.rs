@@ -1,4 +1,4 @@
-//! Decoding: a cache that grows, and how a few new queries look at it.
+//! Decoding: the KV cache, and how attention from a few new queries is split among threads.
 
 use crate::error::{Error, Result};
 use crate::tensor::checked_len;
@@ -9,18 +9,17 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Decode {
-    /// A long cache is cut into pieces of a fixed size, which several threads take; their results are merged in order.
+    /// Split-K: a long cache is cut into parts of a fixed size for several threads; their results are merged in order.
     #[default]
     Fast,
-    /// Equal, bit for bit, to the same rows of a full pass over all keys, for every mask that goes by places. (Patterns
-    /// that bring their own order of the keys, strided and fixed, depend on the length of the sequence and are equal
-    /// only to rounding; dropout, block bits and BigBird's draws go by a query's index or the number of keys, and
-    /// differ.)
+    /// Bit-identical to the same rows of a full forward pass, for every mask that is defined by positions. (Strided and
+    /// fixed patterns reorder the keys depending on the length of the sequence, and agree up to rounding. Dropout, block
+    /// bits and BigBird's random blocks depend on the query's index or the number of keys, and differ.)
     Exact,
 }
 
-/// Keys and values that grow by a few tokens at a time, `[B, Hk, length, width]`. Room is doubled when it runs out, so
-/// appending costs what is appended.
+/// Keys and values that grow by a few tokens at a time, `[B, Hk, length, width]`. Capacity
+/// doubles when it runs out, so appending takes amortized time in the number of new tokens.
 #[derive(Clone, Debug)]
 pub struct Cache<T> {
     batch: usize,
@@ -37,12 +36,12 @@ impl<T: Element> Cache<T> {
         Cache { batch, heads, length: 0, room: 0, widths: [d, dv], stores: [Vec::new(), Vec::new()] }
     }
 
-    /// How many tokens it holds.
+    /// The number of tokens.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether it holds none.
+    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
@@ -75,7 +74,7 @@ impl<T: Element> Cache<T> {
         Ok(())
     }
 
-    /// Makes room for `new` more tokens.
+    /// Reserves capacity for `new` more tokens.
     pub fn reserve(&mut self, new: usize) -> Result<()> {
         let too_large = || Error::TooLarge { tensor: "cache", shape: vec![self.batch, self.heads, self.length, new] };
         let needed = self.length.checked_add(new).ok_or_else(too_large)?;
@@ -130,7 +129,7 @@ impl<T: Element> Cache<T> {
         self.batch = sequences.len();
     }
 
-    /// Forgets all but the first `length` tokens.
+    /// Truncates to the first `length` tokens.
     pub fn truncate(&mut self, length: usize) {
         self.length = self.length.min(length);
     }

@@ -1,6 +1,6 @@
 //! Hash buckets (Reformer, Kitaev et al. 2020, arXiv:2001.04451): vectors that point the same way fall into the same
-//! bucket. The buckets are computed once, in f64, into integers; from then on they are data, and every element type and
-//! engine sees the same.
+//! bucket. The buckets are computed once, in f64, into integers, so that every element type and
+//! engine sees the same ones.
 
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -9,32 +9,32 @@ use qkv_simd::{Element, Isa, Matrix, Panels, Real, Target, View, padded, product
 use serde::{Deserialize, Serialize};
 use std::sync::Mutex;
 
-/// The numbers of the hash. See [`Mask::lsh`](crate::Mask::lsh).
+/// The parameters of the hash. See [`Mask::lsh`](crate::Mask::lsh).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lsh {
-    /// How many buckets: an even number.
+    /// Number of buckets, even.
     pub buckets: usize,
-    /// How many times everything is hashed; a pair that meets in any round is kept.
+    /// Number of hash rounds; a pair in the same bucket in any round is kept.
     pub rounds: usize,
     /// The seed of the random rotations.
     pub seed: u64,
 }
 
-/// One rotation has at most so many directions (and their opposites); more buckets are made of several hashes, as
-/// Reformer does, so that hashing costs n·log(buckets) and not n·buckets.
+/// The most directions of one rotation (their opposites count too). More buckets are a product of several hashes, as in
+/// Reformer, so that hashing costs n·log(buckets) instead of n·buckets.
 const DIRECTIONS: usize = 16;
 
-/// Directions of all rounds together: far beyond any use, and still little memory.
+/// The most directions of all rounds together: beyond any practical use, and still little memory.
 const MOST_DIRECTIONS: usize = 1 << 16;
 
-/// Rows hashed at a time.
+/// Rows per matrix product.
 const BLOCK: usize = 64;
 
 impl Lsh {
     /// The bucket of every row in every round, `[B, H, L, rounds]`: with a random rotation `R`, the largest of `[xR;
     /// −xR]`.
     ///
-    /// Queries and keys are hashed with the same rotations; a caller who shares them hashes once and passes the same
+    /// Queries and keys are hashed with the same rotations. Where they are the same tensor, hash once and pass the
     /// buckets for both.
     ///
     /// ```
@@ -89,11 +89,11 @@ impl Lsh {
         Ok(out)
     }
 
-    /// The buckets as a product of even numbers that one rotation each can make.
+    /// The number of buckets as a product of even factors, one rotation each.
     fn factors(&self) -> Vec<usize> {
         let (mut left, mut factors) = (self.buckets, Vec::new());
         while left > 2 * DIRECTIONS {
-            // The largest even divisor whose cofactor stays even, so that what is left can be made the same way.
+            // The largest even divisor whose cofactor is even, so that the cofactor can be factored in the same way.
             let fits = |half: &usize| left.is_multiple_of(4 * half);
             let Some(factor) = (1..=DIRECTIONS).rev().find(fits).map(|half| 2 * half) else { break };
             factors.push(factor);

@@ -1,5 +1,5 @@
-//! A cache in pages: sequences of different lengths share one pool, grow a page at a time and give their pages back.
-//! What is computed from it has the bits that a contiguous cache would give.
+//! A paged KV cache: sequences of different lengths share one pool of pages, grow by a page at a time and return their
+//! pages. Results are bit-identical to those from a contiguous cache.
 
 use crate::attention::Attention;
 use crate::decode::Decode;
@@ -66,7 +66,7 @@ impl<T: Element> PagedCache<T> {
         SequenceId(self.sequences.len() - 1)
     }
 
-    /// Forgets a sequence; its pages are free for others.
+    /// Removes a sequence; its pages become free.
     pub fn remove(&mut self, sequence: SequenceId) -> Result<()> {
         let Sequence { pages, .. } = self.get(sequence)?.clone();
         self.free.extend(pages);
@@ -74,12 +74,12 @@ impl<T: Element> PagedCache<T> {
         Ok(())
     }
 
-    /// How many tokens a sequence has.
+    /// The number of tokens of a sequence.
     pub fn len(&self, sequence: SequenceId) -> Result<usize> {
         Ok(self.get(sequence)?.length)
     }
 
-    /// How many pages are in use, and how many there are.
+    /// The number of pages in use, and of all pages.
     pub fn pages(&self) -> (usize, usize) {
         (self.pages - self.free.len(), self.pages)
     }
@@ -125,7 +125,7 @@ impl<T: Element> PagedCache<T> {
         Ok(())
     }
 
-    /// A free page; the pool is doubled when there is none.
+    /// A free page; the pool doubles if there is none.
     fn take_page(&mut self) -> Result<u32> {
         if let Some(page) = self.free.pop() {
             return Ok(page);
@@ -143,11 +143,11 @@ impl<T: Element> PagedCache<T> {
         self.take_page()
     }
 
-    /// Some sequences together, to be attended to in one call.
+    /// A batch of sequences, for one call.
     pub fn batch(&self, sequences: &[SequenceId]) -> Result<PagedBatch<'_, T>> {
         let all: Vec<&Sequence> = sequences.iter().map(|&sequence| self.get(sequence)).collect::<Result<_>>()?;
         let most = all.iter().map(|sequence| sequence.pages.len()).max().unwrap_or(0);
-        // Where a shorter sequence has no page, any will do: its length says that nothing there is seen.
+        // Beyond the end of a shorter sequence any page will do: its length masks it.
         let row = |sequence: &&Sequence| {
             let missing = std::iter::repeat_n(0, most - sequence.pages.len());
             sequence.pages.iter().copied().chain(missing).collect::<Vec<u32>>()
@@ -160,7 +160,7 @@ impl<T: Element> PagedCache<T> {
     }
 }
 
-/// Some sequences of a [`PagedCache`], as the inputs of one call.
+/// A batch of sequences of a [`PagedCache`], as inputs of one call.
 #[derive(Debug)]
 pub struct PagedBatch<'a, T> {
     cache: &'a PagedCache<T>,
@@ -186,7 +186,7 @@ impl<T: Element> PagedBatch<'_, T> {
         Pages::new(pool, &self.table, self.lengths.len(), longest).expect("the table is the cache's own")
     }
 
-    /// How many tokens each sequence has, `[B]`.
+    /// The number of tokens of each sequence, `[B]`.
     pub fn lengths(&self) -> &[usize] {
         &self.lengths
     }
@@ -198,9 +198,8 @@ impl<T: Element> PagedBatch<'_, T> {
 }
 
 impl Attention {
-    /// [`decode`](Attention::decode) against sequences of different lengths in a [`PagedCache`]: each sequence's
-    /// queries,
-    /// one or a chunk of a prompt, stand at the end of that sequence.
+    /// [`decode`](Attention::decode) against sequences of different lengths in a [`PagedCache`]: the
+    /// queries of each sequence (one, or a chunk of a prompt) stand at its end.
     pub fn decode_paged<'a, T: crate::Element>(
         &self,
         q: impl Into<View<'a, T>>,

@@ -1,5 +1,5 @@
-//! A description and its inputs, checked against each other: what every engine starts from. After
-//! [`Problem::new`] all shapes agree, everything asked for is there, and no number is without meaning.
+//! A description and its inputs, validated against each other: what every engine starts from. After [`Problem::new`]
+//! all shapes agree, every required tensor is present, and every parameter is in range.
 
 use crate::attention::Attention;
 use crate::bias::alibi_slopes;
@@ -14,10 +14,10 @@ use crate::select::Select;
 use crate::tensor::checked_len;
 use qkv_simd::{Element, View};
 
-/// The largest place a query may have, either way: far beyond any sequence, far from overflow.
+/// The largest absolute position of a query: beyond any sequence, and far from overflow.
 const FARTHEST: i64 = 1 << 52;
 
-/// A description and its inputs that go together.
+/// A validated description with its inputs.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Problem<'a, T: Element> {
@@ -49,12 +49,12 @@ pub struct Problem<'a, T: Element> {
 }
 
 impl<'a, T: Element> Problem<'a, T> {
-    /// With the queries where the attention puts them.
+    /// With the queries at the place of the description.
     pub fn new(attention: &'a Attention, inputs: Inputs<'a, T>) -> Result<Self> {
         Problem::placed(attention, inputs, attention.place)
     }
 
-    /// With the queries somewhere else: at the end while decoding.
+    /// With the queries at another place: at the end while decoding.
     pub fn placed(attention: &'a Attention, inputs: Inputs<'a, T>, place: Place) -> Result<Self> {
         let [b, hq, n, d] = inputs.q.shape();
         let [bk, hk, m, dk] = inputs.k.shape();
@@ -67,7 +67,7 @@ impl<'a, T: Element> Problem<'a, T> {
             return Err(Error::shape("v", &inputs.v.shape(), expected));
         }
         let heads = Heads::new(hq, hk)?;
-        // Axes of 0 count as 1, so that no product of sizes below can overflow, whatever is multiplied with what.
+        // Axes of 0 count as 1, so that no product of sizes below can overflow.
         let at_least_one = |shape: [usize; 4]| shape.map(|axis| axis.max(1));
         checked_len::<f64>("out", &at_least_one([b, hq, n, dv.max(d)]))?;
         checked_len::<f64>("k", &at_least_one([b, hk, m, dk.max(dv)]))?;
@@ -219,7 +219,7 @@ impl<'a, T: Element> Problem<'a, T> {
         Ok(())
     }
 
-    /// Selections other than softmax, and predicted centres: what goes with what.
+    /// Checks combinations with selections other than softmax and with predicted centers.
     fn check_selection(&self) -> Result<()> {
         let Attention { select, dropout, sinks, entropy, local, .. } = self.attention;
         let conflict = |first, second, reason| Err(Error::Conflict { first, second, reason });
@@ -279,7 +279,7 @@ impl<'a, T: Element> Problem<'a, T> {
         self.inputs.seed.unwrap_or(0)
     }
 
-    /// What the raw scores of a query head are multiplied by, and what the gradient of a learned scale is.
+    /// The factor of the raw scores of a query head, and the derivative with respect to a learned scale.
     pub fn scale(&self, h: usize) -> f64 {
         if let Score::Linear(_) = self.attention.score {
             return 1.0; // its scale is within its features
@@ -293,7 +293,7 @@ impl<'a, T: Element> Problem<'a, T> {
         scale / self.temperature()
     }
 
-    /// What scores are divided by after their scale.
+    /// The divisor of scores, after the scale.
     pub fn temperature(&self) -> f64 {
         self.attention.temperature.unwrap_or(1.0)
     }
@@ -304,7 +304,7 @@ impl<'a, T: Element> Problem<'a, T> {
         ((j as i64 - p).clamp(-reach, reach) + reach) as usize
     }
 
-    /// Checks what comes back from above against the shapes of the problem.
+    /// Checks the shapes of upstream gradients.
     pub fn check_upstream(&self, upstream: &Upstream<'_, T>, entropy_kept: bool) -> Result<()> {
         let Problem { b, n, dv, heads, .. } = *self;
         let expected = [b, heads.query, n, dv];
@@ -335,7 +335,7 @@ impl<'a, T: Element> Problem<'a, T> {
     }
 }
 
-/// Checks that a tensor is there exactly if it is asked for.
+/// Checks that a tensor is present if and only if it is needed.
 fn given_if(
     asked: bool,
     given: bool,
@@ -369,7 +369,7 @@ fn check_matrix<T>(tensor: &'static str, w: View<'_, T>, heads: usize, rows: usi
     Err(Error::shape(tensor, &w.shape()[1..], format!("[{rows}, {cols}], or [{heads}, {rows}, {cols}] for one a head")))
 }
 
-/// The width in which scores are computed; refuses widths and matrices that do not go together.
+/// The width in which scores are computed; an error where widths and matrices do not agree.
 fn score_width<T: Element>(score: Score, inputs: &Inputs<'_, T>, heads: Heads, d: usize, dk: usize) -> Result<usize> {
     let unused = |tensor| Error::Unused { tensor, reason: "the score has no such parameter" };
     let general = score == Score::General;

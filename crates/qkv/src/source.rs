@@ -1,5 +1,5 @@
-//! Where keys and values lie: rows with strides, or pages of a paged cache. Everything that reads a key or a value
-//! reads it from a [`Source`], so whatever works on rows works on pages, with the same bits.
+//! Storage of keys and values: strided rows, or the pages of a paged cache. Engines read keys and values through
+//! [`Source`] only, so everything that works on rows works on pages, with the same bits.
 
 use crate::error::{Error, Result};
 use half::bf16;
@@ -26,7 +26,7 @@ impl<'a, T> From<Pages<'a, T>> for Source<'a, T> {
     }
 }
 
-/// Keys (or values) in pages of one size that lie anywhere in a pool; a table says which page holds what.
+/// Keys (or values) in pages of one size, anywhere in a pool; a page table maps each sequence to its pages.
 ///
 /// ```
 /// use qkv::{Pages, Tensor, View};
@@ -46,9 +46,8 @@ pub struct Pages<'a, T> {
 
 impl<'a, T> Pages<'a, T> {
     /// A pool `[pages, Hk, size, width]`, a table `[batch, pages of a sequence]`, and the length of the longest
-    /// sequence.
-    /// Every entry that the length reaches must name a page of the pool; shorter sequences are told by
-    /// [`Inputs::lengths`](crate::Inputs::lengths), and may name any page for what they do not have.
+    /// sequence. Every entry up to that length must be a page of the pool. Shorter sequences are declared by
+    /// [`Inputs::lengths`](crate::Inputs::lengths); beyond their length any page may be named.
     pub fn new(pool: impl Into<View<'a, T>>, table: &'a [u32], batch: usize, length: usize) -> Result<Self> {
         let pool = pool.into();
         let [pages, _, size, _] = pool.shape();
@@ -75,7 +74,7 @@ impl<'a, T> Pages<'a, T> {
         [self.batch, heads, self.length, width]
     }
 
-    /// The page and the row in it of a token.
+    /// The page of a token, and its row in the page.
     #[inline]
     fn place(&self, b: usize, j: usize) -> (usize, usize) {
         let size = self.pool.shape()[2];
@@ -96,14 +95,13 @@ impl<T: Copy> Pages<'_, T> {
 }
 
 impl<'a, T: Element> Source<'a, T> {
-    /// Whether the numbers of a row lie next to each other.
+    /// Whether the elements of a row are contiguous.
     pub(crate) fn rows_are_slices(&self) -> bool {
         let (Source::Rows(view) | Source::Pages(Pages { pool: view, .. })) = self;
         view.strides()[3] == 1 || view.shape()[3] <= 1
     }
 
-    /// The rows from `j` on, where they lie, one for each place of `out`; they must [be
-    /// slices](Source::rows_are_slices).
+    /// Borrows the rows from `j` on, one for each slot of `out`; rows must be [contiguous](Source::rows_are_slices).
     pub(crate) fn rows(&self, b: usize, h: usize, j: usize, out: &mut [&'a [T]]) {
         let slices = match self {
             Source::Rows(view) => view.rows(b, h, j, out),
@@ -167,7 +165,7 @@ impl<'a, T: Element> Source<'a, T> {
         out
     }
 
-    /// Copies a row, pads it with zeros, and says whether all of it was finite.
+    /// Copies a row, pads it with zeros, and returns whether all elements were finite.
     #[inline]
     pub(crate) fn load_row(&self, b: usize, h: usize, j: usize, out: &mut [T::Acc]) -> bool {
         match self {
@@ -179,8 +177,8 @@ impl<'a, T: Element> Source<'a, T> {
         }
     }
 
-    /// Copies the rows from `j` on, pads each with zeros to `row`, and says whether all was finite: as many as there is
-    /// room for.
+    /// Copies as many rows from `j` on as fit, pads each with zeros to `row`, and returns whether all elements were
+    /// finite.
     pub(crate) fn load_rows(&self, b: usize, h: usize, j: usize, out: &mut [T::Acc], row: usize) -> bool {
         match self {
             Source::Rows(view) => view.load_rows(b, h, j, out, row),
@@ -191,7 +189,7 @@ impl<'a, T: Element> Source<'a, T> {
         }
     }
 
-    /// Rows from `j` on as one slice and the distance between them, where they lie so.
+    /// The rows from `j` on as one slice with a row stride, if they are laid out so.
     pub(crate) fn slab(&self, b: usize, h: usize, j: usize, count: usize) -> Option<(&[T], usize)> {
         match self {
             Source::Rows(view) => view.slab(b, h, j, count),
@@ -199,7 +197,7 @@ impl<'a, T: Element> Source<'a, T> {
         }
     }
 
-    /// Copies a row as bf16, pads it with zeros, and says whether all of it was finite.
+    /// Copies a row as bf16, pads it with zeros, and returns whether all elements were finite.
     #[inline]
     pub(crate) fn load_bf16(&self, b: usize, h: usize, j: usize, out: &mut [bf16]) -> bool {
         match self {

@@ -1,5 +1,5 @@
-//! **Weights on demand**: any rows, any rectangle, or a picture of any size, recomputed exactly from q, k and the
-//! log-sum-exp. Nothing larger than what is asked for and its two sides is stored.
+//! **Weights on demand**: any rows, any rectangle, or a pooled map of any size, recomputed exactly from q, k and the
+//! log-sum-exp. Memory is that of the result and of the queries and keys it covers.
 
 use crate::compiled::{Expr, Verdict};
 use crate::element::Element;
@@ -17,18 +17,18 @@ use qkv_simd::shared::{Rows, for_each_task};
 use qkv_simd::{Real, ViewMut};
 use std::ops::Range;
 
-/// How a cell of a picture is made from the weights it covers.
+/// How the weights covered by one cell of a map are pooled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pool {
-    /// The largest.
+    /// Their maximum.
     Max,
-    /// The mean; pairs that are absent count as 0.
+    /// Their mean; masked pairs count as 0.
     Mean,
 }
 
-/// The weights of one call, to be asked for. See [`Attention::weights`](crate::Attention::weights).
+/// The weights of one call, computed on request. See [`Attention::weights`](crate::Attention::weights).
 ///
-/// They are what multiplied the values: after dropout, 0 where a pair is absent. Without dropout a row sums to 1, or to
+/// They are the factors of the values: after dropout, and 0 where a pair is masked. Without dropout a row sums to 1, or to
 /// less if the head has a sink.
 ///
 /// ```
@@ -61,7 +61,7 @@ impl<'a, T: Element> Weights<'a, T> {
         self.rectangle(b, h, rows, 0..self.problem.m)
     }
 
-    /// Whole rows of one head, those that are listed, `[rows, M]`.
+    /// The listed rows of one head, `[rows, M]`.
     pub fn rows_at(&self, b: usize, h: usize, rows: &[usize]) -> Result<Tensor<T::Acc, 2>> {
         let end = rows.iter().max().map_or(0, |most| most + 1);
         self.check(b, h, &(0..end), &(0..0))?;
@@ -93,8 +93,8 @@ impl<'a, T: Element> Weights<'a, T> {
         Ok(out)
     }
 
-    /// A rectangle of one head as a picture: a grid of `[height, width]` cells, each the largest or the mean of the
-    /// weights it covers. Where the grid is finer than the rectangle, weights repeat.
+    /// A rectangle of one head, pooled to a grid of `[height, width]` cells. Where the grid is finer than the rectangle,
+    /// weights repeat.
     pub fn pooled(
         &self,
         b: usize,
@@ -115,9 +115,9 @@ impl<'a, T: Element> Weights<'a, T> {
         if found.shape() == [height, width] { Ok(found) } else { Tensor::allocate("picture", [height, width]) }
     }
 
-    /// A rectangle of one head as a picture whose cells each cover `[down, across]` weights, the last ones what is
-    /// left: the tiles of a map, which fit together whatever rectangle they were cut from. With `most`, no more than so
-    /// many rows of a cell are looked at, spread evenly: quick, and not exact.
+    /// A rectangle of one head, pooled to cells that each cover `[down, across]` weights; the last cells cover the rest.
+    /// Maps of adjacent rectangles fit together. With `most`, at most that many rows of a cell are computed, spread
+    /// evenly: faster, and not exact.
     ///
     /// ```
     /// # use qkv::{Attention, Inputs, Pool, Tensor};
@@ -218,8 +218,8 @@ impl<'a, T: Element> Weights<'a, T> {
     }
 }
 
-/// A grid over a rectangle: which rows and columns of it, counted from its corner, a cell covers, and how many rows of
-/// a cell are looked at.
+/// A grid over a rectangle: the rows and columns that each cell covers, relative to the corner of the rectangle, and the
+/// number of rows of a cell that are computed.
 struct Grid<'a> {
     size: [usize; 2],
     rows: &'a (dyn Fn(usize) -> Range<usize> + Sync),
@@ -227,7 +227,7 @@ struct Grid<'a> {
     most: usize,
 }
 
-/// What is asked of the weights of one head: some columns, in so many tasks, with so much room for each.
+/// A request for weights of one head: a range of columns, the number of tasks, and the scratch of each.
 #[derive(Clone, Copy)]
 pub(crate) struct WeightsRequest<'a> {
     b: usize,
@@ -238,8 +238,8 @@ pub(crate) struct WeightsRequest<'a> {
 }
 
 impl<T: qkv_simd::Element> Weights<'_, T> {
-    /// Runs tasks that weigh rows of one head against some columns. A task gets a function that, for at most
-    /// [`QUERIES`] rows, reports their weights; and room of its own.
+    /// Runs tasks that compute weights of rows of one head over some columns. A task gets a function that reports the
+    /// weights of at most [`QUERIES`] rows, and scratch of its own.
     pub(crate) fn run(&self, WeightsRequest { b, h, cols, tasks, room }: WeightsRequest<'_>, task: &Task<'_, T::Acc>) {
         let problem = &self.problem;
         let scratch = Scratch::new();
@@ -249,7 +249,7 @@ impl<T: qkv_simd::Element> Weights<'_, T> {
             let worker = || (Weigher::new(problem, &sizes, &scratch), scratch.take(room));
             return for_each_task(threads, tasks, worker, |(weigher, room), at| {
                 let mut weigh = |rows: &[usize], report: &mut Report<'_, T::Acc>| {
-                    // Neighbours together.
+                    // Adjacent columns together.
                     let mut first = 0;
                     for run in rows.chunk_by(|a, b| a + 1 == *b) {
                         let range = run[0]..run[0] + run.len();
@@ -303,17 +303,17 @@ impl<T: qkv_simd::Element> Weights<'_, T> {
     }
 }
 
-/// A task: it gets a function that weighs rows, room of its own, and its number.
+/// A task: it gets a function that computes weights of rows, its scratch, and its index.
 pub(crate) type Task<'a, A> = dyn Fn(&mut Weigh<'_, A>, &mut [A], usize) + Sync + 'a;
 
-/// Weighs some rows and reports them.
+/// Computes the weights of some rows and reports them.
 pub(crate) type Weigh<'a, A> = dyn FnMut(&[usize], &mut Report<'_, A>) + 'a;
 
-/// Takes neighbouring weights of one row: which of the rows, the first column from the corner, and the weights. What is
-/// not reported is 0.
+/// Receives adjacent weights of one row: the index of the row, the first column relative to the corner, and the weights.
+/// Weights that are not reported are 0.
 pub(crate) type Report<'a, A> = dyn FnMut(usize, usize, &[A]) + 'a;
 
-/// The larger of two weights; NaN is not lost.
+/// The larger of two weights; NaN propagates.
 #[inline]
 fn larger<A: Real>(a: A, b: A) -> A {
     if b > a || b.is_nan() { b } else { a }

@@ -1,9 +1,9 @@
 //! A chunk of rows and the state that chunks are summed into.
 //!
-//! A [`Block`] is up to [`CHUNK`] rows: features with their logs, and beside each what it carries: for a key its value
-//! and a 1, so that the denominator is one more column of the numerator; for a query, in the backward pass, what comes
-//! back from above. A [`State`] is the sum over rows of features times what they carry, relative to the largest log so
-//! far, exactly as the online softmax keeps its sum: when the largest log grows, the state shrinks.
+//! A [`Block`] is up to [`CHUNK`] rows: features with their logs, each with a payload. The payload of a key is its value
+//! and a 1, so that the denominator is one more column of the numerator; that of a query, in the backward pass, is its
+//! upstream gradient. A [`State`] is the sum over rows of features times payload, relative to the largest log so far and
+//! rescaled as in the online softmax.
 
 use super::map::Map;
 use crate::scratch::{Buffer, Scratch};
@@ -13,7 +13,7 @@ use qkv_simd::features::blend;
 use qkv_simd::tile::{RowOp, row_op, weights};
 use qkv_simd::{Element, Matrix, Panels, Real, Target, padded, product};
 
-/// The sizes of a pass: its map, and the width of what rows carry.
+/// The sizes of a pass: its feature map, and the width of the payload.
 #[derive(Clone, Debug)]
 pub(crate) struct Sizes<A: Real> {
     pub map: Map<A>,
@@ -28,7 +28,7 @@ impl<A: Real> Sizes<A> {
     }
 }
 
-/// Up to [`CHUNK`] rows with their features and what they carry.
+/// Up to [`CHUNK`] rows with their features and their payload.
 pub(super) struct Block<'s, A: Real> {
     pub len: usize,
     /// `[CHUNK, d_row]`, where the map needs it
@@ -68,7 +68,7 @@ impl<'s, A: Real> Block<'s, A> {
         self.logs[self.len..].fill(A::ZERO); // whole panels are read of them
     }
 
-    /// Loads what the rows carry, with a 1 at the end of each.
+    /// Loads the payload of the rows, with a 1 at the end of each.
     pub fn load_values<T: Element<Acc = A>>(
         &mut self,
         sizes: &Sizes<A>,
@@ -84,7 +84,7 @@ impl<'s, A: Real> Block<'s, A> {
     }
 }
 
-/// Rows side by side, `LANES` to a panel, number by number of the depth; zeros where the last panel has no row.
+/// Rows packed in panels of `LANES`, depth by depth; the last panel is padded with zeros.
 pub(super) fn pack<A: Real>(rows: &[A], row: usize, len: usize, depth: usize, out: &mut [A]) {
     for (panel, out) in out.chunks_exact_mut((depth * A::LANES).max(1)).take(len.div_ceil(A::LANES)).enumerate() {
         let first = panel * A::LANES;
@@ -101,7 +101,7 @@ pub(super) fn pack<A: Real>(rows: &[A], row: usize, len: usize, depth: usize, ou
     }
 }
 
-/// Which way a state lies: what its rows are.
+/// The layout of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Facing {
     /// `[F, v_row]`: features times it are values.
@@ -110,7 +110,7 @@ pub(super) enum Facing {
     Features,
 }
 
-/// Sums over rows, as slices of `size` numbers: the sums, and the log that they are relative to.
+/// States as slices of `size` elements: the sums, and the log that they are relative to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct State {
     facing: Facing,
@@ -131,19 +131,19 @@ impl State {
         self.rows * self.row + 1
     }
 
-    /// Sums over nothing.
+    /// The state of no rows.
     pub fn clear<A: Real>(&self, state: &mut [A]) {
         let (log, sums) = state.split_last_mut().expect("at least its log");
         sums.fill(A::ZERO);
         *log = A::NEG_INFINITY;
     }
 
-    /// The log that a state is relative to; −∞ for sums over nothing.
+    /// The log that a state is relative to; −∞ for no rows.
     pub fn log<A: Real>(&self, state: &[A]) -> A {
         state[self.rows * self.row]
     }
 
-    /// Adds the rows of a block, whose values it uses up.
+    /// Adds the rows of a block, overwriting its values.
     pub fn absorb<A: Real>(&self, sizes: &Sizes<A>, state: &mut [A], block: &mut Block<'_, A>) {
         let (map, len) = (&sizes.map, block.len);
         let (log, sums) = state.split_last_mut().expect("at least its log");
@@ -171,7 +171,7 @@ impl State {
         product(map.isa, Target::accumulate(sums, self.row), a, b, self.rows, self.row / A::LANES, len);
     }
 
-    /// `out = a + b`. The order of the two matters to the last bit: what comes first in the sequence is `a`.
+    /// `out = a + b`; `a` comes first in the sequence. The order matters in the last bit.
     pub fn combine<A: Real>(&self, sizes: &Sizes<A>, out: &mut [A], a: &[A], b: &[A]) {
         let numbers = self.rows * self.row;
         let (log_a, log_b) = (self.log(a), self.log(b));
@@ -187,7 +187,7 @@ pub(super) fn larger<A: Real>(a: A, b: A) -> A {
     if b > a || b.is_nan() { b } else { a }
 }
 
-/// What sums relative to `log` are multiplied by to be relative to `top`.
+/// The factor that rescales sums relative to `log` to be relative to `top`.
 pub(super) fn shrink<A: Real>(log: A, top: A) -> A {
     if log == top { A::ONE } else { (log - top).exp() }
 }

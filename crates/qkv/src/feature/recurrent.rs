@@ -1,8 +1,8 @@
-//! Linear attention as a recurrence (Katharopoulos et al. 2020, "Transformers are RNNs"): what has been seen so far is
-//! a state of fixed size, whatever the length.
+//! Linear attention as a recurrence (Katharopoulos et al. 2020, "Transformers are RNNs"): the past
+//! is a state of fixed size, whatever the length.
 //!
-//! Kept are the state at the last span's border, the state of the chunks since, and the keys and values of the chunk
-//! that is under way: the very parts that the full causal pass is made of, so its rows come out with the same bits.
+//! It holds the state at the last border of a span, the state of the chunks since, and the keys and values of the current
+//! chunk. These are the partial results of the full causal pass, so its rows are reproduced bit for bit.
 
 use super::check;
 use super::chunk::{Block, Facing, Sizes, State};
@@ -47,12 +47,12 @@ pub struct LinearState<T: Element> {
     batch: usize,
     heads: Heads,
     length: usize,
-    /// For each key head of each sequence: the state before the span under way, and that of its chunks so far.
+    /// For each key head of each sequence: the state before the current span, and that of its chunks so far.
     before: Vec<T::Acc>,
     local: Vec<T::Acc>,
-    /// Whole chunks that are in the states.
+    /// Complete chunks in the states.
     chunks: usize,
-    /// The tokens of the chunk under way, `[B, Hk, CHUNK, width]`, of which there are `pending`.
+    /// The tokens of the current chunk, `[B, Hk, CHUNK, width]`; `pending` of them are there.
     keys: Vec<T>,
     values: Vec<T>,
     pending: usize,
@@ -60,7 +60,7 @@ pub struct LinearState<T: Element> {
 }
 
 impl<T: Element> LinearState<T> {
-    /// Nothing seen yet, for `batch` sequences of `query_heads` and `key_heads`, keys of `d` and values of `dv`. The
+    /// An empty state for `batch` sequences of `query_heads` and `key_heads`, keys of `d` and values of `dv`. The
     /// attention has to be linear and causal.
     pub fn new(
         attention: &Attention,
@@ -108,12 +108,12 @@ impl<T: Element> LinearState<T> {
         })
     }
 
-    /// How many tokens went in.
+    /// The number of tokens.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether none did.
+    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
@@ -130,7 +130,7 @@ impl<T: Element> LinearState<T> {
     }
 
     /// Attends from queries `[B, Hq, new, D]` that stand at the last tokens, the last query at the last token. With
-    /// several, all must stand in the chunk of 64 tokens that is under way; [`step`](LinearState::step) takes any
+    /// several, all must stand in the current chunk of 64 tokens; [`step`](LinearState::step) takes any
     /// number.
     pub fn attend<'a>(&self, q: impl Into<View<'a, T>>) -> Result<Output<T>>
     where
@@ -211,8 +211,8 @@ impl<T: Element> LinearState<T> {
         Ok(Output::new(values, Tensor::allocate("lse", [self.batch, self.heads.query, n])?, Place::End))
     }
 
-    /// Takes tokens into the chunk under way. A chunk that is whole goes into the state only when the next token comes,
-    /// so that a query at its last token still finds it.
+    /// Adds tokens to the current chunk. A complete chunk is added to the state only with the next token, so that a query
+    /// at its last token still attends to it as a chunk.
     fn extend(&mut self, k: View<'_, T>, v: View<'_, T>, tokens: std::ops::Range<usize>) {
         for i in tokens {
             if self.pending == CHUNK {
@@ -233,7 +233,7 @@ impl<T: Element> LinearState<T> {
         }
     }
 
-    /// The chunk under way of one key head.
+    /// The current chunk of one key head.
     fn load(&self, head: usize, block: &mut Block<'_, T::Acc>) {
         let (at, heads) = ([head / self.heads.key, head % self.heads.key], [self.batch, self.heads.key]);
         let view = |store, width| View::new(store, [heads[0], heads[1], CHUNK, width]).expect("as long as its shape");
@@ -241,7 +241,7 @@ impl<T: Element> LinearState<T> {
         block.load_values(&self.sizes, view(&self.values, self.sizes.dv).into(), at, 0..self.pending);
     }
 
-    /// Takes the chunk under way, which is whole, into the state.
+    /// Adds the current chunk, which is complete, to the state.
     fn fold(&mut self) {
         let (size, shape) = (self.shape.size(), self.shape);
         self.chunks += 1;

@@ -1,8 +1,9 @@
-//! What a mask leaves of each sequence: keys in order, and for each query how many of them it sees, from the first.
-//! Full, causal, lengths and segments, and any `&` of these, all come to that.
+//! Sequences as prefixes: the keys of each sequence in order, and for each query the length of the prefix that it sees.
+//! Full, causal, lengths and segments, and any `&` of these, all have this form.
 //!
-//! Keys are cut into *chunks*, at whose borders the state is known, and chunks into *spans*, whose states are made in
-//! parallel. Queries are cut into *pieces*, the tasks of a pass. All cuts depend on shapes and places alone.
+//! Keys are split into *chunks*, at whose borders the state is known, and chunks are grouped into *spans*, whose states
+//! are computed in parallel. Queries are split into *pieces*, the tasks of a pass. The splits depend on shapes and
+//! positions alone.
 
 use crate::compiled::{Band, CompiledMask};
 use crate::error::{Error, Result};
@@ -25,7 +26,7 @@ impl PrefixMask {
     /// From the compiled mask.
     ///
     /// # Errors
-    /// Names the first part of the mask that is no prefix.
+    /// Names the first part of the mask that does not keep a prefix.
     pub fn new(mask: &Mask) -> Result<PrefixMask> {
         PrefixMask::of(mask).ok_or_else(|| Error::Conflict {
             first: "linear attention",
@@ -43,7 +44,7 @@ impl PrefixMask {
     }
 }
 
-/// The first operand of nested `&` that is no prefix mask.
+/// The first operand of nested `&` that does not keep a prefix.
 fn no_prefix(mask: &Mask) -> Option<&Mask> {
     match mask {
         Mask::And(a, b) => no_prefix(a).or_else(|| no_prefix(b)),
@@ -51,7 +52,7 @@ fn no_prefix(mask: &Mask) -> Option<&Mask> {
     }
 }
 
-/// A query, and how many keys of its sequence it sees: at least one.
+/// A query, and the number of keys of its sequence that it sees, at least one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Query {
     pub i: usize,
@@ -71,12 +72,12 @@ pub(super) struct Sequence {
     pub b: usize,
     pub causal: bool,
     keys: Keys,
-    /// Ascending in what they see.
+    /// By ascending number of visible keys.
     pub queries: Vec<Query>,
 }
 
 impl Sequence {
-    /// How many keys it has.
+    /// The number of keys.
     pub fn len(&self) -> usize {
         match &self.keys {
             Keys::First(len) => *len,
@@ -117,7 +118,7 @@ impl Sequence {
     }
 }
 
-/// Some queries of a sequence. In a causal one their last keys lie in one span; otherwise all see everything.
+/// A range of queries of a sequence. If it is causal, their last keys lie in one span; otherwise each sees all keys.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
     pub sequence: usize,
@@ -130,7 +131,7 @@ pub(super) struct Piece {
 pub(super) struct Plan {
     pub sequences: Vec<Sequence>,
     pub pieces: Vec<Piece>,
-    /// Queries that see nothing, by sequence of the batch.
+    /// Queries that see no key, by sequence of the batch.
     pub blind: Vec<(usize, usize)>,
 }
 

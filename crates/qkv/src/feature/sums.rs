@@ -1,5 +1,5 @@
-//! States of long sequences, made in parallel and summed in order. Each sequence has some units (spans of keys, say);
-//! the state of each is made by itself, whoever is free, and then added to the sum of those before it.
+//! Prefix sums of states. Each sequence has units (spans of keys, say); the states of the units are computed in
+//! parallel and then summed in order.
 
 use super::chunk::{Sizes, State};
 use crate::scratch::{Buffer, Scratch};
@@ -14,10 +14,10 @@ pub(super) struct Unit {
     pub unit: usize,
 }
 
-/// For every unit, the sum of its state and those before it.
+/// For every unit, the sum of its state and of those before it.
 pub(super) struct Sums<'s, A: Real> {
     size: usize,
-    /// How many units each sequence has, and where its states begin.
+    /// The number of units of each sequence, and the offset of its states.
     counts: Vec<usize>,
     firsts: Vec<usize>,
     states: Buffer<'s, A>,
@@ -63,7 +63,7 @@ impl<'s, A: Real> Sums<'s, A> {
         Sums { size, counts, firsts, states }
     }
 
-    /// The sum up to a unit and with it.
+    /// The sum up to and including a unit.
     pub fn after(&self, Unit { sequence, key_head, unit }: Unit) -> &[A] {
         debug_assert!(unit < self.counts[sequence]);
         let at = self.firsts[sequence] + key_head * self.counts[sequence] + unit;
