@@ -1,5 +1,5 @@
-//! Where the weights of a run come from: which tensors of a trained model were used, which the new task added, and which
-//! were left out.
+//! Where the weights of a run come from: which tensors of a trained model were used, which the new task added, and
+//! which were left out.
 
 use crate::files::weights::Weights;
 use crate::layout::{Form, Layout, Mapped};

@@ -432,9 +432,8 @@ mod tests {
         let recipe = Recipe::parse(&text, Path::new("a.toml"), &[]).unwrap();
         let again = Recipe::parse(&recipe.to_toml(), Path::new("b.toml"), &[]).unwrap();
         assert_eq!(recipe, again);
-        assert!(
-            matches!(&recipe.model, ModelSource::New(Architecture::Recurrent(model)) if model.attention.score == qkv::Score::General)
-        );
+        let ModelSource::New(Architecture::Recurrent(model)) = &recipe.model else { panic!("{:?}", recipe.model) };
+        assert_eq!(model.attention.score, qkv::Score::General);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Ranks that are threads of one process, for tests of the algorithms. A thread that ends early or panics is a rank that
-//! is gone: whoever waits for it gets an error.
+//! Ranks that are threads of one process, for tests of the algorithms. A thread that ends early or panics is a rank
+//! that is gone: whoever waits for it gets an error.
 
 use crate::error::{Error, Result};
 use crate::ranks::Ranks;

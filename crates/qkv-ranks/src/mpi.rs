@@ -1,5 +1,5 @@
-//! MPI as a transport. Calls go one at a time (`MPI_THREAD_SERIALIZED`) and none of them blocks, so that a thread beside
-//! the computation can move messages along and watch the other ranks: see [`watch`].
+//! MPI as a transport. Calls go one at a time (`MPI_THREAD_SERIALIZED`) and none of them blocks, so that a thread
+//! beside the computation can move messages along and watch the other ranks: see [`watch`].
 
 mod abi;
 mod watch;

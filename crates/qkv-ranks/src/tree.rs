@@ -1,5 +1,5 @@
-//! The fixed binary tree in which a step's contributions are summed. Its shape depends on the number of leaves alone, and
-//! the sum of a node is that of its left child plus that of its right child; so it does not matter which rank adds
+//! The fixed binary tree in which a step's contributions are summed. Its shape depends on the number of leaves alone,
+//! and the sum of a node is that of its left child plus that of its right child; so it does not matter which rank adds
 //! what, and the bits of the root do not depend on the number of ranks.
 //!
 //! A node over `len > 1` leaves has the largest power of two below `len` of them in its left child: for a power of two

@@ -13,8 +13,8 @@ pub enum Decode {
     #[default]
     Fast,
     /// Bit-identical to the same rows of a full forward pass, for every mask that is defined by positions. (Strided and
-    /// fixed patterns reorder the keys depending on the length of the sequence, and agree up to rounding. Dropout, block
-    /// bits and BigBird's random blocks depend on the query's index or the number of keys, and differ.)
+    /// fixed patterns reorder the keys depending on the length of the sequence, and agree up to rounding. Dropout,
+    /// block bits and BigBird's random blocks depend on the query's index or the number of keys, and differ.)
     Exact,
 }
 

@@ -28,8 +28,8 @@ pub enum Pool {
 
 /// The weights of one call, computed on request. See [`Attention::weights`](crate::Attention::weights).
 ///
-/// They are the factors of the values: after dropout, and 0 where a pair is masked. Without dropout a row sums to 1, or to
-/// less if the head has a sink.
+/// They are the factors of the values: after dropout, and 0 where a pair is masked. Without dropout a row sums to 1, or
+/// to less if the head has a sink.
 ///
 /// ```
 /// use qkv::{Attention, Inputs, Mask, Pool, Tensor};
@@ -93,8 +93,8 @@ impl<'a, T: Element> Weights<'a, T> {
         Ok(out)
     }
 
-    /// A rectangle of one head, pooled to a grid of `[height, width]` cells. Where the grid is finer than the rectangle,
-    /// weights repeat.
+    /// A rectangle of one head, pooled to a grid of `[height, width]` cells. Where the grid is finer than the
+    /// rectangle, weights repeat.
     pub fn pooled(
         &self,
         b: usize,
@@ -115,9 +115,9 @@ impl<'a, T: Element> Weights<'a, T> {
         if found.shape() == [height, width] { Ok(found) } else { Tensor::allocate("picture", [height, width]) }
     }
 
-    /// A rectangle of one head, pooled to cells that each cover `[down, across]` weights; the last cells cover the rest.
-    /// Maps of adjacent rectangles fit together. With `most`, at most that many rows of a cell are computed, spread
-    /// evenly: faster, and not exact.
+    /// A rectangle of one head, pooled to cells that each cover `[down, across]` weights; the last cells cover the
+    /// rest. Maps of adjacent rectangles fit together. With `most`, at most that many rows of a cell are computed,
+    /// spread evenly: faster, and not exact.
     ///
     /// ```
     /// # use qkv::{Attention, Inputs, Pool, Tensor};
@@ -218,8 +218,8 @@ impl<'a, T: Element> Weights<'a, T> {
     }
 }
 
-/// A grid over a rectangle: the rows and columns that each cell covers, relative to the corner of the rectangle, and the
-/// number of rows of a cell that are computed.
+/// A grid over a rectangle: the rows and columns that each cell covers, relative to the corner of the rectangle, and
+/// the number of rows of a cell that are computed.
 struct Grid<'a> {
     size: [usize; 2],
     rows: &'a (dyn Fn(usize) -> Range<usize> + Sync),
@@ -309,8 +309,8 @@ pub(crate) type Task<'a, A> = dyn Fn(&mut Weigh<'_, A>, &mut [A], usize) + Sync 
 /// Computes the weights of some rows and reports them.
 pub(crate) type Weigh<'a, A> = dyn FnMut(&[usize], &mut Report<'_, A>) + 'a;
 
-/// Receives adjacent weights of one row: the index of the row, the first column relative to the corner, and the weights.
-/// Weights that are not reported are 0.
+/// Receives adjacent weights of one row: the index of the row, the first column relative to the corner, and the
+/// weights. Weights that are not reported are 0.
 pub(crate) type Report<'a, A> = dyn FnMut(usize, usize, &[A]) + 'a;
 
 /// The larger of two weights; NaN propagates.

@@ -40,7 +40,8 @@ pub(crate) fn scores(counts: &BTreeMap<String, Counts>) -> Vec<ClassScore> {
 ///
 /// ```
 /// let found = qkv_models::metrics::classes::of(&["good", "good", "bad"], &["good", "bad", "bad"])?;
-/// assert_eq!((found[0].name.as_str(), found[0].precision, found[0].recall, found[0].support), ("bad", 100.0, 50.0, 2));
+/// assert_eq!((found[0].name.as_str(), found[0].precision, found[0].recall, found[0].support), ("bad", 100.0, 50.0,
+/// 2));
 /// # Ok::<(), qkv_models::Error>(())
 /// ```
 ///

@@ -1,4 +1,4 @@
-//! Sums over the lanes of one AVX register, as a tree: the order that every instruction set shares.
+//! Adds the lanes of one AVX register, as a tree: the order that every instruction set shares.
 
 use std::arch::x86_64::*;
 

@@ -1,9 +1,9 @@
 //! A chunk of rows and the state that chunks are summed into.
 //!
-//! A [`Block`] is up to [`CHUNK`] rows: features with their logs, each with a payload. The payload of a key is its value
-//! and a 1, so that the denominator is one more column of the numerator; that of a query, in the backward pass, is its
-//! upstream gradient. A [`State`] is the sum over rows of features times payload, relative to the largest log so far and
-//! rescaled as in the online softmax.
+//! A [`Block`] is up to [`CHUNK`] rows: features with their logs, each with a payload. The payload of a key is its
+//! value and a 1, so that the denominator is one more column of the numerator; that of a query, in the backward pass,
+//! is its upstream gradient. A [`State`] is the sum over rows of features times payload, relative to the largest log so
+//! far and rescaled as in the online softmax.
 
 use super::map::Map;
 use crate::scratch::{Buffer, Scratch};

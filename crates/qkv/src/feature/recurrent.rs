@@ -1,8 +1,8 @@
 //! Linear attention as a recurrence (Katharopoulos et al. 2020, "Transformers are RNNs"): the past
 //! is a state of fixed size, whatever the length.
 //!
-//! It holds the state at the last border of a span, the state of the chunks since, and the keys and values of the current
-//! chunk. These are the partial results of the full causal pass, so its rows are reproduced bit for bit.
+//! It holds the state at the last border of a span, the state of the chunks since, and the keys and values of the
+//! current chunk. These are the partial results of the full causal pass, so its rows are reproduced bit for bit.
 
 use super::check;
 use super::chunk::{Block, Facing, Sizes, State};
@@ -211,8 +211,8 @@ impl<T: Element> LinearState<T> {
         Ok(Output::new(values, Tensor::allocate("lse", [self.batch, self.heads.query, n])?, Place::End))
     }
 
-    /// Adds tokens to the current chunk. A complete chunk is added to the state only with the next token, so that a query
-    /// at its last token still attends to it as a chunk.
+    /// Adds tokens to the current chunk. A complete chunk is added to the state only with the next token, so that a
+    /// query at its last token still attends to it as a chunk.
     fn extend(&mut self, k: View<'_, T>, v: View<'_, T>, tokens: std::ops::Range<usize>) {
         for i in tokens {
             if self.pending == CHUNK {
