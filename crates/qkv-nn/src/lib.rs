@@ -62,6 +62,7 @@ pub use ops::embedding::Positions;
 pub use ops::linear::Activation;
 pub use ops::loss::{Loss, Target};
 pub use ops::rotary::Angles;
+pub use ops::unfold::Windows;
 pub use parameters::{Gradients, Init, Param, Parameters};
 pub use pool::Pool;
 pub use tape::{Tape, Var};

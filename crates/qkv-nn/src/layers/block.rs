@@ -195,11 +195,36 @@ impl Block {
         angles: Option<&Angles<T>>,
     ) -> qkv::Result<Var<T>> {
         let [own, other] = caches;
-        let own = own.as_mut().expect("made by `caches`");
+        self.step_over(tape, x, own.as_mut().expect("made by `caches`"), other.as_ref(), lengths, angles)
+    }
+
+    /// The same with the two caches apart. All sequences attend to `memory` where it has one sequence, which is then
+    /// read once for all of them.
+    ///
+    /// # Errors
+    /// As [`Tape::attend`].
+    pub fn step_over<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        x: Var<T>,
+        own: &mut KvCache<T>,
+        memory: Option<&KvCache<T>>,
+        lengths: Option<&[usize]>,
+        angles: Option<&Angles<T>>,
+    ) -> qkv::Result<Var<T>> {
         let start = own.len();
         let mut x = self.add(tape, x, &self.self_norm, |tape, x| self.self_attn.step(tape, x, own, angles))?;
-        if let (Some((cross, norm)), Some(memory)) = (&self.cross, other) {
-            x = self.add(tape, x, norm, |tape, x| cross.attend_cache(tape, x, memory, lengths, start))?;
+        if let (Some((cross, norm)), Some(memory)) = (&self.cross, memory) {
+            let &[batch, new, width] = x.shape() else { panic!("sequences have three axes, not {:?}", x.shape()) };
+            let shared = memory.batch() == 1 && batch > 1 && lengths.is_none();
+            x = self.add(tape, x, norm, |tape, x| match shared {
+                true => {
+                    let together = x.clone().reshaped(&[1, batch * new, width]);
+                    let y = cross.attend_cache(tape, &together, memory, None, 0)?;
+                    Ok(y.reshaped(&[batch, new, width]))
+                }
+                false => cross.attend_cache(tape, x, memory, lengths, start),
+            })?;
         }
         self.add(tape, x, &self.feed_norm, |tape, x| Ok(self.feed.forward(tape, x)))
     }

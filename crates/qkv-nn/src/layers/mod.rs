@@ -21,6 +21,7 @@
 mod attention_pool;
 mod block;
 mod builder;
+mod conv1d;
 mod embedding;
 mod feed_forward;
 mod gru;
@@ -32,6 +33,7 @@ mod recurrent_attention;
 pub use attention_pool::AttentionPool;
 pub use block::{Block, BlockConfig, NormPlace};
 pub use builder::Builder;
+pub use conv1d::Conv1d;
 pub use embedding::{Embedding, PositionKind};
 pub use feed_forward::{FeedForward, FeedKind};
 pub use gru::Gru;

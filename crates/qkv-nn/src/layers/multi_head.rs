@@ -62,6 +62,11 @@ impl<T: Float> KvCache<T> {
         self.cache.is_empty()
     }
 
+    /// Number of sequences.
+    pub fn batch(&self) -> usize {
+        self.cache.keys().shape()[0]
+    }
+
     /// Reorders the sequences to these, with repetitions, as beam search does.
     pub fn select(&mut self, sequences: &[usize]) {
         self.cache.select(sequences);

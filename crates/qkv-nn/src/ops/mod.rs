@@ -15,6 +15,7 @@ pub(crate) mod rotary;
 mod shape;
 mod span;
 pub(crate) mod swiglu;
+pub(crate) mod unfold;
 
 use crate::float::Float;
 use crate::machine::Machine;

@@ -4,7 +4,7 @@ use qkv::{Attention, Bias, Features, Mask};
 use qkv_nn::layers::{AttentionPool, Builder};
 use qkv_nn::{
     Activation, Angles, AttendOptions, Gradients, Heads, Init, Machine, Parameters, Pool, Positions, ScoreParameters,
-    Tape, Target, Tensor, Var,
+    Tape, Target, Tensor, Var, Windows,
 };
 
 fn numbers(shape: &[usize], seed: u64) -> Tensor<f64> {
@@ -97,6 +97,38 @@ fn linear_maps_with_every_activation_and_dropout() {
             check(&format!("{activation:?} {dropout}"), &p, &[numbers(&[2, 3, 5], 1)], &|tape, x| {
                 (Some(tape.linear(&x[0], w, Some(b), activation, dropout)), 0.0)
             });
+        }
+    }
+}
+
+#[test]
+fn windows_of_convolutions() {
+    let p = parameters(&[&[4, 9], &[4]]);
+    let [w, b] = [p.find("p0").unwrap(), p.find("p1").unwrap()];
+    for (kernel, stride, padding, length) in [(3, 1, 1, 5), (3, 2, 1, 6), (3, 2, 0, 7), (3, 4, 2, 5), (3, 1, 2, 1)] {
+        let windows = Windows { kernel, stride, padding };
+        check(&format!("{windows:?}"), &p, &[numbers(&[2, length, 3], 1)], &|tape, x| {
+            let unfolded = tape.unfold(&x[0], windows);
+            (Some(tape.linear(&unfolded, w, Some(b), Activation::Gelu, 0.0)), 0.0)
+        });
+    }
+}
+
+#[test]
+fn a_convolution_is_its_definition() {
+    let p = parameters(&[]);
+    let (pool, machine) = (Pool::new(), Machine::new(1));
+    let x = numbers(&[1, 6, 2], 1);
+    for (kernel, stride, padding) in [(3, 1, 1), (3, 2, 1), (2, 3, 0), (5, 1, 4)] {
+        let mut tape = Tape::inference(&p, &pool, &machine);
+        let var = tape.constant(x.clone());
+        let y = tape.unfold(&var, Windows { kernel, stride, padding });
+        assert_eq!(y.shape(), [1, (6 + 2 * padding - kernel) / stride + 1, kernel * 2]);
+        for (at, row) in y.value().data().chunks_exact(kernel * 2).enumerate() {
+            for (place, &found) in row.iter().enumerate() {
+                let token = (at * stride + place / 2).checked_sub(padding).filter(|&token| token < 6);
+                assert_eq!(found, token.map_or(0.0, |token| x.data()[token * 2 + place % 2]));
+            }
         }
     }
 }
