@@ -18,6 +18,7 @@ mod run;
 mod show;
 mod tag;
 mod train;
+mod transcribe;
 mod translate;
 
 pub use page::page;
@@ -37,6 +38,7 @@ const COMMANDS: &[Command] = &[
     classify::COMMAND,
     tag::COMMAND,
     answer::COMMAND,
+    transcribe::COMMAND,
     train::COMMAND,
     eval::COMMAND,
     inspect::COMMAND,
@@ -113,6 +115,7 @@ mod tests {
             ("answer", "generate.md"),
             ("inspect", "generate.md"),
             ("convert", "generate.md"),
+            ("transcribe", "transcribe.md"),
         ] {
             let text = docs(page);
             let command = COMMANDS.iter().find(|one| one.name == command).unwrap();

@@ -2,7 +2,10 @@
 //! returns the outcome in words. Shared by the tests of this crate and the `cargo-fuzz` targets in `fuzz/`.
 
 use qkv_explore::file::{self, OpenOptions};
+use qkv_models::audio::{MelFilters, Recording, Spectrogram};
 use qkv_models::chat::{Message, Template};
+use qkv_models::files::ctranslate2::CTranslate2;
+use qkv_models::files::ggml::Ggml;
 use qkv_models::files::gguf::Gguf;
 use qkv_models::files::safetensors::Reader;
 use qkv_models::files::tensors::TensorFile;
@@ -170,4 +173,32 @@ pub fn recordings(bytes: &[u8]) -> String {
 /// A word alignment in Pharaoh format.
 pub fn links(bytes: &[u8]) -> String {
     outcome(qkv_explore::pharaoh(&String::from_utf8_lossy(bytes)).map(drop))
+}
+
+/// A recording, all of it, and its spectrogram.
+pub fn sound(bytes: &[u8]) -> String {
+    let (recording, filters) = (Recording::from_bytes(bytes.to_vec(), "a.wav"), MelFilters::slaney(8));
+    let found = Spectrogram::new(&recording, &filters).and_then(|mut all| all.window(0, all.frames().min(99), 100));
+    if let Ok(window) = &found {
+        assert!(window.len() == 800 && window.iter().all(|x| x.is_finite()));
+    }
+    let outcome = outcome(found);
+    assert!(!outcome.contains("sound: it cannot be decoded the"), "a decoder panicked, and was caught");
+    outcome
+}
+
+/// A `model.bin` of CTranslate2, every tensor read.
+pub fn ctranslate2(bytes: &[u8]) -> String {
+    match CTranslate2::from_bytes(bytes.to_vec(), "model.bin") {
+        Err(error) => error.to_string(),
+        Ok(file) => file.names().map(|name| outcome(file.read(name))).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// A ggml file of Whisper, every tensor read.
+pub fn ggml(bytes: &[u8]) -> String {
+    match Ggml::from_bytes(bytes.to_vec(), "ggml.bin") {
+        Err(error) => error.to_string(),
+        Ok(file) => file.names().map(|name| outcome(file.read(name))).collect::<Vec<_>>().join(", "),
+    }
 }

@@ -1,8 +1,11 @@
-//! File formats and access to files: safetensors, GGUF and compressed data are read with every size checked against the
+//! File formats and access to files: safetensors, GGUF, CTranslate2 and ggml files and compressed data are read with every size checked against the
 //! bytes that are there; files are written atomically.
 
 pub mod atomic;
+pub mod ctranslate2;
+mod cursor;
 pub(crate) mod folder;
+pub mod ggml;
 pub mod gguf;
 pub mod input;
 pub(crate) mod packed;

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod architecture;
+pub mod audio;
 mod batch;
 pub mod chat;
 mod checkpoint;
@@ -36,6 +37,7 @@ pub mod train;
 mod transformer;
 mod translator;
 mod vit;
+mod whisper;
 
 pub use architecture::{Architecture, ModelConfig};
 pub use batch::{Batch, Rows, SpecialTokens};
@@ -58,3 +60,4 @@ pub use search::{Hypothesis, Sampling, Search};
 pub use transformer::{Transformer, TransformerConfig, TransformerState};
 pub use translator::{Translation, Translator};
 pub use vit::{ObservedImage, Vit, VitConfig};
+pub use whisper::{LANGUAGES, Recognizer, Segment, Task, TranscribeOptions, Transcript, WhisperConfig, Word};

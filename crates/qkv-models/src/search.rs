@@ -3,7 +3,7 @@
 mod beam;
 mod scores;
 
-pub(crate) use scores::{draw, forbid_repeats, penalize, top};
+pub(crate) use scores::{LogSumExp, draw, forbid_repeats, penalize, top};
 
 use crate::batch::{Rows, with_eos};
 use crate::{Error, Model, Result};

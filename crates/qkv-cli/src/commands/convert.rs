@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::input;
 use crate::output::Print;
 use qkv_models::files::tensors::Storage;
-use qkv_models::{Encoder, Generator, Han, Vit};
+use qkv_models::{Encoder, Generator, Han, Recognizer, Vit};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -27,7 +27,10 @@ pub(super) const COMMAND: Command =
 const ARGUMENTS: Arguments = &[(
     "Input and output",
     &[
-        Argument::new("path", Kind::Path, "Model: a folder or a `.gguf` file").value("PATH").positional().required(),
+        Argument::new("path", Kind::Path, "Model: a folder, a `.gguf` file, or Whisper as CTranslate2 or ggml")
+            .value("PATH")
+            .positional()
+            .required(),
         Argument::new("out", Kind::Path, "Folder to create").value("DIR").required(),
         Argument::new("storage", Kind::Word, "Type of the stored weights").default("f32").values(&[
             ("f32", "as computed"),
@@ -61,6 +64,9 @@ impl Run for ConvertArgs {
 
 impl ConvertArgs {
     fn save(&self, folder: &Path) -> Result<(), Failure> {
+        if Recognizer::is_at(&self.path) {
+            return Ok(Recognizer::open(&self.path)?.save(folder, self.storage)?);
+        }
         let kind = if self.path.is_dir() { qkv_models::kind(&self.path)? } else { String::new() };
         match kind.as_str() {
             "encoder" => Encoder::open(&self.path)?.save(folder, self.storage)?,

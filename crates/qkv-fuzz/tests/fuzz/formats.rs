@@ -235,6 +235,27 @@ fn jpeg_images() {
 }
 
 #[test]
+fn sounds() {
+    for (at, bytes) in seeds::sounds().into_iter().enumerate() {
+        assert_eq!(bodies::sound(&bytes), "right", "{at}");
+    }
+    let words = &["RIFF", "WAVE", "fmt ", "data", "LIST", "fLaC", "OggS", "ID3", "Xing", "\u{1}vorbis", "\u{5}vorbis"];
+    let target = Target { name: "sound", shape: Shape::Binary, seeds: seeds::sounds(), words };
+    fuzz(&target, bodies::sound);
+}
+
+#[test]
+fn checkpoints_of_speech() {
+    assert_eq!(bodies::ctranslate2(&seeds::ctranslate2()[0]), vec!["right"; 7].join(", "));
+    assert_eq!(bodies::ggml(&seeds::ggml()[0]), vec!["right"; 3].join(", "));
+    let words = &["WhisperSpec", "a/weight", "_scale", "plain", "lmgg"];
+    let target = Target { name: "ctranslate2", shape: Shape::Binary, seeds: seeds::ctranslate2(), words };
+    fuzz(&target, bodies::ctranslate2);
+    let target = Target { name: "ggml", shape: Shape::Binary, seeds: seeds::ggml(), words };
+    fuzz(&target, bodies::ggml);
+}
+
+#[test]
 fn columns() {
     let seeds = ["Ada\tB-person\nsleeps\tO\n\nOslo\tB-location\n", "-DOCSTART- -X- O\n\nAda NNP B-NP B-PER\n"];
     let seeds = seeds.map(|text| text.as_bytes().to_vec()).to_vec();

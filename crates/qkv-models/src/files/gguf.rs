@@ -4,8 +4,9 @@
 //! Every length is checked against the bytes that are left, every shape against the bytes of its tensor, and lists grow
 //! as they are read, so that a header cannot cause large allocations.
 
-mod blocks;
+pub(super) mod blocks;
 
+use super::cursor::Cursor;
 use super::input;
 use crate::{Error, Result};
 use blocks::BlockType;
@@ -54,43 +55,7 @@ pub struct Gguf {
     entries: BTreeMap<String, GgufTensor>,
 }
 
-/// A position in the bytes of a file.
-struct Cursor<'a> {
-    bytes: &'a [u8],
-    at: usize,
-    path: &'a Path,
-    /// The part being read, for errors.
-    part: String,
-}
-
-impl<'a> Cursor<'a> {
-    fn wrong(&self, what: impl Into<String>) -> Error {
-        Error::format(self.path, self.part.clone(), what)
-    }
-
-    fn take(&mut self, count: u64) -> Result<&'a [u8]> {
-        let left = self.bytes.len() - self.at;
-        match usize::try_from(count).ok().filter(|&count| count <= left) {
-            Some(count) => {
-                self.at += count;
-                Ok(&self.bytes[self.at - count..self.at])
-            }
-            None => Err(self.wrong(format!("{count} bytes are announced where {left} are left"))),
-        }
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
-        Ok(self.take(N as u64)?.try_into().expect("just so many were taken"))
-    }
-
-    fn u32(&mut self) -> Result<u32> {
-        self.array().map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self) -> Result<u64> {
-        self.array().map(u64::from_le_bytes)
-    }
-
+impl Cursor<'_> {
     fn text(&mut self) -> Result<String> {
         let length = self.u64()?;
         let bytes = self.take(length)?;
@@ -174,7 +139,7 @@ impl Gguf {
     }
 
     fn from_bytes_at(bytes: Vec<u8>, path: &Path) -> Result<Self> {
-        let mut cursor = Cursor { bytes: &bytes, at: 0, path, part: "header".into() };
+        let mut cursor = Cursor::new(&bytes, path);
         if cursor.take(4)? != MAGIC {
             return Err(cursor.wrong("it does not begin with `GGUF`"));
         }

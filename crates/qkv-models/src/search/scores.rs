@@ -6,7 +6,7 @@ use qkv_simd::philox;
 use std::collections::BTreeSet;
 
 /// `ln Σ eˣ` of a row.
-pub(super) struct LogSumExp<'a>(pub &'a [f32]);
+pub(crate) struct LogSumExp<'a>(pub &'a [f32]);
 
 impl Pass for LogSumExp<'_> {
     type Output = f32;

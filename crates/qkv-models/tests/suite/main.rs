@@ -1,5 +1,6 @@
 //! All integration tests of the crate in one binary: models and kernels are linked once.
 
+mod audio;
 mod checkpoints;
 mod gguf;
 mod han;
@@ -10,3 +11,4 @@ mod tensors;
 mod tokenizer;
 mod training;
 mod vit;
+mod whisper;

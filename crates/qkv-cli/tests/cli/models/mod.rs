@@ -11,4 +11,5 @@ pub mod program;
 mod resume;
 mod show;
 mod train;
+mod transcribe;
 mod translate;

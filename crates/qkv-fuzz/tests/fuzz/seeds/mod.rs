@@ -235,3 +235,55 @@ pub fn recordings() -> Vec<Vec<u8>> {
     assert!(seeds.len() > 2);
     seeds
 }
+
+/// Sounds in every format that is read, the tone of the tests.
+pub fn sounds() -> Vec<Vec<u8>> {
+    let tone: Vec<f32> = (0..400).map(|at| (at as f32 * 0.2).sin()).collect();
+    vec![
+        qkv_models::audio::wav::to_bytes(&tone, 16_000),
+        qkv_models::audio::wav::to_bytes(&tone, 11_025),
+        include_bytes!("../../../../qkv-models/tests/sounds/tone.flac").to_vec(),
+        include_bytes!("../../../../qkv-models/tests/sounds/tone.mp3").to_vec(),
+        include_bytes!("../../../../qkv-models/tests/sounds/tone.ogg").to_vec(),
+    ]
+}
+
+/// CTranslate2 files: numbers of every type, rows with scales, another name.
+pub fn ctranslate2() -> Vec<Vec<u8>> {
+    let name = |text: &str| [&(text.len() as u16 + 1).to_le_bytes()[..], text.as_bytes(), &[0]].concat();
+    let tensor = |text: &str, shape: &[u32], kind: u8, data: &[u8]| {
+        let axes: Vec<u8> = shape.iter().flat_map(|axis| axis.to_le_bytes()).collect();
+        let len = (data.len() as u32).to_le_bytes();
+        [name(text), vec![shape.len() as u8], axes, vec![kind], len.to_vec(), data.to_vec()].concat()
+    };
+    let head = [6u32.to_le_bytes().to_vec(), name("WhisperSpec"), 3u32.to_le_bytes().to_vec()].concat();
+    let tensors = [
+        tensor("a/weight", &[2, 2], 1, &[1, 255, 3, 4]),
+        tensor("a/weight_scale", &[2], 0, &[0, 0, 0, 64, 0, 0, 128, 63]),
+        tensor("heads", &[], 2, &[8, 0]),
+        tensor("b", &[3], 4, &[0, 60, 0, 0, 0, 188]),
+        tensor("c", &[1], 5, &[128, 63]),
+        tensor("d", &[1], 3, &[1, 0, 0, 0]),
+    ];
+    let count = (tensors.len() as u32).to_le_bytes().to_vec();
+    let aliases = [1u32.to_le_bytes().to_vec(), name("other"), name("b")].concat();
+    vec![[head, count, tensors.concat(), aliases].concat()]
+}
+
+/// ggml files: sizes, filters, a vocabulary, plain and quantized tensors.
+pub fn ggml() -> Vec<Vec<u8>> {
+    let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+    let tensor = |name: &str, shape: &[u32], kind: u32, data: &[u8]| {
+        let head = words(&[shape.len() as u32, name.len() as u32, kind]);
+        [head, words(shape), name.as_bytes().to_vec(), data.to_vec()].concat()
+    };
+    let head = words(&[qkv_models::files::ggml::MAGIC, 9, 4, 2, 1, 1, 4, 2, 1, 1, 2, 1]);
+    let filters = [words(&[2, 1]), vec![0, 0, 128, 63, 0, 0, 0, 0]].concat();
+    let vocabulary = [words(&[2, 1]), b"a".to_vec(), words(&[2]), b" b".to_vec()].concat();
+    let tensors = [
+        tensor("plain", &[2, 1], 0, &[0; 8]),
+        tensor("half", &[2], 1, &[0, 60, 0, 60]),
+        tensor("blocks", &[32], 8, &[7; 34]),
+    ];
+    vec![[head, filters, vocabulary, tensors.concat()].concat()]
+}

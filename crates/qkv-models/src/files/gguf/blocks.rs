@@ -13,7 +13,7 @@ const BLOCK: usize = 32;
 
 /// Supported block types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BlockType {
+pub(in crate::files) enum BlockType {
     F32,
     F16,
     Bf16,

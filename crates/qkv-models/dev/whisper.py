@@ -1,0 +1,84 @@
+"""Holds Whisper of `qkv` to faster-whisper (CTranslate2) on the same weights and clips: log-mel, encoder and logits, words, speed.
+
+    cargo build --release && pip install faster-whisper
+    python crates/qkv-models/dev/whisper.py MODEL CLIPS [--qkv target/release/qkv] [--threads 2] [--clips N] [--beams 1,5]
+    cargo run --release -p figures --bin whisper_outputs -- MODEL CLIP.wav OUT.safetensors
+
+MODEL is a folder of CTranslate2; CLIPS holds `text.tsv`, each line a file of 16 kHz and its text. Both sides recognize every clip, one
+after the other, with the same settings; a line for each beam width says on how many clips the words are the same, the word error rate
+of both after one normalizer, and seconds of computation per second of sound.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import time
+import wave
+
+import numpy as np
+from faster_whisper import WhisperModel
+
+
+def normal(text):
+    return re.sub(r"[^\w' ]", " ", text.lower().replace("-", " ")).split()
+
+
+def edits(a, b):
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        new = [i]
+        for j, y in enumerate(b, 1):
+            new.append(min(row[j] + 1, new[-1] + 1, row[j - 1] + (x != y)))
+        row = new
+    return row[-1]
+
+
+def samples(path):
+    with wave.open(path) as file:
+        return np.frombuffer(file.readframes(file.getnframes()), np.int16).astype(np.float32) / 32768
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("clips")
+    parser.add_argument("--qkv", default="target/release/qkv")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--count", type=int)
+    parser.add_argument("--language", default="en")
+    parser.add_argument("--beams", default="1,5")
+    args = parser.parse_args()
+    rows = [line.rstrip("\n").split("\t") for line in open(f"{args.clips}/text.tsv", encoding="utf8")][: args.count]
+    files = [f"{args.clips}/{name}" for name, _ in rows]
+    sounds = [samples(path) for path in files]
+    seconds = sum(map(len, sounds)) / 16000
+    anchor = WhisperModel(args.model, device="cpu", compute_type="float32", cpu_threads=args.threads)
+    for beam in map(int, args.beams.split(",")):
+        start = time.perf_counter()
+        theirs = []
+        for sound in sounds:
+            found, _ = anchor.transcribe(sound, language=args.language, beam_size=beam, condition_on_previous_text=False)
+            theirs.append(" ".join(segment.text.strip() for segment in found))
+        their_time = time.perf_counter() - start
+        start = time.perf_counter()
+        command = [args.qkv, "transcribe", "--model", args.model, "--language", args.language, "--beam", str(beam)]
+        command += ["--no-previous", "--format", "json", "--threads", str(args.threads), *files]
+        out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        our_time = time.perf_counter() - start
+        ours = [" ".join(s["text"].strip() for s in json.loads(line)["segments"]) for line in out.splitlines()]
+        words = sum(len(normal(text)) for _, text in rows)
+        wrong = [sum(edits(normal(text), normal(h)) for (_, text), h in zip(rows, heard)) for heard in (theirs, ours)]
+        same = sum(normal(a) == normal(b) for a, b in zip(theirs, ours))
+        for (name, text), a, b in zip(rows, theirs, ours):
+            if normal(a) != normal(b):
+                print(f"  {name}\n    said   {text}\n    theirs {a}\n    ours   {b}")
+        print(
+            f"beam {beam}: {same} of {len(rows)} clips the same; WER {100 * wrong[0] / words:.2f} % theirs, {100 * wrong[1] / words:.2f} % ours; "
+            f"real-time factor {their_time / seconds:.3f} theirs, {our_time / seconds:.3f} ours (with opening the model)",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+//! Which tokens may follow: none that are suppressed, and times in pairs that do not go back. As in the reference, the
+//! rules set logits to −∞ before probabilities are computed from them.
+
+use super::vocabulary::Vocabulary;
+use crate::search::LogSumExp;
+use qkv_simd::{Isa, pass};
+
+/// The rules of one model.
+#[derive(Clone, Debug)]
+pub(super) struct Rules {
+    suppressed: Vec<u32>,
+    at_start: Vec<u32>,
+    end: usize,
+    no_timestamps: usize,
+    /// The first time token.
+    times: usize,
+    /// The latest time that a window may begin with, in steps.
+    latest_start: usize,
+    /// Whether times are written.
+    timestamps: bool,
+}
+
+/// The latest time that a window may begin with: 1 second.
+const LATEST_START: usize = 50;
+
+impl Rules {
+    pub fn new(vocabulary: &Vocabulary, timestamps: bool) -> Rules {
+        Rules {
+            suppressed: vocabulary.suppressed(),
+            at_start: vocabulary.suppressed_at_start(),
+            end: vocabulary.end as usize,
+            no_timestamps: vocabulary.no_timestamps as usize,
+            times: vocabulary.times() as usize,
+            latest_start: LATEST_START,
+            timestamps,
+        }
+    }
+
+    /// Applies them to the logits of the token that follows `tokens`.
+    pub fn apply(&self, logits: &mut [f32], tokens: &[u32]) {
+        const NEVER: f32 = f32::NEG_INFINITY;
+        let mut suppress = |id: u32| {
+            if let Some(logit) = logits.get_mut(id as usize) {
+                *logit = NEVER;
+            }
+        };
+        self.suppressed.iter().for_each(|&id| suppress(id));
+        if tokens.is_empty() {
+            self.at_start.iter().for_each(|&id| suppress(id));
+        }
+        if !self.timestamps {
+            return;
+        }
+        let times = self.times;
+        logits[self.no_timestamps] = NEVER;
+        let is_time = |token: u32| token as usize >= times;
+        match tokens {
+            [] => {
+                // A window begins with a time, and not a late one.
+                logits[..times].fill(NEVER);
+                let latest = (times + self.latest_start + 1).min(logits.len());
+                logits[latest..].fill(NEVER);
+                return;
+            }
+            [only] if is_time(*only) => {
+                logits[times..].fill(NEVER);
+                return;
+            }
+            [.., before, last] if is_time(*last) && is_time(*before) => {
+                logits[times..].fill(NEVER);
+                return;
+            }
+            [.., last] if is_time(*last) => {
+                // The end of a segment: the start of the next one, or the end of everything.
+                logits[..self.end].fill(NEVER);
+                let until = (*last as usize).min(logits.len());
+                logits[times..until].fill(NEVER);
+            }
+            _ => {
+                // Times go forward.
+                if let Some(&last) = tokens.iter().rev().find(|&&token| is_time(token)) {
+                    let until = (last as usize + 1).min(logits.len());
+                    logits[times..until].fill(NEVER);
+                }
+            }
+        }
+        // Where all times together are more probable than any text, it is a time.
+        let together = pass::run(Isa::best(), LogSumExp(&logits[times..]));
+        let text = logits[..times].iter().fold(NEVER, |most, &x| if x > most { x } else { most });
+        if together > text {
+            logits[..times].fill(NEVER);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Text 0..9, end 9, no times 10, times 11..31.
+    fn rules() -> Rules {
+        Rules {
+            suppressed: vec![3],
+            at_start: vec![4, 9],
+            end: 9,
+            no_timestamps: 10,
+            times: 11,
+            latest_start: 5,
+            timestamps: true,
+        }
+    }
+
+    fn allowed(rules: &Rules, logits: &[f32], tokens: &[u32]) -> Vec<usize> {
+        let mut logits = logits.to_vec();
+        rules.apply(&mut logits, tokens);
+        (0..logits.len()).filter(|&id| logits[id] > f32::NEG_INFINITY).collect()
+    }
+
+    /// Text that is more probable than all times together.
+    fn texts() -> Vec<f32> {
+        (0..31).map(|id| if id < 11 { 5.0 } else { 0.0 }).collect()
+    }
+
+    #[test]
+    fn a_window_begins_with_an_early_time_and_goes_on_with_text() {
+        let rules = rules();
+        assert_eq!(allowed(&rules, &texts(), &[]), (11..=16).collect::<Vec<_>>());
+        assert_eq!(allowed(&rules, &texts(), &[12]), [0, 1, 2, 4, 5, 6, 7, 8, 9]);
+    }
+
+    #[test]
+    fn times_come_in_pairs_and_go_forward() {
+        let rules = rules();
+        // A time behind text: text and the end are gone, times before it too.
+        let found = allowed(&rules, &texts(), &[12, 1, 15]);
+        assert_eq!(found.first(), Some(&9));
+        assert_eq!(found[1..], (15..31).collect::<Vec<_>>());
+        // Two of them: text follows.
+        assert_eq!(allowed(&rules, &texts(), &[12, 1, 15, 15]), [0, 1, 2, 4, 5, 6, 7, 8, 9]);
+        // Behind text: times later than the last one.
+        let found = allowed(&rules, &texts(), &[12, 1, 15, 16, 2]);
+        assert_eq!(found[..9], [0, 1, 2, 4, 5, 6, 7, 8, 9]);
+        assert_eq!(found[9..], (17..31).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn times_that_are_likelier_together_than_any_text_win() {
+        let mut logits = vec![0.0; 31];
+        logits[1] = 2.0;
+        // Twenty times of e⁰ against one text of e².
+        assert_eq!(allowed(&rules(), &logits, &[11, 1])[0], 12);
+        logits[1] = 4.0;
+        assert_eq!(allowed(&rules(), &logits, &[11, 1])[0], 0);
+    }
+
+    #[test]
+    fn without_times_only_suppressed_tokens_are_gone() {
+        let rules = Rules { timestamps: false, ..rules() };
+        assert_eq!(allowed(&rules, &texts(), &[]).len(), 31 - 3);
+        assert_eq!(allowed(&rules, &texts(), &[1]).len(), 31 - 1);
+    }
+}

@@ -1,0 +1,34 @@
+//! Writes what a Whisper model computes in the first window of a recording, to compare it with other implementations:
+//! `whisper_outputs MODEL AUDIO OUT.safetensors` writes the log-mel spectrogram, the output of the encoder and the logits
+//! after `TOKENS`. See `dev/whisper.py`.
+
+use qkv_models::audio::{Recording, Spectrogram};
+use qkv_models::files::tensors::{NamedTensor, Storage, write};
+use qkv_models::{Error, Recognizer, Result};
+use qkv_nn::Machine;
+
+/// `<|startoftranscript|><|en|><|transcribe|><|0.00|> The`, in the multilingual models.
+const TOKENS: [u32; 5] = [50258, 50259, 50359, 50364, 440];
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().collect();
+    let [_, model, audio, out] = &arguments[..] else {
+        return Err(Error::invalid("usage: whisper_outputs MODEL AUDIO OUT.safetensors"));
+    };
+    let recognizer = Recognizer::open(model)?;
+    let config = recognizer.config();
+    let recording = Recording::open(audio)?;
+    let mut spectrogram = Spectrogram::new(&recording, recognizer.filters())?;
+    let frames = 2 * config.audio_positions;
+    let mel = spectrogram.window(0, spectrogram.frames().min(frames), frames)?; // [frames, bands]
+    let machine = Machine::new(rayon::current_num_threads());
+    let (encoder, logits) = recognizer.outputs(&mel, &TOKENS, &machine)?;
+    let tensor = |name, shape, values| NamedTensor { name, shape, values };
+    let tensors = [
+        tensor("mel", &[frames, config.bands][..], &mel[..]),
+        tensor("encoder", &[config.audio_positions, config.d_model], &encoder),
+        tensor("logits", &[TOKENS.len(), config.vocabulary], &logits),
+        tensor("filters", &[config.bands, 201], recognizer.filters().weights()),
+    ];
+    write(out, &tensors, Storage::F32)
+}
