@@ -4,7 +4,7 @@ use super::SAMPLE_RATE;
 use rubato::audioadapter_buffers::direct::InterleavedSlice;
 use rubato::{Fft, FixedSync, Indexing, Resampler as _, WindowFunction};
 
-/// Input samples of one step. The filter is as long: a sharp cut below half the lower rate.
+/// Input samples of one step, at least. The filter is as long: a sharp cut below half the lower rate.
 const CHUNK: usize = 4096;
 
 /// A resampler from one rate.
@@ -25,10 +25,17 @@ impl std::fmt::Debug for Resampler {
     }
 }
 
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
 impl Resampler {
     pub fn new(rate: usize) -> Result<Resampler, String> {
         let (window, fixed) = (WindowFunction::BlackmanHarris2, FixedSync::Input);
-        let inner = Fft::new_custom(rate, SAMPLE_RATE, CHUNK, 1, 1, window, fixed)
+        // The delay is half a step: of an even number of output samples, so that it is a whole number.
+        let block = rate / gcd(rate, SAMPLE_RATE);
+        let chunk = 2 * block * CHUNK.div_ceil(2 * block);
+        let inner = Fft::new_custom(rate, SAMPLE_RATE, chunk, 1, 1, window, fixed)
             .map_err(|error| format!("{rate} samples a second cannot be converted: {error}"))?;
         let delay = inner.output_delay();
         Ok(Resampler { inner, rate, waiting: Vec::new(), delay, read: 0, written: 0 })

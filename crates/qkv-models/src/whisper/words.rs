@@ -288,7 +288,7 @@ mod tests {
     #[test]
     fn the_path_follows_the_largest_weights() {
         // Row 0 in columns 0–1, row 1 in column 2, row 2 in columns 3–4.
-        let weights = [3.0, 3.0, 0.0, 0.0, 0.0, 0.0, 0.0, 3.0, 0.0, 0.0, 0.0, 0.0, 0.0, 3.0, 3.0];
+        let weights = [3.0, 3.0, -1.0, -1.0, -1.0, -1.0, -1.0, 3.0, -1.0, -1.0, -1.0, -1.0, -1.0, 3.0, 3.0];
         let found = path(&weights, 5);
         assert_eq!(found, [(0, 0), (0, 1), (1, 2), (2, 3), (2, 4)]);
         assert_eq!(jumps(&found), [0, 2, 3]);
