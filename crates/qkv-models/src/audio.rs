@@ -58,8 +58,9 @@ impl Recording {
     /// use qkv_models::audio::{Recording, wav};
     ///
     /// let bytes = wav::to_bytes(&[0.0, 0.5, -0.5, 0.25], 16_000);
-    /// let samples: Vec<f32> = Recording::from_bytes(bytes, "a.wav").samples()?.collect::<Result<Vec<_>, _>>()?.concat();
-    /// assert_eq!(samples, [0.0, 0.5, -0.5, 0.25]);
+    /// let recording = Recording::from_bytes(bytes, "a.wav");
+    /// let pieces = recording.samples()?.collect::<Result<Vec<_>, _>>()?;
+    /// assert_eq!(pieces.concat(), [0.0, 0.5, -0.5, 0.25]);
     /// # Ok::<(), qkv_models::Error>(())
     /// ```
     pub fn from_bytes(bytes: impl Into<Arc<[u8]>>, name: impl AsRef<Path>) -> Recording {

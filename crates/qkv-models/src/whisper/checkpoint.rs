@@ -1,5 +1,5 @@
-//! Reading Whisper checkpoints. Parameters have the names of the Hugging Face layout; the tables here say where each lies
-//! in a CTranslate2 or ggml file. Convolutions have the axes `[O, I, K]` in files and `[O, K·I]` in memory.
+//! Reading Whisper checkpoints. Parameters have the names of the Hugging Face layout; the tables here say where each
+//! lies in a CTranslate2 or ggml file. Convolutions have the axes `[O, I, K]` in files and `[O, K·I]` in memory.
 
 use super::vocabulary::Vocabulary;
 use super::{Whisper, WhisperConfig};

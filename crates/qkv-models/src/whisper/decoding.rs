@@ -186,8 +186,8 @@ impl<'a> Decoder<'a> {
         Ok(best.expect("at least one sequence"))
     }
 
-    /// Beam search: twice as many candidates as beams, so that a beam that ends is replaced, until as many have ended as
-    /// there are beams.
+    /// Beam search: twice as many candidates as beams, so that a beam that ends is replaced, until as many have ended
+    /// as there are beams.
     fn beam(&self, tape: &mut Tape<'_, f32>, width: usize) -> Result<Decoded> {
         let vocabulary = self.logits.len();
         let mut state = self.state.clone();

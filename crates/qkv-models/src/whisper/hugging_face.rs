@@ -108,8 +108,8 @@ fn generation_json(config: &WhisperConfig, vocabulary: &Vocabulary, heads: &[(us
     value
 }
 
-/// The `tokenizer.json` of a byte-level BPE. Merges follow from the vocabulary: tokens are numbered in the order in which
-/// they were merged.
+/// The `tokenizer.json` of a byte-level BPE. Merges follow from the vocabulary: tokens are numbered in the order in
+/// which they were merged.
 fn tokenizer_json(config: &WhisperConfig, vocabulary: &Vocabulary) -> Value {
     let name = |bytes: &[u8]| bytes.iter().map(|&byte| char_of(byte)).collect::<String>();
     let ranks: HashMap<&[u8], usize> =

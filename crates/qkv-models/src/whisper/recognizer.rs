@@ -1,6 +1,6 @@
 //! Recordings to text: windows of 30 seconds, each decoded with the text before it as a prompt, again at higher
-//! temperatures where the result looks wrong, and the next window begins where the last complete segment ends. The rules
-//! and their order are those of the reference implementation and of faster-whisper.
+//! temperatures where the result looks wrong, and the next window begins where the last complete segment ends. The
+//! rules and their order are those of the reference implementation and of faster-whisper.
 
 use super::decoding::{Decoded, Decoder, Strategy, detect};
 use super::rules::Rules;
@@ -203,8 +203,8 @@ impl Recognizer {
         }
     }
 
-    /// The encoder's output `[positions, C]` and the logits after each token of a prompt, `[tokens, V]`, for one window of
-    /// a spectrogram, `[2 · positions, bands]`: what other implementations are compared with.
+    /// The encoder's output `[positions, C]` and the logits after each token of a prompt, `[tokens, V]`, for one
+    /// window of a spectrogram, `[2 · positions, bands]`: what other implementations are compared with.
     ///
     /// # Errors
     /// Where the window or a token does not fit.
@@ -422,8 +422,8 @@ impl Recognizer {
         Ok(Chosen { temperature: last, ..best })
     }
 
-    /// Splits the tokens of a window at pairs of times. Returns the segments, the frame where the next window begins, and
-    /// whether one time stood at the end, behind which nothing is said.
+    /// Splits the tokens of a window at pairs of times. Returns the segments, the frame where the next window begins,
+    /// and whether one time stood at the end, behind which nothing is said.
     fn split(&self, tokens: &[u32], seek: usize, size: usize) -> (Vec<Slice>, usize, bool) {
         let first = self.vocabulary.times();
         let is_time = |token: u32| token >= first;

@@ -1,5 +1,5 @@
-//! The tokens of Whisper: bytes of text, then the end, the start, languages, tasks, marks and times. Text is put together
-//! from bytes, so that a character may be spread over several tokens.
+//! The tokens of Whisper: bytes of text, then the end, the start, languages, tasks, marks and times. Text is put
+//! together from bytes, so that a character may be spread over several tokens.
 
 use crate::text::tokenizer::Tokenizer;
 use crate::{Error, Result};
