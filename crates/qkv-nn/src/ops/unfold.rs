@@ -77,6 +77,10 @@ impl<T: Float> Tape<'_, T> {
             }
         });
         let slot = x.slot;
-        self.record(y, || UnfoldBackward { x: slot, shape: [batch, length, width], windows })
+        self.record(y, self.depends(&[slot], &[]), || UnfoldBackward {
+            x: slot,
+            shape: [batch, length, width],
+            windows,
+        })
     }
 }
