@@ -23,12 +23,15 @@ fn main() -> Result<()> {
     let mel = spectrogram.window(0, spectrogram.frames().min(frames), frames)?; // [frames, bands]
     let machine = Machine::new(rayon::current_num_threads());
     let (encoder, logits) = recognizer.outputs(&mel, &TOKENS, &machine)?;
-    let tensor = |name, shape, values| NamedTensor { name, shape, values };
-    let tensors = [
-        tensor("mel", &[frames, config.bands][..], &mel[..]),
-        tensor("encoder", &[config.audio_positions, config.d_model], &encoder),
-        tensor("logits", &[TOKENS.len(), config.vocabulary], &logits),
-        tensor("filters", &[config.bands, 201], recognizer.filters().weights()),
+    let shapes = [
+        [frames, config.bands],
+        [config.audio_positions, config.d_model],
+        [TOKENS.len(), config.vocabulary],
+        [config.bands, 201],
     ];
+    let values = [&mel[..], &encoder, &logits, recognizer.filters().weights()];
+    let named = ["mel", "encoder", "logits", "filters"].into_iter().zip(&shapes).zip(values);
+    let tensors: Vec<NamedTensor<'_>> =
+        named.map(|((name, shape), values)| NamedTensor { name, shape, values }).collect();
     write(out, &tensors, Storage::F32)
 }
