@@ -10,7 +10,10 @@ use crate::parameters::{Gradients, Param, Parameters};
 use crate::pool::Pool;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
-use qkv::{Attention, Cache, Choice, Decode, Inputs, Mask, Output, OutputMut, Select, Upstream, View, ViewMut};
+use qkv::{
+    Attention, Cache, Choice, Decode, GradientsMut, Inputs, Mask, Output, OutputMut, OutputRef, Select, Upstream, View,
+    ViewMut,
+};
 use std::sync::Arc;
 
 /// Number of query heads, and of the key/value heads that they share.
@@ -83,6 +86,13 @@ pub(crate) fn split_heads<T: Float>(tensor: &Tensor<T>, heads: usize) -> View<'_
     assert!(width.is_multiple_of(heads), "{heads} heads cannot share a width of {width}");
     View::strided(tensor.data(), 0, [batch, heads, length, width / heads], head_strides(length, heads, width / heads))
         .expect("a tensor holds its shape")
+}
+
+/// [`split_heads`], for writing.
+fn split_heads_mut<T: Float>(tensor: &mut Tensor<T>, heads: usize) -> ViewMut<'_, T> {
+    let &[batch, length, width] = tensor.shape() else { unreachable!("shaped as an input that was split") };
+    let (shape, strides) = ([batch, heads, length, width / heads], head_strides(length, heads, width / heads));
+    ViewMut::strided(tensor.data_mut(), 0, shape, strides).expect("a tensor holds its shape")
 }
 
 /// Strides of `[B, H, L, D]` in memory of `[B, L, H·D]`.
@@ -186,11 +196,20 @@ pub(super) enum Pass {
     Decode,
 }
 
+/// What the backward pass reads of the output.
+enum SavedOutput<T: Float> {
+    /// Of a softmax: the values `[B, N, Hq·Dv]`, whose memory the next operation shares, and the log-sum-exp
+    /// `[B, Hq, N]`.
+    Softmax { values: Tensor<T>, lse: Tensor<T> },
+    /// Of any selection, with entropy if it was asked for.
+    Any(Output<T>),
+}
+
 struct AttentionBackward<T: Float> {
     call: Arc<SavedCall<T>>,
     slots: [Option<usize>; 3],
     center: Option<usize>,
-    out: Output<T>,
+    out: SavedOutput<T>,
     /// Gradient of each row's entropy, `[B, Hq, N]`.
     d_entropy: Option<Vec<T>>,
     /// Filled in where the attention is captured.
@@ -246,24 +265,36 @@ impl<T: Float> Tape<'_, T> {
         pass: Pass,
         out: &mut [T],
     ) -> qkv::Result<()> {
-        let ([batch, heads, length, _], d) = (inputs.q.shape(), inputs.v.shape()[3]);
-        let threads = self.machine.threads();
-        if attention.select != Select::Soft {
-            let found = match pass {
-                Pass::Forward => attention.forward_with(inputs, &self.scratch, threads)?,
-                Pass::Decode => attention.decode_with(inputs, Decode::Fast, &self.scratch, threads)?,
-            };
-            merge_heads_into(self.machine, out, &found.values);
-            return Ok(());
+        if attention.select == Select::Soft {
+            return self.softmax_into(attention, inputs, pass, out).map(|_| ());
         }
+        let threads = self.machine.threads();
+        let found = match pass {
+            Pass::Forward => attention.forward_with(inputs, &self.scratch, threads)?,
+            Pass::Decode => attention.decode_with(inputs, Decode::Fast, &self.scratch, threads)?,
+        };
+        merge_heads_into(self.machine, out, &found.values);
+        Ok(())
+    }
+
+    /// Softmax attention straight into `out [B, N, Hq·Dv]`; returns the log-sum-exp, `[B, Hq, N]`.
+    fn softmax_into(
+        &self,
+        attention: &Attention,
+        inputs: Inputs<'_, T>,
+        pass: Pass,
+        out: &mut [T],
+    ) -> qkv::Result<Tensor<T>> {
+        let ([batch, heads, length, _], d) = (inputs.q.shape(), inputs.v.shape()[3]);
         let mut lse = Tensor::unwritten(self.pool, &[batch, heads, length]);
         let values = ViewMut::strided(out, 0, [batch, heads, length, d], head_strides(length, heads, d))?;
-        let lse = ViewMut::new(lse.data_mut(), [batch, heads, length, 1])?;
-        let into = OutputMut::new(values, lse);
+        let into = OutputMut::new(values, ViewMut::new(lse.data_mut(), [batch, heads, length, 1])?);
+        let threads = self.machine.threads();
         match pass {
-            Pass::Forward => attention.forward_into(inputs, into, &self.scratch, threads),
-            Pass::Decode => attention.decode_into(inputs, into, Decode::Fast, &self.scratch, threads),
+            Pass::Forward => attention.forward_into(inputs, into, &self.scratch, threads)?,
+            Pass::Decode => attention.decode_into(inputs, into, Decode::Fast, &self.scratch, threads)?,
         }
+        Ok(lse)
     }
 
     /// Attention from `q [B, N, Hq·D]` to `k [B, M, Hk·Dk]` and `v [B, M, Hk·Dv]`: a tensor `[B, N, Hq·Dv]`. `center
@@ -289,14 +320,23 @@ impl<T: Float> Tape<'_, T> {
         let slots = [q.slot, k.slot, v.slot, center.and_then(|center| center.slot)];
         let ScoreParameters { w, v: vector, scale, table, sinks } = options.parameters;
         let depends = self.depends(&slots, &[w, vector, scale, table, sinks]);
-        if !depends && !capture && !call.attention.entropy {
-            let &[batch, length, _] = q.shape() else { unreachable!("`save_call` checked the axes") };
-            let width = v.value.width() / options.heads.key * options.heads.query;
-            let mut out = Tensor::unwritten(self.pool, &[batch, length, width]); // (B, N, Hq·Dv)
-            self.attend_into(&call.attention, call.inputs(self.parameters), Pass::Forward, out.data_mut())?;
-            return Ok(self.constant(out));
-        }
         let inputs = call.inputs(self.parameters);
+        if call.attention.select == Select::Soft && !capture && !call.attention.entropy {
+            let ([batch, heads, length, _], d) = (inputs.q.shape(), inputs.v.shape()[3]);
+            let mut values = Tensor::unwritten(self.pool, &[batch, length, heads * d]); // (B, N, Hq·Dv)
+            let lse = self.softmax_into(&call.attention, inputs, Pass::Forward, values.data_mut())?;
+            let [q, k, v, center] = slots;
+            let out = SavedOutput::Softmax { values: values.clone(), lse };
+            let (call, slots, d_entropy, gates) = (Arc::new(call), [q, k, v], None, None);
+            return Ok(self.record(values, depends, || AttentionBackward {
+                call,
+                slots,
+                center,
+                out,
+                d_entropy,
+                gates,
+            }));
+        }
         let out = call.attention.forward_with(inputs, &self.scratch, self.machine.threads())?;
         let values = merge_heads(self.pool, self.machine, &out.values);
         let d_entropy = out.entropy.as_ref().map(|entropy| self.penalize(entropy, options));
@@ -308,7 +348,7 @@ impl<T: Float> Tape<'_, T> {
             gates
         });
         let [q, k, v, center] = slots;
-        let slots = [q, k, v];
+        let (slots, out) = ([q, k, v], SavedOutput::Any(out));
         Ok(self.record(values, depends, || AttentionBackward { call, slots, center, out, d_entropy, gates }))
     }
 
@@ -345,48 +385,142 @@ impl<T: Float> Tape<'_, T> {
     }
 }
 
-fn accumulate<T: Float>(gradients: &mut Gradients<T>, param: Option<Param>, gradient: Option<&[T]>) {
-    if let (Some(param), Some(gradient)) = (param, gradient) {
-        gradients.sum(param).into_iter().flatten().zip(gradient).for_each(|(sum, &x)| *sum += x);
+/// A gradient in the shape of its matrix.
+fn matrix<'g, T: Float>(
+    gradient: &'g mut Option<Vec<T>>,
+    of: Option<View<'_, T>>,
+) -> qkv::Result<Option<ViewMut<'g, T>>> {
+    let (Some(gradient), Some(of)) = (gradient, of) else { return Ok(None) };
+    Ok(Some(ViewMut::new(gradient, of.shape())?))
+}
+
+/// Gradients of one call, in the tape's layout.
+struct CallGradients<T: Float> {
+    /// Of `q`, `k` and `v`, `[B, L, H·D]`.
+    rows: [Tensor<T>; 3],
+    center: Option<Vec<T>>,
+    w: Option<Vec<T>>,
+    v_score: Option<Vec<T>>,
+    scale: Option<Vec<T>>,
+    table: Option<Vec<T>>,
+    sinks: Option<Vec<T>>,
+}
+
+impl<T: Float> AttentionBackward<T> {
+    /// Of a softmax: the engine reads and writes the tape's memory.
+    fn of_softmax(
+        &self,
+        out: OutputRef<'_, T>,
+        d_out: Upstream<'_, T>,
+        context: &BackwardContext<'_, T>,
+    ) -> qkv::Result<CallGradients<T>> {
+        let SavedCall { attention, heads, q, k, v, .. } = &*self.call;
+        let inputs = self.call.inputs(context.parameters);
+        let zeros = |len: Option<usize>| len.map(|len| vec![T::ZERO; len]);
+        let count = |view: View<'_, T>| view.shape().iter().product();
+        let mut found = CallGradients {
+            rows: [q, k, v].map(|x| Tensor::unwritten(context.pool, x.shape())),
+            center: zeros(inputs.center.map(<[T]>::len)),
+            w: zeros(inputs.w.map(count)),
+            v_score: zeros(inputs.v_score.map(<[T]>::len)),
+            scale: zeros(inputs.scale.map(<[T]>::len)),
+            table: zeros(inputs.table.map(count)),
+            sinks: zeros(inputs.sinks.map(<[T]>::len)),
+        };
+        let [d_q, d_k, d_v] = &mut found.rows;
+        let mut into = GradientsMut::new(
+            split_heads_mut(d_q, heads.query),
+            split_heads_mut(d_k, heads.key),
+            split_heads_mut(d_v, heads.key),
+        );
+        into.center = found.center.as_deref_mut();
+        into.w = matrix(&mut found.w, inputs.w)?;
+        into.v_score = found.v_score.as_deref_mut();
+        into.scale = found.scale.as_deref_mut();
+        into.table = matrix(&mut found.table, inputs.table)?;
+        into.sinks = found.sinks.as_deref_mut();
+        attention.backward_into(inputs, out, d_out, into, context.scratch, context.machine.threads())?;
+        Ok(found)
     }
+
+    /// Of any selection.
+    fn of_any(
+        &self,
+        out: &Output<T>,
+        d_out: Upstream<'_, T>,
+        context: &BackwardContext<'_, T>,
+    ) -> qkv::Result<CallGradients<T>> {
+        let inputs = self.call.inputs(context.parameters);
+        let found =
+            self.call.attention.backward_with(inputs, out, d_out, context.scratch, context.machine.threads())?;
+        Ok(CallGradients {
+            rows: [&found.q, &found.k, &found.v].map(|x| merge_heads(context.pool, context.machine, x)),
+            center: found.center,
+            w: found.w.map(qkv::Tensor::into_data),
+            v_score: found.v_score,
+            scale: found.scale,
+            table: found.table.map(qkv::Tensor::into_data),
+            sinks: found.sinks,
+        })
+    }
+}
+
+fn accumulate<T: Float>(gradients: &mut Gradients<T>, param: Option<Param>, gradient: Option<Vec<T>>) {
+    if let (Some(param), Some(gradient)) = (param, gradient) {
+        gradients.sum(param).into_iter().flatten().zip(gradient).for_each(|(sum, x)| *sum += x);
+    }
+}
+
+/// The gradient of a gate on each head: the sum of output times its gradient over the head.
+fn gate_gradients<T: Float>(values: &qkv::Tensor<T, 4>, upstream: View<'_, T>) -> Vec<f64> {
+    let [_, heads, length, d] = values.shape();
+    let mut sums = vec![0.0; heads];
+    for (at, value) in values.data().iter().enumerate() {
+        let (row, x) = (at / d, at % d);
+        let (b, h, i) = (row / (heads * length), row / length % heads, row % length);
+        sums[h] += value.to_f64() * upstream.at(b, h, i, x).to_f64();
+    }
+    sums
 }
 
 impl<T: Float> Backward<T> for AttentionBackward<T> {
     fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
-        let AttentionBackward { call, slots, center, out, d_entropy, gates } = *self;
-        let [batch, heads, length, d] = out.values.shape();
-        let upstream = upstream.reshaped(&[batch, length, heads * d]);
-        if let Some(gates) = gates {
-            let view = split_heads(&upstream, heads);
-            let mut sums = vec![0.0; heads];
-            for (at, value) in out.values.data().iter().enumerate() {
-                let (row, x) = (at / d, at % d);
-                let (b, h, i) = (row / (heads * length), row / length % heads, row % length);
-                sums[h] += value.to_f64() * view.at(b, h, i, x).to_f64();
+        let (call, heads) = (&*self.call, self.call.heads.query);
+        let &[batch, length, _] = call.q.shape() else { unreachable!("`save_call` checked the axes") };
+        let width = upstream.len() / (batch * length).max(1);
+        let upstream = upstream.reshaped(&[batch, length, width]);
+        let d_out = Upstream::new(split_heads(&upstream, heads));
+        let found = match &self.out {
+            SavedOutput::Softmax { values, lse } => {
+                self.of_softmax(OutputRef::new(split_heads(values, heads), lse.data()), d_out, context)
             }
-            gates.set(sums).expect("the backward pass runs once");
-        }
-        let mut d_out = Upstream::new(split_heads(&upstream, heads));
-        if let Some(d_entropy) = &d_entropy {
-            d_out = d_out.entropy(d_entropy);
-        }
-        let inputs = call.inputs(context.parameters);
-        let found = call.attention.backward_with(inputs, &out, d_out, context.scratch, context.machine.threads());
-        let found = found.expect("inputs that forward accepted");
-        for (slot, gradient) in slots.into_iter().zip([&found.q, &found.k, &found.v]) {
+            SavedOutput::Any(out) => {
+                if let Some(gates) = &self.gates {
+                    gates.set(gate_gradients(&out.values, d_out.values)).expect("the backward pass runs once");
+                }
+                let d_out = match &self.d_entropy {
+                    Some(d_entropy) => d_out.entropy(d_entropy),
+                    None => d_out,
+                };
+                self.of_any(out, d_out, context)
+            }
+        };
+        let CallGradients { rows, center, w, v_score, scale, table, sinks } =
+            found.expect("inputs that forward accepted");
+        for (slot, gradient) in self.slots.into_iter().zip(rows) {
             if slot.is_some() {
-                context.add(slot, merge_heads(context.pool, context.machine, gradient));
+                context.add(slot, gradient);
             }
         }
-        if let (Some(slot), Some(gradient)) = (center, found.center) {
+        if let (Some(slot), Some(gradient)) = (self.center, center) {
             let shape = call.center.as_ref().expect("its gradient was computed").shape().to_vec();
             context.add(Some(slot), Tensor::adopted(context.pool, gradient, &shape));
         }
-        let ScoreParameters { w, v, scale, table, sinks } = call.parameters;
-        accumulate(context.gradients, w, found.w.as_ref().map(qkv::Tensor::data));
-        accumulate(context.gradients, v, found.v_score.as_deref());
-        accumulate(context.gradients, scale, found.scale.as_deref());
-        accumulate(context.gradients, table, found.table.as_ref().map(qkv::Tensor::data));
-        accumulate(context.gradients, sinks, found.sinks.as_deref());
+        let parameters = call.parameters;
+        accumulate(context.gradients, parameters.w, w);
+        accumulate(context.gradients, parameters.v, v_score);
+        accumulate(context.gradients, parameters.scale, scale);
+        accumulate(context.gradients, parameters.table, table);
+        accumulate(context.gradients, parameters.sinks, sinks);
     }
 }
