@@ -101,6 +101,11 @@ type Other = &'static str;
 pub(crate) const THREADS: Argument =
     Argument::new("threads", Kind::Integer(1, 1024), "Number of threads; all cores by default").value("N");
 
+/// `--adapter`, for commands that take a model of others.
+pub(crate) const ADAPTER: Argument =
+    Argument::new("adapter", Kind::Path, "Folder of low-rank adapters (LoRA) for the model, in PEFT's format")
+        .value("DIR");
+
 /// `--model`, for commands that fall back on the embedded model.
 pub(crate) const MODEL_OR_EMBEDDED: Argument =
     Argument::new("model", Kind::Path, "Folder of the model; the embedded one by default").value("DIR");

@@ -3,7 +3,7 @@
 
 use qkv_explore::file::{self, OpenOptions};
 use qkv_models::audio::{MelFilters, Recording, Spectrogram};
-use qkv_models::chat::{Message, Template};
+use qkv_models::chat::{self, Message, Template};
 use qkv_models::files::ctranslate2::CTranslate2;
 use qkv_models::files::ggml::Ggml;
 use qkv_models::files::gguf::Gguf;
@@ -153,6 +153,11 @@ pub fn columns(bytes: &[u8]) -> String {
 /// Questions with answers.
 pub fn questions(bytes: &[u8]) -> String {
     read("a.json", bytes, labelled::answers)
+}
+
+/// Conversations, one per line.
+pub fn conversations(bytes: &[u8]) -> String {
+    read("a.jsonl", bytes, chat::conversations)
 }
 
 /// A recording, with weights of every layer.

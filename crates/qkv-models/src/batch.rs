@@ -78,6 +78,9 @@ impl Rows {
     }
 }
 
+/// A target that does not count.
+pub const IGNORE: u32 = u32::MAX;
+
 /// Pairs of sequences, as training and teacher forcing take them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
@@ -85,8 +88,10 @@ pub struct Batch {
     pub source: Rows,
     /// Input of the decoder: a start token, then the target.
     pub decoder_input: Rows,
-    /// Tokens to predict: the target, then its end token, padded.
+    /// Tokens to predict: the target, then its end token, padded with [`IGNORE`].
     pub targets: Vec<u32>,
+    /// Lengths of the sequences that are packed in the one row of `decoder_input`; empty where rows are sequences.
+    pub packed: Vec<usize>,
 }
 
 impl Batch {
@@ -102,7 +107,44 @@ impl Batch {
         Batch {
             source: Rows::new(&source, pad),
             decoder_input: Rows::new(&decoder_input, pad),
-            targets: Rows::new(&targets, pad).ids,
+            targets: Rows::new(&targets, IGNORE).ids,
+            packed: Vec::new(),
+        }
+    }
+
+    /// Rows of tokens of which some are to be predicted, each from those before it.
+    ///
+    /// # Panics
+    /// Where a row has fewer than two tokens.
+    pub fn of_answers<'a>(rows: impl IntoIterator<Item = (&'a [u32], &'a [bool])>, pad: u32) -> Self {
+        let (mut decoder_input, mut targets) = (Vec::new(), Vec::new());
+        for (ids, answers) in rows {
+            assert!(ids.len() > 1 && ids.len() == answers.len(), "a row has two tokens or more");
+            decoder_input.push(ids[..ids.len() - 1].to_vec());
+            let target = |(&id, &answer): (&u32, &bool)| if answer { id } else { IGNORE };
+            targets.push(ids.iter().zip(answers).skip(1).map(target).collect());
+        }
+        Batch {
+            source: Rows::none(decoder_input.len()),
+            decoder_input: Rows::new(&decoder_input, pad),
+            targets: Rows::new(&targets, IGNORE).ids,
+            packed: Vec::new(),
+        }
+    }
+
+    /// The same rows one behind the other in one row, without padding; attention stays within each.
+    pub fn in_one_row(self) -> Self {
+        let Batch { decoder_input, targets, .. } = self;
+        let rows = 0..decoder_input.len();
+        let ids: Vec<u32> = rows.clone().flat_map(|at| decoder_input.row(at).to_vec()).collect();
+        let target = |at: usize| targets[at * decoder_input.length..][..decoder_input.lengths[at]].to_vec();
+        let targets = rows.flat_map(target).collect();
+        let length = ids.len();
+        Batch {
+            source: Rows::none(1),
+            decoder_input: Rows { ids, lengths: vec![length], length },
+            targets,
+            packed: decoder_input.lengths,
         }
     }
 
@@ -123,21 +165,22 @@ impl Batch {
             source: Rows::none(count),
             decoder_input: Rows { ids: decoder_input, lengths: vec![length; count], length },
             targets,
+            packed: Vec::new(),
         }
     }
 
-    /// Targets of a joined sequence: padding in place of the source, then the target and its end token.
-    pub(crate) fn targets_after_source(&self, pad: u32) -> Vec<u32> {
+    /// Targets of a joined sequence: none in place of the source, then the target and its end token.
+    pub(crate) fn targets_after_source(&self) -> Vec<u32> {
         let row = |at: usize| {
             let targets = &self.targets[at * self.decoder_input.length..][..self.decoder_input.lengths[at]];
-            [&vec![pad; self.source.lengths[at]][..], targets].concat()
+            [&vec![IGNORE; self.source.lengths[at]][..], targets].concat()
         };
-        Rows::new(&(0..self.decoder_input.len()).map(row).collect::<Vec<_>>(), pad).ids
+        Rows::new(&(0..self.decoder_input.len()).map(row).collect::<Vec<_>>(), IGNORE).ids
     }
 
-    /// Number of target tokens, without padding.
+    /// Number of tokens to predict.
     pub fn tokens(&self) -> usize {
-        self.decoder_input.lengths.iter().sum()
+        self.targets.iter().filter(|&&id| id != IGNORE).count()
     }
 }
 
@@ -157,7 +200,7 @@ mod tests {
         assert_eq!(batch.source.ids, [7, 8, 2, 9, 2, 0]);
         assert_eq!(batch.source.lengths, [3, 2]);
         assert_eq!(batch.decoder_input.ids, [1, 5, 0, 0, 1, 5, 6, 4]);
-        assert_eq!(batch.targets, [5, 2, 0, 0, 5, 6, 4, 2]);
+        assert_eq!(batch.targets, [5, 2, IGNORE, IGNORE, 5, 6, 4, 2]);
         assert_eq!(batch.tokens(), 6);
         assert_eq!(batch.source.ragged(), Some(&[3, 2][..]));
     }
@@ -169,7 +212,21 @@ mod tests {
         let joined = batch.source.joined(&batch.decoder_input, 0);
         assert_eq!(joined.ids, [7, 8, 2, 1, 5, 0, 9, 2, 1, 5, 6, 4]);
         assert_eq!(joined.lengths, [5, 6]);
-        assert_eq!(batch.targets_after_source(0), [0, 0, 0, 5, 2, 0, 0, 0, 5, 6, 4, 2]);
+        let none = IGNORE;
+        assert_eq!(batch.targets_after_source(), [none, none, none, 5, 2, none, none, none, 5, 6, 4, 2]);
+    }
+
+    #[test]
+    fn answers_alone_are_wanted_and_a_row_may_hold_several_sequences() {
+        let none = IGNORE;
+        let (first, second) = ([3, 4, 5, 6], [7, 8]);
+        let rows = [(&first[..], &[false, false, true, true][..]), (&second[..], &[false, true][..])];
+        let batch = Batch::of_answers(rows, 0);
+        assert_eq!(batch.decoder_input.ids, [3, 4, 5, 7, 0, 0]);
+        assert_eq!((&batch.targets[..], batch.tokens()), (&[none, 5, 6, 8, none, none][..], 3));
+        let packed = batch.in_one_row();
+        assert_eq!((&packed.decoder_input.ids[..], &packed.packed[..]), (&[3, 4, 5, 7][..], &[3, 1][..]));
+        assert_eq!((&packed.targets[..], packed.tokens()), (&[none, 5, 6, 8][..], 3));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! special tokens; what a person writes is tokenized as text, whatever it contains.
 
 use crate::files::folder::{CHAT_TEMPLATE, TOKENIZER_CONFIG, read_json_if_present};
-use crate::files::input;
+use crate::files::{input, packed};
 use crate::text::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use minijinja::{Environment, ErrorKind, context};
@@ -83,9 +83,13 @@ impl Template {
     /// # Errors
     /// Where the template refuses the messages, such as two of one role in a row.
     pub fn render(&self, messages: &[Message], bos: &str, eos: &str) -> Result<String> {
+        self.render_for(messages, bos, eos, true)
+    }
+
+    fn render_for(&self, messages: &[Message], bos: &str, eos: &str, add_generation_prompt: bool) -> Result<String> {
         let wrong = |e: minijinja::Error| Error::format(&self.place, "chat template", e.to_string());
         let template = self.environment.get_template(NAME).map_err(wrong)?;
-        let around = context! { messages, add_generation_prompt => true, bos_token => bos, eos_token => eos };
+        let around = context! { messages, add_generation_prompt, bos_token => bos, eos_token => eos };
         template.render(around).map_err(wrong)
     }
 
@@ -94,12 +98,50 @@ impl Template {
     /// # Errors
     /// As [`render`](Template::render).
     pub fn encode(&self, messages: &[Message], tokenizer: &Tokenizer, bos: u32, eos: u32) -> Result<Vec<u32>> {
+        self.tokens(messages, tokenizer, [bos, eos], true)
+    }
+
+    /// Tokens of a whole conversation, and which of them the model has to say: the answers of the assistant with what
+    /// ends them.
+    ///
+    /// # Errors
+    /// As [`render`](Template::render).
+    pub fn encode_answers(
+        &self,
+        messages: &[Message],
+        tokenizer: &Tokenizer,
+        specials: [u32; 2],
+    ) -> Result<(Vec<u32>, Vec<bool>)> {
+        let whole = self.tokens(messages, tokenizer, specials, false)?;
+        let marks: Vec<u32> = tokenizer.specials().into_iter().map(|(_, id)| id).collect();
+        let shared = |other: &[u32]| other.iter().zip(&whole).take_while(|(a, b)| a == b).count();
+        let mut answers = vec![false; whole.len()];
+        for at in (0..messages.len()).filter(|&at| messages[at].role == "assistant") {
+            let start = match at {
+                0 => 0,
+                _ => shared(&self.tokens(&messages[..at], tokenizer, specials, true)?),
+            };
+            let end = shared(&self.tokens(&messages[..=at], tokenizer, specials, false)?).max(start);
+            // A line end after the token that ends an answer is the template's.
+            let end = (start..end).rev().find(|&place| marks.contains(&whole[place])).map_or(end, |place| place + 1);
+            answers[start..end].fill(true);
+        }
+        Ok((whole, answers))
+    }
+
+    fn tokens(
+        &self,
+        messages: &[Message],
+        tokenizer: &Tokenizer,
+        [bos, eos]: [u32; 2],
+        add_generation_prompt: bool,
+    ) -> Result<Vec<u32>> {
         // Messages are put in after special tokens have been recognized.
         let stand_ins: Vec<Message> = (messages.iter().enumerate())
             .map(|(at, message)| Message::new(&message.role, format!("{OPEN}{at}{CLOSE}")))
             .collect();
         let name = |id| tokenizer.name(id).unwrap_or_default();
-        let rendered = self.render(&stand_ins, &name(bos), &name(eos))?;
+        let rendered = self.render_for(&stand_ins, &name(bos), &name(eos), add_generation_prompt)?;
         let specials = tokenizer.specials();
         let (mut ids, mut text, mut rest) = (Vec::new(), String::new(), &rendered[..]);
         while let Some(next) = rest.chars().next() {
@@ -123,6 +165,37 @@ impl Template {
         ids.extend(tokenizer.encode(&text));
         Ok(ids)
     }
+}
+
+/// Reads conversations from JSON Lines: an object with `messages`, each with a `role` and a `content`, per line.
+///
+/// ```
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = folder.path().join("a.jsonl");
+/// let line = r#"{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]}"#;
+/// std::fs::write(&path, line).unwrap();
+/// assert_eq!(qkv_models::chat::conversations(&path)?[0][1].content, "Hello!");
+/// # Ok::<(), qkv_models::Error>(())
+/// ```
+///
+/// # Errors
+/// Names the file and the line.
+pub fn conversations(path: &Path) -> Result<Vec<Vec<Message>>> {
+    #[derive(Deserialize)]
+    struct Conversation {
+        messages: Vec<Message>,
+    }
+    let text = packed::text(path)?;
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let read = |(at, line): (usize, &str)| {
+        let Conversation { messages } =
+            serde_json::from_str(line).map_err(|e| Error::line(path, at + 1, e.to_string()))?;
+        match messages.iter().any(|message| message.role == "assistant") {
+            true => Ok(messages),
+            false => Err(Error::line(path, at + 1, "no message is the assistant's")),
+        }
+    };
+    lines.map(read).collect()
 }
 
 /// The chat template of a model's folder: in its own file, or in the settings of the tokenizer.
@@ -166,6 +239,24 @@ mod tests {
         let source = "{% for a in range(9999) %}{% for b in range(9999) %}x{% endfor %}{% endfor %}";
         let error = Template::new(source, "t").unwrap().render(&[], "", "").unwrap_err();
         assert!(error.to_string().contains("fuel"), "{error}");
+    }
+
+    #[test]
+    fn answers_are_what_the_assistant_says_with_its_end() {
+        let template = Template::new(
+            "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}{% if add_generation_prompt %}<s>assistant\n{% endif %}",
+            "t",
+        )
+        .unwrap();
+        let tokenizer =
+            Tokenizer::train(["user assistant Hi Yes No"; 3], crate::text::tokenizer::Kind::Characters).unwrap();
+        let said = [("user", "Hi"), ("assistant", "Yes"), ("user", "Hi"), ("assistant", "No")];
+        let messages: Vec<Message> = said.iter().map(|(role, content)| Message::new(role, *content)).collect();
+        let specials = [tokenizer.bos(), tokenizer.eos()];
+        let (ids, answers) = template.encode_answers(&messages, &tokenizer, specials).unwrap();
+        let wanted: Vec<u32> = ids.iter().zip(&answers).filter(|(_, answer)| **answer).map(|(id, _)| *id).collect();
+        let [yes, no] = ["Yes", "No"].map(|text| tokenizer.encode(text));
+        assert_eq!(wanted, [&yes[..], &[tokenizer.eos()], &no[..], &[tokenizer.eos()]].concat());
     }
 
     #[test]

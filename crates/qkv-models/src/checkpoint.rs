@@ -2,6 +2,7 @@
 //! file or in shards) or a GGUF file. Names of files are in [`files::folder`](crate::files::folder), names of tensors
 //! in [`layout`](crate::layout). The checkpoints that training resumes from are in `train::checkpoint`.
 
+use crate::adapters;
 use crate::chat::{self, Template};
 use crate::files::folder::{self, CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS};
 use crate::files::gguf::{Gguf, MetadataValue};
@@ -73,8 +74,21 @@ impl ModelFiles {
 }
 
 impl Checkpoint {
-    /// Reads a folder or a GGUF file.
-    pub fn open(path: &Path) -> Result<Checkpoint> {
+    /// Reads a folder or a GGUF file; adapters are attached to the model.
+    pub fn open(path: &Path, adapter: Option<&Path>) -> Result<Checkpoint> {
+        let (base, adapter) = adapters::resolve(path, adapter)?;
+        let mut read = Checkpoint::of_model(&base)?;
+        if let Some(adapter) = adapter {
+            let config = read.model.config();
+            let layout = Dialect::of(config).layout(config).unwrap_or_else(|| Layout::own(&read.parameters));
+            adapters::read(&adapter, &mut read.parameters, &layout)?;
+            // The run that trained the adapters may have another template.
+            read.template = chat::of_folder(&adapter)?.or(read.template);
+        }
+        Ok(read)
+    }
+
+    fn of_model(path: &Path) -> Result<Checkpoint> {
         let files = ModelFiles::open(path)?;
         let (model, mut parameters, layout) = files.build(path)?;
         let tokenizer = match &files.weights {
@@ -127,9 +141,9 @@ pub(crate) fn write_tokenizer(tokenizer: &Tokenizer, template: Option<&Template>
     folder::write_json(&to.join(TOKENIZER_CONFIG), &settings)
 }
 
-/// Reads parameters under their own names: all of them, in their shapes, and no others.
+/// Reads the parameters that are trained under their own names: all of them, in their shapes, and no others.
 pub(crate) fn read_parameters(parameters: &mut Parameters<f32>, file: &TensorFile) -> Result<()> {
-    let all: Vec<_> = parameters.all().collect();
+    let all: Vec<_> = parameters.trained().collect();
     for param in &all {
         let values = file.read_shaped(parameters.name(*param), parameters.shape(*param))?;
         parameters.get_mut(*param).copy_from_slice(&values);
@@ -141,10 +155,10 @@ pub(crate) fn read_parameters(parameters: &mut Parameters<f32>, file: &TensorFil
     Ok(())
 }
 
-/// The bytes of a file with all parameters under their own names.
+/// The bytes of a file with all parameters that are trained under their own names.
 pub(crate) fn parameter_bytes(parameters: &Parameters<f32>, storage: Storage) -> Result<Vec<u8>> {
     let named: Vec<NamedTensor<'_>> = parameters
-        .all()
+        .trained()
         .map(|param| NamedTensor {
             name: parameters.name(param),
             shape: parameters.shape(param),

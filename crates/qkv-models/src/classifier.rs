@@ -38,8 +38,24 @@ impl Classifier {
     /// # Errors
     /// Names the file, and the field or tensor that is wrong.
     pub fn open(folder: impl AsRef<Path>) -> Result<Classifier> {
+        Classifier::open_with(folder, None)
+    }
+
+    /// The same with low-rank adapters in PEFT's format.
+    ///
+    /// # Errors
+    /// As [`open`](Classifier::open), and where the model is no encoder.
+    pub fn open_with(folder: impl AsRef<Path>, adapter: Option<&Path>) -> Result<Classifier> {
         let folder = folder.as_ref();
-        match kind(folder)?.as_str() {
+        let kind = kind(folder)?;
+        if kind == "encoder" {
+            return Ok(Classifier::Encoder(Box::new(Encoder::open_with(folder, adapter)?)));
+        }
+        if adapter.is_some() {
+            return Err(Error::invalid(format!("a `{kind}` takes no adapters here: encoders do"))
+                .with_hint("`lora.merge = true` in the recipe writes a whole model"));
+        }
+        match kind.as_str() {
             "han" => Ok(Classifier::Han(Box::new(Han::open(folder)?))),
             "vit" => Ok(Classifier::Vit(Box::new(Vit::open(folder)?))),
             _ => Ok(Classifier::Encoder(Box::new(Encoder::open(folder)?))),

@@ -7,7 +7,7 @@ mod packed;
 mod reader;
 
 pub use heads::Answer;
-pub(crate) use heads::{Example, Examples, highest};
+pub(crate) use heads::{Example, Examples, Label, highest};
 use packed::Packed;
 pub use reader::{Encoder, Pooling};
 pub(crate) use reader::{OWN, inspect, settings};
@@ -34,6 +34,16 @@ pub enum Head {
     Tags,
     /// The first and last token of an answer.
     Span,
+    /// Tokens that are masked, as BERT is pretrained.
+    Masked,
+}
+
+/// The head that predicts masked tokens: a layer and a norm before the table of tokens, which is tied, and a bias.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MaskedHead {
+    pub transform: Linear,
+    pub norm: Norm,
+    pub bias: Param,
 }
 
 /// Sizes and settings of an encoder.
@@ -141,12 +151,13 @@ pub(crate) struct Bert {
     layers: Vec<Block>,
     pooler: Option<Linear>,
     head: Option<Linear>,
+    masked: Option<MaskedHead>,
     kind: Head,
     dropout: f64,
 }
 
 impl Bert {
-    /// Adds its parameters: `tokens`, `segments`, `embed_norm`, `layers.N`, `pooler`, `head`.
+    /// Adds its parameters: `tokens`, `segments`, `embed_norm`, `layers.N`, `pooler`, `head` or `masked`.
     pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &EncoderConfig) -> Result<Self> {
         config.check()?;
         let EncoderConfig { d_model, ffn_dim, heads, dropout, epsilon, .. } = *config;
@@ -171,12 +182,20 @@ impl Bert {
         let layers = layers.collect::<Result<_>>()?;
         let pooler = config.pooler.then(|| Linear::new(&mut at.at("pooler"), d_model, d_model, true));
         let outputs = match config.head {
-            Head::None => 0,
+            Head::None | Head::Masked => 0,
             Head::Classes | Head::Tags => config.labels.len(),
             Head::Span => 2,
         };
         let head = (outputs > 0).then(|| Linear::new(&mut at.at("head"), d_model, outputs, true));
-        Ok(Bert { tokens, segments, norm, layers, pooler, head, kind: config.head, dropout })
+        let masked = (config.head == Head::Masked).then(|| {
+            let at = &mut at.at("masked");
+            MaskedHead {
+                transform: Linear::new(&mut at.at("transform"), d_model, d_model, true),
+                norm: Norm::new(&mut at.at("norm"), d_model, NormKind::Layer, epsilon),
+                bias: at.add("bias", &[config.vocab_size], Init::Zeros),
+            }
+        });
+        Ok(Bert { tokens, segments, norm, layers, pooler, head, masked, kind: config.head, dropout })
     }
 
     /// The longest sequence it takes.
@@ -222,6 +241,8 @@ impl Bert {
                 let first = tape.step(&x, 0);
                 self.pooled(tape, first)
             }
+            // BERT's head for masked tokens has a layer of its own, and no dropout before it.
+            Head::Masked => return Ok(x),
             _ => x,
         };
         Ok(tape.dropout(x, self.dropout))
@@ -247,6 +268,11 @@ impl Bert {
             Some(pooler) => pooler.activated(tape, &x, Activation::Tanh, 0.0),
             None => x,
         }
+    }
+
+    /// The head that predicts masked tokens, and the table of tokens.
+    pub fn masked(&self) -> Option<(MaskedHead, Param)> {
+        self.masked.map(|head| (head, self.tokens.weight))
     }
 
     /// The linear layer of the head.

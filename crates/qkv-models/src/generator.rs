@@ -105,11 +105,20 @@ impl Generator {
     /// # Errors
     /// Names the file, and the field or tensor that is wrong.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        Self::open_at(path.as_ref())
+        Self::open_with(path, None)
     }
 
-    fn open_at(path: &Path) -> Result<Self> {
-        Generator::of_checkpoint(Checkpoint::open(path)?, path)
+    /// The same with low-rank adapters in PEFT's format.
+    ///
+    /// # Errors
+    /// As [`open`](Generator::open).
+    pub fn open_with(path: impl AsRef<Path>, adapter: Option<&Path>) -> Result<Self> {
+        Generator::of_checkpoint(Checkpoint::open(path.as_ref(), adapter)?, path.as_ref())
+    }
+
+    /// Adds the adapters to the matrices that they belong to.
+    pub fn merge(&mut self) {
+        self.parameters.adapted().into_iter().for_each(|param| self.parameters.merge(param));
     }
 
     /// From what was read; `path` is for errors.

@@ -12,6 +12,7 @@ use qkv_nn::layers::{
 };
 use qkv_nn::{Angles, Float, Heads, Param, Tape, Var};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// Sizes and settings of a decoder-only model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -186,6 +187,29 @@ impl Gpt {
         let mut x = tape.dropout(x, self.dropout);
         for layer in &self.layers {
             x = layer.forward(tape, x, input.ragged(), angles.as_ref(), None)?;
+        }
+        Ok(self.norm.forward(tape, &x))
+    }
+
+    /// Hidden states of packed sequences, one behind the other in one row, `[1, T, C]`. Positions start again with each
+    /// sequence, and attention stays within it.
+    ///
+    /// # Errors
+    /// What `qkv` refuses.
+    pub fn forward_packed<T: Float>(&self, tape: &mut Tape<'_, T>, ids: &[u32], lengths: &[usize]) -> Result<Var<T>> {
+        if let Some(length) = lengths.iter().find(|&&length| length > self.most) {
+            let what = format!("{length} tokens are more than the {} that the model takes", self.most);
+            return Err(Error::invalid(what));
+        }
+        let places: Vec<usize> = lengths.iter().flat_map(|&length| 0..length).collect();
+        let numbered = lengths.iter().enumerate();
+        let segments: Arc<[i32]> = numbered.flat_map(|(at, &length)| std::iter::repeat_n(at as i32, length)).collect();
+        let positions: Vec<u32> = places.iter().map(|&place| place as u32).collect();
+        let x = self.tokens.forward_at(tape, ids, &positions);
+        let angles = self.rotary.map(|(width, base)| Angles::at(width, base, &places));
+        let mut x = tape.dropout(x, self.dropout);
+        for layer in &self.layers {
+            x = layer.forward_segments(tape, x, &segments, angles.as_ref())?;
         }
         Ok(self.norm.forward(tape, &x))
     }

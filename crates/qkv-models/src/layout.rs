@@ -134,7 +134,7 @@ impl Layout {
 
     /// The full name of a tensor; heads have no prefix.
     pub(crate) fn full(prefix: &str, name: &str) -> String {
-        let head = ["lm_head.", "classifier.", "qa_outputs."].iter().any(|head| name.starts_with(head));
+        let head = ["lm_head.", "classifier.", "qa_outputs.", "cls."].iter().any(|head| name.starts_with(head));
         if head { name.to_owned() } else { format!("{prefix}{name}") }
     }
 
@@ -158,9 +158,30 @@ impl Layout {
         mapped: &Mapped,
         name: &str,
     ) -> Result<()> {
+        self.fill_values(parameters, mapped, |shape| weights.read_shaped(name, shape))?;
+        let parts = self.parts(parameters, mapped)?;
+        let (_, rows, _) = shape_of(parameters, &parts, mapped.form);
+        // Quantized blocks stay beside the dequantized values: decoding reads them.
+        if let (&[part], Some(quantized)) = (&parts[..], weights.quantized(name)) {
+            match mapped.form {
+                Form::Plain => parameters.set_quantized(part, quantized),
+                Form::Transposed | Form::Axes(_) => {}
+                Form::Paired(heads) => parameters.set_quantized(part, quantized.reordered(unpaired_row(rows, heads))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills the parameters of one tensor from values of the shape that it has in files.
+    pub(crate) fn fill_values(
+        &self,
+        parameters: &mut Parameters<f32>,
+        mapped: &Mapped,
+        read: impl FnOnce(&[usize]) -> Result<Vec<f32>>,
+    ) -> Result<()> {
         let parts = self.parts(parameters, mapped)?;
         let (shape, rows, width) = shape_of(parameters, &parts, mapped.form);
-        let mut values = weights.read_shaped(name, &shape)?;
+        let mut values = read(&shape)?;
         match mapped.form {
             Form::Plain | Form::Axes(_) => {}
             Form::Transposed => values = transposed(&values, width, rows),
@@ -173,15 +194,18 @@ impl Layout {
             to.copy_from_slice(now);
             rest = later;
         }
-        // Quantized blocks stay beside the dequantized values: decoding reads them.
-        if let (&[part], Some(quantized)) = (&parts[..], weights.quantized(name)) {
-            match mapped.form {
-                Form::Plain => parameters.set_quantized(part, quantized),
-                Form::Transposed | Form::Axes(_) => {}
-                Form::Paired(heads) => parameters.set_quantized(part, quantized.reordered(unpaired_row(rows, heads))),
-            }
-        }
         Ok(())
+    }
+
+    /// Shape and values of one tensor as in files.
+    pub(crate) fn tensor(&self, parameters: &Parameters<f32>, mapped: &Mapped) -> Result<(Vec<usize>, Vec<f32>)> {
+        let parts = self.parts(parameters, mapped)?;
+        let (shape, rows, width) = shape_of(parameters, &parts, mapped.form);
+        let mut values: Vec<f32> = parts.iter().flat_map(|&part| parameters.values(part).into_owned()).collect();
+        if mapped.form == Form::Transposed {
+            values = transposed(&values, rows, width);
+        }
+        Ok((shape, values))
     }
 
     /// Tensors that are not in the table.
@@ -230,12 +254,7 @@ impl Layout {
     pub fn bytes(&self, parameters: &Parameters<f32>, storage: Storage) -> Result<Vec<u8>> {
         let mut tensors = Vec::with_capacity(self.tensors.len());
         for mapped in &self.tensors {
-            let parts = self.parts(parameters, mapped)?;
-            let (shape, rows, width) = shape_of(parameters, &parts, mapped.form);
-            let mut values: Vec<f32> = parts.iter().flat_map(|&part| parameters.values(part).into_owned()).collect();
-            if mapped.form == Form::Transposed {
-                values = transposed(&values, rows, width);
-            }
+            let (shape, values) = self.tensor(parameters, mapped)?;
             tensors.push((Layout::full(self.prefix, &mapped.name), shape, values));
         }
         let named: Vec<NamedTensor<'_>> =

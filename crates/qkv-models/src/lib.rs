@@ -3,6 +3,7 @@
 //! training, decoding, metrics and file formats.
 #![forbid(unsafe_code)]
 
+mod adapters;
 mod architecture;
 pub mod audio;
 mod batch;
@@ -40,7 +41,7 @@ mod vit;
 mod whisper;
 
 pub use architecture::{Architecture, ModelConfig};
-pub use batch::{Batch, Rows, SpecialTokens};
+pub use batch::{Batch, IGNORE, Rows, SpecialTokens};
 pub use classifier::{Classifier, kind};
 pub use encoder::{Answer, Encoder, EncoderConfig, Head, Pooling};
 pub use error::{Error, Result};
@@ -53,7 +54,7 @@ pub use layout::Dialect;
 pub use model::{Group, Model, State};
 pub use observed::{Alignment, Observed, ObservedAttention, ObservedDocument};
 pub use provenance::Provenance;
-pub use recipe::{Data, Metric, ModelSource, Pretrained, Recipe, TokenizerSource, Training};
+pub use recipe::{Data, Lora, Metric, ModelSource, Objective, Pretrained, Recipe, TokenizerSource, Training};
 pub use recurrent::{Recurrent, RecurrentConfig, RecurrentState};
 pub use schedule::Schedule;
 pub use search::{Hypothesis, Sampling, Search};

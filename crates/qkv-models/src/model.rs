@@ -3,7 +3,7 @@
 //! ([`Encoder`](crate::Encoder), [`Han`](crate::Han), [`Vit`](crate::Vit)) have their own interfaces.
 
 use crate::architecture::{Generative, ModelConfig};
-use crate::batch::{Batch, Rows};
+use crate::batch::{Batch, IGNORE, Rows};
 use crate::gpt::{Gpt, GptState};
 use crate::recurrent::{Recurrent, RecurrentState};
 use crate::transformer::{Transformer, TransformerState};
@@ -208,12 +208,15 @@ impl Model {
     /// # Errors
     /// What `qkv` refuses.
     pub fn loss<T: Float>(&self, tape: &mut Tape<'_, T>, batch: &Batch, smoothing: f64, scale: f64) -> Result<Loss> {
-        let hidden = self.hidden(tape, &batch.source, &batch.decoder_input)?;
-        let pad = self.config.pad_token_id;
+        let hidden = match (&self.built, &batch.packed[..]) {
+            (_, []) => self.hidden(tape, &batch.source, &batch.decoder_input)?,
+            (Built::Gpt(model), lengths) => model.forward_packed(tape, &batch.decoder_input.ids, lengths)?,
+            _ => return Err(Error::invalid("only a decoder-only model takes packed sequences")),
+        };
         // The source tokens of a joined sequence have no targets.
-        let joined = (self.gpt().is_some() && batch.source.length > 0).then(|| batch.targets_after_source(pad));
+        let joined = (self.gpt().is_some() && batch.source.length > 0).then(|| batch.targets_after_source());
         let ids = joined.as_deref().unwrap_or(&batch.targets);
-        let target = Target { ids, ignore: Some(pad), smoothing, scale };
+        let target = Target { ids, ignore: Some(IGNORE), smoothing, scale };
         Ok(tape.cross_entropy(&hidden, self.output(), None, target))
     }
 

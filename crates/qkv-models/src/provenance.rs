@@ -107,6 +107,10 @@ impl Layout {
     }
 }
 
+/// Parameters with a row for each token.
+const TABLES: [&str; 5] =
+    ["tokens.weight", "lm_head.weight", "shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"];
+
 /// Rows of a vocabulary's table in the file, where they are fewer than the model's.
 fn vocabulary_rows(
     parameters: &Parameters<f32>,
@@ -114,7 +118,7 @@ fn vocabulary_rows(
     mapped: &Mapped,
     shape: Option<&[usize]>,
 ) -> Option<usize> {
-    let is_table = mapped.form == Form::Plain && ["tokens.weight", "lm_head.weight"].contains(&&mapped.parts[0][..]);
+    let is_table = mapped.form == Form::Plain && TABLES.contains(&&mapped.parts[0][..]);
     match (is_table, parameters.shape(parts[0]), shape?) {
         (true, &[wanted, width], &[rows, other]) if rows < wanted && width == other && rows > 0 => Some(rows),
         _ => None,

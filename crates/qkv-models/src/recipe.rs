@@ -1,8 +1,10 @@
 //! Recipes: data, model and training of a run in one TOML file. Settings that are left out have defaults, unknown ones
 //! are refused, and any of them can be changed on the command line by its path, `train.lr=3e-4`.
 
+mod lora;
 mod model_source;
 
+pub use lora::Lora;
 pub use model_source::{ModelSource, Pretrained};
 
 use crate::architecture::Architecture;
@@ -33,6 +35,9 @@ pub struct Recipe {
     /// The model.
     #[serde(default = "transformer")]
     pub model: ModelSource,
+    /// Low-rank adapters in place of all weights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lora: Option<Lora>,
     /// Optimizer, schedule, validation and checkpoints.
     #[serde(default)]
     pub train: Training,
@@ -66,6 +71,17 @@ pub enum Data {
         text: PathBuf,
         /// Validation text.
         dev: PathBuf,
+    },
+    /// Two files of conversations in JSON Lines, for a decoder-only model that starts from another: the loss is that of
+    /// the answers.
+    Chat {
+        /// Training conversations.
+        chat: PathBuf,
+        /// Validation conversations.
+        dev: PathBuf,
+        /// A chat template in a file, if not the model's own.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        template: Option<PathBuf>,
     },
     /// Two files of lines `label ⇥ text`, for an encoder or a HAN.
     Classes {
@@ -145,6 +161,11 @@ pub enum TokenizerSource {
         /// A `tokenizer.json`.
         file: PathBuf,
     },
+    /// It comes with the model that a run starts from, and gets more special tokens.
+    Extended {
+        /// Their names.
+        special: Vec<String>,
+    },
     /// It is trained on the training data, source and target together.
     Train(Kind),
 }
@@ -172,10 +193,22 @@ pub enum Metric {
     Loss,
 }
 
+/// What is learned where the data leaves a choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Objective {
+    /// Masked language modelling (BERT), for an encoder on plain text: 15 % of the tokens are predicted, of which 80 %
+    /// are replaced by a mask and 10 % by another token.
+    Mlm,
+}
+
 /// Settings of training.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Training {
+    /// What is learned, if not what the data suggests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub objective: Option<Objective>,
     /// Number of steps.
     pub steps: u64,
     /// Tokens per batch: pairs × the longest side among them.
@@ -204,6 +237,16 @@ pub struct Training {
     pub average: f64,
     /// Arithmetic of matrix products.
     pub precision: Precision,
+    /// Trains the last layers alone, with what comes after them; 0 trains all.
+    pub last_layers: usize,
+    /// Parameters that are not trained: `embeddings`, or names and patterns as in `lora.targets`.
+    pub freeze: Vec<String>,
+    /// Factor of the learning rate from each layer to the one below it (Howard and Ruder 2018); 1 trains all alike.
+    pub layer_decay: f64,
+    /// Packs conversations into one row without padding; attention stays within each.
+    pub pack: bool,
+    /// Gradient checkpointing: layers save their input alone and are computed again in the backward pass.
+    pub recompute: bool,
     /// Steps between validations.
     pub validate: u64,
     /// Sentences translated per validation.
@@ -223,6 +266,7 @@ pub struct Training {
 impl Default for Training {
     fn default() -> Self {
         Training {
+            objective: None,
             steps: 10_000,
             tokens: 4096,
             longest: 128,
@@ -237,6 +281,11 @@ impl Default for Training {
             shift: 0,
             average: 0.999,
             precision: Precision::F32,
+            last_layers: 0,
+            freeze: Vec::new(),
+            layer_decay: 1.0,
+            pack: false,
+            recompute: false,
             validate: 500,
             validate_sentences: 500,
             metric: Metric::Bleu,
@@ -355,7 +404,7 @@ impl Recipe {
             }
         }
         let (fits, said) = match self.data {
-            Data::Text { .. } => (train.metric == Metric::Loss, "`loss`"),
+            Data::Text { .. } | Data::Chat { .. } => (train.metric == Metric::Loss, "`loss`"),
             Data::Files { .. } | Data::Task { .. } => (train.metric != Metric::F1, "`bleu`, `chrf`, `exact` or `loss`"),
             _ => (!matches!(train.metric, Metric::Bleu | Metric::Chrf), "`f1`, `exact` or `loss`"),
         };
@@ -382,6 +431,23 @@ impl Recipe {
         }
         if !(train.clip >= 0.0 && train.clip.is_finite()) {
             return refuse("train.clip", train.clip.to_string(), "at least 0");
+        }
+        if !(train.layer_decay > 0.0 && train.layer_decay <= 1.0) {
+            return refuse("train.layer_decay", train.layer_decay.to_string(), "above 0 and at most 1");
+        }
+        if train.objective == Some(Objective::Mlm) && !matches!(self.data, Data::Text { .. }) {
+            return Err(Error::invalid("`train.objective` is `mlm`, which learns from plain text")
+                .with_hint("set `data.text` and `data.dev`"));
+        }
+        if let Some(lora) = &self.lora {
+            lora.check()?;
+            if train.last_layers > 0 {
+                return Err(Error::invalid("`train.last_layers` cannot be set beside `[lora]`")
+                    .with_hint("name matrices of those layers in `lora.targets`, as in `layers.11.*`"));
+            }
+        }
+        if matches!(self.tokenizer, TokenizerSource::Extended { .. }) && self.model.pretrained().is_none() {
+            return Err(Error::invalid("`tokenizer.special` extends the tokenizer of `model.from`, which is not set"));
         }
         self.model.check()?;
         self.search.check()

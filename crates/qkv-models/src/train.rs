@@ -7,6 +7,7 @@
 //! | `dataset` | the data of a run, tokenized, and its batches |
 //! | `trained_model` | the model that is trained, of any architecture |
 //! | `plan` | data and model of a recipe, before a step is taken |
+//! | `tuning` | what of the model is trained |
 //! | `validation` | metrics on the dev set |
 //! | `checkpoint` | what a run resumes from |
 //! | `lock` | one process per run folder |
@@ -18,6 +19,7 @@ mod events;
 mod lock;
 mod plan;
 mod trained_model;
+mod tuning;
 mod validation;
 
 pub use events::{Event, Measured, Validation, Watcher};
@@ -70,6 +72,8 @@ pub struct Run {
     /// Exponential moving average of the weights, if the recipe asks for one.
     average: Option<Parameters<f32>>,
     moments: Moments<f32>,
+    /// The digest of what is frozen, which a checkpoint does not hold.
+    frozen: Option<String>,
     progress: Progress,
     metrics: checkpoint::Metrics,
     machine: Machine,
@@ -164,6 +168,7 @@ impl Run {
         let machine = Machine::new(threads).precision(recipe.train.precision);
         let metrics = checkpoint::Metrics::open(folder)?;
         let (folder, progress, pool) = (folder.to_owned(), Progress::default(), Pool::new());
+        let frozen = checkpoint::frozen_digest(model.parameters());
         Ok(Run {
             folder,
             recipe,
@@ -172,6 +177,7 @@ impl Run {
             provenance,
             average,
             moments,
+            frozen,
             progress,
             metrics,
             machine,
@@ -287,8 +293,8 @@ impl Run {
             for (at, batch) in batches.iter().enumerate() {
                 let noise = crate::draws::Draws::new(self.recipe.seed, [NOISE, step as u32, at as u32]).word();
                 let noise = u64::from(noise) << 32 | step;
-                let mut tape =
-                    Tape::training(self.model.parameters(), &mut gradients, &self.pool, &self.machine, noise);
+                let tape = Tape::training(self.model.parameters(), &mut gradients, &self.pool, &self.machine, noise);
+                let mut tape = tape.recompute(train.recompute);
                 loss += self.model.loss(&mut tape, batch, train.smoothing, 1.0 / targets.max(1) as f64)?;
                 penalty += tape.penalty();
                 tape.backward();
@@ -382,12 +388,19 @@ impl Run {
             self.progress.best = Some(score);
             self.progress.best_step = step;
             self.progress.stale = 0;
-            self.for_inference(|run| run.model.save(&run.folder))?;
+            self.for_inference(Run::save_model)?;
         } else {
             self.progress.stale += 1;
         }
         watcher.validated(&found, better);
         Ok(())
+    }
+
+    /// Writes the model, or its adapters.
+    fn save_model(&mut self) -> Result<()> {
+        let base = self.recipe.model.pretrained().map(|model| model.from.clone()).unwrap_or_default();
+        let merge = self.recipe.lora.as_ref().is_some_and(|lora| lora.merge);
+        self.model.save(&self.folder, &base, merge)
     }
 
     /// Writes a checkpoint, and removes those beyond the number to keep.
@@ -402,13 +415,13 @@ impl Run {
     /// Weights, their average and the moments of Adam.
     fn state(&mut self) -> TrainState<'_> {
         let (weights, average) = (self.model.parameters_mut(), self.average.as_mut());
-        TrainState { weights, average, moments: &mut self.moments }
+        TrainState { weights, average, moments: &mut self.moments, frozen: self.frozen.as_deref() }
     }
 
     /// Writes the last checkpoint, and a model even where no validation was better than none.
     fn finish(&mut self, watcher: &mut dyn Watcher) -> Result<()> {
         if self.progress.best.is_none() {
-            self.for_inference(|run| run.model.save(&run.folder))?;
+            self.for_inference(Run::save_model)?;
         }
         self.save(watcher)
     }

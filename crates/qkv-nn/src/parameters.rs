@@ -176,7 +176,7 @@ impl<T: Float> Parameters<T> {
             Some(quantized) if entry.data.is_empty() => {
                 let mut values = vec![0.0; entry.count()];
                 quantized.widen(0, &mut values);
-                Cow::Owned(values.into_iter().map(|x| T::of_f64(f64::from(x))).collect())
+                values.into_iter().map(|x| T::of_f64(f64::from(x))).collect::<Vec<T>>().into()
             }
             _ => Cow::Borrowed(&entry.data),
         }
@@ -231,6 +231,11 @@ impl<T: Float> Parameters<T> {
         let entry = &mut self.entries[param.0];
         assert_eq!(entry.shape, [quantized.rows(), quantized.width()], "`{}`", entry.name);
         entry.quantized = Some(Arc::new(quantized));
+    }
+
+    /// Whether it has a quantized form.
+    pub fn has_quantized(&self, param: Param) -> bool {
+        self.entries[param.0].quantized.is_some()
     }
 
     /// Its quantized form, where it has one.

@@ -70,6 +70,8 @@ pub struct Tape<'a, T: Float> {
     streams: u64,
     penalty: f64,
     noise: bool,
+    /// Whether layers are computed again in the backward pass.
+    recompute: bool,
     /// Whether this is the forward pass of a segment that is computed again for its backward pass.
     suspended: bool,
     capture: Capture,
@@ -113,6 +115,7 @@ impl<'a, T: Float> Tape<'a, T> {
             streams: 0,
             penalty: 0.0,
             noise: false,
+            recompute: false,
             suspended: false,
             capture: Capture::None,
             captured: Vec::new(),
@@ -147,6 +150,17 @@ impl<'a, T: Float> Tape<'a, T> {
     /// The same tape without dropout and sampling: gradients of the deterministic model.
     pub fn without_noise(self) -> Self {
         Tape { noise: false, ..self }
+    }
+
+    /// The same tape with layers that save their input alone and are computed again in the backward pass (gradient
+    /// checkpointing).
+    pub fn recompute(self, recompute: bool) -> Self {
+        Tape { recompute, ..self }
+    }
+
+    /// Whether layers are computed again in the backward pass.
+    pub(crate) fn recomputes(&self) -> bool {
+        self.recompute && self.is_training()
     }
 
     /// Whether dropout and sampling are on.

@@ -1,6 +1,6 @@
 //! `qkv answer`: the words of a text that answer a question.
 
-use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
+use crate::arguments::{ADAPTER, Argument, Arguments, Kind, Matches, THREADS};
 use crate::command::{Command, Run, Status};
 use crate::failure::Failure;
 use crate::lines::{Line, Lines, for_each_line};
@@ -33,6 +33,7 @@ const ARGUMENTS: Arguments = &[
             Argument::new("model", Kind::Path, "Folder of the model, in the Hugging Face layout")
                 .value("DIR")
                 .required(),
+            ADAPTER,
             Argument::new("input", Kind::Path, "Read the text from this file").value("FILE").conflicts(&["context"]),
             Argument::new("context", Kind::Text, "The text").value("TEXT").requires(&["question"]),
         ],
@@ -47,6 +48,7 @@ const ARGUMENTS: Arguments = &[
 struct AnswerArgs {
     question: Option<String>,
     model: PathBuf,
+    adapter: Option<PathBuf>,
     input: Option<PathBuf>,
     context: Option<String>,
     json: bool,
@@ -58,6 +60,7 @@ impl AnswerArgs {
         let args = AnswerArgs {
             question: matches.text("question"),
             model: matches.required_path("model"),
+            adapter: matches.path("adapter"),
             input: matches.path("input"),
             context: matches.text("context"),
             json: matches.switch("json"),
@@ -87,7 +90,7 @@ impl AnswerArgs {
 impl Run for AnswerArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         threads::on(self.threads, || {
-            let encoder = Encoder::open(&self.model)?;
+            let encoder = Encoder::open_with(&self.model, self.adapter.as_deref())?;
             let machine = Machine::new(rayon::current_num_threads());
             if let Some(question) = &self.question {
                 let text = match (&self.context, &self.input) {

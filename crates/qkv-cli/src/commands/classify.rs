@@ -1,7 +1,7 @@
 //! `qkv classify`: the class of each text or image and its probability, and with `--weights` what the model attended
 //! to.
 
-use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
+use crate::arguments::{ADAPTER, Argument, Arguments, Kind, Matches, THREADS};
 use crate::command::{Command, Run, Status};
 use crate::failure::Failure;
 use crate::lines::{BatchResult, Line, Lines, for_each_line};
@@ -40,6 +40,7 @@ const ARGUMENTS: Arguments = &[
             Argument::new("model", Kind::Path, "Folder of the model, in the Hugging Face layout")
                 .value("DIR")
                 .required(),
+            ADAPTER,
             Argument::new("input", Kind::Path, "Classify the lines of this file").value("FILE").conflicts(&["image"]),
             Argument::new("image", Kind::Path, "Classify this image, PNG or JPEG").value("FILE").repeatable(),
         ],
@@ -61,6 +62,7 @@ const ARGUMENTS: Arguments = &[
 struct ClassifyArgs {
     texts: Vec<String>,
     model: PathBuf,
+    adapter: Option<PathBuf>,
     input: Option<PathBuf>,
     images: Vec<PathBuf>,
     weights: bool,
@@ -77,7 +79,7 @@ impl Run for ClassifyArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         threads::on(self.threads, || {
             let machine = Machine::new(rayon::current_num_threads());
-            let model = Classifier::open(&self.model)?;
+            let model = Classifier::open_with(&self.model, self.adapter.as_deref())?;
             match &model {
                 _ if !self.images.is_empty() => self.classify_images(&model, &machine, print)?,
                 Classifier::Vit(_) => {
@@ -108,6 +110,7 @@ impl ClassifyArgs {
         ClassifyArgs {
             texts: matches.texts("text"),
             model: matches.required_path("model"),
+            adapter: matches.path("adapter"),
             input: matches.path("input"),
             images: matches.paths("image"),
             weights: matches.switch("weights"),

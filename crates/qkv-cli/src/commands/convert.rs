@@ -14,6 +14,7 @@ pub(super) const COMMAND: Command =
     Command::new("convert", "Convert a model to a folder that Python's `transformers` reads", ARGUMENTS, |matches| {
         Ok(Box::new(ConvertArgs {
             path: matches.required_path("path"),
+            adapter: matches.path("adapter"),
             out: matches.required_path("out"),
             storage: match matches.word("storage") {
                 Some("f16") => Storage::F16,
@@ -22,7 +23,10 @@ pub(super) const COMMAND: Command =
             },
         }))
     })
-    .examples(&[("qkv convert SmolLM2-135M-Instruct.Q4_1.gguf --out smollm2", "From GGUF to safetensors")]);
+    .examples(&[
+        ("qkv convert SmolLM2-135M-Instruct.Q4_1.gguf --out smollm2", "From GGUF to safetensors"),
+        ("qkv convert smollm2 --adapter runs/chat-lora --out merged", "With low-rank adapters merged into it"),
+    ]);
 
 const ARGUMENTS: Arguments = &[(
     "Input and output",
@@ -31,6 +35,8 @@ const ARGUMENTS: Arguments = &[(
             .value("PATH")
             .positional()
             .required(),
+        Argument::new("adapter", Kind::Path, "Folder of low-rank adapters (LoRA), in PEFT's format, to merge")
+            .value("DIR"),
         Argument::new("out", Kind::Path, "Folder to create").value("DIR").required(),
         Argument::new("storage", Kind::Word, "Type of the stored weights").default("f32").values(&[
             ("f32", "as computed"),
@@ -42,6 +48,7 @@ const ARGUMENTS: Arguments = &[(
 
 struct ConvertArgs {
     path: PathBuf,
+    adapter: Option<PathBuf>,
     out: PathBuf,
     storage: Storage,
 }
@@ -67,12 +74,24 @@ impl ConvertArgs {
         if Recognizer::is_at(&self.path) {
             return Ok(Recognizer::open(&self.path)?.save(folder, self.storage)?);
         }
+        let adapter = self.adapter.as_deref();
         let kind = if self.path.is_dir() { qkv_models::kind(&self.path)? } else { String::new() };
         match kind.as_str() {
-            "encoder" => Encoder::open(&self.path)?.save(folder, self.storage)?,
+            "encoder" => {
+                let mut encoder = Encoder::open_with(&self.path, adapter)?;
+                encoder.merge();
+                encoder.save(folder, self.storage)?;
+            }
+            kind @ ("han" | "vit") if adapter.is_some() => {
+                return Err(Failure::new(format!("a `{kind}` takes no adapters here")));
+            }
             "han" => Han::open(&self.path)?.save(folder, self.storage)?,
             "vit" => Vit::open(&self.path)?.save(folder, self.storage)?,
-            _ => Generator::open(&self.path)?.save(folder, self.storage)?,
+            _ => {
+                let mut generator = Generator::open_with(&self.path, adapter)?;
+                generator.merge();
+                generator.save(folder, self.storage)?;
+            }
         }
         Ok(())
     }

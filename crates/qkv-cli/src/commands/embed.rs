@@ -1,6 +1,6 @@
 //! `qkv embed`: sentences as vectors, or ranked by similarity.
 
-use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
+use crate::arguments::{ADAPTER, Argument, Arguments, Kind, Matches, THREADS};
 use crate::atomic_file::OutputPath;
 use crate::command::{Command, Run, Status};
 use crate::failure::Failure;
@@ -35,6 +35,7 @@ const ARGUMENTS: Arguments = &[
             Argument::new("model", Kind::Path, "Folder of the model, in the Hugging Face layout")
                 .value("DIR")
                 .required(),
+            ADAPTER,
             Argument::new("input", Kind::Path, "Embed the lines of this file").value("FILE"),
         ],
     ),
@@ -57,6 +58,7 @@ const ARGUMENTS: Arguments = &[
 struct EmbedArgs {
     texts: Vec<String>,
     model: PathBuf,
+    adapter: Option<PathBuf>,
     input: Option<PathBuf>,
     output: Option<PathBuf>,
     similarity: bool,
@@ -68,6 +70,7 @@ impl EmbedArgs {
         EmbedArgs {
             texts: matches.texts("text"),
             model: matches.required_path("model"),
+            adapter: matches.path("adapter"),
             input: matches.path("input"),
             output: matches.path("output"),
             similarity: matches.switch("similarity"),
@@ -83,7 +86,7 @@ impl Run for EmbedArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         threads::on(self.threads, || {
             let output = self.output.as_deref().map(|path| OutputPath::new(path, self.input.as_deref())).transpose()?;
-            let encoder = Encoder::open(&self.model)?;
+            let encoder = Encoder::open_with(&self.model, self.adapter.as_deref())?;
             let machine = Machine::new(rayon::current_num_threads());
             let lines = Lines::new(&self.texts, self.input.as_deref())?;
             let collects = output.is_some() || self.similarity;

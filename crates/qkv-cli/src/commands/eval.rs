@@ -39,7 +39,7 @@ impl Run for EvalArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         threads::on(self.threads, || {
             if let EvalSource::Model { folder: Some(folder), data } = &self.source
-                && let Some(found) = evaluate_labels(folder, data)?
+                && let Some(found) = evaluate_labels(folder, self.adapter.as_deref(), data)?
             {
                 print(&if self.json { labels::to_json(folder, &found) } else { labels::to_text(&found) })?;
                 return Ok(Status::Done);
@@ -57,7 +57,7 @@ impl Run for EvalArgs {
 }
 
 /// Scores of labels or of plain text; `None` for a model that translates.
-fn evaluate_labels(model: &Path, data: &Path) -> Result<Option<Evaluation>, Failure> {
+fn evaluate_labels(model: &Path, adapter: Option<&Path>, data: &Path) -> Result<Option<Evaluation>, Failure> {
     let machine = Machine::new(rayon::current_num_threads());
     let is_file = model.is_file();
     if !is_file && (!model.is_dir() || !model.join("config.json").exists()) {
@@ -65,17 +65,20 @@ fn evaluate_labels(model: &Path, data: &Path) -> Result<Option<Evaluation>, Fail
     }
     if !is_file && Evaluation::is_of_labels(model)? {
         input::check(data)?;
-        return Ok(Some(Evaluation::of_labels(&Classifier::open(model)?, data, &machine)?));
+        return Ok(Some(Evaluation::of_labels(&Classifier::open_with(model, adapter)?, data, &machine)?));
     }
     // Pairs are lines of `source ⇥ target`; any other file is text, which a decoder-only model predicts.
     let name = data.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
     let pairs = name.trim_end_matches(".gz").ends_with(".tsv");
     let decoder = is_file || matches!(qkv_models::kind(model)?.as_str(), "gpt" | "gpt2" | "llama");
     if pairs || !decoder {
-        return Ok(None);
+        return match adapter {
+            Some(_) => Err(Failure::new("`--adapter` is for encoders and text, not for translations")),
+            None => Ok(None),
+        };
     }
     input::check(data)?;
-    Ok(Some(Evaluation::of_text(&Generator::open(model)?, data, &machine)?))
+    Ok(Some(Evaluation::of_text(&Generator::open_with(model, adapter)?, data, &machine)?))
 }
 
 fn lines_of(path: &Path) -> Result<Vec<String>, Failure> {

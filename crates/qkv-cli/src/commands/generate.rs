@@ -31,7 +31,7 @@ impl Run for GenerateArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         threads::on(self.threads, || {
             let output = self.scores.as_deref().map(|path| OutputPath::new(path, self.input.as_deref())).transpose()?;
-            let generator = open(&self.model)?;
+            let generator = open(&self.model, self.adapter.as_deref())?;
             let settings = self.apply_to(&generator.generation);
             let machine = Machine::new(rayon::current_num_threads());
             let mut session = GenerateSession { args: self, generator: &generator, settings, machine, print };
@@ -57,12 +57,12 @@ impl Run for GenerateArgs {
     }
 }
 
-fn open(path: &Path) -> Result<Generator, Failure> {
+fn open(path: &Path, adapter: Option<&Path>) -> Result<Generator, Failure> {
     if !path.exists() {
         return Err(Failure::new(format!("`{}` does not exist", path.display())).hint(MODEL_FOLDER));
     }
     input::check(path)?;
-    Ok(Generator::open(path)?)
+    Ok(Generator::open_with(path, adapter)?)
 }
 
 fn without_line_end(text: String) -> String {

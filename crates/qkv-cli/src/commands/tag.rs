@@ -1,6 +1,6 @@
 //! `qkv tag`: a tag for each word of a text.
 
-use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
+use crate::arguments::{ADAPTER, Argument, Arguments, Kind, Matches, THREADS};
 use crate::command::{Command, Run, Status};
 use crate::failure::Failure;
 use crate::lines::{Lines, for_each_line};
@@ -29,6 +29,7 @@ const ARGUMENTS: Arguments = &[
             Argument::new("model", Kind::Path, "Folder of the model, in the Hugging Face layout")
                 .value("DIR")
                 .required(),
+            ADAPTER,
             Argument::new("input", Kind::Path, "Tag the lines of this file").value("FILE"),
         ],
     ),
@@ -42,6 +43,7 @@ const ARGUMENTS: Arguments = &[
 struct TagArgs {
     texts: Vec<String>,
     model: PathBuf,
+    adapter: Option<PathBuf>,
     input: Option<PathBuf>,
     json: bool,
     threads: Option<usize>,
@@ -52,6 +54,7 @@ impl TagArgs {
         TagArgs {
             texts: matches.texts("text"),
             model: matches.required_path("model"),
+            adapter: matches.path("adapter"),
             input: matches.path("input"),
             json: matches.switch("json"),
             threads: matches.count("threads"),
@@ -72,7 +75,7 @@ const BATCH: usize = 256;
 impl Run for TagArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         threads::on(self.threads, || {
-            let encoder = Encoder::open(&self.model)?;
+            let encoder = Encoder::open_with(&self.model, self.adapter.as_deref())?;
             let machine = Machine::new(rayon::current_num_threads());
             for_each_line(
                 Lines::new(&self.texts, self.input.as_deref())?,

@@ -272,6 +272,27 @@ fn questions() {
 }
 
 #[test]
+fn conversations() {
+    let one = r#"{"messages": [{"role": "user", "content": "Wo?"}, {"role": "assistant", "content": "Hier."}]}"#;
+    let seeds = vec![one.as_bytes().to_vec(), format!("{one}\n\n{one}\n").into_bytes()];
+    let words = &["messages", "role", "content", "assistant", "\n", "[]", "{}", "null"];
+    fuzz(&Target { name: "conversations", shape: Shape::Text, seeds, words }, bodies::conversations);
+}
+
+/// Adapters in PEFT's format, over a model that is right.
+#[test]
+fn adapters() {
+    let (model, folder) = (seeds::decoder(), seeds::adapters());
+    let read = |folder: &Path| outcome(Generator::open_with(model.path(), Some(folder)));
+    assert_eq!(read(folder.path()), "right");
+    let path = folder.path().join("adapter_config.json");
+    let whole = std::fs::read(&path).unwrap();
+    folder_of("adapter-config", folder.path(), "adapter_config.json", Shape::Json, read);
+    std::fs::write(&path, whole).unwrap();
+    folder_of("adapter-weights", folder.path(), "adapter_model.safetensors", Shape::Safetensors, read);
+}
+
+#[test]
 fn recordings() {
     let words =
         &["q", "k", "v", "lse", "weights", "layers.0.q", "tokens", "attention", "recording", "F16", "I64", "shape"];

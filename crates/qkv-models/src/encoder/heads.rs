@@ -2,14 +2,12 @@
 //! answer to a question.
 
 use super::{Encoder, Head};
-use crate::batch::Rows;
+use crate::batch::{IGNORE, Rows};
 use crate::classifier::probabilities;
 use crate::labelled::Question;
 use crate::{Error, Result};
 use qkv_nn::{Loss, Machine, Tape, Target};
 
-/// The label of a token without one.
-pub(crate) const IGNORE: u32 = u32::MAX;
 /// The longest answer, in tokens.
 const LONGEST_ANSWER: usize = 30;
 
@@ -46,6 +44,16 @@ impl Examples {
     }
 }
 
+/// The class of each text, or the tag of each token of padded rows.
+fn tags(examples: &Examples, length: usize) -> Vec<u32> {
+    let of = |example: &Example| match &example.label {
+        Label::Class(class) => vec![*class],
+        Label::Tags(tags) => [&tags[..], &vec![IGNORE; length - tags.len()]].concat(),
+        Label::Span(_) => Vec::new(),
+    };
+    examples.0.iter().flat_map(of).collect()
+}
+
 /// A predicted answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
@@ -68,12 +76,20 @@ struct Window {
 impl Encoder {
     /// The loss of a batch; the gradient of each label is multiplied by `scale`.
     pub(crate) fn loss(&self, tape: &mut Tape<'_, f32>, examples: &Examples, scale: f64) -> Result<Loss> {
-        let head = self.model.head().ok_or_else(|| Error::invalid("the model has no head"))?;
         let pad = self.config.pad_token_id;
         let rows: Vec<Vec<u32>> = examples.0.iter().map(|example| example.ids.clone()).collect();
         let rows = Rows::new(&rows, pad);
         let segments: Vec<Vec<u32>> = examples.0.iter().map(|example| example.segments.clone()).collect();
         let x = self.model.looked_at(tape, &rows, &Rows::new(&segments, 0).ids)?;
+        if let Some((masked, table)) = self.model.masked() {
+            let activation = self.config.activation.activation();
+            let x = masked.transform.activated(tape, &x, activation, 0.0);
+            let x = masked.norm.forward(tape, &x);
+            let ids = tags(examples, rows.length);
+            let target = Target { ids: &ids, ignore: Some(IGNORE), smoothing: 0.0, scale };
+            return Ok(tape.cross_entropy(&x, table, Some(masked.bias), target));
+        }
+        let head = self.model.head().ok_or_else(|| Error::invalid("the model has no head"))?;
         if self.config.head == Head::Span {
             let scores = head.forward(tape, &x); // (B, N, 2)
             let spans: Vec<[u32; 2]> = (examples.0.iter())
@@ -81,13 +97,7 @@ impl Encoder {
                 .collect();
             return Ok(tape.span_loss(&scores, &spans, &rows.lengths, scale));
         }
-        let ids: Vec<u32> = (examples.0.iter())
-            .flat_map(|example| match &example.label {
-                Label::Class(class) => vec![*class],
-                Label::Tags(tags) => [&tags[..], &vec![IGNORE; rows.length - tags.len()]].concat(),
-                Label::Span(_) => Vec::new(),
-            })
-            .collect();
+        let ids = tags(examples, rows.length);
         let target = Target { ids: &ids, ignore: Some(IGNORE), smoothing: 0.0, scale };
         Ok(tape.cross_entropy(&x, head.weight, head.bias, target))
     }
@@ -157,6 +167,7 @@ impl Encoder {
             Head::Classes => "classes",
             Head::Tags => "tags",
             Head::Span => "answers",
+            Head::Masked => "masked tokens",
         };
         let what = format!("the model was trained for {}, not for {}", word(self.config.head), word(head));
         Err(Error::invalid(what).with_hint("`qkv train` trains one from a recipe"))

@@ -3,6 +3,7 @@
 
 use super::packed::Packed;
 use super::{Bert, EncoderConfig, Head};
+use crate::adapters;
 use crate::checkpoint::{Blank, write_tokenizer};
 use crate::files::atomic;
 use crate::files::folder::{self, CONFIG, TOKENIZER, WEIGHTS, read_json, read_json_if_present, write_json};
@@ -106,7 +107,57 @@ impl Encoder {
     /// # Errors
     /// Names the file, and the field or tensor that is wrong.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self> {
-        Self::open_at(folder.as_ref())
+        Self::open_with(folder, None)
+    }
+
+    /// The same with low-rank adapters in PEFT's format, and the head that was trained with them.
+    ///
+    /// # Errors
+    /// As [`open`](Encoder::open).
+    pub fn open_with(folder: impl AsRef<Path>, adapter: Option<&Path>) -> Result<Self> {
+        let (folder, adapter) = adapters::resolve(folder.as_ref(), adapter)?;
+        match adapter {
+            Some(adapter) => Self::open_adapted(&folder, &adapter),
+            None => Self::open_at(&folder),
+        }
+    }
+
+    fn open_adapted(folder: &Path, adapter: &Path) -> Result<Self> {
+        let own = adapter.join(CONFIG);
+        let path = if own.exists() { own } else { folder.join(CONFIG) };
+        let weights = Weights::of_folder(folder)?;
+        let mut config = settings(&read_json(&path)?, &path, &weights)?;
+        // The class of BERT that classifies always has a pooler.
+        config.pooler |= config.head == Head::Classes && bert::fits(&EncoderConfig { pooler: true, ..config.clone() });
+        let tokenizer = Tokenizer::open(folder.join(TOKENIZER))?;
+        let mut parameters = Parameters::new();
+        let model = Bert::new(&mut Builder::blank(&mut parameters), &config).map_err(|e| folder::in_file(&path, e))?;
+        let (layout, _) = written(&config, &parameters);
+        let found = layout.fill_from(&mut parameters, &weights, |name| name.starts_with("head."), 0)?;
+        let whole = adapters::read(adapter, &mut parameters, &layout)?;
+        let missing = found.added.iter().find(|name| !whole.iter().any(|other| other.ends_with(&name[..])));
+        if let Some(name) = missing {
+            let what = format!("neither the model nor its adapters have the tensor `{name}`");
+            return Err(Error::format(adapter, "adapters", what));
+        }
+        let pooling = pooling(folder, model.max_len())?;
+        Ok(Encoder { config, parameters, tokenizer, pooling, model })
+    }
+
+    /// Adds the adapters to the matrices that they belong to.
+    pub fn merge(&mut self) {
+        self.parameters.adapted().into_iter().for_each(|param| self.parameters.merge(param));
+    }
+
+    /// How its tensors are called in files.
+    pub(crate) fn layout(&self) -> Layout {
+        written(&self.config, &self.parameters).0
+    }
+
+    /// Writes configuration and tokenizer, without the tensors.
+    pub(crate) fn save_settings(&self, folder: &Path) -> Result<()> {
+        write_tokenizer(&self.tokenizer, None, folder)?;
+        write_json(&folder.join(CONFIG), &written(&self.config, &self.parameters).1)
     }
 
     fn open_at(folder: &Path) -> Result<Self> {

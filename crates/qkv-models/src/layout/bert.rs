@@ -18,11 +18,12 @@ const ACTIVATIONS: [(&str, FeedKind); 4] = [
     ("relu", FeedKind::Relu),
 ];
 /// Class names by head.
-const HEADS: [(&str, Head); 4] = [
+const HEADS: [(&str, Head); 5] = [
     ("BertModel", Head::None),
     ("BertForSequenceClassification", Head::Classes),
     ("BertForTokenClassification", Head::Tags),
     ("BertForQuestionAnswering", Head::Span),
+    ("BertForMaskedLM", Head::Masked),
 ];
 
 /// Whether BERT's configuration describes an encoder completely.
@@ -44,6 +45,9 @@ pub(crate) fn config(json: &Value, path: &Path, weights: &Weights) -> Result<Enc
     let activation = activation.ok_or_else(|| fields.wrong("hidden_act", format!("`{word}` is not known")))?;
     let name = json.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
     let head = HEADS.iter().find(|(known, _)| Some(*known) == name).map_or(Head::None, |(_, head)| *head);
+    // Many encoders name the class that they were pretrained as and leave its head out.
+    let bare = head == Head::Masked && !weights.has("cls.predictions.transform.dense.weight");
+    let head = if bare { Head::None } else { head };
     let labels = json.get("id2label").and_then(Value::as_object).map_or_else(Vec::new, labels);
     Ok(EncoderConfig {
         vocab_size: fields.needed(&["vocab_size"])?,
@@ -133,6 +137,11 @@ pub(crate) fn layout(config: &EncoderConfig) -> Layout {
         Head::None => {}
         Head::Classes | Head::Tags => both("classifier", "head"),
         Head::Span => both("qa_outputs", "head"),
+        Head::Masked => {
+            both("cls.predictions.transform.dense", "masked.transform");
+            both("cls.predictions.transform.LayerNorm", "masked.norm");
+            tensors.push(Mapped::plain("cls.predictions.bias", "masked.bias"));
+        }
     }
     // The bare model has no prefix; with a head, the model has one and the head none.
     let prefix = if config.head == Head::None { "" } else { "bert." };

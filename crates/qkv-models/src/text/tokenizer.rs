@@ -217,6 +217,29 @@ impl Tokenizer {
         Tokenizer::from_bytes(file.to_string().as_bytes(), "tokenizer.json")
     }
 
+    /// The same tokenizer with more special tokens, whose numbers follow those there are.
+    ///
+    /// ```
+    /// use qkv_models::text::tokenizer::{Kind, Tokenizer};
+    /// let tokenizer = Tokenizer::train(["3 1 2"], Kind::Characters)?;
+    /// let more = tokenizer.with_specials(&["<tool>".to_owned()])?;
+    /// assert_eq!((more.len(), more.name(tokenizer.len() as u32).as_deref()), (tokenizer.len() + 1, Some("<tool>")));
+    /// # Ok::<(), qkv_models::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Where a name is empty, or the file cannot be read again.
+    pub fn with_specials(&self, names: &[String]) -> Result<Self> {
+        if names.iter().any(|name| name.trim().is_empty()) {
+            return Err(Error::invalid("a special token without a name"));
+        }
+        let mut inner = self.inner.clone();
+        let tokens = names.iter().map(|name| tokenizers::AddedToken::from(name.clone(), true));
+        inner.add_special_tokens(tokens.collect::<Vec<_>>()).map_err(|e| Error::invalid(e.to_string()))?;
+        let json = inner.to_string(true).map_err(|e| Error::invalid(e.to_string()))?;
+        Tokenizer::from_bytes(json.as_bytes(), "tokenizer.json")
+    }
+
     /// The `tokenizer.json` of this tokenizer.
     pub fn to_json(&self) -> String {
         self.inner.to_string(true).expect("a tokenizer is strings and numbers")

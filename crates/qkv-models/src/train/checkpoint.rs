@@ -37,6 +37,9 @@ pub(super) struct Progress {
     /// Sums since the last line of `metrics.jsonl`: the next line averages over a stop.
     #[serde(default)]
     pub averages: LossAverages,
+    /// The digest of the frozen parameters, which are not in the checkpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub frozen: Option<String>,
     /// Whether the checkpoint has checksums; those written before there were any have none.
     #[serde(default)]
     pub checksums: bool,
@@ -54,6 +57,21 @@ pub(super) struct TrainState<'a> {
     pub weights: &'a mut Parameters<f32>,
     pub average: Option<&'a mut Parameters<f32>>,
     pub moments: &'a mut Moments<f32>,
+    /// The digest of what is frozen.
+    pub frozen: Option<&'a str>,
+}
+
+/// The SHA-256 of all parameters that are frozen; `None` where all are trained. A run that is resumed must find the same.
+pub(super) fn frozen_digest(parameters: &Parameters<f32>) -> Option<String> {
+    let mut digest = Sha256::new();
+    let mut frozen = parameters.all().filter(|&param| !parameters.is_trained(param)).peekable();
+    frozen.peek()?;
+    for param in frozen {
+        digest.update(parameters.name(param).as_bytes());
+        let bytes: Vec<u8> = parameters.values(param).iter().flat_map(|x| x.to_le_bytes()).collect();
+        digest.update(&bytes);
+    }
+    Some(digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// A checkpoint in a run's folder.
@@ -120,7 +138,8 @@ impl SavedCheckpoint {
             files.push((AVERAGE, parameter_bytes(average, Storage::F32)?));
         }
         files.push((MOMENTS, moment_bytes(state.weights, state.moments)?));
-        let progress = Progress { checksums: true, ..progress.clone() };
+        let frozen = state.frozen.map(str::to_owned);
+        let progress = Progress { checksums: true, frozen, ..progress.clone() };
         let json = serde_json::to_string_pretty(&progress).expect("plain values") + "\n";
         files.push((STATE, json.into_bytes()));
         let mut sums: String = files.iter().map(|(name, bytes)| format!("{}  {name}\n", sha256(bytes))).collect();
@@ -147,12 +166,16 @@ impl SavedCheckpoint {
             let bytes = files.bytes.get(name).cloned().unwrap_or_default();
             TensorFile::from_bytes(bytes, path)
         };
+        if files.progress.frozen.as_deref() != state.frozen {
+            return Err(Error::invalid("the frozen parameters are not those that the run was started with")
+                .with_hint("`model.from` and what is frozen have to stay as they were"));
+        }
         read_parameters(state.weights, &file(WEIGHTS)?)?;
         if let Some(average) = state.average {
             read_parameters(average, &file(AVERAGE)?)?;
         }
         let moments = file(MOMENTS)?;
-        for (at, param) in state.weights.all().enumerate() {
+        for (at, param) in state.weights.all().enumerate().filter(|&(_, param)| state.weights.is_trained(param)) {
             let (name, shape) = (state.weights.name(param), state.weights.shape(param));
             state.moments.first[at] = moments.read_shaped(&format!("{name}{FIRST}"), shape)?;
             state.moments.second[at] = moments.read_shaped(&format!("{name}{SECOND}"), shape)?;
@@ -243,6 +266,7 @@ fn moment_bytes(weights: &Parameters<f32>, moments: &Moments<f32>) -> Result<Vec
         .all()
         .zip(&names)
         .enumerate()
+        .filter(|&(_, (param, _))| weights.is_trained(param))
         .flat_map(|(at, (param, [first, second]))| {
             let shape = weights.shape(param);
             [

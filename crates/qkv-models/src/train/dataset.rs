@@ -1,13 +1,15 @@
 //! The data of a run, tokenized once, and its batches: pairs, plain text, labelled texts, or images.
 
 use crate::architecture::Architecture;
+use crate::batch::IGNORE;
 use crate::batch::{Batch, SpecialTokens};
+use crate::chat::{self, Message, Template};
 use crate::draws::Draws;
-use crate::encoder::{Example, Examples};
+use crate::encoder::{Example, Examples, Label};
 use crate::files::packed;
 use crate::image::{Image, idx};
 use crate::labelled::{self, LabelledTexts};
-use crate::recipe::{Data, TokenizerSource};
+use crate::recipe::{Data, Objective, TokenizerSource};
 use crate::tasks;
 use crate::text::batches::{Batching, Lengths};
 use crate::text::corpus::{Corpus, Pair};
@@ -20,6 +22,8 @@ use std::path::Path;
 pub(super) enum Dataset {
     Pairs(PairData),
     Text(TextStream),
+    Chat(ChatData),
+    Masked(MaskedText),
     Labelled(LabelledData),
     Images(ImageData),
 }
@@ -50,6 +54,135 @@ impl TrainBatch {
             TrainBatch::Documents(documents) => documents.len(),
             TrainBatch::Images(images, _) => images.len(),
         }
+    }
+}
+
+/// Conversations, tokenized by the model's template, with the tokens that it has to say.
+pub(super) struct ChatData {
+    train: Vec<(Vec<u32>, Vec<bool>)>,
+    lengths: Vec<Lengths>,
+    /// Validation conversations.
+    pub dev: Vec<(Vec<u32>, Vec<bool>)>,
+    batching: Batching,
+    pub pad: u32,
+    pack: bool,
+}
+
+impl ChatData {
+    /// Reads and tokenizes conversations.
+    pub fn read(recipe: &Recipe, template: &Template, tokenizer: &Tokenizer, specials: SpecialTokens) -> Result<Self> {
+        let Data::Chat { chat, dev, .. } = &recipe.data else {
+            return Err(Error::invalid("the recipe names no conversations"));
+        };
+        let read = |path: &Path| {
+            let tokens = |said: &Vec<Message>| template.encode_answers(said, tokenizer, [specials.bos, specials.eos]);
+            let found: Vec<_> = chat::conversations(path)?.iter().map(tokens).collect::<Result<_>>()?;
+            if found.is_empty() {
+                return Err(Error::format(path, "conversations", "there are none"));
+            }
+            match found.iter().position(|(ids, answers)| ids.len() < 2 || !answers[1..].contains(&true)) {
+                Some(at) => {
+                    let part = format!("conversation {}", at + 1);
+                    Err(Error::format(path, part, "the chat template renders no answer"))
+                }
+                None => Ok(found),
+            }
+        };
+        let (train, dev) = (read(chat)?, read(dev)?);
+        let lengths = train.iter().map(|(ids, _)| Lengths { source: ids.len(), target: ids.len() }).collect();
+        let batching = Batching { tokens: recipe.train.tokens, longest: recipe.train.longest };
+        Ok(ChatData { train, lengths, dev, batching, pad: specials.pad, pack: recipe.train.pack })
+    }
+
+    /// The batches of an epoch: by length, or, where they are packed, in any order up to the budget.
+    fn epoch(&self, seed: u64, epoch: u64) -> Result<Vec<Vec<usize>>> {
+        let batches = self.batching.epoch(&self.lengths, seed, epoch)?.batches;
+        if !self.pack {
+            return Ok(batches);
+        }
+        let mut order: Vec<usize> = batches.concat();
+        order.sort_unstable();
+        Draws::new(seed, [PACKS, epoch as u32, (epoch >> 32) as u32]).shuffle(&mut order);
+        let (mut packs, mut size) = (vec![Vec::new()], 0);
+        for at in order {
+            let length = self.lengths[at].source;
+            if size + length > self.batching.tokens && size > 0 {
+                packs.push(Vec::new());
+                size = 0;
+            }
+            size += length;
+            packs.last_mut().expect("there is one").push(at);
+        }
+        Ok(packs)
+    }
+
+    fn batch(&self, entries: &[usize]) -> Batch {
+        let rows = entries.iter().map(|&at| (&self.train[at].0[..], &self.train[at].1[..]));
+        let batch = Batch::of_answers(rows, self.pad);
+        if self.pack { batch.in_one_row() } else { batch }
+    }
+}
+
+/// A text for an encoder: each row of a batch starts anywhere in it, framed, and some of its tokens are masked.
+pub(super) struct MaskedText {
+    stream: TextStream,
+    /// Special tokens around a row.
+    frame: [u32; 2],
+    mask: u32,
+    vocabulary: usize,
+}
+
+/// Share of tokens that are predicted; of those, share that is masked and share that is replaced by another.
+const MASKED: f64 = 0.15;
+const HIDDEN: f64 = 0.8;
+const REPLACED: f64 = 0.1;
+
+impl MaskedText {
+    fn new(recipe: &Recipe, tokenizer: Option<Tokenizer>, train: &Path, dev: &Path) -> Result<(Self, Tokenizer)> {
+        let (Dataset::Text(stream), mut tokenizer) = Dataset::text(recipe, tokenizer, train, dev)? else {
+            return Err(Error::invalid("the recipe names no text"));
+        };
+        if tokenizer.encode_framed("", None).0.len() < 2 {
+            tokenizer = tokenizer.framed()?;
+        }
+        let ids = tokenizer.encode_framed("", None).0;
+        let (Some(&first), Some(&last)) = (ids.first(), ids.last()) else {
+            return Err(Error::invalid("the tokenizer has no tokens that start and end a text"));
+        };
+        let named = tokenizer.specials().into_iter().find(|(name, _)| ["[MASK]", "<mask>"].contains(&&name[..]));
+        let mask = named.map(|(_, id)| id).or(tokenizer.unk()).unwrap_or(tokenizer.pad());
+        let vocabulary = tokenizer.len();
+        Ok((MaskedText { stream, frame: [first, last], mask, vocabulary }, tokenizer))
+    }
+
+    /// A row of tokens, some of them masked.
+    fn example(&self, tokens: &[u32], draws: &mut Draws) -> Example {
+        let [first, last] = self.frame;
+        let (mut ids, mut targets) = (vec![first], vec![IGNORE]);
+        for &token in tokens {
+            let predicted = draws.unit() < MASKED;
+            let how = if predicted { draws.unit() } else { 1.0 };
+            ids.push(match how {
+                _ if how < HIDDEN => self.mask,
+                _ if how < HIDDEN + REPLACED => draws.below(self.vocabulary) as u32,
+                _ => token,
+            });
+            targets.push(if predicted { token } else { IGNORE });
+        }
+        ids.push(last);
+        targets.push(IGNORE);
+        Example { segments: vec![0; ids.len()], ids, label: Label::Tags(targets) }
+    }
+
+    /// Tokens of a row, without the special ones.
+    fn row(&self) -> usize {
+        self.stream.block.saturating_sub(2).max(1)
+    }
+
+    /// The dev text in consecutive rows, masked the same way every time.
+    pub fn dev_examples(&self) -> Vec<Example> {
+        let rows = self.stream.dev.chunks_exact(self.row()).enumerate();
+        rows.map(|(at, row)| self.example(row, &mut Draws::new(0, [DEV_MASKS, at as u32, 0]))).collect()
     }
 }
 
@@ -124,6 +257,8 @@ const TASK: u64 = 0x7461_736b;
 /// Purposes of random draws: places in a text, and the order of images.
 const PLACES: u32 = 5;
 const IMAGES: u32 = 6;
+const PACKS: u32 = 8;
+const DEV_MASKS: u32 = 9;
 
 impl Dataset {
     /// Reads or generates the data, and trains or reads the tokenizer unless one is passed.
@@ -142,6 +277,10 @@ impl Dataset {
         let (train, dev) = match &recipe.data {
             Data::Task { task, pairs, dev_pairs } => task.split(recipe.seed ^ TASK, *pairs, *dev_pairs),
             Data::Files { train, dev } => (Corpus::read(train)?, Corpus::read(dev)?),
+            Data::Text { text, dev } if recipe.train.objective == Some(Objective::Mlm) => {
+                let (text, tokenizer) = MaskedText::new(recipe, tokenizer, text, dev)?;
+                return Ok((Dataset::Masked(text), tokenizer));
+            }
             Data::Text { text, dev } => return Dataset::text(recipe, tokenizer, text, dev),
             Data::Classes { classes, dev } => {
                 let read = |path: &Path| labelled::classes(path).map(LabelledTexts::Classes);
@@ -166,6 +305,10 @@ impl Dataset {
                 return Dataset::labelled(recipe, model, tokenizer, read(answers)?, read(dev)?);
             }
             Data::Images { .. } => unreachable!("images are no text"),
+            Data::Chat { .. } => {
+                return Err(Error::invalid("conversations are for a model that was trained before")
+                    .with_hint("set `model.from` to one that has a chat template"));
+            }
         };
         let texts = || train.iter().flat_map(|pair| [&pair.source, &pair.target]);
         let tokenizer = found(recipe, tokenizer, texts)?;
@@ -264,8 +407,8 @@ impl Dataset {
 
     /// Leaves out pairs that are longer than the model takes.
     pub fn limit(&mut self, most: usize) {
-        if let Dataset::Pairs(pairs) = self {
-            pairs.batching.longest = pairs.batching.longest.min(most);
+        if let Dataset::Pairs(PairData { batching, .. }) | Dataset::Chat(ChatData { batching, .. }) = self {
+            batching.longest = batching.longest.min(most);
         }
     }
 
@@ -290,12 +433,14 @@ impl Dataset {
         match self {
             Dataset::Pairs(pairs) => Ok(pairs.batching.epoch(&pairs.lengths, seed, epoch)?.batches),
             Dataset::Labelled(data) => Ok(data.batching.epoch(&data.lengths, seed, epoch)?.batches),
+            Dataset::Chat(data) => data.epoch(seed, epoch),
             Dataset::Images(ImageData { train, each, tokens, .. }) => {
                 let mut order: Vec<usize> = (0..train.len()).collect();
                 Draws::new(seed, [IMAGES, epoch as u32, (epoch >> 32) as u32]).shuffle(&mut order);
                 Ok(order.chunks((tokens / each).max(1)).map(<[usize]>::to_vec).collect())
             }
-            Dataset::Text(TextStream { train, block, rows, .. }) => {
+            Dataset::Text(TextStream { train, block, rows, .. })
+            | Dataset::Masked(MaskedText { stream: TextStream { train, block, rows, .. }, .. }) => {
                 let mut draws = Draws::new(seed, [PLACES, epoch as u32, (epoch >> 32) as u32]);
                 let batches = (train.len() / (block * rows)).max(1);
                 let mut batch = || (0..*rows).map(|_| draws.below(train.len() - block)).collect();
@@ -327,6 +472,11 @@ impl Dataset {
                 let moved = |&at: &usize| if shift > 0 { train[at].moved(by(), by()) } else { train[at].clone() };
                 TrainBatch::Images(entries.iter().map(moved).collect(), entries.iter().map(|&at| classes[at]).collect())
             }
+            Dataset::Chat(data) => TrainBatch::Text(data.batch(entries)),
+            Dataset::Masked(text) => {
+                let row = |&at: &usize| text.example(&text.stream.train[at..][..text.row()], &mut augmentation.draws);
+                TrainBatch::Examples(Examples(entries.iter().map(row).collect()))
+            }
             Dataset::Pairs(pairs) => {
                 let sides = entries.iter().map(|&at| {
                     let (source, target) = &pairs.train[at];
@@ -344,7 +494,7 @@ impl Dataset {
     pub fn dev(&self) -> &[Pair] {
         match self {
             Dataset::Pairs(pairs) => &pairs.dev,
-            Dataset::Text(_) | Dataset::Labelled(_) | Dataset::Images(_) => &[],
+            Dataset::Text(_) | Dataset::Masked(_) | Dataset::Chat(_) | Dataset::Labelled(_) | Dataset::Images(_) => &[],
         }
     }
 
@@ -361,6 +511,16 @@ impl Dataset {
                     "{train} training pairs{left_out} with {tokens} target tokens, {dev} to measure on, {vocabulary} pieces"
                 )
             }
+            Dataset::Chat(ChatData { train, lengths, dev, batching, .. }) => {
+                let long =
+                    lengths.iter().filter(|lengths| lengths.source > batching.longest.min(batching.tokens)).count();
+                let left_out = if long > 0 { format!(" ({long} too long are left out)") } else { String::new() };
+                let answers: usize = train.iter().map(|(_, answers)| answers.iter().filter(|&&x| x).count()).sum();
+                let (train, dev) = (train.len(), dev.len());
+                format!(
+                    "{train} conversations{left_out} with {answers} tokens of answers, {dev} to measure on, {vocabulary} pieces"
+                )
+            }
             Dataset::Labelled(LabelledData { train, dev, cut, .. }) => {
                 let labels = match train.labels().len() {
                     0 => String::new(),
@@ -373,7 +533,8 @@ impl Dataset {
                 let size = train.first().map_or(String::new(), |image| format!("{image:?}"));
                 format!("{} images with {} labels, {} to measure on, each {size}", train.len(), names.len(), dev.len())
             }
-            Dataset::Text(TextStream { train, dev, block, rows }) => {
+            Dataset::Text(TextStream { train, dev, block, rows })
+            | Dataset::Masked(MaskedText { stream: TextStream { train, dev, block, rows }, .. }) => {
                 let (train, dev) = (train.len(), dev.len());
                 format!("{train} tokens, {dev} to measure on, {vocabulary} pieces; {rows} rows of {block} a batch")
             }
@@ -427,6 +588,7 @@ fn found<S: AsRef<str>, I: IntoIterator<Item = S>>(
     match (given, &recipe.tokenizer) {
         (Some(tokenizer), _) => Ok(tokenizer),
         (None, TokenizerSource::File { file }) => Tokenizer::open(file),
+        (None, TokenizerSource::Extended { .. }) => Err(Error::invalid("there is no tokenizer to extend")),
         (None, TokenizerSource::Train(kind)) => Tokenizer::train(texts(), *kind),
     }
 }

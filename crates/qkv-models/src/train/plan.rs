@@ -1,8 +1,11 @@
 //! What a recipe asks for, before a step is taken: its data, tokenized, and its model.
 
-use super::dataset::Dataset;
+use super::dataset::{ChatData, Dataset};
 use super::trained_model::TrainedModel;
-use crate::recipe::ModelSource;
+use super::tuning;
+use crate::chat::Template;
+use crate::files::input;
+use crate::recipe::{Data, ModelSource, TokenizerSource};
 use crate::start::Start;
 use crate::text::tokenizer::Tokenizer;
 use crate::{Error, Provenance, Recipe, Result};
@@ -20,6 +23,19 @@ impl std::fmt::Debug for Plan {
     }
 }
 
+/// Conversations, tokenized by the template of the model.
+fn chat_data(recipe: &Recipe, start: &Start, tokenizer: Option<Tokenizer>) -> Result<(Dataset, Option<Tokenizer>)> {
+    let (Some(config), Some(tokenizer)) = (&start.config, tokenizer) else {
+        return Err(Error::invalid(format!("a {} generates no text", start.architecture.name())));
+    };
+    let Some(template) = &start.template else {
+        return Err(Error::invalid("the model has no chat template")
+            .with_hint("name a file with one, in Jinja, as `data.template`"));
+    };
+    let data = ChatData::read(recipe, template, &tokenizer, config.specials())?;
+    Ok((Dataset::Chat(data), Some(tokenizer)))
+}
+
 impl Plan {
     /// Reads the data and builds the model of a recipe, without a folder and without a step.
     ///
@@ -32,22 +48,43 @@ impl Plan {
     /// With the tokenizer of a run that is resumed.
     pub(super) fn new(recipe: &Recipe, tokenizer: Option<Tokenizer>) -> Result<Plan> {
         let mut start = recipe.model.pretrained().map(Start::open).transpose()?;
-        let tokenizer = tokenizer.or_else(|| start.as_mut().and_then(|start| start.tokenizer.take()));
+        let tokenizer = match (tokenizer, start.as_mut().and_then(|start| start.tokenizer.take())) {
+            (Some(tokenizer), _) => Some(tokenizer),
+            (None, Some(tokenizer)) => Some(match &recipe.tokenizer {
+                TokenizerSource::Extended { special } => tokenizer.with_specials(special)?,
+                _ => tokenizer,
+            }),
+            (None, None) => None,
+        };
         let architecture = match (&recipe.model, &start) {
             (ModelSource::New(architecture), _) => architecture.clone(),
             (_, Some(start)) => start.architecture.clone(),
             _ => unreachable!("a model is new or starts from another"),
         };
-        let (mut data, tokenizer) = Dataset::new(recipe, &architecture, tokenizer)?;
-        let (model, provenance) = TrainedModel::new(recipe, &architecture, start, tokenizer, &data)?;
+        let (mut data, tokenizer) = match (&recipe.data, &mut start) {
+            (Data::Chat { template, .. }, Some(start)) => {
+                if let Some(path) = template {
+                    let source = input::read_to_string(path, input::SETTINGS_MAX)?;
+                    start.template = Some(Template::new(&source, path)?);
+                }
+                chat_data(recipe, start, tokenizer)?
+            }
+            _ => Dataset::new(recipe, &architecture, tokenizer)?,
+        };
+        let (mut model, provenance) = TrainedModel::new(recipe, &architecture, start, tokenizer, &data)?;
         match (&model, &mut data) {
+            (TrainedModel::Encoder(encoder), Dataset::Masked(_)) if recipe.train.longest > encoder.model.max_len() => {
+                let (block, max_len) = (recipe.train.longest, encoder.model.max_len());
+                let what = format!("`train.longest` is {block}, the model takes {max_len} tokens");
+                return Err(Error::invalid(what).with_hint("lower it"));
+            }
             (TrainedModel::Encoder(encoder), data) => data.tokenize(encoder)?,
             (TrainedModel::Han(han), data) => data.tokenize_documents(han),
             (TrainedModel::Vit(vit), data) => data.resize_images(vit)?,
             (model, data) => {
                 let model = model.generative().expect("the other kinds were matched");
                 match data {
-                    Dataset::Text(_) if model.gpt().is_none() => {
+                    Dataset::Text(_) | Dataset::Chat(_) if model.gpt().is_none() => {
                         return Err(Error::invalid(format!("a {} cannot learn from plain text", architecture.name()))
                             .with_hint("set `model.kind` to `gpt`, or train on pairs"));
                     }
@@ -60,6 +97,7 @@ impl Plan {
                 }
             }
         }
+        tuning::apply(recipe, &mut model, provenance.as_ref())?;
         Ok(Plan { data, model, provenance })
     }
 

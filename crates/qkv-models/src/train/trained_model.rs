@@ -1,13 +1,15 @@
 //! The model of a run: one that generates text, an encoder, a HAN or a vision model.
 
 use super::dataset::{Dataset, TrainBatch};
+use crate::adapters;
 use crate::architecture::Architecture;
 use crate::batch::SpecialTokens;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, write_tokenizer};
 use crate::encoder::Head;
+use crate::files::folder::{CONFIG, write_json};
 use crate::files::tensors::Storage;
 use crate::labelled::LabelledTexts;
-use crate::layout::Layout;
+use crate::layout::{Dialect, Layout};
 use crate::provenance::Provenance;
 use crate::start::Start;
 use crate::text::tokenizer::Tokenizer;
@@ -64,6 +66,20 @@ impl TrainedModel {
                 };
                 let (han, found) = Han::from_start(&config, tokenizer, &start, recipe.seed)?;
                 Ok((TrainedModel::Han(han), Some(found)))
+            }
+            (Architecture::Encoder(config), None) if matches!(data, Dataset::Masked(_)) => {
+                let vocab_size = config.vocab_size.max(tokenizer.len());
+                let (head, labels) = (Head::Masked, Vec::new());
+                let config = EncoderConfig { head, labels, pooler: false, vocab_size, ..config.clone() };
+                let Some(start) = start else {
+                    return Ok((TrainedModel::Encoder(Encoder::new(&config, tokenizer, recipe.seed)?), None));
+                };
+                let (encoder, found) = Encoder::from_start(config, tokenizer, &start, recipe.seed)?;
+                Ok((TrainedModel::Encoder(encoder), Some(found)))
+            }
+            (_, None) if matches!(data, Dataset::Masked(_)) => {
+                Err(Error::invalid(format!("a {kind} does not predict masked tokens"))
+                    .with_hint("`train.objective = \"mlm\"` is for encoders"))
             }
             (Architecture::Encoder(_), None) => Err(Error::invalid("an encoder makes no text")
                 .with_hint("it learns from `classes`, `tags` or `answers` in `[data]`")),
@@ -202,8 +218,55 @@ impl TrainedModel {
         }
     }
 
-    /// Writes the model's folder.
-    pub fn save(&self, folder: &Path) -> Result<()> {
+    /// How its tensors are called in files.
+    pub fn layout(&self) -> Layout {
+        match self {
+            TrainedModel::Text(Translator { model, parameters, .. })
+            | TrainedModel::Generator(Generator { model, parameters, .. }) => {
+                let config = model.config();
+                Dialect::of(config).layout(config).unwrap_or_else(|| Layout::own(parameters))
+            }
+            TrainedModel::Encoder(encoder) => encoder.layout(),
+            TrainedModel::Han(han) => Layout::own(&han.parameters),
+            TrainedModel::Vit(vit) => crate::layout::vit::layout(&vit.config),
+        }
+    }
+
+    /// Writes the model's folder: all of it, or adapters that belong to the model in `base`, unless they are merged.
+    pub fn save(&mut self, folder: &Path, base: &Path, merge: bool) -> Result<()> {
+        if self.parameters().adapted().is_empty() {
+            return self.save_whole(folder);
+        }
+        let alone = matches!(self, TrainedModel::Generator(_) | TrainedModel::Encoder(_));
+        if alone && !merge {
+            let task = match self {
+                TrainedModel::Encoder(Encoder { config: EncoderConfig { head, .. }, .. }) => match head {
+                    Head::Classes => "SEQ_CLS",
+                    Head::Tags => "TOKEN_CLS",
+                    Head::Span => "QUESTION_ANS",
+                    Head::None | Head::Masked => "FEATURE_EXTRACTION",
+                },
+                _ => "CAUSAL_LM",
+            };
+            adapters::write(folder, self.parameters(), &self.layout(), base, task)?;
+            return match self {
+                TrainedModel::Encoder(encoder) => encoder.save_settings(folder),
+                TrainedModel::Generator(Generator { model, tokenizer, template, .. }) => {
+                    write_json(&folder.join(CONFIG), &Dialect::of(model.config()).write(model.config()))?;
+                    write_tokenizer(tokenizer, template.as_ref(), folder)
+                }
+                _ => Ok(()),
+            };
+        }
+        let mut merged = self.parameters().clone();
+        merged.adapted().into_iter().for_each(|param| merged.merge(param));
+        std::mem::swap(self.parameters_mut(), &mut merged);
+        let written = self.save_whole(folder);
+        std::mem::swap(self.parameters_mut(), &mut merged);
+        written
+    }
+
+    fn save_whole(&self, folder: &Path) -> Result<()> {
         match self {
             TrainedModel::Text(translator) => translator.save(folder, Storage::F32),
             TrainedModel::Generator(generator) => generator.save(folder, Storage::F32),

@@ -4,7 +4,7 @@ use super::dataset::{Dataset, LabelledData, TextStream};
 use super::events::{Measured, Validation};
 use super::trained_model::TrainedModel;
 use crate::batch::Batch;
-use crate::encoder::{Examples, highest};
+use crate::encoder::{Example, Examples, highest};
 use crate::labelled::LabelledTexts;
 use crate::metrics::answers::Answers;
 use crate::metrics::bleu::Bleu;
@@ -34,6 +34,24 @@ pub(super) fn validate(
         (TrainedModel::Text(Translator { model, parameters, .. }), Dataset::Text(text))
         | (TrainedModel::Generator(Generator { model, parameters, .. }), Dataset::Text(text)) => {
             return of_text((model, parameters), text, machine, pool, step);
+        }
+        (TrainedModel::Generator(Generator { model, parameters, .. }), Dataset::Chat(chat)) => {
+            let (mut loss, pad) = (Loss::default(), chat.pad);
+            for part in chat.dev.chunks(TOGETHER) {
+                let longest = model.max_len().saturating_add(1);
+                let rows = part.iter().map(|(ids, answers)| {
+                    let length = ids.len().min(longest);
+                    (&ids[..length], &answers[..length])
+                });
+                let mut tape = Tape::inference(parameters, pool, machine);
+                loss += model.loss(&mut tape, &Batch::of_answers(rows, pad), 0.0, 1.0)?;
+            }
+            let nll = loss.nll / loss.rows.max(1) as f64;
+            return Ok(Validation { step, loss: nll, perplexity: perplexity(nll), ..Validation::default() });
+        }
+        (TrainedModel::Encoder(encoder), Dataset::Masked(text)) => {
+            let nll = loss_of(encoder, &text.dev_examples(), machine, pool)?;
+            return Ok(Validation { step, loss: nll, perplexity: perplexity(nll), ..Validation::default() });
         }
         (TrainedModel::Encoder(encoder), Dataset::Labelled(data)) => {
             return of_labels(encoder, data, machine, pool, step);
@@ -148,16 +166,21 @@ fn of_labels(
             (windows.concat(), answers.exact, answers.f1, Measured::Answers)
         }
     };
+    let nll = loss_of(encoder, &examples, machine, pool)?;
+    let sentences = data.dev.len();
+    let whole =
+        Validation { step, loss: nll, perplexity: perplexity(nll), exact, f1, sentences, ..Validation::default() };
+    Ok(Validation { measured, ..whole })
+}
+
+/// The mean loss of examples.
+fn loss_of(encoder: &Encoder, examples: &[Example], machine: &Machine, pool: &Pool<f32>) -> Result<f64> {
     let mut loss = Loss::default();
     for examples in examples.chunks(TOGETHER) {
         let mut tape = Tape::inference(&encoder.parameters, pool, machine);
         loss += encoder.loss(&mut tape, &Examples(examples.to_vec()), 1.0)?;
     }
-    let nll = loss.nll / loss.rows.max(1) as f64;
-    let sentences = data.dev.len();
-    let whole =
-        Validation { step, loss: nll, perplexity: perplexity(nll), exact, f1, sentences, ..Validation::default() };
-    Ok(Validation { measured, ..whole })
+    Ok(loss.nll / loss.rows.max(1) as f64)
 }
 
 /// Texts per batch.

@@ -206,3 +206,42 @@ fn the_number_of_threads_changes_no_bit() {
         }
     }
 }
+
+#[test]
+fn packed_sequences_do_not_see_each_other() {
+    let (pool, machine) = (Pool::new(), Machine::new(2));
+    let rows: [&[u32]; 3] = [&[5, 6, 7, 8, 9, 4, 3], &[12, 13, 14], &[20, 21, 22, 23, 24]];
+    for (name, architecture) in gpts() {
+        let (model, parameters) = model(architecture);
+        let answers: Vec<Vec<bool>> = rows.iter().map(|row| (0..row.len()).map(|at| at % 3 > 0).collect()).collect();
+        let alone = || rows.iter().zip(&answers).map(|(row, answers)| (*row, &answers[..]));
+        let run = |batches: &[Batch]| {
+            let mut gradients = Gradients::of(&parameters);
+            let mut sum = 0.0;
+            for batch in batches {
+                let mut tape = Tape::training(&parameters, &mut gradients, &pool, &machine, 1);
+                sum += model.loss(&mut tape, batch, 0.0, 1.0).unwrap().nll;
+                tape.backward();
+            }
+            let all: Vec<f32> = parameters.all().flat_map(|param| gradients.get(param).to_vec()).collect();
+            (sum, all)
+        };
+        let packed = Batch::of_answers(alone(), 0).in_one_row();
+        let (one, each) = (
+            run(std::slice::from_ref(&packed)),
+            run(&alone().map(|row| Batch::of_answers([row], 0)).collect::<Vec<_>>()),
+        );
+        assert!((one.0 - each.0).abs() < 1e-4 * each.0, "{name}: {} {}", one.0, each.0);
+        let largest = each.1.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        assert!(one.1.iter().zip(&each.1).all(|(x, y)| (x - y).abs() <= 1e-4 * largest), "{name}");
+        // Whatever stands in the other sequences, the states of the first are the same to the bit.
+        let states = |ids: &[u32]| {
+            let mut tape = Tape::inference(&parameters, &pool, &machine);
+            let x = model.gpt().unwrap().forward_packed(&mut tape, ids, &packed.packed).unwrap();
+            x.value().data()[..packed.packed[0] * x.value().width()].to_vec()
+        };
+        let mut other = packed.decoder_input.ids.clone();
+        other[packed.packed[0]..].fill(29);
+        assert_eq!(states(&packed.decoder_input.ids), states(&other), "{name}");
+    }
+}

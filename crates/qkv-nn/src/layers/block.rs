@@ -6,6 +6,7 @@ use crate::float::Float;
 use crate::ops::rotary::Angles;
 use crate::tape::{Tape, Var};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// Where the norms are applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -124,11 +125,27 @@ impl Block {
     }
 
     /// All tokens at once: `x [B, N, C]`, of which the first `lengths[b]` are no padding, rotated by `angles` where
-    /// positions are rotary; in a decoder, with the encoder's output `[B, M, C]` and its lengths.
+    /// positions are rotary; in a decoder, with the encoder's output `[B, M, C]` and its lengths. On a tape that
+    /// [recomputes](Tape::recompute), a layer without an encoder saves its input alone.
     ///
     /// # Errors
     /// As [`Tape::attend`].
     pub fn forward<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        x: Var<T>,
+        lengths: Option<&[usize]>,
+        angles: Option<&Angles<T>>,
+        memory: Option<(&Var<T>, Option<&[usize]>)>,
+    ) -> qkv::Result<Var<T>> {
+        if !tape.recomputes() || memory.is_some() {
+            return self.forward_once(tape, x, lengths, angles, memory);
+        }
+        let (block, lengths, angles) = (self.clone(), lengths.map(<[usize]>::to_vec), angles.cloned());
+        tape.recomputed(x, move |tape, x| block.forward_once(tape, x, lengths.as_deref(), angles.as_ref(), None))
+    }
+
+    fn forward_once<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
         x: Var<T>,
@@ -142,6 +159,28 @@ impl Block {
             x = self.add(tape, x, norm, |tape, x| cross.forward(tape, x, memory, key_lengths, lengths, None))?;
         }
         self.add(tape, x, &self.feed_norm, |tape, x| Ok(self.feed.forward(tape, x)))
+    }
+
+    /// Packed sequences, `x [B, N, C]` with the segment of each token, `[B, N]`: each token attends within its segment.
+    /// `angles` are those of each token's position in its segment.
+    ///
+    /// # Errors
+    /// As [`Tape::attend`].
+    pub fn forward_segments<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        x: Var<T>,
+        segments: &Arc<[i32]>,
+        angles: Option<&Angles<T>>,
+    ) -> qkv::Result<Var<T>> {
+        let (block, segments, angles) = (self.clone(), segments.clone(), angles.cloned());
+        let run = move |tape: &mut Tape<'_, T>, x: Var<T>| {
+            let x = block.add(tape, x, &block.self_norm, |tape, x| {
+                block.self_attn.forward_segments(tape, x, &segments, angles.as_ref())
+            })?;
+            block.add(tape, x, &block.feed_norm, |tape, x| Ok(block.feed.forward(tape, x)))
+        };
+        if tape.recomputes() { tape.recomputed(x, run) } else { run(tape, x) }
     }
 
     /// Packed sequences `x [1, T, C]` of these lengths, one behind the other without padding, in an encoder. For

@@ -23,7 +23,8 @@ pub enum FeedKind {
 }
 
 impl FeedKind {
-    fn activation(self) -> Activation {
+    /// The activation of one linear layer; none for SwiGLU, which needs two.
+    pub fn activation(self) -> Activation {
         match self {
             FeedKind::Relu => Activation::Relu,
             FeedKind::Gelu => Activation::Gelu,

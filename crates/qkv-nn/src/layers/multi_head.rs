@@ -153,6 +153,27 @@ impl MultiHead {
         Ok(self.out.forward(tape, &attended))
     }
 
+    /// Self-attention of packed sequences, `x [B, N, C]` with the segment of each token, `[B, N]`: `[B, N, C]`. A token
+    /// attends within its segment. `angles` are those of each token's position in its segment.
+    ///
+    /// # Errors
+    /// As [`Tape::attend`].
+    pub fn forward_segments<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        x: &Var<T>,
+        segments: &[i32],
+        angles: Option<&Angles<T>>,
+    ) -> qkv::Result<Var<T>> {
+        let q = project(tape, self.q, x, angles);
+        let k = project(tape, self.k, x, angles);
+        let v = self.v.forward(tape, x);
+        let options = AttendOptions { segments: Some(segments), ..self.options() };
+        let attended = tape.attend(&q, &k, &v, None, &options)?;
+        drop((q, k, v));
+        Ok(self.out.forward(tape, &attended))
+    }
+
     /// Self-attention within packed sequences `x [1, T, C]` of these lengths: `[1, T, C]`. For inference; see
     /// [`Tape::attend_packed`].
     ///

@@ -60,6 +60,8 @@ pub struct AttendOptions<'a> {
     pub entropy: f64,
     /// Position of the first query among the keys.
     pub start: usize,
+    /// The segment of each token, `[B, N]`, in self-attention over packed sequences: a token attends within its own.
+    pub segments: Option<&'a [i32]>,
 }
 
 impl<'a> AttendOptions<'a> {
@@ -74,6 +76,7 @@ impl<'a> AttendOptions<'a> {
             query_lengths: None,
             entropy: 0.0,
             start: 0,
+            segments: None,
         }
     }
 }
@@ -130,6 +133,7 @@ pub(crate) struct SavedCall<T: Float> {
     parameters: ScoreParameters,
     key_lengths: Option<Arc<[usize]>>,
     positions: Option<Vec<i64>>,
+    segments: Option<Arc<[i32]>>,
     /// Of dropout or of a sampled choice.
     seed: Option<u64>,
     q: Tensor<T>,
@@ -174,6 +178,9 @@ impl<T: Float> SavedCall<T> {
         }
         if let Some(lengths) = &self.key_lengths {
             inputs = inputs.lengths(lengths);
+        }
+        if let Some(segments) = &self.segments {
+            inputs = inputs.segments(segments, segments);
         }
         if let Some(center) = &self.center {
             inputs = inputs.center(center.data());
@@ -236,6 +243,9 @@ impl<T: Float> Tape<'_, T> {
         if options.key_lengths.is_some() {
             attention.mask = attention.mask & Mask::lengths();
         }
+        if options.segments.is_some() {
+            attention.mask = attention.mask & Mask::segments();
+        }
         attention.entropy = self.is_training() && options.entropy != 0.0;
         let &[batch, length, _] = q.shape() else { panic!("attention takes [B, L, H·D], not {:?}", q.shape()) };
         let positions = (options.start > 0).then(|| {
@@ -248,6 +258,7 @@ impl<T: Float> Tape<'_, T> {
             parameters: options.parameters,
             key_lengths: options.key_lengths.map(Into::into),
             positions,
+            segments: options.segments.map(Into::into),
             seed,
             q: q.value.clone(),
             k: k.clone(),

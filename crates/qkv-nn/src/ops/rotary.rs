@@ -25,10 +25,18 @@ impl<T: Float> Angles<T> {
     /// # Panics
     /// Where the width is odd.
     pub fn new(width: usize, theta: f64, start: usize, length: usize) -> Self {
+        Angles::at(width, theta, &(start..start + length).collect::<Vec<_>>())
+    }
+
+    /// For any positions, such as those of packed sequences.
+    ///
+    /// # Panics
+    /// Where the width is odd.
+    pub fn at(width: usize, theta: f64, positions: &[usize]) -> Self {
         assert!(width.is_multiple_of(2), "{width} elements are no pairs");
-        let half = width / 2;
+        let (half, length) = (width / 2, positions.len());
         let speeds: Vec<f64> = (0..half).map(|i| theta.powf(-2.0 * i as f64 / width as f64)).collect();
-        let angle = |at: usize| (start + at / half) as f64 * speeds[at % half];
+        let angle = |at: usize| positions[at / half] as f64 * speeds[at % half];
         let cosines = (0..length * half).map(|at| T::of_f64(angle(at).cos())).collect();
         let sines = (0..length * half).map(|at| T::of_f64(angle(at).sin())).collect();
         Angles { table: Arc::new([cosines, sines]), half, length }

@@ -178,7 +178,12 @@ fn translator(step: TrainingStep) -> Result<Timing, Failure> {
         let ids = tokens(batch * length, step, first);
         Rows { ids, lengths: vec![length; batch], length }
     };
-    let batch = Batch { source: rows(7919, 13), decoder_input: rows(104_729, 7), targets: rows(15_485_863, 5).ids };
+    let batch = Batch {
+        source: rows(7919, 13),
+        decoder_input: rows(104_729, 7),
+        targets: rows(15_485_863, 5).ids,
+        packed: Vec::new(),
+    };
     let scale = 1.0 / batch.targets.len() as f64;
     step.time(&mut parameters, AdamW::default(), |tape| model.loss(tape, &batch, 0.1, scale).map(drop).map_err(refused))
 }

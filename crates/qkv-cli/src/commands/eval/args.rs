@@ -1,6 +1,6 @@
 //! The arguments of `qkv eval`.
 
-use crate::arguments::{Argument, Arguments, Kind, MODEL_OR_EMBEDDED, Matches, THREADS};
+use crate::arguments::{ADAPTER, Argument, Arguments, Kind, MODEL_OR_EMBEDDED, Matches, THREADS};
 use crate::search::{SEARCH, SearchArgs};
 use qkv_models::metrics::words::Words;
 use std::path::PathBuf;
@@ -19,6 +19,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
             .positional()
             .conflicts(&["hypotheses", "references"]),
             MODEL_OR_EMBEDDED.conflicts(&["hypotheses"]),
+            ADAPTER.conflicts(&["hypotheses"]).requires(&["model"]),
             Argument::new("output", Kind::Path, "Write the translations to this file")
                 .value("FILE")
                 .conflicts(&["hypotheses"]),
@@ -70,6 +71,7 @@ pub(crate) enum EvalSource {
 #[derive(Debug)]
 pub(crate) struct EvalArgs {
     pub source: EvalSource,
+    pub adapter: Option<PathBuf>,
     pub output: Option<PathBuf>,
     pub search: SearchArgs,
     pub tokenize: Words,
@@ -86,6 +88,7 @@ impl EvalArgs {
         };
         Ok(EvalArgs {
             source,
+            adapter: matches.path("adapter"),
             output: matches.path("output"),
             search: SearchArgs::parse(matches),
             tokenize: match matches.word("tokenize") {

@@ -1,6 +1,6 @@
 //! The arguments of `qkv generate`.
 
-use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
+use crate::arguments::{ADAPTER, Argument, Arguments, Kind, Matches, THREADS};
 use crate::search::{MIN_P, NO_CACHE, NO_REPEAT, REPETITION_PENALTY, SAMPLING_SEED, TEMPERATURE, TOP_K, TOP_P};
 use qkv_models::{Generation, Sampling};
 use std::path::PathBuf;
@@ -19,6 +19,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
             Argument::new("model", Kind::Path, "Model: a folder in the Hugging Face layout, or a `.gguf` file")
                 .value("PATH")
                 .required(),
+            ADAPTER,
             Argument::new("input", Kind::Path, "Read the prompt from this file").value("FILE"),
             Argument::new("chat", Kind::Switch, "Chat: TEXT, or each line of `--input` or stdin, is a user message"),
             Argument::new("system", Kind::Text, "System message of the chat").value("TEXT").requires(&["chat"]),
@@ -75,6 +76,7 @@ pub(crate) const EXAMPLES: &[(&str, &str)] = &[
 pub(crate) struct GenerateArgs {
     pub text: Option<String>,
     pub model: PathBuf,
+    pub adapter: Option<PathBuf>,
     pub input: Option<PathBuf>,
     pub chat: bool,
     pub system: Option<String>,
@@ -102,6 +104,7 @@ impl GenerateArgs {
         GenerateArgs {
             text: matches.text("text"),
             model: matches.required_path("model"),
+            adapter: matches.path("adapter"),
             input: matches.path("input"),
             chat: matches.switch("chat"),
             system: matches.text("system"),

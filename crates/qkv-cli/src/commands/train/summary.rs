@@ -65,7 +65,7 @@ impl TrainSummary {
             model: run.folder().display().to_string(),
             command: match run.recipe().data {
                 Data::Files { .. } | Data::Task { .. } => "translate",
-                Data::Text { .. } => "generate",
+                Data::Text { .. } | Data::Chat { .. } => "generate",
                 Data::Classes { .. } | Data::Needles { .. } | Data::Images { .. } => "classify",
                 Data::Tags { .. } => "tag",
                 Data::Answers { .. } | Data::Stories { .. } => "answer",

@@ -3,10 +3,12 @@
 mod damaged;
 mod documents;
 mod eval;
+mod finetune;
 mod generate;
 mod help;
 mod images;
 mod labels;
+mod lora;
 pub mod program;
 mod resume;
 mod show;

@@ -138,6 +138,25 @@ pub fn decoder() -> TempDir {
     again
 }
 
+/// A folder of adapters for [`decoder`].
+pub fn adapters() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = serde_json::json!({
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 4, "bias": "none", "lora_dropout": 0.1,
+        "target_modules": ["c_attn"], "alpha_pattern": { "mlp.c_fc": 3 }, "use_rslora": false, "use_dora": false,
+    });
+    std::fs::write(folder.path().join("adapter_config.json"), settings.to_string()).unwrap();
+    let values = vec![0.25; 96];
+    let module = |end: &str| format!("base_model.model.transformer.h.0.attn.c_attn.{end}.weight");
+    let (a, b) = (module("lora_A"), module("lora_B"));
+    let named = [
+        NamedTensor { name: &a, shape: &[2, 16], values: &values[..32] },
+        NamedTensor { name: &b, shape: &[48, 2], values: &values },
+    ];
+    write(folder.path().join("adapter_model.safetensors"), &named, Storage::F32).unwrap();
+    folder
+}
+
 pub fn translator() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let sizes = TransformerConfig {
