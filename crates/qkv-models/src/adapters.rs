@@ -1,5 +1,5 @@
-//! Low-rank adapters as files in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`, beside which a run
-//! keeps the configuration and the tokenizer. Modules are called as in `transformers`. Tensors that are trained whole,
+//! Low-rank adapters as files in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`, beside which a
+//! run keeps the configuration and the tokenizer. Modules are called as in `transformers`. Tensors that are trained whole,
 //! such as a new head, are in the same file.
 
 use crate::files::atomic;
@@ -145,8 +145,8 @@ fn targets(layout: &Layout, modules: &[String]) -> Vec<String> {
     }
 }
 
-/// Reads adapters and attaches them to the matrices of a model, and reads what else their file has. Returns the names of
-/// all tensors that were read whole.
+/// Reads adapters and attaches them to the matrices of a model, and reads what else their file has. Returns the names
+/// of all tensors that were read whole.
 ///
 /// # Errors
 /// Names the file, and the field or tensor that is wrong or not supported.

@@ -61,7 +61,8 @@ pub(super) struct TrainState<'a> {
     pub frozen: Option<&'a str>,
 }
 
-/// The SHA-256 of all parameters that are frozen; `None` where all are trained. A run that is resumed must find the same.
+/// The SHA-256 of all parameters that are frozen; `None` where all are trained. A run that is resumed must find the
+/// same.
 pub(super) fn frozen_digest(parameters: &Parameters<f32>) -> Option<String> {
     let mut digest = Sha256::new();
     let mut frozen = parameters.all().filter(|&param| !parameters.is_trained(param)).peekable();
