@@ -1,6 +1,6 @@
 //! Low-rank adapters as files in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`, beside which a
-//! run keeps the configuration and the tokenizer. Modules are called as in `transformers`. Tensors that are trained whole,
-//! such as a new head, are in the same file.
+//! run keeps the configuration and the tokenizer. Modules are called as in `transformers`. Tensors that are trained
+//! whole, such as a new head, are in the same file.
 
 use crate::files::atomic;
 use crate::files::folder::{self, read_json, write_json};
