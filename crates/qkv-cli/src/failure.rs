@@ -66,6 +66,13 @@ impl From<qkv_cuda::Error> for Failure {
     }
 }
 
+/// Ranks that do not agree, or cannot be reached.
+impl From<qkv_ranks::Error> for Failure {
+    fn from(error: qkv_ranks::Error) -> Failure {
+        Failure { message: error.to_string(), hint: error.hint().map(Into::into) }
+    }
+}
+
 /// Errors of `qkv-models` name file and line themselves, and often a way out.
 impl From<qkv_models::Error> for Failure {
     fn from(error: qkv_models::Error) -> Failure {

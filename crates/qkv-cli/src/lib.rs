@@ -8,6 +8,7 @@
 //! | `failure` | an expected failure: one sentence and a hint |
 //! | `input`, `lines` | opening files that are read; texts line by line, with bad lines reported and skipped |
 //! | `output`, `atomic_file` | stdout and `--output`; files that are complete or not there |
+//! | `ranks` | several processes for one command |
 //! | `search` | the arguments of decoding that `translate` and `eval` share |
 //! | `dtype` | element types of tensors, in files and in computation |
 //! | `embedded` | the model that is compiled in |
@@ -31,6 +32,7 @@ mod isa;
 mod lines;
 mod memory;
 mod output;
+mod ranks;
 mod search;
 mod terminal;
 mod threads;

@@ -69,6 +69,9 @@ pub enum Error {
         /// What to do about it.
         hint: Option<String>,
     },
+    /// Something between ranks.
+    #[error(transparent)]
+    Ranks(#[from] qkv_ranks::Error),
     /// `qkv` refused an attention.
     #[error(transparent)]
     Attention(#[from] qkv::Error),
@@ -124,6 +127,7 @@ impl Error {
             Error::Damaged { whole: Some(step), .. } => {
                 Some(format!("the checkpoint of step {step} is whole: resume from it with `--checkpoint {step}`"))
             }
+            Error::Ranks(error) => error.hint().map(Into::into),
             Error::Damaged { whole: None, .. } => Some("no other checkpoint of the run is whole".into()),
             Error::Format { .. } => Some("the file may be cut off or of another kind; write or fetch it again".into()),
             _ => None,

@@ -5,6 +5,8 @@
 //! | module | owns |
 //! | --- | --- |
 //! | `dataset` | the data of a run, tokenized, and its batches |
+//! | `gradient_sum` | the gradient of a step: its micro-batches, added in one order on any number of ranks |
+//! | `together` | what ranks agree on before and while they train one run |
 //! | `trained_model` | the model that is trained, of any architecture |
 //! | `plan` | data and model of a recipe, before a step is taken |
 //! | `tuning` | what of the model is trained |
@@ -16,8 +18,10 @@
 mod checkpoint;
 mod dataset;
 mod events;
+mod gradient_sum;
 mod lock;
 mod plan;
+mod together;
 mod trained_model;
 mod tuning;
 mod validation;
@@ -32,12 +36,15 @@ use crate::translator::Translator;
 use crate::{Error, Metric, Provenance, Recipe, Result};
 use checkpoint::{Progress, SavedCheckpoint, TrainState};
 use dataset::{Augmentation, Dataset, TrainBatch};
+use gradient_sum::GradientSum;
 use lock::{LOCK, RunLock};
-use qkv_nn::{Gradients, Loss, Machine, Moments, Parameters, Pool, Tape};
+use qkv_nn::{Loss, Machine, Moments, Parameters, Pool, Tape};
+use qkv_ranks::Ranks;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
+use together::RunHeader;
 use trained_model::TrainedModel;
 
 /// How a run ended.
@@ -75,9 +82,16 @@ pub struct Run {
     /// The digest of what is frozen, which a checkpoint does not hold.
     frozen: Option<String>,
     progress: Progress,
-    metrics: checkpoint::Metrics,
     machine: Machine,
     pool: Pool<f32>,
+    ranks: Ranks,
+    /// What the first rank writes, and holds against other processes.
+    files: Option<RunFiles>,
+}
+
+/// What the first rank of a run has open.
+struct RunFiles {
+    metrics: checkpoint::Metrics,
     _lock: RunLock,
 }
 
@@ -93,10 +107,20 @@ impl Run {
     /// # Errors
     /// Where the folder is not empty or in use, data cannot be read, or sizes do not fit together.
     pub fn new(recipe: &Recipe, folder: impl AsRef<Path>, threads: usize) -> Result<Run> {
-        Self::new_at(recipe, folder.as_ref(), threads)
+        Self::new_at(recipe, folder.as_ref(), threads, Ranks::alone())
     }
 
-    fn new_at(recipe: &Recipe, folder: &Path, threads: usize) -> Result<Run> {
+    /// [`new`](Run::new) on the first of several ranks; the others [`join`](Run::join). The weights do not depend on
+    /// their number.
+    ///
+    /// # Errors
+    /// As [`new`](Run::new); and where there are more ranks than micro-batches in a step, or they do not agree.
+    pub fn new_on(ranks: Ranks, recipe: &Recipe, folder: impl AsRef<Path>, threads: usize) -> Result<Run> {
+        Self::new_at(recipe, folder.as_ref(), threads, ranks)
+    }
+
+    fn new_at(recipe: &Recipe, folder: &Path, threads: usize, ranks: Ranks) -> Result<Run> {
+        together::check_size(recipe, &ranks)?;
         refuse_taken(folder)?;
         let plan = Plan::new(recipe, None)?;
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
@@ -106,7 +130,42 @@ impl Run {
         if let Some(tokenizer) = plan.model.tokenizer() {
             tokenizer.save(folder.join(TOKENIZER))?;
         }
-        Run::start(recipe.clone(), folder, threads, plan, lock)
+        Run::share(recipe, folder, &plan, false, &ranks)?;
+        let files = RunFiles { metrics: checkpoint::Metrics::open(folder)?, _lock: lock };
+        Run::start(recipe.clone(), folder, threads, plan, ranks, Some(files))
+    }
+
+    /// Tells the other ranks what the run is.
+    fn share(recipe: &Recipe, folder: &Path, plan: &Plan, resumed: bool, ranks: &Ranks) -> Result<()> {
+        let tokenizer = plan.model.tokenizer().map(Tokenizer::to_json);
+        let header = RunHeader { folder: folder.to_owned(), recipe: recipe.to_toml(), tokenizer, resumed };
+        RunHeader::share(Some(header), ranks)?;
+        together::agree(recipe, plan.model.parameters(), ranks)
+    }
+
+    /// Joins the run that the first rank starts or resumes. Reads data, and writes no file.
+    ///
+    /// # Errors
+    /// Where the ranks do not agree, or one of them is gone.
+    pub fn join(ranks: Ranks, threads: usize) -> Result<Run> {
+        let RunHeader { folder, recipe, tokenizer, resumed } = RunHeader::share(None, &ranks)?;
+        let recipe = Recipe::parse(&recipe, &folder.join(RECIPE), &[])?;
+        let tokenizer = tokenizer.map(|json| Tokenizer::from_bytes(json.as_bytes(), folder.join(TOKENIZER)));
+        let plan = Plan::new(&recipe, tokenizer.transpose()?)?;
+        together::agree(&recipe, plan.model.parameters(), &ranks)?;
+        let mut run = Run::start(recipe, &folder, threads, plan, ranks, None)?;
+        if resumed {
+            run.share_state()?;
+        }
+        Ok(run)
+    }
+
+    /// Gives every rank the state of the first.
+    fn share_state(&mut self) -> Result<()> {
+        let (mut progress, ranks) = (self.progress.clone(), self.ranks.clone());
+        together::share_state(self.state(), &mut progress, &ranks)?;
+        self.progress = progress;
+        Ok(())
     }
 
     /// Resumes the run in a folder from its newest checkpoint, or from the start where it has none yet.
@@ -122,16 +181,26 @@ impl Run {
     /// # Errors
     /// As [`resume`](Run::resume), and where a change is invalid or there is no such checkpoint.
     pub fn resume_with(folder: impl AsRef<Path>, how: &Resume, threads: usize) -> Result<Run> {
-        Self::resume_at(folder.as_ref(), how, threads)
+        Self::resume_at(folder.as_ref(), how, threads, Ranks::alone())
     }
 
-    fn resume_at(folder: &Path, how: &Resume, threads: usize) -> Result<Run> {
+    /// [`resume_with`](Run::resume_with) on the first of several ranks; the others [`join`](Run::join). Their number
+    /// need not be that of the ranks that trained before.
+    ///
+    /// # Errors
+    /// As [`resume_with`](Run::resume_with) and [`new_on`](Run::new_on).
+    pub fn resume_on(ranks: Ranks, folder: impl AsRef<Path>, how: &Resume, threads: usize) -> Result<Run> {
+        Self::resume_at(folder.as_ref(), how, threads, ranks)
+    }
+
+    fn resume_at(folder: &Path, how: &Resume, threads: usize, ranks: Ranks) -> Result<Run> {
         let recipe_path = folder.join(RECIPE);
         if folder.is_dir() && !recipe_path.exists() {
             let what = format!("`{}` has no `{RECIPE}`, so it is no run that could be resumed", folder.display());
             return Err(Error::invalid(what).with_hint("copy the recipe of the run there"));
         }
         let recipe = Recipe::read(recipe_path, &how.changes)?;
+        together::check_size(&recipe, &ranks)?;
         let lock = RunLock::acquire(folder)?;
         checkpoint::remove_litter(folder)?;
         let saved = SavedCheckpoint::find(folder, how.checkpoint)?;
@@ -142,7 +211,9 @@ impl Run {
         if let Some(tokenizer) = plan.model.tokenizer().filter(|_| !path.exists()) {
             tokenizer.save(&path)?;
         }
-        let mut run = Run::start(recipe, folder, threads, plan, lock)?;
+        Run::share(&recipe, folder, &plan, saved.is_some(), &ranks)?;
+        let files = RunFiles { metrics: checkpoint::Metrics::open(folder)?, _lock: lock };
+        let mut run = Run::start(recipe, folder, threads, plan, ranks, Some(files))?;
         if let Some(saved) = saved {
             run.progress = saved.read(folder, run.state())?;
             let (step, steps) = (run.progress.step, run.recipe.train.steps);
@@ -153,20 +224,28 @@ impl Run {
             if how.checkpoint.is_some() {
                 saved.remove_newer(folder)?;
             }
+            run.share_state()?;
         }
-        run.metrics.cut(run.progress.metrics_bytes)?;
+        let bytes = run.progress.metrics_bytes;
+        run.files.as_mut().map_or(Ok(()), |files| files.metrics.cut(bytes))?;
         if !how.changes.is_empty() {
             atomic::write(folder.join(RECIPE), run.recipe.to_toml().as_bytes())?;
         }
         Ok(run)
     }
 
-    fn start(recipe: Recipe, folder: &Path, threads: usize, plan: Plan, lock: RunLock) -> Result<Run> {
+    fn start(
+        recipe: Recipe,
+        folder: &Path,
+        threads: usize,
+        plan: Plan,
+        ranks: Ranks,
+        files: Option<RunFiles>,
+    ) -> Result<Run> {
         let Plan { data, model, provenance } = plan;
         let average = (recipe.train.average > 0.0).then(|| model.parameters().clone());
         let moments = Moments::of(model.parameters());
         let machine = Machine::new(threads).precision(recipe.train.precision);
-        let metrics = checkpoint::Metrics::open(folder)?;
         let (folder, progress, pool) = (folder.to_owned(), Progress::default(), Pool::new());
         let frozen = checkpoint::frozen_digest(model.parameters());
         Ok(Run {
@@ -179,11 +258,16 @@ impl Run {
             moments,
             frozen,
             progress,
-            metrics,
             machine,
             pool,
-            _lock: lock,
+            ranks,
+            files,
         })
+    }
+
+    /// The ranks that train it.
+    pub fn ranks(&self) -> &Ranks {
+        &self.ranks
     }
 
     /// The recipe, with its changes.
@@ -269,7 +353,8 @@ impl Run {
 
     fn steps(&mut self, watcher: &mut dyn Watcher, stop: &AtomicBool) -> Result<Outcome> {
         let train = self.recipe.train.clone();
-        let mut gradients = Gradients::of(self.model.parameters());
+        let ranks = self.ranks.clone();
+        let mut sum = GradientSum::new(self.model.parameters(), train.accumulate, ranks.clone());
         let mut epoch = None;
         let mut clock = Instant::now();
         while self.progress.step < train.steps {
@@ -277,7 +362,7 @@ impl Run {
                 self.finish(watcher)?;
                 return Ok(Outcome::NoBetter);
             }
-            if stop.load(Ordering::Relaxed) {
+            if together::any(stop.load(Ordering::Relaxed), &ranks)? {
                 self.save(watcher)?;
                 return Ok(Outcome::Interrupted);
             }
@@ -287,18 +372,26 @@ impl Run {
             }
             let step = self.progress.step + 1;
             let targets: usize = batches.iter().map(TrainBatch::targets).sum();
-            gradients.clear(&self.machine);
-            let mut loss = Loss::default();
-            let mut penalty = 0.0;
-            for (at, batch) in batches.iter().enumerate() {
+            let own = sum.own_leaves();
+            let (mut step_sum, mut last, mut losses) = (sum.begin()?, None, Vec::with_capacity(own.len()));
+            for at in own.clone() {
+                let mut gradients = sum.zeros(self.model.parameters(), &self.machine);
                 let noise = crate::draws::Draws::new(self.recipe.seed, [NOISE, step as u32, at as u32]).word();
                 let noise = u64::from(noise) << 32 | step;
                 let tape = Tape::training(self.model.parameters(), &mut gradients, &self.pool, &self.machine, noise);
                 let mut tape = tape.recompute(train.recompute);
-                loss += self.model.loss(&mut tape, batch, train.smoothing, 1.0 / targets.max(1) as f64)?;
-                penalty += tape.penalty();
-                tape.backward();
+                let loss = self.model.loss(&mut tape, &batches[at], train.smoothing, 1.0 / targets.max(1) as f64)?;
+                losses.push((loss, tape.penalty()));
+                if at + 1 == own.end && ranks.size() > 1 {
+                    tape.backward_with(|gradients, params| sum.finished(&mut step_sum, at, gradients, params));
+                    last = Some(gradients);
+                } else {
+                    tape.backward();
+                    sum.push(&mut step_sum, at, gradients, &self.machine);
+                }
             }
+            let gradients = sum.finish(step_sum, last)?;
+            let (loss, penalty) = together::sum_losses(&losses, &ranks)?;
             let norm = gradients.norm(&self.machine);
             let mean = loss.smoothed / loss.rows.max(1) as f64;
             if !(mean + penalty).is_finite() || !norm.is_finite() {
@@ -311,6 +404,7 @@ impl Run {
             let factor = if train.clip > 0.0 && norm > train.clip { train.clip / norm } else { 1.0 };
             let parameters = self.model.parameters_mut();
             train.adam.step(parameters, &gradients, &mut self.moments, rate, factor, &self.machine);
+            sum.give_back(gradients);
             if let Some(average) = &mut self.average {
                 // The average follows faster in the first steps.
                 let decay = train.average.min((1.0 + step as f64) / (10.0 + step as f64));
@@ -333,7 +427,7 @@ impl Run {
             };
             watcher.step(&event);
             if step.is_multiple_of(train.log.max(1)) || step == train.steps {
-                self.metrics.write(&event)?;
+                self.files.as_mut().map_or(Ok(()), |files| files.metrics.write(&event))?;
                 watcher.logged(&event);
                 (self.progress.averages, clock) = (LossAverages::default(), Instant::now());
             }
@@ -368,8 +462,16 @@ impl Run {
         }
     }
 
-    /// Validates on the dev set, and saves the model if it is the best so far.
+    /// Validates on the dev set, and saves the model if it is the best so far. The first rank does; the others wait for
+    /// its result.
     fn validate(&mut self, watcher: &mut dyn Watcher) -> Result<()> {
+        if self.ranks.is_first() {
+            self.validate_here(watcher)?;
+        }
+        together::share_progress(&mut self.progress, &self.ranks)
+    }
+
+    fn validate_here(&mut self, watcher: &mut dyn Watcher) -> Result<()> {
         watcher.validating(self.progress.step);
         let step = self.progress.step;
         let found = self.for_inference(|run| {
@@ -382,7 +484,7 @@ impl Run {
             Metric::F1 => found.f1,
             Metric::Loss => -found.loss,
         };
-        self.metrics.write(&found)?;
+        self.files.as_mut().map_or(Ok(()), |files| files.metrics.write(&found))?;
         let better = self.progress.best.is_none_or(|best| score > best);
         if better {
             self.progress.best = Some(score);
@@ -405,7 +507,8 @@ impl Run {
 
     /// Writes a checkpoint, and removes those beyond the number to keep.
     fn save(&mut self, watcher: &mut dyn Watcher) -> Result<()> {
-        self.progress.metrics_bytes = self.metrics.bytes();
+        let Some(files) = &mut self.files else { return Ok(()) };
+        self.progress.metrics_bytes = files.metrics.bytes();
         let (folder, progress, keep) = (self.folder.clone(), self.progress.clone(), self.recipe.train.keep.max(1));
         SavedCheckpoint::write(&folder, &progress, self.state(), keep)?;
         watcher.saved(self.progress.step);
@@ -420,7 +523,7 @@ impl Run {
 
     /// Writes the last checkpoint, and a model even where no validation was better than none.
     fn finish(&mut self, watcher: &mut dyn Watcher) -> Result<()> {
-        if self.progress.best.is_none() {
+        if self.progress.best.is_none() && self.files.is_some() {
             self.for_inference(Run::save_model)?;
         }
         self.save(watcher)

@@ -111,6 +111,11 @@ impl<T: Float> Tape<'_, T> {
 }
 
 impl<T: Float> AdapterCall<T> {
+    /// Its matrices.
+    pub fn parameters(&self) -> [Param; 2] {
+        [self.adapter.a, self.adapter.b]
+    }
+
     /// Adds to the gradients of both matrices, and to that of the input where it has one.
     pub fn backward(
         &self,

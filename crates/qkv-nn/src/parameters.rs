@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 /// A handle to one parameter of one [`Parameters`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Param(usize);
 
 /// Initialization of a parameter. It depends on the seed and the parameter's name alone, so that adding a layer changes
@@ -362,6 +362,18 @@ impl<T: Float> Gradients<T> {
     /// The gradient of one parameter, to be added to; `None` where it is frozen.
     pub(crate) fn sum(&mut self, param: Param) -> Option<&mut [T]> {
         Some(&mut self.sums[param.0][..]).filter(|sum| !sum.is_empty())
+    }
+
+    /// The gradient of one parameter, for writing; empty where it is frozen.
+    pub fn get_mut(&mut self, param: Param) -> &mut [T] {
+        &mut self.sums[param.0]
+    }
+
+    /// Adds other gradients of the same parameters.
+    pub fn add(&mut self, others: &Gradients<T>, machine: &Machine) {
+        for (sums, others) in self.sums.iter_mut().zip(&others.sums) {
+            crate::ops::add_assign(machine, sums, others);
+        }
     }
 
     /// Sets all gradients to zero.

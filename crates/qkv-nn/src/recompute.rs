@@ -3,6 +3,7 @@
 //! pass.
 
 use crate::float::Float;
+use crate::parameters::Param;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 
@@ -43,6 +44,10 @@ impl<T: Float> Tape<'_, T> {
 }
 
 impl<T: Float> Backward<T> for RecomputeBackward<T> {
+    fn parameters(&self) -> Option<Vec<Param>> {
+        None
+    }
+
     fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let (parameters, pool, machine) = (context.parameters, context.pool, context.machine);
         let mut tape = Tape::training(parameters, context.gradients, pool, machine, 0);

@@ -8,6 +8,7 @@ use crate::parameters::{Gradients, Param, Parameters};
 use crate::pool::Pool;
 use crate::tensor::Tensor;
 use qkv::Scratch;
+use std::collections::HashMap;
 
 /// A value on the tape. Its memory is freed with the last clone, unless an operation saves it for the backward pass:
 /// drop values as soon as they are used.
@@ -42,6 +43,11 @@ impl<T: Float> Var<T> {
 pub(crate) trait Backward<T: Float>: Send {
     /// Consumes the gradient of the output and adds to those of the inputs.
     fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>);
+
+    /// The parameters whose gradients it adds to; `None` where that is known only while it runs.
+    fn parameters(&self) -> Option<Vec<Param>> {
+        Some(Vec::new())
+    }
 }
 
 struct Node<T: Float> {
@@ -273,19 +279,42 @@ impl<'a, T: Float> Tape<'a, T> {
     /// Runs the backward pass over the recorded operations, last first, and adds to the gradients of the parameters.
     /// The tape is empty afterwards.
     pub fn backward(&mut self) {
+        self.backward_with(|_, _| {});
+    }
+
+    /// [`backward`](Tape::backward), with a call for parameters whose gradients are final as soon as they are: each
+    /// parameter is named once. Whoever sends gradients away need not wait for the last one.
+    pub fn backward_with(&mut self, mut finished: impl FnMut(&Gradients<T>, &[Param])) {
         let Some(gradients) = self.gradients.as_deref_mut() else { return };
+        // The first operation that uses a parameter is the last one to add to its gradient.
+        let mut last: HashMap<Param, usize> = HashMap::new();
+        for (at, node) in self.nodes.iter().enumerate() {
+            for param in node.operation.parameters().unwrap_or_else(|| self.parameters.all().collect()) {
+                last.entry(param).or_insert(at);
+            }
+        }
+        let unused: Vec<Param> = self.parameters.all().filter(|param| !last.contains_key(param)).collect();
+        finished(gradients, &unused);
         while let Some(Node { output, operation }) = self.nodes.pop() {
+            let mut done = operation.parameters().unwrap_or_else(|| self.parameters.all().collect());
+            done.retain(|param| last.get(param) == Some(&self.nodes.len()));
             // An output that the loss does not depend on has no gradient.
-            let Some(upstream) = self.slots[output].take() else { continue };
-            let mut context = BackwardContext {
-                parameters: self.parameters,
-                gradients,
-                pool: self.pool,
-                machine: self.machine,
-                scratch: &self.scratch,
-                slots: &mut self.slots,
-            };
-            operation.backward(upstream, &mut context);
+            if let Some(upstream) = self.slots[output].take() {
+                let mut context = BackwardContext {
+                    parameters: self.parameters,
+                    gradients,
+                    pool: self.pool,
+                    machine: self.machine,
+                    scratch: &self.scratch,
+                    slots: &mut self.slots,
+                };
+                operation.backward(upstream, &mut context);
+            }
+            if !done.is_empty() {
+                done.sort_unstable();
+                done.dedup();
+                finished(gradients, &done);
+            }
         }
     }
 }

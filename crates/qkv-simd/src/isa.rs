@@ -16,6 +16,9 @@ pub(crate) enum Level {
     Amx,
 }
 
+/// The instruction set of this process, once it is decided on.
+static BEST: OnceLock<Isa> = OnceLock::new();
+
 /// An instruction set of this CPU.
 ///
 /// ```
@@ -32,11 +35,21 @@ impl Isa {
     /// The fastest instruction set of this CPU, or the one named by the environment variable `QKV_ISA` (`portable`,
     /// `avx2`, `avx512`, `avx512bf16`, `amx`). A name that this CPU does not have is ignored. Decided once per process.
     pub fn best() -> Isa {
-        static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| {
             let forced = std::env::var("QKV_ISA").ok().and_then(|name| Isa::named(&name));
             forced.unwrap_or_else(|| *Isa::available().last().expect("portable is always there"))
         })
+    }
+
+    /// Makes this the instruction set of the process, for ranks that agree on one. Returns whether it is: not where
+    /// another one was decided on before.
+    ///
+    /// ```
+    /// use qkv_simd::Isa;
+    /// assert!(Isa::best().decide());
+    /// ```
+    pub fn decide(self) -> bool {
+        *BEST.get_or_init(|| self) == self
     }
 
     /// Every instruction set of this CPU, narrowest first.

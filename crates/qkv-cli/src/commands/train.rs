@@ -14,11 +14,13 @@ mod summary;
 use crate::command::{Command, Run, Status};
 use crate::failure::Failure;
 use crate::output::Print;
+use crate::ranks::{self, RankJob};
 use crate::{input, threads};
-use args::{ARGUMENTS, EXAMPLES, TrainArgs, notes};
+use args::{ARGUMENTS, EXAMPLES, LogFormat, TrainArgs, notes};
 use log::TrainLog;
 use qkv_models::Recipe;
 use qkv_models::train::{self, Outcome, Resume};
+use qkv_ranks::Ranks;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::path::Path;
@@ -35,26 +37,41 @@ pub(super) const COMMAND: Command =
 
 impl Run for TrainArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
-        threads::on(self.threads, || {
-            if self.dry_run {
-                return plan(self, print);
-            }
-            let mut run = open(self)?;
-            let mut log = TrainLog::new(self.log_format, &run);
-            log.start(&run);
-            let stop = stop_flag()?;
-            let outcome = run.train(&mut log, &stop);
-            log.finish();
-            let outcome = outcome?;
-            if outcome == Outcome::Interrupted {
-                log.interrupted(&run);
-                return Ok(Status::Interrupted);
-            }
-            let summary = TrainSummary::new(&run, outcome)?;
-            log.end(&summary);
-            print(&if self.json { summary.to_json() } else { summary.to_text() })?;
-            Ok(Status::Done)
-        })
+        if self.dry_run {
+            return threads::on(self.threads, || plan(self, print));
+        }
+        ranks::start(self.ranks)?;
+        let job = RankJob::join(self.rank_timeout)?;
+        let threads = job.threads(self.threads)?;
+        job.run(|ranks| threads::on(threads, || self.train(ranks, print)))
+    }
+}
+
+impl TrainArgs {
+    /// Trains on one of the ranks.
+    fn train(&self, ranks: &Ranks, print: Print<'_>) -> Result<Status, Failure> {
+        let first = ranks.is_first();
+        let mut run = match first {
+            true => open(self, ranks)?,
+            false => train::Run::join(ranks.clone(), rayon::current_num_threads())?,
+        };
+        let mut log = TrainLog::new(if first { self.log_format } else { LogFormat::Quiet }, &run);
+        log.start(&run);
+        let stop = stop_flag()?;
+        let outcome = run.train(&mut log, &stop);
+        log.finish();
+        let outcome = outcome?;
+        if outcome == Outcome::Interrupted {
+            log.interrupted(&run);
+            return Ok(Status::Interrupted);
+        }
+        if !first {
+            return Ok(Status::Done);
+        }
+        let summary = TrainSummary::new(&run, outcome)?;
+        log.end(&summary);
+        print(&if self.json { summary.to_json() } else { summary.to_text() })?;
+        Ok(Status::Done)
     }
 }
 
@@ -71,7 +88,8 @@ fn plan(args: &TrainArgs, print: Print<'_>) -> Result<Status, Failure> {
 }
 
 /// A new run, or one that continues.
-fn open(args: &TrainArgs) -> Result<train::Run, Failure> {
+fn open(args: &TrainArgs, ranks: &Ranks) -> Result<train::Run, Failure> {
+    let ranks = ranks.clone();
     let threads = rayon::current_num_threads();
     let path = &args.recipe;
     input::check(path)?;
@@ -86,13 +104,13 @@ fn open(args: &TrainArgs) -> Result<train::Run, Failure> {
             return Err(Failure::new(format!("`--out` cannot be used with the folder of a run, `{shown}`")));
         }
         let how = Resume { changes: args.overrides.clone(), checkpoint: args.checkpoint };
-        return Ok(train::Run::resume_with(path, &how, threads)?);
+        return Ok(train::Run::resume_on(ranks, path, &how, threads)?);
     }
     let recipe = Recipe::read(path, &args.overrides)?;
     let folder = args.out.clone().unwrap_or_else(|| Path::new("runs").join(&recipe.name));
     let begun = folder.join("recipe.toml");
     if !(args.resume && begun.exists()) {
-        return Ok(train::Run::new(&recipe, folder, threads)?);
+        return Ok(train::Run::new_on(ranks, &recipe, folder, threads)?);
     }
     let there = Recipe::read(&begun, &[])?;
     if there != recipe {
@@ -104,7 +122,7 @@ fn open(args: &TrainArgs) -> Result<train::Run, Failure> {
             .hint(format!("`qkv train --resume {shown}` continues with its own; `--set` changes a setting")));
     }
     let how = Resume { checkpoint: args.checkpoint, ..Resume::default() };
-    Ok(train::Run::resume_with(folder, &how, threads)?)
+    Ok(train::Run::resume_on(ranks, folder, &how, threads)?)
 }
 
 /// Refuses a number that TOML cannot hold. The recipe would read it as a string and complain about its type.

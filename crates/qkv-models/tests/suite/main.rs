@@ -7,6 +7,7 @@ mod han;
 mod images;
 mod metrics;
 mod models;
+mod ranks;
 mod tensors;
 mod tokenizer;
 mod training;

@@ -495,6 +495,11 @@ fn gate_gradients<T: Float>(values: &qkv::Tensor<T, 4>, upstream: View<'_, T>) -
 }
 
 impl<T: Float> Backward<T> for AttentionBackward<T> {
+    fn parameters(&self) -> Option<Vec<Param>> {
+        let ScoreParameters { w, v, scale, table, sinks } = self.call.parameters;
+        Some([w, v, scale, table, sinks].into_iter().flatten().collect())
+    }
+
     fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let (call, heads) = (&*self.call, self.call.heads.query);
         let &[batch, length, _] = call.q.shape() else { unreachable!("`save_call` checked the axes") };

@@ -94,6 +94,10 @@ fn scatter<T: Float>(
 const COLUMNS: usize = 64;
 
 impl<T: Float> Backward<T> for EmbeddingBackward<T> {
+    fn parameters(&self) -> Option<Vec<Param>> {
+        Some([self.table].into_iter().chain(self.positions.map(|(param, ..)| param)).collect())
+    }
+
     fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let width = upstream.width();
         if let Some(sums) = context.gradients.sum(self.table) {

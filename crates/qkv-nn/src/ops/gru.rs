@@ -158,6 +158,10 @@ impl<T: Float> Pass for GruCellGradient<'_, T> {
 }
 
 impl<T: Float> Backward<T> for GruBackward<T> {
+    fn parameters(&self) -> Option<Vec<Param>> {
+        Some(vec![self.w, self.b])
+    }
+
     fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let machine: &Machine = context.machine;
         let &[steps, batch, four] = self.gates.shape() else { unreachable!("the forward pass saved [N, B, 4C]") };

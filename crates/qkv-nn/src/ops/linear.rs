@@ -276,6 +276,11 @@ impl<T: Float> Pass for ActivationGradient<'_, T> {
 }
 
 impl<T: Float> Backward<T> for LinearBackward<T> {
+    fn parameters(&self) -> Option<Vec<Param>> {
+        let of_adapter = self.adapter.iter().flat_map(AdapterCall::parameters);
+        Some([self.w].into_iter().chain(self.b).chain(of_adapter).collect())
+    }
+
     fn backward(self: Box<Self>, mut upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let machine = context.machine;
         let &[out, inner] = context.parameters.shape(self.w) else { unreachable!("forward had a matrix") };

@@ -120,6 +120,10 @@ impl<T: Float> Pass for LayerNormGradient<'_, T> {
 }
 
 impl<T: Float> Backward<T> for LayerNormBackward<T> {
+    fn parameters(&self) -> Option<Vec<Param>> {
+        Some(vec![self.gain, self.bias])
+    }
+
     fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let (rows, width) = (self.input.rows(), self.input.width());
         let gain = context.parameters.get(self.gain);
@@ -235,6 +239,10 @@ impl<T: Float> Pass for RmsNormGradient<'_, T> {
 }
 
 impl<T: Float> Backward<T> for RmsNormBackward<T> {
+    fn parameters(&self) -> Option<Vec<Param>> {
+        Some(vec![self.gain])
+    }
+
     fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let (rows, width) = (self.input.rows(), self.input.width());
         let gain = context.parameters.get(self.gain);

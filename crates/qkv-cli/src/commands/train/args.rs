@@ -1,7 +1,9 @@
 //! The arguments of `qkv train`.
 
 use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
+use crate::ranks::{RANK_TIMEOUT, RANKS};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The arguments.
 pub(crate) const ARGUMENTS: Arguments = &[
@@ -40,6 +42,8 @@ pub(crate) const ARGUMENTS: Arguments = &[
         "Computation and progress",
         &[
             THREADS,
+            RANKS,
+            RANK_TIMEOUT,
             Argument::new("log-format", Kind::Word, "Format of progress, on stderr")
                 .values(&[
                     ("auto", "a bar on a terminal, else plain lines"),
@@ -64,6 +68,10 @@ pub(crate) const EXAMPLES: &[(&str, &str)] = &[
     ("qkv train recipes/dates.toml --resume", "Continue `runs/dates`, or start it"),
     ("qkv train --resume runs/dates --set train.steps=2000", "Continue for longer"),
     ("qkv train recipes/ner-minilm.toml --dry-run", "Fine-tuning: what of the model would be used"),
+    (
+        "qkv train recipes/dates.toml --set train.accumulate=4 --ranks 4",
+        "Four processes on this machine, with the weights of one",
+    ),
     ("qkv train recipes/dates.toml --log-format json 2> log.jsonl", "Progress for programs"),
 ];
 
@@ -99,6 +107,9 @@ pub(crate) struct TrainArgs {
     /// The checkpoint to resume from; the newest by default.
     pub checkpoint: Option<u64>,
     pub threads: Option<usize>,
+    /// Ranks to start on this machine.
+    pub ranks: Option<usize>,
+    pub rank_timeout: Duration,
     pub log_format: LogFormat,
     pub json: bool,
 }
@@ -115,6 +126,8 @@ impl TrainArgs {
             dry_run: matches.switch("dry-run"),
             checkpoint: matches.seed("checkpoint"),
             threads: matches.count("threads"),
+            ranks: matches.count("ranks"),
+            rank_timeout: Duration::from_secs(matches.count("rank-timeout").unwrap_or(30) as u64),
             log_format: match matches.word("log-format") {
                 _ if matches.switch("quiet") => LogFormat::Quiet,
                 Some("bar") => LogFormat::Bar,

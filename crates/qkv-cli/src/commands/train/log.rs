@@ -35,6 +35,7 @@ struct StartEvent<'a> {
     version: &'static str,
     seed: u64,
     threads: usize,
+    ranks: usize,
     isa: &'static str,
     device: &'static str,
     data: String,
@@ -84,6 +85,7 @@ impl TrainLog {
             version: env!("CARGO_PKG_VERSION"),
             seed: recipe.seed,
             threads: rayon::current_num_threads(),
+            ranks: run.ranks().size(),
             isa: qkv::Isa::best().name(),
             device: "cpu",
             data: run.summary(),
@@ -99,7 +101,10 @@ impl TrainLog {
             return self.json("begin", start);
         }
         let StartEvent { version, seed, isa, device, ref data, parameters, step, steps, .. } = start;
-        let threads = threads::count(start.threads);
+        let threads = match start.ranks {
+            1 => threads::count(start.threads),
+            ranks => format!("{ranks} ranks of {}", threads::count(start.threads)),
+        };
         self.line(&format!("qkv      {version}, seed {seed}, {threads}, {isa}, {device}"));
         self.line(&format!("data     {data}"));
         for line in model_lines(model, [parameters, start.trained], run.provenance()) {

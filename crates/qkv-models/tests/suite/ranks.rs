@@ -1,0 +1,220 @@
+//! Training on several ranks: the weights are those of one, byte for byte, also where ranks end and others continue.
+
+use qkv_models::train::{Event, Outcome, Resume, Run, Watcher};
+use qkv_models::{Error, Recipe, Result};
+use qkv_ranks::{Ranks, run_in_process};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const TRANSFORMER: &str = "
+    [data]
+    task = 'copy'
+    pairs = 200
+    dev_pairs = 10
+    [model]
+    kind = 'transformer'
+    d_model = 16
+    ffn_dim = 32
+    heads = 2
+    encoder_layers = 1
+    decoder_layers = 1
+    dropout = 0.1
+    [tokenizer]
+    kind = 'characters'
+";
+
+const GPT: &str = "
+    [data]
+    text = 'TEXT'
+    dev = 'TEXT'
+    [model]
+    kind = 'gpt'
+    d_model = 16
+    heads = 2
+    layers = 1
+    max_positions = 32
+    [tokenizer]
+    kind = 'characters'
+";
+
+const HAN: &str = "
+    [data]
+    classes = 'CLASSES'
+    dev = 'CLASSES'
+    [model]
+    kind = 'han'
+    d_model = 12
+    hidden = 8
+    attention_width = 8
+    words = 6
+    entropy = 0.01
+    [tokenizer]
+    kind = 'words'
+    size = 100
+";
+
+/// Steps of a run: 50 where every case is asked for.
+fn steps() -> u64 {
+    if std::env::var_os("QKV_EVERY_CASE").is_some() { 50 } else { 12 }
+}
+
+/// A recipe of 8 micro-batches a step.
+fn recipe(kind: &str, place: &Path) -> Recipe {
+    let texts = place.join("texts.txt");
+    let classes = place.join("classes.tsv");
+    let words = |at: usize| format!("the {} cat {} sat on mat {}. It was {}.", at % 7, at % 3, at % 5, at % 2);
+    std::fs::write(&texts, (0..200).map(|at| words(at) + "\n").collect::<String>()).unwrap();
+    let line = |at: usize| format!("{}\t{}\n", ["even", "odd"][at % 2], words(at));
+    std::fs::write(&classes, (0..80).map(line).collect::<String>()).unwrap();
+    let kind = kind.replace("TEXT", texts.to_str().unwrap()).replace("CLASSES", classes.to_str().unwrap());
+    let (steps, save, validate) = (steps(), steps() / 4, steps() / 2);
+    let text = format!(
+        "name = 'tiny'
+        {kind}
+        [train]
+        steps = {steps}
+        tokens = 128
+        longest = 32
+        accumulate = 8
+        warmup = 5
+        average = 0.9
+        validate = {validate}
+        validate_sentences = 5
+        save = {save}
+        log = 5
+        metric = 'loss'"
+    );
+    Recipe::parse(&text, Path::new("tiny.toml"), &[]).unwrap()
+}
+
+/// Asks to stop after some steps, on one rank.
+struct StopAt<'a>(u64, &'a AtomicBool);
+
+impl Watcher for StopAt<'_> {
+    fn step(&mut self, event: &Event) {
+        if event.step >= self.0 {
+            self.1.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Each rank has threads of its own, as a process has.
+fn in_own_pool<R: Send>(work: impl FnOnce() -> R + Send) -> R {
+    rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap().install(work)
+}
+
+fn open(ranks: Ranks, recipe: &Recipe, folder: &Path) -> Result<Run> {
+    match (ranks.is_first(), folder.join("recipe.toml").exists()) {
+        (false, _) => Run::join(ranks, 1),
+        (true, true) => Run::resume_on(ranks, folder, &Resume::default(), 1),
+        (true, false) => Run::new_on(ranks, recipe, folder, 1),
+    }
+}
+
+/// Starts or resumes a run; the last rank asks to stop at a step.
+fn train_on(size: usize, recipe: &Recipe, folder: &Path, stop_at: u64) -> Vec<Result<Outcome>> {
+    run_in_process(size, |ranks| {
+        in_own_pool(|| {
+            let last = ranks.rank() + 1 == size;
+            let stop = AtomicBool::new(false);
+            let at = if last { stop_at } else { u64::MAX };
+            open(ranks, recipe, folder)?.train(&mut StopAt(at, &stop), &stop)
+        })
+    })
+}
+
+/// Everything that a run leaves, but for the time that it took.
+fn left(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let read = |name: &str| (name.to_owned(), std::fs::read(folder.join(name)).unwrap());
+    let mut found: Vec<_> = ["model.safetensors", "config.json"].into_iter().map(read).collect();
+    for name in ["weights.safetensors", "moments.safetensors", "average.safetensors"] {
+        found.push(read(&format!("checkpoints/{:08}/{name}", steps())));
+    }
+    let text = String::from_utf8(read("metrics.jsonl").1).unwrap();
+    let line = |line: &str| {
+        let mut line: serde_json::Value = serde_json::from_str(line).unwrap();
+        line.as_object_mut().unwrap().remove("seconds");
+        line.to_string()
+    };
+    found.push(("metrics.jsonl".into(), text.lines().map(line).collect::<Vec<_>>().join("\n").into_bytes()));
+    found
+}
+
+fn assert_same(found: &Path, expected: &Path, what: &str) {
+    for ((name, found), (_, expected)) in left(found).iter().zip(&left(expected)) {
+        assert!(found == expected, "{name} differs: {what}");
+    }
+}
+
+#[test]
+fn the_weights_do_not_depend_on_the_number_of_ranks() {
+    for (name, kind) in [("transformer", TRANSFORMER), ("gpt", GPT), ("han", HAN)] {
+        let place = tempfile::tempdir().unwrap();
+        let recipe = recipe(kind, place.path());
+        let whole = place.path().join("whole");
+        in_own_pool(|| Run::new(&recipe, &whole, 1).unwrap().train(&mut (), &AtomicBool::new(false)).unwrap());
+        for size in [2, 3, 4, 8] {
+            let folder = place.path().join(format!("{size}"));
+            for outcome in train_on(size, &recipe, &folder, u64::MAX) {
+                assert_eq!(outcome.unwrap(), Outcome::Finished);
+            }
+            assert_same(&folder, &whole, &format!("{name} on {size} ranks"));
+        }
+        // Stopped by its last rank, and continued on others.
+        let folder = place.path().join("parts");
+        for (size, sixth) in [(3, 1), (1, 2), (8, 3), (2, 4)] {
+            for outcome in train_on(size, &recipe, &folder, steps() * sixth / 6) {
+                assert_eq!(outcome.unwrap(), Outcome::Interrupted);
+            }
+        }
+        train_on(4, &recipe, &folder, u64::MAX);
+        assert_same(&folder, &whole, &format!("{name} continued on other numbers of ranks"));
+    }
+}
+
+/// Panics at a step, as a rank does that has a bug.
+struct PanicAt(u64);
+
+impl Watcher for PanicAt {
+    fn step(&mut self, event: &Event) {
+        assert!(event.step < self.0, "this rank ends here");
+    }
+}
+
+#[test]
+fn a_rank_that_is_gone_ends_all_and_what_was_saved_resumes() {
+    let place = tempfile::tempdir().unwrap();
+    let recipe = recipe(TRANSFORMER, place.path());
+    let [whole, folder] = ["whole", "parts"].map(|name| place.path().join(name));
+    train_on(1, &recipe, &whole, u64::MAX);
+    for (size, gone, sixth) in [(3, 1, 2), (2, 0, 3), (4, 3, 4)] {
+        let step = steps() * sixth / 6;
+        let ended = run_in_process(size, |ranks| {
+            let at = if ranks.rank() == gone { step } else { u64::MAX };
+            let train =
+                || in_own_pool(|| open(ranks, &recipe, &folder)?.train(&mut PanicAt(at), &AtomicBool::new(false)));
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(train))
+        });
+        for (rank, ended) in ended.into_iter().enumerate() {
+            match ended {
+                Err(_) => assert_eq!(rank, gone),
+                Ok(Err(Error::Ranks(qkv_ranks::Error::Lost { .. }))) => assert_ne!(rank, gone),
+                Ok(other) => panic!("rank {rank}: {other:?}"),
+            }
+        }
+    }
+    train_on(2, &recipe, &folder, u64::MAX);
+    assert_same(&folder, &whole, "after ranks were lost");
+}
+
+#[test]
+fn more_ranks_than_micro_batches_are_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path().join("run");
+    let recipe = recipe(TRANSFORMER, place.path());
+    let results = train_on(9, &recipe, &folder, u64::MAX);
+    let error = results.into_iter().next().unwrap().unwrap_err();
+    assert_eq!(error.to_string(), "9 ranks for 8 micro-batches a step: each rank needs one");
+    assert_eq!(error.hint().as_deref(), Some("set `train.accumulate` to 9 or more"));
+    assert!(!folder.exists());
+}
