@@ -1,8 +1,8 @@
-"""Holds Whisper of `qkv` to faster-whisper (CTranslate2) on the same weights and clips: log-mel, encoder and logits, words, speed.
+"""Holds Whisper of `qkv` to faster-whisper (CTranslate2) on the same weights and clips: words and speed.
 
     cargo build --release && pip install faster-whisper
-    python crates/qkv-models/dev/whisper.py MODEL CLIPS [--qkv target/release/qkv] [--threads 2] [--clips N] [--beams 1,5]
-    cargo run --release -p figures --bin whisper_outputs -- MODEL CLIP.wav OUT.safetensors
+    python crates/qkv-models/dev/whisper.py MODEL CLIPS [--qkv target/release/qkv] [--threads 2] [--count N] [--beams 1,5]
+    cargo run --release -p figures --bin whisper_outputs -- MODEL CLIP.wav OUT.safetensors   (log-mel, encoder, logits)
 
 MODEL is a folder of CTranslate2; CLIPS holds `text.tsv`, each line a file of 16 kHz and its text. Both sides recognize every clip, one
 after the other, with the same settings; a line for each beam width says on how many clips the words are the same, the word error rate
