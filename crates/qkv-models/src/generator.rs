@@ -13,7 +13,7 @@ use crate::gpt::GptState;
 use crate::search::{Sampling, draw, forbid_repeats, penalize, top};
 use crate::text::tokenizer::Tokenizer;
 use crate::{Error, Model, Result, finite};
-use qkv_nn::{Activation, Machine, Parameters, Pool, Tape, Tensor};
+use qkv_nn::{Activation, Machine, Parameters, Pool, Tape, Tensor, Usage};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Instant;
@@ -95,6 +95,8 @@ pub struct Generated {
     pub prompt_seconds: f64,
     /// Seconds for the remaining tokens.
     pub seconds: f64,
+    /// What the remaining tokens spent their time on.
+    pub usage: Usage,
     /// Why it finished.
     pub finish: Finish,
 }
@@ -123,7 +125,8 @@ impl Generator {
 
     /// From what was read; `path` is for errors.
     pub(crate) fn of_checkpoint(read: Checkpoint, path: &Path) -> Result<Self> {
-        let Checkpoint { model, parameters, tokenizer, template, generation } = read;
+        let Checkpoint { model, mut parameters, tokenizer, template, generation } = read;
+        parameters.pack_for_inference();
         if model.gpt().is_none() {
             let what = format!("`{}` holds a {}, which translates", path.display(), model.config().architecture.name());
             return Err(Error::invalid(what).with_hint("use it with `qkv translate --model`"));
@@ -182,11 +185,13 @@ impl Generator {
         let mut context = Context { start: 0, state: None };
         let mut decoder = StreamDecoder::new(&self.tokenizer, &settings.stop);
         let (mut first, mut prompt_dropped, mut finish) = (None, 0, Finish::Length);
+        let mut usage = machine.usage();
         while tokens.len() - prompt < settings.max_tokens {
             let mut scores = context.scores(self, &tokens, settings.cache, machine, &pool)?;
             finite::check(&scores, &self.parameters)?;
             if first.is_none() {
                 (first, prompt_dropped) = (Some(start.elapsed().as_secs_f64()), context.start);
+                usage = machine.usage();
             }
             penalize(&mut scores, &tokens, settings.repetition_penalty);
             forbid_repeats(&mut scores, &tokens[prompt..], settings.no_repeat);
@@ -221,6 +226,7 @@ impl Generator {
             prompt_dropped,
             prompt_seconds,
             seconds: start.elapsed().as_secs_f64() - prompt_seconds,
+            usage: machine.usage() - usage,
             finish,
         })
     }

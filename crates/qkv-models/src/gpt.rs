@@ -44,6 +44,8 @@ pub struct GptConfig {
     pub activation: FeedKind,
     /// Whether linear layers have biases.
     pub bias: bool,
+    /// Whether the projections of queries, keys and values have biases, if not as the others.
+    pub qkv_bias: Option<bool>,
     /// Whether input embedding and output projection share a matrix.
     pub tied: bool,
     /// Dropout of embeddings and of each residual branch.
@@ -70,6 +72,7 @@ impl Default for GptConfig {
             epsilon: Norm::EPSILON,
             activation: FeedKind::GeluTanh,
             bias: true,
+            qkv_bias: None,
             tied: true,
             dropout: 0.0,
             attention_dropout: 0.0,
@@ -82,6 +85,11 @@ impl GptConfig {
     /// Width of a head.
     pub fn head_width(&self) -> usize {
         self.head_width.unwrap_or(self.d_model / self.heads.max(1))
+    }
+
+    /// Whether the projections of queries, keys and values have biases.
+    pub fn qkv_bias(&self) -> bool {
+        self.qkv_bias.unwrap_or(self.bias)
     }
 
     /// Number of key/value heads.
@@ -138,7 +146,8 @@ impl Gpt {
         }
         let own = AttentionConfig {
             head_width: config.head_width,
-            bias: config.bias,
+            bias: config.qkv_bias(),
+            out_bias: config.bias,
             ..AttentionConfig::new(attention, Heads { query: heads, key: config.key_heads() })
         };
         let block = BlockConfig {

@@ -16,7 +16,9 @@ pub(crate) mod vit;
 use crate::files::tensors::{NamedTensor, Storage, to_bytes};
 use crate::files::weights::Weights;
 use crate::{Architecture, Error, ModelConfig, Result};
-use qkv_nn::{Param, Parameters};
+use half::{bf16, f16};
+use qkv_nn::{HalfMatrix, Param, Parameters};
+use qkv_simd::panels::PackedMatrix;
 use serde_json::Value;
 use std::path::Path;
 
@@ -162,12 +164,24 @@ impl Layout {
         let parts = self.parts(parameters, mapped)?;
         let (_, rows, _) = shape_of(parameters, &parts, mapped.form);
         // Quantized blocks stay beside the dequantized values: decoding reads them.
-        if let (&[part], Some(quantized)) = (&parts[..], weights.quantized(name)) {
-            match mapped.form {
-                Form::Plain => parameters.set_quantized(part, quantized),
-                Form::Transposed | Form::Axes(_) => {}
-                Form::Paired(heads) => parameters.set_quantized(part, quantized.reordered(unpaired_row(rows, heads))),
-            }
+        let quantized = match (mapped.form, &parts[..]) {
+            (Form::Plain, [_]) => weights.quantized(name, |row| row),
+            (Form::Paired(heads), [_]) => weights.quantized(name, unpaired_row(rows, heads)),
+            _ => None,
+        };
+        if let Some(quantized) = quantized {
+            parameters.set_quantized(parts[0], quantized);
+        }
+        let storage = weights.storage(name);
+        for &part in &parts {
+            let (values, &[_, width]) = (parameters.get(part), parameters.shape(part)) else { continue };
+            // What a file stores in 16 bits is exact in them.
+            let half = match storage.as_deref() {
+                Some("BF16") => HalfMatrix::Bf16(PackedMatrix::new(&rounded(values, bf16::from_f32), width)),
+                Some("F16") => HalfMatrix::F16(PackedMatrix::new(&rounded(values, f16::from_f32), width)),
+                _ => continue,
+            };
+            parameters.set_half(part, half);
         }
         Ok(())
     }
@@ -272,6 +286,11 @@ fn shape_of(parameters: &Parameters<f32>, parts: &[Param], form: Form) -> (Vec<u
         (&[_, width], _) => (vec![rows, width], rows, width),
         _ => (vec![rows], rows, 1),
     }
+}
+
+/// Elements in another type.
+fn rounded<T>(values: &[f32], round: impl Fn(f32) -> T) -> Vec<T> {
+    values.iter().map(|&x| round(x)).collect()
 }
 
 /// Transposes a matrix.

@@ -8,6 +8,7 @@ pub(crate) use scores::{LogSumExp, draw, forbid_repeats, penalize, top};
 use crate::batch::{Rows, with_eos};
 use crate::{Error, Model, Result};
 use qkv_nn::{Machine, Parameters, Pool, Tape};
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 /// Settings of a search.
@@ -154,20 +155,20 @@ impl Search {
         let specials = model.config().specials();
         let mut order: Vec<usize> = (0..sources.len()).collect();
         order.sort_by_key(|&at| (sources[at].len(), at));
-        let mut found = vec![Vec::new(); sources.len()];
+        // The source needs its end token; in a joined sequence, also the start and one token of the target.
+        let max_len = model.max_len().saturating_sub(if model.gpt().is_some() { 3 } else { 1 });
+        if let Some(&long) = order.iter().find(|&&at| sources[at].len() > max_len) {
+            return Err(Error::invalid(format!(
+                "sentence {} has {} tokens, the model takes at most {max_len}",
+                long + 1,
+                sources[long].len()
+            ))
+            .with_hint("split it into sentences"));
+        }
+        let mut batches = Vec::new();
         let mut rest = &order[..];
         while let Some(&first) = rest.first() {
-            // The source needs its end token; in a joined sequence, also the start and one token of the target.
-            let max_len = model.max_len().saturating_sub(if model.gpt().is_some() { 3 } else { 1 });
-            if let Some(&long) = rest.iter().find(|&&at| sources[at].len() > max_len) {
-                return Err(Error::invalid(format!(
-                    "sentence {} has {} tokens, the model takes at most {max_len}",
-                    long + 1,
-                    sources[long].len()
-                ))
-                .with_hint("split it into sentences"));
-            }
-            // As many as keep the cores busy without overflowing their caches.
+            // As many as keep a core busy without overflowing its caches.
             let count = |length: usize| (BATCH_TOKENS / (length + 1) / self.beam).max(1);
             // A decoder-only model needs sources of one length.
             let fits = |at: usize| model.gpt().is_none() || sources[at].len() == sources[first].len();
@@ -179,11 +180,27 @@ impl Search {
                 take += 1;
             }
             let (now, later) = rest.split_at(take);
+            batches.push(now);
             rest = later;
-            let rows: Vec<Vec<u32>> = now.iter().map(|&at| with_eos(&sources[at], specials.eos)).collect();
+        }
+        let search = |batch: &[usize], machine: &Machine| {
+            let rows: Vec<Vec<u32>> = batch.iter().map(|&at| with_eos(&sources[at], specials.eos)).collect();
             let mut tape = Tape::inference(parameters, pool, machine);
-            let results = beam::search(self, model, parameters, &mut tape, &Rows::new(&rows, specials.pad), now)?;
-            for (&at, result) in now.iter().zip(results) {
+            beam::search(self, model, parameters, &mut tape, &Rows::new(&rows, specials.pad), batch)
+        };
+        // Batches for all cores: each takes whole ones, the longest first, instead of sharing every product.
+        let results: Result<Vec<_>> = if batches.len() < 2 * machine.threads() {
+            batches.iter().map(|batch| search(batch, machine)).collect()
+        } else {
+            let search = |batch: &&[usize]| search(batch, &machine.single());
+            batches.par_iter().rev().with_max_len(1).map(search).collect::<Result<Vec<_>>>().map(|mut results| {
+                results.reverse();
+                results
+            })
+        };
+        let mut found = vec![Vec::new(); sources.len()];
+        for (batch, results) in batches.iter().zip(results?) {
+            for (&at, result) in batch.iter().zip(results) {
                 found[at] = result;
             }
         }
@@ -192,4 +209,4 @@ impl Search {
 }
 
 /// Source tokens × beams per batch.
-const BATCH_TOKENS: usize = 6144;
+const BATCH_TOKENS: usize = 1536;

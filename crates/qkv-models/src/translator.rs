@@ -97,6 +97,7 @@ impl Translator {
         let (model, mut parameters) = Model::blank(&config).map_err(|e| folder::in_file(&config_path, e))?;
         let layout = dialect.layout(&config).unwrap_or_else(|| Layout::own(&parameters));
         layout.fill(&mut parameters, &weights)?;
+        parameters.pack_for_inference();
         Ok(Translator { model, parameters, tokenizer, search })
     }
 

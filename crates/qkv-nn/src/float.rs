@@ -1,10 +1,13 @@
 //! The element types of a tape: `f32` to train, `f64` to check gradients.
 
 use crate::loops::{self, Loop};
+use crate::parameters::StoredMatrix;
 use qkv_simd::Isa;
 use qkv_simd::matmul::{Operand, PackBuffers, matmul_bf16};
+use qkv_simd::panels::{self, PackedMatrix};
 use qkv_simd::pass::Smooth;
-use qkv_simd::quantized::QuantizedMatrix;
+use qkv_simd::quantized::{self, Vectors};
+use qkv_simd::team::Team;
 
 /// `f32` or `f64`.
 pub trait Float: qkv::Element<Acc = Self> + Smooth {
@@ -25,22 +28,26 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
         false
     }
 
-    /// `y = W x` for a range of rows of a quantized matrix, from row `first` on; `false`, and `y` untouched, where this
-    /// type has no such product.
-    fn quantized_product(
-        _matrix: &QuantizedMatrix,
+    /// `y [R, O] = x Wᵀ` for matrices in fewer bits that share the rows `x [R, width]`; `false`, and every `y` untouched,
+    /// where this type has no such product, or they are of several kinds.
+    fn stored_products(
         _isa: Isa,
-        _first: usize,
+        _team: &Team,
         _x: &[Self],
-        _sums: &[f32],
-        _y: &mut [Self],
+        _width: usize,
+        _outputs: &mut [(StoredMatrix<'_>, &mut [Self])],
     ) -> bool {
         false
     }
 
-    /// The block sums of `x` that a quantized product needs; `None` where this type has no such product.
-    fn block_sums(_matrix: &QuantizedMatrix, _x: &[Self]) -> Option<Vec<f32>> {
-        None
+    /// The same for packed matrices of this type.
+    fn packed_products(
+        _isa: Isa,
+        _team: &Team,
+        _x: &[Self],
+        _outputs: &mut [(&PackedMatrix<Self>, &mut [Self])],
+    ) -> bool {
+        false
     }
 }
 
@@ -61,20 +68,39 @@ impl Float for f32 {
         matmul_bf16(isa, c, a, b, add, packed, threads)
     }
 
-    fn quantized_product(
-        matrix: &QuantizedMatrix,
+    fn stored_products(
         isa: Isa,
-        first: usize,
+        team: &Team,
         x: &[f32],
-        sums: &[f32],
-        y: &mut [f32],
+        width: usize,
+        outputs: &mut [(StoredMatrix<'_>, &mut [f32])],
     ) -> bool {
-        matrix.times(isa, first, x, sums, y);
+        macro_rules! of_kind {
+            ($kind:ident) => {
+                outputs
+                    .iter_mut()
+                    .map(|(matrix, y)| match matrix {
+                        StoredMatrix::$kind(matrix) => Some((*matrix, &mut **y)),
+                        _ => None,
+                    })
+                    .collect::<Option<Vec<_>>>()
+            };
+        }
+        if let Some(mut outputs) = of_kind!(Quantized) {
+            quantized::products(isa, team, &Vectors::new(isa, x, width), &mut outputs);
+        } else if let Some(mut outputs) = of_kind!(Bf16) {
+            panels::products(isa, team, x, &mut outputs);
+        } else if let Some(mut outputs) = of_kind!(F16) {
+            panels::products(isa, team, x, &mut outputs);
+        } else {
+            return false;
+        }
         true
     }
 
-    fn block_sums(matrix: &QuantizedMatrix, x: &[f32]) -> Option<Vec<f32>> {
-        Some(matrix.sums(x))
+    fn packed_products(isa: Isa, team: &Team, x: &[f32], outputs: &mut [(&PackedMatrix<f32>, &mut [f32])]) -> bool {
+        panels::products(isa, team, x, outputs);
+        true
     }
 }
 

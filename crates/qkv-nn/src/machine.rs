@@ -5,10 +5,11 @@ use crate::loops::Loop;
 use qkv_simd::Isa;
 use qkv_simd::matmul::{Operand, PackBuffers, matmul};
 use qkv_simd::pass::Pass;
-use qkv_simd::quantized::QuantizedMatrix;
+use qkv_simd::team::Team;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
+use std::time::Instant;
 
 /// The arithmetic of matrix products. Accumulators, softmax, norms and parameters stay in the tape's element type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +29,34 @@ pub struct Machine {
     isa: Isa,
     precision: Precision,
     packed: Mutex<PackBuffers>,
+    team: OnceLock<Team>,
+    usage: Mutex<Usage>,
+}
+
+/// What inference spent its time on, and what it read: counters that only grow, of which differences tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Usage {
+    /// Seconds of matrix products.
+    pub products: f64,
+    /// Bytes of matrices that products read, each time they did.
+    pub product_bytes: u64,
+    /// Seconds of attention to a cache.
+    pub attention: f64,
+    /// Bytes of keys and values that it read.
+    pub attention_bytes: u64,
+}
+
+impl std::ops::Sub for Usage {
+    type Output = Usage;
+
+    fn sub(self, earlier: Usage) -> Usage {
+        Usage {
+            products: self.products - earlier.products,
+            product_bytes: self.product_bytes - earlier.product_bytes,
+            attention: self.attention - earlier.attention,
+            attention_bytes: self.attention_bytes - earlier.attention_bytes,
+        }
+    }
 }
 
 /// Elements below which a task is not worth another thread.
@@ -36,7 +65,14 @@ const MIN_TASK: usize = 1 << 14;
 impl Machine {
     /// With the best instruction set of this CPU and products in full precision.
     pub fn new(threads: usize) -> Machine {
-        Machine { threads: threads.max(1), isa: Isa::best(), precision: Precision::F32, packed: Mutex::default() }
+        Machine {
+            threads: threads.max(1),
+            isa: Isa::best(),
+            precision: Precision::F32,
+            packed: Mutex::default(),
+            team: OnceLock::new(),
+            usage: Mutex::default(),
+        }
     }
 
     /// With another precision of products.
@@ -48,6 +84,27 @@ impl Machine {
     /// Number of threads.
     pub fn threads(&self) -> usize {
         self.threads
+    }
+
+    /// One thread with the same instruction set and precision, for work that is divided into whole batches.
+    pub fn single(&self) -> Machine {
+        Machine { isa: self.isa, ..Machine::new(1) }.precision(self.precision)
+    }
+
+    /// What inference with this machine spent its time on so far.
+    pub fn usage(&self) -> Usage {
+        *self.usage.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Counts the seconds since `start`, and bytes, by `add(usage, seconds, bytes)`.
+    pub(crate) fn count(&self, start: Instant, bytes: usize, add: impl FnOnce(&mut Usage, f64, u64)) {
+        let mut usage = self.usage.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        add(&mut usage, start.elapsed().as_secs_f64(), bytes as u64);
+    }
+
+    /// Whether products are computed in the tape's element type.
+    pub(crate) fn is_exact(&self) -> bool {
+        self.precision == Precision::F32
     }
 
     /// The instruction set.
@@ -66,19 +123,9 @@ impl Machine {
         matmul(c, a, b, add, self.threads);
     }
 
-    /// `C = A · Wᵀ` for a few rows `A [R, I]` and a quantized matrix `W [O, I]`; `false`, and `C` untouched, where `T`
-    /// has no such product.
-    pub(crate) fn quantized_product<T: Float>(&self, c: &mut [T], a: &[T], w: &QuantizedMatrix) -> bool {
-        let rows = a.chunks_exact(w.width()).zip(c.chunks_exact_mut(w.rows()));
-        for (x, y) in rows {
-            let Some(sums) = T::block_sums(w, x) else { return false };
-            let each = if self.threads == 1 { w.rows() } else { w.rows().div_ceil(self.threads) };
-            let parts = y.chunks_mut(each.max(1)).collect();
-            self.each(parts, |at, y: &mut [T]| {
-                T::quantized_product(w, self.isa, at * each, x, &sums, y);
-            });
-        }
-        true
+    /// The team of threads for work of microseconds; its threads are started on first use.
+    pub(crate) fn team(&self) -> &Team {
+        self.team.get_or_init(|| Team::new(self.threads))
     }
 
     /// Runs an inner loop, compiled for the instruction set.

@@ -7,12 +7,14 @@ use crate::float::Float;
 use crate::machine::Machine;
 use crate::pool::Pool;
 use crate::tensor::Tensor;
+use half::{bf16, f16};
+use qkv_simd::panels::PackedMatrix;
 use qkv_simd::pass::Pass;
 use qkv_simd::philox;
 use qkv_simd::quantized::QuantizedMatrix;
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// A handle to one parameter of one [`Parameters`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -43,13 +45,53 @@ struct Entry<T> {
     data: Arc<Vec<T>>,
     /// The quantized matrix of which `data` is the widened copy, where the file had one.
     quantized: Option<Arc<QuantizedMatrix>>,
+    /// The matrix in 16 bits of which `data` is the widened copy, where the file had one.
+    half: Option<Arc<HalfMatrix>>,
+    /// The matrix packed for inference, on first use.
+    packed: OnceLock<Arc<PackedMatrix<T>>>,
     /// Factor of the learning rate; 0 where it is frozen.
     rate: f64,
     /// The adapter of a matrix.
     adapter: Option<Adapter>,
 }
 
+/// A matrix in 16 bits, packed for products with a few rows.
+#[derive(Debug)]
+pub enum HalfMatrix {
+    /// In bf16.
+    Bf16(PackedMatrix<bf16>),
+    /// In f16.
+    F16(PackedMatrix<f16>),
+}
+
+/// A matrix as a file stores it, in fewer bits than `f32`.
+#[derive(Clone, Copy, Debug)]
+pub enum StoredMatrix<'p> {
+    /// In quantized blocks.
+    Quantized(&'p QuantizedMatrix),
+    /// In bf16.
+    Bf16(&'p PackedMatrix<bf16>),
+    /// In f16.
+    F16(&'p PackedMatrix<f16>),
+}
+
+impl StoredMatrix<'_> {
+    /// The bytes that a product reads.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            StoredMatrix::Quantized(matrix) => matrix.bytes(),
+            StoredMatrix::Bf16(matrix) => matrix.bytes(),
+            StoredMatrix::F16(matrix) => matrix.bytes(),
+        }
+    }
+}
+
 impl<T> Entry<T> {
+    /// Drops what was made from old elements.
+    fn forget(&mut self) {
+        (self.quantized, self.half, self.packed) = (None, None, OnceLock::new());
+    }
+
     /// Number of elements.
     fn count(&self) -> usize {
         self.shape.iter().product()
@@ -78,12 +120,14 @@ impl<T: Float> std::ops::Deref for Matrix<'_, T> {
 pub struct Parameters<T> {
     entries: Vec<Entry<T>>,
     names: HashMap<String, usize>,
+    /// Whether matrices are packed when they are first used for inference.
+    packs: bool,
 }
 
 impl<T: Float> Parameters<T> {
     /// Without parameters.
     pub fn new() -> Self {
-        Parameters { entries: Vec::new(), names: HashMap::new() }
+        Parameters { entries: Vec::new(), names: HashMap::new(), packs: false }
     }
 
     /// Adds a parameter.
@@ -95,7 +139,8 @@ impl<T: Float> Parameters<T> {
         let at = self.entries.len();
         assert!(self.names.insert(name.to_owned(), at).is_none(), "two parameters are called `{name}`");
         let (name, shape) = (name.to_owned(), shape.to_vec());
-        self.entries.push(Entry { name, shape, data, quantized: None, rate: 1.0, adapter: None });
+        let (quantized, half, packed) = (None, None, OnceLock::new());
+        self.entries.push(Entry { name, shape, data, quantized, half, packed, rate: 1.0, adapter: None });
         Param(at)
     }
 
@@ -117,7 +162,8 @@ impl<T: Float> Parameters<T> {
         let before = entry.shape[0];
         data.truncate(rows * row.len());
         (before..rows).for_each(|_| data.extend_from_slice(row));
-        (entry.shape[0], entry.quantized) = (rows, None);
+        entry.shape[0] = rows;
+        entry.forget();
     }
 
     /// Freezes a parameter: it has no gradient, and no step of the optimizer changes it.
@@ -216,7 +262,7 @@ impl<T: Float> Parameters<T> {
     pub fn get_mut(&mut self, param: Param) -> &mut [T] {
         let widened = self.entries[param.0].data.is_empty().then(|| self.values(param).into_owned());
         let entry = &mut self.entries[param.0];
-        entry.quantized = None;
+        entry.forget();
         if let Some(widened) = widened {
             entry.data = Arc::new(widened);
         }
@@ -238,9 +284,45 @@ impl<T: Float> Parameters<T> {
         self.entries[param.0].quantized.is_some()
     }
 
-    /// Its quantized form, where it has one.
-    pub(crate) fn quantized(&self, param: Param) -> Option<&QuantizedMatrix> {
-        self.entries[param.0].quantized.as_deref()
+    /// Attaches a matrix in 16 bits with the same values: products with few rows read it, which is faster.
+    ///
+    /// # Panics
+    /// Where the shapes differ.
+    pub fn set_half(&mut self, param: Param, half: HalfMatrix) {
+        let entry = &mut self.entries[param.0];
+        let shape = match &half {
+            HalfMatrix::Bf16(matrix) => [matrix.rows(), matrix.width()],
+            HalfMatrix::F16(matrix) => [matrix.rows(), matrix.width()],
+        };
+        assert_eq!(entry.shape, shape, "`{}`", entry.name);
+        entry.half = Some(Arc::new(half));
+    }
+
+    /// Its form in fewer bits, where it has one.
+    pub(crate) fn stored(&self, param: Param) -> Option<StoredMatrix<'_>> {
+        let entry = &self.entries[param.0];
+        match (&entry.quantized, entry.half.as_deref()) {
+            (Some(quantized), _) => Some(StoredMatrix::Quantized(quantized)),
+            (_, Some(HalfMatrix::Bf16(matrix))) => Some(StoredMatrix::Bf16(matrix)),
+            (_, Some(HalfMatrix::F16(matrix))) => Some(StoredMatrix::F16(matrix)),
+            (None, None) => None,
+        }
+    }
+
+    /// From now on inference packs each matrix when it is first used and keeps the packed copy: products then start at
+    /// once, and a row's result does not depend on the rows beside it, bit for bit.
+    pub fn pack_for_inference(&mut self) {
+        self.packs = true;
+    }
+
+    /// A matrix packed for inference, where there is no form of it in fewer bits.
+    pub(crate) fn packed(&self, param: Param) -> Option<&PackedMatrix<T>> {
+        let entry = &self.entries[param.0];
+        let &[_, width] = &entry.shape[..] else { return None };
+        if !self.packs || self.stored(param).is_some() || width == 0 {
+            return None;
+        }
+        Some(entry.packed.get_or_init(|| Arc::new(PackedMatrix::new(&entry.data, width))))
     }
 
     /// Its shape.
@@ -273,7 +355,7 @@ impl<T: Float> Parameters<T> {
         let entries = self.entries.iter_mut().zip(&others.entries).filter(|(_, other)| other.rate != 0.0);
         let parts = entries.flat_map(|(own, other)| {
             assert_eq!(own.shape, other.shape, "`{}`", own.name);
-            own.quantized = None;
+            own.forget();
             Arc::make_mut(&mut own.data).chunks_mut(BLOCK).zip(other.data.chunks(BLOCK))
         });
         let parts: Vec<_> = parts.collect();
@@ -288,10 +370,13 @@ impl<T: Float> Parameters<T> {
             shape: entry.shape.clone(),
             data: Arc::new(self.values(Param(at)).iter().map(round).collect()),
             quantized: None,
+            half: None,
+            packed: OnceLock::new(),
             rate: entry.rate,
             adapter: entry.adapter,
         };
-        Parameters { entries: self.entries.iter().enumerate().map(entry).collect(), names: self.names.clone() }
+        let entries = self.entries.iter().enumerate().map(entry).collect();
+        Parameters { entries, names: self.names.clone(), packs: self.packs }
     }
 }
 

@@ -14,7 +14,9 @@
 //! | [`bf16_gemm`] | bf16 products accumulated in f32, with AMX or AVX-512 |
 //! | [`bf16x3_gemm`] | f32 products with AMX, each f32 split into three bf16 terms |
 //! | [`gemv`] | products of a few rows with many rows read in place, for decoding |
-//! | [`quantized`] | 4-bit and 8-bit matrices times a vector |
+//! | [`quantized`] | matrices of 4 to 8 bits times a few vectors |
+//! | [`panels`] | matrices packed once for many products, for models that are used and not trained |
+//! | [`team`] | threads for many short pieces of work in a row |
 //! | [`tile`] | passes over a tile of scores: softmax, its gradient, masks, biases, scales |
 //! | [`features`] | passes over rows of features, for linear attention |
 //! | [`pairwise`] | scores that are not dot products: additive and squared distance |
@@ -62,6 +64,7 @@ pub mod matmul;
 mod miri;
 pub mod number;
 pub mod pairwise;
+pub mod panels;
 pub mod pass;
 pub mod peak;
 pub mod philox;
@@ -70,6 +73,7 @@ pub mod product;
 pub mod quantized;
 mod rows;
 pub mod shared;
+pub mod team;
 pub mod tile;
 pub mod view;
 

@@ -1,56 +1,230 @@
-//! Quantized matrices times a vector: the matrix products of generating one token at a time. They are as fast as the
-//! matrix can be read, so a 4-bit matrix is read eight times as fast as one of `f32`. The blocks are dequantized in
-//! registers; nothing is rounded beyond the quantization itself.
+//! Quantized matrices times a few vectors: the matrix products of generating one token at a time. They are as fast as
+//! the matrix can be read, so a matrix of 4 bits is read six times as fast as one of `f32`.
+//!
+//! Vectors are rounded once to 16 bits with a scale for every 32 elements ([`Vectors`]), which costs 2⁻¹⁶ of the
+//! block's largest element and buys integer products. Matrices are packed when they are loaded: the codes of sixteen
+//! rows side by side, in the order in which `kernel` reads them. Block types and what their codes mean are those of
+//! GGUF; reading files is left to others.
 
+mod kernel;
 mod rounding;
+mod words;
 
 use crate::isa::Isa;
 use crate::pass::{self, Pass};
+use crate::team::Team;
+use half::f16;
+use kernel::{Job, VectorRef, code_bytes};
 
 /// Elements of a block.
 pub const BLOCK: usize = 32;
-/// Bytes of a block of 4-bit elements.
-const HALVES: usize = BLOCK / 2;
-/// Independent partial sums.
-const SIDE: usize = 16;
+/// Blocks of a super-block.
+pub const SUPER_BLOCKS: usize = 8;
+/// Rows that are packed side by side.
+const GROUP: usize = 16;
+/// Tasks for each thread of a product: enough that one who comes late finds some left.
+const TASKS_EACH: usize = 8;
 
-/// A matrix in blocks of 32 elements, each with a scale.
+/// How the scales of blocks are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ScaleKind {
+    /// A scale for every block.
+    Plain = 0,
+    /// A scale and a minimum for every block.
+    Least = 1,
+    /// A scale and a minimum for every super-block, times bytes of its blocks.
+    SuperLeast = 2,
+    /// A scale for every super-block, times signed bytes of half blocks.
+    SuperHalves = 3,
+}
+
+/// A block type of GGUF that products read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// `scale · (code − 8)`, codes of 4 bits.
+    Q4_0,
+    /// `scale · code + minimum`, codes of 4 bits.
+    Q4_1,
+    /// `scale · (code − 16)`, codes of 5 bits.
+    Q5_0,
+    /// `scale · code + minimum`, codes of 5 bits.
+    Q5_1,
+    /// `scale · code`, codes of 8 bits with a sign.
+    Q8_0,
+    /// `scale · part · code − minimum · part`, codes of 4 bits, super-blocks.
+    Q4K,
+    /// The same with codes of 5 bits.
+    Q5K,
+    /// `scale · part · (code − 32)`, codes of 6 bits, super-blocks of half blocks.
+    Q6K,
+}
+
+impl Format {
+    fn bits(self) -> u32 {
+        match self {
+            Format::Q4_0 | Format::Q4_1 | Format::Q4K => 4,
+            Format::Q5_0 | Format::Q5_1 | Format::Q5K => 5,
+            Format::Q6K => 6,
+            Format::Q8_0 => 8,
+        }
+    }
+
+    fn zero(self) -> i32 {
+        match self {
+            Format::Q4_0 => 8,
+            Format::Q5_0 => 16,
+            Format::Q6K => 32,
+            _ => 0,
+        }
+    }
+
+    fn kind(self) -> ScaleKind {
+        match self {
+            Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => ScaleKind::Plain,
+            Format::Q4_1 | Format::Q5_1 => ScaleKind::Least,
+            Format::Q4K | Format::Q5K => ScaleKind::SuperLeast,
+            Format::Q6K => ScaleKind::SuperHalves,
+        }
+    }
+
+    /// Elements that share a scale of 16 bits: a row has a multiple of them.
+    pub fn together(self) -> usize {
+        match self.kind() {
+            ScaleKind::Plain | ScaleKind::Least => BLOCK,
+            ScaleKind::SuperLeast | ScaleKind::SuperHalves => BLOCK * SUPER_BLOCKS,
+        }
+    }
+}
+
+/// The elements of a quantized matrix, row-major, before they are packed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Blocks {
+    /// One code for every element, also where it has fewer than 8 bits.
+    pub codes: Vec<u8>,
+    /// One scale for every [`Format::together`] elements.
+    pub scales: Vec<f16>,
+    /// The minimum of as many, where the format has them.
+    pub least: Vec<f16>,
+    /// The factors of the scales of blocks or half blocks, in super-blocks.
+    pub parts: Vec<u8>,
+    /// The factors of the minima of blocks, in super-blocks with minima.
+    pub least_parts: Vec<u8>,
+}
+
+/// 64 bytes in one cache line.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// A quantized matrix, packed for products with a few vectors.
 ///
 /// ```
-/// use qkv_simd::{Isa, quantized::QuantizedMatrix};
-/// // One row of 32 numbers, 0.5·q − 1 with q = 3.
-/// let matrix = QuantizedMatrix::q4(32, vec![0x33; 16], vec![[0.5, -1.0]]).unwrap();
-/// let (x, mut y) = (vec![1.0; 32], [0.0]);
-/// matrix.times(Isa::best(), 0, &x, &matrix.sums(&x), &mut y);
+/// use qkv_simd::quantized::{Blocks, Format, QuantizedMatrix, Vectors};
+/// use qkv_simd::{Isa, team::Team};
+/// // One row of 32 numbers, 0.5·3 − 1.
+/// let [scales, least] = [0.5, -1.0].map(|x| vec![half::f16::from_f32(x)]);
+/// let blocks = Blocks { codes: vec![3; 32], scales, least, ..Blocks::default() };
+/// let matrix = QuantizedMatrix::new(Format::Q4_1, 32, &blocks, |row| row).unwrap();
+/// let mut y = [0.0];
+/// let x = Vectors::new(Isa::best(), &[1.0; 32], 32);
+/// qkv_simd::quantized::products(Isa::best(), &Team::new(1), &x, &mut [(&matrix, &mut y)]);
 /// assert_eq!(y, [16.0]);
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct QuantizedMatrix {
+    format: Format,
     rows: usize,
     width: usize,
-    blocks: Blocks,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-enum Blocks {
-    /// 4-bit elements 0 to 15: the first half of a block in the low nibbles of its bytes, the second half in the high
-    /// ones. An element is the scale of its block times the bits, plus the minimum of its block.
-    Q4(Vec<u8>, Vec<[f32; 2]>),
-    /// 8-bit elements −128 to 127, times the scale of their block.
-    Q8(Vec<i8>, Vec<f32>),
+    codes: Vec<Line>,
+    scales: Vec<u8>,
 }
 
 impl QuantizedMatrix {
-    /// Rows of `width` 4-bit elements; `None` if the lengths do not fit.
-    pub fn q4(width: usize, bits: Vec<u8>, scales: Vec<[f32; 2]>) -> Option<QuantizedMatrix> {
-        let rows = fitting(width, scales.len()).filter(|_| bits.len() == scales.len() * HALVES)?;
-        Some(QuantizedMatrix { rows, width, blocks: Blocks::Q4(bits, scales) })
+    /// Packs a matrix of rows of `width`, whose row `r` is row `order(r)` of the blocks; `None` if the lengths do not
+    /// fit.
+    ///
+    /// # Panics
+    /// If the order names a row that is not there.
+    pub fn new(format: Format, width: usize, blocks: &Blocks, order: impl Fn(usize) -> usize) -> Option<Self> {
+        let (kind, together) = (format.kind(), format.together());
+        if width == 0 || !width.is_multiple_of(together) || !blocks.codes.len().is_multiple_of(width) {
+            return None;
+        }
+        let (numbers, rows) = (blocks.codes.len(), blocks.codes.len() / width);
+        let [least, parts, least_parts] = match kind {
+            ScaleKind::Plain => [0, 0, 0],
+            ScaleKind::Least => [numbers / together, 0, 0],
+            ScaleKind::SuperLeast => [numbers / together, numbers / BLOCK, numbers / BLOCK],
+            ScaleKind::SuperHalves => [0, numbers / BLOCK * 2, 0],
+        };
+        let found = [blocks.scales.len(), blocks.least.len(), blocks.parts.len(), blocks.least_parts.len()];
+        let largest = blocks.codes.iter().copied().max().unwrap_or(0);
+        if found != [numbers / together, least, parts, least_parts] || u32::from(largest) >= 1 << format.bits() {
+            return None;
+        }
+        let order: Vec<usize> = (0..rows).map(order).collect();
+        assert!(order.iter().all(|&row| row < rows), "the order names a row beyond the {rows} there are");
+        let mut packed = QuantizedMatrix { format, rows, width, codes: Vec::new(), scales: Vec::new() };
+        let mut group = vec![0; width / BLOCK * code_bytes(format.bits())];
+        for rows in order.chunks(GROUP) {
+            packed.pack_codes(blocks, rows, &mut group);
+            packed.codes.extend(group.as_chunks::<64>().0.iter().map(|line| Line(*line)));
+            packed.pack_scales(blocks, rows);
+        }
+        Some(packed)
     }
 
-    /// Rows of `width` 8-bit elements; `None` if the lengths do not fit.
-    pub fn q8(width: usize, bits: Vec<i8>, scales: Vec<f32>) -> Option<QuantizedMatrix> {
-        let rows = fitting(width, scales.len()).filter(|_| bits.len() == scales.len() * BLOCK)?;
-        Some(QuantizedMatrix { rows, width, blocks: Blocks::Q8(bits, scales) })
+    /// The codes of up to sixteen rows: two neighbors of a row in 32 bits, sixteen rows side by side; a nibble holds
+    /// the low bits, planes after the nibbles hold the others. Rows that are missing are zeros.
+    fn pack_codes(&self, blocks: &Blocks, rows: &[usize], to: &mut [u8]) {
+        let bits = self.format.bits();
+        to.fill(0);
+        for (block, to) in to.chunks_exact_mut(code_bytes(bits)).enumerate() {
+            for (r, &row) in rows.iter().enumerate() {
+                let codes = &blocks.codes[row * self.width + block * BLOCK..][..BLOCK];
+                for (at, &code) in codes.iter().enumerate() {
+                    let (pair, side) = (at / 2, at % 2);
+                    if bits == 8 {
+                        to[pair * 2 * GROUP + 2 * r + side] = code;
+                        continue;
+                    }
+                    let (line, nibble) = (pair / 4, pair % 4);
+                    let byte = 4 * r + 2 * side;
+                    to[line * 64 + byte + nibble / 2] |= (code & 15) << (nibble % 2 * 4);
+                    if bits == 5 {
+                        to[256 + byte + pair / 8] |= (code >> 4) << (pair % 8);
+                    }
+                    if bits == 6 {
+                        let field = pair % 8;
+                        to[256 + line / 2 * 64 + byte + field / 4] |= (code >> 4) << (field % 4 * 2);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The scales of up to sixteen rows, block by block; those of a super-block before the factors of its blocks.
+    fn pack_scales(&mut self, blocks: &Blocks, rows: &[usize]) {
+        let kind = self.format.kind();
+        let (each, parts) = (self.width / self.format.together(), self.width / BLOCK);
+        for at in 0..each {
+            push(&mut self.scales, rows, |row| blocks.scales[row * each + at].to_le_bytes());
+            if matches!(kind, ScaleKind::Least | ScaleKind::SuperLeast) {
+                push(&mut self.scales, rows, |row| blocks.least[row * each + at].to_le_bytes());
+            }
+            if matches!(kind, ScaleKind::Plain | ScaleKind::Least) {
+                continue;
+            }
+            for part in at * SUPER_BLOCKS..(at + 1) * SUPER_BLOCKS {
+                for second in 0..2 {
+                    push(&mut self.scales, rows, |row| match (kind, second) {
+                        (ScaleKind::SuperHalves, second) => [blocks.parts[(row * parts + part) * 2 + second]],
+                        (_, 0) => [blocks.parts[row * parts + part]],
+                        _ => [blocks.least_parts[row * parts + part]],
+                    });
+                }
+            }
+        }
     }
 
     /// The number of rows.
@@ -63,190 +237,355 @@ impl QuantizedMatrix {
         self.width
     }
 
-    /// The matrix with permuted rows: row `r` is row `from(r)` of this one.
+    /// The bytes that a product reads.
+    pub fn bytes(&self) -> usize {
+        self.codes.len() * 64 + self.scales.len()
+    }
+}
+
+/// Appends the bytes of sixteen rows; zeros for those that are missing.
+fn push<const N: usize>(to: &mut Vec<u8>, rows: &[usize], bytes: impl Fn(usize) -> [u8; N]) {
+    (0..GROUP).for_each(|r| to.extend(rows.get(r).map_or([0; N], |&row| bytes(row))));
+}
+
+/// Vectors of one width, rounded to 16 bits with a scale for every block.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Vectors {
+    width: usize,
+    count: usize,
+    pairs: Vec<[i16; 2]>,
+    scales: Vec<f32>,
+    halves: Vec<[i32; 2]>,
+    sums: Vec<f32>,
+}
+
+impl Vectors {
+    /// Rounds the rows of `x [R, width]`. A block with a number that is not finite becomes NaN.
     ///
     /// # Panics
-    /// If there is no such row.
-    pub fn reordered(&self, from: impl Fn(usize) -> usize) -> QuantizedMatrix {
-        let each = self.width / BLOCK;
-        fn take<A: Copy>(all: &[A], each: usize, rows: usize, from: impl Fn(usize) -> usize) -> Vec<A> {
-            (0..rows).flat_map(|row| all[from(row) * each..][..each].iter().copied()).collect()
-        }
-        let blocks = match &self.blocks {
-            Blocks::Q4(bits, scales) => {
-                Blocks::Q4(take(bits, each * HALVES, self.rows, &from), take(scales, each, self.rows, &from))
-            }
-            Blocks::Q8(bits, scales) => {
-                Blocks::Q8(take(bits, each * BLOCK, self.rows, &from), take(scales, each, self.rows, &from))
-            }
+    /// If the width is no multiple of [`BLOCK`], or `x` does not hold whole rows.
+    pub fn new(isa: Isa, x: &[f32], width: usize) -> Vectors {
+        assert!(width > 0 && width.is_multiple_of(BLOCK) && x.len().is_multiple_of(width), "rows of whole blocks");
+        let blocks = x.len() / BLOCK;
+        let mut found = Vectors {
+            width,
+            count: x.len() / width,
+            pairs: vec![[0; 2]; x.len() / 2],
+            scales: vec![0.0; blocks],
+            halves: vec![[0; 2]; blocks],
+            sums: vec![0.0; blocks],
         };
-        QuantizedMatrix { blocks, ..*self }
+        pass::run(isa, Round { x, into: &mut found });
+        found
     }
 
-    /// The sum of each block of a vector, which is multiplied by the minima of 4-bit blocks.
-    pub fn sums(&self, x: &[f32]) -> Vec<f32> {
-        x.chunks_exact(BLOCK).map(|block| block.iter().sum()).collect()
-    }
-
-    /// `y[r] = Σ row[from + r] · x`, for as many rows as `y` has; `sums` are the block sums of `x`.
-    ///
-    /// # Panics
-    /// If the lengths do not fit.
-    pub fn times(&self, isa: Isa, from: usize, x: &[f32], sums: &[f32], y: &mut [f32]) {
-        let each = self.width / BLOCK;
-        assert!(
-            x.len() == self.width && sums.len() == each && from.saturating_add(y.len()) <= self.rows,
-            "the product does not fit"
-        );
-        match &self.blocks {
-            Blocks::Q4(bits, scales) => {
-                let (bits, scales) = (&bits[from * each * HALVES..], &scales[from * each..]);
-                pass::run(isa, Q4Gemv { bits, scales, x, sums, y });
-            }
-            Blocks::Q8(bits, scales) => {
-                let (bits, scales) = (&bits[from * each * BLOCK..], &scales[from * each..]);
-                pass::run(isa, Q8Gemv { bits, scales, x, y });
-            }
+    fn vector(&self, at: usize) -> VectorRef {
+        let blocks = self.width / BLOCK;
+        VectorRef {
+            pairs: self.pairs[at * self.width / 2..].as_ptr(),
+            scales: self.scales[at * blocks..].as_ptr(),
+            halves: self.halves[at * blocks..].as_ptr(),
+            sums: self.sums[at * blocks..].as_ptr(),
         }
     }
 }
 
-/// The number of rows of this many blocks.
-fn fitting(width: usize, blocks: usize) -> Option<usize> {
-    let each = (width > 0 && width.is_multiple_of(BLOCK)).then_some(width / BLOCK)?;
-    blocks.is_multiple_of(each).then_some(blocks / each)
-}
-
-struct Q4Gemv<'a> {
-    bits: &'a [u8],
-    scales: &'a [[f32; 2]],
+struct Round<'a> {
     x: &'a [f32],
-    sums: &'a [f32],
-    y: &'a mut [f32],
+    into: &'a mut Vectors,
 }
 
-impl Pass for Q4Gemv<'_> {
+/// The largest number of a block.
+const LARGEST: f32 = 32767.0;
+/// Below this a block counts as zeros: the inverse of its scale would overflow.
+const SMALLEST: f32 = 1e-30;
+/// 1.5 · 2²³: adding it rounds to a whole number, which the low bits then hold.
+const MAGIC: f32 = 12_582_912.0;
+
+impl Pass for Round<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let each = self.sums.len();
-        let rows = self.bits.chunks_exact(each * HALVES).zip(self.scales.chunks_exact(each));
-        for (y, (bits, scales)) in self.y.iter_mut().zip(rows) {
-            let (mut wide, mut below) = ([0.0f32; SIDE], 0.0f32);
-            let (bits, x) = (bits.as_chunks::<HALVES>().0, self.x.as_chunks::<BLOCK>().0);
-            for (((bits, &[scale, least]), x), sum) in bits.iter().zip(scales).zip(x).zip(self.sums) {
-                // Separate loops vectorize; one loop for both does not.
-                let (mut lows, mut highs) = ([0.0f32; SIDE], [0.0f32; SIDE]);
-                for l in 0..SIDE {
-                    lows[l] = f32::from(bits[l] & 15);
-                }
-                for l in 0..SIDE {
-                    highs[l] = f32::from(bits[l] >> 4);
-                }
-                for l in 0..SIDE {
-                    wide[l] += (lows[l] * x[l] + highs[l] * x[l + SIDE]) * scale;
-                }
-                below += least * sum;
+        let Vectors { pairs, scales, halves, sums, .. } = self.into;
+        let out = pairs.as_chunks_mut::<{ BLOCK / 2 }>().0.iter_mut().zip(scales).zip(halves).zip(sums);
+        for (x, (((pairs, scale), halves), sum)) in self.x.as_chunks::<BLOCK>().0.iter().zip(out) {
+            let (mut largest, mut finite) = ([0.0f32; 16], 0.0f32);
+            for l in 0..16 {
+                let (a, b) = (x[l].abs(), x[l + 16].abs());
+                let larger = if a > b { a } else { b };
+                largest[l] = larger;
             }
-            *y = added(wide) + below;
-        }
-    }
-}
-
-struct Q8Gemv<'a> {
-    bits: &'a [i8],
-    scales: &'a [f32],
-    x: &'a [f32],
-    y: &'a mut [f32],
-}
-
-impl Pass for Q8Gemv<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let each = self.x.len() / BLOCK;
-        let rows = self.bits.chunks_exact(each * BLOCK).zip(self.scales.chunks_exact(each));
-        for (y, (bits, scales)) in self.y.iter_mut().zip(rows) {
-            let mut wide = [0.0f32; SIDE];
-            let (bits, x) = (bits.as_chunks::<BLOCK>().0, self.x.as_chunks::<BLOCK>().0);
-            for ((bits, &scale), x) in bits.iter().zip(scales).zip(x) {
-                let mut numbers = [0.0f32; BLOCK];
-                for l in 0..BLOCK {
-                    numbers[l] = f32::from(bits[l]);
-                }
-                for l in 0..SIDE {
-                    wide[l] += (numbers[l] * x[l] + numbers[l + SIDE] * x[l + SIDE]) * scale;
-                }
+            for l in 0..BLOCK {
+                // 0 for a finite number, otherwise NaN.
+                finite += x[l] * 0.0;
             }
-            *y = added(wide);
+            let mut half = 8;
+            while half > 0 {
+                for l in 0..half {
+                    largest[l] = if largest[l] > largest[l + half] { largest[l] } else { largest[l + half] };
+                }
+                half /= 2;
+            }
+            let inverse = if largest[0] > SMALLEST { LARGEST / largest[0] } else { 0.0 };
+            let mut whole = [0i32; BLOCK];
+            for l in 0..BLOCK {
+                let shifted = x[l] * inverse + MAGIC;
+                whole[l] = (shifted.to_bits() as i32).wrapping_sub(MAGIC.to_bits() as i32);
+            }
+            if finite.is_nan() {
+                whole = [0; BLOCK];
+            }
+            for (pair, whole) in pairs.iter_mut().zip(whole.as_chunks::<2>().0) {
+                *pair = [whole[0] as i16, whole[1] as i16];
+            }
+            let (mut low, mut high) = (0, 0);
+            for l in 0..BLOCK / 2 {
+                low += whole[l];
+                high += whole[l + BLOCK / 2];
+            }
+            *scale = if largest[0] > SMALLEST { largest[0] / LARGEST } else { 0.0 } + finite;
+            *halves = [low, high];
+            *sum = *scale * (low + high) as f32;
         }
     }
 }
 
-#[inline(always)]
-fn added(mut wide: [f32; SIDE]) -> f32 {
-    let mut half = SIDE / 2;
-    while half > 0 {
-        for l in 0..half {
-            wide[l] += wide[l + half];
-        }
-        half /= 2;
+/// Where a task writes.
+struct Outputs<'a>(&'a [*mut f32]);
+
+// SAFETY: tasks write the rows of their own groups, which no other task has.
+unsafe impl Sync for Outputs<'_> {}
+
+/// `y [R, O] = x · Wᵀ` for several matrices that share the vectors, as one piece of work for the team.
+///
+/// # Panics
+/// If a matrix has another width, or an output another length.
+pub fn products(isa: Isa, team: &Team, x: &Vectors, outputs: &mut [(&QuantizedMatrix, &mut [f32])]) {
+    let vectors: Vec<VectorRef> = (0..x.count).map(|at| x.vector(at)).collect();
+    let vectors = SharedVectors(&vectors);
+    let mut pointers = Vec::with_capacity(outputs.len() * x.count);
+    // The groups of a matrix follow those of the one before.
+    let mut ends = Vec::with_capacity(outputs.len());
+    let mut total = 0;
+    for (matrix, y) in outputs.iter_mut() {
+        assert!(matrix.width == x.width && y.len() == x.count * matrix.rows, "the product does not fit");
+        let first = y.as_mut_ptr();
+        pointers.extend((0..x.count).map(|at| first.wrapping_add(at * matrix.rows)));
+        total += matrix.rows.div_ceil(GROUP);
+        ends.push(total);
     }
-    wide[0]
+    let matrices: Vec<&QuantizedMatrix> = outputs.iter().map(|(matrix, _)| *matrix).collect();
+    let pointers = Outputs(&pointers);
+    let each = total.div_ceil(TASKS_EACH * team.threads()).max(1);
+    team.run(total.div_ceil(each), |task| {
+        let (vectors, pointers) = (&vectors, &pointers);
+        let (mut from, to) = (task * each, total.min((task + 1) * each));
+        while from < to {
+            let at = ends.partition_point(|&end| end <= from);
+            let (start, end) = (if at == 0 { 0 } else { ends[at - 1] }, ends[at].min(to));
+            let matrix = matrices[at];
+            let job = Job {
+                bits: matrix.format.bits(),
+                kind: matrix.format.kind(),
+                zero: matrix.format.zero(),
+                blocks: matrix.width / BLOCK,
+                codes: bytes(&matrix.codes),
+                scales: &matrix.scales,
+                vectors: vectors.0,
+                out: &pointers.0[at * vectors.0.len()..][..vectors.0.len()],
+                rows: matrix.rows,
+                groups: from - start..end - start,
+            };
+            // SAFETY: `new` packed every group, the vectors have the matrix's width, and every output has its rows,
+            // of which this task alone writes those of its groups.
+            unsafe { kernel::run(isa, job) };
+            from = end;
+        }
+    });
+}
+
+struct SharedVectors<'a>(&'a [VectorRef]);
+
+// SAFETY: the vectors are read only, and outlive the team's work.
+unsafe impl Sync for SharedVectors<'_> {}
+
+/// The bytes of lines.
+fn bytes(lines: &[Line]) -> &[u8] {
+    // SAFETY: a line is 64 bytes without padding.
+    unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * 64) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const FORMATS: [Format; 8] =
+        [Format::Q4_0, Format::Q4_1, Format::Q5_0, Format::Q5_1, Format::Q8_0, Format::Q4K, Format::Q5K, Format::Q6K];
+
+    /// Blocks of any codes and scales.
+    fn blocks(format: Format, numbers: usize) -> Blocks {
+        let noise = |at: usize, salt: usize| ((at + 7) * 2_654_435_761 + salt * 40_503 >> 7) % 256;
+        let scale = |salt: usize| move |at: usize| f16::from_f32(0.01 + noise(at, salt) as f32 / 4096.0);
+        let codes = (0..numbers).map(|at| (noise(at, 1) >> (8 - format.bits())) as u8).collect();
+        let (together, kind) = (format.together(), format.kind());
+        let bytes = |count: usize, salt: usize| (0..count).map(|at| noise(at, salt) as u8).collect::<Vec<u8>>();
+        let scales = (0..numbers / together).map(scale(2)).collect();
+        let least = (0..numbers / together).map(scale(3)).map(|x| if kind == ScaleKind::Least { -x } else { x });
+        let has_least = matches!(kind, ScaleKind::Least | ScaleKind::SuperLeast);
+        let (parts, least_parts) = match kind {
+            ScaleKind::Plain | ScaleKind::Least => (0, 0),
+            ScaleKind::SuperLeast => (numbers / BLOCK, numbers / BLOCK),
+            ScaleKind::SuperHalves => (numbers / BLOCK * 2, 0),
+        };
+        Blocks {
+            codes,
+            scales,
+            least: if has_least { least.collect() } else { Vec::new() },
+            parts: bytes(parts, 4),
+            least_parts: bytes(least_parts, 5),
+        }
+    }
+
+    /// The element that the format's definition gives.
+    fn element(format: Format, blocks: &Blocks, at: usize) -> f64 {
+        let wide = |x: f16| f64::from(x.to_f32());
+        let code = f64::from(blocks.codes[at]) - f64::from(format.zero());
+        let scale = wide(blocks.scales[at / format.together()]);
+        let least = || wide(blocks.least[at / format.together()]);
+        match format.kind() {
+            ScaleKind::Plain if format == Format::Q8_0 => scale * f64::from(blocks.codes[at] as i8),
+            ScaleKind::Plain => scale * code,
+            ScaleKind::Least => scale * code + least(),
+            ScaleKind::SuperLeast => {
+                let [part, below] = [&blocks.parts, &blocks.least_parts].map(|bytes| f64::from(bytes[at / BLOCK]));
+                scale * part * code - least() * below
+            }
+            ScaleKind::SuperHalves => scale * f64::from(blocks.parts[at / (BLOCK / 2)] as i8) * code,
+        }
+    }
+
+    fn vectors(count: usize, width: usize) -> Vec<f32> {
+        (0..count * width).map(|at| ((at * 37 + at / 5) % 191) as f32 / 63.0 - 1.5).collect()
+    }
+
+    fn product(isa: Isa, team: &Team, matrix: &QuantizedMatrix, x: &[f32]) -> Vec<f32> {
+        let mut y = vec![f32::NAN; x.len() / matrix.width * matrix.rows];
+        products(isa, team, &Vectors::new(isa, x, matrix.width), &mut [(matrix, &mut y)]);
+        y
+    }
+
     #[test]
-    fn a_product_is_that_of_the_widened_numbers_on_every_instruction_set() {
-        let (rows, width) = (7, 96);
-        let blocks = rows * width / BLOCK;
-        let byte = |at: usize| (at * 89 + at / 7) as u8;
-        let bits: Vec<u8> = (0..blocks * HALVES).map(byte).collect();
-        let scales: Vec<[f32; 2]> = (0..blocks).map(|at| [0.01 * (at as f32 + 1.0), -0.1 * (at % 5) as f32]).collect();
-        let x: Vec<f32> = (0..width).map(|at| ((at * 37) % 19) as f32 / 9.0 - 1.0).collect();
-        let four = QuantizedMatrix::q4(width, bits.clone(), scales.clone()).unwrap();
-        let signed: Vec<i8> = (0..blocks * BLOCK).map(|at| byte(at) as i8).collect();
-        let eight = QuantizedMatrix::q8(width, signed.clone(), scales.iter().map(|s| s[0]).collect()).unwrap();
-        let number_of_four = |r: usize, c: usize| {
-            let (block, at) = (r * width / BLOCK + c / BLOCK, c % BLOCK);
-            let byte = bits[block * HALVES + at % HALVES];
-            let q = if at < HALVES { byte & 15 } else { byte >> 4 };
-            f32::from(q) * scales[block][0] + scales[block][1]
-        };
-        let number_of_eight =
-            |r: usize, c: usize| f32::from(signed[r * width + c]) * scales[r * width / BLOCK + c / BLOCK][0];
-        let dot = |number: &dyn Fn(usize, usize) -> f32, r: usize| -> f64 {
-            (0..width).map(|c| f64::from(number(r, c)) * f64::from(x[c])).sum()
-        };
-        for isa in Isa::available() {
-            for (matrix, number) in
-                [(&four, &number_of_four as &dyn Fn(usize, usize) -> f32), (&eight, &number_of_eight)]
-            {
-                let mut y = vec![0.0; rows - 2];
-                matrix.times(isa, 2, &x, &matrix.sums(&x), &mut y);
-                for (r, &found) in y.iter().enumerate() {
-                    let expected = dot(number, r + 2);
-                    assert!((f64::from(found) - expected).abs() < 1e-4, "{} {r}: {found} {expected}", isa.name());
-                }
-                let mut turned = vec![0.0; rows];
-                let back = matrix.reordered(|r| rows - 1 - r);
-                back.times(isa, 0, &x, &back.sums(&x), &mut turned);
-                assert_eq!(turned[0], y[rows - 3], "the first row of the one is the last of the other");
+    fn a_product_is_that_of_the_widened_elements() {
+        let (rows, width) = (21, 512);
+        let team = Team::new(1);
+        for format in FORMATS {
+            let blocks = blocks(format, rows * width);
+            let matrix = QuantizedMatrix::new(format, width, &blocks, |row| row).unwrap();
+            let turned = QuantizedMatrix::new(format, width, &blocks, |row| rows - 1 - row).unwrap();
+            let mut widened = vec![0.0; rows * width];
+            matrix.widen(0, &mut widened);
+            let close = |(at, &x): (usize, &f32)| (f64::from(x) - element(format, &blocks, at)).abs() <= 2e-4;
+            assert!(widened.iter().enumerate().all(close), "{format:?} widened");
+            let x = vectors(3, width);
+            let y = product(Isa::best(), &team, &matrix, &x);
+            let back = product(Isa::best(), &team, &turned, &x);
+            for (at, &found) in y.iter().enumerate() {
+                let (m, r) = (at / rows, at % rows);
+                let terms = (0..width).map(|c| element(format, &blocks, r * width + c) * f64::from(x[m * width + c]));
+                let (truth, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
+                assert!((f64::from(found) - truth).abs() <= size * 3e-5, "{format:?} {m} {r}: {found} {truth}");
+                assert_eq!(found, back[m * rows + rows - 1 - r], "{format:?}: rows in another order");
             }
         }
     }
 
     #[test]
-    fn lists_that_do_not_fit_are_refused() {
-        assert!(QuantizedMatrix::q4(33, vec![0; 16], vec![[0.0; 2]]).is_none());
-        assert!(QuantizedMatrix::q4(64, vec![0; 16], vec![[0.0; 2]]).is_none());
-        assert!(QuantizedMatrix::q4(32, vec![0; 17], vec![[0.0; 2]]).is_none());
-        assert!(QuantizedMatrix::q8(0, Vec::new(), Vec::new()).is_none());
-        assert_eq!(QuantizedMatrix::q8(32, vec![0; 64], vec![0.0; 2]).unwrap().rows(), 2);
+    fn a_result_has_the_same_bits_on_every_instruction_set_in_every_batch_and_team() {
+        let (rows, width) = (37, 512);
+        let (alone, together) = (Team::new(1), Team::new(3));
+        for format in FORMATS {
+            let matrix = QuantizedMatrix::new(format, width, &blocks(format, rows * width), |row| row).unwrap();
+            let x = vectors(6, width);
+            let portable = product(Isa::named("portable").unwrap(), &alone, &matrix, &x);
+            for isa in Isa::available() {
+                for team in [&alone, &together] {
+                    assert_eq!(product(isa, team, &matrix, &x), portable, "{format:?} {isa}");
+                }
+                for (m, own) in x.chunks_exact(width).enumerate() {
+                    assert_eq!(product(isa, &together, &matrix, own), portable[m * rows..][..rows], "{format:?} {isa}");
+                }
+            }
+            #[cfg(target_arch = "x86_64")]
+            if is_x86_feature_detected!("avx512vnni") {
+                // `run` took VNNI; this is the same without.
+                let rounded = Vectors::new(Isa::best(), &x[..width], width);
+                let mut y = vec![f32::NAN; rows];
+                let job = Job {
+                    bits: format.bits(),
+                    kind: format.kind(),
+                    zero: format.zero(),
+                    blocks: width / BLOCK,
+                    codes: bytes(&matrix.codes),
+                    scales: &matrix.scales,
+                    vectors: &[rounded.vector(0)],
+                    out: &[y.as_mut_ptr()],
+                    rows,
+                    groups: 0..rows.div_ceil(GROUP),
+                };
+                // SAFETY: a CPU with VNNI has AVX-512, and everything has the matrix's sizes.
+                unsafe { kernel::avx512(job) };
+                assert_eq!(y, portable[..rows], "{format:?} without VNNI");
+            }
+        }
+        #[cfg(target_arch = "x86_64")]
+        if !is_x86_feature_detected!("avx512vnni") {
+            eprintln!("skipped: products with VNNI (this CPU has none)");
+        }
+    }
+
+    #[test]
+    fn several_matrices_share_the_vectors() {
+        let (width, team) = (256, Team::new(2));
+        let matrices: Vec<QuantizedMatrix> = [(Format::Q4_1, 5), (Format::Q6K, 64), (Format::Q8_0, 17)]
+            .map(|(format, rows)| QuantizedMatrix::new(format, width, &blocks(format, rows * width), |r| r).unwrap())
+            .into();
+        let x = vectors(2, width);
+        let mut outputs: Vec<Vec<f32>> = matrices.iter().map(|matrix| vec![0.0; 2 * matrix.rows]).collect();
+        let mut pairs: Vec<_> = matrices.iter().zip(outputs.iter_mut().map(|y| &mut y[..])).collect();
+        products(Isa::best(), &team, &Vectors::new(Isa::best(), &x, width), &mut pairs);
+        for (matrix, y) in matrices.iter().zip(&outputs) {
+            assert_eq!(*y, product(Isa::best(), &team, matrix, &x));
+        }
+    }
+
+    #[test]
+    fn a_vector_is_rounded_to_16_bits_and_nan_stays_nan() {
+        let mut x: Vec<f32> = (0..96).map(|at| (at as f32 - 40.0) * 0.37).collect();
+        x[64..].fill(1e-33);
+        for isa in Isa::available() {
+            let rounded = Vectors::new(isa, &x, 96);
+            for (at, &x) in x.iter().enumerate() {
+                let found = f32::from(rounded.pairs[at / 2][at % 2]) * rounded.scales[at / 32];
+                assert!((found - x).abs() <= 18.9 / 65534.0 * 1.001, "{isa} {at}: {found} {x}");
+            }
+            assert_eq!(rounded, Vectors::new(Isa::named("portable").unwrap(), &x, 96), "{isa}");
+        }
+        let matrix = QuantizedMatrix::new(Format::Q8_0, 96, &blocks(Format::Q8_0, 96), |row| row).unwrap();
+        for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            x[50] = odd;
+            assert!(product(Isa::best(), &Team::new(1), &matrix, &x)[0].is_nan(), "{odd}");
+        }
+    }
+
+    #[test]
+    fn blocks_that_do_not_fit_are_refused() {
+        let good = blocks(Format::Q4_1, 64);
+        let new = |width: usize, blocks: &Blocks| QuantizedMatrix::new(Format::Q4_1, width, blocks, |row| row);
+        assert_eq!(new(32, &good).unwrap().rows(), 2);
+        assert!(new(0, &good).is_none() && new(33, &good).is_none() && new(96, &good).is_none());
+        assert!(new(32, &Blocks { least: Vec::new(), ..good.clone() }).is_none());
+        assert!(new(32, &Blocks { codes: vec![16; 64], ..good.clone() }).is_none(), "a code of five bits");
+        assert!(QuantizedMatrix::new(Format::Q4K, 64, &good, |row| row).is_none());
     }
 }

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 /// Runs `body` for every task `0 .. tasks` on up to `threads` workers of the current rayon pool, which take tasks in
 /// ascending order. Each worker builds its own state with `worker`. A body may wait for an earlier task, which is
-/// already running and never waits for a later one, but must not call into rayon.
+/// already running and never waits for a later one, but must not call into rayon. [Within](crate::team::Team::within) a
+/// team, its threads are the workers.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicUsize, Ordering};
@@ -37,6 +38,7 @@ pub fn for_each_task<W>(
     match threads.min(tasks) {
         0 => {}
         1 => work(),
+        workers if crate::team::run_within(workers, |_| work()) => {}
         workers => rayon::in_place_scope(|scope| {
             for _ in 1..workers {
                 scope.spawn(|_| work());

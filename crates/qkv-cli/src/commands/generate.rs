@@ -13,7 +13,8 @@ use args::{ARGUMENTS, EXAMPLES, GenerateArgs};
 use qkv_models::chat::Message;
 use qkv_models::files::tensors::{NamedTensor, Storage, to_bytes};
 use qkv_models::{Finish, Generated, Generation, Generator};
-use qkv_nn::Machine;
+use qkv_nn::{Machine, Usage};
+use qkv_simd::{Isa, peak};
 use serde_json::json;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
@@ -112,6 +113,9 @@ impl GenerateSession<'_, '_> {
         if !self.args.quiet && !json {
             note(speed(&generated, longest));
         }
+        if self.args.stats {
+            note(stats(&generated, self.machine.threads()));
+        }
         Ok((generated.text, listens))
     }
 
@@ -185,6 +189,30 @@ fn speed(generated: &Generated, longest: usize) -> String {
         false => format!("{prompt} prompt tokens"),
     };
     format!("[{prompt}, first token after {prompt_seconds:.2} s, then {more} in {seconds:.2} s: {rate:.1} tokens/s]")
+}
+
+/// Floats that are read to measure the memory's bandwidth: more than caches hold.
+const BANDWIDTH_FLOATS: usize = 1 << 26;
+
+/// Where the time of a token went, and which share of the memory's bandwidth was used.
+fn stats(generated: &Generated, threads: usize) -> String {
+    let more = generated.tokens.len().saturating_sub(1);
+    if more == 0 {
+        return "[no token after the first: nothing to measure]".into();
+    }
+    let Usage { products, product_bytes, attention, attention_bytes } = generated.usage;
+    let [total, products, attention] = [generated.seconds, products, attention].map(|s| 1e3 * s / more as f64);
+    let [weights, cache] = [product_bytes, attention_bytes].map(|bytes| bytes as f64 / 1e6 / more as f64);
+    let peak = peak::read(Isa::best(), &vec![1.0; BANDWIDTH_FLOATS], threads);
+    let rate = weights / products.max(1e-9);
+    format!(
+        "[a token: {total:.2} ms = products {products:.2} + attention {attention:.2} + rest {:.2}; {weights:.1} MB of \
+         weights at {rate:.1} GB/s, {:.0} % of the {peak:.1} GB/s that {} read from memory; {cache:.2} MB of keys and \
+         values]",
+        total - products - attention,
+        100.0 * rate / peak,
+        threads::count(threads),
+    )
 }
 
 fn to_json(prompt: &str, generated: &Generated, longest: usize) -> String {

@@ -248,11 +248,11 @@ impl Gguf {
         }
     }
 
-    /// A matrix in its quantized blocks, if matrix-vector products read its type.
-    pub(crate) fn quantized(&self, name: &str) -> Option<QuantizedMatrix> {
+    /// A matrix in its quantized blocks, with its rows in another order, if products of a few rows read its type.
+    pub(crate) fn quantized(&self, name: &str, order: impl Fn(usize) -> usize) -> Option<QuantizedMatrix> {
         let entry = self.entries.get(name)?;
         let &[_, width] = &entry.shape[..] else { return None };
-        entry.storage.quantized(&self.bytes[entry.from..][..entry.bytes], width)
+        entry.storage.quantized(&self.bytes[entry.from..][..entry.bytes], width, order)
     }
 
     fn missing(&self, name: &str, expected: &str) -> Error {

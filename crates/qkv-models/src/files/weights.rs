@@ -5,6 +5,7 @@ use super::gguf::Gguf;
 use super::input;
 use super::tensors::TensorFile;
 use crate::{Error, Result};
+use qkv_simd::quantized::QuantizedMatrix;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Component, Path};
@@ -127,10 +128,11 @@ impl Weights {
         }
     }
 
-    /// A matrix in its quantized blocks, if it is stored in some that matrix-vector products read.
-    pub(crate) fn quantized(&self, name: &str) -> Option<qkv_simd::quantized::QuantizedMatrix> {
+    /// A matrix in its quantized blocks, with its rows in another order, if it is stored in some that products of a few
+    /// rows read.
+    pub(crate) fn quantized(&self, name: &str, order: impl Fn(usize) -> usize) -> Option<QuantizedMatrix> {
         match self {
-            Weights::Gguf(file) => file.quantized(name),
+            Weights::Gguf(file) => file.quantized(name, order),
             _ => None,
         }
     }

@@ -22,6 +22,7 @@ pub(crate) fn fits(config: &GptConfig) -> bool {
         && config.norm == NormKind::Layer
         && config.activation != FeedKind::SwiGlu
         && config.bias
+        && config.qkv_bias()
         && config.key_heads() == config.heads
         && config.head_width.is_none()
         && config.attention == Attention::scaled_dot()

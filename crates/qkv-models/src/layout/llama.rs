@@ -15,6 +15,7 @@ pub(crate) fn fits(config: &GptConfig) -> bool {
         && config.norm == NormKind::Rms
         && config.activation == FeedKind::SwiGlu
         && config.attention == Attention::scaled_dot()
+        && config.qkv_bias() == config.bias
 }
 
 /// The settings that all Llamas share.
@@ -141,14 +142,17 @@ pub(crate) fn layout(sizes: &GptConfig) -> Layout {
     Layout { prefix: "model.", tensors, ignored }
 }
 
-/// Configuration and layout of a GGUF file. Rows of queries and keys are permuted for adjacent rotary pairs.
+/// Configuration and layout of a GGUF file: a Llama, whose rows of queries and keys are permuted for adjacent rotary
+/// pairs, or a Qwen2, whose rows are not and whose projections of queries, keys and values have biases.
 pub(crate) fn of_gguf(file: &Gguf) -> Result<(ModelConfig, Layout)> {
     let wrong = |name: &str, what: String| Error::format(file.path(), format!("value `{name}`"), what);
     let name = "general.architecture";
     let kind = file.text(name)?;
-    if kind != "llama" {
-        return Err(wrong(name, format!("it is `{kind}`, expected `llama`")));
-    }
+    let qwen = match kind {
+        "llama" => false,
+        "qwen2" => true,
+        _ => return Err(wrong(name, format!("it is `{kind}`, expected `llama` or `qwen2`"))),
+    };
     let of = |name: &str| format!("{kind}.{name}");
     let scaling = of("rope.scaling.type");
     if file.values().contains_key(&scaling) && file.text(&scaling)? != "none" {
@@ -174,6 +178,7 @@ pub(crate) fn of_gguf(file: &Gguf) -> Result<(ModelConfig, Layout)> {
         max_positions: file.whole(&of("context_length"))?,
         epsilon: file.number(&of("attention.layer_norm_rms_epsilon"))?,
         tied: file.shape("output.weight").is_none(),
+        qkv_bias: qwen.then_some(true),
         ..llama()
     };
     let vocab_size = file.texts("tokenizer.ggml.tokens")?.len();
@@ -194,12 +199,16 @@ pub(crate) fn of_gguf(file: &Gguf) -> Result<(ModelConfig, Layout)> {
     for layer in 0..sizes.layers.min(1 << 10) {
         for [_, theirs, ours] in PARTS {
             let form = match theirs {
-                "attn_q" => Form::Paired(sizes.heads),
-                "attn_k" => Form::Paired(sizes.key_heads()),
+                "attn_q" if !qwen => Form::Paired(sizes.heads),
+                "attn_k" if !qwen => Form::Paired(sizes.key_heads()),
                 _ => Form::Plain,
             };
             let parts = vec![format!("layers.{layer}.{ours}.weight")];
             tensors.push(Mapped { name: format!("blk.{layer}.{theirs}.weight"), parts, form });
+            if qwen && ["attn_q", "attn_k", "attn_v"].contains(&theirs) {
+                let ours = format!("layers.{layer}.{ours}.bias");
+                tensors.push(Mapped::plain(format!("blk.{layer}.{theirs}.bias"), ours));
+            }
         }
     }
     tensors.push(Mapped::plain("output_norm.weight", "norm.weight"));

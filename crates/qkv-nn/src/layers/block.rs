@@ -212,7 +212,7 @@ impl Block {
         let cross = match (&self.cross, memory) {
             (Some((cross, _)), Some(memory)) => {
                 let mut cache = cross.cache(batch);
-                cross.append(tape, memory, &mut cache)?;
+                cross.fill(tape, memory, &mut cache)?;
                 Some(cache)
             }
             _ => None,

@@ -1,13 +1,13 @@
 //! Multi-head attention with its four projections, W_Q, W_K, W_V and W_O (Vaswani et al. 2017): self or cross, any
 //! attention of the library, with a cache for decoding.
 
-use super::{Builder, Linear};
+use super::{Builder, KvCache, Linear};
 use crate::float::Float;
-use crate::ops::attention::{AttendOptions, Heads, ScoreParameters, split_heads};
+use crate::ops::attention::{AttendOptions, Heads, ScoreParameters};
 use crate::ops::rotary::Angles;
 use crate::parameters::Init;
 use crate::tape::{Tape, Var};
-use qkv::{Attention, Cache, Mask, Scale, Score};
+use qkv::{Attention, Mask, Scale, Score};
 use std::sync::Arc;
 
 /// The attention of a layer.
@@ -19,16 +19,18 @@ pub struct AttentionConfig {
     pub heads: Heads,
     /// Width of a head, `D`; `None` divides the model's width by the query heads.
     pub head_width: Option<usize>,
-    /// Whether the projections have biases.
+    /// Whether the projections of queries, keys and values have biases.
     pub bias: bool,
+    /// Whether the output projection has one.
+    pub out_bias: bool,
     /// Weight of the entropy penalty: see [`AttendOptions::entropy`].
     pub entropy: f64,
 }
 
 impl AttentionConfig {
-    /// With biases, head width `C / Hq`, and no penalty.
+    /// With all biases, head width `C / Hq`, and no penalty.
     pub fn new(attention: Attention, heads: Heads) -> Self {
-        AttentionConfig { attention, heads, head_width: None, bias: true, entropy: 0.0 }
+        AttentionConfig { attention, heads, head_width: None, bias: true, out_bias: true, entropy: 0.0 }
     }
 }
 
@@ -43,34 +45,6 @@ pub struct MultiHead {
     config: AttentionConfig,
     head_width: usize,
     label: Arc<str>,
-}
-
-/// The cached keys and values of a layer.
-#[derive(Clone, Debug)]
-pub struct KvCache<T> {
-    cache: Cache<T>,
-}
-
-impl<T: Float> KvCache<T> {
-    /// Number of cached tokens.
-    pub fn len(&self) -> usize {
-        self.cache.len()
-    }
-
-    /// Whether nothing is cached.
-    pub fn is_empty(&self) -> bool {
-        self.cache.is_empty()
-    }
-
-    /// Number of sequences.
-    pub fn batch(&self) -> usize {
-        self.cache.keys().shape()[0]
-    }
-
-    /// Reorders the sequences to these, with repetitions, as beam search does.
-    pub fn select(&mut self, sequences: &[usize]) {
-        self.cache.select(sequences);
-    }
 }
 
 /// Refuses descriptions that need data a layer does not have.
@@ -104,7 +78,8 @@ impl MultiHead {
             expected: format!("a divisor of the width, {width}"),
         })?;
         let linear = |at: &mut Builder<'_, T>, name: &str, inputs, outputs| {
-            Linear::new(&mut at.at(name), inputs, outputs, config.bias)
+            let bias = if name == "out_proj" { config.out_bias } else { config.bias };
+            Linear::new(&mut at.at(name), inputs, outputs, bias)
         };
         let q = linear(at, "q_proj", width, query * head_width);
         let k = linear(at, "k_proj", width, key * head_width);
@@ -193,17 +168,16 @@ impl MultiHead {
 
     /// An empty cache for `batch` sequences.
     pub fn cache<T: Float>(&self, batch: usize) -> KvCache<T> {
-        KvCache { cache: Cache::new(batch, self.config.heads.key, self.head_width, self.head_width) }
+        KvCache::new(batch, self.config.heads, [self.head_width; 2])
     }
 
-    /// Appends the keys and values of `memory [B, M, C]` to the cache.
+    /// Fills an empty cache with the keys and values of `memory [B, M, C]`.
     ///
     /// # Errors
     /// Where the cache is for another number of sequences.
-    pub fn append<T: Float>(&self, tape: &mut Tape<'_, T>, memory: &Var<T>, cache: &mut KvCache<T>) -> qkv::Result<()> {
-        let [k, v] = [self.k, self.v].map(|projection| projection.forward(tape, memory));
-        let heads = self.config.heads.key;
-        cache.cache.append(split_heads(k.value(), heads), split_heads(v.value(), heads))
+    pub fn fill<T: Float>(&self, tape: &mut Tape<'_, T>, memory: &Var<T>, cache: &mut KvCache<T>) -> qkv::Result<()> {
+        let [k, v] = tape.linear_together(memory, [self.k, self.v].map(|linear| (linear.weight, linear.bias)));
+        cache.fill(k.value(), v.value())
     }
 
     /// Decodes new tokens `x [B, new, C]`: appends their keys and values to the cache, then attends to all of it.
@@ -219,16 +193,14 @@ impl MultiHead {
         angles: Option<&Angles<T>>,
     ) -> qkv::Result<Var<T>> {
         let start = cache.len();
-        let q = project(tape, self.q, x, angles);
-        let k = project(tape, self.k, x, angles);
-        let v = self.v.forward(tape, x);
-        let heads = self.config.heads.key;
-        cache.cache.append(split_heads(k.value(), heads), split_heads(v.value(), heads))?;
+        let [q, k, v] = tape.linear_together(x, [self.q, self.k, self.v].map(|linear| (linear.weight, linear.bias)));
+        let [q, k] = [q, k].map(|y| rotated(tape, y, angles));
+        cache.append(k.value(), v.value())?;
         // A prompt into an empty cache is a full forward pass, in tiles.
         let attended = if start == 0 && x.shape()[1] > 1 {
             tape.attend(&q, &k, &v, None, &self.options())?
         } else {
-            tape.attend_cached(&q, &cache.cache, &AttendOptions { start, ..self.options() })?
+            tape.attend_cached(&q, cache, &AttendOptions { start, ..self.options() })?
         };
         Ok(self.out.forward(tape, &attended))
     }
@@ -248,7 +220,7 @@ impl MultiHead {
     ) -> qkv::Result<Var<T>> {
         let q = self.q.forward(tape, x);
         let options = AttendOptions { key_lengths, start, ..self.options() };
-        let attended = tape.attend_cached(&q, &cache.cache, &options)?;
+        let attended = tape.attend_cached(&q, cache, &options)?;
         Ok(self.out.forward(tape, &attended))
     }
 }
@@ -256,6 +228,10 @@ impl MultiHead {
 /// A projection of `x`, rotated by the angles of its positions.
 fn project<T: Float>(tape: &mut Tape<'_, T>, projection: Linear, x: &Var<T>, angles: Option<&Angles<T>>) -> Var<T> {
     let y = projection.forward(tape, x);
+    rotated(tape, y, angles)
+}
+
+fn rotated<T: Float>(tape: &mut Tape<'_, T>, y: Var<T>, angles: Option<&Angles<T>>) -> Var<T> {
     match angles {
         Some(angles) => tape.rotary(y, angles),
         None => y,

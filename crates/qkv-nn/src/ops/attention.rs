@@ -5,16 +5,18 @@
 
 use crate::captured::{Captured, HeadGates};
 use crate::float::Float;
+use crate::layers::KvCache;
 use crate::machine::Machine;
 use crate::parameters::{Gradients, Param, Parameters};
 use crate::pool::Pool;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 use qkv::{
-    Attention, Cache, Choice, Decode, GradientsMut, Inputs, Mask, Output, OutputMut, OutputRef, Select, Upstream, View,
-    ViewMut,
+    Attention, Choice, Decode, GradientsMut, Inputs, Mask, Output, OutputMut, OutputRef, Select, Source, Upstream,
+    View, ViewMut,
 };
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Number of query heads, and of the key/value heads that they share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +101,7 @@ fn split_heads_mut<T: Float>(tensor: &mut Tensor<T>, heads: usize) -> ViewMut<'_
 }
 
 /// Strides of `[B, H, L, D]` in memory of `[B, L, H·D]`.
-pub(super) fn head_strides(length: usize, heads: usize, d: usize) -> [isize; 4] {
+pub(crate) fn head_strides(length: usize, heads: usize, d: usize) -> [isize; 4] {
     [length * heads * d, d, heads * d, 1].map(|stride| stride as isize)
 }
 
@@ -149,11 +151,22 @@ impl<T: Float> SavedCall<T> {
         self.inputs_over(parameters, [split_heads(&self.q, self.heads.query), k, v])
     }
 
-    /// With other queries, keys and values: a cache, or some of the sequences.
+    /// With other queries, keys and values: some of the sequences.
     pub(super) fn inputs_over<'c>(
         &'c self,
         parameters: &'c Parameters<T>,
         [q, k, v]: [View<'c, T>; 3],
+    ) -> Inputs<'c, T> {
+        self.inputs_from(parameters, q, k.into(), v.into())
+    }
+
+    /// With keys and values that lie in rows or pages.
+    fn inputs_from<'c>(
+        &'c self,
+        parameters: &'c Parameters<T>,
+        q: View<'c, T>,
+        k: Source<'c, T>,
+        v: Source<'c, T>,
     ) -> Inputs<'c, T> {
         let mut inputs = Inputs::new(q, k, v);
         let view = |param: Param| {
@@ -303,7 +316,17 @@ impl<T: Float> Tape<'_, T> {
         let threads = self.machine.threads();
         match pass {
             Pass::Forward => attention.forward_into(inputs, into, &self.scratch, threads)?,
-            Pass::Decode => attention.decode_into(inputs, into, Decode::Fast, &self.scratch, threads)?,
+            Pass::Decode => {
+                let start = Instant::now();
+                let [keys, values] = [inputs.k.shape(), inputs.v.shape()].map(|shape| shape.iter().product::<usize>());
+                let decode = || attention.decode_into(inputs, into, Decode::Fast, &self.scratch, threads);
+                let done = if threads == 1 { decode() } else { self.machine.team().within(decode) };
+                self.machine.count(start, (keys + values) * size_of::<T>(), |usage, seconds, bytes| {
+                    usage.attention += seconds;
+                    usage.attention_bytes += bytes;
+                });
+                done?;
+            }
         }
         Ok(lse)
     }
@@ -380,17 +403,24 @@ impl<T: Float> Tape<'_, T> {
     ///
     /// # Errors
     /// As [`attend`](Tape::attend).
-    pub fn attend_cached(&mut self, q: &Var<T>, cache: &Cache<T>, options: &AttendOptions<'_>) -> qkv::Result<Var<T>> {
+    pub fn attend_cached(
+        &mut self,
+        q: &Var<T>,
+        cache: &KvCache<T>,
+        options: &AttendOptions<'_>,
+    ) -> qkv::Result<Var<T>> {
         let empty = Tensor::new(Vec::new(), &[0]);
         let mut call = self.save_call(q, &empty, &empty, None, options);
         call.attention.entropy = false;
         if let Some(lsh) = call.attention.mask.lsh_buckets() {
-            call.buckets = Some([lsh.hash(split_heads(&call.q, options.heads.query))?, lsh.hash(cache.keys())?]);
+            // Buckets are computed from rows in order.
+            let keys = qkv::Tensor::new(cache.keys()?.to_vec(), cache.keys()?.shape())?;
+            call.buckets = Some([lsh.hash(split_heads(&call.q, options.heads.query))?, lsh.hash(&keys)?]);
         }
-        let views = [split_heads(&call.q, options.heads.query), cache.keys(), cache.values()];
-        let ([batch, heads, length, _], d) = (views[0].shape(), views[2].shape()[3]);
+        let (q, k, v) = (split_heads(&call.q, options.heads.query), cache.keys()?, cache.values()?);
+        let ([batch, heads, length, _], d) = (q.shape(), v.shape()[3]);
         let mut out = Tensor::unwritten(self.pool, &[batch, length, heads * d]); // (B, N, Hq·Dv)
-        let inputs = call.inputs_over(self.parameters, views);
+        let inputs = call.inputs_from(self.parameters, q, k, v);
         self.attend_into(&call.attention, inputs, Pass::Decode, out.data_mut())?;
         Ok(self.constant(out))
     }

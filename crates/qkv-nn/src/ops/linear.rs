@@ -10,6 +10,7 @@ use crate::tensor::Tensor;
 use qkv_simd::matmul::Operand;
 use qkv_simd::pass::Pass;
 use serde::{Deserialize, Serialize};
+use std::time::Instant;
 
 /// An activation function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,8 +32,9 @@ pub enum Activation {
     Sigmoid,
 }
 
-/// Rows up to which a quantized matrix is read once a row; beyond, one product with the widened matrix is faster.
-const MAX_QUANTIZED_ROWS: usize = 4;
+/// Tokens of a sequence up to which matrices in fewer bits are multiplied as they are; beyond, one product with the
+/// widened matrix is faster. What else is in the batch does not count, so that it does not change a sequence's result.
+const MAX_STORED_TOKENS: usize = 4;
 
 /// What the activation's gradient is computed from.
 enum Saved<T: Float> {
@@ -70,13 +72,80 @@ impl<T: Float> Tape<'_, T> {
         assert_eq!(width, inner, "the width of the input and of `{}`", self.parameters.name(w));
         let shape = [&x.shape()[..x.shape().len() - 1], &[out]].concat();
         let mut y = Tensor::unwritten(self.pool, &shape); // (R, O)
-        let quantized =
-            if rows <= MAX_QUANTIZED_ROWS && self.is_inference() { self.parameters.quantized(w) } else { None };
-        if !quantized.is_some_and(|w| self.machine.quantized_product(y.data_mut(), x.value.data(), w)) {
+        if !self.packed_products(x, &[w], std::slice::from_mut(&mut y)) {
             let matrix = self.parameters.matrix(w, self.pool, self.machine);
             let weight = Operand::rows(&matrix, out, inner).transposed();
             self.machine.product(y.data_mut(), Operand::rows(x.value.data(), rows, inner), weight, false);
         }
+        self.activated(x, y, w, b, activation, dropout)
+    }
+
+    /// Several linear layers of the same input, without activations: one piece of work where all matrices are packed
+    /// for inference.
+    ///
+    /// # Panics
+    /// Where the shapes do not fit.
+    pub fn linear_together<const N: usize>(&mut self, x: &Var<T>, layers: [(Param, Option<Param>); N]) -> [Var<T>; N] {
+        let outer = &x.shape()[..x.shape().len() - 1];
+        let mut ys =
+            layers.map(|(w, _)| Tensor::unwritten(self.pool, &[outer, &self.parameters.shape(w)[..1]].concat()));
+        if !self.packed_products(x, &layers.map(|(w, _)| w), &mut ys) {
+            return layers.map(|(w, b)| self.linear(x, w, b, Activation::None, 0.0));
+        }
+        let mut layers = layers.into_iter();
+        ys.map(|y| {
+            let (w, b) = layers.next().expect("as many layers as outputs");
+            self.activated(x, y, w, b, Activation::None, 0.0)
+        })
+    }
+
+    /// `y = x Wᵀ` from packed matrices, in inference; `false`, and every `y` untouched, where there are none.
+    fn packed_products(&self, x: &Var<T>, ws: &[Param], ys: &mut [Tensor<T>]) -> bool {
+        if !self.is_inference() || !self.machine.is_exact() {
+            return false;
+        }
+        let (machine, parameters, start) = (self.machine, self.parameters, Instant::now());
+        let count = |bytes| {
+            machine.count(start, bytes, |usage, seconds, bytes| {
+                usage.products += seconds;
+                usage.product_bytes += bytes;
+            });
+        };
+        let (isa, rows, width) = (machine.isa(), x.value.data(), x.value.width());
+        let tokens = x.shape().iter().rev().nth(1).copied().unwrap_or(1);
+        let outputs = ys.iter_mut().map(|y| y.data_mut());
+        if tokens <= MAX_STORED_TOKENS
+            && let Some(stored) = ws.iter().map(|&w| parameters.stored(w)).collect::<Option<Vec<_>>>()
+        {
+            let bytes = stored.iter().map(|matrix| matrix.bytes()).sum();
+            let mut outputs: Vec<_> = stored.into_iter().zip(outputs).collect();
+            let done = T::stored_products(isa, machine.team(), rows, width, &mut outputs);
+            if done {
+                count(bytes);
+            }
+            return done;
+        }
+        let Some(packed) = ws.iter().map(|&w| parameters.packed(w)).collect::<Option<Vec<_>>>() else { return false };
+        let bytes = packed.iter().map(|matrix| matrix.bytes()).sum();
+        let mut outputs: Vec<_> = packed.into_iter().zip(outputs).collect();
+        let done = T::packed_products(isa, machine.team(), rows, &mut outputs);
+        if done {
+            count(bytes);
+        }
+        done
+    }
+
+    /// The rest of a linear layer, after the product `y = x Wᵀ`.
+    fn activated(
+        &mut self,
+        x: &Var<T>,
+        mut y: Tensor<T>,
+        w: Param,
+        b: Option<Param>,
+        activation: Activation,
+        dropout: f64,
+    ) -> Var<T> {
+        let shape = y.shape().to_vec();
         let adapter = self.parameters.adapter(w);
         let [a, b_low] = [adapter.map(|adapter| adapter.a), adapter.map(|adapter| adapter.b)];
         let depends = self.depends(&[x.slot], &[Some(w), b, a, b_low]);

@@ -140,6 +140,7 @@ fn a_decoder_layer_is_that_of_pytorch() {
 fn a_layer_with_rotary_positions_shared_keys_and_a_gate_is_that_of_pytorch() {
     let own = AttentionConfig {
         bias: false,
+        out_bias: false,
         ..AttentionConfig::new(Attention::scaled_dot().mask(Mask::causal()), Heads { query: 4, key: 2 })
     };
     let config = BlockConfig {

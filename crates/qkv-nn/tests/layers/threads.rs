@@ -1,7 +1,8 @@
 //! Attention uses as many threads as the machine says, forward, backward and decoding, and gives the same bits with any
 //! number.
 
-use qkv::{Attention, Cache, Mask};
+use qkv::{Attention, Mask};
+use qkv_nn::layers::KvCache;
 use qkv_nn::{AttendOptions, Gradients, Heads, Machine, Parameters, Pool, Tape, Tensor};
 
 const HEADS: Heads = Heads { query: 4, key: 2 };
@@ -22,11 +23,8 @@ fn outputs(machine: &Machine, length: usize, attention: &Attention) -> Vec<Vec<f
     let mut tape = Tape::inference(&parameters, &pool, machine);
     let [q, k, v] = [0, 1, 2].map(|at| tape.constant(inputs[at].clone()));
     let inferred = tape.attend(&q, &k, &v, None, &options).unwrap();
-    let mut cache = Cache::new(1, HEADS.key, 16, 16);
-    let rows = |tensor: &Tensor<f32>| {
-        qkv::Tensor::from_fn([1, 2, length, 16], |[_, h, i, x]| tensor.data()[i * 32 + h * 16 + x])
-    };
-    cache.append(&rows(&inputs[1]), &rows(&inputs[2])).unwrap();
+    let mut cache = KvCache::new(1, HEADS, [16, 16]);
+    cache.append(&inputs[1], &inputs[2]).unwrap();
     let last = tape.constant(numbers(&[1, 1, 64], 9));
     let decoded = tape.attend_cached(&last, &cache, &AttendOptions { start: length - 1, ..options }).unwrap();
 
@@ -47,6 +45,37 @@ fn the_number_of_threads_changes_no_bit() {
         for threads in [2, 3] {
             assert!(outputs(&Machine::new(threads), 200, &attention) == one, "{threads} threads, {attention:?}");
         }
+    }
+}
+
+#[test]
+fn sequences_that_were_reordered_attend_as_if_their_rows_had_been_copied() {
+    let (parameters, pool, machine) = (Parameters::<f32>::new(), Pool::new(), Machine::new(2));
+    let attention = Attention::scaled_dot().mask(Mask::causal());
+    let options = AttendOptions { heads: HEADS, ..AttendOptions::new(&attention) };
+    let keys = |batch: usize, length: usize, seed: usize| numbers(&[batch, length, 32], seed);
+    // Two sequences of five tokens, of which the second is kept twice; then each gets two more.
+    let mut cache = KvCache::new(2, HEADS, [16, 16]);
+    cache.append(&keys(2, 5, 1), &keys(2, 5, 2)).unwrap();
+    cache.select(&[1, 0, 1]);
+    for seed in [3, 5] {
+        cache.append(&keys(3, 1, seed), &keys(3, 1, seed + 1)).unwrap();
+    }
+    let mut tape = Tape::inference(&parameters, &pool, &machine);
+    let q = tape.constant(numbers(&[3, 1, 64], 9));
+    let options = AttendOptions { start: 6, ..options };
+    let together = tape.attend_cached(&q, &cache, &options).unwrap();
+    for (row, from) in [1, 0, 1].into_iter().enumerate() {
+        let sequence = |first: usize| {
+            let start = keys(2, 5, first).data()[from * 5 * 32..][..5 * 32].to_vec();
+            let rest = [3, 5].map(|seed| keys(3, 1, seed + first - 1).data()[row * 32..][..32].to_vec());
+            Tensor::new([start, rest.concat()].concat(), &[1, 7, 32])
+        };
+        let mut alone = KvCache::new(1, HEADS, [16, 16]);
+        alone.append(&sequence(1), &sequence(2)).unwrap();
+        let q = tape.constant(Tensor::new(q.value().data()[row * 64..][..64].to_vec(), &[1, 1, 64]));
+        let alone = tape.attend_cached(&q, &alone, &options).unwrap();
+        assert_eq!(together.value().data()[row * 64..][..64], *alone.value().data(), "sequence {row}");
     }
 }
 

@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 /// Sixteen `f32` in two registers.
 #[derive(Clone, Copy)]
-pub struct F32x16(__m256, __m256);
+pub struct F32x16(pub(crate) __m256, pub(crate) __m256);
 
 /// Eight `f64` in two registers.
 #[derive(Clone, Copy)]

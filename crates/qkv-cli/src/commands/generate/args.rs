@@ -45,6 +45,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
         &[
             Argument::new("echo", Kind::Switch, "Print the prompt too").conflicts(&["chat"]),
             Argument::new("quiet", Kind::Switch, "Do not print the speed to stderr"),
+            Argument::new("stats", Kind::Switch, "Print where the time of a token went to stderr"),
             Argument::new("json", Kind::Switch, "Print one JSON object for each answer, once it is complete"),
             Argument::new(
                 "scores",
@@ -93,6 +94,7 @@ pub(crate) struct GenerateArgs {
     no_cache: bool,
     pub echo: bool,
     pub quiet: bool,
+    pub stats: bool,
     pub json: bool,
     pub scores: Option<PathBuf>,
     pub one_by_one: bool,
@@ -121,6 +123,7 @@ impl GenerateArgs {
             no_cache: matches.switch("no-cache"),
             echo: matches.switch("echo"),
             quiet: matches.switch("quiet"),
+            stats: matches.switch("stats"),
             json: matches.switch("json"),
             scores: matches.path("scores"),
             one_by_one: matches.switch("one-by-one"),

@@ -4,7 +4,7 @@
 mod super_block;
 
 use half::{bf16, f16};
-use qkv_simd::quantized::QuantizedMatrix;
+use qkv_simd::quantized::{Blocks, Format, QuantizedMatrix};
 use std::fmt;
 use super_block::SUPER;
 
@@ -98,24 +98,47 @@ impl BlockType {
         (numbers / self.together()).checked_mul(self.each())
     }
 
-    /// The blocks as matrix-vector products read them, for rows of `width`; `None` for types that they do not read.
-    pub fn quantized(self, bytes: &[u8], width: usize) -> Option<QuantizedMatrix> {
-        let blocks = bytes.chunks_exact(self.each());
+    /// The blocks as products of a few rows read them, for rows of `width` in another order; `None` for types that they
+    /// do not read.
+    pub fn quantized(self, bytes: &[u8], width: usize, order: impl Fn(usize) -> usize) -> Option<QuantizedMatrix> {
+        let format = match self {
+            BlockType::Q4Scaled => Format::Q4_0,
+            BlockType::Q4Above => Format::Q4_1,
+            BlockType::Q5Scaled => Format::Q5_0,
+            BlockType::Q5Above => Format::Q5_1,
+            BlockType::Q8 => Format::Q8_0,
+            BlockType::Q4K => Format::Q4K,
+            BlockType::Q5K => Format::Q5K,
+            BlockType::Q6K => Format::Q6K,
+            _ => return None,
+        };
+        let mut blocks = Blocks::default();
+        for block in bytes.chunks_exact(self.each()) {
+            match self {
+                BlockType::Q4K | BlockType::Q5K | BlockType::Q6K => super_block::codes(self, block, &mut blocks),
+                _ => self.codes(block, &mut blocks),
+            }
+        }
+        QuantizedMatrix::new(format, width, &blocks, order)
+    }
+
+    /// Appends the codes and scales of a block of 32.
+    fn codes(self, block: &[u8], to: &mut Blocks) {
+        to.scales.push(f16::from_le_bytes([block[0], block[1]]));
+        let rest = match self {
+            BlockType::Q4Above | BlockType::Q5Above => {
+                to.least.push(f16::from_le_bytes([block[2], block[3]]));
+                &block[4..]
+            }
+            _ => &block[2..],
+        };
         match self {
-            BlockType::Q4Scaled => {
-                let scales = blocks.clone().map(|block| [half(block), -8.0 * half(block)]).collect();
-                QuantizedMatrix::q4(width, blocks.flat_map(|block| block[2..].to_vec()).collect(), scales)
+            BlockType::Q8 => to.codes.extend_from_slice(rest),
+            BlockType::Q5Scaled | BlockType::Q5Above => {
+                let fifths = (0..BLOCK).map(|at| fifth(rest, at));
+                to.codes.extend(nibbles(&rest[4..]).zip(fifths).map(|(x, fifth)| x | fifth));
             }
-            BlockType::Q4Above => {
-                let scales = blocks.clone().map(|block| [half(block), half(&block[2..])]).collect();
-                QuantizedMatrix::q4(width, blocks.flat_map(|block| block[4..].to_vec()).collect(), scales)
-            }
-            BlockType::Q8 => {
-                let scales = blocks.clone().map(half).collect();
-                let bits = blocks.flat_map(|block| block[2..].iter().map(|&x| x as i8)).collect();
-                QuantizedMatrix::q8(width, bits, scales)
-            }
-            _ => None,
+            _ => to.codes.extend(nibbles(rest)),
         }
     }
 

@@ -2,7 +2,9 @@
 //! multiplied by one scale of the block. The bits of a value may be stored in two places: low bits in one list, high
 //! bits in another.
 
-use super::half;
+use super::{BlockType, half};
+use half::f16;
+use qkv_simd::quantized::Blocks;
 
 /// Values per super-block.
 pub(super) const SUPER: usize = 256;
@@ -58,17 +60,11 @@ pub(super) fn five(block: &[u8], out: &mut Vec<f32>) {
 
 /// Q6_K: values from −32 to 31, the high two bits stored apart; parts of 16 with scales of 8 bits.
 pub(super) fn six(block: &[u8], out: &mut Vec<f32>) {
-    let (lows, rest) = block.split_at(SUPER / 2);
-    let (highs, rest) = rest.split_at(SUPER / 4);
-    let (parts, scale) = rest.split_at(SUPER / 16);
+    let (parts, scale) = block[SUPER / 2 + SUPER / 4..].split_at(SUPER / 16);
     let scale = half(scale);
     for (at, &part) in parts.iter().enumerate() {
-        // In each half of the block: 32 values in low nibbles, 32 more, then the high nibbles of the same bytes.
-        let (side, eighth, from) = (at / 8, at % 8 / 2, at % 2 * 16);
-        let lows = lows[side * 64 + eighth % 2 * 32 + from..][..16].iter().map(|b| b >> (eighth / 2 * 4) & 15);
-        let highs = highs[side * 32 + from..][..16].iter().map(|b| b >> (eighth * 2) & 3);
         let scale = scale * f32::from(part as i8);
-        out.extend(lows.zip(highs).map(|(low, high)| scale * f32::from((low | high << 4) as i8 - 32)));
+        out.extend(six_codes(block, at).map(|code| scale * f32::from(code as i8 - 32)));
     }
 }
 
@@ -76,6 +72,41 @@ pub(super) fn six(block: &[u8], out: &mut Vec<f32>) {
 pub(super) fn eight(block: &[u8], out: &mut Vec<f32>) {
     let scale = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);
     out.extend(block[4..4 + SUPER].iter().map(|&x| scale * f32::from(x as i8)));
+}
+
+/// Appends the codes and scales of a super-block of Q4_K, Q5_K or Q6_K.
+pub(super) fn codes(kind: BlockType, block: &[u8], to: &mut Blocks) {
+    let number = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]);
+    if kind == BlockType::Q6K {
+        to.codes.extend((0..SUPER / 16).flat_map(|at| six_codes(block, at)));
+        to.parts.extend_from_slice(&block[SUPER / 2 + SUPER / 4..][..SUPER / 16]);
+        to.scales.push(number(block.len() - 2));
+        return;
+    }
+    to.scales.push(number(0));
+    to.least.push(number(2));
+    for at in 0..SUPER / 32 {
+        let (part, below) = sixes(&block[4..16], at);
+        to.parts.push(part);
+        to.least_parts.push(below);
+        match kind {
+            BlockType::Q5K => {
+                let fifths = block[16..48].iter().map(|b| (b >> at & 1) << 4);
+                to.codes.extend(halves(&block[48..], at).zip(fifths).map(|(x, fifth)| x | fifth));
+            }
+            _ => to.codes.extend(halves(&block[16..], at)),
+        }
+    }
+}
+
+/// The sixteen codes of a part of Q6_K. In each half of the block: 32 values in low nibbles, 32 more, then the high
+/// nibbles of the same bytes.
+fn six_codes(block: &[u8], part: usize) -> impl Iterator<Item = u8> {
+    let (lows, highs) = block.split_at(SUPER / 2);
+    let (side, eighth, from) = (part / 8, part % 8 / 2, part % 2 * 16);
+    let lows = lows[side * 64 + eighth % 2 * 32 + from..][..16].iter().map(move |b| b >> (eighth / 2 * 4) & 15);
+    let highs = highs[side * 32 + from..][..16].iter().map(move |b| b >> (eighth * 2) & 3);
+    lows.zip(highs).map(|(low, high)| low | high << 4)
 }
 
 /// The sixteen 2-bit values of a part: 32 bytes hold 128 values, the first 32 in their lowest bits.
@@ -102,8 +133,10 @@ fn sixes(bytes: &[u8], part: usize) -> (u8, u8) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::BlockType;
     use super::*;
+    use qkv_simd::Isa;
+    use qkv_simd::quantized::{Vectors, products};
+    use qkv_simd::team::Team;
 
     /// Blocks of every type, and their values by the `gguf` package of Python.
     #[test]
@@ -119,6 +152,25 @@ mod tests {
                 assert_eq!(found.to_bits(), expected.to_bits(), "{storage} at {at}: {found} {expected}");
             }
         }
+    }
+
+    #[test]
+    fn products_read_the_elements_that_are_widened() {
+        let golden: Vec<(u32, Vec<u8>, Vec<f32>)> =
+            serde_json::from_str(include_str!("../../../../tests/golden/blocks.json")).unwrap();
+        let (isa, team, mut read) = (Isa::best(), Team::new(1), 0);
+        for (kind, bytes, widened) in golden {
+            let (storage, width) = (BlockType::of(kind).unwrap(), widened.len());
+            let Some(matrix) = storage.quantized(&bytes, width, |row| row) else { continue };
+            let x: Vec<f32> = (0..width).map(|at| (at * 29 % 61) as f32 / 30.0 - 1.0).collect();
+            let mut y = [0.0];
+            products(isa, &team, &Vectors::new(isa, &x, width), &mut [(&matrix, &mut y)]);
+            let terms = || x.iter().zip(&widened).map(|(&x, &w)| f64::from(x) * f64::from(w));
+            let (expected, size) = (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
+            assert!((f64::from(y[0]) - expected).abs() <= size * 3e-5, "{storage}: {} {expected}", y[0]);
+            read += 1;
+        }
+        assert_eq!(read, 8);
     }
 
     #[test]

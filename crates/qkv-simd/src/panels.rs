@@ -1,0 +1,273 @@
+//! Matrices packed once for many products with few or many rows: the layers of a model that is used and not trained.
+//! Sixteen columns of the result are a panel, read in the order of the products.
+//!
+//! Every element of a result is one chain of multiply-adds over the width in ascending order. Its bits depend neither on
+//! the rows beside it nor on the threads, so a sequence has the same result alone and in a batch.
+
+use crate::isa::Isa;
+use crate::kernel::{Kernel, dispatch};
+use crate::lanes::Lanes;
+use crate::number::Element;
+use crate::prefetch::prefetch;
+use crate::team::Team;
+
+/// Columns of a panel.
+const LANES: usize = 16;
+/// Panels that are multiplied at a time, by one task.
+const PANELS: usize = 4;
+/// Rows of one task, so that a panel is loaded for many of them.
+const ROWS: usize = 96;
+/// How far ahead a panel is prefetched, in bytes: a stream of its own for each of those multiplied at a time.
+const AHEAD: usize = 1024;
+
+/// A matrix `W [O, I]` packed for `x · Wᵀ`.
+///
+/// ```
+/// use qkv_simd::panels::{PackedMatrix, products};
+/// use qkv_simd::{Isa, team::Team};
+/// let matrix = PackedMatrix::new(&[1.0f32, 2.0, 3.0, 4.0], 2);
+/// let mut y = [0.0; 2];
+/// products(Isa::best(), &Team::new(1), &[10.0, 1.0], &mut [(&matrix, &mut y)]);
+/// assert_eq!(y, [12.0, 34.0]);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct PackedMatrix<T> {
+    rows: usize,
+    width: usize,
+    /// `[⌈O/16⌉, I, 16]`, with zeros for the rows that are missing.
+    panels: Vec<T>,
+}
+
+impl<T: Element> PackedMatrix<T> {
+    /// Packs rows of `width` elements.
+    ///
+    /// # Panics
+    /// If the elements are no whole rows.
+    pub fn new(elements: &[T], width: usize) -> Self {
+        assert!(width > 0 && elements.len().is_multiple_of(width), "whole rows of {width} elements");
+        let rows = elements.len() / width;
+        let mut panels = vec![T::default(); rows.div_ceil(LANES) * LANES * width];
+        for (panel, from) in panels.chunks_exact_mut(LANES * width).zip(elements.chunks(LANES * width)) {
+            for (r, row) in from.chunks_exact(width).enumerate() {
+                row.iter().enumerate().for_each(|(k, &x)| panel[k * LANES + r] = x);
+            }
+        }
+        PackedMatrix { rows, width, panels }
+    }
+
+    /// The number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The number of columns.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// The bytes that a product reads.
+    pub fn bytes(&self) -> usize {
+        size_of_val(&self.panels[..])
+    }
+}
+
+/// Where tasks write.
+struct Outputs(Vec<*mut f32>);
+
+// SAFETY: tasks write the rows and panels of their own, which no other task has.
+unsafe impl Sync for Outputs {}
+
+/// `y [R, O] = x · Wᵀ` for several matrices that share the rows `x [R, I]`, as one piece of work for the team.
+///
+/// # Panics
+/// If a matrix has another width, or an output another length.
+pub fn products<T: Element<Acc = f32>>(
+    isa: Isa,
+    team: &Team,
+    x: &[f32],
+    outputs: &mut [(&PackedMatrix<T>, &mut [f32])],
+) {
+    let Some(width) = outputs.first().map(|(matrix, _)| matrix.width) else { return };
+    assert!(x.len().is_multiple_of(width), "whole rows of {width} elements");
+    let rows = x.len() / width;
+    let pointers = Outputs(outputs.iter_mut().map(|(_, y)| y.as_mut_ptr()).collect());
+    let matrices: Vec<&PackedMatrix<T>> = outputs.iter().map(|(matrix, _)| *matrix).collect();
+    let mut ends = Vec::with_capacity(matrices.len());
+    let mut total = 0;
+    for (matrix, (_, y)) in matrices.iter().zip(outputs.iter()) {
+        assert!(matrix.width == width && y.len() == rows * matrix.rows, "the product does not fit");
+        total += matrix.rows.div_ceil(PANELS * LANES);
+        ends.push(total);
+    }
+    let row_blocks = rows.div_ceil(ROWS);
+    team.run(total * row_blocks, |task| {
+        let (block, column) = (task / total, task % total);
+        let at = ends.partition_point(|&end| end <= column);
+        let panel = (column - if at == 0 { 0 } else { ends[at - 1] }) * PANELS;
+        let pointers = &pointers;
+        dispatch(
+            isa,
+            Columns {
+                matrix: matrices[at],
+                x,
+                rows: block * ROWS..rows.min((block + 1) * ROWS),
+                panels: panel..(panel + PANELS).min(matrices[at].rows.div_ceil(LANES)),
+                out: pointers.0[at],
+            },
+        );
+    });
+}
+
+/// Some rows of the result in some panels.
+struct Columns<'a, T> {
+    matrix: &'a PackedMatrix<T>,
+    x: &'a [f32],
+    rows: std::ops::Range<usize>,
+    panels: std::ops::Range<usize>,
+    out: *mut f32,
+}
+
+impl<T: Element<Acc = f32>> Kernel<f32> for Columns<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes<Scalar = f32>>(self) {
+        // SAFETY: `products` checked every length; the caller guarantees the instruction set.
+        unsafe {
+            let mut panel = self.panels.start;
+            while panel < self.panels.end {
+                if V::TILE_PANELS >= 4 && self.panels.end - panel >= 4 {
+                    self.column::<V, 4>(panel);
+                    panel += 4;
+                } else {
+                    self.column::<V, 1>(panel);
+                    panel += 1;
+                }
+            }
+        }
+    }
+}
+
+impl<T: Element<Acc = f32>> Columns<'_, T> {
+    #[inline(always)]
+    unsafe fn column<V: Lanes<Scalar = f32>, const PANELS: usize>(&self, panel: usize) {
+        let mut row = self.rows.start;
+        while row < self.rows.end {
+            let left = self.rows.end - row;
+            // SAFETY: as in `run`.
+            unsafe {
+                if V::TILE_ROWS >= 6 && left >= 6 {
+                    self.tile::<V, 6, PANELS>(row, panel);
+                    row += 6;
+                } else if left >= 2 {
+                    self.tile::<V, 2, PANELS>(row, panel);
+                    row += 2;
+                } else {
+                    self.tile::<V, 1, PANELS>(row, panel);
+                    row += 1;
+                }
+            }
+        }
+    }
+
+    /// One register tile over the whole width.
+    #[inline(always)]
+    unsafe fn tile<V: Lanes<Scalar = f32>, const ROWS: usize, const PANELS: usize>(&self, row: usize, panel: usize) {
+        let width = self.matrix.width;
+        // SAFETY: as in `run`.
+        unsafe {
+            let mut x = self.x.as_ptr().add(row * width);
+            let mut w = self.matrix.panels.as_ptr().add(panel * width * LANES);
+            let mut sums = [[V::splat(0.0); PANELS]; ROWS];
+            for _ in 0..width {
+                let mut columns = [V::splat(0.0); PANELS];
+                for (p, column) in columns.iter_mut().enumerate() {
+                    let from = w.add(p * width * LANES);
+                    if ROWS == 1 {
+                        prefetch(from.wrapping_byte_add(AHEAD));
+                    }
+                    *column = T::lanes::<V>(from, LANES);
+                }
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let x = V::splat(*x.add(r * width));
+                    for (sum, column) in sums.iter_mut().zip(columns) {
+                        *sum = x.mul_add(column, *sum);
+                    }
+                }
+                x = x.add(1);
+                w = w.add(LANES);
+            }
+            for (r, sums) in sums.iter().enumerate() {
+                for (p, sum) in sums.iter().enumerate() {
+                    let first = (panel + p) * LANES;
+                    let out = self.out.add((row + r) * self.matrix.rows + first);
+                    match self.matrix.rows - first {
+                        left if left >= LANES => sum.store(out),
+                        left => sum.store_first(out, left),
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+
+    fn noise<T: Element>(count: usize, salt: usize) -> Vec<T> {
+        (0..count).map(|at| T::of_f64(((at + salt) * 2_654_435_761 % 513) as f64 / 256.0 - 1.0)).collect()
+    }
+
+    fn products_are_sums<T: Element<Acc = f32>>() {
+        for isa in Isa::available() {
+            for (out, width) in [(1, 1), (16, 7), (40, 64), (129, 33)] {
+                let weights = noise::<T>(out * width, 3);
+                let matrix = PackedMatrix::new(&weights, width);
+                for rows in [1, 2, 5, 13, 100] {
+                    let x = noise::<f32>(rows * width, 5);
+                    let run = |team: &Team, x: &[f32]| {
+                        let mut y = vec![f32::NAN; x.len() / width * out];
+                        products(isa, team, x, &mut [(&matrix, &mut y)]);
+                        y
+                    };
+                    let y = run(&Team::new(1), &x);
+                    assert_eq!(y, run(&Team::new(3), &x), "{isa} {}: the team changes nothing", T::NAME);
+                    for r in [0, rows / 2, rows - 1] {
+                        let alone = run(&Team::new(1), &x[r * width..][..width]);
+                        assert_eq!(y[r * out..][..out], alone, "{isa} {}: a row's bits are its own", T::NAME);
+                    }
+                    for (at, &found) in y.iter().enumerate() {
+                        let (r, o) = (at / out, at % out);
+                        let term = |k: usize| f64::from(x[r * width + k]) * weights[o * width + k].to_f64();
+                        let truth: f64 = (0..width).map(term).sum();
+                        assert!((f64::from(found) - truth).abs() <= 1e-6 * (1.0 + width as f64), "{isa} {}", T::NAME);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn products_are_sums_over_the_width_whatever_is_beside_them() {
+        products_are_sums::<f32>();
+        products_are_sums::<bf16>();
+        products_are_sums::<f16>();
+    }
+
+    #[test]
+    fn several_matrices_share_the_rows() {
+        let matrices: Vec<PackedMatrix<f32>> =
+            [3, 70, 16].map(|out| PackedMatrix::new(&noise(out * 20, out), 20)).into();
+        let (x, team) = (noise::<f32>(5 * 20, 1), Team::new(2));
+        let mut outputs: Vec<Vec<f32>> = matrices.iter().map(|matrix| vec![0.0; 5 * matrix.rows]).collect();
+        let mut pairs: Vec<_> = matrices.iter().zip(outputs.iter_mut().map(|y| &mut y[..])).collect();
+        products(Isa::best(), &team, &x, &mut pairs);
+        for (matrix, y) in matrices.iter().zip(&outputs) {
+            let mut alone = vec![0.0; y.len()];
+            products(Isa::best(), &team, &x, &mut [(matrix, &mut alone)]);
+            assert_eq!(*y, alone);
+        }
+    }
+}
