@@ -316,9 +316,9 @@ impl Pass for Round<'_> {
                 let larger = if a > b { a } else { b };
                 largest[l] = larger;
             }
-            for l in 0..BLOCK {
+            for &x in x {
                 // 0 for a finite number, otherwise NaN.
-                finite += x[l] * 0.0;
+                finite += x * 0.0;
             }
             let mut half = 8;
             while half > 0 {
@@ -425,7 +425,7 @@ mod tests {
 
     /// Blocks of any codes and scales.
     fn blocks(format: Format, numbers: usize) -> Blocks {
-        let noise = |at: usize, salt: usize| ((at + 7) * 2_654_435_761 + salt * 40_503 >> 7) % 256;
+        let noise = |at: usize, salt: usize| (((at + 7) * 2_654_435_761 + salt * 40_503) >> 7) % 256;
         let scale = |salt: usize| move |at: usize| f16::from_f32(0.01 + noise(at, salt) as f32 / 4096.0);
         let codes = (0..numbers).map(|at| (noise(at, 1) >> (8 - format.bits())) as u8).collect();
         let (together, kind) = (format.together(), format.kind());

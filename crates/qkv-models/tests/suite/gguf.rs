@@ -274,15 +274,17 @@ fn few_tokens_read_blocks_and_many_the_widened_numbers_to_the_same_scores() {
     let generator = opened(&small().bytes()).unwrap();
     let (tokens, machine): (Vec<u32>, _) = ((0..12).map(|at| 3 + at * 7).collect(), Machine::new(2));
     let many = generator.scores(&tokens, &machine).unwrap();
+    // Activations are rounded to 16 bits.
+    let bound = 1e-3 * many.iter().fold(0.0f32, |most, x| most.max(x.abs()));
     for count in 1..5 {
         let few = generator.scores(&tokens[..count], &machine).unwrap();
         let apart = few.iter().zip(&many).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        assert!(apart < 1e-5, "{count}: {apart}");
+        assert!(apart < bound, "{count}: {apart}, at most {bound}");
     }
     let one_by_one = generator.scores_one_by_one(&tokens, &machine).unwrap();
     assert_eq!(one_by_one.len(), many.len());
     let apart = one_by_one.iter().zip(&many).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    assert!(apart < 1e-5, "one by one: {apart}");
+    assert!(apart < bound, "one by one: {apart}, at most {bound}");
     let long = vec![3; generator.model.max_len() + 1];
     assert!(generator.scores_one_by_one(&long, &machine).is_err());
 }
