@@ -28,8 +28,8 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
         false
     }
 
-    /// `y [R, O] = x Wᵀ` for matrices in fewer bits that share the rows `x [R, width]`; `false`, and every `y` untouched,
-    /// where this type has no such product, or they are of several kinds.
+    /// `y [R, O] = x Wᵀ` for matrices in fewer bits that share the rows `x [R, width]`; `false`, and every `y`
+    /// untouched, where this type has no such product, or they are of several kinds.
     fn stored_products(
         _isa: Isa,
         _team: &Team,

@@ -1,8 +1,8 @@
 //! Matrices packed once for many products with few or many rows: the layers of a model that is used and not trained.
 //! Sixteen columns of the result are a panel, read in the order of the products.
 //!
-//! Every element of a result is one chain of multiply-adds over the width in ascending order. Its bits depend neither on
-//! the rows beside it nor on the threads, so a sequence has the same result alone and in a batch.
+//! Every element of a result is one chain of multiply-adds over the width in ascending order. Its bits depend neither
+//! on the rows beside it nor on the threads, so a sequence has the same result alone and in a batch.
 
 use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};

@@ -2,8 +2,8 @@
 //! members spin for some microseconds instead of sleeping, so that handing out work costs a fraction of a microsecond;
 //! left alone for longer they sleep.
 //!
-//! Tasks are taken one by one by whoever is free. A member that the system does not run takes none, and nobody waits for
-//! it: on a busy machine a team is not slower than its leader alone.
+//! Tasks are taken one by one by whoever is free. A member that the system does not run takes none, and nobody waits
+//! for it: on a busy machine a team is not slower than its leader alone.
 
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -37,8 +37,8 @@ type Body = *const (dyn Fn(usize) + Sync);
 
 #[derive(Debug)]
 struct Shared {
-    /// The number of the work in 32 bits, the next task in 16 and the number of tasks in 16. Whoever moves the next task
-    /// forward owns it.
+    /// The number of the work in 32 bits, the next task in 16 and the number of tasks in 16. Whoever moves the next
+    /// task forward owns it.
     ticket: AtomicU64,
     /// Written by the leader before a ticket has tasks, and read by the owner of a task.
     body: UnsafeCell<Option<Body>>,

@@ -65,7 +65,7 @@ impl FeedForward {
         let inner = match self.gate {
             None => self.fc1.activated(tape, x, self.activation, self.dropout),
             Some(gate) => {
-                let [gate, up] = tape.linear_together(x, [gate, self.fc1].map(|layer| (layer.weight, layer.bias))); // (.., I)
+                let [gate, up] = tape.linear_together(x, [gate, self.fc1].map(|layer| (layer.weight, layer.bias)));
                 let inner = tape.swiglu(&gate, &up);
                 tape.dropout(inner, self.dropout)
             }

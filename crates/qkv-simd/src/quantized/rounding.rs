@@ -7,8 +7,8 @@ use half::f16;
 
 impl QuantizedMatrix {
     /// Rounds rows of `width` values to blocks of 8 bits (Q8_0); `None` if the width is no multiple of a block, the
-    /// lengths do not fit, or a value is not finite. An error is at most half a step: about the largest value of a block
-    /// over 254.
+    /// lengths do not fit, or a value is not finite. An error is at most half a step: about the largest value of a
+    /// block over 254.
     ///
     /// ```
     /// use qkv_simd::quantized::QuantizedMatrix;
