@@ -4,7 +4,7 @@
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// An error of a rank.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// No library with MPI's standard ABI could be loaded.
@@ -48,6 +48,9 @@ pub enum Error {
         /// What the second of them has.
         second: String,
     },
+    /// `qkv` refused an attention.
+    #[error(transparent)]
+    Attention(#[from] qkv::Error),
     /// The call cannot be computed on these ranks.
     #[error("{0}")]
     Invalid(String),

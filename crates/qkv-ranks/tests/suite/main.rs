@@ -1,5 +1,6 @@
 //! Collectives between threads, for several numbers of ranks; and over MPI, where there is one.
 
+mod context;
 mod over_mpi;
 
 use qkv_ranks::{Error, Ranks, run_in_process};
