@@ -39,6 +39,17 @@ from ._qkv import (
 
 if TYPE_CHECKING:
     from ._qkv import ArrayLike
+    from .looking import explore, show
+
+
+def __getattr__(name: str) -> Any:
+    # Looking needs NumPy, which computing does not.
+    if name in ("explore", "show"):
+        from . import looking
+
+        return getattr(looking, name)
+    raise AttributeError(f"module 'qkv' has no attribute {name!r}")
+
 
 __all__ = [
     "Array",
@@ -54,11 +65,13 @@ __all__ = [
     "Weights",
     "__version__",
     "alibi_slopes",
+    "explore",
     "get_num_threads",
     "lsh_buckets",
     "sdpa",
     "segments_of",
     "set_num_threads",
+    "show",
 ]
 
 

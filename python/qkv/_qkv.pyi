@@ -321,6 +321,8 @@ class Gradients:
 
 @final
 class Weights:
+    @property
+    def shape(self) -> tuple[int, int, int, int]: ...
     def rectangle(
         self,
         sequence: int = 0,
@@ -356,6 +358,9 @@ def forward_into(
     seed: int | None,
     threads: int,
 ) -> None: ...
+def forward_new(
+    description: str, tensors: tuple[ArrayLike | None, ...], seed: int | None, threads: int
+) -> tuple[Any, Any]: ...
 def backward_into(
     description: str,
     tensors: tuple[ArrayLike | None, ...],

@@ -83,8 +83,8 @@ def _described(
     return found.dropout(dropout) if dropout > 0.0 else found
 
 
-# A constant of a compiled graph: the choices are numbers and names.
-_describe = torch.compiler.assume_constant_result(lambda *choices: _described(*choices))
+# Constants of a compiled graph: the choices are numbers and names.
+_facts = torch.compiler.assume_constant_result(lambda *choices: ops._facts(_described(*choices)))
 
 
 def attention(
@@ -148,13 +148,13 @@ def attention(
     # Queries stand at the end of the keys: a cache grows there.
     end = (causal or window is not None) and n != m
     choices = (causal, window, end, scaling, softcap)
-    description = _describe(*choices, dropout, tuple(sorted(inputs)))
-    out = ops.attend(query, key, value, description, **inputs)
-    if _observer is not None:
-        _observer(module, query, key, value, _describe(*choices, 0.0, tuple(sorted(inputs))), inputs, out.lse)
+    names = tuple(sorted(inputs))
+    out = ops._attend(_facts(*choices, dropout, names), query, key, value, None, dict(inputs))
     weights = None
+    if _observer is not None:
+        _observer(module, query, key, value, _described(*choices, 0.0, names), inputs, out.lse)
     if output_attentions or _collecting():
-        still = _describe(*choices, 0.0, tuple(sorted(inputs)))
+        still = _described(*choices, 0.0, names)
         weights = ops.weights(query, key, value, still, **inputs).all().to(query.dtype)
     return out.values.transpose(1, 2), weights
 

@@ -339,12 +339,48 @@ def _mapped(function, info, in_dims, inputs):
     return tuple(torch.stack(found) for found in zip(*calls, strict=True)), (0,) * len(calls[0])
 
 
+class _Eager(torch.autograd.Function):
+    """The operator outside of graphs and transforms: the same computation without the dispatcher, which costs more than
+    a small attention."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, seed, names, text, *more):
+        tensors = _tensors(q, k, v, more, names)
+        out, lse = _qkv.forward_new(text, tensors, _number(seed), torch.get_num_threads())
+        ctx.names, ctx.text = names, text
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, seed, out, lse, *more)
+        return out, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_out, d_lse):
+        q, k, v, seed, out, lse, *more = ctx.saved_tensors
+        needs = [*ctx.needs_input_grad[:3], *ctx.needs_input_grad[6:]]
+        d_out = torch.zeros_like(out) if d_out is None else d_out
+        found = _backward(d_out, d_lse, out, lse, needs, q, k, v, more, seed, ctx.names, ctx.text)
+        d_q, d_k, d_v, d_more, *_ = _returned(found, needs, True)
+        return (d_q, d_k, d_v, None, None, None, *d_more)
+
+
+_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+_modes, _interpreters = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
+
+
 def _run(
     q: Tensor, k: Tensor, v: Tensor, more: list[Tensor], seed: Tensor | None, names: str, text: str
 ) -> tuple[Tensor, Tensor]:
-    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch.compiler.is_compiling():
+        return torch.ops.qkv.forward(q, k, v, more, seed, names, text)
+    if _interpreters() is not None:
         return _Transformed.apply(q, k, v, seed, names, text, *more)
-    return torch.ops.qkv.forward(q, k, v, more, seed, names, text)
+    every = (q, k, v, *more)
+    if not _EXCHANGES or _modes() > 0 or any(type(t) not in _PLAIN_TYPES or not t.is_cpu for t in every):
+        return torch.ops.qkv.forward(q, k, v, more, seed, names, text)
+    _check(q, k, v)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in every):
+        return _Eager.apply(q, k, v, seed, names, text, *more)
+    return _qkv.forward_new(text, _tensors(q, k, v, more, names), _number(seed), torch.get_num_threads())
 
 
 class Result(NamedTuple):
@@ -358,13 +394,16 @@ class Result(NamedTuple):
     """The entropy of each row (`with_entropy`) or the log-probability of hard attention's choice, `[B, Hq, N]`."""
 
 
-@torch.compiler.assume_constant_result
-def _json(description: Attention | None) -> tuple[str, bool, bool, bool]:
+def _facts(description: Attention | None) -> tuple[str, bool, bool, bool]:
     """The description as text; whether it is a plain softmax, has an extra output, and draws."""
     description = Attention.scaled_dot() if description is None else description
     text = description._json
     extra = _has_extra(text)
     return text, '"select":"soft"' in text and not extra, extra, description.draws()
+
+
+# In a compiled graph they are constants of the description.
+_json = torch.compiler.assume_constant_result(lambda description: _facts(description))
 
 
 def _prepared(
@@ -405,7 +444,18 @@ def attend(
 
     A description that draws gets its seed from PyTorch's generator unless `seed` gives one.
     """
-    text, plain, extra, draws = _json(description)
+    return _attend(_json(description), q, k, v, seed, inputs)
+
+
+def _attend(
+    described: tuple[str, bool, bool, bool],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seed: Tensor | int | None,
+    inputs: dict[str, Any],
+) -> Result:
+    text, plain, extra, draws = described
     more: list[Tensor] = []
     names = ""
     if inputs or torch.is_autocast_enabled(q.device.type):

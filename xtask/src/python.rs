@@ -31,10 +31,13 @@ pub fn numpy_steps() -> Vec<Step> {
         Ok(python) => {
             let build = "build -p qkv-python --profile test";
             let build = Step::cargo("the Python module", build).with("CARGO_INCREMENTAL", "0");
+            let export = "run --quiet -p qkv-conformance --profile test --example export -- target/python/cases";
+            let export = Step::cargo("conformance cases for Python", export).with("CARGO_INCREMENTAL", "0");
             let tests = Step::program("tests of the Python module", python, &["-m", "pytest", "-q", "python/tests"]);
             vec![
                 build,
                 Step::check("the Python package", "python", || assemble("debug")),
+                export.with("QKV_SAMPLE", "0.25"),
                 tests.with("PYTHONPATH", package_path()),
             ]
         }
@@ -49,7 +52,9 @@ pub fn all_steps() -> Vec<Step> {
         Err(reason) => return vec![Step::skip("the Python module", reason)],
     };
     let run = |name: &str, arguments: &[&str]| Step::program(name, python.clone(), arguments);
+    let export = "run --quiet --release -p qkv-conformance --example export -- target/python/cases";
     vec![
+        Step::cargo("conformance cases for Python", export),
         run("the Python package, installed", &["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "."]),
         run("tests of the Python package", &["-m", "pytest", "-q", "python/tests"]),
         run("stubs", &["-m", "mypy.stubtest", "qkv._qkv", "--ignore-disjoint-bases"]),

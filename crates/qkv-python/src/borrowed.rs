@@ -42,7 +42,9 @@ enum Owner {
 impl Borrowed {
     /// The memory of an array on the host.
     pub fn new(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Borrowed> {
-        if let Some(tensor_from_object) = exchange_of(&object.get_type())? {
+        if let Some(exchange) = exchange_of(&object.get_type())?
+            && let Some(tensor_from_object) = exchange.tensor_from_object
+        {
             return Borrowed::exchanged(name, object, tensor_from_object);
         }
         let py = object.py();
@@ -378,14 +380,14 @@ fn on_host(name: &str, device: i32) -> PyResult<()> {
 }
 
 thread_local! {
-    /// Types that were asked before, and their exchange function. The types are never freed.
-    static EXCHANGES: RefCell<Vec<(usize, Option<FromPyObject>)>> = const { RefCell::new(Vec::new()) };
+    /// Types that were asked before, and their exchange functions. The types are never freed.
+    static EXCHANGES: RefCell<Vec<(usize, Option<&'static Exchange>)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The exchange function of a type, if it has one.
-fn exchange_of(of: &Bound<'_, PyType>) -> PyResult<Option<FromPyObject>> {
+/// The exchange functions of a type, if it has them.
+pub fn exchange_of(of: &Bound<'_, PyType>) -> PyResult<Option<&'static Exchange>> {
     let address = of.as_ptr().addr();
-    let known = EXCHANGES.with_borrow(|list| list.iter().find(|(known, _)| *known == address).map(|(_, f)| *f));
+    let known = EXCHANGES.with_borrow(|list| list.iter().find(|(known, _)| *known == address).map(|(_, found)| *found));
     if let Some(known) = known {
         return Ok(known);
     }
@@ -393,9 +395,10 @@ fn exchange_of(of: &Bound<'_, PyType>) -> PyResult<Option<FromPyObject>> {
         Ok(capsule) => match capsule.cast_into::<PyCapsule>() {
             Ok(capsule) => {
                 let exchange = capsule.pointer_checked(Some(dlpack::EXCHANGE_CAPSULE))?;
-                // SAFETY: a capsule of this name holds this structure, whose head is the same in every version.
-                let exchange = unsafe { exchange.cast::<Exchange>().as_ref() };
-                exchange.tensor_from_object.filter(|_| exchange.version.major == 1)
+                // SAFETY: a capsule of this name holds this structure, whose head is the same in every version, and
+                // which lives as long as the process.
+                let exchange: &'static Exchange = unsafe { exchange.cast::<Exchange>().as_ref() };
+                Some(exchange).filter(|exchange| exchange.version.major == 1)
             }
             Err(_) => None,
         },

@@ -1,6 +1,6 @@
 //! The C structures of [DLPack](https://dmlc.github.io/dlpack/) 1, as far as this module reads and writes them.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// Memory of the host, and host memory that a CUDA device can read.
 pub const HOST: [i32; 2] = [1, 3];
@@ -66,14 +66,23 @@ pub struct ManagedVersioned {
 /// Fills a [`Tensor`] that borrows from a Python object; 0, or −1 with a Python error set.
 pub type FromPyObject = unsafe extern "C" fn(*mut c_void, *mut Tensor) -> c_int;
 
+/// Called with the context, the kind and the message of an error.
+pub type SetError = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char);
+
+/// Makes a tensor of the prototype's type, shape and device; 0, or −1 after `SetError` was called.
+pub type Allocator = unsafe extern "C" fn(*mut Tensor, *mut *mut ManagedVersioned, *mut c_void, SetError) -> c_int;
+
+/// Turns a tensor, whose ownership it takes, into a Python object; 0, or −1 with a Python error set.
+pub type ToPyObject = unsafe extern "C" fn(*mut ManagedVersioned, *mut *mut c_void) -> c_int;
+
 /// The exchange functions that a type may offer (DLPack 1.3): the quick way, without a capsule a call.
 #[repr(C)]
 pub struct Exchange {
     pub version: Version,
     pub older: *mut Exchange,
-    pub allocator: *mut c_void,
+    pub allocator: Option<Allocator>,
     pub managed_from_object: *mut c_void,
-    pub managed_to_object: *mut c_void,
+    pub managed_to_object: Option<ToPyObject>,
     pub tensor_from_object: Option<FromPyObject>,
     pub current_stream: *mut c_void,
 }

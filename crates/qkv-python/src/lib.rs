@@ -2,6 +2,7 @@
 //! [`attention`]), arrays in ([`borrowed`]) and out ([`array`]), calls without the interpreter's lock ([`call`],
 //! [`ops`]), and the threads that they run on ([`pool`]). The package around it is in `python/qkv`.
 
+mod allocated;
 mod array;
 mod attention;
 mod borrowed;
@@ -29,7 +30,7 @@ mod _qkv {
     #[pymodule_export]
     use super::description::{Bias, Features, Mask, Place, Score, Select, alibi_slopes, lsh_buckets, segments_of};
     #[pymodule_export]
-    use super::ops::{backward_into, forward_into};
+    use super::ops::{backward_into, forward_into, forward_new};
     #[pymodule_export]
     use super::results::{Gradients, Output, Weights};
 

@@ -1,9 +1,12 @@
 //! What operators of frameworks call: inputs and outputs in the framework's memory, the description as JSON, and every
 //! argument by its position, because a call takes microseconds.
 
+use crate::allocated::Allocated;
 use crate::attention::parsed;
-use crate::borrowed::{Borrowed, apart};
+use crate::borrowed::{Borrowed, apart, exchange_of};
 use crate::call::{Float, Optional, Tensors, Vectors, of_type};
+use crate::dlpack::Exchange;
+use crate::dtype::Typed;
 use crate::errors::{kind, refused, value};
 use crate::pool;
 use pyo3::prelude::*;
@@ -72,6 +75,42 @@ fn forward_of<T: Float>(
     }
     let forward = |threads| attention.forward_into(inputs, into, &Scratch::new(), threads);
     py.detach(|| pool::run(threads, work, forward)).map_err(refused)
+}
+
+/// Computes a softmax attention into tensors that the framework of `q` allocates, if its type has DLPack's exchange
+/// functions: `values [B, Hq, N, Dv]`, with the heads side by side in memory, and `lse [B, Hq, N]`.
+#[pyfunction]
+#[pyo3(signature = (description, tensors, seed, threads))]
+pub fn forward_new<'py>(
+    py: Python<'py>,
+    description: &str,
+    tensors: &Bound<'py, PyTuple>,
+    seed: Option<u64>,
+    threads: usize,
+) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
+    let attention = parsed(description)?;
+    let given = tensors_of(tensors, seed)?;
+    let exchange = exchange_of(&tensors.get_borrowed_item(0)?.get_type())?;
+    let exchange = exchange.ok_or_else(|| kind("the type of `q` has no DLPack exchange functions"))?;
+    of_type!(given.q.dtype(), "q", T => forward_new_of::<T>(py, &attention, &given, exchange, threads))
+}
+
+fn forward_new_of<'py, T: Float>(
+    py: Python<'py>,
+    attention: &qkv::Attention,
+    tensors: &Tensors,
+    exchange: &'static Exchange,
+    threads: usize,
+) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
+    let vectors = Vectors::<T>::new(tensors)?;
+    let (inputs, work) = (vectors.inputs(tensors)?, tensors.work());
+    let ([b, h, n, _], [.., dv]) = (inputs.q.shape(), inputs.v.shape());
+    let mut values = Allocated::new(exchange, T::DTYPE, [b, h, n, dv], [0, 2, 1, 3])?;
+    let mut lse = Allocated::new(exchange, <T::Acc as Typed>::DTYPE, [b, h, n, 1], [0, 1, 2, 3])?;
+    let into = OutputMut::new(values.view_mut::<T>()?, lse.view_mut::<T::Acc>()?);
+    let forward = |threads| attention.forward_into(inputs, into, &Scratch::new(), threads);
+    py.detach(|| pool::run(threads, work, forward)).map_err(refused)?;
+    Ok((values.into_object(py, 4)?, lse.into_object(py, 3)?))
 }
 
 /// Computes the gradients of a softmax attention into memory of the caller: `gradients` has those of q, k and v and, in

@@ -334,6 +334,20 @@ impl Weights {
         self.ask(py, &Request::Pooled { at: (sequence, head), size: [height, width], rows, cols, pool })
     }
 
+    /// `(B, Hq, N, M)`.
+    #[getter]
+    fn shape(&self, py: Python<'_>) -> PyResult<(usize, usize, usize, usize)> {
+        let axes = |at: usize| -> PyResult<Vec<usize>> {
+            let mut shape: Vec<usize> = self.qkv[at].bind(py).getattr("shape")?.extract()?;
+            while shape.len() < 4 {
+                shape.insert(0, 1);
+            }
+            Ok(shape)
+        };
+        let (q, k) = (axes(0)?, axes(1)?);
+        Ok((q[0], q[1], q[2], k[2]))
+    }
+
     /// Every weight, `[B, Hq, N, M]`: as large as it is.
     fn all<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.ask(py, &Request::All)

@@ -1,0 +1,161 @@
+"""`python -m qkv.bench`: attention of this library beside PyTorch's, both from Python, in one run.
+
+Each figure is the best of several runs, the two sides taking turns, so that a busy machine does not favour one of them.
+`--overhead` measures what a call costs beside the computation: one query, one key, width 16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+# batch, heads, key heads, queries, width, mask
+_SHAPES = [
+    (8, 12, 12, 128, 64, "full"),
+    (2, 12, 12, 512, 64, "causal"),
+    (1, 12, 12, 2048, 64, "full"),
+    (1, 12, 12, 2048, 64, "causal"),
+    (1, 16, 4, 2048, 128, "causal"),
+]
+
+
+def _cpu() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _turns(sides: list[Callable[[], Any]], seconds: float, at_least: int = 5) -> list[float]:
+    """The best time of each side, in seconds, the sides taking turns."""
+    best = [float("inf")] * len(sides)
+    for side in sides:
+        side()
+    end, turns = time.perf_counter() + seconds, 0
+    while turns < at_least or time.perf_counter() < end:
+        for at, side in enumerate(sides):
+            start = time.perf_counter()
+            side()
+            best[at] = min(best[at], time.perf_counter() - start)
+        turns += 1
+    return best
+
+
+def _table(dtypes: list[str], seconds: float) -> list[dict[str, Any]]:
+    import torch
+    from torch.nn import functional as F
+
+    from . import torch as ours
+
+    rows = []
+    for dtype in dtypes:
+        for b, h, hk, n, d, mask in _SHAPES:
+            made = getattr(torch, dtype)
+            q = torch.randn(b, h, n, d, dtype=made, requires_grad=True)
+            k, v = (torch.randn(b, hk, n, d, dtype=made, requires_grad=True) for _ in range(2))
+            g = torch.randn_like(q)
+            causal, grouped = mask == "causal", hk != h
+
+            def forward(f: Callable[..., Any]) -> Any:
+                with torch.no_grad():
+                    return f(q, k, v, is_causal=causal, enable_gqa=grouped)
+
+            def both(f: Callable[..., Any]) -> Any:
+                return torch.autograd.grad(f(q, k, v, is_causal=causal, enable_gqa=grouped), (q, k, v), g)
+
+            for name, run in (("forward", forward), ("forward and backward", both)):
+                theirs, mine = _turns(
+                    [lambda: run(F.scaled_dot_product_attention), lambda: run(ours.sdpa)],
+                    seconds,  # noqa: B023
+                )
+                shape = f"[{b}, {h if h == hk else f'{h}/{hk}'}, {n}, {d}]"
+                rows.append(
+                    {
+                        "type": dtype,
+                        "shape": shape,
+                        "mask": mask,
+                        "pass": name,
+                        "torch_ms": 1e3 * theirs,
+                        "qkv_ms": 1e3 * mine,
+                    }
+                )
+                if sys.stderr.isatty():
+                    print(f"{len(rows)} of {4 * len(_SHAPES) * len(dtypes) // 2}", end="\r", file=sys.stderr)
+    return rows
+
+
+def _overhead(seconds: float) -> list[dict[str, Any]]:
+    import torch
+    from torch.nn import functional as F
+
+    from . import torch as ours
+
+    x = [torch.randn(1, 1, 1, 16) for _ in range(3)]
+    y = [t.clone().requires_grad_() for t in x]
+    sides = [F.scaled_dot_product_attention, ours.sdpa]
+
+    def many(f: Callable[..., Any], tensors: list[Any]) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(200):
+                f(*tensors)
+
+        return run
+
+    rows = []
+    for name, tensors in (("no_grad", x), ("autograd", y)):
+        theirs, mine = _turns([many(f, tensors) for f in sides], seconds)
+        rows.append({"mode": name, "torch_us": theirs * 5e3, "qkv_us": mine * 5e3})
+    return rows
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser("python -m qkv.bench", description=__doc__)
+    parser.add_argument("--types", default="float32,bfloat16", help="element types, joined by commas")
+    parser.add_argument("--seconds", type=float, default=2.0, help="how long each figure is measured")
+    parser.add_argument("--threads", type=int, help="threads of both sides; PyTorch's number by default")
+    parser.add_argument("--overhead", action="store_true", help="measure the cost of a call instead")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    given = parser.parse_args()
+    try:
+        import torch
+    except ImportError:
+        sys.exit("error: PyTorch is not installed\nhint: `pip install torch`")
+    from . import __version__
+
+    if given.threads is not None:
+        torch.set_num_threads(given.threads)
+    about = {
+        "qkv": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cpu": _cpu(),
+        "threads": torch.get_num_threads(),
+    }
+    rows = _overhead(given.seconds) if given.overhead else _table(given.types.split(","), given.seconds)
+    if given.json:
+        print(json.dumps({**about, "rows": rows}))
+        return
+    print(", ".join(f"{name} {value}" for name, value in about.items()), "\n")
+    if given.overhead:
+        print("| a call of [1, 1, 1, 16] | torch, µs | qkv, µs | more, µs |\n| --- | --- | --- | --- |")
+        for row in rows:
+            mine, theirs = row["qkv_us"], row["torch_us"]
+            print(f"| {row['mode']} | {theirs:.1f} | {mine:.1f} | {mine - theirs:.1f} |")
+        return
+    columns = ("type", "[B, H, N, D]", "mask", "pass", "torch, ms", "qkv, ms", "torch / qkv")
+    print(f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
+    for row in rows:
+        ratio = row["torch_ms"] / row["qkv_ms"]
+        what = f"| {row['type']} | {row['shape']} | {row['mask']} | {row['pass']} "
+        print(f"{what}| {row['torch_ms']:.2f} | {row['qkv_ms']:.2f} | {ratio:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
