@@ -38,7 +38,7 @@ from ._qkv import (
 )
 
 if TYPE_CHECKING:
-    from ._qkv import ArrayLike
+    from ._qkv import _ArrayLike as ArrayLike
     from .looking import explore, show
 
 

@@ -4,27 +4,28 @@ from typing import Any, TypeAlias, TypedDict, final, type_check_only
 
 from typing_extensions import CapsuleType, Unpack
 
+__all__: list[str]
 __version__: str
 
 # NumPy, PyTorch or JAX arrays, or anything with `__dlpack__` or the buffer protocol; results in the library of `q`.
-ArrayLike: TypeAlias = Any
+_ArrayLike: TypeAlias = Any
 
 @type_check_only
 class Inputs(TypedDict, total=False):
-    w: ArrayLike | None
-    w_q: ArrayLike | None
-    w_k: ArrayLike | None
-    v_score: ArrayLike | None
-    scale: ArrayLike | None
-    bias: ArrayLike | None
-    table: ArrayLike | None
-    sinks: ArrayLike | None
-    center: ArrayLike | None
-    lengths: ArrayLike | None
-    segments: ArrayLike | tuple[ArrayLike, ArrayLike] | None
-    bits: ArrayLike | None
-    positions: ArrayLike | None
-    buckets: ArrayLike | tuple[ArrayLike, ArrayLike] | None
+    w: _ArrayLike | None
+    w_q: _ArrayLike | None
+    w_k: _ArrayLike | None
+    v_score: _ArrayLike | None
+    scale: _ArrayLike | None
+    bias: _ArrayLike | None
+    table: _ArrayLike | None
+    sinks: _ArrayLike | None
+    center: _ArrayLike | None
+    lengths: _ArrayLike | None
+    segments: _ArrayLike | tuple[_ArrayLike, _ArrayLike] | None
+    bits: _ArrayLike | None
+    positions: _ArrayLike | None
+    buckets: _ArrayLike | tuple[_ArrayLike, _ArrayLike] | None
     seed: int | None
 
 @final
@@ -66,10 +67,10 @@ class Mask:
         keys: int,
         *,
         place: Place | None = None,
-        lengths: ArrayLike | None = None,
-        segments: ArrayLike | tuple[ArrayLike, ArrayLike] | None = None,
-        bits: ArrayLike | None = None,
-        positions: ArrayLike | None = None,
+        lengths: _ArrayLike | None = None,
+        segments: _ArrayLike | tuple[_ArrayLike, _ArrayLike] | None = None,
+        bits: _ArrayLike | None = None,
+        positions: _ArrayLike | None = None,
     ) -> Any: ...
     def to_json(self) -> str: ...
     @staticmethod
@@ -209,18 +210,18 @@ class Attention:
     def _json(self) -> str: ...
     def forward(
         self,
-        q: ArrayLike,
-        k: ArrayLike,
-        v: ArrayLike,
+        q: _ArrayLike,
+        k: _ArrayLike,
+        v: _ArrayLike,
         *,
         threads: int | None = None,
         **inputs: Unpack[Inputs],
     ) -> Output: ...
     def decode(
         self,
-        q: ArrayLike,
-        k: ArrayLike,
-        v: ArrayLike,
+        q: _ArrayLike,
+        k: _ArrayLike,
+        v: _ArrayLike,
         *,
         exact: bool = False,
         threads: int | None = None,
@@ -228,24 +229,24 @@ class Attention:
     ) -> Output: ...
     def backward(
         self,
-        q: ArrayLike,
-        k: ArrayLike,
-        v: ArrayLike,
+        q: _ArrayLike,
+        k: _ArrayLike,
+        v: _ArrayLike,
         out: Output,
-        d_out: ArrayLike,
+        d_out: _ArrayLike,
         *,
-        d_lse: ArrayLike | None = None,
-        d_entropy: ArrayLike | None = None,
-        d_log_prob: ArrayLike | None = None,
+        d_lse: _ArrayLike | None = None,
+        d_entropy: _ArrayLike | None = None,
+        d_log_prob: _ArrayLike | None = None,
         constant_bias: bool = False,
         threads: int | None = None,
         **inputs: Unpack[Inputs],
     ) -> Gradients: ...
     def weights(
         self,
-        q: ArrayLike,
-        k: ArrayLike,
-        v: ArrayLike,
+        q: _ArrayLike,
+        k: _ArrayLike,
+        v: _ArrayLike,
         out: Output,
         *,
         threads: int | None = None,
@@ -345,28 +346,28 @@ class Weights:
     def all(self) -> Any: ...
 
 def alibi_slopes(heads: int) -> tuple[float, ...]: ...
-def lsh_buckets(mask: Mask, x: ArrayLike) -> Any: ...
+def lsh_buckets(mask: Mask, x: _ArrayLike) -> Any: ...
 def segments_of(cumulative: list[int]) -> Any: ...
 def get_num_threads() -> int: ...
 def set_num_threads(threads: int) -> None: ...
 def forward_into(
     description: str,
-    tensors: tuple[ArrayLike | None, ...],
-    values: ArrayLike,
-    lse: ArrayLike,
-    entropy: ArrayLike | None,
+    tensors: tuple[_ArrayLike | None, ...],
+    values: _ArrayLike,
+    lse: _ArrayLike,
+    entropy: _ArrayLike | None,
     seed: int | None,
     threads: int,
 ) -> None: ...
 def forward_new(
-    description: str, tensors: tuple[ArrayLike | None, ...], seed: int | None, threads: int
+    description: str, tensors: tuple[_ArrayLike | None, ...], seed: int | None, threads: int
 ) -> tuple[Any, Any]: ...
 def backward_into(
     description: str,
-    tensors: tuple[ArrayLike | None, ...],
-    saved: tuple[ArrayLike, ArrayLike, ArrayLike | None],
-    upstream: tuple[ArrayLike, ArrayLike | None, ArrayLike | None],
-    gradients: tuple[ArrayLike | None, ...],
+    tensors: tuple[_ArrayLike | None, ...],
+    saved: tuple[_ArrayLike, _ArrayLike, _ArrayLike | None],
+    upstream: tuple[_ArrayLike, _ArrayLike | None, _ArrayLike | None],
+    gradients: tuple[_ArrayLike | None, ...],
     seed: int | None,
     threads: int,
 ) -> None: ...

@@ -1,7 +1,7 @@
 """Looking at attention: `show` draws weights in a notebook, `explore` records what a Hugging Face model attends to.
 
 A recording keeps queries, keys and log-sum-exp of every layer, not the weights: these are recomputed, exactly, for what
-is looked at. It is a `.safetensors` file that `qkv explore FILE` opens as a page.
+is looked at. It is a `.safetensors` file that `qkv explore --recording FILE` opens as a page.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Recording:
         return attention.weights(*tensors, attention.forward(*tensors, **inputs), **inputs)
 
     def save(self, path: str) -> None:
-        """Writes the recording; `qkv explore FILE` opens it."""
+        """Writes the recording; `qkv explore --recording FILE` opens it."""
         tensors: dict[str, np.ndarray] = {}
         for at, layer in enumerate(self.layers):
             for name, tensor in layer["tensors"].items():
@@ -224,7 +224,7 @@ def explore(
         program = shutil.which("qkv")
         if program is None:
             raise FileNotFoundError(f"the program `qkv` is not on the path; the recording is in {path}")
-        subprocess.Popen([program, "explore", str(path)])
+        subprocess.Popen([program, "explore", "--open", "--recording", str(path)])
     return recording
 
 
