@@ -254,9 +254,9 @@ impl Job<'_> {
                     }
                 }
             }
-            for m in 0..M {
-                let out = self.out[first + m].add(row);
-                if live == GROUP { sums[m].store(out) } else { sums[m].store_first(out, live) }
+            for (sums, out) in sums.into_iter().zip(&self.out[first..]) {
+                let out = out.add(row);
+                if live == GROUP { sums.store(out) } else { sums.store_first(out, live) }
             }
         }
     }
