@@ -246,8 +246,8 @@ fn sounds() {
 
 #[test]
 fn checkpoints_of_speech() {
-    assert_eq!(bodies::ctranslate2(&seeds::ctranslate2()[0]), vec!["right"; 7].join(", "));
-    assert_eq!(bodies::ggml(&seeds::ggml()[0]), vec!["right"; 3].join(", "));
+    assert_eq!(bodies::ctranslate2(&seeds::ctranslate2()[0]), ["right"; 7].join(", "));
+    assert_eq!(bodies::ggml(&seeds::ggml()[0]), ["right"; 3].join(", "));
     let words = &["WhisperSpec", "a/weight", "_scale", "plain", "lmgg"];
     let target = Target { name: "ctranslate2", shape: Shape::Binary, seeds: seeds::ctranslate2(), words };
     fuzz(&target, bodies::ctranslate2);

@@ -222,7 +222,7 @@ enum SavedOutput<T: Float> {
     /// `[B, Hq, N]`.
     Softmax { values: Tensor<T>, lse: Tensor<T> },
     /// Of any selection, with entropy if it was asked for.
-    Any(Output<T>),
+    Any(Box<Output<T>>),
 }
 
 struct AttentionBackward<T: Float> {
@@ -382,7 +382,7 @@ impl<T: Float> Tape<'_, T> {
             gates
         });
         let [q, k, v, center] = slots;
-        let (slots, out) = ([q, k, v], SavedOutput::Any(out));
+        let (slots, out) = ([q, k, v], SavedOutput::Any(Box::new(out)));
         Ok(self.record(values, depends, || AttentionBackward { call, slots, center, out, d_entropy, gates }))
     }
 

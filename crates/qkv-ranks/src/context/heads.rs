@@ -10,10 +10,7 @@ use qkv::{Element, Gradients, Inputs, Output, Scratch, Select, Tensor, Upstream,
 use std::ops::Range;
 
 /// Some of a view's heads; all of them where it has one for all.
-fn of_heads<E: Copy>(view: View<'_, E>, heads: &Range<usize>) -> Result<Tensor<E, 4>>
-where
-    E: Default,
-{
+fn of_heads<E: Copy + Default>(view: View<'_, E>, heads: &Range<usize>) -> Result<Tensor<E, 4>> {
     let [b, h, n, m] = view.shape();
     let first = if h == 1 { 0..1 } else { heads.clone() };
     let shape = [b, first.len(), n, m];
