@@ -14,6 +14,9 @@ const FOLDER: &str = "target/python";
 /// The package as an interpreter finds it.
 const PACKAGE: &str = "target/python/package";
 
+/// Cases of the conformance suite with the engine's results, for the tests.
+const CASES: &str = "target/python/cases";
+
 /// What the tests need at least.
 const NUMPY: [&str; 3] = ["numpy", "ml_dtypes", "pytest"];
 
@@ -24,22 +27,20 @@ const FRAMEWORKS: [&str; 6] = ["maturin>=1.9.4,<2", "torch", "transformers>=5", 
 /// Names of interpreters, in the order in which they are tried.
 const PYTHONS: [&str; 6] = ["python3", "python", "python3.14", "python3.13", "python3.12", "python3.11"];
 
-/// Builds the module with the profile of the tests, beside the program, whose dependencies have the same features and
-/// are built already; and tests it with NumPy.
+/// Builds the module with the profile of the tests and tests it with NumPy. It is built as part of the workspace, so
+/// that nothing is compiled again with other features.
 pub fn numpy_steps() -> Vec<Step> {
     match environment(&NUMPY) {
         Err(reason) => vec![Step::skip("the Python module", reason)],
         Ok(python) => {
-            let build = "build -p qkv-python -p qkv-cli --profile test";
-            let build = Step::cargo("the Python module", build).with("CARGO_INCREMENTAL", "0");
-            let export = "run --quiet -p qkv-conformance --profile test --example export -- target/python/cases";
-            let export = Step::cargo("conformance cases for Python", export).with("CARGO_INCREMENTAL", "0");
-            let tests = Step::program("tests of the Python module", python, &["-m", "pytest", "-q", "python/tests"]);
+            let build = "build --workspace --lib --bin qkv --example export --profile test";
+            let export = target().join("debug/examples").join(format!("export{}", consts::EXE_SUFFIX));
             vec![
-                build,
+                Step::cargo("the Python module", build).with("CARGO_INCREMENTAL", "0"),
                 Step::check("the Python package", "python", || assemble("debug")),
-                export.with("QKV_SAMPLE", "0.25"),
-                tests.with("PYTHONPATH", package_path()),
+                Step::program("conformance cases for Python", export, &[CASES]).with("QKV_SAMPLE", "0.25"),
+                Step::program("tests of the Python module", python, &["-m", "pytest", "-q", "python/tests"])
+                    .with("PYTHONPATH", package_path()),
             ]
         }
     }
@@ -53,13 +54,18 @@ pub fn all_steps() -> Vec<Step> {
         Err(reason) => return vec![Step::skip("the Python module", reason)],
     };
     let run = |name: &str, arguments: &[&str]| Step::program(name, python.clone(), arguments);
-    let export = "run --quiet --release -p qkv-conformance --example export -- target/python/cases";
+    let export = format!("run --quiet --release -p qkv-conformance --example export -- {CASES}");
     vec![
         Step::cargo("conformance cases for Python", export),
         run("the Python package, installed", &["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "."]),
         run("tests of the Python package", &["-m", "pytest", "-q", "python/tests"]),
         run("stubs", &["-m", "mypy.stubtest", "qkv._qkv"]),
     ]
+}
+
+/// Where cargo puts what it builds.
+fn target() -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()).into()
 }
 
 fn package_path() -> String {
@@ -79,9 +85,8 @@ fn assemble(profile: &str) -> Result<(), String> {
             fs::copy(&path, package.join(name)).map_err(|error| failed(&path, error))?;
         }
     }
-    let target = env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".into());
     let library = format!("{}_qkv{}", consts::DLL_PREFIX, consts::DLL_SUFFIX);
-    let library = Path::new(&target).join(profile).join(library);
+    let library = target().join(profile).join(library);
     let module = if cfg!(windows) { "_qkv.pyd" } else { "_qkv.abi3.so" };
     fs::copy(&library, package.join(module)).map_err(|error| failed(&library, error))?;
     Ok(())

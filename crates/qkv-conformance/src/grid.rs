@@ -315,6 +315,7 @@ pub fn hashed() -> Vec<Case> {
     let mut cases = Vec::new();
     for (n, m, lsh) in [
         (70, 140, Lsh { buckets: 4, rounds: 1, seed: 1 }),
+        (540, 610, Lsh { buckets: 8, rounds: 1, seed: 4 }),
         (530, 601, Lsh { buckets: 8, rounds: 3, seed: 2 }),
         (601, 530, Lsh { buckets: 64, rounds: 2, seed: 3 }),
     ] {

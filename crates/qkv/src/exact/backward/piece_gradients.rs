@@ -101,8 +101,10 @@ pub(super) fn gather_gradient<'a, T: Element>(
         GradientOf::Values => (part.key_count, &part.values[..], &part.key_places),
     };
     let strides = |per_head: usize| [heads * per_head * row, per_head * row, row, 1].map(|x| x as isize);
-    if let [part] = parts {
-        let (per_head, data, _) = of(part);
+    // The gradients of a single piece in the natural order are already where they belong.
+    if let [part] = parts
+        && let (per_head, data, Places::Range(_)) = of(part)
+    {
         debug_assert!(which != GradientOf::Queries || part.query_row == row);
         return GatheredGradient { one: Some(data), sum: scratch.take(0), shape, strides: strides(per_head) };
     }
