@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(wide(&format!("let a = r#\"\n{text}\n\"#;")), []);
         assert_eq!(wide(&format!("// https://{text}")), []);
         assert_eq!(wide(&format!("    /// | {text} |")), []);
-        assert_eq!(wide(&format!("// | {text} |")), [(1, 136)]);
+        assert_eq!(wide(&format!("// | {text} |")), [(1, 137)]);
         assert_eq!(wide(&format!("let a = \"\\\"\"; // {text}")), [(1, 147)]);
         assert_eq!(wide(&format!("let a = '\"'; // {text}")), [(1, 146)]);
     }

@@ -86,7 +86,7 @@ fn root() -> PathBuf {
 }
 
 /// Folders without pages: build outputs and data, and parts of pages that a program puts together.
-const SKIPPED: [&str; 7] = ["target", "node_modules", "runs", "data", "venv", "shared", "examples"];
+const SKIPPED: [&str; 7] = ["target", "node_modules", "runs", "data", "venv", "shared", "figures"];
 
 /// All Markdown pages of the repository.
 fn pages(folder: &Path, found: &mut Vec<PathBuf>) {

@@ -249,7 +249,7 @@ mod tests {
         )
         .unwrap();
         let tokenizer =
-            Tokenizer::train(["user assistant Hi Yes No"; 3], crate::text::tokenizer::Kind::Characters).unwrap();
+            Tokenizer::train(["user assistant\nHi Yes No"; 3], crate::text::tokenizer::Kind::Characters).unwrap();
         let said = [("user", "Hi"), ("assistant", "Yes"), ("user", "Hi"), ("assistant", "No")];
         let messages: Vec<Message> = said.iter().map(|(role, content)| Message::new(role, *content)).collect();
         let specials = [tokenizer.bos(), tokenizer.eos()];

@@ -144,7 +144,11 @@ fn opened(bytes: &[u8]) -> qkv_models::Result<Generator> {
 
 #[test]
 fn a_small_model_speaks_and_its_cache_changes_nothing() {
-    let generator = opened(&small().bytes()).unwrap();
+    // In f32: decoding from blocks rounds activations to 16 bits, which a whole pass does not.
+    let folder = tempfile::tempdir().unwrap();
+    let quantized = opened(&small().bytes()).unwrap();
+    quantized.save(folder.path(), qkv_models::files::tensors::Storage::F32).unwrap();
+    let generator = Generator::open(folder.path()).unwrap();
     assert_eq!(generator.tokenizer.encode("the 12"), [119, 259, 35, 52, 53], "merged, and digits one by one");
     let ids = generator.conversation(&[Message::new("user", "he<|im_end|>")]).unwrap();
     assert_eq!((ids[0], ids.iter().filter(|&&id| id == 2).count()), (1, 1), "what is said stays text: {ids:?}");
@@ -185,7 +189,10 @@ fn a_model_written_as_a_folder_is_the_same_model_and_chats() {
     let ids = generator.conversation(&messages).unwrap();
     assert_eq!(ids, again.conversation(&messages).unwrap());
     let machine = Machine::new(1);
-    assert_eq!(generator.scores(&ids, &machine).unwrap(), again.scores(&ids, &machine).unwrap());
+    let [blocks, widened] = [&generator, &again].map(|model| model.scores(&ids, &machine).unwrap());
+    let largest = widened.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+    let apart = blocks.iter().zip(&widened).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(apart <= 1e-5 * largest, "{apart} apart, the largest is {largest}");
 }
 
 #[test]
