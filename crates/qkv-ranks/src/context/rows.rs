@@ -181,8 +181,9 @@ mod tests {
 
     #[test]
     fn rows_arrive_where_they_belong_and_come_back() {
-        let uneven =
-            |size: usize| Shards::new((0..size).map(|r| Vec::from([r * r * 3..(r + 1) * (r + 1) * 3])).collect());
+        let uneven = |size: usize| {
+            Shards::new((0..size).map(|r| std::iter::once(r * r * 3..(r + 1) * (r + 1) * 3).collect()).collect())
+        };
         for size in [1, 2, 3, 5] {
             let from = uneven(size).unwrap();
             let (len, to) = (from.len(), Shards::balanced(from.len(), size).in_blocks(4));
