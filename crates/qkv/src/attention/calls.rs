@@ -166,8 +166,8 @@ impl Attention {
     }
 
     /// Attends from a few new queries to a growing cache of keys and values. The queries stand at the end of the keys,
-    /// or where [`Inputs::positions`](crate::Inputs::positions) puts them; a description with another [`Place`] is an
-    /// error.
+    /// or where [`Inputs::positions`](crate::Inputs::positions) puts them; a description with another
+    /// [`Place`](crate::Place) is an error.
     ///
     /// ```
     /// use qkv::{Attention, Cache, Decode, Inputs, Mask, Tensor};
