@@ -9,6 +9,7 @@ use qkv_models::files::ggml::Ggml;
 use qkv_models::files::gguf::Gguf;
 use qkv_models::files::safetensors::Reader;
 use qkv_models::files::tensors::TensorFile;
+use qkv_models::files::tfjs::TfjsModel;
 use qkv_models::image::{Image, idx};
 use qkv_models::text::corpus::Corpus;
 use qkv_models::text::tokenizer::Tokenizer;
@@ -128,6 +129,23 @@ pub fn png(bytes: &[u8]) -> String {
 /// A JPEG image.
 pub fn jpeg(bytes: &[u8]) -> String {
     image(Image::from_bytes(bytes, "a.jpg"))
+}
+
+/// The `model.json` of TensorFlow.js, beside a file of four numbers.
+pub fn tfjs(bytes: &[u8]) -> String {
+    file_of("a.bin", &[0; 16]);
+    let path = file_of("model.json", bytes);
+    outcome(TfjsModel::open(path.parent().expect("a folder")))
+}
+
+/// A WebP image.
+pub fn webp(bytes: &[u8]) -> String {
+    image(Image::from_bytes(bytes, "a.webp"))
+}
+
+/// A BMP image.
+pub fn bmp(bytes: &[u8]) -> String {
+    image(Image::from_bytes(bytes, "a.bmp"))
 }
 
 /// Checks the size of an image that was accepted.

@@ -3,8 +3,9 @@
 
 use crate::encoder;
 use crate::files::folder::{CONFIG, read_json};
+use crate::files::tfjs;
 use crate::image::Image;
-use crate::{Encoder, Error, Han, Result, Vit};
+use crate::{Encoder, Error, Han, ResNet, Result, Vit};
 use qkv_nn::Machine;
 use std::path::Path;
 
@@ -17,13 +18,19 @@ pub enum Classifier {
     Han(Box<Han>),
     /// Classifies images.
     Vit(Box<Vit>),
+    /// Classifies photographs, without attention.
+    ResNet(Box<ResNet>),
 }
 
-/// The kind of the model in a folder: for one of ours, as in a recipe; otherwise its `model_type`.
+/// The kind of the model in a folder: for one of ours, as in a recipe; `resnet` in the layout of TensorFlow.js;
+/// otherwise its `model_type`.
 ///
 /// # Errors
 /// Names the file that is missing or not JSON.
 pub fn kind(folder: &Path) -> Result<String> {
+    if !folder.join(CONFIG).exists() && folder.join(tfjs::MODEL).exists() {
+        return Ok("resnet".into());
+    }
     let json: serde_json::Value = read_json(&folder.join(CONFIG))?;
     let ours = json.pointer("/architecture/kind").or_else(|| json.get("model_type"));
     Ok(match ours.and_then(|kind| kind.as_str()).unwrap_or_default() {
@@ -58,6 +65,7 @@ impl Classifier {
         match kind.as_str() {
             "han" => Ok(Classifier::Han(Box::new(Han::open(folder)?))),
             "vit" => Ok(Classifier::Vit(Box::new(Vit::open(folder)?))),
+            "resnet" => Ok(Classifier::ResNet(Box::new(ResNet::open(folder)?))),
             _ => Ok(Classifier::Encoder(Box::new(Encoder::open(folder)?))),
         }
     }
@@ -68,6 +76,7 @@ impl Classifier {
             Classifier::Encoder(encoder) => &encoder.config.labels,
             Classifier::Han(han) => &han.config.labels,
             Classifier::Vit(vit) => &vit.config.labels,
+            Classifier::ResNet(resnet) => &resnet.labels,
         }
     }
 
@@ -79,7 +88,7 @@ impl Classifier {
         match self {
             Classifier::Encoder(encoder) => encoder.classify(texts, machine),
             Classifier::Han(han) => han.classify(texts, machine),
-            Classifier::Vit(_) => {
+            Classifier::Vit(_) | Classifier::ResNet(_) => {
                 Err(Error::invalid("the model sees images and reads no text").with_hint("name one with `--image FILE`"))
             }
         }
@@ -92,6 +101,7 @@ impl Classifier {
     pub fn images(&self, images: &[Image], machine: &Machine) -> Result<Vec<Vec<f32>>> {
         match self {
             Classifier::Vit(vit) => vit.classify(images, machine),
+            Classifier::ResNet(resnet) => resnet.classify(images, machine),
             _ => Err(Error::invalid("the model reads text and sees no images")
                 .with_hint("`qkv train recipes/digits.toml` trains one that does")),
         }

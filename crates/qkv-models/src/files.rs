@@ -1,5 +1,5 @@
-//! File formats and access to files: safetensors, GGUF, CTranslate2 and ggml files and compressed data are read with
-//! every size checked against the bytes that are there; files are written atomically.
+//! File formats and access to files: safetensors, GGUF, CTranslate2, ggml and TensorFlow.js files and compressed data
+//! are read with every size checked against the bytes that are there; files are written atomically.
 
 pub mod atomic;
 pub mod ctranslate2;
@@ -11,4 +11,5 @@ pub mod input;
 pub(crate) mod packed;
 pub mod safetensors;
 pub mod tensors;
+pub mod tfjs;
 pub mod weights;

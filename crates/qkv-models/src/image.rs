@@ -1,14 +1,16 @@
-//! Images: PNG and JPEG files as rows of gray or RGB pixels, in the size that a model takes. The format is recognized
-//! by the first bytes and not by the name, and sizes are checked before memory is allocated.
+//! Images: PNG, JPEG, WebP and BMP files as rows of gray or RGB pixels, in the size that a model takes. The format is
+//! recognized by the first bytes and not by the name, and sizes are checked before memory is allocated.
 //!
 //! | module | owns |
 //! | --- | --- |
-//! | `decode` | PNG and JPEG |
+//! | `decode` | PNG, JPEG, WebP and BMP |
+//! | `orientation` | photographs that a camera took sideways |
 //! | `resize` | resampling |
 //! | [`idx`] | files of many small images and their classes, the format of MNIST |
 
 mod decode;
 pub mod idx;
+mod orientation;
 mod resize;
 
 use crate::files::input;
@@ -71,7 +73,7 @@ impl Image {
         Ok(())
     }
 
-    /// Reads a PNG or JPEG file.
+    /// Reads a PNG, JPEG, WebP or BMP file, upright.
     ///
     /// # Errors
     /// Names the file and what is wrong with it.
@@ -81,7 +83,7 @@ impl Image {
         Image::from_bytes(&bytes, path)
     }
 
-    /// Decodes the bytes of a PNG or JPEG file; `path` is for errors.
+    /// Decodes the bytes of a PNG, JPEG, WebP or BMP file; `path` is for errors.
     ///
     /// # Errors
     /// As [`open`](Image::open).

@@ -63,6 +63,7 @@ pub use ops::linear::Activation;
 pub use ops::loss::{Loss, Target};
 pub use ops::rotary::Angles;
 pub use ops::unfold::Windows;
+pub use ops::windows2d::Windows2d;
 pub use parameters::{Gradients, HalfMatrix, Init, Param, Parameters, StoredMatrix};
 pub use pool::Pool;
 pub use tape::{Tape, Var};

@@ -8,6 +8,7 @@ use crate::adamw::AdamWUpdate;
 use crate::machine::AddColumns;
 use crate::ops::AddAssign;
 use crate::ops::dropout::ApplyDropout;
+use crate::ops::group_norm::{GroupNorm, GroupNormGradient};
 use crate::ops::gru::{GruCell, GruCellGradient};
 use crate::ops::linear::{Activate, ActivationGradient};
 use crate::ops::loss::CrossEntropyRow;
@@ -55,6 +56,8 @@ loops![
     AddColumns,
     ApplyDropout,
     CrossEntropyRow,
+    GroupNorm,
+    GroupNormGradient,
     GruCell,
     GruCellGradient,
     LayerNorm,

@@ -42,7 +42,9 @@ const ARGUMENTS: Arguments = &[
                 .required(),
             ADAPTER,
             Argument::new("input", Kind::Path, "Classify the lines of this file").value("FILE").conflicts(&["image"]),
-            Argument::new("image", Kind::Path, "Classify this image, PNG or JPEG").value("FILE").repeatable(),
+            Argument::new("image", Kind::Path, "Classify this image: PNG, JPEG, WebP or BMP")
+                .value("FILE")
+                .repeatable(),
         ],
     ),
     (
@@ -82,7 +84,7 @@ impl Run for ClassifyArgs {
             let model = Classifier::open_with(&self.model, self.adapter.as_deref())?;
             match &model {
                 _ if !self.images.is_empty() => self.classify_images(&model, &machine, print)?,
-                Classifier::Vit(_) => {
+                Classifier::Vit(_) | Classifier::ResNet(_) => {
                     return Err(Failure::new("the model takes images, not texts").hint("name one with `--image FILE`"));
                 }
                 Classifier::Han(han) if self.weights => self.classify_lines(print, |lines| {

@@ -208,7 +208,8 @@ fn idx_files() {
 
 #[test]
 fn the_seeds_of_images_and_packed_files_are_valid() {
-    for (at, bytes) in seeds::png().into_iter().chain(seeds::jpeg()).enumerate() {
+    let images = seeds::png().into_iter().chain(seeds::jpeg()).chain(seeds::webp()).chain(seeds::bmp());
+    for (at, bytes) in images.enumerate() {
         let found = bodies::png(&bytes);
         assert!(found.ends_with("right"), "{at}: {found}");
     }
@@ -232,6 +233,27 @@ fn jpeg_images() {
     let words = &["JFIF", "Exif", "Adobe", "ICC_PROFILE"];
     let target = Target { name: "jpeg", shape: Shape::Binary, seeds: seeds::jpeg(), words };
     fuzz_large(&target, IMAGE, bodies::jpeg);
+}
+
+#[test]
+fn models_of_tensorflow() {
+    assert!(seeds::tfjs().iter().all(|bytes| bodies::tfjs(bytes) == "right"));
+    let words = &["weightsManifest", "paths", "weights", "shape", "dtype", "float32", "../", "[", "-1", "1e99"];
+    let target = Target { name: "tfjs", shape: Shape::Json, seeds: seeds::tfjs(), words };
+    fuzz(&target, bodies::tfjs);
+}
+
+#[test]
+fn webp_images() {
+    let words = &["RIFF", "WEBP", "VP8 ", "VP8L", "VP8X", "ALPH", "ANMF", "EXIF"];
+    let target = Target { name: "webp", shape: Shape::Binary, seeds: seeds::webp(), words };
+    fuzz_large(&target, IMAGE, bodies::webp);
+}
+
+#[test]
+fn bmp_images() {
+    let target = Target { name: "bmp", shape: Shape::Binary, seeds: seeds::bmp(), words: &["BM"] };
+    fuzz_large(&target, IMAGE, bodies::bmp);
 }
 
 #[test]

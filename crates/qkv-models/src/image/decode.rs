@@ -1,10 +1,12 @@
-//! PNG and JPEG decoding. Everything becomes 8-bit gray or RGB: palettes are expanded, 16 bits are truncated to 8,
-//! transparency is blended onto white, CMYK is converted.
+//! PNG, JPEG, WebP and BMP decoding. Everything becomes 8-bit gray or RGB: palettes are expanded, 16 bits are truncated
+//! to 8, transparency is blended onto white, CMYK is converted, and photographs are turned upright.
 
-use super::{Image, LONGEST_SIDE, MOST_POINTS};
+use super::{Image, LONGEST_SIDE, MOST_POINTS, orientation};
+use image_webp::WebPDecoder;
 use png::{BitDepth, ColorType, Decoder, Limits, Transformations};
 use std::io::Cursor;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use zune_bmp::BmpDecoder;
 use zune_jpeg::JpegDecoder;
 use zune_jpeg::zune_core::bytestream::ZCursor;
 use zune_jpeg::zune_core::colorspace::ColorSpace;
@@ -25,7 +27,9 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Image, String> {
         [] => Err("the file is empty".into()),
         _ if bytes.starts_with(PNG) => png(bytes),
         _ if bytes.starts_with(JPEG) => jpeg(bytes),
-        _ => Err("it is neither PNG nor JPEG".into()),
+        _ if bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WEBP") => webp(bytes),
+        _ if bytes.starts_with(b"BM") => bmp(bytes),
+        _ => Err("it is none of PNG, JPEG, WebP and BMP".into()),
     }));
     decoded.unwrap_or_else(|_| Err("it cannot be decoded".into()))
 }
@@ -49,20 +53,56 @@ fn png(bytes: &[u8]) -> Result<Image, String> {
         return Err("its first picture is not as large as it says".into());
     }
     points.truncate(info.buffer_size());
-    let on_white = |channels: usize| {
-        let over = |point: &[u8]| {
-            let alpha = u32::from(point[channels]);
-            let mix = move |&c: &u8| ((u32::from(c) * alpha + 255 * (255 - alpha) + 127) / 255) as u8;
-            point[..channels].iter().map(mix).collect::<Vec<u8>>()
-        };
-        points.chunks_exact(channels + 1).flat_map(over).collect::<Vec<u8>>()
-    };
     let (channels, points) = match info.color_type {
         ColorType::Grayscale => (1, points),
         ColorType::Rgb => (3, points),
-        ColorType::GrayscaleAlpha => (1, on_white(1)),
-        ColorType::Rgba => (3, on_white(3)),
+        ColorType::GrayscaleAlpha => (1, on_white(&points, 1)),
+        ColorType::Rgba => (3, on_white(&points, 3)),
         ColorType::Indexed => return Err("its palette was not looked up".into()),
+    };
+    let turned = reader.info().exif_metadata.as_deref().map_or(1, orientation::of_exif);
+    let image = Image::new(width, height, channels, points).map_err(|error| error.to_string())?;
+    Ok(image.upright(turned))
+}
+
+/// Pixels of some channels and their opacity, blended onto white.
+fn on_white(points: &[u8], channels: usize) -> Vec<u8> {
+    let mut blended = Vec::with_capacity(points.len() / (channels + 1) * channels);
+    for point in points.chunks_exact(channels + 1) {
+        let alpha = u32::from(point[channels]);
+        let mix = |&c: &u8| ((u32::from(c) * alpha + 255 * (255 - alpha) + 127) / 255) as u8;
+        blended.extend(point[..channels].iter().map(mix));
+    }
+    blended
+}
+
+fn webp(bytes: &[u8]) -> Result<Image, String> {
+    let wrong = |error: image_webp::DecodingError| format!("the WebP is broken: {error}");
+    let mut decoder = WebPDecoder::new(Cursor::new(bytes)).map_err(wrong)?;
+    let (width, height) = decoder.dimensions();
+    Image::fits(width as usize, height as usize)?;
+    decoder.set_memory_limit(WORKING + 4 * MOST_POINTS);
+    let turned = decoder.exif_metadata().ok().flatten().map_or(1, |exif| orientation::of_exif(&exif));
+    let mut points = vec![0; decoder.output_buffer_size().ok_or("it is too large")?];
+    decoder.read_image(&mut points).map_err(wrong)?;
+    let points = if decoder.has_alpha() { on_white(&points, 3) } else { points };
+    let image = Image::new(width as usize, height as usize, 3, points).map_err(|error| error.to_string())?;
+    Ok(image.upright(turned))
+}
+
+fn bmp(bytes: &[u8]) -> Result<Image, String> {
+    let wrong = |error: zune_bmp::BmpDecoderErrors| format!("the BMP is broken: {error:?}");
+    let options = DecoderOptions::default().set_max_width(LONGEST_SIDE).set_max_height(LONGEST_SIDE);
+    let mut decoder = BmpDecoder::new_with_options(ZCursor::new(bytes), options.set_strict_mode(true));
+    decoder.decode_headers().map_err(wrong)?;
+    let (width, height) = decoder.dimensions().ok_or("it has no header")?;
+    Image::fits(width, height)?;
+    let points = decoder.decode().map_err(wrong)?;
+    let (channels, points) = match decoder.colorspace() {
+        Some(ColorSpace::Luma) => (1, points),
+        Some(ColorSpace::RGB) => (3, points),
+        Some(ColorSpace::RGBA) => (3, on_white(&points, 3)),
+        found => return Err(format!("the BMP has colors of a kind that is not read: {found:?}")),
     };
     Image::new(width, height, channels, points).map_err(|error| error.to_string())
 }
@@ -92,5 +132,7 @@ fn jpeg(bytes: &[u8]) -> Result<Image, String> {
     if !bytes.windows(2).any(|two| two == [0xff, 0xd9]) {
         return Err("the JPEG is broken: it is cut off".into());
     }
-    Image::new(width, height, channels, points).map_err(|error| error.to_string())
+    let turned = decoder.exif().map_or(1, |exif| orientation::of_exif(exif));
+    let image = Image::new(width, height, channels, points).map_err(|error| error.to_string())?;
+    Ok(image.upright(turned))
 }

@@ -1,4 +1,4 @@
-"""Writes the images that the tests of decoding read: dark on the left, light on the right, in every kind of JPEG.
+"""Writes the images that the tests of decoding read: dark on the left, light on the right, in every kind of JPEG and WebP.
 
     pip install pillow
     python make.py
@@ -13,3 +13,8 @@ colour = Image.merge("RGB", (grey, grey.point(lambda x: x // 2), grey.point(lamb
 colour.save("colour.jpg", quality=95)
 colour.save("progressive.jpg", quality=95, progressive=True)
 colour.convert("CMYK").save("cmyk.jpg", quality=95)
+colour.save("lossy.webp", quality=90)
+colour.save("lossless.webp", lossless=True)
+exif = Image.Exif()
+exif[0x0112] = 6
+colour.save("sideways.jpg", quality=90, exif=exif)

@@ -1,4 +1,4 @@
-//! Images of every kind that the two formats have, and files that lie.
+//! Images of every kind that the formats have, and files that lie.
 
 use png::{BitDepth, ColorType, Encoder};
 use qkv_models::image::Image;
@@ -7,6 +7,9 @@ use std::path::Path;
 const GREY: &[u8] = include_bytes!("../images/grey.jpg");
 const COLOUR: &[u8] = include_bytes!("../images/colour.jpg");
 const PROGRESSIVE: &[u8] = include_bytes!("../images/progressive.jpg");
+const SIDEWAYS: &[u8] = include_bytes!("../images/sideways.jpg");
+const LOSSY: &[u8] = include_bytes!("../images/lossy.webp");
+const LOSSLESS: &[u8] = include_bytes!("../images/lossless.webp");
 const CMYK: &[u8] = include_bytes!("../images/cmyk.jpg");
 
 fn png(width: u32, height: u32, colour: ColorType, depth: BitDepth, data: &[u8]) -> Vec<u8> {
@@ -61,16 +64,54 @@ fn every_kind_of_jpeg_becomes_grey_or_colour() {
     }
 }
 
+/// A BMP of 24 bits: rows from the bottom up, blue first, each filled up to four bytes.
+fn bmp(width: u32, height: u32, pixels: &[[u8; 3]]) -> Vec<u8> {
+    let mut rows = Vec::new();
+    for row in pixels.chunks_exact(width as usize).rev() {
+        row.iter().for_each(|[r, g, b]| rows.extend([b, g, r]));
+        rows.resize(rows.len().next_multiple_of(4), 0);
+    }
+    let mut bytes = b"BM".to_vec();
+    for number in [54 + rows.len() as u32, 0, 54, 40, width, height, 24 << 16 | 1, 0, rows.len() as u32, 0, 0, 0, 0] {
+        bytes.extend(number.to_le_bytes());
+    }
+    [bytes, rows].concat()
+}
+
+#[test]
+fn webp_and_bmp_become_colour() {
+    for bytes in [LOSSY, LOSSLESS] {
+        let image = read(bytes);
+        assert_eq!((image.width(), image.height(), image.channels()), (16, 8, 3));
+        let near = |at: usize, expected: [u8; 3]| {
+            assert!(image.points()[3 * at..][..3].iter().zip(expected).all(|(x, y)| x.abs_diff(y) < 16), "{at}");
+        };
+        near(2, [30, 15, 225]);
+        near(13, [220, 110, 35]);
+    }
+    let image = read(&bmp(3, 2, &[[1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 12], [13, 14, 15], [16, 17, 18]]));
+    assert_eq!((image.width(), image.height(), image.channels()), (3, 2, 3));
+    assert_eq!(image.points(), (1..=18).collect::<Vec<u8>>());
+}
+
+#[test]
+fn a_photograph_is_turned_as_its_camera_was() {
+    let image = read(SIDEWAYS);
+    // Stored 16 × 8, blue on the left; held so that the left side is up.
+    assert_eq!((image.width(), image.height()), (8, 16));
+    assert!(image.points()[2] > 200 && image.points()[3 * (15 * 8 + 4)] > 200);
+}
+
 #[test]
 fn files_that_are_cut_off_or_no_images_are_refused() {
     let whole = png(16, 16, ColorType::Rgb, BitDepth::Eight, &[77; 16 * 16 * 3]);
-    for bytes in [&whole[..], GREY, COLOUR, PROGRESSIVE, CMYK] {
+    for bytes in [&whole[..], GREY, COLOUR, PROGRESSIVE, CMYK, LOSSY, LOSSLESS, &bmp(4, 4, &[[9; 3]; 16])] {
         for keep in [3, 10, bytes.len() / 2, bytes.len() - 20] {
             assert!(refused(&bytes[..keep]).starts_with("`a.img`: image: "), "{keep} of {}", bytes.len());
         }
     }
     assert!(refused(b"").contains("the file is empty"));
-    assert!(refused(b"GIF89a\x01\x00").contains("neither PNG nor JPEG"));
+    assert!(refused(b"GIF89a\x01\x00").contains("none of PNG, JPEG, WebP and BMP"));
     assert!(Image::open(Path::new("no/such.png")).unwrap_err().to_string().contains("cannot open"));
 }
 
@@ -98,7 +139,7 @@ fn sizes_that_nobody_has_memory_for_are_refused_before_it_is_asked_for() {
 #[test]
 fn bytes_that_flip_never_panic() {
     let whole = png(16, 16, ColorType::Rgba, BitDepth::Eight, &[99; 16 * 16 * 4]);
-    for bytes in [&whole[..], GREY, COLOUR, PROGRESSIVE, CMYK] {
+    for bytes in [&whole[..], GREY, COLOUR, PROGRESSIVE, CMYK, LOSSY, LOSSLESS, SIDEWAYS, &bmp(4, 4, &[[9; 3]; 16])] {
         for at in 0..bytes.len() {
             for flip in [0x01, 0xff] {
                 let mut bytes = bytes.to_vec();

@@ -8,6 +8,7 @@ mod images;
 mod metrics;
 mod models;
 mod ranks;
+mod resnet;
 mod tensors;
 mod tokenizer;
 mod training;

@@ -7,11 +7,11 @@ use qkv_nn::{
     Tape, Target, Tensor, Var, Windows,
 };
 
-fn numbers(shape: &[usize], seed: u64) -> Tensor<f64> {
+pub fn numbers(shape: &[usize], seed: u64) -> Tensor<f64> {
     Tensor::new(qkv::Tensor::<f64, 1>::randn([shape.iter().product()], seed).into_data(), shape)
 }
 
-fn parameters(shapes: &[&[usize]]) -> Parameters<f64> {
+pub fn parameters(shapes: &[&[usize]]) -> Parameters<f64> {
     let mut parameters = Parameters::new();
     for (at, shape) in shapes.iter().enumerate() {
         parameters.add(&format!("p{at}"), shape, Init::Normal(0.6), 3);
@@ -20,7 +20,7 @@ fn parameters(shapes: &[&[usize]]) -> Parameters<f64> {
 }
 
 /// What a test computes: values whose sum with fixed weights is the loss, and what losses there are besides.
-type Body<'a> = &'a dyn Fn(&mut Tape<'_, f64>, &[Var<f64>]) -> (Option<Var<f64>>, f64);
+pub type Body<'a> = &'a dyn Fn(&mut Tape<'_, f64>, &[Var<f64>]) -> (Option<Var<f64>>, f64);
 
 fn loss_of(parameters: &Parameters<f64>, inputs: &[Tensor<f64>], body: Body<'_>) -> f64 {
     let (pool, machine, mut gradients) = (Pool::new(), Machine::new(2), Gradients::of(parameters));
@@ -34,7 +34,7 @@ fn loss_of(parameters: &Parameters<f64>, inputs: &[Tensor<f64>], body: Body<'_>)
     weighted + extra + tape.penalty()
 }
 
-fn check(name: &str, parameters: &Parameters<f64>, inputs: &[Tensor<f64>], body: Body<'_>) {
+pub fn check(name: &str, parameters: &Parameters<f64>, inputs: &[Tensor<f64>], body: Body<'_>) {
     let (pool, machine, mut gradients) = (Pool::new(), Machine::new(2), Gradients::of(parameters));
     let mut tape = Tape::training(parameters, &mut gradients, &pool, &machine, 5);
     let vars: Vec<_> = inputs.iter().map(|x| tape.input(x.clone())).collect();

@@ -3,6 +3,7 @@
 mod captures;
 mod golden;
 mod gradients;
+mod images;
 mod packed;
 mod threads;
 mod tuning;

@@ -20,7 +20,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
             )
             .value("PATH")
             .repeatable(),
-            Argument::new("image", Kind::Path, "Show this image, PNG or JPEG, to a vision model")
+            Argument::new("image", Kind::Path, "Show this image (PNG, JPEG, WebP, BMP) to a vision model")
                 .value("FILE")
                 .repeatable()
                 .requires(&["model"])

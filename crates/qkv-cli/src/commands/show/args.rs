@@ -25,7 +25,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
             )
             .value("FILE.safetensors")
             .conflicts(&["text", "model", "target", "image"]),
-            Argument::new("image", Kind::Path, "Image for a vision model, PNG or JPEG")
+            Argument::new("image", Kind::Path, "Image for a vision model: PNG, JPEG, WebP or BMP")
                 .value("FILE")
                 .requires(&["model"])
                 .conflicts(&["text", "target"]),

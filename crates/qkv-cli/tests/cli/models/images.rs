@@ -111,7 +111,7 @@ fn what_is_no_image_is_refused_by_its_name() {
     folder.put("cut.png", &png(8, &points(true, 5))[..60]);
     folder.put("text.png", b"hello");
     for (image, what) in
-        [("cut.png", "the PNG is broken"), ("text.png", "neither PNG nor JPEG"), ("none.png", "cannot open")]
+        [("cut.png", "the PNG is broken"), ("text.png", "none of PNG, JPEG, WebP and BMP"), ("none.png", "cannot open")]
     {
         folder.qkv(&format!("classify --model m --image left.png --image {image}")).fails(&[image, what, "hint: "]);
     }

@@ -117,6 +117,34 @@ pub fn jpeg() -> Vec<Vec<u8>> {
     files.map(<[u8]>::to_vec).to_vec()
 }
 
+/// A matrix and a number in one file, and nothing at all.
+pub fn tfjs() -> Vec<Vec<u8>> {
+    let model = br#"{"modelTopology":{},"weightsManifest":[{"paths":["a.bin"],"weights":[
+        {"name":"a/kernel","shape":[3,1],"dtype":"float32"},{"name":"a/bias","shape":[],"dtype":"float32"}]}]}"#;
+    vec![model.to_vec(), br#"{"weightsManifest":[]}"#.to_vec()]
+}
+
+/// Lossy and lossless.
+pub fn webp() -> Vec<Vec<u8>> {
+    let files: [&[u8]; 2] = [
+        include_bytes!("../../../../qkv-models/tests/images/lossy.webp"),
+        include_bytes!("../../../../qkv-models/tests/images/lossless.webp"),
+    ];
+    files.map(<[u8]>::to_vec).to_vec()
+}
+
+/// In 24 bits, and in 8 with a palette of two colours.
+pub fn bmp() -> Vec<Vec<u8>> {
+    let file = |bits: u32, colours: &[u8], rows: &[u8]| {
+        let start = 54 + colours.len() as u32;
+        let size = start + rows.len() as u32;
+        let header =
+            [size, 0, start, 40, 2, 2, bits << 16 | 1, 0, rows.len() as u32, 0, 0, colours.len() as u32 / 4, 0];
+        [&b"BM"[..], &header.map(u32::to_le_bytes).concat(), colours, rows].concat()
+    };
+    vec![file(24, &[], &[7; 16]), file(8, &[1, 2, 3, 0, 9, 9, 9, 0], &[0, 1, 0, 0, 1, 0, 0, 0])]
+}
+
 fn writer(architecture: Architecture) -> Translator {
     let tokenizer = characters();
     let config = ModelConfig::new(architecture, tokenizer.len(), SpecialTokens::of(&tokenizer));

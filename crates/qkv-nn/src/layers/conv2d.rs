@@ -1,0 +1,61 @@
+//! Convolution over images, and the group norm that goes with it.
+
+use super::{Builder, Linear};
+use crate::float::Float;
+use crate::ops::linear::Activation;
+use crate::ops::windows2d::Windows2d;
+use crate::parameters::{Init, Param};
+use crate::tape::{Tape, Var};
+
+/// A convolution over images `[B, H, W, I]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Conv2d {
+    /// `weight [O, K·L·I]`: the pixels of a window row by row, the channels of each side by side; `bias [O]`.
+    pub map: Linear,
+}
+
+impl Conv2d {
+    /// From `inputs` to `outputs` channels, with windows of `kernel × kernel`.
+    pub fn new<T: Float>(at: &mut Builder<'_, T>, inputs: usize, outputs: usize, kernel: usize, bias: bool) -> Self {
+        Conv2d { map: Linear::new(at, kernel * kernel * inputs, outputs, bias) }
+    }
+
+    /// `activation(conv(x) + b)`: `[B, H, W, I]` to `[B, rows, columns, O]`.
+    pub fn activated<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        x: &Var<T>,
+        windows: Windows2d,
+        activation: Activation,
+    ) -> Var<T> {
+        // Windows of one pixel each are the image itself.
+        if windows == Windows2d::square(1, 1, 0) {
+            return self.map.activated(tape, x, activation, 0.0);
+        }
+        let windows = tape.unfold2d(x, windows);
+        self.map.activated(tape, &windows, activation, 0.0)
+    }
+}
+
+/// A group norm.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupNorm {
+    weight: Param,
+    bias: Param,
+    groups: usize,
+    epsilon: f64,
+}
+
+impl GroupNorm {
+    /// Over `channels` in `groups`. Parameters: `weight [C]` and `bias [C]`.
+    pub fn new<T: Float>(at: &mut Builder<'_, T>, channels: usize, groups: usize, epsilon: f64) -> Self {
+        let weight = at.add("weight", &[channels], Init::Ones);
+        let bias = at.add("bias", &[channels], Init::Zeros);
+        GroupNorm { weight, bias, groups, epsilon }
+    }
+
+    /// Normalizes each image.
+    pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, x: &Var<T>) -> Var<T> {
+        tape.group_norm(x, self.weight, self.bias, self.groups, self.epsilon)
+    }
+}

@@ -1,0 +1,190 @@
+//! Group normalization (Wu and He 2018, arXiv:1803.08494): the channels of an image in groups, each normalized over
+//! all pixels. Unlike batch normalization, an image's result does not depend on the others in its batch.
+
+use crate::float::Float;
+use crate::parameters::Param;
+use crate::tape::{Backward, BackwardContext, Tape, Var};
+use crate::tensor::Tensor;
+use qkv_simd::pass::Pass;
+
+struct GroupNormBackward<T: Float> {
+    x: Option<usize>,
+    input: Tensor<T>,
+    gain: Param,
+    bias: Param,
+    /// Mean and inverse standard deviation of each group of each image, `[B, G, 2]`.
+    moments: Tensor<T>,
+    groups: usize,
+}
+
+impl<T: Float> Tape<'_, T> {
+    /// `(x − mean) / √(variance + ε) · gain + bias`, with mean and variance of each of `groups` groups of channels over
+    /// all pixels of an image: `x [B, .., C]`, `gain [C]`, `bias [C]`.
+    ///
+    /// # Panics
+    /// Where the shapes do not fit, or the groups do not divide the channels.
+    pub fn group_norm(&mut self, x: &Var<T>, gain: Param, bias: Param, groups: usize, epsilon: f64) -> Var<T> {
+        let (batch, channels) = (x.shape()[0], x.value.width());
+        let (g, b) = (self.parameters.get(gain), self.parameters.get(bias));
+        assert_eq!((g.len(), b.len()), (channels, channels), "the width of `{}`", self.parameters.name(gain));
+        assert!(groups > 0 && channels.is_multiple_of(groups), "{groups} groups of {channels} channels");
+        let mut y = Tensor::unwritten(self.pool, x.shape());
+        let mut moments = Tensor::unwritten(self.pool, &[batch, groups, 2]);
+        let (each, epsilon) = ((x.value.len() / batch.max(1)).max(1), T::of_f64(epsilon));
+        let parts = x.value.data().chunks(each).zip(y.data_mut().chunks_mut(each));
+        let parts = parts.zip(moments.data_mut().chunks_mut(groups * 2)).collect();
+        self.machine.each(parts, |_, ((x, y), moments): ((&[T], &mut [T]), &mut [T])| {
+            self.machine.run(GroupNorm { x, y, moments, gain: g, bias: b, epsilon });
+        });
+        let (slot, input) = (x.slot, x.value.clone());
+        self.record(y, self.depends(&[slot], &[Some(gain), Some(bias)]), || GroupNormBackward {
+            x: slot,
+            input,
+            gain,
+            bias,
+            moments,
+            groups,
+        })
+    }
+}
+
+/// Normalizes one image.
+pub struct GroupNorm<'a, T> {
+    x: &'a [T],
+    y: &'a mut [T],
+    moments: &'a mut [T],
+    gain: &'a [T],
+    bias: &'a [T],
+    epsilon: T,
+}
+
+impl<T: Float> Pass for GroupNorm<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let channels = self.gain.len();
+        let each = channels / (self.moments.len() / 2);
+        let count = T::of_f64((self.x.len() / channels * each) as f64);
+        // Sums by channel, then by group: one order for every instruction set.
+        let mut sums = vec![T::ZERO; channels];
+        for pixel in self.x.chunks_exact(channels) {
+            for (sum, &x) in sums.iter_mut().zip(pixel) {
+                *sum += x;
+            }
+        }
+        let mut means = vec![T::ZERO; channels];
+        for (group, (sums, moments)) in sums.chunks_exact(each).zip(self.moments.chunks_exact_mut(2)).enumerate() {
+            let mut total = T::ZERO;
+            for &sum in sums {
+                total += sum;
+            }
+            moments[0] = total / count;
+            means[group * each..][..each].fill(moments[0]);
+        }
+        sums.fill(T::ZERO);
+        for pixel in self.x.chunks_exact(channels) {
+            for ((sum, &x), &mean) in sums.iter_mut().zip(pixel).zip(&means) {
+                *sum += (x - mean) * (x - mean);
+            }
+        }
+        let mut factors = vec![T::ZERO; channels];
+        for (group, (sums, moments)) in sums.chunks_exact(each).zip(self.moments.chunks_exact_mut(2)).enumerate() {
+            let mut total = T::ZERO;
+            for &sum in sums {
+                total += sum;
+            }
+            moments[1] = T::ONE / (total / count + self.epsilon).sqrt();
+            let gains = &self.gain[group * each..][..each];
+            for (factor, &gain) in factors[group * each..][..each].iter_mut().zip(gains) {
+                *factor = moments[1] * gain;
+            }
+        }
+        for (x, y) in self.x.chunks_exact(channels).zip(self.y.chunks_exact_mut(channels)) {
+            for c in 0..channels {
+                y[c] = (x[c] - means[c]) * factors[c] + self.bias[c];
+            }
+        }
+    }
+}
+
+/// The gradients of one image.
+pub struct GroupNormGradient<'a, T> {
+    x: &'a [T],
+    d_y: &'a [T],
+    d_x: &'a mut [T],
+    moments: &'a [T],
+    gain: &'a [T],
+    /// The image's part of the gradients of gain and bias, `[2, C]`.
+    sums: &'a mut [T],
+}
+
+impl<T: Float> Pass for GroupNormGradient<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let channels = self.gain.len();
+        let each = channels / (self.moments.len() / 2);
+        let count = T::of_f64((self.x.len() / channels * each) as f64);
+        let (d_gain, d_bias) = self.sums.split_at_mut(channels);
+        d_gain.fill(T::ZERO);
+        d_bias.fill(T::ZERO);
+        let of_channel =
+            |which: usize| -> Vec<T> { (0..channels).map(|c| self.moments[c / each * 2 + which]).collect() };
+        let (means, inverses) = (of_channel(0), of_channel(1));
+        for (x, d_y) in self.x.chunks_exact(channels).zip(self.d_y.chunks_exact(channels)) {
+            for c in 0..channels {
+                d_gain[c] += d_y[c] * ((x[c] - means[c]) * inverses[c]);
+                d_bias[c] += d_y[c];
+            }
+        }
+        // Means over the group of the gradient of the normalized values, and of its product with them.
+        let (mut flat, mut tilt) = (vec![T::ZERO; channels], vec![T::ZERO; channels]);
+        for from in (0..channels).step_by(each) {
+            let (mut sum, mut product) = (T::ZERO, T::ZERO);
+            for c in from..from + each {
+                sum += d_bias[c] * self.gain[c];
+                product += d_gain[c] * self.gain[c];
+            }
+            flat[from..from + each].fill(sum / count);
+            tilt[from..from + each].fill(product / count);
+        }
+        let pixels = self.x.chunks_exact(channels).zip(self.d_y.chunks_exact(channels));
+        for ((x, d_y), d_x) in pixels.zip(self.d_x.chunks_exact_mut(channels)) {
+            for c in 0..channels {
+                let normal = (x[c] - means[c]) * inverses[c];
+                d_x[c] = (d_y[c] * self.gain[c] - flat[c] - normal * tilt[c]) * inverses[c];
+            }
+        }
+    }
+}
+
+impl<T: Float> Backward<T> for GroupNormBackward<T> {
+    fn parameters(&self) -> Option<Vec<Param>> {
+        Some(vec![self.gain, self.bias])
+    }
+
+    fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
+        let (batch, channels) = (self.input.shape()[0], self.input.width());
+        let gain = context.parameters.get(self.gain);
+        let mut d_x = Tensor::unwritten(context.pool, self.input.shape());
+        let mut sums = Tensor::unwritten(context.pool, &[batch, 2 * channels]);
+        let each = (self.input.len() / batch.max(1)).max(1);
+        let inputs = self.input.data().chunks(each).zip(upstream.data().chunks(each));
+        let outputs = d_x.data_mut().chunks_mut(each).zip(sums.data_mut().chunks_mut(2 * channels));
+        let parts = inputs.zip(outputs).zip(self.moments.data().chunks(self.groups * 2)).collect();
+        #[allow(clippy::type_complexity)]
+        let body = |_, (((x, d_y), (d_x, sums)), moments): (((&[T], &[T]), (&mut [T], &mut [T])), &[T])| {
+            context.machine.run(GroupNormGradient { x, d_y, d_x, moments, gain, sums });
+        };
+        context.machine.each(parts, body);
+        for sums in sums.data().chunks_exact(2 * channels) {
+            for (param, sums) in [(self.gain, &sums[..channels]), (self.bias, &sums[channels..])] {
+                let to = context.gradients.sum(param).into_iter().flatten();
+                to.zip(sums).for_each(|(sum, &x)| *sum += x);
+            }
+        }
+        context.add(self.x, d_x);
+    }
+}

@@ -1,0 +1,36 @@
+//! The rectifier of a value that no linear layer made: after a norm, or after a residual sum.
+
+use crate::float::Float;
+use crate::tape::{Backward, BackwardContext, Tape, Var};
+use crate::tensor::Tensor;
+
+struct ReluBackward<T: Float> {
+    x: Option<usize>,
+    output: Tensor<T>,
+}
+
+impl<T: Float> Backward<T> for ReluBackward<T> {
+    fn backward(self: Box<Self>, mut upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
+        let machine = context.machine;
+        let each = machine.rows_each(upstream.len(), 1);
+        let parts = upstream.data_mut().chunks_mut(each).zip(self.output.data().chunks(each)).collect();
+        machine.each(parts, |_, (gradient, output): (&mut [T], &[T])| {
+            gradient.iter_mut().zip(output).for_each(|(g, &y)| *g = if y > T::ZERO { *g } else { T::ZERO });
+        });
+        context.add(self.x, upstream);
+    }
+}
+
+impl<T: Float> Tape<'_, T> {
+    /// `max(x, 0)`, in place where the memory of `x` is not shared.
+    pub fn relu(&mut self, x: Var<T>) -> Var<T> {
+        let (slot, mut value) = (x.slot, x.value);
+        let each = self.machine.rows_each(value.len(), 1);
+        let parts = value.data_mut().chunks_mut(each).collect();
+        self.machine.each(parts, |_, values: &mut [T]| {
+            values.iter_mut().for_each(|x| *x = if *x > T::ZERO { *x } else { T::ZERO });
+        });
+        let output = value.clone();
+        self.record(value, self.depends(&[slot], &[]), || ReluBackward { x: slot, output })
+    }
+}

@@ -1,0 +1,204 @@
+//! Windows over images, `[B, H, W, C]`: side by side in rows, of which a convolution is a linear map, and the maximum
+//! over each of them.
+
+use crate::float::Float;
+use crate::tape::{Backward, BackwardContext, Tape, Var};
+use crate::tensor::Tensor;
+use std::ops::Range;
+
+/// The windows of a convolution or of pooling over images; each pair is vertical, horizontal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Windows2d {
+    /// Height and width of a window, `K × L`.
+    pub kernel: [usize; 2],
+    /// Pixels from one window to the next.
+    pub stride: [usize; 2],
+    /// Empty rows above, and empty columns left of an image.
+    pub before: [usize; 2],
+    /// Empty rows below, and empty columns right of it.
+    pub after: [usize; 2],
+}
+
+impl Windows2d {
+    /// Square windows, with the same padding on every side.
+    pub fn square(kernel: usize, stride: usize, padding: usize) -> Self {
+        let [kernel, stride, padding] = [kernel, stride, padding].map(|x| [x, x]);
+        Windows2d { kernel, stride, before: padding, after: padding }
+    }
+
+    /// Square windows over images of `[H, W]`, padded so that there is one for each `stride` pixels: TensorFlow's
+    /// `SAME`, with the odd row or column of padding at the end.
+    pub fn same(size: [usize; 2], kernel: usize, stride: usize) -> Self {
+        let pad = size.map(|n| ((n.div_ceil(stride).max(1) - 1) * stride + kernel).saturating_sub(n));
+        Windows2d {
+            before: pad.map(|pad| pad / 2),
+            after: pad.map(|pad| pad - pad / 2),
+            ..Self::square(kernel, stride, 0)
+        }
+    }
+
+    /// Rows and columns of windows over images of `[H, W]`.
+    pub fn count(self, size: [usize; 2]) -> [usize; 2] {
+        [0, 1].map(|axis| {
+            let padded = size[axis] + self.before[axis] + self.after[axis];
+            padded.checked_sub(self.kernel[axis]).map_or(0, |rest| rest / self.stride[axis] + 1)
+        })
+    }
+
+    /// The pixels along an axis that window `at` sees, and the place of the first of them in the window.
+    fn seen(self, axis: usize, at: usize, length: usize) -> (Range<usize>, usize) {
+        let start = at * self.stride[axis];
+        let first = start.saturating_sub(self.before[axis]).min(length);
+        let end = (start + self.kernel[axis]).saturating_sub(self.before[axis]).clamp(first, length);
+        (first..end, self.before[axis].saturating_sub(start))
+    }
+
+    fn check(self) {
+        assert!(self.kernel.iter().chain(&self.stride).all(|&x| x > 0), "{self:?}");
+    }
+}
+
+/// `[B, H, W, C]`.
+fn image_shape<T: Float>(x: &Var<T>) -> [usize; 4] {
+    let &[batch, height, width, channels] = x.shape() else { panic!("images have four axes, not {:?}", x.shape()) };
+    [batch, height, width, channels]
+}
+
+struct UnfoldBackward {
+    x: Option<usize>,
+    shape: [usize; 4],
+    windows: Windows2d,
+}
+
+impl<T: Float> Backward<T> for UnfoldBackward {
+    fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
+        let [_, height, width, channels] = self.shape;
+        let (windows, machine) = (self.windows, context.machine);
+        let [_, columns] = windows.count([height, width]);
+        let row = windows.kernel[0] * windows.kernel[1] * channels;
+        let Some(d_x) = context.sum(self.x, &self.shape) else { return };
+        let each = (upstream.len() / self.shape[0].max(1)).max(1);
+        let parts = d_x.chunks_mut((height * width * channels).max(1)).zip(upstream.data().chunks(each)).collect();
+        machine.each(parts, |_, (d_x, upstream): (&mut [T], &[T])| {
+            for (at, window) in upstream.chunks_exact(row.max(1)).enumerate() {
+                let (ys, top) = windows.seen(0, at / columns, height);
+                let (xs, left) = windows.seen(1, at % columns, width);
+                for (place, y) in ys.enumerate() {
+                    let sums = &mut d_x[(y * width + xs.start) * channels..(y * width + xs.end) * channels];
+                    let from = ((top + place) * windows.kernel[1] + left) * channels;
+                    sums.iter_mut().zip(&window[from..]).for_each(|(sum, &g)| *sum += g);
+                }
+            }
+        });
+    }
+}
+
+struct MaxPoolBackward {
+    x: Option<usize>,
+    shape: [usize; 4],
+    /// For each output, the place of its maximum in its image.
+    places: Vec<u32>,
+}
+
+impl<T: Float> Backward<T> for MaxPoolBackward {
+    fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
+        let [batch, height, width, channels] = self.shape;
+        let machine = context.machine;
+        let Some(d_x) = context.sum(self.x, &self.shape) else { return };
+        let each = (self.places.len() / batch.max(1)).max(1);
+        let outputs = upstream.data().chunks(each).zip(self.places.chunks(each));
+        let parts = d_x.chunks_mut((height * width * channels).max(1)).zip(outputs).collect();
+        machine.each(parts, |_, (d_x, (upstream, places)): (&mut [T], (&[T], &[u32]))| {
+            upstream.iter().zip(places).for_each(|(&g, &place)| d_x[place as usize] += g);
+        });
+    }
+}
+
+impl<T: Float> Tape<'_, T> {
+    /// The windows of images `x [B, H, W, C]`, the pixels of each row by row, zeros beyond the image:
+    /// `[B, rows, columns, K·L·C]`.
+    ///
+    /// # Panics
+    /// Where `x` has another number of axes, or a window is empty.
+    pub fn unfold2d(&mut self, x: &Var<T>, windows: Windows2d) -> Var<T> {
+        let shape @ [batch, height, width, channels] = image_shape(x);
+        windows.check();
+        let [rows, columns] = windows.count([height, width]);
+        let [kernel, across] = windows.kernel;
+        let line = across * channels;
+        let mut y = Tensor::unwritten(self.pool, &[batch, rows, columns, kernel * line]);
+        let x_data = x.value.data();
+        let of_row = (columns * kernel * line).max(1);
+        let each = self.machine.rows_each(batch * rows, of_row);
+        let parts = y.data_mut().chunks_mut(each * of_row).collect();
+        self.machine.each(parts, |part, y: &mut [T]| {
+            for (r, y) in y.chunks_exact_mut(of_row).enumerate() {
+                let at = part * each + r;
+                let image = &x_data[at / rows * height * width * channels..][..height * width * channels];
+                let (ys, top) = windows.seen(0, at % rows, height);
+                for (column, window) in y.chunks_exact_mut(kernel * line).enumerate() {
+                    let (xs, left) = windows.seen(1, column, width);
+                    for (place, to) in window.chunks_exact_mut(line.max(1)).enumerate() {
+                        let Some(from) = place.checked_sub(top).map(|down| ys.start + down).filter(|y| *y < ys.end)
+                        else {
+                            to.fill(T::ZERO);
+                            continue;
+                        };
+                        let pixels = &image[(from * width + xs.start) * channels..(from * width + xs.end) * channels];
+                        let (start, end) = (left * channels, left * channels + pixels.len());
+                        // A window that hangs over the edge on the far side starts at its place 0, or sees nothing.
+                        let (start, end) = if pixels.is_empty() { (0, 0) } else { (start, end) };
+                        to[..start].fill(T::ZERO);
+                        to[start..end].copy_from_slice(pixels);
+                        to[end..].fill(T::ZERO);
+                    }
+                }
+            }
+        });
+        let slot = x.slot;
+        self.record(y, self.depends(&[slot], &[]), || UnfoldBackward { x: slot, shape, windows })
+    }
+
+    /// The maximum of each channel over each window of images `x [B, H, W, C]`: `[B, rows, columns, C]`. What is beyond
+    /// the image does not count; of equal ones, the first gets the gradient.
+    ///
+    /// # Panics
+    /// Where `x` has another number of axes, or a window sees no pixel.
+    pub fn max_pool2d(&mut self, x: &Var<T>, windows: Windows2d) -> Var<T> {
+        let shape @ [batch, height, width, channels] = image_shape(x);
+        windows.check();
+        let [rows, columns] = windows.count([height, width]);
+        let mut y = Tensor::unwritten(self.pool, &[batch, rows, columns, channels]);
+        let depends = self.depends(&[x.slot], &[]);
+        let mut places = vec![0u32; y.len()];
+        let x_data = x.value.data();
+        let of_row = (columns * channels).max(1);
+        let each = self.machine.rows_each(batch * rows, of_row);
+        let parts = y.data_mut().chunks_mut(each * of_row).zip(places.chunks_mut(each * of_row)).collect();
+        self.machine.each(parts, |part, (y, places): (&mut [T], &mut [u32])| {
+            for (r, (y, places)) in y.chunks_exact_mut(of_row).zip(places.chunks_exact_mut(of_row)).enumerate() {
+                let at = part * each + r;
+                let image = &x_data[at / rows * height * width * channels..][..height * width * channels];
+                let (ys, _) = windows.seen(0, at % rows, height);
+                let outputs = y.chunks_exact_mut(channels).zip(places.chunks_exact_mut(channels)).enumerate();
+                for (column, (best, places)) in outputs {
+                    let (xs, _) = windows.seen(1, column, width);
+                    assert!(!ys.is_empty() && !xs.is_empty(), "{windows:?} sees nothing of {height} × {width}");
+                    let first = (ys.start * width + xs.start) * channels;
+                    best.copy_from_slice(&image[first..][..channels]);
+                    places.iter_mut().enumerate().for_each(|(c, place)| *place = (first + c) as u32);
+                    for from in ys.clone().flat_map(|y| xs.clone().map(move |x| (y * width + x) * channels)).skip(1) {
+                        let pixel = &image[from..][..channels];
+                        for (c, ((best, place), &x)) in best.iter_mut().zip(&mut *places).zip(pixel).enumerate() {
+                            let more = x > *best;
+                            *best = if more { x } else { *best };
+                            *place = if more { (from + c) as u32 } else { *place };
+                        }
+                    }
+                }
+            }
+        });
+        let slot = x.slot;
+        self.record(y, depends, || MaxPoolBackward { x: slot, shape, places })
+    }
+}
