@@ -52,12 +52,12 @@ pub fn steps(full: bool) -> Vec<Step> {
 /// Packs every crate that is published, as `cargo publish` would.
 pub const PACKAGE: &str = "package --workspace --exclude xtask --exclude figures --exclude qkv-conformance --exclude qkv-fuzz --exclude qkv-python --no-verify --allow-dirty --quiet";
 
-/// Checks `qkv` for other targets.
+/// Checks `qkv` for other targets, where a warning is an error too.
 pub fn targets() -> Vec<Step> {
     let step = |target: &str| {
         let name = format!("qkv for {target}");
         match toolchain::has_target(target) {
-            true => Step::cargo(name, format!("check -p qkv --target {target}")),
+            true => Step::cargo(name, format!("clippy -p qkv -p qkv-simd --target {target} -- -D warnings")),
             false => Step::skip(name, format!("not installed (`rustup target add {target}`)")),
         }
     };

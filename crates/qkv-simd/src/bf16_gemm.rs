@@ -9,7 +9,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use crate::amx::Tiles;
-use crate::isa::{Isa, Level};
+use crate::isa::Isa;
 use crate::number::Real;
 use crate::product::{Target, Update};
 use crate::span;
@@ -117,30 +117,42 @@ pub struct Bf16Gemm {
     here: PhantomData<*const ()>,
 }
 
+/// Where the products are computed. No other architecture has such a unit.
 #[derive(Debug)]
 enum Unit {
     /// `VDPBF16PS` of AVX-512.
+    #[cfg(target_arch = "x86_64")]
     Dots,
     /// `TDPBF16PS` of AMX.
     #[cfg(target_arch = "x86_64")]
     Amx(#[allow(dead_code)] Tiles),
 }
 
+impl Unit {
+    #[cfg(target_arch = "x86_64")]
+    fn of(isa: Isa) -> Option<Unit> {
+        if isa.has_amx() {
+            // SAFETY: such an `Isa` exists only where the CPU has AMX and the system permitted it.
+            return Some(Unit::Amx(unsafe { Tiles::new() }));
+        }
+        isa.has_bf16_products().then_some(Unit::Dots)
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn of(_: Isa) -> Option<Unit> {
+        None
+    }
+}
+
 impl Bf16Gemm {
     /// Whether the instruction set has bf16 products.
     pub fn available(isa: Isa) -> bool {
-        cfg!(target_arch = "x86_64") && isa.level() >= Level::Avx512Bf16
+        isa.has_bf16_products()
     }
 
     /// Prepares this thread for bf16 products, if the instruction set has them.
     pub fn new(isa: Isa) -> Option<Bf16Gemm> {
-        let unit = match isa.level() {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: an `Isa` of this level exists only where the CPU has AMX and the system permitted it.
-            Level::Amx => Unit::Amx(unsafe { Tiles::new() }),
-            _ => Unit::Dots,
-        };
-        Bf16Gemm::available(isa).then_some(Bf16Gemm { unit, here: PhantomData })
+        Unit::of(isa).map(|unit| Bf16Gemm { unit, here: PhantomData })
     }
 
     /// `C = A · B` or `C += A · B`, over a range of panels of `C` and a range of chunks of the depth. Rows are computed
@@ -207,10 +219,7 @@ impl Bf16Gemm {
             x86::copy_checking_finite(from, to)
         }
         #[cfg(not(target_arch = "x86_64"))]
-        {
-            to.copy_from_slice(from);
-            from.iter().all(|x| x.is_finite())
-        }
+        match self.unit {}
     }
 
     /// Packs `B = rows`: `count` rows at distance `row` become its depth, and `panels` panels of each row its width.
@@ -228,7 +237,7 @@ impl Bf16Gemm {
             x86::pack_b(rows, row, count, panels, out)
         }
         #[cfg(not(target_arch = "x86_64"))]
-        unreachable!("no bf16 products on this architecture")
+        match self.unit {}
     }
 
     /// Packs `A = rowsᵀ`, or whole chunks of its depth: the rows of `A`, `panels` panels of them, lie `chunks` chunks

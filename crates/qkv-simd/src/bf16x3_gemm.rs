@@ -18,7 +18,7 @@
 
 pub use crate::bf16_gemm::{BLOCK, DEPTH, SIDE, padded_depth};
 use crate::bf16_gemm::{Bf16Gemm, packed_b_len as bf16_packed_b_len};
-use crate::isa::{Isa, Level};
+use crate::isa::Isa;
 use crate::product::{Target, Update};
 use crate::span;
 use half::bf16;
@@ -109,7 +109,7 @@ fn set_a(row: &mut [bf16], width: usize, k: usize, parts: [bf16; TERMS]) {
 impl Bf16x3Gemm {
     /// Whether the instruction set has AMX.
     pub fn available(isa: Isa) -> bool {
-        isa.level() == Level::Amx
+        isa.has_amx()
     }
 
     /// Configures AMX on this thread, if the instruction set has it.
@@ -160,6 +160,8 @@ impl Bf16x3Gemm {
         unsafe {
             x86::product(c, a, b, rows, panels, chunks);
         }
+        #[cfg(not(target_arch = "x86_64"))]
+        unreachable!("no AMX on this architecture");
     }
 
     /// Packs `A = rows`: `count` rows at distance `row`, of `width` elements with zeros to the end of the panel.

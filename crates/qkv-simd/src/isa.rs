@@ -4,15 +4,19 @@
 use std::fmt;
 use std::sync::OnceLock;
 
-/// The levels that kernels are compiled for, from the portable one to the widest.
+/// The levels that kernels of this architecture are compiled for, from the portable one to the widest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
     Portable,
+    #[cfg(target_arch = "x86_64")]
     Avx2,
+    #[cfg(target_arch = "x86_64")]
     Avx512,
     /// AVX-512 with bf16 dot products (`VDPBF16PS`).
+    #[cfg(target_arch = "x86_64")]
     Avx512Bf16,
     /// The above and AMX.
+    #[cfg(target_arch = "x86_64")]
     Amx,
 }
 
@@ -53,31 +57,35 @@ impl Isa {
     }
 
     /// Every instruction set of this CPU, narrowest first.
+    #[cfg(target_arch = "x86_64")]
     pub fn available() -> Vec<Isa> {
         let mut found = vec![Isa(Level::Portable)];
-        #[cfg(target_arch = "x86_64")]
+        let f16c = is_x86_feature_detected!("f16c");
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && f16c {
+            found.push(Isa(Level::Avx2));
+        }
+        if is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("fma")
+            && f16c
         {
-            let f16c = is_x86_feature_detected!("f16c");
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && f16c {
-                found.push(Isa(Level::Avx2));
-            }
-            if is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512vl")
-                && is_x86_feature_detected!("fma")
-                && f16c
-            {
-                found.push(Isa(Level::Avx512));
-                if is_x86_feature_detected!("avx512bf16") {
-                    found.push(Isa(Level::Avx512Bf16));
-                    if crate::amx::permitted() {
-                        found.push(Isa(Level::Amx));
-                    }
+            found.push(Isa(Level::Avx512));
+            if is_x86_feature_detected!("avx512bf16") {
+                found.push(Isa(Level::Avx512Bf16));
+                if crate::amx::permitted() {
+                    found.push(Isa(Level::Amx));
                 }
             }
         }
         found
+    }
+
+    /// Every instruction set of this CPU, narrowest first: on this architecture, the portable lanes alone.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub fn available() -> Vec<Isa> {
+        vec![Isa(Level::Portable)]
     }
 
     /// The instruction set of this name, if the CPU has it.
@@ -89,10 +97,32 @@ impl Isa {
     pub fn name(self) -> &'static str {
         match self.0 {
             Level::Portable => "portable",
+            #[cfg(target_arch = "x86_64")]
             Level::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
             Level::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
             Level::Avx512Bf16 => "avx512bf16",
+            #[cfg(target_arch = "x86_64")]
             Level::Amx => "amx",
+        }
+    }
+
+    /// Whether it has products of bf16 pairs, `VDPBF16PS` or better.
+    pub(crate) fn has_bf16_products(self) -> bool {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512Bf16 | Level::Amx => true,
+            _ => false,
+        }
+    }
+
+    /// Whether it has AMX.
+    pub(crate) fn has_amx(self) -> bool {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Level::Amx => true,
+            _ => false,
         }
     }
 
