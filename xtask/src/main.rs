@@ -33,9 +33,9 @@ usage: cargo xtask COMMAND
   lines           lines of code wider than 120 columns
   package         packs every published crate, without verifying
   targets         checks `qkv` for other targets, where they are installed
-  miri            Miri over the views and shared memory of qkv-simd (nightly)
+  miri            Miri over the views, shared memory and portable lanes of qkv-simd (nightly)
   sanitize        AddressSanitizer and ThreadSanitizer over the crates with unsafe code (nightly)
-  deny            licenses, bans and sources of the dependencies (cargo-deny)
+  deny            licenses, bans, sources and advisories of the dependencies (cargo-deny)
   bench           the figures that the README claims, measured on this machine
   docs            the pages and pictures that commands make: docs/run.md, docs/patterns.svg
   mechanisms      the table of every mechanism against length, docs/mechanisms.md (minutes)

@@ -31,3 +31,8 @@ pub fn host() -> Option<String> {
 pub fn has_cargo_command(name: &str) -> bool {
     output("cargo", &[name, "--version"]).is_some()
 }
+
+/// Whether the database of advisories is there, brought up to date by `cargo deny`.
+pub fn can_fetch_advisories() -> bool {
+    output("cargo", &["deny", "fetch", "db"]).is_some()
+}

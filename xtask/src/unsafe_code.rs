@@ -1,14 +1,17 @@
 //! Tools that watch unsafe code: Miri, the sanitizers, and advisories of dependencies.
 //!
-//! Miri interprets and knows neither AVX nor foreign functions, so it runs the views, the shared memory and the
-//! portable lanes of `qkv-simd`. The sanitizers run compiled code: the unit tests of every crate with unsafe code, on
-//! the best instruction set.
+//! Miri interprets and knows neither AVX nor foreign functions, so it runs the views, the shared memory, the team and
+//! the portable lanes of `qkv-simd`, by both of its models of aliasing: a minute. The sanitizers run compiled code: the
+//! unit tests of every crate with unsafe code, on the best instruction set.
 
 use crate::step::Step;
 use crate::toolchain;
 
 /// Modules of `qkv-simd` whose tests Miri can run: no intrinsics, no foreign calls, no large loops.
-const MIRI_FILTERS: &str = "view:: shared:: miri::";
+const MIRI_FILTERS: &str = "view:: shared:: team:: features:: philox:: miri::";
+
+/// Tests with a pool of rayon, whose queues (crossbeam-epoch) break the rules of Stacked Borrows.
+const RAYON: &str = "shared:: rows_written_by_several_workers";
 
 /// What Miri cannot run, for the summary.
 const NOT_FOR_MIRI: &str = "under Miri: kernels on AVX2, AVX-512 and AMX (intrinsics), huge pages (system calls), CUDA";
@@ -20,12 +23,19 @@ pub fn miri() -> Vec<Step> {
             "no nightly toolchain with Miri (`rustup toolchain install nightly --component miri --component rust-src`)";
         return vec![Step::skip("Miri", reason)];
     }
-    let command = format!("+nightly miri test -p qkv-simd --lib -- {MIRI_FILTERS}");
-    let step = Step::cargo("Miri over views and shared memory", command)
-        .with("QKV_ISA", "portable")
-        .with("MIRIFLAGS", "-Zmiri-ignore-leaks")
-        .with("CARGO_TARGET_DIR", "target/miri");
-    vec![step, Step::skip("not run", NOT_FOR_MIRI)]
+    let step = |model: &str, flags: &str, skipped: &str| {
+        let skipped: String = skipped.split_whitespace().map(|name| format!(" --skip {name}")).collect();
+        let command = format!("+nightly miri test -p qkv-simd --lib -- {MIRI_FILTERS}{skipped}");
+        Step::cargo(format!("Miri with {model}"), command)
+            .with("QKV_ISA", "portable")
+            .with("MIRIFLAGS", format!("-Zmiri-ignore-leaks{flags}"))
+            .with("CARGO_TARGET_DIR", "target/miri")
+    };
+    vec![
+        step("Stacked Borrows", "", RAYON),
+        step("Tree Borrows", " -Zmiri-tree-borrows", ""),
+        Step::skip("not run", NOT_FOR_MIRI),
+    ]
 }
 
 /// `cargo xtask sanitize`.
@@ -58,6 +68,12 @@ pub fn deny() -> Vec<Step> {
     if !toolchain::has_cargo_command("deny") {
         return vec![Step::skip("cargo deny", "not installed (`cargo install cargo-deny`)")];
     }
-    // Advisories need a database from the network; without it, licenses, bans and sources are still checked.
-    vec![Step::cargo("licenses, bans and sources", "deny check licenses bans sources")]
+    let advisories = match toolchain::can_fetch_advisories() {
+        true => Step::cargo("advisories", "deny check advisories"),
+        false => Step::skip("advisories", "their database, RustSec's, cannot be reached"),
+    };
+    vec![
+        Step::cargo("licenses, bans and sources", "deny check --hide-inclusion-graph licenses bans sources"),
+        advisories,
+    ]
 }

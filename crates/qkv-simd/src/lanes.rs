@@ -134,7 +134,7 @@ pub trait Lanes: Copy {
 unsafe fn one_by_one<V: Lanes, T: Element>(from: *const T, count: usize) -> V {
     let mut lanes = [V::Scalar::ZERO; MAX_LANES];
     for (l, lane) in lanes.iter_mut().enumerate().take(count) {
-        *lane = V::Scalar::from_f64((*from.add(l)).to_f64());
+        *lane = V::Scalar::from_f64(from.add(l).read_unaligned().to_f64());
     }
     V::load(lanes.as_ptr())
 }

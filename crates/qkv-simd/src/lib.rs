@@ -34,11 +34,14 @@
 //! # Miri
 //!
 //! Under Miri only the portable lanes run, and huge pages and prefetching are compiled out. These tests cover the
-//! views, the shared memory and the portable lanes within minutes:
+//! views, the shared memory, the team and the portable lanes within a minute:
 //!
 //! ```text
-//! MIRIFLAGS=-Zmiri-ignore-leaks cargo +nightly miri test -p qkv-simd --lib -- view:: shared:: miri::
+//! MIRIFLAGS="-Zmiri-ignore-leaks -Zmiri-tree-borrows" \
+//!     cargo +nightly miri test -p qkv-simd --lib -- view:: shared:: team:: features:: philox:: miri::
 //! ```
+//!
+//! `cargo xtask miri` also runs those without a pool of rayon by the rules of Stacked Borrows.
 //!
 //! Miri cannot run the intrinsics of the AVX2 and AVX-512 lanes or the inline assembly of AMX; the tests of other
 //! modules run on the portable lanes, but take hours there.

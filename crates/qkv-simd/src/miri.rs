@@ -2,7 +2,10 @@
 //! instruction sets; these cover its memory accesses: odd widths, gaps between rows, slices that end with the last row.
 
 use crate::gemv::{RowTable, dots, weighted_sum};
+use crate::panels::{self, PackedMatrix};
+use crate::quantized::{self, QuantizedMatrix, Vectors};
 use crate::shared::{Rows, for_each_task};
+use crate::team::Team;
 use crate::tile::{self, Exponential, RowGradient, RowOp, Running, Span};
 use crate::{Element, Isa, Matrix, Panels, Real, Target, Unwritten, View, padded, product, product_skipping_zeros};
 use half::{bf16, f16};
@@ -115,4 +118,35 @@ fn rows_written_by_several_workers_are_all_there() {
     assert_eq!(view.at(0, 0, 1, 0).to_f32(), 2.0);
     let mut row = [f32::NAN; 16];
     assert!(view.load_row(0, 1, 1, &mut row) && row[..5] == [2.0; 5] && row[5..] == [0.0; 11]);
+}
+
+#[test]
+fn products_of_a_team_with_packed_matrices_stay_inside_their_panels() {
+    let (out, width, rows, team) = (19, 5, 3, Team::new(2));
+    let (weights, x) = (numbers(out * width), numbers(rows * width));
+    let (matrix, mut y) = (PackedMatrix::new(&weights, width), vec![f32::NAN; rows * out]);
+    panels::products(portable(), &team, &x, &mut [(&matrix, &mut y)]);
+    for (at, &found) in y.iter().enumerate() {
+        let (r, o) = (at / out, at % out);
+        let expected: f32 = (0..width).map(|k| x[r * width + k] * weights[o * width + k]).sum();
+        assert!((found - expected).abs() < 1e-5, "{found} {expected}");
+    }
+}
+
+#[test]
+fn products_of_a_team_with_quantized_matrices_stay_inside_their_blocks() {
+    let (out, width, team) = (17, 32, Team::new(2));
+    let (weights, x) = (numbers(out * width), numbers(2 * width));
+    for rounded in [QuantizedMatrix::rounded8, QuantizedMatrix::rounded4] {
+        let matrix = rounded(width, &weights).expect("whole blocks");
+        let mut widened = vec![f32::NAN; out * width];
+        matrix.widen(0, &mut widened);
+        let mut y = vec![f32::NAN; 2 * out];
+        quantized::products(portable(), &team, &Vectors::new(portable(), &x, width), &mut [(&matrix, &mut y)]);
+        for (at, &found) in y.iter().enumerate() {
+            let (r, o) = (at / out, at % out);
+            let expected: f32 = (0..width).map(|k| x[r * width + k] * widened[o * width + k]).sum();
+            assert!((found - expected).abs() < 1e-2, "{found} {expected}");
+        }
+    }
 }

@@ -163,7 +163,7 @@ impl<A: Real> Kernel<A> for Product<'_, A> {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<V: Lanes<Scalar = A>>(self) {
+    unsafe fn run<V: Lanes<Scalar = A>>(mut self) {
         // A few panels of B against all rows, so that they stay in the first-level cache while A is streamed.
         // SAFETY: `product` checked that every row, panel and step below lies inside its slice; the caller guarantees
         // the instruction set.
@@ -189,7 +189,7 @@ impl<A: Real> Kernel<A> for Product<'_, A> {
 impl<A: Real> Product<'_, A> {
     /// `PANELS` panels of C, all of their rows.
     #[inline(always)]
-    unsafe fn column<V: Lanes<Scalar = A>, const PANELS: usize>(&self, panel: usize) {
+    unsafe fn column<V: Lanes<Scalar = A>, const PANELS: usize>(&mut self, panel: usize) {
         // SAFETY: as in `run`.
         unsafe {
             let mut row = 0;
@@ -214,10 +214,10 @@ impl<A: Real> Product<'_, A> {
 
     /// One register tile over the whole depth.
     #[inline(always)]
-    unsafe fn tile<V: Lanes<Scalar = A>, const ROWS: usize, const PANELS: usize>(&self, row: usize, panel: usize) {
+    unsafe fn tile<V: Lanes<Scalar = A>, const ROWS: usize, const PANELS: usize>(&mut self, row: usize, panel: usize) {
         // SAFETY: as in `run`; the pointer into C is the only access to it for the length of the call.
         unsafe {
-            let c = self.c.data.as_ptr().cast_mut().add(row * self.c.row + panel * A::LANES);
+            let c = self.c.data.as_mut_ptr().add(row * self.c.row + panel * A::LANES);
             let mut a = self.a.data.as_ptr().add(row * self.a.row);
             let mut b = self.b.data.as_ptr().add(panel * self.b.panel);
             let mut acc = [[V::splat(A::ZERO); PANELS]; ROWS];

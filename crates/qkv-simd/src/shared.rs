@@ -179,15 +179,14 @@ impl<'a, A> Turnstile<'a, A> {
                 Err(_) => pause(&mut waited),
             }
         }
-        // SAFETY: the exchange gave this worker exclusive access until it leaves the region.
-        let data = unsafe { std::slice::from_raw_parts_mut(UnsafeCell::raw_get(cells.as_ptr()), self.size) };
-        Region { data, state, next: ABANDONED }
+        Region { cells, state, next: ABANDONED }
     }
 }
 
-/// A held region.
+/// A held region. It borrows cells: an exclusive borrow would last until the end of [`leave`](Region::leave), when the
+/// worker whose turn is next may have entered already.
 pub struct Region<'a, A> {
-    data: &'a mut [A],
+    cells: &'a [UnsafeCell<A>],
     state: &'a AtomicU64,
     next: u64,
 }
@@ -202,13 +201,15 @@ impl<A> Region<'_, A> {
 impl<A> Deref for Region<'_, A> {
     type Target = [A];
     fn deref(&self) -> &[A] {
-        self.data
+        // SAFETY: this worker alone accesses the region until it leaves, and does not write while `self` is borrowed.
+        unsafe { std::slice::from_raw_parts(UnsafeCell::raw_get(self.cells.as_ptr()), self.cells.len()) }
     }
 }
 
 impl<A> DerefMut for Region<'_, A> {
     fn deref_mut(&mut self) -> &mut [A] {
-        self.data
+        // SAFETY: this worker alone accesses the region until it leaves, through `self`, which is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(UnsafeCell::raw_get(self.cells.as_ptr()), self.cells.len()) }
     }
 }
 

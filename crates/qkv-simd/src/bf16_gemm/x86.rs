@@ -231,7 +231,7 @@ impl Bf16Tile {
 /// `C += A · B` with `VDPBF16PS`, six rows and four panels at a time.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn dots(
-    c: Target<'_, f32>,
+    mut c: Target<'_, f32>,
     a: PackedA<'_>,
     b: PackedB<'_>,
     rows: usize,
@@ -246,11 +246,11 @@ pub(super) unsafe fn dots(
             let wide = (panels.end - panel).min(4);
             let at = (row, panel);
             match (count, wide) {
-                (6, 4) => dot_tile::<6, 4>(&c, a, b, at, &chunks),
-                (6, _) => (0..wide).for_each(|p| dot_tile::<6, 1>(&c, a, b, (row, panel + p), &chunks)),
-                (_, 4) => (0..count).for_each(|r| dot_tile::<1, 4>(&c, a, b, (row + r, panel), &chunks)),
+                (6, 4) => dot_tile::<6, 4>(&mut c, a, b, at, &chunks),
+                (6, _) => (0..wide).for_each(|p| dot_tile::<6, 1>(&mut c, a, b, (row, panel + p), &chunks)),
+                (_, 4) => (0..count).for_each(|r| dot_tile::<1, 4>(&mut c, a, b, (row + r, panel), &chunks)),
                 _ => (0..count).for_each(|r| {
-                    (0..wide).for_each(|p| dot_tile::<1, 1>(&c, a, b, (row + r, panel + p), &chunks));
+                    (0..wide).for_each(|p| dot_tile::<1, 1>(&mut c, a, b, (row + r, panel + p), &chunks));
                 }),
             }
             panel += wide;
@@ -262,13 +262,13 @@ pub(super) unsafe fn dots(
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn dot_tile<const ROWS: usize, const PANELS: usize>(
-    c: &Target<'_, f32>,
+    c: &mut Target<'_, f32>,
     a: PackedA<'_>,
     b: PackedB<'_>,
     (row, panel): (usize, usize),
     chunks: &Range<usize>,
 ) {
-    let to = c.data.as_ptr().cast_mut().add(row * c.row + panel * SIDE);
+    let to = c.data.as_mut_ptr().add(row * c.row + panel * SIDE);
     let left = a.data.as_ptr().add(row * a.row).cast::<i32>();
     let right = b.data.as_ptr().add(panel * b.chunks * BLOCK).cast::<i32>();
     let mut acc = [[_mm512_setzero_ps(); PANELS]; ROWS];
