@@ -6,6 +6,8 @@ mod bench;
 mod classify;
 mod completions;
 mod convert;
+mod describe;
+mod detect;
 mod doctor;
 mod embed;
 mod eval;
@@ -38,6 +40,8 @@ const COMMANDS: &[Command] = &[
     classify::COMMAND,
     tag::COMMAND,
     answer::COMMAND,
+    describe::COMMAND,
+    detect::COMMAND,
     transcribe::COMMAND,
     train::COMMAND,
     eval::COMMAND,
@@ -116,6 +120,8 @@ mod tests {
             ("inspect", "generate.md"),
             ("convert", "generate.md"),
             ("transcribe", "transcribe.md"),
+            ("describe", "describe.md"),
+            ("detect", "detect.md"),
         ] {
             let text = docs(page);
             let command = COMMANDS.iter().find(|one| one.name == command).unwrap();

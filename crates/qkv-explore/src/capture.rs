@@ -1,5 +1,9 @@
 //! Runs a model and captures a [`Recording`]: readable tokens, and every attention call.
 
+mod looking;
+
+pub use looking::{description, detection, image_answer};
+
 use crate::layer::{AttentionCall, Layer, WeightSource};
 use crate::recording::{Candidate, Form, Recording, Side, Step, Token};
 use qkv_models::image::Image;

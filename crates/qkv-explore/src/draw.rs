@@ -8,6 +8,7 @@
 //! | `letters` | truncating and escaping labels |
 //! | `alignment`, `terminal` | heat maps of block characters |
 //! | `document`, `patches`, `shaded` | text and images shaded by weight, in a terminal and for print |
+//! | `looks` | where a model looked for each word, and boxes around what it found |
 //! | `sheet` | layout of a rendered picture |
 //! | `svg`, `png` | rendering of a layout |
 //! | `fonts`, `strokes` | glyphs for PNG: system fonts, or a built-in stroke font |
@@ -18,6 +19,7 @@ mod data;
 mod document;
 mod fonts;
 mod letters;
+mod looks;
 mod palette;
 mod patches;
 mod picture;
@@ -33,6 +35,7 @@ mod ticks;
 pub use alignment::alignment;
 pub use document::document;
 pub use fonts::Fonts;
+pub use looks::LabelledBox;
 pub use palette::{Colour, Palette, Theme};
 pub use patches::patches;
 pub use picture::Picture;

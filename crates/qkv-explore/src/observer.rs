@@ -1,10 +1,13 @@
-//! Any model whose attention can be recorded: translator, generator, encoder, document classifier or vision
-//! transformer. Its input is a text, or the name of an image; its output is a [`Recording`].
+//! Any model whose attention can be recorded: translator, generator, encoder, document classifier, vision transformer,
+//! or a model that describes images, answers questions about them or finds objects in them. Its input is a text, or the
+//! name of an image; its output is a [`Recording`].
 
 use crate::capture;
 use crate::recording::Recording;
 use qkv_models::image::Image;
-use qkv_models::{Data, Encoder, Error, Generation, Generator, Han, Recipe, Result, Translator, Vit};
+use qkv_models::{
+    Data, Describer, Detector, Encoder, Error, Generation, Generator, Han, Recipe, Result, Translator, Vit, Vqa,
+};
 use qkv_nn::Machine;
 use std::path::Path;
 
@@ -24,6 +27,12 @@ pub enum Observer {
     Han(Box<Han>),
     /// Classifies images: these, by name.
     Vit(Box<Vit>, Vec<(String, Image)>),
+    /// Describes images: these, by name.
+    Describer(Box<Describer>, Vec<(String, Image)>),
+    /// Answers questions about the first of these images.
+    Vqa(Box<Vqa>, Vec<(String, Image)>),
+    /// Finds objects in images: these, by name.
+    Detector(Box<Detector>, Vec<(String, Image)>),
 }
 
 /// Maximum input in characters: of a document, and of any other text.
@@ -34,6 +43,14 @@ const MAX_TEXT: usize = 2000;
 fn trained_on_pairs(folder: &Path) -> bool {
     let recipe = Recipe::read(folder.join("recipe.toml"), &[]);
     recipe.is_ok_and(|recipe| matches!(recipe.data, Data::Files { .. } | Data::Task { .. }))
+}
+
+const NAME_ONE: &str = "name one with `--image FILE`";
+
+/// The image of that name.
+fn named<'a>(images: &'a [(String, Image)], text: &str) -> Result<&'a (String, Image)> {
+    let found = images.iter().find(|(name, _)| name == text);
+    found.ok_or_else(|| Error::invalid(format!("there is no image `{text}`")).with_hint(NAME_ONE))
 }
 
 impl From<Translator> for Observer {
@@ -52,6 +69,9 @@ impl Observer {
         match kind.as_str() {
             "han" => Ok(Observer::Han(Box::new(Han::open(path)?))),
             "vit" => Ok(Observer::Vit(Box::new(Vit::open(path)?), Vec::new())),
+            "describe" => Ok(Observer::Describer(Box::new(Describer::open(path)?), Vec::new())),
+            "vqa" => Ok(Observer::Vqa(Box::new(Vqa::open(path)?), Vec::new())),
+            "detect" => Ok(Observer::Detector(Box::new(Detector::open(path)?), Vec::new())),
             "encoder" => Ok(Observer::Encoder(Box::new(Encoder::open(path)?))),
             "transformer" | "recurrent" => Ok(Observer::Translator(Box::new(Translator::open(path)?))),
             // A decoder-only model is whatever it was trained for: one trained on pairs translates.
@@ -68,6 +88,9 @@ impl Observer {
             Observer::Encoder(_) => "encodes text",
             Observer::Han(_) => "classifies documents",
             Observer::Vit(..) => "classifies images",
+            Observer::Describer(..) => "describes images",
+            Observer::Vqa(..) => "answers questions about an image",
+            Observer::Detector(..) => "finds objects in images",
         }
     }
 
@@ -78,15 +101,31 @@ impl Observer {
     pub fn with_images(self, images: Vec<(String, Image)>) -> Result<Observer> {
         match self {
             Observer::Vit(model, _) => Ok(Observer::Vit(model, images)),
+            Observer::Describer(model, _) => Ok(Observer::Describer(model, images)),
+            Observer::Vqa(model, _) => Ok(Observer::Vqa(model, images)),
+            Observer::Detector(model, _) => Ok(Observer::Detector(model, images)),
             _ if images.is_empty() => Ok(self),
             _ => Err(Error::invalid("the model takes text, not images").with_hint("leave out `--image`")),
+        }
+    }
+
+    /// Whether it looks at images and has none.
+    pub fn lacks_image(&self) -> bool {
+        match self {
+            Observer::Vit(_, images)
+            | Observer::Describer(_, images)
+            | Observer::Vqa(_, images)
+            | Observer::Detector(_, images) => images.is_empty(),
+            _ => false,
         }
     }
 
     /// Names of its images; empty for models that take text.
     pub fn images(&self) -> Vec<&str> {
         match self {
-            Observer::Vit(_, images) => images.iter().map(|(name, _)| name.as_str()).collect(),
+            Observer::Vit(_, images) | Observer::Describer(_, images) | Observer::Detector(_, images) => {
+                images.iter().map(|(name, _)| name.as_str()).collect()
+            }
             _ => Vec::new(),
         }
     }
@@ -111,10 +150,21 @@ impl Observer {
             Observer::Encoder(model) => capture::reading(model, text, target, machine),
             Observer::Han(model) => capture::document(model, text, machine),
             Observer::Vit(model, images) => {
-                let missing =
-                    || Error::invalid(format!("there is no image `{text}`")).with_hint("name one with `--image FILE`");
-                let (name, image) = images.iter().find(|(name, _)| name == text).ok_or_else(missing)?;
+                let (name, image) = named(images, text)?;
                 capture::image(model, name, image, machine)
+            }
+            Observer::Describer(model, images) => {
+                let (name, image) = named(images, text)?;
+                capture::description(model, name, image, target, machine)
+            }
+            Observer::Detector(model, images) => {
+                let (name, image) = named(images, text)?;
+                capture::detection(model, name, image, machine)
+            }
+            Observer::Vqa(model, images) => {
+                let missing = || Error::invalid("there is no image to ask about").with_hint(NAME_ONE);
+                let (_, image) = images.first().ok_or_else(missing)?;
+                capture::image_answer(model, image, text, machine)
             }
         }
     }

@@ -3,12 +3,15 @@
 //! build themselves from their own configurations.
 
 use crate::batch::SpecialTokens;
+use crate::describe::DescribeConfig;
+use crate::detect::DetectConfig;
 use crate::encoder::EncoderConfig;
 use crate::gpt::GptConfig;
 use crate::han::HanConfig;
 use crate::recurrent::RecurrentConfig;
 use crate::transformer::TransformerConfig;
 use crate::vit::VitConfig;
+use crate::vqa::VqaConfig;
 use crate::{Error, Result};
 use qkv_nn::layers::PositionKind;
 use serde::{Deserialize, Serialize};
@@ -31,6 +34,12 @@ pub enum Architecture {
     Han(HanConfig),
     /// Vision Transformer: see [`Vit`](crate::Vit). It generates no text.
     Vit(VitConfig),
+    /// Images to text: see [`Describer`](crate::Describer).
+    Describe(DescribeConfig),
+    /// Questions about images: see [`Vqa`](crate::Vqa). It generates no text.
+    Vqa(VqaConfig),
+    /// Objects in images: see [`Detector`](crate::Detector). It generates no text.
+    Detect(DetectConfig),
 }
 
 /// The sizes of an architecture that generates text.
@@ -51,6 +60,9 @@ impl Architecture {
             Architecture::Encoder(_) => "encoder",
             Architecture::Han(_) => "han",
             Architecture::Vit(_) => "vit",
+            Architecture::Describe(_) => "describe",
+            Architecture::Vqa(_) => "vqa",
+            Architecture::Detect(_) => "detect",
         }
     }
 
@@ -60,7 +72,13 @@ impl Architecture {
             Architecture::Transformer(sizes) => Ok(Generative::Transformer(sizes)),
             Architecture::Recurrent(sizes) => Ok(Generative::Recurrent(sizes)),
             Architecture::Gpt(sizes) => Ok(Generative::Gpt(sizes)),
-            Architecture::Encoder(_) | Architecture::Han(_) | Architecture::Vit(_) => {
+            Architecture::Describe(_) => Err(Error::invalid("a model of kind `describe` writes about images alone")
+                .with_hint("`qkv describe --model DIR IMAGE` does")),
+            Architecture::Encoder(_)
+            | Architecture::Han(_)
+            | Architecture::Vit(_)
+            | Architecture::Vqa(_)
+            | Architecture::Detect(_) => {
                 Err(Error::invalid(format!("a model of kind `{}` generates no text", self.name())))
             }
         }
@@ -75,6 +93,9 @@ impl Architecture {
             Architecture::Encoder(c) => (c.d_model, c.layers),
             Architecture::Han(c) => (c.d_model, 0),
             Architecture::Vit(c) => (c.d_model, c.layers),
+            Architecture::Detect(c) => (c.d_model, c.decoder_layers.saturating_add(c.image.layers)),
+            Architecture::Vqa(c) => (c.d_model, c.question_layers.saturating_add(c.image.layers)),
+            Architecture::Describe(c) => (c.d_model, c.decoder_layers.saturating_add(c.image.layers)),
         }
     }
 }

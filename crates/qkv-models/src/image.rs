@@ -4,14 +4,18 @@
 //! | module | owns |
 //! | --- | --- |
 //! | `decode` | PNG, JPEG, WebP and BMP |
+//! | `fit` | an image in the size that a model takes |
 //! | `orientation` | photographs that a camera took sideways |
 //! | `resize` | resampling |
 //! | [`idx`] | files of many small images and their classes, the format of MNIST |
 
 mod decode;
+mod fit;
 pub mod idx;
 mod orientation;
 mod resize;
+
+pub use fit::Fit;
 
 use crate::files::input;
 use crate::{Error, Result};
@@ -124,6 +128,17 @@ impl Image {
             _ => return self.clone(),
         };
         Image { channels, points, ..*self }
+    }
+
+    /// Mirrors the image, horizontally, vertically or both.
+    pub(crate) fn mirrored(&self, across: bool, down: bool) -> Image {
+        let turned = match (across, down) {
+            (false, false) => 1,
+            (true, false) => 2,
+            (true, true) => 3,
+            (false, true) => 4,
+        };
+        self.clone().upright(turned)
     }
 
     /// Shifts the image; uncovered pixels are black.

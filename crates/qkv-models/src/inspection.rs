@@ -7,7 +7,7 @@ use crate::classifier::kind;
 use crate::files::folder::{CONFIG, WEIGHTS, WEIGHTS_INDEX};
 use crate::files::tensors::TensorFile;
 use crate::files::weights::Weights;
-use crate::{Architecture, Error, Result, encoder, han, vit};
+use crate::{Architecture, Error, Result, describe, detect, encoder, han, vit, vqa};
 use serde::Serialize;
 use std::fmt;
 use std::path::Path;
@@ -66,6 +66,9 @@ impl Inspection {
         let inspected = match path.is_dir().then(|| kind(path)).transpose()?.as_deref() {
             Some("encoder") => Some(encoder::inspect(path)?),
             Some("han") => Some(han::inspect(path)?),
+            Some("detect") => Some(detect::inspect(path)?),
+            Some("vqa") => Some(vqa::inspect(path)?),
+            Some("describe") => Some(describe::inspect(path)?),
             Some("vit") => Some(vit::inspect(path)?),
             _ => None,
         };

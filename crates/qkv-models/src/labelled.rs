@@ -6,9 +6,12 @@
 //! | classes | lines of `label ⇥ text` |
 //! | tags | CoNLL columns: a word per line, its text first, its tag last; an empty line between sentences |
 //! | answers | SQuAD's JSON |
+//! | boxes in images | COCO's JSON |
 
+mod coco;
 mod squad;
 
+pub use coco::{BoxedImage, boxes};
 pub use squad::Question;
 
 use crate::encoder::Head;

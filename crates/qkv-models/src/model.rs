@@ -2,8 +2,9 @@
 //! need them. Sizes and their checks are in [`architecture`](crate::architecture); models that read or see
 //! ([`Encoder`](crate::Encoder), [`Han`](crate::Han), [`Vit`](crate::Vit)) have their own interfaces.
 
-use crate::architecture::{Generative, ModelConfig};
+use crate::architecture::{Architecture, Generative, ModelConfig};
 use crate::batch::{Batch, IGNORE, Rows};
+use crate::describe::DecoderKind;
 use crate::gpt::{Gpt, GptState};
 use crate::recurrent::{Recurrent, RecurrentState};
 use crate::transformer::{Transformer, TransformerState};
@@ -24,6 +25,8 @@ pub enum Group {
     Words,
     /// Attention of a document to its sentences.
     Sentences,
+    /// Attention of a whole question to an image.
+    Hops,
 }
 
 impl Group {
@@ -35,6 +38,7 @@ impl Group {
             Group::Cross => "cross",
             Group::Words => "words",
             Group::Sentences => "sentences",
+            Group::Hops => "hops",
         }
     }
 }
@@ -98,6 +102,25 @@ impl Model {
         let mut parameters = Parameters::new();
         let model = Model::build(config, &mut Builder::blank(&mut parameters))?;
         Ok((model, parameters))
+    }
+
+    /// The decoder of a model that looks at images: there is no encoder in it, and its memory has rows of the model's
+    /// width.
+    pub(crate) fn decoder<T: Float>(config: &ModelConfig, at: &mut Builder<'_, T>) -> Result<Model> {
+        let Architecture::Describe(sizes) = &config.architecture else {
+            return Err(Error::invalid(format!("a model of kind `{}` sees nothing", config.architecture.name())));
+        };
+        let built = match sizes.decoder {
+            DecoderKind::Transformer => {
+                let sizes = sizes.transformer();
+                Built::Transformer(Box::new(Transformer::new(at, &sizes, config.vocab_size)?))
+            }
+            DecoderKind::Gru => {
+                let (width, sizes) = (sizes.d_model, sizes.recurrent());
+                Built::Recurrent(Box::new(Recurrent::over(at, &sizes, config.vocab_size, width)?))
+            }
+        };
+        Ok(Model { config: config.clone(), built })
     }
 
     fn build<T: Float>(config: &ModelConfig, at: &mut Builder<'_, T>) -> Result<Model> {
@@ -171,11 +194,36 @@ impl Model {
         decoder_input: &Rows,
     ) -> Result<Var<T>> {
         let memory = self.encode(tape, source)?;
+        self.hidden_over(tape, &memory, source, decoder_input)
+    }
+
+    /// The same over a memory that is encoded, `[B, S, C]`; of `source`, the lengths count.
+    pub(crate) fn hidden_over<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        memory: &Var<T>,
+        source: &Rows,
+        decoder_input: &Rows,
+    ) -> Result<Var<T>> {
         match &self.built {
-            Built::Transformer(model) => model.decode(tape, &memory, source, decoder_input),
-            Built::Recurrent(model) => model.decode(tape, &memory, source, decoder_input),
+            Built::Transformer(model) => model.decode(tape, memory, source, decoder_input),
+            Built::Recurrent(model) => model.decode(tape, memory, source, decoder_input),
             Built::Gpt(model) => model.forward(tape, &source.joined(decoder_input, self.config.pad_token_id)),
         }
+    }
+
+    /// The loss of a batch over a memory that is encoded; the gradient of each token is multiplied by `scale`.
+    pub(crate) fn loss_over<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        memory: &Var<T>,
+        batch: &Batch,
+        smoothing: f64,
+        scale: f64,
+    ) -> Result<Loss> {
+        let hidden = self.hidden_over(tape, memory, &batch.source, &batch.decoder_input)?;
+        let target = Target { ids: &batch.targets, ignore: Some(IGNORE), smoothing, scale };
+        Ok(tape.cross_entropy(&hidden, self.output(), None, target))
     }
 
     fn output(&self) -> qkv_nn::Param {

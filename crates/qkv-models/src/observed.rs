@@ -49,6 +49,25 @@ impl ObservedAttention {
     }
 }
 
+impl ObservedAttention {
+    /// The mean of the weights over the heads: a row for each query, a weight for each key.
+    ///
+    /// # Errors
+    /// What `qkv` refuses.
+    pub fn mean_over_heads(&self) -> Result<Vec<Vec<f32>>> {
+        let [_, heads, queries, _] = self.inputs.q.shape();
+        let keys = self.inputs.k.shape()[2];
+        let mut weights = vec![vec![0.0f32; keys]; queries];
+        for head in 0..heads {
+            let of_head = self.weights(head)?;
+            for (sums, row) in weights.iter_mut().zip(of_head.data().chunks_exact(keys.max(1))) {
+                sums.iter_mut().zip(row).for_each(|(sum, &w)| *sum += w / heads as f32);
+            }
+        }
+        Ok(weights)
+    }
+}
+
 /// How much each target token attended to each source token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alignment {
@@ -142,16 +161,12 @@ impl Translator {
         let (source, target) = (with_eos(source, eos), with_eos(target, eos));
         // In a joined sequence the target's queries follow the source's.
         let first = if site.group == Group::Decoder { source.len() } else { 0 };
-        let mut weights = vec![vec![0.0f32; source.len()]; target.len()];
-        let [_, heads, _, _] = attention.inputs.q.shape();
-        let keys = attention.inputs.k.shape()[2];
-        for head in 0..heads {
-            let of_head = attention.weights(head)?;
-            for (sums, row) in weights.iter_mut().zip(of_head.data().chunks_exact(keys).skip(first)) {
-                sums.iter_mut().zip(row).for_each(|(sum, &w)| *sum += w / heads as f32);
-            }
-        }
-        Ok(Alignment { source, target, weights })
+        let rows = attention.mean_over_heads()?.into_iter().skip(first).take(target.len());
+        let weights = rows.map(|mut row| {
+            row.truncate(source.len());
+            row
+        });
+        Ok(Alignment { weights: weights.collect(), source, target })
     }
 }
 
@@ -297,7 +312,11 @@ fn words_side_by_side(
 
 /// The attention of a site: as it was captured, or, for a model that decodes step by step, the steps as queries of one
 /// call.
-fn observed(site: &AttentionSite, calls: &[&Captured<f32>], parameters: &Parameters<f32>) -> Result<ObservedAttention> {
+pub(crate) fn observed(
+    site: &AttentionSite,
+    calls: &[&Captured<f32>],
+    parameters: &Parameters<f32>,
+) -> Result<ObservedAttention> {
     let &AttentionSite { group, layer, .. } = site;
     let first = calls.first().ok_or_else(|| Error::invalid(format!("`{}` was not computed", site.label)))?;
     let (mut attention, mut inputs) = (first.attention().clone(), first.inputs(parameters));

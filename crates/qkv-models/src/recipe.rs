@@ -11,7 +11,7 @@ use crate::architecture::Architecture;
 use crate::files::input;
 use crate::schedule::Schedule;
 use crate::search::Search;
-use crate::tasks::{SHORTEST_NEEDLES, Task};
+use crate::tasks::{SHORTEST_NEEDLES, ShapesTask, Task};
 use crate::text::tokenizer::Kind;
 use crate::{Error, Result, TransformerConfig};
 use qkv_nn::{AdamW, Precision};
@@ -117,6 +117,37 @@ pub enum Data {
         /// Names of the classes; their numbers, if left out.
         #[serde(default)]
         names: Vec<String>,
+    },
+    /// Two lists of lines `image ⇥ text`, for a model that describes; paths are counted from the list's folder, and an
+    /// image may have several texts.
+    Captions {
+        /// Training images.
+        captions: PathBuf,
+        /// Validation images.
+        dev: PathBuf,
+    },
+    /// Two lists of lines `image ⇥ question ⇥ answer`, for a model that answers.
+    Questions {
+        /// Training questions.
+        questions: PathBuf,
+        /// Validation questions.
+        dev: PathBuf,
+    },
+    /// Two files of images with boxes in COCO's JSON, for a detector; paths are counted from the file's folder.
+    Boxes {
+        /// Training images.
+        boxes: PathBuf,
+        /// Validation images.
+        dev: PathBuf,
+    },
+    /// Synthetic pictures of shapes: see [`scenes`](crate::tasks::scenes()).
+    Shapes {
+        /// What is learned from them.
+        shapes: ShapesTask,
+        /// Training pictures.
+        scenes: usize,
+        /// Validation pictures.
+        dev_scenes: usize,
     },
     /// Synthetic texts with a class, for an encoder: see [`needles`](crate::tasks::needles()).
     Needles {
@@ -233,6 +264,8 @@ pub struct Training {
     pub word_dropout: f64,
     /// Maximum random shift of training images, in pixels.
     pub shift: usize,
+    /// Whether training images with boxes are mirrored at random, horizontally and vertically.
+    pub mirror: bool,
     /// Decay of the exponential moving average of the weights, which inference uses; 0 uses the weights themselves.
     pub average: f64,
     /// Arithmetic of matrix products.
@@ -279,6 +312,7 @@ impl Default for Training {
             smoothing: 0.1,
             word_dropout: 0.0,
             shift: 0,
+            mirror: false,
             average: 0.999,
             precision: Precision::F32,
             last_layers: 0,
@@ -394,6 +428,7 @@ impl Recipe {
             Data::Task { pairs, dev_pairs, .. } => &[("data.pairs", pairs), ("data.dev_pairs", dev_pairs)],
             Data::Needles { texts, dev_texts, .. } => &[("data.texts", texts), ("data.dev_texts", dev_texts)],
             Data::Stories { stories, dev_stories } => &[("data.stories", stories), ("data.dev_stories", dev_stories)],
+            Data::Shapes { scenes, dev_scenes, .. } => &[("data.scenes", scenes), ("data.dev_scenes", dev_scenes)],
             _ => &[],
         };
         for &(name, found) in counts {

@@ -56,7 +56,8 @@ pub struct Recurrent {
     source: Embedding,
     target: Embedding,
     output: Param,
-    encoder: Gru,
+    /// `None` where something else encodes what it attends to.
+    encoder: Option<Gru>,
     bridge: Vec<Linear>,
     decoder: Gru,
     attention: RecurrentAttention,
@@ -79,6 +80,25 @@ impl Recurrent {
     /// # Errors
     /// Where the attention needs data that a layer does not have.
     pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &RecurrentConfig, vocabulary: usize) -> Result<Self> {
+        Recurrent::build(at, config, vocabulary, None)
+    }
+
+    /// A decoder alone, over a memory of rows of `width`: what an image encoder sees.
+    pub(crate) fn over<T: Float>(
+        at: &mut Builder<'_, T>,
+        config: &RecurrentConfig,
+        vocabulary: usize,
+        width: usize,
+    ) -> Result<Self> {
+        Recurrent::build(at, config, vocabulary, Some(width))
+    }
+
+    fn build<T: Float>(
+        at: &mut Builder<'_, T>,
+        config: &RecurrentConfig,
+        vocabulary: usize,
+        memory: Option<usize>,
+    ) -> Result<Self> {
         let RecurrentConfig { d_model, hidden, layers, style, attention_width, dropout, entropy, .. } = *config;
         let table = |at: &mut Builder<'_, T>, name: &str| {
             Embedding::new(&mut at.at(name), vocabulary, d_model, PositionKind::None, 0)
@@ -90,16 +110,20 @@ impl Recurrent {
             let (source, target) = (table(at, "encoder.embed_tokens"), table(at, "decoder.embed_tokens"));
             (source, target, Linear::new(&mut at.at("lm_head"), d_model, vocabulary, false).weight)
         };
-        let encoder = Gru::new(&mut at.at("encoder.rnn"), d_model, hidden, layers, true, dropout);
+        let encoder = match memory {
+            None => Some(Gru::new(&mut at.at("encoder.rnn"), d_model, hidden, layers, true, dropout)),
+            Some(_) => None,
+        };
+        let memory = memory.unwrap_or(2 * hidden);
         let bridge = (0..layers)
-            .map(|layer| Linear::new(&mut at.at(&format!("bridge.{layer}")), 2 * hidden, hidden, true))
+            .map(|layer| Linear::new(&mut at.at(&format!("bridge.{layer}")), memory, hidden, true))
             .collect();
-        let inputs = if style == AttentionStyle::Bahdanau { d_model + 2 * hidden } else { d_model };
+        let inputs = if style == AttentionStyle::Bahdanau { d_model + memory } else { d_model };
         let decoder = Gru::new(&mut at.at("decoder.rnn"), inputs, hidden, layers, false, dropout);
         let mut place = at.at("decoder.attention");
         let attention =
-            RecurrentAttention::new(&mut place, &config.attention, hidden, 2 * hidden, attention_width, entropy)?;
-        let combine = Linear::new(&mut at.at("decoder.combine"), 3 * hidden, d_model, true);
+            RecurrentAttention::new(&mut place, &config.attention, hidden, memory, attention_width, entropy)?;
+        let combine = Linear::new(&mut at.at("decoder.combine"), hidden + memory, d_model, true);
         Ok(Recurrent { source, target, output, encoder, bridge, decoder, attention, combine, style, dropout })
     }
 
@@ -109,17 +133,24 @@ impl Recurrent {
     }
 
     /// Encodes the source, `[B, S, 2H]`.
+    ///
+    /// # Panics
+    /// Where something else encodes it.
     pub fn encode<T: Float>(&self, tape: &mut Tape<'_, T>, source: &Rows) -> Var<T> {
+        let encoder = self.encoder.as_ref().expect("a model of its own has an encoder");
         let x = self.source.forward(tape, &source.ids, source.length, 0);
         let x = tape.dropout(x, self.dropout);
-        let zeros = self.encoder.zeros(tape, source.len());
-        self.encoder.forward(tape, x, &zeros, source.ragged())
+        let zeros = encoder.zeros(tape, source.len());
+        encoder.forward(tape, x, &zeros, source.ragged())
     }
 
     /// State before the first step: GRU states from the encoder's first row, where its backward direction has read the
-    /// whole source.
+    /// whole source, or, where something else encodes, from the mean of its rows (Xu et al. 2015).
     pub fn start<T: Float>(&self, tape: &mut Tape<'_, T>, encoded: &Var<T>, source: &Rows) -> RecurrentState<T> {
-        let first = tape.step(encoded, 0);
+        let first = match self.encoder {
+            Some(_) => tape.step(encoded, 0),
+            None => tape.mean(encoded, source.ragged()),
+        };
         let states = self.bridge.iter().map(|map| map.activated(tape, &first, Activation::Tanh, 0.0)).collect();
         let memory = self.attention.memory(tape, encoded.clone(), source.ragged());
         RecurrentState { states, memory, step: 0 }

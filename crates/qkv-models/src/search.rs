@@ -7,7 +7,7 @@ pub(crate) use scores::{LogSumExp, draw, forbid_repeats, penalize, top};
 
 use crate::batch::{Rows, with_eos};
 use crate::{Error, Model, Result};
-use qkv_nn::{Machine, Parameters, Pool, Tape};
+use qkv_nn::{Machine, Parameters, Pool, Tape, Var};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -142,6 +142,25 @@ impl Search {
         self.check()?;
         // Inside the pool: a step hands out dozens of pieces of work, and from outside each would wake a thread.
         rayon::scope(|_| self.batches(model, parameters, pool, machine, sources))
+    }
+
+    /// Searches for every row of a memory `[B, M, C]` that something else encoded: what is seen of images, say.
+    ///
+    /// # Errors
+    /// Where the model computes NaN.
+    pub(crate) fn run_over(
+        &self,
+        model: &Model,
+        parameters: &Parameters<f32>,
+        tape: &mut Tape<'_, f32>,
+        memory: Var<f32>,
+    ) -> Result<Vec<Vec<Hypothesis>>> {
+        self.check()?;
+        let &[batch, length, _] = memory.shape() else { unreachable!("a memory has three axes") };
+        let source = Rows { ids: Vec::new(), lengths: vec![length; batch], length };
+        // Without a cache, each step would encode again, and there is nothing to encode here.
+        let search = Search { cache: true, ..self.clone() };
+        beam::search_memory(&search, model, parameters, tape, &source, memory, &(0..batch).collect::<Vec<_>>())
     }
 
     fn batches(

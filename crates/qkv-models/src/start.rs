@@ -49,7 +49,8 @@ impl Start {
             (_, true) => match kind(path)?.as_str() {
                 "encoder" => Start::encoder(path)?,
                 "vit" => Start::vision(path)?,
-                "han" => Start::han(path)?,
+                "detect" => Start::own_without_text(path)?,
+                "han" | "describe" | "vqa" => Start::own(path)?,
                 _ => Start::generative(path)?,
             },
             _ => {
@@ -84,13 +85,23 @@ impl Start {
         Ok(Start::new(Architecture::Vit(config), weights, None))
     }
 
-    fn han(path: &Path) -> Result<Start> {
+    /// A model of ours that is described by its whole configuration, with a tokenizer.
+    fn own(path: &Path) -> Result<Start> {
         let settings = path.join(CONFIG);
         let whole: ModelConfig = read_json(&settings)?;
         let weights = Weights::of_folder(path)?;
         whole.check_size(weights.numbers()).map_err(|e| folder::in_file(&settings, e))?;
         let tokenizer = Tokenizer::open(path.join(TOKENIZER))?;
         Ok(Start::new(whole.architecture, weights, Some(tokenizer)))
+    }
+
+    /// The same for a model that neither reads nor writes.
+    fn own_without_text(path: &Path) -> Result<Start> {
+        let settings = path.join(CONFIG);
+        let whole: ModelConfig = read_json(&settings)?;
+        let weights = Weights::of_folder(path)?;
+        whole.check_size(weights.numbers()).map_err(|e| folder::in_file(&settings, e))?;
+        Ok(Start::new(whole.architecture, weights, None))
     }
 
     fn generative(path: &Path) -> Result<Start> {
@@ -137,6 +148,18 @@ impl Start {
                 c.attention.dropout = None;
             }
             Architecture::Vit(c) => {
+                set(&mut c.dropout, dropout);
+                set(&mut c.attention_dropout, attention);
+            }
+            Architecture::Detect(c) => {
+                set(&mut c.dropout, dropout);
+                set(&mut c.attention_dropout, attention);
+            }
+            Architecture::Vqa(c) => {
+                set(&mut c.dropout, dropout);
+                set(&mut c.attention_dropout, attention);
+            }
+            Architecture::Describe(c) => {
                 set(&mut c.dropout, dropout);
                 set(&mut c.attention_dropout, attention);
             }

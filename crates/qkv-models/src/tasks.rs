@@ -1,14 +1,16 @@
 //! Synthetic tasks: data generated from a seed, so that training works on any machine without a download. Each source
 //! has one right target, so exact match is the metric, and each is solved by attending to the right place, so
 //! alignments can be read. For encoders there are texts with a class ([`needles()`]) and with questions
-//! ([`stories()`]).
+//! ([`stories()`]); for models that look at images, pictures of shapes ([`scenes()`]).
 
 mod dates;
 mod needles;
+mod shapes;
 mod stories;
 
 pub(crate) use needles::SHORTEST as SHORTEST_NEEDLES;
 pub use needles::needles;
+pub use shapes::{KINDS, SIDE, Scene, Shape, ShapesTask, scenes};
 pub use stories::stories;
 
 use crate::draws::Draws;

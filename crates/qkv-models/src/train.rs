@@ -4,6 +4,8 @@
 //!
 //! | module | owns |
 //! | --- | --- |
+//! | `image_data` | images with their classes |
+//! | `picture_data` | the data of models that look at images |
 //! | `dataset` | the data of a run, tokenized, and its batches |
 //! | `gradient_sum` | the gradient of a step: its micro-batches, added in one order on any number of ranks |
 //! | `together` | what ranks agree on before and while they train one run |
@@ -19,7 +21,9 @@ mod checkpoint;
 mod dataset;
 mod events;
 mod gradient_sum;
+mod image_data;
 mod lock;
+mod picture_data;
 mod plan;
 mod together;
 mod trained_model;
@@ -33,7 +37,7 @@ use crate::files::atomic;
 use crate::files::folder::TOKENIZER;
 use crate::text::tokenizer::Tokenizer;
 use crate::translator::Translator;
-use crate::{Error, Metric, Provenance, Recipe, Result};
+use crate::{Error, Metric, Provenance, Recipe, Result, Training};
 use checkpoint::{Progress, SavedCheckpoint, TrainState};
 use dataset::{Augmentation, Dataset, TrainBatch};
 use gradient_sum::GradientSum;
@@ -455,8 +459,8 @@ impl Run {
                 let (epoch, batch) = (self.progress.epoch as u32, self.progress.batch as u32);
                 self.progress.batch += 1;
                 let draws = crate::draws::Draws::new(self.recipe.seed, [AUGMENTATION, epoch, batch]);
-                let (words, shift) = (self.recipe.train.word_dropout, self.recipe.train.shift);
-                return Ok(self.data.batch(entries, Augmentation { draws, words, shift }));
+                let Training { word_dropout: words, shift, mirror, .. } = self.recipe.train;
+                return Ok(self.data.batch(entries, Augmentation { draws, words, shift, mirror }));
             }
             (self.progress.epoch, self.progress.batch) = (self.progress.epoch + 1, 0);
         }

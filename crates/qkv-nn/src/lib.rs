@@ -58,6 +58,7 @@ pub use device::Device;
 pub use float::Float;
 pub use machine::{Machine, Precision, Usage};
 pub use ops::attention::{AttendOptions, Heads, ScoreParameters};
+pub use ops::boxes::{BoxTarget, edges, generalized_iou};
 pub use ops::embedding::Positions;
 pub use ops::linear::Activation;
 pub use ops::loss::{Loss, Target};

@@ -1,26 +1,32 @@
-//! `qkv answer`: the words of a text that answer a question.
+//! `qkv answer`: the words of a text that answer a question, or the answer to a question about an image.
 
 use crate::arguments::{ADAPTER, Argument, Arguments, Kind, Matches, THREADS};
 use crate::command::{Command, Run, Status};
 use crate::failure::Failure;
 use crate::lines::{Line, Lines, for_each_line};
 use crate::output::Print;
+use crate::terminal::TerminalStyle;
 use crate::{input, threads};
-use qkv_models::Encoder;
+use qkv_explore::draw::{self, Shaded, Style};
+use qkv_models::image::Image;
+use qkv_models::{Encoder, ImageAnswer, Vqa};
 use qkv_nn::Machine;
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The longest text in bytes; it is held in memory whole.
 const LONGEST: u64 = 1 << 26;
+/// Answers about an image that are listed with their probabilities.
+const MOST_ANSWERS: usize = 10;
 
 pub(super) const COMMAND: Command =
-    Command::new("answer", "Answer a question with words of a text", ARGUMENTS, |matches| {
+    Command::new("answer", "Answer a question with words of a text, or about an image", ARGUMENTS, |matches| {
         Ok(Box::new(AnswerArgs::parse(matches)?))
     })
     .examples(&[
         ("qkv answer --model runs/answers 'Where did Ada fly?' --context 'Ada flew to Oslo'", "One question"),
         ("qkv answer --model runs/answers --json < questions.tsv", "Lines of `question⇥text`"),
+        ("qkv answer --model runs/vqa 'what color is the circle' --image picture.png", "About an image"),
     ]);
 
 const ARGUMENTS: Arguments = &[
@@ -36,11 +42,22 @@ const ARGUMENTS: Arguments = &[
             ADAPTER,
             Argument::new("input", Kind::Path, "Read the text from this file").value("FILE").conflicts(&["context"]),
             Argument::new("context", Kind::Text, "The text").value("TEXT").requires(&["question"]),
+            Argument::new("image", Kind::Path, "The image that is asked about: PNG, JPEG, WebP or BMP")
+                .value("FILE")
+                .requires(&["question"])
+                .conflicts(&["context", "input", "adapter"]),
         ],
     ),
     (
         "Output: one answer per line",
-        &[Argument::new("json", Kind::Switch, "One JSON object for each question, with position and score")],
+        &[
+            Argument::new("weights", Kind::Switch, "Show where in the image each word and each hop looked")
+                .requires(&["image"]),
+            Argument::new("out", Kind::Path, "Draw where they looked to this file, SVG or PNG by its name")
+                .value("FILE")
+                .requires(&["image"]),
+            Argument::new("json", Kind::Switch, "One JSON object for each question, with position and score"),
+        ],
     ),
     ("Computation", &[THREADS]),
 ];
@@ -51,6 +68,9 @@ struct AnswerArgs {
     adapter: Option<PathBuf>,
     input: Option<PathBuf>,
     context: Option<String>,
+    image: Option<PathBuf>,
+    weights: bool,
+    out: Option<PathBuf>,
     json: bool,
     threads: Option<usize>,
 }
@@ -63,14 +83,57 @@ impl AnswerArgs {
             adapter: matches.path("adapter"),
             input: matches.path("input"),
             context: matches.text("context"),
+            image: matches.path("image"),
+            weights: matches.switch("weights"),
+            out: matches.path("out"),
             json: matches.switch("json"),
             threads: matches.count("threads"),
         };
         match (&args.question, &args.context, &args.input) {
-            (Some(_), None, None) => Err("a QUESTION requires `--context TEXT` or `--input FILE`".into()),
+            (Some(_), None, None) if args.image.is_none() => {
+                Err("a QUESTION requires `--context TEXT`, `--input FILE` or `--image FILE`".into())
+            }
             (None, _, Some(_)) => Err("`--input` requires a QUESTION".into()),
             _ => Ok(args),
         }
+    }
+
+    /// The answer to a question about an image, with where the model looked.
+    fn answer_image(&self, question: &str, path: &Path, machine: &Machine) -> Result<String, Failure> {
+        let vqa = Vqa::open(&self.model)?;
+        input::check(path)?;
+        let found = vqa.answer(&Image::open(path)?, question, machine)?;
+        let ImageAnswer { probabilities, image, grid, tokens, words, hops, .. } = &found;
+        let mut ranked: Vec<(&String, f32)> = vqa.config.labels.iter().zip(probabilities.iter().copied()).collect();
+        ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let Some(&(answer, probability)) = ranked.first() else {
+            return Err(Failure::new("the model knows no answers"));
+        };
+        let of_words = tokens.iter().zip(words).map(|(&id, map)| (vqa.tokenizer.decode(&[id]), map.clone()));
+        let of_hops = hops.iter().enumerate().map(|(hop, map)| (format!("hop {}", hop + 1), map.clone()));
+        let maps: Vec<(String, Vec<f32>)> = of_words.chain(of_hops).collect();
+        if let Some(out) = &self.out {
+            let title = format!("{question} → {answer}");
+            let drawing = Shaded::looks(image, *grid, &maps, &title, Style::default())?;
+            super::describe::write_drawing(&drawing, out, path)?;
+        }
+        if self.json {
+            let some: serde_json::Map<String, serde_json::Value> =
+                ranked.iter().take(MOST_ANSWERS).map(|(answer, share)| ((*answer).clone(), json!(share))).collect();
+            let mut object = json!({ "question": question, "answer": answer, "score": probability });
+            object["probabilities"] = some.into();
+            if self.weights {
+                object["grid"] = json!(grid);
+                object["looked"] = maps.iter().map(|(label, map)| json!({ "text": label, "weights": map })).collect();
+            }
+            return Ok(format!("{object}\n"));
+        }
+        let mut text = format!("{answer}\n");
+        for (label, map) in maps.iter().filter(|_| self.weights) {
+            let drawing = draw::patches(map, grid[1], TerminalStyle::of_stdout().colors());
+            text += &format!("\n{label}\n{drawing}");
+        }
+        Ok(text)
     }
 
     fn answer(&self, encoder: &Encoder, machine: &Machine, question: &str, text: &str) -> Result<String, Failure> {
@@ -90,6 +153,10 @@ impl AnswerArgs {
 impl Run for AnswerArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         threads::on(self.threads, || {
+            if let (Some(question), Some(path)) = (&self.question, &self.image) {
+                print(&self.answer_image(question, path, &Machine::new(rayon::current_num_threads()))?)?;
+                return Ok(Status::Done);
+            }
             let encoder = Encoder::open_with(&self.model, self.adapter.as_deref())?;
             let machine = Machine::new(rayon::current_num_threads());
             if let Some(question) = &self.question {

@@ -99,7 +99,7 @@ fn models(args: &ExploreArgs) -> Result<Vec<ServedModel>, Failure> {
     let served = |path: &PathBuf| {
         input::check(path)?;
         let model = Observer::open(path)?.with_images(images(&args.images)?)?;
-        if let (Observer::Vit(..), []) = (&model, &args.images[..]) {
+        if model.lacks_image() {
             return Err(Failure::new(format!("the model in `{}` takes images", path.display()))
                 .hint("name one with `--image FILE`"));
         }

@@ -87,12 +87,10 @@ fn open(path: &Path, image: Option<&Path>) -> Result<Observer, Failure> {
         Ok((file.display().to_string(), Image::open(file)?))
     });
     let model = Observer::open(path)?.with_images(image.transpose()?.into_iter().collect())?;
-    match &model {
-        Observer::Vit(_, images) if images.is_empty() => {
-            Err(Failure::new("the model takes images, not texts").hint("name one with `--image FILE`"))
-        }
-        _ => Ok(model),
+    if model.lacks_image() {
+        return Err(Failure::new("the model takes images, not texts").hint("name one with `--image FILE`"));
     }
+    Ok(model)
 }
 
 /// The only line of stdin that has text.

@@ -12,8 +12,8 @@ use super::svg;
 use crate::recording::Form;
 use qkv_models::{Error, Reading, Result};
 
-const MARGIN: f64 = 16.0;
-const TITLE: f64 = 15.0;
+pub(super) const MARGIN: f64 = 16.0;
+pub(super) const TITLE: f64 = 15.0;
 /// Font size, line height and line width of a document.
 const SIZE: f64 = 14.0;
 const LINE: f64 = 22.0;
@@ -147,7 +147,7 @@ impl Shaded {
         Ok(Shaded::titled(title, marks, [right, top + cell * rows as f64 + MARGIN], style))
     }
 
-    fn titled(title: &str, mut marks: Vec<Mark>, [width, height]: [f64; 2], style: Style) -> Shaded {
+    pub(super) fn titled(title: &str, mut marks: Vec<Mark>, [width, height]: [f64; 2], style: Style) -> Shaded {
         let title = sanitized(title);
         let room = width - 2.0 * MARGIN;
         let shown = fit_em(&title, room / TITLE);

@@ -1,9 +1,9 @@
-//! Corpus BLEU (Papineni et al., 2002) as sacrebleu computes it: cased, up to 4-grams, one reference, exponential
-//! smoothing of orders without a match.
+//! Corpus BLEU (Papineni et al., 2002) as sacrebleu computes it: cased, up to 4-grams, one or several references,
+//! exponential smoothing of orders without a match.
 
 use super::same_length;
 use super::words::Words;
-use crate::Result;
+use crate::{Error, Result};
 use std::collections::HashMap;
 use std::fmt;
 
@@ -40,18 +40,44 @@ impl Bleu {
     /// # Ok::<(), qkv_models::Error>(())
     /// ```
     pub fn of<A: AsRef<str>, B: AsRef<str>>(outputs: &[A], references: &[B], words: Words) -> Result<Self> {
+        Bleu::of_several(outputs, &references.iter().map(std::slice::from_ref).collect::<Vec<_>>(), words)
+    }
+
+    /// Scores outputs against several references each: an n-gram counts as often as the reference has it in which it is
+    /// most frequent, and the length is that of the reference that is nearest in length, the shorter of two.
+    ///
+    /// # Errors
+    /// Where there are not as many sets of references as outputs, or one of them is empty.
+    pub fn of_several<A: AsRef<str>, B: AsRef<str>, C: AsRef<[B]>>(
+        outputs: &[A],
+        references: &[C],
+        words: Words,
+    ) -> Result<Self> {
         same_length(outputs.len(), references.len())?;
         let (mut found, mut all) = ([0u64; ORDERS], [0u64; ORDERS]);
         let (mut length, mut reference_length) = (0, 0);
-        for (output, reference) in outputs.iter().zip(references) {
-            let (output, reference) = (words.cut(output.as_ref()), words.cut(reference.as_ref()));
+        for (output, references) in outputs.iter().zip(references) {
+            let output = words.cut(output.as_ref());
             let output: Vec<&str> = output.split(' ').filter(|word| !word.is_empty()).collect();
-            let reference: Vec<&str> = reference.split(' ').filter(|word| !word.is_empty()).collect();
+            let references: Vec<String> =
+                references.as_ref().iter().map(|reference| words.cut(reference.as_ref())).collect();
+            let references: Vec<Vec<&str>> = (references.iter())
+                .map(|reference| reference.split(' ').filter(|word| !word.is_empty()).collect())
+                .collect();
             length += output.len();
-            reference_length += reference.len();
+            let lengths = references.iter().map(Vec::len);
+            let nearest = lengths.min_by_key(|&length| (length.abs_diff(output.len()), length));
+            reference_length += nearest.ok_or_else(|| Error::invalid("an output has no reference"))?;
             for order in 1..=ORDERS {
                 let mut left: HashMap<&[&str], u64> = HashMap::new();
-                reference.windows(order).for_each(|run| *left.entry(run).or_default() += 1);
+                for reference in &references {
+                    let mut counts: HashMap<&[&str], u64> = HashMap::new();
+                    reference.windows(order).for_each(|run| *counts.entry(run).or_default() += 1);
+                    for (run, count) in counts {
+                        let most = left.entry(run).or_default();
+                        *most = count.max(*most);
+                    }
+                }
                 for run in output.windows(order) {
                     all[order - 1] += 1;
                     if let Some(count) = left.get_mut(run).filter(|count| **count > 0) {

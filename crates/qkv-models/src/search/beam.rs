@@ -6,7 +6,7 @@ use super::{Hypothesis, Search};
 use crate::batch::Rows;
 use crate::model::{Model, State};
 use crate::{Result, finite};
-use qkv_nn::{Parameters, Tape};
+use qkv_nn::{Parameters, Tape, Var};
 use qkv_simd::{Isa, pass};
 use rayon::prelude::*;
 
@@ -45,8 +45,21 @@ pub(super) fn search(
     source: &Rows,
     indices: &[usize],
 ) -> Result<Vec<Vec<Hypothesis>>> {
-    let beam = search.beam;
     let memory = model.encode(tape, source)?;
+    search_memory(search, model, parameters, tape, source, memory, indices)
+}
+
+/// The same over a memory that is encoded; of `source`, the lengths count.
+pub(super) fn search_memory(
+    search: &Search,
+    model: &Model,
+    parameters: &Parameters<f32>,
+    tape: &mut Tape<'_, f32>,
+    source: &Rows,
+    memory: Var<f32>,
+    indices: &[usize],
+) -> Result<Vec<Vec<Hypothesis>>> {
+    let beam = search.beam;
     let mut state = model.start(tape, &memory, source)?;
     drop(memory);
     let limit = |length: usize| {

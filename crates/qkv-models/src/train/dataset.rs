@@ -1,5 +1,7 @@
 //! The data of a run, tokenized once, and its batches: pairs, plain text, labelled texts, or images.
 
+use super::image_data::ImageData;
+use super::picture_data::{PictureBatch, PictureData};
 use crate::architecture::Architecture;
 use crate::batch::IGNORE;
 use crate::batch::{Batch, SpecialTokens};
@@ -7,7 +9,7 @@ use crate::chat::{self, Message, Template};
 use crate::draws::Draws;
 use crate::encoder::{Example, Examples, Label};
 use crate::files::packed;
-use crate::image::{Image, idx};
+use crate::image::Image;
 use crate::labelled::{self, LabelledTexts};
 use crate::recipe::{Data, Objective, TokenizerSource};
 use crate::tasks;
@@ -26,6 +28,7 @@ pub(super) enum Dataset {
     Masked(MaskedText),
     Labelled(LabelledData),
     Images(ImageData),
+    Pictures(PictureData),
 }
 
 /// The data of one batch.
@@ -34,6 +37,7 @@ pub(super) enum TrainBatch {
     Examples(Examples),
     Documents(Vec<(Document, u32)>),
     Images(Vec<Image>, Vec<u32>),
+    Pictures(PictureBatch),
 }
 
 /// Random augmentation of one batch.
@@ -43,6 +47,8 @@ pub(super) struct Augmentation {
     pub words: f64,
     /// Maximum shift of images, in pixels.
     pub shift: usize,
+    /// Whether images with boxes are mirrored.
+    pub mirror: bool,
 }
 
 impl TrainBatch {
@@ -53,6 +59,7 @@ impl TrainBatch {
             TrainBatch::Examples(examples) => examples.targets(),
             TrainBatch::Documents(documents) => documents.len(),
             TrainBatch::Images(images, _) => images.len(),
+            TrainBatch::Pictures(batch) => batch.targets(),
         }
     }
 }
@@ -214,21 +221,6 @@ impl TokenizedTexts {
     }
 }
 
-/// Images with their classes.
-pub(super) struct ImageData {
-    /// Training images, resized by [`resize_images`](Dataset::resize_images) once the model exists.
-    train: Vec<Image>,
-    classes: Vec<u32>,
-    /// Validation images.
-    pub dev: Vec<Image>,
-    pub dev_classes: Vec<u32>,
-    /// Names of the classes.
-    pub names: Vec<String>,
-    /// Tokens per image.
-    each: usize,
-    tokens: usize,
-}
-
 /// Pairs of sentences.
 pub(super) struct PairData {
     /// Source and target tokens of each training pair.
@@ -254,9 +246,8 @@ pub(super) struct TextStream {
 
 /// Separates the data of synthetic tasks from other uses of the seed.
 const TASK: u64 = 0x7461_736b;
-/// Purposes of random draws: places in a text, and the order of images.
+/// Purposes of random draws: places in a text, packing, and masks.
 const PLACES: u32 = 5;
-const IMAGES: u32 = 6;
 const PACKS: u32 = 8;
 const DEV_MASKS: u32 = 9;
 
@@ -267,8 +258,27 @@ impl Dataset {
         model: &Architecture,
         tokenizer: Option<Tokenizer>,
     ) -> Result<(Dataset, Option<Tokenizer>)> {
+        if PictureData::is_of_boxes(&recipe.data) {
+            let Architecture::Detect(config) = model else {
+                return Err(Error::invalid(format!("a {} does not find boxes in images", model.name()))
+                    .with_hint("set `model.kind` to `detect`"));
+            };
+            return Ok((Dataset::Pictures(PictureData::read_boxes(recipe, &config.image)?), None));
+        }
         if let Data::Images { .. } = recipe.data {
             return Ok((Dataset::Images(ImageData::read(recipe)?), None));
+        }
+        if PictureData::is_named(&recipe.data) {
+            let image = match model {
+                Architecture::Describe(config) => &config.image,
+                Architecture::Vqa(config) => &config.image,
+                _ => {
+                    return Err(Error::invalid(format!("a {} does not look at images with texts", model.name()))
+                        .with_hint("`model.kind` is `describe` for captions, `vqa` for questions"));
+                }
+            };
+            let (data, tokenizer) = PictureData::read(recipe, image, |texts| found(recipe, tokenizer, || texts))?;
+            return Ok((Dataset::Pictures(data), Some(tokenizer)));
         }
         Dataset::of_text(recipe, model, tokenizer).map(|(data, tokenizer)| (data, Some(tokenizer)))
     }
@@ -304,7 +314,13 @@ impl Dataset {
                 let read = |path: &Path| labelled::answers(path).map(LabelledTexts::Answers);
                 return Dataset::labelled(recipe, model, tokenizer, read(answers)?, read(dev)?);
             }
-            Data::Images { .. } => unreachable!("images are no text"),
+            Data::Images { .. }
+            | Data::Captions { .. }
+            | Data::Questions { .. }
+            | Data::Boxes { .. }
+            | Data::Shapes { .. } => {
+                unreachable!("images are no text")
+            }
             Data::Chat { .. } => {
                 return Err(Error::invalid("conversations are for a model that was trained before")
                     .with_hint("set `model.from` to one that has a chat template"));
@@ -400,9 +416,7 @@ impl Dataset {
     /// Resizes images for a vision model.
     pub fn resize_images(&mut self, vit: &Vit) -> Result<()> {
         let Dataset::Images(data) = self else { return Ok(()) };
-        data.train = data.train.iter().map(|image| vit.prepared(image)).collect::<Result<_>>()?;
-        data.each = vit.config.grid() * vit.config.grid() + 1;
-        Ok(())
+        data.resize(vit)
     }
 
     /// Leaves out pairs that are longer than the model takes.
@@ -434,11 +448,8 @@ impl Dataset {
             Dataset::Pairs(pairs) => Ok(pairs.batching.epoch(&pairs.lengths, seed, epoch)?.batches),
             Dataset::Labelled(data) => Ok(data.batching.epoch(&data.lengths, seed, epoch)?.batches),
             Dataset::Chat(data) => data.epoch(seed, epoch),
-            Dataset::Images(ImageData { train, each, tokens, .. }) => {
-                let mut order: Vec<usize> = (0..train.len()).collect();
-                Draws::new(seed, [IMAGES, epoch as u32, (epoch >> 32) as u32]).shuffle(&mut order);
-                Ok(order.chunks((tokens / each).max(1)).map(<[usize]>::to_vec).collect())
-            }
+            Dataset::Pictures(data) => data.epoch(seed, epoch),
+            Dataset::Images(data) => Ok(data.epoch(seed, epoch)),
             Dataset::Text(TextStream { train, block, rows, .. })
             | Dataset::Masked(MaskedText { stream: TextStream { train, block, rows, .. }, .. }) => {
                 let mut draws = Draws::new(seed, [PLACES, epoch as u32, (epoch >> 32) as u32]);
@@ -466,13 +477,9 @@ impl Dataset {
                 }
                 TrainBatch::Documents(batch)
             }
-            Dataset::Images(ImageData { train, classes, .. }) => {
-                let shift = augmentation.shift;
-                let mut by = || augmentation.draws.below(2 * shift + 1) as isize - shift as isize;
-                let moved = |&at: &usize| if shift > 0 { train[at].moved(by(), by()) } else { train[at].clone() };
-                TrainBatch::Images(entries.iter().map(moved).collect(), entries.iter().map(|&at| classes[at]).collect())
-            }
+            Dataset::Images(data) => data.batch(entries, augmentation),
             Dataset::Chat(data) => TrainBatch::Text(data.batch(entries)),
+            Dataset::Pictures(data) => TrainBatch::Pictures(data.batch(entries, augmentation)),
             Dataset::Masked(text) => {
                 let row = |&at: &usize| text.example(&text.stream.train[at..][..text.row()], &mut augmentation.draws);
                 TrainBatch::Examples(Examples(entries.iter().map(row).collect()))
@@ -494,7 +501,7 @@ impl Dataset {
     pub fn dev(&self) -> &[Pair] {
         match self {
             Dataset::Pairs(pairs) => &pairs.dev,
-            Dataset::Text(_) | Dataset::Masked(_) | Dataset::Chat(_) | Dataset::Labelled(_) | Dataset::Images(_) => &[],
+            _ => &[],
         }
     }
 
@@ -529,53 +536,14 @@ impl Dataset {
                 let (cut, dev) = (cut.len(), dev.len());
                 format!("{} texts{labels}, cut into {cut}, {dev} to measure on, {vocabulary} pieces", train.len())
             }
-            Dataset::Images(ImageData { train, dev, names, .. }) => {
-                let size = train.first().map_or(String::new(), |image| format!("{image:?}"));
-                format!("{} images with {} labels, {} to measure on, each {size}", train.len(), names.len(), dev.len())
-            }
+            Dataset::Pictures(data) => data.summary(vocabulary),
+            Dataset::Images(data) => data.summary(),
             Dataset::Text(TextStream { train, dev, block, rows })
             | Dataset::Masked(MaskedText { stream: TextStream { train, dev, block, rows }, .. }) => {
                 let (train, dev) = (train.len(), dev.len());
                 format!("{train} tokens, {dev} to measure on, {vocabulary} pieces; {rows} rows of {block} a batch")
             }
         }
-    }
-}
-
-impl ImageData {
-    /// Reads the images that a recipe names.
-    fn read(recipe: &Recipe) -> Result<ImageData> {
-        let Data::Images { images, labels, dev_images, dev_labels, names } = &recipe.data else {
-            return Err(Error::invalid("the recipe names no images"));
-        };
-        let read = |images: &Path, labels: &Path| {
-            let (found, classes) = (idx::images(images)?, idx::labels(labels)?);
-            if found.len() != classes.len() || found.is_empty() {
-                let (count, there) = (found.len(), classes.len());
-                let what = format!("it has {there} classes, `{}` has {count} images", images.display());
-                return Err(Error::format(labels, "idx", what));
-            }
-            Ok((found, classes.into_iter().map(u32::from).collect::<Vec<u32>>()))
-        };
-        let (train, classes) = read(images, labels)?;
-        let (dev, dev_classes) = read(dev_images, dev_labels)?;
-        let highest = classes.iter().chain(&dev_classes).max().map_or(0, |&class| class as usize);
-        let numbers = || (0..=highest).map(|class| class.to_string()).collect();
-        let names: Vec<String> = if names.is_empty() { numbers() } else { names.clone() };
-        if names.len() <= highest {
-            return Err(Error::invalid(format!(
-                "`data.names` has {} names, the highest class is {highest}",
-                names.len()
-            )));
-        }
-        Ok(ImageData { train, classes, dev, dev_classes, names, each: 1, tokens: recipe.train.tokens })
-    }
-
-    /// The side length in pixels, if all images are squares of one size.
-    pub fn side(&self) -> Option<usize> {
-        let side = self.train.first()?.width();
-        let square = |image: &Image| image.width() == side && image.height() == side;
-        self.train.iter().chain(&self.dev).all(square).then_some(side)
     }
 }
 

@@ -41,6 +41,10 @@ pub enum Measured {
     Tags,
     /// Answers to questions.
     Answers,
+    /// Descriptions of images.
+    Captions,
+    /// Boxes in images.
+    Boxes,
 }
 
 /// Metrics of a validation.
@@ -56,9 +60,11 @@ pub struct Validation {
     pub bleu: f64,
     /// Their chrF.
     pub chrf: f64,
-    /// Percentage of exact matches; for classes and tags, the accuracy in percent.
+    /// Percentage of exact matches; for classes and tags, the accuracy; for boxes, the average precision at an overlap
+    /// of 0.5, in percent.
     pub exact: f64,
-    /// Macro F1 of classes, F1 of entities, or word F1 of answers, in percent.
+    /// Macro F1 of classes, F1 of entities, word F1 of answers, edit similarity of descriptions, or average
+    /// precision of boxes, in percent.
     pub f1: f64,
     /// Number of sentences.
     pub sentences: usize,
@@ -78,6 +84,8 @@ impl Validation {
             Measured::Translations => format!("BLEU {bleu:.2} · chrF {chrf:.2} · exact match {exact:.1} %"),
             Measured::Classes => format!("accuracy {exact:.2} % · F1 {f1:.2}"),
             Measured::Tags => format!("entity F1 {f1:.2} · tags right {exact:.2} %"),
+            Measured::Boxes => format!("AP50 {exact:.2} · AP {f1:.2}"),
+            Measured::Captions => format!("BLEU {bleu:.2} · edit similarity {f1:.2} % · exact match {exact:.1} %"),
             Measured::Answers => format!("exact match {exact:.2} % · F1 {f1:.2}"),
         }
     }

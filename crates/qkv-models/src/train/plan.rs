@@ -81,6 +81,9 @@ impl Plan {
             (TrainedModel::Encoder(encoder), data) => data.tokenize(encoder)?,
             (TrainedModel::Han(han), data) => data.tokenize_documents(han),
             (TrainedModel::Vit(vit), data) => data.resize_images(vit)?,
+            (TrainedModel::Describer(describer), Dataset::Pictures(pictures)) => pictures.tokenize(describer),
+            (TrainedModel::Detector(_), _) => {}
+            (TrainedModel::Vqa(vqa), Dataset::Pictures(pictures)) => pictures.tokenize_questions(vqa),
             (model, data) => {
                 let model = model.generative().expect("the other kinds were matched");
                 match data {

@@ -98,7 +98,10 @@ fn files(data: &Data) -> Vec<&Path> {
         Data::Tags { tags, dev } => vec![tags, dev],
         Data::Answers { answers, dev } => vec![answers, dev],
         Data::Images { images, labels, dev_images, dev_labels, .. } => vec![images, labels, dev_images, dev_labels],
-        Data::Needles { .. } | Data::Stories { .. } | Data::Task { .. } => Vec::new(),
+        Data::Boxes { boxes, dev } => vec![boxes, dev],
+        Data::Captions { captions, dev } => vec![captions, dev],
+        Data::Questions { questions, dev } => vec![questions, dev],
+        Data::Needles { .. } | Data::Stories { .. } | Data::Shapes { .. } | Data::Task { .. } => Vec::new(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The model of a run: one that generates text, an encoder, a HAN or a vision model.
 
 use super::dataset::{Dataset, TrainBatch};
+use super::picture_data::PictureBatch;
 use crate::adapters;
 use crate::architecture::Architecture;
 use crate::batch::SpecialTokens;
@@ -15,7 +16,8 @@ use crate::start::Start;
 use crate::text::tokenizer::Tokenizer;
 use crate::translator::Translator;
 use crate::{
-    Encoder, EncoderConfig, Error, Generator, Han, HanConfig, Model, ModelConfig, Recipe, Result, Vit, VitConfig,
+    Describer, DetectConfig, Detector, Encoder, EncoderConfig, Error, Generator, Han, HanConfig, Model, ModelConfig,
+    Recipe, Result, Vit, VitConfig, Vqa, VqaConfig,
 };
 use qkv_nn::{Loss, Parameters, Tape};
 use std::path::Path;
@@ -29,6 +31,9 @@ pub(super) enum TrainedModel {
     Encoder(Encoder),
     Han(Han),
     Vit(Vit),
+    Describer(Describer),
+    Vqa(Vqa),
+    Detector(Detector),
 }
 
 impl TrainedModel {
@@ -42,6 +47,9 @@ impl TrainedModel {
     ) -> Result<(TrainedModel, Option<Provenance>)> {
         let kind = model.name();
         let Some(tokenizer) = tokenizer else { return TrainedModel::of_images(recipe, model, start, data) };
+        if let Dataset::Pictures(pictures) = data {
+            return TrainedModel::of_pictures(recipe, model, start, tokenizer, pictures.answers());
+        }
         match (model, data.source()) {
             (Architecture::Encoder(config), Some(source)) => {
                 let (head, labels) = (source.head(), source.labels());
@@ -87,6 +95,10 @@ impl TrainedModel {
                 .with_hint("it learns from `classes` in `[data]`")),
             (Architecture::Vit(_), _) => Err(Error::invalid("a `vit` sees, and learns from no text")
                 .with_hint("it learns from `images` and `labels` in `[data]`")),
+            (Architecture::Describe(_) | Architecture::Vqa(_) | Architecture::Detect(_), _) => {
+                Err(Error::invalid(format!("a `{kind}` looks at images, and learns from no text alone"))
+                    .with_hint("it learns from `captions`, `questions` or `boxes` in `[data]`"))
+            }
             (_, Some(_)) => Err(Error::invalid(format!("a {kind} cannot learn to read labels"))
                 .with_hint("set `model.kind` to `encoder`, or for documents with classes to `han`")),
             (architecture, None) => {
@@ -122,12 +134,50 @@ impl TrainedModel {
         }
     }
 
+    /// A model that looks at images and reads or writes text; `answers` are those of the training questions.
+    fn of_pictures(
+        recipe: &Recipe,
+        model: &Architecture,
+        start: Option<Start>,
+        tokenizer: Tokenizer,
+        answers: Vec<String>,
+    ) -> Result<(TrainedModel, Option<Provenance>)> {
+        let (seed, search) = (recipe.seed, recipe.search.clone());
+        match (model, start) {
+            (Architecture::Describe(config), None) if answers.is_empty() => {
+                Ok((TrainedModel::Describer(Describer::new(config, tokenizer, search, seed)?), None))
+            }
+            (Architecture::Describe(config), Some(start)) if answers.is_empty() => {
+                let (describer, found) = Describer::from_start(config, tokenizer, &start, search, seed)?;
+                Ok((TrainedModel::Describer(describer), Some(found)))
+            }
+            (Architecture::Vqa(config), start) if !answers.is_empty() => {
+                let config = VqaConfig { labels: answers, ..config.clone() };
+                let Some(start) = start else {
+                    return Ok((TrainedModel::Vqa(Vqa::new(&config, tokenizer, seed)?), None));
+                };
+                let (vqa, found) = Vqa::from_start(&config, tokenizer, &start, seed)?;
+                Ok((TrainedModel::Vqa(vqa), Some(found)))
+            }
+            _ => Err(Error::invalid(format!("a `{}` does not learn from this data", model.name()))
+                .with_hint("`describe` learns from captions, `vqa` from questions")),
+        }
+    }
+
     fn of_images(
         recipe: &Recipe,
         model: &Architecture,
         start: Option<Start>,
         data: &Dataset,
     ) -> Result<(TrainedModel, Option<Provenance>)> {
+        if let (Architecture::Detect(config), Dataset::Pictures(pictures)) = (model, data) {
+            let config = DetectConfig { labels: pictures.names().unwrap_or_default().to_vec(), ..config.clone() };
+            let Some(start) = start else {
+                return Ok((TrainedModel::Detector(Detector::new(&config, recipe.seed)?), None));
+            };
+            let (detector, found) = Detector::from_start(&config, &start, recipe.seed)?;
+            return Ok((TrainedModel::Detector(detector), Some(found)));
+        }
         let (Architecture::Vit(config), Some(images)) = (model, data.images()) else {
             return Err(
                 Error::invalid(format!("a {} sees no images", model.name())).with_hint("set `model.kind` to `vit`")
@@ -156,6 +206,9 @@ impl TrainedModel {
             TrainedModel::Encoder(_) => "encoder",
             TrainedModel::Han(_) => "han",
             TrainedModel::Vit(_) => "vit",
+            TrainedModel::Describer(_) => "describe",
+            TrainedModel::Vqa(_) => "vqa",
+            TrainedModel::Detector(_) => "detect",
         }
     }
 
@@ -177,6 +230,9 @@ impl TrainedModel {
             TrainedModel::Encoder(encoder) => &encoder.parameters,
             TrainedModel::Han(han) => &han.parameters,
             TrainedModel::Vit(vit) => &vit.parameters,
+            TrainedModel::Describer(describer) => &describer.parameters,
+            TrainedModel::Vqa(vqa) => &vqa.parameters,
+            TrainedModel::Detector(detector) => &detector.parameters,
         }
     }
 
@@ -188,6 +244,9 @@ impl TrainedModel {
             TrainedModel::Encoder(encoder) => &mut encoder.parameters,
             TrainedModel::Han(han) => &mut han.parameters,
             TrainedModel::Vit(vit) => &mut vit.parameters,
+            TrainedModel::Describer(describer) => &mut describer.parameters,
+            TrainedModel::Vqa(vqa) => &mut vqa.parameters,
+            TrainedModel::Detector(detector) => &mut detector.parameters,
         }
     }
 
@@ -198,7 +257,9 @@ impl TrainedModel {
             TrainedModel::Generator(generator) => Some(&generator.tokenizer),
             TrainedModel::Encoder(encoder) => Some(&encoder.tokenizer),
             TrainedModel::Han(han) => Some(&han.tokenizer),
-            TrainedModel::Vit(_) => None,
+            TrainedModel::Vit(_) | TrainedModel::Detector(_) => None,
+            TrainedModel::Describer(describer) => Some(&describer.tokenizer),
+            TrainedModel::Vqa(vqa) => Some(&vqa.tokenizer),
         }
     }
 
@@ -213,6 +274,16 @@ impl TrainedModel {
             (TrainedModel::Han(han), TrainBatch::Documents(documents)) => han.loss(tape, documents, smoothing, scale),
             (TrainedModel::Vit(vit), TrainBatch::Images(images, classes)) => {
                 vit.loss(tape, (images, classes), smoothing, scale)
+            }
+            (TrainedModel::Describer(describer), TrainBatch::Pictures(PictureBatch::Captions(images, texts))) => {
+                let texts: Vec<&[u32]> = texts.iter().map(Vec::as_slice).collect();
+                describer.loss(tape, (images, &texts), smoothing, scale)
+            }
+            (TrainedModel::Vqa(vqa), TrainBatch::Pictures(PictureBatch::Questions(asked))) => {
+                vqa.loss(tape, asked, smoothing, scale)
+            }
+            (TrainedModel::Detector(detector), TrainBatch::Pictures(PictureBatch::Boxes(batch))) => {
+                detector.loss(tape, batch, smoothing, scale)
             }
             _ => Err(Error::invalid("this data is for a model of another kind")),
         }
@@ -229,6 +300,9 @@ impl TrainedModel {
             TrainedModel::Encoder(encoder) => encoder.layout(),
             TrainedModel::Han(han) => Layout::own(&han.parameters),
             TrainedModel::Vit(vit) => crate::layout::vit::layout(&vit.config),
+            TrainedModel::Describer(Describer { parameters, .. })
+            | TrainedModel::Vqa(Vqa { parameters, .. })
+            | TrainedModel::Detector(Detector { parameters, .. }) => Layout::own(parameters),
         }
     }
 
@@ -273,6 +347,9 @@ impl TrainedModel {
             TrainedModel::Encoder(encoder) => encoder.save(folder, Storage::F32),
             TrainedModel::Han(han) => han.save(folder, Storage::F32),
             TrainedModel::Vit(vit) => vit.save(folder, Storage::F32),
+            TrainedModel::Describer(describer) => describer.save(folder, Storage::F32),
+            TrainedModel::Vqa(vqa) => vqa.save(folder, Storage::F32),
+            TrainedModel::Detector(detector) => detector.save(folder, Storage::F32),
         }
     }
 }

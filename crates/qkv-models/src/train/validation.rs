@@ -2,20 +2,25 @@
 
 use super::dataset::{Dataset, LabelledData, TextStream};
 use super::events::{Measured, Validation};
+use super::picture_data::{ClassedBoxes, PictureData};
 use super::trained_model::TrainedModel;
 use crate::batch::Batch;
 use crate::encoder::{Example, Examples, highest};
+use crate::image::Image;
 use crate::labelled::LabelledTexts;
 use crate::metrics::answers::Answers;
 use crate::metrics::bleu::Bleu;
+use crate::metrics::captions::Captions;
 use crate::metrics::chrf::Chrf;
+use crate::metrics::detection::{AveragePrecision, ScoredBox};
 use crate::metrics::entities::Entities;
 use crate::metrics::exact::Exact;
 use crate::metrics::perplexity;
 use crate::metrics::words::Words;
+use crate::pictures::Pictures;
 use crate::search::Search;
 use crate::translator::Translator;
-use crate::{Encoder, Error, Generator, Model, Recipe, Result};
+use crate::{Describer, Detector, Encoder, Error, Generator, Model, Recipe, Result};
 use qkv_nn::{Loss, Machine, Parameters, Pool, Tape};
 
 /// Examples that are reported.
@@ -67,6 +72,19 @@ pub(super) fn validate(
             let there: Vec<&str> = images.dev_classes.iter().map(|&class| names[class as usize].as_str()).collect();
             return Ok(of_classes(&found, &there, names, step));
         }
+        (TrainedModel::Describer(describer), Dataset::Pictures(PictureData::Captions(captions))) => {
+            return of_captions(describer, &captions.dev, recipe, machine, pool, step);
+        }
+        (TrainedModel::Vqa(vqa), Dataset::Pictures(PictureData::Questions(questions))) => {
+            let dev = &questions.dev;
+            let asked: Vec<_> =
+                dev.lines.iter().map(|(image, [question, _])| (&dev.images[*image], question.as_str())).collect();
+            let there: Vec<&str> = dev.lines.iter().map(|(_, [_, answer])| answer.as_str()).collect();
+            return Ok(of_classes(&vqa.probabilities(&asked, machine)?, &there, &vqa.config.labels, step));
+        }
+        (TrainedModel::Detector(detector), Dataset::Pictures(PictureData::Boxes(boxes))) => {
+            return of_boxes(detector, &boxes.dev, machine, step);
+        }
         _ => return Err(Error::invalid("this data is for a model of another kind")),
     };
     let loss = translator.loss(dev, machine, pool)?;
@@ -89,6 +107,63 @@ pub(super) fn validate(
     let (perplexity, sentences) = (perplexity(nll), outputs.len());
     let (measured, f1) = (Measured::Translations, 0.0);
     Ok(Validation { step, loss: nll, perplexity, bleu, chrf, exact, f1, sentences, samples, measured })
+}
+
+/// Average precision of the boxes found in images. The loss that is reported is what is missing of it.
+fn of_boxes(detector: &Detector, dev: &[(Image, ClassedBoxes)], machine: &Machine, step: u64) -> Result<Validation> {
+    let images: Vec<Image> = dev.iter().map(|(image, _)| image.clone()).collect();
+    let found = detector.detect(&images, 0.0, machine)?;
+    let found: Vec<Vec<ScoredBox>> = found.iter().map(|boxes| boxes.iter().map(ScoredBox::from).collect()).collect();
+    let there =
+        |boxes: &ClassedBoxes| boxes.iter().map(|&(class, edges)| ScoredBox { class, score: 1.0, edges }).collect();
+    let there: Vec<Vec<ScoredBox>> = dev.iter().map(|(_, boxes)| there(boxes)).collect();
+    let AveragePrecision { at_half, mean, .. } = AveragePrecision::of(&found, &there);
+    let loss = 1.0 - mean / 100.0;
+    let (measured, sentences, perplexity) = (Measured::Boxes, dev.len(), perplexity(loss));
+    Ok(Validation { step, loss, perplexity, exact: at_half, f1: mean, sentences, measured, ..Validation::default() })
+}
+
+/// Loss and metrics of descriptions: of all captions, and of the images that are described. An image with several
+/// captions is compared with all of them.
+fn of_captions(
+    describer: &Describer,
+    dev: &Pictures<1>,
+    recipe: &Recipe,
+    machine: &Machine,
+    pool: &Pool<f32>,
+    step: u64,
+) -> Result<Validation> {
+    let mut loss = Loss::default();
+    for lines in dev.lines.chunks(TOGETHER) {
+        let images: Vec<Image> = lines.iter().map(|(image, _)| dev.images[*image].clone()).collect();
+        let texts: Vec<Vec<u32>> = lines.iter().map(|(_, [text])| describer.tokens(text)).collect();
+        let texts: Vec<&[u32]> = texts.iter().map(Vec::as_slice).collect();
+        let mut tape = Tape::inference(&describer.parameters, pool, machine);
+        loss += describer.loss(&mut tape, (&images, &texts), 0.0, 1.0)?;
+    }
+    let count = recipe.train.validate_sentences.min(dev.images.len());
+    let mut references: Vec<Vec<&str>> = vec![Vec::new(); count];
+    for (image, [text]) in dev.lines.iter().filter(|(image, _)| *image < count) {
+        references[*image].push(text);
+    }
+    let search = Search { beam: 1, sample: None, ..recipe.search.clone() };
+    let found = describer.describe(&dev.images[..count], &search, machine)?;
+    let outputs: Vec<&str> = found.iter().map(|found| found.first().map_or("", |best| best.text.as_str())).collect();
+    let scores = Captions::of(&outputs, &references, Words::default())?;
+    let nll = loss.nll / loss.rows.max(1) as f64;
+    let sample = |at: usize| [format!("image {}", at + 1), outputs[at].into(), references[at][0].into()];
+    Ok(Validation {
+        step,
+        loss: nll,
+        perplexity: perplexity(nll),
+        bleu: scores.bleu.score,
+        exact: scores.exact,
+        f1: scores.similarity,
+        sentences: count,
+        samples: (0..count).step_by((count / SAMPLES).max(1)).take(SAMPLES).map(sample).collect(),
+        measured: Measured::Captions,
+        ..Validation::default()
+    })
 }
 
 /// Tokens per batch.

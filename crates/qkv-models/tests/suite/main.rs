@@ -7,6 +7,7 @@ mod han;
 mod images;
 mod metrics;
 mod models;
+mod pictures;
 mod ranks;
 mod resnet;
 mod tensors;

@@ -2,6 +2,7 @@
 //! backward pass.
 
 pub(crate) mod attention;
+pub(crate) mod boxes;
 pub(crate) mod dropout;
 pub(crate) mod embedding;
 mod gather;

@@ -1,7 +1,7 @@
 //! Operations on images: their definitions in plain loops, and their gradients.
 
 use super::gradients::{check, numbers, parameters};
-use qkv_nn::{Activation, Machine, Pool, Tape, Windows2d};
+use qkv_nn::{Activation, BoxTarget, Machine, Pool, Tape, Windows2d, edges, generalized_iou};
 
 const WINDOWS: [(Windows2d, [usize; 2]); 6] = [
     (Windows2d { kernel: [3, 3], stride: [1, 1], before: [1, 1], after: [1, 1] }, [4, 5]),
@@ -116,4 +116,33 @@ fn groups_are_normalized_over_the_pixels_of_one_image() {
             assert!(mean.abs() < 1e-12 && (variance - 1.0).abs() < 1e-12, "{mean} {variance}");
         }
     }
+}
+
+#[test]
+fn boxes_that_meet_lie_apart_and_lie_inside_each_other() {
+    let boxes = [
+        (0, [0.5, 0.5, 0.4, 0.3]),
+        (1, [0.1, 0.9, 0.1, 0.1]),
+        (2, [0.5, 0.45, 0.95, 0.9]),
+        (4, [0.62, 0.4, 0.05, 0.02]),
+        (5, [0.3, 0.7, 0.5, 0.2]),
+    ];
+    let p = parameters(&[]);
+    check("boxes", &p, &[numbers(&[2, 3, 4], 3)], &|tape, x| {
+        let target = BoxTarget { boxes: &boxes, distance: 1.5, overlap: 0.7, scale: 1.0 };
+        (None, tape.box_loss(&x[0], target))
+    });
+}
+
+#[test]
+fn the_overlap_of_boxes_is_known_where_it_is_simple() {
+    let of = |a, b| generalized_iou(a, b).0;
+    let unit = [0.0, 0.0, 1.0, 1.0];
+    assert_eq!(of(unit, unit), 1.0);
+    assert_eq!(of(unit, [0.0, 0.0, 0.5, 1.0]), 0.5);
+    // Side by side with a gap of their width: nothing in common, a third of the hull is empty.
+    assert!((of(unit, [2.0, 0.0, 3.0, 1.0]) + 1.0 / 3.0).abs() < 1e-12);
+    // A quarter of each in common, of seven quarters; the hull has nine.
+    assert!((of(unit, [0.5, 0.5, 1.5, 1.5]) - (1.0 / 7.0 - 2.0 / 9.0)).abs() < 1e-12);
+    assert_eq!(edges([0.5, 0.25, 0.5, 0.5]), [0.25, 0.0, 0.75, 0.5]);
 }

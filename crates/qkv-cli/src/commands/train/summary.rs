@@ -4,6 +4,7 @@ use crate::alignment::AlignmentJson;
 use crate::failure::Failure;
 use crate::terminal::TerminalStyle;
 use qkv_explore::{Matrix, draw};
+use qkv_models::tasks::ShapesTask;
 use qkv_models::train::{Outcome, Run};
 use qkv_models::{Data, Metric, Translator};
 use qkv_nn::Machine;
@@ -68,7 +69,9 @@ impl TrainSummary {
                 Data::Text { .. } | Data::Chat { .. } => "generate",
                 Data::Classes { .. } | Data::Needles { .. } | Data::Images { .. } => "classify",
                 Data::Tags { .. } => "tag",
-                Data::Answers { .. } | Data::Stories { .. } => "answer",
+                Data::Boxes { .. } | Data::Shapes { shapes: ShapesTask::Boxes, .. } => "detect",
+                Data::Captions { .. } | Data::Shapes { shapes: ShapesTask::Captions, .. } => "describe",
+                Data::Answers { .. } | Data::Stories { .. } | Data::Questions { .. } | Data::Shapes { .. } => "answer",
             },
             example,
         })

@@ -9,6 +9,7 @@ mod help;
 mod images;
 mod labels;
 mod lora;
+mod pictures;
 pub mod program;
 mod resume;
 mod show;

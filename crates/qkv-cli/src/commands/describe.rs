@@ -1,0 +1,155 @@
+//! `qkv describe`: text about images, and where the model looked for each token of it.
+
+use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
+use crate::atomic_file::OutputPath;
+use crate::command::{Command, Run, Status};
+use crate::failure::Failure;
+use crate::output::Print;
+use crate::terminal::TerminalStyle;
+use crate::{input, threads};
+use qkv_explore::draw::{self, Fonts, Shaded, Style};
+use qkv_models::image::Image;
+use qkv_models::{Describer, LookedAt, Search};
+use qkv_nn::Machine;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+pub(super) const COMMAND: Command =
+    Command::new("describe", "Describe images: captions, formulas as LaTeX", ARGUMENTS, |matches| {
+        Ok(Box::new(DescribeArgs::parse(matches)?))
+    })
+    .examples(&[
+        ("qkv describe --model runs/shapes picture.png", "An image"),
+        ("qkv describe --model runs/shapes picture.png --out looks.svg", "And where the model looked for each token"),
+        ("qkv describe --model runs/formulas --json *.png", "Several, with scores"),
+    ]);
+
+const ARGUMENTS: Arguments = &[
+    (
+        "Images and model",
+        &[
+            Argument::new("image", Kind::Path, "Image to describe: PNG, JPEG, WebP or BMP")
+                .value("IMAGE")
+                .positional()
+                .repeatable(),
+            Argument::new("model", Kind::Path, "Folder of a model of kind `describe`").value("DIR").required(),
+        ],
+    ),
+    (
+        "Output: one line for each image",
+        &[
+            Argument::new("beam", Kind::Integer(1, 1000), "Beam size; the model's own by default").value("N"),
+            Argument::new("greedy", Kind::Switch, "Take the likeliest token at each step").conflicts(&["beam"]),
+            Argument::new("weights", Kind::Switch, "Show where the model looked for each token"),
+            Argument::new("out", Kind::Path, "Draw where it looked to this file, SVG or PNG by its name").value("FILE"),
+            Argument::new("json", Kind::Switch, "One JSON object for each image"),
+        ],
+    ),
+    ("Computation", &[THREADS]),
+];
+
+struct DescribeArgs {
+    images: Vec<PathBuf>,
+    model: PathBuf,
+    beam: Option<usize>,
+    weights: bool,
+    out: Option<PathBuf>,
+    json: bool,
+    threads: Option<usize>,
+}
+
+/// Images that are described together at most.
+const BATCH: usize = 16;
+
+impl DescribeArgs {
+    fn parse(matches: &Matches<'_>) -> Result<DescribeArgs, String> {
+        let args = DescribeArgs {
+            images: matches.paths("image"),
+            model: matches.required_path("model"),
+            beam: if matches.switch("greedy") { Some(1) } else { matches.count("beam") },
+            weights: matches.switch("weights"),
+            out: matches.path("out"),
+            json: matches.switch("json"),
+            threads: matches.count("threads"),
+        };
+        match (&args.images[..], &args.out) {
+            ([], _) => Err("name an IMAGE to describe".into()),
+            ([_, _, ..], Some(_)) => Err("`--out` draws one IMAGE".into()),
+            _ => Ok(args),
+        }
+    }
+}
+
+/// The text of each token, and where the model looked for it.
+fn maps(looked: &LookedAt, describer: &Describer) -> Vec<(String, Vec<f32>)> {
+    let texts = looked.tokens.iter().map(|&id| describer.tokenizer.decode(&[id]));
+    let named = texts.map(|text| if text.trim().is_empty() { "‹end›".to_owned() } else { text.trim().to_owned() });
+    named.zip(looked.weights.iter().cloned()).collect()
+}
+
+/// Writes a drawing, as PNG where the name says so and as SVG otherwise.
+pub(super) fn write_drawing(drawing: &Shaded, path: &Path, from: &Path) -> Result<(), Failure> {
+    let output = OutputPath::new(path, Some(from))?;
+    let png = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("png"));
+    match png {
+        true => output.write(&drawing.png(2.0, &Fonts::of_system())?.bytes)?,
+        false => output.write(drawing.svg().as_bytes())?,
+    };
+    Ok(())
+}
+
+impl Run for DescribeArgs {
+    fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
+        threads::on(self.threads, || {
+            let machine = Machine::new(rayon::current_num_threads());
+            let describer = Describer::open(&self.model)?;
+            let search = Search { beam: self.beam.unwrap_or(describer.search.beam), ..describer.search.clone() };
+            for paths in self.images.chunks(BATCH) {
+                paths.iter().try_for_each(|path| input::check(path))?;
+                let images = paths.iter().map(Image::open).collect::<Result<Vec<_>, _>>()?;
+                let found = describer.describe(&images, &search, &machine)?;
+                let mut text = String::new();
+                for ((path, image), found) in paths.iter().zip(&images).zip(found) {
+                    let Some(best) = found.first() else { continue };
+                    let looked = match self.weights || self.out.is_some() {
+                        true => Some(describer.look_at(image, &best.tokens, &machine)?),
+                        false => None,
+                    };
+                    if let (Some(out), Some(looked)) = (&self.out, &looked) {
+                        let maps = maps(looked, &describer);
+                        let drawing = Shaded::looks(&looked.image, looked.grid, &maps, &best.text, Style::default())?;
+                        write_drawing(&drawing, out, path)?;
+                    }
+                    let line = best.text.replace(['\n', '\r', '\t'], " ");
+                    if self.json {
+                        let mut object = json!({ "image": path.display().to_string(), "text": line });
+                        (object["score"], object["log_probability"]) = (json!(best.score), json!(best.log_probability));
+                        if let Some(looked) = looked.filter(|_| self.weights) {
+                            object["grid"] = json!(looked.grid);
+                            object["tokens"] = (maps(&looked, &describer).into_iter())
+                                .map(|(text, weights)| json!({ "text": text, "weights": weights }))
+                                .collect::<Value>();
+                        }
+                        text += &format!("{object}\n");
+                        continue;
+                    }
+                    // Of several images, each line names its own.
+                    if self.images.len() > 1 {
+                        text += &format!("{}\t", path.display());
+                    }
+                    text += &format!("{line}\n");
+                    if let Some(looked) = looked.filter(|_| self.weights) {
+                        for (label, weights) in maps(&looked, &describer) {
+                            let drawing = draw::patches(&weights, looked.grid[1], TerminalStyle::of_stdout().colors());
+                            text += &format!("\n{label}\n{drawing}");
+                        }
+                    }
+                }
+                if !print(&text)? {
+                    break;
+                }
+            }
+            Ok(Status::Done)
+        })
+    }
+}

@@ -1,0 +1,128 @@
+//! Images to text: an image encoder, and a decoder that attends to its places while it writes. With a GRU and additive
+//! attention it is the model of Show, Attend and Tell (Xu et al. 2015, arXiv:1502.03044); with a Transformer decoder,
+//! that of image-to-LaTeX and of most captioners since.
+
+mod reader;
+
+pub(crate) use reader::inspect;
+pub use reader::{Describer, Description, LookedAt};
+
+use crate::image_encoder::{ImageEncoderConfig, Widths};
+use crate::recurrent::RecurrentConfig;
+use crate::transformer::TransformerConfig;
+use crate::{Error, Result};
+use qkv::Attention;
+use qkv_nn::layers::{FeedKind, PositionKind};
+use serde::{Deserialize, Serialize};
+
+/// What writes the text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DecoderKind {
+    /// Transformer layers, each with cross-attention to the image.
+    #[default]
+    Transformer,
+    /// A GRU that looks at the image before each token.
+    Gru,
+}
+
+/// Sizes and settings of a model that describes images.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DescribeConfig {
+    /// What looks at the image.
+    pub image: ImageEncoderConfig,
+    /// Model width.
+    pub d_model: usize,
+    /// Inner width of the feed-forward layers.
+    pub ffn_dim: usize,
+    /// Number of heads.
+    pub heads: usize,
+    /// What writes the text.
+    pub decoder: DecoderKind,
+    /// Number of its layers.
+    pub decoder_layers: usize,
+    /// The longest text in tokens.
+    pub max_positions: usize,
+    /// The attention of the decoder to the image; by default scaled dot in a Transformer, additive in a GRU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention: Option<Attention>,
+    /// Dropout of embeddings and of each residual branch.
+    pub dropout: f64,
+    /// Dropout of attention weights.
+    pub attention_dropout: f64,
+    /// Weight of the mean attention entropy in the loss.
+    pub entropy: f64,
+}
+
+impl Default for DescribeConfig {
+    fn default() -> Self {
+        DescribeConfig {
+            image: ImageEncoderConfig::default(),
+            d_model: 128,
+            ffn_dim: 512,
+            heads: 4,
+            decoder: DecoderKind::Transformer,
+            decoder_layers: 2,
+            max_positions: 256,
+            attention: None,
+            dropout: 0.1,
+            attention_dropout: 0.0,
+            entropy: 0.0,
+        }
+    }
+}
+
+impl DescribeConfig {
+    pub(crate) fn widths(&self) -> Widths {
+        let DescribeConfig { d_model, ffn_dim, heads, dropout, attention_dropout, .. } = *self;
+        Widths { d_model, ffn_dim, heads, dropout, attention_dropout }
+    }
+
+    /// Refuses sizes that are zero or that no machine could hold.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.image.check()?;
+        self.widths().check()?;
+        for (name, found, most) in
+            [("decoder_layers", self.decoder_layers, 1 << 8), ("max_positions", self.max_positions, 1 << 16)]
+        {
+            if found == 0 || found > most {
+                return Err(Error::invalid(format!("`{name}` is {found}, expected between 1 and {most}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// The decoder, where it is a Transformer.
+    pub(crate) fn transformer(&self) -> TransformerConfig {
+        TransformerConfig {
+            d_model: self.d_model,
+            ffn_dim: self.ffn_dim,
+            heads: self.heads,
+            encoder_layers: 0,
+            decoder_layers: self.decoder_layers,
+            positions: PositionKind::Sinusoidal,
+            max_positions: self.max_positions,
+            activation: FeedKind::Gelu,
+            dropout: self.dropout,
+            attention_dropout: self.attention_dropout,
+            entropy: self.entropy,
+            cross_attention: self.attention.clone().unwrap_or_else(Attention::scaled_dot),
+            ..TransformerConfig::default()
+        }
+    }
+
+    /// The decoder, where it is a GRU.
+    pub(crate) fn recurrent(&self) -> RecurrentConfig {
+        RecurrentConfig {
+            d_model: self.d_model,
+            hidden: self.d_model,
+            layers: self.decoder_layers,
+            attention: self.attention.clone().unwrap_or_else(Attention::additive),
+            attention_width: self.d_model,
+            dropout: self.dropout,
+            entropy: self.entropy,
+            ..RecurrentConfig::default()
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! An image of any size in the size that a model takes.
+
+use super::Image;
+use crate::Result;
+use serde::{Deserialize, Serialize};
+
+/// How an image of another size is made to fit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fit {
+    /// It is resized; its aspect ratio is not kept.
+    #[default]
+    Stretch,
+    /// It is made smaller until it fits, never larger, and surrounded by white, at the left and in the middle: rows of
+    /// text, say.
+    Pad,
+    /// It is cropped to what is not white first: a formula on a page.
+    Ink,
+}
+
+/// Levels below which a pixel counts as ink.
+const INK: u8 = 200;
+/// Pixels of white that stay around the ink.
+const MARGIN: usize = 4;
+
+impl Image {
+    /// In a size of `width × height`.
+    ///
+    /// # Errors
+    /// Where the size is zero or too large.
+    pub fn fitted(&self, width: usize, height: usize, fit: Fit) -> Result<Image> {
+        let whole = match fit {
+            Fit::Stretch => return self.resized(width, height),
+            Fit::Pad => None,
+            Fit::Ink => self.inked(),
+        };
+        let whole = whole.as_ref().unwrap_or(self);
+        let scale = (width as f64 / whole.width as f64).min(height as f64 / whole.height as f64).min(1.0);
+        let fitted = |old: usize, most: usize| ((old as f64 * scale).round() as usize).clamp(1, most.max(1));
+        let small = whole.resized(fitted(whole.width, width), fitted(whole.height, height))?;
+        let mut page = Image::new(width, height, self.channels, vec![255; width * height * self.channels])?;
+        let top = (height - small.height) / 2;
+        let line = small.width * self.channels;
+        for (row, from) in
+            page.points.chunks_exact_mut(width * self.channels).skip(top).zip(small.points.chunks_exact(line))
+        {
+            row[..line].copy_from_slice(from);
+        }
+        Ok(page)
+    }
+
+    /// The part of it that is not white, with a margin; `None` where all is.
+    fn inked(&self) -> Option<Image> {
+        let (mut left, mut right, mut top, mut bottom) = (self.width, 0, self.height, 0);
+        for (y, row) in self.points.chunks_exact(self.width * self.channels).enumerate() {
+            for (x, pixel) in row.chunks_exact(self.channels).enumerate() {
+                if pixel.iter().any(|&level| level < INK) {
+                    (left, right) = (left.min(x), right.max(x));
+                    (top, bottom) = (top.min(y), bottom.max(y));
+                }
+            }
+        }
+        if left > right {
+            return None;
+        }
+        let (left, top) = (left.saturating_sub(MARGIN), top.saturating_sub(MARGIN));
+        let (right, bottom) = ((right + MARGIN).min(self.width - 1), (bottom + MARGIN).min(self.height - 1));
+        Some(self.cropped([left, top], [right + 1 - left, bottom + 1 - top]))
+    }
+
+    /// A rectangle of it that lies within it: its left upper corner, its width and height.
+    pub(crate) fn cropped(&self, [left, top]: [usize; 2], [width, height]: [usize; 2]) -> Image {
+        let mut points = Vec::with_capacity(width * height * self.channels);
+        for row in self.points.chunks_exact(self.width * self.channels).skip(top).take(height) {
+            points.extend_from_slice(&row[left * self.channels..][..width * self.channels]);
+        }
+        Image { width, height, channels: self.channels, points }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_formula_is_cut_out_of_its_page() {
+        let mut points = vec![255; 40 * 30];
+        points[20 * 40 + 10] = 0;
+        points[22 * 40 + 14] = 90;
+        let page = Image::new(40, 30, 1, points).unwrap();
+        let found = page.fitted(16, 16, Fit::Ink).unwrap();
+        // 13 × 11 with the margins, at the left and in the middle.
+        assert_eq!((found.width(), found.height()), (16, 16));
+        assert_eq!((found.points()[6 * 16 + 4], found.points()[8 * 16 + 8]), (0, 90));
+        assert_eq!(found.points().iter().filter(|&&x| x < 255).count(), 2);
+        let white = Image::new(9, 4, 1, vec![255; 36]).unwrap();
+        assert_eq!(white.fitted(3, 3, Fit::Ink).unwrap().points(), [255; 9]);
+    }
+
+    #[test]
+    fn what_is_too_wide_becomes_smaller_and_what_is_small_stays() {
+        let line = Image::new(8, 2, 3, vec![0; 48]).unwrap();
+        let found = line.fitted(4, 4, Fit::Pad).unwrap();
+        let dark: Vec<usize> = (0..16).filter(|&at| found.points()[3 * at] == 0).collect();
+        assert_eq!(dark, [4, 5, 6, 7]);
+        assert_eq!(line.fitted(8, 2, Fit::Pad).unwrap(), line);
+        assert_eq!(line.fitted(2, 2, Fit::Stretch).unwrap().points(), [0; 12]);
+    }
+}

@@ -1,0 +1,270 @@
+//! The part of a model that looks at an image: the image in the size it takes, cut into places by patches or by a stem
+//! of convolutions, and Transformer layers over them. What the places are for, a caption, boxes or an answer, is left
+//! to the model it is part of.
+
+use crate::image::{Fit, Image};
+use crate::{Error, Result};
+use qkv::{Attention, Dropout};
+use qkv_nn::layers::{AttentionConfig, Block, BlockConfig, Builder, Conv2d, FeedKind, GroupNorm, Norm, NormKind};
+use qkv_nn::{Activation, Float, Heads, Init, Param, Positions, Tape, Tensor, Var, Windows2d};
+use serde::{Deserialize, Serialize};
+
+/// How pixels become places.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stem {
+    /// A linear map of each patch (Dosovitskiy et al. 2020, arXiv:2010.11929).
+    Patches,
+    /// Convolutions of 3 × 3 that halve the image, each with a group norm, until a place is a patch: with little data
+    /// they see more than patches do (Xiao et al. 2021, arXiv:2106.14881).
+    #[default]
+    Conv,
+}
+
+/// Sizes and settings of an image encoder: the table `image` of a model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ImageEncoderConfig {
+    /// Height of images in pixels.
+    pub height: usize,
+    /// Width of images in pixels.
+    pub width: usize,
+    /// 1 for gray, 3 for color.
+    pub channels: usize,
+    /// How an image of another size is made to fit.
+    pub fit: Fit,
+    /// How pixels become places.
+    pub stem: Stem,
+    /// Side length of a place in pixels; a power of two where the stem is `conv`.
+    pub patch_size: usize,
+    /// Channels of the first convolution of a stem; each later one has twice as many, up to the model's width.
+    pub stem_channels: usize,
+    /// Number of Transformer layers.
+    pub layers: usize,
+    /// Mean of each channel, for values from 0 to 1; 0.5, if left out.
+    pub mean: Vec<f64>,
+    /// Standard deviation of each channel; 0.5, if left out.
+    pub deviation: Vec<f64>,
+}
+
+impl Default for ImageEncoderConfig {
+    fn default() -> Self {
+        ImageEncoderConfig {
+            height: 64,
+            width: 64,
+            channels: 3,
+            fit: Fit::Stretch,
+            stem: Stem::Conv,
+            patch_size: 8,
+            stem_channels: 32,
+            layers: 2,
+            mean: Vec::new(),
+            deviation: Vec::new(),
+        }
+    }
+}
+
+/// Widths that an image encoder shares with the model it is part of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Widths {
+    pub d_model: usize,
+    pub ffn_dim: usize,
+    pub heads: usize,
+    pub dropout: f64,
+    pub attention_dropout: f64,
+}
+
+impl Widths {
+    /// Refuses sizes that are zero or that no machine could hold.
+    pub fn check(&self) -> Result<()> {
+        let sizes =
+            [("d_model", self.d_model, 1 << 14), ("ffn_dim", self.ffn_dim, 1 << 16), ("heads", self.heads, 1 << 10)];
+        for (name, found, most) in sizes {
+            if found == 0 || found > most {
+                return Err(Error::invalid(format!("`{name}` is {found}, expected between 1 and {most}")));
+            }
+        }
+        for (name, found) in [("dropout", self.dropout), ("attention_dropout", self.attention_dropout)] {
+            if !(0.0..1.0).contains(&found) {
+                return Err(Error::invalid(format!("`{name}` is {found}, expected at least 0 and less than 1")));
+            }
+        }
+        Ok(())
+    }
+
+    /// The configuration of a layer.
+    pub fn block(&self, attention: Attention, cross: Option<Attention>) -> BlockConfig {
+        let heads = Heads { query: self.heads, key: self.heads };
+        let config = |mut attention: Attention| {
+            attention.dropout = (self.attention_dropout > 0.0).then_some(Dropout { p: self.attention_dropout });
+            AttentionConfig::new(attention, heads)
+        };
+        BlockConfig {
+            feed: FeedKind::Gelu,
+            dropout: self.dropout,
+            cross: cross.map(config),
+            ..BlockConfig::new(self.d_model, self.ffn_dim, config(attention))
+        }
+    }
+}
+
+impl ImageEncoderConfig {
+    /// Refuses sizes that are zero, that no machine could hold, or that do not fit together.
+    pub(crate) fn check(&self) -> Result<()> {
+        let sizes = [
+            ("image.height", self.height, 1 << 12),
+            ("image.width", self.width, 1 << 12),
+            ("image.patch_size", self.patch_size, 1 << 10),
+            ("image.stem_channels", self.stem_channels, 1 << 12),
+        ];
+        for (name, found, most) in sizes {
+            if found == 0 || found > most {
+                return Err(Error::invalid(format!("`{name}` is {found}, expected between 1 and {most}")));
+            }
+        }
+        if self.layers > 1 << 10 {
+            return Err(Error::invalid(format!("`image.layers` is {}, expected at most 1024", self.layers)));
+        }
+        let ImageEncoderConfig { height, width, patch_size, .. } = *self;
+        if !height.is_multiple_of(patch_size) || !width.is_multiple_of(patch_size) {
+            return Err(Error::invalid(format!(
+                "patches of {patch_size} do not fill images of {height} × {width} pixels"
+            ))
+            .with_hint("choose an `image.patch_size` that divides height and width"));
+        }
+        if self.stem == Stem::Conv && (!patch_size.is_power_of_two() || patch_size < 2) {
+            return Err(Error::invalid(format!(
+                "`image.patch_size` is {patch_size}, a stem of convolutions halves images"
+            ))
+            .with_hint("choose a power of two, or `image.stem = \"patches\"`"));
+        }
+        if !matches!(self.channels, 1 | 3) {
+            return Err(Error::invalid(format!("`image.channels` is {}, expected 1 or 3", self.channels)));
+        }
+        for (name, found) in [("mean", &self.mean), ("deviation", &self.deviation)] {
+            let good = |&x: &f64| x.is_finite() && (name == "mean" || x > 0.0);
+            if !found.is_empty() && (found.len() != self.channels || !found.iter().all(good)) {
+                let what =
+                    format!("`image.{name}` is {found:?}, expected a number for each of {} channels", self.channels);
+                return Err(Error::invalid(what));
+            }
+        }
+        Ok(())
+    }
+
+    /// Rows and columns of places.
+    pub fn grid(&self) -> [usize; 2] {
+        [self.height, self.width].map(|side| side / self.patch_size.max(1))
+    }
+
+    /// Number of places.
+    pub fn places(&self) -> usize {
+        self.grid().iter().product()
+    }
+
+    /// An image in the size and channels that it takes.
+    ///
+    /// # Errors
+    /// Where it cannot be resized.
+    pub fn prepared(&self, image: &Image) -> Result<Image> {
+        image.in_channels(self.channels).fitted(self.width, self.height, self.fit)
+    }
+
+    /// [Prepared](ImageEncoderConfig::prepared) images as numbers, `[B, H, W, C]`.
+    pub(crate) fn pixels(&self, images: &[Image]) -> Tensor<f32> {
+        let of = |numbers: &Vec<f64>, c: usize| numbers.get(c).copied().unwrap_or(0.5);
+        let levels: Vec<[f32; 2]> = (0..self.channels)
+            .map(|c| {
+                let (mean, deviation) = (of(&self.mean, c), of(&self.deviation, c));
+                [(1.0 / (255.0 * deviation)) as f32, (-mean / deviation) as f32]
+            })
+            .collect();
+        let mut data = Vec::with_capacity(images.len() * self.height * self.width * self.channels);
+        for image in images {
+            for pixel in image.points().chunks_exact(self.channels) {
+                data.extend(pixel.iter().zip(&levels).map(|(&x, [scale, shift])| f32::from(x) * scale + shift));
+            }
+        }
+        Tensor::new(data, &[images.len(), self.height, self.width, self.channels])
+    }
+}
+
+/// Groups of a norm: of 16 channels, or of all where they are fewer or cannot be divided so.
+fn groups(channels: usize) -> usize {
+    if channels.is_multiple_of(16) { channels / 16 } else { 1 }
+}
+
+/// An image encoder: handles to its parameters.
+#[derive(Clone, Debug)]
+pub(crate) struct ImageEncoder {
+    /// The convolutions of the stem, and the norms between them.
+    stem: Vec<(Conv2d, GroupNorm)>,
+    /// The last map to the model's width: of patches, or of each pixel after the stem.
+    last: (Conv2d, Windows2d),
+    positions: Param,
+    layers: Vec<Block>,
+    norm: Norm,
+    places: usize,
+    dropout: f64,
+}
+
+impl ImageEncoder {
+    /// Adds its parameters: `stem.N`, `stem_norm.N`, `patches`, `positions`, `layers.N`, `norm`.
+    pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &ImageEncoderConfig, widths: Widths) -> Result<ImageEncoder> {
+        config.check()?;
+        widths.check()?;
+        let d_model = widths.d_model;
+        let (mut stem, mut inputs) = (Vec::new(), config.channels);
+        let last = match config.stem {
+            Stem::Patches => {
+                let windows = Windows2d::square(config.patch_size, config.patch_size, 0);
+                (Conv2d::new(&mut at.at("patches"), inputs, d_model, config.patch_size, true), windows)
+            }
+            Stem::Conv => {
+                let mut channels = config.stem_channels.min(d_model);
+                for layer in 0..config.patch_size.ilog2() {
+                    let conv = Conv2d::new(&mut at.at(&format!("stem.{layer}")), inputs, channels, 3, false);
+                    let mut place = at.at(&format!("stem_norm.{layer}"));
+                    stem.push((conv, GroupNorm::new(&mut place, channels, groups(channels), Norm::EPSILON)));
+                    (inputs, channels) = (channels, (2 * channels).min(d_model));
+                }
+                (Conv2d::new(&mut at.at("patches"), inputs, d_model, 1, true), Windows2d::square(1, 1, 0))
+            }
+        };
+        let places = config.places();
+        let positions = at.add("positions.weight", &[places, d_model], Init::Normal(0.02));
+        let block = widths.block(Attention::scaled_dot(), None);
+        let layers = (0..config.layers).map(|layer| Ok(Block::new(&mut at.at(&format!("layers.{layer}")), &block)?));
+        let layers = layers.collect::<Result<_>>()?;
+        let norm = Norm::new(&mut at.at("norm"), d_model, NormKind::Layer, Norm::EPSILON);
+        Ok(ImageEncoder { stem, last, positions, layers, norm, places, dropout: widths.dropout })
+    }
+
+    /// Number of layers.
+    pub fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// What is seen at each place of pixels `[B, H, W, C]`: `[B, P, d_model]`, row by row.
+    pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, pixels: Tensor<T>) -> Result<Var<T>> {
+        let batch = pixels.shape()[0];
+        let mut x = tape.constant(pixels);
+        for (conv, norm) in &self.stem {
+            let y = conv.activated(tape, &x, Windows2d::square(3, 2, 1), Activation::None);
+            let y = norm.forward(tape, &y);
+            x = tape.relu(y);
+        }
+        let (last, windows) = &self.last;
+        let x = last.activated(tape, &x, *windows, Activation::None);
+        let width = x.value().width();
+        let x = x.reshaped(&[batch, self.places, width]);
+        let places: Vec<u32> = (0..batch).flat_map(|_| 0..self.places as u32).collect();
+        let at = tape.embedding(&places, self.places, self.positions, 1.0, Positions::None, 0);
+        let x = tape.add(&x, at);
+        let mut x = tape.dropout(x, self.dropout);
+        for layer in &self.layers {
+            x = layer.forward(tape, x, None, None, None)?;
+        }
+        Ok(self.norm.forward(tape, &x))
+    }
+}

@@ -1,0 +1,138 @@
+//! Models that look at images learn from pictures that the program draws, come back from their folders, and say where
+//! they looked.
+
+use qkv_models::image::Image;
+use qkv_models::metrics::detection::{AveragePrecision, ScoredBox};
+use qkv_models::train::Run;
+use qkv_models::{Describer, Detector, Inspection, Recipe, Search, Vqa, kind, tasks};
+use qkv_nn::Machine;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+/// A run of a few small pictures, learned by heart.
+fn recipe(task: &str, model: &str, steps: usize) -> Recipe {
+    let text = format!(
+        "name = 'small'
+         [data]
+         shapes = '{task}'
+         scenes = 6
+         dev_scenes = 2
+         [tokenizer]
+         kind = 'bpe'
+         size = 400
+         [model]
+         {model}
+         d_model = 32
+         ffn_dim = 32
+         heads = 2
+         dropout = 0.0
+         image = {{ height = 32, width = 32, patch_size = 8, stem_channels = 16, layers = 1 }}
+         [train]
+         steps = {steps}
+         tokens = 100000
+         lr = 3e-3
+         warmup = 10
+         smoothing = 0.0
+         average = 0.0
+         metric = 'loss'
+         validate = 10000
+         save = 10000"
+    );
+    Recipe::parse(&text, Path::new("small.toml"), &[]).unwrap()
+}
+
+/// Trains a recipe; the pictures it learned from.
+fn trained(recipe: &Recipe, folder: &Path) -> Vec<tasks::Scene> {
+    let mut run = Run::new(recipe, folder, 2).unwrap();
+    run.train(&mut (), &AtomicBool::new(false)).unwrap();
+    // The seed of pictures is separated from others: the constant is that of the data.
+    tasks::scenes(recipe.seed ^ 0x7363_656e, 6, 2).0
+}
+
+#[test]
+fn a_describer_learns_pictures_by_heart_and_says_where_it_looked() {
+    for model in ["kind = 'describe'\ndecoder_layers = 1", "kind = 'describe'\ndecoder = 'gru'\ndecoder_layers = 1"] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run");
+        let scenes = trained(&recipe("captions", model, 300), &path);
+        assert_eq!(kind(&path).unwrap(), "describe");
+        let (describer, machine) = (Describer::open(&path).unwrap(), Machine::new(2));
+        let images: Vec<Image> = scenes.iter().map(|scene| scene.image.clone()).collect();
+        let found = describer.describe(&images, &Search::greedy(), &machine).unwrap();
+        for (scene, found) in scenes.iter().zip(&found) {
+            assert_eq!(found[0].text, scene.caption(), "{model}");
+        }
+        let looked = describer.look_at(&images[0], &found[0][0].tokens, &machine).unwrap();
+        assert_eq!((looked.grid, looked.weights.len()), ([4, 4], found[0][0].tokens.len() + 1));
+        for row in &looked.weights {
+            assert!(row.len() == 16 && (row.iter().sum::<f32>() - 1.0).abs() < 1e-4, "{row:?}");
+        }
+        let inspected = Inspection::of(&path).unwrap();
+        assert!(inspected.misfits.is_empty() && inspected.model.unwrap().starts_with("describe: images of 32 × 32"));
+    }
+}
+
+#[test]
+fn a_question_about_a_picture_is_answered_with_maps_of_words_and_hops() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run");
+    let scenes = trained(&recipe("questions", "kind = 'vqa'\nhops = 2", 150), &path);
+    let (vqa, machine) = (Vqa::open(&path).unwrap(), Machine::new(2));
+    let (mut right, mut asked) = (0, 0);
+    for (at, scene) in scenes.iter().enumerate() {
+        for question in 0..6 {
+            let (question, answer) = scene.question(at * 7 + question);
+            let found = vqa.answer(&scene.image, &question, &machine).unwrap();
+            let best = (0..found.probabilities.len())
+                .max_by(|&a, &b| found.probabilities[a].total_cmp(&found.probabilities[b]));
+            right += usize::from(vqa.config.labels[best.unwrap()] == answer);
+            asked += 1;
+            assert_eq!((found.words.len(), found.hops.len()), (found.tokens.len(), 2));
+            for map in found.words.iter().chain(&found.hops) {
+                assert!(map.len() == 16 && (map.iter().sum::<f32>() - 1.0).abs() < 1e-4);
+            }
+        }
+    }
+    assert!(right * 10 >= asked * 9, "{right} of {asked}");
+    assert!(Inspection::of(&path).unwrap().misfits.is_empty());
+}
+
+#[test]
+fn a_detector_finds_the_shapes_it_was_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run");
+    let mut recipe = recipe("boxes", "kind = 'detect'\ndecoder_layers = 2", 200);
+    recipe.tokenizer = Default::default();
+    let scenes = trained(&recipe, &path);
+    assert_eq!(kind(&path).unwrap(), "detect");
+    let (detector, machine) = (Detector::open(&path).unwrap(), Machine::new(2));
+    let images: Vec<Image> = scenes.iter().map(|scene| scene.image.clone()).collect();
+    let found = detector.detect(&images, 0.0, &machine).unwrap();
+    let found: Vec<Vec<ScoredBox>> = found.iter().map(|boxes| boxes.iter().map(ScoredBox::from).collect()).collect();
+    let there = |scene: &tasks::Scene| -> Vec<ScoredBox> {
+        let edges = |shape: &tasks::Shape| shape.edges.map(|x| x as f64 / tasks::SIDE as f64);
+        scene.shapes.iter().map(|shape| ScoredBox { class: shape.kind, score: 1.0, edges: edges(shape) }).collect()
+    };
+    let there: Vec<Vec<ScoredBox>> = scenes.iter().map(there).collect();
+    let scores = AveragePrecision::of(&found, &there);
+    assert!(scores.at_half > 90.0, "{scores:?}");
+    let looked = detector.look(&images[0], 0.5, &machine).unwrap();
+    assert_eq!((looked.grid, looked.looked.len(), looked.looked[0].len()), ([4, 4], 16, 16));
+    assert!((looked.looked[3].iter().sum::<f32>() - 1.0).abs() < 1e-4);
+    assert!(Inspection::of(&path).unwrap().misfits.is_empty());
+}
+
+#[test]
+fn models_and_data_that_do_not_fit_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = |recipe: &Recipe| Run::new(recipe, folder.path().join("run"), 1).unwrap_err().to_string();
+    let wrong = said(&recipe("captions", "kind = 'vqa'", 1));
+    assert!(wrong.contains("a `vqa` does not learn from this data"), "{wrong}");
+    let wrong = said(&recipe("questions", "kind = 'describe'", 1));
+    assert!(wrong.contains("a `describe` does not learn from this data"), "{wrong}");
+    let mut odd = recipe("captions", "kind = 'describe'", 1);
+    if let qkv_models::ModelSource::New(qkv_models::Architecture::Describe(config)) = &mut odd.model {
+        config.image.patch_size = 12;
+    }
+    assert!(said(&odd).contains("patches of 12 do not fill images of 32 × 32"), "{}", said(&odd));
+}
