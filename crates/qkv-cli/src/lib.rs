@@ -24,6 +24,7 @@ mod arguments;
 mod atomic_file;
 mod command;
 mod commands;
+mod device;
 mod dtype;
 mod embedded;
 mod failure;

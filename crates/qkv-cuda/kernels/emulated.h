@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #define __device__
@@ -185,10 +186,10 @@ static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned by) {
     return out;
 }
 
-static void (*body)(const void*);
-static const void* argument;
+static void (*body)(const void* const*);
+static const void* const* arguments;
 static void run_fiber() {
-    body(argument);
+    body(arguments);
     fibers[current].done = true;
     ended_in_warp[current / 32]++;
     ended_in_block++;
@@ -241,27 +242,37 @@ static void run_block(int threads) {
         }
 }
 
+// Calls a kernel with arguments by their addresses, as the driver does.
+template <class... A, size_t... I>
+static void call_kernel(void (*kernel)(A...), const void* const* values, std::index_sequence<I...>) {
+    kernel(*(const A*)values[I]...);
+}
+template <class... A> static void call_kernel(void (*kernel)(A...), const void* const* values) {
+    call_kernel(kernel, values, std::index_sequence_for<A...>());
+}
+
 // Entry point of the host: 0 if there is no such kernel.
-#define EMULATED_LAUNCH(...)                                                                                    \
-    extern "C" int emulated_launch(const char* name, const unsigned* grid, unsigned threads, const void* params) { \
-        struct Named {                                                                                          \
-            const char* name;                                                                                   \
-            void (*call)(const void*);                                                                          \
-        };                                                                                                      \
-        static const Named all[] = {__VA_ARGS__};                                                               \
-        for (const Named& one : all)                                                                            \
-            if (!std::strcmp(one.name, name)) {                                                                 \
-                body = one.call;                                                                                \
-                argument = params;                                                                                 \
-                blockDim = {threads, 1, 1};                                                                     \
-                gridDim = {grid[0], grid[1], 1};                                                                \
-                for (unsigned y = 0; y < grid[1]; y++)                                                          \
-                    for (unsigned x = 0; x < grid[0]; x++) {                                                    \
-                        blockIdx = {x, y, 0};                                                                   \
-                        run_block(int(threads));                                                                \
-                    }                                                                                           \
-                return 1;                                                                                       \
-            }                                                                                                   \
-        return 0;                                                                                               \
+#define EMULATED_LAUNCH(...)                                                                  \
+    extern "C" int emulated_launch(const char* name, const unsigned* grid, unsigned threads,  \
+                                   const void* const* values) {                               \
+        struct Named {                                                                        \
+            const char* name;                                                                 \
+            void (*call)(const void* const*);                                                 \
+        };                                                                                    \
+        static const Named all[] = {__VA_ARGS__};                                             \
+        for (const Named& one : all)                                                          \
+            if (!std::strcmp(one.name, name)) {                                               \
+                body = one.call;                                                              \
+                arguments = values;                                                           \
+                blockDim = {threads, 1, 1};                                                   \
+                gridDim = {grid[0], grid[1], 1};                                              \
+                for (unsigned y = 0; y < grid[1]; y++)                                        \
+                    for (unsigned x = 0; x < grid[0]; x++) {                                  \
+                        blockIdx = {x, y, 0};                                                 \
+                        run_block(int(threads));                                              \
+                    }                                                                         \
+                return 1;                                                                     \
+            }                                                                                 \
+        return 0;                                                                             \
     }
-#define EMULATED_KERNEL(name) {#name, [](const void* params) { name(*(const GeneralParams*)params); }}
+#define EMULATED_KERNEL(name) {#name, [](const void* const* values) { call_kernel(name, values); }}

@@ -3,20 +3,22 @@
 //! Failures carry the driver's message.
 
 use crate::cache::{Cache, Key};
+use crate::cublas::CublasLt;
 use crate::device::{Device, Stream};
 use crate::driver::{Driver, Kernel, Module, Source, TensorMap};
 use crate::error::{Error, Result};
 use crate::libcuda::{Code, LaunchAttribute, LaunchConfig, LibCuda, MAX_DYNAMIC_SHARED_BYTES, NO_DEVICE};
 use crate::libcuda::{attribute, tensor_map};
+use crate::matmul::Matmul;
 use crate::nvrtc::Compiler;
 use std::any::Any;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// The most arguments a kernel takes: a parameter block and seven tensor maps.
-const MAX_ARGUMENTS: usize = 8;
+/// The most arguments a kernel takes.
+const MAX_ARGUMENTS: usize = 12;
 
 /// A GPU of this machine.
 #[derive(Debug)]
@@ -28,6 +30,8 @@ pub(crate) struct CudaDriver {
     context: usize,
     cache: Cache,
     modules: Mutex<HashMap<String, Arc<dyn Module>>>,
+    /// Loaded with the first product.
+    cublas: OnceLock<Result<Mutex<CublasLt>>>,
 }
 
 /// A `CUmodule`, as an address.
@@ -127,7 +131,14 @@ impl CudaDriver {
             memory_bytes: memory_bytes as u64,
             driver: (version as u32 / 1000, version as u32 % 1000 / 10),
         };
-        Ok(CudaDriver { cuda, device, context: context as usize, cache, modules: Mutex::default() })
+        Ok(CudaDriver {
+            cuda,
+            device,
+            context: context as usize,
+            cache,
+            modules: Mutex::default(),
+            cublas: OnceLock::new(),
+        })
     }
 
     /// Calls the driver with the device's context current, and restores the thread's own afterwards.
@@ -222,6 +233,14 @@ impl Driver for CudaDriver {
         self.wait(stream)
     }
 
+    fn copy(&self, to: u64, from: u64, bytes: usize, stream: Stream) -> Result<()> {
+        self.call(|cuda| {
+            // SAFETY: both are as large, in memory of this device.
+            let code = unsafe { (cuda.copy_on_device)(to, from, bytes, handle(stream)) };
+            check(cuda, code, || format!("copying {bytes} bytes on the device"))
+        })
+    }
+
     fn zero(&self, ptr: u64, bytes: usize, stream: Stream) -> Result<()> {
         self.call(|cuda| {
             // SAFETY: the memory is as large.
@@ -308,6 +327,17 @@ impl Driver for CudaDriver {
     ) -> Result<()> {
         // SAFETY: as the caller promises.
         unsafe { self.launch_with(kernel, grid, stream, arguments, self.device.capability >= (9, 0)) }
+    }
+
+    unsafe fn matmul(&self, call: &Matmul, stream: Stream) -> Result<()> {
+        let cublas = self.cublas.get_or_init(|| self.call(|_| CublasLt::new()).map(Mutex::new));
+        let cublas = cublas.as_ref().map_err(Clone::clone)?;
+        let mut cublas = cublas.lock().unwrap_or_else(PoisonError::into_inner);
+        if !cublas.has_workspace() {
+            cublas.set_workspace(self.allocate(CublasLt::WORKSPACE_BYTES)?);
+        }
+        // SAFETY: as the caller promises; the context is current, and the workspace is this driver's.
+        self.call(|_| unsafe { cublas.matmul(call, stream) })
     }
 
     fn tensor_map(&self, ptr: u64, bf16: bool, dims: [u64; 4], strides: [u64; 3], rows: u32) -> Result<TensorMap> {

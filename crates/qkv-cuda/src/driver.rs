@@ -3,6 +3,7 @@
 
 use crate::device::{Device, Stream};
 use crate::error::Result;
+use crate::matmul::Matmul;
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -47,6 +48,8 @@ pub(crate) trait Driver: Send + Sync + Debug {
     fn write(&self, to: u64, from: &[u8], stream: Stream) -> Result<()>;
     /// Copies to the host, after everything on the stream.
     fn read(&self, to: &mut [u8], from: u64, stream: Stream) -> Result<()>;
+    /// Copies within the device.
+    fn copy(&self, to: u64, from: u64, bytes: usize, stream: Stream) -> Result<()>;
     fn zero(&self, ptr: u64, bytes: usize, stream: Stream) -> Result<()>;
     fn wait(&self, stream: Stream) -> Result<()>;
     /// The module of this name: compiled and loaded on first use.
@@ -76,6 +79,11 @@ pub(crate) trait Driver: Send + Sync + Debug {
         // SAFETY: as the caller promises.
         unsafe { self.launch(kernel, grid, stream, arguments) }
     }
+    /// A matrix product.
+    ///
+    /// # Safety
+    /// Every pointer is to device memory as large as the sizes say.
+    unsafe fn matmul(&self, call: &Matmul, stream: Stream) -> Result<()>;
     /// A TMA descriptor of a 4-D tensor of 16-bit elements: dimensions from the innermost, strides in bytes of all but
     /// the innermost, and boxes of `rows` × 64 elements.
     fn tensor_map(&self, ptr: u64, bf16: bool, dims: [u64; 4], strides: [u64; 3], rows: u32) -> Result<TensorMap>;

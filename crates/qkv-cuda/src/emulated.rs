@@ -4,6 +4,7 @@
 use crate::device::{Device, Stream};
 use crate::driver::{Driver, Kernel, Module, Source, TensorMap};
 use crate::error::{Error, Result};
+use crate::matmul::Matmul;
 use crate::program::EMULATION_HEADER;
 use libloading::Library;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -39,7 +40,7 @@ impl Module for Loaded {
     }
 }
 
-type Launch = unsafe extern "C" fn(*const c_char, *const u32, u32, *const u8) -> i32;
+type Launch = unsafe extern "C" fn(*const c_char, *const u32, u32, *const *const u8) -> i32;
 
 impl EmulatedDriver {
     /// With the compiler that `CXX` names, or `c++`.
@@ -138,6 +139,12 @@ impl Driver for EmulatedDriver {
         Ok(())
     }
 
+    fn copy(&self, to: u64, from: u64, bytes: usize, _: Stream) -> Result<()> {
+        // SAFETY: likewise; the two may overlap.
+        unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
+        Ok(())
+    }
+
     fn zero(&self, ptr: u64, bytes: usize, _: Stream) -> Result<()> {
         // SAFETY: likewise.
         unsafe { slice::from_raw_parts_mut(ptr as *mut u8, bytes) }.fill(0);
@@ -182,9 +189,15 @@ impl Driver for EmulatedDriver {
         // SAFETY: the header defines the symbol; the arguments are as the caller promises.
         let found = unsafe {
             let launch = library.get::<Launch>(b"emulated_launch\0").map_err(|error| failed(error.to_string()))?;
-            launch(name.as_ptr(), grid.as_ptr(), kernel.threads, arguments[0])
+            launch(name.as_ptr(), grid.as_ptr(), kernel.threads, arguments.as_ptr())
         };
         if found == 1 { Ok(()) } else { Err(failed("no such kernel".into())) }
+    }
+
+    unsafe fn matmul(&self, call: &Matmul, _: Stream) -> Result<()> {
+        // SAFETY: as the caller promises; device memory is host memory here.
+        unsafe { call.compute_on_host() };
+        Ok(())
     }
 
     fn tensor_map(&self, _: u64, _: bool, _: [u64; 4], _: [u64; 3], _: u32) -> Result<TensorMap> {

@@ -38,6 +38,27 @@ pub enum Error {
         /// The files that were tried.
         looked_for: Vec<String>,
     },
+    /// cuBLASLt, which multiplies the matrices of models, was not found.
+    #[error("cuBLASLt, the library of matrix products, was not found: looked for {}", .looked_for.join(", "))]
+    NoCublas {
+        /// The files that were tried.
+        looked_for: Vec<String>,
+    },
+    /// There is not enough device memory.
+    #[error(
+        "the GPU has no {} MiB left for {purpose}: {} MiB of its {} MiB are in use by this process",
+        .bytes >> 20, .used >> 20, .total >> 20
+    )]
+    OutOfMemory {
+        /// What was asked for.
+        bytes: usize,
+        /// What it is for.
+        purpose: String,
+        /// What this process has allocated.
+        used: usize,
+        /// The GPU's memory.
+        total: u64,
+    },
     /// The compiler rejected a kernel.
     #[error("kernel `{program}` does not compile for {architecture}: {log}")]
     Compile {
@@ -96,6 +117,13 @@ impl Error {
                 "install the CUDA toolkit, or `pip install nvidia-cuda-nvrtc`; \
                  `QKV_NVRTC` names the library if it is in neither place",
             ),
+            Error::NoCublas { .. } => Some(
+                "install the CUDA toolkit, or `pip install nvidia-cublas`; \
+                 `QKV_CUBLASLT` names the library if it is in neither place",
+            ),
+            Error::OutOfMemory { .. } => {
+                Some("lower the batch or the length, or set `train.recompute = true` to save memory for time")
+            }
             Error::TooOld { .. } => Some("compute on the CPU: leave out `--device cuda`"),
             Error::Cache { .. } => Some("set `QKV_CUDA_CACHE` to a folder that can be written"),
             _ => None,

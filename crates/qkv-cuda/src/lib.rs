@@ -4,6 +4,7 @@
 mod benchmark;
 mod cache;
 mod call;
+mod cublas;
 mod cuda_driver;
 mod decode;
 mod device;
@@ -17,13 +18,16 @@ mod hopper;
 mod hopper_params;
 mod kernel_abi;
 mod libcuda;
+mod matmul;
 mod memory;
 mod nvrtc;
+pub mod operations;
 mod plan;
 mod program;
 mod session;
 mod tensors;
 mod tile_list;
+mod toolkit;
 mod weights;
 mod workspace;
 

@@ -103,6 +103,7 @@ functions! {
     free = "cuMemFree_v2" (u64);
     copy_to_device = "cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, *mut c_void);
     copy_to_host = "cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, *mut c_void);
+    copy_on_device = "cuMemcpyDtoDAsync_v2" (u64, u64, usize, *mut c_void);
     fill_bytes = "cuMemsetD8Async" (u64, u8, usize, *mut c_void);
     synchronize = "cuStreamSynchronize" (*mut c_void);
     load_module = "cuModuleLoadData" (*mut *mut c_void, *const c_void);

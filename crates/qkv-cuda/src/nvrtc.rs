@@ -2,11 +2,10 @@
 //! bound, so that every version from 11 on works.
 
 use crate::error::{Error, Result};
+use crate::toolkit;
 use libloading::Library;
-use std::env;
 use std::ffi::{CStr, CString, c_char, c_int};
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::ptr;
 use std::sync::OnceLock;
 
@@ -29,7 +28,10 @@ impl Compiler {
     /// The compiler of this machine, searched once.
     pub fn find() -> Result<&'static Compiler> {
         static FOUND: OnceLock<Result<Compiler>> = OnceLock::new();
-        FOUND.get_or_init(|| Compiler::among(candidates())).as_ref().map_err(Clone::clone)
+        FOUND
+            .get_or_init(|| Compiler::among(toolkit::candidates("QKV_NVRTC", &NAMES, "libnvrtc.so", "cuda_nvrtc")))
+            .as_ref()
+            .map_err(Clone::clone)
     }
 
     /// The first of these files that loads and reports a version.
@@ -40,7 +42,7 @@ impl Compiler {
             let builtins = path
                 .parent()
                 .filter(|folder| folder.is_absolute())
-                .map_or(Vec::new(), |folder| entries(folder, "libnvrtc-builtins.so"));
+                .map_or(Vec::new(), |folder| toolkit::entries(folder, "libnvrtc-builtins.so"));
             // SAFETY: as below.
             let loaded = builtins.iter().filter_map(|path| unsafe { Library::new(path) }.ok()).collect();
             // SAFETY: NVRTC has no initializer with preconditions; a file that is no library is an error.
@@ -160,41 +162,6 @@ impl Compiler {
     }
 }
 
-/// Where it may be: `QKV_NVRTC`, the loader's path, a toolkit, a Python environment.
-fn candidates() -> Vec<PathBuf> {
-    let mut all: Vec<PathBuf> = env::var_os("QKV_NVRTC").map(PathBuf::from).into_iter().collect();
-    all.extend(NAMES.map(PathBuf::from));
-    let roots = ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"].into_iter().filter_map(env::var_os).map(PathBuf::from);
-    for root in roots.chain(["/usr/local/cuda".into(), "/opt/cuda".into()]) {
-        for folder in ["lib64", "lib", "targets/x86_64-linux/lib"] {
-            all.extend(libraries_in(&root.join(folder)));
-        }
-    }
-    let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(env::var_os).map(PathBuf::from);
-    for environment in environments {
-        for python in entries(&environment.join("lib"), "python3") {
-            for package in ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"] {
-                all.extend(libraries_in(&python.join("site-packages").join(package)));
-            }
-        }
-    }
-    all
-}
-
-fn libraries_in(folder: &Path) -> Vec<PathBuf> {
-    let mut found = entries(folder, "libnvrtc.so");
-    found.sort_by_key(|path| std::cmp::Reverse(path.clone()));
-    found
-}
-
-fn entries(folder: &Path, prefix: &str) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
-    let starts = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix));
-    let mut found: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(starts).collect();
-    found.sort();
-    found
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -209,7 +176,7 @@ mod tests {
     #[test]
     fn a_file_that_is_no_library_is_skipped() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        fs::write(file.path(), b"not a library").unwrap();
+        std::fs::write(file.path(), b"not a library").unwrap();
         assert!(matches!(Compiler::among(vec![file.path().into()]), Err(Error::NoCompiler { .. })));
     }
 }

@@ -205,13 +205,8 @@ impl Program {
         match self {
             Program::General { kind, dtype, width, rows, cols } => {
                 let (query_tile, key_tile) = self.tiles();
-                let element = match dtype {
-                    Dtype::F32 => 0,
-                    Dtype::Bf16 => 1,
-                    Dtype::F16 => 2,
-                };
                 let mut define = |name: &str, value: usize| options.push(format!("-D{name}={value}"));
-                define("ELEMENT", element);
+                define("ELEMENT", element(*dtype));
                 define("WIDTH", *width);
                 define("ROWS", *rows);
                 define("COLS", *cols);
@@ -275,9 +270,83 @@ impl Program {
         };
         let mut text = String::from(kernel!("general/element.cuh"));
         text.push_str(&general_header());
-        text.extend([kernel!("general/mask.cuh"), kernel!("general/tile.cuh"), kernel!("general/score.cuh")]);
+        text.extend([
+            kernel!("general/philox.cuh"),
+            kernel!("general/mask.cuh"),
+            kernel!("general/tile.cuh"),
+            kernel!("general/score.cuh"),
+        ]);
         text.extend(parts.iter().copied());
         text
+    }
+}
+
+/// The operations of models, with activations of this type.
+pub(crate) fn operations(dtype: Dtype) -> Source {
+    let files = [
+        kernel!("general/element.cuh"),
+        kernel!("general/philox.cuh"),
+        kernel!("operations/common.cuh"),
+        kernel!("operations/elementwise.cu"),
+        kernel!("operations/norm.cu"),
+        kernel!("operations/rows.cu"),
+        kernel!("operations/loss.cu"),
+        kernel!("operations/recurrent.cu"),
+        kernel!("operations/optimizer.cu"),
+    ];
+    Source {
+        name: format!("operations of models {dtype}"),
+        cache_prefix: "operations",
+        text: files.concat(),
+        options: vec!["-std=c++17".into(), format!("-DELEMENT={}", element(dtype))],
+        kernels: OPERATIONS,
+    }
+}
+
+/// The kernels of [`operations`].
+const OPERATIONS: &[&str] = &[
+    "to_floats",
+    "from_floats",
+    "add",
+    "add_floats",
+    "add_widened",
+    "scale_all",
+    "scale_sequences",
+    "activate",
+    "activation_gradient",
+    "residual",
+    "swiglu",
+    "swiglu_gradient",
+    "rotate",
+    "layer_norm",
+    "layer_norm_gradient",
+    "rms_norm",
+    "rms_norm_gradient",
+    "column_sums",
+    "add_partials",
+    "embedding",
+    "gather_rows",
+    "scatter_rows",
+    "scatter_same",
+    "copy_columns",
+    "mean_rows",
+    "mean_gradient",
+    "cross_entropy",
+    "sum_losses",
+    "gru_cell",
+    "gru_cell_gradient",
+    "gradient_squares",
+    "gradient_norm",
+    "adamw",
+    "moving_average",
+];
+
+/// The number of a type, `ELEMENT` of `element.cuh`.
+fn element(dtype: Dtype) -> usize {
+    match dtype {
+        Dtype::F32 => 0,
+        Dtype::Bf16 => 1,
+        Dtype::F16 => 2,
     }
 }
 
@@ -439,8 +508,10 @@ mod tests {
             jobs.extend([true, false].map(|forward| (Program::Hopper { forward, defines: defines.clone() }, "sm_90a")));
         }
         let folder = std::env::var_os("QKV_CUBINS").map(std::path::PathBuf::from);
-        for (program, architecture) in jobs {
-            let Source { name, text, options, .. } = program.source();
+        let jobs = jobs.into_iter().map(|(program, architecture)| (program.source(), architecture));
+        let models = [Dtype::Bf16, Dtype::F32].into_iter().zip(["sm_90a", "sm_80"]);
+        let models = models.map(|(dtype, architecture)| (operations(dtype), architecture));
+        for (Source { name, text, options, .. }, architecture) in jobs.chain(models) {
             let code = compiler.compile(&name, &text, architecture, &options).unwrap();
             assert!(code.starts_with(b"\x7fELF"), "{name} for {architecture}");
             if let Some(folder) = &folder {

@@ -75,6 +75,9 @@ pub enum Error {
     /// `qkv` refused an attention.
     #[error(transparent)]
     Attention(#[from] qkv::Error),
+    /// The GPU failed: no memory, no driver.
+    #[error(transparent)]
+    Device(#[from] qkv_cuda::Error),
 }
 
 impl Error {
@@ -128,6 +131,7 @@ impl Error {
                 Some(format!("the checkpoint of step {step} is whole: resume from it with `--checkpoint {step}`"))
             }
             Error::Ranks(error) => error.hint().map(Into::into),
+            Error::Device(error) => error.hint().map(Into::into),
             Error::Damaged { whole: None, .. } => Some("no other checkpoint of the run is whole".into()),
             Error::Format { .. } => Some("the file may be cut off or of another kind; write or fetch it again".into()),
             _ => None,

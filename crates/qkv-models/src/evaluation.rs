@@ -86,7 +86,7 @@ impl Evaluation {
         while start + 1 < tokens.len() {
             let end = (start + row).min(tokens.len() - 1);
             let mut tape = Tape::inference(&generator.parameters, &pool, machine);
-            loss += generator.model.loss(&mut tape, &Batch::of_text([&tokens[start..=end]]), 0.0, 1.0)?;
+            loss += generator.model.loss(&mut tape, &Batch::of_text([&tokens[start..=end]]), 0.0, 1.0)?.read();
             start = end;
         }
         let nll = loss.nll / loss.rows.max(1) as f64;

@@ -10,7 +10,7 @@ use crate::recurrent::{Recurrent, RecurrentState};
 use crate::transformer::{Transformer, TransformerState};
 use crate::{Error, Result};
 use qkv_nn::layers::Builder;
-use qkv_nn::{Activation, Captured, Float, Loss, Parameters, Tape, Target, Tensor, Var};
+use qkv_nn::{Activation, Captured, Float, Parameters, PendingLoss, Tape, Target, Tensor, Var};
 
 /// The part of a model that an attention belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -255,7 +255,13 @@ impl Model {
     ///
     /// # Errors
     /// What `qkv` refuses.
-    pub fn loss<T: Float>(&self, tape: &mut Tape<'_, T>, batch: &Batch, smoothing: f64, scale: f64) -> Result<Loss> {
+    pub fn loss<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        batch: &Batch,
+        smoothing: f64,
+        scale: f64,
+    ) -> Result<PendingLoss> {
         let hidden = match (&self.built, &batch.packed[..]) {
             (_, []) => self.hidden(tape, &batch.source, &batch.decoder_input)?,
             (Built::Gpt(model), lengths) => model.forward_packed(tape, &batch.decoder_input.ids, lengths)?,

@@ -42,7 +42,7 @@ use checkpoint::{Progress, SavedCheckpoint, TrainState};
 use dataset::{Augmentation, Dataset, TrainBatch};
 use gradient_sum::GradientSum;
 use lock::{LOCK, RunLock};
-use qkv_nn::{Loss, Machine, Moments, Parameters, Pool, Tape};
+use qkv_nn::{Device, Loss, Machine, Moments, Parameters, Pool, Tape};
 use qkv_ranks::Ranks;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -269,6 +269,20 @@ impl Run {
         })
     }
 
+    /// Trains on another device from now on.
+    ///
+    /// # Errors
+    /// Where there is no such device, or something it needs is not installed.
+    pub fn move_to(&mut self, device: Device) -> Result<()> {
+        self.machine = Machine::on(device, self.machine.threads(), self.recipe.train.precision)?;
+        Ok(())
+    }
+
+    /// The name of the device that trains it.
+    pub fn device(&self) -> &str {
+        self.machine.cuda().map_or("cpu", |operations| &operations.device().name)
+    }
+
     /// The ranks that train it.
     pub fn ranks(&self) -> &Ranks {
         &self.ranks
@@ -394,9 +408,15 @@ impl Run {
                     sum.push(&mut step_sum, at, gradients, &self.machine);
                 }
             }
-            let gradients = sum.finish(step_sum, last)?;
+            let mut gradients = sum.finish(step_sum, last)?;
+            let rate = train.lr * train.schedule.factor(step, train.warmup, train.steps);
+            let (parameters, moments) = (self.model.parameters_mut(), &mut self.moments);
+            let clip = train.clip.max(0.0);
+            let norm = train.adam.step_clipped(parameters, &mut gradients, moments, rate, clip, &self.machine);
+            // A device has computed all of it by now.
+            self.machine.check()?;
+            let losses: Vec<(Loss, f64)> = losses.iter().map(|(loss, penalty)| (loss.read(), *penalty)).collect();
             let (loss, penalty) = together::sum_losses(&losses, &ranks)?;
-            let norm = gradients.norm(&self.machine);
             let mean = loss.smoothed / loss.rows.max(1) as f64;
             if !(mean + penalty).is_finite() || !norm.is_finite() {
                 let place = format!("epoch {}, batch {}", self.progress.epoch, self.progress.batch);
@@ -404,15 +424,11 @@ impl Run {
                 return Err(Error::invalid(what)
                     .with_hint("lower `train.lr`, raise `train.warmup`, or set a smaller `train.clip`"));
             }
-            let rate = train.lr * train.schedule.factor(step, train.warmup, train.steps);
-            let factor = if train.clip > 0.0 && norm > train.clip { train.clip / norm } else { 1.0 };
-            let parameters = self.model.parameters_mut();
-            train.adam.step(parameters, &gradients, &mut self.moments, rate, factor, &self.machine);
             sum.give_back(gradients);
             if let Some(average) = &mut self.average {
                 // The average follows faster in the first steps.
                 let decay = train.average.min((1.0 + step as f64) / (10.0 + step as f64));
-                average.average(parameters, decay, &self.machine);
+                average.average(self.model.parameters(), decay, &self.machine);
             }
             self.progress.step = step;
             let averages = &mut self.progress.averages;

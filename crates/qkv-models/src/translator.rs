@@ -192,7 +192,7 @@ impl Translator {
             let sides = batch.iter().map(|&at| (&pairs[at].0[..], &pairs[at].1[..]));
             let batch = Batch::new(sides, self.model.config().specials());
             let mut tape = Tape::inference(&self.parameters, pool, machine);
-            loss += self.model.loss(&mut tape, &batch, 0.0, 1.0)?;
+            loss += self.model.loss(&mut tape, &batch, 0.0, 1.0)?.read();
         }
         Ok(loss)
     }

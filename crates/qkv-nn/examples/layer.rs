@@ -30,10 +30,10 @@ fn main() -> qkv::Result<()> {
         let x = embedding.forward(&mut tape, &ids, LENGTH, 0); // [B, N, C]
         let y = layer.forward(&mut tape, &x, &x, None, None, None)?;
         let target = Target { ids: &reversed, ignore: None, smoothing: 0.0, scale: 1.0 / ids.len() as f64 };
-        let loss = tape.cross_entropy(&y, output, None, target);
+        let loss = tape.cross_entropy(&y, output, None, target).read();
         tape.backward();
         drop((x, y, tape));
-        optimizer.step(&mut parameters, &gradients, &mut moments, 3e-3, 1.0, &machine);
+        optimizer.step(&mut parameters, &mut gradients, &mut moments, 3e-3, &machine);
         if step % 60 == 0 {
             let (loss, right) = (loss.nll / loss.rows as f64, loss.right as f64 / loss.rows as f64);
             println!("step {step:3}   loss {loss:.3}   right {:5.1} %", 100.0 * right);

@@ -1,10 +1,13 @@
 //! The optimizer: Adam with decoupled weight decay (Loshchilov and Hutter 2017, arXiv:1711.05101).
 
+use crate::elements::Elements;
 use crate::float::Float;
 use crate::machine::Machine;
 use crate::parameters::{Gradients, Param, Parameters};
+use qkv_cuda::operations::{Kind, Operations, OptimizerTable, ParameterArrays};
 use qkv_simd::pass::Pass;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// The hyperparameters of AdamW, but for the learning rate.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,21 +31,23 @@ impl Default for AdamW {
 
 /// The optimizer's state: running means of the gradients, and the number of steps.
 #[derive(Clone, Debug)]
-pub struct Moments<T> {
+pub struct Moments<T: Float> {
     /// First moment of each parameter.
-    pub first: Vec<Vec<T>>,
+    pub first: Vec<Elements<T>>,
     /// Second moment of each parameter.
-    pub second: Vec<Vec<T>>,
+    pub second: Vec<Elements<T>>,
     /// Steps so far.
     pub steps: u64,
+    /// Where everything is on a device, from the last step.
+    table: Option<Arc<OptimizerTable>>,
 }
 
 impl<T: Float> Moments<T> {
     /// Zero moments for these parameters; none for those that are frozen.
     pub fn of(parameters: &Parameters<T>) -> Self {
         let count = |param| if parameters.is_trained(param) { parameters.get(param).len() } else { 0 };
-        let zeros = || parameters.all().map(|param| vec![T::ZERO; count(param)]).collect();
-        Moments { first: zeros(), second: zeros(), steps: 0 }
+        let zeros = || parameters.all().map(|param| Elements::zeros(count(param))).collect();
+        Moments { first: zeros(), second: zeros(), steps: 0, table: None }
     }
 }
 
@@ -50,9 +55,49 @@ impl<T: Float> Moments<T> {
 const CHUNK: usize = 1 << 14;
 
 impl AdamW {
-    /// One step with learning rate `rate`, times the factor of each parameter, along the gradients times `factor` (for
-    /// clipping). What is frozen stays.
+    /// One step with learning rate `rate`, times the factor of each parameter, along the gradients. What is frozen
+    /// stays.
     pub fn step<T: Float>(
+        &self,
+        parameters: &mut Parameters<T>,
+        gradients: &mut Gradients<T>,
+        moments: &mut Moments<T>,
+        rate: f64,
+        machine: &Machine,
+    ) {
+        match machine.cuda() {
+            Some(operations) => self.step_on_cuda(parameters, gradients, moments, rate, 0.0, operations),
+            None => self.step_on_cpu(parameters, gradients, moments, rate, 1.0, machine),
+        }
+    }
+
+    /// The same along gradients that are clipped to the global norm `clip`, unless that is 0. Returns their norm before
+    /// clipping; where it is not finite, nothing is changed.
+    pub fn step_clipped<T: Float>(
+        &self,
+        parameters: &mut Parameters<T>,
+        gradients: &mut Gradients<T>,
+        moments: &mut Moments<T>,
+        rate: f64,
+        clip: f64,
+        machine: &Machine,
+    ) -> f64 {
+        if let Some(operations) = machine.cuda() {
+            self.step_on_cuda(parameters, gradients, moments, rate, clip, operations);
+            let norm = moments.table.as_ref().map_or(0.0, |table| operations.read_norm(table));
+            moments.steps -= u64::from(!norm.is_finite());
+            return norm;
+        }
+        let norm = gradients.norm(machine);
+        if norm.is_finite() {
+            let factor = if clip > 0.0 && norm > clip { clip / norm } else { 1.0 };
+            self.step_on_cpu(parameters, gradients, moments, rate, factor, machine);
+        }
+        norm
+    }
+
+    /// Along the gradients times `factor`.
+    fn step_on_cpu<T: Float>(
         &self,
         parameters: &mut Parameters<T>,
         gradients: &Gradients<T>,
@@ -62,15 +107,11 @@ impl AdamW {
         machine: &Machine,
     ) {
         moments.steps += 1;
-        let power = i32::try_from(moments.steps).unwrap_or(i32::MAX);
-        let (mean, square) = (1.0 - self.beta1.powi(power), 1.0 - self.beta2.powi(power));
-        let all: Vec<Param> = parameters.all().collect();
-        let trained = all.into_iter().enumerate().filter(|&(_, param)| parameters.is_trained(param));
-        for (at, param) in trained.collect::<Vec<_>>() {
+        let (mean, square) = self.corrections(moments.steps);
+        for (at, param) in trained(parameters) {
             let rate = rate * parameters.rate(param);
-            let decay = if parameters.shape(param).len() > 1 { self.decay } else { 0.0 };
             let factors = StepFactors {
-                keep: T::of_f64(1.0 - rate * decay),
+                keep: T::of_f64(1.0 - rate * self.decay_of(parameters, param)),
                 rate: T::of_f64(rate / mean),
                 root: T::of_f64(1.0 / square.sqrt()),
                 beta1: T::of_f64(self.beta1),
@@ -87,6 +128,64 @@ impl AdamW {
             });
         }
     }
+
+    /// `1 − β₁ᵗ` and `1 − β₂ᵗ`.
+    fn corrections(&self, steps: u64) -> (f64, f64) {
+        let power = i32::try_from(steps).unwrap_or(i32::MAX);
+        (1.0 - self.beta1.powi(power), 1.0 - self.beta2.powi(power))
+    }
+
+    /// Biases and norms do not decay.
+    fn decay_of<T: Float>(&self, parameters: &Parameters<T>, param: Param) -> f64 {
+        if parameters.shape(param).len() > 1 { self.decay } else { 0.0 }
+    }
+
+    /// On a device: all parameters in one launch.
+    fn step_on_cuda<T: Float>(
+        &self,
+        parameters: &mut Parameters<T>,
+        gradients: &mut Gradients<T>,
+        moments: &mut Moments<T>,
+        rate: f64,
+        clip: f64,
+        operations: &Operations,
+    ) {
+        let mut arrays = Vec::new();
+        for (at, param) in trained(parameters) {
+            let (decay, factor) = (self.decay_of(parameters, param) as f32, parameters.rate(param) as f32);
+            let (value, half) = parameters.arrays_mut(param, operations);
+            let gradient = gradients.array(param, operations).expect("it is trained");
+            let moments = [&mut moments.first[at], &mut moments.second[at]];
+            let moments = moments.map(|moment| moment.array_mut(operations, Kind::F32));
+            arrays.push(ParameterArrays { value, gradient, moments, half, average: None, rate: factor, decay });
+        }
+        // Memory stays in place from step to step, and with it the table.
+        let table = match moments.table.take().filter(|table| table.is_of(&arrays)) {
+            Some(table) => table,
+            None => Arc::new(operations.optimizer_table(arrays)),
+        };
+        moments.steps += 1;
+        let (mean, square) = self.corrections(moments.steps);
+        operations.adamw(
+            &table,
+            &qkv_cuda::operations::StepFactors {
+                rate: rate as f32,
+                mean: (1.0 / mean) as f32,
+                root: (1.0 / square.sqrt()) as f32,
+                beta1: self.beta1 as f32,
+                beta2: self.beta2 as f32,
+                epsilon: self.epsilon as f32,
+                clip: clip as f32,
+                average: 0.0,
+            },
+        );
+        moments.table = Some(table);
+    }
+}
+
+/// Those that are trained, each with its number.
+fn trained<T: Float>(parameters: &Parameters<T>) -> Vec<(usize, Param)> {
+    parameters.all().enumerate().filter(|&(_, param)| parameters.is_trained(param)).collect()
 }
 
 #[derive(Clone, Copy)]

@@ -7,6 +7,7 @@ use crate::ops::dropout::{DropoutMask, apply_dropout};
 use crate::parameters::{Init, Param, Parameters};
 use crate::tape::{BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
+use qkv_cuda::operations::{Operations, Product};
 use qkv_simd::matmul::Operand;
 
 /// The adapter of a matrix.
@@ -99,6 +100,16 @@ impl<T: Float> Tape<'_, T> {
         let (rank, out) = (self.parameters.shape(adapter.a)[0], y.width());
         let dropout = DropoutMask::new(self, adapter.dropout);
         let input = dropped(self.machine, &x.value, dropout);
+        if let Some(operations) = self.machine.cuda() {
+            let mut inner = Tensor::activations(operations, &[rows, rank]);
+            let [a, b] = [adapter.a, adapter.b].map(|param| self.parameters.rounded_array(param, operations));
+            let scaled = inner.array_mut(operations);
+            operations.linear(&scaled, &input.array(operations), &a, None, [rows, rank, width]);
+            operations.scale(&scaled, adapter.scale as f32);
+            let y = y.array_mut(operations);
+            operations.product(&y, Product::new(&scaled), Product::transposed(&b), [rows, out, rank], true);
+            return AdapterCall { adapter, inner, dropout };
+        }
         let mut inner = Tensor::unwritten(self.pool, &[rows, rank]); // (R, r)
         let a = Operand::rows(self.parameters.get(adapter.a), rank, width).transposed();
         self.machine.product(inner.data_mut(), Operand::rows(input.data(), rows, width), a, false);
@@ -125,6 +136,9 @@ impl<T: Float> AdapterCall<T> {
         context: &mut BackwardContext<'_, T>,
     ) {
         let machine = context.machine;
+        if let Some(operations) = machine.cuda() {
+            return self.backward_on_cuda(operations, input, d_y, d_x, context);
+        }
         let (rows, width, rank) = (input.rows(), input.width(), self.inner.width());
         let out = context.parameters.shape(self.adapter.b)[0];
         let upstream = Operand::rows(d_y.data(), rows, out);
@@ -150,6 +164,40 @@ impl<T: Float> AdapterCall<T> {
         machine.product(through.data_mut(), d_inner, a, false);
         let through = dropped(machine, &through, self.dropout);
         crate::ops::add_assign(machine, d_x.data_mut(), through.data());
+    }
+}
+
+impl<T: Float> AdapterCall<T> {
+    fn backward_on_cuda(
+        &self,
+        operations: &Operations,
+        input: &Tensor<T>,
+        d_y: &Tensor<T>,
+        d_x: Option<&mut Tensor<T>>,
+        context: &mut BackwardContext<'_, T>,
+    ) {
+        let (rows, width, rank) = (input.rows(), input.width(), self.inner.width());
+        let out = context.parameters.shape(self.adapter.b)[0];
+        let [a, b] = [self.adapter.a, self.adapter.b].map(|param| context.parameters.rounded_array(param, operations));
+        let (upstream, inner) = (d_y.array(operations), self.inner.array(operations));
+        if let Some(sum) = context.gradients.array(self.adapter.b, operations) {
+            let (left, right) = (Product::transposed(&upstream), Product::new(&inner));
+            operations.product(&sum, left, right, [out, rank, rows], true); // (O, r)
+        }
+        let d_inner = operations.activations(rows * rank);
+        operations.product(&d_inner, Product::new(&upstream), Product::new(&b), [rows, rank, out], false);
+        operations.scale(&d_inner, self.adapter.scale as f32);
+        if let Some(sum) = context.gradients.array(self.adapter.a, operations) {
+            let input = dropped(context.machine, input, self.dropout).array(operations);
+            let (left, right) = (Product::transposed(&d_inner), Product::new(&input));
+            operations.product(&sum, left, right, [rank, width, rows], true); // (r, I)
+        }
+        let Some(d_x) = d_x else { return };
+        let mut through = Tensor::<T>::activations(operations, input.shape());
+        let array = through.array_mut(operations);
+        operations.product(&array, Product::new(&d_inner), Product::new(&a), [rows, width, rank], false);
+        let through = dropped(context.machine, &through, self.dropout);
+        operations.add(&d_x.array_mut(operations), &through.array(operations));
     }
 }
 

@@ -8,12 +8,25 @@ use qkv_simd::panels::{self, PackedMatrix};
 use qkv_simd::pass::Smooth;
 use qkv_simd::quantized::{self, Vectors};
 use qkv_simd::team::Team;
+use std::borrow::Cow;
 
 /// `f32` or `f64`.
 pub trait Float: qkv::Element<Acc = Self> + Smooth {
     /// Runs one of the crate's inner loops.
     #[doc(hidden)]
     fn run(isa: Isa, arguments: Loop<'_, Self>);
+
+    /// From the f32 of a device.
+    #[doc(hidden)]
+    fn from_floats(floats: Vec<f32>) -> Vec<Self> {
+        floats.into_iter().map(|x| Self::of_f64(f64::from(x))).collect()
+    }
+
+    /// As the f32 of a device.
+    #[doc(hidden)]
+    fn to_floats(elements: &[Self]) -> Cow<'_, [f32]> {
+        elements.iter().map(|x| x.to_f64() as f32).collect()
+    }
 
     /// `C = A · B` in bf16 arithmetic; `false`, and `C` untouched, where this type or this CPU has none.
     fn matmul_bf16(
@@ -54,6 +67,14 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
 impl Float for f32 {
     fn run(isa: Isa, arguments: Loop<'_, f32>) {
         loops::run_f32(isa, arguments);
+    }
+
+    fn from_floats(floats: Vec<f32>) -> Vec<f32> {
+        floats
+    }
+
+    fn to_floats(elements: &[f32]) -> Cow<'_, [f32]> {
+        Cow::Borrowed(elements)
     }
 
     fn matmul_bf16(

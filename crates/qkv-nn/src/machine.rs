@@ -1,7 +1,10 @@
-//! Threads, instruction set and precision of matrix products.
+//! What computes: threads, instruction set and precision of matrix products, or a GPU.
 
+use crate::device::Device;
 use crate::float::Float;
 use crate::loops::Loop;
+use qkv_cuda::operations::Operations;
+use qkv_cuda::{Cuda, Dtype};
 use qkv_simd::Isa;
 use qkv_simd::matmul::{Operand, PackBuffers, matmul};
 use qkv_simd::pass::Pass;
@@ -31,6 +34,8 @@ pub struct Machine {
     packed: Mutex<PackBuffers>,
     team: OnceLock<Team>,
     usage: Mutex<Usage>,
+    /// The GPU that computes instead of the CPU.
+    cuda: Option<Operations>,
 }
 
 /// What inference spent its time on, and what it read: counters that only grow, of which differences tell.
@@ -72,6 +77,20 @@ impl Machine {
             packed: Mutex::default(),
             team: OnceLock::new(),
             usage: Mutex::default(),
+            cuda: None,
+        }
+    }
+
+    /// On a device: `threads` of the CPU, or the first GPU, where `precision` is that of activations.
+    ///
+    /// # Errors
+    /// Where there is no GPU, or something that it needs is not installed.
+    pub fn on(device: Device, threads: usize, precision: Precision) -> Result<Machine, qkv_cuda::Error> {
+        let machine = Machine::new(threads).precision(precision);
+        let dtype = if precision == Precision::Bf16 { Dtype::Bf16 } else { Dtype::F32 };
+        match device {
+            Device::Cpu => Ok(machine),
+            Device::Cuda => Ok(machine.on_cuda(Cuda::new(0)?.operations(dtype)?)),
         }
     }
 
@@ -81,6 +100,25 @@ impl Machine {
         self
     }
 
+    /// With a GPU, on which tapes of this machine compute. What it does not have is computed on the CPU.
+    pub fn on_cuda(mut self, operations: Operations) -> Machine {
+        self.cuda = Some(operations);
+        self
+    }
+
+    /// The GPU that computes instead of the CPU, if there is one.
+    pub fn cuda(&self) -> Option<&Operations> {
+        self.cuda.as_ref()
+    }
+
+    /// Waits for the GPU, if there is one, and reports its first failure: no memory, a lost device.
+    ///
+    /// # Errors
+    /// That failure.
+    pub fn check(&self) -> Result<(), qkv_cuda::Error> {
+        self.cuda.as_ref().map_or(Ok(()), Operations::check)
+    }
+
     /// Number of threads.
     pub fn threads(&self) -> usize {
         self.threads
@@ -88,7 +126,7 @@ impl Machine {
 
     /// One thread with the same instruction set and precision, for work that is divided into whole batches.
     pub fn single(&self) -> Machine {
-        Machine { isa: self.isa, ..Machine::new(1) }.precision(self.precision)
+        Machine { isa: self.isa, cuda: self.cuda.clone(), ..Machine::new(1) }.precision(self.precision)
     }
 
     /// What inference with this machine spent its time on so far.

@@ -3,11 +3,13 @@
 //! low-rank adapter that is trained in its place ([`Adapter`]).
 
 use crate::adapter::Adapter;
+use crate::elements::Elements;
 use crate::float::Float;
 use crate::machine::Machine;
 use crate::pool::Pool;
 use crate::tensor::Tensor;
 use half::{bf16, f16};
+use qkv_cuda::operations::{Array, Kind, Operations};
 use qkv_simd::panels::PackedMatrix;
 use qkv_simd::pass::Pass;
 use qkv_simd::philox;
@@ -38,11 +40,11 @@ pub enum Init {
 }
 
 #[derive(Clone, Debug)]
-struct Entry<T> {
+struct Entry<T: Float> {
     name: String,
     shape: Vec<usize>,
     /// Shared with clones until one of them writes; empty where the quantized form alone is kept.
-    data: Arc<Vec<T>>,
+    data: Arc<Elements<T>>,
     /// The quantized matrix of which `data` is the widened copy, where the file had one.
     quantized: Option<Arc<QuantizedMatrix>>,
     /// The matrix in 16 bits of which `data` is the widened copy, where the file had one.
@@ -86,7 +88,7 @@ impl StoredMatrix<'_> {
     }
 }
 
-impl<T> Entry<T> {
+impl<T: Float> Entry<T> {
     /// Drops what was made from old elements.
     fn forget(&mut self) {
         (self.quantized, self.half, self.packed) = (None, None, OnceLock::new());
@@ -117,7 +119,7 @@ impl<T: Float> std::ops::Deref for Matrix<'_, T> {
 
 /// Named tensors, in the order in which they were added.
 #[derive(Clone, Debug, Default)]
-pub struct Parameters<T> {
+pub struct Parameters<T: Float> {
     entries: Vec<Entry<T>>,
     names: HashMap<String, usize>,
     /// Whether matrices are packed when they are first used for inference.
@@ -135,7 +137,7 @@ impl<T: Float> Parameters<T> {
     /// # Panics
     /// Where the name is taken.
     pub fn add(&mut self, name: &str, shape: &[usize], init: Init, seed: u64) -> Param {
-        let data = Arc::new(initial(name, shape, init, seed));
+        let data = Arc::new(initial(name, shape, init, seed).into());
         let at = self.entries.len();
         assert!(self.names.insert(name.to_owned(), at).is_none(), "two parameters are called `{name}`");
         let (name, shape) = (name.to_owned(), shape.to_vec());
@@ -158,11 +160,11 @@ impl<T: Float> Parameters<T> {
     pub fn set_rows(&mut self, param: Param, rows: usize, row: &[T]) {
         let entry = &mut self.entries[param.0];
         assert!(entry.shape.len() == 2 && entry.shape[1] == row.len(), "rows of `{}`", entry.name);
-        let data = Arc::make_mut(&mut entry.data);
+        let mut data = entry.data.to_vec();
         let before = entry.shape[0];
         data.truncate(rows * row.len());
         (before..rows).for_each(|_| data.extend_from_slice(row));
-        entry.shape[0] = rows;
+        (entry.data, entry.shape[0]) = (Arc::new(data.into()), rows);
         entry.forget();
     }
 
@@ -211,7 +213,7 @@ impl<T: Float> Parameters<T> {
     pub fn keep_quantized(&mut self, param: Param) {
         let entry = &mut self.entries[param.0];
         if entry.quantized.is_some() {
-            (entry.data, entry.rate) = (Arc::default(), 0.0);
+            (entry.data, entry.rate) = (Arc::new(Elements::zeros(0)), 0.0);
         }
     }
 
@@ -248,6 +250,30 @@ impl<T: Float> Parameters<T> {
         Matrix::Widened(widened)
     }
 
+    /// Its elements in device memory, f32.
+    pub(crate) fn array(&self, param: Param, operations: &Operations) -> Array {
+        self.entries[param.0].data.array(operations, Kind::F32)
+    }
+
+    /// Its elements in device memory for a product, as activations; widened first where there is the quantized form
+    /// alone.
+    pub(crate) fn rounded_array(&self, param: Param, operations: &Operations) -> Array {
+        let entry = &self.entries[param.0];
+        match entry.data.is_empty() && entry.quantized.is_some() {
+            true => operations.upload_activations(&T::to_floats(&self.values(param))),
+            false => entry.data.rounded(operations),
+        }
+    }
+
+    /// Its elements in device memory, for writing: f32, and the copy for products that has to follow.
+    pub(crate) fn arrays_mut(&mut self, param: Param, operations: &Operations) -> (Array, Option<Array>) {
+        let entry = &mut self.entries[param.0];
+        entry.data.array(operations, Kind::F32);
+        entry.forget();
+        let data = Arc::make_mut(&mut entry.data);
+        (data.array_mut(operations, Kind::F32), data.rounded_copy())
+    }
+
     /// Finds a parameter by name.
     pub fn find(&self, name: &str) -> Option<Param> {
         self.names.get(name).copied().map(Param)
@@ -264,7 +290,7 @@ impl<T: Float> Parameters<T> {
         let entry = &mut self.entries[param.0];
         entry.forget();
         if let Some(widened) = widened {
-            entry.data = Arc::new(widened);
+            entry.data = Arc::new(widened.into());
         }
         &mut Arc::make_mut(&mut entry.data)[..]
     }
@@ -350,6 +376,14 @@ impl<T: Float> Parameters<T> {
     /// # Panics
     /// Where the shapes differ.
     pub fn average(&mut self, others: &Parameters<T>, decay: f64, machine: &Machine) {
+        if let Some(operations) = machine.cuda() {
+            for param in others.trained().collect::<Vec<_>>() {
+                let (own, _) = self.arrays_mut(param, operations);
+                Arc::make_mut(&mut self.entries[param.0].data).forget_rounded();
+                operations.moving_average(&own, &others.array(param, operations), decay as f32);
+            }
+            return;
+        }
         let (decay, rest) = (T::of_f64(decay), T::of_f64(1.0 - decay));
         // What is frozen is the same in both.
         let entries = self.entries.iter_mut().zip(&others.entries).filter(|(_, other)| other.rate != 0.0);
@@ -368,7 +402,7 @@ impl<T: Float> Parameters<T> {
         let entry = |(at, entry): (usize, &Entry<T>)| Entry {
             name: entry.name.clone(),
             shape: entry.shape.clone(),
-            data: Arc::new(self.values(Param(at)).iter().map(round).collect()),
+            data: Arc::new(self.values(Param(at)).iter().map(round).collect::<Vec<U>>().into()),
             quantized: None,
             half: None,
             packed: OnceLock::new(),
@@ -425,8 +459,10 @@ fn initial<T: Float>(name: &str, shape: &[usize], init: Init, seed: u64) -> Vec<
 
 /// The gradient of each trained parameter, accumulated since it was last cleared.
 #[derive(Clone, Debug)]
-pub struct Gradients<T> {
-    sums: Vec<Vec<T>>,
+pub struct Gradients<T: Float> {
+    sums: Vec<Elements<T>>,
+    /// The device memory of all of them, one behind the other.
+    flat: Option<Array>,
 }
 
 /// Elements whose squares are summed together: the order of a norm does not depend on the threads.
@@ -435,8 +471,8 @@ const BLOCK: usize = 1 << 13;
 impl<T: Float> Gradients<T> {
     /// Zeros in the shapes of the parameters that are trained.
     pub fn of(parameters: &Parameters<T>) -> Self {
-        let zeros = |entry: &Entry<T>| vec![T::ZERO; if entry.rate == 0.0 { 0 } else { entry.count() }];
-        Gradients { sums: parameters.entries.iter().map(zeros).collect() }
+        let zeros = |entry: &Entry<T>| Elements::zeros(if entry.rate == 0.0 { 0 } else { entry.count() });
+        Gradients { sums: parameters.entries.iter().map(zeros).collect(), flat: None }
     }
 
     /// The gradient of one parameter; empty where it is frozen.
@@ -446,7 +482,23 @@ impl<T: Float> Gradients<T> {
 
     /// The gradient of one parameter, to be added to; `None` where it is frozen.
     pub(crate) fn sum(&mut self, param: Param) -> Option<&mut [T]> {
-        Some(&mut self.sums[param.0][..]).filter(|sum| !sum.is_empty())
+        Some(&mut self.sums[param.0]).filter(|sum| !sum.is_empty()).map(|sum| &mut sum[..])
+    }
+
+    /// The gradient of one parameter in device memory, to be added to; `None` where it is frozen.
+    pub(crate) fn array(&mut self, param: Param, operations: &Operations) -> Option<Array> {
+        if self.flat.is_none() {
+            let total = self.sums.iter().map(|sum| padded(sum.count())).sum();
+            let flat = operations.empty(Kind::F32, total, "gradients");
+            let mut start = 0;
+            for sum in &mut self.sums {
+                sum.move_to(operations, flat.slice(start..start + sum.count()));
+                start += padded(sum.count());
+            }
+            self.flat = Some(flat);
+        }
+        let sum = &mut self.sums[param.0];
+        (sum.count() > 0).then(|| sum.array_mut(operations, Kind::F32))
     }
 
     /// The gradient of one parameter, for writing; empty where it is frozen.
@@ -456,6 +508,14 @@ impl<T: Float> Gradients<T> {
 
     /// Adds other gradients of the same parameters.
     pub fn add(&mut self, others: &Gradients<T>, machine: &Machine) {
+        if let Some(operations) = machine.cuda() {
+            let pairs = self.sums.iter_mut().zip(&others.sums).filter(|(sum, _)| sum.count() > 0);
+            for (sum, other) in pairs {
+                let sum = sum.array_mut(operations, Kind::F32);
+                operations.add(&sum, &other.array(operations, Kind::F32));
+            }
+            return;
+        }
         for (sums, others) in self.sums.iter_mut().zip(&others.sums) {
             crate::ops::add_assign(machine, sums, others);
         }
@@ -463,6 +523,9 @@ impl<T: Float> Gradients<T> {
 
     /// Sets all gradients to zero.
     pub fn clear(&mut self, machine: &Machine) {
+        if machine.cuda().is_some() {
+            return self.sums.iter_mut().for_each(Elements::clear);
+        }
         let parts = self.sums.iter_mut().flat_map(|sums| sums.chunks_mut(1 << 18)).collect();
         machine.each(parts, |_, part: &mut [T]| part.fill(T::ZERO));
     }
@@ -480,4 +543,9 @@ impl<T: Float> Gradients<T> {
         });
         squares.iter().sum::<f64>().sqrt()
     }
+}
+
+/// Elements from one gradient to the next: each begins at a multiple of 256 bytes.
+fn padded(len: usize) -> usize {
+    len.next_multiple_of(64)
 }

@@ -8,6 +8,7 @@ use crate::parameters::{Gradients, Param, Parameters};
 use crate::pool::Pool;
 use crate::tensor::Tensor;
 use qkv::Scratch;
+use qkv_cuda::operations::{Array, Operations};
 use std::collections::HashMap;
 
 /// A value on the tape. Its memory is freed with the last clone, unless an operation saves it for the backward pass:
@@ -335,6 +336,31 @@ impl<T: Float> BackwardContext<'_, T> {
     }
 }
 
+impl<T: Float> BackwardContext<'_, T> {
+    /// The accumulated gradient of an input of that shape in device memory, for operations that add to it; `None` for
+    /// constants. Says whether there is one already: otherwise its content is arbitrary, and has to be written.
+    pub fn sum_array(
+        &mut self,
+        slot: Option<usize>,
+        shape: &[usize],
+        operations: &Operations,
+    ) -> Option<(Array, bool)> {
+        let sum = &mut self.slots[slot?];
+        let there = sum.is_some();
+        let sum = sum.get_or_insert_with(|| Tensor::activations(operations, shape));
+        Some((sum.array_mut(operations), there))
+    }
+
+    /// The same, zero where there is none yet.
+    pub fn sum_or_zeros(&mut self, slot: Option<usize>, shape: &[usize], operations: &Operations) -> Option<Array> {
+        let (array, there) = self.sum_array(slot, shape, operations)?;
+        if !there {
+            operations.clear(&array);
+        }
+        Some(array)
+    }
+}
+
 /// `sum += gradient`, in place in whichever of the two is not shared.
 fn add<T: Float>(sum: &mut Option<Tensor<T>>, mut gradient: Tensor<T>, machine: &Machine) {
     let Some(mut before) = sum.take() else {
@@ -343,6 +369,12 @@ fn add<T: Float>(sum: &mut Option<Tensor<T>>, mut gradient: Tensor<T>, machine: 
     };
     if !before.is_unshared() && gradient.is_unshared() {
         std::mem::swap(&mut before, &mut gradient);
+    }
+    if let Some(operations) = machine.cuda() {
+        let array = before.array_mut(operations);
+        operations.add(&array, &gradient.array(operations));
+        *sum = Some(before);
+        return;
     }
     crate::ops::add_assign(machine, before.data_mut(), gradient.data());
     *sum = Some(before);

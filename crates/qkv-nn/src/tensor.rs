@@ -1,8 +1,10 @@
 //! Row-major tensors with copy-on-write memory: clones are cheap and share their elements until one is written.
 
 use crate::device::Device;
+use crate::elements::Elements;
 use crate::float::Float;
 use crate::pool::Pool;
+use qkv_cuda::operations::{Array, Operations};
 use std::fmt;
 use std::sync::Arc;
 
@@ -10,20 +12,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct Tensor<T: Float> {
     shape: Vec<usize>,
-    buffer: Arc<Buffer<T>>,
-}
-
-struct Buffer<T: Float> {
-    data: Vec<T>,
-    pool: Option<Pool<T>>,
-}
-
-impl<T: Float> Drop for Buffer<T> {
-    fn drop(&mut self) {
-        if let Some(pool) = &self.pool {
-            pool.give(std::mem::take(&mut self.data));
-        }
-    }
+    elements: Arc<Elements<T>>,
 }
 
 impl<T: Float> fmt::Debug for Tensor<T> {
@@ -39,13 +28,13 @@ impl<T: Float> Tensor<T> {
     /// Where the shape has another number of elements.
     pub fn new(data: Vec<T>, shape: &[usize]) -> Self {
         assert_eq!(data.len(), shape.iter().product::<usize>(), "shape {shape:?}");
-        Tensor { shape: shape.to_vec(), buffer: Arc::new(Buffer { data, pool: None }) }
+        Tensor { shape: shape.to_vec(), elements: Arc::new(data.into()) }
     }
 
     /// Uninitialized elements, with arbitrary values, from the pool.
     pub(crate) fn unwritten(pool: &Pool<T>, shape: &[usize]) -> Self {
-        let data = pool.take(shape.iter().product());
-        Tensor { shape: shape.to_vec(), buffer: Arc::new(Buffer { data, pool: Some(pool.clone()) }) }
+        let len = shape.iter().product();
+        Tensor { shape: shape.to_vec(), elements: Arc::new(Elements::pooled(pool, pool.take(len), len)) }
     }
 
     /// Zeros from the pool.
@@ -59,7 +48,31 @@ impl<T: Float> Tensor<T> {
     pub(crate) fn adopted(pool: &Pool<T>, data: Vec<T>, shape: &[usize]) -> Self {
         assert_eq!(data.len(), shape.iter().product::<usize>(), "shape {shape:?}");
         pool.adopt(data.len());
-        Tensor { shape: shape.to_vec(), buffer: Arc::new(Buffer { data, pool: Some(pool.clone()) }) }
+        let len = data.len();
+        Tensor { shape: shape.to_vec(), elements: Arc::new(Elements::pooled(pool, data, len)) }
+    }
+
+    /// An array in device memory.
+    pub(crate) fn on_device(operations: &Operations, array: Array, shape: &[usize]) -> Self {
+        assert_eq!(array.len(), shape.iter().product::<usize>(), "shape {shape:?}");
+        Tensor { shape: shape.to_vec(), elements: Arc::new(Elements::on_device(operations, array)) }
+    }
+
+    /// Activations in device memory with any content.
+    pub(crate) fn activations(operations: &Operations, shape: &[usize]) -> Self {
+        Tensor::on_device(operations, operations.activations(shape.iter().product()), shape)
+    }
+
+    /// Its elements in device memory; copied there as activations, if they are not.
+    pub(crate) fn array(&self, operations: &Operations) -> Array {
+        self.elements.array(operations, operations.activation_kind())
+    }
+
+    /// Its elements in device memory, for writing; copied first where a clone shares them.
+    pub(crate) fn array_mut(&mut self, operations: &Operations) -> Array {
+        // A copy in the type that is there.
+        self.elements.array(operations, operations.activation_kind());
+        Arc::make_mut(&mut self.elements).array_mut(operations, operations.activation_kind())
     }
 
     /// Its shape.
@@ -69,35 +82,22 @@ impl<T: Float> Tensor<T> {
 
     /// Its device.
     pub fn device(&self) -> Device {
-        Device::Cpu
+        if self.elements.is_on_device() { Device::Cuda } else { Device::Cpu }
     }
 
     /// Its elements, row-major.
     pub fn data(&self) -> &[T] {
-        &self.buffer.data[..self.len()]
+        &self.elements
     }
 
     /// Its elements, for writing; copied first where a clone shares them.
     pub fn data_mut(&mut self) -> &mut [T] {
-        let len = self.len();
-        if Arc::get_mut(&mut self.buffer).is_none() {
-            let data = match &self.buffer.pool {
-                Some(pool) => {
-                    let mut data = pool.take(len);
-                    data[..len].copy_from_slice(&self.buffer.data[..len]);
-                    data
-                }
-                None => self.buffer.data[..len].to_vec(),
-            };
-            self.buffer = Arc::new(Buffer { data, pool: self.buffer.pool.clone() });
-        }
-        let buffer = Arc::get_mut(&mut self.buffer).expect("just made unshared");
-        &mut buffer.data[..len]
+        &mut Arc::make_mut(&mut self.elements)[..]
     }
 
     /// Whether no clone shares its memory.
     pub(crate) fn is_unshared(&mut self) -> bool {
-        Arc::get_mut(&mut self.buffer).is_some()
+        Arc::get_mut(&mut self.elements).is_some()
     }
 
     /// Number of elements.

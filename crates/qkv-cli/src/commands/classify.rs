@@ -3,15 +3,16 @@
 
 use crate::arguments::{ADAPTER, Argument, Arguments, Kind, Matches, THREADS};
 use crate::command::{Command, Run, Status};
+use crate::device::DEVICE;
 use crate::failure::Failure;
 use crate::lines::{BatchResult, Line, Lines, for_each_line};
 use crate::output::Print;
 use crate::terminal::TerminalStyle;
-use crate::{input, threads};
+use crate::{device, input, threads};
 use qkv_explore::{capture, draw, token_weights};
 use qkv_models::image::Image;
 use qkv_models::{Classifier, Han, Reading};
-use qkv_nn::Machine;
+use qkv_nn::{Device, Machine};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -58,7 +59,7 @@ const ARGUMENTS: Arguments = &[
             Argument::new("json", Kind::Switch, "One JSON object for each text or image"),
         ],
     ),
-    ("Computation", &[THREADS]),
+    ("Computation", &[DEVICE, THREADS]),
 ];
 
 struct ClassifyArgs {
@@ -70,6 +71,7 @@ struct ClassifyArgs {
     weights: bool,
     json: bool,
     threads: Option<usize>,
+    device: Device,
 }
 
 /// Lines that are classified together at most.
@@ -80,7 +82,7 @@ const IMAGE_BATCH: usize = 64;
 impl Run for ClassifyArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         threads::on(self.threads, || {
-            let machine = Machine::new(rayon::current_num_threads());
+            let machine = device::machine(self.device)?;
             let model = Classifier::open_with(&self.model, self.adapter.as_deref())?;
             match &model {
                 _ if !self.images.is_empty() => self.classify_images(&model, &machine, print)?,
@@ -118,6 +120,7 @@ impl ClassifyArgs {
             weights: matches.switch("weights"),
             json: matches.switch("json"),
             threads: matches.count("threads"),
+            device: device::parse(matches),
         }
     }
 

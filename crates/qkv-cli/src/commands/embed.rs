@@ -3,13 +3,14 @@
 use crate::arguments::{ADAPTER, Argument, Arguments, Kind, Matches, THREADS};
 use crate::atomic_file::OutputPath;
 use crate::command::{Command, Run, Status};
+use crate::device::DEVICE;
 use crate::failure::Failure;
 use crate::lines::{Lines, for_each_line};
 use crate::output::Print;
-use crate::threads;
+use crate::{device, threads};
 use qkv_models::Encoder;
 use qkv_models::files::tensors::{NamedTensor, Storage, to_bytes};
-use qkv_nn::Machine;
+use qkv_nn::Device;
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -52,7 +53,7 @@ const ARGUMENTS: Arguments = &[
                 .conflicts(&["output"]),
         ],
     ),
-    ("Computation", &[THREADS]),
+    ("Computation", &[DEVICE, THREADS]),
 ];
 
 struct EmbedArgs {
@@ -63,6 +64,7 @@ struct EmbedArgs {
     output: Option<PathBuf>,
     similarity: bool,
     threads: Option<usize>,
+    device: Device,
 }
 
 impl EmbedArgs {
@@ -75,6 +77,7 @@ impl EmbedArgs {
             output: matches.path("output"),
             similarity: matches.switch("similarity"),
             threads: matches.count("threads"),
+            device: device::parse(matches),
         }
     }
 }
@@ -87,7 +90,7 @@ impl Run for EmbedArgs {
         threads::on(self.threads, || {
             let output = self.output.as_deref().map(|path| OutputPath::new(path, self.input.as_deref())).transpose()?;
             let encoder = Encoder::open_with(&self.model, self.adapter.as_deref())?;
-            let machine = Machine::new(rayon::current_num_threads());
+            let machine = device::machine(self.device)?;
             let lines = Lines::new(&self.texts, self.input.as_deref())?;
             let collects = output.is_some() || self.similarity;
             let mut embedded: Vec<Option<(String, Vec<f32>)>> = Vec::new();

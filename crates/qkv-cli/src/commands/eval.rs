@@ -15,7 +15,7 @@ use crate::command::{Command, Run, Status};
 use crate::failure::Failure;
 use crate::lines::Lines;
 use crate::output::Print;
-use crate::{embedded, input, threads};
+use crate::{device, embedded, input, threads};
 use args::{ARGUMENTS, EXAMPLES, EvalArgs, EvalSource};
 use indicatif::{ProgressBar, ProgressStyle};
 use qkv_models::metrics::{bleu::Bleu, chrf::Chrf, exact::Exact, perplexity};
@@ -39,7 +39,7 @@ impl Run for EvalArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         threads::on(self.threads, || {
             if let EvalSource::Model { folder: Some(folder), data } = &self.source
-                && let Some(found) = evaluate_labels(folder, self.adapter.as_deref(), data)?
+                && let Some(found) = evaluate_labels(self, folder, data)?
             {
                 print(&if self.json { labels::to_json(folder, &found) } else { labels::to_text(&found) })?;
                 return Ok(Status::Done);
@@ -57,15 +57,19 @@ impl Run for EvalArgs {
 }
 
 /// Scores of labels or of plain text; `None` for a model that translates.
-fn evaluate_labels(model: &Path, adapter: Option<&Path>, data: &Path) -> Result<Option<Evaluation>, Failure> {
-    let machine = Machine::new(rayon::current_num_threads());
+fn evaluate_labels(args: &EvalArgs, model: &Path, data: &Path) -> Result<Option<Evaluation>, Failure> {
+    let adapter = args.adapter.as_deref();
     let is_file = model.is_file();
     if !is_file && (!model.is_dir() || !model.join("config.json").exists()) {
         return Ok(None);
     }
     if !is_file && Evaluation::is_of_labels(model)? {
         input::check(data)?;
-        return Ok(Some(Evaluation::of_labels(&Classifier::open_with(model, adapter)?, data, &machine)?));
+        return Ok(Some(Evaluation::of_labels(
+            &Classifier::open_with(model, adapter)?,
+            data,
+            &device::machine(args.device)?,
+        )?));
     }
     // Pairs are lines of `source ⇥ target`; any other file is text, which a decoder-only model predicts.
     let name = data.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
@@ -78,7 +82,7 @@ fn evaluate_labels(model: &Path, adapter: Option<&Path>, data: &Path) -> Result<
         };
     }
     input::check(data)?;
-    Ok(Some(Evaluation::of_text(&Generator::open_with(model, adapter)?, data, &machine)?))
+    Ok(Some(Evaluation::of_text(&Generator::open_with(model, adapter)?, data, &device::machine(args.device)?)?))
 }
 
 fn lines_of(path: &Path) -> Result<Vec<String>, Failure> {
@@ -112,7 +116,7 @@ fn evaluate_model(args: &EvalArgs, folder: Option<&Path>, data: &Path) -> Result
             }
         }
     }
-    let machine = Machine::new(rayon::current_num_threads());
+    let machine = device::machine(args.device)?;
     let (outputs, seconds) = translate(args, &translator, &pairs, &machine)?;
     if let Some(output) = output {
         output.write(outputs.iter().map(|line| format!("{line}\n")).collect::<String>().as_bytes())?;

@@ -6,13 +6,12 @@ mod args;
 use crate::command::{Command, Run, Status};
 use crate::failure::Failure;
 use crate::output::Print;
-use crate::{embedded, input, threads};
+use crate::{device, embedded, input, threads};
 use args::{ARGUMENTS, EXAMPLES, ExploreArgs};
 use qkv::{Attention, Mask};
 use qkv_explore::server::{ServedModel, Server, Settings};
 use qkv_explore::{Observer, file};
 use qkv_models::image::Image;
-use qkv_nn::Machine;
 use std::path::{Path, PathBuf};
 
 /// The longest list of tokens, in bytes.
@@ -38,7 +37,7 @@ impl Run for ExploreArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         // Requests are answered on threads of the server, outside of any pool but the global one.
         threads::set_global(self.threads)?;
-        let mut settings = Settings::new(Machine::new(rayon::current_num_threads()));
+        let mut settings = Settings::new(device::machine(self.device)?);
         (settings.address, settings.port) = (self.address, self.port);
         match &self.recording {
             Some(path) => {

@@ -2,12 +2,13 @@
 
 use crate::arguments::{ADAPTER, Argument, Arguments, Kind, Matches, THREADS};
 use crate::command::{Command, Run, Status};
+use crate::device::DEVICE;
 use crate::failure::Failure;
 use crate::lines::{Lines, for_each_line};
 use crate::output::Print;
-use crate::threads;
+use crate::{device, threads};
 use qkv_models::Encoder;
-use qkv_nn::Machine;
+use qkv_nn::Device;
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -37,7 +38,7 @@ const ARGUMENTS: Arguments = &[
         "Output: `WORD⇥TAG` for each word, an empty line after each text",
         &[Argument::new("json", Kind::Switch, "One JSON object for each text")],
     ),
-    ("Computation", &[THREADS]),
+    ("Computation", &[DEVICE, THREADS]),
 ];
 
 struct TagArgs {
@@ -47,6 +48,7 @@ struct TagArgs {
     input: Option<PathBuf>,
     json: bool,
     threads: Option<usize>,
+    device: Device,
 }
 
 impl TagArgs {
@@ -58,6 +60,7 @@ impl TagArgs {
             input: matches.path("input"),
             json: matches.switch("json"),
             threads: matches.count("threads"),
+            device: device::parse(matches),
         }
     }
 
@@ -76,7 +79,7 @@ impl Run for TagArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         threads::on(self.threads, || {
             let encoder = Encoder::open_with(&self.model, self.adapter.as_deref())?;
-            let machine = Machine::new(rayon::current_num_threads());
+            let machine = device::machine(self.device)?;
             for_each_line(
                 Lines::new(&self.texts, self.input.as_deref())?,
                 BATCH,

@@ -55,6 +55,7 @@ impl TrainArgs {
             true => open(self, ranks)?,
             false => train::Run::join(ranks.clone(), rayon::current_num_threads())?,
         };
+        run.move_to(self.device)?;
         let mut log = TrainLog::new(if first { self.log_format } else { LogFormat::Quiet }, &run);
         log.start(&run);
         let stop = stop_flag()?;

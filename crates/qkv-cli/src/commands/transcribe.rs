@@ -8,15 +8,16 @@ mod format;
 
 use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
 use crate::command::{Command, Run, Status};
+use crate::device::DEVICE;
 use crate::failure::Failure;
 use crate::lines::report;
 use crate::output::Print;
-use crate::{input, threads};
+use crate::{device, input, threads};
 use format::{Cues, Format};
 use indicatif::{ProgressBar, ProgressStyle};
 use qkv_models::audio::Recording;
 use qkv_models::{Recognizer, Task, TranscribeOptions};
-use qkv_nn::Machine;
+use qkv_nn::{Device, Machine};
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 
@@ -68,7 +69,7 @@ const ARGUMENTS: Arguments = &[
                 .default("1"),
         ],
     ),
-    ("Computation", &[THREADS]),
+    ("Computation", &[DEVICE, THREADS]),
 ];
 
 /// How to get a model, where none is named.
@@ -82,6 +83,7 @@ struct TranscribeArgs {
     format: Format,
     options: TranscribeOptions,
     threads: Option<usize>,
+    device: Device,
 }
 
 impl TranscribeArgs {
@@ -111,6 +113,7 @@ impl TranscribeArgs {
                 ..defaults
             },
             threads: matches.count("threads"),
+            device: device::parse(matches),
         })
     }
 }
@@ -126,7 +129,7 @@ impl Run for TranscribeArgs {
             };
             input::check(model)?;
             let recognizer = Recognizer::open(model)?;
-            let machine = Machine::new(rayon::current_num_threads());
+            let machine = device::machine(self.device)?;
             let mut failed = 0;
             let sources: Vec<Option<&Path>> = match &self.audio[..] {
                 [] => vec![None],

@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::lines::{BatchResult, Line, Lines, for_each_line, report};
 use crate::output::{LineOutput, Print, note};
 use crate::terminal::TerminalStyle;
-use crate::{embedded, threads};
+use crate::{device, embedded, threads};
 use args::{ARGUMENTS, AlignFormat, EXAMPLES, TranslateArgs};
 use format::TranslatedLine;
 use qkv_models::{Search, Translator};
@@ -33,7 +33,7 @@ impl Run for TranslateArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         threads::on(self.threads, || {
             let translator = embedded::translator(self.model.as_deref())?;
-            let mut session = TranslateSession::new(self, &translator);
+            let mut session = TranslateSession::new(self, &translator)?;
             let lines = Lines::new(&self.texts, self.input.as_deref())?;
             let mut output = LineOutput::new(self.output.as_deref(), self.append, self.input.as_deref(), print)?;
             if self.texts.is_empty() && self.input.is_none() && io::stdin().is_terminal() {
@@ -79,16 +79,16 @@ struct TranslateSession<'a> {
 }
 
 impl<'a> TranslateSession<'a> {
-    fn new(args: &'a TranslateArgs, translator: &'a Translator) -> Self {
+    fn new(args: &'a TranslateArgs, translator: &'a Translator) -> Result<Self, Failure> {
         let search = args.search.apply_to(&translator.search, args.n_best);
         let plain = args.texts.is_empty() || args.json || args.scores || args.n_best > 1 || args.output.is_some();
         let align = args.align.unwrap_or(match !plain && io::stdout().is_terminal() {
             true => AlignFormat::Draw,
             false => AlignFormat::None,
         });
-        let machine = Machine::new(rayon::current_num_threads());
+        let machine = device::machine(args.device)?;
         let style = TerminalStyle::of_stdout();
-        TranslateSession { args, translator, search, machine, style, align, translated: 0 }
+        Ok(TranslateSession { args, translator, search, machine, style, align, translated: 0 })
     }
 
     /// Translates a batch. A line that the model cannot take fails alone.

@@ -47,6 +47,9 @@ EXPORT Code cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, vo
 EXPORT Code cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
     NEEDS_CONTEXT memcpy(to, (void*)from, bytes); return OK;
 }
+EXPORT Code cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream) {
+    NEEDS_CONTEXT memcpy((void*)to, (void*)from, bytes); return OK;
+}
 EXPORT Code cuMemsetD8Async(uint64_t at, unsigned char x, size_t bytes, void* stream) {
     NEEDS_CONTEXT memset((void*)at, x, bytes); return OK;
 }

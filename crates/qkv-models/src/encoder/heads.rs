@@ -6,7 +6,7 @@ use crate::batch::{IGNORE, Rows};
 use crate::classifier::probabilities;
 use crate::labelled::Question;
 use crate::{Error, Result};
-use qkv_nn::{Loss, Machine, Tape, Target};
+use qkv_nn::{Machine, PendingLoss, Tape, Target};
 
 /// The longest answer, in tokens.
 const LONGEST_ANSWER: usize = 30;
@@ -75,7 +75,7 @@ struct Window {
 
 impl Encoder {
     /// The loss of a batch; the gradient of each label is multiplied by `scale`.
-    pub(crate) fn loss(&self, tape: &mut Tape<'_, f32>, examples: &Examples, scale: f64) -> Result<Loss> {
+    pub(crate) fn loss(&self, tape: &mut Tape<'_, f32>, examples: &Examples, scale: f64) -> Result<PendingLoss> {
         let pad = self.config.pad_token_id;
         let rows: Vec<Vec<u32>> = examples.0.iter().map(|example| example.ids.clone()).collect();
         let rows = Rows::new(&rows, pad);

@@ -14,7 +14,7 @@ use crate::start::Start;
 use crate::text::tokenizer::Tokenizer;
 use crate::{Architecture, Error, ModelConfig, Result, finite};
 use qkv_nn::layers::Builder;
-use qkv_nn::{Loss, Machine, Parameters, Pool, Tape, Target};
+use qkv_nn::{Machine, Parameters, PendingLoss, Pool, Tape, Target};
 use serde::Serialize;
 use std::path::Path;
 
@@ -186,7 +186,7 @@ impl Han {
         documents: &[(Document, u32)],
         smoothing: f64,
         scale: f64,
-    ) -> Result<Loss> {
+    ) -> Result<PendingLoss> {
         let read: Vec<&Document> = documents.iter().map(|(document, _)| document).collect();
         let ids: Vec<u32> = documents.iter().map(|(_, class)| *class).collect();
         let x = self.model.forward(tape, &read, self.tokenizer.pad())?; // (D, 1, 2H)

@@ -178,8 +178,8 @@ impl SavedCheckpoint {
         let moments = file(MOMENTS)?;
         for (at, param) in state.weights.all().enumerate().filter(|&(_, param)| state.weights.is_trained(param)) {
             let (name, shape) = (state.weights.name(param), state.weights.shape(param));
-            state.moments.first[at] = moments.read_shaped(&format!("{name}{FIRST}"), shape)?;
-            state.moments.second[at] = moments.read_shaped(&format!("{name}{SECOND}"), shape)?;
+            state.moments.first[at] = moments.read_shaped(&format!("{name}{FIRST}"), shape)?.into();
+            state.moments.second[at] = moments.read_shaped(&format!("{name}{SECOND}"), shape)?.into();
         }
         state.moments.steps = files.progress.step;
         Ok(files.progress)

@@ -19,7 +19,7 @@ use crate::{
     Describer, DetectConfig, Detector, Encoder, EncoderConfig, Error, Generator, Han, HanConfig, Model, ModelConfig,
     Recipe, Result, Vit, VitConfig, Vqa, VqaConfig,
 };
-use qkv_nn::{Loss, Parameters, Tape};
+use qkv_nn::{Parameters, PendingLoss, Tape};
 use std::path::Path;
 
 /// The model of a run.
@@ -264,7 +264,13 @@ impl TrainedModel {
     }
 
     /// The loss of a batch; the gradient of each label is multiplied by `scale`.
-    pub fn loss(&self, tape: &mut Tape<'_, f32>, batch: &TrainBatch, smoothing: f64, scale: f64) -> Result<Loss> {
+    pub fn loss(
+        &self,
+        tape: &mut Tape<'_, f32>,
+        batch: &TrainBatch,
+        smoothing: f64,
+        scale: f64,
+    ) -> Result<PendingLoss> {
         match (self, batch) {
             (TrainedModel::Text(Translator { model, .. }), TrainBatch::Text(batch))
             | (TrainedModel::Generator(Generator { model, .. }), TrainBatch::Text(batch)) => {

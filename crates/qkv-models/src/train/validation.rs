@@ -49,7 +49,7 @@ pub(super) fn validate(
                     (&ids[..length], &answers[..length])
                 });
                 let mut tape = Tape::inference(parameters, pool, machine);
-                loss += model.loss(&mut tape, &Batch::of_answers(rows, pad), 0.0, 1.0)?;
+                loss += model.loss(&mut tape, &Batch::of_answers(rows, pad), 0.0, 1.0)?.read();
             }
             let nll = loss.nll / loss.rows.max(1) as f64;
             return Ok(Validation { step, loss: nll, perplexity: perplexity(nll), ..Validation::default() });
@@ -182,7 +182,7 @@ fn of_text(
         (0..(text.dev.len() - 1) / text.block).map(|row| &text.dev[row * text.block..][..text.block + 1]).collect();
     for rows in rows.chunks((TOKENS / text.block).max(1)) {
         let mut tape = Tape::inference(parameters, pool, machine);
-        loss += model.loss(&mut tape, &Batch::of_text(rows.iter().copied()), 0.0, 1.0)?;
+        loss += model.loss(&mut tape, &Batch::of_text(rows.iter().copied()), 0.0, 1.0)?.read();
     }
     let nll = loss.nll / loss.rows.max(1) as f64;
     Ok(Validation { step, loss: nll, perplexity: perplexity(nll), ..Validation::default() })
@@ -253,7 +253,7 @@ fn loss_of(encoder: &Encoder, examples: &[Example], machine: &Machine, pool: &Po
     let mut loss = Loss::default();
     for examples in examples.chunks(TOGETHER) {
         let mut tape = Tape::inference(&encoder.parameters, pool, machine);
-        loss += encoder.loss(&mut tape, &Examples(examples.to_vec()), 1.0)?;
+        loss += encoder.loss(&mut tape, &Examples(examples.to_vec()), 1.0)?.read();
     }
     Ok(loss.nll / loss.rows.max(1) as f64)
 }

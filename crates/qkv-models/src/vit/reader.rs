@@ -15,7 +15,7 @@ use crate::provenance::Provenance;
 use crate::start::Start;
 use crate::{Architecture, Error, Result, finite};
 use qkv_nn::layers::Builder;
-use qkv_nn::{Loss, Machine, Parameters, Pool, Tape, Target, Tensor};
+use qkv_nn::{Machine, Parameters, PendingLoss, Pool, Tape, Target, Tensor};
 use serde_json::Value;
 use std::path::Path;
 
@@ -182,7 +182,7 @@ impl Vit {
         (images, classes): (&[Image], &[u32]),
         smoothing: f64,
         scale: f64,
-    ) -> Result<Loss> {
+    ) -> Result<PendingLoss> {
         let x = self.model.forward(tape, self.patches(images))?; // (B, 1, C)
         let head = self.model.head();
         Ok(tape.cross_entropy(&x, head.weight, head.bias, Target { ids: classes, ignore: None, smoothing, scale }))

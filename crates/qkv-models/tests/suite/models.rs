@@ -1,11 +1,13 @@
 //! What is true of every model: the parallel pass and the steps agree, gradients flow, threads change nothing.
 
 use qkv::{Attention, Bias, Features, Mask};
+use qkv_cuda::{Cuda, Dtype};
 use qkv_models::{
     Architecture, Batch, GptConfig, Model, ModelConfig, RecurrentConfig, Rows, SpecialTokens, TransformerConfig,
 };
 use qkv_nn::layers::{AttentionStyle, FeedKind, NormKind, NormPlace, PositionKind};
 use qkv_nn::{AdamW, Gradients, Machine, Moments, Parameters, Pool, Precision, Tape};
+use std::io::Write;
 
 const SPECIALS: SpecialTokens = SpecialTokens { pad: 0, bos: 1, eos: 2 };
 
@@ -156,20 +158,25 @@ fn train(
     threads: usize,
     precision: Precision,
 ) -> (Vec<f64>, Parameters<f32>) {
+    train_on(architecture, steps, &Machine::new(threads).precision(precision))
+}
+
+fn train_on(architecture: Architecture, steps: usize, machine: &Machine) -> (Vec<f64>, Parameters<f32>) {
     let (model, mut parameters) = model(architecture);
-    let (pool, machine) = (Pool::new(), Machine::new(threads).precision(precision));
+    let (pool, threads) = (Pool::new(), machine.threads());
     let workers = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
     let (mut gradients, mut moments) = (Gradients::of(&parameters), Moments::of(&parameters));
     let batch = batch();
     let losses = workers.install(|| {
         (0..steps)
             .map(|step| {
-                gradients.clear(&machine);
-                let mut tape = Tape::training(&parameters, &mut gradients, &pool, &machine, step as u64);
+                gradients.clear(machine);
+                let mut tape = Tape::training(&parameters, &mut gradients, &pool, machine, step as u64);
                 let loss = model.loss(&mut tape, &batch, 0.1, 1.0 / batch.tokens() as f64).unwrap();
                 tape.backward();
                 drop(tape);
-                AdamW::default().step(&mut parameters, &gradients, &mut moments, 0.01, 1.0, &machine);
+                AdamW::default().step(&mut parameters, &mut gradients, &mut moments, 0.01, machine);
+                let loss = loss.read();
                 loss.smoothed / loss.rows as f64
             })
             .collect()
@@ -182,6 +189,25 @@ fn every_model_learns_a_few_sentences() {
     for (name, architecture) in all() {
         let (losses, _) = train(architecture, 60, 2, Precision::F32);
         assert!(losses[59] < 0.7 * losses[0], "{name}: {} to {}", losses[0], losses[59]);
+    }
+}
+
+#[test]
+fn every_model_trains_on_a_device_as_on_the_cpu() {
+    let operations = match Cuda::emulated().and_then(|cuda| cuda.operations(Dtype::F32)) {
+        Ok(operations) => operations,
+        // Around the harness, which captures the output of tests that pass.
+        Err(error) => return drop(writeln!(std::io::stderr(), "skipped: {error}")),
+    };
+    for (name, architecture) in all() {
+        let (there, _) = train(architecture.clone(), 3, 1, Precision::F32);
+        let machine = Machine::new(1).on_cuda(operations.clone());
+        let (found, parameters) = train_on(architecture, 3, &machine);
+        machine.check().unwrap();
+        for (found, there) in found.iter().zip(&there) {
+            assert!((found - there).abs() < 2e-4 * there, "{name}: {found} instead of {there}");
+        }
+        assert!(parameters.all().all(|param| parameters.get(param).iter().all(|x| x.is_finite())), "{name}");
     }
 }
 
@@ -220,7 +246,7 @@ fn packed_sequences_do_not_see_each_other() {
             let mut sum = 0.0;
             for batch in batches {
                 let mut tape = Tape::training(&parameters, &mut gradients, &pool, &machine, 1);
-                sum += model.loss(&mut tape, batch, 0.0, 1.0).unwrap().nll;
+                sum += model.loss(&mut tape, batch, 0.0, 1.0).unwrap().read().nll;
                 tape.backward();
             }
             let all: Vec<f32> = parameters.all().flat_map(|param| gradients.get(param).to_vec()).collect();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// Adds parameters under a prefix.
 #[derive(Debug)]
-pub struct Builder<'a, T> {
+pub struct Builder<'a, T: Float> {
     parameters: &'a mut Parameters<T>,
     prefix: String,
     /// `None` for parameters that are read from a file.

@@ -15,6 +15,7 @@ use qkv::{
     Attention, Choice, Decode, GradientsMut, Inputs, Mask, Output, OutputMut, OutputRef, Select, Source, Upstream,
     View, ViewMut,
 };
+use qkv_cuda::operations::{AttentionCall, AttentionOutput, Kind, Operations};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -221,6 +222,8 @@ enum SavedOutput<T: Float> {
     /// Of a softmax: the values `[B, N, Hq·Dv]`, whose memory the next operation shares, and the log-sum-exp
     /// `[B, Hq, N]`.
     Softmax { values: Tensor<T>, lse: Tensor<T> },
+    /// The same on a device, with the call.
+    Cuda { call: Box<AttentionCall>, values: Tensor<T>, lse: Tensor<T> },
     /// Of any selection, with entropy if it was asked for.
     Any(Box<Output<T>>),
 }
@@ -354,6 +357,25 @@ impl<T: Float> Tape<'_, T> {
         let slots = [q.slot, k.slot, v.slot, center.and_then(|center| center.slot)];
         let ScoreParameters { w, v: vector, scale, table, sinks } = options.parameters;
         let depends = self.depends(&slots, &[w, vector, scale, table, sinks]);
+        if let Some(operations) = self.machine.cuda().filter(|_| !capture)
+            && let Some((device_call, out)) = self.attend_on_cuda(operations, &call, depends)?
+        {
+            let heads = call.heads;
+            let shape = [call.q.shape()[0], call.q.shape()[1], call.v.width() / heads.key * heads.query];
+            let values = Tensor::on_device(operations, out.values, &shape); // (B, N, Hq·Dv)
+            let [q, k, v, center] = slots;
+            let lse = Tensor::on_device(operations, out.lse, &[shape[0], heads.query, shape[1]]);
+            let out = SavedOutput::Cuda { call: Box::new(device_call), values: values.clone(), lse };
+            let (call, slots, d_entropy, gates) = (Arc::new(call), [q, k, v], None, None);
+            return Ok(self.record(values, depends, || AttentionBackward {
+                call,
+                slots,
+                center,
+                out,
+                d_entropy,
+                gates,
+            }));
+        }
         let inputs = call.inputs(self.parameters);
         if call.attention.select == Select::Soft && !capture && !call.attention.entropy {
             let ([batch, heads, length, _], d) = (inputs.q.shape(), inputs.v.shape()[3]);
@@ -384,6 +406,53 @@ impl<T: Float> Tape<'_, T> {
         let [q, k, v, center] = slots;
         let (slots, out) = ([q, k, v], SavedOutput::Any(Box::new(out)));
         Ok(self.record(values, depends, || AttentionBackward { call, slots, center, out, d_entropy, gates }))
+    }
+
+    /// The forward pass on a device; `None` where only the CPU computes it.
+    fn attend_on_cuda(
+        &self,
+        operations: &Operations,
+        call: &SavedCall<T>,
+        backward: bool,
+    ) -> qkv::Result<Option<(AttentionCall, AttentionOutput)>> {
+        let ScoreParameters { w, v, scale, table, sinks } = call.parameters;
+        let on_cpu = call.attention.entropy || call.center.is_some() || call.buckets.is_some();
+        if on_cpu || w.is_some() || v.is_some() || call.attention.select != Select::Soft {
+            return Ok(None);
+        }
+        let (&[batch, n, _], &[_, m, _]) = (call.q.shape(), call.k.shape()) else {
+            panic!("attention takes [B, L, H·D], not {:?} and {:?}", call.q.shape(), call.k.shape())
+        };
+        let lengths = call.key_lengths.as_ref().map(|lengths| {
+            let lengths: Vec<i32> = lengths.iter().map(|&len| i32::try_from(len).unwrap_or(i32::MAX)).collect();
+            operations.upload(Kind::U32, &lengths, "lengths")
+        });
+        let rounded = |param: Option<Param>| param.map(|param| self.parameters.rounded_array(param, operations));
+        let device_call = AttentionCall {
+            attention: call.attention.clone(),
+            inputs: [&call.q, &call.k, &call.v].map(|x| x.array(operations)),
+            batch,
+            lengths: [n, m],
+            heads: [call.heads.query, call.heads.key],
+            key_lengths: lengths,
+            segments: call.segments.as_ref().map(|segments| operations.upload(Kind::U32, segments, "segments")),
+            positions: call.positions.as_ref().map(|places| operations.upload(Kind::U64, places, "positions")),
+            parameters: [rounded(table), rounded(scale), rounded(sinks)],
+            table_heads: table.map_or(1, |table| self.parameters.shape(table)[0]),
+            seed: call.seed,
+            backward,
+        };
+        match operations.attention(&device_call) {
+            Ok(out) => Ok(Some((device_call, out))),
+            Err(qkv_cuda::Error::CpuOnly { .. }) => Ok(None),
+            Err(qkv_cuda::Error::Refused(error)) => Err(error),
+            Err(error) => {
+                operations.fail(error);
+                let rows = batch * n * call.heads.query;
+                let values = operations.activations(rows * (call.v.width() / call.heads.key.max(1)));
+                Ok(Some((device_call, AttentionOutput { values, lse: operations.empty(Kind::F32, rows, "attention") })))
+            }
+        }
     }
 
     /// Adds the mean entropy of the rows that are no padding to the penalty; returns its gradient, `[B, Hq, N]`.
@@ -484,6 +553,35 @@ impl<T: Float> AttentionBackward<T> {
         Ok(found)
     }
 
+    /// Of a softmax on a device.
+    fn of_cuda(
+        &self,
+        operations: &Operations,
+        call: &AttentionCall,
+        out: &AttentionOutput,
+        upstream: &Tensor<T>,
+        context: &mut BackwardContext<'_, T>,
+    ) {
+        let found = match operations.attention_gradients(call, out, &upstream.array(operations)) {
+            Ok(found) => found,
+            Err(error) => return operations.fail(error),
+        };
+        let inputs = [&self.call.q, &self.call.k, &self.call.v];
+        for ((slot, gradient), input) in self.slots.into_iter().zip(found.inputs).zip(inputs) {
+            if slot.is_some() {
+                context.add(slot, Tensor::on_device(operations, gradient, input.shape()));
+            }
+        }
+        let ScoreParameters { table, scale, sinks, .. } = self.call.parameters;
+        for (param, gradient) in [table, scale, sinks].into_iter().zip(found.parameters) {
+            if let (Some(param), Some(gradient)) = (param, gradient)
+                && let Some(sum) = context.gradients.array(param, operations)
+            {
+                operations.add(&sum, &gradient);
+            }
+        }
+    }
+
     /// Of any selection.
     fn of_any(
         &self,
@@ -531,6 +629,10 @@ impl<T: Float> Backward<T> for AttentionBackward<T> {
     }
 
     fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
+        if let (SavedOutput::Cuda { call, values, lse }, Some(operations)) = (&self.out, context.machine.cuda()) {
+            let out = AttentionOutput { values: values.array(operations), lse: lse.array(operations) };
+            return self.of_cuda(operations, call, &out, &upstream, context);
+        }
         let (call, heads) = (&*self.call, self.call.heads.query);
         let &[batch, length, _] = call.q.shape() else { unreachable!("`save_call` checked the axes") };
         let width = upstream.len() / (batch * length).max(1);
@@ -540,6 +642,7 @@ impl<T: Float> Backward<T> for AttentionBackward<T> {
             SavedOutput::Softmax { values, lse } => {
                 self.of_softmax(OutputRef::new(split_heads(values, heads), lse.data()), d_out, context)
             }
+            SavedOutput::Cuda { .. } => unreachable!("computed above"),
             SavedOutput::Any(out) => {
                 if let Some(gates) = &self.gates {
                     gates.set(gate_gradients(&out.values, d_out.values)).expect("the backward pass runs once");

@@ -5,6 +5,7 @@ use crate::float::Float;
 use crate::machine::Machine;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
+use qkv_cuda::operations::{DropoutKey, Operations};
 use qkv_simd::pass::Pass;
 use qkv_simd::{Isa, philox};
 
@@ -25,6 +26,11 @@ impl DropoutMask {
     /// The factor of the elements that remain, `1 / (1 − p)`.
     pub fn scale<T: Float>(self) -> T {
         T::of_f64(65536.0 / (65536.0 - f64::from(self.threshold)))
+    }
+
+    /// The same mask for a device.
+    pub fn key(self, operations: &Operations) -> DropoutKey {
+        DropoutKey { seed: operations.seed(), stream: self.stream, threshold: self.threshold }
     }
 
     /// The mask of a row: bits are set where elements remain.
@@ -67,6 +73,11 @@ impl<T: Float> Pass for ApplyDropout<'_, T> {
 /// Applies the mask to a tensor, in place where its memory is not shared.
 pub(crate) fn apply_dropout<T: Float>(machine: &Machine, mut tensor: Tensor<T>, dropout: DropoutMask) -> Tensor<T> {
     let (rows, width) = (tensor.rows(), tensor.width());
+    if let Some(operations) = machine.cuda() {
+        let array = tensor.array_mut(operations);
+        operations.residual(&array, None, [rows, width], Some(&dropout.key(operations)));
+        return tensor;
+    }
     let each = machine.rows_each(rows, width);
     let parts = tensor.data_mut().chunks_mut(each * width.max(1)).collect();
     machine.each(parts, |at, part: &mut [T]| dropout.apply(machine, part, width, at * each));
@@ -117,6 +128,13 @@ impl<T: Float> Tape<'_, T> {
         let dropout = DropoutMask::new(self, p);
         let backward = ResidualBackward { x: x.slot, y: y.slot, dropout };
         let mut value = y.value;
+        if let Some(operations) = self.machine.cuda() {
+            let sizes = [value.rows(), value.width()];
+            let dropout = dropout.map(|dropout| dropout.key(operations));
+            let array = value.array_mut(operations);
+            operations.residual(&array, Some(&x.value.array(operations)), sizes, dropout.as_ref());
+            return self.record(value, self.depends(&[backward.x, backward.y], &[]), || backward);
+        }
         if let Some(dropout) = dropout {
             value = apply_dropout(self.machine, value, dropout);
         }

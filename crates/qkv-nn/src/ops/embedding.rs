@@ -5,6 +5,7 @@ use crate::machine::Machine;
 use crate::parameters::Param;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
+use qkv_cuda::operations::{Kind, Operations};
 use std::sync::Arc;
 
 /// Position embeddings, added to those of the tokens.
@@ -41,7 +42,24 @@ impl<T: Float> Tape<'_, T> {
     ) -> Var<T> {
         let &[entries, width] = self.parameters.shape(table) else { panic!("a table of embeddings is a matrix") };
         assert!(ids.iter().all(|&id| (id as usize) < entries), "an id beyond the {entries} of the table");
+        let factor = scale;
         let scale = T::of_f64(scale);
+        if let Some(operations) = self.machine.cuda() {
+            let (at, learned) = match positions {
+                Positions::None => (None, None),
+                Positions::Fixed(at) => (Some(operations.constant(&T::to_floats(at))), None),
+                Positions::Learned(param) => {
+                    (Some(self.parameters.array(param, operations)), Some((param, length, start)))
+                }
+            };
+            let y = Tensor::activations(operations, &[ids.len() / length.max(1), length, width]);
+            let numbers = operations.upload(Kind::U32, ids, "token ids");
+            let table_array = self.parameters.array(table, operations);
+            let into = y.array(operations);
+            operations.embedding(&numbers, &table_array, at.as_ref(), &into, width, factor as f32, [length, start]);
+            let depends = self.depends(&[], &[Some(table), learned.map(|(param, ..)| param)]);
+            return self.record(y, depends, || EmbeddingBackward { ids: ids.into(), table, scale, positions: learned });
+        }
         let data = self.parameters.get(table);
         let (at, learned) = match positions {
             Positions::None => (None, None),
@@ -100,6 +118,9 @@ impl<T: Float> Backward<T> for EmbeddingBackward<T> {
 
     fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let width = upstream.width();
+        if let Some(operations) = context.machine.cuda() {
+            return self.backward_on_cuda(operations, &upstream, context);
+        }
         if let Some(sums) = context.gradients.sum(self.table) {
             scatter(context.machine, sums, upstream.data(), width, self.scale, |r| self.ids[r] as usize);
         }
@@ -107,6 +128,22 @@ impl<T: Float> Backward<T> for EmbeddingBackward<T> {
             && let Some(sums) = context.gradients.sum(param)
         {
             scatter(context.machine, sums, upstream.data(), width, T::ONE, |r| start + r % length);
+        }
+    }
+}
+
+impl<T: Float> EmbeddingBackward<T> {
+    fn backward_on_cuda(&self, operations: &Operations, upstream: &Tensor<T>, context: &mut BackwardContext<'_, T>) {
+        let (width, rows) = (upstream.width(), upstream.array(operations));
+        if let Some(sums) = context.gradients.array(self.table, operations) {
+            let by = operations.row_sums(self.ids.iter().map(|&id| Some(id)));
+            operations.scatter(&rows, &by, &sums, width, self.scale.to_f64() as f32);
+        }
+        if let Some((param, length, start)) = self.positions
+            && let Some(sums) = context.gradients.array(param, operations)
+        {
+            let by = operations.row_sums((0..self.ids.len()).map(|r| Some((start + r % length) as u32)));
+            operations.scatter(&rows, &by, &sums, width, 1.0);
         }
     }
 }

@@ -3,6 +3,7 @@
 use crate::float::Float;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
+use qkv_cuda::operations::Kind;
 
 /// The source of each output row: a tensor and its row; `None` for a row of zeros.
 type Places = Vec<Option<(usize, usize)>>;
@@ -16,6 +17,15 @@ struct GatherBackward {
 impl<T: Float> Backward<T> for GatherBackward {
     fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let width = upstream.width();
+        if let Some(operations) = context.machine.cuda() {
+            let rows = upstream.array(operations);
+            for (part, (slot, shape)) in self.parts.iter().enumerate() {
+                let Some(sum) = context.sum_or_zeros(*slot, shape, operations) else { continue };
+                let places = self.places.iter().map(|place| Some(place.filter(|at| at.0 == part)?.1 as u32));
+                operations.scatter(&rows, &operations.row_sums(places), &sum, width, 1.0);
+            }
+            return;
+        }
         for (part, (slot, shape)) in self.parts.iter().enumerate() {
             let Some(sum) = context.sum(*slot, shape) else { continue };
             let rows = self.places.iter().zip(upstream.data().chunks_exact(width));
@@ -47,7 +57,23 @@ impl<T: Float> Tape<'_, T> {
             }
             panic!("row {place:?} is beyond those there are")
         };
+        let numbers = places;
         let places: Places = places.iter().map(place).collect();
+        if let Some(operations) = self.machine.cuda() {
+            let y = Tensor::activations(operations, &[batch, length, width]);
+            // The tensors one behind the other, as the places count them.
+            let joined = match parts {
+                [part] => part.value.array(operations),
+                _ => operations.joined(&parts.iter().map(|part| part.value.array(operations)).collect::<Vec<_>>()),
+            };
+            let numbers: Vec<u32> = numbers.iter().map(|place| place.map_or(u32::MAX, |row| row as u32)).collect();
+            let numbers = operations.upload(Kind::U32, &numbers, "numbers of rows");
+            operations.gather(&joined, &numbers, &y.array(operations), width);
+            let slots: Vec<Option<usize>> = parts.iter().map(|part| part.slot).collect();
+            let depends = self.depends(&slots, &[]);
+            let parts = parts.iter().map(|part| (part.slot, part.shape().to_vec())).collect();
+            return self.record(y, depends, || GatherBackward { parts, places });
+        }
         let mut y = Tensor::unwritten(self.pool, &[batch, length, width]);
         for (to, place) in y.data_mut().chunks_exact_mut(width.max(1)).zip(&places) {
             match place {

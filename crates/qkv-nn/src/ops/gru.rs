@@ -14,6 +14,7 @@ use crate::machine::Machine;
 use crate::parameters::Param;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
+use qkv_cuda::operations::{Array, Kind, Operations, Product};
 use qkv_simd::matmul::Operand;
 use qkv_simd::pass::Pass;
 use std::sync::Arc;
@@ -50,6 +51,9 @@ impl<T: Float> Tape<'_, T> {
         let width = wide / 3;
         assert_eq!(h.shape(), [batch, 1, width], "the state of a gated unit");
         assert_eq!(self.parameters.shape(w), [3 * width, width], "`{}`", self.parameters.name(w));
+        if let Some(operations) = self.machine.cuda() {
+            return self.gru_on_cuda(operations, x, h, w, b, lengths, reverse);
+        }
         let (weight, bias) = (self.parameters.get(w), self.parameters.get(b));
         let mut states = Tensor::unwritten(self.pool, &[steps + 1, batch, width]);
         let mut gates = Tensor::unwritten(self.pool, &[steps, batch, 4 * width]);
@@ -80,6 +84,87 @@ impl<T: Float> Tape<'_, T> {
         let lengths = lengths.map(Into::into);
         let depends = self.depends(&[slot, from], &[Some(w), Some(b)]);
         self.record(y, depends, || GruBackward { x: slot, h: from, w, b, lengths, reverse, states, gates })
+    }
+
+    #[allow(clippy::too_many_arguments)] // Those of `gru`.
+    fn gru_on_cuda(
+        &mut self,
+        operations: &Operations,
+        x: &Var<T>,
+        h: &Var<T>,
+        w: Param,
+        b: Param,
+        lengths: Option<&[usize]>,
+        reverse: bool,
+    ) -> Var<T> {
+        let &[batch, steps, wide] = x.shape() else { unreachable!("`gru` checked the axes") };
+        let width = wide / 3;
+        let weight = self.parameters.rounded_array(w, operations);
+        let bias = self.parameters.array(b, operations);
+        let counts = on_device(operations, lengths);
+        let states = Tensor::activations(operations, &[steps + 1, batch, width]);
+        let gates = Tensor::activations(operations, &[steps, batch, 4 * width]);
+        let y = Tensor::activations(operations, &[batch, steps, width]);
+        let (input, out) = (x.value.array(operations), y.array(operations));
+        let (all_states, all_gates) = (states.array(operations), gates.array(operations));
+        operations.copy(&all_states.slice(0..batch * width), &h.value.array(operations));
+        let recurrent = operations.activations(batch * wide);
+        for step in 0..steps {
+            let at = if reverse { steps - 1 - step } else { step };
+            let [before, after] =
+                [step, step + 1].map(|step| all_states.slice(step * batch * width..(step + 1) * batch * width));
+            let gates = all_gates.slice(step * batch * 4 * width..(step + 1) * batch * 4 * width);
+            operations.linear(&recurrent, &before, &weight, None, [batch, wide, width]);
+            let sizes = [batch, steps, at, width];
+            operations.gru_cell([&input, &recurrent, &before], &bias, [&gates, &after, &out], counts.as_ref(), sizes);
+        }
+        let (slot, from) = (x.slot, h.slot);
+        let lengths = lengths.map(Into::into);
+        let depends = self.depends(&[slot, from], &[Some(w), Some(b)]);
+        self.record(y, depends, || GruBackward { x: slot, h: from, w, b, lengths, reverse, states, gates })
+    }
+}
+
+/// Lengths of sequences for a device.
+fn on_device(operations: &Operations, lengths: Option<&[usize]>) -> Option<Array> {
+    let lengths: Vec<u32> = lengths?.iter().map(|&length| length as u32).collect();
+    Some(operations.upload(Kind::U32, &lengths, "lengths"))
+}
+
+impl<T: Float> GruBackward<T> {
+    fn backward_on_cuda(self, operations: &Operations, upstream: &Tensor<T>, context: &mut BackwardContext<'_, T>) {
+        let &[steps, batch, four] = self.gates.shape() else { unreachable!("the forward pass saved [N, B, 4C]") };
+        let (width, wide) = (four / 4, four / 4 * 3);
+        let d_x = Tensor::activations(operations, &[batch, steps, wide]);
+        let d_h = Tensor::activations(operations, &[batch, 1, width]);
+        operations.clear(&d_h.array(operations));
+        let d_recurrent = operations.activations(steps * batch * wide);
+        let weight = context.parameters.rounded_array(self.w, operations);
+        let counts = on_device(operations, self.lengths.as_deref());
+        let (above, states, gates) =
+            (upstream.array(operations), self.states.array(operations), self.gates.array(operations));
+        let (into_x, into_h) = (d_x.array(operations), d_h.array(operations));
+        for step in (0..steps).rev() {
+            let at = if self.reverse { steps - 1 - step } else { step };
+            let before = states.slice(step * batch * width..(step + 1) * batch * width);
+            let gates = gates.slice(step * batch * four..(step + 1) * batch * four);
+            let d_recurrent = d_recurrent.slice(step * batch * wide..(step + 1) * batch * wide);
+            let (from, into) = ([&before, &gates], [&into_x, &d_recurrent]);
+            operations.gru_cell_gradient(&above, &into_h, from, into, counts.as_ref(), [batch, steps, at, width]);
+            let (left, right) = (Product::new(&d_recurrent), Product::new(&weight));
+            operations.product(&into_h, left, right, [batch, width, wide], true);
+        }
+        // All steps at once: (3C, N·B) · (N·B, C).
+        let rows = steps * batch;
+        if let Some(sum) = context.gradients.array(self.b, operations) {
+            operations.add_column_sums(&d_recurrent, &sum, [rows, wide]);
+        }
+        if let Some(sum) = context.gradients.array(self.w, operations) {
+            let (left, right) = (Product::transposed(&d_recurrent), Product::new(&states));
+            operations.product(&sum, left, right, [wide, width, rows], true);
+        }
+        context.add(self.x, d_x);
+        context.add(self.h, d_h);
     }
 }
 
@@ -164,6 +249,9 @@ impl<T: Float> Backward<T> for GruBackward<T> {
 
     fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let machine: &Machine = context.machine;
+        if let Some(operations) = machine.cuda() {
+            return self.backward_on_cuda(operations, &upstream, context);
+        }
         let &[steps, batch, four] = self.gates.shape() else { unreachable!("the forward pass saved [N, B, 4C]") };
         let (width, wide) = (four / 4, four / 4 * 3);
         let mut d_x = Tensor::unwritten(context.pool, &[batch, steps, wide]);

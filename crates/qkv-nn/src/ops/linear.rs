@@ -7,6 +7,7 @@ use crate::machine::Machine;
 use crate::parameters::Param;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
+use qkv_cuda::operations::{self as cuda, Operations, Product};
 use qkv_simd::matmul::Operand;
 use qkv_simd::pass::Pass;
 use serde::{Deserialize, Serialize};
@@ -30,6 +31,19 @@ pub enum Activation {
     Tanh,
     /// `1 / (1 + e⁻ˣ)`.
     Sigmoid,
+}
+
+impl From<Activation> for cuda::Activation {
+    fn from(activation: Activation) -> Self {
+        match activation {
+            Activation::None => cuda::Activation::None,
+            Activation::Relu => cuda::Activation::Relu,
+            Activation::Gelu => cuda::Activation::Gelu,
+            Activation::GeluTanh => cuda::Activation::GeluTanh,
+            Activation::Tanh => cuda::Activation::Tanh,
+            Activation::Sigmoid => cuda::Activation::Sigmoid,
+        }
+    }
 }
 
 /// Tokens of a sequence up to which matrices in fewer bits are multiplied as they are; beyond, one product with the
@@ -71,6 +85,9 @@ impl<T: Float> Tape<'_, T> {
         let &[out, inner] = self.parameters.shape(w) else { panic!("`{}` is no matrix", self.parameters.name(w)) };
         assert_eq!(width, inner, "the width of the input and of `{}`", self.parameters.name(w));
         let shape = [&x.shape()[..x.shape().len() - 1], &[out]].concat();
+        if let Some(operations) = self.machine.cuda() {
+            return self.linear_on_cuda(operations, x, w, b, activation, dropout);
+        }
         let mut y = Tensor::unwritten(self.pool, &shape); // (R, O)
         if !self.packed_products(x, &[w], std::slice::from_mut(&mut y)) {
             let matrix = self.parameters.matrix(w, self.pool, self.machine);
@@ -86,6 +103,9 @@ impl<T: Float> Tape<'_, T> {
     /// # Panics
     /// Where the shapes do not fit.
     pub fn linear_together<const N: usize>(&mut self, x: &Var<T>, layers: [(Param, Option<Param>); N]) -> [Var<T>; N] {
+        if self.machine.cuda().is_some() {
+            return layers.map(|(w, b)| self.linear(x, w, b, Activation::None, 0.0));
+        }
         let outer = &x.shape()[..x.shape().len() - 1];
         let mut ys =
             layers.map(|(w, _)| Tensor::unwritten(self.pool, &[outer, &self.parameters.shape(w)[..1]].concat()));
@@ -97,6 +117,65 @@ impl<T: Float> Tape<'_, T> {
             let (w, b) = layers.next().expect("as many layers as outputs");
             self.activated(x, y, w, b, Activation::None, 0.0)
         })
+    }
+
+    fn linear_on_cuda(
+        &mut self,
+        operations: &Operations,
+        x: &Var<T>,
+        w: Param,
+        b: Option<Param>,
+        activation: Activation,
+        p: f64,
+    ) -> Var<T> {
+        let &[out, inner] = self.parameters.shape(w) else { unreachable!("`linear` had a matrix") };
+        let (rows, shape) = (x.value.rows(), [&x.shape()[..x.shape().len() - 1], &[out]].concat());
+        let adapter = self.parameters.adapter(w);
+        let [a, b_low] = [adapter.map(|adapter| adapter.a), adapter.map(|adapter| adapter.b)];
+        let depends = self.depends(&[x.slot], &[Some(w), b, a, b_low]);
+        let mut y = Tensor::activations(operations, &shape); // (R, O)
+        let (input, matrix) = (x.value.array(operations), self.parameters.rounded_array(w, operations));
+        let is_plain = adapter.is_none();
+        let bias = b.filter(|_| is_plain).map(|b| self.parameters.rounded_array(b, operations));
+        let of_input = depends && matches!(activation, Activation::Gelu | Activation::GeluTanh);
+        let mut before = of_input.then(|| Tensor::activations(operations, &shape));
+        let (sizes, array) = ([rows, out, inner], y.array_mut(operations));
+        // The product's own epilogue has the hyperbolic GELU, over rows of 16 bytes.
+        let fused = match (&bias, &mut before) {
+            (Some(bias), Some(before)) if activation == Activation::GeluTanh && out % 8 == 0 => {
+                operations.linear_gelu(&array, &before.array_mut(operations), &input, &matrix, bias, sizes);
+                true
+            }
+            (bias, before) => {
+                let to = before.as_mut().map_or(array.clone(), |before| before.array_mut(operations));
+                operations.linear(&to, &input, &matrix, bias.as_ref(), sizes);
+                false
+            }
+        };
+        let adapter = adapter.map(|adapter| {
+            let to = before.as_mut().unwrap_or(&mut y);
+            self.add_adapter(to, x, adapter)
+        });
+        let dropout = DropoutMask::new(self, p);
+        let key = dropout.map(|dropout| dropout.key(operations));
+        let bias = b.filter(|_| !is_plain).map(|b| self.parameters.array(b, operations));
+        let left = if fused { Activation::None } else { activation };
+        if bias.is_some() || left != Activation::None || key.is_some() {
+            let to = y.array_mut(operations);
+            let from = match &mut before {
+                Some(before) if !fused => before.array_mut(operations),
+                _ => to.clone(),
+            };
+            operations.activate(&from, &to, bias.as_ref(), [rows, out], left.into(), key.as_ref());
+        }
+        let saved = match (activation, before) {
+            (Activation::None, _) => Saved::Nothing,
+            (_, Some(before)) => Saved::Input(before),
+            _ => Saved::Output(y.clone()),
+        };
+        let input = (adapter.is_some() || self.parameters.is_trained(w)).then(|| x.value.clone());
+        let (x, shape) = (x.slot, x.shape().to_vec());
+        self.record(y, depends, || LinearBackward { x, shape, input, adapter, w, b, activation, saved, dropout })
     }
 
     /// `y = x Wᵀ` from packed matrices, in inference; `false`, and every `y` untouched, where there are none.
@@ -330,13 +409,18 @@ impl<T: Float> Pass for ActivationGradient<'_, T> {
                     *g = *g * half * (T::ONE + y + x * (T::ONE - y * y) * root * (T::ONE + cube * x * x));
                 }
             }
+            // The output before dropout; what was dropped has no gradient.
             Activation::Tanh => {
+                let unscaled = T::ONE / self.scale;
                 for (g, &y) in pairs {
+                    let y = y * unscaled;
                     *g *= T::ONE - y * y;
                 }
             }
             Activation::Sigmoid => {
+                let unscaled = T::ONE / self.scale;
                 for (g, &y) in pairs {
+                    let y = y * unscaled;
                     *g = *g * y * (T::ONE - y);
                 }
             }
@@ -352,6 +436,9 @@ impl<T: Float> Backward<T> for LinearBackward<T> {
 
     fn backward(self: Box<Self>, mut upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let machine = context.machine;
+        if let Some(operations) = machine.cuda() {
+            return self.backward_on_cuda(operations, upstream, context);
+        }
         let &[out, inner] = context.parameters.shape(self.w) else { unreachable!("forward had a matrix") };
         let rows = self.shape[..self.shape.len() - 1].iter().product();
         // ReLU's saved output is zero where elements were dropped; otherwise the mask is drawn again.
@@ -383,6 +470,51 @@ impl<T: Float> Backward<T> for LinearBackward<T> {
         }
         if let Some(d_x) = d_x {
             context.add(self.x, d_x);
+        }
+    }
+}
+
+impl<T: Float> LinearBackward<T> {
+    fn backward_on_cuda(self, operations: &Operations, mut upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
+        let &[out, inner] = context.parameters.shape(self.w) else { unreachable!("forward had a matrix") };
+        let rows = self.shape[..self.shape.len() - 1].iter().product();
+        let saved = match &self.saved {
+            Saved::Output(saved) | Saved::Input(saved) => Some(saved.array(operations)),
+            Saved::Nothing => None,
+        };
+        if saved.is_some() || self.dropout.is_some() {
+            let dropout = self.dropout.map(|dropout| dropout.key(operations));
+            let array = upstream.array_mut(operations);
+            let activation = self.activation.into();
+            operations.activation_gradient(&array, saved.as_ref(), [rows, out], activation, dropout.as_ref());
+        }
+        let d_y = upstream.array(operations);
+        if let Some(sum) = self.b.and_then(|b| context.gradients.array(b, operations)) {
+            operations.add_column_sums(&d_y, &sum, [rows, out]);
+        }
+        if let Some(input) = self.input.as_ref().filter(|_| context.parameters.is_trained(self.w))
+            && let Some(sum) = context.gradients.array(self.w, operations)
+        {
+            let input = input.array(operations);
+            let (left, right) = (Product::transposed(&d_y), Product::new(&input));
+            operations.product(&sum, left, right, [out, inner, rows], true); // (O, I)
+        }
+        let matrix = self.x.map(|_| context.parameters.rounded_array(self.w, operations));
+        if let Some(matrix) = &matrix
+            && let Some((d_x, add)) = context.sum_array(self.x, &self.shape, operations)
+        {
+            operations.product(&d_x, Product::new(&d_y), Product::new(matrix), [rows, inner, out], add); // (R, I)
+        }
+        if let (Some(adapter), Some(input)) = (&self.adapter, &self.input) {
+            let mut d_x = matrix.is_some().then(|| {
+                let mut zeros = Tensor::activations(operations, &self.shape);
+                operations.clear(&zeros.array_mut(operations));
+                zeros
+            });
+            adapter.backward(input, &upstream, d_x.as_mut(), context);
+            if let Some(d_x) = d_x {
+                context.add(self.x, d_x);
+            }
         }
     }
 }

@@ -9,6 +9,7 @@ use crate::float::Float;
 use crate::parameters::Param;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
+use qkv_cuda::operations::{Array, Kind, Operations, Product};
 use qkv_simd::matmul::Operand;
 use qkv_simd::pass::Pass;
 
@@ -47,6 +48,40 @@ impl std::ops::AddAssign for Loss {
     }
 }
 
+/// A loss that a device may still be computing. Reading it waits.
+#[derive(Clone, Debug)]
+pub struct PendingLoss(LossState);
+
+#[derive(Clone, Debug)]
+enum LossState {
+    Known(Loss),
+    /// Four f64: see [`Operations::cross_entropy`].
+    OnDevice(Operations, Array),
+}
+
+impl From<Loss> for PendingLoss {
+    fn from(loss: Loss) -> Self {
+        PendingLoss(LossState::Known(loss))
+    }
+}
+
+impl PendingLoss {
+    /// The loss.
+    pub fn read(&self) -> Loss {
+        match &self.0 {
+            LossState::Known(loss) => *loss,
+            LossState::OnDevice(operations, totals) => {
+                let totals = operations.read_scalars::<f64>(totals);
+                let [smoothed, nll] = [totals[0], totals[1]];
+                Loss { smoothed, nll, right: totals[2] as usize, rows: totals[3] as usize }
+            }
+        }
+    }
+}
+
+/// Bytes of logits that exist at the same time on a device.
+const LOGITS_BYTES: usize = 1 << 28;
+
 /// Rows whose logits exist at the same time.
 const ROWS: usize = 1024;
 
@@ -56,11 +91,14 @@ impl<T: Float> Tape<'_, T> {
     ///
     /// # Panics
     /// Where the shapes do not fit, or a class is beyond the vocabulary.
-    pub fn cross_entropy(&mut self, x: &Var<T>, w: Param, b: Option<Param>, target: Target<'_>) -> Loss {
+    pub fn cross_entropy(&mut self, x: &Var<T>, w: Param, b: Option<Param>, target: Target<'_>) -> PendingLoss {
         let &[classes, width] = self.parameters.shape(w) else { panic!("`{}` is no matrix", self.parameters.name(w)) };
         assert_eq!((x.value.rows(), x.value.width()), (target.ids.len(), width), "a class for each row");
         let counted: Vec<usize> = (0..target.ids.len()).filter(|&r| Some(target.ids[r]) != target.ignore).collect();
         assert!(counted.iter().all(|&r| (target.ids[r] as usize) < classes), "a class beyond the {classes} there are");
+        if let Some(operations) = self.machine.cuda() {
+            return self.cross_entropy_on_cuda(operations, x, [classes, width], w, b, target);
+        }
         let (weight, bias) = (self.parameters.get(w), b.map(|b| self.parameters.get(b)));
         let training = self.is_training();
         let mut d_x = training.then(|| Tensor::zeros(self.pool, x.shape()));
@@ -104,7 +142,54 @@ impl<T: Float> Tape<'_, T> {
         if let Some(d_x) = d_x {
             self.seed(x, d_x);
         }
-        loss
+        loss.into()
+    }
+
+    fn cross_entropy_on_cuda(
+        &mut self,
+        operations: &Operations,
+        x: &Var<T>,
+        [classes, width]: [usize; 2],
+        w: Param,
+        b: Option<Param>,
+        target: Target<'_>,
+    ) -> PendingLoss {
+        let rows = target.ids.len();
+        let weight = self.parameters.rounded_array(w, operations);
+        let bias = b.map(|b| self.parameters.array(b, operations));
+        let input = x.value.array(operations);
+        let ids = operations.upload(Kind::U32, target.ids, "targets");
+        let totals = operations.zeros(Kind::F64, 4, "a loss");
+        let training = self.is_training();
+        let scale = training.then(|| operations.upload(Kind::F32, &[target.scale as f32], "a loss"));
+        let d_x = (training && x.slot.is_some()).then(|| Tensor::activations(operations, x.shape()));
+        let each = (LOGITS_BYTES / operations.activation_kind().size() / classes.max(1)).max(64) / 64 * 64;
+        for first in (0..rows).step_by(each) {
+            let count = each.min(rows - first);
+            let part = first * width..(first + count) * width;
+            let (input, ids) = (input.slice(part.clone()), ids.slice(first..first + count));
+            let logits = operations.activations(count * classes);
+            operations.linear(&logits, &input, &weight, None, [count, classes, width]);
+            let (smoothing, scale) = (target.smoothing as f32, scale.as_ref());
+            let bias = bias.as_ref();
+            operations.cross_entropy(&logits, bias, &ids, classes, target.ignore, smoothing, scale, &totals);
+            let Some(gradients) = self.gradients.as_deref_mut() else { continue };
+            if let Some(sum) = b.and_then(|b| gradients.array(b, operations)) {
+                operations.add_column_sums(&logits, &sum, [count, classes]);
+            }
+            if let Some(sum) = gradients.array(w, operations) {
+                let (left, right) = (Product::transposed(&logits), Product::new(&input));
+                operations.product(&sum, left, right, [classes, width, count], true);
+            }
+            if let Some(d_x) = &d_x {
+                let d_x = d_x.array(operations).slice(part);
+                operations.product(&d_x, Product::new(&logits), Product::new(&weight), [count, width, classes], false);
+            }
+        }
+        if let Some(d_x) = d_x {
+            self.seed(x, d_x);
+        }
+        PendingLoss(LossState::OnDevice(operations.clone(), totals))
     }
 }
 

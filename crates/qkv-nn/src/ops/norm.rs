@@ -6,6 +6,7 @@ use crate::float::Float;
 use crate::parameters::Param;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
+use qkv_cuda::operations::{Array, Kind, Operations};
 use qkv_simd::pass::Pass;
 
 struct LayerNormBackward<T: Float> {
@@ -27,8 +28,21 @@ impl<T: Float> Tape<'_, T> {
     /// Where the shapes do not fit.
     pub fn layer_norm(&mut self, x: &Var<T>, gain: Param, bias: Param, epsilon: f64) -> Var<T> {
         let (rows, width) = (x.value.rows(), x.value.width());
+        let shapes = (self.parameters.shape(gain), self.parameters.shape(bias));
+        assert_eq!(shapes, (&[width][..], &[width][..]), "the width of `{}`", self.parameters.name(gain));
+        if let Some(operations) = self.machine.cuda() {
+            let y = Tensor::activations(operations, x.shape());
+            let moments = operations.empty(Kind::F32, 2 * rows, "a norm");
+            let [g, b] = [gain, bias].map(|param| self.parameters.array(param, operations));
+            let input = x.value.array(operations);
+            let into = [&y.array(operations), &moments];
+            operations.layer_norm(&input, into, [&g, &b], [rows, width], epsilon as f32);
+            let moments = Tensor::on_device(operations, moments, &[rows, 2]);
+            let (slot, input) = (x.slot, x.value.clone());
+            let depends = self.depends(&[slot], &[Some(gain), Some(bias)]);
+            return self.record(y, depends, || LayerNormBackward { x: slot, input, gain, bias, moments });
+        }
         let (g, b) = (self.parameters.get(gain), self.parameters.get(bias));
-        assert_eq!((g.len(), b.len()), (width, width), "the width of `{}`", self.parameters.name(gain));
         let mut y = Tensor::unwritten(self.pool, x.shape());
         let mut moments = Tensor::unwritten(self.pool, &[rows, 2]);
         let each = self.machine.rows_each(rows, width);
@@ -126,6 +140,14 @@ impl<T: Float> Backward<T> for LayerNormBackward<T> {
 
     fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let (rows, width) = (self.input.rows(), self.input.width());
+        if let Some(operations) = context.machine.cuda() {
+            let sums = [self.gain, self.bias].map(|param| context.gradients.array(param, operations));
+            let gain = context.parameters.array(self.gain, operations);
+            let (d_x, add) = input_gradient(self.x, self.input.shape(), operations, context);
+            let [x, d_y, moments] = [&self.input, &upstream, &self.moments].map(|x| x.array(operations));
+            let sums = sums.each_ref().map(Option::as_ref);
+            return operations.layer_norm_gradient([&x, &d_y, &moments, &gain], &d_x, add, sums, [rows, width]);
+        }
         let gain = context.parameters.get(self.gain);
         let mut d_x = Tensor::unwritten(context.pool, self.input.shape());
         let blocks = rows.div_ceil(ROWS);
@@ -148,6 +170,17 @@ impl<T: Float> Backward<T> for LayerNormBackward<T> {
     }
 }
 
+/// Where the gradient of the input goes, and whether it is added to what is there; to spare memory for a constant.
+fn input_gradient<T: Float>(
+    slot: Option<usize>,
+    shape: &[usize],
+    operations: &Operations,
+    context: &mut BackwardContext<'_, T>,
+) -> (Array, bool) {
+    let found = context.sum_array(slot, shape, operations);
+    found.unwrap_or_else(|| (operations.activations(shape.iter().product()), false))
+}
+
 struct RmsNormBackward<T: Float> {
     x: Option<usize>,
     input: Tensor<T>,
@@ -163,8 +196,18 @@ impl<T: Float> Tape<'_, T> {
     /// Where the shapes do not fit.
     pub fn rms_norm(&mut self, x: &Var<T>, gain: Param, epsilon: f64) -> Var<T> {
         let (rows, width) = (x.value.rows(), x.value.width());
+        assert_eq!(self.parameters.shape(gain), [width], "the width of `{}`", self.parameters.name(gain));
+        if let Some(operations) = self.machine.cuda() {
+            let y = Tensor::activations(operations, x.shape());
+            let inverses = operations.empty(Kind::F32, rows, "a norm");
+            let (g, input) = (self.parameters.array(gain, operations), x.value.array(operations));
+            operations.rms_norm(&input, [&y.array(operations), &inverses], &g, [rows, width], epsilon as f32);
+            let inverses = Tensor::on_device(operations, inverses, &[rows, 1]);
+            let (slot, input) = (x.slot, x.value.clone());
+            let depends = self.depends(&[slot], &[Some(gain)]);
+            return self.record(y, depends, || RmsNormBackward { x: slot, input, gain, inverses });
+        }
         let g = self.parameters.get(gain);
-        assert_eq!(g.len(), width, "the width of `{}`", self.parameters.name(gain));
         let mut y = Tensor::unwritten(self.pool, x.shape());
         let mut inverses = Tensor::unwritten(self.pool, &[rows, 1]);
         let each = self.machine.rows_each(rows, width);
@@ -245,6 +288,14 @@ impl<T: Float> Backward<T> for RmsNormBackward<T> {
 
     fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let (rows, width) = (self.input.rows(), self.input.width());
+        if let Some(operations) = context.machine.cuda() {
+            let sum = context.gradients.array(self.gain, operations);
+            let gain = context.parameters.array(self.gain, operations);
+            let (d_x, add) = input_gradient(self.x, self.input.shape(), operations, context);
+            let [x, d_y, inverses] = [&self.input, &upstream, &self.inverses].map(|x| x.array(operations));
+            let from = [&x, &d_y, &inverses, &gain];
+            return operations.rms_norm_gradient(from, &d_x, add, sum.as_ref(), [rows, width]);
+        }
         let gain = context.parameters.get(self.gain);
         let mut d_x = Tensor::unwritten(context.pool, self.input.shape());
         let mut sums = Tensor::unwritten(context.pool, &[rows.div_ceil(ROWS), width]);

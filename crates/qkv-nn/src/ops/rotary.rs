@@ -47,6 +47,11 @@ impl<T: Float> Angles<T> {
         let (width, half) = (x.width(), self.half);
         assert!(width.is_multiple_of(2 * half), "heads of {} cannot share a width of {width}", 2 * half);
         assert!(x.rows().is_multiple_of(self.length.max(1)), "angles for {} positions", self.length);
+        if let Some(operations) = machine.cuda() {
+            let [cos, sin] = self.table.each_ref().map(|numbers| operations.constant(&T::to_floats(numbers)));
+            let (heads, array) = (width / (2 * half).max(1), x.array_mut(operations));
+            return operations.rotate(&array, [&cos, &sin], heads, self.length, inverse);
+        }
         let each = machine.rows_each(x.rows(), width);
         let parts = x.data_mut().chunks_mut(each * width).collect();
         machine.each(parts, |part, rows: &mut [T]| {

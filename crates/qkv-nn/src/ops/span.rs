@@ -1,7 +1,7 @@
 //! The loss of extractive question answering: cross-entropy over the tokens of a sequence, for the start and the end of
 //! a span.
 
-use super::loss::Loss;
+use super::loss::{Loss, PendingLoss};
 use crate::float::Float;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
@@ -13,7 +13,7 @@ impl<T: Float> Tape<'_, T> {
     ///
     /// # Panics
     /// Where the shapes do not fit, or a target is beyond its sequence.
-    pub fn span_loss(&mut self, scores: &Var<T>, spans: &[[u32; 2]], lengths: &[usize], scale: f64) -> Loss {
+    pub fn span_loss(&mut self, scores: &Var<T>, spans: &[[u32; 2]], lengths: &[usize], scale: f64) -> PendingLoss {
         let &[batch, length, 2] = scores.shape() else { panic!("scores are [B, N, 2], not {:?}", scores.shape()) };
         assert_eq!((spans.len(), lengths.len()), (batch, batch), "a span and a length for each sequence");
         let mut loss = Loss { rows: batch, ..Loss::default() };
@@ -41,6 +41,6 @@ impl<T: Float> Tape<'_, T> {
         if self.is_training() {
             self.seed(scores, gradient);
         }
-        loss
+        loss.into()
     }
 }

@@ -19,6 +19,14 @@ impl<T: Float> Tape<'_, T> {
     /// Where the shapes differ.
     pub fn swiglu(&mut self, gate: &Var<T>, up: &Var<T>) -> Var<T> {
         assert_eq!(gate.shape(), up.shape(), "a product of two shapes");
+        let slots = [gate.slot, up.slot];
+        let depends = self.depends(&slots, &[]);
+        if let Some(operations) = self.machine.cuda() {
+            let y = Tensor::activations(operations, gate.shape());
+            let [gate, up] = [gate, up].map(|var| var.value.clone());
+            operations.swiglu(&gate.array(operations), &up.array(operations), &y.array(operations));
+            return self.record(y, depends, || SwiGluBackward { slots, gate, up });
+        }
         let mut y = Tensor::unwritten(self.pool, gate.shape());
         let each = self.machine.rows_each(y.len(), 1);
         let inputs = gate.value.data().chunks(each).zip(up.value.data().chunks(each));
@@ -26,8 +34,6 @@ impl<T: Float> Tape<'_, T> {
         self.machine.each(parts, |_, (y, (gate, up)): (&mut [T], (&[T], &[T]))| {
             self.machine.run(SwiGlu { y, gate, up });
         });
-        let slots = [gate.slot, up.slot];
-        let depends = self.depends(&slots, &[]);
         let [gate, up] = [gate, up].map(|var| var.value.clone());
         self.record(y, depends, || SwiGluBackward { slots, gate, up })
     }
@@ -75,6 +81,13 @@ impl<T: Float> Pass for SwiGluGradient<'_, T> {
 
 impl<T: Float> Backward<T> for SwiGluBackward<T> {
     fn backward(self: Box<Self>, mut upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
+        if let Some(operations) = context.machine.cuda() {
+            let d_gate = Tensor::activations(operations, self.gate.shape());
+            let [gate, up] = [&self.gate, &self.up].map(|x| x.array(operations));
+            operations.swiglu_gradient(&upstream.array_mut(operations), &d_gate.array(operations), &gate, &up);
+            context.add(self.slots[0], d_gate);
+            return context.add(self.slots[1], upstream.reshaped(self.up.shape()));
+        }
         let mut d_gate = Tensor::unwritten(context.pool, self.gate.shape());
         let each = context.machine.rows_each(d_gate.len(), 1);
         let outs = upstream.data_mut().chunks_mut(each).zip(d_gate.data_mut().chunks_mut(each));

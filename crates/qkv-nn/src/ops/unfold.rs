@@ -3,6 +3,7 @@
 use crate::float::Float;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
+use qkv_cuda::operations::Kind;
 
 /// The windows of a convolution over a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,17 @@ impl Windows {
         let end = (start + self.kernel).saturating_sub(self.padding).clamp(first, length);
         (first..end, self.padding.saturating_sub(start))
     }
+
+    /// The token at each place of each window of `batch` sequences; `None` for padding.
+    fn places(self, batch: usize, length: usize) -> impl Iterator<Item = Option<u32>> + Clone {
+        let place = move |(b, at, k): (usize, usize, usize)| {
+            let token = (at * self.stride + k).checked_sub(self.padding).filter(|&token| token < length)?;
+            Some((b * length + token) as u32)
+        };
+        let (count, kernel) = (self.count(length), self.kernel);
+        let all = move |b| (0..count).flat_map(move |at| (0..kernel).map(move |k| (b, at, k)));
+        (0..batch).flat_map(all).map(place)
+    }
 }
 
 struct UnfoldBackward {
@@ -40,6 +52,11 @@ impl<T: Float> Backward<T> for UnfoldBackward {
     fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let [_, length, width] = self.shape;
         let (windows, machine) = (self.windows, context.machine);
+        if let Some(operations) = machine.cuda() {
+            let Some(d_x) = context.sum_or_zeros(self.x, &self.shape, operations) else { return };
+            let by = operations.row_sums(windows.places(self.shape[0], length));
+            return operations.scatter(&upstream.array(operations), &by, &d_x, width, 1.0);
+        }
         let count = windows.count(length);
         let Some(d_x) = context.sum(self.x, &self.shape) else { return };
         let each = (count * windows.kernel * width).max(1);
@@ -63,6 +80,14 @@ impl<T: Float> Tape<'_, T> {
         let &[batch, length, width] = x.shape() else { panic!("sequences have three axes, not {:?}", x.shape()) };
         assert!(windows.kernel > 0 && windows.stride > 0, "{windows:?}");
         let (count, row) = (windows.count(length), windows.kernel * width);
+        let (slot, shape) = (x.slot, [batch, length, width]);
+        if let Some(operations) = self.machine.cuda() {
+            let y = Tensor::activations(operations, &[batch, count, row]);
+            let places: Vec<u32> = windows.places(batch, length).map(|place| place.unwrap_or(u32::MAX)).collect();
+            let places = operations.upload(Kind::U32, &places, "windows");
+            operations.gather(&x.value.array(operations), &places, &y.array(operations), width);
+            return self.record(y, self.depends(&[slot], &[]), || UnfoldBackward { x: slot, shape, windows });
+        }
         let mut y = Tensor::zeros(self.pool, &[batch, count, row]);
         let rows = self.machine.rows_each(count, row);
         let sequences = x.value.data().chunks((length * width).max(1));
@@ -76,11 +101,6 @@ impl<T: Float> Tape<'_, T> {
                 y[place * width..][..x.len()].copy_from_slice(x);
             }
         });
-        let slot = x.slot;
-        self.record(y, self.depends(&[slot], &[]), || UnfoldBackward {
-            x: slot,
-            shape: [batch, length, width],
-            windows,
-        })
+        self.record(y, self.depends(&[slot], &[]), || UnfoldBackward { x: slot, shape, windows })
     }
 }

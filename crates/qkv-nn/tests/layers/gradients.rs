@@ -1,11 +1,16 @@
-//! The backward pass of every operation, against finite differences in f64.
+//! The backward pass of every operation, against finite differences in f64, and every operation on a device, against
+//! the CPU in f64: on the emulated device always, and on a GPU where there is one.
 
 use qkv::{Attention, Bias, Features, Mask};
+use qkv_cuda::operations::Operations;
+use qkv_cuda::{Cuda, Dtype};
 use qkv_nn::layers::{AttentionPool, Builder};
 use qkv_nn::{
     Activation, Angles, AttendOptions, Gradients, Heads, Init, Machine, Parameters, Pool, Positions, ScoreParameters,
     Tape, Target, Tensor, Var, Windows,
 };
+use std::io::Write;
+use std::sync::OnceLock;
 
 pub fn numbers(shape: &[usize], seed: u64) -> Tensor<f64> {
     Tensor::new(qkv::Tensor::<f64, 1>::randn([shape.iter().product()], seed).into_data(), shape)
@@ -34,19 +39,84 @@ fn loss_of(parameters: &Parameters<f64>, inputs: &[Tensor<f64>], body: Body<'_>)
     weighted + extra + tape.penalty()
 }
 
-pub fn check(name: &str, parameters: &Parameters<f64>, inputs: &[Tensor<f64>], body: Body<'_>) {
-    let (pool, machine, mut gradients) = (Pool::new(), Machine::new(2), Gradients::of(parameters));
-    let mut tape = Tape::training(parameters, &mut gradients, &pool, &machine, 5);
+/// What a pass computes: its output, and the gradients of inputs and parameters.
+struct Passes {
+    out: Vec<f64>,
+    of_inputs: Vec<Vec<f64>>,
+    gradients: Gradients<f64>,
+}
+
+fn passes(parameters: &Parameters<f64>, inputs: &[Tensor<f64>], machine: &Machine, body: Body<'_>) -> Passes {
+    let (pool, mut gradients) = (Pool::new(), Gradients::of(parameters));
+    let mut tape = Tape::training(parameters, &mut gradients, &pool, machine, 5);
     let vars: Vec<_> = inputs.iter().map(|x| tape.input(x.clone())).collect();
-    if let (Some(out), _) = body(&mut tape, &vars) {
+    let (out, extra) = body(&mut tape, &vars);
+    let found = out.as_ref().map_or_else(|| vec![extra], |out| out.value().data().to_vec());
+    if let Some(out) = out {
         tape.seed(&out, numbers(out.shape(), 99));
     }
     tape.backward();
-    let of_inputs: Vec<Vec<f64>> = vars
-        .iter()
-        .map(|var| tape.gradient(var).map_or_else(|| vec![0.0; var.value().len()], |g| g.data().to_vec()))
-        .collect();
+    let of_input = |var| tape.gradient(var).map_or_else(Vec::new, |g| g.data().to_vec());
+    let of_inputs = vars.iter().map(of_input).collect();
     drop(tape);
+    Passes { out: found, of_inputs, gradients }
+}
+
+/// The devices of this machine, each with the largest error of a tensor, relative to the tensor.
+fn devices() -> &'static [(String, Operations, f64)] {
+    static DEVICES: OnceLock<Vec<(String, Operations, f64)>> = OnceLock::new();
+    DEVICES.get_or_init(|| {
+        let devices = [("emulated", Cuda::emulated()), ("GPU", Cuda::new(0))];
+        let mut found = Vec::new();
+        for (name, cuda) in devices {
+            match cuda {
+                Ok(cuda) => {
+                    for (dtype, bound) in [(Dtype::F32, 5e-6), (Dtype::Bf16, 2.5e-2)] {
+                        found.push((format!("{name} in {dtype}"), cuda.operations(dtype).unwrap(), bound));
+                    }
+                }
+                // Around the harness, which captures the output of tests that pass.
+                Err(error) => drop(writeln!(std::io::stderr(), "skipped: {error}")),
+            }
+        }
+        found
+    })
+}
+
+/// The error of a tensor relative to its own length.
+fn error_of(found: &[f64], expected: &[f64]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let square = |x: f64| x * x;
+    let error: f64 = found.iter().zip(expected).map(|(a, b)| square(a - b)).sum();
+    let length: f64 = expected.iter().map(|&x| square(x)).sum();
+    if error == 0.0 { 0.0 } else { (error / length.max(1e-12)).sqrt() }
+}
+
+fn check_devices(name: &str, parameters: &Parameters<f64>, inputs: &[Tensor<f64>], body: Body<'_>, there: &Passes) {
+    for (device, operations, bound) in devices() {
+        let machine = Machine::new(1).on_cuda(operations.clone());
+        // In memory of their own: what a device changes stays with it.
+        let (parameters, inputs) = (parameters.rounded::<f64>(), inputs.to_vec());
+        let found = passes(&parameters, &inputs, &machine, body);
+        operations.check().unwrap_or_else(|error| panic!("{name} on {device}: {error}"));
+        let compare = |what: &str, found: &[f64], there: &[f64]| {
+            let error = error_of(found, there);
+            assert!(error <= *bound, "{name} on {device}: the error of {what} is {error}, of {bound}");
+        };
+        compare("the output", &found.out, &there.out);
+        for (at, (found, there)) in found.of_inputs.iter().zip(&there.of_inputs).enumerate() {
+            compare(&format!("the gradient of input {at}"), found, there);
+        }
+        for param in parameters.all() {
+            compare(parameters.name(param), found.gradients.get(param), there.gradients.get(param));
+        }
+    }
+}
+
+pub fn check(name: &str, parameters: &Parameters<f64>, inputs: &[Tensor<f64>], body: Body<'_>) {
+    let there = passes(parameters, inputs, &Machine::new(2), body);
+    check_devices(name, parameters, inputs, body, &there);
+    let Passes { of_inputs, gradients, .. } = there;
     let (step, mut checked) = (1e-5, 0);
     let mut compare = |what: &str, at: usize, found: f64, up: f64, down: f64| {
         let expected = (up - down) / (2.0 * step);
@@ -92,8 +162,7 @@ fn linear_maps_with_every_activation_and_dropout() {
         Activation::Tanh,
         Activation::Sigmoid,
     ] {
-        let drops = if matches!(activation, Activation::Tanh | Activation::Sigmoid) { &[0.0][..] } else { &[0.0, 0.4] };
-        for &dropout in drops {
+        for dropout in [0.0, 0.4] {
             check(&format!("{activation:?} {dropout}"), &p, &[numbers(&[2, 3, 5], 1)], &|tape, x| {
                 (Some(tape.linear(&x[0], w, Some(b), activation, dropout)), 0.0)
             });
@@ -225,7 +294,7 @@ fn a_tied_embedding_under_cross_entropy() {
             let seen = tape.embedding(&[4, 9, 4, 2, 7], 5, table, 1.5, Positions::None, 0);
             let x = tape.add(&x[0], seen);
             let target = Target { ids: &[3, 10, 0, 5, 0], ignore: Some(0), smoothing, scale: 0.7 };
-            let loss = tape.cross_entropy(&x, table, Some(bias), target);
+            let loss = tape.cross_entropy(&x, table, Some(bias), target).read();
             assert_eq!(loss.rows, 3);
             (None, loss.smoothed * 0.7)
         });
@@ -238,7 +307,7 @@ fn where_something_begins_and_ends() {
     let w = p.find("p0").unwrap();
     check("span", &p, &[numbers(&[2, 5, 6], 1)], &|tape, x| {
         let scores = tape.linear(&x[0], w, None, Activation::None, 0.0);
-        let loss = tape.span_loss(&scores, &[[1, 4], [2, 2]], &[5, 3], 0.7);
+        let loss = tape.span_loss(&scores, &[[1, 4], [2, 2]], &[5, 3], 0.7).read();
         assert_eq!(loss.rows, 2);
         (None, loss.nll * 0.7)
     });

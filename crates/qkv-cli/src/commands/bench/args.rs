@@ -42,13 +42,12 @@ pub(crate) const ARGUMENTS: Arguments = &[
             Argument::new("lengths", Kind::Path, "Time and memory of one head against its length, plotted as SVG")
                 .value("FILE")
                 .conflicts(&["shape", "dtype", "causal", "direction", "device"]),
-            Argument::new("train", Kind::Switch, "Whole training steps of two models, in f32 and bf16").conflicts(&[
+            Argument::new("train", Kind::Switch, "Whole training steps of some models, in f32 and bf16").conflicts(&[
                 "shape",
                 "dtype",
                 "causal",
                 "direction",
                 "lengths",
-                "device",
             ]),
             Argument::new("longest", Kind::Integer(SHORTEST, 1 << 20), "Lengths from 512 to N, doubling")
                 .value("N")
@@ -99,6 +98,7 @@ pub(crate) const EXAMPLES: &[(&str, &str)] = &[
     ("qkv bench --device cuda --against torch", "On a GPU, against PyTorch's cuDNN"),
     ("qkv bench --threads 2 --against torch --python venv/bin/python --markdown", "The tables of docs/performance.md"),
     ("qkv bench --train --seconds 5 --threads 2 --against torch --python venv/bin/python", "Training steps"),
+    ("qkv bench --train --device cuda --against torch --python venv/bin/python", "Training steps on a GPU"),
     ("qkv bench --lengths docs/lengths.svg --against torch --python venv/bin/python", "Time and memory against length"),
 ];
 

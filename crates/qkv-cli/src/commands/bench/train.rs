@@ -1,13 +1,14 @@
-//! `qkv bench --train`: whole training steps of two models, ours and PyTorch's in alternating rounds, each in its own
-//! process.
+//! `qkv bench --train`: whole training steps of some models, on the CPU or on a GPU, ours and PyTorch's in alternating
+//! rounds, each in its own process.
 
 use super::args::{BenchArgs, ReportFormat};
 use super::progress::Progress;
 use super::statistics::median;
 use super::table::{Column, Table, time};
-use super::training_step::{MODELS, PRECISIONS, StepTiming, TrainingStep};
+use super::training_step::{PRECISIONS, StepTiming, TrainingStep, models};
 use crate::failure::Failure;
 use crate::output::Print;
+use qkv_nn::Device;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Output};
@@ -22,10 +23,14 @@ struct StepComparison {
 }
 
 pub(super) fn train(args: &BenchArgs, threads: usize, print: Print<'_>) -> Result<(), Failure> {
-    let cases: Vec<TrainingStep> = MODELS
+    let device = if args.on_device { Device::Cuda } else { Device::Cpu };
+    // On a GPU nobody trains in f32.
+    let precisions = if args.on_device { &PRECISIONS[1..] } else { &PRECISIONS[..] };
+    let seconds = args.seconds;
+    let cases: Vec<TrainingStep> = models(device)
         .iter()
-        .flat_map(|(model, _)| {
-            PRECISIONS.map(|precision| TrainingStep { model, precision, threads, seconds: args.seconds })
+        .flat_map(|model| {
+            precisions.iter().map(move |precision| TrainingStep { model, precision, threads, seconds, device })
         })
         .collect();
     let against = args.against.is_some();
@@ -35,8 +40,10 @@ pub(super) fn train(args: &BenchArgs, threads: usize, print: Print<'_>) -> Resul
         columns.extend(["torch ms", "torch MB", "ratio", "memory"].map(Column::numbers));
     }
     let table = Table::new(columns, args.format == ReportFormat::Markdown);
-    let mut header = MODELS.map(|(name, what)| format!("{name}: {what}\n")).concat();
-    header += &format!("{threads} threads\n\n{}", table.header());
+    let names = models(device).iter().map(|model| format!("{}: {}\n", model.name, model.what));
+    let mut header: String = names.collect();
+    let place = if args.on_device { "one GPU".into() } else { format!("{threads} threads") };
+    header += &format!("{place}\n\n{}", table.header());
     if args.format != ReportFormat::Json && !print(&header)? {
         return Ok(());
     }
@@ -45,7 +52,7 @@ pub(super) fn train(args: &BenchArgs, threads: usize, print: Print<'_>) -> Resul
         let mut row = StepComparison { step, ours: Vec::new(), theirs: Vec::new() };
         let rounds = args.rounds();
         for round in 0..rounds {
-            progress.show(at, &format!("{} {}, round {} of {rounds}", step.model, step.precision, round + 1));
+            progress.show(at, &format!("{} {}, round {} of {rounds}", step.model.name, step.precision, round + 1));
             row.ours.push(ours(step)?);
             if let Some((python, _)) = &args.against {
                 row.theirs.push(theirs(step, python)?);
@@ -59,7 +66,7 @@ pub(super) fn train(args: &BenchArgs, threads: usize, print: Print<'_>) -> Resul
         }
     }
     let end = "\nratio: PyTorch's time over ours, the best step of each side per round, the median over rounds.\n\
-               MB: peak memory of the process; memory: ours over PyTorch's.\n";
+               MB: peak memory of the process, or of the GPU; memory: ours over PyTorch's.\n";
     if args.format != ReportFormat::Json && against {
         print(end)?;
     }
@@ -93,7 +100,7 @@ impl StepComparison {
 
     fn cells(&self) -> Vec<String> {
         let megabytes = |peak: Option<u64>| peak.map_or("?".into(), |bytes| (bytes >> 20).to_string());
-        let mut cells = vec![self.step.model.into(), self.step.precision.into()];
+        let mut cells = vec![self.step.model.name.into(), self.step.precision.into()];
         cells.extend([
             time(StepComparison::best(&self.ours)),
             time(StepComparison::median(&self.ours)),
@@ -112,7 +119,7 @@ impl StepComparison {
 
     fn to_json(&self) -> Value {
         let mut object = json!({
-            "model": self.step.model, "products": self.step.precision, "threads": self.step.threads,
+            "model": self.step.model.name, "products": self.step.precision, "threads": self.step.threads,
             "best_ms": StepComparison::best(&self.ours), "median_ms": StepComparison::median(&self.ours),
             "peak_bytes": StepComparison::peak(&self.ours),
         });
@@ -125,8 +132,9 @@ impl StepComparison {
     }
 }
 
-fn arguments(step: TrainingStep) -> [String; 4] {
-    [step.model.into(), step.precision.into(), step.threads.to_string(), step.seconds.to_string()]
+fn arguments(step: TrainingStep) -> [String; 5] {
+    let device = if step.device == Device::Cuda { "cuda" } else { "cpu" };
+    [step.model.name.into(), step.precision.into(), step.threads.to_string(), step.seconds.to_string(), device.into()]
 }
 
 fn ours(step: TrainingStep) -> Result<StepTiming, Failure> {

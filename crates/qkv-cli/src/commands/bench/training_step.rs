@@ -1,9 +1,10 @@
-//! The hidden `qkv bench-step`: training steps of two models, timed in a process that does nothing else, so that its
+//! The hidden `qkv bench-step`: training steps of a model, timed in a process that does nothing else, so that its
 //! peak memory is that of training.
 
 use super::timing::Timing;
 use crate::arguments::{Argument, Arguments, Kind, Matches};
 use crate::command::{Command, Run, Status};
+use crate::device;
 use crate::failure::Failure;
 use crate::memory;
 use crate::output::Print;
@@ -12,26 +13,92 @@ use qkv_models::{Architecture, Batch, Model, ModelConfig, Rows, SpecialTokens, T
 use qkv_nn::layers::{
     AttentionConfig, Block, BlockConfig, Builder, Embedding, FeedKind, Linear, Norm, NormKind, PositionKind,
 };
-use qkv_nn::{AdamW, Gradients, Heads, Machine, Moments, Parameters, Pool, Precision, Tape, Target};
+use qkv_nn::{AdamW, Device, Gradients, Heads, Machine, Moments, Parameters, Pool, Precision, Tape, Target};
 use serde::{Deserialize, Serialize};
 
-/// The models: a GPT of 7.3 M parameters and a translator of 7.6 M.
-pub(crate) const MODELS: [(&str, &str); 2] = [
-    (
-        "gpt",
-        "7.3 M parameters: vocabulary 8,000, width 256, 4 layers, 4 heads; 16 sequences of 128 tokens; GELU, AdamW",
-    ),
-    (
-        "translate",
-        "7.6 M parameters: vocabulary 8,000, width 256, 3 + 3 layers, 4 heads; 128 pairs of 16 tokens; dropout 0.3",
-    ),
+/// A model whose training step is timed.
+#[derive(Debug)]
+pub(crate) struct StepModel {
+    pub name: &'static str,
+    pub what: &'static str,
+    sizes: Sizes,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Sizes {
+    Gpt(GptSizes),
+    /// Pairs of 16 tokens.
+    Translator {
+        batch: usize,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct GptSizes {
+    vocab: usize,
+    width: usize,
+    layers: usize,
+    heads: usize,
+    length: usize,
+    batch: usize,
+}
+
+const fn gpt_sizes([vocab, width, layers, heads]: [usize; 4], [batch, length]: [usize; 2]) -> Sizes {
+    Sizes::Gpt(GptSizes { vocab, width, layers, heads, length, batch })
+}
+
+/// What a CPU trains.
+const ON_CPU: &[StepModel] = &[
+    StepModel {
+        name: "gpt",
+        what: "7.3 M parameters: vocabulary 8,000, width 256, 4 layers, 4 heads; 16 sequences of 128 tokens; GELU, AdamW",
+        sizes: gpt_sizes([8000, 256, 4, 4], [16, 128]),
+    },
+    StepModel {
+        name: "translate",
+        what: "7.6 M parameters: vocabulary 8,000, width 256, 3 + 3 layers, 4 heads; 128 pairs of 16 tokens; dropout 0.3",
+        sizes: Sizes::Translator { batch: 128 },
+    },
 ];
+
+/// What a GPU trains: with a tied output layer, clipped to a norm of 1.
+const ON_CUDA: &[StepModel] = &[
+    StepModel {
+        name: "gpt2",
+        what: "GPT-2, 124 M parameters, 32 sequences of 1,024 tokens",
+        sizes: gpt_sizes([50304, 768, 12, 12], [32, 1024]),
+    },
+    StepModel {
+        name: "gpt2-medium",
+        what: "GPT-2, 355 M parameters, 16 sequences of 1,024 tokens",
+        sizes: gpt_sizes([50304, 1024, 24, 16], [16, 1024]),
+    },
+    StepModel {
+        name: "long",
+        what: "GPT-2, 124 M parameters, 2 sequences of 16,384 tokens",
+        sizes: gpt_sizes([50304, 768, 12, 12], [2, 16384]),
+    },
+    StepModel {
+        name: "small",
+        what: "5.2 M parameters: vocabulary 8,000, width 256, 4 layers, 4 heads; 256 sequences of 128 tokens",
+        sizes: gpt_sizes([8000, 256, 4, 4], [256, 128]),
+    },
+    StepModel {
+        name: "translate",
+        what: "7.6 M parameters: vocabulary 8,000, width 256, 3 + 3 layers, 4 heads; 512 pairs of 16 tokens; dropout 0.3",
+        sizes: Sizes::Translator { batch: 512 },
+    },
+];
+
+/// The models that are timed on a device.
+pub(crate) fn models(device: Device) -> &'static [StepModel] {
+    if device == Device::Cuda { ON_CUDA } else { ON_CPU }
+}
+
 pub(crate) const PRECISIONS: [&str; 2] = ["f32", "bf16"];
 
-/// Vocabulary, width and heads of both.
+/// The vocabulary of the translator.
 const V: usize = 8000;
-const C: usize = 256;
-const HEADS: Heads = Heads { query: 4, key: 4 };
 
 pub(crate) const COMMAND: Command =
     Command::new("bench-step", "Time training steps, for `qkv bench --train`", ARGUMENTS, |matches| {
@@ -42,13 +109,14 @@ pub(crate) const COMMAND: Command =
 const ARGUMENTS: Arguments = &[(
     "Step",
     &[
-        Argument::new("model", Kind::Word, "Model").values(&[("gpt", ""), ("translate", "")]).positional().required(),
+        Argument::new("model", Kind::Text, "Model").value("MODEL").positional().required(),
         Argument::new("precision", Kind::Word, "Precision")
             .values(&[("f32", ""), ("bf16", "")])
             .positional()
             .required(),
         Argument::new("threads", Kind::Integer(1, 1024), "Number of threads").value("THREADS").positional().required(),
         Argument::new("seconds", Kind::Positive, "Seconds").value("SECONDS").positional().required(),
+        Argument::new("device", Kind::Word, "Device").values(&[("cpu", ""), ("cuda", "")]).positional().required(),
     ],
 )];
 
@@ -61,10 +129,11 @@ impl Run for TrainingStep {
 /// What is timed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TrainingStep {
-    pub model: &'static str,
+    pub model: &'static StepModel,
     pub precision: &'static str,
     pub threads: usize,
     pub seconds: f64,
+    pub device: Device,
 }
 
 /// The time and memory of a step.
@@ -72,21 +141,23 @@ pub(crate) struct TrainingStep {
 pub(crate) struct StepTiming {
     pub best_ms: f64,
     pub median_ms: f64,
-    /// Of the process, where the system tells.
+    /// Of the process, where the system tells; of the GPU's memory there.
     pub peak_bytes: Option<u64>,
 }
 
 impl TrainingStep {
     fn parse(matches: &Matches<'_>) -> TrainingStep {
-        let word = |name: &str, words: &[&'static str]| {
-            let typed = matches.word(name);
-            words.iter().copied().find(|&word| Some(word) == typed).unwrap_or(words[0])
-        };
+        let device = device::parse(matches);
+        let models = models(device);
+        let typed = |name: &str| matches.texts(name).first().cloned();
+        let model = models.iter().find(|model| typed("model").as_deref() == Some(model.name));
+        let precision = PRECISIONS.into_iter().find(|&word| matches.word("precision") == Some(word));
         TrainingStep {
-            model: word("model", &MODELS.map(|(name, _)| name)),
-            precision: word("precision", &PRECISIONS),
+            model: model.unwrap_or(&models[0]),
+            precision: precision.unwrap_or(PRECISIONS[0]),
             threads: matches.count("threads").unwrap_or(1),
             seconds: matches.number("seconds").unwrap_or(1.0),
+            device,
         }
     }
 
@@ -94,39 +165,50 @@ impl TrainingStep {
     fn measure(self) -> Result<String, Failure> {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(self.threads).build();
         let pool = pool.map_err(|error| Failure::new(format!("cannot start threads: {error}")))?;
-        let timing = pool.install(|| match self.model {
-            "gpt" => gpt(self),
-            _ => translator(self),
+        let machine = self.machine()?;
+        let timing = pool.install(|| match self.model.sizes {
+            Sizes::Gpt(sizes) => gpt(self, sizes, &machine),
+            Sizes::Translator { batch } => translator(self, batch, &machine),
         })?;
-        let timing = StepTiming { best_ms: timing.best_ms, median_ms: timing.median_ms, peak_bytes: memory::peak() };
+        machine.check().map_err(qkv_models::Error::from)?;
+        let peak_bytes = match machine.cuda() {
+            Some(operations) => Some(operations.memory_use()[1] as u64),
+            None => memory::peak(),
+        };
+        let timing = StepTiming { best_ms: timing.best_ms, median_ms: timing.median_ms, peak_bytes };
         Ok(serde_json::to_string(&timing).expect("plain numbers") + "\n")
     }
 
-    fn machine(self) -> Machine {
+    fn machine(self) -> Result<Machine, Failure> {
         let precision = if self.precision == "bf16" { Precision::Bf16 } else { Precision::F32 };
-        Machine::new(self.threads).precision(precision)
+        Ok(Machine::on(self.device, self.threads, precision).map_err(qkv_models::Error::from)?)
     }
 
-    /// Times whole steps: zeroed gradients, forward, backward, Adam.
+    /// Times whole steps: zeroed gradients, forward, backward, Adam; on a GPU clipped to a norm of 1.
     fn time(
         self,
+        machine: &Machine,
         parameters: &mut Parameters<f32>,
         adam: AdamW,
         mut loss: impl FnMut(&mut Tape<'_, f32>) -> Result<(), Failure>,
     ) -> Result<Timing, Failure> {
-        let (pool, machine) = (Pool::new(), self.machine());
+        let pool = Pool::new();
         let (mut gradients, mut moments) = (Gradients::of(parameters), Moments::of(parameters));
         let (mut seed, mut outcome) = (0, Ok(()));
         let timing = Timing::of(self.seconds, || {
             seed += 1;
-            gradients.clear(&machine);
-            let mut tape = Tape::training(parameters, &mut gradients, &pool, &machine, seed);
+            gradients.clear(machine);
+            let mut tape = Tape::training(parameters, &mut gradients, &pool, machine, seed);
             if let Err(failure) = loss(&mut tape) {
                 outcome = Err(failure);
             }
             tape.backward();
             drop(tape);
-            adam.step(parameters, &gradients, &mut moments, 1e-3, 1.0, &machine);
+            match self.device {
+                // Reads the norm, and so waits for the step.
+                Device::Cuda => drop(adam.step_clipped(parameters, &mut gradients, &mut moments, 1e-3, 1.0, machine)),
+                _ => adam.step(parameters, &mut gradients, &mut moments, 1e-3, machine),
+            }
         });
         outcome.map(|()| timing)
     }
@@ -137,45 +219,52 @@ fn refused(error: impl std::fmt::Display) -> Failure {
 }
 
 /// Varied token ids, the same as PyTorch's side makes.
-fn tokens(count: usize, step: usize, first: usize) -> Vec<u32> {
-    (0..count).map(|at| ((at * step + first) % V) as u32).collect()
+fn tokens(vocab: usize, count: usize, step: usize, first: usize) -> Vec<u32> {
+    (0..count).map(|at| ((at * step + first) % vocab) as u32).collect()
 }
 
-fn gpt(step: TrainingStep) -> Result<Timing, Failure> {
-    let (batch, length, layers) = (16, 128, 4);
+fn gpt(step: TrainingStep, sizes: GptSizes, machine: &Machine) -> Result<Timing, Failure> {
+    let GptSizes { vocab, width, layers, heads, length, batch } = sizes;
+    let on_cuda = step.device == Device::Cuda;
     let mut parameters = Parameters::new();
     let mut at = Builder::new(&mut parameters, 1);
-    let embedding = Embedding::new(&mut at.at("tok"), V, C, PositionKind::Learned, length).unscaled();
-    let own = AttentionConfig::new(Attention::scaled_dot().mask(Mask::causal()), HEADS);
-    let config = BlockConfig { feed: FeedKind::Gelu, ..BlockConfig::new(C, 4 * C, own) };
+    let embedding = Embedding::new(&mut at.at("tok"), vocab, width, PositionKind::Learned, length).unscaled();
+    let heads = Heads { query: heads, key: heads };
+    let own = AttentionConfig::new(Attention::scaled_dot().mask(Mask::causal()), heads);
+    let feed = if on_cuda { FeedKind::GeluTanh } else { FeedKind::Gelu };
+    let config = BlockConfig { feed, ..BlockConfig::new(width, 4 * width, own) };
     let blocks: qkv::Result<Vec<Block>> =
         (0..layers).map(|layer| Block::new(&mut at.at(&format!("layers.{layer}")), &config)).collect();
     let blocks = blocks.map_err(refused)?;
-    let norm = Norm::new(&mut at.at("norm"), C, NormKind::Layer, Norm::EPSILON);
-    let head = Linear::new(&mut at.at("head"), C, V, false);
-    let (decoder_input, targets) = (tokens(batch * length, 7919, 13), tokens(batch * length, 104_729, 7));
-    let adam = AdamW { beta2: 0.999, epsilon: 1e-8, decay: 0.01, ..AdamW::default() };
-    step.time(&mut parameters, adam, |tape| {
+    let norm = Norm::new(&mut at.at("norm"), width, NormKind::Layer, Norm::EPSILON);
+    let head = if on_cuda { embedding.weight } else { Linear::new(&mut at.at("head"), width, vocab, false).weight };
+    let count = batch * length;
+    let (decoder_input, targets) = (tokens(vocab, count, 7919, 13), tokens(vocab, count, 104_729, 7));
+    let adam = match on_cuda {
+        true => AdamW { beta2: 0.95, epsilon: 1e-8, decay: 0.1, ..AdamW::default() },
+        false => AdamW { beta2: 0.999, epsilon: 1e-8, decay: 0.01, ..AdamW::default() },
+    };
+    step.time(machine, &mut parameters, adam, |tape| {
         let mut x = embedding.forward(tape, &decoder_input, length, 0); // (B, N, C)
         for block in &blocks {
             x = block.forward(tape, x, None, None, None).map_err(refused)?;
         }
         let x = norm.forward(tape, &x);
         let target = Target { ids: &targets, ignore: None, smoothing: 0.0, scale: 1.0 / targets.len() as f64 };
-        tape.cross_entropy(&x, head.weight, None, target);
+        tape.cross_entropy(&x, head, None, target);
         Ok(())
     })
 }
 
-fn translator(step: TrainingStep) -> Result<Timing, Failure> {
-    let (batch, length) = (128, 16);
+fn translator(step: TrainingStep, batch: usize, machine: &Machine) -> Result<Timing, Failure> {
+    let length = 16;
     let sizes = TransformerConfig { dropout: 0.3, attention_dropout: 0.3, ffn_dropout: 0.3, ..Default::default() };
     // No token of the data is padding: all of them count.
     let specials = SpecialTokens { pad: V as u32, bos: 1, eos: 2 };
     let config = ModelConfig::new(Architecture::Transformer(sizes), V + 1, specials);
     let (model, mut parameters) = Model::new(&config, 1).map_err(refused)?;
     let rows = |step, first| {
-        let ids = tokens(batch * length, step, first);
+        let ids = tokens(V, batch * length, step, first);
         Rows { ids, lengths: vec![length; batch], length }
     };
     let batch = Batch {
@@ -185,5 +274,6 @@ fn translator(step: TrainingStep) -> Result<Timing, Failure> {
         packed: Vec::new(),
     };
     let scale = 1.0 / batch.targets.len() as f64;
-    step.time(&mut parameters, AdamW::default(), |tape| model.loss(tape, &batch, 0.1, scale).map(drop).map_err(refused))
+    let adam = AdamW::default();
+    step.time(machine, &mut parameters, adam, |tape| model.loss(tape, &batch, 0.1, scale).map(drop).map_err(refused))
 }

@@ -1,8 +1,10 @@
 //! The arguments of `qkv eval`.
 
 use crate::arguments::{ADAPTER, Argument, Arguments, Kind, MODEL_OR_EMBEDDED, Matches, THREADS};
+use crate::device::{self, DEVICE};
 use crate::search::{SEARCH, SearchArgs};
 use qkv_models::metrics::words::Words;
+use qkv_nn::Device;
 use std::path::PathBuf;
 
 /// The arguments.
@@ -47,7 +49,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
             Argument::new("json", Kind::Switch, "Print one JSON object"),
         ],
     ),
-    ("Computation", &[THREADS]),
+    ("Computation", &[DEVICE, THREADS]),
 ];
 
 /// Command lines to start from.
@@ -77,6 +79,7 @@ pub(crate) struct EvalArgs {
     pub tokenize: Words,
     pub json: bool,
     pub threads: Option<usize>,
+    pub device: Device,
 }
 
 impl EvalArgs {
@@ -100,6 +103,7 @@ impl EvalArgs {
             },
             json: matches.switch("json"),
             threads: matches.count("threads"),
+            device: device::parse(matches),
         })
     }
 }

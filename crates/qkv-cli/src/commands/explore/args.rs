@@ -1,6 +1,8 @@
 //! The arguments of `qkv explore`.
 
 use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
+use crate::device::{self, DEVICE};
+use qkv_nn::Device;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
@@ -49,7 +51,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
             Argument::new("open", Kind::Switch, "Open the page in a browser"),
         ],
     ),
-    ("Computation", &[THREADS]),
+    ("Computation", &[DEVICE, THREADS]),
 ];
 
 /// Command lines to start from.
@@ -76,6 +78,7 @@ pub(crate) struct ExploreArgs {
     pub port: u16,
     pub open: bool,
     pub threads: Option<usize>,
+    pub device: Device,
 }
 
 impl ExploreArgs {
@@ -98,6 +101,7 @@ impl ExploreArgs {
             port: matches.count("port").and_then(|port| u16::try_from(port).ok()).unwrap_or(0),
             open: matches.switch("open"),
             threads: matches.count("threads"),
+            device: device::parse(matches),
         })
     }
 }

@@ -2,8 +2,10 @@
 
 use super::file_format::FileFormat;
 use crate::arguments::{Argument, Arguments, Kind, MODEL_OR_EMBEDDED, Matches, THREADS};
+use crate::device::{self, DEVICE};
 use qkv_explore::draw::{Palette, Scale};
 use qkv_explore::{Links, pharaoh};
+use qkv_nn::Device;
 use std::path::PathBuf;
 
 /// The size of a PNG relative to the SVG.
@@ -100,7 +102,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
             Argument::new("json", Kind::Switch, "One JSON object for each text"),
         ],
     ),
-    ("Computation", &[THREADS]),
+    ("Computation", &[DEVICE, THREADS]),
 ];
 
 /// Command lines to start from.
@@ -158,6 +160,7 @@ pub(crate) struct ShowArgs {
     pub mode: ShowMode,
     pub json: bool,
     pub threads: Option<usize>,
+    pub device: Device,
 }
 
 impl ShowArgs {
@@ -197,6 +200,7 @@ impl ShowArgs {
             },
             json: matches.switch("json"),
             threads: matches.count("threads"),
+            device: device::parse(matches),
         })
     }
 

@@ -1,7 +1,9 @@
 //! The arguments of `qkv train`.
 
 use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
+use crate::device::{self, DEVICE};
 use crate::ranks::{RANK_TIMEOUT, RANKS};
+use qkv_nn::Device;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -41,6 +43,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
     (
         "Computation and progress",
         &[
+            DEVICE,
             THREADS,
             RANKS,
             RANK_TIMEOUT,
@@ -107,6 +110,7 @@ pub(crate) struct TrainArgs {
     /// The checkpoint to resume from; the newest by default.
     pub checkpoint: Option<u64>,
     pub threads: Option<usize>,
+    pub device: Device,
     /// Ranks to start on this machine.
     pub ranks: Option<usize>,
     pub rank_timeout: Duration,
@@ -126,6 +130,7 @@ impl TrainArgs {
             dry_run: matches.switch("dry-run"),
             checkpoint: matches.seed("checkpoint"),
             threads: matches.count("threads"),
+            device: device::parse(matches),
             ranks: matches.count("ranks"),
             rank_timeout: Duration::from_secs(matches.count("rank-timeout").unwrap_or(30) as u64),
             log_format: match matches.word("log-format") {

@@ -1,7 +1,9 @@
 //! The arguments of `qkv translate`.
 
 use crate::arguments::{Argument, Arguments, Kind, MODEL_OR_EMBEDDED, Matches, THREADS};
+use crate::device::{self, DEVICE};
 use crate::search::{SEARCH, SearchArgs};
+use qkv_nn::Device;
 use std::path::PathBuf;
 
 /// The arguments.
@@ -46,7 +48,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
                 .conflicts(&["scores"]),
         ],
     ),
-    ("Computation", &[THREADS]),
+    ("Computation", &[DEVICE, THREADS]),
 ];
 
 /// Command lines to start from.
@@ -82,6 +84,7 @@ pub(crate) struct TranslateArgs {
     pub align: Option<AlignFormat>,
     pub json: bool,
     pub threads: Option<usize>,
+    pub device: Device,
 }
 
 impl TranslateArgs {
@@ -102,6 +105,7 @@ impl TranslateArgs {
             }),
             json: matches.switch("json"),
             threads: matches.count("threads"),
+            device: device::parse(matches),
         }
     }
 }

@@ -1,0 +1,20 @@
+//! Which device computes a model: `--device`.
+
+use crate::arguments::{Argument, Kind, Matches};
+use crate::failure::Failure;
+use qkv_nn::{Device, Machine, Precision};
+
+/// `--device`, for commands that run a model.
+pub(crate) const DEVICE: Argument = Argument::new("device", Kind::Word, "Device that computes the model")
+    .default("cpu")
+    .values(&[("cpu", "all cores, or `--threads` of them"), ("cuda", "the first NVIDIA GPU")]);
+
+pub(crate) fn parse(matches: &Matches<'_>) -> Device {
+    if matches.word("device") == Some("cuda") { Device::Cuda } else { Device::Cpu }
+}
+
+/// The threads of the current pool, or the GPU: there in bf16.
+pub(crate) fn machine(device: Device) -> Result<Machine, Failure> {
+    let precision = if device == Device::Cuda { Precision::Bf16 } else { Precision::F32 };
+    Ok(Machine::on(device, rayon::current_num_threads(), precision).map_err(qkv_models::Error::from)?)
+}

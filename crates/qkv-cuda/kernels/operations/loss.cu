@@ -1,0 +1,77 @@
+// Cross-entropy over rows of logits, which are replaced by their gradient, and the sums of its rows.
+
+// One block a row. losses: [rows, 4], with label smoothing, without, whether the target had the highest logit, and
+// whether the row counts. Rows of the class `ignore` do not, and have no gradient. `scale` is read from the device.
+extern "C" __global__ void cross_entropy(T* logits, const float* bias, const u32* ids, float* losses, int classes,
+                                         u32 ignore, float smoothing, const float* scale, int gradient) {
+    __shared__ float scratch[32];
+    u32 row = blockIdx.x, id = ids[row];
+    T* scores = logits + u64(row) * classes;
+    if (id == ignore) {
+        float zeros[EIGHT] = {};
+        for (int col = threadIdx.x * EIGHT; col < classes && gradient; col += blockDim.x * EIGHT)
+            store_eight(scores, col, classes, zeros);
+        if (threadIdx.x < 4) losses[4 * row + threadIdx.x] = 0.0f;
+        return;
+    }
+    float x[EIGHT], b[EIGHT] = {};
+    float most = -INFINITE, total = 0.0f;
+    for (int col = threadIdx.x * EIGHT; col < classes; col += blockDim.x * EIGHT) {
+        load_eight(scores, col, classes, x);
+        if (bias) load_floats(bias, col, classes, b);
+#pragma unroll
+        for (int at = 0; at < EIGHT; at++) {
+            if (col + at >= classes) continue;
+            float score = x[at] + b[at];
+            most = score > most ? score : most;
+            total += score;
+        }
+    }
+    most = block_max(most, scratch);
+    total = block_sum(total, scratch);
+    float mass = 0.0f;
+    for (int col = threadIdx.x * EIGHT; col < classes; col += blockDim.x * EIGHT) {
+        load_eight(scores, col, classes, x);
+        if (bias) load_floats(bias, col, classes, b);
+#pragma unroll
+        for (int at = 0; at < EIGHT; at++)
+            if (col + at < classes) mass += expf(x[at] + b[at] - most);
+    }
+    mass = block_sum(mass, scratch);
+    float right = widen(scores[id]) + (bias ? bias[id] : 0.0f);
+    float lse = most + logf(mass), nll = lse - right;
+    __syncthreads(); // `right` is read before its gradient is written
+    if (threadIdx.x == 0) {
+        losses[4 * row] = (1.0f - smoothing) * nll + smoothing * (lse - total / classes);
+        losses[4 * row + 1] = nll;
+        losses[4 * row + 2] = right == most ? 1.0f : 0.0f;
+        losses[4 * row + 3] = 1.0f;
+    }
+    if (!gradient) return;
+    float each = *scale / mass, even = *scale * smoothing / classes, own = *scale * (1.0f - smoothing);
+    for (int col = threadIdx.x * EIGHT; col < classes; col += blockDim.x * EIGHT) {
+        load_eight(scores, col, classes, x);
+        if (bias) load_floats(bias, col, classes, b);
+#pragma unroll
+        for (int at = 0; at < EIGHT; at++) {
+            float g = expf(x[at] + b[at] - most) * each - even;
+            x[at] = u32(col + at) == id ? g - own : g;
+        }
+        store_eight(scores, col, classes, x);
+    }
+}
+
+// totals[x] += Σ losses[r][x], in one order: a block of 256 threads.
+extern "C" __global__ void sum_losses(const float* losses, double* totals, u32 rows) {
+    __shared__ double sums[4 * 256];
+    double sum[4] = {};
+    u32 each = (rows + 255) / 256;
+    for (u32 row = threadIdx.x * each; row < rows && row < (threadIdx.x + 1) * each; row++)
+        for (int x = 0; x < 4; x++) sum[x] += losses[4 * row + x];
+    for (int x = 0; x < 4; x++) sums[x * 256 + threadIdx.x] = sum[x];
+    __syncthreads();
+    if (threadIdx.x >= 4) return;
+    double total = 0.0;
+    for (int at = 0; at < 256; at++) total += sums[threadIdx.x * 256 + at];
+    totals[threadIdx.x] += total;
+}

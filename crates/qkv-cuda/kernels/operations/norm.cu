@@ -1,0 +1,200 @@
+// Layer and RMS normalization, a warp a row; the gradients of gain and bias as partial sums of 64 rows each, which
+// `add_partials` adds in their order. And sums of columns, for the gradients of biases.
+
+#define NORM_ROWS 64
+
+extern "C" __global__ void layer_norm(const T* x, T* y, float* moments, const float* gain, const float* bias, u32 rows,
+                                      int width, float epsilon) {
+    u32 lane = threadIdx.x % 32, step = gridDim.x * (blockDim.x / 32);
+    for (u32 row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; row < rows; row += step) {
+        const T* from = x + u64(row) * width;
+        float v[EIGHT], g[EIGHT], b[EIGHT];
+        float sum = 0.0f, square = 0.0f;
+        for (int col = lane * EIGHT; col < width; col += 32 * EIGHT) {
+            load_eight(from, col, width, v);
+#pragma unroll
+            for (int at = 0; at < EIGHT; at++) sum += v[at];
+        }
+        float mean = warp_sum(sum) / width;
+        for (int col = lane * EIGHT; col < width; col += 32 * EIGHT) {
+            load_eight(from, col, width, v);
+#pragma unroll
+            for (int at = 0; at < EIGHT; at++)
+                if (col + at < width) square += (v[at] - mean) * (v[at] - mean);
+        }
+        float inverse = 1.0f / sqrtf(warp_sum(square) / width + epsilon);
+        for (int col = lane * EIGHT; col < width; col += 32 * EIGHT) {
+            load_eight(from, col, width, v);
+            load_floats(gain, col, width, g);
+            load_floats(bias, col, width, b);
+#pragma unroll
+            for (int at = 0; at < EIGHT; at++) v[at] = (v[at] - mean) * inverse * g[at] + b[at];
+            store_eight(y + u64(row) * width, col, width, v);
+        }
+        if (lane == 0) {
+            moments[2 * row] = mean;
+            moments[2 * row + 1] = inverse;
+        }
+    }
+}
+
+// One block for NORM_ROWS rows: first d_x, a warp a row, then the sums of columns. With `add`, d_x is added to what is
+// there. partial: [blocks, 2, width].
+extern "C" __global__ void layer_norm_gradient(const T* x, const T* d_y, T* d_x, const float* moments,
+                                               const float* gain, float* partial, u32 rows, int width, int add) {
+    u32 lane = threadIdx.x % 32, first = blockIdx.x * NORM_ROWS;
+    u32 last = first + NORM_ROWS < rows ? first + NORM_ROWS : rows;
+    for (u32 row = first + threadIdx.x / 32; row < last; row += blockDim.x / 32) {
+        float mean = moments[2 * row], inverse = moments[2 * row + 1];
+        float v[EIGHT], d[EIGHT], g[EIGHT];
+        float flat = 0.0f, tilt = 0.0f;
+        for (int col = lane * EIGHT; col < width; col += 32 * EIGHT) {
+            load_eight(x + u64(row) * width, col, width, v);
+            load_eight(d_y + u64(row) * width, col, width, d);
+            load_floats(gain, col, width, g);
+#pragma unroll
+            for (int at = 0; at < EIGHT; at++) {
+                flat += d[at] * g[at];
+                tilt += d[at] * g[at] * ((v[at] - mean) * inverse);
+            }
+        }
+        flat = warp_sum(flat) / width;
+        tilt = warp_sum(tilt) / width;
+        for (int col = lane * EIGHT; col < width; col += 32 * EIGHT) {
+            load_eight(x + u64(row) * width, col, width, v);
+            load_eight(d_y + u64(row) * width, col, width, d);
+            load_floats(gain, col, width, g);
+#pragma unroll
+            for (int at = 0; at < EIGHT; at++)
+                d[at] = (d[at] * g[at] - flat - (v[at] - mean) * inverse * tilt) * inverse;
+            if (add) {
+                load_eight(d_x + u64(row) * width, col, width, v);
+#pragma unroll
+                for (int at = 0; at < EIGHT; at++) d[at] += v[at];
+            }
+            store_eight(d_x + u64(row) * width, col, width, d);
+        }
+    }
+    for (int col = threadIdx.x * EIGHT; col < width; col += blockDim.x * EIGHT) {
+        float v[EIGHT], d[EIGHT], of_gain[EIGHT] = {}, of_bias[EIGHT] = {};
+        for (u32 row = first; row < last; row++) {
+            float mean = moments[2 * row], inverse = moments[2 * row + 1];
+            load_eight(x + u64(row) * width, col, width, v);
+            load_eight(d_y + u64(row) * width, col, width, d);
+#pragma unroll
+            for (int at = 0; at < EIGHT; at++) {
+                of_gain[at] += d[at] * ((v[at] - mean) * inverse);
+                of_bias[at] += d[at];
+            }
+        }
+        float* sums = partial + u64(blockIdx.x) * 2 * width;
+        for (int at = 0; at < EIGHT && col + at < width; at++) {
+            sums[col + at] = of_gain[at];
+            sums[width + col + at] = of_bias[at];
+        }
+    }
+}
+
+extern "C" __global__ void rms_norm(const T* x, T* y, float* inverses, const float* gain, u32 rows, int width,
+                                    float epsilon) {
+    u32 lane = threadIdx.x % 32, step = gridDim.x * (blockDim.x / 32);
+    for (u32 row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; row < rows; row += step) {
+        float v[EIGHT], g[EIGHT];
+        float square = 0.0f;
+        for (int col = lane * EIGHT; col < width; col += 32 * EIGHT) {
+            load_eight(x + u64(row) * width, col, width, v);
+#pragma unroll
+            for (int at = 0; at < EIGHT; at++) square += v[at] * v[at];
+        }
+        float inverse = 1.0f / sqrtf(warp_sum(square) / width + epsilon);
+        for (int col = lane * EIGHT; col < width; col += 32 * EIGHT) {
+            load_eight(x + u64(row) * width, col, width, v);
+            load_floats(gain, col, width, g);
+#pragma unroll
+            for (int at = 0; at < EIGHT; at++) v[at] *= inverse * g[at];
+            store_eight(y + u64(row) * width, col, width, v);
+        }
+        if (lane == 0) inverses[row] = inverse;
+    }
+}
+
+// partial: [blocks, width].
+extern "C" __global__ void rms_norm_gradient(const T* x, const T* d_y, T* d_x, const float* inverses, const float* gain,
+                                             float* partial, u32 rows, int width, int add) {
+    u32 lane = threadIdx.x % 32, first = blockIdx.x * NORM_ROWS;
+    u32 last = first + NORM_ROWS < rows ? first + NORM_ROWS : rows;
+    for (u32 row = first + threadIdx.x / 32; row < last; row += blockDim.x / 32) {
+        float inverse = inverses[row], tilt = 0.0f;
+        float v[EIGHT], d[EIGHT], g[EIGHT];
+        for (int col = lane * EIGHT; col < width; col += 32 * EIGHT) {
+            load_eight(x + u64(row) * width, col, width, v);
+            load_eight(d_y + u64(row) * width, col, width, d);
+            load_floats(gain, col, width, g);
+#pragma unroll
+            for (int at = 0; at < EIGHT; at++) tilt += d[at] * g[at] * v[at];
+        }
+        tilt = warp_sum(tilt) / width * inverse * inverse;
+        for (int col = lane * EIGHT; col < width; col += 32 * EIGHT) {
+            load_eight(x + u64(row) * width, col, width, v);
+            load_eight(d_y + u64(row) * width, col, width, d);
+            load_floats(gain, col, width, g);
+#pragma unroll
+            for (int at = 0; at < EIGHT; at++) d[at] = (d[at] * g[at] - v[at] * tilt) * inverse;
+            if (add) {
+                load_eight(d_x + u64(row) * width, col, width, v);
+#pragma unroll
+                for (int at = 0; at < EIGHT; at++) d[at] += v[at];
+            }
+            store_eight(d_x + u64(row) * width, col, width, d);
+        }
+    }
+    for (int col = threadIdx.x * EIGHT; col < width; col += blockDim.x * EIGHT) {
+        float v[EIGHT], d[EIGHT], of_gain[EIGHT] = {};
+        for (u32 row = first; row < last; row++) {
+            load_eight(x + u64(row) * width, col, width, v);
+            load_eight(d_y + u64(row) * width, col, width, d);
+#pragma unroll
+            for (int at = 0; at < EIGHT; at++) of_gain[at] += d[at] * v[at] * inverses[row];
+        }
+        for (int at = 0; at < EIGHT && col + at < width; at++)
+            partial[u64(blockIdx.x) * width + col + at] = of_gain[at];
+    }
+}
+
+#define COLUMN_ROWS 128
+
+// Sums of COLUMN_ROWS rows each: block (x, y) has the columns 256x … of the rows 128y …. partial: [blocks, width].
+extern "C" __global__ void column_sums(const T* x, float* partial, u32 rows, int width) {
+    __shared__ float sums[8 * 256];
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.y * COLUMN_ROWS;
+    u32 last = first + COLUMN_ROWS < rows ? first + COLUMN_ROWS : rows;
+    int col = blockIdx.x * 256 + lane * EIGHT;
+    float v[EIGHT], sum[EIGHT] = {};
+    for (u32 row = first + warp; row < last && col < width; row += 8) {
+        load_eight(x + u64(row) * width, col, width, v);
+#pragma unroll
+        for (int at = 0; at < EIGHT; at++) sum[at] += v[at];
+    }
+#pragma unroll
+    for (int at = 0; at < EIGHT; at++) sums[warp * 256 + lane * EIGHT + at] = sum[at];
+    __syncthreads();
+    col = blockIdx.x * 256 + threadIdx.x;
+    if (col >= width) return;
+    float total = 0.0f;
+    for (int at = 0; at < 8; at++) total += sums[at * 256 + threadIdx.x];
+    partial[u64(blockIdx.y) * width + col] = total;
+}
+
+// sum[col] += Σ partial[p][col] over `count` partial sums in a fixed order: eight runs of them, then the runs.
+extern "C" __global__ void add_partials(const float* partial, float* sum, u32 count, u32 stride, u32 width) {
+    __shared__ float sums[256];
+    u32 col = blockIdx.x * 32 + threadIdx.x % 32, run = threadIdx.x / 32, each = (count + 7) / 8;
+    float total = 0.0f;
+    if (col < width)
+        for (u32 p = run * each; p < count && p < (run + 1) * each; p++) total += partial[u64(p) * stride + col];
+    sums[threadIdx.x] = total;
+    __syncthreads();
+    if (threadIdx.x >= 32 || col >= width) return;
+    for (int at = 1; at < 8; at++) total += sums[at * 32 + threadIdx.x];
+    sum[col] += total;
+}

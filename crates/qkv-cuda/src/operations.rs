@@ -1,0 +1,142 @@
+//! The operations of models on a GPU: what the tape of `qkv-nn` needs besides attention, each one launch or a few, over
+//! [`Array`]s in device memory.
+//!
+//! Activations are bf16, or f32 where that is asked for; parameters, gradients and every sum are f32. All work is on
+//! one stream, in order: memory that is dropped may be taken again at once. Sums have one order, so results have the
+//! same bits from run to run.
+//!
+//! A failure (no memory, a lost device) is remembered and reported by [`Operations::check`]; until then what follows is
+//! skipped. So operations do not return errors, as work that was enqueued could not either.
+//!
+//! | module | owns |
+//! | --- | --- |
+//! | `array` | device memory, reused, and the arrays in it |
+//! | `launch` | arguments of a kernel and its grid |
+//! | `layers` | products, activations, norms, recurrence |
+//! | `rows` | embeddings, gathers and their gradients |
+//! | `training` | the loss, and the optimizer over all parameters |
+//! | `attention` | plans of attention for tensors of the tape |
+
+mod array;
+mod attention;
+mod launch;
+mod layers;
+mod rows;
+mod training;
+
+pub use array::{Array, Kind};
+pub use attention::{AttentionCall, AttentionGradients, AttentionOutput};
+pub use launch::DropoutKey;
+pub use layers::{Activation, Product};
+pub use rows::RowSums;
+pub use training::{OptimizerTable, ParameterArrays, StepFactors};
+
+use crate::device::Stream;
+use crate::driver::{Driver, Kernel};
+use crate::error::{Error, Result};
+use crate::memory::Dtype;
+use crate::plan::Plan;
+use crate::program;
+use crate::{Cuda, Device};
+use array::DeviceMemory;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// A GPU that computes the operations of models. Clones share it.
+#[derive(Clone)]
+pub struct Operations {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    cuda: Cuda,
+    stream: Stream,
+    /// Of activations.
+    dtype: Dtype,
+    kernels: HashMap<&'static str, Kernel>,
+    memory: Arc<DeviceMemory>,
+    failed: OnceLock<Error>,
+    seed: OnceLock<Array>,
+    /// By the bits of their elements.
+    constants: Mutex<HashMap<Vec<u32>, Array>>,
+    plans: Mutex<HashMap<String, Result<Arc<Plan>>>>,
+}
+
+impl fmt::Debug for Operations {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Operations({} in {})", self.device().name, self.shared.dtype)
+    }
+}
+
+/// Plans of attention that are kept.
+const MAX_PLANS: usize = 256;
+
+impl Cuda {
+    /// The operations of models on this device, with activations in bf16 or f32.
+    pub fn operations(&self, dtype: Dtype) -> Result<Operations> {
+        let source = program::operations(dtype);
+        let module = self.driver.module(&source)?;
+        let kernel = |&name: &&'static str| Ok((name, self.driver.kernel(&module, name, launch::THREADS, 0)?));
+        let kernels = source.kernels.iter().map(kernel).collect::<Result<_>>()?;
+        let memory = Arc::new(DeviceMemory::new(&self.driver));
+        let (cuda, stream) = (self.clone(), Stream(0));
+        let (failed, seed) = (OnceLock::new(), OnceLock::new());
+        let (constants, plans) = (Mutex::default(), Mutex::default());
+        let shared = Shared { cuda, stream, dtype, kernels, memory, failed, seed, constants, plans };
+        Ok(Operations { shared: Arc::new(shared) })
+    }
+}
+
+impl Operations {
+    /// The device.
+    pub fn device(&self) -> &Device {
+        self.shared.cuda.device()
+    }
+
+    /// Whether two are one: on the same device, with the same memory.
+    pub fn is(&self, other: &Operations) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
+    /// The type of activations.
+    pub fn dtype(&self) -> Dtype {
+        self.shared.dtype
+    }
+
+    /// A seed of 0, for dropout whose stream is known to the host.
+    pub fn seed(&self) -> Array {
+        self.shared.seed.get_or_init(|| self.zeros(Kind::U64, 1, "a seed")).clone()
+    }
+
+    /// Waits for all work, and reports the first failure.
+    pub fn check(&self) -> Result<()> {
+        let waited = self.driver().wait(self.shared.stream);
+        self.failed().map_or(waited, Err)
+    }
+
+    /// The first failure so far, without waiting.
+    pub fn failed(&self) -> Option<Error> {
+        self.shared.failed.get().cloned()
+    }
+
+    /// Bytes of device memory: now in use by arrays, and the most so far.
+    pub fn memory_use(&self) -> [usize; 2] {
+        self.shared.memory.in_use()
+    }
+
+    fn driver(&self) -> &Arc<dyn Driver> {
+        &self.shared.cuda.driver
+    }
+
+    /// Remembers a failure, if it is the first.
+    fn remember(&self, result: Result<()>) {
+        if let Err(error) = result {
+            let _ = self.shared.failed.set(error);
+        }
+    }
+
+    fn plans(&self) -> MutexGuard<'_, HashMap<String, Result<Arc<Plan>>>> {
+        self.shared.plans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,177 @@
+//! Attention over tensors of the tape, `[B, L, H·D]`: plans are made once for each description and shape.
+
+use super::{Array, Kind, MAX_PLANS, Operations};
+use crate::error::{Error, Result};
+use crate::memory::Strided;
+use crate::plan::{Plan, PlanOptions};
+use crate::tensors::{Gradients, Outputs, Tensors, Upstreams, Vector};
+use crate::workspace::Workspace;
+use qkv::Attention;
+use std::sync::Arc;
+
+/// An attention and its inputs on the device.
+#[derive(Clone, Debug)]
+pub struct AttentionCall {
+    /// The description.
+    pub attention: Attention,
+    /// Queries `[B, N, Hq·D]`, keys `[B, M, Hk·D]` and values `[B, M, Hk·Dv]`.
+    pub inputs: [Array; 3],
+    /// `B`.
+    pub batch: usize,
+    /// `N` and `M`.
+    pub lengths: [usize; 2],
+    /// `Hq` and `Hk`.
+    pub heads: [usize; 2],
+    /// The number of keys of each sequence, i32.
+    pub key_lengths: Option<Array>,
+    /// The segment of each token, i32 `[B, N]`, in self-attention.
+    pub segments: Option<Array>,
+    /// The position of each query, i64 `[B, N]`.
+    pub positions: Option<Array>,
+    /// The relative table `[H, 2·reach + 1]`, the learned scale and the sinks, as activations.
+    pub parameters: [Option<Array>; 3],
+    /// The heads that the table has rows for.
+    pub table_heads: usize,
+    /// Of dropout.
+    pub seed: Option<u64>,
+    /// Whether gradients follow.
+    pub backward: bool,
+}
+
+/// The result of a forward pass.
+#[derive(Clone, Debug)]
+pub struct AttentionOutput {
+    /// `[B, N, Hq·Dv]`.
+    pub values: Array,
+    /// The log-sum-exp, f32 `[B, Hq, N]`.
+    pub lse: Array,
+}
+
+/// Gradients, in the shapes of the inputs.
+#[derive(Clone, Debug)]
+pub struct AttentionGradients {
+    /// Of queries, keys and values.
+    pub inputs: [Array; 3],
+    /// Of the table, the scale and the sinks.
+    pub parameters: [Option<Array>; 3],
+}
+
+/// `[B, L, H·D]` as `[B, H, L, D]`.
+fn heads_of(array: &Array, batch: usize, length: usize, heads: usize) -> Strided {
+    let width = array.len() / (batch * length).max(1);
+    let d = width / heads.max(1);
+    let strides = [length * width, d, width, 1].map(|stride| stride as i64);
+    Strided { ptr: array.ptr(), shape: [batch, heads, length, d], strides }
+}
+
+fn vector(array: &Array) -> Vector {
+    Vector::new(array.ptr(), array.len())
+}
+
+impl AttentionCall {
+    fn tensors(&self) -> Tensors {
+        let AttentionCall { inputs: [q, k, v], batch, lengths: [n, m], heads: [hq, hk], .. } = self;
+        let (q, k, v) = (heads_of(q, *batch, *n, *hq), heads_of(k, *batch, *m, *hk), heads_of(v, *batch, *m, *hk));
+        let mut tensors = Tensors::new(q, k, v);
+        tensors.lengths = self.key_lengths.as_ref().map(vector);
+        tensors.segments = self.segments.as_ref().map(|segments| (vector(segments), vector(segments)));
+        tensors.positions = self.positions.as_ref().map(vector);
+        let [table, scale, sinks] = &self.parameters;
+        let rows = self.table_heads.max(1);
+        tensors.table = table.as_ref().map(|table| Strided::contiguous(table.ptr(), [1, 1, rows, table.len() / rows]));
+        (tensors.scale, tensors.sinks) = (scale.as_ref().map(vector), sinks.as_ref().map(vector));
+        tensors.seed = self.seed;
+        tensors
+    }
+}
+
+impl Operations {
+    /// The plan of a call; those that only the CPU computes are an error.
+    fn plan(&self, call: &AttentionCall, tensors: &Tensors) -> Result<Arc<Plan>> {
+        let AttentionCall { attention, backward, .. } = call;
+        let aligned = |tensor: &Strided| tensor.ptr.is_multiple_of(16);
+        let alignment = [&tensors.q, &tensors.k, &tensors.v].map(aligned);
+        let key = format!("{attention:?} {:?} {alignment:?} {backward}", tensors.shapes());
+        if let Some(plan) = self.plans().get(&key) {
+            return plan.clone();
+        }
+        let options = PlanOptions::default().backward(*backward);
+        let dtype = self.shared.dtype;
+        let plan = self.shared.cuda.plan(attention, dtype, attention.place, tensors, options).map(Arc::new);
+        let mut plans = self.plans();
+        if plans.len() >= MAX_PLANS {
+            plans.clear();
+        }
+        plans.insert(key, plan.clone());
+        plan
+    }
+
+    /// The forward pass.
+    ///
+    /// # Errors
+    /// Where the description is refused, or runs only on the CPU.
+    pub fn attention(&self, call: &AttentionCall) -> Result<AttentionOutput> {
+        let tensors = call.tensors();
+        let [batch, hq, n, _] = tensors.q.shape;
+        let dv = tensors.v.shape[3];
+        let values = self.activations(batch * n * hq * dv);
+        let lse = self.empty(Kind::F32, batch * hq * n, "attention");
+        if let Some(error) = self.failed() {
+            return Err(error);
+        }
+        let plan = self.plan(call, &tensors)?;
+        let workspace = self.empty(Kind::U32, plan.forward_workspace().div_ceil(4), "the workspace of attention");
+        let out = Outputs::new(heads_of(&values, batch, n, hq), vector(&lse));
+        let space = Workspace::new(workspace.ptr(), plan.forward_workspace());
+        // SAFETY: all arrays are as large as the plan's shapes, and stay in place until the stream has passed: memory
+        // that is dropped is taken again by later work on the same stream alone.
+        unsafe { plan.forward(&tensors, &out, space, self.shared.stream)? };
+        Ok(AttentionOutput { values, lse })
+    }
+
+    /// The backward pass, from the gradient of the values.
+    ///
+    /// # Errors
+    /// As [`attention`](Operations::attention).
+    ///
+    /// # Panics
+    /// Where the call was made without `backward`.
+    pub fn attention_gradients(
+        &self,
+        call: &AttentionCall,
+        out: &AttentionOutput,
+        d_values: &Array,
+    ) -> Result<AttentionGradients> {
+        assert!(call.backward, "a call that is planned for gradients");
+        let tensors = call.tensors();
+        let [batch, hq, n, _] = tensors.q.shape;
+        let inputs = call.inputs.each_ref().map(|input| self.activations(input.len()));
+        let parameters = call.parameters.each_ref().map(|p| p.as_ref().map(|p| self.activations(p.len())));
+        if let Some(error) = self.failed() {
+            return Err(error);
+        }
+        let plan = self.plan(call, &tensors)?;
+        let workspace = self.empty(Kind::U32, plan.backward_workspace().div_ceil(4), "the workspace of attention");
+        let AttentionCall { lengths: [_, m], heads: [_, hk], .. } = *call;
+        let [d_q, d_k, d_v] = &inputs;
+        let mut into =
+            Gradients::new(heads_of(d_q, batch, n, hq), heads_of(d_k, batch, m, hk), heads_of(d_v, batch, m, hk));
+        let [table, scale, sinks] = &parameters;
+        (into.table, into.scale) = (table.as_ref().map(vector), scale.as_ref().map(vector));
+        into.sinks = sinks.as_ref().map(vector);
+        let outputs = Outputs::new(heads_of(&out.values, batch, n, hq), vector(&out.lse));
+        let upstream = Upstreams::new(heads_of(d_values, batch, n, hq));
+        let space = Workspace::new(workspace.ptr(), plan.backward_workspace());
+        if let Some(error) = self.failed() {
+            return Err(error);
+        }
+        // SAFETY: likewise.
+        unsafe { plan.backward(&tensors, &outputs, &upstream, &into, space, self.shared.stream)? };
+        Ok(AttentionGradients { inputs, parameters })
+    }
+
+    /// Remembers an error of attention that is not about the description.
+    pub fn fail(&self, error: Error) {
+        self.remember(Err(error));
+    }
+}

@@ -1,0 +1,96 @@
+//! Arguments of a kernel and its grid.
+
+use super::{Array, Operations};
+
+/// Threads of every block.
+pub(super) const THREADS: u32 = 256;
+
+/// Which elements of a tensor are dropped. The factor of the others is `65536 / (65536 − threshold)`.
+#[derive(Clone, Debug)]
+pub struct DropoutKey {
+    /// One u64 that is added to the stream: the seed of a step.
+    pub seed: Array,
+    /// A number of its own for each mask of a step.
+    pub stream: u64,
+    /// Of 65,536; an element is dropped if its 16 bits are below.
+    pub threshold: u32,
+}
+
+/// `Dropout` of `common.cuh`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct DropoutArgument {
+    seed: u64,
+    stream: u64,
+    threshold: u32,
+    scale: f32,
+}
+
+impl DropoutArgument {
+    pub fn new(dropout: Option<&DropoutKey>) -> DropoutArgument {
+        dropout.map_or(DropoutArgument { seed: 0, stream: 0, threshold: 0, scale: 1.0 }, |key| DropoutArgument {
+            seed: key.seed.expect(super::Kind::U64, 1),
+            stream: key.stream,
+            threshold: key.threshold,
+            scale: 65536.0 / (65536.0 - key.threshold as f32),
+        })
+    }
+}
+
+/// One argument of a kernel.
+#[derive(Clone, Copy)]
+pub(super) enum Argument {
+    Ptr(u64),
+    U32(u32),
+    F32(f32),
+    Dropout(DropoutArgument),
+}
+
+impl Argument {
+    /// The address of its value.
+    fn address(&self) -> *const u8 {
+        match self {
+            Argument::Ptr(x) => (&raw const *x).cast(),
+            Argument::U32(x) => (&raw const *x).cast(),
+            Argument::F32(x) => (&raw const *x).cast(),
+            Argument::Dropout(x) => (&raw const *x).cast(),
+        }
+    }
+}
+
+/// A count as kernels take it.
+///
+/// # Panics
+/// Where it has more than 32 bits.
+pub(super) fn count(x: usize) -> Argument {
+    Argument::U32(u32::try_from(x).expect("tensors of models have fewer than 2^32 elements"))
+}
+
+impl Operations {
+    /// Blocks for work of this many threads, which loop where there are more; none where there is no work.
+    pub(super) fn blocks(&self, threads: usize) -> usize {
+        threads.div_ceil(THREADS as usize).min(self.device().processors.max(1) as usize * 16)
+    }
+
+    /// Blocks for rows of eight columns a thread.
+    pub(super) fn blocks_of_eights(&self, rows: usize, width: usize) -> usize {
+        self.blocks(rows * width.div_ceil(8))
+    }
+
+    /// Launches a kernel; a grid of 0 blocks is no launch.
+    ///
+    /// # Safety
+    /// The arguments have the kernel's parameter types in order, and every pointer is to device memory as large as the
+    /// kernel reads or writes.
+    pub(super) unsafe fn launch(&self, name: &'static str, grid: [usize; 2], arguments: &[Argument]) {
+        if grid.contains(&0) || self.failed().is_some() {
+            return;
+        }
+        let kernel = &self.shared.kernels[name];
+        let addresses: Vec<*const u8> = arguments.iter().map(Argument::address).collect();
+        let grid = grid.map(|axis| axis as u32);
+        // SAFETY: as the caller promises; the values outlive the call.
+        let launched = unsafe { self.driver().launch(kernel, grid, self.shared.stream, &addresses) };
+        self.remember(launched);
+    }
+}

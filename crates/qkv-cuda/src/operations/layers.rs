@@ -1,0 +1,468 @@
+//! Products, activations, norms, gates and recurrence: the layers of models, forward and backward.
+
+use super::launch::{Argument, DropoutArgument, DropoutKey, count};
+use super::{Array, Kind, Operations};
+use crate::matmul::{Epilogue, Matmul, MatmulOperand, MatmulPointers};
+use crate::memory::Dtype;
+use Argument::{F32, Ptr, U32};
+
+/// An activation function, by the number that kernels have for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Activation {
+    None = 0,
+    Relu = 1,
+    Gelu = 2,
+    GeluTanh = 3,
+    Tanh = 4,
+    Sigmoid = 5,
+}
+
+/// A matrix of a product, row-major, `[rows, columns]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Product<'a> {
+    /// Its elements.
+    pub array: &'a Array,
+    /// Whether the product takes its transpose.
+    pub transposed: bool,
+}
+
+impl<'a> Product<'a> {
+    /// As it is.
+    pub fn new(array: &'a Array) -> Product<'a> {
+        Product { array, transposed: false }
+    }
+
+    /// Its transpose.
+    pub fn transposed(array: &'a Array) -> Product<'a> {
+        Product { array, transposed: true }
+    }
+
+    fn operand(self) -> MatmulOperand {
+        let dtype = if self.array.kind() == Kind::F32 { Dtype::F32 } else { Dtype::Bf16 };
+        MatmulOperand { dtype, transposed: self.transposed }
+    }
+}
+
+/// Rows whose gradients of gain and bias are one partial sum: `NORM_ROWS` of `norm.cu`.
+const NORM_ROWS: usize = 64;
+/// Rows of a partial sum of columns: `COLUMN_ROWS` of `norm.cu`.
+const COLUMN_ROWS: usize = 128;
+/// Columns of a block of `column_sums`.
+const COLUMNS: usize = 256;
+
+impl Operations {
+    /// `C [m, n] = A [m, k] · B [k, n]` or, with `add`, `C += A · B`, accumulated in f32.
+    ///
+    /// # Panics
+    /// Where an array is too short.
+    pub fn product(&self, c: &Array, a: Product<'_>, b: Product<'_>, [m, n, k]: [usize; 3], add: bool) {
+        self.matmul(c, a, b, [m, n, k], add, None, None);
+    }
+
+    /// `y [m, n] = x [m, k] · Wᵀ + bias`, with `W [n, k]` and `bias [n]` in the type of `y`.
+    ///
+    /// # Panics
+    /// Where an array is too short.
+    pub fn linear(&self, y: &Array, x: &Array, w: &Array, bias: Option<&Array>, sizes: [usize; 3]) {
+        self.matmul(y, Product::new(x), Product::transposed(w), sizes, false, bias, None);
+    }
+
+    /// `before = x · Wᵀ + bias` and `y = GELU(before)`, by the hyperbolic tangent.
+    ///
+    /// # Panics
+    /// Where an array is too short.
+    pub fn linear_gelu(&self, y: &Array, before: &Array, x: &Array, w: &Array, bias: &Array, sizes: [usize; 3]) {
+        self.matmul(y, Product::new(x), Product::transposed(w), sizes, false, Some(bias), Some(before));
+    }
+
+    #[allow(clippy::too_many_arguments)] // Of one private function, named by the three above.
+    fn matmul(
+        &self,
+        c: &Array,
+        a: Product<'_>,
+        b: Product<'_>,
+        [m, n, k]: [usize; 3],
+        add: bool,
+        bias: Option<&Array>,
+        before: Option<&Array>,
+    ) {
+        if m == 0 || n == 0 || self.failed().is_some() {
+            return;
+        }
+        let kind = c.kind();
+        let pointers = MatmulPointers {
+            a: a.array.expect(a.array.kind(), m * k),
+            b: b.array.expect(b.array.kind(), k * n),
+            c: c.expect(kind, m * n),
+            bias: bias.map_or(0, |bias| bias.expect(kind, n)),
+            before: before.map_or(0, |before| before.expect(kind, m * n)),
+        };
+        let epilogue = match (bias, before) {
+            (_, Some(_)) => Epilogue::Gelu,
+            (Some(_), None) => Epilogue::Bias,
+            (None, None) => Epilogue::None,
+        };
+        let c = if kind == Kind::F32 { Dtype::F32 } else { Dtype::Bf16 };
+        let call = Matmul { sizes: [m, n, k], a: a.operand(), b: b.operand(), c, add, epilogue, pointers };
+        // SAFETY: every array is as long as the sizes say.
+        self.remember(unsafe { self.driver().matmul(&call, self.shared.stream) });
+    }
+
+    /// `out = dropout(activation(x + bias))` over rows of `width`, in place or elsewhere; `x` then keeps the sum.
+    ///
+    /// # Panics
+    /// Where an array is too short.
+    pub fn activate(
+        &self,
+        x: &Array,
+        out: &Array,
+        bias: Option<&Array>,
+        [rows, width]: [usize; 2],
+        activation: Activation,
+        dropout: Option<&DropoutKey>,
+    ) {
+        let kind = self.activation_kind();
+        let bias = bias.map_or(0, |bias| bias.expect(Kind::F32, width));
+        let pointers = [x.expect(kind, rows * width), out.expect(kind, rows * width), bias].map(Ptr);
+        let numbers = [count(rows), count(width), U32(activation as u32)];
+        let dropout = [Argument::Dropout(DropoutArgument::new(dropout))];
+        let grid = [self.blocks_of_eights(rows, width), 1];
+        // SAFETY: `activate(T*, T*, const float*, u32, int, int, Dropout)`, over arrays as long as it needs.
+        unsafe { self.launch("activate", grid, &[&pointers[..], &numbers, &dropout].concat()) };
+    }
+
+    /// Multiplies a gradient by the mask of dropout and by the derivative of the activation, in place: from the input
+    /// of a GELU, from the output of the others.
+    ///
+    /// # Panics
+    /// Where an array is too short.
+    pub fn activation_gradient(
+        &self,
+        gradient: &Array,
+        saved: Option<&Array>,
+        [rows, width]: [usize; 2],
+        activation: Activation,
+        dropout: Option<&DropoutKey>,
+    ) {
+        let kind = self.activation_kind();
+        let saved = saved.map_or(0, |saved| saved.expect(kind, rows * width));
+        let pointers = [gradient.expect(kind, rows * width), saved].map(Ptr);
+        let numbers = [count(rows), count(width), U32(activation as u32)];
+        let dropout = [Argument::Dropout(DropoutArgument::new(dropout))];
+        let grid = [self.blocks_of_eights(rows, width), 1];
+        // SAFETY: `activation_gradient(T*, const T*, u32, int, int, Dropout)`.
+        unsafe { self.launch("activation_gradient", grid, &[&pointers[..], &numbers, &dropout].concat()) };
+    }
+
+    /// `y = x + dropout(y)`, or `dropout(y)` without `x`.
+    ///
+    /// # Panics
+    /// Where an array is too short.
+    pub fn residual(&self, y: &Array, x: Option<&Array>, [rows, width]: [usize; 2], dropout: Option<&DropoutKey>) {
+        let kind = self.activation_kind();
+        let x = x.map_or(0, |x| x.expect(kind, rows * width));
+        let pointers = [y.expect(kind, rows * width), x].map(Ptr);
+        let rest = [count(rows), count(width), Argument::Dropout(DropoutArgument::new(dropout))];
+        let grid = [self.blocks_of_eights(rows, width), 1];
+        // SAFETY: `residual(T*, const T*, u32, int, Dropout)`.
+        unsafe { self.launch("residual", grid, &[&pointers[..], &rest].concat()) };
+    }
+
+    /// `sum += more`, both activations or both f32, or activations into f32.
+    ///
+    /// # Panics
+    /// Where the lengths differ.
+    pub fn add(&self, sum: &Array, more: &Array) {
+        assert_eq!(sum.len(), more.len(), "a sum of two lengths");
+        let (name, threads) = match (sum.kind(), more.kind()) {
+            (to, from) if to == from && to == self.activation_kind() => ("add", sum.len().div_ceil(8)),
+            (Kind::F32, Kind::F32) => ("add_floats", sum.len()),
+            (Kind::F32, _) => ("add_widened", sum.len()),
+            (to, from) => panic!("{from:?} are not added to {to:?}"),
+        };
+        let arguments = [Ptr(sum.ptr()), Ptr(more.ptr()), count(sum.len())];
+        let grid = [self.blocks(threads), 1];
+        // SAFETY: each takes two pointers of these types, and their length.
+        unsafe { self.launch(name, grid, &arguments) };
+    }
+
+    /// Activations as f32.
+    pub fn widened(&self, x: &Array) -> Array {
+        let y = self.empty(Kind::F32, x.len(), "a sum");
+        let arguments = [Ptr(x.expect(self.activation_kind(), x.len())), Ptr(y.ptr()), count(x.len())];
+        // SAFETY: `to_floats(const T*, float*, u32)`.
+        unsafe { self.launch("to_floats", [self.blocks(x.len()), 1], &arguments) };
+        y
+    }
+
+    /// Writes f32 as activations.
+    ///
+    /// # Panics
+    /// Where the lengths differ.
+    pub fn narrow(&self, from: &Array, to: &Array) {
+        let len = from.len();
+        let arguments = [Ptr(from.expect(Kind::F32, len)), Ptr(to.expect(self.activation_kind(), len)), count(len)];
+        // SAFETY: `from_floats(const float*, T*, u32)`.
+        unsafe { self.launch("from_floats", [self.blocks(len), 1], &arguments) };
+    }
+
+    /// `x *= factor`.
+    pub fn scale(&self, x: &Array, factor: f32) {
+        let arguments = [Ptr(x.expect(self.activation_kind(), x.len())), F32(factor), count(x.len())];
+        // SAFETY: `scale_all(T*, float, u32)`.
+        unsafe { self.launch("scale_all", [self.blocks(x.len()), 1], &arguments) };
+    }
+
+    /// Sequence `b` times `factors[b]`.
+    ///
+    /// # Panics
+    /// Where the factors do not divide the elements.
+    pub fn scale_sequences(&self, x: &Array, factors: &Array) {
+        assert!(x.len().is_multiple_of(factors.len().max(1)), "sequences of one length");
+        let each = x.len() / factors.len().max(1);
+        let pointers = [Ptr(x.expect(self.activation_kind(), x.len())), Ptr(factors.expect(Kind::F32, factors.len()))];
+        let grid = [self.blocks(x.len()), 1];
+        // SAFETY: `scale_sequences(T*, const float*, u32, u32)`.
+        unsafe { self.launch("scale_sequences", grid, &[&pointers[..], &[count(each), count(x.len())]].concat()) };
+    }
+
+    /// `sum[c] += Σ x[r][c]`, in f32.
+    ///
+    /// # Panics
+    /// Where an array is too short.
+    pub fn add_column_sums(&self, x: &Array, sum: &Array, [rows, width]: [usize; 2]) {
+        let parts = rows.div_ceil(COLUMN_ROWS);
+        let partial = self.empty(Kind::F32, parts * width, "sums of columns");
+        let pointers = [Ptr(x.expect(self.activation_kind(), rows * width)), Ptr(partial.ptr())];
+        let grid = [width.div_ceil(COLUMNS), parts];
+        // SAFETY: `column_sums(const T*, float*, u32, int)`.
+        unsafe { self.launch("column_sums", grid, &[&pointers[..], &[count(rows), count(width)]].concat()) };
+        self.add_partials(&partial, sum, parts, [width, width]);
+    }
+
+    /// `sum[c] += Σ partial[p][c]`, over rows of `stride`.
+    fn add_partials(&self, partial: &Array, sum: &Array, parts: usize, [stride, width]: [usize; 2]) {
+        if parts == 0 || width == 0 {
+            return;
+        }
+        let needed = (parts - 1) * stride + width;
+        let pointers = [Ptr(partial.expect(Kind::F32, needed)), Ptr(sum.expect(Kind::F32, width))];
+        let numbers = [count(parts), count(stride), count(width)];
+        // SAFETY: `add_partials(const float*, float*, u32, u32, u32)`.
+        unsafe { self.launch("add_partials", [width.div_ceil(32), 1], &[&pointers[..], &numbers].concat()) };
+    }
+
+    /// `y = (x − mean) / √(variance + ε) · gain + bias`, row by row; mean and inverse deviation of each row in
+    /// `moments [rows, 2]`.
+    ///
+    /// # Panics
+    /// Where an array is too short.
+    pub fn layer_norm(
+        &self,
+        x: &Array,
+        [y, moments]: [&Array; 2],
+        [gain, bias]: [&Array; 2],
+        [rows, width]: [usize; 2],
+        epsilon: f32,
+    ) {
+        let kind = self.activation_kind();
+        let pointers = [
+            x.expect(kind, rows * width),
+            y.expect(kind, rows * width),
+            moments.expect(Kind::F32, 2 * rows),
+            gain.expect(Kind::F32, width),
+            bias.expect(Kind::F32, width),
+        ];
+        let numbers = [count(rows), count(width), F32(epsilon)];
+        let grid = [self.blocks(rows * 32), 1];
+        // SAFETY: `layer_norm(const T*, T*, float*, const float*, const float*, u32, int, float)`.
+        unsafe { self.launch("layer_norm", grid, &[&pointers.map(Ptr)[..], &numbers].concat()) };
+    }
+
+    /// The gradient of the input, written to `d_x` or added to it; those of gain and bias are added to `sums`, where
+    /// they are trained.
+    ///
+    /// # Panics
+    /// Where an array is too short.
+    #[allow(clippy::too_many_arguments)] // What a norm has.
+    pub fn layer_norm_gradient(
+        &self,
+        [x, d_y, moments, gain]: [&Array; 4],
+        d_x: &Array,
+        add: bool,
+        sums: [Option<&Array>; 2],
+        [rows, width]: [usize; 2],
+    ) {
+        let (kind, parts) = (self.activation_kind(), rows.div_ceil(NORM_ROWS));
+        let partial = self.empty(Kind::F32, parts * 2 * width, "gradients of a norm");
+        let pointers = [
+            x.expect(kind, rows * width),
+            d_y.expect(kind, rows * width),
+            d_x.expect(kind, rows * width),
+            moments.expect(Kind::F32, 2 * rows),
+            gain.expect(Kind::F32, width),
+            partial.ptr(),
+        ];
+        let numbers = [count(rows), count(width), U32(u32::from(add))];
+        // SAFETY: `layer_norm_gradient(const T*, const T*, T*, const float*, const float*, float*, u32, int, int)`.
+        unsafe { self.launch("layer_norm_gradient", [parts, 1], &[&pointers.map(Ptr)[..], &numbers].concat()) };
+        for (at, sum) in sums.into_iter().enumerate() {
+            let Some(sum) = sum.filter(|_| parts > 0) else { continue };
+            self.add_partials(&partial.slice(at * width..partial.len()), sum, parts, [2 * width, width]);
+        }
+    }
+
+    /// `y = x / √(mean(x²) + ε) · gain`, row by row; the inverse root mean square of each row in `inverses`.
+    ///
+    /// # Panics
+    /// Where an array is too short.
+    pub fn rms_norm(
+        &self,
+        x: &Array,
+        [y, inverses]: [&Array; 2],
+        gain: &Array,
+        [rows, width]: [usize; 2],
+        epsilon: f32,
+    ) {
+        let kind = self.activation_kind();
+        let pointers = [
+            x.expect(kind, rows * width),
+            y.expect(kind, rows * width),
+            inverses.expect(Kind::F32, rows),
+            gain.expect(Kind::F32, width),
+        ];
+        let numbers = [count(rows), count(width), F32(epsilon)];
+        // SAFETY: `rms_norm(const T*, T*, float*, const float*, u32, int, float)`.
+        unsafe { self.launch("rms_norm", [self.blocks(rows * 32), 1], &[&pointers.map(Ptr)[..], &numbers].concat()) };
+    }
+
+    /// As [`layer_norm_gradient`](Operations::layer_norm_gradient), without a bias.
+    ///
+    /// # Panics
+    /// Where an array is too short.
+    pub fn rms_norm_gradient(
+        &self,
+        [x, d_y, inverses, gain]: [&Array; 4],
+        d_x: &Array,
+        add: bool,
+        sum: Option<&Array>,
+        [rows, width]: [usize; 2],
+    ) {
+        let (kind, parts) = (self.activation_kind(), rows.div_ceil(NORM_ROWS));
+        let partial = self.empty(Kind::F32, parts * width, "gradients of a norm");
+        let pointers = [
+            x.expect(kind, rows * width),
+            d_y.expect(kind, rows * width),
+            d_x.expect(kind, rows * width),
+            inverses.expect(Kind::F32, rows),
+            gain.expect(Kind::F32, width),
+            partial.ptr(),
+        ];
+        let numbers = [count(rows), count(width), U32(u32::from(add))];
+        // SAFETY: `rms_norm_gradient(const T*, const T*, T*, const float*, const float*, float*, u32, int, int)`.
+        unsafe { self.launch("rms_norm_gradient", [parts, 1], &[&pointers.map(Ptr)[..], &numbers].concat()) };
+        if let Some(sum) = sum {
+            self.add_partials(&partial, sum, parts, [width, width]);
+        }
+    }
+
+    /// `y = silu(gate) · up`.
+    ///
+    /// # Panics
+    /// Where the lengths differ.
+    pub fn swiglu(&self, gate: &Array, up: &Array, y: &Array) {
+        let (kind, len) = (self.activation_kind(), gate.len());
+        let pointers = [gate.expect(kind, len), up.expect(kind, len), y.expect(kind, len)].map(Ptr);
+        let grid = [self.blocks_of_eights(1, len), 1];
+        // SAFETY: `swiglu(const T*, const T*, T*, u32)`.
+        unsafe { self.launch("swiglu", grid, &[&pointers[..], &[count(len)]].concat()) };
+    }
+
+    /// Replaces the gradient of the output by that of `up` and writes that of `gate`.
+    ///
+    /// # Panics
+    /// Where the lengths differ.
+    pub fn swiglu_gradient(&self, gradient: &Array, d_gate: &Array, gate: &Array, up: &Array) {
+        let (kind, len) = (self.activation_kind(), gate.len());
+        let pointers = [gradient, d_gate, gate, up].map(|array| Ptr(array.expect(kind, len)));
+        let grid = [self.blocks_of_eights(1, len), 1];
+        // SAFETY: `swiglu_gradient(T*, T*, const T*, const T*, u32)`.
+        unsafe { self.launch("swiglu_gradient", grid, &[&pointers[..], &[count(len)]].concat()) };
+    }
+
+    /// Rotates pairs of each of `heads` heads in place by the angles of row `r mod length`, whose cosines and sines are
+    /// `[length, half]`; backward by the negated angles.
+    ///
+    /// # Panics
+    /// Where an array is too short.
+    pub fn rotate(&self, x: &Array, angles: [&Array; 2], heads: usize, length: usize, inverse: bool) {
+        let half = angles[0].len() / length.max(1);
+        let rows = x.len() / (2 * heads * half).max(1);
+        let pointers =
+            [x.expect(self.activation_kind(), x.len()), angles[0].ptr(), angles[1].expect(Kind::F32, length * half)];
+        let sign = if inverse { -1.0 } else { 1.0 };
+        let numbers = [count(rows), count(heads), count(half), count(length), F32(sign)];
+        let grid = [self.blocks(rows * heads * half), 1];
+        // SAFETY: `rotate(T*, const float*, const float*, u32, u32, u32, u32, float)`.
+        unsafe { self.launch("rotate", grid, &[&pointers.map(Ptr)[..], &numbers].concat()) };
+    }
+
+    /// One step of a gated recurrent unit: see `recurrent.cu`. `lengths` are those of the sequences.
+    ///
+    /// # Panics
+    /// Where an array is too short.
+    pub fn gru_cell(
+        &self,
+        [x, recurrent, before]: [&Array; 3],
+        bias: &Array,
+        [gates, after, out]: [&Array; 3],
+        lengths: Option<&Array>,
+        [batch, steps, step, width]: [usize; 4],
+    ) {
+        let kind = self.activation_kind();
+        let pointers = [
+            x.expect(kind, batch * steps * 3 * width),
+            recurrent.expect(kind, batch * 3 * width),
+            bias.expect(Kind::F32, 3 * width),
+            before.expect(kind, batch * width),
+            gates.expect(kind, batch * 4 * width),
+            after.expect(kind, batch * width),
+            out.expect(kind, batch * steps * width),
+            lengths.map_or(0, |lengths| lengths.expect(Kind::U32, batch)),
+        ];
+        let numbers = [batch, steps, step, width].map(count);
+        let grid = [self.blocks(batch * width), 1];
+        // SAFETY: `gru_cell` takes these eight pointers and four numbers.
+        unsafe { self.launch("gru_cell", grid, &[&pointers.map(Ptr)[..], &numbers].concat()) };
+    }
+
+    /// The gradient of one step.
+    ///
+    /// # Panics
+    /// Where an array is too short.
+    pub fn gru_cell_gradient(
+        &self,
+        upstream: &Array,
+        d_h: &Array,
+        [before, gates]: [&Array; 2],
+        [d_x, d_recurrent]: [&Array; 2],
+        lengths: Option<&Array>,
+        [batch, steps, step, width]: [usize; 4],
+    ) {
+        let kind = self.activation_kind();
+        let pointers = [
+            upstream.expect(kind, batch * steps * width),
+            d_h.expect(kind, batch * width),
+            before.expect(kind, batch * width),
+            gates.expect(kind, batch * 4 * width),
+            d_x.expect(kind, batch * steps * 3 * width),
+            d_recurrent.expect(kind, batch * 3 * width),
+            lengths.map_or(0, |lengths| lengths.expect(Kind::U32, batch)),
+        ];
+        let numbers = [batch, steps, step, width].map(count);
+        let grid = [self.blocks(batch * width), 1];
+        // SAFETY: `gru_cell_gradient` takes these seven pointers and four numbers.
+        unsafe { self.launch("gru_cell_gradient", grid, &[&pointers.map(Ptr)[..], &numbers].concat()) };
+    }
+}

@@ -1,0 +1,215 @@
+//! The loss, and the optimizer over all parameters in one launch.
+
+use super::launch::{Argument, count};
+use super::{Array, Kind, Operations};
+use Argument::{F32, Ptr, U32};
+
+/// The arrays of one trained parameter.
+#[derive(Clone, Debug)]
+pub struct ParameterArrays {
+    /// Its values, f32.
+    pub value: Array,
+    /// Their gradient, f32.
+    pub gradient: Array,
+    /// The moments of Adam, f32.
+    pub moments: [Array; 2],
+    /// Its copy as activations, which follows the values.
+    pub half: Option<Array>,
+    /// Its moving average, f32.
+    pub average: Option<Array>,
+    /// Factor of the learning rate.
+    pub rate: f32,
+    /// Weight decay.
+    pub decay: f32,
+}
+
+/// `Slice` of `optimizer.cu`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+struct Slice {
+    value: u64,
+    gradient: u64,
+    first: u64,
+    second: u64,
+    half: u64,
+    average: u64,
+    len: u32,
+    rate: f32,
+    decay: f32,
+    _pad: u32,
+}
+
+/// What changes from step to step: `StepFactors` of `optimizer.cu`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct StepFactors {
+    /// Learning rate.
+    pub rate: f32,
+    /// `1 / (1 − β₁ᵗ)`.
+    pub mean: f32,
+    /// `1 / √(1 − β₂ᵗ)`.
+    pub root: f32,
+    /// Decay of the first moment.
+    pub beta1: f32,
+    /// Decay of the second.
+    pub beta2: f32,
+    /// Added to the root of the second.
+    pub epsilon: f32,
+    /// The largest gradient norm; 0 for any.
+    pub clip: f32,
+    /// Decay of the moving average.
+    pub average: f32,
+}
+
+/// Elements of a slice: what a block takes.
+const SLICE: usize = 1 << 14;
+
+/// All parameters as the optimizer's kernels read them. It keeps their arrays alive.
+#[derive(Debug)]
+pub struct OptimizerTable {
+    slices: Array,
+    squares: Array,
+    norm: Array,
+    factors: Array,
+    arrays: Vec<ParameterArrays>,
+}
+
+impl OptimizerTable {
+    /// Whether it was made of these arrays.
+    pub fn is_of(&self, arrays: &[ParameterArrays]) -> bool {
+        self.arrays.iter().map(ParameterArrays::key).eq(arrays.iter().map(ParameterArrays::key))
+    }
+}
+
+impl ParameterArrays {
+    fn key(&self) -> ([u64; 6], [u32; 2]) {
+        let ParameterArrays { value, gradient, moments: [first, second], half, average, rate, decay } = self;
+        let optional = |array: &Option<Array>| array.as_ref().map_or(0, Array::ptr);
+        let [value, gradient, first, second] = [value, gradient, first, second].map(Array::ptr);
+        ([value, gradient, first, second, optional(half), optional(average)], [rate.to_bits(), decay.to_bits()])
+    }
+}
+
+impl Operations {
+    /// The cross-entropy of rows of logits `[rows, classes]` plus `bias`, which are replaced by their gradient, times
+    /// the f32 in `scale`. Adds to `totals`, four f64: the loss with label smoothing and without, the rows whose target
+    /// had the highest logit, and the rows that count; those of the class `ignore` do not.
+    ///
+    /// # Panics
+    /// Where an array is too short. The ids are classes, or `ignore`.
+    #[allow(clippy::too_many_arguments)] // What a loss has.
+    pub fn cross_entropy(
+        &self,
+        logits: &Array,
+        bias: Option<&Array>,
+        ids: &Array,
+        classes: usize,
+        ignore: Option<u32>,
+        smoothing: f32,
+        scale: Option<&Array>,
+        totals: &Array,
+    ) {
+        let rows = ids.len();
+        let losses = self.empty(Kind::F32, 4 * rows, "losses");
+        let pointers = [
+            logits.expect(self.activation_kind(), rows * classes),
+            bias.map_or(0, |bias| bias.expect(Kind::F32, classes)),
+            ids.expect(Kind::U32, rows),
+            losses.ptr(),
+        ];
+        let arguments = [
+            &pointers.map(Ptr)[..],
+            &[count(classes), U32(ignore.unwrap_or(u32::MAX)), F32(smoothing)],
+            &[Ptr(scale.map_or(0, |scale| scale.expect(Kind::F32, 1))), U32(u32::from(scale.is_some()))],
+        ];
+        // SAFETY: `cross_entropy(T*, const float*, const u32*, float*, int, u32, float, const float*, int)`; and
+        // `sum_losses(const float*, double*, u32)`.
+        unsafe {
+            self.launch("cross_entropy", [rows, usize::from(classes > 0)], &arguments.concat());
+            let sums = [Ptr(losses.ptr()), Ptr(totals.expect(Kind::F64, 4)), count(rows)];
+            self.launch("sum_losses", [usize::from(rows > 0), 1], &sums);
+        }
+    }
+
+    /// The table of an optimizer over these parameters.
+    ///
+    /// # Panics
+    /// Where the arrays of a parameter have different lengths.
+    pub fn optimizer_table(&self, parameters: Vec<ParameterArrays>) -> OptimizerTable {
+        let mut slices = Vec::new();
+        for parameter in &parameters {
+            let ParameterArrays { value, gradient, moments: [first, second], half, average, rate, decay } = parameter;
+            let len = value.len();
+            let floats = [value, gradient, first, second].map(|array| array.expect(Kind::F32, len));
+            let half = half.as_ref().map_or(0, |half| half.expect(self.activation_kind(), len));
+            let average = average.as_ref().map_or(0, |average| average.expect(Kind::F32, len));
+            for start in (0..len).step_by(SLICE) {
+                let [value, gradient, first, second] = floats.map(|ptr| ptr + 4 * start as u64);
+                let shifted = |ptr: u64, size: usize| if ptr == 0 { 0 } else { ptr + (size * start) as u64 };
+                let (half, average) = (shifted(half, self.activation_kind().size()), shifted(average, 4));
+                let (len, rate, decay) = ((len - start).min(SLICE) as u32, *rate, *decay);
+                slices.push(Slice { value, gradient, first, second, half, average, len, rate, decay, _pad: 0 });
+            }
+        }
+        let words: Vec<u64> = slices.iter().flat_map(Slice::words).collect();
+        OptimizerTable {
+            slices: self.upload(Kind::U64, &words, "the optimizer"),
+            squares: self.empty(Kind::F64, slices.len(), "the optimizer"),
+            norm: self.zeros(Kind::F64, 1, "the optimizer"),
+            factors: self.empty(Kind::F32, size_of::<StepFactors>() / 4, "the optimizer"),
+            arrays: parameters,
+        }
+    }
+
+    /// The global norm of the gradients, on the device, and a step of AdamW along them, clipped to it. Gradients that
+    /// are not finite change nothing.
+    pub fn adamw(&self, table: &OptimizerTable, factors: &StepFactors) {
+        let OptimizerTable { slices, squares, norm, factors: into, .. } = table;
+        let StepFactors { rate, mean, root, beta1, beta2, epsilon, clip, average } = *factors;
+        self.write(into, &[rate, mean, root, beta1, beta2, epsilon, clip, average]);
+        self.gradient_norm(table);
+        let arguments = [slices.ptr(), into.ptr(), norm.ptr()].map(Ptr);
+        // SAFETY: `adamw(const Slice*, const StepFactors*, const double*)`; a slice is a part of arrays that the table
+        // keeps alive.
+        unsafe { self.launch("adamw", [squares.len(), 1], &arguments) };
+    }
+
+    /// Computes the global norm of the gradients.
+    pub fn gradient_norm(&self, table: &OptimizerTable) {
+        let OptimizerTable { slices, squares, norm, .. } = table;
+        // SAFETY: `gradient_squares(const Slice*, double*)` and `gradient_norm(const double*, double*, u32)`.
+        unsafe {
+            self.launch("gradient_squares", [squares.len(), 1], &[Ptr(slices.ptr()), Ptr(squares.ptr())]);
+            let arguments = [Ptr(squares.ptr()), Ptr(norm.ptr()), count(squares.len())];
+            self.launch("gradient_norm", [usize::from(!squares.is_empty()), 1], &arguments);
+        }
+    }
+
+    /// `own = decay · own + (1 − decay) · other`, f32.
+    ///
+    /// # Panics
+    /// Where the lengths differ.
+    pub fn moving_average(&self, own: &Array, other: &Array, decay: f32) {
+        let len = own.len();
+        let pointers = [Ptr(own.expect(Kind::F32, len)), Ptr(other.expect(Kind::F32, len))];
+        let grid = [self.blocks(len), 1];
+        // SAFETY: `moving_average(float*, const float*, float, u32)`.
+        unsafe { self.launch("moving_average", grid, &[&pointers[..], &[F32(decay), count(len)]].concat()) };
+    }
+
+    /// The norm that was computed last, after all work.
+    pub fn read_norm(&self, table: &OptimizerTable) -> f64 {
+        self.read_scalars::<f64>(&table.norm)[0]
+    }
+}
+
+impl Slice {
+    /// Its bytes, as words.
+    fn words(&self) -> [u64; 8] {
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let Slice { value, gradient, first, second, half, average, len, rate, decay, .. } = *self;
+        [value, gradient, first, second, half, average, pair(len, rate.to_bits()), pair(decay.to_bits(), 0)]
+    }
+}
+
+const _: () = assert!(size_of::<Slice>() == 64 && size_of::<StepFactors>() == 32);

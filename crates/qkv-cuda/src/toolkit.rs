@@ -1,0 +1,44 @@
+//! Where a library of the CUDA toolkit may be: a file that a variable names, the loader's path, a toolkit, the packages
+//! of a Python environment.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Candidates in the order in which they are tried. `names` are for the loader, `prefix` begins the file's name, and
+/// `package` is the folder of its Python package before CUDA 13.
+pub(crate) fn candidates(variable: &str, names: &[&str], prefix: &str, package: &str) -> Vec<PathBuf> {
+    let mut all: Vec<PathBuf> = env::var_os(variable).map(PathBuf::from).into_iter().collect();
+    all.extend(names.iter().map(PathBuf::from));
+    let roots = ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"].into_iter().filter_map(env::var_os).map(PathBuf::from);
+    for root in roots.chain(["/usr/local/cuda".into(), "/opt/cuda".into()]) {
+        for folder in ["lib64", "lib", "targets/x86_64-linux/lib"] {
+            all.extend(newest_first(&root.join(folder), prefix));
+        }
+    }
+    let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(env::var_os).map(PathBuf::from);
+    for environment in environments {
+        for python in entries(&environment.join("lib"), "python3") {
+            for package in ["cu13", package] {
+                let folder = python.join("site-packages/nvidia").join(package).join("lib");
+                all.extend(newest_first(&folder, prefix));
+            }
+        }
+    }
+    all
+}
+
+fn newest_first(folder: &Path, prefix: &str) -> Vec<PathBuf> {
+    let mut found = entries(folder, prefix);
+    found.sort_by_key(|path| std::cmp::Reverse(path.clone()));
+    found
+}
+
+/// The files of a folder whose names begin with `prefix`, sorted.
+pub(crate) fn entries(folder: &Path, prefix: &str) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let starts = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix));
+    let mut found: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(starts).collect();
+    found.sort();
+    found
+}

@@ -1,0 +1,222 @@
+//! Elements that are in host memory, in device memory, or in both. Whoever needs them on one side copies them there on
+//! first use; a write drops the copy on the other side. So an operation that a device does not have computes on the
+//! host, and nothing else has to know.
+
+use crate::float::Float;
+use crate::pool::Pool;
+use qkv_cuda::operations::{Array, Kind, Operations};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::OnceLock;
+
+/// Elements, row-major, wherever they are.
+pub struct Elements<T: Float> {
+    len: usize,
+    /// At least `len` elements. On neither side, they are all zero.
+    host: OnceLock<Vec<T>>,
+    device: OnceLock<OnDevice>,
+    /// Where the host's memory goes in the end.
+    pool: Option<Pool<T>>,
+}
+
+/// A copy in device memory.
+#[derive(Clone)]
+struct OnDevice {
+    operations: Operations,
+    array: Array,
+    /// A copy as activations, where the array has another type.
+    rounded: OnceLock<Array>,
+}
+
+impl OnDevice {
+    fn new(operations: &Operations, array: Array) -> OnDevice {
+        OnDevice { operations: operations.clone(), array, rounded: OnceLock::new() }
+    }
+}
+
+impl<T: Float> fmt::Debug for Elements<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Elements({})", self.len)
+    }
+}
+
+impl<T: Float> Drop for Elements<T> {
+    fn drop(&mut self) {
+        if let (Some(pool), Some(host)) = (&self.pool, self.host.take()) {
+            pool.give(host);
+        }
+    }
+}
+
+impl<T: Float> Clone for Elements<T> {
+    /// In memory of its own, on the side where they are.
+    fn clone(&self) -> Self {
+        let mut clone = Elements::zeros(self.len);
+        if let Some(OnDevice { operations, array, .. }) = self.device.get() {
+            clone.device = OnceLock::from(OnDevice::new(operations, operations.duplicate(array)));
+        } else if let Some(host) = self.host.get() {
+            clone.host = OnceLock::from(match &self.pool {
+                Some(pool) => {
+                    let mut data = pool.take(self.len);
+                    data[..self.len].copy_from_slice(&host[..self.len]);
+                    data
+                }
+                None => host[..self.len].to_vec(),
+            });
+            clone.pool = self.pool.clone();
+        }
+        clone
+    }
+}
+
+impl<T: Float> From<Vec<T>> for Elements<T> {
+    fn from(host: Vec<T>) -> Self {
+        Elements { len: host.len(), host: OnceLock::from(host), device: OnceLock::new(), pool: None }
+    }
+}
+
+impl<T: Float> Elements<T> {
+    /// Zeros.
+    pub fn zeros(len: usize) -> Self {
+        Elements { len, host: OnceLock::new(), device: OnceLock::new(), pool: None }
+    }
+
+    /// Memory of a pool, at least `len` elements.
+    pub(crate) fn pooled(pool: &Pool<T>, data: Vec<T>, len: usize) -> Self {
+        Elements { len, host: OnceLock::from(data), device: OnceLock::new(), pool: Some(pool.clone()) }
+    }
+
+    /// An array.
+    pub(crate) fn on_device(operations: &Operations, array: Array) -> Self {
+        let device = OnceLock::from(OnDevice::new(operations, array));
+        Elements { len: device.get().map_or(0, |device| device.array.len()), host: OnceLock::new(), device, pool: None }
+    }
+
+    /// Number of elements, without copying them.
+    pub(crate) fn count(&self) -> usize {
+        self.len
+    }
+
+    /// Whether they are in device memory.
+    pub(crate) fn is_on_device(&self) -> bool {
+        self.device.get().is_some()
+    }
+
+    fn host(&self) -> &Vec<T> {
+        self.host.get_or_init(|| {
+            let host = match self.device.get() {
+                Some(OnDevice { operations, array, .. }) => T::from_floats(operations.read(array)),
+                None => vec![T::ZERO; self.len],
+            };
+            self.pool.iter().for_each(|pool| pool.adopt(host.len()));
+            host
+        })
+    }
+
+    /// An array of them: of f32 for parameters and their like, or of activations. What is there already stays as it is.
+    pub(crate) fn array(&self, operations: &Operations, kind: Kind) -> Array {
+        let device = self.device.get_or_init(|| OnDevice::new(operations, self.upload(operations, kind)));
+        // What is on another device goes through the host.
+        if device.operations.is(operations) { device.array.clone() } else { self.upload(operations, kind) }
+    }
+
+    fn upload(&self, operations: &Operations, kind: Kind) -> Array {
+        if self.host.get().is_none() && self.device.get().is_none() {
+            return operations.zeros(kind, self.len, "parameters");
+        }
+        let floats = T::to_floats(&self.host()[..self.len]);
+        match kind {
+            Kind::F32 => operations.upload(kind, &floats, "parameters"),
+            _ => operations.upload_activations(&floats),
+        }
+    }
+
+    /// An array to write to; the copy on the host is dropped.
+    pub(crate) fn array_mut(&mut self, operations: &Operations, kind: Kind) -> Array {
+        let array = self.array(operations, kind);
+        if self.device.get().is_some_and(|device| !device.operations.is(operations)) {
+            self.device = OnceLock::from(OnDevice::new(operations, array.clone()));
+        }
+        self.forget_host();
+        array
+    }
+
+    /// Drops the copy on the host, and the rounded one, because the array was written to.
+    pub(crate) fn forget_host(&mut self) {
+        if let (Some(host), Some(pool)) = (self.host.take(), &self.pool) {
+            pool.give(host);
+        }
+    }
+
+    /// The elements as activations, for products: a copy that is made on first use, unless the array has that type.
+    /// Whoever writes the array writes [that](Elements::rounded_copy) as well.
+    pub(crate) fn rounded(&self, operations: &Operations) -> Array {
+        let array = self.array(operations, Kind::F32);
+        if array.kind() == operations.activation_kind() {
+            return array;
+        }
+        let round = || {
+            let rounded = operations.empty(operations.activation_kind(), self.len, "parameters");
+            operations.narrow(&array, &rounded);
+            rounded
+        };
+        match self.device.get().filter(|device| device.operations.is(operations)) {
+            Some(device) => device.rounded.get_or_init(round).clone(),
+            None => round(),
+        }
+    }
+
+    /// The copy as activations, if there is one: whoever writes the array writes that as well, or
+    /// [drops](Elements::forget_rounded) it.
+    pub(crate) fn rounded_copy(&self) -> Option<Array> {
+        self.device.get().and_then(|device| device.rounded.get()).cloned()
+    }
+
+    /// Drops the copy as activations.
+    pub(crate) fn forget_rounded(&mut self) {
+        if let Some(device) = self.device.get_mut() {
+            device.rounded = OnceLock::new();
+        }
+    }
+
+    /// Puts them into an array of someone else's memory.
+    pub(crate) fn move_to(&mut self, operations: &Operations, array: Array) {
+        if let Some(device) = self.device.get().filter(|device| device.operations.is(operations)) {
+            operations.copy(&array, &device.array);
+        } else {
+            match self.host.get() {
+                Some(host) => operations.write(&array, &T::to_floats(&host[..self.len])),
+                None => operations.clear(&array),
+            }
+        }
+        self.forget_host();
+        self.device = OnceLock::from(OnDevice::new(operations, array));
+    }
+
+    /// Sets them to zero, on the side where they are.
+    pub(crate) fn clear(&mut self) {
+        if let Some(OnDevice { operations, array, .. }) = self.device.get() {
+            operations.clear(array);
+            self.forget_host();
+        } else if let Some(host) = self.host.get_mut() {
+            host.fill(T::ZERO);
+        }
+    }
+}
+
+impl<T: Float> Deref for Elements<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.host()[..self.len]
+    }
+}
+
+impl<T: Float> DerefMut for Elements<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        self.host();
+        self.device = OnceLock::new();
+        let len = self.len;
+        &mut self.host.get_mut().expect("just set")[..len]
+    }
+}
