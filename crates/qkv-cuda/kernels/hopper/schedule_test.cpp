@@ -43,11 +43,12 @@ extern "C" unsigned test_columns(int t, int low, int high) {
 // Runs the kernel segment_ranges.
 extern "C" void test_ranges(const HopperParams* params, unsigned blocks) {
 #ifdef TEST_FORWARD
-    body = [](const void* p) { compute_ranges<false, kBlockM, kBlockN>(*(const HopperParams*)p); };
+    body = [](const void* const* p) { compute_ranges<false, kBlockM, kBlockN>(*(const HopperParams*)*p); };
 #else
-    body = [](const void* p) { compute_ranges<true, kBlockN, kBlockM>(*(const HopperParams*)p); };
+    body = [](const void* const* p) { compute_ranges<true, kBlockN, kBlockM>(*(const HopperParams*)*p); };
 #endif
-    argument = params;
+    const void* values[] = {params};
+    arguments = values;
     blockDim = {256, 1, 1};
     gridDim = {blocks, 1, 1};
     for (unsigned x = 0; x < blocks; x++) {
