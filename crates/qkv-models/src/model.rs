@@ -220,7 +220,7 @@ impl Model {
         batch: &Batch,
         smoothing: f64,
         scale: f64,
-    ) -> Result<Loss> {
+    ) -> Result<PendingLoss> {
         let hidden = self.hidden_over(tape, memory, &batch.source, &batch.decoder_input)?;
         let target = Target { ids: &batch.targets, ignore: Some(IGNORE), smoothing, scale };
         Ok(tape.cross_entropy(&hidden, self.output(), None, target))

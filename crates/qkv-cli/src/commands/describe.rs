@@ -3,14 +3,15 @@
 use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
 use crate::atomic_file::OutputPath;
 use crate::command::{Command, Run, Status};
+use crate::device::DEVICE;
 use crate::failure::Failure;
 use crate::output::Print;
 use crate::terminal::TerminalStyle;
-use crate::{input, threads};
+use crate::{device, input, threads};
 use qkv_explore::draw::{self, Fonts, Shaded, Style};
 use qkv_models::image::Image;
 use qkv_models::{Describer, LookedAt, Search};
-use qkv_nn::Machine;
+use qkv_nn::Device;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -45,7 +46,7 @@ const ARGUMENTS: Arguments = &[
             Argument::new("json", Kind::Switch, "One JSON object for each image"),
         ],
     ),
-    ("Computation", &[THREADS]),
+    ("Computation", &[DEVICE, THREADS]),
 ];
 
 struct DescribeArgs {
@@ -56,6 +57,7 @@ struct DescribeArgs {
     out: Option<PathBuf>,
     json: bool,
     threads: Option<usize>,
+    device: Device,
 }
 
 /// Images that are described together at most.
@@ -71,6 +73,7 @@ impl DescribeArgs {
             out: matches.path("out"),
             json: matches.switch("json"),
             threads: matches.count("threads"),
+            device: device::parse(matches),
         };
         match (&args.images[..], &args.out) {
             ([], _) => Err("name an IMAGE to describe".into()),
@@ -101,7 +104,7 @@ pub(super) fn write_drawing(drawing: &Shaded, path: &Path, from: &Path) -> Resul
 impl Run for DescribeArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         threads::on(self.threads, || {
-            let machine = Machine::new(rayon::current_num_threads());
+            let machine = device::machine(self.device)?;
             let describer = Describer::open(&self.model)?;
             let search = Search { beam: self.beam.unwrap_or(describer.search.beam), ..describer.search.clone() };
             for paths in self.images.chunks(BATCH) {

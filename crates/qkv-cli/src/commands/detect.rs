@@ -3,13 +3,14 @@
 use super::describe::write_drawing;
 use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
 use crate::command::{Command, Run, Status};
+use crate::device::DEVICE;
 use crate::failure::Failure;
 use crate::output::Print;
-use crate::{input, threads};
+use crate::{device, input, threads};
 use qkv_explore::draw::{LabelledBox, Shaded, Style};
 use qkv_models::image::Image;
 use qkv_models::{Detector, FoundBox};
-use qkv_nn::Machine;
+use qkv_nn::Device;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -46,7 +47,7 @@ const ARGUMENTS: Arguments = &[
             Argument::new("json", Kind::Switch, "One JSON object for each image"),
         ],
     ),
-    ("Computation", &[THREADS]),
+    ("Computation", &[DEVICE, THREADS]),
 ];
 
 struct DetectArgs {
@@ -57,6 +58,7 @@ struct DetectArgs {
     out: Option<PathBuf>,
     json: bool,
     threads: Option<usize>,
+    device: Device,
 }
 
 impl DetectArgs {
@@ -69,6 +71,7 @@ impl DetectArgs {
             out: matches.path("out"),
             json: matches.switch("json"),
             threads: matches.count("threads"),
+            device: device::parse(matches),
         };
         match (&args.images[..], &args.out) {
             ([], _) => Err("name an IMAGE to look at".into()),
@@ -88,7 +91,7 @@ fn pixels(found: &FoundBox, image: &Image) -> [f64; 4] {
 impl Run for DetectArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         threads::on(self.threads, || {
-            let machine = Machine::new(rayon::current_num_threads());
+            let machine = device::machine(self.device)?;
             let detector = Detector::open(&self.model)?;
             for path in &self.images {
                 input::check(path)?;

@@ -21,7 +21,7 @@ use crate::start::Start;
 use crate::text::tokenizer::Tokenizer;
 use crate::{Architecture, Error, Model, ModelConfig, Result};
 use qkv_nn::layers::Builder;
-use qkv_nn::{Loss, Machine, Parameters, Pool, Tape, Var};
+use qkv_nn::{Machine, Parameters, PendingLoss, Pool, Tape, Var};
 use std::path::Path;
 
 /// Images that are described together.
@@ -217,7 +217,7 @@ impl Describer {
         (images, texts): (&[Image], &[&[u32]]),
         smoothing: f64,
         scale: f64,
-    ) -> Result<Loss> {
+    ) -> Result<PendingLoss> {
         let memory = self.look(tape, images)?;
         self.network.decoder.loss_over(tape, &memory, &self.batch(texts), smoothing, scale)
     }

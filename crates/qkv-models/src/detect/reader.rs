@@ -18,7 +18,7 @@ use crate::provenance::Provenance;
 use crate::start::Start;
 use crate::{Architecture, Error, ModelConfig, Result, finite};
 use qkv_nn::layers::Builder;
-use qkv_nn::{BoxTarget, Loss, Machine, Parameters, Pool, Tape, Target, edges, generalized_iou};
+use qkv_nn::{BoxTarget, Loss, Machine, Parameters, PendingLoss, Pool, Tape, Target, edges, generalized_iou};
 use std::path::Path;
 
 /// Images that are looked at together.
@@ -195,7 +195,7 @@ impl Detector {
         batch: &BoxedImages,
         smoothing: f64,
         scale: f64,
-    ) -> Result<Loss> {
+    ) -> Result<PendingLoss> {
         let said = self.network.forward(tape, self.config.image.pixels(&batch.images), false)?;
         let (head, nothing) = (self.network.class(), self.config.labels.len());
         let layers = said.len() as f64;
@@ -224,7 +224,7 @@ impl Detector {
             let scale = scale / layers;
             let mut entropy = |ids: &[u32], scale: f64| {
                 let target = Target { ids, ignore: Some(IGNORE), smoothing, scale };
-                tape.cross_entropy(states, head.weight, head.bias, target)
+                tape.cross_entropy(states, head.weight, head.bias, target).read()
             };
             let no_object = self.config.no_object;
             let (there, nowhere) = (entropy(&some(true), scale), entropy(&some(false), scale * no_object));
@@ -234,7 +234,7 @@ impl Detector {
             loss.nll += (there.nll + no_object * nowhere.nll + of_boxes) / layers;
             (loss.rows, loss.right) = (expected.len(), there.right);
         }
-        Ok(loss)
+        Ok(loss.into())
     }
 
     /// The boxes of one image, most probable first.

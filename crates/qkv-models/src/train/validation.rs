@@ -139,7 +139,7 @@ fn of_captions(
         let texts: Vec<Vec<u32>> = lines.iter().map(|(_, [text])| describer.tokens(text)).collect();
         let texts: Vec<&[u32]> = texts.iter().map(Vec::as_slice).collect();
         let mut tape = Tape::inference(&describer.parameters, pool, machine);
-        loss += describer.loss(&mut tape, (&images, &texts), 0.0, 1.0)?;
+        loss += describer.loss(&mut tape, (&images, &texts), 0.0, 1.0)?.read();
     }
     let count = recipe.train.validate_sentences.min(dev.images.len());
     let mut references: Vec<Vec<&str>> = vec![Vec::new(); count];

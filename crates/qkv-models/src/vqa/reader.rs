@@ -18,7 +18,7 @@ use crate::start::Start;
 use crate::text::tokenizer::Tokenizer;
 use crate::{Architecture, Error, ModelConfig, Result, finite};
 use qkv_nn::layers::Builder;
-use qkv_nn::{Loss, Machine, Parameters, Pool, Tape, Target};
+use qkv_nn::{Machine, Parameters, PendingLoss, Pool, Tape, Target};
 use std::path::Path;
 
 /// Questions that are answered together.
@@ -199,7 +199,7 @@ impl Vqa {
         asked: &ImageQuestions,
         smoothing: f64,
         scale: f64,
-    ) -> Result<Loss> {
+    ) -> Result<PendingLoss> {
         let x = self.network.forward(tape, self.config.image.pixels(&asked.images), &asked.questions)?;
         let (head, ids) = (self.network.head(), &asked.answers[..]);
         Ok(tape.cross_entropy(&x, head.weight, head.bias, Target { ids, ignore: None, smoothing, scale }))
