@@ -114,5 +114,5 @@ def sdpa(
 
 
 def _heads(array: Any) -> int:
-    shape = getattr(array, "shape", ())
+    shape: tuple[int, ...] = getattr(array, "shape", ())
     return int(shape[-3]) if len(shape) > 2 else 1

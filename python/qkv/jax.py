@@ -32,7 +32,7 @@ def _sums(dtype: Any) -> Any:
 
 def _numbers(names: tuple[str, ...], more: tuple[Any, ...]) -> dict[str, Any]:
     """Arrays of a callback as inputs of a call; a seed is a number, and pairs are pairs."""
-    inputs = {name: np.asarray(x) for name, x in zip(names, more, strict=True)}
+    inputs: dict[str, Any] = {name: np.asarray(x) for name, x in zip(names, more, strict=True)}
     if "seed" in inputs:
         inputs["seed"] = int(inputs["seed"])
     for name in ("segments", "buckets"):

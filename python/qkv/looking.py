@@ -251,7 +251,7 @@ def _recorded(text: str, tokens: list[dict[str, Any]], calls: list[tuple[Any, ..
         sides.append({"name": f"positions ({length})", "tokens": made})
         return len(sides) - 1
 
-    layers = []
+    layers: list[dict[str, Any]] = []
     for at, (module, q, k, v, attention, inputs, lse) in enumerate(calls):
         one = lambda t: t[:1].detach().float().numpy()  # noqa: E731
         first = lambda t: t[:1] if t.dim() == 4 else t  # noqa: E731

@@ -363,24 +363,82 @@ class _Eager(torch.autograd.Function):
         return (d_q, d_k, d_v, None, None, None, *d_more)
 
 
+class _EagerValues(torch.autograd.Function):
+    """The same for values alone and no further inputs: each output and each argument costs a microsecond or more."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, text):
+        out, lse = _qkv.forward_new(text, (q, k, v), None, _threads())
+        ctx.text, ctx.lse = text, lse
+        ctx.save_for_backward(q, k, v, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, d_out):
+        # The engine records gradients of gradients only where it was asked to: `create_graph`.
+        return (_values_gradients_once if _recording() else _values_gradients)(ctx, d_out)
+
+
+def _values_gradients(ctx, d_out):
+    q, k, v, out = ctx.saved_tensors
+    d_q, d_k, d_v = _like(q), _like(k), _like(v)
+    gradients = (d_q, d_k, d_v, *_NO_GRADIENTS)
+    saved, upstream = (out, ctx.lse.unsqueeze(3), None), (d_out, None, None)
+    _qkv.backward_into(ctx.text, (q, k, v), saved, upstream, gradients, None, _threads())
+    return d_q, d_k, d_v, None
+
+
+_values_gradients_once = torch.autograd.function.once_differentiable(_values_gradients)
+_NO_GRADIENTS = (None,) * len(_DIFFERENTIABLE)
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 _modes, _interpreters = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
+_autocast, _compiling, _like = torch.is_autocast_enabled, torch.compiler.is_compiling, torch.empty_like
+_recording, _threads = torch.is_grad_enabled, torch.get_num_threads
+
+
+def _plain(every: tuple[Tensor, ...]) -> bool:
+    """Whether they are PyTorch's own tensors on the CPU."""
+    for t in every:
+        if type(t) not in _PLAIN_TYPES or not t.is_cpu:
+            return False
+    return True
+
+
+def _require_gradients(every: tuple[Tensor, ...]) -> bool:
+    if _recording():
+        for t in every:
+            if t.requires_grad:
+                return True
+    return False
 
 
 def _run(
     q: Tensor, k: Tensor, v: Tensor, more: list[Tensor], seed: Tensor | None, names: str, text: str
 ) -> tuple[Tensor, Tensor]:
-    if torch.compiler.is_compiling():
+    if _compiling():
         return torch.ops.qkv.forward(q, k, v, more, seed, names, text)
     if _interpreters() is not None:
         return _Transformed.apply(q, k, v, seed, names, text, *more)
     every = (q, k, v, *more)
-    if not _EXCHANGES or _modes() > 0 or any(type(t) not in _PLAIN_TYPES or not t.is_cpu for t in every):
+    if not _EXCHANGES or _modes() > 0 or not _plain(every):
         return torch.ops.qkv.forward(q, k, v, more, seed, names, text)
     _check(q, k, v)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in every):
+    if _require_gradients(every):
         return _Eager.apply(q, k, v, seed, names, text, *more)
-    return _qkv.forward_new(text, _tensors(q, k, v, more, names), _number(seed), torch.get_num_threads())
+    return _qkv.forward_new(text, _tensors(q, k, v, more, names), _number(seed), _threads())
+
+
+def _values(q: Tensor, k: Tensor, v: Tensor, more: list[Tensor], seed: Tensor | None, names: str, text: str) -> Tensor:
+    """`_run` of which the values alone are wanted."""
+    every = (q, k, v)
+    if more or seed is not None or _compiling() or _interpreters() is not None:
+        return _run(q, k, v, more, seed, names, text)[0]
+    if not _EXCHANGES or _modes() > 0 or not _plain(every):
+        return _run(q, k, v, more, seed, names, text)[0]
+    _check(q, k, v)
+    if _require_gradients(every):
+        return _EagerValues.apply(q, k, v, text)
+    return _qkv.values_new(text, every, None, _threads())
 
 
 class Result(NamedTuple):
@@ -394,9 +452,12 @@ class Result(NamedTuple):
     """The entropy of each row (`with_entropy`) or the log-probability of hard attention's choice, `[B, Hq, N]`."""
 
 
+_SCALED_DOT = Attention.scaled_dot()
+
+
 def _facts(description: Attention | None) -> tuple[str, bool, bool, bool]:
     """The description as text; whether it is a plain softmax, has an extra output, and draws."""
-    description = Attention.scaled_dot() if description is None else description
+    description = _SCALED_DOT if description is None else description
     text = description._json
     extra = _has_extra(text)
     return text, '"select":"soft"' in text and not extra, extra, description.draws()
@@ -458,7 +519,7 @@ def _attend(
     text, plain, extra, draws = described
     more: list[Tensor] = []
     names = ""
-    if inputs or torch.is_autocast_enabled(q.device.type):
+    if inputs or _autocast("cpu" if q.is_cpu else q.device.type):
         q, k, v, more, names = _prepared(q, k, v, inputs)
     number = _seed(seed) if draws else None
     if plain:
@@ -489,24 +550,24 @@ def attention(
 def weights(q: Tensor, k: Tensor, v: Tensor, description: Attention | None = None, **inputs: Any) -> Weights:
     """The weights on demand, exact and without a gradient: see `qkv.Attention.weights`."""
     description = Attention.scaled_dot() if description is None else description
-    tensors = [t.detach() for t in (q, k, v)]
-    plain = {name: t.detach() if isinstance(t, Tensor) else t for name, t in inputs.items()}
-    return description.weights(*tensors, description.forward(*tensors, **plain), **plain)
+    q, k, v = q.detach(), k.detach(), v.detach()
+    plain: dict[str, Any] = {name: t.detach() if isinstance(t, Tensor) else t for name, t in inputs.items()}
+    return description.weights(q, k, v, description.forward(q, k, v, **plain), **plain)
 
 
 @functools.lru_cache(1024)
-def _sdpa_attention(causal: bool, bits: bool, bias: bool, scale: float | None, dropout: float) -> Attention:
+def _sdpa_json(causal: bool, bits: bool, bias: bool, scale: float | None, dropout: float) -> str:
     found = Attention.scaled_dot()
     found = found.mask(Mask.causal()) if causal else found
     found = found.mask(Mask.bits()) if bits else found
     found = found.bias(Bias.tensor()) if bias else found
     found = found if scale is None else found.scale(scale)
-    return found.dropout(dropout) if dropout > 0.0 else found
+    return (found.dropout(dropout) if dropout > 0.0 else found)._json
 
 
 @torch.compiler.assume_constant_result
 def _sdpa_text(causal: bool, bits: bool, bias: bool, scale: float | None, dropout: float) -> str:
-    return _sdpa_attention(causal, bits, bias, scale, dropout)._json
+    return _sdpa_json(causal, bits, bias, scale, dropout)
 
 
 def sdpa(
@@ -534,14 +595,14 @@ def sdpa(
         bits = attn_mask.dtype == torch.bool
         attn_mask = attn_mask if attn_mask.dim() <= 4 else _four(attn_mask)
         more, names = [attn_mask], "bits" if bits else "bias"
-    if torch.is_autocast_enabled(query.device.type):
+    if _autocast("cpu" if query.is_cpu else query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value, *more = (_cast(t, dtype) for t in (query, key, value, *more))
     if more and not bits and more[0].dtype != query.dtype:
         more = [more[0].to(query.dtype)]
     text = _sdpa_text(is_causal, bits, attn_mask is not None and not bits, scale, dropout_p)
     seed = _seed(None) if dropout_p > 0.0 else None
-    values = _run(query, key, value, more, seed, names, text)[0]
+    values = _values(query, key, value, more, seed, names, text)
     return values if len(shape) == 4 else values.reshape(*shape[:-1], values.shape[-1])
 
 

@@ -343,3 +343,16 @@ def test_empty_tensors_and_expanded_ones():
     y = x.detach().clone().requires_grad_()
     F.scaled_dot_product_attention(*[y.expand(3, 4, 5, 8)] * 3).sum().backward()
     same(x.grad, y.grad, 2e-5)
+
+
+def test_values_alone_are_those_of_attend_and_so_are_their_gradients():
+    q, k, v = (torch.randn(2, 3, 5, 8, requires_grad=True) for _ in range(3))
+    attended = Q.attend(q, k, v, Attention.scaled_dot().mask(Mask.causal())).values
+    both = [
+        (values, torch.autograd.grad(values.square().sum(), (q, k, v)))
+        for values in (Q.sdpa(q, k, v, is_causal=True), attended)
+    ]
+    with torch.no_grad():
+        assert torch.equal(Q.sdpa(q, k, v, is_causal=True), both[0][0])
+    assert torch.equal(both[0][0], both[1][0])
+    assert all(torch.equal(a, b) for a, b in zip(both[0][1], both[1][1], strict=True))

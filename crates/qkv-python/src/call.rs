@@ -6,13 +6,13 @@ use crate::attention::Attention;
 use crate::borrowed::{Borrowed, pair};
 use crate::dtype::Typed;
 use crate::errors::{kind, refused, value};
-use crate::pool;
+use crate::pool::{self, Accumulator};
 use crate::results::{Gradients, Output};
 use half::{bf16, f16};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use qkv::{Decode, Element, Inputs, OutputRef, Scratch, Tensor, Upstream};
+use qkv::{Decode, Element, Inputs, OutputRef, Tensor, Upstream};
 
 /// Runs `body` with `T` as the Rust type of a float type.
 macro_rules! of_type {
@@ -45,7 +45,7 @@ macro_rules! of_type {
 pub(crate) use of_type;
 
 /// An element type at the border, whose sums have one as well.
-pub trait Float: Element + qkv_simd::Element<Acc: Typed> + Typed {}
+pub trait Float: Element + qkv_simd::Element<Acc: Typed + Accumulator> + Typed {}
 impl Float for f32 {}
 impl Float for f64 {}
 impl Float for bf16 {}
@@ -136,7 +136,8 @@ impl Tensors {
     pub fn work(&self) -> usize {
         let length = |of: &Borrowed| of.shape().iter().rev().nth(1).copied().unwrap_or(1);
         let size = |of: &Borrowed| of.shape().iter().fold(1usize, |size, &axis| size.saturating_mul(axis));
-        size(&self.q).saturating_mul(length(&self.k)).saturating_mul(2)
+        let weighted = size(&self.v).saturating_mul(length(&self.q));
+        size(&self.q).saturating_mul(length(&self.k)).saturating_add(weighted)
     }
 }
 
@@ -254,9 +255,9 @@ fn forward_of<T: Float>(
     let vectors = Vectors::<T>::new(tensors)?;
     let (inputs, work) = (vectors.inputs(tensors)?, tensors.work());
     let out = py.detach(|| {
-        pool::run(threads, work, |threads| match how {
-            None => attention.forward_with(inputs, &Scratch::new(), threads),
-            Some(how) => attention.decode_with(inputs, how, &Scratch::new(), threads),
+        pool::run(threads, work, |threads, scratch| match how {
+            None => attention.forward_with(inputs, scratch, threads),
+            Some(how) => attention.decode_with(inputs, how, scratch, threads),
         })
     });
     Output::new(py, library, out.map_err(refused)?, attention, tensors)
@@ -324,7 +325,7 @@ fn backward_of<T: Float>(
     upstream.for_bias = !given.constant_bias;
     if attention.select != qkv::Select::Soft {
         let saved = out.saved::<T>()?;
-        let backward = |threads| attention.backward_with(inputs, saved, upstream, &Scratch::new(), threads);
+        let backward = |threads, scratch: &_| attention.backward_with(inputs, saved, upstream, scratch, threads);
         return py.detach(|| pool::run(threads, work, backward)).map_err(refused);
     }
     let (values, lse, entropy) = out.borrowed::<T>(py)?;
@@ -334,7 +335,7 @@ fn backward_of<T: Float>(
     }
     let mut gradients = zeros::<T>(tensors, &inputs, given.constant_bias)?;
     let into = gradients.as_mut();
-    let backward = |threads| attention.backward_into(inputs, saved, upstream, into, &Scratch::new(), threads);
+    let backward = |threads, scratch: &_| attention.backward_into(inputs, saved, upstream, into, scratch, threads);
     py.detach(|| pool::run(threads, work, backward)).map_err(refused)?;
     Ok(gradients)
 }

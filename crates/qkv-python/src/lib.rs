@@ -30,7 +30,7 @@ mod _qkv {
     #[pymodule_export]
     use super::description::{Bias, Features, Mask, Place, Score, Select, alibi_slopes, lsh_buckets, segments_of};
     #[pymodule_export]
-    use super::ops::{backward_into, forward_into, forward_new};
+    use super::ops::{backward_into, forward_into, forward_new, values_new};
     #[pymodule_export]
     use super::results::{Gradients, Output, Weights};
 

@@ -9,9 +9,11 @@ use crate::dlpack::Exchange;
 use crate::dtype::Typed;
 use crate::errors::{kind, refused, value};
 use crate::pool;
+use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use qkv::{GradientsMut, OutputMut, OutputRef, Scratch, Upstream};
+use qkv::{GradientsMut, OutputMut, OutputRef, Upstream, ViewMut};
+use qkv_simd::Real;
 
 /// The tensors of a call: q, k, v and the optional ones in the order of [`Optional::NAMES`], which may end early.
 fn tensors_of(given: &Bound<'_, PyTuple>, seed: Option<u64>) -> PyResult<Tensors> {
@@ -73,7 +75,7 @@ fn forward_of<T: Float>(
     if let Some(entropy) = &mut entropy {
         into = into.entropy(entropy.view_mut::<T::Acc>()?);
     }
-    let forward = |threads| attention.forward_into(inputs, into, &Scratch::new(), threads);
+    let forward = |threads, scratch: &_| attention.forward_into(inputs, into, scratch, threads);
     py.detach(|| pool::run(threads, work, forward)).map_err(refused)
 }
 
@@ -89,10 +91,50 @@ pub fn forward_new<'py>(
     threads: usize,
 ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
     let attention = parsed(description)?;
-    let given = tensors_of(tensors, seed)?;
-    let exchange = exchange_of(&tensors.get_borrowed_item(0)?.get_type())?;
-    let exchange = exchange.ok_or_else(|| kind("the type of `q` has no DLPack exchange functions"))?;
+    let (given, exchange) = (tensors_of(tensors, seed)?, exchange_of_first(tensors)?);
     of_type!(given.q.dtype(), "q", T => forward_new_of::<T>(py, &attention, &given, exchange, threads))
+}
+
+/// [`forward_new`] of which the values alone are wanted.
+#[pyfunction]
+#[pyo3(signature = (description, tensors, seed, threads))]
+pub fn values_new<'py>(
+    py: Python<'py>,
+    description: &str,
+    tensors: &Bound<'py, PyTuple>,
+    seed: Option<u64>,
+    threads: usize,
+) -> PyResult<Bound<'py, PyAny>> {
+    let attention = parsed(description)?;
+    let (given, exchange) = (tensors_of(tensors, seed)?, exchange_of_first(tensors)?);
+    of_type!(given.q.dtype(), "q", T => values_new_of::<T>(py, &attention, &given, exchange, threads))
+}
+
+fn exchange_of_first(tensors: &Bound<'_, PyTuple>) -> PyResult<&'static Exchange> {
+    let exchange = exchange_of(&tensors.get_borrowed_item(0)?.get_type())?;
+    exchange.ok_or_else(|| kind("the type of `q` has no DLPack exchange functions"))
+}
+
+fn values_new_of<'py, T: Float>(
+    py: Python<'py>,
+    attention: &qkv::Attention,
+    tensors: &Tensors,
+    exchange: &'static Exchange,
+    threads: usize,
+) -> PyResult<Bound<'py, PyAny>> {
+    let vectors = Vectors::<T>::new(tensors)?;
+    let (inputs, work) = (vectors.inputs(tensors)?, tensors.work());
+    let ([b, h, n, _], [.., dv]) = (inputs.q.shape(), inputs.v.shape());
+    let mut values = Allocated::new(exchange, T::DTYPE, [b, h, n, dv], [0, 2, 1, 3])?;
+    let rows = b.saturating_mul(h).saturating_mul(n);
+    let mut lse = Vec::new();
+    lse.try_reserve_exact(rows).map_err(|error| PyMemoryError::new_err(error.to_string()))?;
+    lse.resize(rows, T::Acc::ZERO);
+    let lse = ViewMut::new(&mut lse, [b, h, n, 1]).map_err(|error| value(error.to_string()))?;
+    let into = OutputMut::new(values.view_mut::<T>()?, lse);
+    let forward = |threads, scratch: &_| attention.forward_into(inputs, into, scratch, threads);
+    py.detach(|| pool::run(threads, work, forward)).map_err(refused)?;
+    values.into_object(py, 4)
 }
 
 fn forward_new_of<'py, T: Float>(
@@ -108,7 +150,7 @@ fn forward_new_of<'py, T: Float>(
     let mut values = Allocated::new(exchange, T::DTYPE, [b, h, n, dv], [0, 2, 1, 3])?;
     let mut lse = Allocated::new(exchange, <T::Acc as Typed>::DTYPE, [b, h, n, 1], [0, 1, 2, 3])?;
     let into = OutputMut::new(values.view_mut::<T>()?, lse.view_mut::<T::Acc>()?);
-    let forward = |threads| attention.forward_into(inputs, into, &Scratch::new(), threads);
+    let forward = |threads, scratch: &_| attention.forward_into(inputs, into, scratch, threads);
     py.detach(|| pool::run(threads, work, forward)).map_err(refused)?;
     Ok((values.into_object(py, 4)?, lse.into_object(py, 3)?))
 }
@@ -204,7 +246,7 @@ fn backward_of<T: Float>(
     gradients.scale = d_scale.as_deref_mut();
     gradients.sinks = d_sinks.as_deref_mut();
     gradients.center = d_center.as_deref_mut();
-    let backward = |threads| attention.backward_into(inputs, out, from, gradients, &Scratch::new(), threads);
+    let backward = |threads, scratch: &_| attention.backward_into(inputs, out, from, gradients, scratch, threads);
     py.detach(|| pool::run(threads, work, backward)).map_err(refused)?;
     for (to, from) in [v_score, scale, sinks, center].into_iter().zip(&columns) {
         if let (Some(to), Some(from)) = (to, from) {

@@ -1,7 +1,8 @@
 //! Threads. One pool per process id, made at first use: a child that was forked after its parent computed something
 //! makes its own, and never waits for workers that were not forked with it. Nothing here is locked, so nothing can be
-//! held by a thread that is gone.
+//! held by a thread that is gone. Small calls share the scratch memory of their thread.
 
+use qkv::Scratch;
 use rayon::ThreadPool;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::{process, ptr, thread};
@@ -36,15 +37,43 @@ pub fn set_threads(threads: usize) {
     THREADS.store(threads, Ordering::Relaxed);
 }
 
+/// A type of accumulators, with scratch memory that each thread keeps for small calls, which take less time than
+/// finding and clearing new memory.
+pub trait Accumulator: Sized + 'static {
+    /// Calls `with` with the scratch memory of this thread.
+    fn with_scratch<R>(with: impl FnOnce(&Scratch<Self>) -> R) -> R;
+}
+
+macro_rules! accumulator {
+    ($($t:ty)*) => {$(
+        impl Accumulator for $t {
+            fn with_scratch<R>(with: impl FnOnce(&Scratch<Self>) -> R) -> R {
+                thread_local! {
+                    static KEPT: Scratch<$t> = Scratch::new();
+                }
+                KEPT.with(with)
+            }
+        }
+    )*};
+}
+accumulator! { f32 f64 }
+
 /// Runs a computation of so many multiply-adds that may use `threads` threads: where it is small or there is one
-/// thread, on the caller's. The computation gets the number of threads to use.
-pub fn run<R: Send>(threads: usize, work: usize, computation: impl FnOnce(usize) -> R + Send) -> R {
+/// thread, on the caller's. The computation gets the number of threads to use, and scratch memory.
+pub fn run<A: Accumulator, R: Send>(
+    threads: usize,
+    work: usize,
+    computation: impl FnOnce(usize, &Scratch<A>) -> R + Send,
+) -> R {
+    if work < SMALL {
+        return A::with_scratch(|scratch| computation(1, scratch));
+    }
     match threads.clamp(1, MOST) {
-        threads if threads > 1 && work >= SMALL => match pool(threads) {
-            Some(pool) => pool.install(|| computation(threads)),
-            None => computation(1),
+        1 => computation(1, &Scratch::new()),
+        threads => match pool(threads) {
+            Some(pool) => pool.install(|| computation(threads, &Scratch::new())),
+            None => computation(1, &Scratch::new()),
         },
-        _ => computation(1),
     }
 }
 
