@@ -11,6 +11,7 @@ use crate::libcuda::{Code, LaunchAttribute, LaunchConfig, LibCuda, MAX_DYNAMIC_S
 use crate::libcuda::{attribute, tensor_map};
 use crate::matmul::Matmul;
 use crate::nvrtc::Compiler;
+use crate::staging::{STAGING_BYTES, Staging};
 use std::any::Any;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -30,6 +31,8 @@ pub(crate) struct CudaDriver {
     context: usize,
     cache: Cache,
     modules: Mutex<HashMap<String, Arc<dyn Module>>>,
+    /// For small copies to the device, with an event of the last copy from each half.
+    staging: Mutex<Option<(Staging, [usize; 2])>>,
     /// Loaded with the first product.
     cublas: OnceLock<Result<Mutex<CublasLt>>>,
 }
@@ -137,6 +140,7 @@ impl CudaDriver {
             context: context as usize,
             cache,
             modules: Mutex::default(),
+            staging: Mutex::default(),
             cublas: OnceLock::new(),
         })
     }
@@ -181,6 +185,21 @@ impl CudaDriver {
     }
 }
 
+/// Page-locked memory and its events, for the life of the process.
+fn new_staging(cuda: &LibCuda) -> Result<(Staging, [usize; 2])> {
+    let check = |code| check(cuda, code, || "allocating page-locked memory".into());
+    let (mut memory, mut events) = (ptr::null_mut(), [ptr::null_mut(); 2]);
+    // SAFETY: each call writes one pointer; the context is current.
+    unsafe {
+        check((cuda.allocate_pinned)(&mut memory, STAGING_BYTES))?;
+        for event in &mut events {
+            check((cuda.create_event)(event, 0))?;
+        }
+    }
+    let memory = ptr::NonNull::new(memory.cast()).ok_or_else(|| Error::memory("staging", "is not there"))?;
+    Ok((Staging::new(memory), events.map(|event| event as usize)))
+}
+
 fn handle(stream: Stream) -> *mut c_void {
     stream.0 as *mut c_void
 }
@@ -214,10 +233,27 @@ impl Driver for CudaDriver {
         if from.is_empty() {
             return Ok(());
         }
+        let copy = |cuda: &LibCuda, from: *const u8, len: usize| {
+            // SAFETY: the target is as large. Pageable source memory is copied out before the call returns; staging
+            // memory stays as it is until an event says that it was copied.
+            let code = unsafe { (cuda.copy_to_device)(to, from.cast(), len, handle(stream)) };
+            check(cuda, code, || format!("copying {len} bytes to the device"))
+        };
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
         self.call(|cuda| {
-            // SAFETY: the target is as large. Pageable source memory is copied out before the call returns.
-            let code = unsafe { (cuda.copy_to_device)(to, from.as_ptr().cast(), from.len(), handle(stream)) };
-            check(cuda, code, || format!("copying {} bytes to the device", from.len()))
+            let (staging, events) = match &mut *staging {
+                Some(staging) => staging,
+                none => none.insert(new_staging(cuda)?),
+            };
+            let checked = |code| check(cuda, code, || "staging a copy".into());
+            let wait = |half: usize| {
+                // SAFETY: the event exists; one that was never recorded is done.
+                checked(unsafe { (cuda.synchronize_event)(events[half] as *mut c_void) })
+            };
+            let Some(staged) = staging.put(from, wait)? else { return copy(cuda, from.as_ptr(), from.len()) };
+            copy(cuda, staged.ptr, from.len())?;
+            // SAFETY: the event exists, and the stream is the caller's.
+            checked(unsafe { (cuda.record_event)(events[staged.half] as *mut c_void, handle(stream)) })
         })
     }
 

@@ -101,6 +101,7 @@ functions! {
     pop_context = "cuCtxPopCurrent_v2" (*mut *mut c_void);
     allocate = "cuMemAlloc_v2" (*mut u64, usize);
     free = "cuMemFree_v2" (u64);
+    allocate_pinned = "cuMemAllocHost_v2" (*mut *mut c_void, usize);
     copy_to_device = "cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, *mut c_void);
     copy_to_host = "cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, *mut c_void);
     copy_on_device = "cuMemcpyDtoDAsync_v2" (u64, u64, usize, *mut c_void);

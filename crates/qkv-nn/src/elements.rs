@@ -193,6 +193,11 @@ impl<T: Float> Elements<T> {
         self.device = OnceLock::from(OnDevice::new(operations, array));
     }
 
+    /// Whether they are a part of this array.
+    pub(crate) fn is_part_of(&self, array: &Array) -> bool {
+        self.device.get().is_some_and(|device| device.array.is_part_of(array))
+    }
+
     /// Sets them to zero, on the side where they are.
     pub(crate) fn clear(&mut self) {
         if let Some(OnDevice { operations, array, .. }) = self.device.get() {

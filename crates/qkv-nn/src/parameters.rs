@@ -523,8 +523,13 @@ impl<T: Float> Gradients<T> {
 
     /// Sets all gradients to zero.
     pub fn clear(&mut self, machine: &Machine) {
-        if machine.cuda().is_some() {
-            return self.sums.iter_mut().for_each(Elements::clear);
+        if let Some(operations) = machine.cuda() {
+            let Some(flat) = &self.flat else { return self.sums.iter_mut().for_each(Elements::clear) };
+            operations.clear(flat);
+            for sum in &mut self.sums {
+                if sum.is_part_of(flat) { sum.forget_host() } else { sum.clear() }
+            }
+            return;
         }
         let parts = self.sums.iter_mut().flat_map(|sums| sums.chunks_mut(1 << 18)).collect();
         machine.each(parts, |_, part: &mut [T]| part.fill(T::ZERO));

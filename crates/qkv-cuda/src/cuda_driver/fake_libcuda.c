@@ -47,6 +47,7 @@ EXPORT Code cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, vo
 EXPORT Code cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
     NEEDS_CONTEXT memcpy(to, (void*)from, bytes); return OK;
 }
+EXPORT Code cuMemAllocHost_v2(void** to, size_t bytes) { NEEDS_CONTEXT *to = malloc(bytes); return OK; }
 EXPORT Code cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream) {
     NEEDS_CONTEXT memcpy((void*)to, (void*)from, bytes); return OK;
 }

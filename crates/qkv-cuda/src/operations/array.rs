@@ -185,6 +185,11 @@ impl Array {
         Arc::get_mut(&mut self.block).is_some()
     }
 
+    /// Whether it is in the memory of another.
+    pub fn is_part_of(&self, other: &Array) -> bool {
+        Arc::ptr_eq(&self.block, &other.block)
+    }
+
     /// Some of its elements.
     ///
     /// # Panics

@@ -5,7 +5,7 @@ use crate::machine::Machine;
 use crate::parameters::Param;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
-use qkv_cuda::operations::{Kind, Operations};
+use qkv_cuda::operations::{Kind, Operations, RowSums};
 use std::sync::Arc;
 
 /// Position embeddings, added to those of the tokens.
@@ -21,6 +21,9 @@ pub enum Positions<'a, T> {
 
 struct EmbeddingBackward<T> {
     ids: Arc<[u32]>,
+    /// On a device: which rows are added to which entry, and to which position. Made before there is anything to wait
+    /// for.
+    by: [Option<RowSums>; 2],
     table: Param,
     scale: T,
     positions: Option<(Param, usize, usize)>,
@@ -58,7 +61,13 @@ impl<T: Float> Tape<'_, T> {
             let into = y.array(operations);
             operations.embedding(&numbers, &table_array, at.as_ref(), &into, width, factor as f32, [length, start]);
             let depends = self.depends(&[], &[Some(table), learned.map(|(param, ..)| param)]);
-            return self.record(y, depends, || EmbeddingBackward { ids: ids.into(), table, scale, positions: learned });
+            return self.record(y, depends, || {
+                let position = |r: usize| Some((start + r % length) as u32);
+                let of_ids = operations.row_sums(ids.iter().map(|&id| Some(id)));
+                let of_positions = learned.map(|_| operations.row_sums((0..ids.len()).map(position)));
+                let by = [Some(of_ids), of_positions];
+                EmbeddingBackward { ids: ids.into(), by, table, scale, positions: learned }
+            });
         }
         let data = self.parameters.get(table);
         let (at, learned) = match positions {
@@ -82,7 +91,8 @@ impl<T: Float> Tape<'_, T> {
             }
         });
         let depends = self.depends(&[], &[Some(table), learned.map(|(param, ..)| param)]);
-        self.record(y, depends, || EmbeddingBackward { ids: ids.into(), table, scale, positions: learned })
+        let by = [None, None];
+        self.record(y, depends, || EmbeddingBackward { ids: ids.into(), by, table, scale, positions: learned })
     }
 }
 
@@ -135,15 +145,14 @@ impl<T: Float> Backward<T> for EmbeddingBackward<T> {
 impl<T: Float> EmbeddingBackward<T> {
     fn backward_on_cuda(&self, operations: &Operations, upstream: &Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let (width, rows) = (upstream.width(), upstream.array(operations));
-        if let Some(sums) = context.gradients.array(self.table, operations) {
-            let by = operations.row_sums(self.ids.iter().map(|&id| Some(id)));
-            operations.scatter(&rows, &by, &sums, width, self.scale.to_f64() as f32);
-        }
-        if let Some((param, length, start)) = self.positions
-            && let Some(sums) = context.gradients.array(param, operations)
-        {
-            let by = operations.row_sums((0..self.ids.len()).map(|r| Some((start + r % length) as u32)));
-            operations.scatter(&rows, &by, &sums, width, 1.0);
+        let params = [Some(self.table), self.positions.map(|(param, ..)| param)];
+        let scales = [self.scale.to_f64() as f32, 1.0];
+        for ((param, by), scale) in params.into_iter().zip(&self.by).zip(scales) {
+            if let (Some(param), Some(by)) = (param, by)
+                && let Some(sums) = context.gradients.array(param, operations)
+            {
+                operations.scatter(&rows, by, &sums, width, scale);
+            }
         }
     }
 }

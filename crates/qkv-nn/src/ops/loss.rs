@@ -80,7 +80,7 @@ impl PendingLoss {
 }
 
 /// Bytes of logits that exist at the same time on a device.
-const LOGITS_BYTES: usize = 1 << 28;
+const LOGITS_BYTES: usize = 1 << 29;
 
 /// Rows whose logits exist at the same time.
 const ROWS: usize = 1024;

@@ -1,0 +1,78 @@
+//! Page-locked host memory through which small copies go to a device: the driver reads it while the host goes on. Copies
+//! from ordinary memory may wait for everything on the stream.
+
+use std::ptr::NonNull;
+
+/// Bytes of staging memory, used in two halves.
+pub(crate) const STAGING_BYTES: usize = 8 << 20;
+const HALF: usize = STAGING_BYTES / 2;
+
+/// Where the next copy goes.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    memory: NonNull<u8>,
+    next: usize,
+}
+
+// SAFETY: the memory is this value's alone.
+unsafe impl Send for Staging {}
+
+/// Bytes that wait to be copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Staged {
+    /// The address of the bytes.
+    pub ptr: *const u8,
+    /// The half it is in.
+    pub half: usize,
+}
+
+impl Staging {
+    /// Over page-locked memory of [`STAGING_BYTES`], which lives as long as the process.
+    pub fn new(memory: NonNull<u8>) -> Staging {
+        Staging { memory, next: 0 }
+    }
+
+    /// Where these bytes would go; `None` where they are too many. `wait(half)` is called before a half is entered
+    /// again.
+    pub fn put<E>(&mut self, bytes: &[u8], wait: impl FnOnce(usize) -> Result<(), E>) -> Result<Option<Staged>, E> {
+        if bytes.len() > HALF {
+            return Ok(None);
+        }
+        let (half, within) = (self.next / HALF, self.next % HALF);
+        let (half, start) = if within + bytes.len() > HALF { ((half + 1) % 2, 0) } else { (half, within) };
+        if start == 0 {
+            wait(half)?;
+        }
+        let at = half * HALF + start;
+        // SAFETY: `at + len` is within the half.
+        let to = unsafe { self.memory.as_ptr().add(at) };
+        // SAFETY: the memory is ours, and what was there has been copied.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        let end = (start + bytes.len()).next_multiple_of(64);
+        self.next = if end >= HALF { (half + 1) % 2 * HALF } else { half * HALF + end };
+        Ok(Some(Staged { ptr: to, half }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_half_is_entered_again_only_after_waiting() {
+        let mut memory = vec![0u8; STAGING_BYTES];
+        let mut staging = Staging::new(NonNull::new(memory.as_mut_ptr()).unwrap());
+        let (bytes, mut waits) = (vec![7u8; HALF / 3], Vec::new());
+        let mut places = Vec::new();
+        for _ in 0..9 {
+            let staged = staging.put(&bytes, |half| Ok::<_, ()>(waits.push(half))).unwrap().unwrap();
+            places.push(staged.ptr as usize);
+        }
+        // Three fit a half, rounded up to two.
+        assert!(waits.len() >= 4 && waits.windows(2).all(|pair| pair[0] != pair[1]), "{waits:?}");
+        for pair in places.windows(2) {
+            assert!(pair[0].abs_diff(pair[1]) >= bytes.len());
+        }
+        assert!(staging.put(&vec![0; HALF + 1], |_| Ok::<_, ()>(())).unwrap().is_none());
+    }
+}
