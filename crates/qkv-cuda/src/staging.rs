@@ -1,5 +1,5 @@
-//! Page-locked host memory through which small copies go to a device: the driver reads it while the host goes on. Copies
-//! from ordinary memory may wait for everything on the stream.
+//! Page-locked host memory through which small copies go to a device: the driver reads it while the host goes on.
+//! Copies from ordinary memory may wait for everything on the stream.
 
 use std::ptr::NonNull;
 
