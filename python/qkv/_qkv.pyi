@@ -362,9 +362,7 @@ def forward_into(
 def forward_new(
     description: str, tensors: tuple[_ArrayLike | None, ...], seed: int | None, threads: int
 ) -> tuple[Any, Any]: ...
-def values_new(
-    description: str, tensors: tuple[_ArrayLike | None, ...], seed: int | None, threads: int
-) -> Any: ...
+def values_new(description: str, tensors: tuple[_ArrayLike | None, ...], seed: int | None, threads: int) -> Any: ...
 def backward_into(
     description: str,
     tensors: tuple[_ArrayLike | None, ...],

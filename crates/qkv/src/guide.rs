@@ -11,7 +11,8 @@
 //! [linear attention](zh::linear_attention).
 //!
 //! The pages are those of the repository's `docs/`, by links in `crates/qkv/docs` that `cargo package` follows. Their
-//! links to each other are reference links; the definitions here come first and win.
+//! links to each other are reference links; the definitions here come first and win. A picture has no file beside these
+//! pages: its reference is an empty image here, and the picture itself follows the page.
 
 #[doc = "[中文]: zh::what_attention_does\n\n"]
 #[doc = include_str!("../docs/what-attention-does.md")]
@@ -21,8 +22,11 @@ pub mod what_attention_does {}
 #[doc = include_str!("../docs/choosing.md")]
 pub mod choosing {}
 
-#[doc = "[中文]: zh::linear_attention\n\n"]
+#[doc = "[中文]: zh::linear_attention"]
+#[doc = "[favor-error]: data:image/svg+xml,%3Csvg%20xmlns='http://www.w3.org/2000/svg'%20width='0'/%3E\n\n"]
 #[doc = include_str!("../docs/linear-attention.md")]
+#[doc = "\n"]
+#[doc = include_str!("../docs/favor-error.svg")]
 pub mod linear_attention {}
 
 #[doc = include_str!("../docs/coming-from-pytorch.md")]
@@ -41,7 +45,10 @@ pub mod zh {
     #[doc = include_str!("../docs/choosing.zh-CN.md")]
     pub mod choosing {}
 
-    #[doc = "[English]: super::linear_attention\n\n"]
+    #[doc = "[English]: super::linear_attention"]
+    #[doc = "[favor-error]: data:image/svg+xml,%3Csvg%20xmlns='http://www.w3.org/2000/svg'%20width='0'/%3E\n\n"]
     #[doc = include_str!("../docs/linear-attention.zh-CN.md")]
+    #[doc = "\n"]
+    #[doc = include_str!("../docs/favor-error.svg")]
     pub mod linear_attention {}
 }
