@@ -114,7 +114,7 @@ def _wanted(q, k, v, more, names, needs):
 
 def _backward(d_out, d_lse, out, lse, needs, q, k, v, more, seed, names, description):
     first, rest = _wanted(q, k, v, more, names, needs)
-    gradients: list[Tensor | None] = [*first, *[None] * len(_DIFFERENTIABLE)]
+    gradients = [*first, *[None] * len(_DIFFERENTIABLE)]
     for place, gradient in zip(_places(names), rest, strict=True):
         if gradient is not None:
             gradients[place] = gradient
@@ -138,7 +138,7 @@ def _backward(d_out, d_lse, out, lse, needs, q, k, v, more, seed, names, descrip
 
 
 def _described(q, k, v, more, seed, names):
-    inputs: dict[str, Any] = {name: t.detach() for name, t in zip(names.split(",") if names else [], more, strict=True)}
+    inputs = {name: t.detach() for name, t in zip(names.split(",") if names else [], more, strict=True)}
     for name in ("segments", "buckets"):
         if f"{name}_q" in inputs:
             inputs[name] = (inputs.pop(f"{name}_q"), inputs.pop(f"{name}_k"))
@@ -164,7 +164,7 @@ def _select_backward(d_out, d_lse, d_extra, needs, q, k, v, more, seed, names, d
     tensors, inputs = _described(q, k, v, more, seed, names)
     attention = Attention.from_json(description)
     out = attention.forward(*tensors, **inputs)
-    upstream: dict[str, Any] = {"d_lse": None if d_lse is None or out.lse is None else d_lse.detach()}
+    upstream = {"d_lse": None if d_lse is None or out.lse is None else d_lse.detach()}
     if d_extra is not None and d_extra.numel() > 0:
         upstream["d_entropy" if out.entropy is not None else "d_log_prob"] = d_extra.detach()
     grad = attention.backward(*tensors, out, d_out.detach(), **upstream, **inputs)
