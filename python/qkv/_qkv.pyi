@@ -4,7 +4,29 @@ from typing import Any, TypeAlias, TypedDict, final, type_check_only
 
 from typing_extensions import CapsuleType, Unpack
 
-__all__: list[str]
+__all__ = [
+    "Array",
+    "Attention",
+    "Bias",
+    "Features",
+    "Gradients",
+    "Mask",
+    "Output",
+    "Place",
+    "Score",
+    "Select",
+    "Weights",
+    "__version__",
+    "alibi_slopes",
+    "backward_into",
+    "forward_into",
+    "forward_new",
+    "get_num_threads",
+    "lsh_buckets",
+    "segments_of",
+    "set_num_threads",
+    "values_new",
+]
 __version__: str
 
 # NumPy, PyTorch or JAX arrays, or anything with `__dlpack__` or the buffer protocol; results in the library of `q`.
