@@ -23,6 +23,9 @@ _SHAPES = [
     (1, 16, 4, 2048, 128, "causal"),
 ]
 
+# Calls that are timed together: few, so that some of the turns are not interrupted on a busy machine.
+_CALLS = 20
+
 
 def _cpu() -> str:
     try:
@@ -100,17 +103,27 @@ def _overhead(seconds: float) -> list[dict[str, Any]]:
     y = [t.clone().requires_grad_() for t in x]
     sides = [F.scaled_dot_product_attention, ours.sdpa]
 
+    g = torch.ones(1, 1, 1, 16)
+
+    def both(f: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *tensors: torch.autograd.grad(f(*tensors), tensors, g)
+
     def many(f: Callable[..., Any], tensors: list[Any]) -> Callable[[], None]:
         def run() -> None:
-            for _ in range(200):
+            for _ in range(_CALLS):
                 f(*tensors)
 
         return run
 
     rows = []
-    for name, tensors in (("no_grad", x), ("autograd", y)):
-        theirs, mine = _turns([many(f, tensors) for f in sides], seconds)
-        rows.append({"mode": name, "torch_us": theirs * 5e3, "qkv_us": mine * 5e3})
+    modes = (
+        ("no_grad", x, sides),
+        ("autograd", y, sides),
+        ("autograd, forward and backward", y, [both(f) for f in sides]),
+    )
+    for name, tensors, functions in modes:
+        theirs, mine = _turns([many(f, tensors) for f in functions], seconds)
+        rows.append({"mode": name, "torch_us": theirs * 1e6 / _CALLS, "qkv_us": mine * 1e6 / _CALLS})
     return rows
 
 
