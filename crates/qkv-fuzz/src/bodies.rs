@@ -131,6 +131,16 @@ pub fn jpeg(bytes: &[u8]) -> String {
     image(Image::from_bytes(bytes, "a.jpg"))
 }
 
+/// Images with boxes in COCO's JSON.
+pub fn boxes(bytes: &[u8]) -> String {
+    read("a.json", bytes, |path| {
+        let found = labelled::boxes(path)?;
+        let classes = found.0.iter().flat_map(|image| &image.boxes).map(|(class, _)| *class);
+        assert!(classes.max().is_none_or(|most| most < found.1.len()), "a class beyond the names there are");
+        Ok(found)
+    })
+}
+
 /// The `model.json` of TensorFlow.js, beside a file of four numbers.
 pub fn tfjs(bytes: &[u8]) -> String {
     file_of("a.bin", &[0; 16]);

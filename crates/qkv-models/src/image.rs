@@ -141,6 +141,20 @@ impl Image {
         self.clone().upright(turned)
     }
 
+    /// The mean of two images of one size, this one with a share.
+    pub(crate) fn mixed(&self, other: &Image, share: f64) -> Image {
+        let mix = |(&a, &b): (&u8, &u8)| (share * f64::from(a) + (1.0 - share) * f64::from(b)).round() as u8;
+        Image { points: self.points.iter().zip(&other.points).map(mix).collect(), ..*self }
+    }
+
+    /// Fills a rectangle that lies within it: its left upper corner, its width and height.
+    pub(crate) fn fill(&mut self, [left, top]: [usize; 2], [width, height]: [usize; 2], mut value: impl FnMut() -> u8) {
+        let line = self.width * self.channels;
+        for row in self.points.chunks_exact_mut(line).skip(top).take(height) {
+            row[left * self.channels..][..width * self.channels].iter_mut().for_each(|point| *point = value());
+        }
+    }
+
     /// Shifts the image; uncovered pixels are black.
     pub(crate) fn moved(&self, right: isize, down: isize) -> Image {
         let mut points = vec![0; self.points.len()];

@@ -2,9 +2,11 @@
 //! are refused, and any of them can be changed on the command line by its path, `train.lr=3e-4`.
 
 mod lora;
+mod metric;
 mod model_source;
 
 pub use lora::Lora;
+pub use metric::{Metric, Objective};
 pub use model_source::{ModelSource, Pretrained};
 
 use crate::architecture::Architecture;
@@ -207,32 +209,6 @@ impl Default for TokenizerSource {
     }
 }
 
-/// The metric that decides which weights are best.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Metric {
-    /// BLEU as sacrebleu computes it.
-    #[default]
-    Bleu,
-    /// chrF as sacrebleu computes it.
-    Chrf,
-    /// Fraction of exact matches, or accuracy of labels.
-    Exact,
-    /// F1 of classes, entities or answers.
-    F1,
-    /// Loss on the dev set; lower is better.
-    Loss,
-}
-
-/// What is learned where the data leaves a choice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Objective {
-    /// Masked language modelling (BERT), for an encoder on plain text: 15 % of the tokens are predicted, of which 80 %
-    /// are replaced by a mask and 10 % by another token.
-    Mlm,
-}
-
 /// Settings of training.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -264,8 +240,13 @@ pub struct Training {
     pub word_dropout: f64,
     /// Maximum random shift of training images, in pixels.
     pub shift: usize,
-    /// Whether training images with boxes are mirrored at random, horizontally and vertically.
+    /// Whether training images are mirrored at random: left and right, and those with boxes also up and down.
     pub mirror: bool,
+    /// Probability that a rectangle of a training image with a class is erased (Zhong et al. 2017, arXiv:1708.04896).
+    pub erase: f64,
+    /// Mixes two images with classes and their losses, by a share from Beta(α, α) (Zhang et al. 2017,
+    /// arXiv:1710.09412); 0 mixes none.
+    pub mixup: f64,
     /// Decay of the exponential moving average of the weights, which inference uses; 0 uses the weights themselves.
     pub average: f64,
     /// Arithmetic of matrix products.
@@ -313,6 +294,8 @@ impl Default for Training {
             word_dropout: 0.0,
             shift: 0,
             mirror: false,
+            erase: 0.0,
+            mixup: 0.0,
             average: 0.999,
             precision: Precision::F32,
             last_layers: 0,
@@ -441,6 +424,9 @@ impl Recipe {
         let (fits, said) = match self.data {
             Data::Text { .. } | Data::Chat { .. } => (train.metric == Metric::Loss, "`loss`"),
             Data::Files { .. } | Data::Task { .. } => (train.metric != Metric::F1, "`bleu`, `chrf`, `exact` or `loss`"),
+            Data::Captions { .. } | Data::Shapes { shapes: ShapesTask::Captions, .. } => {
+                (train.metric != Metric::Chrf, "`bleu`, `f1` (edit similarity), `exact` or `loss`")
+            }
             _ => (!matches!(train.metric, Metric::Bleu | Metric::Chrf), "`f1`, `exact` or `loss`"),
         };
         if !fits {
@@ -459,6 +445,11 @@ impl Recipe {
         for (name, found) in shares {
             if !(0.0..1.0).contains(&found) {
                 return refuse(name, found.to_string(), "at least 0 and less than 1");
+            }
+        }
+        for (name, found) in [("train.erase", train.erase), ("train.mixup", train.mixup)] {
+            if !(0.0..=1.0).contains(&found) {
+                return refuse(name, found.to_string(), "between 0 and 1");
             }
         }
         if train.shift > 1 << 10 {

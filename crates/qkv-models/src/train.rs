@@ -475,8 +475,8 @@ impl Run {
                 let (epoch, batch) = (self.progress.epoch as u32, self.progress.batch as u32);
                 self.progress.batch += 1;
                 let draws = crate::draws::Draws::new(self.recipe.seed, [AUGMENTATION, epoch, batch]);
-                let Training { word_dropout: words, shift, mirror, .. } = self.recipe.train;
-                return Ok(self.data.batch(entries, Augmentation { draws, words, shift, mirror }));
+                let Training { word_dropout: words, shift, mirror, erase, mixup, .. } = self.recipe.train;
+                return Ok(self.data.batch(entries, Augmentation { draws, words, shift, mirror, erase, mixup }));
             }
             (self.progress.epoch, self.progress.batch) = (self.progress.epoch + 1, 0);
         }

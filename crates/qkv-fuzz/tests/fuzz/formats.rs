@@ -236,6 +236,14 @@ fn jpeg_images() {
 }
 
 #[test]
+fn images_with_boxes() {
+    assert!(seeds::boxes().iter().all(|bytes| bodies::boxes(bytes) == "right"));
+    let words = &["images", "annotations", "categories", "bbox", "image_id", "category_id", "-1", "1e999", "null"];
+    let target = Target { name: "boxes", shape: Shape::Json, seeds: seeds::boxes(), words };
+    fuzz(&target, bodies::boxes);
+}
+
+#[test]
 fn models_of_tensorflow() {
     assert!(seeds::tfjs().iter().all(|bytes| bodies::tfjs(bytes) == "right"));
     let words = &["weightsManifest", "paths", "weights", "shape", "dtype", "float32", "../", "[", "-1", "1e99"];

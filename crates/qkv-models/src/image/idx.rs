@@ -29,7 +29,7 @@ fn opened<const AXES: usize>(bytes: &[u8], path: &Path) -> Result<([usize; AXES]
     Ok((found, start))
 }
 
-/// Reads the images of a file, in gray.
+/// Reads the images of a file: three axes in gray, or four in color, the last of them red, green and blue.
 ///
 /// ```
 /// # let folder = tempfile::tempdir().unwrap();
@@ -46,10 +46,22 @@ fn opened<const AXES: usize>(bytes: &[u8], path: &Path) -> Result<([usize; AXES]
 pub fn images(path: impl AsRef<Path>) -> Result<Vec<Image>> {
     let path = path.as_ref();
     let bytes = packed::bytes(path, packed::LARGEST)?;
-    let ([count, height, width], start) = opened::<3>(&bytes, path)?;
+    let ([count, height, width], channels, start) = match bytes.get(3) {
+        Some(4) => {
+            let ([count, height, width, channels], start) = opened::<4>(&bytes, path)?;
+            if channels != 3 {
+                return Err(Error::format(path, "idx header", format!("it has {channels} channels, expected 3")));
+            }
+            ([count, height, width], 3, start)
+        }
+        _ => {
+            let (axes, start) = opened::<3>(&bytes, path)?;
+            (axes, 1, start)
+        }
+    };
     Image::fits(width, height).map_err(|what| Error::format(path, "idx header", what))?;
-    let images: Vec<Image> = (bytes[start..].chunks_exact(width * height))
-        .map(|points| Image::new(width, height, 1, points.to_vec()))
+    let images: Vec<Image> = (bytes[start..].chunks_exact(width * height * channels))
+        .map(|points| Image::new(width, height, channels, points.to_vec()))
         .collect::<Result<_>>()?;
     debug_assert_eq!(images.len(), count);
     Ok(images)
@@ -90,6 +102,18 @@ mod tests {
         ] {
             assert!(said(bytes).contains(what), "{what}: {}", said(bytes));
         }
+    }
+
+    #[test]
+    fn four_axes_are_in_color() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.idx");
+        let header = |channels: u8| [0, 0, 8, 4, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, channels];
+        std::fs::write(&path, [&header(3)[..], &[1, 2, 3, 4, 5, 6]].concat()).unwrap();
+        let found = images(&path).unwrap();
+        assert_eq!((found[0].channels(), found[0].points()), (3, &[1, 2, 3, 4, 5, 6][..]));
+        std::fs::write(&path, [&header(2)[..], &[1, 2, 3, 4]].concat()).unwrap();
+        assert!(images(&path).unwrap_err().to_string().contains("it has 2 channels, expected 3"));
     }
 
     #[test]

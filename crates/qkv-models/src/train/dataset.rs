@@ -1,6 +1,6 @@
 //! The data of a run, tokenized once, and its batches: pairs, plain text, labelled texts, or images.
 
-use super::image_data::ImageData;
+use super::image_data::{ClassedImages, ImageData};
 use super::picture_data::{PictureBatch, PictureData};
 use crate::architecture::Architecture;
 use crate::batch::IGNORE;
@@ -9,7 +9,6 @@ use crate::chat::{self, Message, Template};
 use crate::draws::Draws;
 use crate::encoder::{Example, Examples, Label};
 use crate::files::packed;
-use crate::image::Image;
 use crate::labelled::{self, LabelledTexts};
 use crate::recipe::{Data, Objective, TokenizerSource};
 use crate::tasks;
@@ -36,7 +35,7 @@ pub(super) enum TrainBatch {
     Text(Batch),
     Examples(Examples),
     Documents(Vec<(Document, u32)>),
-    Images(Vec<Image>, Vec<u32>),
+    Images(ClassedImages),
     Pictures(PictureBatch),
 }
 
@@ -47,8 +46,12 @@ pub(super) struct Augmentation {
     pub words: f64,
     /// Maximum shift of images, in pixels.
     pub shift: usize,
-    /// Whether images with boxes are mirrored.
+    /// Whether images are mirrored.
     pub mirror: bool,
+    /// Probability that a rectangle of an image is erased.
+    pub erase: f64,
+    /// Parameter of the share by which images are mixed.
+    pub mixup: f64,
 }
 
 impl TrainBatch {
@@ -58,7 +61,7 @@ impl TrainBatch {
             TrainBatch::Text(batch) => batch.tokens(),
             TrainBatch::Examples(examples) => examples.targets(),
             TrainBatch::Documents(documents) => documents.len(),
-            TrainBatch::Images(images, _) => images.len(),
+            TrainBatch::Images(batch) => batch.images.len(),
             TrainBatch::Pictures(batch) => batch.targets(),
         }
     }

@@ -192,7 +192,7 @@ impl TrainedModel {
             Error::invalid("the images are no squares of one size").with_hint("cut them before they are learned from")
         })?;
         let given = |found: usize, there: usize| if found == 0 { there } else { found };
-        let (image_size, channels) = (given(config.image_size, side), given(config.channels, 1));
+        let (image_size, channels) = (given(config.image_size, side), given(config.channels, images.channels()));
         let config = VitConfig { image_size, channels, labels: images.names.clone(), ..config.clone() };
         Ok((TrainedModel::Vit(Vit::new(&config, recipe.seed)?), None))
     }
@@ -278,9 +278,13 @@ impl TrainedModel {
             }
             (TrainedModel::Encoder(encoder), TrainBatch::Examples(examples)) => encoder.loss(tape, examples, scale),
             (TrainedModel::Han(han), TrainBatch::Documents(documents)) => han.loss(tape, documents, smoothing, scale),
-            (TrainedModel::Vit(vit), TrainBatch::Images(images, classes)) => {
-                vit.loss(tape, (images, classes), smoothing, scale)
-            }
+            (TrainedModel::Vit(vit), TrainBatch::Images(batch)) => vit.loss(
+                tape,
+                &batch.images,
+                &[(&batch.classes, batch.share), (&batch.others, 1.0 - batch.share)],
+                smoothing,
+                scale,
+            ),
             (TrainedModel::Describer(describer), TrainBatch::Pictures(PictureBatch::Captions(images, texts))) => {
                 let texts: Vec<&[u32]> = texts.iter().map(Vec::as_slice).collect();
                 describer.loss(tape, (images, &texts), smoothing, scale)

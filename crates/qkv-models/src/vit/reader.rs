@@ -15,7 +15,7 @@ use crate::provenance::Provenance;
 use crate::start::Start;
 use crate::{Architecture, Error, Result, finite};
 use qkv_nn::layers::Builder;
-use qkv_nn::{Machine, Parameters, PendingLoss, Pool, Tape, Target, Tensor};
+use qkv_nn::{Loss, Machine, Parameters, PendingLoss, Pool, Tape, Target, Tensor};
 use serde_json::Value;
 use std::path::Path;
 
@@ -175,17 +175,33 @@ impl Vit {
         Tensor::new(data, &[images.len(), grid * grid, each])
     }
 
-    /// The loss of prepared images with classes; each gradient is multiplied by `scale`.
+    /// The loss of prepared images with classes, one or several for each with their shares; each gradient is multiplied
+    /// by `scale`.
     pub(crate) fn loss(
         &self,
         tape: &mut Tape<'_, f32>,
-        (images, classes): (&[Image], &[u32]),
+        images: &[Image],
+        classes: &[(&[u32], f64)],
         smoothing: f64,
         scale: f64,
     ) -> Result<PendingLoss> {
         let x = self.model.forward(tape, self.patches(images))?; // (B, 1, C)
         let head = self.model.head();
-        Ok(tape.cross_entropy(&x, head.weight, head.bias, Target { ids: classes, ignore: None, smoothing, scale }))
+        let mut entropy = |ids: &[u32], scale: f64| {
+            tape.cross_entropy(&x, head.weight, head.bias, Target { ids, ignore: None, smoothing, scale })
+        };
+        // Where no images are mixed, nobody waits for the loss.
+        if let Some((ids, _)) = classes.iter().find(|(_, share)| *share == 1.0) {
+            return Ok(entropy(ids, scale));
+        }
+        let mut loss = Loss { rows: images.len(), ..Loss::default() };
+        for &(ids, share) in classes {
+            let found = entropy(ids, scale * share).read();
+            loss.smoothed += share * found.smoothed;
+            loss.nll += share * found.nll;
+            loss.right += if share >= 0.5 { found.right } else { 0 };
+        }
+        Ok(loss.into())
     }
 
     /// The probabilities of all classes, for each image, in the order of [`labels`](VitConfig::labels).

@@ -24,6 +24,7 @@ image = {{ height = 32, width = 32, patch_size = 8, stem_channels = 8, layers = 
 [train]
 steps = 4
 tokens = 1000
+metric = 'exact'
 validate = 4
 save = 2
 "

@@ -117,6 +117,15 @@ pub fn jpeg() -> Vec<Vec<u8>> {
     files.map(<[u8]>::to_vec).to_vec()
 }
 
+/// Two images, one box.
+pub fn boxes() -> Vec<Vec<u8>> {
+    let file = br#"{"images":[{"id":1,"file_name":"a.jpg","width":40,"height":30},
+        {"id":2,"file_name":"b.jpg","width":4,"height":3}],
+        "annotations":[{"image_id":1,"category_id":7,"bbox":[1,2,3.5,4],"iscrowd":0}],
+        "categories":[{"id":7,"name":"cell"}]}"#;
+    vec![file.to_vec()]
+}
+
 /// A matrix and a number in one file, and nothing at all.
 pub fn tfjs() -> Vec<Vec<u8>> {
     let model = br#"{"modelTopology":{},"weightsManifest":[{"paths":["a.bin"],"weights":[
