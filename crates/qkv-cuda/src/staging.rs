@@ -65,7 +65,11 @@ mod tests {
         let (bytes, mut waits) = (vec![7u8; HALF / 3], Vec::new());
         let mut places = Vec::new();
         for _ in 0..9 {
-            let staged = staging.put(&bytes, |half| Ok::<_, ()>(waits.push(half))).unwrap().unwrap();
+            let wait = |half| {
+                waits.push(half);
+                Ok::<_, ()>(())
+            };
+            let staged = staging.put(&bytes, wait).unwrap().unwrap();
             places.push(staged.ptr as usize);
         }
         // Three fit a half, rounded up to two.
