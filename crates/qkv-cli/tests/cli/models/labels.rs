@@ -94,7 +94,7 @@ fn an_answer_is_found_in_its_text() {
     // Longer than the model takes: read in windows.
     let long = format!("{} {context}", "Nothing happened that day.".repeat(30));
     assert_eq!(folder.typed(&[&asked[..], &["--context", &long]].concat(), "").quietly().lines().count(), 1);
-    folder.typed(&asked, "").misused(&["requires `--context TEXT` or `--input FILE`"]);
+    folder.typed(&asked, "").misused(&["requires `--context TEXT`, `--input FILE` or `--image FILE`"]);
 }
 
 #[test]
