@@ -27,7 +27,7 @@ mod training;
 pub use array::{Array, Kind};
 pub use attention::{AttentionCall, AttentionGradients, AttentionOutput};
 pub use launch::DropoutKey;
-pub use layers::{Activation, Product};
+pub use layers::{Activation, Factor};
 pub use rows::RowSums;
 pub use training::{OptimizerTable, ParameterArrays, StepFactors};
 
@@ -57,7 +57,6 @@ struct Shared {
     kernels: HashMap<&'static str, Kernel>,
     memory: Arc<DeviceMemory>,
     failed: OnceLock<Error>,
-    seed: OnceLock<Array>,
     /// By the bits of their elements.
     constants: Mutex<HashMap<Vec<u32>, Array>>,
     plans: Mutex<HashMap<String, Result<Arc<Plan>>>>,
@@ -81,9 +80,9 @@ impl Cuda {
         let kernels = source.kernels.iter().map(kernel).collect::<Result<_>>()?;
         let memory = Arc::new(DeviceMemory::new(&self.driver));
         let (cuda, stream) = (self.clone(), Stream(0));
-        let (failed, seed) = (OnceLock::new(), OnceLock::new());
+        let failed = OnceLock::new();
         let (constants, plans) = (Mutex::default(), Mutex::default());
-        let shared = Shared { cuda, stream, dtype, kernels, memory, failed, seed, constants, plans };
+        let shared = Shared { cuda, stream, dtype, kernels, memory, failed, constants, plans };
         Ok(Operations { shared: Arc::new(shared) })
     }
 }
@@ -102,11 +101,6 @@ impl Operations {
     /// The type of activations.
     pub fn dtype(&self) -> Dtype {
         self.shared.dtype
-    }
-
-    /// A seed of 0, for dropout whose stream is known to the host.
-    pub fn seed(&self) -> Array {
-        self.shared.seed.get_or_init(|| self.zeros(Kind::U64, 1, "a seed")).clone()
     }
 
     /// Waits for all work, and reports the first failure.

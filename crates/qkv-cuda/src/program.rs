@@ -305,7 +305,6 @@ pub(crate) fn operations(dtype: Dtype) -> Source {
 
 /// The kernels of [`operations`].
 const OPERATIONS: &[&str] = &[
-    "to_floats",
     "from_floats",
     "add",
     "add_floats",

@@ -188,11 +188,8 @@ impl ModelConfig {
     /// Checks sizes and probabilities of a model that generates text, and returns them.
     pub(crate) fn checked(&self) -> Result<Generative<'_>> {
         let generative = self.architecture.generative()?;
-        for (name, found, max) in generative.sizes().into_iter().chain([("vocab_size", self.vocab_size, 1 << 24)]) {
-            if found == 0 || found > max {
-                return Err(Error::invalid(format!("`{name}` is {found}, expected between 1 and {max}")));
-            }
-        }
+        check_sizes(&generative.sizes())?;
+        check_sizes(&[("vocab_size", self.vocab_size, 1 << 24)])?;
         for (name, found) in generative.dropouts() {
             if !(0.0..1.0).contains(&found) {
                 return Err(Error::invalid(format!("`{name}` is {found}, expected at least 0 and less than 1")));
@@ -208,4 +205,14 @@ impl ModelConfig {
         }
         Ok(generative)
     }
+}
+
+/// Refuses sizes that are zero or that no machine could hold: the name, the size and the largest one.
+pub(crate) fn check_sizes(sizes: &[(&str, usize, usize)]) -> Result<()> {
+    for (name, found, max) in sizes {
+        if *found == 0 || found > max {
+            return Err(Error::invalid(format!("`{name}` is {found}, expected between 1 and {max}")));
+        }
+    }
+    Ok(())
 }

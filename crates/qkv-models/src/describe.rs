@@ -7,10 +7,11 @@ mod reader;
 pub(crate) use reader::inspect;
 pub use reader::{Describer, Description, LookedAt};
 
+use crate::Result;
+use crate::architecture::check_sizes;
 use crate::image_encoder::{ImageEncoderConfig, Widths};
 use crate::recurrent::RecurrentConfig;
 use crate::transformer::TransformerConfig;
-use crate::{Error, Result};
 use qkv::Attention;
 use qkv_nn::layers::{FeedKind, PositionKind};
 use serde::{Deserialize, Serialize};
@@ -83,14 +84,7 @@ impl DescribeConfig {
     pub(crate) fn check(&self) -> Result<()> {
         self.image.check()?;
         self.widths().check()?;
-        for (name, found, most) in
-            [("decoder_layers", self.decoder_layers, 1 << 8), ("max_positions", self.max_positions, 1 << 16)]
-        {
-            if found == 0 || found > most {
-                return Err(Error::invalid(format!("`{name}` is {found}, expected between 1 and {most}")));
-            }
-        }
-        Ok(())
+        check_sizes(&[("decoder_layers", self.decoder_layers, 1 << 8), ("max_positions", self.max_positions, 1 << 16)])
     }
 
     /// The decoder, where it is a Transformer.

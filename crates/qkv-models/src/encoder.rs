@@ -12,6 +12,7 @@ use packed::Packed;
 pub use reader::{Encoder, Pooling};
 pub(crate) use reader::{OWN, inspect, settings};
 
+use crate::architecture::check_sizes;
 use crate::batch::Rows;
 use crate::{Error, Result};
 use qkv::{Attention, Dropout, Select};
@@ -119,11 +120,7 @@ impl EncoderConfig {
             ("max_positions", self.max_positions, 1 << 22),
             ("segments", self.segments, 1 << 10),
         ];
-        for (name, found, most) in sizes {
-            if found == 0 || found > most {
-                return Err(Error::invalid(format!("`{name}` is {found}, expected between 1 and {most}")));
-            }
-        }
+        check_sizes(&sizes)?;
         for (name, found) in [("dropout", self.dropout), ("attention_dropout", self.attention_dropout)] {
             if !(0.0..1.0).contains(&found) {
                 return Err(Error::invalid(format!("`{name}` is {found}, expected at least 0 and less than 1")));

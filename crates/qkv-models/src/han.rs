@@ -15,6 +15,7 @@ pub use document::Document;
 pub(crate) use reader::inspect;
 pub use reader::{Han, ReadSentence, ReadWord, Reading};
 
+use crate::architecture::check_sizes;
 use crate::batch::Rows;
 use crate::{Error, Result};
 use qkv::Attention;
@@ -72,11 +73,7 @@ impl HanConfig {
             ("words", self.words, 1 << 16),
             ("sentences", self.sentences, 1 << 16),
         ];
-        for (name, found, most) in sizes {
-            if found == 0 || found > most {
-                return Err(Error::invalid(format!("`{name}` is {found}, expected between 1 and {most}")));
-            }
-        }
+        check_sizes(&sizes)?;
         if !(0.0..1.0).contains(&self.dropout) {
             let what = format!("`dropout` is {}, expected at least 0 and less than 1", self.dropout);
             return Err(Error::invalid(what));

@@ -2,6 +2,7 @@
 //! of convolutions, and Transformer layers over them. What the places are for, a caption, boxes or an answer, is left
 //! to the model it is part of.
 
+use crate::architecture::check_sizes;
 use crate::image::{Fit, Image};
 use crate::{Error, Result};
 use qkv::{Attention, Dropout};
@@ -79,11 +80,7 @@ impl Widths {
     pub fn check(&self) -> Result<()> {
         let sizes =
             [("d_model", self.d_model, 1 << 14), ("ffn_dim", self.ffn_dim, 1 << 16), ("heads", self.heads, 1 << 10)];
-        for (name, found, most) in sizes {
-            if found == 0 || found > most {
-                return Err(Error::invalid(format!("`{name}` is {found}, expected between 1 and {most}")));
-            }
-        }
+        check_sizes(&sizes)?;
         for (name, found) in [("dropout", self.dropout), ("attention_dropout", self.attention_dropout)] {
             if !(0.0..1.0).contains(&found) {
                 return Err(Error::invalid(format!("`{name}` is {found}, expected at least 0 and less than 1")));
@@ -117,11 +114,7 @@ impl ImageEncoderConfig {
             ("image.patch_size", self.patch_size, 1 << 10),
             ("image.stem_channels", self.stem_channels, 1 << 12),
         ];
-        for (name, found, most) in sizes {
-            if found == 0 || found > most {
-                return Err(Error::invalid(format!("`{name}` is {found}, expected between 1 and {most}")));
-            }
-        }
+        check_sizes(&sizes)?;
         if self.layers > 1 << 10 {
             return Err(Error::invalid(format!("`image.layers` is {}, expected at most 1024", self.layers)));
         }

@@ -6,6 +6,7 @@ mod reader;
 pub(crate) use reader::inspect;
 pub use reader::{ObservedImage, Vit};
 
+use crate::architecture::check_sizes;
 use crate::{Error, Result};
 use qkv::{Attention, Dropout};
 use qkv_nn::layers::{AttentionConfig, Block, BlockConfig, Builder, FeedKind, Linear, Norm, NormKind};
@@ -78,11 +79,7 @@ impl VitConfig {
             ("heads", self.heads, 1 << 10),
             ("layers", self.layers, 1 << 10),
         ];
-        for (name, found, most) in sizes {
-            if found == 0 || found > most {
-                return Err(Error::invalid(format!("`{name}` is {found}, expected between 1 and {most}")));
-            }
-        }
+        check_sizes(&sizes)?;
         if !self.image_size.is_multiple_of(self.patch_size) {
             let (image, patch) = (self.image_size, self.patch_size);
             return Err(Error::invalid(format!("patches of {patch} do not fill images of {image} points each way"))

@@ -7,6 +7,7 @@ mod reader;
 pub use reader::{ImageAnswer, Vqa};
 pub(crate) use reader::{ImageQuestions, inspect};
 
+use crate::architecture::check_sizes;
 use crate::batch::Rows;
 use crate::image_encoder::{ImageEncoder, ImageEncoderConfig, Widths};
 use crate::{Error, Result};
@@ -69,11 +70,7 @@ impl VqaConfig {
         self.image.check()?;
         self.widths().check()?;
         let sizes = [("hops", self.hops, 1 << 8), ("max_positions", self.max_positions, 1 << 16)];
-        for (name, found, most) in sizes {
-            if found == 0 || found > most {
-                return Err(Error::invalid(format!("`{name}` is {found}, expected between 1 and {most}")));
-            }
-        }
+        check_sizes(&sizes)?;
         if self.question_layers > 1 << 8 {
             let found = self.question_layers;
             return Err(Error::invalid(format!("`question_layers` is {found}, expected at most 256")));

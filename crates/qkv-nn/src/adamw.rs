@@ -157,7 +157,7 @@ impl AdamW {
             let gradient = gradients.array(param, operations).expect("it is trained");
             let moments = [&mut moments.first[at], &mut moments.second[at]];
             let moments = moments.map(|moment| moment.array_mut(operations, Kind::F32));
-            arrays.push(ParameterArrays { value, gradient, moments, half, average: None, rate: factor, decay });
+            arrays.push(ParameterArrays { value, gradient, moments, half, rate: factor, decay });
         }
         // Memory stays in place from step to step, and with it the table.
         let table = match moments.table.take().filter(|table| table.is_of(&arrays)) {
@@ -176,7 +176,6 @@ impl AdamW {
                 beta2: self.beta2 as f32,
                 epsilon: self.epsilon as f32,
                 clip: clip as f32,
-                average: 0.0,
             },
         );
         moments.table = Some(table);

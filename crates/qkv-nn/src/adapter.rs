@@ -7,7 +7,7 @@ use crate::ops::dropout::{DropoutMask, apply_dropout};
 use crate::parameters::{Init, Param, Parameters};
 use crate::tape::{BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
-use qkv_cuda::operations::{Operations, Product};
+use qkv_cuda::operations::{Factor, Operations};
 use qkv_simd::matmul::Operand;
 
 /// The adapter of a matrix.
@@ -107,7 +107,7 @@ impl<T: Float> Tape<'_, T> {
             operations.linear(&scaled, &input.array(operations), &a, None, [rows, rank, width]);
             operations.scale(&scaled, adapter.scale as f32);
             let y = y.array_mut(operations);
-            operations.product(&y, Product::new(&scaled), Product::transposed(&b), [rows, out, rank], true);
+            operations.product(&y, Factor::new(&scaled), Factor::transposed(&b), [rows, out, rank], true);
             return AdapterCall { adapter, inner, dropout };
         }
         let mut inner = Tensor::unwritten(self.pool, &[rows, rank]); // (R, r)
@@ -181,21 +181,21 @@ impl<T: Float> AdapterCall<T> {
         let [a, b] = [self.adapter.a, self.adapter.b].map(|param| context.parameters.rounded_array(param, operations));
         let (upstream, inner) = (d_y.array(operations), self.inner.array(operations));
         if let Some(sum) = context.gradients.array(self.adapter.b, operations) {
-            let (left, right) = (Product::transposed(&upstream), Product::new(&inner));
+            let (left, right) = (Factor::transposed(&upstream), Factor::new(&inner));
             operations.product(&sum, left, right, [out, rank, rows], true); // (O, r)
         }
         let d_inner = operations.activations(rows * rank);
-        operations.product(&d_inner, Product::new(&upstream), Product::new(&b), [rows, rank, out], false);
+        operations.product(&d_inner, Factor::new(&upstream), Factor::new(&b), [rows, rank, out], false);
         operations.scale(&d_inner, self.adapter.scale as f32);
         if let Some(sum) = context.gradients.array(self.adapter.a, operations) {
             let input = dropped(context.machine, input, self.dropout).array(operations);
-            let (left, right) = (Product::transposed(&d_inner), Product::new(&input));
+            let (left, right) = (Factor::transposed(&d_inner), Factor::new(&input));
             operations.product(&sum, left, right, [rank, width, rows], true); // (r, I)
         }
         let Some(d_x) = d_x else { return };
         let mut through = Tensor::<T>::activations(operations, input.shape());
         let array = through.array_mut(operations);
-        operations.product(&array, Product::new(&d_inner), Product::new(&a), [rows, width, rank], false);
+        operations.product(&array, Factor::new(&d_inner), Factor::new(&a), [rows, width, rank], false);
         let through = dropped(context.machine, &through, self.dropout);
         operations.add(&d_x.array_mut(operations), &through.array(operations));
     }

@@ -141,7 +141,7 @@ impl<T: Float> Elements<T> {
         array
     }
 
-    /// Drops the copy on the host, and the rounded one, because the array was written to.
+    /// Drops the copy on the host, because the array was written to.
     pub(crate) fn forget_host(&mut self) {
         if let (Some(host), Some(pool)) = (self.host.take(), &self.pool) {
             pool.give(host);

@@ -103,9 +103,8 @@ __device__ __forceinline__ float block_max(float x, float* scratch) {
 }
 
 // Which elements of a tensor are dropped: the bits of the CPU's Philox, with the counter (⌊column/8⌋, row, 0, 0) and
-// the key `*seed + stream`. A threshold of 0 drops nothing.
+// the key `stream`. A threshold of 0 drops nothing.
 struct Dropout {
-    const u64* seed;
     u64 stream;
     u32 threshold;
     float scale;
@@ -114,7 +113,7 @@ struct Dropout {
 __device__ __forceinline__ void drop_eight(const Dropout& dropout, u32 row, int col, float (&x)[EIGHT]) {
     if (dropout.threshold == 0) return;
     u32 words[4] = {u32(col / EIGHT), row, 0, 0};
-    philox(words, *dropout.seed + dropout.stream);
+    philox(words, dropout.stream);
 #pragma unroll
     for (int at = 0; at < EIGHT; at++) {
         u32 drawn = at % 2 ? words[at / 2] >> 16 : words[at / 2] & 0xffff;

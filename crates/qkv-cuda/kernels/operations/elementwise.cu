@@ -1,9 +1,5 @@
 // Conversions, sums, activations, dropout, gates and rotations: each element once.
 
-extern "C" __global__ void to_floats(const T* x, float* y, u32 n) {
-    FOR_EACH(n) y[at] = widen(x[at]);
-}
-
 extern "C" __global__ void from_floats(const float* x, T* y, u32 n) {
     FOR_EACH(n) y[at] = narrow(x[at]);
 }

@@ -1,9 +1,9 @@
 // Cross-entropy over rows of logits, which are replaced by their gradient, and the sums of its rows.
 
 // One block a row. losses: [rows, 4], with label smoothing, without, whether the target had the highest logit, and
-// whether the row counts. Rows of the class `ignore` do not, and have no gradient. `scale` is read from the device.
+// whether the row counts. Rows of the class `ignore` do not, and have no gradient.
 extern "C" __global__ void cross_entropy(T* logits, const float* bias, const u32* ids, float* losses, int classes,
-                                         u32 ignore, float smoothing, const float* scale, int gradient) {
+                                         u32 ignore, float smoothing, float scale, int gradient) {
     __shared__ float scratch[32];
     u32 row = blockIdx.x, id = ids[row];
     T* scores = logits + u64(row) * classes;
@@ -48,7 +48,7 @@ extern "C" __global__ void cross_entropy(T* logits, const float* bias, const u32
         losses[4 * row + 3] = 1.0f;
     }
     if (!gradient) return;
-    float each = *scale / mass, even = *scale * smoothing / classes, own = *scale * (1.0f - smoothing);
+    float each = scale / mass, even = scale * smoothing / classes, own = scale * (1.0f - smoothing);
     for (int col = threadIdx.x * EIGHT; col < classes; col += blockDim.x * EIGHT) {
         load_eight(scores, col, classes, x);
         if (bias) load_floats(bias, col, classes, b);

@@ -8,7 +8,6 @@ struct Slice {
     float* first;
     float* second;
     T* half;
-    float* average;
     u32 len;
     // Factor of the learning rate, and weight decay.
     float rate;
@@ -24,7 +23,6 @@ struct StepFactors {
     float beta2;
     float epsilon;
     float clip;      // 0: none
-    float average;   // decay of the moving average
 };
 
 // squares[s] = Σ gradient² of slice s.
@@ -73,7 +71,6 @@ extern "C" __global__ void adamw(const Slice* slices, const StepFactors* factors
         slice.second[at] = v;
         slice.value[at] = x;
         if (slice.half) slice.half[at] = narrow(x);
-        if (slice.average) slice.average[at] = f.average * slice.average[at] + (1.0f - f.average) * x;
     }
 }
 

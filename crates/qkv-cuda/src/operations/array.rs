@@ -11,12 +11,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The elements of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub enum Kind {
+    /// f32: parameters, gradients, sums.
     F32,
+    /// bf16: activations.
     Bf16,
+    /// f64: norms and losses.
     F64,
+    /// Any integer of 32 bits.
     U32,
+    /// Any integer of 64 bits.
     U64,
 }
 

@@ -1,16 +1,14 @@
 //! Arguments of a kernel and its grid.
 
-use super::{Array, Operations};
+use super::Operations;
 
 /// Threads of every block.
 pub(super) const THREADS: u32 = 256;
 
 /// Which elements of a tensor are dropped. The factor of the others is `65536 / (65536 − threshold)`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct DropoutKey {
-    /// One u64 that is added to the stream: the seed of a step.
-    pub seed: Array,
-    /// A number of its own for each mask of a step.
+    /// The key of Philox: a number of its own for each mask.
     pub stream: u64,
     /// Of 65,536; an element is dropped if its 16 bits are below.
     pub threshold: u32,
@@ -20,7 +18,6 @@ pub struct DropoutKey {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct DropoutArgument {
-    seed: u64,
     stream: u64,
     threshold: u32,
     scale: f32,
@@ -28,8 +25,7 @@ pub(super) struct DropoutArgument {
 
 impl DropoutArgument {
     pub fn new(dropout: Option<&DropoutKey>) -> DropoutArgument {
-        dropout.map_or(DropoutArgument { seed: 0, stream: 0, threshold: 0, scale: 1.0 }, |key| DropoutArgument {
-            seed: key.seed.expect(super::Kind::U64, 1),
+        dropout.map_or(DropoutArgument { stream: 0, threshold: 0, scale: 1.0 }, |key| DropoutArgument {
             stream: key.stream,
             threshold: key.threshold,
             scale: 65536.0 / (65536.0 - key.threshold as f32),

@@ -8,34 +8,39 @@ use Argument::{F32, Ptr, U32};
 
 /// An activation function, by the number that kernels have for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub enum Activation {
+    /// The identity.
     None = 0,
+    /// `max(x, 0)`.
     Relu = 1,
+    /// GELU by the error function.
     Gelu = 2,
+    /// GELU by the hyperbolic tangent.
     GeluTanh = 3,
+    /// The hyperbolic tangent.
     Tanh = 4,
+    /// `1 / (1 + e⁻ˣ)`.
     Sigmoid = 5,
 }
 
-/// A matrix of a product, row-major, `[rows, columns]`.
+/// A factor of a matrix product, row-major.
 #[derive(Clone, Copy, Debug)]
-pub struct Product<'a> {
+pub struct Factor<'a> {
     /// Its elements.
     pub array: &'a Array,
     /// Whether the product takes its transpose.
     pub transposed: bool,
 }
 
-impl<'a> Product<'a> {
+impl<'a> Factor<'a> {
     /// As it is.
-    pub fn new(array: &'a Array) -> Product<'a> {
-        Product { array, transposed: false }
+    pub fn new(array: &'a Array) -> Factor<'a> {
+        Factor { array, transposed: false }
     }
 
     /// Its transpose.
-    pub fn transposed(array: &'a Array) -> Product<'a> {
-        Product { array, transposed: true }
+    pub fn transposed(array: &'a Array) -> Factor<'a> {
+        Factor { array, transposed: true }
     }
 
     fn operand(self) -> MatmulOperand {
@@ -56,7 +61,7 @@ impl Operations {
     ///
     /// # Panics
     /// Where an array is too short.
-    pub fn product(&self, c: &Array, a: Product<'_>, b: Product<'_>, [m, n, k]: [usize; 3], add: bool) {
+    pub fn product(&self, c: &Array, a: Factor<'_>, b: Factor<'_>, [m, n, k]: [usize; 3], add: bool) {
         self.matmul(c, a, b, [m, n, k], add, None, None);
     }
 
@@ -65,7 +70,7 @@ impl Operations {
     /// # Panics
     /// Where an array is too short.
     pub fn linear(&self, y: &Array, x: &Array, w: &Array, bias: Option<&Array>, sizes: [usize; 3]) {
-        self.matmul(y, Product::new(x), Product::transposed(w), sizes, false, bias, None);
+        self.matmul(y, Factor::new(x), Factor::transposed(w), sizes, false, bias, None);
     }
 
     /// `before = x · Wᵀ + bias` and `y = GELU(before)`, by the hyperbolic tangent.
@@ -73,15 +78,15 @@ impl Operations {
     /// # Panics
     /// Where an array is too short.
     pub fn linear_gelu(&self, y: &Array, before: &Array, x: &Array, w: &Array, bias: &Array, sizes: [usize; 3]) {
-        self.matmul(y, Product::new(x), Product::transposed(w), sizes, false, Some(bias), Some(before));
+        self.matmul(y, Factor::new(x), Factor::transposed(w), sizes, false, Some(bias), Some(before));
     }
 
     #[allow(clippy::too_many_arguments)] // Of one private function, named by the three above.
     fn matmul(
         &self,
         c: &Array,
-        a: Product<'_>,
-        b: Product<'_>,
+        a: Factor<'_>,
+        b: Factor<'_>,
         [m, n, k]: [usize; 3],
         add: bool,
         bias: Option<&Array>,
@@ -185,15 +190,6 @@ impl Operations {
         let grid = [self.blocks(threads), 1];
         // SAFETY: each takes two pointers of these types, and their length.
         unsafe { self.launch(name, grid, &arguments) };
-    }
-
-    /// Activations as f32.
-    pub fn widened(&self, x: &Array) -> Array {
-        let y = self.empty(Kind::F32, x.len(), "a sum");
-        let arguments = [Ptr(x.expect(self.activation_kind(), x.len())), Ptr(y.ptr()), count(x.len())];
-        // SAFETY: `to_floats(const T*, float*, u32)`.
-        unsafe { self.launch("to_floats", [self.blocks(x.len()), 1], &arguments) };
-        y
     }
 
     /// Writes f32 as activations.

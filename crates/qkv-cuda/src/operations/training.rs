@@ -15,8 +15,6 @@ pub struct ParameterArrays {
     pub moments: [Array; 2],
     /// Its copy as activations, which follows the values.
     pub half: Option<Array>,
-    /// Its moving average, f32.
-    pub average: Option<Array>,
     /// Factor of the learning rate.
     pub rate: f32,
     /// Weight decay.
@@ -32,7 +30,6 @@ struct Slice {
     first: u64,
     second: u64,
     half: u64,
-    average: u64,
     len: u32,
     rate: f32,
     decay: f32,
@@ -57,8 +54,6 @@ pub struct StepFactors {
     pub epsilon: f32,
     /// The largest gradient norm; 0 for any.
     pub clip: f32,
-    /// Decay of the moving average.
-    pub average: f32,
 }
 
 /// Elements of a slice: what a block takes.
@@ -82,18 +77,18 @@ impl OptimizerTable {
 }
 
 impl ParameterArrays {
-    fn key(&self) -> ([u64; 6], [u32; 2]) {
-        let ParameterArrays { value, gradient, moments: [first, second], half, average, rate, decay } = self;
-        let optional = |array: &Option<Array>| array.as_ref().map_or(0, Array::ptr);
+    fn key(&self) -> ([u64; 5], [u32; 2]) {
+        let ParameterArrays { value, gradient, moments: [first, second], half, rate, decay } = self;
         let [value, gradient, first, second] = [value, gradient, first, second].map(Array::ptr);
-        ([value, gradient, first, second, optional(half), optional(average)], [rate.to_bits(), decay.to_bits()])
+        let half = half.as_ref().map_or(0, Array::ptr);
+        ([value, gradient, first, second, half], [rate.to_bits(), decay.to_bits()])
     }
 }
 
 impl Operations {
-    /// The cross-entropy of rows of logits `[rows, classes]` plus `bias`, which are replaced by their gradient, times
-    /// the f32 in `scale`. Adds to `totals`, four f64: the loss with label smoothing and without, the rows whose target
-    /// had the highest logit, and the rows that count; those of the class `ignore` do not.
+    /// The cross-entropy of rows of logits `[rows, classes]` plus `bias`, which are replaced by their gradient times
+    /// `scale`, if there is one. Adds to `totals`, four f64: the loss with label smoothing and without, the rows whose
+    /// target had the highest logit, and the rows that count; those of the class `ignore` do not.
     ///
     /// # Panics
     /// Where an array is too short. The ids are classes, or `ignore`.
@@ -106,7 +101,7 @@ impl Operations {
         classes: usize,
         ignore: Option<u32>,
         smoothing: f32,
-        scale: Option<&Array>,
+        scale: Option<f32>,
         totals: &Array,
     ) {
         let rows = ids.len();
@@ -120,9 +115,9 @@ impl Operations {
         let arguments = [
             &pointers.map(Ptr)[..],
             &[count(classes), U32(ignore.unwrap_or(u32::MAX)), F32(smoothing)],
-            &[Ptr(scale.map_or(0, |scale| scale.expect(Kind::F32, 1))), U32(u32::from(scale.is_some()))],
+            &[F32(scale.unwrap_or(0.0)), U32(u32::from(scale.is_some()))],
         ];
-        // SAFETY: `cross_entropy(T*, const float*, const u32*, float*, int, u32, float, const float*, int)`; and
+        // SAFETY: `cross_entropy(T*, const float*, const u32*, float*, int, u32, float, float, int)`; and
         // `sum_losses(const float*, double*, u32)`.
         unsafe {
             self.launch("cross_entropy", [rows, usize::from(classes > 0)], &arguments.concat());
@@ -138,17 +133,15 @@ impl Operations {
     pub fn optimizer_table(&self, parameters: Vec<ParameterArrays>) -> OptimizerTable {
         let mut slices = Vec::new();
         for parameter in &parameters {
-            let ParameterArrays { value, gradient, moments: [first, second], half, average, rate, decay } = parameter;
+            let ParameterArrays { value, gradient, moments: [first, second], half, rate, decay } = parameter;
             let len = value.len();
             let floats = [value, gradient, first, second].map(|array| array.expect(Kind::F32, len));
             let half = half.as_ref().map_or(0, |half| half.expect(self.activation_kind(), len));
-            let average = average.as_ref().map_or(0, |average| average.expect(Kind::F32, len));
             for start in (0..len).step_by(SLICE) {
                 let [value, gradient, first, second] = floats.map(|ptr| ptr + 4 * start as u64);
-                let shifted = |ptr: u64, size: usize| if ptr == 0 { 0 } else { ptr + (size * start) as u64 };
-                let (half, average) = (shifted(half, self.activation_kind().size()), shifted(average, 4));
+                let half = if half == 0 { 0 } else { half + (self.activation_kind().size() * start) as u64 };
                 let (len, rate, decay) = ((len - start).min(SLICE) as u32, *rate, *decay);
-                slices.push(Slice { value, gradient, first, second, half, average, len, rate, decay, _pad: 0 });
+                slices.push(Slice { value, gradient, first, second, half, len, rate, decay, _pad: 0 });
             }
         }
         let words: Vec<u64> = slices.iter().flat_map(Slice::words).collect();
@@ -165,8 +158,8 @@ impl Operations {
     /// are not finite change nothing.
     pub fn adamw(&self, table: &OptimizerTable, factors: &StepFactors) {
         let OptimizerTable { slices, squares, norm, factors: into, .. } = table;
-        let StepFactors { rate, mean, root, beta1, beta2, epsilon, clip, average } = *factors;
-        self.write(into, &[rate, mean, root, beta1, beta2, epsilon, clip, average]);
+        let StepFactors { rate, mean, root, beta1, beta2, epsilon, clip } = *factors;
+        self.write(into, &[rate, mean, root, beta1, beta2, epsilon, clip]);
         self.gradient_norm(table);
         let arguments = [slices.ptr(), into.ptr(), norm.ptr()].map(Ptr);
         // SAFETY: `adamw(const Slice*, const StepFactors*, const double*)`; a slice is a part of arrays that the table
@@ -205,11 +198,11 @@ impl Operations {
 
 impl Slice {
     /// Its bytes, as words.
-    fn words(&self) -> [u64; 8] {
+    fn words(&self) -> [u64; 7] {
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-        let Slice { value, gradient, first, second, half, average, len, rate, decay, .. } = *self;
-        [value, gradient, first, second, half, average, pair(len, rate.to_bits()), pair(decay.to_bits(), 0)]
+        let Slice { value, gradient, first, second, half, len, rate, decay, .. } = *self;
+        [value, gradient, first, second, half, pair(len, rate.to_bits()), pair(decay.to_bits(), 0)]
     }
 }
 
-const _: () = assert!(size_of::<Slice>() == 64 && size_of::<StepFactors>() == 32);
+const _: () = assert!(size_of::<Slice>() == 56 && size_of::<StepFactors>() == 28);

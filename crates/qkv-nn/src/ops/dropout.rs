@@ -5,7 +5,7 @@ use crate::float::Float;
 use crate::machine::Machine;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
-use qkv_cuda::operations::{DropoutKey, Operations};
+use qkv_cuda::operations::DropoutKey;
 use qkv_simd::pass::Pass;
 use qkv_simd::{Isa, philox};
 
@@ -29,8 +29,8 @@ impl DropoutMask {
     }
 
     /// The same mask for a device.
-    pub fn key(self, operations: &Operations) -> DropoutKey {
-        DropoutKey { seed: operations.seed(), stream: self.stream, threshold: self.threshold }
+    pub fn key(self) -> DropoutKey {
+        DropoutKey { stream: self.stream, threshold: self.threshold }
     }
 
     /// The mask of a row: bits are set where elements remain.
@@ -75,7 +75,7 @@ pub(crate) fn apply_dropout<T: Float>(machine: &Machine, mut tensor: Tensor<T>, 
     let (rows, width) = (tensor.rows(), tensor.width());
     if let Some(operations) = machine.cuda() {
         let array = tensor.array_mut(operations);
-        operations.residual(&array, None, [rows, width], Some(&dropout.key(operations)));
+        operations.residual(&array, None, [rows, width], Some(&dropout.key()));
         return tensor;
     }
     let each = machine.rows_each(rows, width);
@@ -130,7 +130,7 @@ impl<T: Float> Tape<'_, T> {
         let mut value = y.value;
         if let Some(operations) = self.machine.cuda() {
             let sizes = [value.rows(), value.width()];
-            let dropout = dropout.map(|dropout| dropout.key(operations));
+            let dropout = dropout.map(DropoutMask::key);
             let array = value.array_mut(operations);
             operations.residual(&array, Some(&x.value.array(operations)), sizes, dropout.as_ref());
             return self.record(value, self.depends(&[backward.x, backward.y], &[]), || backward);

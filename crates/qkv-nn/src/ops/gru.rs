@@ -14,7 +14,7 @@ use crate::machine::Machine;
 use crate::parameters::Param;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
-use qkv_cuda::operations::{Array, Kind, Operations, Product};
+use qkv_cuda::operations::{Array, Factor, Kind, Operations};
 use qkv_simd::matmul::Operand;
 use qkv_simd::pass::Pass;
 use std::sync::Arc;
@@ -151,7 +151,7 @@ impl<T: Float> GruBackward<T> {
             let d_recurrent = d_recurrent.slice(step * batch * wide..(step + 1) * batch * wide);
             let (from, into) = ([&before, &gates], [&into_x, &d_recurrent]);
             operations.gru_cell_gradient(&above, &into_h, from, into, counts.as_ref(), [batch, steps, at, width]);
-            let (left, right) = (Product::new(&d_recurrent), Product::new(&weight));
+            let (left, right) = (Factor::new(&d_recurrent), Factor::new(&weight));
             operations.product(&into_h, left, right, [batch, width, wide], true);
         }
         // All steps at once: (3C, N·B) · (N·B, C).
@@ -160,7 +160,7 @@ impl<T: Float> GruBackward<T> {
             operations.add_column_sums(&d_recurrent, &sum, [rows, wide]);
         }
         if let Some(sum) = context.gradients.array(self.w, operations) {
-            let (left, right) = (Product::transposed(&d_recurrent), Product::new(&states));
+            let (left, right) = (Factor::transposed(&d_recurrent), Factor::new(&states));
             operations.product(&sum, left, right, [wide, width, rows], true);
         }
         context.add(self.x, d_x);

@@ -7,7 +7,7 @@ use crate::machine::Machine;
 use crate::parameters::Param;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
-use qkv_cuda::operations::{self as cuda, Operations, Product};
+use qkv_cuda::operations::{self as cuda, Factor, Operations};
 use qkv_simd::matmul::Operand;
 use qkv_simd::pass::Pass;
 use serde::{Deserialize, Serialize};
@@ -157,7 +157,7 @@ impl<T: Float> Tape<'_, T> {
             self.add_adapter(to, x, adapter)
         });
         let dropout = DropoutMask::new(self, p);
-        let key = dropout.map(|dropout| dropout.key(operations));
+        let key = dropout.map(DropoutMask::key);
         let bias = b.filter(|_| !is_plain).map(|b| self.parameters.array(b, operations));
         let left = if fused { Activation::None } else { activation };
         if bias.is_some() || left != Activation::None || key.is_some() {
@@ -483,7 +483,7 @@ impl<T: Float> LinearBackward<T> {
             Saved::Nothing => None,
         };
         if saved.is_some() || self.dropout.is_some() {
-            let dropout = self.dropout.map(|dropout| dropout.key(operations));
+            let dropout = self.dropout.map(DropoutMask::key);
             let array = upstream.array_mut(operations);
             let activation = self.activation.into();
             operations.activation_gradient(&array, saved.as_ref(), [rows, out], activation, dropout.as_ref());
@@ -496,14 +496,14 @@ impl<T: Float> LinearBackward<T> {
             && let Some(sum) = context.gradients.array(self.w, operations)
         {
             let input = input.array(operations);
-            let (left, right) = (Product::transposed(&d_y), Product::new(&input));
+            let (left, right) = (Factor::transposed(&d_y), Factor::new(&input));
             operations.product(&sum, left, right, [out, inner, rows], true); // (O, I)
         }
         let matrix = self.x.map(|_| context.parameters.rounded_array(self.w, operations));
         if let Some(matrix) = &matrix
             && let Some((d_x, add)) = context.sum_array(self.x, &self.shape, operations)
         {
-            operations.product(&d_x, Product::new(&d_y), Product::new(matrix), [rows, inner, out], add); // (R, I)
+            operations.product(&d_x, Factor::new(&d_y), Factor::new(matrix), [rows, inner, out], add); // (R, I)
         }
         if let (Some(adapter), Some(input)) = (&self.adapter, &self.input) {
             let mut d_x = matrix.is_some().then(|| {
