@@ -92,6 +92,11 @@ impl<T: Float> Elements<T> {
         Elements { len: device.get().map_or(0, |device| device.array.len()), host: OnceLock::new(), device, pool: None }
     }
 
+    /// The device that they are on.
+    pub(crate) fn operations(&self) -> Option<&Operations> {
+        self.device.get().map(|device| &device.operations)
+    }
+
     /// Number of elements, without copying them.
     pub(crate) fn count(&self) -> usize {
         self.len

@@ -63,6 +63,11 @@ impl<T: Float> Tensor<T> {
         Tensor::on_device(operations, operations.activations(shape.iter().product()), shape)
     }
 
+    /// The device that it is on, unless that is the host.
+    pub(crate) fn operations(&self) -> Option<&Operations> {
+        self.elements.operations()
+    }
+
     /// Its elements in device memory; copied there as activations, if they are not.
     pub(crate) fn array(&self, operations: &Operations) -> Array {
         self.elements.array(operations, operations.activation_kind())

@@ -1,10 +1,14 @@
 //! The keys and values of a layer while it decodes. Rows are appended and never moved: which rows belong to a sequence
 //! is said by a table, so reordering the hypotheses of a beam search moves numbers of rows and copies no keys.
+//!
+//! On a device the rows of a sequence lie in order, with room for more, and reordering copies them there.
 
 use crate::float::Float;
 use crate::ops::attention::{Heads, head_strides};
 use crate::tensor::Tensor;
 use qkv::{Pages, Source, View};
+use qkv_cuda::operations::{Array, Kind, Operations};
+use std::borrow::Cow;
 
 /// The cached keys and values of a layer.
 #[derive(Clone, Debug)]
@@ -24,7 +28,22 @@ pub struct KvCache<T> {
     length: usize,
     /// Whether there is one sequence and its rows lie in order.
     in_order: bool,
+    /// The rows, where a device computes them; those above are then not used.
+    device: Option<DeviceRows>,
 }
+
+/// Keys and values on a device.
+#[derive(Clone, Debug)]
+struct DeviceRows {
+    operations: Operations,
+    /// `[B, room, Hk·D]`: keys, then values.
+    arrays: [Array; 2],
+    /// Tokens that there is memory for.
+    room: usize,
+}
+
+/// Tokens for which a cache on a device has room at first.
+const FIRST_ROOM: usize = 64;
 
 impl<T: Float> KvCache<T> {
     /// An empty cache for `batch` sequences, with keys of `widths[0]` and values of `widths[1]`.
@@ -40,6 +59,7 @@ impl<T: Float> KvCache<T> {
             batch,
             length: 0,
             in_order: batch == 1,
+            device: None,
         }
     }
 
@@ -76,6 +96,10 @@ impl<T: Float> KvCache<T> {
     /// Where the shapes differ, or the cache is too large.
     pub fn append(&mut self, k: &Tensor<T>, v: &Tensor<T>) -> qkv::Result<()> {
         let new = self.check(k, v)?;
+        if let Some(operations) = k.operations().filter(|_| self.pages == 0) {
+            self.append_on_device(operations, [k, v], new);
+            return Ok(());
+        }
         let pages = self.pages + self.batch * new;
         if u32::try_from(pages).is_err() {
             let shape = vec![self.batch, self.heads, self.length + new, self.widths[0]];
@@ -100,12 +124,61 @@ impl<T: Float> KvCache<T> {
     /// As [`append`](KvCache::append).
     pub fn fill(&mut self, k: &Tensor<T>, v: &Tensor<T>) -> qkv::Result<()> {
         self.length = self.check(k, v)?;
+        if let Some(operations) = k.operations() {
+            let (operations, arrays) = (operations.clone(), [k.array(operations), v.array(operations)]);
+            self.device = Some(DeviceRows { operations, arrays, room: self.length });
+            return Ok(());
+        }
         self.size = self.length.max(1);
         self.pages = self.batch;
         self.rows = [k.data().to_vec(), v.data().to_vec()];
         self.room = 1;
         self.table = (0..self.batch as u32).collect();
         Ok(())
+    }
+
+    /// Copies new rows behind those of each sequence.
+    fn append_on_device(&mut self, operations: &Operations, new_rows: [&Tensor<T>; 2], new: usize) {
+        let widths = self.widths.map(|width| self.heads * width);
+        let (batch, needed) = (self.batch, self.length + new);
+        let rows = self.device.take().unwrap_or_else(|| DeviceRows {
+            operations: operations.clone(),
+            arrays: [0, 1].map(|_| operations.activations(0)),
+            room: 0,
+        });
+        let room = if needed <= rows.room { rows.room } else { needed.max(2 * rows.room).max(FIRST_ROOM) };
+        let mut at = 0;
+        let arrays = rows.arrays.map(|mut array| {
+            let (width, fresh) = (widths[at], new_rows[at].array(operations));
+            at += 1;
+            // A clone of the cache keeps what it has.
+            if room > rows.room || !array.is_unshared() {
+                let larger = operations.zeros(operations.activation_kind(), batch * room * width, "a cache");
+                let there = [batch, self.length * width];
+                let (from, to) = ((&array, rows.room * width, 0), (&larger, room * width, 0));
+                operations.copy_columns(from, to, there, false);
+                array = larger;
+            }
+            let to = (&array, room * width, self.length * width);
+            operations.copy_columns((&fresh, new * width, 0), to, [batch, new * width], false);
+            array
+        });
+        self.device = Some(DeviceRows { operations: operations.clone(), arrays, room });
+        self.length = needed;
+    }
+
+    /// The rows on a device, `[B, room, Hk·D]`, and the room.
+    pub(crate) fn on_device(&self) -> Option<([Array; 2], usize)> {
+        self.device.as_ref().map(|rows| (rows.arrays.clone(), rows.room))
+    }
+
+    /// This cache with its rows on the host.
+    pub(crate) fn on_host(&self) -> Cow<'_, KvCache<T>> {
+        let Some(DeviceRows { operations, arrays, room }) = &self.device else { return Cow::Borrowed(self) };
+        let rows = arrays.each_ref().map(|array| T::from_floats(operations.read(array)));
+        let (size, pages) = ((*room).max(1), self.batch);
+        let table = (0..self.batch as u32).collect();
+        Cow::Owned(KvCache { rows, size, pages, table, room: 1, in_order: false, device: None, ..self.clone() })
     }
 
     /// Makes room for this many pages of each sequence.
@@ -130,6 +203,18 @@ impl<T: Float> KvCache<T> {
             return;
         }
         assert!(sequences.iter().all(|&b| b < self.batch), "a sequence beyond the {} there are", self.batch);
+        if let Some(DeviceRows { operations, arrays, room }) = &mut self.device {
+            let index: Vec<u32> = sequences.iter().map(|&b| b as u32).collect();
+            let index = operations.upload(Kind::U32, &index, "numbers of sequences");
+            for (array, width) in arrays.iter_mut().zip(self.widths) {
+                let each = *room * self.heads * width;
+                let selected = operations.activations(sequences.len() * each);
+                operations.gather(array, &index, &selected, each);
+                *array = selected;
+            }
+            self.batch = sequences.len();
+            return;
+        }
         let rows = sequences.iter().flat_map(|&b| &self.table[b * self.room..][..self.room]);
         self.table = rows.copied().collect();
         self.batch = sequences.len();

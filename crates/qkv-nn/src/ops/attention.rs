@@ -15,7 +15,7 @@ use qkv::{
     Attention, Choice, Decode, GradientsMut, Inputs, Mask, Output, OutputMut, OutputRef, Select, Source, Upstream,
     View, ViewMut,
 };
-use qkv_cuda::operations::{AttentionCall, AttentionOutput, Kind, Operations};
+use qkv_cuda::operations::{Array, AttentionCall, AttentionOutput, Kind, Operations};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -455,6 +455,36 @@ impl<T: Float> Tape<'_, T> {
         }
     }
 
+    /// Attention to the first `length` rows of a cache on a device; `None` where only the CPU computes it.
+    fn attend_rows(
+        &self,
+        operations: &Operations,
+        call: &mut SavedCall<T>,
+        (rows, room): ([Array; 2], usize),
+        length: usize,
+    ) -> qkv::Result<Option<Tensor<T>>> {
+        let (batch, new) = (call.q.shape()[0], call.q.shape()[1]);
+        if call.key_lengths.is_none() {
+            // Rows beyond the length are room for more, so the shapes stay those of a plan while a cache fills.
+            call.key_lengths = Some(vec![length; batch].into());
+            let mask = std::mem::replace(&mut call.attention.mask, Mask::full());
+            // The last token sees every one before it.
+            let sees_all = mask == Mask::full() || mask == Mask::causal() && new == 1;
+            call.attention.mask = if sees_all { Mask::lengths() } else { mask & Mask::lengths() };
+            if sees_all && call.attention.bias == qkv::Bias::none() {
+                (call.positions, call.attention.place) = (None, qkv::Place::Start);
+            }
+        }
+        let [k, v] = rows.map(|array| {
+            let width = array.len() / (batch * room).max(1);
+            Tensor::on_device(operations, array, &[batch, room, width])
+        });
+        (call.k, call.v) = (k, v);
+        let Some((_, out)) = self.attend_on_cuda(operations, call, false)? else { return Ok(None) };
+        let width = call.v.width() / call.heads.key * call.heads.query;
+        Ok(Some(Tensor::on_device(operations, out.values, &[batch, new, width])))
+    }
+
     /// Adds the mean entropy of the rows that are no padding to the penalty; returns its gradient, `[B, Hq, N]`.
     fn penalize(&mut self, entropy: &qkv::Tensor<T, 3>, options: &AttendOptions<'_>) -> Vec<T> {
         let [_, heads, length] = entropy.shape();
@@ -481,6 +511,13 @@ impl<T: Float> Tape<'_, T> {
         let empty = Tensor::new(Vec::new(), &[0]);
         let mut call = self.save_call(q, &empty, &empty, None, options);
         call.attention.entropy = false;
+        if let (Some(operations), Some(rows)) = (self.machine.cuda(), cache.on_device())
+            && call.attention.mask.lsh_buckets().is_none()
+            && let Some(out) = self.attend_rows(operations, &mut call, rows, cache.len())?
+        {
+            return Ok(self.constant(out));
+        }
+        let cache = &*cache.on_host();
         if let Some(lsh) = call.attention.mask.lsh_buckets() {
             // Buckets are computed from rows in order.
             let keys = qkv::Tensor::new(cache.keys()?.to_vec(), cache.keys()?.shape())?;
