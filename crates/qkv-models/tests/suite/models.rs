@@ -118,11 +118,24 @@ fn even_batch() -> Batch {
 
 #[test]
 fn the_parallel_pass_and_the_steps_give_the_same_scores() {
-    let (pool, machine) = (Pool::new(), Machine::new(2));
+    steps_give_the_scores_of_the_parallel_pass(&Machine::new(2));
+}
+
+#[test]
+fn the_parallel_pass_and_the_steps_give_the_same_scores_on_a_device() {
+    match Cuda::emulated().and_then(|cuda| cuda.operations(Dtype::F32)) {
+        Ok(operations) => steps_give_the_scores_of_the_parallel_pass(&Machine::new(1).on_cuda(operations)),
+        // Around the harness, which captures the output of tests that pass.
+        Err(error) => drop(writeln!(std::io::stderr(), "skipped: {error}")),
+    }
+}
+
+fn steps_give_the_scores_of_the_parallel_pass(machine: &Machine) {
+    let pool = Pool::new();
     for (name, architecture) in all() {
         let (model, parameters) = model(architecture);
         let batch = if model.gpt().is_some() { even_batch() } else { batch() };
-        let mut tape = Tape::inference(&parameters, &pool, &machine);
+        let mut tape = Tape::inference(&parameters, &pool, machine);
         let all = model.scores(&mut tape, &batch.source, &batch.decoder_input).unwrap(); // (B, N, V)
         let memory = model.encode(&mut tape, &batch.source).unwrap();
         let mut state = model.start(&mut tape, &memory, &batch.source).unwrap();
@@ -148,6 +161,7 @@ fn the_parallel_pass_and_the_steps_give_the_same_scores() {
                 }
             }
         }
+        machine.check().unwrap();
     }
 }
 
