@@ -36,6 +36,10 @@ const EPILOGUE_BIAS: c_int = 4;
 const EPILOGUE_GELU_AUX_BIAS: c_int = 164;
 /// `cublasLtMatmulPreferenceAttributes_t`.
 const MAX_WORKSPACE_BYTES: c_int = 1;
+const MIN_ALIGNMENT_A: c_int = 5;
+const MIN_ALIGNMENT_B: c_int = 6;
+const MIN_ALIGNMENT_C: c_int = 7;
+const MIN_ALIGNMENT_D: c_int = 8;
 
 /// `cublasLtMatmulHeuristicResult_t`.
 #[derive(Clone, Copy)]
@@ -92,6 +96,13 @@ struct Key {
     c: Dtype,
     add: bool,
     epilogue: Epilogue,
+    /// Of the three matrices, in bytes.
+    alignment: [u32; 3],
+}
+
+/// The largest power of two up to 256 that divides an address.
+fn alignment(ptr: u64) -> u32 {
+    1 << ptr.trailing_zeros().min(8)
 }
 
 /// A product that was set up, as addresses of the library's descriptors, which live as long as the process.
@@ -153,7 +164,8 @@ impl CublasLt {
         if sizes[0] == 0 || sizes[1] == 0 {
             return Ok(());
         }
-        let key = Key { sizes, a, b, c, add, epilogue };
+        let alignment = [pointers.a, pointers.b, pointers.c].map(alignment);
+        let key = Key { sizes, a, b, c, add, epilogue, alignment };
         let prepared = match self.prepared.get(&key) {
             Some(prepared) => *prepared,
             None => {
@@ -247,6 +259,14 @@ impl CublasLt {
             let limit = CublasLt::WORKSPACE_BYTES;
             let bytes = &raw const limit;
             check((self.functions.set_preference)(preference, MAX_WORKSPACE_BYTES, bytes.cast(), 8), action)?;
+            // Slices of larger arrays begin anywhere; an algorithm may rely on more.
+            let [of_a, of_b, of_c] = key.alignment;
+            for (attribute, bytes) in
+                [(MIN_ALIGNMENT_A, of_b), (MIN_ALIGNMENT_B, of_a), (MIN_ALIGNMENT_C, of_c), (MIN_ALIGNMENT_D, of_c)]
+            {
+                let bytes = &raw const bytes;
+                check((self.functions.set_preference)(preference, attribute, bytes.cast(), 4), action)?;
+            }
             let mut found =
                 HeuristicResult { algorithm: [0; 8], workspace_bytes: 0, state: 0, waves: 0.0, reserved: [0; 4] };
             let mut count = 0;
@@ -289,6 +309,11 @@ fn describe(error: Error, key: &Key) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn alignments_are_powers_of_two() {
+        assert_eq!([4096, 4096 + 64, 4096 + 6, 4097].map(alignment), [256, 64, 2, 1]);
+    }
 
     #[test]
     fn a_heuristic_result_has_the_layout_of_cublas_lt_h() {
