@@ -16,7 +16,9 @@
 //! | `rows` | embeddings, gathers and their gradients |
 //! | `training` | the loss, and the optimizer over all parameters |
 //! | `attention` | plans of attention for tensors of the tape |
+//! | `additive` | additive attention of one head |
 
+mod additive;
 mod array;
 mod attention;
 mod launch;
@@ -24,6 +26,7 @@ mod layers;
 mod rows;
 mod training;
 
+pub use additive::AdditiveCall;
 pub use array::{Array, Kind};
 pub use attention::{AttentionCall, AttentionGradients, AttentionOutput};
 pub use launch::DropoutKey;

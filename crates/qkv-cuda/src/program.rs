@@ -292,6 +292,7 @@ pub(crate) fn operations(dtype: Dtype) -> Source {
         kernel!("operations/rows.cu"),
         kernel!("operations/loss.cu"),
         kernel!("operations/recurrent.cu"),
+        kernel!("operations/additive.cu"),
         kernel!("operations/optimizer.cu"),
     ];
     Source {
@@ -334,6 +335,9 @@ const OPERATIONS: &[&str] = &[
     "sum_losses",
     "gru_cell",
     "gru_cell_gradient",
+    "additive_attention",
+    "additive_gradient_queries",
+    "additive_gradient_keys",
     "gradient_squares",
     "gradient_norm",
     "adamw",

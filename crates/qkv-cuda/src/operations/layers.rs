@@ -238,7 +238,7 @@ impl Operations {
     }
 
     /// `sum[c] += Σ partial[p][c]`, over rows of `stride`.
-    fn add_partials(&self, partial: &Array, sum: &Array, parts: usize, [stride, width]: [usize; 2]) {
+    pub(super) fn add_partials(&self, partial: &Array, sum: &Array, parts: usize, [stride, width]: [usize; 2]) {
         if parts == 0 || width == 0 {
             return;
         }

@@ -15,7 +15,7 @@ use qkv::{
     Attention, Choice, Decode, GradientsMut, Inputs, Mask, Output, OutputMut, OutputRef, Select, Source, Upstream,
     View, ViewMut,
 };
-use qkv_cuda::operations::{Array, AttentionCall, AttentionOutput, Kind, Operations};
+use qkv_cuda::operations::{AdditiveCall, Array, AttentionCall, AttentionOutput, Kind, Operations};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -224,6 +224,8 @@ enum SavedOutput<T: Float> {
     Softmax { values: Tensor<T>, lse: Tensor<T> },
     /// The same on a device, with the call.
     Cuda { call: Box<AttentionCall>, values: Tensor<T>, lse: Tensor<T> },
+    /// Of an additive attention on a device: the call and the weights `[B, N, M]`.
+    Additive { call: Box<AdditiveCall>, weights: Tensor<T> },
     /// Of any selection, with entropy if it was asked for.
     Any(Box<Output<T>>),
 }
@@ -376,6 +378,25 @@ impl<T: Float> Tape<'_, T> {
                 gates,
             }));
         }
+        if let Some(operations) = self.machine.cuda().filter(|_| !capture)
+            && let Some(additive) = self.additive_call(operations, &call)
+        {
+            let [b, n, m, _, c] = additive.sizes;
+            let [values, weights] = operations.additive_attention(&additive);
+            let values = Tensor::on_device(operations, values, &[b, n, c]); // (B, N, C)
+            let weights = Tensor::on_device(operations, weights, &[b, n, m]);
+            let out = SavedOutput::Additive { call: Box::new(additive), weights };
+            let [q, k, v, center] = slots;
+            let (call, slots, d_entropy, gates) = (Arc::new(call), [q, k, v], None, None);
+            return Ok(self.record(values, depends, || AttentionBackward {
+                call,
+                slots,
+                center,
+                out,
+                d_entropy,
+                gates,
+            }));
+        }
         let inputs = call.inputs(self.parameters);
         if call.attention.select == Select::Soft && !capture && !call.attention.entropy {
             let ([batch, heads, length, _], d) = (inputs.q.shape(), inputs.v.shape()[3]);
@@ -406,6 +427,26 @@ impl<T: Float> Tape<'_, T> {
         let [q, k, v, center] = slots;
         let (slots, out) = ([q, k, v], SavedOutput::Any(Box::new(out)));
         Ok(self.record(values, depends, || AttentionBackward { call, slots, center, out, d_entropy, gates }))
+    }
+
+    /// An additive attention of one head over padded sequences, without anything on top, on a device.
+    fn additive_call(&self, operations: &Operations, call: &SavedCall<T>) -> Option<AdditiveCall> {
+        let v = call.parameters.v?;
+        let padded = call.key_lengths.is_some();
+        let mask = if padded { Mask::full() & Mask::lengths() } else { Mask::full() };
+        let mut plain = Attention::additive().mask(mask);
+        plain.place = call.attention.place;
+        let one_head = call.heads == Heads { query: 1, key: 1 };
+        if call.attention != plain || !one_head || call.center.is_some() {
+            return None;
+        }
+        let (&[b, n, a], &[_, m, c]) = (call.q.shape(), call.v.shape()) else { return None };
+        let lengths = call.key_lengths.as_ref().map(|lengths| {
+            let lengths: Vec<u32> = lengths.iter().map(|&len| len.min(m) as u32).collect();
+            operations.upload(Kind::U32, &lengths, "lengths")
+        });
+        let [q, k, values] = [&call.q, &call.k, &call.v].map(|x| x.array(operations));
+        Some(AdditiveCall { q, k, values, v: self.parameters.array(v, operations), lengths, sizes: [b, n, m, a, c] })
     }
 
     /// The forward pass on a device; `None` where only the CPU computes it.
@@ -603,18 +644,23 @@ impl<T: Float> AttentionBackward<T> {
             Ok(found) => found,
             Err(error) => return operations.fail(error),
         };
-        let inputs = [&self.call.q, &self.call.k, &self.call.v];
-        for ((slot, gradient), input) in self.slots.into_iter().zip(found.inputs).zip(inputs) {
-            if slot.is_some() {
-                context.add(slot, Tensor::on_device(operations, gradient, input.shape()));
-            }
-        }
+        self.add_rows(operations, found.inputs, context);
         let ScoreParameters { table, scale, sinks, .. } = self.call.parameters;
         for (param, gradient) in [table, scale, sinks].into_iter().zip(found.parameters) {
             if let (Some(param), Some(gradient)) = (param, gradient)
                 && let Some(sum) = context.gradients.array(param, operations)
             {
                 operations.add(&sum, &gradient);
+            }
+        }
+    }
+
+    /// Adds gradients of queries, keys and values.
+    fn add_rows(&self, operations: &Operations, rows: [Array; 3], context: &mut BackwardContext<'_, T>) {
+        let inputs = [&self.call.q, &self.call.k, &self.call.v];
+        for ((slot, gradient), input) in self.slots.into_iter().zip(rows).zip(inputs) {
+            if slot.is_some() {
+                context.add(slot, Tensor::on_device(operations, gradient, input.shape()));
             }
         }
     }
@@ -670,6 +716,12 @@ impl<T: Float> Backward<T> for AttentionBackward<T> {
             let out = AttentionOutput { values: values.array(operations), lse: lse.array(operations) };
             return self.of_cuda(operations, call, &out, &upstream, context);
         }
+        if let (SavedOutput::Additive { call, weights }, Some(operations)) = (&self.out, context.machine.cuda()) {
+            let sum = self.call.parameters.v.and_then(|v| context.gradients.array(v, operations));
+            let (weights, d_out) = (weights.array(operations), upstream.array(operations));
+            let found = operations.additive_gradients(call, &weights, &d_out, sum.as_ref());
+            return self.add_rows(operations, found, context);
+        }
         let (call, heads) = (&*self.call, self.call.heads.query);
         let &[batch, length, _] = call.q.shape() else { unreachable!("`save_call` checked the axes") };
         let width = upstream.len() / (batch * length).max(1);
@@ -679,7 +731,7 @@ impl<T: Float> Backward<T> for AttentionBackward<T> {
             SavedOutput::Softmax { values, lse } => {
                 self.of_softmax(OutputRef::new(split_heads(values, heads), lse.data()), d_out, context)
             }
-            SavedOutput::Cuda { .. } => unreachable!("computed above"),
+            SavedOutput::Cuda { .. } | SavedOutput::Additive { .. } => unreachable!("computed above"),
             SavedOutput::Any(out) => {
                 if let Some(gates) = &self.gates {
                     gates.set(gate_gradients(&out.values, d_out.values)).expect("the backward pass runs once");
