@@ -17,10 +17,12 @@
 //! | `training` | the loss, and the optimizer over all parameters |
 //! | `attention` | plans of attention for tensors of the tape |
 //! | `additive` | additive attention of one head |
+//! | `images` | windows of convolutions, pooling, group normalization |
 
 mod additive;
 mod array;
 mod attention;
+mod images;
 mod launch;
 mod layers;
 mod rows;
@@ -29,6 +31,7 @@ mod training;
 pub use additive::AdditiveCall;
 pub use array::{Array, Kind};
 pub use attention::{AttentionCall, AttentionGradients, AttentionOutput};
+pub use images::ImageWindows;
 pub use launch::DropoutKey;
 pub use layers::{Activation, Factor};
 pub use rows::RowSums;

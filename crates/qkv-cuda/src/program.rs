@@ -293,6 +293,7 @@ pub(crate) fn operations(dtype: Dtype) -> Source {
         kernel!("operations/loss.cu"),
         kernel!("operations/recurrent.cu"),
         kernel!("operations/additive.cu"),
+        kernel!("operations/images.cu"),
         kernel!("operations/optimizer.cu"),
     ];
     Source {
@@ -335,6 +336,12 @@ const OPERATIONS: &[&str] = &[
     "sum_losses",
     "gru_cell",
     "gru_cell_gradient",
+    "unfold2d",
+    "unfold2d_gradient",
+    "max_pool2d",
+    "max_pool2d_gradient",
+    "group_norm",
+    "group_norm_gradient",
     "additive_attention",
     "additive_gradient_queries",
     "additive_gradient_keys",

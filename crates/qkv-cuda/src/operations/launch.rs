@@ -1,6 +1,6 @@
 //! Arguments of a kernel and its grid.
 
-use super::Operations;
+use super::{Array, ImageWindows, Operations};
 
 /// Threads of every block.
 pub(super) const THREADS: u32 = 256;
@@ -40,6 +40,7 @@ pub(super) enum Argument {
     U32(u32),
     F32(f32),
     Dropout(DropoutArgument),
+    Windows(ImageWindows),
 }
 
 impl Argument {
@@ -50,6 +51,7 @@ impl Argument {
             Argument::U32(x) => (&raw const *x).cast(),
             Argument::F32(x) => (&raw const *x).cast(),
             Argument::Dropout(x) => (&raw const *x).cast(),
+            Argument::Windows(x) => (&raw const *x).cast(),
         }
     }
 }

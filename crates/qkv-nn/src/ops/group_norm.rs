@@ -5,6 +5,7 @@ use crate::float::Float;
 use crate::parameters::Param;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
+use qkv_cuda::operations::Kind;
 use qkv_simd::pass::Pass;
 
 struct GroupNormBackward<T: Float> {
@@ -25,9 +26,22 @@ impl<T: Float> Tape<'_, T> {
     /// Where the shapes do not fit, or the groups do not divide the channels.
     pub fn group_norm(&mut self, x: &Var<T>, gain: Param, bias: Param, groups: usize, epsilon: f64) -> Var<T> {
         let (batch, channels) = (x.shape()[0], x.value.width());
-        let (g, b) = (self.parameters.get(gain), self.parameters.get(bias));
-        assert_eq!((g.len(), b.len()), (channels, channels), "the width of `{}`", self.parameters.name(gain));
+        let shapes = (self.parameters.shape(gain), self.parameters.shape(bias));
+        assert_eq!(shapes, (&[channels][..], &[channels][..]), "the width of `{}`", self.parameters.name(gain));
         assert!(groups > 0 && channels.is_multiple_of(groups), "{groups} groups of {channels} channels");
+        if let Some(operations) = self.machine.cuda() {
+            let y = Tensor::activations(operations, x.shape());
+            let moments = operations.empty(Kind::F32, batch * groups * 2, "a norm");
+            let [g, b] = [gain, bias].map(|param| self.parameters.array(param, operations));
+            let sizes = [batch, x.value.len() / (batch * channels).max(1), channels, groups];
+            let into = [&y.array(operations), &moments];
+            operations.group_norm(&x.value.array(operations), into, [&g, &b], sizes, epsilon as f32);
+            let moments = Tensor::on_device(operations, moments, &[batch, groups, 2]);
+            let (slot, input) = (x.slot, x.value.clone());
+            let depends = self.depends(&[slot], &[Some(gain), Some(bias)]);
+            return self.record(y, depends, || GroupNormBackward { x: slot, input, gain, bias, moments, groups });
+        }
+        let (g, b) = (self.parameters.get(gain), self.parameters.get(bias));
         let mut y = Tensor::unwritten(self.pool, x.shape());
         let mut moments = Tensor::unwritten(self.pool, &[batch, groups, 2]);
         let (each, epsilon) = ((x.value.len() / batch.max(1)).max(1), T::of_f64(epsilon));
@@ -167,6 +181,16 @@ impl<T: Float> Backward<T> for GroupNormBackward<T> {
 
     fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let (batch, channels) = (self.input.shape()[0], self.input.width());
+        if let Some(operations) = context.machine.cuda() {
+            let sums = [self.gain, self.bias].map(|param| context.gradients.array(param, operations));
+            let gain = context.parameters.array(self.gain, operations);
+            let shape = self.input.shape();
+            let (d_x, add) = super::norm::input_gradient(self.x, shape, operations, context);
+            let [x, d_y, moments] = [&self.input, &upstream, &self.moments].map(|x| x.array(operations));
+            let (from, sums) = ([&x, &d_y, &moments, &gain], sums.each_ref().map(Option::as_ref));
+            let sizes = [batch, self.input.len() / (batch * channels).max(1), channels, self.groups];
+            return operations.group_norm_gradient(from, &d_x, add, sums, sizes);
+        }
         let gain = context.parameters.get(self.gain);
         let mut d_x = Tensor::unwritten(context.pool, self.input.shape());
         let mut sums = Tensor::unwritten(context.pool, &[batch, 2 * channels]);

@@ -171,7 +171,7 @@ impl<T: Float> Backward<T> for LayerNormBackward<T> {
 }
 
 /// Where the gradient of the input goes, and whether it is added to what is there; to spare memory for a constant.
-fn input_gradient<T: Float>(
+pub(super) fn input_gradient<T: Float>(
     slot: Option<usize>,
     shape: &[usize],
     operations: &Operations,

@@ -4,6 +4,7 @@
 use crate::float::Float;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
+use qkv_cuda::operations::{Array, ImageWindows, Kind};
 use std::ops::Range;
 
 /// The windows of a convolution or of pooling over images; each pair is vertical, horizontal.
@@ -53,6 +54,13 @@ impl Windows2d {
         (first..end, self.before[axis].saturating_sub(start))
     }
 
+    /// The same over images of `[H, W]` on a device.
+    fn on_device(self, size: [usize; 2]) -> ImageWindows {
+        let [kernel, stride, before, windows, size] =
+            [self.kernel, self.stride, self.before, self.count(size), size].map(|pair| pair.map(|x| x as u32));
+        ImageWindows { kernel, stride, before, windows, size }
+    }
+
     fn check(self) {
         assert!(self.kernel.iter().chain(&self.stride).all(|&x| x > 0), "{self:?}");
     }
@@ -72,8 +80,14 @@ struct UnfoldBackward {
 
 impl<T: Float> Backward<T> for UnfoldBackward {
     fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
-        let [_, height, width, channels] = self.shape;
+        let [batch, height, width, channels] = self.shape;
         let (windows, machine) = (self.windows, context.machine);
+        if let Some(operations) = machine.cuda() {
+            let Some((d_x, add)) = context.sum_array(self.x, &self.shape, operations) else { return };
+            let windows = windows.on_device([height, width]);
+            let d_y = upstream.array(operations);
+            return operations.unfold2d_gradient(&d_y, &d_x, add, windows, [batch, channels]);
+        }
         let [_, columns] = windows.count([height, width]);
         let row = windows.kernel[0] * windows.kernel[1] * channels;
         let Some(d_x) = context.sum(self.x, &self.shape) else { return };
@@ -96,17 +110,34 @@ impl<T: Float> Backward<T> for UnfoldBackward {
 struct MaxPoolBackward {
     x: Option<usize>,
     shape: [usize; 4],
+    windows: Windows2d,
     /// For each output, the place of its maximum in its image.
-    places: Vec<u32>,
+    places: Places,
+}
+
+/// Places of maxima, on the side where they were found.
+enum Places {
+    Host(Vec<u32>),
+    Device(Array),
 }
 
 impl<T: Float> Backward<T> for MaxPoolBackward {
     fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let [batch, height, width, channels] = self.shape;
         let machine = context.machine;
+        let places = match (&self.places, machine.cuda()) {
+            (Places::Device(places), Some(operations)) => {
+                let Some((d_x, add)) = context.sum_array(self.x, &self.shape, operations) else { return };
+                let windows = self.windows.on_device([height, width]);
+                let from = [&upstream.array(operations), places];
+                return operations.max_pool2d_gradient(from, &d_x, add, windows, [batch, channels]);
+            }
+            (Places::Device(_), None) => unreachable!("a tape stays on its device"),
+            (Places::Host(places), _) => places,
+        };
         let Some(d_x) = context.sum(self.x, &self.shape) else { return };
-        let each = (self.places.len() / batch.max(1)).max(1);
-        let outputs = upstream.data().chunks(each).zip(self.places.chunks(each));
+        let each = (places.len() / batch.max(1)).max(1);
+        let outputs = upstream.data().chunks(each).zip(places.chunks(each));
         let parts = d_x.chunks_mut((height * width * channels).max(1)).zip(outputs).collect();
         machine.each(parts, |_, (d_x, (upstream, places)): (&mut [T], (&[T], &[u32]))| {
             upstream.iter().zip(places).for_each(|(&g, &place)| d_x[place as usize] += g);
@@ -126,6 +157,13 @@ impl<T: Float> Tape<'_, T> {
         let [rows, columns] = windows.count([height, width]);
         let [kernel, across] = windows.kernel;
         let line = across * channels;
+        if let Some(operations) = self.machine.cuda() {
+            let y = Tensor::activations(operations, &[batch, rows, columns, kernel * line]);
+            let (from, to) = (x.value.array(operations), y.array(operations));
+            operations.unfold2d(&from, &to, windows.on_device([height, width]), [batch, channels]);
+            let slot = x.slot;
+            return self.record(y, self.depends(&[slot], &[]), || UnfoldBackward { x: slot, shape, windows });
+        }
         let mut y = Tensor::unwritten(self.pool, &[batch, rows, columns, kernel * line]);
         let x_data = x.value.data();
         let of_row = (columns * kernel * line).max(1);
@@ -168,8 +206,20 @@ impl<T: Float> Tape<'_, T> {
         let shape @ [batch, height, width, channels] = image_shape(x);
         windows.check();
         let [rows, columns] = windows.count([height, width]);
-        let mut y = Tensor::unwritten(self.pool, &[batch, rows, columns, channels]);
         let depends = self.depends(&[x.slot], &[]);
+        if let Some(operations) = self.machine.cuda() {
+            let sees =
+                |axis: usize, count: usize, length| (0..count).all(|at| !windows.seen(axis, at, length).0.is_empty());
+            assert!(sees(0, rows, height) && sees(1, columns, width), "{windows:?} sees nothing of {height} × {width}");
+            let y = Tensor::activations(operations, &[batch, rows, columns, channels]);
+            let places = operations.empty(Kind::U32, y.len(), "places of maxima");
+            let from = x.value.array(operations);
+            let into = [&y.array(operations), &places];
+            operations.max_pool2d(&from, into, windows.on_device([height, width]), [batch, channels]);
+            let (slot, places) = (x.slot, Places::Device(places));
+            return self.record(y, depends, || MaxPoolBackward { x: slot, shape, windows, places });
+        }
+        let mut y = Tensor::unwritten(self.pool, &[batch, rows, columns, channels]);
         let mut places = vec![0u32; y.len()];
         let x_data = x.value.data();
         let of_row = (columns * channels).max(1);
@@ -199,6 +249,7 @@ impl<T: Float> Tape<'_, T> {
             }
         });
         let slot = x.slot;
-        self.record(y, depends, || MaxPoolBackward { x: slot, shape, places })
+        let places = Places::Host(places);
+        self.record(y, depends, || MaxPoolBackward { x: slot, shape, windows, places })
     }
 }
