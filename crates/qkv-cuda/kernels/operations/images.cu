@@ -11,7 +11,8 @@ extern "C" __global__ void unfold2d(const T* x, T* y, Windows2d w, u32 count, in
     FOR_EIGHTS(count, channels) {
         u32 kx = row % w.kernel[1], ky = row / w.kernel[1] % w.kernel[0], window = row / (w.kernel[0] * w.kernel[1]);
         u32 c = window % w.columns, r = window / w.columns % w.rows, b = window / (w.columns * w.rows);
-        int from_y = int(r * w.stride[0] + ky) - int(w.before[0]), from_x = int(c * w.stride[1] + kx) - int(w.before[1]);
+        int from_y = int(r * w.stride[0] + ky) - int(w.before[0]);
+        int from_x = int(c * w.stride[1] + kx) - int(w.before[1]);
         float v[EIGHT] = {};
         if (from_y >= 0 && from_y < int(w.height) && from_x >= 0 && from_x < int(w.width))
             load_eight(x + ((u64(b) * w.height + from_y) * w.width + from_x) * channels, col, channels, v);

@@ -69,7 +69,8 @@ impl Operations {
         unsafe { self.launch("unfold2d_gradient", grid, &[&pointers.map(Ptr)[..], &rest].concat()) };
     }
 
-    /// The maximum of each channel over each window; its place in its image in `places`, u32. Every window sees a pixel.
+    /// The maximum of each channel over each window; its place in its image in `places`, u32. Every window sees a
+    /// pixel.
     ///
     /// # Panics
     /// Where an array is too short.
