@@ -1,6 +1,6 @@
 //! Arguments of a kernel and its grid.
 
-use super::{Array, ImageWindows, Operations};
+use super::{ImageWindows, Operations};
 
 /// Threads of every block.
 pub(super) const THREADS: u32 = 256;
