@@ -1,7 +1,7 @@
 //! The project's chores, one command each: `cargo xtask test` is what CI runs.
 //!
 //! They need nothing but a Rust toolchain. What else a step needs, it brings (a browser from the system's packages,
-//! NVRTC from PyPI) or skips with a reason, which the summary repeats.
+//! NVRTC and MPICH from PyPI) or skips with a reason, which the summary repeats.
 
 mod browser;
 mod files;
@@ -10,6 +10,7 @@ mod glossary;
 mod lines;
 #[cfg(test)]
 mod markdown;
+mod mpich;
 mod nvrtc;
 mod python;
 mod step;
@@ -40,6 +41,7 @@ usage: cargo xtask COMMAND
   docs            the pages and pictures that commands make: docs/run.md, docs/patterns.svg
   mechanisms      the table of every mechanism against length, docs/mechanisms.md (minutes)
   long            the table of long documents, docs/long.md (most of an hour)
+  kills [N]       kills N (20) ranks of a training run at random moments, over MPI: its end has the bytes of one process
   fuzz [TARGET] [--seconds N]   hostile bytes for every format, N seconds (60) a target; all targets, or one";
 
 fn main() -> ExitCode {
@@ -49,6 +51,8 @@ fn main() -> ExitCode {
         ["fuzz", ..] => return fuzz::fuzz(&arguments[1..]),
         ["test"] => test::steps(false),
         ["test", "--full"] => test::steps(true),
+        ["kills"] => mpich::kills(20),
+        ["kills", times] if times.parse::<u32>().is_ok() => mpich::kills(times.parse().unwrap_or(20)),
         ["words"] => vec![Step::check("retired words", "words", words::check)],
         ["lines"] => vec![Step::check("width of lines", "lines", lines::check)],
         ["browser"] => vec![Step::check("a browser for the explorer's tests", "browser", browser::installed)],

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: what CI runs. Cheapest first, so that a slip shows at once.
 
 use crate::step::Step;
-use crate::{browser, lines, nvrtc, python, toolchain, unsafe_code, words};
+use crate::{browser, lines, mpich, nvrtc, python, toolchain, unsafe_code, words};
 
 /// Targets that `qkv` is checked for besides the host, where their standard library is installed.
 const TARGETS: [&str; 2] = ["aarch64-unknown-linux-gnu", "wasm32-unknown-unknown"];
@@ -18,10 +18,13 @@ pub fn steps(full: bool) -> Vec<Step> {
         Step::check("width of lines", "lines", lines::check),
         Step::check("retired words", "words", words::check),
     ];
-    let library = nvrtc::library();
+    let (library, mpi) = (nvrtc::library(), mpich::library());
     let tests = |mut step: Step| {
         if let Ok(library) = &library {
             step = step.with("QKV_NVRTC", library.display().to_string());
+        }
+        if let Ok(Some(library)) = &mpi {
+            step = step.with("QKV_MPI", library.display().to_string());
         }
         if full { step.with("QKV_EVERY_CASE", "1") } else { step.with("QKV_SAMPLE", BEST_SAMPLE) }
     };
@@ -32,6 +35,9 @@ pub fn steps(full: bool) -> Vec<Step> {
     ]);
     if let Err(reason) = &library {
         steps.push(Step::skip("CUDA programs for sm_80 and sm_90a", reason.as_str()));
+    }
+    if let Err(reason) = &mpi {
+        steps.push(Step::skip("ranks over MPI", reason.as_str()));
     }
     steps.extend(python::numpy_steps());
     steps.extend(promises(full));

@@ -5,12 +5,15 @@
 //! | --- | --- | --- |
 //! | [`Way::Heads`] (Ulysses) | every row, to the rank of its head and back | all rows of some heads |
 //! | [`Way::Gathered`] | keys and values, to all ranks | some rows of all heads; the gradients of some keys |
+//! | [`Way::Ring`] | keys and values, from rank to rank | some rows over the keys of one rank after the other |
 //!
 //! In the second way, a rank's part is a rectangle of the mask: tiles outside are empty and cost nothing, and every row
 //! and key keeps its number in the sequence. The gradients of keys and values are sums over all queries, so a rank
-//! computes them for whole tiles of keys, over all queries in their order.
+//! computes them for whole tiles of keys, over all queries in their order. The third way merges partial results, so it
+//! equals one process to rounding.
 
 mod heads;
+mod ring;
 mod rows;
 
 use crate::error::{Error, Result};
@@ -28,6 +31,9 @@ pub enum Way {
     Heads,
     /// Rows are divided, and every rank has all keys and values while it computes.
     Gathered,
+    /// Rows are divided, and keys and values travel around (ring attention, arXiv:2310.01889): for those that do not fit
+    /// one rank. To rounding, and the same from run to run. Taken only where it is asked for.
+    Ring,
 }
 
 /// Attention over the ranks of a group: see [`Ranks::attention`].
@@ -71,8 +77,8 @@ impl Ranks {
     /// Attention over one sequence whose rows these ranks hold. Each rank passes its own rows of `q`, `k`, `v` and of
     /// the upstream gradients, and gets its own rows of the output and of their gradients; everything else (lengths,
     /// segments, bits, biases, positions, parameters) is passed whole on every rank. The bits of output, log-sum-exp
-    /// and of the gradients of q, k and v are those of one process; only for masks whose keys the engine gathers
-    /// (dilated, strided, where that pays) the gradients are so to rounding when rows are divided.
+    /// and of the gradients of q, k and v are those of one process, but for a [ring](Way::Ring); only for masks whose
+    /// keys the engine gathers (dilated, strided, where that pays) the gradients are so to rounding when rows are divided.
     ///
     /// ```
     /// use qkv::{Attention, Inputs, Mask, Tensor};
@@ -100,6 +106,20 @@ impl Ranks {
     ) -> ContextAttention<'a> {
         let threads = 1;
         ContextAttention { ranks: self, attention, queries, keys, way: None, threads }
+    }
+
+    /// The whole tensor `[B, H, rows, W]` on the first rank, from every rank's rows; none of its rows on the others.
+    ///
+    /// # Errors
+    /// Where the rows are not those of the shards, or a rank is gone.
+    pub fn gather_to_first<E: Number>(&self, shards: &Shards, own: &Tensor<E, 4>) -> Result<Tensor<E, 4>> {
+        let [batch, heads, rows, width] = own.shape();
+        if shards.size() != self.size() || shards.rows(self.rank()) != rows {
+            return Err(Error::Invalid(format!("{rows} rows, which are not those of their shards")));
+        }
+        let first = Shards::all_on(0, shards.len(), self.size());
+        let all = reshard(self, shards, &first, own.data(), Slabs { batch, heads, width })?;
+        Ok(Tensor::new(all, [batch, heads, first.rows(self.rank()), width])?)
     }
 }
 
@@ -138,7 +158,10 @@ impl ContextAttention<'_> {
             Some(Way::Heads) if !by_heads => {
                 Err(Error::Invalid(format!("{key_heads} key heads cannot be divided over {} ranks", self.ranks.size())))
             }
-            Some(Way::Gathered) if !by_rows => Err(Error::Invalid("linear attention is divided by heads".into())),
+            Some(Way::Gathered | Way::Ring) if !by_rows => {
+                Err(Error::Invalid("linear attention is divided by heads".into()))
+            }
+            Some(Way::Ring) => ring::check(self.attention).map(|()| Way::Ring),
             Some(way) => Ok(way),
         }
     }
@@ -160,12 +183,14 @@ impl ContextAttention<'_> {
     /// Where the library refuses the call, the rows are not those of the shards, or a rank is gone.
     pub fn forward<T>(&self, inputs: Inputs<'_, T>) -> Result<Output<T>>
     where
-        T: Element<Acc: Number> + Number,
+        T: Element + Number,
+        T::Acc: Element<Acc = T::Acc> + Number,
     {
         let of = self.sizes(&inputs)?;
         match self.taken(of.hk)? {
             Way::Heads => self.forward_by_heads(inputs, of),
             Way::Gathered => self.forward_gathered(inputs, of),
+            Way::Ring => self.forward_ring(inputs, of),
         }
     }
 
@@ -176,12 +201,14 @@ impl ContextAttention<'_> {
     /// As [`forward`](ContextAttention::forward).
     pub fn backward<T>(&self, inputs: Inputs<'_, T>, out: &Output<T>, upstream: Upstream<'_, T>) -> Result<Gradients<T>>
     where
-        T: Element<Acc: Number> + Number,
+        T: Element + Number,
+        T::Acc: Element<Acc = T::Acc> + Number,
     {
         let of = self.sizes(&inputs)?;
         match self.taken(of.hk)? {
             Way::Heads => self.backward_by_heads(inputs, out, upstream, of),
             Way::Gathered => self.backward_gathered(inputs, out, upstream, of),
+            Way::Ring => self.backward_ring(inputs, out, upstream, of),
         }
     }
 

@@ -7,6 +7,7 @@ mod watch;
 use crate::error::{Error, Result};
 use crate::transport::{PendingMessage, Transport};
 use abi::{Abi, Request};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use watch::Watch;
@@ -54,7 +55,11 @@ impl Mpi {
     /// Where there is no library with the standard ABI, or it refuses.
     pub fn start(options: MpiOptions) -> Result<Mpi> {
         let abi = Abi::load()?;
-        abi.init()?;
+        let started = Arc::new(AtomicBool::new(false));
+        watch::starting(options, started.clone());
+        let joined = abi.init();
+        started.store(true, Ordering::Relaxed);
+        joined?;
         let (rank, size) = abi.place()?;
         let library = Arc::new(MpiLibrary { abi, turn: Mutex::new(()), rank, size });
         let watch = (size > 1).then(|| Watch::start(library.clone(), options));

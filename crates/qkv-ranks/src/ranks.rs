@@ -11,6 +11,9 @@ use std::time::Instant;
 const LENGTHS: u32 = 1;
 const BODIES: u32 = 2;
 const BROADCAST: u32 = 3;
+/// Keys and values, and the sums of their gradients, around a ring.
+pub(crate) const RING_KEYS: u32 = 4;
+pub(crate) const RING_SUMS: u32 = 5;
 
 /// A group of ranks, seen from one of them.
 ///

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::tree::share;
+use qkv::{Tensor, View};
 use std::ops::Range;
 
 /// The rows of a sequence that each rank holds, as ranges. A rank's tensor has the rows of its ranges one after the
@@ -73,6 +74,26 @@ impl Shards {
     /// How many rows a rank holds.
     pub fn rows(&self, rank: usize) -> usize {
         self.of(rank).iter().map(ExactSizeIterator::len).sum()
+    }
+
+    /// A rank's rows of a whole tensor `[B, H, rows, W]`.
+    ///
+    /// ```
+    /// use qkv::Tensor;
+    /// let whole = Tensor::from_fn([1, 1, 8, 1], |[_, _, i, _]| i as f32);
+    /// let own = qkv_ranks::Shards::balanced(8, 2).take(1, (&whole).into());
+    /// assert_eq!(own.data(), [2.0, 3.0, 4.0, 5.0]);
+    /// ```
+    pub fn take<E: Copy + Default>(&self, rank: usize, whole: View<'_, E>) -> Tensor<E, 4> {
+        let [b, h, _, w] = whole.shape();
+        let numbers: Vec<usize> = self.of(rank).iter().cloned().flatten().collect();
+        Tensor::from_fn([b, h, numbers.len(), w], |[b, h, i, x]| whole.at(b, h, numbers[i], x))
+    }
+
+    /// All rows on one rank.
+    pub(crate) fn all_on(rank: usize, len: usize, ranks: usize) -> Shards {
+        let of_rank = (0..ranks).map(|other| if other == rank { vec![0..len; 1] } else { Vec::new() }).collect();
+        Shards { of_rank, len }
     }
 
     /// Whole blocks of rows, each on the rank that holds its first row.

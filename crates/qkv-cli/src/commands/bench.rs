@@ -10,6 +10,7 @@
 //! | `measurement`, `table`, `summary`, `machine`, `progress` | reports |
 //! | `lengths`, `memory`, `plot` | time and memory against length |
 //! | `on_device` | the same on a GPU |
+//! | `over_ranks` | attention divided over ranks: time, bytes sent, and waiting |
 //! | `train`, `training_step` | whole training steps, and PyTorch's (`step.py`) |
 
 mod args;
@@ -22,6 +23,7 @@ mod measurement;
 mod memory;
 mod on_device;
 mod ours;
+mod over_ranks;
 mod peaks;
 mod plot;
 mod progress;
@@ -41,12 +43,14 @@ pub(super) use training_step::COMMAND as STEP_COMMAND;
 use crate::command::{Command, Run, Status};
 use crate::failure::Failure;
 use crate::output::Print;
+use crate::ranks::{self, RankJob};
 use crate::threads;
 use args::{ARGUMENTS, BenchArgs, EXAMPLES, ReportFormat, notes};
 use case::{Case, Direction};
 use measurement::Measurement;
 use peaks::Peak;
 use progress::Progress;
+use qkv_ranks::launch;
 use statistics::median;
 use std::thread;
 use std::time::Duration;
@@ -63,6 +67,15 @@ pub(super) const COMMAND: Command =
 
 impl Run for BenchArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
+        ranks::start(self.ranks)?;
+        if launch::is_rank() {
+            let job = RankJob::join(self.rank_timeout)?;
+            let threads = job.threads(self.threads)?;
+            return job.run(|ranks| {
+                threads::on(threads, || over_ranks::measure(self, ranks, print))?;
+                Ok(Status::Done)
+            });
+        }
         threads::on(self.threads, || {
             let threads = rayon::current_num_threads();
             match self.lengths {

@@ -6,7 +6,7 @@
 //! | `features`, `pattern`, `place`, `selection` | values with a syntax of their own |
 //! | `source`, `tensors` | the input file, and the tensors in it |
 //! | `memory_estimate` | whether a call fits this machine |
-//! | `attention`, `compute` | the description, and the call |
+//! | `attention`, `compute`, `over_ranks` | the description, and the call, in this process or on several ranks |
 //! | `results`, `target` | the output tensors, and the output file |
 //! | `report`, `example` | what is printed, and the built-in example |
 
@@ -16,6 +16,7 @@ mod compute;
 mod example;
 mod features;
 mod memory_estimate;
+mod over_ranks;
 mod pattern;
 mod place;
 mod report;
@@ -30,14 +31,17 @@ use crate::command::{Command, Run, Status};
 use crate::dtype::{Computable, Precision};
 use crate::failure::Failure;
 use crate::output::{Print, note};
+use crate::ranks::{self, RankJob};
 use crate::{memory, threads};
 use args::{ARGUMENTS, EXAMPLES, Engine, INPUTS, RunArgs, TensorRow, notes};
-use compute::{RunOutput, compute};
+use compute::{CallOptions, RunOutput, compute};
 use half::{bf16, f16};
 use memory_estimate::MemoryEstimate;
+use over_ranks::Division;
 use pattern::Pattern;
-use qkv::{Features, Score, Select};
+use qkv::{Element, Features, Score, Select};
 use qkv_models::files::safetensors::TensorInfo;
+use qkv_ranks::Number;
 use report::{Milliseconds, RunReport};
 use source::Source;
 use tensors::{InputTensors, precision_of};
@@ -51,6 +55,16 @@ pub(super) const COMMAND: Command =
 
 impl Run for RunArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
+        ranks::start(self.ranks)?;
+        let job = RankJob::join(self.rank_timeout)?;
+        let threads = job.threads(self.threads)?;
+        job.run(|ranks| self.call(&Division { ranks: ranks.clone(), way: self.way }, threads, print))
+    }
+}
+
+impl RunArgs {
+    /// Opens the files and makes the call, alone or as one of several ranks.
+    fn call(&self, division: &Division, threads: Option<usize>, print: Print<'_>) -> Result<Status, Failure> {
         let source = self.input.as_deref().map(Source::open).transpose()?;
         let output = self.output.as_deref().map(|path| OutputPath::new(path, self.input.as_deref())).transpose()?;
         let precision = match (self.dtype, &source) {
@@ -58,27 +72,34 @@ impl Run for RunArgs {
             (None, Some(source)) => precision_of(source)?,
             (None, None) => Precision::F32,
         };
-        if let Some(source) = &source {
+        if let Some(source) = source.as_ref().filter(|_| division.ranks.is_first()) {
             warn_of_unknown_tensors(source);
         }
         memory_estimate(self, source.as_ref()).check(self.input.as_deref())?;
         let call = move || match precision {
-            Precision::F32 => run_in::<f32>(self, source, output),
-            Precision::F64 => run_in::<f64>(self, source, output),
-            Precision::Bf16 => run_in::<bf16>(self, source, output),
-            Precision::F16 => run_in::<f16>(self, source, output),
+            Precision::F32 => run_in::<f32>(self, source, output, division),
+            Precision::F64 => run_in::<f64>(self, source, output, division),
+            Precision::Bf16 => run_in::<bf16>(self, source, output, division),
+            Precision::F16 => run_in::<f16>(self, source, output, division),
         };
-        print(&threads::on(self.threads, call)?)?;
+        if let Some(report) = threads::on(threads, call)? {
+            print(&report)?;
+        }
         Ok(Status::Done)
     }
 }
 
-/// Runs the call in one type; what to print.
-fn run_in<T: Computable>(
+/// Runs the call in one type; what to print, on the first rank.
+fn run_in<T>(
     args: &RunArgs,
     source: Option<Source>,
     target: Option<OutputPath>,
-) -> Result<String, Failure> {
+    division: &Division,
+) -> Result<Option<String>, Failure>
+where
+    T: Computable + Number,
+    T::Acc: Element<Acc = T::Acc> + Number,
+{
     let (tensors, input) = match source {
         Some(mut source) => (InputTensors::<T>::read(&mut source)?, Some(source.path().to_path_buf())),
         None => (example::tensors(), None),
@@ -86,13 +107,15 @@ fn run_in<T: Computable>(
     let attention = attention::describe(args, &tensors)?;
     let with_weights = args.weights || input.is_none(); // the example draws them
     let hash = args.pattern.and_then(Pattern::hash);
-    let mut output = compute(args.engine, &attention, hash, &tensors, args.seed, with_weights, input.as_deref())?;
+    let (engine, seed, path) = (args.engine, args.seed, input.as_deref());
+    let options = CallOptions { engine, seed, with_weights, path, division };
+    let Some(mut output) = compute(&attention, hash, &tensors, &options)? else { return Ok(None) };
     let drawing = (input.is_none() && !args.json).then(|| example::drawing(&output));
     if !args.weights {
         output.weights = None;
     }
     let RunOutput { tiles, forward_ms, backward_ms, .. } = output;
-    let kernels = output.kernels.take();
+    let (kernels, ranks) = (output.kernels.take(), output.ranks.take());
     let mut shapes = tensors.shapes();
     let results = results::results(&tensors, output);
     shapes.extend(results.iter().map(|result| (result.name.clone(), result.shape.clone())));
@@ -105,6 +128,7 @@ fn run_in<T: Computable>(
         dtype: T::NAME,
         engine: args.engine.name(),
         kernels,
+        ranks,
         isa: qkv::Isa::best().name(),
         threads: rayon::current_num_threads(),
         shapes,
@@ -113,13 +137,13 @@ fn run_in<T: Computable>(
         peak_memory_bytes: memory::peak(),
         attention,
     };
-    Ok(match drawing {
+    Ok(Some(match drawing {
         _ if args.json => report.to_json(),
         Some(drawing) => {
             format!("{drawing}\n{report}\nNext: `qkv run --causal start`, or `qkv run --help` for your own files\n")
         }
         None => report.to_string(),
-    })
+    }))
 }
 
 fn warn_of_unknown_tensors(source: &Source) {

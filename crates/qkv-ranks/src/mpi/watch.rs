@@ -20,8 +20,29 @@ const LOOK: Duration = Duration::from_millis(2);
 /// Time between two signs of life.
 const PERIOD: Duration = Duration::from_millis(500);
 
+/// Time that ranks have to start, at least: a launcher may take a while for many of them.
+const START: Duration = Duration::from_secs(10);
+
 const ALIVE: u8 = 0;
 const LAST: u8 = 1;
+
+/// Ends this process if the others do not join the job in time, so that the launcher ends them: one of them is stopped
+/// or hangs, and nobody hears from it before all have joined.
+pub(super) fn starting(options: MpiOptions, started: Arc<AtomicBool>) {
+    thread::spawn(move || {
+        let (mut waited, limit) = (Duration::ZERO, options.timeout.max(START));
+        while !started.load(Ordering::Relaxed) {
+            if waited >= limit {
+                let message = format!("not all ranks joined within {} s: one of them is stopped", limit.as_secs());
+                (options.on_lost)(&Error::Mpi { call: "MPI_Init_thread", message });
+                std::process::exit(1);
+            }
+            let start = Instant::now();
+            thread::sleep(10 * LOOK);
+            waited += start.elapsed().min(100 * LOOK);
+        }
+    });
+}
 
 pub(super) struct Watch {
     ending: Arc<AtomicBool>,

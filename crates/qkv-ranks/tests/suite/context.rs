@@ -8,7 +8,7 @@ use qkv_ranks::{Error, Number, Ranks, Shards, Way, run_in_process};
 use std::ops::Range;
 
 /// Shards of which none is a multiple of a tile, and each rank has an early and a late part.
-fn uneven(len: usize, ranks: usize) -> Shards {
+pub fn uneven(len: usize, ranks: usize) -> Shards {
     let cut =
         |at: usize| if at == 2 * ranks { len } else { (len * at * (at + 1) / (2 * ranks * (2 * ranks + 1))).min(len) };
     let part = |at: usize| cut(at)..cut(at + 1);
@@ -16,13 +16,13 @@ fn uneven(len: usize, ranks: usize) -> Shards {
 }
 
 /// Some rows of a tensor `[B, H, N, W]`.
-fn rows<E: Copy + Default>(of: &Tensor<E, 4>, ranges: &[Range<usize>]) -> Tensor<E, 4> {
+pub fn rows<E: Copy + Default>(of: &Tensor<E, 4>, ranges: &[Range<usize>]) -> Tensor<E, 4> {
     let wanted: Vec<usize> = ranges.iter().cloned().flatten().collect();
     let [b, h, _, w] = of.shape();
     Tensor::from_fn([b, h, wanted.len(), w], |[b, h, i, x]| of[[b, h, wanted[i], x]])
 }
 
-fn column<E: Copy + Default>(of: &[E], [b, h, n]: [usize; 3], ranges: &[Range<usize>]) -> Vec<E> {
+pub fn column<E: Copy + Default>(of: &[E], [b, h, n]: [usize; 3], ranges: &[Range<usize>]) -> Vec<E> {
     rows(&Tensor::new(of.to_vec(), [b, h, n, 1]).unwrap(), ranges).into_data()
 }
 
@@ -42,7 +42,8 @@ fn check<T>(
     same_order: bool,
 ) -> Result<Vec<String>, Error>
 where
-    T: Element<Acc: Number + Element> + Number,
+    T: Element + Number,
+    T::Acc: Element<Acc = T::Acc> + Number,
 {
     let ([b, hq, n, _], m) = (inputs.q.shape(), inputs.k.shape()[2]);
     let (queries, keys) = (uneven(n, ranks.size()), uneven(m, ranks.size()));
@@ -103,7 +104,8 @@ where
 
 fn hold<T>(cases: Vec<Case>, same_order: bool)
 where
-    T: Element<Acc: Number + Element> + Number,
+    T: Element + Number,
+    T::Acc: Element<Acc = T::Acc> + Number,
 {
     let mut wrong = Vec::new();
     for case in &cases {

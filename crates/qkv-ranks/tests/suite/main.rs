@@ -2,6 +2,7 @@
 
 mod context;
 mod over_mpi;
+mod ring;
 
 use qkv_ranks::{Error, Ranks, run_in_process};
 

@@ -4,8 +4,10 @@ use super::case::Direction;
 use super::shape::Shape;
 use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
 use crate::dtype::Precision;
+use crate::ranks::{RANK_TIMEOUT, RANKS};
 use clap::value_parser;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Fewer alternating rounds say little on a shared machine.
 const FEWEST_ROUNDS: u64 = 5;
@@ -66,6 +68,8 @@ pub(crate) const ARGUMENTS: Arguments = &[
                 ),
             ]),
             THREADS,
+            RANKS.conflicts(&["dtype", "direction", "lengths", "train", "device", "against"]),
+            RANK_TIMEOUT,
             Argument::new("seconds", Kind::Positive, "Seconds per measurement, after two warm-up calls")
                 .value("S")
                 .default("1.2"),
@@ -99,6 +103,7 @@ pub(crate) const EXAMPLES: &[(&str, &str)] = &[
     ("qkv bench --threads 2 --against torch --python venv/bin/python --markdown", "The tables of docs/performance.md"),
     ("qkv bench --train --seconds 5 --threads 2 --against torch --python venv/bin/python", "Training steps"),
     ("qkv bench --train --device cuda --against torch --python venv/bin/python", "Training steps on a GPU"),
+    ("qkv bench --ranks 4 --shape 1,8,8,65536,65536,64 --causal", "Divided over four processes, in every way"),
     ("qkv bench --lengths docs/lengths.svg --against torch --python venv/bin/python", "Time and memory against length"),
 ];
 
@@ -137,6 +142,9 @@ pub(crate) struct BenchArgs {
     pub train: bool,
     pub on_device: bool,
     pub threads: Option<usize>,
+    /// Ranks to start on this machine.
+    pub ranks: Option<usize>,
+    pub rank_timeout: Duration,
     pub seconds: f64,
     /// The Python that has PyTorch, and the number of rounds.
     pub against: Option<(PathBuf, usize)>,
@@ -155,6 +163,8 @@ impl BenchArgs {
             train: matches.switch("train"),
             on_device: matches.word("device") == Some("cuda"),
             threads: matches.count("threads"),
+            ranks: matches.count(RANKS.name),
+            rank_timeout: Duration::from_secs(matches.count(RANK_TIMEOUT.name).unwrap_or(30) as u64),
             seconds: matches.number("seconds").unwrap_or(SECONDS),
             against: matches.word("against").map(|_| {
                 let python = matches.path("python").unwrap_or_else(|| "python3".into());

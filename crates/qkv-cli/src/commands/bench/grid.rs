@@ -83,6 +83,8 @@ mod tests {
             train: false,
             on_device: false,
             threads: None,
+            ranks: None,
+            rank_timeout: std::time::Duration::from_secs(30),
             seconds: 1.0,
             against: None,
             format: ReportFormat::Text,

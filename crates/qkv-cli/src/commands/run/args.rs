@@ -7,9 +7,12 @@ use super::place::{Local, PlaceArg, Window};
 use super::selection::Selection;
 use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
 use crate::dtype::Precision;
+use crate::ranks::{RANK_TIMEOUT, RANKS};
 use clap::value_parser;
 use qkv::{Place, Score, Select};
+use qkv_ranks::Way;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The arguments.
 pub(crate) const ARGUMENTS: Arguments = &[
@@ -157,6 +160,14 @@ pub(crate) const ARGUMENTS: Arguments = &[
                 "Number of threads; all cores by default. Results are bit-identical for any number",
             )
             .value("N"),
+            RANKS,
+            Argument::new("rank-way", Kind::Word, "How a call is divided over ranks").default("auto").values(&[
+                ("auto", "`heads` where each rank gets a key head and nothing depends on its number, else `gathered`"),
+                ("heads", "each rank computes all rows of some heads (all-to-all); the bits of one process"),
+                ("gathered", "each rank gets all keys and values, and computes some rows; the bits of one process"),
+                ("ring", "keys and values travel around, for those that do not fit one rank; equal to rounding"),
+            ]),
+            RANK_TIMEOUT,
             Argument::new(
                 "json",
                 Kind::Switch,
@@ -222,6 +233,7 @@ pub(crate) const EXAMPLES: &[(&str, &str)] = &[
     ("qkv run --input in.safetensors --pattern lsh:64,2,0 --json", "LSH buckets, and what they save"),
     ("qkv run --input in.safetensors --output out.safetensors --select sample --seed 7", "One sampled key per query"),
     ("qkv run --input in.safetensors --output out.safetensors --engine reference --dtype f64", "The reference engine"),
+    ("qkv run --input in.safetensors --output out.safetensors --causal start --ranks 4", "Divided over four processes"),
     (
         "qkv run --input in.safetensors --output out.safetensors --device cuda --json",
         "On a GPU, with the kernel's name",
@@ -285,6 +297,11 @@ pub(crate) struct RunArgs {
     pub engine: Engine,
     pub dtype: Option<Precision>,
     pub threads: Option<usize>,
+    /// Ranks to start on this machine.
+    pub ranks: Option<usize>,
+    /// How they divide the call.
+    pub way: Option<Way>,
+    pub rank_timeout: Duration,
     pub json: bool,
 }
 
@@ -324,6 +341,14 @@ impl RunArgs {
             },
             dtype: matches.word("dtype").and_then(Precision::named),
             threads: matches.count(THREADS.name),
+            ranks: matches.count(RANKS.name),
+            way: match matches.word("rank-way") {
+                Some("heads") => Some(Way::Heads),
+                Some("gathered") => Some(Way::Gathered),
+                Some("ring") => Some(Way::Ring),
+                _ => None,
+            },
+            rank_timeout: Duration::from_secs(matches.count(RANK_TIMEOUT.name).unwrap_or(30) as u64),
             json: matches.switch("json"),
         })
     }

@@ -1,11 +1,13 @@
 //! The call itself, by one of the engines: forward, weights and backward, each timed.
 
 use super::args::Engine;
+use super::over_ranks::{self, Division, RankReport};
 use super::tensors::InputTensors;
 use crate::failure::Failure;
 use qkv::reference::Reference;
 use qkv::{Attention, Element, Gradients, Inputs, Lsh, Output, Tensor, Tiles, Upstream};
 use qkv_cuda::{Cuda, PlanOptions};
+use qkv_ranks::Number;
 use serde::Serialize;
 use std::path::Path;
 use std::time::Instant;
@@ -23,6 +25,8 @@ pub(crate) struct RunOutput<T: qkv_simd::Element> {
     pub backward_ms: Option<f64>,
     /// With `--device cuda`.
     pub kernels: Option<DeviceKernels>,
+    /// On several ranks.
+    pub ranks: Option<RankReport>,
 }
 
 /// The kernels that ran on a GPU.
@@ -33,16 +37,31 @@ pub(crate) struct DeviceKernels {
     pub backward: Option<String>,
 }
 
-/// Computes an attention. Hashing for LSH buckets counts as part of the forward pass.
-pub(crate) fn compute<T: Element>(
-    engine: Engine,
+/// How an attention is computed.
+#[derive(Clone, Debug)]
+pub(crate) struct CallOptions<'a> {
+    pub engine: Engine,
+    /// Of what is drawn.
+    pub seed: u64,
+    pub with_weights: bool,
+    /// The file of the tensors.
+    pub path: Option<&'a Path>,
+    pub division: &'a Division,
+}
+
+/// Computes an attention; `None` on ranks other than the first. Hashing for LSH buckets counts as part of the forward
+/// pass.
+pub(crate) fn compute<T>(
     attention: &Attention,
     hash: Option<Lsh>,
     tensors: &InputTensors<T>,
-    seed: u64,
-    with_weights: bool,
-    path: Option<&Path>,
-) -> Result<RunOutput<T>, Failure> {
+    options: &CallOptions<'_>,
+) -> Result<Option<RunOutput<T>>, Failure>
+where
+    T: Element + Number,
+    T::Acc: Element<Acc = T::Acc> + Number,
+{
+    let &CallOptions { engine, seed, with_weights, path, division } = options;
     let refused = |error: qkv::Error| Failure::refused(&error, path);
     let hashed = |lsh: Lsh| timed(|| Ok((lsh.hash(tensors.q.view()?)?, lsh.hash(tensors.k.view()?)?)));
     let (hash_ms, buckets) = hash.map(hashed).transpose().map_err(refused)?.unzip();
@@ -54,7 +73,20 @@ pub(crate) fn compute<T: Element>(
     let tiles = attention.tiles(inputs).map_err(refused)?;
     let upstream = tensors.upstream().map_err(refused)?;
     let call = (attention, inputs, upstream, with_weights.then(|| tensors.k.axes()[2]));
+    let alone = division.ranks.size() == 1;
     let mut computed = match engine {
+        Engine::Exact | Engine::Feature if !alone => {
+            let computed = over_ranks::compute(call, tiles, division).map_err(|error| match error {
+                qkv_ranks::Error::Attention(error) => refused(error),
+                error => error.into(),
+            })?;
+            let Some(computed) = computed else { return Ok(None) };
+            computed
+        }
+        Engine::Cuda | Engine::Reference if !alone => {
+            let what = format!("`{}` runs in one process, and not on {} ranks", engine.name(), division.ranks.size());
+            return Err(Failure::new(what).hint("leave out `--engine`, `--device` or the ranks"));
+        }
         Engine::Cuda => on_device(call, tiles)?,
         // The library picks the engine of the score.
         Engine::Exact | Engine::Feature => on_cpu(call, tiles).map_err(refused)?,
@@ -71,11 +103,11 @@ pub(crate) fn compute<T: Element>(
         }
     };
     computed.forward_ms = to_the_microsecond(computed.forward_ms + hash_ms.unwrap_or(0.0));
-    Ok(computed)
+    Ok(Some(computed))
 }
 
 /// The attention, its inputs, the upstream gradients, and the number of keys with `--weights`.
-type Call<'a, T> = (&'a Attention, Inputs<'a, T>, Option<Upstream<'a, T>>, Option<usize>);
+pub(super) type Call<'a, T> = (&'a Attention, Inputs<'a, T>, Option<Upstream<'a, T>>, Option<usize>);
 
 /// On the first GPU. The time is that of the kernels, by the device's clock.
 fn on_device<T: Element>(
@@ -104,7 +136,7 @@ fn on_device<T: Element>(
         forward: plan.forward_kernel(),
         backward: plan.backward_kernel(),
     };
-    Ok(RunOutput { out, weights, gradients, tiles, forward_ms, backward_ms, kernels: Some(kernels) })
+    Ok(RunOutput { out, weights, gradients, tiles, forward_ms, backward_ms, kernels: Some(kernels), ranks: None })
 }
 
 fn on_cpu<T: Element>(
@@ -115,7 +147,7 @@ fn on_cpu<T: Element>(
     let weights = with_weights.map(|m| all_weights(attention, inputs, &out, m)).transpose()?;
     let backward = upstream.map(|upstream| timed(|| attention.backward(inputs, &out, upstream))).transpose()?;
     let (backward_ms, gradients) = backward.unzip();
-    Ok(RunOutput { out, weights, gradients, tiles, forward_ms, backward_ms, kernels: None })
+    Ok(RunOutput { out, weights, gradients, tiles, forward_ms, backward_ms, kernels: None, ranks: None })
 }
 
 fn by_reference(
@@ -128,7 +160,16 @@ fn by_reference(
         upstream.map(|upstream| timed(|| reference.backward(attention, inputs, &forward, upstream))).transpose()?;
     let (backward_ms, gradients) = backward.unzip();
     let weights = with_weights.map(|_| forward.weights);
-    Ok(RunOutput { out: forward.output, weights, gradients, tiles, forward_ms, backward_ms, kernels: None })
+    Ok(RunOutput {
+        out: forward.output,
+        weights,
+        gradients,
+        tiles,
+        forward_ms,
+        backward_ms,
+        kernels: None,
+        ranks: None,
+    })
 }
 
 impl RunOutput<f64> {
@@ -142,12 +183,13 @@ impl RunOutput<f64> {
             forward_ms: self.forward_ms,
             backward_ms: self.backward_ms,
             kernels: self.kernels,
+            ranks: self.ranks,
         }
     }
 }
 
 /// A result and its milliseconds.
-fn timed<R>(work: impl FnOnce() -> Result<R, qkv::Error>) -> Result<(f64, R), qkv::Error> {
+pub(super) fn timed<R, E>(work: impl FnOnce() -> Result<R, E>) -> Result<(f64, R), E> {
     let start = Instant::now();
     let result = work()?;
     Ok((to_the_microsecond(start.elapsed().as_secs_f64() * 1e3), result))
@@ -159,7 +201,7 @@ fn to_the_microsecond(ms: f64) -> f64 {
 }
 
 /// All weights, head by head.
-fn all_weights<T: Element>(
+pub(super) fn all_weights<T: Element>(
     attention: &Attention,
     inputs: Inputs<'_, T>,
     out: &Output<T>,

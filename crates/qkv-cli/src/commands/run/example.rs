@@ -96,12 +96,14 @@ fn becomes<T: qkv_simd::Element>(to: &mut String, values: &Tensor<T, 4>) -> std:
 mod tests {
     use super::*;
     use crate::commands::run::args::Engine;
-    use crate::commands::run::compute::compute;
+    use crate::commands::run::compute::{CallOptions, compute};
+    use crate::commands::run::over_ranks::Division;
 
     #[test]
     fn context_changes_what_the_word_means() {
-        let output =
-            compute(Engine::Exact, &qkv::Attention::scaled_dot(), None, &tensors::<f32>(), 0, true, None).unwrap();
+        let division = &Division { ranks: qkv_ranks::Ranks::alone(), way: None };
+        let options = CallOptions { engine: Engine::Exact, seed: 0, with_weights: true, path: None, division };
+        let output = compute(&qkv::Attention::scaled_dot(), None, &tensors::<f32>(), &options).unwrap().unwrap();
         let [money, water] = [0, 1].map(|x| [0, 1].map(|b| output.out.values[[b, 0, WORDS - 1, x]]));
         assert!(water[0] > 2.0 * money[0], "near the river it is about water");
         assert!(money[1] > 2.0 * water[1], "near cash it is about money");

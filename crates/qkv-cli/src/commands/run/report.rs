@@ -2,6 +2,7 @@
 
 use super::args::Engine;
 use super::compute::DeviceKernels;
+use super::over_ranks::RankReport;
 use super::tensors::Shapes;
 use crate::threads;
 use qkv::{Attention, Tiles};
@@ -21,6 +22,9 @@ pub(crate) struct RunReport {
     /// With `--device cuda`.
     #[serde(rename = "ran", skip_serializing_if = "Option::is_none")]
     pub kernels: Option<DeviceKernels>,
+    /// On several ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<RankReport>,
     /// The instruction set of the CPU kernels.
     pub isa: &'static str,
     pub threads: usize,
@@ -60,6 +64,13 @@ impl Display for RunReport {
         if let Some(DeviceKernels { device, forward, backward }) = &self.kernels {
             let backward = backward.as_ref().map_or(String::new(), |kernel| format!(" · backward `{kernel}`"));
             writeln!(f, "kernels  forward `{forward}`{backward} on {device}")?;
+        }
+        if let Some(RankReport { count, way, sent_bytes, waited_milliseconds }) = &self.ranks {
+            let sent = *sent_bytes as f64 / f64::from(1 << 20);
+            writeln!(
+                f,
+                "ranks    {count}, by {way} · {sent:.2} MiB sent · {waited_milliseconds:.3} ms waited at most"
+            )?;
         }
         for (at, line) in self.shapes.chunks(4).enumerate() {
             let line: Vec<String> = line.iter().map(|(name, shape)| format!("{name} {shape:?}")).collect();

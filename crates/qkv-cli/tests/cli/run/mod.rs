@@ -8,6 +8,7 @@ mod lsh;
 mod options;
 mod precision;
 pub mod program;
+mod ranks;
 mod report;
 mod selection;
 mod shapes;

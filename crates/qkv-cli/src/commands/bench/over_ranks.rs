@@ -1,0 +1,127 @@
+//! `qkv bench --ranks`: attention divided over ranks, in each way that a call can be divided: its time, the bytes that a
+//! rank sends, and how long it waited for messages that no computation hid.
+
+use super::args::{BenchArgs, ReportFormat};
+use super::machine;
+use super::shape::Shape;
+use super::statistics::median;
+use super::table::{Column, Table, time};
+use crate::failure::Failure;
+use crate::output::Print;
+use qkv::{Attention, Inputs, Mask, Tensor, Upstream};
+use qkv_ranks::{Ranks, Shards, Way};
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+/// The shape that is measured by default.
+const SHAPE: Shape = Shape { b: 1, hq: 8, hk: 8, n: 4096, m: 4096, d: 64 };
+
+/// The ways, with their names on the command line.
+const WAYS: [(Way, &str); 3] = [(Way::Heads, "heads"), (Way::Gathered, "gathered"), (Way::Ring, "ring")];
+
+/// What one rank measured of a call.
+#[derive(Clone, Copy, Debug)]
+struct RankMeasurement {
+    /// Forward and backward together.
+    seconds: f64,
+    sent: u64,
+    waited: f64,
+}
+
+impl RankMeasurement {
+    /// The slowest rank's time, the most bytes that one sent, and the longest wait, on every rank.
+    fn slowest(self, ranks: &Ranks) -> Result<RankMeasurement, Failure> {
+        let own = [self.seconds, self.sent as f64, self.waited].map(f64::to_le_bytes).concat();
+        let all = ranks.all_gather(&own)?;
+        let most = |at: usize| {
+            let number = |bytes: &Vec<u8>| f64::from_le_bytes(bytes[8 * at..][..8].try_into().expect("eight bytes"));
+            all.iter().map(number).fold(0.0, f64::max)
+        };
+        Ok(RankMeasurement { seconds: most(0), sent: most(1) as u64, waited: most(2) })
+    }
+}
+
+/// Measures each shape in each way; the first rank prints.
+pub(super) fn measure(args: &BenchArgs, ranks: &Ranks, print: Print<'_>) -> Result<(), Failure> {
+    let shapes = if args.shapes.is_empty() { vec![SHAPE] } else { args.shapes.clone() };
+    let numbers = ["best ms", "median ms", "MiB sent", "waited ms"].map(Column::numbers);
+    let widest = shapes.iter().map(|shape| shape.to_string().len()).max().unwrap_or(0);
+    let mut columns = vec![Column::words("b,hq,hk,n,m,d", widest), Column::words("mask", 6), Column::words("way", 8)];
+    columns.extend(numbers);
+    let table = Table::new(columns, args.format == ReportFormat::Markdown);
+    let threads = rayon::current_num_threads();
+    let text = args.format != ReportFormat::Json;
+    if text && ranks.is_first() {
+        let machine = machine::describe(threads, None);
+        print(&format!("{machine}\n{} ranks, f32, forward and backward\n\n{}", ranks.size(), table.header()))?;
+    }
+    for shape in shapes {
+        for (way, name) in WAYS {
+            let Some(calls) = measure_way(args, ranks, shape, way, threads)? else { continue };
+            if !ranks.is_first() {
+                continue;
+            }
+            let best = calls.iter().copied().min_by(|a, b| a.seconds.total_cmp(&b.seconds)).expect("at least one call");
+            let middle = median(calls.iter().map(|call| call.seconds)).unwrap_or(f64::NAN);
+            let mask = if args.causal { "causal" } else { "full" };
+            let line = if text {
+                let mib = format!("{:.2}", best.sent as f64 / f64::from(1 << 20));
+                let times = [best.seconds, middle].map(|seconds| time(1e3 * seconds));
+                let [best_ms, median_ms] = times;
+                let shape = shape.to_string();
+                table.row(&[shape, mask.into(), name.into(), best_ms, median_ms, mib, time(1e3 * best.waited)])
+            } else {
+                let object = json!({
+                    "shape": shape.to_string(), "mask": mask, "ranks": ranks.size(), "threads": threads, "way": name,
+                    "best_ms": 1e3 * best.seconds, "median_ms": 1e3 * middle, "sent_bytes": best.sent,
+                    "waited_ms": 1e3 * best.waited,
+                });
+                format!("{object}\n")
+            };
+            print(&line)?;
+        }
+    }
+    if text && ranks.is_first() {
+        print("\nOf the slowest rank; MiB: the most that one rank sends a call; waited: within the best call.\n")?;
+    }
+    Ok(())
+}
+
+/// The calls of one shape in one way, of the slowest rank each; `None` where it cannot be divided so.
+fn measure_way(
+    args: &BenchArgs,
+    ranks: &Ranks,
+    Shape { b, hq, hk, n, m, d }: Shape,
+    way: Way,
+    threads: usize,
+) -> Result<Option<Vec<RankMeasurement>>, Failure> {
+    let mask = if args.causal { Mask::causal() } else { Mask::full() };
+    let attention = Attention::scaled_dot().mask(mask);
+    let (queries, keys) = (Shards::balanced(n, ranks.size()), Shards::balanced(m, ranks.size()));
+    let context = ranks.attention(&attention, &queries, &keys).way(way).threads(threads);
+    if context.taken(hk).is_err() {
+        return Ok(None);
+    }
+    let rank = ranks.rank();
+    let seed = 10 * rank as u64;
+    let q = Tensor::<f32, 4>::randn([b, hq, queries.rows(rank), d], seed);
+    let k = Tensor::<f32, 4>::randn([b, hk, keys.rows(rank), d], seed + 1);
+    let v = Tensor::<f32, 4>::randn([b, hk, keys.rows(rank), d], seed + 2);
+    let inputs = Inputs::new(&q, &k, &v);
+    let call = || -> Result<RankMeasurement, Failure> {
+        ranks.barrier()?;
+        let (before, start) = (ranks.traffic(), Instant::now());
+        let out = context.forward(inputs)?;
+        context.backward(inputs, &out, Upstream::new(&q))?;
+        let (seconds, counted) = (start.elapsed().as_secs_f64(), ranks.traffic() - before);
+        RankMeasurement { seconds, sent: counted.sent, waited: counted.waited.as_secs_f64() }.slowest(ranks)
+    };
+    call()?;
+    let mut calls = vec![call()?];
+    // The slowest rank's time is the same on all of them, so all of them stop after the same call.
+    let limit = Duration::from_secs_f64(args.seconds).as_secs_f64();
+    while calls.iter().map(|call| call.seconds).sum::<f64>() < limit {
+        calls.push(call()?);
+    }
+    Ok(Some(calls))
+}

@@ -1,0 +1,58 @@
+//! `qkv run --ranks`: what several processes write has the bytes of one.
+
+use crate::models::ranks::has_mpi;
+use crate::run::program::{Input, noise};
+use qkv::Tensor;
+
+#[test]
+fn a_call_over_ranks_writes_the_bytes_of_one_process() {
+    if !has_mpi() {
+        return;
+    }
+    let [q, d_out] = [1, 2].map(|seed| noise::<f32, 4>([2, 4, 301, 16], seed));
+    let [k, v] = [3, 4].map(|seed| noise::<f32, 4>([2, 2, 301, 16], seed));
+    let sinks: Tensor<f32, 1> = noise([4], 5);
+    let folder = Input::of(&q, &k, &v).tensor("d_out", &d_out).tensor("sinks", &sinks).folder();
+    let run = |choices: &str, output: &str| {
+        folder.qkv(&format!("run --input in.safetensors --output {output} --causal start {choices}")).well()
+    };
+    run("--weights", "one");
+    let said = run("--weights --ranks 2", "heads");
+    assert!(said.contains("ranks    2, by heads · "), "{said}");
+    // Two key heads do not suffice for three ranks.
+    let said = run("--weights --ranks 3 --json", "gathered");
+    assert!(said.contains(r#""ranks":{"count":3,"way":"gathered","sent_bytes":"#), "{said}");
+    let (one, heads, gathered) = (folder.read("one"), folder.read("heads"), folder.read("gathered"));
+    for name in ["out", "lse", "weights", "d_q", "d_k", "d_v"] {
+        assert_eq!(heads[name], one[name], "{name} by heads");
+        assert_eq!(gathered[name], one[name], "{name} with gathered keys");
+    }
+    let said = run("--ranks 3 --rank-way ring", "ring");
+    assert!(said.contains("ranks    3, by ring · "), "{said}");
+    let ring = folder.read("ring");
+    assert_eq!(ring["out"].shape, one["out"].shape);
+    assert_ne!(ring["out"], one["out"], "a ring adds in another order");
+    run("--ranks 3 --rank-way ring", "again");
+    for name in ["out", "lse", "d_q", "d_k", "d_v", "d_sinks"] {
+        assert_eq!(folder.read("again")[name], ring[name], "{name}: another run differs");
+    }
+}
+
+#[test]
+fn what_ranks_cannot_do_is_refused() {
+    if !has_mpi() {
+        return;
+    }
+    let x = noise::<f32, 4>([1, 2, 9, 4], 1);
+    let folder = Input::of(&x, &x, &x).folder();
+    for (choices, what) in [
+        ("--ranks 3 --rank-way heads", "2 key heads cannot be divided over 3 ranks"),
+        ("--ranks 2 --rank-way ring --dropout 0.1 --seed 1", "a ring does not know dropout and sampling"),
+        ("--ranks 2 --engine reference", "`reference` runs in one process, and not on 2 ranks"),
+    ] {
+        let ran = folder.qkv(&format!("run --input in.safetensors --output out.safetensors {choices}"));
+        assert_ne!(ran.code, Some(0));
+        assert!(ran.err.contains("error: rank ") && ran.err.contains(what), "{choices}: {}", ran.err);
+        assert_eq!(folder.names(), ["in.safetensors"], "a failure writes nothing");
+    }
+}
