@@ -56,7 +56,10 @@ impl RankJob {
         if !launch::is_rank() {
             return Ok(RankJob { mpi: None, ranks: Ranks::alone() });
         }
-        let on_lost = |error: &qkv_ranks::Error| note(format!("error: {error}"));
+        let on_lost = |error: &qkv_ranks::Error| {
+            note(format!("error: {error}"));
+            thread::sleep(Duration::from_millis(300));
+        };
         let mpi = Arc::new(Mpi::start(MpiOptions { timeout, on_lost })?);
         Ok(RankJob { ranks: Ranks::new(mpi.clone()), mpi: Some(mpi) })
     }
@@ -83,6 +86,8 @@ impl RankJob {
                     thread::sleep(Duration::from_secs(1));
                 }
                 note(format!("{failure}").trim_end().replacen("error: ", &format!("error: {:?}: ", self.ranks), 1));
+                // A launcher that is told to end all may drop what it has not passed on yet.
+                thread::sleep(Duration::from_millis(300));
                 mpi.abort(1)
             }
             (result, _) => result,
