@@ -31,8 +31,8 @@ pub enum Way {
     Heads,
     /// Rows are divided, and every rank has all keys and values while it computes.
     Gathered,
-    /// Rows are divided, and keys and values travel around (ring attention, arXiv:2310.01889): for those that do not fit
-    /// one rank. To rounding, and the same from run to run. Taken only where it is asked for.
+    /// Rows are divided, and keys and values travel around (ring attention, arXiv:2310.01889): for those that do not
+    /// fit one rank. To rounding, and the same from run to run. Taken only where it is asked for.
     Ring,
 }
 
@@ -78,7 +78,8 @@ impl Ranks {
     /// the upstream gradients, and gets its own rows of the output and of their gradients; everything else (lengths,
     /// segments, bits, biases, positions, parameters) is passed whole on every rank. The bits of output, log-sum-exp
     /// and of the gradients of q, k and v are those of one process, but for a [ring](Way::Ring); only for masks whose
-    /// keys the engine gathers (dilated, strided, where that pays) the gradients are so to rounding when rows are divided.
+    /// keys the engine gathers (dilated, strided, where that pays) the gradients are so to rounding when rows are
+    /// divided.
     ///
     /// ```
     /// use qkv::{Attention, Inputs, Mask, Tensor};

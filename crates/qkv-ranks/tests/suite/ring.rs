@@ -67,8 +67,8 @@ fn distance(found: &[f64], truth: &[f64]) -> (f64, f64) {
     (found.iter().zip(truth).map(off).fold(0.0, f64::max), largest)
 }
 
-/// Holds rings of several sizes to the definition: at most three times as far from it as one process, and some roundings
-/// of the largest number. Returns how many cases a ring knows.
+/// Holds rings of several sizes to the definition: at most three times as far from it as one process, and some
+/// roundings of the largest number. Returns how many cases a ring knows.
 fn hold<T>(cases: Vec<Case>) -> usize
 where
     T: Element + Number,

@@ -1,5 +1,5 @@
-//! `qkv bench --ranks`: attention divided over ranks, in each way that a call can be divided: its time, the bytes that a
-//! rank sends, and how long it waited for messages that no computation hid.
+//! `qkv bench --ranks`: attention divided over ranks, in each way that a call can be divided: its time, the bytes that
+//! a rank sends, and how long it waited for messages that no computation hid.
 
 use super::args::{BenchArgs, ReportFormat};
 use super::machine;
