@@ -23,11 +23,22 @@ pub(crate) struct TrainSummary {
     best: Option<f64>,
     best_step: Option<u64>,
     model: String,
+    /// On several ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ranks: Option<TrainRanks>,
     /// The command that uses the model.
     #[serde(skip)]
     command: &'static str,
     /// A sentence of the dev set.
     example: Option<TranslatedExample>,
+}
+
+/// What the first of several ranks sent and waited, validation and checkpoints included.
+#[derive(Debug, Serialize)]
+struct TrainRanks {
+    count: usize,
+    sent_bytes: u64,
+    waited_seconds: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -57,6 +68,11 @@ impl TrainSummary {
                 Some(TranslatedExample::new(&translator, &pair.source, &pair.target)?)
             }
         };
+        let (count, traffic) = (run.ranks().size(), run.ranks().traffic());
+        let ranks = (count > 1).then(|| {
+            let waited_seconds = traffic.waited.as_secs_f64();
+            TrainRanks { count, sent_bytes: traffic.sent, waited_seconds }
+        });
         Ok(TrainSummary {
             outcome: if outcome == Outcome::NoBetter { "no better" } else { "finished" },
             step: run.step(),
@@ -64,6 +80,7 @@ impl TrainSummary {
             best,
             best_step: run.best().map(|(_, step)| step),
             model: run.folder().display().to_string(),
+            ranks,
             command: match run.recipe().data {
                 Data::Files { .. } | Data::Task { .. } => "translate",
                 Data::Text { .. } | Data::Chat { .. } => "generate",
@@ -98,6 +115,10 @@ impl TrainSummary {
             text += if self.outcome == "no better" { "; stopped early, no better since\n" } else { "\n" };
         }
         text += &format!("model    {}\n", self.model);
+        if let Some(TrainRanks { count, sent_bytes, waited_seconds }) = self.ranks {
+            let sent = sent_bytes as f64 / f64::from(1 << 20);
+            text += &format!("ranks    {count}; the first sent {sent:.1} MiB and waited {waited_seconds:.1} s\n");
+        }
         let Some(example) = &self.example else {
             return text + &format!("try      qkv {} --model {}\n", self.command, self.model);
         };

@@ -56,3 +56,28 @@ fn what_ranks_cannot_do_is_refused() {
         assert_eq!(folder.names(), ["in.safetensors"], "a failure writes nothing");
     }
 }
+
+#[test]
+fn a_benchmark_counts_the_bytes_of_the_formula() {
+    if !has_mpi() {
+        return;
+    }
+    let shape = "bench --ranks 2 --shape 1,4,4,512,512,16 --causal --seconds 0.01 --json";
+    let lines = Input::new().folder().qkv(shape).well();
+    let found: Vec<(String, u64)> = lines
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+        .map(|line| (line["way"].as_str().unwrap().to_owned(), line["sent_bytes"].as_u64().unwrap()))
+        .collect();
+    // Rows of all heads of one tensor that a rank has, and their log-sum-exp.
+    let (rows, lse) = (256 * 4 * 16 * 4, 256 * 4 * 4);
+    let expected = [
+        // Half of q, k, v, out and its log-sum-exp; then of these and the upstream gradient, and of d_q, d_k and d_v.
+        ("heads", (4 * rows + lse) / 2 + (5 * rows + lse + 3 * rows) / 2),
+        // k and v; then q, k, v, out, the upstream gradient and the log-sum-exp.
+        ("gathered", 2 * rows + 5 * rows + lse),
+        // k and v to the next rank; then again, and both gradients all the way around.
+        ("ring", 2 * rows + 2 * rows + 2 * 2 * rows),
+    ];
+    assert_eq!(found, expected.map(|(way, bytes)| (way.to_owned(), bytes)));
+}
