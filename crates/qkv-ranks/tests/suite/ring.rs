@@ -141,9 +141,11 @@ where
 #[test]
 fn a_ring_is_as_exact_as_one_process() {
     // Of the suite's masks, those that depend on distance or come as data.
-    assert!(hold::<f32>(grid::masks()) >= 8);
-    assert!(hold::<f32>(grid::heads()) >= 4);
-    assert!(hold::<f32>(grid::on_top()) >= 8);
+    let every = std::env::var_os("QKV_EVERY_CASE").is_some();
+    let some = |cases: Vec<Case>| cases.into_iter().step_by(if every { 1 } else { 2 }).collect::<Vec<_>>();
+    assert!(hold::<f32>(some(grid::masks())) >= 4);
+    assert!(hold::<f32>(some(grid::heads())) >= 2);
+    assert!(hold::<f32>(some(grid::on_top())) >= 4);
 }
 
 #[test]
@@ -188,4 +190,33 @@ fn bytes_of_a_ring_are_those_of_the_formula() {
     // A rank's keys and values, P − 1 times; backward, their gradients come all the way around: P times.
     let own = (2 * b * h * (n / size) * d * 4) as u64;
     assert_eq!(sent, [[3 * own, 3 * own + 4 * own]; 4]);
+}
+
+#[test]
+fn the_error_does_not_grow_with_the_number_of_ranks() {
+    type Half = qkv::half::bf16;
+    let [q, k, v, d_out] = [1, 2, 3, 4].map(|seed| Tensor::<f32, 4>::randn([1, 2, 512, 32], seed).rounded::<Half>());
+    let causal = Attention::scaled_dot().mask(Mask::causal());
+    let inputs = Inputs::new(&q, &k, &v);
+    let reference = Reference::<f64>::exact();
+    let truth = reference.forward(&causal, inputs).unwrap();
+    let back = reference.backward(&causal, inputs, &truth, Upstream::new(&d_out)).unwrap();
+    let errors = [1, 2, 4, 8].map(|size| {
+        let shards = Shards::balanced(512, size);
+        let found = run_in_process(size, |ranks| {
+            let own = |of: &Tensor<Half, 4>| shards.take(ranks.rank(), of.into());
+            let [q, k, v, d_out] = [&q, &k, &v, &d_out].map(own);
+            let ring = ranks.attention(&causal, &shards, &shards).way(Way::Ring);
+            let out = ring.forward(Inputs::new(&q, &k, &v)).unwrap();
+            let found = ring.backward(Inputs::new(&q, &k, &v), &out, Upstream::new(&d_out)).unwrap();
+            let far = |found: &Tensor<Half, 4>, truth: &Tensor<f64, 4>| {
+                distance(&wide(found.data()), shards.take(ranks.rank(), truth.into()).data()).0
+            };
+            [far(&out.values, &truth.output.values), far(&found.q, &back.q), far(&found.k, &back.k)]
+        });
+        [0, 1, 2].map(|at| found.iter().map(|errors| errors[at]).fold(0.0, f64::max))
+    });
+    for more in &errors[1..] {
+        assert!(more.iter().zip(&errors[0]).all(|(more, one)| *more <= 1.25 * one), "{errors:?}");
+    }
 }
