@@ -142,10 +142,10 @@ where
 fn a_ring_is_as_exact_as_one_process() {
     // Of the suite's masks, those that depend on distance or come as data.
     let every = std::env::var_os("QKV_EVERY_CASE").is_some();
-    let some = |cases: Vec<Case>| cases.into_iter().step_by(if every { 1 } else { 2 }).collect::<Vec<_>>();
-    assert!(hold::<f32>(some(grid::masks())) >= 4);
-    assert!(hold::<f32>(some(grid::heads())) >= 2);
-    assert!(hold::<f32>(some(grid::on_top())) >= 4);
+    let some = |cases: Vec<Case>| cases.into_iter().step_by(if every { 1 } else { 3 }).collect::<Vec<_>>();
+    assert!(hold::<f32>(some(grid::masks())) >= 2);
+    assert!(hold::<f32>(some(grid::heads())) >= 1);
+    assert!(hold::<f32>(some(grid::on_top())) >= 2);
 }
 
 #[test]
