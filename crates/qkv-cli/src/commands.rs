@@ -18,6 +18,7 @@ mod man;
 mod page;
 mod run;
 mod show;
+mod speak;
 mod tag;
 mod train;
 mod transcribe;
@@ -43,6 +44,7 @@ const COMMANDS: &[Command] = &[
     describe::COMMAND,
     detect::COMMAND,
     transcribe::COMMAND,
+    speak::COMMAND,
     train::COMMAND,
     eval::COMMAND,
     inspect::COMMAND,
@@ -122,6 +124,7 @@ mod tests {
             ("transcribe", "transcribe.md"),
             ("describe", "describe.md"),
             ("detect", "detect.md"),
+            ("speak", "speak.md"),
         ] {
             let text = docs(page);
             let command = COMMANDS.iter().find(|one| one.name == command).unwrap();

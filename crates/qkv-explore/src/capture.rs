@@ -1,8 +1,10 @@
 //! Runs a model and captures a [`Recording`]: readable tokens, and every attention call.
 
 mod looking;
+mod speaking;
 
 pub use looking::{description, detection, image_answer};
+pub use speaking::speech;
 
 use crate::layer::{AttentionCall, Layer, WeightSource};
 use crate::recording::{Candidate, Form, Recording, Side, Step, Token};

@@ -1,12 +1,12 @@
 //! Any model whose attention can be recorded: translator, generator, encoder, document classifier, vision transformer,
-//! or a model that describes images, answers questions about them or finds objects in them. Its input is a text, or the
-//! name of an image; its output is a [`Recording`].
+//! a model that describes images, answers questions about them or finds objects in them, or a voice. Its input is a
+//! text, or the name of an image; its output is a [`Recording`].
 
 use crate::capture;
 use crate::recording::Recording;
 use qkv_models::image::Image;
 use qkv_models::{
-    Data, Describer, Detector, Encoder, Error, Generation, Generator, Han, Recipe, Result, Translator, Vit, Vqa,
+    Data, Describer, Detector, Encoder, Error, Generation, Generator, Han, Recipe, Result, Translator, Vit, Voice, Vqa,
 };
 use qkv_nn::Machine;
 use std::path::Path;
@@ -33,6 +33,8 @@ pub enum Observer {
     Vqa(Box<Vqa>, Vec<(String, Image)>),
     /// Finds objects in images: these, by name.
     Detector(Box<Detector>, Vec<(String, Image)>),
+    /// Speaks.
+    Voice(Box<Voice>),
 }
 
 /// Maximum input in characters: of a document, and of any other text.
@@ -72,6 +74,7 @@ impl Observer {
             "describe" => Ok(Observer::Describer(Box::new(Describer::open(path)?), Vec::new())),
             "vqa" => Ok(Observer::Vqa(Box::new(Vqa::open(path)?), Vec::new())),
             "detect" => Ok(Observer::Detector(Box::new(Detector::open(path)?), Vec::new())),
+            "voice" => Ok(Observer::Voice(Box::new(Voice::open(path)?))),
             "encoder" => Ok(Observer::Encoder(Box::new(Encoder::open(path)?))),
             "transformer" | "recurrent" => Ok(Observer::Translator(Box::new(Translator::open(path)?))),
             // A decoder-only model is whatever it was trained for: one trained on pairs translates.
@@ -91,6 +94,7 @@ impl Observer {
             Observer::Describer(..) => "describes images",
             Observer::Vqa(..) => "answers questions about an image",
             Observer::Detector(..) => "finds objects in images",
+            Observer::Voice(_) => "speaks",
         }
     }
 
@@ -147,6 +151,7 @@ impl Observer {
                 let how = Generation { sample: None, max_tokens: MAX_NEW_TOKENS, ..model.generation.clone() };
                 capture::continuation(model, text, target, &how, machine)
             }
+            Observer::Voice(model) => capture::speech(model, text, machine),
             Observer::Encoder(model) => capture::reading(model, text, target, machine),
             Observer::Han(model) => capture::document(model, text, machine),
             Observer::Vit(model, images) => {

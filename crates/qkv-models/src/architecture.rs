@@ -11,6 +11,7 @@ use crate::han::HanConfig;
 use crate::recurrent::RecurrentConfig;
 use crate::transformer::TransformerConfig;
 use crate::vit::VitConfig;
+use crate::voice::VoiceConfig;
 use crate::vqa::VqaConfig;
 use crate::{Error, Result};
 use qkv_nn::layers::PositionKind;
@@ -40,6 +41,8 @@ pub enum Architecture {
     Vqa(VqaConfig),
     /// Objects in images: see [`Detector`](crate::Detector). It generates no text.
     Detect(DetectConfig),
+    /// Text to speech: see [`Voice`](crate::Voice). It generates no text.
+    Voice(VoiceConfig),
 }
 
 /// The sizes of an architecture that generates text.
@@ -63,6 +66,7 @@ impl Architecture {
             Architecture::Describe(_) => "describe",
             Architecture::Vqa(_) => "vqa",
             Architecture::Detect(_) => "detect",
+            Architecture::Voice(_) => "voice",
         }
     }
 
@@ -78,7 +82,8 @@ impl Architecture {
             | Architecture::Han(_)
             | Architecture::Vit(_)
             | Architecture::Vqa(_)
-            | Architecture::Detect(_) => {
+            | Architecture::Detect(_)
+            | Architecture::Voice(_) => {
                 Err(Error::invalid(format!("a model of kind `{}` generates no text", self.name())))
             }
         }
@@ -94,6 +99,7 @@ impl Architecture {
             Architecture::Han(c) => (c.d_model, 0),
             Architecture::Vit(c) => (c.d_model, c.layers),
             Architecture::Detect(c) => (c.d_model, c.decoder_layers.saturating_add(c.image.layers)),
+            Architecture::Voice(c) => (c.d_model, c.encoder_layers.saturating_add(c.decoder_layers)),
             Architecture::Vqa(c) => (c.d_model, c.question_layers.saturating_add(c.image.layers)),
             Architecture::Describe(c) => (c.d_model, c.decoder_layers.saturating_add(c.image.layers)),
         }

@@ -6,14 +6,17 @@
 //! | `decode` | WAV, FLAC, MP3 and Ogg Vorbis to mono samples |
 //! | `resample` | any rate to 16 kHz |
 //! | [`log_mel`] | mel filters and the spectrogram that speech models read |
+//! | [`vocoder`] | spectrograms that speech is made of, and sound from them |
 //! | [`wav`] | writing WAV |
 
 mod decode;
 pub mod log_mel;
 mod resample;
+pub mod vocoder;
 pub mod wav;
 
 pub use log_mel::{MelFilters, Spectrogram};
+pub use vocoder::Vocoder;
 
 use crate::files::input;
 use crate::{Error, Result};

@@ -7,7 +7,7 @@ use crate::classifier::kind;
 use crate::files::folder::{CONFIG, WEIGHTS, WEIGHTS_INDEX};
 use crate::files::tensors::TensorFile;
 use crate::files::weights::Weights;
-use crate::{Architecture, Error, Result, describe, detect, encoder, han, vit, vqa};
+use crate::{Architecture, Error, Result, describe, detect, encoder, han, vit, voice, vqa};
 use serde::Serialize;
 use std::fmt;
 use std::path::Path;
@@ -67,6 +67,7 @@ impl Inspection {
             Some("encoder") => Some(encoder::inspect(path)?),
             Some("han") => Some(han::inspect(path)?),
             Some("detect") => Some(detect::inspect(path)?),
+            Some("voice") => Some(voice::inspect(path)?),
             Some("vqa") => Some(vqa::inspect(path)?),
             Some("describe") => Some(describe::inspect(path)?),
             Some("vit") => Some(vit::inspect(path)?),

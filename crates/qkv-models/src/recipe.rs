@@ -142,6 +142,20 @@ pub enum Data {
         /// Validation images.
         dev: PathBuf,
     },
+    /// Two lists of lines `recording ⇥ text`, for a voice; paths are counted from the list's folder.
+    Spoken {
+        /// Training recordings.
+        spoken: PathBuf,
+        /// Validation recordings.
+        dev: PathBuf,
+    },
+    /// Synthetic sounds, a tone for each letter, for a voice: see [`tones`](crate::tasks::tones()).
+    Tones {
+        /// Training texts.
+        tones: usize,
+        /// Validation texts.
+        dev_tones: usize,
+    },
     /// Synthetic pictures of shapes: see [`scenes`](crate::tasks::scenes()).
     Shapes {
         /// What is learned from them.
@@ -411,6 +425,7 @@ impl Recipe {
             Data::Task { pairs, dev_pairs, .. } => &[("data.pairs", pairs), ("data.dev_pairs", dev_pairs)],
             Data::Needles { texts, dev_texts, .. } => &[("data.texts", texts), ("data.dev_texts", dev_texts)],
             Data::Stories { stories, dev_stories } => &[("data.stories", stories), ("data.dev_stories", dev_stories)],
+            Data::Tones { tones, dev_tones } => &[("data.tones", tones), ("data.dev_tones", dev_tones)],
             Data::Shapes { scenes, dev_scenes, .. } => &[("data.scenes", scenes), ("data.dev_scenes", dev_scenes)],
             _ => &[],
         };
@@ -422,7 +437,9 @@ impl Recipe {
             }
         }
         let (fits, said) = match self.data {
-            Data::Text { .. } | Data::Chat { .. } => (train.metric == Metric::Loss, "`loss`"),
+            Data::Text { .. } | Data::Chat { .. } | Data::Spoken { .. } | Data::Tones { .. } => {
+                (train.metric == Metric::Loss, "`loss`")
+            }
             Data::Files { .. } | Data::Task { .. } => (train.metric != Metric::F1, "`bleu`, `chrf`, `exact` or `loss`"),
             Data::Captions { .. } | Data::Shapes { shapes: ShapesTask::Captions, .. } => {
                 (train.metric != Metric::Chrf, "`bleu`, `f1` (edit similarity), `exact` or `loss`")

@@ -50,7 +50,7 @@ impl Start {
                 "encoder" => Start::encoder(path)?,
                 "vit" => Start::vision(path)?,
                 "detect" => Start::own_without_text(path)?,
-                "han" | "describe" | "vqa" => Start::own(path)?,
+                "han" | "describe" | "vqa" | "voice" => Start::own(path)?,
                 _ => Start::generative(path)?,
             },
             _ => {
@@ -152,6 +152,10 @@ impl Start {
                 set(&mut c.attention_dropout, attention);
             }
             Architecture::Detect(c) => {
+                set(&mut c.dropout, dropout);
+                set(&mut c.attention_dropout, attention);
+            }
+            Architecture::Voice(c) => {
                 set(&mut c.dropout, dropout);
                 set(&mut c.attention_dropout, attention);
             }

@@ -1,17 +1,20 @@
 //! Synthetic tasks: data generated from a seed, so that training works on any machine without a download. Each source
 //! has one right target, so exact match is the metric, and each is solved by attending to the right place, so
 //! alignments can be read. For encoders there are texts with a class ([`needles()`]) and with questions
-//! ([`stories()`]); for models that look at images, pictures of shapes ([`scenes()`]).
+//! ([`stories()`]); for models that look at images, pictures of shapes ([`scenes()`]); for voices, sung letters
+//! ([`tones()`]).
 
 mod dates;
 mod needles;
 mod shapes;
 mod stories;
+mod tones;
 
 pub(crate) use needles::SHORTEST as SHORTEST_NEEDLES;
 pub use needles::needles;
 pub use shapes::{KINDS, SIDE, Scene, Shape, ShapesTask, scenes};
 pub use stories::stories;
+pub use tones::{LETTERS, SungText, sing, tones};
 
 use crate::draws::Draws;
 use crate::text::corpus::Pair;

@@ -6,6 +6,7 @@
 //! | --- | --- |
 //! | `image_data` | images with their classes |
 //! | `picture_data` | the data of models that look at images |
+//! | `voice_data` | recordings and their texts |
 //! | `dataset` | the data of a run, tokenized, and its batches |
 //! | `gradient_sum` | the gradient of a step: its micro-batches, added in one order on any number of ranks |
 //! | `together` | what ranks agree on before and while they train one run |
@@ -29,6 +30,7 @@ mod together;
 mod trained_model;
 mod tuning;
 mod validation;
+mod voice_data;
 
 pub use events::{Event, Measured, Validation, Watcher};
 pub use plan::Plan;

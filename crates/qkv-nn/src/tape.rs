@@ -159,6 +159,11 @@ impl<'a, T: Float> Tape<'a, T> {
         Tape { noise: false, ..self }
     }
 
+    /// The same tape with dropout and sampling, drawn from `seed`: for models that are random in use too.
+    pub fn with_noise(self, seed: u64) -> Self {
+        Tape { noise: true, seed, ..self }
+    }
+
     /// The same tape with layers that save their input alone and are computed again in the backward pass (gradient
     /// checkpointing).
     pub fn recompute(self, recompute: bool) -> Self {

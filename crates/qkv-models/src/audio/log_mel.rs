@@ -59,17 +59,23 @@ impl MelFilters {
     /// assert_eq!((filters.bands(), filters.weights().len()), (80, 80 * 201));
     /// ```
     pub fn slaney(bands: usize) -> MelFilters {
+        MelFilters::of_window(bands, WINDOW)
+    }
+
+    /// The same over the frequencies of another window: `window / 2 + 1` of them.
+    pub(super) fn of_window(bands: usize, window: usize) -> MelFilters {
+        let frequencies = window / 2 + 1;
         let edge = |at: usize| hertz(HIGHEST_MEL * at as f64 / (bands + 1) as f64);
-        let mut weights = vec![0.0; bands * FREQUENCIES];
-        for (band, row) in weights.chunks_exact_mut(FREQUENCIES).enumerate() {
+        let mut weights = vec![0.0; bands * frequencies];
+        for (band, row) in weights.chunks_exact_mut(frequencies).enumerate() {
             let [low, middle, high] = [edge(band), edge(band + 1), edge(band + 2)];
             for (bin, weight) in row.iter_mut().enumerate() {
-                let frequency = bin as f64 * SAMPLE_RATE as f64 / WINDOW as f64;
+                let frequency = bin as f64 * SAMPLE_RATE as f64 / window as f64;
                 let (up, down) = ((frequency - low) / (middle - low), (high - frequency) / (high - middle));
                 *weight = (up.min(down).max(0.0) * 2.0 / (high - low)) as f32;
             }
         }
-        MelFilters::new(bands, weights)
+        MelFilters::of_weights(bands, frequencies, weights)
     }
 
     /// Given filters, `[bands, 201]`.
@@ -77,19 +83,29 @@ impl MelFilters {
     /// # Panics
     /// Where there are not as many weights.
     pub fn new(bands: usize, weights: Vec<f32>) -> MelFilters {
-        assert_eq!(weights.len(), bands * FREQUENCIES, "weights of {bands} bands");
+        MelFilters::of_weights(bands, FREQUENCIES, weights)
+    }
+
+    fn of_weights(bands: usize, frequencies: usize, weights: Vec<f32>) -> MelFilters {
+        assert_eq!(weights.len(), bands * frequencies, "weights of {bands} bands");
         let range = |row: &[f32]| {
             let first = row.iter().position(|&weight| weight != 0.0).unwrap_or(0);
             let end = row.iter().rposition(|&weight| weight != 0.0).map_or(first, |last| last + 1);
             first..end
         };
-        let ranges = weights.chunks_exact(FREQUENCIES).map(range).collect();
+        let ranges = weights.chunks_exact(frequencies).map(range).collect();
         MelFilters { bands, weights, ranges }
     }
 
     /// Number of bands.
     pub fn bands(&self) -> usize {
         self.bands
+    }
+
+    /// The weights of each band that are not zero, with the first frequency they belong to.
+    pub(super) fn rows(&self) -> impl Iterator<Item = (usize, &[f32])> {
+        let rows = self.weights.chunks_exact(self.weights.len() / self.bands.max(1));
+        rows.zip(&self.ranges).map(|(row, range)| (range.start, &row[range.clone()]))
     }
 
     /// All weights, `[bands, 201]`.

@@ -2,6 +2,7 @@
 
 use super::image_data::{ClassedImages, ImageData};
 use super::picture_data::{PictureBatch, PictureData};
+use super::voice_data::VoiceData;
 use crate::architecture::Architecture;
 use crate::batch::IGNORE;
 use crate::batch::{Batch, SpecialTokens};
@@ -16,6 +17,7 @@ use crate::text::batches::{Batching, Lengths};
 use crate::text::corpus::{Corpus, Pair};
 use crate::text::sentences::sentences;
 use crate::text::tokenizer::Tokenizer;
+use crate::voice::SpokenText;
 use crate::{Document, Encoder, Error, Han, Recipe, Result, Vit};
 use std::path::Path;
 
@@ -28,6 +30,7 @@ pub(super) enum Dataset {
     Labelled(LabelledData),
     Images(ImageData),
     Pictures(PictureData),
+    Voice(VoiceData),
 }
 
 /// The data of one batch.
@@ -37,6 +40,7 @@ pub(super) enum TrainBatch {
     Documents(Vec<(Document, u32)>),
     Images(ClassedImages),
     Pictures(PictureBatch),
+    Spoken(Vec<SpokenText>),
 }
 
 /// Random augmentation of one batch.
@@ -63,6 +67,7 @@ impl TrainBatch {
             TrainBatch::Documents(documents) => documents.len(),
             TrainBatch::Images(batch) => batch.images.len(),
             TrainBatch::Pictures(batch) => batch.targets(),
+            TrainBatch::Spoken(spoken) => spoken.iter().map(|one| one.count).sum(),
         }
     }
 }
@@ -283,6 +288,14 @@ impl Dataset {
             let (data, tokenizer) = PictureData::read(recipe, image, |texts| found(recipe, tokenizer, || texts))?;
             return Ok((Dataset::Pictures(data), Some(tokenizer)));
         }
+        if VoiceData::is_named(&recipe.data) {
+            let Architecture::Voice(config) = model else {
+                return Err(Error::invalid(format!("a {} does not speak", model.name()))
+                    .with_hint("set `model.kind` to `voice`"));
+            };
+            let (data, tokenizer) = VoiceData::read(recipe, config, |texts| found(recipe, tokenizer, || texts))?;
+            return Ok((Dataset::Voice(data), Some(tokenizer)));
+        }
         Dataset::of_text(recipe, model, tokenizer).map(|(data, tokenizer)| (data, Some(tokenizer)))
     }
 
@@ -321,8 +334,10 @@ impl Dataset {
             | Data::Captions { .. }
             | Data::Questions { .. }
             | Data::Boxes { .. }
+            | Data::Spoken { .. }
+            | Data::Tones { .. }
             | Data::Shapes { .. } => {
-                unreachable!("images are no text")
+                unreachable!("images and sounds are no text")
             }
             Data::Chat { .. } => {
                 return Err(Error::invalid("conversations are for a model that was trained before")
@@ -452,6 +467,7 @@ impl Dataset {
             Dataset::Labelled(data) => Ok(data.batching.epoch(&data.lengths, seed, epoch)?.batches),
             Dataset::Chat(data) => data.epoch(seed, epoch),
             Dataset::Pictures(data) => data.epoch(seed, epoch),
+            Dataset::Voice(data) => data.epoch(seed, epoch),
             Dataset::Images(data) => Ok(data.epoch(seed, epoch)),
             Dataset::Text(TextStream { train, block, rows, .. })
             | Dataset::Masked(MaskedText { stream: TextStream { train, block, rows, .. }, .. }) => {
@@ -483,6 +499,7 @@ impl Dataset {
             Dataset::Images(data) => data.batch(entries, augmentation),
             Dataset::Chat(data) => TrainBatch::Text(data.batch(entries)),
             Dataset::Pictures(data) => TrainBatch::Pictures(data.batch(entries, augmentation)),
+            Dataset::Voice(data) => TrainBatch::Spoken(data.batch(entries)),
             Dataset::Masked(text) => {
                 let row = |&at: &usize| text.example(&text.stream.train[at..][..text.row()], &mut augmentation.draws);
                 TrainBatch::Examples(Examples(entries.iter().map(row).collect()))
@@ -540,6 +557,7 @@ impl Dataset {
                 format!("{} texts{labels}, cut into {cut}, {dev} to measure on, {vocabulary} pieces", train.len())
             }
             Dataset::Pictures(data) => data.summary(vocabulary),
+            Dataset::Voice(data) => data.summary(vocabulary),
             Dataset::Images(data) => data.summary(),
             Dataset::Text(TextStream { train, dev, block, rows })
             | Dataset::Masked(MaskedText { stream: TextStream { train, dev, block, rows }, .. }) => {

@@ -45,6 +45,8 @@ pub enum Measured {
     Captions,
     /// Boxes in images.
     Boxes,
+    /// Alignments of sounds with letters.
+    Speech,
 }
 
 /// Metrics of a validation.
@@ -61,7 +63,7 @@ pub struct Validation {
     /// Their chrF.
     pub chrf: f64,
     /// Percentage of exact matches; for classes and tags, the accuracy; for boxes, the average precision at an overlap
-    /// of 0.5, in percent.
+    /// of 0.5; for voices, the weight of attention near the diagonal, in percent.
     pub exact: f64,
     /// Macro F1 of classes, F1 of entities, word F1 of answers, edit similarity of descriptions, or average
     /// precision of boxes, in percent.
@@ -85,6 +87,7 @@ impl Validation {
             Measured::Classes => format!("accuracy {exact:.2} % · F1 {f1:.2}"),
             Measured::Tags => format!("entity F1 {f1:.2} · tags right {exact:.2} %"),
             Measured::Boxes => format!("AP50 {exact:.2} · AP {f1:.2}"),
+            Measured::Speech => format!("{exact:.1} % of attention near the diagonal"),
             Measured::Captions => format!("BLEU {bleu:.2} · edit similarity {f1:.2} % · exact match {exact:.1} %"),
             Measured::Answers => format!("exact match {exact:.2} % · F1 {f1:.2}"),
         }

@@ -101,6 +101,8 @@ fn files(data: &Data) -> Vec<&Path> {
         Data::Boxes { boxes, dev } => vec![boxes, dev],
         Data::Captions { captions, dev } => vec![captions, dev],
         Data::Questions { questions, dev } => vec![questions, dev],
+        Data::Spoken { spoken, dev } => vec![spoken, dev],
+        Data::Tones { .. } => Vec::new(),
         Data::Needles { .. } | Data::Stories { .. } | Data::Shapes { .. } | Data::Task { .. } => Vec::new(),
     }
 }

@@ -20,7 +20,8 @@ use crate::metrics::words::Words;
 use crate::pictures::Pictures;
 use crate::search::Search;
 use crate::translator::Translator;
-use crate::{Describer, Detector, Encoder, Error, Generator, Model, Recipe, Result};
+use crate::voice::SpokenText;
+use crate::{Describer, Detector, Encoder, Error, Generator, Model, Recipe, Result, Voice};
 use qkv_nn::{Loss, Machine, Parameters, Pool, Tape};
 
 /// Examples that are reported.
@@ -85,6 +86,9 @@ pub(super) fn validate(
         (TrainedModel::Detector(detector), Dataset::Pictures(PictureData::Boxes(boxes))) => {
             return of_boxes(detector, &boxes.dev, machine, step);
         }
+        (TrainedModel::Voice(voice), Dataset::Voice(data)) => {
+            return of_speech(voice, &data.dev, recipe, machine, pool, step);
+        }
         _ => return Err(Error::invalid("this data is for a model of another kind")),
     };
     let loss = translator.loss(dev, machine, pool)?;
@@ -121,6 +125,28 @@ fn of_boxes(detector: &Detector, dev: &[(Image, ClassedBoxes)], machine: &Machin
     let loss = 1.0 - mean / 100.0;
     let (measured, sentences, perplexity) = (Measured::Boxes, dev.len(), perplexity(loss));
     Ok(Validation { step, loss, perplexity, exact: at_half, f1: mean, sentences, measured, ..Validation::default() })
+}
+
+/// The loss of recordings, and how much of the attention to their letters lies near the diagonal.
+fn of_speech(
+    voice: &Voice,
+    dev: &[SpokenText],
+    recipe: &Recipe,
+    machine: &Machine,
+    pool: &Pool<f32>,
+    step: u64,
+) -> Result<Validation> {
+    let mut loss = Loss::default();
+    for spoken in dev.chunks(TOGETHER) {
+        let mut tape = Tape::inference(&voice.parameters, pool, machine);
+        loss += voice.loss(&mut tape, &spoken.iter().collect::<Vec<_>>(), 1.0)?.read();
+    }
+    let sentences = recipe.train.validate_sentences.min(dev.len());
+    let shares = dev[..sentences].iter().map(|spoken| voice.diagonal(spoken, machine)).collect::<Result<Vec<f64>>>()?;
+    let exact = 100.0 * shares.iter().sum::<f64>() / sentences.max(1) as f64;
+    let loss = loss.nll / loss.rows.max(1) as f64;
+    let (measured, perplexity) = (Measured::Speech, perplexity(loss));
+    Ok(Validation { step, loss, perplexity, exact, sentences, measured, ..Validation::default() })
 }
 
 /// Loss and metrics of descriptions: of all captions, and of the images that are described. An image with several

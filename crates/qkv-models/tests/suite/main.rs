@@ -10,6 +10,7 @@ mod models;
 mod pictures;
 mod ranks;
 mod resnet;
+mod speech;
 mod tensors;
 mod tokenizer;
 mod training;

@@ -37,7 +37,7 @@ pub struct Embedding {
 }
 
 /// Sines at even columns and cosines at odd ones: `sin(p / 10000^(2i/C))`.
-fn sinusoids(positions: usize, width: usize) -> Vec<f64> {
+pub(super) fn sinusoids(positions: usize, width: usize) -> Vec<f64> {
     let mut table = vec![0.0; positions * width];
     for (p, row) in table.chunks_exact_mut(width).enumerate() {
         for (x, value) in row.iter_mut().enumerate() {

@@ -31,6 +31,7 @@ mod linear;
 mod multi_head;
 mod norm;
 mod recurrent_attention;
+mod scaled_positions;
 
 pub use attention_pool::AttentionPool;
 pub use block::{Block, BlockConfig, NormPlace};
@@ -45,3 +46,4 @@ pub use linear::Linear;
 pub use multi_head::{AttentionConfig, MultiHead};
 pub use norm::{Norm, NormKind};
 pub use recurrent_attention::{AttentionStyle, RecurrentAttention, RecurrentMemory};
+pub use scaled_positions::ScaledPositions;

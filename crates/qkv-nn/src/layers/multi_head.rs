@@ -4,6 +4,7 @@
 use super::{Builder, KvCache, Linear};
 use crate::float::Float;
 use crate::ops::attention::{AttendOptions, Heads, ScoreParameters};
+use crate::ops::guide::Guide;
 use crate::ops::rotary::Angles;
 use crate::parameters::Init;
 use crate::tape::{Tape, Var};
@@ -25,12 +26,14 @@ pub struct AttentionConfig {
     pub out_bias: bool,
     /// Weight of the entropy penalty: see [`AttendOptions::entropy`].
     pub entropy: f64,
+    /// Guidance towards the diagonal, in training.
+    pub guide: Option<Guide>,
 }
 
 impl AttentionConfig {
-    /// With all biases, head width `C / Hq`, and no penalty.
+    /// With all biases, head width `C / Hq`, no penalty and no guide.
     pub fn new(attention: Attention, heads: Heads) -> Self {
-        AttentionConfig { attention, heads, head_width: None, bias: true, out_bias: true, entropy: 0.0 }
+        AttentionConfig { attention, heads, head_width: None, bias: true, out_bias: true, entropy: 0.0, guide: None }
     }
 }
 
@@ -123,6 +126,9 @@ impl MultiHead {
         let k = project(tape, self.k, memory, angles);
         let v = self.v.forward(tape, memory);
         let options = AttendOptions { key_lengths, query_lengths, ..self.options() };
+        if let Some(guide) = self.config.guide {
+            tape.guide(&q, &k, guide, &options)?;
+        }
         let attended = tape.attend(&q, &k, &v, None, &options)?;
         drop((q, k, v));
         Ok(self.out.forward(tape, &attended))

@@ -3,11 +3,13 @@
 
 pub(crate) mod attention;
 pub(crate) mod boxes;
+pub(crate) mod distance;
 pub(crate) mod dropout;
 pub(crate) mod embedding;
 mod gather;
 pub(crate) mod group_norm;
 pub(crate) mod gru;
+pub(crate) mod guide;
 pub(crate) mod linear;
 pub(crate) mod loss;
 mod mean;

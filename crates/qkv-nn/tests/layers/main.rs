@@ -5,5 +5,6 @@ mod golden;
 mod gradients;
 mod images;
 mod packed;
+mod speech;
 mod threads;
 mod tuning;

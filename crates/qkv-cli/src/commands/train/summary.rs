@@ -86,6 +86,7 @@ impl TrainSummary {
                 Data::Text { .. } | Data::Chat { .. } => "generate",
                 Data::Classes { .. } | Data::Needles { .. } | Data::Images { .. } => "classify",
                 Data::Tags { .. } => "tag",
+                Data::Spoken { .. } | Data::Tones { .. } => "speak",
                 Data::Boxes { .. } | Data::Shapes { shapes: ShapesTask::Boxes, .. } => "detect",
                 Data::Captions { .. } | Data::Shapes { shapes: ShapesTask::Captions, .. } => "describe",
                 Data::Answers { .. } | Data::Stories { .. } | Data::Questions { .. } | Data::Shapes { .. } => "answer",
@@ -120,7 +121,8 @@ impl TrainSummary {
             text += &format!("ranks    {count}; the first sent {sent:.1} MiB and waited {waited_seconds:.1} s\n");
         }
         let Some(example) = &self.example else {
-            return text + &format!("try      qkv {} --model {}\n", self.command, self.model);
+            let option = if self.command == "speak" { "voice" } else { "model" };
+            return text + &format!("try      qkv {} --{option} {}\n", self.command, self.model);
         };
         let quoted = example.source.replace('\'', r"'\''");
         text += &format!("try      qkv translate --model {} '{quoted}'\n\n", self.model);

@@ -1,0 +1,174 @@
+//! The data of voices: recordings with what is said in them, from lists of `recording ⇥ text` or sung by the program
+//! itself, as spectrograms.
+
+use crate::audio::vocoder::trimmed;
+use crate::audio::{Recording, SAMPLE_RATE, Vocoder};
+use crate::files::packed;
+use crate::recipe::Data;
+use crate::text::batches::{Batching, Lengths};
+use crate::text::tokenizer::Tokenizer;
+use crate::voice::{SpokenText, spelled};
+use crate::{Error, Recipe, Result, Voice, VoiceConfig, tasks};
+use std::path::Path;
+
+/// The longest recording, in seconds.
+const LONGEST: usize = 60;
+/// Separates synthetic sounds from other uses of the seed.
+const SOUNDS: u64 = 0x736f_756e;
+
+/// Recordings and their texts.
+pub(super) struct VoiceData {
+    train: Vec<SpokenText>,
+    pub dev: Vec<SpokenText>,
+    lengths: Vec<Lengths>,
+    batching: Batching,
+    frames: usize,
+}
+
+/// A text, and the spectrogram of its recording.
+type Said = (String, Vec<f32>);
+
+impl VoiceData {
+    /// Whether a recipe's data is of this kind.
+    pub fn is_named(data: &Data) -> bool {
+        matches!(data, Data::Spoken { .. } | Data::Tones { .. })
+    }
+
+    /// Reads or makes the recordings of a recipe, and trains a tokenizer unless one is passed.
+    pub fn read(
+        recipe: &Recipe,
+        config: &VoiceConfig,
+        tokenizer: impl FnOnce(Vec<&str>) -> Result<Tokenizer>,
+    ) -> Result<(VoiceData, Tokenizer)> {
+        config.check()?;
+        let vocoder = Vocoder::new(config.bands);
+        let (train, dev) = match &recipe.data {
+            Data::Spoken { spoken, dev } => (listed(spoken, &vocoder)?, listed(dev, &vocoder)?),
+            Data::Tones { tones, dev_tones } => {
+                let (train, dev) = tasks::tones(recipe.seed ^ SOUNDS, *tones, *dev_tones);
+                let said = |sung: &tasks::SungText| -> Said {
+                    (sung.text.clone(), vocoder.spectrogram(&trimmed(&sung.samples)))
+                };
+                (train.iter().map(said).collect(), dev.iter().map(said).collect())
+            }
+            _ => return Err(Error::invalid("the recipe names no recordings")),
+        };
+        let tokenizer = tokenizer(train.iter().map(|(text, _)| text.as_str()).collect())?;
+        let eos = tokenizer.eos();
+        let spoken = |said: Vec<Said>| -> Vec<SpokenText> {
+            let one = |(text, frames): Said| {
+                let mut letters = tokenizer.encode(&text);
+                letters.push(eos);
+                SpokenText { letters, count: frames.len() / config.bands, frames }
+            };
+            said.into_iter().map(one).collect()
+        };
+        let (train, dev): (Vec<SpokenText>, Vec<SpokenText>) = (spoken(train), spoken(dev));
+        let frames = train.iter().map(|one| one.count).sum();
+        let batching = Batching { tokens: recipe.train.tokens, longest: recipe.train.longest };
+        Ok((VoiceData { train, dev, lengths: Vec::new(), batching, frames }, tokenizer))
+    }
+
+    /// Counts letters and steps for a voice, and leaves out of the dev set what it cannot say.
+    pub fn measure(&mut self, voice: &Voice) -> Result<()> {
+        let VoiceConfig { max_letters, max_steps, .. } = voice.config;
+        let lengths = |one: &SpokenText| {
+            let (source, target) = (one.letters.len(), voice.steps(one.count));
+            // What is too long for the model is as long as nothing that is learned from.
+            let fits = source <= max_letters + 1 && target <= max_steps;
+            if fits { Lengths { source, target } } else { Lengths { source: usize::MAX, target: usize::MAX } }
+        };
+        self.lengths = self.train.iter().map(lengths).collect();
+        self.dev.retain(|one| lengths(one).source < usize::MAX);
+        if self.dev.is_empty() {
+            return Err(Error::invalid("every recording of the dev set is too long for the voice")
+                .with_hint("raise `model.max_steps` or `model.max_letters`"));
+        }
+        Ok(())
+    }
+
+    /// The batches of an epoch: a function of seed and epoch.
+    pub fn epoch(&self, seed: u64, epoch: u64) -> Result<Vec<Vec<usize>>> {
+        Ok(self.batching.epoch(&self.lengths, seed, epoch)?.batches)
+    }
+
+    /// Builds a batch.
+    pub fn batch(&self, entries: &[usize]) -> Vec<SpokenText> {
+        entries.iter().map(|&at| self.train[at].clone()).collect()
+    }
+
+    /// Sizes of the data, in words.
+    pub fn summary(&self, vocabulary: usize) -> String {
+        let longest = self.batching.longest;
+        let long = self.lengths.iter().filter(|lengths| lengths.source.max(lengths.target) > longest).count();
+        let left_out = if long > 0 { format!(" ({long} too long are left out)") } else { String::new() };
+        let minutes = self.frames as f64 / crate::audio::vocoder::FRAME_RATE as f64 / 60.0;
+        let (train, dev) = (self.train.len(), self.dev.len());
+        format!("{train} recordings{left_out} of {minutes:.1} minutes, {dev} to measure on, {vocabulary} letters")
+    }
+}
+
+/// The recordings of a list and their texts. Paths are counted from the list's folder.
+fn listed(path: &Path, vocoder: &Vocoder) -> Result<Vec<Said>> {
+    let text = packed::text(path)?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let mut found = Vec::new();
+    for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let wrong = |what: String| Error::line(path, at + 1, what);
+        let Some((name, said)) = line.split_once('\t') else {
+            return Err(wrong("the line has 1 column, expected 2".into())
+                .with_hint("each line is a recording, a tab, and what is said in it"));
+        };
+        let said = spelled(said);
+        if said.is_empty() {
+            return Err(wrong(format!("nothing is said in `{}`", name.trim())));
+        }
+        let recording = Recording::open(folder.join(name.trim())).map_err(|e| wrong(e.to_string()))?;
+        let mut samples = Vec::new();
+        for piece in recording.samples().map_err(|e| wrong(e.to_string()))? {
+            samples.extend(piece.map_err(|e| wrong(e.to_string()))?);
+            if samples.len() > LONGEST * SAMPLE_RATE {
+                return Err(wrong(format!("`{}` is longer than {LONGEST} seconds", name.trim()))
+                    .with_hint("cut recordings into sentences"));
+            }
+        }
+        let samples = trimmed(&samples);
+        if samples.is_empty() {
+            return Err(wrong(format!("`{}` is silent", name.trim())));
+        }
+        found.push((said, vocoder.spectrogram(&samples)));
+    }
+    if found.is_empty() {
+        return Err(Error::line(path, 1, "the list is empty"));
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::audio::wav;
+
+    #[test]
+    fn recordings_are_read_and_lines_that_are_wrong_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let tone: Vec<f32> = (0..8000).map(|at| 0.3 * (at as f32 * 0.3).sin()).collect();
+        std::fs::write(folder.path().join("a.wav"), wav::to_bytes(&tone, 16_000)).unwrap();
+        std::fs::write(folder.path().join("quiet.wav"), wav::to_bytes(&[0.0; 900], 16_000)).unwrap();
+        std::fs::write(folder.path().join("text.wav"), "no sound").unwrap();
+        let (path, vocoder) = (folder.path().join("list.tsv"), Vocoder::new(80));
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            listed(&path, &vocoder)
+        };
+        let found = read("a.wav\tHello  World\n\n").unwrap();
+        assert_eq!((found.len(), found[0].0.as_str(), found[0].1.len()), (1, "hello world", 41 * 80));
+        let said = |text: &str| read(text).unwrap_err().to_string();
+        assert!(said("a.wav\tx\na.wav\n").contains(":2: the line has 1 column"));
+        assert!(said("a.wav\t \n").contains(":1: nothing is said in `a.wav`"));
+        assert!(said("b.wav\tx\n").contains(":1: cannot open"));
+        assert!(said("text.wav\tx\n").contains("neither WAV, FLAC, MP3 nor Ogg"));
+        assert!(said("quiet.wav\tx\n").contains("`quiet.wav` is silent"));
+        assert!(said("\n").contains("the list is empty"));
+    }
+}

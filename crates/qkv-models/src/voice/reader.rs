@@ -1,0 +1,243 @@
+//! A voice with its parameters and tokenizer: its folder, and its loss on recordings whose texts are known.
+
+use super::{VoiceConfig, VoiceNetwork, last_frames};
+use crate::batch::{IGNORE, Rows, SpecialTokens};
+use crate::checkpoint::{Blank, write_tokenizer};
+use crate::files::atomic;
+use crate::files::folder::{self, CONFIG, TOKENIZER, WEIGHTS, read_json, write_json};
+use crate::files::tensors::Storage;
+use crate::files::weights::Weights;
+use crate::layout::Layout;
+use crate::provenance::Provenance;
+use crate::start::Start;
+use crate::text::tokenizer::Tokenizer;
+use crate::{Architecture, Error, ModelConfig, Result};
+use qkv_nn::layers::Builder;
+use qkv_nn::{Expected, Loss, Parameters, PendingLoss, Tape, Target, Var};
+use std::path::Path;
+
+/// A model that speaks.
+#[derive(Debug)]
+pub struct Voice {
+    /// Its configuration.
+    pub config: VoiceConfig,
+    /// Its parameters.
+    pub parameters: Parameters<f32>,
+    /// Its tokenizer: letters.
+    pub tokenizer: Tokenizer,
+    pub(super) network: VoiceNetwork,
+    vocab_size: usize,
+}
+
+/// A recording and what is said in it.
+#[derive(Clone, Debug)]
+pub(crate) struct SpokenText {
+    /// The letters and the end token.
+    pub letters: Vec<u32>,
+    /// Its spectrogram, `[count, bands]`.
+    pub frames: Vec<f32>,
+    /// Number of frames.
+    pub count: usize,
+}
+
+/// What a pass over recordings computes.
+pub(super) struct Heard {
+    /// Hidden states of the decoder, `[B, N, C]`.
+    pub hidden: Var<f32>,
+    /// Steps of each recording.
+    pub steps: Vec<usize>,
+}
+
+/// Configuration and weights of a folder, and the model with parameters of zero.
+fn found(folder: &Path) -> Result<(ModelConfig, VoiceConfig, Weights, Result<Blank<VoiceNetwork>>)> {
+    let path = folder.join(CONFIG);
+    let whole: ModelConfig = read_json(&path)?;
+    let Architecture::Voice(config) = whole.architecture.clone() else {
+        let what = format!("it is a {}, expected `voice`", whole.architecture.name());
+        return Err(Error::format(&path, "field `architecture.kind`", what));
+    };
+    let weights = Weights::of_folder(folder)?;
+    let built = || {
+        whole.check_size(weights.numbers()).map_err(|e| folder::in_file(&path, e))?;
+        let mut parameters = Parameters::new();
+        let network = VoiceNetwork::new(&mut Builder::blank(&mut parameters), &config, whole.vocab_size)
+            .map_err(|e| folder::in_file(&path, e))?;
+        let layout = Layout::own(&parameters);
+        Ok((network, parameters, layout))
+    };
+    let built = built();
+    Ok((whole, config, weights, built))
+}
+
+/// Description, number of parameters, mismatches and weights of a folder.
+pub(crate) fn inspect(folder: &Path) -> Result<(String, Option<usize>, Vec<String>, Weights)> {
+    let (whole, config, weights, built) = found(folder)?;
+    let words = format!(
+        "voice: {} letters to {} mel bands, {} frames a step; {} + {} layers, width {}",
+        whole.vocab_size, config.bands, config.reduction, config.encoder_layers, config.decoder_layers, config.d_model
+    );
+    Ok(match built {
+        Ok((_, parameters, layout)) => {
+            (words, Some(parameters.count()), layout.misfits(&parameters, &weights), weights)
+        }
+        Err(error) => (words, None, vec![error.to_string()], weights),
+    })
+}
+
+impl Voice {
+    /// Reads a folder.
+    ///
+    /// # Errors
+    /// Names the file, and the field or tensor that is wrong.
+    pub fn open(folder: impl AsRef<Path>) -> Result<Voice> {
+        let folder = folder.as_ref();
+        let (whole, config, weights, built) = found(folder)?;
+        let (network, mut parameters, layout) = built?;
+        let tokenizer = Tokenizer::open(folder.join(TOKENIZER))?;
+        if tokenizer.len() > whole.vocab_size {
+            let what = format!("the tokenizer has {} tokens, the model {}", tokenizer.len(), whole.vocab_size);
+            return Err(Error::format(folder.join(CONFIG), "field `vocab_size`", what));
+        }
+        layout.fill(&mut parameters, &weights)?;
+        Ok(Voice { config, parameters, tokenizer, network, vocab_size: whole.vocab_size })
+    }
+
+    /// A new model with parameters drawn from the seed.
+    ///
+    /// ```
+    /// use qkv_models::text::tokenizer::{Kind, Tokenizer};
+    /// use qkv_models::{SpeakOptions, Voice, VoiceConfig};
+    /// let tokenizer = Tokenizer::train(["one two"], Kind::Characters)?;
+    /// let config = VoiceConfig { d_model: 16, ffn_dim: 16, max_steps: 8, ..Default::default() };
+    /// let voice = Voice::new(&config, tokenizer, 1)?;
+    /// let speech = voice.speak("two", &SpeakOptions::default(), &qkv_nn::Machine::new(1))?;
+    /// assert_eq!(speech.letters, ["t", "w", "o", "</s>"]);
+    /// assert!(!speech.samples.is_empty());
+    /// # Ok::<(), qkv_models::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Where sizes do not fit together.
+    pub fn new(config: &VoiceConfig, tokenizer: Tokenizer, seed: u64) -> Result<Voice> {
+        let (mut parameters, vocab_size) = (Parameters::new(), tokenizer.len());
+        let network = VoiceNetwork::new(&mut Builder::new(&mut parameters, seed), config, vocab_size)?;
+        Ok(Voice { config: config.clone(), parameters, tokenizer, network, vocab_size })
+    }
+
+    /// A voice on the weights of a trained one, with the same letters.
+    pub(crate) fn from_start(
+        config: &VoiceConfig,
+        tokenizer: Tokenizer,
+        start: &Start,
+        seed: u64,
+    ) -> Result<(Voice, Provenance)> {
+        let mut voice = Voice::new(config, tokenizer, seed)?;
+        let layout = Layout::own(&voice.parameters);
+        let found = layout.fill_from(&mut voice.parameters, &start.weights, |_| false, seed)?;
+        Ok((voice, found))
+    }
+
+    /// Writes its folder.
+    ///
+    /// # Errors
+    /// Where the system refuses.
+    pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
+        let folder = folder.as_ref();
+        std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
+        atomic::write(folder.join(WEIGHTS), &Layout::own(&self.parameters).bytes(&self.parameters, storage)?)?;
+        let specials = SpecialTokens::of(&self.tokenizer);
+        let whole = ModelConfig::new(Architecture::Voice(self.config.clone()), self.vocab_size, specials);
+        write_json(&folder.join(CONFIG), &whole)?;
+        self.tokenizer.save(folder.join(TOKENIZER))?;
+        write_tokenizer(&self.tokenizer, None, folder)
+    }
+
+    /// The letters of a text, in lower case, and the end token.
+    ///
+    /// # Errors
+    /// Where the text is empty or too long, or a letter is one that the voice has not learned.
+    pub(crate) fn letters(&self, text: &str) -> Result<Vec<u32>> {
+        let text = spelled(text);
+        if text.is_empty() {
+            return Err(Error::invalid("there is nothing to say").with_hint("give a text"));
+        }
+        let mut letters = self.tokenizer.encode(&text);
+        let unknown = |c: &char| {
+            let ids = self.tokenizer.encode(&c.to_string());
+            ids.is_empty() || ids.iter().any(|&id| Some(id) == self.tokenizer.unk())
+        };
+        if let Some(letter) = text.chars().find(unknown) {
+            return Err(Error::invalid(format!("the voice has not learned the letter `{letter}`"))
+                .with_hint("write it as it is spoken, with the letters of the voice's training texts"));
+        }
+        if letters.len() > self.config.max_letters {
+            let what = format!("the text has {} letters, the voice says {}", letters.len(), self.config.max_letters);
+            return Err(Error::invalid(what).with_hint("cut it into sentences"));
+        }
+        letters.push(self.tokenizer.eos());
+        Ok(letters)
+    }
+
+    /// Steps that say so many frames.
+    pub(crate) fn steps(&self, frames: usize) -> usize {
+        frames.div_ceil(self.config.reduction)
+    }
+
+    /// A parallel pass over recordings.
+    pub(super) fn hear(&self, tape: &mut Tape<'_, f32>, spoken: &[&SpokenText]) -> Result<Heard> {
+        let VoiceConfig { bands, reduction, .. } = self.config;
+        let rows: Vec<Vec<u32>> = spoken.iter().map(|one| one.letters.clone()).collect();
+        let rows = Rows::new(&rows, self.tokenizer.pad());
+        let steps: Vec<usize> = spoken.iter().map(|one| self.steps(one.count)).collect();
+        let most = steps.iter().copied().max().unwrap_or(1).max(1);
+        let frames: Vec<&[f32]> = spoken.iter().map(|one| &one.frames[..]).collect();
+        let memory = self.network.encode(tape, &rows)?;
+        let last = tape.constant(last_frames(&frames, bands, reduction, most));
+        let heard = self.network.hear(tape, &last);
+        let ragged = steps.iter().any(|&steps| steps != most).then_some(&steps[..]);
+        let hidden = self.network.decode(tape, &heard, ragged, &memory, rows.ragged())?;
+        Ok(Heard { hidden, steps })
+    }
+
+    /// The loss of recordings; the gradient of each frame is multiplied by `scale`.
+    pub(crate) fn loss(&self, tape: &mut Tape<'_, f32>, spoken: &[&SpokenText], scale: f64) -> Result<PendingLoss> {
+        let VoiceConfig { bands, reduction, stop_weight, .. } = self.config;
+        let Heard { hidden, steps } = self.hear(tape, spoken)?;
+        let most = hidden.shape()[1];
+        let length = most * reduction;
+        let (mut there, mut counted) = (vec![0.0; spoken.len() * length * bands], vec![false; spoken.len() * length]);
+        let frames: Vec<usize> = spoken.iter().map(|one| one.count).collect();
+        for (at, one) in spoken.iter().enumerate() {
+            there[at * length * bands..][..one.frames.len()].copy_from_slice(&one.frames);
+            counted[at * length..][..frames[at]].fill(true);
+        }
+        let written = self.network.frames(tape, &hidden);
+        let ragged = frames.iter().any(|&frames| frames != length).then_some(&frames[..]);
+        let refined = self.network.refine(tape, &written, ragged);
+        let expected = Expected { values: &there, counted: &counted, scale };
+        let mut total = tape.distance_loss(&refined, expected);
+        if self.config.postnet_layers > 0 {
+            total += tape.distance_loss(&written, expected);
+        }
+        // The last step of each recording, and all that are not: a step counts as its frames do.
+        let scale = scale * reduction as f64;
+        for (class, weight) in [(0, 1.0), (1, stop_weight)] {
+            let id = |at: usize| match (at % most + 1).cmp(&steps[at / most]) {
+                std::cmp::Ordering::Less => 0,
+                std::cmp::Ordering::Equal => 1,
+                std::cmp::Ordering::Greater => IGNORE,
+            };
+            let ids = (0..spoken.len() * most).map(|at| if id(at) == class { class } else { IGNORE });
+            let ids: Vec<u32> = ids.collect();
+            let target = Target { ids: &ids, ignore: Some(IGNORE), smoothing: 0.0, scale: scale * weight };
+            let stop = self.network.stop();
+            total += reduction as f64 * weight * tape.cross_entropy(&hidden, stop.weight, stop.bias, target).read().nll;
+        }
+        Ok(Loss { smoothed: total, nll: total, rows: frames.iter().sum(), right: 0 }.into())
+    }
+}
+
+/// A text as voices read it: in lower case, with single spaces.
+pub(crate) fn spelled(text: &str) -> String {
+    text.split_whitespace().map(str::to_lowercase).collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,180 @@
+//! Speaking: step by step until the voice says that it is done, then sound from the spectrogram; and the alignment of
+//! what was said with the letters.
+
+use super::reader::{SpokenText, spelled};
+use super::{Voice, VoiceConfig};
+use crate::audio::Vocoder;
+use crate::batch::Rows;
+use crate::model::{AttentionSite, Group};
+use crate::observed::{ObservedAttention, observed};
+use crate::text::sentences::sentences;
+use crate::{Error, Result, finite};
+use qkv_nn::{Machine, Pool, Tape, Tensor};
+
+/// How a text is spoken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpeakOptions {
+    /// Steps of Griffin and Lim's algorithm.
+    pub iterations: usize,
+    /// Seed of the pre-net's dropout and of the first phases.
+    pub seed: u64,
+}
+
+impl Default for SpeakOptions {
+    fn default() -> Self {
+        SpeakOptions { iterations: 60, seed: 1 }
+    }
+}
+
+/// What was said.
+#[derive(Clone, Debug)]
+pub struct Speech {
+    /// Mono samples of 16 kHz.
+    pub samples: Vec<f32>,
+    /// The spectrogram, `[frames, bands]`.
+    pub frames: Vec<f32>,
+    /// The letters, the end token last.
+    pub letters: Vec<String>,
+    /// Seconds of a step.
+    pub step: f64,
+    /// A row for each step, a weight for each letter: the mean over the heads of the decoder's last layer.
+    pub alignment: Vec<Vec<f32>>,
+    /// Every attention: of the encoder, of the decoder to itself, of the decoder to the letters.
+    pub attentions: Vec<ObservedAttention>,
+    /// Whether the voice said that it was done; otherwise it was stopped at its longest.
+    pub ended: bool,
+}
+
+/// The share of an alignment's weight that lies within a tenth of the length from the diagonal: a row for each step, a
+/// weight for each letter and for the end token, which has no time of its own and is left out.
+///
+/// ```
+/// use qkv_models::diagonal_share;
+/// let row = |at: usize| (0..9).map(|letter| f32::from(letter == at / 2)).collect::<Vec<f32>>();
+/// assert_eq!(diagonal_share(&(0..16).map(row).collect::<Vec<_>>()), 1.0);
+/// assert!(diagonal_share(&vec![vec![0.1; 11]; 10]) < 0.3);
+/// ```
+pub fn diagonal_share(alignment: &[Vec<f32>]) -> f64 {
+    let (mut near, mut all) = (0.0, 0.0);
+    for (at, row) in alignment.iter().enumerate() {
+        let query = (at as f64 + 0.5) / alignment.len() as f64;
+        let letters = row.len().saturating_sub(1);
+        for (letter, &weight) in row[..letters].iter().enumerate() {
+            let key = (letter as f64 + 0.5) / letters as f64;
+            all += f64::from(weight);
+            if (query - key).abs() <= 0.1 {
+                near += f64::from(weight);
+            }
+        }
+    }
+    if all > 0.0 { near / all } else { 0.0 }
+}
+
+impl Voice {
+    /// The sentences of a text, as they are spoken one after the other; one that is too long is cut between words.
+    ///
+    /// # Errors
+    /// Where there is nothing to say.
+    pub fn phrases(&self, text: &str) -> Result<Vec<String>> {
+        let mut found: Vec<String> = Vec::new();
+        for sentence in sentences(text).into_iter().map(|range| spelled(&text[range])) {
+            let mut phrase = String::new();
+            for word in sentence.split(' ') {
+                let longer = phrase.chars().count() + 1 + word.chars().count() > self.config.max_letters;
+                if longer && !phrase.is_empty() {
+                    found.push(std::mem::take(&mut phrase));
+                }
+                if !phrase.is_empty() {
+                    phrase.push(' ');
+                }
+                phrase.push_str(word);
+            }
+            found.push(phrase);
+        }
+        found.retain(|phrase| !phrase.is_empty());
+        if found.is_empty() {
+            return Err(Error::invalid("there is nothing to say").with_hint("give a text"));
+        }
+        Ok(found)
+    }
+
+    /// Speaks a text.
+    ///
+    /// # Errors
+    /// Where the text is empty or too long or has letters that the voice has not learned, or the model computes NaN.
+    pub fn speak(&self, text: &str, options: &SpeakOptions, machine: &Machine) -> Result<Speech> {
+        let letters = self.letters(text)?;
+        let VoiceConfig { bands, reduction, max_steps, .. } = self.config;
+        let (pool, rows) = (Pool::new(), Rows::new(std::slice::from_ref(&letters), self.tokenizer.pad()));
+        let (mut frames, mut heard, mut ended) = (Vec::new(), Vec::new(), false);
+        rayon::scope(|_| -> Result<()> {
+            let mut tape = Tape::inference(&self.parameters, &pool, machine);
+            let memory = self.network.encode(&mut tape, &rows)?;
+            let mut state = self.network.start(&mut tape, &memory)?;
+            while heard.len() < max_steps * self.config.d_model && !ended {
+                let at = heard.len() / self.config.d_model;
+                let last = match frames.len() {
+                    0 => vec![0.0; bands],
+                    length => frames[length - bands..].to_vec(),
+                };
+                // The pre-net forgets at random in use too, so that the letters count more than what was just said.
+                let seed = options.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(at as u64);
+                let mut noisy = Tape::inference(&self.parameters, &pool, machine).with_noise(seed);
+                let last = noisy.constant(Tensor::new(last, &[1, 1, bands]));
+                let now = self.network.hear(&mut noisy, &last);
+                let hidden = self.network.step(&mut tape, &now, at, &mut state)?;
+                let written = self.network.frames(&mut tape, &hidden);
+                finite::check(written.value().data(), &self.parameters)?;
+                let stop = self.network.stop().forward(&mut tape, &hidden);
+                ended = stop.value().data()[1] > stop.value().data()[0];
+                frames.extend_from_slice(written.value().data());
+                heard.extend_from_slice(now.value().data());
+            }
+            let count = frames.len() / bands;
+            let written = tape.constant(Tensor::new(std::mem::take(&mut frames), &[1, count, bands]));
+            frames = self.network.refine(&mut tape, &written, None).value().data().to_vec();
+            finite::check(&frames, &self.parameters)
+        })?;
+        let attentions = self.attentions(&rows, heard, machine)?;
+        let alignment = attentions.last().map_or(Ok(Vec::new()), ObservedAttention::mean_over_heads)?;
+        let samples = Vocoder::new(bands).samples(&frames, options.iterations, options.seed);
+        let letters = self.tokenizer.pieces(&letters).into_iter().map(|piece| piece.text).collect();
+        let step = (reduction * crate::audio::vocoder::HOP) as f64 / crate::audio::SAMPLE_RATE as f64;
+        Ok(Speech { samples, frames, letters, step, alignment, attentions, ended })
+    }
+
+    /// Every attention of one text, after what the decoder heard of itself.
+    fn attentions(&self, letters: &Rows, heard: Vec<f32>, machine: &Machine) -> Result<Vec<ObservedAttention>> {
+        let (pool, width) = (Pool::new(), self.config.d_model);
+        let mut tape = Tape::inference(&self.parameters, &pool, machine);
+        tape.capture();
+        let memory = self.network.encode(&mut tape, letters)?;
+        let steps = heard.len() / width;
+        let heard = tape.constant(Tensor::new(heard, &[1, steps, width]));
+        self.network.decode(&mut tape, &heard, None, &memory, None)?;
+        let captured = tape.captured();
+        let [encoder, decoder] = self.network.depths();
+        let stack = |group, layers: usize, side: &'static str, name: &'static str| {
+            let label = move |layer: usize| format!("{side}.layers.{layer}.{name}");
+            (0..layers).map(move |layer| AttentionSite { group, layer, label: label(layer) })
+        };
+        let sites = stack(Group::Encoder, encoder, "encoder", "self_attn")
+            .chain(stack(Group::Decoder, decoder, "decoder", "self_attn"))
+            .chain(stack(Group::Cross, decoder, "decoder", "encoder_attn"));
+        sites.map(|site| observed(&site, &site.calls(&captured), &self.parameters)).collect()
+    }
+
+    /// The [share](diagonal_share) of weight near the diagonal while a voice says a recording, in its last layer.
+    pub(crate) fn diagonal(&self, spoken: &SpokenText, machine: &Machine) -> Result<f64> {
+        let pool = Pool::new();
+        let mut tape = Tape::inference(&self.parameters, &pool, machine);
+        let last = self.network.depths()[1] - 1;
+        let label = format!("decoder.layers.{last}.encoder_attn");
+        let site = AttentionSite { group: Group::Cross, layer: last, label: label.clone() };
+        tape.capture_where(move |found| found == label);
+        self.hear(&mut tape, &[spoken])?;
+        let captured = tape.captured();
+        let found = observed(&site, &site.calls(&captured), &self.parameters)?;
+        Ok(diagonal_share(&found.mean_over_heads()?))
+    }
+}

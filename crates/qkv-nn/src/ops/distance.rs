@@ -1,0 +1,46 @@
+//! The loss of numbers that should be others: their distance and its square, as models of spectrograms are trained.
+
+use crate::float::Float;
+use crate::tape::{Tape, Var};
+use crate::tensor::Tensor;
+
+/// What rows should be.
+#[derive(Clone, Copy, Debug)]
+pub struct Expected<'a, T> {
+    /// The numbers, in the shape of the rows.
+    pub values: &'a [T],
+    /// Whether each row counts.
+    pub counted: &'a [bool],
+    /// Factor of each row's gradient.
+    pub scale: f64,
+}
+
+impl<T: Float> Tape<'_, T> {
+    /// `|x − y| + (x − y)²`, the mean over the width of `x [.., C]`, summed over the rows that count. On a training
+    /// tape the backward pass starts here.
+    ///
+    /// # Panics
+    /// Where the shapes differ.
+    pub fn distance_loss(&mut self, x: &Var<T>, expected: Expected<'_, T>) -> f64 {
+        let width = x.value.width();
+        assert_eq!((x.value.len(), x.value.rows()), (expected.values.len(), expected.counted.len()), "a row for each");
+        let mut gradient = Tensor::zeros(self.pool, x.shape());
+        let mut loss = 0.0;
+        let rows = x.value.data().chunks_exact(width).zip(expected.values.chunks_exact(width));
+        let rows = gradient.data_mut().chunks_exact_mut(width).zip(rows).zip(expected.counted);
+        for ((gradient, (found, expected_row)), _) in rows.filter(|(_, counted)| **counted) {
+            let mut row = 0.0;
+            for ((gradient, found), there) in gradient.iter_mut().zip(found).zip(expected_row) {
+                let apart = found.to_f64() - there.to_f64();
+                row += apart.abs() + apart * apart;
+                let sign = if apart == 0.0 { 0.0 } else { apart.signum() };
+                *gradient = T::of_f64(expected.scale / width as f64 * (sign + 2.0 * apart));
+            }
+            loss += row / width as f64;
+        }
+        if self.is_training() {
+            self.seed(x, gradient);
+        }
+        loss
+    }
+}

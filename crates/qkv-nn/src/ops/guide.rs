@@ -1,0 +1,121 @@
+//! Guided attention (Tachibana et al. 2018, arXiv:1710.08969): a penalty on weight far from the diagonal, for models
+//! that read from left to right while they write, as speech does.
+//!
+//! The penalty of a weight depends on query and key, `1 − exp(−d²/2g²)` with `d` their distance as fractions of their
+//! sequences. Attention that is computed in tiles never has its weights in one place; but a sum of weights times a
+//! function of the key is an attention over other values. So the Gaussian is taken as its Fourier series, whose terms
+//! are products of a function of the query and one of the key: the same queries and keys attend to sines and cosines of
+//! the keys' places. The series is cut where its terms are below [`NEGLIGIBLE`].
+
+use super::attention::AttendOptions;
+use crate::float::Float;
+use crate::tape::{Tape, Var};
+use crate::tensor::Tensor;
+use std::f64::consts::TAU;
+
+/// Guidance of an attention towards the diagonal.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Guide {
+    /// Factor of the penalty in the loss.
+    pub weight: f64,
+    /// How far from the diagonal weight may lie, `g`, as a fraction of the length: 0.2 in the paper.
+    pub width: f64,
+}
+
+/// Standard deviations beyond which a Gaussian is negligible: below 3e-7.
+const NEGLIGIBLE: f64 = 5.5;
+
+/// A term of the series: its angular frequency, its factor, and whether it is a sine.
+#[derive(Clone, Copy)]
+struct Term {
+    frequency: f64,
+    factor: f64,
+    sine: bool,
+}
+
+impl Term {
+    fn at(self, place: f64) -> f64 {
+        let angle = self.frequency * place;
+        if self.sine { angle.sin() } else { angle.cos() }
+    }
+}
+
+impl Guide {
+    /// The penalty of a weight by its definition; places are fractions of the sequences.
+    pub fn penalty(&self, query: f64, key: f64) -> f64 {
+        1.0 - (-(query - key).powi(2) / (2.0 * self.width * self.width)).exp()
+    }
+
+    /// The constant term of the Gaussian's Fourier series, and the others.
+    fn series(&self) -> (f64, Vec<Term>) {
+        // Distances are at most 1; the next period starts where the Gaussian has vanished.
+        let period = 1.0 + (NEGLIGIBLE * self.width).max(1.0);
+        let constant = self.width * TAU.sqrt() / period;
+        let count = (NEGLIGIBLE * period / (TAU * self.width)).ceil() as usize;
+        let terms = (1..=count).flat_map(|k| {
+            let frequency = TAU * k as f64 / period;
+            let factor = 2.0 * constant * (-(frequency * self.width).powi(2) / 2.0).exp();
+            [false, true].map(|sine| Term { frequency, factor, sine })
+        });
+        (constant, terms.collect())
+    }
+}
+
+/// The middle of a token, as a fraction of its sequence.
+fn place(at: usize, length: usize) -> f64 {
+    (at as f64 + 0.5) / length.max(1) as f64
+}
+
+impl<T: Float> Tape<'_, T> {
+    /// Adds the guide's weight times its mean penalty over the rows of weights from `q [B, N, Hq·D]` to
+    /// `k [B, M, Hk·D]` to the [penalty](Tape::penalty), and its gradient to those of `q` and `k`. Padding does not
+    /// count. Does nothing outside of training.
+    ///
+    /// # Errors
+    /// As [`attend`](Tape::attend).
+    pub fn guide(&mut self, q: &Var<T>, k: &Var<T>, guide: Guide, options: &AttendOptions<'_>) -> qkv::Result<()> {
+        if !self.is_training() || guide.weight == 0.0 {
+            return Ok(());
+        }
+        let (&[batch, queries, _], &[_, keys, _]) = (q.shape(), k.shape()) else {
+            panic!("attention takes [B, L, H·D], not {:?} and {:?}", q.shape(), k.shape())
+        };
+        let (heads, width) = (options.heads, q.value.width() / options.heads.query);
+        let attention = options.attention.clone().for_evaluation();
+        let options = AttendOptions { attention: &attention, label: "", entropy: 0.0, ..*options };
+        let length = |lengths: Option<&[usize]>, b: usize, all: usize| lengths.map_or(all, |lengths| lengths[b]);
+        let rows: usize = (0..batch).map(|b| heads.query * length(options.query_lengths, b, queries)).sum();
+        let scale = guide.weight / rows.max(1) as f64;
+        let (constant, terms) = guide.series();
+        let mut gaussian = constant * rows as f64;
+        // The values are as wide as the keys, which every engine takes.
+        for terms in terms.chunks(width) {
+            let mut values = vec![T::ZERO; batch * keys * heads.key * width]; // (B, M, Hk·D)
+            for (at, row) in values.chunks_exact_mut(width).enumerate() {
+                let (b, key) = (at / heads.key / keys, at / heads.key % keys);
+                let place = place(key, length(options.key_lengths, b, keys));
+                row.iter_mut().zip(terms).for_each(|(x, term)| *x = T::of_f64(term.at(place)));
+            }
+            let values = self.constant(Tensor::new(values, &[batch, keys, heads.key * width]));
+            let out = self.attend(q, k, &values, None, &options)?; // (B, N, Hq·D)
+            let mut gradient = Tensor::zeros(self.pool, out.shape());
+            let both = gradient.data_mut().chunks_exact_mut(width).zip(out.value.data().chunks_exact(width));
+            for (at, (gradient, found)) in both.enumerate() {
+                let (b, query) = (at / heads.query / queries, at / heads.query % queries);
+                let count = length(options.query_lengths, b, queries);
+                if query >= count {
+                    continue;
+                }
+                let place = place(query, count);
+                for ((gradient, found), term) in gradient.iter_mut().zip(found).zip(terms) {
+                    let factor = term.factor * term.at(place);
+                    gaussian += factor * found.to_f64();
+                    *gradient = T::of_f64(-scale * factor);
+                }
+            }
+            self.seed(&out, gradient);
+        }
+        self.add_penalty(scale * (rows as f64 - gaussian));
+        Ok(())
+    }
+}

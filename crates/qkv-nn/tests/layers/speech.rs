@@ -1,0 +1,89 @@
+//! What models of speech are trained with: guided attention is its definition, and the gradients of it, of the distance
+//! loss and of scaled positions are those of finite differences.
+
+use super::gradients::{check, numbers, parameters};
+use qkv::Attention;
+use qkv_nn::layers::{Builder, ScaledPositions};
+use qkv_nn::{AttendOptions, Expected, Gradients, Guide, Heads, Machine, Parameters, Pool, Tape};
+
+const HEADS: Heads = Heads { query: 2, key: 2 };
+
+#[test]
+fn guidance_is_the_mean_penalty_of_all_weights_by_its_definition() {
+    let (key_lengths, query_lengths) = ([5, 3], [7, 4]);
+    let (q, k) = (numbers(&[2, 7, 8], 1), numbers(&[2, 5, 8], 2));
+    let attention = Attention::scaled_dot();
+    for width in [0.05, 0.2, 0.4, 1.5] {
+        let guide = Guide { weight: 3.0, width };
+        let (p, pool, machine) = (parameters(&[]), Pool::new(), Machine::new(2));
+        let mut gradients = Gradients::of(&p);
+        let mut tape = Tape::training(&p, &mut gradients, &pool, &machine, 1);
+        let [q, k] = [&q, &k].map(|x| tape.input(x.clone()));
+        let options = AttendOptions {
+            heads: HEADS,
+            key_lengths: Some(&key_lengths),
+            query_lengths: Some(&query_lengths),
+            ..AttendOptions::new(&attention)
+        };
+        tape.guide(&q, &k, guide, &options).unwrap();
+        let (mut total, mut rows) = (0.0, 0);
+        for (b, (&m, &n)) in key_lengths.iter().zip(&query_lengths).enumerate() {
+            for (h, i) in (0..2).flat_map(|h| (0..n).map(move |i| (h, i))) {
+                let row = |x: &qkv_nn::Tensor<f64>, length: usize, at: usize| {
+                    x.data()[((b * length + at) * 2 + h) * 4..][..4].to_vec()
+                };
+                let query = row(q.value(), 7, i);
+                let score = |j: usize| query.iter().zip(row(k.value(), 5, j)).map(|(a, b)| a * b).sum::<f64>() / 2.0;
+                let weights: Vec<f64> = (0..m).map(|j| score(j).exp()).collect();
+                let place = |at: usize, length: usize| (at as f64 + 0.5) / length as f64;
+                let penalties = (0..m).map(|j| weights[j] * guide.penalty(place(i, n), place(j, m)));
+                total += penalties.sum::<f64>() / weights.iter().sum::<f64>();
+                rows += 1;
+            }
+        }
+        let expected = 3.0 * total / f64::from(rows);
+        assert!((tape.penalty() - expected).abs() < 3e-6, "{width}: {} and {expected}", tape.penalty());
+    }
+}
+
+#[test]
+fn the_gradient_of_guidance_reaches_queries_and_keys() {
+    let attention = Attention::scaled_dot();
+    check("guide", &parameters(&[]), &[numbers(&[2, 6, 8], 1), numbers(&[2, 4, 8], 2)], &|tape, x| {
+        let options = AttendOptions {
+            heads: HEADS,
+            key_lengths: Some(&[4, 2]),
+            query_lengths: Some(&[6, 3]),
+            ..AttendOptions::new(&attention)
+        };
+        tape.guide(&x[0], &x[1], Guide { weight: 2.0, width: 0.2 }, &options).unwrap();
+        (None, 0.0)
+    });
+}
+
+#[test]
+fn numbers_are_pulled_to_where_they_should_be() {
+    let there = numbers(&[2, 3, 4], 8);
+    let counted = [true, true, false, true, false, true];
+    check("distance", &parameters(&[]), &[numbers(&[2, 3, 4], 3)], &|tape, x| {
+        (None, tape.distance_loss(&x[0], Expected { values: there.data(), counted: &counted, scale: 1.0 }))
+    });
+    let p = parameters(&[]);
+    let (pool, machine) = (Pool::new(), Machine::new(1));
+    let mut tape = Tape::inference(&p, &pool, &machine);
+    let x = tape.constant(there.clone());
+    assert_eq!(tape.distance_loss(&x, Expected { values: there.data(), counted: &counted, scale: 1.0 }), 0.0);
+    let shifted: Vec<f64> = there.data().iter().map(|x| x + 2.0).collect();
+    let apart = tape.distance_loss(&x, Expected { values: &shifted, counted: &counted, scale: 1.0 });
+    assert!((apart - 4.0 * (2.0 + 4.0)).abs() < 1e-12);
+}
+
+#[test]
+fn scaled_positions_are_added_and_their_factors_trained() {
+    let mut parameters = Parameters::<f64>::new();
+    let positions = ScaledPositions::new(&mut Builder::new(&mut parameters, 1).at("positions"), 9, 6);
+    assert_eq!(positions.max_len(), 9);
+    check("scaled positions", &parameters, &[numbers(&[2, 3, 6], 4)], &|tape, x| {
+        (Some(positions.add(tape, &x[0], 5)), 0.0)
+    });
+}
