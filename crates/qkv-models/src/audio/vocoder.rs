@@ -259,10 +259,12 @@ mod tests {
         let frames = vocoder.spectrogram(&melody());
         let amplitudes = vocoder.amplitudes(&frames);
         for (frame, found) in frames.chunks_exact(80).zip(amplitudes.chunks_exact(FREQUENCIES)) {
+            let most = frame.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let most = (most * SPREAD + MIDDLE).exp();
             for (expected, (first, weights)) in frame.iter().zip(vocoder.filters.rows()) {
                 let sum: f32 = weights.iter().zip(&found[first..]).map(|(weight, x)| weight * x).sum();
                 let expected = (expected * SPREAD + MIDDLE).exp();
-                assert!((sum - expected).abs() < 0.05 * expected + 1e-3, "{sum} and {expected}");
+                assert!((sum - expected).abs() < 0.05 * expected + 0.03 * most + 1e-3, "{sum} and {expected}");
             }
         }
     }
@@ -291,6 +293,6 @@ mod tests {
         let mean = found.iter().map(|x| f64::from(x * x)).sum::<f64>() / found.len() as f64;
         assert!((mean.sqrt() - LEVEL).abs() < 1e-3);
         assert!(trimmed(&[0.0; 3000]).is_empty() && trimmed(&[]).is_empty());
-        assert_eq!(Vocoder::new(80).samples(&[], 3, 1), []);
+        assert!(Vocoder::new(80).samples(&[], 3, 1).is_empty());
     }
 }

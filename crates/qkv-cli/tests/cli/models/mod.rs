@@ -14,6 +14,7 @@ pub mod program;
 pub mod ranks;
 mod resume;
 mod show;
+mod speak;
 mod train;
 mod transcribe;
 mod translate;
