@@ -3,7 +3,7 @@
 //! momentum (Perraudin et al. 2013).
 //!
 //! A mel band says how much sound there is and not in which phase. Griffin and Lim search for the sound whose spectrum
-//! has these amplitudes: spectra of overlapping windows contradict each other unless their phases agree, so transforming
+//! has these amplitudes: spectra of overlapping windows contradict each other unless their phases agree, so that going
 //! to sound and back brings them closer together.
 
 use super::{MelFilters, SAMPLE_RATE};
