@@ -6,7 +6,8 @@ use crate::capture;
 use crate::recording::Recording;
 use qkv_models::image::Image;
 use qkv_models::{
-    Data, Describer, Detector, Encoder, Error, Generation, Generator, Han, Recipe, Result, Translator, Vit, Voice, Vqa,
+    Data, Describer, Detector, Encoder, Error, Generation, Generator, Han, Recipe, Result, Speaker, Translator, Vit,
+    Vqa,
 };
 use qkv_nn::Machine;
 use std::path::Path;
@@ -34,7 +35,7 @@ pub enum Observer {
     /// Finds objects in images: these, by name.
     Detector(Box<Detector>, Vec<(String, Image)>),
     /// Speaks.
-    Voice(Box<Voice>),
+    Speaker(Box<Speaker>),
 }
 
 /// Maximum input in characters: of a document, and of any other text.
@@ -74,7 +75,7 @@ impl Observer {
             "describe" => Ok(Observer::Describer(Box::new(Describer::open(path)?), Vec::new())),
             "vqa" => Ok(Observer::Vqa(Box::new(Vqa::open(path)?), Vec::new())),
             "detect" => Ok(Observer::Detector(Box::new(Detector::open(path)?), Vec::new())),
-            "voice" => Ok(Observer::Voice(Box::new(Voice::open(path)?))),
+            "voice" => Ok(Observer::Speaker(Box::new(Speaker::open(path)?))),
             "encoder" => Ok(Observer::Encoder(Box::new(Encoder::open(path)?))),
             "transformer" | "recurrent" => Ok(Observer::Translator(Box::new(Translator::open(path)?))),
             // A decoder-only model is whatever it was trained for: one trained on pairs translates.
@@ -94,7 +95,7 @@ impl Observer {
             Observer::Describer(..) => "describes images",
             Observer::Vqa(..) => "answers questions about an image",
             Observer::Detector(..) => "finds objects in images",
-            Observer::Voice(_) => "speaks",
+            Observer::Speaker(_) => "speaks",
         }
     }
 
@@ -151,7 +152,7 @@ impl Observer {
                 let how = Generation { sample: None, max_tokens: MAX_NEW_TOKENS, ..model.generation.clone() };
                 capture::continuation(model, text, target, &how, machine)
             }
-            Observer::Voice(model) => capture::speech(model, text, machine),
+            Observer::Speaker(model) => capture::speech(model, text, machine),
             Observer::Encoder(model) => capture::reading(model, text, target, machine),
             Observer::Han(model) => capture::document(model, text, machine),
             Observer::Vit(model, images) => {

@@ -41,8 +41,9 @@ pub enum Architecture {
     Vqa(VqaConfig),
     /// Objects in images: see [`Detector`](crate::Detector). It generates no text.
     Detect(DetectConfig),
-    /// Text to speech: see [`Voice`](crate::Voice). It generates no text.
-    Voice(VoiceConfig),
+    /// Text to speech: see [`Speaker`](crate::Speaker). It generates no text.
+    #[serde(rename = "voice")]
+    Speaker(VoiceConfig),
 }
 
 /// The sizes of an architecture that generates text.
@@ -66,7 +67,7 @@ impl Architecture {
             Architecture::Describe(_) => "describe",
             Architecture::Vqa(_) => "vqa",
             Architecture::Detect(_) => "detect",
-            Architecture::Voice(_) => "voice",
+            Architecture::Speaker(_) => "voice",
         }
     }
 
@@ -83,7 +84,7 @@ impl Architecture {
             | Architecture::Vit(_)
             | Architecture::Vqa(_)
             | Architecture::Detect(_)
-            | Architecture::Voice(_) => {
+            | Architecture::Speaker(_) => {
                 Err(Error::invalid(format!("a model of kind `{}` generates no text", self.name())))
             }
         }
@@ -99,7 +100,7 @@ impl Architecture {
             Architecture::Han(c) => (c.d_model, 0),
             Architecture::Vit(c) => (c.d_model, c.layers),
             Architecture::Detect(c) => (c.d_model, c.decoder_layers.saturating_add(c.image.layers)),
-            Architecture::Voice(c) => (c.d_model, c.encoder_layers.saturating_add(c.decoder_layers)),
+            Architecture::Speaker(c) => (c.d_model, c.encoder_layers.saturating_add(c.decoder_layers)),
             Architecture::Vqa(c) => (c.d_model, c.question_layers.saturating_add(c.image.layers)),
             Architecture::Describe(c) => (c.d_model, c.decoder_layers.saturating_add(c.image.layers)),
         }

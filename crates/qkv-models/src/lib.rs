@@ -72,6 +72,6 @@ pub use search::{Hypothesis, Sampling, Search};
 pub use transformer::{Transformer, TransformerConfig, TransformerState};
 pub use translator::{Translation, Translator};
 pub use vit::{ObservedImage, Vit, VitConfig};
-pub use voice::{SpeakOptions, Speech, Voice, VoiceConfig, diagonal_share};
+pub use voice::{SpeakOptions, Speaker, Speech, VoiceConfig, diagonal_share};
 pub use vqa::{ImageAnswer, Vqa, VqaConfig};
 pub use whisper::{LANGUAGES, Recognizer, Segment, Task, TranscribeOptions, Transcript, WhisperConfig, Word};

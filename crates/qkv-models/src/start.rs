@@ -155,7 +155,7 @@ impl Start {
                 set(&mut c.dropout, dropout);
                 set(&mut c.attention_dropout, attention);
             }
-            Architecture::Voice(c) => {
+            Architecture::Speaker(c) => {
                 set(&mut c.dropout, dropout);
                 set(&mut c.attention_dropout, attention);
             }

@@ -16,7 +16,7 @@
 mod reader;
 mod speech;
 
-pub use reader::Voice;
+pub use reader::Speaker;
 pub(crate) use reader::{SpokenText, inspect, spelled};
 pub use speech::{SpeakOptions, Speech, diagonal_share};
 

@@ -11,7 +11,7 @@ use crate::{device, input, threads};
 use qkv_explore::Matrix;
 use qkv_explore::draw::{Fonts, Picture};
 use qkv_models::audio::{SAMPLE_RATE, wav};
-use qkv_models::{SpeakOptions, Speech, Voice, diagonal_share};
+use qkv_models::{SpeakOptions, Speaker, Speech, diagonal_share};
 use qkv_nn::Device;
 use serde_json::json;
 use std::io;
@@ -116,7 +116,7 @@ impl Run for SpeakArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         threads::on(self.threads, || {
             input::check(&self.voice.join("config.json"))?;
-            let voice = Voice::open(&self.voice)?;
+            let voice = Speaker::open(&self.voice)?;
             let machine = device::machine(self.device)?;
             let text = match &self.texts[..] {
                 [] => input::text_of(io::stdin(), "stdin", LONGEST)?,

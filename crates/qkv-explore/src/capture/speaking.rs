@@ -2,7 +2,7 @@
 
 use super::to_layer;
 use crate::recording::{Recording, Side, Token};
-use qkv_models::{Group, ObservedAttention, Result, SpeakOptions, Voice};
+use qkv_models::{Group, ObservedAttention, Result, SpeakOptions, Speaker};
 use qkv_nn::Machine;
 
 /// Indices of the sides.
@@ -14,7 +14,7 @@ const TIMES: usize = 1;
 ///
 /// # Errors
 /// Those of the voice.
-pub fn speech(voice: &Voice, text: &str, machine: &Machine) -> Result<Recording> {
+pub fn speech(voice: &Speaker, text: &str, machine: &Machine) -> Result<Recording> {
     let said = voice.speak(text, &SpeakOptions { iterations: 0, ..SpeakOptions::default() }, machine)?;
     let end = said.letters.len().saturating_sub(1);
     let letter = |(at, letter): (usize, &String)| {

@@ -30,7 +30,7 @@ pub(super) enum Dataset {
     Labelled(LabelledData),
     Images(ImageData),
     Pictures(PictureData),
-    Voice(VoiceData),
+    Speaker(VoiceData),
 }
 
 /// The data of one batch.
@@ -289,12 +289,12 @@ impl Dataset {
             return Ok((Dataset::Pictures(data), Some(tokenizer)));
         }
         if VoiceData::is_named(&recipe.data) {
-            let Architecture::Voice(config) = model else {
+            let Architecture::Speaker(config) = model else {
                 return Err(Error::invalid(format!("a {} does not speak", model.name()))
                     .with_hint("set `model.kind` to `voice`"));
             };
             let (data, tokenizer) = VoiceData::read(recipe, config, |texts| found(recipe, tokenizer, || texts))?;
-            return Ok((Dataset::Voice(data), Some(tokenizer)));
+            return Ok((Dataset::Speaker(data), Some(tokenizer)));
         }
         Dataset::of_text(recipe, model, tokenizer).map(|(data, tokenizer)| (data, Some(tokenizer)))
     }
@@ -467,7 +467,7 @@ impl Dataset {
             Dataset::Labelled(data) => Ok(data.batching.epoch(&data.lengths, seed, epoch)?.batches),
             Dataset::Chat(data) => data.epoch(seed, epoch),
             Dataset::Pictures(data) => data.epoch(seed, epoch),
-            Dataset::Voice(data) => data.epoch(seed, epoch),
+            Dataset::Speaker(data) => data.epoch(seed, epoch),
             Dataset::Images(data) => Ok(data.epoch(seed, epoch)),
             Dataset::Text(TextStream { train, block, rows, .. })
             | Dataset::Masked(MaskedText { stream: TextStream { train, block, rows, .. }, .. }) => {
@@ -499,7 +499,7 @@ impl Dataset {
             Dataset::Images(data) => data.batch(entries, augmentation),
             Dataset::Chat(data) => TrainBatch::Text(data.batch(entries)),
             Dataset::Pictures(data) => TrainBatch::Pictures(data.batch(entries, augmentation)),
-            Dataset::Voice(data) => TrainBatch::Spoken(data.batch(entries)),
+            Dataset::Speaker(data) => TrainBatch::Spoken(data.batch(entries)),
             Dataset::Masked(text) => {
                 let row = |&at: &usize| text.example(&text.stream.train[at..][..text.row()], &mut augmentation.draws);
                 TrainBatch::Examples(Examples(entries.iter().map(row).collect()))
@@ -557,7 +557,7 @@ impl Dataset {
                 format!("{} texts{labels}, cut into {cut}, {dev} to measure on, {vocabulary} pieces", train.len())
             }
             Dataset::Pictures(data) => data.summary(vocabulary),
-            Dataset::Voice(data) => data.summary(vocabulary),
+            Dataset::Speaker(data) => data.summary(vocabulary),
             Dataset::Images(data) => data.summary(),
             Dataset::Text(TextStream { train, dev, block, rows })
             | Dataset::Masked(MaskedText { stream: TextStream { train, dev, block, rows }, .. }) => {

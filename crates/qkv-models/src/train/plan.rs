@@ -83,7 +83,7 @@ impl Plan {
             (TrainedModel::Vit(vit), data) => data.resize_images(vit)?,
             (TrainedModel::Describer(describer), Dataset::Pictures(pictures)) => pictures.tokenize(describer),
             (TrainedModel::Detector(_), _) => {}
-            (TrainedModel::Voice(voice), Dataset::Voice(data)) => data.measure(voice)?,
+            (TrainedModel::Speaker(voice), Dataset::Speaker(data)) => data.measure(voice)?,
             (TrainedModel::Vqa(vqa), Dataset::Pictures(pictures)) => pictures.tokenize_questions(vqa),
             (model, data) => {
                 let model = model.generative().expect("the other kinds were matched");

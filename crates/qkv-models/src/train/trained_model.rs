@@ -18,7 +18,7 @@ use crate::translator::Translator;
 use crate::voice::SpokenText;
 use crate::{
     Describer, DetectConfig, Detector, Encoder, EncoderConfig, Error, Generator, Han, HanConfig, Model, ModelConfig,
-    Recipe, Result, Vit, VitConfig, Voice, Vqa, VqaConfig,
+    Recipe, Result, Speaker, Vit, VitConfig, Vqa, VqaConfig,
 };
 use qkv_nn::{Parameters, PendingLoss, Tape};
 use std::path::Path;
@@ -35,7 +35,7 @@ pub(super) enum TrainedModel {
     Describer(Describer),
     Vqa(Vqa),
     Detector(Detector),
-    Voice(Voice),
+    Speaker(Speaker),
 }
 
 impl TrainedModel {
@@ -52,12 +52,12 @@ impl TrainedModel {
         if let Dataset::Pictures(pictures) = data {
             return TrainedModel::of_pictures(recipe, model, start, tokenizer, pictures.answers());
         }
-        if let (Architecture::Voice(config), Dataset::Voice(_)) = (model, data) {
+        if let (Architecture::Speaker(config), Dataset::Speaker(_)) = (model, data) {
             let Some(start) = start else {
-                return Ok((TrainedModel::Voice(Voice::new(config, tokenizer, recipe.seed)?), None));
+                return Ok((TrainedModel::Speaker(Speaker::new(config, tokenizer, recipe.seed)?), None));
             };
-            let (voice, found) = Voice::from_start(config, tokenizer, &start, recipe.seed)?;
-            return Ok((TrainedModel::Voice(voice), Some(found)));
+            let (voice, found) = Speaker::from_start(config, tokenizer, &start, recipe.seed)?;
+            return Ok((TrainedModel::Speaker(voice), Some(found)));
         }
         match (model, data.source()) {
             (Architecture::Encoder(config), Some(source)) => {
@@ -108,7 +108,7 @@ impl TrainedModel {
                 Err(Error::invalid(format!("a `{kind}` looks at images, and learns from no text alone"))
                     .with_hint("it learns from `captions`, `questions` or `boxes` in `[data]`"))
             }
-            (Architecture::Voice(_), _) => Err(Error::invalid("a `voice` learns from recordings")
+            (Architecture::Speaker(_), _) => Err(Error::invalid("a `voice` learns from recordings")
                 .with_hint("it learns from `spoken` or `tones` in `[data]`")),
             (_, Some(_)) => Err(Error::invalid(format!("a {kind} cannot learn to read labels"))
                 .with_hint("set `model.kind` to `encoder`, or for documents with classes to `han`")),
@@ -220,7 +220,7 @@ impl TrainedModel {
             TrainedModel::Describer(_) => "describe",
             TrainedModel::Vqa(_) => "vqa",
             TrainedModel::Detector(_) => "detect",
-            TrainedModel::Voice(_) => "voice",
+            TrainedModel::Speaker(_) => "voice",
         }
     }
 
@@ -245,7 +245,7 @@ impl TrainedModel {
             TrainedModel::Describer(describer) => &describer.parameters,
             TrainedModel::Vqa(vqa) => &vqa.parameters,
             TrainedModel::Detector(detector) => &detector.parameters,
-            TrainedModel::Voice(voice) => &voice.parameters,
+            TrainedModel::Speaker(voice) => &voice.parameters,
         }
     }
 
@@ -260,7 +260,7 @@ impl TrainedModel {
             TrainedModel::Describer(describer) => &mut describer.parameters,
             TrainedModel::Vqa(vqa) => &mut vqa.parameters,
             TrainedModel::Detector(detector) => &mut detector.parameters,
-            TrainedModel::Voice(voice) => &mut voice.parameters,
+            TrainedModel::Speaker(voice) => &mut voice.parameters,
         }
     }
 
@@ -274,7 +274,7 @@ impl TrainedModel {
             TrainedModel::Vit(_) | TrainedModel::Detector(_) => None,
             TrainedModel::Describer(describer) => Some(&describer.tokenizer),
             TrainedModel::Vqa(vqa) => Some(&vqa.tokenizer),
-            TrainedModel::Voice(voice) => Some(&voice.tokenizer),
+            TrainedModel::Speaker(voice) => Some(&voice.tokenizer),
         }
     }
 
@@ -310,7 +310,7 @@ impl TrainedModel {
             (TrainedModel::Detector(detector), TrainBatch::Pictures(PictureBatch::Boxes(batch))) => {
                 detector.loss(tape, batch, smoothing, scale)
             }
-            (TrainedModel::Voice(voice), TrainBatch::Spoken(spoken)) => {
+            (TrainedModel::Speaker(voice), TrainBatch::Spoken(spoken)) => {
                 voice.loss(tape, &spoken.iter().collect::<Vec<&SpokenText>>(), scale)
             }
             _ => Err(Error::invalid("this data is for a model of another kind")),
@@ -330,7 +330,7 @@ impl TrainedModel {
             TrainedModel::Vit(vit) => crate::layout::vit::layout(&vit.config),
             TrainedModel::Describer(Describer { parameters, .. })
             | TrainedModel::Vqa(Vqa { parameters, .. })
-            | TrainedModel::Voice(Voice { parameters, .. })
+            | TrainedModel::Speaker(Speaker { parameters, .. })
             | TrainedModel::Detector(Detector { parameters, .. }) => Layout::own(parameters),
         }
     }
@@ -379,7 +379,7 @@ impl TrainedModel {
             TrainedModel::Describer(describer) => describer.save(folder, Storage::F32),
             TrainedModel::Vqa(vqa) => vqa.save(folder, Storage::F32),
             TrainedModel::Detector(detector) => detector.save(folder, Storage::F32),
-            TrainedModel::Voice(voice) => voice.save(folder, Storage::F32),
+            TrainedModel::Speaker(voice) => voice.save(folder, Storage::F32),
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::pictures::Pictures;
 use crate::search::Search;
 use crate::translator::Translator;
 use crate::voice::SpokenText;
-use crate::{Describer, Detector, Encoder, Error, Generator, Model, Recipe, Result, Voice};
+use crate::{Describer, Detector, Encoder, Error, Generator, Model, Recipe, Result, Speaker};
 use qkv_nn::{Loss, Machine, Parameters, Pool, Tape};
 
 /// Examples that are reported.
@@ -86,7 +86,7 @@ pub(super) fn validate(
         (TrainedModel::Detector(detector), Dataset::Pictures(PictureData::Boxes(boxes))) => {
             return of_boxes(detector, &boxes.dev, machine, step);
         }
-        (TrainedModel::Voice(voice), Dataset::Voice(data)) => {
+        (TrainedModel::Speaker(voice), Dataset::Speaker(data)) => {
             return of_speech(voice, &data.dev, recipe, machine, pool, step);
         }
         _ => return Err(Error::invalid("this data is for a model of another kind")),
@@ -129,7 +129,7 @@ fn of_boxes(detector: &Detector, dev: &[(Image, ClassedBoxes)], machine: &Machin
 
 /// The loss of recordings, and how much of the attention to their letters lies near the diagonal.
 fn of_speech(
-    voice: &Voice,
+    voice: &Speaker,
     dev: &[SpokenText],
     recipe: &Recipe,
     machine: &Machine,

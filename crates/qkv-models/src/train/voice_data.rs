@@ -8,7 +8,7 @@ use crate::recipe::Data;
 use crate::text::batches::{Batching, Lengths};
 use crate::text::tokenizer::Tokenizer;
 use crate::voice::{SpokenText, spelled};
-use crate::{Error, Recipe, Result, Voice, VoiceConfig, tasks};
+use crate::{Error, Recipe, Result, Speaker, VoiceConfig, tasks};
 use std::path::Path;
 
 /// The longest recording, in seconds.
@@ -70,7 +70,7 @@ impl VoiceData {
     }
 
     /// Counts letters and steps for a voice, and leaves out of the dev set what it cannot say.
-    pub fn measure(&mut self, voice: &Voice) -> Result<()> {
+    pub fn measure(&mut self, voice: &Speaker) -> Result<()> {
         let VoiceConfig { max_letters, max_steps, .. } = voice.config;
         let lengths = |one: &SpokenText| {
             let (source, target) = (one.letters.len(), voice.steps(one.count));

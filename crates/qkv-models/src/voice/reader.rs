@@ -18,7 +18,7 @@ use std::path::Path;
 
 /// A model that speaks.
 #[derive(Debug)]
-pub struct Voice {
+pub struct Speaker {
     /// Its configuration.
     pub config: VoiceConfig,
     /// Its parameters.
@@ -52,7 +52,7 @@ pub(super) struct Heard {
 fn found(folder: &Path) -> Result<(ModelConfig, VoiceConfig, Weights, Result<Blank<VoiceNetwork>>)> {
     let path = folder.join(CONFIG);
     let whole: ModelConfig = read_json(&path)?;
-    let Architecture::Voice(config) = whole.architecture.clone() else {
+    let Architecture::Speaker(config) = whole.architecture.clone() else {
         let what = format!("it is a {}, expected `voice`", whole.architecture.name());
         return Err(Error::format(&path, "field `architecture.kind`", what));
     };
@@ -84,12 +84,12 @@ pub(crate) fn inspect(folder: &Path) -> Result<(String, Option<usize>, Vec<Strin
     })
 }
 
-impl Voice {
+impl Speaker {
     /// Reads a folder.
     ///
     /// # Errors
     /// Names the file, and the field or tensor that is wrong.
-    pub fn open(folder: impl AsRef<Path>) -> Result<Voice> {
+    pub fn open(folder: impl AsRef<Path>) -> Result<Speaker> {
         let folder = folder.as_ref();
         let (whole, config, weights, built) = found(folder)?;
         let (network, mut parameters, layout) = built?;
@@ -99,17 +99,17 @@ impl Voice {
             return Err(Error::format(folder.join(CONFIG), "field `vocab_size`", what));
         }
         layout.fill(&mut parameters, &weights)?;
-        Ok(Voice { config, parameters, tokenizer, network, vocab_size: whole.vocab_size })
+        Ok(Speaker { config, parameters, tokenizer, network, vocab_size: whole.vocab_size })
     }
 
     /// A new model with parameters drawn from the seed.
     ///
     /// ```
     /// use qkv_models::text::tokenizer::{Kind, Tokenizer};
-    /// use qkv_models::{SpeakOptions, Voice, VoiceConfig};
+    /// use qkv_models::{SpeakOptions, Speaker, VoiceConfig};
     /// let tokenizer = Tokenizer::train(["one two"], Kind::Characters)?;
     /// let config = VoiceConfig { d_model: 16, ffn_dim: 16, max_steps: 8, ..Default::default() };
-    /// let voice = Voice::new(&config, tokenizer, 1)?;
+    /// let voice = Speaker::new(&config, tokenizer, 1)?;
     /// let speech = voice.speak("two", &SpeakOptions::default(), &qkv_nn::Machine::new(1))?;
     /// assert_eq!(speech.letters, ["t", "w", "o", "</s>"]);
     /// assert!(!speech.samples.is_empty());
@@ -118,10 +118,10 @@ impl Voice {
     ///
     /// # Errors
     /// Where sizes do not fit together.
-    pub fn new(config: &VoiceConfig, tokenizer: Tokenizer, seed: u64) -> Result<Voice> {
+    pub fn new(config: &VoiceConfig, tokenizer: Tokenizer, seed: u64) -> Result<Speaker> {
         let (mut parameters, vocab_size) = (Parameters::new(), tokenizer.len());
         let network = VoiceNetwork::new(&mut Builder::new(&mut parameters, seed), config, vocab_size)?;
-        Ok(Voice { config: config.clone(), parameters, tokenizer, network, vocab_size })
+        Ok(Speaker { config: config.clone(), parameters, tokenizer, network, vocab_size })
     }
 
     /// A voice on the weights of a trained one, with the same letters.
@@ -130,8 +130,8 @@ impl Voice {
         tokenizer: Tokenizer,
         start: &Start,
         seed: u64,
-    ) -> Result<(Voice, Provenance)> {
-        let mut voice = Voice::new(config, tokenizer, seed)?;
+    ) -> Result<(Speaker, Provenance)> {
+        let mut voice = Speaker::new(config, tokenizer, seed)?;
         let layout = Layout::own(&voice.parameters);
         let found = layout.fill_from(&mut voice.parameters, &start.weights, |_| false, seed)?;
         Ok((voice, found))
@@ -146,7 +146,7 @@ impl Voice {
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
         atomic::write(folder.join(WEIGHTS), &Layout::own(&self.parameters).bytes(&self.parameters, storage)?)?;
         let specials = SpecialTokens::of(&self.tokenizer);
-        let whole = ModelConfig::new(Architecture::Voice(self.config.clone()), self.vocab_size, specials);
+        let whole = ModelConfig::new(Architecture::Speaker(self.config.clone()), self.vocab_size, specials);
         write_json(&folder.join(CONFIG), &whole)?;
         self.tokenizer.save(folder.join(TOKENIZER))?;
         write_tokenizer(&self.tokenizer, None, folder)

@@ -2,7 +2,7 @@
 //! what was said with the letters.
 
 use super::reader::{SpokenText, spelled};
-use super::{Voice, VoiceConfig};
+use super::{Speaker, VoiceConfig};
 use crate::audio::Vocoder;
 use crate::batch::Rows;
 use crate::model::{AttentionSite, Group};
@@ -70,7 +70,7 @@ pub fn diagonal_share(alignment: &[Vec<f32>]) -> f64 {
     if all > 0.0 { near / all } else { 0.0 }
 }
 
-impl Voice {
+impl Speaker {
     /// The sentences of a text, as they are spoken one after the other; one that is too long is cut between words.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 use qkv_models::audio::{Vocoder, wav};
 use qkv_models::draws::Draws;
 use qkv_models::train::Run;
-use qkv_models::{Inspection, Recipe, SpeakOptions, Voice, diagonal_share, kind, tasks};
+use qkv_models::{Inspection, Recipe, SpeakOptions, Speaker, diagonal_share, kind, tasks};
 use qkv_nn::Machine;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -58,7 +58,7 @@ fn a_voice_sings_the_letters_of_texts_it_never_heard_with_a_diagonal_alignment()
     let path = folder.path().join("run");
     train(&recipe("tones = 64\ndev_tones = 4", 300), &path);
     assert_eq!(kind(&path).unwrap(), "voice");
-    let (voice, machine) = (Voice::open(&path).unwrap(), Machine::new(2));
+    let (voice, machine) = (Speaker::open(&path).unwrap(), Machine::new(2));
     // The middle of each letter's tone.
     let vocoder = Vocoder::new(80);
     let tone = |letter: char| {
