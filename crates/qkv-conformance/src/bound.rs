@@ -37,7 +37,7 @@ pub struct Roundoff {
     pub sum: f64,
     /// Relative error of the exponential.
     pub exp: f64,
-    /// Absolute error of a weight or a score gradient that is subnormal in the tensor's type.
+    /// Absolute error of a number that is subnormal in the tensor's type.
     pub subnormal: f64,
 }
 
@@ -52,7 +52,11 @@ impl Roundoff {
             sum,
             // bf16 engines may take an exponential of 18 bits: its error vanishes beside that of a rounded weight.
             exp: if T::NAME == "bf16" { 2f64.powi(-18) } else { 4.0 * sum },
-            subnormal: if T::NAME == "f16" { 2f64.powi(-25) } else { 0.0 },
+            subnormal: match T::NAME {
+                "f16" => 2f64.powi(-25),
+                "bf16" => 2f64.powi(-134),
+                _ => 0.0,
+            },
         }
     }
 }
@@ -467,6 +471,9 @@ impl<'a, T: Element> Head<'a, T> {
             all.d_sinks[h] += (sink * row * relative).powi(2) + (sink * row_spread).powi(2);
         }
         let mean = delta / support.max(1.0);
+        // What is rounded is the gradient before the scale, with soft-cap; with a learned scale it may be after it.
+        let scale_first = self.case.attention.scale == Scale::Learned;
+        let subnormal = unit.subnormal / if scale_first { self.scale.abs().max(1e-6) } else { 1.0 };
         let linear = matches!(self.case.attention.score, Score::Linear(_));
         for &j in &seen {
             let of_entropy = if d_entropy == 0.0 { 0.0 } else { d_entropy * (scores[j] - lse + 1.0) };
@@ -476,13 +483,13 @@ impl<'a, T: Element> Head<'a, T> {
             let probability = if sparse { 0.0 } else { relative(j).hypot(lse_spread).hypot(unit.exp).hypot(2.0 * a) };
             let mut variance = (p[j] * size * probability).powi(2) + (p[j] * d_weight_spreads[j]).powi(2);
             variance += (p[j] * d_entropy * made[j].spread.hypot(lse_spread)).powi(2);
-            variance += (u * d_score).powi(2) + unit.subnormal.powi(2) + (flushed * size).powi(2);
+            variance += (u * d_score).powi(2) + (flushed * size).powi(2);
             // Linear attention never makes the difference: its two terms are summed apart.
             let magnitude =
                 if linear { p[j] * (d_weights[j].abs() + row.abs()) } else { d_score.abs() + a * p[j] * row.abs() };
             let error = |length: f64, own: f64| PairError {
                 variance,
-                relative: magnitude * (a * length.sqrt()).hypot(own),
+                relative: (magnitude * (a * length.sqrt()).hypot(own)).hypot(subnormal),
                 share: p[j],
             };
             self.add_pair(i, j, &made[j], &error, all);

@@ -47,6 +47,7 @@ use crate::{Cuda, Device};
 use array::DeviceMemory;
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A GPU that computes the operations of models. Clones share it.
@@ -66,6 +67,7 @@ struct Shared {
     /// By the bits of their elements.
     constants: Mutex<HashMap<Vec<u32>, Array>>,
     plans: Mutex<HashMap<String, Result<Arc<Plan>>>>,
+    bytes_read: AtomicU64,
 }
 
 impl fmt::Debug for Operations {
@@ -87,8 +89,8 @@ impl Cuda {
         let memory = Arc::new(DeviceMemory::new(&self.driver));
         let (cuda, stream) = (self.clone(), Stream(0));
         let failed = OnceLock::new();
-        let (constants, plans) = (Mutex::default(), Mutex::default());
-        let shared = Shared { cuda, stream, dtype, kernels, memory, failed, constants, plans };
+        let (constants, plans, bytes_read) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
+        let shared = Shared { cuda, stream, dtype, kernels, memory, failed, constants, plans, bytes_read };
         Ok(Operations { shared: Arc::new(shared) })
     }
 }
@@ -123,6 +125,11 @@ impl Operations {
     /// Bytes of device memory: now in use by arrays, and the most so far.
     pub fn memory_use(&self) -> [usize; 2] {
         self.shared.memory.in_use()
+    }
+
+    /// Bytes that were copied to the host so far. A copy waits for all work, so a step of training makes few.
+    pub fn bytes_read(&self) -> u64 {
+        self.shared.bytes_read.load(Ordering::Relaxed)
     }
 
     fn driver(&self) -> &Arc<dyn Driver> {

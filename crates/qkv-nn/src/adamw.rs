@@ -45,7 +45,7 @@ pub struct Moments<T: Float> {
 impl<T: Float> Moments<T> {
     /// Zero moments for these parameters; none for those that are frozen.
     pub fn of(parameters: &Parameters<T>) -> Self {
-        let count = |param| if parameters.is_trained(param) { parameters.get(param).len() } else { 0 };
+        let count = |param| if parameters.is_trained(param) { parameters.shape(param).iter().product() } else { 0 };
         let zeros = || parameters.all().map(|param| Elements::zeros(count(param))).collect();
         Moments { first: zeros(), second: zeros(), steps: 0, table: None }
     }

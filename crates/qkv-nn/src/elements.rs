@@ -97,9 +97,14 @@ impl<T: Float> Elements<T> {
         self.device.get().map(|device| &device.operations)
     }
 
-    /// Number of elements, without copying them.
-    pub(crate) fn count(&self) -> usize {
+    /// Number of elements. Unlike what [`Deref`] has, this copies none to the host.
+    pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     /// Whether they are in device memory.

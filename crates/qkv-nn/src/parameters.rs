@@ -488,17 +488,17 @@ impl<T: Float> Gradients<T> {
     /// The gradient of one parameter in device memory, to be added to; `None` where it is frozen.
     pub(crate) fn array(&mut self, param: Param, operations: &Operations) -> Option<Array> {
         if self.flat.is_none() {
-            let total = self.sums.iter().map(|sum| padded(sum.count())).sum();
+            let total = self.sums.iter().map(|sum| padded(sum.len())).sum();
             let flat = operations.empty(Kind::F32, total, "gradients");
             let mut start = 0;
             for sum in &mut self.sums {
-                sum.move_to(operations, flat.slice(start..start + sum.count()));
-                start += padded(sum.count());
+                sum.move_to(operations, flat.slice(start..start + sum.len()));
+                start += padded(sum.len());
             }
             self.flat = Some(flat);
         }
         let sum = &mut self.sums[param.0];
-        (sum.count() > 0).then(|| sum.array_mut(operations, Kind::F32))
+        (!sum.is_empty()).then(|| sum.array_mut(operations, Kind::F32))
     }
 
     /// The gradient of one parameter, for writing; empty where it is frozen.
@@ -509,7 +509,7 @@ impl<T: Float> Gradients<T> {
     /// Adds other gradients of the same parameters.
     pub fn add(&mut self, others: &Gradients<T>, machine: &Machine) {
         if let Some(operations) = machine.cuda() {
-            let pairs = self.sums.iter_mut().zip(&others.sums).filter(|(sum, _)| sum.count() > 0);
+            let pairs = self.sums.iter_mut().zip(&others.sums).filter(|(sum, _)| !sum.is_empty());
             for (sum, other) in pairs {
                 let sum = sum.array_mut(operations, Kind::F32);
                 operations.add(&sum, &other.array(operations, Kind::F32));

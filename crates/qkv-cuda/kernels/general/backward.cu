@@ -128,7 +128,7 @@ __device__ __forceinline__ void queries_tile(const GeneralParams& params, int ti
                         if (x < 2) of_scale0 += d_scaled * raw;
                         else of_scale1 += d_scaled * raw;
                     }
-                    s[part][x] = made.score == -INFINITE ? 0.0f : d_scaled * head.scale;
+                    s[part][x] = made.score == -INFINITE ? 0.0f : d_scaled;
                 }
             store_weights(weights + warp * 16 * LDP, s);
             __syncwarp();
@@ -136,7 +136,7 @@ __device__ __forceinline__ void queries_tile(const GeneralParams& params, int ti
             __syncwarp();
         }
     }
-    store_rows(params.d_q, b, h, first + warp * 16, params.n, params.d, acc, 1.0f, 1.0f);
+    store_rows(params.d_q, b, h, first + warp * 16, params.n, params.d, acc, head.scale, head.scale);
     if (!params.scale_rows) return;
     of_scale0 = quad_sum(of_scale0) * params.inverse_temperature;
     of_scale1 = quad_sum(of_scale1) * params.inverse_temperature;
@@ -183,6 +183,9 @@ __device__ __forceinline__ void keys_tile(const GeneralParams& params, int tile,
 #endif
     for (int h = key_head * params.group; h < (key_head + 1) * params.group; h++) {
         Head head = head_of(params, b, h);
+#if FOR_K
+        float own_scale = params.learned_scale ? head.scale : 1.0f;
+#endif
         for (int base = 0; base < extent.query_tiles; base += 32) {
             u32 full, some = classify_tiles(params, b, extent, false, base, extent.query_tiles, full);
             while (some) {
@@ -221,7 +224,7 @@ __device__ __forceinline__ void keys_tile(const GeneralParams& params, int tile,
                             kept = dropout_factor(params, head, i, j);
 #if FOR_K
                         float d_score = score_gradient(of_row, p, made.score, kept == 0.0f ? 0.0f : d[part][x] * kept);
-                        d[part][x] = made.score == -INFINITE ? 0.0f : d_score * made.slope * head.scale;
+                        d[part][x] = made.score == -INFINITE ? 0.0f : d_score * made.slope * own_scale;
 #endif
                         s[part][x] = p * kept;
                     }
@@ -241,7 +244,10 @@ __device__ __forceinline__ void keys_tile(const GeneralParams& params, int tile,
         }
     }
 #if FOR_K
-    store_rows(params.d_k, b, key_head, first + warp * 16, params.m, params.d, of_k, 1.0f, 1.0f);
+    // A gradient that is small already is not made smaller before f16 rounds it: the scale comes last, unless heads that
+    // share these keys have scales of their own.
+    float shared_scale = params.learned_scale ? 1.0f : params.scale;
+    store_rows(params.d_k, b, key_head, first + warp * 16, params.m, params.d, of_k, shared_scale, shared_scale);
 #endif
 #if FOR_V
     store_rows(params.d_v, b, key_head, first + warp * 16, params.m, params.dv, of_v, 1.0f, 1.0f);

@@ -1,7 +1,8 @@
 // Cross-entropy over rows of logits, which are replaced by their gradient, and the sums of its rows.
 
-// One block a row. losses: [rows, 4], with label smoothing, without, whether the target had the highest logit, and
-// whether the row counts. Rows of the class `ignore` do not, and have no gradient.
+// One block of 1,024 threads a row, so that the rows at work at one time stay in the cache for their second pass.
+// losses: [rows, 4], with label smoothing, without, whether the target had the highest logit, and whether the row
+// counts. Rows of the class `ignore` do not, and have no gradient.
 extern "C" __global__ void cross_entropy(T* logits, const float* bias, const u32* ids, float* losses, int classes,
                                          u32 ignore, float smoothing, float scale, int gradient) {
     __shared__ float scratch[32];
@@ -15,29 +16,29 @@ extern "C" __global__ void cross_entropy(T* logits, const float* bias, const u32
         return;
     }
     float x[EIGHT], b[EIGHT] = {};
-    float most = -INFINITE, total = 0.0f;
+    // One pass: the mass is relative to the largest score so far.
+    float most = -INFINITE, mass = 0.0f, total = 0.0f;
     for (int col = threadIdx.x * EIGHT; col < classes; col += blockDim.x * EIGHT) {
         load_eight(scores, col, classes, x);
         if (bias) load_floats(bias, col, classes, b);
+        float before = most;
 #pragma unroll
         for (int at = 0; at < EIGHT; at++) {
-            if (col + at >= classes) continue;
-            float score = x[at] + b[at];
-            most = score > most ? score : most;
-            total += score;
+            x[at] = col + at < classes ? x[at] + b[at] : -INFINITE;
+            most = x[at] > most ? x[at] : most;
+        }
+        if (most == -INFINITE) continue;
+        if (most > before) mass *= expf(before - most);
+#pragma unroll
+        for (int at = 0; at < EIGHT; at++) {
+            mass += expf(x[at] - most);
+            total += col + at < classes ? x[at] : 0.0f;
         }
     }
+    float own_most = most;
     most = block_max(most, scratch);
+    mass = block_sum(own_most == -INFINITE ? 0.0f : mass * expf(own_most - most), scratch);
     total = block_sum(total, scratch);
-    float mass = 0.0f;
-    for (int col = threadIdx.x * EIGHT; col < classes; col += blockDim.x * EIGHT) {
-        load_eight(scores, col, classes, x);
-        if (bias) load_floats(bias, col, classes, b);
-#pragma unroll
-        for (int at = 0; at < EIGHT; at++)
-            if (col + at < classes) mass += expf(x[at] + b[at] - most);
-    }
-    mass = block_sum(mass, scratch);
     float right = widen(scores[id]) + (bias ? bias[id] : 0.0f);
     float lse = most + logf(mass), nll = lse - right;
     __syncthreads(); // `right` is read before its gradient is written

@@ -7,6 +7,7 @@ use crate::memory::{Dtype, Scalar};
 use half::bf16;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The elements of an array.
@@ -314,6 +315,7 @@ impl Operations {
         if self.failed().is_none() {
             // SAFETY: every bit pattern is a value of the sealed scalar types.
             let bytes = unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), array.bytes()) };
+            self.shared.bytes_read.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             self.remember(self.driver().read(bytes, array.ptr(), self.shared.stream));
         }
         data

@@ -1,6 +1,7 @@
 //! What is true of every model: the parallel pass and the steps agree, gradients flow, threads change nothing.
 
 use qkv::{Attention, Bias, Features, Mask};
+use qkv_cuda::operations::Operations;
 use qkv_cuda::{Cuda, Dtype};
 use qkv_models::{
     Architecture, Batch, GptConfig, Model, ModelConfig, RecurrentConfig, Rows, SpecialTokens, TransformerConfig,
@@ -123,11 +124,19 @@ fn the_parallel_pass_and_the_steps_give_the_same_scores() {
 
 #[test]
 fn the_parallel_pass_and_the_steps_give_the_same_scores_on_a_device() {
-    match Cuda::emulated().and_then(|cuda| cuda.operations(Dtype::F32)) {
-        Ok(operations) => steps_give_the_scores_of_the_parallel_pass(&Machine::new(1).on_cuda(operations)),
-        // Around the harness, which captures the output of tests that pass.
-        Err(error) => drop(writeln!(std::io::stderr(), "skipped: {error}")),
+    for operations in devices() {
+        steps_give_the_scores_of_the_parallel_pass(&Machine::new(1).on_cuda(operations));
     }
+}
+
+/// The emulated device and, where there is one, the GPU.
+fn devices() -> Vec<Operations> {
+    let operations = [Cuda::emulated(), Cuda::new(0)].map(|cuda| cuda?.operations(Dtype::F32));
+    let found = operations.into_iter().filter_map(|operations| {
+        // Around the harness, which captures the output of tests that pass.
+        operations.map_err(|error| writeln!(std::io::stderr(), "skipped: {error}")).ok()
+    });
+    found.collect()
 }
 
 fn steps_give_the_scores_of_the_parallel_pass(machine: &Machine) {
@@ -208,20 +217,22 @@ fn every_model_learns_a_few_sentences() {
 
 #[test]
 fn every_model_trains_on_a_device_as_on_the_cpu() {
-    let operations = match Cuda::emulated().and_then(|cuda| cuda.operations(Dtype::F32)) {
-        Ok(operations) => operations,
-        // Around the harness, which captures the output of tests that pass.
-        Err(error) => return drop(writeln!(std::io::stderr(), "skipped: {error}")),
-    };
+    let devices = devices();
     for (name, architecture) in all() {
         let (there, _) = train(architecture.clone(), 3, 1, Precision::F32);
-        let machine = Machine::new(1).on_cuda(operations.clone());
-        let (found, parameters) = train_on(architecture, 3, &machine);
-        machine.check().unwrap();
-        for (found, there) in found.iter().zip(&there) {
-            assert!((found - there).abs() < 2e-4 * there, "{name}: {found} instead of {there}");
+        for operations in &devices {
+            let machine = Machine::new(1).on_cuda(operations.clone());
+            let before = operations.bytes_read();
+            let (found, parameters) = train_on(architecture.clone(), 3, &machine);
+            machine.check().unwrap();
+            // Nothing but the losses comes back: whoever reads activations or parameters waits for them.
+            let read = operations.bytes_read() - before;
+            assert!(read <= 3 * 64, "{name}: {read} bytes came back in three steps");
+            for (found, there) in found.iter().zip(&there) {
+                assert!((found - there).abs() < 2e-4 * there, "{name}: {found} instead of {there}");
+            }
+            assert!(parameters.all().all(|param| parameters.get(param).iter().all(|x| x.is_finite())), "{name}");
         }
-        assert!(parameters.all().all(|param| parameters.get(param).iter().all(|x| x.is_finite())), "{name}");
     }
 }
 
