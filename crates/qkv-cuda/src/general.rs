@@ -27,8 +27,8 @@ pub(crate) struct Tiled {
 }
 
 impl Tiled {
-    fn new(call: &Call, kind: Kind, name: &'static str) -> Result<Tiled> {
-        let program = program(call, kind)?;
+    fn new(call: &Call, kind: Kind, scope: TileScope, name: &'static str) -> Result<Tiled> {
+        let program = program(call, kind, scope)?;
         let module = call.driver.module(&program.source())?;
         let kernel = call.driver.kernel(&module, name, program.threads(), program.shared())?;
         let segments = call.mask.needs_segments();
@@ -44,10 +44,21 @@ impl Tiled {
     }
 }
 
-/// The program of a kind for this call's widths and this device.
-fn program(call: &Call, kind: Kind) -> Result<Program> {
-    let (d, dv, shared) = (call.sizes.d, call.sizes.dv, call.driver.device().shared_bytes);
-    Program::general(kind, call.dtype, d, dv, shared)
+/// The tiles that a program is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TileScope {
+    /// All of them: they are no larger than the sequences.
+    All,
+    /// Those that Hopper's kernels mark, which have a fixed size.
+    Marked,
+}
+
+/// The program of a kind for this call's sizes and this device.
+fn program(call: &Call, kind: Kind, scope: TileScope) -> Result<Program> {
+    let Sizes { n, m, d, dv, .. } = call.sizes;
+    let shared = call.driver.device().shared_bytes;
+    let lengths = if scope == TileScope::All { [n, m] } else { [usize::MAX; 2] };
+    Program::general(kind, call.dtype, [d, dv], lengths, shared)
         .ok_or_else(|| Error::cpu_only(format!("a head width of {} in {shared} bytes of shared memory", d.max(dv))))
 }
 
@@ -144,8 +155,8 @@ pub(crate) struct GeneralForward {
 }
 
 impl GeneralForward {
-    pub fn new(call: &Call, layout: &mut Layout) -> Result<GeneralForward> {
-        let tiled = Tiled::new(call, Kind::Forward, "forward")?;
+    pub fn new(call: &Call, scope: TileScope, layout: &mut Layout) -> Result<GeneralForward> {
+        let tiled = Tiled::new(call, Kind::Forward, scope, "forward")?;
         let extents = tiled.extents.as_ref().map(|_| ExtentRegions::new(call, tiled.tiles, layout));
         let splits = Splits::new(call, &tiled.kernel.module, layout)?;
         Ok(GeneralForward { tiled, splits, extents })
@@ -231,20 +242,20 @@ struct BackwardRegions {
 }
 
 impl GeneralBackward {
-    pub fn new(call: &Call, layout: &mut Layout) -> Result<GeneralBackward> {
+    pub fn new(call: &Call, scope: TileScope, layout: &mut Layout) -> Result<GeneralBackward> {
         let (attention, driver) = (&call.attention, &call.driver);
-        let program = program(call, Kind::Delta)?;
+        let program = program(call, Kind::Delta, scope)?;
         let module = driver.module(&program.source())?;
         let wide = call.sizes.d.max(call.sizes.dv) > 128;
         let keys = if wide { &[(true, false), (false, true)][..] } else { &[(true, true)] };
-        let keys = keys.iter().map(|&(k, v)| Tiled::new(call, Kind::Keys { k, v }, "backward_keys"));
+        let keys = keys.iter().map(|&(k, v)| Tiled::new(call, Kind::Keys { k, v }, scope, "backward_keys"));
         let keys = keys.collect::<Result<Vec<_>>>()?;
-        let queries = Tiled::new(call, Kind::Queries, "backward_queries")?;
+        let queries = Tiled::new(call, Kind::Queries, scope, "backward_queries")?;
         let wants_bias = attention.bias.wants_tensor();
-        let bias = wants_bias.then(|| Tiled::new(call, Kind::Bias, "backward_bias")).transpose()?;
+        let bias = wants_bias.then(|| Tiled::new(call, Kind::Bias, scope, "backward_bias")).transpose()?;
         let table = match attention.bias.reach() {
             Some(_) => {
-                let tiled = Tiled::new(call, Kind::Table, "backward_table")?;
+                let tiled = Tiled::new(call, Kind::Table, scope, "backward_table")?;
                 let reduce = driver.kernel(&tiled.kernel.module, "reduce_table", 128, 0)?;
                 Some((tiled, reduce))
             }
@@ -386,7 +397,7 @@ pub(crate) struct WeightsKernels {
 
 impl WeightsKernels {
     pub fn new(call: &Call) -> Result<WeightsKernels> {
-        let program = program(call, Kind::Weights)?;
+        let program = program(call, Kind::Weights, TileScope::All)?;
         let module = call.driver.module(&program.source())?;
         let kernel = |name, threads, shared| call.driver.kernel(&module, name, threads, shared);
         Ok(WeightsKernels {

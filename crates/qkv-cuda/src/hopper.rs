@@ -12,7 +12,7 @@ use crate::call::{Call, Sizes};
 use crate::device::Stream;
 use crate::driver::{Kernel, Module, TensorMap};
 use crate::error::{Error, Result};
-use crate::general::{GeneralBackward, GeneralForward, Recompute, Scope};
+use crate::general::{GeneralBackward, GeneralForward, Recompute, Scope, TileScope};
 use crate::general_params::GeneralParams;
 use crate::hopper_params::HopperParams;
 use crate::kernel_abi::{STORE_DK, STORE_DQ, STORE_DV, STORE_OUT};
@@ -168,7 +168,7 @@ impl Hopper {
         let forward = Forward {
             ranges: ranges(&main)?,
             regions: CommonRegions::forward(call, &mask, list.as_ref(), main.block_m, head_dim, forward_layout),
-            general: is_masked.then(|| GeneralForward::new(call, forward_layout)).transpose()?,
+            general: is_masked.then(|| GeneralForward::new(call, TileScope::Marked, forward_layout)).transpose()?,
             list,
             main,
         };
@@ -199,7 +199,9 @@ impl Hopper {
                         backward_layout,
                     ),
                     regions: BackwardRegions::new(call, main.block_m, head_dim, backward_layout),
-                    general: needs_general.then(|| GeneralBackward::new(call, backward_layout)).transpose()?,
+                    general: needs_general
+                        .then(|| GeneralBackward::new(call, TileScope::Marked, backward_layout))
+                        .transpose()?,
                     list,
                     main,
                 })

@@ -84,7 +84,7 @@ impl Cuda {
     pub fn operations(&self, dtype: Dtype) -> Result<Operations> {
         let source = program::operations(dtype);
         let module = self.driver.module(&source)?;
-        let kernel = |&name: &&'static str| Ok((name, self.driver.kernel(&module, name, launch::THREADS, 0)?));
+        let kernel = |&name: &&'static str| Ok((name, self.driver.kernel(&module, name, launch::threads(name), 0)?));
         let kernels = source.kernels.iter().map(kernel).collect::<Result<_>>()?;
         let memory = Arc::new(DeviceMemory::new(&self.driver));
         let (cuda, stream) = (self.clone(), Stream(0));

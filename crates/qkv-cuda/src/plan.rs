@@ -6,7 +6,7 @@ use crate::decode::DecodeForward;
 use crate::device::{Device, Stream};
 use crate::driver::Driver;
 use crate::error::{Error, Result};
-use crate::general::{GeneralBackward, GeneralForward, Scope, WeightsKernels};
+use crate::general::{GeneralBackward, GeneralForward, Scope, TileScope, WeightsKernels};
 use crate::hopper::{Hopper, HopperOptions};
 use crate::memory::Dtype;
 use crate::tensors::{Gradients, Outputs, Tensors, Upstreams};
@@ -88,13 +88,15 @@ impl Plan {
         let call = Call::new(driver, attention, dtype, place, tensors)?;
         let (mut forward, mut backward) = (Layout::default(), Layout::default());
         let kernels = if let Some(decode) = DecodeForward::new(&call, tensors, options.general_only, &mut forward)? {
-            let backward = options.backward.then(|| GeneralBackward::new(&call, &mut backward)).transpose()?;
+            let backward =
+                options.backward.then(|| GeneralBackward::new(&call, TileScope::All, &mut backward)).transpose()?;
             Kernels::Decode { forward: decode, backward }
         } else if let Some(hopper) = Plan::hopper(&call, tensors, options, &mut forward, &mut backward)? {
             Kernels::Hopper(Box::new(hopper))
         } else {
-            let forward = GeneralForward::new(&call, &mut forward)?;
-            let backward = options.backward.then(|| GeneralBackward::new(&call, &mut backward)).transpose()?;
+            let forward = GeneralForward::new(&call, TileScope::All, &mut forward)?;
+            let backward =
+                options.backward.then(|| GeneralBackward::new(&call, TileScope::All, &mut backward)).transpose()?;
             Kernels::General { forward, backward }
         };
         let weights = options.weights.then(|| WeightsKernels::new(&call)).transpose()?;

@@ -65,14 +65,26 @@ pub(crate) enum Program {
 const TILES: [(usize, usize); 6] = [(64, 64), (64, 32), (32, 32), (32, 16), (16, 16), (16, 16)];
 
 impl Program {
-    /// The largest tiles that fit `shared` bytes, for widths `d` and `dv`. None if they are too wide.
-    pub fn general(kind: Kind, dtype: Dtype, d: usize, dv: usize, shared: usize) -> Option<Program> {
+    /// The largest tiles that fit `shared` bytes, for widths `d` and `dv` and at most `lengths` queries and keys. None
+    /// if they are too wide.
+    pub fn general(
+        kind: Kind,
+        dtype: Dtype,
+        [d, dv]: [usize; 2],
+        lengths: [usize; 2],
+        shared: usize,
+    ) -> Option<Program> {
         let width = [32, 64, 128, 256].into_iter().find(|&width| width >= d.max(dv))?;
         // Accumulators of wide rows need the registers that more columns would take.
         let max_cols =
             if width >= 256 || matches!(kind, Kind::Keys { k: true, v: true }) && width >= 128 { 32 } else { 64 };
         let fits = TILES.into_iter().filter(|&(_, cols)| cols <= max_cols);
-        let mut programs = fits.map(|(rows, cols)| Program::General { kind, dtype, width, rows, cols });
+        let [queries, keys] = lengths.map(|length| length.clamp(16, 64).next_power_of_two());
+        let [most_rows, most_cols] = if matches!(kind, Kind::Keys { .. }) { [keys, queries] } else { [queries, keys] };
+        let mut programs = fits.map(|(rows, cols)| {
+            let (rows, cols) = (rows.min(most_rows), cols.min(most_cols));
+            Program::General { kind, dtype, width, rows, cols }
+        });
         programs.find(|program| program.shared() as usize <= shared)
     }
 
@@ -418,6 +430,8 @@ mod tests {
     use std::path::Path;
 
     const SHARED: usize = 166_912; // of an A100
+    /// Queries and keys that limit no tile.
+    const LONG: [usize; 2] = [usize::MAX; 2];
     const ALL: [Kind; 10] = [
         Kind::Forward,
         Kind::Delta,
@@ -434,15 +448,18 @@ mod tests {
     #[test]
     fn tiles_shrink_until_they_fit_and_no_further() {
         let tiles =
-            |width, shared| Program::general(Kind::Queries, Dtype::F32, width, width, shared).map(|p| p.tiles());
+            |width, shared| Program::general(Kind::Queries, Dtype::F32, [width; 2], LONG, shared).map(|p| p.tiles());
         assert_eq!(tiles(64, SHARED), Some((64, 64)));
         assert_eq!(tiles(256, 232_448), Some((64, 32)));
         assert_eq!(tiles(256, SHARED), Some((32, 32)));
         assert_eq!(tiles(256, 101_376), Some((16, 16)));
         assert_eq!(tiles(257, SHARED), None);
+        let short = |kind, lengths| Program::general(kind, Dtype::Bf16, [64; 2], lengths, SHARED).map(|p| p.tiles());
+        assert_eq!(short(Kind::Queries, [16, 40]), Some((16, 64)));
+        assert_eq!(short(Kind::Keys { k: true, v: true }, [17, 3]), Some((32, 16)));
         for width in [1, 64, 100, 256] {
             for kind in ALL {
-                let program = Program::general(kind, Dtype::F32, width, 1, SHARED).unwrap();
+                let program = Program::general(kind, Dtype::F32, [width, 1], LONG, SHARED).unwrap();
                 assert!(program.shared() as usize <= SHARED, "{}", program.name());
             }
         }
@@ -450,7 +467,7 @@ mod tests {
 
     #[test]
     fn recomputed_tiles_have_64_rows() {
-        let of = |kind, width| Program::general(kind, Dtype::Bf16, width, width, 232_448).unwrap().tiles();
+        let of = |kind, width| Program::general(kind, Dtype::Bf16, [width; 2], LONG, 232_448).unwrap().tiles();
         for width in [16, 64, 128, 256] {
             assert_eq!((of(Kind::Forward, width).0, of(Kind::Queries, width).0), (64, 64));
             let (k, v) = (true, width <= 128);
@@ -461,7 +478,7 @@ mod tests {
     #[test]
     fn every_program_defines_the_kernels_it_names() {
         for kind in ALL {
-            let source = Program::general(kind, Dtype::Bf16, 64, 64, SHARED).unwrap().source();
+            let source = Program::general(kind, Dtype::Bf16, [64; 2], LONG, SHARED).unwrap().source();
             for kernel in source.kernels {
                 let defined = format!(" {kernel}(const __grid_constant__ GeneralParams params)");
                 assert!(source.text.contains(&defined), "{kernel}");
@@ -493,7 +510,7 @@ mod tests {
         for (dtype, width) in
             [(Dtype::Bf16, 128), (Dtype::F32, 64), (Dtype::F16, 256), (Dtype::F32, 256), (Dtype::Bf16, 32)]
         {
-            programs.extend(ALL.map(|kind| Program::general(kind, dtype, width, width, SHARED).unwrap()));
+            programs.extend(ALL.map(|kind| Program::general(kind, dtype, [width; 2], LONG, SHARED).unwrap()));
             if !every {
                 break;
             }

@@ -3,6 +3,37 @@
 
 #define NORM_ROWS 64
 
+// Sums over rows `first` … `last − 1` of N numbers for each column, in a fixed order: `add(row, col, sums)` adds those of
+// eight columns of a row. Threads that would have no columns share the rows of others. to: [N, width].
+template <int N, typename Add>
+__device__ __forceinline__ void sum_columns(float* to, u32 first, u32 last, int width, Add add) {
+    __shared__ float shared[256 * N * EIGHT];
+    int groups = (width + EIGHT - 1) / EIGHT, lanes = int(blockDim.x) / groups;
+    int lane = lanes > 1 ? int(threadIdx.x) / groups : 0;
+    float* own = shared + threadIdx.x * N * EIGHT;
+    for (int group = int(threadIdx.x) - lane * groups; group < groups && lane < (lanes > 1 ? lanes : 1);
+         group += blockDim.x) {
+        float sums[N][EIGHT] = {};
+        for (u32 row = first + lane; row < last; row += lanes > 1 ? lanes : 1) add(row, group * EIGHT, sums);
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int at = 0; at < EIGHT; at++) {
+                if (lanes > 1) own[n * EIGHT + at] = sums[n][at];
+                else if (group * EIGHT + at < width) to[n * width + group * EIGHT + at] = sums[n][at];
+            }
+    }
+    if (lanes <= 1) return;
+    __syncthreads();
+    for (int at = threadIdx.x; at < N * width; at += blockDim.x) {
+        int n = at / width, col = at % width;
+        float total = 0.0f;
+        for (int l = 0; l < lanes; l++)
+            total += shared[(l * groups + col / EIGHT) * N * EIGHT + n * EIGHT + col % EIGHT];
+        to[at] = total;
+    }
+}
+
 extern "C" __global__ void layer_norm(const T* x, T* y, float* moments, const float* gain, const float* bias, u32 rows,
                                       int width, float epsilon) {
     u32 lane = threadIdx.x % 32, step = gridDim.x * (blockDim.x / 32);
@@ -75,24 +106,17 @@ extern "C" __global__ void layer_norm_gradient(const T* x, const T* d_y, T* d_x,
             store_eight(d_x + u64(row) * width, col, width, d);
         }
     }
-    for (int col = threadIdx.x * EIGHT; col < width; col += blockDim.x * EIGHT) {
-        float v[EIGHT], d[EIGHT], of_gain[EIGHT] = {}, of_bias[EIGHT] = {};
-        for (u32 row = first; row < last; row++) {
-            float mean = moments[2 * row], inverse = moments[2 * row + 1];
-            load_eight(x + u64(row) * width, col, width, v);
-            load_eight(d_y + u64(row) * width, col, width, d);
+    sum_columns<2>(partial + u64(blockIdx.x) * 2 * width, first, last, width,
+                   [&](u32 row, int col, float (&sums)[2][EIGHT]) {
+                       float mean = moments[2 * row], inverse = moments[2 * row + 1], v[EIGHT], d[EIGHT];
+                       load_eight(x + u64(row) * width, col, width, v);
+                       load_eight(d_y + u64(row) * width, col, width, d);
 #pragma unroll
-            for (int at = 0; at < EIGHT; at++) {
-                of_gain[at] += d[at] * ((v[at] - mean) * inverse);
-                of_bias[at] += d[at];
-            }
-        }
-        float* sums = partial + u64(blockIdx.x) * 2 * width;
-        for (int at = 0; at < EIGHT && col + at < width; at++) {
-            sums[col + at] = of_gain[at];
-            sums[width + col + at] = of_bias[at];
-        }
-    }
+                       for (int at = 0; at < EIGHT; at++) {
+                           sums[0][at] += d[at] * ((v[at] - mean) * inverse);
+                           sums[1][at] += d[at];
+                       }
+                   });
 }
 
 extern "C" __global__ void rms_norm(const T* x, T* y, float* inverses, const float* gain, u32 rows, int width,
@@ -148,17 +172,14 @@ extern "C" __global__ void rms_norm_gradient(const T* x, const T* d_y, T* d_x, c
             store_eight(d_x + u64(row) * width, col, width, d);
         }
     }
-    for (int col = threadIdx.x * EIGHT; col < width; col += blockDim.x * EIGHT) {
-        float v[EIGHT], d[EIGHT], of_gain[EIGHT] = {};
-        for (u32 row = first; row < last; row++) {
-            load_eight(x + u64(row) * width, col, width, v);
-            load_eight(d_y + u64(row) * width, col, width, d);
+    sum_columns<1>(partial + u64(blockIdx.x) * width, first, last, width,
+                   [&](u32 row, int col, float (&sums)[1][EIGHT]) {
+                       float v[EIGHT], d[EIGHT];
+                       load_eight(x + u64(row) * width, col, width, v);
+                       load_eight(d_y + u64(row) * width, col, width, d);
 #pragma unroll
-            for (int at = 0; at < EIGHT; at++) of_gain[at] += d[at] * v[at] * inverses[row];
-        }
-        for (int at = 0; at < EIGHT && col + at < width; at++)
-            partial[u64(blockIdx.x) * width + col + at] = of_gain[at];
-    }
+                       for (int at = 0; at < EIGHT; at++) sums[0][at] += d[at] * v[at] * inverses[row];
+                   });
 }
 
 #define COLUMN_ROWS 128

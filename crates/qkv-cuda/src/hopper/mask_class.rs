@@ -9,6 +9,8 @@ use qkv::{Attention, Place, Scale, Score};
 
 /// Beyond any key: no limit.
 const FAR: i64 = 1 << 29;
+/// Sequences up to this are left to the general kernels.
+const SHORT: usize = 32;
 
 /// A mask in the terms of these kernels: each flag is a define.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +62,9 @@ impl MaskClass {
             Place::Given => false,
         };
         let Sizes { n, m, d, dv, .. } = *sizes;
-        let sizes_fit = n > FEW_QUERIES && m > 0 && d > 0 && dv > 0 && (n.max(m) as i64) < FAR;
+        // Tiles as small as short sequences are faster than a few full ones.
+        let short = n.max(m) <= SHORT;
+        let sizes_fit = n > FEW_QUERIES && !short && m > 0 && d > 0 && dv > 0 && (n.max(m) as i64) < FAR;
         let plain = !attention.entropy && attention.bias.reach().is_none();
         (dtype != Dtype::F32 && scale && placed && sizes_fit && plain).then_some(class)
     }
