@@ -94,6 +94,7 @@ struct Key {
     a: MatmulOperand,
     b: MatmulOperand,
     c: Dtype,
+    c_stride: usize,
     add: bool,
     epilogue: Epilogue,
     /// Of the three matrices, in bytes.
@@ -160,12 +161,12 @@ impl CublasLt {
     /// # Safety
     /// The device's context is current, and every pointer is to device memory as large as the sizes say.
     pub unsafe fn matmul(&mut self, call: &Matmul, stream: Stream) -> Result<()> {
-        let Matmul { sizes, a, b, c, add, epilogue, pointers } = *call;
+        let Matmul { sizes, a, b, c, c_stride, add, epilogue, pointers } = *call;
         if sizes[0] == 0 || sizes[1] == 0 {
             return Ok(());
         }
         let alignment = [pointers.a, pointers.b, pointers.c].map(alignment);
-        let key = Key { sizes, a, b, c, add, epilogue, alignment };
+        let key = Key { sizes, a, b, c, c_stride, add, epilogue, alignment };
         let prepared = match self.prepared.get(&key) {
             Some(prepared) => *prepared,
             None => {
@@ -239,21 +240,21 @@ impl CublasLt {
                 Epilogue::Bias => set(EPILOGUE, &EPILOGUE_BIAS)?,
                 Epilogue::Gelu => {
                     set(EPILOGUE, &EPILOGUE_GELU_AUX_BIAS)?;
-                    let leading = n as i64;
+                    let leading = key.c_stride as i64;
                     let leading = &raw const leading;
                     check(set_call(call, AUX_LEADING_DIMENSION, leading.cast(), 8), action)?;
                 }
             }
-            let layout = |dtype: Dtype, rows: usize, columns: usize| {
+            let layout = |dtype: Dtype, rows: usize, columns: usize, stride: usize| {
                 let mut layout = ptr::null_mut();
-                let code = create_layout(&mut layout, real(dtype), rows as u64, columns as u64, rows as i64);
+                let code = create_layout(&mut layout, real(dtype), rows as u64, columns as u64, stride as i64);
                 check(code, action).map(|()| layout)
             };
             let [a, b] = [(key.a, m, k), (key.b, k, n)].map(|(operand, rows, columns)| {
                 let (rows, columns) = if operand.transposed { (columns, rows) } else { (rows, columns) };
-                layout(operand.dtype, columns, rows)
+                layout(operand.dtype, columns, rows, operand.stride)
             });
-            let (a, b, c) = (a?, b?, layout(key.c, n, m)?);
+            let (a, b, c) = (a?, b?, layout(key.c, n, m, key.c_stride)?);
             let mut preference = ptr::null_mut();
             check((self.functions.create_preference)(&mut preference), action)?;
             let limit = CublasLt::WORKSPACE_BYTES;

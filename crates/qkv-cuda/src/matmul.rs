@@ -10,6 +10,8 @@ pub(crate) struct MatmulOperand {
     pub dtype: Dtype,
     /// Whether the product takes its transpose.
     pub transposed: bool,
+    /// Elements from one row to the next, of those in memory.
+    pub stride: usize,
 }
 
 /// What is done to a product before it is stored.
@@ -18,7 +20,7 @@ pub(crate) enum Epilogue {
     None,
     /// Adds `bias [n]`.
     Bias,
-    /// Adds `bias [n]`, stores that in `before [m, n]`, and applies GELU (by the hyperbolic tangent).
+    /// Adds `bias [n]`, stores that in `before`, as long as `C`, and applies GELU (by the hyperbolic tangent).
     Gelu,
 }
 
@@ -30,6 +32,8 @@ pub(crate) struct Matmul {
     pub a: MatmulOperand,
     pub b: MatmulOperand,
     pub c: Dtype,
+    /// Elements from one row of `C` to the next.
+    pub c_stride: usize,
     pub add: bool,
     pub epilogue: Epilogue,
     pub pointers: MatmulPointers,
@@ -52,18 +56,18 @@ impl Matmul {
     /// The pointers are to host memory as large as the sizes say.
     pub unsafe fn compute_on_host(&self) {
         let [m, n, k] = self.sizes;
-        let Matmul { a, b, c, pointers, .. } = *self;
+        let Matmul { a, b, c, c_stride, pointers, .. } = *self;
         // SAFETY: as the caller promises; every index is within its matrix.
         unsafe {
             for i in 0..m {
                 for j in 0..n {
                     let mut sum = 0.0;
                     for x in 0..k {
-                        let left = if a.transposed { x * m + i } else { i * k + x };
-                        let right = if b.transposed { j * k + x } else { x * n + j };
+                        let left = if a.transposed { x * a.stride + i } else { i * a.stride + x };
+                        let right = if b.transposed { j * b.stride + x } else { x * b.stride + j };
                         sum += get(pointers.a, a.dtype, left) * get(pointers.b, b.dtype, right);
                     }
-                    let at = i * n + j;
+                    let at = i * c_stride + j;
                     if self.add {
                         sum += get(pointers.c, c, at);
                     }

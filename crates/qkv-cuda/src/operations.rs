@@ -35,7 +35,7 @@ pub use images::ImageWindows;
 pub use launch::DropoutKey;
 pub use layers::{Activation, Factor};
 pub use rows::RowSums;
-pub use training::{OptimizerTable, ParameterArrays, StepFactors};
+pub use training::{OptimizerTable, ParameterArrays, StepFactors, logits_stride};
 
 use crate::device::Stream;
 use crate::driver::{Driver, Kernel};

@@ -345,6 +345,7 @@ const OPERATIONS: &[&str] = &[
     "mean_rows",
     "mean_gradient",
     "cross_entropy",
+    "cross_entropy_wide",
     "sum_losses",
     "gru_cell",
     "gru_cell_gradient",

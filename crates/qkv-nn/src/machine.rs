@@ -36,6 +36,7 @@ pub struct Machine {
     usage: Mutex<Usage>,
     /// The GPU that computes instead of the CPU.
     cuda: Option<Operations>,
+    recompute_from: usize,
 }
 
 /// What inference spent its time on, and what it read: counters that only grow, of which differences tell.
@@ -78,6 +79,7 @@ impl Machine {
             team: OnceLock::new(),
             usage: Mutex::default(),
             cuda: None,
+            recompute_from: 1 << 26,
         }
     }
 
@@ -106,6 +108,18 @@ impl Machine {
         self
     }
 
+    /// On a GPU, activations of at least this many elements are not kept for the backward pass where their input is:
+    /// they are computed again. Smaller ones would save little memory for the time.
+    pub fn recompute_from(mut self, elements: usize) -> Machine {
+        self.recompute_from = elements;
+        self
+    }
+
+    /// Whether an activation of this many elements is computed again.
+    pub(crate) fn recomputes(&self, elements: usize) -> bool {
+        elements >= self.recompute_from
+    }
+
     /// The GPU that computes instead of the CPU, if there is one.
     pub fn cuda(&self) -> Option<&Operations> {
         self.cuda.as_ref()
@@ -126,7 +140,8 @@ impl Machine {
 
     /// One thread with the same instruction set and precision, for work that is divided into whole batches.
     pub fn single(&self) -> Machine {
-        Machine { isa: self.isa, cuda: self.cuda.clone(), ..Machine::new(1) }.precision(self.precision)
+        let recompute_from = self.recompute_from;
+        Machine { isa: self.isa, cuda: self.cuda.clone(), recompute_from, ..Machine::new(1) }.precision(self.precision)
     }
 
     /// What inference with this machine spent its time on so far.

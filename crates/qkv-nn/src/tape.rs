@@ -4,6 +4,7 @@
 use crate::captured::Captured;
 use crate::float::Float;
 use crate::machine::Machine;
+use crate::ops::linear::ActivationSource;
 use crate::parameters::{Gradients, Param, Parameters};
 use crate::pool::Pool;
 use crate::tensor::Tensor;
@@ -18,6 +19,8 @@ pub struct Var<T: Float> {
     /// Where its gradient is accumulated; `None` for constants.
     pub(crate) slot: Option<usize>,
     pub(crate) value: Tensor<T>,
+    /// What it can be computed from again, where that is saved anyway.
+    pub(crate) source: Option<ActivationSource<T>>,
 }
 
 impl<T: Float> Var<T> {
@@ -192,13 +195,13 @@ impl<'a, T: Float> Tape<'a, T> {
 
     /// A value without a gradient.
     pub fn constant(&self, value: Tensor<T>) -> Var<T> {
-        Var { slot: None, value }
+        Var { slot: None, value, source: None }
     }
 
     /// A value whose gradient [`gradient`](Tape::gradient) returns after [`backward`](Tape::backward).
     pub fn input(&mut self, value: Tensor<T>) -> Var<T> {
         let slot = self.slot();
-        Var { slot: Some(slot), value }
+        Var { slot: Some(slot), value, source: None }
     }
 
     /// The gradient of an [`input`](Tape::input), after the backward pass.
@@ -264,11 +267,11 @@ impl<'a, T: Float> Tape<'a, T> {
         operation: impl FnOnce() -> B,
     ) -> Var<T> {
         if !depends {
-            return Var { slot: None, value };
+            return Var { slot: None, value, source: None };
         }
         let output = self.slot();
         self.nodes.push(Node { output, operation: Box::new(operation()) });
-        Var { slot: Some(output), value }
+        Var { slot: Some(output), value, source: None }
     }
 
     /// Sets the gradient from which the backward pass starts at `var`. Losses do this by themselves.

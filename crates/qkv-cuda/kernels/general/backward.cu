@@ -244,8 +244,8 @@ __device__ __forceinline__ void keys_tile(const GeneralParams& params, int tile,
         }
     }
 #if FOR_K
-    // A gradient that is small already is not made smaller before f16 rounds it: the scale comes last, unless heads that
-    // share these keys have scales of their own.
+    // A gradient that is small already is not made smaller before f16 rounds it: the scale comes last, unless heads
+    // that share these keys have scales of their own.
     float shared_scale = params.learned_scale ? 1.0f : params.scale;
     store_rows(params.d_k, b, key_head, first + warp * 16, params.m, params.d, of_k, shared_scale, shared_scale);
 #endif

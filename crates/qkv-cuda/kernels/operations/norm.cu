@@ -1,10 +1,8 @@
-// Layer and RMS normalization, a warp a row; the gradients of gain and bias as partial sums of 64 rows each, which
+// Layer and RMS normalization, a warp a row; the gradients of gain and bias as partial sums of some rows each, which
 // `add_partials` adds in their order. And sums of columns, for the gradients of biases.
 
-#define NORM_ROWS 64
-
-// Sums over rows `first` … `last − 1` of N numbers for each column, in a fixed order: `add(row, col, sums)` adds those of
-// eight columns of a row. Threads that would have no columns share the rows of others. to: [N, width].
+// Sums over rows `first` … `last − 1` of N numbers for each column, in a fixed order: `add(row, col, sums)` adds those
+// of eight columns of a row. Threads that would have no columns share the rows of others. to: [N, width].
 template <int N, typename Add>
 __device__ __forceinline__ void sum_columns(float* to, u32 first, u32 last, int width, Add add) {
     __shared__ float shared[256 * N * EIGHT];
@@ -69,12 +67,13 @@ extern "C" __global__ void layer_norm(const T* x, T* y, float* moments, const fl
     }
 }
 
-// One block for NORM_ROWS rows: first d_x, a warp a row, then the sums of columns. With `add`, d_x is added to what is
+// One block for `each` rows: first d_x, a warp a row, then the sums of columns. With `add`, d_x is added to what is
 // there. partial: [blocks, 2, width].
 extern "C" __global__ void layer_norm_gradient(const T* x, const T* d_y, T* d_x, const float* moments,
-                                               const float* gain, float* partial, u32 rows, int width, int add) {
-    u32 lane = threadIdx.x % 32, first = blockIdx.x * NORM_ROWS;
-    u32 last = first + NORM_ROWS < rows ? first + NORM_ROWS : rows;
+                                               const float* gain, float* partial, u32 rows, u32 each, int width,
+                                               int add) {
+    u32 lane = threadIdx.x % 32, first = blockIdx.x * each;
+    u32 last = first + each < rows ? first + each : rows;
     for (u32 row = first + threadIdx.x / 32; row < last; row += blockDim.x / 32) {
         float mean = moments[2 * row], inverse = moments[2 * row + 1];
         float v[EIGHT], d[EIGHT], g[EIGHT];
@@ -144,9 +143,9 @@ extern "C" __global__ void rms_norm(const T* x, T* y, float* inverses, const flo
 
 // partial: [blocks, width].
 extern "C" __global__ void rms_norm_gradient(const T* x, const T* d_y, T* d_x, const float* inverses, const float* gain,
-                                             float* partial, u32 rows, int width, int add) {
-    u32 lane = threadIdx.x % 32, first = blockIdx.x * NORM_ROWS;
-    u32 last = first + NORM_ROWS < rows ? first + NORM_ROWS : rows;
+                                             float* partial, u32 rows, u32 each, int width, int add) {
+    u32 lane = threadIdx.x % 32, first = blockIdx.x * each;
+    u32 last = first + each < rows ? first + each : rows;
     for (u32 row = first + threadIdx.x / 32; row < last; row += blockDim.x / 32) {
         float inverse = inverses[row], tilt = 0.0f;
         float v[EIGHT], d[EIGHT], g[EIGHT];

@@ -30,27 +30,42 @@ pub struct Factor<'a> {
     pub array: &'a Array,
     /// Whether the product takes its transpose.
     pub transposed: bool,
+    /// Elements from one row to the next, where that is not their width.
+    pub stride: Option<usize>,
 }
 
 impl<'a> Factor<'a> {
     /// As it is.
     pub fn new(array: &'a Array) -> Factor<'a> {
-        Factor { array, transposed: false }
+        Factor { array, transposed: false, stride: None }
     }
 
     /// Its transpose.
     pub fn transposed(array: &'a Array) -> Factor<'a> {
-        Factor { array, transposed: true }
+        Factor { array, transposed: true, stride: None }
     }
 
-    fn operand(self) -> MatmulOperand {
-        let dtype = if self.array.kind() == Kind::F32 { Dtype::F32 } else { Dtype::Bf16 };
-        MatmulOperand { dtype, transposed: self.transposed }
+    /// With rows that begin this many elements apart.
+    pub fn stride(self, stride: usize) -> Factor<'a> {
+        Factor { stride: Some(stride), ..self }
+    }
+
+    /// As a matrix of `[rows, columns]`, and where it is.
+    fn operand(self, [rows, columns]: [usize; 2]) -> (MatmulOperand, u64) {
+        let kind = self.array.kind();
+        let dtype = if kind == Kind::F32 { Dtype::F32 } else { Dtype::Bf16 };
+        let [rows, columns] = if self.transposed { [columns, rows] } else { [rows, columns] };
+        let stride = self.stride.unwrap_or(columns);
+        let len = if rows == 0 { 0 } else { (rows - 1) * stride + columns };
+        (MatmulOperand { dtype, transposed: self.transposed, stride }, self.array.expect(kind, len))
     }
 }
 
-/// Rows whose gradients of gain and bias are one partial sum: `NORM_ROWS` of `norm.cu`.
-const NORM_ROWS: usize = 64;
+/// Rows whose gradients of gain and bias are one partial sum: few where there are few, for the sake of parallel blocks.
+fn norm_rows(rows: usize) -> usize {
+    (rows / 512).clamp(8, 64).next_multiple_of(8)
+}
+
 /// Rows of a partial sum of columns: `COLUMN_ROWS` of `norm.cu`.
 const COLUMN_ROWS: usize = 128;
 /// Columns of a block of `column_sums`.
@@ -62,7 +77,15 @@ impl Operations {
     /// # Panics
     /// Where an array is too short.
     pub fn product(&self, c: &Array, a: Factor<'_>, b: Factor<'_>, [m, n, k]: [usize; 3], add: bool) {
-        self.matmul(c, a, b, [m, n, k], add, None, None);
+        self.matmul(c, n, a, b, [m, n, k], add, None, None);
+    }
+
+    /// The same to rows of `C` that begin `stride` elements apart.
+    ///
+    /// # Panics
+    /// Where an array is too short.
+    pub fn product_strided(&self, c: &Array, stride: usize, a: Factor<'_>, b: Factor<'_>, [m, n, k]: [usize; 3]) {
+        self.matmul(c, stride, a, b, [m, n, k], false, None, None);
     }
 
     /// `y [m, n] = x [m, k] · Wᵀ + bias`, with `W [n, k]` and `bias [n]` in the type of `y`.
@@ -70,7 +93,7 @@ impl Operations {
     /// # Panics
     /// Where an array is too short.
     pub fn linear(&self, y: &Array, x: &Array, w: &Array, bias: Option<&Array>, sizes: [usize; 3]) {
-        self.matmul(y, Factor::new(x), Factor::transposed(w), sizes, false, bias, None);
+        self.matmul(y, sizes[1], Factor::new(x), Factor::transposed(w), sizes, false, bias, None);
     }
 
     /// `before = x · Wᵀ + bias` and `y = GELU(before)`, by the hyperbolic tangent.
@@ -78,13 +101,14 @@ impl Operations {
     /// # Panics
     /// Where an array is too short.
     pub fn linear_gelu(&self, y: &Array, before: &Array, x: &Array, w: &Array, bias: &Array, sizes: [usize; 3]) {
-        self.matmul(y, Factor::new(x), Factor::transposed(w), sizes, false, Some(bias), Some(before));
+        self.matmul(y, sizes[1], Factor::new(x), Factor::transposed(w), sizes, false, Some(bias), Some(before));
     }
 
     #[allow(clippy::too_many_arguments)] // Of one private function, named by the three above.
     fn matmul(
         &self,
         c: &Array,
+        c_stride: usize,
         a: Factor<'_>,
         b: Factor<'_>,
         [m, n, k]: [usize; 3],
@@ -96,10 +120,11 @@ impl Operations {
             return;
         }
         let kind = c.kind();
+        let ((a, a_ptr), (b, b_ptr)) = (a.operand([m, k]), b.operand([k, n]));
         let pointers = MatmulPointers {
-            a: a.array.expect(a.array.kind(), m * k),
-            b: b.array.expect(b.array.kind(), k * n),
-            c: c.expect(kind, m * n),
+            a: a_ptr,
+            b: b_ptr,
+            c: c.expect(kind, (m - 1) * c_stride + n),
             bias: bias.map_or(0, |bias| bias.expect(kind, n)),
             before: before.map_or(0, |before| before.expect(kind, m * n)),
         };
@@ -109,7 +134,7 @@ impl Operations {
             (None, None) => Epilogue::None,
         };
         let c = if kind == Kind::F32 { Dtype::F32 } else { Dtype::Bf16 };
-        let call = Matmul { sizes: [m, n, k], a: a.operand(), b: b.operand(), c, add, epilogue, pointers };
+        let call = Matmul { sizes: [m, n, k], a, b, c, c_stride, add, epilogue, pointers };
         // SAFETY: every array is as long as the sizes say.
         self.remember(unsafe { self.driver().matmul(&call, self.shared.stream) });
     }
@@ -223,7 +248,7 @@ impl Operations {
         unsafe { self.launch("scale_sequences", grid, &[&pointers[..], &[count(each), count(x.len())]].concat()) };
     }
 
-    /// `sum[c] += Σ x[r][c]`, in f32.
+    /// `sum[c] += Σ x[r][c]`, in f32, of as many columns as `sum` has.
     ///
     /// # Panics
     /// Where an array is too short.
@@ -234,7 +259,7 @@ impl Operations {
         let grid = [width.div_ceil(COLUMNS), parts];
         // SAFETY: `column_sums(const T*, float*, u32, int)`.
         unsafe { self.launch("column_sums", grid, &[&pointers[..], &[count(rows), count(width)]].concat()) };
-        self.add_partials(&partial, sum, parts, [width, width]);
+        self.add_partials(&partial, sum, parts, [width, width.min(sum.len())]);
     }
 
     /// `sum[c] += Σ partial[p][c]`, over rows of `stride`.
@@ -290,7 +315,8 @@ impl Operations {
         sums: [Option<&Array>; 2],
         [rows, width]: [usize; 2],
     ) {
-        let (kind, parts) = (self.activation_kind(), rows.div_ceil(NORM_ROWS));
+        let (kind, each) = (self.activation_kind(), norm_rows(rows));
+        let parts = rows.div_ceil(each);
         let partial = self.empty(Kind::F32, parts * 2 * width, "gradients of a norm");
         let pointers = [
             x.expect(kind, rows * width),
@@ -300,8 +326,8 @@ impl Operations {
             gain.expect(Kind::F32, width),
             partial.ptr(),
         ];
-        let numbers = [count(rows), count(width), U32(u32::from(add))];
-        // SAFETY: `layer_norm_gradient(const T*, const T*, T*, const float*, const float*, float*, u32, int, int)`.
+        let numbers = [count(rows), count(each), count(width), U32(u32::from(add))];
+        // SAFETY: `layer_norm_gradient` takes these six pointers and four numbers.
         unsafe { self.launch("layer_norm_gradient", [parts, 1], &[&pointers.map(Ptr)[..], &numbers].concat()) };
         for (at, sum) in sums.into_iter().enumerate() {
             let Some(sum) = sum.filter(|_| parts > 0) else { continue };
@@ -345,7 +371,8 @@ impl Operations {
         sum: Option<&Array>,
         [rows, width]: [usize; 2],
     ) {
-        let (kind, parts) = (self.activation_kind(), rows.div_ceil(NORM_ROWS));
+        let (kind, each) = (self.activation_kind(), norm_rows(rows));
+        let parts = rows.div_ceil(each);
         let partial = self.empty(Kind::F32, parts * width, "gradients of a norm");
         let pointers = [
             x.expect(kind, rows * width),
@@ -355,8 +382,8 @@ impl Operations {
             gain.expect(Kind::F32, width),
             partial.ptr(),
         ];
-        let numbers = [count(rows), count(width), U32(u32::from(add))];
-        // SAFETY: `rms_norm_gradient(const T*, const T*, T*, const float*, const float*, float*, u32, int, int)`.
+        let numbers = [count(rows), count(each), count(width), U32(u32::from(add))];
+        // SAFETY: `rms_norm_gradient` takes these six pointers and four numbers.
         unsafe { self.launch("rms_norm_gradient", [parts, 1], &[&pointers.map(Ptr)[..], &numbers].concat()) };
         if let Some(sum) = sum {
             self.add_partials(&partial, sum, parts, [width, width]);

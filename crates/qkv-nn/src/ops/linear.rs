@@ -7,7 +7,7 @@ use crate::machine::Machine;
 use crate::parameters::Param;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
-use qkv_cuda::operations::{self as cuda, Factor, Operations};
+use qkv_cuda::operations::{self as cuda, Array, Factor, Operations};
 use qkv_simd::matmul::Operand;
 use qkv_simd::pass::Pass;
 use serde::{Deserialize, Serialize};
@@ -61,11 +61,37 @@ enum Saved<T: Float> {
     Input(Tensor<T>),
 }
 
+/// An activation by its input: the output is computed again where the backward pass needs it, so that only one of the
+/// two is kept.
+#[derive(Clone, Debug)]
+pub(crate) struct ActivationSource<T: Float> {
+    before: Tensor<T>,
+    activation: Activation,
+    dropout: Option<DropoutMask>,
+}
+
+impl<T: Float> ActivationSource<T> {
+    /// The output, on a device.
+    fn output(&self, operations: &Operations) -> Array {
+        let output = operations.activations(self.before.len());
+        let (sizes, key) = ([self.before.rows(), self.before.width()], self.dropout.map(DropoutMask::key));
+        let before = self.before.array(operations);
+        operations.activate(&before, &output, None, sizes, self.activation.into(), key.as_ref());
+        output
+    }
+}
+
+/// The input of a linear layer.
+enum SavedInput<T: Float> {
+    Tensor(Tensor<T>),
+    Activation(ActivationSource<T>),
+}
+
 struct LinearBackward<T: Float> {
     x: Option<usize>,
     shape: Vec<usize>,
     /// The input, where the matrix is trained or adapted.
-    input: Option<Tensor<T>>,
+    input: Option<SavedInput<T>>,
     adapter: Option<AdapterCall<T>>,
     w: Param,
     b: Option<Param>,
@@ -173,9 +199,23 @@ impl<T: Float> Tape<'_, T> {
             (_, Some(before)) => Saved::Input(before),
             _ => Saved::Output(y.clone()),
         };
-        let input = (adapter.is_some() || self.parameters.is_trained(w)).then(|| x.value.clone());
+        let source = match &saved {
+            Saved::Input(before) if self.machine.recomputes(before.len()) => {
+                Some(ActivationSource { before: before.clone(), activation, dropout })
+            }
+            _ => None,
+        };
+        let input = match &x.source {
+            Some(source) if adapter.is_none() && source.before.width() == x.value.width() => {
+                SavedInput::Activation(source.clone())
+            }
+            _ => SavedInput::Tensor(x.value.clone()),
+        };
+        let input = (adapter.is_some() || self.parameters.is_trained(w)).then_some(input);
         let (x, shape) = (x.slot, x.shape().to_vec());
-        self.record(y, depends, || LinearBackward { x, shape, input, adapter, w, b, activation, saved, dropout })
+        let y =
+            self.record(y, depends, || LinearBackward { x, shape, input, adapter, w, b, activation, saved, dropout });
+        Var { source, ..y }
     }
 
     /// `y = x Wᵀ` from packed matrices, in inference; `false`, and every `y` untouched, where there are none.
@@ -255,7 +295,8 @@ impl<T: Float> Tape<'_, T> {
             (_, Some(before)) => Saved::Input(before),
             _ => Saved::Output(y.clone()),
         };
-        let input = (adapter.is_some() || self.parameters.is_trained(w)).then(|| x.value.clone());
+        let is_needed = adapter.is_some() || self.parameters.is_trained(w);
+        let input = is_needed.then(|| SavedInput::Tensor(x.value.clone()));
         let (x, shape) = (x.slot, x.shape().to_vec());
         self.record(y, depends, || LinearBackward { x, shape, input, adapter, w, b, activation, saved, dropout })
     }
@@ -457,7 +498,7 @@ impl<T: Float> Backward<T> for LinearBackward<T> {
         if let Some(sum) = self.b.and_then(|b| context.gradients.sum(b)) {
             machine.add_columns(upstream.data(), sum);
         }
-        if let (Some(input), Some(sum)) = (&self.input, context.gradients.sum(self.w)) {
+        if let (Some(SavedInput::Tensor(input)), Some(sum)) = (&self.input, context.gradients.sum(self.w)) {
             machine.product(sum, d_y.transposed(), Operand::rows(input.data(), rows, inner), true); // (O, I)
         }
         let mut d_x = self.x.map(|_| Tensor::unwritten(context.pool, &self.shape));
@@ -465,7 +506,7 @@ impl<T: Float> Backward<T> for LinearBackward<T> {
             let matrix = context.parameters.matrix(self.w, context.pool, machine);
             machine.product(d_x.data_mut(), d_y, Operand::rows(&matrix, out, inner), false); // (R, I)
         }
-        if let (Some(adapter), Some(input)) = (&self.adapter, &self.input) {
+        if let (Some(adapter), Some(SavedInput::Tensor(input))) = (&self.adapter, &self.input) {
             adapter.backward(input, &upstream, d_x.as_mut(), context);
         }
         if let Some(d_x) = d_x {
@@ -495,7 +536,10 @@ impl<T: Float> LinearBackward<T> {
         if let Some(input) = self.input.as_ref().filter(|_| context.parameters.is_trained(self.w))
             && let Some(sum) = context.gradients.array(self.w, operations)
         {
-            let input = input.array(operations);
+            let input = match input {
+                SavedInput::Tensor(input) => input.array(operations),
+                SavedInput::Activation(source) => source.output(operations),
+            };
             let (left, right) = (Factor::transposed(&d_y), Factor::new(&input));
             operations.product(&sum, left, right, [out, inner, rows], true); // (O, I)
         }
@@ -505,7 +549,7 @@ impl<T: Float> LinearBackward<T> {
         {
             operations.product(&d_x, Factor::new(&d_y), Factor::new(matrix), [rows, inner, out], add); // (R, I)
         }
-        if let (Some(adapter), Some(input)) = (&self.adapter, &self.input) {
+        if let (Some(adapter), Some(SavedInput::Tensor(input))) = (&self.adapter, &self.input) {
             let mut d_x = matrix.is_some().then(|| {
                 let mut zeros = Tensor::activations(operations, &self.shape);
                 operations.clear(&zeros.array_mut(operations));

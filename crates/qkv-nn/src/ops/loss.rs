@@ -9,7 +9,7 @@ use crate::float::Float;
 use crate::parameters::Param;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
-use qkv_cuda::operations::{Array, Factor, Kind, Operations};
+use qkv_cuda::operations::{Array, Factor, Kind, Operations, logits_stride};
 use qkv_simd::matmul::Operand;
 use qkv_simd::pass::Pass;
 
@@ -163,26 +163,29 @@ impl<T: Float> Tape<'_, T> {
         let training = self.is_training();
         let scale = training.then_some(target.scale as f32);
         let d_x = (training && x.slot.is_some()).then(|| Tensor::activations(operations, x.shape()));
-        let each = (LOGITS_BYTES / operations.activation_kind().size() / classes.max(1)).max(64) / 64 * 64;
+        let stride = logits_stride(classes);
+        let each = (LOGITS_BYTES / operations.activation_kind().size() / stride.max(1)).max(64) / 64 * 64;
         for first in (0..rows).step_by(each) {
             let count = each.min(rows - first);
             let part = first * width..(first + count) * width;
             let (input, ids) = (input.slice(part.clone()), ids.slice(first..first + count));
-            let logits = operations.activations(count * classes);
-            operations.linear(&logits, &input, &weight, None, [count, classes, width]);
+            let logits = operations.activations(count * stride);
+            let (left, right) = (Factor::new(&input), Factor::transposed(&weight));
+            operations.product_strided(&logits, stride, left, right, [count, classes, width]);
             let (smoothing, bias) = (target.smoothing as f32, bias.as_ref());
             operations.cross_entropy(&logits, bias, &ids, classes, target.ignore, smoothing, scale, &totals);
             let Some(gradients) = self.gradients.as_deref_mut() else { continue };
             if let Some(sum) = b.and_then(|b| gradients.array(b, operations)) {
-                operations.add_column_sums(&logits, &sum, [count, classes]);
+                operations.add_column_sums(&logits, &sum, [count, stride]);
             }
             if let Some(sum) = gradients.array(w, operations) {
-                let (left, right) = (Factor::transposed(&logits), Factor::new(&input));
+                let (left, right) = (Factor::transposed(&logits).stride(stride), Factor::new(&input));
                 operations.product(&sum, left, right, [classes, width, count], true);
             }
             if let Some(d_x) = &d_x {
                 let d_x = d_x.array(operations).slice(part);
-                operations.product(&d_x, Factor::new(&logits), Factor::new(&weight), [count, width, classes], false);
+                let left = Factor::new(&logits).stride(stride);
+                operations.product(&d_x, left, Factor::new(&weight), [count, width, classes], false);
             }
         }
         if let Some(d_x) = d_x {

@@ -94,7 +94,7 @@ fn error_of(found: &[f64], expected: &[f64]) -> f64 {
 
 fn check_devices(name: &str, parameters: &Parameters<f64>, inputs: &[Tensor<f64>], body: Body<'_>, there: &Passes) {
     for (device, operations, bound) in devices() {
-        let machine = Machine::new(1).on_cuda(operations.clone());
+        let machine = Machine::new(1).on_cuda(operations.clone()).recompute_from(1);
         // In memory of their own: what a device changes stays with it.
         let (parameters, inputs) = (parameters.rounded::<f64>(), inputs.to_vec());
         let found = passes(&parameters, &inputs, &machine, body);
@@ -198,6 +198,20 @@ fn a_convolution_is_its_definition() {
                 let token = (at * stride + place / 2).checked_sub(padding).filter(|&token| token < 6);
                 assert_eq!(found, token.map_or(0.0, |token| x.data()[token * 2 + place % 2]));
             }
+        }
+    }
+}
+
+#[test]
+fn an_activation_between_two_maps_may_be_computed_again() {
+    let p = parameters(&[&[16, 5], &[16], &[3, 16]]);
+    let [w, b, v] = ["p0", "p1", "p2"].map(|name| p.find(name).unwrap());
+    for activation in [Activation::Gelu, Activation::GeluTanh] {
+        for dropout in [0.0, 0.4] {
+            check(&format!("{activation:?} {dropout}"), &p, &[numbers(&[2, 3, 5], 1)], &|tape, x| {
+                let y = tape.linear(&x[0], w, Some(b), activation, dropout);
+                (Some(tape.linear(&y, v, None, Activation::None, 0.0)), 0.0)
+            });
         }
     }
 }
