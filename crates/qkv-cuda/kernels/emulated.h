@@ -178,6 +178,7 @@ static inline unsigned __float_as_uint(float x) {
 }
 // The C library declares __expf, too.
 #define __expf expf
+#define __fdividef(x, y) ((x) / (y))
 static inline int __ffs(int x) { return __builtin_ffs(x); }
 static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned by) {
     unsigned long long both = x | (unsigned long long)y << 32;

@@ -11,6 +11,7 @@ use crate::tensor::Tensor;
 use qkv::Scratch;
 use qkv_cuda::operations::{Array, Operations};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// A value on the tape. Its memory is freed with the last clone, unless an operation saves it for the backward pass:
 /// drop values as soon as they are used.
@@ -20,7 +21,7 @@ pub struct Var<T: Float> {
     pub(crate) slot: Option<usize>,
     pub(crate) value: Tensor<T>,
     /// What it can be computed from again, where that is saved anyway.
-    pub(crate) source: Option<ActivationSource<T>>,
+    pub(crate) source: Option<Arc<ActivationSource<T>>>,
 }
 
 impl<T: Float> Var<T> {

@@ -11,6 +11,7 @@ use qkv_cuda::operations::{self as cuda, Array, Factor, Operations};
 use qkv_simd::matmul::Operand;
 use qkv_simd::pass::Pass;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// An activation function.
@@ -84,7 +85,7 @@ impl<T: Float> ActivationSource<T> {
 /// The input of a linear layer.
 enum SavedInput<T: Float> {
     Tensor(Tensor<T>),
-    Activation(ActivationSource<T>),
+    Activation(Arc<ActivationSource<T>>),
 }
 
 struct LinearBackward<T: Float> {
@@ -201,7 +202,7 @@ impl<T: Float> Tape<'_, T> {
         };
         let source = match &saved {
             Saved::Input(before) if self.machine.recomputes(before.len()) => {
-                Some(ActivationSource { before: before.clone(), activation, dropout })
+                Some(Arc::new(ActivationSource { before: before.clone(), activation, dropout }))
             }
             _ => None,
         };
