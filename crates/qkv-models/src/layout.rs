@@ -313,6 +313,20 @@ fn unpaired_row(rows: usize, heads: usize) -> impl Fn(usize) -> usize {
     }
 }
 
+/// What a model's folder holds: a description, the number of parameters where the model can be built, what does not
+/// fit, and the weights.
+pub(crate) type Inspected = (String, Option<usize>, Vec<String>, Weights);
+
+/// The same of a model that was built from its settings, or could not be.
+pub(crate) fn inspected<N>(words: String, built: Result<(N, Parameters<f32>, Layout)>, weights: Weights) -> Inspected {
+    match built {
+        Ok((_, parameters, layout)) => {
+            (words, Some(parameters.count()), layout.misfits(&parameters, &weights), weights)
+        }
+        Err(error) => (words, None, vec![error.to_string()], weights),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

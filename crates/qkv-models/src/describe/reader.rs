@@ -12,7 +12,7 @@ use crate::files::tensors::Storage;
 use crate::files::weights::Weights;
 use crate::image::Image;
 use crate::image_encoder::ImageEncoder;
-use crate::layout::Layout;
+use crate::layout::{self, Inspected, Layout};
 use crate::model::Group;
 use crate::observed::{ObservedAttention, observed};
 use crate::provenance::Provenance;
@@ -109,7 +109,7 @@ fn found(folder: &Path) -> Result<(ModelConfig, DescribeConfig, Weights, Result<
 }
 
 /// Description, number of parameters, mismatches and weights of a folder.
-pub(crate) fn inspect(folder: &Path) -> Result<(String, Option<usize>, Vec<String>, Weights)> {
+pub(crate) fn inspect(folder: &Path) -> Result<Inspected> {
     let (whole, config, weights, built) = found(folder)?;
     let DescribeConfig { d_model, decoder_layers, ref image, .. } = config;
     let seen = format!("images of {} × {} in {} places", image.width, image.height, image.places());
@@ -117,12 +117,7 @@ pub(crate) fn inspect(folder: &Path) -> Result<(String, Option<usize>, Vec<Strin
         "describe: {seen}, {} layers; {:?} decoder of {decoder_layers} layers, width {d_model}, vocabulary {}",
         image.layers, config.decoder, whole.vocab_size
     );
-    Ok(match built {
-        Ok((_, parameters, layout)) => {
-            (words, Some(parameters.count()), layout.misfits(&parameters, &weights), weights)
-        }
-        Err(error) => (words, None, vec![error.to_string()], weights),
-    })
+    Ok(layout::inspected(words, built, weights))
 }
 
 impl Describer {

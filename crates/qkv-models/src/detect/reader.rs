@@ -10,7 +10,7 @@ use crate::files::folder::{self, CONFIG, WEIGHTS, read_json, write_json};
 use crate::files::tensors::Storage;
 use crate::files::weights::Weights;
 use crate::image::Image;
-use crate::layout::Layout;
+use crate::layout::{self, Inspected, Layout};
 use crate::metrics::detection::ScoredBox;
 use crate::model::{AttentionSite, Group};
 use crate::observed::{ObservedAttention, observed};
@@ -92,7 +92,7 @@ fn found(folder: &Path) -> Result<(DetectConfig, Weights, Result<Blank<DetectNet
 }
 
 /// Description, number of parameters, mismatches and weights of a folder.
-pub(crate) fn inspect(folder: &Path) -> Result<(String, Option<usize>, Vec<String>, Weights)> {
+pub(crate) fn inspect(folder: &Path) -> Result<Inspected> {
     let (config, weights, built) = found(folder)?;
     let ([rows, columns], image) = (config.queries(), &config.image);
     let words = format!(
@@ -106,12 +106,7 @@ pub(crate) fn inspect(folder: &Path) -> Result<(String, Option<usize>, Vec<Strin
         config.d_model,
         config.labels.len()
     );
-    Ok(match built {
-        Ok((_, parameters, layout)) => {
-            (words, Some(parameters.count()), layout.misfits(&parameters, &weights), weights)
-        }
-        Err(error) => (words, None, vec![error.to_string()], weights),
-    })
+    Ok(layout::inspected(words, built, weights))
 }
 
 impl Detector {

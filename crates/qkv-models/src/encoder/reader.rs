@@ -9,7 +9,7 @@ use crate::files::atomic;
 use crate::files::folder::{self, CONFIG, TOKENIZER, WEIGHTS, read_json, read_json_if_present, write_json};
 use crate::files::tensors::Storage;
 use crate::files::weights::Weights;
-use crate::layout::{Layout, bert};
+use crate::layout::{self, Inspected, Layout, bert};
 use crate::provenance::Provenance;
 use crate::start::Start;
 use crate::text::tokenizer::Tokenizer;
@@ -87,18 +87,13 @@ fn found(folder: &Path) -> Result<(EncoderConfig, Weights, Result<Blank<Bert>>)>
 }
 
 /// Description, number of parameters, mismatches and weights of an encoder's folder.
-pub(crate) fn inspect(folder: &Path) -> Result<(String, Option<usize>, Vec<String>, Weights)> {
+pub(crate) fn inspect(folder: &Path) -> Result<Inspected> {
     let (config, weights, built) = found(folder)?;
     let EncoderConfig { layers, d_model, heads, ffn_dim, max_positions, vocab_size, .. } = config;
     let sizes = format!("{layers} layers, width {d_model}, {heads} heads, feed-forward {ffn_dim}");
     let name = if bert::fits(&config) { "bert" } else { OWN };
     let words = format!("{name}: {sizes}, {max_positions} positions, vocabulary {vocab_size}");
-    Ok(match built {
-        Ok((_, parameters, layout)) => {
-            (words, Some(parameters.count()), layout.misfits(&parameters, &weights), weights)
-        }
-        Err(error) => (words, None, vec![error.to_string()], weights),
-    })
+    Ok(layout::inspected(words, built, weights))
 }
 
 impl Encoder {

@@ -8,7 +8,7 @@ use crate::files::atomic;
 use crate::files::folder::{self, CONFIG, TOKENIZER, WEIGHTS, read_json, write_json};
 use crate::files::tensors::Storage;
 use crate::files::weights::Weights;
-use crate::layout::Layout;
+use crate::layout::{self, Inspected, Layout};
 use crate::provenance::Provenance;
 use crate::start::Start;
 use crate::text::tokenizer::Tokenizer;
@@ -86,17 +86,12 @@ fn found(folder: &Path) -> Result<(ModelConfig, HanConfig, Weights, Result<Blank
 }
 
 /// Description, number of parameters, mismatches and weights of a folder.
-pub(crate) fn inspect(folder: &Path) -> Result<(String, Option<usize>, Vec<String>, Weights)> {
+pub(crate) fn inspect(folder: &Path) -> Result<Inspected> {
     let (whole, config, weights, built) = found(folder)?;
     let HanConfig { d_model, hidden, words, sentences, .. } = config;
     let limits = format!("{sentences} sentences of {words} words");
     let words = format!("han: width {d_model}, states of {hidden}, {limits}, vocabulary {}", whole.vocab_size);
-    Ok(match built {
-        Ok((_, parameters, layout)) => {
-            (words, Some(parameters.count()), layout.misfits(&parameters, &weights), weights)
-        }
-        Err(error) => (words, None, vec![error.to_string()], weights),
-    })
+    Ok(layout::inspected(words, built, weights))
 }
 
 impl Han {

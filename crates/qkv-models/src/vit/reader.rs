@@ -8,7 +8,7 @@ use crate::files::folder::{self, CONFIG, PREPROCESSOR_CONFIG, WEIGHTS, read_json
 use crate::files::tensors::Storage;
 use crate::files::weights::Weights;
 use crate::image::Image;
-use crate::layout::vit;
+use crate::layout::{self, Inspected, vit};
 use crate::model::Group;
 use crate::observed::{ObservedAttention, stacked};
 use crate::provenance::Provenance;
@@ -66,18 +66,13 @@ fn found(folder: &Path) -> Result<(VitConfig, Weights, Result<Blank<VitNetwork>>
 }
 
 /// Description, number of parameters, mismatches and weights of a folder.
-pub(crate) fn inspect(folder: &Path) -> Result<(String, Option<usize>, Vec<String>, Weights)> {
+pub(crate) fn inspect(folder: &Path) -> Result<Inspected> {
     let (config, weights, built) = found(folder)?;
     let VitConfig { image_size, patch_size, channels, d_model, ffn_dim, heads, layers, .. } = config;
     let sizes = format!("{layers} layers, width {d_model}, {heads} heads, feed-forward {ffn_dim}");
     let seen = format!("images of {image_size} × {image_size} × {channels} in patches of {patch_size}");
     let words = format!("vit: {sizes}, {seen}, {} classes", config.labels.len());
-    Ok(match built {
-        Ok((_, parameters, layout)) => {
-            (words, Some(parameters.count()), layout.misfits(&parameters, &weights), weights)
-        }
-        Err(error) => (words, None, vec![error.to_string()], weights),
-    })
+    Ok(layout::inspected(words, built, weights))
 }
 
 impl Vit {

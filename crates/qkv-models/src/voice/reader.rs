@@ -7,7 +7,7 @@ use crate::files::atomic;
 use crate::files::folder::{self, CONFIG, TOKENIZER, WEIGHTS, read_json, write_json};
 use crate::files::tensors::Storage;
 use crate::files::weights::Weights;
-use crate::layout::Layout;
+use crate::layout::{self, Inspected, Layout};
 use crate::provenance::Provenance;
 use crate::start::Start;
 use crate::text::tokenizer::Tokenizer;
@@ -70,18 +70,13 @@ fn found(folder: &Path) -> Result<(ModelConfig, VoiceConfig, Weights, Result<Bla
 }
 
 /// Description, number of parameters, mismatches and weights of a folder.
-pub(crate) fn inspect(folder: &Path) -> Result<(String, Option<usize>, Vec<String>, Weights)> {
+pub(crate) fn inspect(folder: &Path) -> Result<Inspected> {
     let (whole, config, weights, built) = found(folder)?;
     let words = format!(
         "voice: {} letters to {} mel bands, {} frames a step; {} + {} layers, width {}",
         whole.vocab_size, config.bands, config.reduction, config.encoder_layers, config.decoder_layers, config.d_model
     );
-    Ok(match built {
-        Ok((_, parameters, layout)) => {
-            (words, Some(parameters.count()), layout.misfits(&parameters, &weights), weights)
-        }
-        Err(error) => (words, None, vec![error.to_string()], weights),
-    })
+    Ok(layout::inspected(words, built, weights))
 }
 
 impl Speaker {

@@ -10,7 +10,7 @@ use crate::files::folder::{self, CONFIG, TOKENIZER, WEIGHTS, read_json, write_js
 use crate::files::tensors::Storage;
 use crate::files::weights::Weights;
 use crate::image::Image;
-use crate::layout::Layout;
+use crate::layout::{self, Inspected, Layout};
 use crate::model::{AttentionSite, Group};
 use crate::observed::{ObservedAttention, observed};
 use crate::provenance::Provenance;
@@ -85,7 +85,7 @@ fn found(folder: &Path) -> Result<(ModelConfig, VqaConfig, Weights, Result<Blank
 }
 
 /// Description, number of parameters, mismatches and weights of a folder.
-pub(crate) fn inspect(folder: &Path) -> Result<(String, Option<usize>, Vec<String>, Weights)> {
+pub(crate) fn inspect(folder: &Path) -> Result<Inspected> {
     let (whole, config, weights, built) = found(folder)?;
     let VqaConfig { d_model, question_layers, hops, ref image, .. } = config;
     let seen = format!("images of {} × {} in {} places", image.width, image.height, image.places());
@@ -95,12 +95,7 @@ pub(crate) fn inspect(folder: &Path) -> Result<(String, Option<usize>, Vec<Strin
         whole.vocab_size,
         config.labels.len()
     );
-    Ok(match built {
-        Ok((_, parameters, layout)) => {
-            (words, Some(parameters.count()), layout.misfits(&parameters, &weights), weights)
-        }
-        Err(error) => (words, None, vec![error.to_string()], weights),
-    })
+    Ok(layout::inspected(words, built, weights))
 }
 
 impl Vqa {

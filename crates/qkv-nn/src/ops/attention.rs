@@ -3,6 +3,8 @@
 //! The engine writes straight into the tape's memory, with the tape's scratch and [`Machine::threads`]. Selections
 //! other than softmax, and captured attentions, go through the call that allocates its output.
 
+mod on_device;
+
 use crate::captured::{Captured, HeadGates};
 use crate::float::Float;
 use crate::layers::KvCache;
@@ -11,11 +13,11 @@ use crate::parameters::{Gradients, Param, Parameters};
 use crate::pool::Pool;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
+use on_device::DeviceOutput;
 use qkv::{
     Attention, Choice, Decode, GradientsMut, Inputs, Mask, Output, OutputMut, OutputRef, Select, Source, Upstream,
     View, ViewMut,
 };
-use qkv_cuda::operations::{AdditiveCall, Array, AttentionCall, AttentionOutput, Kind, Operations};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -222,10 +224,8 @@ enum SavedOutput<T: Float> {
     /// Of a softmax: the values `[B, N, Hq·Dv]`, whose memory the next operation shares, and the log-sum-exp
     /// `[B, Hq, N]`.
     Softmax { values: Tensor<T>, lse: Tensor<T> },
-    /// The same on a device, with the call.
-    Cuda { call: Box<AttentionCall>, values: Tensor<T>, lse: Tensor<T> },
-    /// Of an additive attention on a device: the call and the weights `[B, N, M]`.
-    Additive { call: Box<AdditiveCall>, weights: Tensor<T> },
+    /// On a device.
+    OnDevice(DeviceOutput<T>),
     /// Of any selection, with entropy if it was asked for.
     Any(Box<Output<T>>),
 }
@@ -360,59 +360,17 @@ impl<T: Float> Tape<'_, T> {
         let ScoreParameters { w, v: vector, scale, table, sinks } = options.parameters;
         let depends = self.depends(&slots, &[w, vector, scale, table, sinks]);
         if let Some(operations) = self.machine.cuda().filter(|_| !capture)
-            && let Some((device_call, out)) = self.attend_on_cuda(operations, &call, depends)?
+            && let Some((values, out)) = self.attend_on_device(operations, &call, depends)?
         {
-            let heads = call.heads;
-            let shape = [call.q.shape()[0], call.q.shape()[1], call.v.width() / heads.key * heads.query];
-            let values = Tensor::on_device(operations, out.values, &shape); // (B, N, Hq·Dv)
-            let [q, k, v, center] = slots;
-            let lse = Tensor::on_device(operations, out.lse, &[shape[0], heads.query, shape[1]]);
-            let out = SavedOutput::Cuda { call: Box::new(device_call), values: values.clone(), lse };
-            let (call, slots, d_entropy, gates) = (Arc::new(call), [q, k, v], None, None);
-            return Ok(self.record(values, depends, || AttentionBackward {
-                call,
-                slots,
-                center,
-                out,
-                d_entropy,
-                gates,
-            }));
-        }
-        if let Some(operations) = self.machine.cuda().filter(|_| !capture)
-            && let Some(additive) = self.additive_call(operations, &call)
-        {
-            let [b, n, m, _, c] = additive.sizes;
-            let [values, weights] = operations.additive_attention(&additive);
-            let values = Tensor::on_device(operations, values, &[b, n, c]); // (B, N, C)
-            let weights = Tensor::on_device(operations, weights, &[b, n, m]);
-            let out = SavedOutput::Additive { call: Box::new(additive), weights };
-            let [q, k, v, center] = slots;
-            let (call, slots, d_entropy, gates) = (Arc::new(call), [q, k, v], None, None);
-            return Ok(self.record(values, depends, || AttentionBackward {
-                call,
-                slots,
-                center,
-                out,
-                d_entropy,
-                gates,
-            }));
+            return Ok(self.record_attention(values, depends, call, slots, SavedOutput::OnDevice(out)));
         }
         let inputs = call.inputs(self.parameters);
         if call.attention.select == Select::Soft && !capture && !call.attention.entropy {
             let ([batch, heads, length, _], d) = (inputs.q.shape(), inputs.v.shape()[3]);
             let mut values = Tensor::unwritten(self.pool, &[batch, length, heads * d]); // (B, N, Hq·Dv)
             let lse = self.softmax_into(&call.attention, inputs, Pass::Forward, values.data_mut())?;
-            let [q, k, v, center] = slots;
             let out = SavedOutput::Softmax { values: values.clone(), lse };
-            let (call, slots, d_entropy, gates) = (Arc::new(call), [q, k, v], None, None);
-            return Ok(self.record(values, depends, || AttentionBackward {
-                call,
-                slots,
-                center,
-                out,
-                d_entropy,
-                gates,
-            }));
+            return Ok(self.record_attention(values, depends, call, slots, out));
         }
         let out = call.attention.forward_with(inputs, &self.scratch, self.machine.threads())?;
         let values = merge_heads(self.pool, self.machine, &out.values);
@@ -429,101 +387,18 @@ impl<T: Float> Tape<'_, T> {
         Ok(self.record(values, depends, || AttentionBackward { call, slots, center, out, d_entropy, gates }))
     }
 
-    /// An additive attention of one head over padded sequences, without anything on top, on a device.
-    fn additive_call(&self, operations: &Operations, call: &SavedCall<T>) -> Option<AdditiveCall> {
-        let v = call.parameters.v?;
-        let padded = call.key_lengths.is_some();
-        let mask = if padded { Mask::full() & Mask::lengths() } else { Mask::full() };
-        let mut plain = Attention::additive().mask(mask);
-        plain.place = call.attention.place;
-        let one_head = call.heads == Heads { query: 1, key: 1 };
-        if call.attention != plain || !one_head || call.center.is_some() {
-            return None;
-        }
-        let (&[b, n, a], &[_, m, c]) = (call.q.shape(), call.v.shape()) else { return None };
-        let lengths = call.key_lengths.as_ref().map(|lengths| {
-            let lengths: Vec<u32> = lengths.iter().map(|&len| len.min(m) as u32).collect();
-            operations.upload(Kind::U32, &lengths, "lengths")
-        });
-        let [q, k, values] = [&call.q, &call.k, &call.v].map(|x| x.array(operations));
-        Some(AdditiveCall { q, k, values, v: self.parameters.array(v, operations), lengths, sizes: [b, n, m, a, c] })
-    }
-
-    /// The forward pass on a device; `None` where only the CPU computes it.
-    fn attend_on_cuda(
-        &self,
-        operations: &Operations,
-        call: &SavedCall<T>,
-        backward: bool,
-    ) -> qkv::Result<Option<(AttentionCall, AttentionOutput)>> {
-        let ScoreParameters { w, v, scale, table, sinks } = call.parameters;
-        let on_cpu = call.attention.entropy || call.center.is_some() || call.buckets.is_some();
-        if on_cpu || w.is_some() || v.is_some() || call.attention.select != Select::Soft {
-            return Ok(None);
-        }
-        let (&[batch, n, _], &[_, m, _]) = (call.q.shape(), call.k.shape()) else {
-            panic!("attention takes [B, L, H·D], not {:?} and {:?}", call.q.shape(), call.k.shape())
-        };
-        let lengths = call.key_lengths.as_ref().map(|lengths| {
-            let lengths: Vec<i32> = lengths.iter().map(|&len| i32::try_from(len).unwrap_or(i32::MAX)).collect();
-            operations.upload(Kind::U32, &lengths, "lengths")
-        });
-        let rounded = |param: Option<Param>| param.map(|param| self.parameters.rounded_array(param, operations));
-        let device_call = AttentionCall {
-            attention: call.attention.clone(),
-            inputs: [&call.q, &call.k, &call.v].map(|x| x.array(operations)),
-            batch,
-            lengths: [n, m],
-            heads: [call.heads.query, call.heads.key],
-            key_lengths: lengths,
-            segments: call.segments.as_ref().map(|segments| operations.upload(Kind::U32, segments, "segments")),
-            positions: call.positions.as_ref().map(|places| operations.upload(Kind::U64, places, "positions")),
-            parameters: [rounded(table), rounded(scale), rounded(sinks)],
-            table_heads: table.map_or(1, |table| self.parameters.shape(table)[0]),
-            seed: call.seed,
-            backward,
-        };
-        match operations.attention(&device_call) {
-            Ok(out) => Ok(Some((device_call, out))),
-            Err(qkv_cuda::Error::CpuOnly { .. }) => Ok(None),
-            Err(qkv_cuda::Error::Refused(error)) => Err(error),
-            Err(error) => {
-                operations.fail(error);
-                let rows = batch * n * call.heads.query;
-                let values = operations.activations(rows * (call.v.width() / call.heads.key.max(1)));
-                Ok(Some((device_call, AttentionOutput { values, lse: operations.empty(Kind::F32, rows, "attention") })))
-            }
-        }
-    }
-
-    /// Attention to the first `length` rows of a cache on a device; `None` where only the CPU computes it.
-    fn attend_rows(
-        &self,
-        operations: &Operations,
-        call: &mut SavedCall<T>,
-        (rows, room): ([Array; 2], usize),
-        length: usize,
-    ) -> qkv::Result<Option<Tensor<T>>> {
-        let (batch, new) = (call.q.shape()[0], call.q.shape()[1]);
-        if call.key_lengths.is_none() {
-            // Rows beyond the length are room for more, so the shapes stay those of a plan while a cache fills.
-            call.key_lengths = Some(vec![length; batch].into());
-            let mask = std::mem::replace(&mut call.attention.mask, Mask::full());
-            // The last token sees every one before it.
-            let sees_all = mask == Mask::full() || mask == Mask::causal() && new == 1;
-            call.attention.mask = if sees_all { Mask::lengths() } else { mask & Mask::lengths() };
-            if sees_all && call.attention.bias == qkv::Bias::none() {
-                (call.positions, call.attention.place) = (None, qkv::Place::Start);
-            }
-        }
-        let [k, v] = rows.map(|array| {
-            let width = array.len() / (batch * room).max(1);
-            Tensor::on_device(operations, array, &[batch, room, width])
-        });
-        (call.k, call.v) = (k, v);
-        let Some((_, out)) = self.attend_on_cuda(operations, call, false)? else { return Ok(None) };
-        let width = call.v.width() / call.heads.key * call.heads.query;
-        Ok(Some(Tensor::on_device(operations, out.values, &[batch, new, width])))
+    /// Records a call without a penalty that nobody looks at. `slots` are those of queries, keys, values and center.
+    fn record_attention(
+        &mut self,
+        values: Tensor<T>,
+        depends: bool,
+        call: SavedCall<T>,
+        [q, k, v, center]: [Option<usize>; 4],
+        out: SavedOutput<T>,
+    ) -> Var<T> {
+        let (slots, d_entropy, gates) = ([q, k, v], None, None);
+        let call = Arc::new(call);
+        self.record(values, depends, || AttentionBackward { call, slots, center, out, d_entropy, gates })
     }
 
     /// Adds the mean entropy of the rows that are no padding to the penalty; returns its gradient, `[B, Hq, N]`.
@@ -631,40 +506,6 @@ impl<T: Float> AttentionBackward<T> {
         Ok(found)
     }
 
-    /// Of a softmax on a device.
-    fn of_cuda(
-        &self,
-        operations: &Operations,
-        call: &AttentionCall,
-        out: &AttentionOutput,
-        upstream: &Tensor<T>,
-        context: &mut BackwardContext<'_, T>,
-    ) {
-        let found = match operations.attention_gradients(call, out, &upstream.array(operations)) {
-            Ok(found) => found,
-            Err(error) => return operations.fail(error),
-        };
-        self.add_rows(operations, found.inputs, context);
-        let ScoreParameters { table, scale, sinks, .. } = self.call.parameters;
-        for (param, gradient) in [table, scale, sinks].into_iter().zip(found.parameters) {
-            if let (Some(param), Some(gradient)) = (param, gradient)
-                && let Some(sum) = context.gradients.array(param, operations)
-            {
-                operations.add(&sum, &gradient);
-            }
-        }
-    }
-
-    /// Adds gradients of queries, keys and values.
-    fn add_rows(&self, operations: &Operations, rows: [Array; 3], context: &mut BackwardContext<'_, T>) {
-        let inputs = [&self.call.q, &self.call.k, &self.call.v];
-        for ((slot, gradient), input) in self.slots.into_iter().zip(rows).zip(inputs) {
-            if slot.is_some() {
-                context.add(slot, Tensor::on_device(operations, gradient, input.shape()));
-            }
-        }
-    }
-
     /// Of any selection.
     fn of_any(
         &self,
@@ -712,15 +553,8 @@ impl<T: Float> Backward<T> for AttentionBackward<T> {
     }
 
     fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
-        if let (SavedOutput::Cuda { call, values, lse }, Some(operations)) = (&self.out, context.machine.cuda()) {
-            let out = AttentionOutput { values: values.array(operations), lse: lse.array(operations) };
-            return self.of_cuda(operations, call, &out, &upstream, context);
-        }
-        if let (SavedOutput::Additive { call, weights }, Some(operations)) = (&self.out, context.machine.cuda()) {
-            let sum = self.call.parameters.v.and_then(|v| context.gradients.array(v, operations));
-            let (weights, d_out) = (weights.array(operations), upstream.array(operations));
-            let found = operations.additive_gradients(call, &weights, &d_out, sum.as_ref());
-            return self.add_rows(operations, found, context);
+        if let (SavedOutput::OnDevice(out), Some(operations)) = (&self.out, context.machine.cuda()) {
+            return self.backward_on_device(operations, out, &upstream, context);
         }
         let (call, heads) = (&*self.call, self.call.heads.query);
         let &[batch, length, _] = call.q.shape() else { unreachable!("`save_call` checked the axes") };
@@ -731,7 +565,7 @@ impl<T: Float> Backward<T> for AttentionBackward<T> {
             SavedOutput::Softmax { values, lse } => {
                 self.of_softmax(OutputRef::new(split_heads(values, heads), lse.data()), d_out, context)
             }
-            SavedOutput::Cuda { .. } | SavedOutput::Additive { .. } => unreachable!("computed above"),
+            SavedOutput::OnDevice(_) => unreachable!("computed above"),
             SavedOutput::Any(out) => {
                 if let Some(gates) = &self.gates {
                     gates.set(gate_gradients(&out.values, d_out.values)).expect("the backward pass runs once");

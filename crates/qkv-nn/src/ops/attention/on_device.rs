@@ -1,0 +1,198 @@
+//! Attention on a device: a softmax over dot products, additive attention of one head, and caches that are there.
+//! Everything else is left to the CPU.
+
+use super::{AttentionBackward, Heads, SavedCall, ScoreParameters};
+use crate::float::Float;
+use crate::parameters::Param;
+use crate::tape::{BackwardContext, Tape};
+use crate::tensor::Tensor;
+use qkv::{Attention, Mask, Select};
+use qkv_cuda::operations::{AdditiveCall, Array, AttentionCall, AttentionOutput, Kind, Operations};
+
+/// What the backward pass reads.
+pub(super) enum DeviceOutput<T: Float> {
+    /// Of a softmax: the values `[B, N, Hq·Dv]` and the log-sum-exp `[B, Hq, N]`.
+    Softmax { call: Box<AttentionCall>, values: Tensor<T>, lse: Tensor<T> },
+    /// Of additive attention: the weights `[B, N, M]`.
+    Additive { call: Box<AdditiveCall>, weights: Tensor<T> },
+}
+
+impl<T: Float> Tape<'_, T> {
+    /// The forward pass; `None` where only the CPU computes it.
+    pub(super) fn attend_on_device(
+        &self,
+        operations: &Operations,
+        call: &SavedCall<T>,
+        backward: bool,
+    ) -> qkv::Result<Option<(Tensor<T>, DeviceOutput<T>)>> {
+        if let Some((device_call, out)) = self.softmax_on_device(operations, call, backward)? {
+            let Heads { query, key } = call.heads;
+            let shape = [call.q.shape()[0], call.q.shape()[1], call.v.width() / key * query];
+            let values = Tensor::on_device(operations, out.values, &shape); // (B, N, Hq·Dv)
+            let lse = Tensor::on_device(operations, out.lse, &[shape[0], query, shape[1]]);
+            let call = Box::new(device_call);
+            return Ok(Some((values.clone(), DeviceOutput::Softmax { call, values, lse })));
+        }
+        let Some(call) = self.additive_call(operations, call) else { return Ok(None) };
+        let [b, n, m, _, c] = call.sizes;
+        let [values, weights] = operations.additive_attention(&call);
+        let values = Tensor::on_device(operations, values, &[b, n, c]); // (B, N, C)
+        let weights = Tensor::on_device(operations, weights, &[b, n, m]);
+        Ok(Some((values, DeviceOutput::Additive { call: Box::new(call), weights })))
+    }
+
+    /// An additive attention of one head over padded sequences, without anything on top, on a device.
+    fn additive_call(&self, operations: &Operations, call: &SavedCall<T>) -> Option<AdditiveCall> {
+        let v = call.parameters.v?;
+        let padded = call.key_lengths.is_some();
+        let mask = if padded { Mask::full() & Mask::lengths() } else { Mask::full() };
+        let mut plain = Attention::additive().mask(mask);
+        plain.place = call.attention.place;
+        let one_head = call.heads == Heads { query: 1, key: 1 };
+        if call.attention != plain || !one_head || call.center.is_some() {
+            return None;
+        }
+        let (&[b, n, a], &[_, m, c]) = (call.q.shape(), call.v.shape()) else { return None };
+        let lengths = call.key_lengths.as_ref().map(|lengths| {
+            let lengths: Vec<u32> = lengths.iter().map(|&len| len.min(m) as u32).collect();
+            operations.upload(Kind::U32, &lengths, "lengths")
+        });
+        let [q, k, values] = [&call.q, &call.k, &call.v].map(|x| x.array(operations));
+        Some(AdditiveCall { q, k, values, v: self.parameters.array(v, operations), lengths, sizes: [b, n, m, a, c] })
+    }
+
+    /// A softmax over dot products on a device; `None` where only the CPU computes it.
+    fn softmax_on_device(
+        &self,
+        operations: &Operations,
+        call: &SavedCall<T>,
+        backward: bool,
+    ) -> qkv::Result<Option<(AttentionCall, AttentionOutput)>> {
+        let ScoreParameters { w, v, scale, table, sinks } = call.parameters;
+        let on_cpu = call.attention.entropy || call.center.is_some() || call.buckets.is_some();
+        if on_cpu || w.is_some() || v.is_some() || call.attention.select != Select::Soft {
+            return Ok(None);
+        }
+        let (&[batch, n, _], &[_, m, _]) = (call.q.shape(), call.k.shape()) else {
+            panic!("attention takes [B, L, H·D], not {:?} and {:?}", call.q.shape(), call.k.shape())
+        };
+        let lengths = call.key_lengths.as_ref().map(|lengths| {
+            let lengths: Vec<i32> = lengths.iter().map(|&len| i32::try_from(len).unwrap_or(i32::MAX)).collect();
+            operations.upload(Kind::U32, &lengths, "lengths")
+        });
+        let rounded = |param: Option<Param>| param.map(|param| self.parameters.rounded_array(param, operations));
+        let device_call = AttentionCall {
+            attention: call.attention.clone(),
+            inputs: [&call.q, &call.k, &call.v].map(|x| x.array(operations)),
+            batch,
+            lengths: [n, m],
+            heads: [call.heads.query, call.heads.key],
+            key_lengths: lengths,
+            segments: call.segments.as_ref().map(|segments| operations.upload(Kind::U32, segments, "segments")),
+            positions: call.positions.as_ref().map(|places| operations.upload(Kind::U64, places, "positions")),
+            parameters: [rounded(table), rounded(scale), rounded(sinks)],
+            table_heads: table.map_or(1, |table| self.parameters.shape(table)[0]),
+            seed: call.seed,
+            backward,
+        };
+        match operations.attention(&device_call) {
+            Ok(out) => Ok(Some((device_call, out))),
+            Err(qkv_cuda::Error::CpuOnly { .. }) => Ok(None),
+            Err(qkv_cuda::Error::Refused(error)) => Err(error),
+            Err(error) => {
+                operations.fail(error);
+                let rows = batch * n * call.heads.query;
+                let values = operations.activations(rows * (call.v.width() / call.heads.key.max(1)));
+                Ok(Some((device_call, AttentionOutput { values, lse: operations.empty(Kind::F32, rows, "attention") })))
+            }
+        }
+    }
+
+    /// Attention to the first `length` rows of a cache on a device; `None` where only the CPU computes it.
+    pub(super) fn attend_rows(
+        &self,
+        operations: &Operations,
+        call: &mut SavedCall<T>,
+        (rows, room): ([Array; 2], usize),
+        length: usize,
+    ) -> qkv::Result<Option<Tensor<T>>> {
+        let (batch, new) = (call.q.shape()[0], call.q.shape()[1]);
+        if call.key_lengths.is_none() {
+            // Rows beyond the length are room for more, so the shapes stay those of a plan while a cache fills.
+            call.key_lengths = Some(vec![length; batch].into());
+            let mask = std::mem::replace(&mut call.attention.mask, Mask::full());
+            // The last token sees every one before it.
+            let sees_all = mask == Mask::full() || mask == Mask::causal() && new == 1;
+            call.attention.mask = if sees_all { Mask::lengths() } else { mask & Mask::lengths() };
+            if sees_all && call.attention.bias == qkv::Bias::none() {
+                (call.positions, call.attention.place) = (None, qkv::Place::Start);
+            }
+        }
+        let [k, v] = rows.map(|array| {
+            let width = array.len() / (batch * room).max(1);
+            Tensor::on_device(operations, array, &[batch, room, width])
+        });
+        (call.k, call.v) = (k, v);
+        let Some((_, out)) = self.softmax_on_device(operations, call, false)? else { return Ok(None) };
+        let width = call.v.width() / call.heads.key * call.heads.query;
+        Ok(Some(Tensor::on_device(operations, out.values, &[batch, new, width])))
+    }
+}
+
+impl<T: Float> AttentionBackward<T> {
+    /// The backward pass.
+    pub(super) fn backward_on_device(
+        &self,
+        operations: &Operations,
+        out: &DeviceOutput<T>,
+        upstream: &Tensor<T>,
+        context: &mut BackwardContext<'_, T>,
+    ) {
+        match out {
+            DeviceOutput::Softmax { call, values, lse } => {
+                let out = AttentionOutput { values: values.array(operations), lse: lse.array(operations) };
+                self.softmax_backward(operations, call, &out, upstream, context);
+            }
+            DeviceOutput::Additive { call, weights } => {
+                let sum = self.call.parameters.v.and_then(|v| context.gradients.array(v, operations));
+                let (weights, d_out) = (weights.array(operations), upstream.array(operations));
+                let found = operations.additive_gradients(call, &weights, &d_out, sum.as_ref());
+                self.add_rows(operations, found, context);
+            }
+        }
+    }
+
+    /// Of a softmax.
+    fn softmax_backward(
+        &self,
+        operations: &Operations,
+        call: &AttentionCall,
+        out: &AttentionOutput,
+        upstream: &Tensor<T>,
+        context: &mut BackwardContext<'_, T>,
+    ) {
+        let found = match operations.attention_gradients(call, out, &upstream.array(operations)) {
+            Ok(found) => found,
+            Err(error) => return operations.fail(error),
+        };
+        self.add_rows(operations, found.inputs, context);
+        let ScoreParameters { table, scale, sinks, .. } = self.call.parameters;
+        for (param, gradient) in [table, scale, sinks].into_iter().zip(found.parameters) {
+            if let (Some(param), Some(gradient)) = (param, gradient)
+                && let Some(sum) = context.gradients.array(param, operations)
+            {
+                operations.add(&sum, &gradient);
+            }
+        }
+    }
+
+    /// Adds gradients of queries, keys and values.
+    fn add_rows(&self, operations: &Operations, rows: [Array; 3], context: &mut BackwardContext<'_, T>) {
+        let inputs = [&self.call.q, &self.call.k, &self.call.v];
+        for ((slot, gradient), input) in self.slots.into_iter().zip(rows).zip(inputs) {
+            if slot.is_some() {
+                context.add(slot, Tensor::on_device(operations, gradient, input.shape()));
+            }
+        }
+    }
+}
