@@ -14,6 +14,7 @@
 //! | `launch` | arguments of a kernel and its grid |
 //! | `layers` | products, activations, norms, recurrence |
 //! | `rows` | embeddings, gathers and their gradients |
+//! | `speech` | losses of spectrograms, and what guides attention |
 //! | `training` | the loss, and the optimizer over all parameters |
 //! | `attention` | plans of attention for tensors of the tape |
 //! | `additive` | additive attention of one head |
@@ -26,6 +27,7 @@ mod images;
 mod launch;
 mod layers;
 mod rows;
+mod speech;
 mod training;
 
 pub use additive::AdditiveCall;

@@ -399,7 +399,7 @@ impl Run {
                 let noise = crate::draws::Draws::new(self.recipe.seed, [NOISE, step as u32, at as u32]).word();
                 let noise = u64::from(noise) << 32 | step;
                 let tape = Tape::training(self.model.parameters(), &mut gradients, &self.pool, &self.machine, noise);
-                let mut tape = tape.recompute(train.recompute);
+                let mut tape = tape.recompute(train.recompute).share(1.0 / train.accumulate.max(1) as f64);
                 let loss = self.model.loss(&mut tape, &batches[at], train.smoothing, 1.0 / targets.max(1) as f64)?;
                 losses.push((loss, tape.penalty()));
                 if at + 1 == own.end && ranks.size() > 1 {
@@ -417,7 +417,7 @@ impl Run {
             let norm = train.adam.step_clipped(parameters, &mut gradients, moments, rate, clip, &self.machine);
             // A device has computed all of it by now.
             self.machine.check()?;
-            let losses: Vec<(Loss, f64)> = losses.iter().map(|(loss, penalty)| (loss.read(), *penalty)).collect();
+            let losses: Vec<(Loss, f64)> = losses.iter().map(|(loss, penalty)| (loss.read(), penalty.read())).collect();
             let (loss, penalty) = together::sum_losses(&losses, &ranks)?;
             let mean = loss.smoothed / loss.rows.max(1) as f64;
             if !(mean + penalty).is_finite() || !norm.is_finite() {

@@ -71,7 +71,7 @@ pub use ops::unfold::Windows;
 pub use ops::windows2d::Windows2d;
 pub use parameters::{Gradients, HalfMatrix, Init, Param, Parameters, StoredMatrix};
 pub use pool::Pool;
-pub use tape::{Tape, Var};
+pub use tape::{PendingPenalty, Tape, Var};
 pub use tensor::Tensor;
 
 /// The example of the README.

@@ -17,6 +17,7 @@ struct RecomputeBackward<T: Float> {
     /// Where the random draws of the segment start.
     stream: (u64, u64),
     noise: bool,
+    share: f64,
 }
 
 impl<T: Float> Tape<'_, T> {
@@ -37,8 +38,8 @@ impl<T: Float> Tape<'_, T> {
             let x = tape.constant(x.value);
             segment(tape, x)
         })?;
-        let noise = self.has_noise();
-        let backward = || RecomputeBackward { x: slot, input, segment: Box::new(segment), stream, noise };
+        let (noise, share) = (self.has_noise(), self.penalty_factor());
+        let backward = || RecomputeBackward { x: slot, input, segment: Box::new(segment), stream, noise, share };
         Ok(self.record(output.value, true, backward))
     }
 }
@@ -50,7 +51,7 @@ impl<T: Float> Backward<T> for RecomputeBackward<T> {
 
     fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
         let (parameters, pool, machine) = (context.parameters, context.pool, context.machine);
-        let mut tape = Tape::training(parameters, context.gradients, pool, machine, 0);
+        let mut tape = Tape::training(parameters, context.gradients, pool, machine, 0).share(self.share);
         tape.set_draws(self.stream, self.noise);
         let x = match self.x {
             Some(_) => tape.input(self.input),

@@ -9,7 +9,7 @@ use crate::parameters::{Gradients, Param, Parameters};
 use crate::pool::Pool;
 use crate::tensor::Tensor;
 use qkv::Scratch;
-use qkv_cuda::operations::{Array, Operations};
+use qkv_cuda::operations::{Array, Kind, Operations};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -61,6 +61,21 @@ struct Node<T: Float> {
     operation: Box<dyn Backward<T>>,
 }
 
+/// Penalties on attention that a device may still be adding up. Reading them waits.
+#[derive(Clone, Debug, Default)]
+pub struct PendingPenalty {
+    known: f64,
+    on_device: Option<(Operations, Array)>,
+}
+
+impl PendingPenalty {
+    /// Their sum.
+    pub fn read(&self) -> f64 {
+        let found = self.on_device.as_ref().map(|(operations, totals)| operations.read_scalars::<f64>(totals)[0]);
+        self.known + found.unwrap_or(0.0)
+    }
+}
+
 /// Which attentions are captured.
 enum Capture {
     None,
@@ -79,7 +94,9 @@ pub struct Tape<'a, T: Float> {
     slots: Vec<Option<Tensor<T>>>,
     seed: u64,
     streams: u64,
-    penalty: f64,
+    penalty: PendingPenalty,
+    /// The factor of penalties: what this tape is of a step.
+    share: f64,
     noise: bool,
     /// Whether layers are computed again in the backward pass.
     recompute: bool,
@@ -124,7 +141,8 @@ impl<'a, T: Float> Tape<'a, T> {
             slots: Vec::new(),
             seed: 0,
             streams: 0,
-            penalty: 0.0,
+            penalty: PendingPenalty::default(),
+            share: 1.0,
             noise: false,
             recompute: false,
             suspended: false,
@@ -210,13 +228,30 @@ impl<'a, T: Float> Tape<'a, T> {
         self.slots[input.slot?].as_ref()
     }
 
+    /// The same tape as a share of a step, by which penalties on attention are multiplied: a step of several tapes adds
+    /// their gradients.
+    pub fn share(self, share: f64) -> Self {
+        Tape { share, ..self }
+    }
+
+    /// What penalties on attention are multiplied by.
+    pub(crate) fn penalty_factor(&self) -> f64 {
+        self.share
+    }
+
     /// The sum of the attention penalties so far.
-    pub fn penalty(&self) -> f64 {
-        self.penalty
+    pub fn penalty(&self) -> PendingPenalty {
+        self.penalty.clone()
     }
 
     pub(crate) fn add_penalty(&mut self, penalty: f64) {
-        self.penalty += penalty;
+        self.penalty.known += penalty;
+    }
+
+    /// Four f64, to the first of which a device adds penalties.
+    pub(crate) fn penalty_totals(&mut self, operations: &Operations) -> Array {
+        let zeros = || (operations.clone(), operations.zeros(Kind::F64, 4, "a penalty"));
+        self.penalty.on_device.get_or_insert_with(zeros).1.clone()
     }
 
     /// A seed that no other operation of this tape draws from.

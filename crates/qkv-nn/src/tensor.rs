@@ -4,7 +4,7 @@ use crate::device::Device;
 use crate::elements::Elements;
 use crate::float::Float;
 use crate::pool::Pool;
-use qkv_cuda::operations::{Array, Operations};
+use qkv_cuda::operations::{Array, Kind, Operations};
 use std::fmt;
 use std::sync::Arc;
 
@@ -71,6 +71,11 @@ impl<T: Float> Tensor<T> {
     /// Its elements in device memory; copied there as activations, if they are not.
     pub(crate) fn array(&self, operations: &Operations) -> Array {
         self.elements.array(operations, operations.activation_kind())
+    }
+
+    /// Its elements in device memory as f32, for what must not be rounded; copied there, if they are not.
+    pub(crate) fn floats(&self, operations: &Operations) -> Array {
+        self.elements.array(operations, Kind::F32)
     }
 
     /// Its elements in device memory, for writing; copied first where a clone shares them.

@@ -128,13 +128,16 @@ impl Operations {
             &[F32(scale.unwrap_or(0.0)), U32(u32::from(scale.is_some()))],
         ];
         let name = if classes > MANY_CLASSES { "cross_entropy_wide" } else { "cross_entropy" };
-        // SAFETY: `cross_entropy(T*, const float*, const u32*, float*, int, int, u32, float, float, int)`; and
-        // `sum_losses(const float*, double*, u32)`.
-        unsafe {
-            self.launch(name, [rows, usize::from(classes > 0)], &arguments.concat());
-            let sums = [Ptr(losses.ptr()), Ptr(totals.expect(Kind::F64, 4)), count(rows)];
-            self.launch("sum_losses", [usize::from(rows > 0), 1], &sums);
-        }
+        // SAFETY: `cross_entropy(T*, const float*, const u32*, float*, int, int, u32, float, float, int)`.
+        unsafe { self.launch(name, [rows, usize::from(classes > 0)], &arguments.concat()) };
+        self.sum_losses(&losses, totals, rows);
+    }
+
+    /// Adds the losses of rows, `[rows, 4]` in f32, to `totals`, four f64.
+    pub(super) fn sum_losses(&self, losses: &Array, totals: &Array, rows: usize) {
+        let arguments = [Ptr(losses.expect(Kind::F32, 4 * rows)), Ptr(totals.expect(Kind::F64, 4)), count(rows)];
+        // SAFETY: `sum_losses(const float*, double*, u32)`.
+        unsafe { self.launch("sum_losses", [usize::from(rows > 0), 1], &arguments) };
     }
 
     /// The table of an optimizer over these parameters.

@@ -9,6 +9,7 @@ use crate::text::batches::{Batching, Lengths};
 use crate::text::tokenizer::Tokenizer;
 use crate::voice::{SpokenText, spelled};
 use crate::{Error, Recipe, Result, Speaker, VoiceConfig, tasks};
+use rayon::prelude::*;
 use std::path::Path;
 
 /// The longest recording, in seconds.
@@ -108,40 +109,46 @@ impl VoiceData {
     }
 }
 
-/// The recordings of a list and their texts. Paths are counted from the list's folder.
+/// The recordings of a list and their texts, read by all threads. Paths are counted from the list's folder.
 fn listed(path: &Path, vocoder: &Vocoder) -> Result<Vec<Said>> {
     let text = packed::text(path)?;
-    let folder = path.parent().unwrap_or(Path::new(""));
-    let mut found = Vec::new();
-    for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        let wrong = |what: String| Error::line(path, at + 1, what);
-        let Some((name, said)) = line.split_once('\t') else {
-            return Err(wrong("the line has 1 column, expected 2".into())
-                .with_hint("each line is a recording, a tab, and what is said in it"));
-        };
-        let said = spelled(said);
-        if said.is_empty() {
-            return Err(wrong(format!("nothing is said in `{}`", name.trim())));
-        }
-        let recording = Recording::open(folder.join(name.trim())).map_err(|e| wrong(e.to_string()))?;
-        let mut samples = Vec::new();
-        for piece in recording.samples().map_err(|e| wrong(e.to_string()))? {
-            samples.extend(piece.map_err(|e| wrong(e.to_string()))?);
-            if samples.len() > LONGEST * SAMPLE_RATE {
-                return Err(wrong(format!("`{}` is longer than {LONGEST} seconds", name.trim()))
-                    .with_hint("cut recordings into sentences"));
-            }
-        }
-        let samples = trimmed(&samples);
-        if samples.is_empty() {
-            return Err(wrong(format!("`{}` is silent", name.trim())));
-        }
-        found.push((said, vocoder.spectrogram(&samples)));
-    }
+    let lines: Vec<(usize, &str)> = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).collect();
+    let read = |&(at, line): &(usize, &str)| recorded(path, at + 1, line, vocoder);
+    // Of several errors, that of the first line.
+    let found: Vec<Result<Said>> = lines.par_iter().map(read).collect();
+    let found = found.into_iter().collect::<Result<Vec<Said>>>()?;
     if found.is_empty() {
         return Err(Error::line(path, 1, "the list is empty"));
     }
     Ok(found)
+}
+
+/// The text of a line of a list, and the spectrogram of its recording.
+fn recorded(path: &Path, number: usize, line: &str, vocoder: &Vocoder) -> Result<Said> {
+    let wrong = |what: String| Error::line(path, number, what);
+    let Some((name, said)) = line.split_once('\t') else {
+        return Err(wrong("the line has 1 column, expected 2".into())
+            .with_hint("each line is a recording, a tab, and what is said in it"));
+    };
+    let said = spelled(said);
+    if said.is_empty() {
+        return Err(wrong(format!("nothing is said in `{}`", name.trim())));
+    }
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let recording = Recording::open(folder.join(name.trim())).map_err(|e| wrong(e.to_string()))?;
+    let mut samples = Vec::new();
+    for piece in recording.samples().map_err(|e| wrong(e.to_string()))? {
+        samples.extend(piece.map_err(|e| wrong(e.to_string()))?);
+        if samples.len() > LONGEST * SAMPLE_RATE {
+            return Err(wrong(format!("`{}` is longer than {LONGEST} seconds", name.trim()))
+                .with_hint("cut recordings into sentences"));
+        }
+    }
+    let samples = trimmed(&samples);
+    if samples.is_empty() {
+        return Err(wrong(format!("`{}` is silent", name.trim())));
+    }
+    Ok((said, vocoder.spectrogram(&samples)))
 }
 
 #[cfg(test)]

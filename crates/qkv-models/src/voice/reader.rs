@@ -13,7 +13,7 @@ use crate::start::Start;
 use crate::text::tokenizer::Tokenizer;
 use crate::{Architecture, Error, ModelConfig, Result};
 use qkv_nn::layers::Builder;
-use qkv_nn::{Expected, Loss, Parameters, PendingLoss, Tape, Target, Var};
+use qkv_nn::{Expected, Parameters, PendingLoss, Tape, Target, Tensor, Var};
 use std::path::Path;
 
 /// A model that speaks.
@@ -209,10 +209,11 @@ impl Speaker {
         let written = self.network.frames(tape, &hidden);
         let ragged = frames.iter().any(|&frames| frames != length).then_some(&frames[..]);
         let refined = self.network.refine(tape, &written, ragged);
+        let there = Tensor::new(there, &[spoken.len(), length, bands]);
         let expected = Expected { values: &there, counted: &counted, scale };
-        let mut total = tape.distance_loss(&refined, expected);
+        let mut parts = vec![(1.0, tape.distance_loss(&refined, expected))];
         if self.config.postnet_layers > 0 {
-            total += tape.distance_loss(&written, expected);
+            parts.push((1.0, tape.distance_loss(&written, expected)));
         }
         // The last step of each recording, and all that are not: a step counts as its frames do.
         let scale = scale * reduction as f64;
@@ -226,9 +227,10 @@ impl Speaker {
             let ids: Vec<u32> = ids.collect();
             let target = Target { ids: &ids, ignore: Some(IGNORE), smoothing: 0.0, scale: scale * weight };
             let stop = self.network.stop();
-            total += reduction as f64 * weight * tape.cross_entropy(&hidden, stop.weight, stop.bias, target).read().nll;
+            let found = tape.cross_entropy(&hidden, stop.weight, stop.bias, target);
+            parts.push((reduction as f64 * weight, found));
         }
-        Ok(Loss { smoothed: total, nll: total, rows: frames.iter().sum(), right: 0 }.into())
+        Ok(PendingLoss::sum(parts, frames.iter().sum()))
     }
 }
 

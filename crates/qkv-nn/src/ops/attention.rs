@@ -408,8 +408,9 @@ impl<T: Float> Tape<'_, T> {
             |row: usize| options.query_lengths.is_none_or(|lengths| row % length < lengths[row / (heads * length)]);
         let rows = (0..entropy.data().len()).filter(|&row| live(row)).count().max(1);
         let total: f64 = entropy.data().iter().enumerate().filter(|(r, _)| live(*r)).map(|(_, e)| e.to_f64()).sum();
-        self.add_penalty(options.entropy * total / rows as f64);
-        let each = T::of_f64(options.entropy / rows as f64);
+        let each = self.penalty_factor() * options.entropy / rows as f64;
+        self.add_penalty(each * total);
+        let each = T::of_f64(each);
         (0..entropy.data().len()).map(|row| if live(row) { each } else { T::ZERO }).collect()
     }
 

@@ -11,6 +11,7 @@ use super::attention::AttendOptions;
 use crate::float::Float;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
+use qkv_cuda::operations::{Kind, Operations};
 use std::f64::consts::TAU;
 
 /// Guidance of an attention towards the diagonal.
@@ -66,6 +67,18 @@ fn place(at: usize, length: usize) -> f64 {
     (at as f64 + 0.5) / length.max(1) as f64
 }
 
+/// Frequencies, phases and factors of terms, `[3, width]`; zeros beyond the terms.
+fn waves(terms: &[Term], width: usize, factor: impl Fn(&Term) -> f64) -> Vec<f32> {
+    let mut waves = vec![0.0; 3 * width];
+    for (at, term) in terms.iter().enumerate() {
+        let phase = if term.sine { TAU / 4.0 } else { 0.0 };
+        for (row, x) in [term.frequency, phase, factor(term)].into_iter().enumerate() {
+            waves[row * width + at] = x as f32;
+        }
+    }
+    waves
+}
+
 impl<T: Float> Tape<'_, T> {
     /// Adds the guide's weight times its mean penalty over the rows of weights from `q [B, N, Hq·D]` to
     /// `k [B, M, Hk·D]` to the [penalty](Tape::penalty), and its gradient to those of `q` and `k`. Padding does not
@@ -85,8 +98,12 @@ impl<T: Float> Tape<'_, T> {
         let options = AttendOptions { attention: &attention, label: "", entropy: 0.0, ..*options };
         let length = |lengths: Option<&[usize]>, b: usize, all: usize| lengths.map_or(all, |lengths| lengths[b]);
         let rows: usize = (0..batch).map(|b| heads.query * length(options.query_lengths, b, queries)).sum();
-        let scale = guide.weight / rows.max(1) as f64;
+        let scale = self.penalty_factor() * guide.weight / rows.max(1) as f64;
         let (constant, terms) = guide.series();
+        if let Some(operations) = self.machine.cuda() {
+            self.add_penalty(scale * (1.0 - constant) * rows as f64);
+            return self.guide_on_cuda(operations, [q, k], &terms, scale, &options);
+        }
         let mut gaussian = constant * rows as f64;
         // The values are as wide as the keys, which every engine takes.
         for terms in terms.chunks(width) {
@@ -116,6 +133,43 @@ impl<T: Float> Tape<'_, T> {
             self.seed(&out, gradient);
         }
         self.add_penalty(scale * (rows as f64 - gaussian));
+        Ok(())
+    }
+
+    /// The same for the terms of the series, all of it on the device.
+    fn guide_on_cuda(
+        &mut self,
+        operations: &Operations,
+        [q, k]: [&Var<T>; 2],
+        terms: &[Term],
+        scale: f64,
+        options: &AttendOptions<'_>,
+    ) -> qkv::Result<()> {
+        let (&[batch, queries, _], &[_, keys, _]) = (q.shape(), k.shape()) else { unreachable!("the caller looked") };
+        let (heads, width) = (options.heads, q.value.width() / options.heads.query);
+        let lengths = |lengths: Option<&[usize]>, all: usize| {
+            let lengths: Vec<u32> = (0..batch).map(|b| lengths.map_or(all, |lengths| lengths[b]) as u32).collect();
+            operations.upload(Kind::U32, &lengths, "lengths")
+        };
+        let (query_lengths, key_lengths) =
+            (lengths(options.query_lengths, queries), lengths(options.key_lengths, keys));
+        let totals = self.penalty_totals(operations);
+        for terms in terms.chunks(width) {
+            let values = Tensor::activations(operations, &[batch, keys, heads.key * width]);
+            let of_keys = operations.constant(&waves(terms, width, |_| 1.0));
+            operations.place_waves(&values.array(operations), &key_lengths, &of_keys, [keys, heads.key, width]);
+            let values = self.constant(values);
+            let out = self.attend(q, k, &values, None, options)?; // (B, N, Hq·D)
+            let gradient = Tensor::activations(operations, out.shape());
+            // Its factors change with the rows of a batch: no constant.
+            let of_queries = waves(terms, width, |term| -scale * term.factor);
+            let of_queries = operations.upload(Kind::F32, &of_queries, "waves");
+            let array = gradient.array(operations);
+            operations.place_waves(&array, &query_lengths, &of_queries, [queries, heads.query, width]);
+            let size = [batch * queries, heads.query * width];
+            operations.add_product([&array, &out.value.array(operations)], size, &totals);
+            self.seed(&out, gradient);
+        }
         Ok(())
     }
 }

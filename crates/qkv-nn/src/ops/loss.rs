@@ -57,6 +57,8 @@ enum LossState {
     Known(Loss),
     /// Four f64: see [`Operations::cross_entropy`].
     OnDevice(Operations, Array),
+    /// Each with its factor; and their rows.
+    Sum(Vec<(f64, PendingLoss)>, usize),
 }
 
 impl From<Loss> for PendingLoss {
@@ -66,6 +68,16 @@ impl From<Loss> for PendingLoss {
 }
 
 impl PendingLoss {
+    /// Totals that a device adds to.
+    pub(crate) fn on_device(operations: &Operations, totals: Array) -> PendingLoss {
+        PendingLoss(LossState::OnDevice(operations.clone(), totals))
+    }
+
+    /// The sum of losses, each times its factor, over the same rows: no row counts as right.
+    pub fn sum(parts: Vec<(f64, PendingLoss)>, rows: usize) -> PendingLoss {
+        PendingLoss(LossState::Sum(parts, rows))
+    }
+
     /// The loss.
     pub fn read(&self) -> Loss {
         match &self.0 {
@@ -74,6 +86,14 @@ impl PendingLoss {
                 let totals = operations.read_scalars::<f64>(totals);
                 let [smoothed, nll] = [totals[0], totals[1]];
                 Loss { smoothed, nll, right: totals[2] as usize, rows: totals[3] as usize }
+            }
+            LossState::Sum(parts, rows) => {
+                let mut sum = Loss { rows: *rows, ..Loss::default() };
+                for (factor, part) in parts.iter().map(|(factor, part)| (factor, part.read())) {
+                    sum.smoothed += factor * part.smoothed;
+                    sum.nll += factor * part.nll;
+                }
+                sum
             }
         }
     }
@@ -191,7 +211,7 @@ impl<T: Float> Tape<'_, T> {
         if let Some(d_x) = d_x {
             self.seed(x, d_x);
         }
-        PendingLoss(LossState::OnDevice(operations.clone(), totals))
+        PendingLoss::on_device(operations, totals)
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::float::Float;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
-use qkv_cuda::operations::Kind;
+use qkv_cuda::operations::ImageWindows;
 
 /// The windows of a convolution over a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,15 +30,16 @@ impl Windows {
         (first..end, self.padding.saturating_sub(start))
     }
 
-    /// The token at each place of each window of `batch` sequences; `None` for padding.
-    fn places(self, batch: usize, length: usize) -> impl Iterator<Item = Option<u32>> + Clone {
-        let place = move |(b, at, k): (usize, usize, usize)| {
-            let token = (at * self.stride + k).checked_sub(self.padding).filter(|&token| token < length)?;
-            Some((b * length + token) as u32)
-        };
-        let (count, kernel) = (self.count(length), self.kernel);
-        let all = move |b| (0..count).flat_map(move |at| (0..kernel).map(move |k| (b, at, k)));
-        (0..batch).flat_map(all).map(place)
+    /// The same over sequences of `length` tokens on a device: images of one row.
+    fn on_device(self, length: usize) -> ImageWindows {
+        let row = |first: usize, second: usize| [first as u32, second as u32];
+        ImageWindows {
+            kernel: row(1, self.kernel),
+            stride: row(1, self.stride),
+            before: row(0, self.padding),
+            windows: row(1, self.count(length)),
+            size: row(1, length),
+        }
     }
 }
 
@@ -53,9 +54,9 @@ impl<T: Float> Backward<T> for UnfoldBackward {
         let [_, length, width] = self.shape;
         let (windows, machine) = (self.windows, context.machine);
         if let Some(operations) = machine.cuda() {
-            let Some(d_x) = context.sum_or_zeros(self.x, &self.shape, operations) else { return };
-            let by = operations.row_sums(windows.places(self.shape[0], length));
-            return operations.scatter(&upstream.array(operations), &by, &d_x, width, 1.0);
+            let Some((d_x, add)) = context.sum_array(self.x, &self.shape, operations) else { return };
+            let (d_y, windows) = (upstream.array(operations), windows.on_device(length));
+            return operations.unfold2d_gradient(&d_y, &d_x, add, windows, [self.shape[0], width]);
         }
         let count = windows.count(length);
         let Some(d_x) = context.sum(self.x, &self.shape) else { return };
@@ -83,9 +84,8 @@ impl<T: Float> Tape<'_, T> {
         let (slot, shape) = (x.slot, [batch, length, width]);
         if let Some(operations) = self.machine.cuda() {
             let y = Tensor::activations(operations, &[batch, count, row]);
-            let places: Vec<u32> = windows.places(batch, length).map(|place| place.unwrap_or(u32::MAX)).collect();
-            let places = operations.upload(Kind::U32, &places, "windows");
-            operations.gather(&x.value.array(operations), &places, &y.array(operations), width);
+            let arrays = [&x.value, &y].map(|tensor| tensor.array(operations));
+            operations.unfold2d(&arrays[0], &arrays[1], windows.on_device(length), [batch, width]);
             return self.record(y, self.depends(&[slot], &[]), || UnfoldBackward { x: slot, shape, windows });
         }
         let mut y = Tensor::zeros(self.pool, &[batch, count, row]);

@@ -36,7 +36,7 @@ fn loss_of(parameters: &Parameters<f64>, inputs: &[Tensor<f64>], body: Body<'_>)
         let weights = numbers(out.shape(), 99);
         out.value().data().iter().zip(weights.data()).map(|(x, w)| x * w).sum()
     });
-    weighted + extra + tape.penalty()
+    weighted + extra + tape.penalty().read()
 }
 
 /// What a pass computes: its output, and the gradients of inputs and parameters.
@@ -51,7 +51,7 @@ fn passes(parameters: &Parameters<f64>, inputs: &[Tensor<f64>], machine: &Machin
     let mut tape = Tape::training(parameters, &mut gradients, &pool, machine, 5);
     let vars: Vec<_> = inputs.iter().map(|x| tape.input(x.clone())).collect();
     let (out, extra) = body(&mut tape, &vars);
-    let found = out.as_ref().map_or_else(|| vec![extra], |out| out.value().data().to_vec());
+    let found = out.as_ref().map_or_else(|| vec![extra + tape.penalty().read()], |out| out.value().data().to_vec());
     if let Some(out) = out {
         tape.seed(&out, numbers(out.shape(), 99));
     }

@@ -4,7 +4,7 @@
 use super::gradients::{check, numbers, parameters};
 use qkv::Attention;
 use qkv_nn::layers::{Builder, ScaledPositions};
-use qkv_nn::{AttendOptions, Expected, Gradients, Guide, Heads, Machine, Parameters, Pool, Tape};
+use qkv_nn::{AttendOptions, Expected, Gradients, Guide, Heads, Machine, Parameters, Pool, Tape, Tensor};
 
 const HEADS: Heads = Heads { query: 2, key: 2 };
 
@@ -42,7 +42,8 @@ fn guidance_is_the_mean_penalty_of_all_weights_by_its_definition() {
             }
         }
         let expected = 3.0 * total / f64::from(rows);
-        assert!((tape.penalty() - expected).abs() < 3e-6, "{width}: {} and {expected}", tape.penalty());
+        let found = tape.penalty().read();
+        assert!((found - expected).abs() < 3e-6, "{width}: {found} and {expected}");
     }
 }
 
@@ -66,16 +67,21 @@ fn numbers_are_pulled_to_where_they_should_be() {
     let there = numbers(&[2, 3, 4], 8);
     let counted = [true, true, false, true, false, true];
     check("distance", &parameters(&[]), &[numbers(&[2, 3, 4], 3)], &|tape, x| {
-        (None, tape.distance_loss(&x[0], Expected { values: there.data(), counted: &counted, scale: 1.0 }))
+        let expected = Expected { values: &there, counted: &counted, scale: 1.0 };
+        (None, tape.distance_loss(&x[0], expected).read().nll)
     });
     let p = parameters(&[]);
     let (pool, machine) = (Pool::new(), Machine::new(1));
     let mut tape = Tape::inference(&p, &pool, &machine);
     let x = tape.constant(there.clone());
-    assert_eq!(tape.distance_loss(&x, Expected { values: there.data(), counted: &counted, scale: 1.0 }), 0.0);
-    let shifted: Vec<f64> = there.data().iter().map(|x| x + 2.0).collect();
-    let apart = tape.distance_loss(&x, Expected { values: &shifted, counted: &counted, scale: 1.0 });
-    assert!((apart - 4.0 * (2.0 + 4.0)).abs() < 1e-12);
+    let mut loss = |values: &Tensor<f64>| {
+        let found = tape.distance_loss(&x, Expected { values, counted: &counted, scale: 1.0 }).read();
+        assert_eq!((found.rows, found.smoothed), (4, found.nll));
+        found.nll
+    };
+    assert_eq!(loss(&there), 0.0);
+    let shifted = Tensor::new(there.data().iter().map(|x| x + 2.0).collect(), there.shape());
+    assert!((loss(&shifted) - 4.0 * (2.0 + 4.0)).abs() < 1e-12);
 }
 
 #[test]
@@ -86,4 +92,24 @@ fn scaled_positions_are_added_and_their_factors_trained() {
     check("scaled positions", &parameters, &[numbers(&[2, 3, 6], 4)], &|tape, x| {
         (Some(positions.add(tape, &x[0], 5)), 0.0)
     });
+}
+
+#[test]
+fn a_tape_that_is_a_share_of_a_step_has_that_share_of_the_guidance() {
+    let attention = Attention::scaled_dot();
+    let [q, k] = [numbers(&[1, 4, 8], 1), numbers(&[1, 3, 8], 2)];
+    let guided = |share: f64| {
+        let (p, pool, machine) = (parameters(&[]), Pool::new(), Machine::new(1));
+        let mut gradients = Gradients::of(&p);
+        let mut tape = Tape::training(&p, &mut gradients, &pool, &machine, 1).share(share);
+        let [q, k] = [&q, &k].map(|x| tape.input(x.clone()));
+        let options = AttendOptions { heads: HEADS, ..AttendOptions::new(&attention) };
+        tape.guide(&q, &k, Guide { weight: 2.0, width: 0.2 }, &options).unwrap();
+        let penalty = tape.penalty().read();
+        tape.backward();
+        (penalty, tape.gradient(&q).unwrap().data().to_vec())
+    };
+    let (whole, half) = (guided(1.0), guided(0.5));
+    assert!(whole.0 > 0.1 && whole.0 == 2.0 * half.0);
+    assert!(whole.1.iter().zip(&half.1).all(|(whole, half)| *whole == 2.0 * half));
 }

@@ -20,6 +20,8 @@ pub(crate) struct TrainLog {
     start: Instant,
     /// The step at which this process started.
     first_step: u64,
+    /// Whether the loss is one of tokens, whose exponential is a perplexity: not of sounds or boxes.
+    of_tokens: bool,
 }
 
 /// A line of JSON.
@@ -73,7 +75,8 @@ impl TrainLog {
             LogFormat::Bar => ProgressBar::new(run.recipe().train.steps).with_style(style.progress_chars("█▉▊▋▌▍▎▏  ")),
             _ => ProgressBar::hidden(),
         };
-        TrainLog { format, bar, start: Instant::now(), first_step: run.step() }
+        let of_tokens = !matches!(run.kind(), "voice" | "detect");
+        TrainLog { format, bar, start: Instant::now(), first_step: run.step(), of_tokens }
     }
 
     /// The run starts: its data, model and settings.
@@ -154,6 +157,11 @@ impl TrainLog {
         self.start.elapsed().as_secs_f64() / done * event.steps.saturating_sub(event.step) as f64
     }
 
+    /// As a part of a line; nothing where the loss is none of tokens.
+    fn perplexity(&self, number: String) -> String {
+        if self.of_tokens { format!(" · perplexity {number}") } else { String::new() }
+    }
+
     fn metrics(&self, event: &Event) -> String {
         let Event { loss, rate, norm, tokens, seconds, .. } = event;
         let speed = short_count(*tokens as f64 / seconds.max(1e-9));
@@ -175,8 +183,8 @@ impl Watcher for TrainLog {
             LogFormat::Json => self.json("step", event),
             LogFormat::Plain => {
                 let Event { step, steps, epoch, perplexity, .. } = event;
-                let metrics = self.metrics(event);
-                self.line(&format!("step {step}/{steps} · epoch {epoch} · perplexity {perplexity:.2} · {metrics}"));
+                let (metrics, perplexity) = (self.metrics(event), self.perplexity(format!("{perplexity:.2}")));
+                self.line(&format!("step {step}/{steps} · epoch {epoch}{perplexity} · {metrics}"));
             }
             _ => {}
         }
@@ -196,8 +204,8 @@ impl Watcher for TrainLog {
         let Validation { step, loss, perplexity, .. } = validation;
         let best = if better { " · best so far" } else { "" };
         let scores = Some(validation.told()).filter(|scores| !scores.is_empty()).map(|scores| format!(" · {scores}"));
-        let scores = scores.unwrap_or_default();
-        self.line(&format!("dev at step {step} · loss {loss:.4} · perplexity {perplexity:.3}{scores}{best}"));
+        let (scores, perplexity) = (scores.unwrap_or_default(), self.perplexity(format!("{perplexity:.3}")));
+        self.line(&format!("dev at step {step} · loss {loss:.4}{perplexity}{scores}{best}"));
         for [source, output, reference] in &validation.samples {
             let wrong = if output == reference { String::new() } else { format!("   (reference: {reference})") };
             self.line(&format!("    {source} → {output}{wrong}"));
