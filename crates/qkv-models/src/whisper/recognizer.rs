@@ -74,6 +74,21 @@ impl Default for TranscribeOptions {
     }
 }
 
+/// A probability of no speech with which a text that is merely [doubtful](DOUBTFUL) is silence too. The reference hears
+/// "you" in a minute of zeros, with a mean log-probability of −0.8 where no speech has a probability of 0.93.
+const NEARLY_CERTAIN: f64 = 0.8;
+/// A mean log-probability of the tokens that speech seldom has.
+const DOUBTFUL: f64 = -0.5;
+
+impl TranscribeOptions {
+    /// Whether a text with this mean log-probability is silence, in a window with this probability of no speech.
+    fn is_silence(&self, no_speech: f64, average: f64) -> bool {
+        let improbable = no_speech > self.no_speech && average <= self.log_probability;
+        let doubtful = no_speech > self.no_speech.max(NEARLY_CERTAIN) && average <= DOUBTFUL;
+        improbable || doubtful
+    }
+}
+
 /// Above this temperature the text of a window is no prompt for the next one.
 const PROMPT_RESET: f64 = 0.5;
 
@@ -271,8 +286,7 @@ impl Recognizer {
             }
             prompt.extend_from_slice(&start);
             let chosen = self.choose(&mut tape, &rules, &encoded, &prompt, options, seek as u64)?;
-            let improbable = chosen.decoded.average() <= options.log_probability;
-            if chosen.no_speech > options.no_speech && improbable {
+            if options.is_silence(chosen.no_speech, chosen.decoded.average()) {
                 seek += size;
                 continue;
             }
@@ -407,7 +421,7 @@ impl Recognizer {
             let compression_ratio = compression_ratio(self.vocabulary.text(&decoded.tokens).trim());
             let repeats = compression_ratio > options.compression_ratio;
             let improbable = decoded.average() < options.log_probability;
-            let silent = decoder.no_speech > options.no_speech && improbable;
+            let silent = options.is_silence(decoder.no_speech, decoded.average());
             all.push(Chosen { decoded, temperature, compression_ratio, no_speech: decoder.no_speech });
             if silent || !repeats && !improbable {
                 return Ok(all.pop().expect("just pushed"));
@@ -467,4 +481,21 @@ fn compression_ratio(text: &str) -> f64 {
     let mut encoder = ZlibEncoder::new(Vec::new(), Compression::new(6));
     let written = encoder.write_all(text.as_bytes()).and_then(|()| encoder.finish());
     text.len() as f64 / written.map_or(1, |bytes| bytes.len()).max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_improbable_text_is_silence_and_a_doubtful_one_where_no_speech_is_nearly_certain() {
+        let options = TranscribeOptions::default();
+        for (no_speech, average, silence) in
+            [(0.7, -1.1, true), (0.5, -1.1, false), (0.7, -0.8, false), (0.93, -0.8, true), (0.93, -0.3, false)]
+        {
+            assert_eq!(options.is_silence(no_speech, average), silence, "{no_speech} and {average}");
+        }
+        let never = TranscribeOptions { no_speech: 1.0, ..options };
+        assert!(!never.is_silence(0.99, -2.0));
+    }
 }
