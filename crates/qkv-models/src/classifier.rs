@@ -35,6 +35,7 @@ pub fn kind(folder: &Path) -> Result<String> {
     let ours = json.pointer("/architecture/kind").or_else(|| json.get("model_type"));
     Ok(match ours.and_then(|kind| kind.as_str()).unwrap_or_default() {
         "bert" | encoder::OWN => "encoder".into(),
+        crate::layout::vit::WITH_STEM => "vit".into(),
         kind => kind.into(),
     })
 }

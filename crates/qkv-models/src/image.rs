@@ -7,6 +7,7 @@
 //! | `fit` | an image in the size that a model takes |
 //! | `orientation` | photographs that a camera took sideways |
 //! | `resize` | resampling |
+//! | `sample` | a window of an image, in the image's own size |
 //! | [`idx`] | files of many small images and their classes, the format of MNIST |
 
 mod decode;
@@ -14,6 +15,7 @@ mod fit;
 pub mod idx;
 mod orientation;
 mod resize;
+mod sample;
 
 pub use fit::Fit;
 

@@ -3,24 +3,14 @@
 //! to the model it is part of.
 
 use crate::architecture::check_sizes;
+use crate::conv_stem::{ConvStem, ConvStemConfig, Stem};
 use crate::image::{Fit, Image};
 use crate::{Error, Result};
 use qkv::{Attention, Dropout};
-use qkv_nn::layers::{AttentionConfig, Block, BlockConfig, Builder, Conv2d, FeedKind, GroupNorm, Norm, NormKind};
+use qkv_nn::layers::{AttentionConfig, Block, BlockConfig, Builder, Conv2d, FeedKind, Norm, NormKind};
 use qkv_nn::{Activation, Float, Heads, Init, Param, Positions, Tape, Tensor, Var, Windows2d};
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
-
-/// How pixels become places.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Stem {
-    /// A linear map of each patch (Dosovitskiy et al. 2020, arXiv:2010.11929).
-    Patches,
-    /// Convolutions of 3 × 3 that halve the image, each with a group norm, until a place is a patch: with little data
-    /// they see more than patches do (Xiao et al. 2021, arXiv:2106.14881).
-    #[default]
-    Conv,
-}
 
 /// Sizes and settings of an image encoder: the table `image` of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,6 +30,8 @@ pub struct ImageEncoderConfig {
     pub patch_size: usize,
     /// Channels of the first convolution of a stem; each later one has twice as many, up to the model's width.
     pub stem_channels: usize,
+    /// Residual blocks of a stem at each resolution, from that of the image to that of the places; none, if left out.
+    pub stem_blocks: Vec<usize>,
     /// Number of Transformer layers.
     pub layers: usize,
     /// Mean of each channel, for values from 0 to 1; 0.5, if left out.
@@ -58,6 +50,7 @@ impl Default for ImageEncoderConfig {
             stem: Stem::Conv,
             patch_size: 8,
             stem_channels: 32,
+            stem_blocks: Vec::new(),
             layers: 2,
             mean: Vec::new(),
             deviation: Vec::new(),
@@ -125,11 +118,8 @@ impl ImageEncoderConfig {
             ))
             .with_hint("choose an `image.patch_size` that divides height and width"));
         }
-        if self.stem == Stem::Conv && (!patch_size.is_power_of_two() || patch_size < 2) {
-            return Err(Error::invalid(format!(
-                "`image.patch_size` is {patch_size}, a stem of convolutions halves images"
-            ))
-            .with_hint("choose a power of two, or `image.stem = \"patches\"`"));
+        if self.stem == Stem::Conv {
+            self.conv_stem(1 << 14).check("image.")?;
         }
         if !matches!(self.channels, 1 | 3) {
             return Err(Error::invalid(format!("`image.channels` is {}, expected 1 or 3", self.channels)));
@@ -143,6 +133,18 @@ impl ImageEncoderConfig {
             }
         }
         Ok(())
+    }
+
+    /// Its stem of convolutions, in a model of this width.
+    fn conv_stem(&self, d_model: usize) -> ConvStemConfig<'_> {
+        let ImageEncoderConfig { channels, stem_channels, patch_size, .. } = *self;
+        ConvStemConfig {
+            inputs: channels,
+            channels: stem_channels,
+            most: d_model,
+            patch_size,
+            blocks: &self.stem_blocks,
+        }
     }
 
     /// Rows and columns of places.
@@ -172,26 +174,24 @@ impl ImageEncoderConfig {
                 [(1.0 / (255.0 * deviation)) as f32, (-mean / deviation) as f32]
             })
             .collect();
-        let mut data = Vec::with_capacity(images.len() * self.height * self.width * self.channels);
-        for image in images {
-            for pixel in image.points().chunks_exact(self.channels) {
-                data.extend(pixel.iter().zip(&levels).map(|(&x, [scale, shift])| f32::from(x) * scale + shift));
+        let each = self.height * self.width * self.channels;
+        let mut data = vec![0.0; images.len() * each];
+        data.par_chunks_exact_mut(each.max(1)).zip(images).for_each(|(to, image)| {
+            let pixels = image.points().chunks_exact(self.channels);
+            for (to, pixel) in to.chunks_exact_mut(self.channels).zip(pixels) {
+                for ((to, &x), [scale, shift]) in to.iter_mut().zip(pixel).zip(&levels) {
+                    *to = f32::from(x) * scale + shift;
+                }
             }
-        }
+        });
         Tensor::new(data, &[images.len(), self.height, self.width, self.channels])
     }
-}
-
-/// Groups of a norm: of 16 channels, or of all where they are fewer or cannot be divided so.
-fn groups(channels: usize) -> usize {
-    if channels.is_multiple_of(16) { channels / 16 } else { 1 }
 }
 
 /// An image encoder: handles to its parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct ImageEncoder {
-    /// The convolutions of the stem, and the norms between them.
-    stem: Vec<(Conv2d, GroupNorm)>,
+    stem: Option<ConvStem>,
     /// The last map to the model's width: of patches, or of each pixel after the stem.
     last: (Conv2d, Windows2d),
     positions: Param,
@@ -202,26 +202,21 @@ pub(crate) struct ImageEncoder {
 }
 
 impl ImageEncoder {
-    /// Adds its parameters: `stem.N`, `stem_norm.N`, `patches`, `positions`, `layers.N`, `norm`.
+    /// Adds its parameters: those of its stem, `patches`, `positions`, `layers.N`, `norm`.
     pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &ImageEncoderConfig, widths: Widths) -> Result<ImageEncoder> {
         config.check()?;
         widths.check()?;
         let d_model = widths.d_model;
-        let (mut stem, mut inputs) = (Vec::new(), config.channels);
-        let last = match config.stem {
+        let (stem, last) = match config.stem {
             Stem::Patches => {
                 let windows = Windows2d::square(config.patch_size, config.patch_size, 0);
-                (Conv2d::new(&mut at.at("patches"), inputs, d_model, config.patch_size, true), windows)
+                let last = Conv2d::new(&mut at.at("patches"), config.channels, d_model, config.patch_size, true);
+                (None, (last, windows))
             }
             Stem::Conv => {
-                let mut channels = config.stem_channels.min(d_model);
-                for layer in 0..config.patch_size.ilog2() {
-                    let conv = Conv2d::new(&mut at.at(&format!("stem.{layer}")), inputs, channels, 3, false);
-                    let mut place = at.at(&format!("stem_norm.{layer}"));
-                    stem.push((conv, GroupNorm::new(&mut place, channels, groups(channels), Norm::EPSILON)));
-                    (inputs, channels) = (channels, (2 * channels).min(d_model));
-                }
-                (Conv2d::new(&mut at.at("patches"), inputs, d_model, 1, true), Windows2d::square(1, 1, 0))
+                let stem = ConvStem::new(at, config.conv_stem(d_model));
+                let last = Conv2d::new(&mut at.at("patches"), stem.outputs, d_model, 1, true);
+                (Some(stem), (last, Windows2d::square(1, 1, 0)))
             }
         };
         let places = config.places();
@@ -242,10 +237,8 @@ impl ImageEncoder {
     pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, pixels: Tensor<T>) -> Result<Var<T>> {
         let batch = pixels.shape()[0];
         let mut x = tape.constant(pixels);
-        for (conv, norm) in &self.stem {
-            let y = conv.activated(tape, &x, Windows2d::square(3, 2, 1), Activation::None);
-            let y = norm.forward(tape, &y);
-            x = tape.relu(y);
+        if let Some(stem) = &self.stem {
+            x = stem.forward(tape, x);
         }
         let (last, windows) = &self.last;
         let x = last.activated(tape, &x, *windows, Activation::None);

@@ -33,7 +33,10 @@ impl<const N: usize> Pictures<N> {
             // The last column is the rest of the line.
             let columns: Vec<&str> = line.splitn(N + 1, '\t').map(str::trim).collect();
             let [name, rest @ ..] = &columns[..] else { unreachable!("a line has a column") };
-            if rest.len() != N || columns.iter().any(|column| column.is_empty()) {
+            if let Some(empty) = columns.iter().position(|column| column.is_empty()).filter(|_| rest.len() == N) {
+                return Err(wrong(format!("column {} is empty", empty + 1)));
+            }
+            if rest.len() != N {
                 return Err(wrong(format!("the line has {} columns, expected {}", columns.len(), N + 1))
                     .with_hint("each line is an image, a tab, and what is said about it"));
             }
@@ -93,6 +96,7 @@ mod tests {
         assert_eq!(found.lines[1], (1, ["two three".to_owned()]));
         assert_eq!(found.lines[2].0, 0);
         let said = |text: &str| read(text).unwrap_err().to_string();
+        assert!(said("a.bmp\tx\na.bmp\t \n").contains(":2: column 2 is empty"));
         assert!(said("a.bmp\n").contains(":1: the line has 1 columns, expected 2"));
         assert!(said("a.bmp\tx\nc.bmp\ty\n").contains(":2: cannot open"));
         assert!(said("\n").contains("the list is empty"));

@@ -252,7 +252,7 @@ pub struct Training {
     pub smoothing: f64,
     /// Fraction of words replaced by UNK during training, for documents.
     pub word_dropout: f64,
-    /// Maximum random shift of training images, in pixels.
+    /// Maximum random shift of training images with a class or captions, in pixels.
     pub shift: usize,
     /// Whether training images are mirrored at random: left and right, and those with boxes also up and down.
     pub mirror: bool,
@@ -261,6 +261,11 @@ pub struct Training {
     /// Mixes two images with classes and their losses, by a share from Beta(α, α) (Zhang et al. 2017,
     /// arXiv:1710.09412); 0 mixes none.
     pub mixup: f64,
+    /// Largest random change of scale of training images with boxes or captions, as a fraction: a window of the image,
+    /// or the image with surroundings; captions are of text, which only becomes smaller.
+    pub zoom: f64,
+    /// Largest random change of brightness and contrast of training images, as a fraction.
+    pub color: f64,
     /// Decay of the exponential moving average of the weights, which inference uses; 0 uses the weights themselves.
     pub average: f64,
     /// Arithmetic of matrix products.
@@ -310,6 +315,8 @@ impl Default for Training {
             mirror: false,
             erase: 0.0,
             mixup: 0.0,
+            zoom: 0.0,
+            color: 0.0,
             average: 0.999,
             precision: Precision::F32,
             last_layers: 0,
@@ -464,7 +471,12 @@ impl Recipe {
                 return refuse(name, found.to_string(), "at least 0 and less than 1");
             }
         }
-        for (name, found) in [("train.erase", train.erase), ("train.mixup", train.mixup)] {
+        for (name, found) in [
+            ("train.erase", train.erase),
+            ("train.mixup", train.mixup),
+            ("train.zoom", train.zoom),
+            ("train.color", train.color),
+        ] {
             if !(0.0..=1.0).contains(&found) {
                 return refuse(name, found.to_string(), "between 0 and 1");
             }

@@ -4,6 +4,7 @@
 //!
 //! | module | owns |
 //! | --- | --- |
+//! | `augmentation` | random changes of training images |
 //! | `image_data` | images with their classes |
 //! | `picture_data` | the data of models that look at images |
 //! | `voice_data` | recordings and their texts |
@@ -18,6 +19,7 @@
 //! | `lock` | one process per run folder |
 //! | `events` | what a run reports while it trains |
 
+mod augmentation;
 mod checkpoint;
 mod dataset;
 mod events;
@@ -40,8 +42,9 @@ use crate::files::folder::TOKENIZER;
 use crate::text::tokenizer::Tokenizer;
 use crate::translator::Translator;
 use crate::{Error, Metric, Provenance, Recipe, Result, Training};
+use augmentation::Augmentation;
 use checkpoint::{Progress, SavedCheckpoint, TrainState};
-use dataset::{Augmentation, Dataset, TrainBatch};
+use dataset::{Dataset, TrainBatch};
 use gradient_sum::GradientSum;
 use lock::{LOCK, RunLock};
 use qkv_nn::{Device, Loss, Machine, Moments, Parameters, Pool, Tape};
@@ -477,8 +480,9 @@ impl Run {
                 let (epoch, batch) = (self.progress.epoch as u32, self.progress.batch as u32);
                 self.progress.batch += 1;
                 let draws = crate::draws::Draws::new(self.recipe.seed, [AUGMENTATION, epoch, batch]);
-                let Training { word_dropout: words, shift, mirror, erase, mixup, .. } = self.recipe.train;
-                return Ok(self.data.batch(entries, Augmentation { draws, words, shift, mirror, erase, mixup }));
+                let Training { word_dropout: words, shift, mirror, erase, mixup, zoom, color, .. } = self.recipe.train;
+                let how = Augmentation { draws, words, shift, mirror, erase, mixup, zoom, color };
+                return Ok(self.data.batch(entries, how));
             }
             (self.progress.epoch, self.progress.batch) = (self.progress.epoch + 1, 0);
         }

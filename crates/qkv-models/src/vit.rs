@@ -1,5 +1,7 @@
 //! Vision Transformer (Dosovitskiy et al. 2020, arXiv:2010.11929): patches of an image become tokens by a linear layer,
-//! after a class token; positions are learned, layers are pre-norm. The head reads the class token.
+//! after a class token; positions are learned, layers are pre-norm. The head reads the class token. With a stem of
+//! convolutions in place of the linear layer it is a compact convolutional Transformer (Hassani et al. 2021,
+//! arXiv:2104.05704), which learns from fewer images.
 
 mod reader;
 
@@ -7,6 +9,7 @@ pub(crate) use reader::inspect;
 pub use reader::{ObservedImage, Vit};
 
 use crate::architecture::check_sizes;
+use crate::conv_stem::{ConvStem, ConvStemConfig, Stem};
 use crate::{Error, Result};
 use qkv::{Attention, Dropout};
 use qkv_nn::layers::{AttentionConfig, Block, BlockConfig, Builder, FeedKind, Linear, Norm, NormKind};
@@ -21,6 +24,12 @@ pub struct VitConfig {
     pub image_size: usize,
     /// Side length of patches in pixels.
     pub patch_size: usize,
+    /// How pixels become tokens.
+    pub stem: Stem,
+    /// Channels of the first convolution of a stem; each later one has twice as many, up to the model's width.
+    pub stem_channels: usize,
+    /// Residual blocks of a stem at each resolution, from that of the image to that of the tokens; none, if left out.
+    pub stem_blocks: Vec<usize>,
     /// 1 for gray, 3 for color; in a recipe, 0 takes that of the data.
     pub channels: usize,
     /// Model width.
@@ -52,6 +61,9 @@ impl Default for VitConfig {
         VitConfig {
             image_size: 0,
             patch_size: 4,
+            stem: Stem::Patches,
+            stem_channels: 64,
+            stem_blocks: Vec::new(),
             channels: 0,
             d_model: 64,
             ffn_dim: 128,
@@ -74,6 +86,7 @@ impl VitConfig {
         let sizes = [
             ("image_size", self.image_size, 1 << 13),
             ("patch_size", self.patch_size, 1 << 10),
+            ("stem_channels", self.stem_channels, 1 << 12),
             ("d_model", self.d_model, 1 << 16),
             ("ffn_dim", self.ffn_dim, 1 << 18),
             ("heads", self.heads, 1 << 10),
@@ -84,6 +97,9 @@ impl VitConfig {
             let (image, patch) = (self.image_size, self.patch_size);
             return Err(Error::invalid(format!("patches of {patch} do not fill images of {image} points each way"))
                 .with_hint("choose a `patch_size` that divides `image_size`"));
+        }
+        if self.stem == Stem::Conv {
+            self.conv_stem().check("")?;
         }
         if !matches!(self.channels, 1 | 3) {
             return Err(Error::invalid(format!("`channels` is {}, expected 1 or 3", self.channels)));
@@ -115,6 +131,18 @@ impl VitConfig {
         self.image_size / self.patch_size.max(1)
     }
 
+    /// Its stem of convolutions.
+    pub(crate) fn conv_stem(&self) -> ConvStemConfig<'_> {
+        let VitConfig { channels, stem_channels, d_model, patch_size, .. } = *self;
+        ConvStemConfig {
+            inputs: channels,
+            channels: stem_channels,
+            most: d_model,
+            patch_size,
+            blocks: &self.stem_blocks,
+        }
+    }
+
     /// Values per patch.
     pub(crate) fn patch(&self) -> usize {
         self.channels * self.patch_size * self.patch_size
@@ -131,6 +159,7 @@ impl VitConfig {
 /// A vision model: handles to its parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct VitNetwork {
+    stem: Option<ConvStem>,
     patches: Linear,
     class: Param,
     positions: Param,
@@ -142,12 +171,14 @@ pub(crate) struct VitNetwork {
 }
 
 impl VitNetwork {
-    /// Adds its parameters: `patches`, `class_token`, `positions`, `layers.N`, `norm`, `head`.
+    /// Adds its parameters: those of its stem, `patches`, `class_token`, `positions`, `layers.N`, `norm`, `head`.
     pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &VitConfig) -> Result<VitNetwork> {
         config.check()?;
         let VitConfig { d_model, ffn_dim, heads, dropout, epsilon, .. } = *config;
         let count = config.grid() * config.grid();
-        let patches = Linear::new(&mut at.at("patches"), config.patch(), d_model, true);
+        let stem = (config.stem == Stem::Conv).then(|| ConvStem::new(at, config.conv_stem()));
+        let inputs = stem.as_ref().map_or(config.patch(), |stem| stem.outputs);
+        let patches = Linear::new(&mut at.at("patches"), inputs, d_model, true);
         let class = at.add("class_token", &[1, d_model], Init::Normal(0.02));
         let positions = at.add("positions.weight", &[count + 1, d_model], Init::Normal(0.02));
         let mut attention = Attention::scaled_dot();
@@ -162,7 +193,7 @@ impl VitNetwork {
         let layers = layers.collect::<Result<_>>()?;
         let norm = Norm::new(&mut at.at("norm"), d_model, NormKind::Layer, epsilon);
         let head = Linear::new(&mut at.at("head"), d_model, config.labels.len(), true);
-        Ok(VitNetwork { patches, class, positions, layers, norm, head, dropout, count })
+        Ok(VitNetwork { stem, patches, class, positions, layers, norm, head, dropout, count })
     }
 
     /// The linear layer of the head.
@@ -170,10 +201,15 @@ impl VitNetwork {
         self.head
     }
 
-    /// The final state of the class token, `[B, 1, C]`, from patches `[B, P, patch]`.
-    pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, patches: Tensor<T>) -> Result<Var<T>> {
-        let (batch, count) = (patches.shape()[0], self.count);
-        let patches = tape.constant(patches);
+    /// The final state of the class token, `[B, 1, C]`, from patches `[B, P, patch]` or, with a stem, from pixels
+    /// `[B, H, W, C]`.
+    pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, image: Tensor<T>) -> Result<Var<T>> {
+        let (batch, count) = (image.shape()[0], self.count);
+        let image = tape.constant(image);
+        let patches = match &self.stem {
+            Some(stem) => stem.forward(tape, image).reshaped(&[batch, count, stem.outputs]),
+            None => image,
+        };
         let x = self.patches.forward(tape, &patches); // (B, P, C)
         // The class token has position 0, the patches those after it.
         let places: Vec<u32> = (0..batch).flat_map(|_| 1..=count as u32).collect();

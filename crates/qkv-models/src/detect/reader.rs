@@ -19,6 +19,7 @@ use crate::start::Start;
 use crate::{Architecture, Error, ModelConfig, Result, finite};
 use qkv_nn::layers::Builder;
 use qkv_nn::{BoxTarget, Loss, Machine, Parameters, PendingLoss, Pool, Tape, Target, edges, generalized_iou};
+use rayon::prelude::*;
 use std::path::Path;
 
 /// Images that are looked at together.
@@ -194,23 +195,27 @@ impl Detector {
         let said = self.network.forward(tape, self.config.image.pixels(&batch.images), false)?;
         let (head, nothing) = (self.network.class(), self.config.labels.len());
         let layers = said.len() as f64;
-        let mut loss = Loss::default();
+        let mut losses = Vec::with_capacity(said.len());
         for Said { states, boxes } in &said {
             let queries = states.shape()[1];
             // The matching is a choice, and has no gradient of its own.
             let scores = head.forward(tape, states);
             let shares = probabilities(scores.value().data(), nothing + 1);
+            let logits = boxes.value().data();
+            let found: Vec<Vec<usize>> = (batch.boxes.par_iter().enumerate())
+                .map(|(at, objects)| {
+                    // What an image has more of than there are queries is not learned from.
+                    let objects = &objects[..objects.len().min(queries)];
+                    let rows = at * queries..(at + 1) * queries;
+                    self.matched(&shares[rows.clone()], &logits[4 * rows.start..4 * rows.end], objects)
+                })
+                .collect();
             let mut classes = vec![nothing as u32; shares.len()];
             let mut expected = Vec::new();
-            for (at, objects) in batch.boxes.iter().enumerate() {
-                // What an image has more of than there are queries is not learned from.
-                let objects = &objects[..objects.len().min(queries)];
-                let rows = at * queries..(at + 1) * queries;
-                let found =
-                    self.matched(&shares[rows.clone()], &boxes.value().data()[4 * rows.start..4 * rows.end], objects);
+            for (at, (objects, found)) in batch.boxes.iter().zip(found).enumerate() {
                 for ((class, edges), query) in objects.iter().zip(found) {
-                    classes[rows.start + query] = *class as u32;
-                    expected.push((rows.start + query, *edges));
+                    classes[at * queries + query] = *class as u32;
+                    expected.push((at * queries + query, *edges));
                 }
             }
             let some = |keep: bool| -> Vec<u32> {
@@ -219,15 +224,21 @@ impl Detector {
             let scale = scale / layers;
             let mut entropy = |ids: &[u32], scale: f64| {
                 let target = Target { ids, ignore: Some(IGNORE), smoothing, scale };
-                tape.cross_entropy(states, head.weight, head.bias, target).read()
+                tape.cross_entropy(states, head.weight, head.bias, target)
             };
             let no_object = self.config.no_object;
             let (there, nowhere) = (entropy(&some(true), scale), entropy(&some(false), scale * no_object));
             let DetectConfig { distance, overlap, .. } = self.config;
             let of_boxes = tape.box_loss(boxes, BoxTarget { boxes: &expected, distance, overlap, scale });
+            losses.push((there, nowhere, of_boxes, expected.len()));
+        }
+        // They are read once all of it is on its way to a device.
+        let mut loss = Loss::default();
+        for (there, nowhere, of_boxes, rows) in losses {
+            let (there, nowhere, no_object) = (there.read(), nowhere.read(), self.config.no_object);
             loss.smoothed += (there.smoothed + no_object * nowhere.smoothed + of_boxes) / layers;
             loss.nll += (there.nll + no_object * nowhere.nll + of_boxes) / layers;
-            (loss.rows, loss.right) = (expected.len(), there.right);
+            (loss.rows, loss.right) = (rows, there.right);
         }
         Ok(loss.into())
     }

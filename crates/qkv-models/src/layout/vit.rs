@@ -1,9 +1,11 @@
-//! ViT in the Hugging Face layout, with a classification head, and its image preprocessing.
+//! ViT in the Hugging Face layout, with a classification head, and its image preprocessing. A model with a stem of
+//! convolutions, which Hugging Face has not, is written alike under a name of its own.
 
 use super::bert::labels;
 use super::config::Fields;
 use super::{Form, Layout, Mapped};
 use crate::Result;
+use crate::conv_stem::Stem;
 use crate::vit::VitConfig;
 use qkv_nn::layers::FeedKind;
 use serde_json::{Value, json};
@@ -16,13 +18,21 @@ const ACTIVATIONS: [(&str, FeedKind); 4] = [
     ("gelu_pytorch_tanh", FeedKind::GeluTanh),
     ("relu", FeedKind::Relu),
 ];
+/// The `model_type` of a model with a stem of convolutions: a compact convolutional Transformer.
+pub(crate) const WITH_STEM: &str = "cct";
 /// Scale of pixel values.
 const TO_ONE: f64 = 1.0 / 255.0;
 
 /// The configuration, from `config.json` and `preprocessor_config.json`.
 pub(crate) fn config(json: &Value, path: &Path, prepared: &Value, other: &Path) -> Result<VitConfig> {
     let fields = Fields { json, path };
-    fields.only("model_type", json!("vit"))?;
+    let stem = match json.get("model_type").and_then(Value::as_str) {
+        Some(WITH_STEM) => Stem::Conv,
+        _ => {
+            fields.only("model_type", json!("vit"))?;
+            Stem::Patches
+        }
+    };
     fields.only("qkv_bias", json!(true))?;
     let word = fields.word("hidden_act", "gelu")?;
     let activation = ACTIVATIONS.iter().find(|(name, _)| *name == word).map(|(_, kind)| *kind);
@@ -53,6 +63,9 @@ pub(crate) fn config(json: &Value, path: &Path, prepared: &Value, other: &Path) 
     Ok(VitConfig {
         image_size: fields.needed(&["image_size"])?,
         patch_size: fields.needed(&["patch_size"])?,
+        stem,
+        stem_channels: fields.whole(&["stem_channels"])?.unwrap_or(VitConfig::default().stem_channels),
+        stem_blocks: stem_blocks(&fields)?,
         channels,
         d_model: fields.needed(&["hidden_size"])?,
         ffn_dim: fields.needed(&["intermediate_size"])?,
@@ -68,13 +81,20 @@ pub(crate) fn config(json: &Value, path: &Path, prepared: &Value, other: &Path) 
     })
 }
 
+/// The residual blocks of a stem.
+fn stem_blocks(fields: &Fields<'_>) -> Result<Vec<usize>> {
+    let Some(found) = fields.json.get("stem_blocks") else { return Ok(Vec::new()) };
+    let list = found.as_array().map(|list| list.iter().map(|x| x.as_u64().map(|x| x as usize)).collect());
+    list.flatten().ok_or_else(|| fields.wrong("stem_blocks", format!("it is {found}, expected a list of numbers")))
+}
+
 /// The `config.json` of a model.
 pub(crate) fn json(config: &VitConfig) -> Value {
     let word = ACTIVATIONS.iter().find(|(_, kind)| *kind == config.activation).map(|(name, _)| *name);
     let named = || config.labels.iter().enumerate();
     let by_number: serde_json::Map<_, _> = named().map(|(at, label)| (at.to_string(), json!(label))).collect();
     let by_name: serde_json::Map<_, _> = named().map(|(at, label)| (label.clone(), json!(at))).collect();
-    json!({
+    let mut json = json!({
         "model_type": "vit",
         "architectures": ["ViTForImageClassification"],
         "image_size": config.image_size,
@@ -92,7 +112,14 @@ pub(crate) fn json(config: &VitConfig) -> Value {
         "id2label": by_number,
         "label2id": by_name,
         "torch_dtype": "float32",
-    })
+    });
+    if config.stem == Stem::Conv {
+        json["model_type"] = json!(WITH_STEM);
+        json["architectures"] = json!([]);
+        json["stem_channels"] = json!(config.stem_channels);
+        json["stem_blocks"] = json!(config.stem_blocks);
+    }
+    json
 }
 
 /// The `preprocessor_config.json` of a model.
@@ -120,9 +147,18 @@ pub(crate) fn layout(config: &VitConfig) -> Layout {
     let mut tensors = vec![
         shaped("cls_token", "class_token", [0, 1, 1, d_model]),
         shaped("position_embeddings", "positions.weight", [0, 1, config.grid() * config.grid() + 1, d_model]),
-        shaped("patch_embeddings.projection.weight", "patches.weight", [d_model, channels, patch_size, patch_size]),
+        match config.stem {
+            Stem::Patches => shaped(
+                "patch_embeddings.projection.weight",
+                "patches.weight",
+                [d_model, channels, patch_size, patch_size],
+            ),
+            Stem::Conv => Mapped::plain("embeddings.patch_embeddings.projection.weight", "patches.weight"),
+        },
         Mapped::plain("embeddings.patch_embeddings.projection.bias", "patches.bias"),
     ];
+    let own = (config.stem == Stem::Conv).then(|| config.conv_stem().names()).unwrap_or_default();
+    tensors.extend(own.into_iter().map(|name| Mapped::plain(format!("embeddings.{name}"), name)));
     let mut both = |theirs: &str, ours: &str| {
         for kind in ["weight", "bias"] {
             tensors.push(Mapped::plain(format!("{theirs}.{kind}"), format!("{ours}.{kind}")));

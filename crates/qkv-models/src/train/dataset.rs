@@ -1,5 +1,6 @@
 //! The data of a run, tokenized once, and its batches: pairs, plain text, labelled texts, or images.
 
+use super::augmentation::Augmentation;
 use super::image_data::{ClassedImages, ImageData};
 use super::picture_data::{PictureBatch, PictureData};
 use super::voice_data::VoiceData;
@@ -41,21 +42,6 @@ pub(super) enum TrainBatch {
     Images(ClassedImages),
     Pictures(PictureBatch),
     Spoken(Vec<SpokenText>),
-}
-
-/// Random augmentation of one batch.
-pub(super) struct Augmentation {
-    pub draws: Draws,
-    /// Fraction of words replaced by UNK.
-    pub words: f64,
-    /// Maximum shift of images, in pixels.
-    pub shift: usize,
-    /// Whether images are mirrored.
-    pub mirror: bool,
-    /// Probability that a rectangle of an image is erased.
-    pub erase: f64,
-    /// Parameter of the share by which images are mixed.
-    pub mixup: f64,
 }
 
 impl TrainBatch {

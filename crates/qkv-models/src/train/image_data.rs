@@ -1,10 +1,12 @@
 //! Images with their classes, for a vision model.
 
-use super::dataset::{Augmentation, TrainBatch};
+use super::augmentation::{Augmentation, beta};
+use super::dataset::TrainBatch;
 use crate::draws::Draws;
 use crate::image::{Image, idx};
 use crate::recipe::Data;
 use crate::{Error, Recipe, Result, Vit};
+use rayon::prelude::*;
 use std::path::Path;
 
 /// Images of a batch, each with its class and, where images are mixed, with the class of the other, which has one minus
@@ -90,20 +92,9 @@ impl ImageData {
     }
 
     /// Builds a batch of images, each moved, mirrored and partly erased at random, and mixed with another of the batch.
-    pub fn batch(&self, entries: &[usize], augmentation: Augmentation) -> TrainBatch {
-        let Augmentation { mut draws, shift, mirror, erase, mixup, .. } = augmentation;
-        let mut changed = |&at: &usize| {
-            let mut by = || draws.below(2 * shift + 1) as isize - shift as isize;
-            let mut image = if shift > 0 { self.train[at].moved(by(), by()) } else { self.train[at].clone() };
-            if mirror && draws.below(2) == 1 {
-                image = image.mirrored(true, false);
-            }
-            if erase > 0.0 && draws.unit() < erase {
-                erase_part(&mut image, &mut draws);
-            }
-            image
-        };
-        let images: Vec<Image> = entries.iter().map(&mut changed).collect();
+    pub fn batch(&self, entries: &[usize], mut augmentation: Augmentation) -> TrainBatch {
+        let images = augmentation.each(entries, |how, at, draws| how.classed(&self.train[at], draws));
+        let Augmentation { mut draws, mixup, .. } = augmentation;
         let classes: Vec<u32> = entries.iter().map(|&at| self.classes[at]).collect();
         if mixup <= 0.0 || images.len() < 2 {
             return TrainBatch::Images(ClassedImages { images, others: classes.clone(), classes, share: 1.0 });
@@ -111,7 +102,7 @@ impl ImageData {
         // Each with the next one of the batch, which is in random order.
         let share = beta(mixup, &mut draws);
         let next = |at: usize| (at + 1) % images.len();
-        let mixed = (0..images.len()).map(|at| images[at].mixed(&images[next(at)], share)).collect();
+        let mixed = (0..images.len()).into_par_iter().map(|at| images[at].mixed(&images[next(at)], share)).collect();
         let others = (0..classes.len()).map(|at| classes[next(at)]).collect();
         TrainBatch::Images(ClassedImages { images: mixed, classes, others, share })
     }
@@ -121,56 +112,5 @@ impl ImageData {
         let ImageData { train, dev, names, .. } = self;
         let size = train.first().map_or(String::new(), |image| format!("{image:?}"));
         format!("{} images with {} labels, {} to measure on, each {size}", train.len(), names.len(), dev.len())
-    }
-}
-
-/// Fills a rectangle of 2 to 25 % of an image with noise.
-fn erase_part(image: &mut Image, draws: &mut Draws) {
-    let (wide, high) = (image.width(), image.height());
-    let area = (0.02 + 0.23 * draws.unit()) * (wide * high) as f64;
-    let ratio = (0.3f64.ln() + draws.unit() * (1.0 / 0.3f64 / 0.3).ln()).exp();
-    let side = |length: f64, most: usize| (length.round() as usize).clamp(1, most);
-    let (across, down) = (side((area * ratio).sqrt(), wide), side((area / ratio).sqrt(), high));
-    let (left, top) = (draws.below(wide - across + 1), draws.below(high - down + 1));
-    image.fill([left, top], [across, down], || draws.below(256) as u8);
-}
-
-/// A draw from Beta(α, α) with α of at most 1: Jöhnk's method.
-fn beta(alpha: f64, draws: &mut Draws) -> f64 {
-    loop {
-        let (x, y) = (draws.unit().powf(1.0 / alpha), draws.unit().powf(1.0 / alpha));
-        if x + y > 0.0 && x + y <= 1.0 {
-            return x / (x + y);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shares_of_mixed_images_are_as_the_distribution_says() {
-        let mut draws = Draws::new(3, [1, 2, 3]);
-        for alpha in [0.2, 0.5, 1.0] {
-            let drawn: Vec<f64> = (0..4000).map(|_| beta(alpha, &mut draws)).collect();
-            let mean = drawn.iter().sum::<f64>() / 4000.0;
-            let variance = drawn.iter().map(|x| (x - 0.5) * (x - 0.5)).sum::<f64>() / 4000.0;
-            assert!((mean - 0.5).abs() < 0.03, "{alpha}: {mean}");
-            assert!((variance - 0.25 / (2.0 * alpha + 1.0)).abs() < 0.01, "{alpha}: {variance}");
-        }
-    }
-
-    #[test]
-    fn a_part_of_an_image_is_erased_and_mixing_is_a_mean() {
-        let mut draws = Draws::new(5, [1, 2, 3]);
-        for _ in 0..50 {
-            let mut image = Image::new(20, 10, 1, vec![7; 200]).unwrap();
-            erase_part(&mut image, &mut draws);
-            let changed = image.points().iter().filter(|&&x| x != 7).count();
-            assert!((1..=100).contains(&changed), "{changed}");
-        }
-        let [dark, light] = [0, 200].map(|x| Image::new(1, 1, 1, vec![x]).unwrap());
-        assert_eq!(dark.mixed(&light, 0.25).points(), [150]);
     }
 }

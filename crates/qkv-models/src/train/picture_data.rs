@@ -1,7 +1,7 @@
 //! The data of models that look at images: captions, questions with answers, and boxes, with images in the model's
 //! size.
 
-use super::dataset::Augmentation;
+use super::augmentation::{Augmentation, ClassedBoxes};
 use crate::batch::Rows;
 use crate::describe::Describer;
 use crate::detect::BoxedImages;
@@ -27,9 +27,6 @@ pub(super) enum PictureData {
     Questions(QuestionData),
     Boxes(BoxData),
 }
-
-/// Classes, each with left, top, right and bottom as fractions of the image.
-pub(super) type ClassedBoxes = Vec<(usize, [f64; 4])>;
 
 /// Images with boxes.
 pub(super) struct BoxData {
@@ -238,19 +235,18 @@ impl PictureData {
     pub fn batch(&self, entries: &[usize], mut augmentation: Augmentation) -> PictureBatch {
         match self {
             PictureData::Boxes(data) => {
-                let mut one = |&at: &usize| {
+                let changed = augmentation.each(entries, |how, at, draws| {
                     let (image, boxes) = &data.train[at];
-                    let mut flip = || augmentation.mirror && augmentation.draws.below(2) == 1;
-                    let [across, down] = [flip(), flip()];
-                    let boxes = boxes.iter().map(|&(class, edges)| (class, centered(mirrored(edges, [across, down]))));
-                    (image.mirrored(across, down), boxes.collect())
-                };
-                let (images, boxes) = entries.iter().map(&mut one).unzip();
+                    let (image, boxes) = how.boxed(image, boxes, draws);
+                    (image, boxes.into_iter().map(|(class, edges)| (class, centered(edges))).collect())
+                });
+                let (images, boxes) = changed.into_iter().unzip();
                 PictureBatch::Boxes(BoxedImages { images, boxes })
             }
             PictureData::Captions(data) => {
-                let images = entries.iter().map(|&at| data.train.images[data.train.lines[at].0].clone());
-                PictureBatch::Captions(images.collect(), entries.iter().map(|&at| data.tokens[at].clone()).collect())
+                let image = |at: usize| &data.train.images[data.train.lines[at].0];
+                let images = augmentation.each(entries, |how, at, draws| how.written(image(at), draws));
+                PictureBatch::Captions(images, entries.iter().map(|&at| data.tokens[at].clone()).collect())
             }
             PictureData::Questions(data) => {
                 let images = entries.iter().map(|&at| data.train.images[data.train.lines[at].0].clone()).collect();
@@ -289,35 +285,7 @@ fn dev_path(data: &Data) -> &Path {
     }
 }
 
-/// A box after its image was mirrored horizontally, vertically, or both.
-fn mirrored([left, top, right, bottom]: [f64; 4], [across, down]: [bool; 2]) -> [f64; 4] {
-    let (left, right) = if across { (1.0 - right, 1.0 - left) } else { (left, right) };
-    let (top, bottom) = if down { (1.0 - bottom, 1.0 - top) } else { (top, bottom) };
-    [left, top, right, bottom]
-}
-
 /// Left, top, right and bottom as center, width and height.
 fn centered([left, top, right, bottom]: [f64; 4]) -> [f64; 4] {
     [(left + right) / 2.0, (top + bottom) / 2.0, right - left, bottom - top]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_box_is_mirrored_with_its_image() {
-        let edges = [0.1, 0.2, 0.4, 0.9];
-        for flips in [[false, false], [true, false], [false, true], [true, true]] {
-            let once = mirrored(edges, flips);
-            assert!(once[0] < once[2] && once[1] < once[3]);
-            assert!(mirrored(once, flips).iter().zip(edges).all(|(a, b)| (a - b).abs() < 1e-12));
-        }
-        assert!(
-            centered(mirrored(edges, [true, true]))
-                .iter()
-                .zip([0.75, 0.45, 0.3, 0.7])
-                .all(|(a, b)| (a - b).abs() < 1e-12)
-        );
-    }
 }

@@ -1,8 +1,9 @@
 //! Validation on the dev set: its loss, and the metrics of translations or labels.
 
+use super::augmentation::ClassedBoxes;
 use super::dataset::{Dataset, LabelledData, TextStream};
 use super::events::{Measured, Validation};
-use super::picture_data::{ClassedBoxes, PictureData};
+use super::picture_data::PictureData;
 use super::trained_model::TrainedModel;
 use crate::batch::Batch;
 use crate::encoder::{Example, Examples, highest};

@@ -3,6 +3,7 @@
 use super::{VitConfig, VitNetwork};
 use crate::checkpoint::Blank;
 use crate::classifier::probabilities;
+use crate::conv_stem::Stem;
 use crate::files::atomic;
 use crate::files::folder::{self, CONFIG, PREPROCESSOR_CONFIG, WEIGHTS, read_json, read_json_if_present, write_json};
 use crate::files::tensors::Storage;
@@ -15,7 +16,8 @@ use crate::provenance::Provenance;
 use crate::start::Start;
 use crate::{Architecture, Error, Result, finite};
 use qkv_nn::layers::Builder;
-use qkv_nn::{Loss, Machine, Parameters, PendingLoss, Pool, Tape, Target, Tensor};
+use qkv_nn::{Machine, Parameters, PendingLoss, Pool, Tape, Target, Tensor};
+use rayon::prelude::*;
 use serde_json::Value;
 use std::path::Path;
 
@@ -71,7 +73,8 @@ pub(crate) fn inspect(folder: &Path) -> Result<Inspected> {
     let VitConfig { image_size, patch_size, channels, d_model, ffn_dim, heads, layers, .. } = config;
     let sizes = format!("{layers} layers, width {d_model}, {heads} heads, feed-forward {ffn_dim}");
     let seen = format!("images of {image_size} × {image_size} × {channels} in patches of {patch_size}");
-    let words = format!("vit: {sizes}, {seen}, {} classes", config.labels.len());
+    let stem = if config.stem == Stem::Conv { ", a stem of convolutions" } else { "" };
+    let words = format!("vit: {sizes}, {seen}{stem}, {} classes", config.labels.len());
     Ok(layout::inspected(words, built, weights))
 }
 
@@ -146,28 +149,40 @@ impl Vit {
         image.in_channels(self.config.channels).resized(self.config.image_size, self.config.image_size)
     }
 
-    /// Patches of [prepared](Vit::prepared) images, `[B, P, patch]`; the values of a patch are channel by channel, row
-    /// by row.
-    fn patches(&self, images: &[Image]) -> Tensor<f32> {
+    /// [Prepared](Vit::prepared) images as the model takes them: patches `[B, P, patch]`, whose values are channel by
+    /// channel, row by row; with a stem, pixels `[B, H, W, C]`.
+    fn inputs(&self, images: &[Image]) -> Tensor<f32> {
         let VitConfig { image_size, patch_size, channels, .. } = self.config;
-        let (grid, each) = (self.config.grid(), self.config.patch());
-        let level = |channel: usize, x: u8| {
-            let (mean, deviation) = (self.config.mean[channel], self.config.deviation[channel]);
-            ((f64::from(x) / 255.0 - mean) / deviation) as f32
-        };
-        let mut data = Vec::with_capacity(images.len() * grid * grid * each);
-        for image in images {
-            for patch in 0..grid * grid {
+        let grid = self.config.grid();
+        let levels: Vec<[f32; 256]> = (0..channels)
+            .map(|c| {
+                let (mean, deviation) = (self.config.mean[c], self.config.deviation[c]);
+                std::array::from_fn(|x| ((x as f64 / 255.0 - mean) / deviation) as f32)
+            })
+            .collect();
+        let each = image_size * image_size * channels;
+        let mut data = vec![0.0; images.len() * each];
+        data.par_chunks_exact_mut(each.max(1)).zip(images).for_each(|(to, image)| {
+            let points = image.points();
+            if self.config.stem == Stem::Conv {
+                return to.iter_mut().zip(points).enumerate().for_each(|(at, (to, &x))| {
+                    *to = levels[at % channels][usize::from(x)];
+                });
+            }
+            for (patch, to) in to.chunks_exact_mut(self.config.patch()).enumerate() {
                 let (top, left) = (patch / grid * patch_size, patch % grid * patch_size);
-                for at in 0..each {
+                for (at, to) in to.iter_mut().enumerate() {
                     let (channel, y, x) =
                         (at / (patch_size * patch_size), at / patch_size % patch_size, at % patch_size);
                     let point = ((top + y) * image_size + left + x) * channels + channel;
-                    data.push(level(channel, image.points()[point]));
+                    *to = levels[channel][usize::from(points[point])];
                 }
             }
+        });
+        match self.config.stem {
+            Stem::Patches => Tensor::new(data, &[images.len(), grid * grid, self.config.patch()]),
+            Stem::Conv => Tensor::new(data, &[images.len(), image_size, image_size, channels]),
         }
-        Tensor::new(data, &[images.len(), grid * grid, each])
     }
 
     /// The loss of prepared images with classes, one or several for each with their shares; each gradient is multiplied
@@ -180,7 +195,7 @@ impl Vit {
         smoothing: f64,
         scale: f64,
     ) -> Result<PendingLoss> {
-        let x = self.model.forward(tape, self.patches(images))?; // (B, 1, C)
+        let x = self.model.forward(tape, self.inputs(images))?; // (B, 1, C)
         let head = self.model.head();
         let mut entropy = |ids: &[u32], scale: f64| {
             tape.cross_entropy(&x, head.weight, head.bias, Target { ids, ignore: None, smoothing, scale })
@@ -189,14 +204,8 @@ impl Vit {
         if let Some((ids, _)) = classes.iter().find(|(_, share)| *share == 1.0) {
             return Ok(entropy(ids, scale));
         }
-        let mut loss = Loss { rows: images.len(), ..Loss::default() };
-        for &(ids, share) in classes {
-            let found = entropy(ids, scale * share).read();
-            loss.smoothed += share * found.smoothed;
-            loss.nll += share * found.nll;
-            loss.right += if share >= 0.5 { found.right } else { 0 };
-        }
-        Ok(loss.into())
+        let parts = classes.iter().map(|&(ids, share)| (share, entropy(ids, scale * share))).collect();
+        Ok(PendingLoss::sum(parts, images.len()))
     }
 
     /// The probabilities of all classes, for each image, in the order of [`labels`](VitConfig::labels).
@@ -210,7 +219,7 @@ impl Vit {
             let (pool, mut found) = (Pool::new(), Vec::with_capacity(images.len()));
             for images in images.chunks((TOKENS / tokens).max(1)) {
                 let mut tape = Tape::inference(&self.parameters, &pool, machine);
-                let x = self.model.forward(&mut tape, self.patches(images))?;
+                let x = self.model.forward(&mut tape, self.inputs(images))?;
                 let scores = self.model.head().forward(&mut tape, &x); // [B, 1, K]
                 finite::check(scores.value().data(), &self.parameters)?;
                 found.extend(probabilities(scores.value().data(), scores.value().width()));
@@ -228,7 +237,7 @@ impl Vit {
         let pool = Pool::new();
         let mut tape = Tape::inference(&self.parameters, &pool, machine);
         tape.capture();
-        let x = self.model.forward(&mut tape, self.patches(std::slice::from_ref(&image)))?;
+        let x = self.model.forward(&mut tape, self.inputs(std::slice::from_ref(&image)))?;
         let attentions = stacked(Group::Encoder, &tape.captured(), &self.parameters)?;
         let scores = self.model.head().forward(&mut tape, &x);
         let probabilities = probabilities(scores.value().data(), scores.value().width()).remove(0);
