@@ -141,6 +141,18 @@ pub fn boxes(bytes: &[u8]) -> String {
     })
 }
 
+/// A list of images with texts, beside an image.
+pub fn captions(bytes: &[u8]) -> String {
+    let pixels = [[1, 2, 3, 1, 2, 3, 0, 0], [4, 5, 6, 4, 5, 6, 0, 0]].concat();
+    let header = [70u32, 0, 54, 40, 2, 2, 24 << 16 | 1, 0, 16, 0, 0, 0, 0].map(u32::to_le_bytes).concat();
+    file_of("a.bmp", &[&b"BM"[..], &header, &pixels].concat());
+    read("captions.tsv", bytes, |path| {
+        let (images, lines) = labelled::captions(path)?;
+        assert!(lines.iter().all(|(image, text)| *image < images.len() && !text.is_empty()), "a line without an image");
+        Ok(lines)
+    })
+}
+
 /// The `model.json` of TensorFlow.js, beside a file of four numbers.
 pub fn tfjs(bytes: &[u8]) -> String {
     file_of("a.bin", &[0; 16]);

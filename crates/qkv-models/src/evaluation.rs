@@ -1,5 +1,7 @@
 //! Scores of a model on labelled data or text: accuracy and F1 of classes, entity F1 by kind, exact match and F1 of
-//! answers, perplexity. Scores of translations are in [`metrics`](crate::metrics) and the program.
+//! answers, perplexity; `images` scores models that look at images. Scores of translations are in [`metrics`](crate::metrics) and the program.
+
+mod images;
 
 use crate::batch::Batch;
 use crate::classifier::{Classifier, kind};
@@ -18,14 +20,14 @@ use std::path::Path;
 /// Scores of a model, in percent; those that do not apply are missing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Evaluation {
-    /// What was scored: `classes`, `tags`, `answers` or `text`.
+    /// What was scored: `classes`, `tags`, `answers`, `text`, `descriptions`, `questions`, `boxes` or `images`.
     pub measured: &'static str,
-    /// Texts, sentences, questions or tokens.
+    /// Texts, sentences, questions, tokens or images.
     pub items: usize,
     /// Share of right classes, or of words with the right tag.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
-    /// Share of answers that are right to the letter.
+    /// Share of answers or descriptions that are right to the letter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exact: Option<f64>,
     /// F1 of entities over all kinds, mean F1 of classes, or mean word F1 of answers.
@@ -43,6 +45,21 @@ pub struct Evaluation {
     /// Its exponential.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub perplexity: Option<f64>,
+    /// BLEU of descriptions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bleu: Option<f64>,
+    /// One minus the edit distance in words to the nearest reference, over the longer of the two.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub edit_similarity: Option<f64>,
+    /// Average precision of boxes at an overlap of 0.5.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ap50: Option<f64>,
+    /// Its mean over overlaps from 0.5 to 0.95.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ap: Option<f64>,
+    /// The average precision of each class at an overlap of 0.5.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ap50_classes: Vec<(String, f64)>,
 }
 
 /// The longest row of text whose tokens are predicted together.

@@ -7,6 +7,7 @@
 //! | tags | CoNLL columns: a word per line, its text first, its tag last; an empty line between sentences |
 //! | answers | SQuAD's JSON |
 //! | boxes in images | COCO's JSON |
+//! | texts about images | lines of `image ⇥ text` |
 
 mod coco;
 mod squad;
@@ -16,6 +17,8 @@ pub use squad::Question;
 
 use crate::encoder::Head;
 use crate::files::packed;
+use crate::image::Image;
+use crate::pictures::Pictures;
 use crate::text::corpus::Corpus;
 use crate::{Error, Result};
 use std::path::Path;
@@ -172,4 +175,14 @@ mod tests {
         std::fs::write(&path, "pos\tgood\n\tbad\n").unwrap();
         assert!(classes(&path).unwrap_err().to_string().contains(":2"));
     }
+}
+
+/// Reads a list of lines `image ⇥ text`, with paths counted from its folder: the images, each once, and for each line the
+/// number of its image and the text.
+///
+/// # Errors
+/// Names the file and the line.
+pub fn captions(path: &Path) -> Result<(Vec<Image>, Vec<(usize, String)>)> {
+    let found = Pictures::<1>::read(path, |image| Ok(image.clone()))?;
+    Ok((found.images, found.lines.into_iter().map(|(image, [text])| (image, text)).collect()))
 }

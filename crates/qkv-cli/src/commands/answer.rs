@@ -112,7 +112,8 @@ impl AnswerArgs {
         let Some(&(answer, probability)) = ranked.first() else {
             return Err(Failure::new("the model knows no answers"));
         };
-        let of_words = tokens.iter().zip(words).map(|(&id, map)| (vqa.tokenizer.decode(&[id]), map.clone()));
+        let of_words =
+            tokens.iter().zip(words).map(|(&id, map)| (super::describe::token_label(&vqa.tokenizer, id), map.clone()));
         let of_hops = hops.iter().enumerate().map(|(hop, map)| (format!("hop {}", hop + 1), map.clone()));
         let maps: Vec<(String, Vec<f32>)> = of_words.chain(of_hops).collect();
         if let Some(out) = &self.out {

@@ -10,6 +10,7 @@ use crate::terminal::TerminalStyle;
 use crate::{device, input, threads};
 use qkv_explore::draw::{self, Fonts, Shaded, Style};
 use qkv_models::image::Image;
+use qkv_models::text::tokenizer::Tokenizer;
 use qkv_models::{Describer, LookedAt, Search};
 use qkv_nn::Device;
 use serde_json::{Value, json};
@@ -83,10 +84,18 @@ impl DescribeArgs {
     }
 }
 
+/// A token's text as the label of a map: the end of a text and what is a space alone have signs.
+pub(super) fn token_label(tokenizer: &Tokenizer, id: u32) -> String {
+    match tokenizer.decode(&[id]).trim() {
+        "" if id == tokenizer.eos() => "‹end›".to_owned(),
+        "" => "␣".to_owned(),
+        text => text.to_owned(),
+    }
+}
+
 /// The text of each token, and where the model looked for it.
 fn maps(looked: &LookedAt, describer: &Describer) -> Vec<(String, Vec<f32>)> {
-    let texts = looked.tokens.iter().map(|&id| describer.tokenizer.decode(&[id]));
-    let named = texts.map(|text| if text.trim().is_empty() { "‹end›".to_owned() } else { text.trim().to_owned() });
+    let named = looked.tokens.iter().map(|&id| token_label(&describer.tokenizer, id));
     named.zip(looked.weights.iter().cloned()).collect()
 }
 

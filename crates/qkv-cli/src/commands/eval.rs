@@ -20,7 +20,7 @@ use args::{ARGUMENTS, EXAMPLES, EvalArgs, EvalSource};
 use indicatif::{ProgressBar, ProgressStyle};
 use qkv_models::metrics::{bleu::Bleu, chrf::Chrf, exact::Exact, perplexity};
 use qkv_models::text::corpus::{Corpus, Pair};
-use qkv_models::{Classifier, Evaluation, Generator, Translator};
+use qkv_models::{Classifier, Evaluation, Generator, Search, Translator};
 use qkv_nn::{Machine, Pool};
 use report::{EvalReport, ModelScores};
 use std::path::Path;
@@ -56,7 +56,7 @@ impl Run for EvalArgs {
     }
 }
 
-/// Scores of labels or of plain text; `None` for a model that translates.
+/// Scores of labels, of plain text, or of what a model sees in images; `None` for a model that translates.
 fn evaluate_labels(args: &EvalArgs, model: &Path, data: &Path) -> Result<Option<Evaluation>, Failure> {
     let adapter = args.adapter.as_deref();
     let is_file = model.is_file();
@@ -70,6 +70,15 @@ fn evaluate_labels(args: &EvalArgs, model: &Path, data: &Path) -> Result<Option<
             data,
             &device::machine(args.device)?,
         )?));
+    }
+    if !is_file && Evaluation::is_of_images(model)? {
+        if adapter.is_some() {
+            return Err(Failure::new("`--adapter` is for encoders and text, not for models that look at images"));
+        }
+        input::check(data)?;
+        let search = |own: &Search| args.search.apply_to(own, 1);
+        let found = Evaluation::of_images(model, data, search, args.tokenize, &device::machine(args.device)?)?;
+        return Ok(Some(found));
     }
     // Pairs are lines of `source ⇥ target`; any other file is text, which a decoder-only model predicts.
     let name = data.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();

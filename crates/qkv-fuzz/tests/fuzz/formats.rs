@@ -244,6 +244,14 @@ fn images_with_boxes() {
 }
 
 #[test]
+fn images_with_texts() {
+    assert!(seeds::captions().iter().all(|bytes| bodies::captions(bytes) == "right"));
+    let words = &["a.bmp", "\t", "\n", "../", "/", "\r", "\0", "b.bmp"];
+    let target = Target { name: "captions", shape: Shape::Text, seeds: seeds::captions(), words };
+    fuzz(&target, bodies::captions);
+}
+
+#[test]
 fn models_of_tensorflow() {
     assert!(seeds::tfjs().iter().all(|bytes| bodies::tfjs(bytes) == "right"));
     let words = &["weightsManifest", "paths", "weights", "shape", "dtype", "float32", "../", "[", "-1", "1e99"];

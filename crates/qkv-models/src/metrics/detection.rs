@@ -121,3 +121,45 @@ impl AveragePrecision {
         AveragePrecision { at_half: 100.0 * sums[0] / count, mean, classes: at_half }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn average_precision_is_that_of_pycocotools() {
+        // Class, score in percent, left, top, right and bottom in pixels; two scores are equal. The expected numbers are
+        // those of `COCOeval` in pycocotools 2.0; `dev/detection.py` compares many more.
+        let there: [&[[i32; 6]]; 4] = [
+            &[[1, 100, 55, 35, 92, 74], [0, 100, 34, 51, 72, 83], [0, 100, 29, 20, 53, 48]],
+            &[[1, 100, 20, 48, 37, 74], [1, 100, 4, 36, 38, 49], [0, 100, 54, 18, 76, 30]],
+            &[[0, 100, 45, 25, 68, 37], [0, 100, 8, 15, 40, 28], [0, 100, 29, 51, 54, 66]],
+            &[[0, 100, 25, 54, 54, 84], [0, 100, 9, 13, 33, 31]],
+        ];
+        let found: [&[[i32; 6]]; 4] = [
+            &[
+                [1, 76, 56, 41, 89, 76],
+                [1, 24, 57, 34, 93, 74],
+                [1, 84, 31, 51, 78, 80],
+                [0, 5, 35, 48, 72, 89],
+                [0, 64, 33, 20, 55, 52],
+                [0, 91, 17, 26, 37, 41],
+            ],
+            &[[0, 61, 13, 13, 33, 28]],
+            &[[0, 50, 45, 27, 74, 37], [0, 94, 31, 55, 56, 66], [0, 28, 28, 57, 60, 63], [0, 27, 19, 56, 39, 71]],
+            &[[0, 50, 9, 13, 34, 28], [0, 77, 40, 15, 60, 30]],
+        ];
+        let boxes = |images: [&[[i32; 6]]; 4]| -> Vec<Vec<ScoredBox>> {
+            let one = |row: &[i32; 6]| {
+                let edges = [row[2], row[3], row[4], row[5]].map(|x| f64::from(x) / 100.0);
+                ScoredBox { class: row[0] as usize, score: f64::from(row[1]) / 100.0, edges }
+            };
+            images.iter().map(|boxes| boxes.iter().map(one).collect()).collect()
+        };
+        let precision = AveragePrecision::of(&boxes(found), &boxes(there));
+        assert!((precision.at_half - 28.571428571429).abs() < 1e-9, "{precision:?}");
+        assert!((precision.mean - 13.608203677511).abs() < 1e-9, "{precision:?}");
+        assert!((precision.classes[0].1 - 40.3111739745403).abs() < 1e-9, "{precision:?}");
+        assert!((precision.classes[1].1 - 16.831683168316832).abs() < 1e-9, "{precision:?}");
+    }
+}

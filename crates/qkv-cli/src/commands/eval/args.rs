@@ -15,7 +15,8 @@ pub(crate) const ARGUMENTS: Arguments = &[
             Argument::new(
                 "data",
                 Kind::Path,
-                "Score the model on this file: `SOURCE⇥TARGET` or `LABEL⇥TEXT` lines, CoNLL columns, SQuAD's JSON, text",
+                "Score the model on this file: `SOURCE⇥TARGET` or `LABEL⇥TEXT` lines, CoNLL columns, SQuAD's JSON, text, \
+                 `IMAGE⇥TEXT` or `IMAGE⇥QUESTION⇥ANSWER` lines, COCO's JSON, an idx file of images",
             )
             .value("DATA")
             .positional()
@@ -59,6 +60,7 @@ pub(crate) const EXAMPLES: &[(&str, &str)] = &[
     ("qkv eval --model runs/ner-minilm data/wnut17-ner/dev.conll", "Entity F1, by kind, as seqeval reports it"),
     ("qkv eval --model runs/reviews-minilm data/movie-reviews/dev.tsv", "Accuracy, and F1 by class"),
     ("qkv eval --model runs/shakespeare data/tinyshakespeare/dev.txt", "Perplexity of a text"),
+    ("qkv eval --model runs/bccd data/bccd/val.json", "Average precision of boxes, as COCO defines it"),
     ("qkv eval --hypotheses out.txt --references ref.txt", "Any translations, as sacrebleu scores them"),
 ];
 

@@ -34,6 +34,26 @@ pub(super) fn to_text(found: &Evaluation) -> String {
             let (accuracy, f1) = (found.accuracy.unwrap_or(0.0), found.f1.unwrap_or(0.0));
             text += &format!("accuracy = {accuracy:.2} % ({} texts), mean F1 = {f1:.2}\n", found.items);
         }
+        "images" => {
+            let (accuracy, f1) = (found.accuracy.unwrap_or(0.0), found.f1.unwrap_or(0.0));
+            text += &format!("accuracy = {accuracy:.2} % ({} images), mean F1 = {f1:.2}\n", found.items);
+        }
+        "questions" => {
+            text += &format!("accuracy = {:.2} % ({} questions)\n", found.accuracy.unwrap_or(0.0), found.items);
+        }
+        "descriptions" => {
+            text += &format!("BLEU = {:.2} ({} images)\n", found.bleu.unwrap_or(0.0), found.items);
+            let (exact, similarity) = (found.exact.unwrap_or(0.0), found.edit_similarity.unwrap_or(0.0));
+            text += &format!("exact match = {exact:.2} %, edit similarity = {similarity:.2} %\n");
+        }
+        "boxes" => {
+            let width = found.ap50_classes.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+            for (name, precision) in &found.ap50_classes {
+                text += &format!("{name:width$}  AP50 {precision:6.2}\n");
+            }
+            let (half, mean) = (found.ap50.unwrap_or(0.0), found.ap.unwrap_or(0.0));
+            text += &format!("AP50 = {half:.2}, AP = {mean:.2} ({} images)\n", found.items);
+        }
         "answers" => {
             let (exact, f1) = (found.exact.unwrap_or(0.0), found.f1.unwrap_or(0.0));
             text += &format!("exact match = {exact:.2} %, F1 = {f1:.2} ({} questions)\n", found.items);

@@ -29,6 +29,9 @@ pub(crate) struct TrainSummary {
     /// The command that uses the model.
     #[serde(skip)]
     command: &'static str,
+    /// Whether it answers questions about images.
+    #[serde(skip)]
+    seen: bool,
     /// A sentence of the dev set.
     example: Option<TranslatedExample>,
 }
@@ -91,6 +94,7 @@ impl TrainSummary {
                 Data::Captions { .. } | Data::Shapes { shapes: ShapesTask::Captions, .. } => "describe",
                 Data::Answers { .. } | Data::Stories { .. } | Data::Questions { .. } | Data::Shapes { .. } => "answer",
             },
+            seen: run.kind() == "vqa",
             example,
         })
     }
@@ -108,7 +112,11 @@ impl TrainSummary {
                 Metric::Bleu => format!("BLEU {best:.2}"),
                 Metric::Chrf => format!("chrF {best:.2}"),
                 Metric::Exact if self.command == "classify" => format!("accuracy {best:.2} %"),
+                Metric::Exact if self.seen => format!("accuracy {best:.2} %"),
+                Metric::Exact if self.command == "detect" => format!("AP50 {best:.2}"),
                 Metric::Exact => format!("exact match {best:.2} %"),
+                Metric::F1 if self.command == "detect" => format!("AP {best:.2}"),
+                Metric::F1 if self.command == "describe" => format!("edit similarity {best:.2} %"),
                 Metric::F1 => format!("F1 {best:.2}"),
                 Metric::Loss => format!("loss {best:.4}"),
             };

@@ -126,6 +126,11 @@ pub fn boxes() -> Vec<Vec<u8>> {
     vec![file.to_vec()]
 }
 
+/// An image with two texts, and with one of several columns.
+pub fn captions() -> Vec<Vec<u8>> {
+    vec![b"a.bmp\ta red circle\na.bmp\ta circle\n".to_vec(), b"\na.bmp\twhat\tis it\r\n".to_vec()]
+}
+
 /// A matrix and a number in one file, and nothing at all.
 pub fn tfjs() -> Vec<Vec<u8>> {
     let model = br#"{"modelTopology":{},"weightsManifest":[{"paths":["a.bin"],"weights":[
