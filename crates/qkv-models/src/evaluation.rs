@@ -1,5 +1,6 @@
 //! Scores of a model on labelled data or text: accuracy and F1 of classes, entity F1 by kind, exact match and F1 of
-//! answers, perplexity; `images` scores models that look at images. Scores of translations are in [`metrics`](crate::metrics) and the program.
+//! answers, perplexity; `images` scores models that look at images. Scores of translations are in
+//! [`metrics`](crate::metrics) and the program.
 
 mod images;
 

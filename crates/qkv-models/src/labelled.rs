@@ -177,8 +177,8 @@ mod tests {
     }
 }
 
-/// Reads a list of lines `image ⇥ text`, with paths counted from its folder: the images, each once, and for each line the
-/// number of its image and the text.
+/// Reads a list of lines `image ⇥ text`, with paths counted from its folder: the images, each once, and for each line
+/// the number of its image and the text.
 ///
 /// # Errors
 /// Names the file and the line.

@@ -3,7 +3,7 @@
 
 use super::Image;
 
-/// For each new pixel along an axis, the old pixel before it and the share of the next one; `None` where it lies outside.
+/// For each new pixel along an axis, the old pixel before it, the next one and its share; `None` where it lies outside.
 fn places(start: f64, length: f64, size: usize) -> Vec<Option<(usize, usize, f32)>> {
     let place = |at: usize| {
         let middle = start + (at as f64 + 0.5) / size as f64 * length;
@@ -18,8 +18,8 @@ fn places(start: f64, length: f64, size: usize) -> Vec<Option<(usize, usize, f32
 }
 
 impl Image {
-    /// The window of left, top, width and height, in pixels, in the size of the image; what lies outside of the image is
-    /// filled.
+    /// The window of left, top, width and height, in pixels, in the size of the image; what lies outside of the image
+    /// is filled.
     pub(crate) fn sampled(&self, [left, top, wide, high]: [f64; 4], fill: u8) -> Image {
         let (channels, line) = (self.channels, self.width * self.channels);
         let (across, down) = (places(left, wide, self.width), places(top, high, self.height));

@@ -128,8 +128,8 @@ mod tests {
 
     #[test]
     fn average_precision_is_that_of_pycocotools() {
-        // Class, score in percent, left, top, right and bottom in pixels; two scores are equal. The expected numbers are
-        // those of `COCOeval` in pycocotools 2.0; `dev/detection.py` compares many more.
+        // Class, score in percent, left, top, right and bottom in pixels; two scores are equal. The expected numbers
+        // are those of `COCOeval` in pycocotools 2.0; `dev/detection.py` compares many more.
         let there: [&[[i32; 6]]; 4] = [
             &[[1, 100, 55, 35, 92, 74], [0, 100, 34, 51, 72, 83], [0, 100, 29, 20, 53, 48]],
             &[[1, 100, 20, 48, 37, 74], [1, 100, 4, 36, 38, 49], [0, 100, 54, 18, 76, 30]],

@@ -1,6 +1,6 @@
-//! Random changes of training images: where they lie, how large they are, their colors, and parts that are erased. Boxes
-//! move with their image. Each image of a batch draws from a stream of its own, so that threads change images at the
-//! same time and the batch is the same for any number of them.
+//! Random changes of training images: where they lie, how large they are, their colors, and parts that are erased.
+//! Boxes move with their image. Each image of a batch draws from a stream of its own, so that threads change images at
+//! the same time and the batch is the same for any number of them.
 
 use crate::draws::Draws;
 use crate::image::Image;
