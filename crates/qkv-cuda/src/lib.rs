@@ -25,6 +25,7 @@ pub mod operations;
 mod plan;
 mod program;
 mod session;
+mod short;
 mod staging;
 mod tensors;
 mod tile_list;

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::general::{GeneralBackward, GeneralForward, Scope, TileScope, WeightsKernels};
 use crate::hopper::{Hopper, HopperOptions};
 use crate::memory::Dtype;
+use crate::short::Short;
 use crate::tensors::{Gradients, Outputs, Tensors, Upstreams};
 use crate::workspace::{Layout, Workspace};
 use qkv::{Attention, Place, Score, Select};
@@ -28,7 +29,7 @@ pub struct PlanOptions {
     pub backward: bool,
     /// Recomputed weights.
     pub weights: bool,
-    /// Only kernels that run on every supported GPU.
+    /// Only the general kernels, and those that decode, for every supported GPU.
     pub general_only: bool,
     /// A backward pass that may add in any order, where that is faster. Bits then differ from run to run.
     pub any_order: bool,
@@ -62,6 +63,7 @@ enum Kernels {
     General { forward: GeneralForward, backward: Option<GeneralBackward> },
     Decode { forward: DecodeForward, backward: Option<GeneralBackward> },
     Hopper(Box<Hopper>),
+    Short(Short),
 }
 
 /// An attention on a device, ready to run. See [`Cuda::plan`](crate::Cuda::plan).
@@ -91,6 +93,8 @@ impl Plan {
             let backward =
                 options.backward.then(|| GeneralBackward::new(&call, TileScope::All, &mut backward)).transpose()?;
             Kernels::Decode { forward: decode, backward }
+        } else if let Some(short) = Plan::short(&call, options)? {
+            Kernels::Short(short)
         } else if let Some(hopper) = Plan::hopper(&call, tensors, options, &mut forward, &mut backward)? {
             Kernels::Hopper(Box::new(hopper))
         } else {
@@ -101,6 +105,10 @@ impl Plan {
         };
         let weights = options.weights.then(|| WeightsKernels::new(&call)).transpose()?;
         Ok(Plan { call, kernels, weights, forward_bytes: forward.bytes(), backward_bytes: backward.bytes() })
+    }
+
+    fn short(call: &Call, options: PlanOptions) -> Result<Option<Short>> {
+        if options.general_only { Ok(None) } else { Short::new(call, options.backward) }
     }
 
     fn hopper(
@@ -123,6 +131,7 @@ impl Plan {
             Kernels::General { forward, .. } => forward.name(&self.call),
             Kernels::Decode { forward, .. } => forward.name(&self.call),
             Kernels::Hopper(hopper) => hopper.forward_name(),
+            Kernels::Short(short) => short.name(&self.call),
         }
     }
 
@@ -133,6 +142,7 @@ impl Plan {
                 backward.as_ref().map(|_| format!("general {}", self.call.dtype))
             }
             Kernels::Hopper(hopper) => hopper.backward_name(),
+            Kernels::Short(short) => short.has_backward().then(|| short.name(&self.call)),
         }
     }
 
@@ -167,6 +177,7 @@ impl Plan {
             Kernels::General { forward, .. } => forward.launch(call, tensors, out, None, workspace.ptr, stream),
             Kernels::Decode { forward, .. } => forward.launch(call, tensors, out, workspace.ptr, stream),
             Kernels::Hopper(hopper) => hopper.forward(call, tensors, out, workspace.ptr, stream),
+            Kernels::Short(short) => short.forward(call, tensors, out, stream),
         }
     }
 
@@ -199,6 +210,7 @@ impl Plan {
                 backward.launch(call, tensors, out, upstream, into, Scope::All, base, stream)
             }
             Kernels::Hopper(hopper) => hopper.backward(call, tensors, out, upstream, into, base, stream),
+            Kernels::Short(short) => short.backward(call, tensors, out, upstream, into, stream),
             _ => Ok(()),
         }
     }

@@ -26,6 +26,10 @@ const GENERATED: &str = "// Generated from src/kernel_abi.rs and the parameter b
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     Forward,
+    /// All queries and keys of a head in one block.
+    ShortForward,
+    /// The same, for all three gradients.
+    ShortBackward,
     /// One query per head, keys by `cp.async`.
     Decode,
     /// The same, keys by TMA.
@@ -98,6 +102,9 @@ impl Program {
         match self {
             Program::General { kind: Kind::Decode | Kind::TileList, .. } => 128,
             Program::General { kind: Kind::DecodeTma | Kind::DecodePlain { .. }, .. } => 160,
+            Program::General { kind: Kind::ShortForward | Kind::ShortBackward, rows, cols, .. } => {
+                2 * *rows.max(cols) as u32
+            }
             Program::General { rows, .. } => 2 * *rows as u32,
             Program::Hopper { .. } => 0,
         }
@@ -111,7 +118,8 @@ impl Program {
         let (row, weights) = ((width + pad) * size, rows * (cols + pad) * size);
         let floats = rows * (cols + 1) * 4;
         let bytes = match kind {
-            Kind::Forward => (rows + 2 * cols) * row + weights,
+            Kind::Forward | Kind::ShortForward => (rows + 2 * cols) * row + weights,
+            Kind::ShortBackward => (3 * rows + 2 * cols) * row + 2 * cols * (rows + pad) * size,
             // Four warps' rings of copies in flight; afterwards their partial results.
             Kind::Decode => {
                 let stages = if width >= 256 {
@@ -160,6 +168,8 @@ impl Program {
         match self {
             Program::General { kind, .. } => match kind {
                 Kind::Forward => &["forward", "merge", "segment_extents"],
+                Kind::ShortForward => &["short_forward"],
+                Kind::ShortBackward => &["short_backward"],
                 Kind::Decode | Kind::DecodeTma | Kind::DecodePlain { .. } => &["decode", "merge"],
                 Kind::Delta => &["compute_delta", "reduce_scale", "reduce_sinks"],
                 Kind::Queries => &["backward_queries", "segment_extents"],
@@ -197,6 +207,8 @@ impl Program {
                     Kind::DecodePlain { heads } => format!("plain decode by TMA for {} heads", 8 * heads),
                     Kind::DecodeTma => "decode by TMA".into(),
                     Kind::TileList => "tile list".into(),
+                    Kind::ShortForward => "short forward".into(),
+                    Kind::ShortBackward => "short backward".into(),
                     kind => format!("{kind:?}").to_lowercase(),
                 };
                 format!("general {kind} {dtype} width {width} tiles {rows}×{cols}")
@@ -225,6 +237,10 @@ impl Program {
                 define("QUERY_TILE", query_tile);
                 define("KEY_TILE", key_tile);
                 match kind {
+                    Kind::ShortForward | Kind::ShortBackward => {
+                        define(if *kind == Kind::ShortForward { "SHORT_FORWARD" } else { "SHORT_BACKWARD" }, 1);
+                        define("THREADS", self.threads() as usize);
+                    }
                     Kind::Delta => define("BACKWARD_DELTA", 1),
                     Kind::Queries => define("BACKWARD_QUERIES", 1),
                     Kind::Keys { k, v } => {
@@ -264,6 +280,7 @@ impl Program {
         };
         let parts: &[&str] = match kind {
             Kind::Forward => &[kernel!("general/forward.cu"), kernel!("general/merge.cu")],
+            Kind::ShortForward | Kind::ShortBackward => &[kernel!("general/short.cu")],
             Kind::Decode => &[kernel!("decode.cu"), kernel!("general/merge.cu")],
             Kind::DecodeTma => &[
                 kernel!("general/decode_scores.cuh"),

@@ -69,6 +69,11 @@ __device__ __forceinline__ T narrow(float x) {
     return r;
 }
 __device__ __forceinline__ u32 pack_pair(float low, float high) { return u32(bits_of(low)) | u32(bits_of(high)) << 16; }
+// Whether both elements of a pair are finite.
+__device__ __forceinline__ bool pair_is_finite(u32 pair) {
+    const u32 exponent = ELEMENT == BF16 ? 0x7f80u : 0x7c00u;
+    return (pair & exponent) != exponent && (pair >> 16 & exponent) != exponent;
+}
 
 // c[16×8] += a[16×16] · b[16×8] on the tensor cores, accumulated in f32.
 __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {

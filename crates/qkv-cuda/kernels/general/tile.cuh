@@ -2,7 +2,9 @@
 // of the other side. Fragments have the layout of mma.m16n8k16 for every type: lane 4g + t holds rows g and g + 8 and
 // columns 2t and 2t + 1 of each 16 × 8 part. Widths are zero-padded to WIDTH.
 
+#ifndef THREADS
 #define THREADS (ROWS * 2)
+#endif
 #define LD (WIDTH + PAD) // leading dimension of a tile of rows
 #define LDP (COLS + PAD) // leading dimension of a tile of weights
 #define PARTS (COLS / 8) // 16 × 8 parts of a warp's scores
@@ -96,41 +98,49 @@ template <int N> __device__ __forceinline__ void matmul_abt(float (&acc)[N][4], 
     }
 }
 
-// acc += A · B: A is the warp's 16 rows of weights, B has COLS rows and 8N columns.
-template <int N> __device__ __forceinline__ void matmul_ab(float (&acc)[N][4], const T* a, const T* b) {
+// acc += x · B: x is an operand of 16 rows and columns, B has 16 rows and 8N columns.
+template <int N> __device__ __forceinline__ void multiply_columns(float (&acc)[N][4], const u32 (&x)[4], const T* b) {
     int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int k = 0; k < COLS; k += 16) {
-        u32 x[4];
-        load_a_fragment(x, a + k, LDP);
-#pragma unroll
-        for (int part = 0; part < N; part += 2) {
-            u32 y[4];
+    for (int part = 0; part < N; part += 2) {
+        u32 y[4];
 #ifdef EMULATED
-            int g = lane / 4, t = lane % 4;
-            for (int r = 0; r < 4; r++) {
-                const T* at = b + (k + 2 * t + r % 2 * 8) * LD + 8 * (part + r / 2) + g;
-                y[r] = u32(at[0].bits) | u32(at[LD].bits) << 16;
-            }
-#else
-            u32 at = u32(__cvta_generic_to_shared(b + (k + lane % 16) * LD + 8 * (part + lane / 16)));
-            asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                         : "=r"(y[0]), "=r"(y[1]), "=r"(y[2]), "=r"(y[3])
-                         : "r"(at));
-#endif
-            mma(acc[part], x, y[0], y[1]);
-            mma(acc[part + 1], x, y[2], y[3]);
+        int g = lane / 4, t = lane % 4;
+        for (int r = 0; r < 4; r++) {
+            const T* at = b + (2 * t + r % 2 * 8) * LD + 8 * (part + r / 2) + g;
+            y[r] = u32(at[0].bits) | u32(at[LD].bits) << 16;
         }
+#else
+        u32 at = u32(__cvta_generic_to_shared(b + lane % 16 * LD + 8 * (part + lane / 16)));
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(y[0]), "=r"(y[1]), "=r"(y[2]), "=r"(y[3])
+                     : "r"(at));
+#endif
+        mma(acc[part], x, y[0], y[1]);
+        mma(acc[part + 1], x, y[2], y[3]);
+    }
+}
+
+// acc += A · B: A is the warp's 16 rows of weights with leading dimension LDA, B has DEPTH rows and 8N columns.
+template <int DEPTH = COLS, int LDA = LDP, int N>
+__device__ __forceinline__ void matmul_ab(float (&acc)[N][4], const T* a, const T* b) {
+#pragma unroll
+    for (int k = 0; k < DEPTH; k += 16) {
+        u32 x[4];
+        load_a_fragment(x, a + k, LDA);
+        multiply_columns(acc, x, b + k * LD);
     }
 }
 #endif
 
-// The same for B with non-finite elements: a weight of 0 contributes nothing, instead of 0 · NaN.
-template <int N> __device__ __forceinline__ void matmul_ab_skip_zeros(float (&acc)[N][4], const T* a, const T* b) {
+// The same for B with non-finite elements: a weight of 0 contributes nothing, instead of 0 · NaN. Row r and column k of A
+// are at a[r · row + k · column].
+template <int N> __device__ __forceinline__ void matmul_ab_skip_zeros(float (&acc)[N][4], const T* a, int row,
+                                                                      int column, int depth, const T* b) {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll 1
-    for (int k = 0; k < COLS; k++) {
-        float a0 = widen(a[g * LDP + k]), a1 = widen(a[(g + 8) * LDP + k]);
+    for (int k = 0; k < depth; k++) {
+        float a0 = widen(a[g * row + k * column]), a1 = widen(a[(g + 8) * row + k * column]);
 #pragma unroll
         for (int part = 0; part < N; part++) {
             float x = widen(b[k * LD + 8 * part + 2 * t]), y = widen(b[k * LD + 8 * part + 2 * t + 1]);
@@ -148,7 +158,7 @@ template <int N> __device__ __forceinline__ void matmul_ab_skip_zeros(float (&ac
 
 template <int N>
 __device__ __forceinline__ void accumulate_ab(float (&acc)[N][4], const T* a, const T* b, bool nonfinite) {
-    if (nonfinite) matmul_ab_skip_zeros(acc, a, b);
+    if (nonfinite) matmul_ab_skip_zeros(acc, a, LDP, 1, COLS, b);
     else matmul_ab(acc, a, b);
 }
 

@@ -150,12 +150,13 @@ struct GeneralParams {
     int cell_rows; // weights a cell of the pooled result covers; 0: cells share them evenly
     int cell_cols;
     int table_part_count;
-    int vectorized; // bits of q, k, v, out, d_out: rows can be read 16 bytes at a time
+    int vectorized; // bits of q, k, v, out, d_out, d_q, d_k, d_v: rows can be read or written 16 bytes at a time
+    int band_left, band_right; // a query sees this many keys before its position and after it; for short sequences alone
     int mask_ops;
     int plain_scores; // scores are scaled products: no cap, no bias
     MaskOp mask[MAX_MASK_STEPS];
 };
-static_assert(sizeof(GeneralParams) == 2144, "size of GeneralParams");
+static_assert(sizeof(GeneralParams) == 2152, "size of GeneralParams");
 static_assert(OFFSET_OF(GeneralParams, q) == 0, "q");
 static_assert(OFFSET_OF(GeneralParams, k) == 40, "k");
 static_assert(OFFSET_OF(GeneralParams, v) == 80, "v");
@@ -240,6 +241,8 @@ static_assert(OFFSET_OF(GeneralParams, cell_rows) == 840, "cell_rows");
 static_assert(OFFSET_OF(GeneralParams, cell_cols) == 844, "cell_cols");
 static_assert(OFFSET_OF(GeneralParams, table_part_count) == 848, "table_part_count");
 static_assert(OFFSET_OF(GeneralParams, vectorized) == 852, "vectorized");
-static_assert(OFFSET_OF(GeneralParams, mask_ops) == 856, "mask_ops");
-static_assert(OFFSET_OF(GeneralParams, plain_scores) == 860, "plain_scores");
-static_assert(OFFSET_OF(GeneralParams, mask) == 864, "mask");
+static_assert(OFFSET_OF(GeneralParams, band_left) == 856, "band_left");
+static_assert(OFFSET_OF(GeneralParams, band_right) == 860, "band_right");
+static_assert(OFFSET_OF(GeneralParams, mask_ops) == 864, "mask_ops");
+static_assert(OFFSET_OF(GeneralParams, plain_scores) == 868, "plain_scores");
+static_assert(OFFSET_OF(GeneralParams, mask) == 872, "mask");

@@ -62,3 +62,41 @@ fn masked_nan_has_no_effect_in_f32() {
 fn masked_nan_has_no_effect_in_bf16() {
     masked_values_have_no_effect::<bf16>(3e-2);
 }
+
+/// The results for the first 20 of 40 queries, with `odd` in keys and values from 20 on, which these queries do not see,
+/// and which no query sees from 30 on.
+fn short_run(cuda: &Cuda, odd: f64) -> Vec<f64> {
+    let shape = [1, 2, 40, 16];
+    let mut inputs = [1, 2, 3, 4].map(|seed| Tensor::<bf16, 4>::randn(shape, seed));
+    for tensor in &mut inputs[1..3] {
+        for (h, i) in (0..2).flat_map(|h| (20..40).map(move |i| (h, i))) {
+            tensor[[0, h, i, i % 16]] = bf16::from_f64(odd);
+        }
+    }
+    let [q, k, v, mut d_out] = inputs;
+    for (h, i, x) in (0..2).flat_map(|h| (20..40).flat_map(move |i| (0..16).map(move |x| (h, i, x)))) {
+        d_out[[0, h, i, x]] = bf16::ZERO;
+    }
+    let attention = Attention::scaled_dot().mask(Mask::causal() & Mask::lengths());
+    let inputs = Inputs::new(&q, &k, &v).lengths(&[30]);
+    let out = cuda.forward(&attention, inputs).unwrap();
+    let grad = cuda.backward(&attention, inputs, &out, Upstream::new(&d_out)).unwrap();
+    let rows = (0..2).flat_map(|h| (0..20).map(move |i| (h, i)));
+    rows.flat_map(|(h, i)| (0..16).flat_map(move |x| [[0, h, i, x]]))
+        .flat_map(|at| [out.values[at], grad.q[at]].map(bf16::to_f64))
+        .collect()
+}
+
+#[test]
+fn masked_nan_has_no_effect_in_short_sequences() {
+    for cuda in devices() {
+        let plain = short_run(&cuda, 0.0);
+        assert!(plain.iter().all(|x| x.is_finite()));
+        for odd in [f64::NAN, f64::INFINITY] {
+            let held = short_run(&cuda, odd);
+            let worst = plain.iter().zip(&held).map(|(a, b)| (a - b).abs());
+            let worst = worst.fold(0.0, |a: f64, b| if b.is_nan() { f64::INFINITY } else { a.max(b) });
+            assert!(worst <= 3e-2, "{odd} on {}: {worst}", cuda.device().name);
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Attention of short sequences, where a block of threads has all queries and keys of a head: models of sentences train
+//! on thousands of them at once, and the tiles of other kernels would be mostly padding.
+
+use crate::call::{Call, Sizes, ptr};
+use crate::device::Stream;
+use crate::driver::Kernel;
+use crate::error::Result;
+use crate::general::forward_params;
+use crate::general_params::GeneralParams;
+use crate::memory::Dtype;
+use crate::program::{Kind, Program};
+use crate::tensors::{Gradients, Outputs, Tensors, Upstreams};
+use qkv::engine::Band;
+use qkv::{Bias, Place, Scale};
+
+/// The longest sequence.
+const MAX_LENGTH: usize = 64;
+/// The widest head: its accumulators stay in registers.
+const MAX_WIDTH: usize = 128;
+/// Beyond any key: no limit.
+const FAR: i64 = 1 << 29;
+
+/// The kernels for a call with short sequences.
+#[derive(Clone, Debug)]
+pub(crate) struct Short {
+    forward: Kernel,
+    backward: Option<Kernel>,
+    band: [i32; 2],
+}
+
+impl Short {
+    /// None for a call of another kind: long or wide, in f32, with a mask that is more than a band and lengths, or with
+    /// more than a scale between products and scores.
+    pub fn new(call: &Call, backward: bool) -> Result<Option<Short>> {
+        let Some(band) = band_of(call, backward) else { return Ok(None) };
+        let forward = kernel(call, Kind::ShortForward, "short_forward")?;
+        let backward = backward.then(|| kernel(call, Kind::ShortBackward, "short_backward")).transpose()?;
+        let (Some(forward), Some(backward)) = (forward, backward.map_or(Some(None), |kernel| kernel.map(Some))) else {
+            return Ok(None);
+        };
+        Ok(Some(Short { forward, backward, band }))
+    }
+
+    pub fn name(&self, call: &Call) -> String {
+        format!("short {}", call.dtype)
+    }
+
+    pub fn has_backward(&self) -> bool {
+        self.backward.is_some()
+    }
+
+    fn params(&self, call: &Call, tensors: &Tensors, out: &Outputs) -> Result<GeneralParams> {
+        let mut params = forward_params(call, tensors, out)?;
+        params.band = self.band;
+        params.vectorized |= i32::from(out.values.is_vectorized(call.dtype)) << 3;
+        Ok(params)
+    }
+
+    pub fn forward(&self, call: &Call, tensors: &Tensors, out: &Outputs, stream: Stream) -> Result<()> {
+        let params = self.params(call, tensors, out)?;
+        call.launch(&self.forward, [call.sizes.b * call.sizes.hq, 1], &params, stream)
+    }
+
+    /// Nothing where the plan has no backward pass.
+    pub fn backward(
+        &self,
+        call: &Call,
+        tensors: &Tensors,
+        out: &Outputs,
+        upstream: &Upstreams,
+        into: &Gradients,
+        stream: Stream,
+    ) -> Result<()> {
+        let Some(backward) = &self.backward else { return Ok(()) };
+        let mut params = self.params(call, tensors, out)?;
+        params.d_lse = ptr(upstream.lse);
+        params.d_out = upstream.values.into();
+        (params.d_q, params.d_k, params.d_v) = (into.q.into(), into.k.into(), into.v.into());
+        for (bit, tensor) in [(4, &upstream.values), (5, &into.q), (6, &into.k), (7, &into.v)] {
+            params.vectorized |= i32::from(tensor.is_vectorized(call.dtype)) << bit;
+        }
+        call.launch(backward, [call.sizes.b * call.sizes.hq, 1], &params, stream)
+    }
+}
+
+/// The band of the mask of a call that these kernels take.
+fn band_of(call: &Call, backward: bool) -> Option<[i32; 2]> {
+    let Sizes { hq, hk, n, m, d, dv, .. } = call.sizes;
+    let attention = &call.attention;
+    let sizes_fit = [n, m].iter().all(|length| (1..=MAX_LENGTH).contains(length))
+        && [d, dv].iter().all(|width| (1..=MAX_WIDTH).contains(width))
+        && (!backward || hq == hk);
+    let plain_scores = !matches!(attention.scale, Scale::Learned)
+        && attention.softcap.is_none()
+        && attention.bias == Bias::none()
+        && !attention.sinks
+        && !attention.entropy;
+    let placed = call.place != Place::Given && call.scalars.offset.abs() < FAR;
+    let Band { left, right, segments, .. } = call.mask.band()?;
+    let limit = |keys: i64| keys.clamp(-FAR, FAR) as i32;
+    (call.dtype != Dtype::F32 && sizes_fit && plain_scores && placed && !segments)
+        .then(|| [limit(left), limit(right)])
+}
+
+/// A kernel with tiles as large as the sequences; none where the device's blocks have too little shared memory.
+fn kernel(call: &Call, kind: Kind, name: &'static str) -> Result<Option<Kernel>> {
+    let Sizes { n, m, d, dv, .. } = call.sizes;
+    let [rows, cols] = [n, m].map(|length| length.max(16).next_power_of_two());
+    let width = d.max(dv).max(32).next_power_of_two();
+    let program = Program::fixed(kind, call.dtype, width, [rows, cols]);
+    if program.shared() as usize > call.driver.device().shared_bytes {
+        return Ok(None);
+    }
+    let module = call.driver.module(&program.source())?;
+    call.driver.kernel(&module, name, program.threads(), program.shared()).map(Some)
+}
