@@ -179,6 +179,13 @@ static inline unsigned __float_as_uint(float x) {
 // The C library declares __expf, too.
 #define __expf expf
 #define __fdividef(x, y) ((x) / (y))
+// Blocks run one after the other, and a fiber gives way at barriers alone.
+static inline void __threadfence() {}
+static inline unsigned atomicAdd(unsigned* at, unsigned x) {
+    unsigned before = *at;
+    *at += x;
+    return before;
+}
 static inline int __ffs(int x) { return __builtin_ffs(x); }
 static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned by) {
     unsigned long long both = x | (unsigned long long)y << 32;

@@ -70,6 +70,8 @@ struct Shared {
     constants: Mutex<HashMap<Vec<u32>, Array>>,
     plans: Mutex<HashMap<String, Result<Arc<Plan>>>>,
     bytes_read: AtomicU64,
+    /// Counters of blocks, zero between launches.
+    arrived: OnceLock<Array>,
 }
 
 impl fmt::Debug for Operations {
@@ -91,8 +93,9 @@ impl Cuda {
         let memory = Arc::new(DeviceMemory::new(&self.driver));
         let (cuda, stream) = (self.clone(), Stream(0));
         let failed = OnceLock::new();
-        let (constants, plans, bytes_read) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
-        let shared = Shared { cuda, stream, dtype, kernels, memory, failed, constants, plans, bytes_read };
+        let (constants, plans) = (Mutex::default(), Mutex::default());
+        let (bytes_read, arrived) = (AtomicU64::new(0), OnceLock::new());
+        let shared = Shared { cuda, stream, dtype, kernels, memory, failed, constants, plans, bytes_read, arrived };
         Ok(Operations { shared: Arc::new(shared) })
     }
 }

@@ -98,8 +98,7 @@ fn band_of(call: &Call, backward: bool) -> Option<[i32; 2]> {
     let placed = call.place != Place::Given && call.scalars.offset.abs() < FAR;
     let Band { left, right, segments, .. } = call.mask.band()?;
     let limit = |keys: i64| keys.clamp(-FAR, FAR) as i32;
-    (call.dtype != Dtype::F32 && sizes_fit && plain_scores && placed && !segments)
-        .then(|| [limit(left), limit(right)])
+    (call.dtype != Dtype::F32 && sizes_fit && plain_scores && placed && !segments).then(|| [limit(left), limit(right)])
 }
 
 /// A kernel with tiles as large as the sequences; none where the device's blocks have too little shared memory.

@@ -120,3 +120,6 @@ __device__ __forceinline__ void drop_eight(const Dropout& dropout, u32 row, int 
         x[at] = drawn < dropout.threshold ? 0.0f : x[at] * dropout.scale;
     }
 }
+
+// What another block of this launch has written: never from this multiprocessor's own cache.
+__device__ __forceinline__ float load_written(const float* at) { return *(const volatile float*)at; }

@@ -182,10 +182,14 @@ extern "C" __global__ void rms_norm_gradient(const T* x, const T* d_y, T* d_x, c
 }
 
 #define COLUMN_ROWS 128
+#define IN_FLIGHT 16
 
-// Sums of COLUMN_ROWS rows each: block (x, y) has the columns 256x … of the rows 128y …. partial: [blocks, width].
-extern "C" __global__ void column_sums(const T* x, float* partial, u32 rows, int width) {
+// to[c] += Σ x[r][c]. Block (x, y) sums the columns 256x … of the rows 128y …; the last block of a column of blocks adds
+// what all of them have found, in their order. partial: [blocks, width]; arrived: a zero for each x, and zero again.
+extern "C" __global__ void column_sums(const T* x, float* partial, float* to, u32* arrived, u32 rows, int width,
+                                       int columns) {
     __shared__ float sums[8 * 256];
+    __shared__ u32 before;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.y * COLUMN_ROWS;
     u32 last = first + COLUMN_ROWS < rows ? first + COLUMN_ROWS : rows;
     int col = blockIdx.x * 256 + lane * EIGHT;
@@ -199,22 +203,43 @@ extern "C" __global__ void column_sums(const T* x, float* partial, u32 rows, int
     for (int at = 0; at < EIGHT; at++) sums[warp * 256 + lane * EIGHT + at] = sum[at];
     __syncthreads();
     col = blockIdx.x * 256 + threadIdx.x;
-    if (col >= width) return;
     float total = 0.0f;
     for (int at = 0; at < 8; at++) total += sums[at * 256 + threadIdx.x];
-    partial[u64(blockIdx.y) * width + col] = total;
+    if (col < width) partial[u64(blockIdx.y) * width + col] = total;
+    __threadfence(); // what was written is visible before it is counted
+    __syncthreads();
+    if (threadIdx.x == 0) before = atomicAdd(arrived + blockIdx.x, 1u);
+    __syncthreads();
+    if (before != gridDim.y - 1) return;
+    __threadfence();
+    if (threadIdx.x == 0) arrived[blockIdx.x] = 0;
+    if (col >= columns) return;
+    total = 0.0f;
+    for (u32 p = 0; p < gridDim.y; p += IN_FLIGHT) {
+        float part[IN_FLIGHT];
+#pragma unroll
+        for (u32 at = 0; at < IN_FLIGHT; at++)
+            part[at] = p + at < gridDim.y ? load_written(partial + u64(p + at) * width + col) : 0.0f;
+#pragma unroll
+        for (u32 at = 0; at < IN_FLIGHT; at++) total += part[at];
+    }
+    to[col] += total;
 }
 
-// sum[col] += Σ partial[p][col] over `count` partial sums in a fixed order: eight runs of them, then the runs.
-extern "C" __global__ void add_partials(const float* partial, float* sum, u32 count, u32 stride, u32 width) {
+// sum[col] += Σ partial[p][col] over `count` partial sums in a fixed order: eight runs of them, then the runs. The columns
+// from `width` on belong to `second`; sums that are not wanted are null.
+extern "C" __global__ void add_partials(const float* partial, float* sum, float* second, u32 count, u32 stride,
+                                        u32 width) {
     __shared__ float sums[256];
     u32 col = blockIdx.x * 32 + threadIdx.x % 32, run = threadIdx.x / 32, each = (count + 7) / 8;
+    u32 columns = second ? 2 * width : width;
     float total = 0.0f;
-    if (col < width)
+    if (col < columns)
         for (u32 p = run * each; p < count && p < (run + 1) * each; p++) total += partial[u64(p) * stride + col];
     sums[threadIdx.x] = total;
     __syncthreads();
-    if (threadIdx.x >= 32 || col >= width) return;
+    if (threadIdx.x >= 32 || col >= columns) return;
     for (int at = 1; at < 8; at++) total += sums[at * 32 + threadIdx.x];
-    sum[col] += total;
+    if (col >= width) second[col - width] += total;
+    else if (sum) sum[col] += total;
 }

@@ -75,9 +75,7 @@ impl Operations {
             self.launch("additive_gradient_queries", [b * n, 1], &[&of_queries[..], &sizes].concat());
             self.launch("additive_gradient_keys", [b * m, 1], &[&of_keys[..], &sizes].concat());
         }
-        if let Some(sum) = sum {
-            self.add_partials(&partial, sum, b * n, [a, a]);
-        }
+        self.add_partials(&partial, [sum, None], b * n, [a, a]);
         d
     }
 }

@@ -169,9 +169,6 @@ impl Operations {
         let rest = [count(pixels), count(channels), count(groups), U32(u32::from(add))];
         // SAFETY: `group_norm_gradient(const T* × 2, T*, const float* × 2, float*, u32 × 3, int)`.
         unsafe { self.launch("group_norm_gradient", [batch * groups, 1], &[&pointers.map(Ptr)[..], &rest].concat()) };
-        for (at, sum) in sums.into_iter().enumerate() {
-            let Some(sum) = sum else { continue };
-            self.add_partials(&partial.slice(at * channels..partial.len()), sum, batch, [2 * channels, channels]);
-        }
+        self.add_partials(&partial, sums, batch, [2 * channels, channels]);
     }
 }

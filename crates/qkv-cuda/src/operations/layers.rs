@@ -70,6 +70,8 @@ fn norm_rows(rows: usize) -> usize {
 const COLUMN_ROWS: usize = 128;
 /// Columns of a block of `column_sums`.
 const COLUMNS: usize = 256;
+/// Blocks of columns that a matrix may have.
+const MAX_COLUMN_BLOCKS: usize = 4096;
 
 impl Operations {
     /// `C [m, n] = A [m, k] · B [k, n]` or, with `add`, `C += A · B`, accumulated in f32.
@@ -251,27 +253,42 @@ impl Operations {
     /// `sum[c] += Σ x[r][c]`, in f32, of as many columns as `sum` has.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// Where an array is too short, or for more than a million columns.
     pub fn add_column_sums(&self, x: &Array, sum: &Array, [rows, width]: [usize; 2]) {
         let parts = rows.div_ceil(COLUMN_ROWS);
-        let partial = self.empty(Kind::F32, parts * width, "sums of columns");
-        let pointers = [Ptr(x.expect(self.activation_kind(), rows * width)), Ptr(partial.ptr())];
         let grid = [width.div_ceil(COLUMNS), parts];
-        // SAFETY: `column_sums(const T*, float*, u32, int)`.
-        unsafe { self.launch("column_sums", grid, &[&pointers[..], &[count(rows), count(width)]].concat()) };
-        self.add_partials(&partial, sum, parts, [width, width.min(sum.len())]);
+        let partial = self.empty(Kind::F32, parts * width, "sums of columns");
+        let arrived = self.shared.arrived.get_or_init(|| self.zeros(Kind::U32, MAX_COLUMN_BLOCKS, "counters"));
+        let columns = width.min(sum.len());
+        let pointers = [
+            x.expect(self.activation_kind(), rows * width),
+            partial.ptr(),
+            sum.expect(Kind::F32, columns),
+            arrived.expect(Kind::U32, grid[0]),
+        ];
+        let numbers = [count(rows), count(width), count(columns)];
+        // SAFETY: `column_sums(const T*, float*, float*, u32*, u32, int, int)`.
+        unsafe { self.launch("column_sums", grid, &[&pointers.map(Ptr)[..], &numbers].concat()) };
     }
 
-    /// `sum[c] += Σ partial[p][c]`, over rows of `stride`.
-    pub(super) fn add_partials(&self, partial: &Array, sum: &Array, parts: usize, [stride, width]: [usize; 2]) {
-        if parts == 0 || width == 0 {
+    /// `sums[i][c] += Σ partial[p][i][c]`, over rows of `stride`, one or two sums of `width` in each.
+    pub(super) fn add_partials(
+        &self,
+        partial: &Array,
+        sums: [Option<&Array>; 2],
+        parts: usize,
+        [stride, width]: [usize; 2],
+    ) {
+        let columns = if sums[1].is_some() { 2 * width } else { width };
+        if parts == 0 || columns == 0 || sums.iter().all(Option::is_none) {
             return;
         }
-        let needed = (parts - 1) * stride + width;
-        let pointers = [Ptr(partial.expect(Kind::F32, needed)), Ptr(sum.expect(Kind::F32, width))];
+        let partial = partial.expect(Kind::F32, (parts - 1) * stride + columns);
+        let [first, second] = sums.map(|sum| sum.map_or(0, |sum| sum.expect(Kind::F32, width)));
         let numbers = [count(parts), count(stride), count(width)];
-        // SAFETY: `add_partials(const float*, float*, u32, u32, u32)`.
-        unsafe { self.launch("add_partials", [width.div_ceil(32), 1], &[&pointers[..], &numbers].concat()) };
+        let arguments = [&[partial, first, second].map(Ptr)[..], &numbers].concat();
+        // SAFETY: `add_partials(const float*, float*, float*, u32, u32, u32)`.
+        unsafe { self.launch("add_partials", [columns.div_ceil(32), 1], &arguments) };
     }
 
     /// `y = (x − mean) / √(variance + ε) · gain + bias`, row by row; mean and inverse deviation of each row in
@@ -329,10 +346,7 @@ impl Operations {
         let numbers = [count(rows), count(each), count(width), U32(u32::from(add))];
         // SAFETY: `layer_norm_gradient` takes these six pointers and four numbers.
         unsafe { self.launch("layer_norm_gradient", [parts, 1], &[&pointers.map(Ptr)[..], &numbers].concat()) };
-        for (at, sum) in sums.into_iter().enumerate() {
-            let Some(sum) = sum.filter(|_| parts > 0) else { continue };
-            self.add_partials(&partial.slice(at * width..partial.len()), sum, parts, [2 * width, width]);
-        }
+        self.add_partials(&partial, sums, parts, [2 * width, width]);
     }
 
     /// `y = x / √(mean(x²) + ε) · gain`, row by row; the inverse root mean square of each row in `inverses`.
@@ -385,9 +399,7 @@ impl Operations {
         let numbers = [count(rows), count(each), count(width), U32(u32::from(add))];
         // SAFETY: `rms_norm_gradient` takes these six pointers and four numbers.
         unsafe { self.launch("rms_norm_gradient", [parts, 1], &[&pointers.map(Ptr)[..], &numbers].concat()) };
-        if let Some(sum) = sum {
-            self.add_partials(&partial, sum, parts, [width, width]);
-        }
+        self.add_partials(&partial, [sum, None], parts, [width, width]);
     }
 
     /// `y = silu(gate) · up`.

@@ -12,6 +12,7 @@ use crate::tensor::Tensor;
 use qkv_cuda::operations::{Array, Factor, Kind, Operations, logits_stride};
 use qkv_simd::matmul::Operand;
 use qkv_simd::pass::Pass;
+use std::ops::Range;
 
 /// The targets of a loss.
 #[derive(Clone, Copy, Debug)]
@@ -190,8 +191,11 @@ impl<T: Float> Tape<'_, T> {
             let part = first * width..(first + count) * width;
             let (input, ids) = (input.slice(part.clone()), ids.slice(first..first + count));
             let logits = operations.activations(count * stride);
-            let (left, right) = (Factor::new(&input), Factor::transposed(&weight));
-            operations.product_strided(&logits, stride, left, right, [count, classes, width]);
+            for range in class_ranges(classes) {
+                let (logits, sizes) = (logits.slice(range.start..count * stride), [count, range.len(), width]);
+                let weight = weight.slice(range.start * width..range.end * width);
+                operations.product_strided(&logits, stride, Factor::new(&input), Factor::transposed(&weight), sizes);
+            }
             let (smoothing, bias) = (target.smoothing as f32, bias.as_ref());
             operations.cross_entropy(&logits, bias, &ids, classes, target.ignore, smoothing, scale, &totals);
             let Some(gradients) = self.gradients.as_deref_mut() else { continue };
@@ -204,8 +208,12 @@ impl<T: Float> Tape<'_, T> {
             }
             if let Some(d_x) = &d_x {
                 let d_x = d_x.array(operations).slice(part);
-                let left = Factor::new(&logits).stride(stride);
-                operations.product(&d_x, left, Factor::new(&weight), [count, width, classes], false);
+                for range in class_ranges(classes) {
+                    let logits = logits.slice(range.start..count * stride);
+                    let weight = weight.slice(range.start * width..range.end * width);
+                    let (left, sizes) = (Factor::new(&logits).stride(stride), [count, width, range.len()]);
+                    operations.product(&d_x, left, Factor::new(&weight), sizes, range.start > 0);
+                }
             }
         }
         if let Some(d_x) = d_x {
@@ -213,6 +221,12 @@ impl<T: Float> Tape<'_, T> {
         }
         PendingLoss::on_device(operations, totals)
     }
+}
+
+/// A multiple of eight classes, and the rest: products of other sizes have slow kernels.
+fn class_ranges(classes: usize) -> impl Iterator<Item = Range<usize>> {
+    let whole = classes / 8 * 8;
+    [0..whole, whole..classes].into_iter().filter(|range| !range.is_empty())
 }
 
 #[derive(Clone, Copy, Debug, Default)]
