@@ -181,6 +181,7 @@ static inline unsigned __float_as_uint(float x) {
 #define __fdividef(x, y) ((x) / (y))
 // Blocks run one after the other, and a fiber gives way at barriers alone.
 static inline void __threadfence() {}
+static inline float __ldcg(const float* at) { return *at; }
 static inline unsigned atomicAdd(unsigned* at, unsigned x) {
     unsigned before = *at;
     *at += x;

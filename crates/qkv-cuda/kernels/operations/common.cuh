@@ -122,4 +122,4 @@ __device__ __forceinline__ void drop_eight(const Dropout& dropout, u32 row, int 
 }
 
 // What another block of this launch has written: never from this multiprocessor's own cache.
-__device__ __forceinline__ float load_written(const float* at) { return *(const volatile float*)at; }
+__device__ __forceinline__ float load_written(const float* at) { return __ldcg(at); }

@@ -14,10 +14,15 @@ __device__ __forceinline__ void for_logits(const Eight (&kept)[KEPT], const T* s
     int first = threadIdx.x * EIGHT, step = blockDim.x * EIGHT;
     float x[EIGHT];
     auto finish = [&](int col) {
+        if (bias) {
 #pragma unroll
-        for (int at = 0; at < EIGHT; at++) {
-            if (bias && col + at < classes) x[at] += bias[col + at];
-            if (col + at >= classes) x[at] = -INFINITE;
+            for (int at = 0; at < EIGHT; at++)
+                if (col + at < classes) x[at] += bias[col + at];
+        }
+        if (col + EIGHT > classes) {
+#pragma unroll
+            for (int at = 0; at < EIGHT; at++)
+                if (col + at >= classes) x[at] = -INFINITE;
         }
         f(col, x);
     };
@@ -109,15 +114,23 @@ extern "C" __global__ void __launch_bounds__(1024)
     cross_entropy_row(logits, bias, ids, losses, classes, stride, ignore, smoothing, scale, gradient);
 }
 
-// totals[x] += Σ losses[r][x], in one order: a block of 256 threads, four for every 64th row.
+// totals[x] += Σ losses[r][x], in one order: a block of 256 threads, each for every 256th row.
 extern "C" __global__ void sum_losses(const float* losses, double* totals, u32 rows) {
-    __shared__ double sums[256];
-    double sum = 0.0;
-    for (u32 at = threadIdx.x; at < 4 * rows; at += 256) sum += losses[at];
-    sums[threadIdx.x] = sum;
+    __shared__ double sums[4][256];
+    double sum[4] = {};
+#pragma unroll 8
+    for (u32 row = threadIdx.x; row < rows; row += 256) {
+        float4 loss = ((const float4*)losses)[row];
+        sum[0] += loss.x;
+        sum[1] += loss.y;
+        sum[2] += loss.z;
+        sum[3] += loss.w;
+    }
+#pragma unroll
+    for (int at = 0; at < 4; at++) sums[at][threadIdx.x] = sum[at];
     __syncthreads();
     if (threadIdx.x >= 4) return;
     double total = 0.0;
-    for (int at = 0; at < 64; at++) total += sums[4 * at + threadIdx.x];
+    for (int at = 0; at < 256; at++) total += sums[threadIdx.x][at];
     totals[threadIdx.x] += total;
 }

@@ -181,17 +181,16 @@ extern "C" __global__ void rms_norm_gradient(const T* x, const T* d_y, T* d_x, c
                    });
 }
 
-#define COLUMN_ROWS 128
-#define IN_FLIGHT 16
+#define IN_FLIGHT 32
 
-// to[c] += Σ x[r][c]. Block (x, y) sums the columns 256x … of the rows 128y …; the last block of a column of blocks adds
-// what all of them have found, in their order. partial: [blocks, width]; arrived: a zero for each x, and zero again.
-extern "C" __global__ void column_sums(const T* x, float* partial, float* to, u32* arrived, u32 rows, int width,
-                                       int columns) {
+// to[c] += Σ x[r][c]. Block (x, y) sums the columns 256x … of the rows y · each …; the last block of a column of blocks
+// adds what all of them have found, in their order. partial: [blocks, width]; arrived: a zero for each x, and zero again.
+extern "C" __global__ void column_sums(const T* x, float* partial, float* to, u32* arrived, u32 rows, u32 each,
+                                       int width, int columns) {
     __shared__ float sums[8 * 256];
     __shared__ u32 before;
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.y * COLUMN_ROWS;
-    u32 last = first + COLUMN_ROWS < rows ? first + COLUMN_ROWS : rows;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.y * each;
+    u32 last = first + each < rows ? first + each : rows;
     int col = blockIdx.x * 256 + lane * EIGHT;
     float v[EIGHT], sum[EIGHT] = {};
     for (u32 row = first + warp; row < last && col < width; row += 8) {

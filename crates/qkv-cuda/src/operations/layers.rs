@@ -66,8 +66,11 @@ fn norm_rows(rows: usize) -> usize {
     (rows / 512).clamp(8, 64).next_multiple_of(8)
 }
 
-/// Rows of a partial sum of columns: `COLUMN_ROWS` of `norm.cu`.
-const COLUMN_ROWS: usize = 128;
+/// Rows of a partial sum of columns: more where there are many, since one block adds all partial sums.
+fn column_rows(rows: usize) -> usize {
+    (rows / 128).next_power_of_two().clamp(64, 1024)
+}
+
 /// Columns of a block of `column_sums`.
 const COLUMNS: usize = 256;
 /// Blocks of columns that a matrix may have.
@@ -255,7 +258,8 @@ impl Operations {
     /// # Panics
     /// Where an array is too short, or for more than a million columns.
     pub fn add_column_sums(&self, x: &Array, sum: &Array, [rows, width]: [usize; 2]) {
-        let parts = rows.div_ceil(COLUMN_ROWS);
+        let each = column_rows(rows);
+        let parts = rows.div_ceil(each);
         let grid = [width.div_ceil(COLUMNS), parts];
         let partial = self.empty(Kind::F32, parts * width, "sums of columns");
         let arrived = self.shared.arrived.get_or_init(|| self.zeros(Kind::U32, MAX_COLUMN_BLOCKS, "counters"));
@@ -266,8 +270,8 @@ impl Operations {
             sum.expect(Kind::F32, columns),
             arrived.expect(Kind::U32, grid[0]),
         ];
-        let numbers = [count(rows), count(width), count(columns)];
-        // SAFETY: `column_sums(const T*, float*, float*, u32*, u32, int, int)`.
+        let numbers = [count(rows), count(each), count(width), count(columns)];
+        // SAFETY: `column_sums(const T*, float*, float*, u32*, u32, u32, int, int)`.
         unsafe { self.launch("column_sums", grid, &[&pointers.map(Ptr)[..], &numbers].concat()) };
     }
 
