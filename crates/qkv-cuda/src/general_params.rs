@@ -168,7 +168,7 @@ parameter_block! {
         table_part_count: i32 = "int" ["table_part_count"];
         /// bits of q, k, v, out, d_out, d_q, d_k, d_v: rows can be read or written 16 bytes at a time
         vectorized: i32 = "int" ["vectorized"];
-        /// a query sees this many keys before its position and after it; for short sequences alone
+        /// keys that a query sees before its position and after it; for short sequences alone
         band: [i32; 2] = "int" ["band_left", "band_right"];
         mask_ops: i32 = "int" ["mask_ops"];
         /// scores are scaled products: no cap, no bias

@@ -1,6 +1,6 @@
-// Short sequences: a block has all queries and keys of a head, at most ROWS and COLS of them, so that there are no tiles
-// to walk and no running maximum. The mask is a band and a number of keys; scores are scaled products. The backward pass
-// computes the weights once, and all three gradients from them.
+// Short sequences: a block has all queries and keys of a head, at most ROWS and COLS of them, so that there are no
+// tiles to walk and no running maximum. The mask is a band and a number of keys; scores are scaled products. The
+// backward pass computes the weights once, and all three gradients from them.
 
 #define LDT (ROWS + PAD) // leading dimension of a transposed tile of weights
 #define VECTOR 8         // elements of 16 bytes
@@ -100,7 +100,7 @@ __device__ __forceinline__ u32 select_word(const u32 (&words)[4], int at) {
 }
 
 // The dropout factors of a warp's weights, in their layout. A block of random bits is for eight keys of a query, and
-// each of the four lanes that share the row uses one of its words: every lane draws one block, then they exchange words.
+// each of the four lanes that share the row uses one of its words: every lane draws one block, then they exchange.
 __device__ __forceinline__ void dropout_factors(const GeneralParams& params, int b, int h, int row,
                                                 float (&factors)[PARTS][4]) {
     int t = threadIdx.x % 4;
@@ -312,7 +312,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) short_backward(const __gri
         short_queries(params, b, h, keys, q, k, v, d_out, out, weights, d_scores, nonfinite_k);
     __syncthreads();
     if (warp >= COLS / 16) return;
-    short_keys(params, params.d_k, b, h, d_scores, q, k, params.d, params.vectorized >> 6 & 1, params.scale, nonfinite_q);
+    short_keys(params, params.d_k, b, h, d_scores, q, k, params.d, params.vectorized >> 6 & 1, params.scale,
+               nonfinite_q);
     short_keys(params, params.d_v, b, h, weights, d_out, v, params.dv, params.vectorized >> 7 & 1, 1.0f, nonfinite_q);
 }
 #endif

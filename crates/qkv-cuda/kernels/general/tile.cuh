@@ -133,8 +133,8 @@ __device__ __forceinline__ void matmul_ab(float (&acc)[N][4], const T* a, const 
 }
 #endif
 
-// The same for B with non-finite elements: a weight of 0 contributes nothing, instead of 0 · NaN. Row r and column k of A
-// are at a[r · row + k · column].
+// The same for B with non-finite elements: a weight of 0 contributes nothing, instead of 0 · NaN. Row r, column k of A
+// is a[r · row + k · column].
 template <int N> __device__ __forceinline__ void matmul_ab_skip_zeros(float (&acc)[N][4], const T* a, int row,
                                                                       int column, int depth, const T* b) {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;

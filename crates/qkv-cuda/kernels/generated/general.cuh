@@ -151,7 +151,7 @@ struct GeneralParams {
     int cell_cols;
     int table_part_count;
     int vectorized; // bits of q, k, v, out, d_out, d_q, d_k, d_v: rows can be read or written 16 bytes at a time
-    int band_left, band_right; // a query sees this many keys before its position and after it; for short sequences alone
+    int band_left, band_right; // keys that a query sees before its position and after it; for short sequences alone
     int mask_ops;
     int plain_scores; // scores are scaled products: no cap, no bias
     MaskOp mask[MAX_MASK_STEPS];

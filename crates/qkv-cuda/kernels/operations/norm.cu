@@ -184,7 +184,8 @@ extern "C" __global__ void rms_norm_gradient(const T* x, const T* d_y, T* d_x, c
 #define IN_FLIGHT 32
 
 // to[c] += Σ x[r][c]. Block (x, y) sums the columns 256x … of the rows y · each …; the last block of a column of blocks
-// adds what all of them have found, in their order. partial: [blocks, width]; arrived: a zero for each x, and zero again.
+// adds what all of them have found, in their order. partial: [blocks, width]; arrived: a zero for each x, which the
+// last block leaves zero.
 extern "C" __global__ void column_sums(const T* x, float* partial, float* to, u32* arrived, u32 rows, u32 each,
                                        int width, int columns) {
     __shared__ float sums[8 * 256];
@@ -225,8 +226,8 @@ extern "C" __global__ void column_sums(const T* x, float* partial, float* to, u3
     to[col] += total;
 }
 
-// sum[col] += Σ partial[p][col] over `count` partial sums in a fixed order: eight runs of them, then the runs. The columns
-// from `width` on belong to `second`; sums that are not wanted are null.
+// sum[col] += Σ partial[p][col] over `count` partial sums in a fixed order: eight runs of them, then the runs.
+// Columns from `width` on belong to `second`; sums that are not wanted are null.
 extern "C" __global__ void add_partials(const float* partial, float* sum, float* second, u32 count, u32 stride,
                                         u32 width) {
     __shared__ float sums[256];

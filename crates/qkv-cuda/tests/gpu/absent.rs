@@ -63,8 +63,8 @@ fn masked_nan_has_no_effect_in_bf16() {
     masked_values_have_no_effect::<bf16>(3e-2);
 }
 
-/// The results for the first 20 of 40 queries, with `odd` in keys and values from 20 on, which these queries do not see,
-/// and which no query sees from 30 on.
+/// The results for the first 20 of 40 queries, with `odd` in keys and values from 20 on, which these queries do not
+/// see, and which no query sees from 30 on.
 fn short_run(cuda: &Cuda, odd: f64) -> Vec<f64> {
     let shape = [1, 2, 40, 16];
     let mut inputs = [1, 2, 3, 4].map(|seed| Tensor::<bf16, 4>::randn(shape, seed));
