@@ -1,4 +1,4 @@
-//! Which device computes a model: `--device`.
+//! What computes a model: `--device`, and in which precision: `--precision`.
 
 use crate::arguments::{Argument, Kind, Matches};
 use crate::failure::Failure;
@@ -8,6 +8,16 @@ use qkv_nn::{Device, Machine, Precision};
 pub(crate) const DEVICE: Argument = Argument::new("device", Kind::Word, "Device that computes the model")
     .default("cpu")
     .values(&[("cpu", "all cores, or `--threads` of them"), ("cuda", "the first NVIDIA GPU")]);
+
+/// `--precision`, for commands that translate.
+pub(crate) const PRECISION: Argument = Argument::new("precision", Kind::Word, "Precision of matrix products on a CPU")
+    .default("f32")
+    .values(&[("f32", "32 bits"), ("int8", "8 bits, rounded row by row: faster, and scores differ slightly")]);
+
+/// Whether products are in 8 bits.
+pub(crate) fn parse_int8(matches: &Matches<'_>) -> bool {
+    matches.word("precision") == Some("int8")
+}
 
 pub(crate) fn parse(matches: &Matches<'_>) -> Device {
     if matches.word("device") == Some("cuda") { Device::Cuda } else { Device::Cpu }

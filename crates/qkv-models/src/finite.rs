@@ -3,18 +3,19 @@
 
 use crate::{Error, Result};
 use qkv_nn::Parameters;
+use qkv_simd::Isa;
+use qkv_simd::logits::all_finite;
 
 /// Refuses non-finite outputs, naming the first parameter that is not finite.
 ///
 /// # Errors
 /// Where an output is NaN or infinite.
 pub(crate) fn check(outputs: &[f32], parameters: &Parameters<f32>) -> Result<()> {
-    // Without an early exit the loop vectorizes.
-    let finite = outputs.iter().fold(true, |finite, x| finite & x.is_finite());
-    if finite { Ok(()) } else { Err(refusal(parameters)) }
+    if all_finite(Isa::best(), outputs) { Ok(()) } else { Err(refusal(parameters)) }
 }
 
-fn refusal(parameters: &Parameters<f32>) -> Error {
+/// What is said of outputs that are not finite.
+pub(crate) fn refusal(parameters: &Parameters<f32>) -> Error {
     let finite = |param: &qkv_nn::Param| parameters.values(*param).iter().all(|x| x.is_finite());
     match parameters.all().find(|param| !finite(param)) {
         Some(param) => {

@@ -10,10 +10,11 @@ use crate::checkpoint::{Checkpoint, write_model, write_tokenizer};
 use crate::files::folder::{self, GENERATION_CONFIG};
 use crate::files::tensors::Storage;
 use crate::gpt::GptState;
-use crate::search::{Sampling, draw, forbid_repeats, penalize, top};
+use crate::search::{Sampling, draw, forbid_repeats, penalize};
 use crate::text::tokenizer::Tokenizer;
 use crate::{Error, Model, Result, finite};
 use qkv_nn::{Activation, Machine, Parameters, Pool, Tape, Tensor, Usage};
+use qkv_simd::logits::top;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Instant;
@@ -198,7 +199,7 @@ impl Generator {
             let draw_at = [settings.sample.map_or(0, |sample| sample.before as u32), 0, (tokens.len() - prompt) as u32];
             let token = match &settings.sample {
                 Some(sample) => draw(&scores, sample, draw_at),
-                None => top(&scores, 1).first().map(|&(token, _)| token),
+                None => top(machine.isa(), &scores, 1).first().map(|&(token, _)| token),
             };
             // Every token would repeat an n-gram.
             let Some(token) = token else { break };

@@ -3,7 +3,7 @@
 mod beam;
 mod scores;
 
-pub(crate) use scores::{LogSumExp, draw, forbid_repeats, penalize, top};
+pub(crate) use scores::{draw, forbid_repeats, penalize};
 
 use crate::batch::{Rows, with_eos};
 use crate::{Error, Model, Result};
@@ -184,11 +184,13 @@ impl Search {
             ))
             .with_hint("split it into sentences"));
         }
+        // As many as keep a core busy without overflowing its caches; fewer where that leaves a core without any.
+        let tokens = self.beam * sources.iter().map(|source| source.len() + 1).sum::<usize>();
+        let most = (tokens / (4 * machine.threads())).clamp(MIN_BATCH_TOKENS, MAX_BATCH_TOKENS);
         let mut batches = Vec::new();
         let mut rest = &order[..];
         while let Some(&first) = rest.first() {
-            // As many as keep a core busy without overflowing its caches.
-            let count = |length: usize| (BATCH_TOKENS / (length + 1) / self.beam).max(1);
+            let count = |length: usize| (most / (length + 1) / self.beam).max(1);
             // A decoder-only model needs sources of one length.
             let fits = |at: usize| model.gpt().is_none() || sources[at].len() == sources[first].len();
             let mut take = 1;
@@ -227,5 +229,6 @@ impl Search {
     }
 }
 
-/// Source tokens × beams per batch.
-const BATCH_TOKENS: usize = 1536;
+/// Source tokens × beams per batch: at least, and at most.
+const MIN_BATCH_TOKENS: usize = 384;
+const MAX_BATCH_TOKENS: usize = 1536;

@@ -3,6 +3,7 @@
 use crate::loops::{self, Loop};
 use crate::parameters::StoredMatrix;
 use qkv_simd::Isa;
+use qkv_simd::int8::{self, Int8Matrix, Int8Rows};
 use qkv_simd::matmul::{Operand, PackBuffers, matmul_bf16};
 use qkv_simd::panels::{self, PackedMatrix};
 use qkv_simd::pass::Smooth;
@@ -49,6 +50,17 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
         _x: &[Self],
         _width: usize,
         _outputs: &mut [(StoredMatrix<'_>, &mut [Self])],
+    ) -> bool {
+        false
+    }
+
+    /// The same for matrices and rows in 8 bits.
+    fn int8_products(
+        _isa: Isa,
+        _team: &Team,
+        _x: &[Self],
+        _width: usize,
+        _outputs: &mut [(&Int8Matrix, &mut [Self])],
     ) -> bool {
         false
     }
@@ -116,6 +128,17 @@ impl Float for f32 {
         } else {
             return false;
         }
+        true
+    }
+
+    fn int8_products(
+        isa: Isa,
+        team: &Team,
+        x: &[f32],
+        width: usize,
+        outputs: &mut [(&Int8Matrix, &mut [f32])],
+    ) -> bool {
+        int8::products(isa, team, &Int8Rows::new(isa, x, width), outputs);
         true
     }
 

@@ -31,6 +31,7 @@ pub struct Machine {
     threads: usize,
     isa: Isa,
     precision: Precision,
+    int8: bool,
     packed: Mutex<PackBuffers>,
     team: OnceLock<Team>,
     usage: Mutex<Usage>,
@@ -75,6 +76,7 @@ impl Machine {
             threads: threads.max(1),
             isa: Isa::best(),
             precision: Precision::F32,
+            int8: false,
             packed: Mutex::default(),
             team: OnceLock::new(),
             usage: Mutex::default(),
@@ -99,6 +101,13 @@ impl Machine {
     /// With another precision of products.
     pub fn precision(mut self, precision: Precision) -> Machine {
         self.precision = precision;
+        self
+    }
+
+    /// With inference in 8 bits, or not: matrices and rows are rounded, each row with its own scale, and their products
+    /// are exact sums of integers. For parameters that are [packed](crate::Parameters::pack_for_inference), on a CPU.
+    pub fn int8(mut self, int8: bool) -> Machine {
+        self.int8 = int8;
         self
     }
 
@@ -140,8 +149,8 @@ impl Machine {
 
     /// One thread with the same instruction set and precision, for work that is divided into whole batches.
     pub fn single(&self) -> Machine {
-        let recompute_from = self.recompute_from;
-        Machine { isa: self.isa, cuda: self.cuda.clone(), recompute_from, ..Machine::new(1) }.precision(self.precision)
+        let Machine { isa, precision, int8, recompute_from, .. } = *self;
+        Machine { isa, precision, int8, recompute_from, cuda: self.cuda.clone(), ..Machine::new(1) }
     }
 
     /// What inference with this machine spent its time on so far.
@@ -158,6 +167,11 @@ impl Machine {
     /// Whether products are computed in the tape's element type.
     pub(crate) fn is_exact(&self) -> bool {
         self.precision == Precision::F32
+    }
+
+    /// Whether inference multiplies in 8 bits.
+    pub(crate) fn is_int8(&self) -> bool {
+        self.int8
     }
 
     /// The instruction set.

@@ -10,6 +10,8 @@ use crate::pool::Pool;
 use crate::tensor::Tensor;
 use half::{bf16, f16};
 use qkv_cuda::operations::{Array, Kind, Operations};
+use qkv_simd::Isa;
+use qkv_simd::int8::Int8Matrix;
 use qkv_simd::panels::PackedMatrix;
 use qkv_simd::pass::Pass;
 use qkv_simd::philox;
@@ -51,6 +53,8 @@ struct Entry<T: Float> {
     half: Option<Arc<HalfMatrix>>,
     /// The matrix packed for inference, on first use.
     packed: OnceLock<Arc<PackedMatrix<T>>>,
+    /// The matrix in 8 bits for inference, on first use; `None` where it cannot be rounded.
+    int8: OnceLock<Option<Arc<Int8Matrix>>>,
     /// Factor of the learning rate; 0 where it is frozen.
     rate: f64,
     /// The adapter of a matrix.
@@ -91,7 +95,7 @@ impl StoredMatrix<'_> {
 impl<T: Float> Entry<T> {
     /// Drops what was made from old elements.
     fn forget(&mut self) {
-        (self.quantized, self.half, self.packed) = (None, None, OnceLock::new());
+        (self.quantized, self.half, self.packed, self.int8) = (None, None, OnceLock::new(), OnceLock::new());
     }
 
     /// Number of elements.
@@ -141,8 +145,8 @@ impl<T: Float> Parameters<T> {
         let at = self.entries.len();
         assert!(self.names.insert(name.to_owned(), at).is_none(), "two parameters are called `{name}`");
         let (name, shape) = (name.to_owned(), shape.to_vec());
-        let (quantized, half, packed) = (None, None, OnceLock::new());
-        self.entries.push(Entry { name, shape, data, quantized, half, packed, rate: 1.0, adapter: None });
+        let (quantized, half, packed, int8) = (None, None, OnceLock::new(), OnceLock::new());
+        self.entries.push(Entry { name, shape, data, quantized, half, packed, int8, rate: 1.0, adapter: None });
         Param(at)
     }
 
@@ -351,6 +355,18 @@ impl<T: Float> Parameters<T> {
         Some(entry.packed.get_or_init(|| Arc::new(PackedMatrix::new(&entry.data, width))))
     }
 
+    /// A matrix rounded to 8 bits for inference; `None` where there is a form of it in fewer bits than `f32`, or it
+    /// cannot be rounded.
+    pub(crate) fn int8(&self, param: Param) -> Option<&Int8Matrix> {
+        let entry = &self.entries[param.0];
+        let &[_, width] = &entry.shape[..] else { return None };
+        if !self.packs || self.stored(param).is_some() || width == 0 {
+            return None;
+        }
+        let round = || Int8Matrix::new(Isa::best(), &T::to_floats(&entry.data), width).map(Arc::new);
+        entry.int8.get_or_init(round).as_deref()
+    }
+
     /// Its shape.
     pub fn shape(&self, param: Param) -> &[usize] {
         &self.entries[param.0].shape
@@ -406,6 +422,7 @@ impl<T: Float> Parameters<T> {
             quantized: None,
             half: None,
             packed: OnceLock::new(),
+            int8: OnceLock::new(),
             rate: entry.rate,
             adapter: entry.adapter,
         };

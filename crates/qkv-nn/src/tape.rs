@@ -151,6 +151,11 @@ impl<'a, T: Float> Tape<'a, T> {
         }
     }
 
+    /// What computes.
+    pub fn machine(&self) -> &'a Machine {
+        self.machine
+    }
+
     /// Captures every attention from here on: see [`captured`](Tape::captured).
     pub fn capture(&mut self) {
         self.capture = Capture::All;

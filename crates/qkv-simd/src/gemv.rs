@@ -159,15 +159,17 @@ impl<T: Element> RowDotsInPlace<'_, T> {
             let mut sums = [[V::splat(T::Acc::ZERO); KEYS]; ROWS];
             for panel in 0..whole {
                 let at = panel * lanes;
-                let keys: [V; KEYS] = std::array::from_fn(|k| {
+                // A loop, since a closure may be compiled without the instruction set.
+                let mut columns = [V::splat(T::Acc::ZERO); KEYS];
+                for k in 0..KEYS {
                     if distance > 0 {
                         prefetch(upcoming[k].wrapping_add(at));
                     }
-                    T::lanes::<V>(keys[k].add(at), lanes)
-                });
+                    columns[k] = T::lanes::<V>(keys[k].add(at), lanes);
+                }
                 for (r, sums) in sums.iter_mut().enumerate() {
                     let query = V::load(queries.add(r * self.query_row + at));
-                    for (sum, key) in sums.iter_mut().zip(keys) {
+                    for (sum, key) in sums.iter_mut().zip(columns) {
                         *sum = query.mul_add(key, *sum);
                     }
                 }
@@ -185,7 +187,7 @@ impl<T: Element> RowDotsInPlace<'_, T> {
             for (r, sums) in sums.iter().enumerate() {
                 let out = &mut self.out[(query + r) * self.out_row + key..][..KEYS];
                 if KEYS == 4 {
-                    out.copy_from_slice(&V::sums(std::array::from_fn(|k| sums[k % KEYS])));
+                    out.copy_from_slice(&V::sums([sums[0], sums[1 % KEYS], sums[2 % KEYS], sums[3 % KEYS]]));
                 } else {
                     for (out, sum) in out.iter_mut().zip(sums) {
                         *out = sum.sum();
@@ -391,13 +393,14 @@ impl<T: Element> WeightedSum<'_, T> {
                 let at = usize::from(at);
                 let from = self.values.rows.get_unchecked(start + at).as_ptr();
                 let upcoming = self.values.upcoming(start + at, distance);
-                let values: [V; PANELS] = std::array::from_fn(|p| {
+                let mut values = [V::splat(T::Acc::ZERO); PANELS];
+                for (p, value) in values.iter_mut().enumerate() {
                     let at = (panel + p) * lanes;
                     if distance > 0 {
                         prefetch(upcoming.wrapping_add(at));
                     }
-                    T::lanes::<V>(from.add(at), count)
-                });
+                    *value = T::lanes::<V>(from.add(at), count);
+                }
                 for (r, sums) in sums.iter_mut().enumerate() {
                     let weight = V::splat(*weights.add(r * self.weight_row + at));
                     for (sum, value) in sums.iter_mut().zip(values) {

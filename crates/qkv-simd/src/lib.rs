@@ -15,7 +15,9 @@
 //! | [`bf16x3_gemm`] | f32 products with AMX, each f32 split into three bf16 terms |
 //! | [`gemv`] | products of a few rows with many rows read in place, for decoding |
 //! | [`quantized`] | matrices of 4 to 8 bits times a few vectors |
+//! | [`int8`] | matrices and rows of 8 bits, for models that are used and not trained
 //! | [`panels`] | matrices packed once for many products, for models that are used and not trained |
+//! | [`logits`] | passes over a row of logits, for searches
 //! | [`team`] | threads for many short pieces of work in a row |
 //! | [`tile`] | passes over a tile of scores: softmax, its gradient, masks, biases, scales |
 //! | [`features`] | passes over rows of features, for linear attention |
@@ -56,10 +58,12 @@ pub mod counting;
 pub mod features;
 pub mod gemv;
 pub mod huge_pages;
+pub mod int8;
 pub mod isa;
 mod kernel;
 #[doc(hidden)]
 pub mod lanes;
+pub mod logits;
 mod math;
 #[cfg(feature = "matmul")]
 pub mod matmul;

@@ -15,8 +15,8 @@ use crate::team::Team;
 const LANES: usize = 16;
 /// Panels that are multiplied at a time, by one task.
 const PANELS: usize = 4;
-/// Rows of one task, so that a panel is loaded for many of them.
-const ROWS: usize = 96;
+/// Bytes of the rows of one task: a panel is loaded for as many as stay in the second-level cache beside it.
+const ROW_BYTES: usize = 384 << 10;
 /// How far ahead a panel is prefetched, in bytes: a stream of its own for each of those multiplied at a time.
 const AHEAD: usize = 1024;
 
@@ -99,8 +99,8 @@ pub fn products<T: Element<Acc = f32>>(
         total += matrix.rows.div_ceil(PANELS * LANES);
         ends.push(total);
     }
-    let row_blocks = rows.div_ceil(ROWS);
-    team.run(total * row_blocks, |task| {
+    let each = (ROW_BYTES / (4 * width)).max(6);
+    team.run(total * rows.div_ceil(each), |task| {
         let (block, column) = (task / total, task % total);
         let at = ends.partition_point(|&end| end <= column);
         let panel = (column - if at == 0 { 0 } else { ends[at - 1] }) * PANELS;
@@ -110,7 +110,7 @@ pub fn products<T: Element<Acc = f32>>(
             Columns {
                 matrix: matrices[at],
                 x,
-                rows: block * ROWS..rows.min((block + 1) * ROWS),
+                rows: block * each..rows.min((block + 1) * each),
                 panels: panel..(panel + PANELS).min(matrices[at].rows.div_ceil(LANES)),
                 out: pointers.0[at],
             },

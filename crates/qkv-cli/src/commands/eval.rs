@@ -125,7 +125,7 @@ fn evaluate_model(args: &EvalArgs, folder: Option<&Path>, data: &Path) -> Result
             }
         }
     }
-    let machine = device::machine(args.device)?;
+    let machine = device::machine(args.device)?.int8(args.int8);
     let (outputs, seconds) = translate(args, &translator, &pairs, &machine)?;
     if let Some(output) = output {
         output.write(outputs.iter().map(|line| format!("{line}\n")).collect::<String>().as_bytes())?;

@@ -21,7 +21,7 @@ use qkv_nn::Machine;
 use std::io::{self, IsTerminal, Write};
 
 /// Lines that are translated together at most: enough to fill the machine, few enough to see something soon.
-const BATCH: usize = 256;
+const BATCH: usize = 1024;
 
 pub(super) const COMMAND: Command =
     Command::new("translate", "Translate text line by line, and show the word alignment", ARGUMENTS, |matches| {
@@ -86,7 +86,7 @@ impl<'a> TranslateSession<'a> {
             true => AlignFormat::Draw,
             false => AlignFormat::None,
         });
-        let machine = device::machine(args.device)?;
+        let machine = device::machine(args.device)?.int8(args.int8);
         let style = TerminalStyle::of_stdout();
         Ok(TranslateSession { args, translator, search, machine, style, align, translated: 0 })
     }

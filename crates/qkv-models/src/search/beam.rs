@@ -1,13 +1,14 @@
 //! Beam search and sampling over a batch of sources. Each source has `beam` prefixes that grow by a token per step;
 //! finished hypotheses are collected until there are enough of them.
 
-use super::scores::{LogSumExp, draw, forbid_repeats, penalize, top};
+use super::scores::{draw, forbid_repeats, penalize};
 use super::{Hypothesis, Search};
 use crate::batch::Rows;
 use crate::model::{Model, State};
 use crate::{Result, finite};
-use qkv_nn::{Parameters, Tape, Var};
-use qkv_simd::{Isa, pass};
+use qkv_nn::{Parameters, Tape, Tensor, Var};
+use qkv_simd::Isa;
+use qkv_simd::logits::{all_finite, log_sum_exp, top};
 use rayon::prelude::*;
 
 /// An unfinished hypothesis.
@@ -77,58 +78,60 @@ pub(super) fn search_memory(
             max_len: limit(source.lengths[row].saturating_sub(1)),
         })
         .collect();
-    let rows: Vec<usize> = (0..sources.len()).flat_map(|row| vec![row; beam]).collect();
-    state.select(tape, &rows, false);
     let mut done: Vec<(usize, Vec<Hypothesis>)> = Vec::with_capacity(sources.len());
+    let (vocab_size, eos) = (model.config().vocab_size, model.config().eos_token_id);
+    // The prefixes of a source are all empty at first, and share a row.
+    let mut each = 1;
     while !sources.is_empty() {
-        let scores = next_scores(search, model, tape, source, &sources, &mut state)?;
-        finite::check(&scores, parameters)?;
-        let vocab_size = model.config().vocab_size;
-        let (eos, first) = (model.config().eos_token_id, sources[0].prefixes[0].tokens.is_empty());
-        let candidates: Vec<Vec<Candidate>> = sources
-            .par_iter()
-            .zip(scores.par_chunks(beam * vocab_size))
-            .map(|(beams, scores)| candidates(search, beams, scores, vocab_size, first))
-            .collect();
+        let logits = next_logits(search, model, tape, source, &sources, each, &mut state)?;
+        let logits = logits.value().data();
+        let of_source = |(beams, logits): (&SourceBeams, &[f32])| candidates(search, beams, logits, vocab_size);
+        let rows_of = each * vocab_size;
+        let candidates: Option<Vec<Vec<Candidate>>> = match tape.machine().threads() {
+            1 => sources.iter().zip(logits.chunks_exact(rows_of)).map(of_source).collect(),
+            _ => sources.par_iter().zip(logits.par_chunks_exact(rows_of)).map(of_source).collect(),
+        };
+        let Some(candidates) = candidates else { return Err(finite::refusal(parameters)) };
         let (mut rows, mut unfinished) = (Vec::new(), Vec::new());
         for (place, (mut beams, candidates)) in sources.into_iter().zip(candidates).enumerate() {
             match advance(search, &mut beams, &candidates, eos) {
                 Some(from) => {
-                    rows.extend(from.into_iter().map(|prefix| place * beam + prefix));
+                    rows.extend(from.into_iter().map(|prefix| place * each + prefix.min(each - 1)));
                     unfinished.push(beams);
                 }
                 None => done.push((beams.row, ranked(beams.hypotheses, beam))),
             }
         }
         // As long as no source is done, rows only move among those of one source.
-        let same_sources = rows.len() == scores.len() / vocab_size;
+        let same_sources = each == beam && rows.len() == logits.len() / vocab_size;
         if !unfinished.is_empty() {
             state.select(tape, &rows, same_sources);
         }
-        sources = unfinished;
+        (sources, each) = (unfinished, beam);
     }
     done.sort_by_key(|&(row, _)| row);
     Ok(done.into_iter().map(|(_, hypotheses)| hypotheses).collect())
 }
 
-/// Logits of the next token of every prefix, `[sources × beam, V]`.
-fn next_scores(
+/// Logits of the next token of the first `each` prefixes of every source, `[sources × each, 1, V]`.
+fn next_logits(
     search: &Search,
     model: &Model,
     tape: &mut Tape<'_, f32>,
     source: &Rows,
     sources: &[SourceBeams],
+    each: usize,
     state: &mut State<f32>,
-) -> Result<Vec<f32>> {
+) -> Result<Var<f32>> {
     let bos = model.config().bos_token_id;
     if search.cache {
-        let prefixes = sources.iter().flat_map(|beams| &beams.prefixes);
+        let prefixes = sources.iter().flat_map(|beams| &beams.prefixes[..each]);
         let last: Vec<u32> = prefixes.map(|prefix| prefix.tokens.last().copied().unwrap_or(bos)).collect();
-        return Ok(model.step(tape, &last, state)?.value().data().to_vec());
+        return model.step(tape, &last, state);
     }
     let (mut encoder_input, mut decoder_input) = (Vec::new(), Vec::new());
     for beams in sources {
-        for prefix in &beams.prefixes {
+        for prefix in &beams.prefixes[..each] {
             encoder_input.push(source.row(beams.row).to_vec());
             decoder_input.push([&[bos], &prefix.tokens[..]].concat());
         }
@@ -138,13 +141,21 @@ fn next_scores(
     let scores = model.scores(tape, &Rows::new(&encoder_input, pad), &decoder_input)?;
     let vocab_size = model.config().vocab_size;
     let last = |row: usize| &scores.value().data()[((row + 1) * decoder_input.length - 1) * vocab_size..][..vocab_size];
-    Ok((0..decoder_input.len()).flat_map(last).copied().collect())
+    let logits: Vec<f32> = (0..decoder_input.len()).flat_map(last).copied().collect();
+    Ok(tape.constant(Tensor::new(logits, &[decoder_input.len(), 1, vocab_size])))
 }
 
-/// The candidates of one source, best first.
-fn candidates(search: &Search, beams: &SourceBeams, scores: &[f32], vocab_size: usize, first: bool) -> Vec<Candidate> {
+/// The candidates of one source, best first, from the logits of its prefixes, or of one row where all are empty;
+/// `None` where a logit is not finite.
+fn candidates(search: &Search, beams: &SourceBeams, logits: &[f32], vocab_size: usize) -> Option<Vec<Candidate>> {
+    let isa = Isa::best();
+    if !all_finite(isa, logits) {
+        return None;
+    }
     let mut all: Vec<Candidate> = Vec::new();
-    for (row, (prefix, scores)) in beams.prefixes.iter().zip(scores.chunks_exact(vocab_size)).enumerate() {
+    let shared = logits.len() == vocab_size;
+    for (row, prefix) in beams.prefixes.iter().enumerate() {
+        let scores = &logits[if shared { 0 } else { row * vocab_size }..][..vocab_size];
         let adjusted = search.repetition_penalty != 1.0 || search.no_repeat > 0;
         let mut copy = if adjusted { scores.to_vec() } else { Vec::new() };
         if adjusted {
@@ -152,7 +163,7 @@ fn candidates(search: &Search, beams: &SourceBeams, scores: &[f32], vocab_size: 
             forbid_repeats(&mut copy, &prefix.tokens, search.no_repeat);
         }
         let scores = if adjusted { &copy } else { scores };
-        let total = f64::from(pass::run(Isa::best(), LogSumExp(scores)));
+        let total = f64::from(log_sum_exp(isa, scores));
         let candidate = |token: u32| {
             let log_probability = prefix.log_probability + f64::from(scores[token as usize]) - total;
             Candidate { prefix: row, token, log_probability }
@@ -162,8 +173,8 @@ fn candidates(search: &Search, beams: &SourceBeams, scores: &[f32], vocab_size: 
             all.extend(draw(scores, sampling, place).map(candidate));
             continue;
         }
-        all.extend(top(scores, 2 * search.beam).into_iter().map(|(token, _)| candidate(token)));
-        if first {
+        all.extend(top(isa, scores, 2 * search.beam).into_iter().map(|(token, _)| candidate(token)));
+        if shared {
             break; // all prefixes are still empty
         }
     }
@@ -172,7 +183,7 @@ fn candidates(search: &Search, beams: &SourceBeams, scores: &[f32], vocab_size: 
         all.sort_by(|a, b| order(a, b).then(a.prefix.cmp(&b.prefix)).then(a.token.cmp(&b.token)));
         all.truncate(2 * search.beam);
     }
-    all
+    Some(all)
 }
 
 /// Extends the prefixes of a source by their best candidates. Returns the prefix that each new one extends, or `None`

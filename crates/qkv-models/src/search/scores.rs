@@ -1,72 +1,9 @@
-//! Logits of the next token: penalties on repetition, the top k of them, and sampling.
+//! Logits of the next token: penalties on repetition, and sampling.
 
 use super::Sampling;
-use qkv_simd::pass::{Pass, Smooth};
-use qkv_simd::philox;
+use qkv_simd::logits::top;
+use qkv_simd::{Isa, philox};
 use std::collections::BTreeSet;
-
-/// `ln Σ eˣ` of a row.
-pub(crate) struct LogSumExp<'a>(pub &'a [f32]);
-
-impl Pass for LogSumExp<'_> {
-    type Output = f32;
-
-    #[inline(always)]
-    fn run(self) -> f32 {
-        let chunks = self.0.chunks_exact(16);
-        let rest = chunks.remainder();
-        let mut highest = [f32::NEG_INFINITY; 16];
-        for chunk in chunks.clone() {
-            for l in 0..16 {
-                highest[l] = if chunk[l] > highest[l] { chunk[l] } else { highest[l] };
-            }
-        }
-        let mut most = f32::NEG_INFINITY;
-        for &x in highest.iter().chain(rest) {
-            most = if x > most { x } else { most };
-        }
-        if most == f32::NEG_INFINITY {
-            return most;
-        }
-        let mut sums = [0.0f32; 16];
-        for chunk in chunks {
-            for l in 0..16 {
-                sums[l] += (chunk[l] - most).exponential();
-            }
-        }
-        let mut sum = 0.0;
-        for &x in rest {
-            sum += (x - most).exponential();
-        }
-        for x in sums {
-            sum += x;
-        }
-        most + sum.ln()
-    }
-}
-
-/// The `count` highest scores, best first; among equals the lower token comes first.
-pub(crate) fn top(scores: &[f32], count: usize) -> Vec<(u32, f32)> {
-    let mut best: Vec<(u32, f32)> = Vec::with_capacity(count + 1);
-    let mut least = f32::NEG_INFINITY;
-    // Most blocks have no score above the smallest one kept: their maximum decides.
-    for (at, block) in scores.chunks(64).enumerate() {
-        let highest = block.iter().fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a });
-        if best.len() == count && highest <= least {
-            continue;
-        }
-        for (x, &score) in block.iter().enumerate() {
-            if best.len() == count && score <= least || score == f32::NEG_INFINITY {
-                continue;
-            }
-            let place = best.partition_point(|&(_, other)| other >= score);
-            best.insert(place, ((at * 64 + x) as u32, score));
-            best.truncate(count);
-            least = best[best.len() - 1].1;
-        }
-    }
-    best
-}
 
 /// Divides the scores of `generated` tokens by the penalty where positive, multiplies them where negative.
 pub(crate) fn penalize(scores: &mut [f32], generated: &[u32], penalty: f64) {
@@ -95,7 +32,7 @@ pub(crate) fn forbid_repeats(scores: &mut [f32], generated: &[u32], length: usiz
 /// Samples a token; `place` selects the random number: source, prefix and position.
 pub(crate) fn draw(scores: &[f32], sampling: &Sampling, place: [u32; 3]) -> Option<u32> {
     let count = if sampling.top_k == 0 { scores.len() } else { sampling.top_k.min(scores.len()) };
-    let mut kept = top(scores, count);
+    let mut kept = top(Isa::best(), scores, count);
     let highest = kept.first()?.1;
     let weight = |score: f32| (f64::from(score - highest) / sampling.temperature).exp();
     let total: f64 = kept.iter().map(|&(_, score)| weight(score)).sum();
@@ -121,15 +58,6 @@ pub(crate) fn draw(scores: &[f32], sampling: &Sampling, place: [u32; 3]) -> Opti
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_top_scores_are_found_in_order() {
-        let scores: Vec<f32> = (0..1000).map(|x| ((x * 7919) % 1009) as f32).collect();
-        let mut expected: Vec<(u32, f32)> = scores.iter().enumerate().map(|(x, &s)| (x as u32, s)).collect();
-        expected.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        assert_eq!(top(&scores, 7), expected[..7]);
-        assert_eq!(top(&[f32::NEG_INFINITY, 1.0], 5), [(1, 1.0)]);
-    }
 
     #[test]
     fn an_n_gram_is_not_repeated() {
@@ -160,13 +88,5 @@ mod tests {
         assert_eq!(share(&Sampling { top_p: 0.5, ..Sampling::default() })[2], 1.0);
         assert_eq!(share(&Sampling { min_p: 0.2, ..Sampling::default() })[0], 0.0);
         assert!(share(&Sampling { temperature: 0.1, ..Sampling::default() })[2] > 0.99);
-    }
-
-    #[test]
-    fn the_sum_of_exponentials_is_right() {
-        let scores: Vec<f32> = (0..100).map(|x| (x as f32).sin() * 5.0).collect();
-        let expected = scores.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln();
-        let found = qkv_simd::pass::run(qkv_simd::Isa::best(), LogSumExp(&scores));
-        assert!((f64::from(found) - expected).abs() < 1e-5);
     }
 }

@@ -3,10 +3,10 @@
 
 use super::rules::Rules;
 use super::{Encoded, Whisper, WhisperState};
-use crate::search::{LogSumExp, top};
 use crate::{Result, finite};
 use qkv_nn::{Parameters, Tape, Tensor, Var};
-use qkv_simd::{Isa, pass, philox};
+use qkv_simd::logits::{log_sum_exp, top};
+use qkv_simd::{Isa, philox};
 
 /// How a window is decoded.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,7 +63,7 @@ fn row(tape: &Tape<'_, f32>, hidden: &Var<f32>, at: usize) -> Var<f32> {
 
 /// `logits[id]` as a probability among all of them.
 fn probability(logits: &[f32], id: u32) -> f64 {
-    let total = pass::run(Isa::best(), LogSumExp(logits));
+    let total = log_sum_exp(Isa::best(), logits);
     f64::from(logits[id as usize] - total).exp()
 }
 
@@ -161,9 +161,9 @@ impl<'a> Decoder<'a> {
             for (place, (&at, logits)) in open.iter().zip(logits.chunks_exact_mut(vocabulary)).enumerate() {
                 let sequence = &mut found[at];
                 self.rules.apply(logits, &sequence.tokens);
-                let total = f64::from(pass::run(Isa::best(), LogSumExp(logits)));
+                let total = f64::from(log_sum_exp(Isa::best(), logits));
                 let token = match sampling {
-                    None => top(logits, 1).first().map(|&(token, _)| token),
+                    None => top(Isa::best(), logits, 1).first().map(|&(token, _)| token),
                     Some((temperature, seed)) => sample(logits, temperature, seed, [at as u32, step as u32]),
                 };
                 let token = token.unwrap_or(self.end);
@@ -199,8 +199,8 @@ impl<'a> Decoder<'a> {
             let mut candidates: Vec<(usize, u32, f64)> = Vec::new();
             for (at, (beam, logits)) in beams.iter().zip(logits.chunks_exact_mut(vocabulary)).enumerate() {
                 self.rules.apply(logits, &beam.tokens);
-                let total = f64::from(pass::run(Isa::best(), LogSumExp(logits)));
-                let best = top(logits, 2 * width).into_iter();
+                let total = f64::from(log_sum_exp(Isa::best(), logits));
+                let best = top(Isa::best(), logits, 2 * width).into_iter();
                 candidates.extend(best.map(|(token, x)| (at, token, beam.log_probability + f64::from(x) - total)));
             }
             candidates.sort_by(|a, b| b.2.total_cmp(&a.2).then((a.0, a.1).cmp(&(b.0, b.1))));

@@ -2,8 +2,8 @@
 //! rules set logits to −∞ before probabilities are computed from them.
 
 use super::vocabulary::Vocabulary;
-use crate::search::LogSumExp;
-use qkv_simd::{Isa, pass};
+use qkv_simd::Isa;
+use qkv_simd::logits::log_sum_exp;
 
 /// The rules of one model.
 #[derive(Clone, Debug)]
@@ -85,7 +85,7 @@ impl Rules {
             }
         }
         // Where all times together are more probable than any text, it is a time.
-        let together = pass::run(Isa::best(), LogSumExp(&logits[times..]));
+        let together = log_sum_exp(Isa::best(), &logits[times..]);
         let text = logits[..times].iter().fold(NEVER, |most, &x| if x > most { x } else { most });
         if together > text {
             logits[..times].fill(NEVER);

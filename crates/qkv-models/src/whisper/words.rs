@@ -4,9 +4,9 @@
 use super::vocabulary::{TIME_STEP, Vocabulary};
 use super::{Encoded, Whisper};
 use crate::Result;
-use crate::search::LogSumExp;
 use qkv_nn::{Parameters, Tape};
-use qkv_simd::{Isa, pass};
+use qkv_simd::Isa;
+use qkv_simd::logits::log_sum_exp;
 use serde::Serialize;
 
 /// A word with its time.
@@ -78,7 +78,7 @@ impl Aligner<'_> {
             .zip(tokens)
             .map(|(logits, &token)| {
                 let text = &logits[..self.vocabulary.end as usize];
-                f64::from(text[token as usize] - pass::run(Isa::best(), LogSumExp(text))).exp()
+                f64::from(text[token as usize] - log_sum_exp(Isa::best(), text)).exp()
             })
             .collect();
         let mut mean = vec![0.0f32; input.len() * positions];

@@ -245,6 +245,17 @@ impl<T: Float> Tape<'_, T> {
             }
             return done;
         }
+        if machine.is_int8()
+            && let Some(int8) = ws.iter().map(|&w| parameters.int8(w)).collect::<Option<Vec<_>>>()
+        {
+            let bytes = int8.iter().map(|matrix| matrix.bytes()).sum();
+            let mut outputs: Vec<_> = int8.into_iter().zip(outputs).collect();
+            let done = T::int8_products(isa, machine.team(), rows, width, &mut outputs);
+            if done {
+                count(bytes);
+            }
+            return done;
+        }
         let Some(packed) = ws.iter().map(|&w| parameters.packed(w)).collect::<Option<Vec<_>>>() else { return false };
         let bytes = packed.iter().map(|matrix| matrix.bytes()).sum();
         let mut outputs: Vec<_> = packed.into_iter().zip(outputs).collect();

@@ -179,13 +179,14 @@ impl Job<'_> {
                     }
                 }
                 // The second sum is that of the second half, where halves have scales of their own.
-                let mut exact: [[W; 2]; M] = std::array::from_fn(|m| {
+                let mut exact = [[W::splat(0); 2]; M];
+                for m in 0..M {
                     let [low, high] = *vectors[m].halves.add(block);
-                    match KIND {
+                    exact[m] = match KIND {
                         SUPER_HALVES => [W::splat(-self.zero * low), W::splat(-self.zero * high)],
                         _ => [W::splat(-self.zero * (low + high)), W::splat(0)],
-                    }
-                });
+                    };
+                }
                 macro_rules! add_pair {
                     ($pair:expr, $w:expr) => {{
                         let part = if KIND == SUPER_HALVES { $pair / 8 } else { 0 };

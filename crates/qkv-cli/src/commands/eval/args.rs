@@ -1,7 +1,7 @@
 //! The arguments of `qkv eval`.
 
 use crate::arguments::{ADAPTER, Argument, Arguments, Kind, MODEL_OR_EMBEDDED, Matches, THREADS};
-use crate::device::{self, DEVICE};
+use crate::device::{self, DEVICE, PRECISION};
 use crate::search::{SEARCH, SearchArgs};
 use qkv_models::metrics::words::Words;
 use qkv_nn::Device;
@@ -50,7 +50,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
             Argument::new("json", Kind::Switch, "Print one JSON object"),
         ],
     ),
-    ("Computation", &[DEVICE, THREADS]),
+    ("Computation", &[DEVICE, PRECISION, THREADS]),
 ];
 
 /// Command lines to start from.
@@ -82,6 +82,7 @@ pub(crate) struct EvalArgs {
     pub json: bool,
     pub threads: Option<usize>,
     pub device: Device,
+    pub int8: bool,
 }
 
 impl EvalArgs {
@@ -106,6 +107,7 @@ impl EvalArgs {
             json: matches.switch("json"),
             threads: matches.count("threads"),
             device: device::parse(matches),
+            int8: device::parse_int8(matches),
         })
     }
 }

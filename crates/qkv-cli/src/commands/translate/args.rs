@@ -1,7 +1,7 @@
 //! The arguments of `qkv translate`.
 
 use crate::arguments::{Argument, Arguments, Kind, MODEL_OR_EMBEDDED, Matches, THREADS};
-use crate::device::{self, DEVICE};
+use crate::device::{self, DEVICE, PRECISION};
 use crate::search::{SEARCH, SearchArgs};
 use qkv_nn::Device;
 use std::path::PathBuf;
@@ -48,7 +48,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
                 .conflicts(&["scores"]),
         ],
     ),
-    ("Computation", &[DEVICE, THREADS]),
+    ("Computation", &[DEVICE, PRECISION, THREADS]),
 ];
 
 /// Command lines to start from.
@@ -85,6 +85,7 @@ pub(crate) struct TranslateArgs {
     pub json: bool,
     pub threads: Option<usize>,
     pub device: Device,
+    pub int8: bool,
 }
 
 impl TranslateArgs {
@@ -106,6 +107,7 @@ impl TranslateArgs {
             json: matches.switch("json"),
             threads: matches.count("threads"),
             device: device::parse(matches),
+            int8: device::parse_int8(matches),
         }
     }
 }

@@ -1,0 +1,410 @@
+//! The inner loops of products in 8 bits: a register tile of sums for some rows and panels. Four bytes of a row are
+//! multiplied with four of each column at a time: by `VPDPBUSD`, which does not saturate, where the CPU has VNNI;
+//! elsewhere as 16-bit pairs.
+
+// SAFETY, for the whole module: every method requires the instruction set of its intrinsics, and a load the bytes that
+// it names.
+#![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
+
+use super::{Int8Matrix, Int8Rows, LANES, LARGEST, QUAD, SHIFT, SMALLEST};
+use crate::isa::{Isa, Level};
+use crate::lanes::{Lanes, portable};
+#[cfg(target_arch = "x86_64")]
+use crate::lanes::{avx2, avx512};
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::*;
+
+/// Bytes of a quad of every column of a panel.
+const LINE: usize = LANES * QUAD;
+
+/// How four bytes are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dots {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Vnni,
+}
+
+impl Dots {
+    /// The fastest of an instruction set.
+    pub fn of(isa: Isa) -> Dots {
+        match isa.level() {
+            Level::Portable => Dots::Portable,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => Dots::Avx2,
+            #[cfg(target_arch = "x86_64")]
+            _ if is_x86_feature_detected!("avx512vnni") => Dots::Vnni,
+            #[cfg(target_arch = "x86_64")]
+            _ => Dots::Avx512,
+        }
+    }
+
+    /// All that this CPU has.
+    #[cfg(test)]
+    pub fn available() -> Vec<Dots> {
+        let mut found: Vec<Dots> = Isa::available().into_iter().map(Dots::of).collect();
+        #[cfg(target_arch = "x86_64")]
+        match found.contains(&Dots::Vnni) {
+            true => found.push(Dots::Avx512),
+            false => eprintln!("skipped: 8-bit products with VNNI (this CPU has none)"),
+        }
+        found.dedup();
+        found
+    }
+}
+
+/// Some rows of the result in some panels.
+pub(super) struct Job<'a> {
+    pub matrix: &'a Int8Matrix,
+    pub x: &'a Int8Rows,
+    pub rows: std::ops::Range<usize>,
+    pub panels: std::ops::Range<usize>,
+    pub out: *mut f32,
+}
+
+/// Runs a job.
+///
+/// # Safety
+/// The CPU has the instructions, rows and matrix have one width, and the rows of `out` may be written in the panels.
+pub(super) unsafe fn run(dots: Dots, job: Job<'_>) {
+    match dots {
+        Dots::Portable => job.run::<PortableSums>(),
+        #[cfg(target_arch = "x86_64")]
+        Dots::Avx2 => by_avx2(job),
+        #[cfg(target_arch = "x86_64")]
+        Dots::Avx512 => by_avx512(job),
+        #[cfg(target_arch = "x86_64")]
+        Dots::Vnni => by_vnni(job),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn by_avx2(job: Job<'_>) {
+    job.run::<Avx2Sums>()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn by_avx512(job: Job<'_>) {
+    job.run::<Avx512Sums>()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn by_vnni(job: Job<'_>) {
+    job.run::<VnniSums>()
+}
+
+/// Rounds rows as [`Int8Rows`] describes; `false`, and nothing done, where only the general pass does that.
+pub(super) fn round(isa: Isa, x: &[f32], into: &mut Int8Rows) -> bool {
+    match isa.level() {
+        Level::Portable => false,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => false,
+        #[cfg(target_arch = "x86_64")]
+        _ => {
+            for (at, x) in x.chunks_exact(into.width).enumerate() {
+                let codes = &mut into.codes[at * into.row..][..into.width];
+                // SAFETY: an `Isa` above AVX2 exists only where the CPU has AVX-512.
+                (into.scales[at], into.excess[at]) = unsafe { round_by_avx512(x, codes) };
+            }
+            true
+        }
+    }
+}
+
+/// Rounds a row; its scale, and what the shift of a matrix adds to its sums.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn round_by_avx512(x: &[f32], codes: &mut [i8]) -> (f32, i32) {
+    let zero = _mm512_setzero_ps();
+    let (mut most, mut odd) = (zero, zero);
+    for at in (0..x.len()).step_by(LANES) {
+        let lanes = _mm512_maskz_loadu_ps(first_lanes(x.len() - at), x.as_ptr().add(at));
+        most = _mm512_max_ps(most, _mm512_abs_ps(lanes));
+        // 0 for finite numbers, otherwise NaN.
+        odd = _mm512_add_ps(odd, _mm512_mul_ps(lanes, zero));
+    }
+    let (largest, odd) = (_mm512_reduce_max_ps(most), _mm512_reduce_add_ps(odd));
+    if odd != 0.0 || largest <= SMALLEST {
+        codes.fill(0);
+        return (odd, 0);
+    }
+    let (inverse, mut sums) = (_mm512_set1_ps(LARGEST / largest), _mm512_setzero_si512());
+    for at in (0..x.len()).step_by(LANES) {
+        let mask = first_lanes(x.len() - at);
+        let lanes = _mm512_maskz_loadu_ps(mask, x.as_ptr().add(at));
+        let whole = _mm512_cvtps_epi32(_mm512_mul_ps(lanes, inverse));
+        sums = _mm512_add_epi32(sums, whole);
+        _mm512_mask_cvtepi32_storeu_epi8(codes.as_mut_ptr().add(at), mask, whole);
+    }
+    (largest / LARGEST, SHIFT * _mm512_reduce_add_epi32(sums))
+}
+
+/// The bits of the first `count` lanes.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn first_lanes(count: usize) -> u16 {
+    u16::MAX >> (LANES - count.min(LANES))
+}
+
+impl Job<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Sums>(&self) {
+        let mut panel = self.panels.start;
+        while panel < self.panels.end {
+            if S::PANELS >= 4 && self.panels.end - panel >= 4 {
+                self.column::<S, 4>(panel);
+                panel += 4;
+            } else {
+                self.column::<S, 1>(panel);
+                panel += 1;
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn column<S: Sums, const PANELS: usize>(&self, panel: usize) {
+        let mut row = self.rows.start;
+        while row < self.rows.end {
+            let left = self.rows.end - row;
+            if S::ROWS >= 6 && left >= 6 {
+                self.tile::<S, 6, PANELS>(row, panel);
+                row += 6;
+            } else if left >= 2 {
+                self.tile::<S, 2, PANELS>(row, panel);
+                row += 2;
+            } else {
+                self.tile::<S, 1, PANELS>(row, panel);
+                row += 1;
+            }
+        }
+    }
+
+    /// One register tile over the whole width.
+    #[inline(always)]
+    unsafe fn tile<S: Sums, const ROWS: usize, const PANELS: usize>(&self, row: usize, panel: usize) {
+        let (each, depth) = (self.x.row, self.x.row / QUAD);
+        let mut x = self.x.codes.as_ptr().add(row * each);
+        let mut w = self.matrix.panels.as_ptr().add(panel * depth * LINE);
+        let mut sums = [[S::zero(); PANELS]; ROWS];
+        for _ in 0..depth {
+            let mut columns = [S::columns(w); PANELS];
+            for (p, column) in columns.iter_mut().enumerate().skip(1) {
+                *column = S::columns(w.add(p * depth * LINE));
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let quad = S::quad(x.add(r * each));
+                for (sum, column) in sums.iter_mut().zip(columns) {
+                    *sum = sum.add(column, quad);
+                }
+            }
+            x = x.add(QUAD);
+            w = w.add(LINE);
+        }
+        for (r, sums) in sums.iter().enumerate() {
+            let (excess, own) = (self.x.excess[row + r], S::Lanes::splat(self.x.scales[row + r]));
+            for (p, sum) in sums.iter().enumerate() {
+                let first = (panel + p) * LANES;
+                let scales = S::Lanes::load(self.matrix.scales.as_ptr().add(first));
+                let y = sum.minus(excess).mul(scales.mul(own));
+                let out = self.out.add((row + r) * self.matrix.rows + first);
+                match self.matrix.rows - first {
+                    left if left >= LANES => y.store(out),
+                    left => y.store_first(out, left),
+                }
+            }
+        }
+    }
+}
+
+/// Sixteen 32-bit sums. All arithmetic is exact, so every instruction set computes the same bits.
+///
+/// # Safety
+/// Every method may be called only where the CPU has the instruction set of the implementing type.
+trait Sums: Copy {
+    /// The same as `f32`.
+    type Lanes: Lanes<Scalar = f32>;
+    /// Four bytes of each of sixteen columns, without a sign.
+    type Columns: Copy;
+    /// Four bytes of a row, with a sign, for every column.
+    type Quad: Copy;
+    /// Rows of a register tile.
+    const ROWS: usize;
+    /// Panels of a register tile.
+    const PANELS: usize;
+
+    unsafe fn zero() -> Self;
+    unsafe fn columns(from: *const u8) -> Self::Columns;
+    unsafe fn quad(from: *const i8) -> Self::Quad;
+    /// `self + Σ columns · quad`.
+    unsafe fn add(self, columns: Self::Columns, quad: Self::Quad) -> Self;
+    /// `self − x`, rounded to nearest even.
+    unsafe fn minus(self, x: i32) -> Self::Lanes;
+}
+
+/// Plain arrays: any architecture.
+#[derive(Clone, Copy)]
+struct PortableSums([i32; LANES]);
+
+impl Sums for PortableSums {
+    type Lanes = portable::F32x16;
+    type Columns = [u8; LINE];
+    type Quad = [i8; QUAD];
+    const ROWS: usize = 2;
+    const PANELS: usize = 1;
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        PortableSums([0; LANES])
+    }
+    #[inline(always)]
+    unsafe fn columns(from: *const u8) -> Self::Columns {
+        from.cast::<[u8; LINE]>().read()
+    }
+    #[inline(always)]
+    unsafe fn quad(from: *const i8) -> Self::Quad {
+        from.cast::<[i8; QUAD]>().read()
+    }
+    #[inline(always)]
+    unsafe fn add(mut self, columns: Self::Columns, quad: Self::Quad) -> Self {
+        for (sum, column) in self.0.iter_mut().zip(columns.as_chunks::<QUAD>().0) {
+            for (&w, x) in column.iter().zip(quad) {
+                *sum += i32::from(w) * i32::from(x);
+            }
+        }
+        self
+    }
+    #[inline(always)]
+    unsafe fn minus(self, x: i32) -> Self::Lanes {
+        Lanes::load(self.0.map(|sum| (sum - x) as f32).as_ptr())
+    }
+}
+
+/// Two 256-bit registers: columns 0 to 7 and 8 to 15. Bytes are widened to 16 bits, the even ones and the odd ones.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+struct Avx2Sums([__m256i; 2]);
+
+#[cfg(target_arch = "x86_64")]
+impl Sums for Avx2Sums {
+    type Lanes = avx2::F32x16;
+    type Columns = [[__m256i; 2]; 2];
+    type Quad = [__m256i; 2];
+    const ROWS: usize = 2;
+    const PANELS: usize = 1;
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        Avx2Sums([_mm256_setzero_si256(); 2])
+    }
+    #[inline(always)]
+    unsafe fn columns(from: *const u8) -> Self::Columns {
+        let low = _mm256_set1_epi16(0xff);
+        let first = _mm256_loadu_si256(from.cast());
+        let second = _mm256_loadu_si256(from.add(LINE / 2).cast());
+        [
+            [_mm256_and_si256(first, low), _mm256_srli_epi16::<8>(first)],
+            [_mm256_and_si256(second, low), _mm256_srli_epi16::<8>(second)],
+        ]
+    }
+    #[inline(always)]
+    unsafe fn quad(from: *const i8) -> Self::Quad {
+        let x = _mm256_set1_epi32(from.cast::<i32>().read_unaligned());
+        [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x)), _mm256_srai_epi16::<8>(x)]
+    }
+    #[inline(always)]
+    unsafe fn add(mut self, columns: Self::Columns, quad: Self::Quad) -> Self {
+        for (sum, [even, odd]) in self.0.iter_mut().zip(columns) {
+            let pairs = _mm256_add_epi32(_mm256_madd_epi16(even, quad[0]), _mm256_madd_epi16(odd, quad[1]));
+            *sum = _mm256_add_epi32(*sum, pairs);
+        }
+        self
+    }
+    #[inline(always)]
+    unsafe fn minus(self, x: i32) -> Self::Lanes {
+        let x = _mm256_set1_epi32(x);
+        avx2::F32x16(
+            _mm256_cvtepi32_ps(_mm256_sub_epi32(self.0[0], x)),
+            _mm256_cvtepi32_ps(_mm256_sub_epi32(self.0[1], x)),
+        )
+    }
+}
+
+/// One 512-bit register; bytes as with AVX2.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+struct Avx512Sums(__m512i);
+
+#[cfg(target_arch = "x86_64")]
+impl Sums for Avx512Sums {
+    type Lanes = avx512::F32x16;
+    type Columns = [__m512i; 2];
+    type Quad = [__m512i; 2];
+    const ROWS: usize = 2;
+    const PANELS: usize = 4;
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        Avx512Sums(_mm512_setzero_si512())
+    }
+    #[inline(always)]
+    unsafe fn columns(from: *const u8) -> Self::Columns {
+        let bytes = _mm512_loadu_si512(from.cast());
+        [_mm512_and_si512(bytes, _mm512_set1_epi16(0xff)), _mm512_srli_epi16::<8>(bytes)]
+    }
+    #[inline(always)]
+    unsafe fn quad(from: *const i8) -> Self::Quad {
+        let x = _mm512_set1_epi32(from.cast::<i32>().read_unaligned());
+        [_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(x)), _mm512_srai_epi16::<8>(x)]
+    }
+    #[inline(always)]
+    unsafe fn add(self, [even, odd]: Self::Columns, quad: Self::Quad) -> Self {
+        let pairs = _mm512_add_epi32(_mm512_madd_epi16(even, quad[0]), _mm512_madd_epi16(odd, quad[1]));
+        Avx512Sums(_mm512_add_epi32(self.0, pairs))
+    }
+    #[inline(always)]
+    unsafe fn minus(self, x: i32) -> Self::Lanes {
+        avx512::F32x16(_mm512_cvtepi32_ps(_mm512_sub_epi32(self.0, _mm512_set1_epi32(x))))
+    }
+}
+
+/// One 512-bit register and VNNI's instruction.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+struct VnniSums(__m512i);
+
+#[cfg(target_arch = "x86_64")]
+impl Sums for VnniSums {
+    type Lanes = avx512::F32x16;
+    type Columns = __m512i;
+    type Quad = __m512i;
+    const ROWS: usize = 6;
+    const PANELS: usize = 4;
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        VnniSums(_mm512_setzero_si512())
+    }
+    #[inline(always)]
+    unsafe fn columns(from: *const u8) -> Self::Columns {
+        _mm512_loadu_si512(from.cast())
+    }
+    #[inline(always)]
+    unsafe fn quad(from: *const i8) -> Self::Quad {
+        _mm512_set1_epi32(from.cast::<i32>().read_unaligned())
+    }
+    #[inline(always)]
+    unsafe fn add(self, columns: Self::Columns, quad: Self::Quad) -> Self {
+        VnniSums(_mm512_dpbusd_epi32(self.0, columns, quad))
+    }
+    #[inline(always)]
+    unsafe fn minus(self, x: i32) -> Self::Lanes {
+        avx512::F32x16(_mm512_cvtepi32_ps(_mm512_sub_epi32(self.0, _mm512_set1_epi32(x))))
+    }
+}

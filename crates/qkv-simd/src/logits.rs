@@ -1,0 +1,204 @@
+//! Passes over a row of logits: what a search needs to know of a vocabulary. They are compiled here, for every
+//! instruction set, and not at the optimization level of whoever searches.
+
+use crate::isa::Isa;
+use crate::pass::{self, Pass, Smooth};
+
+/// Lanes of every reduction, so that a result has the same bits on every instruction set.
+const LANES: usize = 16;
+/// Logits whose maximum is compared at a time while the highest ones are looked for.
+const BLOCK: usize = 64;
+
+/// `ln Σ eˣ` of a row; −∞ where it is empty or all of it is −∞.
+///
+/// ```
+/// use qkv_simd::{Isa, logits::log_sum_exp};
+/// assert!((log_sum_exp(Isa::best(), &[0.0, 0.0]) - 2f32.ln()).abs() < 1e-6);
+/// ```
+pub fn log_sum_exp(isa: Isa, row: &[f32]) -> f32 {
+    pass::run(isa, LogSumExp(row))
+}
+
+/// Whether every logit is finite.
+pub fn all_finite(isa: Isa, row: &[f32]) -> bool {
+    pass::run(isa, AllFinite(row))
+}
+
+/// The `count` highest logits with their indices, best first; among equals the lower index comes first. Logits of −∞
+/// and NaN are never among them.
+///
+/// ```
+/// use qkv_simd::{Isa, logits::top};
+/// assert_eq!(top(Isa::best(), &[1.0, 3.0, 2.0, 3.0], 3), [(1, 3.0), (3, 3.0), (2, 2.0)]);
+/// ```
+pub fn top(isa: Isa, row: &[f32], count: usize) -> Vec<(u32, f32)> {
+    let mut best = Vec::with_capacity(count.min(row.len()) + 1);
+    if count > 0 {
+        pass::run(isa, Top { row, count, best: &mut best });
+    }
+    best
+}
+
+struct LogSumExp<'a>(&'a [f32]);
+
+impl Pass for LogSumExp<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run(self) -> f32 {
+        let (chunks, rest) = self.0.as_chunks::<LANES>();
+        let mut most = highest(chunks);
+        for &x in rest {
+            most = if x > most { x } else { most };
+        }
+        if most == f32::NEG_INFINITY {
+            return most;
+        }
+        let mut sums = [0.0f32; LANES];
+        for chunk in chunks {
+            for l in 0..LANES {
+                sums[l] += (chunk[l] - most).exponential();
+            }
+        }
+        let mut sum = 0.0;
+        for &x in rest {
+            sum += (x - most).exponential();
+        }
+        for x in sums {
+            sum += x;
+        }
+        most + sum.ln()
+    }
+}
+
+/// The highest of all lanes; −∞ if there are none.
+#[inline(always)]
+fn highest(chunks: &[[f32; LANES]]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for chunk in chunks {
+        for l in 0..LANES {
+            lanes[l] = if chunk[l] > lanes[l] { chunk[l] } else { lanes[l] };
+        }
+    }
+    let mut half = LANES / 2;
+    while half > 0 {
+        for l in 0..half {
+            lanes[l] = if lanes[l + half] > lanes[l] { lanes[l + half] } else { lanes[l] };
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+struct AllFinite<'a>(&'a [f32]);
+
+impl Pass for AllFinite<'_> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run(self) -> bool {
+        let (chunks, rest) = self.0.as_chunks::<LANES>();
+        // 0 for a finite number, otherwise NaN.
+        let mut lanes = [0.0f32; LANES];
+        for chunk in chunks {
+            for l in 0..LANES {
+                lanes[l] += chunk[l] * 0.0;
+            }
+        }
+        for (l, x) in rest.iter().enumerate() {
+            lanes[l] += x * 0.0;
+        }
+        let mut sum = 0.0;
+        for x in lanes {
+            sum += x;
+        }
+        sum == 0.0
+    }
+}
+
+struct Top<'a> {
+    row: &'a [f32],
+    count: usize,
+    best: &'a mut Vec<(u32, f32)>,
+}
+
+impl Pass for Top<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        // A logit is taken where it is above this: most blocks have none, and their maximum decides.
+        let mut least = f32::NEG_INFINITY;
+        for (at, block) in self.row.chunks(BLOCK).enumerate() {
+            let (chunks, rest) = block.as_chunks::<LANES>();
+            if rest.is_empty() && highest(chunks) <= least {
+                continue;
+            }
+            for (x, &logit) in block.iter().enumerate() {
+                if logit > least {
+                    insert(self.best, self.count, ((at * BLOCK + x) as u32, logit));
+                    if self.best.len() == self.count {
+                        least = self.best[self.count - 1].1;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Inserts behind those that are as high, and drops the lowest of more than `count`.
+fn insert(best: &mut Vec<(u32, f32)>, count: usize, found: (u32, f32)) {
+    if best.len() == count {
+        best.pop();
+    }
+    let place = best.partition_point(|&(_, other)| other >= found.1);
+    best.insert(place, found);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_top_logits_are_found_in_order() {
+        let row: Vec<f32> = (0..1000).map(|x| ((x * 7919) % 509) as f32).collect();
+        let mut expected: Vec<(u32, f32)> = row.iter().enumerate().map(|(x, &s)| (x as u32, s)).collect();
+        expected.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        for isa in Isa::available() {
+            for count in [0, 1, 7, 100, 1000, 2000] {
+                assert_eq!(top(isa, &row, count), expected[..count.min(1000)], "{isa} {count}");
+            }
+            assert_eq!(top(isa, &[f32::NEG_INFINITY, 1.0, f32::NAN], 5), [(1, 1.0)]);
+            assert_eq!(top(isa, &[], 5), []);
+        }
+    }
+
+    #[test]
+    fn the_sum_of_exponentials_is_right_and_has_the_same_bits_everywhere() {
+        for length in [1, 15, 16, 17, 100, 8000] {
+            let row: Vec<f32> = (0..length).map(|x| (x as f32).sin() * 5.0).collect();
+            let expected = row.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln();
+            let portable = log_sum_exp(Isa::named("portable").unwrap(), &row);
+            assert!((f64::from(portable) - expected).abs() < 1e-5, "{length}: {portable} {expected}");
+            for isa in Isa::available() {
+                assert_eq!(log_sum_exp(isa, &row), portable, "{isa} {length}");
+            }
+        }
+        assert_eq!(log_sum_exp(Isa::best(), &[f32::NEG_INFINITY; 20]), f32::NEG_INFINITY);
+        assert_eq!(log_sum_exp(Isa::best(), &[]), f32::NEG_INFINITY);
+    }
+
+    #[test]
+    fn one_number_that_is_not_finite_is_noticed_wherever_it_is() {
+        for isa in Isa::available() {
+            for at in [0, 15, 16, 36] {
+                for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                    let mut row = [f32::MAX; 37];
+                    assert!(all_finite(isa, &row));
+                    row[at] = odd;
+                    assert!(!all_finite(isa, &row), "{isa} {at} {odd}");
+                }
+            }
+        }
+    }
+}
