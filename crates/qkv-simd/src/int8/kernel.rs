@@ -72,7 +72,7 @@ pub(super) struct Job<'a> {
 /// The CPU has the instructions, rows and matrix have one width, and the rows of `out` may be written in the panels.
 pub(super) unsafe fn run(dots: Dots, job: Job<'_>) {
     match dots {
-        Dots::Portable => job.run::<PortableSums>(),
+        Dots::Portable => job.run::<PortableTotals>(),
         #[cfg(target_arch = "x86_64")]
         Dots::Avx2 => by_avx2(job),
         #[cfg(target_arch = "x86_64")]
@@ -85,19 +85,19 @@ pub(super) unsafe fn run(dots: Dots, job: Job<'_>) {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn by_avx2(job: Job<'_>) {
-    job.run::<Avx2Sums>()
+    job.run::<Avx2Totals>()
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn by_avx512(job: Job<'_>) {
-    job.run::<Avx512Sums>()
+    job.run::<Avx512Totals>()
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn by_vnni(job: Job<'_>) {
-    job.run::<VnniSums>()
+    job.run::<VnniTotals>()
 }
 
 /// Rounds rows as [`Int8Rows`] describes; `false`, and nothing done, where only the general pass does that.
@@ -155,7 +155,7 @@ fn first_lanes(count: usize) -> u16 {
 
 impl Job<'_> {
     #[inline(always)]
-    unsafe fn run<S: Sums>(&self) {
+    unsafe fn run<S: Totals>(&self) {
         let mut panel = self.panels.start;
         while panel < self.panels.end {
             if S::PANELS >= 4 && self.panels.end - panel >= 4 {
@@ -169,7 +169,7 @@ impl Job<'_> {
     }
 
     #[inline(always)]
-    unsafe fn column<S: Sums, const PANELS: usize>(&self, panel: usize) {
+    unsafe fn column<S: Totals, const PANELS: usize>(&self, panel: usize) {
         let mut row = self.rows.start;
         while row < self.rows.end {
             let left = self.rows.end - row;
@@ -188,7 +188,7 @@ impl Job<'_> {
 
     /// One register tile over the whole width.
     #[inline(always)]
-    unsafe fn tile<S: Sums, const ROWS: usize, const PANELS: usize>(&self, row: usize, panel: usize) {
+    unsafe fn tile<S: Totals, const ROWS: usize, const PANELS: usize>(&self, row: usize, panel: usize) {
         let (each, depth) = (self.x.row, self.x.row / QUAD);
         let mut x = self.x.codes.as_ptr().add(row * each);
         let mut w = self.matrix.panels.as_ptr().add(panel * depth * LINE);
@@ -227,7 +227,7 @@ impl Job<'_> {
 ///
 /// # Safety
 /// Every method may be called only where the CPU has the instruction set of the implementing type.
-trait Sums: Copy {
+trait Totals: Copy {
     /// The same as `f32`.
     type Lanes: Lanes<Scalar = f32>;
     /// Four bytes of each of sixteen columns, without a sign.
@@ -250,9 +250,9 @@ trait Sums: Copy {
 
 /// Plain arrays: any architecture.
 #[derive(Clone, Copy)]
-struct PortableSums([i32; LANES]);
+struct PortableTotals([i32; LANES]);
 
-impl Sums for PortableSums {
+impl Totals for PortableTotals {
     type Lanes = portable::F32x16;
     type Columns = [u8; LINE];
     type Quad = [i8; QUAD];
@@ -261,7 +261,7 @@ impl Sums for PortableSums {
 
     #[inline(always)]
     unsafe fn zero() -> Self {
-        PortableSums([0; LANES])
+        PortableTotals([0; LANES])
     }
     #[inline(always)]
     unsafe fn columns(from: *const u8) -> Self::Columns {
@@ -289,10 +289,10 @@ impl Sums for PortableSums {
 /// Two 256-bit registers: columns 0 to 7 and 8 to 15. Bytes are widened to 16 bits, the even ones and the odd ones.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
-struct Avx2Sums([__m256i; 2]);
+struct Avx2Totals([__m256i; 2]);
 
 #[cfg(target_arch = "x86_64")]
-impl Sums for Avx2Sums {
+impl Totals for Avx2Totals {
     type Lanes = avx2::F32x16;
     type Columns = [[__m256i; 2]; 2];
     type Quad = [__m256i; 2];
@@ -301,7 +301,7 @@ impl Sums for Avx2Sums {
 
     #[inline(always)]
     unsafe fn zero() -> Self {
-        Avx2Sums([_mm256_setzero_si256(); 2])
+        Avx2Totals([_mm256_setzero_si256(); 2])
     }
     #[inline(always)]
     unsafe fn columns(from: *const u8) -> Self::Columns {
@@ -339,10 +339,10 @@ impl Sums for Avx2Sums {
 /// One 512-bit register; bytes as with AVX2.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
-struct Avx512Sums(__m512i);
+struct Avx512Totals(__m512i);
 
 #[cfg(target_arch = "x86_64")]
-impl Sums for Avx512Sums {
+impl Totals for Avx512Totals {
     type Lanes = avx512::F32x16;
     type Columns = [__m512i; 2];
     type Quad = [__m512i; 2];
@@ -351,7 +351,7 @@ impl Sums for Avx512Sums {
 
     #[inline(always)]
     unsafe fn zero() -> Self {
-        Avx512Sums(_mm512_setzero_si512())
+        Avx512Totals(_mm512_setzero_si512())
     }
     #[inline(always)]
     unsafe fn columns(from: *const u8) -> Self::Columns {
@@ -366,7 +366,7 @@ impl Sums for Avx512Sums {
     #[inline(always)]
     unsafe fn add(self, [even, odd]: Self::Columns, quad: Self::Quad) -> Self {
         let pairs = _mm512_add_epi32(_mm512_madd_epi16(even, quad[0]), _mm512_madd_epi16(odd, quad[1]));
-        Avx512Sums(_mm512_add_epi32(self.0, pairs))
+        Avx512Totals(_mm512_add_epi32(self.0, pairs))
     }
     #[inline(always)]
     unsafe fn minus(self, x: i32) -> Self::Lanes {
@@ -377,10 +377,10 @@ impl Sums for Avx512Sums {
 /// One 512-bit register and VNNI's instruction.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
-struct VnniSums(__m512i);
+struct VnniTotals(__m512i);
 
 #[cfg(target_arch = "x86_64")]
-impl Sums for VnniSums {
+impl Totals for VnniTotals {
     type Lanes = avx512::F32x16;
     type Columns = __m512i;
     type Quad = __m512i;
@@ -389,7 +389,7 @@ impl Sums for VnniSums {
 
     #[inline(always)]
     unsafe fn zero() -> Self {
-        VnniSums(_mm512_setzero_si512())
+        VnniTotals(_mm512_setzero_si512())
     }
     #[inline(always)]
     unsafe fn columns(from: *const u8) -> Self::Columns {
@@ -401,7 +401,7 @@ impl Sums for VnniSums {
     }
     #[inline(always)]
     unsafe fn add(self, columns: Self::Columns, quad: Self::Quad) -> Self {
-        VnniSums(_mm512_dpbusd_epi32(self.0, columns, quad))
+        VnniTotals(_mm512_dpbusd_epi32(self.0, columns, quad))
     }
     #[inline(always)]
     unsafe fn minus(self, x: i32) -> Self::Lanes {
