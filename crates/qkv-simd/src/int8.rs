@@ -1,6 +1,7 @@
 //! Matrices and rows rounded to 8 bits, for inference: a scale for every row of the matrix, found once, and one for
-//! every row that it is multiplied with, found for each product. All sums over the width are integers, and exact, so that a
-//! result has the same bits on every instruction set, for any number of threads and whatever else is in the batch.
+//! every row that it is multiplied with, found for each product. All sums over the width are integers, and exact, so
+//! that a result has the same bits on every instruction set, for any number of threads and whatever else is in the
+//! batch.
 //!
 //! The inner loops are left to `kernel`.
 
