@@ -194,7 +194,9 @@ extern "C" __global__ void column_sums(const T* x, float* partial, float* to, u3
     u32 last = first + each < rows ? first + each : rows;
     int col = blockIdx.x * 256 + lane * EIGHT;
     float v[EIGHT], sum[EIGHT] = {};
-    for (u32 row = first + warp; row < last && col < width; row += 8) {
+    if (col >= width) last = first;
+#pragma unroll 8
+    for (u32 row = first + warp; row < last; row += 8) {
         load_eight(x + u64(row) * width, col, width, v);
 #pragma unroll
         for (int at = 0; at < EIGHT; at++) sum[at] += v[at];
