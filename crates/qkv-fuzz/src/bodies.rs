@@ -147,7 +147,7 @@ pub fn captions(bytes: &[u8]) -> String {
     let header = [70u32, 0, 54, 40, 2, 2, 24 << 16 | 1, 0, 16, 0, 0, 0, 0].map(u32::to_le_bytes).concat();
     file_of("a.bmp", &[&b"BM"[..], &header, &pixels].concat());
     read("captions.tsv", bytes, |path| {
-        let (images, lines) = labelled::captions(path)?;
+        let labelled::Captions { images, lines } = labelled::captions(path)?;
         assert!(lines.iter().all(|(image, text)| *image < images.len() && !text.is_empty()), "a line without an image");
         Ok(lines)
     })

@@ -153,6 +153,25 @@ impl LabelledTexts {
     }
 }
 
+/// The images of a list, each once, and for each line the number of its image and the text.
+#[derive(Clone, Debug)]
+pub struct Captions {
+    /// The images.
+    pub images: Vec<Image>,
+    /// The number of an image, and its text.
+    pub lines: Vec<(usize, String)>,
+}
+
+/// Reads a list of lines `image ⇥ text`, with paths counted from its folder.
+///
+/// # Errors
+/// Names the file and the line.
+pub fn captions(path: &Path) -> Result<Captions> {
+    let found = Pictures::<1>::read(path, |image| Ok(image.clone()))?;
+    let lines = found.lines.into_iter().map(|(image, [text])| (image, text)).collect();
+    Ok(Captions { images: found.images, lines })
+}
+
 /// Distinct names, sorted.
 fn names<'a>(all: impl Iterator<Item = &'a String>) -> Vec<String> {
     let all: std::collections::BTreeSet<&String> = all.collect();
@@ -175,14 +194,4 @@ mod tests {
         std::fs::write(&path, "pos\tgood\n\tbad\n").unwrap();
         assert!(classes(&path).unwrap_err().to_string().contains(":2"));
     }
-}
-
-/// Reads a list of lines `image ⇥ text`, with paths counted from its folder: the images, each once, and for each line
-/// the number of its image and the text.
-///
-/// # Errors
-/// Names the file and the line.
-pub fn captions(path: &Path) -> Result<(Vec<Image>, Vec<(usize, String)>)> {
-    let found = Pictures::<1>::read(path, |image| Ok(image.clone()))?;
-    Ok((found.images, found.lines.into_iter().map(|(image, [text])| (image, text)).collect()))
 }

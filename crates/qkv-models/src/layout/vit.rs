@@ -157,7 +157,10 @@ pub(crate) fn layout(config: &VitConfig) -> Layout {
         },
         Mapped::plain("embeddings.patch_embeddings.projection.bias", "patches.bias"),
     ];
-    let own = (config.stem == Stem::Conv).then(|| config.conv_stem().names()).unwrap_or_default();
+    let own = match config.stem {
+        Stem::Conv => config.conv_stem().names(),
+        Stem::Patches => Vec::new(),
+    };
     tensors.extend(own.into_iter().map(|name| Mapped::plain(format!("embeddings.{name}"), name)));
     let mut both = |theirs: &str, ours: &str| {
         for kind in ["weight", "bias"] {
