@@ -14,7 +14,6 @@ static inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 static inline unsigned __cvta_generic_to_shared(const void*) { return 0; }
 static inline int __float_as_int(float x) { int y; std::memcpy(&y, &x, 4); return y; }
 static inline int __any_sync(unsigned, int x) { return __ballot_sync(~0u, x) != 0; }
-static inline void __threadfence() {}
 template <class X> static X __shfl_sync(unsigned, X x, int from, int width = 32) {
     int warp = current / 32, lane = current % 32;
     std::memcpy(&exchanged[warp][lane], &x, 4);
@@ -29,5 +28,4 @@ template <class X> static X __shfl_up_sync(unsigned, X x, int by) {
     return __shfl_sync(~0u, x, lane >= by ? lane - by : lane);
 }
 static inline int atomicAdd(int* at, int x) { int old = *at; *at += x; return old; }
-static inline unsigned atomicAdd(unsigned* at, int x) { unsigned old = *at; *at += x; return old; }
 static inline float4 __ldcg(const float4* at) { return *at; }
