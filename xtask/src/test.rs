@@ -31,7 +31,7 @@ pub fn steps(full: bool) -> Vec<Step> {
     steps.extend([
         Step::check("a browser for the explorer's tests", "browser", browser::installed),
         Step::cargo("lints", "clippy --workspace --all-targets -- -D warnings"),
-        tests(Step::cargo("tests and doc tests", "test --workspace").with("CARGO_INCREMENTAL", "0")),
+        tests(Step::cargo("tests and doc tests", "test --workspace --no-fail-fast").with("CARGO_INCREMENTAL", "0")),
     ]);
     if let Err(reason) = &library {
         steps.push(Step::skip("CUDA programs for sm_80 and sm_90a", reason.as_str()));
