@@ -56,10 +56,7 @@ impl RankJob {
         if !launch::is_rank() {
             return Ok(RankJob { mpi: None, ranks: Ranks::alone() });
         }
-        let on_lost = |error: &qkv_ranks::Error| {
-            note(format!("error: {error}"));
-            thread::sleep(Duration::from_millis(300));
-        };
+        let on_lost = |error: &qkv_ranks::Error| note(format!("error: {error}"));
         let mpi = Arc::new(Mpi::start(MpiOptions { timeout, on_lost })?);
         Ok(RankJob { ranks: Ranks::new(mpi.clone()), mpi: Some(mpi) })
     }

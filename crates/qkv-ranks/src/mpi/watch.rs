@@ -23,6 +23,9 @@ const PERIOD: Duration = Duration::from_millis(500);
 /// Time that ranks have to start, at least: a launcher may take a while for many of them.
 const START: Duration = Duration::from_secs(10);
 
+/// Time for the launcher to pass on what a rank has printed: it drops what is under way when the job ends.
+const PASS_ON: Duration = Duration::from_millis(500);
+
 const ALIVE: u8 = 0;
 const LAST: u8 = 1;
 
@@ -35,6 +38,7 @@ pub(super) fn starting(options: MpiOptions, started: Arc<AtomicBool>) {
             if waited >= limit {
                 let message = format!("not all ranks joined within {} s: one of them is stopped", limit.as_secs());
                 (options.on_lost)(&Error::Mpi { call: "MPI_Init_thread", message });
+                thread::sleep(PASS_ON);
                 std::process::exit(1);
             }
             let start = Instant::now();
@@ -118,6 +122,7 @@ fn watch(library: &MpiLibrary, options: MpiOptions, ending: &AtomicBool) -> Resu
             let seconds = options.timeout.as_secs_f64();
             let reason = format!("no sign of life for {seconds} s: it is stopped, or its machine is");
             (options.on_lost)(&Error::Lost { rank: before, reason });
+            thread::sleep(PASS_ON);
             let _turn = library.lock();
             abi.abort(1);
         }
