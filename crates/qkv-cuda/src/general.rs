@@ -200,7 +200,26 @@ impl GeneralForward {
 pub(crate) fn forward_params(call: &Call, tensors: &Tensors, out: &Outputs) -> Result<GeneralParams> {
     let mut params = call.params(tensors)?;
     params.out = out.values.into();
+    params.vectorized |= i32::from(out.values.is_vectorized(call.dtype)) << 3;
     (params.lse, params.entropy) = (out.lse.ptr, ptr(out.entropy));
+    Ok(params)
+}
+
+/// The parameters of a backward pass to the gradients of queries, keys and values.
+pub(crate) fn backward_params(
+    call: &Call,
+    tensors: &Tensors,
+    out: &Outputs,
+    upstream: &Upstreams,
+    into: &Gradients,
+) -> Result<GeneralParams> {
+    let mut params = forward_params(call, tensors, out)?;
+    (params.d_lse, params.d_entropy) = (ptr(upstream.lse), ptr(upstream.entropy));
+    params.d_out = upstream.values.into();
+    (params.d_q, params.d_k, params.d_v) = (into.q.into(), into.k.into(), into.v.into());
+    for (bit, tensor) in [(4, &upstream.values), (5, &into.q), (6, &into.k), (7, &into.v)] {
+        params.vectorized |= i32::from(tensor.is_vectorized(call.dtype)) << bit;
+    }
     Ok(params)
 }
 
@@ -366,12 +385,7 @@ impl GeneralBackward {
         into: &Gradients,
         base: u64,
     ) -> Result<GeneralParams> {
-        let mut params = forward_params(call, tensors, out)?;
-        (params.d_lse, params.d_entropy) = (ptr(upstream.lse), ptr(upstream.entropy));
-        params.d_out = upstream.values.into();
-        params.vectorized |= i32::from(out.values.is_vectorized(call.dtype)) << 3;
-        params.vectorized |= i32::from(upstream.values.is_vectorized(call.dtype)) << 4;
-        (params.d_q, params.d_k, params.d_v) = (into.q.into(), into.k.into(), into.v.into());
+        let mut params = backward_params(call, tensors, out, upstream, into)?;
         params.d_bias = into.bias.map_or(Tensor::default(), Tensor::from);
         (params.d_table, params.d_learned_scale, params.d_sinks) = (ptr(into.table), ptr(into.scale), ptr(into.sinks));
         let BackwardRegions { delta, scale_rows, sink_rows, extents, table_parts } = self.regions;

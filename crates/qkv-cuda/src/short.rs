@@ -1,11 +1,11 @@
 //! Attention of short sequences, where a block of threads has all queries and keys of a head: models of sentences train
 //! on thousands of them at once, and the tiles of other kernels would be mostly padding.
 
-use crate::call::{Call, Sizes, ptr};
+use crate::call::{Call, Sizes};
 use crate::device::Stream;
 use crate::driver::Kernel;
 use crate::error::Result;
-use crate::general::forward_params;
+use crate::general::{backward_params, forward_params};
 use crate::general_params::GeneralParams;
 use crate::memory::Dtype;
 use crate::program::{Kind, Program};
@@ -30,14 +30,19 @@ pub(crate) struct Short {
 
 impl Short {
     /// None for a call of another kind: long or wide, in f32, with a mask that is more than a band and lengths, or with
-    /// more than a scale between products and scores.
+    /// more than a scale between products and scores; and on devices whose blocks have too little shared memory.
     pub fn new(call: &Call, backward: bool) -> Result<Option<Short>> {
         let Some(band) = band_of(call, backward) else { return Ok(None) };
-        let forward = kernel(call, Kind::ShortForward, "short_forward")?;
-        let backward = backward.then(|| kernel(call, Kind::ShortBackward, "short_backward")).transpose()?;
-        let (Some(forward), Some(backward)) = (forward, backward.map_or(Some(None), |kernel| kernel.map(Some))) else {
+        let programs = [Kind::ShortForward, Kind::ShortBackward].map(|kind| program(call, kind));
+        if programs.iter().any(|program| program.shared() as usize > call.driver.device().shared_bytes) {
             return Ok(None);
+        }
+        let kernel = |program: &Program, name: &'static str| {
+            let module = call.driver.module(&program.source())?;
+            call.driver.kernel(&module, name, program.threads(), program.shared())
         };
+        let forward = kernel(&programs[0], "short_forward")?;
+        let backward = backward.then(|| kernel(&programs[1], "short_backward")).transpose()?;
         Ok(Some(Short { forward, backward, band }))
     }
 
@@ -49,16 +54,13 @@ impl Short {
         self.backward.is_some()
     }
 
-    fn params(&self, call: &Call, tensors: &Tensors, out: &Outputs) -> Result<GeneralParams> {
-        let mut params = forward_params(call, tensors, out)?;
-        params.band = self.band;
-        params.vectorized |= i32::from(out.values.is_vectorized(call.dtype)) << 3;
-        Ok(params)
+    fn launch(&self, kernel: &Kernel, call: &Call, params: GeneralParams, stream: Stream) -> Result<()> {
+        let params = GeneralParams { band: self.band, ..params };
+        call.launch(kernel, [call.sizes.b * call.sizes.hq, 1], &params, stream)
     }
 
     pub fn forward(&self, call: &Call, tensors: &Tensors, out: &Outputs, stream: Stream) -> Result<()> {
-        let params = self.params(call, tensors, out)?;
-        call.launch(&self.forward, [call.sizes.b * call.sizes.hq, 1], &params, stream)
+        self.launch(&self.forward, call, forward_params(call, tensors, out)?, stream)
     }
 
     /// Nothing where the plan has no backward pass.
@@ -72,14 +74,7 @@ impl Short {
         stream: Stream,
     ) -> Result<()> {
         let Some(backward) = &self.backward else { return Ok(()) };
-        let mut params = self.params(call, tensors, out)?;
-        params.d_lse = ptr(upstream.lse);
-        params.d_out = upstream.values.into();
-        (params.d_q, params.d_k, params.d_v) = (into.q.into(), into.k.into(), into.v.into());
-        for (bit, tensor) in [(4, &upstream.values), (5, &into.q), (6, &into.k), (7, &into.v)] {
-            params.vectorized |= i32::from(tensor.is_vectorized(call.dtype)) << bit;
-        }
-        call.launch(backward, [call.sizes.b * call.sizes.hq, 1], &params, stream)
+        self.launch(backward, call, backward_params(call, tensors, out, upstream, into)?, stream)
     }
 }
 
@@ -101,15 +96,9 @@ fn band_of(call: &Call, backward: bool) -> Option<[i32; 2]> {
     (call.dtype != Dtype::F32 && sizes_fit && plain_scores && placed && !segments).then(|| [limit(left), limit(right)])
 }
 
-/// A kernel with tiles as large as the sequences; none where the device's blocks have too little shared memory.
-fn kernel(call: &Call, kind: Kind, name: &'static str) -> Result<Option<Kernel>> {
+/// A program with tiles as large as the sequences.
+fn program(call: &Call, kind: Kind) -> Program {
     let Sizes { n, m, d, dv, .. } = call.sizes;
-    let [rows, cols] = [n, m].map(|length| length.max(16).next_power_of_two());
-    let width = d.max(dv).max(32).next_power_of_two();
-    let program = Program::fixed(kind, call.dtype, width, [rows, cols]);
-    if program.shared() as usize > call.driver.device().shared_bytes {
-        return Ok(None);
-    }
-    let module = call.driver.module(&program.source())?;
-    call.driver.kernel(&module, name, program.threads(), program.shared()).map(Some)
+    let tile = [n, m].map(|length| length.max(16).next_power_of_two());
+    Program::fixed(kind, call.dtype, d.max(dv).max(32).next_power_of_two(), tile)
 }
