@@ -9,6 +9,7 @@ use crate::encoder::EncoderConfig;
 use crate::gpt::GptConfig;
 use crate::han::HanConfig;
 use crate::recurrent::RecurrentConfig;
+use crate::sizes::check_sizes;
 use crate::transformer::TransformerConfig;
 use crate::vit::VitConfig;
 use crate::voice::VoiceConfig;
@@ -212,14 +213,4 @@ impl ModelConfig {
         }
         Ok(generative)
     }
-}
-
-/// Refuses sizes that are zero or that no machine could hold: the name, the size and the largest one.
-pub(crate) fn check_sizes(sizes: &[(&str, usize, usize)]) -> Result<()> {
-    for (name, found, max) in sizes {
-        if *found == 0 || found > max {
-            return Err(Error::invalid(format!("`{name}` is {found}, expected between 1 and {max}")));
-        }
-    }
-    Ok(())
 }

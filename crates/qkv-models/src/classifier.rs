@@ -1,10 +1,8 @@
 //! One interface to every model that classifies: encoders, hierarchical attention over documents, and vision models.
 //! The `config.json` of a folder says which one it holds.
 
-use crate::encoder;
-use crate::files::folder::{CONFIG, read_json};
-use crate::files::tfjs;
 use crate::image::Image;
+use crate::kind::kind;
 use crate::{Encoder, Error, Han, ResNet, Result, Vit};
 use qkv_nn::Machine;
 use std::path::Path;
@@ -20,24 +18,6 @@ pub enum Classifier {
     Vit(Box<Vit>),
     /// Classifies photographs, without attention.
     ResNet(Box<ResNet>),
-}
-
-/// The kind of the model in a folder: for one of ours, as in a recipe; `resnet` in the layout of TensorFlow.js;
-/// otherwise its `model_type`.
-///
-/// # Errors
-/// Names the file that is missing or not JSON.
-pub fn kind(folder: &Path) -> Result<String> {
-    if !folder.join(CONFIG).exists() && folder.join(tfjs::MODEL).exists() {
-        return Ok("resnet".into());
-    }
-    let json: serde_json::Value = read_json(&folder.join(CONFIG))?;
-    let ours = json.pointer("/architecture/kind").or_else(|| json.get("model_type"));
-    Ok(match ours.and_then(|kind| kind.as_str()).unwrap_or_default() {
-        "bert" | encoder::OWN => "encoder".into(),
-        crate::layout::vit::WITH_STEM => "vit".into(),
-        kind => kind.into(),
-    })
 }
 
 impl Classifier {
@@ -107,16 +87,4 @@ impl Classifier {
                 .with_hint("`qkv train recipes/digits.toml` trains one that does")),
         }
     }
-}
-
-/// Softmax of logits, row by row.
-pub(crate) fn probabilities(scores: &[f32], classes: usize) -> Vec<Vec<f32>> {
-    let row = |row: &[f32]| {
-        let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let mut row: Vec<f32> = row.iter().map(|x| (x - most).exp()).collect();
-        let total: f32 = row.iter().sum();
-        row.iter_mut().for_each(|x| *x /= total);
-        row
-    };
-    scores.chunks_exact(classes.max(1)).map(row).collect()
 }

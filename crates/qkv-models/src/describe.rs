@@ -8,9 +8,9 @@ pub(crate) use reader::inspect;
 pub use reader::{Describer, Description, LookedAt};
 
 use crate::Result;
-use crate::architecture::check_sizes;
 use crate::image_encoder::{ImageEncoderConfig, Widths};
 use crate::recurrent::RecurrentConfig;
+use crate::sizes::check_sizes;
 use crate::transformer::TransformerConfig;
 use qkv::Attention;
 use qkv_nn::layers::{FeedKind, PositionKind};

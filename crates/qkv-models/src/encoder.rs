@@ -10,10 +10,10 @@ pub use heads::Answer;
 pub(crate) use heads::{Example, Examples, Label, highest};
 use packed::Packed;
 pub use reader::{Encoder, Pooling};
-pub(crate) use reader::{OWN, inspect, settings};
+pub(crate) use reader::{inspect, settings};
 
-use crate::architecture::check_sizes;
 use crate::batch::Rows;
+use crate::sizes::check_sizes;
 use crate::{Error, Result};
 use qkv::{Attention, Dropout, Select};
 use qkv_nn::layers::{

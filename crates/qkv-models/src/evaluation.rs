@@ -5,9 +5,10 @@
 mod images;
 
 use crate::batch::Batch;
-use crate::classifier::{Classifier, kind};
+use crate::classifier::Classifier;
 use crate::encoder::{Head, highest};
 use crate::files::packed;
+use crate::kind::kind;
 use crate::metrics::answers::Answers;
 use crate::metrics::classes::{self, ClassScore};
 use crate::metrics::entities::Entities;

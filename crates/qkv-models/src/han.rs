@@ -15,8 +15,8 @@ pub use document::Document;
 pub(crate) use reader::inspect;
 pub use reader::{Han, ReadSentence, ReadWord, Reading};
 
-use crate::architecture::check_sizes;
 use crate::batch::Rows;
+use crate::sizes::check_sizes;
 use crate::{Error, Result};
 use qkv::Attention;
 use qkv_nn::layers::{AttentionPool, Builder, Embedding, Gru, Linear, PositionKind};

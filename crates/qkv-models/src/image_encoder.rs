@@ -2,9 +2,9 @@
 //! of convolutions, and Transformer layers over them. What the places are for, a caption, boxes or an answer, is left
 //! to the model it is part of.
 
-use crate::architecture::check_sizes;
 use crate::conv_stem::{ConvStem, ConvStemConfig, Stem};
 use crate::image::{Fit, Image};
+use crate::sizes::check_sizes;
 use crate::{Error, Result};
 use qkv::{Attention, Dropout};
 use qkv_nn::layers::{AttentionConfig, Block, BlockConfig, Builder, Conv2d, FeedKind, Norm, NormKind};

@@ -3,10 +3,10 @@
 
 use crate::architecture::Generative;
 use crate::checkpoint::{ModelFiles, is_gguf};
-use crate::classifier::kind;
 use crate::files::folder::{CONFIG, WEIGHTS, WEIGHTS_INDEX};
 use crate::files::tensors::TensorFile;
 use crate::files::weights::Weights;
+use crate::kind::kind;
 use crate::{Architecture, Error, Result, describe, detect, encoder, han, vit, voice, vqa};
 use serde::Serialize;
 use std::fmt;

@@ -87,7 +87,7 @@ impl Dialect {
         match json.get("model_type").and_then(Value::as_str) {
             Some("gpt2") => Ok((gpt2::config(&json, path)?, Dialect::Gpt2)),
             Some("llama") => Ok((llama::config(&json, path)?, Dialect::Llama)),
-            Some(kind @ ("bert" | crate::encoder::OWN | "vit" | vit::WITH_STEM)) => {
+            Some(kind @ ("bert" | bert::OWN | "vit" | vit::WITH_STEM)) => {
                 Err(Error::format(path, "field `model_type`", format!("a `{kind}` makes no text")))
             }
             Some("qkv") | None => Ok((serde_json::from_slice(bytes).map_err(wrong)?, Dialect::Own)),

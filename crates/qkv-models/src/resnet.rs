@@ -2,10 +2,10 @@
 //! photographs, and a classifier. It is read from the TensorFlow.js layout for inference; each batch norm is folded
 //! into the convolution before it. There is no attention in it.
 
-use crate::classifier::probabilities;
 use crate::files::folder::read_json_if_present;
 use crate::files::tfjs::TfjsModel;
 use crate::image::Image;
+use crate::probabilities::probabilities;
 use crate::{Error, Result, finite};
 use qkv_nn::layers::{Builder, Conv2d, Linear};
 use qkv_nn::{Activation, Float, Machine, Parameters, Pool, Tape, Tensor, Var, Windows2d};

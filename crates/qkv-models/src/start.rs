@@ -4,10 +4,10 @@
 use crate::architecture::Architecture;
 use crate::chat::{self, Template};
 use crate::checkpoint::{ModelFiles, is_gguf};
-use crate::classifier::kind;
 use crate::files::folder::{self, CONFIG, GENERATION_CONFIG, PREPROCESSOR_CONFIG, TOKENIZER, read_json};
 use crate::files::gguf::MetadataValue;
 use crate::files::weights::Weights;
+use crate::kind::kind;
 use crate::layout::{Layout, vit};
 use crate::recipe::Pretrained;
 use crate::text::tokenizer::Tokenizer;

@@ -8,8 +8,8 @@ mod reader;
 pub(crate) use reader::inspect;
 pub use reader::{ObservedImage, Vit};
 
-use crate::architecture::check_sizes;
 use crate::conv_stem::{ConvStem, ConvStemConfig, Stem};
+use crate::sizes::check_sizes;
 use crate::{Error, Result};
 use qkv::{Attention, Dropout};
 use qkv_nn::layers::{AttentionConfig, Block, BlockConfig, Builder, FeedKind, Linear, Norm, NormKind};

@@ -20,8 +20,8 @@ pub use reader::Speaker;
 pub(crate) use reader::{SpokenText, inspect, spelled};
 pub use speech::{SpeakOptions, Speech, diagonal_share};
 
-use crate::architecture::check_sizes;
 use crate::batch::Rows;
+use crate::sizes::check_sizes;
 use crate::{Error, Result};
 use qkv::{Attention, Dropout, Mask};
 use qkv_nn::layers::{

@@ -7,9 +7,9 @@ mod reader;
 pub use reader::{ImageAnswer, Vqa};
 pub(crate) use reader::{ImageQuestions, inspect};
 
-use crate::architecture::check_sizes;
 use crate::batch::Rows;
 use crate::image_encoder::{ImageEncoder, ImageEncoderConfig, Widths};
+use crate::sizes::check_sizes;
 use crate::{Error, Result};
 use qkv::Attention;
 use qkv_nn::layers::{Block, Builder, Embedding, Linear, Norm, NormKind, PositionKind, RecurrentAttention};

@@ -2,10 +2,10 @@
 
 use crate::elements::Elements;
 use crate::float::Float;
+use crate::loops::{AdamWUpdate, StepFactors};
 use crate::machine::Machine;
 use crate::parameters::{Gradients, Param, Parameters};
 use qkv_cuda::operations::{Kind, Operations, OptimizerTable, ParameterArrays};
-use qkv_simd::pass::Pass;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -185,42 +185,4 @@ impl AdamW {
 /// Those that are trained, each with its number.
 fn trained<T: Float>(parameters: &Parameters<T>) -> Vec<(usize, Param)> {
     parameters.all().enumerate().filter(|&(_, param)| parameters.is_trained(param)).collect()
-}
-
-#[derive(Clone, Copy)]
-struct StepFactors<T> {
-    keep: T,
-    rate: T,
-    root: T,
-    beta1: T,
-    beta2: T,
-    epsilon: T,
-    factor: T,
-}
-
-/// One step of some elements of a parameter.
-pub struct AdamWUpdate<'a, T> {
-    factors: StepFactors<T>,
-    value: &'a mut [T],
-    gradient: &'a [T],
-    first: &'a mut [T],
-    second: &'a mut [T],
-}
-
-impl<T: Float> Pass for AdamWUpdate<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let StepFactors { keep, rate, root, beta1, beta2, epsilon, factor } = self.factors;
-        let (new1, new2) = (T::ONE - beta1, T::ONE - beta2);
-        for j in 0..self.value.len() {
-            let g = self.gradient[j] * factor;
-            let m = self.first[j] * beta1 + g * new1;
-            let v = self.second[j] * beta2 + g * g * new2;
-            self.first[j] = m;
-            self.second[j] = v;
-            self.value[j] = self.value[j] * keep - rate * m / (v.sqrt() * root + epsilon);
-        }
-    }
 }

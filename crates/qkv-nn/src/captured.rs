@@ -4,8 +4,8 @@
 //! calls.
 
 use crate::float::Float;
-use crate::ops::attention::SavedCall;
 use crate::parameters::Parameters;
+use crate::saved_call::SavedCall;
 use qkv::{Attention, Output, OwnedInputs};
 use std::sync::{Arc, OnceLock};
 

@@ -1,7 +1,7 @@
 //! The element types of a tape: `f32` to train, `f64` to check gradients.
 
 use crate::loops::{self, Loop};
-use crate::parameters::StoredMatrix;
+use crate::stored_matrix::StoredMatrix;
 use qkv_simd::Isa;
 use qkv_simd::int8::{self, Int8Matrix, Int8Rows};
 use qkv_simd::matmul::{Operand, PackBuffers, matmul_bf16};

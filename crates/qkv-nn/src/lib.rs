@@ -36,12 +36,15 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod activation_source;
 mod adamw;
 mod adapter;
 mod captured;
 mod device;
+mod dropout_mask;
 mod elements;
 mod float;
+mod heads;
 pub mod layers;
 mod loops;
 mod machine;
@@ -49,6 +52,8 @@ mod ops;
 mod parameters;
 mod pool;
 mod recompute;
+mod saved_call;
+mod stored_matrix;
 mod tape;
 mod tensor;
 
@@ -58,19 +63,22 @@ pub use captured::Captured;
 pub use device::Device;
 pub use elements::Elements;
 pub use float::Float;
+pub use heads::Heads;
+pub use loops::Activation;
 pub use machine::{Machine, Precision, Usage};
-pub use ops::attention::{AttendOptions, Heads, ScoreParameters};
+pub use ops::attention::AttendOptions;
 pub use ops::boxes::{BoxTarget, edges, generalized_iou};
 pub use ops::distance::Expected;
 pub use ops::embedding::Positions;
 pub use ops::guide::Guide;
-pub use ops::linear::Activation;
 pub use ops::loss::{Loss, PendingLoss, Target};
 pub use ops::rotary::Angles;
 pub use ops::unfold::Windows;
 pub use ops::windows2d::Windows2d;
-pub use parameters::{Gradients, HalfMatrix, Init, Param, Parameters, StoredMatrix};
+pub use parameters::{Gradients, Init, Param, Parameters};
 pub use pool::Pool;
+pub use saved_call::ScoreParameters;
+pub use stored_matrix::{HalfMatrix, StoredMatrix};
 pub use tape::{PendingPenalty, Tape, Var};
 pub use tensor::Tensor;
 

@@ -2,12 +2,11 @@
 
 use crate::device::Device;
 use crate::float::Float;
-use crate::loops::Loop;
+use crate::loops::{AddAssign, AddColumns, Loop};
 use qkv_cuda::operations::Operations;
 use qkv_cuda::{Cuda, Dtype};
 use qkv_simd::Isa;
 use qkv_simd::matmul::{Operand, PackBuffers, matmul};
-use qkv_simd::pass::Pass;
 use qkv_simd::team::Team;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -226,25 +225,12 @@ impl Machine {
         let parts: Vec<&mut [T]> = out.chunks_mut(columns).collect();
         self.each(parts, |at, out| self.run(AddColumns { rows, width, from: at * columns, out }));
     }
-}
 
-/// `out[x] += Σ rows[r][from + x]`.
-pub struct AddColumns<'a, T> {
-    rows: &'a [T],
-    width: usize,
-    from: usize,
-    out: &'a mut [T],
-}
-
-impl<T: Float> Pass for AddColumns<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        for row in self.rows.chunks_exact(self.width) {
-            for (sum, &x) in self.out.iter_mut().zip(&row[self.from..]) {
-                *sum += x;
-            }
-        }
+    /// `sum += more`.
+    pub(crate) fn add_assign<T: Float>(&self, sum: &mut [T], more: &[T]) {
+        assert_eq!(sum.len(), more.len());
+        let each = self.rows_each(sum.len(), 1);
+        let parts = sum.chunks_mut(each).zip(more.chunks(each)).collect();
+        self.each(parts, |_, (sum, more): (&mut [T], &[T])| self.run(AddAssign(sum, more)));
     }
 }

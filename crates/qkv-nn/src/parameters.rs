@@ -5,15 +5,15 @@
 use crate::adapter::Adapter;
 use crate::elements::Elements;
 use crate::float::Float;
+use crate::loops::MovingAverage;
 use crate::machine::Machine;
 use crate::pool::Pool;
+use crate::stored_matrix::{HalfMatrix, StoredMatrix};
 use crate::tensor::Tensor;
-use half::{bf16, f16};
 use qkv_cuda::operations::{Array, Kind, Operations};
 use qkv_simd::Isa;
 use qkv_simd::int8::Int8Matrix;
 use qkv_simd::panels::PackedMatrix;
-use qkv_simd::pass::Pass;
 use qkv_simd::philox;
 use qkv_simd::quantized::QuantizedMatrix;
 use std::borrow::Cow;
@@ -59,37 +59,6 @@ struct Entry<T: Float> {
     rate: f64,
     /// The adapter of a matrix.
     adapter: Option<Adapter>,
-}
-
-/// A matrix in 16 bits, packed for products with a few rows.
-#[derive(Debug)]
-pub enum HalfMatrix {
-    /// In bf16.
-    Bf16(PackedMatrix<bf16>),
-    /// In f16.
-    F16(PackedMatrix<f16>),
-}
-
-/// A matrix as a file stores it, in fewer bits than `f32`.
-#[derive(Clone, Copy, Debug)]
-pub enum StoredMatrix<'p> {
-    /// In quantized blocks.
-    Quantized(&'p QuantizedMatrix),
-    /// In bf16.
-    Bf16(&'p PackedMatrix<bf16>),
-    /// In f16.
-    F16(&'p PackedMatrix<f16>),
-}
-
-impl StoredMatrix<'_> {
-    /// The bytes that a product reads.
-    pub(crate) fn bytes(&self) -> usize {
-        match self {
-            StoredMatrix::Quantized(matrix) => matrix.bytes(),
-            StoredMatrix::Bf16(matrix) => matrix.bytes(),
-            StoredMatrix::F16(matrix) => matrix.bytes(),
-        }
-    }
 }
 
 impl<T: Float> Entry<T> {
@@ -431,25 +400,6 @@ impl<T: Float> Parameters<T> {
     }
 }
 
-/// `own = decay · own + rest · other`.
-pub struct MovingAverage<'a, T> {
-    own: &'a mut [T],
-    other: &'a [T],
-    decay: T,
-    rest: T,
-}
-
-impl<T: Float> Pass for MovingAverage<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        for (own, &other) in self.own.iter_mut().zip(self.other) {
-            *own = *own * self.decay + other * self.rest;
-        }
-    }
-}
-
 fn initial<T: Float>(name: &str, shape: &[usize], init: Init, seed: u64) -> Vec<T> {
     let len = shape.iter().product();
     let seed = name.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -534,7 +484,7 @@ impl<T: Float> Gradients<T> {
             return;
         }
         for (sums, others) in self.sums.iter_mut().zip(&others.sums) {
-            crate::ops::add_assign(machine, sums, others);
+            machine.add_assign(sums, others);
         }
     }
 

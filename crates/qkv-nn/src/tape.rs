@@ -1,10 +1,10 @@
 //! The tape: the operations of a pass in order, and the backward pass over them. Its methods, one family a file in
 //! `ops/`, are the operations.
 
+use crate::activation_source::ActivationSource;
 use crate::captured::Captured;
 use crate::float::Float;
 use crate::machine::Machine;
-use crate::ops::linear::ActivationSource;
 use crate::parameters::{Gradients, Param, Parameters};
 use crate::pool::Pool;
 use crate::tensor::Tensor;
@@ -425,6 +425,6 @@ fn add<T: Float>(sum: &mut Option<Tensor<T>>, mut gradient: Tensor<T>, machine: 
         *sum = Some(before);
         return;
     }
-    crate::ops::add_assign(machine, before.data_mut(), gradient.data());
+    machine.add_assign(before.data_mut(), gradient.data());
     *sum = Some(before);
 }

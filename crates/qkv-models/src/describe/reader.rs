@@ -14,7 +14,7 @@ use crate::image::Image;
 use crate::image_encoder::ImageEncoder;
 use crate::layout::{self, Inspected, Layout};
 use crate::model::Group;
-use crate::observed::{ObservedAttention, observed};
+use crate::observed_attention::{ObservedAttention, observed};
 use crate::provenance::Provenance;
 use crate::search::Search;
 use crate::start::Start;

@@ -3,8 +3,8 @@
 
 use super::{Encoder, Head};
 use crate::batch::{IGNORE, Rows};
-use crate::classifier::probabilities;
 use crate::labelled::Question;
+use crate::probabilities::probabilities;
 use crate::{Error, Result};
 use qkv_nn::{Machine, PendingLoss, Tape, Target};
 

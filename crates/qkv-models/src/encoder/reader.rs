@@ -44,13 +44,9 @@ pub struct Encoder {
     pub(crate) model: Bert,
 }
 
-/// The `model_type` of encoders that are not BERT, such as those with another attention. Their configuration is ours,
-/// under `encoder`, and their tensors have our names: as `bert`, other programs would compute something else.
-pub(crate) const OWN: &str = "qkv-encoder";
-
 /// The configuration in a `config.json`, BERT's or ours.
 pub(crate) fn settings(json: &Value, path: &Path, weights: &Weights) -> Result<EncoderConfig> {
-    if json.get("model_type").and_then(Value::as_str) != Some(OWN) {
+    if json.get("model_type").and_then(Value::as_str) != Some(bert::OWN) {
         return bert::config(json, path, weights);
     }
     let ours = json.get("encoder").cloned().unwrap_or_default();
@@ -61,7 +57,7 @@ pub(crate) fn settings(json: &Value, path: &Path, weights: &Weights) -> Result<E
 fn written(config: &EncoderConfig, parameters: &Parameters<f32>) -> (Layout, Value) {
     match bert::fits(config) {
         true => (bert::layout(config), bert::json(config)),
-        false => (Layout::own(parameters), json!({ "model_type": OWN, "encoder": config })),
+        false => (Layout::own(parameters), json!({ "model_type": bert::OWN, "encoder": config })),
     }
 }
 
@@ -91,7 +87,7 @@ pub(crate) fn inspect(folder: &Path) -> Result<Inspected> {
     let (config, weights, built) = found(folder)?;
     let EncoderConfig { layers, d_model, heads, ffn_dim, max_positions, vocab_size, .. } = config;
     let sizes = format!("{layers} layers, width {d_model}, {heads} heads, feed-forward {ffn_dim}");
-    let name = if bert::fits(&config) { "bert" } else { OWN };
+    let name = if bert::fits(&config) { "bert" } else { bert::OWN };
     let words = format!("{name}: {sizes}, {max_positions} positions, vocabulary {vocab_size}");
     Ok(layout::inspected(words, built, weights))
 }

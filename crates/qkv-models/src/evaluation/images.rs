@@ -2,9 +2,9 @@
 //! the format that each is trained on.
 
 use super::Evaluation;
-use crate::classifier::kind;
 use crate::encoder::highest;
 use crate::image::{Image, idx};
+use crate::kind::kind;
 use crate::labelled;
 use crate::metrics::captions::Captions;
 use crate::metrics::classes::{self, ClassScore};

@@ -3,12 +3,12 @@
 use super::{Document, HanConfig, HanNetwork};
 use crate::batch::SpecialTokens;
 use crate::checkpoint::{Blank, write_tokenizer};
-use crate::classifier::probabilities;
 use crate::files::atomic;
 use crate::files::folder::{self, CONFIG, TOKENIZER, WEIGHTS, read_json, write_json};
 use crate::files::tensors::Storage;
 use crate::files::weights::Weights;
 use crate::layout::{self, Inspected, Layout};
+use crate::probabilities::probabilities;
 use crate::provenance::Provenance;
 use crate::start::Start;
 use crate::text::tokenizer::Tokenizer;

@@ -10,6 +10,10 @@ use qkv_nn::layers::FeedKind;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
+/// The `model_type` of encoders that are not BERT, such as those with another attention. Their configuration is ours,
+/// under `encoder`, and their tensors have our names: as `bert`, other programs would compute something else.
+pub(crate) const OWN: &str = "qkv-encoder";
+
 /// BERT's names of activations.
 const ACTIVATIONS: [(&str, FeedKind); 4] = [
     ("gelu", FeedKind::Gelu),

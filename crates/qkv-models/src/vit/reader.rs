@@ -2,7 +2,6 @@
 
 use super::{VitConfig, VitNetwork};
 use crate::checkpoint::Blank;
-use crate::classifier::probabilities;
 use crate::conv_stem::Stem;
 use crate::files::atomic;
 use crate::files::folder::{self, CONFIG, PREPROCESSOR_CONFIG, WEIGHTS, read_json, read_json_if_present, write_json};
@@ -11,7 +10,8 @@ use crate::files::weights::Weights;
 use crate::image::Image;
 use crate::layout::{self, Inspected, vit};
 use crate::model::Group;
-use crate::observed::{ObservedAttention, stacked};
+use crate::observed_attention::{ObservedAttention, stacked};
+use crate::probabilities::probabilities;
 use crate::provenance::Provenance;
 use crate::start::Start;
 use crate::{Architecture, Error, Result, finite};

@@ -6,7 +6,7 @@ use super::{Speaker, VoiceConfig};
 use crate::audio::Vocoder;
 use crate::batch::Rows;
 use crate::model::{AttentionSite, Group};
-use crate::observed::{ObservedAttention, observed};
+use crate::observed_attention::{ObservedAttention, observed};
 use crate::text::sentences::sentences;
 use crate::{Error, Result, finite};
 use qkv_nn::{Machine, Pool, Tape, Tensor};

@@ -4,7 +4,6 @@
 use super::{VqaConfig, VqaNetwork};
 use crate::batch::{Rows, SpecialTokens};
 use crate::checkpoint::{Blank, write_tokenizer};
-use crate::classifier::probabilities;
 use crate::files::atomic;
 use crate::files::folder::{self, CONFIG, TOKENIZER, WEIGHTS, read_json, write_json};
 use crate::files::tensors::Storage;
@@ -12,7 +11,8 @@ use crate::files::weights::Weights;
 use crate::image::Image;
 use crate::layout::{self, Inspected, Layout};
 use crate::model::{AttentionSite, Group};
-use crate::observed::{ObservedAttention, observed};
+use crate::observed_attention::{ObservedAttention, observed};
+use crate::probabilities::probabilities;
 use crate::provenance::Provenance;
 use crate::start::Start;
 use crate::text::tokenizer::Tokenizer;

@@ -3,9 +3,10 @@
 
 use super::{Builder, Linear};
 use crate::float::Float;
-use crate::ops::attention::{AttendOptions, ScoreParameters};
+use crate::ops::attention::AttendOptions;
 use crate::ops::embedding::Positions;
 use crate::parameters::{Init, Param};
+use crate::saved_call::ScoreParameters;
 use crate::tape::{Tape, Var};
 use qkv::{Attention, Bias, Mask, Scale, Score};
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 
 use super::{Builder, Linear};
 use crate::float::Float;
-use crate::ops::linear::Activation;
+use crate::loops::Activation;
 use crate::ops::windows2d::Windows2d;
 use crate::parameters::{Init, Param};
 use crate::tape::{Tape, Var};

@@ -2,7 +2,7 @@
 
 use super::{Builder, Linear};
 use crate::float::Float;
-use crate::ops::linear::Activation;
+use crate::loops::Activation;
 use crate::tape::{Tape, Var};
 use serde::{Deserialize, Serialize};
 

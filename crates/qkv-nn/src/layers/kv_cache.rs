@@ -4,7 +4,7 @@
 //! On a device the rows of a sequence lie in order, with room for more, and reordering copies them there.
 
 use crate::float::Float;
-use crate::ops::attention::{Heads, head_strides};
+use crate::heads::{Heads, head_strides};
 use crate::tensor::Tensor;
 use qkv::{Pages, Source, View};
 use qkv_cuda::operations::{Array, Kind, Operations};

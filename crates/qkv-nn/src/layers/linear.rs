@@ -2,7 +2,7 @@
 
 use super::Builder;
 use crate::float::Float;
-use crate::ops::linear::Activation;
+use crate::loops::Activation;
 use crate::parameters::{Init, Param};
 use crate::tape::{Tape, Var};
 

@@ -3,10 +3,12 @@
 
 use super::{Builder, KvCache, Linear};
 use crate::float::Float;
-use crate::ops::attention::{AttendOptions, Heads, ScoreParameters};
+use crate::heads::Heads;
+use crate::ops::attention::AttendOptions;
 use crate::ops::guide::Guide;
 use crate::ops::rotary::Angles;
 use crate::parameters::Init;
+use crate::saved_call::ScoreParameters;
 use crate::tape::{Tape, Var};
 use qkv::{Attention, Mask, Scale, Score};
 use std::sync::Arc;

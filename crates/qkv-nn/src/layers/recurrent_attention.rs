@@ -3,9 +3,10 @@
 
 use super::{Builder, Linear};
 use crate::float::Float;
-use crate::ops::attention::{AttendOptions, ScoreParameters};
-use crate::ops::linear::Activation;
+use crate::loops::Activation;
+use crate::ops::attention::AttendOptions;
 use crate::parameters::Init;
+use crate::saved_call::ScoreParameters;
 use crate::tape::{Tape, Var};
 use qkv::{Attention, Score};
 use serde::{Deserialize, Serialize};

@@ -7,43 +7,19 @@ mod on_device;
 
 use crate::captured::{Captured, HeadGates};
 use crate::float::Float;
+use crate::heads::{Heads, head_strides, merge_heads, merge_heads_into, split_heads, split_heads_mut};
 use crate::layers::KvCache;
-use crate::machine::Machine;
-use crate::parameters::{Gradients, Param, Parameters};
-use crate::pool::Pool;
+use crate::parameters::{Gradients, Param};
+use crate::saved_call::{SavedCall, ScoreParameters};
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 use on_device::DeviceOutput;
 use qkv::{
-    Attention, Choice, Decode, GradientsMut, Inputs, Mask, Output, OutputMut, OutputRef, Select, Source, Upstream,
-    View, ViewMut,
+    Attention, Choice, Decode, GradientsMut, Inputs, Mask, Output, OutputMut, OutputRef, Select, Upstream, View,
+    ViewMut,
 };
 use std::sync::Arc;
 use std::time::Instant;
-
-/// Number of query heads, and of the key/value heads that they share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heads {
-    /// Of the queries, `Hq`.
-    pub query: usize,
-    /// Of the keys and values, `Hk`.
-    pub key: usize,
-}
-
-/// The trained parameters of a score. Each is present exactly where the description needs it.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ScoreParameters {
-    /// The general score's matrix, `[D, Dk]`.
-    pub w: Option<Param>,
-    /// The additive score's vector, `[A]`; queries and keys count as projected.
-    pub v: Option<Param>,
-    /// The learned scale, `[1]`.
-    pub scale: Option<Param>,
-    /// The relative bias table, `[H, 2·reach + 1]`.
-    pub table: Option<Param>,
-    /// The sinks, `[H]`.
-    pub sinks: Option<Param>,
-}
 
 /// Options of one call of [`Tape::attend`].
 #[derive(Clone, Copy, Debug)]
@@ -83,132 +59,6 @@ impl<'a> AttendOptions<'a> {
             start: 0,
             segments: None,
         }
-    }
-}
-
-/// `[B, L, H·D]` as `[B, H, L, D]`.
-pub(crate) fn split_heads<T: Float>(tensor: &Tensor<T>, heads: usize) -> View<'_, T> {
-    let &[batch, length, width] = tensor.shape() else {
-        panic!("attention takes [B, L, H·D], not {:?}", tensor.shape())
-    };
-    assert!(width.is_multiple_of(heads), "{heads} heads cannot share a width of {width}");
-    View::strided(tensor.data(), 0, [batch, heads, length, width / heads], head_strides(length, heads, width / heads))
-        .expect("a tensor holds its shape")
-}
-
-/// [`split_heads`], for writing.
-fn split_heads_mut<T: Float>(tensor: &mut Tensor<T>, heads: usize) -> ViewMut<'_, T> {
-    let &[batch, length, width] = tensor.shape() else { unreachable!("shaped as an input that was split") };
-    let (shape, strides) = ([batch, heads, length, width / heads], head_strides(length, heads, width / heads));
-    ViewMut::strided(tensor.data_mut(), 0, shape, strides).expect("a tensor holds its shape")
-}
-
-/// Strides of `[B, H, L, D]` in memory of `[B, L, H·D]`.
-pub(crate) fn head_strides(length: usize, heads: usize, d: usize) -> [isize; 4] {
-    [length * heads * d, d, heads * d, 1].map(|stride| stride as isize)
-}
-
-/// Copies `[B, H, L, D]` to `[B, L, H·D]`.
-fn merge_heads<T: Float>(pool: &Pool<T>, machine: &Machine, from: &qkv::Tensor<T, 4>) -> Tensor<T> {
-    let [batch, heads, length, d] = from.shape();
-    let mut to = Tensor::unwritten(pool, &[batch, length, heads * d]);
-    merge_heads_into(machine, to.data_mut(), from);
-    to
-}
-
-/// [`merge_heads`] into a slice.
-fn merge_heads_into<T: Float>(machine: &Machine, to: &mut [T], from: &qkv::Tensor<T, 4>) {
-    let [batch, heads, length, d] = from.shape();
-    let (each, size) = (machine.rows_each(batch, length * heads * d), length * heads * d);
-    let parts = to.chunks_mut((each * size).max(1)).zip(from.data().chunks((each * size).max(1))).collect();
-    machine.each(parts, |_, (to, from): (&mut [T], &[T])| {
-        for (to, from) in to.chunks_exact_mut(size).zip(from.chunks_exact(size)) {
-            for (at, row) in from.chunks_exact(d).enumerate() {
-                let (h, i) = (at / length, at % length);
-                to[(i * heads + h) * d..][..d].copy_from_slice(row);
-            }
-        }
-    });
-}
-
-/// The inputs of a call, saved for the backward pass and for captures.
-pub(crate) struct SavedCall<T: Float> {
-    pub(crate) attention: Attention,
-    heads: Heads,
-    parameters: ScoreParameters,
-    key_lengths: Option<Arc<[usize]>>,
-    positions: Option<Vec<i64>>,
-    segments: Option<Arc<[i32]>>,
-    /// Of dropout or of a sampled choice.
-    seed: Option<u64>,
-    q: Tensor<T>,
-    pub(crate) k: Tensor<T>,
-    v: Tensor<T>,
-    center: Option<Tensor<T>>,
-    pub(super) buckets: Option<[qkv::Tensor<i32, 4>; 2]>,
-}
-
-impl<T: Float> SavedCall<T> {
-    pub(crate) fn inputs<'c>(&'c self, parameters: &'c Parameters<T>) -> Inputs<'c, T> {
-        let (k, v) = (split_heads(&self.k, self.heads.key), split_heads(&self.v, self.heads.key));
-        self.inputs_over(parameters, [split_heads(&self.q, self.heads.query), k, v])
-    }
-
-    /// With other queries, keys and values: some of the sequences.
-    pub(super) fn inputs_over<'c>(
-        &'c self,
-        parameters: &'c Parameters<T>,
-        [q, k, v]: [View<'c, T>; 3],
-    ) -> Inputs<'c, T> {
-        self.inputs_from(parameters, q, k.into(), v.into())
-    }
-
-    /// With keys and values that lie in rows or pages.
-    fn inputs_from<'c>(
-        &'c self,
-        parameters: &'c Parameters<T>,
-        q: View<'c, T>,
-        k: Source<'c, T>,
-        v: Source<'c, T>,
-    ) -> Inputs<'c, T> {
-        let mut inputs = Inputs::new(q, k, v);
-        let view = |param: Param| {
-            let &[rows, columns] = parameters.shape(param) else { panic!("`{}` is no matrix", parameters.name(param)) };
-            View::new(parameters.get(param), [1, 1, rows, columns]).expect("a parameter holds its shape")
-        };
-        let ScoreParameters { w, v, scale, table, sinks } = self.parameters;
-        if let Some(w) = w {
-            inputs = inputs.w(view(w));
-        }
-        if let Some(v) = v {
-            inputs = inputs.v_score(parameters.get(v));
-        }
-        if let Some(scale) = scale {
-            inputs = inputs.scale(parameters.get(scale));
-        }
-        if let Some(table) = table {
-            inputs = inputs.table(view(table));
-        }
-        if let Some(sinks) = sinks {
-            inputs = inputs.sinks(parameters.get(sinks));
-        }
-        if let Some(lengths) = &self.key_lengths {
-            inputs = inputs.lengths(lengths);
-        }
-        if let Some(segments) = &self.segments {
-            inputs = inputs.segments(segments, segments);
-        }
-        if let Some(center) = &self.center {
-            inputs = inputs.center(center.data());
-        }
-        if let Some([q, k]) = &self.buckets {
-            inputs = inputs.buckets(q, k);
-        }
-        if let Some(positions) = &self.positions {
-            inputs = inputs.positions(positions);
-        }
-        inputs.seed = self.seed;
-        inputs
     }
 }
 

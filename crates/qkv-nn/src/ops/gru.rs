@@ -10,13 +10,13 @@
 //! ended keeps its state and gives zeros.
 
 use crate::float::Float;
+use crate::loops::{GruCell, GruCellGradient};
 use crate::machine::Machine;
 use crate::parameters::Param;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 use qkv_cuda::operations::{Array, Factor, Kind, Operations};
 use qkv_simd::matmul::Operand;
-use qkv_simd::pass::Pass;
 use std::sync::Arc;
 
 struct GruBackward<T: Float> {
@@ -165,80 +165,6 @@ impl<T: Float> GruBackward<T> {
         }
         context.add(self.x, d_x);
         context.add(self.h, d_h);
-    }
-}
-
-/// One step of one sequence.
-pub struct GruCell<'a, T> {
-    x: &'a [T],
-    recurrent: &'a [T],
-    bias: &'a [T],
-    before: &'a [T],
-    gates: &'a mut [T],
-    after: &'a mut [T],
-}
-
-impl<T: Float> Pass for GruCell<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let width = self.before.len();
-        let (x, h, b) = (self.x, self.recurrent, self.bias);
-        let (x_r, x_z, x_n) = (&x[..width], &x[width..2 * width], &x[2 * width..]);
-        let (h_r, h_z, h_n) = (&h[..width], &h[width..2 * width], &h[2 * width..]);
-        let (b_r, b_z, b_n) = (&b[..width], &b[width..2 * width], &b[2 * width..]);
-        let (r, rest) = self.gates.split_at_mut(width);
-        let (z, rest) = rest.split_at_mut(width);
-        let (n, inner) = rest.split_at_mut(width);
-        for j in 0..width {
-            r[j] = (x_r[j] + h_r[j] + b_r[j]).sigmoid();
-            z[j] = (x_z[j] + h_z[j] + b_z[j]).sigmoid();
-            inner[j] = h_n[j] + b_n[j];
-            n[j] = (x_n[j] + r[j] * inner[j]).hyperbolic_tangent();
-            self.after[j] = (T::ONE - z[j]) * n[j] + z[j] * self.before[j];
-        }
-    }
-}
-
-/// The gradients of one step of one sequence.
-pub struct GruCellGradient<'a, T> {
-    d_after: &'a [T],
-    before: &'a [T],
-    gates: &'a [T],
-    /// Of the input's parts.
-    d_x: &'a mut [T],
-    /// Of the recurrent product.
-    d_recurrent: &'a mut [T],
-    /// Of the state before, without the path through the product.
-    d_before: &'a mut [T],
-}
-
-impl<T: Float> Pass for GruCellGradient<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let width = self.before.len();
-        let (r, z) = (&self.gates[..width], &self.gates[width..2 * width]);
-        let (n, inner) = (&self.gates[2 * width..3 * width], &self.gates[3 * width..]);
-        let (d_xr, rest) = self.d_x.split_at_mut(width);
-        let (d_xz, d_xn) = rest.split_at_mut(width);
-        for j in 0..width {
-            let d = self.d_after[j];
-            let d_n = d * (T::ONE - z[j]) * (T::ONE - n[j] * n[j]);
-            d_xn[j] = d_n;
-            d_xr[j] = d_n * inner[j] * r[j] * (T::ONE - r[j]);
-            d_xz[j] = d * (self.before[j] - n[j]) * z[j] * (T::ONE - z[j]);
-            self.d_before[j] = d * z[j];
-        }
-        let (d_hr, rest) = self.d_recurrent.split_at_mut(width);
-        let (d_hz, d_hn) = rest.split_at_mut(width);
-        for j in 0..width {
-            d_hr[j] = d_xr[j];
-            d_hz[j] = d_xz[j];
-            d_hn[j] = d_xn[j] * r[j];
-        }
     }
 }
 

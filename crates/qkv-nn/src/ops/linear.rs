@@ -1,51 +1,18 @@
 //! A fused linear layer: `y = dropout(activation(x Wᵀ + b))`.
 
-use super::dropout::{DropoutMask, apply_dropout};
-use crate::adapter::AdapterCall;
+use super::adapter::AdapterCall;
+use crate::activation_source::ActivationSource;
+use crate::dropout_mask::{DropoutMask, apply_dropout};
 use crate::float::Float;
+use crate::loops::{Activate, Activation, ActivationGradient};
 use crate::machine::Machine;
 use crate::parameters::Param;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
-use qkv_cuda::operations::{self as cuda, Array, Factor, Operations};
+use qkv_cuda::operations::{Factor, Operations};
 use qkv_simd::matmul::Operand;
-use qkv_simd::pass::Pass;
-use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Instant;
-
-/// An activation function.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Activation {
-    /// The identity.
-    #[default]
-    None,
-    /// `max(x, 0)`.
-    Relu,
-    /// `x Φ(x)` by the error function (Hendrycks and Gimpel 2016).
-    Gelu,
-    /// Its approximation by the hyperbolic tangent, `x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`, as in GPT-2.
-    #[serde(rename = "gelu-tanh")]
-    GeluTanh,
-    /// The hyperbolic tangent.
-    Tanh,
-    /// `1 / (1 + e⁻ˣ)`.
-    Sigmoid,
-}
-
-impl From<Activation> for cuda::Activation {
-    fn from(activation: Activation) -> Self {
-        match activation {
-            Activation::None => cuda::Activation::None,
-            Activation::Relu => cuda::Activation::Relu,
-            Activation::Gelu => cuda::Activation::Gelu,
-            Activation::GeluTanh => cuda::Activation::GeluTanh,
-            Activation::Tanh => cuda::Activation::Tanh,
-            Activation::Sigmoid => cuda::Activation::Sigmoid,
-        }
-    }
-}
 
 /// Tokens of a sequence up to which matrices in fewer bits are multiplied as they are; beyond, one product with the
 /// widened matrix is faster. What else is in the batch does not count, so that it does not change a sequence's result.
@@ -60,26 +27,6 @@ enum Saved<T: Float> {
     Output(Tensor<T>),
     /// The input.
     Input(Tensor<T>),
-}
-
-/// An activation by its input: the output is computed again where the backward pass needs it, so that only one of the
-/// two is kept.
-#[derive(Clone, Debug)]
-pub(crate) struct ActivationSource<T: Float> {
-    before: Tensor<T>,
-    activation: Activation,
-    dropout: Option<DropoutMask>,
-}
-
-impl<T: Float> ActivationSource<T> {
-    /// The output, on a device.
-    fn output(&self, operations: &Operations) -> Array {
-        let output = operations.activations(self.before.len());
-        let (sizes, key) = ([self.before.rows(), self.before.width()], self.dropout.map(DropoutMask::key));
-        let before = self.before.array(operations);
-        operations.activate(&before, &output, None, sizes, self.activation.into(), key.as_ref());
-        output
-    }
 }
 
 /// The input of a linear layer.
@@ -183,7 +130,7 @@ impl<T: Float> Tape<'_, T> {
             let to = before.as_mut().unwrap_or(&mut y);
             self.add_adapter(to, x, adapter)
         });
-        let dropout = DropoutMask::new(self, p);
+        let dropout = self.dropout_mask(p);
         let key = dropout.map(DropoutMask::key);
         let bias = b.filter(|_| !is_plain).map(|b| self.parameters.array(b, operations));
         let left = if fused { Activation::None } else { activation };
@@ -283,7 +230,7 @@ impl<T: Float> Tape<'_, T> {
         let adapter = adapter.map(|adapter| self.add_adapter(&mut y, x, adapter));
         let bias = b.map(|b| self.parameters.get(b));
 
-        let dropout = DropoutMask::new(self, dropout);
+        let dropout = self.dropout_mask(dropout);
         let of_input = matches!(activation, Activation::Gelu | Activation::GeluTanh);
         let before = if of_input && depends {
             // The gradient of GELU is a function of its input: save that, and write the output elsewhere.
@@ -346,139 +293,6 @@ fn activate<T: Float>(
             machine.run(Activate { row, out, bias, activation, words: dropout.map(|_| &words[..]), scale });
         }
     });
-}
-
-/// The constants of GELU's approximation.
-const ROOT: f64 = 0.797_884_560_802_865_4;
-const CUBE: f64 = 0.044_715;
-
-#[inline(always)]
-fn gelu_argument<T: Float>(x: T) -> T {
-    T::of_f64(ROOT) * (x + T::of_f64(CUBE) * x * x * x)
-}
-
-/// Bias, activation and dropout of one row.
-pub struct Activate<'a, T> {
-    row: &'a mut [T],
-    out: Option<&'a mut [T]>,
-    bias: Option<&'a [T]>,
-    activation: Activation,
-    words: Option<&'a [u64]>,
-    scale: T,
-}
-
-impl<T: Float> Pass for Activate<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        if let Some(bias) = self.bias {
-            for (x, &b) in self.row.iter_mut().zip(bias) {
-                *x += b;
-            }
-        }
-        let row = match self.out {
-            Some(out) => {
-                out.copy_from_slice(self.row);
-                out
-            }
-            None => self.row,
-        };
-        match self.activation {
-            Activation::None => {}
-            Activation::Relu => {
-                for x in row.iter_mut() {
-                    *x = if *x > T::ZERO { *x } else { T::ZERO };
-                }
-            }
-            Activation::Gelu => {
-                let (half, root) = (T::of_f64(0.5), T::of_f64(std::f64::consts::FRAC_1_SQRT_2));
-                for x in row.iter_mut() {
-                    *x = *x * half * (T::ONE + (*x * root).error_function());
-                }
-            }
-            Activation::GeluTanh => {
-                let half = T::of_f64(0.5);
-                for x in row.iter_mut() {
-                    *x = *x * half * (T::ONE + gelu_argument(*x).hyperbolic_tangent());
-                }
-            }
-            Activation::Tanh => {
-                for x in row.iter_mut() {
-                    *x = x.hyperbolic_tangent();
-                }
-            }
-            Activation::Sigmoid => {
-                for x in row.iter_mut() {
-                    *x = x.sigmoid();
-                }
-            }
-        }
-        if let Some(words) = self.words {
-            for (part, &word) in row.chunks_mut(64).zip(words) {
-                for (j, x) in part.iter_mut().enumerate() {
-                    *x = if word >> j & 1 == 1 { *x * self.scale } else { T::ZERO };
-                }
-            }
-        }
-    }
-}
-
-/// Multiplies the gradient of the output by the derivative of the activation, in place.
-pub struct ActivationGradient<'a, T> {
-    gradient: &'a mut [T],
-    saved: &'a [T],
-    activation: Activation,
-    /// Dropout's factor of the elements that remain.
-    scale: T,
-}
-
-impl<T: Float> Pass for ActivationGradient<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let pairs = self.gradient.iter_mut().zip(self.saved);
-        match self.activation {
-            Activation::None => {}
-            Activation::Relu => {
-                for (g, &y) in pairs {
-                    *g = if y > T::ZERO { *g * self.scale } else { T::ZERO };
-                }
-            }
-            Activation::Gelu => {
-                let (half, root) = (T::of_f64(0.5), T::of_f64(std::f64::consts::FRAC_1_SQRT_2));
-                let density = T::of_f64(1.0 / std::f64::consts::TAU.sqrt());
-                for (g, &x) in pairs {
-                    let below = half * (T::ONE + (x * root).error_function());
-                    *g *= below + x * density * (-(half * x * x)).exponential();
-                }
-            }
-            Activation::GeluTanh => {
-                let (half, root) = (T::of_f64(0.5), T::of_f64(ROOT));
-                let cube = T::of_f64(3.0 * CUBE);
-                for (g, &x) in pairs {
-                    let y = gelu_argument(x).hyperbolic_tangent();
-                    *g = *g * half * (T::ONE + y + x * (T::ONE - y * y) * root * (T::ONE + cube * x * x));
-                }
-            }
-            // The output before dropout; what was dropped has no gradient.
-            Activation::Tanh => {
-                let unscaled = T::ONE / self.scale;
-                for (g, &y) in pairs {
-                    let y = y * unscaled;
-                    *g *= T::ONE - y * y;
-                }
-            }
-            Activation::Sigmoid => {
-                let unscaled = T::ONE / self.scale;
-                for (g, &y) in pairs {
-                    let y = y * unscaled;
-                    *g = *g * y * (T::ONE - y);
-                }
-            }
-        }
-    }
 }
 
 impl<T: Float> Backward<T> for LinearBackward<T> {

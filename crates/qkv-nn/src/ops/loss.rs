@@ -4,14 +4,13 @@
 //! for [`ROWS`] rows at a time, replaced in place by their gradient, multiplied into the gradients of `x` and `W`, and
 //! dropped.
 
-use super::sum_over;
 use crate::float::Float;
+use crate::loops::{CrossEntropyRow, RowLoss};
 use crate::parameters::Param;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use qkv_cuda::operations::{Array, Factor, Kind, Operations, logits_stride};
 use qkv_simd::matmul::Operand;
-use qkv_simd::pass::Pass;
 use std::ops::Range;
 
 /// The targets of a loss.
@@ -121,7 +120,7 @@ impl<T: Float> Tape<'_, T> {
             return self.cross_entropy_on_cuda(operations, x, [classes, width], w, b, target);
         }
         let (weight, bias) = (self.parameters.get(w), b.map(|b| self.parameters.get(b)));
-        let training = self.is_training();
+        let (training, smoothing, scale) = (self.is_training(), target.smoothing, target.scale);
         let mut d_x = training.then(|| Tensor::zeros(self.pool, x.shape()));
         let most = ROWS.min(counted.len());
         let mut scores = Tensor::unwritten(self.pool, &[most, classes]);
@@ -140,7 +139,7 @@ impl<T: Float> Tape<'_, T> {
             let parts = scores.chunks_exact_mut(classes).zip(&mut losses).zip(rows).collect();
             self.machine.each(parts, |_, ((scores, loss), &r): ((&mut [T], &mut RowLoss), &usize)| {
                 let id = target.ids[r] as usize;
-                self.machine.run(CrossEntropyRow { scores, bias, id, target: &target, gradient: training, loss });
+                self.machine.run(CrossEntropyRow { scores, bias, id, smoothing, scale, gradient: training, loss });
             });
             for row in &losses[..count] {
                 loss.smoothed += row.smoothed;
@@ -227,69 +226,4 @@ impl<T: Float> Tape<'_, T> {
 fn class_ranges(classes: usize) -> impl Iterator<Item = Range<usize>> {
     let whole = classes / 8 * 8;
     [0..whole, whole..classes].into_iter().filter(|range| !range.is_empty())
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-pub struct RowLoss {
-    smoothed: f64,
-    nll: f64,
-    right: bool,
-}
-
-/// The loss of one row of logits; the logits are replaced by their gradient.
-pub struct CrossEntropyRow<'a, T> {
-    scores: &'a mut [T],
-    bias: Option<&'a [T]>,
-    id: usize,
-    target: &'a Target<'a>,
-    gradient: bool,
-    loss: &'a mut RowLoss,
-}
-
-impl<T: Float> Pass for CrossEntropyRow<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let scores = self.scores;
-        if let Some(bias) = self.bias {
-            for (score, &b) in scores.iter_mut().zip(bias) {
-                *score += b;
-            }
-        }
-        let mut highest = [T::NEG_INFINITY; super::LANES];
-        let chunks = scores.chunks_exact(super::LANES);
-        let mut most = T::NEG_INFINITY;
-        for &x in chunks.remainder() {
-            most = if x > most { x } else { most };
-        }
-        for chunk in chunks {
-            for l in 0..super::LANES {
-                highest[l] = if chunk[l] > highest[l] { chunk[l] } else { highest[l] };
-            }
-        }
-        for x in highest {
-            most = if x > most { x } else { most };
-        }
-        let right = scores[self.id];
-        let total = sum_over!(T, scores, scores, |x, _y| x);
-        for x in scores.iter_mut() {
-            *x = (*x - most).exponential();
-        }
-        let mass = sum_over!(T, scores, scores, |x, _y| x);
-        let classes = scores.len() as f64;
-        let smoothing = self.target.smoothing;
-        let lse = most.to_f64() + mass.to_f64().ln();
-        let nll = lse - right.to_f64();
-        let smoothed = (1.0 - smoothing) * nll + smoothing * (lse - total.to_f64() / classes);
-        if self.gradient {
-            let scale = self.target.scale;
-            let (each, even) = (T::of_f64(scale / mass.to_f64()), T::of_f64(scale * smoothing / classes));
-            for x in scores.iter_mut() {
-                *x = *x * each - even;
-            }
-            scores[self.id] = scores[self.id] - T::of_f64(scale * (1.0 - smoothing));
-        }
-        *self.loss = RowLoss { smoothed, nll, right: right == most };
-    }
 }

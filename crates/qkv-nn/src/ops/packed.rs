@@ -1,8 +1,9 @@
 //! Attention within packed sequences, `[1, T, H·D]`: sequences of several lengths one behind the other, without
 //! padding, so that no layer computes rows that nobody reads. For inference.
 
-use super::attention::{AttendOptions, Pass, head_strides};
+use super::attention::{AttendOptions, Pass};
 use crate::float::Float;
+use crate::heads::head_strides;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use qkv::View;

@@ -4,10 +4,10 @@
 //! The pairs are `(x[i], x[i + D/2])`, as in the Llama checkpoints of Hugging Face.
 
 use crate::float::Float;
+use crate::loops::Rotate;
 use crate::machine::Machine;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
-use qkv_simd::pass::Pass;
 use std::sync::Arc;
 
 /// Cosines and sines for a range of positions, shared by all layers of a model.
@@ -61,32 +61,6 @@ impl<T: Float> Angles<T> {
                 machine.run(Rotate { row, cos, sin, inverse });
             }
         });
-    }
-}
-
-/// Rotates one row.
-pub struct Rotate<'a, T> {
-    row: &'a mut [T],
-    cos: &'a [T],
-    sin: &'a [T],
-    inverse: bool,
-}
-
-impl<T: Float> Pass for Rotate<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let half = self.cos.len();
-        let sign = if self.inverse { -T::ONE } else { T::ONE };
-        for head in self.row.chunks_exact_mut(2 * half) {
-            let (first, second) = head.split_at_mut(half);
-            for i in 0..half {
-                let (a, b, sin) = (first[i], second[i], self.sin[i] * sign);
-                first[i] = a * self.cos[i] - b * sin;
-                second[i] = b * self.cos[i] + a * sin;
-            }
-        }
     }
 }
 

@@ -2,9 +2,9 @@
 //! `silu(x) = x / (1 + e⁻ˣ)`.
 
 use crate::float::Float;
+use crate::loops::{SwiGlu, SwiGluGradient};
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
-use qkv_simd::pass::Pass;
 
 struct SwiGluBackward<T: Float> {
     slots: [Option<usize>; 2],
@@ -36,46 +36,6 @@ impl<T: Float> Tape<'_, T> {
         });
         let [gate, up] = [gate, up].map(|var| var.value.clone());
         self.record(y, depends, || SwiGluBackward { slots, gate, up })
-    }
-}
-
-/// `y = silu(gate) · up`.
-pub struct SwiGlu<'a, T> {
-    y: &'a mut [T],
-    gate: &'a [T],
-    up: &'a [T],
-}
-
-impl<T: Float> Pass for SwiGlu<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        for ((y, &gate), &up) in self.y.iter_mut().zip(self.gate).zip(self.up) {
-            *y = gate * gate.sigmoid() * up;
-        }
-    }
-}
-
-/// Replaces the gradient of the output by that of `up` and writes that of `gate`.
-pub struct SwiGluGradient<'a, T> {
-    gradient: &'a mut [T],
-    d_gate: &'a mut [T],
-    gate: &'a [T],
-    up: &'a [T],
-}
-
-impl<T: Float> Pass for SwiGluGradient<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let outs = self.gradient.iter_mut().zip(self.d_gate);
-        for (((g, d_gate), &gate), &up) in outs.zip(self.gate).zip(self.up) {
-            let open = gate.sigmoid();
-            *d_gate = *g * up * open * (T::ONE + gate * (T::ONE - open));
-            *g = *g * gate * open;
-        }
     }
 }
 

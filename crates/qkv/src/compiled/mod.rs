@@ -14,12 +14,13 @@
 pub(crate) mod predicate;
 mod program;
 mod spans;
+pub(crate) mod tile;
 
 pub use self::program::{MAX_DRAWN, MAX_STEPS, MaskProgram, Opcode, Step, mask_constants};
 pub(crate) use self::spans::Spans;
 
-use self::predicate::{Extent, FAR, Predicate, Side, TileAt};
-use crate::exact::order::TileKeys;
+use self::predicate::{FAR, Predicate, Side};
+use self::tile::{Extent, TileAt, TileKeys};
 use crate::mask::RowAt;
 use crate::mask::{Mask, MaskData, clamp};
 use crate::place::Place;

@@ -1,47 +1,12 @@
 //! The leaf predicates of a compiled mask, and how each answers for a whole tile: its verdict, the intervals that it
 //! can touch, and the bits of one row. Each agrees with [`Mask::allows`](crate::Mask::allows), which defines the masks.
 
+use super::tile::{ClassOf, Extent, TileAt, TileKeys, bits_of};
 use super::{Bits, Spans, Verdict};
-use crate::exact::order::{TileKeys, bits_of};
 use crate::mask::RowAt;
 use crate::mask::{BigBird, Blocks, MaskData, clamp};
 use crate::tuning::MAX_SCANNED_PAIRS;
 use std::ops::RangeInclusive;
-
-/// The smallest and largest position (of queries) or index (of keys) in a tile, and their classes if the tile is
-/// ordered by class.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Extent {
-    pub low: i64,
-    pub high: i64,
-    pub classes: Option<Classes>,
-}
-
-/// What a gathered list is sorted by: residues modulo a stride, or the hash buckets of a round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ClassOf {
-    Stride(i64),
-    Round(usize),
-}
-
-/// The smallest and largest class in a tile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Classes {
-    pub of: ClassOf,
-    pub low: u32,
-    pub high: u32,
-}
-
-/// A tile of the score matrix of one head.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TileAt {
-    pub b: usize,
-    pub h: usize,
-    pub queries: Extent,
-    pub keys: Extent,
-    /// In natural order on both sides: first query, number of queries, first key, number of keys.
-    pub natural: Option<[usize; 4]>,
-}
 
 /// A side of the score matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

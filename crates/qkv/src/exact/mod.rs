@@ -29,7 +29,7 @@ pub(crate) use decode::decode;
 pub(crate) use forward::forward;
 pub(crate) use pack::{KeyBlocks, KeyBuffers, Operand};
 
-pub(crate) use plan::{Plan, order, tiles};
+pub(crate) use plan::{Plan, tiles};
 pub(crate) use scores::projection::ScoreOperands;
 pub(crate) use scores::{TileMask, TileOps};
 pub(crate) use select::{FinalWeights, select};

@@ -129,7 +129,7 @@ impl<'a, A: Real> TableGradient<'a, A> {
     pub fn gather<T: Element<Acc = A>>(
         problem: &Problem<'_, T>,
         rows: &[RowAt],
-        keys: &crate::exact::plan::order::TileKeys<'_>,
+        keys: &crate::compiled::tile::TileKeys<'_>,
         grads: &[A],
         own: &mut [A],
     ) {

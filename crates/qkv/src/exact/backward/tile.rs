@@ -6,11 +6,11 @@
 use super::bias::{BiasGradient, TableGradient, TileStep};
 use super::{BackwardPass, QueryGradients, next_turn};
 use crate::compiled::Verdict;
+use crate::compiled::tile::TileKeys;
 use crate::exact::gemm::by_key::{PackedQueries, TransposedProduct};
 use crate::exact::gemm::{Arithmetic, PackedRows, TileGemm};
 use crate::exact::pack::query_blocks::QueryBlocks;
 use crate::exact::plan::Piece;
-use crate::exact::plan::order::TileKeys;
 use crate::exact::scores::{SavedScores, TileMask};
 use crate::exact::select::{chosen_in, one_hot};
 use crate::mask::RowAt;

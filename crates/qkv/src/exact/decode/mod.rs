@@ -7,10 +7,10 @@
 //! More than a few rows of queries, projected scores, rows that are not contiguous, and [`Decode::Exact`], which has
 //! the bits of the full pass, take the [`forward`](super::forward) pass instead.
 
+use crate::compiled::tile::TileKeys;
 use crate::decode::Decode;
 use crate::exact::forward::{OutputWriter, PartialOutput, QueryTiling, RowState, merge, run};
 use crate::exact::pack::Operand;
-use crate::exact::plan::order::TileKeys;
 use crate::exact::plan::{Piece, Plan};
 use crate::exact::scores::projection::ScoreOperands;
 use crate::exact::scores::{SavedScores, TileMask, TileOps};

@@ -7,8 +7,8 @@
 pub(crate) mod by_key;
 mod nonfinite;
 
+use crate::compiled::tile::TileKeys;
 use crate::exact::pack::Operand;
-use crate::exact::plan::order::TileKeys;
 use crate::exact::scores::visible::VisiblePanels;
 use crate::problem::Problem;
 use crate::score::Score;

@@ -7,14 +7,15 @@
 pub(crate) mod order;
 
 use crate::attention::Tiles;
-use crate::compiled::predicate::{ClassOf, Extent, Predicate, Side, TileAt, class_of_bucket};
+use crate::compiled::predicate::{Predicate, Side, class_of_bucket};
+use crate::compiled::tile::{ClassOf, Extent, List, TileAt, TileKeys};
 use crate::compiled::{Bits, Expr, Spans, Verdict};
 use crate::mask::MaskData;
 use crate::mask::RowAt;
 use crate::place::Place;
 use crate::problem::Problem;
 use crate::tuning::{GATHER_FROM, GATHER_GAIN, KEYS, QUERIES};
-use order::{List, Order, Places, TileKeys, by_class};
+use order::{Order, Places, by_class};
 use qkv_simd::{Element, View};
 use std::ops::Range;
 

@@ -4,10 +4,10 @@
 pub(crate) mod projection;
 pub(crate) mod visible;
 
+use crate::compiled::tile::{TileKeys, bits_of};
 use crate::compiled::{Bits, Verdict};
 use crate::exact::gemm::{Arithmetic, TileGemm};
 use crate::exact::plan::Piece;
-use crate::exact::plan::order::{TileKeys, bits_of};
 use crate::mask::RowAt;
 use crate::output::OutputRef;
 use crate::problem::Problem;

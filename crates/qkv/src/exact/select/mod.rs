@@ -3,10 +3,10 @@
 //! softmax; what it needs (the chosen keys, the mean of the selected values) is in the output.
 
 use crate::compiled::Expr;
+use crate::compiled::tile::TileKeys;
 use crate::error::Result;
 use crate::exact::gemm::TileGemm;
 use crate::exact::pack::{KeyBlocks, KeyBuffers, Operand};
-use crate::exact::plan::order::TileKeys;
 use crate::exact::plan::{Piece, Plan};
 use crate::exact::scores::projection::ScoreOperands;
 use crate::exact::scores::{TileMask, TileOps, chosen_by};

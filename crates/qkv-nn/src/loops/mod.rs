@@ -4,20 +4,57 @@
 //! all of them again, at their own optimization level. So every loop is listed in this file and reached through one
 //! method of [`Float`](crate::Float), whose two implementations are not generic.
 
-use crate::adamw::AdamWUpdate;
-use crate::machine::AddColumns;
-use crate::ops::AddAssign;
-use crate::ops::dropout::ApplyDropout;
-use crate::ops::group_norm::{GroupNorm, GroupNormGradient};
-use crate::ops::gru::{GruCell, GruCellGradient};
-use crate::ops::linear::{Activate, ActivationGradient};
-use crate::ops::loss::CrossEntropyRow;
-use crate::ops::norm::{LayerNorm, LayerNormGradient, RmsNorm, RmsNormGradient};
-use crate::ops::rotary::Rotate;
-use crate::ops::swiglu::{SwiGlu, SwiGluGradient};
-use crate::parameters::MovingAverage;
+mod activation;
+mod cross_entropy;
+mod dropout;
+mod group_norm;
+mod gru;
+mod norm;
+mod optimizer;
+mod rotary;
+mod sums;
+mod swiglu;
+
+pub use activation::Activation;
+pub(crate) use activation::{Activate, ActivationGradient};
+pub(crate) use cross_entropy::{CrossEntropyRow, RowLoss};
+pub(crate) use dropout::ApplyDropout;
+pub(crate) use group_norm::{GroupNorm, GroupNormGradient};
+pub(crate) use gru::{GruCell, GruCellGradient};
+pub(crate) use norm::{LayerNorm, LayerNormGradient, RmsNorm, RmsNormGradient};
+pub(crate) use optimizer::{AdamWUpdate, MovingAverage, StepFactors};
 use qkv_simd::Isa;
 use qkv_simd::pass::{self, Pass};
+pub(crate) use rotary::Rotate;
+pub(crate) use sums::{AddAssign, AddColumns};
+pub(crate) use swiglu::{SwiGlu, SwiGluGradient};
+
+/// Accumulators of a sum: enough to vectorize it, in an order that does not depend on the instruction set.
+const LANES: usize = 16;
+
+/// `Σ f(x, y)` over two rows of the same length.
+macro_rules! sum_over {
+    ($T:ty, $x:expr, $y:expr, |$a:ident, $b:ident| $term:expr) => {{
+        let mut sums = [<$T as qkv_simd::Real>::ZERO; $crate::loops::LANES];
+        let (xs, ys) = ($x.chunks_exact($crate::loops::LANES), $y.chunks_exact($crate::loops::LANES));
+        let mut rest = <$T as qkv_simd::Real>::ZERO;
+        for (&$a, &$b) in xs.remainder().iter().zip(ys.remainder()) {
+            rest += $term;
+        }
+        for (x, y) in xs.zip(ys) {
+            for l in 0..$crate::loops::LANES {
+                let ($a, $b) = (x[l], y[l]);
+                sums[l] += $term;
+            }
+        }
+        let mut total = rest;
+        for sum in sums {
+            total += sum;
+        }
+        total
+    }};
+}
+use sum_over;
 
 macro_rules! loops {
     ($($Name:ident),* $(,)?) => {

@@ -1,0 +1,25 @@
+//! The kind of the model in a folder, by its `config.json`.
+
+use crate::Result;
+use crate::files::folder::{CONFIG, read_json};
+use crate::files::tfjs;
+use crate::layout::{bert, vit};
+use std::path::Path;
+
+/// The kind of the model in a folder: for one of ours, as in a recipe; `resnet` in the layout of TensorFlow.js;
+/// otherwise its `model_type`.
+///
+/// # Errors
+/// Names the file that is missing or not JSON.
+pub fn kind(folder: &Path) -> Result<String> {
+    if !folder.join(CONFIG).exists() && folder.join(tfjs::MODEL).exists() {
+        return Ok("resnet".into());
+    }
+    let json: serde_json::Value = read_json(&folder.join(CONFIG))?;
+    let ours = json.pointer("/architecture/kind").or_else(|| json.get("model_type"));
+    Ok(match ours.and_then(|kind| kind.as_str()).unwrap_or_default() {
+        "bert" | bert::OWN => "encoder".into(),
+        vit::WITH_STEM => "vit".into(),
+        kind => kind.into(),
+    })
+}

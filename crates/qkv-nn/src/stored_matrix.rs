@@ -1,0 +1,36 @@
+//! Matrices as files store them, in fewer bits than `f32`: quantized blocks, bf16 and f16.
+
+use half::{bf16, f16};
+use qkv_simd::panels::PackedMatrix;
+use qkv_simd::quantized::QuantizedMatrix;
+
+/// A matrix in 16 bits, packed for products with a few rows.
+#[derive(Debug)]
+pub enum HalfMatrix {
+    /// In bf16.
+    Bf16(PackedMatrix<bf16>),
+    /// In f16.
+    F16(PackedMatrix<f16>),
+}
+
+/// A matrix as a file stores it, in fewer bits than `f32`.
+#[derive(Clone, Copy, Debug)]
+pub enum StoredMatrix<'p> {
+    /// In quantized blocks.
+    Quantized(&'p QuantizedMatrix),
+    /// In bf16.
+    Bf16(&'p PackedMatrix<bf16>),
+    /// In f16.
+    F16(&'p PackedMatrix<f16>),
+}
+
+impl StoredMatrix<'_> {
+    /// The bytes that a product reads.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            StoredMatrix::Quantized(matrix) => matrix.bytes(),
+            StoredMatrix::Bf16(matrix) => matrix.bytes(),
+            StoredMatrix::F16(matrix) => matrix.bytes(),
+        }
+    }
+}
