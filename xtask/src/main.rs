@@ -4,6 +4,7 @@
 //! NVRTC and MPICH from PyPI) or skips with a reason, which the summary repeats.
 
 mod browser;
+mod cycles;
 mod files;
 mod fuzz;
 mod glossary;
@@ -31,6 +32,7 @@ usage: cargo xtask COMMAND
                   (QKV_SEED repeats one); with --full every case, Miri, the sanitizers and cargo-deny (an hour)
   python          the Python package with every framework, in target/python: built, installed, tested (gigabytes)
   words           retired words that came back (docs/glossary.md)
+  cycles          circles of more than three files that use one another
   lines           lines of code wider than 120 columns
   package         packs every published crate, without verifying
   targets         checks `qkv` for other targets, where they are installed
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
         ["kills"] => mpich::kills(20),
         ["kills", times] if times.parse::<u32>().is_ok() => mpich::kills(times.parse().unwrap_or(20)),
         ["words"] => vec![Step::check("retired words", "words", words::check)],
+        ["cycles"] => vec![Step::check("circles of files", "cycles", cycles::check)],
         ["lines"] => vec![Step::check("width of lines", "lines", lines::check)],
         ["browser"] => vec![Step::check("a browser for the explorer's tests", "browser", browser::installed)],
         ["python"] => python::all_steps(),

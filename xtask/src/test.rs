@@ -1,7 +1,7 @@
 //! `cargo xtask test`: what CI runs. Cheapest first, so that a slip shows at once.
 
 use crate::step::Step;
-use crate::{browser, lines, mpich, nvrtc, python, toolchain, unsafe_code, words};
+use crate::{browser, cycles, lines, mpich, nvrtc, python, toolchain, unsafe_code, words};
 
 /// Targets that `qkv` is checked for besides the host, where their standard library is installed.
 const TARGETS: [&str; 2] = ["aarch64-unknown-linux-gnu", "wasm32-unknown-unknown"];
@@ -16,6 +16,7 @@ pub fn steps(full: bool) -> Vec<Step> {
     let mut steps = vec![
         Step::cargo("format", "fmt --all --check"),
         Step::check("width of lines", "lines", lines::check),
+        Step::check("circles of files", "cycles", cycles::check),
         Step::check("retired words", "words", words::check),
     ];
     let (library, mpi) = (nvrtc::library(), mpich::library());

@@ -421,3 +421,9 @@ pub fn pair<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<(Bound<'py,
     }
     Ok((object.clone(), object.clone()))
 }
+
+/// Sequence lengths.
+pub fn lengths_of(found: &Borrowed) -> PyResult<Vec<usize>> {
+    let one = |x: i64| usize::try_from(x).map_err(|_| value(format!("`lengths` is {x}, expected at least 0")));
+    found.integers()?.into_iter().map(one).collect()
+}

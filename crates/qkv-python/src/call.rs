@@ -3,8 +3,8 @@
 
 use crate::array::Library;
 use crate::attention::Attention;
-use crate::borrowed::{Borrowed, pair};
-use crate::dtype::Typed;
+use crate::borrowed::{Borrowed, lengths_of, pair};
+use crate::dtype::{Typed, of_type};
 use crate::errors::{kind, refused, value};
 use crate::pool::{self, Accumulator};
 use crate::results::{Gradients, Output};
@@ -13,36 +13,6 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use qkv::{Decode, Element, Inputs, OutputRef, Tensor, Upstream};
-
-/// Runs `body` with `T` as the Rust type of a float type.
-macro_rules! of_type {
-    ($dtype:expr, $name:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            $crate::dtype::Dtype::F32 => {
-                type $T = f32;
-                $body
-            }
-            $crate::dtype::Dtype::F64 => {
-                type $T = f64;
-                $body
-            }
-            $crate::dtype::Dtype::Bf16 => {
-                type $T = half::bf16;
-                $body
-            }
-            $crate::dtype::Dtype::F16 => {
-                type $T = half::f16;
-                $body
-            }
-            other => {
-                let (name, other) = ($name, other.name());
-                let expected = "float32, float64, bfloat16 or float16";
-                return Err($crate::errors::kind(format!("`{name}` has the type {other}, expected {expected}")));
-            }
-        }
-    };
-}
-pub(crate) use of_type;
 
 /// An element type at the border, whose sums have one as well.
 pub trait Float: Element + qkv_simd::Element<Acc: Typed + Accumulator> + Typed {}
@@ -139,12 +109,6 @@ impl Tensors {
         let weighted = size(&self.v).saturating_mul(length(&self.q));
         size(&self.q).saturating_mul(length(&self.k)).saturating_add(weighted)
     }
-}
-
-/// Sequence lengths.
-pub fn lengths_of(found: &Borrowed) -> PyResult<Vec<usize>> {
-    let one = |x: i64| usize::try_from(x).map_err(|_| value(format!("`lengths` is {x}, expected at least 0")));
-    found.integers()?.into_iter().map(one).collect()
 }
 
 /// What the library wants as slices, copied: all of it is small beside q, k and v.

@@ -2,8 +2,7 @@
 //! Each is the library's own value, with a `repr` that evaluates, JSON both ways, equality, hash and pickling.
 
 use crate::array::{Library, bools};
-use crate::borrowed::{Borrowed, pair};
-use crate::call::lengths_of;
+use crate::borrowed::{Borrowed, lengths_of, pair};
 use crate::errors::{kind, refused, value};
 use crate::spelling;
 use pyo3::prelude::*;
@@ -465,7 +464,7 @@ pub fn lsh_buckets<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let lsh = mask.get().0.lsh_buckets().ok_or_else(|| value("the mask has no hash buckets"))?;
     let (library, borrowed) = (Library::of("x", x)?, Borrowed::new("x", x)?);
-    let hashed = crate::call::of_type!(borrowed.dtype(), "x", T => {
+    let hashed = crate::dtype::of_type!(borrowed.dtype(), "x", T => {
         let view = borrowed.view::<T>()?;
         py.detach(|| crate::pool::run_inside(crate::pool::threads(), || lsh.hash(view)))
     });

@@ -106,3 +106,33 @@ macro_rules! typed {
     )*};
 }
 typed! { f32: F32; f64: F64; bf16: Bf16; f16: F16; u8: U8; i8: I8; i16: I16; i32: I32; i64: I64; }
+
+/// Runs `body` with `T` as the Rust type of a float type.
+macro_rules! of_type {
+    ($dtype:expr, $name:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::dtype::Dtype::F32 => {
+                type $T = f32;
+                $body
+            }
+            $crate::dtype::Dtype::F64 => {
+                type $T = f64;
+                $body
+            }
+            $crate::dtype::Dtype::Bf16 => {
+                type $T = half::bf16;
+                $body
+            }
+            $crate::dtype::Dtype::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            other => {
+                let (name, other) = ($name, other.name());
+                let expected = "float32, float64, bfloat16 or float16";
+                return Err($crate::errors::kind(format!("`{name}` has the type {other}, expected {expected}")));
+            }
+        }
+    };
+}
+pub(crate) use of_type;

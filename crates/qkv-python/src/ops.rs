@@ -4,9 +4,10 @@
 use crate::allocated::Allocated;
 use crate::attention::parsed;
 use crate::borrowed::{Borrowed, apart, exchange_of};
-use crate::call::{Float, Optional, Tensors, Vectors, of_type};
+use crate::call::{Float, Optional, Tensors, Vectors};
 use crate::dlpack::Exchange;
 use crate::dtype::Typed;
+use crate::dtype::of_type;
 use crate::errors::{kind, refused, value};
 use crate::pool;
 use pyo3::exceptions::PyMemoryError;

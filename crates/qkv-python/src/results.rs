@@ -3,7 +3,8 @@
 use crate::array::{Array, Library};
 use crate::attention::Attention;
 use crate::borrowed::Borrowed;
-use crate::call::{Float, Tensors, Vectors, of_type, threads, without_gradient};
+use crate::call::{Float, Tensors, Vectors, threads, without_gradient};
+use crate::dtype::of_type;
 use crate::errors::{kind, refused, value};
 use crate::pool;
 use pyo3::prelude::*;
