@@ -8,6 +8,16 @@ struct alignas(16) Words {
     u32 word[4];
 };
 
+// Eight elements as they lie in memory.
+struct Eight {
+    Words words[EIGHT * sizeof(T) / 16];
+};
+
+__device__ __forceinline__ void widen_eight(const Eight& from, float (&x)[EIGHT]) {
+#pragma unroll
+    for (int at = 0; at < EIGHT; at++) x[at] = widen(((const T*)&from)[at]);
+}
+
 // Reads columns `col … col + 7` of a row of `width`; columns beyond are 0.
 __device__ __forceinline__ void load_eight(const T* row, int col, int width, float (&x)[EIGHT]) {
     if (width % EIGHT == 0) {

@@ -67,7 +67,96 @@ extern "C" __global__ void layer_norm(const T* x, T* y, float* moments, const fl
     }
 }
 
-// One block for `each` rows: first d_x, a warp a row, then the sums of columns. With `add`, d_x is added to what is
+// The gradients of `each` rows of at most CHUNKS · 256 columns, a multiple of eight, by a block of 256 threads: a warp a
+// row, every element read once, the sums of columns in registers. RMS normalization is the one that is not CENTERED.
+// moments: mean and inverse deviation of each row, or the latter alone. partial: [blocks, 1 or 2, width].
+template <int CHUNKS, bool CENTERED>
+__device__ __forceinline__ void norm_gradient(const T* x, const T* d_y, T* d_x, const float* moments, const float* gain,
+                                              float* partial, u32 rows, u32 each, int width, int add) {
+    __shared__ float shared[8 * 256];
+    constexpr int SUMS = CENTERED ? 2 : 1;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.x * each;
+    u32 last = first + each < rows ? first + each : rows;
+    float sums[SUMS][CHUNKS][EIGHT] = {};
+    for (u32 row = first + warp; row < last; row += 8) {
+        Eight from[CHUNKS], above[CHUNKS], there[CHUNKS];
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; chunk++) {
+            int col = chunk * 256 + lane * EIGHT;
+            from[chunk] = above[chunk] = there[chunk] = Eight{};
+            if (col >= width) continue;
+            from[chunk] = *(const Eight*)(x + u64(row) * width + col);
+            above[chunk] = *(const Eight*)(d_y + u64(row) * width + col);
+            if (add) there[chunk] = *(const Eight*)(d_x + u64(row) * width + col);
+        }
+        float mean = CENTERED ? moments[2 * row] : 0.0f, inverse = CENTERED ? moments[2 * row + 1] : moments[row];
+        float v[EIGHT], d[EIGHT], g[EIGHT], flat = 0.0f, tilt = 0.0f;
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; chunk++) {
+            int col = chunk * 256 + lane * EIGHT;
+            if (col >= width) continue;
+            widen_eight(from[chunk], v);
+            widen_eight(above[chunk], d);
+            load_floats(gain, col, EIGHT, g);
+#pragma unroll
+            for (int at = 0; at < EIGHT; at++) {
+                float normal = (v[at] - mean) * inverse;
+                sums[0][chunk][at] += d[at] * normal;
+                if constexpr (CENTERED) sums[1][chunk][at] += d[at], flat += d[at] * g[at];
+                tilt += d[at] * g[at] * normal;
+            }
+        }
+        if constexpr (CENTERED) flat = warp_sum(flat) / width;
+        tilt = warp_sum(tilt) / width;
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; chunk++) {
+            int col = chunk * 256 + lane * EIGHT;
+            if (col >= width) continue;
+            widen_eight(from[chunk], v);
+            widen_eight(above[chunk], d);
+            load_floats(gain, col, EIGHT, g);
+#pragma unroll
+            for (int at = 0; at < EIGHT; at++)
+                d[at] = (d[at] * g[at] - flat - (v[at] - mean) * inverse * tilt) * inverse;
+            widen_eight(there[chunk], v);
+#pragma unroll
+            for (int at = 0; at < EIGHT; at++) d[at] += v[at];
+            store_eight(d_x + u64(row) * width, col, EIGHT, d);
+        }
+    }
+    partial += u64(blockIdx.x) * SUMS * width;
+#pragma unroll
+    for (int sum = 0; sum < SUMS; sum++) {
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; chunk++) {
+            __syncthreads();
+#pragma unroll
+            for (int at = 0; at < EIGHT; at++) shared[warp * 256 + lane * EIGHT + at] = sums[sum][chunk][at];
+            __syncthreads();
+            float total = 0.0f;
+            for (int at = 0; at < 8; at++) total += shared[at * 256 + threadIdx.x];
+            int col = chunk * 256 + threadIdx.x;
+            if (col < width) partial[sum * width + col] = total;
+        }
+    }
+}
+
+#define NORM_GRADIENT(NAME, CHUNKS, CENTERED)                                                                         \
+    extern "C" __global__ void __launch_bounds__(256)                                                                 \
+        NAME(const T* x, const T* d_y, T* d_x, const float* moments, const float* gain, float* partial, u32 rows,     \
+             u32 each, int width, int add) {                                                                          \
+        norm_gradient<CHUNKS, CENTERED>(x, d_y, d_x, moments, gain, partial, rows, each, width, add);                 \
+    }
+NORM_GRADIENT(layer_norm_gradient_256, 1, true)
+NORM_GRADIENT(layer_norm_gradient_512, 2, true)
+NORM_GRADIENT(layer_norm_gradient_768, 3, true)
+NORM_GRADIENT(layer_norm_gradient_1024, 4, true)
+NORM_GRADIENT(rms_norm_gradient_256, 1, false)
+NORM_GRADIENT(rms_norm_gradient_512, 2, false)
+NORM_GRADIENT(rms_norm_gradient_768, 3, false)
+NORM_GRADIENT(rms_norm_gradient_1024, 4, false)
+
+// The same for any number of columns, read twice: first d_x, a warp a row, then the sums of columns. With `add`, d_x is added to what is
 // there. partial: [blocks, 2, width].
 extern "C" __global__ void layer_norm_gradient(const T* x, const T* d_y, T* d_x, const float* moments,
                                                const float* gain, float* partial, u32 rows, u32 each, int width,

@@ -66,6 +66,27 @@ fn norm_rows(rows: usize) -> usize {
     (rows / 512).clamp(8, 64).next_multiple_of(8)
 }
 
+/// The kernels of a norm's gradient: for any width, and for rows of up to 256, 512, 768 and 1,024.
+const LAYER_NORM_GRADIENTS: [&str; 5] = [
+    "layer_norm_gradient",
+    "layer_norm_gradient_256",
+    "layer_norm_gradient_512",
+    "layer_norm_gradient_768",
+    "layer_norm_gradient_1024",
+];
+const RMS_NORM_GRADIENTS: [&str; 5] = [
+    "rms_norm_gradient",
+    "rms_norm_gradient_256",
+    "rms_norm_gradient_512",
+    "rms_norm_gradient_768",
+    "rms_norm_gradient_1024",
+];
+
+/// Which of them.
+fn by_width(width: usize) -> usize {
+    if width.is_multiple_of(8) && width <= 1024 { width.div_ceil(256) } else { 0 }
+}
+
 /// Rows of a partial sum of columns: more where there are many, since one block adds all partial sums.
 fn column_rows(rows: usize) -> usize {
     (rows / 128).next_power_of_two().clamp(64, 1024)
@@ -349,7 +370,7 @@ impl Operations {
         ];
         let numbers = [count(rows), count(each), count(width), U32(u32::from(add))];
         // SAFETY: `layer_norm_gradient` takes these six pointers and four numbers.
-        unsafe { self.launch("layer_norm_gradient", [parts, 1], &[&pointers.map(Ptr)[..], &numbers].concat()) };
+        unsafe { self.launch(LAYER_NORM_GRADIENTS[by_width(width)], [parts, 1], &[&pointers.map(Ptr)[..], &numbers].concat()) };
         self.add_partials(&partial, sums, parts, [2 * width, width]);
     }
 
@@ -402,7 +423,7 @@ impl Operations {
         ];
         let numbers = [count(rows), count(each), count(width), U32(u32::from(add))];
         // SAFETY: `rms_norm_gradient` takes these six pointers and four numbers.
-        unsafe { self.launch("rms_norm_gradient", [parts, 1], &[&pointers.map(Ptr)[..], &numbers].concat()) };
+        unsafe { self.launch(RMS_NORM_GRADIENTS[by_width(width)], [parts, 1], &[&pointers.map(Ptr)[..], &numbers].concat()) };
         self.add_partials(&partial, [sum, None], parts, [width, width]);
     }
 

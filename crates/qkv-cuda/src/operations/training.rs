@@ -56,8 +56,8 @@ pub struct StepFactors {
     pub clip: f32,
 }
 
-/// Classes that 256 threads keep in registers, eight times eight each.
-const MANY_CLASSES: usize = 256 * 64;
+/// Classes that 256 threads keep in registers, four times eight each.
+const MANY_CLASSES: usize = 256 * 32;
 
 /// Elements from one row of logits to the next: products are much faster over rows that begin at 16 bytes.
 pub fn logits_stride(classes: usize) -> usize {

@@ -237,18 +237,31 @@ fn sums_and_dropout() {
     });
 }
 
+/// Rows of any width, of widths whose gradients have kernels of their own on a device, and of more.
+const WIDTHS: [usize; 6] = [37, 48, 264, 520, 1024, 1032];
+
 #[test]
 fn layer_norm() {
-    let p = parameters(&[&[37], &[37]]);
-    let [gain, bias] = [p.find("p0").unwrap(), p.find("p1").unwrap()];
-    check("norm", &p, &[numbers(&[70, 37], 1)], &|tape, x| (Some(tape.layer_norm(&x[0], gain, bias, 1e-5)), 0.0));
+    for width in WIDTHS {
+        let p = parameters(&[&[width], &[width]]);
+        let [gain, bias] = [p.find("p0").unwrap(), p.find("p1").unwrap()];
+        check(&format!("norm of {width}"), &p, &[numbers(&[19, width], 1)], &|tape, x| {
+            let norm = tape.layer_norm(&x[0], gain, bias, 1e-5);
+            (Some(tape.add(&x[0], norm)), 0.0)
+        });
+    }
 }
 
 #[test]
 fn rms_norm() {
-    let p = parameters(&[&[37]]);
-    let gain = p.find("p0").unwrap();
-    check("rms", &p, &[numbers(&[70, 37], 1)], &|tape, x| (Some(tape.rms_norm(&x[0], gain, 1e-5)), 0.0));
+    for width in WIDTHS {
+        let p = parameters(&[&[width]]);
+        let gain = p.find("p0").unwrap();
+        check(&format!("rms norm of {width}"), &p, &[numbers(&[19, width], 1)], &|tape, x| {
+            let norm = tape.rms_norm(&x[0], gain, 1e-5);
+            (Some(tape.add(&x[0], norm)), 0.0)
+        });
+    }
 }
 
 #[test]
@@ -311,6 +324,19 @@ fn a_tied_embedding_under_cross_entropy() {
             let loss = tape.cross_entropy(&x, table, Some(bias), target).read();
             assert_eq!(loss.rows, 3);
             (None, loss.smoothed * 0.7)
+        });
+    }
+}
+
+#[test]
+fn cross_entropy_over_many_classes() {
+    for classes in [1001, 8192, 8199] {
+        let p = parameters(&[&[classes, 4], &[classes]]);
+        let [table, bias] = [p.find("p0").unwrap(), p.find("p1").unwrap()];
+        check(&format!("{classes} classes"), &p, &[numbers(&[1, 3, 4], 1)], &|tape, x| {
+            let ids = [classes as u32 - 1, 5, 0];
+            let target = Target { ids: &ids, ignore: Some(5), smoothing: 0.1, scale: 0.7 };
+            (None, tape.cross_entropy(&x[0], table, Some(bias), target).read().smoothed * 0.7)
         });
     }
 }
