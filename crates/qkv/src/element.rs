@@ -10,7 +10,7 @@ use crate::inputs::Upstream;
 use crate::output::{Output, OutputMut, OutputRef};
 use crate::problem::Problem;
 use crate::score::Score;
-use crate::scratch::Scratch;
+use crate::scratch::{OF_PROCESS, Scratch};
 use crate::select::Select;
 use crate::weights::{Task, Weights, WeightsRequest};
 use half::{bf16, f16};
@@ -21,6 +21,10 @@ pub trait Element: qkv_simd::Element + Engines {}
 
 /// What is computed of a problem, by the engine that its score and its selection belong to.
 pub(crate) trait Engines: qkv_simd::Element {
+    /// The scratch of calls that bring none of their own: memory that every call asked the system for, and touched for
+    /// the first time, would cost short calls on many threads most of their time.
+    fn scratch() -> &'static Scratch<Self::Acc>;
+
     /// Writes the output of a softmax.
     fn forward(problem: &Problem<'_, Self>, into: OutputMut<'_, Self>, scratch: &Scratch<Self::Acc>, threads: usize);
 
@@ -56,10 +60,14 @@ pub(crate) trait Engines: qkv_simd::Element {
 }
 
 macro_rules! element {
-    ($($t:ident)*) => {$(
+    ($($t:ident: $scratch:tt;)*) => {$(
         impl Element for $t {}
 
         impl Engines for $t {
+            fn scratch() -> &'static Scratch<Self::Acc> {
+                &OF_PROCESS.$scratch
+            }
+
             fn forward(
                 problem: &Problem<'_, $t>,
                 into: OutputMut<'_, $t>,
@@ -120,4 +128,4 @@ macro_rules! element {
     )*};
 }
 
-element! { f32 f64 bf16 f16 }
+element! { f32: 0; f64: 1; bf16: 0; f16: 0; }

@@ -11,11 +11,20 @@ use std::sync::Mutex;
 /// It may be shared between threads; dropping it gives everything back to the system.
 pub struct Scratch<A> {
     free: Mutex<Vec<Vec<A>>>,
+    /// Bytes beyond which a buffer goes back to the system.
+    most: usize,
 }
+
+/// What the scratch of the process keeps for calls that bring none of their own: the buffers of 16 workers, several
+/// times.
+const MAX_KEPT: usize = 64 << 20;
+
+/// The scratch of the process for f32, and for f64.
+pub(crate) static OF_PROCESS: (Scratch<f32>, Scratch<f64>) = (Scratch::keeping(MAX_KEPT), Scratch::keeping(MAX_KEPT));
 
 impl<A> Default for Scratch<A> {
     fn default() -> Self {
-        Scratch { free: Mutex::new(Vec::new()) }
+        Scratch::keeping(usize::MAX)
     }
 }
 
@@ -30,6 +39,11 @@ impl<A> Scratch<A> {
     /// An empty pool.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// An empty pool that keeps at most so many bytes.
+    const fn keeping(most: usize) -> Self {
+        Scratch { free: Mutex::new(Vec::new()), most }
     }
 
     fn list(&self) -> std::sync::MutexGuard<'_, Vec<Vec<A>>> {
@@ -88,7 +102,11 @@ impl<A> DerefMut for Buffer<'_, A> {
 impl<A> Drop for Buffer<'_, A> {
     fn drop(&mut self) {
         let data = std::mem::take(&mut self.data);
-        self.pool.list().push(data);
+        let mut list = self.pool.list();
+        let kept = || list.iter().map(|buffer| size_of::<A>() * buffer.len()).sum::<usize>();
+        if self.pool.most == usize::MAX || kept() + size_of::<A>() * data.len() <= self.pool.most {
+            list.push(data);
+        }
     }
 }
 
@@ -107,5 +125,15 @@ mod tests {
         let first = scratch.take(1000).as_ptr();
         assert_eq!(scratch.take(1000).as_ptr(), first);
         assert!(scratch.zeros(1000).iter().all(|&x| x == 0.0));
+    }
+
+    #[test]
+    fn the_scratch_of_the_process_keeps_no_more_than_its_bound() {
+        let scratch = Scratch::<f32>::keeping(5000);
+        let buffers = [500, 500, 500].map(|len| scratch.take(len));
+        drop(buffers);
+        assert_eq!(scratch.list().len(), 2);
+        drop(scratch.take(10_000));
+        assert_eq!(scratch.list().len(), 2);
     }
 }

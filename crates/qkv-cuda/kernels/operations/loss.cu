@@ -66,12 +66,13 @@ __device__ __forceinline__ void finish_logits(const float* bias, int col, int cl
     }
 }
 
-__device__ __forceinline__ void add_to(Mass& own, int col, int classes, const float (&x)[EIGHT]) {
+// The highest logit and, where labels are smoothed, the sum.
+__device__ __forceinline__ void add_to(Mass& own, const RowLoss& row, int col, const float (&x)[EIGHT]) {
 #pragma unroll
-    for (int at = 0; at < EIGHT; at++) {
-        own.most = x[at] > own.most ? x[at] : own.most;
-        own.total += col + at < classes ? x[at] : 0.0f;
-    }
+    for (int at = 0; at < EIGHT; at++) own.most = x[at] > own.most ? x[at] : own.most;
+    if (row.smoothing == 0.0f) return;
+#pragma unroll
+    for (int at = 0; at < EIGHT; at++) own.total += col + at < row.classes ? x[at] : 0.0f;
 }
 
 // Rows of the class `ignore` have no loss and no gradient.
@@ -110,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
         if (col >= classes) continue;
         widen_eight(kept[part], x[part]);
         finish_logits(bias, col, classes, x[part]);
-        add_to(own, col, classes, x[part]);
+        add_to(own, row, col, x[part]);
     }
     float base = own.most == -INFINITE ? 0.0f : own.most;
 #pragma unroll
@@ -172,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(1024)
         if (first + part * step < classes) kept[part] = *(const Eight*)(scores + first + part * step);
     RowLoss row = {id, widen(scores[id]) + (bias ? bias[id] : 0.0f), classes, smoothing, scale};
     Mass own = {-INFINITE, 0.0f, 0.0f};
-    for_logits(kept, scores, bias, classes, [&](int col, const float (&x)[EIGHT]) { add_to(own, col, classes, x); });
+    for_logits(kept, scores, bias, classes, [&](int col, const float (&x)[EIGHT]) { add_to(own, row, col, x); });
     for_logits(kept, scores, bias, classes, [&](int, const float (&x)[EIGHT]) {
 #pragma unroll
         for (int at = 0; at < EIGHT; at++) own.sum += exponential(x[at] - own.most);

@@ -270,7 +270,8 @@ extern "C" __global__ void rms_norm_gradient(const T* x, const T* d_y, T* d_x, c
                    });
 }
 
-#define IN_FLIGHT 32
+// Rows that a warp loads at once.
+#define IN_FLIGHT 8
 
 // to[c] += Σ x[r][c]. Block (x, y) sums the columns 256x … of the rows y · each …; the last block of a column of blocks
 // adds what all of them have found, in their order. partial: [blocks, width]; arrived: a zero for each x, which the
@@ -279,21 +280,31 @@ extern "C" __global__ void column_sums(const T* x, float* partial, float* to, u3
                                        int width, int columns) {
     __shared__ float sums[8 * 256];
     __shared__ u32 before;
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.y * each;
-    u32 last = first + each < rows ? first + each : rows;
-    int col = blockIdx.x * 256 + lane * EIGHT;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = blockIdx.y * each + warp;
+    u32 last = blockIdx.y * each + each < rows ? blockIdx.y * each + each : rows;
+    int first = blockIdx.x * 256, col = first + lane * EIGHT;
     float v[EIGHT], sum[EIGHT] = {};
-    if (col >= width) last = first;
-#pragma unroll 8
-    for (u32 row = first + warp; row < last; row += 8) {
+    if (col >= width) last = 0;
+    for (; width % EIGHT == 0 && row + 8 * (IN_FLIGHT - 1) < last; row += 8 * IN_FLIGHT) {
+        Eight from[IN_FLIGHT];
+#pragma unroll
+        for (int at = 0; at < IN_FLIGHT; at++) from[at] = *(const Eight*)(x + u64(row + 8 * at) * width + col);
+#pragma unroll
+        for (int at = 0; at < IN_FLIGHT; at++) {
+            widen_eight(from[at], v);
+#pragma unroll
+            for (int c = 0; c < EIGHT; c++) sum[c] += v[c];
+        }
+    }
+    for (; row < last; row += 8) {
         load_eight(x + u64(row) * width, col, width, v);
 #pragma unroll
-        for (int at = 0; at < EIGHT; at++) sum[at] += v[at];
+        for (int c = 0; c < EIGHT; c++) sum[c] += v[c];
     }
 #pragma unroll
-    for (int at = 0; at < EIGHT; at++) sums[warp * 256 + lane * EIGHT + at] = sum[at];
+    for (int c = 0; c < EIGHT; c++) sums[warp * 256 + lane * EIGHT + c] = sum[c];
     __syncthreads();
-    col = blockIdx.x * 256 + threadIdx.x;
+    col = first + threadIdx.x;
     float total = 0.0f;
     for (int at = 0; at < 8; at++) total += sums[at * 256 + threadIdx.x];
     if (col < width) partial[u64(blockIdx.y) * width + col] = total;
@@ -304,16 +315,25 @@ extern "C" __global__ void column_sums(const T* x, float* partial, float* to, u3
     if (before != gridDim.y - 1) return;
     __threadfence();
     if (threadIdx.x == 0) arrived[blockIdx.x] = 0;
+    // Each warp adds a run of the partial sums of all columns, then the runs are added.
+    u32 run = (gridDim.y + 7) / 8, end = (warp + 1) * run < gridDim.y ? (warp + 1) * run : gridDim.y;
+#pragma unroll
+    for (int c = 0; c < EIGHT; c++) sum[c] = 0.0f;
+#pragma unroll 4
+    for (u32 p = warp * run; p < end; p++) {
+#pragma unroll
+        for (int c = 0; c < EIGHT; c++) {
+            col = first + c * 32 + lane;
+            sum[c] += col < columns ? load_written(partial + u64(p) * width + col) : 0.0f;
+        }
+    }
+#pragma unroll
+    for (int c = 0; c < EIGHT; c++) sums[warp * 256 + c * 32 + lane] = sum[c];
+    __syncthreads();
+    col = first + threadIdx.x;
     if (col >= columns) return;
     total = 0.0f;
-    for (u32 p = 0; p < gridDim.y; p += IN_FLIGHT) {
-        float part[IN_FLIGHT];
-#pragma unroll
-        for (u32 at = 0; at < IN_FLIGHT; at++)
-            part[at] = p + at < gridDim.y ? load_written(partial + u64(p + at) * width + col) : 0.0f;
-#pragma unroll
-        for (u32 at = 0; at < IN_FLIGHT; at++) total += part[at];
-    }
+    for (int at = 0; at < 8; at++) total += sums[at * 256 + threadIdx.x];
     to[col] += total;
 }
 

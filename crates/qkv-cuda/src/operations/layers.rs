@@ -89,7 +89,7 @@ fn by_width(width: usize) -> usize {
 
 /// Rows of a partial sum of columns: more where there are many, since one block adds all partial sums.
 fn column_rows(rows: usize) -> usize {
-    (rows / 128).next_power_of_two().clamp(64, 1024)
+    (rows / 256).next_power_of_two().clamp(64, 1024)
 }
 
 /// Columns of a block of `column_sums`.
@@ -370,7 +370,9 @@ impl Operations {
         ];
         let numbers = [count(rows), count(each), count(width), U32(u32::from(add))];
         // SAFETY: `layer_norm_gradient` takes these six pointers and four numbers.
-        unsafe { self.launch(LAYER_NORM_GRADIENTS[by_width(width)], [parts, 1], &[&pointers.map(Ptr)[..], &numbers].concat()) };
+        unsafe {
+            self.launch(LAYER_NORM_GRADIENTS[by_width(width)], [parts, 1], &[&pointers.map(Ptr)[..], &numbers].concat())
+        };
         self.add_partials(&partial, sums, parts, [2 * width, width]);
     }
 
@@ -423,7 +425,9 @@ impl Operations {
         ];
         let numbers = [count(rows), count(each), count(width), U32(u32::from(add))];
         // SAFETY: `rms_norm_gradient` takes these six pointers and four numbers.
-        unsafe { self.launch(RMS_NORM_GRADIENTS[by_width(width)], [parts, 1], &[&pointers.map(Ptr)[..], &numbers].concat()) };
+        unsafe {
+            self.launch(RMS_NORM_GRADIENTS[by_width(width)], [parts, 1], &[&pointers.map(Ptr)[..], &numbers].concat())
+        };
         self.add_partials(&partial, [sum, None], parts, [width, width]);
     }
 

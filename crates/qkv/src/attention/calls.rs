@@ -18,7 +18,7 @@ use crate::weights::Weights;
 impl Attention {
     /// Computes the attention, exactly and in linear memory, on the threads of the current rayon pool.
     pub fn forward<T: Element>(&self, inputs: Inputs<'_, T>) -> Result<Output<T>> {
-        self.forward_with(inputs, &Scratch::new(), rayon::current_num_threads())
+        self.forward_with(inputs, T::scratch(), rayon::current_num_threads())
     }
 
     /// [`forward`](Attention::forward) with reusable scratch and a number of threads.
@@ -74,7 +74,7 @@ impl Attention {
         out: &Output<T>,
         upstream: Upstream<'_, T>,
     ) -> Result<Gradients<T>> {
-        self.backward_with(inputs, out, upstream, &Scratch::new(), rayon::current_num_threads())
+        self.backward_with(inputs, out, upstream, T::scratch(), rayon::current_num_threads())
     }
 
     /// [`backward`](Attention::backward) with scratch that can be used again and a number of threads.
@@ -182,7 +182,7 @@ impl Attention {
     /// # Ok::<(), qkv::Error>(())
     /// ```
     pub fn decode<T: Element>(&self, inputs: Inputs<'_, T>, how: Decode) -> Result<Output<T>> {
-        self.decode_with(inputs, how, &Scratch::new(), rayon::current_num_threads())
+        self.decode_with(inputs, how, T::scratch(), rayon::current_num_threads())
     }
 
     /// [`decode`](Attention::decode) with reusable scratch and a number of threads.

@@ -33,6 +33,13 @@ pub(crate) const ARGUMENTS: Arguments = &[
                     ("f16", "16 bits, IEEE, accumulated in f32"),
                 ])
                 .repeatable(),
+            Argument::new(
+                "draw",
+                Kind::Integer(0, u64::MAX),
+                "24 shapes drawn at random instead of the grid, by this seed",
+            )
+            .value("SEED")
+            .conflicts(&["shape", "causal", "lengths", "train", "device"]),
             Argument::new("causal", Kind::Switch, "Causal mask; full by default, both in the grid"),
             Argument::new("direction", Kind::Word, "Direction; forward by default, all in the grid")
                 .values(&[
@@ -99,6 +106,7 @@ pub(crate) const EXAMPLES: &[(&str, &str)] = &[
     ("qkv bench", "The grid on this machine, in a minute or two"),
     ("qkv bench --shape 1,8,8,2048,2048,64 --causal --direction backward --json", "One case"),
     ("qkv bench --shape 1,32,8,1,4096,128 --direction decode --dtype bf16", "A decoding step with grouped queries"),
+    ("qkv bench --draw 1 --against torch --python venv/bin/python", "Shapes that nobody tuned for"),
     ("qkv bench --device cuda --against torch", "On a GPU, against PyTorch's cuDNN"),
     ("qkv bench --threads 2 --against torch --python venv/bin/python --markdown", "The tables of docs/performance.md"),
     ("qkv bench --train --seconds 5 --threads 2 --against torch --python venv/bin/python", "Training steps"),
@@ -132,6 +140,8 @@ pub(crate) enum ReportFormat {
 pub(crate) struct BenchArgs {
     /// Empty for the grid.
     pub shapes: Vec<Shape>,
+    /// The seed of drawn shapes.
+    pub draw: Option<u64>,
     /// Empty for the default.
     pub precisions: Vec<Precision>,
     pub causal: bool,
@@ -156,6 +166,7 @@ impl BenchArgs {
         let words = |name| matches.texts(name);
         BenchArgs {
             shapes: matches.all("shape"),
+            draw: matches.seed("draw"),
             precisions: without_repeats(words("dtype").iter().filter_map(|word| Precision::named(word))),
             causal: matches.switch("causal"),
             directions: without_repeats(words("direction").iter().filter_map(|word| Direction::named(word))),

@@ -1,4 +1,4 @@
-//! The cases that are measured: the shapes that were typed, or the grid behind every speed claim.
+//! The cases that are measured: the shapes that were typed, shapes drawn at random, or the grid behind every speed claim.
 
 use super::args::BenchArgs;
 use super::case::{Case, Direction};
@@ -26,8 +26,58 @@ const fn square(b: usize, h: usize, n: usize, d: usize) -> Shape {
     Shape::new([b, h, h, n, n, d])
 }
 
+/// Drawn shapes of a run.
+const DRAWN: usize = 24;
+/// Work of a drawn shape, forward and without a mask: from calls of a fraction of a millisecond to long ones.
+const WORK: std::ops::RangeInclusive<f64> = 1e8..=1.5e10;
+
+/// Shapes by a seed, each with whether it is causal: 1 to 64 heads, grouped or not, widths of 40 to 160, 60 to 6,000
+/// queries, and as many keys or another number.
+fn drawn(seed: u64) -> Vec<(Shape, bool)> {
+    let mut state = seed;
+    let mut draw = move || {
+        // SplitMix64 (Steele et al. 2014).
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (x ^ x >> 31) >> 11
+    };
+    let mut shapes = Vec::new();
+    while shapes.len() < DRAWN {
+        let mut one_of = |choices: &[usize]| choices[draw() as usize % choices.len()];
+        let hq = one_of(&[1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64]);
+        let group = one_of(&[1, 1, 1, 2, 4, 8]);
+        let d = one_of(&[40, 48, 64, 64, 72, 80, 96, 112, 128, 128, 160]);
+        let b = one_of(&[1, 1, 2, 4, 8, 16, 32]);
+        let [square, causal] = [(); 2].map(|()| one_of(&[0, 1, 2]) > 0);
+        // Logarithmically uniform.
+        let mut length = || (60.0 * 100f64.powf(draw() as f64 / (1u64 << 53) as f64)) as usize;
+        let n = length();
+        let m = if square { n } else { length() };
+        let shape = Shape::new([b, hq, if hq.is_multiple_of(group) { hq / group } else { hq }, n, m, d]);
+        let case = Case { shape, precision: Precision::F32, causal: false, direction: Direction::Forward };
+        if WORK.contains(&case.flops()) {
+            shapes.push((shape, square && !causal));
+        }
+    }
+    shapes
+}
+
 /// The cases, in the order of measurement.
 pub(crate) fn cases(args: &BenchArgs) -> Vec<Case> {
+    if let Some(seed) = args.draw {
+        let precisions =
+            if args.precisions.is_empty() { &[Precision::F32, Precision::Bf16] } else { &args.precisions[..] };
+        let directions =
+            if args.directions.is_empty() { &[Direction::Forward, Direction::Backward] } else { &args.directions[..] };
+        let mut cases = Vec::new();
+        for &precision in precisions {
+            for (shape, causal) in drawn(seed) {
+                cases.extend(directions.iter().map(|&direction| Case { shape, precision, causal, direction }));
+            }
+        }
+        return cases;
+    }
     let all = args.shapes.is_empty();
     let precisions = match (&args.precisions[..], all) {
         ([], true) => &[Precision::F32, Precision::Bf16],
@@ -76,6 +126,7 @@ mod tests {
     fn no_args() -> BenchArgs {
         BenchArgs {
             shapes: vec![],
+            draw: None,
             precisions: vec![],
             causal: false,
             directions: vec![],
@@ -106,6 +157,23 @@ mod tests {
         assert_eq!(only(BenchArgs { causal: true, ..no_args() }), 2 * 6 * 2 + 6);
         assert_eq!(only(BenchArgs { directions: vec![Direction::Decode], ..no_args() }), 6);
         assert_eq!(only(BenchArgs { precisions: vec![Precision::F64], ..no_args() }), 6 * 2 * 2 + 3);
+    }
+
+    #[test]
+    fn shapes_are_drawn_by_their_seed() {
+        let drawn = |seed| cases(&BenchArgs { draw: Some(seed), precisions: vec![Precision::F32], ..no_args() });
+        let shapes = drawn(1);
+        assert_eq!(shapes.len(), 2 * DRAWN);
+        assert_eq!(shapes, drawn(1));
+        assert_ne!(shapes, drawn(2));
+        let any = |of: fn(&Case) -> bool| shapes.iter().any(of);
+        assert!(any(|case| case.causal) && any(|case| case.shape.hk < case.shape.hq));
+        assert!(any(|case| case.shape.n != case.shape.m) && any(|case| case.shape.n == case.shape.m && !case.causal));
+        assert!(
+            shapes
+                .iter()
+                .all(|case| WORK.contains(&Case { causal: false, direction: Direction::Forward, ..*case }.flops()))
+        );
     }
 
     #[test]

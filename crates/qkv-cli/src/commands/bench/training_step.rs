@@ -15,6 +15,7 @@ use qkv_nn::layers::{
 };
 use qkv_nn::{AdamW, Device, Gradients, Heads, Machine, Moments, Parameters, Pool, Precision, Tape, Target};
 use serde::{Deserialize, Serialize};
+use std::time::Instant;
 
 /// A model whose training step is timed.
 #[derive(Debug)]
@@ -143,6 +144,8 @@ pub(crate) struct StepTiming {
     pub median_ms: f64,
     /// Of the process, where the system tells; of the GPU's memory there.
     pub peak_bytes: Option<u64>,
+    /// The shortest time until all work of forward and backward was given to a GPU.
+    pub submitted_ms: Option<f64>,
 }
 
 impl TrainingStep {
@@ -166,7 +169,7 @@ impl TrainingStep {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(self.threads).build();
         let pool = pool.map_err(|error| Failure::new(format!("cannot start threads: {error}")))?;
         let machine = self.machine()?;
-        let timing = pool.install(|| match self.model.sizes {
+        let (timing, submitted_ms) = pool.install(|| match self.model.sizes {
             Sizes::Gpt(sizes) => gpt(self, sizes, &machine),
             Sizes::Translator { batch } => translator(self, batch, &machine),
         })?;
@@ -175,7 +178,8 @@ impl TrainingStep {
             Some(operations) => Some(operations.memory_use()[1] as u64),
             None => memory::peak(),
         };
-        let timing = StepTiming { best_ms: timing.best_ms, median_ms: timing.median_ms, peak_bytes };
+        let submitted_ms = machine.cuda().map(|_| submitted_ms);
+        let timing = StepTiming { best_ms: timing.best_ms, median_ms: timing.median_ms, peak_bytes, submitted_ms };
         Ok(serde_json::to_string(&timing).expect("plain numbers") + "\n")
     }
 
@@ -184,18 +188,20 @@ impl TrainingStep {
         Ok(Machine::on(self.device, self.threads, precision).map_err(qkv_models::Error::from)?)
     }
 
-    /// Times whole steps: zeroed gradients, forward, backward, Adam; on a GPU clipped to a norm of 1.
+    /// Times whole steps: zeroed gradients, forward, backward, Adam; on a GPU clipped to a norm of 1. And the shortest
+    /// time of forward and backward by themselves, which on a GPU is the time to submit them.
     fn time(
         self,
         machine: &Machine,
         parameters: &mut Parameters<f32>,
         adam: AdamW,
         mut loss: impl FnMut(&mut Tape<'_, f32>) -> Result<(), Failure>,
-    ) -> Result<Timing, Failure> {
+    ) -> Result<(Timing, f64), Failure> {
         let pool = Pool::new();
         let (mut gradients, mut moments) = (Gradients::of(parameters), Moments::of(parameters));
-        let (mut seed, mut outcome) = (0, Ok(()));
+        let (mut seed, mut outcome, mut submitted_ms) = (0, Ok(()), f64::INFINITY);
         let timing = Timing::of(self.seconds, || {
+            let start = Instant::now();
             seed += 1;
             gradients.clear(machine);
             let mut tape = Tape::training(parameters, &mut gradients, &pool, machine, seed);
@@ -204,13 +210,14 @@ impl TrainingStep {
             }
             tape.backward();
             drop(tape);
+            submitted_ms = submitted_ms.min(start.elapsed().as_secs_f64() * 1e3);
             match self.device {
                 // Reads the norm, and so waits for the step.
                 Device::Cuda => drop(adam.step_clipped(parameters, &mut gradients, &mut moments, 1e-3, 1.0, machine)),
                 _ => adam.step(parameters, &mut gradients, &mut moments, 1e-3, machine),
             }
         });
-        outcome.map(|()| timing)
+        outcome.map(|()| (timing, submitted_ms))
     }
 }
 
@@ -223,7 +230,7 @@ fn tokens(vocab: usize, count: usize, step: usize, first: usize) -> Vec<u32> {
     (0..count).map(|at| ((at * step + first) % vocab) as u32).collect()
 }
 
-fn gpt(step: TrainingStep, sizes: GptSizes, machine: &Machine) -> Result<Timing, Failure> {
+fn gpt(step: TrainingStep, sizes: GptSizes, machine: &Machine) -> Result<(Timing, f64), Failure> {
     let GptSizes { vocab, width, layers, heads, length, batch } = sizes;
     let on_cuda = step.device == Device::Cuda;
     let mut parameters = Parameters::new();
@@ -256,7 +263,7 @@ fn gpt(step: TrainingStep, sizes: GptSizes, machine: &Machine) -> Result<Timing,
     })
 }
 
-fn translator(step: TrainingStep, batch: usize, machine: &Machine) -> Result<Timing, Failure> {
+fn translator(step: TrainingStep, batch: usize, machine: &Machine) -> Result<(Timing, f64), Failure> {
     let length = 16;
     let sizes = TransformerConfig { dropout: 0.3, attention_dropout: 0.3, ffn_dropout: 0.3, ..Default::default() };
     // No token of the data is padding: all of them count.
