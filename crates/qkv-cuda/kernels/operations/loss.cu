@@ -16,9 +16,12 @@ __device__ __forceinline__ Mass block_mass(Mass own, float* scratch) {
     }
     __syncthreads();
     Mass all = {scratch[0], 0.0f, 0.0f};
-    for (u32 warp = 1; warp < blockDim.x / 32; warp++) all.most = scratch[warp * 3] > all.most ? scratch[warp * 3] : all.most;
+    for (u32 warp = 1; warp < blockDim.x / 32; warp++)
+        all.most = scratch[warp * 3] > all.most ? scratch[warp * 3] : all.most;
     for (u32 warp = 0; warp < blockDim.x / 32; warp++) {
-        all.sum += scratch[warp * 3] == -INFINITE ? 0.0f : scratch[warp * 3 + 1] * exponential(scratch[warp * 3] - all.most);
+        all.sum += scratch[warp * 3] == -INFINITE
+            ? 0.0f
+            : scratch[warp * 3 + 1] * exponential(scratch[warp * 3] - all.most);
         all.total += scratch[warp * 3 + 2];
     }
     return all;
@@ -32,7 +35,8 @@ struct RowLoss {
     float smoothing, scale;
 };
 
-// losses: [rows, 4], with label smoothing, without, whether the target had the highest logit, and whether the row counts.
+// losses: [rows, 4], with label smoothing, without, whether the target had the highest logit, and whether the row
+// counts.
 __device__ __forceinline__ void write_losses(float* losses, const RowLoss& row, const Mass& all) {
     float lse = all.most + logf(all.sum), nll = lse - row.right, smoothing = row.smoothing;
     losses[0] = (1.0f - smoothing) * nll + (smoothing != 0.0f ? smoothing * (lse - all.total / row.classes) : 0.0f);
@@ -86,8 +90,8 @@ __device__ __forceinline__ void clear_row(T* scores, float* losses, int classes,
 // Vectors of eight logits of a thread where it keeps all of its row in registers.
 #define PARTS 4
 
-// One block of 256 threads a row of at most 8,192 classes, which stays in registers: one exponential a logit. Rows begin
-// `stride` elements apart, a multiple of eight.
+// One block of 256 threads a row of at most 8,192 classes, which stays in registers: one exponential a logit. Rows
+// begin `stride` elements apart, a multiple of eight.
 extern "C" __global__ void __launch_bounds__(256, 4)
     cross_entropy(T* logits, const float* bias, const u32* ids, float* losses, int classes, int stride, u32 ignore,
                   float smoothing, float scale, int gradient) {

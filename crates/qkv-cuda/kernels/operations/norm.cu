@@ -67,8 +67,8 @@ extern "C" __global__ void layer_norm(const T* x, T* y, float* moments, const fl
     }
 }
 
-// The gradients of `each` rows of at most CHUNKS · 256 columns, a multiple of eight, by a block of 256 threads: a warp a
-// row, every element read once, the sums of columns in registers. RMS normalization is the one that is not CENTERED.
+// The gradients of `each` rows of at most CHUNKS · 256 columns, a multiple of eight, by a block of 256 threads: a warp
+// a row, every element read once, the sums of columns in registers. RMS normalization is the one that is not CENTERED.
 // moments: mean and inverse deviation of each row, or the latter alone. partial: [blocks, 1 or 2, width].
 template <int CHUNKS, bool CENTERED>
 __device__ __forceinline__ void norm_gradient(const T* x, const T* d_y, T* d_x, const float* moments, const float* gain,
@@ -156,8 +156,8 @@ NORM_GRADIENT(rms_norm_gradient_512, 2, false)
 NORM_GRADIENT(rms_norm_gradient_768, 3, false)
 NORM_GRADIENT(rms_norm_gradient_1024, 4, false)
 
-// The same for any number of columns, read twice: first d_x, a warp a row, then the sums of columns. With `add`, d_x is added to what is
-// there. partial: [blocks, 2, width].
+// The same for any number of columns, read twice: first d_x, a warp a row, then the sums of columns. With `add`, d_x is
+// added to what is there. partial: [blocks, 2, width].
 extern "C" __global__ void layer_norm_gradient(const T* x, const T* d_y, T* d_x, const float* moments,
                                                const float* gain, float* partial, u32 rows, u32 each, int width,
                                                int add) {
