@@ -1,4 +1,4 @@
-//! The cases that are measured: the shapes that were typed, shapes drawn at random, or the grid behind every speed claim.
+//! The cases that are measured: shapes that were typed, shapes drawn at random, or the grid behind every speed claim.
 
 use super::args::BenchArgs;
 use super::case::{Case, Direction};
