@@ -1,7 +1,8 @@
 """`python -m qkv.bench`: attention of this library beside PyTorch's, both from Python, in one run.
 
 Each figure is the best of several runs, the two sides taking turns, so that a busy machine does not favour one of them.
-`--overhead` measures what a call costs beside the computation: one query, one key, width 16.
+`--overhead` measures what a call costs beside the computation: one query, one key, width 16. `--models` measures
+training steps of Hugging Face models. On a GPU (`--device cuda`) the clock is the device's, for the overhead the host's.
 """
 
 from __future__ import annotations
@@ -21,6 +22,17 @@ _SHAPES = [
     (1, 12, 12, 2048, 64, "full"),
     (1, 12, 12, 2048, 64, "causal"),
     (1, 16, 4, 2048, 128, "causal"),
+]
+
+# The same on a GPU.
+_CUDA_SHAPES = [
+    (64, 12, 12, 64, 64, "causal"),
+    (16, 16, 16, 1024, 64, "causal"),
+    (4, 16, 16, 4096, 64, "full"),
+    (4, 16, 16, 4096, 128, "full"),
+    (4, 16, 16, 4096, 128, "causal"),
+    (4, 32, 8, 4096, 128, "causal"),
+    (1, 16, 16, 16384, 128, "causal"),
 ]
 
 # Calls that are timed together: few, so that some of the turns are not interrupted on a busy machine.
@@ -50,18 +62,45 @@ def _turns(sides: list[Callable[[], Any]], seconds: float, at_least: int = 5) ->
     return best
 
 
-def _table(dtypes: list[str], seconds: float) -> list[dict[str, Any]]:
+def _device_turns(sides: list[Callable[[], Any]], seconds: float, calls: int = 10) -> list[float]:
+    """The same on a GPU: the best time of `calls` calls, by its clock."""
+    import torch
+
+    def timed(side: Callable[[], Any]) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        # The device waits while the host puts the calls on the stream.
+        torch.cuda._sleep(2_000_000)
+        start.record()
+        for _ in range(calls):
+            side()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3 / calls
+
+    best = [float("inf")] * len(sides)
+    for side in sides:
+        timed(side)
+    end, turns = time.perf_counter() + seconds, 0
+    while turns < 3 or time.perf_counter() < end:
+        for at, side in enumerate(sides):
+            best[at] = min(best[at], timed(side))
+        turns += 1
+    return best
+
+
+def _table(dtypes: list[str], seconds: float, device: str) -> list[dict[str, Any]]:
     import torch
     from torch.nn import functional as F
 
     from . import torch as ours
 
-    rows = []
+    rows: list[dict[str, Any]] = []
+    shapes, turns = (_CUDA_SHAPES, _device_turns) if device == "cuda" else (_SHAPES, _turns)
     for dtype in dtypes:
-        for b, h, hk, n, d, mask in _SHAPES:
-            made = getattr(torch, dtype)
-            q = torch.randn(b, h, n, d, dtype=made, requires_grad=True)
-            k, v = (torch.randn(b, hk, n, d, dtype=made, requires_grad=True) for _ in range(2))
+        for b, h, hk, n, d, mask in shapes:
+            like: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": device, "requires_grad": True}
+            q = torch.randn(b, h, n, d, **like)
+            k, v = (torch.randn(b, hk, n, d, **like) for _ in range(2))
             g = torch.randn_like(q)
             causal, grouped = mask == "causal", hk != h
 
@@ -73,7 +112,7 @@ def _table(dtypes: list[str], seconds: float) -> list[dict[str, Any]]:
                 return torch.autograd.grad(f(q, k, v, is_causal=causal, enable_gqa=grouped), (q, k, v), g)
 
             for name, run in (("forward", forward), ("forward and backward", both)):
-                theirs, mine = _turns(
+                theirs, mine = turns(
                     [lambda: run(F.scaled_dot_product_attention), lambda: run(ours.sdpa)],
                     seconds,  # noqa: B023
                 )
@@ -89,21 +128,24 @@ def _table(dtypes: list[str], seconds: float) -> list[dict[str, Any]]:
                     }
                 )
                 if sys.stderr.isatty():
-                    print(f"{len(rows)} of {4 * len(_SHAPES) * len(dtypes) // 2}", end="\r", file=sys.stderr)
+                    print(f"{len(rows)} of {2 * len(shapes) * len(dtypes)}", end="\r", file=sys.stderr)
     return rows
 
 
-def _overhead(seconds: float) -> list[dict[str, Any]]:
+def _overhead(seconds: float, device: str) -> list[dict[str, Any]]:
     import torch
     from torch.nn import functional as F
 
     from . import torch as ours
 
-    x = [torch.randn(1, 1, 1, 16) for _ in range(3)]
+    cuda = device == "cuda"
+    # A GPU has no kernels for float32 that are as quick to launch on both sides.
+    dtype = torch.bfloat16 if cuda else torch.float32
+    x = [torch.randn(1, 1, 1, 16, device=device, dtype=dtype) for _ in range(3)]
     y = [t.clone().requires_grad_() for t in x]
     sides = [F.scaled_dot_product_attention, ours.sdpa]
 
-    g = torch.ones(1, 1, 1, 16)
+    g = torch.ones_like(x[0])
 
     def both(f: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *tensors: torch.autograd.grad(f(*tensors), tensors, g)
@@ -113,7 +155,11 @@ def _overhead(seconds: float) -> list[dict[str, Any]]:
             for _ in range(_CALLS):
                 f(*tensors)
 
-        return run
+        def run_alone() -> None:
+            run()
+            torch.cuda.synchronize()
+
+        return run_alone if cuda else run
 
     rows = []
     modes = (
@@ -130,10 +176,12 @@ def _overhead(seconds: float) -> list[dict[str, Any]]:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser("python -m qkv.bench", description=__doc__)
-    parser.add_argument("--types", default="float32,bfloat16", help="element types, joined by commas")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where both sides compute")
+    parser.add_argument("--types", help="element types, joined by commas: float32,bfloat16, or bfloat16 on a GPU")
     parser.add_argument("--seconds", type=float, default=2.0, help="how long each figure is measured")
     parser.add_argument("--threads", type=int, help="threads of both sides; PyTorch's number by default")
     parser.add_argument("--overhead", action="store_true", help="measure the cost of a call instead")
+    parser.add_argument("--models", action="store_true", help="measure training steps of Hugging Face models instead")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     given = parser.parse_args()
     try:
@@ -148,14 +196,30 @@ def main() -> None:
         "qkv": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
+        **({"gpu": torch.cuda.get_device_name()} if given.device == "cuda" else {}),
         "cpu": _cpu(),
         "threads": torch.get_num_threads(),
     }
-    rows = _overhead(given.seconds) if given.overhead else _table(given.types.split(","), given.seconds)
+    types = given.types or ("bfloat16" if given.device == "cuda" else "float32,bfloat16")
+    if given.models:
+        from ._bench_models import steps
+
+        rows = steps(given.device, given.seconds)
+    elif given.overhead:
+        rows = _overhead(given.seconds, given.device)
+    else:
+        rows = _table(types.split(","), given.seconds, given.device)
     if given.json:
         print(json.dumps({**about, "rows": rows}))
         return
     print(", ".join(f"{name} {value}" for name, value in about.items()), "\n")
+    if given.models:
+        print("| model | attention | step, ms | memory, GB | loss |\n| --- | --- | --- | --- | --- |")
+        for row in rows:
+            what = f"| {row['model']} | {row['attention']} "
+            print(f"{what}| {row['ms']:.1f} | {row['memory_gb']:.2f} | {row['loss']:.4f} |" if "ms" in row
+                  else f"{what}| {row['why']} | | |")  # fmt: skip
+        return
     if given.overhead:
         print("| a call of [1, 1, 1, 16] | torch, µs | qkv, µs | more, µs |\n| --- | --- | --- | --- |")
         for row in rows:

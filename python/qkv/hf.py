@@ -1,4 +1,4 @@
-"""Hugging Face models on this library: `qkv.hf.register()`, then `attn_implementation="qkv"`.
+"""Hugging Face models on this library, on the CPU and on GPUs: `qkv.hf.register()`, then `attn_implementation="qkv"`.
 
 >>> import qkv.hf
 >>> qkv.hf.register()
@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from . import Attention, Bias, Mask, Place
-from . import torch as ops
+from .torch import _call as ops
 
 __all__ = ["attention", "mask", "observe", "register"]
 
-# What a mask of `mask` carries besides padding, as an attribute of its tensor: (causal, window, padded).
+# What a mask of `mask` carries besides padding, as an attribute of its tensor: (causal, window, padded, segments).
 _CARRIED = "_qkv_mask"
 
 # The type of a mask of padding, and of padding beside a window: a copy loses the attribute and keeps the type.
@@ -84,7 +84,7 @@ def _described(
 
 
 # Constants of a compiled graph: the choices are numbers and names.
-_facts = torch.compiler.assume_constant_result(lambda *choices: ops._facts(_described(*choices)))
+_facts = torch.compiler.assume_constant_result(lambda *choices: ops.facts(_described(*choices)))
 
 
 def attention(
@@ -116,8 +116,10 @@ def attention(
     if attention_mask is not None:
         carried = getattr(attention_mask, _CARRIED, None)
         if carried is not None:
-            causal, window, padded = carried
-            if padded:
+            causal, window, padded, segments = carried
+            if padded and segments is not None and (segments[0].shape[1], segments[1].shape[1]) == (n, m):
+                inputs["segments"] = segments
+            elif padded:
                 inputs["bits"] = attention_mask[..., :m]
         elif attention_mask.dim() == 4 and attention_mask.shape[2] == 1 and n > 1 and attention_mask.dtype in _PADDING:
             # A mask of `mask` that was copied on its way: padding alone. The rest is in the arguments.
@@ -149,13 +151,13 @@ def attention(
     end = (causal or window is not None) and n != m
     choices = (causal, window, end, scaling, softcap)
     names = tuple(sorted(inputs))
-    out = ops._attend(_facts(*choices, dropout, names), query, key, value, None, dict(inputs))
+    out = ops.attend_described(_facts(*choices, dropout, names), query, key, value, None, dict(inputs))
     weights = None
     if _observer is not None:
         _observer(module, query, key, value, _described(*choices, 0.0, names), inputs, out.lse)
     if output_attentions or _collecting():
         still = _described(*choices, 0.0, names)
-        weights = ops.weights(query, key, value, still, **inputs).all().to(query.dtype)
+        weights = ops.weights(query, key, value, still, **inputs).all().to(query)
     return out.values.transpose(1, 2), weights
 
 
@@ -205,9 +207,11 @@ def mask(
             padding = _padding(attention_mask, kv_length, kv_offset)
             if padding is None and window is None and q_length == kv_length:
                 return None
-            found = torch.ones(1, 1, 1, kv_length) if padding is None else padding[:, None, None]
+            device = kwargs.get("device")
+            found = torch.ones(1, 1, 1, kv_length, device=device) if padding is None else padding[:, None, None]
             found = found.to(_PADDED if window is None else _WINDOWED)
-            setattr(found, _CARRIED, (True, window, padding is not None))
+            segments = _padding_segments(padding, q_length) if padding is not None and padding.is_cuda else None
+            setattr(found, _CARRIED, (True, window, padding is not None, segments))
             return found
     if allow_is_bidirectional_skip and function is theirs.bidirectional_mask_function:
         padding = _padding(attention_mask, kv_length, kv_offset)
@@ -236,6 +240,14 @@ def _padding(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> T
         return None
     found = found[:, kv_offset : kv_offset + kv_length].bool()
     return None if bool(found.all()) else found
+
+
+def _padding_segments(padding: Tensor, q_length: int) -> tuple[Tensor, Tensor]:
+    """Padding as segments, which the fast kernels of GPUs take: queries and real keys are in 0, padding before them in
+    −1 and after them in 1, so that segments are runs."""
+    before = padding.cumsum(1) == 0
+    keys = torch.where(padding, 0, torch.where(before, -1, 1)).to(torch.int32)
+    return keys.new_zeros(keys.shape[0], q_length), keys
 
 
 def _is_window(function: Callable[..., Any], size: int | None) -> bool:

@@ -134,7 +134,9 @@ impl Call {
         };
         let constants = [program.data.clone(), slopes].concat();
         let constants = Buffer::from_slice(driver, &constants, Stream(0))?;
-        driver.wait(Stream(0))?;
+        if constants.bytes() > 0 {
+            driver.wait(Stream(0))?;
+        }
         let has_slopes = attention.bias.has_alibi();
         Ok(Call {
             driver: driver.clone(),
@@ -149,6 +151,11 @@ impl Call {
             program,
             constants,
         })
+    }
+
+    /// Device memory of the constants.
+    pub fn constant_bytes(&self) -> usize {
+        self.constants.bytes()
     }
 
     /// The address of the ALiBi slopes, or 0.

@@ -293,6 +293,20 @@ impl Driver for CudaDriver {
         })
     }
 
+    fn is_capturing(&self, stream: Stream) -> Result<bool> {
+        // The default stream cannot be captured.
+        if stream.0 == 0 {
+            return Ok(false);
+        }
+        let mut status = 0;
+        self.call(|cuda| {
+            // SAFETY: it writes one number; the stream is the caller's.
+            let code = unsafe { (cuda.is_capturing)(handle(stream), &mut status) };
+            check(cuda, code, || "asking whether the stream is captured".into())
+        })?;
+        Ok(status != 0)
+    }
+
     fn module(&self, source: &Source) -> Result<Arc<dyn Module>> {
         let modules = || self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(module) = modules().get(&source.name) {

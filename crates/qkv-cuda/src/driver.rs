@@ -52,6 +52,10 @@ pub(crate) trait Driver: Send + Sync + Debug {
     fn copy(&self, to: u64, from: u64, bytes: usize, stream: Stream) -> Result<()>;
     fn zero(&self, ptr: u64, bytes: usize, stream: Stream) -> Result<()>;
     fn wait(&self, stream: Stream) -> Result<()>;
+    /// Whether what is put on the stream is recorded into a CUDA graph.
+    fn is_capturing(&self, _stream: Stream) -> Result<bool> {
+        Ok(false)
+    }
     /// The module of this name: compiled and loaded on first use.
     fn module(&self, source: &Source) -> Result<Arc<dyn Module>>;
     fn kernel(&self, module: &Arc<dyn Module>, name: &'static str, threads: u32, shared: u32) -> Result<Kernel>;

@@ -69,6 +69,12 @@ pub enum Error {
         /// The compiler's log.
         log: String,
     },
+    /// A plan would have to be made while a CUDA graph is captured.
+    #[error("there is no plan for {what} yet, and none can be made while a CUDA graph is captured")]
+    Capturing {
+        /// What is computed, with the shapes.
+        what: String,
+    },
     /// A driver call failed.
     #[error("{action}: the driver reports `{message}`")]
     Driver {
@@ -124,6 +130,7 @@ impl Error {
             Error::OutOfMemory { .. } => {
                 Some("lower the batch or the length, or set `train.recompute = true` to save memory for time")
             }
+            Error::Capturing { .. } => Some("compute it once with these shapes before the capture"),
             Error::TooOld { .. } => Some("compute on the CPU: leave out `--device cuda`"),
             Error::Cache { .. } => Some("set `QKV_CUDA_CACHE` to a folder that can be written"),
             _ => None,

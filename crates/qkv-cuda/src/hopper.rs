@@ -221,6 +221,12 @@ impl Hopper {
         }))
     }
 
+    /// Device memory of the tile lists.
+    pub fn list_bytes(&self) -> usize {
+        let lists = [self.forward.list.as_ref(), self.backward.as_ref().and_then(|backward| backward.list.as_ref())];
+        lists.into_iter().flatten().map(TileList::bytes).sum()
+    }
+
     pub fn forward_name(&self) -> String {
         self.forward.main.name.clone()
     }

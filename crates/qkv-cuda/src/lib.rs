@@ -43,6 +43,7 @@ pub use nvrtc::Compiler;
 pub use plan::{Plan, PlanOptions};
 pub use session::Session;
 pub use tensors::{Gradients, Outputs, Tensors, Upstreams, Vector};
+pub use toolkit::look_in;
 pub use workspace::Workspace;
 
 use cuda_driver::CudaDriver;
@@ -99,6 +100,18 @@ impl Cuda {
         self.driver.device()
     }
 
+    /// Refuses a description that only the CPU computes, whatever the tensors are.
+    ///
+    /// ```
+    /// use qkv::Attention;
+    /// use qkv_cuda::Cuda;
+    /// assert!(Cuda::supports(&Attention::scaled_dot()).is_ok());
+    /// assert!(Cuda::supports(&Attention::additive()).is_err());
+    /// ```
+    pub fn supports(attention: &Attention) -> Result<()> {
+        plan::check_supported(attention)
+    }
+
     /// Plans an attention over tensors in device memory: compiles its kernels, and copies what its mask needs to the
     /// device. Of the tensors, shapes, strides and alignment matter; their content does not.
     pub fn plan(
@@ -109,6 +122,7 @@ impl Cuda {
         tensors: &Tensors,
         options: PlanOptions,
     ) -> Result<Plan> {
+        Cuda::supports(attention)?;
         tensors.check(attention, place)?;
         Plan::new(&self.driver, attention, dtype, place, tensors, options)
     }
@@ -121,6 +135,12 @@ impl Cuda {
     /// Waits for everything on a stream.
     pub fn wait(&self, stream: Stream) -> Result<()> {
         self.driver.wait(stream)
+    }
+
+    /// Whether what is put on a stream is recorded into a CUDA graph. Plans cannot be made for it then, and those that
+    /// were made before have to live as long as the graph.
+    pub fn is_capturing(&self, stream: Stream) -> Result<bool> {
+        self.driver.is_capturing(stream)
     }
 
     /// Milliseconds that work on a stream takes, measured on the device.

@@ -107,6 +107,7 @@ functions! {
     copy_on_device = "cuMemcpyDtoDAsync_v2" (u64, u64, usize, *mut c_void);
     fill_bytes = "cuMemsetD8Async" (u64, u8, usize, *mut c_void);
     synchronize = "cuStreamSynchronize" (*mut c_void);
+    is_capturing = "cuStreamIsCapturing" (*mut c_void, *mut c_int);
     load_module = "cuModuleLoadData" (*mut *mut c_void, *const c_void);
     module_function = "cuModuleGetFunction" (*mut *mut c_void, *mut c_void, *const c_char);
     module_global = "cuModuleGetGlobal_v2" (*mut u64, *mut usize, *mut c_void, *const c_char);

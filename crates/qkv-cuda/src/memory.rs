@@ -113,7 +113,9 @@ pub struct Buffer {
 
 impl Buffer {
     pub(crate) fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Buffer> {
-        Ok(Buffer { ptr: driver.allocate(bytes)?, bytes, driver: driver.clone() })
+        // Nothing has no address: a plan without constants makes no call to the driver.
+        let ptr = if bytes == 0 { 0 } else { driver.allocate(bytes)? };
+        Ok(Buffer { ptr, bytes, driver: driver.clone() })
     }
 
     /// A buffer with a copy of `data`, which has no padding.
@@ -164,7 +166,9 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.driver.free(self.ptr);
+        if self.ptr != 0 {
+            self.driver.free(self.ptr);
+        }
     }
 }
 

@@ -161,6 +161,12 @@ impl Plan {
         self.backward_bytes
     }
 
+    /// Bytes of device memory that the plan itself keeps, for its mask.
+    pub fn device_bytes(&self) -> usize {
+        let lists = if let Kernels::Hopper(hopper) = &self.kernels { hopper.list_bytes() } else { 0 };
+        self.call.constant_bytes() + lists
+    }
+
     /// Puts the forward pass on a stream.
     ///
     /// # Safety
@@ -217,7 +223,7 @@ impl Plan {
 }
 
 /// Refuses descriptions that only the CPU computes.
-fn check_supported(attention: &Attention) -> Result<()> {
+pub(crate) fn check_supported(attention: &Attention) -> Result<()> {
     match attention.score {
         Score::Dot | Score::ScaledDot => {}
         score => return Err(Error::cpu_only(format!("the score `{}`", score.name()))),

@@ -105,6 +105,13 @@ impl TileList {
     }
 }
 
+impl TileList {
+    /// Device memory.
+    pub fn bytes(&self) -> usize {
+        self.rows.bytes() + self.entries.bytes() + self.bits.bytes()
+    }
+}
+
 /// The verdict of the mask on a tile.
 #[derive(Clone, Copy, Debug)]
 struct Verdict {

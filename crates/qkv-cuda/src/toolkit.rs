@@ -1,14 +1,30 @@
-//! Where a library of the CUDA toolkit may be: a file that a variable names, the loader's path, a toolkit, the packages
-//! of a Python environment.
+//! Where a library of the CUDA toolkit may be: a file that a variable names, a folder that the program names, the
+//! loader's path, a toolkit, the packages of a Python environment.
 
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// Folders that a program knows of, beside those below: see [`look_in`].
+static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Looks for the toolkit's libraries in this folder first, before the loader's path: where the framework that shares the
+/// device has its own, say. It has to be called before the first of them is needed.
+pub fn look_in(folder: impl Into<PathBuf>) {
+    let (folder, mut folders) = (folder.into(), FOLDERS.lock().unwrap_or_else(PoisonError::into_inner));
+    if !folders.contains(&folder) {
+        folders.push(folder);
+    }
+}
 
 /// Candidates in the order in which they are tried. `names` are for the loader, `prefix` begins the file's name, and
 /// `package` is the folder of its Python package before CUDA 13.
 pub(crate) fn candidates(variable: &str, names: &[&str], prefix: &str, package: &str) -> Vec<PathBuf> {
     let mut all: Vec<PathBuf> = env::var_os(variable).map(PathBuf::from).into_iter().collect();
+    for folder in FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        all.extend(newest_first(folder, prefix));
+    }
     all.extend(names.iter().map(PathBuf::from));
     let roots = ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"].into_iter().filter_map(env::var_os).map(PathBuf::from);
     for root in roots.chain(["/usr/local/cuda".into(), "/opt/cuda".into()]) {

@@ -15,6 +15,15 @@ use std::mem::MaybeUninit;
 /// More axes than any tensor of a call has.
 const RANK: usize = 8;
 
+/// Where the memory of a call has to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// On the host.
+    Host,
+    /// On the CUDA device of this number.
+    Cuda(i32),
+}
+
 /// An array that Python owns: address, type, shape and strides in elements. It holds what keeps the memory alive.
 pub struct Borrowed {
     name: &'static str,
@@ -42,21 +51,30 @@ enum Owner {
 impl Borrowed {
     /// The memory of an array on the host.
     pub fn new(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Borrowed> {
+        Borrowed::new_in(name, object, Memory::Host)
+    }
+
+    /// The memory of an array, on the host or on a device.
+    pub fn new_in(name: &'static str, object: &Bound<'_, PyAny>, memory: Memory) -> PyResult<Borrowed> {
         if let Some(exchange) = exchange_of(&object.get_type())?
             && let Some(tensor_from_object) = exchange.tensor_from_object
         {
-            return Borrowed::exchanged(name, object, tensor_from_object);
+            return Borrowed::exchanged(name, object, tensor_from_object, memory);
         }
         let py = object.py();
-        if let Ok(interface) = object.getattr(intern!(py, "__array_interface__")) {
+        if memory == Memory::Host
+            && let Ok(interface) = object.getattr(intern!(py, "__array_interface__"))
+        {
             return Borrowed::of_interface(name, object, &interface);
         }
         if let Ok(device) = object.getattr(intern!(py, "__dlpack_device__")) {
-            let (device, _): (i32, i32) = device.call0()?.extract()?;
-            on_host(name, device)?;
-            return Borrowed::of_capsule(name, object);
+            let (kind, id): (i32, i32) = device.call0()?.extract()?;
+            memory.check(name, dlpack::Device { kind, id })?;
+            return Borrowed::of_capsule(name, object, memory);
         }
-        if let Ok(buffer) = PyUntypedBuffer::get(object) {
+        if memory == Memory::Host
+            && let Ok(buffer) = PyUntypedBuffer::get(object)
+        {
             return Borrowed::of_buffer(name, buffer);
         }
         Err(kind(format!(
@@ -104,20 +122,30 @@ impl Borrowed {
         Ok(self)
     }
 
-    fn exchanged(name: &'static str, object: &Bound<'_, PyAny>, from: FromPyObject) -> PyResult<Borrowed> {
+    fn exchanged(
+        name: &'static str,
+        object: &Bound<'_, PyAny>,
+        from: FromPyObject,
+        memory: Memory,
+    ) -> PyResult<Borrowed> {
         let mut tensor = MaybeUninit::<dlpack::Tensor>::uninit();
         // SAFETY: the function came from the object's type, and `tensor` has room for what it fills in.
         if unsafe { from(object.as_ptr().cast(), tensor.as_mut_ptr()) } != 0 {
             return Err(PyErr::fetch(object.py()));
         }
         // SAFETY: 0 says that it was filled in; what it points to lives as long as the object, which the owner holds.
-        unsafe { Borrowed::of_tensor(name, tensor.assume_init_ref(), Owner::Object(object.clone().unbind())) }
+        unsafe { Borrowed::of_tensor(name, tensor.assume_init_ref(), Owner::Object(object.clone().unbind()), memory) }
     }
 
     /// # Safety
     /// The tensor and what it points to must live as long as the owner.
-    unsafe fn of_tensor(name: &'static str, tensor: &dlpack::Tensor, owner: Owner) -> PyResult<Borrowed> {
-        on_host(name, tensor.device.kind)?;
+    unsafe fn of_tensor(
+        name: &'static str,
+        tensor: &dlpack::Tensor,
+        owner: Owner,
+        memory: Memory,
+    ) -> PyResult<Borrowed> {
+        memory.check(name, tensor.device)?;
         let dtype = Dtype::of_dlpack(tensor.dtype).ok_or_else(|| {
             let dlpack::DataType { code, bits, lanes } = tensor.dtype;
             kind(format!("`{name}` has an unknown type (DLPack code {code}, {bits} bits, {lanes} lanes)"))
@@ -136,13 +164,19 @@ impl Borrowed {
         Borrowed::described(name, dtype, data, owner).axes(list(tensor.shape).iter().copied(), strides)
     }
 
-    fn of_capsule(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Borrowed> {
+    fn of_capsule(name: &'static str, object: &Bound<'_, PyAny>, memory: Memory) -> PyResult<Borrowed> {
         let py = object.py();
         let export = object.getattr(intern!(py, "__dlpack__"))?;
         let versioned = PyDict::new(py);
         versioned.set_item("max_version", (1, 0))?;
+        let plain = PyDict::new(py);
+        if memory != Memory::Host {
+            // −1: the caller has put the work that fills it on the stream of the call.
+            versioned.set_item("stream", -1)?;
+            plain.set_item("stream", -1)?;
+        }
         let capsule = match export.call((), Some(&versioned)) {
-            Err(error) if error.is_instance_of::<pyo3::exceptions::PyTypeError>(py) => export.call0()?,
+            Err(error) if error.is_instance_of::<pyo3::exceptions::PyTypeError>(py) => export.call((), Some(&plain))?,
             other => other?,
         };
         let capsule =
@@ -156,13 +190,13 @@ impl Borrowed {
                 return Err(value(format!("`{name}` exports DLPack {}, expected 1", managed.version.major)));
             }
             // SAFETY: the owner keeps the capsule, and with it the tensor.
-            let mut borrowed = unsafe { Borrowed::of_tensor(name, &managed.tensor, owner)? };
+            let mut borrowed = unsafe { Borrowed::of_tensor(name, &managed.tensor, owner, memory)? };
             borrowed.read_only = managed.flags & dlpack::READ_ONLY != 0;
             return Ok(borrowed);
         }
         let managed = capsule.pointer_checked(Some(dlpack::CAPSULE))?;
         // SAFETY: as above, for the old form.
-        unsafe { Borrowed::of_tensor(name, &managed.cast::<Managed>().as_ref().tensor, owner) }
+        unsafe { Borrowed::of_tensor(name, &managed.cast::<Managed>().as_ref().tensor, owner, memory) }
     }
 
     fn of_interface(name: &'static str, object: &Bound<'_, PyAny>, found: &Bound<'_, PyAny>) -> PyResult<Borrowed> {
@@ -213,8 +247,30 @@ impl Borrowed {
         &self.shape[..self.rank]
     }
 
+    /// The name that errors give it.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The address of the first element, which may be on a device.
+    pub fn address(&self) -> u64 {
+        self.data.addr() as u64
+    }
+
+    /// Whether the elements lie in row-major order without gaps.
+    pub fn is_contiguous(&self) -> bool {
+        let mut step = 1;
+        let axes = self.shape().iter().zip(&self.strides).rev();
+        self.shape().contains(&0)
+            || axes.into_iter().all(|(&len, &stride)| {
+                let fits = len == 1 || stride == step;
+                step *= len as isize;
+                fits
+            })
+    }
+
     /// Axes and strides as `[batch, heads, length, width]`: axes that are not there count as 1, in front.
-    fn four(&self) -> PyResult<([usize; 4], [isize; 4])> {
+    pub fn four(&self) -> PyResult<([usize; 4], [isize; 4])> {
         let (mut shape, mut strides) = ([1; 4], [0; 4]);
         let Some(front) = 4usize.checked_sub(self.rank) else {
             return Err(value(format!("`{}` has {} axes, expected at most 4", self.name, self.rank)));
@@ -366,17 +422,27 @@ fn in_elements(name: &str, dtype: Dtype, shape: &[i64], strides: &[i64]) -> PyRe
     shape.iter().zip(strides).map(one).collect()
 }
 
-fn on_host(name: &str, device: i32) -> PyResult<()> {
-    if dlpack::HOST.contains(&device) {
-        return Ok(());
+impl Memory {
+    /// Refuses a tensor that is elsewhere.
+    fn check(self, name: &str, device: dlpack::Device) -> PyResult<()> {
+        let place = match device.kind {
+            kind if dlpack::HOST.contains(&kind) => "the host".into(),
+            2 | 13 => format!("CUDA device {}", device.id),
+            8 => "a Metal device".into(),
+            10 | 11 => "a ROCm device".into(),
+            _ => "another device".into(),
+        };
+        match self {
+            Memory::Host if dlpack::HOST.contains(&device.kind) => Ok(()),
+            Memory::Cuda(number) if matches!(device.kind, 2 | 13) && device.id == number => Ok(()),
+            Memory::Host => {
+                Err(value(format!("`{name}` is on {place}; this call computes on the CPU: copy it to the host first")))
+            }
+            Memory::Cuda(number) => {
+                Err(value(format!("`{name}` is on {place}, and `q` on CUDA device {number}: expected one device")))
+            }
+        }
     }
-    let place = match device {
-        2 | 13 => "a CUDA device",
-        8 => "a Metal device",
-        10 | 11 => "a ROCm device",
-        _ => "another device",
-    };
-    Err(value(format!("`{name}` is on {place}; this call computes on the CPU: copy it to the host first")))
 }
 
 thread_local! {

@@ -3,7 +3,7 @@
 
 use crate::array::Library;
 use crate::attention::Attention;
-use crate::borrowed::{Borrowed, lengths_of, pair};
+use crate::borrowed::{Borrowed, Memory, lengths_of, pair};
 use crate::dtype::{Typed, of_type};
 use crate::errors::{kind, refused, value};
 use crate::pool::{self, Accumulator};
@@ -34,9 +34,9 @@ macro_rules! optional_tensors {
             pub const NAMES: &'static [&'static str] = &[$(stringify!($name)),*];
 
             /// Borrows one; `false` if it is not among them.
-            pub fn set(&mut self, name: &str, object: &Bound<'_, PyAny>) -> PyResult<bool> {
+            pub fn set(&mut self, name: &str, object: &Bound<'_, PyAny>, memory: Memory) -> PyResult<bool> {
                 match name {
-                    $(stringify!($name) => self.$name = Some(Borrowed::new(stringify!($name), object)?),)*
+                    $(stringify!($name) => self.$name = Some(Borrowed::new_in(stringify!($name), object, memory)?),)*
                     _ => return Ok(false),
                 }
                 Ok(true)
@@ -85,11 +85,14 @@ impl Tensors {
                 seed = Some(object.extract()?);
             } else if name == "segments" || name == "buckets" {
                 let (queries, keys) = pair(&name, &object)?;
-                optional.set(&format!("{name}_q"), &queries)?;
-                optional.set(&format!("{name}_k"), &keys)?;
+                optional.set(&format!("{name}_q"), &queries, Memory::Host)?;
+                optional.set(&format!("{name}_k"), &keys, Memory::Host)?;
             } else {
                 of(&name, &object)?;
-                if name.contains("segments_") || name.contains("buckets_") || !optional.set(&name, &object)? {
+                if name.contains("segments_")
+                    || name.contains("buckets_")
+                    || !optional.set(&name, &object, Memory::Host)?
+                {
                     return Err(kind(format!("unexpected keyword argument '{name}'")));
                 }
             }

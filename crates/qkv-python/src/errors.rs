@@ -2,13 +2,27 @@
 //! `TypeError`, memory that cannot be had a `MemoryError`.
 
 use pyo3::PyErr;
-use pyo3::exceptions::{PyMemoryError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyMemoryError, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
 
 /// An error of the library.
 pub fn refused(error: qkv::Error) -> PyErr {
     match error {
         qkv::Error::TooLarge { .. } => PyMemoryError::new_err(error.to_string()),
         error => PyValueError::new_err(error.to_string()),
+    }
+}
+
+/// An error of the CUDA engine, with its hint. What only the CPU computes is a `NotImplementedError`; what the machine
+/// lacks, and what its driver reports, a `RuntimeError`.
+pub fn refused_on_cuda(error: qkv_cuda::Error) -> PyErr {
+    use qkv_cuda::Error;
+    let text = error.hint().map_or_else(|| error.to_string(), |hint| format!("{error}; {hint}"));
+    match error {
+        Error::Refused(error) => refused(error),
+        Error::CpuOnly { .. } => PyNotImplementedError::new_err(text),
+        Error::Memory { .. } => PyValueError::new_err(text),
+        Error::OutOfMemory { .. } => PyMemoryError::new_err(text),
+        _ => PyRuntimeError::new_err(text),
     }
 }
 

@@ -1,12 +1,13 @@
 //! The native half of the Python package `qkv`: the library's descriptions as Python objects ([`description`],
 //! [`attention`]), arrays in ([`borrowed`]) and out ([`array`]), calls without the interpreter's lock ([`call`],
-//! [`ops`]), and the threads that they run on ([`pool`]). The package around it is in `python/qkv`.
+//! [`ops`], [`cuda`]), and the threads that they run on ([`pool`]). The package around it is in `python/qkv`.
 
 mod allocated;
 mod array;
 mod attention;
 mod borrowed;
 mod call;
+mod cuda;
 mod description;
 mod dlpack;
 mod dtype;
@@ -27,6 +28,8 @@ mod _qkv {
     use super::array::Array;
     #[pymodule_export]
     use super::attention::Attention;
+    #[pymodule_export]
+    use super::cuda::{cuda_backward_into, cuda_forget, cuda_forward_into, cuda_kernels, cuda_look_in, cuda_plans};
     #[pymodule_export]
     use super::description::{Bias, Features, Mask, Place, Score, Select, alibi_slopes, lsh_buckets, segments_of};
     #[pymodule_export]

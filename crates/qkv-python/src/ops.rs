@@ -3,7 +3,7 @@
 
 use crate::allocated::Allocated;
 use crate::attention::parsed;
-use crate::borrowed::{Borrowed, apart, exchange_of};
+use crate::borrowed::{Borrowed, Memory, apart, exchange_of};
 use crate::call::{Float, Optional, Tensors, Vectors};
 use crate::dlpack::Exchange;
 use crate::dtype::Typed;
@@ -17,18 +17,18 @@ use qkv::{GradientsMut, OutputMut, OutputRef, Upstream, ViewMut};
 use qkv_simd::Real;
 
 /// The tensors of a call: q, k, v and the optional ones in the order of [`Optional::NAMES`], which may end early.
-fn tensors_of(given: &Bound<'_, PyTuple>, seed: Option<u64>) -> PyResult<Tensors> {
+pub fn tensors_of(given: &Bound<'_, PyTuple>, seed: Option<u64>, memory: Memory) -> PyResult<Tensors> {
     let most = 3 + Optional::NAMES.len();
     if given.len() < 3 || given.len() > most {
         return Err(kind(format!("{} tensors were given, expected 3 to {most}", given.len())));
     }
-    let borrow = |name, at| Borrowed::new(name, &*given.get_borrowed_item(at)?);
+    let borrow = |name, at| Borrowed::new_in(name, &*given.get_borrowed_item(at)?, memory);
     let (q, k, v) = (borrow("q", 0)?, borrow("k", 1)?, borrow("v", 2)?);
     let mut optional = Optional::default();
     for (at, name) in (3..given.len()).zip(Optional::NAMES) {
         let object = given.get_borrowed_item(at)?;
         if !object.is_none() {
-            optional.set(name, &object)?;
+            optional.set(name, &object, memory)?;
         }
     }
     Ok(Tensors { q, k, v, optional, seed })
@@ -54,7 +54,7 @@ pub fn forward_into(
     threads: usize,
 ) -> PyResult<()> {
     let attention = parsed(description)?;
-    let tensors = tensors_of(tensors, seed)?;
+    let tensors = tensors_of(tensors, seed, Memory::Host)?;
     let (values, lse) = (Borrowed::new("out", values)?, Borrowed::new("lse", lse)?);
     let entropy = borrowed("entropy", entropy)?;
     let into = (values, lse, entropy);
@@ -92,7 +92,7 @@ pub fn forward_new<'py>(
     threads: usize,
 ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
     let attention = parsed(description)?;
-    let (given, exchange) = (tensors_of(tensors, seed)?, exchange_of_first(tensors)?);
+    let (given, exchange) = (tensors_of(tensors, seed, Memory::Host)?, exchange_of_first(tensors)?);
     of_type!(given.q.dtype(), "q", T => forward_new_of::<T>(py, &attention, &given, exchange, threads))
 }
 
@@ -107,7 +107,7 @@ pub fn values_new<'py>(
     threads: usize,
 ) -> PyResult<Bound<'py, PyAny>> {
     let attention = parsed(description)?;
-    let (given, exchange) = (tensors_of(tensors, seed)?, exchange_of_first(tensors)?);
+    let (given, exchange) = (tensors_of(tensors, seed, Memory::Host)?, exchange_of_first(tensors)?);
     of_type!(given.q.dtype(), "q", T => values_new_of::<T>(py, &attention, &given, exchange, threads))
 }
 
@@ -173,7 +173,7 @@ pub fn backward_into<'py>(
     threads: usize,
 ) -> PyResult<()> {
     let attention = parsed(description)?;
-    let tensors = tensors_of(tensors, seed)?;
+    let tensors = tensors_of(tensors, seed, Memory::Host)?;
     let three = |names: [&'static str; 3], given: &[Option<Bound<'py, PyAny>>; 3]| {
         let one = |at: usize| borrowed(names[at], given[at].as_ref());
         PyResult::Ok([one(0)?, one(1)?, one(2)?])
@@ -194,7 +194,7 @@ pub fn backward_into<'py>(
 }
 
 /// The gradients in their order.
-const GRADIENTS: [&str; 12] =
+pub const GRADIENTS: [&str; 12] =
     ["d_q", "d_k", "d_v", "d_w", "d_w_q", "d_w_k", "d_v_score", "d_scale", "d_bias", "d_table", "d_sinks", "d_center"];
 
 type Three = [Option<Borrowed>; 3];

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import Attention, Bias, Mask
+from .. import Attention, Bias, Mask
+from . import _call as ops
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -34,8 +35,6 @@ class MultiheadAttention(nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """As `torch.nn.MultiheadAttention.forward`: masks of bool are true where a key must not be seen."""
-        from . import torch as ops
-
         single = query.dim() == 2
         if single:
             query, key, value = (t.unsqueeze(0) for t in (query, key, value))
@@ -54,7 +53,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         out = F.linear(out.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias)
         weights = None
         if need_weights:
-            weights = ops.weights(q, k, v, description, **inputs).all().to(out.dtype)
+            weights = ops.weights(q, k, v, description, **inputs).all().to(out)
             weights = weights.mean(1) if average_attn_weights else weights
             weights = weights.squeeze(0) if single else weights
         if single:
@@ -191,8 +190,6 @@ def _single_head(
     lengths: Tensor | None,
     **parameters: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    from . import torch as ops
-
     inputs: dict[str, Tensor] = dict(parameters)
     if lengths is not None:
         described, inputs["lengths"] = described.mask(Mask.lengths()), lengths

@@ -1,0 +1,191 @@
+//! The plans of a process: one for each description, type, layout of tensors and device, made when it is first needed.
+//! Those that were not used for longest are forgotten where there are many, so that a program with a new shape in every
+//! call does not grow. A plan that a CUDA graph was captured with stays: the graph reads its memory whenever it is
+//! replayed.
+
+use crate::errors::refused_on_cuda;
+use pyo3::prelude::*;
+use qkv_cuda::{Cuda, Dtype, Error, Plan, PlanOptions, Stream, Strided, Tensors};
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+/// More plans than a model has shapes.
+const MOST: usize = 256;
+
+/// Device memory that plans may keep together. One alone may have more.
+const MOST_BYTES: usize = 256 << 20;
+
+/// What a plan is for, beside the tensors.
+pub struct Call<'a> {
+    /// The device's number.
+    pub device: i32,
+    /// The description's JSON.
+    pub description: &'a str,
+    /// The type of q.
+    pub dtype: Dtype,
+    /// Whether it computes gradients.
+    pub backward: bool,
+    /// The handle of the stream of the call.
+    pub stream: u64,
+}
+
+#[derive(PartialEq, Eq, Hash)]
+struct Key {
+    device: i32,
+    description: String,
+    dtype: Dtype,
+    backward: bool,
+    layout: Vec<i64>,
+}
+
+struct Entry {
+    plan: Arc<Plan>,
+    /// When it was last used, in lookups.
+    used: u64,
+    /// Whether a graph was captured with it.
+    captured: bool,
+}
+
+#[derive(Default)]
+struct Plans {
+    entries: HashMap<Key, Entry>,
+    lookups: u64,
+    bytes: usize,
+}
+
+static PLANS: LazyLock<Mutex<Plans>> = LazyLock::new(Mutex::default);
+
+static DEVICES: Mutex<Vec<(i32, Cuda)>> = Mutex::new(Vec::new());
+
+fn plans() -> MutexGuard<'static, Plans> {
+    PLANS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The number of plans, and their device memory in bytes.
+pub fn size() -> (usize, usize) {
+    let plans = plans();
+    (plans.entries.len(), plans.bytes)
+}
+
+/// Forgets every plan that no graph has.
+pub fn forget() {
+    let mut plans = plans();
+    plans.entries.retain(|_, entry| entry.captured);
+    plans.bytes = plans.entries.values().map(|entry| entry.plan.device_bytes()).sum();
+}
+
+/// The plan of a call. It is made where there is none, which compiles, allocates and waits; an error while a CUDA graph
+/// is captured.
+pub fn get(py: Python<'_>, call: &Call<'_>, attention: &qkv::Attention, tensors: &Tensors) -> PyResult<Arc<Plan>> {
+    let cuda = device(py, call.device)?;
+    let captured = cuda.is_capturing(Stream(call.stream)).map_err(refused_on_cuda)?;
+    let key = Key::new(call, tensors);
+    if let Some(plan) = plans().find(&key, captured) {
+        return Ok(plan);
+    }
+    if captured {
+        let [q, k] = [tensors.q.shape, tensors.k.shape];
+        let pass = if call.backward { "backward" } else { "forward" };
+        let what = format!("a {pass} pass of {}, q {q:?}, k {k:?}", call.dtype);
+        return Err(refused_on_cuda(Error::Capturing { what }));
+    }
+    let options = PlanOptions::default().backward(call.backward);
+    let made = py.detach(|| cuda.plan(attention, call.dtype, attention.place, tensors, options));
+    let plan = Arc::new(made.map_err(refused_on_cuda)?);
+    // Freeing device memory waits for the device: plans are dropped without the lock.
+    let forgotten = plans().insert(key, plan.clone());
+    py.detach(|| drop(forgotten));
+    Ok(plan)
+}
+
+fn device(py: Python<'_>, number: i32) -> PyResult<Cuda> {
+    let devices = || DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, cuda)) = devices().iter().find(|(known, _)| *known == number) {
+        return Ok(cuda.clone());
+    }
+    let opened = py.detach(|| if number < 0 { Cuda::emulated() } else { Cuda::new(number as usize) });
+    let cuda = opened.map_err(refused_on_cuda)?;
+    let mut devices = devices();
+    // Another thread may have opened it meanwhile; the first one stays.
+    if let Some((_, known)) = devices.iter().find(|(known, _)| *known == number) {
+        return Ok(known.clone());
+    }
+    devices.push((number, cuda.clone()));
+    Ok(cuda)
+}
+
+impl Key {
+    fn new(call: &Call<'_>, tensors: &Tensors) -> Key {
+        let mut layout = Vec::with_capacity(64);
+        for tensor in [Some(&tensors.q), Some(&tensors.k), Some(&tensors.v), tensors.bias.as_ref()] {
+            push(&mut layout, tensor);
+        }
+        push(&mut layout, tensors.table.as_ref());
+        push(&mut layout, tensors.bits.as_ref());
+        let (segments, buckets) = (tensors.segments.unzip(), tensors.buckets.unzip());
+        let vectors = [
+            tensors.scale,
+            tensors.sinks,
+            tensors.lengths,
+            segments.0,
+            segments.1,
+            tensors.positions,
+            buckets.0,
+            buckets.1,
+        ];
+        layout.extend(vectors.iter().map(|vector| vector.map_or(-1, |vector| vector.len as i64)));
+        layout.push(i64::from(tensors.seed.is_some()));
+        let Call { device, description, dtype, backward, .. } = *call;
+        Key { device, description: description.into(), dtype, backward, layout }
+    }
+}
+
+/// Shape, strides and alignment. The stride of an axis of one element does not matter.
+fn push(layout: &mut Vec<i64>, tensor: Option<&Strided>) {
+    let Some(Strided { ptr, shape, strides }) = tensor else {
+        layout.push(-1);
+        return;
+    };
+    layout.push(i64::from(ptr.is_multiple_of(16)));
+    for (&len, &stride) in shape.iter().zip(strides) {
+        layout.extend([len as i64, if len == 1 { 0 } else { stride }]);
+    }
+}
+
+impl Plans {
+    fn find(&mut self, key: &Key, captured: bool) -> Option<Arc<Plan>> {
+        self.lookups += 1;
+        let entry = self.entries.get_mut(key)?;
+        entry.used = self.lookups;
+        entry.captured |= captured;
+        Some(entry.plan.clone())
+    }
+
+    /// Keeps a plan; those that make room for it are returned.
+    fn insert(&mut self, key: Key, plan: Arc<Plan>) -> Vec<Arc<Plan>> {
+        let mut forgotten = Vec::new();
+        let (bytes, used) = (plan.device_bytes(), self.lookups);
+        // Another thread may have made it meanwhile; the first one stays.
+        self.entries.entry(key).or_insert_with(|| {
+            self.bytes += bytes;
+            Entry { plan, used, captured: false }
+        });
+        while self.entries.len() > MOST || self.bytes > MOST_BYTES {
+            let Some(plan) = self.forget_oldest() else { break };
+            forgotten.push(plan);
+        }
+        forgotten
+    }
+
+    /// Removes the plan that was not used for longest, the newest and those of graphs excepted.
+    fn forget_oldest(&mut self) -> Option<Arc<Plan>> {
+        let newest = self.entries.values().map(|entry| entry.used).max()?;
+        let may_go = |entry: &Entry| !entry.captured && entry.used < newest;
+        let oldest = self.entries.values().filter(|entry| may_go(entry)).map(|entry| entry.used).min()?;
+        let mut found = self.entries.extract_if(|_, entry| may_go(entry) && entry.used == oldest);
+        let (_, entry) = found.next()?;
+        drop(found);
+        self.bytes -= entry.plan.device_bytes();
+        Some(entry.plan)
+    }
+}
