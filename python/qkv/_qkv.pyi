@@ -1,5 +1,7 @@
 """The native half of `qkv`: descriptions, arrays, calls."""
 
+from collections.abc import Callable
+from os import PathLike
 from typing import Any, TypeAlias, TypedDict, final, type_check_only
 
 from typing_extensions import CapsuleType, Unpack
@@ -19,6 +21,12 @@ __all__ = [
     "__version__",
     "alibi_slopes",
     "backward_into",
+    "cuda_backward_into",
+    "cuda_forget",
+    "cuda_forward_into",
+    "cuda_kernels",
+    "cuda_look_in",
+    "cuda_plans",
     "forward_into",
     "forward_new",
     "get_num_threads",
@@ -394,3 +402,29 @@ def backward_into(
     seed: int | None,
     threads: int,
 ) -> None: ...
+def cuda_forward_into(
+    description: str,
+    tensors: tuple[_ArrayLike | None, ...],
+    into: tuple[_ArrayLike, _ArrayLike | None, _ArrayLike | None],
+    seed: int | None,
+    device: int,
+    stream: int,
+    allocate: Callable[[int], _ArrayLike],
+) -> None: ...
+def cuda_backward_into(
+    description: str,
+    tensors: tuple[_ArrayLike | None, ...],
+    saved: tuple[_ArrayLike, _ArrayLike | None, _ArrayLike | None],
+    upstream: tuple[_ArrayLike, _ArrayLike | None, _ArrayLike | None],
+    gradients: tuple[_ArrayLike | None, ...],
+    seed: int | None,
+    device: int,
+    stream: int,
+    allocate: Callable[[int], _ArrayLike],
+) -> None: ...
+def cuda_look_in(folder: str | PathLike[str]) -> None: ...
+def cuda_plans() -> tuple[int, int]: ...
+def cuda_forget() -> None: ...
+def cuda_kernels(
+    description: str, tensors: tuple[_ArrayLike | None, ...], seed: int | None, device: int, stream: int
+) -> tuple[str, str | None]: ...

@@ -77,18 +77,26 @@ fn assemble(profile: &str) -> Result<(), String> {
     let failed = |what: &Path, error: std::io::Error| format!("error: {}: {error}", what.display());
     let package = Path::new(PACKAGE).join("qkv");
     let _ = fs::remove_dir_all(&package);
-    fs::create_dir_all(&package).map_err(|error| failed(&package, error))?;
     let sources = Path::new("python/qkv");
-    for entry in fs::read_dir(sources).map_err(|error| failed(sources, error))? {
-        let path = entry.map_err(|error| failed(sources, error))?.path();
-        if let Some(name) = path.file_name().filter(|_| path.is_file()) {
-            fs::copy(&path, package.join(name)).map_err(|error| failed(&path, error))?;
-        }
-    }
+    copy_folder(sources, &package).map_err(|error| failed(sources, error))?;
     let library = format!("{}_qkv{}", consts::DLL_PREFIX, consts::DLL_SUFFIX);
     let library = target().join(profile).join(library);
     let module = if cfg!(windows) { "_qkv.pyd" } else { "_qkv.abi3.so" };
     fs::copy(&library, package.join(module)).map_err(|error| failed(&library, error))?;
+    Ok(())
+}
+
+/// Copies a folder of Python files, and those in it.
+fn copy_folder(from: &Path, to: &Path) -> std::io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let (path, name) = entry.map(|entry| (entry.path(), entry.file_name()))?;
+        match path.is_dir() {
+            true if name == "__pycache__" => {}
+            true => copy_folder(&path, &to.join(name))?,
+            false => fs::copy(&path, to.join(name)).map(|_| ())?,
+        }
+    }
     Ok(())
 }
 
