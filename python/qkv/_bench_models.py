@@ -1,4 +1,4 @@
-"""Training steps of Hugging Face models with each attention implementation, in turns: `python -m qkv.bench --models`."""
+"""Training steps of Hugging Face models with each attention, in turns: `python -m qkv.bench --models`."""
 
 from __future__ import annotations
 

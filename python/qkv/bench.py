@@ -2,7 +2,7 @@
 
 Each figure is the best of several runs, the two sides taking turns, so that a busy machine does not favour one of them.
 `--overhead` measures what a call costs beside the computation: one query, one key, width 16. `--models` measures
-training steps of Hugging Face models. On a GPU (`--device cuda`) the clock is the device's, for the overhead the host's.
+training steps of Hugging Face models. On a GPU (`--device cuda`) the table is made with the device's clock.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 import itertools
 import os
+import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -301,3 +303,15 @@ def test_a_child_forked_after_first_use_computes():
     watch.cancel()
     assert status == 0
     assert np.array_equal(expected, qkv.sdpa(q, k, v, threads=2))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no signals to oneself on this system")
+def test_an_interrupt_arrives_between_calls():
+    x = np.random.default_rng(0).standard_normal((1, 2, 256, 32)).astype(np.float32)
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    end = time.monotonic() + 60
+    with pytest.raises(KeyboardInterrupt):
+        while time.monotonic() < end:
+            Attention.scaled_dot().forward(x, x, x)
+    assert time.monotonic() < end

@@ -133,7 +133,8 @@ def select(q, k, v, more, seed, names, description):
 
 
 def select_backward(d_out, d_lse, d_extra, needs, q, k, v, more, seed, names, description):
-    # As on the CPU, the forward pass is computed again.
+    # As on the CPU, the forward pass is computed again, and gradients are contiguous.
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     saved = _selected(q, k, v, more, seed, names, description)
     rows = (t if t is None or t.numel() == 0 else t.contiguous() for t in (d_lse, d_extra))
     upstream = (d_out, *(None if t is None or t.numel() == 0 else t for t in rows))

@@ -1,5 +1,5 @@
-"""Calls outside of graphs and transforms: the computation of the operators without the dispatcher, which costs more than a
-small attention.
+"""Calls outside of graphs and transforms: the computation of the operators without the dispatcher, which costs more
+than a small attention.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""The fused operators that `F.scaled_dot_product_attention` chooses among on CUDA (flash, memory-efficient, cuDNN), with
-this library behind all three. It is the door that PyTorch opens for other implementations of flash attention
+"""The fused operators that `F.scaled_dot_product_attention` chooses among on CUDA (flash, memory-efficient, cuDNN),
+with this library behind all three. It is the door that PyTorch opens for other implementations of flash attention
 (`torch.nn.attention.register_flash_attention_impl`): kernels for the dispatch key CUDA, with PyTorch's own schemas,
 fake tensors and derivatives. A call that is not computed here goes to PyTorch's own kernel.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -49,8 +50,13 @@ def _is_ours(query: Tensor, value: Tensor, dropout_p: float, debug: bool = False
         and query.dtype in _TYPES
         and query.shape[3] <= 256
         and value.shape[3] <= 256
-        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+        and _is_recent(query.get_device())
     )
+
+
+@functools.lru_cache(64)
+def _is_recent(device: int) -> bool:
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _forward(query, key, value, attn_bias, is_causal, scale, values, rows):

@@ -1,5 +1,5 @@
-"""The operators `qkv::forward`, `qkv::select` and their backward passes: schemas, the CPU and CUDA, fake tensors, autograd,
-and functions of the form that `torch.func` asks for.
+"""The operators `qkv::forward`, `qkv::select` and their backward passes: schemas, the CPU and CUDA, fake tensors,
+autograd, and functions of the form that `torch.func` asks for.
 """
 
 from __future__ import annotations
