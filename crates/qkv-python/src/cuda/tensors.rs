@@ -68,7 +68,8 @@ pub fn given(attention: &qkv::Attention, tensors: &Tensors) -> PyResult<qkv_cuda
     Cuda::supports(attention).map_err(refused_on_cuda)?;
     let (q, more) = (&tensors.q, &tensors.optional);
     dtype_of(q)?;
-    for found in [&more.w, &more.w_q, &more.w_k, &more.v_score, &more.center].into_iter().flatten() {
+    let of_the_cpu = [&more.w, &more.w_q, &more.w_k, &more.v_score, &more.center];
+    if let Some(found) = of_the_cpu.into_iter().flatten().next() {
         let reason = "the description does not ask for it";
         return Err(refused(qkv::Error::Unused { tensor: found.name(), reason }));
     }
