@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (`cargo xt
 
 import shutil  # noqa: E402
 
-from qkv import Attention, Bias, Mask, Place, Select, _qkv, lsh_buckets  # noqa: E402
+from qkv import Attention, Bias, Mask, Place, _qkv, lsh_buckets  # noqa: E402
 from qkv.torch import _cpu, _cuda  # noqa: E402
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler for the emulated GPU")
@@ -38,7 +38,7 @@ def r(*shape, dtype=torch.float32):
 
 
 _SCALED = Attention.scaled_dot()
-_LSH = Mask.lsh(4, 2, 7)
+_LSH = Mask.lsh(buckets=4, rounds=2, seed=7)
 CASES = {
     "full": (_SCALED, {}),
     "causal at the end": (_SCALED.mask(Mask.causal()).place(Place.end()), {}),
@@ -156,8 +156,8 @@ def test_no_keys():
     [
         (Attention.additive(), ["w_q", "w_k", "v_score"], "the score `additive` runs only on the CPU"),
         (Attention.cosine(), [], "the score `cosine` runs only on the CPU"),
-        (_SCALED.select(Select.top_k(3)), [], "runs only on the CPU"),
-        (_SCALED.local(2.0), ["center"], "predictive local attention runs only on the CPU"),
+        (_SCALED.top_k(3), [], "runs only on the CPU"),
+        (_SCALED.local(2), ["center"], "predictive local attention runs only on the CPU"),
     ],
 )
 def test_what_only_the_cpu_computes_says_so(description, given, words):
@@ -189,15 +189,13 @@ def test_wrong_inputs_are_refused_in_the_librarys_words():
 
 
 def test_plans_are_kept_and_bounded():
-    text = _SCALED.mask(Mask.causal() & Mask.blocks(2, [[True]]) | Mask.window(3, 3))._json
     text = _SCALED.bias(Bias.alibi())._json
     q = r(1, 1, 3, 16)
     for _ in range(3):
         _cuda.forward(q, q, q, [], None, "", text)
     assert _qkv.cuda_plans()[0] == 1
     for n in range(1, 301):
-        q = r(1, 1, 1, 16).expand(1, 1, 1, 16)
-        k = r(1, 1, n, 16)
+        q, k = r(1, 1, 1, 16), r(1, 1, n, 16)
         _cuda.forward(q, k, k, [], None, "", text)
     plans, size = _qkv.cuda_plans()
     assert plans == 256 and size < 1 << 20

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 import qkv.torch as Q  # noqa: E402
-from qkv import Attention, Bias, Mask, Place, Select, _qkv  # noqa: E402
+from qkv import Attention, Bias, Mask, Place, _qkv  # noqa: E402
 from qkv.torch import _cuda  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU")
@@ -347,7 +347,7 @@ def test_what_is_refused():
         more = {"w_q": r(8, 64), "w_k": r(8, 64), "v_score": r(8)}
         Q.attention(q, q, q, Attention.additive(), **more)
     with pytest.raises(NotImplementedError, match="runs only on the CPU"):
-        Q.attention(q, q, q, _SCALED.select(Select.top_k(2)))
+        Q.attention(q, q, q, _SCALED.top_k(2))
     with pytest.raises(NotImplementedError, match="float64"):
         Q.sdpa(q.double(), q.double(), q.double())
     with pytest.raises(ValueError, match="`k` is on the host"):

@@ -146,6 +146,9 @@ impl Buffer {
         if bytes > self.bytes {
             return Err(Error::memory("buffer", format!("has {} bytes, fewer than the {bytes} to write", self.bytes)));
         }
+        if bytes == 0 {
+            return Ok(());
+        }
         // SAFETY: initialized data without padding may be read as bytes.
         self.driver.write(self.ptr, unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), bytes) }, stream)
     }
@@ -157,6 +160,9 @@ impl Buffer {
             return Err(Error::memory("buffer", format!("has {} bytes, fewer than the {bytes} to read", self.bytes)));
         }
         let mut data = vec![T::default(); count];
+        if bytes == 0 {
+            return Ok(data);
+        }
         // SAFETY: every bit pattern is a value of the sealed scalar types.
         let into = unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), bytes) };
         self.driver.read(into, self.ptr, stream)?;

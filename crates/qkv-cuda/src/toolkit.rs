@@ -58,3 +58,19 @@ pub(crate) fn entries(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     found.sort();
     found
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_that_the_program_names_come_before_the_loaders_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let library = folder.path().join("libnamed.so.13");
+        fs::write(&library, b"").unwrap();
+        look_in(folder.path());
+        look_in(folder.path());
+        let found = candidates("QKV_NO_SUCH_VARIABLE", &["libnamed.so"], "libnamed.so", "none");
+        assert_eq!(found[..2], [library, PathBuf::from("libnamed.so")]);
+    }
+}

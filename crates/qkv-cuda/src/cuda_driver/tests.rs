@@ -101,3 +101,12 @@ fn launches_and_tensor_maps_arrive_as_declared() {
     let map = fake.driver.tensor_map(4096, true, [64, 10, 2, 1], [128, 1280, 2560], 16).unwrap();
     assert_eq!(map.0, [0x0101_0101_0101_0101; 16]);
 }
+
+#[test]
+fn a_stream_says_whether_it_is_captured_and_the_default_one_never_is() {
+    let Some(fake) = Fake::new() else { return };
+    // The fake captures stream 7.
+    let captured = [0, 6, 7].map(|stream| fake.driver.is_capturing(Stream(stream)).unwrap());
+    assert_eq!(captured, [false, false, true]);
+    assert_eq!(fake.count("fake_depth"), 0);
+}
