@@ -270,6 +270,9 @@ impl Driver for CudaDriver {
     }
 
     fn copy(&self, to: u64, from: u64, bytes: usize, stream: Stream) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
         self.call(|cuda| {
             // SAFETY: both are as large, in memory of this device.
             let code = unsafe { (cuda.copy_on_device)(to, from, bytes, handle(stream)) };
@@ -278,6 +281,9 @@ impl Driver for CudaDriver {
     }
 
     fn zero(&self, ptr: u64, bytes: usize, stream: Stream) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
         self.call(|cuda| {
             // SAFETY: the memory is as large.
             check(cuda, unsafe { (cuda.fill_bytes)(ptr, 0, bytes, handle(stream)) }, || {

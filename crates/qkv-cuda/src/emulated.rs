@@ -128,24 +128,36 @@ impl Driver for EmulatedDriver {
     }
 
     fn write(&self, to: u64, from: &[u8], _: Stream) -> Result<()> {
+        if from.is_empty() {
+            return Ok(());
+        }
         // SAFETY: device memory is host memory here, and as large as the caller says.
         unsafe { slice::from_raw_parts_mut(to as *mut u8, from.len()) }.copy_from_slice(from);
         Ok(())
     }
 
     fn read(&self, to: &mut [u8], from: u64, _: Stream) -> Result<()> {
+        if to.is_empty() {
+            return Ok(());
+        }
         // SAFETY: likewise.
         to.copy_from_slice(unsafe { slice::from_raw_parts(from as *const u8, to.len()) });
         Ok(())
     }
 
     fn copy(&self, to: u64, from: u64, bytes: usize, _: Stream) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
         // SAFETY: likewise; the two may overlap.
         unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
         Ok(())
     }
 
     fn zero(&self, ptr: u64, bytes: usize, _: Stream) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
         // SAFETY: likewise.
         unsafe { slice::from_raw_parts_mut(ptr as *mut u8, bytes) }.fill(0);
         Ok(())

@@ -14,6 +14,12 @@ from ._inputs import OPTIONAL, has_extra
 
 _autocast = torch.is_autocast_enabled
 
+# Before 2.15 graphs are told by this that a description is a constant; PyTorch knows by itself since.
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 15):
+    from torch.utils._pytree import register_constant
+
+    register_constant(Attention)
+
 
 class Result(NamedTuple):
     """What `attend` returns: values, and one number for each row; all have gradients."""
