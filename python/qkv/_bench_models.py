@@ -88,7 +88,7 @@ class _Step:
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        number = float(loss)
+        number = loss.item()
         if self.cuda:
             torch.cuda.synchronize()
             # Of this model alone: others wait for their turn.

@@ -69,7 +69,7 @@ def _device_turns(sides: list[Callable[[], Any]], seconds: float, calls: int = 1
     def timed(side: Callable[[], Any]) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         # The device waits while the host puts the calls on the stream.
-        torch.cuda._sleep(2_000_000)
+        torch.cuda._sleep(8_000_000)
         start.record()
         for _ in range(calls):
             side()

@@ -210,3 +210,14 @@ def test_kernels_have_names():
     q = r(1, 2, 40, 64)
     forward, backward = _cuda.kernels(q, q, q, _SCALED._json)
     assert forward.startswith("general") and backward.startswith("general")
+
+
+def test_rows_with_gaps_have_gradients_without():
+    turned = r(1, 2, 16, 30).transpose(2, 3)
+    call = (turned, turned, turned, [], None, "", _SCALED._json)
+    out, lse = _cuda.forward(*call)
+    got = _cuda.backward(out, None, out, lse, [True] * 3, *call)
+    alone = _cuda.values_backward(out, out, lse, turned, turned, turned, _SCALED._json)
+    for a, b, c in zip(got, _cpu.backward(out, None, out, lse, [True] * 3, *call), alone, strict=True):
+        held(a, b)
+        assert torch.equal(a, c) and a.stride(3) == 1

@@ -175,8 +175,10 @@ def test_opcheck():
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_whole(backend):
+    description = _SCALED.mask(Mask.causal()).bias(Bias.tensor())
+
     def step(q, k, v, bias):
-        out = Q.attention(q.sin(), k, v, _SCALED.mask(Mask.causal()).bias(Bias.tensor()), bias=bias)
+        out = Q.attention(q.sin(), k, v, description, bias=bias)
         return (out * out).sum()
 
     tensors = [r(2, 2, 64, 64, dtype=torch.float32) for _ in range(3)] + [r(1, 2, 64, 64, dtype=torch.float32)]

@@ -15,7 +15,20 @@ import torch
 from torch import Tensor
 
 from .. import _qkv
-from ._inputs import OPTIONAL, arranged, check, empty_values, exported, filled, has_extra, number, placed, wanted
+from ._inputs import (
+    NO_GRADIENTS,
+    OPTIONAL,
+    arranged,
+    check,
+    empty_gradient,
+    empty_values,
+    exported,
+    filled,
+    has_extra,
+    number,
+    placed,
+    wanted,
+)
 
 # What the kernels take, where PyTorch's programs often have something wider.
 _INTEGERS = {
@@ -109,6 +122,24 @@ def _gradients(saved, upstream, needs, q, k, v, more, seed, names, description):
         _allocator(q),
     )
     return filled(first, into)
+
+
+def values_backward(d_out, out, lse, q, k, v, description):
+    """`backward` of values alone and without further inputs: what it costs the host is what a small model waits for."""
+    gradients = (empty_gradient(q), empty_gradient(k), empty_gradient(v))
+    if q.numel() == 0 or k.shape[2] == 0:
+        return tuple(t.zero_() for t in gradients)
+    _qkv.cuda_backward_into(
+        description,
+        exported((q, k, v)),
+        exported((out, lse, None)),
+        exported((d_out, None, None)),
+        gradients + NO_GRADIENTS,
+        None,
+        *_place(q),
+        _allocator(q),
+    )
+    return gradients
 
 
 def backward(d_out, d_lse, out, lse, needs, q, k, v, more, seed, names, description):

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from .. import _qkv
 from . import _cpu, _cuda
-from ._inputs import EXCHANGES, NO_GRADIENTS, arranged, check, number
+from ._inputs import EXCHANGES, NO_GRADIENTS, arranged, check, empty_gradient, number
 from ._operators import Transformed, returned
 
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 _modes, _interpreters = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
-_compiling, _like = torch.compiler.is_compiling, torch.empty_like
+_compiling = torch.compiler.is_compiling
 _recording, _threads = torch.is_grad_enabled, torch.get_num_threads
 
 
@@ -64,9 +64,8 @@ class _EagerValues(torch.autograd.Function):
 def _values_gradients(ctx, d_out):
     q, k, v, out = ctx.saved_tensors
     if q.is_cuda:
-        found = _cuda.backward(d_out, None, out, ctx.lse, (True, True, True), q, k, v, (), None, "", ctx.text)
-        return (*found, None)
-    d_q, d_k, d_v = _like(q), _like(k), _like(v)
+        return (*_cuda.values_backward(d_out, out, ctx.lse, q, k, v, ctx.text), None)
+    d_q, d_k, d_v = empty_gradient(q), empty_gradient(k), empty_gradient(v)
     gradients = (d_q, d_k, d_v, *NO_GRADIENTS)
     saved, upstream = (out, ctx.lse.unsqueeze(3), None), (d_out, None, None)
     _qkv.backward_into(ctx.text, (q, k, v), saved, upstream, gradients, None, _threads())

@@ -71,12 +71,17 @@ def number(seed: Tensor | None) -> int | None:
     return None if seed is None else int(seed) & (2**64 - 1)
 
 
+def empty_gradient(t: Tensor) -> Tensor:
+    """Memory for a gradient, in the layout of its tensor where that has rows without gaps."""
+    return torch.empty_like(t) if t.stride(3) == 1 else torch.empty_like(t, memory_format=torch.contiguous_format)
+
+
 def wanted(
     q: Tensor, k: Tensor, v: Tensor, more: Sequence[Tensor], names: str, needs: Sequence[bool]
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """Memory for the gradients of q, k and v, and of those of `more` that have one and need it."""
     listed = names.split(",") if names else []
-    first = [torch.empty_like(t) for t in (q, k, v)]
+    first = [empty_gradient(t) for t in (q, k, v)]
     rest = [
         torch.zeros_like(t) if need and name in DIFFERENTIABLE else None
         for t, need, name in zip(more, needs[3:], listed, strict=True)
