@@ -9,8 +9,8 @@ use std::sync::{Mutex, PoisonError};
 /// Folders that a program knows of, beside those below: see [`look_in`].
 static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Looks for the toolkit's libraries in this folder first, before the loader's path: where the framework that shares the
-/// device has its own, say. It has to be called before the first of them is needed.
+/// Looks for the toolkit's libraries in this folder first, before the loader's path: where the framework that shares
+/// the device has its own, say. It has to be called before the first of them is needed.
 pub fn look_in(folder: impl Into<PathBuf>) {
     let (folder, mut folders) = (folder.into(), FOLDERS.lock().unwrap_or_else(PoisonError::into_inner));
     if !folders.contains(&folder) {
