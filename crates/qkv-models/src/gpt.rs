@@ -186,13 +186,15 @@ impl Gpt {
         self.rotary.map(|(width, base)| Angles::new(width, base, start, length))
     }
 
-    /// Hidden states of all positions, `[B, N, C]`.
+    /// Hidden states of all positions, `[B, N, C]`; of its own where a tape [shares](Tape::over) sequences.
     ///
     /// # Errors
     /// What `qkv` refuses.
     pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, input: &Rows) -> Result<Var<T>> {
-        let x = self.tokens.forward(tape, &input.ids, input.length, 0);
-        let angles = self.angles(0, input.length);
+        let places = tape.places(input.length)?;
+        let ids = tape.own(&input.ids, input.length);
+        let x = self.tokens.forward_places(tape, &ids, &places);
+        let angles = self.rotary.map(|(width, base)| Angles::at(width, base, &places));
         let mut x = tape.dropout(x, self.dropout);
         for layer in &self.layers {
             x = layer.forward(tape, x, input.ragged(), angles.as_ref(), None)?;
@@ -211,10 +213,12 @@ impl Gpt {
             return Err(Error::invalid(what));
         }
         let places: Vec<usize> = lengths.iter().flat_map(|&length| 0..length).collect();
+        tape.places(ids.len())?;
+        let (ids, places) = (tape.own(ids, ids.len()), tape.own(&places, ids.len()));
         let numbered = lengths.iter().enumerate();
         let segments: Arc<[i32]> = numbered.flat_map(|(at, &length)| std::iter::repeat_n(at as i32, length)).collect();
         let positions: Vec<u32> = places.iter().map(|&place| place as u32).collect();
-        let x = self.tokens.forward_at(tape, ids, &positions);
+        let x = self.tokens.forward_at(tape, &ids, &positions);
         let angles = self.rotary.map(|(width, base)| Angles::at(width, base, &places));
         let mut x = tape.dropout(x, self.dropout);
         for layer in &self.layers {

@@ -72,7 +72,9 @@ pub use model::{Group, Model, State};
 pub use observed::{Alignment, Observed, ObservedDocument};
 pub use observed_attention::ObservedAttention;
 pub use provenance::Provenance;
-pub use recipe::{Data, Lora, Metric, ModelSource, Objective, Pretrained, Recipe, TokenizerSource, Training};
+pub use recipe::{
+    Data, Division, Lora, Metric, ModelSource, Objective, Parallel, Pretrained, Recipe, TokenizerSource, Training,
+};
 pub use recurrent::{Recurrent, RecurrentConfig, RecurrentState};
 pub use resnet::ResNet;
 pub use schedule::Schedule;

@@ -270,6 +270,7 @@ impl Model {
         // The source tokens of a joined sequence have no targets.
         let joined = (self.gpt().is_some() && batch.source.length > 0).then(|| batch.targets_after_source());
         let ids = joined.as_deref().unwrap_or(&batch.targets);
+        let ids = &tape.own(ids, ids.len() / batch.decoder_input.len().max(1));
         let target = Target { ids, ignore: Some(IGNORE), smoothing, scale };
         Ok(tape.cross_entropy(&hidden, self.output(), None, target))
     }

@@ -4,19 +4,21 @@
 mod lora;
 mod metric;
 mod model_source;
+mod parallel;
+mod training;
 
 pub use lora::Lora;
 pub use metric::{Metric, Objective};
 pub use model_source::{ModelSource, Pretrained};
+pub use parallel::{Division, Parallel};
+pub use training::Training;
 
 use crate::architecture::Architecture;
 use crate::files::input;
-use crate::schedule::Schedule;
 use crate::search::Search;
 use crate::tasks::{SHORTEST_NEEDLES, ShapesTask, Task};
 use crate::text::tokenizer::Kind;
 use crate::{Error, Result, TransformerConfig};
-use qkv_nn::{AdamW, Precision};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -43,6 +45,9 @@ pub struct Recipe {
     /// Optimizer, schedule, validation and checkpoints.
     #[serde(default)]
     pub train: Training,
+    /// What is divided over ranks, besides micro-batches.
+    #[serde(default, skip_serializing_if = "Parallel::is_default")]
+    pub parallel: Parallel,
     /// Settings of the search, in validation and in use.
     #[serde(default)]
     pub search: Search,
@@ -223,118 +228,6 @@ impl Default for TokenizerSource {
     }
 }
 
-/// Settings of training.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Training {
-    /// What is learned, if not what the data suggests.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub objective: Option<Objective>,
-    /// Number of steps.
-    pub steps: u64,
-    /// Tokens per batch: pairs × the longest side among them.
-    pub tokens: usize,
-    /// Pairs with a longer side, in tokens, are left out.
-    pub longest: usize,
-    /// Gradient accumulation: batches per step.
-    pub accumulate: usize,
-    /// Peak learning rate.
-    pub lr: f64,
-    /// Steps of linear warmup.
-    pub warmup: u64,
-    /// Schedule after the warmup.
-    pub schedule: Schedule,
-    /// Settings of AdamW.
-    pub adam: AdamW,
-    /// Largest gradient norm; larger gradients are scaled down to it. 0 disables clipping.
-    pub clip: f64,
-    /// Label smoothing.
-    pub smoothing: f64,
-    /// Fraction of words replaced by UNK during training, for documents.
-    pub word_dropout: f64,
-    /// Maximum random shift of training images with a class or captions, in pixels.
-    pub shift: usize,
-    /// Whether training images are mirrored at random: left and right, and those with boxes also up and down.
-    pub mirror: bool,
-    /// Probability that a rectangle of a training image with a class is erased (Zhong et al. 2017, arXiv:1708.04896).
-    pub erase: f64,
-    /// Mixes two images with classes and their losses, by a share from Beta(α, α) (Zhang et al. 2017,
-    /// arXiv:1710.09412); 0 mixes none.
-    pub mixup: f64,
-    /// Largest random change of scale of training images with boxes or captions, as a fraction: a window of the image,
-    /// or the image with surroundings; captions are of text, which only becomes smaller.
-    pub zoom: f64,
-    /// Largest random change of brightness and contrast of training images, as a fraction.
-    pub color: f64,
-    /// Decay of the exponential moving average of the weights, which inference uses; 0 uses the weights themselves.
-    pub average: f64,
-    /// Arithmetic of matrix products.
-    pub precision: Precision,
-    /// Trains the last layers alone, with what comes after them; 0 trains all.
-    pub last_layers: usize,
-    /// Parameters that are not trained: `embeddings`, or names and patterns as in `lora.targets`.
-    pub freeze: Vec<String>,
-    /// Factor of the learning rate from each layer to the one below it (Howard and Ruder 2018); 1 trains all alike.
-    pub layer_decay: f64,
-    /// Packs conversations into one row without padding; attention stays within each.
-    pub pack: bool,
-    /// Gradient checkpointing: layers save their input alone and are computed again in the backward pass.
-    pub recompute: bool,
-    /// Steps between validations.
-    pub validate: u64,
-    /// Sentences translated per validation.
-    pub validate_sentences: usize,
-    /// Metric that decides which weights are best.
-    pub metric: Metric,
-    /// Validations without improvement after which training stops; 0 never stops early.
-    pub patience: u64,
-    /// Steps between checkpoints.
-    pub save: u64,
-    /// Number of checkpoints to keep.
-    pub keep: usize,
-    /// Steps between lines of progress.
-    pub log: u64,
-}
-
-impl Default for Training {
-    fn default() -> Self {
-        Training {
-            objective: None,
-            steps: 10_000,
-            tokens: 4096,
-            longest: 128,
-            accumulate: 1,
-            lr: 1e-3,
-            warmup: 1000,
-            schedule: Schedule::InverseSqrt,
-            adam: AdamW::default(),
-            clip: 1.0,
-            smoothing: 0.1,
-            word_dropout: 0.0,
-            shift: 0,
-            mirror: false,
-            erase: 0.0,
-            mixup: 0.0,
-            zoom: 0.0,
-            color: 0.0,
-            average: 0.999,
-            precision: Precision::F32,
-            last_layers: 0,
-            freeze: Vec::new(),
-            layer_decay: 1.0,
-            pack: false,
-            recompute: false,
-            validate: 500,
-            validate_sentences: 500,
-            metric: Metric::Bleu,
-            patience: 0,
-            save: 500,
-            keep: 2,
-            log: 50,
-        }
-    }
-}
-
 impl Recipe {
     /// Reads a file and applies changes, each `path=value`.
     ///
@@ -504,6 +397,7 @@ impl Recipe {
         if matches!(self.tokenizer, TokenizerSource::Extended { .. }) && self.model.pretrained().is_none() {
             return Err(Error::invalid("`tokenizer.special` extends the tokenizer of `model.from`, which is not set"));
         }
+        self.parallel.check()?;
         self.model.check()?;
         self.search.check()
     }

@@ -9,25 +9,33 @@
 //! | `picture_data` | the data of models that look at images |
 //! | `voice_data` | recordings and their texts |
 //! | `dataset` | the data of a run, tokenized, and its batches |
+//! | `buckets` | pieces of parameters that travel together, and their owners |
+//! | `optimizer_shard` | the optimizer's state over ranks (ZeRO-1) |
 //! | `gradient_sum` | the gradient of a step: its micro-batches, added in one order on any number of ranks |
+//! | `context` | sequences over ranks |
 //! | `together` | what ranks agree on before and while they train one run |
 //! | `trained_model` | the model that is trained, of any architecture |
 //! | `plan` | data and model of a recipe, before a step is taken |
 //! | `tuning` | what of the model is trained |
+//! | `saving` | validation, the best model and checkpoints of a run |
 //! | `validation` | metrics on the dev set |
 //! | `checkpoint` | what a run resumes from |
 //! | `lock` | one process per run folder |
 //! | `events` | what a run reports while it trains |
 
 mod augmentation;
+mod buckets;
 mod checkpoint;
+mod context;
 mod dataset;
 mod events;
 mod gradient_sum;
 mod image_data;
 mod lock;
+mod optimizer_shard;
 mod picture_data;
 mod plan;
+mod saving;
 mod together;
 mod trained_model;
 mod tuning;
@@ -35,22 +43,26 @@ mod validation;
 mod voice_data;
 
 pub use events::{Event, Measured, Validation, Watcher};
+pub use gradient_sum::{GradientSum, StepSum};
 pub use plan::Plan;
 
 use crate::files::atomic;
 use crate::files::folder::TOKENIZER;
 use crate::text::tokenizer::Tokenizer;
 use crate::translator::Translator;
-use crate::{Error, Metric, Provenance, Recipe, Result, Training};
+use crate::{Division, Error, Provenance, Recipe, Result, Training};
 use augmentation::Augmentation;
-use checkpoint::{Progress, SavedCheckpoint, TrainState};
+use buckets::Buckets;
+use checkpoint::{Progress, SavedCheckpoint};
+use context::ContextGroup;
 use dataset::{Dataset, TrainBatch};
-use gradient_sum::GradientSum;
 use lock::{LOCK, RunLock};
-use qkv_nn::{Device, Loss, Machine, Moments, Parameters, Pool, Tape};
-use qkv_ranks::Ranks;
+use optimizer_shard::OptimizerShard;
+use qkv_nn::{Device, Gradients, Loss, Machine, Moments, Parameters, Pool, Tape};
+use qkv_ranks::{Ranks, launch};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use together::RunHeader;
@@ -85,9 +97,16 @@ pub struct Run {
     model: TrainedModel,
     /// Where the weights of a fine-tuned model come from.
     provenance: Option<Provenance>,
-    /// Exponential moving average of the weights, if the recipe asks for one.
+    /// Exponential moving average of the weights, if the recipe asks for one. Where it is sharded, the first rank has
+    /// it while it validates and at the end.
     average: Option<Parameters<f32>>,
+    /// Zeros without memory where they are sharded.
     moments: Moments<f32>,
+    /// This rank's part of the moments and the average, where they are sharded.
+    shard: Option<OptimizerShard>,
+    buckets: Arc<Buckets>,
+    /// The ranks that it shares sequences with.
+    context: Option<Arc<ContextGroup>>,
     /// The digest of what is frozen, which a checkpoint does not hold.
     frozen: Option<String>,
     progress: Progress,
@@ -129,7 +148,7 @@ impl Run {
     }
 
     fn new_at(recipe: &Recipe, folder: &Path, threads: usize, ranks: Ranks) -> Result<Run> {
-        together::check_size(recipe, &ranks)?;
+        context::check_size(recipe, &ranks)?;
         refuse_taken(folder)?;
         let plan = Plan::new(recipe, None)?;
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
@@ -171,10 +190,18 @@ impl Run {
 
     /// Gives every rank the state of the first.
     fn share_state(&mut self) -> Result<()> {
-        let (mut progress, ranks) = (self.progress.clone(), self.ranks.clone());
-        together::share_state(self.state(), &mut progress, &ranks)?;
-        self.progress = progress;
-        Ok(())
+        let ranks = self.ranks.clone();
+        together::share_progress(&mut self.progress, &ranks)?;
+        together::share_weights(self.model.parameters_mut(), &ranks)?;
+        if let Some(shard) = &mut self.shard {
+            shard.scatter(&self.moments, self.average.as_ref())?;
+            self.drop_gathered();
+            return Ok(());
+        }
+        if let Some(average) = &mut self.average {
+            together::share_weights(average, &ranks)?;
+        }
+        together::share_moments(&mut self.moments, self.progress.step, &ranks)
     }
 
     /// Resumes the run in a folder from its newest checkpoint, or from the start where it has none yet.
@@ -209,7 +236,7 @@ impl Run {
             return Err(Error::invalid(what).with_hint("copy the recipe of the run there"));
         }
         let recipe = Recipe::read(recipe_path, &how.changes)?;
-        together::check_size(&recipe, &ranks)?;
+        context::check_size(&recipe, &ranks)?;
         let lock = RunLock::acquire(folder)?;
         checkpoint::remove_litter(folder)?;
         let saved = SavedCheckpoint::find(folder, how.checkpoint)?;
@@ -224,6 +251,9 @@ impl Run {
         let files = RunFiles { metrics: checkpoint::Metrics::open(folder)?, _lock: lock };
         let mut run = Run::start(recipe, folder, threads, plan, ranks, Some(files))?;
         if let Some(saved) = saved {
+            if run.shard.is_some() && run.recipe.train.average > 0.0 {
+                run.average = Some(run.model.parameters().clone());
+            }
             run.progress = saved.read(folder, run.state())?;
             let (step, steps) = (run.progress.step, run.recipe.train.steps);
             if step > steps {
@@ -252,7 +282,18 @@ impl Run {
         files: Option<RunFiles>,
     ) -> Result<Run> {
         let Plan { data, model, provenance } = plan;
-        let average = (recipe.train.average > 0.0).then(|| model.parameters().clone());
+        let groups = recipe.parallel.context;
+        if groups > 1 && model.generative().is_none_or(|model| model.gpt().is_none()) {
+            let what = format!("`parallel.context` is {groups}, and a `{}` has whole sequences", model.kind());
+            return Err(Error::invalid(what).with_hint("sequences of `gpt` models can be divided over ranks"));
+        }
+        let ranks = context::ordered(&ranks, groups)?;
+        let context = ContextGroup::of(&ranks, groups)?;
+        let buckets = Arc::new(Buckets::new(model.parameters(), ranks.size()));
+        let averages = recipe.train.average > 0.0;
+        let shard = (recipe.parallel.optimizer == Division::Sharded && ranks.size() > 1)
+            .then(|| OptimizerShard::new(ranks.clone(), buckets.clone(), model.parameters(), averages));
+        let average = (averages && shard.is_none()).then(|| model.parameters().clone());
         let moments = Moments::of(model.parameters());
         let machine = Machine::new(threads).precision(recipe.train.precision);
         let (folder, progress, pool) = (folder.to_owned(), Progress::default(), Pool::new());
@@ -265,6 +306,9 @@ impl Run {
             provenance,
             average,
             moments,
+            shard,
+            buckets,
+            context,
             frozen,
             progress,
             machine,
@@ -274,12 +318,17 @@ impl Run {
         })
     }
 
-    /// Trains on another device from now on.
+    /// Trains on another device from now on. Ranks of one machine take its GPUs in turn, by their number there.
     ///
     /// # Errors
     /// Where there is no such device, or something it needs is not installed.
     pub fn move_to(&mut self, device: Device) -> Result<()> {
-        self.machine = Machine::on(device, self.machine.threads(), self.recipe.train.precision)?;
+        let (threads, precision) = (self.machine.threads(), self.recipe.train.precision);
+        let number = if self.ranks.size() > 1 { launch::local_rank().unwrap_or(0) } else { 0 };
+        self.machine = match device {
+            Device::Cuda => Machine::on_gpu(number, threads, precision)?,
+            device => Machine::on(device, threads, precision)?,
+        };
         Ok(())
     }
 
@@ -333,20 +382,6 @@ impl Run {
         self.provenance.as_ref()
     }
 
-    /// Runs `body` on the model for inference: with averaged weights where the recipe asks for them.
-    fn for_inference<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
-        self.swap_average();
-        let result = body(self);
-        self.swap_average();
-        result
-    }
-
-    fn swap_average(&mut self) {
-        if let Some(average) = &mut self.average {
-            std::mem::swap(self.model.parameters_mut(), average);
-        }
-    }
-
     /// The model for inference now, if it translates.
     pub fn translator(&self) -> Option<Translator> {
         let TrainedModel::Text(Translator { model, parameters, tokenizer, search }) = &self.model else { return None };
@@ -377,7 +412,8 @@ impl Run {
     fn steps(&mut self, watcher: &mut dyn Watcher, stop: &AtomicBool) -> Result<Outcome> {
         let train = self.recipe.train.clone();
         let ranks = self.ranks.clone();
-        let mut sum = GradientSum::new(self.model.parameters(), train.accumulate, ranks.clone());
+        let leaves = train.accumulate * self.recipe.parallel.context;
+        let mut sum = GradientSum::over(leaves, ranks.clone(), self.buckets.clone(), self.shard.is_none());
         let mut epoch = None;
         let mut clock = Instant::now();
         while self.progress.step < train.steps {
@@ -397,27 +433,31 @@ impl Run {
             let targets: usize = batches.iter().map(TrainBatch::targets).sum();
             let own = sum.own_leaves();
             let (mut step_sum, mut last, mut losses) = (sum.begin()?, None, Vec::with_capacity(own.len()));
-            for at in own.clone() {
+            for leaf in own.clone() {
+                // Ranks that share a micro-batch have a leaf of it each.
+                let at = leaf % train.accumulate;
                 let mut gradients = sum.zeros(self.model.parameters(), &self.machine);
                 let noise = crate::draws::Draws::new(self.recipe.seed, [NOISE, step as u32, at as u32]).word();
                 let noise = u64::from(noise) << 32 | step;
                 let tape = Tape::training(self.model.parameters(), &mut gradients, &self.pool, &self.machine, noise);
                 let mut tape = tape.recompute(train.recompute).share(1.0 / train.accumulate.max(1) as f64);
-                let loss = self.model.loss(&mut tape, &batches[at], train.smoothing, 1.0 / targets.max(1) as f64)?;
-                losses.push((loss, tape.penalty()));
-                if at + 1 == own.end && ranks.size() > 1 {
-                    tape.backward_with(|gradients, params| sum.finished(&mut step_sum, at, gradients, params));
+                if let Some(context) = &self.context {
+                    tape = tape.over(context.clone());
+                }
+                let loss = self.model.loss(&mut tape, &batches[at], train.smoothing, 1.0 / targets.max(1) as f64);
+                self.check_context()?;
+                losses.push((loss?, tape.penalty()));
+                if leaf + 1 == own.end && ranks.size() > 1 {
+                    tape.backward_with(|gradients, params| sum.finished(&mut step_sum, leaf, gradients, params));
                     last = Some(gradients);
                 } else {
                     tape.backward();
-                    sum.push(&mut step_sum, at, gradients, &self.machine);
+                    sum.push(&mut step_sum, leaf, gradients, &self.machine);
                 }
+                self.check_context()?;
             }
             let mut gradients = sum.finish(step_sum, last)?;
-            let rate = train.lr * train.schedule.factor(step, train.warmup, train.steps);
-            let (parameters, moments) = (self.model.parameters_mut(), &mut self.moments);
-            let clip = train.clip.max(0.0);
-            let norm = train.adam.step_clipped(parameters, &mut gradients, moments, rate, clip, &self.machine);
+            let norm = self.update(step, &mut gradients)?;
             // A device has computed all of it by now.
             self.machine.check()?;
             let losses: Vec<(Loss, f64)> = losses.iter().map(|(loss, penalty)| (loss.read(), penalty.read())).collect();
@@ -430,11 +470,6 @@ impl Run {
                     .with_hint("lower `train.lr`, raise `train.warmup`, or set a smaller `train.clip`"));
             }
             sum.give_back(gradients);
-            if let Some(average) = &mut self.average {
-                // The average follows faster in the first steps.
-                let decay = train.average.min((1.0 + step as f64) / (10.0 + step as f64));
-                average.average(self.model.parameters(), decay, &self.machine);
-            }
             self.progress.step = step;
             let averages = &mut self.progress.averages;
             averages.add(&loss, penalty);
@@ -445,7 +480,7 @@ impl Run {
                 loss: averages.loss(),
                 perplexity: crate::metrics::perplexity(averages.nll()),
                 penalty: averages.penalty(),
-                rate,
+                rate: train.rate(step),
                 norm,
                 tokens: averages.tokens,
                 seconds: clock.elapsed().as_secs_f64(),
@@ -469,6 +504,26 @@ impl Run {
         Ok(Outcome::Finished)
     }
 
+    /// Whether all ranks that share sequences are there.
+    fn check_context(&self) -> Result<()> {
+        self.context.as_ref().map_or(Ok(()), |context| context.check())
+    }
+
+    /// A step of the optimizer and of the running average. Returns the norm of the gradient before clipping.
+    fn update(&mut self, step: u64, gradients: &mut Gradients<f32>) -> Result<f64> {
+        let (train, machine) = (&self.recipe.train, &self.machine);
+        let weights = self.model.parameters_mut();
+        if let Some(shard) = &mut self.shard {
+            return shard.step(train, step, weights, gradients, machine);
+        }
+        let (rate, clip) = (train.rate(step), train.clip.max(0.0));
+        let norm = train.adam.step_clipped(weights, gradients, &mut self.moments, rate, clip, machine);
+        if let Some(average) = self.average.as_mut().filter(|_| norm.is_finite()) {
+            average.average(weights, train.average_decay(step), machine);
+        }
+        Ok(norm)
+    }
+
     /// The next batch: a function of seed, epoch and its number in the epoch.
     fn next_batch(&mut self, epoch: &mut Option<(u64, Vec<Vec<usize>>)>) -> Result<TrainBatch> {
         loop {
@@ -486,73 +541,6 @@ impl Run {
             }
             (self.progress.epoch, self.progress.batch) = (self.progress.epoch + 1, 0);
         }
-    }
-
-    /// Validates on the dev set, and saves the model if it is the best so far. The first rank does; the others wait for
-    /// its result.
-    fn validate(&mut self, watcher: &mut dyn Watcher) -> Result<()> {
-        if self.ranks.is_first() {
-            self.validate_here(watcher)?;
-        }
-        together::share_progress(&mut self.progress, &self.ranks)
-    }
-
-    fn validate_here(&mut self, watcher: &mut dyn Watcher) -> Result<()> {
-        watcher.validating(self.progress.step);
-        let step = self.progress.step;
-        let found = self.for_inference(|run| {
-            validation::validate(&run.model, &run.data, &run.recipe, &run.machine, &run.pool, step)
-        })?;
-        let score = match self.recipe.train.metric {
-            Metric::Bleu => found.bleu,
-            Metric::Chrf => found.chrf,
-            Metric::Exact => found.exact,
-            Metric::F1 => found.f1,
-            Metric::Loss => -found.loss,
-        };
-        self.files.as_mut().map_or(Ok(()), |files| files.metrics.write(&found))?;
-        let better = self.progress.best.is_none_or(|best| score > best);
-        if better {
-            self.progress.best = Some(score);
-            self.progress.best_step = step;
-            self.progress.stale = 0;
-            self.for_inference(Run::save_model)?;
-        } else {
-            self.progress.stale += 1;
-        }
-        watcher.validated(&found, better);
-        Ok(())
-    }
-
-    /// Writes the model, or its adapters.
-    fn save_model(&mut self) -> Result<()> {
-        let base = self.recipe.model.pretrained().map(|model| model.from.clone()).unwrap_or_default();
-        let merge = self.recipe.lora.as_ref().is_some_and(|lora| lora.merge);
-        self.model.save(&self.folder, &base, merge)
-    }
-
-    /// Writes a checkpoint, and removes those beyond the number to keep.
-    fn save(&mut self, watcher: &mut dyn Watcher) -> Result<()> {
-        let Some(files) = &mut self.files else { return Ok(()) };
-        self.progress.metrics_bytes = files.metrics.bytes();
-        let (folder, progress, keep) = (self.folder.clone(), self.progress.clone(), self.recipe.train.keep.max(1));
-        SavedCheckpoint::write(&folder, &progress, self.state(), keep)?;
-        watcher.saved(self.progress.step);
-        Ok(())
-    }
-
-    /// Weights, their average and the moments of Adam.
-    fn state(&mut self) -> TrainState<'_> {
-        let (weights, average) = (self.model.parameters_mut(), self.average.as_mut());
-        TrainState { weights, average, moments: &mut self.moments, frozen: self.frozen.as_deref() }
-    }
-
-    /// Writes the last checkpoint, and a model even where no validation was better than none.
-    fn finish(&mut self, watcher: &mut dyn Watcher) -> Result<()> {
-        if self.progress.best.is_none() && self.files.is_some() {
-            self.for_inference(Run::save_model)?;
-        }
-        self.save(watcher)
     }
 }
 

@@ -7,6 +7,7 @@ use crate::machine::Machine;
 use crate::parameters::{Gradients, Param, Parameters};
 use qkv_cuda::operations::{Kind, Operations, OptimizerTable, ParameterArrays};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The hyperparameters of AdamW, but for the learning rate.
@@ -49,6 +50,20 @@ impl<T: Float> Moments<T> {
         let zeros = || parameters.all().map(|param| Elements::zeros(count(param))).collect();
         Moments { first: zeros(), second: zeros(), steps: 0, table: None }
     }
+}
+
+/// The moments of some elements of a parameter: what a process keeps of them where several divide the optimizer's state
+/// (ZeRO-1; Rajbhandari et al. 2019, arXiv:1910.02054).
+#[derive(Debug)]
+pub struct MomentsPart<'a, T> {
+    /// The parameter.
+    pub param: Param,
+    /// Which of its elements.
+    pub range: Range<usize>,
+    /// Their first moments.
+    pub first: &'a mut [T],
+    /// Their second moments.
+    pub second: &'a mut [T],
 }
 
 /// Elements in one task.
@@ -107,25 +122,50 @@ impl AdamW {
         machine: &Machine,
     ) {
         moments.steps += 1;
-        let (mean, square) = self.corrections(moments.steps);
         for (at, param) in trained(parameters) {
-            let rate = rate * parameters.rate(param);
-            let factors = StepFactors {
-                keep: T::of_f64(1.0 - rate * self.decay_of(parameters, param)),
-                rate: T::of_f64(rate / mean),
-                root: T::of_f64(1.0 / square.sqrt()),
-                beta1: T::of_f64(self.beta1),
-                beta2: T::of_f64(self.beta2),
-                epsilon: T::of_f64(self.epsilon),
-                factor: T::of_f64(factor),
-            };
-            let values = parameters.get_mut(param).chunks_mut(CHUNK).zip(gradients.get(param).chunks(CHUNK));
-            let means = moments.first[at].chunks_mut(CHUNK).zip(moments.second[at].chunks_mut(CHUNK));
-            let parts = values.zip(means).collect();
-            #[allow(clippy::type_complexity)]
-            machine.each(parts, |_, ((value, gradient), (first, second)): ((&mut [T], &[T]), (&mut [T], &mut [T]))| {
-                machine.run(AdamWUpdate { factors, value, gradient, first, second });
-            });
+            let factors = self.factors(parameters, param, moments.steps, rate, factor);
+            let (value, gradient) = (parameters.get_mut(param), gradients.get(param));
+            let (first, second) = (&mut moments.first[at], &mut moments.second[at]);
+            update(AdamWUpdate { factors, value, gradient, first, second }, machine);
+        }
+    }
+
+    /// The `steps`th step of the elements whose moments are in `part`, along the gradients times `factor`, on the CPU.
+    /// With the parts of all elements, one step of [`step_clipped`](AdamW::step_clipped).
+    pub fn step_part<T: Float>(
+        &self,
+        parameters: &mut Parameters<T>,
+        gradients: &Gradients<T>,
+        part: MomentsPart<'_, T>,
+        steps: u64,
+        [rate, factor]: [f64; 2],
+        machine: &Machine,
+    ) {
+        let MomentsPart { param, range, first, second } = part;
+        let factors = self.factors(parameters, param, steps, rate, factor);
+        let value = &mut parameters.get_mut(param)[range.clone()];
+        let gradient = &gradients.get(param)[range];
+        update(AdamWUpdate { factors, value, gradient, first, second }, machine);
+    }
+
+    fn factors<T: Float>(
+        &self,
+        parameters: &Parameters<T>,
+        param: Param,
+        steps: u64,
+        rate: f64,
+        factor: f64,
+    ) -> StepFactors<T> {
+        let (mean, square) = self.corrections(steps);
+        let rate = rate * parameters.rate(param);
+        StepFactors {
+            keep: T::of_f64(1.0 - rate * self.decay_of(parameters, param)),
+            rate: T::of_f64(rate / mean),
+            root: T::of_f64(1.0 / square.sqrt()),
+            beta1: T::of_f64(self.beta1),
+            beta2: T::of_f64(self.beta2),
+            epsilon: T::of_f64(self.epsilon),
+            factor: T::of_f64(factor),
         }
     }
 
@@ -185,4 +225,16 @@ impl AdamW {
 /// Those that are trained, each with its number.
 fn trained<T: Float>(parameters: &Parameters<T>) -> Vec<(usize, Param)> {
     parameters.all().enumerate().filter(|&(_, param)| parameters.is_trained(param)).collect()
+}
+
+/// Updates elements, in tasks.
+fn update<T: Float>(whole: AdamWUpdate<'_, T>, machine: &Machine) {
+    let AdamWUpdate { factors, value, gradient, first, second } = whole;
+    let values = value.chunks_mut(CHUNK).zip(gradient.chunks(CHUNK));
+    let means = first.chunks_mut(CHUNK).zip(second.chunks_mut(CHUNK));
+    let parts = values.zip(means).collect();
+    #[allow(clippy::type_complexity)]
+    machine.each(parts, |_, ((value, gradient), (first, second)): ((&mut [T], &[T]), (&mut [T], &mut [T]))| {
+        machine.run(AdamWUpdate { factors, value, gradient, first, second });
+    });
 }

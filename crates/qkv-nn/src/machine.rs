@@ -89,12 +89,22 @@ impl Machine {
     /// # Errors
     /// Where there is no GPU, or something that it needs is not installed.
     pub fn on(device: Device, threads: usize, precision: Precision) -> Result<Machine, qkv_cuda::Error> {
-        let machine = Machine::new(threads).precision(precision);
-        let dtype = if precision == Precision::Bf16 { Dtype::Bf16 } else { Dtype::F32 };
         match device {
-            Device::Cpu => Ok(machine),
-            Device::Cuda => Ok(machine.on_cuda(Cuda::new(0)?.operations(dtype)?)),
+            Device::Cpu => Ok(Machine::new(threads).precision(precision)),
+            Device::Cuda => Machine::on_gpu(0, threads, precision),
         }
+    }
+
+    /// On the GPU with this number, from 0; where there are fewer, counting starts again, so that processes may share
+    /// one.
+    ///
+    /// # Errors
+    /// As [`on`](Machine::on).
+    pub fn on_gpu(number: usize, threads: usize, precision: Precision) -> Result<Machine, qkv_cuda::Error> {
+        let number = if number == 0 { 0 } else { number % Cuda::count()?.max(1) };
+        let dtype = if precision == Precision::Bf16 { Dtype::Bf16 } else { Dtype::F32 };
+        let machine = Machine::new(threads).precision(precision);
+        Ok(machine.on_cuda(Cuda::new(number)?.operations(dtype)?))
     }
 
     /// With another precision of products.

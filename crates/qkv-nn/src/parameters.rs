@@ -18,11 +18,19 @@ use qkv_simd::philox;
 use qkv_simd::quantized::QuantizedMatrix;
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 /// A handle to one parameter of one [`Parameters`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Param(usize);
+
+impl Param {
+    /// Its place in the order of the parameters.
+    pub fn index(self) -> usize {
+        self.0
+    }
+}
 
 /// Initialization of a parameter. It depends on the seed and the parameter's name alone, so that adding a layer changes
 /// no other.
@@ -504,7 +512,20 @@ impl<T: Float> Gradients<T> {
 
     /// The global L2 norm, of all gradients as one vector.
     pub fn norm(&self, machine: &Machine) -> f64 {
-        let blocks: Vec<&[T]> = self.sums.iter().flat_map(|sums| sums.chunks(BLOCK)).collect();
+        let blocks = self.sums.iter().flat_map(|sums| sums.chunks(BLOCK)).collect();
+        Gradients::squares(blocks, machine).iter().sum::<f64>().sqrt()
+    }
+
+    /// The sums of squares of some elements of a parameter's gradient, one for each [`BLOCK`](Gradients::BLOCK) of
+    /// them. The [norm](Gradients::norm) is the root of their sum over all parameters, in their order.
+    pub fn squares_of(&self, param: Param, range: Range<usize>, machine: &Machine) -> Vec<f64> {
+        Gradients::squares(self.get(param)[range].chunks(BLOCK).collect(), machine)
+    }
+
+    /// Elements whose squares are summed together.
+    pub const BLOCK: usize = BLOCK;
+
+    fn squares(blocks: Vec<&[T]>, machine: &Machine) -> Vec<f64> {
         let mut squares = vec![0.0; blocks.len()];
         let each = blocks.len().div_ceil(4 * machine.threads()).max(1);
         let parts = blocks.chunks(each).zip(squares.chunks_mut(each)).collect();
@@ -513,7 +534,7 @@ impl<T: Float> Gradients<T> {
                 *square = block.iter().map(|x| x.to_f64() * x.to_f64()).sum();
             }
         });
-        squares.iter().sum::<f64>().sqrt()
+        squares
     }
 }
 

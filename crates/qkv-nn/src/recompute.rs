@@ -2,6 +2,7 @@
 //! operations are computed again in the backward pass, with the same dropout. Memory for the price of a second forward
 //! pass.
 
+use crate::context::SharedContext;
 use crate::float::Float;
 use crate::parameters::Param;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
@@ -18,6 +19,7 @@ struct RecomputeBackward<T: Float> {
     stream: (u64, u64),
     noise: bool,
     share: f64,
+    context: Option<SharedContext<T>>,
 }
 
 impl<T: Float> Tape<'_, T> {
@@ -38,8 +40,9 @@ impl<T: Float> Tape<'_, T> {
             let x = tape.constant(x.value);
             segment(tape, x)
         })?;
-        let (noise, share) = (self.has_noise(), self.penalty_factor());
-        let backward = || RecomputeBackward { x: slot, input, segment: Box::new(segment), stream, noise, share };
+        let (noise, share, context) = (self.has_noise(), self.penalty_factor(), self.context.clone());
+        let segment = Box::new(segment);
+        let backward = || RecomputeBackward { x: slot, input, segment, stream, noise, share, context };
         Ok(self.record(output.value, true, backward))
     }
 }
@@ -53,6 +56,7 @@ impl<T: Float> Backward<T> for RecomputeBackward<T> {
         let (parameters, pool, machine) = (context.parameters, context.pool, context.machine);
         let mut tape = Tape::training(parameters, context.gradients, pool, machine, 0).share(self.share);
         tape.set_draws(self.stream, self.noise);
+        tape.context = self.context;
         let x = match self.x {
             Some(_) => tape.input(self.input),
             None => tape.constant(self.input),

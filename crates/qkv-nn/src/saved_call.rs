@@ -1,5 +1,6 @@
 //! The inputs of one attention of a pass, saved for the backward pass and for [captures](crate::Captured).
 
+use crate::context::SharedContext;
 use crate::float::Float;
 use crate::heads::{Heads, split_heads};
 use crate::parameters::{Param, Parameters};
@@ -37,6 +38,8 @@ pub(crate) struct SavedCall<T: Float> {
     pub(crate) v: Tensor<T>,
     pub(crate) center: Option<Tensor<T>>,
     pub(crate) buckets: Option<[qkv::Tensor<i32, 4>; 2]>,
+    /// Where it is computed together with other tapes.
+    pub(crate) context: Option<SharedContext<T>>,
 }
 
 impl<T: Float> SavedCall<T> {

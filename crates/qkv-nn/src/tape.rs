@@ -3,6 +3,7 @@
 
 use crate::activation_source::ActivationSource;
 use crate::captured::Captured;
+use crate::context::SharedContext;
 use crate::float::Float;
 use crate::machine::Machine;
 use crate::parameters::{Gradients, Param, Parameters};
@@ -104,6 +105,8 @@ pub struct Tape<'a, T: Float> {
     suspended: bool,
     capture: Capture,
     pub(crate) captured: Vec<Captured<T>>,
+    /// The sequences that it shares with other tapes.
+    pub(crate) context: Option<SharedContext<T>>,
 }
 
 /// What the backward pass of an operation works with.
@@ -148,6 +151,7 @@ impl<'a, T: Float> Tape<'a, T> {
             suspended: false,
             capture: Capture::None,
             captured: Vec::new(),
+            context: None,
         }
     }
 

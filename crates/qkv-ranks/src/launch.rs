@@ -14,12 +14,22 @@ pub const LAUNCHER: &str = "QKV_MPIEXEC";
 /// Variables that launchers set for each rank: MPICH, Intel MPI and Slurm's PMI; PMIx; Open MPI.
 const RANK_VARIABLES: [&str; 3] = ["PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"];
 
+/// Variables that launchers set to a rank's number on its machine: torchrun and others; MPICH and Intel MPI; Open MPI;
+/// Slurm.
+const LOCAL_VARIABLES: [&str; 5] =
+    ["LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"];
+
 /// File names of a library with the standard ABI.
 pub(crate) const LIBRARIES: [&str; 3] = ["libmpi_abi.so.1", "libmpi_abi.so", "libmpi_abi.dylib"];
 
 /// Whether a launcher (`mpiexec`, `srun`) started this process as one of its ranks.
 pub fn is_rank() -> bool {
     RANK_VARIABLES.iter().any(|name| env::var_os(name).is_some())
+}
+
+/// This rank's number among those of its machine, as `LOCAL_RANK` or the launcher says.
+pub fn local_rank() -> Option<usize> {
+    LOCAL_VARIABLES.iter().find_map(|name| env::var(name).ok()?.parse().ok())
 }
 
 /// The launcher: the one named in `QKV_MPIEXEC`, the one beside the library named in `QKV_MPI`, or `mpiexec` on the

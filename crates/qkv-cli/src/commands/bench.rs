@@ -11,6 +11,7 @@
 //! | `lengths`, `memory`, `plot` | time and memory against length |
 //! | `on_device` | the same on a GPU |
 //! | `over_ranks` | attention divided over ranks: time, bytes sent, and waiting |
+//! | `train_over_ranks` | training steps over ranks, beside as many that train alone |
 //! | `train`, `training_step` | whole training steps, and PyTorch's (`step.py`) |
 
 mod args;
@@ -34,6 +35,7 @@ mod table;
 mod timing;
 mod torch;
 mod train;
+mod train_over_ranks;
 mod training_step;
 
 pub(super) use machine::cpu;
@@ -50,7 +52,7 @@ use case::{Case, Direction};
 use measurement::Measurement;
 use peaks::Peak;
 use progress::Progress;
-use qkv_ranks::launch;
+use qkv_ranks::{Ranks, launch};
 use statistics::median;
 use std::thread;
 use std::time::Duration;
@@ -67,12 +69,16 @@ pub(super) const COMMAND: Command =
 
 impl Run for BenchArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
+        train_over_ranks::check(self)?;
         ranks::start(self.ranks)?;
         if launch::is_rank() {
             let job = RankJob::join(self.rank_timeout)?;
             let threads = job.threads(self.threads)?;
             return job.run(|ranks| {
-                threads::on(threads, || over_ranks::measure(self, ranks, print))?;
+                threads::on(threads, || match self.train {
+                    true => train_over_ranks::measure(self, ranks, print),
+                    false => over_ranks::measure(self, ranks, print),
+                })?;
                 Ok(Status::Done)
             });
         }
@@ -80,6 +86,7 @@ impl Run for BenchArgs {
             let threads = rayon::current_num_threads();
             match self.lengths {
                 _ if self.on_device => on_device::measure(self, threads, print),
+                _ if self.train && self.ranks.is_some() => train_over_ranks::measure(self, &Ranks::alone(), print),
                 _ if self.train => train::train(self, threads, print),
                 Some(_) => lengths::lengths(self, threads, print),
                 None => measure(self, threads, print),

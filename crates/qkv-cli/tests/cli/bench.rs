@@ -275,3 +275,18 @@ fn help_tells_of_the_command_and_what_it_measures() {
         assert!(help.contains(word), "no {word} in: {help}");
     }
 }
+
+#[test]
+fn a_training_step_over_two_ranks_sends_the_gradient_once_from_each() {
+    if !crate::models::ranks::has_mpi() {
+        return;
+    }
+    let rows = rows(&well("--train --ranks 2 --threads 1 --micro-batches 2 --json"));
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        // 2·(P − 1)/P of the gradient, in f32.
+        assert_eq!(row["sent_bytes"].as_u64(), row["parameters"].as_u64().map(|count| 4 * count), "{row}");
+        assert!(row["best_ms"].as_f64().unwrap() > 0.0 && row["alone_ms"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    refused("--train --ranks 2 --micro-batches 1", 1, &["2 ranks for 1 micro-batches: each rank needs one"]);
+}

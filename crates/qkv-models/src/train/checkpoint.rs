@@ -2,6 +2,8 @@
 //! atomically and has the SHA-256 of every file in `SHA256SUMS`, the run's tokenizer included; `metrics.jsonl` is cut
 //! back to its length at the checkpoint. The files of finished models are in [`checkpoint`](crate::checkpoint).
 
+pub(super) mod parts;
+
 use super::LossAverages;
 use crate::checkpoint::{parameter_bytes, read_parameters};
 use crate::files::folder::{TOKENIZER, parse_json};
@@ -40,9 +42,17 @@ pub(super) struct Progress {
     /// The digest of the frozen parameters, which are not in the checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frozen: Option<String>,
+    /// In how many parts the checkpoint was written; 0 where it is whole.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub parts: usize,
     /// Whether the checkpoint has checksums; those written before there were any have none.
     #[serde(default)]
     pub checksums: bool,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_zero(parts: &usize) -> bool {
+    *parts == 0
 }
 
 const CHECKPOINTS: &str = "checkpoints";
@@ -51,6 +61,8 @@ const WEIGHTS: &str = "weights.safetensors";
 const AVERAGE: &str = "average.safetensors";
 const MOMENTS: &str = "moments.safetensors";
 const CHECKSUMS: &str = "SHA256SUMS";
+/// More ranks than anyone has.
+const MOST_PARTS: usize = 1 << 16;
 
 /// What training changes besides its progress.
 pub(super) struct TrainState<'a> {
@@ -132,24 +144,35 @@ impl SavedCheckpoint {
 
     /// Writes a checkpoint and removes all but the newest `keep`.
     pub fn write(run: &Path, progress: &Progress, state: TrainState<'_>, keep: usize) -> Result<()> {
-        let parent = run.join(CHECKPOINTS);
-        std::fs::create_dir_all(&parent).map_err(|e| Error::file("write", &parent, e))?;
         let mut files = vec![(WEIGHTS, parameter_bytes(state.weights, Storage::F32)?)];
         if let Some(average) = &state.average {
             files.push((AVERAGE, parameter_bytes(average, Storage::F32)?));
         }
         files.push((MOMENTS, moment_bytes(state.weights, state.moments)?));
-        let frozen = state.frozen.map(str::to_owned);
-        let progress = Progress { checksums: true, frozen, ..progress.clone() };
+        let progress = Progress { frozen: state.frozen.map(str::to_owned), ..progress.clone() };
+        SavedCheckpoint::write_with(run, &progress, keep, |folder| {
+            files.iter().map(|(name, bytes)| write_summed(folder, name, bytes)).collect()
+        })
+    }
+
+    /// Writes a checkpoint whose tensors `fill` writes into a folder, returning their lines of `SHA256SUMS`.
+    pub fn write_with(
+        run: &Path,
+        progress: &Progress,
+        keep: usize,
+        fill: impl FnOnce(&Path) -> Result<String>,
+    ) -> Result<()> {
+        let parent = run.join(CHECKPOINTS);
+        std::fs::create_dir_all(&parent).map_err(|e| Error::file("write", &parent, e))?;
+        let progress = Progress { checksums: true, ..progress.clone() };
         let json = serde_json::to_string_pretty(&progress).expect("plain values") + "\n";
-        files.push((STATE, json.into_bytes()));
-        let mut sums: String = files.iter().map(|(name, bytes)| format!("{}  {name}\n", sha256(bytes))).collect();
-        if let Ok(tokenizer) = input::read(&run.join(TOKENIZER), input::TOKENIZER_MAX) {
-            sums += &format!("{}  {TOKENIZER_FROM_CHECKPOINT}\n", sha256(&tokenizer));
-        }
-        files.push((CHECKSUMS, sums.into_bytes()));
         atomic::write_folder(parent.join(format!("{:08}", progress.step)), |folder| {
-            files.iter().try_for_each(|(name, bytes)| atomic::write(folder.join(name), bytes))
+            let mut sums = fill(folder)?;
+            sums += &write_summed(folder, STATE, json.as_bytes())?;
+            if let Ok(tokenizer) = input::read(&run.join(TOKENIZER), input::TOKENIZER_MAX) {
+                sums += &format!("{}  {TOKENIZER_FROM_CHECKPOINT}\n", sha256(&tokenizer));
+            }
+            atomic::write(folder.join(CHECKSUMS), sums.as_bytes())
         })?;
         let mut found = all(run);
         found.truncate(found.len().saturating_sub(keep));
@@ -162,27 +185,37 @@ impl SavedCheckpoint {
     /// Where a file is damaged: names it and the newest checkpoint that is whole.
     pub fn read(&self, run: &Path, state: TrainState<'_>) -> Result<Progress> {
         let files = self.verified(run).map_err(|error| self.with_whole_checkpoint(run, error))?;
-        let file = |name: &str| {
+        let open = |name: &str| {
             let path = self.folder.join(name);
             let bytes = files.bytes.get(name).cloned().unwrap_or_default();
             TensorFile::from_bytes(bytes, path)
+        };
+        let trained = |suffixes: &[&str]| tensors(state.weights, suffixes);
+        let file = |name: &str, suffixes: &[&str]| match files.progress.parts {
+            0 => open(name),
+            parts => {
+                let opened =
+                    (0..parts).map(|part| open(&parts::name(name, part, parts))).collect::<Result<Vec<_>>>()?;
+                TensorFile::from_bytes(parts::assemble(&trained(suffixes), &opened)?, self.folder.join(name))
+            }
         };
         if files.progress.frozen.as_deref() != state.frozen {
             return Err(Error::invalid("the frozen parameters are not those that the run was started with")
                 .with_hint("`model.from` and what is frozen have to stay as they were"));
         }
-        read_parameters(state.weights, &file(WEIGHTS)?)?;
+        let (weights, moments) = (file(WEIGHTS, &[""])?, file(MOMENTS, &[FIRST, SECOND])?);
         if let Some(average) = state.average {
-            read_parameters(average, &file(AVERAGE)?)?;
+            read_parameters(average, &file(AVERAGE, &[""])?)?;
         }
-        let moments = file(MOMENTS)?;
+        read_parameters(state.weights, &weights)?;
         for (at, param) in state.weights.all().enumerate().filter(|&(_, param)| state.weights.is_trained(param)) {
             let (name, shape) = (state.weights.name(param), state.weights.shape(param));
             state.moments.first[at] = moments.read_shaped(&format!("{name}{FIRST}"), shape)?.into();
             state.moments.second[at] = moments.read_shaped(&format!("{name}{SECOND}"), shape)?.into();
         }
         state.moments.steps = files.progress.step;
-        Ok(files.progress)
+        // The next one may be written in another way.
+        Ok(Progress { parts: 0, ..files.progress })
     }
 
     /// Removes the checkpoints after this one: a run that goes back must not find them again.
@@ -194,12 +227,15 @@ impl SavedCheckpoint {
     /// Reads every file and compares its checksum.
     fn verified(&self, run: &Path) -> Result<CheckpointFiles> {
         let mut bytes = BTreeMap::new();
-        for name in [STATE, WEIGHTS, AVERAGE, MOMENTS, CHECKSUMS] {
+        let mut read = |name: &str| -> Result<()> {
             let path = self.folder.join(name);
             if path.exists() {
-                bytes.insert(name, input::read(&path, u64::MAX)?);
+                bytes.insert(name.to_owned(), input::read(&path, u64::MAX)?);
             }
-        }
+            Ok(())
+        };
+        read(STATE)?;
+        read(CHECKSUMS)?;
         let damaged = |name: &str, what: String| Error::damaged(self.folder.join(name), what);
         let state = self.folder.join(STATE);
         let progress: Progress = parse_json(bytes.get(STATE).map_or(&[][..], |bytes| bytes), &state)
@@ -207,6 +243,22 @@ impl SavedCheckpoint {
         if progress.step != self.step {
             let what = format!("it is of step {}, its folder of step {}", progress.step, self.step);
             return Err(damaged(STATE, what));
+        }
+        if progress.parts > MOST_PARTS {
+            return Err(damaged(STATE, format!("{} parts are more than {MOST_PARTS}", progress.parts)));
+        }
+        let mut read = |name: &str| -> Result<()> {
+            let path = self.folder.join(name);
+            if path.exists() {
+                bytes.insert(name.to_owned(), input::read(&path, u64::MAX)?);
+            }
+            Ok(())
+        };
+        for name in [WEIGHTS, AVERAGE, MOMENTS] {
+            match progress.parts {
+                0 => read(name)?,
+                parts => (0..parts).try_for_each(|part| read(&parts::name(name, part, parts)))?,
+            }
         }
         if progress.checksums || bytes.contains_key(CHECKSUMS) {
             let sums = bytes.get(CHECKSUMS).ok_or_else(|| damaged(CHECKSUMS, "it is missing".into()))?;
@@ -247,11 +299,23 @@ impl SavedCheckpoint {
 /// The files of a checkpoint whose checksums agree.
 struct CheckpointFiles {
     progress: Progress,
-    bytes: BTreeMap<&'static str, Vec<u8>>,
+    bytes: BTreeMap<String, Vec<u8>>,
 }
 
 /// The run's tokenizer as `SHA256SUMS` names it, so that `sha256sum -c` finds it.
 const TOKENIZER_FROM_CHECKPOINT: &str = "../../tokenizer.json";
+
+/// Writes a file, and returns its line of `SHA256SUMS`.
+fn write_summed(folder: &Path, name: &str, bytes: &[u8]) -> Result<String> {
+    atomic::write(folder.join(name), bytes)?;
+    Ok(format!("{}  {name}\n", sha256(bytes)))
+}
+
+/// Names and shapes of the tensors of trained parameters in a file, with each of these suffixes.
+fn tensors<'a>(weights: &'a Parameters<f32>, suffixes: &[&str]) -> Vec<(String, &'a [usize])> {
+    let named = |param| suffixes.iter().map(move |suffix| format!("{}{suffix}", weights.name(param)));
+    weights.trained().flat_map(|param| named(param).map(move |name| (name, weights.shape(param)))).collect()
+}
 
 fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()

@@ -2,65 +2,40 @@
 //! any number of ranks. Every micro-batch starts from zeros; a rank adds what it can of its own, and sends the rest
 //! while its last backward pass goes on.
 //!
-//! Parameters are divided into buckets, and each bucket has an owner among the ranks: the others send it the roots of
-//! their subtrees, the owner adds the upper levels of the tree and sends the sum to all. So a rank sends
-//! `(R·(P − 1) + P − 1) / P` times the gradient, where `R` is the number of its roots: one, if every rank has the same
-//! power of two of micro-batches.
+//! Each [bucket](super::buckets) has an owner among the ranks: the others send it the roots of their subtrees, the
+//! owner adds the upper levels of the tree and sends the sum to all. So a rank sends `(R·(P − 1) + P − 1) / P` times
+//! the gradient, where `R` is the number of its roots: one, if every rank has the same power of two of micro-batches.
+//! Where the optimizer's state is sharded, the sum stays with the owner, who sends weights instead.
 
+use super::buckets::Buckets;
 use qkv_nn::{Gradients, Machine, Param, Parameters};
 use qkv_ranks::{Pending, Ranks, Result, tree};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
-/// Elements of a bucket: 1 MiB. Large enough that a message is bandwidth and not latency, small enough that the first
-/// one leaves early.
-const BUCKET: usize = 1 << 18;
-
-/// Tags of the roots and of the sums of a bucket.
+/// Tags of the roots and of the sums of a bucket, or of its weights in place of the sums.
 const ROOTS: u32 = 0;
-const SUMS: u32 = 1;
+pub(super) const SUMS: u32 = 1;
+/// The tag of an optimizer's state that is gathered or handed out.
+pub(super) const STATE: u32 = Ranks::FREE_TAGS;
 
-/// Pieces of parameters that travel together.
-struct Bucket {
-    pieces: Vec<(Param, Range<usize>)>,
-    len: usize,
-    owner: usize,
-}
-
-impl Bucket {
-    fn read(&self, from: &Gradients<f32>) -> Vec<f32> {
-        self.pieces.iter().flat_map(|(param, range)| &from.get(*param)[range.clone()]).copied().collect()
-    }
-
-    fn add(&self, sum: &mut [f32], left: &Gradients<f32>) {
-        let left = self.pieces.iter().flat_map(|(param, range)| &left.get(*param)[range.clone()]);
-        sum.iter_mut().zip(left).for_each(|(sum, &left)| *sum += left);
-    }
-
-    fn write(&self, to: &mut Gradients<f32>, values: &[f32]) {
-        let mut values = values;
-        for (param, range) in &self.pieces {
-            let (own, rest) = values.split_at(range.len());
-            to.get_mut(*param)[range.clone()].copy_from_slice(own);
-            values = rest;
-        }
-    }
-}
-
-/// How the gradients of a model are summed over ranks.
-pub(super) struct GradientSum {
+/// How the gradients of a model are summed over ranks. A step [begins](GradientSum::begin), takes the gradients of this
+/// rank's [micro-batches](GradientSum::own_leaves), all but the last by [`push`](GradientSum::push) and the last
+/// parameter by parameter as [`finished`](GradientSum::finished), and [ends](GradientSum::finish) with their sum.
+pub struct GradientSum {
     ranks: Ranks,
     /// Micro-batches of a step.
     leaves: usize,
-    buckets: Vec<Bucket>,
-    /// The buckets that a parameter has pieces in.
-    buckets_of: HashMap<Param, Range<usize>>,
+    buckets: Arc<Buckets>,
+    /// Whether every rank gets the sums, and not their owners alone.
+    spread: bool,
     /// Gradients that are not in use.
     free: Vec<Gradients<f32>>,
 }
 
 /// The sum of one step while it grows.
-pub(super) struct StepSum {
+pub struct StepSum {
     subtrees: tree::Subtrees<Gradients<f32>>,
     /// Parameters of each bucket whose gradients are not final yet.
     unfinished: Vec<usize>,
@@ -72,41 +47,27 @@ pub(super) struct StepSum {
     failed: Option<qkv_ranks::Error>,
 }
 
-fn tag(bucket: usize, of: u32) -> u32 {
-    Ranks::FREE_TAGS + 2 * bucket as u32 + of
+pub(super) fn tag(bucket: usize, of: u32) -> u32 {
+    STATE + 1 + 2 * bucket as u32 + of
 }
 
-fn numbers(bytes: &[u8]) -> Vec<f32> {
+pub(super) fn numbers(bytes: &[u8]) -> Vec<f32> {
     bytemuck::pod_collect_to_vec(bytes)
 }
 
-fn bytes(numbers: &[f32]) -> Vec<u8> {
+pub(super) fn bytes(numbers: &[f32]) -> Vec<u8> {
     bytemuck::cast_slice(numbers).to_vec()
 }
 
 impl GradientSum {
+    /// For so many micro-batches a step, over all ranks.
     pub fn new(parameters: &Parameters<f32>, leaves: usize, ranks: Ranks) -> GradientSum {
-        let (mut buckets, mut buckets_of): (Vec<Bucket>, HashMap<Param, Range<usize>>) = Default::default();
-        // Backward passes finish the last parameters first.
-        let all: Vec<Param> = parameters.all().collect();
-        let gradients = Gradients::of(parameters);
-        for &param in all.iter().rev() {
-            let len = gradients.get(param).len();
-            let mut start = 0;
-            while start < len {
-                if buckets.last().is_none_or(|bucket| bucket.len == BUCKET) {
-                    buckets.push(Bucket { pieces: Vec::new(), len: 0, owner: buckets.len() % ranks.size() });
-                }
-                let at = buckets.len() - 1;
-                let bucket = &mut buckets[at];
-                let end = len.min(start + BUCKET - bucket.len);
-                bucket.pieces.push((param, start..end));
-                bucket.len += end - start;
-                buckets_of.entry(param).or_insert(at..at + 1).end = at + 1;
-                start = end;
-            }
-        }
-        GradientSum { ranks, leaves, buckets, buckets_of, free: vec![gradients] }
+        let buckets = Arc::new(Buckets::new(parameters, ranks.size()));
+        GradientSum::over(leaves, ranks, buckets, true)
+    }
+
+    pub(super) fn over(leaves: usize, ranks: Ranks, buckets: Arc<Buckets>, spread: bool) -> GradientSum {
+        GradientSum { ranks, leaves, buckets, spread, free: Vec::new() }
     }
 
     /// The micro-batches of this rank.
@@ -131,21 +92,24 @@ impl GradientSum {
     }
 
     /// Starts a step: this rank is ready to receive.
+    ///
+    /// # Errors
+    /// Where a rank is gone.
     pub fn begin(&self) -> Result<StepSum> {
         let (rank, size) = (self.ranks.rank(), self.ranks.size());
         let mut coming = BTreeMap::new();
-        for (at, bucket) in self.buckets.iter().enumerate() {
+        for (at, bucket) in self.buckets.all.iter().enumerate() {
             for from in (0..size).filter(|&from| from != rank) {
                 if bucket.owner == rank {
                     let roots = tree::roots(self.leaves, tree::share(self.leaves, size, from)).len();
                     coming.insert((at, from), self.ranks.receive(from, tag(at, ROOTS), roots * bucket.len * 4)?);
-                } else if bucket.owner == from {
+                } else if bucket.owner == from && self.spread {
                     coming.insert((at, from), self.ranks.receive(from, tag(at, SUMS), bucket.len * 4)?);
                 }
             }
         }
-        let mut unfinished = vec![0; self.buckets.len()];
-        self.buckets_of.values().for_each(|of| unfinished[of.clone()].iter_mut().for_each(|count| *count += 1));
+        let mut unfinished = vec![0; self.buckets.all.len()];
+        self.buckets.of.values().for_each(|of| unfinished[of.clone()].iter_mut().for_each(|count| *count += 1));
         let subtrees = tree::Subtrees::new(self.leaves);
         Ok(StepSum { subtrees, unfinished, coming, going: Vec::new(), own: BTreeMap::new(), failed: None })
     }
@@ -163,7 +127,7 @@ impl GradientSum {
     /// The gradients of some parameters of this rank's last micro-batch are final: buckets that are complete are sent.
     pub fn finished(&self, step: &mut StepSum, leaf: usize, gradients: &Gradients<f32>, params: &[Param]) {
         for param in params {
-            for at in self.buckets_of.get(param).cloned().unwrap_or_default() {
+            for at in self.buckets.of.get(param).cloned().unwrap_or_default() {
                 step.unfinished[at] -= 1;
                 if step.unfinished[at] == 0 {
                     let sent = self.send_roots(step, leaf, gradients, at);
@@ -174,12 +138,12 @@ impl GradientSum {
     }
 
     fn send_roots(&self, step: &mut StepSum, leaf: usize, gradients: &Gradients<f32>, at: usize) -> Result<()> {
-        let bucket = &self.buckets[at];
-        let mut sum = bucket.read(gradients);
+        let bucket = &self.buckets.all[at];
+        let mut sum = bucket.read(|param| gradients.get(param));
         let nodes = step.subtrees.nodes();
         let (roots, merged) = nodes.split_at(nodes.len() - step.subtrees.merges(leaf));
         merged.iter().rev().for_each(|(_, left)| bucket.add(&mut sum, left));
-        let mut all: Vec<f32> = roots.iter().flat_map(|(_, root)| bucket.read(root)).collect();
+        let mut all: Vec<f32> = roots.iter().flat_map(|(_, root)| bucket.read(|param| root.get(param))).collect();
         all.append(&mut sum);
         if bucket.owner == self.ranks.rank() {
             step.own.insert(at, all);
@@ -189,8 +153,14 @@ impl GradientSum {
         Ok(())
     }
 
-    /// The gradient of the step. `last` are the gradients of this rank's last micro-batch, if there are other ranks;
-    /// their memory then holds the sum.
+    /// The gradient of the step; of others' buckets it is arbitrary, unless sums are spread. `last` are the gradients
+    /// of this rank's last micro-batch, if there are other ranks; their memory then holds the sum.
+    ///
+    /// # Errors
+    /// Where a rank is gone.
+    ///
+    /// # Panics
+    /// Where not every micro-batch of this rank was given.
     pub fn finish(&mut self, mut step: StepSum, last: Option<Gradients<f32>>) -> Result<Gradients<f32>> {
         if let Some(error) = step.failed {
             return Err(error);
@@ -199,7 +169,7 @@ impl GradientSum {
             return Ok(step.subtrees.into_root().expect("one rank has all micro-batches"));
         };
         let (rank, size) = (self.ranks.rank(), self.ranks.size());
-        for (at, bucket) in self.buckets.iter().enumerate().filter(|(_, bucket)| bucket.owner == rank) {
+        for (at, bucket) in self.buckets.of_owner(rank) {
             let mut whole = tree::Subtrees::new(self.leaves);
             for from in 0..size {
                 let roots = match step.coming.remove(&(at, from)) {
@@ -215,13 +185,15 @@ impl GradientSum {
                 }
             }
             let sum = whole.into_root().expect("every rank sent its roots");
-            for to in (0..size).filter(|&to| to != rank) {
+            for to in (0..size).filter(|&to| to != rank && self.spread) {
                 step.going.push(self.ranks.send(to, tag(at, SUMS), bytes(&sum))?);
             }
-            bucket.write(&mut gradients, &sum);
+            bucket.write(&sum, |param, range, values| gradients.get_mut(param)[range].copy_from_slice(values));
         }
         for ((at, _), message) in step.coming {
-            self.buckets[at].write(&mut gradients, &numbers(&message.wait()?));
+            let sum = numbers(&message.wait()?);
+            self.buckets.all[at]
+                .write(&sum, |param, range, values| gradients.get_mut(param)[range].copy_from_slice(values));
         }
         step.going.into_iter().try_for_each(|message| message.wait().map(drop))?;
         self.free.extend(step.subtrees.take().into_iter().map(|(_, gradients)| gradients));

@@ -1,11 +1,11 @@
 //! Ranks of one run. The first rank opens the run's folder; the others get from it what they need, and all of them
 //! check that they would compute the same: version, data and instruction set.
 
-use super::checkpoint::{Progress, TrainState};
+use super::checkpoint::Progress;
 use crate::files::input;
 use crate::recipe::Data;
 use crate::{Error, Recipe, Result};
-use qkv_nn::{Loss, Parameters};
+use qkv_nn::{Loss, Moments, Parameters};
 use qkv_ranks::Ranks;
 use qkv_simd::Isa;
 use serde::{Deserialize, Serialize};
@@ -30,16 +30,6 @@ impl RunHeader {
         let bytes = ranks.broadcast(0, bytes)?;
         Ok(serde_json::from_slice(&bytes).expect("written by the same version"))
     }
-}
-
-/// Refuses more ranks than micro-batches.
-pub(super) fn check_size(recipe: &Recipe, ranks: &Ranks) -> Result<()> {
-    let (size, leaves) = (ranks.size(), recipe.train.accumulate);
-    if size > leaves {
-        let what = format!("{size} ranks for {leaves} micro-batches a step: each rank needs one");
-        return Err(Error::invalid(what).with_hint(format!("set `train.accumulate` to {size} or more")));
-    }
-    Ok(())
 }
 
 /// Checks that all ranks read the same data and start from the same weights, and decides on the narrowest of their
@@ -107,23 +97,18 @@ fn files(data: &Data) -> Vec<&Path> {
     }
 }
 
-/// Gives every rank the state of the first.
-pub(super) fn share_state(state: TrainState<'_>, progress: &mut Progress, ranks: &Ranks) -> Result<()> {
-    let TrainState { weights, average, moments, .. } = state;
+/// Gives every rank the weights of the first.
+pub(super) fn share_weights(weights: &mut Parameters<f32>, ranks: &Ranks) -> Result<()> {
     // What is frozen is as it was at the start.
-    let all: Vec<_> = weights.all().filter(|&param| weights.is_trained(param)).collect();
-    let of_parameters = [Some(weights), average].into_iter().flatten();
-    for parameters in of_parameters {
-        for &param in &all {
-            share(parameters.get_mut(param), ranks)?;
-        }
-    }
-    for values in moments.first.iter_mut().chain(&mut moments.second) {
-        share(values, ranks)?;
-    }
-    share_progress(progress, ranks)?;
-    moments.steps = progress.step;
-    Ok(())
+    let trained: Vec<_> = weights.trained().collect();
+    trained.into_iter().try_for_each(|param| share(weights.get_mut(param), ranks))
+}
+
+/// Gives every rank the moments of the first.
+pub(super) fn share_moments(moments: &mut Moments<f32>, steps: u64, ranks: &Ranks) -> Result<()> {
+    moments.steps = steps;
+    let mut all = moments.first.iter_mut().chain(&mut moments.second);
+    all.try_for_each(|values| share(values, ranks))
 }
 
 fn share(values: &mut [f32], ranks: &Ranks) -> Result<()> {

@@ -60,6 +60,11 @@ fn steps() -> u64 {
 
 /// A recipe of 8 micro-batches a step.
 fn recipe(kind: &str, place: &Path) -> Recipe {
+    recipe_with(kind, place, &[])
+}
+
+/// The same with changes.
+fn recipe_with(kind: &str, place: &Path, changes: &[&str]) -> Recipe {
     let texts = place.join("texts.txt");
     let classes = place.join("classes.tsv");
     let words = |at: usize| format!("the {} cat {} sat on mat {}. It was {}.", at % 7, at % 3, at % 5, at % 2);
@@ -84,7 +89,8 @@ fn recipe(kind: &str, place: &Path) -> Recipe {
         log = 5
         metric = 'loss'"
     );
-    Recipe::parse(&text, Path::new("tiny.toml"), &[]).unwrap()
+    let changes: Vec<String> = changes.iter().map(|&change| change.to_owned()).collect();
+    Recipe::parse(&text, Path::new("tiny.toml"), &changes).unwrap()
 }
 
 /// Asks to stop after some steps, on one rank.
@@ -124,11 +130,11 @@ fn train_on(size: usize, recipe: &Recipe, folder: &Path, stop_at: u64) -> Vec<Re
 }
 
 /// Everything that a run leaves, but for the time that it took.
-fn left(folder: &Path) -> Vec<(String, Vec<u8>)> {
+fn left(folder: &Path, steps: u64) -> Vec<(String, Vec<u8>)> {
     let read = |name: &str| (name.to_owned(), std::fs::read(folder.join(name)).unwrap());
     let mut found: Vec<_> = ["model.safetensors", "config.json"].into_iter().map(read).collect();
     for name in ["weights.safetensors", "moments.safetensors", "average.safetensors"] {
-        found.push(read(&format!("checkpoints/{:08}/{name}", steps())));
+        found.push(read(&format!("checkpoints/{steps:08}/{name}")));
     }
     let text = String::from_utf8(read("metrics.jsonl").1).unwrap();
     let line = |line: &str| {
@@ -141,7 +147,11 @@ fn left(folder: &Path) -> Vec<(String, Vec<u8>)> {
 }
 
 fn assert_same(found: &Path, expected: &Path, what: &str) {
-    for ((name, found), (_, expected)) in left(found).iter().zip(&left(expected)) {
+    assert_same_at(found, expected, steps(), what);
+}
+
+fn assert_same_at(found: &Path, expected: &Path, steps: u64, what: &str) {
+    for ((name, found), (_, expected)) in left(found, steps).iter().zip(&left(expected, steps)) {
         assert!(found == expected, "{name} differs: {what}");
     }
 }
@@ -170,6 +180,139 @@ fn the_weights_do_not_depend_on_the_number_of_ranks() {
         train_on(4, &recipe, &folder, u64::MAX);
         assert_same(&folder, &whole, &format!("{name} continued on other numbers of ranks"));
     }
+}
+
+#[test]
+fn an_optimizer_over_ranks_has_the_bits_of_one_process() {
+    // Large enough for several buckets, so that every rank has a part.
+    let wide = &["model.d_model=256", "model.ffn_dim=512", "train.steps=6", "train.save=2", "train.validate=3"];
+    let sharded = [&wide[..], &["parallel.optimizer=sharded"]].concat();
+    let place = tempfile::tempdir().unwrap();
+    let [whole, folder] = ["whole", "parts"].map(|name| place.path().join(name));
+    train_on(1, &recipe_with(GPT, place.path(), wide), &whole, u64::MAX);
+    let recipe = recipe_with(GPT, place.path(), &sharded);
+    for size in [2, 3] {
+        let folder = place.path().join(format!("{size}"));
+        for outcome in train_on(size, &recipe, &folder, u64::MAX) {
+            assert_eq!(outcome.unwrap(), Outcome::Finished);
+        }
+        assert_same_at(&folder, &whole, 6, &format!("on {size} ranks"));
+    }
+    for (size, step) in [(2, 1), (1, 2), (3, 4), (2, u64::MAX)] {
+        assert!(train_on(size, &recipe, &folder, step).iter().all(Result::is_ok), "on {size} ranks");
+    }
+    assert_same_at(&folder, &whole, 6, "continued on other numbers of ranks");
+}
+
+#[test]
+fn checkpoints_in_parts_are_read_by_any_number_of_ranks() {
+    let place = tempfile::tempdir().unwrap();
+    let [whole, folder] = ["whole", "parts"].map(|name| place.path().join(name));
+    let wide = &["model.d_model=256", "model.ffn_dim=512", "train.steps=6", "train.save=2", "train.validate=3"];
+    train_on(1, &recipe_with(GPT, place.path(), wide), &whole, u64::MAX);
+    let parts = [&wide[..], &["parallel.checkpoint=sharded"]].concat();
+    let recipe = recipe_with(GPT, place.path(), &parts);
+    let files = |step: u64| {
+        let found = std::fs::read_dir(folder.join(format!("checkpoints/{step:08}"))).unwrap();
+        let mut found: Vec<String> = found.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        found.sort();
+        found
+    };
+    for (size, step) in [(3, 1), (2, 3), (1, 4)] {
+        assert!(train_on(size, &recipe, &folder, step).iter().all(Result::is_ok), "on {size} ranks");
+        match size {
+            1 => assert!(files(step).contains(&"weights.safetensors".into()), "{:?}", files(step)),
+            _ => assert!(files(step).contains(&format!("moments-{size:05}-of-{size:05}.safetensors"))),
+        }
+        // The files and the state.
+        assert_eq!(files(step).len(), 3 * size + 2, "{:?}", files(step));
+    }
+    // Optimizers that are divided write their own part, and read one of any size.
+    let sharded = [&parts[..], &["parallel.optimizer=sharded"]].concat();
+    let recipe = recipe_with(GPT, place.path(), &sharded);
+    std::fs::write(folder.join("recipe.toml"), recipe.to_toml()).unwrap();
+    assert!(train_on(2, &recipe, &folder, 5).iter().all(Result::is_ok));
+    damage_is_found(&folder.join("checkpoints/00000005/average-00002-of-00002.safetensors"), &folder);
+    assert!(train_on(3, &recipe, &folder, u64::MAX).iter().all(Result::is_ok));
+    let model = |folder: &Path| std::fs::read(folder.join("model.safetensors")).unwrap();
+    assert!(model(&folder) == model(&whole), "the model differs");
+    assert_eq!(files(6).len(), 3 * 3 + 2, "{:?}", files(6));
+    // One process reads the parts, and writes the bytes that it would have written without ranks.
+    assert!(train_on(1, &recipe, &folder, u64::MAX).iter().all(Result::is_ok));
+    assert_same_at(&folder, &whole, 6, "written again by one process");
+}
+
+#[test]
+fn the_bits_of_sequences_over_ranks_depend_on_the_size_of_a_group_alone() {
+    let place = tempfile::tempdir().unwrap();
+    let changes = ["parallel.context=2", "model.dropout=0.1", "train.accumulate=4", "train.recompute=true"];
+    let recipe = recipe_with(GPT, place.path(), &changes);
+    let sharded = recipe_with(GPT, place.path(), &[&changes[..], &["parallel.optimizer=sharded"]].concat());
+    let [two, folder] = ["two", "parts"].map(|name| place.path().join(name));
+    for outcome in train_on(2, &recipe, &two, u64::MAX) {
+        assert_eq!(outcome.unwrap(), Outcome::Finished);
+    }
+    for (size, recipe) in [(4, &recipe), (6, &sharded), (8, &recipe)] {
+        let folder = place.path().join(format!("{size}"));
+        for outcome in train_on(size, recipe, &folder, u64::MAX) {
+            assert_eq!(outcome.unwrap(), Outcome::Finished);
+        }
+        assert_same(&folder, &two, &format!("on {size} ranks"));
+    }
+    for (size, stop) in [(4, steps() / 2), (2, u64::MAX)] {
+        assert!(train_on(size, &recipe, &folder, stop).iter().all(Result::is_ok), "on {size} ranks");
+    }
+    assert_same(&folder, &two, "continued on another number of ranks");
+    // As close to one process as rounding leaves it: the loss of all steps.
+    let whole = place.path().join("whole");
+    train_on(1, &recipe_with(GPT, place.path(), &["train.accumulate=4"]), &whole, u64::MAX);
+    let without_noise = place.path().join("without_noise");
+    train_on(
+        2,
+        &recipe_with(GPT, place.path(), &["train.accumulate=4", "parallel.context=2"]),
+        &without_noise,
+        u64::MAX,
+    );
+    let losses = |folder: &Path| -> Vec<f64> {
+        let text = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
+        let line = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["loss"].as_f64().unwrap();
+        text.lines().map(line).collect()
+    };
+    for (found, expected) in losses(&without_noise).into_iter().zip(losses(&whole)) {
+        assert!((found - expected).abs() < 1e-4 * expected, "{found} {expected}");
+    }
+}
+
+#[test]
+fn ranks_that_form_no_groups_are_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let refused = |kind: &str, size: usize, change: &str| {
+        let recipe = recipe_with(kind, place.path(), &[change]);
+        let results = train_on(size, &recipe, &place.path().join(format!("{size}{change}")), u64::MAX);
+        results.into_iter().next().unwrap().unwrap_err().to_string()
+    };
+    let said = refused(GPT, 3, "parallel.context=2");
+    assert_eq!(said, "3 ranks for `parallel.context` = 2: they form groups of that many");
+    let said = refused(GPT, 18, "parallel.context=2");
+    assert_eq!(said, "9 groups of 2 ranks for 8 micro-batches a step: each group needs one");
+    let said = refused(HAN, 2, "parallel.context=2");
+    assert_eq!(said, "`parallel.context` is 2, and a `han` has whole sequences");
+}
+
+/// A part with a bit that changed, and one that is missing, are refused by name.
+fn damage_is_found(part: &Path, run: &Path) {
+    let bytes = std::fs::read(part).unwrap();
+    let mut damaged = bytes.clone();
+    *damaged.last_mut().unwrap() ^= 1;
+    std::fs::write(part, damaged).unwrap();
+    let refused = |what: &str| {
+        let error = in_own_pool(|| Run::resume(run, 1).unwrap_err()).to_string();
+        assert!(error.contains("average-00002-of-00002.safetensors") && error.contains(what), "{error}");
+    };
+    refused("SHA-256");
+    std::fs::remove_file(part).unwrap();
+    refused("missing");
+    std::fs::write(part, bytes).unwrap();
 }
 
 /// Panics at a step, as a rank does that has a bug.

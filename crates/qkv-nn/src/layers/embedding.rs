@@ -95,6 +95,29 @@ impl Embedding {
         }
     }
 
+    /// The embeddings of `ids [B, N]` whose rows stand at these positions: `[B, N, C]`.
+    ///
+    /// # Panics
+    /// Where a position goes beyond [`max_len`](Embedding::max_len).
+    pub fn forward_places<T: Float>(&self, tape: &mut Tape<'_, T>, ids: &[u32], places: &[usize]) -> Var<T> {
+        let length = places.len();
+        if places.iter().enumerate().all(|(at, &place)| at == place) {
+            return self.forward(tape, ids, length, 0);
+        }
+        let fixed: Option<Vec<T>> = self.fixed.as_ref().map(|table| {
+            let row = |&place: &usize| &table[place * self.width..][..self.width];
+            places.iter().flat_map(row).map(|&x| T::of_f64(x)).collect()
+        });
+        if let Some(fixed) = &fixed {
+            return tape.embedding(ids, length, self.weight, self.scale, Positions::Fixed(fixed), 0);
+        }
+        let x = tape.embedding(ids, length, self.weight, self.scale, Positions::None, 0);
+        let Some(learned) = self.learned else { return x };
+        let numbers: Vec<u32> = (0..ids.len()).map(|at| places[at % length] as u32).collect();
+        let positions = tape.embedding(&numbers, length, learned, 1.0, Positions::None, 0);
+        tape.add(&x, positions)
+    }
+
     /// The embeddings of tokens at arbitrary positions, `[1, T, C]`. For inference.
     ///
     /// # Panics

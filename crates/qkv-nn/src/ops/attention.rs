@@ -4,8 +4,10 @@
 //! other than softmax, and captured attentions, go through the call that allocates its output.
 
 mod on_device;
+mod shared;
 
 use crate::captured::{Captured, HeadGates};
+use crate::context::SharedContext;
 use crate::float::Float;
 use crate::heads::{Heads, head_strides, merge_heads, merge_heads_into, split_heads, split_heads_mut};
 use crate::layers::KvCache;
@@ -133,6 +135,7 @@ impl<T: Float> Tape<'_, T> {
             v: v.clone(),
             center: center.map(|center| center.value.clone()),
             buckets: None,
+            context: self.context.clone(),
         }
     }
 
@@ -209,6 +212,9 @@ impl<T: Float> Tape<'_, T> {
         let slots = [q.slot, k.slot, v.slot, center.and_then(|center| center.slot)];
         let ScoreParameters { w, v: vector, scale, table, sinks } = options.parameters;
         let depends = self.depends(&slots, &[w, vector, scale, table, sinks]);
+        if call.context.is_some() {
+            return self.attend_shared(call, depends, slots);
+        }
         if let Some(operations) = self.machine.cuda().filter(|_| !capture)
             && let Some((values, out)) = self.attend_on_device(operations, &call, depends)?
         {
@@ -365,8 +371,11 @@ impl<T: Float> AttentionBackward<T> {
         context: &BackwardContext<'_, T>,
     ) -> qkv::Result<CallGradients<T>> {
         let inputs = self.call.inputs(context.parameters);
-        let found =
-            self.call.attention.backward_with(inputs, out, d_out, context.scratch, context.machine.threads())?;
+        let (attention, threads) = (&self.call.attention, context.machine.threads());
+        let found = match &self.call.context {
+            Some(SharedContext { with, length }) => with.backward(*length, attention, inputs, out, d_out, threads)?,
+            None => attention.backward_with(inputs, out, d_out, context.scratch, threads)?,
+        };
         Ok(CallGradients {
             rows: [&found.q, &found.k, &found.v].map(|x| merge_heads(context.pool, context.machine, x)),
             center: found.center,

@@ -34,7 +34,7 @@ impl<T: Float> Backward<T> for ResidualBackward {
 impl<T: Float> Tape<'_, T> {
     /// The mask of a new dropout; `None` where nothing is dropped.
     pub(super) fn dropout_mask(&mut self, p: f64) -> Option<DropoutMask> {
-        if self.has_noise() { DropoutMask::new(p, || self.stream()) } else { None }
+        if self.has_noise() { DropoutMask::new(p, || self.stream() ^ self.salt()) } else { None }
     }
 
     /// Zeroes each element with probability `p` and scales the others by `1 / (1 − p)`, in training.

@@ -4,6 +4,7 @@
 mod adapter;
 pub(crate) mod attention;
 pub(crate) mod boxes;
+mod context;
 pub(crate) mod distance;
 pub(crate) mod dropout;
 pub(crate) mod embedding;

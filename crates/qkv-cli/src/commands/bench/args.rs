@@ -75,8 +75,23 @@ pub(crate) const ARGUMENTS: Arguments = &[
                 ),
             ]),
             THREADS,
-            RANKS.conflicts(&["dtype", "direction", "lengths", "train", "device", "against"]),
+            RANKS.conflicts(&["dtype", "direction", "lengths", "device", "against"]),
             RANK_TIMEOUT,
+            Argument::new(
+                "micro-batches",
+                Kind::Integer(1, 1 << 16),
+                "Micro-batches of a training step, over all ranks; 4 for each rank by default",
+            )
+            .value("N")
+            .requires(&["train", "ranks"]),
+            Argument::new("rank-way", Kind::Word, "Divide attention in this way alone; all of them by default")
+                .values(&[
+                    ("heads", "by heads"),
+                    ("gathered", "by rows, keys gathered"),
+                    ("ring", "by rows, in a ring"),
+                ])
+                .requires(&["ranks"])
+                .conflicts(&["train"]),
             Argument::new("seconds", Kind::Positive, "Seconds per measurement, after two warm-up calls")
                 .value("S")
                 .default("1.2"),
@@ -112,6 +127,7 @@ pub(crate) const EXAMPLES: &[(&str, &str)] = &[
     ("qkv bench --train --seconds 5 --threads 2 --against torch --python venv/bin/python", "Training steps"),
     ("qkv bench --train --device cuda --against torch --python venv/bin/python", "Training steps on a GPU"),
     ("qkv bench --ranks 4 --shape 1,8,8,65536,65536,64 --causal", "Divided over four processes, in every way"),
+    ("qkv bench --train --ranks 4", "Training steps over four processes, beside as many that train alone"),
     ("qkv bench --lengths docs/lengths.svg --against torch --python venv/bin/python", "Time and memory against length"),
 ];
 
@@ -155,6 +171,10 @@ pub(crate) struct BenchArgs {
     /// Ranks to start on this machine.
     pub ranks: Option<usize>,
     pub rank_timeout: Duration,
+    /// Of a training step, over all ranks.
+    pub micro_batches: Option<usize>,
+    /// The name of the way that attention is divided in.
+    pub rank_way: Option<String>,
     pub seconds: f64,
     /// The Python that has PyTorch, and the number of rounds.
     pub against: Option<(PathBuf, usize)>,
@@ -176,6 +196,8 @@ impl BenchArgs {
             threads: matches.count("threads"),
             ranks: matches.count(RANKS.name),
             rank_timeout: Duration::from_secs(matches.count(RANK_TIMEOUT.name).unwrap_or(30) as u64),
+            micro_batches: matches.count("micro-batches"),
+            rank_way: matches.word("rank-way").map(str::to_owned),
             seconds: matches.number("seconds").unwrap_or(SECONDS),
             against: matches.word("against").map(|_| {
                 let python = matches.path("python").unwrap_or_else(|| "python3".into());

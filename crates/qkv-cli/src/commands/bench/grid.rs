@@ -136,6 +136,8 @@ mod tests {
             threads: None,
             ranks: None,
             rank_timeout: std::time::Duration::from_secs(30),
+            micro_batches: None,
+            rank_way: None,
             seconds: 1.0,
             against: None,
             format: ReportFormat::Text,

@@ -169,10 +169,7 @@ impl TrainingStep {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(self.threads).build();
         let pool = pool.map_err(|error| Failure::new(format!("cannot start threads: {error}")))?;
         let machine = self.machine()?;
-        let (timing, submitted_ms) = pool.install(|| match self.model.sizes {
-            Sizes::Gpt(sizes) => gpt(self, sizes, &machine),
-            Sizes::Translator { batch } => translator(self, batch, &machine),
-        })?;
+        let (timing, submitted_ms) = pool.install(|| self.time(&machine, self.model.task(self.device, 1)?))?;
         machine.check().map_err(qkv_models::Error::from)?;
         let peak_bytes = match machine.cuda() {
             Some(operations) => Some(operations.memory_use()[1] as u64),
@@ -193,12 +190,11 @@ impl TrainingStep {
     fn time(
         self,
         machine: &Machine,
-        parameters: &mut Parameters<f32>,
-        adam: AdamW,
-        mut loss: impl FnMut(&mut Tape<'_, f32>) -> Result<(), Failure>,
+        StepTask { mut parameters, adam, loss }: StepTask,
     ) -> Result<(Timing, f64), Failure> {
         let pool = Pool::new();
-        let (mut gradients, mut moments) = (Gradients::of(parameters), Moments::of(parameters));
+        let (mut gradients, mut moments) = (Gradients::of(&parameters), Moments::of(&parameters));
+        let parameters = &mut parameters;
         let (mut seed, mut outcome, mut submitted_ms) = (0, Ok(()), f64::INFINITY);
         let timing = Timing::of(self.seconds, || {
             let start = Instant::now();
@@ -221,6 +217,26 @@ impl TrainingStep {
     }
 }
 
+/// What a training step computes.
+pub(crate) struct StepTask {
+    pub parameters: Parameters<f32>,
+    pub adam: AdamW,
+    /// Records the loss of a batch.
+    pub loss: LossOf,
+}
+
+type LossOf = Box<dyn Fn(&mut Tape<'_, f32>) -> Result<(), Failure>>;
+
+impl StepModel {
+    /// The task of a batch, or of one of `parts` micro-batches of it.
+    pub fn task(&self, device: Device, parts: usize) -> Result<StepTask, Failure> {
+        match self.sizes {
+            Sizes::Gpt(sizes) => gpt(device, GptSizes { batch: sizes.batch / parts, ..sizes }),
+            Sizes::Translator { batch } => translator(batch / parts),
+        }
+    }
+}
+
 fn refused(error: impl std::fmt::Display) -> Failure {
     Failure::new(format!("the model is invalid: {error}"))
 }
@@ -230,9 +246,9 @@ fn tokens(vocab: usize, count: usize, step: usize, first: usize) -> Vec<u32> {
     (0..count).map(|at| ((at * step + first) % vocab) as u32).collect()
 }
 
-fn gpt(step: TrainingStep, sizes: GptSizes, machine: &Machine) -> Result<(Timing, f64), Failure> {
+fn gpt(device: Device, sizes: GptSizes) -> Result<StepTask, Failure> {
     let GptSizes { vocab, width, layers, heads, length, batch } = sizes;
-    let on_cuda = step.device == Device::Cuda;
+    let on_cuda = device == Device::Cuda;
     let mut parameters = Parameters::new();
     let mut at = Builder::new(&mut parameters, 1);
     let embedding = Embedding::new(&mut at.at("tok"), vocab, width, PositionKind::Learned, length).unscaled();
@@ -251,7 +267,7 @@ fn gpt(step: TrainingStep, sizes: GptSizes, machine: &Machine) -> Result<(Timing
         true => AdamW { beta2: 0.95, epsilon: 1e-8, decay: 0.1, ..AdamW::default() },
         false => AdamW { beta2: 0.999, epsilon: 1e-8, decay: 0.01, ..AdamW::default() },
     };
-    step.time(machine, &mut parameters, adam, |tape| {
+    let loss = move |tape: &mut Tape<'_, f32>| -> Result<(), Failure> {
         let mut x = embedding.forward(tape, &decoder_input, length, 0); // (B, N, C)
         for block in &blocks {
             x = block.forward(tape, x, None, None, None).map_err(refused)?;
@@ -260,16 +276,17 @@ fn gpt(step: TrainingStep, sizes: GptSizes, machine: &Machine) -> Result<(Timing
         let target = Target { ids: &targets, ignore: None, smoothing: 0.0, scale: 1.0 / targets.len() as f64 };
         tape.cross_entropy(&x, head, None, target);
         Ok(())
-    })
+    };
+    Ok(StepTask { parameters, adam, loss: Box::new(loss) })
 }
 
-fn translator(step: TrainingStep, batch: usize, machine: &Machine) -> Result<(Timing, f64), Failure> {
+fn translator(batch: usize) -> Result<StepTask, Failure> {
     let length = 16;
     let sizes = TransformerConfig { dropout: 0.3, attention_dropout: 0.3, ffn_dropout: 0.3, ..Default::default() };
     // No token of the data is padding: all of them count.
     let specials = SpecialTokens { pad: V as u32, bos: 1, eos: 2 };
     let config = ModelConfig::new(Architecture::Transformer(sizes), V + 1, specials);
-    let (model, mut parameters) = Model::new(&config, 1).map_err(refused)?;
+    let (model, parameters) = Model::new(&config, 1).map_err(refused)?;
     let rows = |step, first| {
         let ids = tokens(V, batch * length, step, first);
         Rows { ids, lengths: vec![length; batch], length }
@@ -281,6 +298,6 @@ fn translator(step: TrainingStep, batch: usize, machine: &Machine) -> Result<(Ti
         packed: Vec::new(),
     };
     let scale = 1.0 / batch.targets.len() as f64;
-    let adam = AdamW::default();
-    step.time(machine, &mut parameters, adam, |tape| model.loss(tape, &batch, 0.1, scale).map(drop).map_err(refused))
+    let loss = move |tape: &mut Tape<'_, f32>| model.loss(tape, &batch, 0.1, scale).map(drop).map_err(refused);
+    Ok(StepTask { parameters, adam: AdamW::default(), loss: Box::new(loss) })
 }

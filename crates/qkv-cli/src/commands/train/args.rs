@@ -35,6 +35,11 @@ pub(crate) const ARGUMENTS: Arguments = &[
                 "Print data, model and what of `model.from` is used, added and left out; train nothing",
             )
             .conflicts(&["resume", "out"]),
+            Argument::new(
+                "sharded",
+                Kind::Switch,
+                "Each rank writes its part of a checkpoint, into a folder that all share; as `parallel.checkpoint=sharded`",
+            ),
             Argument::new("checkpoint", Kind::SEED, "Step of the checkpoint to continue from; the newest by default")
                 .value("STEP")
                 .requires(&["resume"]),
@@ -74,6 +79,10 @@ pub(crate) const EXAMPLES: &[(&str, &str)] = &[
     (
         "qkv train recipes/dates.toml --set train.accumulate=4 --ranks 4",
         "Four processes on this machine, with the weights of one",
+    ),
+    (
+        "qkv train recipes/dates.toml --set train.accumulate=4 --ranks 4 --set parallel.optimizer=sharded --sharded",
+        "The same with the optimizer's state and checkpoints in four parts",
     ),
     ("qkv train recipes/dates.toml --log-format json 2> log.jsonl", "Progress for programs"),
 ];
@@ -121,6 +130,7 @@ pub(crate) struct TrainArgs {
 impl TrainArgs {
     pub fn parse(matches: &Matches<'_>) -> TrainArgs {
         let mut overrides = matches.texts("set");
+        overrides.extend(matches.switch("sharded").then(|| "parallel.checkpoint=sharded".to_owned()));
         overrides.extend(matches.seed("seed").map(|seed| format!("seed={seed}")));
         TrainArgs {
             recipe: matches.required_path("recipe"),

@@ -81,6 +81,21 @@ fn a_run_continues_on_another_number_of_ranks() {
 }
 
 #[test]
+fn a_divided_optimizer_and_checkpoints_in_parts_change_no_byte() {
+    if !has_mpi() {
+        return;
+    }
+    let folder = folder(20);
+    folder.qkv("train tiny.toml --out one --quiet").well();
+    let divided = "train tiny.toml --out run --quiet --set parallel.optimizer=sharded --sharded";
+    folder.qkv(&format!("{divided} --set train.steps=10 --ranks 3")).well();
+    assert!(folder.path().join("run/checkpoints/00000010/moments-00003-of-00003.safetensors").is_file());
+    folder.qkv("train --resume run --quiet --set train.steps=15 --ranks 2").well();
+    folder.qkv("train --resume run --quiet --set train.steps=20 --set parallel.checkpoint=whole").well();
+    assert!(files(&folder, "one", 20)[1..] == files(&folder, "run", 20)[1..], "the end has other bytes");
+}
+
+#[test]
 fn more_ranks_than_micro_batches_are_refused_by_the_first() {
     if !has_mpi() {
         return;
@@ -137,7 +152,13 @@ fn ranks_that_are_killed_or_stopped_end_all_and_nothing_is_lost() {
     if !has_mpi() || !Path::new("/proc/self/cmdline").exists() {
         return;
     }
-    let kills: u64 = std::env::var(KILLS).ok().and_then(|kills| kills.parse().ok()).unwrap_or(2);
+    let kills: u64 = std::env::var(KILLS).ok().and_then(|kills| kills.parse().ok()).unwrap_or(4);
+    // One half with what a run may divide.
+    kill_ranks(kills.div_ceil(2), "");
+    kill_ranks(kills.div_ceil(2), "--set parallel.optimizer=sharded --sharded");
+}
+
+fn kill_ranks(kills: u64, options: &str) {
     let steps = 40 + 20 * kills;
     let folder = folder(steps);
     folder.qkv("train tiny.toml --out one --quiet").well();
@@ -151,8 +172,8 @@ fn ranks_that_are_killed_or_stopped_end_all_and_nothing_is_lost() {
     let (mut killed, mut stopped, mut finished) = (0, 0, 0);
     for kill in 0..kills {
         let size = 2 + draw(3);
-        let mut job =
-            folder.start(&format!("train tiny.toml --out {run} --resume --quiet --rank-timeout 2 --ranks {size}"));
+        let mut job = folder
+            .start(&format!("train tiny.toml --out {run} --resume --quiet --rank-timeout 2 --ranks {size} {options}"));
         let start = Instant::now();
         std::thread::sleep(Duration::from_millis(200 + draw(1500)));
         let mut pids = ranks_of(&run);
@@ -180,7 +201,8 @@ fn ranks_that_are_killed_or_stopped_end_all_and_nothing_is_lost() {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
-    folder.qkv(&format!("train tiny.toml --out {run} --resume --quiet --ranks 3")).well();
+    folder.qkv(&format!("train tiny.toml --out {run} --resume --quiet --ranks 3 {options}")).well();
+    folder.qkv(&format!("train --resume {run} --quiet --set parallel.checkpoint=whole")).well();
     println!("seed {seed}: {killed} ranks killed, {stopped} stopped, {finished} runs were at their end before");
     assert!(files(&folder, "one", steps) == files(&folder, "run", steps), "seed {seed}: the end has other bytes");
 }

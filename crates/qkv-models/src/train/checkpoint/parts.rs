@@ -1,0 +1,124 @@
+//! Checkpoints in parts: each rank writes the pieces of the parameters that it owns, as tensors `NAME@START` of one
+//! axis in `weights-00001-of-00004.safetensors` and its like. The folder gets its name when all parts are there.
+
+use super::{AVERAGE, FIRST, MOMENTS, Progress, SECOND, SavedCheckpoint, WEIGHTS, write_summed};
+use crate::files::tensors::{NamedTensor, Storage, TensorFile, to_bytes};
+use crate::{Error, Result};
+use qkv_ranks::Ranks;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// A piece of a parameter with its part of the state.
+pub(in super::super) struct Piece<'a> {
+    pub name: &'a str,
+    pub range: Range<usize>,
+    pub weights: &'a [f32],
+    pub average: Option<&'a [f32]>,
+    pub first: &'a [f32],
+    pub second: &'a [f32],
+}
+
+/// The name of a part of a file.
+pub(super) fn name(whole: &str, part: usize, parts: usize) -> String {
+    let stem = whole.strip_suffix(".safetensors").unwrap_or(whole);
+    format!("{stem}-{:05}-of-{parts:05}.safetensors", part + 1)
+}
+
+/// Writes a checkpoint together with all ranks: each its own pieces, with their average where there is one, and the
+/// first one everything else. The newest `keep` stay.
+pub(in super::super) fn write(
+    ranks: &Ranks,
+    run: &Path,
+    progress: &Progress,
+    (keep, averaged): (usize, bool),
+    pieces: &[Piece<'_>],
+) -> Result<()> {
+    let write_part = |folder: &Path| -> Result<String> {
+        let lines = own_files(pieces, averaged)?.into_iter().map(|(whole, bytes)| {
+            let written = write_summed(folder, &name(whole, ranks.rank(), ranks.size()), &bytes);
+            written.map_err(|error| error.with_hint("checkpoints in parts need a folder that all ranks share"))
+        });
+        let lines: String = lines.collect::<Result<_>>()?;
+        // When all are here, all parts are there.
+        let all = ranks.all_gather(lines.as_bytes())?;
+        Ok(all.iter().map(|lines| String::from_utf8_lossy(lines)).collect())
+    };
+    if !ranks.is_first() {
+        let folder = String::from_utf8_lossy(&ranks.broadcast(0, Vec::new())?).into_owned();
+        return write_part(&PathBuf::from(folder)).map(drop);
+    }
+    let progress = Progress { parts: ranks.size(), ..progress.clone() };
+    SavedCheckpoint::write_with(run, &progress, keep, |folder| {
+        ranks.broadcast(0, folder.to_string_lossy().into_owned().into_bytes())?;
+        write_part(folder)
+    })
+}
+
+/// The bytes of this rank's files.
+fn own_files(pieces: &[Piece<'_>], averaged: bool) -> Result<Vec<(&'static str, Vec<u8>)>> {
+    let named = |piece: &Piece<'_>, suffix: &str| format!("{}{suffix}@{}", piece.name, piece.range.start);
+    let weights: Vec<_> = pieces.iter().map(|piece| (named(piece, ""), piece.weights)).collect();
+    let mut files = vec![(WEIGHTS, pieces_to_bytes(&weights)?)];
+    if averaged {
+        let averages: Vec<_> =
+            pieces.iter().map(|piece| (named(piece, ""), piece.average.unwrap_or_default())).collect();
+        files.push((AVERAGE, pieces_to_bytes(&averages)?));
+    }
+    let mut moments = Vec::with_capacity(2 * pieces.len());
+    for piece in pieces {
+        moments.extend([(named(piece, FIRST), piece.first), (named(piece, SECOND), piece.second)]);
+    }
+    files.push((MOMENTS, pieces_to_bytes(&moments)?));
+    Ok(files)
+}
+
+fn pieces_to_bytes(pieces: &[(String, &[f32])]) -> Result<Vec<u8>> {
+    let shapes: Vec<[usize; 1]> = pieces.iter().map(|(_, values)| [values.len()]).collect();
+    let named = pieces.iter().zip(&shapes).map(|((name, values), shape)| NamedTensor { name, shape, values });
+    to_bytes(&named.collect::<Vec<_>>(), Storage::F32)
+}
+
+/// The bytes of the whole file, from its parts.
+///
+/// # Errors
+/// Where pieces of a tensor are missing, overlap, or are outside of it.
+pub(super) fn assemble(tensors: &[(String, &[usize])], parts: &[TensorFile]) -> Result<Vec<u8>> {
+    let mut pieces: BTreeMap<&str, Vec<(usize, &TensorFile, &str)>> = BTreeMap::new();
+    for file in parts {
+        for name in file.names() {
+            let place = name.rsplit_once('@').and_then(|(of, start)| Some((of, start.parse::<usize>().ok()?)));
+            let Some((of, start)) = place else {
+                return Err(Error::damaged(file.path(), format!("tensor `{name}` is no piece of another")));
+            };
+            pieces.entry(of).or_default().push((start, file, name));
+        }
+    }
+    let mut whole = Vec::with_capacity(tensors.len());
+    for (name, shape) in tensors {
+        let len: usize = shape.iter().product();
+        let mut values = Vec::new();
+        let mut own = pieces.remove(name.as_str()).unwrap_or_default();
+        own.sort_by_key(|(start, ..)| *start);
+        for (start, file, piece) in &own {
+            if *start != values.len() {
+                return Err(Error::damaged(
+                    file.path(),
+                    format!("piece `{piece}` does not continue the one before it"),
+                ));
+            }
+            values.append(&mut file.read(piece)?);
+        }
+        if values.len() != len {
+            let place = parts.first().map_or(Path::new(""), TensorFile::path);
+            return Err(Error::damaged(
+                place,
+                format!("its parts have {} of {len} elements of `{name}`", values.len()),
+            ));
+        }
+        whole.push((name, *shape, values));
+    }
+    let named: Vec<NamedTensor<'_>> =
+        whole.iter().map(|(name, shape, values)| NamedTensor { name, shape, values }).collect();
+    to_bytes(&named, Storage::F32)
+}
