@@ -77,9 +77,13 @@ _values_gradients_once = torch.autograd.function.once_differentiable(_values_gra
 
 def _plain(every: tuple[Tensor, ...]) -> bool:
     """Whether they are PyTorch's own tensors, and all on the CPU, where it exchanges them, or all on GPUs."""
-    cuda = every[0].is_cuda
+    if every[0].is_cpu:
+        for t in every:
+            if type(t) not in _PLAIN_TYPES or not t.is_cpu:
+                return False
+        return EXCHANGES
     for t in every:
-        if type(t) not in _PLAIN_TYPES or t.is_cuda != cuda or not (cuda or t.is_cpu and EXCHANGES):
+        if type(t) not in _PLAIN_TYPES or not t.is_cuda:
             return False
     return True
 
