@@ -59,9 +59,9 @@ class _Step:
         model, config, settings, batch, tokens = _MODELS[name]
         torch.manual_seed(0)
         made = getattr(transformers, config)(**settings)
-        self.model = getattr(transformers, model)._from_config(
-            made, attn_implementation=implementation, dtype=torch.bfloat16
-        )
+        with torch.device(device):
+            build = getattr(transformers, model)._from_config
+            self.model = build(made, attn_implementation=implementation, dtype=torch.bfloat16)
         self.model.to(device).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=device == "cuda")
         ids = torch.randint(3, 1000, (batch, tokens), generator=torch.Generator().manual_seed(1)).to(device)
