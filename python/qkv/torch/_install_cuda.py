@@ -29,7 +29,7 @@ _own: dict[str, Any] = {}
 
 
 def operators() -> dict[str, Callable[..., Any]]:
-    """The operators by name. They need `torch.library.get_kernel`, which PyTorch has since 2.9."""
+    """The operators by name. They need `torch.library.get_kernel`, which older releases of PyTorch have not."""
     find = getattr(torch.library, "get_kernel", None)
     if find is None:
         return {}
