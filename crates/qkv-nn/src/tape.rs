@@ -98,6 +98,8 @@ pub struct Tape<'a, T: Float> {
     penalty: PendingPenalty,
     /// The factor of penalties: what this tape is of a step.
     share: f64,
+    /// Where guides lead queries, `[B, N]`: the diagonal where there are none.
+    places: Option<Vec<f32>>,
     noise: bool,
     /// Whether layers are computed again in the backward pass.
     recompute: bool,
@@ -146,6 +148,7 @@ impl<'a, T: Float> Tape<'a, T> {
             streams: 0,
             penalty: PendingPenalty::default(),
             share: 1.0,
+            places: None,
             noise: false,
             recompute: false,
             suspended: false,
@@ -241,6 +244,17 @@ impl<'a, T: Float> Tape<'a, T> {
     /// their gradients.
     pub fn share(self, share: f64) -> Self {
         Tape { share, ..self }
+    }
+
+    /// Leads [guided](Tape::guide) attention along these places from here on, instead of the diagonal: of every query of
+    /// every sequence, `[B, N]`, as a fraction of its keys.
+    pub fn lead(&mut self, places: Vec<f32>) {
+        self.places = Some(places);
+    }
+
+    /// Where guides lead queries, if not along the diagonal.
+    pub(crate) fn places(&self) -> Option<&[f32]> {
+        self.places.as_deref()
     }
 
     /// What penalties on attention are multiplied by.

@@ -31,12 +31,13 @@ extern "C" __global__ void distance(const T* x, const float* there, const u32* c
 }
 
 // y [B, N, H, width]: factor · cos(frequency · place − phase), with the middle of each token as a fraction of its
-// sequence for its place; zeros behind the end. waves: [3, width], frequencies, phases and factors.
-extern "C" __global__ void place_waves(T* y, const u32* lengths, const float* waves, u32 rows, u32 length, u32 heads,
-                                       int width) {
+// sequence for its place, or that of places [B, N] where they are not null; zeros behind the end. waves: [3, width],
+// frequencies, phases and factors.
+extern "C" __global__ void place_waves(T* y, const u32* lengths, const float* places, const float* waves, u32 rows,
+                                       u32 length, u32 heads, int width) {
     FOR_EIGHTS(rows, width) {
         u32 token = row / heads % length, count = lengths[row / heads / length];
-        float place = (token + 0.5f) / (count > 0 ? count : 1);
+        float place = places ? places[row / heads] : (token + 0.5f) / (count > 0 ? count : 1);
         float v[EIGHT] = {};
 #pragma unroll
         for (int at = 0; at < EIGHT; at++) {

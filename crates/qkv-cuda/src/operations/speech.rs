@@ -35,21 +35,29 @@ impl Operations {
     }
 
     /// Waves over the places of tokens, `y [B, N, heads, width]`: `factor · cos(frequency · place − phase)`, where the
-    /// place of a token is its middle as a fraction of its sequence; zeros behind the end. `waves` is f32,
-    /// `[3, width]`: frequencies, phases, factors.
+    /// place of a token is its middle as a fraction of its sequence, or that of `places` (f32, `[B, N]`); zeros behind
+    /// the end. `waves` is f32, `[3, width]`: frequencies, phases, factors.
     ///
     /// # Panics
     /// Where an array is too short.
-    pub fn place_waves(&self, y: &Array, lengths: &Array, waves: &Array, [length, heads, width]: [usize; 3]) {
+    pub fn place_waves(
+        &self,
+        y: &Array,
+        lengths: &Array,
+        places: Option<&Array>,
+        waves: &Array,
+        [length, heads, width]: [usize; 3],
+    ) {
         let rows = lengths.len() * length * heads;
         let pointers = [
             y.expect(self.activation_kind(), rows * width),
             lengths.expect(Kind::U32, lengths.len()),
+            places.map_or(0, |places| places.expect(Kind::F32, lengths.len() * length)),
             waves.expect(Kind::F32, 3 * width),
         ];
         let numbers = [rows, length, heads, width].map(count);
         let grid = [self.blocks_of_eights(rows, width), 1];
-        // SAFETY: `place_waves(T*, const u32*, const float*, u32, u32, u32, int)`.
+        // SAFETY: `place_waves(T*, const u32*, const float*, const float*, u32, u32, u32, int)`.
         unsafe { self.launch("place_waves", grid, &[&pointers.map(Ptr)[..], &numbers].concat()) };
     }
 

@@ -220,17 +220,22 @@ impl Vocoder {
 /// A recording without the silence before and behind what is said, at the loudness of all others; empty where it is
 /// silent throughout.
 pub(crate) fn trimmed(samples: &[f32]) -> Vec<f32> {
+    let there = &samples[spoken_range(samples)];
+    let mean = there.iter().map(|&x| f64::from(x * x)).sum::<f64>() / there.len().max(1) as f64;
+    let factor = (LEVEL / mean.sqrt().max(1e-12)) as f32;
+    there.iter().map(|x| x * factor).collect()
+}
+
+/// The samples between the silence before and behind what is said.
+pub(crate) fn spoken_range(samples: &[f32]) -> std::ops::Range<usize> {
     let loud: Vec<f32> =
         samples.chunks(HOP).map(|part| part.iter().map(|x| x * x).sum::<f32>() / part.len() as f32).collect();
     let limit = loud.iter().copied().fold(0.0, f32::max) * SILENCE * SILENCE;
     let (Some(first), Some(last)) = (loud.iter().position(|&x| x > limit), loud.iter().rposition(|&x| x > limit))
     else {
-        return Vec::new();
+        return 0..0;
     };
-    let there = &samples[(first * HOP).saturating_sub(MARGIN)..samples.len().min((last + 1) * HOP + MARGIN)];
-    let mean = there.iter().map(|&x| f64::from(x * x)).sum::<f64>() / there.len() as f64;
-    let factor = (LEVEL / mean.sqrt().max(1e-12)) as f32;
-    there.iter().map(|x| x * factor).collect()
+    (first * HOP).saturating_sub(MARGIN)..samples.len().min((last + 1) * HOP + MARGIN)
 }
 
 #[cfg(test)]

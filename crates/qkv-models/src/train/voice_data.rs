@@ -1,7 +1,7 @@
 //! The data of voices: recordings with what is said in them, from lists of `recording ⇥ text` or sung by the program
 //! itself, as spectrograms.
 
-use crate::audio::vocoder::trimmed;
+use crate::audio::vocoder::{HOP, spoken_range, trimmed};
 use crate::audio::{Recording, SAMPLE_RATE, Vocoder};
 use crate::files::packed;
 use crate::recipe::Data;
@@ -26,8 +26,8 @@ pub(super) struct VoiceData {
     frames: usize,
 }
 
-/// A text, and the spectrogram of its recording.
-type Said = (String, Vec<f32>);
+/// A text, the spectrogram of its recording, and the letter of each frame as a fraction of the text, where it is known.
+type Said = (String, Vec<f32>, Vec<f32>);
 
 impl VoiceData {
     /// Whether a recipe's data is of this kind.
@@ -48,19 +48,22 @@ impl VoiceData {
             Data::Tones { tones, dev_tones } => {
                 let (train, dev) = tasks::tones(recipe.seed ^ SOUNDS, *tones, *dev_tones);
                 let said = |sung: &tasks::SungText| -> Said {
-                    (sung.text.clone(), vocoder.spectrogram(&trimmed(&sung.samples)))
+                    (sung.text.clone(), vocoder.spectrogram(&trimmed(&sung.samples)), Vec::new())
                 };
                 (train.iter().map(said).collect(), dev.iter().map(said).collect())
             }
             _ => return Err(Error::invalid("the recipe names no recordings")),
         };
-        let tokenizer = tokenizer(train.iter().map(|(text, _)| text.as_str()).collect())?;
+        let tokenizer = tokenizer(train.iter().map(|(text, ..)| text.as_str()).collect())?;
         let eos = tokenizer.eos();
         let spoken = |said: Vec<Said>| -> Vec<SpokenText> {
-            let one = |(text, frames): Said| {
+            let one = |(text, frames, mut places): Said| {
                 let mut letters = tokenizer.encode(&text);
+                // The end token is one more letter.
+                let share = letters.len() as f32 / (letters.len() + 1) as f32;
+                places.iter_mut().for_each(|place| *place *= share);
                 letters.push(eos);
-                SpokenText { letters, count: frames.len() / config.bands, frames }
+                SpokenText { letters, count: frames.len() / config.bands, frames, places }
             };
             said.into_iter().map(one).collect()
         };
@@ -123,13 +126,44 @@ fn listed(path: &Path, vocoder: &Vocoder) -> Result<Vec<Said>> {
     Ok(found)
 }
 
-/// The text of a line of a list, and the spectrogram of its recording.
+/// The letter of each frame, as a fraction of so many letters: between the times at which a letter begins and the next
+/// does. `start` is the sample of the first frame.
+fn places(begins: &[f64], end: f64, start: usize, frames: usize) -> Vec<f32> {
+    let letter = |frame: usize| {
+        let time = (start + frame * HOP) as f64 / SAMPLE_RATE as f64;
+        let at = begins.partition_point(|&begin| begin <= time);
+        let Some(at) = at.checked_sub(1) else { return 0.0 };
+        let next = begins.get(at + 1).copied().unwrap_or(end);
+        let within = if next > begins[at] { (time - begins[at]) / (next - begins[at]) } else { 0.5 };
+        (((at as f64) + within.min(1.0)) / begins.len() as f64) as f32
+    };
+    (0..frames).map(letter).collect()
+}
+
+/// The third column of a list: the seconds at which each letter begins.
+fn begins(column: &str, letters: usize) -> std::result::Result<Vec<f64>, String> {
+    let found: Vec<f64> = column
+        .split_whitespace()
+        .map(|time| time.parse().ok().filter(|time: &f64| time.is_finite()))
+        .collect::<Option<_>>()
+        .ok_or_else(|| format!("`{column}` is not a list of seconds"))?;
+    if found.len() != letters {
+        return Err(format!("{} times for {letters} letters", found.len()));
+    }
+    if !found.is_sorted() {
+        return Err("the times of the letters go back".into());
+    }
+    Ok(found)
+}
+
+/// The text of a line of a list, the spectrogram of its recording and the places of its letters.
 fn recorded(path: &Path, number: usize, line: &str, vocoder: &Vocoder) -> Result<Said> {
     let wrong = |what: String| Error::line(path, number, what);
     let Some((name, said)) = line.split_once('\t') else {
         return Err(wrong("the line has 1 column, expected 2".into())
             .with_hint("each line is a recording, a tab, and what is said in it"));
     };
+    let (said, times) = said.split_once('\t').map_or((said, None), |(said, times)| (said, Some(times)));
     let said = spelled(said);
     if said.is_empty() {
         return Err(wrong(format!("nothing is said in `{}`", name.trim())));
@@ -144,11 +178,20 @@ fn recorded(path: &Path, number: usize, line: &str, vocoder: &Vocoder) -> Result
                 .with_hint("cut recordings into sentences"));
         }
     }
+    let (range, seconds) = (spoken_range(&samples), samples.len() as f64 / SAMPLE_RATE as f64);
     let samples = trimmed(&samples);
     if samples.is_empty() {
         return Err(wrong(format!("`{}` is silent", name.trim())));
     }
-    Ok((said, vocoder.spectrogram(&samples)))
+    let frames = vocoder.spectrogram(&samples);
+    let places = match times {
+        Some(times) => {
+            let begins = begins(times, said.chars().count()).map_err(wrong)?;
+            places(&begins, seconds, range.start, frames.len() / vocoder.bands())
+        }
+        None => Vec::new(),
+    };
+    Ok((said, frames, places))
 }
 
 #[cfg(test)]
@@ -177,5 +220,26 @@ mod tests {
         assert!(said("text.wav\tx\n").contains("neither WAV, FLAC, MP3 nor Ogg"));
         assert!(said("quiet.wav\tx\n").contains("`quiet.wav` is silent"));
         assert!(said("\n").contains("the list is empty"));
+        assert!(said("a.wav\tab\t0.1 x\n").contains(":1: `0.1 x` is not a list of seconds"));
+        assert!(said("a.wav\tab\t0.1\n").contains(":1: 1 times for 2 letters"));
+        assert!(said("a.wav\tab\t0.2 0.1\n").contains(":1: the times of the letters go back"));
+    }
+
+    #[test]
+    fn frames_lie_at_the_letters_of_their_times() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut sound = vec![0.0; 16_000];
+        sound.extend((0..8000).map(|at| 0.3 * (at as f32 * 0.3).sin()));
+        std::fs::write(folder.path().join("a.wav"), wav::to_bytes(&sound, 16_000)).unwrap();
+        let (path, vocoder) = (folder.path().join("list.tsv"), Vocoder::new(80));
+        // The first letter sounds for 0.1 s of the half second behind the silence, the second for the rest.
+        std::fs::write(&path, "a.wav\tAb\t1.0 1.1\n").unwrap();
+        let (_, frames, places) = &listed(&path, &vocoder).unwrap()[0];
+        assert_eq!(places.len(), frames.len() / 80);
+        let begin = places.iter().position(|&place| place > 0.0).unwrap();
+        assert!((3..=5).contains(&begin), "the margin before the sound has 50 ms: {begin}");
+        let half = places.iter().position(|&place| place >= 0.5).unwrap();
+        assert!((7..=8).contains(&(half - begin)), "{begin} and {half}");
+        assert!(places.is_sorted() && *places.last().unwrap() <= 1.0 && *places.last().unwrap() > 0.9);
     }
 }

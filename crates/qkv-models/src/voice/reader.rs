@@ -38,6 +38,8 @@ pub(crate) struct SpokenText {
     pub frames: Vec<f32>,
     /// Number of frames.
     pub count: usize,
+    /// The letter of each frame, as a fraction of the letters; empty where it is not known.
+    pub places: Vec<f32>,
 }
 
 /// What a pass over recordings computes.
@@ -178,25 +180,51 @@ impl Speaker {
         frames.div_ceil(self.config.reduction)
     }
 
+    /// What the decoder hears of recordings before each of their steps, `[B, N, C]`.
+    pub(super) fn hear_recording(&self, tape: &mut Tape<'_, f32>, spoken: &[&SpokenText]) -> Var<f32> {
+        let VoiceConfig { bands, reduction, .. } = self.config;
+        let most = spoken.iter().map(|one| self.steps(one.count)).max().unwrap_or(1).max(1);
+        let frames: Vec<&[f32]> = spoken.iter().map(|one| &one.frames[..]).collect();
+        let last = tape.constant(last_frames(&frames, bands, reduction, most));
+        self.network.hear(tape, &last)
+    }
+
     /// A parallel pass over recordings.
     pub(super) fn hear(&self, tape: &mut Tape<'_, f32>, spoken: &[&SpokenText]) -> Result<Heard> {
-        let VoiceConfig { bands, reduction, .. } = self.config;
         let rows: Vec<Vec<u32>> = spoken.iter().map(|one| one.letters.clone()).collect();
         let rows = Rows::new(&rows, self.tokenizer.pad());
         let steps: Vec<usize> = spoken.iter().map(|one| self.steps(one.count)).collect();
-        let most = steps.iter().copied().max().unwrap_or(1).max(1);
-        let frames: Vec<&[f32]> = spoken.iter().map(|one| &one.frames[..]).collect();
         let memory = self.network.encode(tape, &rows)?;
-        let last = tape.constant(last_frames(&frames, bands, reduction, most));
-        let heard = self.network.hear(tape, &last);
+        let heard = self.hear_recording(tape, spoken);
+        let most = heard.shape()[1];
         let ragged = steps.iter().any(|&steps| steps != most).then_some(&steps[..]);
         let hidden = self.network.decode(tape, &heard, ragged, &memory, rows.ragged())?;
         Ok(Heard { hidden, steps })
     }
 
+    /// Leads attention along the letters' times, where they are known.
+    fn lead(&self, tape: &mut Tape<'_, f32>, spoken: &[&SpokenText]) {
+        if spoken.iter().all(|one| one.places.is_empty()) {
+            return;
+        }
+        let reduction = self.config.reduction;
+        let steps: Vec<usize> = spoken.iter().map(|one| self.steps(one.count)).collect();
+        let most = steps.iter().copied().max().unwrap_or(1).max(1);
+        let mut places = vec![0.0; spoken.len() * most];
+        for ((one, row), &steps) in spoken.iter().zip(places.chunks_exact_mut(most)).zip(&steps) {
+            for (step, place) in row[..steps].iter_mut().enumerate() {
+                let frame = (step * reduction + reduction / 2).min(one.count.saturating_sub(1));
+                let diagonal = (step as f32 + 0.5) / steps as f32;
+                *place = one.places.get(frame).copied().unwrap_or(diagonal);
+            }
+        }
+        tape.lead(places);
+    }
+
     /// The loss of recordings; the gradient of each frame is multiplied by `scale`.
     pub(crate) fn loss(&self, tape: &mut Tape<'_, f32>, spoken: &[&SpokenText], scale: f64) -> Result<PendingLoss> {
         let VoiceConfig { bands, reduction, stop_weight, .. } = self.config;
+        self.lead(tape, spoken);
         let Heard { hidden, steps } = self.hear(tape, spoken)?;
         let most = hidden.shape()[1];
         let length = most * reduction;

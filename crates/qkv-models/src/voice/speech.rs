@@ -4,6 +4,7 @@
 use super::reader::{SpokenText, spelled};
 use super::{Speaker, VoiceConfig};
 use crate::audio::Vocoder;
+use crate::audio::vocoder::trimmed;
 use crate::batch::Rows;
 use crate::model::{AttentionSite, Group};
 use crate::observed_attention::{ObservedAttention, observed};
@@ -104,7 +105,7 @@ impl Speaker {
     /// Where the text is empty or too long or has letters that the voice has not learned, or the model computes NaN.
     pub fn speak(&self, text: &str, options: &SpeakOptions, machine: &Machine) -> Result<Speech> {
         let letters = self.letters(text)?;
-        let VoiceConfig { bands, reduction, max_steps, .. } = self.config;
+        let VoiceConfig { bands, max_steps, .. } = self.config;
         let (pool, rows) = (Pool::new(), Rows::new(std::slice::from_ref(&letters), self.tokenizer.pad()));
         let (mut frames, mut heard, mut ended) = (Vec::new(), Vec::new(), false);
         rayon::scope(|_| -> Result<()> {
@@ -135,10 +136,58 @@ impl Speaker {
             frames = self.network.refine(&mut tape, &written, None).value().data().to_vec();
             finite::check(&frames, &self.parameters)
         })?;
+        self.said(&letters, frames, heard, ended, options, machine)
+    }
+
+    /// What the voice says of a text while it hears a recording of it instead of itself: what its mistakes are
+    /// measured by that do not come from hearing its own. The recording is mono samples of 16 kHz.
+    ///
+    /// # Errors
+    /// As [`speak`](Speaker::speak); where the recording is silent or longer than the voice speaks.
+    pub fn speak_along(
+        &self,
+        text: &str,
+        samples: &[f32],
+        options: &SpeakOptions,
+        machine: &Machine,
+    ) -> Result<Speech> {
+        let VoiceConfig { bands, max_steps, .. } = self.config;
+        let (letters, pool) = (self.letters(text)?, Pool::new());
+        let frames = Vocoder::new(bands).spectrogram(&trimmed(samples));
+        let count = frames.len() / bands;
+        if !(1..=max_steps).contains(&self.steps(count)) {
+            let what = format!("the recording has {} steps, the voice says 1 to {max_steps}", self.steps(count));
+            return Err(Error::invalid(what));
+        }
+        let spoken = SpokenText { letters, frames, count, places: Vec::new() };
+        let mut tape = Tape::inference(&self.parameters, &pool, machine);
+        let mut noisy = Tape::inference(&self.parameters, &pool, machine).with_noise(options.seed);
+        let heard = self.hear_recording(&mut noisy, &[&spoken]);
+        let rows = Rows::new(std::slice::from_ref(&spoken.letters), self.tokenizer.pad());
+        let memory = self.network.encode(&mut tape, &rows)?;
+        let hidden = self.network.decode(&mut tape, &heard, None, &memory, None)?;
+        let written = self.network.frames(&mut tape, &hidden);
+        let frames = self.network.refine(&mut tape, &written, None).value().data()[..count * bands].to_vec();
+        finite::check(&frames, &self.parameters)?;
+        self.said(&spoken.letters, frames, heard.value().data().to_vec(), true, options, machine)
+    }
+
+    /// The sound of frames, and the attention to letters after what the decoder heard.
+    fn said(
+        &self,
+        letters: &[u32],
+        frames: Vec<f32>,
+        heard: Vec<f32>,
+        ended: bool,
+        options: &SpeakOptions,
+        machine: &Machine,
+    ) -> Result<Speech> {
+        let VoiceConfig { bands, reduction, .. } = self.config;
+        let rows = Rows::new(&[letters.to_vec()], self.tokenizer.pad());
         let attentions = self.attentions(&rows, heard, machine)?;
         let alignment = attentions.last().map_or(Ok(Vec::new()), ObservedAttention::mean_over_heads)?;
         let samples = Vocoder::new(bands).samples(&frames, options.iterations, options.seed);
-        let letters = self.tokenizer.pieces(&letters).into_iter().map(|piece| piece.text).collect();
+        let letters = self.tokenizer.pieces(letters).into_iter().map(|piece| piece.text).collect();
         let step = (reduction * crate::audio::vocoder::HOP) as f64 / crate::audio::SAMPLE_RATE as f64;
         Ok(Speech { samples, frames, letters, step, alignment, attentions, ended })
     }

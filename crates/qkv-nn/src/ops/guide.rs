@@ -82,7 +82,8 @@ fn waves(terms: &[Term], width: usize, factor: impl Fn(&Term) -> f64) -> Vec<f32
 impl<T: Float> Tape<'_, T> {
     /// Adds the guide's weight times its mean penalty over the rows of weights from `q [B, N, Hq·D]` to
     /// `k [B, M, Hk·D]` to the [penalty](Tape::penalty), and its gradient to those of `q` and `k`. Padding does not
-    /// count. Does nothing outside of training.
+    /// count. Does nothing outside of training. Where the tape [leads](Tape::lead), the distance is not from the
+    /// diagonal but from the places of the queries.
     ///
     /// # Errors
     /// As [`attend`](Tape::attend).
@@ -98,11 +99,15 @@ impl<T: Float> Tape<'_, T> {
         let options = AttendOptions { attention: &attention, label: "", entropy: 0.0, ..*options };
         let length = |lengths: Option<&[usize]>, b: usize, all: usize| lengths.map_or(all, |lengths| lengths[b]);
         let rows: usize = (0..batch).map(|b| heads.query * length(options.query_lengths, b, queries)).sum();
+        let led = self.places().map(<[f32]>::to_vec);
+        if let Some(led) = &led {
+            assert_eq!(led.len(), batch * queries, "a place for every query");
+        }
         let scale = self.penalty_factor() * guide.weight / rows.max(1) as f64;
         let (constant, terms) = guide.series();
         if let Some(operations) = self.machine.cuda() {
             self.add_penalty(scale * (1.0 - constant) * rows as f64);
-            return self.guide_on_cuda(operations, [q, k], &terms, scale, &options);
+            return self.guide_on_cuda(operations, [q, k], led, &terms, scale, &options);
         }
         let mut gaussian = constant * rows as f64;
         // The values are as wide as the keys, which every engine takes.
@@ -123,7 +128,7 @@ impl<T: Float> Tape<'_, T> {
                 if query >= count {
                     continue;
                 }
-                let place = place(query, count);
+                let place = led.as_ref().map_or(place(query, count), |led| f64::from(led[b * queries + query]));
                 for ((gradient, found), term) in gradient.iter_mut().zip(found).zip(terms) {
                     let factor = term.factor * term.at(place);
                     gaussian += factor * found.to_f64();
@@ -141,6 +146,7 @@ impl<T: Float> Tape<'_, T> {
         &mut self,
         operations: &Operations,
         [q, k]: [&Var<T>; 2],
+        led: Option<Vec<f32>>,
         terms: &[Term],
         scale: f64,
         options: &AttendOptions<'_>,
@@ -154,10 +160,12 @@ impl<T: Float> Tape<'_, T> {
         let (query_lengths, key_lengths) =
             (lengths(options.query_lengths, queries), lengths(options.key_lengths, keys));
         let totals = self.penalty_totals(operations);
+        let led = led.map(|led| operations.upload(Kind::F32, &led, "places"));
         for terms in terms.chunks(width) {
             let values = Tensor::activations(operations, &[batch, keys, heads.key * width]);
             let of_keys = operations.constant(&waves(terms, width, |_| 1.0));
-            operations.place_waves(&values.array(operations), &key_lengths, &of_keys, [keys, heads.key, width]);
+            let sizes = [keys, heads.key, width];
+            operations.place_waves(&values.array(operations), &key_lengths, None, &of_keys, sizes);
             let values = self.constant(values);
             let out = self.attend(q, k, &values, None, options)?; // (B, N, Hq·D)
             let gradient = Tensor::activations(operations, out.shape());
@@ -165,7 +173,8 @@ impl<T: Float> Tape<'_, T> {
             let of_queries = waves(terms, width, |term| -scale * term.factor);
             let of_queries = operations.upload(Kind::F32, &of_queries, "waves");
             let array = gradient.array(operations);
-            operations.place_waves(&array, &query_lengths, &of_queries, [queries, heads.query, width]);
+            let sizes = [queries, heads.query, width];
+            operations.place_waves(&array, &query_lengths, led.as_ref(), &of_queries, sizes);
             let size = [batch * queries, heads.query * width];
             operations.add_product([&array, &out.value.array(operations)], size, &totals);
             self.seed(&out, gradient);

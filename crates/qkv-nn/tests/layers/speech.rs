@@ -13,7 +13,9 @@ fn guidance_is_the_mean_penalty_of_all_weights_by_its_definition() {
     let (key_lengths, query_lengths) = ([5, 3], [7, 4]);
     let (q, k) = (numbers(&[2, 7, 8], 1), numbers(&[2, 5, 8], 2));
     let attention = Attention::scaled_dot();
-    for width in [0.05, 0.2, 0.4, 1.5] {
+    // Along the diagonal, and along places that stay and leap.
+    let led: Vec<f32> = (0..14).map(|at| [0.1, 0.1, 0.15, 0.7, 0.72, 0.9, 1.0][at * 3 % 7]).collect();
+    for (width, led) in [0.05, 0.2, 0.4, 1.5].into_iter().flat_map(|width| [(width, None), (width, Some(&led))]) {
         let guide = Guide { weight: 3.0, width };
         let (p, pool, machine) = (parameters(&[]), Pool::new(), Machine::new(2));
         let mut gradients = Gradients::of(&p);
@@ -25,6 +27,7 @@ fn guidance_is_the_mean_penalty_of_all_weights_by_its_definition() {
             query_lengths: Some(&query_lengths),
             ..AttendOptions::new(&attention)
         };
+        led.into_iter().for_each(|led| tape.lead(led.clone()));
         tape.guide(&q, &k, guide, &options).unwrap();
         let (mut total, mut rows) = (0.0, 0);
         for (b, (&m, &n)) in key_lengths.iter().zip(&query_lengths).enumerate() {
@@ -36,7 +39,8 @@ fn guidance_is_the_mean_penalty_of_all_weights_by_its_definition() {
                 let score = |j: usize| query.iter().zip(row(k.value(), 5, j)).map(|(a, b)| a * b).sum::<f64>() / 2.0;
                 let weights: Vec<f64> = (0..m).map(|j| score(j).exp()).collect();
                 let place = |at: usize, length: usize| (at as f64 + 0.5) / length as f64;
-                let penalties = (0..m).map(|j| weights[j] * guide.penalty(place(i, n), place(j, m)));
+                let there = led.map_or(place(i, n), |led| f64::from(led[b * 7 + i]));
+                let penalties = (0..m).map(|j| weights[j] * guide.penalty(there, place(j, m)));
                 total += penalties.sum::<f64>() / weights.iter().sum::<f64>();
                 rows += 1;
             }
@@ -50,16 +54,23 @@ fn guidance_is_the_mean_penalty_of_all_weights_by_its_definition() {
 #[test]
 fn the_gradient_of_guidance_reaches_queries_and_keys() {
     let attention = Attention::scaled_dot();
-    check("guide", &parameters(&[]), &[numbers(&[2, 4, 32], 1), numbers(&[2, 3, 32], 2)], &|tape, x| {
-        let options = AttendOptions {
-            heads: HEADS,
-            key_lengths: Some(&[3, 2]),
-            query_lengths: Some(&[4, 3]),
-            ..AttendOptions::new(&attention)
-        };
-        tape.guide(&x[0], &x[1], Guide { weight: 2.0, width: 0.2 }, &options).unwrap();
-        (None, 0.0)
-    });
+    let places = [None, Some([0.1, 0.15, 0.8, 0.9, 0.0, 0.5, 0.6, 0.0])];
+    for (name, places) in ["guide", "guide that leads"].into_iter().zip(places) {
+        let inputs = [numbers(&[2, 4, 32], 1), numbers(&[2, 3, 32], 2)];
+        check(name, &parameters(&[]), &inputs, &|tape, x| {
+            if let Some(places) = places {
+                tape.lead(places.to_vec());
+            }
+            let options = AttendOptions {
+                heads: HEADS,
+                key_lengths: Some(&[3, 2]),
+                query_lengths: Some(&[4, 3]),
+                ..AttendOptions::new(&attention)
+            };
+            tape.guide(&x[0], &x[1], Guide { weight: 2.0, width: 0.2 }, &options).unwrap();
+            (None, 0.0)
+        });
+    }
 }
 
 #[test]
