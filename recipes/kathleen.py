@@ -2,6 +2,7 @@
 
     pip install numpy soundfile phonemizer-fork espeakng-loader
     python recipes/kathleen.py dataset-voice-kathleen data/kathleen [ASIDE]
+    python recipes/letter_times.py data/kathleen
     qkv train recipes/kathleen.toml --device cuda
 
 `dataset-voice-kathleen` is a checkout of that repository, with pairs `data/NAME.wav` and `data/NAME.txt`. Recordings
