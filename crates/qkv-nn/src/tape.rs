@@ -246,8 +246,8 @@ impl<'a, T: Float> Tape<'a, T> {
         Tape { share, ..self }
     }
 
-    /// Leads [guided](Tape::guide) attention along these places from here on, instead of the diagonal: of every query of
-    /// every sequence, `[B, N]`, as a fraction of its keys.
+    /// Leads [guided](Tape::guide) attention along these places from here on, instead of the diagonal: of every query
+    /// of every sequence, `[B, N]`, as a fraction of its keys.
     pub fn lead(&mut self, places: Vec<f32>) {
         self.places = Some(places);
     }
