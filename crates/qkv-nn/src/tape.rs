@@ -99,7 +99,7 @@ pub struct Tape<'a, T: Float> {
     /// The factor of penalties: what this tape is of a step.
     share: f64,
     /// Where guides lead queries, `[B, N]`: the diagonal where there are none.
-    places: Option<Vec<f32>>,
+    led_places: Option<Vec<f32>>,
     noise: bool,
     /// Whether layers are computed again in the backward pass.
     recompute: bool,
@@ -148,7 +148,7 @@ impl<'a, T: Float> Tape<'a, T> {
             streams: 0,
             penalty: PendingPenalty::default(),
             share: 1.0,
-            places: None,
+            led_places: None,
             noise: false,
             recompute: false,
             suspended: false,
@@ -249,12 +249,12 @@ impl<'a, T: Float> Tape<'a, T> {
     /// Leads [guided](Tape::guide) attention along these places from here on, instead of the diagonal: of every query
     /// of every sequence, `[B, N]`, as a fraction of its keys.
     pub fn lead(&mut self, places: Vec<f32>) {
-        self.places = Some(places);
+        self.led_places = Some(places);
     }
 
     /// Where guides lead queries, if not along the diagonal.
-    pub(crate) fn places(&self) -> Option<&[f32]> {
-        self.places.as_deref()
+    pub(crate) fn led_places(&self) -> Option<&[f32]> {
+        self.led_places.as_deref()
     }
 
     /// What penalties on attention are multiplied by.

@@ -99,7 +99,7 @@ impl<T: Float> Tape<'_, T> {
         let options = AttendOptions { attention: &attention, label: "", entropy: 0.0, ..*options };
         let length = |lengths: Option<&[usize]>, b: usize, all: usize| lengths.map_or(all, |lengths| lengths[b]);
         let rows: usize = (0..batch).map(|b| heads.query * length(options.query_lengths, b, queries)).sum();
-        let led = self.places().map(<[f32]>::to_vec);
+        let led = self.led_places().map(<[f32]>::to_vec);
         if let Some(led) = &led {
             assert_eq!(led.len(), batch * queries, "a place for every query");
         }
