@@ -40,22 +40,11 @@ pub fn for_each_task<W>(
         1 => work(),
         workers if crate::team::run_within(workers, |_| work()) => {}
         workers => rayon::in_place_scope(|scope| {
-            start(scope, workers - 1, &work);
+            for _ in 1..workers {
+                scope.spawn(|_| work());
+            }
             work();
         }),
-    }
-}
-
-/// Starts workers. Waking a thread takes microseconds, so each wakes half of those that are left.
-fn start<'s>(scope: &rayon::Scope<'s>, workers: usize, work: &'s (impl Fn() + Sync)) {
-    let mut left = workers;
-    while left > 0 {
-        let half = left.div_ceil(2);
-        left -= half;
-        scope.spawn(move |scope| {
-            start(scope, half - 1, work);
-            work();
-        });
     }
 }
 
